@@ -1,0 +1,48 @@
+# How every target of ours is compiled: warnings as errors, sanitizers, ccache, mold, precompiled headers.
+
+add_library(hyperion_options INTERFACE)
+target_compile_options(hyperion_options INTERFACE -Wall -Wextra -Wpedantic -Werror -Wno-unused-parameter -fno-math-errno)
+target_include_directories(hyperion_options INTERFACE ${CMAKE_SOURCE_DIR})
+if(HYPERION_SANITIZE)
+  target_compile_options(hyperion_options INTERFACE -fsanitize=${HYPERION_SANITIZE} -fno-omit-frame-pointer -g)
+  target_link_options(hyperion_options INTERFACE -fsanitize=${HYPERION_SANITIZE})
+endif()
+
+find_program(HYPERION_CCACHE ccache)
+if(HYPERION_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  # pch_defines,time_macros: what ccache asks for before it caches files that use a precompiled header
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${HYPERION_CCACHE})
+endif()
+find_program(HYPERION_MOLD mold)
+if(HYPERION_MOLD)
+  add_link_options(-fuse-ld=mold)
+endif()
+
+# hyperion_library(NAME [TORCH] SOURCES file... [LINK lib...]): a static library of one room.
+# TORCH: it includes libtorch headers, and gets the shared precompiled header of torch/types.h.
+function(hyperion_library name)
+  cmake_parse_arguments(ARG "TORCH" "" "SOURCES;LINK" ${ARGN})
+  add_library(${name} STATIC ${ARG_SOURCES})
+  target_link_libraries(${name} PUBLIC hyperion_options ${ARG_LINK})
+  if(ARG_TORCH)
+    target_link_libraries(${name} PUBLIC hyperion_torch)
+    hyperion_use_pch(${name})
+  endif()
+endfunction()
+
+# One precompiled torch/types.h is made (in hyperion_pch) and reused by every target with the same flags.
+function(hyperion_use_pch name)
+  if(NOT HYPERION_PCH)
+    return()
+  endif()
+  if(NOT TARGET hyperion_pch)
+    file(WRITE ${CMAKE_BINARY_DIR}/pch.cpp "")
+    add_library(hyperion_pch STATIC ${CMAKE_BINARY_DIR}/pch.cpp)
+    target_link_libraries(hyperion_pch PUBLIC hyperion_options hyperion_torch fmt::fmt spdlog::spdlog)
+    target_compile_options(hyperion_pch PRIVATE -fpch-preprocess)
+    target_precompile_headers(hyperion_pch PRIVATE <torch/types.h>)
+  endif()
+  target_link_libraries(${name} PUBLIC fmt::fmt spdlog::spdlog)
+  target_compile_options(${name} PRIVATE -fpch-preprocess)
+  target_precompile_headers(${name} REUSE_FROM hyperion_pch)
+endfunction()

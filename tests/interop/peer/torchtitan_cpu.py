@@ -1,0 +1,198 @@
+"""One rank of torchtitan 0.2.2 on CPU (Gloo), with recorded tokens and weights by formula: the outside judge.
+
+torchtitan assumes an accelerator. This program gives it a CPU stand-in for the device module, lets FSDP2 reduce with a
+plain SUM (Gloo has no PREMUL_SUM), and hands over to torchtitan's own training entry point. Model, loss, optimizer,
+schedule, clipping, FSDP2 and logging are torchtitan's, untouched. Data and initial weights are replaced, so that
+another trainer can start from the same numbers; no tokenizer and no dataset are needed.
+
+Usage, one process a rank, with RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun sets them:
+    python torchtitan_cpu.py --job.config_file FILE.toml [--section.key value ...]
+
+Environment:
+    PEER_TOKENS        recorded tokens: a flat file of little-endian integers and nothing else (required)
+    PEER_TOKENS_DTYPE  their type: uint16 (default), uint32 or int32
+    PEER_WEIGHTS_SEED  load the initial weights of reference_weights.py with this seed (unset: torchtitan's own)
+    PEER_METRICS       rank 0 writes here {"losses": [...], "grad_norms": [...]}, one entry a step, every digit kept
+    PEER_GRADIENTS     rank 0 writes here, as FQN.f32 (raw little-endian fp32), the full gradient of every parameter at
+                       step 1, before clipping
+    PEER_THREADS       intra-op threads of this rank (default 1)
+
+The order of the data: sequence i is tokens[i*S : i*S+S+1] (inputs without the last, labels without the first token;
+neighbours share one token); global batch n is the sequences [n*G, (n+1)*G); inside it, microbatch a of data-parallel
+rank d has in row l the sequence a*(D*L) + d*L + l, for D ranks with L rows each. The file wraps around at its end.
+
+Known differences of the peer, so that nobody compares the wrong things: replicate-only data parallelism averages
+gradients that are already divided by the global token count (torchtitan #2323); one bf16 rank runs under autocast with
+an fp32 residual stream, where FSDP is bf16 throughout (compare bf16 FSDP with bf16 FSDP only).
+"""
+
+import dataclasses
+import json
+import os
+import resource
+import runpy
+import sys
+import types
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+import torch
+import torch._utils
+import torch.cpu
+
+torch.set_num_threads(int(os.environ.get("PEER_THREADS", "1")))
+
+
+# ---- the CPU stand-in; before torchtitan is imported, because it looks the device up at import time
+
+
+class _Properties:
+    total_memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+class _CpuDeviceModule(types.SimpleNamespace):
+    def __getattr__(self, name):
+        return getattr(torch.cpu, name)
+
+
+def _memory_stats(device=None):
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {"active_bytes.all.peak": peak, "reserved_bytes.all.peak": peak, "num_alloc_retries": 0, "num_ooms": 0}
+
+
+_device_module = _CpuDeviceModule(
+    set_device=lambda device: None,
+    get_device_name=lambda device=None: "cpu",
+    get_device_properties=lambda device=None: _Properties,
+    empty_cache=lambda: None,
+    reset_peak_memory_stats=lambda *args: None,
+    memory_stats=_memory_stats,
+    max_memory_allocated=lambda *args: 0,
+    current_device=lambda: 0,
+)
+torch._utils._get_available_device_type = lambda: "cpu"
+torch._utils._get_device_module = lambda device_type: _device_module
+
+import torchtitan.components.metrics as titan_metrics  # noqa: E402
+import torchtitan.distributed.utils as titan_distributed  # noqa: E402
+import torchtitan.protocols.train_spec as titan_spec  # noqa: E402
+import torchtitan.tools.utils as titan_utils  # noqa: E402
+from torch.distributed.fsdp import FSDPModule  # noqa: E402
+from torch.distributed.tensor import DTensor, distribute_tensor  # noqa: E402
+
+titan_utils.device_type, titan_utils.device_module = "cpu", _device_module
+
+_set_gradient_divide_factor = FSDPModule.set_gradient_divide_factor
+
+
+def _set_divide_factor_and_sum(self, factor):
+    _set_gradient_divide_factor(self, factor)
+    self.set_force_sum_reduction_for_comms(True)
+
+
+FSDPModule.set_gradient_divide_factor = _set_divide_factor_and_sum
+
+
+# ---- recorded tokens instead of a dataset
+
+
+class RecordedTokens:
+    """Yields ({"input": [L, S]}, labels [L, S]) of one data-parallel rank, in the order stated above."""
+
+    def __init__(self, dp_world_size, dp_rank, job_config, **_):
+        training = job_config.training
+        dtype = np.dtype(os.environ.get("PEER_TOKENS_DTYPE", "uint16")).newbyteorder("<")
+        self.tokens = np.memmap(os.environ["PEER_TOKENS"], dtype, "r")
+        self.seq_len, self.rows = training.seq_len, training.local_batch_size
+        self.first, self.stride = dp_rank * self.rows, dp_world_size * self.rows
+        self.sequences = (len(self.tokens) - 1) // self.seq_len
+        if self.sequences < self.stride:
+            raise ValueError(f"{os.environ['PEER_TOKENS']}: {len(self.tokens)} tokens are less than one microbatch")
+
+    def __iter__(self):
+        microbatch = 0  # G is a multiple of D*L, so counting microbatches through all steps gives the stated order
+        while True:
+            start = microbatch * self.stride + self.first
+            rows = [self._sequence((start + row) % self.sequences) for row in range(self.rows)]
+            batch = torch.from_numpy(np.stack(rows).astype(np.int64))
+            yield {"input": batch[:, :-1].contiguous()}, batch[:, 1:].contiguous()
+            microbatch += 1
+
+    def _sequence(self, index):
+        return self.tokens[index * self.seq_len : (index + 1) * self.seq_len + 1]
+
+
+_get_train_spec = titan_spec.get_train_spec
+_model = None  # the sharded model, known once its weights are initialised
+
+
+def _spec_of_the_judge(name):
+    spec = _get_train_spec(name)
+    init_weights = spec.model_cls.init_weights
+
+    def init_weights_by_formula(self, *args, **kwargs):
+        global _model
+        init_weights(self, *args, **kwargs)
+        _model = self
+        if "PEER_WEIGHTS_SEED" in os.environ:
+            _load_formula_weights(self, int(os.environ["PEER_WEIGHTS_SEED"]))
+
+    spec.model_cls.init_weights = init_weights_by_formula
+    return dataclasses.replace(spec, build_dataloader_fn=RecordedTokens, build_tokenizer_fn=None)
+
+
+titan_spec.get_train_spec = _spec_of_the_judge
+
+
+# ---- weights by formula, into whatever sharding the model has
+
+
+@torch.no_grad()
+def _load_formula_weights(model, seed):
+    from reference_weights import parameter
+
+    tied = getattr(model.model_args, "enable_weight_tying", False)
+    for name, weight in model.named_parameters():
+        full = torch.from_numpy(parameter(_fqn(name), tuple(weight.shape), seed, tied))
+        if isinstance(weight, DTensor):
+            full = distribute_tensor(full, weight.device_mesh, weight.placements, src_data_rank=None)
+        weight.copy_(full)
+
+
+def _fqn(name):
+    return name.replace("_checkpoint_wrapped_module.", "")
+
+
+# ---- what the judge writes down
+
+_metrics = {"losses": [], "grad_norms": []}
+_log = titan_metrics.MetricsProcessor.log
+_clip_grad_norm = titan_distributed.clip_grad_norm_
+
+
+def _log_every_digit(self, step, global_avg_loss, global_max_loss, grad_norm, extra_metrics=None):
+    _log(self, step, global_avg_loss, global_max_loss, grad_norm, extra_metrics)
+    _metrics["losses"].append(float(global_avg_loss))
+    _metrics["grad_norms"].append(float(grad_norm))
+    if "PEER_METRICS" in os.environ and os.environ["RANK"] == "0":
+        Path(os.environ["PEER_METRICS"]).write_text(json.dumps(_metrics))
+
+
+def _write_gradients_then_clip(*args, **kwargs):
+    folder = os.environ.pop("PEER_GRADIENTS", None)  # gone after step 1
+    if folder:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        for name, weight in _model.named_parameters():
+            gradient = weight.grad.full_tensor() if isinstance(weight.grad, DTensor) else weight.grad
+            if os.environ["RANK"] == "0":
+                gradient.detach().float().numpy().astype("<f4").tofile(Path(folder) / f"{_fqn(name)}.f32")
+    return _clip_grad_norm(*args, **kwargs)
+
+
+titan_metrics.MetricsProcessor.log = _log_every_digit
+titan_distributed.clip_grad_norm_ = _write_gradients_then_clip
+
+sys.argv = ["train.py", *sys.argv[1:]]
+runpy.run_module("torchtitan.train", run_name="__main__")
