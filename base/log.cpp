@@ -1,10 +1,16 @@
 #include "base/log.h"
 
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <string_view>
+
 #include <spdlog/pattern_formatter.h>
 #include <spdlog/sinks/stdout_sinks.h>
 
-#include <memory>
-#include <string>
+#include "base/error.h"
 
 static_assert(FMT_VERSION < 100000, "spdlog needs Debian's fmt 9, but another fmt was found first");
 
@@ -15,7 +21,8 @@ namespace {
 class PythonLevel : public spdlog::custom_flag_formatter {
  public:
   void format(const spdlog::details::log_msg& message, const std::tm&, spdlog::memory_buf_t& out) override {
-    static constexpr std::string_view kNames[] = {"TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL", "OFF"};
+    static constexpr std::string_view kNames[] = {"TRACE", "DEBUG",    "INFO", "WARNING",
+                                                  "ERROR", "CRITICAL", "OFF"};
     const std::string_view name = kNames[message.level];
     out.append(name.data(), name.data() + name.size());
   }
@@ -32,6 +39,26 @@ void init_logging(bool quiet) {
   logger->set_level(quiet ? spdlog::level::err : spdlog::level::info);
   logger->flush_on(spdlog::level::info);
   spdlog::set_default_logger(std::move(logger));
+}
+
+bool rank_prints(int rank, std::string_view log_rank) {
+  if (log_rank.empty()) return rank == 0;
+  bool listed = false;
+  for (size_t start = 0; start <= log_rank.size();) {
+    const size_t end = std::min(log_rank.find(',', start), log_rank.size());
+    int value = -1;
+    const auto [stop, error] = std::from_chars(log_rank.data() + start, log_rank.data() + end, value);
+    if (error != std::errc{} || stop != log_rank.data() + end || value < 0)
+      throw_config("LOG_RANK is '{}', expected a comma list of ranks such as 0,3", log_rank);
+    listed = listed || value == rank;
+    start = end + 1;
+  }
+  return listed;
+}
+
+bool rank_prints(int rank) {
+  const char* log_rank = std::getenv("LOG_RANK");
+  return rank_prints(rank, log_rank == nullptr ? "" : log_rank);
 }
 
 }  // namespace hyperion

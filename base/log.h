@@ -1,16 +1,23 @@
 // Logging: spdlog's default logger, set up once so that every line starts with the v0.2.2 prefix
-// "[hyperion] 2026-02-20 12:00:00,000 - root - INFO - ". Use log_info("x = {}", x) and its siblings everywhere.
+// "[hyperion] 2026-02-20 12:00:00,000 - root - INFO - ". Use log_info("x = {}", x) and its siblings.
 #pragma once
 
-#include <spdlog/spdlog.h>
-
 #include <string>
+#include <string_view>
+
+#include <spdlog/spdlog.h>
 
 namespace hyperion {
 
 // Lines go to stdout (warnings and errors too, as in v0.2.2, so one stream keeps the order).
 // quiet: only errors pass, for the ranks that LOG_RANK leaves out.
 void init_logging(bool quiet);
+
+// Whether rank's lines are shown, by LOG_RANK of v0.2.2's launcher: a comma list of ranks ("0,3"); empty
+// means "0". Throws Error(kUsage) when the list is malformed.
+bool rank_prints(int rank, std::string_view log_rank);
+// The same for the environment variable LOG_RANK.
+bool rank_prints(int rank);
 
 template <typename... Args>
 void log_info(fmt::format_string<Args...> format, Args&&... args) {

@@ -1,7 +1,8 @@
 # How every target of ours is compiled: warnings as errors, sanitizers, ccache, mold, precompiled headers.
 
 add_library(hyperion_options INTERFACE)
-target_compile_options(hyperion_options INTERFACE -Wall -Wextra -Wpedantic -Werror -Wno-unused-parameter -fno-math-errno)
+target_compile_options(hyperion_options INTERFACE -Wall -Wextra -Wpedantic -Werror -Wno-unused-parameter -fno-math-errno
+  -Wno-restrict)  # g++ 12 sees overlaps in std::string::insert that are not there (GCC bug 105329)
 target_include_directories(hyperion_options INTERFACE ${CMAKE_SOURCE_DIR})
 if(HYPERION_SANITIZE)
   target_compile_options(hyperion_options INTERFACE -fsanitize=${HYPERION_SANITIZE} -fno-omit-frame-pointer -g)
@@ -44,5 +45,10 @@ function(hyperion_use_pch name)
   endif()
   target_link_libraries(${name} PUBLIC fmt::fmt spdlog::spdlog)
   target_compile_options(${name} PRIVATE -fpch-preprocess)
+  get_target_property(type ${name} TYPE)
+  if(type STREQUAL "EXECUTABLE")  # the header was compiled with -fPIC, which CMake turns into -fPIE for programs
+    set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
+    target_compile_options(${name} PRIVATE -fPIC)
+  endif()
   target_precompile_headers(${name} REUSE_FROM hyperion_pch)
 endfunction()

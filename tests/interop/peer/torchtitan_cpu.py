@@ -14,7 +14,7 @@ Environment:
     PEER_WEIGHTS_SEED  load the initial weights of reference_weights.py with this seed (unset: torchtitan's own)
     PEER_METRICS       rank 0 writes here {"losses": [...], "grad_norms": [...]}, one entry a step, every digit kept
     PEER_GRADIENTS     rank 0 writes here, as FQN.f32 (raw little-endian fp32), the full gradient of every parameter at
-                       step 1, before clipping
+                       step PEER_GRADIENTS_STEP (default 1), before clipping
     PEER_THREADS       intra-op threads of this rank (default 1)
 
 The order of the data: sequence i is tokens[i*S : i*S+S+1] (inputs without the last, labels without the first token;
@@ -181,8 +181,8 @@ def _log_every_digit(self, step, global_avg_loss, global_max_loss, grad_norm, ex
 
 
 def _write_gradients_then_clip(*args, **kwargs):
-    folder = os.environ.pop("PEER_GRADIENTS", None)  # gone after step 1
-    if folder:
+    folder, step = os.environ.get("PEER_GRADIENTS"), int(os.environ.get("PEER_GRADIENTS_STEP", "1"))
+    if folder and step == len(_metrics["losses"]) + 1:
         Path(folder).mkdir(parents=True, exist_ok=True)
         for name, weight in _model.named_parameters():
             gradient = weight.grad.full_tensor() if isinstance(weight.grad, DTensor) else weight.grad

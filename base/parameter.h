@@ -1,0 +1,55 @@
+// A parameter is data: its name, global shape, initial distribution, and the tensor that layers read just now.
+// Models declare parameters, parallel/ shards and binds them, the optimizer and the checkpoint describe state by them;
+// there is no second source of names or shapes.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace hyperion {
+
+// How a parameter's elements are drawn (models/init.h draws them).
+struct Init {
+  enum class Kind { kOnes, kNormal, kTruncatedNormal };
+  Kind kind = Kind::kOnes;
+  double std = 1.0;
+  double low = 0.0, high = 0.0;  // absolute bounds of a truncated normal
+
+  static Init ones() { return {}; }
+  static Init normal(double std) { return {Kind::kNormal, std, 0.0, 0.0}; }
+  static Init truncated_normal(double std, double low, double high) {
+    return {Kind::kTruncatedNormal, std, low, high};
+  }
+};
+
+struct Parameter {
+  std::string fqn;             // the name in checkpoints; no wrapper, recipe or mesh ever changes it
+  std::vector<int64_t> shape;  // global (unsharded) shape
+  Init init;
+  std::vector<std::string> aliases;  // further names it is saved under (a tied head)
+
+  // What layers read: an autograd leaf of `shape` in the compute dtype. Its owner (parallel/) creates it once and
+  // fills and empties its storage; its .grad() collects this rank's gradient until the owner reduces it.
+  at::Tensor weight;
+
+  int64_t numel() const {
+    int64_t n = 1;
+    for (int64_t extent : shape) n *= extent;
+    return n;
+  }
+  int64_t rows() const { return shape.at(0); }
+  int64_t row_numel() const { return rows() == 0 ? 0 : numel() / rows(); }
+};
+
+using ParameterPtr = std::shared_ptr<Parameter>;
+
+inline ParameterPtr make_parameter(std::string fqn, std::vector<int64_t> shape, Init init) {
+  return std::make_shared<Parameter>(Parameter{std::move(fqn), std::move(shape), init, {}, {}});
+}
+
+}  // namespace hyperion

@@ -1,0 +1,123 @@
+// How many tokens a second the data loader prepares, from text and from token shards, beside the tokenizer
+// alone.
+//   benchmark_data_loader [TOKENIZER_PATH] [CORPUS.jsonl] [OUT.json]
+// Without arguments: one token a byte, and a generated corpus of 32 MB.
+#include <chrono>
+#include <filesystem>
+
+#include <fmt/format.h>
+#include <unistd.h>
+#include <zlib.h>
+
+#include "base/files.h"
+#include "base/philox.h"
+#include "trainer/data/json_lines.h"
+#include "trainer/data/loader.h"
+#include "trainer/data/token_shards.h"
+#include "trainer/data/tokenizer.h"
+
+using namespace hyperion;
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr int64_t kSeqLen = 2048;
+constexpr int64_t kRows = 8;
+
+double seconds_of(const auto& work) {
+  const auto begin = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+// Documents of 100 to 1,000 words of 1 to 10 letters.
+std::string generate_corpus(size_t bytes) {
+  std::string lines;
+  uint64_t counter = 0;
+  const auto random = [&](uint32_t below) { return philox4x32(1, counter++)[0] % below; };
+  while (lines.size() < bytes) {
+    lines += "{\"text\": \"";
+    for (uint32_t words = 100 + random(900); words > 0; --words) {
+      for (uint32_t letters = 1 + random(10); letters > 0; --letters)
+        lines += static_cast<char>('a' + random(26));
+      lines += ' ';
+    }
+    lines += "\"}\n";
+  }
+  return lines;
+}
+
+void write_gzip(const fs::path& path, const std::string& text) {
+  const gzFile file = gzopen(path.c_str(), "wb6");
+  gzwrite(file, text.data(), static_cast<unsigned>(text.size()));
+  gzclose(file);
+}
+
+// Tokens a second of one pass, as rank `rank` of `degree`.
+double loader_rate(const fs::path& path, const Encode& encode, int64_t degree) {
+  LoaderOptions options;
+  options.dataset_path = path.string();
+  options.encode = encode;
+  options.seq_len = kSeqLen;
+  options.rows = kRows;
+  options.dp_degree = degree;
+  options.order.repeat = false;
+  DataLoader loader(options);
+  const double seconds = seconds_of([&] {
+    while (loader.next()) {
+    }
+  });
+  return static_cast<double>(loader.state().sequence * kSeqLen) / seconds;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const fs::path folder = fs::temp_directory_path() / fmt::format("hyperion_data_benchmark_{}", ::getpid());
+  fs::create_directories(folder);
+  Encode encode = [](std::string_view text) { return std::vector<int32_t>(text.begin(), text.end()); };
+  uint64_t vocab_size = 256;
+  std::shared_ptr<Tokenizer> tokenizer;
+  if (argc > 1) {
+    tokenizer = Tokenizer::load(argv[1]);
+    vocab_size = static_cast<uint64_t>(tokenizer->vocab_size());
+    encode = [&](std::string_view text) { return tokenizer->encode(text, true, true); };
+  }
+  const std::string corpus = argc > 2 ? read_file(argv[2]) : generate_corpus(size_t{32} << 20);
+  write_file_atomic(folder / "text.jsonl", corpus);
+  write_gzip(folder / "text.jsonl.gz", corpus);
+
+  std::vector<std::pair<std::string, double>> results;
+  JsonLines lines(folder / "text.jsonl");
+  std::vector<std::string> texts;
+  const double parse = seconds_of([&] {
+    for (uint64_t i = 0; i < lines.documents(); ++i) texts.emplace_back(lines.text(i));
+  });
+  std::vector<std::vector<int32_t>> documents;
+  const double tokenise = seconds_of([&] {
+    for (const std::string& text : texts) documents.push_back(encode(text));
+  });
+  ShardWriter writer(folder / "shard", vocab_size, "", "");
+  uint64_t tokens = 0;
+  for (const auto& document : documents) {
+    writer.add(std::vector<int64_t>(document.begin(), document.end()));
+    tokens += document.size();
+  }
+  writer.finish();
+  results.emplace_back("JSON parsing alone", static_cast<double>(tokens) / parse);
+  results.emplace_back("tokenizer alone, one thread", static_cast<double>(tokens) / tokenise);
+  results.emplace_back("loader, text", loader_rate(folder / "text.jsonl", encode, 1));
+  results.emplace_back("loader, text.gz", loader_rate(folder / "text.jsonl.gz", encode, 1));
+  results.emplace_back("loader, token shard", loader_rate(folder / "shard", encode, 1));
+  results.emplace_back("loader, token shard, global stream at 64 ranks",
+                       loader_rate(folder / "shard", encode, 64));
+  fs::remove_all(folder);
+
+  fmt::print("{} bytes of JSON lines, {} documents, {} tokens\n", corpus.size(), documents.size(), tokens);
+  std::string json;
+  for (const auto& [name, rate] : results) {
+    fmt::print("{:<50}{:>10.2f} M tokens/s\n", name, rate / 1e6);
+    json += fmt::format("{}\"{}\": {:.0f}", json.empty() ? "" : ", ", name, rate);
+  }
+  if (argc > 3) write_file_atomic(argv[3], "{" + json + "}\n");
+}

@@ -1,0 +1,147 @@
+"""Speed, memory and start-up of Hyperion beside torchtitan 0.2.2 (benchmarks/vs_torchtitan.sh starts this).
+
+Both train the llama3 debugmodel from the same token shard, without activation checkpointing, watched from outside in the
+same way: a step's time is the distance of two step lines of rank 0, memory the largest resident set of a rank.
+Runs alternate (ours, theirs, ours, ...). A figure is the median over the repetitions of each run's median over the second
+half of its steps (11-20 of 20); a ratio is the median of the ratios of neighbouring runs, with the smallest and largest.
+Start-up is from launch to the first step line, best of all repetitions, for a batch of 1 x 256; Hyperion then reads its
+default corpus through the tokenizer, torchtitan the recorded tokens, which favours torchtitan.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests" / "interop"))
+
+from make_goldens import make_tokens, write_shard  # noqa: E402
+from ranks import Run, run_hyperion, run_torchtitan  # noqa: E402
+
+CONFIG = str(ROOT / "tests" / "interop" / "configs" / "llama3.toml")
+
+
+@dataclass(frozen=True)
+class Setting:
+    title: str
+    world: int
+    threads: int  # a rank
+    batch: int  # sequences a rank
+    seq_len: int = 1024
+
+
+THROUGHPUT = {
+    "one_rank": Setting("1 rank x 2 threads, 2 x 1024", 1, 2, 2),
+    "fsdp2": Setting("FSDP on 2 ranks x 1 thread, 1 x 1024 each", 2, 1, 1),
+}
+LAUNCH = Setting("launch to first step line, 1 x 256", 1, 2, 1, 256)
+
+
+class Bench:
+    def __init__(self, options: argparse.Namespace, folder: Path):
+        self.options, self.folder, self.runs = options, folder, 0
+        write_shard(folder / "tokens", make_tokens(64 * 1024 + 1, seed=1))
+
+    def arguments(self, setting: Setting, steps: int) -> list[str]:
+        dtype = {"bf16": "bfloat16", "fp32": "float32"}[self.options.precision]
+        return [f"--training.local_batch_size={setting.batch}", f"--training.seq_len={setting.seq_len}",
+                f"--training.steps={steps}", f"--training.mixed_precision_param={dtype}"]
+
+    def ours(self, setting: Setting, steps: int, default_corpus: bool = False) -> Run:
+        self.runs += 1
+        data = [] if default_corpus else [f"--training.dataset_path={self.folder / 'tokens'}"]
+        output = f"--job.dump_folder={self.folder / str(self.runs)}"
+        arguments = [CONFIG, *self.arguments(setting, steps), *data, output]
+        return run_hyperion(self.options.binary, arguments, setting.world, setting.threads)
+
+    def theirs(self, setting: Setting, steps: int) -> Run:
+        arguments = ["--job.config_file", CONFIG, *self.arguments(setting, steps)]
+        env = {"PEER_TOKENS": self.folder / "tokens" / "tokens.bin"}
+        return run_torchtitan(Path(sys.executable), arguments, setting.world, setting.threads, env)
+
+
+def measure(run: Run, setting: Setting, steps: int) -> dict[str, float]:
+    times = run.step_seconds
+    step = statistics.median(times[k] - times[k - 1] for k in range(steps // 2 + 1, steps + 1))
+    return {"step_seconds": step, "tokens_per_second_per_rank": setting.batch * setting.seq_len / step,
+            "peak_rss_mib": max(run.peak_rss) / 2**20}
+
+
+def summarise(ours: list[dict], theirs: list[dict]) -> dict:
+    """Medians of both sides, and for each figure the median, smallest and largest of ours / theirs, pair by pair."""
+    result = {}
+    for key in ours[0]:
+        ratios = [a[key] / b[key] for a, b in zip(ours, theirs)]
+        result[key] = {"hyperion": statistics.median(r[key] for r in ours),
+                       "torchtitan": statistics.median(r[key] for r in theirs),
+                       "ratio": statistics.median(ratios), "ratio_min": min(ratios), "ratio_max": max(ratios)}
+    return result
+
+
+def print_row(title: str, figure: dict, unit: str, digits: int) -> None:
+    spread = f"{figure['ratio']:6.2f} ({figure['ratio_min']:.2f} .. {figure['ratio_max']:.2f})"
+    print(f"{title:44} {figure['hyperion']:11,.{digits}f} {figure['torchtitan']:11,.{digits}f} {unit:10} {spread}", flush=True)
+
+
+def processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.machine()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--binary", type=Path, default=ROOT / "build" / "hyperion")
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=20, help="steps a run; the second half is measured")
+    parser.add_argument("--precision", choices=("bf16", "fp32"), default="bf16")
+    parser.add_argument("--json", type=Path, default=ROOT / "outputs" / "vs_torchtitan.json")
+    parser.add_argument("parts", nargs="*", metavar="PART", help="one_rank, fsdp2, launch (default: all)")
+    options = parser.parse_args()
+    known = [*THROUGHPUT, "launch"]
+    parts = options.parts or known
+    if set(parts) - set(known) or options.repetitions < 1 or options.steps < 2:
+        parser.error(f"parts are {', '.join(known)}; at least 1 repetition and 2 steps")
+
+    avx512 = "avx512" in Path("/proc/cpuinfo").read_text()
+    result = {"processor": processor(), "cpus": os.cpu_count(), "avx512": avx512, "precision": options.precision,
+              "repetitions": options.repetitions, "steps": options.steps, "figures": {}}
+    print(f"{result['processor']}, {os.cpu_count()} CPUs, {'with' if avx512 else 'without'} AVX-512; llama3 debugmodel, "
+          f"{options.precision}, {options.repetitions} interleaved repetitions of {options.steps} steps")
+    print(f"{'':44} {'hyperion':>11} {'torchtitan':>11} {'':10} ratio  (min .. max)", flush=True)
+    with tempfile.TemporaryDirectory() as temporary:
+        bench = Bench(options, Path(temporary))
+        for part in parts:
+            setting = THROUGHPUT.get(part, LAUNCH)
+            ours, theirs = [], []
+            for _ in range(options.repetitions):
+                if part == "launch":
+                    ours.append({"first_step_seconds": bench.ours(setting, 1, default_corpus=True).step_seconds[1]})
+                    theirs.append({"first_step_seconds": bench.theirs(setting, 1).step_seconds[1]})
+                else:
+                    ours.append(measure(bench.ours(setting, options.steps), setting, options.steps))
+                    theirs.append(measure(bench.theirs(setting, options.steps), setting, options.steps))
+            figures = result["figures"][part] = summarise(ours, theirs)
+            figures["runs"] = {"hyperion": ours, "torchtitan": theirs}
+            if part == "launch":
+                launch = figures["first_step_seconds"]
+                launch["hyperion"] = min(r["first_step_seconds"] for r in ours)
+                launch["torchtitan"] = min(r["first_step_seconds"] for r in theirs)
+                print_row(setting.title, launch, "s", 2)
+            else:
+                print_row(setting.title, figures["tokens_per_second_per_rank"], "tok/s/rank", 0)
+                print_row("   peak resident memory of a rank", figures["peak_rss_mib"], "MiB", 0)
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"written: {options.json}")
+
+
+if __name__ == "__main__":
+    main()

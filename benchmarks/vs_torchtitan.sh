@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Hyperion beside torchtitan 0.2.2 on this machine's CPU, interleaved: vs_torchtitan.sh [options of vs_torchtitan.py]
+#   HYPERION_INTEROP_VENV  Python environment with torchtitan (default .venv-interop; scripts/setup.sh --interop)
+#   HYPERION_BINARY        default build/hyperion
+# A CPU without AVX-512 computes torchtitan's bf16 a hundred times slower (half a minute a step): --steps 6 then.
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+venv=${HYPERION_INTEROP_VENV:-.venv-interop}
+[[ $venv == /* ]] || venv=$root/$venv
+binary=${HYPERION_BINARY:-$root/build/hyperion}
+[ -x "$venv/bin/python" ] || { echo "vs_torchtitan.sh: no Python environment at $venv: run scripts/setup.sh --interop" >&2; exit 2; }
+[ -x "$binary" ] || { echo "vs_torchtitan.sh: $binary does not exist: build first (scripts/setup.sh, then cmake --build build)" >&2; exit 2; }
+PYTHONDONTWRITEBYTECODE=1 exec "$venv/bin/python" "$root/benchmarks/vs_torchtitan.py" --binary "$binary" "$@"

@@ -1,0 +1,27 @@
+// Scaled dot-product attention with grouped queries, and its backward, on the fastest backend for the device and dtype.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+namespace hyperion::kernels {
+
+// What a forward leaves for its backward: the output, the log-sum-exp, and the backend's own extras.
+struct AttentionResult {
+  at::Tensor output;               // [batch, heads, seq, head_dim] in q's dtype
+  std::vector<at::Tensor> extras;  // backend-specific
+};
+
+// q [batch, heads, seq, head_dim]; k, v [batch, kv_heads, seq, head_dim], heads a multiple of kv_heads; scale
+// 1/sqrt(head_dim). Causal; `mask` (optional, bool [batch, 1, seq, seq], true = may attend) replaces the causal mask and
+// must imply it.
+AttentionResult attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& mask);
+
+struct AttentionGradients {
+  at::Tensor q, k, v;
+};
+AttentionGradients attention_backward(const at::Tensor& grad_output, const at::Tensor& q, const at::Tensor& k,
+                                      const at::Tensor& v, const at::Tensor& mask, const AttentionResult& result);
+
+}  // namespace hyperion::kernels

@@ -1,0 +1,18 @@
+#include "models/kernels/matmul.h"
+
+#include <ATen/ops/mm.h>
+
+namespace hyperion::kernels {
+
+bool widens_bf16() {
+  static const bool kWiden = !__builtin_cpu_supports("avx512bf16");
+  return kWiden;
+}
+
+at::Tensor matmul(const at::Tensor& a, const at::Tensor& b) {
+  if (a.is_cpu() && a.scalar_type() == at::kBFloat16 && widens_bf16())
+    return at::mm(a.to(at::kFloat), b.to(at::kFloat)).to(at::kBFloat16);
+  return at::mm(a, b);
+}
+
+}  // namespace hyperion::kernels

@@ -1,0 +1,115 @@
+// The last unit: final norm, head and cross-entropy, chunk by chunk.
+#include <ATen/ops/_log_softmax.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
+
+#include "models/kernels/matmul.h"
+#include "models/ops.h"
+#include "models/transformer.h"
+
+namespace hyperion {
+namespace {
+
+constexpr int64_t kIgnored = -100;
+constexpr int64_t kWideBytes = int64_t{8} << 20;  // bound on the fp32 rows alive at once
+
+at::ScalarType wide(const at::Tensor& t) { return t.scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
+
+// Sum of the cross-entropies of logits [rows, vocab] against labels [rows]. With `scale`, the logits are overwritten
+// with their own gradient, scale * (softmax - onehot), zero in ignored rows. Works on a few rows at a time in fp32.
+at::Tensor cross_entropy(at::Tensor logits, const at::Tensor& labels, const at::Tensor* scale) {
+  const int64_t vocab = logits.size(1);
+  const int64_t step = std::max<int64_t>(1, kWideBytes / (vocab * 4));
+  at::Tensor total = at::zeros({}, logits.options().dtype(wide(logits)));
+  for (int64_t first = 0; first < logits.size(0); first += step) {
+    const int64_t count = std::min(step, logits.size(0) - first);
+    at::Tensor part = logits.narrow(0, first, count);
+    const at::Tensor label = labels.narrow(0, first, count).unsqueeze(1);
+    const at::Tensor valid = label.ne(kIgnored);
+    const at::Tensor target = label.clamp_min(0);
+    at::Tensor log_p = at::_log_softmax(part.to(wide(logits)), 1, /*half_to_float=*/false);
+    total.sub_((log_p.gather(1, target) * valid).sum());
+    if (scale == nullptr) continue;
+    at::Tensor grad = log_p.exp_();
+    grad.scatter_add_(1, target, at::full_like(target, -1, grad.options()));
+    part.copy_(grad.mul_(valid * *scale));
+  }
+  return total;
+}
+
+void accumulate_grad(const at::Tensor& weight, const at::Tensor& grad) {
+  at::Tensor& slot = weight.mutable_grad();
+  if (slot.defined())
+    slot.add_(grad);
+  else
+    slot = grad;
+}
+
+}  // namespace
+
+LossHead::LossHead(const ModelArgs& args, ParameterPtr norm, ParameterPtr output, int64_t chunk_bytes)
+    : norm_eps_(args.norm_eps), chunk_bytes_(chunk_bytes), norm_(std::move(norm)), output_(std::move(output)) {}
+
+int64_t LossHead::rows_per_chunk(const at::Tensor& x) const {
+  const int64_t row_bytes = output_->rows() * static_cast<int64_t>(x.element_size());
+  return std::max<int64_t>(1, chunk_bytes_ / row_bytes);
+}
+
+at::Tensor LossHead::loss_sum(const at::Tensor& x, const at::Tensor& labels) const {
+  at::NoGradGuard no_grad;
+  const at::Tensor h = ops::rms_norm(x, norm_->weight, norm_eps_).flatten(0, 1);
+  const at::Tensor flat_labels = labels.flatten();
+  at::Tensor total = at::zeros({}, h.options().dtype(wide(h)));
+  const int64_t step = rows_per_chunk(x);
+  for (int64_t first = 0; first < h.size(0); first += step) {
+    const int64_t count = std::min(step, h.size(0) - first);
+    total.add_(cross_entropy(kernels::matmul(h.narrow(0, first, count), output_->weight.t()),
+                             flat_labels.narrow(0, first, count), nullptr));
+  }
+  return total;
+}
+
+LossHead::LossAndGrad LossHead::loss_and_grad(const at::Tensor& x, const at::Tensor& labels,
+                                              const at::Tensor& scale) const {
+  const at::Tensor leaf = x.detach().requires_grad_();
+  const at::Tensor normed = [&] {
+    at::AutoGradMode grad_mode(true);
+    return ops::rms_norm(leaf, norm_->weight, norm_eps_);
+  }();
+  at::NoGradGuard no_grad;
+  const at::Tensor weight = output_->weight.detach();
+  const at::Tensor h = normed.detach().flatten(0, 1);
+  const at::Tensor flat_labels = labels.flatten();
+  const int64_t step = rows_per_chunk(x);
+  at::Tensor loss = at::zeros({}, h.options().dtype(wide(h)));
+  at::Tensor grad_h = at::empty_like(h);
+  at::Tensor grad_weight;  // in fp32 when several chunks add up, so that bf16 rounds once
+  for (int64_t first = 0; first < h.size(0); first += step) {
+    const int64_t count = std::min(step, h.size(0) - first);
+    const at::Tensor rows = h.narrow(0, first, count);
+    at::Tensor logits = kernels::matmul(rows, weight.t());
+    loss.add_(cross_entropy(logits, flat_labels.narrow(0, first, count), &scale));
+    grad_h.narrow(0, first, count).copy_(kernels::matmul(logits, weight));
+    at::Tensor part = kernels::matmul(logits.t(), rows);
+    if (count == h.size(0))
+      grad_weight = part;
+    else if (!grad_weight.defined())
+      grad_weight = part.to(wide(h));
+    else
+      grad_weight.add_(part);
+  }
+  accumulate_grad(output_->weight, grad_weight.to(weight.scalar_type()));
+  torch::autograd::backward({normed}, {grad_h.view(x.sizes())});
+  return {loss, leaf.grad()};
+}
+
+at::Tensor LossHead::logits(const at::Tensor& x) const {
+  at::NoGradGuard no_grad;
+  return ops::linear(ops::rms_norm(x, norm_->weight, norm_eps_), output_->weight);
+}
+
+}  // namespace hyperion

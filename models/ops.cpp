@@ -1,0 +1,171 @@
+#include "models/ops.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/embedding_dense_backward.h>
+#include <ATen/ops/rsqrt.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/silu_backward.h>
+#include <ATen/ops/stack.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "models/kernels/attention.h"
+#include "models/kernels/matmul.h"
+#include "models/recompute.h"
+
+namespace hyperion::ops {
+namespace {
+
+using at::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::variable_list;
+
+// The dtype arithmetic runs in: fp64 stays, everything else is widened to fp32.
+at::ScalarType wide(const Tensor& t) { return t.scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
+
+// compute(), or what the tape kept of it when this unit is being run again.
+template <typename Compute>
+RecomputeTape::Results kept_or_computed(bool keep, Compute compute) {
+  RecomputeTape* tape = TapeScope::active();
+  if (tape == nullptr || !keep) return compute();
+  if (tape->replaying()) return tape->pop();
+  RecomputeTape::Results results = compute();
+  tape->push(results);
+  return results;
+}
+
+struct LinearFunction : Function<LinearFunction> {
+  static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& weight) {
+    context->save_for_backward({x, weight});
+    RecomputeTape* tape = TapeScope::active();
+    const bool keep = tape != nullptr && tape->keep_next_matmul();
+    return kept_or_computed(keep, [&]() -> RecomputeTape::Results {
+      std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
+      shape.back() = weight.size(0);
+      return {kernels::matmul(x.reshape({-1, x.size(-1)}), weight.t()).view(shape)};
+    })[0];
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const auto saved = context->get_saved_variables();
+    const Tensor x = saved[0].reshape({-1, saved[0].size(-1)});
+    const Tensor& weight = saved[1];
+    const Tensor grad = grads[0].reshape({-1, grads[0].size(-1)});
+    return {kernels::matmul(grad, weight).view(saved[0].sizes()), kernels::matmul(grad.t(), x)};
+  }
+};
+
+struct EmbeddingFunction : Function<EmbeddingFunction> {
+  static Tensor forward(AutogradContext* context, const Tensor& tokens, const Tensor& weight) {
+    context->save_for_backward({tokens});
+    context->saved_data["rows"] = weight.size(0);
+    return at::embedding(weight, tokens);
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const Tensor tokens = context->get_saved_variables()[0];
+    const int64_t rows = context->saved_data["rows"].toInt();
+    return {Tensor(), at::embedding_dense_backward(grads[0], tokens, rows, /*padding_idx=*/-1, false)};
+  }
+};
+
+struct RmsNormFunction : Function<RmsNormFunction> {
+  static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& weight, double eps) {
+    const Tensor wide_x = x.to(wide(x));
+    const Tensor rstd = at::rsqrt(wide_x.square().mean(-1, /*keepdim=*/true).add_(eps));
+    context->save_for_backward({x, weight, rstd});
+    return (wide_x * rstd).mul_(weight.to(wide(x))).to(x.scalar_type());
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const auto saved = context->get_saved_variables();
+    const at::ScalarType dtype = wide(saved[0]);
+    const Tensor grad = grads[0].to(dtype);
+    const Tensor& rstd = saved[2];
+    const Tensor normed = saved[0].to(dtype) * rstd;
+    const Tensor grad_normed = grad * saved[1].to(dtype);
+    const Tensor mean = (grad_normed * normed).mean(-1, /*keepdim=*/true);
+    const Tensor grad_x = (grad_normed - normed * mean).mul_(rstd);
+    const Tensor grad_weight = (grad * normed).reshape({-1, normed.size(-1)}).sum(0);
+    return {grad_x.to(saved[0].scalar_type()), grad_weight.to(saved[1].scalar_type()), Tensor()};
+  }
+};
+
+// Rotation by +angle, or by -angle (its inverse and transpose) when sin is negated.
+Tensor rotate(const Tensor& x, const Tensor& cos, const Tensor& sin, RopeStyle style) {
+  const at::ScalarType dtype = wide(x);
+  const Tensor c = cos.unsqueeze(-2).to(dtype);  // [seq, 1, half] broadcasts over batch and heads
+  const Tensor s = sin.unsqueeze(-2).to(dtype);
+  if (style == RopeStyle::kInterleaved) {
+    const Tensor pairs = x.to(dtype).unflatten(-1, {x.size(-1) / 2, 2});
+    const Tensor a = pairs.select(-1, 0), b = pairs.select(-1, 1);
+    return at::stack({a * c - b * s, a * s + b * c}, -1).flatten(-2).to(x.scalar_type());
+  }
+  const auto halves = x.to(dtype).chunk(2, -1);
+  return at::cat({halves[0] * c - halves[1] * s, halves[1] * c + halves[0] * s}, -1).to(x.scalar_type());
+}
+
+struct RopeFunction : Function<RopeFunction> {
+  static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& cos, const Tensor& sin, int64_t style) {
+    context->save_for_backward({cos, sin});
+    context->saved_data["style"] = style;
+    return rotate(x, cos, sin, static_cast<RopeStyle>(style));
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const auto saved = context->get_saved_variables();
+    const auto style = static_cast<RopeStyle>(context->saved_data["style"].toInt());
+    return {rotate(grads[0], saved[0], saved[1].neg(), style), Tensor(), Tensor(), Tensor()};
+  }
+};
+
+struct SwigluFunction : Function<SwigluFunction> {
+  static Tensor forward(AutogradContext* context, const Tensor& gate, const Tensor& up) {
+    context->save_for_backward({gate, up});
+    // two roundings, as the peer's two operations have: silu(gate), then the product
+    return at::silu(gate).mul_(up);
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const auto saved = context->get_saved_variables();
+    const Tensor &gate = saved[0], &up = saved[1];
+    return {at::silu_backward(grads[0] * up, gate), at::silu(gate).mul_(grads[0])};
+  }
+};
+
+struct AttentionFunction : Function<AttentionFunction> {
+  static Tensor forward(AutogradContext* context, const Tensor& q, const Tensor& k, const Tensor& v,
+                        const std::optional<Tensor>& given_mask) {
+    const Tensor mask = given_mask.value_or(Tensor());
+    variable_list results = kept_or_computed(/*keep=*/true, [&] {
+      kernels::AttentionResult result = kernels::attention_forward(q, k, v, mask);
+      RecomputeTape::Results all = {result.output};
+      all.insert(all.end(), result.extras.begin(), result.extras.end());
+      return all;
+    });
+    Tensor output = results[0];
+    variable_list saved = {q, k, v, mask};
+    saved.insert(saved.end(), results.begin(), results.end());
+    context->save_for_backward(saved);
+    return output;
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const auto saved = context->get_saved_variables();
+    const kernels::AttentionResult result{saved[4], {saved.begin() + 5, saved.end()}};
+    auto [q, k, v] = kernels::attention_backward(grads[0], saved[0], saved[1], saved[2], saved[3], result);
+    return {q, k, v, Tensor()};
+  }
+};
+
+}  // namespace
+
+Tensor linear(const Tensor& x, const Tensor& weight) { return LinearFunction::apply(x, weight); }
+Tensor embedding(const Tensor& tokens, const Tensor& weight) { return EmbeddingFunction::apply(tokens, weight); }
+Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) { return RmsNormFunction::apply(x, weight, eps); }
+Tensor rope(const Tensor& x, const Tensor& cos, const Tensor& sin, RopeStyle style) {
+  return RopeFunction::apply(x, cos, sin, static_cast<int64_t>(style));
+}
+Tensor swiglu(const Tensor& gate, const Tensor& up) { return SwigluFunction::apply(gate, up); }
+Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask) {
+  // autograd takes an absent tensor as nullopt only
+  return AttentionFunction::apply(q, k, v, mask.defined() ? std::optional<Tensor>(mask) : std::nullopt);
+}
+
+}  // namespace hyperion::ops

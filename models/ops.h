@@ -1,0 +1,31 @@
+// The differentiable operations a model is made of. Each is one autograd node that saves its inputs and little else;
+// arithmetic inside is at least fp32 (fp64 for fp64 inputs) and each result is rounded once to the input's dtype.
+// linear and attention consult the active RecomputeTape (models/recompute.h).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "models/model_args.h"
+
+namespace hyperion::ops {
+
+// x [..., in] times weight [out, in] transposed -> [..., out].
+at::Tensor linear(const at::Tensor& x, const at::Tensor& weight);
+
+// Rows of weight [vocab, dim] for tokens int64 [batch, seq] -> [batch, seq, dim].
+at::Tensor embedding(const at::Tensor& tokens, const at::Tensor& weight);
+
+// x / sqrt(mean(x^2) + eps) * weight over the last dimension. x [..., dim], weight [dim].
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
+
+// Rotates pairs of x [batch, seq, heads, head_dim] by the angles whose cosines and sines are given, fp32 [seq,
+// head_dim/2] or, with per-document positions, [batch, seq, head_dim/2]. Which elements pair up is the style's.
+at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, RopeStyle style);
+
+// silu(gate) * up, element by element.
+at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
+
+// Causal attention; shapes as in models/kernels/attention.h.
+at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& mask);
+
+}  // namespace hyperion::ops

@@ -1,0 +1,21 @@
+#include "models/recompute.h"
+
+#include "base/error.h"
+
+namespace hyperion {
+namespace {
+thread_local RecomputeTape* active_tape = nullptr;
+}
+
+RecomputeTape::Results RecomputeTape::pop() {
+  if (kept_.empty()) throw_bug("activation checkpointing: the recomputed unit asked for a result that was not kept");
+  Results results = std::move(kept_.front());
+  kept_.pop_front();
+  return results;
+}
+
+TapeScope::TapeScope(RecomputeTape* tape) : previous_(active_tape) { active_tape = tape; }
+TapeScope::~TapeScope() { active_tape = previous_; }
+RecomputeTape* TapeScope::active() { return active_tape; }
+
+}  // namespace hyperion

@@ -1,0 +1,51 @@
+// Selective recomputation: remembers the results of chosen operations of one unit call, so that running the unit again
+// in backward reads them instead of computing them. The operations of models/ops.h consult the tape that is active.
+//
+// The rule is v0.2.2's selective checkpointing by operation: attention is kept, and every second matrix product,
+// starting with the first (in a Llama block: wq, wv, w1 and w2 are kept; wk, wo and w3 are recomputed).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <deque>
+#include <vector>
+
+namespace hyperion {
+
+class RecomputeTape {
+ public:
+  using Results = std::vector<at::Tensor>;
+
+  // Whether the next matrix product is one of the kept ones. Call once for each product, in order.
+  bool keep_next_matmul() { return ++matmuls_ % 2 == 1; }
+
+  bool replaying() const { return replaying_; }
+  void push(Results results) { kept_.push_back(std::move(results)); }
+  Results pop();  // Error(kBug) when the second run asks for more than the first one kept
+
+  void start_replay() {
+    replaying_ = true;
+    matmuls_ = 0;
+  }
+
+ private:
+  std::deque<Results> kept_;
+  int64_t matmuls_ = 0;
+  bool replaying_ = false;
+};
+
+// Makes `tape` the active one of this thread while in scope (nullptr: none).
+class TapeScope {
+ public:
+  explicit TapeScope(RecomputeTape* tape);
+  ~TapeScope();
+  TapeScope(const TapeScope&) = delete;
+  TapeScope& operator=(const TapeScope&) = delete;
+
+  static RecomputeTape* active();
+
+ private:
+  RecomputeTape* previous_;
+};
+
+}  // namespace hyperion

@@ -1,0 +1,162 @@
+#include "models/registry.h"
+
+#include <fmt/ranges.h>
+
+#include <map>
+
+#include "base/error.h"
+
+namespace hyperion {
+namespace {
+
+using Flavors = std::map<std::string, ModelArgs, std::less<>>;
+
+ModelArgs llama3(int64_t dim, int64_t layers, int64_t heads, int64_t kv_heads, int64_t hidden, int64_t vocab) {
+  ModelArgs args;
+  args.dim = dim;
+  args.n_layers = layers;
+  args.n_heads = heads;
+  args.n_kv_heads = kv_heads;
+  args.head_dim = dim / heads;
+  args.hidden_dim = hidden;
+  args.vocab_size = vocab;
+  args.max_seq_len = 131072;
+  return args;
+}
+
+ModelArgs tied(ModelArgs args) {
+  args.tied = true;
+  return args;
+}
+
+ModelArgs qwen3(int64_t dim, int64_t layers, int64_t heads, int64_t kv_heads, int64_t hidden, int64_t vocab, bool tied) {
+  ModelArgs args = llama3(dim, layers, heads, kv_heads, hidden, vocab);
+  args.family = "qwen3";
+  args.head_dim = 128;
+  args.norm_eps = 1e-6;
+  args.rope_theta = 1e6;
+  args.rope_scaling = false;
+  args.rope_style = RopeStyle::kHalfSplit;
+  args.qk_norm = true;
+  args.tied = tied;
+  args.max_seq_len = 4096;
+  return args;
+}
+
+const std::map<std::string, Flavors, std::less<>>& registry() {
+  static const std::map<std::string, Flavors, std::less<>> kRegistry = {
+      {"llama3",
+       {{"debugmodel", llama3(256, 6, 16, 16, swiglu_width(256, 0, 256), 2048)},
+        // 1B and 3B: the sizes of Llama 3.2 (Meta's model cards and config.json files: hidden_size, num_hidden_layers,
+        // heads, kv heads, intermediate_size; tied embeddings).
+        {"1B", tied(llama3(2048, 16, 32, 8, 8192, 128256))},
+        {"3B", tied(llama3(3072, 28, 24, 8, 8192, 128256))},
+        {"8B", llama3(4096, 32, 32, 8, swiglu_width(4096, 1.3, 1024), 128256)},
+        {"70B", llama3(8192, 80, 64, 8, swiglu_width(8192, 1.3, 4096), 128256)},
+        {"405B", llama3(16384, 126, 128, 8, swiglu_width(16384, 1.2, 4096), 128256)}}},
+      {"qwen3",
+       {{"debugmodel", qwen3(256, 8, 16, 8, 3072, 2048, true)},
+        {"0.6B", qwen3(1024, 28, 16, 8, 3072, 151936, true)},
+        {"1.7B", qwen3(2048, 28, 16, 8, 6144, 151936, true)},
+        {"4B", qwen3(2560, 36, 32, 8, 9728, 151936, true)},
+        {"8B", qwen3(4096, 36, 32, 8, 12288, 151936, false)},
+        {"14B", qwen3(5120, 40, 40, 8, 17408, 151936, false)},
+        {"32B", qwen3(5120, 64, 64, 8, 25600, 151936, false)}}},
+  };
+  return kRegistry;
+}
+
+const Flavors& flavors_of(std::string_view name) {
+  auto found = registry().find(name);
+  if (found == registry().end())
+    throw_config("model.name = \"{}\": no such model; known: {}", name, fmt::join(model_names(), ", "));
+  return found->second;
+}
+
+void apply(const ModelOverrides& changes, ModelArgs& args) {
+  const bool head_dim_follows = args.head_dim * args.n_heads == args.dim;
+  const bool kv_follows = args.n_kv_heads == args.n_heads;
+  auto set = [](const auto& from, auto& to) {
+    if (from) to = *from;
+  };
+  set(changes.dim, args.dim);
+  set(changes.n_layers, args.n_layers);
+  set(changes.n_heads, args.n_heads);
+  if (kv_follows) args.n_kv_heads = args.n_heads;
+  set(changes.n_kv_heads, args.n_kv_heads);
+  if (head_dim_follows && args.n_heads > 0) args.head_dim = args.dim / args.n_heads;
+  set(changes.head_dim, args.head_dim);
+  set(changes.vocab_size, args.vocab_size);
+  set(changes.max_seq_len, args.max_seq_len);
+  set(changes.norm_eps, args.norm_eps);
+  set(changes.rope_theta, args.rope_theta);
+  set(changes.rope_scaling, args.rope_scaling);
+  set(changes.qk_norm, args.qk_norm);
+  set(changes.tied, args.tied);
+  set(changes.depth_init, args.depth_init);
+  if (changes.multiple_of || changes.ffn_dim_multiplier)
+    args.hidden_dim =
+        swiglu_width(args.dim, changes.ffn_dim_multiplier.value_or(0.0), changes.multiple_of.value_or(256));
+  set(changes.hidden_dim, args.hidden_dim);
+}
+
+void check(const ModelArgs& args, std::string_view name, std::string_view flavor) {
+  auto positive = [&](std::string_view key, int64_t value) {
+    if (value < 1 || value > (int64_t{1} << 31))
+      throw_config("model {} {}: {} is {}, expected a value from 1 to 2^31", name, flavor, key, value);
+  };
+  positive("dim", args.dim);
+  positive("n_layers", args.n_layers);
+  positive("n_heads", args.n_heads);
+  positive("n_kv_heads", args.n_kv_heads);
+  positive("head_dim", args.head_dim);
+  positive("hidden_dim", args.hidden_dim);
+  positive("vocab_size", args.vocab_size);
+  positive("max_seq_len", args.max_seq_len);
+  if (args.n_heads % args.n_kv_heads != 0)
+    throw_config("model {} {}: n_heads ({}) must be a multiple of n_kv_heads ({})", name, flavor, args.n_heads,
+                 args.n_kv_heads);
+  if (args.head_dim % 2 != 0)
+    throw_config("model {} {}: head_dim is {}, expected an even number (RoPE rotates pairs)", name, flavor,
+                 args.head_dim);
+  if (!(args.norm_eps > 0) || !(args.rope_theta > 1))
+    throw_config("model {} {}: norm_eps must be above 0 and rope_theta above 1 (seen {} and {})", name, flavor,
+                 args.norm_eps, args.rope_theta);
+}
+
+}  // namespace
+
+ModelArgs model_args(std::string_view name, std::string_view flavor, const ModelOverrides& overrides) {
+  const Flavors& flavors = flavors_of(name);
+  auto found = flavors.find(flavor);
+  if (found == flavors.end())
+    throw_config("model.flavor = \"{}\": {} has no such flavour; known: {}", flavor, name,
+                 fmt::join(model_flavors(name), ", "));
+  ModelArgs args = found->second;
+  apply(overrides, args);
+  check(args, name, flavor);
+  return args;
+}
+
+std::vector<std::string> model_names() {
+  std::vector<std::string> names;
+  for (const auto& [name, flavors] : registry()) names.push_back(name);
+  return names;
+}
+
+std::vector<std::string> model_flavors(std::string_view name) {
+  std::vector<std::string> names;
+  for (const auto& [flavor, args] : flavors_of(name)) names.push_back(flavor);
+  return names;
+}
+
+ParameterCounts count_parameters(const ModelArgs& args) {
+  const int64_t q_width = args.n_heads * args.head_dim;
+  const int64_t kv_width = args.n_kv_heads * args.head_dim;
+  const int64_t attention = 2 * args.dim * q_width + 2 * args.dim * kv_width + (args.qk_norm ? 2 * args.head_dim : 0);
+  const int64_t block = attention + 3 * args.dim * args.hidden_dim + 2 * args.dim;
+  const int64_t table = args.vocab_size * args.dim;
+  return {args.n_layers * block + args.dim + (args.tied ? 1 : 2) * table, args.tied ? 0 : table};
+}
+
+}  // namespace hyperion

@@ -1,0 +1,150 @@
+#include "models/transformer.h"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/tril.h>
+#include <fmt/format.h>
+
+#include <cmath>
+#include <set>
+
+#include "models/ops.h"
+#include "models/rope.h"
+
+namespace hyperion {
+namespace {
+
+Init block_weight(double std) { return Init::truncated_normal(std, -2.0, 2.0); }
+
+double residual_std(const ModelArgs& args, int64_t layer) {
+  const int64_t depth = args.depth_init ? layer + 1 : args.n_layers;
+  return 0.02 / std::sqrt(2.0 * static_cast<double>(depth));
+}
+
+}  // namespace
+
+at::Tensor TokenEmbedding::forward(const at::Tensor& tokens) const { return ops::embedding(tokens, table_->weight); }
+
+TransformerBlock::TransformerBlock(const ModelArgs& args, int64_t layer) : args_(args) {
+  const std::string prefix = fmt::format("layers.{}.", layer);
+  auto weight = [&](const char* name, int64_t out, int64_t in, double std) {
+    return make_parameter(prefix + name, {out, in}, block_weight(std));
+  };
+  auto norm = [&](const char* name, int64_t width) { return make_parameter(prefix + name, {width}, Init::ones()); };
+  const int64_t q_width = args.n_heads * args.head_dim;
+  const int64_t kv_width = args.n_kv_heads * args.head_dim;
+  const double deep = residual_std(args, layer);
+  wq_ = weight("attention.wq.weight", q_width, args.dim, 0.02);
+  wk_ = weight("attention.wk.weight", kv_width, args.dim, 0.02);
+  wv_ = weight("attention.wv.weight", kv_width, args.dim, 0.02);
+  wo_ = weight("attention.wo.weight", args.dim, q_width, deep);
+  if (args.qk_norm) {
+    q_norm_ = norm("attention.q_norm.weight", args.head_dim);
+    k_norm_ = norm("attention.k_norm.weight", args.head_dim);
+  }
+  w1_ = weight("feed_forward.w1.weight", args.hidden_dim, args.dim, 0.02);
+  w2_ = weight("feed_forward.w2.weight", args.dim, args.hidden_dim, deep);
+  w3_ = weight("feed_forward.w3.weight", args.hidden_dim, args.dim, deep);
+  attention_norm_ = norm("attention_norm.weight", args.dim);
+  ffn_norm_ = norm("ffn_norm.weight", args.dim);
+}
+
+std::vector<ParameterPtr> TransformerBlock::parameters() const {
+  std::vector<ParameterPtr> all = {wq_, wk_, wv_, wo_};
+  if (q_norm_) all.insert(all.end(), {q_norm_, k_norm_});
+  all.insert(all.end(), {w1_, w2_, w3_, attention_norm_, ffn_norm_});
+  return all;
+}
+
+at::Tensor TransformerBlock::forward(const at::Tensor& x, const SequenceContext& context) const {
+  const at::Tensor h = x + attention(ops::rms_norm(x, attention_norm_->weight, args_.norm_eps), context);
+  return h + feed_forward(ops::rms_norm(h, ffn_norm_->weight, args_.norm_eps));
+}
+
+at::Tensor TransformerBlock::attention(const at::Tensor& x, const SequenceContext& context) const {
+  const int64_t batch = x.size(0), seq = x.size(1);
+  auto heads = [&](const at::Tensor& t) { return t.view({batch, seq, -1, args_.head_dim}); };
+  at::Tensor q = heads(ops::linear(x, wq_->weight));
+  at::Tensor k = heads(ops::linear(x, wk_->weight));
+  const at::Tensor v = heads(ops::linear(x, wv_->weight));
+  if (q_norm_) {
+    q = ops::rms_norm(q, q_norm_->weight, args_.norm_eps);
+    k = ops::rms_norm(k, k_norm_->weight, args_.norm_eps);
+  }
+  q = ops::rope(q, context.cos, context.sin, args_.rope_style);
+  k = ops::rope(k, context.cos, context.sin, args_.rope_style);
+  const at::Tensor out = ops::attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), context.mask);
+  return ops::linear(out.transpose(1, 2).reshape({batch, seq, -1}), wo_->weight);
+}
+
+at::Tensor TransformerBlock::feed_forward(const at::Tensor& x) const {
+  const at::Tensor gate = ops::linear(x, w1_->weight);
+  const at::Tensor up = ops::linear(x, w3_->weight);
+  return ops::linear(ops::swiglu(gate, up), w2_->weight);
+}
+
+namespace {
+
+Init head_init(const ModelArgs& args) {
+  const double std = 1.0 / std::sqrt(static_cast<double>(args.dim));
+  return Init::truncated_normal(std, -3 * std, 3 * std);
+}
+
+// A tied table takes the head's distribution, as v0.2.2's tied models do: the head needs its scale.
+ParameterPtr make_table(const ModelArgs& args) {
+  const Init init = args.tied ? head_init(args) : Init::normal(1.0);
+  ParameterPtr table = make_parameter("tok_embeddings.weight", {args.vocab_size, args.dim}, init);
+  if (args.tied) table->aliases = {"output.weight"};
+  return table;
+}
+
+std::vector<TransformerBlock> make_blocks(const ModelArgs& args) {
+  std::vector<TransformerBlock> blocks;
+  for (int64_t layer = 0; layer < args.n_layers; ++layer) blocks.emplace_back(args, layer);
+  return blocks;
+}
+
+}  // namespace
+
+Transformer::Transformer(const ModelArgs& args, int64_t loss_chunk_bytes)
+    : args_(args),
+      table_(make_table(args)),
+      norm_(make_parameter("norm.weight", {args.dim}, Init::ones())),
+      output_(args.tied ? table_ : make_parameter("output.weight", {args.vocab_size, args.dim}, head_init(args))),
+      embedding_(table_),
+      blocks_(make_blocks(args)),
+      head_(args, norm_, output_, loss_chunk_bytes > 0 ? loss_chunk_bytes : int64_t{64} << 20) {
+  units_.push_back({"tok_embeddings", {table_}});
+  for (size_t layer = 0; layer < blocks_.size(); ++layer)
+    units_.push_back({fmt::format("layers.{}", layer), blocks_[layer].parameters()});
+  units_.push_back({"norm,output", {norm_, output_}});
+}
+
+std::vector<ParameterPtr> Transformer::parameters() const {
+  std::vector<ParameterPtr> all;
+  std::set<const Parameter*> seen;
+  for (const UnitParameters& unit : units_)
+    for (const ParameterPtr& parameter : unit.parameters)
+      if (seen.insert(parameter.get()).second) all.push_back(parameter);
+  return all;
+}
+
+SequenceContext Transformer::context(int64_t seq_len, at::Device device, const at::Tensor& positions,
+                                     const at::Tensor& document_ids) const {
+  SequenceContext context;
+  const at::Tensor indices = at::arange(seq_len, at::kFloat);
+  const at::Tensor angles = indices.unsqueeze(1) * rope_frequencies(args_).unsqueeze(0);
+  context.cos = angles.cos().to(device);
+  context.sin = angles.sin().to(device);
+  if (positions.defined()) {
+    context.cos = context.cos.index_select(0, positions.flatten()).view({positions.size(0), seq_len, -1});
+    context.sin = context.sin.index_select(0, positions.flatten()).view({positions.size(0), seq_len, -1});
+  }
+  if (document_ids.defined()) {
+    const at::Tensor same = document_ids.unsqueeze(2).eq(document_ids.unsqueeze(1));
+    context.mask = same.tril().unsqueeze(1);
+  }
+  return context;
+}
+
+}  // namespace hyperion

@@ -1,0 +1,110 @@
+// The Llama-shaped decoder (llama3, qwen3 dense) on one device, as a row of units: the embedding, each block, and the
+// head with its loss. The trainer walks the units forward and backward itself; a unit reads its weights through
+// Parameter::weight and knows nothing of ranks, gathering or checkpointing.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/parameter.h"
+#include "models/model_args.h"
+
+namespace hyperion {
+
+// What every block of one microbatch shares.
+struct SequenceContext {
+  at::Tensor cos, sin;  // RoPE angles, fp32 [seq, head_dim/2] or [batch, seq, head_dim/2]
+  at::Tensor mask;      // bool [batch, 1, seq, seq], or undefined for plain causal attention
+};
+
+class TokenEmbedding {
+ public:
+  explicit TokenEmbedding(ParameterPtr table) : table_(std::move(table)) {}
+  // tokens int64 [batch, seq] -> [batch, seq, dim]
+  at::Tensor forward(const at::Tensor& tokens) const;
+
+ private:
+  ParameterPtr table_;
+};
+
+class TransformerBlock {
+ public:
+  TransformerBlock(const ModelArgs& args, int64_t layer);
+  // x [batch, seq, dim] -> [batch, seq, dim]
+  at::Tensor forward(const at::Tensor& x, const SequenceContext& context) const;
+  std::vector<ParameterPtr> parameters() const;
+
+ private:
+  at::Tensor attention(const at::Tensor& x, const SequenceContext& context) const;
+  at::Tensor feed_forward(const at::Tensor& x) const;
+
+  ModelArgs args_;
+  ParameterPtr wq_, wk_, wv_, wo_, q_norm_, k_norm_, w1_, w2_, w3_, attention_norm_, ffn_norm_;
+};
+
+class LossHead {
+ public:
+  // chunk_bytes bounds one chunk of logits in the compute dtype.
+  LossHead(const ModelArgs& args, ParameterPtr norm, ParameterPtr output, int64_t chunk_bytes);
+
+  // Cross-entropy of x [batch, seq, dim] against labels int64 [batch, seq] (-100 = ignored), summed: fp32 scalar
+  // (fp64 for an fp64 model). No gradients.
+  at::Tensor loss_sum(const at::Tensor& x, const at::Tensor& labels) const;
+
+  struct LossAndGrad {
+    at::Tensor loss_sum;  // unscaled
+    at::Tensor grad_x;    // gradient of scale * loss_sum
+  };
+  // Loss and gradient in one go, chunk by chunk: each chunk's logits turn into their own gradient in place, so logits
+  // never exist whole in fp32. Adds the gradients of scale * loss_sum to the weights' .grad(). `scale`: 0-dim tensor.
+  LossAndGrad loss_and_grad(const at::Tensor& x, const at::Tensor& labels, const at::Tensor& scale) const;
+
+  // x [batch, seq, dim] -> logits [batch, seq, vocab] in the compute dtype. No gradients.
+  at::Tensor logits(const at::Tensor& x) const;
+
+ private:
+  int64_t rows_per_chunk(const at::Tensor& x) const;
+
+  double norm_eps_;
+  int64_t chunk_bytes_;
+  ParameterPtr norm_, output_;
+};
+
+// A group of parameters that are gathered, used and released together.
+struct UnitParameters {
+  std::string name;  // "tok_embeddings", "layers.0", ..., "norm,output"
+  std::vector<ParameterPtr> parameters;
+};
+
+class Transformer {
+ public:
+  // loss_chunk_bytes: see LossHead; 0 = 64 MiB.
+  explicit Transformer(const ModelArgs& args, int64_t loss_chunk_bytes = 0);
+
+  const ModelArgs& args() const { return args_; }
+  const TokenEmbedding& embedding() const { return embedding_; }
+  const std::vector<TransformerBlock>& blocks() const { return blocks_; }
+  const LossHead& head() const { return head_; }
+  // Embedding, blocks in order, head: blocks().size() + 2 entries. A tied table is in the first and the last.
+  const std::vector<UnitParameters>& units() const { return units_; }
+  // Every parameter once, in unit order.
+  std::vector<ParameterPtr> parameters() const;
+
+  // RoPE angles for sequences of seq_len tokens. positions: int64 [batch, seq] counted inside each document, or
+  // undefined for 0, 1, ...; document_ids: int32 [batch, seq], or undefined for plain causal attention.
+  SequenceContext context(int64_t seq_len, at::Device device, const at::Tensor& positions = {},
+                          const at::Tensor& document_ids = {}) const;
+
+ private:
+  ModelArgs args_;
+  ParameterPtr table_, norm_, output_;  // output_ is table_ when the head is tied
+  TokenEmbedding embedding_;
+  std::vector<TransformerBlock> blocks_;
+  LossHead head_;
+  std::vector<UnitParameters> units_;
+};
+
+}  // namespace hyperion

@@ -1,0 +1,25 @@
+// Do all ranks run the same job? They compare a fingerprint of configuration, binary, seed and data at the
+// start.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "parallel/communicator.h"
+
+namespace hyperion {
+
+using Fingerprint =
+    std::map<std::string, std::string>;  // "training.steps" -> "100", "binary" -> "0.1.0 3f2a..."
+
+// Collective. Throws Error(kUsage) on every rank when any entry differs: the keys, and which ranks differ
+// from the majority. Values travel as XXH3 hashes.
+void require_agreement(Communicator& group, const Fingerprint& fingerprint);
+
+// The pure part: one line per rank's serialized hashes in, the message out; empty when all agree.
+std::string serialize_hashes(const Fingerprint& fingerprint);
+std::string describe_disagreement(const std::vector<std::string>& serialized,
+                                  const std::vector<int>& global_ranks);
+
+}  // namespace hyperion

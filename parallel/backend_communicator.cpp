@@ -1,0 +1,222 @@
+#include "parallel/backend_communicator.h"
+
+#include <cstdlib>
+
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <ATen/ops/add.h>
+#include <ATen/ops/empty.h>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+#include "base/error.h"
+
+namespace hyperion {
+namespace {
+
+class BackendCommunicator : public Communicator {
+ public:
+  BackendCommunicator(std::string name, int rank, std::vector<int> global_ranks,
+                      std::shared_ptr<CommLedger> ledger, c10::intrusive_ptr<c10d::Backend> backend)
+      : Communicator(std::move(name), rank, std::move(global_ranks), std::move(ledger)),
+        backend_(std::move(backend)) {}
+
+  void set_timeout(std::chrono::milliseconds timeout) override { backend_->setTimeout(timeout); }
+  void abort() override { backend_->abort(); }
+
+ protected:
+  c10d::Backend& c10d_backend() { return *backend_; }
+
+ private:
+  c10::intrusive_ptr<c10d::Backend> backend_;
+};
+
+// --- Gloo ---
+
+// out = rows[0] + rows[1] + ... in that order; 16-bit floats add up in float32 and are rounded once.
+void sum_rows(const at::Tensor& out, const at::Tensor& rows) {
+  const bool narrow = rows.scalar_type() == at::kBFloat16 || rows.scalar_type() == at::kHalf;
+  const at::Tensor terms = narrow ? rows.to(at::kFloat) : rows;
+  at::Tensor sum = narrow ? at::empty_like(terms[0]) : out.view({-1});
+  at::add_out(sum, terms[0], terms[1]);
+  for (int64_t r = 2; r < terms.size(0); ++r) sum.add_(terms[r]);
+  if (narrow) out.view({-1}).copy_(sum);
+}
+
+class GlooCommunicator : public BackendCommunicator {
+ public:
+  using BackendCommunicator::BackendCommunicator;
+  std::string_view backend() const override { return "gloo"; }
+
+ private:
+  static Finish wait_for(c10::intrusive_ptr<c10d::Work> work) {
+    return [work = std::move(work)] { work->wait(); };
+  }
+
+  Finish do_all_gather(const at::Tensor& out, const at::Tensor& in) override {
+    at::Tensor to = out.view({-1}), from = in.view({-1});
+    return wait_for(c10d_backend()._allgather_base(to, from));
+  }
+  // Gloo's own reduce-scatter is an all-reduce and a slice: twice the bytes. Here every rank sends each peer
+  // its chunk and adds up what it receives in rank order.
+  Finish do_reduce_scatter_sum(const at::Tensor& out, const at::Tensor& in) override {
+    at::Tensor from = in.view({-1}), received = at::empty_like(from);
+    std::vector<int64_t> even;
+    auto work = c10d_backend().alltoall_base(received, from, even, even);
+    return [work = std::move(work), received = received.view({size(), -1}), out] {
+      work->wait();
+      sum_rows(out, received);
+    };
+  }
+  Finish do_all_reduce(const at::Tensor& tensor, bool max) override {
+    std::vector<at::Tensor> tensors = {tensor};
+    c10d::AllreduceOptions options;
+    options.reduceOp = max ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM;
+    return wait_for(c10d_backend().allreduce(tensors, options));
+  }
+  Finish do_broadcast(const at::Tensor& tensor, int root) override {
+    std::vector<at::Tensor> tensors = {tensor};
+    c10d::BroadcastOptions options;
+    options.rootRank = root;
+    return wait_for(c10d_backend().broadcast(tensors, options));
+  }
+  Finish do_barrier() override { return wait_for(c10d_backend().barrier()); }
+};
+
+// --- NCCL: asyncOp = false launches on the current stream, so there is nothing to wait for ---
+
+class NcclCommunicator : public BackendCommunicator {
+ public:
+  using BackendCommunicator::BackendCommunicator;
+  std::string_view backend() const override { return "nccl"; }
+
+ private:
+  Finish do_all_gather(const at::Tensor& out, const at::Tensor& in) override {
+    at::Tensor to = out.view({-1}), from = in.view({-1});
+    c10d::AllgatherOptions options;
+    options.asyncOp = false;
+    c10d_backend()._allgather_base(to, from, options);
+    return nullptr;
+  }
+  Finish do_reduce_scatter_sum(const at::Tensor& out, const at::Tensor& in) override {
+    at::Tensor to = out.view({-1}), from = in.view({-1});
+    c10d::ReduceScatterOptions options;
+    options.asyncOp = false;
+    c10d_backend()._reduce_scatter_base(to, from, options);
+    return nullptr;
+  }
+  Finish do_all_reduce(const at::Tensor& tensor, bool max) override {
+    std::vector<at::Tensor> tensors = {tensor};
+    c10d::AllreduceOptions options;
+    options.reduceOp = max ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM;
+    options.asyncOp = false;
+    c10d_backend().allreduce(tensors, options);
+    return nullptr;
+  }
+  Finish do_broadcast(const at::Tensor& tensor, int root) override {
+    std::vector<at::Tensor> tensors = {tensor};
+    c10d::BroadcastOptions options;
+    options.rootRank = root;
+    options.asyncOp = false;
+    c10d_backend().broadcast(tensors, options);
+    return nullptr;
+  }
+  Finish do_barrier() override {
+    return [work = c10d_backend().barrier()] { work->wait(); };
+  }
+};
+
+// --- which address Gloo listens on ---
+
+std::string text_of(const sockaddr* address) {
+  char host[NI_MAXHOST] = "";
+  const socklen_t length = address->sa_family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+  getnameinfo(address, length, host, sizeof host, nullptr, 0, NI_NUMERICHOST);
+  return host;
+}
+
+bool is_loopback(const std::string& address) {
+  return address.starts_with("127.") || address == "::1";
+}
+
+// The local address that packets to `host` leave from; a connected UDP socket tells it without sending any.
+std::string address_towards(const std::string& host) {
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_socktype = SOCK_DGRAM;
+  if (getaddrinfo(host.c_str(), "9", &hints, &found) != 0) return "";
+  std::string result;
+  for (const addrinfo* info = found; info != nullptr && result.empty(); info = info->ai_next) {
+    const int fd = socket(info->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    sockaddr_storage local{};
+    socklen_t length = sizeof local;
+    if (fd >= 0 && connect(fd, info->ai_addr, info->ai_addrlen) == 0 &&
+        getsockname(fd, reinterpret_cast<sockaddr*>(&local), &length) == 0) {
+      result = text_of(reinterpret_cast<const sockaddr*>(&local));
+    }
+    if (fd >= 0) close(fd);
+  }
+  freeaddrinfo(found);
+  return result;
+}
+
+// The first address of this host that others can reach; for hosts whose own name resolves to 127.0.1.1.
+std::string first_public_address() {
+  ifaddrs* list = nullptr;
+  if (getifaddrs(&list) != 0) return "";
+  std::string result;
+  for (const ifaddrs* entry = list; entry != nullptr && result.empty(); entry = entry->ifa_next) {
+    if (entry->ifa_addr == nullptr || entry->ifa_addr->sa_family != AF_INET) continue;
+    if ((entry->ifa_flags & IFF_UP) && !(entry->ifa_flags & IFF_LOOPBACK)) result = text_of(entry->ifa_addr);
+  }
+  freeifaddrs(list);
+  return result;
+}
+
+std::shared_ptr<gloo::transport::Device> gloo_device(const Environment& environment) {
+  using c10d::ProcessGroupGloo;
+  if (const char* interface = std::getenv("GLOO_SOCKET_IFNAME"); interface != nullptr && *interface != '\0') {
+    return ProcessGroupGloo::createDeviceForInterface(interface);
+  }
+  if (environment.single_host()) return ProcessGroupGloo::createDeviceForHostname("127.0.0.1");
+  std::string address = address_towards(environment.master_addr);
+  if (address.empty() || is_loopback(address)) address = first_public_address();
+  if (address.empty()) {
+    throw_comm(
+        "rank {}: this host has no network address that the other hosts can reach (MASTER_ADDR is {}); name "
+        "the "
+        "interface in GLOO_SOCKET_IFNAME",
+        environment.rank, environment.master_addr);
+  }
+  return ProcessGroupGloo::createDeviceForHostname(address);
+}
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_gloo_communicator(std::string name, int rank,
+                                                     std::vector<int> global_ranks,
+                                                     std::shared_ptr<CommLedger> ledger,
+                                                     const c10::intrusive_ptr<c10d::Store>& store,
+                                                     const Environment& environment,
+                                                     std::chrono::milliseconds timeout) {
+  auto options = c10d::ProcessGroupGloo::Options::create(timeout);
+  options->devices = {gloo_device(environment)};
+  options->group_name = name;
+  const int size = static_cast<int>(global_ranks.size());
+  auto backend = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, options);
+  return std::make_unique<GlooCommunicator>(std::move(name), rank, std::move(global_ranks), std::move(ledger),
+                                            std::move(backend));
+}
+
+std::unique_ptr<Communicator> make_nccl_communicator(std::string name, int rank,
+                                                     std::vector<int> global_ranks,
+                                                     std::shared_ptr<CommLedger> ledger,
+                                                     c10::intrusive_ptr<c10d::Backend> backend) {
+  return std::make_unique<NcclCommunicator>(std::move(name), rank, std::move(global_ranks), std::move(ledger),
+                                            std::move(backend));
+}
+
+}  // namespace hyperion

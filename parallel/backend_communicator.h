@@ -1,0 +1,36 @@
+// Communicators over libtorch's backends: Gloo for CPU tensors, NCCL for CUDA tensors.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <c10/util/intrusive_ptr.h>
+
+#include "parallel/communicator.h"
+#include "parallel/environment.h"
+
+namespace c10d {
+class Store;
+class Backend;
+}  // namespace c10d
+
+namespace hyperion {
+
+// Connects the group: collective over its ranks, `store` must be scoped to the group. Single-host jobs talk
+// over 127.0.0.1; others over GLOO_SOCKET_IFNAME, or else the address that leads to the master.
+std::unique_ptr<Communicator> make_gloo_communicator(std::string name, int rank,
+                                                     std::vector<int> global_ranks,
+                                                     std::shared_ptr<CommLedger> ledger,
+                                                     const c10::intrusive_ptr<c10d::Store>& store,
+                                                     const Environment& environment,
+                                                     std::chrono::milliseconds timeout);
+
+// `backend`: what DeviceLibrary::make_nccl_backend returned. Operations run on the caller's current stream.
+std::unique_ptr<Communicator> make_nccl_communicator(std::string name, int rank,
+                                                     std::vector<int> global_ranks,
+                                                     std::shared_ptr<CommLedger> ledger,
+                                                     c10::intrusive_ptr<c10d::Backend> backend);
+
+}  // namespace hyperion

@@ -1,0 +1,160 @@
+#include "parallel/communicator.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include <fmt/ranges.h>
+
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+
+#include "base/error.h"
+#include "parallel/phase.h"
+
+namespace hyperion {
+namespace {
+
+void require(bool good, const Communicator& group, const char* operation, const at::Tensor& out,
+             const at::Tensor& in) {
+  if (good && out.is_contiguous() && in.is_contiguous() && out.dtype() == in.dtype() &&
+      out.device() == in.device())
+    return;
+  throw_bug(
+      "{} in group {} of {} ranks: the tensors do not fit together (out {} elements {}, in {} elements {}; "
+      "both "
+      "contiguous and on one device?)",
+      operation, group.name(), group.size(), out.numel(), out.dtype().name(), in.numel(), in.dtype().name());
+}
+
+}  // namespace
+
+Communicator::Communicator(std::string name, int rank, std::vector<int> global_ranks,
+                           std::shared_ptr<CommLedger> ledger)
+    : name_(std::move(name)),
+      rank_(rank),
+      global_ranks_(std::move(global_ranks)),
+      ledger_(std::move(ledger)) {}
+
+void Communicator::fail(const char* operation, const std::string& phase, const std::string& why) const {
+  const std::string report = fmt::format(
+      "rank {}: {} (number {} of group {}, ranks {}) failed{}: {}", global_ranks_[rank_], operation,
+      sequence_, name_, fmt::join(global_ranks_, " "), phase.empty() ? "" : " in phase '" + phase + "'", why);
+  throw Error(ExitCode::kCommunication, report + (post_mortem_ ? post_mortem_(operation, phase) : ""));
+}
+
+Pending Communicator::run(const char* operation, int64_t bytes, const std::function<Finish()>& start) {
+  if (ledger_) ledger_->add(name_, operation, bytes);
+  ++sequence_;
+  const auto guarded = [this, operation](const std::string& phase, const auto& action) {
+    try {
+      return action();
+    } catch (const Error&) {
+      throw;
+    } catch (const c10::Error& error) {
+      fail(operation, phase, error.what_without_backtrace());
+    } catch (const std::exception& error) {
+      fail(operation, phase, error.what());
+    }
+  };
+  std::string phase = current_phase();
+  Finish finish = guarded(phase, start);
+  if (!finish) return {};
+  return Pending([guarded, phase = std::move(phase), finish = std::move(finish)] { guarded(phase, finish); });
+}
+
+Pending Communicator::start_all_gather_into(const at::Tensor& out, const at::Tensor& in) {
+  require(out.numel() == in.numel() * size(), *this, "all_gather", out, in);
+  if (in.numel() == 0) return {};
+  const int64_t bytes = static_cast<int64_t>(in.nbytes()) * (size() - 1);
+  return run("all_gather", bytes, [&] { return do_all_gather(out, in); });
+}
+
+Pending Communicator::start_reduce_scatter_sum(const at::Tensor& out, const at::Tensor& in) {
+  require(in.numel() == out.numel() * size(), *this, "reduce_scatter", out, in);
+  if (out.numel() == 0) return {};
+  const int64_t bytes = static_cast<int64_t>(out.nbytes()) * (size() - 1);
+  return run("reduce_scatter", bytes, [&] { return do_reduce_scatter_sum(out, in); });
+}
+
+Pending Communicator::start_all_reduce(const at::Tensor& tensor, bool max) {
+  require(true, *this, "all_reduce", tensor, tensor);
+  if (tensor.numel() == 0) return {};
+  const int64_t bytes = 2 * static_cast<int64_t>(tensor.nbytes()) * (size() - 1) / size();
+  return run("all_reduce", bytes, [&] { return do_all_reduce(tensor, max); });
+}
+
+void Communicator::broadcast(const at::Tensor& tensor, int root) {
+  require(root >= 0 && root < size(), *this, "broadcast", tensor, tensor);
+  if (tensor.numel() == 0) return;
+  const int64_t bytes = static_cast<int64_t>(tensor.nbytes()) * (size() - 1) / size();
+  run("broadcast", bytes, [&] { return do_broadcast(tensor, root); }).wait();
+}
+
+void Communicator::barrier() {
+  run("barrier", 0, [&] { return do_barrier(); }).wait();
+}
+
+std::vector<std::string> Communicator::all_gather_text(const std::string& text) {
+  if (backend() == "nccl") throw_bug("all_gather_text in group {}: NCCL groups move no text", name_);
+  at::Tensor lengths = at::empty({size()}, at::kLong);
+  at::Tensor length = at::empty({1}, at::kLong);
+  *length.data_ptr<int64_t>() = static_cast<int64_t>(text.size());
+  all_gather_into(lengths, length);
+  const std::vector<int64_t> sizes(lengths.data_ptr<int64_t>(), lengths.data_ptr<int64_t>() + size());
+  const int64_t longest = *std::max_element(sizes.begin(), sizes.end());
+  at::Tensor all = at::empty({size(), longest}, at::kByte);
+  at::Tensor mine = at::empty({longest}, at::kByte);
+  std::memcpy(mine.data_ptr(), text.data(), text.size());
+  std::memset(static_cast<char*>(mine.data_ptr()) + text.size(), 0, longest - text.size());
+  all_gather_into(all, mine);
+  std::vector<std::string> texts;
+  for (int r = 0; r < size(); ++r) {
+    texts.emplace_back(static_cast<const char*>(all.data_ptr()) + r * longest, sizes[r]);
+  }
+  return texts;
+}
+
+namespace {
+
+// One process that stands for a group of any size; alone, it is exact.
+class LocalCommunicator : public Communicator {
+ public:
+  using Communicator::Communicator;
+  std::string_view backend() const override { return size() == 1 ? "solo" : "fake"; }
+  void set_timeout(std::chrono::milliseconds) override {}
+
+ private:
+  Finish do_all_gather(const at::Tensor& out, const at::Tensor& in) override {
+    const at::Tensor slots = out.view({size(), -1});
+    for (int r = 0; r < size(); ++r) copy(slots[r], in);
+    return nullptr;
+  }
+  Finish do_reduce_scatter_sum(const at::Tensor& out, const at::Tensor& in) override {
+    copy(out, in.view({size(), -1})[rank()]);
+    return nullptr;
+  }
+  Finish do_all_reduce(const at::Tensor&, bool) override { return nullptr; }
+  Finish do_broadcast(const at::Tensor&, int) override { return nullptr; }
+  Finish do_barrier() override { return nullptr; }
+
+  static void copy(const at::Tensor& to, const at::Tensor& from) {
+    if (to.data_ptr() != from.data_ptr()) to.view({-1}).copy_(from.view({-1}), /*non_blocking=*/true);
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_solo_communicator(std::string name, int global_rank,
+                                                     std::shared_ptr<CommLedger> ledger) {
+  return std::make_unique<LocalCommunicator>(std::move(name), 0, std::vector<int>{global_rank},
+                                             std::move(ledger));
+}
+
+std::unique_ptr<Communicator> make_fake_communicator(std::string name, int rank,
+                                                     std::vector<int> global_ranks,
+                                                     std::shared_ptr<CommLedger> ledger) {
+  return std::make_unique<LocalCommunicator>(std::move(name), rank, std::move(global_ranks),
+                                             std::move(ledger));
+}
+
+}  // namespace hyperion

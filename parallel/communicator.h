@@ -1,0 +1,128 @@
+// Collectives over one group of ranks: the only door through which tensors leave a process.
+//
+// Every rank of the group must issue the same operations in the same order. An operation comes in two forms:
+// `x(...)` returns when the result may be used, `start_x(...)` returns a Pending to wait for. On CPU (Gloo)
+// waiting blocks the host. On CUDA (NCCL) both forms enqueue on the current stream and wait() does nothing
+// more: order other streams by events (parallel/streams.h). One thread at a time may use a communicator.
+// Tensors must be contiguous and must not be touched between start and wait.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "parallel/ledger.h"
+
+namespace hyperion {
+
+// An operation under way. Dropping it without wait() is allowed, but then the tensors must outlive the
+// group's next operation and their content is unspecified.
+class [[nodiscard]] Pending {
+ public:
+  Pending() = default;  // already complete
+  explicit Pending(std::function<void()> finish) : finish_(std::move(finish)) {}
+  Pending(Pending&& other) noexcept : finish_(std::exchange(other.finish_, nullptr)) {}
+  Pending& operator=(Pending&& other) noexcept {
+    finish_ = std::exchange(other.finish_, nullptr);
+    return *this;
+  }
+
+  bool done() const { return finish_ == nullptr; }
+  // Throws Error(kCommunication) naming rank, group, operation and phase. The second call does nothing.
+  void wait() {
+    if (auto finish = std::exchange(finish_, nullptr)) finish();
+  }
+
+ private:
+  std::function<void()> finish_;
+};
+
+class Communicator {
+ public:
+  // `rank`: index in global_ranks. The ledger may be null.
+  Communicator(std::string name, int rank, std::vector<int> global_ranks, std::shared_ptr<CommLedger> ledger);
+  virtual ~Communicator() = default;
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  const std::string& name() const { return name_; }  // "fsdp/0"
+  int rank() const { return rank_; }                 // this rank's index in the group
+  int size() const { return static_cast<int>(global_ranks_.size()); }
+  const std::vector<int>& global_ranks() const { return global_ranks_; }
+  virtual std::string_view backend() const = 0;  // "shm", "gloo", "nccl", "fake", "solo"
+
+  // out[r] = in of rank r. out has size() times the elements of in, same dtype; `in` may be out's own slot.
+  Pending start_all_gather_into(const at::Tensor& out, const at::Tensor& in);
+  void all_gather_into(const at::Tensor& out, const at::Tensor& in) { start_all_gather_into(out, in).wait(); }
+
+  // out = sum over ranks r of (chunk rank() of r's in), added in rank order on CPU. in has size() times the
+  // elements of out, same dtype, one of float32, float64, bfloat16, float16, int64, int32; 16-bit floats add
+  // up in float32.
+  Pending start_reduce_scatter_sum(const at::Tensor& out, const at::Tensor& in);
+  void reduce_scatter_sum(const at::Tensor& out, const at::Tensor& in) {
+    start_reduce_scatter_sum(out, in).wait();
+  }
+
+  // In place; dtypes as above. The result has the same bits on every rank.
+  Pending start_all_reduce_sum(const at::Tensor& tensor) { return start_all_reduce(tensor, /*max=*/false); }
+  void all_reduce_sum(const at::Tensor& tensor) { start_all_reduce_sum(tensor).wait(); }
+  Pending start_all_reduce_max(const at::Tensor& tensor) { return start_all_reduce(tensor, /*max=*/true); }
+  void all_reduce_max(const at::Tensor& tensor) { start_all_reduce_max(tensor).wait(); }
+
+  // In place, from the rank with index `root` in this group.
+  void broadcast(const at::Tensor& tensor, int root);
+  // Returns when every rank has arrived (on CUDA: blocks the host).
+  void barrier();
+  // Every rank's text, by rank. Not on NCCL groups: use ProcessGroups::host().
+  std::vector<std::string> all_gather_text(const std::string& text);
+
+  // For every later operation.
+  virtual void set_timeout(std::chrono::milliseconds timeout) = 0;
+  // Asked once an operation has failed: what the other ranks say, appended to the error's message.
+  using PostMortem = std::function<std::string(const std::string& operation, const std::string& phase)>;
+  void set_post_mortem(PostMortem post_mortem) { post_mortem_ = std::move(post_mortem); }
+  // Gives up connections at once, so that peers notice; for the way out after a failure.
+  virtual void abort() {}
+
+ protected:
+  // What a backend does. Shapes and dtypes are checked and the tensors are not empty. The function returned
+  // (may be null) completes the operation; any exception of either becomes Error(kCommunication).
+  using Finish = std::function<void()>;
+
+ private:
+  virtual Finish do_all_gather(const at::Tensor& out, const at::Tensor& in) = 0;
+  virtual Finish do_reduce_scatter_sum(const at::Tensor& out, const at::Tensor& in) = 0;
+  virtual Finish do_all_reduce(const at::Tensor& tensor, bool max) = 0;
+  virtual Finish do_broadcast(const at::Tensor& tensor, int root) = 0;
+  virtual Finish do_barrier() = 0;
+
+  Pending start_all_reduce(const at::Tensor& tensor, bool max);
+  // Counts, calls `start`, and wraps what it returns so that errors name rank, group, operation and phase.
+  Pending run(const char* operation, int64_t bytes, const std::function<Finish()>& start);
+  [[noreturn]] void fail(const char* operation, const std::string& phase, const std::string& why) const;
+
+  std::string name_;
+  int rank_;
+  std::vector<int> global_ranks_;
+  std::shared_ptr<CommLedger> ledger_;
+  PostMortem post_mortem_;
+  int64_t sequence_ = 0;  // operations so far
+};
+
+// A group of one rank: nothing is sent; a gather or reduction copies unless it is in place.
+std::unique_ptr<Communicator> make_solo_communicator(std::string name, int global_rank,
+                                                     std::shared_ptr<CommLedger> ledger);
+// A group of any size in one process, for dry runs: a gather copies the input into every slot, a
+// reduce-scatter copies the rank's own chunk, everything else leaves its tensor as it is. Bytes are counted
+// as if they were sent.
+std::unique_ptr<Communicator> make_fake_communicator(std::string name, int rank,
+                                                     std::vector<int> global_ranks,
+                                                     std::shared_ptr<CommLedger> ledger);
+
+}  // namespace hyperion

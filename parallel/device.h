@@ -1,0 +1,28 @@
+// CPU or CUDA: decided before anything CUDA is loaded, by asking the driver alone.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+
+namespace hyperion {
+
+enum class DeviceKind { kCpu, kCuda };
+
+// How many devices the NVIDIA driver offers to this process (CUDA_VISIBLE_DEVICES is respected), and when
+// there are none, why ("libcuda.so.1 was not found").
+struct DriverProbe {
+  int devices = 0;
+  std::string reason;
+};
+// Loads libcuda.so.1, initialises it and counts. Creates no CUDA context.
+DriverProbe probe_driver();
+
+// `wanted`: HYPERION_DEVICE ("auto", "cpu" or "cuda"; absent or empty = auto). `library_problem` says why our
+// CUDA library cannot be used (empty when it can); it is asked only when a device is there and wanted. Never
+// falls to CPU silently: a device without a usable library, or cuda without a device, throws Error(kUsage)
+// with the remedy.
+DeviceKind choose_device(const std::optional<std::string>& wanted, const DriverProbe& driver,
+                         const std::function<std::string()>& library_problem);
+
+}  // namespace hyperion

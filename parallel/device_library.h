@@ -1,0 +1,64 @@
+// Our CUDA code, reached through one table of functions in libhyperion_cuda.so: the binary itself links no
+// CUDA and starts as fast on a CPU machine as if CUDA did not exist (libtorch_cuda alone costs 0.15 s and 360
+// MB to load).
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+#include <c10/util/intrusive_ptr.h>
+
+namespace c10d {
+class Store;
+class Backend;
+}  // namespace c10d
+
+namespace hyperion {
+
+// What the caching allocator of one device holds, in bytes; peaks since the last reset_peak_memory.
+struct DeviceMemory {
+  int64_t active = 0, active_peak = 0, reserved = 0, reserved_peak = 0;
+  int64_t retries = 0, out_of_memory = 0;  // allocations that had to flush the cache; that failed
+};
+
+struct NcclOptions {
+  std::string name;  // of the group, for NCCL's own messages and traces
+  std::chrono::milliseconds timeout{};
+  int device_index = 0;
+  bool high_priority = true;
+};
+
+// Every function may throw c10::Error. Device indices count the visible devices.
+struct DeviceLibrary {
+  static constexpr uint32_t kVersion = 1;  // raised whenever this struct changes
+  uint32_t version;
+  uint32_t struct_size;
+
+  int (*device_count)();
+  void (*set_device)(int index);  // for the calling thread; initialises CUDA
+  std::string (*device_name)(int index);
+  int64_t (*total_memory)(int index);
+  std::string (*versions)();  // "CUDA 13.0, NCCL 2.28.9"
+
+  DeviceMemory (*memory)(int index);
+  void (*reset_peak_memory)(int index);
+  void (*empty_cache)();
+  void (*record_memory_history)(int max_entries);         // 0 stops recording
+  void (*save_memory_snapshot)(const std::string& path);  // a pickle for pytorch.org/memory_viz
+
+  c10::intrusive_ptr<c10d::Backend> (*make_nccl_backend)(const c10::intrusive_ptr<c10d::Store>& store,
+                                                         int rank, int size, const NcclOptions& options);
+};
+
+// The name of the one symbol libhyperion_cuda.so exports for us: const DeviceLibrary*
+// hyperion_device_library().
+inline constexpr const char* kDeviceLibraryEntry = "hyperion_device_library";
+
+// Loads libhyperion_cuda.so from the folder of the running binary, once. Returns why it cannot be used; empty
+// = usable.
+std::string load_device_library();
+// The loaded table. Throws Error(kBug) when load_device_library() was not called or failed.
+const DeviceLibrary& device_library();
+
+}  // namespace hyperion

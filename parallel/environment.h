@@ -1,0 +1,44 @@
+// Who this process is among the ranks: read from the variables torchrun sets, or from SLURM's alone, or one
+// process.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace hyperion {
+
+struct Environment {
+  int rank = 0;
+  int world_size = 1;
+  int local_rank = 0;        // index on this host: which GPU
+  int local_world_size = 1;  // ranks on this host
+  int node = 0;              // index of this host (GROUP_RANK, SLURM_NODEID)
+  std::string master_addr = "127.0.0.1";
+  int master_port = 29500;
+  int master_listen_fd =
+      -1;  // a socket that already listens on master_port (rank 0; launchers in the same process)
+
+  bool agent_store = false;  // torchrun's agent already serves the store at master_addr:master_port
+  int restart_count = 0;     // TORCHELASTIC_RESTART_COUNT: keeps attempts apart in such a store
+
+  // True when every rank runs on this host.
+  bool single_host() const { return local_world_size == world_size; }
+};
+
+using EnvironmentLookup = std::function<std::optional<std::string>(const std::string& name)>;
+
+// RANK and WORLD_SIZE (torchrun) win over SLURM_PROCID and SLURM_NTASKS; with neither, rank 0 of 1. Under
+// SLURM the master is the first host of the job's node list and the port is derived from the job's number,
+// unless MASTER_ADDR / MASTER_PORT say otherwise. Throws Error(kUsage) naming the variable and its value when
+// one is missing or malformed.
+Environment read_environment(const EnvironmentLookup& lookup);
+Environment read_environment();  // from the process's own environment
+
+// The hosts of a SLURM node list: "n[0-2,7],gpu1" -> n0 n1 n2 n7 gpu1; leading zeros are kept ("n[08-10]").
+// Throws Error(kUsage) on a malformed list or one of more than 100,000 hosts.
+std::vector<std::string> expand_node_list(std::string_view list);
+
+}  // namespace hyperion

@@ -1,0 +1,132 @@
+#include "parallel/mesh.h"
+
+#include <cstdint>
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+
+namespace hyperion {
+namespace {
+
+constexpr std::array<std::string_view, kMeshDims.size()> kNames = {
+    "pp", "dp_replicate", "dp_shard", "cp", "tp", "batch", "fsdp", "loss", "world"};
+
+// The layout dimensions a (derived) dimension spans, outermost first, as indices into Mesh::degrees_.
+std::vector<int> spanned(MeshDim dim) {
+  switch (dim) {
+    case MeshDim::kBatch:
+      return {1, 2};
+    case MeshDim::kFsdp:
+      return {2, 3};
+    case MeshDim::kLoss:
+      return {1, 2, 3};
+    case MeshDim::kWorld:
+      return {0, 1, 2, 3, 4};
+    default:
+      return {static_cast<int>(dim)};
+  }
+}
+
+std::array<int, 5> coordinates_of(int rank, const std::array<int, 5>& degrees) {
+  std::array<int, 5> coordinates{};
+  for (int i = 4; i >= 0; --i) {
+    coordinates[i] = rank % degrees[i];
+    rank /= degrees[i];
+  }
+  return coordinates;
+}
+
+int rank_of(const std::array<int, 5>& coordinates, const std::array<int, 5>& degrees) {
+  int rank = 0;
+  for (int i = 0; i < 5; ++i) rank = rank * degrees[i] + coordinates[i];
+  return rank;
+}
+
+std::string product_text(const std::array<int, 5>& degrees) {
+  return fmt::format("pp {} x dp_replicate {} x dp_shard {} x cp {} x tp {}", degrees[0], degrees[1],
+                     degrees[2], degrees[3], degrees[4]);
+}
+
+}  // namespace
+
+std::string_view name_of(MeshDim dim) {
+  return kNames[static_cast<size_t>(dim)];
+}
+
+Mesh::Mesh(const MeshConfig& config, int world_size)
+    : degrees_{config.pp, config.dp_replicate, config.dp_shard, config.cp, config.tp},
+      world_size_(world_size) {
+  if (world_size < 1) throw_config("the job has {} ranks, expected at least 1", world_size);
+  int64_t others = 1;  // the product of all but dp_shard; stops growing once it exceeds any sensible world
+  for (int i = 0; i < 5; ++i) {
+    if (degrees_[i] < 1 && !(i == 2 && degrees_[i] == -1)) {
+      throw_config("mesh {}: {} is {}, expected a degree of at least 1{}", product_text(degrees_), kNames[i],
+                   degrees_[i], i == 2 ? " or -1 for the rest of the ranks" : "");
+    }
+    if (i != 2 && others <= world_size) others *= degrees_[i];
+  }
+  if (degrees_[2] == -1) {
+    if (others > world_size || world_size % others != 0) {
+      throw_config(
+          "mesh {}: the {} ranks of the job are not a multiple of the product of the other degrees; change "
+          "the degrees or the number of ranks",
+          product_text(degrees_), world_size);
+    }
+    degrees_[2] = static_cast<int>(world_size / others);
+  }
+  if (others > world_size || others * degrees_[2] != world_size) {
+    throw_config(
+        "mesh {}: the product is not the number of ranks, {}; change the degrees (dp_shard = -1 takes the "
+        "rest) or the number of ranks",
+        product_text(degrees_), world_size);
+  }
+}
+
+int Mesh::degree(MeshDim dim) const {
+  int degree = 1;
+  for (int i : spanned(dim)) degree *= degrees_[i];
+  return degree;
+}
+
+int Mesh::coordinate(int rank, MeshDim dim) const {
+  const auto coordinates = coordinates_of(rank, degrees_);
+  int index = 0;
+  for (int i : spanned(dim)) index = index * degrees_[i] + coordinates[i];
+  return index;
+}
+
+std::vector<int> Mesh::group(int rank, MeshDim dim) const {
+  auto coordinates = coordinates_of(rank, degrees_);
+  const auto dims = spanned(dim);
+  std::vector<int> ranks(degree(dim));
+  for (size_t member = 0; member < ranks.size(); ++member) {
+    int rest = static_cast<int>(member);
+    for (auto i = dims.rbegin(); i != dims.rend(); ++i) {
+      coordinates[*i] = rest % degrees_[*i];
+      rest /= degrees_[*i];
+    }
+    ranks[member] = rank_of(coordinates, degrees_);
+  }
+  return ranks;
+}
+
+int Mesh::slice(int rank, MeshDim dim) const {
+  auto coordinates = coordinates_of(rank, degrees_);
+  auto degrees = degrees_;
+  for (int i : spanned(dim)) {
+    coordinates[i] = 0;
+    degrees[i] = 1;
+  }
+  return rank_of(coordinates, degrees);
+}
+
+std::string Mesh::group_name(int rank, MeshDim dim) const {
+  return fmt::format("{}/{}", name_of(dim), slice(rank, dim));
+}
+
+std::string Mesh::describe() const {
+  return fmt::format("{} = {} ranks", product_text(degrees_), world_size_);
+}
+
+}  // namespace hyperion

@@ -1,0 +1,72 @@
+// The mesh: how the ranks of a job are laid out over the named parallel dimensions, and which ranks form a
+// group. Pure arithmetic, no communication: rank = (((pp * R + dp_replicate) * S + dp_shard) * C + cp) * T +
+// tp.
+#pragma once
+
+#include <array>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace hyperion {
+
+// Degrees as the user wrote them. dp_shard = -1 takes what the others leave of the world size.
+struct MeshConfig {
+  int pp = 1;
+  int dp_replicate = 1;
+  int dp_shard = -1;
+  int cp = 1;
+  int tp = 1;
+};
+
+// The five dimensions of the layout (outermost first; tp is fastest) and the ones derived from them.
+enum class MeshDim {
+  kPp,
+  kDpReplicate,
+  kDpShard,
+  kCp,
+  kTp,
+  kBatch,  // dp_replicate x dp_shard: ranks that read different data
+  kFsdp,   // dp_shard x cp: ranks that shard one copy of the parameters
+  kLoss,   // dp_replicate x dp_shard x cp (the flattened HSDP mesh): ranks whose token counts and losses add
+           // up
+  kWorld,  // every rank
+};
+inline constexpr std::array kMeshDims = {MeshDim::kPp,   MeshDim::kDpReplicate, MeshDim::kDpShard,
+                                         MeshDim::kCp,   MeshDim::kTp,          MeshDim::kBatch,
+                                         MeshDim::kFsdp, MeshDim::kLoss,        MeshDim::kWorld};
+
+// "pp", "dp_replicate", "dp_shard", "cp", "tp", "batch", "fsdp", "loss", "world".
+std::string_view name_of(MeshDim dim);
+
+class Mesh {
+ public:
+  // Resolves dp_shard = -1 and checks that the product of the degrees is world_size.
+  // Throws Error(kUsage) naming all degrees otherwise.
+  Mesh(const MeshConfig& config, int world_size);
+
+  int world_size() const { return world_size_; }
+  // The number of ranks in a group of this dimension.
+  int degree(MeshDim dim) const;
+  // This rank's index inside its group of `dim`; for a derived dimension the outer coordinate counts most.
+  int coordinate(int rank, MeshDim dim) const;
+  // The global ranks of the group that `rank` belongs to, in order of their coordinate.
+  std::vector<int> group(int rank, MeshDim dim) const;
+  // Which of the world_size / degree groups of `dim` the rank is in: the row-major index of its other
+  // coordinates.
+  int slice(int rank, MeshDim dim) const;
+  // "fsdp/3": the dimension and the slice.
+  std::string group_name(int rank, MeshDim dim) const;
+
+  bool fsdp_enabled() const { return degree(MeshDim::kFsdp) > 1; }
+  bool hsdp_enabled() const { return fsdp_enabled() && degree(MeshDim::kDpReplicate) > 1; }
+
+  // "pp 1 x dp_replicate 2 x dp_shard 2 x cp 1 x tp 1 = 4 ranks"
+  std::string describe() const;
+
+ private:
+  std::array<int, 5> degrees_;  // pp, dp_replicate, dp_shard, cp, tp
+  int world_size_;
+};
+
+}  // namespace hyperion

@@ -1,0 +1,67 @@
+// The process groups of a job: rendezvous, one communicator per mesh dimension, timeouts, and their names.
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "parallel/communicator.h"
+#include "parallel/environment.h"
+#include "parallel/mesh.h"
+
+namespace hyperion {
+
+enum class CommBackend { kGloo, kNccl, kFake };  // CPU, CUDA, dry run
+
+struct CommOptions {
+  CommBackend backend = CommBackend::kGloo;
+  std::chrono::milliseconds init_timeout =
+      std::chrono::seconds(300);  // from rendezvous to the end of the first step
+  bool shared_memory =
+      true;              // kGloo among ranks of one host: through memory instead of sockets where possible
+  int device_index = 0;  // the CUDA device of this rank (kNccl)
+  int trace_buffer_size = 20000;  // NCCL flight recorder: operations kept; 0 = off
+  std::string trace_prefix;       // NCCL flight recorder: dump file is <trace_prefix><rank>
+};
+
+// The environment variables NCCL's flight recorder and error handling read; set before the first group
+// exists.
+std::map<std::string, std::string> nccl_environment(const CommOptions& options);
+
+// Construction is collective: every rank of the world makes the same groups in the same order. Dimensions of
+// degree 1 have no connections. Dimensions with the same ranks share a communicator (batch and loss with
+// world, dp_shard with fsdp), but fsdp and dp_replicate never share with world, so their traffic does not
+// queue behind it.
+class ProcessGroups {
+ public:
+  // Throws Error(kCommunication) when not every rank joins within init_timeout, naming the missing ranks.
+  ProcessGroups(const Mesh& mesh, const Environment& environment, const CommOptions& options);
+  ~ProcessGroups();
+
+  Communicator& get(MeshDim dim) const { return *groups_.at(dim); }
+  Communicator& world() const { return get(MeshDim::kWorld); }
+  // All ranks, for CPU tensors and text whatever the device (Gloo beside NCCL; the world group itself
+  // otherwise).
+  Communicator& host() const { return host_ ? *host_ : world(); }
+
+  CommLedger& ledger() const { return *ledger_; }
+  // For every later operation of every group: the trainer calls it after the first step of the run.
+  void set_timeout(std::chrono::milliseconds timeout);
+  void abort();
+
+ private:
+  struct Rendezvous;
+  std::shared_ptr<Communicator> make_group(const std::string& name, int rank, const std::vector<int>& ranks,
+                                           const CommOptions& options);
+  static std::string ask_others(const Rendezvous& rendezvous, const std::vector<int>& ranks,
+                                const std::string& operation, const std::string& phase);
+
+  std::unique_ptr<Rendezvous> rendezvous_;
+  std::shared_ptr<CommLedger> ledger_;
+  std::map<MeshDim, std::shared_ptr<Communicator>> groups_;
+  std::shared_ptr<Communicator> host_;
+};
+
+}  // namespace hyperion

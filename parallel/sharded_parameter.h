@@ -1,0 +1,66 @@
+// One parameter of the model as this rank holds it: the master rows that the optimizer updates, their copy in the compute
+// dtype that is gathered, the reduced gradient rows, and the unsharded weight that layers read while it is gathered.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <vector>
+
+#include "base/parameter.h"
+#include "parallel/shard_layout.h"
+
+namespace hyperion {
+
+struct ShardingOptions {
+  at::Device device = at::kCPU;              // where layers compute
+  at::Device state_device = at::kCPU;        // where master, gradient and optimizer state live (CPU offload: the host)
+  at::ScalarType state_dtype = at::kFloat;   // of master, gradient and optimizer state
+  at::ScalarType compute_dtype = at::kBFloat16;
+  at::ScalarType reduce_dtype = at::kFloat;  // gradients are summed in it
+};
+
+class ShardedParameter {
+ public:
+  ShardedParameter(ParameterPtr parameter, int rank, int world, const ShardingOptions& options);
+
+  const Parameter& parameter() const { return *parameter_; }
+  const ShardLayout& layout() const { return layout_; }
+  int64_t first_row() const { return layout_.begin(rank_); }
+
+  // This rank's rows, unpadded: [local rows, ...]. `grad` is bound by the owning ShardGroup.
+  const at::Tensor& master() const { return master_; }
+  const at::Tensor& grad() const { return grad_; }
+  void bind_grad(const at::Tensor& padded) { grad_ = unpadded(padded); }
+  // The rows in the compute dtype: the master itself when dtype and device are equal. Written by the optimizer.
+  const at::Tensor& compute_shard() const { return compute_shard_; }
+  bool has_separate_compute_shard() const { return !compute_shard_.is_same(master_); }
+
+  int64_t padded_numel() const { return layout_.rows_per_rank() * parameter_->row_numel(); }
+  // 1-D [padded_numel] in the compute dtype: what this rank sends in a gather.
+  const at::Tensor& padded_compute() const { return padded_compute_; }
+  // 1-D [world * padded_numel]: where a gather lands. Without storage while sharded.
+  const at::Tensor& gathered() const { return gathered_; }
+
+  // A parameter may be used by several groups (a tied head). acquire() gives the weight storage and returns true when
+  // the caller has to fill it; release() frees it when the last user lets go. At shard degree 1 the weight is the
+  // compute shard itself and both do nothing.
+  bool acquire();
+  void release();
+  int64_t unsharded_bytes() const;  // 0 while sharded (and always at degree 1)
+
+  // The rows of this rank inside a padded 1-D buffer, as [local rows, ...].
+  at::Tensor unpadded(const at::Tensor& padded) const;
+
+ private:
+  ParameterPtr parameter_;
+  ShardLayout layout_;
+  int rank_;
+  at::Tensor master_, grad_, compute_shard_, padded_compute_, gathered_;
+  int users_ = 0;
+  bool direct_ = false;  // layers read the compute shard itself
+};
+
+using ShardedParameterPtr = std::shared_ptr<ShardedParameter>;
+
+}  // namespace hyperion

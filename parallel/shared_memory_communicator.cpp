@@ -1,0 +1,329 @@
+#include "parallel/shared_memory_communicator.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <optional>
+#include <stdexcept>
+
+#include <unistd.h>
+
+#include <ATen/Dispatch.h>
+#include <ATen/OpMathType.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "base/error.h"
+#include "parallel/shared_segment.h"
+
+namespace hyperion {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Rows = std::vector<const std::byte*>;  // one pointer a rank, in rank order
+
+// out = rows[0] op rows[1] op ..., in that order, 16-bit floats in single precision; out may be one of the
+// rows.
+template <typename T>
+void reduce_rows(T* out, const Rows& rows, int64_t count, bool max) {
+  using Wide = at::opmath_type<T>;
+  constexpr int64_t kBlock = 512;  // a constant, so that the compiler vectorises the loops
+  Wide sum[kBlock];
+  for (int64_t begin = 0; begin < count; begin += kBlock) {
+    const int64_t length = std::min(kBlock, count - begin);
+    const auto each = [&](const auto& action) {
+      if (length == kBlock) {
+        for (int64_t i = 0; i < kBlock; ++i) action(i);
+      } else {
+        for (int64_t i = 0; i < length; ++i) action(i);
+      }
+    };
+    const T* first = reinterpret_cast<const T*>(rows[0]) + begin;
+    each([&](int64_t i) { sum[i] = static_cast<Wide>(first[i]); });
+    for (size_t r = 1; r < rows.size(); ++r) {
+      const T* row = reinterpret_cast<const T*>(rows[r]) + begin;
+      if (max) {
+        each([&](int64_t i) {  // NaN wins, as in at::max
+          const Wide value = static_cast<Wide>(row[i]);
+          sum[i] = sum[i] >= value || sum[i] != sum[i] ? sum[i] : value;
+        });
+      } else {
+        each([&](int64_t i) { sum[i] += static_cast<Wide>(row[i]); });
+      }
+    }
+    each([&](int64_t i) { out[begin + i] = static_cast<T>(sum[i]); });
+  }
+}
+
+void reduce_rows(at::ScalarType dtype, std::byte* out, const Rows& rows, int64_t count, bool max) {
+  AT_DISPATCH_ALL_TYPES_AND2(at::kBFloat16, at::kHalf, dtype, "reduce_rows", [&] {
+    reduce_rows<scalar_t>(reinterpret_cast<scalar_t*>(out), rows, count, max);
+  });
+}
+
+// An operation cut into messages. Message m covers elements [m * step, min(count, (m + 1) * step)).
+struct Operation {
+  int64_t count = 0;   // elements a message can cover in all; 0 = one empty message (a barrier)
+  int64_t step = 1;    // elements a message
+  size_t payload = 0;  // bytes a message takes at most
+  uint32_t written = 0, read = 0;
+  std::function<void(std::byte* to, int64_t begin, int64_t length)> write;
+  std::function<void(const Rows& from, int64_t begin, int64_t length)> take;
+  at::Tensor out, in;  // kept alive
+
+  uint32_t messages() const { return static_cast<uint32_t>(std::max<int64_t>(1, (count + step - 1) / step)); }
+  bool done() const { return read == messages(); }
+  int64_t begin(uint32_t message) const { return message * step; }
+  int64_t length(uint32_t message) const { return std::min(step, count - begin(message)); }
+};
+
+class SharedMemoryCommunicator : public Communicator {
+ public:
+  // `segments`: one a rank, this rank's own among them.
+  SharedMemoryCommunicator(std::string name, int rank, std::vector<int> global_ranks,
+                           std::shared_ptr<CommLedger> ledger, std::vector<SharedSegment> segments,
+                           std::chrono::milliseconds timeout)
+      : Communicator(std::move(name), rank, std::move(global_ranks), std::move(ledger)),
+        segments_(std::move(segments)),
+        timeout_(timeout) {}
+
+  std::string_view backend() const override { return "shm"; }
+  void set_timeout(std::chrono::milliseconds timeout) override { timeout_ = timeout; }
+
+ private:
+  Finish do_all_gather(const at::Tensor& out, const at::Tensor& in) override {
+    auto operation = make(out, in, in.numel(), 1);
+    const size_t width = in.element_size();
+    auto* to = static_cast<std::byte*>(out.data_ptr());
+    const auto* from = static_cast<const std::byte*>(in.data_ptr());
+    operation->write = [=](std::byte* message, int64_t begin, int64_t length) {
+      std::memcpy(message, from + begin * width, length * width);
+    };
+    operation->take = [=, this, count = in.numel()](const Rows& rows, int64_t begin, int64_t length) {
+      for (int r = 0; r < size(); ++r) {
+        std::byte* slot = to + (r * count + begin) * width;
+        const std::byte* source = r == rank() ? from + begin * width : rows[r];
+        if (slot != source) std::memcpy(slot, source, length * width);
+      }
+    };
+    return submit(std::move(operation));
+  }
+
+  // A message holds this rank's terms for every rank: [size, length]. Its own are read where they are.
+  Finish do_reduce_scatter_sum(const at::Tensor& out, const at::Tensor& in) override {
+    auto operation = make(out, in, out.numel(), size());
+    const size_t width = in.element_size();
+    const int64_t count = out.numel();
+    auto* to = static_cast<std::byte*>(out.data_ptr());
+    const auto* from = static_cast<const std::byte*>(in.data_ptr());
+    operation->write = [=, this](std::byte* message, int64_t begin, int64_t length) {
+      for (int r = 0; r < size(); ++r) {
+        if (r != rank())
+          std::memcpy(message + r * length * width, from + (r * count + begin) * width, length * width);
+      }
+    };
+    operation->take = [=, this, dtype = in.scalar_type()](const Rows& rows, int64_t begin, int64_t length) {
+      Rows terms;
+      for (int r = 0; r < size(); ++r) {
+        terms.push_back(r == rank() ? from + (r * count + begin) * width : rows[r] + rank() * length * width);
+      }
+      reduce_rows(dtype, to + begin * width, terms, length, /*max=*/false);
+    };
+    return submit(std::move(operation));
+  }
+
+  // Everyone adds up everything: more reading than a ring, but one round, and the same bits everywhere.
+  Finish do_all_reduce(const at::Tensor& tensor, bool max) override {
+    auto operation = make(tensor, tensor, tensor.numel(), 1);
+    const size_t width = tensor.element_size();
+    auto* data = static_cast<std::byte*>(tensor.data_ptr());
+    operation->write = [=](std::byte* message, int64_t begin, int64_t length) {
+      std::memcpy(message, data + begin * width, length * width);
+    };
+    operation->take = [=, dtype = tensor.scalar_type()](const Rows& rows, int64_t begin, int64_t length) {
+      reduce_rows(dtype, data + begin * width, rows, length, max);
+    };
+    return submit(std::move(operation));
+  }
+
+  Finish do_broadcast(const at::Tensor& tensor, int root) override {
+    auto operation = make(tensor, tensor, tensor.numel(), 1);
+    const size_t width = tensor.element_size();
+    auto* data = static_cast<std::byte*>(tensor.data_ptr());
+    operation->write = [=, this](std::byte* message, int64_t begin, int64_t length) {
+      if (rank() == root) std::memcpy(message, data + begin * width, length * width);
+    };
+    operation->take = [=, this](const Rows& rows, int64_t begin, int64_t length) {
+      if (rank() != root) std::memcpy(data + begin * width, rows[root], length * width);
+    };
+    return submit(std::move(operation));
+  }
+
+  Finish do_barrier() override {
+    auto operation = std::make_shared<Operation>();
+    operation->write = [](std::byte*, int64_t, int64_t) {};
+    operation->take = [](const Rows&, int64_t, int64_t) {};
+    return submit(std::move(operation));
+  }
+
+  static std::shared_ptr<Operation> make(const at::Tensor& out, const at::Tensor& in, int64_t count,
+                                         int rows) {
+    auto operation = std::make_shared<Operation>();
+    const int64_t bytes =
+        static_cast<int64_t>(in.element_size()) * rows;  // that one element puts into a message
+    operation->count = count;
+    operation->step = std::max<int64_t>(1, std::min<int64_t>(count, SharedSegment::kMaxMessage / bytes));
+    operation->payload = static_cast<size_t>(operation->step * bytes);
+    operation->out = out;
+    operation->in = in;
+    return operation;
+  }
+
+  Finish submit(std::shared_ptr<Operation> operation) {
+    queue_.push_back(operation);
+    while (write_next()) {
+    }
+    return [this, operation = std::move(operation)] {
+      while (!operation->done()) {
+        while (write_next()) {
+        }
+        read_next();
+      }
+    };
+  }
+
+  // Writes the next message of the first operation that has one left, if there is room. Never waits.
+  bool write_next() {
+    const auto found =
+        std::find_if(queue_.begin(), queue_.end(), [](const auto& o) { return o->written < o->messages(); });
+    if (found == queue_.end()) return false;
+    Operation& operation = **found;
+    const auto offset = room_for(operation.payload);
+    if (!offset) return false;
+    SharedSegment::Header& own = segments_[rank()].header();
+    operation.write(segments_[rank()].payload(*offset), operation.begin(operation.written),
+                    operation.length(operation.written));
+    own.offsets[written_ % SharedSegment::kSlots] = *offset;
+    ++operation.written;
+    own.posted.store(++written_, std::memory_order_release);
+    wake_all(own.posted);
+    return true;
+  }
+
+  // Where a message of so many bytes fits into the own ring, behind those that a peer has yet to read.
+  std::optional<uint64_t> room_for(size_t bytes) {
+    uint32_t oldest = written_;
+    for (const auto& segment : segments_) {
+      const uint32_t completed = segment.header().completed.load(std::memory_order_acquire);
+      if (written_ - completed > written_ - oldest) oldest = completed;
+    }
+    if (written_ - oldest >= SharedSegment::kSlots) return std::nullopt;
+    if (oldest == written_) end_ = 0;  // empty: start again, on memory that is in the cache
+    const uint64_t start = end_, size = (std::max<size_t>(bytes, 1) + 63) / 64 * 64;
+    const auto take = [&](uint64_t offset) {
+      end_ = offset + size;
+      return std::optional(offset);
+    };
+    if (oldest == written_) return take(0);
+    const uint64_t tail = segments_[rank()].header().offsets[oldest % SharedSegment::kSlots];
+    if (start > tail) {
+      if (start + size <= SharedSegment::kCapacity) return take(start);
+      return size < tail ? take(0) : std::nullopt;
+    }
+    return start + size < tail ? take(start) : std::nullopt;
+  }
+
+  // Waits for every peer's next message and takes it; or, when the own next message is still unwritten for
+  // want of room, waits for a peer to make some.
+  void read_next() {
+    const auto deadline = Clock::now() + timeout_;
+    if (written_ == read_) {
+      wait_for_room(deadline);
+      return;
+    }
+    Operation& operation = *queue_.front();
+    Rows rows;
+    for (int r = 0; r < size(); ++r) {
+      wait_until(r, segments_[r].header().posted, deadline, "has not started it",
+                 [&](uint32_t posted) { return static_cast<int32_t>(posted - read_) > 0; });
+      rows.push_back(segments_[r].message(read_));
+    }
+    operation.take(rows, operation.begin(operation.read), operation.length(operation.read));
+    ++operation.read;
+    auto& completed = segments_[rank()].header().completed;
+    completed.store(++read_, std::memory_order_release);
+    wake_all(completed);
+    if (operation.done()) queue_.pop_front();
+  }
+
+  void wait_for_room(Clock::time_point deadline) {
+    for (int r = 0; r < size(); ++r) {
+      wait_until(r, segments_[r].header().completed, deadline, "has not finished the ones before",
+                 [&](uint32_t completed) { return completed == written_; });
+    }
+  }
+
+  template <typename Condition>
+  void wait_until(int peer, const std::atomic<uint32_t>& counter, Clock::time_point deadline,
+                  const char* lacking, const Condition& reached) {
+    while (true) {
+      const uint32_t seen = counter.load(std::memory_order_acquire);
+      if (reached(seen)) return;
+      wait_for_change(counter, seen);
+      if (counter.load(std::memory_order_acquire) != seen) continue;
+      if (peer != rank() && segments_[peer].owner_ended() &&
+          !reached(counter.load(std::memory_order_acquire))) {
+        throw std::runtime_error(fmt::format("rank {} has ended", global_ranks()[peer]));
+      }
+      if (Clock::now() > deadline) {
+        throw std::runtime_error(fmt::format("timed out after {} s: rank {} {}",
+                                             std::chrono::duration<double>(timeout_).count(),
+                                             global_ranks()[peer], lacking));
+      }
+    }
+  }
+
+  std::vector<SharedSegment> segments_;
+  std::chrono::milliseconds timeout_;
+  std::deque<std::shared_ptr<Operation>> queue_;  // not done yet, oldest first
+  uint32_t written_ = 0, read_ = 0;  // messages so far; equal on all ranks once all have caught up
+  uint64_t end_ = 0;                 // end of the last message in the own ring
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_shared_memory_communicator(std::string name, int rank,
+                                                              std::vector<int> global_ranks,
+                                                              std::shared_ptr<CommLedger> ledger,
+                                                              c10d::Store& store,
+                                                              std::chrono::milliseconds timeout) {
+  const int size = static_cast<int>(global_ranks.size());
+  const auto key = [](const char* what, int r) { return fmt::format("shm/{}/{}", what, r); };
+  SharedSegment own = SharedSegment::create();
+  store.set(key("at", rank), fmt::format("{} {}", getpid(), own.fd()));
+  std::vector<SharedSegment> segments;
+  bool good = true;
+  for (int r = 0; r < size && good; ++r) {
+    if (r == rank) {
+      segments.push_back(std::move(own));
+      continue;
+    }
+    store.wait({key("at", r)}, timeout);
+    int pid = 0, fd = -1;
+    good = std::sscanf(store.get_to_str(key("at", r)).c_str(), "%d %d", &pid, &fd) == 2;
+    auto peer = good ? SharedSegment::open(pid, fd) : std::nullopt;
+    good = peer.has_value();
+    if (peer) segments.push_back(std::move(*peer));
+  }
+  store.set(key("good", rank), good ? "yes" : "no");
+  for (int r = 0; r < size; ++r) {
+    store.wait({key("good", r)}, timeout);
+    good = good && store.get_to_str(key("good", r)) == "yes";
+  }
+  if (!good) return nullptr;
+  return std::make_unique<SharedMemoryCommunicator>(std::move(name), rank, std::move(global_ranks),
+                                                    std::move(ledger), std::move(segments), timeout);
+}
+
+}  // namespace hyperion

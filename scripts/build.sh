@@ -1,0 +1,78 @@
+#!/usr/bin/env bash
+# Configures and builds; a run with nothing to do takes a fraction of a second. scripts/setup.sh must have run.
+set -euo pipefail
+# shellcheck source=scripts/common.sh
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+usage='usage: scripts/build.sh [--preset release|debug|asan|tsan] [TARGET...]   (default: release, everything)
+  HYPERION_JOBS=N  compiler processes at once; default: as many as cores and free memory allow
+  HYPERION_CUDA=AUTO|ON|OFF  compile the CUDA code; AUTO: when scripts/setup.sh found a CUDA compiler'
+preset=release
+while [ $# -gt 0 ]; do
+  case $1 in
+    --preset) preset=${2:?"$usage"}; shift 2 ;;
+    -h | --help) echo "$usage"; exit 0 ;;
+    -*) fail "unknown option '$1'" "$usage" ;;
+    *) break ;;
+  esac
+done
+targets=("${@:-all}")
+build=$root/build
+[ "$preset" = release ] || build=$root/build-$preset
+
+torch=$(setup_result torch) cuda_home=$(setup_result cuda_home)
+[ -n "$torch" ] || fail "Hyperion is not set up" "run scripts/setup.sh"
+cuda=${HYPERION_CUDA:-AUTO}
+if [ -n "$cuda_home" ]; then export CUDA_HOME=$cuda_home; elif [ "$cuda" = AUTO ]; then cuda=OFF; fi
+
+# A file that includes libtorch takes up to 1.5 GB to compile.
+jobs() {
+  local cores available limit
+  cores=$(nproc)
+  available=$(awk '/^MemAvailable/ { print int($2 / 1024) }' /proc/meminfo)
+  limit=$(cat /sys/fs/cgroup/memory.max 2>/dev/null || echo max)
+  [ "$limit" = max ] || [ $((limit >> 20)) -ge "$available" ] || available=$((limit >> 20))
+  local fitting=$((available / 1500))
+  echo $((fitting < 1 ? 1 : fitting < cores ? fitting : cores))
+}
+
+configure() {
+  local settings="$preset $torch $cuda $cuda_home"
+  [ ! -e "$build/build.ninja" ] || [ "$(cat "$build/settings" 2>/dev/null)" != "$settings" ] || return 0
+  say "configuring ${build##*/}/ (preset $preset; libtorch at $torch; CUDA compiler: ${cuda_home:-none})"
+  mkdir -p "$build"
+  # settings from an earlier configuration, as another libtorch or CUDA compiler, must not stay in the cache
+  (cd "$root" && cmake --fresh --preset "$preset" -DHYPERION_TORCH="$torch" -DHYPERION_CUDA="$cuda") >"$build/configure.log" 2>&1 || {
+    tail -n 20 "$build/configure.log" >&2
+    fail "CMake could not configure the build (its last lines are above)" "see $build/configure.log; scripts/setup.sh installs what it looks for"
+  }
+  echo "$settings" >"$build/settings"
+}
+
+# Progress is one line that changes on a terminal, elsewhere a line for every tenth; what the compiler says is passed on.
+compile() {
+  local terminal=0 status=0
+  [ ! -t 2 ] || terminal=1
+  NINJA_STATUS="@%f/%t@" ninja -C "$build" -j "${HYPERION_JOBS:-$(jobs)}" "${targets[@]}" | awk -v terminal=$terminal '
+    /^ninja: (Entering|no work)/ { next }
+    /^@[0-9]+\/[0-9]+@/ {
+      split(substr($0, 2), part, "[/@]")
+      tenth = int(10 * part[1] / part[2])
+      line = "[build.sh] building: " part[1] " of " part[2]
+      if (terminal) printf "\r\033[K%s", line
+      else if (tenth > last) print line
+      last = tenth
+      open = terminal
+      fflush()
+      next
+    }
+    { if (open) print ""; open = 0; print; fflush() }
+    END { if (open) print "" }' >&2 || status=$?
+  [ $status = 0 ] || fail "the build failed (see above)" "mend what the compiler names, then: scripts/build.sh"
+}
+
+build_all() {
+  configure
+  compile
+}
+one_at_a_time "${build##*/}" build_all

@@ -1,0 +1,397 @@
+#!/usr/bin/env python3
+"""Starts one process a rank on this host, shows their output, and ends all of them when one fails.
+
+usage: launch.py PROGRAM [ARGUMENT...]
+
+What it reads from the environment:
+  NPROC             ranks on this host; default: the GPUs that are present, else 1
+  NNODES, NODE_RANK number of hosts and which one this is; default 1 and 0. With more than one host, run this on each,
+                    with the same MASTER_ADDR (host of rank 0) and MASTER_PORT (default 29500)
+  LOG_RANK          ranks whose output is shown, as "0" (the default) or "0,3"; every rank's output is kept in a file
+                    until the job has ended well
+  HYPERION_LOG_DIR  folder for those files, then kept in any case; default: a new one among the temporary files
+  HYPERION_DEVICE   cpu: use no GPU even where there is one
+  OMP_NUM_THREADS   CPU threads a rank; default: an equal share of the cores
+Each rank gets RANK, LOCAL_RANK, GROUP_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as from torchrun.
+
+A rank that fails ends the job: the others get TERM, and KILL five seconds later; its number, its exit code or signal and
+its last lines are printed, and its code returned (128 + signal where a signal ended it). Ctrl-C, TERM and USR1 are passed
+on to the ranks: once for an orderly end; Ctrl-C or TERM twice for one at once. Exit codes: docs/exit_codes.md.
+"""
+import collections
+import ctypes
+import fcntl
+import glob
+import os
+import pathlib
+import select
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import termios
+import time
+import tty
+
+SETTLE_SECONDS = 0.5  # after a first failure: time for the rank that caused it to show up as well
+KILL_SECONDS = 5.0  # from TERM to KILL
+DRAIN_SECONDS = 1.0  # for output of ranks that have ended, should a process they left behind hold the pipe open
+USAGE, COMMUNICATION, STOPPED_SAVED = 2, 71, 75  # docs/exit_codes.md
+LAST_LINES = 15
+
+
+def fail(problem, remedy):
+    print(f"[launch] {problem}\n  remedy: {remedy}", file=sys.stderr)
+    sys.exit(USAGE)
+
+
+# --- what to start -----------------------------------------------------------------------------------------------
+
+
+def number(name, default, low=1, high=1 << 20):
+    text = os.environ.get(name, "").strip()
+    if not text:
+        return default
+    if not text.isascii() or not text.isdigit() or not low <= int(text) <= high:
+        fail(f"{name} is '{text}'", f"give a whole number from {low} to {high}")
+    return int(text)
+
+
+def gpu_count():
+    """GPUs this job may use: those present, less those that CUDA_VISIBLE_DEVICES hides."""
+    if os.environ.get("HYPERION_DEVICE", "").lower() == "cpu":
+        return 0
+    present = len(glob.glob("/dev/nvidia[0-9]*"))
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60)
+        present = sum(line.startswith("GPU") for line in listed.stdout.splitlines()) or present
+    except (OSError, subprocess.TimeoutExpired):
+        pass
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if present and visible is not None:
+        return min(present, len([name for name in visible.split(",") if name.strip() not in ("", "-1")]))
+    return present
+
+
+def core_count():
+    """Cores this job may use: its CPU set, less what a container's quota takes."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = pathlib.Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        cores = min(cores, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):
+        pass  # no quota
+    return cores
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def check_cuda_library(program, gpus):
+    """A GPU that the binary has no code for must not lead to a run on the CPU that nobody asked for."""
+    folder = pathlib.Path(program).resolve().parent
+    libraries = [folder / "libhyperion_cuda.so", folder / "libexec" / "libhyperion_cuda.so"]  # of a build, of a bundle
+    if gpus and pathlib.Path(program).name == "hyperion" and not any(library.exists() for library in libraries):
+        fail(
+            f"this host has {gpus} GPU(s), but Hyperion's CUDA code was not built ({libraries[0]} does not exist)",
+            "install a CUDA 13.0 toolkit (or set CUDA_HOME to one) and run scripts/setup.sh and scripts/build.sh again; "
+            "or set HYPERION_DEVICE=cpu to train on the CPU",
+        )
+
+
+def rank_environments(gpus):
+    """The environment of each rank of this host."""
+    nproc = number("NPROC", gpus or 1, high=1024)
+    nodes = number("NNODES", 1)
+    node = number("NODE_RANK", 0, low=0, high=nodes - 1)
+    if nodes > 1 and not os.environ.get("MASTER_ADDR"):
+        fail(f"NNODES is {nodes}, but MASTER_ADDR is not set", "set it to the host of rank 0, the same on every host")
+    common = dict(
+        os.environ,
+        GROUP_RANK=str(node),
+        WORLD_SIZE=str(nodes * nproc),
+        LOCAL_WORLD_SIZE=str(nproc),
+        MASTER_ADDR=os.environ.get("MASTER_ADDR") or "127.0.0.1",
+        MASTER_PORT=str(number("MASTER_PORT", 29500 if nodes > 1 else free_port(), high=65535)),
+        LOG_RANK=os.environ.get("LOG_RANK") or "0",
+    )
+    common.setdefault("OMP_NUM_THREADS", str(max(1, core_count() // nproc)))
+    return [dict(common, RANK=str(node * nproc + local), LOCAL_RANK=str(local)) for local in range(nproc)]
+
+
+def shown_ranks():
+    text = os.environ.get("LOG_RANK") or "0"
+    ranks = text.split(",")
+    if not all(part.isascii() and part.isdigit() and len(part) < 8 for part in ranks):
+        fail(f"LOG_RANK is '{text}'", "give ranks separated by commas, as 0 or 0,3")
+    return {int(part) for part in ranks}
+
+
+# --- ranks and their output ---------------------------------------------------------------------------------------
+
+
+def die_with_launcher():
+    """Runs in the child: should the launcher be killed, the rank gets TERM."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
+
+
+class Stream:
+    """One output stream of a rank on its way to its log file and, where it is shown, to our own stream."""
+
+    def __init__(self, rank, target, whole_lines):
+        self.rank, self.target, self.whole_lines, self.pending = rank, target, whole_lines, b""
+        if target is not None and os.isatty(target):
+            # a terminal of its own, so that the rank shows colours and progress as it would on ours
+            self.source, self.child_end = os.openpty()
+            tty.setraw(self.child_end)
+            size = fcntl.ioctl(target, termios.TIOCGWINSZ, b"\0" * 8)
+            fcntl.ioctl(self.child_end, termios.TIOCSWINSZ, size)
+        else:
+            self.source, self.child_end = os.pipe()
+
+    def read(self):
+        """Passes on what is there; False at the end of the stream."""
+        try:
+            data = os.read(self.source, 65536)
+        except OSError:  # how a terminal says that its other side is closed
+            data = b""
+        self.rank.keep(data)
+        if self.target is not None:
+            self.show(data)
+        return bool(data)
+
+    def show(self, data):
+        at_end, data = not data, self.pending + data
+        complete = data.rfind(b"\n") + 1 if self.whole_lines and not at_end else len(data)
+        data, self.pending = data[:complete], data[complete:]
+        while data:
+            try:
+                data = data[os.write(self.target, data) :]
+            except BlockingIOError:  # our stream is in non-blocking mode, and full
+                select.select([], [self.target], [])
+            except OSError:  # nobody reads any more (`| head`): go on, the log file has it
+                self.target = None
+                return
+
+
+class Rank:
+    def __init__(self, command, environment, log_path, targets, whole_lines):
+        self.number = int(environment["RANK"])
+        self.code = None  # as subprocess has it: negative for a signal
+        self.tail = collections.deque(maxlen=LAST_LINES)
+        self.partial = b""
+        self.log = open(log_path, "wb", buffering=0)
+        self.streams = [Stream(self, target, whole_lines) for target in targets]
+        try:
+            self.process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=self.streams[0].child_end,
+                stderr=self.streams[1].child_end,
+                start_new_session=True,  # Ctrl-C reaches the launcher alone, which passes it on
+                preexec_fn=die_with_launcher,
+            )
+        finally:
+            for stream in self.streams:
+                os.close(stream.child_end)
+
+    def keep(self, data):
+        try:
+            self.log.write(data)
+        except OSError:  # a full disk of temporary files must not end the training
+            pass
+        *lines, self.partial = (self.partial + data).split(b"\n")
+        self.partial = self.partial[-4096:]  # also bounds a progress line that never ends
+        self.tail.extend(lines)
+
+    def last_lines(self):
+        lines = [line.decode(errors="replace").split("\r")[-1] for line in [*self.tail, self.partial]]
+        return [line[:500] for line in lines if line.strip()][-LAST_LINES:]
+
+
+def describe(code):
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"signal {-code} ({signal.Signals(-code).name})"
+    except ValueError:
+        return f"signal {-code}"
+
+
+def shell_code(code):
+    return code if code >= 0 else 128 - code
+
+
+class Job:
+    """All ranks of this host, from start to end."""
+
+    def __init__(self):
+        self.ranks = []
+        self.asked_to_stop = False  # a signal was passed on
+        self.urgency = 0  # how often it was Ctrl-C or TERM; USR1 is a warning, which may be repeated
+        self.failed = []  # ranks that failed, in the order it was seen
+        self.failed_at = None  # when the first did
+        self.term_sent = self.kill_sent = False
+        self.kill_at = None
+        self.open_streams = 0
+        self.selector = selectors.DefaultSelector()
+        self.wake, self.wake_end = socket.socketpair()  # signals arrive here as bytes
+        for end in (self.wake, self.wake_end):
+            end.setblocking(False)
+        self.selector.register(self.wake, selectors.EVENT_READ, None)
+        signal.set_wakeup_fd(self.wake_end.fileno(), warn_on_full_buffer=False)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGCHLD):
+            signal.signal(number, lambda *_: None)
+
+    def add(self, rank):
+        self.ranks.append(rank)
+        for stream in rank.streams:
+            self.selector.register(stream.source, selectors.EVENT_READ, stream)
+            self.open_streams += 1
+
+    def run(self):
+        """Returns the exit code of the job."""
+        self.reap()
+        while any(rank.code is None for rank in self.ranks):
+            for key, _ in self.selector.select(self.seconds_to_next_deadline()):
+                if key.data is not None:
+                    self.read(key)
+                else:
+                    for number in self.wake.recv(4096):
+                        self.pass_on(number)
+            self.reap()
+            self.keep_deadlines()
+        self.drain()
+        return self.result()
+
+    def signal_all(self, number):
+        self.kill_sent = self.kill_sent or number == signal.SIGKILL
+        for rank in self.ranks:
+            if rank.process.poll() is None:
+                os.killpg(rank.process.pid, number)
+
+    def read(self, key):
+        if not key.data.read():
+            self.selector.unregister(key.fileobj)
+            os.close(key.fileobj)
+            self.open_streams -= 1
+
+    def drain(self):
+        end = time.monotonic() + DRAIN_SECONDS
+        while self.open_streams and time.monotonic() < end:
+            for key, _ in self.selector.select(0.1):
+                if key.data is not None:
+                    self.read(key)
+
+    def pass_on(self, number):
+        if number == signal.SIGCHLD:
+            return
+        number = signal.SIGTERM if number == signal.SIGHUP else number
+        self.asked_to_stop = True
+        self.urgency += number != signal.SIGUSR1
+        if self.urgency > 1 and self.kill_at is None:
+            self.kill_at = time.monotonic() + KILL_SECONDS
+        self.signal_all(number if self.urgency < 3 else signal.SIGKILL)
+
+    def is_failure(self, code):
+        orderly = {0, STOPPED_SAVED}
+        if self.asked_to_stop:  # the ranks end by what was asked for, each in its own time
+            orderly |= {130, 143, -signal.SIGINT, -signal.SIGTERM, -signal.SIGUSR1}
+        return code not in orderly
+
+    def reap(self):
+        for rank in self.ranks:
+            if rank.code is None and rank.process.poll() is not None:
+                rank.code = rank.process.returncode
+                if self.is_failure(rank.code) and not (self.term_sent or self.kill_sent):
+                    self.failed.append(rank)
+                    self.failed_at = self.failed_at or time.monotonic()
+
+    def seconds_to_next_deadline(self):
+        deadlines = [self.kill_at] if self.kill_at and not self.kill_sent else []
+        if self.failed and not self.term_sent:
+            deadlines.append(self.failed_at + SETTLE_SECONDS)
+        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+
+    def keep_deadlines(self):
+        now = time.monotonic()
+        if self.failed and not self.term_sent and now >= self.failed_at + SETTLE_SECONDS:
+            self.term_sent = True
+            self.kill_at = self.kill_at or now + KILL_SECONDS
+            self.signal_all(signal.SIGTERM)
+        if self.kill_at and not self.kill_sent and now >= self.kill_at:
+            self.signal_all(signal.SIGKILL)
+
+    def culprit(self):
+        """The rank that failed first; one that reports a lost peer only when no other failed in the same moment."""
+        return min(self.failed, key=lambda rank: rank.code == COMMUNICATION) if self.failed else None
+
+    def result(self):
+        if self.failed:
+            return shell_code(self.culprit().code)
+        codes = [shell_code(rank.code) for rank in self.ranks]
+        return next((code for code in codes if code), 0)
+
+
+def report(job, shown, log_folder):
+    """Says which rank failed, how, and where to read on."""
+    rank = job.culprit()
+    if len(job.ranks) == 1 and rank.number in shown:
+        lines = [f"[launch] rank {rank.number} failed with {describe(rank.code)}; its last lines are above"]
+    else:
+        lines = [f"[launch] rank {rank.number} failed with {describe(rank.code)}; its last lines:"]
+        lines += [f"  | {line}" for line in rank.last_lines()] or ["  | (it printed nothing)"]
+    others = [f"rank {other.number}: {describe(other.code)}" for other in job.ranks if other is not rank]
+    if others:
+        shown = ", ".join(others[:8]) + (f" and {len(others) - 8} more" if len(others) > 8 else "")
+        lines.append(f"[launch] the others have ended: {shown}")
+    lines.append(f"[launch] all output: {log_folder}/rank_N.log")
+    print("\n".join(lines), file=sys.stderr, flush=True)
+
+
+def main():
+    if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
+        print(__doc__.strip(), file=sys.stdout if len(sys.argv) > 1 else sys.stderr)
+        return 0 if len(sys.argv) > 1 else USAGE
+    command = sys.argv[1:]
+    program = shutil.which(command[0])
+    if program is None:
+        fail(f"'{command[0]}' is no program that can be run", "build it with scripts/build.sh, or check the name")
+    gpus = gpu_count()
+    check_cuda_library(program, gpus)
+    environments = rank_environments(gpus)
+    shown = shown_ranks()
+    kept = os.environ.get("HYPERION_LOG_DIR")
+    if kept:
+        os.makedirs(kept, exist_ok=True)
+    log_folder = kept or tempfile.mkdtemp(prefix="hyperion-logs-")
+
+    several = sum(int(environment["RANK"]) in shown for environment in environments) > 1
+    job = Job()
+    try:
+        for environment in environments:
+            targets = (1, 2) if int(environment["RANK"]) in shown else (None, None)
+            log_path = os.path.join(log_folder, f"rank_{environment['RANK']}.log")
+            job.add(Rank([program, *command[1:]], environment, log_path, targets, several))
+        code = job.run()
+    except OSError as error:
+        fail(f"cannot start the ranks: {error}", f"check {program} and {log_folder}")
+    finally:
+        job.signal_all(signal.SIGKILL)  # whatever happened here, no rank is left behind
+    if job.failed:
+        report(job, shown, log_folder)
+    elif not kept:
+        shutil.rmtree(log_folder, ignore_errors=True)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

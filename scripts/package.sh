@@ -1,0 +1,109 @@
+#!/usr/bin/env bash
+# Makes dist/hyperion-VERSION-ARCH.tar.gz: a folder that runs anywhere with any Python's torch 2.11, without root,
+# compiler or network. See docs/operations.md.
+set -euo pipefail
+# shellcheck source=scripts/common.sh
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+usage='usage: scripts/package.sh [--no-build]   (--no-build: package what build/ holds)'
+highest_glibc=2.36 highest_glibcxx=3.4.30  # of Debian 12: a bundle made on a newer system would surprise its users
+largest_mib=30
+
+build=$root/build
+case ${1:-} in
+  '')
+    "$root/scripts/setup.sh"
+    "$root/scripts/build.sh"
+    ;;
+  --no-build) ;;
+  *) fail "unknown argument '$1'" "$usage" ;;
+esac
+[ -x "$build/hyperion" ] || fail "there is no $build/hyperion" "run scripts/build.sh"
+for tool in patchelf strip objdump; do
+  command -v $tool >/dev/null || fail "$tool is not installed" "run scripts/setup.sh"
+done
+
+version=$(sed -n 's/^project(hyperion VERSION \([0-9.]*\).*/\1/p' "$root/CMakeLists.txt")
+name=hyperion-$version-$(uname -m)
+stage=$root/dist/$name
+rm -rf "$stage"
+mkdir -p "$stage"/{libexec,lib/fallback,lib/licenses,scripts,tests/assets}
+
+# --- programs ---------------------------------------------------------------------------------------------------------
+# The tests of the label gpu are described by ctest; their programs and how they are started go into the bundle.
+programs=("$build/hyperion")
+[ ! -e "$build/libhyperion_cuda.so" ] || programs+=("$build/libhyperion_cuda.so")
+for program in "$build"/*_benchmark; do [ ! -x "$program" ] || programs+=("$program"); done
+while IFS= read -r program; do programs+=("$program"); done < <(
+  python3 "$root/scripts/gpu_check.py" --list-gpu-tests "$build" --into "$stage/gpu_tests.json")
+
+for program in "${programs[@]}"; do
+  copy=$stage/libexec/${program##*/}
+  install -m 755 "$program" "$copy"
+  strip --strip-unneeded "$copy"
+  # the old kind of path (not RUNPATH) also serves the libraries of the bundle among themselves
+  patchelf --force-rpath --set-rpath "\$ORIGIN/../lib" "$copy"
+done
+
+# --- the small libraries they need ------------------------------------------------------------------------------------
+# Not libtorch and CUDA (they come with torch or the driver), and not what every system has.
+everywhere='^(ld-linux.*|libc|libm|libdl|librt|libpthread|libstdc\+\+|libgcc_s|libgomp|libcuda|libnvidia.*)\.so'
+copy_library() {  # PATH FOLDER, with its licence
+  local package
+  install -m 644 "$(readlink -f "$1")" "$2/${1##*/}"
+  package=$(dpkg -S "$(readlink -f "$1")" 2>/dev/null || dpkg -S "$(readlink -f "$1" | sed 's,^/usr,,')" 2>/dev/null || true)
+  package=${package%%:*}
+  [ -n "$package" ] || fail "no Debian package owns $1, so its licence is not known" "install the library from Debian"
+  cp -L "/usr/share/doc/$package/copyright" "$stage/lib/licenses/$package"
+}
+for program in "${programs[@]}"; do ldd "$program"; done |
+  awk '$2 == "=>" && $3 ~ /^\/(usr\/)?lib\// { print $3 }' | sort -u | while IFS= read -r library; do
+  [[ ${library##*/} =~ $everywhere ]] || copy_library "$library" "$stage/lib"
+done
+for library in libstdc++.so.6 libgcc_s.so.1; do
+  copy_library "$(g++ -print-file-name=$library)" "$stage/lib/fallback"
+done
+
+# --- everything else --------------------------------------------------------------------------------------------------
+for script in common.sh train.sh launch.py train.slurm gpu_check.sh gpu_check.py bundle_environment.sh; do
+  install -m 755 "$root/scripts/$script" "$stage/scripts/$script"
+done
+for part in configs docs README.md LICENSE; do
+  if [ -e "$root/$part" ]; then cp -r "$root/$part" "$stage/"; fi
+done
+if [ -d "$root/tests/assets/tokenizer" ]; then cp -r "$root/tests/assets/tokenizer" "$stage/tests/assets/"; fi
+mkdir "$stage/data"
+cp "$root"/data/*.jsonl.gz "$stage/data/"
+
+cat >"$stage/hyperion" <<'WRAPPER'
+#!/bin/sh
+# Hyperion's program, with the libtorch of an installed torch 2.11 (scripts/bundle_environment.sh).
+bundle=$(CDPATH='' cd -- "$(dirname -- "$(readlink -f -- "$0")")" && pwd)
+. "$bundle/scripts/bundle_environment.sh"
+exec "$bundle/libexec/hyperion" "$@"
+WRAPPER
+chmod 755 "$stage/hyperion"
+
+# --- what it needs of the system --------------------------------------------------------------------------------------
+highest() {  # PREFIX: the highest version that any file of ours asks for
+  find "$stage/libexec" "$stage/lib" -maxdepth 1 -type f -exec objdump -T {} + 2>/dev/null |
+    sed -n "s/.*[( ]$1_\([0-9][0-9.]*\).*/\1/p" | sort -uV | tail -n 1
+}
+glibc=$(highest GLIBC) glibcxx=$(highest GLIBCXX)
+not_above() { [ "$(printf '%s\n' "$1" "$2" | sort -V | tail -n 1)" = "$2" ]; }
+not_above "$glibc" $highest_glibc || fail "the bundle needs GLIBC $glibc" "make it on Debian 12 (GLIBC $highest_glibc)"
+not_above "$glibcxx" $highest_glibcxx || fail "the bundle needs GLIBCXX $glibcxx" "make it on Debian 12 (GLIBCXX $highest_glibcxx)"
+cat >"$stage/BUNDLE" <<END
+Hyperion $version, commit $(git -C "$root" rev-parse HEAD 2>/dev/null || echo unknown)
+needs: $(uname -m), GLIBC $glibc, any Python's torch 2.11; GLIBCXX $glibcxx (brought along)
+CUDA code: $([ -e "$stage/libexec/libhyperion_cuda.so" ] && echo yes || echo no)
+END
+
+archive=$root/dist/$name.tar.gz
+tar -C "$root/dist" --sort=name --owner=0 --group=0 --numeric-owner -cf - "$name" | gzip -9 >"$archive.new"
+mv "$archive.new" "$archive"
+size=$(stat -c %s "$archive")
+say "highest symbol versions needed: GLIBC $glibc, GLIBCXX $glibcxx (the bundle brings a C++ library for systems with an older one)"
+say "libraries brought along: $(find "$stage/lib" -maxdepth 1 -type f -printf '%f ')"
+say "$archive: $(awk -v bytes="$size" 'BEGIN { printf "%.1f MiB", bytes / 1048576 }') of at most $largest_mib MiB"
+[ "$size" -le $((largest_mib << 20)) ] || fail "the bundle is too large" "see what is in it: tar -tvzf $archive | sort -k3 -n"

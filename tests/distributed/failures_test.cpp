@@ -1,0 +1,167 @@
+// What the surviving ranks say when a rank is dead, stopped, late, missing or different.
+#include <thread>
+
+#include <catch2/catch.hpp>
+#include <signal.h>
+#include <unistd.h>
+
+#include <ATen/ATen.h>
+
+#include "base/error.h"
+#include "parallel/agreement.h"
+#include "parallel/phase.h"
+#include "parallel/process_group.h"
+#include "tests/distributed/ranks.h"
+
+namespace hyperion {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr int kCommunication = static_cast<int>(ExitCode::kCommunication);
+constexpr int kUsage = static_cast<int>(ExitCode::kUsage);
+
+void check_mentions(const RankOutcome& outcome, const std::vector<std::string>& parts) {
+  CAPTURE(outcome.error, outcome.output);
+  for (const auto& part : parts) {
+    CAPTURE(part);
+    CHECK(outcome.error.find(part) != std::string::npos);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("a timeout names rank and group and operation and phase") {
+  const bool shared_memory = GENERATE(true, false);
+  const auto outcomes = run_ranks_outcome(3, [&](const Environment& environment) -> std::vector<double> {
+    CommOptions options;
+    options.shared_memory = shared_memory;
+    ProcessGroups groups(Mesh({}, 3), environment, options);
+    groups.set_timeout(milliseconds(700));
+    PhaseGuard phase("step 17 backward layers.3");
+    at::Tensor out = at::empty({10}), in = at::ones({30});
+    if (environment.rank == 1) std::this_thread::sleep_for(seconds(6));
+    groups.get(MeshDim::kFsdp).reduce_scatter_sum(out, in);
+    return {};
+  });
+  for (int rank : {0, 2}) {
+    CHECK(outcomes[rank].exit_code == kCommunication);
+    check_mentions(outcomes[rank],
+                   {"rank " + std::to_string(rank) + ":", "reduce_scatter", "group fsdp/0", "ranks 0 1 2",
+                    "phase 'step 17 backward layers.3'", "no word from rank 1"});
+  }
+}
+
+TEST_CASE("a rank killed inside a collective is found by its peers at once") {
+  const bool shared_memory = GENERATE(true, false);
+  const auto begin = std::chrono::steady_clock::now();
+  const auto outcomes = run_ranks_outcome(3, [&](const Environment& environment) -> std::vector<double> {
+    CommOptions options;
+    options.shared_memory = shared_memory;
+    ProcessGroups groups(Mesh({}, 3), environment, options);
+    Communicator& group = groups.get(MeshDim::kFsdp);
+    at::Tensor out = at::empty({3, 1000}), in = at::ones({1000});
+    group.all_gather_into(out, in);
+    if (environment.rank == 2) raise(SIGKILL);
+    PhaseGuard phase("step 3 forward layers.0");
+    group.all_gather_into(out, in);
+    return {};
+  });
+  CHECK(std::chrono::steady_clock::now() - begin < seconds(40));  // far below the timeout of 300 s
+  CHECK(outcomes[2].exit_code == 128 + SIGKILL);
+  for (int rank : {0, 1}) {
+    CHECK(outcomes[rank].exit_code == kCommunication);
+    check_mentions(outcomes[rank],
+                   {"all_gather", "fsdp/0", "step 3 forward layers.0", "no word from rank 2"});
+  }
+}
+
+TEST_CASE("missing ranks are named when the rendezvous times out") {
+  const auto outcomes = run_ranks_outcome(3, [](const Environment& environment) -> std::vector<double> {
+    Environment larger = environment;
+    larger.world_size = larger.local_world_size = 5;
+    CommOptions options;
+    options.init_timeout = milliseconds(1000);
+    ProcessGroups groups(Mesh({}, 5), larger, options);
+    return {};
+  });
+  for (const auto& outcome : outcomes) {
+    CHECK(outcome.exit_code == kCommunication);
+    check_mentions(outcome, {"3 of 5 ranks joined", "missing: rank 3 4"});
+  }
+}
+
+TEST_CASE("two processes of one rank are refused") {
+  const auto outcomes = run_ranks_outcome(3, [](const Environment& environment) -> std::vector<double> {
+    Environment wrong = environment;
+    if (wrong.rank == 2) {
+      std::this_thread::sleep_for(milliseconds(300));
+      wrong.rank = 1;
+    }
+    CommOptions options;
+    options.init_timeout = milliseconds(1500);
+    ProcessGroups groups(Mesh({}, 3), wrong, options);
+    return {};
+  });
+  CHECK(outcomes[2].exit_code == kUsage);
+  check_mentions(outcomes[2], {"two processes have RANK 1"});
+}
+
+TEST_CASE("an absent master is named with its address") {
+  const auto outcomes = run_ranks_outcome(2, [](const Environment& environment) -> std::vector<double> {
+    if (environment.rank == 0) return {};  // the master's port closes with it
+    std::this_thread::sleep_for(milliseconds(200));
+    CommOptions options;
+    options.init_timeout = milliseconds(1000);
+    ProcessGroups groups(Mesh({}, 2), environment, options);
+    return {};
+  });
+  CHECK(outcomes[1].exit_code == kCommunication);
+  check_mentions(outcomes[1], {"rank 1", "127.0.0.1", "MASTER_PORT"});
+}
+
+TEST_CASE("ranks that disagree all list the keys and who differs") {
+  const auto outcomes = run_ranks_outcome(3, [](const Environment& environment) -> std::vector<double> {
+    ProcessGroups groups(Mesh({}, 3), environment, {});
+    Fingerprint fingerprint = {{"training.steps", "10"}, {"training.seq_len", "256"}, {"debug.seed", "1"}};
+    if (environment.rank == 1) fingerprint["training.steps"] = "11";
+    if (environment.rank == 2) fingerprint["data"] = "extra";
+    require_agreement(groups.host(), fingerprint);
+    return {};
+  });
+  for (const auto& outcome : outcomes) {
+    CHECK(outcome.exit_code == kUsage);
+    check_mentions(outcome, {"2 entries differ", "training.steps: rank 1 differs", "data: rank 2 differs"});
+    CHECK(outcome.error.find("seq_len") == std::string::npos);
+  }
+}
+
+TEST_CASE("the harness names the first rank that failed and shows its last lines") {
+  const auto failing = [](const Environment& environment) -> std::vector<double> {
+    if (environment.rank == 1) {
+      std::puts("these are my last words");
+      throw_data("rank one is unhappy");
+    }
+    std::this_thread::sleep_for(seconds(environment.rank == 0 ? 0 : 600));
+    return {1.0};
+  };
+  try {
+    run_ranks(3, failing);
+    FAIL("a failing rank went unnoticed");
+  } catch (const std::runtime_error& error) {
+    const std::string text = error.what();
+    CHECK(text.find("rank 1 of 3 failed first, exit code 65: rank one is unhappy") != std::string::npos);
+    CHECK(text.find("these are my last words") != std::string::npos);
+  }
+  const auto slow = run_ranks_outcome(
+      1,
+      [](const Environment&) -> std::vector<double> {
+        std::this_thread::sleep_for(seconds(600));
+        return {};
+      },
+      seconds(1));
+  CHECK(slow[0].error == "timed out");
+}
+
+}  // namespace hyperion

@@ -1,0 +1,318 @@
+#!/usr/bin/env python3
+"""scripts/launch.py and scripts/train.sh with programs that stand in for Hyperion: fail, hang, die, print, wait.
+
+usage: launcher_test.py [unittest options]
+"""
+import os
+import pathlib
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
+LIMIT = 60  # seconds; far above what any of these takes, so that a slow machine fails none of them
+
+# The stand-in for a rank: does what its first argument says.
+RANK = r"""
+import os, signal, sys, time
+rank, action = int(os.environ["RANK"]), sys.argv[1]
+say = lambda text: print(text, flush=True)
+stop = []
+if action == "environment":
+    say(" ".join(os.environ[name] for name in ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE",
+                                               "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "LOG_RANK")))
+elif action == "arguments":
+    say(repr(sys.argv[2:]))
+elif action == "fail":
+    if rank == int(os.environ.get("RANK_OF_FAILURE", "1")):
+        say("before the last words")
+        print("the last words", file=sys.stderr, flush=True)
+        sys.exit(7)
+    time.sleep(300)
+elif action == "hang":  # deaf to TERM
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    say(f"pid {os.getpid()}")
+    if rank == 0:
+        time.sleep(0.5)
+        sys.exit(9)
+    time.sleep(300)
+elif action == "segv":
+    if rank == 2:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    time.sleep(300)
+elif action == "lost_peer":  # rank 1 is the cause; rank 0 notices, and may be the first to end
+    if rank == 1:
+        time.sleep(0.1)
+        sys.exit(66)
+    sys.exit(71)
+elif action == "lines":
+    for i in range(20000):
+        say(f"rank {rank} line {i}")
+elif action == "terminal":
+    say(f"terminal {sys.stdout.isatty()} {sys.stderr.isatty()}")
+elif action == "wait":  # an orderly end after a signal, at once after two; it takes rank seconds
+    def handler(number, frame):
+        stop.append(number)
+        if len(stop) > 1:
+            os._exit(130)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, handler)
+    say(f"ready, pid {os.getpid()}")
+    while not stop:
+        time.sleep(0.02)
+    time.sleep(float(sys.argv[2]) * rank)
+    say(f"orderly {stop[0]}")
+    sys.exit(int(sys.argv[3]))
+elif action == "saved":  # both stop by themselves with their state saved, one later
+    time.sleep(1.5 * rank)
+    say("saved")
+    sys.exit(75)
+"""
+
+
+def running(pid):
+    try:
+        state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+class LauncherTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="launcher test ")  # a path with spaces
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.logs = self.folder / "logs"
+        self.program = self.folder / "rank program"
+        self.program.write_text(f"#!{sys.executable}\n{RANK}")
+        self.program.chmod(0o755)
+
+    def environment(self, **extra):
+        own = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NPROC", "NNODES", "NODE_RANK", "LOG_RANK", "OMP_NUM_THREADS")
+        kept = {name: value for name, value in os.environ.items() if name not in own}
+        return {**kept, "HYPERION_DEVICE": "cpu", "HYPERION_LOG_DIR": str(self.logs), **{k: str(v) for k, v in extra.items()}}
+
+    def start(self, *arguments, **environment):
+        process = subprocess.Popen(
+            [sys.executable, str(SCRIPTS / "launch.py"), str(self.program), *map(str, arguments)],
+            env=self.environment(**environment), cwd="/", stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        self.addCleanup(process.stdout.close)
+        self.addCleanup(process.stderr.close)
+        self.addCleanup(process.kill)
+        return process
+
+    def launch(self, *arguments, **environment):
+        process = self.start(*arguments, **environment)
+        out, err = process.communicate(timeout=LIMIT)
+        return process.returncode, out, err
+
+    def log(self, rank):
+        return (self.logs / f"rank_{rank}.log").read_text()
+
+    # --- what ranks get ---
+
+    def test_environment_is_torchruns(self):
+        code, out, err = self.launch("environment", NPROC=3, OMP_NUM_THREADS=5)
+        self.assertEqual((code, err), (0, ""))
+        fields = [self.log(rank).split() for rank in range(3)]
+        for rank, field in enumerate(fields):
+            self.assertEqual(field[:6], [str(rank), str(rank), "0", "3", "3", "127.0.0.1"])
+            self.assertEqual(field[7:], ["5", "0"])
+        self.assertEqual(len({field[6] for field in fields}), 1, "all ranks have one port")
+        self.assertEqual(out, self.log(0), "rank 0 is shown, the others are not")
+
+    def test_second_of_two_hosts(self):
+        code, _, err = self.launch("environment", NPROC=2, NNODES=2, NODE_RANK=1, MASTER_ADDR="first.host")
+        self.assertEqual((code, err), (0, ""))
+        self.assertEqual(self.log(3).split()[:7], ["3", "1", "1", "4", "2", "first.host", "29500"])
+
+    def test_one_rank_without_gpu_or_NPROC(self):
+        self.assertEqual(self.launch("environment")[0], 0)
+        self.assertEqual([path.name for path in self.logs.iterdir()], ["rank_0.log"])
+
+    def test_cores_are_shared(self):
+        self.launch("environment", NPROC=2)
+        threads = int(self.log(0).split()[7])
+        self.assertGreaterEqual(threads, 1)
+        self.assertLessEqual(2 * threads, max(2, len(os.sched_getaffinity(0))))
+
+    def test_arguments_arrive_as_given(self):
+        _, out, _ = self.launch("arguments", "a b", "--x.y=1 2", "$HOME", "*")
+        self.assertEqual(out.strip(), repr(["a b", "--x.y=1 2", "$HOME", "*"]))
+
+    def test_bad_settings_are_refused(self):
+        for setting in ({"NPROC": "0"}, {"NPROC": "two"}, {"LOG_RANK": "0;1"}, {"NNODES": 2}, {"NNODES": 2, "NODE_RANK": 2}):
+            code, _, err = self.launch("environment", **setting)
+            self.assertEqual(code, 2, setting)
+            self.assertIn("remedy:", err)
+
+    def test_missing_program(self):
+        done = subprocess.run([sys.executable, SCRIPTS / "launch.py", "/no/such/program"], capture_output=True, text=True,
+                              env=self.environment(), timeout=LIMIT)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("/no/such/program", done.stderr)
+
+    # --- output ---
+
+    def test_much_output_arrives_complete_and_in_whole_lines(self):
+        code, out, _ = self.launch("lines", NPROC=2, LOG_RANK="0,1")
+        self.assertEqual(code, 0)
+        lines = out.splitlines()
+        for rank in range(2):
+            expected = [f"rank {rank} line {i}" for i in range(20000)]
+            self.assertEqual([line for line in lines if line.startswith(f"rank {rank} ")], expected)
+            self.assertEqual(self.log(rank).splitlines(), expected)
+        self.assertEqual(len(lines), 40000)
+
+    def test_a_reader_that_leaves_does_not_end_the_ranks(self):
+        process = self.start("lines")
+        process.stdout.readline()
+        process.stdout.close()
+        self.assertEqual(process.wait(timeout=LIMIT), 0)
+        self.assertTrue(self.log(0).endswith("line 19999\n"))
+
+    def test_ranks_on_a_terminal_see_a_terminal(self):
+        pid, terminal = pty.fork()
+        if pid == 0:
+            command = [sys.executable, str(SCRIPTS / "launch.py"), str(self.program), "terminal"]
+            os.execve(sys.executable, command, self.environment())
+        out = b""
+        end = time.monotonic() + LIMIT
+        while time.monotonic() < end and select.select([terminal], [], [], LIMIT)[0]:
+            try:
+                data = os.read(terminal, 4096)
+            except OSError:
+                break
+            if not data:
+                break
+            out += data
+        os.close(terminal)
+        self.assertEqual(os.waitpid(pid, 0)[1], 0)
+        self.assertEqual(out.decode().strip(), "terminal True True")
+
+    def test_logs_of_a_good_run_are_removed(self):
+        environment = self.environment(TMPDIR=self.folder)
+        del environment["HYPERION_LOG_DIR"]
+        command = [sys.executable, SCRIPTS / "launch.py", self.program, "arguments"]
+        subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True, timeout=LIMIT)
+        self.assertEqual([path.name for path in self.folder.iterdir()], ["rank program"])
+
+    # --- failures ---
+
+    def test_a_failing_rank_ends_all_and_is_named(self):
+        start = time.monotonic()
+        code, out, err = self.launch("fail", NPROC=3)
+        self.assertLess(time.monotonic() - start, 100)  # the others would sleep for 300 s
+        self.assertEqual(code, 7)
+        self.assertIn("rank 1 failed with exit code 7", err)
+        self.assertIn("| before the last words", err)
+        self.assertIn("| the last words", err)
+        self.assertIn("rank 0: signal 15 (SIGTERM)", err)
+        self.assertIn(f"{self.logs}/rank_N.log", err)
+
+    def test_a_lone_rank_that_is_shown_is_not_repeated(self):
+        code, out, err = self.launch("fail", RANK_OF_FAILURE=0)
+        self.assertEqual((code, out, err.count("the last words")), (7, "before the last words\n", 1))
+        self.assertIn("rank 0 failed with exit code 7; its last lines are above", err)
+
+    def test_ranks_deaf_to_TERM_are_killed(self):
+        code, _, err = self.launch("hang", NPROC=2)
+        self.assertEqual(code, 9)
+        self.assertIn("rank 0 failed with exit code 9", err)
+        self.assertIn("rank 1: signal 9 (SIGKILL)", err)
+        self.assertFalse(running(int(re.search(r"pid (\d+)", self.log(1)).group(1))))
+
+    def test_a_signal_is_named_and_returned(self):
+        code, _, err = self.launch("segv", NPROC=3)
+        self.assertEqual(code, 128 + signal.SIGSEGV)
+        self.assertIn("rank 2 failed with signal 11 (SIGSEGV)", err)
+        self.assertIn("(it printed nothing)", err)
+
+    def test_the_cause_is_named_before_those_who_lost_a_peer(self):
+        code, _, err = self.launch("lost_peer", NPROC=3)
+        self.assertEqual(code, 66)
+        self.assertIn("rank 1 failed with exit code 66", err)
+
+    # --- orderly ends ---
+
+    def stop(self, process, *signals):
+        for rank in range(2):
+            self.wait_for(lambda rank=rank: (self.logs / f"rank_{rank}.log").exists() and "ready" in self.log(rank))
+        for number in signals:
+            process.send_signal(number)
+            time.sleep(0.3)
+        out, err = process.communicate(timeout=LIMIT)
+        return process.returncode, out, err
+
+    def wait_for(self, condition):
+        end = time.monotonic() + LIMIT
+        while not condition():
+            self.assertLess(time.monotonic(), end)
+            time.sleep(0.02)
+
+    def test_one_signal_is_passed_on_and_ranks_take_their_time(self):
+        for number, exit_code in ((signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 75)):
+            with self.subTest(signal=number):
+                process = self.start("wait", 1.5, exit_code, NPROC=2)
+                code, _, err = self.stop(process, number)
+                self.assertEqual((code, err), (exit_code, ""))
+                for rank in range(2):
+                    self.assertIn(f"orderly {int(number)}", self.log(rank))
+                for path in self.logs.iterdir():
+                    path.unlink()
+
+    def test_two_signals_end_the_ranks_at_once(self):
+        process = self.start("wait", 300, 0, NPROC=2, LOG_RANK="1")
+        code, _, _ = self.stop(process, signal.SIGINT, signal.SIGINT)
+        self.assertEqual(code, 130)
+        self.assertNotIn("orderly", self.log(1))
+
+    def test_a_repeated_warning_kills_nobody(self):
+        process = self.start("wait", 0, 75)
+        self.wait_for(lambda: (self.logs / "rank_0.log").exists() and "ready" in self.log(0))
+        os.kill(int(re.search(r"pid (\d+)", self.log(0)).group(1)), signal.SIGSTOP)  # it cannot answer for a while
+        for _ in range(3):
+            process.send_signal(signal.SIGUSR1)
+            time.sleep(0.2)
+        self.assertIsNone(process.poll())
+        os.kill(int(re.search(r"pid (\d+)", self.log(0)).group(1)), signal.SIGCONT)
+        self.assertEqual(process.communicate(timeout=LIMIT)[1], "")
+        self.assertEqual(process.returncode, 75)
+
+    def test_ranks_that_saved_and_stopped_wait_for_each_other(self):
+        code, _, err = self.launch("saved", NPROC=2)
+        self.assertEqual((code, err), (75, ""))
+        self.assertIn("saved", self.log(1))
+
+    def test_ranks_do_not_outlive_a_killed_launcher(self):
+        process = self.start("wait", 0, 0, NPROC=2)
+        self.stop(process, signal.SIGKILL)
+        for rank in range(2):
+            pid = int(re.search(r"pid (\d+)", self.log(rank)).group(1))
+            self.wait_for(lambda pid=pid: not running(pid))
+
+    # --- train.sh ---
+
+    def test_train_sh_starts_the_train_command(self):
+        link = self.folder / "link to scripts"
+        link.symlink_to(SCRIPTS)
+        done = subprocess.run([link / "train.sh", "arguments", "--a.b=c d"], cwd=self.folder, capture_output=True, text=True,
+                              env=self.environment(HYPERION_BINARY="/bin/echo"), timeout=LIMIT)
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "train arguments --a.b=c d\n", ""))
+
+    def test_train_sh_without_file(self):
+        done = subprocess.run([SCRIPTS / "train.sh"], capture_output=True, text=True, env=self.environment(), timeout=LIMIT)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("usage:", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,82 @@
+#include "tests/distributed/tiny_training.h"
+
+#include <ATen/ops/full.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+
+#include "base/philox.h"
+#include "models/init.h"
+#include "trainer/optim/grad_clip.h"
+
+namespace hyperion {
+namespace {
+
+ModelArgs tiny_args(const char* name) {
+  return model_args(name, "debugmodel",
+                    {.dim = 18, .n_layers = 3, .n_heads = 3, .n_kv_heads = 1, .head_dim = 6,
+                     .vocab_size = TinyTraining::kVocab, .hidden_dim = 25});
+}
+
+}  // namespace
+
+TinyTraining::TinyTraining(const TinyJob& job, const Environment& environment)
+    : job_(job),
+      mesh_(job.mesh, environment.world_size),
+      rank_(environment.rank),
+      model_(tiny_args(job.model)),
+      groups_(std::make_unique<ProcessGroups>(mesh_, environment, CommOptions{})) {
+  const ShardingOptions sharding{.compute_dtype = job.compute};
+  fsdp_ = std::make_unique<FsdpContext>(groups_->get(MeshDim::kFsdp), groups_->get(MeshDim::kDpReplicate), sharding);
+  WalkOptions options{.reshard = job.reshard, .prefetch_forward = job.prefetch_forward};
+  options.checkpoint.assign(model_.blocks().size(), job.checkpoint);
+  walk_ = std::make_unique<UnitWalk>(model_, *fsdp_, options);
+  for (const ShardedParameterPtr& parameter : walk_->parameters()) {
+    at::Tensor master = parameter->master();
+    initialize(parameter->parameter(), 1, parameter->first_row(), master);
+    parameter->compute_shard().copy_(master);
+  }
+  for (const auto& group : walk_->groups())
+    if (group->owned_grads().numel() > 0) grads_.push_back(group->owned_grads());
+  optimizer_ = std::make_unique<Adam>(walk_->parameters(), AdamOptions{});
+}
+
+Microbatch TinyTraining::microbatch(int64_t step, int64_t index) const {
+  const int64_t ranks = mesh_.degree(MeshDim::kBatch), rows = kGlobalBatch / (ranks * job_.accumulation);
+  const int64_t first = step * kGlobalBatch + index * ranks * rows + mesh_.coordinate(rank_, MeshDim::kBatch) * rows;
+  const at::Tensor ids = at::zeros({rows, kSeqLen + 1}, at::TensorOptions(at::kLong));
+  for (int64_t row = 0; row < rows; ++row) {
+    int64_t token = (first + row) % kVocab;  // each next token is a fixed function of the last, or now and then not
+    for (int64_t i = 0; i <= kSeqLen; ++i) {
+      ids[row][i] = token;
+      const uint32_t dice = philox4x32(99, static_cast<uint64_t>((first + row) * 100 + i))[0];
+      token = dice % 8 == 0 ? dice % kVocab : (token * 5 + 3) % kVocab;
+    }
+  }
+  return {ids.narrow(1, 0, kSeqLen).contiguous(), ids.narrow(1, 1, kSeqLen).contiguous(),
+          model_.context(kSeqLen, at::kCPU)};
+}
+
+std::pair<double, double> TinyTraining::step(int64_t step) {
+  walk_->begin_step(step);
+  const at::Tensor scale = at::full({}, 1.0 / (kGlobalBatch * kSeqLen), at::TensorOptions(at::kFloat));
+  const at::Tensor loss = at::zeros({}, at::TensorOptions(at::kFloat));
+  for (int64_t i = 0; i < job_.accumulation; ++i)
+    loss.add_(walk_->forward_backward(microbatch(step, i), scale, i + 1 == job_.accumulation));
+  const at::Tensor norm = global_grad_norm(grads_, groups_->get(MeshDim::kFsdp));
+  clip_gradients(grads_, norm, 1.0);
+  optimizer_->step(1e-2, at::zeros({}));
+  groups_->get(MeshDim::kLoss).all_reduce_sum(loss);
+  return {loss.item<double>() / (kGlobalBatch * kSeqLen), norm.item<double>()};
+}
+
+std::vector<double> train_tiny(const TinyJob& job, const Environment& environment, int64_t steps) {
+  TinyTraining training(job, environment);
+  std::vector<double> values;
+  for (int64_t step = 0; step < steps; ++step) {
+    const auto [loss, norm] = training.step(step);
+    values.insert(values.end(), {loss, norm});
+  }
+  return values;
+}
+
+}  // namespace hyperion

@@ -1,0 +1,85 @@
+"""The runs in which Hyperion and torchtitan are compared, and the numbers recorded of them (goldens/)."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+GOLDENS = HERE / "goldens"
+SHARD = GOLDENS / "tokens"  # a token shard as `hyperion tokenize` writes it (trainer/data/token_shards.h)
+WEIGHTS_SEED = 20261121
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run: model, precision, mesh and batch. The global batch is the same on every mesh of a (model, precision)."""
+
+    model: str
+    precision: str = "fp32"
+    replicate: int = 1
+    shard: int = 1
+    accumulation: int = 1
+    small: bool = False  # the batch of the bf16 runs: a CPU without AVX-512 computes bf16 a hundred times slower
+    steps: int = 20
+
+    @property
+    def world(self) -> int:
+        return self.replicate * self.shard
+
+    @property
+    def seq_len(self) -> int:
+        return 64 if self.small else 128
+
+    @property
+    def global_batch(self) -> int:
+        return 4 if self.small else 8
+
+    def arguments(self) -> list[str]:
+        """Options of both programs, after configs/MODEL.toml."""
+        dtype = {"fp32": "float32", "bf16": "bfloat16"}[self.precision]
+        return [
+            f"--training.steps={self.steps}",
+            f"--training.seq_len={self.seq_len}",
+            f"--training.local_batch_size={self.global_batch // (self.world * self.accumulation)}",
+            f"--training.global_batch_size={self.global_batch}",
+            f"--training.mixed_precision_param={dtype}",
+            f"--parallelism.data_parallel_replicate_degree={self.replicate}",
+            f"--parallelism.data_parallel_shard_degree={self.shard}",
+        ]
+
+    @property
+    def config(self) -> Path:
+        return HERE / "configs" / f"{self.model}.toml"
+
+
+def _meshes(model: str) -> dict[str, Case]:
+    return {
+        f"{model}-fp32-1": Case(model),
+        f"{model}-fp32-fsdp2": Case(model, shard=2),
+        f"{model}-fp32-fsdp2-accumulate": Case(model, shard=2, accumulation=2),
+        f"{model}-fp32-fsdp4": Case(model, shard=4),
+        f"{model}-fp32-hsdp2x2": Case(model, replicate=2, shard=2),
+        f"{model}-fp32-fsdp2-small": Case(model, shard=2, small=True),  # the twin that bf16 must differ from
+        f"{model}-bf16-fsdp2": Case(model, "bf16", shard=2, small=True),
+    }
+
+
+CASES: dict[str, Case] = _meshes("llama3") | _meshes("qwen3")
+CASES["llama3-bf16-fsdp4"] = Case("llama3", "bf16", shard=4, small=True)
+
+
+def golden(name: str) -> dict:
+    """{"losses": [20], "grad_norms": [20]} and, on one rank, {"gradient_norms": {name: L2 norm at step 1}}."""
+    return json.loads((GOLDENS / f"{name}.json").read_text())
+
+
+def largest_errors(ours: dict, theirs: dict) -> dict[str, tuple[float, int]]:
+    """Largest relative difference of losses and of gradient norms, each with the step (1-based) where it is."""
+    result = {}
+    for key in ("losses", "grad_norms"):
+        a, b = ours[key], theirs[key]
+        if len(a) != len(b):
+            raise ValueError(f"{key}: {len(a)} steps against {len(b)}")
+        errors = [abs(x - y) / abs(y) for x, y in zip(a, b)]
+        result[key] = max((e if e == e else float("inf"), step) for step, e in enumerate(errors, 1))  # NaN is infinitely wrong
+    return result

@@ -1,0 +1,107 @@
+"""Records everything under goldens/ anew: the token shard, and torchtitan's losses and gradient norms for every case.
+
+    .venv-interop/bin/python tests/interop/make_goldens.py [CASE ...]
+
+Without names all cases are run (about 15 minutes on two cores without AVX-512, most of it bf16); with names only those.
+The tokens are a seeded Markov chain over a Zipf vocabulary, so that the loss falls. The weights are a formula
+(reference_weights.py), so only tokens and numbers are committed. At the end the peer is compared with itself across
+meshes: that is the noise below which no comparison can judge.
+"""
+
+import json
+import os
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import xxhash
+from cases import CASES, GOLDENS, SHARD, WEIGHTS_SEED, golden, largest_errors
+from ranks import run_torchtitan
+from reference_weights import philox4x32
+
+VOCABULARY = 2048
+
+
+def make_tokens(count: int, seed: int) -> np.ndarray:
+    """Token i+1 is, six times of ten, one of two successors of token i, else a Zipf draw (p ~ 1 / (rank + 2))."""
+    words = [w / 2.0**32 for w in philox4x32(seed, np.arange(count))]
+    zipf = np.cumsum(1.0 / (np.arange(VOCABULARY) + 2.0))
+    draws = np.searchsorted(zipf / zipf[-1], words[1]).clip(max=VOCABULARY - 1)
+    tokens = np.empty(count, np.int64)
+    token = 0
+    for i in range(count):
+        token = (token * 31 + 17 + int(words[2][i] * 2)) % VOCABULARY if words[0][i] < 0.6 else int(draws[i])
+        tokens[i] = token
+    return tokens
+
+
+def write_shard(folder: Path, tokens: np.ndarray) -> None:
+    """Writes one document in the format of trainer/data/token_shards.h; a single document is never shuffled."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokens.astype("<u2").tofile(folder / "tokens.bin")
+    np.array([len(tokens)], "<u8").tofile(folder / "documents.bin")
+    header = {"format": "hyperion-token-shard", "version": 1, "dtype": "uint16", "tokens": len(tokens), "documents": 1,
+              "vocab_size": VOCABULARY, "tokenizer": ""}
+    for key in ("tokens", "documents"):
+        header[f"{key}_xxh3"] = xxhash.xxh3_64_hexdigest((folder / f"{key}.bin").read_bytes())
+    (folder / "index.json").write_text(json.dumps(header, indent=2) + "\n")
+
+
+def run_peer(python: Path, name: str, gradients: Path | None = None, steps: int | None = None) -> dict:
+    """Runs one case with torchtitan; {"losses", "grad_norms"}. `gradients`: folder for the gradients of step 1."""
+    case = CASES[name]
+    with tempfile.TemporaryDirectory() as folder:
+        env = {"PEER_TOKENS": SHARD / "tokens.bin", "PEER_WEIGHTS_SEED": WEIGHTS_SEED,
+               "PEER_METRICS": Path(folder) / "metrics.json"}
+        if gradients:
+            env["PEER_GRADIENTS"] = gradients
+        arguments = ["--job.config_file", str(case.config), *case.arguments()]
+        if steps:
+            arguments += [f"--training.steps={steps}", f"--lr_scheduler.total_steps={case.steps}"]
+        run_torchtitan(python, arguments, case.world, env=env)
+        return json.loads((Path(folder) / "metrics.json").read_text())
+
+
+def record(name: str) -> None:
+    case = CASES[name]
+    with tempfile.TemporaryDirectory() as folder:
+        gradients = Path(folder) if case.world == 1 else None
+        numbers = run_peer(Path(sys.executable), name, gradients)
+        if gradients:
+            files = sorted(gradients.glob("*.f32"))
+            norms = {f.stem: float(np.linalg.norm(np.fromfile(f, "<f4").astype(np.float64))) for f in files}
+            numbers["gradient_norms"] = norms
+    made_by = {package: version(package) for package in ("torchtitan", "torch")}
+    head = {"case": name, "made_by": made_by, "weights_seed": WEIGHTS_SEED, "tokens": "tokens/tokens.bin",
+            "config": f"configs/{case.config.name}", "world_size": case.world, "options": case.arguments()}
+    (GOLDENS / f"{name}.json").write_text(json.dumps(head | numbers, indent=1) + "\n")
+    print(f"{name:28} loss {numbers['losses'][0]:.5f} -> {numbers['losses'][-1]:.5f}", flush=True)
+
+
+def compare_peer_with_itself() -> None:
+    print(f"\n{'torchtitan against itself':44} {'loss':>10} {'grad norm':>10}  (largest relative difference)")
+    for name, case in CASES.items():
+        base = f"{case.model}-fp32-1" if case.precision == "fp32" else f"{case.model}-bf16-fsdp2"
+        twins = name != base and (case.precision == "bf16" or not case.small)
+        if twins and (GOLDENS / f"{name}.json").exists() and (GOLDENS / f"{base}.json").exists():
+            errors = largest_errors(golden(name), golden(base))
+            print(f"{name + ' / ' + base:44} {errors['losses'][0]:10.1e} {errors['grad_norms'][0]:10.1e}")
+
+
+def main(names: list[str]) -> None:
+    unknown = set(names) - set(CASES)
+    if unknown:
+        sys.exit(f"no such case: {', '.join(unknown)}; there are: {', '.join(CASES)}")
+    GOLDENS.mkdir(exist_ok=True)
+    longest = max(case.steps * case.global_batch * case.seq_len for case in CASES.values())
+    write_shard(SHARD, make_tokens(longest + 1, WEIGHTS_SEED))
+    for name in names or CASES:
+        record(name)
+    compare_peer_with_itself()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("PYTHONDONTWRITEBYTECODE", "1")
+    main(sys.argv[1:])

@@ -1,0 +1,110 @@
+"""Starts the ranks of one job on this host and watches them from outside: when step lines arrive, how much memory."""
+
+import ctypes
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent  # every rank runs here: v0.2.2's default paths are relative to the repository
+_LIBC = ctypes.CDLL(None)
+_STEP_LINE = re.compile(r"step:\s+(\d+)\s+loss:")
+
+
+@dataclass
+class Run:
+    """What was seen of a job: times in seconds since launch, memory in bytes."""
+
+    seconds: float = 0.0
+    step_seconds: dict[int, float] = field(default_factory=dict)  # step -> arrival of rank 0's step line
+    peak_rss: list[int] = field(default_factory=list)  # by rank
+
+
+def _die_with_parent() -> None:
+    """In a rank before it starts: Linux kills it when we are killed, by ctest's time limit for example."""
+    _LIBC.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+class JobFailed(RuntimeError):
+    """A rank ended with an error, or the time was up. The message has the rank's last lines."""
+
+
+def run_ranks(command: list[str], world: int, threads: int = 1, env: dict | None = None, timeout: float = 900) -> Run:
+    """Runs `command` once a rank, with the environment of torchrun. Ends all ranks when one fails."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    run = Run(peak_rss=[0] * world)
+    lines, codes = [[] for _ in range(world)], [None] * world
+    changed = threading.Condition()
+    start = time.perf_counter()
+
+    def spawn(rank):
+        of_rank = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
+        of_rank |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": threads, **(env or {})}
+        environment = os.environ | {key: str(value) for key, value in of_rank.items()}
+        return subprocess.Popen(command, env=environment, cwd=ROOT, text=True, errors="replace",
+                                preexec_fn=_die_with_parent, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+    processes = [spawn(rank) for rank in range(world)]
+
+    def watch(rank):
+        for line in processes[rank].stdout:
+            lines[rank].append(line)
+            match = _STEP_LINE.search(line)
+            if rank == 0 and match:
+                run.step_seconds.setdefault(int(match[1]), time.perf_counter() - start)
+        _, status, usage = os.wait4(processes[rank].pid, 0)
+        processes[rank].returncode = os.waitstatus_to_exitcode(status)
+        run.peak_rss[rank] = usage.ru_maxrss * 1024
+        with changed:
+            codes[rank] = processes[rank].returncode
+            changed.notify()
+
+    watchers = [threading.Thread(target=watch, args=(rank,), daemon=True) for rank in range(world)]
+    for watcher in watchers:
+        watcher.start()
+    with changed:
+        done = changed.wait_for(lambda: None not in codes or any(codes), timeout)
+        failed = next((rank for rank in range(world) if codes[rank]), 0)
+        error = f"rank {failed} ended with {codes[failed]}" if done else f"not done after {timeout:.0f} s"
+    if not done or any(codes):
+        for process in processes:
+            if process.returncode is None:
+                process.send_signal(signal.SIGKILL)
+        for watcher in watchers:
+            watcher.join(10)
+        raise JobFailed(f"{error}: {' '.join(command)}\n{''.join(lines[failed][-30:])}")
+    for watcher in watchers:
+        watcher.join()
+    run.seconds = time.perf_counter() - start
+    return run
+
+
+def run_torchtitan(python: Path, arguments: list[str], world: int, threads: int = 1, env: dict | None = None,
+                   timeout: float = 1800) -> Run:
+    """Runs the peer (peer/torchtitan_cpu.py, which documents the environment) with that Python."""
+    libraries = [f"{os.environ.get('CUDA_HOME', '/usr/local/cuda')}/lib64", os.environ.get("LD_LIBRARY_PATH", "")]
+    peer = {"PEER_THREADS": threads, "HF_HUB_OFFLINE": 1, "PYTHONDONTWRITEBYTECODE": 1}
+    peer |= {"LD_LIBRARY_PATH": ":".join(filter(None, libraries)), **(env or {})}
+    with tempfile.TemporaryDirectory() as folder:
+        command = [os.path.abspath(python), str(HERE / "peer" / "torchtitan_cpu.py"), *arguments, f"--job.dump_folder={folder}"]
+        return run_ranks(command, world, threads, peer, timeout)
+
+
+def run_hyperion(binary: Path, arguments: list[str], world: int, threads: int = 1, env: dict | None = None,
+                 timeout: float = 900) -> Run:
+    """Runs `hyperion train` with those arguments."""
+    return run_ranks([os.path.abspath(binary), "train", *arguments], world, threads, env, timeout)
+
+
+if __name__ == "__main__":
+    sys.exit("ranks.py is a library: see make_goldens.py and against_torchtitan.py")

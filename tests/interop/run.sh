@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Runs a Python program of this folder in the interop environment; exits 77 (ctest: skipped) with the reason without one.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+root=$(cd "$here/../.." && pwd)
+venv=${HYPERION_INTEROP_VENV:-.venv-interop}
+[[ $venv == /* ]] || venv=$root/$venv
+if ! "$venv/bin/python" -c 'import torch, torchtitan' 2>/dev/null; then
+  echo "SKIPPED: no Python with torch and torchtitan at $venv (scripts/setup.sh --interop makes it)"
+  exit 77
+fi
+program=$1
+shift
+PYTHONDONTWRITEBYTECODE=1 exec "$venv/bin/python" "$here/$program" "$@"

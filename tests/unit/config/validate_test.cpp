@@ -1,0 +1,241 @@
+#include "trainer/config/validate.h"
+
+#include <catch2/catch.hpp>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "base/files.h"
+
+using namespace hyperion;
+using Catch::Contains;
+namespace fs = std::filesystem;
+
+namespace {
+
+ResolvedConfig parse(const std::string& toml) {
+  return parse_config(toml, "job.toml", {});
+}
+
+std::vector<std::string> problems(const std::string& toml, const RunFacts& facts = {}) {
+  Problems found;
+  check(parse(toml), facts, found);
+  return found.lines();
+}
+
+// The only problem there is; "" when there is none.
+std::string problem(const std::string& toml, const RunFacts& facts = {}) {
+  const auto lines = problems(toml, facts);
+  CHECK(lines.size() <= 1);
+  return lines.empty() ? "" : lines[0];
+}
+
+RunFacts ranks(int64_t world_size) {
+  RunFacts facts;
+  facts.world_size = world_size;
+  return facts;
+}
+
+RunFacts model(ModelFacts dimensions) {
+  RunFacts facts;
+  facts.model = dimensions;
+  return facts;
+}
+
+struct TemporaryFolder {
+  fs::path path = fs::temp_directory_path() / ("hyperion_validate_test_" + std::to_string(::getpid()));
+  TemporaryFolder() { fs::create_directories(path); }
+  ~TemporaryFolder() { fs::remove_all(path); }
+};
+
+}  // namespace
+
+TEST_CASE("the default configuration runs on any number of ranks") {
+  for (const int64_t world : {1, 2, 3, 8, 1000}) CHECK(problem("", ranks(world)).empty());
+}
+
+TEST_CASE("the mesh must be the ranks of the job") {
+  CHECK(problem("[parallelism]\ndata_parallel_replicate_degree = 2", ranks(4)).empty());
+  CHECK(problem("[parallelism]\ndata_parallel_replicate_degree = 2\ndata_parallel_shard_degree = 2", ranks(4))
+            .empty());
+  CHECK_THAT(problem("[parallelism]\ndata_parallel_shard_degree = 2", ranks(4)),
+             Contains("job.toml:2:30: parallelism.data_parallel_shard_degree = 2: pipeline 1 x replicate 1 x "
+                      "shard 2 x context 1 "
+                      "x tensor 1 must be the 4 ranks of the job"));
+  CHECK_THAT(problem("[parallelism]\ndata_parallel_replicate_degree = 3", ranks(4)), Contains("divide them"));
+  CHECK_THAT(problem("[parallelism]\ndata_parallel_replicate_degree = 8", ranks(4)), Contains("4 ranks"));
+  const std::string huge = "degree = 1000000\n";
+  CHECK_THAT(
+      problem("[parallelism]\ndata_parallel_replicate_" + huge + "data_parallel_shard_" + huge, ranks(1)),
+      Contains("1 ranks"));
+}
+
+TEST_CASE("the global batch must be whole microbatches on every rank") {
+  const std::string toml = "[training]\nlocal_batch_size = 4\nglobal_batch_size = 24";
+  CHECK(problem(toml, ranks(1)).empty());
+  CHECK(problem(toml, ranks(3)).empty());
+  CHECK_THAT(problem(toml, ranks(4)), Contains("training.global_batch_size = 24: expected a multiple of 16"));
+  CHECK_THAT(problem("[training]\nlocal_batch_size = 4\nglobal_batch_size = 2", ranks(1)),
+             Contains("multiple of 4"));
+}
+
+TEST_CASE("data-parallel ranks are the world without the other dimensions") {
+  CHECK(data_parallel_degree(JobConfig(), 6) == 6);
+  CHECK(data_parallel_degree(
+            parse("[parallelism]\ntensor_parallel_degree = 2\ncontext_parallel_degree = 2").config, 8) == 2);
+}
+
+TEST_CASE("features that are not available are refused by name") {
+  const std::pair<const char*, const char*> cases[] = {
+      {"[parallelism]\ntensor_parallel_degree = 2", "tensor parallelism"},
+      {"[parallelism]\npipeline_parallel_degree = 2", "pipeline parallelism"},
+      {"[parallelism]\ncontext_parallel_degree = 2", "context parallelism"},
+      {"[parallelism]\nexpert_parallel_degree = 2", "expert parallelism"},
+      {"[checkpoint]\nenable = true", "checkpoint.enable = true: checkpointing is not available yet"},
+      {"[model]\nconverters = [\"quantize.linear.float8\"]", "float8 linears"},
+      {"[model]\nconverters = [\"quantize.linear.mx\"]", "MXFP8 linears"},
+      {"[model]\nconverters = [\"quantize.grouped_mm.float8\"]", "float8 experts"},
+      {"[model]\nconverters = [\"quantize.grouped_mm.mx\"]", "MXFP8 experts"},
+      {"[optimizer]\nearly_step_in_backward = true", "inside the backward"},
+      {"[training]\ndtype = \"bfloat16\"", "bfloat16 parameters"},
+      {"[activation_checkpoint]\nmode = \"memory_budget\"", "memory budget"},
+      {"[comm]\nmode = \"local_tensor\"", "fake_backend"},
+      {"[memory_estimation]\nenable = true", "memory estimation"},
+      {"[fault_tolerance]\nenable = true", "torchft"},
+      {"[metrics]\nenable_wandb = true", "Weights & Biases"},
+      {"[job]\ncustom_config_module = \"a.b\"", "import a module"},
+      {"[experimental]\ncustom_import = \"a.b\"", "import a module"},
+      {"[experimental]\ncustom_args_module = \"a.b\"", "import a module"},
+  };
+  for (const auto& [toml, text] : cases) CHECK_THAT(problem(toml), Contains(text));
+}
+
+TEST_CASE("keys of a feature that is off are kept") {
+  const ResolvedConfig resolved = parse(
+      "[checkpoint]\ncreate_seed_checkpoint = true\nload_step = 5\n"
+      "[quantize.linear.float8]\nrecipe_name = \"rowwise\"\n"
+      "[parallelism]\nenable_async_tensor_parallel = true\npipeline_parallel_schedule = \"GPipe\"\n"
+      "[activation_checkpoint]\nmemory_budget = 0.25\n[fault_tolerance]\ngroup_size = 2\n"
+      "[profiling]\nprofile_freq = 1\nprofiler_warmup = 5\n[validation]\ndataset = \"c4\"\n");
+  Problems found;
+  check(resolved, ranks(2), found);
+  CHECK(found.lines().empty());
+  CHECK(resolved.config.checkpoint.load_step == 5);
+  CHECK(resolved.config.activation_checkpoint.memory_budget == 0.25);
+}
+
+TEST_CASE("keys that tune Python are listed when they ask for something") {
+  CHECK(keys_without_effect(parse("")).empty());
+  CHECK(keys_without_effect(
+            parse("[compile]\nenable = false\ncomponents = [\"model\"]\n[training]\ngc_freq = 50"))
+            .empty());
+  CHECK(keys_without_effect(parse("[training]\ngc_freq = 7\ndataloader.num_workers = 2\n"
+                                  "[compile]\nenable = true\ncomponents = [\"loss\"]\n"
+                                  "[validation]\ndataloader.num_workers = 2")) ==
+        std::vector<std::string>{"training.gc_freq", "training.dataloader.num_workers", "compile.enable",
+                                 "compile.components"});
+}
+
+TEST_CASE("a profiler cycle must hold its warm-up and its steps") {
+  CHECK_THAT(problem("[profiling]\nenable_profiling = true\nprofile_freq = 3"),
+             Contains("profiling.profile_freq = 3: expected at least profiler_active 1 + profiler_warmup 3"));
+  CHECK(problem("[profiling]\nenable_profiling = true\nprofile_freq = 4").empty());
+  CHECK_FALSE(problem("[profiling]\nenable_profiling = true\nprofiler_warmup = 9223372036854775807").empty());
+}
+
+TEST_CASE("heads must fit together") {
+  CHECK(problem("", model({256, 6, 16, 16, 16, 2048})).empty());
+  CHECK_THAT(problem("[model.args]\nn_kv_heads = 3", model({256, 6, 16, 3, 16, 2048})),
+             Contains("job.toml:2:14: model.args.n_kv_heads = 3: 3 key-value heads do not divide 16 heads"));
+  CHECK_THAT(problem("", model({256, 6, 16, 0, 16, 2048})),
+             Contains("default: model.flavor = \"debugmodel\""));
+  CHECK_THAT(problem("", model({240, 6, 16, 16, 15, 2048})), Contains("even width"));
+}
+
+TEST_CASE("a flavour must exist in its family") {
+  RunFacts facts;
+  facts.flavors = {"debugmodel", "8B"};
+  CHECK(problem("", facts).empty());
+  CHECK_THAT(problem("[model]\nflavor = \"9B\"", facts),
+             Contains("expected one of debugmodel, 8B for llama3"));
+}
+
+TEST_CASE("the vocabulary must hold the tokenizer") {
+  RunFacts facts = model({256, 6, 16, 16, 16, 2048});
+  facts.tokenizer_vocab_size = 2048;
+  CHECK(problem("", facts).empty());
+  facts.tokenizer_vocab_size = 128256;
+  CHECK_THAT(problem("", facts),
+             Contains("128256 entries, the model only 2048") && Contains("model.args.vocab_size = 128256"));
+}
+
+TEST_CASE("sequences must fit the positions of the model") {
+  CHECK_THAT(problem("[model.args]\nmax_seq_len = 1024"),
+             Contains("training.seq_len = 2048: expected at most model.args.max_seq_len = 1024"));
+  CHECK_THAT(problem("[model.args]\nmax_seq_len = 2048\n[validation]\nenable = true\nseq_len = 4096"),
+             Contains("validation.seq_len"));
+}
+
+TEST_CASE("sequences are divided by tensor and context parallelism") {
+  const auto lines = problems("[training]\nseq_len = 10\n[parallelism]\ncontext_parallel_degree = 2");
+  REQUIRE(lines.size() == 2);  // the feature is refused too
+  CHECK_THAT(lines[1], Contains("training.seq_len = 10: expected a multiple of 4"));
+}
+
+TEST_CASE("only the default corpus needs no path") {
+  CHECK(problem("[training]\ndataset = \"c4_test\"").empty());
+  CHECK_THAT(problem("[training]\ndataset = \"c4\""),
+             Contains("job.toml:2:11: training.dataset = \"c4\": expected training.dataset_path") &&
+                 Contains("default corpus"));
+  CHECK_FALSE(problem("[training]\ndataset = \"jsonl\"").empty());
+  CHECK(problem("[training]\ndataset = \"c4\"\ndataset_path = \"x\"").empty());
+  CHECK(uses_default_corpus(JobConfig()));
+  CHECK_FALSE(uses_default_corpus(parse("[training]\ndataset_path = \"x\"").config));
+}
+
+TEST_CASE("validation reads the held-out novel beside the default corpus and a path otherwise") {
+  CHECK(problem("[validation]\nenable = true").empty());
+  CHECK(problem("[training]\ndataset_path = \"x\"\n[validation]\nenable = true\ndataset = \"c4_test\"")
+            .empty());
+  CHECK_THAT(problem("[training]\ndataset_path = \"x\"\n[validation]\nenable = true"),
+             Contains("validation.dataset = \"c4_validation\": expected validation.dataset_path"));
+  CHECK(
+      problem("[training]\ndataset_path = \"x\"\n[validation]\nenable = true\ndataset_path = \"y\"").empty());
+}
+
+TEST_CASE("inputs are looked for as given and then below the base folder") {
+  const TemporaryFolder folder;
+  fs::create_directories(folder.path / "assets/tokenizer");
+  write_file_atomic(folder.path / "assets/part1.jsonl", "{}");
+  CHECK(resolve_input("./assets/tokenizer", folder.path) == folder.path / "assets/tokenizer");
+  CHECK(resolve_input("assets/*.jsonl", folder.path) == folder.path / "assets/*.jsonl");
+  CHECK(resolve_input("no/such", folder.path) == "no/such");
+  CHECK(resolve_input("/no/such", folder.path) == "/no/such");
+  CHECK(resolve_input(folder.path.string(), "/") == folder.path);
+
+  const auto input_problems = [&](const std::string& toml) {
+    Problems found;
+    check_inputs(parse(toml), folder.path, found);
+    return found.lines();
+  };
+  const std::string tokenizer = "[model]\nhf_assets_path = \"assets/tokenizer\"\n";
+  CHECK(input_problems(tokenizer).empty());
+  CHECK(input_problems(tokenizer + "[training]\ndataset_path = \"assets/part?.jsonl\"").empty());
+  const auto lines = input_problems(
+      "[model]\nhf_assets_path = \"none\"\n[training]\ndataset_path = \"assets/*.gz\"\n[validation]\nenable "
+      "= true\ndataset_path = \"no\"");
+  REQUIRE(lines.size() == 3);
+  CHECK_THAT(lines[0], Contains("job.toml:2:18: model.hf_assets_path = \"none\": no such file or folder"));
+}
+
+TEST_CASE("validate reports everything in one error") {
+  try {
+    validate(parse("[checkpoint]\nenable = true\n[training]\ndataset = \"c4\"\nglobal_batch_size = 9\n"),
+             ranks(2));
+    FAIL("accepted");
+  } catch (const Error& error) {
+    CHECK(error.code() == ExitCode::kUsage);
+    CHECK_THAT(error.what(), Contains("The configuration cannot be run: 3 problems") &&
+                                 Contains("checkpoint.enable") && Contains("training.dataset") &&
+                                 Contains("training.global_batch_size"));
+  }
+}

@@ -1,0 +1,123 @@
+#include "trainer/metrics/profiler.h"
+
+#include <set>
+
+#include <catch2/catch.hpp>
+#include <nlohmann/json.hpp>
+
+#include <ATen/ops/mm.h>
+#include <ATen/ops/ones.h>
+#include <ATen/record_function.h>
+
+#include "base/error.h"
+#include "base/files.h"
+#include "temporary_folder.h"
+
+using namespace hyperion;
+
+namespace {
+
+ProfilerOptions options_for(const std::filesystem::path& folder) {
+  ProfilerOptions options;
+  options.enable_profiling = true;
+  options.profile_freq = 4;
+  options.profiler_warmup = 1;
+  options.dump_folder = folder;
+  options.rank = 2;
+  return options;
+}
+
+void train_one_step() {
+  RECORD_FUNCTION("Hyperion::test_span", {});
+  at::mm(at::ones({8, 8}), at::ones({8, 8}));
+}
+
+std::vector<nlohmann::json> events_of(const std::filesystem::path& trace) {
+  return nlohmann::json::parse(read_file(trace)).at("traceEvents").get<std::vector<nlohmann::json>>();
+}
+
+int count(const std::vector<nlohmann::json>& events, const std::string& name) {
+  int found = 0;
+  for (const auto& event : events)
+    found += event.value("name", "") == name && event.value("ph", "") == "X" ? 1 : 0;
+  return found;
+}
+
+}  // namespace
+
+TEST_CASE("The profiler waits then warms up then records within each cycle") {
+  ProfilerOptions options;  // v0.2.2's defaults: 10, 3 and 1
+  for (const int64_t cycle : {0, 10, 20}) {
+    for (int64_t step = 0; step < 6; ++step)
+      CHECK(profiler_phase(options, cycle + step) == ProfilerPhase::kWait);
+    for (int64_t step = 6; step < 9; ++step)
+      CHECK(profiler_phase(options, cycle + step) == ProfilerPhase::kWarmUp);
+    CHECK(profiler_phase(options, cycle + 9) == ProfilerPhase::kRecord);
+  }
+}
+
+TEST_CASE("A chrome trace holds the operators and spans of the recorded steps only") {
+  TemporaryFolder folder;
+  auto options = options_for(folder.path());
+  options.profiler_active = 2;
+  Profiler profiler(options);
+  for (int64_t step = 1; step <= 9; ++step) {
+    train_one_step();
+    profiler.step(step);
+  }
+  for (const std::string step : {"4", "8"}) {
+    const auto events =
+        events_of(folder.path() / "profile_traces" / ("iteration_" + step) / "rank2_trace.json");
+    CHECK(count(events, "aten::mm") == 2);
+    CHECK(count(events, "Hyperion::test_span") == 2);
+    CHECK(count(events, "ProfilerStep#" + step) == 1);
+  }
+  CHECK_FALSE(std::filesystem::exists(folder.path() / "profile_traces" / "iteration_9"));
+}
+
+TEST_CASE("A profiler that ends or starts inside a cycle does no harm") {
+  TemporaryFolder folder;
+  auto options = options_for(folder.path());
+  options.start_step = 3;  // resumed right before the recorded step
+  {
+    Profiler profiler(options);
+    train_one_step();
+    profiler.step(4);
+  }
+  CHECK(count(events_of(folder.path() / "profile_traces/iteration_4/rank2_trace.json"), "aten::mm") == 1);
+  options.start_step = 0;
+  {
+    Profiler profiler(options);
+    for (int64_t step = 1; step <= 3; ++step) profiler.step(step);  // ends while recording
+    train_one_step();
+  }
+}
+
+TEST_CASE("A profiler schedule that does not fit is refused with its numbers") {
+  TemporaryFolder folder;
+  auto options = options_for(folder.path());
+  options.profiler_active = 4;
+  CHECK_THROWS_WITH(Profiler(options),
+                    Catch::Contains("profiler_active (4)") && Catch::Contains("profile_freq (4)"));
+}
+
+TEST_CASE("Memory snapshots come from the hooks at the profiling frequency and after an OOM") {
+  TemporaryFolder folder;
+  auto options = options_for(folder.path());
+  options.enable_profiling = false;
+  options.enable_memory_snapshot = true;
+  size_t entries = 0;
+  {
+    Profiler profiler(options, {[&](size_t n) { entries = n; }, [] { return std::string("pickle"); }});
+    for (int64_t step = 1; step <= 5; ++step) profiler.step(step);
+    profiler.out_of_memory(5);
+  }
+  CHECK(entries == 100000);
+  const auto base = folder.path() / "memory_snapshot";
+  CHECK(read_file(base / "iteration_4" / "rank2_memory_snapshot.pickle") == "pickle");
+  CHECK(read_file(base / "iteration_5_exit" / "rank2_memory_snapshot.pickle") == "pickle");
+  CHECK_FALSE(std::filesystem::exists(base / "iteration_5"));
+  Profiler without_hooks(options);  // a CPU: nothing to record and no error
+  without_hooks.step(4);
+  without_hooks.out_of_memory(4);
+}

@@ -1,0 +1,61 @@
+#include <torch/torch.h>
+
+#include <catch2/catch.hpp>
+
+#include "models/registry.h"
+#include "models/transformer.h"
+
+using namespace hyperion;
+using at::Tensor;
+
+namespace {
+
+struct Head {
+  explicit Head(int64_t chunk_bytes)
+      : args(model_args("llama3", "debugmodel", {.dim = 16, .n_heads = 2, .vocab_size = 11})),
+        norm(make_parameter("norm.weight", {16}, Init::ones())),
+        output(make_parameter("output.weight", {11, 16}, Init::normal(1))),
+        head(args, norm, output, chunk_bytes) {
+    torch::manual_seed(5);
+    norm->weight = torch::rand({16}, torch::kDouble).requires_grad_();
+    output->weight = torch::randn({11, 16}, torch::kDouble).requires_grad_();
+    x = torch::randn({2, 7, 16}, torch::kDouble);
+    labels = torch::randint(0, 11, {2, 7});
+    labels.index_put_({0, 3}, -100);
+    labels.index_put_({1, torch::indexing::Slice(5)}, -100);
+  }
+  ModelArgs args;
+  ParameterPtr norm, output;
+  LossHead head;
+  Tensor x, labels;
+};
+
+}  // namespace
+
+TEST_CASE("loss and gradients equal plain cross entropy for every chunk size") {
+  for (int64_t rows : {1, 3, 5, 14}) {
+    CAPTURE(rows);
+    Head h(rows * 11 * 8);
+    const Tensor scale = torch::full({}, 0.25, torch::kDouble);
+    const auto [loss, grad_x] = h.head.loss_and_grad(h.x, h.labels, scale);
+    const Tensor x = h.x.clone().requires_grad_();
+    const Tensor normed = x * at::rsqrt(x.square().mean(-1, true) + h.args.norm_eps) * h.norm->weight;
+    const Tensor expected = at::cross_entropy_loss(at::linear(normed, h.output->weight).flatten(0, 1), h.labels.flatten(),
+                                                   {}, at::Reduction::Sum, -100);
+    const auto grads = torch::autograd::grad({expected * 0.25}, {x, h.norm->weight, h.output->weight});
+    CHECK(loss.item<double>() == Approx(expected.item<double>()).epsilon(1e-12));
+    CHECK(at::allclose(grad_x, grads[0], 1e-9, 1e-12));
+    CHECK(at::allclose(h.norm->weight.grad(), grads[1], 1e-9, 1e-12));
+    CHECK(at::allclose(h.output->weight.grad(), grads[2], 1e-9, 1e-12));
+    CHECK(h.head.loss_sum(h.x, h.labels).item<double>() == Approx(loss.item<double>()).epsilon(1e-12));
+  }
+}
+
+TEST_CASE("gradients of several microbatches add up") {
+  Head h(1 << 20);
+  const Tensor scale = torch::ones({}, torch::kDouble);
+  h.head.loss_and_grad(h.x, h.labels, scale);
+  const Tensor once = h.output->weight.grad().clone();
+  h.head.loss_and_grad(h.x, h.labels, scale);
+  CHECK(at::allclose(h.output->weight.grad(), once * 2));
+}

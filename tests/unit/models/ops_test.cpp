@@ -1,0 +1,127 @@
+// Each operation against libtorch's own autograd in fp64, and the recompute tape.
+#include "models/ops.h"
+
+#include <torch/torch.h>
+
+#include <catch2/catch.hpp>
+
+#include "models/recompute.h"
+#include "models/registry.h"
+#include "models/transformer.h"
+
+using namespace hyperion;
+using at::Tensor;
+
+namespace {
+
+Tensor leaf(at::IntArrayRef shape) { return torch::randn(shape, torch::kDouble).requires_grad_(); }
+
+// Outputs and gradients of `ours` and `reference` agree on the same leaves.
+void check_equal(const std::function<Tensor()>& ours, const std::function<Tensor()>& reference,
+                 const std::vector<Tensor>& leaves) {
+  const Tensor a = ours(), b = reference();
+  CHECK(at::allclose(a, b, 1e-10, 1e-12));
+  const Tensor seed = torch::randn_like(a);
+  const auto da = torch::autograd::grad({a}, leaves, {seed});
+  const auto db = torch::autograd::grad({b}, leaves, {seed});
+  for (size_t i = 0; i < leaves.size(); ++i) CHECK(at::allclose(da[i], db[i], 1e-9, 1e-11));
+}
+
+}  // namespace
+
+TEST_CASE("linear and rms norm and swiglu equal plain autograd") {
+  torch::manual_seed(1);
+  const Tensor x = leaf({2, 3, 8}), w = leaf({5, 8}), g = leaf({8}), y = leaf({2, 3, 8});
+  check_equal([&] { return ops::linear(x, w); }, [&] { return at::linear(x, w); }, {x, w});
+  check_equal([&] { return ops::rms_norm(x, g, 1e-5); },
+              [&] { return x * at::rsqrt(x.square().mean(-1, true) + 1e-5) * g; }, {x, g});
+  check_equal([&] { return ops::swiglu(x, y); }, [&] { return at::silu(x) * y; }, {x, y});
+}
+
+TEST_CASE("embedding gathers rows and adds up their gradients") {
+  const Tensor w = leaf({6, 4});
+  const Tensor tokens = torch::tensor({{0, 5, 5}, {1, 0, 5}});
+  check_equal([&] { return ops::embedding(tokens, w); }, [&] { return w.index_select(0, tokens.flatten()).view({2, 3, 4}); },
+              {w});
+}
+
+TEST_CASE("rope rotates by the angle and its gradient rotates back") {
+  const Tensor x = leaf({2, 3, 2, 8});
+  const Tensor angles = torch::rand({3, 4}, torch::kDouble);
+  for (RopeStyle style : {RopeStyle::kInterleaved, RopeStyle::kHalfSplit}) {
+    auto reference = [&] {
+      const Tensor turn = at::polar(torch::ones_like(angles), angles).unsqueeze(1);
+      if (style == RopeStyle::kInterleaved)
+        return at::view_as_real(at::view_as_complex(x.view({2, 3, 2, 4, 2})) * turn).flatten(3);
+      const auto h = x.chunk(2, -1);
+      const Tensor c = angles.cos().unsqueeze(1), s = angles.sin().unsqueeze(1);
+      return at::cat({h[0] * c - h[1] * s, h[1] * c + h[0] * s}, -1);
+    };
+    check_equal([&] { return ops::rope(x, angles.cos(), angles.sin(), style); }, reference, {x});
+  }
+}
+
+TEST_CASE("attention with grouped queries equals the plain formula with and without a mask") {
+  torch::manual_seed(2);
+  const Tensor q = leaf({2, 4, 5, 8}), k = leaf({2, 2, 5, 8}), v = leaf({2, 2, 5, 8});
+  const Tensor causal = torch::ones({5, 5}, torch::kBool).tril();
+  Tensor documents = causal.unsqueeze(0).unsqueeze(0).expand({2, 1, 5, 5}).clone();
+  documents.index_put_({0, 0, torch::indexing::Slice(3), torch::indexing::Slice(0, 3)}, false);
+  for (const Tensor& mask : {Tensor(), documents}) {
+    auto reference = [&] {
+      const Tensor kk = k.repeat_interleave(2, 1), vv = v.repeat_interleave(2, 1);
+      const Tensor allowed = mask.defined() ? mask : causal;
+      const Tensor scores = at::matmul(q, kk.transpose(2, 3)) / std::sqrt(8.0);
+      return at::matmul(at::softmax(scores.masked_fill(allowed.logical_not(), -INFINITY), -1), vv);
+    };
+    check_equal([&] { return ops::attention(q, k, v, mask); }, reference, {q, k, v});
+  }
+}
+
+TEST_CASE("results have the input's dtype and bf16 differs from fp32") {
+  const Tensor x = torch::randn({4, 8}).to(torch::kBFloat16), w = torch::randn({3, 8}).to(torch::kBFloat16);
+  CHECK(ops::linear(x, w).scalar_type() == torch::kBFloat16);
+  CHECK(ops::rms_norm(x, torch::ones({8}).to(torch::kBFloat16), 1e-5).scalar_type() == torch::kBFloat16);
+  CHECK_FALSE(ops::linear(x, w).to(torch::kFloat).equal(ops::linear(x.to(torch::kFloat), w.to(torch::kFloat))));
+}
+
+TEST_CASE("a recomputed block has bitwise the same gradients and keeps four of seven products") {
+  torch::manual_seed(3);
+  ModelArgs args = model_args("llama3", "debugmodel", {.dim = 32, .n_layers = 1, .n_heads = 4, .n_kv_heads = 2});
+  const Transformer model(args);
+  for (const ParameterPtr& parameter : model.parameters()) {
+    parameter->weight = torch::randn(parameter->shape) * 0.2;
+    parameter->weight.requires_grad_();
+  }
+  const TransformerBlock& block = model.blocks()[0];
+  const SequenceContext context = model.context(6, at::kCPU);
+  const Tensor x = torch::randn({2, 6, 32}), seed = torch::randn({2, 6, 32});
+  auto gradients = [&] {
+    std::vector<Tensor> grads;
+    for (const ParameterPtr& parameter : block.parameters()) {
+      grads.push_back(parameter->weight.grad().clone());
+      parameter->weight.mutable_grad().reset();
+    }
+    return grads;
+  };
+  block.forward(x, context).backward(seed);
+  const auto plain = gradients();
+
+  RecomputeTape tape;
+  Tensor first;
+  {
+    torch::NoGradGuard no_grad;
+    TapeScope scope(&tape);
+    first = block.forward(x, context);
+  }
+  tape.start_replay();
+  {
+    TapeScope scope(&tape);
+    const Tensor again = block.forward(x, context);
+    CHECK(again.equal(first));
+    again.backward(seed);
+  }
+  const auto replayed = gradients();
+  for (size_t i = 0; i < plain.size(); ++i) CHECK(plain[i].equal(replayed[i]));
+  CHECK_THROWS(tape.pop());  // all that was kept was read: four products and one attention
+}

@@ -1,0 +1,118 @@
+#include "models/transformer.h"
+
+#include <torch/torch.h>
+
+#include <catch2/catch.hpp>
+
+#include <cmath>
+
+#include "models/init.h"
+#include "models/registry.h"
+#include "models/rope.h"
+
+using namespace hyperion;
+using at::Tensor;
+
+namespace {
+
+void materialise(const Transformer& model, at::ScalarType dtype, double spread) {
+  torch::manual_seed(7);
+  for (const ParameterPtr& parameter : model.parameters()) {
+    parameter->weight = (torch::randn(parameter->shape, torch::kDouble) * spread).to(dtype);
+    parameter->weight.requires_grad_();
+  }
+}
+
+// Loss of the whole model, gradients into the weights' .grad().
+double loss_and_backward(const Transformer& model, const Tensor& tokens, const Tensor& labels) {
+  const SequenceContext context = model.context(tokens.size(1), at::kCPU);
+  Tensor x = model.embedding().forward(tokens);
+  for (const TransformerBlock& block : model.blocks()) x = block.forward(x, context);
+  auto [loss, grad] = model.head().loss_and_grad(x.detach(), labels, torch::ones({}, torch::kDouble));
+  torch::autograd::backward({x}, {grad});
+  return loss.item<double>();
+}
+
+}  // namespace
+
+TEST_CASE("names and order of parameters are torchtitan's") {
+  const Transformer model(model_args("llama3", "debugmodel", {.n_layers = 1}));
+  std::vector<std::string> names;
+  for (const ParameterPtr& parameter : model.parameters()) names.push_back(parameter->fqn);
+  CHECK(names == std::vector<std::string>{"tok_embeddings.weight", "layers.0.attention.wq.weight",
+                                          "layers.0.attention.wk.weight", "layers.0.attention.wv.weight",
+                                          "layers.0.attention.wo.weight", "layers.0.feed_forward.w1.weight",
+                                          "layers.0.feed_forward.w2.weight", "layers.0.feed_forward.w3.weight",
+                                          "layers.0.attention_norm.weight", "layers.0.ffn_norm.weight", "norm.weight",
+                                          "output.weight"});
+}
+
+TEST_CASE("a tied head is the table and is saved under both names") {
+  const Transformer model(model_args("qwen3", "debugmodel"));
+  CHECK(model.units().front().parameters[0] == model.units().back().parameters[1]);
+  CHECK(model.parameters()[0]->aliases == std::vector<std::string>{"output.weight"});
+}
+
+TEST_CASE("rope frequencies are scaled as llama 3.1 does") {
+  const Tensor f = rope_frequencies(model_args("llama3", "8B"));
+  ModelArgs plain = model_args("llama3", "8B");
+  plain.rope_scaling = false;
+  const Tensor base = rope_frequencies(plain);
+  CHECK(base[0].item<double>() == 1.0);
+  CHECK(f[0].item<double>() == 1.0);                                                     // short waves are kept
+  CHECK(f[63].item<double>() == Approx(base[63].item<double>() / 8).epsilon(1e-6));      // long waves are stretched
+  const double wavelength = 2 * M_PI / base[30].item<double>();                          // and between them blended
+  REQUIRE(wavelength > 2048);
+  REQUIRE(wavelength < 8192);
+  const double s = (8192 / wavelength - 1) / 3;
+  CHECK(f[30].item<double>() == Approx(((1 - s) / 8 + s) * base[30].item<double>()).epsilon(1e-5));
+}
+
+TEST_CASE("gradients of a two layer fp64 model equal finite differences") {
+  for (const char* name : {"llama3", "qwen3"}) {
+    ModelArgs args = model_args(name, "debugmodel",
+                                {.dim = 16, .n_layers = 2, .n_heads = 4, .n_kv_heads = 2, .head_dim = 4, .vocab_size = 13,
+                                 .hidden_dim = 24});
+    const Transformer model(args);
+    materialise(model, torch::kDouble, 0.3);
+    const Tensor tokens = torch::randint(0, 13, {2, 6}), labels = torch::randint(0, 13, {2, 6});
+    loss_and_backward(model, tokens, labels);
+    std::vector<Tensor> grads;
+    for (const ParameterPtr& parameter : model.parameters()) grads.push_back(parameter->weight.grad().clone());
+    const auto parameters = model.parameters();
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      CAPTURE(parameters[i]->fqn);
+      const Tensor direction = torch::randn(parameters[i]->shape, torch::kDouble);
+      constexpr double kStep = 1e-5;
+      auto shifted = [&](double by) {
+        torch::NoGradGuard no_grad;
+        parameters[i]->weight.add_(direction, by);
+        torch::AutoGradMode grad_mode(true);
+        return loss_and_backward(model, tokens, labels);
+      };
+      const double up = shifted(kStep), down = shifted(-2 * kStep);
+      shifted(kStep);
+      const double numeric = (up - down) / (2 * kStep), exact = (grads[i] * direction).sum().item<double>();
+      CHECK(numeric == Approx(exact).epsilon(1e-5).margin(1e-7));
+    }
+  }
+}
+
+TEST_CASE("with document masks a packed row equals its documents alone") {
+  ModelArgs args = model_args("llama3", "debugmodel", {.dim = 32, .n_layers = 2, .n_heads = 4, .vocab_size = 13});
+  const Transformer model(args);
+  materialise(model, torch::kFloat, 0.2);
+  torch::NoGradGuard no_grad;
+  const Tensor tokens = torch::randint(0, 13, {1, 9});
+  const Tensor positions = torch::tensor({{0, 1, 2, 3, 0, 1, 2, 3, 4}}), ids = torch::tensor({{0, 0, 0, 0, 1, 1, 1, 1, 1}});
+  auto logits = [&](const Tensor& part, const SequenceContext& context) {
+    Tensor x = model.embedding().forward(part);
+    for (const TransformerBlock& block : model.blocks()) x = block.forward(x, context);
+    return model.head().logits(x);
+  };
+  const Tensor packed = logits(tokens, model.context(9, at::kCPU, positions, ids));
+  CHECK(at::allclose(packed.narrow(1, 0, 4), logits(tokens.narrow(1, 0, 4), model.context(4, at::kCPU)), 1e-4, 1e-5));
+  CHECK(at::allclose(packed.narrow(1, 4, 5), logits(tokens.narrow(1, 4, 5), model.context(5, at::kCPU)), 1e-4, 1e-5));
+  CHECK_FALSE(at::allclose(packed.narrow(1, 4, 5),
+                           logits(tokens, model.context(9, at::kCPU)).narrow(1, 4, 5), 1e-3, 1e-4));
+}

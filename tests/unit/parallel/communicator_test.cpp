@@ -1,0 +1,111 @@
+#include "parallel/communicator.h"
+
+#include <catch2/catch.hpp>
+
+#include <ATen/ATen.h>
+
+#include "base/error.h"
+#include "parallel/phase.h"
+
+namespace hyperion {
+namespace {
+
+std::shared_ptr<CommLedger> g_ledger = std::make_shared<CommLedger>();
+
+// A group whose every operation breaks, at once or when waited for.
+class BrokenCommunicator : public Communicator {
+ public:
+  explicit BrokenCommunicator(bool late) : Communicator("fsdp/1", 1, {4, 5}, nullptr), late_(late) {}
+  std::string_view backend() const override { return "broken"; }
+  void set_timeout(std::chrono::milliseconds) override {}
+
+ private:
+  Finish broken() const {
+    if (!late_) throw std::runtime_error("the cable is cut");
+    return [] { TORCH_CHECK(false, "the cable is cut"); };
+  }
+  Finish do_all_gather(const at::Tensor&, const at::Tensor&) override { return broken(); }
+  Finish do_reduce_scatter_sum(const at::Tensor&, const at::Tensor&) override { return broken(); }
+  Finish do_all_reduce(const at::Tensor&, bool) override { return broken(); }
+  Finish do_broadcast(const at::Tensor&, int) override { return broken(); }
+  Finish do_barrier() override { return broken(); }
+  bool late_;
+};
+
+}  // namespace
+
+TEST_CASE("a fake group gathers its input into every slot and leaves reductions as they are") {
+  g_ledger->reset();
+  const auto group = make_fake_communicator("fsdp/0", 2, {0, 1, 2, 3}, g_ledger);
+  CHECK(group->size() == 4);
+  CHECK(group->backend() == "fake");
+  const at::Tensor in = at::arange(5, at::kFloat);
+  at::Tensor out = at::zeros({4, 5});
+  group->all_gather_into(out, in);
+  for (int r = 0; r < 4; ++r) CHECK(out[r].equal(in));
+  at::Tensor chunk = at::zeros({5}), full = at::arange(20, at::kFloat);
+  group->reduce_scatter_sum(chunk, full);
+  CHECK(chunk.equal(full.narrow(0, 10, 5)));
+  group->all_reduce_sum(full);
+  CHECK(full.equal(at::arange(20, at::kFloat)));
+  group->broadcast(full, 3);
+  group->barrier();
+  CHECK(group->all_gather_text("x") == std::vector<std::string>(4, "x"));
+  CHECK(g_ledger->entry("fsdp/0", "reduce_scatter").bytes == 3 * 5 * 4);
+  CHECK(g_ledger->entry("fsdp/0", "all_reduce").bytes == 2 * 80 * 3 / 4);
+  CHECK(g_ledger->entry("fsdp/0", "broadcast").bytes == 60);
+}
+
+TEST_CASE("a group of one sends nothing and copies nothing in place") {
+  g_ledger->reset();
+  const auto group = make_solo_communicator("fsdp/0", 3, g_ledger);
+  CHECK(group->size() == 1);
+  CHECK(group->rank() == 0);
+  CHECK(group->global_ranks() == std::vector<int>{3});
+  at::Tensor both = at::arange(6, at::kFloat), other = at::zeros({2, 3});
+  CHECK(group->start_all_gather_into(both, both).done());
+  group->all_gather_into(other, both);
+  CHECK(other.view({-1}).equal(both));
+  group->reduce_scatter_sum(other, at::ones({6}));
+  CHECK(other.sum().item<float>() == 6);
+  CHECK(g_ledger->total_bytes() == 0);
+  CHECK(group->all_gather_text("me") == std::vector<std::string>{"me"});
+}
+
+TEST_CASE("tensors that do not fit together are refused before anything is sent") {
+  const auto group = make_fake_communicator("fsdp/0", 0, {0, 1}, nullptr);
+  CHECK_THROWS_AS(group->all_gather_into(at::zeros({7}), at::zeros({3})), Error);
+  CHECK_THROWS_AS(group->all_gather_into(at::zeros({6}), at::zeros({3}, at::kBFloat16)), Error);
+  CHECK_THROWS_AS(group->reduce_scatter_sum(at::zeros({3}), at::zeros({7})), Error);
+  CHECK_THROWS_AS(group->all_reduce_sum(at::zeros({4, 4}).t().narrow(0, 0, 2)), Error);
+  CHECK_THROWS_AS(group->broadcast(at::zeros({1}), 2), Error);
+}
+
+TEST_CASE("a failure names rank and group and operation and the phase in which it started") {
+  for (bool late : {false, true}) {
+    BrokenCommunicator group(late);
+    group.set_post_mortem([](const std::string& operation, const std::string& phase) {
+      return " [" + operation + "|" + phase + "]";
+    });
+    at::Tensor out = at::zeros({4}), in = at::zeros({2});
+    try {
+      Pending pending;
+      {
+        PhaseGuard phase("step 2 forward layers.1");
+        pending = group.start_all_gather_into(out, in);
+      }
+      set_phase("elsewhere");
+      pending.wait();
+      FAIL("no error");
+    } catch (const Error& error) {
+      CHECK(error.code() == ExitCode::kCommunication);
+      CHECK(std::string(error.what()) ==
+            "rank 5: all_gather (number 1 of group fsdp/1, ranks 4 5) failed in phase 'step 2 forward "
+            "layers.1': the "
+            "cable is cut [all_gather|step 2 forward layers.1]");
+    }
+    set_phase("");
+  }
+}
+
+}  // namespace hyperion

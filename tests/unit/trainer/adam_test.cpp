@@ -1,0 +1,89 @@
+// Our Adam and AdamW against torch::optim, every implementation, and the masked update.
+#include "trainer/optim/adam.h"
+
+#include <torch/torch.h>
+
+#include <catch2/catch.hpp>
+
+using namespace hyperion;
+using at::Tensor;
+using Implementation = AdamOptions::Implementation;
+
+namespace {
+
+struct Shards {
+  explicit Shards(at::ScalarType compute) {
+    torch::manual_seed(11);
+    for (int64_t rows : {5, 3}) {
+      auto parameter = make_parameter("p" + std::to_string(rows), {rows, 4}, Init::ones());
+      const ShardingOptions options{.compute_dtype = compute};
+      all.push_back(std::make_shared<ShardedParameter>(parameter, 0, 1, options));
+      grads.push_back(torch::zeros({rows * 4}));
+      all.back()->bind_grad(grads.back());
+      all.back()->master().copy_(torch::randn({rows, 4}));
+    }
+  }
+  void set_grads(int step) {
+    torch::manual_seed(100 + step);
+    for (Tensor& grad : grads) grad.copy_(torch::randn_like(grad));
+  }
+  std::vector<ShardedParameterPtr> all;
+  std::vector<Tensor> grads;
+};
+
+const Tensor kGo = torch::zeros({}), kSkip = torch::ones({});
+
+}  // namespace
+
+TEST_CASE("AdamW and Adam equal torch in every implementation") {
+  const bool decoupled = GENERATE(true, false);
+  const Implementation implementation = GENERATE(Implementation::kFused, Implementation::kForeach, Implementation::kForLoop);
+  Shards shards(at::kFloat);
+  std::vector<Tensor> reference;
+  for (const auto& shard : shards.all) reference.push_back(shard->master().clone().requires_grad_());
+  Adam ours(shards.all, {.decoupled_decay = decoupled, .weight_decay = 0.1, .implementation = implementation});
+  std::unique_ptr<torch::optim::Optimizer> theirs;
+  if (decoupled)
+    theirs = std::make_unique<torch::optim::AdamW>(
+        reference, torch::optim::AdamWOptions(1e-2).betas({0.9, 0.95}).eps(1e-8).weight_decay(0.1));
+  else
+    theirs = std::make_unique<torch::optim::Adam>(
+        reference, torch::optim::AdamOptions(1e-2).betas({0.9, 0.95}).eps(1e-8).weight_decay(0.1));
+  for (int step = 0; step < 5; ++step) {
+    shards.set_grads(step);
+    for (size_t i = 0; i < reference.size(); ++i) reference[i].mutable_grad() = shards.all[i]->grad().clone();
+    theirs->step();
+    ours.step(1e-2, kGo);
+    for (size_t i = 0; i < reference.size(); ++i)
+      CHECK(at::allclose(shards.all[i]->master(), reference[i], 1e-5, 1e-6));
+  }
+  CHECK(ours.step_count().item<float>() == 5);
+}
+
+TEST_CASE("a skipped update changes no weight and no state even with non-finite gradients") {
+  const bool decoupled = GENERATE(true, false);
+  const Implementation implementation = GENERATE(Implementation::kFused, Implementation::kForeach, Implementation::kForLoop);
+  Shards shards(at::kFloat);
+  Adam adam(shards.all, {.decoupled_decay = decoupled, .implementation = implementation});
+  shards.set_grads(0);
+  adam.step(1e-2, kGo);
+  const Tensor weight = shards.all[0]->master().clone(), m = adam.exp_avg()[0].clone(), v = adam.exp_avg_sq()[0].clone();
+  shards.grads[0].fill_(NAN);
+  adam.step(1e-2, kSkip);
+  CHECK(shards.all[0]->master().equal(weight));
+  CHECK(adam.exp_avg()[0].equal(m));
+  CHECK(adam.exp_avg_sq()[0].equal(v));
+  CHECK(adam.step_count().item<float>() == 1);
+}
+
+TEST_CASE("the update writes the bf16 copy that is gathered") {
+  Shards shards(at::kBFloat16);
+  Adam adam(shards.all, {});
+  shards.set_grads(0);
+  adam.step(1e-2, kGo);
+  for (const auto& shard : shards.all) {
+    CHECK(shard->compute_shard().scalar_type() == at::kBFloat16);
+    CHECK(shard->compute_shard().equal(shard->master().to(at::kBFloat16)));
+    CHECK(shard->parameter().weight.data_ptr() == shard->compute_shard().data_ptr());
+  }
+}

@@ -1,0 +1,54 @@
+#include "trainer/optim/lr_schedule.h"
+
+#include <catch2/catch.hpp>
+
+#include <vector>
+
+#include "base/error.h"
+
+using hyperion::DecayType;
+using hyperion::LrSchedule;
+
+namespace {
+
+void check_curve(const LrSchedule& schedule, const std::vector<double>& expected) {
+  for (size_t step = 0; step < expected.size(); ++step) {
+    CAPTURE(step);
+    CHECK(schedule.factor(static_cast<int64_t>(step)) == Approx(expected[step]).epsilon(1e-12));
+  }
+}
+
+}  // namespace
+
+// The factors of torchtitan's test_lr_scheduler.
+TEST_CASE("the learning rate curve equals the golden vectors") {
+  using enum DecayType;
+  check_curve({10, 2, std::nullopt, kLinear, 0}, {.5, 1, 1, .875, .75, .625, .5, .375, .25, .125});
+  check_curve({10, 2, 0.8, kLinear, 0}, {.5, 1, 1, .875, .75, .625, .5, .375, .25, .125});
+  check_curve({10, 2, 0.5, kLinear, 0}, {.5, 1, 1, 1, 1, 1, .8, .6, .4, .2});
+  check_curve({5, 10, std::nullopt, kLinear, 0}, {.2, .4, .6, .8, 1});
+  check_curve({10, 2, 0.0, kLinear, 0}, {.5, 1, 1, 1, 1, 1, 1, 1, 1, 1});
+  check_curve({10, 5, 0.8, kLinear, 0}, {.2, .4, .6, .8, 1, 1, .8, .6, .4, .2});
+}
+
+TEST_CASE("the floor bounds the decay and not the warm-up") {
+  const LrSchedule schedule(10, 2, std::nullopt, DecayType::kLinear, 0.2);
+  CHECK(schedule.factor(0) == Approx(0.5));
+  CHECK(schedule.factor(9) == Approx(0.3));
+  CHECK(schedule.factor(10) == Approx(0.2));
+  CHECK(schedule.factor(50) == Approx(0.2));
+}
+
+TEST_CASE("cosine and square root decay pass through their half way points") {
+  CHECK(LrSchedule(9, 0, 1.0, DecayType::kCosine, 0).factor(4) == Approx(0.5 * (1 + std::cos(M_PI * 4 / 9))));
+  CHECK(LrSchedule(9, 0, 1.0, DecayType::kSqrt, 0).factor(4) == Approx(1 - std::sqrt(4.0 / 9)));
+}
+
+TEST_CASE("decay lengths round half to even as Python does") {
+  // 5 * 0.5 = 2.5 -> 2 decaying steps; 7 * 0.5 = 3.5 -> 4
+  CHECK(LrSchedule(5, 0, 0.5, DecayType::kLinear, 0).factor(3) == 1.0);
+  CHECK(LrSchedule(5, 0, 0.5, DecayType::kLinear, 0).factor(4) == Approx(0.5));
+  CHECK(LrSchedule(7, 0, 0.5, DecayType::kLinear, 0).factor(4) == Approx(0.75));
+}
+
+TEST_CASE("an unknown decay type is refused") { CHECK_THROWS_AS(hyperion::decay_type("step"), hyperion::Error); }

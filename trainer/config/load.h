@@ -1,0 +1,49 @@
+// From a TOML file and the command line to a JobConfig that knows where each of its values came from.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "trainer/config/job_config.h"
+#include "trainer/config/overrides.h"
+
+namespace hyperion {
+
+struct ResolvedConfig {
+  JobConfig config;
+  // Key -> "FILE:LINE:COLUMN" or "command line". A key that is not here has its default.
+  std::map<std::string, std::string> origins;
+  // Sentences about deprecated spellings, to be logged once.
+  std::vector<std::string> warnings;
+
+  // Where the value of `key` came from: its origin or "default".
+  std::string origin(const std::string& key) const;
+};
+
+// Collects what is wrong with a configuration and reports all of it in one error.
+class Problems {
+ public:
+  void add(std::string line) { lines_.push_back(std::move(line)); }
+  // A problem of one key: "ORIGIN: key = value: TEXT".
+  void add(const ResolvedConfig& resolved, const std::string& key, const std::string& text);
+  const std::vector<std::string>& lines() const { return lines_; }
+  // Throws Error(kUsage) with one line a problem when there are any.
+  void throw_if_any(std::string_view what) const;
+
+ private:
+  std::vector<std::string> lines_;
+};
+
+// Reads `file`, then applies `overrides` in their order. Precedence: command line, file, default. Throws
+// Error(kUsage) with every unknown key, wrong type and value out of range, each as "FILE:LINE:COLUMN: key =
+// value: expected ...".
+ResolvedConfig load_config(const std::filesystem::path& file, const std::vector<Override>& overrides);
+
+// The same for TOML text; `name` stands for the file in messages.
+ResolvedConfig parse_config(const std::string& toml, const std::string& name,
+                            const std::vector<Override>& overrides);
+
+}  // namespace hyperion

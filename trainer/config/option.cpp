@@ -1,0 +1,277 @@
+#include "trainer/config/option.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <type_traits>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+namespace hyperion {
+namespace {
+
+// The type that is stored, and whether it sits in a std::optional.
+template <typename T>
+struct Stored {
+  using Type = T;
+  static constexpr bool kOptional = false;
+};
+template <typename T>
+struct Stored<std::optional<T>> {
+  using Type = T;
+  static constexpr bool kOptional = true;
+};
+template <typename Pointer>
+using StoredAt = Stored<std::remove_pointer_t<Pointer>>;
+
+Field default_field(const Option& option) {
+  static JobConfig defaults;
+  return option.field(defaults);
+}
+
+bool in_range(const Option& option, double value) {
+  if (!std::isfinite(value)) return false;
+  if (option.special && value == static_cast<double>(*option.special)) return true;
+  if (option.minimum && (option.above_minimum ? value <= *option.minimum : value < *option.minimum))
+    return false;
+  if (option.maximum && (option.below_maximum ? value >= *option.maximum : value > *option.maximum))
+    return false;
+  return true;
+}
+
+bool is_choice(const Option& option, const std::string& text) {
+  return option.choices.empty() ||
+         std::find(option.choices.begin(), option.choices.end(), text) != option.choices.end();
+}
+
+// Digits with single underscores between them, as TOML and Python write whole numbers; a sign in front.
+std::optional<int64_t> parse_integer(std::string_view text) {
+  std::string digits;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '_' && i > 0 && i + 1 < text.size() &&
+        std::isdigit(static_cast<unsigned char>(text[i - 1])))
+      continue;
+    digits += text[i];
+  }
+  if (digits.starts_with('+') && digits.size() > 1 && digits[1] != '-') digits.erase(0, 1);
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+  if (error != std::errc() || end != digits.data() + digits.size()) return std::nullopt;
+  return value;
+}
+
+std::optional<double> parse_number(std::string_view text) {
+  if (const auto whole = parse_integer(text)) return static_cast<double>(*whole);
+  if (text.starts_with('+')) text.remove_prefix(1);
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+std::vector<std::string> split(std::string_view text, char separator) {
+  std::vector<std::string> parts;
+  while (!text.empty()) {
+    const size_t end = std::min(text.find(separator), text.size());
+    std::string_view part = text.substr(0, end);
+    while (part.starts_with(' ')) part.remove_prefix(1);
+    while (part.ends_with(' ')) part.remove_suffix(1);
+    parts.emplace_back(part);
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return parts;
+}
+
+std::string quoted(std::string_view text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (c == '\n') {
+      out += "\\n";
+    } else if (c == '\t') {
+      out += "\\t";
+    } else if (byte < 0x20 || byte == 0x7f) {
+      out += fmt::format("\\u{:04x}", byte);
+    } else {
+      out += c;
+    }
+  }
+  return out + '"';
+}
+
+std::string number_literal(double value) {
+  std::string text = fmt::format("{}", value);
+  if (text.find_first_of(".ein") == std::string::npos) text += ".0";
+  return text;
+}
+
+std::string range_text(const Option& option) {
+  std::string text;
+  if (option.minimum)
+    text += fmt::format(" {} {}", option.above_minimum ? "above" : "of at least", *option.minimum);
+  if (option.maximum) {
+    text += fmt::format("{} {} {}", text.empty() ? "" : " and", option.below_maximum ? "below" : "at most",
+                        *option.maximum);
+  }
+  if (option.special) text += fmt::format(", or {}", *option.special);
+  return text;
+}
+
+std::string choices_text(const Option& option) {
+  std::string text;
+  for (size_t i = 0; i < option.choices.size(); ++i) {
+    if (i > 0) text += i + 1 == option.choices.size() ? " or " : ", ";
+    text += quoted(option.choices[i]);
+  }
+  return text;
+}
+
+bool acceptable(const Option& option, const Value& value) {
+  if (const auto* text = std::get_if<std::string>(&value)) {
+    if (option.form.empty()) return is_choice(option, *text);
+    const auto whole = parse_integer(*text);
+    return is_choice(option, *text) || (whole && *whole >= 1);
+  }
+  if (const auto* list = std::get_if<std::vector<std::string>>(&value)) {
+    return std::all_of(list->begin(), list->end(),
+                       [&](const auto& entry) { return is_choice(option, entry); });
+  }
+  if (const auto* whole = std::get_if<int64_t>(&value)) return in_range(option, static_cast<double>(*whole));
+  if (const auto* number = std::get_if<double>(&value)) return in_range(option, *number);
+  return true;
+}
+
+}  // namespace
+
+Kind Option::kind() const {
+  return std::visit(
+      [](auto* pointer) {
+        using T = typename StoredAt<decltype(pointer)>::Type;
+        if constexpr (std::is_same_v<T, bool>) return Kind::kBool;
+        if constexpr (std::is_same_v<T, int64_t>) return Kind::kInteger;
+        if constexpr (std::is_same_v<T, double>) return Kind::kNumber;
+        if constexpr (std::is_same_v<T, std::string>) return Kind::kText;
+        if constexpr (std::is_same_v<T, std::vector<std::string>>) return Kind::kList;
+        return Kind::kListOfLists;
+      },
+      default_field(*this));
+}
+
+bool Option::optional() const {
+  return std::visit([](auto* pointer) { return StoredAt<decltype(pointer)>::kOptional; },
+                    default_field(*this));
+}
+
+std::string_view Option::section() const {
+  return std::string_view(name).substr(0, name.rfind('.'));
+}
+std::string_view Option::key() const {
+  return std::string_view(name).substr(name.rfind('.') + 1);
+}
+
+bool assign(const Option& option, const Value& value, JobConfig& config) {
+  if (!acceptable(option, value)) return false;
+  return std::visit(
+      [&](auto* target) {
+        using Place = StoredAt<decltype(target)>;
+        using T = typename Place::Type;
+        if (const T* same = std::get_if<T>(&value)) return *target = *same, true;
+        if constexpr (std::is_same_v<T, double>) {
+          if (const auto* whole = std::get_if<int64_t>(&value))
+            return *target = static_cast<double>(*whole), true;
+        }
+        if constexpr (Place::kOptional) {
+          if (std::holds_alternative<std::monostate>(value)) return target->reset(), true;
+        }
+        return false;
+      },
+      option.field(config));
+}
+
+Value read(const Option& option, const JobConfig& config) {
+  // The field of a const config is only read here.
+  return std::visit(
+      [](const auto* source) -> Value {
+        if constexpr (StoredAt<std::remove_const_t<std::remove_pointer_t<decltype(source)>>*>::kOptional) {
+          return source->has_value() ? Value(**source) : Value();
+        } else {
+          return Value(*source);
+        }
+      },
+      option.field(const_cast<JobConfig&>(config)));
+}
+
+std::optional<Value> parse_text(const Option& option, std::string_view text) {
+  if (option.optional() && (text == "None" || text == "none")) return Value();
+  const auto wrap = [](const auto& parsed) { return parsed ? std::optional<Value>(*parsed) : std::nullopt; };
+  switch (option.kind()) {
+    case Kind::kBool:
+      if (text == "true" || text == "True") return Value(true);
+      if (text == "false" || text == "False") return Value(false);
+      return std::nullopt;
+    case Kind::kInteger:
+      return wrap(parse_integer(text));
+    case Kind::kNumber:
+      return wrap(parse_number(text));
+    case Kind::kText:
+      return Value(std::string(text));
+    case Kind::kList:
+      return Value(split(text, ','));
+    case Kind::kListOfLists:
+      break;
+  }
+  std::vector<std::vector<std::string>> lists;
+  for (const std::string& part : split(text, ';')) lists.push_back(split(part, ','));
+  return Value(std::move(lists));
+}
+
+std::string literal(const Value& value) {
+  return std::visit(
+      [](const auto& held) -> std::string {
+        using T = std::decay_t<decltype(held)>;
+        if constexpr (std::is_same_v<T, std::monostate>) {
+          return "null";
+        } else if constexpr (std::is_same_v<T, double>) {
+          return number_literal(held);
+        } else if constexpr (std::is_same_v<T, std::string>) {
+          return quoted(held);
+        } else if constexpr (std::is_same_v<T, bool> || std::is_same_v<T, int64_t>) {
+          return fmt::format("{}", held);
+        } else {
+          std::vector<std::string> entries;
+          for (const auto& entry : held) entries.push_back(literal(Value(entry)));
+          return fmt::format("[{}]", fmt::join(entries, ", "));
+        }
+      },
+      value);
+}
+
+std::string expected(const Option& option) {
+  switch (option.kind()) {
+    case Kind::kBool:
+      return "true or false";
+    case Kind::kInteger:
+      return "a whole number" + range_text(option);
+    case Kind::kNumber:
+      return "a number" + range_text(option);
+    case Kind::kText:
+      if (!option.form.empty()) return option.form;
+      return option.choices.empty() ? "a text in quotes" : choices_text(option);
+    case Kind::kList:
+      return option.choices.empty() ? "a list of texts" : "a list of " + choices_text(option);
+    case Kind::kListOfLists:
+      break;
+  }
+  return "a list of lists of texts";
+}
+
+std::string type_name(const Option& option) {
+  static const char* const kNames[] = {"true/false", "integer", "number", "text", "list", "list of lists"};
+  return kNames[static_cast<int>(option.kind())];
+}
+
+}  // namespace hyperion

@@ -1,0 +1,92 @@
+// One configuration key: where its value lives in JobConfig, which values it takes, what it means and when it
+// matters. The list of all keys is schema.h; reading TOML, parsing the command line, --help and the docs all
+// work from it.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "trainer/config/job_config.h"
+
+namespace hyperion {
+
+// The member of a JobConfig that an option sets.
+using Field =
+    std::variant<bool*, int64_t*, double*, std::string*, std::vector<std::string>*, std::optional<bool>*,
+                 std::optional<int64_t>*, std::optional<double>*, std::optional<std::string>*,
+                 std::optional<std::vector<std::vector<std::string>>>*>;
+
+// A value on its way into or out of a JobConfig; monostate: not set.
+using Value = std::variant<std::monostate, bool, int64_t, double, std::string, std::vector<std::string>,
+                           std::vector<std::vector<std::string>>>;
+
+enum class Kind { kBool, kInteger, kNumber, kText, kList, kListOfLists };
+
+// A capability that the configuration switches on. Options that belong to it only matter while it is on.
+struct Feature {
+  std::string key;        // the option that switches it
+  std::string condition;  // when it is on, for readers: "checkpoint.enable = true"
+  bool (*on)(const JobConfig&);
+  std::string refusal;  // why switching it on is refused; empty: it works
+};
+
+struct Option {
+  std::string name;  // dotted: "training.dataloader.num_workers"
+  Field (*field)(JobConfig&);
+  std::string meaning;
+
+  std::vector<std::string> choices{};  // of a text, or of each entry of a list
+  std::optional<double> minimum{};     // of a number, inclusive unless above_minimum
+  std::optional<double> maximum{};     // inclusive unless below_maximum
+  std::optional<int64_t> special{};    // one more value outside [minimum, maximum]
+  bool above_minimum = false;
+  bool below_maximum = false;
+  std::string form{};  // a text must be a positive whole number or one of `choices`; how to say it
+  const Feature* feature = nullptr;  // the option matters while this is on
+  bool python_only = false;          // accepted, without effect here
+  bool ours = false;                 // not in torchtitan v0.2.2
+
+  Option& at_least(double value) { return minimum = value, *this; }
+  Option& above(double value) { return minimum = value, above_minimum = true, *this; }
+  Option& at_most(double value) { return maximum = value, *this; }
+  Option& below(double value) { return maximum = value, below_maximum = true, *this; }
+  Option& or_value(int64_t value) { return special = value, *this; }
+  Option& one_of(std::vector<std::string> values) { return choices = std::move(values), *this; }
+  Option& number_text_or(std::string value, std::string form_text) {
+    return choices = {std::move(value)}, form = std::move(form_text), *this;
+  }
+  Option& when(const Feature& value) { return feature = &value, *this; }
+  Option& only_python() { return python_only = true, *this; }
+  Option& own() { return ours = true, *this; }
+
+  Kind kind() const;
+  bool optional() const;  // it may be unset
+
+  // "training.dataloader" and "num_workers".
+  std::string_view section() const;
+  std::string_view key() const;
+};
+
+// Stores `value` when it has the option's type and is in its range (a whole number is a number too);
+// otherwise leaves `config` alone and returns false.
+bool assign(const Option& option, const Value& value, JobConfig& config);
+
+Value read(const Option& option, const JobConfig& config);
+
+// The value a command-line text stands for by the option's type, whatever its range: "None" unsets an
+// optional, "a,b" is a list, "a,b;c" a list of lists. nullopt when the text cannot be of that type.
+std::optional<Value> parse_text(const Option& option, std::string_view text);
+
+// As TOML writes it, which is JSON as well: 0.0008, "text", ["a", "b"]; "null" when unset (JSON only).
+std::string literal(const Value& value);
+
+// What the option accepts: "a whole number of at least 1, or -1", "\"full\", \"none\" or ...".
+std::string expected(const Option& option);
+// "true/false", "integer", "number", "text", "list", "list of lists".
+std::string type_name(const Option& option);
+
+}  // namespace hyperion

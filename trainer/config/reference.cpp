@@ -1,0 +1,107 @@
+#include "trainer/config/reference.h"
+
+#include <algorithm>
+#include <sstream>
+
+#include <fmt/format.h>
+
+#include "trainer/config/features.h"
+#include "trainer/config/schema.h"
+
+namespace hyperion {
+namespace {
+
+const char* const kIntroduction = R"(# Configuration
+
+<!-- Written by `hyperion config --reference` from trainer/config/schema.cpp. Do not edit. -->
+
+A job is described by a TOML file with the tables, keys and defaults of torchtitan v0.2.2. Every key can be set on the
+command line too: `--training.steps 100`, `--training.steps=100`, `--metrics.enable_tensorboard`,
+`--metrics.no_enable_jsonl`. There `-` and `_` are alike, lists are `a,b` (lists of lists `a,b;c`), and `None` unsets an
+optional key. The command line wins over the file, the file over the default.
+
+`hyperion config FILE.toml [overrides]` prints the resolved configuration and where each value came from.
+
+A key belongs to the feature that its column "when" names. While that feature is off, the key is read, checked against its
+range and kept. Switching on a feature that is not available is an error that names it. Keys marked "no effect here" only
+tune Python; those that a job sets are logged once.
+
+`HYPERION_DEVICE` = `auto`, `cpu` or `cuda` in the environment chooses the device; it is not a key.
+)";
+
+std::string default_text(const Option& option) {
+  const Value value = read(option, JobConfig());
+  return std::holds_alternative<std::monostate>(value) ? "not set" : literal(value);
+}
+
+// The words of `text` in lines of `width` columns, each behind `indent` blanks.
+std::string wrapped(const std::string& text, size_t indent, size_t width) {
+  std::string out, line;
+  std::istringstream words(text);
+  const auto flush = [&] {
+    if (!line.empty()) out += std::string(indent, ' ') + line + '\n';
+    line.clear();
+  };
+  for (std::string word; words >> word;) {
+    if (!line.empty() && indent + line.size() + 1 + word.size() > width) flush();
+    line += (line.empty() ? "" : " ") + word;
+  }
+  flush();
+  return out;
+}
+
+// What the option accepts beyond its type; "" when any value of the type will do.
+std::string values_text(const Option& option) {
+  const bool limited =
+      !option.choices.empty() || option.minimum || option.maximum || option.special || !option.form.empty();
+  return limited ? expected(option) : "";
+}
+
+}  // namespace
+
+std::string options_help(int width) {
+  const auto columns = static_cast<size_t>(std::clamp(width, 40, 160));
+  std::string text;
+  for (const Section& section : schema()) {
+    text += fmt::format("\n[{}] {}\n", section.name, section.meaning);
+    for (const Option& option : section.options) {
+      const bool flag = option.kind() == Kind::kBool;
+      text += wrapped(fmt::format("--{}{} ({}, default {})", option.name, flag ? "" : " VALUE",
+                                  type_name(option), default_text(option)),
+                      2, columns);
+      std::string meaning = option.meaning;
+      if (const std::string values = values_text(option); !values.empty())
+        meaning += fmt::format(" Expects {}.", values);
+      if (status(option) != "works") meaning += fmt::format(" ({})", status(option));
+      text += wrapped(meaning, 6, columns);
+    }
+  }
+  return text;
+}
+
+std::string configuration_reference() {
+  std::string text = kIntroduction;
+  for (const Section& section : schema()) {
+    text += fmt::format(
+        "\n## [{}]\n\n{}\n\n| key | type | default | meaning | when | status |\n|---|---|---|---|---|---|\n",
+        section.name, section.meaning);
+    for (const Option& option : section.options) {
+      std::string meaning = option.meaning;
+      if (const std::string values = values_text(option); !values.empty())
+        meaning += fmt::format(" Expects {}.", values);
+      if (option.ours) meaning += " *Hyperion's own key.*";
+      const std::string when =
+          option.feature == nullptr || option.feature->key == option.name ? "" : option.feature->condition;
+      text += fmt::format("| `{}` | {} | `{}` | {} | {} | {} |\n", option.key(), type_name(option),
+                          default_text(option), meaning, when, status(option));
+    }
+  }
+  text += "\n## Not available\n\n| key | refused when | because |\n|---|---|---|\n";
+  for (const Feature* feature : features()) {
+    if (feature->refusal.empty()) continue;
+    text += fmt::format("| `{}` | {} | {} |\n", feature->key, feature->condition, feature->refusal);
+  }
+  return text;
+}
+
+}  // namespace hyperion

@@ -1,0 +1,14 @@
+// The schema for readers: `--help` and docs/configuration.md.
+#pragma once
+
+#include <string>
+
+namespace hyperion {
+
+// Every option by section with type, default and meaning, wrapped to `width` columns.
+std::string options_help(int width);
+
+// docs/configuration.md. `hyperion config --reference` prints it; a test compares the committed file with it.
+std::string configuration_reference();
+
+}  // namespace hyperion

@@ -1,0 +1,29 @@
+// Every configuration key there is, in the order of torchtitan v0.2.2's tables. One table serves the TOML
+// reader, the command line, `--help`, `hyperion config` and docs/configuration.md.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "trainer/config/option.h"
+
+namespace hyperion {
+
+struct Section {
+  std::string name;  // "training.dataloader"
+  std::string meaning;
+  std::vector<Option> options;
+};
+
+const std::vector<Section>& schema();
+
+// The option of this dotted name, or null.
+const Option* find_option(std::string_view name);
+// True for "training", "training.dataloader" and "quantize" (a table that only holds tables).
+bool is_section(std::string_view name);
+
+// A short statement for readers: "works", "not available", "no effect here".
+std::string status(const Option& option);
+
+}  // namespace hyperion

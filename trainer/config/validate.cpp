@@ -1,0 +1,233 @@
+#include "trainer/config/validate.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <glob.h>
+
+#include "trainer/config/features.h"
+#include "trainer/config/schema.h"
+
+namespace hyperion {
+namespace fs = std::filesystem;
+namespace {
+
+// Whether the degrees fit the world: their product divides it, and equals it unless
+// data_parallel_shard_degree is -1.
+bool mesh_fits(const JobConfig::Parallelism& p, int64_t world) {
+  int64_t left = world;
+  for (const int64_t degree :
+       {p.pipeline_parallel_degree, p.data_parallel_replicate_degree, p.context_parallel_degree,
+        p.tensor_parallel_degree, std::max<int64_t>(p.data_parallel_shard_degree, 1)}) {
+    if (left % degree != 0) return false;
+    left /= degree;
+  }
+  return p.data_parallel_shard_degree == -1 || left == 1;
+}
+
+void check_features(const ResolvedConfig& resolved, Problems& problems) {
+  for (const Feature* feature : features()) {
+    if (!feature->refusal.empty() && feature->on(resolved.config))
+      problems.add(resolved, feature->key, feature->refusal);
+  }
+}
+
+void check_mesh_and_batch(const ResolvedConfig& resolved, int64_t world, Problems& problems) {
+  const auto& p = resolved.config.parallelism;
+  if (!mesh_fits(p, world)) {
+    problems.add(
+        resolved, "parallelism.data_parallel_shard_degree",
+        fmt::format("pipeline {} x replicate {} x shard {} x context {} x tensor {} must be the {} ranks of "
+                    "the job{}",
+                    p.pipeline_parallel_degree, p.data_parallel_replicate_degree,
+                    p.data_parallel_shard_degree, p.context_parallel_degree, p.tensor_parallel_degree, world,
+                    p.data_parallel_shard_degree == -1 ? ", or divide them where shard is -1" : ""));
+    return;
+  }
+  const auto& t = resolved.config.training;
+  const int64_t microbatch = t.local_batch_size * data_parallel_degree(resolved.config, world);
+  if (t.global_batch_size != -1 && t.global_batch_size % microbatch != 0) {
+    problems.add(
+        resolved, "training.global_batch_size",
+        fmt::format("expected a multiple of {} (local_batch_size {} x {} data-parallel ranks), or -1",
+                    microbatch, t.local_batch_size, microbatch / t.local_batch_size));
+  }
+}
+
+void check_lengths(const ResolvedConfig& resolved, Problems& problems) {
+  const JobConfig& config = resolved.config;
+  const int64_t tp = config.parallelism.tensor_parallel_degree,
+                cp = config.parallelism.context_parallel_degree;
+  const int64_t divisor = tp * (cp > 1 ? 2 * cp : 1);
+  const auto check_length = [&](const char* key, int64_t length) {
+    if (length % divisor != 0) {
+      problems.add(resolved, key,
+                   fmt::format("expected a multiple of {} (tensor x 2 context, by the degrees)", divisor));
+    }
+    if (config.model.args.max_seq_len && *config.model.args.max_seq_len < length) {
+      problems.add(
+          resolved, key,
+          fmt::format("expected at most model.args.max_seq_len = {}", *config.model.args.max_seq_len));
+    }
+  };
+  check_length("training.seq_len", config.training.seq_len);
+  if (config.validation.enable) check_length("validation.seq_len", config.validation.seq_len);
+}
+
+void check_profiling(const ResolvedConfig& resolved, Problems& problems) {
+  const auto& p = resolved.config.profiling;
+  if (p.enable_profiling &&
+      (p.profiler_active > p.profile_freq || p.profiler_warmup > p.profile_freq - p.profiler_active)) {
+    problems.add(resolved, "profiling.profile_freq",
+                 fmt::format("expected at least profiler_active {} + profiler_warmup {}", p.profiler_active,
+                             p.profiler_warmup));
+  }
+}
+
+void check_flavor(const ResolvedConfig& resolved, const std::vector<std::string>& flavors,
+                  Problems& problems) {
+  if (flavors.empty() ||
+      std::find(flavors.begin(), flavors.end(), resolved.config.model.flavor) != flavors.end())
+    return;
+  problems.add(
+      resolved, "model.flavor",
+      fmt::format("expected one of {} for {}", fmt::join(flavors, ", "), resolved.config.model.name));
+}
+
+void check_model(const ResolvedConfig& resolved, const ModelFacts& model, Problems& problems) {
+  // Points at the [model.args] key when the job sets it, else at the flavour.
+  const auto add = [&](const std::string& key, const std::string& text) {
+    problems.add(resolved, resolved.origins.contains(key) ? key : "model.flavor", text);
+  };
+  if (model.n_kv_heads <= 0 || model.n_heads % model.n_kv_heads != 0) {
+    add("model.args.n_kv_heads",
+        fmt::format("{} key-value heads do not divide {} heads", model.n_kv_heads, model.n_heads));
+  }
+  if (model.head_dim <= 0 || model.head_dim % 2 != 0) {
+    add("model.args.head_dim",
+        fmt::format("expected heads of an even width (rotary pairs), not {}", model.head_dim));
+  }
+  const int64_t tp = resolved.config.parallelism.tensor_parallel_degree;
+  if (model.n_heads % tp != 0 || model.n_kv_heads % tp != 0) {
+    problems.add(resolved, "parallelism.tensor_parallel_degree",
+                 fmt::format("expected a divisor of {} heads and {} key-value heads", model.n_heads,
+                             model.n_kv_heads));
+  }
+}
+
+void check_vocabulary(const ResolvedConfig& resolved, int64_t model, int64_t tokenizer, Problems& problems) {
+  if (model >= tokenizer) return;
+  problems.add(
+      resolved, "model.hf_assets_path",
+      fmt::format("the tokenizer has {} entries, the model only {}; use the model's own tokenizer or set "
+                  "model.args.vocab_size = {}",
+                  tokenizer, model, tokenizer));
+}
+
+void check_datasets(const ResolvedConfig& resolved, Problems& problems) {
+  const JobConfig& config = resolved.config;
+  if (!config.training.dataset_path && !uses_default_corpus(config)) {
+    problems.add(resolved, "training.dataset",
+                 "expected training.dataset_path (a file, folder or glob of JSON lines, or a folder of token "
+                 "shards) beside it, "
+                 "because nothing is downloaded; \"c4_test\" alone is the default corpus");
+  }
+  if (config.validation.enable && !config.validation.dataset_path && !validates_on_default_corpus(config)) {
+    problems.add(
+        resolved, "validation.dataset",
+        "expected validation.dataset_path (a file, folder or glob of JSON lines, or a folder of token "
+        "shards) beside "
+        "it, because nothing is downloaded; \"c4_test\" alone is the novel held out of the default corpus");
+  }
+}
+
+bool has_match(const fs::path& path) {
+  std::error_code error;
+  if (fs::exists(path, error)) return true;
+  glob_t matches{};
+  const bool found = ::glob(path.c_str(), GLOB_NOSORT, nullptr, &matches) == 0;
+  ::globfree(&matches);
+  return found;
+}
+
+}  // namespace
+
+void check(const ResolvedConfig& resolved, const RunFacts& facts, Problems& problems) {
+  check_features(resolved, problems);
+  if (facts.world_size) check_mesh_and_batch(resolved, *facts.world_size, problems);
+  check_lengths(resolved, problems);
+  check_profiling(resolved, problems);
+  check_flavor(resolved, facts.flavors, problems);
+  if (facts.model) check_model(resolved, *facts.model, problems);
+  if (facts.model && facts.tokenizer_vocab_size) {
+    check_vocabulary(resolved, facts.model->vocab_size, *facts.tokenizer_vocab_size, problems);
+  }
+  check_datasets(resolved, problems);
+}
+
+void check_inputs(const ResolvedConfig& resolved, const fs::path& base, Problems& problems) {
+  const JobConfig& config = resolved.config;
+  const auto check_path = [&](const char* key, const std::string& path) {
+    if (!has_match(resolve_input(path, base))) {
+      problems.add(resolved, key,
+                   fmt::format("no such file or folder, neither in {} nor in {}", fs::current_path().string(),
+                               base.string()));
+    }
+  };
+  check_path("model.hf_assets_path", config.model.hf_assets_path);
+  if (config.training.dataset_path) check_path("training.dataset_path", *config.training.dataset_path);
+  if (config.validation.enable && config.validation.dataset_path) {
+    check_path("validation.dataset_path", *config.validation.dataset_path);
+  }
+}
+
+void validate(const ResolvedConfig& resolved, const RunFacts& facts) {
+  Problems problems;
+  check(resolved, facts, problems);
+  problems.throw_if_any("The configuration cannot be run");
+}
+
+void validate(const ResolvedConfig& resolved, const RunFacts& facts, const fs::path& base) {
+  Problems problems;
+  check(resolved, facts, problems);
+  check_inputs(resolved, base, problems);
+  problems.throw_if_any("The configuration cannot be run");
+}
+
+std::vector<std::string> keys_without_effect(const ResolvedConfig& resolved) {
+  std::vector<std::string> keys;
+  for (const Section& section : schema()) {
+    for (const Option& option : section.options) {
+      const bool active = option.feature == nullptr || option.feature->on(resolved.config);
+      // A key set to its default asks for nothing.
+      if (option.python_only && active && read(option, resolved.config) != read(option, JobConfig())) {
+        keys.push_back(option.name);
+      }
+    }
+  }
+  return keys;
+}
+
+fs::path resolve_input(const std::string& path, const fs::path& base) {
+  if (has_match(path) || fs::path(path).is_absolute()) return path;
+  const fs::path below = (base / path).lexically_normal();
+  return has_match(below) ? below : fs::path(path);
+}
+
+bool uses_default_corpus(const JobConfig& config) {
+  return config.training.dataset == "c4_test" && !config.training.dataset_path;
+}
+
+bool validates_on_default_corpus(const JobConfig& config) {
+  const auto& v = config.validation;
+  return !v.dataset_path &&
+         (v.dataset == "c4_test" || (v.dataset == "c4_validation" && uses_default_corpus(config)));
+}
+
+int64_t data_parallel_degree(const JobConfig& config, int64_t world_size) {
+  const auto& p = config.parallelism;
+  return world_size / p.pipeline_parallel_degree / p.context_parallel_degree / p.tensor_parallel_degree;
+}
+
+}  // namespace hyperion

@@ -1,0 +1,61 @@
+// Checks that involve more than one key, made before any device is touched. Pure arithmetic and file names:
+// what a run knows beyond the configuration comes in as RunFacts.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "trainer/config/load.h"
+
+namespace hyperion {
+
+// Dimensions of the model after [model.args].
+struct ModelFacts {
+  int64_t dim = 0;
+  int64_t n_layers = 0;
+  int64_t n_heads = 0;
+  int64_t n_kv_heads = 0;
+  int64_t head_dim = 0;
+  int64_t vocab_size = 0;
+};
+
+// What is not known (yet) stays unset, and the checks that need it are left out.
+struct RunFacts {
+  std::optional<int64_t> world_size;
+  std::vector<std::string> flavors;  // of model.name; empty: unknown
+  std::optional<ModelFacts> model;
+  std::optional<int64_t> tokenizer_vocab_size;
+};
+
+// Adds to `problems`: switched-on features that are not available, and keys that contradict each other or the
+// facts.
+void check(const ResolvedConfig& resolved, const RunFacts& facts, Problems& problems);
+
+// Adds to `problems`: input paths that do not exist (tokenizer, data sets). `base` as for resolve_input.
+void check_inputs(const ResolvedConfig& resolved, const std::filesystem::path& base, Problems& problems);
+
+// check() of everything at hand; throws Error(kUsage) with all problems.
+void validate(const ResolvedConfig& resolved, const RunFacts& facts);
+// The same with check_inputs().
+void validate(const ResolvedConfig& resolved, const RunFacts& facts, const std::filesystem::path& base);
+
+// Keys that the job sets but that have no effect here, in the schema's order: to be logged once.
+std::vector<std::string> keys_without_effect(const ResolvedConfig& resolved);
+
+// `path` as it stands when it exists (or is absolute), else below `base` (the repository's or the bundle's
+// root) when it exists there, else `path` unchanged. A glob exists when a file matches it.
+std::filesystem::path resolve_input(const std::string& path, const std::filesystem::path& base);
+
+// The default corpus is trained on: dataset c4_test without dataset_path.
+bool uses_default_corpus(const JobConfig& config);
+// Validation reads the novel held out of the default corpus: dataset c4_test, or c4_validation beside the
+// default corpus, without dataset_path.
+bool validates_on_default_corpus(const JobConfig& config);
+
+// Data-parallel ranks: the world without pp, cp and tp. Only for a configuration whose mesh fits (check()).
+int64_t data_parallel_degree(const JobConfig& config, int64_t world_size);
+
+}  // namespace hyperion

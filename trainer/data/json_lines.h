@@ -1,0 +1,57 @@
+// One file of JSON lines, plain, .gz or .zst, with random access to its documents. A plain file is mapped and
+// scanned once for the places of its lines (8 bytes of memory a document); a compressed one is decompressed
+// into memory whole.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/files.h"
+
+namespace simdjson::dom {
+class parser;
+}
+
+namespace hyperion {
+
+class JsonLines {
+ public:
+  static constexpr size_t kLineLimit = size_t{128} << 20;
+
+  // Throws Error(kBadData): cannot be read, damaged compression, no document.
+  explicit JsonLines(const std::filesystem::path& path, size_t line_limit = kLineLimit);
+  ~JsonLines();
+
+  // Lines that hold more than white space.
+  uint64_t documents() const { return begins_.size() - 1; }
+  // The line number of a document, counted from 1, blank lines included.
+  uint64_t line(uint64_t document) const;
+  // The `text` field, valid until the next call. Other fields are ignored. Throws Error(kBadData) naming
+  // file:line when the line is not JSON, not an object, lacks `text`, has a `text` that is no string, or is
+  // over the limit.
+  std::string_view text(uint64_t document);
+
+ private:
+  struct Blank {
+    uint64_t document;  // the document after the blank lines
+    uint64_t lines;     // blank lines so far
+  };
+  void index_lines();
+
+  std::string name_;
+  size_t line_limit_;
+  MappedFile map_;
+  std::string decompressed_;
+  std::string_view content_;
+  std::vector<uint64_t> begins_;  // where each document's line begins, then the end of the content
+  std::vector<Blank> blanks_;
+  std::unique_ptr<simdjson::dom::parser> parser_;
+  std::vector<char> padded_;  // the line being parsed and the slack that simdjson reads beyond it
+};
+
+}  // namespace hyperion

@@ -1,0 +1,172 @@
+#include "trainer/data/loader.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "base/error.h"
+#include "base/hash.h"
+#include "base/log.h"
+#include "trainer/data/token_shards.h"
+
+namespace hyperion {
+namespace {
+
+constexpr size_t kSeen = 256;  // microbatches that where() remembers
+
+void check_shard(const CorpusFile& file, const LoaderOptions& options) {
+  const auto path = file.path / "index.json";
+  const ShardHeader header = parse_shard_header(read_file(path), path);
+  if (!header.tokenizer.empty() && !options.tokenizer_fingerprint.empty() &&
+      header.tokenizer != options.tokenizer_fingerprint) {
+    throw_data(
+        "token shard {}: was made with tokenizer {} (hash {}), but this job uses {} (hash {}): use that "
+        "tokenizer, or make the shard again with hyperion tokenize",
+        file.path.string(), header.tokenizer_path, header.tokenizer, options.tokenizer_path,
+        options.tokenizer_fingerprint);
+  }
+  if (options.vocab_size > 0 && header.vocab_size > static_cast<uint64_t>(options.vocab_size)) {
+    throw_data("token shard {}: has a vocabulary of {} entries, but the model's has {}: use a larger one",
+               file.path.string(), header.vocab_size, options.vocab_size);
+  }
+}
+
+TokenStream make_stream(const LoaderOptions& options) {
+  if (options.seq_len < 1 || options.rows < 1 || options.prefetch < 1 || options.dp_rank < 0 ||
+      options.dp_rank >= options.dp_degree)
+    throw_bug("data loader: seq_len {}, rows {}, prefetch {}, rank {} of {}", options.seq_len, options.rows,
+              options.prefetch, options.dp_rank, options.dp_degree);
+  std::vector<CorpusFile> files = find_corpus(options.dataset_path);
+  for (const CorpusFile& file : files) {
+    if (file.shard) check_shard(file, options);
+  }
+  return {std::move(files), options.encode, options.order};
+}
+
+}  // namespace
+
+DataLoader::DataLoader(LoaderOptions options) : options_(std::move(options)), stream_(make_stream(options_)) {
+  initial_.seed = options_.order.seed;
+  initial_.shuffle = options_.order.shuffle;
+  initial_.fingerprint = hash_text(options_.tokenizer_fingerprint, corpus_fingerprint(stream_.files()));
+  state_ = initial_;
+}
+
+DataLoader::~DataLoader() {
+  stop();
+}
+
+void DataLoader::stop() {
+  if (thread_.joinable()) {
+    thread_.request_stop();
+    thread_.join();
+  }
+}
+
+void DataLoader::restart(const LoaderState& state) {
+  stop();
+  ready_.clear();
+  error_ = nullptr;
+  seen_.clear();
+  stream_.seek(state.position, state.seed);
+  made_ = state.sequence;
+  state_ = state;
+}
+
+void DataLoader::reset() {
+  restart(initial_);
+}
+
+void DataLoader::load_state(const LoaderState& state) {
+  if (state.fingerprint != initial_.fingerprint) {
+    throw_data(
+        "data loader state: was saved with other data or another tokenizer (fingerprint {:016x}) than {} has "
+        "now ({:016x}): restore them, or start this data from its beginning with "
+        "checkpoint.exclude_from_loading = [\"dataloader\"]",
+        state.fingerprint, options_.dataset_path, initial_.fingerprint);
+  }
+  if (state.shuffle != initial_.shuffle) {
+    throw_data(
+        "data loader state: was saved with shuffling {}, but this job has it {}: set training.shuffle back",
+        state.shuffle ? "on" : "off", initial_.shuffle ? "on" : "off");
+  }
+  if (state.seed != initial_.seed)
+    log_info("The data order continues with the checkpoint's seed {} instead of {}", state.seed,
+             initial_.seed);
+  restart(state);
+}
+
+DataLoader::Ready DataLoader::make() {
+  const size_t own = static_cast<size_t>(options_.rows * options_.seq_len);
+  const size_t before = own * static_cast<size_t>(options_.dp_rank);
+  const size_t after = own * static_cast<size_t>(options_.dp_degree - 1 - options_.dp_rank);
+  Ready ready;
+  if (stream_.has(2)) {  // an input and its label: else every rank would see nothing but padding
+    const std::string begin = stream_.where();
+    std::vector<int64_t> tokens(own + 1);
+    std::vector<Piece> pieces;
+    stream_.skip(before);
+    tokens.resize(stream_.read_window(tokens, pieces));
+    ready.batch = pack(tokens, pieces, options_.rows, options_.seq_len, options_.document_mask);
+    ready.batch->first_sequence = made_ + static_cast<uint64_t>(options_.dp_rank * options_.rows);
+    stream_.skip(after);
+    made_ += static_cast<uint64_t>(options_.dp_degree * options_.rows);
+    ready.range = begin + ".." + stream_.where();
+  } else if (made_ == 0) {
+    throw_data("dataset {}: holds fewer than 2 tokens, too few for one prediction", options_.dataset_path);
+  }
+  ready.after = initial_;
+  ready.after.seed = stream_.options().seed;
+  ready.after.position = stream_.position();
+  ready.after.sequence = made_;
+  return ready;
+}
+
+void DataLoader::work(const std::stop_token& stop) {
+  try {
+    for (bool more = true; more;) {
+      Ready ready = make();
+      more = ready.batch.has_value();
+      std::unique_lock lock(mutex_);
+      const size_t depth = static_cast<size_t>(options_.prefetch);
+      if (!changed_.wait(lock, stop, [&] { return ready_.size() < depth; })) return;
+      ready_.push_back(std::move(ready));
+      changed_.notify_all();
+    }
+  } catch (...) {
+    const std::lock_guard lock(mutex_);
+    error_ = std::current_exception();
+    changed_.notify_all();
+  }
+}
+
+std::optional<Batch> DataLoader::next() {
+  const auto begin = std::chrono::steady_clock::now();
+  if (!thread_.joinable()) thread_ = std::jthread([this](const std::stop_token& stop) { work(stop); });
+  Ready ready;
+  {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return !ready_.empty() || error_; });
+    if (ready_.empty()) std::rethrow_exception(error_);
+    if (!ready_.front().batch) return std::nullopt;  // the end stays in the queue for the next call
+    ready = std::move(ready_.front());
+    ready_.pop_front();
+    changed_.notify_all();
+  }
+  wait_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  seen_.push_back({state_.sequence, ready.after.sequence, ready.batch->first_sequence, ready.batch->sources,
+                   ready.range});
+  if (seen_.size() > kSeen) seen_.pop_front();
+  state_ = ready.after;
+  return std::move(ready.batch);
+}
+
+std::string DataLoader::where(uint64_t sequence) const {
+  for (const Seen& seen : seen_) {
+    if (sequence < seen.first || sequence >= seen.end) continue;
+    const uint64_t row = sequence - seen.own;  // wraps to a large number before the first
+    return row < seen.sources.size() ? seen.sources[row] : seen.range;
+  }
+  return fmt::format("sequence {}, read too long ago to be remembered", sequence);
+}
+
+}  // namespace hyperion

@@ -1,0 +1,115 @@
+#include "trainer/data/sources.h"
+
+#include <algorithm>
+
+#include <glob.h>
+
+#include "base/error.h"
+#include "base/files.h"
+#include "base/hash.h"
+#include "trainer/data/json_lines.h"
+#include "trainer/data/token_shards.h"
+
+namespace hyperion {
+namespace fs = std::filesystem;
+namespace {
+
+// JSON lines, tokenised one document at a time.
+class TextSource : public DocumentSource {
+ public:
+  TextSource(const fs::path& path, Encode encode) : lines_(path), encode_(std::move(encode)) {}
+
+  uint64_t documents() const override { return lines_.documents(); }
+  uint64_t line(uint64_t document) const override { return lines_.line(document); }
+  uint64_t open(uint64_t document) override {
+    tokens_ = encode_(lines_.text(document));
+    return tokens_.size();
+  }
+  void copy(uint64_t offset, std::span<int64_t> out) const override {
+    std::copy_n(tokens_.begin() + static_cast<ptrdiff_t>(offset), out.size(), out.begin());
+  }
+
+ private:
+  JsonLines lines_;
+  Encode encode_;
+  std::vector<int32_t> tokens_;
+};
+
+bool named_like_json_lines(fs::path path) {
+  if (path.extension() == ".gz" || path.extension() == ".zst") path.replace_extension();
+  const fs::path kind = path.extension();
+  return kind == ".json" || kind == ".jsonl" || kind == ".ndjson";
+}
+
+CorpusFile describe(const fs::path& path, const fs::path& root) {
+  const bool shard = is_token_shard(path);
+  const uint64_t size = fs::file_size(shard ? path / "tokens.bin" : path);
+  if (size == 0) throw_data("dataset file {}: is empty: remove it or write it again", path.string());
+  return {path, path.lexically_relative(root).generic_string(), size, shard};
+}
+
+// Adds the file, the shard or what the folder holds; names are relative to `root`.
+void add_path(const fs::path& path, const fs::path& root, std::vector<CorpusFile>& files) {
+  if (!fs::is_directory(path) || is_token_shard(path)) {
+    files.push_back(describe(path, root));
+    return;
+  }
+  for (fs::recursive_directory_iterator at(path), end; at != end; ++at) {
+    const bool shard = is_token_shard(at->path());
+    if (shard) at.disable_recursion_pending();
+    if (shard || (at->is_regular_file() && named_like_json_lines(at->path())))
+      files.push_back(describe(at->path(), root));
+  }
+}
+
+std::vector<fs::path> expand_glob(const std::string& pattern) {
+  glob_t found{};
+  const int status = ::glob(pattern.c_str(), GLOB_BRACE, nullptr, &found);
+  const std::unique_ptr<glob_t, void (*)(glob_t*)> guard(&found, globfree);
+  if (status != 0 && status != GLOB_NOMATCH) throw_data("dataset pattern {}: cannot be expanded", pattern);
+  return {found.gl_pathv, found.gl_pathv + found.gl_pathc};
+}
+
+}  // namespace
+
+std::vector<CorpusFile> find_corpus(const std::string& dataset_path) try {
+  std::vector<CorpusFile> files;
+  if (fs::exists(dataset_path)) {
+    // "folder/" and "." name the folder itself
+    fs::path path = fs::path(dataset_path).lexically_normal();
+    if (!path.has_filename() && path.has_relative_path()) path = path.parent_path();
+    add_path(path, fs::is_directory(path) && !is_token_shard(path) ? path : path.parent_path(), files);
+  } else {
+    const fs::path fixed = dataset_path.substr(0, dataset_path.find_first_of("*?[{"));
+    for (const fs::path& path : expand_glob(dataset_path)) add_path(path, fixed.parent_path(), files);
+  }
+  if (files.empty()) {
+    throw_data(
+        "dataset path {}: no such file, and no folder or pattern with files named *.json, *.jsonl or "
+        "*.ndjson (plain, .gz or .zst) or token shards: check training.dataset_path",
+        dataset_path);
+  }
+  std::sort(files.begin(), files.end(),
+            [](const CorpusFile& a, const CorpusFile& b) { return a.name < b.name; });
+  return files;
+} catch (const fs::filesystem_error& error) {
+  throw_data("dataset path {}: {}", dataset_path, error.what());
+}
+
+uint64_t corpus_fingerprint(const std::vector<CorpusFile>& files) {
+  uint64_t hash = hash_text("hyperion corpus 1");
+  for (const CorpusFile& file : files) {
+    hash = hash_text(file.name, hash);
+    hash = hash_bytes(&file.size, sizeof(file.size), hash);
+    if (file.shard) hash = hash_text(read_file(file.path / "index.json"), hash);
+  }
+  return hash;
+}
+
+std::unique_ptr<DocumentSource> open_source(const CorpusFile& file, const Encode& encode) {
+  if (file.shard) return std::make_unique<ShardSource>(file.path);
+  if (!encode) throw_bug("{}: holds text, but no tokenizer was given", file.path.string());
+  return std::make_unique<TextSource>(file.path, encode);
+}
+
+}  // namespace hyperion

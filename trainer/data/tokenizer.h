@@ -1,0 +1,52 @@
+// Text to token ids and back, equal id for id to Hugging Face `tokenizers` for byte-level BPE (GPT-2, Llama
+// 3, Qwen), read from a tokenizer.json or from a tiktoken rank file. What is supported and what is refused is
+// listed in docs/tokenizer.md.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace hyperion {
+
+class Tokenizer {
+ public:
+  // `path`: a folder that holds tokenizer.json (or a tokenizer.model / *.tiktoken rank file), or one such
+  // file. tokenizer_config.json beside it, when there, names BOS and EOS. Throws Error(kBadData) naming file
+  // and cause.
+  static std::unique_ptr<Tokenizer> load(const std::filesystem::path& path);
+
+  ~Tokenizer();
+  Tokenizer(const Tokenizer&) = delete;
+  Tokenizer& operator=(const Tokenizer&) = delete;
+
+  // Ids of `text`, special tokens written in it recognised. With add_bos / add_eos the id of BOS / EOS goes
+  // before / behind them, unless the file's own post-processor adds that token already (as v0.2.2's wrapper:
+  // never doubled) or the vocabulary has none (Qwen has no BOS). Bytes that are not UTF-8 are read as U+FFFD,
+  // one for each maximal ill-formed part, as Python's decode(errors="replace") does. Thread-safe: each call
+  // borrows a word cache of its own. Linear in the length of the text, times the log of its longest word.
+  std::vector<int32_t> encode(std::string_view text, bool add_bos, bool add_eos) const;
+
+  // The text of `ids`, special tokens included (what HF calls skip_special_tokens=False). Ids without a token
+  // are skipped, as HF does; bytes that are not UTF-8 become U+FFFD. Thread-safe.
+  std::string decode(std::span<const int32_t> ids) const;
+
+  // One more than the largest id in use, added tokens included: what the model's embedding must have rows
+  // for.
+  int64_t vocab_size() const;
+
+  std::optional<int32_t> bos_id() const;
+  std::optional<int32_t> eos_id() const;
+
+ private:
+  struct Impl;
+  explicit Tokenizer(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace hyperion

@@ -1,0 +1,77 @@
+// The program: reads the command line, runs one subcommand, turns failures into exit codes.
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <cstdio>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "parallel/environment.h"
+#include "trainer/config/command_line.h"
+#include "trainer/config/load.h"
+#include "trainer/config/print.h"
+#include "trainer/config/validate.h"
+#include "trainer/data/tokenize_command.h"
+#include "trainer/trainer.h"
+#include "trainer/version.h"
+
+namespace hyperion {
+namespace {
+
+ExitCode train(const CommandLine& line, const std::vector<std::string>& command) {
+  init_logging(!rank_prints(read_environment().rank));
+  const ResolvedConfig resolved = load_config(line.config_file, line.overrides);
+  log_info("Starting job: {}", resolved.config.job.description);
+  for (const std::string& warning : resolved.warnings) log_warning("{}", warning);
+  const std::vector<std::string> idle = keys_without_effect(resolved);
+  if (!idle.empty()) log_info("without effect here: {}", fmt::join(idle, ", "));
+  if (resolved.config.job.print_config) log_info("Running with configuration: {}", to_json(resolved.config));
+  Trainer trainer(resolved, command);
+  return trainer.run();
+}
+
+ExitCode show_config(const CommandLine& line) {
+  const ResolvedConfig resolved = load_config(line.config_file, line.overrides);
+  validate(resolved, {});
+  fmt::print("{}", to_toml(resolved));
+  return ExitCode::kOk;
+}
+
+ExitCode run(const std::vector<std::string>& command) {
+  const CommandLine line = parse_command_line({command.begin() + 1, command.end()}, terminal_width());
+  switch (line.action) {
+    case CommandLine::Action::kShow: fmt::print("{}", line.text); return ExitCode::kOk;
+    case CommandLine::Action::kVersion: fmt::print("{}", version_text()); return ExitCode::kOk;
+    case CommandLine::Action::kTrain: return train(line, command);
+    case CommandLine::Action::kConfig: return show_config(line);
+    case CommandLine::Action::kTokenize:
+      return tokenize_command(line.tokenize.out, line.tokenize.tokenizer, line.tokenize.inputs);
+  }
+  throw_bug("unknown action");
+}
+
+int report(ExitCode code, const std::string& message) {
+  std::fflush(stdout);
+  fmt::print(stderr, "hyperion: {}\n", message);
+  return static_cast<int>(code);
+}
+
+}  // namespace
+}  // namespace hyperion
+
+int main(int argc, char** argv) {
+  using hyperion::ExitCode;
+  try {
+    return static_cast<int>(hyperion::run({argv, argv + argc}));
+  } catch (const hyperion::Error& error) {
+    return hyperion::report(error.code(), error.what());
+  } catch (const c10::Error& error) {
+    return hyperion::report(ExitCode::kBug, std::string("internal error in libtorch: ") + error.what());
+  } catch (const std::exception& error) {
+    return hyperion::report(ExitCode::kBug, std::string("internal error: ") + error.what());
+  }
+}

@@ -1,0 +1,57 @@
+#include "trainer/metrics/flops.h"
+
+#include <algorithm>
+#include <cctype>
+#include <string>
+
+namespace hyperion {
+namespace {
+
+double matmul_flops(double parameters) {
+  return 6.0 * parameters;
+}
+
+// Scores and value aggregation: 2 matmuls forward, 4 backward, 2 FLOPs a multiply-add.
+double attention_flops(const FlopDimensions& d) {
+  return 6.0 * static_cast<double>(d.layers * d.heads) * static_cast<double>(2 * d.head_dim * d.seq_len);
+}
+
+struct PeakRow {
+  const char* name;     // in lower case
+  const char* variant;  // must be in the name too; "" fits any
+  double flops;
+};
+
+// Sources: the vendors' data sheets, dense figures (half of what is printed "with sparsity"). The first row
+// that fits counts, so a longer name stands before its prefix (H200 before H20) and a variant before the
+// plain name.
+constexpr PeakRow kPeaks[] = {
+    {"a100", "", 312e12},    {"h100", "nvl", 835e12}, {"h100", "pcie", 756e12}, {"h100", "", 989e12},
+    {"h200", "nvl", 835e12}, {"h200", "", 989e12},    {"h20", "", 148e12},      {"b200", "", 2.25e15},
+    {"mi355x", "", 2.5e15},  {"mi325x", "", 1.3e15},  {"mi300x", "", 1.3e15},   {"mi250x", "", 191.5e12},
+    {"l40s", "", 362e12},
+};
+constexpr double kA100 = 312e12;
+
+}  // namespace
+
+double flops_per_token_square(const FlopDimensions& d) {
+  return matmul_flops(static_cast<double>(d.parameters - d.embedding_parameters)) + attention_flops(d);
+}
+
+double flops_per_token_causal(const FlopDimensions& d) {
+  const int64_t in_matmuls = d.tied_head ? d.parameters : d.parameters - d.embedding_parameters;
+  return matmul_flops(static_cast<double>(in_matmuls)) + attention_flops(d) / 2;
+}
+
+PeakFlops gpu_peak_flops(std::string_view device_name) {
+  std::string name(device_name);
+  std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return std::tolower(c); });
+  for (const PeakRow& row : kPeaks) {
+    if (name.find(row.name) != std::string::npos && name.find(row.variant) != std::string::npos)
+      return {row.flops};
+  }
+  return {kA100, false};
+}
+
+}  // namespace hyperion

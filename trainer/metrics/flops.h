@@ -1,0 +1,37 @@
+// FLOPs of a token and peak FLOP/s of a device: the two numbers behind TFLOPs and MFU.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace hyperion {
+
+// The dimensions of a dense transformer that its FLOPs depend on.
+struct FlopDimensions {
+  int64_t parameters = 0;            // all of them, a tied table counted once
+  int64_t embedding_parameters = 0;  // the input table, vocab * dim
+  bool tied_head = false;            // the table is also the output matrix
+  int64_t layers = 0;
+  int64_t heads = 0;     // query heads
+  int64_t head_dim = 0;  // of q, k and v alike
+  int64_t seq_len = 0;
+};
+
+// Forward and backward FLOPs of one token, without recomputation.
+// Square: torchtitan's formula, 6 * (N - N_embed) + 6 * L * H * (2 * head_dim) * S. Attention is charged for
+// all S * S pairs, and a tied head's matmul is left out, as there. Behind `tflops` and `mfu(%)`.
+double flops_per_token_square(const FlopDimensions& dimensions);
+// Causal: what a causal model needs: half the attention pairs, and a tied head's matmul counted. Behind
+// `mfu_causal(%)`.
+double flops_per_token_causal(const FlopDimensions& dimensions);
+
+struct PeakFlops {
+  double flops = 0;   // dense bf16 FLOP/s
+  bool known = true;  // false: the device is not in the table and got the A100's figure, as in v0.2.2
+};
+
+// Dense bf16 peak by the device name that the driver reports ("NVIDIA H100 80GB HBM3"), compared without
+// case. FP8 runs are measured against the same figure, as in v0.2.2.
+PeakFlops gpu_peak_flops(std::string_view device_name);
+
+}  // namespace hyperion

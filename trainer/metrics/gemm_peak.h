@@ -1,0 +1,13 @@
+// The matrix-multiplication peak of this CPU, measured: what MFU is relative to when there is no GPU.
+#pragma once
+
+#include <torch/types.h>
+
+namespace hyperion {
+
+// FLOP/s of the best of a few square matmuls at the present number of threads, in about `seconds` altogether
+// (at least three small matmuls a dtype). For bf16 it is the better of bf16 and fp32: a CPU without bf16
+// units computes bf16 matmuls in fp32, and a peak below what a model reaches would be none.
+double measure_gemm_peak(at::ScalarType dtype, double seconds = 0.03);
+
+}  // namespace hyperion

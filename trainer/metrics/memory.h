@@ -1,0 +1,39 @@
+// Peak memory of the device this rank trains on, since the last reset.
+#pragma once
+
+#include <cstdint>
+
+namespace hyperion {
+
+struct DeviceMemory {
+  int64_t max_active_bytes = 0;    // GPU: in use by tensors; CPU: resident memory of the process
+  int64_t max_reserved_bytes = 0;  // GPU: held by the caching allocator; CPU: as above
+  double max_active_percent = 0;   // of the device's (CPU: the machine's) memory
+  double max_reserved_percent = 0;
+  int64_t num_alloc_retries = 0;  // since start: allocations that first had to empty the cache
+  int64_t num_ooms = 0;           // since start
+};
+
+class MemoryMonitor {
+ public:
+  static constexpr int kCpu = -1;
+
+  // cuda_index: the GPU, or kCpu. A GPU's allocator must be initialised by then (any tensor there does it).
+  explicit MemoryMonitor(int cuda_index);
+
+  // The peaks since construction or the last call, which starts the next span. Where the kernel does not let
+  // a process reset its peak (/proc/self/clear_refs), the CPU's figure is the peak since the start of the
+  // process.
+  DeviceMemory take_peak();
+
+  // Memory of the device in bytes.
+  int64_t capacity() const { return capacity_; }
+
+ private:
+  void reset_peak();
+
+  int cuda_index_;
+  int64_t capacity_ = 0;
+};
+
+}  // namespace hyperion

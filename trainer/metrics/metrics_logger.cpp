@@ -1,0 +1,190 @@
+#include "trainer/metrics/metrics_logger.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "trainer/metrics/step_line.h"
+
+namespace hyperion {
+namespace {
+
+constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
+
+double steady_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+double unix_seconds() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+double gib(int64_t bytes) {
+  return static_cast<double>(bytes) / kGiB;
+}
+
+DeviceMemory larger(DeviceMemory a, const DeviceMemory& b) {
+  a.max_active_bytes = std::max(a.max_active_bytes, b.max_active_bytes);
+  a.max_reserved_bytes = std::max(a.max_reserved_bytes, b.max_reserved_bytes);
+  a.max_active_percent = std::max(a.max_active_percent, b.max_active_percent);
+  a.max_reserved_percent = std::max(a.max_reserved_percent, b.max_reserved_percent);
+  a.num_alloc_retries = std::max(a.num_alloc_retries, b.num_alloc_retries);
+  a.num_ooms = std::max(a.num_ooms, b.num_ooms);
+  return a;
+}
+
+void append_memory(MetricList& list, const std::string& prefix, const DeviceMemory& memory) {
+  list.emplace_back(prefix + "memory/max_active(GiB)", gib(memory.max_active_bytes));
+  list.emplace_back(prefix + "memory/max_active(%)", memory.max_active_percent);
+  list.emplace_back(prefix + "memory/max_reserved(GiB)", gib(memory.max_reserved_bytes));
+  list.emplace_back(prefix + "memory/max_reserved(%)", memory.max_reserved_percent);
+}
+
+}  // namespace
+
+MetricsLogger::MetricsLogger(MetricsOptions options, MetricsSources sources)
+    : options_(std::move(options)),
+      sources_(std::move(sources)),
+      color_(color_enabled(options_.disable_color_printing)) {
+  if (options_.log_freq < 1) throw_config("metrics.log_freq is {}, expected at least 1", options_.log_freq);
+  if (!sources_.clock) sources_.clock = steady_seconds;
+  start_window(options_.start_step);
+  if (!writes_files()) return;
+
+  const std::string rank_folder = fmt::format("rank_{}", options_.rank);
+  if (options_.enable_tensorboard) {
+    auto folder = options_.dump_folder / options_.save_tb_folder /
+                  fmt::format("{:%Y%m%d-%H%M}", fmt::localtime(options_.start_time));
+    if (options_.save_for_all_ranks) folder /= rank_folder;
+    tensorboard_.emplace(folder);
+    log_info("TensorBoard logging enabled. Logs will be saved at {}", folder.string());
+  }
+  if (options_.enable_jsonl) {
+    const bool main = options_.rank == options_.metrics_rank;
+    jsonl_.emplace((main ? options_.dump_folder : options_.dump_folder / rank_folder) / "metrics.jsonl");
+  }
+}
+
+void MetricsLogger::add_batch(int64_t tokens, double data_loading_seconds) {
+  window_.tokens += tokens;
+  window_.batches += 1;
+  window_.data_seconds += data_loading_seconds;
+}
+
+bool MetricsLogger::should_log(int64_t step) const {
+  return step == 1 || step % options_.log_freq == 0;
+}
+
+void MetricsLogger::log(const StepMetrics& m) {
+  const double seconds = sources_.clock() - window_.start;
+  const double steps = static_cast<double>(std::max<int64_t>(m.step - window_.steps_done, 1));
+  const double batches = static_cast<double>(std::max<int64_t>(window_.batches, 1));
+  const double tps = tokens_per_second(seconds);
+  const DeviceMemory memory = take_memory();
+  if (options_.prints || writes_files()) {
+    const double peak = peak_flops();
+    const double tflops = options_.flops_per_token_square * tps / 1e12;
+    const auto mfu = [&](double flops_per_token) {
+      return peak > 0 ? 100 * flops_per_token * tps / peak : 0.0;
+    };
+    const double mfu_square = mfu(options_.flops_per_token_square);
+
+    MetricList list = {
+        {"loss_metrics/global_avg_loss", m.global_avg_loss},
+        {"loss_metrics/global_max_loss", m.global_max_loss},
+        {"grad_norm", m.grad_norm},
+        {"throughput(tps)", tps},
+        {"tflops", tflops},
+        {"mfu(%)", mfu_square},
+        {"mfu_causal(%)", mfu(options_.flops_per_token_causal)},  // ours
+        {"time_metrics/end_to_end(s)", seconds / steps},
+        {"time_metrics/data_loading(s)", window_.data_seconds / batches},
+        {"time_metrics/data_loading(%)", seconds > 0 ? 100 * window_.data_seconds / seconds : 0.0},
+    };
+    append_memory(list, "", memory);
+    list.emplace_back("memory/num_alloc_retries", static_cast<double>(memory.num_alloc_retries));
+    list.emplace_back("memory/num_ooms", static_cast<double>(memory.num_ooms));
+    list.emplace_back("n_tokens_seen", static_cast<double>(m.n_tokens_seen));
+    list.emplace_back("lr", m.lr);
+    list.insert(list.end(), m.extra.begin(), m.extra.end());
+    write(m.step, list);
+    log_info("{}", step_line({m.step, m.global_avg_loss, m.grad_norm, gib(memory.max_reserved_bytes),
+                              memory.max_reserved_percent, tps, tflops, mfu_square},
+                             color_));
+    warn_about_memory(memory);
+  }
+  start_window(m.step);
+}
+
+void MetricsLogger::begin_validation() {
+  window_.memory = take_memory();
+  paused_ = window_;
+  start_window(window_.steps_done);
+}
+
+void MetricsLogger::log_validation(int64_t step, double loss, const MetricList& extra) {
+  if (!paused_) throw_bug("log_validation(step {}) without begin_validation()", step);
+  const double seconds = sources_.clock() - window_.start;
+  const double tps = tokens_per_second(seconds);
+  const DeviceMemory memory = take_memory();
+  if (options_.prints || writes_files()) {
+    MetricList list = {{"validation_metrics/loss", loss}, {"validation_metrics/throughput(tps)", tps}};
+    append_memory(list, "validation_metrics/", memory);
+    list.insert(list.end(), extra.begin(), extra.end());
+    write(step, list);
+    log_info("{}",
+             validation_line({step, loss, gib(memory.max_reserved_bytes), memory.max_reserved_percent, tps},
+                             color_));
+  }
+  paused_->start += sources_.clock() - window_.start;  // the validation's time did not pass for training
+  window_ = *std::exchange(paused_, std::nullopt);
+}
+
+void MetricsLogger::log_config(const std::string& toml) {
+  if (!tensorboard_) return;
+  tensorboard_->text("config", "```toml\n" + toml + "\n```", options_.start_step, unix_seconds());
+  tensorboard_->flush();
+}
+
+void MetricsLogger::start_window(int64_t steps_done) {
+  window_ = Window{};
+  window_.start = sources_.clock();
+  window_.steps_done = steps_done;
+}
+
+double MetricsLogger::tokens_per_second(double seconds) const {
+  const double shared_seconds = seconds * static_cast<double>(options_.non_data_parallel_size);
+  return shared_seconds > 0 ? static_cast<double>(window_.tokens) / shared_seconds : 0.0;
+}
+
+double MetricsLogger::peak_flops() {
+  if (options_.peak_flops <= 0 && sources_.measure_peak_flops)
+    options_.peak_flops = sources_.measure_peak_flops();
+  return options_.peak_flops;
+}
+
+DeviceMemory MetricsLogger::take_memory() {
+  return larger(window_.memory, sources_.take_peak_memory ? sources_.take_peak_memory() : DeviceMemory{});
+}
+
+void MetricsLogger::warn_about_memory(const DeviceMemory& memory) {
+  if (memory.num_alloc_retries > warned_retries_)
+    log_warning("{} memory allocation retries so far: the device is nearly full", memory.num_alloc_retries);
+  if (memory.num_ooms > warned_ooms_) log_warning("{} out-of-memory errors so far", memory.num_ooms);
+  warned_retries_ = memory.num_alloc_retries;
+  warned_ooms_ = memory.num_ooms;
+}
+
+void MetricsLogger::write(int64_t step, const MetricList& metrics) {
+  const double time = unix_seconds();
+  if (jsonl_) jsonl_->write(step, time, metrics);
+  if (!tensorboard_) return;
+  for (const auto& [tag, value] : metrics) tensorboard_->scalar(tag, value, step, time);
+  tensorboard_->flush();
+}
+
+}  // namespace hyperion

@@ -1,0 +1,71 @@
+// Chrome traces (chrome://tracing, Perfetto) and memory snapshots (pytorch.org/memory_viz) of chosen training
+// steps, by torchtitan v0.2.2's keys, schedule and file names.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+
+namespace hyperion {
+
+struct ProfilerOptions {
+  bool enable_profiling = false;  // profiling.*, as in the TOML file
+  std::string save_traces_folder = "profile_traces";
+  int64_t profile_freq = 10;
+  int64_t profiler_active = 1;
+  int64_t profiler_warmup = 3;
+  bool enable_memory_snapshot = false;
+  std::string save_memory_snapshot_folder = "memory_snapshot";
+
+  std::filesystem::path dump_folder = "outputs";
+  int rank = 0;
+  bool cuda = false;       // record GPU kernels too
+  int64_t start_step = 0;  // the last step already done: 0, or the one resumed from
+};
+
+// The allocator's history, which only the CUDA library can record; both empty on a CPU.
+struct MemorySnapshotHooks {
+  std::function<void(size_t max_entries)> start_recording;
+  std::function<std::string()> snapshot_pickle;
+};
+
+enum class ProfilerPhase { kWait, kWarmUp, kRecord };
+
+// The phase of the training step after `steps_done` steps. Cycles of profile_freq steps: wait, then warmup,
+// then active; what is recorded is written at the end of the cycle, after steps profile_freq, 2 *
+// profile_freq, ...
+ProfilerPhase profiler_phase(const ProfilerOptions& options, int64_t steps_done);
+
+// Files: <dump>/<save_traces_folder>/iteration_<N>/rank<R>_trace.json and
+// <dump>/<save_memory_snapshot_folder>/iteration_<N>/rank<R>_memory_snapshot.pickle. A failed write is a
+// warning. Create and step it on the thread that trains. Code shows up in traces by RECORD_FUNCTION("name",
+// {}).
+class Profiler {
+ public:
+  // Throws Error(kUsage) when active + warmup do not fit into profile_freq.
+  explicit Profiler(ProfilerOptions options, MemorySnapshotHooks hooks = {});
+  ~Profiler();  // drops an unfinished recording
+  Profiler(const Profiler&) = delete;
+  Profiler& operator=(const Profiler&) = delete;
+
+  // After training step `step` (1, 2, ...), on every rank.
+  void step(int64_t step);
+
+  // After an out-of-memory error in the step after `steps_done`: snapshot into iteration_<steps_done>_exit.
+  void out_of_memory(int64_t steps_done);
+
+ private:
+  struct Recording;
+  void enter(ProfilerPhase phase, int64_t steps_done);
+  void save_trace(int64_t step);
+  void save_snapshot(const std::string& iteration);
+
+  ProfilerOptions options_;
+  MemorySnapshotHooks hooks_;
+  std::unique_ptr<Recording> recording_;  // from warm-up on
+};
+
+}  // namespace hyperion

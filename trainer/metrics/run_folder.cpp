@@ -1,0 +1,70 @@
+#include "trainer/metrics/run_folder.h"
+
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "base/files.h"
+
+namespace hyperion {
+namespace {
+
+bool shell_safe(const std::string& argument) {
+  constexpr const char* kSafe = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=.,:/@%";
+  return !argument.empty() && argument.find_first_not_of(kSafe) == std::string::npos;
+}
+
+std::string shell_quoted(const std::string& argument) {
+  std::string out = "'";
+  for (const char c : argument) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return out + "'";
+}
+
+// create_directory() says whether it was the one that made the folder, so two runs never get the same one.
+std::filesystem::path new_folder(const std::filesystem::path& parent, const std::string& stamp) {
+  std::error_code error;
+  std::filesystem::create_directories(parent, error);
+  for (int number = 1; !error; ++number) {
+    const auto folder = parent / (number == 1 ? stamp : fmt::format("{}-{}", stamp, number));
+    if (std::filesystem::create_directory(folder, error)) return folder;
+  }
+  throw_config("{}: cannot create the folder for the run's record: {}", parent.string(), error.message());
+}
+
+}  // namespace
+
+std::string source_commit() {
+  return HYPERION_COMMIT;
+}
+
+std::string shell_command(const std::vector<std::string>& arguments) {
+  std::string out;
+  for (const std::string& argument : arguments) {
+    if (!out.empty()) out += ' ';
+    out += shell_safe(argument) ? argument : shell_quoted(argument);
+  }
+  return out;
+}
+
+std::filesystem::path write_run_record(const std::filesystem::path& dump_folder, const RunRecord& record) {
+  const std::tm start = fmt::localtime(record.start_time);
+  const auto folder = new_folder(dump_folder / "runs", fmt::format("{:%Y%m%d-%H%M%S}", start));
+  char host[256] = "unknown";
+  ::gethostname(host, sizeof host - 1);
+  std::error_code ignored;
+  write_file_atomic(folder / "config.toml", record.resolved_toml);
+  write_file_atomic(
+      folder / "run.txt",
+      fmt::format("command: {}\n"
+                  "folder:  {}\n"
+                  "host:    {}\n"
+                  "start:   {:%Y-%m-%dT%H:%M:%S%z}\n"
+                  "ranks:   {}\n"
+                  "commit:  {}\n\n{}\n",
+                  shell_command(record.command), std::filesystem::current_path(ignored).string(), host, start,
+                  record.world_size, source_commit(), record.versions));
+  return folder;
+}
+
+}  // namespace hyperion

@@ -1,0 +1,47 @@
+// The console lines of a training step and of a validation, byte for byte as torchtitan v0.2.2 prints them
+// after the logging prefix. Pure functions of the numbers, so that a test can compare them with Python's own
+// formatting.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace hyperion {
+
+struct StepReport {
+  int64_t step = 0;
+  double loss = 0;              // global average over valid tokens
+  double grad_norm = 0;         // before clipping
+  double reserved_gib = 0;      // peak since the last logged step
+  double reserved_percent = 0;  // of the device's memory
+  double tps = 0;               // tokens a second and device
+  double tflops = 0;            // per device, full-square attention FLOPs
+  double mfu = 0;               // percent
+};
+
+struct ValidationReport {
+  int64_t step = 0;
+  double loss = 0;
+  double reserved_gib = 0;
+  double reserved_percent = 0;
+  double tps = 0;
+};
+
+// step: {:2}  loss: {:8.5f}  grad_norm: {:7.4f}  memory: {:5.2f}GiB({:.2f}%)  tps: {:,}  tflops: {:,.2f} mfu:
+// {:.2f}%
+std::string step_line(const StepReport& report, bool color);
+
+// validate step: {:2}  loss: {:7.4f}  memory: {:5.2f}GiB({:.2f}%)  tps: {:,}
+std::string validation_line(const ValidationReport& report, bool color);
+
+// Whether step lines are coloured: metrics.disable_color_printing is off, stdout is a terminal, NO_COLOR is
+// unset or empty (no-color.org).
+bool color_enabled(bool disable_color_printing);
+
+// Python's f"{value:{width}.{precision}f}": rounded half to even on the exact binary value; nan and inf
+// without a sign for nan.
+std::string python_fixed(double value, int width, int precision);
+// The same with `,` between groups of three digits and no width.
+std::string python_grouped(double value, int precision);
+
+}  // namespace hyperion

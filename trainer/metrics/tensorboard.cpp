@@ -1,0 +1,164 @@
+#include "trainer/metrics/tensorboard.h"
+
+#include <array>
+#include <atomic>
+#include <bit>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "base/log.h"
+
+namespace hyperion {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "event files are little-endian");
+
+constexpr std::array<uint32_t, 256> crc_table() {
+  std::array<uint32_t, 256> table{};
+  for (uint32_t i = 0; i < 256; ++i) {
+    uint32_t value = i;
+    for (int bit = 0; bit < 8; ++bit) value = (value >> 1) ^ ((value & 1) != 0 ? 0x82F63B78u : 0u);
+    table[i] = value;
+  }
+  return table;
+}
+
+double unix_seconds() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+template <typename T>
+void append_raw(std::string& out, T value) {
+  char bytes[sizeof value];
+  std::memcpy(bytes, &value, sizeof value);
+  out.append(bytes, sizeof bytes);
+}
+
+// --- protobuf wire format: a field is (number << 3 | wire type), then its content ---
+enum WireType : uint32_t { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
+
+void append_varint(std::string& out, uint64_t value) {
+  for (; value >= 0x80; value >>= 7) out.push_back(static_cast<char>(value | 0x80));
+  out.push_back(static_cast<char>(value));
+}
+void append_key(std::string& out, uint32_t field, WireType type) {
+  append_varint(out, field << 3 | type);
+}
+void append_integer(std::string& out, uint32_t field, int64_t value) {
+  append_key(out, field, kVarint);
+  append_varint(out, static_cast<uint64_t>(value));
+}
+void append_bytes(std::string& out, uint32_t field, std::string_view bytes) {
+  append_key(out, field, kBytes);
+  append_varint(out, bytes.size());
+  out.append(bytes);
+}
+void append_double(std::string& out, uint32_t field, double value) {
+  append_key(out, field, kFixed64);
+  append_raw(out, value);
+}
+void append_float(std::string& out, uint32_t field, float value) {
+  append_key(out, field, kFixed32);
+  append_raw(out, value);
+}
+
+// Event{1 wall_time, 2 step, 5 summary{1 value}}
+std::string summary_event(double wall_time, int64_t step, const std::string& value) {
+  std::string summary, event;
+  append_bytes(summary, 1, value);
+  append_double(event, 1, wall_time);
+  append_integer(event, 2, step);
+  append_bytes(event, 5, summary);
+  return event;
+}
+
+std::string host_name() {
+  char name[256] = "localhost";
+  ::gethostname(name, sizeof name - 1);
+  return name;
+}
+
+}  // namespace
+
+uint32_t crc32c(std::string_view bytes) {
+  static constexpr std::array<uint32_t, 256> kTable = crc_table();
+  uint32_t crc = 0xFFFFFFFFu;
+  for (const char c : bytes) crc = kTable[(crc ^ static_cast<unsigned char>(c)) & 0xFF] ^ (crc >> 8);
+  return ~crc;
+}
+
+uint32_t masked_crc32c(std::string_view bytes) {
+  return std::rotr(crc32c(bytes), 15) + 0xA282EAD8u;
+}
+
+EventWriter::EventWriter(const std::filesystem::path& folder) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error) throw_config("{}: cannot create the TensorBoard folder: {}", folder.string(), error.message());
+  static std::atomic<int> count{0};  // two writers of one process in one second must not share a name
+  const double now = unix_seconds();
+  path_ = folder / fmt::format("events.out.tfevents.{}.{}.{}.{}", static_cast<int64_t>(now), host_name(),
+                               ::getpid(), count++);
+  file_ = std::fopen(path_.c_str(), "wbe");
+  if (file_ == nullptr)
+    throw_config("{}: cannot create the event file: {}", path_.string(), std::strerror(errno));
+  std::string first;
+  append_double(first, 1, now);
+  append_bytes(first, 3, "brain.Event:2");
+  write_record(first);
+  flush();
+}
+
+EventWriter::~EventWriter() {
+  flush();
+  if (file_ != nullptr) std::fclose(file_);
+}
+
+void EventWriter::scalar(std::string_view tag, double value, int64_t step, double wall_time) {
+  std::string message;
+  append_bytes(message, 1, tag);
+  append_float(message, 2, static_cast<float>(value));
+  write_record(summary_event(wall_time, step, message));
+}
+
+void EventWriter::text(std::string_view tag, std::string_view markdown, int64_t step, double wall_time) {
+  constexpr int64_t kString = 7;  // tensorflow.DataType DT_STRING
+  std::string dimension, shape, tensor, plugin, metadata, message;
+  append_integer(dimension, 1, 1);
+  append_bytes(shape, 2, dimension);
+  append_integer(tensor, 1, kString);
+  append_bytes(tensor, 2, shape);
+  append_bytes(tensor, 8, markdown);
+  append_bytes(plugin, 1, "text");
+  append_bytes(metadata, 1, plugin);
+  append_bytes(message, 1, fmt::format("{}/text_summary", tag));
+  append_bytes(message, 8, tensor);
+  append_bytes(message, 9, metadata);
+  write_record(summary_event(wall_time, step, message));
+}
+
+// u64 length, masked crc of those 8 bytes, payload, masked crc of the payload.
+void EventWriter::write_record(const std::string& event) {
+  if (file_ == nullptr) return;
+  std::string record;
+  append_raw(record, static_cast<uint64_t>(event.size()));
+  append_raw(record, masked_crc32c(record));
+  record += event;
+  append_raw(record, masked_crc32c(event));
+  std::fwrite(record.data(), 1, record.size(), file_);
+}
+
+void EventWriter::flush() {
+  if (file_ == nullptr || (std::fflush(file_) == 0 && std::ferror(file_) == 0)) return;
+  log_warning("{}: write failed ({}): no more TensorBoard data is written", path_.string(),
+              std::strerror(errno));
+  std::fclose(file_);
+  file_ = nullptr;
+}
+
+}  // namespace hyperion

@@ -1,0 +1,44 @@
+#include "trainer/optim/lr_schedule.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "base/error.h"
+
+namespace hyperion {
+
+DecayType decay_type(const std::string& name) {
+  if (name == "linear") return DecayType::kLinear;
+  if (name == "sqrt") return DecayType::kSqrt;
+  if (name == "cosine") return DecayType::kCosine;
+  throw_config("lr_scheduler.decay_type = \"{}\": expected \"linear\", \"sqrt\" or \"cosine\"", name);
+}
+
+LrSchedule::LrSchedule(int64_t total_steps, int64_t warmup_steps, std::optional<double> decay_ratio, DecayType type,
+                       double min_factor)
+    : warmup_(std::min(warmup_steps, total_steps)), type_(type), min_factor_(min_factor) {
+  decay_ = total_steps - warmup_;
+  if (decay_ratio) {
+    // nearbyint rounds half to even, as Python's round does
+    const auto wanted = static_cast<int64_t>(std::nearbyint(static_cast<double>(total_steps) * *decay_ratio));
+    decay_ = std::min(decay_, wanted);
+  }
+  stable_ = total_steps + 1 - warmup_ - decay_;
+}
+
+double LrSchedule::factor(int64_t step) const {
+  if (step < warmup_) return static_cast<double>(step + 1) / static_cast<double>(warmup_);
+  if (step < warmup_ + stable_ || decay_ == 0) return 1.0;
+  const double progress =
+      std::min(1.0, static_cast<double>(step + 1 - warmup_ - stable_) / static_cast<double>(decay_));
+  double shape = 0.0;
+  switch (type_) {
+    case DecayType::kLinear: shape = 1.0 - progress; break;
+    case DecayType::kSqrt: shape = 1.0 - std::sqrt(progress); break;
+    case DecayType::kCosine: shape = 0.5 * (1.0 + std::cos(std::numbers::pi * progress)); break;
+  }
+  return min_factor_ + (1.0 - min_factor_) * shape;
+}
+
+}  // namespace hyperion

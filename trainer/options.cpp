@@ -1,0 +1,76 @@
+#include "trainer/options.h"
+
+#include "base/error.h"
+#include "models/registry.h"
+
+namespace hyperion {
+namespace {
+
+at::ScalarType dtype_of(const std::string& name) {
+  if (name == "float32") return at::kFloat;
+  if (name == "bfloat16") return at::kBFloat16;
+  throw_config("dtype \"{}\": expected \"float32\" or \"bfloat16\"", name);
+}
+
+BlockCheckpoint checkpoint_of(const JobConfig::ActivationCheckpoint& options, int64_t layer) {
+  if (options.mode == "none") return BlockCheckpoint::kNone;
+  if (options.mode == "full") return BlockCheckpoint::kFull;
+  if (options.selective_ac_option == "op") return BlockCheckpoint::kOperations;
+  const int64_t every = std::stoll(options.selective_ac_option);  // checked by the schema: a positive whole number
+  return (layer + 1) % every == 0 ? BlockCheckpoint::kFull : BlockCheckpoint::kNone;
+}
+
+}  // namespace
+
+ModelArgs model_args(const JobConfig::Model& model) {
+  const auto& args = model.args;
+  return model_args(model.name, model.flavor,
+                    {.dim = args.dim,
+                     .n_layers = args.n_layers,
+                     .n_heads = args.n_heads,
+                     .n_kv_heads = args.n_kv_heads,
+                     .head_dim = args.head_dim,
+                     .vocab_size = args.vocab_size,
+                     .hidden_dim = args.hidden_dim,
+                     .multiple_of = args.multiple_of,
+                     .max_seq_len = args.max_seq_len,
+                     .ffn_dim_multiplier = args.ffn_dim_multiplier,
+                     .norm_eps = args.norm_eps,
+                     .rope_theta = args.rope_theta,
+                     .rope_scaling = args.rope_scaling,
+                     .qk_norm = args.qk_norm,
+                     .tied = args.tied,
+                     .depth_init = args.depth_init});
+}
+
+ShardingOptions sharding_options(const JobConfig::Training& training, at::Device device) {
+  return {.device = device,
+          .state_device = training.enable_cpu_offload ? at::Device(at::kCPU) : device,
+          .state_dtype = dtype_of(training.dtype),
+          .compute_dtype = dtype_of(training.dtype == "bfloat16" ? training.dtype : training.mixed_precision_param),
+          .reduce_dtype = dtype_of(training.mixed_precision_reduce)};
+}
+
+WalkOptions walk_options(const JobConfig& config, int64_t n_layers) {
+  WalkOptions options;
+  const std::string& reshard = config.parallelism.fsdp_reshard_after_forward;
+  options.reshard = reshard == "never"    ? ReshardPolicy::kNever
+                    : reshard == "always" ? ReshardPolicy::kAlways
+                                          : ReshardPolicy::kDefault;
+  for (int64_t layer = 0; layer < n_layers; ++layer)
+    options.checkpoint.push_back(checkpoint_of(config.activation_checkpoint, layer));
+  return options;
+}
+
+AdamOptions adam_options(const JobConfig::Optimizer& optimizer) {
+  return {.decoupled_decay = optimizer.name == "AdamW",
+          .beta1 = optimizer.beta1,
+          .beta2 = optimizer.beta2,
+          .eps = optimizer.eps,
+          .weight_decay = optimizer.weight_decay,
+          .implementation = optimizer.implementation == "fused"     ? AdamOptions::Implementation::kFused
+                            : optimizer.implementation == "foreach" ? AdamOptions::Implementation::kForeach
+                                                                    : AdamOptions::Implementation::kForLoop};
+}
+
+}  // namespace hyperion

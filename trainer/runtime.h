@@ -1,0 +1,38 @@
+// Where a job runs: this process among the ranks, its device, the mesh, and the process groups.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <memory>
+#include <string>
+
+#include "parallel/environment.h"
+#include "parallel/mesh.h"
+#include "parallel/process_group.h"
+#include "trainer/config/job_config.h"
+
+namespace hyperion {
+
+struct Runtime {
+  Environment environment;
+  at::Device device = at::kCPU;
+  std::string device_name = "CPU";
+  std::unique_ptr<Mesh> mesh;
+  std::unique_ptr<ProcessGroups> groups;
+
+  int rank() const { return environment.rank; }
+  int world_size() const { return environment.world_size; }
+  Communicator& group(MeshDim dim) const { return groups->get(dim); }
+};
+
+// The ranks of this job: torchrun's or SLURM's variables; with comm.mode = "fake_backend" one process plays rank 0 of
+// NGPU ranks.
+Environment job_environment(const JobConfig& config);
+
+MeshConfig mesh_config(const JobConfig::Parallelism& parallelism);
+
+// Chooses the device (HYPERION_DEVICE), joins the other ranks, builds the groups. Throws Error(kUsage) or
+// Error(kCommunication).
+Runtime start_runtime(const JobConfig& config, const Environment& environment);
+
+}  // namespace hyperion

@@ -1,0 +1,31 @@
+// Validation: the loss on held-out data, weighted by tokens, the same batches every time.
+#pragma once
+
+#include <memory>
+
+#include "trainer/data_setup.h"
+#include "trainer/runtime.h"
+
+namespace hyperion {
+
+class Validator {
+ public:
+  Validator(const JobConfig& config, const Runtime& runtime, std::unique_ptr<DataLoader> loader);
+
+  // After step 1 and every multiple of validation.freq.
+  bool due(int64_t step) const { return enabled_ && (step == 1 || step % freq_ == 0); }
+
+  struct Result {
+    double loss = 0;     // mean over all valid tokens of all ranks
+    int64_t tokens = 0;  // seen by this rank
+  };
+  Result run(UnitWalk& walk, BatchMover& mover);
+
+ private:
+  bool enabled_;
+  int64_t freq_, steps_;
+  const Runtime& runtime_;
+  std::unique_ptr<DataLoader> loader_;
+};
+
+}  // namespace hyperion

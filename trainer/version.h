@@ -1,0 +1,12 @@
+// What `--version` prints and every run records.
+#pragma once
+
+#include <string>
+
+namespace hyperion {
+
+// Several lines: Hyperion and its commit, compiler, libtorch, CUDA and NCCL (of our CUDA library, when it was built),
+// fmt.
+std::string version_text();
+
+}  // namespace hyperion
