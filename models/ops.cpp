@@ -40,7 +40,7 @@ struct LinearFunction : Function<LinearFunction> {
   static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& weight) {
     context->save_for_backward({x, weight});
     RecomputeTape* tape = TapeScope::active();
-    const bool keep = tape != nullptr && tape->keep_next_matmul();
+    const bool keep = tape != nullptr && tape->keep_next_matmul(weight.sizes());
     return kept_or_computed(keep, [&]() -> RecomputeTape::Results {
       std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
       shape.back() = weight.size(0);

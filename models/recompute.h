@@ -2,7 +2,8 @@
 // in backward reads them instead of computing them. The operations of models/ops.h consult the tape that is active.
 //
 // The rule is v0.2.2's selective checkpointing by operation: attention is kept, and every second matrix product,
-// starting with the first (in a Llama block: wq, wv, w1 and w2 are kept; wk, wo and w3 are recomputed).
+// starting with the first (in a Llama block: wq, wv, w1 and w2 are kept; wk, wo and w3 are recomputed). Products with
+// weights of chosen shapes are always recomputed and do not count.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,9 +16,13 @@ namespace hyperion {
 class RecomputeTape {
  public:
   using Results = std::vector<at::Tensor>;
+  using Shapes = std::vector<std::vector<int64_t>>;
 
-  // Whether the next matrix product is one of the kept ones. Call once for each product, in order.
-  bool keep_next_matmul() { return ++matmuls_ % 2 == 1; }
+  // `always_recompute`: shapes [out, in] of weights; it must outlive the tape.
+  explicit RecomputeTape(const Shapes& always_recompute) : always_recompute_(always_recompute) {}
+
+  // Whether the next matrix product, with a weight of this shape, is one of the kept ones. Call once for each, in order.
+  bool keep_next_matmul(at::IntArrayRef weight_shape);
 
   bool replaying() const { return replaying_; }
   void push(Results results) { kept_.push_back(std::move(results)); }
@@ -29,6 +34,7 @@ class RecomputeTape {
   }
 
  private:
+  const Shapes& always_recompute_;
   std::deque<Results> kept_;
   int64_t matmuls_ = 0;
   bool replaying_ = false;

@@ -126,7 +126,7 @@ make_venv() {  # FOLDER
 pip_install() {  # VENV ARGUMENTS...
   local quiet=()
   [ -t 2 ] || quiet=(--quiet)  # on a terminal pip shows how far the download is
-  retry "$1/bin/python" -m pip install "${quiet[@]}" --disable-pip-version-check "${@:2}" >&2 ||
+  retry "$1/bin/python" -m pip install "${quiet[@]}" --no-compile --disable-pip-version-check "${@:2}" >&2 ||
     fail "pip could not install ${*:2}" "check the network and pip's settings ($1/bin/python -m pip config list), then run this again: it goes on where it stopped"
 }
 

@@ -38,11 +38,9 @@ LoaderOptions loader_options(const DataSetup& data, const LoaderPlace& place, co
   options.dp_rank = place.dp_rank;
   options.dp_degree = place.dp_degree;
   options.vocab_size = place.vocab_size;
-  if (data.tokenizer) {
-    options.encode = [tokenizer = data.tokenizer](std::string_view text) { return tokenizer->encode(text, true, true); };
-    options.tokenizer_path = data.tokenizer_path;
-    options.tokenizer_fingerprint = tokenizer_fingerprint(data.tokenizer_path);
-  }
+  options.encode = [tokenizer = data.tokenizer](std::string_view text) { return tokenizer->encode(text, true, true); };
+  options.tokenizer_path = data.tokenizer_path;
+  options.tokenizer_fingerprint = tokenizer_fingerprint(data.tokenizer_path);
   return options;
 }
 
@@ -75,10 +73,6 @@ std::string validation_files(const JobConfig& config) {
 
 DataSetup load_tokenizer(const JobConfig& config) {
   const fs::path path = resolve_input(config.model.hf_assets_path, install_root());
-  if (!fs::exists(path)) {
-    if (config.training.dataset_path && is_token_shard(training_files(config))) return {};
-    throw_config("model.hf_assets_path = \"{}\": no such folder; it must hold tokenizer.json", config.model.hf_assets_path);
-  }
   return {Tokenizer::load(path), path.string()};
 }
 

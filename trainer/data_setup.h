@@ -23,7 +23,7 @@ std::string training_files(const JobConfig& config);
 std::string validation_files(const JobConfig& config);
 
 struct DataSetup {
-  std::shared_ptr<const Tokenizer> tokenizer;  // none when the folder has none and only token shards are read
+  std::shared_ptr<const Tokenizer> tokenizer;
   std::string tokenizer_path;
 };
 DataSetup load_tokenizer(const JobConfig& config);

@@ -16,6 +16,7 @@
 #include "trainer/config/print.h"
 #include "trainer/config/validate.h"
 #include "trainer/data/tokenize_command.h"
+#include "trainer/options.h"
 #include "trainer/trainer.h"
 #include "trainer/version.h"
 
@@ -36,7 +37,9 @@ ExitCode train(const CommandLine& line, const std::vector<std::string>& command)
 
 ExitCode show_config(const CommandLine& line) {
   const ResolvedConfig resolved = load_config(line.config_file, line.overrides);
-  validate(resolved, {});
+  RunFacts facts;
+  facts.model = model_facts(model_args(resolved.config.model));
+  validate(resolved, facts);
   fmt::print("{}", to_toml(resolved));
   return ExitCode::kOk;
 }

@@ -43,22 +43,29 @@ ModelArgs model_args(const JobConfig::Model& model) {
                      .depth_init = args.depth_init});
 }
 
+ModelFacts model_facts(const ModelArgs& model) {
+  return {model.dim, model.n_layers, model.n_heads, model.n_kv_heads, model.head_dim, model.vocab_size};
+}
+
 ShardingOptions sharding_options(const JobConfig::Training& training, at::Device device) {
   return {.device = device,
           .state_device = training.enable_cpu_offload ? at::Device(at::kCPU) : device,
           .state_dtype = dtype_of(training.dtype),
-          .compute_dtype = dtype_of(training.dtype == "bfloat16" ? training.dtype : training.mixed_precision_param),
+          .compute_dtype = dtype_of(training.mixed_precision_param),
           .reduce_dtype = dtype_of(training.mixed_precision_reduce)};
 }
 
-WalkOptions walk_options(const JobConfig& config, int64_t n_layers) {
+WalkOptions walk_options(const JobConfig& config, const Transformer& model) {
   WalkOptions options;
   const std::string& reshard = config.parallelism.fsdp_reshard_after_forward;
   options.reshard = reshard == "never"    ? ReshardPolicy::kNever
                     : reshard == "always" ? ReshardPolicy::kAlways
                                           : ReshardPolicy::kDefault;
-  for (int64_t layer = 0; layer < n_layers; ++layer)
+  for (int64_t layer = 0; layer < model.args().n_layers; ++layer)
     options.checkpoint.push_back(checkpoint_of(config.activation_checkpoint, layer));
+  for (const std::string& part : config.activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns)
+    for (const ParameterPtr& parameter : model.parameters())
+      if (parameter->fqn.find(part) != std::string::npos) options.always_recompute.push_back(parameter->shape);
   return options;
 }
 

@@ -30,18 +30,13 @@
 namespace hyperion {
 namespace {
 
-const ResolvedConfig& checked(const ResolvedConfig& resolved, const ModelArgs& model, int world_size) {
-  RunFacts facts;
-  facts.world_size = world_size;
-  facts.model = ModelFacts{model.dim,        model.n_layers, model.n_heads,
-                           model.n_kv_heads, model.head_dim, model.vocab_size};
-  validate(resolved, facts, install_root());
-  return resolved;
-}
-
+// Nothing touches a device before the whole configuration has been checked.
 Runtime checked_runtime(const ResolvedConfig& resolved, const ModelArgs& model) {
   const Environment environment = job_environment(resolved.config);
-  checked(resolved, model, environment.world_size);
+  RunFacts facts;
+  facts.world_size = environment.world_size;
+  facts.model = model_facts(model);
+  validate(resolved, facts, install_root());
   return start_runtime(resolved.config, environment);
 }
 
@@ -83,7 +78,7 @@ Trainer::Trainer(const ResolvedConfig& resolved, const std::vector<std::string>&
       model_(model_args_, config_.training.loss_chunk_bytes),
       fsdp_(runtime_.group(MeshDim::kFsdp), runtime_.group(MeshDim::kDpReplicate),
             sharding_options(config_.training, runtime_.device)),
-      walk_(model_, fsdp_, walk_options(config_, model_args_.n_layers)),
+      walk_(model_, fsdp_, walk_options(config_, model_)),
       grads_(all_grads(walk_)),
       optimizer_(walk_.parameters(), adam_options(config_.optimizer)),
       schedule_(schedule_of(config_)),
@@ -94,7 +89,7 @@ Trainer::Trainer(const ResolvedConfig& resolved, const std::vector<std::string>&
                  config_.validation.enable ? validation_loader(config_, data_, place_of(runtime_, seed_, model_args_))
                                            : nullptr),
       guard_(runtime_.group(MeshDim::kLoss)) {
-  if (data_.tokenizer && data_.tokenizer->vocab_size() > model_args_.vocab_size)
+  if (data_.tokenizer->vocab_size() > model_args_.vocab_size)
     throw_config("the tokenizer at {} has {} entries, but the model's vocab_size is {}: choose another tokenizer "
                  "(model.hf_assets_path) or set model.args.vocab_size",
                  data_.tokenizer_path, data_.tokenizer->vocab_size(), model_args_.vocab_size);

@@ -52,7 +52,8 @@ at::Tensor UnitWalk::run_block(size_t block, const at::Tensor& input, const Micr
     kept.output = model_.blocks()[block].forward(kept.input, batch.context);
     return kept.output;
   }
-  if (options_.checkpoint[block] == BlockCheckpoint::kOperations) kept.tape = std::make_unique<RecomputeTape>();
+  if (options_.checkpoint[block] == BlockCheckpoint::kOperations)
+    kept.tape = std::make_unique<RecomputeTape>(options_.always_recompute);
   at::NoGradGuard no_grad;
   TapeScope scope(kept.tape.get());
   return model_.blocks()[block].forward(kept.input, batch.context);

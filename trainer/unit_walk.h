@@ -27,6 +27,7 @@ enum class BlockCheckpoint {
 struct WalkOptions {
   ReshardPolicy reshard = ReshardPolicy::kDefault;
   std::vector<BlockCheckpoint> checkpoint{};  // one a block
+  RecomputeTape::Shapes always_recompute{};   // under kOperations: shapes of weights whose products are never kept
   // Gather the unit that comes next while one runs. Backward order then equals FSDP2's; in forward FSDP2 leaves the
   // overlap to the GPU's queue, which a CPU does not have.
   bool prefetch_forward = true, prefetch_backward = true;

@@ -15,6 +15,12 @@ MeshConfig replicas(int count) {
   return {.dp_replicate = count};
 }
 
+CommOptions through(bool shared_memory) {
+  CommOptions options;
+  options.shared_memory = shared_memory;
+  return options;
+}
+
 // Value i of rank r: small whole numbers, exact in every dtype, different for every rank and place.
 at::Tensor numbers(int rank, int64_t count, at::ScalarType dtype) {
   return at::arange(count, at::kLong).mul_(3).add_(rank * 7).remainder_(31).to(dtype);
@@ -76,14 +82,14 @@ TEST_CASE("every collective gives the right elements for every dtype and size") 
     std::vector<double> wrong;
     wrong.push_back(groups.world().backend() == (shared_memory ? "shm" : "gloo") ? 0 : 1);
     for (auto dtype : {at::kFloat, at::kBFloat16, at::kLong, at::kByte}) {
-      for (int64_t count : {0, 1, 7, 4097, 300001}) {
+      for (int64_t count : {0, 7, 300001}) {
         for (double w : wrong_elements(groups.get(MeshDim::kDpReplicate), count, dtype)) wrong.push_back(w);
       }
     }
     return wrong;
   });
   for (const auto& wrong : results) {
-    REQUIRE(wrong.size() == 1 + 4 * 5 * 6);
+    REQUIRE(wrong.size() == 1 + 4 * 3 * 6);
     for (size_t i = 0; i < wrong.size(); ++i) {
       CAPTURE(i);
       CHECK(wrong[i] == 0);

@@ -26,8 +26,11 @@ Words scan(std::string_view pattern, const std::string& text) {
 Words match(std::string_view pattern, const std::string& text) {
   Words words;
   const hyperion::RegexSplitter splitter(pattern, "test");
-  for (size_t done = 0; const auto word = splitter.next(text, done); done = word->second)
+  size_t done = 0;
+  while (const auto word = splitter.next(text, done)) {
     words.push_back(text.substr(word->first, word->second - word->first));
+    done = word->second;
+  }
   return words;
 }
 

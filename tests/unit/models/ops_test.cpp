@@ -107,7 +107,8 @@ TEST_CASE("a recomputed block has bitwise the same gradients and keeps four of s
   block.forward(x, context).backward(seed);
   const auto plain = gradients();
 
-  RecomputeTape tape;
+  const RecomputeTape::Shapes none;
+  RecomputeTape tape(none);
   Tensor first;
   {
     torch::NoGradGuard no_grad;
@@ -124,4 +125,13 @@ TEST_CASE("a recomputed block has bitwise the same gradients and keeps four of s
   const auto replayed = gradients();
   for (size_t i = 0; i < plain.size(); ++i) CHECK(plain[i].equal(replayed[i]));
   CHECK_THROWS(tape.pop());  // all that was kept was read: four products and one attention
+}
+
+TEST_CASE("products with weights of a chosen shape are never kept and do not count") {
+  const RecomputeTape::Shapes gate = {{4, 8}};
+  RecomputeTape tape(gate);
+  CHECK(tape.keep_next_matmul({8, 8}));
+  CHECK_FALSE(tape.keep_next_matmul({4, 8}));
+  CHECK_FALSE(tape.keep_next_matmul({8, 8}));
+  CHECK(tape.keep_next_matmul({8, 8}));
 }
