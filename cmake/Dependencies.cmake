@@ -58,7 +58,8 @@ target_link_libraries(hyperion_torch INTERFACE torch_cpu c10 Threads::Threads)
 get_filename_component(site_packages ${HYPERION_TORCH} DIRECTORY)
 set(HYPERION_RUNTIME_PATHS ${HYPERION_TORCH}/lib)
 foreach(folder ${site_packages}/nvidia/cu13/lib ${site_packages}/nvidia/cusparselt/lib ${site_packages}/nvidia/nvshmem/lib
-               ${site_packages}/nvidia/nccl/lib ${site_packages}/nvidia/cudnn/lib /usr/local/cuda/lib64)
+               ${site_packages}/nvidia/nccl/lib ${site_packages}/nvidia/cudnn/lib $ENV{CUDA_HOME}/lib64
+               /usr/local/cuda/lib64)
   if(EXISTS ${folder})
     list(APPEND HYPERION_RUNTIME_PATHS ${folder})
   endif()

@@ -1,5 +1,4 @@
 // The last unit: final norm, head and cross-entropy, chunk by chunk.
-#include <ATen/ops/_log_softmax.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
@@ -7,39 +6,14 @@
 
 #include <algorithm>
 
+#include "models/kernels/cross_entropy.h"
+#include "models/kernels/fused.h"
 #include "models/kernels/matmul.h"
 #include "models/ops.h"
 #include "models/transformer.h"
 
 namespace hyperion {
 namespace {
-
-constexpr int64_t kIgnored = -100;
-constexpr int64_t kWideBytes = int64_t{8} << 20;  // bound on the fp32 rows alive at once
-
-at::ScalarType wide(const at::Tensor& t) { return t.scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
-
-// Sum of the cross-entropies of logits [rows, vocab] against labels [rows]. With `scale`, the logits are overwritten
-// with their own gradient, scale * (softmax - onehot), zero in ignored rows. Works on a few rows at a time in fp32.
-at::Tensor cross_entropy(at::Tensor logits, const at::Tensor& labels, const at::Tensor* scale) {
-  const int64_t vocab = logits.size(1);
-  const int64_t step = std::max<int64_t>(1, kWideBytes / (vocab * 4));
-  at::Tensor total = at::zeros({}, logits.options().dtype(wide(logits)));
-  for (int64_t first = 0; first < logits.size(0); first += step) {
-    const int64_t count = std::min(step, logits.size(0) - first);
-    at::Tensor part = logits.narrow(0, first, count);
-    const at::Tensor label = labels.narrow(0, first, count).unsqueeze(1);
-    const at::Tensor valid = label.ne(kIgnored);
-    const at::Tensor target = label.clamp_min(0);
-    at::Tensor log_p = at::_log_softmax(part.to(wide(logits)), 1, /*half_to_float=*/false);
-    total.sub_((log_p.gather(1, target) * valid).sum());
-    if (scale == nullptr) continue;
-    at::Tensor grad = log_p.exp_();
-    grad.scatter_add_(1, target, at::full_like(target, -1, grad.options()));
-    part.copy_(grad.mul_(valid * *scale));
-  }
-  return total;
-}
 
 void accumulate_grad(const at::Tensor& weight, const at::Tensor& grad) {
   at::Tensor& slot = weight.mutable_grad();
@@ -63,11 +37,11 @@ at::Tensor LossHead::loss_sum(const at::Tensor& x, const at::Tensor& labels) con
   at::NoGradGuard no_grad;
   const at::Tensor h = ops::rms_norm(x, norm_->weight, norm_eps_).flatten(0, 1);
   const at::Tensor flat_labels = labels.flatten();
-  at::Tensor total = at::zeros({}, h.options().dtype(wide(h)));
+  at::Tensor total = at::zeros({}, h.options().dtype(kernels::wide(h)));
   const int64_t step = rows_per_chunk(x);
   for (int64_t first = 0; first < h.size(0); first += step) {
     const int64_t count = std::min(step, h.size(0) - first);
-    total.add_(cross_entropy(kernels::matmul(h.narrow(0, first, count), output_->weight.t()),
+    total.add_(kernels::cross_entropy(kernels::matmul(h.narrow(0, first, count), output_->weight.t()),
                              flat_labels.narrow(0, first, count), nullptr));
   }
   return total;
@@ -85,20 +59,20 @@ LossHead::LossAndGrad LossHead::loss_and_grad(const at::Tensor& x, const at::Ten
   const at::Tensor h = normed.detach().flatten(0, 1);
   const at::Tensor flat_labels = labels.flatten();
   const int64_t step = rows_per_chunk(x);
-  at::Tensor loss = at::zeros({}, h.options().dtype(wide(h)));
+  at::Tensor loss = at::zeros({}, h.options().dtype(kernels::wide(h)));
   at::Tensor grad_h = at::empty_like(h);
   at::Tensor grad_weight;  // in fp32 when several chunks add up, so that bf16 rounds once
   for (int64_t first = 0; first < h.size(0); first += step) {
     const int64_t count = std::min(step, h.size(0) - first);
     const at::Tensor rows = h.narrow(0, first, count);
     at::Tensor logits = kernels::matmul(rows, weight.t());
-    loss.add_(cross_entropy(logits, flat_labels.narrow(0, first, count), &scale));
+    loss.add_(kernels::cross_entropy(logits, flat_labels.narrow(0, first, count), &scale));
     grad_h.narrow(0, first, count).copy_(kernels::matmul(logits, weight));
     at::Tensor part = kernels::matmul(logits.t(), rows);
     if (count == h.size(0))
       grad_weight = part;
     else if (!grad_weight.defined())
-      grad_weight = part.to(wide(h));
+      grad_weight = part.to(kernels::wide(h));
     else
       grad_weight.add_(part);
   }

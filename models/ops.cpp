@@ -1,17 +1,14 @@
 #include "models/ops.h"
 
-#include <ATen/ops/cat.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/embedding_dense_backward.h>
-#include <ATen/ops/rsqrt.h>
-#include <ATen/ops/sigmoid.h>
-#include <ATen/ops/silu.h>
-#include <ATen/ops/silu_backward.h>
-#include <ATen/ops/stack.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "models/kernels/attention.h"
 #include "models/kernels/matmul.h"
+#include "models/kernels/rms_norm.h"
+#include "models/kernels/rope.h"
+#include "models/kernels/swiglu.h"
 #include "models/recompute.h"
 
 namespace hyperion::ops {
@@ -21,9 +18,6 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
-
-// The dtype arithmetic runs in: fp64 stays, everything else is widened to fp32.
-at::ScalarType wide(const Tensor& t) { return t.scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
 
 // compute(), or what the tape kept of it when this unit is being run again.
 template <typename Compute>
@@ -71,62 +65,39 @@ struct EmbeddingFunction : Function<EmbeddingFunction> {
 
 struct RmsNormFunction : Function<RmsNormFunction> {
   static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& weight, double eps) {
-    const Tensor wide_x = x.to(wide(x));
-    const Tensor rstd = at::rsqrt(wide_x.square().mean(-1, /*keepdim=*/true).add_(eps));
+    auto [output, rstd] = kernels::rms_norm_forward(x, weight, eps);
     context->save_for_backward({x, weight, rstd});
-    return (wide_x * rstd).mul_(weight.to(wide(x))).to(x.scalar_type());
+    return output;
   }
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const auto saved = context->get_saved_variables();
-    const at::ScalarType dtype = wide(saved[0]);
-    const Tensor grad = grads[0].to(dtype);
-    const Tensor& rstd = saved[2];
-    const Tensor normed = saved[0].to(dtype) * rstd;
-    const Tensor grad_normed = grad * saved[1].to(dtype);
-    const Tensor mean = (grad_normed * normed).mean(-1, /*keepdim=*/true);
-    const Tensor grad_x = (grad_normed - normed * mean).mul_(rstd);
-    const Tensor grad_weight = (grad * normed).reshape({-1, normed.size(-1)}).sum(0);
-    return {grad_x.to(saved[0].scalar_type()), grad_weight.to(saved[1].scalar_type()), Tensor()};
+    auto [x, weight] = kernels::rms_norm_backward(grads[0], saved[0], saved[1], saved[2]);
+    return {x, weight, Tensor()};
   }
 };
-
-// Rotation by +angle, or by -angle (its inverse and transpose) when sin is negated.
-Tensor rotate(const Tensor& x, const Tensor& cos, const Tensor& sin, RopeStyle style) {
-  const at::ScalarType dtype = wide(x);
-  const Tensor c = cos.unsqueeze(-2).to(dtype);  // [seq, 1, half] broadcasts over batch and heads
-  const Tensor s = sin.unsqueeze(-2).to(dtype);
-  if (style == RopeStyle::kInterleaved) {
-    const Tensor pairs = x.to(dtype).unflatten(-1, {x.size(-1) / 2, 2});
-    const Tensor a = pairs.select(-1, 0), b = pairs.select(-1, 1);
-    return at::stack({a * c - b * s, a * s + b * c}, -1).flatten(-2).to(x.scalar_type());
-  }
-  const auto halves = x.to(dtype).chunk(2, -1);
-  return at::cat({halves[0] * c - halves[1] * s, halves[1] * c + halves[0] * s}, -1).to(x.scalar_type());
-}
 
 struct RopeFunction : Function<RopeFunction> {
   static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& cos, const Tensor& sin, int64_t style) {
     context->save_for_backward({cos, sin});
     context->saved_data["style"] = style;
-    return rotate(x, cos, sin, static_cast<RopeStyle>(style));
+    return kernels::rope(x, cos, sin, static_cast<RopeStyle>(style), /*inverse=*/false);
   }
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const auto saved = context->get_saved_variables();
     const auto style = static_cast<RopeStyle>(context->saved_data["style"].toInt());
-    return {rotate(grads[0], saved[0], saved[1].neg(), style), Tensor(), Tensor(), Tensor()};
+    return {kernels::rope(grads[0], saved[0], saved[1], style, /*inverse=*/true), Tensor(), Tensor(), Tensor()};
   }
 };
 
 struct SwigluFunction : Function<SwigluFunction> {
   static Tensor forward(AutogradContext* context, const Tensor& gate, const Tensor& up) {
     context->save_for_backward({gate, up});
-    // two roundings, as the peer's two operations have: silu(gate), then the product
-    return at::silu(gate).mul_(up);
+    return kernels::swiglu_forward(gate, up);
   }
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const auto saved = context->get_saved_variables();
-    const Tensor &gate = saved[0], &up = saved[1];
-    return {at::silu_backward(grads[0] * up, gate), at::silu(gate).mul_(grads[0])};
+    auto [gate, up] = kernels::swiglu_backward(grads[0], saved[0], saved[1]);
+    return {gate, up};
   }
 };
 

@@ -28,6 +28,14 @@ void require(bool good, const Communicator& group, const char* operation, const 
 
 }  // namespace
 
+std::string brief(const std::exception& error) {
+  const auto* torch = dynamic_cast<const c10::Error*>(&error);
+  std::string text = torch ? torch->what_without_backtrace() : error.what();
+  text.resize(
+      std::min(text.size(), text.find("\nException raised from")));  // nested ones carry frames in their text
+  return text;
+}
+
 Communicator::Communicator(std::string name, int rank, std::vector<int> global_ranks,
                            std::shared_ptr<CommLedger> ledger)
     : name_(std::move(name)),
@@ -50,10 +58,8 @@ Pending Communicator::run(const char* operation, int64_t bytes, const std::funct
       return action();
     } catch (const Error&) {
       throw;
-    } catch (const c10::Error& error) {
-      fail(operation, phase, error.what_without_backtrace());
     } catch (const std::exception& error) {
-      fail(operation, phase, error.what());
+      fail(operation, phase, brief(error));
     }
   };
   std::string phase = current_phase();

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <chrono>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <string>
@@ -20,6 +21,9 @@
 #include "parallel/ledger.h"
 
 namespace hyperion {
+
+// The message of an exception without c10's stack frames.
+std::string brief(const std::exception& error);
 
 // An operation under way. Dropping it without wait() is allowed, but then the tensors must outlive the
 // group's next operation and their content is unspecified.

@@ -39,7 +39,7 @@ c10::intrusive_ptr<c10d::Store> connect(const Environment& environment, millisec
   try {
     return c10::make_intrusive<c10d::TCPStore>(environment.master_addr, options);
   } catch (const c10::Error& error) {
-    const std::string why = error.what_without_backtrace();
+    const std::string why = brief(error);
     if (options.isServer && why.find("EADDRINUSE") != std::string::npos) {
       throw_config("rank 0 cannot listen on MASTER_PORT {}: the port is in use; choose another one",
                    options.port);
@@ -74,15 +74,24 @@ void gather_ranks(c10d::Store& store, const Environment& environment, millisecon
           world - missing.size(), world, timeout.count() / 1000.0, fmt::join(missing, " "));
     }
     store.set("gate", problem);
-    if (!problem.empty()) throw_comm("{}", problem);
-    return;
+    if (problem.empty()) return;
+    std::vector<std::string> told;
+    for (int r = 1; r < world; ++r) {
+      if (store.check({joined_key(r)})) told.push_back(fmt::format("told/{}", r));
+    }
+    try {  // the store ends with this process: let the others read first
+      store.wait(told, std::chrono::seconds(3));
+    } catch (const c10::Error&) {
+    }
+    throw_comm("{}", problem);
   }
   std::string problem;
   try {
     store.wait({"gate"}, timeout + std::chrono::seconds(5));  // rank 0 speaks first: it knows who is missing
     problem = store.get_to_str("gate");
+    store.set(fmt::format("told/{}", rank), "");
   } catch (const c10::Error& error) {
-    throw_comm("rank {} lost rank 0 during rendezvous: {}", rank, error.what_without_backtrace());
+    throw_comm("rank {} lost rank 0 during rendezvous: {}", rank, brief(error));
   }
   if (!problem.empty()) throw_comm("{}", problem);
 }
@@ -92,10 +101,8 @@ void gather_ranks(c10d::Store& store, const Environment& environment, millisecon
   std::string why = "unknown error";
   try {
     if (const auto current = std::current_exception()) std::rethrow_exception(current);
-  } catch (const c10::Error& error) {
-    why = error.what_without_backtrace();
   } catch (const std::exception& error) {
-    why = error.what();
+    why = brief(error);
   } catch (...) {
   }
   const char* rank = std::getenv("RANK");
@@ -192,12 +199,9 @@ std::shared_ptr<Communicator> ProcessGroups::make_group(const std::string& name,
     }
   } catch (const Error&) {
     throw;
-  } catch (const c10::Error& error) {
+  } catch (const std::exception& error) {
     throw_comm("rank {} could not connect group {} (ranks {}): {}", rendezvous_->environment.rank, name,
-               fmt::join(ranks, " "), error.what_without_backtrace());
-  } catch (const std::exception& error) {  // Gloo's own exceptions
-    throw_comm("rank {} could not connect group {} (ranks {}): {}", rendezvous_->environment.rank, name,
-               fmt::join(ranks, " "), error.what());
+               fmt::join(ranks, " "), brief(error));
   }
   group->set_post_mortem(
       [rendezvous = rendezvous_.get(), ranks](const std::string& operation, const std::string& phase) {

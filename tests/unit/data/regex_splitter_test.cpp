@@ -29,6 +29,6 @@ TEST_CASE("a pattern that means something else in PCRE2 is refused by what it us
 }
 
 TEST_CASE("a pattern that takes exponential time ends in an error") {
-  const RegexSplitter splitter("(?:a|a|aa)+$x", "test");
+  const RegexSplitter splitter("(?:a|a|aa)+[xy]", "test");
   CHECK_THROWS_AS(splitter.next(std::string(5000, 'a'), 0), hyperion::Error);
 }

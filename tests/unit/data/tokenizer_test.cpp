@@ -20,8 +20,12 @@ TEST_CASE("the committed tokenizers give the ids of Hugging Face") {
   CHECK(small->eos_id() == 2047);
   const char* mixed = "  The\tIT'S we'Re 12345\r\n\r\n  na\u00efve \u4e2d\u6587 <|begin_of_text|>x";
   const char* odd = "'\u017f \u180e\u2003a";
-  CHECK(small->encode("must be in want of a wife.", false, false) ==
-        Ids{77, 456, 286, 291, 764, 281, 258, 1459, 13});
+  CHECK(small->encode("It is a truth universally acknowledged, that a single man in possession of a good "
+                      "fortune, must be in "
+                      "want of a wife.",
+                      false, false) == Ids{1422, 363, 258, 1881, 450, 72,  1191, 567,  1778, 741, 759, 11,
+                                           333,  258, 260, 279,  295, 540, 291,  1663, 2027, 281, 258, 574,
+                                           1730, 11,  474, 286,  291, 764, 281,  258,  1459, 13});
   CHECK(small->encode(mixed, false, false) ==
         Ids{220, 485, 197, 40,  51, 6,   50,  351, 6,   49,  68,  220, 16,  17,  18,  19,  20,   201, 198,
             201, 198, 220, 284, 64, 127, 107, 309, 220, 160, 116, 255, 162, 244, 229, 220, 2046, 87});

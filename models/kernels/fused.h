@@ -1,0 +1,25 @@
+// When the fused CPU kernels serve, and how they see tensors.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <utility>
+
+namespace hyperion::kernels {
+
+// The dtype arithmetic runs in: fp64 stays, everything else is widened to fp32.
+inline at::ScalarType wide(const at::Tensor& t) { return t.scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
+
+// fp32 and bf16 on the CPU have fused kernels; everything else runs the plain form.
+inline bool has_fused(const at::Tensor& t) {
+  return t.is_cpu() && (t.scalar_type() == at::kFloat || t.scalar_type() == at::kBFloat16);
+}
+
+// Calls f with a value of the tensor's element type, float or c10::BFloat16.
+template <typename F>
+decltype(auto) with_element_type(const at::Tensor& t, F&& f) {
+  if (t.scalar_type() == at::kBFloat16) return std::forward<F>(f)(c10::BFloat16());
+  return std::forward<F>(f)(float());
+}
+
+}  // namespace hyperion::kernels

@@ -1,0 +1,99 @@
+#include "models/kernels/rms_norm.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/rsqrt.h>
+#include <ATen/ops/zeros.h>
+
+#include <cmath>
+
+#include "models/kernels/cpu/rows.h"
+#include "models/kernels/fused.h"
+
+namespace hyperion::kernels {
+namespace {
+
+constexpr int64_t kRowsPerTask = 32;
+
+RmsNormResult fused_forward(const at::Tensor& x, const at::Tensor& weight, double eps) {
+  const int64_t n = x.size(-1), count = x.numel() / n;
+  RmsNormResult result{at::empty_like(x), at::empty({count}, x.options().dtype(at::kFloat))};
+  const at::Tensor w = weight.to(at::kFloat);
+  float* rstd = result.rstd.data_ptr<float>();
+  with_element_type(x, [&]<typename T>(T) {
+    const T* in = x.const_data_ptr<T>();
+    T* out = result.output.mutable_data_ptr<T>();
+    at::parallel_for(0, count, kRowsPerTask, [&](int64_t begin, int64_t end) {
+      float* row = rows::scratch(0, n);
+      for (int64_t r = begin; r < end; ++r) {
+        rows::widen(in + r * n, row, n);
+        rstd[r] = 1.0F / std::sqrt(rows::sum_of_squares(row, n) / static_cast<float>(n) + static_cast<float>(eps));
+        rows::scale(row, rstd[r], w.const_data_ptr<float>(), row, n);
+        rows::narrow(row, out + r * n, n);
+      }
+    });
+  });
+  return result;
+}
+
+std::pair<at::Tensor, at::Tensor> fused_backward(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& weight,
+                                                 const at::Tensor& rstd) {
+  const int64_t n = x.size(-1), count = x.numel() / n;
+  const int64_t tasks = (count + kRowsPerTask - 1) / kRowsPerTask;
+  at::Tensor dx = at::empty_like(x);
+  at::Tensor dw = at::zeros({tasks, n}, x.options().dtype(at::kFloat));  // one row a task, added up in order below
+  const at::Tensor w = weight.to(at::kFloat);
+  with_element_type(x, [&]<typename T>(T) {
+    const T *xs = x.const_data_ptr<T>(), *gs = grad.const_data_ptr<T>();
+    T* out = dx.mutable_data_ptr<T>();
+    at::parallel_for(0, tasks, 1, [&](int64_t first, int64_t last) {
+      float *row = rows::scratch(0, n), *g = rows::scratch(1, n), *d = rows::scratch(2, n);
+      for (int64_t r = first * kRowsPerTask; r < std::min(count, last * kRowsPerTask); ++r) {
+        rows::widen(xs + r * n, row, n);
+        rows::widen(gs + r * n, g, n);
+        rows::rms_backward(row, w.const_data_ptr<float>(), g, rstd.const_data_ptr<float>()[r], d,
+                           dw.mutable_data_ptr<float>() + r / kRowsPerTask * n, n);
+        rows::narrow(d, out + r * n, n);
+      }
+    });
+  });
+  return {dx, dw.sum(0).to(weight.scalar_type())};
+}
+
+}  // namespace
+
+RmsNormResult rms_norm_forward(const at::Tensor& x, const at::Tensor& weight, double eps) {
+  return has_fused(x) ? fused_forward(x.contiguous(), weight, eps) : plain::rms_norm_forward(x, weight, eps);
+}
+
+std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, const at::Tensor& x,
+                                                    const at::Tensor& weight, const at::Tensor& rstd) {
+  return has_fused(x) ? fused_backward(grad.contiguous(), x.contiguous(), weight, rstd)
+                      : plain::rms_norm_backward(grad, x, weight, rstd);
+}
+
+namespace plain {
+
+RmsNormResult rms_norm_forward(const at::Tensor& x, const at::Tensor& weight, double eps) {
+  const at::Tensor wide_x = x.to(wide(x));
+  const at::Tensor rstd = at::rsqrt(wide_x.square().mean(-1, /*keepdim=*/true).add_(eps));
+  return {(wide_x * rstd).mul_(weight.to(wide(x))).to(x.scalar_type()), rstd.flatten()};
+}
+
+std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, const at::Tensor& x,
+                                                    const at::Tensor& weight, const at::Tensor& rstd) {
+  const at::Tensor wide_grad = grad.to(wide(x));
+  std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
+  shape.back() = 1;
+  const at::Tensor factor = rstd.view(shape);
+  const at::Tensor normed = x.to(wide(x)) * factor;
+  const at::Tensor grad_normed = wide_grad * weight.to(wide(x));
+  const at::Tensor mean = (grad_normed * normed).mean(-1, /*keepdim=*/true);
+  const at::Tensor dx = (grad_normed - normed * mean).mul_(factor);
+  const at::Tensor dw = (wide_grad * normed).reshape({-1, x.size(-1)}).sum(0);
+  return {dx.to(x.scalar_type()), dw.to(weight.scalar_type())};
+}
+
+}  // namespace plain
+}  // namespace hyperion::kernels

@@ -1,0 +1,26 @@
+// RMSNorm over the last dimension, fp32 inside (fp64 for fp64), one rounding at the end. Zhang & Sennrich, arXiv 1910.07467.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <utility>
+
+namespace hyperion::kernels {
+
+struct RmsNormResult {
+  at::Tensor output;  // as x
+  at::Tensor rstd;    // 1 / sqrt(mean(x^2) + eps), [rows] fp32 (fp64 for fp64)
+};
+// x [..., n], weight [n].
+RmsNormResult rms_norm_forward(const at::Tensor& x, const at::Tensor& weight, double eps);
+// Gradients of x and weight. The sum over rows has a fixed order whatever the number of threads.
+std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, const at::Tensor& x,
+                                                    const at::Tensor& weight, const at::Tensor& rstd);
+
+namespace plain {  // the same in ATen operations: specification, and what devices without a fused kernel run
+RmsNormResult rms_norm_forward(const at::Tensor& x, const at::Tensor& weight, double eps);
+std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, const at::Tensor& x,
+                                                    const at::Tensor& weight, const at::Tensor& rstd);
+}  // namespace plain
+
+}  // namespace hyperion::kernels

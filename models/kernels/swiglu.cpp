@@ -1,0 +1,90 @@
+#include "models/kernels/swiglu.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/silu_backward.h>
+
+#include "models/kernels/cpu/rows.h"
+#include "models/kernels/fused.h"
+
+namespace hyperion::kernels {
+namespace {
+
+constexpr int64_t kBlock = 1024;  // elements worked on in cache at a time
+
+// Runs work(first, count) over blocks of n elements, in parallel.
+template <typename Work>
+void for_blocks(int64_t n, Work work) {
+  at::parallel_for(0, (n + kBlock - 1) / kBlock, 8, [&](int64_t begin, int64_t end) {
+    for (int64_t block = begin; block < end; ++block) work(block * kBlock, std::min(kBlock, n - block * kBlock));
+  });
+}
+
+// Rounds a row to T and back, so that what follows sees what a stored tensor would hold.
+template <typename T>
+void round_to(float* row, int64_t n) {
+  if constexpr (!std::is_same_v<T, float>) {
+    T stored[kBlock];
+    rows::narrow(row, stored, n);
+    rows::widen(stored, row, n);
+  }
+}
+
+at::Tensor fused_forward(const at::Tensor& gate, const at::Tensor& up) {
+  at::Tensor y = at::empty_like(gate);
+  with_element_type(gate, [&]<typename T>(T) {
+    for_blocks(gate.numel(), [&](int64_t first, int64_t n) {
+      float *g = rows::scratch(0, kBlock), *u = rows::scratch(1, kBlock);
+      rows::widen(gate.const_data_ptr<T>() + first, g, n);
+      rows::widen(up.const_data_ptr<T>() + first, u, n);
+      rows::silu(g, g, n);
+      round_to<T>(g, n);
+      rows::multiply(g, u, u, n);
+      rows::narrow(u, y.mutable_data_ptr<T>() + first, n);
+    });
+  });
+  return y;
+}
+
+std::pair<at::Tensor, at::Tensor> fused_backward(const at::Tensor& grad, const at::Tensor& gate, const at::Tensor& up) {
+  at::Tensor dgate = at::empty_like(gate), dup = at::empty_like(up);
+  with_element_type(gate, [&]<typename T>(T) {
+    for_blocks(gate.numel(), [&](int64_t first, int64_t n) {
+      float *g = rows::scratch(0, kBlock), *u = rows::scratch(1, kBlock), *d = rows::scratch(2, kBlock);
+      float* a = rows::scratch(3, kBlock);
+      rows::widen(gate.const_data_ptr<T>() + first, g, n);
+      rows::widen(up.const_data_ptr<T>() + first, u, n);
+      rows::widen(grad.const_data_ptr<T>() + first, d, n);
+      rows::multiply(d, u, u, n);
+      round_to<T>(u, n);
+      rows::silu(g, a, n);
+      round_to<T>(a, n);
+      rows::multiply(a, d, a, n);
+      rows::narrow(a, dup.mutable_data_ptr<T>() + first, n);
+      rows::silu_backward(g, u, u, n);
+      rows::narrow(u, dgate.mutable_data_ptr<T>() + first, n);
+    });
+  });
+  return {dgate, dup};
+}
+
+}  // namespace
+
+at::Tensor swiglu_forward(const at::Tensor& gate, const at::Tensor& up) {
+  return has_fused(gate) ? fused_forward(gate.contiguous(), up.contiguous()) : plain::swiglu_forward(gate, up);
+}
+
+std::pair<at::Tensor, at::Tensor> swiglu_backward(const at::Tensor& grad, const at::Tensor& gate, const at::Tensor& up) {
+  return has_fused(gate) ? fused_backward(grad.contiguous(), gate.contiguous(), up.contiguous())
+                         : plain::swiglu_backward(grad, gate, up);
+}
+
+at::Tensor plain::swiglu_forward(const at::Tensor& gate, const at::Tensor& up) { return at::silu(gate).mul_(up); }
+
+std::pair<at::Tensor, at::Tensor> plain::swiglu_backward(const at::Tensor& grad, const at::Tensor& gate,
+                                                         const at::Tensor& up) {
+  return {at::silu_backward(grad * up, gate), at::silu(gate).mul_(grad)};
+}
+
+}  // namespace hyperion::kernels

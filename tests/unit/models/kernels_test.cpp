@@ -1,0 +1,100 @@
+// Each fused kernel against its plain twin, in fp32 and bf16, with sizes that fill no vector and no task.
+#include <torch/torch.h>
+
+#include <catch2/catch.hpp>
+
+#include "models/kernels/cpu/rows.h"
+#include "models/kernels/cross_entropy.h"
+#include "models/kernels/rms_norm.h"
+#include "models/kernels/rope.h"
+#include "models/kernels/swiglu.h"
+
+using namespace hyperion;
+using at::Tensor;
+
+namespace {
+
+// Equal up to a last place: of fp32 after some sums, or one rounding of bf16.
+bool close(const Tensor& a, const Tensor& b) {
+  const bool half = a.scalar_type() == torch::kBFloat16;
+  return a.scalar_type() == b.scalar_type() && at::allclose(a, b, half ? 1.0 / 128 : 2e-5, half ? 1e-2 : 1e-5, true);
+}
+
+Tensor values(at::IntArrayRef shape, at::ScalarType dtype) { return torch::randn(shape).to(dtype); }
+
+}  // namespace
+
+TEST_CASE("fused norm and rope and swiglu equal their plain twins") {
+  torch::manual_seed(4);
+  const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16);
+  const Tensor x = values({3, 37, 45}, dtype), w = values({45}, dtype), g = values({3, 37, 45}, dtype);
+  const auto norm = kernels::rms_norm_forward(x, w, 1e-5), plain = kernels::plain::rms_norm_forward(x, w, 1e-5);
+  CHECK(close(norm.output, plain.output));
+  CHECK(close(norm.rstd, plain.rstd));
+  const auto [dx, dw] = kernels::rms_norm_backward(g, x, w, norm.rstd);
+  const auto [pdx, pdw] = kernels::plain::rms_norm_backward(g, x, w, plain.rstd);
+  CHECK(close(dx, pdx));
+  CHECK(close(dw, pdw));
+
+  CHECK(close(kernels::swiglu_forward(x, g), kernels::plain::swiglu_forward(x, g)));
+  const auto [dgate, dup] = kernels::swiglu_backward(g, x, x * 2);
+  const auto [pgate, pup] = kernels::plain::swiglu_backward(g, x, x * 2);
+  CHECK(close(dgate, pgate));
+  CHECK(close(dup, pup));
+
+  const Tensor heads = values({2, 5, 3, 14}, dtype), angles = torch::rand({5, 7}), each = torch::rand({2, 5, 7});
+  for (RopeStyle style : {RopeStyle::kInterleaved, RopeStyle::kHalfSplit})
+    for (const Tensor& a : {angles, each})
+      for (bool inverse : {false, true})
+        CHECK(close(kernels::rope(heads, a.cos(), a.sin(), style, inverse),
+                    kernels::plain::rope(heads, a.cos(), a.sin(), style, inverse)));
+}
+
+TEST_CASE("fused cross entropy equals its plain twin with ignored labels") {
+  torch::manual_seed(6);
+  const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16);
+  Tensor logits = values({19, 331}, dtype) * 5, labels = torch::randint(0, 331, {19});
+  labels[3] = labels[18] = kernels::kIgnoredLabel;
+  Tensor other = logits.clone();
+  const Tensor scale = torch::full({}, 0.125);
+  const Tensor forward_only = kernels::cross_entropy(logits, labels, nullptr);
+  const Tensor loss = kernels::cross_entropy(logits, labels, &scale);
+  const Tensor expected = kernels::plain::cross_entropy(other, labels, &scale);
+  CHECK(forward_only.equal(loss));
+  CHECK(loss.item<double>() == Approx(expected.item<double>()).epsilon(1e-5));
+  CHECK(close(logits, other));
+  CHECK(logits[3].abs().max().item<double>() == 0);
+}
+
+TEST_CASE("the vector exponential is exact to three units in the last place and keeps infinities and NaN") {
+  // softmax(x, 0, 1) is exp(x)
+  const Tensor x = torch::linspace(-87.3, 88.7, 100001), y = x.clone();
+  kernels::rows::softmax(y.data_ptr<float>(), 0.0F, 1.0F, y.numel());
+  const Tensor exact = x.to(torch::kDouble).exp();
+  CHECK(((y.to(torch::kDouble) - exact) / exact).abs().max().item<double>() < 3.6e-7);
+  std::array<float, 4> odd = {-INFINITY, INFINITY, NAN, -200.0F};
+  kernels::rows::softmax(odd.data(), 0.0F, 1.0F, 4);
+  CHECK(odd[0] == 0.0F);
+  CHECK(odd[1] == INFINITY);
+  CHECK(std::isnan(odd[2]));
+  CHECK(odd[3] == 0.0F);
+}
+
+TEST_CASE("rows round to bf16 as libtorch does") {
+  const Tensor x = torch::cat({torch::randn({1000}), torch::tensor({1.0F + 1.0F / 256, 1.0F + 3.0F / 256, -0.0F, 3.4e38F,
+                                                                   float(INFINITY), float(NAN), 1e-40F})});
+  Tensor ours = torch::empty_like(x, torch::kBFloat16);
+  kernels::rows::narrow(x.data_ptr<float>(), ours.data_ptr<c10::BFloat16>(), x.numel());
+  CHECK(at::allclose(ours.to(torch::kFloat), x.to(torch::kBFloat16).to(torch::kFloat), 0, 0, true));
+  Tensor back = torch::empty_like(x);
+  kernels::rows::widen(ours.data_ptr<c10::BFloat16>(), back.data_ptr<float>(), x.numel());
+  CHECK(at::allclose(back, ours.to(torch::kFloat), 0, 0, true));
+}
+
+TEST_CASE("non-finite activations stay visible through the fused kernels") {
+  Tensor x = torch::ones({2, 8});
+  x[0][3] = NAN;
+  CHECK(kernels::rms_norm_forward(x, torch::ones({8}), 1e-5).output[0].isnan().all().item<bool>());
+  CHECK(kernels::swiglu_forward(x, x)[0][3].isnan().item<bool>());
+  CHECK_FALSE(kernels::cross_entropy(x, torch::zeros({2}, torch::kLong), nullptr).isfinite().item<bool>());
+}
