@@ -120,7 +120,7 @@ std::map<std::string, std::string> nccl_environment(const CommOptions& options) 
       {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "3"},
       {"TORCH_FR_BUFFER_SIZE", std::to_string(options.trace_buffer_size)}};
   if (options.trace_buffer_size > 0) {
-    result["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "1";
+    result.emplace("TORCH_NCCL_DUMP_ON_TIMEOUT", "1");
     if (!options.trace_prefix.empty()) result["TORCH_FR_DUMP_TEMP_FILE"] = options.trace_prefix;
   }
   return result;
