@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Tokenizer speed of one thread beside Hugging Face `tokenizers`, best of 5 in processor time: benchmarks/tokenizer.py BENCHMARK_TOKENIZER
-[--tokenizer FOLDER...] [--text FILE...] [--json OUT]
+"""Tokenizer speed of one thread beside Hugging Face `tokenizers`, best of 5 in processor time.
+
+usage: benchmarks/tokenizer.py BENCHMARK_TOKENIZER [--tokenizer FOLDER...] [--text FILE...] [--json OUT]
 
 BENCHMARK_TOKENIZER: build/benchmark_tokenizer. FOLDER: with tokenizer.json (default: the two committed ones). FILE: plain text
 (default: the default corpus). Files of Chinese, Japanese and Korean come with the Debian package linux-doc-6.1

@@ -232,6 +232,8 @@ std::string ProcessGroups::ask_others(const Rendezvous& rendezvous, const std::v
         reports += fmt::format("; rank {} failed too: {}", rank, store.get_to_str(key(rank)));
       }
     }
+    // The store ends with rank 0: let those read it whose operation failed a little later.
+    if (rendezvous.environment.rank == 0) std::this_thread::sleep_until(deadline + std::chrono::seconds(1));
   } catch (const std::exception&) {
     return "; rank 0, which holds the rendezvous, does not answer: see its log first";
   }

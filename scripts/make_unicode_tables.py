@@ -43,14 +43,18 @@ def runs(code_points):
 
 
 def nfc_marks():
-    """The combining marks: those that change places with a mark of another class."""
+    """The combining marks: those that change places with a mark of another class, or are composed of marks."""
     nfc = normalizers.NFC().normalize_str
 
     def moves(text):
         return nfc(text) == text[::-1]
 
     tilde_overlay, acute = "\u0334", "\u0301"  # classes 1, the lowest, and 230
-    return [c for c in CODE_POINTS if c >= 0x300 and (moves(chr(c) + tilde_overlay) or moves(acute + chr(c)))]
+    def is_mark(c):
+        composed = unicodedata.combining(c) != 0 and nfc(c) != c
+        return composed or moves(c + tilde_overlay) or moves(acute + c)
+
+    return [c for c in CODE_POINTS if c >= 0x300 and is_mark(chr(c))]
 
 
 def nfc_unknown():

@@ -47,6 +47,8 @@ Runtime start_runtime(const JobConfig& config, const Environment& environment) {
   options.trace_buffer_size = static_cast<int>(config.comm.trace_buf_size);
   options.trace_prefix =
       config.job.dump_folder + "/" + config.comm.save_traces_folder + "/" + config.comm.save_traces_file_prefix;
+  // cuBLAS is deterministic only with a workspace of fixed size, which it reads from here when it starts.
+  if (config.debug.deterministic) ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
   if (choose_device(variable("HYPERION_DEVICE"), probe_driver(), load_device_library) == DeviceKind::kCuda) {
     const int index = environment.local_rank % device_library().device_count();
     device_library().set_device(index);

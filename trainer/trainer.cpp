@@ -12,6 +12,7 @@
 #include <numeric>
 #include <random>
 
+#include "base/files.h"
 #include "base/log.h"
 #include "models/init.h"
 #include "parallel/agreement.h"
@@ -96,6 +97,8 @@ Trainer::Trainer(const ResolvedConfig& resolved, const std::vector<std::string>&
   at::globalContext().setDeterministicAlgorithms(config_.debug.deterministic, config_.debug.deterministic_warn_only);
   agree(resolved);
   initialise_weights();
+  if (config_.training.enable_cpu_offload && runtime_.device.is_cpu())
+    log_info("training.enable_cpu_offload: this job runs on the CPU, so everything is in host memory anyway");
   const int64_t batch_ranks = runtime_.mesh->degree(MeshDim::kBatch);
   const auto& training = config_.training;
   if (training.global_batch_size > 0)
@@ -165,10 +168,16 @@ void Trainer::make_metrics(const ResolvedConfig& resolved, const std::vector<std
     const at::ScalarType dtype = fsdp_.options().compute_dtype;
     sources.measure_peak_flops = [dtype] { return measure_gemm_peak(dtype); };
   }
-  if (runtime_.rank() == 0)
-    write_run_record(config_.job.dump_folder,
-                     {to_toml(resolved), command, version_text(), runtime_.world_size(), options.start_time});
+  if (runtime_.rank() == 0) {
+    const std::filesystem::path folder = config_.job.dump_folder;
+    write_run_record(folder, {to_toml(resolved), command, version_text(), runtime_.world_size(), options.start_time});
+    if (config_.job.save_config_file) {
+      std::filesystem::create_directories((folder / *config_.job.save_config_file).parent_path());
+      write_file_atomic(folder / *config_.job.save_config_file, to_json(config_) + "\n");
+    }
+  }
   metrics_ = std::make_unique<MetricsLogger>(options, std::move(sources));
+  metrics_->log_config(to_toml(resolved));
   log_info("Model {} {} size: {} total parameters", config_.model.name, config_.model.flavor,
            python_grouped(static_cast<double>(counts.total), 0));
 }

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from cases import CASES, SHARD, WEIGHTS_SEED, golden, largest_errors
+from cases import CASES, SHARD, golden, largest_errors
 from make_goldens import run_peer
 from ranks import JobFailed, run_hyperion
 
@@ -49,7 +49,7 @@ def run_ours(binary: Path, name: str, folder: Path, gradients: Path | None) -> d
     """Our {"losses", "grad_norms"} of a case; `gradients`: folder for the gradients of step 1 (one rank only)."""
     case = CASES[name]
     arguments = [str(case.config), *case.arguments(), f"--training.dataset_path={SHARD}",
-                 f"--debug.seed={WEIGHTS_SEED}", f"--job.dump_folder={folder}"]
+                 f"--debug.seed={case.weights_seed}", f"--job.dump_folder={folder}"]
     run_hyperion(binary, arguments, case.world, env={"HYPERION_DUMP_GRADIENTS": gradients} if gradients else None)
     files = sorted(folder.rglob("metrics.jsonl"))
     if len(files) != 1:

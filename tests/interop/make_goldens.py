@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import xxhash
-from cases import CASES, GOLDENS, SHARD, WEIGHTS_SEED, golden, largest_errors
+from cases import CASES, GOLDENS, SHARD, TOKENS_SEED, golden, largest_errors
 from ranks import run_torchtitan
 from reference_weights import philox4x32
 
@@ -53,7 +53,7 @@ def run_peer(python: Path, name: str, gradients: Path | None = None, steps: int 
     """Runs one case with torchtitan; {"losses", "grad_norms"}. `gradients`: folder for the gradients of step 1."""
     case = CASES[name]
     with tempfile.TemporaryDirectory() as folder:
-        env = {"PEER_TOKENS": SHARD / "tokens.bin", "PEER_WEIGHTS_SEED": WEIGHTS_SEED,
+        env = {"PEER_TOKENS": SHARD / "tokens.bin", "PEER_WEIGHTS_SEED": case.weights_seed,
                "PEER_METRICS": Path(folder) / "metrics.json"}
         if gradients:
             env["PEER_GRADIENTS"] = gradients
@@ -74,7 +74,7 @@ def record(name: str) -> None:
             norms = {f.stem: float(np.linalg.norm(np.fromfile(f, "<f4").astype(np.float64))) for f in files}
             numbers["gradient_norms"] = norms
     made_by = {package: version(package) for package in ("torchtitan", "torch")}
-    head = {"case": name, "made_by": made_by, "weights_seed": WEIGHTS_SEED, "tokens": "tokens/tokens.bin",
+    head = {"case": name, "made_by": made_by, "weights_seed": CASES[name].weights_seed, "tokens": "tokens/tokens.bin",
             "config": f"configs/{case.config.name}", "world_size": case.world, "options": case.arguments()}
     (GOLDENS / f"{name}.json").write_text(json.dumps(head | numbers, indent=1) + "\n")
     print(f"{name:28} loss {numbers['losses'][0]:.5f} -> {numbers['losses'][-1]:.5f}", flush=True)
@@ -96,7 +96,7 @@ def main(names: list[str]) -> None:
         sys.exit(f"no such case: {', '.join(unknown)}; there are: {', '.join(CASES)}")
     GOLDENS.mkdir(exist_ok=True)
     longest = max(case.steps * case.global_batch * case.seq_len for case in CASES.values())
-    write_shard(SHARD, make_tokens(longest + 1, WEIGHTS_SEED))
+    write_shard(SHARD, make_tokens(longest + 1, TOKENS_SEED))
     for name in names or CASES:
         record(name)
     compare_peer_with_itself()

@@ -30,7 +30,7 @@ import vocabularies
 SPACES = [*"\t\n\x0b\x0c\r \x85\xa0\u1680\u2000\u2003\u200a\u2028\u2029\u202f\u205f\u3000", "\u180e", "\u200b", "\ufeff", "\r\n"]
 WORDS = ("the it's WE'LL I'd don't they'VE you're 'S 'ſ 'm x'll 'Re naïve façade e\u0301te\u0301 Ångström \u212b \u1e9b\u0323 "
          "\u0344 q\u0323\u0307 q\u0307\u0323 ﬁne 12 1234567 ١٢٣٤ Ⅷ ½ ²³ 𝟘𝟙 \U00011f50 中文字符，標點。 日本語テキスト が か\u3099 한국어 "
-         "\u1112\u1161\u11ab हिन्दी क्ष्म ภาษาไทย العَرَبِيَّة עִבְרִית Ελληνικά русский ქართული 👩‍👩‍👧 🇩🇪 ✈️ _snake_case :: != -> "
+         "\u1112\u1161\u11ab हिन्दी क्ष्म ภาษาไทย العَرَبِيَّة עִבְרִית Ελληνικά русский ქართული 👩‍👩‍👧 🇩🇪 ✈️ _snake_case :: != -> !?! !?!? "
          "... --- http://a.b/c?d=e&f #include <stdio.h> \U00010d50 \U000105d2 \U0003134a \ue000 \U000f0000 \x00 \x7f "
          "<|begin_of_text|> <|end_of_text|> <|endoftext|> <|im_start|> <|im_end|> <|eot_id|> <|begin <tag> <TAG>").split(" ")
 # the planes in use; private use and unassigned code points come along
@@ -155,7 +155,7 @@ def variants(base):
         "added tokens": edited(normalizer={"type": "Sequence", "normalizers": [{"type": "NFC"}]}, added_tokens=[
             *base["added_tokens"], added("<tag>", 0, lstrip=True), added("<TAG>", 1, rstrip=True),
             added("->", 2, lstrip=True, rstrip=True), added("éa", 3, normalized=True), added("e\u0301te\u0301", 4, normalized=True),
-            added("'s", 5), added("''", 6), added("aaa", 7, special=True), added(" 中", 8, rstrip=True)]),
+            added("!?!", 5), added("!?!?", 6), added("aaa", 7, special=True), added(" 中", 8, rstrip=True)]),
     }
 
 

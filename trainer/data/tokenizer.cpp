@@ -1,12 +1,13 @@
 #include "trainer/data/tokenizer.h"
 
+#include <algorithm>
 #include <array>
 #include <mutex>
-#include <unordered_map>
 #include <utility>
 
 #include "base/error.h"
 #include "base/files.h"
+#include "trainer/data/byte_level.h"
 #include "trainer/data/nfc.h"
 #include "trainer/data/tokenizer_spec.h"
 #include "trainer/data/word_cache.h"
@@ -57,7 +58,11 @@ struct Tokenizer::Impl {
     for (AddedToken& token : spec.added) {
       if (token.content == spec.bos) bos = token.id;
       if (token.content == spec.eos) eos = token.id;
-      if (token.normalized && spec.nfc) token.content = to_nfc(token.content);
+      if (token.normalized && spec.nfc) {
+        token.content = to_nfc(token.content);
+        spec.bytes_by_id[static_cast<size_t>(token.id)] =
+            bytes_of_token(token.content).value_or(token.content);
+      }
       (token.normalized ? normalized_tokens : raw_tokens).add(token);
     }
     const auto is_added = [&](std::optional<int32_t> id) {

@@ -12,6 +12,9 @@ TEST_CASE("text is composed and its marks are put in order") {
   CHECK(to_nfc("q\u0307\u0323") == "q\u0323\u0307");
   CHECK(to_nfc("\u212b\u2126") == "\u00c5\u03a9");
   CHECK(to_nfc("\u1112\u1161\u11ab") == "\ud55c");
+  CHECK(to_nfc("\u0344") == "\u0308\u0301");
+  CHECK(to_nfc("a\u0898\u0301") ==
+        "a\u0898\u0301");  // a mark since Unicode 14: stands alone, as in tokenizers
   CHECK(to_nfc("\u0958") == "\u0915\u093c");
   CHECK(to_nfc(std::string("a\0b", 3)) == std::string("a\0b", 3));
 }

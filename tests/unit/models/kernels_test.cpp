@@ -7,6 +7,7 @@
 #include "models/kernels/cross_entropy.h"
 #include "models/kernels/rms_norm.h"
 #include "models/kernels/rope.h"
+#include "models/kernels/sum_of_squares.h"
 #include "models/kernels/swiglu.h"
 
 using namespace hyperion;
@@ -89,6 +90,15 @@ TEST_CASE("rows round to bf16 as libtorch does") {
   Tensor back = torch::empty_like(x);
   kernels::rows::widen(ours.data_ptr<c10::BFloat16>(), back.data_ptr<float>(), x.numel());
   CHECK(at::allclose(back, ours.to(torch::kFloat), 0, 0, true));
+}
+
+TEST_CASE("the sum of squares of millions of numbers is precise") {
+  torch::manual_seed(8);
+  const Tensor x = torch::randn({5000001});
+  const double exact = kernels::plain::sum_of_squares(x).item<double>();
+  CHECK(kernels::sum_of_squares(x).item<double>() == Approx(exact).epsilon(1e-7));
+  CHECK(kernels::sum_of_squares(x.to(torch::kBFloat16)).item<double>() == Approx(exact).epsilon(1e-4));
+  CHECK_FALSE(std::isfinite(kernels::sum_of_squares(torch::full({5000}, NAN)).item<double>()));
 }
 
 TEST_CASE("non-finite activations stay visible through the fused kernels") {

@@ -1,0 +1,40 @@
+#include "models/kernels/sum_of_squares.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/zeros.h>
+
+#include "models/kernels/cpu/rows.h"
+#include "models/kernels/fused.h"
+
+namespace hyperion::kernels {
+namespace {
+
+constexpr int64_t kBlock = 4096;
+
+at::Tensor fused(const at::Tensor& x) {
+  const int64_t n = x.numel(), blocks = (n + kBlock - 1) / kBlock;
+  const at::Tensor partial = at::zeros({blocks}, at::TensorOptions(at::kDouble));
+  with_element_type(x, [&]<typename T>(T) {
+    at::parallel_for(0, blocks, 8, [&](int64_t begin, int64_t end) {
+      float* row = rows::scratch(0, kBlock);
+      for (int64_t block = begin; block < end; ++block) {
+        const int64_t count = std::min(kBlock, n - block * kBlock);
+        rows::widen(x.const_data_ptr<T>() + block * kBlock, row, count);
+        partial.mutable_data_ptr<double>()[block] = static_cast<double>(rows::sum_of_squares(row, count));
+      }
+    });
+  });
+  return partial.sum();
+}
+
+}  // namespace
+
+at::Tensor sum_of_squares(const at::Tensor& x) { return has_fused(x) ? fused(x.contiguous()) : plain::sum_of_squares(x); }
+
+at::Tensor plain::sum_of_squares(const at::Tensor& x) {
+  if (x.is_cpu()) return x.to(at::kDouble).square().sum();
+  return at::linalg_vector_norm(x, 2, std::nullopt, false, at::kFloat).square();
+}
+
+}  // namespace hyperion::kernels
