@@ -16,12 +16,6 @@ class Backend;
 
 namespace hyperion {
 
-// What the caching allocator of one device holds, in bytes; peaks since the last reset_peak_memory.
-struct DeviceMemory {
-  int64_t active = 0, active_peak = 0, reserved = 0, reserved_peak = 0;
-  int64_t retries = 0, out_of_memory = 0;  // allocations that had to flush the cache; that failed
-};
-
 struct NcclOptions {
   std::string name;  // of the group, for NCCL's own messages and traces
   std::chrono::milliseconds timeout{};
@@ -41,11 +35,8 @@ struct DeviceLibrary {
   int64_t (*total_memory)(int index);
   std::string (*versions)();  // "CUDA 13.0, NCCL 2.28.9"
 
-  DeviceMemory (*memory)(int index);
-  void (*reset_peak_memory)(int index);
-  void (*empty_cache)();
-  void (*record_memory_history)(int max_entries);         // 0 stops recording
-  void (*save_memory_snapshot)(const std::string& path);  // a pickle for pytorch.org/memory_viz
+  void (*record_memory_history)(int max_entries);  // 0 stops recording
+  std::string (*memory_snapshot)();                // a pickle for pytorch.org/memory_viz
 
   c10::intrusive_ptr<c10d::Backend> (*make_nccl_backend)(const c10::intrusive_ptr<c10d::Store>& store,
                                                          int rank, int size, const NcclOptions& options);

@@ -16,6 +16,7 @@
 #include "base/log.h"
 #include "models/init.h"
 #include "parallel/agreement.h"
+#include "parallel/device_library.h"
 #include "parallel/phase.h"
 #include "trainer/config/print.h"
 #include "trainer/config/validate.h"
@@ -195,7 +196,12 @@ void Trainer::make_profiler() {
   options.dump_folder = config_.job.dump_folder;
   options.rank = runtime_.rank();
   options.cuda = runtime_.device.is_cuda();
-  profiler_ = std::make_unique<Profiler>(options);
+  MemorySnapshotHooks hooks;
+  if (options.cuda) {
+    hooks.start_recording = [](size_t entries) { device_library().record_memory_history(static_cast<int>(entries)); };
+    hooks.snapshot_pickle = device_library().memory_snapshot;
+  }
+  profiler_ = std::make_unique<Profiler>(options, std::move(hooks));
 }
 
 // All microbatches of a step are fetched first, because the loss is divided by the step's global number of valid tokens.
@@ -287,7 +293,12 @@ ExitCode Trainer::run() {
   catch_stop_signals();
   log_info("Training starts at step 1");
   for (int64_t step = 1; step <= config_.training.steps; ++step) {
-    train_step(step);
+    try {
+      train_step(step);
+    } catch (const c10::OutOfMemoryError&) {
+      profiler_->out_of_memory(step - 1);
+      throw;
+    }
     if (validator_.due(step)) validate(step);
     if (step == 1) {
       runtime_.groups->world().barrier();

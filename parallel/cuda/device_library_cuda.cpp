@@ -1,11 +1,8 @@
 // The functions of DeviceLibrary over libtorch's CUDA allocator, the CUDA runtime and ProcessGroupNCCL.
-#include <fstream>
-
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 #include <nccl.h>
 
-#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <torch/csrc/cuda/memory_snapshot.h>
@@ -15,8 +12,6 @@
 
 namespace hyperion {
 namespace {
-
-using c10::CachingAllocator::StatType;
 
 cudaDeviceProp properties(int index) {
   cudaDeviceProp result;
@@ -48,34 +43,13 @@ std::string versions() {
                      nccl % 10000 / 100, nccl % 100);
 }
 
-DeviceMemory memory(int index) {
-  const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(static_cast<c10::DeviceIndex>(index));
-  const auto all = static_cast<size_t>(StatType::AGGREGATE);
-  return {stats.active_bytes[all].current, stats.active_bytes[all].peak, stats.reserved_bytes[all].current,
-          stats.reserved_bytes[all].peak,  stats.num_alloc_retries,      stats.num_ooms};
-}
-
-void reset_peak_memory(int index) {
-  c10::cuda::CUDACachingAllocator::resetPeakStats(static_cast<c10::DeviceIndex>(index));
-}
-
-void empty_cache() {
-  c10::cuda::CUDACachingAllocator::emptyCache();
-}
-
 void record_memory_history(int max_entries) {
   const std::optional<std::string> enabled =
       max_entries > 0 ? std::optional<std::string>("all") : std::nullopt;
   torch::cuda::_record_memory_history(enabled, "all", "all", static_cast<size_t>(max_entries));
 }
 
-void save_memory_snapshot(const std::string& path) {
-  const std::string snapshot = torch::cuda::_memory_snapshot_pickled();
-  std::ofstream file(path, std::ios::binary | std::ios::trunc);
-  file.write(snapshot.data(), static_cast<std::streamsize>(snapshot.size()));
-  file.close();
-  TORCH_CHECK(file.good(), "the memory snapshot could not be written to ", path);
-}
+std::string memory_snapshot() { return torch::cuda::_memory_snapshot_pickled(); }
 
 c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                                     int size, const NcclOptions& options) {
@@ -99,11 +73,8 @@ extern "C" __attribute__((visibility("default"))) const DeviceLibrary* hyperion_
       .device_name = device_name,
       .total_memory = total_memory,
       .versions = versions,
-      .memory = memory,
-      .reset_peak_memory = reset_peak_memory,
-      .empty_cache = empty_cache,
       .record_memory_history = record_memory_history,
-      .save_memory_snapshot = save_memory_snapshot,
+      .memory_snapshot = memory_snapshot,
       .make_nccl_backend = make_nccl_backend,
   };
   return &library;
