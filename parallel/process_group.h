@@ -23,7 +23,7 @@ struct CommOptions {
       true;              // kGloo among ranks of one host: through memory instead of sockets where possible
   int device_index = 0;  // the CUDA device of this rank (kNccl)
   int trace_buffer_size = 20000;  // NCCL flight recorder: operations kept; 0 = off
-  std::string trace_prefix;       // NCCL flight recorder: dump file is <trace_prefix><rank>
+  std::string trace_prefix{};     // NCCL flight recorder: dump file is <trace_prefix><rank>
 };
 
 // The environment variables NCCL's flight recorder and error handling read; set before the first group

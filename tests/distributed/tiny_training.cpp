@@ -24,8 +24,11 @@ TinyTraining::TinyTraining(const TinyJob& job, const Environment& environment)
       mesh_(job.mesh, environment.world_size),
       rank_(environment.rank),
       model_(tiny_args(job.model)),
-      groups_(std::make_unique<ProcessGroups>(mesh_, environment, CommOptions{})) {
-  const ShardingOptions sharding{.compute_dtype = job.compute};
+      groups_(std::make_unique<ProcessGroups>(
+          mesh_, environment,
+          CommOptions{.backend = job.device.is_cuda() ? CommBackend::kNccl : CommBackend::kGloo,
+                      .device_index = std::max<int>(0, job.device.index())})) {
+  const ShardingOptions sharding{.device = job.device, .state_device = job.device, .compute_dtype = job.compute};
   fsdp_ = std::make_unique<FsdpContext>(groups_->get(MeshDim::kFsdp), groups_->get(MeshDim::kDpReplicate), sharding);
   WalkOptions options{.reshard = job.reshard, .prefetch_forward = job.prefetch_forward};
   options.checkpoint.assign(model_.blocks().size(), job.checkpoint);
@@ -52,19 +55,19 @@ Microbatch TinyTraining::microbatch(int64_t step, int64_t index) const {
       token = dice % 8 == 0 ? dice % kVocab : (token * 5 + 3) % kVocab;
     }
   }
-  return {ids.narrow(1, 0, kSeqLen).contiguous(), ids.narrow(1, 1, kSeqLen).contiguous(),
-          model_.context(kSeqLen, at::kCPU)};
+  return {ids.narrow(1, 0, kSeqLen).contiguous().to(job_.device), ids.narrow(1, 1, kSeqLen).contiguous().to(job_.device),
+          model_.context(kSeqLen, job_.device)};
 }
 
 std::pair<double, double> TinyTraining::step(int64_t step) {
   walk_->begin_step(step);
-  const at::Tensor scale = at::full({}, 1.0 / (kGlobalBatch * kSeqLen), at::TensorOptions(at::kFloat));
-  const at::Tensor loss = at::zeros({}, at::TensorOptions(at::kFloat));
+  const at::Tensor scale = at::full({}, 1.0 / (kGlobalBatch * kSeqLen), at::TensorOptions(at::kFloat).device(job_.device));
+  const at::Tensor loss = at::zeros({}, at::TensorOptions(at::kFloat).device(job_.device));
   for (int64_t i = 0; i < job_.accumulation; ++i)
     loss.add_(walk_->forward_backward(microbatch(step, i), scale, i + 1 == job_.accumulation));
   const at::Tensor norm = global_grad_norm(grads_, groups_->get(MeshDim::kFsdp));
   clip_gradients(grads_, norm, 1.0);
-  optimizer_->step(1e-2, at::zeros({}));
+  optimizer_->step(1e-2, at::zeros({}, loss.options()));
   groups_->get(MeshDim::kLoss).all_reduce_sum(loss);
   return {loss.item<double>() / (kGlobalBatch * kSeqLen), norm.item<double>()};
 }

@@ -20,6 +20,7 @@ struct TinyJob {
   BlockCheckpoint checkpoint = BlockCheckpoint::kNone;
   int64_t accumulation = 1;
   bool prefetch_forward = true;
+  at::Device device = at::kCPU;
 };
 
 class TinyTraining {
