@@ -73,7 +73,10 @@ std::string validation_files(const JobConfig& config) {
 
 DataSetup load_tokenizer(const JobConfig& config) {
   const fs::path path = resolve_input(config.model.hf_assets_path, install_root());
-  return {Tokenizer::load(path), path.string()};
+  DataSetup data{Tokenizer::load(path), path.string()};
+  if (!data.tokenizer->bos_id()) log_info("the tokenizer at {} names no BOS: documents begin without one", path.string());
+  if (!data.tokenizer->eos_id()) log_info("the tokenizer at {} names no EOS: documents end without one", path.string());
+  return data;
 }
 
 std::unique_ptr<DataLoader> training_loader(const JobConfig& config, const DataSetup& data, const LoaderPlace& place) {

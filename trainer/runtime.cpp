@@ -1,6 +1,7 @@
 #include "trainer/runtime.h"
 
 #include <cstdlib>
+#include <filesystem>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -56,6 +57,7 @@ Runtime start_runtime(const JobConfig& config, const Environment& environment) {
     runtime.device_name = device_library().device_name(index);
     options.backend = CommBackend::kNccl;
     options.device_index = index;
+    std::filesystem::create_directories(std::filesystem::path(options.trace_prefix).parent_path());
   }
   if (fake(config)) options.backend = CommBackend::kFake;
   runtime.mesh = std::make_unique<Mesh>(mesh_config(config.parallelism), environment.world_size);

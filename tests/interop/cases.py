@@ -67,11 +67,12 @@ def _meshes(model: str) -> dict[str, Case]:
         f"{model}-fp32-fsdp4": Case(model, shard=4),
         f"{model}-fp32-hsdp2x2": Case(model, replicate=2, shard=2),
         f"{model}-fp32-fsdp2-small": Case(model, shard=2, small=True),  # the twin that bf16 must differ from
-        f"{model}-bf16-fsdp2": Case(model, "bf16", shard=2, small=True),
     }
 
 
 CASES: dict[str, Case] = _meshes("llama3") | _meshes("qwen3")
+# bf16 on llama3 alone: on a CPU without AVX-512 torchtitan takes an hour for qwen3's 20 steps
+CASES["llama3-bf16-fsdp2"] = Case("llama3", "bf16", shard=2, small=True)
 CASES["llama3-bf16-fsdp4"] = Case("llama3", "bf16", shard=4, small=True)
 
 
