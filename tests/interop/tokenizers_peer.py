@@ -181,7 +181,7 @@ def main():
         judge = Tokenizer.from_file(str(folder / "tokenizer.json"))
         good &= compare(f"{name} tokenizer.json", options.tool, folder, judge, texts)
         good &= compare(f"{name} rank file", options.tool, rank_file, judge, texts, add_special_tokens=False)
-    few = texts[:2000] + texts[options.strings + 2:][::8]
+    few = texts[:options.strings // 20] + texts[options.strings + 2:][::32]
     base = json.loads((paths["austen_8192"] / "tokenizer.json").read_text(encoding="utf-8"))
     with tempfile.TemporaryDirectory() as folder:
         for name, content in variants(base).items():
