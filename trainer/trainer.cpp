@@ -32,14 +32,16 @@
 namespace hyperion {
 namespace {
 
-// Nothing touches a device before the whole configuration has been checked.
-Runtime checked_runtime(const ResolvedConfig& resolved, const ModelArgs& model) {
-  const Environment environment = job_environment(resolved.config);
+// Checks the whole configuration, with the tokenizer it names. Nothing touches a device before this has passed.
+DataSetup checked_data(const ResolvedConfig& resolved, const ModelArgs& model) {
   RunFacts facts;
-  facts.world_size = environment.world_size;
+  facts.world_size = job_environment(resolved.config).world_size;
   facts.model = model_facts(model);
   validate(resolved, facts, install_root());
-  return start_runtime(resolved.config, environment);
+  DataSetup data = load_tokenizer(resolved.config);
+  facts.tokenizer_vocab_size = data.tokenizer->vocab_size();
+  validate(resolved, facts);
+  return data;
 }
 
 // debug.seed, or a random one of rank 0's.
@@ -75,7 +77,8 @@ LoaderPlace place_of(const Runtime& runtime, uint64_t seed, const ModelArgs& mod
 Trainer::Trainer(const ResolvedConfig& resolved, const std::vector<std::string>& command)
     : config_(resolved.config),
       model_args_(model_args(config_.model)),
-      runtime_(checked_runtime(resolved, model_args_)),
+      data_(checked_data(resolved, model_args_)),
+      runtime_(start_runtime(config_, job_environment(config_))),
       seed_(common_seed(config_, runtime_)),
       model_(model_args_, config_.training.loss_chunk_bytes),
       fsdp_(runtime_.group(MeshDim::kFsdp), runtime_.group(MeshDim::kDpReplicate),
@@ -84,17 +87,12 @@ Trainer::Trainer(const ResolvedConfig& resolved, const std::vector<std::string>&
       grads_(all_grads(walk_)),
       optimizer_(walk_.parameters(), adam_options(config_.optimizer)),
       schedule_(schedule_of(config_)),
-      data_(load_tokenizer(config_)),
       loader_(training_loader(config_, data_, place_of(runtime_, seed_, model_args_))),
       mover_(model_, runtime_.device),
       validator_(config_, runtime_,
                  config_.validation.enable ? validation_loader(config_, data_, place_of(runtime_, seed_, model_args_))
                                            : nullptr),
       guard_(runtime_.group(MeshDim::kLoss)) {
-  if (data_.tokenizer->vocab_size() > model_args_.vocab_size)
-    throw_config("the tokenizer at {} has {} entries, but the model's vocab_size is {}: choose another tokenizer "
-                 "(model.hf_assets_path) or set model.args.vocab_size",
-                 data_.tokenizer_path, data_.tokenizer->vocab_size(), model_args_.vocab_size);
   at::globalContext().setDeterministicAlgorithms(config_.debug.deterministic, config_.debug.deterministic_warn_only);
   agree(resolved);
   initialise_weights();

@@ -44,6 +44,7 @@ class Trainer {
 
   const JobConfig config_;
   const ModelArgs model_args_;
+  const DataSetup data_;
   const Runtime runtime_;
   uint64_t seed_;
   Transformer model_;
@@ -52,7 +53,6 @@ class Trainer {
   std::vector<at::Tensor> grads_;  // every sharded gradient of this rank, by group
   Adam optimizer_;
   LrSchedule schedule_;
-  DataSetup data_;
   std::unique_ptr<DataLoader> loader_;
   BatchMover mover_;
   Validator validator_;

@@ -121,6 +121,10 @@ class ExitCodes(unittest.TestCase):
     def test_mesh_that_does_not_fit_is_2(self):
         self.run_job("--parallelism.data_parallel_shard_degree=3", code=2, says=["data_parallel_shard_degree"])
 
+    def test_vocabulary_larger_than_the_model_is_2_before_any_step(self):
+        job = self.run_job("--model.args.vocab_size=100", code=2, says=["vocab_size", "2048"])
+        self.assertNotIn("Training starts", job.text())
+
     def test_missing_data_is_2(self):
         self.run_job("--training.dataset_path=/no/such/data.jsonl", code=2, says=["/no/such/data.jsonl"])
 
