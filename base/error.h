@@ -1,4 +1,5 @@
-// Every failure a user can meet, with the exit code it ends the process with (documented in docs/exit_codes.md).
+// Every failure a user can meet, with the exit code it ends the process with (documented in
+// docs/exit_codes.md).
 #pragma once
 
 #include <fmt/format.h>
@@ -11,19 +12,20 @@ namespace hyperion {
 
 enum class ExitCode : int {
   kOk = 0,
-  kUsage = 2,            // usage, configuration, ranks disagree
-  kBadData = 65,         // data set, tokenizer or checkpoint that cannot be used
-  kBug = 70,             // internal error
-  kCommunication = 71,   // a collective failed or timed out
-  kPreCheckpoint = 73,   // the checkpoint written before step 1 failed
-  kSaveFailed = 74,      // input/output error in a later save
-  kStoppedSaved = 75,    // stopped by TERM or USR1 with the state saved
-  kNonFinite = 93,       // non-finite loss or gradient norm: do not requeue
-  kInterrupted = 130,    // Ctrl-C
-  kTerminated = 143,     // TERM without checkpointing
+  kUsage = 2,           // usage, configuration, ranks disagree
+  kBadData = 65,        // data set, tokenizer or checkpoint that cannot be used
+  kBug = 70,            // internal error
+  kCommunication = 71,  // a collective failed or timed out
+  kPreCheckpoint = 73,  // the checkpoint written before step 1 failed
+  kSaveFailed = 74,     // input/output error in a later save
+  kStoppedSaved = 75,   // stopped by TERM or USR1 with the state saved
+  kNonFinite = 93,      // non-finite loss or gradient norm: do not requeue
+  kInterrupted = 130,   // Ctrl-C
+  kTerminated = 143,    // TERM without checkpointing
 };
 
-// An error with the exit code it leads to. what() is one complete, user-facing message: who, where, what to do.
+// An error with the exit code it leads to. what() is one complete, user-facing message: who, where, what to
+// do.
 class Error : public std::runtime_error {
  public:
   Error(ExitCode code, const std::string& message) : std::runtime_error(message), code_(code) {}
@@ -34,10 +36,10 @@ class Error : public std::runtime_error {
 };
 
 // One thrower a kind: throw_config("seq_len is {}, expected a multiple of {}", a, b).
-#define HYPERION_DEFINE_THROWER(function, exit_code)                                  \
-  template <typename... Args>                                                         \
-  [[noreturn]] void function(fmt::format_string<Args...> format, Args&&... args) {    \
-    throw Error(exit_code, fmt::format(format, std::forward<Args>(args)...));         \
+#define HYPERION_DEFINE_THROWER(function, exit_code)                               \
+  template <typename... Args>                                                      \
+  [[noreturn]] void function(fmt::format_string<Args...> format, Args&&... args) { \
+    throw Error(exit_code, fmt::format(format, std::forward<Args>(args)...));      \
   }
 HYPERION_DEFINE_THROWER(throw_config, ExitCode::kUsage)
 HYPERION_DEFINE_THROWER(throw_data, ExitCode::kBadData)

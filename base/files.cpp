@@ -16,7 +16,8 @@ namespace {
 
 class Descriptor {
  public:
-  Descriptor(const std::filesystem::path& path, int flags, mode_t mode = 0) : fd_(::open(path.c_str(), flags | O_CLOEXEC, mode)) {
+  Descriptor(const std::filesystem::path& path, int flags, mode_t mode = 0)
+      : fd_(::open(path.c_str(), flags | O_CLOEXEC, mode)) {
     if (fd_ < 0) throw_data("{}: cannot open: {}", path.string(), std::strerror(errno));
   }
   ~Descriptor() { ::close(fd_); }
@@ -29,7 +30,7 @@ class Descriptor {
 };
 
 size_t regular_size(int fd, const std::filesystem::path& path) {
-  struct stat info{};
+  struct stat info {};
   if (::fstat(fd, &info) != 0) throw_data("{}: cannot stat: {}", path.string(), std::strerror(errno));
   if (!S_ISREG(info.st_mode)) throw_data("{}: is not a regular file", path.string());
   return static_cast<size_t>(info.st_size);
@@ -66,7 +67,8 @@ void write_file_atomic(const std::filesystem::path& path, std::string_view conte
       if (n < 0) throw_data("{}: write failed: {}", temporary.string(), std::strerror(errno));
       done += static_cast<size_t>(n);
     }
-    if (::fsync(file.get()) != 0) throw_data("{}: fsync failed: {}", temporary.string(), std::strerror(errno));
+    if (::fsync(file.get()) != 0)
+      throw_data("{}: fsync failed: {}", temporary.string(), std::strerror(errno));
     if (::rename(temporary.c_str(), path.c_str()) != 0)
       throw_data("{}: cannot rename to {}: {}", temporary.string(), path.string(), std::strerror(errno));
   } catch (...) {

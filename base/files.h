@@ -12,7 +12,8 @@ namespace hyperion {
 // The whole file. Throws Error(kBadData) naming the path and errno; `limit` bytes at most (default 1 GiB).
 std::string read_file(const std::filesystem::path& path, size_t limit = size_t{1} << 30);
 
-// Writes to a temporary name beside `path`, flushes to disk, renames. A reader sees the old or the new content.
+// Writes to a temporary name beside `path`, flushes to disk, renames. A reader sees the old or the new
+// content.
 void write_file_atomic(const std::filesystem::path& path, std::string_view content);
 
 // A read-only map of a whole file (an empty file gives an empty span).

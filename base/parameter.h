@@ -1,6 +1,6 @@
-// A parameter is data: its name, global shape, initial distribution, and the tensor that layers read just now.
-// Models declare parameters, parallel/ shards and binds them, the optimizer and the checkpoint describe state by them;
-// there is no second source of names or shapes.
+// A parameter is data: its name, global shape, initial distribution, and the tensor that layers read just
+// now. Models declare parameters, parallel/ shards and binds them, the optimizer and the checkpoint describe
+// state by them; there is no second source of names or shapes.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -33,8 +33,8 @@ struct Parameter {
   Init init;
   std::vector<std::string> aliases;  // further names it is saved under (a tied head)
 
-  // What layers read: an autograd leaf of `shape` in the compute dtype. Its owner (parallel/) creates it once and
-  // fills and empties its storage; its .grad() collects this rank's gradient until the owner reduces it.
+  // What layers read: an autograd leaf of `shape` in the compute dtype. Its owner (parallel/) creates it once
+  // and fills and empties its storage; its .grad() collects this rank's gradient until the owner reduces it.
   at::Tensor weight;
 
   int64_t numel() const {

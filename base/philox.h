@@ -1,5 +1,6 @@
-// Philox4x32-10, the counter-based generator of Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (SC 2011).
-// A value depends on (key, counter) alone, so initial weights and data order are the same on any mesh.
+// Philox4x32-10, the counter-based generator of Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3"
+// (SC 2011). A value depends on (key, counter) alone, so initial weights and data order are the same on any
+// mesh.
 #pragma once
 
 #include <array>

@@ -26,7 +26,10 @@ void accumulate_grad(const at::Tensor& weight, const at::Tensor& grad) {
 }  // namespace
 
 LossHead::LossHead(const ModelArgs& args, ParameterPtr norm, ParameterPtr output, int64_t chunk_bytes)
-    : norm_eps_(args.norm_eps), chunk_bytes_(chunk_bytes), norm_(std::move(norm)), output_(std::move(output)) {}
+    : norm_eps_(args.norm_eps),
+      chunk_bytes_(chunk_bytes),
+      norm_(std::move(norm)),
+      output_(std::move(output)) {}
 
 int64_t LossHead::rows_per_chunk(const at::Tensor& x) const {
   const int64_t row_bytes = output_->rows() * static_cast<int64_t>(x.element_size());
@@ -42,7 +45,7 @@ at::Tensor LossHead::loss_sum(const at::Tensor& x, const at::Tensor& labels) con
   for (int64_t first = 0; first < h.size(0); first += step) {
     const int64_t count = std::min(step, h.size(0) - first);
     total.add_(kernels::cross_entropy(kernels::matmul(h.narrow(0, first, count), output_->weight.t()),
-                             flat_labels.narrow(0, first, count), nullptr));
+                                      flat_labels.narrow(0, first, count), nullptr));
   }
   return total;
 }

@@ -30,7 +30,8 @@ struct ModelArgs {
   bool depth_init = true;
 };
 
-// Width of the SwiGLU by Llama's rule: int(8*dim/3), times `multiplier` when it is positive, rounded up to `multiple_of`.
+// Width of the SwiGLU by Llama's rule: int(8*dim/3), times `multiplier` when it is positive, rounded up to
+// `multiple_of`.
 constexpr int64_t swiglu_width(int64_t dim, double multiplier, int64_t multiple_of) {
   int64_t width = 2 * 4 * dim / 3;
   if (multiplier > 0) width = static_cast<int64_t>(multiplier * static_cast<double>(width));

@@ -77,7 +77,8 @@ struct RmsNormFunction : Function<RmsNormFunction> {
 };
 
 struct RopeFunction : Function<RopeFunction> {
-  static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& cos, const Tensor& sin, int64_t style) {
+  static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& cos, const Tensor& sin,
+                        int64_t style) {
     context->save_for_backward({cos, sin});
     context->saved_data["style"] = style;
     return kernels::rope(x, cos, sin, static_cast<RopeStyle>(style), /*inverse=*/false);
@@ -85,7 +86,8 @@ struct RopeFunction : Function<RopeFunction> {
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const auto saved = context->get_saved_variables();
     const auto style = static_cast<RopeStyle>(context->saved_data["style"].toInt());
-    return {kernels::rope(grads[0], saved[0], saved[1], style, /*inverse=*/true), Tensor(), Tensor(), Tensor()};
+    return {kernels::rope(grads[0], saved[0], saved[1], style, /*inverse=*/true), Tensor(), Tensor(),
+            Tensor()};
   }
 };
 
@@ -127,13 +129,21 @@ struct AttentionFunction : Function<AttentionFunction> {
 
 }  // namespace
 
-Tensor linear(const Tensor& x, const Tensor& weight) { return LinearFunction::apply(x, weight); }
-Tensor embedding(const Tensor& tokens, const Tensor& weight) { return EmbeddingFunction::apply(tokens, weight); }
-Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) { return RmsNormFunction::apply(x, weight, eps); }
+Tensor linear(const Tensor& x, const Tensor& weight) {
+  return LinearFunction::apply(x, weight);
+}
+Tensor embedding(const Tensor& tokens, const Tensor& weight) {
+  return EmbeddingFunction::apply(tokens, weight);
+}
+Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
+  return RmsNormFunction::apply(x, weight, eps);
+}
 Tensor rope(const Tensor& x, const Tensor& cos, const Tensor& sin, RopeStyle style) {
   return RopeFunction::apply(x, cos, sin, static_cast<int64_t>(style));
 }
-Tensor swiglu(const Tensor& gate, const Tensor& up) { return SwigluFunction::apply(gate, up); }
+Tensor swiglu(const Tensor& gate, const Tensor& up) {
+  return SwigluFunction::apply(gate, up);
+}
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask) {
   // autograd takes an absent tensor as nullopt only
   return AttentionFunction::apply(q, k, v, mask.defined() ? std::optional<Tensor>(mask) : std::nullopt);

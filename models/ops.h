@@ -1,6 +1,6 @@
-// The differentiable operations a model is made of. Each is one autograd node that saves its inputs and little else;
-// arithmetic inside is at least fp32 (fp64 for fp64 inputs) and each result is rounded once to the input's dtype.
-// linear and attention consult the active RecomputeTape (models/recompute.h).
+// The differentiable operations a model is made of. Each is one autograd node that saves its inputs and
+// little else; arithmetic inside is at least fp32 (fp64 for fp64 inputs) and each result is rounded once to
+// the input's dtype. linear and attention consult the active RecomputeTape (models/recompute.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,8 +18,9 @@ at::Tensor embedding(const at::Tensor& tokens, const at::Tensor& weight);
 // x / sqrt(mean(x^2) + eps) * weight over the last dimension. x [..., dim], weight [dim].
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 
-// Rotates pairs of x [batch, seq, heads, head_dim] by the angles whose cosines and sines are given, fp32 [seq,
-// head_dim/2] or, with per-document positions, [batch, seq, head_dim/2]. Which elements pair up is the style's.
+// Rotates pairs of x [batch, seq, heads, head_dim] by the angles whose cosines and sines are given, fp32
+// [seq, head_dim/2] or, with per-document positions, [batch, seq, head_dim/2]. Which elements pair up is the
+// style's.
 at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, RopeStyle style);
 
 // silu(gate) * up, element by element.

@@ -14,14 +14,21 @@ bool RecomputeTape::keep_next_matmul(at::IntArrayRef weight_shape) {
 }
 
 RecomputeTape::Results RecomputeTape::pop() {
-  if (kept_.empty()) throw_bug("activation checkpointing: the recomputed unit asked for a result that was not kept");
+  if (kept_.empty())
+    throw_bug("activation checkpointing: the recomputed unit asked for a result that was not kept");
   Results results = std::move(kept_.front());
   kept_.pop_front();
   return results;
 }
 
-TapeScope::TapeScope(RecomputeTape* tape) : previous_(active_tape) { active_tape = tape; }
-TapeScope::~TapeScope() { active_tape = previous_; }
-RecomputeTape* TapeScope::active() { return active_tape; }
+TapeScope::TapeScope(RecomputeTape* tape) : previous_(active_tape) {
+  active_tape = tape;
+}
+TapeScope::~TapeScope() {
+  active_tape = previous_;
+}
+RecomputeTape* TapeScope::active() {
+  return active_tape;
+}
 
 }  // namespace hyperion

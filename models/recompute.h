@@ -1,9 +1,10 @@
-// Selective recomputation: remembers the results of chosen operations of one unit call, so that running the unit again
-// in backward reads them instead of computing them. The operations of models/ops.h consult the tape that is active.
+// Selective recomputation: remembers the results of chosen operations of one unit call, so that running the
+// unit again in backward reads them instead of computing them. The operations of models/ops.h consult the
+// tape that is active.
 //
-// The rule is v0.2.2's selective checkpointing by operation: attention is kept, and every second matrix product,
-// starting with the first (in a Llama block: wq, wv, w1 and w2 are kept; wk, wo and w3 are recomputed). Products with
-// weights of chosen shapes are always recomputed and do not count.
+// The rule is v0.2.2's selective checkpointing by operation: attention is kept, and every second matrix
+// product, starting with the first (in a Llama block: wq, wv, w1 and w2 are kept; wk, wo and w3 are
+// recomputed). Products with weights of chosen shapes are always recomputed and do not count.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,7 +22,8 @@ class RecomputeTape {
   // `always_recompute`: shapes [out, in] of weights; it must outlive the tape.
   explicit RecomputeTape(const Shapes& always_recompute) : always_recompute_(always_recompute) {}
 
-  // Whether the next matrix product, with a weight of this shape, is one of the kept ones. Call once for each, in order.
+  // Whether the next matrix product, with a weight of this shape, is one of the kept ones. Call once for
+  // each, in order.
   bool keep_next_matmul(at::IntArrayRef weight_shape);
 
   bool replaying() const { return replaying_; }

@@ -11,7 +11,8 @@ namespace {
 
 using Flavors = std::map<std::string, ModelArgs, std::less<>>;
 
-ModelArgs llama3(int64_t dim, int64_t layers, int64_t heads, int64_t kv_heads, int64_t hidden, int64_t vocab) {
+ModelArgs llama3(int64_t dim, int64_t layers, int64_t heads, int64_t kv_heads, int64_t hidden,
+                 int64_t vocab) {
   ModelArgs args;
   args.dim = dim;
   args.n_layers = layers;
@@ -29,7 +30,8 @@ ModelArgs tied(ModelArgs args) {
   return args;
 }
 
-ModelArgs qwen3(int64_t dim, int64_t layers, int64_t heads, int64_t kv_heads, int64_t hidden, int64_t vocab, bool tied) {
+ModelArgs qwen3(int64_t dim, int64_t layers, int64_t heads, int64_t kv_heads, int64_t hidden, int64_t vocab,
+                bool tied) {
   ModelArgs args = llama3(dim, layers, heads, kv_heads, hidden, vocab);
   args.family = "qwen3";
   args.head_dim = 128;
@@ -47,8 +49,8 @@ const std::map<std::string, Flavors, std::less<>>& registry() {
   static const std::map<std::string, Flavors, std::less<>> kRegistry = {
       {"llama3",
        {{"debugmodel", llama3(256, 6, 16, 16, swiglu_width(256, 0, 256), 2048)},
-        // 1B and 3B: the sizes of Llama 3.2 (Meta's model cards and config.json files: hidden_size, num_hidden_layers,
-        // heads, kv heads, intermediate_size; tied embeddings).
+        // 1B and 3B: the sizes of Llama 3.2 (Meta's model cards and config.json files: hidden_size,
+        // num_hidden_layers, heads, kv heads, intermediate_size; tied embeddings).
         {"1B", tied(llama3(2048, 16, 32, 8, 8192, 128256))},
         {"3B", tied(llama3(3072, 28, 24, 8, 8192, 128256))},
         {"8B", llama3(4096, 32, 32, 8, swiglu_width(4096, 1.3, 1024), 128256)},
@@ -114,14 +116,14 @@ void check(const ModelArgs& args, std::string_view name, std::string_view flavor
   positive("vocab_size", args.vocab_size);
   positive("max_seq_len", args.max_seq_len);
   if (args.n_heads % args.n_kv_heads != 0)
-    throw_config("model {} {}: n_heads ({}) must be a multiple of n_kv_heads ({})", name, flavor, args.n_heads,
-                 args.n_kv_heads);
+    throw_config("model {} {}: n_heads ({}) must be a multiple of n_kv_heads ({})", name, flavor,
+                 args.n_heads, args.n_kv_heads);
   if (args.head_dim % 2 != 0)
     throw_config("model {} {}: head_dim is {}, expected an even number (RoPE rotates pairs)", name, flavor,
                  args.head_dim);
   if (!(args.norm_eps > 0) || !(args.rope_theta > 1))
-    throw_config("model {} {}: norm_eps must be above 0 and rope_theta above 1 (seen {} and {})", name, flavor,
-                 args.norm_eps, args.rope_theta);
+    throw_config("model {} {}: norm_eps must be above 0 and rope_theta above 1 (seen {} and {})", name,
+                 flavor, args.norm_eps, args.rope_theta);
 }
 
 }  // namespace
@@ -153,7 +155,8 @@ std::vector<std::string> model_flavors(std::string_view name) {
 ParameterCounts count_parameters(const ModelArgs& args) {
   const int64_t q_width = args.n_heads * args.head_dim;
   const int64_t kv_width = args.n_kv_heads * args.head_dim;
-  const int64_t attention = 2 * args.dim * q_width + 2 * args.dim * kv_width + (args.qk_norm ? 2 * args.head_dim : 0);
+  const int64_t attention =
+      2 * args.dim * q_width + 2 * args.dim * kv_width + (args.qk_norm ? 2 * args.head_dim : 0);
   const int64_t block = attention + 3 * args.dim * args.hidden_dim + 2 * args.dim;
   const int64_t table = args.vocab_size * args.dim;
   return {args.n_layers * block + args.dim + (args.tied ? 1 : 2) * table, args.tied ? 0 : table};

@@ -18,9 +18,10 @@ struct ModelOverrides {
   std::optional<bool> rope_scaling{}, qk_norm{}, tied{}, depth_init{};
 };
 
-// The dimensions of a named flavour with overrides applied. A new dim or n_heads without head_dim keeps head_dim =
-// dim / n_heads where the flavour had it so; multiple_of or ffn_dim_multiplier recompute hidden_dim by Llama's rule.
-// Throws Error(kUsage) for an unknown name (listing the known ones) or dimensions that do not fit together.
+// The dimensions of a named flavour with overrides applied. A new dim or n_heads without head_dim keeps
+// head_dim = dim / n_heads where the flavour had it so; multiple_of or ffn_dim_multiplier recompute
+// hidden_dim by Llama's rule. Throws Error(kUsage) for an unknown name (listing the known ones) or dimensions
+// that do not fit together.
 ModelArgs model_args(std::string_view name, std::string_view flavor, const ModelOverrides& overrides = {});
 
 std::vector<std::string> model_names();

@@ -14,7 +14,9 @@
 namespace hyperion {
 namespace {
 
-Init block_weight(double std) { return Init::truncated_normal(std, -2.0, 2.0); }
+Init block_weight(double std) {
+  return Init::truncated_normal(std, -2.0, 2.0);
+}
 
 double residual_std(const ModelArgs& args, int64_t layer) {
   const int64_t depth = args.depth_init ? layer + 1 : args.n_layers;
@@ -23,14 +25,18 @@ double residual_std(const ModelArgs& args, int64_t layer) {
 
 }  // namespace
 
-at::Tensor TokenEmbedding::forward(const at::Tensor& tokens) const { return ops::embedding(tokens, table_->weight); }
+at::Tensor TokenEmbedding::forward(const at::Tensor& tokens) const {
+  return ops::embedding(tokens, table_->weight);
+}
 
 TransformerBlock::TransformerBlock(const ModelArgs& args, int64_t layer) : args_(args) {
   const std::string prefix = fmt::format("layers.{}.", layer);
   auto weight = [&](const char* name, int64_t out, int64_t in, double std) {
     return make_parameter(prefix + name, {out, in}, block_weight(std));
   };
-  auto norm = [&](const char* name, int64_t width) { return make_parameter(prefix + name, {width}, Init::ones()); };
+  auto norm = [&](const char* name, int64_t width) {
+    return make_parameter(prefix + name, {width}, Init::ones());
+  };
   const int64_t q_width = args.n_heads * args.head_dim;
   const int64_t kv_width = args.n_kv_heads * args.head_dim;
   const double deep = residual_std(args, layer);
@@ -73,7 +79,8 @@ at::Tensor TransformerBlock::attention(const at::Tensor& x, const SequenceContex
   }
   q = ops::rope(q, context.cos, context.sin, args_.rope_style);
   k = ops::rope(k, context.cos, context.sin, args_.rope_style);
-  const at::Tensor out = ops::attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), context.mask);
+  const at::Tensor out =
+      ops::attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), context.mask);
   return ops::linear(out.transpose(1, 2).reshape({batch, seq, -1}), wo_->weight);
 }
 
@@ -110,7 +117,8 @@ Transformer::Transformer(const ModelArgs& args, int64_t loss_chunk_bytes)
     : args_(args),
       table_(make_table(args)),
       norm_(make_parameter("norm.weight", {args.dim}, Init::ones())),
-      output_(args.tied ? table_ : make_parameter("output.weight", {args.vocab_size, args.dim}, head_init(args))),
+      output_(args.tied ? table_
+                        : make_parameter("output.weight", {args.vocab_size, args.dim}, head_init(args))),
       embedding_(table_),
       blocks_(make_blocks(args)),
       head_(args, norm_, output_, loss_chunk_bytes > 0 ? loss_chunk_bytes : int64_t{64} << 20) {

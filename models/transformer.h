@@ -1,6 +1,6 @@
-// The Llama-shaped decoder (llama3, qwen3 dense) on one device, as a row of units: the embedding, each block, and the
-// head with its loss. The trainer walks the units forward and backward itself; a unit reads its weights through
-// Parameter::weight and knows nothing of ranks, gathering or checkpointing.
+// The Llama-shaped decoder (llama3, qwen3 dense) on one device, as a row of units: the embedding, each block,
+// and the head with its loss. The trainer walks the units forward and backward itself; a unit reads its
+// weights through Parameter::weight and knows nothing of ranks, gathering or checkpointing.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -50,16 +50,17 @@ class LossHead {
   // chunk_bytes bounds one chunk of logits in the compute dtype.
   LossHead(const ModelArgs& args, ParameterPtr norm, ParameterPtr output, int64_t chunk_bytes);
 
-  // Cross-entropy of x [batch, seq, dim] against labels int64 [batch, seq] (-100 = ignored), summed: fp32 scalar
-  // (fp64 for an fp64 model). No gradients.
+  // Cross-entropy of x [batch, seq, dim] against labels int64 [batch, seq] (-100 = ignored), summed: fp32
+  // scalar (fp64 for an fp64 model). No gradients.
   at::Tensor loss_sum(const at::Tensor& x, const at::Tensor& labels) const;
 
   struct LossAndGrad {
     at::Tensor loss_sum;  // unscaled
     at::Tensor grad_x;    // gradient of scale * loss_sum
   };
-  // Loss and gradient in one go, chunk by chunk: each chunk's logits turn into their own gradient in place, so logits
-  // never exist whole in fp32. Adds the gradients of scale * loss_sum to the weights' .grad(). `scale`: 0-dim tensor.
+  // Loss and gradient in one go, chunk by chunk: each chunk's logits turn into their own gradient in place,
+  // so logits never exist whole in fp32. Adds the gradients of scale * loss_sum to the weights' .grad().
+  // `scale`: 0-dim tensor.
   LossAndGrad loss_and_grad(const at::Tensor& x, const at::Tensor& labels, const at::Tensor& scale) const;
 
   // x [batch, seq, dim] -> logits [batch, seq, vocab] in the compute dtype. No gradients.
@@ -93,8 +94,8 @@ class Transformer {
   // Every parameter once, in unit order.
   std::vector<ParameterPtr> parameters() const;
 
-  // RoPE angles for sequences of seq_len tokens. positions: int64 [batch, seq] counted inside each document, or
-  // undefined for 0, 1, ...; document_ids: int32 [batch, seq], or undefined for plain causal attention.
+  // RoPE angles for sequences of seq_len tokens. positions: int64 [batch, seq] counted inside each document,
+  // or undefined for 0, 1, ...; document_ids: int32 [batch, seq], or undefined for plain causal attention.
   SequenceContext context(int64_t seq_len, at::Device device, const at::Tensor& positions = {},
                           const at::Tensor& document_ids = {}) const;
 

@@ -36,8 +36,9 @@ ShardGroup::ShardGroup(std::string name, const std::vector<ParameterPtr>& parame
   }
   const ShardingOptions& options = context.options();
   const bool pinned = options.state_device.is_cpu() && !options.device.is_cpu();
-  grads_ = at::zeros({owned_numel},
-                     at::TensorOptions(options.state_dtype).device(options.state_device).pinned_memory(pinned));
+  grads_ =
+      at::zeros({owned_numel},
+                at::TensorOptions(options.state_dtype).device(options.state_device).pinned_memory(pinned));
   int64_t offset = 0;
   for (const ShardedParameterPtr& parameter : owned_) {
     parameter->bind_grad(grads_.narrow(0, offset, parameter->padded_numel()));
@@ -63,7 +64,8 @@ void ShardGroup::start_unshard() {
   gathered_.record(context_.gather_stream_);
 }
 
-// One collective for the group, then a copy into each parameter: over sockets the number of messages is what costs.
+// One collective for the group, then a copy into each parameter: over sockets the number of messages is what
+// costs.
 void ShardGroup::start_flat_gather(const std::vector<ShardedParameter*>& missing) {
   int64_t sum = 0;
   for (const ShardedParameter* parameter : missing) sum += parameter->padded_numel();
@@ -114,7 +116,9 @@ void ShardGroup::reshard() {
   state_ = State::kSharded;
 }
 
-void ShardGroup::zero_grads() { grads_.zero_(); }
+void ShardGroup::zero_grads() {
+  grads_.zero_();
+}
 
 void ShardGroup::reduce(bool last_microbatch) {
   context_.event("reduce", name_);
@@ -132,13 +136,15 @@ void ShardGroup::reduce(bool last_microbatch) {
   if (last_microbatch && context_.replicate().size() > 1) sum_replicas();
 }
 
-// [world, sum of padded rows] in the reduce dtype: row r is what rank r will hold, in the order of parameters().
+// [world, sum of padded rows] in the reduce dtype: row r is what rank r will hold, in the order of
+// parameters().
 at::Tensor ShardGroup::pack_gradients() {
   const int64_t world = context_.shard().size();
   int64_t sum = 0;
   for (const ShardedParameterPtr& parameter : parameters_) sum += parameter->padded_numel();
   const ShardingOptions& options = context_.options();
-  const at::Tensor wire = at::empty({world, sum}, at::TensorOptions(options.reduce_dtype).device(options.device));
+  const at::Tensor wire =
+      at::empty({world, sum}, at::TensorOptions(options.reduce_dtype).device(options.device));
   int64_t offset = 0;
   for (const ShardedParameterPtr& parameter : parameters_) {
     const int64_t count = parameter->padded_numel();
@@ -148,7 +154,8 @@ at::Tensor ShardGroup::pack_gradients() {
       const int64_t used = grad.defined() ? parameter->layout().count(rank) * row_numel : 0;
       at::Tensor slot = wire.select(0, rank).narrow(0, offset, count);
       if (used > 0)
-        slot.narrow(0, 0, used).copy_(grad.reshape(-1).narrow(0, parameter->layout().begin(rank) * row_numel, used));
+        slot.narrow(0, 0, used)
+            .copy_(grad.reshape(-1).narrow(0, parameter->layout().begin(rank) * row_numel, used));
       if (used < count) slot.narrow(0, used, count - used).zero_();
     }
     grad.reset();
@@ -182,8 +189,8 @@ void ShardGroup::start_reduce_scatter() {
   };
 }
 
-// Once a step: the group's own gradients lie in a row, so this is one all-reduce. A tied weight belongs to the first
-// unit, whose backward comes last, so its sum is complete here.
+// Once a step: the group's own gradients lie in a row, so this is one all-reduce. A tied weight belongs to
+// the first unit, whose backward comes last, so its sum is complete here.
 void ShardGroup::sum_replicas() {
   if (grads_.numel() == 0) return;
   auto previous = std::exchange(context_.finish_reduce_, nullptr);

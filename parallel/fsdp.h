@@ -1,6 +1,7 @@
-// Fully sharded data parallelism (FSDP2's behaviour), driven step by step: a ShardGroup is one unit's parameters, and the
-// trainer's walk tells it when to gather them, when to let them go, and when to reduce their gradients. Hybrid sharding
-// (HSDP) and plain replication are the same with another pair of communicators.
+// Fully sharded data parallelism (FSDP2's behaviour), driven step by step: a ShardGroup is one unit's
+// parameters, and the trainer's walk tells it when to gather them, when to let them go, and when to reduce
+// their gradients. Hybrid sharding (HSDP) and plain replication are the same with another pair of
+// communicators.
 //
 // All reductions are sums: the loss is already divided by the global number of valid tokens.
 #pragma once
@@ -19,7 +20,8 @@
 
 namespace hyperion {
 
-// What the groups of one model share: the two communicators, the side streams, and the one reduction under way.
+// What the groups of one model share: the two communicators, the side streams, and the one reduction under
+// way.
 class FsdpContext {
  public:
   FsdpContext(Communicator& shard, Communicator& replicate, const ShardingOptions& options);
@@ -28,13 +30,15 @@ class FsdpContext {
   Communicator& replicate() const { return replicate_; }
   const ShardingOptions& options() const { return options_; }
 
-  // Called with "gather layers.0", "free layers.0", "reduce layers.0" ... as they are issued (tests, tracing).
+  // Called with "gather layers.0", "free layers.0", "reduce layers.0" ... as they are issued (tests,
+  // tracing).
   std::function<void(const std::string&)> on_event;
   void event(const char* what, const std::string& group) const {
     if (on_event) on_event(std::string(what) + " " + group);
   }
 
-  // Completes the reduction under way; the compute stream may then read all gradients. Call at the end of backward.
+  // Completes the reduction under way; the compute stream may then read all gradients. Call at the end of
+  // backward.
   void finish_reductions();
 
  private:
@@ -44,13 +48,14 @@ class FsdpContext {
   ShardingOptions options_;
   DeviceStream gather_stream_, reduce_stream_;
   DeviceEvent reduced_;
-  at::Tensor reduce_input_;             // one at a time bounds the memory
-  std::function<void()> finish_reduce_; // waits, adds to the sharded gradients
+  at::Tensor reduce_input_;              // one at a time bounds the memory
+  std::function<void()> finish_reduce_;  // waits, adds to the sharded gradients
 };
 
 class ShardGroup {
  public:
-  // Parameters that an earlier group already holds (a tied head) are shared with it; the others become this group's own.
+  // Parameters that an earlier group already holds (a tied head) are shared with it; the others become this
+  // group's own.
   ShardGroup(std::string name, const std::vector<ParameterPtr>& parameters,
              std::map<const Parameter*, ShardedParameterPtr>& known, FsdpContext& context);
 
@@ -69,8 +74,8 @@ class ShardGroup {
 
   // Sets the sharded gradients to zero, before the first microbatch of a step.
   void zero_grads();
-  // Takes the .grad() of the weights and starts adding its sum over the shard group to the sharded gradients. On the
-  // last microbatch of a step replicas are summed too.
+  // Takes the .grad() of the weights and starts adding its sum over the shard group to the sharded gradients.
+  // On the last microbatch of a step replicas are summed too.
   void reduce(bool last_microbatch);
 
   int64_t unsharded_bytes() const;

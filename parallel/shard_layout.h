@@ -1,5 +1,5 @@
-// Which rows of a parameter each rank of the shard group holds: torch.chunk's arithmetic on the first dimension, so a
-// rank's part may be short or empty, and rank 0's never is short.
+// Which rows of a parameter each rank of the shard group holds: torch.chunk's arithmetic on the first
+// dimension, so a rank's part may be short or empty, and rank 0's never is short.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,9 @@ struct ShardLayout {
   int64_t rows = 0;
   int64_t world = 1;
 
-  int64_t rows_per_rank() const { return (rows + world - 1) / world; }  // what every rank stores, padding included
+  int64_t rows_per_rank() const {
+    return (rows + world - 1) / world;
+  }  // what every rank stores, padding included
   int64_t begin(int64_t rank) const { return std::min(rows, rank * rows_per_rank()); }
   int64_t end(int64_t rank) const { return std::min(rows, (rank + 1) * rows_per_rank()); }
   int64_t count(int64_t rank) const { return end(rank) - begin(rank); }

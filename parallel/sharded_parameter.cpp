@@ -9,8 +9,8 @@
 namespace hyperion {
 namespace {
 
-// Autograd keeps the unsharded leaf (and views of it) alive between forward and backward. They share one storage, whose
-// bytes are given back and fetched again without their noticing.
+// Autograd keeps the unsharded leaf (and views of it) alive between forward and backward. They share one
+// storage, whose bytes are given back and fetched again without their noticing.
 void give_storage(const at::Tensor& tensor) {
   auto* storage = tensor.storage().unsafeGetStorageImpl();
   const size_t bytes = static_cast<size_t>(tensor.numel()) * tensor.element_size();
@@ -25,7 +25,8 @@ void free_storage(const at::Tensor& tensor) {
 }
 
 // A tensor of this shape over `storage`, which may be without bytes for now.
-at::Tensor over_storage(const c10::Storage& storage, at::IntArrayRef shape, const at::TensorOptions& options) {
+at::Tensor over_storage(const c10::Storage& storage, at::IntArrayRef shape,
+                        const at::TensorOptions& options) {
   at::Tensor tensor = at::empty({0}, options);
   tensor.unsafeGetTensorImpl()->set_storage_keep_dtype(storage);
   tensor.unsafeGetTensorImpl()->set_sizes_contiguous(shape);
@@ -34,10 +35,12 @@ at::Tensor over_storage(const c10::Storage& storage, at::IntArrayRef shape, cons
 
 }  // namespace
 
-ShardedParameter::ShardedParameter(ParameterPtr parameter, int rank, int world, const ShardingOptions& options)
+ShardedParameter::ShardedParameter(ParameterPtr parameter, int rank, int world,
+                                   const ShardingOptions& options)
     : parameter_(std::move(parameter)), layout_{parameter_->rows(), world}, rank_(rank) {
   const bool pinned = options.state_device.is_cpu() && !options.device.is_cpu();
-  const auto state = at::TensorOptions(options.state_dtype).device(options.state_device).pinned_memory(pinned);
+  const auto state =
+      at::TensorOptions(options.state_dtype).device(options.state_device).pinned_memory(pinned);
   const at::Tensor padded_master = at::zeros({padded_numel()}, state);
   master_ = unpadded(padded_master);
   if (options.compute_dtype == options.state_dtype) {

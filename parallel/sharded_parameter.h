@@ -1,5 +1,6 @@
-// One parameter of the model as this rank holds it: the master rows that the optimizer updates, their copy in the compute
-// dtype that is gathered, the reduced gradient rows, and the unsharded weight that layers read while it is gathered.
+// One parameter of the model as this rank holds it: the master rows that the optimizer updates, their copy in
+// the compute dtype that is gathered, the reduced gradient rows, and the unsharded weight that layers read
+// while it is gathered.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,9 +14,10 @@
 namespace hyperion {
 
 struct ShardingOptions {
-  at::Device device = at::kCPU;              // where layers compute
-  at::Device state_device = at::kCPU;        // where master, gradient and optimizer state live (CPU offload: the host)
-  at::ScalarType state_dtype = at::kFloat;   // of master, gradient and optimizer state
+  at::Device device = at::kCPU;  // where layers compute
+  at::Device state_device =
+      at::kCPU;  // where master, gradient and optimizer state live (CPU offload: the host)
+  at::ScalarType state_dtype = at::kFloat;  // of master, gradient and optimizer state
   at::ScalarType compute_dtype = at::kBFloat16;
   at::ScalarType reduce_dtype = at::kFloat;  // gradients are summed in it
 };
@@ -32,7 +34,8 @@ class ShardedParameter {
   const at::Tensor& master() const { return master_; }
   const at::Tensor& grad() const { return grad_; }
   void bind_grad(const at::Tensor& padded) { grad_ = unpadded(padded); }
-  // The rows in the compute dtype: the master itself when dtype and device are equal. Written by the optimizer.
+  // The rows in the compute dtype: the master itself when dtype and device are equal. Written by the
+  // optimizer.
   const at::Tensor& compute_shard() const { return compute_shard_; }
   bool has_separate_compute_shard() const { return !compute_shard_.is_same(master_); }
 
@@ -42,9 +45,9 @@ class ShardedParameter {
   // 1-D [world * padded_numel]: where a gather lands. Without storage while sharded.
   const at::Tensor& gathered() const { return gathered_; }
 
-  // A parameter may be used by several groups (a tied head). acquire() gives the weight storage and returns true when
-  // the caller has to fill it; release() frees it when the last user lets go. At shard degree 1 the weight is the
-  // compute shard itself and both do nothing.
+  // A parameter may be used by several groups (a tied head). acquire() gives the weight storage and returns
+  // true when the caller has to fill it; release() frees it when the last user lets go. At shard degree 1 the
+  // weight is the compute shard itself and both do nothing.
   bool acquire();
   void release();
   int64_t unsharded_bytes() const;  // 0 while sharded (and always at degree 1)

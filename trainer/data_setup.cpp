@@ -16,19 +16,24 @@ namespace {
 constexpr const char* kTrainingCorpus = "data/austen.jsonl.gz";
 constexpr const char* kHeldOutCorpus = "data/austen_heldout.jsonl.gz";
 
-std::string files_of(const char* table, const std::string& dataset, const std::optional<std::string>& dataset_path,
-                     bool default_corpus, const char* corpus) {
+std::string files_of(const char* table, const std::string& dataset,
+                     const std::optional<std::string>& dataset_path, bool default_corpus,
+                     const char* corpus) {
   if (dataset_path) return resolve_input(*dataset_path, install_root()).string();
   if (!default_corpus)
-    throw_config("{}.dataset = \"{}\" needs {}.dataset_path: JSON-lines files with a text field, a folder or glob of "
-                 "them, or token shards made by `hyperion tokenize`",
-                 table, dataset, table);
+    throw_config(
+        "{}.dataset = \"{}\" needs {}.dataset_path: JSON-lines files with a text field, a folder or glob of "
+        "them, or token shards made by `hyperion tokenize`",
+        table, dataset, table);
   const fs::path path = resolve_input(corpus, install_root());
   if (!fs::exists(path))
-    throw_config("{}.dataset = \"{}\" stands for the default corpus, but {} is not there: run scripts/setup.sh, or set "
-                 "{}.dataset_path",
-                 table, dataset, path.string(), table);
-  log_info("{}.dataset = \"{}\" without dataset_path: reading the default corpus {}", table, dataset, path.string());
+    throw_config(
+        "{}.dataset = \"{}\" stands for the default corpus, but {} is not there: run scripts/setup.sh, or "
+        "set "
+        "{}.dataset_path",
+        table, dataset, path.string(), table);
+  log_info("{}.dataset = \"{}\" without dataset_path: reading the default corpus {}", table, dataset,
+           path.string());
   return path.string();
 }
 
@@ -38,7 +43,9 @@ LoaderOptions loader_options(const DataSetup& data, const LoaderPlace& place, co
   options.dp_rank = place.dp_rank;
   options.dp_degree = place.dp_degree;
   options.vocab_size = place.vocab_size;
-  options.encode = [tokenizer = data.tokenizer](std::string_view text) { return tokenizer->encode(text, true, true); };
+  options.encode = [tokenizer = data.tokenizer](std::string_view text) {
+    return tokenizer->encode(text, true, true);
+  };
   options.tokenizer_path = data.tokenizer_path;
   options.tokenizer_fingerprint = tokenizer_fingerprint(data.tokenizer_path);
   return options;
@@ -48,8 +55,9 @@ template <typename T>
 at::Tensor to_device(const std::vector<T>& values, int64_t rows, at::Device device) {
   if (values.empty()) return {};
   const auto dtype = sizeof(T) == 8 ? at::kLong : at::kInt;
-  const at::Tensor view = at::from_blob(const_cast<T*>(values.data()),
-                                        {rows, static_cast<int64_t>(values.size()) / rows}, at::TensorOptions(dtype));
+  const at::Tensor view =
+      at::from_blob(const_cast<T*>(values.data()), {rows, static_cast<int64_t>(values.size()) / rows},
+                    at::TensorOptions(dtype));
   return device.is_cpu() ? view.clone() : view.pin_memory().to(device, /*non_blocking=*/true);
 }
 
@@ -62,8 +70,8 @@ fs::path install_root() {
 }
 
 std::string training_files(const JobConfig& config) {
-  return files_of("training", config.training.dataset, config.training.dataset_path, uses_default_corpus(config),
-                  kTrainingCorpus);
+  return files_of("training", config.training.dataset, config.training.dataset_path,
+                  uses_default_corpus(config), kTrainingCorpus);
 }
 
 std::string validation_files(const JobConfig& config) {
@@ -74,12 +82,15 @@ std::string validation_files(const JobConfig& config) {
 DataSetup load_tokenizer(const JobConfig& config) {
   const fs::path path = resolve_input(config.model.hf_assets_path, install_root());
   DataSetup data{Tokenizer::load(path), path.string()};
-  if (!data.tokenizer->bos_id()) log_info("the tokenizer at {} names no BOS: documents begin without one", path.string());
-  if (!data.tokenizer->eos_id()) log_info("the tokenizer at {} names no EOS: documents end without one", path.string());
+  if (!data.tokenizer->bos_id())
+    log_info("the tokenizer at {} names no BOS: documents begin without one", path.string());
+  if (!data.tokenizer->eos_id())
+    log_info("the tokenizer at {} names no EOS: documents end without one", path.string());
   return data;
 }
 
-std::unique_ptr<DataLoader> training_loader(const JobConfig& config, const DataSetup& data, const LoaderPlace& place) {
+std::unique_ptr<DataLoader> training_loader(const JobConfig& config, const DataSetup& data,
+                                            const LoaderPlace& place) {
   const auto& training = config.training;
   LoaderOptions options = loader_options(data, place, training_files(config));
   options.seq_len = training.seq_len;
@@ -101,11 +112,13 @@ std::unique_ptr<DataLoader> validation_loader(const JobConfig& config, const Dat
 }
 
 int64_t valid_tokens(const Batch& batch) {
-  return std::count_if(batch.labels.begin(), batch.labels.end(), [](int64_t label) { return label != kIgnoreLabel; });
+  return std::count_if(batch.labels.begin(), batch.labels.end(),
+                       [](int64_t label) { return label != kIgnoreLabel; });
 }
 
 Microbatch BatchMover::move(const Batch& batch) {
-  Microbatch moved{to_device(batch.tokens, batch.rows, device_), to_device(batch.labels, batch.rows, device_), {}};
+  Microbatch moved{
+      to_device(batch.tokens, batch.rows, device_), to_device(batch.labels, batch.rows, device_), {}};
   if (batch.document_ids.empty()) {
     if (plain_seq_len_ != batch.seq_len) {
       plain_ = model_.context(batch.seq_len, device_);

@@ -14,11 +14,12 @@
 
 namespace hyperion {
 
-// The folder that holds configs/, data/ and tests/: the parent of the one the binary lies in (a checkout or a bundle).
+// The folder that holds configs/, data/ and tests/: the parent of the one the binary lies in (a checkout or a
+// bundle).
 std::filesystem::path install_root();
 
-// The files behind the training or validation data: dataset_path when given, else the default corpus or its held-out
-// novel. Throws Error(kUsage) with the remedy when they are missing.
+// The files behind the training or validation data: dataset_path when given, else the default corpus or its
+// held-out novel. Throws Error(kUsage) with the remedy when they are missing.
 std::string training_files(const JobConfig& config);
 std::string validation_files(const JobConfig& config);
 
@@ -33,13 +34,16 @@ struct LoaderPlace {  // of this rank in the mesh, and what the stream is shuffl
   uint64_t seed = 0;
   int64_t vocab_size = 0;
 };
-std::unique_ptr<DataLoader> training_loader(const JobConfig& config, const DataSetup& data, const LoaderPlace& place);
-std::unique_ptr<DataLoader> validation_loader(const JobConfig& config, const DataSetup& data, const LoaderPlace& place);
+std::unique_ptr<DataLoader> training_loader(const JobConfig& config, const DataSetup& data,
+                                            const LoaderPlace& place);
+std::unique_ptr<DataLoader> validation_loader(const JobConfig& config, const DataSetup& data,
+                                              const LoaderPlace& place);
 
 // Labels that count (not -100).
 int64_t valid_tokens(const Batch& batch);
 
-// Moves batches to the device; keeps the RoPE tables, which are the same for every batch without document masks.
+// Moves batches to the device; keeps the RoPE tables, which are the same for every batch without document
+// masks.
 class BatchMover {
  public:
   BatchMover(const Transformer& model, at::Device device) : model_(model), device_(device) {}

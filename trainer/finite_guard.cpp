@@ -18,7 +18,8 @@ at::Tensor FiniteGuard::check(int64_t step, const std::vector<at::Tensor>& losse
   const at::Tensor skip = all.isfinite().all().logical_not().to(at::kFloat);
   group_.all_reduce_max(skip);
   previous_ = std::move(current_);
-  current_ = {step, at::cat({skip.view({1}), all}).to(at::kCPU, /*non_blocking=*/true), {}, std::move(describe)};
+  current_ = {
+      step, at::cat({skip.view({1}), all}).to(at::kCPU, /*non_blocking=*/true), {}, std::move(describe)};
   current_.copied.record(DeviceStream::current(norm.device()));
   return skip;
 }
@@ -35,15 +36,19 @@ void FiniteGuard::raise(Verdict& verdict) const {
   if (values[0] == 0.0F) return;
   std::string where;
   for (int64_t i = 2; i < verdict.values.numel(); ++i)
-    if (!std::isfinite(values[i])) where += fmt::format("; loss {} on {}", values[i], verdict.describe(static_cast<size_t>(i - 2)));
+    if (!std::isfinite(values[i]))
+      where += fmt::format("; loss {} on {}", values[i], verdict.describe(static_cast<size_t>(i - 2)));
   if (where.empty()) {
     where = "; this rank's losses are finite; its sequences were";
-    for (int64_t i = 2; i < verdict.values.numel(); ++i) where += " " + verdict.describe(static_cast<size_t>(i - 2));
+    for (int64_t i = 2; i < verdict.values.numel(); ++i)
+      where += " " + verdict.describe(static_cast<size_t>(i - 2));
   }
-  throw Error(ExitCode::kNonFinite,
-              fmt::format("step {}: the loss or the gradient norm is not finite (norm {}){}. The weights are those "
-                          "before this step. Look at these documents, lower optimizer.lr, or resume from an earlier state",
-                          verdict.step, values[1], where));
+  throw Error(
+      ExitCode::kNonFinite,
+      fmt::format(
+          "step {}: the loss or the gradient norm is not finite (norm {}){}. The weights are those "
+          "before this step. Look at these documents, lower optimizer.lr, or resume from an earlier state",
+          verdict.step, values[1], where));
 }
 
 }  // namespace hyperion

@@ -47,10 +47,16 @@ ExitCode show_config(const CommandLine& line) {
 ExitCode run(const std::vector<std::string>& command) {
   const CommandLine line = parse_command_line({command.begin() + 1, command.end()}, terminal_width());
   switch (line.action) {
-    case CommandLine::Action::kShow: fmt::print("{}", line.text); return ExitCode::kOk;
-    case CommandLine::Action::kVersion: fmt::print("{}", version_text()); return ExitCode::kOk;
-    case CommandLine::Action::kTrain: return train(line, command);
-    case CommandLine::Action::kConfig: return show_config(line);
+    case CommandLine::Action::kShow:
+      fmt::print("{}", line.text);
+      return ExitCode::kOk;
+    case CommandLine::Action::kVersion:
+      fmt::print("{}", version_text());
+      return ExitCode::kOk;
+    case CommandLine::Action::kTrain:
+      return train(line, command);
+    case CommandLine::Action::kConfig:
+      return show_config(line);
     case CommandLine::Action::kTokenize:
       return tokenize_command(line.tokenize.out, line.tokenize.tokenizer, line.tokenize.inputs);
   }

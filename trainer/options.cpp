@@ -16,7 +16,8 @@ BlockCheckpoint checkpoint_of(const JobConfig::ActivationCheckpoint& options, in
   if (options.mode == "none") return BlockCheckpoint::kNone;
   if (options.mode == "full") return BlockCheckpoint::kFull;
   if (options.selective_ac_option == "op") return BlockCheckpoint::kOperations;
-  const int64_t every = std::stoll(options.selective_ac_option);  // checked by the schema: a positive whole number
+  const int64_t every =
+      std::stoll(options.selective_ac_option);  // checked by the schema: a positive whole number
   return (layer + 1) % every == 0 ? BlockCheckpoint::kFull : BlockCheckpoint::kNone;
 }
 
@@ -65,7 +66,8 @@ WalkOptions walk_options(const JobConfig& config, const Transformer& model) {
     options.checkpoint.push_back(checkpoint_of(config.activation_checkpoint, layer));
   for (const std::string& part : config.activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns)
     for (const ParameterPtr& parameter : model.parameters())
-      if (parameter->fqn.find(part) != std::string::npos) options.always_recompute.push_back(parameter->shape);
+      if (parameter->fqn.find(part) != std::string::npos)
+        options.always_recompute.push_back(parameter->shape);
   return options;
 }
 

@@ -1,4 +1,5 @@
-// From configuration values to what the parts take: model dimensions, sharding, walk and optimizer options. Pure.
+// From configuration values to what the parts take: model dimensions, sharding, walk and optimizer options.
+// Pure.
 #pragma once
 
 #include "models/model_args.h"

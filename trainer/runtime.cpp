@@ -11,7 +11,9 @@
 namespace hyperion {
 namespace {
 
-bool fake(const JobConfig& config) { return config.comm.mode == "fake_backend"; }
+bool fake(const JobConfig& config) {
+  return config.comm.mode == "fake_backend";
+}
 
 std::optional<std::string> variable(const char* name) {
   const char* value = std::getenv(name);
@@ -26,7 +28,8 @@ Environment job_environment(const JobConfig& config) {
   char* end = nullptr;
   const long count = std::strtol(ranks.c_str(), &end, 10);
   if (end == ranks.c_str() || *end != '\0' || count < 1 || count > 1'000'000)
-    throw_config("NGPU = \"{}\": comm.mode = \"fake_backend\" needs the number of ranks to play, 1 to 1000000", ranks);
+    throw_config(
+        "NGPU = \"{}\": comm.mode = \"fake_backend\" needs the number of ranks to play, 1 to 1000000", ranks);
   Environment environment;
   environment.world_size = environment.local_world_size = static_cast<int>(count);
   return environment;
@@ -46,8 +49,8 @@ Runtime start_runtime(const JobConfig& config, const Environment& environment) {
   CommOptions options;
   options.init_timeout = std::chrono::seconds(config.comm.init_timeout_seconds);
   options.trace_buffer_size = static_cast<int>(config.comm.trace_buf_size);
-  options.trace_prefix =
-      config.job.dump_folder + "/" + config.comm.save_traces_folder + "/" + config.comm.save_traces_file_prefix;
+  options.trace_prefix = config.job.dump_folder + "/" + config.comm.save_traces_folder + "/" +
+                         config.comm.save_traces_file_prefix;
   // cuBLAS is deterministic only with a workspace of fixed size, which it reads from here when it starts.
   if (config.debug.deterministic) ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
   if (choose_device(variable("HYPERION_DEVICE"), probe_driver(), load_device_library) == DeviceKind::kCuda) {

@@ -25,8 +25,8 @@ struct Runtime {
   Communicator& group(MeshDim dim) const { return groups->get(dim); }
 };
 
-// The ranks of this job: torchrun's or SLURM's variables; with comm.mode = "fake_backend" one process plays rank 0 of
-// NGPU ranks.
+// The ranks of this job: torchrun's or SLURM's variables; with comm.mode = "fake_backend" one process plays
+// rank 0 of NGPU ranks.
 Environment job_environment(const JobConfig& config);
 
 MeshConfig mesh_config(const JobConfig::Parallelism& parallelism);

@@ -22,7 +22,7 @@ extern "C" void on_stop_signal(int signal) {
 }  // namespace
 
 void catch_stop_signals() {
-  struct sigaction action{};
+  struct sigaction action {};
   action.sa_handler = on_stop_signal;
   action.sa_flags = SA_RESTART;
   for (int signal : {SIGINT, SIGTERM, SIGUSR1}) ::sigaction(signal, &action, nullptr);
@@ -30,9 +30,12 @@ void catch_stop_signals() {
 
 StopSignal stop_signal() {
   switch (first_signal.load()) {
-    case 0: return StopSignal::kNone;
-    case SIGINT: return StopSignal::kInterrupt;
-    default: return StopSignal::kTerminate;
+    case 0:
+      return StopSignal::kNone;
+    case SIGINT:
+      return StopSignal::kInterrupt;
+    default:
+      return StopSignal::kTerminate;
   }
 }
 

@@ -1,4 +1,5 @@
-// Ctrl-C, TERM and USR1: the first one lets the running step finish, a second Ctrl-C or TERM ends the process at once.
+// Ctrl-C, TERM and USR1: the first one lets the running step finish, a second Ctrl-C or TERM ends the process
+// at once.
 #pragma once
 
 namespace hyperion {

@@ -32,7 +32,8 @@
 namespace hyperion {
 namespace {
 
-// Checks the whole configuration, with the tokenizer it names. Nothing touches a device before this has passed.
+// Checks the whole configuration, with the tokenizer it names. Nothing touches a device before this has
+// passed.
 DataSetup checked_data(const ResolvedConfig& resolved, const ModelArgs& model) {
   RunFacts facts;
   facts.world_size = job_environment(resolved.config).world_size;
@@ -68,8 +69,8 @@ std::vector<at::Tensor> all_grads(const UnitWalk& walk) {
 }
 
 LoaderPlace place_of(const Runtime& runtime, uint64_t seed, const ModelArgs& model) {
-  return {runtime.mesh->coordinate(runtime.rank(), MeshDim::kBatch), runtime.mesh->degree(MeshDim::kBatch), seed,
-          model.vocab_size};
+  return {runtime.mesh->coordinate(runtime.rank(), MeshDim::kBatch), runtime.mesh->degree(MeshDim::kBatch),
+          seed, model.vocab_size};
 }
 
 }  // namespace
@@ -90,10 +91,12 @@ Trainer::Trainer(const ResolvedConfig& resolved, const std::vector<std::string>&
       loader_(training_loader(config_, data_, place_of(runtime_, seed_, model_args_))),
       mover_(model_, runtime_.device),
       validator_(config_, runtime_,
-                 config_.validation.enable ? validation_loader(config_, data_, place_of(runtime_, seed_, model_args_))
-                                           : nullptr),
+                 config_.validation.enable
+                     ? validation_loader(config_, data_, place_of(runtime_, seed_, model_args_))
+                     : nullptr),
       guard_(runtime_.group(MeshDim::kLoss)) {
-  at::globalContext().setDeterministicAlgorithms(config_.debug.deterministic, config_.debug.deterministic_warn_only);
+  at::globalContext().setDeterministicAlgorithms(config_.debug.deterministic,
+                                                 config_.debug.deterministic_warn_only);
   agree(resolved);
   initialise_weights();
   if (config_.training.enable_cpu_offload && runtime_.device.is_cpu())
@@ -161,7 +164,8 @@ void Trainer::make_metrics(const ResolvedConfig& resolved, const std::vector<std
   sources.take_peak_memory = [this] { return memory_->take_peak(); };
   if (cuda) {
     const PeakFlops peak = gpu_peak_flops(runtime_.device_name);
-    if (!peak.known) log_warning("no peak FLOP/s known for {}: MFU is relative to an A100", runtime_.device_name);
+    if (!peak.known)
+      log_warning("no peak FLOP/s known for {}: MFU is relative to an A100", runtime_.device_name);
     options.peak_flops = peak.flops;
   } else {
     const at::ScalarType dtype = fsdp_.options().compute_dtype;
@@ -169,7 +173,8 @@ void Trainer::make_metrics(const ResolvedConfig& resolved, const std::vector<std
   }
   if (runtime_.rank() == 0) {
     const std::filesystem::path folder = config_.job.dump_folder;
-    write_run_record(folder, {to_toml(resolved), command, version_text(), runtime_.world_size(), options.start_time});
+    write_run_record(folder,
+                     {to_toml(resolved), command, version_text(), runtime_.world_size(), options.start_time});
     if (config_.job.save_config_file) {
       std::filesystem::create_directories((folder / *config_.job.save_config_file).parent_path());
       write_file_atomic(folder / *config_.job.save_config_file, to_json(config_) + "\n");
@@ -196,13 +201,16 @@ void Trainer::make_profiler() {
   options.cuda = runtime_.device.is_cuda();
   MemorySnapshotHooks hooks;
   if (options.cuda) {
-    hooks.start_recording = [](size_t entries) { device_library().record_memory_history(static_cast<int>(entries)); };
+    hooks.start_recording = [](size_t entries) {
+      device_library().record_memory_history(static_cast<int>(entries));
+    };
     hooks.snapshot_pickle = device_library().memory_snapshot;
   }
   profiler_ = std::make_unique<Profiler>(options, std::move(hooks));
 }
 
-// All microbatches of a step are fetched first, because the loss is divided by the step's global number of valid tokens.
+// All microbatches of a step are fetched first, because the loss is divided by the step's global number of
+// valid tokens.
 struct Trainer::StepData {
   std::vector<Batch> batches;
   int64_t local_valid = 0;
@@ -218,7 +226,8 @@ Trainer::StepData Trainer::fetch() {
     data.local_valid += valid_tokens(batch);
     metrics_->add_batch(batch.rows * batch.seq_len, loader_->wait_seconds() - waited);
   }
-  // One small host-side sum a step: valid tokens, and who was asked to stop, so that all ranks stop after the same step.
+  // One small host-side sum a step: valid tokens, and who was asked to stop, so that all ranks stop after the
+  // same step.
   const at::Tensor counts = at::zeros({3}, at::TensorOptions(at::kLong));
   auto* values = counts.data_ptr<int64_t>();
   const StopSignal signal = stop_signal();
@@ -249,7 +258,8 @@ void Trainer::train_step(int64_t step) {
   set_phase(fmt::format("step {} gradient norm", step));
   const at::Tensor norm = global_grad_norm(grads_, runtime_.group(MeshDim::kFsdp));
   std::vector<std::string> sources;
-  for (const Batch& batch : data.batches) sources.push_back(fmt::format("{}", fmt::join(batch.sources, ", ")));
+  for (const Batch& batch : data.batches)
+    sources.push_back(fmt::format("{}", fmt::join(batch.sources, ", ")));
   const at::Tensor skip = guard_.check(step, losses, norm, [sources](size_t i) { return sources.at(i); });
   clip_gradients(grads_, norm, config_.training.max_norm);
   optimizer_.step(config_.optimizer.lr * schedule_.factor(step - 1), skip);
@@ -305,7 +315,8 @@ ExitCode Trainer::run() {
     if (stop_ != 0) {
       guard_.raise(/*wait=*/true);
       log_warning("stopped by a signal after step {}; checkpointing is off, so the state is not saved", step);
-      return stop_ == static_cast<int>(StopSignal::kInterrupt) ? ExitCode::kInterrupted : ExitCode::kTerminated;
+      return stop_ == static_cast<int>(StopSignal::kInterrupt) ? ExitCode::kInterrupted
+                                                               : ExitCode::kTerminated;
     }
   }
   guard_.raise(/*wait=*/true);
@@ -315,15 +326,19 @@ ExitCode Trainer::run() {
   return ExitCode::kOk;
 }
 
-// For tests against other trainers: each parameter's whole fp32 gradient, before clipping, as raw little-endian numbers.
+// For tests against other trainers: each parameter's whole fp32 gradient, before clipping, as raw
+// little-endian numbers.
 void Trainer::dump_gradients(const std::string& folder) const {
   if (runtime_.world_size() != 1) throw_config("HYPERION_DUMP_GRADIENTS needs a job of one rank");
   std::filesystem::create_directories(folder);
   for (const ShardedParameterPtr& parameter : walk_.parameters()) {
     const at::Tensor grad = parameter->grad().to(at::kCPU, at::kFloat).contiguous();
-    std::ofstream file(std::filesystem::path(folder) / (parameter->parameter().fqn + ".f32"), std::ios::binary);
+    std::ofstream file(std::filesystem::path(folder) / (parameter->parameter().fqn + ".f32"),
+                       std::ios::binary);
     file.write(static_cast<const char*>(grad.data_ptr()), static_cast<std::streamsize>(grad.nbytes()));
-    if (!file) throw_config("HYPERION_DUMP_GRADIENTS: cannot write {}.f32 into {}", parameter->parameter().fqn, folder);
+    if (!file)
+      throw_config("HYPERION_DUMP_GRADIENTS: cannot write {}.f32 into {}", parameter->parameter().fqn,
+                   folder);
   }
 }
 

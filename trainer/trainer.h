@@ -22,12 +22,13 @@ namespace hyperion {
 
 class Trainer {
  public:
-  // `command` is the argv, for the run's record. Checks the configuration as a whole before it touches a device.
-  // Collective: every rank constructs its Trainer.
+  // `command` is the argv, for the run's record. Checks the configuration as a whole before it touches a
+  // device. Collective: every rank constructs its Trainer.
   Trainer(const ResolvedConfig& resolved, const std::vector<std::string>& command);
   ~Trainer();
 
-  // Trains to training.steps, or until a signal asks to stop. Throws Error for everything that ends a job early.
+  // Trains to training.steps, or until a signal asks to stop. Throws Error for everything that ends a job
+  // early.
   ExitCode run();
 
  private:
@@ -38,7 +39,8 @@ class Trainer {
   void initialise_weights();
   StepData fetch();
   void train_step(int64_t step);
-  void log_step(int64_t step, const std::vector<at::Tensor>& losses, const StepData& data, const at::Tensor& norm);
+  void log_step(int64_t step, const std::vector<at::Tensor>& losses, const StepData& data,
+                const at::Tensor& norm);
   void validate(int64_t step);
   void dump_gradients(const std::string& folder) const;
 

@@ -59,7 +59,8 @@ at::Tensor UnitWalk::run_block(size_t block, const at::Tensor& input, const Micr
   return model_.blocks()[block].forward(kept.input, batch.context);
 }
 
-at::Tensor UnitWalk::backward_block(size_t block, const at::Tensor& grad, const Microbatch& batch, Kept& kept) {
+at::Tensor UnitWalk::backward_block(size_t block, const at::Tensor& grad, const Microbatch& batch,
+                                    Kept& kept) {
   if (!kept.output.defined()) {
     if (kept.tape) kept.tape->start_replay();
     TapeScope scope(kept.tape.get());

@@ -1,6 +1,7 @@
-// One pass over the model's units, forward and backward, as plain steps: gather a unit's weights, prefetch the next
-// unit's, run it, let the weights go; then the same from the last unit to the first with gradients. Activation
-// checkpointing is part of the walk: a checkpointed block keeps its input only and is run again in backward.
+// One pass over the model's units, forward and backward, as plain steps: gather a unit's weights, prefetch
+// the next unit's, run it, let the weights go; then the same from the last unit to the first with gradients.
+// Activation checkpointing is part of the walk: a checkpointed block keeps its input only and is run again in
+// backward.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -27,9 +28,10 @@ enum class BlockCheckpoint {
 struct WalkOptions {
   ReshardPolicy reshard = ReshardPolicy::kDefault;
   std::vector<BlockCheckpoint> checkpoint{};  // one a block
-  RecomputeTape::Shapes always_recompute{};   // under kOperations: shapes of weights whose products are never kept
-  // Gather the unit that comes next while one runs. Backward order then equals FSDP2's; in forward FSDP2 leaves the
-  // overlap to the GPU's queue, which a CPU does not have.
+  RecomputeTape::Shapes
+      always_recompute{};  // under kOperations: shapes of weights whose products are never kept
+  // Gather the unit that comes next while one runs. Backward order then equals FSDP2's; in forward FSDP2
+  // leaves the overlap to the GPU's queue, which a CPU does not have.
   bool prefetch_forward = true, prefetch_backward = true;
 };
 
@@ -48,8 +50,8 @@ class UnitWalk {
   const std::vector<std::unique_ptr<ShardGroup>>& groups() const { return groups_; }
   std::vector<ShardedParameterPtr> parameters() const;  // every parameter once, in unit order
 
-  // Adds the gradient of scale * (summed cross-entropy) to the sharded gradients; returns the unscaled sum (0-dim).
-  // Gradients are complete after the call with last = true.
+  // Adds the gradient of scale * (summed cross-entropy) to the sharded gradients; returns the unscaled sum
+  // (0-dim). Gradients are complete after the call with last = true.
   at::Tensor forward_backward(const Microbatch& batch, const at::Tensor& scale, bool last);
   // The summed cross-entropy without gradients.
   at::Tensor loss_sum(const Microbatch& batch);

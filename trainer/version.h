@@ -5,8 +5,8 @@
 
 namespace hyperion {
 
-// Several lines: Hyperion and its commit, compiler, libtorch, CUDA and NCCL (of our CUDA library, when it was built),
-// fmt.
+// Several lines: Hyperion and its commit, compiler, libtorch, CUDA and NCCL (of our CUDA library, when it was
+// built), fmt.
 std::string version_text();
 
 }  // namespace hyperion

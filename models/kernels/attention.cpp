@@ -24,13 +24,17 @@ std::optional<at::Tensor> optional(const at::Tensor& tensor) {
   return tensor.defined() ? std::optional<at::Tensor>(tensor) : std::nullopt;
 }
 
-// The CPU's flash kernels run bf16 through the same slow products as matmul.h; widen under the same condition.
+// The CPU's flash kernels run bf16 through the same slow products as matmul.h; widen under the same
+// condition.
 at::Tensor widened(const at::Tensor& t) {
   return t.scalar_type() == at::kBFloat16 && widens_bf16() ? t.to(at::kFloat) : t;
 }
 
-// cuDNN serves half-precision causal attention (the fastest on Hopper); the efficient kernels serve fp32 and masks.
-bool use_cudnn(const at::Tensor& q, const at::Tensor& mask) { return !mask.defined() && q.scalar_type() != at::kFloat; }
+// cuDNN serves half-precision causal attention (the fastest on Hopper); the efficient kernels serve fp32 and
+// masks.
+bool use_cudnn(const at::Tensor& q, const at::Tensor& mask) {
+  return !mask.defined() && q.scalar_type() != at::kFloat;
+}
 
 // [batch, kv_heads, seq, d] -> [batch, heads, seq, d], each head repeated in place.
 at::Tensor repeat_heads(const at::Tensor& t, int64_t heads) {
@@ -46,18 +50,21 @@ at::Tensor sum_heads(const at::Tensor& grad, int64_t kv_heads) {
 at::Tensor additive(const at::Tensor& mask, at::ScalarType dtype) {
   if (!mask.defined()) return {};
   const auto options = at::TensorOptions(dtype).device(mask.device());
-  return at::where(mask, at::zeros({}, options), at::full({}, -std::numeric_limits<double>::infinity(), options));
+  return at::where(mask, at::zeros({}, options),
+                   at::full({}, -std::numeric_limits<double>::infinity(), options));
 }
 
-AttentionResult cpu_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& mask) {
+AttentionResult cpu_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                            const at::Tensor& mask) {
   const at::Tensor wide_q = widened(q);
   auto [out, lse] = at::_scaled_dot_product_flash_attention_for_cpu(
-      wide_q, widened(k), widened(v), kNoDropout, !mask.defined(), optional(additive(mask, wide_q.scalar_type())));
+      wide_q, widened(k), widened(v), kNoDropout, !mask.defined(),
+      optional(additive(mask, wide_q.scalar_type())));
   return {out.to(q.scalar_type()), {lse}};
 }
 
-AttentionGradients cpu_backward(const at::Tensor& grad, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                const at::Tensor& mask, const AttentionResult& result) {
+AttentionGradients cpu_backward(const at::Tensor& grad, const at::Tensor& q, const at::Tensor& k,
+                                const at::Tensor& v, const at::Tensor& mask, const AttentionResult& result) {
   const at::Tensor wide_q = widened(q);
   auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
       widened(grad), wide_q, widened(k), widened(v), widened(result.output), result.extras.at(0), kNoDropout,
@@ -66,20 +73,21 @@ AttentionGradients cpu_backward(const at::Tensor& grad, const at::Tensor& q, con
 }
 
 AttentionResult cudnn_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
-  auto [out, lse, cum_q, cum_k, max_q, max_k, seed, offset, debug] =
-      at::_scaled_dot_product_cudnn_attention(q, k, v, std::nullopt, /*compute_log_sumexp=*/true, kNoDropout, true);
+  auto [out, lse, cum_q, cum_k, max_q, max_k, seed, offset, debug] = at::_scaled_dot_product_cudnn_attention(
+      q, k, v, std::nullopt, /*compute_log_sumexp=*/true, kNoDropout, true);
   return {out, {lse, seed, offset}};
 }
 
-AttentionGradients cudnn_backward(const at::Tensor& grad, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                  const AttentionResult& result) {
+AttentionGradients cudnn_backward(const at::Tensor& grad, const at::Tensor& q, const at::Tensor& k,
+                                  const at::Tensor& v, const AttentionResult& result) {
   auto [dq, dk, dv] = at::_scaled_dot_product_cudnn_attention_backward(
       grad, q, k, v, result.output, result.extras.at(0), result.extras.at(1), result.extras.at(2), {}, {}, {},
       q.size(2), k.size(2), kNoDropout, true);
   return {dq, dk, dv};
 }
 
-AttentionResult efficient_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& mask) {
+AttentionResult efficient_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                  const at::Tensor& mask) {
   auto [out, lse, seed, offset] = at::_scaled_dot_product_efficient_attention(
       q, repeat_heads(k, q.size(1)), repeat_heads(v, q.size(1)), optional(additive(mask, q.scalar_type())),
       /*compute_log_sumexp=*/true, kNoDropout, !mask.defined());
@@ -87,11 +95,12 @@ AttentionResult efficient_forward(const at::Tensor& q, const at::Tensor& k, cons
 }
 
 AttentionGradients efficient_backward(const at::Tensor& grad, const at::Tensor& q, const at::Tensor& k,
-                                      const at::Tensor& v, const at::Tensor& mask, const AttentionResult& result) {
+                                      const at::Tensor& v, const at::Tensor& mask,
+                                      const AttentionResult& result) {
   auto [dq, dk, dv, dbias] = at::_scaled_dot_product_efficient_attention_backward(
-      grad, q, repeat_heads(k, q.size(1)), repeat_heads(v, q.size(1)), additive(mask, q.scalar_type()), result.output,
-      result.extras.at(0), result.extras.at(1), result.extras.at(2), kNoDropout, {true, true, true, false},
-      !mask.defined());
+      grad, q, repeat_heads(k, q.size(1)), repeat_heads(v, q.size(1)), additive(mask, q.scalar_type()),
+      result.output, result.extras.at(0), result.extras.at(1), result.extras.at(2), kNoDropout,
+      {true, true, true, false}, !mask.defined());
   return {dq, sum_heads(dk, k.size(1)), sum_heads(dv, v.size(1))};
 }
 
@@ -104,7 +113,8 @@ AttentionResult attention_forward(const at::Tensor& q, const at::Tensor& k, cons
 }
 
 AttentionGradients attention_backward(const at::Tensor& grad_output, const at::Tensor& q, const at::Tensor& k,
-                                      const at::Tensor& v, const at::Tensor& mask, const AttentionResult& result) {
+                                      const at::Tensor& v, const at::Tensor& mask,
+                                      const AttentionResult& result) {
   if (q.is_cpu()) return cpu_backward(grad_output, q, k, v, mask, result);
   return use_cudnn(q, mask) ? cudnn_backward(grad_output, q, k, v, result)
                             : efficient_backward(grad_output, q, k, v, mask, result);

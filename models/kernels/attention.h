@@ -1,4 +1,5 @@
-// Scaled dot-product attention with grouped queries, and its backward, on the fastest backend for the device and dtype.
+// Scaled dot-product attention with grouped queries, and its backward, on the fastest backend for the device
+// and dtype.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,14 +15,16 @@ struct AttentionResult {
 };
 
 // q [batch, heads, seq, head_dim]; k, v [batch, kv_heads, seq, head_dim], heads a multiple of kv_heads; scale
-// 1/sqrt(head_dim). Causal; `mask` (optional, bool [batch, 1, seq, seq], true = may attend) replaces the causal mask and
-// must imply it.
-AttentionResult attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& mask);
+// 1/sqrt(head_dim). Causal; `mask` (optional, bool [batch, 1, seq, seq], true = may attend) replaces the
+// causal mask and must imply it.
+AttentionResult attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                  const at::Tensor& mask);
 
 struct AttentionGradients {
   at::Tensor q, k, v;
 };
 AttentionGradients attention_backward(const at::Tensor& grad_output, const at::Tensor& q, const at::Tensor& k,
-                                      const at::Tensor& v, const at::Tensor& mask, const AttentionResult& result);
+                                      const at::Tensor& v, const at::Tensor& mask,
+                                      const AttentionResult& result);
 
 }  // namespace hyperion::kernels

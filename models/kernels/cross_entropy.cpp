@@ -31,7 +31,8 @@ at::Tensor fused(const at::Tensor& logits, const at::Tensor& labels, const at::T
           if (scale != nullptr) std::fill(data + r * vocab, data + (r + 1) * vocab, T(0));
           continue;
         }
-        if (label[r] < 0 || label[r] >= vocab) throw_bug("label {} is outside the vocabulary of {}", label[r], vocab);
+        if (label[r] < 0 || label[r] >= vocab)
+          throw_bug("label {} is outside the vocabulary of {}", label[r], vocab);
         rows::widen(data + r * vocab, row, vocab);
         const float lse = rows::log_sum_exp(row, vocab);
         losses.mutable_data_ptr<double>()[r] = static_cast<double>(lse) - static_cast<double>(row[label[r]]);
@@ -48,7 +49,8 @@ at::Tensor fused(const at::Tensor& logits, const at::Tensor& labels, const at::T
 }  // namespace
 
 at::Tensor cross_entropy(at::Tensor logits, const at::Tensor& labels, const at::Tensor* scale) {
-  if (has_fused(logits) && logits.is_contiguous() && labels.is_contiguous()) return fused(logits, labels, scale);
+  if (has_fused(logits) && logits.is_contiguous() && labels.is_contiguous())
+    return fused(logits, labels, scale);
   return plain::cross_entropy(std::move(logits), labels, scale);
 }
 

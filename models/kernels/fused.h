@@ -8,7 +8,9 @@
 namespace hyperion::kernels {
 
 // The dtype arithmetic runs in: fp64 stays, everything else is widened to fp32.
-inline at::ScalarType wide(const at::Tensor& t) { return t.scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
+inline at::ScalarType wide(const at::Tensor& t) {
+  return t.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
 
 // fp32 and bf16 on the CPU have fused kernels; everything else runs the plain form.
 inline bool has_fused(const at::Tensor& t) {

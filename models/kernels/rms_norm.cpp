@@ -28,7 +28,8 @@ RmsNormResult fused_forward(const at::Tensor& x, const at::Tensor& weight, doubl
       float* row = rows::scratch(0, n);
       for (int64_t r = begin; r < end; ++r) {
         rows::widen(in + r * n, row, n);
-        rstd[r] = 1.0F / std::sqrt(rows::sum_of_squares(row, n) / static_cast<float>(n) + static_cast<float>(eps));
+        rstd[r] =
+            1.0F / std::sqrt(rows::sum_of_squares(row, n) / static_cast<float>(n) + static_cast<float>(eps));
         rows::scale(row, rstd[r], w.const_data_ptr<float>(), row, n);
         rows::narrow(row, out + r * n, n);
       }
@@ -37,12 +38,13 @@ RmsNormResult fused_forward(const at::Tensor& x, const at::Tensor& weight, doubl
   return result;
 }
 
-std::pair<at::Tensor, at::Tensor> fused_backward(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& weight,
-                                                 const at::Tensor& rstd) {
+std::pair<at::Tensor, at::Tensor> fused_backward(const at::Tensor& grad, const at::Tensor& x,
+                                                 const at::Tensor& weight, const at::Tensor& rstd) {
   const int64_t n = x.size(-1), count = x.numel() / n;
   const int64_t tasks = (count + kRowsPerTask - 1) / kRowsPerTask;
   at::Tensor dx = at::empty_like(x);
-  at::Tensor dw = at::zeros({tasks, n}, x.options().dtype(at::kFloat));  // one row a task, added up in order below
+  at::Tensor dw =
+      at::zeros({tasks, n}, x.options().dtype(at::kFloat));  // one row a task, added up in order below
   const at::Tensor w = weight.to(at::kFloat);
   with_element_type(x, [&]<typename T>(T) {
     const T *xs = x.const_data_ptr<T>(), *gs = grad.const_data_ptr<T>();

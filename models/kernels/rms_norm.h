@@ -1,4 +1,5 @@
-// RMSNorm over the last dimension, fp32 inside (fp64 for fp64), one rounding at the end. Zhang & Sennrich, arXiv 1910.07467.
+// RMSNorm over the last dimension, fp32 inside (fp64 for fp64), one rounding at the end. Zhang & Sennrich,
+// arXiv 1910.07467.
 #pragma once
 
 #include <ATen/core/Tensor.h>

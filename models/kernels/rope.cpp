@@ -11,7 +11,8 @@
 namespace hyperion::kernels {
 namespace {
 
-at::Tensor fused(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, RopeStyle style, bool inverse) {
+at::Tensor fused(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, RopeStyle style,
+                 bool inverse) {
   const int64_t heads = x.size(2), half = x.size(3) / 2, width = heads * 2 * half;
   const int64_t positions = cos.numel() / half;  // seq, or batch * seq
   at::Tensor y = at::empty_like(x);
@@ -25,7 +26,8 @@ at::Tensor fused(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& s
       for (int64_t token = begin; token < end; ++token) {
         const int64_t angle = token % positions * half;
         rows::widen(in + token * width, row, width);
-        rotate(row, cos.const_data_ptr<float>() + angle, sin.const_data_ptr<float>() + angle, sign, turned, heads, half);
+        rotate(row, cos.const_data_ptr<float>() + angle, sin.const_data_ptr<float>() + angle, sign, turned,
+               heads, half);
         rows::narrow(turned, out + token * width, width);
       }
     });
@@ -35,7 +37,8 @@ at::Tensor fused(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& s
 
 }  // namespace
 
-at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, RopeStyle style, bool inverse) {
+at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, RopeStyle style,
+                bool inverse) {
   if (has_fused(x) && cos.scalar_type() == at::kFloat)
     return fused(x.contiguous(), cos.contiguous(), sin.contiguous(), style, inverse);
   return plain::rope(x, cos, sin, style, inverse);

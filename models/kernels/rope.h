@@ -7,12 +7,14 @@
 
 namespace hyperion::kernels {
 
-// x [batch, seq, heads, head_dim]; cos, sin fp32 [seq, head_dim/2] or [batch, seq, head_dim/2]. `inverse` turns back,
-// which is also the gradient.
-at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, RopeStyle style, bool inverse);
+// x [batch, seq, heads, head_dim]; cos, sin fp32 [seq, head_dim/2] or [batch, seq, head_dim/2]. `inverse`
+// turns back, which is also the gradient.
+at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, RopeStyle style,
+                bool inverse);
 
 namespace plain {
-at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, RopeStyle style, bool inverse);
+at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, RopeStyle style,
+                bool inverse);
 }
 
 }  // namespace hyperion::kernels

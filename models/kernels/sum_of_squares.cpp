@@ -30,7 +30,9 @@ at::Tensor fused(const at::Tensor& x) {
 
 }  // namespace
 
-at::Tensor sum_of_squares(const at::Tensor& x) { return has_fused(x) ? fused(x.contiguous()) : plain::sum_of_squares(x); }
+at::Tensor sum_of_squares(const at::Tensor& x) {
+  return has_fused(x) ? fused(x.contiguous()) : plain::sum_of_squares(x);
+}
 
 at::Tensor plain::sum_of_squares(const at::Tensor& x) {
   if (x.is_cpu()) return x.to(at::kDouble).square().sum();

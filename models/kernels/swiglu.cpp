@@ -17,7 +17,8 @@ constexpr int64_t kBlock = 1024;  // elements worked on in cache at a time
 template <typename Work>
 void for_blocks(int64_t n, Work work) {
   at::parallel_for(0, (n + kBlock - 1) / kBlock, 8, [&](int64_t begin, int64_t end) {
-    for (int64_t block = begin; block < end; ++block) work(block * kBlock, std::min(kBlock, n - block * kBlock));
+    for (int64_t block = begin; block < end; ++block)
+      work(block * kBlock, std::min(kBlock, n - block * kBlock));
   });
 }
 
@@ -47,7 +48,8 @@ at::Tensor fused_forward(const at::Tensor& gate, const at::Tensor& up) {
   return y;
 }
 
-std::pair<at::Tensor, at::Tensor> fused_backward(const at::Tensor& grad, const at::Tensor& gate, const at::Tensor& up) {
+std::pair<at::Tensor, at::Tensor> fused_backward(const at::Tensor& grad, const at::Tensor& gate,
+                                                 const at::Tensor& up) {
   at::Tensor dgate = at::empty_like(gate), dup = at::empty_like(up);
   with_element_type(gate, [&]<typename T>(T) {
     for_blocks(gate.numel(), [&](int64_t first, int64_t n) {
@@ -72,15 +74,19 @@ std::pair<at::Tensor, at::Tensor> fused_backward(const at::Tensor& grad, const a
 }  // namespace
 
 at::Tensor swiglu_forward(const at::Tensor& gate, const at::Tensor& up) {
-  return has_fused(gate) ? fused_forward(gate.contiguous(), up.contiguous()) : plain::swiglu_forward(gate, up);
+  return has_fused(gate) ? fused_forward(gate.contiguous(), up.contiguous())
+                         : plain::swiglu_forward(gate, up);
 }
 
-std::pair<at::Tensor, at::Tensor> swiglu_backward(const at::Tensor& grad, const at::Tensor& gate, const at::Tensor& up) {
+std::pair<at::Tensor, at::Tensor> swiglu_backward(const at::Tensor& grad, const at::Tensor& gate,
+                                                  const at::Tensor& up) {
   return has_fused(gate) ? fused_backward(grad.contiguous(), gate.contiguous(), up.contiguous())
                          : plain::swiglu_backward(grad, gate, up);
 }
 
-at::Tensor plain::swiglu_forward(const at::Tensor& gate, const at::Tensor& up) { return at::silu(gate).mul_(up); }
+at::Tensor plain::swiglu_forward(const at::Tensor& gate, const at::Tensor& up) {
+  return at::silu(gate).mul_(up);
+}
 
 std::pair<at::Tensor, at::Tensor> plain::swiglu_backward(const at::Tensor& grad, const at::Tensor& gate,
                                                          const at::Tensor& up) {

@@ -1,5 +1,5 @@
-// SwiGLU's pointwise part, silu(gate) * up (Shazeer, arXiv 2002.05202). Two roundings to the input's dtype, as the two
-// operations of the peer have: after silu and after the product.
+// SwiGLU's pointwise part, silu(gate) * up (Shazeer, arXiv 2002.05202). Two roundings to the input's dtype,
+// as the two operations of the peer have: after silu and after the product.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,11 +11,13 @@ namespace hyperion::kernels {
 // gate, up: same shape and dtype.
 at::Tensor swiglu_forward(const at::Tensor& gate, const at::Tensor& up);
 // Gradients of gate and up.
-std::pair<at::Tensor, at::Tensor> swiglu_backward(const at::Tensor& grad, const at::Tensor& gate, const at::Tensor& up);
+std::pair<at::Tensor, at::Tensor> swiglu_backward(const at::Tensor& grad, const at::Tensor& gate,
+                                                  const at::Tensor& up);
 
 namespace plain {
 at::Tensor swiglu_forward(const at::Tensor& gate, const at::Tensor& up);
-std::pair<at::Tensor, at::Tensor> swiglu_backward(const at::Tensor& grad, const at::Tensor& gate, const at::Tensor& up);
+std::pair<at::Tensor, at::Tensor> swiglu_backward(const at::Tensor& grad, const at::Tensor& gate,
+                                                  const at::Tensor& up);
 }  // namespace plain
 
 }  // namespace hyperion::kernels

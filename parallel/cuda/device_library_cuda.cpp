@@ -49,7 +49,9 @@ void record_memory_history(int max_entries) {
   torch::cuda::_record_memory_history(enabled, "all", "all", static_cast<size_t>(max_entries));
 }
 
-std::string memory_snapshot() { return torch::cuda::_memory_snapshot_pickled(); }
+std::string memory_snapshot() {
+  return torch::cuda::_memory_snapshot_pickled();
+}
 
 c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                                     int size, const NcclOptions& options) {

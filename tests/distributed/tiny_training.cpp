@@ -13,8 +13,13 @@ namespace {
 
 ModelArgs tiny_args(const char* name) {
   return model_args(name, "debugmodel",
-                    {.dim = 18, .n_layers = 3, .n_heads = 3, .n_kv_heads = 1, .head_dim = 6,
-                     .vocab_size = TinyTraining::kVocab, .hidden_dim = 25});
+                    {.dim = 18,
+                     .n_layers = 3,
+                     .n_heads = 3,
+                     .n_kv_heads = 1,
+                     .head_dim = 6,
+                     .vocab_size = TinyTraining::kVocab,
+                     .hidden_dim = 25});
 }
 
 }  // namespace
@@ -28,8 +33,10 @@ TinyTraining::TinyTraining(const TinyJob& job, const Environment& environment)
           mesh_, environment,
           CommOptions{.backend = job.device.is_cuda() ? CommBackend::kNccl : CommBackend::kGloo,
                       .device_index = std::max<int>(0, job.device.index())})) {
-  const ShardingOptions sharding{.device = job.device, .state_device = job.device, .compute_dtype = job.compute};
-  fsdp_ = std::make_unique<FsdpContext>(groups_->get(MeshDim::kFsdp), groups_->get(MeshDim::kDpReplicate), sharding);
+  const ShardingOptions sharding{
+      .device = job.device, .state_device = job.device, .compute_dtype = job.compute};
+  fsdp_ = std::make_unique<FsdpContext>(groups_->get(MeshDim::kFsdp), groups_->get(MeshDim::kDpReplicate),
+                                        sharding);
   WalkOptions options{.reshard = job.reshard, .prefetch_forward = job.prefetch_forward};
   options.checkpoint.assign(model_.blocks().size(), job.checkpoint);
   walk_ = std::make_unique<UnitWalk>(model_, *fsdp_, options);
@@ -45,23 +52,26 @@ TinyTraining::TinyTraining(const TinyJob& job, const Environment& environment)
 
 Microbatch TinyTraining::microbatch(int64_t step, int64_t index) const {
   const int64_t ranks = mesh_.degree(MeshDim::kBatch), rows = kGlobalBatch / (ranks * job_.accumulation);
-  const int64_t first = step * kGlobalBatch + index * ranks * rows + mesh_.coordinate(rank_, MeshDim::kBatch) * rows;
+  const int64_t first =
+      step * kGlobalBatch + index * ranks * rows + mesh_.coordinate(rank_, MeshDim::kBatch) * rows;
   const at::Tensor ids = at::zeros({rows, kSeqLen + 1}, at::TensorOptions(at::kLong));
   for (int64_t row = 0; row < rows; ++row) {
-    int64_t token = (first + row) % kVocab;  // each next token is a fixed function of the last, or now and then not
+    int64_t token =
+        (first + row) % kVocab;  // each next token is a fixed function of the last, or now and then not
     for (int64_t i = 0; i <= kSeqLen; ++i) {
       ids[row][i] = token;
       const uint32_t dice = philox4x32(99, static_cast<uint64_t>((first + row) * 100 + i))[0];
       token = dice % 8 == 0 ? dice % kVocab : (token * 5 + 3) % kVocab;
     }
   }
-  return {ids.narrow(1, 0, kSeqLen).contiguous().to(job_.device), ids.narrow(1, 1, kSeqLen).contiguous().to(job_.device),
-          model_.context(kSeqLen, job_.device)};
+  return {ids.narrow(1, 0, kSeqLen).contiguous().to(job_.device),
+          ids.narrow(1, 1, kSeqLen).contiguous().to(job_.device), model_.context(kSeqLen, job_.device)};
 }
 
 std::pair<double, double> TinyTraining::step(int64_t step) {
   walk_->begin_step(step);
-  const at::Tensor scale = at::full({}, 1.0 / (kGlobalBatch * kSeqLen), at::TensorOptions(at::kFloat).device(job_.device));
+  const at::Tensor scale =
+      at::full({}, 1.0 / (kGlobalBatch * kSeqLen), at::TensorOptions(at::kFloat).device(job_.device));
   const at::Tensor loss = at::zeros({}, at::TensorOptions(at::kFloat).device(job_.device));
   for (int64_t i = 0; i < job_.accumulation; ++i)
     loss.add_(walk_->forward_backward(microbatch(step, i), scale, i + 1 == job_.accumulation));

@@ -1,4 +1,5 @@
-// A small training job for tests: the real walk, sharding and optimizer on a model whose dimensions divide by nothing.
+// A small training job for tests: the real walk, sharding and optimizer on a model whose dimensions divide by
+// nothing.
 #pragma once
 
 #include <memory>

@@ -43,10 +43,17 @@ void Adam::step(double lr, const at::Tensor& skip) {
   step_.add_(1 - skip);
   if (!filled_.empty()) {
     switch (options_.implementation) {
-      case AdamOptions::Implementation::kFused: fused(lr, skip); break;
-      case AdamOptions::Implementation::kForeach: foreach (filled_, lr, skip); break;
+      case AdamOptions::Implementation::kFused:
+        fused(lr, skip);
+        break;
+      case AdamOptions::Implementation::kForeach:
+        foreach (filled_, lr, skip)
+          ;
+        break;
       case AdamOptions::Implementation::kForLoop:
-        for (size_t i : filled_) foreach ({i}, lr, skip);
+        for (size_t i : filled_)
+          foreach ({i}, lr, skip)
+            ;
         break;
     }
   }
@@ -65,7 +72,8 @@ void Adam::fused(double lr, const at::Tensor& skip) {
   const std::vector<at::Tensor> steps(filled_.size(), step_);
   auto update = [&](auto kernel) {
     kernel(masters, grads, exp_avg, exp_avg_sq, at::TensorList{}, steps, lr, options_.beta1, options_.beta2,
-           options_.weight_decay, options_.eps, /*amsgrad=*/false, /*maximize=*/false, /*grad_scale=*/std::nullopt,
+           options_.weight_decay, options_.eps, /*amsgrad=*/false, /*maximize=*/false,
+           /*grad_scale=*/std::nullopt,
            /*found_inf=*/skip);
   };
   if (options_.decoupled_decay)
@@ -74,8 +82,8 @@ void Adam::fused(double lr, const at::Tensor& skip) {
     update([](auto&&... args) { at::_fused_adam_(args...); });
 }
 
-// The plain form: factors become neutral where `skip` is 1 (gradients count as zero, decay and momentum factors are 1,
-// the step size is 0).
+// The plain form: factors become neutral where `skip` is 1 (gradients count as zero, decay and momentum
+// factors are 1, the step size is 0).
 void Adam::foreach (const std::vector<size_t>& which, double lr, const at::Tensor& skip) {
   std::vector<at::Tensor> masters = pick(masters_, which), grads = pick(grads_, which);
   std::vector<at::Tensor> exp_avg = pick(exp_avg_, which), exp_avg_sq = pick(exp_avg_sq_, which);

@@ -1,6 +1,6 @@
-// Adam and AdamW over this rank's shards (Kingma & Ba, arXiv 1412.6980; decoupled decay: Loshchilov & Hutter, arXiv
-// 1711.05101). One parameter group: decay applies to norms and embeddings too, as in v0.2.2. After the update it writes
-// the compute-dtype copy of every shard, so that the next step casts nothing.
+// Adam and AdamW over this rank's shards (Kingma & Ba, arXiv 1412.6980; decoupled decay: Loshchilov & Hutter,
+// arXiv 1711.05101). One parameter group: decay applies to norms and embeddings too, as in v0.2.2. After the
+// update it writes the compute-dtype copy of every shard, so that the next step casts nothing.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,11 +24,12 @@ class Adam {
   // States are allocated at once, as zeros: nothing is allocated at the first step.
   Adam(std::vector<ShardedParameterPtr> parameters, const AdamOptions& options);
 
-  // One update from the sharded gradients. `skip`: 0-dim float tensor on the gradients' device; where it is 1 (a
-  // non-finite loss or norm) no weight and no state changes, decided on the device.
+  // One update from the sharded gradients. `skip`: 0-dim float tensor on the gradients' device; where it is 1
+  // (a non-finite loss or norm) no weight and no state changes, decided on the device.
   void step(double lr, const at::Tensor& skip);
 
-  // The state of parameter i, in the order given: [local rows, ...] in the state dtype. One step count for all.
+  // The state of parameter i, in the order given: [local rows, ...] in the state dtype. One step count for
+  // all.
   const std::vector<at::Tensor>& exp_avg() const { return exp_avg_; }
   const std::vector<at::Tensor>& exp_avg_sq() const { return exp_avg_sq_; }
   const at::Tensor& step_count() const { return step_; }

@@ -8,7 +8,8 @@ namespace hyperion {
 
 at::Tensor global_grad_norm(std::span<const at::Tensor> grads, Communicator& shard) {
   const at::Device device = grads.front().device();
-  at::Tensor total = at::zeros({}, at::TensorOptions(device.is_cpu() ? at::kDouble : at::kFloat).device(device));
+  at::Tensor total =
+      at::zeros({}, at::TensorOptions(device.is_cpu() ? at::kDouble : at::kFloat).device(device));
   for (const at::Tensor& grad : grads)
     if (grad.numel() > 0) total.add_(kernels::sum_of_squares(grad));
   shard.all_reduce_sum(total);

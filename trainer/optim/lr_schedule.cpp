@@ -15,8 +15,8 @@ DecayType decay_type(const std::string& name) {
   throw_config("lr_scheduler.decay_type = \"{}\": expected \"linear\", \"sqrt\" or \"cosine\"", name);
 }
 
-LrSchedule::LrSchedule(int64_t total_steps, int64_t warmup_steps, std::optional<double> decay_ratio, DecayType type,
-                       double min_factor)
+LrSchedule::LrSchedule(int64_t total_steps, int64_t warmup_steps, std::optional<double> decay_ratio,
+                       DecayType type, double min_factor)
     : warmup_(std::min(warmup_steps, total_steps)), type_(type), min_factor_(min_factor) {
   decay_ = total_steps - warmup_;
   if (decay_ratio) {
@@ -34,9 +34,15 @@ double LrSchedule::factor(int64_t step) const {
       std::min(1.0, static_cast<double>(step + 1 - warmup_ - stable_) / static_cast<double>(decay_));
   double shape = 0.0;
   switch (type_) {
-    case DecayType::kLinear: shape = 1.0 - progress; break;
-    case DecayType::kSqrt: shape = 1.0 - std::sqrt(progress); break;
-    case DecayType::kCosine: shape = 0.5 * (1.0 + std::cos(std::numbers::pi * progress)); break;
+    case DecayType::kLinear:
+      shape = 1.0 - progress;
+      break;
+    case DecayType::kSqrt:
+      shape = 1.0 - std::sqrt(progress);
+      break;
+    case DecayType::kCosine:
+      shape = 0.5 * (1.0 + std::cos(std::numbers::pi * progress));
+      break;
   }
   return min_factor_ + (1.0 - min_factor_) * shape;
 }

@@ -9,15 +9,16 @@
 
 #if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define HYPERION_VECTORISED __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else  // elsewhere the baseline has vectors; a sanitizer must see the calls that load-time selection makes too early
+#else  // elsewhere the baseline has vectors; a sanitizer must see the calls that load-time selection makes
+       // too early
 #define HYPERION_VECTORISED
 #endif
 
 namespace hyperion::kernels::rows {
 namespace {
 
-// exp(x) by reduction to [-ln2/2, ln2/2] and its Taylor polynomial of degree 7: within 3 units in the last place.
-// Branch-free, so that loops over it vectorise. 0 below -87.3 and infinity above 88.7, as exp in fp32.
+// exp(x) by reduction to [-ln2/2, ln2/2] and its Taylor polynomial of degree 7: within 3 units in the last
+// place. Branch-free, so that loops over it vectorise. 0 below -87.3 and infinity above 88.7, as exp in fp32.
 inline __attribute__((always_inline)) float exp_fp32(float x) {
   const float clamped = std::min(std::max(x, -87.33654F), 88.72283F);
   const float k = std::nearbyintf(clamped * 1.44269504F);
@@ -32,7 +33,8 @@ inline __attribute__((always_inline)) float exp_fp32(float x) {
   p = p * r + 1.0F;
   // times 2^k, by adding k to the exponent of p
   const float value = std::bit_cast<float>(std::bit_cast<int32_t>(p) + (static_cast<int32_t>(k) << 23));
-  const float bounded = x < -87.33654F ? 0.0F : (x > 88.72283F ? std::numeric_limits<float>::infinity() : value);
+  const float bounded =
+      x < -87.33654F ? 0.0F : (x > 88.72283F ? std::numeric_limits<float>::infinity() : value);
   return x == x ? bounded : x;
 }
 
@@ -60,8 +62,8 @@ HYPERION_VECTORISED void scale(const float* x, float factor, const float* w, flo
   for (int64_t i = 0; i < n; ++i) y[i] = x[i] * factor * w[i];
 }
 
-HYPERION_VECTORISED void rms_backward(const float* x, const float* w, const float* g, float rstd, float* dx, float* dw,
-                                      int64_t n) {
+HYPERION_VECTORISED void rms_backward(const float* x, const float* w, const float* g, float rstd, float* dx,
+                                      float* dw, int64_t n) {
   float dot = 0;
   for (int64_t i = 0; i < n; ++i) dot += g[i] * w[i] * x[i];
   const float correction = rstd * rstd * dot / static_cast<float>(n);
@@ -71,8 +73,8 @@ HYPERION_VECTORISED void rms_backward(const float* x, const float* w, const floa
   }
 }
 
-HYPERION_VECTORISED void rotate_interleaved(const float* x, const float* cos, const float* sin, float sign, float* y,
-                                            int64_t heads, int64_t half) {
+HYPERION_VECTORISED void rotate_interleaved(const float* x, const float* cos, const float* sin, float sign,
+                                            float* y, int64_t heads, int64_t half) {
   for (int64_t h = 0; h < heads; ++h, x += 2 * half, y += 2 * half)
     for (int64_t j = 0; j < half; ++j) {
       const float a = x[2 * j], b = x[2 * j + 1], s = sign * sin[j];
@@ -81,8 +83,8 @@ HYPERION_VECTORISED void rotate_interleaved(const float* x, const float* cos, co
     }
 }
 
-HYPERION_VECTORISED void rotate_halves(const float* x, const float* cos, const float* sin, float sign, float* y,
-                                       int64_t heads, int64_t half) {
+HYPERION_VECTORISED void rotate_halves(const float* x, const float* cos, const float* sin, float sign,
+                                       float* y, int64_t heads, int64_t half) {
   for (int64_t h = 0; h < heads; ++h, x += 2 * half, y += 2 * half)
     for (int64_t j = 0; j < half; ++j) {
       const float a = x[j], b = x[half + j], s = sign * sin[j];

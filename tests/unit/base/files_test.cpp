@@ -26,5 +26,6 @@ TEST_CASE("files are replaced whole, read back and mapped") {
 TEST_CASE("a missing, oversized or irregular file is an error that names it") {
   CHECK_THROWS_WITH(hyperion::read_file("/no/such/file"), Catch::Contains("/no/such/file"));
   CHECK_THROWS_AS(hyperion::read_file("/"), hyperion::Error);
-  CHECK_THROWS_WITH(hyperion::read_file(HYPERION_SOURCE_DIR "/CMakeLists.txt", 3), Catch::Contains("at most 3"));
+  CHECK_THROWS_WITH(hyperion::read_file(HYPERION_SOURCE_DIR "/CMakeLists.txt", 3),
+                    Catch::Contains("at most 3"));
 }

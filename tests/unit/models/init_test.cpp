@@ -26,7 +26,8 @@ TEST_CASE("the normal quantile equals published values and is odd") {
   CHECK(normal_quantile(0.975) == Approx(1.959963984540054).epsilon(1e-14));
   CHECK(normal_quantile(0.25) == Approx(-0.6744897501960817).epsilon(1e-14));
   CHECK(normal_quantile(1e-12) == Approx(-7.034483825301131).epsilon(1e-12));
-  for (double p : {1e-9, 0.01, 0.3, 0.44}) CHECK(normal_quantile(p) == Approx(-normal_quantile(1 - p)).epsilon(1e-6));
+  for (double p : {1e-9, 0.01, 0.3, 0.44})
+    CHECK(normal_quantile(p) == Approx(-normal_quantile(1 - p)).epsilon(1e-6));
 }
 
 TEST_CASE("an element depends on seed and name and index alone") {

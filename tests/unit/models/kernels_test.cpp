@@ -18,10 +18,13 @@ namespace {
 // Equal up to a last place: of fp32 after some sums, or one rounding of bf16.
 bool close(const Tensor& a, const Tensor& b) {
   const bool half = a.scalar_type() == torch::kBFloat16;
-  return a.scalar_type() == b.scalar_type() && at::allclose(a, b, half ? 1.0 / 128 : 2e-5, half ? 1e-2 : 1e-5, true);
+  return a.scalar_type() == b.scalar_type() &&
+         at::allclose(a, b, half ? 1.0 / 128 : 2e-5, half ? 1e-2 : 1e-5, true);
 }
 
-Tensor values(at::IntArrayRef shape, at::ScalarType dtype) { return torch::randn(shape).to(dtype); }
+Tensor values(at::IntArrayRef shape, at::ScalarType dtype) {
+  return torch::randn(shape).to(dtype);
+}
 
 }  // namespace
 
@@ -29,7 +32,8 @@ TEST_CASE("fused norm and rope and swiglu equal their plain twins") {
   torch::manual_seed(4);
   const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16);
   const Tensor x = values({3, 37, 45}, dtype), w = values({45}, dtype), g = values({3, 37, 45}, dtype);
-  const auto norm = kernels::rms_norm_forward(x, w, 1e-5), plain = kernels::plain::rms_norm_forward(x, w, 1e-5);
+  const auto norm = kernels::rms_norm_forward(x, w, 1e-5),
+             plain = kernels::plain::rms_norm_forward(x, w, 1e-5);
   CHECK(close(norm.output, plain.output));
   CHECK(close(norm.rstd, plain.rstd));
   const auto [dx, dw] = kernels::rms_norm_backward(g, x, w, norm.rstd);
@@ -43,7 +47,8 @@ TEST_CASE("fused norm and rope and swiglu equal their plain twins") {
   CHECK(close(dgate, pgate));
   CHECK(close(dup, pup));
 
-  const Tensor heads = values({2, 5, 3, 14}, dtype), angles = torch::rand({5, 7}), each = torch::rand({2, 5, 7});
+  const Tensor heads = values({2, 5, 3, 14}, dtype), angles = torch::rand({5, 7}),
+               each = torch::rand({2, 5, 7});
   for (RopeStyle style : {RopeStyle::kInterleaved, RopeStyle::kHalfSplit})
     for (const Tensor& a : {angles, each})
       for (bool inverse : {false, true})
@@ -82,8 +87,9 @@ TEST_CASE("the vector exponential is exact to three units in the last place and 
 }
 
 TEST_CASE("rows round to bf16 as libtorch does") {
-  const Tensor x = torch::cat({torch::randn({1000}), torch::tensor({1.0F + 1.0F / 256, 1.0F + 3.0F / 256, -0.0F, 3.4e38F,
-                                                                   float(INFINITY), float(NAN), 1e-40F})});
+  const Tensor x =
+      torch::cat({torch::randn({1000}), torch::tensor({1.0F + 1.0F / 256, 1.0F + 3.0F / 256, -0.0F, 3.4e38F,
+                                                       float(INFINITY), float(NAN), 1e-40F})});
   Tensor ours = torch::empty_like(x, torch::kBFloat16);
   kernels::rows::narrow(x.data_ptr<float>(), ours.data_ptr<c10::BFloat16>(), x.numel());
   CHECK(at::allclose(ours.to(torch::kFloat), x.to(torch::kBFloat16).to(torch::kFloat), 0, 0, true));

@@ -40,8 +40,8 @@ TEST_CASE("loss and gradients equal plain cross entropy for every chunk size") {
     const auto [loss, grad_x] = h.head.loss_and_grad(h.x, h.labels, scale);
     const Tensor x = h.x.clone().requires_grad_();
     const Tensor normed = x * at::rsqrt(x.square().mean(-1, true) + h.args.norm_eps) * h.norm->weight;
-    const Tensor expected = at::cross_entropy_loss(at::linear(normed, h.output->weight).flatten(0, 1), h.labels.flatten(),
-                                                   {}, at::Reduction::Sum, -100);
+    const Tensor expected = at::cross_entropy_loss(at::linear(normed, h.output->weight).flatten(0, 1),
+                                                   h.labels.flatten(), {}, at::Reduction::Sum, -100);
     const auto grads = torch::autograd::grad({expected * 0.25}, {x, h.norm->weight, h.output->weight});
     CHECK(loss.item<double>() == Approx(expected.item<double>()).epsilon(1e-12));
     CHECK(at::allclose(grad_x, grads[0], 1e-9, 1e-12));

@@ -14,7 +14,9 @@ using at::Tensor;
 
 namespace {
 
-Tensor leaf(at::IntArrayRef shape) { return torch::randn(shape, torch::kDouble).requires_grad_(); }
+Tensor leaf(at::IntArrayRef shape) {
+  return torch::randn(shape, torch::kDouble).requires_grad_();
+}
 
 // Outputs and gradients of `ours` and `reference` agree on the same leaves.
 void check_equal(const std::function<Tensor()>& ours, const std::function<Tensor()>& reference,
@@ -41,7 +43,10 @@ TEST_CASE("linear and rms norm and swiglu equal plain autograd") {
 TEST_CASE("embedding gathers rows and adds up their gradients") {
   const Tensor w = leaf({6, 4});
   const Tensor tokens = torch::tensor({{0, 5, 5}, {1, 0, 5}});
-  check_equal([&] { return ops::embedding(tokens, w); }, [&] { return w.index_select(0, tokens.flatten()).view({2, 3, 4}); },
+  check_equal([&] { return ops::embedding(tokens, w); },
+              [&] {
+                return w.index_select(0, tokens.flatten()).view({2, 3, 4});
+              },
               {w});
 }
 
@@ -82,12 +87,14 @@ TEST_CASE("results have the input's dtype and bf16 differs from fp32") {
   const Tensor x = torch::randn({4, 8}).to(torch::kBFloat16), w = torch::randn({3, 8}).to(torch::kBFloat16);
   CHECK(ops::linear(x, w).scalar_type() == torch::kBFloat16);
   CHECK(ops::rms_norm(x, torch::ones({8}).to(torch::kBFloat16), 1e-5).scalar_type() == torch::kBFloat16);
-  CHECK_FALSE(ops::linear(x, w).to(torch::kFloat).equal(ops::linear(x.to(torch::kFloat), w.to(torch::kFloat))));
+  CHECK_FALSE(
+      ops::linear(x, w).to(torch::kFloat).equal(ops::linear(x.to(torch::kFloat), w.to(torch::kFloat))));
 }
 
 TEST_CASE("a recomputed block has bitwise the same gradients and keeps four of seven products") {
   torch::manual_seed(3);
-  ModelArgs args = model_args("llama3", "debugmodel", {.dim = 32, .n_layers = 1, .n_heads = 4, .n_kv_heads = 2});
+  ModelArgs args =
+      model_args("llama3", "debugmodel", {.dim = 32, .n_layers = 1, .n_heads = 4, .n_kv_heads = 2});
   const Transformer model(args);
   for (const ParameterPtr& parameter : model.parameters()) {
     parameter->weight = torch::randn(parameter->shape) * 0.2;

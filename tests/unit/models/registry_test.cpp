@@ -13,13 +13,13 @@ TEST_CASE("flavours have the published parameter counts") {
     int64_t parameters;
   };
   // torchtitan v0.2.2's flavours; 1B and 3B: Meta's model cards (1.24 and 3.21 billion)
-  for (const Case& c : {Case{"llama3", "debugmodel", 6163712}, Case{"llama3", "8B", 8030261248},
-                        Case{"llama3", "70B", 70553706496}, Case{"llama3", "405B", 405853388800},
-                        Case{"llama3", "1B", 1235814400}, Case{"llama3", "3B", 3212749824},
-                        Case{"qwen3", "debugmodel", 31987968}, Case{"qwen3", "0.6B", 596049920},
-                        Case{"qwen3", "1.7B", 1720574976}, Case{"qwen3", "4B", 4022468096},
-                        Case{"qwen3", "8B", 8190735360}, Case{"qwen3", "14B", 14768307200},
-                        Case{"qwen3", "32B", 32762123264}}) {
+  for (const Case& c :
+       {Case{"llama3", "debugmodel", 6163712}, Case{"llama3", "8B", 8030261248},
+        Case{"llama3", "70B", 70553706496}, Case{"llama3", "405B", 405853388800},
+        Case{"llama3", "1B", 1235814400}, Case{"llama3", "3B", 3212749824},
+        Case{"qwen3", "debugmodel", 31987968}, Case{"qwen3", "0.6B", 596049920},
+        Case{"qwen3", "1.7B", 1720574976}, Case{"qwen3", "4B", 4022468096}, Case{"qwen3", "8B", 8190735360},
+        Case{"qwen3", "14B", 14768307200}, Case{"qwen3", "32B", 32762123264}}) {
     CAPTURE(c.name, c.flavor);
     CHECK(count_parameters(model_args(c.name, c.flavor)).total == c.parameters);
   }

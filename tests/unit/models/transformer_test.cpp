@@ -42,9 +42,9 @@ TEST_CASE("names and order of parameters are torchtitan's") {
   CHECK(names == std::vector<std::string>{"tok_embeddings.weight", "layers.0.attention.wq.weight",
                                           "layers.0.attention.wk.weight", "layers.0.attention.wv.weight",
                                           "layers.0.attention.wo.weight", "layers.0.feed_forward.w1.weight",
-                                          "layers.0.feed_forward.w2.weight", "layers.0.feed_forward.w3.weight",
-                                          "layers.0.attention_norm.weight", "layers.0.ffn_norm.weight", "norm.weight",
-                                          "output.weight"});
+                                          "layers.0.feed_forward.w2.weight",
+                                          "layers.0.feed_forward.w3.weight", "layers.0.attention_norm.weight",
+                                          "layers.0.ffn_norm.weight", "norm.weight", "output.weight"});
 }
 
 TEST_CASE("a tied head is the table and is saved under both names") {
@@ -59,9 +59,10 @@ TEST_CASE("rope frequencies are scaled as llama 3.1 does") {
   plain.rope_scaling = false;
   const Tensor base = rope_frequencies(plain);
   CHECK(base[0].item<double>() == 1.0);
-  CHECK(f[0].item<double>() == 1.0);                                                     // short waves are kept
-  CHECK(f[63].item<double>() == Approx(base[63].item<double>() / 8).epsilon(1e-6));      // long waves are stretched
-  const double wavelength = 2 * M_PI / base[30].item<double>();                          // and between them blended
+  CHECK(f[0].item<double>() == 1.0);  // short waves are kept
+  CHECK(f[63].item<double>() ==
+        Approx(base[63].item<double>() / 8).epsilon(1e-6));      // long waves are stretched
+  const double wavelength = 2 * M_PI / base[30].item<double>();  // and between them blended
   REQUIRE(wavelength > 2048);
   REQUIRE(wavelength < 8192);
   const double s = (8192 / wavelength - 1) / 3;
@@ -71,14 +72,20 @@ TEST_CASE("rope frequencies are scaled as llama 3.1 does") {
 TEST_CASE("gradients of a two layer fp64 model equal finite differences") {
   for (const char* name : {"llama3", "qwen3"}) {
     ModelArgs args = model_args(name, "debugmodel",
-                                {.dim = 16, .n_layers = 2, .n_heads = 4, .n_kv_heads = 2, .head_dim = 4, .vocab_size = 13,
+                                {.dim = 16,
+                                 .n_layers = 2,
+                                 .n_heads = 4,
+                                 .n_kv_heads = 2,
+                                 .head_dim = 4,
+                                 .vocab_size = 13,
                                  .hidden_dim = 24});
     const Transformer model(args);
     materialise(model, torch::kDouble, 0.3);
     const Tensor tokens = torch::randint(0, 13, {2, 6}), labels = torch::randint(0, 13, {2, 6});
     loss_and_backward(model, tokens, labels);
     std::vector<Tensor> grads;
-    for (const ParameterPtr& parameter : model.parameters()) grads.push_back(parameter->weight.grad().clone());
+    for (const ParameterPtr& parameter : model.parameters())
+      grads.push_back(parameter->weight.grad().clone());
     const auto parameters = model.parameters();
     for (size_t i = 0; i < parameters.size(); ++i) {
       CAPTURE(parameters[i]->fqn);
@@ -99,20 +106,24 @@ TEST_CASE("gradients of a two layer fp64 model equal finite differences") {
 }
 
 TEST_CASE("with document masks a packed row equals its documents alone") {
-  ModelArgs args = model_args("llama3", "debugmodel", {.dim = 32, .n_layers = 2, .n_heads = 4, .vocab_size = 13});
+  ModelArgs args =
+      model_args("llama3", "debugmodel", {.dim = 32, .n_layers = 2, .n_heads = 4, .vocab_size = 13});
   const Transformer model(args);
   materialise(model, torch::kFloat, 0.2);
   torch::NoGradGuard no_grad;
   const Tensor tokens = torch::randint(0, 13, {1, 9});
-  const Tensor positions = torch::tensor({{0, 1, 2, 3, 0, 1, 2, 3, 4}}), ids = torch::tensor({{0, 0, 0, 0, 1, 1, 1, 1, 1}});
+  const Tensor positions = torch::tensor({{0, 1, 2, 3, 0, 1, 2, 3, 4}}),
+               ids = torch::tensor({{0, 0, 0, 0, 1, 1, 1, 1, 1}});
   auto logits = [&](const Tensor& part, const SequenceContext& context) {
     Tensor x = model.embedding().forward(part);
     for (const TransformerBlock& block : model.blocks()) x = block.forward(x, context);
     return model.head().logits(x);
   };
   const Tensor packed = logits(tokens, model.context(9, at::kCPU, positions, ids));
-  CHECK(at::allclose(packed.narrow(1, 0, 4), logits(tokens.narrow(1, 0, 4), model.context(4, at::kCPU)), 1e-4, 1e-5));
-  CHECK(at::allclose(packed.narrow(1, 4, 5), logits(tokens.narrow(1, 4, 5), model.context(5, at::kCPU)), 1e-4, 1e-5));
-  CHECK_FALSE(at::allclose(packed.narrow(1, 4, 5),
-                           logits(tokens, model.context(9, at::kCPU)).narrow(1, 4, 5), 1e-3, 1e-4));
+  CHECK(at::allclose(packed.narrow(1, 0, 4), logits(tokens.narrow(1, 0, 4), model.context(4, at::kCPU)), 1e-4,
+                     1e-5));
+  CHECK(at::allclose(packed.narrow(1, 4, 5), logits(tokens.narrow(1, 4, 5), model.context(5, at::kCPU)), 1e-4,
+                     1e-5));
+  CHECK_FALSE(at::allclose(packed.narrow(1, 4, 5), logits(tokens, model.context(9, at::kCPU)).narrow(1, 4, 5),
+                           1e-3, 1e-4));
 }

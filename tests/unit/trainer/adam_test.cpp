@@ -37,11 +37,13 @@ const Tensor kGo = torch::zeros({}), kSkip = torch::ones({});
 
 TEST_CASE("AdamW and Adam equal torch in every implementation") {
   const bool decoupled = GENERATE(true, false);
-  const Implementation implementation = GENERATE(Implementation::kFused, Implementation::kForeach, Implementation::kForLoop);
+  const Implementation implementation =
+      GENERATE(Implementation::kFused, Implementation::kForeach, Implementation::kForLoop);
   Shards shards(at::kFloat);
   std::vector<Tensor> reference;
   for (const auto& shard : shards.all) reference.push_back(shard->master().clone().requires_grad_());
-  Adam ours(shards.all, {.decoupled_decay = decoupled, .weight_decay = 0.1, .implementation = implementation});
+  Adam ours(shards.all,
+            {.decoupled_decay = decoupled, .weight_decay = 0.1, .implementation = implementation});
   std::unique_ptr<torch::optim::Optimizer> theirs;
   if (decoupled)
     theirs = std::make_unique<torch::optim::AdamW>(
@@ -62,12 +64,14 @@ TEST_CASE("AdamW and Adam equal torch in every implementation") {
 
 TEST_CASE("a skipped update changes no weight and no state even with non-finite gradients") {
   const bool decoupled = GENERATE(true, false);
-  const Implementation implementation = GENERATE(Implementation::kFused, Implementation::kForeach, Implementation::kForLoop);
+  const Implementation implementation =
+      GENERATE(Implementation::kFused, Implementation::kForeach, Implementation::kForLoop);
   Shards shards(at::kFloat);
   Adam adam(shards.all, {.decoupled_decay = decoupled, .implementation = implementation});
   shards.set_grads(0);
   adam.step(1e-2, kGo);
-  const Tensor weight = shards.all[0]->master().clone(), m = adam.exp_avg()[0].clone(), v = adam.exp_avg_sq()[0].clone();
+  const Tensor weight = shards.all[0]->master().clone(), m = adam.exp_avg()[0].clone(),
+               v = adam.exp_avg_sq()[0].clone();
   shards.grads[0].fill_(NAN);
   adam.step(1e-2, kSkip);
   CHECK(shards.all[0]->master().equal(weight));

@@ -51,4 +51,6 @@ TEST_CASE("decay lengths round half to even as Python does") {
   CHECK(LrSchedule(7, 0, 0.5, DecayType::kLinear, 0).factor(4) == Approx(0.75));
 }
 
-TEST_CASE("an unknown decay type is refused") { CHECK_THROWS_AS(hyperion::decay_type("step"), hyperion::Error); }
+TEST_CASE("an unknown decay type is refused") {
+  CHECK_THROWS_AS(hyperion::decay_type("step"), hyperion::Error);
+}
