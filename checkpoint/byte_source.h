@@ -1,0 +1,69 @@
+// A run of bytes that a format reader takes apart: a file, or the part of one that an archive fills.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "base/error.h"
+
+namespace hyperion {
+
+class ByteSource {
+ public:
+  virtual ~ByteSource() = default;
+  virtual const std::string& name() const = 0;  // for messages: the file's path
+  virtual uint64_t size() const = 0;
+  // Throws Error(kBadData) naming the file when the range is not inside it or cannot be read.
+  virtual void read(uint64_t offset, void* out, uint64_t bytes) = 0;
+
+  std::string read_text(uint64_t offset, uint64_t bytes) {
+    require_inside(offset, bytes);
+    std::string text(bytes, '\0');
+    read(offset, text.data(), bytes);
+    return text;
+  }
+  void require_inside(uint64_t offset, uint64_t bytes) const {
+    if (offset > size() || bytes > size() - offset)
+      throw_data("{}: bytes {} to {} are wanted, but it has only {}", name(), offset, offset + bytes, size());
+  }
+};
+
+// Bytes in memory.
+class MemorySource : public ByteSource {
+ public:
+  MemorySource(std::string name, std::span<const std::byte> bytes) : name_(std::move(name)), bytes_(bytes) {}
+  const std::string& name() const override { return name_; }
+  uint64_t size() const override { return bytes_.size(); }
+  void read(uint64_t offset, void* out, uint64_t bytes) override {
+    require_inside(offset, bytes);
+    if (bytes > 0) std::memcpy(out, bytes_.data() + offset, bytes);
+  }
+
+ private:
+  std::string name_;
+  std::span<const std::byte> bytes_;
+};
+
+// A part of another source; offsets count from its begin.
+class SliceSource : public ByteSource {
+ public:
+  SliceSource(ByteSource& whole, uint64_t begin, uint64_t bytes)
+      : whole_(whole), begin_(begin), bytes_(bytes) {
+    whole.require_inside(begin, bytes);
+  }
+  const std::string& name() const override { return whole_.name(); }
+  uint64_t size() const override { return bytes_; }
+  void read(uint64_t offset, void* out, uint64_t bytes) override {
+    require_inside(offset, bytes);
+    whole_.read(begin_ + offset, out, bytes);
+  }
+
+ private:
+  ByteSource& whole_;
+  uint64_t begin_, bytes_;
+};
+
+}  // namespace hyperion

@@ -1,0 +1,94 @@
+// The state of a training job as the checkpoint sees it: one flat tree of named tensors and objects. Every
+// component that has state describes it through StateComponent; the checkpoint knows no model and no
+// optimizer by type.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "checkpoint/dtype.h"
+#include "checkpoint/index.h"
+#include "checkpoint/object.h"
+
+namespace hyperion {
+
+// How a tensor lies over the ranks: its first dimension cut by torch.chunk's rule into `shards` parts (1: not
+// cut), of which this rank holds part `shard`; each part is held by `replicas` ranks, of which this one is
+// number `replica`.
+struct Placement {
+  int shards = 1, shard = 0;
+  int replicas = 1, replica = 0;
+  bool operator==(const Placement&) const = default;
+};
+
+// First row and number of rows of part `shard` of `rows` rows (the last parts may be short or empty).
+struct Rows {
+  int64_t begin = 0, count = 0;
+};
+Rows rows_of(int64_t rows, int shards, int shard);
+
+// A tensor in memory: this rank's rows of it, contiguous and row-major.
+struct TensorState {
+  std::string key;  // on disk: "layers.0.attention.wq.weight", "optimizer.state.norm.weight.exp_avg"
+  KeyPath path;     // in the nested state: {"optimizer", "state.norm.weight.exp_avg"}
+  Dtype dtype = Dtype::kFloat32;
+  Dims shape;  // global
+  Placement placement;
+  void* data = nullptr;    // live memory, of the host or the device; null when this rank has no rows
+  bool on_device = false;  // `data` is device memory
+  // Other names the same tensor is saved under (a tied head); written whole again, because DCP knows no
+  // links.
+  std::vector<std::string> aliases;
+
+  Rows rows() const;  // this rank's; {0, 1} for a 0-dim tensor
+  Dims local_shape() const;
+  uint64_t local_bytes() const;
+};
+
+// A small value. Equal on all ranks unless `per_rank`, in which case each rank has a key of its own.
+struct ObjectState {
+  std::string key;
+  KeyPath path;
+  Object value;
+  bool per_rank = false;
+};
+
+// One part of a job's state that can be saved and loaded alone: "model", "optimizer", "lr_scheduler",
+// "dataloader", "train_state", "rng", "ema".
+class StateComponent {
+ public:
+  virtual ~StateComponent() = default;
+  virtual std::string name() const = 0;
+  // The component's tensors. Called once a job: addresses, shapes and names stay the same until the end.
+  virtual std::vector<TensorState> tensors() { return {}; }
+  // Its values as they are now. Called at every save.
+  virtual std::vector<ObjectState> objects() { return {}; }
+  // Takes values back. Tensors have been filled in place before. `find` returns the object under a key of the
+  // checkpoint, or nothing. Throws Error(kBadData) for values that cannot be right.
+  using Find = std::function<const Object*(const std::string& key)>;
+  virtual void load(const Find& find) {}
+  // Keys whose absence is an error when the component is loaded; by default those of objects().
+  virtual std::vector<std::string> required_objects();
+};
+
+// The name under which a key belongs to a component: everything before the first dot when that is the name of
+// one of the non-model components, else "model".
+std::string component_of(const std::string& key);
+
+// Moves bytes between host memory and wherever tensors live. The default is memcpy.
+class MemoryMover {
+ public:
+  virtual ~MemoryMover() = default;
+  // Start, then finish() once for all; the source must not change in between.
+  virtual void to_host(void* host, const TensorState& from, uint64_t offset, uint64_t bytes);
+  virtual void from_host(const TensorState& to, uint64_t offset, const void* host, uint64_t bytes);
+  virtual void finish() {}
+  // Host memory that copies are fast from (pinned where there is a device). Freed by the deleter.
+  virtual std::shared_ptr<std::byte> allocate(uint64_t bytes);
+};
+
+}  // namespace hyperion
