@@ -97,7 +97,7 @@ int main(int argc, char** argv) {
   const double tokenise = seconds_of([&] {
     for (const std::string& text : texts) documents.push_back(encode(text));
   });
-  ShardWriter writer(folder / "shard", vocab_size, "", "");
+  TokenShardWriter writer(folder / "shard", vocab_size, "", "");
   uint64_t tokens = 0;
   for (const auto& document : documents) {
     writer.add(std::vector<int64_t>(document.begin(), document.end()));

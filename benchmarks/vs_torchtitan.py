@@ -5,7 +5,8 @@ same way: a step's time is the distance of two step lines of rank 0, memory the 
 Runs alternate (ours, theirs, ours, ...). A figure is the median over the repetitions of each run's median over the second
 half of its steps (11-20 of 20); a ratio is the median of the ratios of neighbouring runs, with the smallest and largest.
 Start-up is from launch to the first step line, best of all repetitions, for a batch of 1 x 256; Hyperion then reads its
-default corpus through the tokenizer, torchtitan the recorded tokens, which favours torchtitan.
+default corpus through the tokenizer, torchtitan the recorded tokens, which favours torchtitan. How busy the machine was
+before each run is printed and recorded, because figures from a busy one mean little.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import platform
 import statistics
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,7 +47,7 @@ LAUNCH = Setting("launch to first step line, 1 x 256", 1, 2, 1, 256)
 
 class Bench:
     def __init__(self, options: argparse.Namespace, folder: Path):
-        self.options, self.folder, self.runs = options, folder, 0
+        self.options, self.folder, self.runs, self.busy = options, folder, 0, []
         write_shard(folder / "tokens", make_tokens(64 * 1024 + 1, seed=1))
 
     def arguments(self, setting: Setting, steps: int) -> list[str]:
@@ -53,14 +55,26 @@ class Bench:
         return [f"--training.local_batch_size={setting.batch}", f"--training.seq_len={setting.seq_len}",
                 f"--training.steps={steps}", f"--training.mixed_precision_param={dtype}"]
 
+    def look_around(self) -> None:
+        """Notes how much of the machine others use, over one second before a run."""
+        def idle_and_all() -> tuple[int, int]:
+            ticks = [int(n) for n in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+            return ticks[3] + ticks[4], sum(ticks)
+        idle, everything = idle_and_all()
+        time.sleep(1)
+        later_idle, later = idle_and_all()
+        self.busy.append(1 - (later_idle - idle) / max(1, later - everything))
+
     def ours(self, setting: Setting, steps: int, default_corpus: bool = False) -> Run:
         self.runs += 1
+        self.look_around()
         data = [] if default_corpus else [f"--training.dataset_path={self.folder / 'tokens'}"]
         output = f"--job.dump_folder={self.folder / str(self.runs)}"
         arguments = [CONFIG, *self.arguments(setting, steps), *data, output]
         return run_hyperion(self.options.binary, arguments, setting.world, setting.threads)
 
     def theirs(self, setting: Setting, steps: int) -> Run:
+        self.look_around()
         arguments = ["--job.config_file", CONFIG, *self.arguments(setting, steps)]
         env = {"PEER_TOKENS": self.folder / "tokens" / "tokens.bin"}
         return run_torchtitan(Path(sys.executable), arguments, setting.world, setting.threads, env)
@@ -138,6 +152,9 @@ def main() -> None:
             else:
                 print_row(setting.title, figures["tokens_per_second_per_rank"], "tok/s/rank", 0)
                 print_row("   peak resident memory of a rank", figures["peak_rss_mib"], "MiB", 0)
+    result["busy_before_runs"] = bench.busy
+    print(f"the machine was {100 * min(bench.busy):.0f} to {100 * max(bench.busy):.0f} % busy before the runs"
+          + (": too busy for figures to quote" if max(bench.busy) > 0.2 else ""))
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(result, indent=1) + "\n")
     print(f"written: {options.json}")

@@ -40,22 +40,23 @@ void append(std::string& out, const Object& object, size_t limit) {
   } else if (const int64_t* integer = object.get_if<int64_t>()) {
     out += fmt::format("{}", *integer);
   } else if (const double* number = object.get_if<double>()) {
-    out += fmt::format("{}", *number);
+    const std::string digits = fmt::format("{}", *number);
+    out += digits.find_first_of(".en") == std::string::npos ? digits + ".0" : digits;  // "inf", "1e+30"
   } else if (const std::string* text = object.get_if<std::string>()) {
-    out += fmt::format("'{}'", text->size() > limit ? text->substr(0, limit) + "..." : *text);
+    out += "'" + printable(*text, limit) + "'";
   } else if (const Bytes* bytes = object.get_if<Bytes>()) {
     out += fmt::format("<{} bytes>", bytes->value.size());
   } else if (const Sequence* sequence = object.get_if<Sequence>()) {
     using Kind = Sequence::Kind;
-    const bool single = sequence->kind == Kind::kTuple && sequence->items.size() == 1;
-    append_items(out, sequence->items,
-                 sequence->kind == Kind::kTuple  ? "("
-                 : sequence->kind == Kind::kList ? "["
-                                                 : "{",
-                 sequence->kind == Kind::kTuple  ? (single ? ",)" : ")")
-                 : sequence->kind == Kind::kList ? "]"
-                                                 : "}",
-                 limit, append_object);
+    const char *open = "[", *close = "]";
+    if (sequence->kind == Kind::kTuple) {
+      open = "(";
+      close = sequence->items.size() == 1 ? ",)" : ")";
+    } else if (sequence->kind == Kind::kSet) {
+      open = sequence->items.empty() ? "set(" : "{";
+      close = sequence->items.empty() ? ")" : "}";
+    }
+    append_items(out, sequence->items, open, close, limit, append_object);
   } else if (const Dict* dict = object.get_if<Dict>()) {
     append_items(out, dict->items, "{", "}", limit, [&](const auto& item) {
       append_object(item.first);
@@ -66,6 +67,19 @@ void append(std::string& out, const Object& object, size_t limit) {
 }
 
 }  // namespace
+
+std::string printable(std::string_view text, size_t limit) {
+  std::string out;
+  for (const char c : text) {
+    const bool follows = (c & 0xC0) == 0x80;  // never cut inside a character
+    if (out.size() >= limit + (follows ? 4 : 0)) return out + "...";
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F)
+      out += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
+    else
+      out += c;
+  }
+  return out;
+}
 
 std::string repr(const Object& object, size_t limit) {
   std::string out;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -55,6 +56,9 @@ struct Object {
   }
   bool operator==(const Object&) const = default;
 };
+
+// Text from a file, fit for a message: one line, control characters as \xNN, at most about `limit` bytes.
+std::string printable(std::string_view text, size_t limit = 120);
 
 // As Python's repr() prints it, for people: "(0.9, 0.95)". At most about `limit` characters.
 std::string repr(const Object& object, size_t limit = 120);

@@ -63,14 +63,16 @@ class StateComponent {
  public:
   virtual ~StateComponent() = default;
   virtual std::string name() const = 0;
-  // The component's tensors. Called once a job: addresses, shapes and names stay the same until the end.
+  // The component's tensors. Called once, and again when layout_version() has changed: until then addresses,
+  // shapes, names and placements stay the same. All ranks must change in the same step.
   virtual std::vector<TensorState> tensors() { return {}; }
+  virtual int64_t layout_version() const { return 0; }
   // Its values as they are now. Called at every save.
   virtual std::vector<ObjectState> objects() { return {}; }
   // Takes values back. Tensors have been filled in place before. `find` returns the object under a key of the
   // checkpoint, or nothing. Throws Error(kBadData) for values that cannot be right.
   using Find = std::function<const Object*(const std::string& key)>;
-  virtual void load(const Find& find) {}
+  virtual void load(const Find&) {}
   // Keys whose absence is an error when the component is loaded; by default those of objects().
   virtual std::vector<std::string> required_objects();
 };
@@ -83,6 +85,9 @@ std::string component_of(const std::string& key);
 class MemoryMover {
  public:
   virtual ~MemoryMover() = default;
+  // On the training thread, before another thread copies: what is queued on the device by now comes before
+  // the copies.
+  virtual void prepare() {}
   // Start, then finish() once for all; the source must not change in between.
   virtual void to_host(void* host, const TensorState& from, uint64_t offset, uint64_t bytes);
   virtual void from_host(const TensorState& to, uint64_t offset, const void* host, uint64_t bytes);

@@ -23,7 +23,9 @@ struct ModelArgs {
   int64_t max_seq_len = 2048;
   double norm_eps = 1e-5;
   double rope_theta = 500000.0;
-  bool rope_scaling = true;  // Llama 3.1: factor 8, low 1, high 4, original length 8192
+  bool rope_scaling = true;  // Llama 3.1's, by the four values below (models/rope.h)
+  double rope_factor = 8, rope_low_freq_factor = 1, rope_high_freq_factor = 4;
+  int64_t rope_original_length = 8192;
   RopeStyle rope_style = RopeStyle::kInterleaved;
   bool qk_norm = false;  // RMSNorm of each query and key head
   bool tied = false;     // the head reads the embedding table

@@ -1,8 +1,8 @@
 #include "models/registry.h"
 
-#include <fmt/ranges.h>
-
 #include <map>
+
+#include <fmt/ranges.h>
 
 #include "base/error.h"
 
@@ -25,8 +25,10 @@ ModelArgs llama3(int64_t dim, int64_t layers, int64_t heads, int64_t kv_heads, i
   return args;
 }
 
-ModelArgs tied(ModelArgs args) {
+// Llama 3.2's small models: a tied table, and frequencies stretched by 32.
+ModelArgs small_llama3(ModelArgs args) {
   args.tied = true;
+  args.rope_factor = 32;
   return args;
 }
 
@@ -45,17 +47,25 @@ ModelArgs qwen3(int64_t dim, int64_t layers, int64_t heads, int64_t kv_heads, in
   return args;
 }
 
+// A flavour whose dimensions all come from a config.json; none of them is valid before.
+ModelArgs from_hf(ModelArgs args) {
+  args.dim = args.n_layers = args.n_heads = args.n_kv_heads = args.head_dim = 0;
+  args.hidden_dim = args.vocab_size = args.max_seq_len = 0;
+  return args;
+}
+
 const std::map<std::string, Flavors, std::less<>>& registry() {
   static const std::map<std::string, Flavors, std::less<>> kRegistry = {
       {"llama3",
        {{"debugmodel", llama3(256, 6, 16, 16, swiglu_width(256, 0, 256), 2048)},
         // 1B and 3B: the sizes of Llama 3.2 (Meta's model cards and config.json files: hidden_size,
-        // num_hidden_layers, heads, kv heads, intermediate_size; tied embeddings).
-        {"1B", tied(llama3(2048, 16, 32, 8, 8192, 128256))},
-        {"3B", tied(llama3(3072, 28, 24, 8, 8192, 128256))},
+        // num_hidden_layers, heads, kv heads, intermediate_size, rope_scaling; tied embeddings).
+        {"1B", small_llama3(llama3(2048, 16, 32, 8, 8192, 128256))},
+        {"3B", small_llama3(llama3(3072, 28, 24, 8, 8192, 128256))},
         {"8B", llama3(4096, 32, 32, 8, swiglu_width(4096, 1.3, 1024), 128256)},
         {"70B", llama3(8192, 80, 64, 8, swiglu_width(8192, 1.3, 4096), 128256)},
-        {"405B", llama3(16384, 126, 128, 8, swiglu_width(16384, 1.2, 4096), 128256)}}},
+        {"405B", llama3(16384, 126, 128, 8, swiglu_width(16384, 1.2, 4096), 128256)},
+        {"from_hf", from_hf(ModelArgs())}}},
       {"qwen3",
        {{"debugmodel", qwen3(256, 8, 16, 8, 3072, 2048, true)},
         {"0.6B", qwen3(1024, 28, 16, 8, 3072, 151936, true)},
@@ -63,7 +73,8 @@ const std::map<std::string, Flavors, std::less<>>& registry() {
         {"4B", qwen3(2560, 36, 32, 8, 9728, 151936, true)},
         {"8B", qwen3(4096, 36, 32, 8, 12288, 151936, false)},
         {"14B", qwen3(5120, 40, 40, 8, 17408, 151936, false)},
-        {"32B", qwen3(5120, 64, 64, 8, 25600, 151936, false)}}},
+        {"32B", qwen3(5120, 64, 64, 8, 25600, 151936, false)},
+        {"from_hf", from_hf(qwen3(128, 1, 1, 1, 1, 1, false))}}},
   };
   return kRegistry;
 }
@@ -93,6 +104,10 @@ void apply(const ModelOverrides& changes, ModelArgs& args) {
   set(changes.norm_eps, args.norm_eps);
   set(changes.rope_theta, args.rope_theta);
   set(changes.rope_scaling, args.rope_scaling);
+  set(changes.rope_factor, args.rope_factor);
+  set(changes.rope_low_freq_factor, args.rope_low_freq_factor);
+  set(changes.rope_high_freq_factor, args.rope_high_freq_factor);
+  set(changes.rope_original_length, args.rope_original_length);
   set(changes.qk_norm, args.qk_norm);
   set(changes.tied, args.tied);
   set(changes.depth_init, args.depth_init);
@@ -121,6 +136,13 @@ void check(const ModelArgs& args, std::string_view name, std::string_view flavor
   if (args.head_dim % 2 != 0)
     throw_config("model {} {}: head_dim is {}, expected an even number (RoPE rotates pairs)", name, flavor,
                  args.head_dim);
+  if (!(args.rope_factor >= 1) || !(args.rope_low_freq_factor > 0) ||
+      !(args.rope_high_freq_factor > args.rope_low_freq_factor) || args.rope_original_length < 1)
+    throw_config(
+        "model {} {}: rope_factor must be at least 1, rope_low_freq_factor above 0 and below "
+        "rope_high_freq_factor, and rope_original_length at least 1 (seen {}, {}, {} and {})",
+        name, flavor, args.rope_factor, args.rope_low_freq_factor, args.rope_high_freq_factor,
+        args.rope_original_length);
   if (!(args.norm_eps > 0) || !(args.rope_theta > 1))
     throw_config("model {} {}: norm_eps must be above 0 and rope_theta above 1 (seen {} and {})", name,
                  flavor, args.norm_eps, args.rope_theta);

@@ -15,12 +15,15 @@ struct ModelOverrides {
   std::optional<int64_t> dim{}, n_layers{}, n_heads{}, n_kv_heads{}, head_dim{}, vocab_size{}, hidden_dim{};
   std::optional<int64_t> multiple_of{}, max_seq_len{};
   std::optional<double> ffn_dim_multiplier{}, norm_eps{}, rope_theta{};
+  std::optional<double> rope_factor{}, rope_low_freq_factor{}, rope_high_freq_factor{};
+  std::optional<int64_t> rope_original_length{};
   std::optional<bool> rope_scaling{}, qk_norm{}, tied{}, depth_init{};
 };
 
 // The dimensions of a named flavour with overrides applied. A new dim or n_heads without head_dim keeps
 // head_dim = dim / n_heads where the flavour had it so; multiple_of or ffn_dim_multiplier recompute
-// hidden_dim by Llama's rule. Throws Error(kUsage) for an unknown name (listing the known ones) or dimensions
+// hidden_dim by Llama's rule. The flavour "from_hf" has no dimensions but those that overrides give it
+// (trainer/hf_model.h). Throws Error(kUsage) for an unknown name (listing the known ones) or dimensions
 // that do not fit together.
 ModelArgs model_args(std::string_view name, std::string_view flavor, const ModelOverrides& overrides = {});
 

@@ -2,6 +2,7 @@
 
 #include <cstdlib>
 #include <exception>
+#include <future>
 #include <thread>
 
 #include <fmt/ranges.h>
@@ -132,7 +133,9 @@ struct ProcessGroups::Rendezvous {
 };
 
 ProcessGroups::ProcessGroups(const Mesh& mesh, const Environment& environment, const CommOptions& options)
-    : rendezvous_(std::make_unique<Rendezvous>()), ledger_(std::make_shared<CommLedger>()) {
+    : options_(options),
+      rendezvous_(std::make_unique<Rendezvous>()),
+      ledger_(std::make_shared<CommLedger>()) {
   PhaseGuard phase("rendezvous");
   rendezvous_->environment = environment;
   const bool real = options.backend != CommBackend::kFake && environment.world_size > 1;
@@ -166,14 +169,22 @@ ProcessGroups::ProcessGroups(const Mesh& mesh, const Environment& environment, c
     if (dim != MeshDim::kDpReplicate) shareable.try_emplace(ranks, group);
   }
   if (options.backend == CommBackend::kNccl && environment.world_size > 1) {
-    CommOptions host_options = options;
-    host_options.backend = CommBackend::kGloo;
     host_ =
-        make_group("host/0", environment.rank, mesh.group(environment.rank, MeshDim::kWorld), host_options);
+        make_group("host/0", environment.rank, mesh.group(environment.rank, MeshDim::kWorld), host_options());
   }
 }
 
 ProcessGroups::~ProcessGroups() = default;
+
+CommOptions ProcessGroups::host_options() const {
+  CommOptions options = options_;
+  if (options.backend == CommBackend::kNccl) options.backend = CommBackend::kGloo;
+  return options;
+}
+
+std::shared_ptr<Communicator> ProcessGroups::new_host_group(const std::string& name) {
+  return make_group(name + "/0", rendezvous_->environment.rank, world().global_ranks(), host_options());
+}
 
 std::shared_ptr<Communicator> ProcessGroups::make_group(const std::string& name, int rank,
                                                         const std::vector<int>& ranks,
@@ -210,35 +221,52 @@ std::shared_ptr<Communicator> ProcessGroups::make_group(const std::string& name,
   return group;
 }
 
+namespace {
+
 // Every rank that fails leaves a note in the store. Those of the group that leave none within two seconds are
 // the ones to look at: they are dead, stopped, or busy elsewhere.
-std::string ProcessGroups::ask_others(const Rendezvous& rendezvous, const std::vector<int>& ranks,
-                                      const std::string& operation, const std::string& phase) {
+std::string notes_of_others(c10d::Store& store, int own_rank, const std::vector<int>& ranks,
+                            const std::string& note) {
   const auto key = [](int rank) { return fmt::format("failed/{}", rank); };
   std::vector<int> silent;
   std::string reports;
-  try {
-    c10d::Store& store = *rendezvous.store;
-    store.set(key(rendezvous.environment.rank), fmt::format("{} in phase '{}'", operation, phase));
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(2);
-    for (int rank : ranks) {
-      if (rank == rendezvous.environment.rank) continue;
-      while (!store.check({key(rank)}) && std::chrono::steady_clock::now() < deadline) {
-        std::this_thread::sleep_for(milliseconds(50));
-      }
-      if (!store.check({key(rank)})) {
-        silent.push_back(rank);
-      } else {
-        reports += fmt::format("; rank {} failed too: {}", rank, store.get_to_str(key(rank)));
-      }
+  store.set(key(own_rank), note);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(2);
+  for (int rank : ranks) {
+    if (rank == own_rank) continue;
+    while (!store.check({key(rank)}) && std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::sleep_for(milliseconds(50));
     }
-    // The store ends with rank 0: let those read it whose operation failed a little later.
-    if (rendezvous.environment.rank == 0) std::this_thread::sleep_until(deadline + std::chrono::seconds(1));
-  } catch (const std::exception&) {
-    return "; rank 0, which holds the rendezvous, does not answer: see its log first";
+    if (!store.check({key(rank)})) {
+      silent.push_back(rank);
+    } else {
+      reports += fmt::format("; rank {} failed too: {}", rank, store.get_to_str(key(rank)));
+    }
   }
+  // The store ends with rank 0: let those read it whose operation failed a little later.
+  if (own_rank == 0) std::this_thread::sleep_until(deadline + std::chrono::seconds(1));
   if (silent.empty()) return reports;
   return fmt::format("; no word from rank {}: see its log first{}", fmt::join(silent, " "), reports);
+}
+
+}  // namespace
+
+// The store's calls know no timeout, and where the way to its host is cut they do not return. So a thread of
+// its own asks, which is left behind when it takes too long.
+std::string ProcessGroups::ask_others(const Rendezvous& rendezvous, const std::vector<int>& ranks,
+                                      const std::string& operation, const std::string& phase) {
+  auto ask =
+      std::packaged_task<std::string()>([store = rendezvous.store, rank = rendezvous.environment.rank, ranks,
+                                         note = fmt::format("{} in phase '{}'", operation, phase)] {
+        return notes_of_others(*store, rank, ranks, note);
+      });
+  std::future<std::string> answer = ask.get_future();
+  std::thread(std::move(ask)).detach();
+  try {
+    if (answer.wait_for(std::chrono::seconds(5)) == std::future_status::ready) return answer.get();
+  } catch (const std::exception&) {
+  }
+  return "; rank 0, which holds the rendezvous, does not answer: see its log first";
 }
 
 void ProcessGroups::set_timeout(milliseconds timeout) {

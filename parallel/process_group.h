@@ -46,6 +46,10 @@ class ProcessGroups {
   // otherwise).
   Communicator& host() const { return host_ ? *host_ : world(); }
 
+  // One more group of all ranks, for CPU tensors and text, with connections and a timeout of its own: for a thread
+  // whose exchanges must not mix with training's. Collective.
+  std::shared_ptr<Communicator> new_host_group(const std::string& name);
+
   CommLedger& ledger() const { return *ledger_; }
   // For every later operation of every group: the trainer calls it after the first step of the run.
   void set_timeout(std::chrono::milliseconds timeout);
@@ -53,11 +57,13 @@ class ProcessGroups {
 
  private:
   struct Rendezvous;
+  CommOptions host_options() const;
   std::shared_ptr<Communicator> make_group(const std::string& name, int rank, const std::vector<int>& ranks,
                                            const CommOptions& options);
   static std::string ask_others(const Rendezvous& rendezvous, const std::vector<int>& ranks,
                                 const std::string& operation, const std::string& phase);
 
+  CommOptions options_;
   std::unique_ptr<Rendezvous> rendezvous_;
   std::shared_ptr<CommLedger> ledger_;
   std::map<MeshDim, std::shared_ptr<Communicator>> groups_;

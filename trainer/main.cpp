@@ -8,14 +8,20 @@
 #include <string>
 #include <vector>
 
+#include "base/durable.h"
 #include "base/error.h"
+#include "base/failpoint.h"
 #include "base/log.h"
 #include "parallel/environment.h"
+#include "trainer/ckpt_command.h"
 #include "trainer/config/command_line.h"
 #include "trainer/config/load.h"
 #include "trainer/config/print.h"
 #include "trainer/config/validate.h"
 #include "trainer/data/tokenize_command.h"
+#include "trainer/data_setup.h"
+#include "trainer/hf_model.h"
+#include "trainer/model_source.h"
 #include "trainer/options.h"
 #include "trainer/trainer.h"
 #include "trainer/version.h"
@@ -24,19 +30,28 @@ namespace hyperion {
 namespace {
 
 ExitCode train(const CommandLine& line, const std::vector<std::string>& command) {
-  init_logging(!rank_prints(read_environment().rank));
-  const ResolvedConfig resolved = load_config(line.config_file, line.overrides);
+  const int rank = read_environment().rank;
+  init_logging(!rank_prints(rank));
+  arm_faults_from_environment(line.allow_faults, rank);
+  ignore_file_size_signal();
+  ResolvedConfig resolved = load_config(line.config_file, line.overrides);
+  resolve_hf_model(resolved, install_root());
   log_info("Starting job: {}", resolved.config.job.description);
   for (const std::string& warning : resolved.warnings) log_warning("{}", warning);
   const std::vector<std::string> idle = keys_without_effect(resolved);
   if (!idle.empty()) log_info("without effect here: {}", fmt::join(idle, ", "));
   if (resolved.config.job.print_config) log_info("Running with configuration: {}", to_json(resolved.config));
   Trainer trainer(resolved, command);
+  if (line.dump_state_dict) {
+    fmt::print("{}", trainer.state_table());
+    return ExitCode::kOk;
+  }
   return trainer.run();
 }
 
 ExitCode show_config(const CommandLine& line) {
-  const ResolvedConfig resolved = load_config(line.config_file, line.overrides);
+  ResolvedConfig resolved = load_config(line.config_file, line.overrides);
+  resolve_hf_model(resolved, install_root());
   RunFacts facts;
   facts.model = model_facts(model_args(resolved.config.model));
   validate(resolved, facts);
@@ -59,6 +74,12 @@ ExitCode run(const std::vector<std::string>& command) {
       return show_config(line);
     case CommandLine::Action::kTokenize:
       return tokenize_command(line.tokenize.out, line.tokenize.tokenizer, line.tokenize.inputs);
+    case CommandLine::Action::kGenerate:
+      return generate_command(line.generate, model_source(line.generate));
+    case CommandLine::Action::kEval:
+      return eval_command(line.eval, model_source(line.eval));
+    case CommandLine::Action::kCkpt:
+      return ckpt_command(line.ckpt);
   }
   throw_bug("unknown action");
 }

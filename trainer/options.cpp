@@ -38,6 +38,10 @@ ModelArgs model_args(const JobConfig::Model& model) {
                      .ffn_dim_multiplier = args.ffn_dim_multiplier,
                      .norm_eps = args.norm_eps,
                      .rope_theta = args.rope_theta,
+                     .rope_factor = args.rope_factor,
+                     .rope_low_freq_factor = args.rope_low_freq_factor,
+                     .rope_high_freq_factor = args.rope_high_freq_factor,
+                     .rope_original_length = args.rope_original_length,
                      .rope_scaling = args.rope_scaling,
                      .qk_norm = args.qk_norm,
                      .tied = args.tied,
@@ -80,6 +84,10 @@ AdamOptions adam_options(const JobConfig::Optimizer& optimizer) {
           .implementation = optimizer.implementation == "fused"     ? AdamOptions::Implementation::kFused
                             : optimizer.implementation == "foreach" ? AdamOptions::Implementation::kForeach
                                                                     : AdamOptions::Implementation::kForLoop};
+}
+
+EmaOptions ema_options(const JobConfig::Ema& ema) {
+  return {.decay = ema.decay, .every = ema.every, .on_cpu = ema.device == "cpu"};
 }
 
 }  // namespace hyperion

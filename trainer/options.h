@@ -7,6 +7,7 @@
 #include "trainer/config/job_config.h"
 #include "trainer/config/validate.h"
 #include "trainer/optim/adam.h"
+#include "trainer/optim/ema.h"
 #include "trainer/unit_walk.h"
 
 namespace hyperion {
@@ -16,5 +17,6 @@ ModelFacts model_facts(const ModelArgs& model);
 ShardingOptions sharding_options(const JobConfig::Training& training, at::Device device);
 WalkOptions walk_options(const JobConfig& config, const Transformer& model);
 AdamOptions adam_options(const JobConfig::Optimizer& optimizer);
+EmaOptions ema_options(const JobConfig::Ema& ema);
 
 }  // namespace hyperion

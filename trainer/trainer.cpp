@@ -12,8 +12,12 @@
 #include <numeric>
 #include <random>
 
+#include "base/failpoint.h"
 #include "base/files.h"
 #include "base/log.h"
+#include "base/progress.h"
+#include "models/hugging_face.h"
+#include "models/hugging_face_config.h"
 #include "models/init.h"
 #include "parallel/agreement.h"
 #include "parallel/device_library.h"
@@ -27,6 +31,7 @@
 #include "trainer/optim/grad_clip.h"
 #include "trainer/options.h"
 #include "trainer/signals.h"
+#include "trainer/stored_weights.h"
 #include "trainer/version.h"
 
 namespace hyperion {
@@ -55,12 +60,6 @@ uint64_t common_seed(const JobConfig& config, const Runtime& runtime) {
   return seed;
 }
 
-LrSchedule schedule_of(const JobConfig& config) {
-  const auto& options = config.lr_scheduler;
-  return {options.total_steps.value_or(config.training.steps), options.warmup_steps, options.decay_ratio,
-          decay_type(options.decay_type), options.min_lr_factor};
-}
-
 std::vector<at::Tensor> all_grads(const UnitWalk& walk) {
   std::vector<at::Tensor> grads;
   for (const auto& group : walk.groups())
@@ -76,11 +75,14 @@ LoaderPlace place_of(const Runtime& runtime, uint64_t seed, const ModelArgs& mod
 }  // namespace
 
 Trainer::Trainer(const ResolvedConfig& resolved, const std::vector<std::string>& command)
-    : config_(resolved.config),
-      model_args_(model_args(config_.model)),
-      data_(checked_data(resolved, model_args_)),
-      runtime_(start_runtime(config_, job_environment(config_))),
-      seed_(common_seed(config_, runtime_)),
+    : configured_(resolved),
+      model_args_(model_args(configured_.config.model)),
+      data_(checked_data(configured_, model_args_)),
+      runtime_(start_runtime(configured_.config, job_environment(configured_.config))),
+      configured_seed_(common_seed(configured_.config, runtime_)),
+      loader_(training_loader(configured_.config, data_, place_of(runtime_, configured_seed_, model_args_))),
+      access_(configured_.config, runtime_, install_root()),
+      plan_(make_plan()),
       model_(model_args_, config_.training.loss_chunk_bytes),
       fsdp_(runtime_.group(MeshDim::kFsdp), runtime_.group(MeshDim::kDpReplicate),
             sharding_options(config_.training, runtime_.device)),
@@ -88,32 +90,59 @@ Trainer::Trainer(const ResolvedConfig& resolved, const std::vector<std::string>&
       grads_(all_grads(walk_)),
       optimizer_(walk_.parameters(), adam_options(config_.optimizer)),
       schedule_(schedule_of(config_)),
-      loader_(training_loader(config_, data_, place_of(runtime_, seed_, model_args_))),
       mover_(model_, runtime_.device),
       validator_(config_, runtime_,
                  config_.validation.enable
-                     ? validation_loader(config_, data_, place_of(runtime_, seed_, model_args_))
+                     ? validation_loader(config_, data_, place_of(runtime_, plan_.seed, model_args_))
                      : nullptr),
-      guard_(runtime_.group(MeshDim::kLoss)) {
+      guard_(runtime_.group(MeshDim::kLoss)),
+      memory_mover_(runtime_.device) {
   at::globalContext().setDeterministicAlgorithms(config_.debug.deterministic,
                                                  config_.debug.deterministic_warn_only);
-  agree(resolved);
-  initialise_weights();
+  agree();
+  if (plan_.seed != configured_seed_)
+    loader_ = training_loader(config_, data_, place_of(runtime_, plan_.seed, model_args_));
   if (config_.training.enable_cpu_offload && runtime_.device.is_cpu())
     log_info("training.enable_cpu_offload: this job runs on the CPU, so everything is in host memory anyway");
-  const int64_t batch_ranks = runtime_.mesh->degree(MeshDim::kBatch);
   const auto& training = config_.training;
   if (training.global_batch_size > 0)
-    microbatches_ = training.global_batch_size / (training.local_batch_size * batch_ranks);
-  make_metrics(resolved, command);
+    microbatches_ =
+        training.global_batch_size / (training.local_batch_size * runtime_.mesh->degree(MeshDim::kBatch));
+  initialise_weights();
+  make_components();
+  load_checkpoint();
+  make_metrics(command);
   make_profiler();
 }
 
 Trainer::~Trainer() = default;
 
-void Trainer::agree(const ResolvedConfig& resolved) const {
+// What this run goes by: its configuration, and the trajectory of the checkpoint it continues.
+ResumePlan Trainer::make_plan() const {
+  TrajectoryFacts facts;
+  const auto& training = configured_.config.training;
+  facts.data_parallel_degree = runtime_.mesh->degree(MeshDim::kBatch);
+  facts.global_batch_size = training.global_batch_size > 0
+                                ? training.global_batch_size
+                                : training.local_batch_size * facts.data_parallel_degree;
+  facts.seed = configured_seed_;
+  facts.data = loader_->fingerprint();
+  facts.model = model_args_;
+  const ChosenCheckpoint* chosen = access_.chosen();
+  if (chosen == nullptr) return fresh_plan(configured_, facts);
+  ResumeRequest request;
+  request.source = chosen->candidate.source;
+  request.components = chosen->components;
+  if (const Object* stored = chosen->find(kTrajectoryKey))
+    request.stored = Trajectory{text_table(*stored, chosen->candidate.path.string())};
+  if (const Object* step = chosen->find("train_state.step"))
+    request.step = step->get_if<int64_t>() ? *step->get_if<int64_t>() : 0;
+  return resume_plan(configured_, facts, request);
+}
+
+void Trainer::agree() const {
   Fingerprint fingerprint;
-  std::istringstream lines(to_toml(resolved));
+  std::istringstream lines(to_toml(configured_));
   std::string section, line;
   while (std::getline(lines, line)) {
     if (line.starts_with("[")) section = line;
@@ -121,20 +150,94 @@ void Trainer::agree(const ResolvedConfig& resolved) const {
     if (equals != std::string::npos) fingerprint[section + " " + line.substr(0, equals)] = line;
   }
   fingerprint["binary"] = version_text();
-  fingerprint["seed"] = std::to_string(seed_);
+  fingerprint["seed"] = std::to_string(configured_seed_);
   fingerprint["data"] = std::to_string(loader_->fingerprint());
   require_agreement(runtime_.groups->host(), fingerprint);
+}
+
+// Every part of the job's state, in the order in which it is loaded.
+void Trainer::make_components() {
+  for (const std::string& note : plan_.notes) log_info("{}", note);
+  for (const std::string& warning : plan_.warnings) log_warning("{}", warning);
+  const auto parameters = walk_.parameters();
+  if (config_.ema.enable) ema_ = std::make_unique<Ema>(parameters, ema_options(config_.ema));
+  if (!access_.enabled()) return;
+  const StatePlace place = state_place(*runtime_.mesh, runtime_.rank());
+  const auto next_rate = [this] { return learning_rate(state_.step + 1); };
+  const auto rates = [this, next_rate] { return std::pair(config_.optimizer.lr, next_rate()); };
+  const auto position = [this, next_rate] {
+    return SchedulerState::Position{state_.step, config_.optimizer.lr, next_rate(),
+                                    to_object(plan_.trajectory.entries)};
+  };
+  const Object config = to_object(config_entries(configured_.config));
+  const auto add = [this](auto component) { components_.push_back(std::move(component)); };
+  add(std::make_unique<ModelState>(parameters, place));
+  add(std::make_unique<OptimizerState>(optimizer_, config_.optimizer, parameters, place, rates));
+  if (ema_) add(std::make_unique<EmaState>(*ema_, parameters, place));
+  add(std::make_unique<TrainStateComponent>(state_, runtime_.mesh->degree(MeshDim::kBatch), config));
+  add(std::make_unique<SchedulerState>(position));
+  add(std::make_unique<LoaderComponent>(*loader_));
+  add(std::make_unique<RngState>(runtime_.device, runtime_.rank(), runtime_.world_size(), plan_.seed,
+                                 state_));
+  std::vector<StateComponent*> all;
+  for (const auto& component : components_) all.push_back(component.get());
+  const std::map<std::string, std::string> facts = {
+      {"config_hash", fmt::format("{:016x}", config_hash(config_entries(configured_.config)))},
+      {"version", version_text()},
+      {"model", config_.model.name + " " + config_.model.flavor},
+      {"mesh", runtime_.mesh->describe()}};
+  checkpoints_ = std::make_unique<Checkpointing>(config_, runtime_, access_, all, memory_mover_, facts);
+  if (config_.checkpoint.last_save_in_hf) {
+    const auto tensor = [args = model_args_](const std::string& name) {
+      const HfTensor stored = hf_tensor(args, name);
+      StoredNames::RowMap map;
+      if (stored.head_dim > 0) map = [stored](int64_t row) { return hf_row(stored, row); };
+      return std::pair(stored.name, std::move(map));
+    };
+    checkpoints_->set_hugging_face(
+        {tensor, {{"config.json", hf_config(model_args_, {.dtype = config_.checkpoint.export_dtype})}}});
+  }
+}
+
+void Trainer::load_checkpoint() {
+  if (access_.chosen() == nullptr) return;
+  checkpoints_->load([this](const CheckpointIndex& index) { return hugging_face_names(model_args_, index); });
+  const ChosenCheckpoint& chosen = *access_.chosen();
+  if (ema_ && chosen.components.contains("model") && !chosen.components.contains("ema")) ema_->restart();
+  if (const Object* config = chosen.find("train_state.config"))
+    log_info("{}", config_comparison(text_table(*config, chosen.candidate.path.string()),
+                                     config_entries(configured_.config)));
+  if (chosen.components.contains("dataloader") && chosen.find("dataloader.position") == nullptr)
+    continue_data();
+}
+
+// A checkpoint of another program says nothing about our order of the data: its step does.
+void Trainer::continue_data() {
+  const int64_t skipped = state_.step * microbatches_;
+  log_info(
+      "The checkpoint has no position of ours in the data: going on after step {} x global batch, in our "
+      "order",
+      state_.step);
+  Progress progress("skipping data", static_cast<uint64_t>(skipped), "microbatches");
+  for (int64_t i = 0; i < skipped; ++i) {
+    loader_->next();
+    progress.update(static_cast<uint64_t>(i));
+  }
+}
+
+double Trainer::learning_rate(int64_t step) const {
+  return config_.optimizer.lr * schedule_.factor(step - 1 - plan_.schedule_start);
 }
 
 void Trainer::initialise_weights() {
   for (const ShardedParameterPtr& parameter : walk_.parameters()) {
     at::Tensor master = parameter->master();
-    initialize(parameter->parameter(), seed_, parameter->first_row(), master);
+    initialize(parameter->parameter(), plan_.seed, parameter->first_row(), master);
     if (parameter->has_separate_compute_shard()) parameter->compute_shard().copy_(master);
   }
 }
 
-void Trainer::make_metrics(const ResolvedConfig& resolved, const std::vector<std::string>& command) {
+void Trainer::make_metrics(const std::vector<std::string>& command) {
   const ParameterCounts counts = count_parameters(model_args_);
   const FlopDimensions dimensions{.parameters = counts.total,
                                   .embedding_parameters = model_args_.vocab_size * model_args_.dim,
@@ -156,6 +259,7 @@ void Trainer::make_metrics(const ResolvedConfig& resolved, const std::vector<std
   options.dump_folder = config_.job.dump_folder;
   options.start_time = static_cast<std::time_t>(
       std::stoll(runtime_.groups->host().all_gather_text(std::to_string(std::time(nullptr))).front()));
+  options.start_step = state_.step;
   options.rank = runtime_.rank();
   options.prints = rank_prints(runtime_.rank());
   options.flops_per_token_square = flops_per_token_square(dimensions);
@@ -173,15 +277,15 @@ void Trainer::make_metrics(const ResolvedConfig& resolved, const std::vector<std
   }
   if (runtime_.rank() == 0) {
     const std::filesystem::path folder = config_.job.dump_folder;
-    write_run_record(folder,
-                     {to_toml(resolved), command, version_text(), runtime_.world_size(), options.start_time});
+    write_run_record(
+        folder, {to_toml(configured_), command, version_text(), runtime_.world_size(), options.start_time});
     if (config_.job.save_config_file) {
       std::filesystem::create_directories((folder / *config_.job.save_config_file).parent_path());
       write_file_atomic(folder / *config_.job.save_config_file, to_json(config_) + "\n");
     }
   }
   metrics_ = std::make_unique<MetricsLogger>(options, std::move(sources));
-  metrics_->log_config(to_toml(resolved));
+  metrics_->log_config(to_toml(configured_));
   log_info("Model {} {} size: {} total parameters", config_.model.name, config_.model.flavor,
            python_grouped(static_cast<double>(counts.total), 0));
 }
@@ -226,19 +330,21 @@ Trainer::StepData Trainer::fetch() {
     data.local_valid += valid_tokens(batch);
     metrics_->add_batch(batch.rows * batch.seq_len, loader_->wait_seconds() - waited);
   }
-  // One small host-side sum a step: valid tokens, and who was asked to stop, so that all ranks stop after the
-  // same step.
-  const at::Tensor counts = at::zeros({3}, at::TensorOptions(at::kLong));
+  // One small host-side sum a step: valid tokens, who was asked to stop, whose save failed: all ranks act on
+  // it after the same step.
+  const at::Tensor counts = at::zeros({4}, at::TensorOptions(at::kLong));
   auto* values = counts.data_ptr<int64_t>();
   const StopSignal signal = stop_signal();
   values[0] = data.local_valid;
   values[1] = signal == StopSignal::kInterrupt;
   values[2] = signal == StopSignal::kTerminate;
+  values[3] = checkpoints_ && checkpoints_->failed();
   runtime_.groups->host().all_reduce_sum(counts);
   data.global_valid = values[0];
   stop_ = static_cast<int>(values[2] > 0   ? StopSignal::kTerminate
                            : values[1] > 0 ? StopSignal::kInterrupt
                                            : StopSignal::kNone);
+  save_failed_ = values[3] > 0;
   if (data.global_valid == 0) throw_data("training: none of the step's tokens has a label to learn from");
   return data;
 }
@@ -255,6 +361,7 @@ void Trainer::train_step(int64_t step) {
   if (const char* folder = std::getenv("HYPERION_DUMP_GRADIENTS"); folder != nullptr && step == 1)
     dump_gradients(folder);
 
+  failpoint("step.opt");
   set_phase(fmt::format("step {} gradient norm", step));
   const at::Tensor norm = global_grad_norm(grads_, runtime_.group(MeshDim::kFsdp));
   std::vector<std::string> sources;
@@ -262,11 +369,14 @@ void Trainer::train_step(int64_t step) {
     sources.push_back(fmt::format("{}", fmt::join(batch.sources, ", ")));
   const at::Tensor skip = guard_.check(step, losses, norm, [sources](size_t i) { return sources.at(i); });
   clip_gradients(grads_, norm, config_.training.max_norm);
-  optimizer_.step(config_.optimizer.lr * schedule_.factor(step - 1), skip);
+  if (checkpoints_) checkpoints_->before_update();
+  optimizer_.step(learning_rate(step), skip);
+  if (ema_) ema_->update(step, skip);
   guard_.raise(/*wait=*/false);
 
-  tokens_seen_ += config_.training.local_batch_size * config_.training.seq_len * microbatches_ *
-                  runtime_.mesh->degree(MeshDim::kBatch);
+  state_.step = step;
+  state_.tokens_seen += config_.training.local_batch_size * config_.training.seq_len * microbatches_ *
+                        runtime_.mesh->degree(MeshDim::kBatch);
   if (metrics_->should_log(step)) log_step(step, losses, data, norm);
   profiler_->step(step);
 }
@@ -284,46 +394,98 @@ void Trainer::log_step(int64_t step, const std::vector<at::Tensor>& losses, cons
   metrics.global_avg_loss = sum.item<double>();
   metrics.global_max_loss = max.item<double>();
   metrics.grad_norm = norm.item<double>();
-  metrics.lr = config_.optimizer.lr * schedule_.factor(step - 1);
-  metrics.n_tokens_seen = tokens_seen_;
+  metrics.lr = learning_rate(step);
+  metrics.n_tokens_seen = state_.tokens_seen;
   metrics_->log(metrics);
 }
 
 void Trainer::validate(int64_t step) {
   set_phase(fmt::format("step {} validation", step));
   metrics_->begin_validation();
+  const bool averaged = ema_ && config_.ema.validate_with_ema;
+  if (averaged) {
+    checkpoints_ ? checkpoints_->before_update()
+                 : void();  // the averages take the weights' place for a while
+    ema_->swap_in();
+  }
   const Validator::Result result = validator_.run(walk_, mover_);
+  if (averaged) ema_->swap_out();
   metrics_->add_batch(result.tokens, 0.0);
   metrics_->log_validation(step, result.loss);
 }
 
 ExitCode Trainer::run() {
   catch_stop_signals();
-  log_info("Training starts at step 1");
-  for (int64_t step = 1; step <= config_.training.steps; ++step) {
+  if (checkpoints_) {
+    if (config_.checkpoint.create_seed_checkpoint) {
+      checkpoints_->save_seed();
+      log_info("Created a seed checkpoint");
+      return ExitCode::kOk;
+    }
+    checkpoints_->validate(state_.step);
+  }
+  const int64_t first = state_.step + 1;
+  log_info("Training starts at step {}", first);
+  for (int64_t step = first; step <= config_.training.steps; ++step) {
     try {
       train_step(step);
     } catch (const c10::OutOfMemoryError&) {
       profiler_->out_of_memory(step - 1);
       throw;
     }
+    if (checkpoints_) {
+      const bool terminated = stop_ == static_cast<int>(StopSignal::kTerminate);
+      // Nothing that is not finite is ever saved.
+      guard_.raise(/*wait=*/checkpoints_->due(step) || terminated || step == config_.training.steps);
+      checkpoints_->after_step(step, step == config_.training.steps, save_failed_, terminated);
+    }
     if (validator_.due(step)) validate(step);
-    if (step == 1) {
+    if (step == first) {
       runtime_.groups->world().barrier();
       runtime_.groups->set_timeout(std::chrono::seconds(config_.comm.train_timeout_seconds));
     }
-    if (stop_ != 0) {
-      guard_.raise(/*wait=*/true);
-      log_warning("stopped by a signal after step {}; checkpointing is off, so the state is not saved", step);
-      return stop_ == static_cast<int>(StopSignal::kInterrupt) ? ExitCode::kInterrupted
-                                                               : ExitCode::kTerminated;
-    }
+    if (stop_ != 0) return stopped(step);
   }
   guard_.raise(/*wait=*/true);
+  if (checkpoints_) checkpoints_->finish();
   set_phase("end of training");
   runtime_.groups->world().barrier();
   log_info("Training completed");
   return ExitCode::kOk;
+}
+
+// The job ends after `step`, as a signal asked.
+ExitCode Trainer::stopped(int64_t step) {
+  guard_.raise(/*wait=*/true);
+  const bool interrupted = stop_ == static_cast<int>(StopSignal::kInterrupt);
+  if (!checkpoints_ || config_.checkpoint.load_only) {
+    log_warning("stopped by a signal after step {}; checkpointing is off, so the state is not saved", step);
+    return interrupted ? ExitCode::kInterrupted : ExitCode::kTerminated;
+  }
+  checkpoints_->finish();
+  if (interrupted) {
+    log_warning("stopped by Ctrl-C after step {}; the newest checkpoint is the last periodic one", step);
+    return ExitCode::kInterrupted;
+  }
+  log_warning(
+      "stopped by a signal after step {}; the state is saved, start again with the same command to go on",
+      step);
+  return ExitCode::kStoppedSaved;
+}
+
+std::string Trainer::state_table() const {
+  if (!checkpoints_)
+    throw_config("--dump-state-dict shows the state that checkpoints hold: set checkpoint.enable = true");
+  std::string table;
+  for (const auto& component : components_) {
+    for (const TensorState& tensor : component->tensors())
+      table +=
+          fmt::format("{:<72} {:<9} [{}]  {} shards x {} replicas\n", tensor.key, torch_name(tensor.dtype),
+                      fmt::join(tensor.shape, ", "), tensor.placement.shards, tensor.placement.replicas);
+    for (const ObjectState& object : component->objects())
+      table += fmt::format("{:<72} {}\n", object.key, repr(object.value, 60));
+  }
+  return table;
 }
 
 // For tests against other trainers: each parameter's whole fp32 gradient, before clipping, as raw

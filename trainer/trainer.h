@@ -7,13 +7,17 @@
 
 #include "base/error.h"
 #include "trainer/config/load.h"
+#include "trainer/checkpointing.h"
 #include "trainer/data_setup.h"
 #include "trainer/finite_guard.h"
+#include "trainer/job_state.h"
 #include "trainer/metrics/memory.h"
 #include "trainer/metrics/metrics_logger.h"
 #include "trainer/metrics/profiler.h"
 #include "trainer/optim/adam.h"
+#include "trainer/optim/ema.h"
 #include "trainer/optim/lr_schedule.h"
+#include "trainer/resume_policy.h"
 #include "trainer/runtime.h"
 #include "trainer/unit_walk.h"
 #include "trainer/validator.h"
@@ -31,40 +35,57 @@ class Trainer {
   // early.
   ExitCode run();
 
+  // The state's names, types, shapes and how each lies over the ranks, a line each.
+  std::string state_table() const;
+
  private:
   struct StepData;  // the microbatches of one step
-  void agree(const ResolvedConfig& resolved) const;
-  void make_metrics(const ResolvedConfig& resolved, const std::vector<std::string>& command);
+  ResumePlan make_plan() const;
+  void agree() const;
+  void make_components();
+  void load_checkpoint();
+  void continue_data();
+  void make_metrics(const std::vector<std::string>& command);
   void make_profiler();
   void initialise_weights();
+  double learning_rate(int64_t step) const;  // of 1-based `step`
   StepData fetch();
   void train_step(int64_t step);
   void log_step(int64_t step, const std::vector<at::Tensor>& losses, const StepData& data,
                 const at::Tensor& norm);
   void validate(int64_t step);
   void dump_gradients(const std::string& folder) const;
+  ExitCode stopped(int64_t step);
 
-  const JobConfig config_;
+  const ResolvedConfig configured_;
   const ModelArgs model_args_;
   const DataSetup data_;
   const Runtime runtime_;
-  uint64_t seed_;
+  const uint64_t configured_seed_;  // debug.seed, or one that rank 0 drew
+  std::unique_ptr<DataLoader> loader_;
+  CheckpointAccess access_;
+  const ResumePlan plan_;  // what the configuration and the checkpoint that is loaded come to
+  const JobConfig& config_ = plan_.config;
   Transformer model_;
   FsdpContext fsdp_;
   UnitWalk walk_;
   std::vector<at::Tensor> grads_;  // every sharded gradient of this rank, by group
   Adam optimizer_;
+  std::unique_ptr<Ema> ema_;  // null when off
   LrSchedule schedule_;
-  std::unique_ptr<DataLoader> loader_;
   BatchMover mover_;
   Validator validator_;
   FiniteGuard guard_;
+  TrainState state_;
+  std::vector<std::unique_ptr<StateComponent>> components_;
+  DeviceMover memory_mover_;
+  std::unique_ptr<Checkpointing> checkpoints_;  // null when off
   std::unique_ptr<MemoryMonitor> memory_;
   std::unique_ptr<MetricsLogger> metrics_;
   std::unique_ptr<Profiler> profiler_;
   int64_t microbatches_ = 1;  // a step
-  int64_t tokens_seen_ = 0;
-  int stop_ = 0;  // the StopSignal that all ranks agreed on
+  int stop_ = 0;              // the StopSignal that all ranks agreed on
+  bool save_failed_ = false;  // on some rank, in the background
 };
 
 }  // namespace hyperion

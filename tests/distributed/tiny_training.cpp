@@ -35,8 +35,8 @@ TinyTraining::TinyTraining(const TinyJob& job, const Environment& environment)
                       .device_index = std::max<int>(0, job.device.index())})) {
   const ShardingOptions sharding{
       .device = job.device, .state_device = job.device, .compute_dtype = job.compute};
-  fsdp_ = std::make_unique<FsdpContext>(groups_->get(MeshDim::kFsdp), groups_->get(MeshDim::kDpReplicate),
-                                        sharding);
+  shard_ = std::make_unique<RecordingCommunicator>(groups_->get(MeshDim::kFsdp));
+  fsdp_ = std::make_unique<FsdpContext>(*shard_, groups_->get(MeshDim::kDpReplicate), sharding);
   WalkOptions options{.reshard = job.reshard, .prefetch_forward = job.prefetch_forward};
   options.checkpoint.assign(model_.blocks().size(), job.checkpoint);
   walk_ = std::make_unique<UnitWalk>(model_, *fsdp_, options);

@@ -8,6 +8,7 @@
 
 #include "models/registry.h"
 #include "parallel/process_group.h"
+#include "tests/distributed/recording_communicator.h"
 #include "trainer/optim/adam.h"
 #include "trainer/unit_walk.h"
 
@@ -36,6 +37,9 @@ class TinyTraining {
   FsdpContext& fsdp() { return *fsdp_; }
   UnitWalk& walk() { return *walk_; }
   const Transformer& model() const { return model_; }
+  const Adam& optimizer() const { return *optimizer_; }
+  // What went over the shard group: dtypes by operation.
+  const RecordingCommunicator& shard_traffic() const { return *shard_; }
 
  private:
   Microbatch microbatch(int64_t step, int64_t index) const;
@@ -45,6 +49,7 @@ class TinyTraining {
   int rank_;
   Transformer model_;
   std::unique_ptr<ProcessGroups> groups_;
+  std::unique_ptr<RecordingCommunicator> shard_;
   std::unique_ptr<FsdpContext> fsdp_;
   std::unique_ptr<UnitWalk> walk_;
   std::vector<at::Tensor> grads_;

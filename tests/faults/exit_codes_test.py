@@ -2,110 +2,16 @@
 
     python3 tests/faults/exit_codes_test.py build/hyperion
 
-Standard library only. Each case runs a small model on data made here.
+Standard library only. Each case runs a small model on data made in jobs.py.
 """
 
 import json
-import os
 import signal
-import socket
-import subprocess
-import sys
-import tempfile
-import time
-import unittest
-from pathlib import Path
 
-BINARY = Path(sys.argv[1]).resolve()
-ROOT = Path(__file__).resolve().parents[2]
-TOML = """
-[model]
-hf_assets_path = "{root}/tests/assets/tokenizer"
-[model.args]
-dim = 32
-n_layers = 2
-n_heads = 4
-[training]
-dataset = "jsonl"
-dataset_path = "{folder}/data.jsonl"
-local_batch_size = 2
-seq_len = 32
-steps = 5
-[metrics]
-log_freq = 1
-[job]
-dump_folder = "{folder}/out"
-[lr_scheduler]
-warmup_steps = 0
-[debug]
-seed = 1
-"""
+from jobs import JobTest, main
 
 
-class Job:
-    """One or more ranks of the program, with what they printed."""
-
-    def __init__(self, folder, *options, ranks=1, env=None, per_rank=None):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        self.ranks = []
-        for rank in range(ranks):
-            own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks,
-                   "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1, "HYPERION_DEVICE": "cpu",
-                   "LOG_RANK": ",".join(map(str, range(ranks))), **(env or {})}
-            command = [BINARY, "train", folder / "job.toml", *options, *(per_rank[rank] if per_rank else [])]
-            output = open(folder / f"rank{rank}.log", "w+")
-            self.ranks.append((subprocess.Popen(command, env={**os.environ, **{k: str(v) for k, v in own.items()}},
-                                                stdout=output, stderr=subprocess.STDOUT, cwd=folder), output))
-
-    def text(self, rank=0):
-        output = self.ranks[rank][1]
-        output.seek(0)
-        return output.read()
-
-    def wait_for(self, text, rank=0, seconds=60):
-        end = time.monotonic() + seconds
-        while text not in self.text(rank):
-            if time.monotonic() > end or self.ranks[rank][0].poll() is not None:
-                raise AssertionError(f"rank {rank} never printed {text!r}:\n{self.text(rank)}")
-            time.sleep(0.02)
-
-    def codes(self, seconds=60):
-        try:
-            return [process.wait(timeout=seconds) for process, _ in self.ranks]
-        finally:
-            for process, _ in self.ranks:
-                if process.poll() is None:
-                    process.kill()
-                    process.wait()
-
-
-class ExitCodes(unittest.TestCase):
-    def setUp(self):
-        self.temporary = tempfile.TemporaryDirectory()
-        self.folder = Path(self.temporary.name)
-        (self.folder / "job.toml").write_text(TOML.format(root=ROOT, folder=self.folder))
-        documents = [f"Document {i} has a few words, and some of them are its own: {i * 7919}." for i in range(200)]
-        (self.folder / "data.jsonl").write_text("".join(json.dumps({"text": d}) + "\n" for d in documents))
-        self.addCleanup(self.temporary.cleanup)
-
-    def start(self, *options, **kwargs):
-        job = Job(self.folder, *options, **kwargs)
-        self.addCleanup(lambda: [output.close() for _, output in job.ranks])
-        return job
-
-    def run_job(self, *options, code, says=(), **kwargs):
-        job = self.start(*options, **kwargs)
-        codes = job.codes()
-        self.assertEqual(codes, [code] * len(codes), job.text())
-        for text in says:
-            self.assertIn(text, job.text())
-        return job
-
-    def metrics(self):
-        return [json.loads(line) for line in (self.folder / "out" / "metrics.jsonl").read_text().splitlines()]
-
+class ExitCodes(JobTest):
     def test_done_is_0(self):
         self.run_job(code=0, says=["step:  5", "Training completed"])
         self.assertEqual(len(self.metrics()), 5)
@@ -116,7 +22,7 @@ class ExitCodes(unittest.TestCase):
         self.run_job(code=2, says=["job.toml:12", "seq_length", "seq_len"])
 
     def test_unavailable_feature_is_2_by_name(self):
-        self.run_job("--checkpoint.enable", code=2, says=["checkpoint.enable"])
+        self.run_job("--parallelism.tensor_parallel_degree=2", code=2, says=["tensor_parallel_degree"])
 
     def test_mesh_that_does_not_fit_is_2(self):
         self.run_job("--parallelism.data_parallel_shard_degree=3", code=2, says=["data_parallel_shard_degree"])
@@ -185,4 +91,4 @@ class ExitCodes(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main(argv=[sys.argv[0], *sys.argv[2:]], verbosity=2)
+    main()

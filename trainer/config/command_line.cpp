@@ -4,8 +4,10 @@
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include <CLI/CLI.hpp>
+#include <fmt/format.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -43,6 +45,108 @@ std::string chosen_file(const std::string& positional, const std::string& option
   return positional.empty() ? option : positional;
 }
 
+// CLI::Range lets NaN pass.
+CLI::Validator at_least(double minimum) {
+  return {[minimum](std::string& text) {
+            double value = 0;
+            return CLI::detail::lexical_cast(text, value) && value >= minimum && value <= 1.9e19
+                       ? std::string()
+                       : fmt::format("expected a number of at least {}", minimum);
+          },
+          ""};
+}
+
+void add_look(CLI::App& command, CommandLine::Look& look) {
+  command.add_option("CKPT", look.checkpoint, "Folder of a checkpoint (step-N) or of safetensors")
+      ->required();
+  command.add_option("--config", look.config, "TOML file with the model, where the checkpoint names none");
+  command.add_option("--tokenizer", look.tokenizer, "Folder with the tokenizer's files");
+  command.add_option("--dtype", look.dtype, "Type of weights and arithmetic: float32 or bfloat16")
+      ->check(CLI::IsMember({"float32", "bfloat16"}));
+  command.add_flag("--ema", look.ema, "Use the averaged weights");
+  command.footer("");
+}
+
+void add_generate(CLI::App& app, CommandLine::Generate& generate) {
+  CLI::App* command = app.add_subcommand("generate", "Continue a text with a checkpoint's model");
+  add_look(*command, generate);
+  command->add_option("--prompt", generate.prompt, "The text to continue")->required();
+  command->add_option("--max-tokens", generate.max_tokens, "Most new tokens (128)")->check(at_least(1));
+  command->add_option("--temperature", generate.temperature, "0: always the likeliest token (default)")
+      ->check(at_least(0));
+  command->add_option("--top-k", generate.top_k, "Draw among the k likeliest; 0: among all (default)")
+      ->check(at_least(0));
+  command->add_option("--seed", generate.seed, "Of the draws (0)")->check(at_least(0));
+}
+
+void add_eval(CLI::App& app, CommandLine::Eval& eval) {
+  CLI::App* command = app.add_subcommand("eval", "Loss of a checkpoint's model on a data set");
+  add_look(*command, eval);
+  command->add_option("--data", eval.data, "JSON lines or token shards, as training.dataset_path")
+      ->required();
+  command->add_option("--seq-len", eval.seq_len, "Tokens of one sequence (2048)")->check(at_least(1));
+  command->add_option("--batch-size", eval.batch_size, "Sequences of one batch (8)")->check(at_least(1));
+  command->add_option("--max-batches", eval.max_batches, "Batches to read; 0: all (default)")
+      ->check(at_least(0));
+  command->add_flag("--json", eval.json, "Print JSON instead of a table");
+}
+
+void add_ckpt(CLI::App& app, CommandLine::Ckpt& ckpt) {
+  using Tool = CommandLine::Ckpt::Tool;
+  CLI::App* group = app.add_subcommand("ckpt", "Tools for checkpoints");
+  group->require_subcommand(1);
+  group->footer("");
+  const auto add = [&](const char* name, Tool tool, const char* path, const char* what, const char* meaning) {
+    CLI::App* command = group->add_subcommand(name, meaning);
+    command->add_option(path, ckpt.path, what)->required();
+    command->footer("");
+    command->callback([&ckpt, tool] { ckpt.tool = tool; });
+    return command;
+  };
+  const auto add_json = [&](CLI::App* command) {
+    command->add_flag("--json", ckpt.json, "Print JSON instead of a table");
+  };
+  add_json(
+      add("ls", Tool::kLs, "DIR", "A folder of checkpoints, or one", "List checkpoints or what one holds"));
+
+  CLI::App* verify =
+      add("verify", Tool::kVerify, "DIR", "A checkpoint, or a folder of them", "Check the files");
+  verify->add_flag("--full", ckpt.full, "Also every archive's CRC and every tensor");
+  add_json(verify);
+
+  CLI::App* digest =
+      add("digest", Tool::kDigest, "DIR", "A checkpoint", "Hash every tensor, whatever its shards");
+  digest->add_option("--prefix", ckpt.prefix, "Only names that begin so");
+  add_json(digest);
+
+  CLI::App* diff = add("diff", Tool::kDiff, "A", "A checkpoint, or a TOML file: the state it would have",
+                       "Compare two checkpoints");
+  diff->add_option("B", ckpt.other, "A checkpoint")->required();
+  add_json(diff);
+
+  CLI::App* convert = add("convert", Tool::kConvert, "SRC", "A checkpoint", "Write it in another format");
+  convert->add_option("DST", ckpt.other, "Folder to write")->required();
+  convert->add_option("--to", ckpt.to, "dcp or safetensors")
+      ->required()
+      ->check(CLI::IsMember({"dcp", "safetensors"}));
+  convert->add_option("--dtype", ckpt.dtype, "float32, bfloat16 or float16; as they are unless set")
+      ->check(CLI::IsMember({"float32", "bfloat16", "float16"}));
+  convert->add_flag("--ema", ckpt.ema, "The averaged weights instead of the weights");
+
+  CLI::App* prune = add("prune", Tool::kPrune, "DIR", "A folder of checkpoints", "Remove old checkpoints");
+  prune->add_option("--keep", ckpt.keep, "Newest complete checkpoints that stay")
+      ->required()
+      ->check(at_least(1));
+  prune->add_flag("--dry-run", ckpt.dry_run, "Only say what would be removed");
+}
+
+// Actions of subcommands that take no configuration keys.
+void refuse_overrides(const CommandLine& line, const char* subcommand) {
+  if (!line.overrides.empty())
+    throw_config("command line: --{}: {} takes no configuration keys", line.overrides.front().name,
+                 subcommand);
+}
+
 }  // namespace
 
 CommandLine parse_command_line(std::vector<std::string> arguments, int width) {
@@ -59,6 +163,11 @@ CommandLine parse_command_line(std::vector<std::string> arguments, int width) {
 
   CLI::App* train = app.add_subcommand("train", "Train by a TOML file");
   train->add_option("FILE", file, "The TOML file (or --job.config_file FILE)");
+  for (CLI::App* command : {&app, train}) {
+    command->add_flag("--dump-state-dict", result.dump_state_dict,
+                      "Print names, shapes and types of the training state and end");
+    command->add_flag("--allow-faults", result.allow_faults, "Let failpoints act (tests)");
+  }
   train->footer("");
 
   CLI::App* config =
@@ -75,6 +184,9 @@ CommandLine parse_command_line(std::vector<std::string> arguments, int width) {
                    "Files, folders or globs of JSON lines (plain, .gz, .zst)")
       ->required();
   tokenize->footer("");
+  add_generate(app, result.generate);
+  add_eval(app, result.eval);
+  add_ckpt(app, result.ckpt);
   app.require_subcommand(0, 1);
 
   std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
@@ -92,12 +204,15 @@ CommandLine parse_command_line(std::vector<std::string> arguments, int width) {
     result.action = CommandLine::Action::kVersion;
     return result;
   }
-  if (tokenize->parsed()) {
-    result.action = CommandLine::Action::kTokenize;
+  const std::pair<const char*, CommandLine::Action> tools[] = {{"tokenize", CommandLine::Action::kTokenize},
+                                                               {"generate", CommandLine::Action::kGenerate},
+                                                               {"eval", CommandLine::Action::kEval},
+                                                               {"ckpt", CommandLine::Action::kCkpt}};
+  for (const auto& [name, action] : tools) {
+    if (!app.got_subcommand(name)) continue;
+    refuse_overrides(result, name);
     if (result.tokenize.tokenizer.empty()) result.tokenize.tokenizer = JobConfig::Model().hf_assets_path;
-    if (!result.overrides.empty()) {
-      throw_config("command line: --{}: tokenize takes no configuration keys", result.overrides.front().name);
-    }
+    result.action = action;
     return result;
   }
   if (reference) {

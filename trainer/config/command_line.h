@@ -1,6 +1,7 @@
 // The command line of the program: which subcommand, with what. Nothing is opened or run here.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,9 @@ struct CommandLine {
     kTrain,     // train by config_file and overrides
     kConfig,    // print the configuration that config_file and overrides resolve to
     kTokenize,  // write token shards by `tokenize`
+    kGenerate,  // continue a text by `generate`
+    kEval,      // the loss on a data set by `eval`
+    kCkpt,      // a tool for checkpoints by `ckpt`
   };
   struct Tokenize {
     std::string out;                  // folder to write
@@ -22,16 +26,61 @@ struct CommandLine {
     std::vector<std::string> inputs;  // files, folders or globs of JSON lines
   };
 
+  // What generate and eval take alike: a checkpoint to look at, as step-N folder or safetensors.
+  struct Look {
+    std::string checkpoint;
+    std::string config;             // TOML with the model, for checkpoints that do not name theirs
+    std::string tokenizer;          // folder; empty: the one the checkpoint's configuration names
+    std::string dtype = "float32";  // or "bfloat16": of weights and arithmetic
+    bool ema = false;               // the averaged weights
+  };
+  struct Generate : Look {
+    std::string prompt;
+    int64_t max_tokens = 128;
+    double temperature = 0;
+    int64_t top_k = 0;
+    uint64_t seed = 0;
+  };
+  struct Eval : Look {
+    std::string data;  // as training.dataset_path
+    int64_t seq_len = 2048;
+    int64_t batch_size = 8;
+    int64_t max_batches = 0;  // 0: all
+    bool json = false;
+  };
+  struct Ckpt {
+    enum class Tool { kLs, kVerify, kDigest, kDiff, kConvert, kPrune };
+    Tool tool = Tool::kLs;
+    std::string path;   // the folder; the source of convert, one side of diff (which may be a TOML file)
+    std::string other;  // the other side of diff, the destination of convert
+    bool json = false;
+    bool full = false;     // verify: every archive's CRC and every tensor
+    std::string prefix;    // digest: names that begin so
+    std::string to;        // convert: "dcp" or "safetensors"
+    std::string dtype;     // convert: "float32", "bfloat16", "float16", or empty: as they are
+    bool ema = false;      // convert: the averaged weights
+    int64_t keep = 0;      // prune: newest complete checkpoints that stay
+    bool dry_run = false;  // prune: say what would go
+  };
+
   Action action = Action::kShow;
   std::string text;
   std::string config_file;
   std::vector<Override> overrides;
+  bool dump_state_dict = false;  // train: print the names, shapes and dtypes of the state and end
+  bool allow_faults = false;     // failpoints named in the environment may act (tests)
   Tokenize tokenize;
+  Generate generate;
+  Eval eval;
+  Ckpt ckpt;
 };
 
 // `arguments` without the program's name; `width`: columns that help is wrapped to. Accepted forms:
-//   train FILE [overrides]     train --job.config_file FILE [overrides]     --job.config_file FILE
-//   [overrides] config FILE [overrides]    config --reference tokenize --out DIR [--tokenizer DIR] INPUT...
+//   train FILE [overrides]    train --job.config_file FILE [overrides]    --job.config_file FILE [overrides]
+//   config FILE [overrides]   config --reference
+//   tokenize --out DIR [--tokenizer DIR] INPUT...
+//   generate CKPT --prompt TEXT [...]    eval CKPT --data PATH [...]
+//   ckpt ls|verify|digest|prune DIR [...]    ckpt diff A B    ckpt convert SRC DST --to FORMAT [...]
 //   --help, --version, SUBCOMMAND --help
 // Throws Error(kUsage) for anything else. Names and values of overrides are checked by load_config().
 CommandLine parse_command_line(std::vector<std::string> arguments, int width);

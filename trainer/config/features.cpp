@@ -63,8 +63,12 @@ const Feature kExpertParallel = {"parallelism.expert_parallel_degree", "expert_p
                                  [](Config c) { return c.parallelism.expert_parallel_degree > 1; },
                                  "expert parallelism is not available yet; set 1"};
 const Feature kCheckpoint = {"checkpoint.enable", "enable = true",
-                             [](Config c) { return c.checkpoint.enable; },
-                             "checkpointing is not available yet; set false"};
+                             [](Config c) { return c.checkpoint.enable; }, ""};
+const Feature kHfQuantized = {
+    "checkpoint.initial_load_in_hf_quantized", "initial_load_in_hf_quantized = true",
+    [](Config c) { return c.checkpoint.enable && c.checkpoint.initial_load_in_hf_quantized; },
+    "fp8 weights with block scales (DeepSeek's) are not available yet; convert them to bfloat16 first"};
+const Feature kEma = {"ema.enable", "enable = true", [](Config c) { return c.ema.enable; }, ""};
 const Feature kSelective = {"activation_checkpoint.mode", "mode = \"selective\"",
                             [](Config c) { return c.activation_checkpoint.mode == "selective"; }, ""};
 const Feature kMemoryBudget = {
@@ -112,6 +116,8 @@ const std::vector<const Feature*>& features() {
                                                   &kContextParallel,
                                                   &kExpertParallel,
                                                   &kCheckpoint,
+                                                  &kHfQuantized,
+                                                  &kEma,
                                                   &kSelective,
                                                   &kMemoryBudget,
                                                   &kCompile,

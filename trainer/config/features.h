@@ -10,9 +10,9 @@ namespace hyperion {
 
 extern const Feature kCustomConfigModule, kProfiling, kMemorySnapshot, kTensorBoard, kWandb, kConverters,
     kFloat8, kMx, kGroupedFloat8, kGroupedMx, kEarlyStep, kBfloat16Masters, kTensorParallel,
-    kPipelineParallel, kContextParallel, kExpertParallel, kCheckpoint, kSelective, kMemoryBudget, kCompile,
-    kLocalTensor, kMemoryEstimation, kFaultTolerance, kCustomImport, kCustomArgsModule, kValidation,
-    kDeterministic, kExperts;
+    kPipelineParallel, kContextParallel, kExpertParallel, kCheckpoint, kHfQuantized, kEma, kSelective,
+    kMemoryBudget, kCompile, kLocalTensor, kMemoryEstimation, kFaultTolerance, kCustomImport,
+    kCustomArgsModule, kValidation, kDeterministic, kExperts;
 
 const std::vector<const Feature*>& features();
 

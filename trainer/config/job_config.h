@@ -7,9 +7,13 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace hyperion {
+
+// A TOML table with keys of the user's own, in the order of the file.
+using TextTable = std::vector<std::pair<std::string, std::string>>;
 
 struct JobConfig {
   struct Job {
@@ -63,6 +67,10 @@ struct JobConfig {
       std::optional<double> norm_eps;
       std::optional<double> rope_theta;
       std::optional<bool> rope_scaling;
+      std::optional<double> rope_factor;
+      std::optional<double> rope_low_freq_factor;
+      std::optional<double> rope_high_freq_factor;
+      std::optional<int64_t> rope_original_length;
       std::optional<bool> qk_norm;
       std::optional<bool> tied;
       std::optional<bool> depth_init;
@@ -159,7 +167,29 @@ struct JobConfig {
     bool enable_first_step_checkpoint = false;
     bool create_seed_checkpoint = false;
     bool load_only = false;
+    // The rest is ours.
+    bool validate_before_training = true;
+    std::string validate_on_resume = "full";
+    std::string writers = "all";
+    std::string on_save_failure = "stop";
+    std::string resume_mode = "recover";
+    std::vector<std::string> components;
+    std::string on_config_change = "error";
+    std::string on_corrupt = "previous";
+    bool full_verify_on_load = false;
+    bool verify_finite = true;
+    bool allow_dtype_cast = false;
+    TextTable rename;
   } checkpoint;
+
+  struct Ema {  // ours
+    bool enable = false;
+    double decay = 0.999;
+    int64_t every = 1;
+    std::string device = "same";
+    bool validate_with_ema = false;
+    std::string on_missing = "error";
+  } ema;
 
   struct ActivationCheckpoint {
     std::string mode = "selective";

@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/files.h"
+#include "base/nearest.h"
 #include "trainer/config/guard.h"
 #include "trainer/config/schema.h"
 #include "trainer/config/suggest.h"
@@ -34,8 +35,15 @@ std::string shown(std::string text) {
   return text;
 }
 
-std::string did_you_mean(const std::string& name) {
-  return name.empty() ? "" : fmt::format("; did you mean {}?", name);
+// "; did you mean dataloader?" for the first text that is not among the option's choices.
+std::string choice_hint(const Option& option, const Value& value) {
+  std::vector<std::string> texts;
+  if (const auto* text = std::get_if<std::string>(&value)) texts = {*text};
+  if (const auto* list = std::get_if<std::vector<std::string>>(&value)) texts = *list;
+  for (const std::string& text : texts)
+    if (std::find(option.choices.begin(), option.choices.end(), text) == option.choices.end())
+      return did_you_mean(nearest_name(text, option.choices));
+  return "";
 }
 
 // toml11 turns a number that does not fit into the largest one: read the text again where it says so.
@@ -56,8 +64,40 @@ bool fits(const toml::value& value, const std::string& source) {
   return true;
 }
 
-// The value as the schema knows it; nullopt for what no option takes (dates, tables, mixed lists).
+constexpr size_t kMostEntries = 1000;  // of a table; finding each one's place reads the file from its start
+
+// Adds the texts of a table and of the tables in it, whose keys TOML writes as a.b: they are one name here.
+bool collect_texts(const toml::value& value, const std::string& prefix,
+                   std::vector<std::pair<toml::source_location, std::pair<std::string, std::string>>>& out) {
+  for (const auto& [key, entry] : value.as_table()) {
+    const std::string name = prefix.empty() ? key : prefix + '.' + key;
+    if (out.size() >= kMostEntries) return false;
+    if (entry.is_table()) {
+      if (!collect_texts(entry, name, out)) return false;
+    } else if (entry.is_string()) {
+      out.emplace_back(entry.location(), std::pair(name, entry.as_string().str));
+    } else {
+      return false;
+    }
+  }
+  return true;
+}
+
+std::optional<Value> to_table(const toml::value& value) {
+  std::vector<std::pair<toml::source_location, std::pair<std::string, std::string>>> found;
+  if (!collect_texts(value, "", found)) return std::nullopt;
+  // toml11's tables forget the order of the file.
+  std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) {
+    return std::pair(a.first.line(), a.first.column()) < std::pair(b.first.line(), b.first.column());
+  });
+  TextTable table;
+  for (auto& [place, entry] : found) table.push_back(std::move(entry));
+  return Value(std::move(table));
+}
+
+// The value as the schema knows it; nullopt for what no option takes (dates, mixed lists).
 std::optional<Value> to_value(const toml::value& value, Kind kind) {
+  if (value.is_table()) return kind == Kind::kTable ? to_table(value) : std::nullopt;
   if (value.is_boolean()) return Value(value.as_boolean());
   if (value.is_integer()) return Value(static_cast<int64_t>(value.as_integer()));
   if (value.is_floating()) return Value(value.as_floating());
@@ -143,7 +183,8 @@ class FileReader {
     const std::optional<Value> held = to_value(value, option.kind());
     if (!held || !fits(value, toml::detail::get_region(value)->str()) ||
         !assign(option, *held, resolved_.config)) {
-      add(value, fmt::format("{} = {}: expected {}", option.name, source(value), expected(option)));
+      add(value, fmt::format("{} = {}: expected {}{}", option.name, source(value), expected(option),
+                             choice_hint(option, held.value_or(Value()))));
       return;
     }
     const toml::source_location place = value.location();
@@ -188,8 +229,9 @@ void apply(const Override& override, ResolvedConfig& resolved, Problems& problem
   }
   const auto value = override.has_value ? parse_text(*option, override.value) : std::nullopt;
   if (!value || !assign(*option, *value, resolved.config)) {
-    problems.add(fmt::format("command line: --{}{}: expected {}", option->name,
-                             override.has_value ? " = " + shown(override.value) : "", expected(*option)));
+    problems.add(fmt::format("command line: --{}{}: expected {}{}", option->name,
+                             override.has_value ? " = " + shown(override.value) : "", expected(*option),
+                             choice_hint(*option, value.value_or(Value()))));
     return;
   }
   resolved.origins[option->name] = "command line";

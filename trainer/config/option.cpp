@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <set>
 #include <type_traits>
 
 #include <fmt/format.h>
@@ -83,6 +84,17 @@ std::vector<std::string> split(std::string_view text, char separator) {
   return parts;
 }
 
+// "old=new,old=new"; nullopt for an entry without '='.
+std::optional<Value> parse_table(std::string_view text) {
+  TextTable table;
+  for (const std::string& entry : split(text, ',')) {
+    const size_t equals = entry.find('=');
+    if (equals == std::string::npos) return std::nullopt;
+    table.emplace_back(entry.substr(0, equals), entry.substr(equals + 1));
+  }
+  return Value(std::move(table));
+}
+
 std::string quoted(std::string_view text) {
   std::string out = "\"";
   for (const char c : text) {
@@ -101,6 +113,14 @@ std::string quoted(std::string_view text) {
     }
   }
   return out + '"';
+}
+
+std::string table_literal(const TextTable& table, std::string_view open, std::string_view assigns,
+                          std::string_view close) {
+  std::string text;
+  for (const auto& [key, value] : table)
+    text += fmt::format("{}{}{}{}", text.empty() ? open : ", ", quoted(key), assigns, quoted(value));
+  return text.empty() ? "{}" : text.append(close);
 }
 
 std::string number_literal(double value) {
@@ -140,6 +160,12 @@ bool acceptable(const Option& option, const Value& value) {
     return std::all_of(list->begin(), list->end(),
                        [&](const auto& entry) { return is_choice(option, entry); });
   }
+  if (const auto* table = std::get_if<TextTable>(&value)) {
+    std::set<std::string> keys;
+    return std::all_of(table->begin(), table->end(), [&](const auto& entry) {
+      return !entry.first.empty() && !entry.second.empty() && keys.insert(entry.first).second;
+    });
+  }
   if (const auto* whole = std::get_if<int64_t>(&value)) return in_range(option, static_cast<double>(*whole));
   if (const auto* number = std::get_if<double>(&value)) return in_range(option, *number);
   return true;
@@ -156,6 +182,7 @@ Kind Option::kind() const {
         if constexpr (std::is_same_v<T, double>) return Kind::kNumber;
         if constexpr (std::is_same_v<T, std::string>) return Kind::kText;
         if constexpr (std::is_same_v<T, std::vector<std::string>>) return Kind::kList;
+        if constexpr (std::is_same_v<T, TextTable>) return Kind::kTable;
         return Kind::kListOfLists;
       },
       default_field(*this));
@@ -221,6 +248,8 @@ std::optional<Value> parse_text(const Option& option, std::string_view text) {
       return Value(std::string(text));
     case Kind::kList:
       return Value(split(text, ','));
+    case Kind::kTable:
+      return parse_table(text);
     case Kind::kListOfLists:
       break;
   }
@@ -241,6 +270,8 @@ std::string literal(const Value& value) {
           return quoted(held);
         } else if constexpr (std::is_same_v<T, bool> || std::is_same_v<T, int64_t>) {
           return fmt::format("{}", held);
+        } else if constexpr (std::is_same_v<T, TextTable>) {
+          return table_literal(held, "{ ", " = ", " }");
         } else {
           std::vector<std::string> entries;
           for (const auto& entry : held) entries.push_back(literal(Value(entry)));
@@ -248,6 +279,11 @@ std::string literal(const Value& value) {
         }
       },
       value);
+}
+
+std::string json_literal(const Value& value) {
+  const auto* table = std::get_if<TextTable>(&value);
+  return table != nullptr ? table_literal(*table, "{", ": ", "}") : literal(value);
 }
 
 std::string expected(const Option& option) {
@@ -263,6 +299,8 @@ std::string expected(const Option& option) {
       return option.choices.empty() ? "a text in quotes" : choices_text(option);
     case Kind::kList:
       return option.choices.empty() ? "a list of texts" : "a list of " + choices_text(option);
+    case Kind::kTable:
+      return "a table of at most 1000 texts, each key once, nothing empty";
     case Kind::kListOfLists:
       break;
   }
@@ -270,7 +308,8 @@ std::string expected(const Option& option) {
 }
 
 std::string type_name(const Option& option) {
-  static const char* const kNames[] = {"true/false", "integer", "number", "text", "list", "list of lists"};
+  static const char* const kNames[] = {"true/false", "integer",       "number", "text",
+                                       "list",       "list of lists", "table"};
   return kNames[static_cast<int>(option.kind())];
 }
 

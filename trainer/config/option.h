@@ -18,13 +18,13 @@ namespace hyperion {
 using Field =
     std::variant<bool*, int64_t*, double*, std::string*, std::vector<std::string>*, std::optional<bool>*,
                  std::optional<int64_t>*, std::optional<double>*, std::optional<std::string>*,
-                 std::optional<std::vector<std::vector<std::string>>>*>;
+                 std::optional<std::vector<std::vector<std::string>>>*, TextTable*>;
 
 // A value on its way into or out of a JobConfig; monostate: not set.
 using Value = std::variant<std::monostate, bool, int64_t, double, std::string, std::vector<std::string>,
-                           std::vector<std::vector<std::string>>>;
+                           std::vector<std::vector<std::string>>, TextTable>;
 
-enum class Kind { kBool, kInteger, kNumber, kText, kList, kListOfLists };
+enum class Kind { kBool, kInteger, kNumber, kText, kList, kListOfLists, kTable };
 
 // A capability that the configuration switches on. Options that belong to it only matter while it is on.
 struct Feature {
@@ -78,15 +78,18 @@ bool assign(const Option& option, const Value& value, JobConfig& config);
 Value read(const Option& option, const JobConfig& config);
 
 // The value a command-line text stands for by the option's type, whatever its range: "None" unsets an
-// optional, "a,b" is a list, "a,b;c" a list of lists. nullopt when the text cannot be of that type.
+// optional, "a,b" is a list, "a,b;c" a list of lists, "a=b,c=d" a table. nullopt when the text cannot be of
+// that type.
 std::optional<Value> parse_text(const Option& option, std::string_view text);
 
-// As TOML writes it, which is JSON as well: 0.0008, "text", ["a", "b"]; "null" when unset (JSON only).
+// As TOML writes it, which is JSON as well: 0.0008, "text", ["a", "b"]; "null" when unset (JSON only). A
+// table is { "a" = "b" } in TOML alone; json_literal() writes {"a": "b"} for it.
 std::string literal(const Value& value);
+std::string json_literal(const Value& value);
 
 // What the option accepts: "a whole number of at least 1, or -1", "\"full\", \"none\" or ...".
 std::string expected(const Option& option);
-// "true/false", "integer", "number", "text", "list", "list of lists".
+// "true/false", "integer", "number", "text", "list", "list of lists", "table".
 std::string type_name(const Option& option);
 
 }  // namespace hyperion

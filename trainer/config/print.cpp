@@ -29,7 +29,7 @@ std::string to_json(const JobConfig& config) {
       std::string path = "/" + option.name;
       std::replace(path.begin(), path.end(), '.', '/');
       tree[nlohmann::ordered_json::json_pointer(path)] =
-          nlohmann::ordered_json::parse(literal(read(option, config)));
+          nlohmann::ordered_json::parse(json_literal(read(option, config)));
     }
   }
   return tree.dump(2);

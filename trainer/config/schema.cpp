@@ -60,7 +60,8 @@ std::vector<Option> metrics() {
 std::vector<Option> model() {
   return {
       Option{KEY(model.name), "Model family."}.one_of({"llama3", "qwen3"}),
-      {KEY(model.flavor), "Size within the family, e.g. debugmodel, 8B, 70B."},
+      {KEY(model.flavor),
+       "Size within the family (debugmodel, 8B ...), or from_hf: taken from a config.json."},
       {KEY(model.hf_assets_path),
        "Folder with the tokenizer's files; also looked for beside the program's folder."},
       {KEY(model.tokenizer_path), "Former name of hf_assets_path, still read, with a warning."},
@@ -89,6 +90,18 @@ std::vector<Option> model_args() {
       Option{KEY(model.args.norm_eps), "Epsilon of every RMSNorm."}.at_least(0).own(),
       Option{KEY(model.args.rope_theta), "Base of the rotary frequencies."}.above(0).own(),
       Option{KEY(model.args.rope_scaling), "Llama 3.1's rescaling of the rotary frequencies."}.own(),
+      Option{KEY(model.args.rope_factor), "Rescaling: how far long wavelengths are stretched."}
+          .at_least(1)
+          .own(),
+      Option{KEY(model.args.rope_low_freq_factor),
+             "Rescaling: wavelengths above original_length / this are stretched."}
+          .above(0)
+          .own(),
+      Option{KEY(model.args.rope_high_freq_factor),
+             "Rescaling: wavelengths below original_length / this are kept."}
+          .above(0)
+          .own(),
+      size({KEY(model.args.rope_original_length), "Rescaling: positions the model was first trained for."}),
       Option{KEY(model.args.qk_norm), "RMSNorm on each query and key head."}.own(),
       Option{KEY(model.args.tied), "The output head shares the embedding's weight (enable_weight_tying)."}
           .own(),
@@ -232,35 +245,91 @@ std::vector<Option> parallelism() {
 }
 
 std::vector<Option> checkpoint() {
+  const std::vector<std::string> parts = {"model",       "optimizer", "lr_scheduler", "dataloader",
+                                          "train_state", "rng",       "ema"};
   std::vector<Option> options = {
       {KEY(checkpoint.enable), "Save and load checkpoints."},
-      {KEY(checkpoint.enable_ft_dataloader_checkpoints),
-       "Each replica saves its loader's state at every step (torchft)."},
+      Option{KEY(checkpoint.enable_ft_dataloader_checkpoints),
+             "Each replica saves its loader's state at every step (torchft)."}
+          .only_python(),
       {KEY(checkpoint.folder), "Folder of the checkpoints, under dump_folder."},
       Option{KEY(checkpoint.interval), "Steps between two saves."}.at_least(1),
-      {KEY(checkpoint.initial_load_path), "Checkpoint to start from when the job has none of its own."},
+      {KEY(checkpoint.initial_load_path),
+       "Checkpoint (its step-N folder) to start from when the job has none of its own."},
       {KEY(checkpoint.initial_load_model_only), "Read only the model from initial_load_path."},
       {KEY(checkpoint.initial_load_in_hf), "initial_load_path holds Hugging Face safetensors."},
       {KEY(checkpoint.initial_load_in_hf_quantized), "Those are fp8 weights with block scales."},
       {KEY(checkpoint.last_save_model_only),
-       "The last save holds the model alone, so the run cannot be extended."},
+       "The last save holds the model alone; the full one before it stays, so that the run can go on."},
       {KEY(checkpoint.last_save_in_hf), "The last save is Hugging Face safetensors."},
       Option{KEY(checkpoint.export_dtype), "Type of the last save of a model alone."}.one_of(
           {"float32", "bfloat16", "float16"}),
       Option{KEY(checkpoint.async_mode), "Write while training goes on."}.one_of(
           {"disabled", "async", "async_with_pinned_mem"}),
       Option{KEY(checkpoint.keep_latest_k),
-             "Checkpoints kept; 0: all. 1 is refused: the newest may be half-written."}
+             "Complete checkpoints kept; 0: all. 1 is refused: the newest may be in flight."}
           .at_least(2)
           .or_value(0),
       Option{KEY(checkpoint.load_step), "Step to resume from; -1: the newest."}.at_least(-1),
-      Option{KEY(checkpoint.exclude_from_loading), "Parts that are not read."}.one_of(
-          {"model", "optimizer", "lr_scheduler", "dataloader", "train_state"}),
+      Option{KEY(checkpoint.exclude_from_loading), "Parts that are not read."}.one_of(parts),
       {KEY(checkpoint.enable_first_step_checkpoint), "Also save after step 1, to prove that storage works."},
       {KEY(checkpoint.create_seed_checkpoint), "Write step-0 from one process and end."},
       {KEY(checkpoint.load_only), "Load, never save."},
+      Option{KEY(checkpoint.validate_before_training),
+             "Write a whole checkpoint before step 1, read it back and compare; a failure ends the job."}
+          .own(),
+      Option{KEY(checkpoint.validate_on_resume),
+             "The same on resume: \"full\" writes all bytes under a temporary name, \"probe\" a small file."}
+          .one_of({"full", "probe"})
+          .own(),
+      Option{KEY(checkpoint.writers),
+             "Who writes what replicas share: all of them, a part each, or \"one_replica\" (fewer files)."}
+          .one_of({"all", "one_replica"})
+          .own(),
+      Option{KEY(checkpoint.on_save_failure), "After a failed save: end the job, or go on and try the next."}
+          .one_of({"stop", "continue"})
+          .own(),
+      Option{KEY(checkpoint.resume_mode),
+             "\"recover\" goes on as before, \"transfer\" takes weights alone, \"continue\" chosen parts."}
+          .one_of({"recover", "transfer", "continue"})
+          .own(),
+      Option{KEY(checkpoint.components), "The only parts that are read; empty: all."}.one_of(parts).own(),
+      Option{KEY(checkpoint.on_config_change),
+             "A resumed run's settings differ from the saved ones: refuse, keep the saved or take the new."}
+          .one_of({"error", "keep", "override"})
+          .own(),
+      Option{KEY(checkpoint.on_corrupt),
+             "The newest checkpoint does not verify: take the one before, or stop."}
+          .one_of({"previous", "error"})
+          .own(),
+      Option{KEY(checkpoint.full_verify_on_load),
+             "Also check the CRC of every archive and the hash of every tensor that is read."}
+          .own(),
+      Option{KEY(checkpoint.verify_finite), "Refuse a checkpoint whose weights or states hold NaN or Inf."}
+          .own(),
+      Option{KEY(checkpoint.allow_dtype_cast), "Convert tensors saved in another dtype, with a warning."}
+          .own(),
+      Option{
+          KEY(checkpoint.rename),
+          "Names there -> names here, applied on load; a name there is a regular expression for all of it."}
+          .own(),
   };
   for (Option& option : options) option.when(kCheckpoint);
+  return options;
+}
+
+std::vector<Option> ema() {
+  std::vector<Option> options = {
+      {KEY(ema.enable), "Keep an exponential moving average of the weights, in fp32, sharded as they are."},
+      Option{KEY(ema.decay), "Weight of the old average in each update."}.at_least(0).below(1),
+      Option{KEY(ema.every), "Optimizer steps between two updates of the average."}.at_least(1),
+      Option{KEY(ema.device), "Where the average lives: with the weights, or in host memory."}.one_of(
+          {"same", "cpu"}),
+      {KEY(ema.validate_with_ema), "Validation runs with the averaged weights."},
+      Option{KEY(ema.on_missing), "The checkpoint holds no average: refuse, or start it from the weights."}
+          .one_of({"error", "init_from_model"}),
+  };
+  for (Option& option : options) option.when(kEma).own();
   return options;
 }
 
@@ -418,7 +487,9 @@ std::vector<Section> build() {
       {"training", "Data, batch, length and precision.", training()},
       {"training.dataloader", "Workers of torch's loader.", training_dataloader()},
       {"parallelism", "How the ranks divide the work.", parallelism()},
-      {"checkpoint", "Saving and resuming.", checkpoint()},
+      {"checkpoint", "Saving and resuming; docs/resume.md says how the keys of a resume work together.",
+       checkpoint()},
+      {"ema", "A moving average of the weights.", ema()},
       {"activation_checkpoint", "Memory of activations against recomputation.", activation_checkpoint()},
       {"compile", "torch.compile; the C++ trainer has nothing to compile.", compile()},
       {"quantize.linear.float8", "FP8 linears.", float8()},

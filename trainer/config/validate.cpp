@@ -8,6 +8,7 @@
 
 #include "trainer/config/features.h"
 #include "trainer/config/schema.h"
+#include "trainer/config/validate_checkpoint.h"
 
 namespace hyperion {
 namespace fs = std::filesystem;
@@ -164,6 +165,7 @@ void check(const ResolvedConfig& resolved, const RunFacts& facts, Problems& prob
     check_vocabulary(resolved, facts.model->vocab_size, *facts.tokenizer_vocab_size, problems);
   }
   check_datasets(resolved, problems);
+  check_checkpoint(resolved, facts, problems);
 }
 
 void check_inputs(const ResolvedConfig& resolved, const fs::path& base, Problems& problems) {

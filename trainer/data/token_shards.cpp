@@ -177,7 +177,7 @@ void ShardSource::verify() const {
                folder_.string());
 }
 
-ShardWriter::ShardWriter(const fs::path& folder, uint64_t vocab_size, std::string tokenizer,
+TokenShardWriter::TokenShardWriter(const fs::path& folder, uint64_t vocab_size, std::string tokenizer,
                          std::string tokenizer_path)
     : folder_(folder) {
   if (!folder_.has_filename()) folder_ = folder_.parent_path();
@@ -201,17 +201,17 @@ ShardWriter::ShardWriter(const fs::path& folder, uint64_t vocab_size, std::strin
   }
 }
 
-ShardWriter::~ShardWriter() {
+TokenShardWriter::~TokenShardWriter() {
   std::error_code ignored;
   if (!temporary_.empty()) fs::remove_all(temporary_, ignored);
 }
 
-void ShardWriter::write(File& file, const void* data, size_t size) {
+void TokenShardWriter::write(File& file, const void* data, size_t size) {
   if (std::fwrite(data, 1, size, file.get()) != size)
     throw_data("token shard {}: write failed: {}", temporary_.string(), std::strerror(errno));
 }
 
-void ShardWriter::add(std::span<const int64_t> tokens) {
+void TokenShardWriter::add(std::span<const int64_t> tokens) {
   for (const int64_t token : tokens) {
     if (token < 0 || static_cast<uint64_t>(token) >= header_.vocab_size)
       throw_bug("token {} does not fit a vocabulary of {} entries", token, header_.vocab_size);
@@ -226,7 +226,7 @@ void ShardWriter::add(std::span<const int64_t> tokens) {
   write(ends_, &header_.tokens, sizeof(header_.tokens));
 }
 
-ShardHeader ShardWriter::finish() {
+ShardHeader TokenShardWriter::finish() {
   if (header_.tokens == 0) throw_data("token shard {}: the input holds no tokens", folder_.string());
   for (File* file : {&tokens_, &ends_}) {
     if (std::fflush(file->get()) != 0 || ::fsync(::fileno(file->get())) != 0)

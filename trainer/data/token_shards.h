@@ -81,13 +81,13 @@ class ShardSource : public DocumentSource {
 
 // Writes a shard beside `folder` under a temporary name; finish() checksums it and renames it into place.
 // Without finish() nothing stays behind. `folder` must be missing or empty, else Error(kUsage).
-class ShardWriter {
+class TokenShardWriter {
  public:
-  ShardWriter(const std::filesystem::path& folder, uint64_t vocab_size, std::string tokenizer,
+  TokenShardWriter(const std::filesystem::path& folder, uint64_t vocab_size, std::string tokenizer,
               std::string tokenizer_path);
-  ShardWriter(const ShardWriter&) = delete;
-  ShardWriter& operator=(const ShardWriter&) = delete;
-  ~ShardWriter();
+  TokenShardWriter(const TokenShardWriter&) = delete;
+  TokenShardWriter& operator=(const TokenShardWriter&) = delete;
+  ~TokenShardWriter();
 
   // Appends one document. Every token must be in [0, vocab_size).
   void add(std::span<const int64_t> tokens);

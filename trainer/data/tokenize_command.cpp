@@ -24,7 +24,7 @@ std::vector<CorpusFile> find_inputs(const std::vector<std::string>& inputs) {
   return files;
 }
 
-void add_documents(const std::vector<CorpusFile>& files, const Encode& encode, ShardWriter& writer) {
+void add_documents(const std::vector<CorpusFile>& files, const Encode& encode, TokenShardWriter& writer) {
   uint64_t bytes = 0;
   for (const CorpusFile& file : files) bytes += file.size;
   Progress progress("tokenize", bytes, "B");
@@ -51,7 +51,7 @@ ExitCode tokenize_command(const std::string& out, const std::string& tokenizer,
   const auto begin = std::chrono::steady_clock::now();
   const auto loaded = Tokenizer::load(tokenizer);
   const std::vector<CorpusFile> files = find_inputs(inputs);
-  ShardWriter writer(out, static_cast<uint64_t>(loaded->vocab_size()), tokenizer_fingerprint(tokenizer),
+  TokenShardWriter writer(out, static_cast<uint64_t>(loaded->vocab_size()), tokenizer_fingerprint(tokenizer),
                      tokenizer);
   add_documents(
       files, [&](std::string_view text) { return loaded->encode(text, true, true); }, writer);

@@ -7,6 +7,11 @@
 #include "base/error.h"
 
 namespace hyperion {
+namespace {
+
+constexpr int64_t kEndless = int64_t{1} << 53;  // steps; keeps sums in 64 bits and products exact in a double
+
+}  // namespace
 
 DecayType decay_type(const std::string& name) {
   if (name == "linear") return DecayType::kLinear;
@@ -17,7 +22,9 @@ DecayType decay_type(const std::string& name) {
 
 LrSchedule::LrSchedule(int64_t total_steps, int64_t warmup_steps, std::optional<double> decay_ratio,
                        DecayType type, double min_factor)
-    : warmup_(std::min(warmup_steps, total_steps)), type_(type), min_factor_(min_factor) {
+    : type_(type), min_factor_(min_factor) {
+  total_steps = std::min(total_steps, kEndless);
+  warmup_ = std::min(warmup_steps, total_steps);
   decay_ = total_steps - warmup_;
   if (decay_ratio) {
     // nearbyint rounds half to even, as Python's round does
@@ -28,6 +35,7 @@ LrSchedule::LrSchedule(int64_t total_steps, int64_t warmup_steps, std::optional<
 }
 
 double LrSchedule::factor(int64_t step) const {
+  step = std::min(step, 2 * kEndless);
   if (step < warmup_) return static_cast<double>(step + 1) / static_cast<double>(warmup_);
   if (step < warmup_ + stable_ || decay_ == 0) return 1.0;
   const double progress =

@@ -21,7 +21,8 @@ class LrSchedule {
   // The factor of the base rate in 0-based step s:
   //   s < W: (s+1)/W;  s < W+S: 1;  else m + (1-m) f(p), p = (s+1-(W+S))/D, f = 1-p | 1-sqrt(p) | (1+cos(pi
   //   p))/2,
-  // with S = T+1-W-D: the virtual extra step keeps the last real step above the minimum.
+  // with S = T+1-W-D: the virtual extra step keeps the last real step above the minimum. Beyond the horizon
+  // it stays where the decay ends, at m, or at 1 when nothing decays: never below 0, never rising.
   double factor(int64_t step) const;
 
  private:

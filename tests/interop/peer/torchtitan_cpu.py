@@ -15,6 +15,7 @@ Environment:
     PEER_METRICS       rank 0 writes here {"losses": [...], "grad_norms": [...]}, one entry a step, every digit kept
     PEER_GRADIENTS     rank 0 writes here, as FQN.f32 (raw little-endian fp32), the full gradient of every parameter at
                        step PEER_GRADIENTS_STEP (default 1), before clipping
+    PEER_FIRST_STEP    steps of data to skip: for a run that resumes from another trainer's checkpoint (default 0)
     PEER_THREADS       intra-op threads of this rank (default 1)
 
 The order of the data: sequence i is tokens[i*S : i*S+S+1] (inputs without the last, labels without the first token;
@@ -29,6 +30,7 @@ an fp32 residual stream, where FSDP is bf16 throughout (compare bf16 FSDP with b
 import dataclasses
 import json
 import os
+import pickle
 import resource
 import runpy
 import sys
@@ -108,17 +110,27 @@ class RecordedTokens:
         self.seq_len, self.rows = training.seq_len, training.local_batch_size
         self.first, self.stride = dp_rank * self.rows, dp_world_size * self.rows
         self.sequences = (len(self.tokens) - 1) // self.seq_len
+        microbatches = max(1, training.global_batch_size // self.stride)
+        self.microbatch = int(os.environ.get("PEER_FIRST_STEP", "0")) * microbatches
+        self.dp_rank, self.dp_world_size = dp_rank, dp_world_size
         if self.sequences < self.stride:
             raise ValueError(f"{os.environ['PEER_TOKENS']}: {len(self.tokens)} tokens are less than one microbatch")
 
     def __iter__(self):
-        microbatch = 0  # G is a multiple of D*L, so counting microbatches through all steps gives the stated order
-        while True:
-            start = microbatch * self.stride + self.first
+        while True:  # G is a multiple of D*L, so counting microbatches through all steps gives the stated order
+            start = self.microbatch * self.stride + self.first
             rows = [self._sequence((start + row) % self.sequences) for row in range(self.rows)]
             batch = torch.from_numpy(np.stack(rows).astype(np.int64))
+            self.microbatch += 1
             yield {"input": batch[:, :-1].contiguous()}, batch[:, 1:].contiguous()
-            microbatch += 1
+
+    def state_dict(self):
+        """In the form of torchtitan's own loader: a pickle for each data-parallel rank."""
+        return {f"dp_rank_{self.dp_rank}": pickle.dumps({"microbatch": self.microbatch}), "world_size": self.dp_world_size}
+
+    def load_state_dict(self, state):
+        if state:
+            self.microbatch = pickle.loads(state[f"dp_rank_{self.dp_rank}"])["microbatch"]
 
     def _sequence(self, index):
         return self.tokens[index * self.seq_len : (index + 1) * self.seq_len + 1]

@@ -64,10 +64,89 @@ TEST_CASE("tokenize takes a folder a tokenizer and inputs") {
   CHECK_THAT(refusal({"tokenize", "--out", "o", "a", "--training.steps", "5"}), Contains("training.steps"));
 }
 
+TEST_CASE("train may print its state and let failpoints act") {
+  const CommandLine line = parse({"train", "f.toml", "--dump-state-dict"});
+  CHECK(line.action == Action::kTrain);
+  CHECK(line.dump_state_dict);
+  CHECK_FALSE(line.allow_faults);
+  CHECK(parse({"train", "--allow-faults", "f.toml"}).allow_faults);
+  CHECK(parse({"--job.config_file", "f.toml", "--allow-faults"}).allow_faults);
+}
+
+TEST_CASE("generate takes a checkpoint a prompt and how to draw") {
+  const CommandLine line =
+      parse({"generate", "out/step-10", "--prompt", "It was. --a.b", "--max-tokens", "5", "--temperature=0.8",
+             "--top-k", "40", "--seed", "18446744073709551615", "--ema", "--dtype", "bfloat16"});
+  CHECK(line.action == Action::kGenerate);
+  CHECK(line.generate.checkpoint == "out/step-10");
+  CHECK(line.generate.prompt == "It was. --a.b");
+  CHECK(line.generate.max_tokens == 5);
+  CHECK(line.generate.temperature == 0.8);
+  CHECK(line.generate.top_k == 40);
+  CHECK(line.generate.seed == 18446744073709551615u);
+  CHECK(line.generate.ema);
+  CHECK(line.generate.dtype == "bfloat16");
+  CHECK_THAT(refusal({"generate", "c"}), Contains("--prompt"));
+  CHECK_THAT(refusal({"generate", "--prompt", "x"}), Contains("CKPT"));
+  for (const char* bad : {"--max-tokens=0", "--temperature=-1", "--temperature=nan", "--top-k=-1",
+                          "--dtype=int8", "--seed=-1", "--max-tokens=99999999999999999999"}) {
+    CAPTURE(bad);
+    CHECK_FALSE(refusal({"generate", "c", "--prompt", "x", bad}).empty());
+  }
+}
+
+TEST_CASE("eval takes a checkpoint and data") {
+  const CommandLine line =
+      parse({"eval", "c", "--data", "d.jsonl", "--seq-len", "64", "--batch-size=2", "--json"});
+  CHECK(line.action == Action::kEval);
+  CHECK(line.eval.data == "d.jsonl");
+  CHECK(line.eval.seq_len == 64);
+  CHECK(line.eval.batch_size == 2);
+  CHECK(line.eval.max_batches == 0);
+  CHECK(line.eval.json);
+  CHECK_THAT(refusal({"eval", "c"}), Contains("--data"));
+}
+
+TEST_CASE("ckpt knows six tools") {
+  using Tool = CommandLine::Ckpt::Tool;
+  const auto ckpt = [](std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), "ckpt");
+    const CommandLine line = parse(std::move(arguments));
+    CHECK(line.action == Action::kCkpt);
+    return line.ckpt;
+  };
+  CHECK(ckpt({"ls", "d"}).tool == Tool::kLs);
+  CHECK(ckpt({"ls", "d", "--json"}).json);
+  CHECK(ckpt({"verify", "d", "--full"}).tool == Tool::kVerify);
+  CHECK(ckpt({"verify", "--full", "d"}).full);
+  CHECK(ckpt({"digest", "d", "--prefix", "layers.0."}).prefix == "layers.0.");
+  CHECK(ckpt({"diff", "a", "b"}).tool == Tool::kDiff);
+  CHECK(ckpt({"diff", "a.toml", "b"}).path == "a.toml");
+  CHECK(ckpt({"diff", "a", "b"}).other == "b");
+  const CommandLine::Ckpt convert =
+      ckpt({"convert", "s", "d", "--to", "safetensors", "--dtype=float16", "--ema"});
+  CHECK(convert.tool == Tool::kConvert);
+  CHECK(convert.path == "s");
+  CHECK(convert.other == "d");
+  CHECK(convert.to == "safetensors");
+  CHECK(convert.dtype == "float16");
+  CHECK(convert.ema);
+  CHECK(ckpt({"prune", "d", "--keep", "2", "--dry-run"}).keep == 2);
+  CHECK(ckpt({"prune", "d", "--keep", "2", "--dry-run"}).dry_run);
+  CHECK_FALSE(refusal({"ckpt"}).empty());
+  CHECK_FALSE(refusal({"ckpt", "eat", "d"}).empty());
+  CHECK_THAT(refusal({"ckpt", "prune", "d"}), Contains("--keep"));
+  CHECK_FALSE(refusal({"ckpt", "prune", "d", "--keep", "0"}).empty());
+  CHECK_FALSE(refusal({"ckpt", "convert", "s", "d", "--to", "pickle"}).empty());
+  CHECK_THAT(refusal({"ckpt", "ls", "d", "--training.steps", "5"}), Contains("training.steps"));
+  CHECK_THAT(parse({"ckpt", "--help"}).text, Contains("verify"));
+  CHECK_THAT(parse({"ckpt", "prune", "--help"}).text, Contains("--dry-run"));
+}
+
 TEST_CASE("help and version end the program well") {
   CHECK(parse({"--version"}).action == Action::kVersion);
   CHECK(parse({}).action == Action::kShow);
-  for (const char* subcommand : {"train", "config", "tokenize"}) {
+  for (const char* subcommand : {"train", "config", "tokenize", "generate", "eval", "ckpt"}) {
     CHECK_THAT(parse({"--help"}).text, Contains(subcommand));
     CHECK_THAT(parse({subcommand, "--help"}).text, Contains(subcommand));
   }

@@ -90,7 +90,7 @@ TEST_CASE("features that are not available are refused by name") {
       {"[parallelism]\npipeline_parallel_degree = 2", "pipeline parallelism"},
       {"[parallelism]\ncontext_parallel_degree = 2", "context parallelism"},
       {"[parallelism]\nexpert_parallel_degree = 2", "expert parallelism"},
-      {"[checkpoint]\nenable = true", "checkpoint.enable = true: checkpointing is not available yet"},
+      {"[checkpoint]\nenable = true\ninitial_load_in_hf_quantized = true", "fp8 weights with block scales"},
       {"[model]\nconverters = [\"quantize.linear.float8\"]", "float8 linears"},
       {"[model]\nconverters = [\"quantize.linear.mx\"]", "MXFP8 linears"},
       {"[model]\nconverters = [\"quantize.grouped_mm.float8\"]", "float8 experts"},
@@ -229,13 +229,14 @@ TEST_CASE("inputs are looked for as given and then below the base folder") {
 
 TEST_CASE("validate reports everything in one error") {
   try {
-    validate(parse("[checkpoint]\nenable = true\n[training]\ndataset = \"c4\"\nglobal_batch_size = 9\n"),
+    validate(parse("[checkpoint]\nenable = true\nload_only = true\ncreate_seed_checkpoint = "
+                   "true\n[training]\ndataset = \"c4\"\nglobal_batch_size = 9\n"),
              ranks(2));
     FAIL("accepted");
   } catch (const Error& error) {
     CHECK(error.code() == ExitCode::kUsage);
-    CHECK_THAT(error.what(), Contains("The configuration cannot be run: 3 problems") &&
-                                 Contains("checkpoint.enable") && Contains("training.dataset") &&
-                                 Contains("training.global_batch_size"));
+    CHECK_THAT(error.what(), Contains("The configuration cannot be run: 4 problems") &&
+                                 Contains("checkpoint.create_seed_checkpoint") &&
+                                 Contains("training.dataset") && Contains("training.global_batch_size"));
   }
 }

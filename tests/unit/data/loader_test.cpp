@@ -395,7 +395,7 @@ TEST_CASE("token shards give the same batches as the text they were made from") 
   const test::TemporaryFolder folder;
   const std::string text = folder.write("t.jsonl", test::json_lines(50, "doc"));
   const auto source = open_source(find_corpus(text)[0], test::encode_bytes);
-  ShardWriter writer(folder.path() / "t", 258, "fingerprint", "");
+  TokenShardWriter writer(folder.path() / "t", 258, "fingerprint", "");
   I64 tokens;
   for (uint64_t i = 0; i < source->documents(); ++i) {
     tokens.resize(source->open(i));
@@ -420,7 +420,7 @@ TEST_CASE("token shards give the same batches as the text they were made from") 
 
 TEST_CASE("a shard of one document keeps its order whatever the seed") {
   const test::TemporaryFolder folder;
-  ShardWriter writer(folder.path() / "t", 1000, "", "");
+  TokenShardWriter writer(folder.path() / "t", 1000, "", "");
   I64 tokens(1000);
   for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int64_t>(i);
   writer.add(tokens);

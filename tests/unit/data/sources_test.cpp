@@ -27,7 +27,7 @@ TEST_CASE("a dataset path is a file or a folder or a pattern") {
        {"b.jsonl", "a.json.gz", "sub/c.jsonl.zst", "sub/d.ndjson", "README.md", "sub/x.txt.gz"})
     folder.write(name, "{\"text\": \"a\"}\n");
   const int64_t one_token[] = {1};
-  ShardWriter writer(folder.path() / "sub" / "shard", 2, "", "");
+  TokenShardWriter writer(folder.path() / "sub" / "shard", 2, "", "");
   writer.add(one_token);
   writer.finish();
 

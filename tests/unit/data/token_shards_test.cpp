@@ -13,7 +13,7 @@ namespace fs = std::filesystem;
 namespace {
 
 ShardHeader write_shard(const fs::path& folder, uint64_t vocab_size, const std::vector<I64>& documents) {
-  ShardWriter writer(folder, vocab_size, "0123456789abcdef", "some/tokenizer");
+  TokenShardWriter writer(folder, vocab_size, "0123456789abcdef", "some/tokenizer");
   for (const I64& document : documents) writer.add(document);
   return writer.finish();
 }
@@ -129,13 +129,13 @@ TEST_CASE("a shard appears whole or not at all and never replaces data") {
   const test::TemporaryFolder folder;
   const fs::path path = folder.path() / "s";
   {
-    ShardWriter writer(path, 10, "", "");
+    TokenShardWriter writer(path, 10, "", "");
     writer.add(I64{1});
     CHECK_FALSE(fs::exists(path));
   }
   CHECK(fs::is_empty(folder.path()));  // dropped without finish()
   {
-    ShardWriter writer(path, 10, "", "");
+    TokenShardWriter writer(path, 10, "", "");
     CHECK_THROWS_WITH(writer.finish(), Contains("no tokens"));
     CHECK_THROWS_AS(writer.add(I64{10}), Error);
     CHECK_THROWS_AS(writer.add(I64{-1}), Error);
@@ -145,7 +145,7 @@ TEST_CASE("a shard appears whole or not at all and never replaces data") {
   CHECK(is_token_shard(path));
   CHECK_THROWS_WITH(write_shard(path, 10, {{2}}), Contains("not empty"));
   CHECK(std::distance(fs::directory_iterator(folder.path()), fs::directory_iterator()) == 1);
-  CHECK_THROWS_AS(ShardWriter("/proc/no/such/place", 10, "", ""), Error);
+  CHECK_THROWS_AS(TokenShardWriter("/proc/no/such/place", 10, "", ""), Error);
 }
 
 TEST_CASE("the tokenizer fingerprint follows the file and not its folder") {

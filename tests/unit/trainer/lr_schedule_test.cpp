@@ -1,8 +1,11 @@
 #include "trainer/optim/lr_schedule.h"
 
-#include <catch2/catch.hpp>
-
+#include <cmath>
+#include <limits>
+#include <optional>
 #include <vector>
+
+#include <catch2/catch.hpp>
 
 #include "base/error.h"
 
@@ -37,6 +40,36 @@ TEST_CASE("the floor bounds the decay and not the warm-up") {
   CHECK(schedule.factor(9) == Approx(0.3));
   CHECK(schedule.factor(10) == Approx(0.2));
   CHECK(schedule.factor(50) == Approx(0.2));
+}
+
+TEST_CASE("C4 far beyond the horizon the factor stays at the floor and never rises or turns negative") {
+  const DecayType type = GENERATE(DecayType::kLinear, DecayType::kSqrt, DecayType::kCosine);
+  const double floor = GENERATE(0.0, 0.1, 1.0);
+  const std::optional<double> ratio =
+      GENERATE(std::optional<double>(), std::optional<double>(0.3), std::optional<double>(1.0));
+  for (const int64_t total : {1, 2, 7, 100}) {
+    for (const int64_t warmup : {0, 1, 5}) {
+      if (warmup >= total) continue;  // nothing decays
+      const LrSchedule schedule(total, warmup, ratio, type, floor);
+      const bool decays = !ratio || std::nearbyint(static_cast<double>(total) * *ratio) > 0;
+      double last = 1.0;
+      for (int64_t step = warmup; step < 3 * total + 10; ++step) {
+        const double factor = schedule.factor(step);
+        CHECK(factor >= floor);
+        CHECK(factor <= last);
+        last = factor;
+        if (step >= total) CHECK(factor == (decays ? Approx(floor).margin(1e-15) : Approx(1.0)));
+      }
+      CHECK(schedule.factor(std::numeric_limits<int64_t>::max()) == schedule.factor(total));
+    }
+  }
+}
+
+TEST_CASE("C4 curves of any length are computed without overflow") {
+  const int64_t huge = std::numeric_limits<int64_t>::max();
+  CHECK(LrSchedule(huge, 0, 0.0, DecayType::kLinear, 0).factor(huge) == 1.0);
+  CHECK(LrSchedule(huge, 0, 1.0, DecayType::kLinear, 0).factor(0) == Approx(1.0));
+  CHECK(LrSchedule(huge, huge, std::nullopt, DecayType::kCosine, 0).factor(huge) <= 1.0);
 }
 
 TEST_CASE("cosine and square root decay pass through their half way points") {

@@ -1,0 +1,44 @@
+// Faults on purpose: named points in the program where a test can kill the process, stop it, or make a system
+// call fail. Always compiled; nothing happens until faults are armed, which main() refuses without
+// --allow-faults.
+//
+// A fault is "rank=1;point=ckpt.after_data;nth=2;action=kill"; several are joined by commas. rank: all when
+// left out. nth: which call of the point on that rank, counted from 1 (default); 0: every call. on=TEXT:
+// only calls about a file whose path contains TEXT are counted. Actions:
+//   kill, stop, abort        SIGKILL, SIGSTOP, SIGABRT to the own process
+//   throw                    Error(kBug) that names the point
+//   sleep:SECONDS
+//   errno:ENOSPC             the system call fails so        } only where a file is written or read,
+//   short                    it transfers less than asked    } or memory allocated: see kFaultPoints
+//   flip                     one bit of its data is wrong    }
+#pragma once
+
+#include <span>
+#include <string_view>
+
+namespace hyperion {
+
+struct FaultEffect {
+  int error_number = 0;
+  bool short_write = false;
+  bool flip = false;
+};
+
+struct FaultPoint {
+  std::string_view name;
+  bool takes_errno = false, takes_data = false;  // errno:..; short and flip
+};
+std::span<const FaultPoint> fault_points();
+
+// Replaces what is armed; an empty text disarms. Throws Error(kUsage) for a malformed one, listing the known
+// points or actions.
+void arm_faults(std::string_view spec, int rank);
+
+// The same with the environment variable FAULT. Throws Error(kUsage) when it is set and not allowed.
+void arm_faults_from_environment(bool allowed, int rank);
+
+// Passes a point. `subject`: the path it is about, if any. One relaxed load when nothing is armed; may be
+// called by any thread.
+FaultEffect failpoint(std::string_view point, std::string_view subject = {});
+
+}  // namespace hyperion

@@ -1,0 +1,401 @@
+// What checkpoints cost, beside the plainest way to move the same bytes. benchmarks/ckpt.sh starts this
+// program and prints the table.
+//   benchmark_checkpoint PART FOLDER [VOCAB]
+// PART save: 2 ranks, a round measures saves, stalls and a load. PART writers: 4 ranks as a mesh of 2 x 2, a
+// round saves with both kinds of writers. PART memory: 2 ranks, one round of 50 saves.
+// Each line on stdin starts a round, whose figures rank 0 prints as one line of JSON; times are in seconds,
+// of the slowest rank. It ends when stdin does.
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+#include <iostream>
+#include <map>
+#include <sstream>
+
+#include <fcntl.h>
+#include <nlohmann/json.hpp>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "benchmarks/checkpoint_ranks.h"
+#include "benchmarks/checkpoint_state.h"
+#include "checkpoint/loader.h"
+#include "checkpoint/saver.h"
+#include "checkpoint/storage/block_buffer.h"
+#include "checkpoint/storage/shard_reader.h"
+
+using namespace hyperion;
+namespace fs = std::filesystem;
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Json = nlohmann::json;
+
+constexpr uint64_t kTransfer = uint64_t{8} << 20;  // of one raw read or write
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+[[noreturn]] void fail(const char* what, const fs::path& path) {
+  throw Error(ExitCode::kSaveFailed, fmt::format("{} {}: {}", what, path.string(), errno_text(errno)));
+}
+
+double slowest(Coordinator& ranks, double seconds) {
+  double most = 0;
+  for (const std::string& text : ranks.all_gather(std::to_string(seconds)))
+    most = std::max(most, std::stod(text));
+  return most;
+}
+
+// Seconds of the slowest rank; all start together.
+double timed(Coordinator& ranks, const auto& work) {
+  ranks.all_gather("");
+  const Clock::time_point begin = Clock::now();
+  work();
+  return slowest(ranks, seconds_since(begin));
+}
+
+// Waits until the disk has nothing left to do.
+void settle(Coordinator& ranks) {
+  if (ranks.rank() == 0) ::sync();
+  ranks.all_gather("");
+}
+
+// The plain ways to write and read a file.
+enum class Way { kBuffered, kDirect };
+
+void raw_write(const fs::path& path, const std::byte* data, uint64_t bytes, Way way) {
+  const Descriptor file(
+      ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | (way == Way::kDirect ? O_DIRECT : 0), 0666));
+  if (!file) fail("open", path);
+  for (uint64_t at = 0; at < bytes; at += kTransfer) {
+    const uint64_t n = std::min(kTransfer, bytes - at);
+    if (::write(file.get(), data + at, n) != static_cast<ssize_t>(n)) fail("write", path);
+  }
+  if (::fsync(file.get()) != 0) fail("fsync", path);
+}
+
+// Returns the bytes of the file.
+uint64_t raw_read(const fs::path& path, std::byte* out, Way way) {
+  const Descriptor file(::open(path.c_str(), O_RDONLY | (way == Way::kDirect ? O_DIRECT : 0)));
+  if (!file) fail("open", path);
+  if (way == Way::kBuffered) ::posix_fadvise(file.get(), 0, 0, POSIX_FADV_SEQUENTIAL);
+  for (uint64_t at = 0;;) {
+    const ssize_t n = ::read(file.get(), out + at, kTransfer);
+    if (n < 0) fail("read", path);
+    at += static_cast<uint64_t>(n);
+    if (n < static_cast<ssize_t>(kTransfer)) return at;
+  }
+}
+
+void evict_folder(const fs::path& folder) {
+  for (const auto& entry : fs::directory_iterator(folder)) evict(entry.path());
+}
+
+// Work like that of a training step on one core: products of small matrices.
+class Compute {
+ public:
+  void step() {
+    for (int repetition = 0; repetition < 24; ++repetition)
+      for (size_t i = 0; i < kSize; ++i)
+        for (size_t k = 0; k < kSize; ++k)
+          for (size_t j = 0; j < kSize; ++j) c_[i * kSize + j] += a_[i * kSize + k] * b_[k * kSize + j];
+  }
+  // Seconds of one step when nothing else runs.
+  double measure(int steps) {
+    const Clock::time_point begin = Clock::now();
+    for (int i = 0; i < steps; ++i) step();
+    return seconds_since(begin) / steps;
+  }
+
+ private:
+  static constexpr size_t kSize = 128;
+  std::vector<float> a_ = std::vector<float>(kSize * kSize, 1e-3F), b_ = a_, c_ = a_;
+};
+
+constexpr int kWindow = 25;  // steps of the window after a save, at least
+
+// A saver with a folder of its own, which holds at most the last checkpoint.
+struct Target {
+  Target(const fs::path& folder_, AsyncMode mode, StateComponent& state, Coordinator& ranks,
+         MemoryMover& mover, Writers writers = Writers::kAll)
+      : folder(folder_), saver(options(folder_, mode, writers), {&state}, ranks, mover) {
+    saver.on_durable = [this](const SaveReport& done) { report = done; };
+  }
+  static SaverOptions options(const fs::path& folder, AsyncMode mode, Writers writers) {
+    SaverOptions options{.folder = folder};
+    options.async = mode;
+    options.writers = writers;
+    return options;
+  }
+  // Between the measurements: nothing of the last save is left.
+  void clear(Coordinator& ranks) {
+    if (ranks.rank() == 0) {
+      fs::remove_all(folder);
+      fs::create_directories(folder);
+    }
+    settle(ranks);
+  }
+
+  fs::path folder;
+  Saver saver;
+  SaveReport report;
+  int64_t step = 0;
+};
+
+struct Stall {
+  double stall = 0;    // in save() and join_staging()
+  double window = 0;   // by how much the window after it took longer than without a save
+  double durable = 0;  // from the call until the checkpoint is durable
+};
+
+// `overlapped`: the join comes after half of the window.
+Stall save_async(Target& target, Coordinator& ranks, Compute* compute, double step_seconds) {
+  target.clear(ranks);
+  Clock::time_point begin = Clock::now();
+  target.saver.save(++target.step);
+  Stall result{.stall = seconds_since(begin)};
+  const auto join = [&] {
+    const Clock::time_point join_begin = Clock::now();
+    target.saver.join_staging();
+    const double seconds = seconds_since(join_begin);
+    result.stall += seconds;
+    return seconds;
+  };
+  if (compute != nullptr) {
+    const Clock::time_point window_begin = Clock::now();
+    double joined = 0;
+    int steps = 0;
+    while (steps < kWindow || !target.saver.ended()) {
+      compute->step();
+      if (++steps == kWindow / 2) joined = join();
+    }
+    result.window = seconds_since(window_begin) - joined - steps * step_seconds;
+  } else {
+    join();
+  }
+  target.saver.finish();
+  result.durable = seconds_since(begin);
+  return {slowest(ranks, result.stall), slowest(ranks, result.window), slowest(ranks, result.durable)};
+}
+
+class SavePart {
+ public:
+  SavePart(fs::path folder, int64_t vocab, SocketRanks& ranks)
+      : folder_(std::move(folder)),
+        ranks_(ranks),
+        state_(llama_shapes(vocab), {2, ranks.rank(), 1, 0}, {1, 0, 2, ranks.rank()}),
+        loaded_(llama_shapes(vocab), {2, ranks.rank(), 1, 0}, {1, 0, 2, ranks.rank()}),
+        flat_(state_.bytes() + 2 * kTransfer),
+        sync_(folder_ / "sync", AsyncMode::kDisabled, state_, ranks, mover_),
+        async_(folder_ / "async", AsyncMode::kAsync, state_, ranks, mover_),
+        overlapped_(folder_ / "overlapped", AsyncMode::kOverlapped, state_, ranks, mover_) {
+    copy_state();
+    warm_up();
+  }
+
+  Json round(int number) {
+    Json figures = first_;
+    figures["bytes_per_rank"] = state_.bytes();
+    // What is measured first changes from round to round.
+    if (number % 2 == 0) measure_raw_write(figures);
+    measure_sync(figures);
+    if (number % 2 != 0) measure_raw_write(figures);
+    if (number % 2 == 0) measure_raw_read(figures);
+    measure_load(figures);
+    if (number % 2 != 0) measure_raw_read(figures);
+    measure_stalls(figures);
+    return figures;
+  }
+
+ private:
+  // The first saves, which plan and allocate, apart.
+  void warm_up() {
+    first_["first_async_stall"] = save_async(async_, ranks_, nullptr, 0).stall;
+    first_["second_async_stall"] = save_async(async_, ranks_, nullptr, 0).stall;
+    save_async(overlapped_, ranks_, nullptr, 0);
+    for (const char* name : {"first_save_exchanges", "second_save_exchanges"}) {
+      sync_.clear(ranks_);
+      const int64_t before = ranks_.exchanges();
+      sync_.saver.save(++sync_.step);
+      first_[name] = ranks_.exchanges() - before;
+    }
+    first_["plans_of_two_saves"] = sync_.saver.counters().plans;
+  }
+
+  void copy_state() {
+    uint64_t at = 0;
+    for (const TensorState& tensor : state_.tensors()) {
+      std::memcpy(flat_.data() + at, tensor.data, tensor.local_bytes());
+      at += tensor.local_bytes();
+    }
+  }
+
+  void measure_raw_write(Json& figures) {
+    const fs::path path = folder_ / fmt::format("raw{}", ranks_.rank());
+    const uint64_t bytes = sync_.report.own_bytes / kDirectAlignment * kDirectAlignment;
+    for (const auto& [name, way] :
+         {std::pair("raw_write_buffered", Way::kBuffered), {"raw_write_direct", Way::kDirect}}) {
+      settle(ranks_);
+      figures[name] = timed(ranks_, [&] { raw_write(path, flat_.data(), bytes, way); });
+      fs::remove(path);
+    }
+  }
+
+  void measure_sync(Json& figures) {
+    sync_.clear(ranks_);
+    figures["sync_save"] = timed(ranks_, [&] { sync_.saver.save(++sync_.step); });
+  }
+
+  void measure_stalls(Json& figures) {
+    const auto memcpy_seconds = [&] { return timed(ranks_, [&] { copy_state(); }); };
+    const double step = compute_.measure(kWindow);
+    figures["compute_step"] = slowest(ranks_, step);
+    for (const auto& [name, target] : {std::pair("async", &async_), {"overlapped", &overlapped_}}) {
+      for (Compute* compute : {static_cast<Compute*>(nullptr), &compute_}) {
+        const std::string key = fmt::format("{}{}", name, compute != nullptr ? "_computing" : "");
+        figures[key + "_memcpy"] = memcpy_seconds();
+        const Stall stall = save_async(*target, ranks_, compute, step);
+        figures[key + "_stall"] = stall.stall;
+        if (compute != nullptr) figures[key + "_window"] = stall.window;
+        figures[key + "_durable"] = stall.durable;
+      }
+    }
+  }
+
+  // After measure_sync(): its files are there.
+  void measure_raw_read(Json& figures) {
+    const fs::path path = sync_.report.path / shard_file_name(ranks_.rank());
+    for (const auto& [name, way] :
+         {std::pair("raw_read_buffered", Way::kBuffered), {"raw_read_direct", Way::kDirect}}) {
+      evict(path);
+      figures[name] = timed(ranks_, [&] { raw_read(path, flat_.data(), way); });
+    }
+  }
+
+  void measure_load(Json& figures) {
+    const fs::path path = sync_.report.path;
+    if (ranks_.rank() == 0) evict_folder(path);
+    figures["load"] = timed(ranks_, [&] {
+      const OpenCheckpoint checkpoint = open_checkpoint(path);
+      StoredNames names;
+      for (const auto& [key, record] : checkpoint.index.tensors) names.keys.emplace(key, key);
+      const std::vector<TensorState> tensors = loaded_.tensors();
+      load_tensors(checkpoint, plan_load(checkpoint, tensors, names, {}), mover_, {});
+      load_objects(checkpoint, [](const std::string&) { return true; });
+    });
+    require_equal();
+  }
+
+  void require_equal() {
+    const std::vector<TensorState> saved = state_.tensors(), loaded = loaded_.tensors();
+    for (size_t i = 0; i < saved.size(); ++i)
+      if (std::memcmp(saved[i].data, loaded[i].data, saved[i].local_bytes()) != 0)
+        throw_bug("{} was loaded with other bytes than it was saved with", saved[i].key);
+  }
+
+  fs::path folder_;
+  SocketRanks& ranks_;
+  MemoryMover mover_;
+  LlamaState state_, loaded_;
+  BlockBuffer flat_;  // as many bytes in one piece
+  Compute compute_;
+  Target sync_, async_, overlapped_;
+  Json first_;
+};
+
+// Two parts, each on two ranks; a replica is a group that holds all parts.
+class WritersPart {
+ public:
+  WritersPart(const fs::path& folder, int64_t vocab, SocketRanks& ranks)
+      : ranks_(ranks),
+        state_(llama_shapes(vocab), {2, ranks.rank() % 2, 2, ranks.rank() / 2}, {1, 0, 4, ranks.rank()}),
+        all_(folder / "all", AsyncMode::kDisabled, state_, ranks, mover_, Writers::kAll),
+        one_(folder / "one_replica", AsyncMode::kDisabled, state_, ranks, mover_, Writers::kOneReplica) {
+    for (Target* target : {&all_, &one_}) {
+      target->clear(ranks);
+      target->saver.save(++target->step);
+    }
+  }
+
+  Json round(int number) {
+    Json figures;
+    std::vector<std::pair<const char*, Target*>> order{{"all", &all_}, {"one_replica", &one_}};
+    if (number % 2 != 0) std::swap(order[0], order[1]);
+    for (const auto& [name, target] : order) {
+      target->clear(ranks_);
+      figures[std::string(name) + "_save"] = timed(ranks_, [&] { target->saver.save(++target->step); });
+      Json files = Json::object();
+      for (const auto& entry : fs::directory_iterator(target->report.path))
+        files[entry.path().filename().string()] = entry.file_size();
+      figures[std::string(name) + "_files"] = files;
+    }
+    return figures;
+  }
+
+ private:
+  SocketRanks& ranks_;
+  MemoryMover mover_;
+  LlamaState state_;
+  Target all_, one_;
+};
+
+class MemoryPart {
+ public:
+  MemoryPart(const fs::path& folder, int64_t vocab, SocketRanks& ranks)
+      : ranks_(ranks),
+        state_(llama_shapes(vocab), {2, ranks.rank(), 1, 0}, {1, 0, 2, ranks.rank()}),
+        target_(folder / "memory", AsyncMode::kOverlapped, state_, ranks, mover_) {}
+
+  Json round(int) {
+    Json figures{{"bytes_per_rank", state_.bytes()}};
+    for (int save = 1; save <= 50; ++save) {
+      save_async(target_, ranks_, nullptr, 0);
+      if (save == 5 || save == 50)
+        figures[fmt::format("resident_after_{}", save)] = slowest(ranks_, resident());
+    }
+    return figures;
+  }
+
+ private:
+  static double resident() {
+    uint64_t total = 0, pages = 0;
+    std::ifstream("/proc/self/statm") >> total >> pages;
+    return static_cast<double>(pages * static_cast<uint64_t>(::sysconf(_SC_PAGESIZE)));
+  }
+
+  SocketRanks& ranks_;
+  MemoryMover mover_;
+  LlamaState state_;
+  Target target_;
+};
+
+template <typename Part>
+void rounds(const fs::path& folder, int64_t vocab, SocketRanks& ranks) {
+  init_logging(/*quiet=*/true);
+  Part part(folder, vocab, ranks);
+  for (int number = 0;; ++number) {
+    std::string line;
+    const bool more = ranks.rank() != 0 || static_cast<bool>(std::getline(std::cin, line));
+    if (ranks.all_gather(more ? "more" : "end").front() == "end") return;
+    const Json figures = part.round(number);
+    if (ranks.rank() == 0) std::cout << figures.dump() << std::endl;
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string part = argc > 2 ? argv[1] : "";
+  const int64_t vocab = argc > 3 ? std::atoll(argv[3]) : 31168;
+  const auto run = [&](int ranks, const auto& body) {
+    return run_ranks(ranks, [&](SocketRanks& each) { body(argv[2], vocab, each); }) ? 0 : 1;
+  };
+  if (part == "save") return run(2, rounds<SavePart>);
+  if (part == "writers") return run(4, rounds<WritersPart>);
+  if (part == "memory") return run(2, rounds<MemoryPart>);
+  fmt::print(stderr, "usage: benchmark_checkpoint save|writers|memory FOLDER [VOCAB]\n");
+  return 2;
+}

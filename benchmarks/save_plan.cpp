@@ -1,0 +1,92 @@
+// How long it takes to plan a save of many tensors on many ranks, and to write its index.
+//   benchmark_save_plan [TENSORS] [RANKS] [REPLICAS]
+// Prints one line of JSON: seconds (medians of 7 but for the index, which is made once) and MiB.
+#include "checkpoint/save_plan.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+
+#include <fmt/format.h>
+#include <sys/resource.h>
+
+#include "checkpoint/format/metadata.h"
+
+using namespace hyperion;
+
+namespace {
+
+double seconds_of(const auto& work) {
+  const auto begin = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+double median_of_7(const auto& work) {
+  std::vector<double> seconds;
+  for (int i = 0; i < 7; ++i) seconds.push_back(seconds_of(work));
+  std::ranges::nth_element(seconds, seconds.begin() + 3);
+  return seconds[3];
+}
+
+long peak_mib() {
+  rusage usage{};
+  ::getrusage(RUSAGE_SELF, &usage);
+  return usage.ru_maxrss / 1024;
+}
+
+// Matrices, vectors and single numbers, named as in a deep model with its optimizer.
+std::vector<TensorState> make_tensors(int64_t count, int ranks, int replicas) {
+  const Placement sharded{ranks / replicas, 0, replicas, 0}, whole{1, 0, ranks, 0};
+  std::vector<TensorState> tensors;
+  for (int64_t i = 0; i < count; ++i) {
+    TensorState tensor;
+    const char* const parts[] = {"", ".exp_avg", ".exp_avg_sq", ".step"};
+    const std::string name =
+        fmt::format("layers.{}.feed_forward.w{}.weight{}", i / 28, i / 4 % 7, parts[i % 4]);
+    tensor.key = i % 4 == 0 ? name : "optimizer.state." + name;
+    tensor.path = i % 4 == 0 ? KeyPath{name} : KeyPath{"optimizer", "state." + name};
+    if (i % 4 != 3) tensor.shape = i / 4 % 7 == 6 ? Dims{8192} : Dims{8192, 4096 + i / 4 % 7 * 128};
+    tensor.placement = i % 4 == 3 ? whole : sharded;
+    tensors.push_back(std::move(tensor));
+  }
+  return tensors;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int64_t count = argc > 1 ? std::atoll(argv[1]) : 10000;
+  const int ranks = argc > 2 ? std::atoi(argv[2]) : 256, replicas = argc > 3 ? std::atoi(argv[3]) : 1;
+  const std::vector<TensorState> tensors = make_tensors(count, ranks, replicas);
+
+  SaveLayout layout;
+  const double layout_seconds = median_of_7([&] { layout = save_layout(tensors); });
+  uint64_t fingerprint = 0;
+  const double fingerprint_seconds = median_of_7([&] { fingerprint = layout.fingerprint(); });
+  std::vector<RankPlace> places;
+  for (int rank = 0; rank < ranks; ++rank) {
+    RankPlace place;
+    for (const SaveLayout::Kind& kind : layout.kinds)
+      place.parts.emplace_back(rank % kind.shards, rank / kind.shards);
+    places.push_back(place);
+  }
+  SavePlan plan;
+  const double plan_seconds = median_of_7([&] { plan = make_save_plan(layout, places, Writers::kAll); });
+  std::vector<SaveItem> own;
+  const double own_seconds = median_of_7([&] { own = plan.of_rank(ranks - 1); });
+  const long plan_mib = peak_mib();
+
+  CheckpointIndex index;
+  const double index_seconds = seconds_of([&] { index = index_of(layout, plan); });
+  std::string metadata;
+  const double encode_seconds = seconds_of([&] { metadata = encode_metadata(index); });
+  fmt::print(
+      "{{\"tensors\": {}, \"ranks\": {}, \"replicas\": {}, \"items\": {}, \"items_of_last_rank\": {}, "
+      "\"layout\": {:.4f}, \"fingerprint\": {:.4f}, \"plan\": {:.4f}, \"own_items\": {:.4f}, "
+      "\"planning\": {:.4f}, \"peak_mib_planning\": {}, \"index\": {:.3f}, \"encode_metadata\": {:.3f}, "
+      "\"metadata_mib\": {}, \"peak_mib\": {}}}\n",
+      count, ranks, replicas, plan.items.size(), own.size(), layout_seconds, fingerprint_seconds,
+      plan_seconds, own_seconds, layout_seconds + fingerprint_seconds + plan_seconds + own_seconds, plan_mib,
+      index_seconds, encode_seconds, metadata.size() >> 20, peak_mib());
+}

@@ -1,0 +1,29 @@
+// Writes weights of a job as one folder of safetensors: every rank its own rows into the same files, so that
+// no rank ever holds a whole tensor.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "checkpoint/coordinator.h"
+#include "checkpoint/state.h"
+#include "checkpoint/storage/checkpoint_folder.h"
+
+namespace hyperion {
+
+struct ExportedTensor {
+  const TensorState* tensor = nullptr;
+  std::string name;                           // in the files
+  Dtype dtype = Dtype::kFloat32;              // in the files
+  std::function<int64_t(int64_t)> row_map{};  // from a row of the tensor to the stored row; empty: the same
+};
+
+// The folder becomes step-<step> of `folder`, whole or not at all. `more_files`: name and content, written
+// beside (config.json). Collective. Throws Error(kSaveFailed) with the same text on every rank.
+void export_safetensors(int64_t step, const std::string& save_id, const std::vector<ExportedTensor>& tensors,
+                        const std::map<std::string, std::string>& more_files, const CheckpointFolder& folder,
+                        Coordinator& ranks, MemoryMover& mover);
+
+}  // namespace hyperion

@@ -1,0 +1,51 @@
+// Writes zip archives as PyTorch reads them: records stored plainly in the folder "archive", ZIP64 only where
+// sizes ask for it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace hyperion {
+
+class ZipWriter {
+ public:
+  void add(std::string_view name, std::string_view content);
+
+  // A record whose `bytes` bytes are not here. After begin_elsewhere, text() ends where they begin, a
+  // multiple of `alignment` from the archive's begin; text() goes on behind them with end_elsewhere.
+  void begin_elsewhere(std::string_view name, uint64_t bytes, uint64_t alignment);
+  void end_elsewhere(uint32_t crc);
+
+  void finish();            // writes the directory; nothing may follow
+  std::string take_text();  // what was written since the last call
+
+  // Lengths, for planning: of a header with its name, the padding that alignment takes, and all that follows
+  // the records. `first_after` is the position behind the last record.
+  static uint64_t header_bytes(std::string_view name);
+  static uint64_t padding(uint64_t unaligned, uint64_t alignment);
+  static uint64_t descriptor_bytes(uint64_t bytes);
+  static uint64_t directory_entry_bytes(std::string_view name, uint64_t bytes);
+  static uint64_t end_bytes(uint64_t directory_at);
+
+ private:
+  struct Record {
+    std::string name;
+    uint64_t at = 0, bytes = 0;
+    uint32_t crc = 0;
+    uint16_t flags = 0;
+  };
+  void local_header(const Record& record, uint64_t padding);
+  uint64_t position() const { return taken_ + text_.size(); }
+  template <typename T>
+  void raw(T value) {
+    text_.append(reinterpret_cast<const char*>(&value), sizeof(T));
+  }
+
+  std::string text_;
+  uint64_t taken_ = 0;  // bytes before text_
+  std::vector<Record> records_;
+};
+
+}  // namespace hyperion

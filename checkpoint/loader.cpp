@@ -1,0 +1,361 @@
+#include "checkpoint/loader.h"
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <cstring>
+#include <set>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "base/error.h"
+#include "base/failpoint.h"
+#include "base/files.h"
+#include "checkpoint/cast.h"
+#include "checkpoint/format/archive.h"
+#include "checkpoint/format/metadata.h"
+#include "checkpoint/format/safetensors.h"
+#include "checkpoint/names.h"
+#include "checkpoint/storage/shard_reader.h"
+
+namespace hyperion {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr uint64_t kPiece = uint64_t{64} << 20;  // bytes that are converted or moved to a device at a time
+
+std::string describe(Dtype dtype, const Dims& shape) {
+  return fmt::format("{} [{}]", torch_name(dtype), fmt::join(shape, ", "));
+}
+
+uint64_t row_bytes(Dtype dtype, const Dims& shape) {
+  uint64_t bytes = size_of(dtype);
+  for (size_t i = 1; i < shape.size(); ++i) bytes *= static_cast<uint64_t>(shape[i]);
+  return bytes;
+}
+
+const FileRecord* record_of(const OpenCheckpoint& checkpoint, const std::string& file) {
+  if (!checkpoint.manifest) return nullptr;
+  const auto& files = checkpoint.manifest->files;
+  const auto found = std::ranges::find(files, file, &FileRecord::name);
+  if (found == files.end())
+    throw_data("{}: .metadata names the file {}, which hyperion.json does not list",
+               checkpoint.folder.string(), file);
+  return &*found;
+}
+
+// One chunk that has rows this rank wants.
+struct Read {
+  const LoadItem* item;
+  const Chunk* chunk;
+};
+
+// The bytes of one chunk: rows in the stored type, verified.
+class ChunkReader {
+ public:
+  ChunkReader(ShardReader& file, const OpenCheckpoint& checkpoint, const Read& read, bool check_crcs)
+      : read_(read), entry_(file, read.chunk->where.offset, read.chunk->where.length) {
+    const Dtype dtype = read.item->record->dtype;
+    const Dims& shape = read.chunk->shape;
+    if (checkpoint.index.layout == CheckpointIndex::Layout::kBareBytes) {
+      data_offset_ = 0;
+      return;
+    }
+    // What we write ourselves is known byte by byte; everything else is taken apart.
+    const std::string head = tensor_archive_head(dtype, shape);
+    if (entry_.size() == tensor_archive_bytes(dtype, shape) && entry_.read_text(0, head.size()) == head &&
+        !check_crcs) {
+      data_offset_ = head.size();
+      return;
+    }
+    archive_ = open_tensor_archive(entry_);
+    if (archive_->dtype != dtype || archive_->shape != shape)
+      throw_data("{}: tensor {} at byte {} is {}, its index says {}", file.name(), read.item->tensor->key,
+                 read.chunk->where.offset, describe(archive_->dtype, archive_->shape),
+                 describe(dtype, shape));
+    if (check_crcs) check_crc(entry_, *archive_);
+  }
+
+  // Rows [first, first + count) of the chunk, row-major.
+  void rows(int64_t first, int64_t count, std::byte* out) {
+    if (archive_ && archive_->shape.empty()) return read_box(entry_, *archive_, {}, {}, out);
+    if (archive_) return read_rows(entry_, *archive_, first, count, out);
+    const uint64_t bytes = row_bytes(read_.item->record->dtype, read_.chunk->shape);
+    entry_.read(data_offset_ + static_cast<uint64_t>(first) * bytes, out,
+                static_cast<uint64_t>(count) * bytes);
+  }
+
+ private:
+  const Read& read_;
+  SliceSource entry_;
+  uint64_t data_offset_ = 0;
+  std::optional<TensorArchive> archive_;
+};
+
+// Whether any of `count` floating-point numbers is NaN or infinite: all bits of its exponent are set.
+template <typename Word>
+bool any_not_finite(const std::byte* data, uint64_t count, Word exponent) {
+  const auto* words = reinterpret_cast<const Word*>(data);
+  bool found = false;
+  for (uint64_t i = 0; i < count; ++i) found |= (words[i] & exponent) == exponent;
+  return found;
+}
+
+void require_finite(const TensorState& tensor, const std::byte* data, uint64_t bytes,
+                    const fs::path& folder) {
+  bool bad = false;
+  switch (tensor.dtype) {
+    case Dtype::kFloat32:
+      bad = any_not_finite<uint32_t>(data, bytes / 4, 0x7f800000);
+      break;
+    case Dtype::kBFloat16:
+      bad = any_not_finite<uint16_t>(data, bytes / 2, 0x7f80);
+      break;
+    case Dtype::kFloat16:
+      bad = any_not_finite<uint16_t>(data, bytes / 2, 0x7c00);
+      break;
+    case Dtype::kFloat64:
+      bad = any_not_finite<uint64_t>(data, bytes / 8, 0x7ff0000000000000);
+      break;
+    default:
+      break;
+  }
+  if (bad)
+    throw_data(
+        "{}: tensor {} holds NaN or infinite numbers: training cannot go on from it; load an earlier step "
+        "(checkpoint.load_step)",
+        folder.string(), tensor.key);
+}
+
+// Copies rows of chunks into a tensor of the state.
+class RowLoader {
+ public:
+  RowLoader(const OpenCheckpoint& checkpoint, MemoryMover& mover, const LoadOptions& options)
+      : checkpoint_(checkpoint), mover_(mover), options_(options) {}
+
+  void load(const Read& read, ChunkReader& chunk) {
+    const TensorState& tensor = *read.item->tensor;
+    if (read.item->row_map) return load_mapped(read, chunk);
+    const Rows wanted = tensor.rows();
+    const Rows stored =
+        tensor.shape.empty() ? Rows{0, 1} : Rows{read.chunk->offset.front(), read.chunk->shape.front()};
+    const int64_t begin = std::max(wanted.begin, stored.begin);
+    const int64_t end = std::min(wanted.begin + wanted.count, stored.begin + stored.count);
+    each_piece(read, begin, end, [&](int64_t first, int64_t count, std::byte* out) {
+      chunk.rows(first - stored.begin, count, out);
+    });
+  }
+
+  uint64_t bytes() const { return bytes_; }
+
+ private:
+  // The rows of a piece lie scattered in a short stretch of the stored ones (one head): the stretch is read
+  // once.
+  void load_mapped(const Read& read, ChunkReader& chunk) {
+    const auto& map = read.item->row_map;
+    const Rows wanted = read.item->tensor->rows();
+    const uint64_t width = row_bytes(read.item->record->dtype, read.item->record->shape);
+    std::vector<std::byte> stretch;
+    each_piece(read, wanted.begin, wanted.begin + wanted.count,
+               [&](int64_t first, int64_t count, std::byte* out) {
+                 int64_t low = map(first), high = low;
+                 for (int64_t row = first; row < first + count; ++row) {
+                   low = std::min(low, map(row));
+                   high = std::max(high, map(row));
+                 }
+                 stretch.resize(static_cast<uint64_t>(high - low + 1) * width);
+                 chunk.rows(low, high - low + 1, stretch.data());
+                 for (int64_t row = 0; row < count; ++row)
+                   std::memcpy(out + static_cast<uint64_t>(row) * width,
+                               stretch.data() + static_cast<uint64_t>(map(first + row) - low) * width, width);
+               });
+  }
+
+  // Calls fetch(first row, rows, out) for pieces of rows [begin, end) of the tensor, and puts what it
+  // fetched, in the stored type, where the tensor lives. Whole where that is host memory of the same type.
+  template <typename Fetch>
+  void each_piece(const Read& read, int64_t begin, int64_t end, const Fetch& fetch) {
+    const TensorState& tensor = *read.item->tensor;
+    const Dtype stored = read.item->record->dtype;
+    const uint64_t from_width = row_bytes(stored, tensor.shape),
+                   to_width = row_bytes(tensor.dtype, tensor.shape);
+    if (from_width == 0 || end <= begin) return;
+    const bool direct = !tensor.on_device && stored == tensor.dtype;
+    const int64_t step = direct && !read.item->row_map
+                             ? end - begin
+                             : std::max<int64_t>(1, static_cast<int64_t>(kPiece / from_width));
+    for (int64_t row = begin; row < end; row += step) {
+      const int64_t count = std::min(step, end - row);
+      const uint64_t to_offset = static_cast<uint64_t>(row - tensor.rows().begin) * to_width;
+      const uint64_t to_bytes = static_cast<uint64_t>(count) * to_width;
+      std::byte* out = direct ? static_cast<std::byte*>(tensor.data) + to_offset
+                              : buffer(fetched_, static_cast<uint64_t>(count) * from_width);
+      fetch(row, count, out);
+      bytes_ += static_cast<uint64_t>(count) * from_width;
+      if (stored != tensor.dtype) {
+        std::byte* converted = tensor.on_device ? buffer(converted_, to_bytes)
+                                                : static_cast<std::byte*>(tensor.data) + to_offset;
+        cast(stored, out, tensor.dtype, converted, to_bytes / size_of(tensor.dtype));
+        out = converted;
+      }
+      if (options_.verify_finite) require_finite(tensor, out, to_bytes, checkpoint_.folder);
+      if (tensor.on_device) {
+        mover_.from_host(tensor, to_offset, out, to_bytes);
+        mover_.finish();
+      }
+    }
+  }
+
+  struct Buffer {
+    std::shared_ptr<std::byte> data;
+    uint64_t bytes = 0;
+  };
+  std::byte* buffer(Buffer& buffer, uint64_t bytes) {
+    if (buffer.bytes < bytes) buffer = {mover_.allocate(bytes), bytes};
+    return buffer.data.get();
+  }
+
+  const OpenCheckpoint& checkpoint_;
+  MemoryMover& mover_;
+  const LoadOptions& options_;
+  Buffer fetched_, converted_;
+  uint64_t bytes_ = 0;
+};
+
+// Chunks of the item that this rank needs rows of. Rows of a chunk must be whole: what is cut along other
+// dimensions comes from meshes with tensor parallelism.
+void find_chunks(const LoadItem& item, const OpenCheckpoint& checkpoint, std::vector<Read>& reads) {
+  const Rows wanted = item.tensor->rows();
+  if (wanted.count == 0) return;
+  for (const Chunk& chunk : item.record->chunks) {
+    for (size_t d = 1; d < chunk.shape.size(); ++d) {
+      if (chunk.shape[d] != item.record->shape[d])
+        throw_data(
+            "{}: tensor {} is cut along dimension {}, which is not supported (only rows may be): write it "
+            "again "
+            "without tensor parallelism",
+            checkpoint.folder.string(), item.tensor->key, d);
+    }
+    const bool overlap = chunk.shape.empty() ||
+                         (chunk.shape.front() > 0 && chunk.offset.front() < wanted.begin + wanted.count &&
+                          wanted.begin < chunk.offset.front() + chunk.shape.front());
+    if (overlap || item.row_map) reads.push_back({&item, &chunk});
+  }
+  if (item.row_map && item.record->chunks.size() != 1)
+    throw_data("{}: tensor {} is in {} pieces: consolidate the safetensors files first",
+               checkpoint.folder.string(), item.tensor->key, item.record->chunks.size());
+}
+
+void check_against_manifest(const OpenCheckpoint& checkpoint) {
+  const Manifest& manifest = *checkpoint.manifest;
+  if (manifest.save_id != checkpoint.index.save_id)
+    throw_data("{}: hyperion.json belongs to save {}, .metadata to save {}: files of two saves are mixed",
+               checkpoint.folder.string(), manifest.save_id, checkpoint.index.save_id);
+}
+
+}  // namespace
+
+OpenCheckpoint open_checkpoint(const fs::path& folder) {
+  failpoint("load.meta");
+  OpenCheckpoint checkpoint;
+  checkpoint.folder = folder;
+  if (!fs::exists(folder / ".metadata")) {
+    checkpoint.index = read_safetensors(folder);
+    if (fs::is_regular_file(folder)) checkpoint.folder = folder.parent_path();
+    return checkpoint;
+  }
+  if (fs::exists(folder / kManifestFile)) {
+    checkpoint.manifest = read_manifest(folder);
+    check_sizes(folder, *checkpoint.manifest);
+  }
+  const FileRecord* record = checkpoint.manifest ? record_of(checkpoint, ".metadata") : nullptr;
+  ShardReader file(folder, ".metadata", record, kBlockBytes);
+  const std::string bytes = file.read_text(0, file.size());
+  checkpoint.index = decode_metadata(std::as_bytes(std::span(bytes)), file.name());
+  if (checkpoint.manifest) check_against_manifest(checkpoint);
+  return checkpoint;
+}
+
+std::vector<LoadItem> plan_load(const OpenCheckpoint& checkpoint, const std::vector<TensorState>& tensors,
+                                const StoredNames& names, const LoadOptions& options) {
+  std::vector<std::string> wanted, found;
+  std::set<std::string> aliases;
+  for (const TensorState& tensor : tensors) {
+    wanted.push_back(tensor.key);
+    aliases.insert(tensor.aliases.begin(), tensor.aliases.end());
+  }
+  for (const auto& [name, key] : names.keys)
+    if (!aliases.contains(name)) found.push_back(name);
+  NameDifferences differences = compare_names(std::move(wanted), std::move(found));
+  differences.missing.insert(differences.missing.end(), options.missing_objects.begin(),
+                             options.missing_objects.end());
+  std::vector<LoadItem> items;
+  for (const TensorState& tensor : tensors) {
+    const auto stored = names.keys.find(tensor.key);
+    if (stored == names.keys.end()) continue;
+    const TensorRecord& record = checkpoint.index.tensors.at(stored->second);
+    const bool type_fits =
+        record.dtype == tensor.dtype || (options.allow_dtype_cast && can_cast(record.dtype, tensor.dtype));
+    if (record.shape != tensor.shape || !type_fits) {
+      differences.mismatched.push_back(
+          {tensor.key, describe(tensor.dtype, tensor.shape), describe(record.dtype, record.shape)});
+    }
+    items.push_back({&tensor, &record, names.row_map ? names.row_map(tensor.key) : StoredNames::RowMap()});
+  }
+  const std::string problem = explain_differences(checkpoint.folder.string(), differences);
+  if (!problem.empty()) {
+    const bool castable = std::ranges::any_of(items, [](const LoadItem& item) {
+      return item.record->dtype != item.tensor->dtype && can_cast(item.record->dtype, item.tensor->dtype);
+    });
+    throw_data("{}{}", problem, castable && !options.allow_dtype_cast ? "; " + options.remedy : "");
+  }
+  return items;
+}
+
+LoadReport load_tensors(const OpenCheckpoint& checkpoint, const std::vector<LoadItem>& items,
+                        MemoryMover& mover, const LoadOptions& options) {
+  const auto begin = std::chrono::steady_clock::now();
+  std::vector<Read> reads;
+  for (const LoadItem& item : items) find_chunks(item, checkpoint, reads);
+  // File by file, front to back: one pass over each.
+  std::ranges::stable_sort(reads, [](const Read& a, const Read& b) {
+    return std::tie(a.chunk->where.file, a.chunk->where.offset) <
+           std::tie(b.chunk->where.file, b.chunk->where.offset);
+  });
+  RowLoader rows(checkpoint, mover, options);
+  const bool archives = checkpoint.index.layout == CheckpointIndex::Layout::kArchives;
+  const Links links = archives ? Links::kRefuse : Links::kFollow;
+  std::optional<ShardReader> file;
+  std::string open_name;
+  for (size_t i = 0; i < reads.size(); ++i) {
+    const std::string& name = reads[i].chunk->where.file;
+    if (!file || name != open_name) {
+      file.emplace(checkpoint.folder, name, record_of(checkpoint, name), kBlockBytes, links);
+      open_name = name;
+    }
+    ChunkReader chunk(*file, checkpoint, reads[i], archives && (!checkpoint.manifest || options.full_verify));
+    rows.load(reads[i], chunk);
+    if (i == reads.size() / 2) failpoint("load.mid_data");
+  }
+  failpoint("load.done");
+  return {rows.bytes(), std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()};
+}
+
+std::map<std::string, Object> load_objects(const OpenCheckpoint& checkpoint,
+                                           const std::function<bool(const std::string& key)>& wanted) {
+  std::map<std::string, Object> objects;
+  std::map<std::string, ShardReader> files;
+  for (const auto& [key, record] : checkpoint.index.objects) {
+    if (!wanted(key)) continue;
+    const std::string& name = record.where.file;
+    auto file = files.find(name);
+    if (file == files.end())
+      file = files.try_emplace(name, checkpoint.folder, name, record_of(checkpoint, name), kBlockBytes).first;
+    SliceSource entry(file->second, record.where.offset, record.where.length);
+    objects.emplace(key, read_object_archive(entry));
+  }
+  return objects;
+}
+
+}  // namespace hyperion

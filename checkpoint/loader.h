@@ -1,0 +1,72 @@
+// Reads a checkpoint into the state of a job, whatever mesh wrote it: names are matched first, all of them;
+// then every rank reads the rows it holds and verifies what it reads.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/index.h"
+#include "checkpoint/object.h"
+#include "checkpoint/state.h"
+#include "checkpoint/storage/manifest.h"
+
+namespace hyperion {
+
+// A checkpoint folder that was opened: its index, and the manifest when Hyperion wrote it.
+struct OpenCheckpoint {
+  std::filesystem::path folder;
+  CheckpointIndex index;
+  std::optional<Manifest> manifest;
+
+  bool ours() const { return manifest.has_value(); }
+};
+
+// Reads .metadata (or, without one, the headers of safetensors files) and hyperion.json; compares them with
+// each other and with the sizes of the files. Throws Error(kBadData) naming what does not fit.
+OpenCheckpoint open_checkpoint(const std::filesystem::path& folder);
+
+// Which tensors of a checkpoint are wanted, by the names they have here.
+struct StoredNames {
+  std::map<std::string, std::string> keys;  // name here -> key in the index
+  // Row r of tensor `name` is row row_map(name)(r) of the stored one, for Hugging Face's order of rotary
+  // rows. Empty, or returning an empty function: rows are the same.
+  using RowMap = std::function<int64_t(int64_t)>;
+  std::function<RowMap(const std::string& name)> row_map{};
+};
+
+struct LoadOptions {
+  bool allow_dtype_cast = false;  // else a stored type that differs is an error
+  bool full_verify =
+      false;  // CRCs of archives too, where checksums of the manifest have been compared already
+  bool verify_finite = false;                  // NaN or infinity in a floating-point tensor is an error
+  std::string remedy{};                        // how to allow a cast, for the message
+  std::vector<std::string> missing_objects{};  // that the caller has missed: reported with the tensors
+};
+
+// What a load is going to do. Pure, from names and shapes; throws Error(kBadData) with ONE message that lists
+// every missing name (with the nearest ones that exist), every shape and type that differs.
+struct LoadItem {
+  const TensorState* tensor = nullptr;
+  const TensorRecord* record = nullptr;
+  StoredNames::RowMap row_map{};
+};
+std::vector<LoadItem> plan_load(const OpenCheckpoint& checkpoint, const std::vector<TensorState>& tensors,
+                                const StoredNames& names, const LoadOptions& options);
+
+// Fills this rank's rows of every tensor. Throws Error(kBadData) naming file, byte range and tensor.
+struct LoadReport {
+  uint64_t bytes = 0;
+  double seconds = 0;
+};
+LoadReport load_tensors(const OpenCheckpoint& checkpoint, const std::vector<LoadItem>& items,
+                        MemoryMover& mover, const LoadOptions& options);
+
+// The objects under the keys asked for; keys without an object are left out.
+std::map<std::string, Object> load_objects(const OpenCheckpoint& checkpoint,
+                                           const std::function<bool(const std::string& key)>& wanted);
+
+}  // namespace hyperion

@@ -1,0 +1,288 @@
+#include "checkpoint/save_job.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <ctime>
+#include <exception>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/failpoint.h"
+#include "checkpoint/format/archive.h"
+#include "checkpoint/format/crc32.h"
+#include "checkpoint/format/metadata.h"
+#include "checkpoint/storage/shard_reader.h"
+#include "checkpoint/storage/shard_writer.h"
+
+namespace hyperion {
+namespace fs = std::filesystem;
+namespace {
+
+using Json = nlohmann::json;
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+struct PlacedObject {
+  std::string key;
+  KeyPath path;
+  Span where;
+};
+
+// What one rank has written, or why it could not.
+struct Written {
+  std::string error;
+  std::optional<FileRecord> file;
+  std::vector<PlacedObject> objects;
+};
+
+void write_item(const SaveLayout& layout, const SaveItem& item, ItemReader& items, ShardWriter& file) {
+  const Dtype dtype = layout.entries[item.entry].dtype;
+  const Dims shape = item_shape(layout, item);
+  if (file.position() != item.offset)
+    throw_bug("save: {} lies at byte {}, planned was {}", layout.entries[item.entry].key, file.position(),
+              item.offset);
+  const std::string head = tensor_archive_head(dtype, shape);
+  file.append(head.data(), head.size());
+  uint32_t crc = 0;
+  items.read(item, [&](const std::byte* data, uint64_t bytes) {
+    // Piece by piece, so that the copy finds in the cache what the checksum has read.
+    constexpr uint64_t kPiece = uint64_t{1} << 18;
+    for (uint64_t at = 0; at < bytes; at += kPiece) {
+      const uint64_t length = std::min(kPiece, bytes - at);
+      crc = crc32(crc, data + at, length);
+      file.append(data + at, length);
+    }
+  });
+  const std::string tail = tensor_archive_tail(dtype, shape, crc);
+  file.append(tail.data(), tail.size());
+}
+
+Written write_own_file(const SaveJob& job, ItemReader& items, const fs::path& incoming, int rank) {
+  Written written;
+  const std::vector<SaveItem> own = job.plan->of_rank(rank);
+  if (own.empty() && job.objects.empty()) return written;
+  const std::string name = shard_file_name(rank);
+  ShardWriter file(incoming, name, rank);
+  for (size_t i = 0; i < own.size(); ++i) {
+    write_item(*job.layout, own[i], items, file);
+    if (i == own.size() / 2) failpoint("ckpt.mid_data");
+  }
+  for (const EncodedObject& object : job.objects) {
+    written.objects.push_back({object.key, object.path, {name, file.position(), object.archive.size()}});
+    file.append(object.archive.data(), object.archive.size());
+  }
+  written.file = file.close();
+  return written;
+}
+
+Json path_to_json(const KeyPath& path) {
+  Json parts = Json::array();
+  for (const auto& part : path) std::visit([&](const auto& value) { parts.push_back(value); }, part);
+  return parts;
+}
+
+KeyPath path_from_json(const Json& parts) {
+  KeyPath path;
+  for (const Json& part : parts) {
+    if (part.is_string())
+      path.emplace_back(part.get<std::string>());
+    else
+      path.emplace_back(part.get<int64_t>());
+  }
+  return path;
+}
+
+// Rank 0 keeps its own list of objects, which is long, to itself.
+std::string to_text(const Written& written, int rank) {
+  Json json = {{"what", "written"}, {"error", written.error}};
+  if (written.file) json["file"] = Json::parse(to_json(*written.file));
+  if (rank != 0) {
+    for (const PlacedObject& object : written.objects)
+      json["objects"].push_back(
+          {object.key, path_to_json(object.path), object.where.offset, object.where.length});
+  }
+  return json.dump();
+}
+
+Written from_text(const std::string& text, int rank) {
+  const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object() || json.value("what", "") != "written")
+    throw_bug("save: rank {} sent something else than its result: {}", rank, text.substr(0, 200));
+  Written written;
+  written.error = json.at("error");
+  if (json.contains("file")) written.file = file_record_from_json(json.at("file").dump());
+  if (json.contains("objects")) {
+    for (const Json& object : json.at("objects"))
+      written.objects.push_back(
+          {object.at(0), path_from_json(object.at(1)), {shard_file_name(rank), object.at(2), object.at(3)}});
+  }
+  return written;
+}
+
+FileRecord write_small_file(const fs::path& folder, const std::string& name, const std::string& content) {
+  ShardWriter file(folder, name, 0);
+  file.append(content.data(), content.size());
+  return file.close();
+}
+
+// Rank 0: the index, then the manifest, both on disk when it returns.
+Manifest write_index(const SaveJob& job, const std::vector<Written>& all, const fs::path& incoming) {
+  failpoint("ckpt.before_meta");
+  CheckpointIndex index = index_of(*job.layout, *job.plan);
+  index.save_id = job.save_id;
+  Manifest manifest;
+  manifest.save_id = job.save_id;
+  manifest.step = job.step;
+  manifest.world_size = static_cast<int>(all.size());
+  manifest.kind = job.kind;
+  manifest.unix_time = static_cast<int64_t>(std::time(nullptr));
+  manifest.facts = job.facts;
+  if (const auto found = job.facts.find("config_hash"); found != job.facts.end())
+    manifest.config_hash = found->second;
+  if (const auto found = job.facts.find("version"); found != job.facts.end()) manifest.writer = found->second;
+  for (const Written& written : all) {
+    if (written.file) manifest.files.push_back(*written.file);
+    for (const PlacedObject& object : written.objects) {
+      index.objects[object.key] = {object.where};
+      index.paths[object.key] = object.path;
+    }
+  }
+  manifest.files.push_back(write_small_file(incoming, ".metadata", encode_metadata(index)));
+  write_small_file(incoming, kManifestFile, to_json(manifest));
+  failpoint("ckpt.after_meta");
+  return manifest;
+}
+
+// The first error of any rank, with how many others there are.
+std::string first_error(const std::vector<std::string>& errors) {
+  std::string first;
+  int others = -1;
+  for (const std::string& error : errors) {
+    if (error.empty()) continue;
+    if (first.empty()) first = error;
+    ++others;
+  }
+  return others > 0 ? fmt::format("{} (and {} more ranks)", first, others) : first;
+}
+
+std::string why_failed(const std::exception& error, int rank) {
+  const std::string text = error.what();
+  return text.find("rank ") != std::string::npos ? text : fmt::format("rank {}: {}", rank, text);
+}
+
+// Runs `action` on this rank; its error becomes a text that all ranks learn.
+template <typename Action>
+std::string guarded(int rank, const Action& action) {
+  try {
+    action();
+  } catch (const std::exception& error) {
+    return why_failed(error, rank);
+  }
+  return {};
+}
+
+// Which file this rank reads back: that of the same rank on the next node, or the next rank's on one node, so
+// that nobody is served by a cache of its own.
+int rank_to_verify(int rank, int size, int ranks_per_node) {
+  return (rank + (size > ranks_per_node ? ranks_per_node : 1)) % size;
+}
+
+void read_back(const SaveJob& job, const std::vector<Written>& all, const fs::path& path, int rank) {
+  const int size = static_cast<int>(all.size());
+  const int other = rank_to_verify(rank, size, job.ranks_per_node);
+  if (all[other].file) verify_file(path, *all[other].file, kBlockBytes, /*direct=*/true);
+}
+
+}  // namespace
+
+std::vector<EncodedObject> encode_objects(const std::vector<ObjectState>& objects, int rank) {
+  std::vector<EncodedObject> encoded;
+  for (const ObjectState& object : objects) {
+    if (rank == 0 || object.per_rank)
+      encoded.push_back({object.key, object.path, object_archive(object.value)});
+  }
+  return encoded;
+}
+
+SaveReport write_checkpoint(const SaveJob& job, ItemReader& items, CheckpointFolder& folder,
+                            Coordinator& ranks) {
+  const Clock::time_point begin = Clock::now();
+  const int rank = ranks.rank();
+  const bool lead = rank == 0;
+  const fs::path incoming = folder.incoming(job.save_id);
+  SaveReport report;
+  report.step = job.step;
+  report.kind = job.kind;
+
+  // Every rank writes its file.
+  Written own;
+  own.error = guarded(rank, [&] {
+    failpoint("ckpt.before_data");
+    folder.begin(job.save_id, lead);
+    Written written = write_own_file(job, items, incoming, rank);
+    failpoint("ckpt.after_data");
+    own = std::move(written);
+  });
+  report.write_seconds = seconds_since(begin);
+  std::vector<Written> all;
+  try {
+    int r = 0;
+    for (const std::string& text : ranks.all_gather(to_text(own, rank))) all.push_back(from_text(text, r++));
+  } catch (...) {  // a rank is lost: what is there is of no use
+    if (lead) folder.abandon(incoming);
+    throw;
+  }
+  if (lead) all[0] = own;
+
+  // Rank 0 makes it a checkpoint.
+  const Clock::time_point commit_begin = Clock::now();
+  std::vector<std::string> errors;
+  for (const Written& written : all) errors.push_back(written.error);
+  std::string failure = first_error(errors);
+  const fs::path final_path = job.commit ? folder.step_path(job.step) : incoming;
+  Manifest manifest;
+  if (lead) {
+    if (failure.empty()) {
+      failure = guarded(rank, [&] {
+        manifest = write_index(job, all, incoming);
+        if (job.commit) folder.commit(incoming, job.step);
+      });
+    }
+    if (!failure.empty()) folder.abandon(incoming);
+  } else {  // waits for rank 0; a test may end a rank that waits
+    for (const char* point : {"ckpt.before_meta", "ckpt.after_meta", "ckpt.before_commit", "ckpt.after_commit"})
+      failpoint(point);
+  }
+  failure = ranks.all_gather(lead ? failure : std::string()).front();
+  report.commit_seconds = seconds_since(commit_begin);
+  if (!failure.empty()) throw Error(ExitCode::kSaveFailed, failure);
+
+  if (job.read_back) {
+    const Clock::time_point verify_begin = Clock::now();
+    const std::string mismatch = guarded(rank, [&] {
+      read_back(job, all, final_path, rank);
+      if (lead) verify_file(final_path, manifest.files.back(), kBlockBytes, /*direct=*/true);
+    });
+    failure = first_error(ranks.all_gather(mismatch));
+    report.read_back_seconds = seconds_since(verify_begin);
+  }
+  if (lead && (!failure.empty() || !job.commit)) folder.discard(final_path);
+  if (!failure.empty()) throw Error(ExitCode::kSaveFailed, failure);
+
+  report.path = final_path;
+  for (const Written& written : all) {
+    if (!written.file) continue;
+    ++report.files;
+    report.total_bytes += written.file->bytes;
+  }
+  if (own.file) report.own_bytes = own.file->bytes;
+  return report;
+}
+
+}  // namespace hyperion

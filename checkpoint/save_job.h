@@ -1,0 +1,67 @@
+// One save, from a plan to a committed folder: every rank writes its file, rank 0 writes the index and the
+// manifest and renames the folder into place. Two exchanges of text, whatever the size of the model.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/coordinator.h"
+#include "checkpoint/save_plan.h"
+#include "checkpoint/storage/checkpoint_folder.h"
+#include "checkpoint/storage/manifest.h"
+
+namespace hyperion {
+
+// Where the bytes of a rank's own items come from.
+class ItemReader {
+ public:
+  virtual ~ItemReader() = default;
+  // Calls `take` with the item's elements, in the entry's type, piece by piece in order. Pieces are valid
+  // during the call only.
+  using Take = std::function<void(const std::byte* data, uint64_t bytes)>;
+  virtual void read(const SaveItem& item, const Take& take) = 0;
+};
+
+// A value as it will lie in the file.
+struct EncodedObject {
+  std::string key;
+  KeyPath path;
+  std::string archive;
+};
+// Of the values that this rank writes: rank 0 those that all ranks share, every rank its own.
+std::vector<EncodedObject> encode_objects(const std::vector<ObjectState>& objects, int rank);
+
+struct SaveJob {
+  int64_t step = 0;
+  std::string save_id;
+  std::string kind;                          // "full", "model", "pre-checkpoint", "seed"
+  std::map<std::string, std::string> facts;  // further lines of the manifest
+  const SaveLayout* layout = nullptr;
+  const SavePlan* plan = nullptr;
+  std::vector<EncodedObject> objects;
+  // Where the finished folder goes: its step's name, or (a probe) nowhere: it is verified and removed.
+  bool commit = true;
+  // Read everything back from disk after the commit and compare it with what was in memory.
+  bool read_back = false;
+  int ranks_per_node = 1;  // a rank reads back what another node wrote, where there is one
+};
+
+struct SaveReport {
+  int64_t step = 0;
+  std::string kind;
+  uint64_t own_bytes = 0, total_bytes = 0;  // of files
+  int files = 0;
+  double write_seconds = 0, commit_seconds = 0, read_back_seconds = 0;
+  std::filesystem::path path;
+};
+
+// Collective. Throws Error(kSaveFailed) with the same text on every rank when any rank fails, after the
+// unfinished folder has been removed; Error(kCommunication) when a rank is lost.
+SaveReport write_checkpoint(const SaveJob& job, ItemReader& items, CheckpointFolder& folder,
+                            Coordinator& ranks);
+
+}  // namespace hyperion

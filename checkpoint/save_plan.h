@@ -1,0 +1,82 @@
+// Who writes which piece of the state, and where in its file. Pure: every rank computes the same plan from
+// the layout of the state and the ranks' places in it, so that no rank sends another a list of what it holds.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "checkpoint/index.h"
+#include "checkpoint/state.h"
+
+namespace hyperion {
+
+enum class Writers {
+  kAll,         // replicas share the work: every rank writes, in parallel
+  kOneReplica,  // the first replica alone writes: fewer and larger files
+};
+
+// What does not change from save to save: the tensors, and how each lies over the ranks. Equal on all ranks.
+struct SaveLayout {
+  struct Entry {
+    std::string key;
+    KeyPath path;
+    Dtype dtype = Dtype::kFloat32;
+    Dims shape;
+    uint32_t kind = 0;  // index into kinds
+    uint32_t tensor =
+        0;  // index of the tensor it shows in the list the layout was made of (aliases share one)
+  };
+  struct Kind {
+    int shards = 1, replicas = 1;
+    bool operator==(const Kind&) const = default;
+  };
+  std::vector<Entry> entries;  // every tensor under its key and then under each alias
+  std::vector<Kind> kinds;     // the different ways of lying over the ranks
+
+  // Of names, types, shapes and kinds: equal layouts give equal plans.
+  uint64_t fingerprint() const;
+};
+
+SaveLayout save_layout(const std::vector<TensorState>& tensors);
+
+// One rank's place: its part and replica number for every kind of the layout.
+struct RankPlace {
+  std::vector<std::pair<int, int>> parts;  // {shard, replica}
+  bool operator==(const RankPlace&) const = default;
+
+  std::string to_text() const;  // "0:1 0:0"
+  static RankPlace from_text(const std::string& text);
+};
+
+// This rank's place among `kinds`, from the placements of its tensors.
+RankPlace rank_place(const SaveLayout& layout, const std::vector<TensorState>& tensors);
+
+// A piece of one entry in one file: rows [first_row, first_row + rows) of it.
+struct SaveItem {
+  uint32_t entry = 0;
+  uint32_t writer = 0;  // rank
+  int64_t first_row = 0, rows = 0;
+  uint64_t offset = 0, length = 0;  // of its archive in the writer's file
+};
+
+struct SavePlan {
+  std::vector<SaveItem> items;       // by entry, then by row; pieces without elements are left out
+  std::vector<uint64_t> file_bytes;  // by rank: all archives of tensors; objects follow them
+  uint64_t data_bytes = 0;           // of all items, elements only
+
+  std::vector<SaveItem> of_rank(int rank) const;  // by offset
+};
+
+// Throws Error(kBug) when the places do not cover every part of every tensor exactly `replicas` times.
+SavePlan make_save_plan(const SaveLayout& layout, const std::vector<RankPlace>& places, Writers writers);
+
+// The file of a rank.
+std::string shard_file_name(int rank);  // "__3_0.distcp"
+
+// The index of the checkpoint, without objects.
+CheckpointIndex index_of(const SaveLayout& layout, const SavePlan& plan);
+
+Dims item_shape(const SaveLayout& layout, const SaveItem& item);
+
+}  // namespace hyperion

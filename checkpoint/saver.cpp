@@ -1,0 +1,325 @@
+#include "checkpoint/saver.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <new>
+#include <random>
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "base/failpoint.h"
+#include "base/log.h"
+#include "checkpoint/cast.h"
+
+namespace hyperion {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+// Lower-case hexadecimal, different for every run.
+std::string random_id() {
+  std::random_device device;
+  return fmt::format("{:08x}{:08x}", device(), device());
+}
+
+bool is_model_number(const TensorState& tensor) {
+  return component_of(tensor.key) == "model" && can_cast(tensor.dtype, Dtype::kFloat32);
+}
+
+}  // namespace
+
+// The bytes of this rank's items: in the pool, or where they live.
+class Saver::Items : public ItemReader {
+ public:
+  Items(const Planned& planned, int rank, MemoryMover& mover) : planned_(planned), mover_(mover) {
+    for (const SaveItem& item : planned.plan.of_rank(rank)) {
+      offsets_.emplace(item.entry, pool_bytes_);
+      pool_bytes_ += (tensor(item).local_bytes() + 63) / 64 * 64;
+    }
+  }
+
+  uint64_t pool_bytes() const { return pool_bytes_; }
+  void use_pool(std::shared_ptr<std::byte> pool) { pool_ = std::move(pool); }
+  // stage() copies all that will be read; without a pool the live state is read until the save ends.
+  bool has_pool() const { return pool_ != nullptr || offsets_.empty(); }
+
+  void stage() {
+    failpoint("ckpt.stage");
+    for (const auto& [entry, offset] : offsets_) {
+      const TensorState& from = planned_.tensors[planned_.layout.entries[entry].tensor];
+      mover_.to_host(pool_.get() + offset, from, 0, from.local_bytes());
+    }
+    mover_.finish();
+  }
+
+  void read(const SaveItem& item, const Take& take) override {
+    const TensorState& from = tensor(item);
+    const uint64_t bytes = from.local_bytes();
+    if (pool_) {
+      deliver(item, pool_.get() + offsets_.at(item.entry), bytes, take);
+    } else if (!from.on_device) {
+      deliver(item, static_cast<const std::byte*>(from.data), bytes, take);
+    } else {
+      constexpr uint64_t kPiece = uint64_t{64} << 20;
+      if (!bounce_) bounce_ = mover_.allocate(kPiece);
+      for (uint64_t at = 0; at < bytes; at += kPiece) {
+        const uint64_t length = std::min(kPiece, bytes - at);
+        mover_.to_host(bounce_.get(), from, at, length);
+        mover_.finish();
+        deliver(item, bounce_.get(), length, take);
+      }
+    }
+  }
+
+ private:
+  const TensorState& tensor(const SaveItem& item) const {
+    return planned_.tensors[planned_.layout.entries[item.entry].tensor];
+  }
+
+  void deliver(const SaveItem& item, const std::byte* data, uint64_t bytes, const Take& take) {
+    const Dtype from = tensor(item).dtype, to = planned_.layout.entries[item.entry].dtype;
+    if (from == to) return take(data, bytes);
+    constexpr uint64_t kCount = uint64_t{1} << 20;
+    converted_.resize(kCount * size_of(to));
+    for (uint64_t at = 0, count = bytes / size_of(from); at < count; at += kCount) {
+      const uint64_t length = std::min(kCount, count - at);
+      cast(from, data + at * size_of(from), to, converted_.data(), length);
+      take(converted_.data(), length * size_of(to));
+    }
+  }
+
+  const Planned& planned_;
+  MemoryMover& mover_;
+  std::map<uint32_t, uint64_t> offsets_;  // entry -> place in the pool
+  uint64_t pool_bytes_ = 0;
+  std::shared_ptr<std::byte> pool_, bounce_;
+  std::vector<std::byte> converted_;
+};
+
+struct Saver::UnderWay {
+  enum class State { kRunning, kDone, kFailed };
+  std::shared_ptr<Items> items;
+  std::promise<void> staged;
+  std::future<void> staging = staged.get_future();
+  std::atomic<State> state = State::kRunning;
+  std::future<void> done;
+};
+
+Saver::Saver(SaverOptions options, std::vector<StateComponent*> components, Coordinator& ranks,
+             MemoryMover& mover)
+    : options_(std::move(options)),
+      components_(std::move(components)),
+      ranks_(ranks),
+      mover_(mover),
+      folder_(options_.folder) {}
+
+Saver::~Saver() {
+  try {
+    finish();
+  } catch (const std::exception& error) {
+    log_error("{}", error.what());
+  }
+}
+
+void Saver::refresh_tensors() {
+  std::vector<int64_t> versions;
+  for (const StateComponent* component : components_) versions.push_back(component->layout_version());
+  if (versions == versions_) return;
+  versions_ = std::move(versions);
+  tensors_.clear();
+  for (StateComponent* component : components_)
+    for (TensorState& tensor : component->tensors()) tensors_.push_back(std::move(tensor));
+  full_.reset();
+  partial_.reset();
+  ++counters_.state_builds;
+}
+
+Saver::Planned Saver::make_plan(const SaveContent& content) {
+  failpoint("ckpt.plan");
+  Planned planned;
+  for (const TensorState& tensor : tensors_)
+    if (!content.wanted || content.wanted(tensor.key)) planned.tensors.push_back(tensor);
+  planned.layout = save_layout(planned.tensors);
+  if (content.model_dtype) {
+    for (SaveLayout::Entry& entry : planned.layout.entries)
+      if (is_model_number(planned.tensors[entry.tensor])) entry.dtype = *content.model_dtype;
+  }
+  planned.fingerprint = planned.layout.fingerprint();
+  const std::string own = fmt::format("plan|{:016x}|{}|{}", planned.fingerprint,
+                                      rank_place(planned.layout, planned.tensors).to_text(),
+                                      ranks_.rank() == 0 && run_id_.empty() ? random_id() : run_id_);
+  const std::vector<std::string> texts = ranks_.all_gather(own);
+  std::vector<RankPlace> places;
+  const std::string start = own.substr(0, own.find('|', 5) + 1);
+  for (size_t r = 0; r < texts.size(); ++r) {
+    if (!texts[r].starts_with(start))
+      throw_bug("checkpoint: rank {} and rank {} plan different saves ({} and {})", r, ranks_.rank(),
+                texts[r], own);
+    const size_t bar = texts[r].find('|', start.size());
+    places.push_back(RankPlace::from_text(texts[r].substr(start.size(), bar - start.size())));
+    if (r == 0) run_id_ = texts[r].substr(bar + 1);
+  }
+  planned.plan = make_save_plan(planned.layout, places, options_.writers);
+  ++counters_.plans;
+  return planned;
+}
+
+const Saver::Planned& Saver::planned(const SaveContent& content) {
+  refresh_tensors();
+  if (content.wanted || content.model_dtype) return partial_.emplace(make_plan(content));
+  if (!full_) full_ = make_plan(content);
+  return *full_;
+}
+
+SaveJob Saver::make_job(int64_t step, const SaveContent& content, const Planned& planned) {
+  SaveJob job;
+  job.step = step;
+  job.save_id = fmt::format("{}-{}", run_id_, next_id_++);
+  job.kind = content.kind;
+  job.facts = options_.facts;
+  job.layout = &planned.layout;
+  job.plan = &planned.plan;
+  job.ranks_per_node = options_.ranks_per_node;
+  std::vector<ObjectState> objects;
+  for (StateComponent* component : components_)
+    for (ObjectState& object : component->objects())
+      if (!content.wanted || content.wanted(object.key)) objects.push_back(std::move(object));
+  job.objects = encode_objects(objects, ranks_.rank());
+  return job;
+}
+
+// Items that read from the pool when `staged` and there is memory for it, else from where the state lives.
+std::shared_ptr<Saver::Items> Saver::make_items(const Planned& planned, bool staged) {
+  auto items = std::make_shared<Items>(planned, ranks_.rank(), mover_);
+  if (!staged) return items;
+  try {
+    if (pool_size_ < items->pool_bytes()) {
+      if (failpoint("ckpt.pool").error_number != 0) throw std::bad_alloc();
+      pool_.reset();
+      pool_ = mover_.allocate(items->pool_bytes());
+      pool_size_ = counters_.pool_bytes = items->pool_bytes();
+    }
+    items->use_pool(pool_);
+  } catch (const std::bad_alloc&) {
+    pool_.reset();
+    pool_size_ = counters_.pool_bytes = 0;
+    log_warning(
+        "rank {}: no memory for the {} bytes of a copy of the state: this checkpoint is written while "
+        "training "
+        "waits; set checkpoint.async_mode = \"disabled\" or give the job more host memory",
+        ranks_.rank(), items->pool_bytes());
+  }
+  return items;
+}
+
+SaveReport Saver::run(const SaveJob& job, Items& items) {
+  const SaveReport report = write_checkpoint(job, items, folder_, ranks_);
+  if (ranks_.rank() == 0 && job.commit) tidy(report);
+  if (on_durable) on_durable(report);
+  return report;
+}
+
+// Rank 0: what a new checkpoint makes superfluous goes.
+void Saver::tidy(const SaveReport& report) {
+  if (report.kind == "pre-checkpoint" || report.kind == "seed") return;
+  folder_.purge({.keep = options_.keep_latest, .newest = report.step});
+}
+
+SaveReport Saver::validate(int64_t step, bool keep, bool probe) {
+  finish();
+  try {
+    refresh_tensors();
+    SaveContent content{.kind = "pre-checkpoint"};
+    if (probe && !tensors_.empty()) {
+      const auto size = [](const TensorState& tensor) {
+        int64_t elements = 1;
+        for (const int64_t extent : tensor.shape) elements *= extent;
+        return elements;
+      };
+      const std::string smallest = std::ranges::min(tensors_, {}, size).key;
+      content.wanted = [smallest](const std::string& key) { return key == smallest; };
+    }
+    const Planned& all = planned(content);
+    SaveJob job = make_job(step, content, all);
+    job.commit = keep;
+    job.read_back = true;
+    const auto items = make_items(all, options_.async != AsyncMode::kDisabled);
+    mover_.prepare();
+    if (options_.async != AsyncMode::kDisabled && items->has_pool()) items->stage();
+    const SaveReport report = run(job, *items);
+    ++counters_.saves;
+    return report;
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::kSaveFailed) throw;
+    throw Error(ExitCode::kPreCheckpoint,
+                fmt::format("[pre-checkpoint] the checkpoint before step 1 failed, nothing was trained: {}",
+                            error.what()));
+  }
+}
+
+void Saver::save(int64_t step, const SaveContent& content, bool now) {
+  finish();
+  const Clock::time_point begin = Clock::now();
+  const Planned& what = planned(content);
+  SaveJob job = make_job(step, content, what);
+  const auto items = make_items(what, options_.async != AsyncMode::kDisabled && !now);
+  mover_.prepare();
+  // The pool may be missing on some ranks and there on others: each writes what it has, in the same
+  // exchanges.
+  if (options_.async == AsyncMode::kDisabled || now) {
+    run(job, *items);
+    ++counters_.saves;
+  } else {
+    under_way_ = std::make_unique<UnderWay>();
+    under_way_->items = items;
+    under_way_->done = std::async(std::launch::async, [this, job = std::move(job), save = under_way_.get()] {
+      try {
+        if (save->items->has_pool()) {
+          save->items->stage();
+          save->staged.set_value();
+        }
+        run(job, *save->items);
+        if (!save->items->has_pool()) save->staged.set_value();
+        save->state = UnderWay::State::kDone;
+      } catch (...) {
+        try {
+          save->staged.set_value();
+        } catch (const std::future_error&) {  // it was
+        }
+        save->state = UnderWay::State::kFailed;
+        throw;
+      }
+    });
+    if (options_.async == AsyncMode::kAsync) under_way_->staging.wait();
+  }
+  counters_.stall_seconds = seconds_since(begin);
+}
+
+void Saver::join_staging() {
+  if (!under_way_) return;
+  const Clock::time_point begin = Clock::now();
+  under_way_->staging.wait();
+  counters_.stall_seconds += seconds_since(begin);
+}
+
+bool Saver::ended() const {
+  return under_way_ && under_way_->state != UnderWay::State::kRunning;
+}
+bool Saver::failed() const {
+  return under_way_ && under_way_->state == UnderWay::State::kFailed;
+}
+
+void Saver::finish() {
+  if (!under_way_) return;
+  const std::unique_ptr<UnderWay> save = std::move(under_way_);
+  save->done.get();
+  ++counters_.saves;
+}
+
+}  // namespace hyperion

@@ -1,0 +1,116 @@
+// Saves the state of a job, at once or while training goes on. One save at a time: its data are copied to a
+// pool that was allocated once (or read where they are, when training waits), a thread writes and commits
+// them.
+//
+// All calls are for the training thread, in the same order on every rank. The thread of a save has a
+// coordinator of its own, so that its exchanges never mix with the collectives of training.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <future>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/save_job.h"
+#include "checkpoint/state.h"
+
+namespace hyperion {
+
+enum class AsyncMode {
+  kDisabled,    // save() returns when the checkpoint is durable
+  kAsync,       // ... when its data have been copied
+  kOverlapped,  // ... at once; the copy must be joined before anything changes the state (join_staging)
+};
+
+struct SaverOptions {
+  std::filesystem::path folder;  // of the step-N folders
+  Writers writers = Writers::kAll;
+  AsyncMode async = AsyncMode::kDisabled;
+  int64_t keep_latest = 0;  // 0: all
+  int ranks_per_node = 1;
+  std::map<std::string, std::string> facts{};  // go into every manifest: versions, configuration's hash
+};
+
+// What a save holds.
+struct SaveContent {
+  std::string kind = "full";
+  std::function<bool(const std::string& key)> wanted{};  // which tensors and objects; empty: all
+  std::optional<Dtype> model_dtype{};                    // floating-point tensors are written in it
+};
+
+class Saver {
+ public:
+  // Components and what their tensors point at must outlive the saver. Collective.
+  Saver(SaverOptions options, std::vector<StateComponent*> components, Coordinator& ranks,
+        MemoryMover& mover);
+  ~Saver();  // waits for a save under way; its failure is logged
+  Saver(const Saver&) = delete;
+  Saver& operator=(const Saver&) = delete;
+
+  // A save of everything, written, committed, read back from disk and compared; `keep`: it stays as
+  // step-<step>, else it goes to a temporary name and is removed. `probe`: of the smallest tensor only. Warms
+  // what later saves use. Throws Error(kPreCheckpoint).
+  SaveReport validate(int64_t step, bool keep, bool probe = false);
+
+  // Saves `step`. Waits for the save before it. Synchronous in mode kDisabled or when `now`.
+  void save(int64_t step, const SaveContent& content = {}, bool now = false);
+
+  // Returns when nothing reads the live state any more. Call before the state changes.
+  void join_staging();
+  // Whether a save has ended since, well or badly: finish() will not wait long.
+  bool ended() const;
+  bool failed() const;  // it has ended, badly
+  // Waits for the save under way, if any. Throws Error(kSaveFailed) or Error(kCommunication) when it failed.
+  void finish();
+
+  // Called with the report of each durable save; on the thread of the save.
+  std::function<void(const SaveReport&)> on_durable;
+
+  struct Counters {
+    int64_t saves = 0, plans = 0, state_builds = 0;
+    uint64_t pool_bytes = 0;
+    double stall_seconds = 0;  // of the last save: in save() and join_staging()
+  };
+  const Counters& counters() const { return counters_; }
+  CheckpointFolder& folder() { return folder_; }
+  const std::vector<TensorState>& tensors() { return refresh_tensors(), tensors_; }
+
+ private:
+  struct Planned {
+    std::vector<TensorState> tensors;  // those it holds
+    SaveLayout layout;
+    uint64_t fingerprint = 0;
+    SavePlan plan;
+  };
+  struct UnderWay;  // the save that a thread works on
+  class Items;
+  void refresh_tensors();
+  const Planned& planned(const SaveContent& content);
+  Planned make_plan(const SaveContent& content);
+  SaveJob make_job(int64_t step, const SaveContent& content, const Planned& planned);
+  std::shared_ptr<Items> make_items(const Planned& planned, bool staged);
+  SaveReport run(const SaveJob& job, Items& items);
+  void tidy(const SaveReport& report);
+
+  SaverOptions options_;
+  std::vector<StateComponent*> components_;
+  Coordinator& ranks_;
+  MemoryMover& mover_;
+  CheckpointFolder folder_;
+  std::vector<TensorState> tensors_;
+  std::vector<int64_t> versions_;   // of the components' layouts that tensors_ shows
+  std::optional<Planned> full_;     // the plan of a save of everything: made once
+  std::optional<Planned> partial_;  // the last other one
+  std::string run_id_;
+  int64_t next_id_ = 0;
+  std::shared_ptr<std::byte> pool_;
+  uint64_t pool_size_ = 0;
+  std::unique_ptr<UnderWay> under_way_;
+  Counters counters_;
+};
+
+}  // namespace hyperion

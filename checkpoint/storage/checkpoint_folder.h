@@ -1,0 +1,91 @@
+// The folder that holds a run's checkpoints, each in a folder step-N. A checkpoint is visible or absent,
+// never half: it is written under a temporary name, flushed, and renamed.
+//
+//   step-<N>         a checkpoint, once it is there
+//   .incoming-<id>   one that is being written
+//   .trash-<id>      one that is being removed
+//   .lock            of the run that writes here
+//
+// Nothing else in the folder is ever touched.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "checkpoint/storage/folder_lock.h"
+#include "checkpoint/storage/manifest.h"
+
+namespace hyperion {
+
+// N of "step-N": digits without a leading zero, nothing before or after them.
+std::optional<int64_t> step_of_name(std::string_view name);
+
+// A folder named step-N.
+struct FoundCheckpoint {
+  int64_t step = 0;
+  std::filesystem::path path;
+  std::optional<Manifest> manifest;  // nothing for checkpoints of other programs
+  std::string kind;                  // the manifest's; "foreign" (.metadata) or "safetensors" without one
+  std::string why_not;               // why it cannot be used; empty when the cheap check passed
+  bool complete() const { return why_not.empty(); }
+};
+
+// The save id inside a checkpoint's .metadata, empty when it has none. It may throw Error(kBadData).
+using SaveIdReader = std::function<std::string(const std::filesystem::path& folder)>;
+
+// Manifest, its step, the names and sizes of all files, and (with a reader) the save id; no content is read.
+// Fills all fields but `path` and `step`.
+FoundCheckpoint cheap_check(const std::filesystem::path& folder, int64_t step,
+                            const SaveIdReader& save_id = {});
+// Files in the folder that its manifest does not list: they are ignored, and named in a note.
+std::vector<std::string> extra_files(const std::filesystem::path& folder, const Manifest& manifest);
+
+// Which checkpoints stay. Those of other programs and those that are not complete are neither counted nor
+// removed; a "seed" stays. Beside them stay the newest `keep` (all for 0), the newest one that holds
+// everything, and `newest`, which counts as the newest one whatever its number. A "pre-checkpoint" does not
+// count, and goes when a "full" one with a higher step is there.
+struct PurgeRule {
+  int64_t keep = 0;
+  int64_t newest = -1;                                    // the step that was just saved, or -1
+  std::function<bool(const FoundCheckpoint&)> protect{};  // others that stay
+};
+// The steps to remove, ascending. Pure.
+std::vector<int64_t> steps_to_purge(const std::vector<FoundCheckpoint>& found, const PurgeRule& rule);
+
+// Failures of a save are Error(kSaveFailed) with path and errno. One thread at a time.
+class CheckpointFolder {
+ public:
+  explicit CheckpointFolder(std::filesystem::path folder) : folder_(std::move(folder)) {}
+  const std::filesystem::path& path() const { return folder_; }
+  std::filesystem::path step_path(int64_t step) const;
+  std::filesystem::path incoming(const std::string& save_id) const;
+
+  // All folders named step-N, by step; symbolic links and files are passed over. Empty when the folder does
+  // not exist. Needs no lock.
+  std::vector<FoundCheckpoint> scan(const SaveIdReader& save_id = {}) const;
+
+  // Makes incoming(save_id), by every rank of the save; the coordinator makes its name durable.
+  std::filesystem::path begin(const std::string& save_id, bool coordinator) const;
+  // By the coordinator, when every file in `incoming` is on disk: flushes the folder, gives it the name
+  // step-N and flushes that. A folder that had the name is exchanged and removed; on failure it has it still.
+  void commit(const std::filesystem::path& incoming, int64_t step) const;
+  // Removes what a failed save left, so that its space is free again. Failures are warnings.
+  void abandon(const std::filesystem::path& incoming) const noexcept;
+  // Removes a checkpoint: it loses its name first. Failures are warnings.
+  void discard(const std::filesystem::path& checkpoint) const noexcept;
+  // Removes what `rule` does not keep and returns those steps. Failures are warnings.
+  std::vector<int64_t> purge(const PurgeRule& rule) const;
+  // At the start of a run: removes what runs that died left under temporary names. Returns how many.
+  int clean_leftovers(const FolderLock& lock) const;
+
+ private:
+  void remove_checkpoint(const std::filesystem::path& checkpoint, bool purging) const;
+  std::filesystem::path folder_;
+};
+
+}  // namespace hyperion

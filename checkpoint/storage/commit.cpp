@@ -1,0 +1,94 @@
+// How a checkpoint comes into being: begin() and commit().
+#include <cerrno>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/durable.h"
+#include "base/error.h"
+#include "base/failpoint.h"
+#include "checkpoint/storage/checkpoint_folder.h"
+
+namespace hyperion {
+namespace fs = std::filesystem;
+namespace {
+
+[[noreturn]] void fail(const fs::path& path, std::string_view what, int error) {
+  throw Error(ExitCode::kSaveFailed, fmt::format("{}: {}: {}", printable(path), what, errno_text(error)));
+}
+
+void sync_file(const fs::path& path) {
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  if (!file && errno == ENOENT) return;
+  if (!file || ::fsync(file.get()) != 0) fail(path, "cannot be flushed to disk", errno);
+  durable_step("fsync", path);
+}
+
+bool is_unsupported(int error) {
+  return error == EINVAL || error == ENOSYS || error == ENOTSUP;
+}
+
+// Gives `from` the name `to`. What had it is then under the name `from`, or, where the file system cannot
+// exchange names, under `aside`. Returns the path of the old one, empty when there was none.
+fs::path take_name(const fs::path& from, const fs::path& to, const fs::path& aside) {
+  struct stat info {};
+  const bool exists = ::lstat(to.c_str(), &info) == 0;
+  if (exists && !S_ISDIR(info.st_mode))
+    throw Error(
+        ExitCode::kSaveFailed,
+        fmt::format("{}: exists and is no folder, so that no checkpoint can have this name; move it away",
+                    printable(to)));
+  int error = rename_entry(from, to, exists ? RenameMode::kExchange : RenameMode::kNoReplace);
+  if (error == 0) return exists ? from : fs::path();
+  if (!is_unsupported(error)) fail(to, "the checkpoint cannot get its name", error);
+  if (exists && (error = rename_entry(to, aside, RenameMode::kReplace)) != 0)
+    fail(to, "the older checkpoint cannot be moved aside", error);
+  if ((error = rename_entry(from, to, RenameMode::kReplace)) != 0) {
+    if (exists) rename_entry(aside, to, RenameMode::kReplace);
+    fail(to, "the checkpoint cannot get its name", error);
+  }
+  return exists ? aside : fs::path();
+}
+
+// Undoes take_name(), as far as possible.
+void give_back(const fs::path& from, const fs::path& to, const fs::path& old) {
+  if (old == from && rename_entry(from, to, RenameMode::kExchange) == 0) return;
+  rename_entry(to, from, RenameMode::kReplace);
+  if (!old.empty() && old != from) rename_entry(old, to, RenameMode::kReplace);
+}
+
+}  // namespace
+
+fs::path CheckpointFolder::begin(const std::string& save_id, bool coordinator) const {
+  const fs::path path = incoming(save_id);
+  make_folders(folder_);
+  if (::mkdir(path.c_str(), 0777) != 0 && errno != EEXIST)
+    fail(path, "the folder of the save cannot be made", errno);
+  struct stat info {};
+  if (::lstat(path.c_str(), &info) != 0 || !S_ISDIR(info.st_mode)) fail(path, "is no folder", ENOTDIR);
+  durable_step("mkdir", path);
+  if (coordinator) sync_folder(folder_);
+  return path;
+}
+
+void CheckpointFolder::commit(const fs::path& incoming, int64_t step) const {
+  failpoint("ckpt.before_commit");
+  sync_file(incoming / ".metadata");
+  sync_file(incoming / kManifestFile);
+  sync_folder(incoming);
+  const fs::path to = step_path(step);
+  // Not a name that a rename of the same save could meet, nor one that looks like a checkpoint.
+  const fs::path aside = folder_ / fmt::format(".trash-replaced-{}-{}", step, incoming.filename().native());
+  const fs::path old = take_name(incoming, to, aside);
+  try {
+    sync_folder(folder_);
+  } catch (const Error&) {  // not known to be on disk: then it shall not be seen either
+    give_back(incoming, to, old);
+    throw;
+  }
+  failpoint("ckpt.after_commit");
+  if (!old.empty()) discard(old);
+}
+
+}  // namespace hyperion

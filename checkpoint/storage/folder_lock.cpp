@@ -1,0 +1,162 @@
+#include "checkpoint/storage/folder_lock.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <ctime>
+#include <fstream>
+
+#include <fcntl.h>
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <sys/statfs.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "base/json.h"
+#include "base/log.h"
+
+namespace hyperion {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr const char* kLockFile = ".lock";
+constexpr size_t kMaxLockBytes = 4096;
+
+std::string host_name() {
+  char name[256] = {};
+  return ::gethostname(name, sizeof name - 1) == 0 ? name : "unknown host";
+}
+
+// Field 22 of /proc/PID/stat; 0 when there is no such process. The second field is a name in parentheses,
+// which may hold anything.
+int64_t start_ticks_of(int64_t pid) {
+  std::ifstream file(fmt::format("/proc/{}/stat", pid));
+  std::string line;
+  std::getline(file, line);
+  size_t at = line.rfind(')');
+  for (int field = 2; field < 22 && at != line.npos; ++field) at = line.find(' ', at + 1);
+  return at == line.npos ? 0 : std::atoll(line.c_str() + at);
+}
+
+bool runs(const LockOwner& owner) {
+  return owner.start_ticks != 0 && start_ticks_of(owner.pid) == owner.start_ticks;
+}
+
+// Lustre, BeeGFS, GPFS, SMB and FUSE file systems may keep flock() to one host, depending on how they are
+// mounted. On local disks there is one host; NFS and Ceph pass locks on to the server.
+bool locks_reach_other_hosts(int fd) {
+  constexpr std::array<uint32_t, 6> kMayNot = {0x0bd00bd0, 0x19830326, 0x47504653,
+                                               0xff534d42, 0xfe534d42, 0x65735546};
+  struct statfs info {};
+  if (::fstatfs(fd, &info) != 0) return false;
+  return std::ranges::find(kMayNot, static_cast<uint32_t>(info.f_type)) == kMayNot.end();
+}
+
+std::string read_small(int fd) {
+  std::string text(kMaxLockBytes, '\0');
+  const ssize_t n = ::pread(fd, text.data(), text.size(), 0);
+  text.resize(static_cast<size_t>(std::max<ssize_t>(n, 0)));
+  return text;
+}
+
+std::string describe(const LockOwner& owner) {
+  return fmt::format("process {} on host {:.200} (since {:%Y-%m-%d %H:%M:%S} UTC)", owner.pid, owner.host,
+                     fmt::gmtime(static_cast<std::time_t>(owner.unix_time)));
+}
+
+}  // namespace
+
+LockOwner this_process() {
+  LockOwner self;
+  self.host = host_name();
+  self.pid = ::getpid();
+  self.unix_time = std::time(nullptr);
+  self.start_ticks = start_ticks_of(self.pid);
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> self.boot_id;
+  const char* job = std::getenv("SLURM_JOB_ID");
+  if (job != nullptr) self.job = job;
+  return self;
+}
+
+std::string to_json(const LockOwner& owner) {
+  const nlohmann::json json = {{"host", owner.host},           {"pid", owner.pid},
+                               {"unix_time", owner.unix_time}, {"start_ticks", owner.start_ticks},
+                               {"boot_id", owner.boot_id},     {"job", owner.job}};
+  return json.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+}
+
+std::optional<LockOwner> lock_owner_from_json(std::string_view text) {
+  const nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) return {};
+  LockOwner owner;
+  const auto text_at = [&](const char* key, std::string& value) {
+    const auto found = json.find(key);
+    if (found == json.end() || !found->is_string()) return false;
+    value = found->get<std::string>();
+    return true;
+  };
+  const auto number_at = [&](const char* key, int64_t& value) {
+    const auto found = json.find(key);
+    if (found == json.end() || !found->is_number_integer()) return false;
+    value = found->get<int64_t>();
+    return value >= 0 && value < int64_t{1} << 37;  // a date that has a year of four digits
+  };
+  const bool whole = text_at("host", owner.host) && number_at("pid", owner.pid) &&
+                     number_at("unix_time", owner.unix_time) && number_at("start_ticks", owner.start_ticks) &&
+                     text_at("boot_id", owner.boot_id) && text_at("job", owner.job);
+  return whole ? std::optional(owner) : std::nullopt;
+}
+
+std::string why_not_stale(const LockOwner& owner, const LockOwner& self, bool owner_runs,
+                          bool locks_reach_other_hosts) {
+  if (owner.host == self.host && owner.boot_id != self.boot_id) return {};  // the host was started anew since
+  if (owner.host == self.host) return owner_runs ? "that process runs" : "";
+  if (!owner.job.empty() && owner.job == self.job)
+    return {};  // the batch system ended it before it started us
+  if (locks_reach_other_hosts) return {};
+  return "this file system does not tell whether a process on another host holds a lock";
+}
+
+FolderLock::FolderLock(const fs::path& folder) : folder_(folder) {
+  make_folders(folder);
+  const fs::path path = folder / kLockFile;
+  file_ = Descriptor(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666));
+  if (!file_)
+    throw Error(ExitCode::kSaveFailed,
+                fmt::format("{}: the folder's lock cannot be made: {}", printable(path), errno_text(errno)));
+  const bool locked = ::flock(file_.get(), LOCK_EX | LOCK_NB) == 0;
+  const int error = errno;
+  const std::optional<LockOwner> owner = lock_owner_from_json(read_small(file_.get()));
+  if (!locked && error != EWOULDBLOCK) {
+    log_warning("{}: this file system knows no locks ({}): that no other run writes here is not checked",
+                printable(path), errno_text(error));
+  } else if (!locked) {
+    throw_config(
+        "{}: another run writes checkpoints here: {}; stop it, or give this run another checkpoint folder",
+        printable(folder), owner ? describe(*owner) : "a process that has not yet said which");
+  }
+  const LockOwner self = this_process();
+  if (owner) {
+    const std::string doubt = why_not_stale(*owner, self, runs(*owner), locks_reach_other_hosts(file_.get()));
+    if (!doubt.empty())
+      throw_config("{}: {} was writing checkpoints here, and {}; if it is gone, remove {} and start again",
+                   printable(folder), describe(*owner), doubt, printable(path));
+    log_info("{}: {} ended without giving up the folder; this run takes it over", printable(folder),
+             describe(*owner));
+  }
+  const std::string text = to_json(self);
+  if (::ftruncate(file_.get(), 0) != 0 || ::pwrite(file_.get(), text.data(), text.size(), 0) < 0)
+    throw Error(ExitCode::kSaveFailed, fmt::format("{}: the folder's lock cannot be written: {}",
+                                                   printable(path), errno_text(errno)));
+}
+
+FolderLock::~FolderLock() {
+  if (file_ && ::ftruncate(file_.get(), 0) != 0)  // an owner that ended in order leaves no name
+    log_warning("{}: the folder's lock cannot be cleared: {}", printable(folder_), errno_text(errno));
+}
+
+}  // namespace hyperion

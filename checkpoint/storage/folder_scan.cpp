@@ -1,0 +1,135 @@
+// What is in the folder, without changing it.
+#include <algorithm>
+#include <charconv>
+#include <set>
+#include <system_error>
+
+#include <sys/stat.h>
+
+#include "base/durable.h"
+#include "base/error.h"
+#include "checkpoint/storage/checkpoint_folder.h"
+
+namespace hyperion {
+namespace fs = std::filesystem;
+namespace {
+
+bool is_file(const fs::path& path) {
+  struct stat info {};
+  return ::lstat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode);
+}
+
+bool has_safetensors(const fs::path& folder) {
+  if (is_file(folder / "model.safetensors.index.json")) return true;
+  std::error_code error;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error))
+    if (it->path().extension() == ".safetensors" && is_file(it->path())) return true;
+  return false;
+}
+
+void check(FoundCheckpoint& found, const fs::path& folder, int64_t step, const SaveIdReader& save_id) {
+  const bool dcp = is_file(folder / ".metadata");
+  found.kind = dcp ? "foreign" : "safetensors";
+  if (!dcp && !has_safetensors(folder))
+    throw_data("{}: has no .metadata and no *.safetensors: it is no checkpoint", printable(folder));
+  std::error_code error;
+  if (fs::symlink_status(folder / kManifestFile, error).type() == fs::file_type::not_found) return;
+  found.kind = "damaged";
+  found.manifest = read_manifest(folder);
+  found.kind = found.manifest->kind;
+  if (found.manifest->step != step)
+    throw_data("{}: its manifest is of step {}: the folder was renamed or its files were swapped",
+               printable(folder), found.manifest->step);
+  check_sizes(folder, *found.manifest);
+  if (!save_id || !dcp) return;
+  const std::string id = save_id(folder);
+  if (id != found.manifest->save_id)
+    throw_data("{}: {} belongs to save {}, .metadata to save {}: files of two saves are mixed",
+               printable(folder), kManifestFile, found.manifest->save_id, id);
+}
+
+bool holds_everything(const FoundCheckpoint& found) {
+  return found.kind == "full" || found.kind == "pre-checkpoint";
+}
+
+}  // namespace
+
+std::optional<int64_t> step_of_name(std::string_view name) {
+  constexpr std::string_view kPrefix = "step-";
+  if (!name.starts_with(kPrefix)) return {};
+  const std::string_view digits = name.substr(kPrefix.size());
+  int64_t step = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), step);
+  const bool exact =
+      error == std::errc() && end == digits.data() + digits.size() && digits == std::to_string(step);
+  return exact && step >= 0 ? std::optional(step) : std::nullopt;
+}
+
+FoundCheckpoint cheap_check(const fs::path& folder, int64_t step, const SaveIdReader& save_id) {
+  FoundCheckpoint found;
+  found.step = step;
+  found.path = folder;
+  try {
+    check(found, folder, step, save_id);
+  } catch (const Error& error) {
+    found.why_not = error.what();
+  }
+  return found;
+}
+
+std::vector<std::string> extra_files(const fs::path& folder, const Manifest& manifest) {
+  std::set<std::string> known = {kManifestFile};
+  for (const FileRecord& record : manifest.files) known.insert(record.name);
+  std::vector<std::string> extra;
+  std::error_code error;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error))
+    if (!known.contains(it->path().filename().native())) extra.push_back(printable(it->path().filename()));
+  std::ranges::sort(extra);
+  return extra;
+}
+
+std::vector<FoundCheckpoint> CheckpointFolder::scan(const SaveIdReader& save_id) const {
+  std::vector<FoundCheckpoint> found;
+  std::error_code error;
+  fs::directory_iterator it(folder_, error);
+  if (error == std::errc::no_such_file_or_directory) return found;
+  for (const fs::directory_iterator end; !error && it != end; it.increment(error)) {
+    const std::optional<int64_t> step = step_of_name(it->path().filename().native());
+    struct stat info {};
+    if (!step || ::lstat(it->path().c_str(), &info) != 0 || !S_ISDIR(info.st_mode)) continue;
+    found.push_back(cheap_check(it->path(), *step, save_id));
+  }
+  if (error) throw_data("{}: cannot be listed: {}", printable(folder_), errno_text(error.value()));
+  std::ranges::sort(found, {}, &FoundCheckpoint::step);
+  return found;
+}
+
+std::vector<int64_t> steps_to_purge(const std::vector<FoundCheckpoint>& found, const PurgeRule& rule) {
+  std::vector<const FoundCheckpoint*> ours;  // the newest first
+  for (const FoundCheckpoint& one : found)
+    if (one.complete() && one.manifest && one.kind != "seed") ours.push_back(&one);
+  std::ranges::sort(ours, [&](const FoundCheckpoint* a, const FoundCheckpoint* b) {
+    return std::pair(a->step == rule.newest, a->step) > std::pair(b->step == rule.newest, b->step);
+  });
+  const auto newest_whole =
+      std::ranges::find_if(ours, [](const auto* one) { return holds_everything(*one); });
+  int64_t newest_full = -1;
+  for (const FoundCheckpoint* one : ours)
+    if (one->kind == "full") newest_full = std::max(newest_full, one->step);
+
+  std::vector<int64_t> steps;
+  int64_t counted = 0;
+  for (auto one = ours.begin(); one != ours.end(); ++one) {
+    const FoundCheckpoint& candidate = **one;
+    const bool kept = candidate.kind == "pre-checkpoint" ? candidate.step >= newest_full
+                                                         : rule.keep <= 0 || counted++ < rule.keep;
+    if (kept || one == newest_whole || candidate.step == rule.newest ||
+        (rule.protect && rule.protect(candidate)))
+      continue;
+    steps.push_back(candidate.step);
+  }
+  std::ranges::sort(steps);
+  return steps;
+}
+
+}  // namespace hyperion

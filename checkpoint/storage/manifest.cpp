@@ -1,0 +1,209 @@
+#include "checkpoint/storage/manifest.h"
+
+#include <bit>
+#include <cerrno>
+#include <charconv>
+#include <set>
+
+#include <fmt/format.h>
+#include <sys/stat.h>
+
+#include "base/durable.h"
+#include "base/error.h"
+#include "base/files.h"
+#include "base/hash.h"
+#include "base/json.h"
+
+namespace hyperion {
+namespace fs = std::filesystem;
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr size_t kMaxFiles = 1'000'000;
+constexpr size_t kMaxTextBytes = size_t{512} << 20;
+constexpr int64_t kMaxInteger = int64_t{1} << 53;  // what every JSON reader can hold
+constexpr std::string_view kTail = "\"\n}\n";      // after the checksum's digits
+static_assert(std::endian::native == std::endian::little, "block hashes are hashed as they lie in memory");
+
+// Reads fields of one object, with messages that say where.
+class Fields {
+ public:
+  Fields(const Json& json, std::string where) : json_(json), where_(std::move(where)) {
+    if (!json_.is_object()) throw_data("{} is not an object", where_);
+  }
+  const Json& at(const char* key) const {
+    const auto found = json_.find(key);
+    if (found == json_.end()) throw_data("{} has no \"{}\"", where_, key);
+    return *found;
+  }
+  int64_t integer(const char* key, int64_t least, int64_t most = kMaxInteger) const {
+    const Json& value = at(key);
+    const bool fits = value.is_number_unsigned() ? value.get<uint64_t>() <= static_cast<uint64_t>(most)
+                                                 : value.is_number_integer() && value.get<int64_t>() <= most;
+    if (!fits || value.get<int64_t>() < least)
+      throw_data("{}: \"{}\" is {:.50}, expected a whole number from {} to {}", where_, key, value.dump(),
+                 least, most);
+    return value.get<int64_t>();
+  }
+  const std::string& text(const char* key) const {
+    const Json& value = at(key);
+    if (!value.is_string()) throw_data("{}: \"{}\" is not a string", where_, key);
+    return value.get_ref<const std::string&>();
+  }
+
+ private:
+  const Json& json_;
+  std::string where_;
+};
+
+std::string hex(uint64_t value) {
+  return fmt::format("{:016x}", value);
+}
+
+uint64_t from_hex(std::string_view digits, const std::string& where) {
+  uint64_t value = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value, 16);
+  if (digits.size() != 16 || error != std::errc() || end != digits.data() + digits.size() ||
+      hex(value) != digits)
+    throw_data("{}: \"{:.40}\" is not a hash of 16 hexadecimal digits", where, digits);
+  return value;
+}
+
+Json record_to_json(const FileRecord& record) {
+  std::string blocks;
+  blocks.reserve(record.blocks.size() * 16);
+  for (const uint64_t block : record.blocks) blocks += hex(block);
+  return {{"name", record.name},
+          {"bytes", record.bytes},
+          {"checksum", hex(record.checksum())},
+          {"blocks", blocks}};
+}
+
+FileRecord record_from_json(const Json& json, const std::string& where) {
+  const Fields fields(json, where);
+  FileRecord record;
+  record.name = fields.text("name");
+  if (!is_plain_name(record.name))
+    throw_data("{}: \"{:.100}\" is not the name of a file", where, printable(record.name));
+  record.bytes = static_cast<uint64_t>(fields.integer("bytes", 0));
+  const std::string& blocks = fields.text("blocks");
+  const uint64_t expected = (record.bytes + kBlockBytes - 1) / kBlockBytes;
+  if (blocks.size() % 16 != 0 || blocks.size() / 16 != expected)
+    throw_data("{}: file {} of {} bytes has {} block hashes, expected {}", where, record.name, record.bytes,
+               blocks.size() / 16, expected);
+  record.blocks.reserve(expected);
+  for (size_t at = 0; at < blocks.size(); at += 16)
+    record.blocks.push_back(from_hex(std::string_view(blocks).substr(at, 16), where));
+  if (from_hex(fields.text("checksum"), where) != record.checksum())
+    throw_data("{}: the checksum of file {} does not belong to its blocks", where, record.name);
+  return record;
+}
+
+void check_version(const Fields& fields, const std::string& name) {
+  const int64_t version = fields.integer("format_version", 1);
+  if (version > kManifestVersion)
+    throw_data(
+        "{}: has format version {}, this program reads versions up to {}: load the checkpoint with the newer "
+        "program "
+        "that wrote it",
+        name, version, kManifestVersion);
+}
+
+// The digits are the last thing but kTail, and cover everything before them.
+void check_own_checksum(std::string_view text, const Fields& fields, const std::string& name) {
+  const size_t tail = 16 + kTail.size();
+  const bool fits = text.size() > tail && text.ends_with(kTail) &&
+                    text.substr(text.size() - tail, 16) == fields.text("checksum") &&
+                    hex(hash_text(text.substr(0, text.size() - tail))) == fields.text("checksum");
+  if (!fits) throw_data("{}: is damaged: its content does not have the checksum it ends with", name);
+}
+
+}  // namespace
+
+uint64_t FileRecord::checksum() const {
+  return hash_bytes(blocks.data(), blocks.size() * sizeof(uint64_t));
+}
+
+bool is_plain_name(std::string_view name) {
+  return !name.empty() && name.size() <= 255 && name != "." && name != ".." && name.find('/') == name.npos &&
+         name.find('\0') == name.npos;
+}
+
+std::string to_json(const FileRecord& record) {
+  return record_to_json(record).dump();
+}
+
+FileRecord file_record_from_json(std::string_view text) {
+  return record_from_json(parse_json(text, "file record", 4), "file record");
+}
+
+std::string to_json(const Manifest& manifest) {
+  Json json = {{"format_version", manifest.format_version},
+               {"save_id", manifest.save_id},
+               {"step", manifest.step},
+               {"world_size", manifest.world_size},
+               {"kind", manifest.kind},
+               {"config_hash", manifest.config_hash},
+               {"writer", manifest.writer},
+               {"unix_time", manifest.unix_time},
+               {"block_bytes", kBlockBytes},
+               {"facts", manifest.facts},
+               {"files", Json::array()}};
+  for (const FileRecord& record : manifest.files) json["files"].push_back(record_to_json(record));
+  std::string text = json.dump(1, ' ', false, Json::error_handler_t::replace);  // facts may be any bytes
+  text.resize(text.size() - 2);                                                 // "\n}"
+  text += ",\n \"checksum\": \"";
+  text += hex(hash_text(text));
+  return text += kTail;
+}
+
+Manifest manifest_from_json(std::string_view text, const std::string& name) {
+  const Json json = parse_json(text, name, 8);
+  const Fields fields(json, name);
+  check_version(fields, name);
+  check_own_checksum(text, fields, name);
+  Manifest manifest;
+  manifest.save_id = fields.text("save_id");
+  manifest.step = fields.integer("step", 0);
+  manifest.world_size = static_cast<int>(fields.integer("world_size", 1, 10'000'000));
+  manifest.kind = fields.text("kind");
+  manifest.config_hash = fields.text("config_hash");
+  manifest.writer = fields.text("writer");
+  manifest.unix_time = fields.integer("unix_time", -kMaxInteger);
+  fields.integer("block_bytes", kBlockBytes, kBlockBytes);
+  const Json& facts = fields.at("facts");
+  const Fields each_fact(facts, name + ": facts");
+  for (const auto& [key, value] : facts.items()) manifest.facts[key] = each_fact.text(key.c_str());
+  const Json& files = fields.at("files");
+  if (!files.is_array() || files.size() > kMaxFiles)
+    throw_data("{}: \"files\" is not a list of at most {} files", name, kMaxFiles);
+  std::set<std::string> names;
+  for (const Json& file : files) {
+    manifest.files.push_back(record_from_json(file, name));
+    if (!names.insert(manifest.files.back().name).second)
+      throw_data("{}: lists file {} twice", name, printable(manifest.files.back().name));
+  }
+  return manifest;
+}
+
+Manifest read_manifest(const fs::path& folder) {
+  const fs::path path = folder / kManifestFile;
+  return manifest_from_json(read_file(path, kMaxTextBytes), printable(path));
+}
+
+void check_sizes(const fs::path& folder, const Manifest& manifest) {
+  for (const FileRecord& record : manifest.files) {
+    const fs::path path = folder / record.name;
+    struct stat info {};
+    if (::lstat(path.c_str(), &info) != 0)
+      throw_data("{}: is missing or cannot be read: {}; the checkpoint is incomplete", printable(path),
+                 errno_text(errno));
+    if (!S_ISREG(info.st_mode)) throw_data("{}: is not a regular file", printable(path));
+    if (static_cast<uint64_t>(info.st_size) != record.bytes)
+      throw_data("{}: has {} bytes, {} were written: the file was truncated or replaced", printable(path),
+                 info.st_size, record.bytes);
+  }
+}
+
+}  // namespace hyperion

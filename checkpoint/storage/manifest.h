@@ -1,0 +1,58 @@
+// hyperion.json, beside .metadata: what a checkpoint is (step, kind, who wrote it) and every file's size and
+// checksums, so that what is read can be compared with what was written.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace hyperion {
+
+constexpr const char* kManifestFile = "hyperion.json";
+constexpr int kManifestVersion = 1;
+// Files are hashed in blocks of this size, so that a rank can verify just the ranges it reads.
+constexpr uint64_t kBlockBytes = uint64_t{4} << 20;
+
+struct FileRecord {
+  std::string name;  // one path component
+  uint64_t bytes = 0;
+  std::vector<uint64_t> blocks;  // XXH3-64 of each block; the last one may be short; none for an empty file
+  bool operator==(const FileRecord&) const = default;
+  uint64_t checksum() const;  // XXH3-64 of the blocks' hashes, little-endian, one after another
+};
+
+struct Manifest {
+  int format_version = kManifestVersion;
+  std::string save_id;  // also in .metadata
+  int64_t step = 0;
+  int world_size = 1;
+  std::string kind;         // "full", "model", "seed", "pre-checkpoint"
+  std::string config_hash;  // of the resolved configuration
+  std::string writer;       // program and version
+  int64_t unix_time = 0;
+  std::map<std::string, std::string> facts;
+  std::vector<FileRecord> files;  // all but hyperion.json itself
+};
+
+// The text ends with a checksum of everything before it: no changed bit goes unnoticed.
+std::string to_json(const Manifest& manifest);
+// `name` stands in messages. Throws Error(kBadData) for a text that is damaged, hostile, or of a newer
+// format.
+Manifest manifest_from_json(std::string_view text, const std::string& name = kManifestFile);
+
+std::string to_json(const FileRecord& record);
+FileRecord file_record_from_json(std::string_view text);
+
+// A name that stays in its folder: one path component, at most 255 bytes.
+bool is_plain_name(std::string_view name);
+
+// Of a checkpoint's folder. Throws Error(kBadData).
+Manifest read_manifest(const std::filesystem::path& folder);
+// Every file is a regular file of its recorded size. Throws Error(kBadData) naming the first that is not,
+// with both sizes.
+void check_sizes(const std::filesystem::path& folder, const Manifest& manifest);
+
+}  // namespace hyperion

@@ -1,0 +1,68 @@
+// Writes one file of a checkpoint, durably and with the checksums of its blocks.
+//
+// Bytes are copied into one of two aligned blocks and hashed there, while they are in the cache; a thread
+// writes the other block past the page cache (O_DIRECT). So the disk works from the first block on, nothing
+// is left for fsync to do, no page of the cache is spent, and a byte that changes after the hash is found
+// when the file is read. Where direct output is not to be had, writes are buffered and their write-back is
+// started at once.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <filesystem>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "base/durable.h"
+#include "checkpoint/storage/block_buffer.h"
+#include "checkpoint/storage/manifest.h"
+
+namespace hyperion {
+
+// For one thread at a time. Every failure is an Error(kSaveFailed) that names the rank, the path, the byte
+// and the errno; the file is of no use after it.
+class ShardWriter {
+ public:
+  // Makes the file, which must not exist. `rank` is for messages.
+  ShardWriter(const std::filesystem::path& folder, const std::string& name, int rank);
+  ~ShardWriter();  // without close(): what was written stays, unfinished
+  ShardWriter(const ShardWriter&) = delete;
+  ShardWriter& operator=(const ShardWriter&) = delete;
+
+  void append(const void* data, uint64_t bytes);
+  uint64_t position() const { return record_.bytes; }
+  // All bytes are on disk when it returns; the folder's entry is not, see sync_folder().
+  FileRecord close();
+
+ private:
+  void hash_block();
+  void hand_over();
+  void wait_for_thread();
+  void stop_thread();
+  void write_loop();
+  void write_block(std::byte* data, uint64_t bytes, uint64_t offset);
+  void write_buffered();
+  [[noreturn]] void fail(const char* what, uint64_t at, uint64_t bytes, int error) const;
+
+  std::filesystem::path path_;
+  int rank_;
+  Descriptor file_;
+  bool direct_ = true;  // touched by the thread only, while there is one
+  FileRecord record_;
+  std::unique_ptr<BlockBuffer> blocks_[2];
+  int current_ = 0;    // the block that append() fills
+  uint64_t used_ = 0;  // bytes in it
+
+  std::thread thread_;  // started by the first full block
+  std::mutex mutex_;    // guards what follows
+  std::condition_variable changed_;
+  std::byte* pending_ = nullptr;  // a full block for the thread
+  uint64_t pending_offset_ = 0;
+  bool stop_ = false;
+  std::exception_ptr error_;
+};
+
+}  // namespace hyperion

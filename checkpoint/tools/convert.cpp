@@ -1,0 +1,252 @@
+// ckpt convert
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <set>
+#include <system_error>
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include "base/durable.h"
+#include "base/error.h"
+#include "base/files.h"
+#include "base/progress.h"
+#include "checkpoint/cast.h"
+#include "checkpoint/format/safetensors_writer.h"
+#include "checkpoint/save_job.h"
+#include "checkpoint/storage/checkpoint_folder.h"
+#include "checkpoint/tools/content.h"
+#include "checkpoint/tools/text_table.h"
+#include "checkpoint/tools/tools.h"
+
+namespace hyperion {
+namespace fs = std::filesystem;
+namespace {
+
+using Format = ConvertOptions::Format;
+using Take = ItemReader::Take;
+
+constexpr std::string_view kEma = "ema.";
+
+// The model's weights, by the names that the caller knows them by.
+std::map<std::string, TensorRecord> weights_of(const OpenCheckpoint& source, bool ema) {
+  std::map<std::string, TensorRecord> weights;
+  for (const auto& [key, record] : source.index.tensors) {
+    if (component_of(key) != (ema ? "ema" : "model")) continue;
+    weights.emplace(ema ? key.substr(kEma.size()) : key, record);
+  }
+  if (weights.empty())
+    throw_data("{}: holds no {}", source.folder.string(),
+               ema ? "averaged weights (ema.*): it was written without [ema]" : "model weights");
+  return weights;
+}
+
+// A tensor of the destination and where its numbers come from.
+struct Weight {
+  std::string to, key;  // key: in the source's index
+  Dims shape;
+  Dtype from_dtype = Dtype::kFloat32, dtype = Dtype::kFloat32;
+  std::function<int64_t(int64_t)> row_map{};
+};
+
+std::vector<Weight> plan(const OpenCheckpoint& source, const ConvertOptions& options) {
+  const std::map<std::string, TensorRecord> records = weights_of(source, options.ema);
+  std::vector<ConvertedTensor> wanted;
+  if (options.tensors) {
+    wanted = options.tensors(records);
+  } else {
+    for (const auto& [name, record] : records) wanted.push_back({name, name});
+  }
+  std::vector<Weight> weights;
+  std::set<std::string> names;
+  for (ConvertedTensor& one : wanted) {
+    const auto found = records.find(one.from);
+    if (found == records.end())
+      throw_data("{}: has no tensor {}, which {} is made of", source.folder.string(), one.from, one.to);
+    if (!names.insert(one.to).second) throw_bug("convert: two tensors become {}", one.to);
+    const TensorRecord& record = found->second;
+    const bool cast = options.dtype && can_cast(record.dtype, *options.dtype);
+    weights.push_back({one.to, (options.ema ? std::string(kEma) : "") + one.from, record.shape, record.dtype,
+                       cast ? *options.dtype : record.dtype, std::move(one.row_map)});
+  }
+  return weights;
+}
+
+// Streams weights in their new order and type.
+class WeightReader : public ItemReader {
+ public:
+  WeightReader(const OpenCheckpoint& source, const std::vector<Weight>& weights, uint64_t total)
+      : contents_(source), weights_(weights), progress_("convert", total, "B") {}
+
+  // Tensors of the save's layout are the weights, in their order, and whole.
+  void read(const SaveItem& item, const Take& take) override {
+    stream(item.entry, [&](const std::byte* data, uint64_t bytes) {
+      reading_ = false;
+      take(data, bytes);
+      reading_ = true;
+    });
+  }
+  // Whether what went wrong is the source.
+  bool failed_to_read() const { return reading_; }
+
+  void stream(size_t number, const Take& take) {
+    const Weight& weight = weights_[number];
+    reading_ = true;
+    const size_t from = size_of(weight.from_dtype), to = size_of(weight.dtype);
+    each_box(weight.shape, static_cast<int64_t>(kContentPiece / std::max(from, to)),
+             [&](const Dims& offset, const Dims& shape) {
+               const auto count = static_cast<uint64_t>(elements_of(shape));
+               rows_.resize(count * from);
+               read_rows(weight, offset, shape);
+               if (weight.dtype != weight.from_dtype) {
+                 cast_.resize(count * to);
+                 cast(weight.from_dtype, rows_.data(), weight.dtype, cast_.data(), count);
+               }
+               take(weight.dtype == weight.from_dtype ? rows_.data() : cast_.data(), count * to);
+               progress_.update(done_ += count * to);
+             });
+    reading_ = false;
+  }
+
+ private:
+  // Rows that are next to each other here lie in a short stretch there (one head), which is read whole.
+  void read_rows(const Weight& weight, Dims offset, Dims shape) {
+    if (!weight.row_map || shape.empty()) return contents_.read(weight.key, offset, shape, rows_.data());
+    const int64_t first = offset[0], count = shape[0];
+    int64_t low = weight.row_map(first), high = low;
+    for (int64_t row = first; row < first + count; ++row) {
+      low = std::min(low, weight.row_map(row));
+      high = std::max(high, weight.row_map(row));
+    }
+    if (low < 0 || high >= weight.shape[0])
+      throw_bug("convert: rows of {} come from rows {} to {} of {}", weight.to, low, high, weight.key);
+    const uint64_t width = rows_.size() / static_cast<uint64_t>(count);
+    offset[0] = low;
+    shape[0] = high - low + 1;
+    stretch_.resize(static_cast<uint64_t>(shape[0]) * width);
+    contents_.read(weight.key, offset, shape, stretch_.data());
+    for (int64_t row = 0; row < count; ++row)
+      std::memcpy(rows_.data() + static_cast<uint64_t>(row) * width,
+                  stretch_.data() + static_cast<uint64_t>(weight.row_map(first + row) - low) * width, width);
+  }
+
+  ContentReader contents_;
+  const std::vector<Weight>& weights_;
+  Progress progress_;
+  uint64_t done_ = 0;
+  bool reading_ = false;
+  std::vector<std::byte> rows_, stretch_, cast_;
+};
+
+// A folder beside the destination that goes, with all that is left in it, when the conversion ends.
+class WorkFolder {
+ public:
+  explicit WorkFolder(const fs::path& destination)
+      : parent_(fs::absolute(destination).parent_path()),
+        path_(parent_ / fmt::format(".convert-{}", ::getpid())) {
+    make_folders(parent_);
+    std::error_code error;
+    if (!fs::create_directory(path_, error))
+      throw Error(ExitCode::kSaveFailed, fmt::format("{}: cannot be made: {}", printable(path_),
+                                                     error ? error.message() : "it exists"));
+  }
+  ~WorkFolder() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  WorkFolder(const WorkFolder&) = delete;
+  WorkFolder& operator=(const WorkFolder&) = delete;
+  const fs::path& path() const { return path_; }
+
+  // Gives a finished folder in here its name.
+  void publish(const fs::path& finished, const fs::path& destination) const {
+    sync_folder(finished);
+    int error = rename_entry(finished, destination, RenameMode::kNoReplace);
+    if (error == EINVAL || error == ENOSYS) error = rename_entry(finished, destination, RenameMode::kReplace);
+    if (error != 0)
+      throw Error(ExitCode::kSaveFailed,
+                  fmt::format("{}: cannot get its name: {}", printable(destination), errno_text(error)));
+    sync_folder(parent_);
+  }
+
+ private:
+  fs::path parent_, path_;
+};
+
+fs::path write_safetensors(const std::vector<Weight>& weights, const ConvertOptions& options,
+                           WeightReader& reader, const WorkFolder& work) {
+  std::vector<SafetensorsTensor> tensors;
+  for (const Weight& weight : weights) tensors.push_back({weight.to, weight.dtype, weight.shape});
+  const fs::path folder = work.path() / "safetensors";
+  SafetensorsWriter writer(folder, plan_safetensors(tensors));
+  for (size_t i = 0; i < weights.size(); ++i) {
+    uint64_t offset = 0;
+    reader.stream(i, [&](const std::byte* data, uint64_t bytes) {
+      writer.write(i, offset, {data, bytes});
+      offset += bytes;
+    });
+  }
+  writer.finish();
+  for (const auto& [name, content] : options.more_files) write_file_atomic(folder / name, content);
+  return folder;
+}
+
+// As a save of one rank, with everything that makes one durable.
+fs::path write_dcp(const std::vector<Weight>& weights, const OpenCheckpoint& source,
+                   const ConvertOptions& options, WeightReader& reader, const WorkFolder& work) {
+  std::vector<TensorState> tensors;
+  for (const Weight& weight : weights) {
+    TensorState& tensor = tensors.emplace_back();
+    tensor.key = weight.to;
+    tensor.path = {weight.to};
+    tensor.dtype = weight.dtype;
+    tensor.shape = weight.shape;
+  }
+  const SaveLayout layout = save_layout(tensors);
+  const SavePlan plan = make_save_plan(layout, {rank_place(layout, tensors)}, Writers::kAll);
+  SaveJob job;
+  job.step = step_of_name(options.destination.filename().native())
+                 .value_or(source.manifest ? source.manifest->step : 0);
+  job.save_id = fmt::format("converted-{:x}-{}", ::time(nullptr), ::getpid());
+  job.kind = "model";
+  if (source.manifest) job.facts = source.manifest->facts;
+  job.facts["converted_from"] = fs::absolute(options.source).lexically_normal().string();
+  job.layout = &layout;
+  job.plan = &plan;
+  CheckpointFolder folder(work.path());
+  SoloCoordinator alone;
+  try {
+    return write_checkpoint(job, reader, folder, alone).path;
+  } catch (const Error& error) {  // a save knows only one kind of failure
+    throw Error(reader.failed_to_read() ? ExitCode::kBadData : error.code(), error.what());
+  }
+}
+
+}  // namespace
+
+ExitCode convert_checkpoint(const ConvertOptions& asked, std::FILE* out) {
+  ConvertOptions options = asked;
+  if (!options.destination.has_filename()) options.destination = options.destination.parent_path();
+  std::error_code error;
+  if (fs::exists(fs::symlink_status(options.destination, error)))
+    throw_config("{}: exists: give a name that is free", printable(options.destination));
+  const OpenCheckpoint source = open_checkpoint(options.source);
+  const std::vector<Weight> weights = plan(source, options);
+  uint64_t total = 0;
+  for (const Weight& weight : weights)
+    total += static_cast<uint64_t>(elements_of(weight.shape)) * size_of(weight.dtype);
+  const WorkFolder work(options.destination);
+  {
+    WeightReader reader(source, weights, total);
+    const fs::path finished = options.format == Format::kSafetensors
+                                  ? write_safetensors(weights, options, reader, work)
+                                  : write_dcp(weights, source, options, reader, work);
+    work.publish(finished, options.destination);
+  }
+  fmt::print(out, "{}: {}, {}\n", options.destination.string(), counted(weights.size(), "tensor"),
+             human_bytes(total));
+  return ExitCode::kOk;
+}
+
+}  // namespace hyperion

@@ -1,0 +1,169 @@
+#include "checkpoint/tools/digest.h"
+
+#include <algorithm>
+#include <bit>
+#include <memory>
+
+#define XXH_INLINE_ALL
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <xxhash.h>
+
+#include "base/hash.h"
+#include "base/progress.h"
+#include "checkpoint/state.h"
+#include "checkpoint/tools/content.h"
+#include "checkpoint/tools/json_text.h"
+#include "checkpoint/tools/text_table.h"
+#include "checkpoint/tools/tools.h"
+
+namespace hyperion {
+namespace {
+
+// XXH3-64 of bytes that come piece by piece: what hash_bytes() gives for all of them.
+class RunningHash {
+ public:
+  RunningHash() : state_(XXH3_createState(), XXH3_freeState) { XXH3_64bits_reset(state_.get()); }
+  void add(const void* data, size_t bytes) { XXH3_64bits_update(state_.get(), data, bytes); }
+  uint64_t value() const { return XXH3_64bits_digest(state_.get()); }
+
+ private:
+  std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state_;
+};
+
+std::string quoted_text(std::string_view text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\' || byte < 0x20 || byte >= 0x7F)
+      out += fmt::format("\\x{:02x}", byte);
+    else
+      out += c;
+  }
+  return out + "\"";
+}
+
+std::string joined(const char* open, std::vector<std::string> items, const char* close, bool sorted) {
+  if (sorted) std::ranges::sort(items);
+  return fmt::format("{}{}{}", open, fmt::join(items, ","), close);
+}
+
+std::string text_of(const Sequence& sequence) {
+  std::vector<std::string> items;
+  for (const Object& item : sequence.items) items.push_back(canonical_text(item));
+  switch (sequence.kind) {
+    case Sequence::Kind::kList:
+      return joined("[", std::move(items), "]", false);
+    case Sequence::Kind::kTuple:
+      return joined("(", std::move(items), ")", false);
+    case Sequence::Kind::kSet:
+      return joined("set{", std::move(items), "}", true);
+  }
+  return {};
+}
+
+std::string text_of(const Dict& dict) {
+  std::vector<std::string> items;
+  for (const auto& [key, value] : dict.items)
+    items.push_back(canonical_text(key) + ":" + canonical_text(value));
+  return joined("{", std::move(items), "}", true);
+}
+
+uint64_t selected_bytes(const CheckpointIndex& index, const Selection& only) {
+  uint64_t bytes = 0;
+  for (const auto& [key, record] : index.tensors)
+    if (only.has(key)) bytes += static_cast<uint64_t>(elements_of(record.shape)) * size_of(record.dtype);
+  return bytes;
+}
+
+}  // namespace
+
+bool is_of_the_run(const std::string& key) {
+  return component_of(key) == "rng" || key.starts_with("dataloader.dp_rank_") ||
+         key == "dataloader.world_size" || key == "train_state.ntokens_seen" || key == "train_state.config";
+}
+
+bool Selection::has(const std::string& key) const {
+  return key.starts_with(prefix) && (component.empty() || component_of(key) == component) &&
+         (all || !is_of_the_run(key));
+}
+
+std::string canonical_text(const Object& object) {
+  if (const bool* flag = object.get_if<bool>()) return *flag ? "true" : "false";
+  if (const int64_t* integer = object.get_if<int64_t>()) return fmt::format("{}", *integer);
+  if (const double* number = object.get_if<double>())
+    return *number != *number ? "float(nan)"
+                              : fmt::format("float({:016x})", std::bit_cast<uint64_t>(*number));
+  if (const std::string* text = object.get_if<std::string>()) return quoted_text(*text);
+  if (const Bytes* bytes = object.get_if<Bytes>()) return "bytes" + quoted_text(bytes->value);
+  if (const Sequence* sequence = object.get_if<Sequence>()) return text_of(*sequence);
+  if (const Dict* dict = object.get_if<Dict>()) return text_of(*dict);
+  return "none";
+}
+
+std::string DigestEntry::line() const {
+  const std::string name = printable(key, key.size() * 4);
+  if (!is_tensor) return fmt::format("{:016x}  {:8}  {}", hash, "value", name);
+  return fmt::format("{:016x}  {:8}  {}  [{}]", hash, torch_name(dtype), name, fmt::join(shape, ", "));
+}
+
+uint64_t Digest::total() const {
+  std::string text;
+  for (const DigestEntry& entry : entries) text += entry.line() + "\n";
+  return hash_text(text);
+}
+
+Digest digest_of(const OpenCheckpoint& checkpoint, const Selection& only) {
+  Digest digest;
+  ContentReader contents(checkpoint);
+  Progress progress("digest", selected_bytes(checkpoint.index, only), "B");
+  uint64_t done = 0;
+  for (const std::string& key : keys_by_place(checkpoint.index)) {
+    if (!only.has(key)) continue;
+    RunningHash hash;
+    contents.stream(key, [&](const std::byte* data, uint64_t bytes) {
+      hash.add(data, bytes);
+      progress.update(done += bytes);
+    });
+    const TensorRecord& record = checkpoint.index.tensors.at(key);
+    digest.entries.push_back({key, true, record.dtype, record.shape, hash.value()});
+  }
+  for (const auto& [key, value] :
+       load_objects(checkpoint, [&](const std::string& key) { return only.has(key); }))
+    digest.entries.push_back({key, false, {}, {}, hash_text(canonical_text(value))});
+  std::ranges::sort(digest.entries, {}, &DigestEntry::key);
+  return digest;
+}
+
+Digest digest_of(const std::filesystem::path& checkpoint, const Selection& only) {
+  return digest_of(open_checkpoint(checkpoint), only);
+}
+
+ExitCode print_digest(const DigestOptions& options, std::FILE* out) {
+  const Digest digest = digest_of(options.path, options.only);
+  const auto tensors = static_cast<uint64_t>(std::ranges::count_if(digest.entries, &DigestEntry::is_tensor));
+  const uint64_t values = digest.entries.size() - tensors;
+  if (options.json) {
+    Json list = Json::array();
+    for (const DigestEntry& entry : digest.entries) {
+      Json item = {{"key", entry.key}, {"hash", fmt::format("{:016x}", entry.hash)}};
+      if (entry.is_tensor) {
+        item["dtype"] = torch_name(entry.dtype);
+        item["shape"] = entry.shape;
+      }
+      list.push_back(std::move(item));
+    }
+    print_json({{"entries", std::move(list)},
+                {"tensors", tensors},
+                {"values", values},
+                {"total", fmt::format("{:016x}", digest.total())}},
+               out);
+    return ExitCode::kOk;
+  }
+  for (const DigestEntry& entry : digest.entries) fmt::print(out, "{}\n", entry.line());
+  fmt::print(out, "{:016x}  total     {}, {}\n", digest.total(), counted(tensors, "tensor"),
+             counted(values, "value"));
+  return ExitCode::kOk;
+}
+
+}  // namespace hyperion

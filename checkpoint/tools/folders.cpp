@@ -1,0 +1,52 @@
+#include "checkpoint/tools/folders.h"
+
+#include <system_error>
+
+#include <sys/stat.h>
+
+#include "base/error.h"
+
+namespace hyperion {
+namespace fs = std::filesystem;
+
+bool is_checkpoint(const fs::path& path) {
+  std::error_code error;
+  if (!fs::exists(path, error))
+    throw_config("{}: does not exist: give a checkpoint's folder", printable(path));
+  if (!fs::is_directory(path, error)) {
+    if (path.extension() == ".safetensors") return true;
+    throw_config("{}: is neither a folder nor a .safetensors file", printable(path));
+  }
+  const auto has = [&](const char* name) { return fs::exists(fs::symlink_status(path / name, error)); };
+  if (has(".metadata") || has(kManifestFile) || step_of_name((path / "").parent_path().filename().native()))
+    return true;
+  for (fs::directory_iterator it(path, error), end; !error && it != end; it.increment(error))
+    if (it->path().extension() == ".safetensors" || it->path().extension() == ".distcp") return true;
+  return false;
+}
+
+FolderSize folder_size(const fs::path& path) {
+  FolderSize size;
+  std::error_code error;
+  if (fs::is_regular_file(path, error)) return {1, fs::file_size(path, error)};
+  for (fs::directory_iterator it(path, error), end; !error && it != end; it.increment(error)) {
+    std::error_code ignored;
+    if (!it->is_regular_file(ignored)) continue;
+    ++size.files;
+    size.bytes += it->file_size(ignored);
+  }
+  return size;
+}
+
+int64_t time_of(const FoundCheckpoint& found) {
+  if (found.manifest) return found.manifest->unix_time;
+  struct stat info {};
+  if (::stat((found.path / ".metadata").c_str(), &info) != 0) ::stat(found.path.c_str(), &info);
+  return info.st_mtim.tv_sec;
+}
+
+std::string kind_for_people(const std::string& kind) {
+  return kind == "foreign" ? "DCP, no manifest" : kind;
+}
+
+}  // namespace hyperion

@@ -1,0 +1,25 @@
+// What the tools need to know of folders before they open a checkpoint.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+#include "checkpoint/storage/checkpoint_folder.h"
+
+namespace hyperion {
+
+// Whether `path` itself is a checkpoint (a DCP folder, one with safetensors, or a .safetensors file) and not
+// a folder of checkpoints. Throws Error(kUsage) when it does not exist or is some other file.
+bool is_checkpoint(const std::filesystem::path& path);
+
+struct FolderSize {
+  uint64_t files = 0, bytes = 0;
+};
+FolderSize folder_size(const std::filesystem::path& path);  // of a folder's own files, or of one file
+
+int64_t time_of(
+    const FoundCheckpoint& found);  // when it was written, by manifest or file times; unix seconds
+std::string kind_for_people(const std::string& kind);
+
+}  // namespace hyperion

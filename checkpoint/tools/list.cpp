@@ -1,0 +1,196 @@
+// ckpt ls
+#include <algorithm>
+#include <ctime>
+#include <set>
+#include <system_error>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "base/error.h"
+#include "checkpoint/loader.h"
+#include "checkpoint/state.h"
+#include "checkpoint/storage/checkpoint_folder.h"
+#include "checkpoint/tools/content.h"
+#include "checkpoint/tools/folders.h"
+#include "checkpoint/tools/json_text.h"
+#include "checkpoint/tools/text_table.h"
+#include "checkpoint/tools/tools.h"
+
+namespace hyperion {
+namespace fs = std::filesystem;
+namespace {
+
+// --- a job's folder ---
+
+struct OtherName {
+  std::string name, what;
+};
+
+std::vector<OtherName> other_names(const fs::path& folder, const std::vector<FoundCheckpoint>& found) {
+  std::set<std::string> known = {".lock"};
+  for (const FoundCheckpoint& one : found) known.insert(one.path.filename().native());
+  std::vector<OtherName> others;
+  std::error_code error;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    if (known.contains(name)) continue;
+    const char* what = name.starts_with(".incoming-") ? "a save that is under way, or did not end"
+                       : name.starts_with(".trash-")  ? "a checkpoint that is being removed"
+                                                      : "not a checkpoint of this job: never touched";
+    others.push_back({name, what});
+  }
+  std::ranges::sort(others, {}, &OtherName::name);
+  return others;
+}
+
+// Without the folder, which the person has just named.
+std::string state_of(const FoundCheckpoint& one) {
+  if (one.complete()) return "complete";
+  const std::string folder = one.path.string() + "/";
+  std::string why = one.why_not;
+  for (size_t at; (at = why.find(folder)) != why.npos;) why.erase(at, folder.size());
+  return why;
+}
+
+ExitCode list_job(const ListOptions& options, std::FILE* out) {
+  const std::vector<FoundCheckpoint> found = CheckpointFolder(options.path).scan();
+  const std::vector<OtherName> others = other_names(options.path, found);
+  const auto newest =
+      std::find_if(found.rbegin(), found.rend(), [](const auto& one) { return one.complete(); });
+  const int64_t newest_step = newest == found.rend() ? -1 : newest->step;
+  if (options.json) {
+    Json list = Json::array();
+    for (const FoundCheckpoint& one : found) {
+      const FolderSize size = folder_size(one.path);
+      Json item = {{"name", one.path.filename().string()},
+                   {"step", one.step},
+                   {"kind", one.kind},
+                   {"files", size.files},
+                   {"bytes", size.bytes},
+                   {"unix_time", time_of(one)},
+                   {"complete", one.complete()},
+                   {"newest", one.step == newest_step}};
+      if (one.manifest) item["world"] = one.manifest->world_size;
+      if (!one.complete()) item["problem"] = one.why_not;
+      list.push_back(std::move(item));
+    }
+    Json names = Json::array();
+    for (const OtherName& other : others) names.push_back({{"name", other.name}, {"what", other.what}});
+    print_json({{"folder", options.path.string()}, {"checkpoints", list}, {"others", names}}, out);
+    return ExitCode::kOk;
+  }
+  const int64_t now = std::time(nullptr);
+  TextTable table({">step", "kind", ">world", ">files", ">size", "age", "state"});
+  for (const FoundCheckpoint& one : found) {
+    const FolderSize size = folder_size(one.path);
+    table.add({fmt::format("{}", one.step), kind_for_people(one.kind),
+               one.manifest ? fmt::format("{}", one.manifest->world_size) : "-", human_count(size.files),
+               human_bytes(size.bytes), human_age(now - time_of(one)),
+               state_of(one) + (one.step == newest_step ? ", newest" : "")});
+  }
+  if (found.empty())
+    fmt::print(out, "{}: no checkpoints\n", options.path.string());
+  else
+    fmt::print(out, "{}", table.text());
+  // What the table had no room for.
+  for (const FoundCheckpoint& one : found)
+    if (!one.complete()) fmt::print(out, "\n{}\n", one.why_not);
+  if (!others.empty()) {
+    TextTable rest({"other names", ""});
+    for (const OtherName& other : others) rest.add({other.name, other.what});
+    fmt::print(out, "\n{}", rest.text());
+  }
+  return ExitCode::kOk;
+}
+
+// --- one checkpoint ---
+
+struct Component {
+  uint64_t tensors = 0, elements = 0, bytes = 0, values = 0;
+  std::set<std::string> dtypes;
+};
+
+std::map<std::string, Component> components_of(const CheckpointIndex& index) {
+  std::map<std::string, Component> components;
+  for (const auto& [key, record] : index.tensors) {
+    Component& component = components[component_of(key)];
+    const auto elements = static_cast<uint64_t>(elements_of(record.shape));
+    ++component.tensors;
+    component.elements += elements;
+    component.bytes += elements * size_of(record.dtype);
+    component.dtypes.emplace(torch_name(record.dtype));
+  }
+  for (const auto& [key, record] : index.objects) ++components[component_of(key)].values;
+  return components;
+}
+
+Json chunks_json(const TensorRecord& record) {
+  Json chunks = Json::array();
+  for (const Chunk& chunk : record.chunks)
+    chunks.push_back({{"offset", chunk.offset},
+                      {"shape", chunk.shape},
+                      {"file", chunk.where.file},
+                      {"at", chunk.where.offset},
+                      {"length", chunk.where.length}});
+  return chunks;
+}
+
+void print_one_json(const OpenCheckpoint& checkpoint, const std::string& kind, std::FILE* out) {
+  Json json = {{"folder", checkpoint.folder.string()}, {"kind", kind}};
+  if (checkpoint.manifest) {
+    const Manifest& manifest = *checkpoint.manifest;
+    json["step"] = manifest.step;
+    json["world"] = manifest.world_size;
+    json["save_id"] = manifest.save_id;
+    json["unix_time"] = manifest.unix_time;
+    json["facts"] = manifest.facts;
+    for (const FileRecord& record : manifest.files)
+      json["files"].push_back({{"name", record.name}, {"bytes", record.bytes}});
+  }
+  for (const auto& [name, component] : components_of(checkpoint.index))
+    json["components"][name] = {{"tensors", component.tensors},
+                                {"elements", component.elements},
+                                {"bytes", component.bytes},
+                                {"dtypes", component.dtypes},
+                                {"values", component.values}};
+  json["tensors"] = Json::object();
+  for (const auto& [key, record] : checkpoint.index.tensors)
+    json["tensors"][key] = {
+        {"dtype", torch_name(record.dtype)}, {"shape", record.shape}, {"chunks", chunks_json(record)}};
+  json["values"] = Json::array();
+  for (const auto& [key, record] : checkpoint.index.objects) json["values"].push_back(key);
+  print_json(json, out);
+}
+
+ExitCode list_one(const ListOptions& options, std::FILE* out) {
+  const OpenCheckpoint checkpoint = open_checkpoint(options.path);
+  const bool bare = checkpoint.index.layout == CheckpointIndex::Layout::kBareBytes;
+  const std::string kind = checkpoint.manifest ? checkpoint.manifest->kind : bare ? "safetensors" : "foreign";
+  if (options.json) {
+    print_one_json(checkpoint, kind, out);
+    return ExitCode::kOk;
+  }
+  const FolderSize size = folder_size(options.path);
+  fmt::print(out, "{}: {}", options.path.string(), kind_for_people(kind));
+  if (const auto& manifest = checkpoint.manifest)
+    fmt::print(out, ", step {}, by {}, {}", manifest->step,
+               counted(static_cast<uint64_t>(manifest->world_size), "rank"),
+               human_age(std::time(nullptr) - manifest->unix_time));
+  fmt::print(out, ", {}, {}\n\n", counted(size.files, "file"), human_bytes(size.bytes));
+  TextTable table({"component", ">tensors", ">elements", ">size", "dtypes", ">values"});
+  for (const auto& [name, component] : components_of(checkpoint.index))
+    table.add({name, human_count(component.tensors), human_count(component.elements),
+               human_bytes(component.bytes), fmt::format("{}", fmt::join(component.dtypes, " ")),
+               human_count(component.values)});
+  fmt::print(out, "{}", table.text());
+  return ExitCode::kOk;
+}
+
+}  // namespace
+
+ExitCode list_checkpoints(const ListOptions& options, std::FILE* out) {
+  return is_checkpoint(options.path) ? list_one(options, out) : list_job(options, out);
+}
+
+}  // namespace hyperion

@@ -1,0 +1,79 @@
+// ckpt prune
+#include <algorithm>
+#include <ctime>
+#include <optional>
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "checkpoint/storage/checkpoint_folder.h"
+#include "checkpoint/tools/folders.h"
+#include "checkpoint/tools/text_table.h"
+#include "checkpoint/tools/tools.h"
+
+namespace hyperion {
+namespace fs = std::filesystem;
+namespace {
+
+// Why a checkpoint that the rule does not remove stays; `rank`: how many of those that count are newer.
+std::string why_it_stays(const FoundCheckpoint& one, int64_t keep, int64_t newer) {
+  if (!one.complete()) return "is not complete: never removed by itself";
+  if (!one.manifest) return "is of another program: never removed";
+  if (one.kind == "seed") return "is a seed";
+  if (one.kind == "pre-checkpoint") return "no newer full checkpoint is there";
+  if (newer < keep) return newer == 0 ? "newest" : fmt::format("among the newest {}", keep);
+  return "newest that holds everything";
+}
+
+bool counts(const FoundCheckpoint& one) {
+  return one.complete() && one.manifest && one.kind != "seed" && one.kind != "pre-checkpoint";
+}
+
+}  // namespace
+
+ExitCode prune_checkpoints(const PruneOptions& options, std::FILE* out) {
+  if (options.keep < 1) throw_config("prune: --keep is {}, expected a whole number above 0", options.keep);
+  if (is_checkpoint(options.path))
+    throw_config("{}: is one checkpoint: give the folder that holds a job's step-N folders",
+                 options.path.string());
+  // A run that writes here keeps its own order.
+  std::optional<FolderLock> lock;
+  if (!options.dry_run) lock.emplace(options.path);
+  const CheckpointFolder folder(options.path);
+  const PurgeRule rule{.keep = options.keep};
+  const std::vector<FoundCheckpoint> found = folder.scan();
+  std::vector<FolderSize> sizes;
+  for (const FoundCheckpoint& one : found) sizes.push_back(folder_size(one.path));
+  const std::vector<int64_t> steps = options.dry_run ? steps_to_purge(found, rule) : folder.purge(rule);
+
+  TextTable table({">step", "kind", ">size", "age", "", "why"});
+  const int64_t now = std::time(nullptr);
+  uint64_t freed = 0;
+  size_t stuck = 0;
+  for (size_t i = 0; i < found.size(); ++i) {
+    const FoundCheckpoint& one = found[i];
+    const bool goes = std::ranges::binary_search(steps, one.step);
+    const bool still_there = goes && !options.dry_run && fs::exists(fs::symlink_status(one.path));
+    const int64_t newer = std::count_if(found.begin() + static_cast<ptrdiff_t>(i) + 1, found.end(), counts);
+    if (still_there) ++stuck;
+    if (goes && !still_there) freed += sizes[i].bytes;
+    table.add({fmt::format("{}", one.step), kind_for_people(one.kind), human_bytes(sizes[i].bytes),
+               human_age(now - time_of(one)),
+               still_there       ? "STAYS"
+               : !goes           ? "stays"
+               : options.dry_run ? "would go"
+                                 : "removed",
+               still_there ? "cannot be removed"
+               : goes      ? "older than those kept"
+                           : why_it_stays(one, options.keep, newer)});
+  }
+  if (table.empty())
+    fmt::print(out, "{}: no checkpoints\n", options.path.string());
+  else
+    fmt::print(out, "{}\n", table.text());
+  fmt::print(out, "{} {}, {}\n", counted(steps.size() - stuck, "checkpoint"),
+             options.dry_run ? "would be removed" : "removed", human_bytes(freed));
+  return stuck == 0 ? ExitCode::kOk : ExitCode::kSaveFailed;
+}
+
+}  // namespace hyperion

@@ -1,0 +1,122 @@
+#include "checkpoint/tools/text_table.h"
+
+#include <algorithm>
+#include <array>
+#include <numeric>
+
+#include <fmt/format.h>
+
+#include "checkpoint/object.h"
+
+namespace hyperion {
+namespace {
+
+constexpr std::string_view kGap = "  ";
+constexpr size_t kLeast = 12;  // columns that a column keeps
+
+bool continues_character(char c) {
+  return (c & 0xC0) == 0x80;
+}
+
+size_t columns(std::string_view text) {
+  return static_cast<size_t>(std::ranges::count_if(text, [](char c) { return !continues_character(c); }));
+}
+
+}  // namespace
+
+std::string human_bytes(uint64_t bytes) {
+  if (bytes < 1024) return fmt::format("{} B", bytes);
+  auto value = static_cast<double>(bytes) / 1024;
+  for (const char* unit : {"KiB", "MiB", "GiB", "TiB"}) {
+    if (value < 999.5)
+      return fmt::format("{:.{}f} {}", value, value < 9.995 ? 2 : value < 99.95 ? 1 : 0, unit);
+    value /= 1024;
+  }
+  return fmt::format("{:.2f} PiB", value);
+}
+
+std::string human_age(int64_t seconds) {
+  if (seconds < -60) return "in the future";
+  if (seconds < 60) return "just now";
+  struct Unit {
+    int64_t seconds;
+    const char* name;
+  };
+  static constexpr std::array<Unit, 4> kUnits = {
+      {{86400 * 365, "y"}, {86400, "d"}, {3600, "h"}, {60, "min"}}};
+  for (const Unit& unit : kUnits)
+    if (seconds >= unit.seconds) return fmt::format("{} {} ago", seconds / unit.seconds, unit.name);
+  return {};
+}
+
+std::string human_count(uint64_t count) {
+  std::string digits = fmt::format("{}", count);
+  for (size_t i = digits.size(); i > 3; i -= 3) digits.insert(i - 3, ",");
+  return digits;
+}
+
+std::string human_number(double value) {
+  return fmt::format("{:.4g}", value);
+}
+
+std::string counted(uint64_t count, std::string_view noun) {
+  return fmt::format("{} {}{}", human_count(count), noun, count == 1 ? "" : "s");
+}
+
+std::string shortened(std::string_view text, size_t width) {
+  const std::string clean = printable(text, text.size() * 4);
+  const size_t total = columns(clean);
+  if (total <= width) return clean;
+  const size_t head = (width - 3) / 2, tail = width - 3 - head;
+  std::string begin, end;
+  size_t column = 0;
+  for (const char c : clean) {
+    if (!continues_character(c)) ++column;
+    if (column <= head) begin += c;
+    if (column > total - tail) end += c;
+  }
+  return begin + "..." + end;
+}
+
+TextTable::TextTable(std::vector<std::string> headings) {
+  for (std::string& heading : headings) {
+    right_.push_back(heading.starts_with('>'));
+    if (right_.back()) heading.erase(0, 1);
+  }
+  rows_.push_back(std::move(headings));
+}
+
+void TextTable::add(std::vector<std::string> cells) {
+  cells.resize(right_.size());
+  for (std::string& cell : cells) cell = printable(cell, cell.size() * 4);
+  rows_.push_back(std::move(cells));
+}
+
+std::string TextTable::text() const {
+  std::vector<size_t> widths(right_.size(), 0);
+  for (const auto& row : rows_)
+    for (size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], columns(row[c]));
+  const size_t gaps = kGap.size() * (widths.size() - 1);
+  size_t total = std::accumulate(widths.begin(), widths.end(), gaps);
+  while (total > kTableWidth) {
+    size_t& widest = *std::ranges::max_element(widths);
+    if (widest <= kLeast) break;
+    --widest;
+    --total;
+  }
+  std::string out;
+  for (const auto& row : rows_) {
+    std::string line;
+    for (size_t c = 0; c < row.size(); ++c) {
+      const std::string cell = shortened(row[c], widths[c]);
+      const std::string padding(widths[c] - columns(cell), ' ');
+      if (c > 0) line += kGap;
+      line += right_[c] ? padding + cell : cell + padding;
+    }
+    line.erase(line.find_last_not_of(' ') + 1);
+    out += line + "\n";
+  }
+  return out;
+}
+
+}  // namespace hyperion

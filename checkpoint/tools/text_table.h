@@ -1,0 +1,35 @@
+// Tables and numbers for people, as the checkpoint tools print them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace hyperion {
+
+std::string human_bytes(uint64_t bytes);  // "1.50 GiB"
+std::string human_age(int64_t seconds);   // "3 h ago"; "in the future" for a clock that was wrong
+std::string human_count(uint64_t count);  // "12,345,678"
+std::string human_number(double value);   // "1.234e-05", "nan"
+std::string counted(uint64_t count, std::string_view noun);  // "1 file", "2 files"
+
+// `text` in at most `width` columns: printable, and with "..." in its middle when it is longer.
+std::string shortened(std::string_view text, size_t width);
+
+// Aligned columns, at most kTableWidth wide together: the widest column gives way.
+constexpr size_t kTableWidth = 100;
+class TextTable {
+ public:
+  // A heading that begins with '>' makes its column flush right.
+  explicit TextTable(std::vector<std::string> headings);
+  void add(std::vector<std::string> cells);
+  bool empty() const { return rows_.size() == 1; }
+  std::string text() const;  // lines with their ends
+
+ private:
+  std::vector<bool> right_;
+  std::vector<std::vector<std::string>> rows_;  // the headings first
+};
+
+}  // namespace hyperion

@@ -1,0 +1,327 @@
+#include "checkpoint/tools/verify.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <span>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "base/error.h"
+#include "base/progress.h"
+#include "checkpoint/format/archive.h"
+#include "checkpoint/format/metadata.h"
+#include "checkpoint/format/safetensors.h"
+#include "checkpoint/storage/checkpoint_folder.h"
+#include "checkpoint/storage/shard_reader.h"
+#include "checkpoint/tools/folders.h"
+#include "checkpoint/tools/json_text.h"
+#include "checkpoint/tools/text_table.h"
+#include "checkpoint/tools/tools.h"
+
+namespace hyperion {
+namespace fs = std::filesystem;
+namespace {
+
+// A tensor's chunk or a value in a file.
+struct Entry {
+  uint64_t begin = 0, end = 0;
+  const std::string* key = nullptr;
+  const TensorRecord* tensor = nullptr;  // null for a value
+  const Chunk* chunk = nullptr;
+};
+
+class Verifier {
+ public:
+  Verifier(fs::path folder, bool full) : full_(full) { result_.folder = std::move(folder); }
+
+  Verification run() {
+    read_manifest_file();
+    read_index();
+    find_files();
+    uint64_t total = 0;
+    for (const auto& [name, entries] : entries_) total += sizes_[name];
+    Progress progress("verify", total, "B");
+    progress_ = &progress;
+    for (const auto& [name, entries] : entries_) check_file(name, entries);
+    if (manifest_) {
+      for (const std::string& name : extra_files(result_.folder, *manifest_))
+        result_.notes.push_back(fmt::format("{} is no part of the checkpoint: ignored", name));
+    }
+    return std::move(result_);
+  }
+
+ private:
+  // Runs `action`; its error becomes a damage of these bytes of a file.
+  template <typename Action>
+  bool guarded(const std::string& file, uint64_t begin, uint64_t end, const Action& action) {
+    try {
+      action();
+      return true;
+    } catch (const Error& error) {
+      result_.damages.push_back({file, error.what(), begin, end, keys_at(file, begin, end)});
+      return false;
+    }
+  }
+
+  std::vector<std::string> keys_at(const std::string& file, uint64_t begin, uint64_t end) const {
+    std::vector<std::string> keys;
+    const auto found = entries_.find(file);
+    if (found == entries_.end()) return keys;
+    for (const Entry& entry : found->second)
+      if (end == 0 || (entry.begin < end && begin < entry.end)) keys.push_back(*entry.key);
+    return keys;
+  }
+
+  const FileRecord* record_of(const std::string& file) const {
+    if (!manifest_) return nullptr;
+    const auto found = std::ranges::find(manifest_->files, file, &FileRecord::name);
+    return found == manifest_->files.end() ? nullptr : &*found;
+  }
+
+  void read_manifest_file() {
+    std::error_code error;
+    has_manifest_file_ = fs::exists(fs::symlink_status(result_.folder / kManifestFile, error));
+    if (!has_manifest_file_) return;
+    guarded(kManifestFile, 0, 0, [&] { manifest_ = read_manifest(result_.folder); });
+    if (!manifest_) return;
+    result_.kind = manifest_->kind;
+    const auto step = step_of_name((result_.folder / "").parent_path().filename().native());
+    if (step && *step != manifest_->step)
+      result_.damages.push_back(
+          {kManifestFile,
+           fmt::format("{}: its manifest is of step {}: the folder was renamed or its files were swapped",
+                       result_.folder.string(), manifest_->step)});
+  }
+
+  void read_index() {
+    const fs::path& folder = result_.folder;
+    std::error_code error;
+    if (!has_manifest_file_ && !fs::exists(fs::symlink_status(folder / ".metadata", error))) {
+      result_.kind = "safetensors";
+      guarded(folder.filename().string(), 0, 0, [&] { index_ = read_safetensors(folder); });
+      if (fs::is_regular_file(folder, error)) result_.folder = folder.parent_path();
+      return;
+    }
+    if (result_.kind.empty()) result_.kind = "foreign";
+    const FileRecord* record = record_of(".metadata");
+    if (manifest_ && record == nullptr)
+      result_.damages.push_back({".metadata", folder.string() + ": hyperion.json does not list .metadata"});
+    guarded(".metadata", 0, 0, [&] {
+      ShardReader file(folder, ".metadata", record);
+      const std::string bytes = file.read_text(0, file.size());
+      index_ = decode_metadata(std::as_bytes(std::span(bytes)), file.name());
+    });
+    if (manifest_ && index_ && index_->save_id != manifest_->save_id)
+      result_.damages.push_back(
+          {".metadata",
+           fmt::format("{}: hyperion.json belongs to save {}, .metadata to save {}: files of two saves "
+                       "are mixed",
+                       folder.string(), manifest_->save_id, index_->save_id)});
+  }
+
+  // Every file that manifest or index name, with what lies in it, by offset.
+  void find_files() {
+    if (manifest_)
+      for (const FileRecord& record : manifest_->files) entries_[record.name];
+    else if (result_.kind == "foreign")
+      entries_[".metadata"];
+    if (index_) {
+      for (const auto& [key, record] : index_->tensors)
+        for (const Chunk& chunk : record.chunks)
+          entries_[chunk.where.file].push_back(
+              {chunk.where.offset, chunk.where.offset + chunk.where.length, &key, &record, &chunk});
+      for (const auto& [key, record] : index_->objects)
+        entries_[record.where.file].push_back(
+            {record.where.offset, record.where.offset + record.where.length, &key});
+    }
+    for (auto& [name, entries] : entries_) {
+      std::ranges::sort(entries, {}, &Entry::begin);
+      std::error_code error;
+      const uint64_t bytes = fs::file_size(result_.folder / name, error);
+      sizes_[name] = error ? 0 : bytes;
+    }
+  }
+
+  void check_file(const std::string& name, const std::vector<Entry>& entries) {
+    const FileRecord* record = record_of(name);
+    VerifiedFile file{name, sizes_[name], record != nullptr ? "size" : "index"};
+    const bool bare = index_ && index_->layout == CheckpointIndex::Layout::kBareBytes;
+    const Links links = bare ? Links::kFollow : Links::kRefuse;
+    std::optional<ShardReader> reader;
+    guarded(name, 0, 0, [&] {
+      if (manifest_ && record == nullptr)
+        throw_data("{}: .metadata names the file {}, which hyperion.json does not list",
+                   result_.folder.string(), name);
+      reader.emplace(result_.folder, name, record, kBlockBytes, links);
+      for (const Entry& entry : entries)
+        if (entry.end > reader->size())
+          throw_data("{}: has {} bytes, {} lies at bytes {} to {}", reader->name(), reader->size(),
+                     printable(*entry.key, 120), entry.begin, entry.end);
+    });
+    const size_t damages = result_.damages.size();
+    if (reader && record != nullptr && full_) {
+      check_blocks(name, *reader);
+      file.compared += ", checksums";
+    }
+    if (reader && index_ && !bare && !entries.empty() && (full_ || record == nullptr)) {
+      check_archives(name, entries, damages, links);
+      file.compared += ", CRCs";
+    }
+    done_ += file.bytes;
+    progress_->update(done_);
+    result_.files.push_back(std::move(file));
+  }
+
+  // From the disk, not from what the system remembers of it.
+  void check_blocks(const std::string& name, ShardReader& file) {
+    evict(result_.folder / name);
+    std::vector<std::byte> block(std::min(kBlockBytes, file.size()));
+    for (uint64_t at = 0; at < file.size(); at += kBlockBytes) {
+      const uint64_t bytes = std::min(kBlockBytes, file.size() - at);
+      guarded(name, at, at + bytes, [&] { file.read(at, block.data(), bytes); });
+      progress_->update(done_ + at);
+    }
+  }
+
+  void check_archives(const std::string& name, const std::vector<Entry>& entries, size_t known_damages,
+                      Links links) {
+    guarded(name, 0, 0, [&] {
+      ShardReader file(result_.folder, name, nullptr, kBlockBytes, links);
+      for (const Entry& entry : entries) {
+        if (entry.end <= file.size() && !is_damaged(name, entry, known_damages))
+          check_archive(name, entry, file);
+        progress_->update(done_ + entry.begin);
+      }
+    });
+  }
+
+  // Among the damages from number `first` on: what a checksum has told already.
+  bool is_damaged(const std::string& name, const Entry& entry, size_t first) const {
+    return std::any_of(result_.damages.begin() + static_cast<ptrdiff_t>(first), result_.damages.end(),
+                       [&](const Damage& damage) {
+                         return damage.file == name && entry.begin < damage.end && damage.begin < entry.end;
+                       });
+  }
+
+  void check_archive(const std::string& name, const Entry& entry, ShardReader& file) {
+    guarded(name, entry.begin, entry.end, [&] {
+      SliceSource slice(file, entry.begin, entry.end - entry.begin);
+      if (entry.tensor == nullptr) {
+        read_object_archive(slice);
+        return;
+      }
+      const TensorArchive archive = open_tensor_archive(slice);
+      if (archive.dtype != entry.tensor->dtype || archive.shape != entry.chunk->shape)
+        throw_data("{}: bytes {} to {} hold {} [{}], the index says {} [{}]", file.name(), entry.begin,
+                   entry.end, torch_name(archive.dtype), fmt::join(archive.shape, ", "),
+                   torch_name(entry.tensor->dtype), fmt::join(entry.chunk->shape, ", "));
+      check_crc(slice, archive);
+    });
+  }
+
+  bool full_;
+  Verification result_;
+  bool has_manifest_file_ = false;
+  std::optional<Manifest> manifest_;  // when it could be read
+  std::optional<CheckpointIndex> index_;
+  std::map<std::string, std::vector<Entry>> entries_;  // by file
+  std::map<std::string, uint64_t> sizes_;
+  Progress* progress_ = nullptr;
+  uint64_t done_ = 0;
+};
+
+// --- printing ---
+
+Json to_json(const Verification& one) {
+  Json json = {{"folder", one.folder.string()}, {"kind", one.kind}, {"whole", one.whole()}};
+  json["files"] = json["damages"] = Json::array();
+  for (const VerifiedFile& file : one.files)
+    json["files"].push_back({{"name", file.name}, {"bytes", file.bytes}, {"compared", file.compared}});
+  for (const Damage& damage : one.damages) {
+    Json item = {{"file", damage.file}, {"what", damage.what}, {"keys", damage.keys}};
+    if (damage.end > 0) item["bytes"] = {damage.begin, damage.end};
+    json["damages"].push_back(std::move(item));
+  }
+  json["notes"] = one.notes;
+  return json;
+}
+
+std::string some_of(const std::vector<std::string>& keys) {
+  constexpr size_t kNamed = 8;
+  const auto end = keys.begin() + static_cast<ptrdiff_t>(std::min(keys.size(), kNamed));
+  std::string text;
+  for (auto key = keys.begin(); key != end; ++key) text += (text.empty() ? "" : ", ") + printable(*key, 120);
+  return keys.size() > kNamed ? fmt::format("{} and {} more", text, keys.size() - kNamed) : text;
+}
+
+void print_damages(const Verification& one, std::FILE* out) {
+  for (const Damage& damage : one.damages) {
+    fmt::print(out, "{}\n", damage.what);
+    if (!damage.keys.empty()) fmt::print(out, "  there: {}\n", some_of(damage.keys));
+  }
+  for (const std::string& note : one.notes) fmt::print(out, "note: {}\n", note);
+}
+
+std::string verdict(const Verification& one, bool full) {
+  uint64_t bytes = 0;
+  for (const VerifiedFile& file : one.files) bytes += file.bytes;
+  if (!one.whole()) return fmt::format("DAMAGED: {}", counted(one.damages.size(), "problem"));
+  const bool read_all = full || one.kind == "foreign";
+  return fmt::format("whole: {}, {}, {}", counted(one.files.size(), "file"), human_bytes(bytes),
+                     one.kind == "safetensors" ? "headers and sizes (the format has no checksums)"
+                     : read_all                ? "every byte compared"
+                                               : "manifest, sizes and index (--full reads every byte)");
+}
+
+void print_one(const Verification& one, bool full, std::FILE* out) {
+  TextTable table({"file", ">size", "compared", "result"});
+  for (const VerifiedFile& file : one.files) {
+    const bool bad = std::ranges::find(one.damages, file.name, &Damage::file) != one.damages.end();
+    table.add({file.name, human_bytes(file.bytes), file.compared, bad ? "DAMAGED" : "right"});
+  }
+  fmt::print(out, "{}: {}\n\n", one.folder.string(), kind_for_people(one.kind));
+  if (!table.empty()) fmt::print(out, "{}\n", table.text());
+  print_damages(one, out);
+  fmt::print(out, "{}\n", verdict(one, full));
+}
+
+void print_all(const std::vector<Verification>& all, bool full, std::FILE* out) {
+  TextTable table({"checkpoint", "kind", "result"});
+  for (const Verification& one : all)
+    table.add({one.folder.filename().string(), kind_for_people(one.kind), verdict(one, full)});
+  fmt::print(out, "{}", table.text());
+  for (const Verification& one : all) print_damages(one, out);
+}
+
+}  // namespace
+
+Verification verify_checkpoint(const fs::path& folder, bool full) {
+  return Verifier(folder, full).run();
+}
+
+ExitCode verify_checkpoints(const VerifyOptions& options, std::FILE* out) {
+  std::vector<Verification> all;
+  const bool one = is_checkpoint(options.path);
+  if (one) {
+    all.push_back(verify_checkpoint(options.path, options.full));
+  } else {
+    for (const FoundCheckpoint& found : CheckpointFolder(options.path).scan())
+      all.push_back(verify_checkpoint(found.path, options.full));
+  }
+  if (options.json) {
+    Json list = Json::array();
+    for (const Verification& each : all) list.push_back(to_json(each));
+    print_json(one ? list[0] : list, out);
+  } else if (one) {
+    print_one(all.front(), options.full, out);
+  } else if (all.empty()) {
+    fmt::print(out, "{}: no checkpoints\n", options.path.string());
+  } else {
+    print_all(all, options.full, out);
+  }
+  return std::ranges::all_of(all, &Verification::whole) ? ExitCode::kOk : ExitCode::kBadData;
+}
+
+}  // namespace hyperion

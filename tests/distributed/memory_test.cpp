@@ -1,0 +1,144 @@
+// What libtorch holds for a whole job, counted at its allocator: state, and nothing unsharded between steps.
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+
+#include <arpa/inet.h>
+#include <catch2/catch.hpp>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <ATen/Parallel.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+
+#include "tests/distributed/ranks.h"
+#include "trainer/config/load.h"
+#include "trainer/trainer.h"
+
+namespace hyperion {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Hands requests on to the allocator that was there and adds up the bytes in use.
+class CountingAllocator final : public c10::Allocator {
+ public:
+  explicit CountingAllocator(c10::Allocator& inner) : inner_(inner) {}
+
+  int64_t live() const { return live_; }
+
+  c10::DataPtr allocate(size_t bytes) override {
+    auto block = std::make_unique<Block>(Block{*this, inner_.allocate(bytes), static_cast<int64_t>(bytes)});
+    live_ += block->bytes;
+    void* data = block->data.get();
+    const c10::Device device = block->data.device();
+    return {data, block.release(), &release, device};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }  // data and context differ
+  void copy_data(void* to, const void* from, std::size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
+
+ private:
+  struct Block {
+    CountingAllocator& owner;
+    c10::DataPtr data;
+    int64_t bytes;
+  };
+  static void release(void* context) {
+    const std::unique_ptr<Block> block(static_cast<Block*>(context));
+    block->owner.live_ -= block->bytes;
+  }
+
+  c10::Allocator& inner_;
+  std::atomic<int64_t> live_ = 0;
+};
+
+int free_port() {
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  socklen_t length = sizeof address;
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  auto* generic = reinterpret_cast<sockaddr*>(&address);
+  const bool bound = bind(fd, generic, length) == 0 && getsockname(fd, generic, &length) == 0;
+  close(fd);
+  if (!bound) throw std::runtime_error("no free port");
+  return ntohs(address.sin_port);
+}
+
+struct Folder {
+  Folder() {
+    std::string name = (fs::temp_directory_path() / "hyperion-memory-XXXXXX").string();
+    if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("no temporary folder");
+    path = name;
+  }
+  ~Folder() { fs::remove_all(path); }
+  fs::path path;
+};
+
+// The job of configs/debug_model.toml on a few documents of its own.
+ResolvedConfig job(const fs::path& folder, const char* dtype) {
+  std::ofstream data(folder / "data.jsonl");
+  for (int i = 0; i < 200; ++i)
+    data << fmt::format("{{\"text\": \"Document {} has a few words, and some are its own: {}.\"}}\n", i,
+                        i * 7919);
+  data.close();
+  return load_config(HYPERION_SOURCE_DIR "/configs/debug_model.toml",
+                     {{"training.dataset", "jsonl"},
+                      {"training.dataset_path", folder / "data.jsonl"},
+                      {"training.mixed_precision_param", dtype},
+                      {"training.local_batch_size", "2"},
+                      {"training.seq_len", "64"},
+                      {"training.steps", "3"},
+                      {"metrics.save_for_all_ranks", "true"},
+                      {"job.dump_folder", folder / "out"},
+                      {"debug.seed", "1"}});
+}
+
+// metrics.jsonl of the run on this rank: the smallest peak over its steps, in bytes.
+double smallest_peak(const fs::path& folder, int rank) {
+  std::ifstream file(folder / "out" / (rank == 0 ? "" : fmt::format("rank_{}", rank)) / "metrics.jsonl");
+  double smallest = INFINITY;
+  for (std::string line; std::getline(file, line);)
+    smallest = std::min(smallest, nlohmann::json::parse(line).at("memory/max_active(GiB)").get<double>());
+  return smallest * 1024 * 1024 * 1024;
+}
+
+}  // namespace
+
+TEST_CASE(
+    "a job holds 18 bytes a parameter and shard in bf16 and 16 in fp32 and each rank reports its peak") {
+  const auto [dtype, bytes] = GENERATE(std::pair{"bfloat16", 18.0}, std::pair{"float32", 16.0});
+  constexpr int kRanks = 2;
+  const Folder folder;
+  const fs::path path = folder.path;
+  const ResolvedConfig resolved = job(path, dtype);
+  const int port = free_port();
+  const auto results = run_ranks(kRanks, [&](const Environment& environment) -> std::vector<double> {
+    setenv("MASTER_PORT", std::to_string(port).c_str(), 1);  // the trainer opens it itself
+    setenv("HYPERION_DEVICE", "cpu", 1);
+    // Leaked, for tensors that outlive everything here.
+    auto* counter = new CountingAllocator(*c10::GetCPUAllocator());
+    c10::SetCPUAllocator(counter, /*priority=*/255);
+    auto* trainer = new Trainer(resolved, {"memory_test"});
+    const double built = static_cast<double>(counter->live());
+    const ExitCode code = trainer->run();
+    const double trained = static_cast<double>(counter->live());
+    return {built, trained, static_cast<double>(code), smallest_peak(path, environment.rank)};
+  });
+  const double expected = bytes * 6'163'712 / kRanks;
+  for (const auto& rank : results) {
+    CAPTURE(dtype, rank[0] / expected, rank[1] / expected);
+    CHECK(rank[2] == 0);
+    CHECK(rank[0] == Approx(expected).epsilon(0.02));  // before the first step: state is allocated at once
+    CHECK(rank[1] == Approx(expected).epsilon(0.02));  // after the last: nothing gathered is left
+    CHECK(rank[3] > expected);                         // of the process, so more than libtorch's
+    CHECK(rank[3] < 4e9);
+  }
+}
+
+}  // namespace hyperion

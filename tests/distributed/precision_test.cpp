@@ -1,0 +1,107 @@
+// What a job computes in which dtype, on real ranks: weights, residual stream, wire, state, loss.
+#include <catch2/catch.hpp>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <ATen/ATen.h>
+#include <torch/library.h>
+
+#include "tests/distributed/ranks.h"
+#include "tests/distributed/tiny_training.h"
+
+namespace hyperion {
+namespace {
+
+using Dtypes = std::set<at::ScalarType>;
+
+std::string text(const Dtypes& dtypes) {
+  std::vector<std::string> names;
+  for (at::ScalarType dtype : dtypes) names.emplace_back(c10::toString(dtype));
+  return fmt::format("{}", fmt::join(names, " "));
+}
+
+// Both operands of every sum of two [batch, seq, dim] tensors while `watching`: inside a block's forward
+// these are the two residual additions.
+struct ResidualWatch {
+  bool watching = false;
+  int additions = 0;
+  Dtypes dtypes;
+} residual;
+
+// Every operation called under the dispatch key that libtorch reserves for tests comes here first.
+void watch_operation(const c10::OperatorHandle& operation, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  const c10::impl::ExcludeDispatchKeyGuard below(c10::DispatchKey::TESTING_ONLY_GenericMode);
+  if (residual.watching && operation.schema().name() == "aten::add" && stack->at(0).toTensor().dim() == 3) {
+    residual.dtypes.insert({stack->at(0).toTensor().scalar_type(), stack->at(1).toTensor().scalar_type()});
+    ++residual.additions;
+  }
+  operation.callBoxed(stack);
+}
+
+TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericMode, library) {
+  library.fallback(torch::CppFunction::makeFromBoxedFunction<&watch_operation>());
+}
+
+// Trains one step and lists every dtype that was seen.
+std::string observed_dtypes(const TinyJob& job, const Environment& environment) {
+  TinyTraining training(job, environment);
+  const c10::impl::IncludeDispatchKeyGuard watch(c10::DispatchKey::TESTING_ONLY_GenericMode);
+  Dtypes weights, logits, state;
+  training.fsdp().on_event = [&](const std::string& event) {
+    residual.watching = event.starts_with("run layers.");
+    for (const auto& group : training.walk().groups()) {
+      if (event != "run " + group->name()) continue;
+      for (const auto& parameter : group->parameters())
+        weights.insert({parameter->parameter().weight.scalar_type(), parameter->gathered().scalar_type()});
+    }
+    if (event == "run norm,output")
+      logits.insert(training.model().head().logits(at::zeros({1, 2, 18}, job.compute)).scalar_type());
+  };
+  training.step(0);
+  residual.watching = false;
+  if (residual.additions != 2 * 3) throw std::runtime_error("the three blocks have two residual sums each");
+  for (const auto& parameter : training.walk().parameters())
+    state.insert({parameter->master().scalar_type(), parameter->grad().scalar_type()});
+  for (const auto& moments : {training.optimizer().exp_avg(), training.optimizer().exp_avg_sq()})
+    for (const at::Tensor& moment : moments) state.insert(moment.scalar_type());
+
+  const at::Tensor tokens = at::ones({1, 4}, at::kLong);
+  const Microbatch batch{tokens, tokens, training.model().context(4, at::kCPU)};
+  training.walk().begin_step(1);
+  const Dtypes loss = {training.walk().loss_sum(batch).scalar_type(),
+                       training.walk().forward_backward(batch, at::ones({}), true).scalar_type()};
+  std::string seen = fmt::format("state {}, weights {}, residual {}, logits {}, loss {}", text(state),
+                                 text(weights), text(residual.dtypes), text(logits), text(loss));
+  for (const auto& [operation, dtypes] : training.shard_traffic().dtypes())
+    seen += fmt::format(", {} {}", operation, text(dtypes));
+  return seen;
+}
+
+}  // namespace
+
+TEST_CASE("bf16 is the dtype of weights and residual stream and fp32 that of state and reduction and loss") {
+  struct Case {
+    int ranks;
+    at::ScalarType compute;
+    const char* expected;
+  };
+  const Case is = GENERATE(
+      Case{1, at::kBFloat16, "state Float, weights BFloat16, residual BFloat16, logits BFloat16, loss Float"},
+      Case{2, at::kBFloat16,
+           "state Float, weights BFloat16, residual BFloat16, logits BFloat16, loss Float, "
+           "all_gather BFloat16, reduce_scatter Float"},
+      Case{2, at::kFloat,
+           "state Float, weights Float, residual Float, logits Float, loss Float, "
+           "all_gather Float, reduce_scatter Float"});
+  for (const RankOutcome& rank :
+       run_ranks_outcome(is.ranks, [is](const Environment& environment) -> std::vector<double> {
+         const std::string seen = observed_dtypes({.compute = is.compute}, environment);
+         if (seen != is.expected) throw std::runtime_error(seen);
+         return {};
+       })) {
+    INFO(rank.output);
+    CHECK(rank.error == "");
+  }
+}
+
+}  // namespace hyperion

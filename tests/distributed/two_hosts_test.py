@@ -1,0 +1,186 @@
+#!/usr/bin/env python3
+"""Two hosts on one machine: network namespaces with a cable (veth pair) between them, and scripts/launch.py in each.
+
+    python3 tests/distributed/two_hosts_test.py build/hyperion
+
+Exits 77 with the reason where namespaces cannot be made (no root, no iproute2, a container that forbids it).
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+BINARY = Path(sys.argv[1]).resolve()
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT = 120  # seconds; far above what any of these takes
+ADDRESSES = ("10.213.77.1", "10.213.77.2")
+TOML = """
+[model]
+hf_assets_path = "{root}/tests/assets/tokenizer"
+[model.args]
+dim = 64
+n_layers = 2
+n_heads = 4
+[training]
+dataset = "jsonl"
+dataset_path = "{folder}/data.jsonl"
+local_batch_size = 4
+seq_len = 64
+steps = 8
+[metrics]
+log_freq = 1
+[job]
+dump_folder = "out"
+[optimizer]
+lr = 1e-2
+[lr_scheduler]
+warmup_steps = 0
+[debug]
+seed = 1
+"""
+
+
+def ip(*arguments):
+    done = subprocess.run(["ip", *map(str, arguments)], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"ip {' '.join(map(str, arguments))}: {done.stderr.strip()}")
+    return done.stdout
+
+
+class Hosts:
+    """Both namespaces and the cable; use as a context."""
+
+    def __init__(self):
+        self.names = [f"hyperion-{os.getpid()}-{i}" for i in range(2)]
+
+    def __enter__(self):
+        try:
+            for name in self.names:
+                ip("netns", "add", name)
+            ip("-n", self.names[0], "link", "add", "cable", "type", "veth", "peer", "name", "cable", "netns", self.names[1])
+            for name, address in zip(self.names, ADDRESSES):
+                ip("-n", name, "address", "add", f"{address}/24", "dev", "cable")
+                ip("-n", name, "link", "set", "cable", "up")
+                ip("-n", name, "link", "set", "lo", "up")
+                ip("netns", "exec", name, "true")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        for name in self.names:  # the cable goes with them
+            subprocess.run(["ip", "netns", "delete", name], stderr=subprocess.DEVNULL)
+
+    def bytes_sent(self, host):
+        link, = json.loads(ip("-n", self.names[host], "-json", "-statistics", "link", "show", "cable"))
+        return link["stats64"]["tx"]["bytes"]
+
+    def cut_cable(self):
+        ip("-n", self.names[0], "link", "set", "cable", "down")
+
+
+class TwoHosts(unittest.TestCase):
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.folder = Path(temporary.name)
+        (self.folder / "job.toml").write_text(TOML.format(root=ROOT, folder=self.folder))
+        documents = [f"Document {i} has a few words, and some of them are its own: {i * 7919}." for i in range(200)]
+        (self.folder / "data.jsonl").write_text("".join(json.dumps({"text": d}) + "\n" for d in documents))
+        self.hosts = Hosts().__enter__()
+        self.addCleanup(self.hosts.__exit__)
+        self.launchers, self.logs = [], []
+
+    def start(self, *options, ranks_a_host=1):
+        """launch.py on both hosts, each in a folder of its own, for hosts need share no disk."""
+        own = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT", "LOG_RANK", "GLOO_SOCKET_IFNAME")
+        for host, name in enumerate(self.hosts.names):
+            (self.folder / name).mkdir()
+            environment = {key: value for key, value in os.environ.items() if key not in own}
+            environment |= {"NPROC": str(ranks_a_host), "NNODES": "2", "NODE_RANK": str(host), "MASTER_ADDR": ADDRESSES[0],
+                            "HYPERION_DEVICE": "cpu", "OMP_NUM_THREADS": "1", "LOG_RANK": f"{host * ranks_a_host}"}
+            log = open(self.folder / name / "log", "w+")
+            self.addCleanup(log.close)
+            command = ["ip", "netns", "exec", name, sys.executable, ROOT / "scripts" / "launch.py", BINARY, "train",
+                       self.folder / "job.toml", *options]
+            process = subprocess.Popen(command, env=environment, cwd=self.folder / name, stdout=log, stderr=subprocess.STDOUT)
+            self.addCleanup(self.end, process)
+            self.launchers.append(process)
+            self.logs.append(log)
+
+    def end(self, process):
+        if process.poll() is None:  # its ranks go with it
+            process.terminate()
+            try:
+                process.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def text(self, host):
+        self.logs[host].seek(0)
+        return f"--- host {host} ---\n{self.logs[host].read()}"
+
+    def codes(self):
+        codes = [process.wait(timeout=LIMIT) for process in self.launchers]
+        return codes, self.text(0) + self.text(1)
+
+    def check_trained(self, steps=8):
+        codes, text = self.codes()
+        self.assertEqual(codes, [0, 0], text)
+        lines = (self.folder / self.hosts.names[0] / "out" / "metrics.jsonl").read_text().splitlines()
+        losses = [json.loads(line)["loss_metrics/global_avg_loss"] for line in lines]
+        self.assertEqual(len(losses), steps)
+        self.assertLess(losses[-1], 0.9 * losses[0])
+
+    def test_fsdp_over_two_hosts(self):
+        self.start()
+        self.check_trained()
+        for host in range(2):  # 0.36 million parameters: each step sends half of them in bf16 and of the gradients in fp32
+            self.assertGreater(self.hosts.bytes_sent(host), 8 * 360_000 / 2 * (2 + 4))
+
+    def test_hsdp_with_two_ranks_a_host(self):
+        self.start("--parallelism.data_parallel_replicate_degree=2", ranks_a_host=2)
+        self.check_trained()
+
+    def test_a_cut_cable_ends_both_hosts_with_71(self):
+        self.start("--training.steps=1000000", "--comm.train_timeout_seconds=5")
+        end = time.monotonic() + LIMIT
+        while "step:  3" not in self.text(0):
+            self.assertLess(time.monotonic(), end, self.text(0) + self.text(1))
+            self.assertEqual([process.poll() for process in self.launchers], [None, None], self.text(0) + self.text(1))
+            time.sleep(0.05)
+        self.hosts.cut_cable()
+        codes, text = self.codes()
+        self.assertEqual(codes, [71, 71], text)
+        for host in range(2):
+            self.assertRegex(self.text(host), rf"rank {host}: .* in phase 'step \d+")
+
+
+def skip_unless_possible():
+    reason = None
+    if os.geteuid() != 0:
+        reason = "network namespaces need root"
+    elif shutil.which("ip") is None:
+        reason = "the program ip is not installed (apt-get install iproute2)"
+    else:
+        try:
+            with Hosts():
+                pass
+        except RuntimeError as error:
+            reason = f"no network namespaces here: {error}"
+    if reason:
+        print(f"skipped: {reason}")
+        sys.exit(77)
+
+
+if __name__ == "__main__":
+    skip_unless_possible()
+    unittest.main(argv=[sys.argv[0], *sys.argv[2:]], verbosity=2)

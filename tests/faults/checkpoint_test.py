@@ -1,0 +1,238 @@
+"""Checkpoints of the real program: before step 1, while training, and everything that a resumed run must keep.
+
+    python3 tests/faults/checkpoint_test.py build/hyperion
+
+Tests are named after the acceptance checks (A1 ... E12) that they show.
+"""
+
+import os
+import signal
+import subprocess
+import unittest
+
+from checkpoints import CheckpointTest
+from jobs import main
+
+
+class PreCheckpoint(CheckpointTest):
+    def test_a1_a2_a5_a6_a7_a_full_checkpoint_is_written_and_read_back_before_step_1(self):
+        job = self.run_job("--checkpoint.interval=500", "--training.steps=2", code=0, ranks=2,
+                           says=["[pre-checkpoint]", "read back"])
+        text = job.text()
+        self.assertLess(text.index("[pre-checkpoint]"), text.index("step:  1"))
+        kinds = [self.manifest(step)["kind"] for step in self.saved()[0]]
+        self.assertEqual((self.saved(), kinds), (([0, 2], []), ["pre-checkpoint", "full"]))
+
+    def test_a5_one_key_turns_it_off_and_the_log_says_so(self):
+        self.run_job("--checkpoint.no_validate_before_training", "--training.steps=3", code=0,
+                     says=["validate_before_training = false"])
+        self.assertEqual(self.saved()[0], [3])
+
+    def test_a3_a4_a_path_that_cannot_be_used_is_73_before_any_step(self):
+        (self.folder / "out").mkdir()
+        (self.folder / "out" / "checkpoint").write_text("a file")
+        job = self.run_job(code=73, ranks=2, says=["[pre-checkpoint]", "rank 0", str(self.steps_folder)])
+        self.assertNotIn("step:  1", job.text())
+
+    def test_a4_the_same_fault_later_is_74(self):
+        fault = {"FAULT": "rank=1;point=file.write;action=errno:ENOSPC;on=__1_0"}
+        self.run_job("--allow-faults", code=73, ranks=2, env=fault,
+                     says=["[pre-checkpoint]", "rank 1", "No space left", "__1_0.distcp"])
+        self.assertEqual(self.saved(), ([], []))
+        fault["FAULT"] += ";nth=2"
+        job = self.run_job("--allow-faults", code=74, ranks=2, env=fault, says=["rank 1", "No space left"])
+        self.assertNotIn("[pre-checkpoint] the checkpoint", job.text())
+        self.assertEqual(self.saved()[1], [])
+
+    def test_a7_a_byte_that_changes_on_its_way_to_the_disk_is_found(self):
+        self.run_job("--allow-faults", code=73, env={"FAULT": "point=file.write;action=flip;on=__0_0"},
+                     says=["[pre-checkpoint]", "__0_0.distcp"])
+        self.assertEqual(self.saved(), ([], []))
+
+    def test_a12_a_run_killed_right_after_it_goes_on_from_it(self):
+        expected = self.control(ranks=2)
+        job = self.start(ranks=2)
+        job.wait_for("[pre-checkpoint]")
+        for process, _ in job.ranks:
+            process.kill()
+        job.codes()
+        self.run_job(code=0, ranks=2, says=["step-0"])
+        self.assertEqual(self.curve(), expected)
+
+    def test_a13_on_resume_nothing_that_exists_is_touched(self):
+        self.run_job("--training.steps=6", code=0)
+        before = {path: path.stat().st_mtime_ns for path in self.steps_folder.rglob("*") if path.name != ".lock"}
+        for mode in ("full", "probe"):
+            self.run_job("--training.steps=7", f"--checkpoint.validate_on_resume={mode}", "--checkpoint.interval=500",
+                         "--lr_scheduler.total_steps=6", "--lr_scheduler.min_lr_factor=0.1",
+                         "--checkpoint.on_config_change=override", "--checkpoint.load_step=6", code=0,
+                         says=["under a temporary name"])
+            after = {path: path.stat().st_mtime_ns for path in before}
+            self.assertEqual(after, before)
+
+    def test_a14_step_0_is_outside_keep_latest_k_and_goes_with_the_first_durable_save(self):
+        self.run_job("--checkpoint.interval=2", "--checkpoint.keep_latest_k=2", "--training.steps=8", code=0)
+        self.assertEqual(self.saved(), ([6, 8], []))
+
+
+class Resume(CheckpointTest):
+    def check_resume(self, *options, ranks=1):
+        expected = self.control(*options, ranks=ranks)
+        self.run_job("--training.steps=5", "--lr_scheduler.total_steps=8", *options, ranks=ranks, code=0)
+        self.run_job("--lr_scheduler.total_steps=8", "--checkpoint.load_step=3", *options, ranks=ranks, code=0,
+                     says=["Training starts at step 4"])
+        self.assertEqual(self.curve(), expected)
+
+    def test_c1_the_loss_lines_are_those_of_the_undisturbed_run(self):
+        self.check_resume()
+
+    def test_c1_on_two_ranks(self):
+        self.check_resume(ranks=2)
+
+    def test_c1_hsdp_with_one_writing_replica(self):
+        self.check_resume("--parallelism.data_parallel_replicate_degree=2", "--training.local_batch_size=1",
+                          "--checkpoint.writers=one_replica", ranks=4)
+        self.assertEqual(sorted(path.name for path in self.step(3).iterdir() if path.suffix == ".distcp"),
+                         ["__0_0.distcp", "__1_0.distcp"])
+
+    def test_c1_c15_with_asynchronous_saves_and_averages(self):
+        for mode in ("async", "async_with_pinned_mem"):
+            with self.subTest(mode=mode):
+                self.check_resume(f"--checkpoint.async_mode={mode}", "--ema.enable", ranks=2)
+            self.temporary.cleanup()
+            self.setUp()
+
+    def test_c13_uneven_shards(self):
+        self.check_resume("--model.args.dim=36", "--model.args.hidden_dim=50", "--training.local_batch_size=1",
+                          "--training.global_batch_size=6", ranks=3)
+
+    def test_c2_c11_another_mesh_goes_on_with_the_same_batches(self):
+        expected = self.control()
+        self.run_job("--training.steps=3", "--lr_scheduler.total_steps=8", "--training.local_batch_size=1", ranks=4, code=0)
+        self.run_job("--lr_scheduler.total_steps=8", ranks=2, code=0, says=["seeded by (seed, step, rank)"])
+        for step, (loss, norm, rate) in self.curve().items():
+            self.assertAlmostEqual(loss, expected[step][0], delta=5e-6)
+            self.assertEqual(rate, expected[step][2])
+
+    def test_c3_changing_steps_alone_never_bends_the_curve(self):
+        expected = self.control(steps=8)
+        self.run_job("--training.steps=8", "--checkpoint.interval=3", code=0)
+        for path in (self.step(8), self.step(6)):
+            self.tool("prune", self.steps_folder, "--keep=2", "--dry-run")
+        self.run_job("--training.steps=12", "--checkpoint.load_step=3", "--lr_scheduler.min_lr_factor=0.0", code=2,
+                     says=["total_steps", "min_lr_factor"])
+        self.assertEqual({step: self.curve()[step] for step in expected}, expected)
+
+    def test_c6_a_changed_trajectory_is_named(self):
+        self.run_job("--training.steps=4", code=0)
+        self.run_job("--training.steps=4", "--optimizer.lr=1e-3", "--checkpoint.load_step=3", code=2,
+                     says=["optimizer.lr", "0.0008", "0.001"])
+
+    def test_c7_transfer_takes_weights_alone(self):
+        self.run_job("--training.steps=6", code=0)
+        job = self.run_job("--training.steps=2", "--checkpoint.resume_mode=transfer", "--checkpoint.folder=other",
+                           f"--checkpoint.initial_load_path={self.step(6)}", code=0, says=["Training starts at step 1"])
+        self.assertNotIn("seeded by", job.text())
+
+    def test_c10_the_configuration_is_compared(self):
+        self.run_job("--training.steps=4", "--lr_scheduler.total_steps=8", code=0)
+        self.run_job("--training.steps=4", "--lr_scheduler.total_steps=8", "--checkpoint.load_step=3", code=0,
+                     says=["the configuration is the checkpoint's"])
+
+    def test_c12_a_second_resume(self):
+        expected = self.control()
+        for last in (3, 6, 8):
+            self.run_job(f"--training.steps={last}", "--lr_scheduler.total_steps=8", code=0)
+        self.assertEqual(self.curve(), expected)
+
+    def test_a_finished_run_with_a_last_save_of_weights_alone_can_be_extended(self):
+        expected = self.control(steps=8)
+        self.run_job("--training.steps=7", "--lr_scheduler.total_steps=8", "--checkpoint.last_save_model_only", code=0)
+        self.assertEqual(self.manifest(7)["kind"], "model")
+        self.run_job("--lr_scheduler.total_steps=8", code=0, says=["step-7", "weights alone", "Training starts at step 7"])
+        self.assertEqual(self.curve(), expected)
+
+    def test_a_missing_load_step_is_an_error(self):
+        self.run_job("--checkpoint.load_step=9", code=65, says=["load_step = 9"])
+
+    def test_seed_checkpoint_gives_every_mesh_the_same_start(self):
+        self.run_job("--checkpoint.create_seed_checkpoint", "--debug.seed=5", code=0)
+        self.assertEqual(self.manifest(0)["kind"], "seed")
+        self.run_job("--training.steps=2", "--checkpoint.interval=1", ranks=2, code=0, says=["step-0"])
+        self.assertEqual(self.saved()[0], [0, 1, 2])
+
+
+class Signals(CheckpointTest):
+    def test_term_to_one_rank_saves_once_and_is_75(self):
+        expected = self.control(ranks=2, steps=60)
+        job = self.start("--training.steps=60", "--checkpoint.interval=1000", ranks=2)
+        job.wait_for("step:  4")
+        job.ranks[1][0].send_signal(signal.SIGUSR1)
+        self.assertEqual(job.codes(), [75, 75], job.text())
+        self.run_job("--training.steps=60", "--checkpoint.interval=1000", ranks=2, code=0)
+        self.assertEqual(self.curve(), expected)
+
+
+class Faults(CheckpointTest):
+    def damaged(self, damage):
+        expected = self.control()
+        self.run_job("--training.steps=6", "--lr_scheduler.total_steps=8", code=0)
+        damage(self.step(6))
+        self.run_job("--lr_scheduler.total_steps=8", code=0, says=["step-6", "trying the one before it"])
+        self.assertEqual(self.curve(), expected)
+
+    def flip(self, name, where):
+        def damage(step):
+            data = bytearray((step / name).read_bytes())
+            data[int(len(data) * where)] ^= 1
+            (step / name).write_bytes(data)
+        return damage
+
+    def test_f_c2_a_flipped_bit_in_a_shard_falls_back(self):
+        self.damaged(self.flip("__0_0.distcp", 0.3))
+
+    def test_f_c2_in_the_index(self):
+        self.damaged(self.flip(".metadata", 0.5))
+
+    def test_f_c1_c2_c4_cheap_damage_is_left_out_at_once(self):
+        self.run_job("--training.steps=6", "--lr_scheduler.total_steps=8", code=0)
+        self.flip("hyperion.json", 0.5)(self.step(6))
+        self.run_job("--lr_scheduler.total_steps=8", code=0, says=["step-6 is not resumed from", "step-3"])
+        os.truncate(self.step(8) / "__0_0.distcp", 1000)
+        self.run_job("--training.steps=9", "--checkpoint.load_step=8", code=65, says=["__0_0.distcp", "1000"])
+
+    def test_f_r1_a_second_run_in_the_same_folder_is_refused(self):
+        first = self.start("--training.steps=100000", "--checkpoint.interval=100000")
+        first.wait_for("step:  2")
+        other = self.folder / "second"
+        other.mkdir()
+        self.prepare(other)
+        job = self.run_job(f"--job.dump_folder={self.folder}/out", folder=other, code=2, says=["host", "pid"])
+        self.assertNotIn("step:  1", job.text())
+        first.ranks[0][0].kill()
+        first.codes()
+
+    def test_f_r3_foreign_names_are_left_alone(self):
+        self.run_job("--training.steps=3", "--lr_scheduler.total_steps=8", code=0)
+        for name in ("tmp_step-9", "step-9.bak", "step-x"):
+            (self.steps_folder / name).mkdir()
+        (self.steps_folder / "step-7").write_text("")
+        self.run_job("--training.steps=5", "--lr_scheduler.total_steps=8", code=0, says=["Training starts at step 4"])
+        self.assertEqual(len(list(self.steps_folder.iterdir())), 4 + 2 + 1)
+
+    def test_faults_are_refused_without_the_flag(self):
+        self.run_job(code=2, env={"FAULT": "point=ckpt.plan;action=kill"}, says=["--allow-faults"])
+
+    def test_on_save_failure_continue_trains_on(self):
+        fault = {"FAULT": "point=file.write;action=errno:EIO;on=__0_0;nth=2"}
+        for mode in ("disabled", "async"):
+            with self.subTest(mode=mode):
+                self.run_job("--allow-faults", "--checkpoint.on_save_failure=continue", f"--checkpoint.async_mode={mode}",
+                             code=0, env=fault, says=["training goes on", "Input/output error"])
+                self.assertIn(8, self.saved()[0])
+            self.temporary.cleanup()
+            self.setUp()
+
+
+if __name__ == "__main__":
+    main()

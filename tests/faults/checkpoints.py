@@ -1,0 +1,52 @@
+"""What the checkpoint tests share: a job that saves, its loss lines, its folder, and the program's own tools."""
+
+import json
+import subprocess
+
+from jobs import BINARY, TOML, JobTest
+
+CHECKPOINT_TOML = TOML.replace("steps = 5", "steps = 8\nglobal_batch_size = 4") + """
+[checkpoint]
+enable = true
+interval = 3
+last_save_model_only = false
+"""
+
+
+class CheckpointTest(JobTest):
+    toml = CHECKPOINT_TOML
+
+    def setUp(self):
+        super().setUp()
+        self.steps_folder = self.folder / "out" / "checkpoint"
+
+    def curve(self, folder=None):
+        """step -> (loss, gradient norm, learning rate); of a step that was done twice, the later line."""
+        return {line["step"]: (line["loss_metrics/global_avg_loss"], line["grad_norm"], line["lr"])
+                for line in self.metrics(folder)}
+
+    def saved(self):
+        """Steps with a folder, and everything else in there that is not the lock."""
+        names = sorted(path.name for path in self.steps_folder.iterdir() if path.name != ".lock")
+        steps = sorted(int(name[5:]) for name in names if name.startswith("step-"))
+        return steps, [name for name in names if not name.startswith("step-")]
+
+    def step(self, number):
+        return self.steps_folder / f"step-{number}"
+
+    def manifest(self, number):
+        return json.loads((self.step(number) / "hyperion.json").read_text())
+
+    def tool(self, *arguments, code=0):
+        """stdout of `hyperion ckpt ...`."""
+        done = subprocess.run([BINARY, "ckpt", *map(str, arguments)], capture_output=True, text=True, timeout=120)
+        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+        return done.stdout
+
+    def control(self, *options, ranks=1, steps=8):
+        """The curve of the undisturbed run, made in a folder of its own."""
+        folder = self.folder / "control"
+        folder.mkdir()
+        self.prepare(folder)
+        self.run_job(f"--training.steps={steps}", *options, folder=folder, ranks=ranks, code=0)
+        return self.curve(folder)

@@ -1,0 +1,118 @@
+"""What the tests of this folder share: jobs of the real program on a small model, and a folder with data for each test.
+
+Standard library only. The program is the first argument of the test's command line.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+BINARY = Path(sys.argv[1]).resolve()
+ROOT = Path(__file__).resolve().parents[2]
+TOML = """
+[model]
+hf_assets_path = "{root}/tests/assets/tokenizer"
+[model.args]
+dim = 32
+n_layers = 2
+n_heads = 4
+[training]
+dataset = "jsonl"
+dataset_path = "{folder}/data.jsonl"
+local_batch_size = 2
+seq_len = 32
+steps = 5
+[metrics]
+log_freq = 1
+[job]
+dump_folder = "{folder}/out"
+[lr_scheduler]
+warmup_steps = 0
+[debug]
+seed = 1
+"""
+
+
+class Job:
+    """One or more ranks of the program, with what they printed."""
+
+    def __init__(self, folder, *options, ranks=1, env=None, per_rank=None):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.ranks = []
+        for rank in range(ranks):
+            own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks,
+                   "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1, "HYPERION_DEVICE": "cpu",
+                   "LOG_RANK": ",".join(map(str, range(ranks))), **(env or {})}
+            command = [BINARY, "train", folder / "job.toml", *options, *(per_rank[rank] if per_rank else [])]
+            output = open(folder / f"rank{rank}.log", "w+")
+            self.ranks.append((subprocess.Popen(command, env={**os.environ, **{k: str(v) for k, v in own.items()}},
+                                                stdout=output, stderr=subprocess.STDOUT, cwd=folder), output))
+
+    def text(self, rank=0):
+        output = self.ranks[rank][1]
+        output.seek(0)
+        return output.read()
+
+    def wait_for(self, text, rank=0, seconds=60):
+        end = time.monotonic() + seconds
+        while text not in self.text(rank):
+            if time.monotonic() > end or self.ranks[rank][0].poll() is not None:
+                raise AssertionError(f"rank {rank} never printed {text!r}:\n{self.text(rank)}")
+            time.sleep(0.02)
+
+    def codes(self, seconds=60):
+        try:
+            return [process.wait(timeout=seconds) for process, _ in self.ranks]
+        finally:
+            for process, _ in self.ranks:
+                if process.poll() is None:
+                    process.kill()
+                    process.wait()
+
+
+class JobTest(unittest.TestCase):
+    """A folder with job.toml and data.jsonl for each test; everything in it goes with the test."""
+
+    toml = TOML
+
+    def setUp(self):
+        self.temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(self.temporary.cleanup)
+        self.folder = Path(self.temporary.name)
+        self.prepare(self.folder)
+
+    def prepare(self, folder):
+        (folder / "job.toml").write_text(self.toml.format(root=ROOT, folder=folder))
+        documents = [f"Document {i} has a few words, and some of them are its own: {i * 7919}." for i in range(200)]
+        (folder / "data.jsonl").write_text("".join(json.dumps({"text": d}) + "\n" for d in documents))
+
+    def start(self, *options, folder=None, **kwargs):
+        job = Job(folder or self.folder, *options, **kwargs)
+        self.addCleanup(lambda: [output.close() for _, output in job.ranks])
+        return job
+
+    def run_job(self, *options, code, says=(), **kwargs):
+        job = self.start(*options, **kwargs)
+        codes = job.codes()
+        self.assertEqual(codes, [code] * len(codes), job.text())
+        for text in says:
+            self.assertIn(text, job.text())
+        return job
+
+    def metrics(self, folder=None):
+        """The lines of metrics.jsonl."""
+        lines = ((folder or self.folder) / "out" / "metrics.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+
+def main():
+    unittest.main(argv=[sys.argv[0], *sys.argv[2:]], verbosity=2)

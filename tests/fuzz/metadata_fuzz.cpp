@@ -1,0 +1,14 @@
+// Any bytes as a .metadata file; an index that is accepted must survive a round trip.
+#include "checkpoint/format/metadata.h"
+#include "tests/fuzz/fuzz.h"
+
+using namespace hyperion;
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  fuzz::expect_bad_data_at_most([&] {
+    const CheckpointIndex index = decode_metadata(fuzz::as_bytes(data, size), "fuzz");
+    const std::string again = encode_metadata(index);
+    if (encode_metadata(decode_metadata(std::as_bytes(std::span(again)), "again")) != again) std::abort();
+  });
+  return 0;
+}

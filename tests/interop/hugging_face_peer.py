@@ -1,0 +1,158 @@
+"""Our model and transformers' on the same Hugging Face folders: equal logits, in and out.
+
+    run.sh hugging_face_peer.py HF_LOGITS_TOOL HYPERION
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Qwen3Config
+from transformers.utils.logging import disable_progress_bar
+
+TOLERANCE = 1e-5  # of the largest logit
+TOKENS = torch.arange(40).mul(7919).remainder(1009)
+SCALING = {"rope_type": "llama3", "factor": 5.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+           "original_max_position_embeddings": 24}
+SMALL = dict(hidden_size=48, intermediate_size=100, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2,
+             vocab_size=1009, max_position_embeddings=128)
+MODELS = {
+    "llama, tied, head_dim apart": LlamaConfig(**SMALL, head_dim=20, tie_word_embeddings=True, rms_norm_eps=1e-5),
+    "llama, untied, scaled rotation": LlamaConfig(**SMALL, rope_parameters={**SCALING, "rope_theta": 70000.0}),
+    "llama, all heads alike": LlamaConfig(**{**SMALL, "num_key_value_heads": 6, "intermediate_size": 64}),
+    "qwen3, tied": Qwen3Config(**SMALL, head_dim=16, tie_word_embeddings=True),
+    "qwen3, untied, heads that do not divide": Qwen3Config(**{**SMALL, "hidden_size": 50, "num_attention_heads": 9,
+                                                             "num_key_value_heads": 3}, head_dim=12,
+                                                           rope_parameters={"rope_type": "default", "rope_theta": 1e6}),
+}
+
+
+def make_model(config):
+    torch.manual_seed(3)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():  # norms too: each weight must count
+            parameter.copy_(torch.randn_like(parameter) * 0.3)
+    return model
+
+
+def their_logits(model):
+    with torch.no_grad():
+        return model(TOKENS.unsqueeze(0)).logits[0].numpy()
+
+
+def our_logits(tool, *words):
+    out = subprocess.run([tool, *map(str, words)], input=TOKENS.numpy().astype("<i8").tobytes(), check=True,
+                         stdout=subprocess.PIPE).stdout
+    return numpy.frombuffer(out, "<f4").reshape(len(TOKENS), -1)
+
+
+def close(ours, theirs, what):
+    error = numpy.abs(ours - theirs).max() / numpy.abs(theirs).max()
+    print(f"  {what}: {error:.1e}")
+    assert error < TOLERANCE, f"{what}: logits differ by {error}"
+
+
+def load(folder):
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+def tensors_of(folder):
+    tensors = {}
+    for file in folder.glob("*.safetensors"):
+        tensors.update(load_file(file))
+    return tensors
+
+
+def old_style(folder):
+    """config.json as transformers 4 wrote it."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    rope = config.pop("rope_parameters")
+    config["rope_theta"] = rope.pop("rope_theta")
+    config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
+    config["torch_dtype"] = config.pop("dtype")
+    path.write_text(json.dumps(config))
+
+
+def check_model(tool, config, folder):
+    model = make_model(config)
+    theirs = their_logits(model)
+    model.save_pretrained(folder / "single")
+    model.save_pretrained(folder / "sharded", max_shard_size="60KB")
+    assert (folder / "single/model.safetensors").exists() and len(list(folder.glob("sharded/*.safetensors"))) > 2
+    close(our_logits(tool, "logits", folder / "single"), theirs, "one file, read here")
+    old_style(folder / "sharded")
+    close(our_logits(tool, "logits", folder / "sharded"), theirs, "several files and an old config.json, read here")
+
+    back = folder / "back"  # in and out again: every tensor and setting as it was
+    our_logits(tool, "export", folder / "sharded", back, "float32", 60_000)
+    original, returned = tensors_of(folder / "single"), tensors_of(back)
+    assert original.keys() == returned.keys(), original.keys() ^ returned.keys()
+    for name, tensor in original.items():
+        assert torch.equal(tensor, returned[name]), name
+    before, after = (AutoConfig.from_pretrained(place).to_dict() for place in (folder / "single", back))
+    for key in before.keys() - {"_name_or_path", "transformers_version", "bos_token_id", "eos_token_id"}:
+        assert after.get(key) == before[key], (key, before[key], after.get(key))
+
+    for dtype, limit in (("float32", 10**9), ("bfloat16", 60_000)):  # our own weights
+        out = folder / dtype
+        ours = our_logits(tool, "export", folder / "single", out, dtype, limit, 11)
+        assert AutoConfig.from_pretrained(out).dtype == getattr(torch, dtype)
+        close(ours, their_logits(load(out)), f"drawn here, {dtype}, read by transformers")
+
+
+def check_training(hyperion, folder):
+    """from_hf: odd shapes train without a flavour of their own."""
+    config = LlamaConfig(**{**SMALL, "vocab_size": 2053}, head_dim=20,
+                         rope_parameters={**SCALING, "rope_theta": 70000.0})
+    folder.mkdir()
+    config.save_pretrained(folder)
+    job = folder / "job.toml"
+    job.write_text(f"""
+[job]
+dump_folder = "{folder}/out"
+[model]
+flavor = "from_hf"
+[training]
+steps = 2
+local_batch_size = 1
+seq_len = 64
+dataset_path = "{folder}/text.jsonl"
+[metrics]
+log_freq = 1
+[checkpoint]
+initial_load_path = "{folder}"
+""")
+    (folder / "text.jsonl").write_text("".join(json.dumps({"text": f"word {i} " * 40}) + "\n" for i in range(50)))
+    shown = subprocess.run([hyperion, "config", job], check=True, capture_output=True, text=True).stdout
+    assert "vocab_size = 2053" in shown and "rope_factor = 5" in shown and f"{folder}/config.json" in shown, shown
+    run = subprocess.run([hyperion, "train", job], capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
+    log = run.stdout + run.stderr
+    expected = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
+    assert f"{expected:,} total parameters" in log or f"{expected} total parameters" in log, log
+    (folder / "config.json").unlink()
+    refused = subprocess.run([hyperion, "config", job, "--model.hf_assets_path", "/nowhere"], capture_output=True,
+                             text=True)
+    assert refused.returncode == 2 and "no config.json in" in refused.stderr, refused
+    print("  odd shapes train, and a missing config.json is refused")
+
+
+def main():
+    tool, hyperion = sys.argv[1:3]
+    disable_progress_bar()
+    with tempfile.TemporaryDirectory() as temporary:
+        for number, (name, config) in enumerate(MODELS.items()):
+            print(name)
+            check_model(tool, config, Path(temporary) / str(number))
+        print("from_hf")
+        check_training(hyperion, Path(temporary) / "from_hf")
+
+
+main()

@@ -1,0 +1,96 @@
+"""Checkpoints between Hyperion and torchtitan 0.2.2, both ways and at other rank counts; exits 1 outside the tolerance.
+
+    tests/interop/torchtitan_roundtrip.sh [--binary build/hyperion] [llama3 qwen3]
+
+torchtitan trains on an HSDP mesh of 2 x 2 and saves; Hyperion goes on from that on 1, 2, 3 and 4 ranks. Hyperion trains on
+2 ranks and saves; torchtitan goes on from that on 2 x 2 (without `dataloader`, which is Python's). Each time the ten steps
+after the hand-over are compared with the run that was not interrupted. Same recorded tokens, global batch 12, fp32.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from cases import HERE, SHARD, WEIGHTS_SEEDS, largest_errors
+from ranks import run_hyperion, run_torchtitan
+
+TOLERANCE = {"losses": 1e-5, "grad_norms": 2e-4}
+HAND_OVER, STEPS, GLOBAL_BATCH, SEQ_LEN = 5, 15, 12, 64
+MESHES = {"1 rank": (1, 1), "FSDP 2": (1, 2), "FSDP 3": (1, 3), "HSDP 2 x 2": (2, 2)}
+
+
+def arguments(model: str, mesh: tuple[int, int]) -> list[str]:
+    """Options that both programs take."""
+    replicate, shard = mesh
+    return [str(HERE / "configs" / f"{model}.toml"), f"--training.steps={STEPS}", f"--training.seq_len={SEQ_LEN}",
+            f"--training.local_batch_size={GLOBAL_BATCH // (replicate * shard)}", f"--training.global_batch_size={GLOBAL_BATCH}",
+            "--training.mixed_precision_param=float32", f"--parallelism.data_parallel_replicate_degree={replicate}",
+            f"--parallelism.data_parallel_shard_degree={shard}", "--checkpoint.enable",
+            "--checkpoint.no_last_save_model_only", f"--checkpoint.interval={HAND_OVER}", "--checkpoint.keep_latest_k=0"]
+
+
+def ours(binary: Path, model: str, mesh: tuple[int, int], folder: Path, *options: str) -> dict[str, list[float]]:
+    run_hyperion(binary, [*arguments(model, mesh), f"--training.dataset_path={SHARD}", f"--job.dump_folder={folder}",
+                          f"--debug.seed={WEIGHTS_SEEDS[model]}", *options], mesh[0] * mesh[1])
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return {"losses": [float(line["loss_metrics/global_avg_loss"]) for line in lines],
+            "grad_norms": [float(line["grad_norm"]) for line in lines]}
+
+
+def theirs(model: str, mesh: tuple[int, int], folder: Path, *options: str, first_step: int = 0) -> dict[str, list[float]]:
+    env = {"PEER_TOKENS": SHARD / "tokens.bin", "PEER_WEIGHTS_SEED": WEIGHTS_SEEDS[model], "PEER_FIRST_STEP": first_step,
+           "PEER_METRICS": folder / "metrics.json"}
+    folder.mkdir(parents=True, exist_ok=True)
+    run_torchtitan(Path(sys.executable), ["--job.config_file", *arguments(model, mesh), f"--checkpoint.folder={folder}",
+                                          *options], mesh[0] * mesh[1], env=env)
+    return json.loads((folder / "metrics.json").read_text())
+
+
+@dataclass
+class Finding:
+    what: str
+    errors: dict[str, tuple[float, int]]
+
+    @property
+    def passed(self) -> bool:
+        return all(self.errors[key][0] <= TOLERANCE[key] for key in TOLERANCE)
+
+
+def compare(what: str, resumed: dict, whole: dict) -> Finding:
+    after = {key: whole[key][HAND_OVER:] for key in TOLERANCE}
+    finding = Finding(what, largest_errors(resumed, after))
+    print(f"{what:60} " + "  ".join(f"{key} {finding.errors[key][0]:.1e}" for key in TOLERANCE)
+          + ("" if finding.passed else "  FAILED"), flush=True)
+    return finding
+
+
+def roundtrip(binary: Path, model: str, folder: Path):
+    start = [f"--checkpoint.initial_load_path={folder}/peer/step-{HAND_OVER}", "--checkpoint.no_initial_load_model_only"]
+    whole = theirs(model, MESHES["HSDP 2 x 2"], folder / "peer")
+    for name, mesh in MESHES.items():
+        resumed = ours(binary, model, mesh, folder / f"ours {name}", *start)
+        yield compare(f"{model}: torchtitan HSDP 2 x 2 -> Hyperion {name}", resumed, whole)
+    whole = ours(binary, model, MESHES["FSDP 2"], folder / "ours")
+    start = [f"--checkpoint.initial_load_path={folder}/ours/checkpoint/step-{HAND_OVER}",
+             "--checkpoint.no_initial_load_model_only", "--checkpoint.exclude_from_loading=dataloader"]
+    resumed = theirs(model, MESHES["HSDP 2 x 2"], folder / "peer resumed", *start, first_step=HAND_OVER)
+    yield compare(f"{model}: Hyperion FSDP 2 -> torchtitan HSDP 2 x 2", resumed, whole)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--binary", type=Path, default=HERE.parent.parent / "build" / "hyperion")
+    parser.add_argument("models", nargs="*", default=["llama3", "qwen3"])
+    options = parser.parse_args()
+    findings = []
+    for model in options.models:
+        with tempfile.TemporaryDirectory() as folder:
+            findings += roundtrip(options.binary, model, Path(folder))
+    return 0 if all(finding.passed for finding in findings) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,148 @@
+#include "checkpoint/save_plan.h"
+
+#include <map>
+#include <set>
+
+#include <catch2/catch.hpp>
+
+#include "checkpoint/format/archive.h"
+
+namespace hyperion {
+namespace {
+
+TensorState tensor(std::string key, Dims shape, int shards, int replicas) {
+  TensorState state;
+  state.key = std::move(key);
+  state.path = {state.key};
+  state.shape = std::move(shape);
+  state.placement = {.shards = shards, .replicas = replicas};
+  return state;
+}
+
+// The state of a small job on replicas x shards ranks, as rank (replica, shard) sees it.
+std::vector<TensorState> job(int shards, int replicas, int shard = 0, int replica = 0) {
+  std::vector<TensorState> tensors = {tensor("tok_embeddings.weight", {13, 10}, shards, replicas),
+                                      tensor("layers.0.wq.weight", {8, 6}, shards, replicas),
+                                      tensor("norm.weight", {2}, shards, replicas),
+                                      tensor("optimizer.state.norm.weight.step", {}, 1, shards * replicas)};
+  tensors.front().aliases = {"output.weight"};
+  for (TensorState& t : tensors) {
+    if (t.placement.shards == 1) {
+      t.placement.replica = replica * shards + shard;
+    } else {
+      t.placement.shard = shard;
+      t.placement.replica = replica;
+    }
+  }
+  return tensors;
+}
+
+struct Made {
+  SaveLayout layout;
+  SavePlan plan;
+};
+
+Made make(int shards, int replicas, Writers writers) {
+  Made made;
+  made.layout = save_layout(job(shards, replicas));
+  std::vector<RankPlace> places;
+  for (int replica = 0; replica < replicas; ++replica)
+    for (int shard = 0; shard < shards; ++shard)
+      places.push_back(rank_place(made.layout, job(shards, replicas, shard, replica)));
+  made.plan = make_save_plan(made.layout, places, writers);
+  return made;
+}
+
+}  // namespace
+
+TEST_CASE("B2 B3 B4 every row of every tensor has exactly one writer on any mesh") {
+  for (const auto& [shards, replicas] : {std::pair{1, 1}, {4, 1}, {2, 2}, {1, 4}, {3, 2}}) {
+    for (const Writers writers : {Writers::kAll, Writers::kOneReplica}) {
+      const auto [layout, plan] = make(shards, replicas, writers);
+      std::map<uint32_t, int64_t> next_row;
+      std::map<uint32_t, uint64_t> position;
+      uint64_t bytes = 0;
+      for (const SaveItem& item : plan.items) {
+        CHECK(item.first_row == next_row[item.entry]);
+        next_row[item.entry] += item.rows;
+        CHECK(item.offset == position[item.writer]);
+        CHECK(item.length == tensor_archive_bytes(Dtype::kFloat32, item_shape(layout, item)));
+        position[item.writer] += item.length;
+        uint64_t elements = 1;
+        for (const int64_t extent : item_shape(layout, item)) elements *= static_cast<uint64_t>(extent);
+        bytes += 4 * elements;
+      }
+      for (size_t e = 0; e < layout.entries.size(); ++e) {
+        const Dims& shape = layout.entries[e].shape;
+        CHECK(next_row[static_cast<uint32_t>(e)] == (shape.empty() ? 1 : shape.front()));
+      }
+      CHECK(bytes == plan.data_bytes);
+      CHECK(bytes == 4u * (130 + 130 + 48 + 2 + 1));
+    }
+  }
+}
+
+TEST_CASE("B5 B7 B8 all ranks share the work or the first replica does it") {
+  const auto writers_of = [](const SavePlan& plan) {
+    std::set<uint32_t> writers;
+    for (const SaveItem& item : plan.items) writers.insert(item.writer);
+    return writers;
+  };
+  CHECK(writers_of(make(2, 2, Writers::kAll).plan) == std::set<uint32_t>{0, 1, 2, 3});
+  CHECK(writers_of(make(2, 2, Writers::kOneReplica).plan) == std::set<uint32_t>{0, 1});
+  const std::vector<uint64_t> bytes = make(1, 4, Writers::kAll).plan.file_bytes;
+  CHECK(*std::ranges::max_element(bytes) < bytes[0] + bytes[1] + bytes[2] + bytes[3]);
+}
+
+TEST_CASE("an alias is written whole under its own name") {
+  const auto [layout, plan] = make(2, 1, Writers::kAll);
+  REQUIRE(layout.entries[1].key == "output.weight");
+  CHECK(layout.entries[1].path == KeyPath{"output.weight"});
+  const CheckpointIndex index = index_of(layout, plan);
+  CHECK(index.tensors.at("output.weight").chunks.size() == 2);
+  CHECK(index.tensors.at("tok_embeddings.weight").shape == Dims{13, 10});
+}
+
+TEST_CASE("A9 any change of names or types or shapes or placement changes the fingerprint") {
+  const uint64_t before = save_layout(job(2, 2)).fingerprint();
+  CHECK(save_layout(job(2, 2, 1, 1)).fingerprint() == before);
+  CHECK(save_layout(job(4, 1)).fingerprint() != before);
+  auto changed = job(2, 2);
+  changed[1].dtype = Dtype::kBFloat16;
+  CHECK(save_layout(changed).fingerprint() != before);
+  changed = job(2, 2);
+  changed[1].shape = {6, 8};
+  CHECK(save_layout(changed).fingerprint() != before);
+  changed = job(2, 2);
+  changed.pop_back();
+  CHECK(save_layout(changed).fingerprint() != before);
+}
+
+TEST_CASE("places that leave a part out or give it twice are a bug") {
+  const SaveLayout layout = save_layout(job(2, 1));
+  const RankPlace first = rank_place(layout, job(2, 1, 0, 0));
+  CHECK_THROWS_WITH(make_save_plan(layout, {first, first}, Writers::kAll),
+                    Catch::Contains("both hold part 0"));
+  CHECK_THROWS_WITH(make_save_plan(layout, {first}, Writers::kAll), Catch::Contains("not all held"));
+}
+
+TEST_CASE("a place survives its text form") {
+  const RankPlace place{{{0, 1}, {3, 0}}};
+  CHECK(place.to_text() == "0:1 3:0");
+  CHECK(RankPlace::from_text(place.to_text()) == place);
+  CHECK(RankPlace::from_text("") == RankPlace{});
+  CHECK_THROWS(RankPlace::from_text("0:x"));
+}
+
+TEST_CASE("rows are cut as torch chunk cuts them") {
+  CHECK(rows_of(13, 4, 3).begin == 12);
+  CHECK(rows_of(13, 4, 3).count == 1);
+  CHECK(rows_of(2, 4, 3).begin == 2);
+  CHECK(rows_of(2, 4, 3).count == 0);
+  CHECK(component_of("optimizer.state.norm.weight.exp_avg") == "optimizer");
+  CHECK(component_of("layers.0.optimizer.weight") == "model");
+  CHECK(component_of("ema.norm.weight") == "ema");
+  CHECK(component_of("ema") == "model");
+}
+
+}  // namespace hyperion

@@ -1,0 +1,126 @@
+// A folder of its own for each test, and bytes to fill files with.
+#pragma once
+
+#include <algorithm>
+#include <exception>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/durable.h"
+#include "base/error.h"
+#include "base/failpoint.h"
+#include "checkpoint/storage/checkpoint_folder.h"
+#include "checkpoint/storage/shard_writer.h"
+
+namespace hyperion {
+
+struct StorageFixture {
+  std::filesystem::path root;
+  StorageFixture() {
+    std::string name = (std::filesystem::temp_directory_path() / "hyperion-storage-XXXXXX").string();
+    root = ::mkdtemp(name.data());
+  }
+  ~StorageFixture() {
+    arm_faults("", 0);
+    observe_durable_steps({});
+    std::error_code ignored;
+    std::filesystem::remove_all(root, ignored);
+  }
+};
+
+inline std::string some_bytes(uint64_t count, uint32_t seed = 1) {
+  std::string bytes(count, '\0');
+  for (char& byte : bytes) byte = static_cast<char>((seed = seed * 1664525u + 1013904223u) >> 24);
+  return bytes;
+}
+
+inline FileRecord write_shard(const std::filesystem::path& folder, const std::string& name,
+                              const std::string& bytes, int rank = 0) {
+  ShardWriter file(folder, name, rank);
+  file.append(bytes.data(), bytes.size());
+  return file.close();
+}
+
+inline std::string slurp(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// Changes one byte of a file in place.
+inline void damage(const std::filesystem::path& path, uint64_t offset, char mask = 1) {
+  std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
+  file.seekg(static_cast<std::streamoff>(offset));
+  const char byte = static_cast<char>(file.get() ^ mask);
+  file.seekp(static_cast<std::streamoff>(offset));
+  file.put(byte);
+}
+
+// The message of the Error that `action` throws, which must have `code`; anything else is said in the text.
+inline std::string error_of(ExitCode code, const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    return error.code() == code ? error.what() : "another exit code: " + std::string(error.what());
+  } catch (const std::exception& error) {
+    return "not an Error: " + std::string(error.what());
+  }
+  return "nothing was thrown";
+}
+
+// Runs `action` in a process of its own; returns its wait status. The action's failure is exit code 1.
+inline int in_child(const std::function<void()>& action) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    try {
+      action();
+    } catch (...) {
+      ::_exit(1);
+    }
+    ::_exit(0);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  return status;
+}
+
+// A committed checkpoint with two files, as a save makes it.
+inline Manifest save_checkpoint(const CheckpointFolder& folder, int64_t step,
+                                const std::string& kind = "full", uint32_t seed = 1) {
+  const std::string id = "save" + std::to_string(step) + "n" + std::to_string(seed);
+  const std::filesystem::path incoming = folder.begin(id, true);
+  Manifest manifest;
+  manifest.save_id = id;
+  manifest.step = step;
+  manifest.kind = kind;
+  try {
+    manifest.files.push_back(write_shard(incoming, "__0_0.distcp", some_bytes(10000, seed)));
+    manifest.files.push_back(write_shard(incoming, ".metadata", "index of " + id));
+    write_shard(incoming, kManifestFile, to_json(manifest));
+    folder.commit(incoming, step);
+  } catch (...) {
+    folder.abandon(incoming);
+    throw;
+  }
+  return manifest;
+}
+
+// Names in a folder, sorted, joined by blanks; .lock left out.
+inline std::string names_in(const std::filesystem::path& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder))
+    names.push_back(entry.path().filename());
+  std::sort(names.begin(), names.end());
+  std::string text;
+  for (const std::string& name : names)
+    if (name != ".lock") text += (text.empty() ? "" : " ") + name;
+  return text;
+}
+
+}  // namespace hyperion

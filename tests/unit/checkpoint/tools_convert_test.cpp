@@ -1,0 +1,141 @@
+#include <cstring>
+
+#include <catch2/catch.hpp>
+
+#include "checkpoint/storage/manifest.h"
+#include "checkpoint/tools/tools.h"
+#include "tools_fixture.h"
+
+using namespace hyperion;
+using namespace hyperion::test;
+namespace fs = std::filesystem;
+using Format = ConvertOptions::Format;
+
+namespace {
+
+Ran convert(const ConvertOptions& options) {
+  return run_tool([&](std::FILE* out) { return convert_checkpoint(options, out); });
+}
+
+// wq's 8 rows as two heads of 4 in Hugging Face's order: stored row -> our row.
+int64_t our_row(int64_t stored) {
+  return stored / 4 * 4 + stored % 2 * 2 + stored % 4 / 2;
+}
+
+const std::vector<std::pair<std::string, std::string>> kNames = {
+    {"tok_embeddings.weight", "model.embed_tokens.weight"},
+    {"layers.0.attention.wq.weight", "model.layers.0.self_attn.q_proj.weight"},
+    {"norm.weight", "model.norm.weight"}};
+
+std::vector<ConvertedTensor> to_stored(const std::map<std::string, TensorRecord>&) {
+  std::vector<ConvertedTensor> tensors;
+  for (const auto& [ours, stored] : kNames) tensors.push_back({ours, stored});
+  tensors[1].row_map = our_row;
+  return tensors;
+}
+std::vector<ConvertedTensor> to_ours(const std::map<std::string, TensorRecord>&) {
+  std::vector<ConvertedTensor> tensors;
+  for (const auto& [ours, stored] : kNames) tensors.push_back({stored, ours});
+  tensors[1].row_map = our_row;  // of heads of 4 it is its own inverse
+  return tensors;
+}
+
+uint64_t model_digest(const fs::path& path) {
+  return digest_of(path, {.component = "model"}).total();
+}
+
+}  // namespace
+
+TEST_CASE("convert to safetensors and back gives the same weights") {
+  const ToolsFolder folder;
+  const fs::path source = save_toy(folder.path, 8, {.shards = 3});
+  const fs::path hf = folder.path / "hf", back = folder.path / "back";
+  const Ran out = convert({.source = source,
+                           .destination = hf / "",
+                           .format = Format::kSafetensors,
+                           .tensors = to_stored,
+                           .more_files = {{"config.json", "{}\n"}}});
+  INFO(out.text);
+  CHECK(out.code == ExitCode::kOk);
+  CHECK(read_file(hf / "config.json") == "{}\n");
+  CHECK(names_in(hf).tensors.size() == 3);
+  const Ran in = convert({.source = hf, .destination = back, .format = Format::kDcp, .tensors = to_ours});
+  INFO(in.text);
+  CHECK(in.code == ExitCode::kOk);
+  CHECK(model_digest(back) == model_digest(source));
+  const Manifest manifest = read_manifest(back);
+  CHECK(manifest.kind == "model");
+  CHECK(manifest.facts.at("converted_from") == hf.string());
+  CHECK(run_tool([&](std::FILE* file) {
+          return verify_checkpoints({.path = back, .full = true}, file);
+        }).code == ExitCode::kOk);
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder.path))
+    CHECK(entry.path().filename().string().find(".convert") == std::string::npos);
+}
+
+TEST_CASE("convert moves rows as the map says and changes types") {
+  const ToolsFolder folder;
+  const fs::path source = save_toy(folder.path, 8);
+  const fs::path hf = folder.path / "hf";
+  REQUIRE(convert({.source = source,
+                   .destination = hf,
+                   .format = Format::kSafetensors,
+                   .dtype = Dtype::kBFloat16,
+                   .tensors = to_stored})
+              .code == ExitCode::kOk);
+  const OpenCheckpoint checkpoint = open_checkpoint(hf);
+  const TensorRecord& record = checkpoint.index.tensors.at("model.layers.0.self_attn.q_proj.weight");
+  CHECK(record.dtype == Dtype::kBFloat16);
+  const std::string file = read_file(hf / record.chunks.at(0).where.file);
+  for (int64_t row = 0; row < 8; ++row) {
+    uint16_t bits = 0;
+    std::memcpy(&bits, file.data() + record.chunks[0].where.offset + row * 6 * 2, 2);
+    const uint32_t word = uint32_t{bits} << 16;
+    float number = 0;
+    std::memcpy(&number, &word, 4);
+    CHECK(number == Approx(our_row(row) * 6 + 28.0 / 64).epsilon(0.004));
+  }
+}
+
+TEST_CASE("convert takes the averages on request") {
+  const ToolsFolder folder;
+  const fs::path source = save_toy(folder.path, 8, {.offsets = {{"ema.tok_embeddings.weight", 3.0F}}});
+  const fs::path ema = folder.path / "ema";
+  REQUIRE(convert({.source = source, .destination = ema, .format = Format::kDcp, .ema = true}).code ==
+          ExitCode::kOk);
+  const Digest digest = digest_of(ema), whole = digest_of(source);
+  REQUIRE(digest.entries.size() == 1);
+  CHECK(digest.entries[0].key == "tok_embeddings.weight");
+  CHECK(digest.entries[0].hash ==
+        std::ranges::find(whole.entries, "ema.tok_embeddings.weight", &DigestEntry::key)->hash);
+  const Ran none =
+      convert({.source = ema, .destination = folder.path / "none", .format = Format::kDcp, .ema = true});
+  CHECK(none.code == ExitCode::kBadData);
+  CHECK_THAT(none.text, Catch::Contains("no averaged weights"));
+}
+
+TEST_CASE("convert writes nothing when it cannot finish") {
+  const ToolsFolder folder;
+  const fs::path source = save_toy(folder.path / "job", 8);
+  fs::create_directory(folder.path / "there");
+  CHECK(convert({.source = source, .destination = folder.path / "there"}).code == ExitCode::kUsage);
+  flip_bit(source / "__0_0.distcp", 900);
+  for (const Format format : {Format::kDcp, Format::kSafetensors})
+    CHECK(convert({.source = source, .destination = folder.path / "new", .format = format}).code !=
+          ExitCode::kOk);
+  std::vector<std::string> left;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder.path))
+    left.push_back(entry.path().filename().string());
+  std::ranges::sort(left);
+  CHECK(left == std::vector<std::string>{"job", "there"});
+}
+
+TEST_CASE("convert to a step folder gives its manifest that step") {
+  const ToolsFolder folder;
+  const fs::path source = save_toy(folder.path / "job", 8);
+  REQUIRE(
+      convert({.source = source, .destination = folder.path / "other/step-2", .format = Format::kDcp}).code ==
+      ExitCode::kOk);
+  CHECK(read_manifest(folder.path / "other/step-2").step == 2);
+  CHECK(model_digest(folder.path / "other/step-2") == model_digest(source));
+}

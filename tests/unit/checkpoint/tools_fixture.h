@@ -1,0 +1,163 @@
+// Small checkpoints for the tests of checkpoint/tools, written as a job writes its own.
+#pragma once
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "base/files.h"
+#include "checkpoint/saver.h"
+#include "thread_ranks.h"
+
+namespace hyperion::test {
+
+struct ToolsFolder {
+  std::filesystem::path path =
+      std::filesystem::temp_directory_path() / fmt::format("hyperion_ckpt_tools_{}", ::getpid());
+  ToolsFolder() {
+    std::filesystem::remove_all(path);
+    std::filesystem::create_directories(path);
+  }
+  ~ToolsFolder() { std::filesystem::remove_all(path); }
+};
+
+// What a tool printed, and how it ended.
+struct Ran {
+  ExitCode code = ExitCode::kOk;
+  std::string text;
+};
+template <typename Command>
+Ran run_tool(const Command& command) {
+  char* data = nullptr;
+  size_t size = 0;
+  std::FILE* out = ::open_memstream(&data, &size);
+  Ran ran;
+  try {
+    ran.code = command(out);
+  } catch (const Error& error) {
+    ran.code = error.code();
+    fmt::print(out, "error: {}", error.what());
+  }
+  std::fclose(out);
+  ran.text.assign(data, size);
+  std::free(data);
+  return ran;
+}
+
+inline size_t widest_line(const std::string& text) {
+  size_t widest = 0;
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = std::min(text.find('\n', at), text.size());
+    widest = std::max(widest, end - at);
+    at = end + 1;
+  }
+  return widest;
+}
+
+inline void flip_bit(const std::filesystem::path& file, uint64_t at) {
+  std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+  stream.seekg(static_cast<std::streamoff>(at));
+  const int byte = stream.get();
+  stream.seekp(static_cast<std::streamoff>(at));
+  stream.put(static_cast<char>(byte ^ 4));
+}
+
+// How the state of a toy job differs from the default.
+struct ToyOptions {
+  int shards = 1, replicas = 1;
+  Writers writers = Writers::kAll;
+  int64_t keep = 0;
+  std::string kind = "full";
+  std::map<std::string, float> offsets{};   // added to the first number of a tensor
+  std::map<std::string, Object> objects{};  // instead of the default's, or beside it
+  std::vector<std::string> without{};       // keys left out
+};
+
+// A few tensors of every component, uneven over 3 ranks, and values.
+class ToyState : public StateComponent {
+ public:
+  ToyState(const ToyOptions& options, int rank) : options_(options), rank_(rank) {
+    add("tok_embeddings.weight", {}, {10, 4}, true);
+    add("layers.0.attention.wq.weight", {}, {8, 6}, true);
+    add("norm.weight", {}, {5}, true);
+    add("optimizer.state.norm.weight.exp_avg", {"optimizer", "state.norm.weight.exp_avg"}, {5}, true);
+    add("optimizer.state.norm.weight.step", {"optimizer", "state.norm.weight.step"}, {}, false);
+    add("ema.tok_embeddings.weight", {"ema", "tok_embeddings.weight"}, {10, 4}, true);
+  }
+  std::string name() const override { return "model"; }
+  std::vector<TensorState> tensors() override { return tensors_; }
+  std::vector<ObjectState> objects() override {
+    std::map<std::string, Object> objects = {
+        {"train_state.step", 7},
+        {"lr_scheduler.base_lrs", Object::list({0.25})},
+        {"train_state.config", fmt::format("shards {}", options_.shards)}};
+    for (const auto& [key, value] : options_.objects) objects[key] = value;
+    std::vector<ObjectState> states;
+    for (const auto& [key, value] : objects) {
+      const size_t dot = key.find('.');
+      states.push_back({key, {key.substr(0, dot), key.substr(dot + 1)}, value});
+    }
+    const std::string key = fmt::format("rank_{}", rank_);
+    states.push_back({"rng." + key, {"rng", key}, rank_, true});
+    return states;
+  }
+
+ private:
+  void add(const std::string& key, KeyPath path, const Dims& shape, bool cut) {
+    if (std::find(options_.without.begin(), options_.without.end(), key) != options_.without.end()) return;
+    TensorState tensor;
+    tensor.key = key;
+    tensor.path = path.empty() ? KeyPath{key} : path;
+    tensor.shape = shape;
+    const int ranks = options_.shards * options_.replicas;
+    tensor.placement =
+        cut ? Placement{options_.shards, rank_ % options_.shards, options_.replicas, rank_ / options_.shards}
+            : Placement{1, 0, ranks, rank_};
+    int64_t width = 1;
+    for (size_t d = 1; d < shape.size(); ++d) width *= shape[d];
+    std::vector<float>& numbers = numbers_.emplace_back();
+    numbers.reserve(64);
+    const Rows rows = tensor.rows();
+    for (int64_t i = rows.begin * width; i < (rows.begin + rows.count) * width; ++i) {
+      const auto offset = options_.offsets.find(key);
+      numbers.push_back(static_cast<float>(i) + static_cast<float>(key.size()) / 64 +
+                        (i == 0 && offset != options_.offsets.end() ? offset->second : 0));
+    }
+    tensor.data = numbers.empty() ? nullptr : numbers.data();
+    tensors_.push_back(std::move(tensor));
+  }
+
+  ToyOptions options_;
+  int rank_;
+  std::vector<std::vector<float>> numbers_;  // their buffers stay where they are
+  std::vector<TensorState> tensors_;
+};
+
+// Writes folder/step-<step> and returns its path.
+inline std::filesystem::path save_toy(const std::filesystem::path& folder, int64_t step,
+                                      const ToyOptions& options = {}) {
+  ThreadRanks::run(options.shards * options.replicas, [&](Coordinator& ranks) {
+    ToyState state(options, ranks.rank());
+    MemoryMover mover;
+    Saver saver({.folder = folder, .writers = options.writers, .keep_latest = options.keep}, {&state}, ranks,
+                mover);
+    SaveContent content;
+    content.kind = options.kind;
+    if (options.kind == "model")
+      content.wanted = [](const std::string& key) { return component_of(key) == "model"; };
+    saver.save(step, content);
+  });
+  return folder / fmt::format("step-{}", step);
+}
+
+}  // namespace hyperion::test

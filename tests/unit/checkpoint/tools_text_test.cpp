@@ -1,0 +1,110 @@
+#include <cmath>
+#include <cstring>
+
+#include <catch2/catch.hpp>
+
+#include "checkpoint/tools/compare.h"
+#include "checkpoint/tools/content.h"
+#include "checkpoint/tools/text_table.h"
+
+using namespace hyperion;
+
+TEST_CASE("numbers for people are short and have units") {
+  CHECK(human_bytes(0) == "0 B");
+  CHECK(human_bytes(1023) == "1023 B");
+  CHECK(human_bytes(1536) == "1.50 KiB");
+  CHECK(human_bytes(uint64_t{250} << 20) == "250 MiB");
+  CHECK(human_bytes(uint64_t{1023} << 20) == "1.00 GiB");
+  CHECK(human_age(59) == "just now");
+  CHECK(human_age(3 * 3600 + 100) == "3 h ago");
+  CHECK(human_age(86400 * 40) == "40 d ago");
+  CHECK(human_age(-3600) == "in the future");
+  CHECK(human_count(999) == "999");
+  CHECK(human_count(1234567) == "1,234,567");
+  CHECK(counted(1, "file") == "1 file");
+  CHECK(counted(2000, "file") == "2,000 files");
+}
+
+TEST_CASE("long texts lose their middle and stay printable") {
+  CHECK(shortened("abcdefghijklmnop", 16) == "abcdefghijklmnop");
+  CHECK(shortened("abcdefghijklmnopq", 11) == "abcd...nopq");
+  CHECK(shortened("a\nb", 10) == "a\\x0ab");
+  CHECK(shortened("äöüäöüäöüäöü", 9) == "äöü...äöü");
+}
+
+TEST_CASE("tables are aligned and no wider than a hundred columns") {
+  TextTable table({"name", ">size", "what"});
+  table.add({"a", "10", "x"});
+  table.add({std::string(150, 'n'), "5", std::string(80, 'w')});
+  const std::string text = table.text();
+  size_t begin = 0;
+  std::vector<std::string> lines;
+  for (size_t end; (end = text.find('\n', begin)) != text.npos; begin = end + 1)
+    lines.push_back(text.substr(begin, end - begin));
+  REQUIRE(lines.size() == 3);
+  for (const std::string& line : lines) CHECK(line.size() <= kTableWidth);
+  CHECK(lines[2].size() == kTableWidth);
+  CHECK(lines[0].find("size") + 4 == lines[1].find("10") + 2);
+  CHECK(lines[0].find("what") == lines[1].find('x'));
+}
+
+TEST_CASE("boxes fill a tensor in row-major order within their limit") {
+  for (const Dims& whole :
+       {Dims{}, Dims{7}, Dims{3, 5}, Dims{2, 3, 4}, Dims{4, 1, 6}, Dims{1, 1}, Dims{2, 0, 3}}) {
+    for (const int64_t most : {1, 2, 5, 12, 1000}) {
+      int64_t next = 0;
+      each_box(whole, most, [&](const Dims& offset, const Dims& shape) {
+        int64_t at = 0;
+        for (size_t d = 0; d < whole.size(); ++d) at = at * whole[d] + offset[d];
+        CHECK(at == next);
+        CHECK(elements_of(shape) <= most);
+        next += elements_of(shape);
+      });
+      CHECK(next == elements_of(whole));
+    }
+  }
+  CHECK(elements_of({0, int64_t{1} << 40, int64_t{1} << 40}) == 0);
+  CHECK_THROWS_AS(elements_of({int64_t{1} << 40, int64_t{1} << 40}), Error);
+}
+
+namespace {
+
+template <typename T>
+const std::byte* bytes(const std::vector<T>& values) {
+  return reinterpret_cast<const std::byte*>(values.data());
+}
+
+}  // namespace
+
+TEST_CASE("differences are counted by bits and measured as numbers") {
+  const std::vector<float> a = {3, 4, 0, 1}, b = {3, 4, -0.0F, 1.5F};
+  ValueDifference difference(Dtype::kFloat32, Dtype::kFloat32);
+  difference.add(bytes(a), bytes(b), 2);
+  CHECK(difference.different() == 0);
+  difference.add(bytes(a) + 8, bytes(b) + 8, 2);
+  CHECK(difference.different() == 2);  // the sign of zero is a bit
+  CHECK(difference.max_abs() == 0.5);
+  CHECK(difference.relative_l2() == Approx(0.5 / std::sqrt(26.0)));
+
+  const std::vector<double> wide = {3, 4, 0, 1};
+  ValueDifference types(Dtype::kFloat32, Dtype::kFloat64);
+  types.add(bytes(a), bytes(wide), 4);
+  CHECK(types.different() == 0);
+  CHECK(types.is_float());
+
+  const std::vector<float> broken = {NAN, 4, INFINITY, 1};
+  ValueDifference strange(Dtype::kFloat32, Dtype::kFloat32);
+  strange.add(bytes(a), bytes(broken), 4);
+  CHECK(strange.different() == 2);
+  CHECK(std::isnan(strange.max_abs()));
+  ValueDifference same(Dtype::kFloat32, Dtype::kFloat32);
+  same.add(bytes(broken), bytes(broken), 4);
+  CHECK(same.different() == 0);
+  CHECK(same.max_abs() == 0);
+
+  const std::vector<int64_t> i = {1, 2}, j = {1, 3};
+  ValueDifference whole(Dtype::kInt64, Dtype::kInt64);
+  whole.add(bytes(i), bytes(j), 2);
+  CHECK(whole.different() == 1);
+  CHECK_FALSE(whole.is_float());
+}

@@ -1,0 +1,157 @@
+#include "trainer/optim/ema.h"
+
+#include <cmath>
+
+#include <catch2/catch.hpp>
+
+#include <torch/torch.h>
+
+#include "base/error.h"
+
+using namespace hyperion;
+using at::Tensor;
+
+namespace {
+
+const Tensor kGo = torch::zeros({}), kSkip = torch::ones({});
+
+// Rank `rank` of `world`'s shards of parameters with these shapes.
+std::vector<ShardedParameterPtr> shards(int rank, int world, const ShardingOptions& options = {}) {
+  std::vector<ShardedParameterPtr> all;
+  for (const std::vector<int64_t>& shape : {std::vector<int64_t>{37, 5}, {3}, {64, 129}})
+    all.push_back(
+        std::make_shared<ShardedParameter>(make_parameter("p", shape, Init::ones()), rank, world, options));
+  return all;
+}
+
+// The weights of a step, the same for every sharding.
+void set_weights(const std::vector<ShardedParameterPtr>& all, int step) {
+  for (size_t i = 0; i < all.size(); ++i) {
+    torch::manual_seed(1000 * step + static_cast<int>(i));
+    const Tensor whole = torch::randn(all[i]->parameter().shape, torch::kDouble);
+    Tensor master = all[i]->master();
+    master.copy_(whole.narrow(0, all[i]->first_row(), master.size(0)));
+    if (all[i]->has_separate_compute_shard()) all[i]->compute_shard().copy_(master);
+  }
+}
+
+std::vector<Tensor> copies(const std::vector<Tensor>& tensors) {
+  std::vector<Tensor> all;
+  for (const Tensor& tensor : tensors) all.push_back(tensor.clone());
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("D1 a thousand updates equal the average in double precision") {
+  const at::ScalarType dtype = GENERATE(at::kFloat, at::kDouble);
+  const double decay = GENERATE(0.0, 0.9, 0.999);
+  const auto all = shards(0, 1, {.state_dtype = dtype, .compute_dtype = dtype});
+  set_weights(all, 0);
+  Ema ema(all, {.decay = decay});
+  std::vector<Tensor> oracle;
+  for (const auto& shard : all) oracle.push_back(shard->master().to(torch::kDouble).clone());
+  for (size_t i = 0; i < all.size(); ++i) CHECK(ema.tensors()[i].equal(all[i]->master()));
+  const double ulp = dtype == at::kFloat ? std::pow(2.0, -23) : std::pow(2.0, -52);
+  const auto error = [&](const Tensor& average, const Tensor& exact) {  // in ulps of values around 1 or more
+    return ((average.to(torch::kDouble) - exact).abs() / exact.abs().clamp_min(1)).max().item<double>() / ulp;
+  };
+  for (int step = 1; step <= 1000; ++step) {
+    set_weights(all, step);
+    std::vector<Tensor> next;
+    for (size_t i = 0; i < all.size(); ++i) {
+      const Tensor weight = all[i]->master().to(torch::kDouble);
+      oracle[i] = decay * oracle[i] + (1 - decay) * weight;
+      next.push_back(decay * ema.tensors()[i].to(torch::kDouble) + (1 - decay) * weight);
+    }
+    ema.update(step, kGo);
+    for (size_t i = 0; step % 100 == 0 && i < all.size(); ++i) CHECK(error(ema.tensors()[i], next[i]) <= 2);
+  }
+  // The rounding of each update decays with it, so that they add up like a random walk of 1 / (1 - decay)
+  // steps.
+  for (size_t i = 0; i < all.size(); ++i) {
+    CHECK(ema.tensors()[i].scalar_type() == dtype);
+    CHECK(error(ema.tensors()[i], oracle[i]) <= 64);
+  }
+}
+
+TEST_CASE("D1 a sharded average is bit for bit the unsharded one") {
+  const auto whole = shards(0, 1);
+  set_weights(whole, 0);
+  Ema unsharded(whole, {.decay = 0.99});
+  for (int step = 1; step <= 20; ++step) {
+    set_weights(whole, step);
+    unsharded.update(step, kGo);
+  }
+  for (const int world : {2, 3, 4}) {
+    for (int rank = 0; rank < world; ++rank) {
+      const auto part = shards(rank, world);
+      set_weights(part, 0);
+      Ema ema(part, {.decay = 0.99});
+      for (int step = 1; step <= 20; ++step) {
+        set_weights(part, step);
+        ema.update(step, kGo);
+      }
+      for (size_t i = 0; i < part.size(); ++i) {
+        const Tensor& mine = ema.tensors()[i];
+        CHECK(mine.equal(unsharded.tensors()[i].narrow(0, part[i]->first_row(), mine.size(0))));
+      }
+    }
+  }
+}
+
+TEST_CASE("D2 the average costs four bytes a parameter over the shards") {
+  const int64_t parameters = 37 * 5 + 3 + 64 * 129;
+  CHECK(Ema(shards(0, 1), {}).bytes() == 4 * parameters);
+  int64_t sum = 0;
+  for (int rank = 0; rank < 3; ++rank) sum += Ema(shards(rank, 3), {}).bytes();
+  CHECK(sum == 4 * parameters);
+  CHECK(Ema(shards(0, 1), {.on_cpu = true}).bytes() == 4 * parameters);
+}
+
+TEST_CASE("the average moves every so many steps and not in skipped ones") {
+  const auto all = shards(0, 1);
+  set_weights(all, 0);
+  Ema ema(all, {.decay = 0.5, .every = 3});
+  const std::vector<Tensor> first = copies(ema.tensors());
+  set_weights(all, 1);
+  ema.update(1, kGo);
+  ema.update(2, kGo);
+  ema.update(3, kSkip);
+  for (size_t i = 0; i < all.size(); ++i) CHECK(ema.tensors()[i].equal(first[i]));
+  ema.update(6, kGo);
+  for (size_t i = 0; i < all.size(); ++i)
+    CHECK(at::allclose(ema.tensors()[i], 0.5 * first[i] + 0.5 * all[i]->master(), 1e-6, 1e-6));
+  ema.restart();
+  for (size_t i = 0; i < all.size(); ++i) CHECK(ema.tensors()[i].equal(all[i]->master()));
+}
+
+TEST_CASE("swapping the average in and out restores weights and average bit for bit") {
+  const at::ScalarType compute = GENERATE(at::kFloat, at::kBFloat16);
+  const int world = GENERATE(1, 2);
+  const auto all = shards(0, world, {.compute_dtype = compute});
+  set_weights(all, 0);
+  Ema ema(all, {.decay = 0.9});
+  set_weights(all, 1);
+  ema.update(1, kGo);
+  const std::vector<Tensor> averages = copies(ema.tensors());
+  std::vector<Tensor> masters, computed;
+  for (const auto& shard : all) {
+    masters.push_back(shard->master().clone());
+    computed.push_back(shard->compute_shard().clone());
+  }
+  ema.swap_in();
+  CHECK(ema.swapped());
+  for (size_t i = 0; i < all.size(); ++i) CHECK(all[i]->compute_shard().equal(averages[i].to(compute)));
+  CHECK_THROWS_AS(ema.tensors(), Error);
+  CHECK_THROWS_AS(ema.update(2, kGo), Error);
+  CHECK_THROWS_AS(ema.restart(), Error);
+  CHECK_THROWS_AS(ema.swap_in(), Error);
+  ema.swap_out();
+  for (size_t i = 0; i < all.size(); ++i) {
+    CHECK(all[i]->master().equal(masters[i]));
+    CHECK(all[i]->compute_shard().equal(computed[i]));
+    CHECK(ema.tensors()[i].equal(averages[i]));
+  }
+  CHECK_THROWS_AS(ema.swap_out(), Error);
+}

@@ -1,0 +1,311 @@
+// What a resume takes from where: rows C3 to C10 of the acceptance list, without files or ranks.
+#include "trainer/resume_policy.h"
+
+#include <functional>
+
+#include <catch2/catch.hpp>
+
+#include "base/error.h"
+#include "trainer/config/schema.h"
+
+using namespace hyperion;
+using Catch::Contains;
+
+namespace {
+
+const std::string kBase = "[training]\nsteps = 10\n[optimizer]\nlr = 0.1\n[lr_scheduler]\nwarmup_steps = 2\n";
+
+ResolvedConfig config(const std::vector<Override>& overrides = {}) {
+  return parse_config(kBase, "job.toml", overrides);
+}
+
+TrajectoryFacts facts() {
+  TrajectoryFacts facts;
+  facts.global_batch_size = 16;
+  facts.seed = 7;
+  facts.data = 0xabc;
+  return facts;
+}
+
+std::set<std::string> all() {
+  return {component_names().begin(), component_names().end()};
+}
+
+ResumePlan resume(const ResolvedConfig& now, int64_t step, const TrajectoryFacts& new_facts = facts(),
+                  std::set<std::string> components = all()) {
+  return resume_plan(
+      now, new_facts,
+      {LoadSource::kOwn, std::move(components), fresh_plan(config(), facts()).trajectory, step});
+}
+
+double lr(const ResumePlan& plan, int64_t step) {
+  return plan.config.optimizer.lr * schedule_of(plan.config).factor(step - 1 - plan.schedule_start);
+}
+
+std::string refusal(const std::function<void()>& act, ExitCode code = ExitCode::kUsage) {
+  try {
+    act();
+  } catch (const Error& error) {
+    CHECK(error.code() == code);
+    return error.what();
+  }
+  FAIL("accepted");
+  return "";
+}
+
+std::string joined(const std::vector<std::string>& lines) {
+  std::string text;
+  for (const std::string& line : lines) text += line + "\n";
+  return text;
+}
+
+}  // namespace
+
+TEST_CASE("C3 a new training.steps leaves the learning rate of every step as it was") {
+  const ResumePlan before = fresh_plan(config(), facts());
+  for (const char* steps : {"5", "9", "20", "1000"}) {
+    const ResumePlan after = resume(config({{"training.steps", steps}}), 4);
+    for (int64_t step = 1; step <= 10; ++step) CHECK(lr(after, step) == lr(before, step));
+    CHECK(*after.trajectory.find("lr_scheduler.total_steps") == "10");
+    CHECK_THAT(joined(after.notes), Contains("keeps its 10 steps"));
+  }
+}
+
+TEST_CASE("C3 an explicit total_steps wins over the stored curve") {
+  const ResumePlan plan = resume(config({{"lr_scheduler.total_steps", "40"}, {"training.steps", "40"}}), 4);
+  CHECK(plan.config.lr_scheduler.total_steps == 40);
+  CHECK_THAT(joined(plan.notes), Contains("from 10 to 40 steps"));
+  CHECK(plan.warnings.empty());
+}
+
+TEST_CASE("C4 a run beyond its curve is refused when nothing would be learnt") {
+  const std::string text = refusal([] { resume(config({{"training.steps", "20"}}), 10); });
+  CHECK_THAT(text, Contains("from 11 to training.steps = 20") && Contains("lr_scheduler.total_steps") &&
+                       Contains("lr_scheduler.min_lr_factor"));
+  CHECK_NOTHROW(resume(config({{"training.steps", "20"}, {"lr_scheduler.total_steps", "20"}}), 10));
+  CHECK_NOTHROW(resume(config(), 10));  // nothing is left to train
+}
+
+TEST_CASE("C4 a run beyond its curve stays at the floor and says so once") {
+  const ResolvedConfig now = config({{"training.steps", "30"},
+                                     {"lr_scheduler.min_lr_factor", "0.1"},
+                                     {"checkpoint.on_config_change", "override"}});
+  const ResumePlan plan = resume(now, 8);
+  REQUIRE(plan.warnings.size() == 1);
+  CHECK_THAT(plan.warnings[0], Contains("ends at step 10") && Contains("lr = 0.01"));
+  double last = 1;
+  for (int64_t step = 9; step <= 30; ++step) {
+    CHECK(lr(plan, step) >= 0.01 - 1e-12);
+    CHECK(lr(plan, step) <= last);
+    last = lr(plan, step);
+  }
+}
+
+TEST_CASE("C5 every setting that shapes the curve is stored and compared") {
+  const Trajectory stored = fresh_plan(config(), facts()).trajectory;
+  for (const char* key :
+       {"optimizer.name", "optimizer.lr", "optimizer.beta1", "optimizer.beta2", "optimizer.eps",
+        "optimizer.weight_decay", "lr_scheduler.warmup_steps", "lr_scheduler.total_steps",
+        "lr_scheduler.decay_ratio", "lr_scheduler.decay_type", "lr_scheduler.min_lr_factor",
+        "training.global_batch_size", "training.seq_len", "training.max_norm", "debug.seed", "data"})
+    CHECK(stored.find(key) != nullptr);
+
+  const std::vector<Override> changed = {{"optimizer.lr", "0.2"},
+                                         {"lr_scheduler.warmup_steps", "3"},
+                                         {"lr_scheduler.decay_ratio", ".5"},
+                                         {"lr_scheduler.decay_type", "cosine"},
+                                         {"lr_scheduler.min_lr_factor", ".1"},
+                                         {"debug.seed", "8"}};
+  for (const Override& one : changed) {
+    CAPTURE(one.name);
+    TrajectoryFacts new_facts = facts();
+    if (one.name == "debug.seed") new_facts.seed = 8;
+    const std::string text = refusal([&] { resume(config({one}), 4, new_facts); });
+    CHECK_THAT(text, Contains("\n  " + one.name + ": saved ") && Contains("(command line)"));
+
+    const ResumePlan kept = resume(config({one, {"checkpoint.on_config_change", "keep"}}), 4, new_facts);
+    CHECK(kept.trajectory == stored);
+    CHECK(kept.notes.size() == 1);
+    CHECK(kept.seed == 7);
+
+    const ResumePlan taken = resume(config({one, {"checkpoint.on_config_change", "override"}}), 4, new_facts);
+    CHECK_FALSE(taken.trajectory == stored);
+    CHECK_THAT(joined(taken.notes), Contains(one.name));
+  }
+  const ResumePlan kept =
+      resume(config({{"optimizer.lr", "0.2"}, {"checkpoint.on_config_change", "keep"}}), 4);
+  CHECK(kept.config.optimizer.lr == 0.1);
+  CHECK_FALSE(kept.config.lr_scheduler.decay_ratio.has_value());
+}
+
+TEST_CASE("C6 recover refuses changed settings all in one message") {
+  TrajectoryFacts other = facts();
+  other.global_batch_size = 8;
+  const std::string text = refusal([&] {
+    resume(config({{"optimizer.lr", "0.2"}, {"training.max_norm", "2"}}), 4, other);
+  });
+  CHECK_THAT(text, Contains("step 4") && Contains("optimizer.lr: saved 0.1, configured 0.2 (command line)") &&
+                       Contains("training.max_norm: saved 1.0, configured 2.0") &&
+                       Contains("training.global_batch_size: saved 16, configured 8 (default)") &&
+                       Contains("on_config_change"));
+  CHECK_NOTHROW(resume(config(), 4));
+}
+
+TEST_CASE("C6 what a configuration cannot bring back is refused by name") {
+  TrajectoryFacts other = facts();
+  other.model.rope_theta = 10000;
+  CHECK_THAT(refusal([&] {
+               resume(config({{"checkpoint.on_config_change", "keep"}}), 4, other);
+             }),
+             Contains("model.rope_theta"));
+  CHECK_NOTHROW(resume(config({{"checkpoint.on_config_change", "override"}}), 4, other));
+  other = facts();
+  other.data = 1;
+  for (const char* policy : {"keep", "override"})
+    CHECK_THAT(refusal([&] {
+                 resume(config({{"checkpoint.on_config_change", policy}}), 4, other);
+               }),
+               Contains("data: saved 0000000000000abc") && Contains("exclude_from_loading"));
+  std::set<std::string> without = all();
+  without.erase("dataloader");
+  CHECK_NOTHROW(resume(config(), 4, other, without));
+  other = facts();
+  other.global_batch_size = 24;  // three ranks of 8 sequences cannot make the saved 16
+  other.data_parallel_degree = 3;
+  CHECK_THAT(refusal([&] {
+               resume(config({{"checkpoint.on_config_change", "keep"}}), 4, other);
+             }),
+             Contains("training.global_batch_size"));
+  other.data_parallel_degree = 2;
+  CHECK(
+      resume(config({{"checkpoint.on_config_change", "keep"}}), 4, other).config.training.global_batch_size ==
+      16);
+}
+
+TEST_CASE("C7 transfer takes the weights and starts everything else anew") {
+  const ResolvedConfig now = config({{"checkpoint.enable", "true"},
+                                     {"checkpoint.resume_mode", "transfer"},
+                                     {"checkpoint.initial_load_path", "old/step-10"},
+                                     {"optimizer.lr", "0.5"},
+                                     {"training.steps", "50"}});
+  const auto parts = components_to_load(now.config, LoadSource::kInitial, false);
+  CHECK(parts == std::set<std::string>{"model"});
+  const ResumePlan plan =
+      resume_plan(now, facts(), {LoadSource::kInitial, parts, fresh_plan(config(), facts()).trajectory, 10});
+  CHECK(plan.trajectory == fresh_plan(now, facts()).trajectory);
+  CHECK(plan.schedule_start == 0);
+  CHECK(plan.config.lr_scheduler.total_steps == 50);
+  CHECK(lr(plan, 1) == 0.25);
+  // Killed and started again with the same command it goes on from what it saved itself.
+  CHECK(resume_mode(now.config, LoadSource::kOwn) == "recover");
+  CHECK(components_to_load(now.config, LoadSource::kOwn, false).contains("optimizer"));
+}
+
+TEST_CASE("C8 continue takes the configuration and starts the curve at the loaded step") {
+  const ResolvedConfig now = config({{"checkpoint.resume_mode", "continue"},
+                                     {"checkpoint.exclude_from_loading", "lr_scheduler,optimizer"},
+                                     {"optimizer.lr", "0.5"},
+                                     {"training.steps", "30"}});
+  const auto parts = components_to_load(now.config, LoadSource::kOwn, false);
+  CHECK(parts == std::set<std::string>{"model", "dataloader", "train_state", "rng"});
+  const ResumePlan plan = resume(now, 10, facts(), parts);
+  CHECK(plan.schedule_start == 10);
+  CHECK(plan.config.lr_scheduler.total_steps == 20);  // the steps that are left
+  CHECK(lr(plan, 11) == 0.25);
+  CHECK(lr(plan, 12) == 0.5);
+  CHECK(lr(plan, 30) > 0);
+  CHECK_THAT(joined(plan.notes), Contains("starts anew at step 11 and has 20 steps"));
+
+  // The second resume keeps that curve.
+  const ResumePlan again = resume_plan(config({{"optimizer.lr", "0.5"}, {"training.steps", "30"}}), facts(),
+                                       {LoadSource::kOwn, all(), plan.trajectory, 20});
+  for (int64_t step = 21; step <= 30; ++step) CHECK(lr(again, step) == lr(plan, step));
+}
+
+TEST_CASE("C8 continue takes changed settings without a policy and names them") {
+  const ResumePlan plan =
+      resume(config({{"checkpoint.resume_mode", "continue"}, {"optimizer.lr", "0.5"}}), 4);
+  CHECK(plan.config.optimizer.lr == 0.5);
+  CHECK_THAT(joined(plan.notes), Contains("optimizer.lr: taking 0.5 from the configuration (saved: 0.1)"));
+}
+
+TEST_CASE("C9 every subset of the components can be chosen") {
+  const std::vector<std::string>& names = component_names();
+  REQUIRE(names.size() == 7);
+  for (unsigned bits = 1; bits < 1u << names.size(); ++bits) {
+    std::string chosen, rest;
+    std::set<std::string> expected;
+    for (size_t i = 0; i < names.size(); ++i) {
+      std::string& list = (bits >> i & 1) != 0 ? chosen : rest;
+      list += (list.empty() ? "" : ",") + names[i];
+      if ((bits >> i & 1) != 0) expected.insert(names[i]);
+    }
+    const std::vector<Override> ema = {{"ema.enable", "true"}};
+    CHECK(components_to_load(config({{"checkpoint.components", chosen}, ema[0]}).config, LoadSource::kOwn,
+                             false) == expected);
+    CHECK(components_to_load(config({{"checkpoint.exclude_from_loading", rest}, ema[0]}).config,
+                             LoadSource::kOwn, false) == expected);
+  }
+  CHECK(components_to_load(config().config, LoadSource::kOwn, false).size() == 6);  // no EMA to fill
+  CHECK(components_to_load(config().config, LoadSource::kOwn, true) == std::set<std::string>{"model"});
+  CHECK(components_to_load(config().config, LoadSource::kInitial, false) == std::set<std::string>{"model"});
+}
+
+TEST_CASE("C9 only settings of the loaded components are compared") {
+  const ResolvedConfig now = config({{"optimizer.lr", "0.2"}, {"optimizer.beta1", "0.5"}});
+  CHECK_NOTHROW(resume(now, 4, facts(), {"model", "train_state", "dataloader"}));
+  CHECK_THAT(refusal([&] { resume(now, 4, facts(), {"optimizer"}); }), Contains("beta1"));
+  const ResumePlan fresh = resume(now, 4, facts(), {"model"});
+  CHECK(fresh.schedule_start == 0);
+}
+
+TEST_CASE("C10 the configuration is compared key by key") {
+  const TextTable before = config_entries(config().config);
+  CHECK(before.size() > 180);
+  CHECK_THAT(config_comparison(before, config_entries(config().config)), Contains("is the checkpoint's"));
+  const TextTable after = config_entries(config({{"training.steps", "20"}, {"job.description", "x"}}).config);
+  const std::string text = config_comparison(before, after);
+  CHECK_THAT(text, Contains("2 keys") && Contains("training.steps: 10 -> 20") &&
+                       Contains("job.description: \"default job\" -> \"x\""));
+  CHECK(config_hash(before) != config_hash(after));
+  CHECK_THAT(config_comparison({{"gone", "1"}}, {{"new", "2"}}),
+             Contains("gone: 1 -> (no such key)") && Contains("new: (new key) -> 2"));
+}
+
+TEST_CASE("a checkpoint of another trainer takes the curve from the configuration and says so") {
+  const ResumePlan plan = resume_plan(config(), facts(), {LoadSource::kOwn, all(), std::nullopt, 4});
+  CHECK(plan.config.lr_scheduler.total_steps == 10);
+  CHECK(plan.schedule_start == 0);
+  CHECK(plan.seed == 7);
+  REQUIRE(plan.notes.size() == 1);
+  CHECK_THAT(plan.notes[0], Contains("not Hyperion's") && Contains("10 steps") && Contains("lr = 0.1"));
+}
+
+TEST_CASE("an unset seed continues with the saved one") {
+  TrajectoryFacts drawn = facts();
+  drawn.seed = 99;
+  CHECK(resume(config(), 4, drawn).seed == 7);
+  CHECK(*resume(config(), 4, drawn).trajectory.find("debug.seed") == "7");
+}
+
+TEST_CASE("tables pass through checkpoints and hostile ones are refused") {
+  const TextTable table = fresh_plan(config(), facts()).trajectory.entries;
+  CHECK(text_table(to_object(table), "step-1") == table);
+  const auto bad = [](const Object& object) {
+    return refusal([&] { text_table(object, "step-1: trajectory"); }, ExitCode::kBadData);
+  };
+  CHECK_THAT(bad(Object(3)), Contains("step-1: trajectory"));
+  CHECK_FALSE(bad(Dict{{{Object("a"), Object(1)}}}).empty());
+  CHECK_FALSE(bad(Dict{{{Object(1), Object("a")}}}).empty());
+  CHECK_FALSE(bad(to_object({{"a", std::string(100000, 'x')}})).empty());
+  Trajectory stored = fresh_plan(config(), facts()).trajectory;
+  for (const char* text : {"0", "-5", "x", "99999999999999999999"}) {
+    stored.set("lr_scheduler.total_steps", text);
+    CHECK_FALSE(refusal(
+                    [&] {
+                      resume_plan(config(), facts(), {LoadSource::kOwn, all(), stored, 4});
+                    },
+                    ExitCode::kBadData)
+                    .empty());
+  }
+}

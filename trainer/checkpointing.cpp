@@ -1,0 +1,241 @@
+#include "trainer/checkpointing.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "checkpoint/export_safetensors.h"
+#include "parallel/phase.h"
+
+namespace hyperion {
+namespace fs = std::filesystem;
+namespace {
+
+// Of an exchange between the threads that save. A rank that dies is noticed at once; one that is slow because
+// its disk is slow must not end the job.
+constexpr std::chrono::hours kSlowestSave{1};
+
+SaverOptions saver_options(const JobConfig& config, const Runtime& runtime, const fs::path& folder,
+                           std::map<std::string, std::string> facts) {
+  const auto& options = config.checkpoint;
+  SaverOptions saver;
+  saver.folder = folder;
+  saver.writers = options.writers == "one_replica" ? Writers::kOneReplica : Writers::kAll;
+  saver.async = options.async_mode == "async"                   ? AsyncMode::kAsync
+                : options.async_mode == "async_with_pinned_mem" ? AsyncMode::kOverlapped
+                                                                : AsyncMode::kDisabled;
+  saver.keep_latest = options.keep_latest_k;
+  saver.ranks_per_node = runtime.environment.local_world_size;
+  saver.facts = std::move(facts);
+  return saver;
+}
+
+Dtype export_dtype(const JobConfig& config) {
+  return dtype_from_torch(config.checkpoint.export_dtype).value();
+}
+
+std::string bandwidth(double bytes, double seconds) {
+  return fmt::format("{:.2f} GiB in {:.2f} s ({:.2f} GiB/s)", bytes / (1 << 30), seconds,
+                     bytes / (1 << 30) / std::max(seconds, 1e-9));
+}
+
+void log_durable(const SaveReport& report) {
+  log_info("Checkpoint step-{} is durable: {} in {} files at {}", report.step,
+           bandwidth(static_cast<double>(report.total_bytes), report.write_seconds + report.commit_seconds),
+           report.files, report.path.string());
+}
+
+SaveContent model_only(const JobConfig& config, std::string kind) {
+  return {.kind = std::move(kind),
+          .wanted =
+              [](const std::string& key) {
+                const std::string component = component_of(key);
+                return component == "model" || component == "ema";
+              },
+          .model_dtype = export_dtype(config)};
+}
+
+}  // namespace
+
+CheckpointAccess::CheckpointAccess(const JobConfig& config, const Runtime& runtime,
+                                   const fs::path& install_root) {
+  if (!config.checkpoint.enable) return;
+  path_ = fs::path(config.job.dump_folder) / config.checkpoint.folder;
+  std::shared_ptr<Communicator> group = runtime.groups->new_host_group("checkpoint");
+  group->set_timeout(kSlowestSave);
+  ranks_ = std::make_unique<GroupCoordinator>(std::move(group));
+  std::string error;
+  if (runtime.rank() == 0 && !config.checkpoint.load_only) {
+    try {
+      lock_.emplace(path_);
+      const int removed = CheckpointFolder(path_).clean_leftovers(*lock_);
+      if (removed > 0)
+        log_info("Removed {} unfinished checkpoints of an earlier run from {}", removed, path_.string());
+    } catch (const Error& failure) {
+      const bool usage = failure.code() == ExitCode::kUsage;  // another run holds the folder
+      error = fmt::format("{} {}{}", static_cast<int>(usage ? ExitCode::kUsage : ExitCode::kPreCheckpoint),
+                          usage ? "" : "[pre-checkpoint] rank 0: ", failure.what());
+    }
+  }
+  error = ranks_->all_gather(error).front();
+  if (!error.empty()) throw Error(static_cast<ExitCode>(std::stoi(error)), error.substr(error.find(' ') + 1));
+  source_ = std::make_unique<ResumeSource>(config, CheckpointFolder(path_), install_root, *ranks_);
+}
+
+Checkpointing::Checkpointing(const JobConfig& config, const Runtime& runtime, CheckpointAccess& access,
+                             std::vector<StateComponent*> components, MemoryMover& mover,
+                             std::map<std::string, std::string> facts)
+    : config_(config),
+      runtime_(runtime),
+      access_(access),
+      components_(std::move(components)),
+      mover_(mover),
+      saver_(saver_options(config, runtime, access.folder(), std::move(facts)), components_, access.ranks(),
+             mover) {
+  saver_.on_durable = log_durable;
+  if (config.checkpoint.async_mode == "async_with_pinned_mem" && runtime.device.is_cpu())
+    log_info("checkpoint.async_mode = \"async_with_pinned_mem\": on a CPU the same pool is used, unpinned");
+}
+
+void Checkpointing::load(const std::function<StoredNames(const CheckpointIndex&)>& hugging_face_names) {
+  while (access_.chosen() != nullptr) {
+    const ChosenCheckpoint& chosen = *access_.chosen();
+    const PhaseGuard phase("load of a checkpoint");
+    log_info("Loading the checkpoint from {}.", chosen.candidate.path.string());
+    std::string error;
+    try {
+      LoadOptions options;
+      options.allow_dtype_cast = config_.checkpoint.allow_dtype_cast || chosen.candidate.hugging_face;
+      options.full_verify = config_.checkpoint.full_verify_on_load;
+      options.verify_finite = config_.checkpoint.verify_finite;
+      options.remedy = "set checkpoint.allow_dtype_cast = true to convert";
+      std::vector<TensorState> tensors;
+      std::vector<std::string> required;
+      for (StateComponent* component : components_) {
+        if (!chosen.components.contains(component->name())) continue;
+        std::ranges::move(component->tensors(), std::back_inserter(tensors));
+        std::ranges::copy(component->required_objects(), std::back_inserter(required));
+      }
+      StoredNames names;
+      if (chosen.candidate.hugging_face) {
+        names = hugging_face_names(chosen.checkpoint.index);
+      } else {
+        for (const auto& [name, key] : chosen.names)
+          if (chosen.components.contains(component_of(name)) && chosen.checkpoint.index.tensors.contains(key))
+            names.keys.emplace(name, key);
+        std::erase_if(required, [&](const std::string& key) { return chosen.find(key) != nullptr; });
+        options.missing_objects = std::move(required);
+      }
+      const LoadReport report = load_tensors(
+          chosen.checkpoint, plan_load(chosen.checkpoint, tensors, names, options), mover_, options);
+      for (StateComponent* component : components_)
+        if (chosen.components.contains(component->name()))
+          component->load([&](const std::string& key) { return chosen.find(key); });
+      log_info("Finished loading the checkpoint: {} on this rank.",
+               bandwidth(static_cast<double>(report.bytes), report.seconds));
+    } catch (const Error& failure) {
+      if (failure.code() != ExitCode::kBadData) throw;
+      error = fmt::format("rank {}: {}", runtime_.rank(), failure.what());
+    }
+    std::string first;
+    for (const std::string& text : access_.ranks().all_gather(error))
+      if (first.empty()) first = text;
+    if (first.empty()) return;
+    access_.give_up(first);
+  }
+}
+
+void Checkpointing::validate(int64_t step) {
+  const auto& options = config_.checkpoint;
+  if (options.load_only) return;
+  if (!options.validate_before_training) {
+    log_info(
+        "checkpoint.validate_before_training = false: the first checkpoint will be the first test of "
+        "storage");
+    return;
+  }
+  const PhaseGuard phase("pre-checkpoint");
+  const bool resumed = access_.chosen() != nullptr && step > 0;
+  const bool probe = resumed && options.validate_on_resume == "probe";
+  const SaveReport report = saver_.validate(step, /*keep=*/!resumed, probe);
+  log_info(
+      "[pre-checkpoint] {} written, read back and compared{}; read back in {:.2f} s; a periodic save will "
+      "take about "
+      "{:.2f} s",
+      bandwidth(static_cast<double>(report.total_bytes), report.write_seconds + report.commit_seconds),
+      resumed ? " under a temporary name" : fmt::format(" as {}", report.path.string()),
+      report.read_back_seconds, report.write_seconds + report.commit_seconds);
+}
+
+bool Checkpointing::due(int64_t step) const {
+  const auto& options = config_.checkpoint;
+  return step % options.interval == 0 || (step == 1 && options.enable_first_step_checkpoint);
+}
+
+// A save that failed ends the job, or is reported and forgotten.
+template <typename Action>
+void Checkpointing::tolerating_failure(const Action& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::kSaveFailed || config_.checkpoint.on_save_failure != "continue") throw;
+    log_error("A checkpoint could not be saved, training goes on (checkpoint.on_save_failure): {}",
+              error.what());
+  }
+}
+
+void Checkpointing::save(int64_t step, const SaveContent& content, bool now) {
+  tolerating_failure([&] {
+    saver_.save(step, content, now);
+  });
+  if (!now && config_.checkpoint.async_mode != "disabled")
+    log_info("Checkpoint step-{} is staged; {:.3f} s of waiting so far", step,
+             saver_.counters().stall_seconds);
+}
+
+// The model alone, as transformers reads it.
+void Checkpointing::save_for_hugging_face(int64_t step) {
+  std::vector<ExportedTensor> tensors;
+  for (const TensorState& tensor : saver_.tensors()) {
+    if (component_of(tensor.key) != "model") continue;
+    auto [name, row_map] = hugging_face_.tensor(tensor.key);
+    tensors.push_back({&tensor, std::move(name), export_dtype(config_), std::move(row_map)});
+  }
+  export_safetensors(step, fmt::format("export-{}", step), tensors, hugging_face_.more_files, saver_.folder(),
+                     access_.ranks(), mover_);
+  log_info("The last checkpoint holds the model for Hugging Face, as {}: {}", config_.checkpoint.export_dtype,
+           saver_.folder().step_path(step).string());
+}
+
+void Checkpointing::save_last(int64_t step) {
+  if (config_.checkpoint.last_save_in_hf) return tolerating_failure([&] { save_for_hugging_face(step); });
+  if (!config_.checkpoint.last_save_model_only) return save(step, {}, /*now=*/true);
+  log_info("The last checkpoint holds the model alone, as {} (checkpoint.last_save_model_only)",
+           config_.checkpoint.export_dtype);
+  save(step, model_only(config_, "model"), /*now=*/true);
+}
+
+void Checkpointing::after_step(int64_t step, bool last, bool failed, bool stopping) {
+  if (config_.checkpoint.load_only) return;
+  if (failed || saver_.ended()) tolerating_failure([&] { saver_.finish(); });
+  const PhaseGuard phase(fmt::format("step {} checkpoint", step));
+  if (last) {
+    tolerating_failure([&] { saver_.finish(); });
+    return save_last(step);
+  }
+  if (stopping || due(step)) save(step, {}, /*now=*/stopping);
+}
+
+void Checkpointing::finish() {
+  tolerating_failure([&] { saver_.finish(); });
+}
+
+void Checkpointing::save_seed() {
+  const bool model = config_.checkpoint.last_save_model_only;
+  SaveContent content = model ? model_only(config_, "seed") : SaveContent{.kind = "seed"};
+  saver_.save(0, content, /*now=*/true);
+}
+
+}  // namespace hyperion

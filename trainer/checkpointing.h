@@ -1,0 +1,96 @@
+// The checkpoints of one training job: when they are due, what they hold, and what their failures mean for
+// the job. The saving itself is checkpoint/'s.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "checkpoint/saver.h"
+#include "trainer/config/job_config.h"
+#include "trainer/group_coordinator.h"
+#include "trainer/resume_source.h"
+#include "trainer/runtime.h"
+
+namespace hyperion {
+
+// The folder of a job's checkpoints, under this job's lock unless it only loads, and what it starts from.
+// Constructed before the model, because a checkpoint decides about the configuration.
+class CheckpointAccess {
+ public:
+  // Collective. With checkpoint.enable = false nothing is touched.
+  CheckpointAccess(const JobConfig& config, const Runtime& runtime,
+                   const std::filesystem::path& install_root);
+
+  bool enabled() const { return ranks_ != nullptr; }
+  Coordinator& ranks() const { return *ranks_; }
+  const std::filesystem::path& folder() const { return path_; }
+  // The checkpoint to load, or null.
+  const ChosenCheckpoint* chosen() const {
+    return source_ && source_->chosen() ? &*source_->chosen() : nullptr;
+  }
+  void give_up(const std::string& why) { source_->give_up(why); }
+
+ private:
+  std::filesystem::path path_;
+  std::unique_ptr<GroupCoordinator> ranks_;
+  std::optional<FolderLock> lock_;  // rank 0 holds it for all
+  std::unique_ptr<ResumeSource> source_;
+};
+
+class Checkpointing {
+ public:
+  // `components`: every part of the job's state, in the order in which they are loaded; they outlive this
+  // object.
+  Checkpointing(const JobConfig& config, const Runtime& runtime, CheckpointAccess& access,
+                std::vector<StateComponent*> components, MemoryMover& mover,
+                std::map<std::string, std::string> facts);
+
+  // Fills the state from the chosen checkpoint. `row_names`: for Hugging Face weights, see loader.h.
+  // Collective.
+  void load(const std::function<StoredNames(const CheckpointIndex&)>& hugging_face_names);
+
+  // The full checkpoint before the first step of this run (`step`: updates done so far). Collective.
+  void validate(int64_t step);
+
+  // For checkpoint.last_save_in_hf: the names and row order of our weights there, and the files beside them.
+  struct HuggingFaceExport {
+    std::function<std::pair<std::string, StoredNames::RowMap>(const std::string& name)> tensor;
+    std::map<std::string, std::string> more_files;
+  };
+  void set_hugging_face(HuggingFaceExport hugging_face) { hugging_face_ = std::move(hugging_face); }
+
+  // Before the optimizer changes the state.
+  void before_update() { saver_.join_staging(); }
+  // Whether a background save of this rank has failed: all ranks learn it in the next step's exchange.
+  bool failed() const { return saver_.failed(); }
+
+  // After `step`: saves when one is due. `failed`: some rank's background save has failed. `stopping`: the
+  // job ends here by a signal. Throws Error(kSaveFailed) when checkpoint.on_save_failure says so.
+  void after_step(int64_t step, bool last, bool failed, bool stopping);
+  // Waits for what is being written.
+  void finish();
+  // create_seed_checkpoint: the initial weights as step-0.
+  void save_seed();
+
+  bool due(int64_t step) const;
+  Saver& saver() { return saver_; }
+
+ private:
+  void save(int64_t step, const SaveContent& content, bool now);
+  void save_last(int64_t step);
+  void save_for_hugging_face(int64_t step);
+  template <typename Action>
+  void tolerating_failure(const Action& action);
+
+  const JobConfig& config_;
+  const Runtime& runtime_;
+  CheckpointAccess& access_;
+  std::vector<StateComponent*> components_;
+  MemoryMover& mover_;
+  Saver saver_;
+  HuggingFaceExport hugging_face_;
+};
+
+}  // namespace hyperion

@@ -1,0 +1,108 @@
+#include "trainer/ckpt_command.h"
+
+#include "checkpoint/tools/tools.h"
+#include "models/hugging_face.h"
+#include "models/hugging_face_config.h"
+#include "models/transformer.h"
+#include "trainer/config/load.h"
+#include "trainer/data_setup.h"
+#include "trainer/hf_model.h"
+#include "trainer/model_source.h"
+#include "trainer/options.h"
+
+namespace hyperion {
+namespace fs = std::filesystem;
+namespace {
+
+// The model weights that a job of this configuration has.
+NameList names_of(const std::string& toml) {
+  ResolvedConfig resolved = load_config(toml, {});
+  resolve_hf_model(resolved, install_root());
+  NameList list{toml, {}};
+  for (const ParameterPtr& parameter : Transformer(model_args(resolved.config.model)).parameters()) {
+    list.tensors.push_back({parameter->fqn, Dtype::kFloat32, parameter->shape});
+    for (const std::string& alias : parameter->aliases)
+      list.tensors.push_back({alias, Dtype::kFloat32, parameter->shape});
+  }
+  return list;
+}
+
+ExitCode diff(const CommandLine::Ckpt& options) {
+  if (!options.path.ends_with(".toml"))
+    return diff_checkpoints({options.path, options.other, {}, options.json}, stdout);
+  NameList stored = names_in(options.other);
+  std::erase_if(stored.tensors,
+                [](const NamedTensor& tensor) { return component_of(tensor.name) != "model"; });
+  return diff_names(names_of(options.path), stored, options.json, stdout);
+}
+
+// Which of our weights become which of Hugging Face's.
+std::vector<ConvertedTensor> to_hugging_face(const ModelArgs& args) {
+  std::vector<ConvertedTensor> tensors;
+  for (const ParameterPtr& parameter : Transformer(args).parameters()) {
+    const HfTensor stored = hf_tensor(args, parameter->fqn);
+    ConvertedTensor tensor{parameter->fqn, stored.name};
+    if (stored.head_dim > 0) tensor.row_map = [stored](int64_t row) { return our_row(stored, row); };
+    tensors.push_back(std::move(tensor));
+  }
+  return tensors;
+}
+
+std::vector<ConvertedTensor> from_hugging_face(const ModelArgs& args) {
+  std::vector<ConvertedTensor> tensors;
+  for (const ParameterPtr& parameter : Transformer(args).parameters()) {
+    const HfTensor stored = hf_tensor(args, parameter->fqn);
+    ConvertedTensor tensor{stored.name, parameter->fqn};
+    if (stored.head_dim > 0) tensor.row_map = [stored](int64_t row) { return hf_row(stored, row); };
+    tensors.push_back(tensor);
+    for (const std::string& alias : parameter->aliases) {
+      tensor.to = alias;
+      tensors.push_back(tensor);
+    }
+  }
+  return tensors;
+}
+
+ExitCode convert(const CommandLine::Ckpt& options) {
+  ConvertOptions convert;
+  convert.source = options.path;
+  convert.destination = options.other;
+  convert.format = options.to == "dcp" ? ConvertOptions::Format::kDcp : ConvertOptions::Format::kSafetensors;
+  if (!options.dtype.empty()) convert.dtype = dtype_from_torch(options.dtype);
+  convert.ema = options.ema;
+  const bool from_dcp = fs::exists(fs::path(options.path) / ".metadata");
+  const bool to_dcp = convert.format == ConvertOptions::Format::kDcp;
+  if (from_dcp != to_dcp) {  // between our names and Hugging Face's
+    const ModelArgs args = model_of(options.path, "");
+    convert.tensors = [args, from_dcp](const auto&) {
+      return from_dcp ? to_hugging_face(args) : from_hugging_face(args);
+    };
+    if (from_dcp)
+      convert.more_files["config.json"] =
+          hf_config(args, {.dtype = options.dtype.empty() ? "float32" : options.dtype});
+  }
+  return convert_checkpoint(convert, stdout);
+}
+
+}  // namespace
+
+ExitCode ckpt_command(const CommandLine::Ckpt& options) {
+  using Tool = CommandLine::Ckpt::Tool;
+  switch (options.tool) {
+    case Tool::kLs:
+      return list_checkpoints({options.path, options.json}, stdout);
+    case Tool::kVerify:
+      return verify_checkpoints({options.path, options.full, options.json}, stdout);
+    case Tool::kDigest:
+      return print_digest({options.path, {.prefix = options.prefix}, options.json}, stdout);
+    case Tool::kDiff:
+      return diff(options);
+    case Tool::kConvert:
+      return convert(options);
+    case Tool::kPrune:
+      return prune_checkpoints({options.path, options.keep, options.dry_run}, stdout);
+  }
+  throw_bug("unknown checkpoint tool");
+}
+
+}  // namespace hyperion

@@ -1,0 +1,11 @@
+// `hyperion ckpt ...`: from the command line to checkpoint/tools, with what only the trainer knows of models.
+#pragma once
+
+#include "base/error.h"
+#include "trainer/config/command_line.h"
+
+namespace hyperion {
+
+ExitCode ckpt_command(const CommandLine::Ckpt& options);
+
+}  // namespace hyperion

@@ -1,0 +1,106 @@
+#include "trainer/config/validate_checkpoint.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+namespace hyperion {
+namespace {
+
+bool lists(const std::vector<std::string>& names, const std::string& name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+void check_saving(const ResolvedConfig& resolved, const RunFacts& facts, Problems& problems) {
+  const auto& c = resolved.config.checkpoint;
+  if (c.create_seed_checkpoint && facts.world_size.value_or(1) != 1) {
+    problems.add(resolved, "checkpoint.create_seed_checkpoint",
+                 fmt::format("expected a job of one process, not of {}: a seed checkpoint is the same for "
+                             "every number of ranks",
+                             *facts.world_size));
+  }
+  if (c.load_only && c.create_seed_checkpoint)
+    problems.add(resolved, "checkpoint.create_seed_checkpoint", "load_only = true saves nothing");
+  if (c.load_only && c.enable_first_step_checkpoint)
+    problems.add(resolved, "checkpoint.enable_first_step_checkpoint", "load_only = true saves nothing");
+  if (c.last_save_in_hf && !c.last_save_model_only) {
+    problems.add(resolved, "checkpoint.last_save_in_hf",
+                 "expected last_save_model_only = true beside it: safetensors hold weights alone");
+  }
+  if (c.export_dtype != "float32" && !c.last_save_model_only) {
+    problems.add(resolved, "checkpoint.export_dtype",
+                 "expected last_save_model_only = true beside it: only a last save of weights alone is "
+                 "converted");
+  }
+}
+
+// What v0.2.2 and Hyperion offer to choose parts by must not say two things.
+void check_parts(const ResolvedConfig& resolved, Problems& problems) {
+  const auto& c = resolved.config.checkpoint;
+  if (lists(c.exclude_from_loading, "optimizer") && !lists(c.exclude_from_loading, "lr_scheduler")) {
+    problems.add(resolved, "checkpoint.exclude_from_loading",
+                 "expected lr_scheduler beside optimizer: a curve that goes on does not fit moments that "
+                 "start anew");
+  }
+  for (const std::string& part : c.components) {
+    if (lists(c.exclude_from_loading, part)) {
+      problems.add(resolved, "checkpoint.components",
+                   fmt::format("{} is in exclude_from_loading too: name it in one of them", part));
+    }
+  }
+}
+
+void check_transfer(const ResolvedConfig& resolved, Problems& problems) {
+  const auto& c = resolved.config.checkpoint;
+  if (!c.initial_load_path && !c.initial_load_in_hf) {
+    problems.add(resolved, "checkpoint.resume_mode",
+                 "expected initial_load_path beside it: the step-N folder whose weights are taken");
+  }
+  if (!c.initial_load_model_only) {
+    problems.add(resolved, "checkpoint.initial_load_model_only",
+                 "resume_mode = \"transfer\" takes the model alone: set true, or resume_mode = \"continue\"");
+  }
+  if (!c.components.empty() && c.components != std::vector<std::string>{"model"}) {
+    problems.add(resolved, "checkpoint.components",
+                 "resume_mode = \"transfer\" takes the model alone: set resume_mode = \"continue\"");
+  }
+  if (lists(c.exclude_from_loading, "model")) {
+    problems.add(resolved, "checkpoint.exclude_from_loading",
+                 "resume_mode = \"transfer\" takes the model and nothing else");
+  }
+}
+
+void check_loading(const ResolvedConfig& resolved, Problems& problems) {
+  const auto& c = resolved.config.checkpoint;
+  if (c.initial_load_in_hf && !c.initial_load_model_only) {
+    problems.add(resolved, "checkpoint.initial_load_in_hf",
+                 "expected initial_load_model_only = true beside it: safetensors hold weights alone");
+  }
+  if (c.resume_mode == "transfer") check_transfer(resolved, problems);
+  if (c.resume_mode == "continue" && c.initial_load_path && c.initial_load_model_only) {
+    problems.add(resolved, "checkpoint.initial_load_model_only",
+                 "resume_mode = \"continue\" reads more than the model: set false, or resume_mode = "
+                 "\"transfer\"");
+  }
+  if (c.resume_mode != "recover" && c.on_config_change != "error") {
+    problems.add(resolved, "checkpoint.on_config_change",
+                 fmt::format("only resume_mode = \"recover\" compares settings; \"{}\" takes those of the "
+                             "configuration",
+                             c.resume_mode));
+  }
+  check_parts(resolved, problems);
+}
+
+}  // namespace
+
+void check_checkpoint(const ResolvedConfig& resolved, const RunFacts& facts, Problems& problems) {
+  const JobConfig& config = resolved.config;
+  if (config.checkpoint.enable) {
+    check_saving(resolved, facts, problems);
+    check_loading(resolved, problems);
+  }
+  if (config.ema.enable && config.ema.validate_with_ema && !config.validation.enable)
+    problems.add(resolved, "ema.validate_with_ema", "expected validation.enable = true beside it");
+}
+
+}  // namespace hyperion

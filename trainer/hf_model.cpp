@@ -1,0 +1,64 @@
+#include "trainer/hf_model.h"
+
+#include "base/error.h"
+#include "models/hugging_face_config.h"
+#include "trainer/config/validate.h"
+
+namespace hyperion {
+namespace fs = std::filesystem;
+namespace {
+
+fs::path find_config(const JobConfig& config, const fs::path& base) {
+  std::string looked_in;
+  for (const std::string& folder :
+       {config.checkpoint.initial_load_path.value_or(""), config.model.hf_assets_path}) {
+    if (folder.empty()) continue;
+    const fs::path file = resolve_input(folder, base) / "config.json";
+    std::error_code error;
+    if (fs::exists(file, error)) return file;
+    looked_in += (looked_in.empty() ? "" : " nor in ") + folder;
+  }
+  throw_config(
+      "model.flavor = \"from_hf\": no config.json in {}; set checkpoint.initial_load_path or "
+      "model.hf_assets_path to "
+      "the model's folder",
+      looked_in);
+}
+
+}  // namespace
+
+void resolve_hf_model(ResolvedConfig& resolved, const fs::path& base) {
+  JobConfig::Model& model = resolved.config.model;
+  if (model.flavor != "from_hf") return;
+  const fs::path file = find_config(resolved.config, base);
+  const ModelArgs args = read_hf_config(file);
+  if (args.family != model.name)
+    throw_config("model.name = \"{}\", but {} describes a {} model: set model.name = \"{}\"", model.name,
+                 file.string(), args.family, args.family);
+  const auto fill = [&](const char* key, auto& member, const auto& value) {
+    if (member) return;
+    member = value;
+    resolved.origins["model.args." + std::string(key)] = file.string();
+  };
+  JobConfig::Model::Args& to = model.args;
+  fill("dim", to.dim, args.dim);
+  fill("n_layers", to.n_layers, args.n_layers);
+  fill("n_heads", to.n_heads, args.n_heads);
+  fill("n_kv_heads", to.n_kv_heads, args.n_kv_heads);
+  fill("head_dim", to.head_dim, args.head_dim);
+  fill("vocab_size", to.vocab_size, args.vocab_size);
+  if (!to.multiple_of && !to.ffn_dim_multiplier) fill("hidden_dim", to.hidden_dim, args.hidden_dim);
+  fill("norm_eps", to.norm_eps, args.norm_eps);
+  fill("rope_theta", to.rope_theta, args.rope_theta);
+  fill("qk_norm", to.qk_norm, args.qk_norm);
+  fill("tied", to.tied, args.tied);
+  fill("max_seq_len", to.max_seq_len, args.max_seq_len);
+  fill("rope_scaling", to.rope_scaling, args.rope_scaling);
+  if (!args.rope_scaling) return;
+  fill("rope_factor", to.rope_factor, args.rope_factor);
+  fill("rope_low_freq_factor", to.rope_low_freq_factor, args.rope_low_freq_factor);
+  fill("rope_high_freq_factor", to.rope_high_freq_factor, args.rope_high_freq_factor);
+  fill("rope_original_length", to.rope_original_length, args.rope_original_length);
+}
+
+}  // namespace hyperion

@@ -1,0 +1,61 @@
+#include "trainer/inference/commands.h"
+
+#include <cstdlib>
+
+#include <fmt/format.h>
+
+#include "parallel/device.h"
+#include "parallel/device_library.h"
+#include "trainer/inference/evaluate.h"
+#include "trainer/inference/generate.h"
+
+namespace hyperion {
+namespace {
+
+at::Device inference_device() {
+  const char* wanted = std::getenv("HYPERION_DEVICE");
+  const auto choice = wanted != nullptr ? std::optional<std::string>(wanted) : std::nullopt;
+  if (choose_device(choice, probe_driver(), load_device_library) == DeviceKind::kCpu) return at::kCPU;
+  device_library().set_device(0);
+  return {at::kCUDA, 0};
+}
+
+InferenceEngine make_engine(const CommandLine::Look& options, const ModelSource& source) {
+  return {source.args, inference_device(), options.dtype == "bfloat16" ? at::kBFloat16 : at::kFloat,
+          source.load};
+}
+
+// The part of a job's configuration that finds tokenizer and data.
+JobConfig job_config(const CommandLine::Look& options, const ModelSource& source) {
+  JobConfig config;
+  config.model.hf_assets_path = options.tokenizer.empty() ? source.tokenizer : options.tokenizer;
+  return config;
+}
+
+}  // namespace
+
+ExitCode generate_command(const CommandLine::Generate& options, const ModelSource& source) {
+  const DataSetup data = load_tokenizer(job_config(options, source));
+  const InferenceEngine engine = make_engine(options, source);
+  const SamplingOptions sampling = {options.max_tokens, options.temperature, options.top_k, options.seed};
+  fmt::print("{}", options.prompt);
+  generate_text(engine, *data.tokenizer, options.prompt, sampling, /*print=*/true);
+  return ExitCode::kOk;
+}
+
+ExitCode eval_command(const CommandLine::Eval& options, const ModelSource& source) {
+  JobConfig config = job_config(options, source);
+  config.validation.enable = true;
+  config.validation.dataset_path = options.data;
+  config.validation.seq_len = options.seq_len;
+  config.validation.local_batch_size = options.batch_size;
+  const DataSetup data = load_tokenizer(config);
+  const auto loader = validation_loader(config, data, {.vocab_size = source.args.vocab_size});
+  InferenceEngine engine = make_engine(options, source);
+  const Evaluation result = evaluate(engine, *loader, options.max_batches);
+  fmt::print("{}", options.json ? evaluation_json(result, options.checkpoint, options.data)
+                                : evaluation_table(result, options.checkpoint, options.data));
+  return ExitCode::kOk;
+}
+
+}  // namespace hyperion

@@ -1,0 +1,59 @@
+#include "trainer/inference/evaluate.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "trainer/data_setup.h"
+
+namespace hyperion {
+
+Evaluation evaluate(InferenceEngine& engine, DataLoader& loader, int64_t max_batches) {
+  const auto begin = std::chrono::steady_clock::now();
+  Evaluation result;
+  double sum = 0;
+  for (int64_t i = 0; max_batches == 0 || i < max_batches; ++i) {
+    const std::optional<Batch> batch = loader.next();
+    if (!batch) break;
+    const int64_t tokens = valid_tokens(*batch);
+    if (tokens == 0) continue;
+    sum += engine.loss_sum(*batch);
+    result.tokens += tokens;
+    for (int64_t row = 0; row < batch->rows; ++row) {
+      const auto first = batch->labels.begin() + row * batch->seq_len;
+      result.sequences +=
+          std::any_of(first, first + batch->seq_len, [](int64_t label) { return label != kIgnoreLabel; });
+    }
+  }
+  if (result.tokens == 0) throw_data("eval: the data set holds no token to predict");
+  result.loss = sum / static_cast<double>(result.tokens);
+  result.perplexity = std::exp(result.loss);
+  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return result;
+}
+
+std::string evaluation_table(const Evaluation& evaluation, const std::string& checkpoint,
+                             const std::string& data) {
+  return fmt::format(
+      "checkpoint  {}\ndata        {}\nloss        {:.6f}\nperplexity  {:.4f}\ntokens      {}\n"
+      "sequences   {}\nspeed       {:.0f} tokens/s ({:.1f} s)\n",
+      checkpoint, data, evaluation.loss, evaluation.perplexity, evaluation.tokens, evaluation.sequences,
+      static_cast<double>(evaluation.tokens) / std::max(evaluation.seconds, 1e-9), evaluation.seconds);
+}
+
+std::string evaluation_json(const Evaluation& evaluation, const std::string& checkpoint,
+                            const std::string& data) {
+  const nlohmann::ordered_json json = {
+      {"checkpoint", checkpoint},      {"data", data},
+      {"loss", evaluation.loss},       {"perplexity", evaluation.perplexity},
+      {"tokens", evaluation.tokens},   {"sequences", evaluation.sequences},
+      {"seconds", evaluation.seconds},
+  };
+  return json.dump(2) + "\n";
+}
+
+}  // namespace hyperion

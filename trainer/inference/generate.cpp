@@ -1,0 +1,124 @@
+#include "trainer/inference/generate.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <numeric>
+
+#include "base/error.h"
+#include "base/philox.h"
+
+namespace hyperion {
+namespace {
+
+// Bytes at the end of `text` that may be the begin of a character still to be completed: U+FFFD, which
+// decode() puts for them.
+size_t open_end(const std::string& text) {
+  constexpr std::string_view kReplacement = "\xef\xbf\xbd";
+  size_t open = 0;
+  while (std::string_view(text).substr(0, text.size() - open).ends_with(kReplacement))
+    open += kReplacement.size();
+  return open;
+}
+
+// Prints what each token adds to the text; characters made of several tokens when they are complete.
+class Printer {
+ public:
+  explicit Printer(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
+  void add(int64_t token) {
+    ids_.push_back(static_cast<int32_t>(token));
+    const std::string text = tokenizer_.decode(ids_);
+    write(text, text.size() - open_end(text));
+  }
+  void finish() {
+    const std::string text = tokenizer_.decode(ids_);
+    write(text, text.size());
+    std::fputc('\n', stdout);
+  }
+
+ private:
+  void write(const std::string& text, size_t end) {
+    if (end <= printed_) return;
+    std::fwrite(text.data() + printed_, 1, end - printed_, stdout);
+    std::fflush(stdout);
+    printed_ = end;
+  }
+  const Tokenizer& tokenizer_;
+  std::vector<int32_t> ids_;
+  size_t printed_ = 0;
+};
+
+}  // namespace
+
+int64_t sample(std::span<const float> logits, const SamplingOptions& options, int64_t n) {
+  std::vector<int64_t> order(logits.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::erase_if(order, [&](int64_t id) { return !std::isfinite(logits[static_cast<size_t>(id)]); });
+  if (order.empty()) throw Error(ExitCode::kNonFinite, "generate: the model's logits are not finite");
+  const auto likelier = [&](int64_t a, int64_t b) {
+    const float left = logits[static_cast<size_t>(a)], right = logits[static_cast<size_t>(b)];
+    return left != right ? left > right : a < b;
+  };
+  if (options.temperature == 0) return *std::min_element(order.begin(), order.end(), likelier);
+  if (options.top_k > 0 && options.top_k < static_cast<int64_t>(order.size())) {
+    std::nth_element(order.begin(), order.begin() + options.top_k, order.end(), likelier);
+    order.resize(static_cast<size_t>(options.top_k));
+    std::sort(order.begin(), order.end());
+  }
+  float highest = logits[static_cast<size_t>(order.front())];
+  for (const int64_t id : order) highest = std::max(highest, logits[static_cast<size_t>(id)]);
+  std::vector<double> sums;
+  double sum = 0;
+  for (const int64_t id : order) {
+    sum += std::exp((static_cast<double>(logits[static_cast<size_t>(id)]) - highest) / options.temperature);
+    sums.push_back(sum);
+  }
+  const PhiloxBlock random = philox4x32(options.seed, static_cast<uint64_t>(n));
+  const double point = uniform_open(random[0], random[1]) * sum;
+  const auto chosen = std::upper_bound(sums.begin(), sums.end(), point) - sums.begin();
+  return order[std::min(static_cast<size_t>(chosen), order.size() - 1)];
+}
+
+Generated generate(const InferenceEngine& engine, std::span<const int64_t> prompt, std::optional<int64_t> eos,
+                   const SamplingOptions& options, const std::function<void(int64_t)>& each) {
+  if (prompt.empty()) throw_bug("generate() needs a token to begin with");
+  std::vector<int64_t> tokens(prompt.begin(), prompt.end());
+  Generated result;
+  const int64_t limit = engine.args().max_seq_len - static_cast<int64_t>(tokens.size());
+  for (int64_t n = 0; n < std::min(options.max_tokens, limit); ++n) {
+    const at::Tensor logits = engine.next_logits(tokens);
+    const int64_t token =
+        sample({logits.const_data_ptr<float>(), static_cast<size_t>(logits.numel())}, options, n);
+    if (eos && token == *eos) {
+      result.ended = true;
+      break;
+    }
+    tokens.push_back(token);
+    result.tokens.push_back(token);
+    if (each) each(token);
+  }
+  return result;
+}
+
+std::string generate_text(const InferenceEngine& engine, const Tokenizer& tokenizer,
+                          const std::string& prompt, const SamplingOptions& options, bool print) {
+  const std::vector<int32_t> ids = tokenizer.encode(prompt, /*add_bos=*/true, /*add_eos=*/false);
+  if (ids.empty()) throw_config("--prompt is empty, and the tokenizer names no BOS to begin with");
+  const auto length = static_cast<int64_t>(ids.size());
+  if (length >= engine.args().max_seq_len)
+    throw_config("--prompt has {} tokens, expected fewer than the model's {} positions", length,
+                 engine.args().max_seq_len);
+  if (const auto largest = *std::max_element(ids.begin(), ids.end()); largest >= engine.args().vocab_size)
+    throw_config(
+        "the tokenizer's id {} is beyond the model's vocabulary of {}: name the model's own tokenizer",
+        largest, engine.args().vocab_size);
+  Printer printer(tokenizer);
+  const Generated made = generate(engine, std::vector<int64_t>(ids.begin(), ids.end()), tokenizer.eos_id(),
+                                  options, [&](int64_t token) {
+                                    if (print) printer.add(token);
+                                  });
+  if (print) printer.finish();
+  return tokenizer.decode(std::vector<int32_t>(made.tokens.begin(), made.tokens.end()));
+}
+
+}  // namespace hyperion

@@ -1,0 +1,44 @@
+// Continues a text: greedily, or by drawing from the model's distribution.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "trainer/data/tokenizer.h"
+#include "trainer/inference/engine.h"
+
+namespace hyperion {
+
+struct SamplingOptions {
+  int64_t max_tokens = 128;
+  double temperature = 0;  // 0: always the likeliest token
+  int64_t top_k = 0;       // draw among the k likeliest; 0: among all
+  uint64_t seed = 0;
+};
+
+// The token drawn from logits (fp32, [vocab] in host memory) for the n-th new token: a function of its
+// arguments alone, so a seed gives the same text again. Equal logits: the smaller id first. Throws
+// Error(kNonFinite) when there is no finite logit to choose.
+int64_t sample(std::span<const float> logits, const SamplingOptions& options, int64_t n);
+
+struct Generated {
+  std::vector<int64_t> tokens;  // the new ones, without EOS
+  bool ended = false;           // by EOS; else max_tokens are made, or the model's positions are used up
+};
+
+// Continues `prompt`, which is not empty. The whole prefix is computed anew for each token (no key-value
+// cache): simple and exactly what training computes, at a cost that grows with the square of the length.
+// `each` is called with every new token.
+Generated generate(const InferenceEngine& engine, std::span<const int64_t> prompt, std::optional<int64_t> eos,
+                   const SamplingOptions& options, const std::function<void(int64_t)>& each = {});
+
+// The same for text; prints it as it is made when `print`. Throws Error(kUsage) for an empty prompt of a
+// tokenizer without BOS and for one that is too long for the model.
+std::string generate_text(const InferenceEngine& engine, const Tokenizer& tokenizer,
+                          const std::string& prompt, const SamplingOptions& options, bool print);
+
+}  // namespace hyperion

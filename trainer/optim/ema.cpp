@@ -1,0 +1,150 @@
+#include "trainer/optim/ema.h"
+
+#include <algorithm>
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/_foreach_lerp.h>
+#include <ATen/ops/empty_like.h>
+
+#include "base/error.h"
+
+namespace hyperion {
+namespace {
+
+constexpr int64_t kExchangeBytes = 16 << 20;
+constexpr int64_t kGrain = 1 << 15;  // elements of a thread's part, at least
+
+// One pass over memory on the CPU. Every element goes through the same two roundings wherever it lies, so a
+// shard's average is bit for bit that part of the whole's.
+template <typename T>
+void average_rows(T* average, const T* weight, int64_t count, T share) {
+  at::parallel_for(0, count, kGrain, [=](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) average[i] += share * (weight[i] - average[i]);
+  });
+}
+
+void average_rows(const at::Tensor& average, const at::Tensor& weight, double share) {
+  if (average.scalar_type() == at::kDouble)
+    average_rows(average.data_ptr<double>(), weight.data_ptr<double>(), average.numel(), share);
+  else
+    average_rows(average.data_ptr<float>(), weight.data_ptr<float>(), average.numel(),
+                 static_cast<float>(share));
+}
+
+}  // namespace
+
+Ema::Ema(std::vector<ShardedParameterPtr> parameters, const EmaOptions& options)
+    : parameters_(std::move(parameters)), options_(options) {
+  for (const ShardedParameterPtr& parameter : parameters_) {
+    const at::Tensor& weight = parameter->master();
+    const bool moves = options_.on_cpu && !weight.is_cpu();
+    averages_.push_back(moves ? weight.to(at::kCPU) : weight.clone());
+    if (weight.numel() == 0) continue;
+    filled_.push_back({averages_.back(), weight, {}});
+    if (moves)
+      filled_.back().staged = at::empty_like(weight, weight.options().device(at::kCPU).pinned_memory(true));
+  }
+}
+
+Ema::~Ema() {
+  if (worker_.valid()) worker_.wait();
+}
+
+void Ema::update(int64_t step, const at::Tensor& skip) {
+  if (swapped_) throw_bug("the average of the weights is updated while it is swapped in");
+  if (step % options_.every != 0 || filled_.empty()) return;
+  at::NoGradGuard no_grad;
+  if (filled_.front().staged.defined())
+    average_on_host(skip);
+  else
+    average_here(skip);
+}
+
+void Ema::average_here(const at::Tensor& skip) {
+  if (filled_.front().average.is_cpu()) {
+    if (skip.item<double>() != 0) return;
+    for (const Pair& pair : filled_) average_rows(pair.average, pair.weight, 1 - options_.decay);
+    return;
+  }
+  std::vector<at::Tensor> averages, weights;
+  for (const Pair& pair : filled_) {
+    averages.push_back(pair.average);
+    weights.push_back(pair.weight);
+  }
+  // A share of 0 leaves the average as it is: weights are finite, because a skipped step did not touch them.
+  const at::Tensor share = ((1 - skip) * (1 - options_.decay)).to(averages.front().scalar_type());
+  at::_foreach_lerp_(averages, weights, std::vector<at::Tensor>(averages.size(), share));
+}
+
+void Ema::average_on_host(const at::Tensor& skip) {
+  join();
+  for (const Pair& pair : filled_) pair.staged.copy_(pair.weight, /*non_blocking=*/true);
+  if (!staged_skip_.defined())
+    staged_skip_ = at::empty_like(skip, skip.options().device(at::kCPU).pinned_memory(true));
+  staged_skip_.copy_(skip, /*non_blocking=*/true);
+  copied_.record(DeviceStream::current(filled_.front().weight.device()));
+  worker_ = std::async(std::launch::async, [this] {
+    copied_.wait_on_host();
+    if (staged_skip_.item<double>() != 0) return;
+    for (const Pair& pair : filled_) average_rows(pair.average, pair.staged, 1 - options_.decay);
+  });
+}
+
+void Ema::join() {
+  if (worker_.valid()) worker_.get();
+}
+
+void Ema::restart() {
+  if (swapped_) throw_bug("the average of the weights starts anew while it is swapped in");
+  at::NoGradGuard no_grad;
+  join();
+  for (const Pair& pair : filled_) pair.average.copy_(pair.weight);
+}
+
+const std::vector<at::Tensor>& Ema::tensors() {
+  if (swapped_) throw_bug("the average of the weights is read while it is swapped in");
+  join();
+  return averages_;
+}
+
+int64_t Ema::bytes() const {
+  int64_t total = 0;
+  for (const at::Tensor& average : averages_) total += static_cast<int64_t>(average.nbytes());
+  return total;
+}
+
+void Ema::swap_in() {
+  if (swapped_) throw_bug("the average of the weights is swapped in twice");
+  at::NoGradGuard no_grad;
+  join();
+  exchange();
+  for (size_t i = 0; i < parameters_.size(); ++i)
+    if (parameters_[i]->has_separate_compute_shard()) parameters_[i]->compute_shard().copy_(averages_[i]);
+  swapped_ = true;
+}
+
+void Ema::swap_out() {
+  if (!swapped_) throw_bug("the average of the weights is swapped out, but was not in");
+  at::NoGradGuard no_grad;
+  exchange();
+  for (const ShardedParameterPtr& parameter : parameters_)
+    if (parameter->has_separate_compute_shard()) parameter->compute_shard().copy_(parameter->master());
+  swapped_ = false;
+}
+
+// Weights and averages change places where the masters themselves are what the model reads.
+void Ema::exchange() {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (parameters_[i]->has_separate_compute_shard() || averages_[i].numel() == 0) continue;
+    const at::Tensor a = averages_[i].view(-1), b = parameters_[i]->master().view(-1);
+    const int64_t step = std::max<int64_t>(1, kExchangeBytes / static_cast<int64_t>(a.element_size()));
+    for (int64_t first = 0; first < a.numel(); first += step) {
+      const int64_t count = std::min(step, a.numel() - first);
+      const at::Tensor held = a.narrow(0, first, count).clone();
+      a.narrow(0, first, count).copy_(b.narrow(0, first, count));
+      b.narrow(0, first, count).copy_(held);
+    }
+  }
+}
+
+}  // namespace hyperion

@@ -1,0 +1,72 @@
+// The exponential moving average of the weights: ema = decay * ema + (1 - decay) * weight, in the masters'
+// dtype (fp32, or fp64), sharded as they are. 4 bytes a parameter over the shard degree. Each update rounds
+// once or twice, by 1 ulp in all; in the worst case these add up to 1 / (2 (1 - decay)) ulps.
+#pragma once
+
+#include <cstdint>
+#include <future>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "parallel/sharded_parameter.h"
+#include "parallel/streams.h"
+
+namespace hyperion {
+
+struct EmaOptions {
+  double decay = 0.999;
+  int64_t every = 1;    // optimizer steps between two updates
+  bool on_cpu = false;  // keep the average in host memory when the masters are on a GPU
+};
+
+// For one thread. With on_cpu on a GPU, update() only queues copies of the masters into pinned memory on the
+// current stream; a thread waits for them and does the arithmetic while training goes on, and the next
+// update() or any access waits for that thread. Otherwise nothing here waits for the device.
+class Ema {
+ public:
+  // The average starts as the weights are now: load or initialise them first, or call restart() afterwards.
+  Ema(std::vector<ShardedParameterPtr> parameters, const EmaOptions& options);
+  ~Ema();
+  Ema(const Ema&) = delete;
+  Ema& operator=(const Ema&) = delete;
+
+  // After optimizer step `step` (from 1): updates when it is a multiple of `every`. `skip`: as of Adam::step;
+  // where it is 1 the average does not change, decided on the device.
+  void update(int64_t step, const at::Tensor& skip);
+  // The average becomes the weights of now.
+  void restart();
+
+  // The average of parameter i, in the order given: [local rows, ...]. The tensors stay the same for good; a
+  // checkpoint reads and fills them in place, after this call. Throws Error(kBug) while they are swapped in.
+  const std::vector<at::Tensor>& tensors();
+  int64_t bytes() const;  // held by this rank for the average
+
+  // Between swap_in() and swap_out() the model computes with the average. Where the compute dtype is not the
+  // masters', its copies are overwritten and written again from the masters; else weights and average change
+  // places, through a buffer of at most 16 MiB. Afterwards both are bit for bit what they were.
+  void swap_in();
+  void swap_out();
+  bool swapped() const { return swapped_; }
+
+ private:
+  struct Pair {  // of one parameter that this rank holds rows of
+    at::Tensor average, weight;
+    at::Tensor staged;  // pinned copy of `weight` (on_cpu on a GPU)
+  };
+  void average_here(const at::Tensor& skip);
+  void average_on_host(const at::Tensor& skip);
+  void join();
+  void exchange();
+
+  std::vector<ShardedParameterPtr> parameters_;
+  EmaOptions options_;
+  std::vector<at::Tensor> averages_;  // of every parameter
+  std::vector<Pair> filled_;
+  at::Tensor staged_skip_;
+  DeviceEvent copied_;
+  std::future<void> worker_;
+  bool swapped_ = false;
+};
+
+}  // namespace hyperion

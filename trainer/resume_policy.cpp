@@ -1,0 +1,368 @@
+#include "trainer/resume_policy.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <map>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "base/error.h"
+#include "base/hash.h"
+#include "trainer/config/schema.h"
+
+namespace hyperion {
+namespace {
+
+constexpr const char* kHorizon = "lr_scheduler.total_steps";
+constexpr const char* kStart = "lr_scheduler.start_step";  // no key of the configuration
+constexpr const char* kGlobalBatch = "training.global_batch_size";
+constexpr const char* kSeed = "debug.seed";
+constexpr const char* kData = "data";
+constexpr size_t kMostEntries = 10'000, kLongestText = 65'536;
+
+// Keys of the configuration that shape the curve, with the component that the setting belongs to: what is not
+// loaded is not compared.
+struct Shaping {
+  const char* key;
+  const char* component;
+};
+constexpr std::array<Shaping, 17> kShaping = {{
+    {"optimizer.name", "optimizer"},
+    {"optimizer.beta1", "optimizer"},
+    {"optimizer.beta2", "optimizer"},
+    {"optimizer.eps", "optimizer"},
+    {"optimizer.weight_decay", "optimizer"},
+    {"optimizer.lr", "lr_scheduler"},
+    {"lr_scheduler.warmup_steps", "lr_scheduler"},
+    {"lr_scheduler.decay_ratio", "lr_scheduler"},
+    {"lr_scheduler.decay_type", "lr_scheduler"},
+    {"lr_scheduler.min_lr_factor", "lr_scheduler"},
+    {"training.seq_len", "train_state"},
+    {"training.max_norm", "train_state"},
+    {"training.mixed_precision_param", "train_state"},
+    {"training.shuffle", "dataloader"},
+    {"training.document_mask", "dataloader"},
+    {"ema.decay", "ema"},
+    {"ema.every", "ema"},
+}};
+
+// As the command line takes it back.
+std::string text_of(const Value& value) {
+  if (const auto* text = std::get_if<std::string>(&value)) return *text;
+  return std::holds_alternative<std::monostate>(value) ? "None" : literal(value);
+}
+
+std::string text_of(const JobConfig& config, const char* key) {
+  return text_of(read(*find_option(key), config));
+}
+
+// What shapes say nothing about.
+TextTable model_entries(const ModelArgs& model) {
+  return {{"model.n_heads", fmt::format("{}", model.n_heads)},
+          {"model.n_kv_heads", fmt::format("{}", model.n_kv_heads)},
+          {"model.norm_eps", fmt::format("{}", model.norm_eps)},
+          {"model.rope_theta", fmt::format("{}", model.rope_theta)},
+          {"model.rope_scaling", fmt::format("{}", model.rope_scaling)},
+          {"model.rope_style", model.rope_style == RopeStyle::kInterleaved ? "interleaved" : "half-split"}};
+}
+
+std::string owner(const std::string& key) {
+  if (key.starts_with("model.")) return "model";
+  if (key == kData || key == kSeed) return "dataloader";
+  if (key == kGlobalBatch) return "train_state";
+  for (const Shaping& shaping : kShaping)
+    if (key == shaping.key) return shaping.component;
+  return "";  // the curve's length and start have rules of their own
+}
+
+struct Change {
+  std::string key, saved, configured;
+};
+
+std::vector<Change> changes(const ResolvedConfig& resolved, const Trajectory& configured,
+                            const Trajectory& stored, const std::set<std::string>& components) {
+  std::vector<Change> found;
+  for (const auto& [key, now] : configured.entries) {
+    const std::string* saved = stored.find(key);
+    if (saved == nullptr || *saved == now || !components.contains(owner(key))) continue;
+    if (key == kSeed && !resolved.config.debug.seed) continue;  // not asked for: the saved one is used
+    found.push_back({key, *saved, now});
+  }
+  return found;
+}
+
+std::string change_lines(const ResolvedConfig& resolved, const std::vector<Change>& found) {
+  std::string text;
+  for (const Change& change : found) {
+    text += fmt::format("\n  {}: saved {}, configured {} ({})", change.key, printable(change.saved),
+                        change.configured, resolved.origin(change.key));
+  }
+  return text;
+}
+
+// Puts a saved value into the configuration. False for what a configuration cannot bring back.
+bool keep(const Change& change, const TrajectoryFacts& facts, ResumePlan& plan) {
+  if (change.key == kSeed) return true;  // resume_plan() takes it over in any case
+  const Option* option = find_option(change.key);
+  if (option == nullptr) return false;
+  const std::optional<Value> value = parse_text(*option, change.saved);
+  if (!value || !assign(*option, *value, plan.config)) return false;
+  const int64_t microbatch = plan.config.training.local_batch_size * facts.data_parallel_degree;
+  return change.key != kGlobalBatch || plan.config.training.global_batch_size % microbatch == 0;
+}
+
+void apply_policy(const ResolvedConfig& resolved, const TrajectoryFacts& facts, const ResumeRequest& request,
+                  const std::vector<Change>& found, ResumePlan& plan) {
+  const std::string mode = resume_mode(resolved.config, request.source);
+  const std::string policy = mode == "recover" ? resolved.config.checkpoint.on_config_change : "override";
+  std::vector<Change> impossible;
+  for (const Change& change : found) {
+    // The loader's position means something in the same data alone.
+    if (change.key == kData || (policy == "keep" && !keep(change, facts, plan))) impossible.push_back(change);
+  }
+  if (policy == "error" && !found.empty()) {
+    throw_config(
+        "The checkpoint at step {} was saved with other settings:{}\nSet checkpoint.on_config_change = "
+        "\"keep\" to go on with the saved ones or \"override\" to go on with the configured ones, or "
+        "leave parts of the state out with checkpoint.exclude_from_loading.",
+        request.step, change_lines(resolved, found));
+  }
+  if (!impossible.empty()) {
+    throw_config(
+        "The checkpoint at step {} was saved with other settings that checkpoint.on_config_change = \"{}\" "
+        "cannot reconcile:{}\nConfigure the saved values, or leave the parts they belong to out with "
+        "checkpoint.exclude_from_loading (dataloader for other data).",
+        request.step, resolved.config.checkpoint.on_config_change, change_lines(resolved, impossible));
+  }
+  for (const Change& change : found) {
+    if (policy == "keep") {
+      plan.trajectory.set(change.key, change.saved);
+      plan.notes.push_back(fmt::format("{}: keeping {} from the checkpoint (configured: {})", change.key,
+                                       change.saved, change.configured));
+    } else {
+      plan.notes.push_back(fmt::format("{}: taking {} from the configuration (saved: {})", change.key,
+                                       change.configured, change.saved));
+    }
+  }
+}
+
+int64_t whole_number(const std::string& text, const char* key, int64_t minimum) {
+  const auto value = parse_text(*find_option("training.steps"), text);
+  const auto* number = value ? std::get_if<int64_t>(&*value) : nullptr;
+  if (number == nullptr || *number < minimum)
+    throw_data("the checkpoint's {} is \"{}\", expected a whole number of at least {}", key, printable(text),
+               minimum);
+  return *number;
+}
+
+uint64_t seed_of(const std::string& text) {
+  uint64_t seed = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seed);
+  if (error != std::errc() || end != text.data() + text.size())
+    throw_data("the checkpoint's {} is \"{}\", expected a whole number", kSeed, printable(text));
+  return seed;
+}
+
+// Length and start of the curve: the checkpoint's, unless the curve is not loaded.
+void place_curve(const ResolvedConfig& resolved, const ResumeRequest& request, ResumePlan& plan) {
+  const JobConfig& config = resolved.config;
+  auto& horizon = plan.config.lr_scheduler.total_steps;
+  if (!request.components.contains("train_state")) return;  // counts from step 0 again
+  if (!request.components.contains("lr_scheduler")) {
+    plan.schedule_start = request.step;
+    if (!config.lr_scheduler.total_steps)
+      horizon = std::max<int64_t>(1, config.training.steps - request.step);
+    plan.notes.push_back(fmt::format("the learning-rate curve starts anew at step {} and has {} steps",
+                                     request.step + 1, *horizon));
+    return;
+  }
+  if (!request.stored) {
+    plan.notes.push_back(fmt::format(
+        "the checkpoint is not Hyperion's: the learning-rate curve ({} steps) and lr = {} come from the "
+        "configuration",
+        *horizon, config.optimizer.lr));
+    return;
+  }
+  if (const std::string* start = request.stored->find(kStart))
+    plan.schedule_start = whole_number(*start, kStart, 0);
+  const std::string* saved = request.stored->find(kHorizon);
+  if (saved == nullptr) return;
+  const int64_t stored = whole_number(*saved, kHorizon, 1);
+  if (config.lr_scheduler.total_steps) {
+    if (stored != *horizon)
+      plan.notes.push_back(
+          fmt::format("lr_scheduler.total_steps: the curve changes from {} to {} steps", stored, *horizon));
+    return;
+  }
+  if (stored != *horizon)
+    plan.notes.push_back(
+        fmt::format("the learning-rate curve keeps its {} steps from the checkpoint, whatever training.steps "
+                    "= {} is; set lr_scheduler.total_steps to change it",
+                    stored, config.training.steps));
+  horizon = stored;
+}
+
+void check_rates(int64_t step, ResumePlan& plan) {
+  const JobConfig& config = plan.config;
+  const int64_t horizon = *config.lr_scheduler.total_steps;
+  const int64_t first = step - plan.schedule_start, last = config.training.steps - 1 - plan.schedule_start;
+  if (last < first || last < horizon || config.optimizer.lr == 0) return;
+  const LrSchedule schedule = schedule_of(config);
+  // After its warm-up the curve never rises: its largest value is the first.
+  if (first >= config.lr_scheduler.warmup_steps && schedule.factor(first) == 0) {
+    throw_config(
+        "every step from {} to training.steps = {} would have a learning rate of 0, because the curve of {} "
+        "steps has ended: set lr_scheduler.total_steps for a longer curve, or lr_scheduler.min_lr_factor "
+        "(with checkpoint.on_config_change = \"override\") for a floor above 0",
+        step + 1, config.training.steps, horizon);
+  }
+  plan.warnings.push_back(
+      fmt::format("the learning-rate curve ends at step {}: the steps after it train with lr = {}",
+                  plan.schedule_start + horizon, config.optimizer.lr * schedule.factor(last)));
+}
+
+bool starts_elsewhere(const JobConfig::Checkpoint& checkpoint) {
+  return checkpoint.initial_load_path || checkpoint.initial_load_in_hf;
+}
+
+}  // namespace
+
+const std::vector<std::string>& component_names() {
+  static const std::vector<std::string> names = {"model",      "optimizer",   "ema", "lr_scheduler",
+                                                 "dataloader", "train_state", "rng"};
+  return names;
+}
+
+std::string resume_mode(const JobConfig& config, LoadSource source) {
+  const bool recovers = source == LoadSource::kOwn && starts_elsewhere(config.checkpoint);
+  return recovers ? "recover" : config.checkpoint.resume_mode;
+}
+
+std::set<std::string> components_to_load(const JobConfig& config, LoadSource source, bool weights_only) {
+  const auto& c = config.checkpoint;
+  const std::string mode = resume_mode(config, source);
+  if (weights_only || mode == "transfer" || (source == LoadSource::kInitial && c.initial_load_model_only))
+    return {"model"};
+  const std::vector<std::string>& every = component_names();
+  std::set<std::string> chosen(every.begin(), every.end());
+  // Chosen for the start from elsewhere; what the job saved itself is whole again.
+  if (mode == c.resume_mode) {
+    if (!c.components.empty()) chosen = {c.components.begin(), c.components.end()};
+    for (const std::string& part : c.exclude_from_loading) chosen.erase(part);
+  }
+  if (!config.ema.enable) chosen.erase("ema");
+  return chosen;
+}
+
+const std::string* Trajectory::find(std::string_view key) const {
+  for (const auto& [name, text] : entries)
+    if (name == key) return &text;
+  return nullptr;
+}
+
+void Trajectory::set(const std::string& key, std::string text) {
+  for (auto& [name, value] : entries)
+    if (name == key) return void(value = std::move(text));
+  entries.emplace_back(key, std::move(text));
+}
+
+LrSchedule schedule_of(const JobConfig& config) {
+  const auto& options = config.lr_scheduler;
+  return {options.total_steps.value_or(config.training.steps), options.warmup_steps, options.decay_ratio,
+          decay_type(options.decay_type), options.min_lr_factor};
+}
+
+ResumePlan fresh_plan(const ResolvedConfig& resolved, const TrajectoryFacts& facts) {
+  ResumePlan plan;
+  plan.config = resolved.config;
+  plan.seed = facts.seed;
+  plan.config.lr_scheduler.total_steps =
+      resolved.config.lr_scheduler.total_steps.value_or(resolved.config.training.steps);
+  Trajectory& t = plan.trajectory;
+  for (const Shaping& shaping : kShaping)
+    if (std::string_view(shaping.component) != "ema" || resolved.config.ema.enable)
+      t.set(shaping.key, text_of(resolved.config, shaping.key));
+  t.set(kHorizon, std::to_string(*plan.config.lr_scheduler.total_steps));
+  t.set(kStart, "0");
+  t.set(kGlobalBatch, std::to_string(facts.global_batch_size));
+  t.set(kSeed, std::to_string(facts.seed));
+  t.set(kData, fmt::format("{:016x}", facts.data));
+  for (const auto& [key, text] : model_entries(facts.model)) t.set(key, text);
+  return plan;
+}
+
+ResumePlan resume_plan(const ResolvedConfig& resolved, const TrajectoryFacts& facts,
+                       const ResumeRequest& request) {
+  ResumePlan plan = fresh_plan(resolved, facts);
+  if (request.stored) {
+    apply_policy(resolved, facts, request,
+                 changes(resolved, plan.trajectory, *request.stored, request.components), plan);
+    const std::string* seed = request.stored->find(kSeed);
+    const bool keeps = resolved.config.checkpoint.on_config_change == "keep" || !resolved.config.debug.seed;
+    if (seed != nullptr && keeps && request.components.contains("dataloader")) {
+      plan.seed = seed_of(*seed);
+      plan.trajectory.set(kSeed, *seed);
+    }
+  }
+  place_curve(resolved, request, plan);
+  plan.trajectory.set(kHorizon, std::to_string(*plan.config.lr_scheduler.total_steps));
+  plan.trajectory.set(kStart, std::to_string(plan.schedule_start));
+  check_rates(request.components.contains("train_state") ? request.step : 0, plan);
+  return plan;
+}
+
+TextTable config_entries(const JobConfig& config) {
+  TextTable entries;
+  for (const Section& section : schema())
+    for (const Option& option : section.options)
+      entries.emplace_back(option.name, literal(read(option, config)));
+  return entries;
+}
+
+uint64_t config_hash(const TextTable& entries) {
+  uint64_t hash = entries.size();
+  for (const auto& [key, text] : entries) hash = hash_text(text, hash_text(key, hash));
+  return hash;
+}
+
+std::string config_comparison(const TextTable& stored, const TextTable& now) {
+  if (stored == now)
+    return fmt::format("the configuration is the checkpoint's (hash {:016x})", config_hash(now));
+  const std::map<std::string, std::string> before(stored.begin(), stored.end()),
+      after(now.begin(), now.end());
+  std::vector<std::string> lines;
+  for (const auto& [key, text] : after) {
+    const auto old = before.find(key);
+    if (old == before.end() || old->second != text)
+      lines.push_back(
+          fmt::format("{}: {} -> {}", key, old == before.end() ? "(new key)" : old->second, text));
+  }
+  for (const auto& [key, text] : before)
+    if (!after.contains(key)) lines.push_back(fmt::format("{}: {} -> (no such key)", key, text));
+  return fmt::format("the configuration differs from the checkpoint's in {} keys: {}", lines.size(),
+                     fmt::join(lines, ", "));
+}
+
+Object to_object(const TextTable& table) {
+  Dict dict;
+  for (const auto& [key, text] : table) dict.items.emplace_back(Object(key), Object(text));
+  return dict;
+}
+
+TextTable text_table(const Object& object, const std::string& where) {
+  const auto* dict = object.get_if<Dict>();
+  if (dict == nullptr || dict->items.size() > kMostEntries)
+    throw_data("{}: expected a dict of at most {} texts, found {}", where, kMostEntries, repr(object));
+  TextTable table;
+  for (const auto& [key, value] : dict->items) {
+    const auto *name = key.get_if<std::string>(), *text = value.get_if<std::string>();
+    if (name == nullptr || text == nullptr || name->size() + text->size() > kLongestText)
+      throw_data("{}: expected texts, found {}: {}", where, repr(key), repr(value));
+    table.emplace_back(*name, *text);
+  }
+  return table;
+}
+
+}  // namespace hyperion

@@ -1,0 +1,182 @@
+#include "trainer/resume_source.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "trainer/config/validate.h"
+
+namespace hyperion {
+namespace fs = std::filesystem;
+namespace {
+
+using Json = nlohmann::json;
+
+std::string to_text(const std::vector<Candidate>& candidates, const std::string& error) {
+  Json json = {{"error", error}, {"candidates", Json::array()}};
+  for (const Candidate& c : candidates)
+    json["candidates"].push_back({c.path.string(), c.source == LoadSource::kOwn, c.step, c.hugging_face});
+  return json.dump();
+}
+
+std::vector<Candidate> from_text(const std::string& text) {
+  const Json json = Json::parse(text);
+  const std::string error = json.at("error");
+  if (!error.empty()) throw Error(ExitCode::kBadData, error);
+  std::vector<Candidate> candidates;
+  for (const Json& c : json.at("candidates")) {
+    const std::string path = c.at(0);
+    candidates.push_back({path, c.at(1) ? LoadSource::kOwn : LoadSource::kInitial, c.at(2), c.at(3)});
+  }
+  return candidates;
+}
+
+bool holds_optimizer(const OpenCheckpoint& checkpoint) {
+  return std::ranges::any_of(checkpoint.index.tensors,
+                             [](const auto& tensor) { return component_of(tensor.first) == "optimizer"; });
+}
+
+// The explicit wish for weights of a checkpoint that holds nothing else.
+bool wants_weights_only(const JobConfig& config) {
+  const auto& wanted = config.checkpoint.components;
+  return !wanted.empty() &&
+         std::ranges::all_of(wanted, [](const std::string& c) { return c == "model" || c == "ema"; });
+}
+
+// The job's own checkpoints, newest first; what cannot be resumed from is left out and named in the log.
+std::vector<Candidate> own_candidates(const JobConfig& config, const CheckpointFolder& folder) {
+  const int64_t wanted = config.checkpoint.load_step;
+  std::vector<Candidate> found;
+  std::vector<std::string> skipped;
+  std::vector<FoundCheckpoint> entries = folder.scan();
+  std::ranges::sort(entries, std::greater(), &FoundCheckpoint::step);
+  for (const FoundCheckpoint& entry : entries) {
+    if (wanted != -1 && entry.step != wanted) continue;
+    const std::string problem = !entry.complete() ? entry.why_not
+                                : entry.kind == "model" && !wants_weights_only(config)
+                                    ? "it holds the weights alone (checkpoint.last_save_model_only); to "
+                                      "start a new run from them, name it as "
+                                      "checkpoint.initial_load_path"
+                                : !fs::exists(entry.path / ".metadata")
+                                    ? "it is an export for Hugging Face, not a state to go on from"
+                                    : "";
+    if (problem.empty()) {
+      found.push_back({entry.path, LoadSource::kOwn, entry.step, false});
+      continue;
+    }
+    log_warning("Checkpoint {} is not resumed from: {}", entry.path.string(), problem);
+    skipped.push_back(fmt::format("{}: {}", entry.path.string(), problem));
+  }
+  if (!found.empty()) return found;
+  if (!skipped.empty())
+    throw_data("no checkpoint in {} can be resumed from: {}", folder.path().string(),
+               fmt::join(skipped, "; "));
+  if (wanted != -1)
+    throw_data("checkpoint.load_step = {}: there is no step-{} in {}", wanted, wanted,
+               folder.path().string());
+  return found;
+}
+
+}  // namespace
+
+ResumeSource::ResumeSource(const JobConfig& config, const CheckpointFolder& folder,
+                           const fs::path& install_root, Coordinator& ranks)
+    : config_(config), ranks_(ranks) {
+  std::string text;
+  if (ranks.rank() == 0) {
+    try {
+      text = to_text(candidates(folder, install_root), "");
+    } catch (const Error& error) {
+      text = to_text({}, error.what());
+    }
+  }
+  candidates_ = from_text(ranks.all_gather(text).front());
+  if (!candidates_.empty()) open_next("");
+}
+
+std::vector<Candidate> ResumeSource::candidates(const CheckpointFolder& folder,
+                                                const fs::path& install_root) const {
+  const auto& options = config_.checkpoint;
+  std::vector<Candidate> own;
+  if (fs::exists(folder.path()) || options.load_step != -1) own = own_candidates(config_, folder);
+  if (!own.empty()) {
+    if (options.initial_load_path || options.initial_load_in_hf)
+      log_info("Checkpoints of this job are in {}: the initial load is not used", folder.path().string());
+    return own;
+  }
+  if (!options.initial_load_path && !options.initial_load_in_hf) return {};
+  const fs::path path =
+      resolve_input(options.initial_load_path.value_or(config_.model.hf_assets_path), install_root);
+  if (!fs::exists(path))
+    throw_data("checkpoint.initial_load_path: there is no {} to load from", path.string());
+  const bool dcp = fs::exists(path / ".metadata");
+  if (!dcp && !options.initial_load_in_hf)
+    throw_data(
+        "checkpoint.initial_load_path: {} holds no .metadata: name the folder of one checkpoint "
+        "(.../step-100), or "
+        "set checkpoint.initial_load_in_hf for safetensors",
+        path.string());
+  return {{path, LoadSource::kInitial, 0, options.initial_load_in_hf}};
+}
+
+void ResumeSource::give_up(const std::string& why) {
+  open_next(why.empty() ? "another rank could not load it" : why);
+}
+
+// Opens the next candidate that every rank can open. `why`: what was wrong with the one before.
+void ResumeSource::open_next(std::string why) {
+  while (true) {
+    if (!why.empty()) {
+      const Candidate& last = candidates_[next_ - 1];
+      const bool more = next_ < candidates_.size() && config_.checkpoint.on_corrupt == "previous" &&
+                        config_.checkpoint.load_step == -1;
+      if (!more) throw Error(ExitCode::kBadData, why);
+      log_warning("Checkpoint {} cannot be used, trying the one before it: {}", last.path.string(), why);
+    }
+    const Candidate& candidate = candidates_[next_++];
+    std::string error;
+    try {
+      chosen_ = open(candidate);
+    } catch (const Error& failure) {
+      error = failure.what();
+    }
+    why.clear();
+    for (const std::string& text : ranks_.all_gather(error))
+      if (why.empty()) why = text;
+    if (why.empty()) return;
+  }
+}
+
+ChosenCheckpoint ResumeSource::open(const Candidate& candidate) const {
+  ChosenCheckpoint chosen;
+  chosen.candidate = candidate;
+  chosen.checkpoint = open_checkpoint(candidate.path);
+  const CheckpointIndex& index = chosen.checkpoint.index;
+  if (candidate.hugging_face) {  // the names' map comes with the model
+    chosen.components = {"model"};
+    return chosen;
+  }
+  std::vector<std::string> keys;
+  for (const auto& [key, record] : index.tensors) keys.push_back(key);
+  for (const auto& [key, record] : index.objects) keys.push_back(key);
+  RenameTable table(config_.checkpoint.rename.begin(), config_.checkpoint.rename.end());
+  chosen.names = NameMap(table).apply(keys);
+  chosen.components = components_to_load(config_, candidate.source, !holds_optimizer(chosen.checkpoint));
+  const auto wanted = [&](const std::string& name) { return chosen.components.contains(component_of(name)); };
+  std::set<std::string> object_keys;
+  for (const auto& [name, key] : chosen.names)
+    if (index.objects.contains(key) && (wanted(name) || name == "dataloader.world_size"))
+      object_keys.insert(key);
+  const std::map<std::string, Object> objects =
+      load_objects(chosen.checkpoint, [&](const std::string& key) { return object_keys.contains(key); });
+  for (const auto& [name, key] : chosen.names)
+    if (const auto found = objects.find(key); found != objects.end())
+      chosen.objects.emplace(name, found->second);
+  return chosen;
+}
+
+}  // namespace hyperion

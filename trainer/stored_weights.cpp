@@ -1,0 +1,80 @@
+#include "trainer/stored_weights.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "checkpoint/names.h"
+#include "models/hugging_face.h"
+#include "models/transformer.h"
+#include "trainer/job_state.h"
+
+namespace hyperion {
+namespace {
+
+// Names of a DCP checkpoint's model, or of its averages without their prefix.
+StoredNames own_names(const OpenCheckpoint& checkpoint, bool ema) {
+  std::vector<std::string> keys;
+  for (const auto& [key, record] : checkpoint.index.tensors) keys.push_back(key);
+  StoredNames names;
+  for (const auto& [name, key] : NameMap().apply(keys)) {
+    const std::string component = component_of(name);
+    if (ema && component == "ema") names.keys.emplace(name.substr(4), key);
+    if (!ema && component == "model") names.keys.emplace(name, key);
+  }
+  if (ema && names.keys.empty())
+    throw_data("{}: the checkpoint holds no averaged weights (ema)", checkpoint.folder.string());
+  return names;
+}
+
+}  // namespace
+
+StoredNames hugging_face_names(const ModelArgs& args, const CheckpointIndex& index) {
+  StoredNames names;
+  for (const auto& [key, record] : index.tensors) {
+    if (const auto parameter = parameter_of_hf(args, key)) {
+      names.keys.emplace(*parameter, key);
+    } else if (!hf_may_ignore(args, key)) {
+      names.keys.emplace(key, key);
+    }
+  }
+  names.row_map = [args](const std::string& name) -> StoredNames::RowMap {
+    const HfTensor tensor = hf_tensor(args, name);
+    if (tensor.head_dim == 0) return nullptr;
+    return [tensor](int64_t row) { return hf_row(tensor, row); };
+  };
+  return names;
+}
+
+StoredWeights::StoredWeights(const std::filesystem::path& folder, const ModelArgs& args, bool ema)
+    : checkpoint_(open_checkpoint(folder)) {
+  const bool hugging_face = checkpoint_.index.layout == CheckpointIndex::Layout::kBareBytes;
+  if (hugging_face && ema)
+    throw_data("{}: safetensors hold one set of weights and no averages beside them", folder.string());
+  const StoredNames names =
+      hugging_face ? hugging_face_names(args, checkpoint_.index) : own_names(checkpoint_, ema);
+  for (const ParameterPtr& parameter : Transformer(args).parameters()) {
+    TensorState& state = states_.emplace_back();
+    state.key = parameter->fqn;
+    state.shape = parameter->shape;
+    state.aliases = parameter->aliases;
+  }
+  LoadOptions options;
+  options.allow_dtype_cast = true;
+  for (LoadItem& item : plan_load(checkpoint_, states_, names, options)) {
+    const std::string name = item.tensor->key;
+    items_.emplace(name, std::move(item));
+  }
+}
+
+void StoredWeights::load(const Parameter& parameter, const at::Tensor& weight) const {
+  LoadItem item = items_.at(parameter.fqn);
+  TensorState state = *item.tensor;
+  state.dtype = dtype_of(weight.scalar_type());
+  state.data = weight.data_ptr();
+  state.on_device = !weight.is_cpu();
+  item.tensor = &state;
+  DeviceMover mover(weight.device());
+  load_tensors(checkpoint_, {item}, mover, {});
+}
+
+}  // namespace hyperion

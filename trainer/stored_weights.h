@@ -1,0 +1,36 @@
+// Weights as checkpoints store them, whatever wrote them: Hyperion, torchtitan or Hugging Face.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "base/parameter.h"
+#include "checkpoint/loader.h"
+#include "models/model_args.h"
+
+namespace hyperion {
+
+// Where the model's parameters are in a folder of Hugging Face's safetensors, with the order of rotary rows
+// there. Tensors that no parameter corresponds to keep their name, so that they are reported as unexpected.
+StoredNames hugging_face_names(const ModelArgs& args, const CheckpointIndex& index);
+
+// Whole weights of a checkpoint, one parameter at a time, on one process: for evaluation and generation.
+class StoredWeights {
+ public:
+  // `ema`: the averages instead. Names and shapes must be the model's; floating-point types are converted.
+  // Throws Error(kBadData) with all differences.
+  StoredWeights(const std::filesystem::path& checkpoint, const ModelArgs& args, bool ema);
+  // `weight`: contiguous, of the parameter's global shape.
+  void load(const Parameter& parameter, const at::Tensor& weight) const;
+
+ private:
+  OpenCheckpoint checkpoint_;
+  std::vector<TensorState> states_;
+  std::map<std::string, LoadItem> items_;  // by the parameter's name
+};
+
+}  // namespace hyperion
