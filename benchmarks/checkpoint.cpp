@@ -43,10 +43,10 @@ double seconds_since(Clock::time_point begin) {
 }
 
 double slowest(Coordinator& ranks, double seconds) {
-  double most = 0;
-  for (const std::string& text : ranks.all_gather(std::to_string(seconds)))
-    most = std::max(most, std::stod(text));
-  return most;
+  const std::vector<std::string> texts = ranks.all_gather(std::to_string(seconds));
+  std::vector<double> all;
+  for (const std::string& text : texts) all.push_back(std::stod(text));
+  return std::ranges::max(all);
 }
 
 // Seconds of the slowest rank; all start together.
@@ -247,6 +247,8 @@ class SavePart {
   void measure_sync(Json& figures) {
     sync_.clear(ranks_);
     figures["sync_save"] = timed(ranks_, [&] { sync_.saver.save(++sync_.step); });
+    figures["sync_write"] = slowest(ranks_, sync_.report.write_seconds);
+    figures["sync_commit"] = slowest(ranks_, sync_.report.commit_seconds);
   }
 
   void measure_stalls(Json& figures) {

@@ -5,8 +5,11 @@
 #include <cstring>
 #include <ctime>
 #include <exception>
+#include <memory>
+#include <span>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
@@ -39,6 +42,7 @@ struct Written {
   std::string error;
   std::optional<FileRecord> file;
   std::vector<PlacedObject> objects;
+  std::vector<EncodedObject> forwarded;  // for rank 0 to write
 };
 
 void write_item(const SaveLayout& layout, const SaveItem& item, ItemReader& items, ShardWriter& file) {
@@ -63,22 +67,40 @@ void write_item(const SaveLayout& layout, const SaveItem& item, ItemReader& item
   file.append(tail.data(), tail.size());
 }
 
-Written write_own_file(const SaveJob& job, ItemReader& items, const fs::path& incoming, int rank) {
-  Written written;
+void append_object(const EncodedObject& object, const std::string& name, ShardWriter& file,
+                   std::vector<PlacedObject>& placed) {
+  placed.push_back({object.key, object.path, {name, file.position(), object.archive.size()}});
+  file.append(object.archive.data(), object.archive.size());
+}
+
+// This rank's file, not closed yet; null when it has nothing to write.
+std::unique_ptr<ShardWriter> write_own_file(const SaveJob& job, ItemReader& items, const fs::path& incoming,
+                                            int rank, Written& written) {
   const std::vector<SaveItem> own = job.plan->of_rank(rank);
-  if (own.empty() && job.objects.empty()) return written;
+  if (own.empty() && job.few_files && rank != 0) {
+    written.forwarded = job.objects;
+    return nullptr;
+  }
+  if (own.empty() && job.objects.empty()) return nullptr;
   const std::string name = shard_file_name(rank);
-  ShardWriter file(incoming, name, rank);
+  auto file = std::make_unique<ShardWriter>(incoming, name, rank);
   for (size_t i = 0; i < own.size(); ++i) {
-    write_item(*job.layout, own[i], items, file);
+    write_item(*job.layout, own[i], items, *file);
     if (i == own.size() / 2) failpoint("ckpt.mid_data");
   }
-  for (const EncodedObject& object : job.objects) {
-    written.objects.push_back({object.key, object.path, {name, file.position(), object.archive.size()}});
-    file.append(object.archive.data(), object.archive.size());
-  }
-  written.file = file.close();
-  return written;
+  for (const EncodedObject& object : job.objects) append_object(object, name, *file, written.objects);
+  return file;
+}
+
+std::string to_hex(const std::string& bytes) {
+  return fmt::format("{:02x}", fmt::join(std::as_bytes(std::span(bytes)), ""));
+}
+
+std::string from_hex(const std::string& text) {
+  std::string bytes(text.size() / 2, '\0');
+  for (size_t i = 0; i < bytes.size(); ++i)
+    bytes[i] = static_cast<char>(std::stoi(text.substr(2 * i, 2), nullptr, 16));
+  return bytes;
 }
 
 Json path_to_json(const KeyPath& path) {
@@ -106,6 +128,8 @@ std::string to_text(const Written& written, int rank) {
     for (const PlacedObject& object : written.objects)
       json["objects"].push_back(
           {object.key, path_to_json(object.path), object.where.offset, object.where.length});
+    for (const EncodedObject& object : written.forwarded)
+      json["forwarded"].push_back({object.key, path_to_json(object.path), to_hex(object.archive)});
   }
   return json.dump();
 }
@@ -117,11 +141,11 @@ Written from_text(const std::string& text, int rank) {
   Written written;
   written.error = json.at("error");
   if (json.contains("file")) written.file = file_record_from_json(json.at("file").dump());
-  if (json.contains("objects")) {
-    for (const Json& object : json.at("objects"))
-      written.objects.push_back(
-          {object.at(0), path_from_json(object.at(1)), {shard_file_name(rank), object.at(2), object.at(3)}});
-  }
+  for (const Json& object : json.value("objects", Json::array()))
+    written.objects.push_back(
+        {object.at(0), path_from_json(object.at(1)), {shard_file_name(rank), object.at(2), object.at(3)}});
+  for (const Json& object : json.value("forwarded", Json::array()))
+    written.forwarded.push_back({object.at(0), path_from_json(object.at(1)), from_hex(object.at(2))});
   return written;
 }
 
@@ -131,8 +155,16 @@ FileRecord write_small_file(const fs::path& folder, const std::string& name, con
   return file.close();
 }
 
+// Rank 0: the objects that other ranks sent go into its file.
+void finish_file(ShardWriter& file, std::vector<Written>& all) {
+  for (Written& written : all)
+    for (const EncodedObject& object : written.forwarded)
+      append_object(object, shard_file_name(0), file, all[0].objects);
+  all[0].file = file.close();
+}
+
 // Rank 0: the index, then the manifest, both on disk when it returns.
-Manifest write_index(const SaveJob& job, const std::vector<Written>& all, const fs::path& incoming) {
+void write_index(const SaveJob& job, const std::vector<Written>& all, const fs::path& incoming) {
   failpoint("ckpt.before_meta");
   CheckpointIndex index = index_of(*job.layout, *job.plan);
   index.save_id = job.save_id;
@@ -156,7 +188,6 @@ Manifest write_index(const SaveJob& job, const std::vector<Written>& all, const 
   manifest.files.push_back(write_small_file(incoming, ".metadata", encode_metadata(index)));
   write_small_file(incoming, kManifestFile, to_json(manifest));
   failpoint("ckpt.after_meta");
-  return manifest;
 }
 
 // The first error of any rank, with how many others there are.
@@ -193,10 +224,13 @@ int rank_to_verify(int rank, int size, int ranks_per_node) {
   return (rank + (size > ranks_per_node ? ranks_per_node : 1)) % size;
 }
 
-void read_back(const SaveJob& job, const std::vector<Written>& all, const fs::path& path, int rank) {
-  const int size = static_cast<int>(all.size());
-  const int other = rank_to_verify(rank, size, job.ranks_per_node);
-  if (all[other].file) verify_file(path, *all[other].file, kBlockBytes, /*direct=*/true);
+// Of what the manifest on disk lists, this rank's share; rank 0 also the index.
+void read_back(const SaveJob& job, const fs::path& path, int rank, int size) {
+  const Manifest manifest = read_manifest(path);
+  const std::string name = shard_file_name(rank_to_verify(rank, size, job.ranks_per_node));
+  for (const FileRecord& file : manifest.files)
+    if (file.name == name || (rank == 0 && file.name == ".metadata"))
+      verify_file(path, file, kBlockBytes, /*direct=*/true);
 }
 
 }  // namespace
@@ -220,12 +254,15 @@ SaveReport write_checkpoint(const SaveJob& job, ItemReader& items, CheckpointFol
   report.step = job.step;
   report.kind = job.kind;
 
-  // Every rank writes its file.
+  // Every rank writes its file. Rank 0 leaves its own open for what others may send.
   Written own;
+  std::unique_ptr<ShardWriter> file;
   own.error = guarded(rank, [&] {
     failpoint("ckpt.before_data");
     folder.begin(job.save_id, lead);
-    Written written = write_own_file(job, items, incoming, rank);
+    Written written;
+    file = write_own_file(job, items, incoming, rank, written);
+    if (file && !(lead && job.few_files)) written.file = file->close();
     failpoint("ckpt.after_data");
     own = std::move(written);
   });
@@ -238,7 +275,7 @@ SaveReport write_checkpoint(const SaveJob& job, ItemReader& items, CheckpointFol
     if (lead) folder.abandon(incoming);
     throw;
   }
-  if (lead) all[0] = own;
+  if (lead) all[0].objects = std::move(own.objects);
 
   // Rank 0 makes it a checkpoint.
   const Clock::time_point commit_begin = Clock::now();
@@ -246,17 +283,18 @@ SaveReport write_checkpoint(const SaveJob& job, ItemReader& items, CheckpointFol
   for (const Written& written : all) errors.push_back(written.error);
   std::string failure = first_error(errors);
   const fs::path final_path = job.commit ? folder.step_path(job.step) : incoming;
-  Manifest manifest;
   if (lead) {
     if (failure.empty()) {
       failure = guarded(rank, [&] {
-        manifest = write_index(job, all, incoming);
+        if (job.few_files && file) finish_file(*file, all);
+        write_index(job, all, incoming);
         if (job.commit) folder.commit(incoming, job.step);
       });
     }
     if (!failure.empty()) folder.abandon(incoming);
   } else {  // waits for rank 0; a test may end a rank that waits
-    for (const char* point : {"ckpt.before_meta", "ckpt.after_meta", "ckpt.before_commit", "ckpt.after_commit"})
+    for (const char* point :
+         {"ckpt.before_meta", "ckpt.after_meta", "ckpt.before_commit", "ckpt.after_commit"})
       failpoint(point);
   }
   failure = ranks.all_gather(lead ? failure : std::string()).front();
@@ -265,10 +303,7 @@ SaveReport write_checkpoint(const SaveJob& job, ItemReader& items, CheckpointFol
 
   if (job.read_back) {
     const Clock::time_point verify_begin = Clock::now();
-    const std::string mismatch = guarded(rank, [&] {
-      read_back(job, all, final_path, rank);
-      if (lead) verify_file(final_path, manifest.files.back(), kBlockBytes, /*direct=*/true);
-    });
+    const std::string mismatch = guarded(rank, [&] { read_back(job, final_path, rank, ranks.size()); });
     failure = first_error(ranks.all_gather(mismatch));
     report.read_back_seconds = seconds_since(verify_begin);
   }
@@ -281,7 +316,7 @@ SaveReport write_checkpoint(const SaveJob& job, ItemReader& items, CheckpointFol
     ++report.files;
     report.total_bytes += written.file->bytes;
   }
-  if (own.file) report.own_bytes = own.file->bytes;
+  if (all[rank].file) report.own_bytes = all[rank].file->bytes;
   return report;
 }
 

@@ -43,6 +43,8 @@ struct SaveJob {
   const SaveLayout* layout = nullptr;
   const SavePlan* plan = nullptr;
   std::vector<EncodedObject> objects;
+  // Ranks without tensors to write send their objects to rank 0 instead of making files of their own.
+  bool few_files = false;
   // Where the finished folder goes: its step's name, or (a probe) nowhere: it is verified and removed.
   bool commit = true;
   // Read everything back from disk after the commit and compare it with what was in memory.

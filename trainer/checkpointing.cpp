@@ -157,7 +157,8 @@ void Checkpointing::validate(int64_t step) {
     return;
   }
   const PhaseGuard phase("pre-checkpoint");
-  const bool resumed = access_.chosen() != nullptr && step > 0;
+  const ChosenCheckpoint* chosen = access_.chosen();
+  const bool resumed = chosen != nullptr && chosen->candidate.source == LoadSource::kOwn;
   const bool probe = resumed && options.validate_on_resume == "probe";
   const SaveReport report = saver_.validate(step, /*keep=*/!resumed, probe);
   log_info(

@@ -341,8 +341,8 @@ std::string config_comparison(const TextTable& stored, const TextTable& now) {
   }
   for (const auto& [key, text] : before)
     if (!after.contains(key)) lines.push_back(fmt::format("{}: {} -> (no such key)", key, text));
-  return fmt::format("the configuration differs from the checkpoint's in {} keys: {}", lines.size(),
-                     fmt::join(lines, ", "));
+  return fmt::format("the configuration differs from the checkpoint's in {} key{}: {}", lines.size(),
+                     lines.size() == 1 ? "" : "s", fmt::join(lines, ", "));
 }
 
 Object to_object(const TextTable& table) {

@@ -165,7 +165,9 @@ ChosenCheckpoint ResumeSource::open(const Candidate& candidate) const {
   for (const auto& [key, record] : index.objects) keys.push_back(key);
   RenameTable table(config_.checkpoint.rename.begin(), config_.checkpoint.rename.end());
   chosen.names = NameMap(table).apply(keys);
-  chosen.components = components_to_load(config_, candidate.source, !holds_optimizer(chosen.checkpoint));
+  const bool seed = chosen.checkpoint.manifest && chosen.checkpoint.manifest->kind == "seed";
+  chosen.components =
+      components_to_load(config_, candidate.source, seed || !holds_optimizer(chosen.checkpoint));
   const auto wanted = [&](const std::string& name) { return chosen.components.contains(component_of(name)); };
   std::set<std::string> object_keys;
   for (const auto& [name, key] : chosen.names)

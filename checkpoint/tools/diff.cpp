@@ -178,17 +178,18 @@ void print_rows(const std::vector<std::string>& headings, const List& list, cons
 void print_names(const std::string& label, const std::vector<std::string>& names,
                  const std::vector<std::string>& others, std::FILE* out) {
   print_rows(
-      {fmt::format("only in {} ({})", label, human_count(names.size())),
-       others.empty() ? "" : "nearest there"},
-      names,
+      {fmt::format("only in {} ({})", label, human_count(names.size())), "like there"}, names,
       [&](const std::string& name) {
-        return std::vector<std::string>{name, others.empty() ? "" : nearest_name(name, others)};
+        const std::string nearest = nearest_name(name, others);
+        return std::vector<std::string>{name, nearest.empty() ? "-" : nearest};
       },
       out);
 }
 
 void print_differences(const Differences& found, std::FILE* out) {
-  fmt::print(out, "A: {}\nB: {}\n\n", found.label_a, found.label_b);
+  fmt::print(out, "A: {}\nB: {}\n", found.label_a, found.label_b);
+  fmt::print(out, "on both sides: {}, {}\n\n", counted(found.tensors, "tensor"),
+             counted(found.objects, "value"));
   print_names("A", found.only_a, found.only_b, out);
   print_names("B", found.only_b, found.only_a, out);
   print_rows(
@@ -230,8 +231,7 @@ std::string verdict(const Differences& found, bool with_values) {
   note(found.mismatched.size(), "tensor", " of another shape or type");
   note(found.values.size(), "tensor", " with other numbers");
   note(found.object_values.size(), "other value", "");
-  return fmt::format("different: {} (of {} and {} on both sides)", fmt::join(parts, ", "),
-                     counted(found.tensors, "tensor"), counted(found.objects, "value"));
+  return fmt::format("different: {}", fmt::join(parts, ", "));
 }
 
 ExitCode report(Differences& found, bool json, bool with_values, std::FILE* out) {

@@ -42,10 +42,10 @@ TEST_CASE("diff says which numbers differ and by how much") {
   CHECK(ran.code == ExitCode::kBadData);
   CHECK_THAT(ran.text, Catch::Contains("only in A (1)") && Catch::Contains("layers.0.attention.wq.weight"));
   CHECK_THAT(ran.text, Catch::Contains("only in B (1)") && Catch::Contains("train_state.more"));
-  CHECK_THAT(ran.text, Catch::EndsWith(
-                           "\ndifferent: 1 name only in A, 1 name only in B, 1 tensor with other numbers, 1 "
-                           "other value (of 5 tensors and 2 values on both sides)\n"));
-  CHECK(widest_line(ran.text) <= 100 + folder.path.string().size());
+  CHECK_THAT(ran.text, Catch::Contains("on both sides: 5 tensors, 2 values"));
+  CHECK_THAT(ran.text, Catch::EndsWith("\ndifferent: 1 name only in A, 1 name only in B, 1 tensor with other "
+                                       "numbers, 1 other value\n"));
+  CHECK(widest_line(ran.text) <= 100);
   const auto json = nlohmann::json::parse(diff(a, b, true).text);
   CHECK(json.at("equal") == false);
   CHECK(json.at("only_a") == nlohmann::json({"layers.0.attention.wq.weight"}));

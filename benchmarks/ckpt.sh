@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Checkpoints beside PyTorch's Distributed Checkpoint and beside raw input and output, interleaved: ckpt.sh [PAIRS=7] [options of ckpt.py]
+#   HYPERION_INTEROP_VENV  Python environment with torch (default .venv-interop; scripts/setup.sh --interop); without one, only ours
+#   HYPERION_BUILD         folder with benchmark_checkpoint and benchmark_save_plan (default build)
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+venv=${HYPERION_INTEROP_VENV:-.venv-interop}
+[[ $venv == /* ]] || venv=$root/$venv
+build=${HYPERION_BUILD:-$root/build}
+[ -x "$build/benchmark_checkpoint" ] || { echo "ckpt.sh: $build/benchmark_checkpoint does not exist: build first (scripts/setup.sh, then cmake --build build)" >&2; exit 2; }
+pairs=()
+if [[ ${1:-} =~ ^[0-9]+$ ]]; then pairs=(--pairs "$1"); shift; fi
+peer=()
+if "$venv/bin/python" -c 'import torch' 2>/dev/null; then peer=(--peer-python "$venv/bin/python"); fi
+PYTHONDONTWRITEBYTECODE=1 exec python3 "$root/benchmarks/ckpt.py" --build "$build" "${pairs[@]}" "${peer[@]}" "$@"
