@@ -140,6 +140,10 @@ SavePlan make_save_plan(const SaveLayout& layout, const std::vector<RankPlace>& 
   for (size_t k = 0; k < layout.kinds.size(); ++k) held.push_back(holders(layout.kinds[k], k, places));
   SavePlan plan;
   plan.file_bytes.resize(places.size());
+  size_t pieces = 0;
+  for (const SaveLayout::Entry& entry : layout.entries)
+    pieces += static_cast<size_t>(layout.kinds[entry.kind].shards);
+  plan.items.reserve(pieces);
   for (size_t e = 0; e < layout.entries.size(); ++e) {
     const SaveLayout::Entry& entry = layout.entries[e];
     const SaveLayout::Kind& kind = layout.kinds[entry.kind];
@@ -176,18 +180,21 @@ Dims item_shape(const SaveLayout& layout, const SaveItem& item) {
 
 CheckpointIndex index_of(const SaveLayout& layout, const SavePlan& plan) {
   CheckpointIndex index;
-  for (const SaveLayout::Entry& entry : layout.entries) {
-    index.tensors.try_emplace(entry.key, TensorRecord{entry.dtype, entry.shape, {}});
+  std::vector<std::string> files;  // by rank
+  for (size_t rank = 0; rank < plan.file_bytes.size(); ++rank)
+    files.push_back(shard_file_name(static_cast<int>(rank)));
+  auto item = plan.items.begin();
+  for (size_t e = 0; e < layout.entries.size(); ++e) {
+    const SaveLayout::Entry& entry = layout.entries[e];
     index.paths.try_emplace(entry.key, entry.path);
-  }
-  for (const SaveItem& item : plan.items) {
-    const SaveLayout::Entry& entry = layout.entries[item.entry];
-    Dims offset(entry.shape.size(), 0);
-    if (!offset.empty()) offset.front() = item.first_row;
-    index.tensors.at(entry.key).chunks.push_back(
-        {std::move(offset),
-         item_shape(layout, item),
-         {shard_file_name(static_cast<int>(item.writer)), item.offset, item.length}});
+    TensorRecord& record =
+        index.tensors.try_emplace(entry.key, TensorRecord{entry.dtype, entry.shape, {}}).first->second;
+    for (; item != plan.items.end() && item->entry == e; ++item) {
+      Dims offset(entry.shape.size(), 0);
+      if (!offset.empty()) offset.front() = item->first_row;
+      record.chunks.push_back(
+          {std::move(offset), item_shape(layout, *item), {files[item->writer], item->offset, item->length}});
+    }
   }
   return index;
 }

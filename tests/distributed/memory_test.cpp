@@ -118,7 +118,7 @@ TEST_CASE(
   const fs::path path = folder.path;
   const ResolvedConfig resolved = job(path, dtype);
   const int port = free_port();
-  const auto results = run_ranks(kRanks, [&](const Environment& environment) -> std::vector<double> {
+  const auto train = [&](const Environment& environment) -> std::vector<double> {
     setenv("MASTER_PORT", std::to_string(port).c_str(), 1);  // the trainer opens it itself
     setenv("HYPERION_DEVICE", "cpu", 1);
     // Leaked, for tensors that outlive everything here.
@@ -129,7 +129,8 @@ TEST_CASE(
     const ExitCode code = trainer->run();
     const double trained = static_cast<double>(counter->live());
     return {built, trained, static_cast<double>(code), smallest_peak(path, environment.rank)};
-  });
+  };
+  const auto results = run_ranks(kRanks, train, std::chrono::seconds(120));
   const double expected = bytes * 6'163'712 / kRanks;
   for (const auto& rank : results) {
     CAPTURE(dtype, rank[0] / expected, rank[1] / expected);

@@ -44,7 +44,7 @@ def theirs(model: str, mesh: tuple[int, int], folder: Path, *options: str, first
     env = {"PEER_TOKENS": SHARD / "tokens.bin", "PEER_WEIGHTS_SEED": WEIGHTS_SEEDS[model], "PEER_FIRST_STEP": first_step,
            "PEER_METRICS": folder / "metrics.json"}
     folder.mkdir(parents=True, exist_ok=True)
-    run_torchtitan(Path(sys.executable), ["--job.config_file", *arguments(model, mesh), f"--checkpoint.folder={folder}",
+    run_torchtitan(Path(sys.executable), ["--job.config_file", *arguments(model, mesh), f"--checkpoint.folder={folder}/checkpoint",
                                           *options], mesh[0] * mesh[1], env=env)
     return json.loads((folder / "metrics.json").read_text())
 
@@ -68,7 +68,7 @@ def compare(what: str, resumed: dict, whole: dict) -> Finding:
 
 
 def roundtrip(binary: Path, model: str, folder: Path):
-    start = [f"--checkpoint.initial_load_path={folder}/peer/step-{HAND_OVER}", "--checkpoint.no_initial_load_model_only"]
+    start = [f"--checkpoint.initial_load_path={folder}/peer/checkpoint/step-{HAND_OVER}", "--checkpoint.no_initial_load_model_only"]
     whole = theirs(model, MESHES["HSDP 2 x 2"], folder / "peer")
     for name, mesh in MESHES.items():
         resumed = ours(binary, model, mesh, folder / f"ours {name}", *start)
