@@ -1,6 +1,6 @@
 // What checkpoints cost, beside the plainest way to move the same bytes. benchmarks/ckpt.sh starts this
 // program and prints the table.
-//   benchmark_checkpoint PART FOLDER [VOCAB]
+//   benchmark_checkpoint PART FOLDER [VOCAB [LAYERS]]
 // PART save: 2 ranks, a round measures saves, stalls and a load. PART writers: 4 ranks as a mesh of 2 x 2, a
 // round saves with both kinds of writers. PART memory: 2 ranks, one round of 50 saves.
 // Each line on stdin starts a round, whose figures rank 0 prints as one line of JSON; times are in seconds,
@@ -98,7 +98,7 @@ void evict_folder(const fs::path& folder) {
 class Compute {
  public:
   void step() {
-    for (int repetition = 0; repetition < 24; ++repetition)
+    for (int repetition = 0; repetition < 10; ++repetition)
       for (size_t i = 0; i < kSize; ++i)
         for (size_t k = 0; k < kSize; ++k)
           for (size_t j = 0; j < kSize; ++j) c_[i * kSize + j] += a_[i * kSize + k] * b_[k * kSize + j];
@@ -136,7 +136,7 @@ struct Target {
       fs::remove_all(folder);
       fs::create_directories(folder);
     }
-    settle(ranks);
+    ranks.all_gather("");
   }
 
   fs::path folder;
@@ -153,8 +153,8 @@ struct Stall {
 
 // `overlapped`: the join comes after half of the window.
 Stall save_async(Target& target, Coordinator& ranks, Compute* compute, double step_seconds) {
-  target.clear(ranks);
-  Clock::time_point begin = Clock::now();
+  ranks.all_gather("");
+  const Clock::time_point begin = Clock::now();
   target.saver.save(++target.step);
   Stall result{.stall = seconds_since(begin)};
   const auto join = [&] {
@@ -183,11 +183,11 @@ Stall save_async(Target& target, Coordinator& ranks, Compute* compute, double st
 
 class SavePart {
  public:
-  SavePart(fs::path folder, int64_t vocab, SocketRanks& ranks)
+  SavePart(fs::path folder, const std::vector<NamedShape>& shapes, SocketRanks& ranks)
       : folder_(std::move(folder)),
         ranks_(ranks),
-        state_(llama_shapes(vocab), {2, ranks.rank(), 1, 0}, {1, 0, 2, ranks.rank()}),
-        loaded_(llama_shapes(vocab), {2, ranks.rank(), 1, 0}, {1, 0, 2, ranks.rank()}),
+        state_(shapes, {2, ranks.rank(), 1, 0}, {1, 0, 2, ranks.rank()}),
+        loaded_(shapes, {2, ranks.rank(), 1, 0}, {1, 0, 2, ranks.rank()}),
         flat_(state_.bytes() + 2 * kTransfer),
         sync_(folder_ / "sync", AsyncMode::kDisabled, state_, ranks, mover_),
         async_(folder_ / "async", AsyncMode::kAsync, state_, ranks, mover_),
@@ -213,8 +213,10 @@ class SavePart {
  private:
   // The first saves, which plan and allocate, apart.
   void warm_up() {
-    first_["first_async_stall"] = save_async(async_, ranks_, nullptr, 0).stall;
-    first_["second_async_stall"] = save_async(async_, ranks_, nullptr, 0).stall;
+    for (const char* name : {"first_async_stall", "second_async_stall"}) {
+      async_.clear(ranks_);
+      first_[name] = save_async(async_, ranks_, nullptr, 0).stall;
+    }
     save_async(overlapped_, ranks_, nullptr, 0);
     for (const char* name : {"first_save_exchanges", "second_save_exchanges"}) {
       sync_.clear(ranks_);
@@ -246,6 +248,7 @@ class SavePart {
 
   void measure_sync(Json& figures) {
     sync_.clear(ranks_);
+    settle(ranks_);
     figures["sync_save"] = timed(ranks_, [&] { sync_.saver.save(++sync_.step); });
     figures["sync_write"] = slowest(ranks_, sync_.report.write_seconds);
     figures["sync_commit"] = slowest(ranks_, sync_.report.commit_seconds);
@@ -258,6 +261,8 @@ class SavePart {
     for (const auto& [name, target] : {std::pair("async", &async_), {"overlapped", &overlapped_}}) {
       for (Compute* compute : {static_cast<Compute*>(nullptr), &compute_}) {
         const std::string key = fmt::format("{}{}", name, compute != nullptr ? "_computing" : "");
+        target->clear(ranks_);
+        settle(ranks_);
         figures[key + "_memcpy"] = memcpy_seconds();
         const Stall stall = save_async(*target, ranks_, compute, step);
         figures[key + "_stall"] = stall.stall;
@@ -311,9 +316,9 @@ class SavePart {
 // Two parts, each on two ranks; a replica is a group that holds all parts.
 class WritersPart {
  public:
-  WritersPart(const fs::path& folder, int64_t vocab, SocketRanks& ranks)
+  WritersPart(const fs::path& folder, const std::vector<NamedShape>& shapes, SocketRanks& ranks)
       : ranks_(ranks),
-        state_(llama_shapes(vocab), {2, ranks.rank() % 2, 2, ranks.rank() / 2}, {1, 0, 4, ranks.rank()}),
+        state_(shapes, {2, ranks.rank() % 2, 2, ranks.rank() / 2}, {1, 0, 4, ranks.rank()}),
         all_(folder / "all", AsyncMode::kDisabled, state_, ranks, mover_, Writers::kAll),
         one_(folder / "one_replica", AsyncMode::kDisabled, state_, ranks, mover_, Writers::kOneReplica) {
     for (Target* target : {&all_, &one_}) {
@@ -328,6 +333,7 @@ class WritersPart {
     if (number % 2 != 0) std::swap(order[0], order[1]);
     for (const auto& [name, target] : order) {
       target->clear(ranks_);
+      settle(ranks_);
       figures[std::string(name) + "_save"] = timed(ranks_, [&] { target->saver.save(++target->step); });
       Json files = Json::object();
       for (const auto& entry : fs::directory_iterator(target->report.path))
@@ -346,14 +352,15 @@ class WritersPart {
 
 class MemoryPart {
  public:
-  MemoryPart(const fs::path& folder, int64_t vocab, SocketRanks& ranks)
+  MemoryPart(const fs::path& folder, const std::vector<NamedShape>& shapes, SocketRanks& ranks)
       : ranks_(ranks),
-        state_(llama_shapes(vocab), {2, ranks.rank(), 1, 0}, {1, 0, 2, ranks.rank()}),
+        state_(shapes, {2, ranks.rank(), 1, 0}, {1, 0, 2, ranks.rank()}),
         target_(folder / "memory", AsyncMode::kOverlapped, state_, ranks, mover_) {}
 
   Json round(int) {
     Json figures{{"bytes_per_rank", state_.bytes()}};
     for (int save = 1; save <= 50; ++save) {
+      target_.clear(ranks_);
       save_async(target_, ranks_, nullptr, 0);
       if (save == 5 || save == 50)
         figures[fmt::format("resident_after_{}", save)] = slowest(ranks_, resident());
@@ -375,9 +382,9 @@ class MemoryPart {
 };
 
 template <typename Part>
-void rounds(const fs::path& folder, int64_t vocab, SocketRanks& ranks) {
+void rounds(const fs::path& folder, const std::vector<NamedShape>& shapes, SocketRanks& ranks) {
   init_logging(/*quiet=*/true);
-  Part part(folder, vocab, ranks);
+  Part part(folder, shapes, ranks);
   for (int number = 0;; ++number) {
     std::string line;
     const bool more = ranks.rank() != 0 || static_cast<bool>(std::getline(std::cin, line));
@@ -391,13 +398,14 @@ void rounds(const fs::path& folder, int64_t vocab, SocketRanks& ranks) {
 
 int main(int argc, char** argv) {
   const std::string part = argc > 2 ? argv[1] : "";
-  const int64_t vocab = argc > 3 ? std::atoll(argv[3]) : 31168;
+  const std::vector<NamedShape> shapes =
+      llama_shapes(argc > 3 ? std::atoll(argv[3]) : 31168, argc > 4 ? std::atoll(argv[4]) : 4);
   const auto run = [&](int ranks, const auto& body) {
-    return run_ranks(ranks, [&](SocketRanks& each) { body(argv[2], vocab, each); }) ? 0 : 1;
+    return run_ranks(ranks, [&](SocketRanks& each) { body(argv[2], shapes, each); }) ? 0 : 1;
   };
   if (part == "save") return run(2, rounds<SavePart>);
   if (part == "writers") return run(4, rounds<WritersPart>);
   if (part == "memory") return run(2, rounds<MemoryPart>);
-  fmt::print(stderr, "usage: benchmark_checkpoint save|writers|memory FOLDER [VOCAB]\n");
+  fmt::print(stderr, "usage: benchmark_checkpoint save|writers|memory FOLDER [VOCAB [LAYERS]]\n");
   return 2;
 }

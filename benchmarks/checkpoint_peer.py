@@ -1,6 +1,6 @@
 """Saves and loads of PyTorch's Distributed Checkpoint (DCP), for benchmarks/ckpt.py to put beside Hyperion's.
 
-    checkpoint_peer.py save|memory FOLDER [VOCAB]
+    checkpoint_peer.py save|memory FOLDER [VOCAB [LAYERS]]
 
 The same tensors and values as benchmarks/checkpoint_state.h, on 2 Gloo ranks with one thread each. Each line on stdin
 starts a round, whose figures rank 0 prints as one line of JSON; times are in seconds, of the slowest rank.
@@ -49,10 +49,10 @@ from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.tensor import DTensor, Shard  # noqa: E402
 
 
-def llama_shapes(vocab: int) -> list[tuple[str, tuple[int, ...]]]:
+def llama_shapes(vocab: int, layers: int) -> list[tuple[str, tuple[int, ...]]]:
     dim, hidden, shapes = 512, 1408, []
     shapes.append(("tok_embeddings.weight", (vocab, dim)))
-    for layer in range(4):
+    for layer in range(layers):
         parts = [(f"attention.{name}", (dim, dim)) for name in ("wq", "wk", "wv", "wo")]
         parts += [("feed_forward.w1", (hidden, dim)), ("feed_forward.w2", (dim, hidden)), ("feed_forward.w3", (hidden, dim))]
         parts += [("attention_norm", (dim,)), ("ffn_norm", (dim,))]
@@ -65,9 +65,8 @@ OPTIONS = {"lr": 3e-4, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1, "
            "decoupled": True}
 
 
-def make_state(vocab: int) -> dict:
+def make_state(shapes: list[tuple[str, tuple[int, ...]]]) -> dict:
     mesh = init_device_mesh("cpu", (WORLD,))
-    shapes = llama_shapes(vocab)
 
     def sharded(shape: tuple[int, ...], seed: int) -> DTensor:
         rows = (shape[0] + WORLD - 1) // WORLD
@@ -94,8 +93,8 @@ class CachedStager(BlockingAsyncStager):
 
 
 class Bench:
-    def __init__(self, folder: Path, vocab: int):
-        self.folder, self.state = folder, make_state(vocab)
+    def __init__(self, folder: Path, state: dict):
+        self.folder, self.state = folder, state
         self.group = dist.new_group(backend="gloo", timeout=timedelta(minutes=30))  # of the saves, as in torchtitan
         self.cached = CachedStager(self.state)
         self.matrix = torch.full((192, 192), 1e-3)
@@ -106,15 +105,21 @@ class Bench:
         return most.item()
 
     def clear(self) -> None:
-        """Nothing of the last save is left on disk, or on its way there."""
+        """Nothing of the last save is left."""
         if RANK == 0:
             shutil.rmtree(self.folder, ignore_errors=True)
             self.folder.mkdir(parents=True)
+        dist.barrier()
+
+    def settle(self) -> None:
+        """Waits until the disk has nothing left to do."""
+        if RANK == 0:
             os.sync()
         dist.barrier()
 
     def sync_save(self) -> float:
         self.clear()
+        self.settle()
         begin = time.perf_counter()
         dcp.save(self.state, checkpoint_id=self.folder / "save")
         return self.slowest(time.perf_counter() - begin)
@@ -144,6 +149,8 @@ class Bench:
 
     def async_save(self, stager, computing: bool = False) -> dict[str, float]:
         self.clear()
+        if computing:
+            self.settle()
         step = self.measure_step() if computing else 0.0
         dist.barrier()
         begin = time.perf_counter()
@@ -178,10 +185,12 @@ class Bench:
 
 
 def main() -> None:
-    part, folder, vocab = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else 31168
+    part, folder = sys.argv[1], Path(sys.argv[2])
+    vocab = int(sys.argv[3]) if len(sys.argv) > 3 else 31168
+    layers = int(sys.argv[4]) if len(sys.argv) > 4 else 4
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(minutes=30))
-    bench = Bench(folder, vocab)
+    bench = Bench(folder, make_state(llama_shapes(vocab, layers)))
     one_round = {"save": bench.save_round, "memory": bench.memory_round}[part]
     if part == "save":  # the first saves, which plan and allocate, do not count
         bench.sync_save(), bench.async_save(None), bench.async_save(bench.cached)

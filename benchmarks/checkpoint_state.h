@@ -17,11 +17,11 @@ namespace hyperion {
 // A parameter of the model; checkpoint_peer.py has the same list.
 using NamedShape = std::pair<std::string, Dims>;
 
-// `vocab` sets the size: 31,168 makes 512 MiB of parameters and moments, in 39 parameters.
-inline std::vector<NamedShape> llama_shapes(int64_t vocab) {
-  constexpr int64_t kDim = 512, kHidden = 1408, kLayers = 4;
+// A vocabulary of 31,168 and 4 layers make 512 MiB of parameters and moments, in 39 parameters.
+inline std::vector<NamedShape> llama_shapes(int64_t vocab, int64_t layers) {
+  constexpr int64_t kDim = 512, kHidden = 1408;
   std::vector<NamedShape> shapes{{"tok_embeddings.weight", {vocab, kDim}}};
-  for (int64_t layer = 0; layer < kLayers; ++layer) {
+  for (int64_t layer = 0; layer < layers; ++layer) {
     const auto add = [&](const char* name, Dims shape) {
       shapes.emplace_back(fmt::format("layers.{}.{}.weight", layer, name), std::move(shape));
     };

@@ -162,12 +162,12 @@ def main() -> None:
         ours = [options.build / "benchmark_checkpoint"]
         peer = [options.peer_python, ROOT / "benchmarks" / "checkpoint_peer.py"] if options.peer_python else None
 
-        def sides(part: str, vocab: int, count: int, with_peer: bool = True) -> tuple[list[dict], list[dict]]:
-            theirs = [*peer, part, Path(temporary) / "dcp", vocab] if peer and with_peer else None
-            return rounds([*ours, part, Path(temporary) / "ours", vocab], theirs, count)
+        def sides(part: str, count: int, *size: int, with_peer: bool = True) -> tuple[list[dict], list[dict]]:
+            theirs = [*peer, part, Path(temporary) / "dcp", *size] if peer and with_peer else None
+            return rounds([*ours, part, Path(temporary) / "ours", *size], theirs, count)
 
         if "save" in parts:
-            mine, theirs = sides("save", options.vocab, options.pairs)
+            mine, theirs = sides("save", options.pairs, options.vocab)
             result["save"] = {"rows": summarise(mine, theirs), "hyperion": mine, "dcp": theirs}
             print(f"\n2 ranks, {mine[0]['bytes_per_rank'] / 2**20:.0f} MiB each")
             print_rows(result["save"]["rows"])
@@ -176,12 +176,12 @@ def main() -> None:
                   f"{first['second_save_exchanges']}; plans made for both: {first['plans_of_two_saves']}; stall of the first "
                   f"asynchronous save {first['first_async_stall']:.3f} s, of the second {first['second_async_stall']:.3f} s")
         if "writers" in parts:
-            mine, _ = sides("writers", options.vocab, options.pairs, with_peer=False)
+            mine, _ = sides("writers", options.pairs, options.vocab, with_peer=False)
             result["writers"] = print_writers(mine)
         if "memory" in parts:
-            mine, theirs = sides("memory", 256, 1)
+            mine, theirs = sides("memory", 1, 256, 1)
             result["memory"] = {"hyperion": mine[0], "dcp": theirs[0] if theirs else None}
-            print("\nresident memory of the larger rank")
+            print(f"\nresident memory of the larger rank, state of {mine[0]['bytes_per_rank'] / 2**20:.0f} MiB")
             for name, run in result["memory"].items():
                 if run:
                     early, late = run["resident_after_5"], run["resident_after_50"]

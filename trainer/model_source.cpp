@@ -1,10 +1,11 @@
 #include "trainer/model_source.h"
 
+#include <fmt/format.h>
+
 #include "base/error.h"
 #include "checkpoint/loader.h"
 #include "models/hugging_face_config.h"
 #include "trainer/config/load.h"
-#include "trainer/config/schema.h"
 #include "trainer/data_setup.h"
 #include "trainer/hf_model.h"
 #include "trainer/options.h"
@@ -34,16 +35,10 @@ std::optional<JobConfig::Model> saved_model(const fs::path& checkpoint) {
   const auto objects =
       load_objects(open_checkpoint(checkpoint), [](const std::string& key) { return key == kConfigKey; });
   if (objects.empty()) return std::nullopt;
-  JobConfig config;
-  for (const auto& [key, text] : text_table(objects.begin()->second, checkpoint.string())) {
-    const Option* option = key.starts_with("model.") ? find_option(key) : nullptr;
-    if (option == nullptr) continue;
-    const auto value = parse_text(*option, text);
-    if (!value || !assign(*option, *value, config))
-      throw_data("{}: the configuration it holds says {} = {}, which cannot be", checkpoint.string(), key,
-                 text);
-  }
-  return config.model;
+  std::string toml;  // the values are stored as TOML writes them
+  for (const auto& [key, text] : text_table(objects.begin()->second, checkpoint.string()))
+    if (key.starts_with("model.") && text != "null") toml += fmt::format("{} = {}\n", key, text);
+  return parse_config(toml, checkpoint.string(), {}).config.model;
 }
 
 ModelArgs model_of(const fs::path& checkpoint, const std::string& config) {

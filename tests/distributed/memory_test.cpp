@@ -88,7 +88,8 @@ ResolvedConfig job(const fs::path& folder, const char* dtype) {
                         i * 7919);
   data.close();
   return load_config(HYPERION_SOURCE_DIR "/configs/debug_model.toml",
-                     {{"training.dataset", "jsonl"},
+                     {{"model.hf_assets_path", HYPERION_SOURCE_DIR "/tests/assets/tokenizer"},
+                      {"training.dataset", "jsonl"},
                       {"training.dataset_path", folder / "data.jsonl"},
                       {"training.mixed_precision_param", dtype},
                       {"training.local_batch_size", "2"},

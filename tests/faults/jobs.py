@@ -73,10 +73,18 @@ class Job:
         try:
             return [process.wait(timeout=seconds) for process, _ in self.ranks]
         finally:
-            for process, _ in self.ranks:
-                if process.poll() is None:
-                    process.kill()
-                    process.wait()
+            self.kill()
+
+    def kill(self):
+        for process, _ in self.ranks:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+    def end(self):
+        self.kill()
+        for _, output in self.ranks:
+            output.close()
 
 
 class JobTest(unittest.TestCase):
@@ -97,7 +105,7 @@ class JobTest(unittest.TestCase):
 
     def start(self, *options, folder=None, **kwargs):
         job = Job(folder or self.folder, *options, **kwargs)
-        self.addCleanup(lambda: [output.close() for _, output in job.ranks])
+        self.addCleanup(job.end)
         return job
 
     def run_job(self, *options, code, says=(), **kwargs):

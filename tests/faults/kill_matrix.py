@@ -41,8 +41,7 @@ def run(folder: Path, *options: str, env: dict | None = None) -> tuple[list[int]
         codes = job.codes(60)
         return codes, [job.text(rank) for rank in range(2)]
     finally:
-        for _, output in job.ranks:
-            output.close()
+        job.end()
 
 
 def curve(folder: Path) -> dict:

@@ -18,7 +18,7 @@ from cases import HERE, SHARD, WEIGHTS_SEEDS, largest_errors
 from ranks import run_hyperion, run_torchtitan
 
 TOLERANCE = {"losses": 1e-5, "grad_norms": 2e-4}
-HAND_OVER, STEPS, GLOBAL_BATCH, SEQ_LEN = 5, 15, 12, 64
+HAND_OVER, STEPS, GLOBAL_BATCH, SEQ_LEN = 5, 15, 12, 32
 MESHES = {"1 rank": (1, 1), "FSDP 2": (1, 2), "FSDP 3": (1, 3), "HSDP 2 x 2": (2, 2)}
 
 
