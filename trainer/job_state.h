@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -96,8 +97,9 @@ class LoaderComponent : public StateComponent {
 };
 
 struct TrainState {
-  int64_t step = 0;         // updates done
-  int64_t tokens_seen = 0;  // by all ranks
+  int64_t step = 0;                                             // updates done
+  int64_t tokens_seen = 0;                                      // by all ranks
+  double last_loss = std::numeric_limits<double>::quiet_NaN();  // of the last logged step
 };
 class TrainStateComponent : public StateComponent {
  public:

@@ -151,6 +151,28 @@ void ResumeSource::open_next(std::string why) {
   }
 }
 
+// Averages that the checkpoint or the job does not have.
+void ResumeSource::settle_ema(ChosenCheckpoint& chosen) const {
+  const bool there =
+      std::ranges::any_of(chosen.names, [](const auto& name) { return component_of(name.first) == "ema"; });
+  if (!config_.ema.enable) {
+    if (there)
+      log_warning(
+          "{} holds averaged weights (ema), which this job does not use: they are not read and will "
+          "not be in its own checkpoints",
+          chosen.candidate.path.string());
+    return;
+  }
+  if (there || !chosen.components.contains("ema")) return;
+  if (config_.ema.on_missing == "error")
+    throw_data(
+        "{}: ema.enable = true, but the checkpoint holds no averaged weights; set ema.on_missing = "
+        "\"init_from_model\" to start them from the weights",
+        chosen.candidate.path.string());
+  log_info("The averaged weights (ema) start from the weights of {}", chosen.candidate.path.string());
+  chosen.components.erase("ema");
+}
+
 ChosenCheckpoint ResumeSource::open(const Candidate& candidate) const {
   ChosenCheckpoint chosen;
   chosen.candidate = candidate;
@@ -168,6 +190,7 @@ ChosenCheckpoint ResumeSource::open(const Candidate& candidate) const {
   const bool seed = chosen.checkpoint.manifest && chosen.checkpoint.manifest->kind == "seed";
   chosen.components =
       components_to_load(config_, candidate.source, seed || !holds_optimizer(chosen.checkpoint));
+  settle_ema(chosen);
   const auto wanted = [&](const std::string& name) { return chosen.components.contains(component_of(name)); };
   std::set<std::string> object_keys;
   for (const auto& [name, key] : chosen.names)

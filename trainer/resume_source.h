@@ -58,6 +58,7 @@ class ResumeSource {
                                     const std::filesystem::path& install_root) const;
   void open_next(std::string why);
   ChosenCheckpoint open(const Candidate& candidate) const;
+  void settle_ema(ChosenCheckpoint& chosen) const;
 
   const JobConfig& config_;
   Coordinator& ranks_;

@@ -2,9 +2,12 @@
 
 #include <algorithm>
 
+#include <fmt/ranges.h>
+
 #include "base/error.h"
 #include "checkpoint/names.h"
 #include "models/hugging_face.h"
+#include "models/hugging_face_config.h"
 #include "models/transformer.h"
 #include "trainer/job_state.h"
 
@@ -43,6 +46,17 @@ StoredNames hugging_face_names(const ModelArgs& args, const CheckpointIndex& ind
     return [tensor](int64_t row) { return hf_row(tensor, row); };
   };
   return names;
+}
+
+void require_same_model(const ModelArgs& args, const std::filesystem::path& folder) {
+  const std::filesystem::path file = folder / "config.json";
+  if (!std::filesystem::exists(file)) return;
+  const std::vector<std::string> differences = hf_differences(args, read_hf_config(file));
+  if (!differences.empty())
+    throw_config(
+        "{} describes another model than this job's: {}; choose the model's flavour or model.flavor = "
+        "\"from_hf\"",
+        file.string(), fmt::join(differences, "; "));
 }
 
 StoredWeights::StoredWeights(const std::filesystem::path& folder, const ModelArgs& args, bool ema)

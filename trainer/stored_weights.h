@@ -16,7 +16,11 @@ namespace hyperion {
 
 // Where the model's parameters are in a folder of Hugging Face's safetensors, with the order of rotary rows
 // there. Tensors that no parameter corresponds to keep their name, so that they are reported as unexpected.
+// (Shapes alone do not tell two models apart: see require_same_model.)
 StoredNames hugging_face_names(const ModelArgs& args, const CheckpointIndex& index);
+
+// Throws Error(kUsage) when config.json beside Hugging Face's weights describes another model than `args`.
+void require_same_model(const ModelArgs& args, const std::filesystem::path& folder);
 
 // Whole weights of a checkpoint, one parameter at a time, on one process: for evaluation and generation.
 class StoredWeights {

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <chrono>
 #include <fstream>
 #include <numeric>
@@ -201,8 +202,12 @@ void Trainer::make_components() {
 
 void Trainer::load_checkpoint() {
   if (access_.chosen() == nullptr) return;
-  checkpoints_->load([this](const CheckpointIndex& index) { return hugging_face_names(model_args_, index); });
+  checkpoints_->load([this](const CheckpointIndex& index) {
+    require_same_model(model_args_, access_.chosen()->candidate.path);
+    return hugging_face_names(model_args_, index);
+  });
   const ChosenCheckpoint& chosen = *access_.chosen();
+  resumed_step_ = state_.step;
   if (ema_ && chosen.components.contains("model") && !chosen.components.contains("ema")) ema_->restart();
   if (const Object* config = chosen.find("train_state.config"))
     log_info("{}", config_comparison(text_table(*config, chosen.candidate.path.string()),
@@ -396,6 +401,14 @@ void Trainer::log_step(int64_t step, const std::vector<at::Tensor>& losses, cons
   metrics.grad_norm = norm.item<double>();
   metrics.lr = learning_rate(step);
   metrics.n_tokens_seen = state_.tokens_seen;
+  if (resumed_step_ > 0 && !std::isnan(state_.last_loss)) {  // so that a jump of the curve is seen
+    log_info("Resumed after step {}: the last loss before was {:.5f}, the first one now is {:.5f}",
+             resumed_step_, state_.last_loss, metrics.global_avg_loss);
+    metrics.extra = {{"resume/step", static_cast<double>(resumed_step_)},
+                     {"resume/last_loss", state_.last_loss}};
+  }
+  resumed_step_ = 0;
+  state_.last_loss = metrics.global_avg_loss;
   metrics_->log(metrics);
 }
 

@@ -86,6 +86,7 @@ class Trainer {
   int64_t microbatches_ = 1;  // a step
   int stop_ = 0;              // the StopSignal that all ranks agreed on
   bool save_failed_ = false;  // on some rank, in the background
+  int64_t resumed_step_ = 0;  // until the first logged step of a resumed run
 };
 
 }  // namespace hyperion

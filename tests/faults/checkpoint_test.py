@@ -11,7 +11,7 @@ import subprocess
 import unittest
 
 from checkpoints import CheckpointTest
-from jobs import main
+from jobs import BINARY, ROOT, main
 
 
 class PreCheckpoint(CheckpointTest):
@@ -162,6 +162,112 @@ class Resume(CheckpointTest):
         self.assertEqual(self.saved()[0], [0, 1, 2])
 
 
+    def test_c9_every_component_loads_alone(self):
+        self.run_job("--training.steps=6", "--ema.enable", code=0)
+        load = ["--checkpoint.resume_mode=continue", f"--checkpoint.initial_load_path={self.step(6)}",
+                "--checkpoint.no_initial_load_model_only", "--ema.enable", "--ema.on_missing=init_from_model"]
+        for parts in ("model", "optimizer", "lr_scheduler", "dataloader", "train_state", "rng", "ema", "model,ema",
+                      "model,optimizer,train_state", "model,optimizer,lr_scheduler,dataloader,train_state,rng,ema"):
+            with self.subTest(parts=parts):
+                first = 7 if "train_state" in parts else 1
+                self.run_job(*load, f"--checkpoint.components={parts}", f"--training.steps={first}",
+                             "--checkpoint.no_validate_before_training", f"--checkpoint.folder={parts}", code=0,
+                             says=[f"Training starts at step {first}"])
+
+    def test_c14_the_step_after_a_resume_is_marked(self):
+        self.run_job("--training.steps=3", "--lr_scheduler.total_steps=8", code=0)
+        self.run_job("--training.steps=5", "--lr_scheduler.total_steps=8", code=0, says=["Resumed after step 3"])
+        marks = [line["step"] for line in self.metrics() if "resume/step" in line]
+        self.assertEqual(marks, [4])
+
+
+class Averages(CheckpointTest):
+    def test_d12_what_happens_when_only_one_side_has_them(self):
+        self.run_job("--training.steps=3", "--lr_scheduler.total_steps=8", code=0)
+        more = ["--training.steps=4", "--lr_scheduler.total_steps=8", "--checkpoint.load_step=3", "--ema.enable"]
+        self.run_job(*more, code=65, says=["ema.on_missing"])
+        self.run_job(*more, "--ema.on_missing=init_from_model", code=0, says=["start from the weights"])
+        self.run_job("--training.steps=5", "--lr_scheduler.total_steps=8", "--checkpoint.load_step=4", code=0,
+                     says=["which this job does not use"])
+
+    def test_d4_d7_d10_one_tree_and_one_request(self):
+        self.run_job("--training.steps=3", "--ema.enable", "--checkpoint.async_mode=async", ranks=2, code=0)
+        listing = json.loads(self.tool("ls", self.step(3), "--json"))
+        self.assertIn("ema.norm.weight", json.dumps(listing))
+        self.assertEqual(self.saved(), ([3], []))
+
+    def test_d8_residence_does_not_change_the_contents(self):
+        digests = []
+        for device in ("same", "cpu"):
+            self.run_job("--training.steps=4", "--ema.enable", f"--ema.device={device}", f"--checkpoint.folder={device}",
+                         code=0)
+            digests.append(self.tool("digest", self.folder / "out" / device / "step-4"))
+        self.assertEqual(*digests)
+
+
+class Contents(CheckpointTest):
+    def digest(self, folder, step):
+        return self.tool("digest", self.folder / "out" / folder / f"step-{step}")
+
+    def test_async_saves_hold_the_state_of_their_step_and_not_of_the_next(self):
+        options = ["--training.steps=5", "--checkpoint.interval=2", "--ema.enable"]
+        self.run_job(*options, ranks=2, code=0)
+        for mode in ("async", "async_with_pinned_mem"):
+            self.run_job(*options, f"--checkpoint.folder={mode}", f"--checkpoint.async_mode={mode}", "--allow-faults",
+                         env={"FAULT": "point=ckpt.stage;action=sleep:0.3;nth=0"}, ranks=2, code=0)
+            self.assertEqual(self.digest(mode, 2), self.digest("checkpoint", 2))
+            self.assertEqual(self.digest(mode, 4), self.digest("checkpoint", 4))
+
+    def test_b6_b8_b10_writers_and_meshes_give_the_same_contents(self):
+        fp32 = ["--training.mixed_precision_param=float32", "--training.steps=1", "--training.local_batch_size=1"]
+        hsdp = "--parallelism.data_parallel_replicate_degree=2"
+        self.run_job(*fp32, hsdp, ranks=4, code=0)
+        self.run_job(*fp32, hsdp, "--checkpoint.writers=one_replica", "--checkpoint.folder=few", ranks=4, code=0)
+        self.assertEqual(self.digest("few", 1), self.digest("checkpoint", 1))
+        names = [sorted(path.name for path in (self.folder / "out" / folder / "step-1").glob("*.distcp"))
+                 for folder in ("checkpoint", "few")]
+        self.assertEqual(names, [[f"__{rank}_0.distcp" for rank in range(4)], [f"__{rank}_0.distcp" for rank in range(2)]])
+
+    def test_e8_the_state_can_be_listed_and_compared_without_training(self):
+        table = self.run_job("--dump-state-dict", code=0).text()
+        self.assertIn("optimizer.state.layers.1.attention.wq.weight.exp_avg", table)
+        self.assertNotIn("step:  1", table)
+        self.run_job("--training.steps=1", code=0)
+        self.tool("diff", self.folder / "job.toml", self.step(1))
+        other = (self.folder / "job.toml").read_text().replace("n_layers = 2", "n_layers = 3")
+        (self.folder / "other.toml").write_text(other)
+        self.assertIn("layers.2", self.tool("diff", self.folder / "other.toml", self.step(1), code=65))
+
+    def test_e9_renamed_tensors(self):
+        self.run_job("--training.steps=1", code=0)
+        rename = ["--checkpoint.rename=norm.weight=final.weight"]
+        load = ["--training.steps=1", "--checkpoint.folder=new", f"--checkpoint.initial_load_path={self.step(1)}"]
+        self.run_job(*load, *rename, code=65, says=["norm.weight", "final.weight"])
+        self.run_job(*load, code=0)
+
+    def test_hugging_face_export_and_back(self):
+        self.run_job("--training.steps=2", ranks=2, code=0)
+        export = ["--training.steps=2", "--checkpoint.folder=hf", "--checkpoint.last_save_in_hf",
+                  "--checkpoint.last_save_model_only"]
+        self.run_job(*export, ranks=2, code=0, says=["for Hugging Face"])
+        exported = self.folder / "out" / "hf" / "step-2"
+        self.assertTrue((exported / "model.safetensors").exists() and (exported / "config.json").exists())
+        self.tool("convert", exported, self.folder / "dcp", "--to=dcp")
+        digest = [self.tool("digest", path, "--prefix=layers.").splitlines()[:-1]
+                  for path in (self.folder / "dcp", self.step(2))]
+        self.assertEqual(*digest)
+        self.run_job("--training.steps=1", "--checkpoint.folder=third", "--checkpoint.initial_load_in_hf", "--model.flavor=from_hf",
+                     f"--checkpoint.initial_load_path={exported}", ranks=2, code=0, says=["Training starts at step 1"])
+
+    def test_generate_and_eval(self):
+        self.run_job("--training.steps=2", "--ema.enable", code=0)
+        for command in (["generate", self.step(2), "--prompt", "Document", "--max-tokens", "4"],
+                        ["eval", self.step(2), "--data", self.folder / "data.jsonl", "--seq-len", "32", "--ema"]):
+            done = subprocess.run([BINARY, *map(str, command)], capture_output=True, text=True, timeout=120, cwd=ROOT)
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            self.assertTrue(done.stdout.strip())
+
+
 class Signals(CheckpointTest):
     def test_term_to_one_rank_saves_once_and_is_75(self):
         expected = self.control(ranks=2, steps=60)
@@ -200,6 +306,17 @@ class Faults(CheckpointTest):
         self.run_job("--lr_scheduler.total_steps=8", code=0, says=["step-6 is not resumed from", "step-3"])
         os.truncate(self.step(8) / "__0_0.distcp", 1000)
         self.run_job("--training.steps=9", "--checkpoint.load_step=8", code=65, says=["__0_0.distcp", "1000"])
+
+    def test_f_n2_a_nan_in_a_checkpoint_is_refused(self):
+        self.run_job("--training.steps=3", "--lr_scheduler.total_steps=8", code=0)
+        export = self.folder / "weights"
+        self.tool("convert", self.step(3), export, "--to=safetensors")
+        file = export / "model.safetensors"
+        data = bytearray(file.read_bytes())
+        data[-4:] = b"\x00\x00\xc0\x7f"
+        file.write_bytes(data)
+        self.run_job("--checkpoint.folder=other", "--checkpoint.initial_load_in_hf",
+                     f"--checkpoint.initial_load_path={export}", code=65, says=["NaN"])
 
     def test_f_r1_a_second_run_in_the_same_folder_is_refused(self):
         first = self.start("--training.steps=100000", "--checkpoint.interval=100000")

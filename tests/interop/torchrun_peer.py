@@ -14,6 +14,7 @@ import unittest
 from pathlib import Path
 
 from cases import CASES, SHARD
+from ranks import ROOT
 
 BINARY = Path(sys.argv[1]).resolve()
 OWN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOG_RANK")
@@ -26,7 +27,8 @@ class Torchrun(unittest.TestCase):
         self.folder = Path(temporary.name)
         case = CASES["llama3-fp32-fsdp2-small"]
         arguments = [case.config, *case.arguments(), "--training.steps=2", f"--training.dataset_path={SHARD}",
-                     "--debug.seed=1", f"--job.dump_folder={self.folder / 'out'}"]
+                     f"--model.hf_assets_path={ROOT / 'tests' / 'assets' / 'tokenizer'}", "--debug.seed=1",
+                     f"--job.dump_folder={self.folder / 'out'}"]
         self.train = [str(BINARY), "train", *map(str, arguments)]
 
     def torchrun(self, *options, program=None):
