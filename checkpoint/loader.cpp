@@ -36,16 +36,6 @@ uint64_t row_bytes(Dtype dtype, const Dims& shape) {
   return bytes;
 }
 
-const FileRecord* record_of(const OpenCheckpoint& checkpoint, const std::string& file) {
-  if (!checkpoint.manifest) return nullptr;
-  const auto& files = checkpoint.manifest->files;
-  const auto found = std::ranges::find(files, file, &FileRecord::name);
-  if (found == files.end())
-    throw_data("{}: .metadata names the file {}, which hyperion.json does not list",
-               checkpoint.folder.string(), file);
-  return &*found;
-}
-
 // One chunk that has rows this rank wants.
 struct Read {
   const LoadItem* item;
@@ -259,7 +249,7 @@ uint64_t load_reads(const OpenCheckpoint& checkpoint, std::span<const Read> read
   for (const Read& read : reads) {
     const std::string& name = read.chunk->where.file;
     if (!file || name != open_name) {
-      file.emplace(checkpoint.folder, name, record_of(checkpoint, name), kBlockBytes, links);
+      file.emplace(checkpoint.folder, name, checkpoint.record(name), kBlockBytes, links);
       open_name = name;
     }
     ChunkReader chunk(*file, checkpoint, read, archives && (!checkpoint.manifest || options.full_verify));
@@ -286,6 +276,14 @@ void check_against_manifest(const OpenCheckpoint& checkpoint) {
 
 }  // namespace
 
+const FileRecord* OpenCheckpoint::record(const std::string& file) const {
+  if (!manifest) return nullptr;
+  const auto found = std::ranges::find(manifest->files, file, &FileRecord::name);
+  if (found == manifest->files.end())
+    throw_data("{}: .metadata names the file {}, which hyperion.json does not list", folder.string(), file);
+  return &*found;
+}
+
 OpenCheckpoint open_checkpoint(const fs::path& folder) {
   failpoint("load.meta");
   OpenCheckpoint checkpoint;
@@ -299,7 +297,7 @@ OpenCheckpoint open_checkpoint(const fs::path& folder) {
     checkpoint.manifest = read_manifest(folder);
     check_sizes(folder, *checkpoint.manifest);
   }
-  const FileRecord* record = checkpoint.manifest ? record_of(checkpoint, ".metadata") : nullptr;
+  const FileRecord* record = checkpoint.record(".metadata");
   ShardReader file(folder, ".metadata", record, kBlockBytes);
   const std::string bytes = file.read_text(0, file.size());
   checkpoint.index = decode_metadata(std::as_bytes(std::span(bytes)), file.name());
@@ -359,8 +357,8 @@ LoadReport load_tensors(const OpenCheckpoint& checkpoint, const std::vector<Load
       std::ranges::any_of(items, [](const LoadItem& item) { return item.tensor->on_device; });
   const std::span<const Read> all(reads);
   const size_t half = on_device ? all.size() : first_half(all);
-  std::future<uint64_t> second =
-      std::async([&] { return load_reads(checkpoint, all.subspan(half), mover, options); });
+  std::future<uint64_t> second = std::async(
+      std::launch::async, [&] { return load_reads(checkpoint, all.subspan(half), mover, options); });
   uint64_t bytes = load_reads(checkpoint, all.first(half), mover, options);
   failpoint("load.mid_data");
   bytes += second.get();
@@ -377,7 +375,7 @@ std::map<std::string, Object> load_objects(const OpenCheckpoint& checkpoint,
     const std::string& name = record.where.file;
     auto file = files.find(name);
     if (file == files.end())
-      file = files.try_emplace(name, checkpoint.folder, name, record_of(checkpoint, name), kBlockBytes).first;
+      file = files.try_emplace(name, checkpoint.folder, name, checkpoint.record(name), kBlockBytes).first;
     SliceSource entry(file->second, record.where.offset, record.where.length);
     objects.emplace(key, read_object_archive(entry));
   }

@@ -22,7 +22,9 @@ struct OpenCheckpoint {
   CheckpointIndex index;
   std::optional<Manifest> manifest;
 
-  bool ours() const { return manifest.has_value(); }
+  // The manifest's record of a file; null without a manifest. Throws Error(kBadData) when the manifest does
+  // not know the file.
+  const FileRecord* record(const std::string& file) const;
 };
 
 // Reads .metadata (or, without one, the headers of safetensors files) and hyperion.json; compares them with

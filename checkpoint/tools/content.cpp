@@ -77,16 +77,6 @@ int64_t elements_of(const Dims& shape) {
   return count;
 }
 
-const FileRecord* file_record(const OpenCheckpoint& checkpoint, const std::string& file) {
-  if (!checkpoint.manifest) return nullptr;
-  const auto& files = checkpoint.manifest->files;
-  const auto found = std::ranges::find(files, file, &FileRecord::name);
-  if (found == files.end())
-    throw_data("{}: .metadata names the file {}, which hyperion.json does not list",
-               checkpoint.folder.string(), file);
-  return &*found;
-}
-
 void each_box(const Dims& whole, int64_t most, const std::function<void(const Dims&, const Dims&)>& take) {
   const size_t rank = whole.size();
   if (elements_of(whole) == 0) return;
@@ -115,8 +105,8 @@ ShardReader& ContentReader::file(const std::string& name) {
   auto& reader = files_[name];
   if (!reader) {
     const bool bare_bytes = checkpoint_.index.layout == CheckpointIndex::Layout::kBareBytes;
-    reader = std::make_unique<ShardReader>(checkpoint_.folder, name, file_record(checkpoint_, name),
-                                           kBlockBytes, bare_bytes ? Links::kFollow : Links::kRefuse);
+    reader = std::make_unique<ShardReader>(checkpoint_.folder, name, checkpoint_.record(name), kBlockBytes,
+                                           bare_bytes ? Links::kFollow : Links::kRefuse);
     opened_.push_back(name);
     if (opened_.size() > kOpenFiles) {
       files_.erase(opened_.front());

@@ -19,10 +19,6 @@ constexpr uint64_t kContentPiece = uint64_t{16} << 20;  // bytes of a tensor tha
 
 int64_t elements_of(const Dims& shape);  // 1 without dimensions; Error(kBadData) from 2^63 on
 
-// The manifest's record of a file; null without a manifest. Throws Error(kBadData) when the manifest does not
-// know the file.
-const FileRecord* file_record(const OpenCheckpoint& checkpoint, const std::string& file);
-
 // Calls take(offset, shape) for boxes of at most `most` elements that fill a tensor of `whole`, each a
 // contiguous run of its row-major order, in that order. None for a tensor without elements.
 void each_box(const Dims& whole, int64_t most, const std::function<void(const Dims&, const Dims&)>& take);

@@ -5,6 +5,7 @@
 Tests are named after the acceptance checks (A1 ... E12) that they show.
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -163,7 +164,7 @@ class Resume(CheckpointTest):
 
 
     def test_c9_every_component_loads_alone(self):
-        self.run_job("--training.steps=6", "--ema.enable", code=0)
+        self.run_job("--training.steps=6", "--lr_scheduler.total_steps=8", "--ema.enable", code=0)
         load = ["--checkpoint.resume_mode=continue", f"--checkpoint.initial_load_path={self.step(6)}",
                 "--checkpoint.no_initial_load_model_only", "--ema.enable", "--ema.on_missing=init_from_model"]
         for parts in ("model", "optimizer", "lr_scheduler", "dataloader", "train_state", "rng", "ema", "model,ema",
