@@ -9,6 +9,7 @@ after the hand-over are compared with the run that was not interrupted. Same rec
 
 import argparse
 import json
+import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -67,6 +68,14 @@ def compare(what: str, resumed: dict, whole: dict) -> Finding:
     return finding
 
 
+def check_with_torch(checkpoint: Path) -> None:
+    """PyTorch's own loaders read every tensor and object of what we wrote, whole and cut for 1 to 4 ranks."""
+    manifest = checkpoint.parent / "manifest.json"
+    check = [sys.executable, str(HERE / "check_dcp.py"), str(checkpoint), str(manifest)]
+    subprocess.run([*check, "--write-manifest"], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([*check, "--reshard", "1", "2", "3", "4"], check=True, stdout=subprocess.DEVNULL)
+
+
 def roundtrip(binary: Path, model: str, folder: Path):
     start = [f"--checkpoint.initial_load_path={folder}/peer/checkpoint/step-{HAND_OVER}", "--checkpoint.no_initial_load_model_only"]
     whole = theirs(model, MESHES["HSDP 2 x 2"], folder / "peer")
@@ -74,6 +83,7 @@ def roundtrip(binary: Path, model: str, folder: Path):
         resumed = ours(binary, model, mesh, folder / f"ours {name}", *start)
         yield compare(f"{model}: torchtitan HSDP 2 x 2 -> Hyperion {name}", resumed, whole)
     whole = ours(binary, model, MESHES["FSDP 2"], folder / "ours")
+    check_with_torch(folder / "ours" / "checkpoint" / f"step-{HAND_OVER}")
     start = [f"--checkpoint.initial_load_path={folder}/ours/checkpoint/step-{HAND_OVER}",
              "--checkpoint.no_initial_load_model_only", "--checkpoint.exclude_from_loading=dataloader"]
     resumed = theirs(model, MESHES["HSDP 2 x 2"], folder / "peer resumed", *start, first_step=HAND_OVER)
