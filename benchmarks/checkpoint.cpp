@@ -3,8 +3,8 @@
 //   benchmark_checkpoint PART FOLDER [VOCAB [LAYERS]]
 // PART save: 2 ranks, a round measures saves, stalls and a load. PART writers: 4 ranks as a mesh of 2 x 2, a
 // round saves with both kinds of writers. PART memory: 2 ranks, one round of 50 saves.
-// Each line on stdin starts a round, whose figures rank 0 prints as one line of JSON; times are in seconds,
-// of the slowest rank. It ends when stdin does.
+// After "ready", each line on stdin starts a round, whose figures rank 0 prints as one line of JSON; times
+// are in seconds, of the slowest rank. It ends when stdin does.
 #include <algorithm>
 #include <chrono>
 #include <fstream>
@@ -385,6 +385,7 @@ template <typename Part>
 void rounds(const fs::path& folder, const std::vector<NamedShape>& shapes, SocketRanks& ranks) {
   init_logging(/*quiet=*/true);
   Part part(folder, shapes, ranks);
+  if (ranks.rank() == 0) std::cout << "ready" << std::endl;
   for (int number = 0;; ++number) {
     std::string line;
     const bool more = ranks.rank() != 0 || static_cast<bool>(std::getline(std::cin, line));

@@ -2,8 +2,8 @@
 
     checkpoint_peer.py save|memory FOLDER [VOCAB [LAYERS]]
 
-The same tensors and values as benchmarks/checkpoint_state.h, on 2 Gloo ranks with one thread each. Each line on stdin
-starts a round, whose figures rank 0 prints as one line of JSON; times are in seconds, of the slowest rank.
+The same tensors and values as benchmarks/checkpoint_state.h, on 2 Gloo ranks with one thread each. After "ready", each line
+on stdin starts a round, whose figures rank 0 prints as one line of JSON; times are in seconds, of the slowest rank.
 
 async:  dcp.async_save as torchtitan 0.2.2 calls it in mode "async".
 cached: the same with a stager that keeps its copy in host memory from save to save, the best that DCP has on a CPU
@@ -194,6 +194,8 @@ def main() -> None:
     one_round = {"save": bench.save_round, "memory": bench.memory_round}[part]
     if part == "save":  # the first saves, which plan and allocate, do not count
         bench.sync_save(), bench.async_save(None), bench.async_save(bench.cached)
+    if RANK == 0:
+        print("ready", flush=True)
     while True:
         more = [RANK == 0 and sys.stdin.readline() != ""]
         dist.broadcast_object_list(more, src=0)

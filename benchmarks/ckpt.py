@@ -29,13 +29,18 @@ class Side:
         self.name = Path(str(command[0])).name
         self.process = subprocess.Popen([str(part) for part in command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def round(self) -> dict:
-        self.process.stdin.write("round\n")
-        self.process.stdin.flush()
+        self.line()  # "ready": the warm-up of one side shall not disturb that of the other
+
+    def line(self) -> str:
         line = self.process.stdout.readline()
         if not line:
             sys.exit(f"ckpt.py: {self.name} ended with code {self.process.wait()}")
-        return json.loads(line)
+        return line
+
+    def round(self) -> dict:
+        self.process.stdin.write("round\n")
+        self.process.stdin.flush()
+        return json.loads(self.line())
 
     def close(self) -> None:
         self.process.stdin.close()

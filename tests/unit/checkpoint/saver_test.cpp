@@ -1,0 +1,274 @@
+#include "checkpoint/saver.h"
+
+#include <numeric>
+
+#include <catch2/catch.hpp>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include "base/failpoint.h"
+#include "checkpoint/loader.h"
+#include "thread_ranks.h"
+
+namespace hyperion {
+namespace {
+
+namespace fs = std::filesystem;
+using test::ThreadRanks;
+
+struct Folder {
+  fs::path path = fs::temp_directory_path() / fmt::format("hyperion_saver_{}", ::getpid());
+  Folder() { fs::remove_all(path); }
+  ~Folder() { fs::remove_all(path); }
+};
+
+// A table of `rows` x 3 numbers cut by rows, and a step count: a component that the checkpoint has never
+// heard of (D9).
+class Dummy : public StateComponent {
+ public:
+  Dummy(int rows, int shards, int rank, int replicas = 1) : rows_(rows) {
+    table_.key = "dummy.weight";
+    table_.path = {"dummy.weight"};
+    table_.shape = {rows, 3};
+    table_.placement = {shards, rank % shards, replicas, rank / shards};
+    numbers_.resize(static_cast<size_t>(table_.rows().count) * 3);
+    table_.data = numbers_.empty() ? nullptr : numbers_.data();
+    set(0);
+  }
+  // Element i of the whole table is i + base.
+  void set(float base) {
+    std::iota(numbers_.begin(), numbers_.end(), base + static_cast<float>(table_.rows().begin * 3));
+    step_ = static_cast<int64_t>(base);
+  }
+  bool is(float base) const {
+    for (size_t i = 0; i < numbers_.size(); ++i)
+      if (numbers_[i] != base + static_cast<float>(table_.rows().begin * 3 + static_cast<int64_t>(i)))
+        return false;
+    return step_ == static_cast<int64_t>(base);
+  }
+  std::string name() const override { return "train_state"; }
+  std::vector<TensorState> tensors() override {
+    std::vector<TensorState> tensors = {table_};
+    if (more_) {
+      tensors.push_back(table_);
+      tensors.back().key = "dummy.more";
+      tensors.back().path = {"dummy.more"};
+    }
+    return tensors;
+  }
+  int64_t layout_version() const override { return more_ ? 1 : 0; }
+  void grow() { more_ = true; }
+  std::vector<ObjectState> objects() override {
+    return {{"train_state.step", {"train_state", "step"}, step_}};
+  }
+  void load(const Find& find) override { step_ = *find("train_state.step")->get_if<int64_t>(); }
+
+ private:
+  int rows_;
+  bool more_ = false;
+  TensorState table_;
+  std::vector<float> numbers_;
+  int64_t step_ = 0;
+};
+
+// Counts the exchanges of the rank it wraps, and their bytes.
+class Counting : public Coordinator {
+ public:
+  explicit Counting(Coordinator& inner) : inner_(inner) {}
+  int rank() const override { return inner_.rank(); }
+  int size() const override { return inner_.size(); }
+  std::vector<std::string> all_gather(const std::string& text) override {
+    ++exchanges;
+    bytes += text.size();
+    return inner_.all_gather(text);
+  }
+  int exchanges = 0;
+  size_t bytes = 0;
+
+ private:
+  Coordinator& inner_;
+};
+
+void load_into(const fs::path& path, Dummy& dummy) {
+  const OpenCheckpoint checkpoint = open_checkpoint(path);
+  StoredNames names;
+  for (const auto& [key, record] : checkpoint.index.tensors) names.keys.emplace(key, key);
+  const std::vector<TensorState> tensors = dummy.tensors();
+  MemoryMover mover;
+  load_tensors(checkpoint, plan_load(checkpoint, tensors, names, {}), mover, {});
+  const auto objects = load_objects(checkpoint, [](const std::string&) { return true; });
+  dummy.load([&](const std::string& key) {
+    const auto found = objects.find(key);
+    return found == objects.end() ? nullptr : &found->second;
+  });
+}
+
+}  // namespace
+
+TEST_CASE("B10 C9 what any mesh has saved any other loads") {
+  const Folder folder;
+  for (const auto& [shards, replicas] : {std::pair{1, 1}, {3, 1}, {2, 2}, {1, 4}}) {
+    for (const Writers writers : {Writers::kAll, Writers::kOneReplica}) {
+      fs::remove_all(folder.path);
+      ThreadRanks::run(shards * replicas, [&, s = shards, r = replicas](Coordinator& ranks) {
+        Dummy dummy(13, s, ranks.rank(), r);
+        dummy.set(7);
+        MemoryMover mover;
+        Saver saver({.folder = folder.path, .writers = writers}, {&dummy}, ranks, mover);
+        saver.save(1);
+      });
+      for (const int target : {1, 2, 3, 4, 8}) {
+        for (int rank = 0; rank < target; ++rank) {
+          Dummy loaded(13, target, rank);
+          load_into(folder.path / "step-1", loaded);
+          CHECK(loaded.is(7));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("A8 B6 the second save plans nothing and exchanges two small texts") {
+  const Folder folder;
+  ThreadRanks::run(4, [&](Coordinator& ranks) {
+    Counting counted(ranks);
+    Dummy dummy(1000, 2, ranks.rank(), 2);
+    MemoryMover mover;
+    Saver saver({.folder = folder.path}, {&dummy}, counted, mover);
+    saver.save(1);
+    const int first = counted.exchanges;
+    counted.bytes = 0;
+    saver.save(2);
+    if (ranks.rank() != 0) return;  // Catch is for one thread
+    CHECK(counted.exchanges - first == 2);
+    CHECK(counted.bytes < 1000);
+    CHECK(saver.counters().plans == 1);
+    CHECK(saver.counters().state_builds == 1);
+  });
+}
+
+TEST_CASE("A9 a component that has grown gets a new plan") {
+  const Folder folder;
+  ThreadRanks::run(2, [&](Coordinator& ranks) {
+    Dummy dummy(10, 2, ranks.rank());
+    MemoryMover mover;
+    Saver saver({.folder = folder.path}, {&dummy}, ranks, mover);
+    saver.save(1);
+    dummy.grow();
+    saver.save(2);
+    if (ranks.rank() == 0) CHECK(saver.counters().plans == 2);
+  });
+  CHECK(open_checkpoint(folder.path / "step-1").index.tensors.size() == 1);
+  CHECK(open_checkpoint(folder.path / "step-2").index.tensors.contains("dummy.more"));
+}
+
+TEST_CASE("A10 saves show the values of their moment whatever happens afterwards") {
+  const Folder folder;
+  for (const AsyncMode mode : {AsyncMode::kDisabled, AsyncMode::kAsync, AsyncMode::kOverlapped}) {
+    fs::remove_all(folder.path);
+    SoloCoordinator alone;
+    Dummy dummy(100, 1, 0);
+    MemoryMover mover;
+    Saver saver({.folder = folder.path, .async = mode}, {&dummy}, alone, mover);
+    for (int step = 1; step <= 3; ++step) {
+      dummy.set(static_cast<float>(step));
+      saver.save(step);
+      saver.join_staging();
+      dummy.set(-1);
+    }
+    saver.finish();
+    for (int step = 1; step <= 3; ++step) {
+      load_into(folder.path / fmt::format("step-{}", step), dummy);
+      CHECK(dummy.is(static_cast<float>(step)));
+    }
+    CHECK(saver.counters().saves == 3);
+  }
+}
+
+TEST_CASE("D5 one save is under way at a time and one pool serves all") {
+  const Folder folder;
+  SoloCoordinator alone;
+  Dummy dummy(100, 1, 0);
+  MemoryMover mover;
+  Saver saver({.folder = folder.path, .async = AsyncMode::kAsync}, {&dummy}, alone, mover);
+  arm_faults("point=ckpt.before_data;action=sleep:0.05;nth=0", 0);
+  for (int step = 1; step <= 4; ++step) saver.save(step);
+  saver.finish();
+  arm_faults("", 0);
+  CHECK(saver.counters().saves == 4);
+  CHECK(saver.counters().pool_bytes == 1216);  // 1,200 bytes of numbers, in lines of 64
+}
+
+TEST_CASE("D6 without memory for the pool a save is written while training waits") {
+  const Folder folder;
+  SoloCoordinator alone;
+  Dummy dummy(100, 1, 0);
+  dummy.set(3);
+  MemoryMover mover;
+  Saver saver({.folder = folder.path, .async = AsyncMode::kOverlapped}, {&dummy}, alone, mover);
+  arm_faults("point=ckpt.pool;action=errno:ENOMEM;nth=0", 0);
+  saver.save(1);
+  saver.join_staging();
+  dummy.set(4);
+  saver.finish();
+  arm_faults("", 0);
+  CHECK(saver.counters().pool_bytes == 0);
+  Dummy loaded(100, 1, 0);
+  load_into(folder.path / "step-1", loaded);
+  CHECK(loaded.is(3));
+}
+
+TEST_CASE("F-D2 a failure of one rank fails the save on every rank with its name and leaves nothing") {
+  const Folder folder;
+  std::atomic<int> failed = 0;
+  ThreadRanks::run(3, [&](Coordinator& ranks) {
+    Dummy dummy(30, 3, ranks.rank());
+    MemoryMover mover;
+    Saver saver({.folder = folder.path}, {&dummy}, ranks, mover);
+    saver.save(1);
+    if (ranks.rank() == 0) arm_faults("point=file.write;action=errno:ENOSPC;on=__1_0", 0);
+    ranks.all_gather("");
+    try {
+      saver.save(2);
+    } catch (const Error& error) {
+      const std::string text = error.what();
+      failed += error.code() == ExitCode::kSaveFailed && text.find("rank 1") != std::string::npos &&
+                text.find("No space left on device") != std::string::npos;
+    }
+    ranks.all_gather("");
+    if (ranks.rank() == 0) arm_faults("", 0);
+    ranks.all_gather("");
+    saver.save(3);
+  });
+  CHECK(failed == 3);
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder.path)) names.push_back(entry.path().filename());
+  std::ranges::sort(names);
+  CHECK(names == std::vector<std::string>{"step-1", "step-3"});
+}
+
+TEST_CASE("C5 E5 names and shapes and types that do not fit are listed at once before data are read") {
+  const Folder folder;
+  SoloCoordinator alone;
+  Dummy saved(10, 1, 0);
+  MemoryMover mover;
+  Saver({.folder = folder.path}, {&saved}, alone, mover).save(1);
+  const OpenCheckpoint checkpoint = open_checkpoint(folder.path / "step-1");
+  std::vector<TensorState> tensors = saved.tensors();
+  tensors[0].shape = {11, 3};
+  tensors.push_back(tensors[0]);
+  tensors[1].key = "dummy.weigth";
+  CHECK_THROWS_WITH(
+      plan_load(checkpoint, tensors, {.keys = {{"dummy.weight", "dummy.weight"}}}, {}),
+      Catch::Contains("dummy.weigth") && Catch::Contains("[11, 3]") && Catch::Contains("[10, 3]"));
+  tensors = saved.tensors();
+  tensors[0].dtype = Dtype::kBFloat16;
+  CHECK_THROWS_WITH(
+      plan_load(checkpoint, tensors, {.keys = {{"dummy.weight", "dummy.weight"}}}, {.remedy = "REMEDY"}),
+      Catch::Contains("bfloat16") && Catch::Contains("REMEDY"));
+  CHECK(
+      plan_load(checkpoint, tensors, {.keys = {{"dummy.weight", "dummy.weight"}}}, {.allow_dtype_cast = true})
+          .size() == 1);
+}
+
+}  // namespace hyperion
