@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <charconv>
+#include <functional>
 #include <limits>
+#include <span>
 
 #include <fmt/format.h>
 
@@ -56,6 +58,38 @@ uint64_t row_bytes(const SaveLayout::Entry& entry) {
   uint64_t bytes = size_of(entry.dtype);
   for (size_t i = 1; i < entry.shape.size(); ++i) bytes *= static_cast<uint64_t>(entry.shape[i]);
   return bytes;
+}
+
+// Puts the rank that writes each piece where the number of its part stands. Of replicas the first one writes,
+// or they share: the largest pieces are given out first, each to the one with the least so far, so that files
+// come out equal.
+void assign_writers(const SaveLayout& layout, const std::vector<std::vector<uint32_t>>& held, Writers writers,
+                    SavePlan& plan) {
+  std::vector<uint64_t> load(plan.file_bytes.size());
+  std::vector<SaveItem*> shared;
+  const auto replicas = [&](const SaveItem& item) {
+    const uint32_t kind = layout.entries[item.entry].kind;
+    const int count = layout.kinds[kind].replicas;
+    return std::span(held[kind])
+        .subspan(static_cast<size_t>(item.writer) * static_cast<size_t>(count), static_cast<size_t>(count));
+  };
+  const auto give = [&](SaveItem& item, uint32_t rank) {
+    item.writer = rank;
+    load[rank] += item.length;
+  };
+  for (SaveItem& item : plan.items) {
+    const auto ranks = replicas(item);
+    if (ranks.size() == 1 || writers == Writers::kOneReplica) {
+      give(item, ranks.front());
+    } else {
+      shared.push_back(&item);
+    }
+  }
+  std::ranges::stable_sort(shared, std::greater(), [](const SaveItem* item) { return item->length; });
+  for (SaveItem* item : shared) {
+    const auto ranks = replicas(*item);
+    give(*item, *std::ranges::min_element(ranks, {}, [&](uint32_t rank) { return load[rank]; }));
+  }
 }
 
 }  // namespace
@@ -153,17 +187,15 @@ SavePlan make_save_plan(const SaveLayout& layout, const std::vector<RankPlace>& 
     for (int shard = 0; shard < kind.shards; ++shard) {
       const Rows rows = entry.shape.empty() ? Rows{0, 1} : rows_of(entry.shape.front(), kind.shards, shard);
       if (rows.count == 0) continue;
-      const auto first = held[entry.kind].begin() + static_cast<ptrdiff_t>(shard) * kind.replicas;
-      // The replica with the least to write so far takes it; the first one when they are level.
-      const auto less = [&](uint32_t a, uint32_t b) { return plan.file_bytes[a] < plan.file_bytes[b]; };
-      const uint32_t writer =
-          writers == Writers::kOneReplica ? *first : *std::min_element(first, first + kind.replicas, less);
-      const uint64_t length = lengths.of(rows.count);
-      plan.items.push_back(
-          {static_cast<uint32_t>(e), writer, rows.begin, rows.count, plan.file_bytes[writer], length});
-      plan.file_bytes[writer] += length;
+      plan.items.push_back({static_cast<uint32_t>(e), static_cast<uint32_t>(shard), rows.begin, rows.count, 0,
+                            lengths.of(rows.count)});
       plan.data_bytes += per_row * static_cast<uint64_t>(rows.count);
     }
+  }
+  assign_writers(layout, held, writers, plan);
+  for (SaveItem& item : plan.items) {
+    item.offset = plan.file_bytes[item.writer];
+    plan.file_bytes[item.writer] += item.length;
   }
   return plan;
 }
