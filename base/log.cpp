@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include <spdlog/pattern_formatter.h>
 #include <spdlog/sinks/stdout_sinks.h>
@@ -29,6 +30,19 @@ class PythonLevel : public spdlog::custom_flag_formatter {
   std::unique_ptr<custom_flag_formatter> clone() const override { return std::make_unique<PythonLevel>(); }
 };
 
+spdlog::level::level_enum chosen_level() {
+  const char* name = std::getenv("HYPERION_LOG_LEVEL");
+  if (name == nullptr || *name == '\0') return spdlog::level::info;
+  static constexpr std::pair<std::string_view, spdlog::level::level_enum> kLevels[] = {
+      {"debug", spdlog::level::debug},
+      {"info", spdlog::level::info},
+      {"warning", spdlog::level::warn},
+      {"error", spdlog::level::err}};
+  for (const auto& [level_name, level] : kLevels)
+    if (level_name == name) return level;
+  throw_config("HYPERION_LOG_LEVEL is '{}', expected debug, info, warning or error", name);
+}
+
 }  // namespace
 
 void init_logging(bool quiet) {
@@ -36,7 +50,7 @@ void init_logging(bool quiet) {
   formatter->add_flag<PythonLevel>('*').set_pattern("[hyperion] %Y-%m-%d %H:%M:%S,%e - root - %* - %v");
   auto logger = std::make_shared<spdlog::logger>("root", std::make_shared<spdlog::sinks::stdout_sink_mt>());
   logger->set_formatter(std::move(formatter));
-  logger->set_level(quiet ? spdlog::level::err : spdlog::level::info);
+  logger->set_level(quiet ? spdlog::level::err : chosen_level());
   logger->flush_on(spdlog::level::info);
   spdlog::set_default_logger(std::move(logger));
 }

@@ -10,7 +10,8 @@
 namespace hyperion {
 
 // Lines go to stdout (warnings and errors too, as in v0.2.2, so one stream keeps the order).
-// quiet: only errors pass, for the ranks that LOG_RANK leaves out.
+// quiet: only errors pass, for the ranks that LOG_RANK leaves out. HYPERION_LOG_LEVEL (debug, info, warning or
+// error) chooses what the others show; throws Error(kUsage) for anything else.
 void init_logging(bool quiet);
 
 // Whether rank's lines are shown, by LOG_RANK of v0.2.2's launcher: a comma list of ranks ("0,3"); empty

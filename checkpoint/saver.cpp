@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/failpoint.h"
 #include "base/log.h"
+#include "checkpoint/names.h"
 #include "checkpoint/cast.h"
 
 namespace hyperion {
@@ -104,8 +105,10 @@ class Saver::Items : public ItemReader {
 
 struct Saver::UnderWay {
   enum class State { kRunning, kDone, kFailed };
+  int64_t step = 0;
   std::shared_ptr<Items> items;
-  std::promise<void> staged;
+  std::atomic<bool> copied = false;  // all of it, to the pool
+  std::promise<void> staged;         // nothing reads the live state any more
   std::future<void> staging = staged.get_future();
   std::atomic<State> state = State::kRunning;
   std::future<void> done;
@@ -150,6 +153,9 @@ Saver::Planned Saver::make_plan(const SaveContent& content) {
     for (SaveLayout::Entry& entry : planned.layout.entries)
       if (is_model_number(planned.tensors[entry.tensor])) entry.dtype = *content.model_dtype;
   }
+  std::vector<std::string> names;
+  for (const TensorState& tensor : planned.tensors) names.push_back(tensor.key);
+  trace_names("planning a save", names);
   planned.fingerprint = planned.layout.fingerprint();
   const std::string own = fmt::format("plan|{:016x}|{}|{}", planned.fingerprint,
                                       rank_place(planned.layout, planned.tensors).to_text(),
@@ -278,11 +284,13 @@ void Saver::save(int64_t step, const SaveContent& content, bool now) {
     ++counters_.saves;
   } else {
     under_way_ = std::make_unique<UnderWay>();
+    under_way_->step = step;
     under_way_->items = items;
     under_way_->done = std::async(std::launch::async, [this, job = std::move(job), save = under_way_.get()] {
       try {
         if (save->items->has_pool()) {
           save->items->stage();
+          save->copied = true;
           save->staged.set_value();
         }
         run(job, *save->items);
@@ -300,6 +308,12 @@ void Saver::save(int64_t step, const SaveContent& content, bool now) {
     if (options_.async == AsyncMode::kAsync) under_way_->staging.wait();
   }
   counters_.stall_seconds = seconds_since(begin);
+  if (options_.async == AsyncMode::kAsync) tell_staged();
+}
+
+void Saver::tell_staged() {
+  if (under_way_ && under_way_->copied.exchange(false) && on_staged)
+    on_staged(under_way_->step, counters_.stall_seconds);
 }
 
 void Saver::join_staging() {
@@ -307,6 +321,7 @@ void Saver::join_staging() {
   const Clock::time_point begin = Clock::now();
   under_way_->staging.wait();
   counters_.stall_seconds += seconds_since(begin);
+  tell_staged();
 }
 
 bool Saver::ended() const {
@@ -318,6 +333,7 @@ bool Saver::failed() const {
 
 void Saver::finish() {
   if (!under_way_) return;
+  join_staging();
   const std::unique_ptr<UnderWay> save = std::move(under_way_);
   save->done.get();
   ++counters_.saves;

@@ -69,6 +69,9 @@ class Saver {
 
   // Called with the report of each durable save; on the thread of the save.
   std::function<void(const SaveReport&)> on_durable;
+  // Called when all data of a save in the background have been copied, with the seconds that training waited
+  // for it; on the training thread. A save without a pool has no such moment.
+  std::function<void(int64_t step, double stall_seconds)> on_staged;
 
   struct Counters {
     int64_t saves = 0, plans = 0, state_builds = 0;
@@ -95,6 +98,7 @@ class Saver {
   std::shared_ptr<Items> make_items(const Planned& planned, bool staged);
   SaveReport run(const SaveJob& job, Items& items);
   void tidy(const SaveReport& report);
+  void tell_staged();
 
   SaverOptions options_;
   std::vector<StateComponent*> components_;

@@ -95,11 +95,25 @@ Checkpointing::Checkpointing(const JobConfig& config, const Runtime& runtime, Ch
       saver_(saver_options(config, runtime, access.folder(), std::move(facts)), components_, access.ranks(),
              mover) {
   saver_.on_durable = log_durable;
+  saver_.on_staged = [](int64_t step, double stall_seconds) {
+    log_info("Checkpoint step-{} is staged; training waited {:.3f} s", step, stall_seconds);
+  };
   if (config.checkpoint.async_mode == "async_with_pinned_mem" && runtime.device.is_cpu())
     log_info("checkpoint.async_mode = \"async_with_pinned_mem\": on a CPU the same pool is used, unpinned");
 }
 
-void Checkpointing::load(const std::function<StoredNames(const CheckpointIndex&)>& hugging_face_names) {
+// The names of the chosen components' tensors; `required` objects that it holds are crossed out.
+StoredNames Checkpointing::stored_names(const ChosenCheckpoint& chosen,
+                                        std::vector<std::string>& required) const {
+  StoredNames names;
+  for (const auto& [name, key] : chosen.names)
+    if (chosen.components.contains(component_of(name)) && chosen.checkpoint.index.tensors.contains(key))
+      names.keys.emplace(name, key);
+  std::erase_if(required, [&](const std::string& key) { return chosen.find(key) != nullptr; });
+  return names;
+}
+
+void Checkpointing::load(const std::function<StoredNames(const ChosenCheckpoint&)>& hugging_face_names) {
   while (access_.chosen() != nullptr) {
     const ChosenCheckpoint& chosen = *access_.chosen();
     const PhaseGuard phase("load of a checkpoint");
@@ -120,12 +134,9 @@ void Checkpointing::load(const std::function<StoredNames(const CheckpointIndex&)
       }
       StoredNames names;
       if (chosen.candidate.hugging_face) {
-        names = hugging_face_names(chosen.checkpoint.index);
+        names = hugging_face_names(chosen);
       } else {
-        for (const auto& [name, key] : chosen.names)
-          if (chosen.components.contains(component_of(name)) && chosen.checkpoint.index.tensors.contains(key))
-            names.keys.emplace(name, key);
-        std::erase_if(required, [&](const std::string& key) { return chosen.find(key) != nullptr; });
+        names = stored_names(chosen, required);
         options.missing_objects = std::move(required);
       }
       const LoadReport report = load_tensors(
@@ -175,7 +186,7 @@ bool Checkpointing::due(int64_t step) const {
   return step % options.interval == 0 || (step == 1 && options.enable_first_step_checkpoint);
 }
 
-// A save that failed ends the job, or is reported and forgotten.
+// A periodic save that failed ends the job, or is reported and forgotten.
 template <typename Action>
 void Checkpointing::tolerating_failure(const Action& action) {
   try {
@@ -185,15 +196,6 @@ void Checkpointing::tolerating_failure(const Action& action) {
     log_error("A checkpoint could not be saved, training goes on (checkpoint.on_save_failure): {}",
               error.what());
   }
-}
-
-void Checkpointing::save(int64_t step, const SaveContent& content, bool now) {
-  tolerating_failure([&] {
-    saver_.save(step, content, now);
-  });
-  if (!now && config_.checkpoint.async_mode != "disabled")
-    log_info("Checkpoint step-{} is staged; {:.3f} s of waiting so far", step,
-             saver_.counters().stall_seconds);
 }
 
 // The model alone, as transformers reads it.
@@ -211,22 +213,23 @@ void Checkpointing::save_for_hugging_face(int64_t step) {
 }
 
 void Checkpointing::save_last(int64_t step) {
-  if (config_.checkpoint.last_save_in_hf) return tolerating_failure([&] { save_for_hugging_face(step); });
-  if (!config_.checkpoint.last_save_model_only) return save(step, {}, /*now=*/true);
+  if (config_.checkpoint.last_save_in_hf) return save_for_hugging_face(step);
+  if (!config_.checkpoint.last_save_model_only) return saver_.save(step, {}, /*now=*/true);
   log_info("The last checkpoint holds the model alone, as {} (checkpoint.last_save_model_only)",
            config_.checkpoint.export_dtype);
-  save(step, model_only(config_, "model"), /*now=*/true);
+  saver_.save(step, model_only(config_, "model"), /*now=*/true);
 }
 
 void Checkpointing::after_step(int64_t step, bool last, bool failed, bool stopping) {
   if (config_.checkpoint.load_only) return;
-  if (failed || saver_.ended()) tolerating_failure([&] { saver_.finish(); });
+  // A failure that this rank alone knows of waits until the ranks have told each other.
+  if (failed || (saver_.ended() && !saver_.failed())) finish();
+  if (!last && !stopping && !due(step)) return;
   const PhaseGuard phase(fmt::format("step {} checkpoint", step));
-  if (last) {
-    tolerating_failure([&] { saver_.finish(); });
-    return save_last(step);
-  }
-  if (stopping || due(step)) save(step, {}, /*now=*/stopping);
+  finish();  // so that the failure of the save before it does not cost this one
+  if (last) return save_last(step);
+  if (stopping) return saver_.save(step, {}, /*now=*/true);
+  tolerating_failure([&] { saver_.save(step); });
 }
 
 void Checkpointing::finish() {

@@ -47,9 +47,9 @@ class Checkpointing {
                 std::vector<StateComponent*> components, MemoryMover& mover,
                 std::map<std::string, std::string> facts);
 
-  // Fills the state from the chosen checkpoint. `row_names`: for Hugging Face weights, see loader.h.
-  // Collective.
-  void load(const std::function<StoredNames(const CheckpointIndex&)>& hugging_face_names);
+  // Fills the state from the chosen checkpoint. `hugging_face_names`: how the model's weights are named and
+  // laid out in one of Hugging Face's. Collective.
+  void load(const std::function<StoredNames(const ChosenCheckpoint&)>& hugging_face_names);
 
   // The full checkpoint before the first step of this run (`step`: updates done so far). Collective.
   void validate(int64_t step);
@@ -67,7 +67,8 @@ class Checkpointing {
   bool failed() const { return saver_.failed(); }
 
   // After `step`: saves when one is due. `failed`: some rank's background save has failed. `stopping`: the
-  // job ends here by a signal. Throws Error(kSaveFailed) when checkpoint.on_save_failure says so.
+  // job ends here by a signal. Throws Error(kSaveFailed) when the job's last save fails, and after a periodic
+  // one when checkpoint.on_save_failure says so.
   void after_step(int64_t step, bool last, bool failed, bool stopping);
   // Waits for what is being written.
   void finish();
@@ -78,7 +79,7 @@ class Checkpointing {
   Saver& saver() { return saver_; }
 
  private:
-  void save(int64_t step, const SaveContent& content, bool now);
+  StoredNames stored_names(const ChosenCheckpoint& chosen, std::vector<std::string>& required) const;
   void save_last(int64_t step);
   void save_for_hugging_face(int64_t step);
   template <typename Action>

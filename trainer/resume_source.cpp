@@ -178,15 +178,15 @@ ChosenCheckpoint ResumeSource::open(const Candidate& candidate) const {
   chosen.candidate = candidate;
   chosen.checkpoint = open_checkpoint(candidate.path);
   const CheckpointIndex& index = chosen.checkpoint.index;
-  if (candidate.hugging_face) {  // the names' map comes with the model
-    chosen.components = {"model"};
-    return chosen;
-  }
   std::vector<std::string> keys;
   for (const auto& [key, record] : index.tensors) keys.push_back(key);
   for (const auto& [key, record] : index.objects) keys.push_back(key);
   RenameTable table(config_.checkpoint.rename.begin(), config_.checkpoint.rename.end());
   chosen.names = NameMap(table).apply(keys);
+  if (candidate.hugging_face) {
+    chosen.components = {"model"};
+    return chosen;
+  }
   const bool seed = chosen.checkpoint.manifest && chosen.checkpoint.manifest->kind == "seed";
   chosen.components =
       components_to_load(config_, candidate.source, seed || !holds_optimizer(chosen.checkpoint));

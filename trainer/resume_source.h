@@ -29,7 +29,7 @@ struct Candidate {
 struct ChosenCheckpoint {
   Candidate candidate;
   OpenCheckpoint checkpoint;
-  std::map<std::string, std::string> names;  // name here -> key in the checkpoint, of tensors and objects
+  std::map<std::string, std::string> names;  // name here (or Hugging Face's) -> key in the checkpoint
   std::set<std::string> components;          // to be loaded
   std::map<std::string, Object> objects;     // of the components, by name here
 

@@ -15,11 +15,10 @@ namespace hyperion {
 namespace {
 
 // Names of a DCP checkpoint's model, or of its averages without their prefix.
-StoredNames own_names(const OpenCheckpoint& checkpoint, bool ema) {
-  std::vector<std::string> keys;
-  for (const auto& [key, record] : checkpoint.index.tensors) keys.push_back(key);
+StoredNames own_names(const OpenCheckpoint& checkpoint, const std::map<std::string, std::string>& all,
+                      bool ema) {
   StoredNames names;
-  for (const auto& [name, key] : NameMap().apply(keys)) {
+  for (const auto& [name, key] : all) {
     const std::string component = component_of(name);
     if (ema && component == "ema") names.keys.emplace(name.substr(4), key);
     if (!ema && component == "model") names.keys.emplace(name, key);
@@ -31,21 +30,25 @@ StoredNames own_names(const OpenCheckpoint& checkpoint, bool ema) {
 
 }  // namespace
 
-StoredNames hugging_face_names(const ModelArgs& args, const CheckpointIndex& index) {
-  StoredNames names;
-  for (const auto& [key, record] : index.tensors) {
-    if (const auto parameter = parameter_of_hf(args, key)) {
-      names.keys.emplace(*parameter, key);
-    } else if (!hf_may_ignore(args, key)) {
-      names.keys.emplace(key, key);
+StoredNames hugging_face_names(const ModelArgs& args, const std::map<std::string, std::string>& names) {
+  StoredNames stored;
+  for (const auto& [name, key] : names) {
+    if (const auto parameter = parameter_of_hf(args, name)) {
+      stored.keys.emplace(*parameter, key);
+    } else if (!hf_may_ignore(args, name)) {
+      stored.keys.emplace(name, key);
     }
   }
-  names.row_map = [args](const std::string& name) -> StoredNames::RowMap {
-    const HfTensor tensor = hf_tensor(args, name);
-    if (tensor.head_dim == 0) return nullptr;
-    return [tensor](int64_t row) { return hf_row(tensor, row); };
-  };
-  return names;
+  stored.row_map = [args](const std::string& fqn) { return hugging_face_place(args, fqn).second; };
+  return stored;
+}
+
+std::pair<std::string, StoredNames::RowMap> hugging_face_place(const ModelArgs& args,
+                                                               const std::string& fqn) {
+  const HfTensor tensor = hf_tensor(args, fqn);
+  StoredNames::RowMap rows;
+  if (tensor.head_dim > 0) rows = [tensor](int64_t row) { return hf_row(tensor, row); };
+  return {tensor.name, std::move(rows)};
 }
 
 void require_same_model(const ModelArgs& args, const std::filesystem::path& folder) {
@@ -64,8 +67,10 @@ StoredWeights::StoredWeights(const std::filesystem::path& folder, const ModelArg
   const bool hugging_face = checkpoint_.index.layout == CheckpointIndex::Layout::kBareBytes;
   if (hugging_face && ema)
     throw_data("{}: safetensors hold one set of weights and no averages beside them", folder.string());
-  const StoredNames names =
-      hugging_face ? hugging_face_names(args, checkpoint_.index) : own_names(checkpoint_, ema);
+  std::vector<std::string> keys;
+  for (const auto& [key, record] : checkpoint_.index.tensors) keys.push_back(key);
+  const std::map<std::string, std::string> all = NameMap().apply(keys);
+  const StoredNames names = hugging_face ? hugging_face_names(args, all) : own_names(checkpoint_, all, ema);
   for (const ParameterPtr& parameter : Transformer(args).parameters()) {
     TensorState& state = states_.emplace_back();
     state.key = parameter->fqn;

@@ -14,10 +14,14 @@
 
 namespace hyperion {
 
-// Where the model's parameters are in a folder of Hugging Face's safetensors, with the order of rotary rows
-// there. Tensors that no parameter corresponds to keep their name, so that they are reported as unexpected.
-// (Shapes alone do not tell two models apart: see require_same_model.)
-StoredNames hugging_face_names(const ModelArgs& args, const CheckpointIndex& index);
+// Where the model's parameters are in Hugging Face's safetensors, with the order of rotary rows there.
+// `names`: Hugging Face's name -> key in the checkpoint. Tensors that no parameter corresponds to keep their
+// name, so that they are reported as unexpected. (Shapes alone do not tell two models apart: see
+// require_same_model.)
+StoredNames hugging_face_names(const ModelArgs& args, const std::map<std::string, std::string>& names);
+
+// The other way: the name that parameter `fqn` has there, and the order of its rows (empty: as here).
+std::pair<std::string, StoredNames::RowMap> hugging_face_place(const ModelArgs& args, const std::string& fqn);
 
 // Throws Error(kUsage) when config.json beside Hugging Face's weights describes another model than `args`.
 void require_same_model(const ModelArgs& args, const std::filesystem::path& folder);

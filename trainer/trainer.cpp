@@ -17,7 +17,7 @@
 #include "base/files.h"
 #include "base/log.h"
 #include "base/progress.h"
-#include "models/hugging_face.h"
+#include "checkpoint/names.h"
 #include "models/hugging_face_config.h"
 #include "models/init.h"
 #include "parallel/agreement.h"
@@ -45,6 +45,8 @@ DataSetup checked_data(const ResolvedConfig& resolved, const ModelArgs& model) {
   facts.world_size = job_environment(resolved.config).world_size;
   facts.model = model_facts(model);
   validate(resolved, facts, install_root());
+  if (const auto& checkpoint = resolved.config.checkpoint; checkpoint.enable)
+    NameMap({checkpoint.rename.begin(), checkpoint.rename.end()});  // refuses what is no pattern
   DataSetup data = load_tokenizer(resolved.config);
   facts.tokenizer_vocab_size = data.tokenizer->vocab_size();
   validate(resolved, facts);
@@ -82,7 +84,7 @@ Trainer::Trainer(const ResolvedConfig& resolved, const std::vector<std::string>&
       runtime_(start_runtime(configured_.config, job_environment(configured_.config))),
       configured_seed_(common_seed(configured_.config, runtime_)),
       loader_(training_loader(configured_.config, data_, place_of(runtime_, configured_seed_, model_args_))),
-      access_(configured_.config, runtime_, install_root()),
+      access_(open_checkpoints()),
       plan_(make_plan()),
       model_(model_args_, config_.training.loss_chunk_bytes),
       fsdp_(runtime_.group(MeshDim::kFsdp), runtime_.group(MeshDim::kDpReplicate),
@@ -100,7 +102,6 @@ Trainer::Trainer(const ResolvedConfig& resolved, const std::vector<std::string>&
       memory_mover_(runtime_.device) {
   at::globalContext().setDeterministicAlgorithms(config_.debug.deterministic,
                                                  config_.debug.deterministic_warn_only);
-  agree();
   if (plan_.seed != configured_seed_)
     loader_ = training_loader(config_, data_, place_of(runtime_, plan_.seed, model_args_));
   if (config_.training.enable_cpu_offload && runtime_.device.is_cpu())
@@ -156,6 +157,12 @@ void Trainer::agree() const {
   require_agreement(runtime_.groups->host(), fingerprint);
 }
 
+// What differs between the ranks is found before anything is done with it.
+CheckpointAccess Trainer::open_checkpoints() const {
+  agree();
+  return CheckpointAccess(configured_.config, runtime_, install_root());
+}
+
 // Every part of the job's state, in the order in which it is loaded.
 void Trainer::make_components() {
   for (const std::string& note : plan_.notes) log_info("{}", note);
@@ -189,22 +196,19 @@ void Trainer::make_components() {
       {"mesh", runtime_.mesh->describe()}};
   checkpoints_ = std::make_unique<Checkpointing>(config_, runtime_, access_, all, memory_mover_, facts);
   if (config_.checkpoint.last_save_in_hf) {
-    const auto tensor = [args = model_args_](const std::string& name) {
-      const HfTensor stored = hf_tensor(args, name);
-      StoredNames::RowMap map;
-      if (stored.head_dim > 0) map = [stored](int64_t row) { return hf_row(stored, row); };
-      return std::pair(stored.name, std::move(map));
+    const auto place = [args = model_args_](const std::string& name) {
+      return hugging_face_place(args, name);
     };
     checkpoints_->set_hugging_face(
-        {tensor, {{"config.json", hf_config(model_args_, {.dtype = config_.checkpoint.export_dtype})}}});
+        {place, {{"config.json", hf_config(model_args_, {.dtype = config_.checkpoint.export_dtype})}}});
   }
 }
 
 void Trainer::load_checkpoint() {
   if (access_.chosen() == nullptr) return;
-  checkpoints_->load([this](const CheckpointIndex& index) {
-    require_same_model(model_args_, access_.chosen()->candidate.path);
-    return hugging_face_names(model_args_, index);
+  checkpoints_->load([this](const ChosenCheckpoint& chosen) {
+    require_same_model(model_args_, chosen.candidate.path);
+    return hugging_face_names(model_args_, chosen.names);
   });
   const ChosenCheckpoint& chosen = *access_.chosen();
   resumed_step_ = state_.step;
@@ -448,16 +452,17 @@ ExitCode Trainer::run() {
     }
     if (checkpoints_) {
       const bool terminated = stop_ == static_cast<int>(StopSignal::kTerminate);
+      const bool last = step == config_.training.steps;
       // Nothing that is not finite is ever saved.
-      guard_.raise(/*wait=*/checkpoints_->due(step) || terminated || step == config_.training.steps);
-      checkpoints_->after_step(step, step == config_.training.steps, save_failed_, terminated);
+      guard_.raise(/*wait=*/checkpoints_->due(step) || terminated || last);
+      checkpoints_->after_step(step, last, save_failed_, terminated);
     }
     if (validator_.due(step)) validate(step);
     if (step == first) {
       runtime_.groups->world().barrier();
       runtime_.groups->set_timeout(std::chrono::seconds(config_.comm.train_timeout_seconds));
     }
-    if (stop_ != 0) return stopped(step);
+    if (stop_ != 0 && step < config_.training.steps) return stopped(step);
   }
   guard_.raise(/*wait=*/true);
   if (checkpoints_) checkpoints_->finish();

@@ -40,8 +40,9 @@ class Trainer {
 
  private:
   struct StepData;  // the microbatches of one step
-  ResumePlan make_plan() const;
   void agree() const;
+  CheckpointAccess open_checkpoints() const;
+  ResumePlan make_plan() const;
   void make_components();
   void load_checkpoint();
   void continue_data();

@@ -341,16 +341,6 @@ class Faults(CheckpointTest):
     def test_faults_are_refused_without_the_flag(self):
         self.run_job(code=2, env={"FAULT": "point=ckpt.plan;action=kill"}, says=["--allow-faults"])
 
-    def test_on_save_failure_continue_trains_on(self):
-        fault = {"FAULT": "point=file.write;action=errno:EIO;on=__0_0;nth=2"}
-        for mode in ("disabled", "async"):
-            with self.subTest(mode=mode):
-                self.run_job("--allow-faults", "--checkpoint.on_save_failure=continue", f"--checkpoint.async_mode={mode}",
-                             code=0, env=fault, says=["training goes on", "Input/output error"])
-                self.assertIn(8, self.saved()[0])
-            self.temporary.cleanup()
-            self.setUp()
-
 
 if __name__ == "__main__":
     main()

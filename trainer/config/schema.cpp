@@ -286,7 +286,7 @@ std::vector<Option> checkpoint() {
              "Who writes what replicas share: all of them, a part each, or \"one_replica\" (fewer files)."}
           .one_of({"all", "one_replica"})
           .own(),
-      Option{KEY(checkpoint.on_save_failure), "After a failed save: end the job, or go on and try the next."}
+      Option{KEY(checkpoint.on_save_failure), "After a failed periodic save: end the job, or go on and try the next."}
           .one_of({"stop", "continue"})
           .own(),
       Option{KEY(checkpoint.resume_mode),

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/files.h"
+#include "tests/unit/error_of.h"
 
 namespace hyperion::test {
 
@@ -25,14 +26,7 @@ inline std::span<const std::byte> bytes_of(const std::string& text) {
 // The message of the Error(kBadData) that f() must end in.
 template <typename F>
 std::string refusal(F f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    CHECK(error.code() == ExitCode::kBadData);
-    return error.what();
-  }
-  FAIL("nothing was refused");
-  return {};
+  return error_of(ExitCode::kBadData, f);
 }
 
 // True when f() returns, false when it ends in Error(kBadData); nothing else may happen.

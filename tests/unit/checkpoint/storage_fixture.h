@@ -18,6 +18,7 @@
 #include "base/failpoint.h"
 #include "checkpoint/storage/checkpoint_folder.h"
 #include "checkpoint/storage/shard_writer.h"
+#include "tests/unit/error_of.h"
 
 namespace hyperion {
 
@@ -60,18 +61,6 @@ inline void damage(const std::filesystem::path& path, uint64_t offset, char mask
   const char byte = static_cast<char>(file.get() ^ mask);
   file.seekp(static_cast<std::streamoff>(offset));
   file.put(byte);
-}
-
-// The message of the Error that `action` throws, which must have `code`; anything else is said in the text.
-inline std::string error_of(ExitCode code, const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.code() == code ? error.what() : "another exit code: " + std::string(error.what());
-  } catch (const std::exception& error) {
-    return "not an Error: " + std::string(error.what());
-  }
-  return "nothing was thrown";
 }
 
 // Runs `action` in a process of its own; returns its wait status. The action's failure is exit code 1.

@@ -3,6 +3,7 @@
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
+#include "tests/unit/error_of.h"
 
 using namespace hyperion;
 using Catch::Contains;
@@ -15,14 +16,7 @@ CommandLine parse(std::vector<std::string> arguments) {
 }
 
 std::string refusal(std::vector<std::string> arguments) {
-  try {
-    parse(std::move(arguments));
-  } catch (const Error& error) {
-    CHECK(error.code() == ExitCode::kUsage);
-    return error.what();
-  }
-  FAIL("accepted");
-  return "";
+  return error_of(ExitCode::kUsage, [&] { parse(std::move(arguments)); });
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/files.h"
+#include "tests/unit/error_of.h"
 
 using namespace hyperion;
 using Catch::Contains;
@@ -21,14 +22,7 @@ ResolvedConfig parse(const std::string& toml, const std::vector<Override>& overr
 
 // The message of the error that reading raises; fails the test when there is none.
 std::string refusal(const std::string& toml, const std::vector<Override>& overrides = {}) {
-  try {
-    parse(toml, overrides);
-  } catch (const Error& error) {
-    CHECK(error.code() == ExitCode::kUsage);
-    return error.what();
-  }
-  FAIL("accepted: " << toml.substr(0, 200));
-  return "";
+  return error_of(ExitCode::kUsage, [&] { parse(toml, overrides); });
 }
 
 std::string repeated(const std::string& text, size_t count) {

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "trainer/config/print.h"
+#include "tests/unit/error_of.h"
 
 using namespace hyperion;
 using Catch::Contains;
@@ -23,14 +24,7 @@ std::string problems(const std::string& lines, int64_t world_size = 1, const std
 }
 
 std::string refusal(const std::string& toml, const std::vector<Override>& overrides = {}) {
-  try {
-    parse_config(toml, "job.toml", overrides);
-  } catch (const Error& error) {
-    CHECK(error.code() == ExitCode::kUsage);
-    return error.what();
-  }
-  FAIL("accepted");
-  return "";
+  return error_of(ExitCode::kUsage, [&] { parse_config(toml, "job.toml", overrides); });
 }
 
 }  // namespace

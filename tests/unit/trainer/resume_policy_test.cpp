@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "trainer/config/schema.h"
+#include "tests/unit/error_of.h"
 
 using namespace hyperion;
 using Catch::Contains;
@@ -43,14 +44,7 @@ double lr(const ResumePlan& plan, int64_t step) {
 }
 
 std::string refusal(const std::function<void()>& act, ExitCode code = ExitCode::kUsage) {
-  try {
-    act();
-  } catch (const Error& error) {
-    CHECK(error.code() == code);
-    return error.what();
-  }
-  FAIL("accepted");
-  return "";
+  return error_of(code, act);
 }
 
 std::string joined(const std::vector<std::string>& lines) {
