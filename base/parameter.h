@@ -27,15 +27,27 @@ struct Init {
   }
 };
 
+// What a layer has worked out from a weight's present contents, such as its FP8 copies.
+struct DerivedWeight {
+  virtual ~DerivedWeight() = default;
+};
+
 struct Parameter {
   std::string fqn;             // the name in checkpoints; no wrapper, recipe or mesh ever changes it
   std::vector<int64_t> shape;  // global (unsharded) shape
   Init init;
-  std::vector<std::string> aliases;  // further names it is saved under (a tied head)
+  std::vector<std::string> aliases{};  // further names it is saved under (a tied head)
 
   // What layers read: an autograd leaf of `shape` in the compute dtype. Its owner (parallel/) creates it once
   // and fills and empties its storage; its .grad() collects this rank's gradient until the owner reduces it.
-  at::Tensor weight;
+  at::Tensor weight{};
+
+  // Set where the owner gathers the contents in an encoded form instead: `encoded` of `shape`, in units of
+  // 1 / encoded_scale (0-dim fp32). `weight` then never has bytes and only collects the gradient.
+  at::Tensor encoded{}, encoded_scale{};
+
+  // A layer may keep here what it derived from the contents; the owner drops it when they change or go.
+  mutable std::shared_ptr<DerivedWeight> derived{};
 
   int64_t numel() const {
     int64_t n = 1;
@@ -49,7 +61,11 @@ struct Parameter {
 using ParameterPtr = std::shared_ptr<Parameter>;
 
 inline ParameterPtr make_parameter(std::string fqn, std::vector<int64_t> shape, Init init) {
-  return std::make_shared<Parameter>(Parameter{std::move(fqn), std::move(shape), init, {}, {}});
+  auto parameter = std::make_shared<Parameter>();
+  parameter->fqn = std::move(fqn);
+  parameter->shape = std::move(shape);
+  parameter->init = init;
+  return parameter;
 }
 
 }  // namespace hyperion

@@ -176,7 +176,7 @@ Saver::Planned Saver::make_plan(const SaveContent& content) {
   return planned;
 }
 
-const Saver::Planned& Saver::planned(const SaveContent& content) {
+Saver::Planned& Saver::planned(const SaveContent& content) {
   refresh_tensors();
   if (content.wanted || content.model_dtype) return partial_.emplace(make_plan(content));
   if (!full_) full_ = make_plan(content);
@@ -273,13 +273,16 @@ SaveReport Saver::validate(int64_t step, bool keep, bool probe) {
 void Saver::save(int64_t step, const SaveContent& content, bool now) {
   finish();
   const Clock::time_point begin = Clock::now();
-  const Planned& what = planned(content);
+  Planned& what = planned(content);
   SaveJob job = make_job(step, content, what);
-  const auto items = make_items(what, options_.async != AsyncMode::kDisabled && !now);
+  bool background = options_.async != AsyncMode::kDisabled && !now;
+  std::shared_ptr<Items> items = make_items(what, background);
+  if (background && !all_pooled(what, *items)) {
+    background = false;
+    items = make_items(what, /*staged=*/false);
+  }
   mover_.prepare();
-  // The pool may be missing on some ranks and there on others: each writes what it has, in the same
-  // exchanges.
-  if (options_.async == AsyncMode::kDisabled || now) {
+  if (!background) {
     run(job, *items);
     ++counters_.saves;
   } else {
@@ -288,13 +291,10 @@ void Saver::save(int64_t step, const SaveContent& content, bool now) {
     under_way_->items = items;
     under_way_->done = std::async(std::launch::async, [this, job = std::move(job), save = under_way_.get()] {
       try {
-        if (save->items->has_pool()) {
-          save->items->stage();
-          save->copied = true;
-          save->staged.set_value();
-        }
+        save->items->stage();
+        save->copied = true;
+        save->staged.set_value();
         run(job, *save->items);
-        if (!save->items->has_pool()) save->staged.set_value();
         save->state = UnderWay::State::kDone;
       } catch (...) {
         try {
@@ -309,6 +309,14 @@ void Saver::save(int64_t step, const SaveContent& content, bool now) {
   }
   counters_.stall_seconds = seconds_since(begin);
   if (options_.async == AsyncMode::kAsync) tell_staged();
+}
+
+// A rank without a pool writes while training waits. Then all wait, or the others would sit in a collective
+// of training until it times out.
+bool Saver::all_pooled(Planned& planned, const Items& items) {
+  if (planned.pooled) return true;
+  const std::vector<std::string> answers = ranks_.all_gather(items.has_pool() ? "yes" : "no");
+  return planned.pooled = std::ranges::count(answers, "yes") == static_cast<ptrdiff_t>(answers.size());
 }
 
 void Saver::tell_staged() {

@@ -64,13 +64,14 @@ class Saver {
   // Whether a save has ended since, well or badly: finish() will not wait long.
   bool ended() const;
   bool failed() const;  // it has ended, badly
+  bool writing() const { return under_way_ && !ended(); }
   // Waits for the save under way, if any. Throws Error(kSaveFailed) or Error(kCommunication) when it failed.
   void finish();
 
   // Called with the report of each durable save; on the thread of the save.
   std::function<void(const SaveReport&)> on_durable;
   // Called when all data of a save in the background have been copied, with the seconds that training waited
-  // for it; on the training thread. A save without a pool has no such moment.
+  // for it; on the training thread.
   std::function<void(int64_t step, double stall_seconds)> on_staged;
 
   struct Counters {
@@ -88,17 +89,19 @@ class Saver {
     SaveLayout layout;
     uint64_t fingerprint = 0;
     SavePlan plan;
+    bool pooled = false;  // every rank has a pool for it
   };
   struct UnderWay;  // the save that a thread works on
   class Items;
   void refresh_tensors();
-  const Planned& planned(const SaveContent& content);
+  Planned& planned(const SaveContent& content);
   Planned make_plan(const SaveContent& content);
   SaveJob make_job(int64_t step, const SaveContent& content, const Planned& planned);
   std::shared_ptr<Items> make_items(const Planned& planned, bool staged);
   SaveReport run(const SaveJob& job, Items& items);
   void tidy(const SaveReport& report);
   void tell_staged();
+  bool all_pooled(Planned& planned, const Items& items);
 
   SaverOptions options_;
   std::vector<StateComponent*> components_;

@@ -8,7 +8,6 @@
 
 #include "models/kernels/cross_entropy.h"
 #include "models/kernels/fused.h"
-#include "models/kernels/matmul.h"
 #include "models/ops.h"
 #include "models/transformer.h"
 
@@ -32,7 +31,8 @@ LossHead::LossHead(const ModelArgs& args, ParameterPtr norm, ParameterPtr output
       output_(std::move(output)) {}
 
 int64_t LossHead::rows_per_chunk(const at::Tensor& x) const {
-  const int64_t row_bytes = output_->rows() * static_cast<int64_t>(x.element_size());
+  if (output_.strategy().couples_rows()) return x.numel() / x.size(-1);
+  const int64_t row_bytes = output_.weight()->rows() * static_cast<int64_t>(x.element_size());
   return std::max<int64_t>(1, chunk_bytes_ / row_bytes);
 }
 
@@ -44,8 +44,9 @@ at::Tensor LossHead::loss_sum(const at::Tensor& x, const at::Tensor& labels) con
   const int64_t step = rows_per_chunk(x);
   for (int64_t first = 0; first < h.size(0); first += step) {
     const int64_t count = std::min(step, h.size(0) - first);
-    total.add_(kernels::cross_entropy(kernels::matmul(h.narrow(0, first, count), output_->weight.t()),
-                                      flat_labels.narrow(0, first, count), nullptr));
+    total.add_(
+        kernels::cross_entropy(output_.strategy().forward(h.narrow(0, first, count), *output_.weight()),
+                               flat_labels.narrow(0, first, count), nullptr));
   }
   return total;
 }
@@ -58,7 +59,7 @@ LossHead::LossAndGrad LossHead::loss_and_grad(const at::Tensor& x, const at::Ten
     return ops::rms_norm(leaf, norm_->weight, norm_eps_);
   }();
   at::NoGradGuard no_grad;
-  const at::Tensor weight = output_->weight.detach();
+  const Parameter& output = *output_.weight();
   const at::Tensor h = normed.detach().flatten(0, 1);
   const at::Tensor flat_labels = labels.flatten();
   const int64_t step = rows_per_chunk(x);
@@ -68,10 +69,10 @@ LossHead::LossAndGrad LossHead::loss_and_grad(const at::Tensor& x, const at::Ten
   for (int64_t first = 0; first < h.size(0); first += step) {
     const int64_t count = std::min(step, h.size(0) - first);
     const at::Tensor rows = h.narrow(0, first, count);
-    at::Tensor logits = kernels::matmul(rows, weight.t());
+    at::Tensor logits = output_.strategy().forward(rows, output);
     loss.add_(kernels::cross_entropy(logits, flat_labels.narrow(0, first, count), &scale));
-    grad_h.narrow(0, first, count).copy_(kernels::matmul(logits, weight));
-    at::Tensor part = kernels::matmul(logits.t(), rows);
+    auto [grad_rows, part] = output_.strategy().backward(logits, rows, output);
+    grad_h.narrow(0, first, count).copy_(grad_rows);
     if (count == h.size(0))
       grad_weight = part;
     else if (!grad_weight.defined())
@@ -79,14 +80,14 @@ LossHead::LossAndGrad LossHead::loss_and_grad(const at::Tensor& x, const at::Ten
     else
       grad_weight.add_(part);
   }
-  accumulate_grad(output_->weight, grad_weight.to(weight.scalar_type()));
+  accumulate_grad(output.weight, grad_weight.to(output.weight.scalar_type()));
   torch::autograd::backward({normed}, {grad_h.view(x.sizes())});
   return {loss, leaf.grad()};
 }
 
 at::Tensor LossHead::logits(const at::Tensor& x) const {
   at::NoGradGuard no_grad;
-  return ops::linear(ops::rms_norm(x, norm_->weight, norm_eps_), output_->weight);
+  return output_.forward(ops::rms_norm(x, norm_->weight, norm_eps_));
 }
 
 }  // namespace hyperion

@@ -5,7 +5,6 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "models/kernels/attention.h"
-#include "models/kernels/matmul.h"
 #include "models/kernels/rms_norm.h"
 #include "models/kernels/rope.h"
 #include "models/kernels/swiglu.h"
@@ -18,37 +17,6 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
-
-// compute(), or what the tape kept of it when this unit is being run again.
-template <typename Compute>
-RecomputeTape::Results kept_or_computed(bool keep, Compute compute) {
-  RecomputeTape* tape = TapeScope::active();
-  if (tape == nullptr || !keep) return compute();
-  if (tape->replaying()) return tape->pop();
-  RecomputeTape::Results results = compute();
-  tape->push(results);
-  return results;
-}
-
-struct LinearFunction : Function<LinearFunction> {
-  static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& weight) {
-    context->save_for_backward({x, weight});
-    RecomputeTape* tape = TapeScope::active();
-    const bool keep = tape != nullptr && tape->keep_next_matmul(weight.sizes());
-    return kept_or_computed(keep, [&]() -> RecomputeTape::Results {
-      std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
-      shape.back() = weight.size(0);
-      return {kernels::matmul(x.reshape({-1, x.size(-1)}), weight.t()).view(shape)};
-    })[0];
-  }
-  static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    const auto saved = context->get_saved_variables();
-    const Tensor x = saved[0].reshape({-1, saved[0].size(-1)});
-    const Tensor& weight = saved[1];
-    const Tensor grad = grads[0].reshape({-1, grads[0].size(-1)});
-    return {kernels::matmul(grad, weight).view(saved[0].sizes()), kernels::matmul(grad.t(), x)};
-  }
-};
 
 struct EmbeddingFunction : Function<EmbeddingFunction> {
   static Tensor forward(AutogradContext* context, const Tensor& tokens, const Tensor& weight) {
@@ -129,9 +97,6 @@ struct AttentionFunction : Function<AttentionFunction> {
 
 }  // namespace
 
-Tensor linear(const Tensor& x, const Tensor& weight) {
-  return LinearFunction::apply(x, weight);
-}
 Tensor embedding(const Tensor& tokens, const Tensor& weight) {
   return EmbeddingFunction::apply(tokens, weight);
 }

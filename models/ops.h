@@ -1,6 +1,7 @@
-// The differentiable operations a model is made of. Each is one autograd node that saves its inputs and
-// little else; arithmetic inside is at least fp32 (fp64 for fp64 inputs) and each result is rounded once to
-// the input's dtype. linear and attention consult the active RecomputeTape (models/recompute.h).
+// The differentiable operations a model is made of, linear layers (models/linear.h) apart. Each is one
+// autograd node that saves its inputs and little else; arithmetic inside is at least fp32 (fp64 for fp64
+// inputs) and each result is rounded once to the input's dtype. attention consults the active RecomputeTape
+// (models/recompute.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,9 +9,6 @@
 #include "models/model_args.h"
 
 namespace hyperion::ops {
-
-// x [..., in] times weight [out, in] transposed -> [..., out].
-at::Tensor linear(const at::Tensor& x, const at::Tensor& weight);
 
 // Rows of weight [vocab, dim] for tokens int64 [batch, seq] -> [batch, seq, dim].
 at::Tensor embedding(const at::Tensor& tokens, const at::Tensor& weight);

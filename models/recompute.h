@@ -1,5 +1,5 @@
 // Selective recomputation: remembers the results of chosen operations of one unit call, so that running the
-// unit again in backward reads them instead of computing them. The operations of models/ops.h consult the
+// unit again in backward reads them instead of computing them. Linear layers and attention consult the
 // tape that is active.
 //
 // The rule is v0.2.2's selective checkpointing by operation: attention is kept, and every second matrix
@@ -55,5 +55,17 @@ class TapeScope {
  private:
   RecomputeTape* previous_;
 };
+
+// compute(), or what the tape kept of it when this unit is being run again. keep: whether this result is one
+// of those.
+template <typename Compute>
+RecomputeTape::Results kept_or_computed(bool keep, Compute compute) {
+  RecomputeTape* tape = TapeScope::active();
+  if (tape == nullptr || !keep) return compute();
+  if (tape->replaying()) return tape->pop();
+  RecomputeTape::Results results = compute();
+  tape->push(results);
+  return results;
+}
 
 }  // namespace hyperion

@@ -14,8 +14,9 @@
 namespace hyperion {
 namespace {
 
-Init block_weight(double std) {
-  return Init::truncated_normal(std, -2.0, 2.0);
+Linear block_linear(int64_t layer, const char* name, int64_t out, int64_t in, double std) {
+  return Linear(make_parameter(fmt::format("layers.{}.{}.weight", layer, name), {out, in},
+                               Init::truncated_normal(std, -2.0, 2.0)));
 }
 
 double residual_std(const ModelArgs& args, int64_t layer) {
@@ -29,36 +30,31 @@ at::Tensor TokenEmbedding::forward(const at::Tensor& tokens) const {
   return ops::embedding(tokens, table_->weight);
 }
 
-TransformerBlock::TransformerBlock(const ModelArgs& args, int64_t layer) : args_(args) {
-  const std::string prefix = fmt::format("layers.{}.", layer);
-  auto weight = [&](const char* name, int64_t out, int64_t in, double std) {
-    return make_parameter(prefix + name, {out, in}, block_weight(std));
-  };
+TransformerBlock::TransformerBlock(const ModelArgs& args, int64_t layer)
+    : args_(args),
+      wq_(block_linear(layer, "attention.wq", args.n_heads * args.head_dim, args.dim, 0.02)),
+      wk_(block_linear(layer, "attention.wk", args.n_kv_heads * args.head_dim, args.dim, 0.02)),
+      wv_(block_linear(layer, "attention.wv", args.n_kv_heads * args.head_dim, args.dim, 0.02)),
+      wo_(block_linear(layer, "attention.wo", args.dim, args.n_heads * args.head_dim,
+                       residual_std(args, layer))),
+      w1_(block_linear(layer, "feed_forward.w1", args.hidden_dim, args.dim, 0.02)),
+      w2_(block_linear(layer, "feed_forward.w2", args.dim, args.hidden_dim, residual_std(args, layer))),
+      w3_(block_linear(layer, "feed_forward.w3", args.hidden_dim, args.dim, residual_std(args, layer))) {
   auto norm = [&](const char* name, int64_t width) {
-    return make_parameter(prefix + name, {width}, Init::ones());
+    return make_parameter(fmt::format("layers.{}.{}.weight", layer, name), {width}, Init::ones());
   };
-  const int64_t q_width = args.n_heads * args.head_dim;
-  const int64_t kv_width = args.n_kv_heads * args.head_dim;
-  const double deep = residual_std(args, layer);
-  wq_ = weight("attention.wq.weight", q_width, args.dim, 0.02);
-  wk_ = weight("attention.wk.weight", kv_width, args.dim, 0.02);
-  wv_ = weight("attention.wv.weight", kv_width, args.dim, 0.02);
-  wo_ = weight("attention.wo.weight", args.dim, q_width, deep);
   if (args.qk_norm) {
-    q_norm_ = norm("attention.q_norm.weight", args.head_dim);
-    k_norm_ = norm("attention.k_norm.weight", args.head_dim);
+    q_norm_ = norm("attention.q_norm", args.head_dim);
+    k_norm_ = norm("attention.k_norm", args.head_dim);
   }
-  w1_ = weight("feed_forward.w1.weight", args.hidden_dim, args.dim, 0.02);
-  w2_ = weight("feed_forward.w2.weight", args.dim, args.hidden_dim, deep);
-  w3_ = weight("feed_forward.w3.weight", args.hidden_dim, args.dim, deep);
-  attention_norm_ = norm("attention_norm.weight", args.dim);
-  ffn_norm_ = norm("ffn_norm.weight", args.dim);
+  attention_norm_ = norm("attention_norm", args.dim);
+  ffn_norm_ = norm("ffn_norm", args.dim);
 }
 
 std::vector<ParameterPtr> TransformerBlock::parameters() const {
-  std::vector<ParameterPtr> all = {wq_, wk_, wv_, wo_};
+  std::vector<ParameterPtr> all = {wq_.weight(), wk_.weight(), wv_.weight(), wo_.weight()};
   if (q_norm_) all.insert(all.end(), {q_norm_, k_norm_});
-  all.insert(all.end(), {w1_, w2_, w3_, attention_norm_, ffn_norm_});
+  all.insert(all.end(), {w1_.weight(), w2_.weight(), w3_.weight(), attention_norm_, ffn_norm_});
   return all;
 }
 
@@ -70,9 +66,9 @@ at::Tensor TransformerBlock::forward(const at::Tensor& x, const SequenceContext&
 at::Tensor TransformerBlock::attention(const at::Tensor& x, const SequenceContext& context) const {
   const int64_t batch = x.size(0), seq = x.size(1);
   auto heads = [&](const at::Tensor& t) { return t.view({batch, seq, -1, args_.head_dim}); };
-  at::Tensor q = heads(ops::linear(x, wq_->weight));
-  at::Tensor k = heads(ops::linear(x, wk_->weight));
-  const at::Tensor v = heads(ops::linear(x, wv_->weight));
+  at::Tensor q = heads(wq_.forward(x));
+  at::Tensor k = heads(wk_.forward(x));
+  const at::Tensor v = heads(wv_.forward(x));
   if (q_norm_) {
     q = ops::rms_norm(q, q_norm_->weight, args_.norm_eps);
     k = ops::rms_norm(k, k_norm_->weight, args_.norm_eps);
@@ -81,13 +77,13 @@ at::Tensor TransformerBlock::attention(const at::Tensor& x, const SequenceContex
   k = ops::rope(k, context.cos, context.sin, args_.rope_style);
   const at::Tensor out =
       ops::attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), context.mask);
-  return ops::linear(out.transpose(1, 2).reshape({batch, seq, -1}), wo_->weight);
+  return wo_.forward(out.transpose(1, 2).reshape({batch, seq, -1}));
 }
 
 at::Tensor TransformerBlock::feed_forward(const at::Tensor& x) const {
-  const at::Tensor gate = ops::linear(x, w1_->weight);
-  const at::Tensor up = ops::linear(x, w3_->weight);
-  return ops::linear(ops::swiglu(gate, up), w2_->weight);
+  const at::Tensor gate = w1_.forward(x);
+  const at::Tensor up = w3_.forward(x);
+  return w2_.forward(ops::swiglu(gate, up));
 }
 
 namespace {
@@ -134,6 +130,17 @@ std::vector<ParameterPtr> Transformer::parameters() const {
   for (const UnitParameters& unit : units_)
     for (const ParameterPtr& parameter : unit.parameters)
       if (seen.insert(parameter.get()).second) all.push_back(parameter);
+  return all;
+}
+
+std::vector<std::pair<std::string, Linear*>> Transformer::linears() {
+  std::vector<std::pair<std::string, Linear*>> all;
+  for (TransformerBlock& block : blocks_)
+    for (Linear* linear : block.linears()) {
+      const std::string& weight = linear->weight()->fqn;
+      all.emplace_back(weight.substr(0, weight.rfind('.')), linear);
+    }
+  all.emplace_back("output", &head_.output());
   return all;
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/parameter.h"
+#include "models/linear.h"
 #include "models/model_args.h"
 
 namespace hyperion {
@@ -36,18 +37,22 @@ class TransformerBlock {
   // x [batch, seq, dim] -> [batch, seq, dim]
   at::Tensor forward(const at::Tensor& x, const SequenceContext& context) const;
   std::vector<ParameterPtr> parameters() const;
+  // In the order in which forward runs them.
+  std::vector<Linear*> linears() { return {&wq_, &wk_, &wv_, &wo_, &w1_, &w3_, &w2_}; }
 
  private:
   at::Tensor attention(const at::Tensor& x, const SequenceContext& context) const;
   at::Tensor feed_forward(const at::Tensor& x) const;
 
   ModelArgs args_;
-  ParameterPtr wq_, wk_, wv_, wo_, q_norm_, k_norm_, w1_, w2_, w3_, attention_norm_, ffn_norm_;
+  Linear wq_, wk_, wv_, wo_, w1_, w2_, w3_;
+  ParameterPtr q_norm_, k_norm_, attention_norm_, ffn_norm_;
 };
 
 class LossHead {
  public:
-  // chunk_bytes bounds one chunk of logits in the compute dtype.
+  // chunk_bytes bounds one chunk of logits in the compute dtype. (A strategy that couples rows takes all at
+  // once.)
   LossHead(const ModelArgs& args, ParameterPtr norm, ParameterPtr output, int64_t chunk_bytes);
 
   // Cross-entropy of x [batch, seq, dim] against labels int64 [batch, seq] (-100 = ignored), summed: fp32
@@ -66,12 +71,15 @@ class LossHead {
   // x [batch, seq, dim] -> logits [batch, seq, vocab] in the compute dtype. No gradients.
   at::Tensor logits(const at::Tensor& x) const;
 
+  Linear& output() { return output_; }
+
  private:
   int64_t rows_per_chunk(const at::Tensor& x) const;
 
   double norm_eps_;
   int64_t chunk_bytes_;
-  ParameterPtr norm_, output_;
+  ParameterPtr norm_;
+  Linear output_;
 };
 
 // A group of parameters that are gathered, used and released together.
@@ -93,6 +101,10 @@ class Transformer {
   const std::vector<UnitParameters>& units() const { return units_; }
   // Every parameter once, in unit order.
   std::vector<ParameterPtr> parameters() const;
+
+  // Every linear layer, in the order of forward, with the name of its module, "layers.0.attention.wq" ...
+  // "output" (a tied head too): to choose how each multiplies.
+  std::vector<std::pair<std::string, Linear*>> linears();
 
   // RoPE angles for sequences of seq_len tokens. positions: int64 [batch, seq] counted inside each document,
   // or undefined for 0, 1, ...; document_ids: int32 [batch, seq], or undefined for plain causal attention.

@@ -25,13 +25,14 @@ struct NcclOptions {
 
 // Every function may throw c10::Error. Device indices count the visible devices.
 struct DeviceLibrary {
-  static constexpr uint32_t kVersion = 1;  // raised whenever this struct changes
+  static constexpr uint32_t kVersion = 2;  // raised whenever this struct changes
   uint32_t version;
   uint32_t struct_size;
 
   int (*device_count)();
   void (*set_device)(int index);  // for the calling thread; initialises CUDA
   std::string (*device_name)(int index);
+  int (*compute_capability)(int index);  // 90 for SM90
   int64_t (*total_memory)(int index);
   std::string (*versions)();  // "CUDA 13.0, NCCL 2.28.9"
 

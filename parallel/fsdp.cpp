@@ -20,6 +20,33 @@ void FsdpContext::finish_reductions() {
   reduce_input_.reset();
 }
 
+namespace {
+
+// Gathers move bytes, whatever they mean: a group's parameters may differ in dtype.
+at::Tensor bytes(const at::Tensor& flat) {
+  return flat.view(at::kByte);
+}
+
+}  // namespace
+
+void encode_changed(const FsdpContext& context, const std::vector<ShardedParameterPtr>& parameters) {
+  std::vector<ShardedParameter*> changed;
+  std::vector<at::Tensor> masters;
+  for (const ShardedParameterPtr& parameter : parameters) {
+    if (!parameter->needs_encoding()) continue;
+    changed.push_back(parameter.get());
+    masters.push_back(parameter->master());
+  }
+  if (changed.empty()) return;
+  at::NoGradGuard no_grad;
+  const GatherCodec& codec = *context.options().codec;
+  const at::Tensor maxima = codec.statistics(masters, context.options().device);
+  context.shard().all_reduce_max(maxima);
+  const at::Tensor scales = codec.scales(maxima);
+  for (size_t i = 0; i < changed.size(); ++i)
+    changed[i]->encode(codec, scales.select(0, static_cast<int64_t>(i)));
+}
+
 ShardGroup::ShardGroup(std::string name, const std::vector<ParameterPtr>& parameters,
                        std::map<const Parameter*, ShardedParameterPtr>& known, FsdpContext& context)
     : name_(std::move(name)), context_(context) {
@@ -49,6 +76,7 @@ ShardGroup::ShardGroup(std::string name, const std::vector<ParameterPtr>& parame
 void ShardGroup::start_unshard() {
   if (state_ != State::kSharded) return;
   state_ = State::kGathering;
+  encode_changed(context_, parameters_);
   std::vector<ShardedParameter*> missing;
   for (const ShardedParameterPtr& parameter : parameters_)
     if (parameter->acquire()) missing.push_back(parameter.get());
@@ -68,21 +96,23 @@ void ShardGroup::start_unshard() {
 // costs.
 void ShardGroup::start_flat_gather(const std::vector<ShardedParameter*>& missing) {
   int64_t sum = 0;
-  for (const ShardedParameter* parameter : missing) sum += parameter->padded_numel();
+  for (const ShardedParameter* parameter : missing) sum += static_cast<int64_t>(parameter->wire().nbytes());
   const int64_t world = context_.shard().size();
-  const at::Tensor wire = at::empty({world, sum}, missing.front()->gathered().options());
+  const at::Tensor wire =
+      at::empty({world, sum}, at::TensorOptions(at::kByte).device(context_.options().device));
   const at::Tensor own = wire.select(0, context_.shard().rank());
   int64_t offset = 0;
   for (const ShardedParameter* parameter : missing) {
-    own.narrow(0, offset, parameter->padded_numel()).copy_(parameter->padded_compute());
-    offset += parameter->padded_numel();
+    const at::Tensor part = bytes(parameter->wire());
+    own.narrow(0, offset, part.numel()).copy_(part);
+    offset += part.numel();
   }
   pending_.push_back(context_.shard().start_all_gather_into(wire.view({-1}), own));
   copy_out_ = [wire, missing, world] {
     int64_t offset = 0;
     for (const ShardedParameter* parameter : missing) {
-      const int64_t count = parameter->padded_numel();
-      parameter->gathered().view({world, count}).copy_(wire.narrow(1, offset, count));
+      const auto count = static_cast<int64_t>(parameter->wire().nbytes());
+      bytes(parameter->gathered()).view({world, count}).copy_(wire.narrow(1, offset, count));
       offset += count;
     }
   };
@@ -91,10 +121,10 @@ void ShardGroup::start_flat_gather(const std::vector<ShardedParameter*>& missing
 // One collective a parameter, landing in place: no copy afterwards.
 void ShardGroup::start_separate_gathers(const std::vector<ShardedParameter*>& missing) {
   for (const ShardedParameter* parameter : missing) {
-    const int64_t count = parameter->padded_numel();
-    const at::Tensor own = parameter->gathered().narrow(0, context_.shard().rank() * count, count);
-    own.copy_(parameter->padded_compute(), /*non_blocking=*/true);
-    pending_.push_back(context_.shard().start_all_gather_into(parameter->gathered(), own));
+    const at::Tensor all = bytes(parameter->gathered()), part = bytes(parameter->wire());
+    const at::Tensor own = all.narrow(0, context_.shard().rank() * part.numel(), part.numel());
+    own.copy_(part, /*non_blocking=*/true);
+    pending_.push_back(context_.shard().start_all_gather_into(all, own));
   }
 }
 

@@ -52,6 +52,10 @@ class FsdpContext {
   std::function<void()> finish_reduce_;  // waits, adds to the sharded gradients
 };
 
+// Brings the encoded wires of `parameters` up to date with their masters: one reduction for all that changed.
+// Collective over the shard group.
+void encode_changed(const FsdpContext& context, const std::vector<ShardedParameterPtr>& parameters);
+
 class ShardGroup {
  public:
   // Parameters that an earlier group already holds (a tied head) are shared with it; the others become this

@@ -1,6 +1,7 @@
 #include "parallel/sharded_parameter.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/Allocator.h>
 
@@ -33,6 +34,13 @@ at::Tensor over_storage(const c10::Storage& storage, at::IntArrayRef shape,
   return tensor;
 }
 
+at::Tensor without_bytes(at::IntArrayRef shape, const at::TensorOptions& options) {
+  const at::Tensor empty = at::empty({0}, options);
+  at::Tensor tensor = over_storage(empty.storage(), shape, options);
+  free_storage(tensor);
+  return tensor;
+}
+
 }  // namespace
 
 ShardedParameter::ShardedParameter(ParameterPtr parameter, int rank, int world,
@@ -43,23 +51,28 @@ ShardedParameter::ShardedParameter(ParameterPtr parameter, int rank, int world,
       at::TensorOptions(options.state_dtype).device(options.state_device).pinned_memory(pinned);
   const at::Tensor padded_master = at::zeros({padded_numel()}, state);
   master_ = unpadded(padded_master);
-  if (options.compute_dtype == options.state_dtype) {
-    padded_compute_ = padded_master;
+  const bool encoded = options.codec && options.codec->applies(*parameter_);
+  if (encoded) {
+    wire_ = at::zeros({padded_numel()}, state.dtype(at::kByte)).view(options.codec->dtype);
+    compute_shard_ = master_;
+  } else if (options.compute_dtype == options.state_dtype) {
+    wire_ = padded_master;
     compute_shard_ = master_;
   } else {
-    padded_compute_ = at::zeros({padded_numel()}, state.dtype(options.compute_dtype));
-    compute_shard_ = unpadded(padded_compute_);
+    wire_ = at::zeros({padded_numel()}, state.dtype(options.compute_dtype));
+    compute_shard_ = unpadded(wire_);
   }
   direct_ = world == 1 && options.state_device == options.device;
-  const auto compute = at::TensorOptions(options.compute_dtype).device(options.device);
-  if (direct_) {
-    gathered_ = padded_compute_;
+  const auto gathered = wire_.options().device(options.device).pinned_memory(false);
+  gathered_ = direct_ ? wire_ : without_bytes({world * padded_numel()}, gathered);
+  const auto compute = gathered.dtype(options.compute_dtype);
+  if (encoded) {
+    parameter_->encoded = over_storage(gathered_.storage(), parameter_->shape, gathered);
+    parameter_->encoded_scale = at::ones({}, compute.dtype(at::kFloat));
+    parameter_->weight = without_bytes(parameter_->shape, compute);
   } else {
-    const at::Tensor empty = at::empty({0}, compute);
-    gathered_ = over_storage(empty.storage(), {world * padded_numel()}, compute);
-    free_storage(gathered_);
+    parameter_->weight = over_storage(gathered_.storage(), parameter_->shape, compute);
   }
-  parameter_->weight = over_storage(gathered_.storage(), parameter_->shape, compute);
   parameter_->weight.requires_grad_();
 }
 
@@ -72,13 +85,27 @@ at::Tensor ShardedParameter::unpadded(const at::Tensor& padded) const {
 bool ShardedParameter::acquire() {
   if (direct_ || users_++ > 0) return false;
   give_storage(gathered_);
+  parameter_->derived.reset();
   return true;
 }
 
 void ShardedParameter::release() {
   if (direct_) return;
   if (users_ == 0) throw_bug("{}: released more often than acquired", parameter_->fqn);
-  if (--users_ == 0) free_storage(gathered_);
+  if (--users_ > 0) return;
+  free_storage(gathered_);
+  parameter_->derived.reset();
+}
+
+void ShardedParameter::contents_changed() {
+  stale_ = true;
+  parameter_->derived.reset();
+}
+
+void ShardedParameter::encode(const GatherCodec& codec, const at::Tensor& scale) {
+  parameter_->encoded_scale.copy_(scale);
+  if (master_.numel() > 0) codec.encode(master_, scale.to(master_.device()), unpadded(wire_));
+  stale_ = false;
 }
 
 int64_t ShardedParameter::unsharded_bytes() const {

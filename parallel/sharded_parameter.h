@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/parameter.h"
+#include "parallel/gather_codec.h"
 #include "parallel/shard_layout.h"
 
 namespace hyperion {
@@ -19,7 +20,8 @@ struct ShardingOptions {
       at::kCPU;  // where master, gradient and optimizer state live (CPU offload: the host)
   at::ScalarType state_dtype = at::kFloat;  // of master, gradient and optimizer state
   at::ScalarType compute_dtype = at::kBFloat16;
-  at::ScalarType reduce_dtype = at::kFloat;  // gradients are summed in it
+  at::ScalarType reduce_dtype = at::kFloat;    // gradients are summed in it
+  std::shared_ptr<const GatherCodec> codec{};  // null: everything is gathered in compute_dtype
 };
 
 class ShardedParameter {
@@ -34,14 +36,21 @@ class ShardedParameter {
   const at::Tensor& master() const { return master_; }
   const at::Tensor& grad() const { return grad_; }
   void bind_grad(const at::Tensor& padded) { grad_ = unpadded(padded); }
-  // The rows in the compute dtype: the master itself when dtype and device are equal. Written by the
-  // optimizer.
+  // The rows in the compute dtype: the master itself when dtype and device are equal, or when the weight is
+  // gathered encoded. Written by the optimizer.
   const at::Tensor& compute_shard() const { return compute_shard_; }
   bool has_separate_compute_shard() const { return !compute_shard_.is_same(master_); }
 
   int64_t padded_numel() const { return layout_.rows_per_rank() * parameter_->row_numel(); }
-  // 1-D [padded_numel] in the compute dtype: what this rank sends in a gather.
-  const at::Tensor& padded_compute() const { return padded_compute_; }
+  // 1-D [padded_numel] in the compute dtype, or encoded: what this rank sends in a gather.
+  const at::Tensor& wire() const { return wire_; }
+  bool encoded() const { return parameter_->encoded.defined(); }
+
+  // Master and compute shard have new contents: what was derived or encoded from the old ones is void.
+  void contents_changed();
+  bool needs_encoding() const { return stale_ && encoded(); }
+  // scale: 0-dim, on the compute device.
+  void encode(const GatherCodec& codec, const at::Tensor& scale);
   // 1-D [world * padded_numel]: where a gather lands. Without storage while sharded.
   const at::Tensor& gathered() const { return gathered_; }
 
@@ -59,8 +68,9 @@ class ShardedParameter {
   ParameterPtr parameter_;
   ShardLayout layout_;
   int rank_;
-  at::Tensor master_, grad_, compute_shard_, padded_compute_, gathered_;
+  at::Tensor master_, grad_, compute_shard_, wire_, gathered_;
   int users_ = 0;
+  bool stale_ = true;    // wire_ does not show the master, where it is encoded
   bool direct_ = false;  // layers read the compute shard itself
 };
 

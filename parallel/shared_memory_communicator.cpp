@@ -15,6 +15,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "parallel/shared_segment.h"
 
 namespace hyperion {
@@ -300,13 +301,16 @@ std::unique_ptr<Communicator> make_shared_memory_communicator(std::string name, 
                                                               std::chrono::milliseconds timeout) {
   const int size = static_cast<int>(global_ranks.size());
   const auto key = [](const char* what, int r) { return fmt::format("shm/{}/{}", what, r); };
-  SharedSegment own = SharedSegment::create();
-  store.set(key("at", rank), fmt::format("{} {}", getpid(), own.fd()));
+  std::optional<SharedSegment> own = SharedSegment::create();
+  if (!own)
+    log_warning("rank {}: no shared memory between the ranks of this host ({}): they use Gloo",
+                global_ranks[rank], std::strerror(errno));
+  store.set(key("at", rank), own ? fmt::format("{} {}", getpid(), own->fd()) : "none");
   std::vector<SharedSegment> segments;
-  bool good = true;
+  bool good = own.has_value();
   for (int r = 0; r < size && good; ++r) {
     if (r == rank) {
-      segments.push_back(std::move(own));
+      segments.push_back(std::move(*own));
       continue;
     }
     store.wait({key("at", r)}, timeout);

@@ -28,15 +28,13 @@ void* map(int fd) {
 
 }  // namespace
 
-SharedSegment SharedSegment::create() {
+std::optional<SharedSegment> SharedSegment::create() {
   const int fd = memfd_create("hyperion", MFD_CLOEXEC);
-  if (fd < 0 || ftruncate(fd, kSize) != 0 || flock(fd, LOCK_EX | LOCK_NB) != 0) {
-    throw_comm("no shared memory between the ranks of this host: {}", std::strerror(errno));
-  }
-  void* memory = map(fd);
-  if (memory == nullptr)
-    throw_comm("no shared memory between the ranks of this host: {}", std::strerror(errno));
-  return {fd, memory};  // fresh pages are zero, and so are all counters
+  if (fd < 0) return std::nullopt;
+  SharedSegment segment(fd, nullptr);
+  if (ftruncate(fd, kSize) == 0 && flock(fd, LOCK_EX | LOCK_NB) == 0) segment.memory_ = map(fd);
+  if (segment.memory_ == nullptr) return std::nullopt;
+  return segment;  // fresh pages are zero, and so are all counters
 }
 
 std::optional<SharedSegment> SharedSegment::open(int pid, int fd) {

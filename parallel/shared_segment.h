@@ -24,8 +24,9 @@ class SharedSegment {
     std::array<uint64_t, kSlots> offsets;         // where message m starts: offsets[m % kSlots]
   };
 
-  // A new segment of this process; it holds a lock that ends with the process.
-  static SharedSegment create();
+  // A new segment of this process; it holds a lock that ends with the process. Nothing when the system gives
+  // none (errno says why): a limit on the size of files holds for memory files too.
+  static std::optional<SharedSegment> create();
   // Another process's segment; nothing when it cannot be opened.
   static std::optional<SharedSegment> open(int pid, int fd);
   SharedSegment(SharedSegment&& other) noexcept;

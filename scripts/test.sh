@@ -5,7 +5,7 @@ set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 usage='usage: scripts/test.sh [-L LABEL] [ctest options]
-  labels: unit, distributed, interop, faults, gpu, slow. Default: all but slow.
+  labels: unit, distributed, interop, faults, float8, gpu, slow. Default: all but slow.
   Tests of the label interop need Python packages of their own: they are set up where CI=true or the label is asked for
   (HYPERION_NO_INTEROP=1: never), and skip elsewhere.
   HYPERION_PRESET=asan   tests a build of that preset; HYPERION_TEST_JOBS=N   tests at once, default 2'
@@ -17,7 +17,7 @@ setup=() selection=(-LE '^slow$')
 [ "${CI:-}" != true ] || setup=(--interop)
 case " $* " in
   *" -h "* | *" --help "*) echo "$usage"; exit 0 ;;
-  *interop*) setup=(--interop) ;;&
+  *interop* | *float8*) setup=(--interop) ;;&
   *slow*) selection=() ;;
 esac
 [ "${HYPERION_NO_INTEROP:-0}" != 1 ] || setup=()

@@ -233,7 +233,12 @@ void Checkpointing::after_step(int64_t step, bool last, bool failed, bool stoppi
 }
 
 void Checkpointing::finish() {
+  const bool waits = saver_.writing();
+  const auto begin = std::chrono::steady_clock::now();
   tolerating_failure([&] { saver_.finish(); });
+  if (waits)
+    log_info("Training waited {:.3f} s for a save to end",
+             std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
 }
 
 void Checkpointing::save_seed() {

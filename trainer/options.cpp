@@ -52,12 +52,14 @@ ModelFacts model_facts(const ModelArgs& model) {
   return {model.dim, model.n_layers, model.n_heads, model.n_kv_heads, model.head_dim, model.vocab_size};
 }
 
-ShardingOptions sharding_options(const JobConfig::Training& training, at::Device device) {
+ShardingOptions sharding_options(const JobConfig::Training& training, at::Device device,
+                                 std::shared_ptr<const GatherCodec> codec) {
   return {.device = device,
           .state_device = training.enable_cpu_offload ? at::Device(at::kCPU) : device,
           .state_dtype = dtype_of(training.dtype),
           .compute_dtype = dtype_of(training.mixed_precision_param),
-          .reduce_dtype = dtype_of(training.mixed_precision_reduce)};
+          .reduce_dtype = dtype_of(training.mixed_precision_reduce),
+          .codec = std::move(codec)};
 }
 
 WalkOptions walk_options(const JobConfig& config, const Transformer& model) {

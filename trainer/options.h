@@ -14,7 +14,8 @@ namespace hyperion {
 
 ModelArgs model_args(const JobConfig::Model& model);
 ModelFacts model_facts(const ModelArgs& model);
-ShardingOptions sharding_options(const JobConfig::Training& training, at::Device device);
+ShardingOptions sharding_options(const JobConfig::Training& training, at::Device device,
+                                 std::shared_ptr<const GatherCodec> codec);
 WalkOptions walk_options(const JobConfig& config, const Transformer& model);
 AdamOptions adam_options(const JobConfig::Optimizer& optimizer);
 EmaOptions ema_options(const JobConfig::Ema& ema);

@@ -102,7 +102,9 @@ std::vector<Candidate> ResumeSource::candidates(const CheckpointFolder& folder,
                                                 const fs::path& install_root) const {
   const auto& options = config_.checkpoint;
   std::vector<Candidate> own;
-  if (fs::exists(folder.path()) || options.load_step != -1) own = own_candidates(config_, folder);
+  // A seed checkpoint holds the initial weights, whatever has been trained beside it.
+  if (!options.create_seed_checkpoint && (fs::exists(folder.path()) || options.load_step != -1))
+    own = own_candidates(config_, folder);
   if (!own.empty()) {
     if (options.initial_load_path || options.initial_load_in_hf)
       log_info("Checkpoints of this job are in {}: the initial load is not used", folder.path().string());

@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "base/error.h"
+#include "base/failpoint.h"
 #include "base/log.h"
 #include "parallel/device.h"
 #include "parallel/device_library.h"
@@ -58,13 +59,16 @@ Runtime start_runtime(const JobConfig& config, const Environment& environment) {
     device_library().set_device(index);
     runtime.device = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(index));
     runtime.device_name = device_library().device_name(index);
+    runtime.compute_capability = device_library().compute_capability(index);
     options.backend = CommBackend::kNccl;
     options.device_index = index;
     std::filesystem::create_directories(std::filesystem::path(options.trace_prefix).parent_path());
   }
   if (fake(config)) options.backend = CommBackend::kFake;
   runtime.mesh = std::make_unique<Mesh>(mesh_config(config.parallelism), environment.world_size);
+  failpoint("init.before_pg");
   runtime.groups = std::make_unique<ProcessGroups>(*runtime.mesh, environment, options);
+  failpoint("init.after_pg");
   return runtime;
 }
 

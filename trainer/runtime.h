@@ -17,6 +17,7 @@ struct Runtime {
   Environment environment;
   at::Device device = at::kCPU;
   std::string device_name = "CPU";
+  int compute_capability = 0;  // of a GPU: 90 for SM90
   std::unique_ptr<Mesh> mesh;
   std::unique_ptr<ProcessGroups> groups;
 

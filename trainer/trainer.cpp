@@ -87,8 +87,10 @@ Trainer::Trainer(const ResolvedConfig& resolved, const std::vector<std::string>&
       access_(open_checkpoints()),
       plan_(make_plan()),
       model_(model_args_, config_.training.loss_chunk_bytes),
+      float8_(convert_to_float8(
+          model_, config_, {runtime_.device.is_cpu(), runtime_.compute_capability, runtime_.device_name})),
       fsdp_(runtime_.group(MeshDim::kFsdp), runtime_.group(MeshDim::kDpReplicate),
-            sharding_options(config_.training, runtime_.device)),
+            sharding_options(config_.training, runtime_.device, float8_.codec)),
       walk_(model_, fsdp_, walk_options(config_, model_)),
       grads_(all_grads(walk_)),
       optimizer_(walk_.parameters(), adam_options(config_.optimizer)),
@@ -110,6 +112,10 @@ Trainer::Trainer(const ResolvedConfig& resolved, const std::vector<std::string>&
   if (training.global_batch_size > 0)
     microbatches_ =
         training.global_batch_size / (training.local_batch_size * runtime_.mesh->degree(MeshDim::kBatch));
+  for (const std::string& line : float8_.log) log_info("{}", line);
+  for (const std::string& warning : float8_.warnings) log_warning("{}", warning);
+  if (float8_.counters) log_info("{}", describe_gathers(walk_.parameters(), fsdp_.options().compute_dtype));
+  failpoint("init.model");
   initialise_weights();
   make_components();
   load_checkpoint();
@@ -210,6 +216,7 @@ void Trainer::load_checkpoint() {
     require_same_model(model_args_, chosen.candidate.path);
     return hugging_face_names(model_args_, chosen.names);
   });
+  walk_.weights_changed();
   const ChosenCheckpoint& chosen = *access_.chosen();
   resumed_step_ = state_.step;
   if (ema_ && chosen.components.contains("model") && !chosen.components.contains("ema")) ema_->restart();
@@ -234,6 +241,16 @@ void Trainer::continue_data() {
   }
 }
 
+// The first step has run the FP8 products that the configuration promises, or none of its claims can be
+// trusted.
+void Trainer::check_float8() {
+  const int64_t planned = microbatches_ * float8_products(model_, float8_, walk_options(config_, model_));
+  const int64_t found = float8_.counters->products;
+  if (found != planned)
+    throw_bug("float8: the first step ran {} FP8 products where {} were planned", found, planned);
+  log_info("float8: the first step ran {} FP8 products, as planned", found);
+}
+
 double Trainer::learning_rate(int64_t step) const {
   return config_.optimizer.lr * schedule_.factor(step - 1 - plan_.schedule_start);
 }
@@ -244,6 +261,7 @@ void Trainer::initialise_weights() {
     initialize(parameter->parameter(), plan_.seed, parameter->first_row(), master);
     if (parameter->has_separate_compute_shard()) parameter->compute_shard().copy_(master);
   }
+  walk_.weights_changed();
 }
 
 void Trainer::make_metrics(const std::vector<std::string>& command) {
@@ -360,6 +378,7 @@ Trainer::StepData Trainer::fetch() {
 
 void Trainer::train_step(int64_t step) {
   set_phase(fmt::format("step {} data", step));
+  failpoint("step.data");
   const StepData data = fetch();
   walk_.begin_step(step);
   const at::Tensor scale = at::full({}, 1.0 / static_cast<double>(data.global_valid),
@@ -381,6 +400,7 @@ void Trainer::train_step(int64_t step) {
   if (checkpoints_) checkpoints_->before_update();
   optimizer_.step(learning_rate(step), skip);
   if (ema_) ema_->update(step, skip);
+  walk_.weights_changed();
   guard_.raise(/*wait=*/false);
 
   state_.step = step;
@@ -424,9 +444,13 @@ void Trainer::validate(int64_t step) {
     checkpoints_ ? checkpoints_->before_update()
                  : void();  // the averages take the weights' place for a while
     ema_->swap_in();
+    walk_.weights_changed();
   }
   const Validator::Result result = validator_.run(walk_, mover_);
-  if (averaged) ema_->swap_out();
+  if (averaged) {
+    ema_->swap_out();
+    walk_.weights_changed();
+  }
   metrics_->add_batch(result.tokens, 0.0);
   metrics_->log_validation(step, result.loss);
 }
@@ -450,6 +474,7 @@ ExitCode Trainer::run() {
       profiler_->out_of_memory(step - 1);
       throw;
     }
+    if (step == first && float8_.counters) check_float8();
     if (checkpoints_) {
       const bool terminated = stop_ == static_cast<int>(StopSignal::kTerminate);
       const bool last = step == config_.training.steps;
@@ -468,6 +493,7 @@ ExitCode Trainer::run() {
   if (checkpoints_) checkpoints_->finish();
   set_phase("end of training");
   runtime_.groups->world().barrier();
+  failpoint("shutdown");
   log_info("Training completed");
   return ExitCode::kOk;
 }

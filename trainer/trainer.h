@@ -10,6 +10,7 @@
 #include "trainer/checkpointing.h"
 #include "trainer/data_setup.h"
 #include "trainer/finite_guard.h"
+#include "trainer/float8_setup.h"
 #include "trainer/job_state.h"
 #include "trainer/metrics/memory.h"
 #include "trainer/metrics/metrics_logger.h"
@@ -49,6 +50,7 @@ class Trainer {
   void make_metrics(const std::vector<std::string>& command);
   void make_profiler();
   void initialise_weights();
+  void check_float8();
   double learning_rate(int64_t step) const;  // of 1-based `step`
   StepData fetch();
   void train_step(int64_t step);
@@ -68,6 +70,7 @@ class Trainer {
   const ResumePlan plan_;  // what the configuration and the checkpoint that is loaded come to
   const JobConfig& config_ = plan_.config;
   Transformer model_;
+  const Float8Setup float8_;
   FsdpContext fsdp_;
   UnitWalk walk_;
   std::vector<at::Tensor> grads_;  // every sharded gradient of this rank, by group

@@ -5,6 +5,7 @@
 
 #include <set>
 
+#include "base/failpoint.h"
 #include "parallel/phase.h"
 
 namespace hyperion {
@@ -27,6 +28,13 @@ std::vector<ShardedParameterPtr> UnitWalk::parameters() const {
   std::vector<ShardedParameterPtr> all;
   for (const auto& group : groups_) all.insert(all.end(), group->owned().begin(), group->owned().end());
   return all;
+}
+
+void UnitWalk::weights_changed() {
+  const std::vector<ShardedParameterPtr> all = parameters();
+  for (const ShardedParameterPtr& parameter : all) parameter->contents_changed();
+  const auto& codec = fsdp_.options().codec;
+  if (codec && codec->eager) encode_changed(fsdp_, all);
 }
 
 void UnitWalk::begin_step(int64_t step) {
@@ -76,6 +84,7 @@ at::Tensor UnitWalk::forward_backward(const Microbatch& batch, const at::Tensor&
   const size_t blocks = model_.blocks().size(), head = blocks + 1;
   std::vector<Kept> kept(blocks + 1);
 
+  failpoint("step.fwd");
   begin(0, "forward");
   kept[0].output = model_.embedding().forward(batch.tokens);
   at::Tensor x = kept[0].output;
@@ -92,6 +101,7 @@ at::Tensor UnitWalk::forward_backward(const Microbatch& batch, const at::Tensor&
   groups_[head]->reshard();
   groups_[head]->reduce(last);
 
+  failpoint("step.bwd");
   for (size_t block = blocks; block-- > 0;) {
     const size_t unit = block + 1;
     phase("backward", unit);

@@ -50,6 +50,10 @@ class UnitWalk {
   const std::vector<std::unique_ptr<ShardGroup>>& groups() const { return groups_; }
   std::vector<ShardedParameterPtr> parameters() const;  // every parameter once, in unit order
 
+  // After anything has written the masters: what layers and gathers keep of the old ones is void. Collective
+  // when weights are gathered encoded.
+  void weights_changed();
+
   // Adds the gradient of scale * (summed cross-entropy) to the sharded gradients; returns the unscaled sum
   // (0-dim). Gradients are complete after the call with last = true.
   at::Tensor forward_backward(const Microbatch& batch, const at::Tensor& scale, bool last);

@@ -31,6 +31,11 @@ std::string device_name(int index) {
   return properties(index).name;
 }
 
+int compute_capability(int index) {
+  const cudaDeviceProp device = properties(index);
+  return 10 * device.major + device.minor;
+}
+
 int64_t total_memory(int index) {
   return static_cast<int64_t>(properties(index).totalGlobalMem);
 }
@@ -73,6 +78,7 @@ extern "C" __attribute__((visibility("default"))) const DeviceLibrary* hyperion_
       .device_count = device_count,
       .set_device = set_device,
       .device_name = device_name,
+      .compute_capability = compute_capability,
       .total_memory = total_memory,
       .versions = versions,
       .record_memory_history = record_memory_history,

@@ -11,8 +11,17 @@
 namespace hyperion {
 namespace {
 
-ModelArgs tiny_args(const char* name) {
-  return model_args(name, "debugmodel",
+ModelArgs tiny_args(const TinyJob& job) {
+  if (!job.float8.empty())
+    return model_args(job.model, "debugmodel",
+                      {.dim = 32,
+                       .n_layers = 3,
+                       .n_heads = 2,
+                       .n_kv_heads = 1,
+                       .head_dim = 16,
+                       .vocab_size = TinyTraining::kVocab,
+                       .hidden_dim = 48});
+  return model_args(job.model, "debugmodel",
                     {.dim = 18,
                      .n_layers = 3,
                      .n_heads = 3,
@@ -22,29 +31,43 @@ ModelArgs tiny_args(const char* name) {
                      .hidden_dim = 25});
 }
 
+Float8Setup convert(Transformer& model, const TinyJob& job) {
+  if (job.float8.empty() || job.float8 == "none") return {};
+  JobConfig config;
+  config.model.converters = {"quantize.linear.float8"};
+  auto& float8 = config.quantize.linear.float8;
+  float8.recipe_name = job.float8;
+  float8.emulate = true;
+  float8.enable_fsdp_float8_all_gather = job.float8_gather;
+  float8.precompute_float8_dynamic_scale_for_fsdp = job.float8_precompute;
+  return convert_to_float8(model, config, {});
+}
+
 }  // namespace
 
 TinyTraining::TinyTraining(const TinyJob& job, const Environment& environment)
     : job_(job),
       mesh_(job.mesh, environment.world_size),
       rank_(environment.rank),
-      model_(tiny_args(job.model)),
+      model_(tiny_args(job)),
+      float8_(convert(model_, job)),
       groups_(std::make_unique<ProcessGroups>(
           mesh_, environment,
           CommOptions{.backend = job.device.is_cuda() ? CommBackend::kNccl : CommBackend::kGloo,
                       .device_index = std::max<int>(0, job.device.index())})) {
   const ShardingOptions sharding{
-      .device = job.device, .state_device = job.device, .compute_dtype = job.compute};
+      .device = job.device, .state_device = job.device, .compute_dtype = job.compute, .codec = float8_.codec};
   shard_ = std::make_unique<RecordingCommunicator>(groups_->get(MeshDim::kFsdp));
   fsdp_ = std::make_unique<FsdpContext>(*shard_, groups_->get(MeshDim::kDpReplicate), sharding);
-  WalkOptions options{.reshard = job.reshard, .prefetch_forward = job.prefetch_forward};
-  options.checkpoint.assign(model_.blocks().size(), job.checkpoint);
-  walk_ = std::make_unique<UnitWalk>(model_, *fsdp_, options);
+  walk_options_ = {.reshard = job.reshard, .prefetch_forward = job.prefetch_forward};
+  walk_options_.checkpoint.assign(model_.blocks().size(), job.checkpoint);
+  walk_ = std::make_unique<UnitWalk>(model_, *fsdp_, walk_options_);
   for (const ShardedParameterPtr& parameter : walk_->parameters()) {
     at::Tensor master = parameter->master();
     initialize(parameter->parameter(), 1, parameter->first_row(), master);
     parameter->compute_shard().copy_(master);
   }
+  walk_->weights_changed();
   for (const auto& group : walk_->groups())
     if (group->owned_grads().numel() > 0) grads_.push_back(group->owned_grads());
   optimizer_ = std::make_unique<Adam>(walk_->parameters(), AdamOptions{});
@@ -78,6 +101,7 @@ std::pair<double, double> TinyTraining::step(int64_t step) {
   const at::Tensor norm = global_grad_norm(grads_, groups_->get(MeshDim::kFsdp));
   clip_gradients(grads_, norm, 1.0);
   optimizer_->step(1e-2, at::zeros({}, loss.options()));
+  walk_->weights_changed();
   groups_->get(MeshDim::kLoss).all_reduce_sum(loss);
   return {loss.item<double>() / (kGlobalBatch * kSeqLen), norm.item<double>()};
 }

@@ -9,6 +9,7 @@
 #include "models/registry.h"
 #include "parallel/process_group.h"
 #include "tests/distributed/recording_communicator.h"
+#include "trainer/float8_setup.h"
 #include "trainer/optim/adam.h"
 #include "trainer/unit_walk.h"
 
@@ -23,6 +24,10 @@ struct TinyJob {
   int64_t accumulation = 1;
   bool prefetch_forward = true;
   at::Device device = at::kCPU;
+  // FP8 linears, emulated: a recipe's name. The model's extents then are multiples of 16, the vocabulary
+  // apart.
+  std::string float8{};
+  bool float8_gather = false, float8_precompute = true;
 };
 
 class TinyTraining {
@@ -38,6 +43,9 @@ class TinyTraining {
   UnitWalk& walk() { return *walk_; }
   const Transformer& model() const { return model_; }
   const Adam& optimizer() const { return *optimizer_; }
+  const Float8Setup& float8() const { return float8_; }
+  // FP8 products of one microbatch, by the plan.
+  int64_t float8_planned() { return float8_products(model_, float8_, walk_options_); }
   // What went over the shard group: dtypes by operation.
   const RecordingCommunicator& shard_traffic() const { return *shard_; }
 
@@ -48,6 +56,8 @@ class TinyTraining {
   Mesh mesh_;
   int rank_;
   Transformer model_;
+  Float8Setup float8_;
+  WalkOptions walk_options_;
   std::unique_ptr<ProcessGroups> groups_;
   std::unique_ptr<RecordingCommunicator> shard_;
   std::unique_ptr<FsdpContext> fsdp_;

@@ -23,7 +23,7 @@ class CheckpointTest(JobTest):
     def curve(self, folder=None):
         """step -> (loss, gradient norm, learning rate); of a step that was done twice, the later line."""
         return {line["step"]: (line["loss_metrics/global_avg_loss"], line["grad_norm"], line["lr"])
-                for line in self.metrics(folder)}
+                for line in self.metrics(folder) if "grad_norm" in line}
 
     def saved(self):
         """Steps with a folder, and everything else in there that is not the lock."""
@@ -36,6 +36,15 @@ class CheckpointTest(JobTest):
 
     def manifest(self, number):
         return json.loads((self.step(number) / "hyperion.json").read_text())
+
+    def files(self):
+        """All that is in the folder but its lock: path -> (size, time of the last change)."""
+        return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in self.steps_folder.rglob("*")
+                if path.name != ".lock"}
+
+    def contents(self, path):
+        """key -> hash of every tensor and value, whatever the mesh that wrote them."""
+        return {entry["key"]: entry["hash"] for entry in json.loads(self.tool("digest", path, "--json"))["entries"]}
 
     def tool(self, *arguments, code=0):
         """stdout of `hyperion ckpt ...`."""

@@ -5,7 +5,6 @@ Standard library only. The program is the first argument of the test's command l
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -41,9 +40,12 @@ seed = 1
 
 
 class Job:
-    """One or more ranks of the program, with what they printed."""
+    """One or more ranks of the program, with what they printed.
 
-    def __init__(self, folder, *options, ranks=1, env=None, per_rank=None):
+    `per_rank`: further options of each rank. `before`: rank -> words before its command, such as a limit to run under.
+    """
+
+    def __init__(self, folder, *options, ranks=1, env=None, per_rank=None, before=None):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -52,7 +54,8 @@ class Job:
             own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks,
                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1, "HYPERION_DEVICE": "cpu",
                    "LOG_RANK": ",".join(map(str, range(ranks))), **(env or {})}
-            command = [BINARY, "train", folder / "job.toml", *options, *(per_rank[rank] if per_rank else [])]
+            command = [*(before or {}).get(rank, []), BINARY, "train", folder / "job.toml", *options,
+                       *(per_rank[rank] if per_rank else [])]
             output = open(folder / f"rank{rank}.log", "w+")
             self.ranks.append((subprocess.Popen(command, env={**os.environ, **{k: str(v) for k, v in own.items()}},
                                                 stdout=output, stderr=subprocess.STDOUT, cwd=folder), output))

@@ -1,12 +1,14 @@
 """kill -9 at every point of a save, on each rank, synchronous and not, into a fresh folder and beside a checkpoint.
 
-    python3 tests/faults/kill_matrix.py build/hyperion
+    python3 tests/faults/kill_matrix.py build/hyperion [replicas]
 
-64 cells (F-K1 ... F-K8 of the fault matrix), F-K9 and F-K10, two at a time. In each a rank of two dies at the point; then the
+64 cells (F-K1 ... F-K8 of the fault matrix), F-K9 and F-K10, two at a time. In each a rank dies at the point; then the
 same command is run again and must end with the loss lines of the undisturbed run. After each cell:
   I1  every folder named step-N verifies fully        I4  the restart leaves nothing unfinished behind
-  I2  the checkpoint before the fault is intact       I5  the other rank ends by itself with a documented code
-  I3  the restart's curve equals the control          I6  it names a rank, and what it was doing
+  I2  the checkpoint before the fault is intact       I5  the other ranks end by themselves with a documented code
+  I3  curve and last checkpoint equal the control's   I6  they name a rank, and what it was doing
+
+`replicas`: chosen points on meshes with replicas (B11: also a rank that writes nothing) and with averages (D16) instead.
 """
 
 import itertools
@@ -16,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from checkpoints import CHECKPOINT_TOML
@@ -28,6 +31,41 @@ OPTIONS = ["--training.steps=6", "--checkpoint.interval=2", "--checkpoint.no_val
 LAST_STEP = 6
 
 
+class Family:
+    """Cells of one layout, with its undisturbed run and a run that has saved step-2 alone."""
+
+    def __init__(self, base: Path, name: str, ranks: int = 2, options: tuple[str, ...] = ()):
+        self.base, self.name, self.ranks, self.options = base / name, name, ranks, options
+        self.started = self.base / "started"
+        control = self.base / "control"
+        for folder, more in ((control, []), (self.started, ["--training.steps=2"])):
+            prepare(folder)
+            codes, texts = self.run(folder, *more)
+            assert codes == [0] * ranks, texts[0]
+        self.expected = outcome(control)
+
+    def run(self, folder: Path, *options: str, env: dict | None = None) -> tuple[list[int], list[str]]:
+        job = Job(folder, *OPTIONS, *self.options, *options, ranks=self.ranks, env=env)
+        try:
+            codes = job.codes(60)
+            return codes, [job.text(rank) for rank in range(self.ranks)]
+        finally:
+            job.end()
+
+
+@dataclass(frozen=True)
+class Cell:
+    family: Family
+    point: str
+    rank: int
+    mode: str = "async"
+    existing: bool = True
+
+    @property
+    def name(self) -> str:
+        return f"{self.family.name} {self.point} rank {self.rank} {self.mode} {'existing' if self.existing else 'fresh'}"
+
+
 def prepare(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "job.toml").write_text(CHECKPOINT_TOML.format(root=ROOT, folder=folder))
@@ -35,18 +73,13 @@ def prepare(folder: Path) -> None:
     (folder / "data.jsonl").write_text("".join(json.dumps({"text": d}) + "\n" for d in documents))
 
 
-def run(folder: Path, *options: str, env: dict | None = None) -> tuple[list[int], list[str]]:
-    job = Job(folder, *OPTIONS, *options, ranks=2, env=env)
-    try:
-        codes = job.codes(60)
-        return codes, [job.text(rank) for rank in range(2)]
-    finally:
-        job.end()
-
-
-def curve(folder: Path) -> dict:
+def outcome(folder: Path) -> tuple[dict, str]:
+    """step -> (loss, gradient norm, learning rate), and a hash of everything in the last checkpoint."""
     lines = map(json.loads, (folder / "out" / "metrics.jsonl").read_text().splitlines())
-    return {line["step"]: (line["loss_metrics/global_avg_loss"], line["grad_norm"], line["lr"]) for line in lines}
+    curve = {line["step"]: (line["loss_metrics/global_avg_loss"], line["grad_norm"], line["lr"]) for line in lines}
+    digest = subprocess.run([BINARY, "ckpt", "digest", folder / "out" / "checkpoint" / f"step-{LAST_STEP}"],
+                            capture_output=True, text=True, timeout=60)
+    return curve, digest.stdout + digest.stderr
 
 
 def checkpoints(folder: Path) -> list[str]:
@@ -60,72 +93,88 @@ def verify(folder: Path, problems: list[str], invariant: str) -> None:
             problems.append(f"{invariant}: {path.name}: {done.stdout}{done.stderr}")
 
 
-def cell(base: Path, expected: dict, started: Path, point: str, rank: int, mode: str, existing: bool) -> tuple[str, list[str]]:
-    name = f"{point} rank {rank} {mode} {'existing' if existing else 'fresh'}"
-    folder = base / name.replace(" ", "-")
-    if existing:
-        shutil.copytree(started, folder)
-    prepare(folder)
-    problems: list[str] = []
-    options = [f"--checkpoint.async_mode={mode}"]
-    codes, texts = run(folder, *options, "--allow-faults", env={"FAULT": f"rank={rank};point={point};action=kill"})
-    other = 1 - rank
-    # A point that only a copy to the pool passes is not there in a synchronous save.
-    if point == "ckpt.stage" and mode == "disabled":
-        if codes != [0, 0]:
-            problems.append(f"I5: codes {codes}: {texts[0][-600:]}")
-        return name, problems
-    if codes[rank] != -9:
-        problems.append(f"rank {rank} was not killed: {codes}")
-    if codes[other] not in (71, 74):
-        problems.append(f"I5: rank {other} ended with {codes[other]}: {texts[other][-600:]}")
-    if "rank" not in texts[other].splitlines()[-1] if texts[other] else True:
-        problems.append(f"I6: rank {other} says: {texts[other][-300:]}")
-    verify(folder, problems, "I1")
-    if existing and "step-2" not in checkpoints(folder):
-        problems.append(f"I2: step-2 is gone: {checkpoints(folder)}")
-    codes, texts = run(folder, *options)
-    if codes != [0, 0]:
+def check_restart(family: Family, folder: Path, options: list[str], problems: list[str]) -> None:
+    codes, texts = family.run(folder, *options)
+    if codes != [0] * family.ranks:
         problems.append(f"I3: the restart ended with {codes}: {texts[0][-600:]}")
-    elif curve(folder) != expected:
-        problems.append(f"I3: the curve is {curve(folder)}, expected {expected}")
+    elif outcome(folder) != family.expected:
+        problems.append(f"I3: the outcome is {outcome(folder)}, expected {family.expected}")
     left = [entry for entry in checkpoints(folder) if not entry.startswith("step-")]
     if left:
         problems.append(f"I4: left behind: {left}")
     verify(folder, problems, "I1 after the restart")
+
+
+def run_cell(cell: Cell) -> tuple[str, list[str]]:
+    family = cell.family
+    folder = family.base / cell.name.replace(" ", "-")
+    if cell.existing:
+        shutil.copytree(family.started, folder)
+    prepare(folder)
+    problems: list[str] = []
+    options = [f"--checkpoint.async_mode={cell.mode}"]
+    codes, texts = family.run(folder, *options, "--allow-faults",
+                              env={"FAULT": f"rank={cell.rank};point={cell.point};action=kill"})
+    # A point that only a copy to the pool passes is not there in a synchronous save.
+    if cell.point == "ckpt.stage" and cell.mode == "disabled":
+        if codes != [0] * family.ranks:
+            problems.append(f"I5: codes {codes}: {texts[0][-600:]}")
+        return cell.name, problems
+    if codes[cell.rank] != -9:
+        problems.append(f"rank {cell.rank} was not killed: {codes}")
+    for rank in set(range(family.ranks)) - {cell.rank}:
+        if codes[rank] not in (71, 74):
+            problems.append(f"I5: rank {rank} ended with {codes[rank]}: {texts[rank][-600:]}")
+        if "rank" not in "".join(texts[rank].splitlines()[-1:]):
+            problems.append(f"I6: rank {rank} says: {texts[rank][-300:]}")
+    verify(folder, problems, "I1")
+    if cell.existing and "step-2" not in checkpoints(folder):
+        problems.append(f"I2: step-2 is gone: {checkpoints(folder)}")
+    check_restart(family, folder, options, problems)
     shutil.rmtree(folder)
-    return name, problems
+    return cell.name, problems
 
 
-def after_commit_cells(base: Path, expected: dict, started: Path):
+def after_commit_cells(family: Family):
     for point, options in (("ckpt.after_commit", []), ("purge.mid", ["--checkpoint.keep_latest_k=2"])):
-        folder = base / point
-        shutil.copytree(started, folder)
+        folder = family.base / point
+        shutil.copytree(family.started, folder)
         prepare(folder)
         problems: list[str] = []
-        run(folder, *options, "--allow-faults", env={"FAULT": f"rank=0;point={point};action=kill"})
+        family.run(folder, *options, "--allow-faults", env={"FAULT": f"rank=0;point={point};action=kill"})
         verify(folder, problems, "I1")
-        codes, texts = run(folder, *options)
-        if codes != [0, 0] or curve(folder) != expected:
-            problems.append(f"I3: {codes}: {texts[0][-600:]}")
-        if any(not entry.startswith("step-") for entry in checkpoints(folder)):
-            problems.append(f"I4: left behind: {checkpoints(folder)}")
+        check_restart(family, folder, options, problems)
         yield f"{point} rank 0", problems
+
+
+def matrix(base: Path) -> tuple[list[Cell], list]:
+    family = Family(base, "fsdp-2")
+    cells = [Cell(family, *which) for which in itertools.product(POINTS, (0, 1), ("disabled", "async"), (True, False))]
+    return cells, list(after_commit_cells(family))
+
+
+def replicas(base: Path) -> tuple[list[Cell], list]:
+    mesh = "--parallelism.data_parallel_replicate_degree=2"
+    few = "--checkpoint.writers=one_replica"
+    small = "--training.local_batch_size=1"
+    pair, shared = Family(base, "2x1-few", 2, (mesh, few)), Family(base, "2x1-all", 2, (mesh,))
+    square = Family(base, "2x2-few", 4, (mesh, few, small))
+    averaged = Family(base, "ema", 2, ("--ema.enable",))
+    # Rank 1 of `pair` writes nothing, nor do ranks 2 and 3 of `square`.
+    cells = [Cell(pair, point, rank, mode) for rank in (0, 1) for point, mode in (
+        ("ckpt.before_data", "disabled"), ("ckpt.after_data", "async"), ("ckpt.before_commit", "async"))]
+    cells += [Cell(shared, "ckpt.mid_data", 1), Cell(shared, "ckpt.after_meta", 1, "disabled")]
+    cells += [Cell(square, "ckpt.after_data", 3), Cell(square, "ckpt.before_commit", 0)]
+    cells += [Cell(averaged, "ckpt.stage", 0), Cell(averaged, "ckpt.mid_data", 1), Cell(averaged, "ckpt.before_commit", 0),
+              Cell(averaged, "ckpt.mid_data", 1, "async_with_pinned_mem", existing=False)]
+    return cells, []
 
 
 def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
-        base = Path(temporary)
-        control, started = base / "control", base / "started"
-        for folder, options in ((control, []), (started, ["--training.steps=2"])):
-            prepare(folder)
-            codes, texts = run(folder, *options)
-            assert codes == [0, 0], texts[0]
-        expected = curve(control)
-        cells = list(itertools.product(POINTS, (0, 1), ("disabled", "async"), (True, False)))
+        cells, results = (replicas if sys.argv[2:] == ["replicas"] else matrix)(Path(temporary))
         with ThreadPoolExecutor(2) as pool:
-            results = list(pool.map(lambda c: cell(base, expected, started, *c), cells))
-        results += after_commit_cells(base, expected, started)
+            results += pool.map(run_cell, cells)
     failed = [(name, problems) for name, problems in results if problems]
     for name, problems in failed:
         print(f"FAILED {name}", *problems, sep="\n    ")

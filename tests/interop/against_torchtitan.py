@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from cases import CASES, SHARD, golden, largest_errors
+from cases import ALL_CASES, CASES, SHARD, golden, largest_errors
 from make_goldens import run_peer
 from ranks import JobFailed, run_hyperion
 
@@ -47,7 +47,7 @@ class Finding:
 
 def run_ours(binary: Path, name: str, folder: Path, gradients: Path | None) -> dict:
     """Our {"losses", "grad_norms"} of a case; `gradients`: folder for the gradients of step 1 (one rank only)."""
-    case = CASES[name]
+    case = ALL_CASES[name]
     arguments = [str(case.config), *case.arguments(), f"--training.dataset_path={SHARD}",
                  f"--debug.seed={case.weights_seed}", f"--job.dump_folder={folder}"]
     run_hyperion(binary, arguments, case.world, env={"HYPERION_DUMP_GRADIENTS": gradients} if gradients else None)
@@ -99,7 +99,7 @@ def judge(binary: Path, python: Path, name: str, live: str) -> list[Finding]:
         findings = []
         if live == "all" or (live == "gradients" and has_gradients):
             theirs = folder / "theirs" if has_gradients else None
-            numbers = run_peer(python, name, theirs, steps=None if live == "all" else 1)
+            numbers = run_peer(python, case, theirs, steps=None if live == "all" else 1)
             if live == "all":
                 rows[f"{name} (live)"] = numbers
             if theirs:

@@ -1,7 +1,7 @@
 """The runs in which Hyperion and torchtitan are compared, and the numbers recorded of them (goldens/)."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -24,6 +24,10 @@ class Case:
     accumulation: int = 1
     small: bool = False  # the batch of the bf16 runs: a CPU without AVX-512 computes bf16 a hundred times slower
     steps: int = 20
+    float8: str = ""  # the recipe of the linears ("tensorwise": not named, as torchtitan wants it for its FP8 gather)
+    gather: bool = False  # FP8 all-gather
+    precompute: bool = False  # its scales after the optimizer step
+    loop: bool = False  # the peer is float8_loop.py, on one rank
 
     @property
     def world(self) -> int:
@@ -48,7 +52,20 @@ class Case:
             f"--training.mixed_precision_param={dtype}",
             f"--parallelism.data_parallel_replicate_degree={self.replicate}",
             f"--parallelism.data_parallel_shard_degree={self.shard}",
+            *(self._float8_arguments() if self.float8 else []),
         ]
+
+    def _float8_arguments(self) -> list[str]:
+        section = "--quantize.linear.float8"
+        named = [f"{section}.recipe_name={self.float8}"] if self.float8 != "tensorwise" else []
+        flags = {"enable_fsdp_float8_all_gather": self.gather, "precompute_float8_dynamic_scale_for_fsdp": self.precompute}
+        return ["--model.converters=quantize.linear.float8", f"{section}.filter_fqns=output", f"{section}.emulate",
+                *named, *(f"{section}.{flag}" for flag, on in flags.items() if on)]
+
+    @property
+    def program(self) -> str:
+        """The peer, a file of this folder."""
+        return "float8_loop.py" if self.loop else "peer/torchtitan_cpu.py"
 
     @property
     def weights_seed(self) -> int:
@@ -74,6 +91,22 @@ CASES: dict[str, Case] = _meshes("llama3") | _meshes("qwen3")
 # bf16 on llama3 alone: on a CPU without AVX-512 torchtitan takes an hour for qwen3's 20 steps
 CASES["llama3-bf16-fsdp2"] = Case("llama3", "bf16", shard=2, small=True)
 CASES["llama3-bf16-fsdp4"] = Case("llama3", "bf16", shard=4, small=True)
+
+_FSDP2 = CASES["llama3-bf16-fsdp2"]
+_LOOP = Case("llama3", "bf16", small=True, loop=True)
+
+# FP8, for against_float8.py. torchtitan is the peer where it can be; the loop's plain run is what its FP8 runs are held against.
+FLOAT8_CASES: dict[str, Case] = {
+    "llama3-tensorwise-fsdp2": replace(_FSDP2, float8="tensorwise"),
+    "llama3-tensorwise-gather-fsdp2": replace(_FSDP2, float8="tensorwise", gather=True),
+    "llama3-tensorwise-precompute-fsdp2": replace(_FSDP2, float8="tensorwise", gather=True, precompute=True),
+    "llama3-bf16-loop": _LOOP,
+    "llama3-tensorwise-loop": replace(_LOOP, float8="tensorwise"),
+    "llama3-tensorwise-gather-loop": replace(_LOOP, float8="tensorwise", gather=True),
+    "llama3-rowwise-loop": replace(_LOOP, float8="rowwise"),
+    "llama3-rowwise_with_gw_hp-loop": replace(_LOOP, float8="rowwise_with_gw_hp"),
+}
+ALL_CASES = CASES | FLOAT8_CASES
 
 
 def golden(name: str) -> dict:

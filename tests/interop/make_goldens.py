@@ -2,7 +2,7 @@
 
     .venv-interop/bin/python tests/interop/make_goldens.py [CASE ...]
 
-Without names all cases are run (about 15 minutes on two cores without AVX-512, most of it bf16); with names only those.
+Without names all cases are run (about 20 minutes on two cores without AVX-512, most of it bf16); with names only those.
 The tokens are a seeded Markov chain over a Zipf vocabulary, so that the loss falls. The weights are a formula
 (reference_weights.py), so only tokens and numbers are committed. At the end the peer is compared with itself across
 meshes: that is the noise below which no comparison can judge.
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import xxhash
-from cases import CASES, GOLDENS, SHARD, TOKENS_SEED, golden, largest_errors
+from cases import ALL_CASES, CASES, GOLDENS, SHARD, TOKENS_SEED, Case, golden, largest_errors
 from ranks import run_torchtitan
 from reference_weights import philox4x32
 
@@ -49,32 +49,31 @@ def write_shard(folder: Path, tokens: np.ndarray) -> None:
     (folder / "index.json").write_text(json.dumps(header, indent=2) + "\n")
 
 
-def run_peer(python: Path, name: str, gradients: Path | None = None, steps: int | None = None) -> dict:
-    """Runs one case with torchtitan; {"losses", "grad_norms"}. `gradients`: folder for the gradients of step 1."""
-    case = CASES[name]
+def run_peer(python: Path, case: Case, gradients: Path | None = None, steps: int | None = None, env: dict | None = None) -> dict:
+    """Runs a case with its peer; {"losses", "grad_norms"}. `gradients`: folder for the gradients of step 1."""
     with tempfile.TemporaryDirectory() as folder:
         env = {"PEER_TOKENS": SHARD / "tokens.bin", "PEER_WEIGHTS_SEED": case.weights_seed,
-               "PEER_METRICS": Path(folder) / "metrics.json"}
+               "PEER_METRICS": Path(folder) / "metrics.json", **(env or {})}
         if gradients:
             env["PEER_GRADIENTS"] = gradients
         arguments = ["--job.config_file", str(case.config), *case.arguments()]
         if steps:
             arguments += [f"--training.steps={steps}", f"--lr_scheduler.total_steps={case.steps}"]
-        run_torchtitan(python, arguments, case.world, env=env)
+        run_torchtitan(python, arguments, case.world, env=env, program=case.program)
         return json.loads((Path(folder) / "metrics.json").read_text())
 
 
 def record(name: str) -> None:
-    case = CASES[name]
+    case = ALL_CASES[name]
     with tempfile.TemporaryDirectory() as folder:
-        gradients = Path(folder) if case.world == 1 else None
-        numbers = run_peer(Path(sys.executable), name, gradients)
+        gradients = Path(folder) if case.world == 1 and not case.loop else None
+        numbers = run_peer(Path(sys.executable), case, gradients)
         if gradients:
             files = sorted(gradients.glob("*.f32"))
             norms = {f.stem: float(np.linalg.norm(np.fromfile(f, "<f4").astype(np.float64))) for f in files}
             numbers["gradient_norms"] = norms
-    made_by = {package: version(package) for package in ("torchtitan", "torch")}
-    head = {"case": name, "made_by": made_by, "weights_seed": CASES[name].weights_seed, "tokens": "tokens/tokens.bin",
+    made_by = {package: version(package) for package in ("torchtitan", "torch", *(["torchao"] if case.float8 else []))}
+    head = {"case": name, "made_by": made_by, "weights_seed": case.weights_seed, "tokens": "tokens/tokens.bin",
             "config": f"configs/{case.config.name}", "world_size": case.world, "options": case.arguments()}
     (GOLDENS / f"{name}.json").write_text(json.dumps(head | numbers, indent=1) + "\n")
     print(f"{name:28} loss {numbers['losses'][0]:.5f} -> {numbers['losses'][-1]:.5f}", flush=True)
@@ -91,13 +90,13 @@ def compare_peer_with_itself() -> None:
 
 
 def main(names: list[str]) -> None:
-    unknown = set(names) - set(CASES)
+    unknown = set(names) - set(ALL_CASES)
     if unknown:
-        sys.exit(f"no such case: {', '.join(unknown)}; there are: {', '.join(CASES)}")
+        sys.exit(f"no such case: {', '.join(unknown)}; there are: {', '.join(ALL_CASES)}")
     GOLDENS.mkdir(exist_ok=True)
-    longest = max(case.steps * case.global_batch * case.seq_len for case in CASES.values())
+    longest = max(case.steps * case.global_batch * case.seq_len for case in ALL_CASES.values())
     write_shard(SHARD, make_tokens(longest + 1, TOKENS_SEED))
-    for name in names or CASES:
+    for name in names or ALL_CASES:
         record(name)
     compare_peer_with_itself()
 

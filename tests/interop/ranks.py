@@ -90,13 +90,13 @@ def run_ranks(command: list[str], world: int, threads: int = 1, env: dict | None
 
 
 def run_torchtitan(python: Path, arguments: list[str], world: int, threads: int = 1, env: dict | None = None,
-                   timeout: float = 1800) -> Run:
-    """Runs the peer (peer/torchtitan_cpu.py, which documents the environment) with that Python."""
+                   timeout: float = 1800, program: str = "peer/torchtitan_cpu.py") -> Run:
+    """Runs the peer (a program of this folder, which documents the environment) with that Python."""
     libraries = [f"{os.environ.get('CUDA_HOME', '/usr/local/cuda')}/lib64", os.environ.get("LD_LIBRARY_PATH", "")]
     peer = {"PEER_THREADS": threads, "HF_HUB_OFFLINE": 1, "PYTHONDONTWRITEBYTECODE": 1}
     peer |= {"LD_LIBRARY_PATH": ":".join(filter(None, libraries)), **(env or {})}
     with tempfile.TemporaryDirectory() as folder:
-        command = [os.path.abspath(python), str(HERE / "peer" / "torchtitan_cpu.py"), *arguments, f"--job.dump_folder={folder}"]
+        command = [os.path.abspath(python), str(HERE / program), *arguments, f"--job.dump_folder={folder}"]
         return run_ranks(command, world, threads, peer, timeout)
 
 

@@ -375,10 +375,10 @@ std::vector<Option> compile() {
 std::vector<Option> float8() {
   return {
       Option{KEY(quantize.linear.float8.enable_fsdp_float8_all_gather),
-             "Gather weights in FP8 (tensor-wise scaling)."}
+             "Gather weights in FP8, cast from their fp32 masters (tensor-wise scaling)."}
           .when(kFloat8),
       Option{KEY(quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp),
-             "All scales in one kernel after the update."}
+             "All scales in one reduction after the update; else a unit's before its first gather."}
           .when(kFloat8),
       Option{KEY(quantize.linear.float8.recipe_name), "Granularity of the scales."}
           .one_of({"tensorwise", "rowwise", "rowwise_with_gw_hp"})

@@ -86,6 +86,23 @@ void check_profiling(const ResolvedConfig& resolved, Problems& problems) {
   }
 }
 
+void check_float8(const ResolvedConfig& resolved, Problems& problems) {
+  if (!kFloat8.on(resolved.config)) return;
+  const auto& f = resolved.config.quantize.linear.float8;
+  const std::string prefix = "quantize.linear.float8.";
+  const std::string recipe = f.recipe_name.value_or("tensorwise");
+  if (f.enable_fsdp_float8_all_gather && recipe != "tensorwise") {
+    problems.add(resolved, prefix + "enable_fsdp_float8_all_gather",
+                 fmt::format("recipe_name = \"{}\" has a scale for each row, which shards do not share; set "
+                             "false, or recipe_name = \"tensorwise\"",
+                             recipe));
+  }
+  if (f.precompute_float8_dynamic_scale_for_fsdp && !f.enable_fsdp_float8_all_gather) {
+    problems.add(resolved, prefix + "precompute_float8_dynamic_scale_for_fsdp",
+                 "expected enable_fsdp_float8_all_gather = true beside it: these are its scales");
+  }
+}
+
 void check_flavor(const ResolvedConfig& resolved, const std::vector<std::string>& flavors,
                   Problems& problems) {
   if (flavors.empty() ||
@@ -160,6 +177,7 @@ void check(const ResolvedConfig& resolved, const RunFacts& facts, Problems& prob
   check_lengths(resolved, problems);
   check_profiling(resolved, problems);
   check_flavor(resolved, facts.flavors, problems);
+  check_float8(resolved, problems);
   if (facts.model) check_model(resolved, *facts.model, problems);
   if (facts.model && facts.tokenizer_vocab_size) {
     check_vocabulary(resolved, facts.model->vocab_size, *facts.tokenizer_vocab_size, problems);

@@ -1,0 +1,34 @@
+// Which linear layers are converted to FP8, and why the others are not. Pure.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "models/float8/recipe.h"
+
+namespace hyperion::float8 {
+
+struct LinearShape {
+  std::string name;  // of the module: "layers.0.attention.wq"
+  int64_t out = 0, in = 0;
+};
+
+struct Choice {
+  std::string name;
+  std::string why_not;  // empty: converted
+};
+
+// The pseudo-name in a filter that leaves out layers too small to gain, by torchao's rules.
+inline constexpr const char* kAutoFilter = "auto_filter_small_kn";
+
+// One choice a layer, in their order. A layer is left out when an entry of `filter` is part of its name, when
+// an extent is no multiple of 16, and by kAutoFilter (which kRowwiseWithGwHp does not know: Error(kUsage)).
+std::vector<Choice> choose(const std::vector<LinearShape>& layers, const std::vector<std::string>& filter,
+                           Recipe recipe);
+
+// A sentence for each entry of `filter` that matches no layer, with the nearest part of a name that there is.
+std::vector<std::string> unmatched(const std::vector<LinearShape>& layers,
+                                   const std::vector<std::string>& filter);
+
+}  // namespace hyperion::float8

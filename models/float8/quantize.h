@@ -1,0 +1,46 @@
+// Numbers to FP8 and back: amax, scale, saturating cast. Formulas and their order of rounding are torchao
+// 0.18's (float8_utils.py), so that results have the same bits; tests/goldens/float8 holds them.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace hyperion::float8 {
+
+inline constexpr at::ScalarType kE4m3 = at::kFloat8_e4m3fn;  // +-448, no infinities: weights, activations
+inline constexpr at::ScalarType kE5m2 = at::kFloat8_e5m2;    // +-57344: gradients of tensorwise recipes
+
+// What shares one scale, of a matrix [m, n].
+enum class Granularity {
+  kTensor,  // everything: scale is 0-dim
+  kRow,     // a row: scale [m, 1]
+  kColumn   // a column: scale [1, n]
+};
+
+struct Scaling {
+  at::ScalarType dtype = kE4m3;
+  Granularity granularity = Granularity::kTensor;
+  bool power_of_two = false;
+};
+
+struct Quantized {
+  at::Tensor values;  // [m, n] in an FP8 dtype: round(x * scale)
+  at::Tensor scale;   // fp32, see Granularity
+};
+
+// The largest magnitude of each part, in x's dtype; NaN where there is one. An empty x has 0.
+at::Tensor amax(const at::Tensor& x, Granularity granularity);
+
+// The largest FP8 number / max(amax, 1e-12), in double, rounded to fp32. amax 0 gives a finite scale, an
+// infinite one gives 0. power_of_two: exp2(floor(log2(scale))), in fp32.
+at::Tensor scale_of(const at::Tensor& amax, at::ScalarType dtype, bool power_of_two);
+
+// fp32(x) * scale, clamped to the dtype's range (libtorch's cast does not saturate), rounded to nearest even.
+// NaN stays NaN.
+at::Tensor saturating_cast(const at::Tensor& x, const at::Tensor& scale, at::ScalarType dtype);
+
+Quantized quantize(const at::Tensor& x, const Scaling& scaling);
+
+// fp32: values / scale, a division.
+at::Tensor dequantize(const Quantized& x);
+
+}  // namespace hyperion::float8

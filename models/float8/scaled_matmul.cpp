@@ -1,0 +1,50 @@
+#include "models/float8/scaled_matmul.h"
+
+#include <ATen/ops/_scaled_mm.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/ones.h>
+
+#include "base/error.h"
+
+namespace hyperion::float8 {
+namespace {
+
+bool row_major(const at::Tensor& x) {
+  return x.stride(1) == 1 && x.stride(0) == x.size(1);
+}
+
+void check_operands(const at::Tensor& a, const at::Tensor& b) {
+  const bool good = row_major(a) && row_major(b.t()) && a.size(1) % 16 == 0 && b.size(1) % 16 == 0 &&
+                    !(a.scalar_type() == kE5m2 && b.scalar_type() == kE5m2);
+  if (!good)
+    throw_bug(
+        "FP8 product of [{}, {}] (strides {}, {}) and [{}, {}] (strides {}, {}): expected row-major times "
+        "column-major with inner and last extent divisible by 16, one operand at most in e5m2",
+        a.size(0), a.size(1), a.stride(0), a.stride(1), b.size(0), b.size(1), b.stride(0), b.stride(1));
+}
+
+at::Tensor multiply(const at::Tensor& a, const at::Tensor& b, const at::Tensor& inverse_a,
+                    const at::Tensor& inverse_b, at::ScalarType out, bool fast_accumulate) {
+  return at::_scaled_mm(a, b, inverse_a, inverse_b, /*bias=*/std::nullopt, /*scale_result=*/std::nullopt, out,
+                        fast_accumulate);
+}
+
+}  // namespace
+
+at::Tensor scaled_matmul(const Quantized& a, const Quantized& b, at::ScalarType out, bool fast_accumulate,
+                         Gemm gemm) {
+  if (gemm == Gemm::kEmulated) return at::mm(dequantize(a), dequantize(b)).to(out);
+  check_operands(a.values, b.values);
+  const at::Tensor inverse_a = a.scale.reciprocal(), inverse_b = b.scale.reciprocal();
+  if (a.scale.dim() == 0 && b.scale.dim() == 0)
+    return multiply(a.values, b.values, inverse_a, inverse_b, out, fast_accumulate);
+  const at::Tensor rows = inverse_a.expand({a.values.size(0), 1}).contiguous();
+  const at::Tensor columns = inverse_b.expand({1, b.values.size(1)}).contiguous();
+  if (fast_accumulate)  // the row-wise kernel writes bf16 only
+    return multiply(a.values, b.values, rows, columns, at::kBFloat16, true).to(out);
+  const at::Tensor one = at::ones({}, a.scale.options());
+  at::Tensor product = multiply(a.values, b.values, one, one, at::kBFloat16, false);
+  return product.mul_(rows).mul_(columns).to(out);
+}
+
+}  // namespace hyperion::float8

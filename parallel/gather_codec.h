@@ -1,0 +1,31 @@
+// How chosen parameters are gathered in a smaller form than their compute dtype: parallel/ exchanges what the
+// ranks must know of each other's shards, encodes and sends; what the code is, is somebody else's (the FP8
+// linears').
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <vector>
+
+#include "base/parameter.h"
+
+namespace hyperion {
+
+struct GatherCodec {
+  at::ScalarType dtype = at::kByte;  // of an encoded element
+  std::function<bool(const Parameter&)> applies{};
+
+  // Of master rows on each rank: fp32 [n] on `device`. Their maximum over the shard group is what scales()
+  // takes: fp32 [n] of factors.
+  std::function<at::Tensor(const std::vector<at::Tensor>& masters, at::Device device)> statistics{};
+  std::function<at::Tensor(const at::Tensor& maxima)> scales{};
+  // Master rows to `out`, of the same shape in `dtype`. scale: 0-dim, on the master's device.
+  std::function<void(const at::Tensor& master, const at::Tensor& scale, const at::Tensor& out)> encode{};
+
+  // All scales in one reduction when the weights have changed; otherwise a unit's when it is gathered for the
+  // first time after that. The numbers are the same.
+  bool eager = true;
+};
+
+}  // namespace hyperion

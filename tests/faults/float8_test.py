@@ -1,0 +1,111 @@
+"""FP8 on the real program: what the log says is on, what is refused, and that checkpoints do not know of it.
+
+    python3 tests/faults/float8_test.py build/hyperion
+
+Standard library only.
+"""
+
+from checkpoints import CHECKPOINT_TOML, CheckpointTest
+from jobs import main
+
+ON = "--model.converters=quantize.linear.float8"
+TABLE = "--quantize.linear.float8."
+EMULATED = [ON, TABLE + "emulate"]
+
+
+class Float8(CheckpointTest):
+    # 16 divides every extent but the vocabulary of the tokenizer.
+    toml = CHECKPOINT_TOML.replace("n_heads = 4", "n_heads = 2\nhidden_dim = 48") + """
+[activation_checkpoint]
+mode = "none"
+"""
+
+
+class Log(Float8):
+    def test_it_says_what_is_on_and_what_is_left_alone(self):
+        job = self.run_job(ON, TABLE + "filter_fqns=output", code=0,
+                           says=["float8: 14 of 15 linear layers converted, recipe tensorwise, products by _scaled_mm on CPU",
+                                 'float8: left alone: output: "output" is in filter_fqns', "gathered in BFloat16",
+                                 "float8: the first step ran 84 FP8 products, as planned"])
+        self.assertNotIn("WARNING", job.text())
+
+    def test_gathers_are_named_in_bytes(self):
+        self.run_job(*EMULATED, TABLE + "enable_fsdp_float8_all_gather", TABLE + "filter_fqns=output,attention.wk", ranks=2,
+                     code=0, says=["12 of 15", "emulated in fp32", "MiB in float8_e4m3fn (in BFloat16 they would be"])
+
+    def test_the_head_is_a_linear_layer_too(self):
+        self.run_job(*EMULATED, code=0, says=["float8: 15 of 15 linear layers converted", "ran 90 FP8 products"])
+
+    def test_every_checkpointing_mode_runs_what_is_planned(self):
+        for mode, products in (("none", 84), ("full", 112), ("selective", 96)):
+            with self.subTest(mode=mode):
+                self.run_job(*EMULATED, TABLE + "filter_fqns=output", f"--activation_checkpoint.mode={mode}",
+                             "--activation_checkpoint.selective_ac_option=op", "--training.steps=1",
+                             f"--checkpoint.folder={mode}", code=0, says=[f"ran {products} FP8 products, as planned"])
+
+    def test_an_alias_and_a_filter_that_matches_nothing(self):
+        self.run_job("--model.converters=float8", TABLE + "filter_fqns=outputs", "--training.steps=1", code=0,
+                     says=["WARNING", '"outputs" is part of no linear layer\'s name; did you mean output?'])
+
+
+class Refusals(Float8):
+    def test_each_in_one_sentence(self):
+        for options, says in (
+                ([TABLE + "recipe_name=blockwise"], ["recipe_name", "rowwise_with_gw_hp"]),
+                ([TABLE + "recipe_name=rowwise"], ["a CPU multiplies FP8 with one scale a tensor only", "emulate = true"]),
+                ([TABLE + "emulate", TABLE + "recipe_name=rowwise", TABLE + "enable_fsdp_float8_all_gather"],
+                 ["enable_fsdp_float8_all_gather", "tensorwise"]),
+                ([TABLE + "precompute_float8_dynamic_scale_for_fsdp"], ["enable_fsdp_float8_all_gather = true"]),
+                ([TABLE + "emulate", TABLE + "recipe_name=rowwise_with_gw_hp", TABLE + "filter_fqns=auto_filter_small_kn"],
+                 ["auto_filter_small_kn", "rowwise_with_gw_hp"])):
+            with self.subTest(options=options):
+                job = self.run_job(ON, *options, code=2, says=says)
+                self.assertNotIn("Training starts", job.text())
+
+
+class Checkpoints(Float8):
+    def digest(self, step):
+        return self.tool("digest", self.step(step), "--prefix=layers.").splitlines()[:-1]
+
+    def test_names_and_bytes_are_those_of_a_plain_run(self):
+        self.run_job("--training.steps=1", "--checkpoint.keep_latest_k=0", "--checkpoint.create_seed_checkpoint", code=0)
+        plain = self.folder / "plain"
+        (self.steps_folder / "step-0").rename(plain)
+        self.run_job("--training.steps=1", "--checkpoint.keep_latest_k=0", "--checkpoint.create_seed_checkpoint", *EMULATED, code=0)
+        self.assertIn("equal: 84 tensors and", self.tool("diff", plain, self.step(0)))  # and code 0
+
+    def test_plain_to_float8_and_back_keeps_every_bit(self):
+        self.run_job("--training.steps=2", code=0)
+        reference = self.digest(2)
+        for turn, options in enumerate((EMULATED + [TABLE + "enable_fsdp_float8_all_gather"], [])):
+            # A run that goes on from step 2 and ends there saves what it has loaded.
+            self.run_job("--training.steps=2", f"--checkpoint.folder=turn{turn}", "--checkpoint.initial_load_model_only",
+                         f"--checkpoint.initial_load_path={self.step(2)}", "--checkpoint.create_seed_checkpoint", *options, code=0)
+            self.steps_folder = self.folder / "out" / f"turn{turn}"
+            self.assertEqual(self.digest(0), reference)
+            (self.steps_folder / "step-0").rename(self.steps_folder / "step-2")
+
+    def test_a_resumed_run_is_the_undisturbed_one(self):
+        for name, options, ranks in (("gather", [TABLE + "enable_fsdp_float8_all_gather",
+                                                 TABLE + "precompute_float8_dynamic_scale_for_fsdp"], 2),
+                                     ("rowwise", [TABLE + "recipe_name=rowwise", "--ema.enable"], 1)):
+            with self.subTest(name=name):
+                options = [*EMULATED, *options, f"--checkpoint.folder={name}"]
+                expected = self.control(*options, ranks=ranks)
+                self.run_job("--training.steps=4", "--lr_scheduler.total_steps=8", *options, ranks=ranks, code=0)
+                self.run_job("--lr_scheduler.total_steps=8", *options, ranks=ranks, code=0)
+                self.assertEqual(self.curve(), expected)
+            self.temporary.cleanup()
+            self.setUp()
+
+    def test_averages_are_validated_in_float8(self):
+        options = ["--ema.enable", "--ema.validate_with_ema", "--validation.enable", "--validation.dataset=jsonl",
+                   f"--validation.dataset_path={self.folder}/data.jsonl", "--validation.freq=2", "--validation.steps=1"]
+        gather = [*EMULATED, TABLE + "enable_fsdp_float8_all_gather"]
+        with_averages = self.control(*gather, *options, ranks=2)
+        self.run_job(*gather, "--ema.enable", "--training.steps=8", ranks=2, code=0)
+        self.assertEqual(self.curve(), with_averages)  # swapping them in and out leaves no trace
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""What a start takes from checkpoints, on the real program: modes, curves, meshes of up to eight ranks, seeds.
+
+    python3 tests/faults/resume_test.py build/hyperion
+
+Tests are named after the acceptance checks (C4, C8) and the fault cell (F-C9) that they show.
+"""
+
+from checkpoints import CheckpointTest
+from jobs import main
+
+KILLED_BEFORE_AN_UPDATE = {"FAULT": "point=step.opt;action=kill"}
+
+
+class Curve(CheckpointTest):
+    def test_c4_past_its_end_the_rate_stays_at_the_floor_and_the_loss_does_not_jump(self):
+        floor = ["--lr_scheduler.min_lr_factor=0.1", "--lr_scheduler.decay_ratio=0.5"]
+        expected = self.control(*floor)
+        self.run_job(*floor, code=0)
+        for last in (16, 20):
+            job = self.run_job(*floor, f"--training.steps={last}", code=0, says=["keeps its 8 steps"])
+            self.assertEqual(job.text().count("the learning-rate curve ends at step 8"), 1, job.text())
+        curve = self.curve()
+        self.assertEqual({step: curve[step] for step in expected}, expected)
+        rates = [curve[step][2] for step in sorted(curve)]
+        self.assertEqual(rates[8:], [8e-4 * 0.1] * 12)
+        self.assertEqual(rates[4:], sorted(rates[4:], reverse=True))  # once it falls it never rises
+        self.assertLess(max(curve[step][0] for step in range(9, 21)), curve[5][0])
+
+
+class Continue(CheckpointTest):
+    """C8: resume_mode = "continue" reads the parts it is told to; what it does not read is as in a new run."""
+
+    def start_from(self, step, folder, *options):
+        return [f"--checkpoint.folder={folder}", "--checkpoint.resume_mode=continue", "--ema.enable",
+                f"--checkpoint.initial_load_path={step}", "--checkpoint.no_initial_load_model_only", *options]
+
+    def loaded(self, folder, *options):
+        """What a job holds right before its first update: that is in its pre-checkpoint."""
+        self.run_job(*options, f"--checkpoint.folder={folder}", "--allow-faults", "--ema.enable", code=-9,
+                     env=KILLED_BEFORE_AN_UPDATE)
+        (step,) = (self.folder / "out" / folder).glob("step-*")
+        return int(step.name[5:]), self.contents(step)
+
+    def test_c8_each_part_can_be_left_out(self):
+        self.run_job("--training.steps=3", "--lr_scheduler.total_steps=8", "--ema.enable", code=0)
+        source = self.contents(self.step(3))
+        _, fresh = self.loaded("fresh")
+        parts = {key.split(".")[0] for key in source} & {"optimizer", "ema", "lr_scheduler", "dataloader", "train_state"}
+        self.assertEqual(len(parts), 5)
+        for left_out in (["lr_scheduler"], ["dataloader"], ["train_state"], ["ema"], ["optimizer", "lr_scheduler"],
+                         ["optimizer", "lr_scheduler", "dataloader", "train_state", "ema", "rng"]):
+            with self.subTest(left_out=left_out):
+                names = ",".join(left_out)
+                step, held = self.loaded(names, *self.start_from(self.step(3), names),
+                                         f"--checkpoint.exclude_from_loading={names}")
+                self.assertEqual(step, 0 if "train_state" in left_out else 3)
+                self.assertEqual(held.keys(), source.keys())
+                for key, value in held.items():
+                    part = key.split(".")[0]
+                    if part == "lr_scheduler" or key.endswith(".lr"):
+                        continue  # they follow from step and settings: see the next test
+                    expected = source if part not in left_out else fresh
+                    if part == "ema" and "ema" in left_out:  # an average starts at the weights of its model
+                        expected, key = source, key.removeprefix("ema.")
+                    self.assertEqual(value, expected[key], key)
+
+    def test_c8_a_new_curve_starts_at_the_loaded_step(self):
+        new = ["--optimizer.lr=4e-4", "--lr_scheduler.warmup_steps=2"]
+        self.run_job("--training.steps=3", "--lr_scheduler.total_steps=8", "--ema.enable", code=0)
+        rates = [rate for _, _, rate in self.control(*new, steps=5).values()]
+        for where in (self.start_from(self.step(3), "new"), ["--checkpoint.resume_mode=continue", "--ema.enable"]):
+            self.run_job(*where, *new, "--checkpoint.exclude_from_loading=optimizer,lr_scheduler", "--training.steps=8",
+                         code=0, says=["Training starts at step 4", "starts anew at step 4 and has 5 steps"])
+            curve = self.curve()
+            self.assertEqual([curve[step][2] for step in range(4, 9)], rates)
+
+    def test_c8_names_that_mean_nothing_are_refused(self):
+        self.run_job("--training.steps=1", code=0)
+        for names, says in (("weights", ["exclude_from_loading", "weights", "dataloader"]),
+                            ("optimizer", ["exclude_from_loading", "lr_scheduler"])):
+            self.run_job(*self.start_from(self.step(1), "new"), f"--checkpoint.exclude_from_loading={names}", code=2,
+                         says=says)
+
+
+class Meshes(CheckpointTest):
+    def replicas(self, count):
+        return f"--parallelism.data_parallel_replicate_degree={count}"
+
+    # 20 rows on 8 ranks: 3 for each of the first 6, then 2, then none; 2048 rows of vocabulary on 3 ranks: uneven.
+    model = ["--model.args.dim=20", "--model.args.n_heads=2", "--model.args.hidden_dim=50", "--training.steps=1",
+             "--training.local_batch_size=1", "--training.global_batch_size=24", "--ema.enable"]
+
+    def test_f_c9_every_mesh_reads_what_any_other_wrote(self):
+        layouts = {"1": (1, []), "2": (2, []), "3": (3, []), "4": (4, []), "8": (8, []), "2x2": (4, [self.replicas(2)]),
+                   "4x2": (8, [self.replicas(4)]), "2x4": (8, [self.replicas(2)])}
+        pairs = [("8", name) for name in ("1", "2", "3", "4", "2x2", "4x2")]
+        pairs += [("3", "8"), ("2x2", "2x4"), ("2x2", "1")]
+        sources = {}
+        for source, target in pairs:
+            with self.subTest(written_by=source, read_by=target):
+                path = self.folder / "out" / source / "step-1"
+                if source not in sources:
+                    ranks, options = layouts[source]
+                    self.run_job(*self.model, *options, f"--checkpoint.folder={source}", ranks=ranks, code=0)
+                    sources[source] = self.contents(path)
+                ranks, options = layouts[target]
+                # Nothing is left to train: the pre-checkpoint holds what was read.
+                self.run_job(*self.model, *options, f"--checkpoint.folder={source}-{target}", ranks=ranks,
+                             *["--checkpoint.resume_mode=continue", "--checkpoint.no_initial_load_model_only"],
+                             *[f"--checkpoint.initial_load_path={path}"], code=0)
+                self.assertEqual(self.contents(self.folder / "out" / f"{source}-{target}" / "step-1"), sources[source])
+
+
+class Seeds(CheckpointTest):
+    def test_a_seed_holds_the_initial_weights_also_beside_checkpoints(self):
+        seed = "--checkpoint.create_seed_checkpoint"
+        self.run_job(seed, "--checkpoint.folder=fresh", code=0)
+        self.run_job("--training.steps=4", "--optimizer.lr=1e-3", code=0)
+        before = self.files()
+        for _ in range(2):  # the second takes the first one's place
+            self.run_job(seed, code=0)
+            self.assertEqual((self.saved(), self.manifest(0)["kind"]), (([0, 3, 4], []), "seed"))
+            self.assertEqual({path: info for path, info in self.files().items() if path in before and path.is_file()},
+                             {path: info for path, info in before.items() if path.is_file()})
+            self.assertEqual(self.contents(self.step(0)), self.contents(self.folder / "out" / "fresh" / "step-0"))
+
+
+if __name__ == "__main__":
+    main()

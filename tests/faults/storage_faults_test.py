@@ -1,0 +1,204 @@
+"""Checkpoints on storage that is full, limited, read-only or slow, with the real program on real file systems.
+
+    python3 tests/faults/storage_faults_test.py build/hyperion
+
+Tests are named after the acceptance check (A3) and the fault cells (F-D1 ... F-D9) that they show. Those that mount something
+run in a mount namespace of their own and skip where the machine does not allow it.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import time
+
+import mounts
+from checkpoints import CheckpointTest
+from jobs import main
+
+NO_SPACE = "No space left on device"
+
+
+class Mounted(CheckpointTest):
+    def setUp(self):
+        if mounts.refused():
+            self.skipTest(mounts.refused())
+        super().setUp()
+        self.steps_folder.mkdir(parents=True)
+
+    def check_found_before_step_1(self, *says, **kwargs):
+        job = self.run_job(ranks=2, code=73, says=["[pre-checkpoint]", "rank ", str(self.steps_folder), *says], **kwargs)
+        self.assertNotIn("step:  1", job.text())
+        if self.steps_folder.is_dir():
+            self.assertEqual(self.saved(), ([], []))
+
+    def check_full_later(self, says, make_room):
+        """The save after the last step fails; with more room the same command goes on to the undisturbed curve."""
+        expected = self.control(ranks=2)
+        self.run_job(ranks=2, code=74, says=["rank ", f"{self.steps_folder}/", says])
+        self.assertEqual(self.saved(), ([3, 6], []))
+        self.tool("verify", "--full", self.steps_folder)
+        make_room()
+        self.run_job(ranks=2, code=0, says=["Training starts at step 7"])
+        self.assertEqual((self.curve(), self.saved()), (expected, ([3, 6, 8], [])))
+
+
+class Full(Mounted):
+    # A checkpoint of these jobs is 3.6 MB in 4 files; with its folder it takes 5 inodes.
+
+
+    def tmpfs(self, options):
+        mounts.mount(self, "-t", "tmpfs", "-o", options, "none", self.steps_folder)
+
+    def remount(self, options):
+        subprocess.run(["mount", "-o", f"remount,{options}", self.steps_folder], check=True)
+
+    def test_a3_f_d1_a_disk_too_small_for_one(self):
+        self.tmpfs("size=1m")
+        self.check_found_before_step_1(NO_SPACE, "needed: at least", "free: ")
+        self.assertGreater(shutil.disk_usage(self.steps_folder).free, 900_000)
+
+    def test_f_d1_a_disk_that_is_full_later(self):
+        self.tmpfs("size=9m")
+        self.check_full_later(NO_SPACE, lambda: self.remount("size=40m"))
+
+    def test_f_d1_a_run_that_goes_on_saves_again_when_there_is_room(self):
+        self.tmpfs("size=20m")
+        for mode in ("disabled", "async"):
+            with self.subTest(mode=mode):
+                # Time before the third update to fill the disk, and after the failed save to make room.
+                job = self.start("--checkpoint.on_save_failure=continue", f"--checkpoint.async_mode={mode}", "--allow-faults",
+                                 ranks=2, env={"FAULT": "point=step.opt;nth=3;action=sleep:2,point=step.opt;nth=6;action=sleep:2"})
+                job.wait_for("step:  2")
+                filler = self.steps_folder / "filler"
+                with open(filler, "wb") as file:
+                    os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(self.steps_folder).free)
+                job.wait_for("training goes on")
+                self.assertEqual(self.saved(), ([0], ["filler"]))
+                filler.unlink()
+                self.assertEqual(job.codes(), [0, 0], job.text())
+                self.assertIn(NO_SPACE, job.text())
+                self.assertEqual(self.saved(), ([6, 8], []))
+                for step in (6, 8):
+                    shutil.rmtree(self.step(step))
+
+    def test_a3_f_d4_no_inodes_for_one(self):
+        self.tmpfs("nr_inodes=6")
+        self.check_found_before_step_1(NO_SPACE)
+
+    def test_f_d4_no_inodes_later(self):
+        self.tmpfs("nr_inodes=14")
+        self.check_full_later(NO_SPACE, lambda: self.remount("nr_inodes=100"))
+
+    def test_f_d4_a_quota(self):
+        # Of a subvolume of btrfs: its quotas hold for root too, and need no further services.
+        if not shutil.which("mkfs.btrfs") or not shutil.which("btrfs"):
+            self.skipTest("btrfs-progs is not installed")
+        image, volume = self.folder / "image", self.folder / "volume"
+        volume.mkdir()
+        with open(image, "wb") as file:
+            file.truncate(256 << 20)
+        subprocess.run(["mkfs.btrfs", "--quiet", image], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        mounts.mount(self, "-o", "loop", image, volume)
+        subprocess.run(["btrfs", "quota", "enable", volume], check=True)
+        subprocess.run(["btrfs", "subvolume", "create", volume / "limited"], check=True, stdout=subprocess.DEVNULL)
+        mounts.mount(self, "--bind", volume / "limited", self.steps_folder)
+
+        def limit(text):
+            subprocess.run(["btrfs", "qgroup", "limit", text, volume / "limited"], check=True)
+
+        limit("1M")
+        self.check_found_before_step_1("Disk quota exceeded", "quota")
+        limit("10M")
+        self.check_full_later("Disk quota exceeded", lambda: limit("100M"))
+
+
+class ReadOnly(Mounted):
+    def test_a3_f_d7_a_folder_on_a_read_only_mount(self):
+        mounts.mount(self, "--bind", self.steps_folder, self.steps_folder)
+        subprocess.run(["mount", "-o", "remount,bind,ro", self.steps_folder], check=True)
+        self.check_found_before_step_1("Read-only file system")
+
+    def test_f_d7_checkpoints_there_can_be_used_by_a_job_that_only_loads(self):
+        expected = self.control()
+        self.run_job("--training.steps=6", "--lr_scheduler.total_steps=8", code=0)
+        mounts.mount(self, "--bind", self.steps_folder, self.steps_folder)
+        subprocess.run(["mount", "-o", "remount,bind,ro", self.steps_folder], check=True)
+        before = self.files()
+        self.run_job("--checkpoint.load_only", code=0, says=["Training starts at step 7"])
+        self.assertEqual((self.curve(), self.files()), (expected, before))
+        self.tool("verify", "--full", self.steps_folder)
+
+
+class Limited(CheckpointTest):
+    def test_a3_f_d3_a_limit_on_the_size_of_files_on_one_rank(self):
+        job = self.run_job(ranks=2, code=73, before={1: ["prlimit", "--fsize=500000"]},
+                           says=["[pre-checkpoint]", "rank 1", "__1_0.distcp", "File too large", "ulimit -f"])
+        self.assertNotIn("step:  1", job.text())
+        self.assertEqual(self.saved(), ([], []))
+
+    def test_a3_f_d3_a_limit_that_only_the_checkpoint_meets(self):
+        model = ["--model.args.dim=512", "--model.args.n_heads=8"]  # 50 MB of state on each rank
+        job = self.run_job(*model, ranks=2, code=73, before={1: ["prlimit", "--fsize=20000000"]},
+                           says=["[pre-checkpoint]", "rank 1", "__1_0.distcp", "File too large", "ulimit -f"])
+        self.assertNotIn("step:  1", job.text())
+        self.assertEqual(self.saved(), ([], []))
+
+
+class Slow(CheckpointTest):
+    def peak(self, job):
+        """The largest resident set of rank 0 in bytes, and how many unfinished saves were there at once at most."""
+        status = f"/proc/{job.ranks[0][0].pid}/status"
+        most, unfinished = 0, 0
+        while job.ranks[0][0].poll() is None:
+            with open(status) as file:
+                found = re.search(r"VmHWM:\s+(\d+) kB", file.read())
+            most = max(most, int(found[1]) * 1024 if found else 0)
+            if self.steps_folder.exists():
+                unfinished = max(unfinished, len(list(self.steps_folder.glob(".incoming-*"))))
+            time.sleep(0.01)
+        return most, unfinished
+
+    def test_f_d8_a_disk_slower_than_the_interval_holds_training_back(self):
+        options = ["--checkpoint.interval=1", "--training.steps=4", "--model.args.dim=256"]
+        slow = {"env": {"FAULT": "point=file.write;on=__0_0;nth=0;action=sleep:0.15"}}  # nine times a save
+        contents, peaks, texts = [], [], []
+        for mode in ("disabled", "async", "async_with_pinned_mem"):
+            self.steps_folder = self.folder / "out" / mode
+            job = self.start(*options, f"--checkpoint.async_mode={mode}", f"--checkpoint.folder={mode}", "--allow-faults",
+                             **({} if mode == "disabled" else slow))
+            peak, unfinished = self.peak(job)
+            self.assertEqual(job.codes(), [0], job.text())
+            self.assertEqual((self.saved(), unfinished), (([1, 2, 3, 4], []), 1))
+            contents.append([self.contents(self.step(step)) for step in range(1, 5)])
+            peaks.append(peak)
+            texts.append(job.text())
+        self.assertEqual(contents, [contents[0]] * 3)
+        state = sum(path.stat().st_size for path in self.step(4).iterdir())
+        self.assertLess(max(peaks[1:]) - peaks[0], 1.5 * state)  # the pool, and no second copy
+        for text in texts[1:]:  # a save waits for the one before it, and the log says so
+            waits = [float(seconds) for seconds in re.findall(r"waited ([\d.]+) s", text)]
+            self.assertGreater(sum(waits), 0.3, text)
+
+    def check_slower_than_the_timeouts(self, mode, more=""):
+        expected = self.control(ranks=2)
+        # Of the pre-checkpoint and of the save of step 3.
+        slow = ",".join(f"rank=1;point=file.write;on=__1_0;nth={nth};action=sleep:4" for nth in (1, 2))
+        self.run_job("--comm.init_timeout_seconds=2", "--comm.train_timeout_seconds=2", f"--checkpoint.async_mode={mode}",
+                     "--allow-faults", ranks=2, code=0, env={"FAULT": slow + more})
+        self.assertEqual((self.curve(), self.saved()), (expected, ([3, 6, 8], [])))
+
+    def test_f_d9_a_save_slower_than_the_timeouts_ends_nothing(self):
+        self.check_slower_than_the_timeouts("disabled")
+
+    def test_f_d9_nor_does_one_in_the_background(self):
+        self.check_slower_than_the_timeouts("async_with_pinned_mem")
+
+    def test_f_d9_nor_where_one_rank_has_no_memory_for_a_copy(self):
+        # It writes from the live state, and its next update waits for that, while the other rank could go on.
+        self.check_slower_than_the_timeouts("async_with_pinned_mem", ",rank=1;point=ckpt.pool;nth=0;action=errno:ENOMEM")
+
+
+if __name__ == "__main__":
+    mounts.enter()
+    main()

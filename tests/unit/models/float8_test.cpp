@@ -1,0 +1,250 @@
+// FP8 linears against torchao's emulation, bit for bit (tests/goldens/float8, made by
+// tests/interop/float8_goldens.py), and libtorch's FP8 product against the emulation.
+#include <ATen/ops/from_blob.h>
+#include <torch/torch.h>
+
+#include <catch2/catch.hpp>
+#include <nlohmann/json.hpp>
+
+#include <cmath>
+#include <map>
+
+#include "base/error.h"
+#include "base/files.h"
+#include "models/float8/choice.h"
+#include "models/float8/gather.h"
+#include "models/float8/quantize.h"
+#include "models/float8/strategy.h"
+#include "tests/unit/error_of.h"
+
+using namespace hyperion;
+using namespace hyperion::float8;
+using at::Tensor;
+using Catch::Contains;
+using Json = nlohmann::json;
+
+namespace {
+
+const std::filesystem::path kGoldens = HYPERION_SOURCE_DIR "/tests/goldens/float8";
+
+std::map<std::string, Tensor> golden(const std::string& name) {
+  static const std::map<std::string, at::ScalarType> kTypes = {
+      {"BF16", at::kBFloat16}, {"F32", at::kFloat}, {"U8", at::kByte}};
+  std::string file = read_file(kGoldens / (name + ".safetensors"));
+  uint64_t length = 0;
+  std::memcpy(&length, file.data(), sizeof(length));
+  std::map<std::string, Tensor> tensors;
+  const Json header = Json::parse(file.substr(8, length));
+  for (const auto& [key, value] : header.items()) {
+    if (key == "__metadata__") continue;
+    const std::vector<int64_t> shape = value.at("shape");
+    const auto begin = value.at("data_offsets").at(0).get<int64_t>();
+    const auto end = value.at("data_offsets").at(1).get<int64_t>();
+    char* data = file.data() + 8 + length + begin;
+    const Tensor bytes = at::from_blob(data, {end - begin}, at::TensorOptions(at::kByte)).clone();  // aligned
+    tensors[key] = bytes.view(kTypes.at(value.at("dtype"))).view(shape);
+  }
+  return tensors;
+}
+
+const Json& golden_cases() {
+  static const Json index = Json::parse(read_file(kGoldens / "index.json"));
+  return index.at("cases");
+}
+
+Recipe recipe_of(const Json& entry) {
+  const std::string name = entry.at("recipe");
+  for (const Recipe recipe : {Recipe::kTensorwise, Recipe::kRowwise, Recipe::kRowwiseWithGwHp})
+    if (name == name_of(recipe)) return recipe;
+  throw_bug("a golden of an unknown recipe: {}", name);
+}
+
+// Equal numbers (zeros of either sign), NaN where NaN, same dtype and shape.
+bool same(const Tensor& a, const Tensor& b) {
+  return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() &&
+         (a.eq(b) | (a.isnan() & b.isnan())).all().item<bool>();
+}
+
+// 10 log10 of signal to noise; infinite for equal numbers.
+double sqnr(const Tensor& reference, const Tensor& other) {
+  const Tensor r = reference.to(at::kDouble), o = other.to(at::kDouble);
+  return 10 * std::log10(r.square().sum().item<double>() / (r - o).square().sum().item<double>());
+}
+
+struct Products {
+  Tensor out, grad_x, grad_w;
+};
+
+struct Layer {
+  ParameterPtr parameter;
+  std::shared_ptr<Counters> counters = std::make_shared<Counters>();
+
+  explicit Layer(const Tensor& w) : parameter(make_parameter("w.weight", w.sizes().vec(), Init::ones())) {
+    parameter->weight = w.detach().clone().requires_grad_();
+  }
+  Products run(Recipe recipe, Gemm gemm, const Tensor& x, const Tensor& dy) {
+    const Linear linear(parameter, make_strategy(recipe, gemm, counters));
+    const Tensor leaf = x.detach().clone().requires_grad_();
+    const Tensor out = linear.forward(leaf);
+    const auto grads = torch::autograd::grad({out}, {leaf, parameter->weight}, {dy});
+    return {out.detach(), grads[0], grads[1]};
+  }
+};
+
+}  // namespace
+
+TEST_CASE("scales and saturating casts have torchao's bits") {
+  const auto scales = golden("scales");
+  for (const auto& [name, dtype] : {std::pair("e4m3", kE4m3), std::pair("e5m2", kE5m2)}) {
+    CHECK(same(scale_of(scales.at("amax"), dtype, false), scales.at(name)));
+    CHECK(same(scale_of(scales.at("amax"), dtype, true), scales.at(std::string(name) + "_power_of_two")));
+    const auto casts = golden(std::string("quantise-") + name);
+    for (int64_t row = 0; row < casts.at("x").size(0); ++row) {
+      const Tensor scale = casts.at("scale")[row];
+      const Quantized ours = {saturating_cast(casts.at("x")[row], scale, dtype), scale};
+      INFO(name << " row " << row);
+      const Tensor wanted = casts.at("bits")[row].view(dtype).to(at::kFloat);
+      CHECK(same(ours.values.to(at::kFloat), wanted));
+      CHECK(ours.values.view(at::kByte)
+                .eq(casts.at("bits")[row])
+                .logical_or(wanted.isnan())
+                .all()
+                .item<bool>());
+      CHECK(same(dequantize(ours), casts.at("dequantised")[row]));
+    }
+  }
+}
+
+TEST_CASE("every recipe has the bits of torchao's emulation") {
+  int cases = 0;
+  for (const Json& entry : golden_cases()) {
+    const auto tensors = golden(entry.at("name"));
+    const Products ours =
+        Layer(tensors.at("w")).run(recipe_of(entry), Gemm::kEmulated, tensors.at("x"), tensors.at("dy"));
+    INFO(entry.at("name").get<std::string>());
+    CHECK(same(ours.out, tensors.at("out")));
+    CHECK(same(ours.grad_x, tensors.at("dx")));
+    CHECK(same(ours.grad_w, tensors.at("dw")));
+    ++cases;
+  }
+  CHECK(cases >= 60);
+}
+
+TEST_CASE("the distance of FP8 to high precision is torchao's") {
+  for (const Json& entry : golden_cases()) {
+    const auto tensors = golden(entry.at("name"));
+    Layer layer(tensors.at("w"));
+    const Products ours = layer.run(recipe_of(entry), Gemm::kEmulated, tensors.at("x"), tensors.at("dy"));
+    const Linear plain(layer.parameter);
+    const Tensor x = tensors.at("x").clone().requires_grad_();
+    const Tensor out = plain.forward(x);
+    const auto grads = torch::autograd::grad({out}, {x, layer.parameter->weight}, {tensors.at("dy")});
+    INFO(entry.at("name").get<std::string>());
+    const std::pair<const char*, double> found[] = {{"out", sqnr(out.detach(), ours.out)},
+                                                    {"dx", sqnr(grads[0], ours.grad_x)},
+                                                    {"dw", sqnr(grads[1], ours.grad_w)}};
+    for (const auto& [name, value] : found) {
+      if (!entry.at("sqnr_db").contains(name)) continue;
+      const double theirs = entry.at("sqnr_db").at(name);
+      INFO(name << ": " << value << " dB, torchao " << theirs << " dB");
+      if (std::isinf(value)) continue;        // equal: torchao's tie-free cases
+      CHECK(std::abs(value - theirs) < 0.5);  // the plain product rounds in another order
+    }
+  }
+}
+
+TEST_CASE("libtorch's FP8 product is within 45 dB of the emulation") {
+  torch::manual_seed(3);
+  for (const int64_t m : {32, 17, 5}) {  // rows need no alignment
+    const Tensor x = torch::randn({m, 64}).to(at::kBFloat16), w = torch::randn({48, 64}).to(at::kBFloat16);
+    const Tensor dy = torch::randn({m, 48}).to(at::kBFloat16);
+    Layer layer(w);
+    const Products emulated = layer.run(Recipe::kTensorwise, Gemm::kEmulated, x, dy);
+    layer.parameter->derived.reset();
+    const Products native = layer.run(Recipe::kTensorwise, Gemm::kNative, x, dy);
+    CHECK(sqnr(emulated.out, native.out) > 45);  // bf16's own rounding is 50 dB
+    CHECK(sqnr(emulated.grad_x, native.grad_x) > 45);
+    CHECK(sqnr(emulated.grad_w, native.grad_w) > 45);
+  }
+}
+
+TEST_CASE("FP8 products refuse what Hopper cannot do on every device") {
+  const Tensor a = torch::randn({32, 32}), b = torch::randn({32, 48});
+  const Quantized qa = quantize(a, {}), qb = quantize(b, {});
+  const auto multiply = [&](const Quantized& left, const Quantized& right) {
+    return error_of(ExitCode::kBug, [&] { scaled_matmul(left, right, at::kFloat, false, Gemm::kNative); });
+  };
+  CHECK_THAT(multiply(qa, qb), Contains("column-major"));  // row-major b
+  const Quantized column = {qb.values.t().contiguous().t(), qb.scale};
+  CHECK_NOTHROW(scaled_matmul(qa, column, at::kFloat, false, Gemm::kNative));
+  CHECK_THAT(multiply({qa.values.t(), qa.scale}, column), Contains("row-major"));
+  const Quantized odd = quantize(torch::randn({32, 24}), {});
+  CHECK_THAT(multiply(odd, {quantize(torch::randn({48, 24}), {}).values.t(), qb.scale}), Contains("16"));
+  const Quantized e5 = quantize(a, {.dtype = kE5m2});
+  CHECK_THAT(multiply(e5, {e5.values.t(), e5.scale}), Contains("e5m2"));
+}
+
+TEST_CASE("a weight is cast once as long as its contents stay") {
+  const Tensor x = torch::randn({16, 32}).to(at::kBFloat16), dy = torch::randn({16, 48}).to(at::kBFloat16);
+  for (const auto& [recipe, casts] : {std::pair(Recipe::kTensorwise, 1), std::pair(Recipe::kRowwise, 2),
+                                      std::pair(Recipe::kRowwiseWithGwHp, 2)}) {
+    Layer layer(torch::randn({48, 32}).to(at::kBFloat16));
+    for (int microbatch = 0; microbatch < 3; ++microbatch) layer.run(recipe, Gemm::kEmulated, x, dy);
+    CHECK(layer.counters->weight_casts == casts);
+    CHECK(layer.counters->products == 3 * (1 + backward_products(recipe)));
+    layer.parameter->derived.reset();
+    layer.run(recipe, Gemm::kEmulated, x, dy);
+    CHECK(layer.counters->weight_casts == 2 * casts);
+  }
+}
+
+TEST_CASE("a weight that was gathered in FP8 is used as it came") {
+  const Tensor master = torch::randn({48, 32});
+  const Tensor x = torch::randn({16, 32}).to(at::kBFloat16), dy = torch::randn({16, 48}).to(at::kBFloat16);
+  const Tensor scale = gather_scales(gather_statistics({master}, at::kCPU))[0];
+  Layer layer(at::full({48, 32}, NAN, at::kBFloat16));  // nobody reads it
+  layer.parameter->encoded = at::empty({48, 32}, kE4m3);
+  layer.parameter->encoded_scale = scale;
+  gather_encode(master, scale, layer.parameter->encoded);
+  const Products gathered = layer.run(Recipe::kTensorwise, Gemm::kEmulated, x, dy);
+  CHECK(layer.counters->weight_casts == 0);
+  // The same bits as a cast of the fp32 master.
+  const Quantized direct = quantize(master, {});
+  CHECK(direct.scale.equal(scale));
+  CHECK(direct.values.view(at::kByte).equal(layer.parameter->encoded.view(at::kByte)));
+  const Tensor out =
+      scaled_matmul(quantize(x, {}), {direct.values.t(), direct.scale}, at::kBFloat16, true, Gemm::kEmulated);
+  CHECK(gathered.out.equal(out));
+  CHECK(gather_statistics({at::empty({0, 32}), master}, at::kCPU)[0].item<float>() == 0);  // an empty shard
+}
+
+TEST_CASE("layers are chosen by name and extents and torchao's rules") {
+  const std::vector<LinearShape> layers = {{"layers.0.attention.wq", 4096, 4096},
+                                           {"layers.0.attention.wk", 1024, 4096},
+                                           {"layers.0.feed_forward.w1", 14336, 4096},
+                                           {"layers.0.feed_forward.w2", 100, 4096},
+                                           {"output", 128256, 4096}};
+  const auto reasons = [&](const std::vector<std::string>& filter, Recipe recipe) {
+    std::vector<std::string> all;
+    for (const Choice& choice : choose(layers, filter, recipe)) all.push_back(choice.why_not);
+    return all;
+  };
+  const auto plain = reasons({"output", "attention.wk"}, Recipe::kTensorwise);
+  CHECK(plain[0].empty());
+  CHECK_THAT(plain[1], Contains("\"attention.wk\" is in filter_fqns"));
+  CHECK(plain[2].empty());
+  CHECK_THAT(plain[3], Contains("100 x 4096") && Contains("16"));
+  CHECK_THAT(plain[4], Contains("output"));
+  const auto tensorwise = reasons({kAutoFilter}, Recipe::kTensorwise);
+  CHECK(tensorwise[0].empty());
+  CHECK_THAT(tensorwise[1], Contains("too small"));
+  const auto rowwise = reasons({kAutoFilter}, Recipe::kRowwise);
+  CHECK(rowwise[0].empty());
+  CHECK_THAT(rowwise[1], Contains("too small"));
+  CHECK_THAT(error_of(ExitCode::kUsage, [&] { reasons({kAutoFilter}, Recipe::kRowwiseWithGwHp); }),
+             Contains("rowwise_with_gw_hp"));
+  CHECK(unmatched(layers, {"output", kAutoFilter, "layers.0"}).empty());
+  const auto sentences = unmatched(layers, {"feedforward.w1"});
+  REQUIRE(sentences.size() == 1);
+  CHECK_THAT(sentences[0], Contains("did you mean feed_forward.w1"));
+}

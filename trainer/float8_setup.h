@@ -1,0 +1,44 @@
+// FP8 in a job: which layers multiply in it, on what, and how their weights travel.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "models/float8/strategy.h"
+#include "models/transformer.h"
+#include "parallel/gather_codec.h"
+#include "trainer/config/job_config.h"
+#include "trainer/unit_walk.h"
+
+namespace hyperion {
+
+struct Float8Setup {
+  float8::Recipe recipe = float8::Recipe::kTensorwise;
+  std::shared_ptr<float8::Counters> counters;  // null: FP8 is off
+  std::shared_ptr<const GatherCodec> codec;    // null: weights are gathered in the compute dtype
+  std::vector<std::string> converted;          // module names, in the order of forward
+  std::vector<std::string> log, warnings;      // what is on and what is not, for people
+};
+
+// Where FP8 products would run.
+struct Float8Device {
+  bool cpu = true;
+  int compute_capability = 0;  // of a GPU: 89 for SM89
+  std::string name{};
+};
+
+// Gives the layers that [quantize.linear.float8] chooses their FP8 strategy; nothing when the converter is
+// not listed. Before the model is sharded. Throws Error(kUsage) for a recipe that the device cannot run.
+Float8Setup convert_to_float8(Transformer& model, const JobConfig& config, const Float8Device& device);
+
+// FP8 products of one microbatch of training on this rank: forward, what activation checkpointing runs again,
+// and backward.
+int64_t float8_products(Transformer& model, const Float8Setup& setup, const WalkOptions& walk);
+
+// What a gather of all weights moves, in bytes of the unsharded tensors: {those in FP8, what these would be
+// in the compute dtype, all others in the compute dtype}. One line for the log.
+std::string describe_gathers(const std::vector<ShardedParameterPtr>& parameters, at::ScalarType compute);
+
+}  // namespace hyperion
