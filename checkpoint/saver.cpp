@@ -291,7 +291,11 @@ void Saver::save(int64_t step, const SaveContent& content, bool now) {
     under_way_->items = items;
     under_way_->done = std::async(std::launch::async, [this, job = std::move(job), save = under_way_.get()] {
       try {
-        save->items->stage();
+        try {
+          save->items->stage();
+        } catch (const Error& error) {  // no other rank can say who it was
+          throw Error(error.code(), fmt::format("rank {}: {}", ranks_.rank(), error.what()));
+        }
         save->copied = true;
         save->staged.set_value();
         run(job, *save->items);

@@ -52,7 +52,7 @@ def main() -> int:
     reference = smoothed(curves["bf16"])[-1]
     plot(curves, docs / "float8_curves.png")
     lines = ["# Loss curves in FP8", "",
-             f"The debug model on the default corpus, {len(curves['bf16'])} steps of 8 x 256 tokens, one rank, seed 1, `output` left alone;",
+             f"The debug model on the default corpus, {len(curves['bf16'])} steps of 8 x 128 tokens, one rank, seed 1, `output` left alone;",
              "made by `scripts/fp8_curves.sh`. The emulation computes what the tensor cores approximate.", "",
              f"| run | loss of step 1 | final loss, mean of {WINDOW} steps | difference to bf16 |", "|---|---|---|---|"]
     worst = 0.0

@@ -29,7 +29,7 @@ run() {  # NAME OPTION...
   mkdir -p "$folder"
   echo "[fp8_curves] $name: $steps steps, output in $folder/log"
   OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} "$binary" train "$root/configs/debug_model.toml" --job.dump_folder="$folder" \
-    --training.steps="$steps" --training.seq_len=256 --training.local_batch_size=8 --lr_scheduler.warmup_steps=20 \
+    --training.steps="$steps" --training.seq_len=128 --training.local_batch_size=8 --lr_scheduler.warmup_steps=20 \
     --metrics.log_freq=1 --debug.seed=1 "$@" > "$folder/log" 2>&1 || fail "$name ended with $?: $(tail -n 3 "$folder/log")" "read $folder/log"
 }
 

@@ -10,6 +10,7 @@
 #include "models/float8/choice.h"
 #include "models/float8/gather.h"
 #include "models/recompute.h"
+#include "trainer/job_state.h"
 
 namespace hyperion {
 namespace {
@@ -120,26 +121,26 @@ int64_t float8_products(Transformer& model, const Float8Setup& setup, const Walk
   return products;
 }
 
-std::string describe_gathers(const std::vector<ShardedParameterPtr>& parameters, at::ScalarType compute) {
-  constexpr double kMiB = 1 << 20;
+std::string describe_gathers(const std::vector<ShardedParameterPtr>& parameters, const FsdpContext& fsdp) {
+  const auto mib = [](int64_t bytes) {
+    return fmt::format("{:.2f} MiB", static_cast<double>(bytes) / (1 << 20));
+  };
+  const at::ScalarType compute = fsdp.options().compute_dtype;
   const auto width = static_cast<int64_t>(c10::elementSize(compute));
+  const std::string_view plain = torch_name(dtype_of(compute));
   int64_t encoded = 0, others = 0;
-  for (const ShardedParameterPtr& parameter : parameters) {
-    const int64_t numel = parameter->parameter().numel();
-    if (parameter->encoded())
-      encoded += numel;
-    else
-      others += numel * width;
-  }
+  for (const ShardedParameterPtr& parameter : parameters)
+    (parameter->encoded() ? encoded : others) += parameter->parameter().numel();
+  if (fsdp.shard().size() == 1)
+    return fmt::format("float8: nothing is gathered; weights are cast once a step, from their {}",
+                       encoded > 0 ? "fp32 masters" : fmt::format("{} copies", plain));
   if (encoded == 0)
-    return fmt::format("float8: weights are gathered in {} ({:.2f} MiB) and cast afterwards",
-                       c10::toString(compute), static_cast<double>(others) / kMiB);
+    return fmt::format("float8: weights are gathered in {} ({}) and cast after each gather", plain,
+                       mib(others * width));
   return fmt::format(
-      "float8: a gather of all weights moves {:.2f} MiB in float8_e4m3fn (in {} they would be {:.2f}) and "
-      "{:.2f} MiB of norms, embedding and layers left alone in {}",
-      static_cast<double>(encoded) / kMiB, c10::toString(compute),
-      static_cast<double>(encoded * width) / kMiB, static_cast<double>(others) / kMiB,
-      c10::toString(compute));
+      "float8: a gather of all weights moves {} in float8_e4m3fn (in {} they would be {}) and {} of norms, "
+      "embedding and layers left alone in {}",
+      mib(encoded), plain, mib(encoded * width), mib(others * width), plain);
 }
 
 }  // namespace hyperion

@@ -37,8 +37,8 @@ Float8Setup convert_to_float8(Transformer& model, const JobConfig& config, const
 // and backward.
 int64_t float8_products(Transformer& model, const Float8Setup& setup, const WalkOptions& walk);
 
-// What a gather of all weights moves, in bytes of the unsharded tensors: {those in FP8, what these would be
-// in the compute dtype, all others in the compute dtype}. One line for the log.
-std::string describe_gathers(const std::vector<ShardedParameterPtr>& parameters, at::ScalarType compute);
+// How weights reach their layers, for the log: what a gather of all moves in FP8, what that would be in the
+// compute dtype, and the rest; all in bytes of the unsharded tensors.
+std::string describe_gathers(const std::vector<ShardedParameterPtr>& parameters, const FsdpContext& fsdp);
 
 }  // namespace hyperion

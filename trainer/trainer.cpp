@@ -14,22 +14,18 @@
 #include <random>
 
 #include "base/failpoint.h"
-#include "base/files.h"
 #include "base/log.h"
 #include "base/progress.h"
 #include "checkpoint/names.h"
 #include "models/hugging_face_config.h"
 #include "models/init.h"
 #include "parallel/agreement.h"
-#include "parallel/device_library.h"
 #include "parallel/phase.h"
 #include "trainer/config/print.h"
 #include "trainer/config/validate.h"
-#include "trainer/metrics/flops.h"
-#include "trainer/metrics/gemm_peak.h"
-#include "trainer/metrics/run_folder.h"
 #include "trainer/metrics/step_line.h"
 #include "trainer/optim/grad_clip.h"
+#include "trainer/monitoring.h"
 #include "trainer/options.h"
 #include "trainer/signals.h"
 #include "trainer/stored_weights.h"
@@ -114,13 +110,14 @@ Trainer::Trainer(const ResolvedConfig& resolved, const std::vector<std::string>&
         training.global_batch_size / (training.local_batch_size * runtime_.mesh->degree(MeshDim::kBatch));
   for (const std::string& line : float8_.log) log_info("{}", line);
   for (const std::string& warning : float8_.warnings) log_warning("{}", warning);
-  if (float8_.counters) log_info("{}", describe_gathers(walk_.parameters(), fsdp_.options().compute_dtype));
+  if (float8_.counters) log_info("{}", describe_gathers(walk_.parameters(), fsdp_));
   failpoint("init.model");
   initialise_weights();
   make_components();
   load_checkpoint();
-  make_metrics(command);
-  make_profiler();
+  memory_ = make_memory_monitor(runtime_);
+  metrics_ = make_metrics({configured_, config_, model_args_, command}, runtime_, *memory_, state_.step);
+  profiler_ = make_profiler(config_.profiling, config_.job, runtime_);
 }
 
 Trainer::~Trainer() = default;
@@ -262,82 +259,6 @@ void Trainer::initialise_weights() {
     if (parameter->has_separate_compute_shard()) parameter->compute_shard().copy_(master);
   }
   walk_.weights_changed();
-}
-
-void Trainer::make_metrics(const std::vector<std::string>& command) {
-  const ParameterCounts counts = count_parameters(model_args_);
-  const FlopDimensions dimensions{.parameters = counts.total,
-                                  .embedding_parameters = model_args_.vocab_size * model_args_.dim,
-                                  .tied_head = model_args_.tied,
-                                  .layers = model_args_.n_layers,
-                                  .heads = model_args_.n_heads,
-                                  .head_dim = model_args_.head_dim,
-                                  .seq_len = config_.training.seq_len};
-  const bool cuda = runtime_.device.is_cuda();
-  memory_ = std::make_unique<MemoryMonitor>(cuda ? runtime_.device.index() : MemoryMonitor::kCpu);
-  MetricsOptions options;
-  const auto& metrics = config_.metrics;
-  options.log_freq = metrics.log_freq;
-  options.enable_tensorboard = metrics.enable_tensorboard;
-  options.enable_jsonl = metrics.enable_jsonl;
-  options.save_for_all_ranks = metrics.save_for_all_ranks;
-  options.disable_color_printing = metrics.disable_color_printing;
-  options.save_tb_folder = metrics.save_tb_folder;
-  options.dump_folder = config_.job.dump_folder;
-  options.start_time = static_cast<std::time_t>(
-      std::stoll(runtime_.groups->host().all_gather_text(std::to_string(std::time(nullptr))).front()));
-  options.start_step = state_.step;
-  options.rank = runtime_.rank();
-  options.prints = rank_prints(runtime_.rank());
-  options.flops_per_token_square = flops_per_token_square(dimensions);
-  options.flops_per_token_causal = flops_per_token_causal(dimensions);
-  MetricsSources sources;
-  sources.take_peak_memory = [this] { return memory_->take_peak(); };
-  if (cuda) {
-    const PeakFlops peak = gpu_peak_flops(runtime_.device_name);
-    if (!peak.known)
-      log_warning("no peak FLOP/s known for {}: MFU is relative to an A100", runtime_.device_name);
-    options.peak_flops = peak.flops;
-  } else {
-    const at::ScalarType dtype = fsdp_.options().compute_dtype;
-    sources.measure_peak_flops = [dtype] { return measure_gemm_peak(dtype); };
-  }
-  if (runtime_.rank() == 0) {
-    const std::filesystem::path folder = config_.job.dump_folder;
-    write_run_record(
-        folder, {to_toml(configured_), command, version_text(), runtime_.world_size(), options.start_time});
-    if (config_.job.save_config_file) {
-      std::filesystem::create_directories((folder / *config_.job.save_config_file).parent_path());
-      write_file_atomic(folder / *config_.job.save_config_file, to_json(config_) + "\n");
-    }
-  }
-  metrics_ = std::make_unique<MetricsLogger>(options, std::move(sources));
-  metrics_->log_config(to_toml(configured_));
-  log_info("Model {} {} size: {} total parameters", config_.model.name, config_.model.flavor,
-           python_grouped(static_cast<double>(counts.total), 0));
-}
-
-void Trainer::make_profiler() {
-  ProfilerOptions options;
-  const auto& profiling = config_.profiling;
-  options.enable_profiling = profiling.enable_profiling;
-  options.save_traces_folder = profiling.save_traces_folder;
-  options.profile_freq = profiling.profile_freq;
-  options.profiler_active = profiling.profiler_active;
-  options.profiler_warmup = profiling.profiler_warmup;
-  options.enable_memory_snapshot = profiling.enable_memory_snapshot;
-  options.save_memory_snapshot_folder = profiling.save_memory_snapshot_folder;
-  options.dump_folder = config_.job.dump_folder;
-  options.rank = runtime_.rank();
-  options.cuda = runtime_.device.is_cuda();
-  MemorySnapshotHooks hooks;
-  if (options.cuda) {
-    hooks.start_recording = [](size_t entries) {
-      device_library().record_memory_history(static_cast<int>(entries));
-    };
-    hooks.snapshot_pickle = device_library().memory_snapshot;
-  }
-  profiler_ = std::make_unique<Profiler>(options, std::move(hooks));
 }
 
 // All microbatches of a step are fetched first, because the loss is divided by the step's global number of

@@ -47,8 +47,6 @@ class Trainer {
   void make_components();
   void load_checkpoint();
   void continue_data();
-  void make_metrics(const std::vector<std::string>& command);
-  void make_profiler();
   void initialise_weights();
   void check_float8();
   double learning_rate(int64_t step) const;  // of 1-based `step`

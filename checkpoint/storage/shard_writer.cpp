@@ -20,7 +20,7 @@ namespace {
 std::string_view remedy(int error) {
   switch (error) {
     case ENOSPC:
-      return "; free some space (checkpoint.keep_latest_k keeps fewer) or name another folder";
+      return "; free some space or inodes (checkpoint.keep_latest_k keeps fewer) or name another folder";
     case EDQUOT:
       return "; the quota of this user or project is used up";
     case EFBIG:

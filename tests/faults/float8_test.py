@@ -25,13 +25,13 @@ class Log(Float8):
     def test_it_says_what_is_on_and_what_is_left_alone(self):
         job = self.run_job(ON, TABLE + "filter_fqns=output", code=0,
                            says=["float8: 14 of 15 linear layers converted, recipe tensorwise, products by _scaled_mm on CPU",
-                                 'float8: left alone: output: "output" is in filter_fqns', "gathered in BFloat16",
+                                 'float8: left alone: output: "output" is in filter_fqns', "nothing is gathered; weights are cast once a step, from their bfloat16 copies",
                                  "float8: the first step ran 84 FP8 products, as planned"])
         self.assertNotIn("WARNING", job.text())
 
     def test_gathers_are_named_in_bytes(self):
         self.run_job(*EMULATED, TABLE + "enable_fsdp_float8_all_gather", TABLE + "filter_fqns=output,attention.wk", ranks=2,
-                     code=0, says=["12 of 15", "emulated in fp32", "MiB in float8_e4m3fn (in BFloat16 they would be"])
+                     code=0, says=["12 of 15", "emulated in fp32", "MiB in float8_e4m3fn (in bfloat16 they would be"])
 
     def test_the_head_is_a_linear_layer_too(self):
         self.run_job(*EMULATED, code=0, says=["float8: 15 of 15 linear layers converted", "ran 90 FP8 products"])
