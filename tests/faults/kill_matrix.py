@@ -1,6 +1,6 @@
 """kill -9 at every point of a save, on each rank, synchronous and not, into a fresh folder and beside a checkpoint.
 
-    python3 tests/faults/kill_matrix.py build/hyperion [replicas]
+    python3 tests/faults/kill_matrix.py build/hyperion [sample | replicas]
 
 64 cells (F-K1 ... F-K8 of the fault matrix), F-K9 and F-K10, two at a time. In each a rank dies at the point; then the
 same command is run again and must end with the loss lines of the undisturbed run. After each cell:
@@ -8,7 +8,7 @@ same command is run again and must end with the loss lines of the undisturbed ru
   I2  the checkpoint before the fault is intact       I5  the other ranks end by themselves with a documented code
   I3  curve and last checkpoint equal the control's   I6  they name a rank, and what it was doing
 
-`replicas`: chosen points on meshes with replicas (B11: also a rank that writes nothing) and with averages (D16) instead.
+`sample`: every point into both kinds of folder, rank and mode in turns; 18 cells. `replicas`: chosen points on meshes with replicas (B11: also a rank that writes nothing) and with averages (D16) instead.
 """
 
 import itertools
@@ -147,9 +147,19 @@ def after_commit_cells(family: Family):
         yield f"{point} rank 0", problems
 
 
+MODES = ("disabled", "async")
+
+
 def matrix(base: Path) -> tuple[list[Cell], list]:
     family = Family(base, "fsdp-2")
-    cells = [Cell(family, *which) for which in itertools.product(POINTS, (0, 1), ("disabled", "async"), (True, False))]
+    cells = [Cell(family, *which) for which in itertools.product(POINTS, (0, 1), MODES, (True, False))]
+    return cells, list(after_commit_cells(family))
+
+
+def sample(base: Path) -> tuple[list[Cell], list]:
+    family = Family(base, "fsdp-2")
+    cells = [Cell(family, point, (i + existing) % 2, "async" if point == "ckpt.stage" else MODES[(i // 2 + existing) % 2],
+                  bool(existing)) for i, point in enumerate(POINTS) for existing in (0, 1)]
     return cells, list(after_commit_cells(family))
 
 
@@ -172,7 +182,8 @@ def replicas(base: Path) -> tuple[list[Cell], list]:
 
 def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
-        cells, results = (replicas if sys.argv[2:] == ["replicas"] else matrix)(Path(temporary))
+        which = {"": matrix, "sample": sample, "replicas": replicas}["".join(sys.argv[2:])]
+        cells, results = which(Path(temporary))
         with ThreadPoolExecutor(2) as pool:
             results += pool.map(run_cell, cells)
     failed = [(name, problems) for name, problems in results if problems]
