@@ -29,12 +29,12 @@ def smoothed(values: list[float]) -> list[float]:
 
 def plot(curves: dict[str, list[float]], path: Path) -> None:
     figure, (loss, difference) = plt.subplots(2, 1, figsize=(8, 7), sharex=True, height_ratios=(3, 2))
-    for name, values in curves.items():
-        steps = range(1, len(values) + 1)
-        loss.plot(steps, smoothed(values), label=NAMES[name], linewidth=1.2)
+    for number, (name, values) in enumerate(curves.items()):
+        steps, style = range(1, len(values) + 1), {"label": NAMES[name], "linewidth": 1.2, "color": f"C{number}"}
+        loss.plot(steps, smoothed(values), **style)
         if name != "bf16":
             distance = [100 * (a / b - 1) for a, b in zip(smoothed(values), smoothed(curves["bf16"]))]
-            difference.plot(steps, distance, label=NAMES[name], linewidth=1.2)
+            difference.plot(steps, distance, **style)
     loss.set_ylabel(f"loss, mean of {WINDOW} steps")
     loss.legend()
     difference.axhline(0, color="black", linewidth=0.6)
