@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The checks behind scripts/gpu_check.sh; and, for scripts/package.sh, the list of tests that need a GPU.
+"""The checks behind scripts/gpu_check.sh; and, for scripts/package.sh, the list of tests and benchmarks that need a GPU.
 
 usage: gpu_check.py --root FOLDER [--json FILE]             runs the checks of a source tree (built) or of a bundle
        gpu_check.py --list-gpu-tests BUILD --into FILE.json writes how the tests of label gpu are started, with paths of
@@ -18,6 +18,8 @@ import time
 BUDGET_SECONDS = 570  # of all checks together
 SKIPPED = 77  # exit code of a test that cannot run here
 LAST_LINES = 8
+BENCHMARKS = ["benchmark_float8"]
+FIRST_WITH_FP8 = 8.9  # compute capability
 
 
 class Result:
@@ -43,6 +45,7 @@ def ctest_gpu_tests(build):
                     "command": test["command"],
                     "environment": properties.get("ENVIRONMENT", []),
                     "seconds": properties.get("TIMEOUT", 120),
+                    "skip": properties.get("SKIP_REGULAR_EXPRESSION", []),
                 }
             )
     return tests
@@ -50,7 +53,8 @@ def ctest_gpu_tests(build):
 
 def list_gpu_tests(build, into):
     build = pathlib.Path(build).resolve()
-    source, programs = build.parent, set()
+    source = build.parent
+    programs = {str(build / name) for name in BENCHMARKS if (build / name).exists()}
 
     def relocate(word):
         if os.path.isabs(word) and pathlib.Path(word).parent == build and os.access(word, os.X_OK):
@@ -63,7 +67,7 @@ def list_gpu_tests(build, into):
         test["command"] = [relocate(word) for word in test["command"]]
         test["environment"] = [relocate(word) for word in test["environment"]]
     pathlib.Path(into).write_text(json.dumps(tests, indent=1) + "\n")
-    print("\n".join(sorted(programs)), end="\n" if programs else "")
+    print("\n".join(sorted(programs)))
 
 
 def gpu_tests(root):
@@ -88,8 +92,9 @@ class Checks:
         self.results.append(result)
         print(f"  {result.outcome:<7} {result.seconds:7.1f} s  {result.kind:<9} {result.name}  {result.note}", flush=True)
 
-    def run(self, kind, name, command, seconds, environment=None, note=lambda output: ""):
-        """Runs a command; its exit code decides, and `note` (which may raise ValueError) reads its output."""
+    def run(self, kind, name, command, seconds, environment=None, note=lambda output: "", skip=()):
+        """Runs a command; its exit code decides, and `note` (which may raise ValueError) reads its output. `skip`: expressions;
+        a command that prints a line with one of them was skipped."""
         left = self.end - time.monotonic()
         if left < 5:
             return self.add(Result(kind, name, "skipped", 0.0, "no time left"))
@@ -114,8 +119,9 @@ class Checks:
         except OSError as error:
             code, output = str(error), ""
         took = time.monotonic() - start
-        if code == SKIPPED:
-            return self.add(Result(kind, name, "skipped", took, last_lines(output, 1)))
+        why = [line for line in output.splitlines() if any(re.search(text, line) for text in skip)]
+        if code == SKIPPED or (code == 0 and why):
+            return self.add(Result(kind, name, "skipped", took, why[0] if why else last_lines(output, 1)))
         if code == 0:
             try:
                 return self.add(Result(kind, name, "passed", took, note(output)))
@@ -130,17 +136,24 @@ class Checks:
             command += [str(self.root / "configs" / "debug_model.toml"), f"--job.dump_folder={folder}", *options]
             self.run("training", name, command, 120, {"NPROC": str(ranks), "HYPERION_DEVICE": "cuda"}, read_training)
 
-    def all(self, gpus):
+    def all(self, gpus, with_fp8):
         for test in gpu_tests(self.root):
             environment = dict(entry.split("=", 1) for entry in test["environment"])
-            self.run("test", test["name"], test["command"], test["seconds"], environment)
+            self.run("test", test["name"], test["command"], test["seconds"], environment, skip=test["skip"])
         self.train("1 GPU, 50 steps", 1, ["--training.steps=50"])
+        for recipe, further in (("tensorwise", ["--quantize.linear.float8.enable_fsdp_float8_all_gather"]), ("rowwise", [])):
+            name = f"1 GPU, FP8 {recipe}, 50 steps"
+            if with_fp8:
+                options = ["--model.converters=quantize.linear.float8", f"--quantize.linear.float8.recipe_name={recipe}", *further]
+                self.train(name, 1, ["--training.steps=50", *options])
+            else:
+                self.add(Result("training", name, "skipped", 0.0, "this GPU has no FP8"))
         if gpus > 1:
             self.train(f"{gpus} GPUs, FSDP over NCCL, 20 steps", gpus, ["--training.steps=20"])
         else:
             self.add(Result("training", "several GPUs over NCCL", "skipped", 0.0, "this host has one GPU"))
-        for program in sorted(self.programs.glob("*_benchmark")):
-            self.run("benchmark", program.name, [str(program)], 180, note=lambda output: last_lines(output, 1))
+        for name in BENCHMARKS:
+            self.run("benchmark", name, [str(self.programs / name)], 180, note=lambda output: "\n" + output)
 
 
 def last_lines(text, count):
@@ -169,14 +182,14 @@ def main():
     if options.list_gpu_tests:
         return list_gpu_tests(options.list_gpu_tests, options.into)
 
-    query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+    query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total,compute_cap", "--format=csv,noheader"]
     try:
         gpus = subprocess.run(query, capture_output=True, text=True, timeout=60).stdout.splitlines()
     except OSError as error:
         sys.exit(f"[gpu_check] nvidia-smi cannot be run ({error})\n  remedy: install the NVIDIA driver's tools")
     print(*(f"GPU {index}: {gpu}" for index, gpu in enumerate(gpus)), sep="\n")
     checks = Checks(options.root.resolve())
-    checks.all(len(gpus))
+    checks.all(len(gpus), all(float(gpu.rsplit(",", 1)[1]) >= FIRST_WITH_FP8 for gpu in gpus))
 
     outcomes = [result.outcome for result in checks.results]
     report = {"gpus": gpus, "checks": [vars(result) for result in checks.results]}

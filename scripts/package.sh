@@ -30,10 +30,10 @@ rm -rf "$stage"
 mkdir -p "$stage"/{libexec,lib/fallback,lib/licenses,scripts,tests/assets}
 
 # --- programs ---------------------------------------------------------------------------------------------------------
-# The tests of the label gpu are described by ctest; their programs and how they are started go into the bundle.
+# The tests of the label gpu are described by ctest; their programs, the benchmarks that need a GPU and how all are started go
+# into the bundle.
 programs=("$build/hyperion")
 [ ! -e "$build/libhyperion_cuda.so" ] || programs+=("$build/libhyperion_cuda.so")
-for program in "$build"/*_benchmark; do [ ! -x "$program" ] || programs+=("$program"); done
 while IFS= read -r program; do programs+=("$program"); done < <(
   python3 "$root/scripts/gpu_check.py" --list-gpu-tests "$build" --into "$stage/gpu_tests.json")
 

@@ -2,7 +2,7 @@
 
 #include <ATen/ops/stack.h>
 
-#include "models/float8/quantize.h"
+#include "models/float8/cast.h"
 
 namespace hyperion::float8 {
 
@@ -17,7 +17,7 @@ at::Tensor gather_scales(const at::Tensor& statistics) {
 }
 
 void gather_encode(const at::Tensor& master, const at::Tensor& scale, const at::Tensor& out) {
-  out.copy_(saturating_cast(master, scale, kE4m3));
+  out.copy_(cast(master, scale, /*column_scale=*/{}, kE4m3).rows);
 }
 
 }  // namespace hyperion::float8

@@ -13,7 +13,7 @@ namespace hyperion::float8 {
 at::Tensor gather_statistics(const std::vector<at::Tensor>& masters, at::Device device);
 // fp32 [n]: each weight's scale.
 at::Tensor gather_scales(const at::Tensor& statistics);
-// Master rows [rows, ...] (fp32) to e4m3 `out` of the same shape.
+// Master rows [rows, in] (fp32) to e4m3 `out` of the same shape.
 void gather_encode(const at::Tensor& master, const at::Tensor& scale, const at::Tensor& out);
 
 }  // namespace hyperion::float8

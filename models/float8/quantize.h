@@ -20,6 +20,8 @@ struct Scaling {
   at::ScalarType dtype = kE4m3;
   Granularity granularity = Granularity::kTensor;
   bool power_of_two = false;
+
+  bool operator==(const Scaling&) const = default;
 };
 
 struct Quantized {

@@ -1,9 +1,8 @@
 #include "models/float8/strategy.h"
 
-#include <ATen/ops/constant_pad_nd.h>
-
 #include <optional>
 
+#include "models/float8/cast.h"
 #include "models/kernels/matmul.h"
 
 namespace hyperion::float8 {
@@ -15,21 +14,18 @@ using at::Tensor;
 struct Scalings {
   Scaling x_out{}, w_out{};
   Scaling g_x{}, w_x{};
-  Scaling g_w{}, x_w{};  // unused when grad_w is in high precision
+  std::optional<Scaling> g_w, x_w;  // none: grad_w is in high precision
 };
 
 Scalings scalings_of(Recipe recipe) {
-  if (recipe == Recipe::kTensorwise) return {.g_x = {.dtype = kE5m2}, .g_w = {.dtype = kE5m2}};
+  if (recipe == Recipe::kTensorwise)
+    return {.g_x = {.dtype = kE5m2}, .g_w = Scaling{.dtype = kE5m2}, .x_w = Scaling{}};
   const Scaling row = {.granularity = Granularity::kRow, .power_of_two = true};
   const Scaling column = {.granularity = Granularity::kColumn, .power_of_two = true};
   const Scaling tensor = {.power_of_two = true};
-  const bool high_precision = recipe == Recipe::kRowwiseWithGwHp;
-  return {.x_out = row,
-          .w_out = row,
-          .g_x = row,
-          .w_x = high_precision ? tensor : column,
-          .g_w = column,
-          .x_w = column};
+  if (recipe == Recipe::kRowwiseWithGwHp)
+    return {.x_out = row, .w_out = row, .g_x = row, .w_x = tensor, .g_w = {}, .x_w = {}};
+  return {.x_out = row, .w_out = row, .g_x = row, .w_x = column, .g_w = column, .x_w = column};
 }
 
 Quantized transposed(const Quantized& x) {
@@ -37,30 +33,27 @@ Quantized transposed(const Quantized& x) {
 }
 
 struct WeightCopies : DerivedWeight {
-  std::optional<Quantized> out;     // for out: [out, in], row-major
+  Quantized out;                    // for out: [out, in], row-major
   std::optional<Quantized> grad_x;  // for grad_x: [out, in], column-major where that matters
 };
 
 class Float8Strategy : public LinearStrategy {
  public:
   Float8Strategy(Recipe recipe, Gemm gemm, std::shared_ptr<Counters> counters)
-      : recipe_(recipe), scalings_(scalings_of(recipe)), gemm_(gemm), counters_(std::move(counters)) {}
+      : scalings_(scalings_of(recipe)), gemm_(gemm), counters_(std::move(counters)) {}
 
   Tensor forward(const Tensor& x, const Parameter& weight) const override {
-    const Quantized rows = quantize(x.contiguous(), scalings_.x_out);
-    return product(rows, transposed(weight_for_out(weight)), x.scalar_type(), /*fast_accumulate=*/true);
+    const Quantized rows = operands(x, scalings_.x_out, std::nullopt).rows;
+    return product(rows, transposed(copies(weight).out), x.scalar_type(), /*fast_accumulate=*/true);
   }
 
   Gradients backward(const Tensor& grad, const Tensor& x, const Parameter& weight) const override {
-    const Tensor rows = grad.contiguous();
-    const Quantized g = quantize(rows, scalings_.g_x);
-    const Tensor grad_x =
-        product(g, weight_for_grad_x(weight), grad.scalar_type(), /*fast_accumulate=*/false);
-    if (recipe_ == Recipe::kRowwiseWithGwHp) return {grad_x, kernels::matmul(grad.t(), x)};
-    const bool same = recipe_ == Recipe::kTensorwise;  // one scale, one set of bits
-    const Quantized columns = inner_operand(same ? g : quantize(rows, scalings_.g_w));
-    const Quantized inputs = inner_operand(quantize(x.contiguous(), scalings_.x_w));
-    return {grad_x, product(transposed(columns), inputs, grad.scalar_type(), /*fast_accumulate=*/false)};
+    const at::ScalarType dtype = grad.scalar_type();
+    const Operands g = operands(grad, scalings_.g_x, scalings_.g_w);
+    const Tensor grad_x = product(g.rows, weight_for_grad_x(weight), dtype, /*fast_accumulate=*/false);
+    if (!scalings_.x_w) return {grad_x, kernels::matmul(grad.t(), x)};
+    const Quantized inputs = operands(x, std::nullopt, scalings_.x_w).columns;
+    return {grad_x, product(transposed(g.columns), inputs, dtype, /*fast_accumulate=*/false)};
   }
 
   bool couples_rows() const override { return true; }
@@ -71,45 +64,42 @@ class Float8Strategy : public LinearStrategy {
     return scaled_matmul(a, b, out, fast_accumulate, gemm_);
   }
 
-  Quantized column_major(const Quantized& x) const {
-    if (gemm_ == Gemm::kEmulated) return x;
-    return {x.values.t().contiguous().t(), x.scale};
-  }
-
-  // An operand of grad_w, whose rows are summed over: column-major, and filled up with zeros to the multiple
-  // of 16 rows that the hardware wants.
-  Quantized inner_operand(const Quantized& x) const {
-    const int64_t missing = (16 - x.values.size(0) % 16) % 16;
-    if (gemm_ == Gemm::kEmulated || missing == 0) return column_major(x);
-    const Tensor bytes = at::constant_pad_nd(x.values.view(at::kByte), {0, 0, 0, missing});
-    return column_major({bytes.view(x.values.scalar_type()), x.scale});
+  // Emulated products take any layout.
+  Operands operands(const Tensor& x, const std::optional<Scaling>& rows,
+                    const std::optional<Scaling>& columns) const {
+    const Tensor dense = x.contiguous();
+    if (gemm_ == Gemm::kNative) return quantize_operands(dense, rows, columns);
+    Operands made;
+    if (rows) made.rows = quantize(dense, *rows);
+    if (columns) made.columns = columns == rows ? made.rows : quantize(dense, *columns);
+    return made;
   }
 
   WeightCopies& copies(const Parameter& weight) const {
-    if (!weight.derived) weight.derived = std::make_shared<WeightCopies>();
+    if (!weight.derived) {
+      auto made = std::make_shared<WeightCopies>();
+      if (weight.encoded.defined()) {
+        made->out = {weight.encoded, weight.encoded_scale};
+      } else {
+        const Operands both = operands(weight.weight, scalings_.w_out, scalings_.w_x);
+        made->out = both.rows;
+        made->grad_x = both.columns;
+        counters_->weight_casts += scalings_.w_out == scalings_.w_x ? 1 : 2;
+      }
+      weight.derived = std::move(made);
+    }
     return static_cast<WeightCopies&>(*weight.derived);
   }
 
-  Quantized cast(const Parameter& weight, const Scaling& scaling) const {
-    if (weight.encoded.defined()) return {weight.encoded, weight.encoded_scale};
-    ++counters_->weight_casts;
-    return quantize(weight.weight, scaling);
-  }
-
-  const Quantized& weight_for_out(const Parameter& weight) const {
-    std::optional<Quantized>& copy = copies(weight).out;
-    if (!copy) copy = cast(weight, scalings_.w_out);
-    return *copy;
-  }
-
+  // A weight that came encoded is laid out for grad_x only when that is computed: it may be gone before.
   const Quantized& weight_for_grad_x(const Parameter& weight) const {
-    std::optional<Quantized>& copy = copies(weight).grad_x;
-    const bool same = recipe_ == Recipe::kTensorwise;
-    if (!copy) copy = column_major(same ? weight_for_out(weight) : cast(weight, scalings_.w_x));
-    return *copy;
+    WeightCopies& made = copies(weight);
+    if (!made.grad_x && gemm_ == Gemm::kEmulated) made.grad_x = made.out;
+    if (!made.grad_x)
+      made.grad_x = Quantized{cast(made.out.values, {}, made.out.scale, kE4m3).columns, made.out.scale};
+    return *made.grad_x;
   }
 
-  Recipe recipe_;
   Scalings scalings_;
   Gemm gemm_;
   std::shared_ptr<Counters> counters_;

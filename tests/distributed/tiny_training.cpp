@@ -6,6 +6,7 @@
 
 #include "base/philox.h"
 #include "models/init.h"
+#include "parallel/device_library.h"
 #include "trainer/optim/grad_clip.h"
 
 namespace hyperion {
@@ -37,10 +38,14 @@ Float8Setup convert(Transformer& model, const TinyJob& job) {
   config.model.converters = {"quantize.linear.float8"};
   auto& float8 = config.quantize.linear.float8;
   float8.recipe_name = job.float8;
-  float8.emulate = true;
+  float8.emulate = job.float8_emulate;
   float8.enable_fsdp_float8_all_gather = job.float8_gather;
   float8.precompute_float8_dynamic_scale_for_fsdp = job.float8_precompute;
-  return convert_to_float8(model, config, {});
+  if (job.device.is_cpu()) return convert_to_float8(model, config, {});
+  const int index = job.device.index();
+  return convert_to_float8(
+      model, config,
+      {false, device_library().compute_capability(index), device_library().device_name(index)});
 }
 
 }  // namespace

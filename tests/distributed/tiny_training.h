@@ -24,10 +24,9 @@ struct TinyJob {
   int64_t accumulation = 1;
   bool prefetch_forward = true;
   at::Device device = at::kCPU;
-  // FP8 linears, emulated: a recipe's name. The model's extents then are multiples of 16, the vocabulary
-  // apart.
+  // FP8 linears: a recipe's name. The model's extents then are multiples of 16, the vocabulary apart.
   std::string float8{};
-  bool float8_gather = false, float8_precompute = true;
+  bool float8_gather = false, float8_precompute = true, float8_emulate = true;
 };
 
 class TinyTraining {

@@ -1,41 +1,17 @@
 // The real device: NCCL, streams and the walk on a GPU, against the CPU.
-#include <ATen/ATen.h>
+#include "tests/gpu/gpu.h"
+
+#include <cstdio>
 
 #include <catch2/catch.hpp>
 
-#include <cstdio>
-#include <functional>
+#include <ATen/ATen.h>
 
 #include "models/kernels/attention.h"
-#include "parallel/device.h"
-#include "parallel/device_library.h"
 #include "tests/distributed/ranks.h"
 #include "tests/distributed/tiny_training.h"
 
 namespace hyperion {
-namespace {
-
-// How many GPUs can be used; 0 after saying why none can, which ctest reads as "skipped".
-int gpus() {
-  const DriverProbe probe = probe_driver();
-  if (probe.devices == 0) std::printf("skipped: no GPU: %s\n", probe.reason.c_str());
-  return probe.devices;
-}
-
-void use_gpu(int index) {
-  const std::string problem = load_device_library();
-  if (!problem.empty()) throw std::runtime_error(problem);
-  device_library().set_device(index);
-}
-
-double largest_relative_difference(const std::vector<double>& a, const std::vector<double>& b) {
-  double largest = 0;
-  for (size_t i = 0; i < a.size(); ++i)
-    largest = std::max(largest, std::abs(a[i] - b.at(i)) / std::abs(b[i]));
-  return largest;
-}
-
-}  // namespace
 
 TEST_CASE("the walk on one GPU trains to the losses of the CPU") {
   if (gpus() == 0) return;

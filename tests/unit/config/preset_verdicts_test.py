@@ -14,12 +14,11 @@ PRESETS = Path(__file__).resolve().parent / "presets"
 
 DATA = "training.dataset"  # "c4" downloads in v0.2.2; here it needs training.dataset_path
 TENSOR = "parallelism.tensor_parallel_degree"
-FLOAT8 = "model.converters"
 REFUSED = {  # the keys named for each preset as it is; those but DATA are named when the data set is given, too
     "llama3_debug": set(),
     "llama3_8b": {DATA},
     "llama3_70b": {DATA, TENSOR},
-    "llama3_405b": {DATA, TENSOR, FLOAT8},
+    "llama3_405b": {DATA, TENSOR},
     "qwen3_0.6b": {DATA},
     "qwen3_1.7b": {DATA},
     "qwen3_32b": {DATA},
@@ -52,7 +51,7 @@ class PresetVerdicts(unittest.TestCase):
     def test_what_exists_of_a_refused_preset_runs(self):
         for name in ("llama3_70b", "llama3_405b"):
             with self.subTest(preset=name):
-                options = ["--training.dataset_path=c4", "--parallelism.tensor_parallel_degree=1", "--model.converters="]
+                options = ["--training.dataset_path=c4", "--parallelism.tensor_parallel_degree=1"]
                 self.check(name, options, set())
 
 

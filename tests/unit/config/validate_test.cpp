@@ -91,7 +91,6 @@ TEST_CASE("features that are not available are refused by name") {
       {"[parallelism]\ncontext_parallel_degree = 2", "context parallelism"},
       {"[parallelism]\nexpert_parallel_degree = 2", "expert parallelism"},
       {"[checkpoint]\nenable = true\ninitial_load_in_hf_quantized = true", "fp8 weights with block scales"},
-      {"[model]\nconverters = [\"quantize.linear.float8\"]", "float8 linears"},
       {"[model]\nconverters = [\"quantize.linear.mx\"]", "MXFP8 linears"},
       {"[model]\nconverters = [\"quantize.grouped_mm.float8\"]", "float8 experts"},
       {"[model]\nconverters = [\"quantize.grouped_mm.mx\"]", "MXFP8 experts"},
@@ -107,6 +106,17 @@ TEST_CASE("features that are not available are refused by name") {
       {"[experimental]\ncustom_args_module = \"a.b\"", "import a module"},
   };
   for (const auto& [toml, text] : cases) CHECK_THAT(problem(toml), Contains(text));
+}
+
+TEST_CASE("float8 options that exclude each other are refused where float8 is on") {
+  const std::string table = "[quantize.linear.float8]\n";
+  const std::string on = "[model]\nconverters = [\"float8\"]\n" + table;
+  const std::string rowwise = "recipe_name = \"rowwise\"\nenable_fsdp_float8_all_gather = true";
+  const std::string alone = "precompute_float8_dynamic_scale_for_fsdp = true";
+  CHECK_THAT(problem(on + rowwise), Contains("a scale for each row, which shards do not share"));
+  CHECK_THAT(problem(on + alone), Contains("expected enable_fsdp_float8_all_gather = true beside it"));
+  CHECK(problem(on + "recipe_name = \"tensorwise\"\nenable_fsdp_float8_all_gather = true\n" + alone).empty());
+  CHECK(problem(table + rowwise).empty());  // the converter is not listed
 }
 
 TEST_CASE("keys of a feature that is off are kept") {

@@ -1,0 +1,191 @@
+// FP8 linears against bf16: forward and backward of one layer at the shapes of an 8B model with 8192 tokens,
+// casts of input, weight and gradient included; then the cast alone.
+//   benchmark_float8 [ROUNDS]
+// Prints two Markdown tables and a summary. On a CPU the shapes are small and all but tensorwise is emulated:
+// it shows that everything runs, not how fast. A GPU without FP8: exit code 77.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+
+#include <fmt/format.h>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/randn.h>
+
+#include "base/error.h"
+#include "models/float8/cast.h"
+#include "models/float8/strategy.h"
+#include "parallel/device.h"
+#include "parallel/device_library.h"
+#include "parallel/streams.h"
+
+using namespace hyperion;
+using at::Tensor;
+using float8::Gemm, float8::Recipe;
+
+namespace {
+
+struct Place {
+  at::Device device = at::kCPU;
+  std::string name = "CPU";
+  int compute_capability = 0;
+};
+
+Place choose_place() {
+  const char* wanted = std::getenv("HYPERION_DEVICE");
+  const auto choice = wanted ? std::optional<std::string>(wanted) : std::nullopt;
+  if (choose_device(choice, probe_driver(), load_device_library) == DeviceKind::kCpu) return {};
+  const DeviceLibrary& library = device_library();
+  library.set_device(0);
+  return {at::Device(at::kCUDA, 0), library.device_name(0), library.compute_capability(0)};
+}
+
+// Medians of seconds. All works take turns, so that whatever else happens to the machine happens to each.
+std::vector<double> interleaved(const std::vector<std::function<void()>>& works, at::Device device,
+                                int rounds) {
+  const DeviceStream stream = DeviceStream::current(device);
+  const int times = device.is_cpu() ? 1 : 5;  // so that launching one hides behind running another
+  std::vector<std::vector<double>> seconds(works.size());
+  for (int round = -2; round < rounds; ++round)
+    for (size_t i = 0; i < works.size(); ++i) {
+      stream.synchronize();
+      const auto begin = std::chrono::steady_clock::now();
+      for (int time = 0; time < times; ++time) works[i]();
+      stream.synchronize();
+      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+      if (round >= 0) seconds[i].push_back(took.count() / times);  // the first rounds warm up
+    }
+  std::vector<double> medians;
+  for (auto& one : seconds) {
+    std::ranges::nth_element(one, one.begin() + std::ssize(one) / 2);
+    medians.push_back(one[one.size() / 2]);
+  }
+  return medians;
+}
+
+struct Layer {
+  const char* name;
+  int64_t out, in;
+  int in_block;  // how many of this shape a block has
+};
+constexpr Layer kLayers[] = {
+    {"wq, wo", 4096, 4096, 2}, {"wk, wv", 1024, 4096, 2}, {"w1, w3", 14336, 4096, 2}, {"w2", 4096, 14336, 1}};
+
+struct Way {
+  std::string name;
+  std::shared_ptr<const LinearStrategy> strategy;
+  bool encoded = false;  // the weight was gathered in FP8
+};
+
+std::vector<Way> ways(const Place& place) {
+  std::vector<Way> all = {{"bf16", plain_strategy()}};
+  for (const Recipe recipe : {Recipe::kTensorwise, Recipe::kRowwise, Recipe::kRowwiseWithGwHp}) {
+    const bool native = !place.device.is_cpu() || recipe == Recipe::kTensorwise;
+    const auto strategy = float8::make_strategy(recipe, native ? Gemm::kNative : Gemm::kEmulated,
+                                                std::make_shared<float8::Counters>());
+    const std::string name(float8::name_of(recipe));
+    all.push_back({native ? name : name + " (emulated)", strategy});
+    if (recipe == Recipe::kTensorwise) all.push_back({name + ", FP8 gather", strategy, /*encoded=*/true});
+  }
+  return all;
+}
+
+void benchmark_layers(const Place& place, int64_t tokens, int64_t divisor, int rounds) {
+  const std::vector<Way> all = ways(place);
+  const auto random = [&](int64_t rows, int64_t columns) {
+    return at::randn({rows, columns}, place.device).to(at::kBFloat16);
+  };
+  std::vector<double> block(all.size());
+  fmt::print("| layer | M, K, N | way | ms | TFLOP/s | to bf16 |\n|---|---|---|---:|---:|---:|\n");
+  for (const Layer& layer : kLayers) {
+    const int64_t out = layer.out / divisor, in = layer.in / divisor;
+    const Tensor x = random(tokens, in), grad = random(tokens, out), weight = random(out, in);
+    std::vector<std::function<void()>> works;
+    for (const Way& way : all) {
+      const ParameterPtr parameter = make_parameter("weight", {out, in}, Init::ones());
+      parameter->weight = weight;
+      if (way.encoded) {
+        const float8::Quantized quantized = float8::quantize(weight, {});
+        parameter->encoded = quantized.values;
+        parameter->encoded_scale = quantized.scale;
+      }
+      works.emplace_back([=, strategy = way.strategy] {
+        parameter->derived.reset();
+        strategy->forward(x, *parameter);
+        strategy->backward(grad, x, *parameter);
+      });
+    }
+    const std::vector<double> seconds = interleaved(works, place.device, rounds);
+    const double operations = 6.0 * static_cast<double>(tokens * out * in);
+    for (size_t i = 0; i < all.size(); ++i) {
+      fmt::print("| {} | {}, {}, {} | {} | {:.3f} | {:.4g} | {:.2f} |\n", layer.name, tokens, in, out,
+                 all[i].name, 1e3 * seconds[i], operations / seconds[i] / 1e12, seconds[0] / seconds[i]);
+      block[i] += layer.in_block * seconds[i];
+    }
+  }
+  for (size_t i = 0; i < all.size(); ++i)
+    fmt::print("| a block's seven | | {} | {:.3f} | | {:.2f} |\n", all[i].name, 1e3 * block[i],
+               block[0] / block[i]);
+}
+
+void benchmark_casts(const Place& place, int64_t tokens, int64_t divisor, int rounds) {
+  const int64_t in = 4096 / divisor;
+  const Tensor x = at::randn({tokens, in}, place.device).to(at::kBFloat16);
+  const auto scale = [&](float8::Granularity granularity) {
+    return float8::scale_of(float8::amax(x, granularity), float8::kE4m3, /*power_of_two=*/true);
+  };
+  const Tensor tensor = scale(float8::Granularity::kTensor), row = scale(float8::Granularity::kRow),
+               column = scale(float8::Granularity::kColumn);
+  struct Case {
+    const char* name;
+    Tensor row_scale, column_scale;
+  };
+  const Case cases[] = {{"row-major, one scale", tensor, {}},
+                        {"column-major, one scale", {}, tensor},
+                        {"both, one scale", tensor, tensor},
+                        {"both, a scale a row and a column", row, column}};
+  std::vector<std::function<void()>> works;
+  for (const Case& one : cases) {
+    works.emplace_back([&] { float8::cast(x, one.row_scale, one.column_scale, float8::kE4m3); });
+    works.emplace_back([&] { float8::plain::cast(x, one.row_scale, one.column_scale, float8::kE4m3); });
+  }
+  const std::vector<double> seconds = interleaved(works, place.device, rounds);
+  fmt::print("\n| cast of bf16 [{}, {}] | ms | GB/s | in ATen operations, ms |\n|---|---:|---:|---:|\n",
+             tokens, in);
+  for (size_t i = 0; i < std::size(cases); ++i) {
+    const int copies = cases[i].row_scale.defined() + cases[i].column_scale.defined();
+    const double bytes = static_cast<double>(x.numel()) * (2 + copies);
+    fmt::print("| {} | {:.4f} | {:.0f} | {:.4f} |\n", cases[i].name, 1e3 * seconds[2 * i],
+               bytes / seconds[2 * i] / 1e9, 1e3 * seconds[2 * i + 1]);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  const int rounds = argc > 1 ? std::atoi(argv[1]) : 15;
+  if (argc > 2 || rounds < 1) {
+    std::fprintf(stderr, "usage: benchmark_float8 [ROUNDS]\n");
+    return 2;
+  }
+  const Place place = choose_place();
+  if (!place.device.is_cpu() && place.compute_capability < 89) {
+    fmt::print("skipped: {} (SM{}) has no FP8\n", place.name, place.compute_capability);
+    return 77;
+  }
+  const at::NoGradGuard no_gradients;
+  const int64_t tokens = place.device.is_cpu() ? 64 : 8192, divisor = place.device.is_cpu() ? 64 : 1;
+  fmt::print("{}: forward and backward of one layer, casts included; medians of {} interleaved rounds\n\n",
+             place.name, rounds);
+  benchmark_layers(place, tokens, divisor, rounds);
+  benchmark_casts(place, tokens, divisor, rounds);
+  return 0;
+} catch (const Error& error) {
+  std::fprintf(stderr, "%s\n", error.what());
+  return static_cast<int>(error.code());
+} catch (const c10::Error& error) {
+  std::fprintf(stderr, "%s\n", error.what_without_backtrace());
+  return 1;
+}

@@ -1,0 +1,41 @@
+// A matrix as operands of FP8 products: cast into the layouts that they want, from one read.
+#pragma once
+
+#include <optional>
+
+#include <ATen/core/Tensor.h>
+
+#include "models/float8/quantize.h"
+
+namespace hyperion::float8 {
+
+// What the hardware wants of the extent that a product sums over; columns are filled up to it with zeros.
+inline constexpr int64_t kRowMultiple = 16;
+
+struct Copies {
+  at::Tensor rows;     // [m, n], row-major
+  at::Tensor columns;  // [m rounded up to kRowMultiple, n], column-major
+};
+
+// Copies of x [m, n] in an FP8 dtype, with the bits of saturating_cast. row_scale: 0-dim or [m, 1];
+// column_scale: 0-dim or [1, n]; a copy whose scale is undefined is not made. x may also be in `dtype`
+// already: then only columns are made, of its very bits. On a GPU, where n must be a multiple of 16, one
+// kernel reads x once (models/float8/cuda).
+Copies cast(const at::Tensor& x, const at::Tensor& row_scale, const at::Tensor& column_scale,
+            at::ScalarType dtype);
+
+namespace plain {
+Copies cast(const at::Tensor& x, const at::Tensor& row_scale, const at::Tensor& column_scale,
+            at::ScalarType dtype);
+}
+
+struct Operands {
+  Quantized rows, columns;  // laid out as Copies
+};
+
+// Dynamic scales, then the copies that have a scaling; both in one dtype, and with one scale where the
+// scalings are equal.
+Operands quantize_operands(const at::Tensor& x, const std::optional<Scaling>& rows,
+                           const std::optional<Scaling>& columns);
+
+}  // namespace hyperion::float8

@@ -1,0 +1,103 @@
+// One block casts a tile of 64 x 64 numbers: each of its 256 threads reads 16 of a row, writes them as 16
+// bytes of the row-major copy and leaves those of the column-major copy in shared memory; from there it takes
+// 16 of a column.
+#pragma once
+
+#include <type_traits>
+
+#include <cuda_bf16.h>
+#include <cuda_fp8.h>
+
+#include "models/float8/cuda/cast_task.h"
+
+namespace hyperion::float8 {
+
+constexpr int kTile = 64, kChunk = 16, kChunks = kTile / kChunk, kThreads = kTile * kChunks;
+
+// Moves as loads and stores of 16 bytes.
+template <typename T>
+struct alignas(16) Chunk {
+  T values[kChunk];
+};
+using Bytes = Chunk<uint8_t>;
+
+template <typename T>
+__device__ inline Chunk<T>& chunk_at(T* first) {
+  return *reinterpret_cast<Chunk<T>*>(first);
+}
+template <typename T>
+__device__ inline const Chunk<T>& chunk_at(const T* first) {
+  return *reinterpret_cast<const Chunk<T>*>(first);
+}
+
+// Where an element of the tile lies in shared memory. The chunks of a row change places every 16 rows, so
+// that the threads of a warp meet in no bank: neither when they write along rows nor when they read down
+// columns.
+__device__ inline int place(int row, int column) {
+  return row * kTile + ((column / kChunk) ^ (row / kChunk)) * kChunk + column % kChunk;
+}
+
+__device__ inline Chunk<float> repeated(float value) {
+  Chunk<float> chunk;
+  for (float& one : chunk.values) one = value;
+  return chunk;
+}
+
+// The product is rounded to fp32; then SATFINITE is the clamp, and NaN stays NaN.
+template <typename T, __nv_fp8_interpretation_t kFormat>
+__device__ inline Bytes converted(const Chunk<T>& x, const Chunk<float>& scale) {
+  Bytes bytes;
+  for (int i = 0; i < kChunk; i += 2) {
+    const float2 scaled = {static_cast<float>(x.values[i]) * scale.values[i],
+                           static_cast<float>(x.values[i + 1]) * scale.values[i + 1]};
+    const __nv_fp8x2_storage_t pair = __nv_cvt_float2_to_fp8x2(scaled, __NV_SATFINITE, kFormat);
+    bytes.values[i] = static_cast<uint8_t>(pair & 0xff);
+    bytes.values[i + 1] = static_cast<uint8_t>(pair >> 8);
+  }
+  return bytes;
+}
+
+// T: float, __nv_bfloat16, or uint8_t for numbers that are FP8 already.
+template <typename T, __nv_fp8_interpretation_t kFormat>
+__global__ void __launch_bounds__(kThreads) cast_tile(const CastTask task) {
+  __shared__ Bytes tile[kTile * kChunks];
+  uint8_t* const bytes = tile[0].values;
+  const auto column_tiles = static_cast<unsigned>((task.n + kTile - 1) / kTile);
+  const int64_t first_row = static_cast<int64_t>(blockIdx.x / column_tiles) * kTile;
+  const int64_t first_column = static_cast<int64_t>(blockIdx.x % column_tiles) * kTile;
+  const int line = static_cast<int>(threadIdx.x) / kChunks;
+  const int along = static_cast<int>(threadIdx.x) % kChunks * kChunk;
+
+  Bytes for_columns = {};  // zeros below the last row
+  const int64_t row = first_row + line, column = first_column + along;
+  if (row < task.m && column < task.n) {
+    const int64_t offset = row * task.n + column;
+    const Chunk<T> x = chunk_at(static_cast<const T*>(task.x) + offset);
+    if constexpr (std::is_same_v<T, uint8_t>) {
+      for_columns = x;
+    } else {
+      if (task.rows != nullptr)
+        chunk_at(task.rows + offset) =
+            converted<T, kFormat>(x, repeated(task.row_scale[task.scale_each_row ? row : 0]));
+      if (task.columns != nullptr)
+        for_columns = converted<T, kFormat>(
+            x, task.scale_each_column ? chunk_at(task.column_scale + column) : repeated(*task.column_scale));
+    }
+  }
+  if (task.columns == nullptr) return;
+  chunk_at(bytes + place(line, along)) = for_columns;
+  __syncthreads();
+
+  const int64_t own_column = first_column + line, own_row = first_row + along;
+  if (own_column >= task.n || own_row >= task.padded_m) return;
+  Bytes down;
+  for (int i = 0; i < kChunk; ++i) down.values[i] = bytes[place(along + i, line)];
+  chunk_at(task.columns + own_column * task.padded_m + own_row) = down;
+}
+
+// How many tiles, each a block, x has.
+inline int64_t tiles_of(const CastTask& task) {
+  return (task.m + kTile - 1) / kTile * ((task.n + kTile - 1) / kTile);
+}
+
+}  // namespace hyperion::float8

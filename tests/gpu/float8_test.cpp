@@ -1,0 +1,174 @@
+// FP8 on its hardware: the cast's kernel against its plain form, _scaled_mm against the emulation, and a
+// training against the one that the CPU emulates.
+#include <catch2/catch.hpp>
+
+#include <ATen/ATen.h>
+
+#include "models/float8/cast.h"
+#include "models/float8/strategy.h"
+#include "tests/distributed/ranks.h"
+#include "tests/distributed/tiny_training.h"
+#include "tests/gpu/gpu.h"
+#include "tests/unit/models/float8_bits.h"
+
+namespace hyperion {
+namespace {
+
+using namespace float8;
+using at::Tensor;
+
+// Runs `function` on the first GPU in a process of its own; empty after saying why it cannot.
+std::vector<double> on_float8_gpu(const RankFunction& function) {
+  if (gpus() == 0) return {};
+  static const std::vector<double> kTooOld = {-1e9};
+  const auto values = run_ranks(
+      1,
+      [&](const Environment& environment) {
+        use_gpu(0);
+        return device_library().compute_capability(0) < 89 ? kTooOld : function(environment);
+      },
+      std::chrono::seconds(240));
+  if (values.front() != kTooOld) return values.front();
+  std::printf("skipped: this GPU has no FP8 (SM89 or newer has)\n");
+  return {};
+}
+
+Tensor on_gpu(const Tensor& x) {
+  return x.to(at::kCUDA);
+}
+
+Tensor scales(at::IntArrayRef shape) {
+  return at::rand(shape).mul_(500);
+}
+
+// How many of the kernel's results for x differ from the plain form's: run on the GPU, and on the CPU.
+double differing_casts(const Tensor& x, const Tensor& row_scale, const Tensor& column_scale,
+                       at::ScalarType dtype) {
+  const auto moved = [](const Tensor& t) { return t.defined() ? on_gpu(t) : t; };
+  const Tensor there = moved(x), row = moved(row_scale), column = moved(column_scale);
+  const Copies kernel = cast(there, row, column, dtype), plain = plain::cast(there, row, column, dtype),
+               cpu = plain::cast(x, row_scale, column_scale, dtype);
+  double differing = 0;
+  const auto compare = [&](const Tensor& found, const Tensor& wanted) {
+    if (found.defined() != wanted.defined())
+      ++differing;
+    else if (found.defined())
+      differing += same_bits(found.cpu(), wanted.cpu()) ? 0 : 1;
+  };
+  compare(kernel.rows, plain.rows);
+  compare(kernel.columns, plain.columns);
+  compare(kernel.rows, cpu.rows);
+  compare(kernel.columns, cpu.columns);
+  if (kernel.columns.defined() && !kernel.columns.t().is_contiguous()) ++differing;
+  return differing;
+}
+
+double sqnr(const Tensor& reference, const Tensor& other) {
+  const Tensor r = reference.to(at::kDouble), o = other.to(at::kDouble);
+  return 10 * std::log10(r.square().sum().item<double>() /
+                         std::max(1e-300, (r - o).square().sum().item<double>()));
+}
+
+}  // namespace
+
+TEST_CASE("the FP8 cast on a GPU has the bits of its plain form") {
+  const auto differing = on_float8_gpu([](const Environment&) {
+    at::manual_seed(11);
+    std::vector<double> results;
+    for (at::ScalarType from : {at::kFloat, at::kBFloat16})
+      for (at::ScalarType dtype : {kE4m3, kE5m2})
+        for (int64_t m : {1, 15, 16, 17, 63, 64, 65, 200, 1000})
+          for (int64_t n : {16, 48, 64, 80, 256, 1040}) {
+            const Tensor x = troublesome(m, n).to(from);
+            const Tensor rows = scales({m, 1}), columns = scales({1, n}), one = scales({});
+            double sum = differing_casts(x, rows, columns, dtype) + differing_casts(x, one, one, dtype);
+            sum += differing_casts(x, rows, {}, dtype) + differing_casts(x, {}, columns, dtype);
+            sum += differing_casts(plain::cast(x, one, {}, dtype).rows, {}, one, dtype);
+            results.push_back(sum);
+          }
+    return results;
+  });
+  for (double count : differing) CHECK(count == 0);
+}
+
+TEST_CASE("the FP8 cast on a GPU rounds every bf16 number as libtorch does and takes any address") {
+  const auto differing = on_float8_gpu([](const Environment&) -> std::vector<double> {
+    const Tensor every = at::arange(65536, at::kInt).to(at::kShort).view(at::kBFloat16).view({512, 128});
+    double sum = 0;
+    for (at::ScalarType dtype : {kE4m3, kE5m2})
+      for (double scale : {1.0, 448e12, 0.0, 1.7e-5}) {
+        const Tensor one = at::full({}, scale);
+        sum +=
+            differing_casts(every, one, one, dtype) + differing_casts(every.to(at::kFloat), one, one, dtype);
+      }
+    // A view that starts at no multiple of 16 bytes, and no rows at all.
+    const Tensor flat = at::randn({32 * 48 + 1}, at::kCUDA);
+    const Tensor shifted = flat.narrow(0, 1, 32 * 48).view({32, 48}), one = at::ones({}, at::kCUDA);
+    const Copies ours = cast(shifted, one, one, kE4m3), wanted = plain::cast(shifted, one, one, kE4m3);
+    sum += same_bits(ours.rows, wanted.rows) && same_bits(ours.columns, wanted.columns) ? 0 : 1;
+    const Copies empty = cast(at::empty({0, 48}, at::kCUDA), one, one, kE4m3);
+    sum += empty.rows.numel() + empty.columns.numel();
+    return {sum};
+  });
+  for (double count : differing) CHECK(count == 0);
+}
+
+// Products whose sums are fp32 differ from the emulation by bf16's rounding (50 dB); fast accumulation, in
+// the forward product alone, keeps fewer bits between its partial sums.
+TEST_CASE("FP8 products of a GPU are near their emulation for every recipe and layout") {
+  const auto found = on_float8_gpu([](const Environment&) {
+    at::manual_seed(12);
+    std::vector<double> results;
+    for (Recipe recipe : {Recipe::kTensorwise, Recipe::kRowwise, Recipe::kRowwiseWithGwHp})
+      for (const auto& [m, k, n] : std::vector<std::array<int64_t, 3>>{
+               {16, 16, 16}, {1, 32, 48}, {17, 64, 48}, {33, 48, 80}, {200, 1040, 272}, {512, 4096, 1024}}) {
+        const auto random = [](int64_t rows, int64_t columns) {
+          return at::randn({rows, columns}, at::kCUDA).to(at::kBFloat16);
+        };
+        const Tensor x = random(m, k), grad = random(m, n), weight = random(n, k);
+        const auto run = [&](Gemm gemm, bool encoded) {
+          const auto strategy = make_strategy(recipe, gemm, std::make_shared<Counters>());
+          const ParameterPtr parameter = make_parameter("w.weight", {n, k}, Init::ones());
+          parameter->weight = weight;
+          if (encoded) {
+            const Quantized master = quantize(weight, {});
+            parameter->encoded = master.values;
+            parameter->encoded_scale = master.scale;
+          }
+          // Gradients come in other layouts than row-major as well.
+          const auto back = strategy->backward(grad.t().contiguous().t(), x, *parameter);
+          return std::vector<Tensor>{strategy->forward(x, *parameter), back.x, back.weight};
+        };
+        for (bool encoded : {false, true}) {
+          if (encoded && recipe != Recipe::kTensorwise) continue;
+          const auto native = run(Gemm::kNative, encoded), emulated = run(Gemm::kEmulated, encoded);
+          for (size_t i = 0; i < native.size(); ++i)
+            results.push_back(sqnr(emulated[i], native[i]) - (i == 0 ? 35 : 45));
+        }
+      }
+    return results;
+  });
+  for (double above_limit : found) CHECK(above_limit > 0);
+}
+
+TEST_CASE("FP8 trains on a GPU as the CPU emulates it") {
+  for (const auto& [recipe, gather] : {std::pair("tensorwise", false), std::pair("tensorwise", true),
+                                       std::pair("rowwise", false), std::pair("rowwise_with_gw_hp", false)}) {
+    const TinyJob emulated{.compute = at::kBFloat16, .float8 = recipe, .float8_gather = gather};
+    TinyJob native = emulated;
+    native.device = at::Device(at::kCUDA, 0);
+    native.float8_emulate = false;
+    const auto train = [](const TinyJob& job) {
+      return [&job](const Environment& environment) { return train_tiny(job, environment, 20); };
+    };
+    const std::vector<double> gpu = on_float8_gpu(train(native));
+    if (gpu.empty()) return;
+    const std::vector<double> cpu = run_ranks(1, train(emulated)).front();
+    INFO(recipe << (gather ? " with FP8 gather" : ""));
+    CHECK(gpu[0] == Approx(cpu[0]).epsilon(2e-3));
+    for (size_t step = 0; step < 20; ++step) CHECK(std::abs(gpu[2 * step] - cpu[2 * step]) < 2e-2);
+    CHECK(gpu[38] < gpu[0] - 0.2);  // and it learns
+  }
+}
+
+}  // namespace hyperion
