@@ -17,7 +17,7 @@ setup=() selection=(-LE '^slow$')
 [ "${CI:-}" != true ] || setup=(--interop)
 case " $* " in
   *" -h "* | *" --help "*) echo "$usage"; exit 0 ;;
-  *interop* | *float8*) setup=(--interop) ;;&
+  *interop* | *float8* | *slow*) setup=(--interop) ;;&
   *slow*) selection=() ;;
 esac
 [ "${HYPERION_NO_INTEROP:-0}" != 1 ] || setup=()
