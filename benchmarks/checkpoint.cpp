@@ -2,7 +2,8 @@
 // program and prints the table.
 //   benchmark_checkpoint PART FOLDER [VOCAB [LAYERS]]
 // PART save: 2 ranks, a round measures saves, stalls and a load. PART writers: 4 ranks as a mesh of 2 x 2, a
-// round saves with both kinds of writers. PART memory: 2 ranks, one round of 50 saves.
+// round saves with both kinds of writers. PART memory: 2 ranks, one round of 50 saves. PART ema: 2 ranks, a
+// round saves with and without averages.
 // After "ready", each line on stdin starts a round, whose figures rank 0 prints as one line of JSON; times
 // are in seconds, of the slowest rank. It ends when stdin does.
 #include <algorithm>
@@ -350,6 +351,40 @@ class WritersPart {
   Target all_, one_;
 };
 
+// What an average of the parameters adds to the stall of an asynchronous save.
+class EmaPart {
+ public:
+  EmaPart(const fs::path& folder, const std::vector<NamedShape>& shapes, SocketRanks& ranks)
+      : ranks_(ranks),
+        plain_(shapes, {2, ranks.rank(), 1, 0}, {1, 0, 2, ranks.rank()}),
+        averaged_(shapes, {2, ranks.rank(), 1, 0}, {1, 0, 2, ranks.rank()}, /*ema=*/true),
+        without_(folder / "without", AsyncMode::kAsync, plain_, ranks, mover_),
+        with_(folder / "with", AsyncMode::kAsync, averaged_, ranks, mover_) {
+    for (Target* target : {&without_, &with_}) {
+      target->clear(ranks);
+      save_async(*target, ranks, nullptr, 0);
+    }
+  }
+
+  Json round(int number) {
+    Json figures{{"bytes_per_rank", plain_.bytes()}, {"bytes_per_rank_with_ema", averaged_.bytes()}};
+    std::vector<std::pair<const char*, Target*>> order{{"without", &without_}, {"with", &with_}};
+    if (number % 2 != 0) std::swap(order[0], order[1]);
+    for (const auto& [name, target] : order) {
+      target->clear(ranks_);
+      settle(ranks_);
+      figures[std::string(name) + "_stall"] = save_async(*target, ranks_, nullptr, 0).stall;
+    }
+    return figures;
+  }
+
+ private:
+  SocketRanks& ranks_;
+  MemoryMover mover_;
+  LlamaState plain_, averaged_;
+  Target without_, with_;
+};
+
 class MemoryPart {
  public:
   MemoryPart(const fs::path& folder, const std::vector<NamedShape>& shapes, SocketRanks& ranks)
@@ -407,6 +442,7 @@ int main(int argc, char** argv) {
   if (part == "save") return run(2, rounds<SavePart>);
   if (part == "writers") return run(4, rounds<WritersPart>);
   if (part == "memory") return run(2, rounds<MemoryPart>);
-  fmt::print(stderr, "usage: benchmark_checkpoint save|writers|memory FOLDER [VOCAB [LAYERS]]\n");
+  if (part == "ema") return run(2, rounds<EmaPart>);
+  fmt::print(stderr, "usage: benchmark_checkpoint save|writers|memory|ema FOLDER [VOCAB [LAYERS]]\n");
   return 2;
 }

@@ -41,7 +41,9 @@ inline std::vector<NamedShape> llama_shapes(int64_t vocab, int64_t layers) {
 // One component that holds it all. Each tensor has memory of its own, as in a training job.
 class LlamaState : public StateComponent {
  public:
-  LlamaState(const std::vector<NamedShape>& shapes, const Placement& sharded, const Placement& whole)
+  // `ema`: with an average of every parameter.
+  LlamaState(const std::vector<NamedShape>& shapes, const Placement& sharded, const Placement& whole,
+             bool ema = false)
       : shapes_(shapes) {
     for (const auto& [name, shape] : shapes) {
       const std::string state = "state." + name;
@@ -49,6 +51,7 @@ class LlamaState : public StateComponent {
       add("optimizer." + state + ".exp_avg", {"optimizer", state + ".exp_avg"}, shape, sharded);
       add("optimizer." + state + ".exp_avg_sq", {"optimizer", state + ".exp_avg_sq"}, shape, sharded);
       add("optimizer." + state + ".step", {"optimizer", state + ".step"}, {}, whole);
+      if (ema) add("ema." + name, {"ema", name}, shape, sharded);
     }
   }
 

@@ -11,13 +11,14 @@ write; and O_DIRECT from and into aligned memory. Both move exactly one file a r
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+from machine import processor
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -136,13 +137,6 @@ def print_writers(runs: list[dict]) -> dict:
     return result
 
 
-def processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.machine()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=Path, default=ROOT / "build")
@@ -151,9 +145,9 @@ def main() -> None:
     parser.add_argument("--vocab", type=int, default=31168, help="sets the size: 31168 is 256 MiB a rank")
     parser.add_argument("--folder", type=Path, default=ROOT / "outputs", help="on the disk to measure")
     parser.add_argument("--json", type=Path, default=ROOT / "outputs" / "ckpt.json")
-    parser.add_argument("parts", nargs="*", metavar="PART", help="save, writers, memory, plan (default: all)")
+    parser.add_argument("parts", nargs="*", metavar="PART", help="save, writers, memory, ema, plan (default: all)")
     options = parser.parse_args()
-    known = ("save", "writers", "memory", "plan")
+    known = ("save", "writers", "memory", "ema", "plan")
     parts = options.parts or known
     if set(parts) - set(known) or options.pairs < 1:
         parser.error(f"parts are {', '.join(known)}; at least 1 pair")
@@ -191,6 +185,14 @@ def main() -> None:
                 if run:
                     early, late = run["resident_after_5"], run["resident_after_50"]
                     print(f"{name:10} after 5 saves {early / 2**20:.1f} MiB, after 50 {late / 2**20:.1f} MiB: {100 * (late / early - 1):+.2f} %")
+        if "ema" in parts:
+            mine, _ = sides("ema", options.pairs, options.vocab, with_peer=False)
+            stalls = {name: column(mine, f"{name}_stall") for name in ("with", "without")}
+            result["ema"] = {name: spread(values) for name, values in stalls.items()}
+            result["ema"]["ratio"] = ratio(stalls["with"], stalls["without"])
+            print(f"\nstall of an asynchronous save with EMA {text(result['ema']['with'], 3)}, without "
+                  f"{text(result['ema']['without'], 3)}: {text(result['ema']['ratio'], 2)}; bytes: "
+                  f"{mine[0]['bytes_per_rank_with_ema'] / mine[0]['bytes_per_rank']:.2f}")
         if "plan" in parts:
             print("\nplanning, seconds")
             result["plan"] = []

@@ -12,13 +12,14 @@ before each run is printed and recorded, because figures from a busy one mean li
 import argparse
 import json
 import os
-import platform
 import statistics
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+from machine import processor
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "interop"))
@@ -101,13 +102,6 @@ def summarise(ours: list[dict], theirs: list[dict]) -> dict:
 def print_row(title: str, figure: dict, unit: str, digits: int) -> None:
     spread = f"{figure['ratio']:6.2f} ({figure['ratio_min']:.2f} .. {figure['ratio_max']:.2f})"
     print(f"{title:44} {figure['hyperion']:11,.{digits}f} {figure['torchtitan']:11,.{digits}f} {unit:10} {spread}", flush=True)
-
-
-def processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.machine()
 
 
 def main() -> None:

@@ -1,10 +1,8 @@
 #include "checkpoint/loader.h"
 
 #include <algorithm>
-#include <bit>
 #include <chrono>
 #include <cstring>
-#include <future>
 #include <set>
 
 #include <fmt/format.h>
@@ -41,6 +39,29 @@ struct Read {
   const LoadItem* item;
   const Chunk* chunk;
 };
+
+// Rows of the tensor that this rank wants and the chunk has: [begin, end), none when end <= begin.
+std::pair<int64_t, int64_t> common_rows(const Read& read) {
+  const Rows wanted = read.item->tensor->rows();
+  const Rows stored = read.item->tensor->shape.empty()
+                          ? Rows{0, 1}
+                          : Rows{read.chunk->offset.front(), read.chunk->shape.front()};
+  return {std::max(wanted.begin, stored.begin),
+          std::min(wanted.begin + wanted.count, stored.begin + stored.count)};
+}
+
+// What ChunkReader and RowLoader are going to read of an archive that we wrote: its head, then the rows.
+void add_ranges(const Read& read, std::vector<ByteRange>& ranges) {
+  const auto& [where, dtype, shape] =
+      std::tie(read.chunk->where, read.item->record->dtype, read.chunk->shape);
+  const auto [begin, end] = common_rows(read);
+  if (read.item->row_map || shape.empty() || end <= begin)
+    return ranges.push_back({where.offset, where.length});
+  const uint64_t head = tensor_archive_head(dtype, shape).size(), width = row_bytes(dtype, shape);
+  ranges.push_back({where.offset, head});
+  ranges.push_back({where.offset + head + static_cast<uint64_t>(begin - read.chunk->offset.front()) * width,
+                    static_cast<uint64_t>(end - begin) * width});
+}
 
 // The bytes of one chunk: rows in the stored type, verified.
 class ChunkReader {
@@ -126,16 +147,11 @@ class RowLoader {
       : checkpoint_(checkpoint), mover_(mover), options_(options) {}
 
   void load(const Read& read, ChunkReader& chunk) {
-    const TensorState& tensor = *read.item->tensor;
     if (read.item->row_map) return load_mapped(read, chunk);
-    const Rows wanted = tensor.rows();
-    const Rows stored =
-        tensor.shape.empty() ? Rows{0, 1} : Rows{read.chunk->offset.front(), read.chunk->shape.front()};
-    const int64_t begin = std::max(wanted.begin, stored.begin);
-    const int64_t end = std::min(wanted.begin + wanted.count, stored.begin + stored.count);
-    each_piece(read, begin, end, [&](int64_t first, int64_t count, std::byte* out) {
-      chunk.rows(first - stored.begin, count, out);
-    });
+    const auto [begin, end] = common_rows(read);
+    const int64_t stored = read.chunk->shape.empty() ? 0 : read.chunk->offset.front();
+    each_piece(read, begin, end,
+               [&](int64_t first, int64_t count, std::byte* out) { chunk.rows(first - stored, count, out); });
   }
 
   uint64_t bytes() const { return bytes_; }
@@ -238,33 +254,23 @@ void find_chunks(const LoadItem& item, const OpenCheckpoint& checkpoint, std::ve
                checkpoint.folder.string(), item.tensor->key, item.record->chunks.size());
 }
 
-// Performs `reads`, which lie file by file and front to back. Returns the bytes of tensors.
-uint64_t load_reads(const OpenCheckpoint& checkpoint, std::span<const Read> reads, MemoryMover& mover,
-                    const LoadOptions& options) {
-  RowLoader rows(checkpoint, mover, options);
+// Performs `reads`, which lie front to back in one file.
+void load_file(const OpenCheckpoint& checkpoint, std::span<const Read> reads, const LoadOptions& options,
+               RowLoader& rows) {
   const bool archives = checkpoint.index.layout == CheckpointIndex::Layout::kArchives;
-  const Links links = archives ? Links::kRefuse : Links::kFollow;
-  std::optional<ShardReader> file;
-  std::string open_name;
+  const bool check_crcs = archives && (!checkpoint.manifest || options.full_verify);
+  const std::string& name = reads.front().chunk->where.file;
+  ShardReader file(checkpoint.folder, name, checkpoint.record(name), kBlockBytes,
+                   archives ? Links::kRefuse : Links::kFollow);
+  if (archives && !check_crcs) {
+    std::vector<ByteRange> ranges;
+    for (const Read& read : reads) add_ranges(read, ranges);
+    file.expect(ranges);
+  }
   for (const Read& read : reads) {
-    const std::string& name = read.chunk->where.file;
-    if (!file || name != open_name) {
-      file.emplace(checkpoint.folder, name, checkpoint.record(name), kBlockBytes, links);
-      open_name = name;
-    }
-    ChunkReader chunk(*file, checkpoint, read, archives && (!checkpoint.manifest || options.full_verify));
+    ChunkReader chunk(file, checkpoint, read, check_crcs);
     rows.load(read, chunk);
   }
-  return rows.bytes();
-}
-
-// How many of the first reads have half of the bytes.
-size_t first_half(std::span<const Read> reads) {
-  uint64_t total = 0, sum = 0;
-  for (const Read& read : reads) total += read.chunk->where.length;
-  size_t count = 0;
-  while (count < reads.size() && sum < total / 2) sum += reads[count++].chunk->where.length;
-  return count;
 }
 
 void check_against_manifest(const OpenCheckpoint& checkpoint) {
@@ -351,19 +357,19 @@ LoadReport load_tensors(const OpenCheckpoint& checkpoint, const std::vector<Load
     return std::tie(a.chunk->where.file, a.chunk->where.offset) <
            std::tie(b.chunk->where.file, b.chunk->where.offset);
   });
-  // Two halves at once: while one thread waits for the disk, the other verifies and copies. What goes to a
-  // device goes through one stream of copies.
-  const bool on_device =
-      std::ranges::any_of(items, [](const LoadItem& item) { return item.tensor->on_device; });
-  const std::span<const Read> all(reads);
-  const size_t half = on_device ? all.size() : first_half(all);
-  std::future<uint64_t> second = std::async(
-      std::launch::async, [&] { return load_reads(checkpoint, all.subspan(half), mover, options); });
-  uint64_t bytes = load_reads(checkpoint, all.first(half), mover, options);
-  failpoint("load.mid_data");
-  bytes += second.get();
+  const auto another_file = [](const Read& a, const Read& b) {
+    return a.chunk->where.file != b.chunk->where.file;
+  };
+  RowLoader rows(checkpoint, mover, options);
+  for (auto first = reads.begin(); first != reads.end();) {
+    auto last = std::ranges::adjacent_find(first, reads.end(), another_file);
+    if (last != reads.end()) ++last;
+    load_file(checkpoint, {first, last}, options, rows);
+    failpoint("load.mid_data");
+    first = last;
+  }
   failpoint("load.done");
-  return {bytes, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()};
+  return {rows.bytes(), std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()};
 }
 
 std::map<std::string, Object> load_objects(const OpenCheckpoint& checkpoint,

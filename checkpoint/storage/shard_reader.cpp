@@ -1,13 +1,9 @@
 #include "checkpoint/storage/shard_reader.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <cstring>
-#include <exception>
-#include <mutex>
-#include <system_error>
-#include <thread>
+#include <numeric>
 
 #include <fcntl.h>
 #include <linux/openat2.h>
@@ -16,8 +12,6 @@
 #include <unistd.h>
 
 #include "base/error.h"
-#include "base/failpoint.h"
-#include "base/hash.h"
 
 namespace hyperion {
 namespace fs = std::filesystem;
@@ -69,80 +63,9 @@ void require_record(const std::string& path, uint64_t size, const FileRecord& re
     throw_data("{}: has {} checksums, its {} bytes need {}", path, record.blocks.size(), size, blocks);
 }
 
-// Reads [offset, offset + bytes); `room`: direct input may be asked for more than the file has.
-void read_exactly(int fd, const std::string& path, uint64_t offset, std::byte* out, uint64_t bytes,
-                  uint64_t room) {
-  for (uint64_t done = 0; done < bytes;) {
-    const FaultEffect fault = failpoint("file.read", path);
-    const uint64_t half = (room - done) / 2 / kDirectAlignment * kDirectAlignment + kDirectAlignment;
-    const uint64_t asked = fault.short_write ? std::min(half, room - done) : room - done;
-    ssize_t n = -1;
-    if ((errno = fault.error_number) == 0)
-      n = ::pread(fd, out + done, asked, static_cast<off_t>(offset + done));
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0 && errno == EINVAL) {
-      const int flags = ::fcntl(fd, F_GETFL);
-      if ((flags & O_DIRECT) != 0 && ::fcntl(fd, F_SETFL, flags & ~O_DIRECT) == 0) continue;
-      errno = EINVAL;
-    }
-    if (n < 0) throw_data("{}: cannot be read at byte {}: {}", path, offset + done, errno_text(errno));
-    if (n == 0) throw_data("{}: ends at byte {} while it is read: it was truncated", path, offset + done);
-    if (fault.flip) out[done] ^= std::byte{1};
-    done += static_cast<uint64_t>(n);
-  }
-}
-
-// A file with what is known of its blocks.
-struct BlockFile {
-  int fd;
-  const std::string& path;
-  const FileRecord& record;
-  uint64_t block_bytes;
-};
-
-void check_block(const BlockFile& file, uint64_t block, const std::byte* data, uint64_t bytes) {
-  const uint64_t actual = hash_bytes(data, bytes);
-  if (actual != file.record.blocks[block])
-    throw_data("{}: bytes {} to {} are damaged: their checksum is {:016x}, {:016x} was written", file.path,
-               block * file.block_bytes, block * file.block_bytes + bytes, actual, file.record.blocks[block]);
-}
-
-// One block into `buffer`, compared with the record. Returns its bytes.
-uint64_t load_block(const BlockFile& file, uint64_t block, BlockBuffer& buffer) {
-  const uint64_t offset = block * file.block_bytes;
-  const uint64_t bytes = std::min(file.block_bytes, file.record.bytes - offset);
-  const uint64_t room = (bytes + kDirectAlignment - 1) / kDirectAlignment * kDirectAlignment;
-  read_exactly(file.fd, file.path, offset, buffer.data(), bytes, room);
-  check_block(file, block, buffer.data(), bytes);
-  return bytes;
-}
-
-// Calls take(block, data, bytes) with the blocks [first, last), verified, in any order and from two threads:
-// while one hashes and copies, the other waits for the disk.
-template <typename Take>
-void for_each_block(const BlockFile& file, uint64_t first, uint64_t last, const Take& take) {
-  std::atomic<uint64_t> next{first};
-  std::mutex mutex;
-  std::exception_ptr error;  // guarded by mutex
-  const auto work = [&] {
-    try {
-      BlockBuffer buffer(file.block_bytes);
-      for (uint64_t block = next++; block < last; block = next++)
-        take(block, buffer.data(), load_block(file, block, buffer));
-    } catch (...) {
-      next = last;  // the other one stops
-      const std::lock_guard lock(mutex);
-      if (!error) error = std::current_exception();
-    }
-  };
-  std::thread helper;
-  try {
-    if (last > first + 1) helper = std::thread(work);
-  } catch (const std::system_error&) {  // no thread to be had: this one does it all
-  }
-  work();
-  if (helper.joinable()) helper.join();
-  if (error) std::rethrow_exception(error);
+std::byte* append(std::byte* to, std::span<const std::byte> bytes) {
+  std::memcpy(to, bytes.data(), bytes.size());
+  return to + bytes.size();
 }
 
 }  // namespace
@@ -160,38 +83,63 @@ ShardReader::ShardReader(const fs::path& folder, const std::string& name, const 
   record_ = *record;
 }
 
+void ShardReader::expect(const std::vector<ByteRange>& ranges) {
+  if (!record_) return;
+  std::vector<uint64_t> blocks;
+  for (const ByteRange& range : ranges) {
+    require_inside(range.offset, range.bytes);
+    if (range.bytes == 0) continue;
+    uint64_t block = range.offset / block_bytes_;
+    if (!blocks.empty()) block = std::max(block, blocks.back() + 1);
+    for (; block <= (range.offset + range.bytes - 1) / block_bytes_; ++block) blocks.push_back(block);
+  }
+  expected_ = std::make_unique<BlockStream>(file(), std::move(blocks));
+  held_ = {};
+}
+
 void ShardReader::read(uint64_t offset, void* out, uint64_t bytes) {
   require_inside(offset, bytes);
   auto* to = static_cast<std::byte*>(out);
   if (!record_) return read_unverified(offset, to, bytes);
-  const uint64_t end = offset + bytes;
-  while (offset < end) {
+  for (uint64_t end = offset + bytes; offset < end;) {
     const uint64_t block = offset / block_bytes_, skip = offset % block_bytes_;
     // First block that is not whole in the request; the file's last one may be short.
     const uint64_t whole_until = end == size_ ? record_->blocks.size() : end / block_bytes_;
     uint64_t n = std::min(end - offset, block_bytes_ - skip);
-    if (skip == 0 && whole_until > block + 1) {
+    if (skip == 0 && whole_until > block + 1 && !is_expected(block)) {
       n = std::min(end, whole_until * block_bytes_) - offset;
-      for_each_block({file_.get(), path_, *record_, block_bytes_}, block, whole_until,
-                     [&](uint64_t b, const std::byte* data, uint64_t length) {
-                       std::memcpy(to + (b - block) * block_bytes_, data, length);
-                     });
+      std::vector<uint64_t> blocks(whole_until - block);
+      std::iota(blocks.begin(), blocks.end(), block);
+      std::byte* at = to;
+      for (BlockStream stream(file(), std::move(blocks)); !stream.done();) at = append(at, stream.take());
     } else {
-      std::memcpy(to, held_block(block) + skip, n);
+      append(to, held_block(block).subspan(skip, n));
     }
     offset += n;
     to += n;
   }
 }
 
-const std::byte* ShardReader::held_block(uint64_t block) {
-  if (block != held_block_) {
-    if (!held_) held_ = std::make_unique<BlockBuffer>(block_bytes_);
-    held_block_ = UINT64_MAX;  // until the block in it is known to be right
-    load_block({file_.get(), path_, *record_, block_bytes_}, block, *held_);
-    held_block_ = block;
+bool ShardReader::is_expected(uint64_t block) {
+  // What was expected and is passed over is read for nothing, but in order.
+  while (expected_ && !expected_->done() && expected_->next_block() < block) {
+    held_ = {};
+    expected_->take();
   }
-  return held_->data();
+  return expected_ && !expected_->done() && expected_->next_block() == block;
+}
+
+std::span<const std::byte> ShardReader::held_block(uint64_t block) {
+  if (block == held_block_ && !held_.empty()) return held_;
+  held_ = {};  // until the block in it is known to be right
+  if (is_expected(block)) {
+    held_ = expected_->take();
+  } else {
+    if (!own_) own_ = std::make_unique<BlockBuffer>(block_bytes_);
+    held_ = {own_->data(), read_block(file(), block, own_->data())};
+  }
+  held_block_ = block;
+  return held_;
 }
 
 // Piece by piece, and the disk is asked for what comes next before it is needed.
@@ -216,8 +164,10 @@ void verify_file(const fs::path& folder, const FileRecord& record, uint64_t bloc
   }
   if (!file) throw_data("{}: cannot be opened", path);
   require_record(path, regular_size(file.get(), path), record, block_bytes);
-  for_each_block({file.get(), path, record, block_bytes}, 0, record.blocks.size(),
-                 [](uint64_t, const std::byte*, uint64_t) {});
+  std::vector<uint64_t> blocks(record.blocks.size());
+  std::iota(blocks.begin(), blocks.end(), 0);
+  for (BlockStream stream({file.get(), path, record, block_bytes}, std::move(blocks)); !stream.done();)
+    stream.take();
 }
 
 void evict(const fs::path& path) {

@@ -43,6 +43,50 @@ TEST_CASE("Any range of a shard is read as it was written") {
   }
 }
 
+TEST_CASE("What is expected is read ahead, and anything else besides") {
+  StorageFixture fixture;
+  const std::string bytes = some_bytes(kSize);
+  const FileRecord record = write_shard(fixture.root, "shard", bytes);
+  ShardReader reader(fixture.root, "shard", &record);
+  const auto right = [&](uint64_t offset, uint64_t count) {
+    return reader.read_text(offset, count) == bytes.substr(offset, count);
+  };
+  CHECK_THAT(bad([&] { reader.expect({{kSize - 1, 2}}); }), Catch::Contains("shard"));
+  const std::vector<ByteRange> ranges = {
+      {10, 20}, {40, 0}, {50, kBlockBytes}, {3 * kBlockBytes - 1, 2}, {5 * kBlockBytes, 12345}};
+  reader.expect(ranges);
+  for (const ByteRange& range : ranges) CHECK(right(range.offset, range.bytes));
+  CHECK(right(0, kSize));  // all of it has been taken
+
+  reader.expect(ranges);
+  CHECK(right(4 * kBlockBytes + 3, 10));  // between: passes over the first blocks
+  CHECK(right(20, 10));                   // before it
+  CHECK(right(4 * kBlockBytes + 3, 20));
+  CHECK(right(5 * kBlockBytes, 100));
+  CHECK(right(4 * kBlockBytes, kBlockBytes + 100));
+
+  reader.expect({{0, kSize}});
+  CHECK(right(kBlockBytes, 5));
+  CHECK(right(0, 3 * kBlockBytes));  // one block before the stream's place, then two of it
+  CHECK(right(1, 2));
+  reader.expect({{0, kSize}});  // none of it is taken
+}
+
+TEST_CASE("A damaged block that was expected is refused, and those after it are read") {
+  StorageFixture fixture;
+  const std::string bytes = some_bytes(kSize);
+  const FileRecord record = write_shard(fixture.root, "shard", bytes);
+  damage(fixture.root / "shard", kBlockBytes + 99);
+  ShardReader reader(fixture.root, "shard", &record);
+  reader.expect({{0, kSize}});
+  const std::string range = fmt::format("shard: bytes {} to {} are damaged", kBlockBytes, 2 * kBlockBytes);
+  CHECK(reader.read_text(7, 100) == bytes.substr(7, 100));
+  CHECK_THAT(bad([&] { reader.read_text(kBlockBytes - 1, 3); }), Catch::Contains(range));
+  CHECK_THAT(bad([&] { reader.read_text(kBlockBytes, 1); }), Catch::Contains(range));
+  CHECK(reader.read_text(2 * kBlockBytes, 1) == bytes.substr(2 * kBlockBytes, 1));
+  CHECK(reader.read_text(kSize - 5, 5) == bytes.substr(kSize - 5));
+}
+
 TEST_CASE("Interrupted and short reads lose nothing") {
   StorageFixture fixture;
   const std::string bytes = some_bytes(kSize);

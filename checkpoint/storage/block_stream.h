@@ -1,0 +1,74 @@
+// Reads blocks of a file in a given order, ahead of the one that takes them, and compares each with its
+// checksum: while the taker copies one block, threads wait for the disk and hash the next ones.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "checkpoint/storage/block_buffer.h"
+#include "checkpoint/storage/manifest.h"
+
+namespace hyperion {
+
+// An open file with what is known of its blocks. All of it outlives whoever reads it.
+struct BlockFile {
+  int fd;
+  const std::string& path;  // for messages
+  const FileRecord& record;
+  uint64_t block_bytes;
+};
+
+// Reads [offset, offset + bytes) from `fd`. Direct input may be asked for more than the file has: for `room`
+// bytes. Throws Error(kBadData) naming path and byte.
+void read_exactly(int fd, const std::string& path, uint64_t offset, std::byte* out, uint64_t bytes,
+                  uint64_t room);
+
+// One whole block into `out`, which has room for it rounded up to kDirectAlignment. Returns its bytes. Throws
+// Error(kBadData) naming the path and the byte range when its checksum is another one.
+uint64_t read_block(const BlockFile& file, uint64_t block, std::byte* out);
+
+// For one taker.
+class BlockStream {
+ public:
+  BlockStream(const BlockFile& file, std::vector<uint64_t> blocks);
+  ~BlockStream();  // what was not taken is not waited for
+  BlockStream(const BlockStream&) = delete;
+  BlockStream& operator=(const BlockStream&) = delete;
+
+  bool done() const { return taken_ == blocks_.size(); }
+  uint64_t next_block() const { return blocks_[taken_]; }  // not when done()
+  // The next block, verified; it stays where it is until the next call. Throws what reading it threw.
+  std::span<const std::byte> take();
+
+ private:
+  struct Slot {
+    std::span<const std::byte> data;
+    std::exception_ptr error;
+    bool ready = false;
+  };
+  void read_ahead();
+  void fill(Slot& slot, size_t place);
+
+  BlockFile file_;
+  std::vector<uint64_t> blocks_;
+  std::vector<Slot> slots_;  // place p of blocks_ is read into slot p mod their number
+  BlockBuffer buffer_;       // of all slots, one after the other
+
+  std::mutex mutex_;  // guards the slots' `ready` and what follows
+  std::condition_variable changed_;
+  size_t claimed_ = 0;   // places that a thread has begun to read
+  size_t released_ = 0;  // places whose slots may be filled again
+  bool stop_ = false;
+
+  size_t taken_ = 0;  // the taker's own
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace hyperion
