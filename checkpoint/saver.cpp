@@ -11,8 +11,8 @@
 #include "base/error.h"
 #include "base/failpoint.h"
 #include "base/log.h"
-#include "checkpoint/names.h"
 #include "checkpoint/cast.h"
+#include "checkpoint/names.h"
 
 namespace hyperion {
 namespace {

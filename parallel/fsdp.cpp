@@ -6,6 +6,14 @@
 #include "base/error.h"
 
 namespace hyperion {
+namespace {
+
+// Gathers move bytes, whatever they mean: a group's parameters may differ in dtype.
+at::Tensor bytes(const at::Tensor& flat) {
+  return flat.view(at::kByte);
+}
+
+}  // namespace
 
 FsdpContext::FsdpContext(Communicator& shard, Communicator& replicate, const ShardingOptions& options)
     : shard_(shard),
@@ -19,15 +27,6 @@ void FsdpContext::finish_reductions() {
   DeviceStream::current(options_.device).wait(reduced_);
   reduce_input_.reset();
 }
-
-namespace {
-
-// Gathers move bytes, whatever they mean: a group's parameters may differ in dtype.
-at::Tensor bytes(const at::Tensor& flat) {
-  return flat.view(at::kByte);
-}
-
-}  // namespace
 
 void encode_changed(const FsdpContext& context, const std::vector<ShardedParameterPtr>& parameters) {
   std::vector<ShardedParameter*> changed;

@@ -1,6 +1,6 @@
 """Table and plot of scripts/fp8_curves.sh: reads OUT/*/metrics.jsonl, writes DOCS/float8_curves.{md,png}; exits 1 beyond the limit.
 
-    fp8_curves.py OUT DOCS
+    fp8_curves.py OUT DOCS WHERE     WHERE: what ran on what, for the text
 """
 
 import json
@@ -47,13 +47,13 @@ def plot(curves: dict[str, list[float]], path: Path) -> None:
 
 
 def main() -> int:
-    out, docs = Path(sys.argv[1]), Path(sys.argv[2])
+    out, docs, where = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
     curves = {name: losses(out / name) for name in NAMES}
     reference = smoothed(curves["bf16"])[-1]
     plot(curves, docs / "float8_curves.png")
     lines = ["# Loss curves in FP8", "",
-             f"The debug model on the default corpus, {len(curves['bf16'])} steps of 8 x 128 tokens, one rank, seed 1, `output` left alone;",
-             "made by `scripts/fp8_curves.sh`. The emulation computes what the tensor cores approximate.", "",
+             f"The debug model on the default corpus, {len(curves['bf16'])} steps of {where};",
+             "made by `scripts/fp8_curves.sh`.", "",
              f"| run | loss of step 1 | final loss, mean of {WINDOW} steps | difference to bf16 |", "|---|---|---|---|"]
     worst = 0.0
     for name, values in curves.items():

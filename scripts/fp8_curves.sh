@@ -16,9 +16,11 @@ fi
 python=${HYPERION_INTEROP_VENV:-$root/.venv-interop}/bin/python
 binary=${HYPERION_BINARY:-$root/build/hyperion}
 
-emulate=(--quantize.linear.float8.emulate)
+sequences=8 tokens=128
+emulate=(--quantize.linear.float8.emulate) gemm="FP8 products emulated on a CPU"
 jobs=${HYPERION_JOBS:-2}
-if gpu_present && [ "${HYPERION_DEVICE:-auto}" != cpu ]; then emulate=() jobs=1; fi
+if gpu_present && [ "${HYPERION_DEVICE:-auto}" != cpu ]; then emulate=() gemm="FP8 products on a GPU" jobs=1; fi
+where="$sequences x $tokens tokens, one rank, seed 1, \`output\` left alone, $gemm"
 float8=(--model.converters=quantize.linear.float8 --quantize.linear.float8.filter_fqns=output "${emulate[@]}")
 
 run() {  # NAME OPTION...
@@ -29,7 +31,7 @@ run() {  # NAME OPTION...
   mkdir -p "$folder"
   echo "[fp8_curves] $name: $steps steps, output in $folder/log"
   OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} "$binary" train "$root/configs/debug_model.toml" --job.dump_folder="$folder" \
-    --training.steps="$steps" --training.seq_len=128 --training.local_batch_size=8 --lr_scheduler.warmup_steps=20 \
+    --training.steps="$steps" --training.seq_len="$tokens" --training.local_batch_size="$sequences" --lr_scheduler.warmup_steps=20 \
     --metrics.log_freq=1 --debug.seed=1 "$@" > "$folder/log" 2>&1 || fail "$name ended with $?: $(tail -n 3 "$folder/log")" "read $folder/log"
 }
 
@@ -51,4 +53,4 @@ for words in "${runs[@]}"; do
   waiting+=($!)
 done
 for job in "${waiting[@]}"; do wait "$job"; done
-exec "$python" "$root/scripts/fp8_curves.py" "$out" "$root/docs"
+exec "$python" "$root/scripts/fp8_curves.py" "$out" "$root/docs" "$where"

@@ -1,6 +1,7 @@
 #include "trainer/float8_setup.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include <fmt/format.h>

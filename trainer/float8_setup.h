@@ -1,7 +1,6 @@
 // FP8 in a job: which layers multiply in it, on what, and how their weights travel.
 #pragma once
 
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>

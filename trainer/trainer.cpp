@@ -7,10 +7,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <chrono>
+#include <cmath>
 #include <fstream>
-#include <numeric>
+#include <map>
 #include <random>
 
 #include "base/failpoint.h"
@@ -23,9 +23,8 @@
 #include "parallel/phase.h"
 #include "trainer/config/print.h"
 #include "trainer/config/validate.h"
-#include "trainer/metrics/step_line.h"
-#include "trainer/optim/grad_clip.h"
 #include "trainer/monitoring.h"
+#include "trainer/optim/grad_clip.h"
 #include "trainer/options.h"
 #include "trainer/signals.h"
 #include "trainer/stored_weights.h"

@@ -36,8 +36,7 @@ std::vector<Choice> choose(const std::vector<LinearShape>& layers, const std::ve
   if (recipe == Recipe::kRowwiseWithGwHp && std::ranges::find(filter, kAutoFilter) != filter.end())
     throw_config(
         "quantize.linear.float8.filter_fqns: {} has no rule for recipe_name = \"{}\"; name the layers to "
-        "leave "
-        "out",
+        "leave out",
         kAutoFilter, name_of(recipe));
   std::vector<Choice> choices;
   for (const LinearShape& layer : layers) choices.push_back({layer.name, why_not(layer, filter, recipe)});

@@ -33,7 +33,7 @@ ModelArgs tiny_args(const TinyJob& job) {
 }
 
 Float8Setup convert(Transformer& model, const TinyJob& job) {
-  if (job.float8.empty() || job.float8 == "none") return {};
+  if (job.float8.empty()) return {};
   JobConfig config;
   config.model.converters = {"quantize.linear.float8"};
   auto& float8 = config.quantize.linear.float8;

@@ -147,7 +147,6 @@ TEST_CASE("the distance of FP8 to high precision is torchao's") {
       if (!entry.at("sqnr_db").contains(name)) continue;
       const double theirs = entry.at("sqnr_db").at(name);
       INFO(name << ": " << value << " dB, torchao " << theirs << " dB");
-      if (std::isinf(value)) continue;        // equal: torchao's tie-free cases
       CHECK(std::abs(value - theirs) < 0.5);  // the plain product rounds in another order
     }
   }
