@@ -5,7 +5,8 @@ target_compile_options(hyperion_options INTERFACE -Wall -Wextra -Wpedantic -Werr
   -Wno-restrict)  # g++ 12 sees overlaps in std::string::insert that are not there (GCC bug 105329)
 target_include_directories(hyperion_options INTERFACE ${CMAKE_SOURCE_DIR})
 if(HYPERION_SANITIZE)
-  target_compile_options(hyperion_options INTERFACE -fsanitize=${HYPERION_SANITIZE} -fno-omit-frame-pointer -g)
+  # little optimisation and lines only in the debug information: instrumented code takes long to compile
+  target_compile_options(hyperion_options INTERFACE -fsanitize=${HYPERION_SANITIZE} -fno-omit-frame-pointer -O1 -g1)
   target_link_options(hyperion_options INTERFACE -fsanitize=${HYPERION_SANITIZE})
 endif()
 

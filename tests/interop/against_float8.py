@@ -1,13 +1,13 @@
 """Judges Hyperion's FP8 training by torchtitan and torchao: same tokens, same initial weights; exits 1 outside the tolerance.
 
-    .venv-interop/bin/python tests/interop/against_float8.py --binary build/hyperion [CASE ... | all]
+    .venv-interop/bin/python tests/interop/against_float8.py --binary build/hyperion [CASE ... | loop | all]
 
 The curves of FP8 and bf16 differ by a few 1e-3 only, so being near the FP8 curve proves little. Three things are compared:
   losses      20 steps: within 2e-3 of the recorded FP8 run (goldens/), and closer to it (RMS over the steps) than to bf16
   gradients   step 1, each parameter, on one rank: at least 3 times closer to those of float8_loop.py than to its gradients
               in bf16; and closer to the right recipe than to any other
-  the loop    step 1 of float8_loop.py with two microbatches against torchtitan itself with two ranks: the same numbers
-              (--no-peers leaves this out; it does not concern Hyperion)
+  loop        step 1 of float8_loop.py with two microbatches against torchtitan itself with two ranks: the same numbers
+              (it does not concern Hyperion, but what Hyperion is judged by)
 Only equal splits of a batch can be compared: each rank or microbatch has scales of its own.
 """
 
@@ -18,10 +18,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from against_torchtitan import TITLE, Finding, run_ours, table_of
+from against_torchtitan import TITLE, Finding, attempt, conclude, run_ours
 from cases import FLOAT8_CASES, golden
 from make_goldens import run_peer
-from ranks import JobFailed
 
 LOSS = 2e-3  # absolute
 GRAD_NORM = 5e-3  # relative
@@ -131,12 +130,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--binary", type=Path, default=Path("build/hyperion"))
     parser.add_argument("--python", type=Path, default=Path(sys.executable), help="the Python that has torchtitan and torchao")
-    parser.add_argument("--no-peers", action="store_true", help="do not hold the loop against torchtitan")
     parser.add_argument("--table", type=Path, help="write the table to this file too")
     parser.add_argument("--list", action="store_true", help="print the names of the cases")
     parser.add_argument("cases", nargs="*", default=["all"], metavar="CASE")
     options = parser.parse_args()
-    known = [name for name, case in FLOAT8_CASES.items() if case.float8]
+    known = [name for name, case in FLOAT8_CASES.items() if case.float8] + ["loop"]
     if options.list:
         print(*known, sep="\n")
         return 0
@@ -146,27 +144,16 @@ def main() -> int:
     if not options.binary.exists():
         parser.error(f"{options.binary} does not exist: build first")
     findings = []
-
-    def attempt(name: str, judged) -> None:
-        try:
-            findings.extend(judged())
-        except (JobFailed, OSError, ValueError, KeyError) as error:
-            print(f"{name}: {error}", file=sys.stderr)
-            findings.append(Finding(name, "losses", "did not run, see above", float("inf"), 0.0))
-
     with tempfile.TemporaryDirectory() as folder:
         references = References(options.python, Path(folder))
         for name in names:
             print(f"running {name} ...", file=sys.stderr, flush=True)
-            attempt(name, lambda: judge(options.binary, name, references))
-    if not options.no_peers:
-        for name in ("llama3-tensorwise-fsdp2", "llama3-tensorwise-gather-fsdp2"):
-            attempt(name, lambda: [judge_loop(options.python, name)])
-    table = table_of(findings)
-    print(table, end="")
-    if options.table:
-        options.table.write_text(table)
-    return 0 if all(f.passed for f in findings) else 1
+            if name != "loop":
+                attempt(findings, name, lambda: judge(options.binary, name, references))
+                continue
+            for peer in ("llama3-tensorwise-fsdp2", "llama3-tensorwise-gather-fsdp2"):
+                attempt(findings, peer, lambda: [judge_loop(options.python, peer)])
+    return conclude(findings, options.table)
 
 
 if __name__ == "__main__":

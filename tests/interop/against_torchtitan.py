@@ -12,6 +12,7 @@ import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -127,6 +128,24 @@ def table_of(findings: list[Finding]) -> str:
     return "\n".join(rows) + "\n"
 
 
+def attempt(findings: list[Finding], name: str, judged: Callable[[], list[Finding]]) -> None:
+    """Adds the findings of a case; a case that does not run is one of them."""
+    try:
+        findings += judged()
+    except (JobFailed, OSError, ValueError, KeyError) as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        findings.append(Finding(name, "losses", "did not run, see above", float("inf"), 0.0))
+
+
+def conclude(findings: list[Finding], file: Path | None) -> int:
+    """Prints the table, and writes it to `file`; returns the exit code."""
+    table = table_of(findings)
+    print(table, end="")
+    if file:
+        file.write_text(table)
+    return 0 if all(f.passed for f in findings) else 1
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--binary", type=Path, default=Path("build/hyperion"))
@@ -147,16 +166,8 @@ def main() -> int:
     findings = []
     for name in names:
         print(f"running {name} ...", file=sys.stderr, flush=True)
-        try:
-            findings += judge(options.binary, options.python, name, options.live)
-        except (JobFailed, OSError, ValueError, KeyError) as error:
-            print(f"{name}: {error}", file=sys.stderr)
-            findings.append(Finding(name, "losses", "did not run, see above", float("inf"), 0.0))
-    table = table_of(findings)
-    print(table, end="")
-    if options.table:
-        options.table.write_text(table)
-    return 0 if all(f.passed for f in findings) else 1
+        attempt(findings, name, lambda: judge(options.binary, options.python, name, options.live))
+    return conclude(findings, options.table)
 
 
 if __name__ == "__main__":
