@@ -12,4 +12,6 @@ pairs=()
 if [[ ${1:-} =~ ^[0-9]+$ ]]; then pairs=(--pairs "$1"); shift; fi
 peer=()
 if "$venv/bin/python" -c 'import torch' 2>/dev/null; then peer=(--peer-python "$venv/bin/python"); fi
-PYTHONDONTWRITEBYTECODE=1 exec python3 "$root/benchmarks/ckpt.py" --build "$build" "${pairs[@]}" "${peer[@]}" "$@"
+unset PYTHONDONTWRITEBYTECODE  # the peer starts as it does where it is used, from compiled Python
+export PYTHONPYCACHEPREFIX=$venv/bytecode
+exec python3 "$root/benchmarks/ckpt.py" --build "$build" "${pairs[@]}" "${peer[@]}" "$@"

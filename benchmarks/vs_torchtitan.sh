@@ -10,4 +10,6 @@ venv=${HYPERION_INTEROP_VENV:-.venv-interop}
 binary=${HYPERION_BINARY:-$root/build/hyperion}
 [ -x "$venv/bin/python" ] || { echo "vs_torchtitan.sh: no Python environment at $venv: run scripts/setup.sh --interop" >&2; exit 2; }
 [ -x "$binary" ] || { echo "vs_torchtitan.sh: $binary does not exist: build first (scripts/setup.sh, then cmake --build build)" >&2; exit 2; }
-PYTHONDONTWRITEBYTECODE=1 exec "$venv/bin/python" "$root/benchmarks/vs_torchtitan.py" --binary "$binary" "$@"
+unset PYTHONDONTWRITEBYTECODE  # the peer starts as it does where it is used, from compiled Python
+export PYTHONPYCACHEPREFIX=$venv/bytecode
+exec "$venv/bin/python" "$root/benchmarks/vs_torchtitan.py" --binary "$binary" "$@"

@@ -9,7 +9,6 @@ meshes: that is the noise below which no comparison can judge.
 """
 
 import json
-import os
 import sys
 import tempfile
 from importlib.metadata import version
@@ -102,5 +101,4 @@ def main(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("PYTHONDONTWRITEBYTECODE", "1")
     main(sys.argv[1:])

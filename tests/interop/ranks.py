@@ -93,7 +93,7 @@ def run_torchtitan(python: Path, arguments: list[str], world: int, threads: int 
                    timeout: float = 1800, program: str = "peer/torchtitan_cpu.py") -> Run:
     """Runs the peer (a program of this folder, which documents the environment) with that Python."""
     libraries = [f"{os.environ.get('CUDA_HOME', '/usr/local/cuda')}/lib64", os.environ.get("LD_LIBRARY_PATH", "")]
-    peer = {"PEER_THREADS": threads, "HF_HUB_OFFLINE": 1, "PYTHONDONTWRITEBYTECODE": 1}
+    peer = {"PEER_THREADS": threads, "HF_HUB_OFFLINE": 1}
     peer |= {"LD_LIBRARY_PATH": ":".join(filter(None, libraries)), **(env or {})}
     with tempfile.TemporaryDirectory() as folder:
         command = [os.path.abspath(python), str(HERE / program), *arguments, f"--job.dump_folder={folder}"]
