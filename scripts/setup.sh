@@ -16,7 +16,8 @@ cuda_version=13.0     # what that wheel was built with
 cuda_patch=13.0.88    # the compiler that belongs to it; its parts must be of one version, so each is named
 debian_packages=(g++ cmake ninja-build pkg-config git ccache mold python3-venv patchelf zstd
   libspdlog-dev libfmt-dev libtoml11-dev libcli11-dev catch2 libgloo-dev libpcre2-dev nlohmann-json3-dev
-  libsimdjson-dev zlib1g-dev libzstd-dev libutf8proc-dev libxxhash-dev libdeflate-dev)
+  libsimdjson-dev zlib1g-dev libzstd-dev libutf8proc-dev libxxhash-dev libdeflate-dev
+  libjemalloc-dev)
 
 interop=false apt=true
 for argument in "$@"; do

@@ -26,6 +26,12 @@
 #include "trainer/trainer.h"
 #include "trainer/version.h"
 
+// The program's malloc is jemalloc, which reads this: a step's tensors take a tenth less processor time than
+// with glibc's. By default blocks of 8 MiB and more go back to the system at once; a step wants the same ones
+// again.
+extern "C" const char* malloc_conf;
+const char* malloc_conf = "oversize_threshold:0";
+
 namespace hyperion {
 namespace {
 
