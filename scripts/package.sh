@@ -47,7 +47,7 @@ done
 
 # --- the small libraries they need ------------------------------------------------------------------------------------
 # Not libtorch and CUDA (they come with torch or the driver), and not what every system has.
-everywhere='^(ld-linux.*|libc|libm|libdl|librt|libpthread|libstdc\+\+|libgcc_s|libgomp|libcuda|libnvidia.*)\.so'
+everywhere='^(ld-linux.*|libc|libm|libdl|librt|libutil|libpthread|libstdc\+\+|libgcc_s|libgomp|libcuda|libnvidia.*)\.so'
 copy_library() {  # PATH FOLDER, with its licence
   local package
   install -m 644 "$(readlink -f "$1")" "$2/${1##*/}"
