@@ -28,6 +28,6 @@ for target in "$@"; do
   mkdir "$corpus/$target"
   say "$target: $limit"
   # A slow or memory-hungry input is a finding too: no input is longer than 64 KiB.
-  (cd "$build" && "./fuzz_$target" "$limit" -max_len=65536 -timeout=10 -rss_limit_mb=2048 -verbosity=0 \
+  (cd "$build" && "./fuzz_$target" "$limit" -max_len=65536 -timeout=10 -rss_limit_mb=2048 -verbosity=0 -print_final_stats=1 \
     -artifact_prefix="crash-$target-" "$corpus/$target" "$root/tests/fuzz/seeds/$target")
 done
