@@ -57,6 +57,18 @@ SaveContent model_only(const JobConfig& config, std::string kind) {
           .model_dtype = export_dtype(config)};
 }
 
+// One line for each pair of types that differ between file and memory: foreign weights come in any type.
+void log_casts(const std::vector<LoadItem>& items, bool foreign) {
+  std::map<std::pair<Dtype, Dtype>, int> casts;
+  for (const LoadItem& item : items)
+    if (item.record->dtype != item.tensor->dtype) ++casts[{item.record->dtype, item.tensor->dtype}];
+  for (const auto& [types, count] : casts) {
+    const std::string line = fmt::format("{} tensors of the checkpoint are {} and are converted to {}", count,
+                                         torch_name(types.first), torch_name(types.second));
+    foreign ? log_info("{}", line) : log_warning("{}", line);
+  }
+}
+
 }  // namespace
 
 CheckpointAccess::CheckpointAccess(const JobConfig& config, const Runtime& runtime,
@@ -139,8 +151,9 @@ void Checkpointing::load(const std::function<StoredNames(const ChosenCheckpoint&
         names = stored_names(chosen, required);
         options.missing_objects = std::move(required);
       }
-      const LoadReport report = load_tensors(
-          chosen.checkpoint, plan_load(chosen.checkpoint, tensors, names, options), mover_, options);
+      const std::vector<LoadItem> items = plan_load(chosen.checkpoint, tensors, names, options);
+      log_casts(items, chosen.candidate.hugging_face);
+      const LoadReport report = load_tensors(chosen.checkpoint, items, mover_, options);
       for (StateComponent* component : components_)
         if (chosen.components.contains(component->name()))
           component->load([&](const std::string& key) { return chosen.find(key); });

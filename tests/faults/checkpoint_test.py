@@ -191,6 +191,16 @@ class Averages(CheckpointTest):
         self.run_job("--training.steps=5", "--lr_scheduler.total_steps=8", "--checkpoint.load_step=4", code=0,
                      says=["which this job does not use"])
 
+    def test_d13_averages_that_were_loaded_are_not_overwritten(self):
+        self.run_job("--training.steps=3", "--ema.enable", code=0)
+        self.run_job("--ema.enable", f"--checkpoint.initial_load_path={self.step(3)}", "--checkpoint.components=model,ema",
+                     "--checkpoint.resume_mode=continue", "--checkpoint.no_initial_load_model_only",
+                     "--checkpoint.create_seed_checkpoint", "--checkpoint.folder=second", code=0)
+        first, second = ({key: value for key, value in self.contents(path).items() if key.startswith("ema.")}
+                         for path in (self.step(3), self.folder / "out" / "second" / "step-0"))
+        self.assertIn("ema.norm.weight", first)
+        self.assertEqual(first, second)
+
     def test_d4_d7_d10_one_tree_and_one_request(self):
         self.run_job("--training.steps=3", "--ema.enable", "--checkpoint.async_mode=async", ranks=2, code=0)
         listing = json.loads(self.tool("ls", self.step(3), "--json"))
@@ -246,7 +256,7 @@ class Contents(CheckpointTest):
         self.run_job(*load, *rename, code=65, says=["norm.weight", "final.weight"])
         self.run_job(*load, code=0)
 
-    def test_hugging_face_export_and_back(self):
+    def test_e11_hugging_face_export_and_back(self):
         self.run_job("--training.steps=2", ranks=2, code=0)
         export = ["--training.steps=2", "--checkpoint.folder=hf", "--checkpoint.last_save_in_hf",
                   "--checkpoint.last_save_model_only"]
@@ -307,6 +317,19 @@ class Faults(CheckpointTest):
         self.run_job("--lr_scheduler.total_steps=8", code=0, says=["step-6 is not resumed from", "step-3"])
         os.truncate(self.step(8) / "__0_0.distcp", 1000)
         self.run_job("--training.steps=9", "--checkpoint.load_step=8", code=65, says=["__0_0.distcp", "1000"])
+
+    def test_f_c8_what_does_not_fit_is_listed_in_one_message(self):
+        self.run_job("--training.steps=1", code=0)
+        load = ["--training.steps=1", f"--checkpoint.initial_load_path={self.step(1)}"]
+        self.run_job(*load, "--model.args.n_layers=3", "--model.args.hidden_dim=80", "--checkpoint.folder=shapes", code=65,
+                     says=["missing", "layers.2.attention.wq.weight", "layers.0.feed_forward.w1.weight", "[80, 32]"])
+        self.run_job(*load, "--model.args.n_layers=1", "--checkpoint.folder=extra", code=65,
+                     says=["unexpected", "layers.1.attention.wq.weight"])
+        narrow = self.folder / "narrow"
+        self.tool("convert", self.step(1), narrow, "--to=dcp", "--dtype=bfloat16")
+        load = ["--training.steps=1", f"--checkpoint.initial_load_path={narrow}", "--checkpoint.folder=cast"]
+        self.run_job(*load, code=65, says=["bfloat16", "float32", "checkpoint.allow_dtype_cast"])
+        self.run_job(*load, "--checkpoint.allow_dtype_cast", code=0, says=["WARNING", "Training starts at step 1"])
 
     def test_f_n2_a_nan_in_a_checkpoint_is_refused(self):
         self.run_job("--training.steps=3", "--lr_scheduler.total_steps=8", code=0)

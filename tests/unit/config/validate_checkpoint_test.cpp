@@ -122,3 +122,8 @@ TEST_CASE("a rename table of anything but texts is refused") {
   for (int i = 0; i < 2000; ++i) many += "k" + std::to_string(i) + " = \"x\"\n";
   CHECK_FALSE(refusal(many).empty());
 }
+
+TEST_CASE("B9 writers takes no value but its two") {
+  const std::string text = refusal("[checkpoint]\nwriters = \"some\"\n");
+  CHECK_THAT(text, Contains("checkpoint.writers") && Contains("all") && Contains("one_replica"));
+}
