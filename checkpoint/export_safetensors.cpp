@@ -148,6 +148,7 @@ void write_text(const fs::path& path, const std::string& text) {
 void export_safetensors(int64_t step, const std::string& save_id, const std::vector<ExportedTensor>& tensors,
                         const std::map<std::string, std::string>& more_files, const CheckpointFolder& folder,
                         Coordinator& ranks, MemoryMover& mover) {
+  mover.prepare();
   const bool lead = ranks.rank() == 0;
   const fs::path incoming = folder.incoming(save_id);
   // Each stage on every rank (or rank 0 alone); all learn of the first failure, and the unfinished folder

@@ -90,6 +90,11 @@ if(NOT HYPERION_CUDA STREQUAL "OFF")
       file(STRINGS ${HYPERION_NCCL_INCLUDE}/nccl.h nccl_lines REGEX "#define NCCL_(MAJOR|MINOR|PATCH) ")
       string(REGEX REPLACE "[^0-9;]+" "" nccl_lines "${nccl_lines}")
       string(REPLACE ";" "." HYPERION_NCCL_VERSION "${nccl_lines}")
+      # libtorch's ProcessGroupNCCL options hold a structure of that header by value.
+      if(NOT HYPERION_NCCL_VERSION MATCHES "^2\\.28\\.")
+        message(FATAL_ERROR "${HYPERION_NCCL_INCLUDE}/nccl.h is NCCL ${HYPERION_NCCL_VERSION}, but torch 2.11 is made with 2.28: "
+                            "install nvidia-nccl-cu13==2.28.9 beside torch")
+      endif()
     endif()
   elseif(HYPERION_CUDA STREQUAL "ON")
     message(FATAL_ERROR "HYPERION_CUDA=ON, but no nvcc was found: install a CUDA 13.0 toolkit or set CUDA_HOME")

@@ -33,7 +33,8 @@ LossHead::LossHead(const ModelArgs& args, ParameterPtr norm, ParameterPtr output
 int64_t LossHead::rows_per_chunk(const at::Tensor& x) const {
   if (output_.strategy().couples_rows()) return x.numel() / x.size(-1);
   const int64_t row_bytes = output_.weight()->rows() * static_cast<int64_t>(x.element_size());
-  return std::max<int64_t>(1, chunk_bytes_ / row_bytes);
+  const int64_t automatic = x.is_cpu() ? int64_t{64} << 20 : int64_t{1} << 30;
+  return std::max<int64_t>(1, (chunk_bytes_ > 0 ? chunk_bytes_ : automatic) / row_bytes);
 }
 
 at::Tensor LossHead::loss_sum(const at::Tensor& x, const at::Tensor& labels) const {

@@ -117,7 +117,7 @@ Transformer::Transformer(const ModelArgs& args, int64_t loss_chunk_bytes)
                         : make_parameter("output.weight", {args.vocab_size, args.dim}, head_init(args))),
       embedding_(table_),
       blocks_(make_blocks(args)),
-      head_(args, norm_, output_, loss_chunk_bytes > 0 ? loss_chunk_bytes : int64_t{64} << 20) {
+      head_(args, norm_, output_, loss_chunk_bytes) {
   units_.push_back({"tok_embeddings", {table_}});
   for (size_t layer = 0; layer < blocks_.size(); ++layer)
     units_.push_back({fmt::format("layers.{}", layer), blocks_[layer].parameters()});
@@ -144,22 +144,19 @@ std::vector<std::pair<std::string, Linear*>> Transformer::linears() {
   return all;
 }
 
-SequenceContext Transformer::context(int64_t seq_len, at::Device device, const at::Tensor& positions,
-                                     const at::Tensor& document_ids) const {
-  SequenceContext context;
+SequenceContext Transformer::context(int64_t seq_len, at::Device device) const {
   const at::Tensor indices = at::arange(seq_len, at::kFloat);
   const at::Tensor angles = indices.unsqueeze(1) * rope_frequencies(args_).unsqueeze(0);
-  context.cos = angles.cos().to(device);
-  context.sin = angles.sin().to(device);
-  if (positions.defined()) {
-    context.cos = context.cos.index_select(0, positions.flatten()).view({positions.size(0), seq_len, -1});
-    context.sin = context.sin.index_select(0, positions.flatten()).view({positions.size(0), seq_len, -1});
-  }
-  if (document_ids.defined()) {
-    const at::Tensor same = document_ids.unsqueeze(2).eq(document_ids.unsqueeze(1));
-    context.mask = same.tril().unsqueeze(1);
-  }
-  return context;
+  return {.cos = angles.cos().to(device), .sin = angles.sin().to(device), .mask = {}};
+}
+
+SequenceContext inside_documents(const SequenceContext& plain, const at::Tensor& positions,
+                                 const at::Tensor& document_ids) {
+  const auto at_positions = [&](const at::Tensor& table) {
+    return table.index_select(0, positions.flatten()).view({positions.size(0), positions.size(1), -1});
+  };
+  const at::Tensor same = document_ids.unsqueeze(2).eq(document_ids.unsqueeze(1));
+  return {at_positions(plain.cos), at_positions(plain.sin), same.tril().unsqueeze(1)};
 }
 
 }  // namespace hyperion

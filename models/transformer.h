@@ -21,6 +21,11 @@ struct SequenceContext {
   at::Tensor mask;      // bool [batch, 1, seq, seq], or undefined for plain causal attention
 };
 
+// The context of packed documents from that of plain sequences of the same length. positions: int64
+// [batch, seq], counted inside each document; document_ids: int32 [batch, seq]; all on one device.
+SequenceContext inside_documents(const SequenceContext& plain, const at::Tensor& positions,
+                                 const at::Tensor& document_ids);
+
 class TokenEmbedding {
  public:
   explicit TokenEmbedding(ParameterPtr table) : table_(std::move(table)) {}
@@ -51,8 +56,8 @@ class TransformerBlock {
 
 class LossHead {
  public:
-  // chunk_bytes bounds one chunk of logits in the compute dtype. (A strategy that couples rows takes all at
-  // once.)
+  // chunk_bytes bounds one chunk of logits in the compute dtype; 0 = 64 MiB on a CPU, 1 GiB on a GPU, which
+  // adds every chunk's gradient to the head's anew. (A strategy that couples rows takes all at once.)
   LossHead(const ModelArgs& args, ParameterPtr norm, ParameterPtr output, int64_t chunk_bytes);
 
   // Cross-entropy of x [batch, seq, dim] against labels int64 [batch, seq] (-100 = ignored), summed: fp32
@@ -90,7 +95,7 @@ struct UnitParameters {
 
 class Transformer {
  public:
-  // loss_chunk_bytes: see LossHead; 0 = 64 MiB.
+  // loss_chunk_bytes: see LossHead.
   explicit Transformer(const ModelArgs& args, int64_t loss_chunk_bytes = 0);
 
   const ModelArgs& args() const { return args_; }
@@ -106,10 +111,8 @@ class Transformer {
   // "output" (a tied head too): to choose how each multiplies.
   std::vector<std::pair<std::string, Linear*>> linears();
 
-  // RoPE angles for sequences of seq_len tokens. positions: int64 [batch, seq] counted inside each document,
-  // or undefined for 0, 1, ...; document_ids: int32 [batch, seq], or undefined for plain causal attention.
-  SequenceContext context(int64_t seq_len, at::Device device, const at::Tensor& positions = {},
-                          const at::Tensor& document_ids = {}) const;
+  // RoPE angles and plain causal attention for sequences of seq_len tokens.
+  SequenceContext context(int64_t seq_len, at::Device device) const;
 
  private:
   ModelArgs args_;

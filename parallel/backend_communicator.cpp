@@ -109,13 +109,15 @@ class NcclCommunicator : public BackendCommunicator {
     c10d_backend()._reduce_scatter_base(to, from, options);
     return nullptr;
   }
+  // Numbers of offloaded state are on the host: they travel by way of the device.
   Finish do_all_reduce(const at::Tensor& tensor, bool max) override {
-    std::vector<at::Tensor> tensors = {tensor};
+    std::vector<at::Tensor> tensors = {tensor.to(*c10d_backend().getBoundDeviceId())};
     c10d::AllreduceOptions options;
     options.reduceOp = max ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM;
     options.asyncOp = false;
     c10d_backend().allreduce(tensors, options);
-    return nullptr;
+    if (!tensor.is_cpu()) return nullptr;
+    return [tensor, reduced = tensors[0]] { tensor.copy_(reduced); };
   }
   Finish do_broadcast(const at::Tensor& tensor, int root) override {
     std::vector<at::Tensor> tensors = {tensor};

@@ -4,7 +4,8 @@
 // `x(...)` returns when the result may be used, `start_x(...)` returns a Pending to wait for. On CPU (Gloo)
 // waiting blocks the host. On CUDA (NCCL) both forms enqueue on the current stream and wait() does nothing
 // more: order other streams by events (parallel/streams.h). One thread at a time may use a communicator.
-// Tensors must be contiguous and must not be touched between start and wait.
+// Tensors must be contiguous, on the group's device (all-reduces over NCCL take host tensors as well), and
+// must not be touched between start and wait.
 #pragma once
 
 #include <chrono>

@@ -25,7 +25,7 @@ struct NcclOptions {
 
 // Every function may throw c10::Error. Device indices count the visible devices.
 struct DeviceLibrary {
-  static constexpr uint32_t kVersion = 2;  // raised whenever this struct changes
+  static constexpr uint32_t kVersion = 3;  // raised whenever this struct changes
   uint32_t version;
   uint32_t struct_size;
 
@@ -34,6 +34,10 @@ struct DeviceLibrary {
   std::string (*device_name)(int index);
   int (*compute_capability)(int index);  // 90 for SM90
   int64_t (*total_memory)(int index);
+  // Page-locked host memory of exactly this size; nullptr when there is none. (libtorch's own pool rounds up
+  // to a power of two and never gives back.)
+  void* (*allocate_pinned)(uint64_t bytes);
+  void (*free_pinned)(void* memory);
   std::string (*versions)();  // "CUDA 13.0, NCCL 2.28.9"
 
   void (*record_memory_history)(int max_entries);  // 0 stops recording

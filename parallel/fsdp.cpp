@@ -158,7 +158,7 @@ void ShardGroup::reduce(bool last_microbatch) {
   } else {
     for (const ShardedParameterPtr& parameter : parameters_) {
       at::Tensor& grad = parameter->parameter().weight.mutable_grad();
-      if (grad.defined()) parameter->grad().add_(grad);
+      if (grad.defined()) parameter->grad().add_(grad.to(parameter->grad().device()));
       grad.reset();
     }
   }

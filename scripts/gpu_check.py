@@ -17,14 +17,15 @@ import time
 
 BUDGET_SECONDS = 570  # of all checks together
 SKIPPED = 77  # exit code of a test that cannot run here
-LAST_LINES = 8
+LAST_LINES = 40
+REPORTED_CHARACTERS = 20000  # of what a failed check printed, in the JSON report
 BENCHMARKS = ["benchmark_float8"]
 FIRST_WITH_FP8 = 8.9  # compute capability
 
 
 class Result:
-    def __init__(self, kind, name, outcome, seconds=0.0, note=""):
-        self.kind, self.name, self.outcome, self.seconds, self.note = kind, name, outcome, seconds, note
+    def __init__(self, kind, name, outcome, seconds=0.0, note="", output=""):
+        self.kind, self.name, self.outcome, self.seconds, self.note, self.output = kind, name, outcome, seconds, note, output
 
 
 # --- the tests that need a GPU, as ctest knows them --------------------------------------------------------------------
@@ -128,7 +129,8 @@ class Checks:
             except ValueError as error:
                 code = str(error)
         print(last_lines(output, LAST_LINES), file=sys.stderr)
-        return self.add(Result(kind, name, "FAILED", took, f"exit code {code}" if isinstance(code, int) else code))
+        why = f"exit code {code}" if isinstance(code, int) else code
+        return self.add(Result(kind, name, "FAILED", took, why, output[-REPORTED_CHARACTERS:]))
 
     def train(self, name, ranks, options):
         with tempfile.TemporaryDirectory(prefix="hyperion-gpu-check-") as folder:

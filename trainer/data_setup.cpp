@@ -119,16 +119,14 @@ int64_t valid_tokens(const Batch& batch) {
 Microbatch BatchMover::move(const Batch& batch) {
   Microbatch moved{
       to_device(batch.tokens, batch.rows, device_), to_device(batch.labels, batch.rows, device_), {}};
-  if (batch.document_ids.empty()) {
-    if (plain_seq_len_ != batch.seq_len) {
-      plain_ = model_.context(batch.seq_len, device_);
-      plain_seq_len_ = batch.seq_len;
-    }
-    moved.context = plain_;
-  } else {
-    moved.context = model_.context(batch.seq_len, device_, to_device(batch.positions, batch.rows, device_),
-                                   to_device(batch.document_ids, batch.rows, device_));
+  if (plain_seq_len_ != batch.seq_len) {
+    plain_ = model_.context(batch.seq_len, device_);
+    plain_seq_len_ = batch.seq_len;
   }
+  moved.context = batch.document_ids.empty()
+                      ? plain_
+                      : inside_documents(plain_, to_device(batch.positions, batch.rows, device_),
+                                         to_device(batch.document_ids, batch.rows, device_));
   return moved;
 }
 

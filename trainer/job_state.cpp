@@ -5,10 +5,12 @@
 #include <ATen/ops/from_blob.h>
 
 #include <cstring>
+#include <new>
 
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/log.h"
+#include "parallel/device_library.h"
 
 namespace hyperion {
 namespace {
@@ -261,6 +263,7 @@ void DeviceMover::to_host(void* host, const TensorState& from, uint64_t offset, 
 
 void DeviceMover::from_host(const TensorState& to, uint64_t offset, const void* host, uint64_t bytes) {
   if (!to.on_device) return MemoryMover::from_host(to, offset, host, bytes);
+  stream_.wait(DeviceStream::current(device_));  // what is still under way may use the old values
   const StreamScope scope(stream_);
   view(static_cast<std::byte*>(to.data) + offset, bytes, device_)
       .copy_(view(const_cast<void*>(host), bytes, at::kCPU), true);
@@ -268,10 +271,9 @@ void DeviceMover::from_host(const TensorState& to, uint64_t offset, const void* 
 
 std::shared_ptr<std::byte> DeviceMover::allocate(uint64_t bytes) {
   if (device_.is_cpu()) return MemoryMover::allocate(bytes);
-  // The tensor lives as long as the pointer.
-  const at::Tensor pinned =
-      at::empty({static_cast<int64_t>(bytes)}, at::TensorOptions(at::kByte).pinned_memory(true));
-  return {static_cast<std::byte*>(pinned.data_ptr()), [pinned](std::byte*) {}};
+  void* memory = device_library().allocate_pinned(bytes);
+  if (memory == nullptr) throw std::bad_alloc();
+  return {static_cast<std::byte*>(memory), device_library().free_pinned};
 }
 
 }  // namespace hyperion

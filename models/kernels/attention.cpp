@@ -1,15 +1,20 @@
 #include "models/kernels/attention.h"
 
+#include <ATen/Context.h>
 #include <ATen/ops/_scaled_dot_product_cudnn_attention.h>
 #include <ATen/ops/_scaled_dot_product_cudnn_attention_backward.h>
 #include <ATen/ops/_scaled_dot_product_efficient_attention.h>
 #include <ATen/ops/_scaled_dot_product_efficient_attention_backward.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_backward.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
+#include <cmath>
 #include <limits>
 #include <optional>
 
@@ -28,12 +33,6 @@ std::optional<at::Tensor> optional(const at::Tensor& tensor) {
 // condition.
 at::Tensor widened(const at::Tensor& t) {
   return t.scalar_type() == at::kBFloat16 && widens_bf16() ? t.to(at::kFloat) : t;
-}
-
-// cuDNN serves half-precision causal attention (the fastest on Hopper); the efficient kernels serve fp32 and
-// masks.
-bool use_cudnn(const at::Tensor& q, const at::Tensor& mask) {
-  return !mask.defined() && q.scalar_type() != at::kFloat;
 }
 
 // [batch, kv_heads, seq, d] -> [batch, heads, seq, d], each head repeated in place.
@@ -72,52 +71,138 @@ AttentionGradients cpu_backward(const at::Tensor& grad, const at::Tensor& q, con
   return {dq.to(q.scalar_type()), dk.to(q.scalar_type()), dv.to(q.scalar_type())};
 }
 
-AttentionResult cudnn_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
-  auto [out, lse, cum_q, cum_k, max_q, max_k, seed, offset, debug] = at::_scaled_dot_product_cudnn_attention(
-      q, k, v, std::nullopt, /*compute_log_sumexp=*/true, kNoDropout, true);
+// GPU kernels take head dimensions (and rows of a bias) that are multiples of 8. Zeros at the end of each
+// head change no product; the scale is that of the true dimension.
+constexpr int64_t kAlignment = 8;
+
+at::Tensor padded(const at::Tensor& t) {
+  const int64_t over = t.size(-1) % kAlignment;
+  return over == 0 ? t : at::constant_pad_nd(t, {0, kAlignment - over});
+}
+
+struct CudaInput {
+  CudaInput(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& mask)
+      : q(padded(q)),
+        k(padded(k)),
+        v(padded(v)),
+        mask(mask),
+        head_dim(q.size(3)),
+        scale(1 / std::sqrt(static_cast<double>(q.size(3)))) {}
+
+  // 0 where q may attend, else -infinity: [batch, heads, seq, seq], one copy for all heads.
+  at::Tensor bias() const {
+    if (!mask.defined()) return {};
+    const at::Tensor rows = padded(additive(mask, q.scalar_type())).narrow(3, 0, mask.size(3));
+    return rows.expand({q.size(0), q.size(1), q.size(2), k.size(2)});
+  }
+
+  at::Tensor q, k, v, mask;
+  int64_t head_dim;
+  double scale;
+};
+
+AttentionResult cudnn_forward(const CudaInput& in) {
+  auto [out, lse, cum_q, cum_k, max_q, max_k, seed, offset, debug] =
+      at::_scaled_dot_product_cudnn_attention(in.q, in.k, in.v, std::nullopt, /*compute_log_sumexp=*/true,
+                                              kNoDropout, true, /*return_debug_mask=*/false, in.scale);
   return {out, {lse, seed, offset}};
 }
 
-AttentionGradients cudnn_backward(const at::Tensor& grad, const at::Tensor& q, const at::Tensor& k,
-                                  const at::Tensor& v, const AttentionResult& result) {
+AttentionGradients cudnn_backward(const at::Tensor& grad, const CudaInput& in,
+                                  const AttentionResult& result) {
   auto [dq, dk, dv] = at::_scaled_dot_product_cudnn_attention_backward(
-      grad, q, k, v, result.output, result.extras.at(0), result.extras.at(1), result.extras.at(2), {}, {}, {},
-      q.size(2), k.size(2), kNoDropout, true);
+      grad, in.q, in.k, in.v, result.output, result.extras.at(0), result.extras.at(1), result.extras.at(2),
+      {}, {}, {}, in.q.size(2), in.k.size(2), kNoDropout, true, in.scale);
   return {dq, dk, dv};
 }
 
-AttentionResult efficient_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                  const at::Tensor& mask) {
-  auto [out, lse, seed, offset] = at::_scaled_dot_product_efficient_attention(
-      q, repeat_heads(k, q.size(1)), repeat_heads(v, q.size(1)), optional(additive(mask, q.scalar_type())),
-      /*compute_log_sumexp=*/true, kNoDropout, !mask.defined());
+AttentionResult flash_forward(const CudaInput& in) {
+  auto [out, lse, cum_q, cum_k, max_q, max_k, seed, offset, debug] = at::_scaled_dot_product_flash_attention(
+      in.q, in.k, in.v, kNoDropout, true, /*return_debug_mask=*/false, in.scale);
   return {out, {lse, seed, offset}};
 }
 
-AttentionGradients efficient_backward(const at::Tensor& grad, const at::Tensor& q, const at::Tensor& k,
-                                      const at::Tensor& v, const at::Tensor& mask,
+AttentionGradients flash_backward(const at::Tensor& grad, const CudaInput& in,
+                                  const AttentionResult& result) {
+  auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_backward(
+      grad, in.q, in.k, in.v, result.output, result.extras.at(0), {}, {}, in.q.size(2), in.k.size(2),
+      kNoDropout, true, result.extras.at(1), result.extras.at(2), in.scale);
+  return {dq, dk, dv};
+}
+
+AttentionResult efficient_forward(const CudaInput& in) {
+  const int64_t heads = in.q.size(1);
+  auto [out, lse, seed, offset] = at::_scaled_dot_product_efficient_attention(
+      in.q, repeat_heads(in.k, heads), repeat_heads(in.v, heads), optional(in.bias()),
+      /*compute_log_sumexp=*/true, kNoDropout, !in.mask.defined(), in.scale);
+  return {out, {lse, seed, offset}};
+}
+
+AttentionGradients efficient_backward(const at::Tensor& grad, const CudaInput& in,
                                       const AttentionResult& result) {
+  const int64_t heads = in.q.size(1), kv_heads = in.k.size(1);
   auto [dq, dk, dv, dbias] = at::_scaled_dot_product_efficient_attention_backward(
-      grad, q, repeat_heads(k, q.size(1)), repeat_heads(v, q.size(1)), additive(mask, q.scalar_type()),
-      result.output, result.extras.at(0), result.extras.at(1), result.extras.at(2), kNoDropout,
-      {true, true, true, false}, !mask.defined());
-  return {dq, sum_heads(dk, k.size(1)), sum_heads(dv, v.size(1))};
+      grad, in.q, repeat_heads(in.k, heads), repeat_heads(in.v, heads), in.bias(), result.output,
+      result.extras.at(0), result.extras.at(1), result.extras.at(2), kNoDropout, {true, true, true, false},
+      !in.mask.defined(), in.scale);
+  return {dq, sum_heads(dk, kv_heads), sum_heads(dv, kv_heads)};
+}
+
+AttentionResult cuda_forward(const CudaInput& in) {
+  AttentionResult result;
+  switch (attention_kernel(in.q, in.mask.defined())) {
+    case AttentionKernel::kCudnn:
+      result = cudnn_forward(in);
+      break;
+    case AttentionKernel::kFlash:
+      result = flash_forward(in);
+      break;
+    case AttentionKernel::kEfficient:
+      result = efficient_forward(in);
+  }
+  result.output = result.output.narrow(3, 0, in.head_dim);
+  return result;
+}
+
+AttentionGradients cuda_backward(const at::Tensor& grad, const CudaInput& in, AttentionResult result) {
+  result.output = padded(result.output);
+  AttentionGradients grads;
+  switch (attention_kernel(in.q, in.mask.defined())) {
+    case AttentionKernel::kCudnn:
+      grads = cudnn_backward(padded(grad), in, result);
+      break;
+    case AttentionKernel::kFlash:
+      grads = flash_backward(padded(grad), in, result);
+      break;
+    case AttentionKernel::kEfficient:
+      grads = efficient_backward(padded(grad), in, result);
+  }
+  for (at::Tensor* t : {&grads.q, &grads.k, &grads.v}) *t = t->narrow(3, 0, in.head_dim);
+  return grads;
 }
 
 }  // namespace
 
+AttentionKernel attention_kernel(const at::Tensor& q, bool masked) {
+  constexpr int64_t kCudnnHeadDim = 128, kFlashHeadDim = 256, kCommonLength = 64;
+  if (masked || q.scalar_type() == at::kFloat || q.size(3) > kFlashHeadDim)
+    return AttentionKernel::kEfficient;
+  if (q.size(3) > kCudnnHeadDim || q.size(2) % kCommonLength != 0 ||
+      at::globalContext().deterministicAlgorithms())
+    return AttentionKernel::kFlash;
+  return AttentionKernel::kCudnn;
+}
+
 AttentionResult attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                   const at::Tensor& mask) {
-  if (q.is_cpu()) return cpu_forward(q, k, v, mask);
-  return use_cudnn(q, mask) ? cudnn_forward(q, k, v) : efficient_forward(q, k, v, mask);
+  return q.is_cpu() ? cpu_forward(q, k, v, mask) : cuda_forward({q, k, v, mask});
 }
 
 AttentionGradients attention_backward(const at::Tensor& grad_output, const at::Tensor& q, const at::Tensor& k,
                                       const at::Tensor& v, const at::Tensor& mask,
                                       const AttentionResult& result) {
-  if (q.is_cpu()) return cpu_backward(grad_output, q, k, v, mask, result);
-  return use_cudnn(q, mask) ? cudnn_backward(grad_output, q, k, v, result)
-                            : efficient_backward(grad_output, q, k, v, mask, result);
+  return q.is_cpu() ? cpu_backward(grad_output, q, k, v, mask, result)
+                    : cuda_backward(grad_output, {q, k, v, mask}, result);
 }
 
 }  // namespace hyperion::kernels

@@ -20,6 +20,13 @@ struct AttentionResult {
 AttentionResult attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                   const at::Tensor& mask);
 
+// The kernel that serves a GPU tensor q [batch, heads, seq, head_dim]. cuDNN is the fastest on Hopper for
+// half-precision causal attention up to head_dim 128, but builds a graph for every new length (prompts come
+// in all lengths) and does not repeat its bits; Flash does where libtorch is asked for deterministic
+// algorithms. The efficient kernels serve fp32, masks and every head_dim.
+enum class AttentionKernel { kCudnn, kFlash, kEfficient };
+AttentionKernel attention_kernel(const at::Tensor& q, bool masked);
+
 struct AttentionGradients {
   at::Tensor q, k, v;
 };

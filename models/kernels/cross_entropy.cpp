@@ -15,8 +15,6 @@
 namespace hyperion::kernels {
 namespace {
 
-constexpr int64_t kWideBytes = int64_t{8} << 20;  // bound on the fp32 rows alive at once in the plain form
-
 at::Tensor fused(const at::Tensor& logits, const at::Tensor& labels, const at::Tensor* scale) {
   const int64_t count = logits.size(0), vocab = logits.size(1);
   const at::Tensor losses = at::zeros({count}, logits.options().dtype(at::kDouble));
@@ -54,9 +52,10 @@ at::Tensor cross_entropy(at::Tensor logits, const at::Tensor& labels, const at::
   return plain::cross_entropy(std::move(logits), labels, scale);
 }
 
-// A few rows at a time in fp32.
+// A few rows at a time in fp32: what a CPU's caches hold, what keeps a GPU's launches few.
 at::Tensor plain::cross_entropy(at::Tensor logits, const at::Tensor& labels, const at::Tensor* scale) {
-  const int64_t step = std::max<int64_t>(1, kWideBytes / (logits.size(1) * 4));
+  const int64_t wide_bytes = logits.is_cpu() ? int64_t{8} << 20 : int64_t{256} << 20;
+  const int64_t step = std::max<int64_t>(1, wide_bytes / (logits.size(1) * 4));
   at::Tensor total = at::zeros({}, logits.options().dtype(wide(logits)));
   for (int64_t first = 0; first < logits.size(0); first += step) {
     const int64_t count = std::min(step, logits.size(0) - first);

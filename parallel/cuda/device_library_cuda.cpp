@@ -40,6 +40,17 @@ int64_t total_memory(int index) {
   return static_cast<int64_t>(properties(index).totalGlobalMem);
 }
 
+void* allocate_pinned(uint64_t bytes) {
+  void* memory = nullptr;
+  if (cudaHostAlloc(&memory, bytes, cudaHostAllocPortable) == cudaSuccess) return memory;
+  cudaGetLastError();  // else the next launch would report it
+  return nullptr;
+}
+
+void free_pinned(void* memory) {
+  C10_CUDA_CHECK_WARN(cudaFreeHost(memory));
+}
+
 std::string versions() {
   int cuda = 0, nccl = 0;
   C10_CUDA_CHECK(cudaRuntimeGetVersion(&cuda));
@@ -80,6 +91,8 @@ extern "C" __attribute__((visibility("default"))) const DeviceLibrary* hyperion_
       .device_name = device_name,
       .compute_capability = compute_capability,
       .total_memory = total_memory,
+      .allocate_pinned = allocate_pinned,
+      .free_pinned = free_pinned,
       .versions = versions,
       .record_memory_history = record_memory_history,
       .memory_snapshot = memory_snapshot,

@@ -58,10 +58,14 @@ TinyTraining::TinyTraining(const TinyJob& job, const Environment& environment)
       float8_(convert(model_, job)),
       groups_(std::make_unique<ProcessGroups>(
           mesh_, environment,
-          CommOptions{.backend = job.device.is_cuda() ? CommBackend::kNccl : CommBackend::kGloo,
+          CommOptions{.backend = job.fake               ? CommBackend::kFake
+                                 : job.device.is_cuda() ? CommBackend::kNccl
+                                                        : CommBackend::kGloo,
                       .device_index = std::max<int>(0, job.device.index())})) {
-  const ShardingOptions sharding{
-      .device = job.device, .state_device = job.device, .compute_dtype = job.compute, .codec = float8_.codec};
+  const ShardingOptions sharding{.device = job.device,
+                                 .state_device = job.offload ? at::Device(at::kCPU) : job.device,
+                                 .compute_dtype = job.compute,
+                                 .codec = float8_.codec};
   shard_ = std::make_unique<RecordingCommunicator>(groups_->get(MeshDim::kFsdp));
   fsdp_ = std::make_unique<FsdpContext>(*shard_, groups_->get(MeshDim::kDpReplicate), sharding);
   walk_options_ = {.reshard = job.reshard, .prefetch_forward = job.prefetch_forward};
@@ -105,7 +109,7 @@ std::pair<double, double> TinyTraining::step(int64_t step) {
     loss.add_(walk_->forward_backward(microbatch(step, i), scale, i + 1 == job_.accumulation));
   const at::Tensor norm = global_grad_norm(grads_, groups_->get(MeshDim::kFsdp));
   clip_gradients(grads_, norm, 1.0);
-  optimizer_->step(1e-2, at::zeros({}, loss.options()));
+  optimizer_->step(1e-2, at::zeros({}, norm.options().dtype(at::kFloat)));
   walk_->weights_changed();
   groups_->get(MeshDim::kLoss).all_reduce_sum(loss);
   return {loss.item<double>() / (kGlobalBatch * kSeqLen), norm.item<double>()};

@@ -24,6 +24,8 @@ struct TinyJob {
   int64_t accumulation = 1;
   bool prefetch_forward = true;
   at::Device device = at::kCPU;
+  bool offload = false;  // master weights, gradients and optimizer state on the host
+  bool fake = false;     // no other ranks: a dry run of this one
   // FP8 linears: a recipe's name. The model's extents then are multiples of 16, the vocabulary apart.
   std::string float8{};
   bool float8_gather = false, float8_precompute = true, float8_emulate = true;

@@ -27,7 +27,7 @@ std::vector<double> on_float8_gpu(const RankFunction& function) {
         use_gpu(0);
         return device_library().compute_capability(0) < 89 ? kTooOld : function(environment);
       },
-      std::chrono::seconds(240));
+      kGpuTimeout);
   if (values.front() != kTooOld) return values.front();
   std::printf("skipped: this GPU has no FP8 (SM89 or newer has)\n");
   return {};

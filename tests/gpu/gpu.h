@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <stdexcept>
@@ -14,6 +15,9 @@
 #include "tests/distributed/ranks.h"
 
 namespace hyperion {
+
+// Loading CUDA's libraries from a cold disk takes most of it.
+constexpr std::chrono::seconds kGpuTimeout{240};
 
 // How many GPUs can be used; 0 after saying why none can, which ctest reads as "skipped". Asked in a process
 // of its own, because asking initialises CUDA.

@@ -16,15 +16,19 @@ namespace hyperion {
 TEST_CASE("the walk on one GPU trains to the losses of the CPU") {
   if (gpus() == 0) return;
   const auto on = [](bool gpu) {
-    return run_ranks(1,
-                     [gpu](const Environment& environment) {
-                       if (gpu) use_gpu(0);
-                       return train_tiny({.device = gpu ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU)},
-                                         environment, 20);
-                     })
+    return run_ranks(
+               1,
+               [gpu](const Environment& environment) {
+                 if (gpu) use_gpu(0);
+                 return train_tiny({.device = gpu ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU)},
+                                   environment, 20);
+               },
+               kGpuTimeout)
         .front();
   };
-  CHECK(largest_relative_difference(on(true), on(false)) < 1e-4);
+  const double difference = largest_relative_difference(on(true), on(false));
+  CAPTURE(difference);
+  CHECK(difference < 1e-4);
 }
 
 TEST_CASE("every checkpointing mode and bf16 train on a GPU") {
@@ -32,12 +36,16 @@ TEST_CASE("every checkpointing mode and bf16 train on a GPU") {
   for (BlockCheckpoint mode :
        {BlockCheckpoint::kNone, BlockCheckpoint::kFull, BlockCheckpoint::kOperations}) {
     const auto values =
-        run_ranks(1, [mode](const Environment& environment) {
-          use_gpu(0);
-          return train_tiny(
-              {.compute = at::kBFloat16, .checkpoint = mode, .device = at::Device(at::kCUDA, 0)}, environment,
-              20);
-        }).front();
+        run_ranks(
+            1,
+            [mode](const Environment& environment) {
+              use_gpu(0);
+              return train_tiny(
+                  {.compute = at::kBFloat16, .checkpoint = mode, .device = at::Device(at::kCUDA, 0)},
+                  environment, 20);
+            },
+            kGpuTimeout)
+            .front();
     CHECK(values[38] < 0.8 * values[0]);
   }
 }
@@ -50,47 +58,145 @@ TEST_CASE("FSDP over NCCL trains to the losses of one GPU") {
     return;
   }
   const auto on = [](int ranks) {
-    return run_ranks(ranks,
-                     [](const Environment& environment) {
-                       use_gpu(environment.rank);
-                       return train_tiny(
-                           {.device = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(environment.rank))},
-                           environment, 20);
-                     })
+    return run_ranks(
+               ranks,
+               [](const Environment& environment) {
+                 use_gpu(environment.rank);
+                 return train_tiny(
+                     {.device = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(environment.rank))},
+                     environment, 20);
+               },
+               kGpuTimeout)
         .front();
   };
   CHECK(largest_relative_difference(on(2), on(1)) < 1e-4);
 }
 
-TEST_CASE("attention backends on a GPU agree with the CPU with and without a mask") {
+TEST_CASE("a rank of four that talks to nobody gives the numbers of the CPU whatever runs ahead") {
   if (gpus() == 0) return;
-  const auto errors =
-      run_ranks(1, [](const Environment&) {
-        use_gpu(0);
-        at::manual_seed(1);
-        const auto make = [](int64_t heads) { return at::randn({2, heads, 64, 64}); };
-        const at::Tensor q = make(8), k = make(2), v = make(2), grad = make(8);
-        const at::Tensor causal = at::ones({64, 64}, at::kBool).tril().expand({2, 1, 64, 64}).contiguous();
-        std::vector<double> result;
-        for (at::ScalarType dtype : {at::kFloat, at::kBFloat16})
-          for (const at::Tensor& mask : {at::Tensor(), causal}) {
-            const auto gpu = [&](const at::Tensor& t) { return t.defined() ? t.to(at::kCUDA) : t; };
-            const auto run = [&](auto&& place) {
-              const at::Tensor a = place(q.to(dtype)), b = place(k.to(dtype)), c = place(v.to(dtype)),
-                               m = place(mask);
-              const auto forward = kernels::attention_forward(a, b, c, m);
-              const auto back = kernels::attention_backward(place(grad.to(dtype)), a, b, c, m, forward);
-              return std::vector<at::Tensor>{forward.output, back.q, back.k, back.v};
-            };
-            const auto ours = run(gpu), reference = run([](const at::Tensor&t) { return t; });
-            for (size_t i = 0; i < ours.size(); ++i)
-              result.push_back(
-                  (ours[i].to(at::kCPU, at::kFloat) - reference[i].to(at::kFloat)).norm().item<double>() /
-                  reference[i].to(at::kFloat).norm().item<double>() / (dtype == at::kFloat ? 1e-4 : 2e-2));
-          }
-        return result;
-      }).front();
-  for (double error : errors) CHECK(error < 1.0);
+  for (ReshardPolicy reshard : {ReshardPolicy::kNever, ReshardPolicy::kAlways}) {
+    TinyJob job{.reshard = reshard, .fake = true};
+    job.mesh.dp_shard = 4;
+    const auto on = [&](bool gpu) {
+      return run_ranks(
+                 1,
+                 [job, gpu](Environment environment) {
+                   TinyJob here = job;
+                   if (gpu) {
+                     use_gpu(0);
+                     here.device = at::Device(at::kCUDA, 0);
+                   }
+                   environment.world_size = 4;
+                   return train_tiny(here, environment, 20);
+                 },
+                 kGpuTimeout)
+          .front();
+    };
+    const double difference = largest_relative_difference(on(true), on(false));
+    CAPTURE(difference);
+    CHECK(difference < 1e-4);
+  }
+}
+
+TEST_CASE("state on the host trains to the losses of state on the GPU") {
+  if (gpus() == 0) return;
+  for (at::ScalarType compute : {at::kFloat, at::kBFloat16}) {
+    const auto with = [&](bool offload) {
+      return run_ranks(
+                 1,
+                 [compute, offload](const Environment& environment) {
+                   use_gpu(0);
+                   return train_tiny(
+                       {.compute = compute, .device = at::Device(at::kCUDA, 0), .offload = offload},
+                       environment, 20);
+                 },
+                 kGpuTimeout)
+          .front();
+    };
+    const double difference = largest_relative_difference(with(true), with(false));
+    CAPTURE(compute, difference);
+    CHECK(difference < (compute == at::kFloat ? 1e-4 : 2e-2));
+  }
+}
+
+namespace {
+
+// Relative errors of output and gradients on the GPU over what the dtype allows, against fp32 on the CPU.
+struct AttentionCase {
+  int64_t seq, head_dim;
+  bool masked, deterministic;
+  at::ScalarType dtype;
+};
+
+std::vector<double> attention_errors(const AttentionCase& c) {
+  at::manual_seed(1);
+  at::globalContext().setDeterministicAlgorithms(c.deterministic, /*warn_only=*/false);
+  // As the model makes them: [batch, seq, heads, head_dim], transposed.
+  const auto make = [&](int64_t heads) {
+    return at::randn({2, c.seq, heads, c.head_dim}).to(c.dtype).transpose(1, 2);
+  };
+  const at::Tensor q = make(8), k = make(2), v = make(2), grad = make(8);
+  at::Tensor mask;
+  if (c.masked) {  // two documents
+    const at::Tensor document = at::arange(c.seq).ge(c.seq / 3);
+    mask = at::ones({c.seq, c.seq}, at::kBool)
+               .tril()
+               .logical_and(document.unsqueeze(0).eq(document.unsqueeze(1)))
+               .expand({2, 1, c.seq, c.seq})
+               .contiguous();
+  }
+  const auto run = [&](auto&& place) {
+    const at::Tensor a = place(q), b = place(k), d = place(v);
+    const at::Tensor m = mask.defined() && a.is_cuda() ? mask.cuda() : mask;
+    const auto forward = kernels::attention_forward(a, b, d, m);
+    const auto back = kernels::attention_backward(place(grad), a, b, d, m, forward);
+    return std::vector<at::Tensor>{forward.output, back.q, back.k, back.v};
+  };
+  const auto ours = run([](const at::Tensor&t) { return t.to(at::kCUDA); }),
+             again = run([](const at::Tensor&t) { return t.to(at::kCUDA); }),
+             reference = run([](const at::Tensor&t) { return t.to(at::kFloat); });
+  std::vector<double> errors;
+  for (size_t i = 0; i < ours.size(); ++i) {
+    const at::Tensor found = ours[i].to(at::kCPU, at::kFloat);
+    errors.push_back((found - reference[i]).norm().item<double>() / reference[i].norm().item<double>() /
+                     (c.dtype == at::kFloat ? 1e-4 : 2e-2));
+    if (c.deterministic && !ours[i].equal(again[i])) errors.push_back(1e9);
+  }
+  return errors;
+}
+
+}  // namespace
+
+TEST_CASE("attention on a GPU agrees with the CPU for every kernel and head size and length") {
+  if (gpus() == 0) return;
+  std::vector<AttentionCase> cases;
+  for (at::ScalarType dtype : {at::kFloat, at::kBFloat16})
+    for (const auto& [seq, head_dim] : std::vector<std::pair<int64_t, int64_t>>{
+             {64, 64}, {8, 6}, {1, 16}, {50, 16}, {256, 128}, {100, 128}, {64, 192}, {64, 320}})
+      for (bool masked : {false, true})
+        for (bool deterministic : {false, true})
+          cases.push_back({seq, head_dim, masked, deterministic, dtype});
+  // A case that throws has the error 1e6, and its message is in the test's output.
+  const auto worst = run_ranks(
+                         1,
+                         [&cases](const Environment&) {
+                           use_gpu(0);
+                           std::vector<double> results;
+                           for (const AttentionCase& c : cases) try {
+                               results.push_back(std::ranges::max(attention_errors(c)));
+                             } catch (const std::exception& error) {
+                               std::printf("%s\n", error.what());
+                               results.push_back(1e6);
+                             }
+                           return results;
+                         },
+                         kGpuTimeout)
+                         .front();
+  for (size_t i = 0; i < cases.size(); ++i) {
+    const AttentionCase& c = cases[i];
+    CAPTURE(c.dtype, c.seq, c.head_dim, c.masked, c.deterministic);
+    CHECK(worst.at(i) < 1.0);
+  }
 }
 
 }  // namespace hyperion

@@ -169,7 +169,7 @@ std::vector<Option> training() {
       Option{KEY(training.gc_debug), "Look for reference cycles at each step."}.only_python(),
       Option{KEY(training.shuffle), "Shuffle the documents by seed and epoch."}.own(),
       Option{KEY(training.document_mask), "Attention and positions stay inside each document."}.own(),
-      Option{KEY(training.loss_chunk_bytes), "Size of one chunk of fp32 logits; 0: automatic."}
+      Option{KEY(training.loss_chunk_bytes), "Bytes of logits held at once; 0: 64 MiB on a CPU, 1 GiB on a GPU."}
           .at_least(0)
           .own(),
   };

@@ -5,6 +5,7 @@
 
 #include <catch2/catch.hpp>
 
+#include "models/kernels/attention.h"
 #include "models/linear.h"
 #include "models/recompute.h"
 #include "models/registry.h"
@@ -90,6 +91,22 @@ TEST_CASE("attention with grouped queries equals the plain formula with and with
     };
     check_equal([&] { return ops::attention(q, k, v, mask); }, reference, {q, k, v});
   }
+}
+
+TEST_CASE("a GPU's attention kernel follows from dtype and head size and length and what was asked for") {
+  using kernels::attention_kernel, kernels::AttentionKernel;
+  const auto q = [](int64_t seq, int64_t head_dim, at::ScalarType dtype = at::kBFloat16) {
+    return at::empty({1, 2, seq, head_dim}, dtype);
+  };
+  CHECK(attention_kernel(q(128, 128), false) == AttentionKernel::kCudnn);
+  CHECK(attention_kernel(q(128, 136), false) == AttentionKernel::kFlash);
+  CHECK(attention_kernel(q(1, 128), false) == AttentionKernel::kFlash);
+  CHECK(attention_kernel(q(128, 264), false) == AttentionKernel::kEfficient);
+  CHECK(attention_kernel(q(128, 128), true) == AttentionKernel::kEfficient);
+  CHECK(attention_kernel(q(128, 128, at::kFloat), false) == AttentionKernel::kEfficient);
+  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
+  CHECK(attention_kernel(q(128, 128), false) == AttentionKernel::kFlash);
+  at::globalContext().setDeterministicAlgorithms(false, false);
 }
 
 TEST_CASE("results have the input's dtype and bf16 differs from fp32") {
