@@ -73,13 +73,15 @@ ExitCode convert(const CommandLine::Ckpt& options) {
   const bool from_dcp = fs::exists(fs::path(options.path) / ".metadata");
   const bool to_dcp = convert.format == ConvertOptions::Format::kDcp;
   if (from_dcp != to_dcp) {  // between our names and Hugging Face's
-    const ModelArgs args = model_of(options.path, "");
+    const ModelArgs args = model_of(options.path, options.config);
     convert.tensors = [args, from_dcp](const auto&) {
       return from_dcp ? to_hugging_face(args) : from_hugging_face(args);
     };
     if (from_dcp)
       convert.more_files["config.json"] =
           hf_config(args, {.dtype = options.dtype.empty() ? "float32" : options.dtype});
+  } else if (!options.config.empty()) {
+    throw_config("--config {}: has no use here: source and destination have the same names", options.config);
   }
   return convert_checkpoint(convert, stdout);
 }

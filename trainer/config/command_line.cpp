@@ -56,10 +56,14 @@ CLI::Validator at_least(double minimum) {
           ""};
 }
 
+void add_config(CLI::App& command, std::string& config) {
+  command.add_option("--config", config, "TOML file with the model, where the checkpoint names none");
+}
+
 void add_look(CLI::App& command, CommandLine::Look& look) {
   command.add_option("CKPT", look.checkpoint, "Folder of a checkpoint (step-N) or of safetensors")
       ->required();
-  command.add_option("--config", look.config, "TOML file with the model, where the checkpoint names none");
+  add_config(command, look.config);
   command.add_option("--tokenizer", look.tokenizer, "Folder with the tokenizer's files");
   command.add_option("--dtype", look.dtype, "Type of weights and arithmetic: float32 or bfloat16")
       ->check(CLI::IsMember({"float32", "bfloat16"}));
@@ -131,6 +135,7 @@ void add_ckpt(CLI::App& app, CommandLine::Ckpt& ckpt) {
       ->check(CLI::IsMember({"dcp", "safetensors"}));
   convert->add_option("--dtype", ckpt.dtype, "float32, bfloat16 or float16; as they are unless set")
       ->check(CLI::IsMember({"float32", "bfloat16", "float16"}));
+  add_config(*convert, ckpt.config);
   convert->add_flag("--ema", ckpt.ema, "The averaged weights instead of the weights");
 
   CLI::App* prune = add("prune", Tool::kPrune, "DIR", "A folder of checkpoints", "Remove old checkpoints");

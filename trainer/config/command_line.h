@@ -58,6 +58,7 @@ struct CommandLine {
     std::string prefix;    // digest: names that begin so
     std::string to;        // convert: "dcp" or "safetensors"
     std::string dtype;     // convert: "float32", "bfloat16", "float16", or empty: as they are
+    std::string config;    // convert: TOML with the model, for checkpoints that do not name theirs
     bool ema = false;      // convert: the averaged weights
     int64_t keep = 0;      // prune: newest complete checkpoints that stay
     bool dry_run = false;  // prune: say what would go

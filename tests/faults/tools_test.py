@@ -1,0 +1,48 @@
+"""The commands that look at checkpoints, on what a real job wrote: what they refuse, and the sentence they say.
+
+    python3 tests/faults/tools_test.py build/hyperion
+
+Standard library only. The tools' own cases are in tests/unit/checkpoint/tools_*_test.cpp.
+"""
+
+import shutil
+import subprocess
+
+from checkpoints import CheckpointTest
+from jobs import BINARY, ROOT, main
+
+
+class Tools(CheckpointTest):
+    """Steps 3, 6 and 8 in out/checkpoint."""
+
+    def prepare(self, folder):
+        super().prepare(folder)
+        self.start(folder=folder).codes()
+
+    def run_program(self, *arguments, code=0, says=(), cwd=None):
+        """What `hyperion ...` prints, on stdout and stderr, started in the test's folder."""
+        done = subprocess.run([BINARY, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                              timeout=60, cwd=cwd or self.folder)
+        self.assertEqual(done.returncode, code, done.stdout)
+        for text in says:
+            self.assertIn(text, done.stdout)
+        return done.stdout
+
+    def without_a_model(self):
+        """A DCP folder that does not say which model it is of, as torchtitan writes them."""
+        self.tool("convert", self.step(8), self.folder / "hf", "--to=safetensors")
+        self.tool("convert", self.folder / "hf", self.folder / "titan" / "step-8", "--to=dcp")
+        (self.folder / "titan" / "step-8" / "hyperion.json").unlink()
+        return self.folder / "titan" / "step-8"
+
+    def test_convert_takes_the_model_from_a_toml_file(self):
+        titan = self.without_a_model()
+        self.run_program("ckpt", "convert", titan, "again", "--to=safetensors", code=2, says=["--config"])
+        self.run_program("ckpt", "convert", titan, "again", "--to=safetensors", "--config=job.toml")
+        self.assertEqual(self.contents(self.folder / "again"), self.contents(self.folder / "hf"))
+        self.run_program("ckpt", "convert", titan, "third", "--to=dcp", "--config=job.toml", code=2,
+                         says=["--config job.toml: has no use here"])
+
+
+if __name__ == "__main__":
+    main()
