@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "checkpoint/loader.h"
+#include "checkpoint/tools/folders.h"
 #include "models/hugging_face_config.h"
 #include "trainer/config/load.h"
 #include "trainer/data_setup.h"
@@ -42,6 +43,7 @@ std::optional<JobConfig::Model> saved_model(const fs::path& checkpoint) {
 }
 
 ModelArgs model_of(const fs::path& checkpoint, const std::string& config) {
+  require_checkpoint(checkpoint);
   if (!config.empty()) return model_args(configured_model(config));
   const fs::path hugging_face = folder_of(checkpoint) / "config.json";
   if (fs::exists(hugging_face)) return read_hf_config(hugging_face);

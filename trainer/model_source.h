@@ -14,7 +14,8 @@ namespace hyperion {
 std::optional<JobConfig::Model> saved_model(const std::filesystem::path& checkpoint);
 
 // The dimensions come from the TOML file `config` when it is given, else from config.json beside safetensors,
-// else from the configuration in the checkpoint. Throws Error(kUsage) when none of them says.
+// else from the configuration in the checkpoint. Throws Error(kUsage) when none of them says, or `checkpoint`
+// is none.
 ModelArgs model_of(const std::filesystem::path& checkpoint, const std::string& config);
 
 ModelSource model_source(const CommandLine::Look& look);

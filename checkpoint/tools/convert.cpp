@@ -17,6 +17,7 @@
 #include "checkpoint/save_job.h"
 #include "checkpoint/storage/checkpoint_folder.h"
 #include "checkpoint/tools/content.h"
+#include "checkpoint/tools/folders.h"
 #include "checkpoint/tools/text_table.h"
 #include "checkpoint/tools/tools.h"
 
@@ -231,6 +232,7 @@ ExitCode convert_checkpoint(const ConvertOptions& asked, std::FILE* out) {
   std::error_code error;
   if (fs::exists(fs::symlink_status(options.destination, error)))
     throw_config("{}: exists: give a name that is free", printable(options.destination));
+  require_checkpoint(options.source);
   const OpenCheckpoint source = open_checkpoint(options.source);
   const std::vector<Weight> weights = plan(source, options);
   uint64_t total = 0;

@@ -13,6 +13,7 @@
 #include "checkpoint/tools/compare.h"
 #include "checkpoint/tools/content.h"
 #include "checkpoint/tools/digest.h"
+#include "checkpoint/tools/folders.h"
 #include "checkpoint/tools/json_text.h"
 #include "checkpoint/tools/text_table.h"
 #include "checkpoint/tools/tools.h"
@@ -249,6 +250,7 @@ ExitCode report(Differences& found, bool json, bool with_values, std::FILE* out)
 }  // namespace
 
 NameList names_in(const std::filesystem::path& checkpoint) {
+  require_checkpoint(checkpoint);
   return names_of(open_checkpoint(checkpoint), {});
 }
 
@@ -261,6 +263,7 @@ ExitCode diff_names(const NameList& a, const NameList& b, bool json, std::FILE* 
 }
 
 ExitCode diff_checkpoints(const DiffOptions& options, std::FILE* out) {
+  for (const auto& path : {options.a, options.b}) require_checkpoint(path);
   const OpenCheckpoint a = open_checkpoint(options.a), b = open_checkpoint(options.b);
   Differences found;
   found.label_a = options.a.string();

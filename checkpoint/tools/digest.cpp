@@ -3,16 +3,20 @@
 #include <algorithm>
 #include <bit>
 #include <memory>
+#include <set>
 
 #define XXH_INLINE_ALL
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <xxhash.h>
 
+#include "base/error.h"
 #include "base/hash.h"
+#include "base/nearest.h"
 #include "base/progress.h"
 #include "checkpoint/state.h"
 #include "checkpoint/tools/content.h"
+#include "checkpoint/tools/folders.h"
 #include "checkpoint/tools/json_text.h"
 #include "checkpoint/tools/text_table.h"
 #include "checkpoint/tools/tools.h"
@@ -67,6 +71,28 @@ std::string text_of(const Dict& dict) {
   for (const auto& [key, value] : dict.items)
     items.push_back(canonical_text(key) + ":" + canonical_text(value));
   return joined("{", std::move(items), "}", true);
+}
+
+// Says that no name begins so, with what was probably meant.
+[[noreturn]] void refuse_prefix(const CheckpointIndex& index, const std::string& prefix) {
+  std::set<std::string> beginnings, heads;  // of names, up to each of their dots
+  const auto add = [&](const std::string& key) {
+    if (key.starts_with(prefix))
+      throw_config(
+          "--prefix {}: {} and all else that begins so is left out: it describes the run, not the "
+          "state of training",
+          printable(prefix, 120), printable(key, 120));
+    heads.insert(printable(key.substr(0, key.find('.')), 60));
+    for (size_t dot = key.find('.'); dot != key.npos; dot = key.find('.', dot + 1))
+      beginnings.insert(key.substr(0, dot));
+    beginnings.insert(key);
+  };
+  for (const auto& [key, record] : index.tensors) add(key);
+  for (const auto& [key, record] : index.objects) add(key);
+  const std::string nearest = nearest_name(prefix, std::vector(beginnings.begin(), beginnings.end()));
+  throw_config("--prefix {}: no name begins so{}", printable(prefix, 120),
+               nearest.empty() ? fmt::format("; names begin with {}", fmt::join(heads, ", "))
+                               : did_you_mean(printable(nearest, 120)));
 }
 
 uint64_t selected_bytes(const CheckpointIndex& index, const Selection& only) {
@@ -140,7 +166,12 @@ Digest digest_of(const std::filesystem::path& checkpoint, const Selection& only)
 }
 
 ExitCode print_digest(const DigestOptions& options, std::FILE* out) {
-  const Digest digest = digest_of(options.path, options.only);
+  require_checkpoint(options.path);
+  const OpenCheckpoint checkpoint = open_checkpoint(options.path);
+  const Digest digest = digest_of(checkpoint, options.only);
+  // The hash of nothing is no answer.
+  if (digest.entries.empty() && !options.only.prefix.empty())
+    refuse_prefix(checkpoint.index, options.only.prefix);
   const auto tensors = static_cast<uint64_t>(std::ranges::count_if(digest.entries, &DigestEntry::is_tensor));
   const uint64_t values = digest.entries.size() - tensors;
   if (options.json) {

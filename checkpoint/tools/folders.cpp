@@ -4,10 +4,36 @@
 
 #include <sys/stat.h>
 
+#include "base/durable.h"
 #include "base/error.h"
+#include "base/nearest.h"
 
 namespace hyperion {
 namespace fs = std::filesystem;
+
+namespace {
+
+// Where a job of the default settings puts its checkpoints.
+fs::path folder_in(const fs::path& dump_folder) {
+  return dump_folder / "checkpoint";
+}
+
+// A checkpoint of the folder to name as an example: the newest that is complete, else the newest; "" for
+// none.
+fs::path example_in(const fs::path& folder) {
+  std::error_code error;
+  if (!fs::is_directory(folder, error)) return {};
+  fs::path example;
+  bool complete = false;
+  for (const FoundCheckpoint& one : CheckpointFolder(folder).scan()) {
+    if (complete && !one.complete()) continue;
+    example = one.path;
+    complete = one.complete();
+  }
+  return example;
+}
+
+}  // namespace
 
 bool is_checkpoint(const fs::path& path) {
   std::error_code error;
@@ -23,6 +49,21 @@ bool is_checkpoint(const fs::path& path) {
   for (fs::directory_iterator it(path, error), end; !error && it != end; it.increment(error))
     if (it->path().extension() == ".safetensors" || it->path().extension() == ".distcp") return true;
   return false;
+}
+
+std::string no_checkpoints(const fs::path& folder) {
+  const fs::path inside = folder_in(folder);
+  const std::string nearer = example_in(inside).empty() ? "" : printable(inside);
+  return fmt::format("{}: no checkpoints{}", printable(folder), did_you_mean(nearer));
+}
+
+void require_checkpoint(const fs::path& path) {
+  if (is_checkpoint(path)) return;
+  if (const fs::path example = example_in(path); !example.empty())
+    throw_config("{}: is a folder of checkpoints: give one, such as {}", printable(path), printable(example));
+  const fs::path nearer = example_in(folder_in(path));
+  throw_config("{}: is no checkpoint: it has no .metadata and no *.safetensors{}", printable(path),
+               did_you_mean(nearer.empty() ? "" : printable(nearer)));
 }
 
 FolderSize folder_size(const fs::path& path) {

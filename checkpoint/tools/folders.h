@@ -13,6 +13,13 @@ namespace hyperion {
 // a folder of checkpoints. Throws Error(kUsage) when it does not exist or is some other file.
 bool is_checkpoint(const std::filesystem::path& path);
 
+// "out: no checkpoints; did you mean out/checkpoint?", the question only where some are there.
+std::string no_checkpoints(const std::filesystem::path& folder);
+
+// For what takes one checkpoint and no folder of them. Throws Error(kUsage) that says what the path is
+// instead and names a checkpoint near it.
+void require_checkpoint(const std::filesystem::path& path);
+
 struct FolderSize {
   uint64_t files = 0, bytes = 0;
 };

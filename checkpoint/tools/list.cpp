@@ -90,7 +90,7 @@ ExitCode list_job(const ListOptions& options, std::FILE* out) {
                state_of(one) + (one.step == newest_step ? ", newest" : "")});
   }
   if (found.empty())
-    fmt::print(out, "{}: no checkpoints\n", options.path.string());
+    fmt::print(out, "{}\n", no_checkpoints(options.path));
   else
     fmt::print(out, "{}", table.text());
   // What the table had no room for.

@@ -68,7 +68,7 @@ ExitCode prune_checkpoints(const PruneOptions& options, std::FILE* out) {
                            : why_it_stays(one, options.keep, newer)});
   }
   if (table.empty())
-    fmt::print(out, "{}: no checkpoints\n", options.path.string());
+    fmt::print(out, "{}\n", no_checkpoints(options.path));
   else
     fmt::print(out, "{}\n", table.text());
   fmt::print(out, "{} {}, {}\n", counted(steps.size() - stuck, "checkpoint"),

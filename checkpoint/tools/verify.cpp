@@ -310,14 +310,14 @@ ExitCode verify_checkpoints(const VerifyOptions& options, std::FILE* out) {
     for (const FoundCheckpoint& found : CheckpointFolder(options.path).scan())
       all.push_back(verify_checkpoint(found.path, options.full));
   }
+  // Nothing was judged: a script must not take that for a good answer.
+  if (all.empty()) throw_config("{}", no_checkpoints(options.path));
   if (options.json) {
     Json list = Json::array();
     for (const Verification& each : all) list.push_back(to_json(each));
     print_json(one ? list[0] : list, out);
   } else if (one) {
     print_one(all.front(), options.full, out);
-  } else if (all.empty()) {
-    fmt::print(out, "{}: no checkpoints\n", options.path.string());
   } else {
     print_all(all, options.full, out);
   }

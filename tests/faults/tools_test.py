@@ -43,6 +43,17 @@ class Tools(CheckpointTest):
         self.run_program("ckpt", "convert", titan, "third", "--to=dcp", "--config=job.toml", code=2,
                          says=["--config job.toml: has no use here"])
 
+    def test_what_is_no_checkpoint_is_named_and_so_is_one_near_it(self):
+        for command in (("generate", "--prompt=x"), ("eval", "--data=data.jsonl"), ("ckpt", "digest"),
+                        ("ckpt", "convert", "--to=safetensors", "new")):
+            with self.subTest(command=command):
+                where = 2 if command[0] == "ckpt" else 1
+                look = lambda path: (*command[:where], path, *command[where:])
+                self.run_program(*look("nosuch"), code=2, says=["nosuch: does not exist"])
+                self.run_program(*look("out/checkpoint"), code=2,
+                                 says=["out/checkpoint: is a folder of checkpoints: give one, such as out/checkpoint/step-8"])
+                self.run_program(*look("out"), code=2, says=["did you mean out/checkpoint/step-8?"])
+
 
 if __name__ == "__main__":
     main()

@@ -105,6 +105,21 @@ TEST_CASE("E8 diff of names shows both sides without training") {
   CHECK_THAT(same.text, Catch::EndsWith("equal names, shapes and types: 3 tensors\n"));
 }
 
+TEST_CASE("diff refuses what is not one checkpoint and names one") {
+  const ToolsFolder folder;
+  const fs::path one = save_toy(folder.path / "checkpoint", 3);
+  const Ran many = diff(one, folder.path / "checkpoint");
+  CHECK(many.code == ExitCode::kUsage);
+  CHECK_THAT(many.text, Catch::EndsWith("is a folder of checkpoints: give one, such as " + one.string()));
+  const Ran above = diff(folder.path, one);
+  CHECK(above.code == ExitCode::kUsage);
+  CHECK_THAT(above.text,
+             Catch::Contains("is no checkpoint") && Catch::EndsWith("; did you mean " + one.string() + "?"));
+  const Ran missing = diff(one, folder.path / "nothing");
+  CHECK(missing.code == ExitCode::kUsage);
+  CHECK_THAT(missing.text, Catch::Contains("/nothing: does not exist"));
+}
+
 TEST_CASE("diff refuses a checkpoint with a damaged tensor") {
   const ToolsFolder folder;
   const fs::path a = save_toy(folder.path / "a", 1), b = save_toy(folder.path / "b", 1);

@@ -59,6 +59,20 @@ TEST_CASE("DIG what belongs to the run is left out unless asked for") {
   CHECK(digest_of(path, {.prefix = "lr_scheduler."}).entries.size() == 1);
 }
 
+TEST_CASE("digest of nothing is refused with the nearest names") {
+  const ToolsFolder folder;
+  const fs::path path = save_toy(folder.path, 1);
+  const auto digest = [&](const std::string& prefix) {
+    return run_tool([&](std::FILE* out) { return print_digest({path, {.prefix = prefix}, true}, out); });
+  };
+  CHECK(digest("layers.0").code == ExitCode::kOk);
+  CHECK(digest("layer.0").code == ExitCode::kUsage);
+  CHECK(digest("layer.0").text == "error: --prefix layer.0: no name begins so; did you mean layers.0?");
+  CHECK_THAT(digest("xyzzy").text, Catch::Contains("; names begin with ema, layers, lr_scheduler, norm,"));
+  CHECK_THAT(digest("rng").text,
+             Catch::Contains("--prefix rng: rng.rank_0 and all else that begins so is left out"));
+}
+
 TEST_CASE("DIG digests of PyTorch's checkpoints are those of the contents") {
   const ToolsFolder folder;
   for (const fs::directory_entry& entry : fs::directory_iterator(kGoldens)) {

@@ -71,6 +71,15 @@ TEST_CASE("ls of one checkpoint counts its components and lists its keys") {
   CHECK(list(folder.path / "none").code == ExitCode::kUsage);
 }
 
+TEST_CASE("ls of a dump folder asks whether its checkpoints were meant") {
+  const ToolsFolder folder;
+  save_toy(folder.path / "checkpoint", 3);
+  const Ran ran = list(folder.path);
+  CHECK(ran.code == ExitCode::kOk);
+  CHECK_THAT(ran.text,
+             Catch::Contains(": no checkpoints; did you mean " + (folder.path / "checkpoint").string()));
+}
+
 TEST_CASE("prune says what would go and then removes just that") {
   const ToolsFolder folder;
   fill(folder.path);

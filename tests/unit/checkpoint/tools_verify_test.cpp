@@ -168,3 +168,18 @@ TEST_CASE("verify of a job folder looks at every checkpoint") {
   CHECK(nlohmann::json::parse(verify(folder.path, false, true).text).size() == 2);
   CHECK(verify(folder.path / "nothing", false).code == ExitCode::kUsage);
 }
+
+TEST_CASE("verify of a folder without checkpoints is no good answer") {
+  const ToolsFolder folder;
+  save_toy(folder.path / "out" / "checkpoint", 3);
+  fs::create_directory(folder.path / "empty");
+  for (const bool json : {false, true}) {
+    const Ran empty = verify(folder.path / "empty", false, json);
+    CHECK(empty.code == ExitCode::kUsage);
+    CHECK_THAT(empty.text, Catch::EndsWith("/empty: no checkpoints"));
+    const Ran above = verify(folder.path / "out", false, json);
+    CHECK(above.code == ExitCode::kUsage);
+    CHECK_THAT(above.text, Catch::EndsWith("/out: no checkpoints; did you mean " +
+                                           (folder.path / "out" / "checkpoint").string() + "?"));
+  }
+}
