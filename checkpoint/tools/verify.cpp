@@ -60,9 +60,19 @@ class Verifier {
       action();
       return true;
     } catch (const Error& error) {
-      result_.damages.push_back({file, error.what(), begin, end, keys_at(file, begin, end)});
+      note({file, error.what(), begin, end, keys_at(file, begin, end)});
       return false;
     }
+  }
+
+  // A file that is read twice (the index first) fails twice in the same words: one problem.
+  void note(Damage damage) {
+    for (Damage& known : result_.damages) {
+      if (known.file != damage.file || known.what != damage.what) continue;
+      if (known.end == 0) known = std::move(damage);
+      return;
+    }
+    result_.damages.push_back(std::move(damage));
   }
 
   std::vector<std::string> keys_at(const std::string& file, uint64_t begin, uint64_t end) const {
@@ -104,7 +114,7 @@ class Verifier {
       if (fs::is_regular_file(folder, error)) result_.folder = folder.parent_path();
       return;
     }
-    if (result_.kind.empty()) result_.kind = "foreign";
+    if (result_.kind.empty()) result_.kind = has_manifest_file_ ? "damaged" : "foreign";
     const FileRecord* record = record_of(".metadata");
     if (manifest_ && record == nullptr)
       result_.damages.push_back({".metadata", folder.string() + ": hyperion.json does not list .metadata"});
@@ -125,7 +135,7 @@ class Verifier {
   void find_files() {
     if (manifest_)
       for (const FileRecord& record : manifest_->files) entries_[record.name];
-    else if (result_.kind == "foreign")
+    else if (result_.kind != "safetensors")
       entries_[".metadata"];
     if (index_) {
       for (const auto& [key, record] : index_->tensors)

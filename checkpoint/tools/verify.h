@@ -23,7 +23,8 @@ struct VerifiedFile {
 
 struct Verification {
   std::filesystem::path folder;
-  std::string kind;  // the manifest's, or "foreign" (DCP without one), "safetensors"
+  std::string
+      kind;  // the manifest's, "damaged" (it cannot be read), "foreign" (DCP without one), "safetensors"
   std::vector<VerifiedFile> files;
   std::vector<Damage> damages;
   std::vector<std::string> notes;  // what is odd but no damage

@@ -169,6 +169,26 @@ TEST_CASE("verify of a job folder looks at every checkpoint") {
   CHECK(verify(folder.path / "nothing", false).code == ExitCode::kUsage);
 }
 
+TEST_CASE("verify counts a damaged index once") {
+  const ToolsFolder folder;
+  const fs::path path = save_toy(folder.path, 3);
+  flip_bit(path / ".metadata", 100);
+  for (const bool full : {false, true}) {
+    const Ran ran = verify(path, full);
+    INFO(ran.text);
+    CHECK_THAT(ran.text, Catch::EndsWith("DAMAGED: 1 problem\n"));
+  }
+  CHECK(verify_checkpoint(path, true).damages[0].end == fs::file_size(path / ".metadata"));
+}
+
+TEST_CASE("verify calls a checkpoint with an unreadable manifest damaged, as ls does") {
+  const ToolsFolder folder;
+  const fs::path path = save_toy(folder.path, 3);
+  flip_bit(path / "hyperion.json", 0);
+  CHECK(verify_checkpoint(path, false).kind == "damaged");
+  CHECK_THAT(verify(folder.path, false).text, Catch::Matches("[^]*step-3 +damaged +DAMAGED: 1 problem[^]*"));
+}
+
 TEST_CASE("verify of a folder without checkpoints is no good answer") {
   const ToolsFolder folder;
   save_toy(folder.path / "out" / "checkpoint", 3);
