@@ -79,7 +79,9 @@ ExitCode run(const std::vector<std::string>& command) {
     case CommandLine::Action::kConfig:
       return show_config(line);
     case CommandLine::Action::kTokenize:
-      return tokenize_command(line.tokenize.out, line.tokenize.tokenizer, line.tokenize.inputs);
+      return tokenize_command(line.tokenize.out,
+                              resolve_input(line.tokenize.tokenizer, install_root()).string(),
+                              line.tokenize.inputs);
     case CommandLine::Action::kGenerate:
       return generate_command(line.generate, model_source(line.generate));
     case CommandLine::Action::kEval:

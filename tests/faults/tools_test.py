@@ -54,6 +54,9 @@ class Tools(CheckpointTest):
                                  says=["out/checkpoint: is a folder of checkpoints: give one, such as out/checkpoint/step-8"])
                 self.run_program(*look("out"), code=2, says=["did you mean out/checkpoint/step-8?"])
 
+    def test_tokenize_finds_the_default_tokenizer_beside_the_program(self):
+        self.run_program("tokenize", "--out=shard", "data.jsonl", says=["200 documents"])
+
 
 if __name__ == "__main__":
     main()
