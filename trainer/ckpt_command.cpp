@@ -27,13 +27,23 @@ NameList names_of(const std::string& toml) {
   return list;
 }
 
-ExitCode diff(const CommandLine::Ckpt& options) {
-  if (!options.path.ends_with(".toml"))
-    return diff_checkpoints({options.path, options.other, {}, options.json}, stdout);
-  NameList stored = names_in(options.other);
+bool is_toml(const std::string& path) {
+  return path.ends_with(".toml");
+}
+
+// Of one side of a comparison of names.
+NameList names_at(const std::string& path) {
+  if (is_toml(path)) return names_of(path);
+  NameList stored = names_in(path);
   std::erase_if(stored.tensors,
                 [](const NamedTensor& tensor) { return component_of(tensor.name) != "model"; });
-  return diff_names(names_of(options.path), stored, options.json, stdout);
+  return stored;
+}
+
+ExitCode diff(const CommandLine::Ckpt& options) {
+  if (is_toml(options.path) || is_toml(options.other))
+    return diff_names(names_at(options.path), names_at(options.other), options.json, stdout);
+  return diff_checkpoints({options.path, options.other, {}, options.json}, stdout);
 }
 
 // Which of our weights become which of Hugging Face's.

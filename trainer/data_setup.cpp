@@ -101,9 +101,10 @@ std::unique_ptr<DataLoader> training_loader(const JobConfig& config, const DataS
 }
 
 std::unique_ptr<DataLoader> validation_loader(const JobConfig& config, const DataSetup& data,
-                                              const LoaderPlace& place) {
+                                              const LoaderPlace& place, const std::string& key) {
   const auto& validation = config.validation;
   LoaderOptions options = loader_options(data, place, validation_files(config));
+  options.dataset_key = key;
   options.seq_len = validation.seq_len;
   options.rows = validation.local_batch_size;
   options.order = {.seed = 0, .shuffle = false, .repeat = validation.steps > 0};

@@ -36,8 +36,10 @@ struct LoaderPlace {  // of this rank in the mesh, and what the stream is shuffl
 };
 std::unique_ptr<DataLoader> training_loader(const JobConfig& config, const DataSetup& data,
                                             const LoaderPlace& place);
+// `key`: where the person wrote validation.dataset_path.
 std::unique_ptr<DataLoader> validation_loader(const JobConfig& config, const DataSetup& data,
-                                              const LoaderPlace& place);
+                                              const LoaderPlace& place,
+                                              const std::string& key = "validation.dataset_path");
 
 // Labels that count (not -100).
 int64_t valid_tokens(const Batch& batch);

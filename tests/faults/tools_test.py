@@ -57,6 +57,14 @@ class Tools(CheckpointTest):
     def test_tokenize_finds_the_default_tokenizer_beside_the_program(self):
         self.run_program("tokenize", "--out=shard", "data.jsonl", says=["200 documents"])
 
+    def test_diff_takes_the_toml_file_on_either_side(self):
+        for sides in (("job.toml", self.step(8)), (self.step(8), "job.toml")):
+            self.run_program("ckpt", "diff", *sides, says=["equal names, shapes and types: 21 tensors"])
+
+    def test_data_that_is_missing_is_named_by_the_argument(self):
+        self.run_program("eval", self.step(8), "--data=nosuch", code=65, says=["--data nosuch: no such file"])
+        self.run_program("tokenize", "--out=shard", "nosuch", code=65, says=["INPUT nosuch: no such file"])
+
 
 if __name__ == "__main__":
     main()

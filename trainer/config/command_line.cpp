@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/nearest.h"
 #include "trainer/config/job_config.h"
 #include "trainer/config/reference.h"
 
@@ -125,7 +126,7 @@ void add_ckpt(CLI::App& app, CommandLine::Ckpt& ckpt) {
 
   CLI::App* diff = add("diff", Tool::kDiff, "A", "A checkpoint, or a TOML file: the state it would have",
                        "Compare two checkpoints");
-  diff->add_option("B", ckpt.other, "A checkpoint")->required();
+  diff->add_option("B", ckpt.other, "The same")->required();
   add_json(diff);
 
   CLI::App* convert = add("convert", Tool::kConvert, "SRC", "A checkpoint", "Write it in another format");
@@ -143,6 +144,43 @@ void add_ckpt(CLI::App& app, CommandLine::Ckpt& ckpt) {
       ->required()
       ->check(at_least(1));
   prune->add_flag("--dry-run", ckpt.dry_run, "Only say what would be removed");
+}
+
+std::vector<std::string> names_of_commands(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
+    names.push_back(command->get_name());
+  return names;
+}
+
+std::string list_of(const std::vector<std::string>& names) {
+  std::string text;
+  for (size_t i = 0; i < names.size(); ++i)
+    text += (i == 0 ? "" : i + 1 == names.size() ? " and " : ", ") + names[i];
+  return text;
+}
+
+// CLI11 calls a word that is no subcommand unexpected and does not say what is expected.
+void require_known_commands(const CLI::App& app, const std::vector<std::string>& arguments) {
+  if (arguments.empty() || arguments[0].starts_with('-')) return;
+  const std::vector<std::string> commands = names_of_commands(app);
+  const std::vector<std::string> tools = names_of_commands(*app.get_subcommand("ckpt"));
+  const std::string& name = arguments[0];
+  const auto is_in = [](const auto& names, const std::string& word) {
+    return std::find(names.begin(), names.end(), word) != names.end();
+  };
+  if (!is_in(commands, name)) {
+    const std::string meant = name.ends_with(".toml") ? "train " + name
+                              : is_in(tools, name)    ? "ckpt " + name
+                                                      : nearest_name(name, commands);
+    throw_config("command line: no subcommand \"{}\"; there are {}{}", name, list_of(commands),
+                 did_you_mean(meant));
+  }
+  if (name != "ckpt" || (arguments.size() > 1 && arguments[1].starts_with('-'))) return;
+  if (arguments.size() == 1) throw_config("command line: ckpt: name a tool: {}", list_of(tools));
+  if (!is_in(tools, arguments[1]))
+    throw_config("command line: no tool \"{}\"; there are {}{}", arguments[1], list_of(tools),
+                 did_you_mean(nearest_name(arguments[1], tools)));
 }
 
 // Actions of subcommands that take no configuration keys.
@@ -194,6 +232,7 @@ CommandLine parse_command_line(std::vector<std::string> arguments, int width) {
   add_ckpt(app, result.ckpt);
   app.require_subcommand(0, 1);
 
+  require_known_commands(app, arguments);
   std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
   try {
     app.parse(arguments);

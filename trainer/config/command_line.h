@@ -52,7 +52,7 @@ struct CommandLine {
     enum class Tool { kLs, kVerify, kDigest, kDiff, kConvert, kPrune };
     Tool tool = Tool::kLs;
     std::string path;   // the folder; the source of convert, one side of diff (which may be a TOML file)
-    std::string other;  // the other side of diff, the destination of convert
+    std::string other;  // the other side of diff (as well), the destination of convert
     bool json = false;
     bool full = false;     // verify: every archive's CRC and every tensor
     std::string prefix;    // digest: names that begin so

@@ -227,11 +227,17 @@ void apply(const Override& override, ResolvedConfig& resolved, Problems& problem
                              did_you_mean(nearest_key(override.name))));
     return;
   }
-  const auto value = override.has_value ? parse_text(*option, override.value) : std::nullopt;
+  if (!override.has_value) {
+    // Of texts there is no more to say: the quotes that expected() asks for are those of the file.
+    const bool any_text = option->kind() == Kind::kText && option->form.empty() && option->choices.empty();
+    problems.add(fmt::format("command line: --{}: needs a value{}", option->name,
+                             any_text ? "" : ": " + expected(*option)));
+    return;
+  }
+  const auto value = parse_text(*option, override.value);
   if (!value || !assign(*option, *value, resolved.config)) {
-    problems.add(fmt::format("command line: --{}{}: expected {}{}", option->name,
-                             override.has_value ? " = " + shown(override.value) : "", expected(*option),
-                             choice_hint(*option, value.value_or(Value()))));
+    problems.add(fmt::format("command line: --{} = {}: expected {}{}", option->name, shown(override.value),
+                             expected(*option), choice_hint(*option, value.value_or(Value()))));
     return;
   }
   resolved.origins[option->name] = "command line";

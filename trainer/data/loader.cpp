@@ -35,7 +35,7 @@ TokenStream make_stream(const LoaderOptions& options) {
       options.dp_rank >= options.dp_degree)
     throw_bug("data loader: seq_len {}, rows {}, prefetch {}, rank {} of {}", options.seq_len, options.rows,
               options.prefetch, options.dp_rank, options.dp_degree);
-  std::vector<CorpusFile> files = find_corpus(options.dataset_path);
+  std::vector<CorpusFile> files = find_corpus(options.dataset_path, options.dataset_key);
   for (const CorpusFile& file : files) {
     if (file.shard) check_shard(file, options);
   }

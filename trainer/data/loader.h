@@ -25,14 +25,15 @@
 namespace hyperion {
 
 struct LoaderOptions {
-  std::string dataset_path;           // see find_corpus
-  Encode encode;                      // not needed when the path holds token shards only
-  std::string tokenizer_fingerprint;  // see token_shards.h; compared with the shards'
-  std::string tokenizer_path;         // for messages
-  int64_t vocab_size = 0;             // of the model; a shard's must not be larger (0: not compared)
-  int64_t seq_len = 0;                // S
-  int64_t rows = 0;                   // L, the local batch size
-  int64_t dp_degree = 1;              // D
+  std::string dataset_path;                           // see find_corpus
+  std::string dataset_key = "training.dataset_path";  // where the person wrote it, for messages
+  Encode encode;                                      // not needed when the path holds token shards only
+  std::string tokenizer_fingerprint;                  // see token_shards.h; compared with the shards'
+  std::string tokenizer_path;                         // for messages
+  int64_t vocab_size = 0;  // of the model; a shard's must not be larger (0: not compared)
+  int64_t seq_len = 0;     // S
+  int64_t rows = 0;        // L, the local batch size
+  int64_t dp_degree = 1;   // D
   int64_t dp_rank = 0;
   StreamOptions order;         // training repeats; validation is {.shuffle = false, .repeat = false}
   bool document_mask = false;  // see packing.h

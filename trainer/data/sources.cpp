@@ -72,7 +72,7 @@ std::vector<fs::path> expand_glob(const std::string& pattern) {
 
 }  // namespace
 
-std::vector<CorpusFile> find_corpus(const std::string& dataset_path) try {
+std::vector<CorpusFile> find_corpus(const std::string& dataset_path, const std::string& key) try {
   std::vector<CorpusFile> files;
   if (fs::exists(dataset_path)) {
     // "folder/" and "." name the folder itself
@@ -85,15 +85,15 @@ std::vector<CorpusFile> find_corpus(const std::string& dataset_path) try {
   }
   if (files.empty()) {
     throw_data(
-        "dataset path {}: no such file, and no folder or pattern with files named *.json, *.jsonl or "
-        "*.ndjson (plain, .gz or .zst) or token shards: check training.dataset_path",
-        dataset_path);
+        "{} {}: no such file, and no folder or pattern with files named *.json, *.jsonl or *.ndjson (plain, "
+        ".gz or .zst) or token shards",
+        key, dataset_path);
   }
   std::sort(files.begin(), files.end(),
             [](const CorpusFile& a, const CorpusFile& b) { return a.name < b.name; });
   return files;
 } catch (const fs::filesystem_error& error) {
-  throw_data("dataset path {}: {}", dataset_path, error.what());
+  throw_data("{} {}: {}", key, dataset_path, error.what());
 }
 
 uint64_t corpus_fingerprint(const std::vector<CorpusFile>& files) {

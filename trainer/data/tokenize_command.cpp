@@ -16,7 +16,7 @@ namespace {
 std::vector<CorpusFile> find_inputs(const std::vector<std::string>& inputs) {
   std::vector<CorpusFile> files;
   for (const std::string& input : inputs) {
-    for (CorpusFile& file : find_corpus(input)) {
+    for (CorpusFile& file : find_corpus(input, "INPUT")) {
       if (file.shard) throw_config("{}: is a token shard already, expected text", file.path.string());
       files.push_back(std::move(file));
     }
@@ -52,7 +52,7 @@ ExitCode tokenize_command(const std::string& out, const std::string& tokenizer,
   const auto loaded = Tokenizer::load(tokenizer);
   const std::vector<CorpusFile> files = find_inputs(inputs);
   TokenShardWriter writer(out, static_cast<uint64_t>(loaded->vocab_size()), tokenizer_fingerprint(tokenizer),
-                     tokenizer);
+                          tokenizer);
   add_documents(
       files, [&](std::string_view text) { return loaded->encode(text, true, true); }, writer);
   const ShardHeader header = writer.finish();

@@ -50,7 +50,7 @@ ExitCode eval_command(const CommandLine::Eval& options, const ModelSource& sourc
   config.validation.seq_len = options.seq_len;
   config.validation.local_batch_size = options.batch_size;
   const DataSetup data = load_tokenizer(config);
-  const auto loader = validation_loader(config, data, {.vocab_size = source.args.vocab_size});
+  const auto loader = validation_loader(config, data, {.vocab_size = source.args.vocab_size}, "--data");
   InferenceEngine engine = make_engine(options, source);
   const Evaluation result = evaluate(engine, *loader, options.max_batches);
   fmt::print("{}", options.json ? evaluation_json(result, options.checkpoint, options.data)

@@ -127,8 +127,11 @@ TEST_CASE("ckpt knows six tools") {
   CHECK(convert.ema);
   CHECK(ckpt({"prune", "d", "--keep", "2", "--dry-run"}).keep == 2);
   CHECK(ckpt({"prune", "d", "--keep", "2", "--dry-run"}).dry_run);
-  CHECK_FALSE(refusal({"ckpt"}).empty());
-  CHECK_FALSE(refusal({"ckpt", "eat", "d"}).empty());
+  const std::string tools = "ls, verify, digest, diff, convert and prune";
+  CHECK(refusal({"ckpt"}) == "command line: ckpt: name a tool: " + tools);
+  CHECK(refusal({"ckpt", "nonsense", "d"}) == "command line: no tool \"nonsense\"; there are " + tools);
+  CHECK(refusal({"ckpt", "verfy", "d"}) ==
+        "command line: no tool \"verfy\"; there are " + tools + "; did you mean verify?");
   CHECK_THAT(refusal({"ckpt", "prune", "d"}), Contains("--keep"));
   CHECK_FALSE(refusal({"ckpt", "prune", "d", "--keep", "0"}).empty());
   CHECK_FALSE(refusal({"ckpt", "convert", "s", "d", "--to", "pickle"}).empty());
@@ -156,6 +159,9 @@ TEST_CASE("mistakes on the command line are usage errors") {
   CHECK_THAT(refusal({"train", "a.toml", "--job.config_file", "b.toml"}),
              Contains("two configuration files"));
   CHECK_THAT(refusal({"train", "a.toml", "--steps", "5"}), Contains("--steps"));
-  CHECK_THAT(refusal({"fly"}), Contains("fly"));
+  CHECK_THAT(refusal({"fly"}), Contains("no subcommand \"fly\"; there are train, config,"));
+  CHECK_THAT(refusal({"trian", "a.toml"}), Contains("did you mean train?"));
+  CHECK_THAT(refusal({"a.toml"}), Contains("did you mean train a.toml?"));
+  CHECK_THAT(refusal({"verify", "d"}), Contains("did you mean ckpt verify?"));
   CHECK_THAT(refusal({"train", "--job.config_file"}), Contains("job.config_file"));
 }

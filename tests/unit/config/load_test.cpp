@@ -106,8 +106,16 @@ TEST_CASE("all problems come at once in the order of the file") {
           "  job.toml:8:8: optimizer.name = 'SGD': expected \"AdamW\" or \"Adam\"\n"
           "  command line: --training.max_nrom: there is no such option; did you mean training.max_norm?\n"
           "  command line: --training.steps = many: expected a whole number of at least 1\n"
-          "  command line: --training.steps: expected a whole number of at least 1\n"
+          "  command line: --training.steps: needs a value: a whole number of at least 1\n"
           "  command line: --compile.enable = : expected true or false"));
+}
+
+TEST_CASE("an option without its value needs one") {
+  const std::string text = error_of(ExitCode::kUsage, [] {
+    parse_config("", "job.toml", {{"model.flavor", "", false}, {"comm.mode", "", false}});
+  });
+  CHECK_THAT(text, Catch::Contains("command line: --model.flavor: needs a value\n"));
+  CHECK_THAT(text, Catch::Contains("command line: --comm.mode: needs a value: \"default\""));
 }
 
 TEST_CASE("types are not converted") {
