@@ -1,6 +1,9 @@
 // ckpt diff
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <optional>
+#include <tuple>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -33,7 +36,8 @@ struct ObjectDifference {
 
 struct Differences {
   std::string label_a, label_b;
-  uint64_t tensors = 0, objects = 0;  // on both sides
+  uint64_t tensors = 0, objects = 0;              // on both sides
+  std::map<std::string, uint64_t> group_options;  // option -> parameter groups that have it on both sides
   std::vector<std::string> only_a, only_b;
   std::vector<Mismatch> mismatched;  // in shape or type: "wanted" is a's
   std::vector<TensorDifference> values;
@@ -74,6 +78,13 @@ NameList names_of(const OpenCheckpoint& checkpoint, const Selection& only) {
   for (const auto& [key, record] : checkpoint.index.tensors)
     if (only.has(key)) list.tensors.push_back({key, record.dtype, record.shape});
   return list;
+}
+
+// "lr" of "optimizer.param_groups.layers.0.attention.wq.weight.lr": each parameter is a group of its own.
+std::optional<std::string> option_of_group(const std::string& key) {
+  constexpr std::string_view kGroups = "optimizer.param_groups.";
+  if (!key.starts_with(kGroups)) return std::nullopt;
+  return key.substr(key.rfind('.') + 1);
 }
 
 // --- reading both ---
@@ -131,6 +142,7 @@ void compare_objects(const OpenCheckpoint& a, const OpenCheckpoint& b, const Sel
       continue;
     }
     ++found.objects;
+    if (const auto option = option_of_group(key)) ++found.group_options[*option];
     if (canonical_text(value) != canonical_text(other->second))
       found.object_values.push_back({key, repr(value, 300), repr(other->second, 300)});
     values_b.erase(other);
@@ -170,8 +182,9 @@ void print_rows(const std::vector<std::string>& headings, const List& list, cons
   if (list.empty()) return;
   TextTable table(headings);
   for (size_t i = 0; i < std::min(list.size(), kShown); ++i) table.add(row(list[i]));
-  fmt::print(out, "{}", table.text());
-  if (list.size() > kShown) fmt::print(out, "... and {} more\n", human_count(list.size() - kShown));
+  fmt::print(out, "{}", table.text_for(out));
+  if (list.size() > kShown)
+    fmt::print(out, "... and {} more (--json has all)\n", human_count(list.size() - kShown));
   fmt::print(out, "\n");
 }
 
@@ -185,6 +198,29 @@ void print_names(const std::string& label, const std::vector<std::string>& names
         return std::vector<std::string>{name, nearest.empty() ? "-" : nearest};
       },
       out);
+}
+
+// An option that differs alike in several parameter groups is one line; returns what is left for a table.
+std::vector<ObjectDifference> print_groups(const Differences& found, std::FILE* out) {
+  std::map<std::tuple<std::string, std::string, std::string>, uint64_t> alike;
+  const auto likeness = [](const ObjectDifference& one) {
+    return std::tuple(option_of_group(one.name).value_or(""), one.a, one.b);
+  };
+  for (const ObjectDifference& one : found.object_values) ++alike[likeness(one)];
+  std::erase_if(alike, [](const auto& one) { return std::get<0>(one.first).empty() || one.second == 1; });
+  for (const auto& [what, count] : alike) {
+    const auto& [option, a, b] = what;
+    const uint64_t all = found.group_options.at(option);
+    fmt::print(out, "{} differs in {} parameter groups: {} -> {}\n", option,
+               count == all ? fmt::format("all {}", human_count(all))
+                            : fmt::format("{} of {}", human_count(count), human_count(all)),
+               a, b);
+  }
+  if (!alike.empty()) fmt::print(out, "\n");
+  std::vector<ObjectDifference> rest;
+  for (const ObjectDifference& one : found.object_values)
+    if (!alike.contains(likeness(one))) rest.push_back(one);
+  return rest;
 }
 
 void print_differences(const Differences& found, std::FILE* out) {
@@ -209,7 +245,7 @@ void print_differences(const Differences& found, std::FILE* out) {
       },
       out);
   print_rows(
-      {"value", "A", "B"}, found.object_values,
+      {"value", "A", "B"}, print_groups(found, out),
       [](const ObjectDifference& one) {
         return std::vector<std::string>{one.name, one.a, one.b};
       },

@@ -92,14 +92,14 @@ ExitCode list_job(const ListOptions& options, std::FILE* out) {
   if (found.empty())
     fmt::print(out, "{}\n", no_checkpoints(options.path));
   else
-    fmt::print(out, "{}", table.text());
+    fmt::print(out, "{}", table.text_for(out));
   // What the table had no room for.
   for (const FoundCheckpoint& one : found)
     if (!one.complete()) fmt::print(out, "\n{}\n", one.why_not);
   if (!others.empty()) {
     TextTable rest({"other names", ""});
     for (const OtherName& other : others) rest.add({other.name, other.what});
-    fmt::print(out, "\n{}", rest.text());
+    fmt::print(out, "\n{}", rest.text_for(out));
   }
   return ExitCode::kOk;
 }
@@ -183,7 +183,7 @@ ExitCode list_one(const ListOptions& options, std::FILE* out) {
     table.add({name, human_count(component.tensors), human_count(component.elements),
                human_bytes(component.bytes), fmt::format("{}", fmt::join(component.dtypes, " ")),
                human_count(component.values)});
-  fmt::print(out, "{}", table.text());
+  fmt::print(out, "{}", table.text_for(out));
   return ExitCode::kOk;
 }
 

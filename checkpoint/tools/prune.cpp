@@ -70,7 +70,7 @@ ExitCode prune_checkpoints(const PruneOptions& options, std::FILE* out) {
   if (table.empty())
     fmt::print(out, "{}\n", no_checkpoints(options.path));
   else
-    fmt::print(out, "{}\n", table.text());
+    fmt::print(out, "{}\n", table.text_for(out));
   fmt::print(out, "{} {}, {}\n", counted(steps.size() - stuck, "checkpoint"),
              options.dry_run ? "would be removed" : "removed", human_bytes(freed));
   return stuck == 0 ? ExitCode::kOk : ExitCode::kSaveFailed;

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <numeric>
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include "checkpoint/object.h"
 
@@ -92,13 +94,18 @@ void TextTable::add(std::vector<std::string> cells) {
   rows_.push_back(std::move(cells));
 }
 
-std::string TextTable::text() const {
+std::string TextTable::text_for(std::FILE* out) const {
+  const int file = ::fileno(out);
+  return text(file >= 0 && ::isatty(file) ? kTableWidth : std::numeric_limits<size_t>::max());
+}
+
+std::string TextTable::text(size_t width) const {
   std::vector<size_t> widths(right_.size(), 0);
   for (const auto& row : rows_)
     for (size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], columns(row[c]));
   const size_t gaps = kGap.size() * (widths.size() - 1);
   size_t total = std::accumulate(widths.begin(), widths.end(), gaps);
-  while (total > kTableWidth) {
+  while (total > width) {
     size_t& widest = *std::ranges::max_element(widths);
     if (widest <= kLeast) break;
     --widest;

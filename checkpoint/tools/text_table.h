@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdio>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -17,7 +18,7 @@ std::string counted(uint64_t count, std::string_view noun);  // "1 file", "2 fil
 // `text` in at most `width` columns: printable, and with "..." in its middle when it is longer.
 std::string shortened(std::string_view text, size_t width);
 
-// Aligned columns, at most kTableWidth wide together: the widest column gives way.
+// Aligned columns; where they are too wide together, the widest gives way.
 constexpr size_t kTableWidth = 100;
 class TextTable {
  public:
@@ -25,7 +26,9 @@ class TextTable {
   explicit TextTable(std::vector<std::string> headings);
   void add(std::vector<std::string> cells);
   bool empty() const { return rows_.size() == 1; }
-  std::string text() const;  // lines with their ends
+  std::string text(size_t width = kTableWidth) const;  // lines with their ends
+  // On a terminal kTableWidth wide; a file or another program gets every cell whole.
+  std::string text_for(std::FILE* out) const;
 
  private:
   std::vector<bool> right_;

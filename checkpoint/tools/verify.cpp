@@ -292,7 +292,7 @@ void print_one(const Verification& one, bool full, std::FILE* out) {
     table.add({file.name, human_bytes(file.bytes), file.compared, bad ? "DAMAGED" : "right"});
   }
   fmt::print(out, "{}: {}\n\n", one.folder.string(), kind_for_people(one.kind));
-  if (!table.empty()) fmt::print(out, "{}\n", table.text());
+  if (!table.empty()) fmt::print(out, "{}\n", table.text_for(out));
   print_damages(one, out);
   fmt::print(out, "{}\n", verdict(one, full));
 }
@@ -301,7 +301,7 @@ void print_all(const std::vector<Verification>& all, bool full, std::FILE* out) 
   TextTable table({"checkpoint", "kind", "result"});
   for (const Verification& one : all)
     table.add({one.folder.filename().string(), kind_for_people(one.kind), verdict(one, full)});
-  fmt::print(out, "{}", table.text());
+  fmt::print(out, "{}", table.text_for(out));
   for (const Verification& one : all) print_damages(one, out);
 }
 

@@ -54,16 +54,6 @@ Ran run_tool(const Command& command) {
   return ran;
 }
 
-inline size_t widest_line(const std::string& text) {
-  size_t widest = 0;
-  for (size_t at = 0; at < text.size();) {
-    const size_t end = std::min(text.find('\n', at), text.size());
-    widest = std::max(widest, end - at);
-    at = end + 1;
-  }
-  return widest;
-}
-
 inline void flip_bit(const std::filesystem::path& file, uint64_t at) {
   std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
   stream.seekg(static_cast<std::streamoff>(at));

@@ -44,7 +44,6 @@ TEST_CASE("ls shows the checkpoints of a job and what else lies there") {
   CHECK_THAT(ran.text, Catch::Contains("has 100 bytes"));
   CHECK_THAT(ran.text,
              Catch::Matches("[^]*\n\\.incoming-dead +a save[^]*\nstep-7 +not a[^]*\ntmp_step-9 +not a[^]*"));
-  CHECK(widest_line(ran.text.substr(0, ran.text.find("\n\n"))) <= 100);
   const auto json = nlohmann::json::parse(list(folder.path, true).text);
   CHECK(json.at("checkpoints").size() == 6);
   CHECK(json.at("checkpoints").at(4).at("newest") == true);
@@ -60,7 +59,6 @@ TEST_CASE("ls of one checkpoint counts its components and lists its keys") {
   CHECK_THAT(ran.text, Catch::Contains("full, step 3, by 2 ranks, just now, 4 files"));
   CHECK_THAT(ran.text, Catch::Matches("[^]*\nmodel +3 +93 +372 B +float32 +0\n[^]*"));
   CHECK_THAT(ran.text, Catch::Matches("[^]*\nrng +0 +0 +0 B +2\n[^]*"));
-  CHECK(widest_line(ran.text.substr(ran.text.find('\n') + 1)) <= 100);
   const auto json = nlohmann::json::parse(list(path / "", true).text);
   CHECK(json.at("tensors").at("tok_embeddings.weight").at("shape") == nlohmann::json({10, 4}));
   CHECK(json.at("tensors").at("tok_embeddings.weight").at("chunks").size() == 2);
