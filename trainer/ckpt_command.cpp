@@ -1,10 +1,14 @@
 #include "trainer/ckpt_command.h"
 
+#include "base/error.h"
+#include "base/log.h"
 #include "checkpoint/tools/tools.h"
 #include "models/hugging_face.h"
 #include "models/hugging_face_config.h"
 #include "models/transformer.h"
 #include "trainer/config/load.h"
+#include "trainer/config/validate.h"
+#include "trainer/data/tokenizer.h"
 #include "trainer/data_setup.h"
 #include "trainer/hf_model.h"
 #include "trainer/model_source.h"
@@ -73,6 +77,19 @@ std::vector<ConvertedTensor> from_hugging_face(const ModelArgs& args) {
   return tensors;
 }
 
+// The tokenizer's files, so that the folder is a model that programs open by its name alone.
+std::map<std::string, std::string> tokenizer_for(const CommandLine::Ckpt& options) {
+  const std::string path = tokenizer_of(options.path, options.config);
+  try {
+    auto files = tokenizer_files(resolve_input(path, install_root()));
+    if (!files.empty()) return files;
+    log_warning("{}: there is no tokenizer: copy its files into {}", path, options.other);
+  } catch (const Error& error) {
+    log_warning("{}; copy the tokenizer's files into {}", error.what(), options.other);
+  }
+  return {};
+}
+
 ExitCode convert(const CommandLine::Ckpt& options) {
   ConvertOptions convert;
   convert.source = options.path;
@@ -87,9 +104,11 @@ ExitCode convert(const CommandLine::Ckpt& options) {
     convert.tensors = [args, from_dcp](const auto&) {
       return from_dcp ? to_hugging_face(args) : from_hugging_face(args);
     };
-    if (from_dcp)
+    if (from_dcp) {
+      convert.more_files = tokenizer_for(options);
       convert.more_files["config.json"] =
           hf_config(args, {.dtype = options.dtype.empty() ? "float32" : options.dtype});
+    }
   } else if (!options.config.empty()) {
     throw_config("--config {}: has no use here: source and destination have the same names", options.config);
   }

@@ -54,16 +54,16 @@ ModelArgs model_of(const fs::path& checkpoint, const std::string& config) {
       checkpoint.string());
 }
 
+std::string tokenizer_of(const fs::path& checkpoint, const std::string& config) {
+  if (!config.empty()) return configured_model(config).hf_assets_path;
+  if (const auto model = saved_model(checkpoint)) return model->hf_assets_path;
+  return folder_of(checkpoint).string();
+}
+
 ModelSource model_source(const CommandLine::Look& look) {
   ModelSource source;
   source.args = model_of(look.checkpoint, look.config);
-  if (!look.config.empty()) {
-    source.tokenizer = configured_model(look.config).hf_assets_path;
-  } else if (const auto model = saved_model(look.checkpoint)) {
-    source.tokenizer = model->hf_assets_path;
-  } else {
-    source.tokenizer = folder_of(look.checkpoint).string();
-  }
+  source.tokenizer = tokenizer_of(look.checkpoint, look.config);
   const auto weights = std::make_shared<StoredWeights>(look.checkpoint, source.args, look.ema);
   source.load = [weights](const Parameter& parameter, const at::Tensor& weight) {
     weights->load(parameter, weight);

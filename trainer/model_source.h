@@ -18,6 +18,10 @@ std::optional<JobConfig::Model> saved_model(const std::filesystem::path& checkpo
 // is none.
 ModelArgs model_of(const std::filesystem::path& checkpoint, const std::string& config);
 
+// The folder of the tokenizer that the model was trained with, by the same sources: as written there, which
+// is a path for resolve_input(). The checkpoint's own folder where none of them says.
+std::string tokenizer_of(const std::filesystem::path& checkpoint, const std::string& config);
+
 ModelSource model_source(const CommandLine::Look& look);
 
 }  // namespace hyperion

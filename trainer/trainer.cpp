@@ -201,8 +201,9 @@ void Trainer::make_components() {
     const auto place = [args = model_args_](const std::string& name) {
       return hugging_face_place(args, name);
     };
-    checkpoints_->set_hugging_face(
-        {place, {{"config.json", hf_config(model_args_, {.dtype = config_.checkpoint.export_dtype})}}});
+    auto files = tokenizer_files(data_.tokenizer_path);
+    files["config.json"] = hf_config(model_args_, {.dtype = config_.checkpoint.export_dtype});
+    checkpoints_->set_hugging_face({place, std::move(files)});
   }
 }
 

@@ -81,7 +81,8 @@ struct ConvertOptions {
   // Which tensors are written, given all model weights of the source (averages without their "ema."). Empty:
   // all, under their own names. Throws what the user shall read when the weights do not fit its model.
   std::function<std::vector<ConvertedTensor>(const std::map<std::string, TensorRecord>& weights)> tensors{};
-  std::map<std::string, std::string> more_files{};  // name -> content, beside safetensors: config.json
+  std::map<std::string, std::string>
+      more_files{};  // name -> content, beside safetensors: config.json, a tokenizer
 };
 // The destination appears whole or not at all. Throws Error(kSaveFailed) for failures to write.
 ExitCode convert_checkpoint(const ConvertOptions& options, std::FILE* out);

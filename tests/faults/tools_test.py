@@ -65,6 +65,24 @@ class Tools(CheckpointTest):
         self.run_program("eval", self.step(8), "--data=nosuch", code=65, says=["--data nosuch: no such file"])
         self.run_program("tokenize", "--out=shard", "nosuch", code=65, says=["INPUT nosuch: no such file"])
 
+    def test_an_export_is_a_model_that_opens_by_its_name(self):
+        self.run_program("ckpt", "convert", self.step(8), "model", "--to=safetensors")
+        tokenizer = ROOT / "tests" / "assets" / "tokenizer"
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            self.assertEqual((self.folder / "model" / name).read_bytes(), (tokenizer / name).read_bytes())
+        self.run_program("generate", "model", "--prompt=It was", "--max-tokens=2", says=["It was"])
+
+    def test_an_export_says_where_no_tokenizer_is(self):
+        toml = (self.folder / "job.toml").read_text()
+        (self.folder / "job.toml").write_text(toml.replace(f"{ROOT}/tests/assets/tokenizer", "gone"))
+        self.run_program("ckpt", "convert", self.step(8), "model", "--to=safetensors", "--config=job.toml",
+                         says=["gone: there is no tokenizer: copy its files into model"])
+
+    def test_the_last_save_for_hugging_face_has_its_tokenizer(self):
+        self.run_job("--checkpoint.folder=hf", "--checkpoint.last_save_in_hf", "--checkpoint.last_save_model_only",
+                     code=0)
+        self.run_program("generate", "out/hf/step-8", "--prompt=It was", "--max-tokens=2", says=["It was"])
+
 
 if __name__ == "__main__":
     main()

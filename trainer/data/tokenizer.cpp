@@ -15,6 +15,7 @@
 namespace hyperion {
 namespace {
 
+constexpr size_t kLargestFile = size_t{64} << 20;
 constexpr size_t kMaxText = (size_t{1} << 31) - 1;  // bytes: positions in a word are 32-bit
 
 struct Scratch {
@@ -41,7 +42,7 @@ TokenizerSpec read_spec(const std::filesystem::path& path) {
   if (file.extension() == ".json")
     spec = read_tokenizer_json(file);
   else
-    spec = read_tiktoken_ranks(file, read_file(file, size_t{64} << 20));
+    spec = read_tiktoken_ranks(file, read_file(file, kLargestFile));
   apply_tokenizer_config(file, spec);
   return spec;
 }
@@ -184,6 +185,19 @@ std::optional<int32_t> Tokenizer::bos_id() const {
 }
 std::optional<int32_t> Tokenizer::eos_id() const {
   return impl_->eos;
+}
+
+std::map<std::string, std::string> tokenizer_files(const std::filesystem::path& path) {
+  std::map<std::string, std::string> files;
+  std::error_code ignored;
+  if (!std::filesystem::exists(path, ignored)) return files;
+  const std::filesystem::path main = find_file(path);
+  files[main.filename().string()] = read_file(main, kLargestFile);
+  for (const char* name : {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+                           "vocab.json", "merges.txt", "chat_template.jinja"})
+    if (const auto file = main.parent_path() / name; std::filesystem::exists(file, ignored))
+      files[name] = read_file(file, kLargestFile);
+  return files;
 }
 
 }  // namespace hyperion

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -48,5 +49,9 @@ class Tokenizer {
   explicit Tokenizer(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
+
+// The files of the tokenizer at `path` (as load() takes it), name -> content, as they belong beside a model's
+// weights: whatever of them is there. Empty when there is no tokenizer.
+std::map<std::string, std::string> tokenizer_files(const std::filesystem::path& path);
 
 }  // namespace hyperion
