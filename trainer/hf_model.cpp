@@ -1,7 +1,14 @@
 #include "trainer/hf_model.h"
 
+#include <algorithm>
+
+#include <fmt/ranges.h>
+
 #include "base/error.h"
+#include "base/nearest.h"
 #include "models/hugging_face_config.h"
+#include "models/registry.h"
+#include "trainer/config/features.h"
 #include "trainer/config/validate.h"
 
 namespace hyperion {
@@ -25,9 +32,24 @@ fs::path find_config(const JobConfig& config, const fs::path& base) {
       looked_in);
 }
 
+// The registry knows no file and line.
+void require_known_flavor(const ResolvedConfig& resolved) {
+  const JobConfig::Model& model = resolved.config.model;
+  const std::vector<std::string> known = model_flavors(model.name);
+  if (std::find(known.begin(), known.end(), model.flavor) != known.end()) return;
+  const std::string why =
+      kExperts.on(resolved.config) ? kExperts.refusal : fmt::format("{} has no such flavour", model.name);
+  Problems problems;
+  problems.add(resolved, "model.flavor",
+               fmt::format("{}; known: {}{}", why, fmt::join(known, ", "),
+                           did_you_mean(nearest_name(model.flavor, known))));
+  problems.throw_if_any("The configuration cannot be run");
+}
+
 }  // namespace
 
 void resolve_hf_model(ResolvedConfig& resolved, const fs::path& base) {
+  require_known_flavor(resolved);
   JobConfig::Model& model = resolved.config.model;
   if (model.flavor != "from_hf") return;
   const fs::path file = find_config(resolved.config, base);

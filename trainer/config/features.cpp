@@ -13,6 +13,11 @@ bool lists(Config config, std::string_view converter) {
   return std::find(names.begin(), names.end(), converter) != names.end();
 }
 
+// v0.2.2's flavours of qwen3.
+bool has_experts(const std::string& flavor) {
+  return flavor == "debugmodel_moe" || flavor == "30B-A3B" || flavor == "235B-A22B";
+}
+
 }  // namespace
 
 const Feature kCustomConfigModule = {"job.custom_config_module", "a module is named",
@@ -94,7 +99,8 @@ const Feature kValidation = {"validation.enable", "enable = true",
                              [](Config c) { return c.validation.enable; }, ""};
 const Feature kDeterministic = {"debug.deterministic", "deterministic = true",
                                 [](Config c) { return c.debug.deterministic; }, ""};
-const Feature kExperts = {"model.flavor", "the model has experts", [](Config) { return false; },
+const Feature kExperts = {"model.flavor", "the model has experts",
+                          [](Config c) { return has_experts(c.model.flavor); },
                           "models with experts are not available yet"};
 
 const std::vector<const Feature*>& features() {

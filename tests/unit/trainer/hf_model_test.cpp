@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "tests/unit/error_of.h"
 #include "trainer/options.h"
 
 using namespace hyperion;
@@ -86,4 +87,15 @@ TEST_CASE("flavour from_hf without a fitting config.json is refused in one sente
     CHECK_THAT(error.what(), Contains("config.json") && Contains("JSON"));
   }
   CHECK(resolve("[model]\nflavor = \"8B\"\n").origins.size() == 1);
+}
+
+TEST_CASE("a flavour that the model does not have is named with its place") {
+  const std::string experts =
+      error_of(ExitCode::kUsage, [] { resolve("[model]\nname = \"qwen3\"\nflavor = \"30B-A3B\"\n"); });
+  CHECK_THAT(experts,
+             Contains("job.toml:3:10: model.flavor = \"30B-A3B\": models with experts are not available "
+                      "yet; known: 0.6B, 1.7B,"));
+  const std::string typo = error_of(ExitCode::kUsage, [] { resolve("[model]\nflavor = \"debugmodle\"\n"); });
+  CHECK_THAT(typo, Contains("job.toml:2:10: model.flavor = \"debugmodle\": llama3 has no such flavour") &&
+                       Contains("did you mean debugmodel?"));
 }
