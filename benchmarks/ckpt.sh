@@ -1,8 +1,11 @@
 #!/usr/bin/env bash
-# Checkpoints beside PyTorch's Distributed Checkpoint and beside raw input and output, interleaved: ckpt.sh [PAIRS=7] [options of ckpt.py]
-#   HYPERION_INTEROP_VENV  Python environment with torch (default .venv-interop; scripts/setup.sh --interop); without one, only ours
-#   HYPERION_BUILD         folder with benchmark_checkpoint and benchmark_save_plan (default build)
+# Checkpoints beside PyTorch's Distributed Checkpoint and beside raw input and output, interleaved.
 set -euo pipefail
+usage='usage: benchmarks/ckpt.sh [PAIRS] [options of ckpt.py]   (default: 7 pairs)
+  HYPERION_INTEROP_VENV=FOLDER  Python environment with torch (default .venv-interop; scripts/setup.sh --interop); without one, only ours
+  HYPERION_BUILD=FOLDER         where benchmark_checkpoint and benchmark_save_plan are (default build)
+The options of ckpt.py:'
+case " $* " in *" -h "* | *" --help "*) echo "$usage"; exec python3 "$(dirname "${BASH_SOURCE[0]}")/ckpt.py" --help ;; esac
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=${HYPERION_INTEROP_VENV:-.venv-interop}
 [[ $venv == /* ]] || venv=$root/$venv

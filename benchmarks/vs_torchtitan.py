@@ -24,7 +24,6 @@ from machine import processor
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "interop"))
 
-from make_goldens import make_tokens, write_shard  # noqa: E402
 from ranks import Run, run_hyperion, run_torchtitan  # noqa: E402
 
 CONFIG = str(ROOT / "tests" / "interop" / "configs" / "llama3.toml")
@@ -49,6 +48,8 @@ LAUNCH = Setting("launch to first step line, 1 x 256", 1, 2, 1, 256)
 class Bench:
     def __init__(self, options: argparse.Namespace, folder: Path):
         self.options, self.folder, self.runs, self.busy = options, folder, 0, []
+        from make_goldens import make_tokens, write_shard  # needs numpy, which --help does without
+
         write_shard(folder / "tokens", make_tokens(64 * 1024 + 1, seed=1))
 
     def arguments(self, setting: Setting, steps: int) -> list[str]:

@@ -1,9 +1,12 @@
 #!/usr/bin/env bash
-# Hyperion beside torchtitan 0.2.2 on this machine's CPU, interleaved: vs_torchtitan.sh [options of vs_torchtitan.py]
-#   HYPERION_INTEROP_VENV  Python environment with torchtitan (default .venv-interop; scripts/setup.sh --interop)
-#   HYPERION_BINARY        default build/hyperion
-# A CPU without AVX-512 computes torchtitan's bf16 a hundred times slower (half a minute a step): --steps 6 then.
+# Hyperion beside torchtitan 0.2.2 on this machine's CPU, interleaved.
 set -euo pipefail
+usage='usage: benchmarks/vs_torchtitan.sh [options of vs_torchtitan.py]
+  HYPERION_INTEROP_VENV=FOLDER  Python environment with torchtitan (default .venv-interop; scripts/setup.sh --interop)
+  HYPERION_BINARY=FILE          default build/hyperion
+A CPU without AVX-512 computes torchtitan in bf16 a hundred times slower (half a minute a step): --steps 6 then.
+The options of vs_torchtitan.py:'
+case " $* " in *" -h "* | *" --help "*) echo "$usage"; exec python3 "$(dirname "${BASH_SOURCE[0]}")/vs_torchtitan.py" --help ;; esac
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=${HYPERION_INTEROP_VENV:-.venv-interop}
 [[ $venv == /* ]] || venv=$root/$venv

@@ -7,11 +7,11 @@ set -euo pipefail
 usage='usage: scripts/build.sh [--preset release|debug|asan|tsan] [TARGET...]   (default: release, everything)
   HYPERION_JOBS=N  compiler processes at once; default: as many as cores and free memory allow
   HYPERION_CUDA=AUTO|ON|OFF  compile the CUDA code; AUTO: when scripts/setup.sh found a CUDA compiler'
+help_for "$usage" "$@"
 preset=release
 while [ $# -gt 0 ]; do
   case $1 in
     --preset) preset=${2:?"$usage"}; shift 2 ;;
-    -h | --help) echo "$usage"; exit 0 ;;
     -*) fail "unknown option '$1'" "$usage" ;;
     *) break ;;
   esac

@@ -12,6 +12,15 @@ fail() {
   exit 2
 }
 
+# help_for USAGE ARGUMENT...: prints it and ends well when one of the arguments asks for it; before anything is done.
+help_for() {
+  local usage=$1 argument
+  shift
+  for argument in "$@"; do
+    case $argument in -h | --help) echo "$usage"; exit 0 ;; esac
+  done
+}
+
 # retry COMMAND...: up to three tries, for downloads.
 retry() {
   local try

@@ -1,16 +1,18 @@
 """Table and plot of scripts/fp8_curves.sh: reads OUT/*/metrics.jsonl, writes DOCS/float8_curves.{md,png}; exits 1 beyond the limit.
 
-    fp8_curves.py OUT DOCS WHERE     WHERE: what ran on what, for the text
+usage: fp8_curves.py OUT DOCS WHERE     WHERE: what ran on what, for the text
 """
 
 import json
 import sys
 from pathlib import Path
 
-import matplotlib
+from needed import IN_THE_INTEROP_ENVIRONMENT, answer_help, needed
 
+answer_help(__doc__)
+matplotlib = needed("matplotlib", IN_THE_INTEROP_ENVIRONMENT)
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+import matplotlib.pyplot as plt  # noqa: E402
 
 LIMIT = 0.01  # of the final smoothed loss, relative to bf16's
 WINDOW = 20  # steps averaged

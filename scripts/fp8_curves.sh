@@ -1,13 +1,17 @@
 #!/usr/bin/env bash
 # Loss curves of FP8 recipes beside bf16's: the debug model on the default corpus, the same tokens and initial weights for all. Writes
 # docs/float8_curves.png and the table of docs/float8_curves.md; fails when a recipe's final smoothed loss is more than 1 % off.
-#   usage: scripts/fp8_curves.sh [STEPS]     default 200; runs in outputs/fp8_curves that are complete are not repeated
-# FP8 is emulated unless there is a GPU. Two runs at a time on a CPU (HYPERION_JOBS to choose).
 set -euo pipefail
 # shellcheck source=scripts/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
+usage='usage: scripts/fp8_curves.sh [STEPS]   default 200; runs in outputs/fp8_curves that are complete are not repeated
+  FP8 is emulated unless there is a GPU.
+  HYPERION_JOBS=N          runs at a time on a CPU; default 2
+  HYPERION_SKIP_SETUP=1    neither set up nor build'
+help_for "$usage" "$@"
 steps=${1:-200}
+[[ $steps =~ ^[1-9][0-9]*$ ]] || fail "'$steps' is no number of steps" "$usage"
 out=$root/outputs/fp8_curves
 if [ "${HYPERION_SKIP_SETUP:-0}" != 1 ]; then
   "$root/scripts/setup.sh" --interop

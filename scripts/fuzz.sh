@@ -10,10 +10,11 @@ usage='usage: scripts/fuzz.sh SECONDSs|RUNS [TARGET...]
   scripts/fuzz.sh 10000000 pickle   ten million inputs to one target
   HYPERION_BUILD=FOLDER        where the fuzz_* programs are; default build
   HYPERION_FUZZ_LENGTH=BYTES   no input is longer; default 65536. Short inputs are many times faster'
+help_for "$usage" "$@"
 case ${1:-} in
   [0-9]*s) limit=-max_total_time=${1%s} ;;
   [0-9]*) limit=-runs=$1 ;;
-  *) echo "$usage"; [[ ${1:-} == -h || ${1:-} == --help ]]; exit ;;
+  *) fail "no limit given" "$usage" ;;
 esac
 shift
 build=${HYPERION_BUILD:-$root/build}

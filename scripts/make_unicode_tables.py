@@ -10,8 +10,11 @@ they, not the Unicode version of this machine's libraries, decide where words ar
 import pathlib
 import unicodedata
 
-import tokenizers
-from tokenizers import Regex, normalizers, pre_tokenizers
+from needed import IN_THE_INTEROP_ENVIRONMENT, answer_help, needed
+
+answer_help(__doc__)
+tokenizers = needed("tokenizers", IN_THE_INTEROP_ENVIRONMENT)
+from tokenizers import Regex, normalizers, pre_tokenizers  # noqa: E402
 
 OUTPUT = pathlib.Path(__file__).resolve().parent.parent / "trainer/data/unicode_ranges.h"
 CLASSES = {"kLetterRanges": r"\p{L}", "kNumberRanges": r"\p{N}", "kSpaceRanges": r"\s"}

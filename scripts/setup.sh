@@ -19,12 +19,12 @@ debian_packages=(g++ cmake ninja-build pkg-config git ccache mold python3-venv p
   libsimdjson-dev zlib1g-dev libzstd-dev libutf8proc-dev libxxhash-dev libdeflate-dev
   libjemalloc-dev)
 
+help_for "$usage" "$@"
 interop=false apt=true
 for argument in "$@"; do
   case $argument in
     --interop) interop=true ;;
     --no-apt) apt=false ;;
-    -h | --help) echo "$usage"; exit 0 ;;
     *) fail "unknown argument '$argument'" "$usage" ;;
   esac
 done

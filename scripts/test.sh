@@ -9,6 +9,7 @@ usage='usage: scripts/test.sh [-L LABEL] [ctest options]
   Tests of the label interop need Python packages of their own: they are set up where CI=true or the label is asked for
   (HYPERION_NO_INTEROP=1: never), and skip elsewhere.
   HYPERION_PRESET=asan   tests a build of that preset; HYPERION_TEST_JOBS=N   tests at once, default 2'
+help_for "$usage" "$@"
 preset=${HYPERION_PRESET:-release}
 build=$root/build
 [ "$preset" = release ] || build=$root/build-$preset
@@ -16,7 +17,6 @@ build=$root/build
 setup=() selection=(-LE '^slow$')
 [ "${CI:-}" != true ] || setup=(--interop)
 case " $* " in
-  *" -h "* | *" --help "*) echo "$usage"; exit 0 ;;
   *interop* | *float8* | *slow*) setup=(--interop) ;;&
   *slow*) selection=() ;;
 esac

@@ -13,7 +13,11 @@ import gzip
 import json
 import pathlib
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from needed import IN_THE_INTEROP_ENVIRONMENT, answer_help, needed
+
+answer_help(__doc__)
+needed("tokenizers", IN_THE_INTEROP_ENVIRONMENT)
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BOS, EOS = "<|begin_of_text|>", "<|end_of_text|>"

@@ -1,0 +1,53 @@
+"""Every script answers -h and --help with its usage, at once and without doing anything; a missing Python module is one sentence.
+
+    python3 tests/scripts_help_test.py SOURCE_FOLDER
+
+Standard library only.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+ROOT = Path(sys.argv[1]).resolve()
+SOURCED = {"common.sh", "bundle_environment.sh", "needed.py"}
+SCRIPTS = [path for path in sorted((ROOT / "scripts").iterdir())
+           if path.suffix in {".sh", ".slurm", ".py"} and path.name not in SOURCED]
+SCRIPTS += sorted((ROOT / "benchmarks").glob("*.sh"))
+NEED_A_MODULE = {"fp8_curves.py": "matplotlib", "make_unicode_tables.py": "tokenizers", "train_tokenizer.py": "tokenizers"}
+
+
+def run(script, *arguments, **environment):
+    program = [sys.executable] if script.suffix == ".py" else ["bash"]
+    return subprocess.run([*program, script, *arguments], capture_output=True, text=True, timeout=60, cwd=tempfile.gettempdir(),
+                          env={**os.environ, **environment})
+
+
+class Help(unittest.TestCase):
+    def test_help_is_the_usage_and_nothing_else_happens(self):
+        for script in SCRIPTS:
+            for option in ("-h", "--help"):
+                with self.subTest(script=script.name, option=option):
+                    done = run(script, option)
+                    self.assertEqual((done.returncode, done.stderr), (0, ""), done.stdout)
+                    self.assertRegex(done.stdout, "(?m)^usage[:,]")
+
+    def test_a_missing_python_module_is_one_sentence_with_the_remedy(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for module in NEED_A_MODULE.values():
+                Path(folder, f"{module}.py").write_text("raise ImportError('not here')")
+            for name, module in NEED_A_MODULE.items():
+                with self.subTest(script=name):
+                    self.assertEqual(run(ROOT / "scripts" / name, "--help", PYTHONPATH=folder).returncode, 0)
+                    done = run(ROOT / "scripts" / name, PYTHONPATH=folder)
+                    self.assertEqual(done.returncode, 2)
+                    self.assertIn(f"cannot import {module}", done.stderr)
+                    self.assertIn("remedy: run scripts/setup.sh --interop", done.stderr)
+                    self.assertNotIn("Traceback", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0], *sys.argv[2:]], verbosity=2)
