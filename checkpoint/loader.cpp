@@ -15,6 +15,7 @@
 #include "checkpoint/format/archive.h"
 #include "checkpoint/format/metadata.h"
 #include "checkpoint/format/safetensors.h"
+#include "checkpoint/misfit.h"
 #include "checkpoint/names.h"
 #include "checkpoint/storage/shard_reader.h"
 
@@ -238,7 +239,7 @@ void find_chunks(const LoadItem& item, const OpenCheckpoint& checkpoint, std::ve
   for (const Chunk& chunk : item.record->chunks) {
     for (size_t d = 1; d < chunk.shape.size(); ++d) {
       if (chunk.shape[d] != item.record->shape[d])
-        throw_data(
+        throw_misfit(
             "{}: tensor {} is cut along dimension {}, which is not supported (only rows may be): write it "
             "again "
             "without tensor parallelism",
@@ -250,8 +251,8 @@ void find_chunks(const LoadItem& item, const OpenCheckpoint& checkpoint, std::ve
     if (overlap || item.row_map) reads.push_back({&item, &chunk});
   }
   if (item.row_map && item.record->chunks.size() != 1)
-    throw_data("{}: tensor {} is in {} pieces: consolidate the safetensors files first",
-               checkpoint.folder.string(), item.tensor->key, item.record->chunks.size());
+    throw_misfit("{}: tensor {} is in {} pieces: consolidate the safetensors files first",
+                 checkpoint.folder.string(), item.tensor->key, item.record->chunks.size());
 }
 
 // Performs `reads`, which lie front to back in one file.
@@ -342,7 +343,7 @@ std::vector<LoadItem> plan_load(const OpenCheckpoint& checkpoint, const std::vec
     const bool castable = std::ranges::any_of(items, [](const LoadItem& item) {
       return item.record->dtype != item.tensor->dtype && can_cast(item.record->dtype, item.tensor->dtype);
     });
-    throw_data("{}{}", problem, castable && !options.allow_dtype_cast ? "; " + options.remedy : "");
+    throw_misfit("{}{}", problem, castable && !options.allow_dtype_cast ? "; " + options.remedy : "");
   }
   return items;
 }

@@ -49,8 +49,8 @@ struct LoadOptions {
   std::vector<std::string> missing_objects{};  // that the caller has missed: reported with the tensors
 };
 
-// What a load is going to do. Pure, from names and shapes; throws Error(kBadData) with ONE message that lists
-// every missing name (with the nearest ones that exist), every shape and type that differs.
+// What a load is going to do. Pure, from names and shapes; throws Misfit with ONE message that lists every
+// missing name (with the nearest ones that exist), every shape and type that differs.
 struct LoadItem {
   const TensorState* tensor = nullptr;
   const TensorRecord* record = nullptr;
@@ -59,7 +59,8 @@ struct LoadItem {
 std::vector<LoadItem> plan_load(const OpenCheckpoint& checkpoint, const std::vector<TensorState>& tensors,
                                 const StoredNames& names, const LoadOptions& options);
 
-// Fills this rank's rows of every tensor. Throws Error(kBadData) naming file, byte range and tensor.
+// Fills this rank's rows of every tensor. Throws Error(kBadData) naming file, byte range and tensor; Misfit
+// for tensors in pieces that it cannot put together.
 struct LoadReport {
   uint64_t bytes = 0;
   double seconds = 0;

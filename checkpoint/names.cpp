@@ -12,6 +12,7 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/nearest.h"
+#include "checkpoint/misfit.h"
 
 namespace hyperion {
 namespace {
@@ -174,7 +175,7 @@ std::map<std::string, std::string> NameMap::apply(const std::vector<std::string>
   for (const std::string& key : keys) {
     const auto [place, added] = mapped.emplace(apply(key), key);
     if (!added)
-      throw_data(
+      throw_misfit(
           "the checkpoint's keys {} and {} both become {}: change checkpoint.rename so that they stay "
           "apart",
           shown(place->second), shown(key), shown(place->first));

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "checkpoint/export_safetensors.h"
+#include "checkpoint/misfit.h"
 #include "parallel/phase.h"
 
 namespace hyperion {
@@ -125,12 +126,24 @@ StoredNames Checkpointing::stored_names(const ChosenCheckpoint& chosen,
   return names;
 }
 
+// The bytes have been verified before: what a component does not take of them is no damage.
+void Checkpointing::load_components(const ChosenCheckpoint& chosen) {
+  try {
+    for (StateComponent* component : components_)
+      if (chosen.components.contains(component->name()))
+        component->load([&](const std::string& key) { return chosen.find(key); });
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::kBadData) throw;
+    throw Misfit(fmt::format("{}: {}", chosen.candidate.path.string(), error.what()));
+  }
+}
+
 void Checkpointing::load(const std::function<StoredNames(const ChosenCheckpoint&)>& hugging_face_names) {
   while (access_.chosen() != nullptr) {
     const ChosenCheckpoint& chosen = *access_.chosen();
     const PhaseGuard phase("load of a checkpoint");
     log_info("Loading the checkpoint from {}.", chosen.candidate.path.string());
-    std::string error;
+    LoadFailure failure;
     try {
       LoadOptions options;
       options.allow_dtype_cast = config_.checkpoint.allow_dtype_cast || chosen.candidate.hugging_face;
@@ -154,20 +167,14 @@ void Checkpointing::load(const std::function<StoredNames(const ChosenCheckpoint&
       const std::vector<LoadItem> items = plan_load(chosen.checkpoint, tensors, names, options);
       log_casts(items, chosen.candidate.hugging_face);
       const LoadReport report = load_tensors(chosen.checkpoint, items, mover_, options);
-      for (StateComponent* component : components_)
-        if (chosen.components.contains(component->name()))
-          component->load([&](const std::string& key) { return chosen.find(key); });
+      load_components(chosen);
       log_info("Finished loading the checkpoint: {} on this rank.",
                bandwidth(static_cast<double>(report.bytes), report.seconds));
-    } catch (const Error& failure) {
-      if (failure.code() != ExitCode::kBadData) throw;
-      error = fmt::format("rank {}: {}", runtime_.rank(), failure.what());
+    } catch (const Error& error) {
+      if (error.code() == ExitCode::kCommunication) throw;
+      failure = LoadFailure(error, runtime_.rank());
     }
-    std::string first;
-    for (const std::string& text : access_.ranks().all_gather(error))
-      if (first.empty()) first = text;
-    if (first.empty()) return;
-    access_.give_up(first);
+    if (access_.settle(failure)) return;
   }
 }
 

@@ -30,7 +30,8 @@ class CheckpointAccess {
   const ChosenCheckpoint* chosen() const {
     return source_ && source_->chosen() ? &*source_->chosen() : nullptr;
   }
-  void give_up(const std::string& why) { source_->give_up(why); }
+  // See ResumeSource::settle.
+  bool settle(const LoadFailure& failure) { return source_->settle(failure); }
 
  private:
   std::filesystem::path path_;
@@ -80,6 +81,7 @@ class Checkpointing {
 
  private:
   StoredNames stored_names(const ChosenCheckpoint& chosen, std::vector<std::string>& required) const;
+  void load_components(const ChosenCheckpoint& chosen);
   void save_last(int64_t step);
   void save_for_hugging_face(int64_t step);
   template <typename Action>

@@ -6,8 +6,8 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
-#include "base/error.h"
 #include "base/log.h"
+#include "checkpoint/misfit.h"
 #include "trainer/config/validate.h"
 
 namespace hyperion {
@@ -33,6 +33,30 @@ std::vector<Candidate> from_text(const std::string& text) {
     candidates.push_back({path, c.at(1) ? LoadSource::kOwn : LoadSource::kInitial, c.at(2), c.at(3)});
   }
   return candidates;
+}
+
+std::string to_text(const LoadFailure& failure) {
+  return fmt::format("{} {:d} {}", static_cast<int>(failure.code), failure.damaged, failure.why);
+}
+
+LoadFailure failure_from_text(const std::string& text) {
+  LoadFailure failure;
+  const size_t flag = text.find(' ') + 1;
+  failure.code = static_cast<ExitCode>(std::stoi(text));
+  failure.damaged = text.at(flag) == '1';
+  failure.why = text.substr(flag + 2);
+  return failure;
+}
+
+// The failure that decides: one that no earlier checkpoint mends goes before damage.
+LoadFailure worst_of(const std::vector<std::string>& texts) {
+  LoadFailure worst;
+  for (const std::string& text : texts) {
+    LoadFailure failure = failure_from_text(text);
+    if (failure.code == ExitCode::kOk) continue;
+    if (worst.code == ExitCode::kOk || (worst.damaged && !failure.damaged)) worst = std::move(failure);
+  }
+  return worst;
 }
 
 bool holds_optimizer(const OpenCheckpoint& checkpoint) {
@@ -83,6 +107,12 @@ std::vector<Candidate> own_candidates(const JobConfig& config, const CheckpointF
 
 }  // namespace
 
+// Damage may be what one rank alone sees; what does not fit is the same for all.
+LoadFailure::LoadFailure(const Error& error, int rank)
+    : code(error.code()),
+      damaged(error.code() == ExitCode::kBadData && dynamic_cast<const Misfit*>(&error) == nullptr),
+      why(damaged ? fmt::format("rank {}: {}", rank, error.what()) : error.what()) {}
+
 ResumeSource::ResumeSource(const JobConfig& config, const CheckpointFolder& folder,
                            const fs::path& install_root, Coordinator& ranks)
     : config_(config), ranks_(ranks) {
@@ -95,7 +125,7 @@ ResumeSource::ResumeSource(const JobConfig& config, const CheckpointFolder& fold
     }
   }
   candidates_ = from_text(ranks.all_gather(text).front());
-  if (!candidates_.empty()) open_next("");
+  if (!candidates_.empty()) open_next();
 }
 
 std::vector<Candidate> ResumeSource::candidates(const CheckpointFolder& folder,
@@ -125,32 +155,37 @@ std::vector<Candidate> ResumeSource::candidates(const CheckpointFolder& folder,
   return {{path, LoadSource::kInitial, 0, options.initial_load_in_hf}};
 }
 
-void ResumeSource::give_up(const std::string& why) {
-  open_next(why.empty() ? "another rank could not load it" : why);
+bool ResumeSource::settle(const LoadFailure& failure) {
+  if (accepted(failure)) return true;
+  open_next();
+  return false;
 }
 
-// Opens the next candidate that every rank can open. `why`: what was wrong with the one before.
-void ResumeSource::open_next(std::string why) {
+// Opens the next candidate that every rank can open.
+void ResumeSource::open_next() {
   while (true) {
-    if (!why.empty()) {
-      const Candidate& last = candidates_[next_ - 1];
-      const bool more = next_ < candidates_.size() && config_.checkpoint.on_corrupt == "previous" &&
-                        config_.checkpoint.load_step == -1;
-      if (!more) throw Error(ExitCode::kBadData, why);
-      log_warning("Checkpoint {} cannot be used, trying the one before it: {}", last.path.string(), why);
-    }
     const Candidate& candidate = candidates_[next_++];
-    std::string error;
+    LoadFailure failure;
     try {
       chosen_ = open(candidate);
-    } catch (const Error& failure) {
-      error = failure.what();
+    } catch (const Error& error) {
+      failure = LoadFailure(error, ranks_.rank());
     }
-    why.clear();
-    for (const std::string& text : ranks_.all_gather(error))
-      if (why.empty()) why = text;
-    if (why.empty()) return;
+    if (accepted(failure)) return;
   }
+}
+
+// Whether every rank can use the candidate last opened. False: some cannot, and there is one before it to
+// try.
+bool ResumeSource::accepted(const LoadFailure& failure) {
+  const LoadFailure worst = worst_of(ranks_.all_gather(to_text(failure)));
+  if (worst.code == ExitCode::kOk) return true;
+  const bool more = next_ < candidates_.size() && config_.checkpoint.on_corrupt == "previous" &&
+                    config_.checkpoint.load_step == -1;
+  if (!worst.damaged || !more) throw Error(worst.code, worst.why);
+  log_warning("Checkpoint {} cannot be used, trying the one before it: {}",
+              candidates_[next_ - 1].path.string(), worst.why);
+  return false;
 }
 
 // Averages that the checkpoint or the job does not have.
@@ -167,7 +202,7 @@ void ResumeSource::settle_ema(ChosenCheckpoint& chosen) const {
   }
   if (there || !chosen.components.contains("ema")) return;
   if (config_.ema.on_missing == "error")
-    throw_data(
+    throw_misfit(
         "{}: ema.enable = true, but the checkpoint holds no averaged weights; set ema.on_missing = "
         "\"init_from_model\" to start them from the weights",
         chosen.candidate.path.string());

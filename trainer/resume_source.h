@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "checkpoint/coordinator.h"
 #include "checkpoint/loader.h"
 #include "checkpoint/names.h"
@@ -39,6 +40,16 @@ struct ChosenCheckpoint {
   }
 };
 
+// Why a rank cannot use a checkpoint.
+struct LoadFailure {
+  ExitCode code = ExitCode::kOk;  // kOk: it can
+  bool damaged = false;           // the one before may do; everything else ends the job
+  std::string why{};
+
+  LoadFailure() = default;
+  LoadFailure(const Error& error, int rank);
+};
+
 class ResumeSource {
  public:
   // `folder`: of the job's own checkpoints. Collective. Throws Error(kBadData) when what the configuration
@@ -48,15 +59,16 @@ class ResumeSource {
 
   const std::optional<ChosenCheckpoint>& chosen() const { return chosen_; }
 
-  // Loading the chosen one failed on some rank (`why`: this rank's error, empty where it did not): takes the
-  // one before it, as checkpoint.on_corrupt says. Collective; all ranks call it when any failed. Throws
-  // Error(kBadData) when there is none.
-  void give_up(const std::string& why);
+  // After every rank has tried to load the chosen one; `failure`: this rank's. True when all could. False
+  // when it is damaged: chosen() is then the one before it, as checkpoint.on_corrupt says. Collective. Throws
+  // the failure, the same on every rank, when there is none before it and when it is no damage.
+  bool settle(const LoadFailure& failure);
 
  private:
   std::vector<Candidate> candidates(const CheckpointFolder& folder,
                                     const std::filesystem::path& install_root) const;
-  void open_next(std::string why);
+  void open_next();
+  bool accepted(const LoadFailure& failure);
   ChosenCheckpoint open(const Candidate& candidate) const;
   void settle_ema(ChosenCheckpoint& chosen) const;
 

@@ -331,6 +331,24 @@ class Faults(CheckpointTest):
         self.run_job(*load, code=65, says=["bfloat16", "float32", "checkpoint.allow_dtype_cast"])
         self.run_job(*load, "--checkpoint.allow_dtype_cast", code=0, says=["WARNING", "Training starts at step 1"])
 
+    def test_a_misfit_is_no_damage_no_older_checkpoint_is_tried_and_nothing_is_written(self):
+        keep = ["--lr_scheduler.total_steps=20", "--checkpoint.interval=100"]
+        self.run_job(*keep, "--ema.enable", "--training.steps=4", ranks=2, code=0)
+        self.run_job(*keep, "--training.steps=12", ranks=2, code=0)
+        before = self.files()
+        for options, says in ((["--ema.enable"], "holds no averaged weights"),
+                              (["--model.args.n_layers=3", "--model.args.hidden_dim=80"], "layers.2.attention.wq.weight"),
+                              (["--checkpoint.rename=norm.weight=output.weight"], "both become"),
+                              (["--checkpoint.on_config_change=override", "--training.no_shuffle"], "training.shuffle")):
+            with self.subTest(says=says):
+                job = self.run_job(*keep, *options, "--training.steps=8", ranks=2, code=65, says=[says])
+                self.assertEqual(job.text().count("hyperion: "), 1)
+                self.assertNotIn("trying the one before it", job.text())
+                self.assertNotIn("step-4", job.text())
+                self.assertEqual(self.files(), before)
+        self.run_job(*keep, "--ema.enable", "--ema.on_missing=init_from_model", "--training.steps=13", ranks=2, code=0,
+                     says=["Training starts at step 13"])
+
     def test_f_n2_a_nan_in_a_checkpoint_is_refused(self):
         self.run_job("--training.steps=3", "--lr_scheduler.total_steps=8", code=0)
         export = self.folder / "weights"
