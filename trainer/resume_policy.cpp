@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <iterator>
 #include <map>
 
 #include <fmt/format.h>
@@ -274,7 +275,16 @@ LrSchedule schedule_of(const JobConfig& config) {
           decay_type(options.decay_type), options.min_lr_factor};
 }
 
-ResumePlan fresh_plan(const ResolvedConfig& resolved, const TrajectoryFacts& facts) {
+namespace {
+
+void warn_of_cuts(ResumePlan& plan) {
+  const auto& options = plan.config.lr_scheduler;
+  std::ranges::move(curve_cuts(*options.total_steps, options.warmup_steps, options.decay_ratio),
+                    std::back_inserter(plan.warnings));
+}
+
+// As the configuration says, with nothing judged yet.
+ResumePlan configured_plan(const ResolvedConfig& resolved, const TrajectoryFacts& facts) {
   ResumePlan plan;
   plan.config = resolved.config;
   plan.seed = facts.seed;
@@ -293,9 +303,17 @@ ResumePlan fresh_plan(const ResolvedConfig& resolved, const TrajectoryFacts& fac
   return plan;
 }
 
+}  // namespace
+
+ResumePlan fresh_plan(const ResolvedConfig& resolved, const TrajectoryFacts& facts) {
+  ResumePlan plan = configured_plan(resolved, facts);
+  warn_of_cuts(plan);
+  return plan;
+}
+
 ResumePlan resume_plan(const ResolvedConfig& resolved, const TrajectoryFacts& facts,
                        const ResumeRequest& request) {
-  ResumePlan plan = fresh_plan(resolved, facts);
+  ResumePlan plan = configured_plan(resolved, facts);
   if (request.stored) {
     apply_policy(resolved, facts, request,
                  changes(resolved, plan.trajectory, *request.stored, request.components), plan);
@@ -309,6 +327,7 @@ ResumePlan resume_plan(const ResolvedConfig& resolved, const TrajectoryFacts& fa
   place_curve(resolved, request, plan);
   plan.trajectory.set(kHorizon, std::to_string(*plan.config.lr_scheduler.total_steps));
   plan.trajectory.set(kStart, std::to_string(plan.schedule_start));
+  warn_of_cuts(plan);
   check_rates(request.components.contains("train_state") ? request.step : 0, plan);
   return plan;
 }

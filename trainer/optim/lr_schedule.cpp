@@ -4,6 +4,8 @@
 #include <cmath>
 #include <numbers>
 
+#include <fmt/format.h>
+
 #include "base/error.h"
 
 namespace hyperion {
@@ -11,7 +13,31 @@ namespace {
 
 constexpr int64_t kEndless = int64_t{1} << 53;  // steps; keeps sums in 64 bits and products exact in a double
 
+// nearbyint rounds half to even, as Python's round does.
+int64_t decay_steps(int64_t total_steps, double ratio) {
+  return static_cast<int64_t>(std::nearbyint(static_cast<double>(total_steps) * ratio));
+}
+
 }  // namespace
+
+std::vector<std::string> curve_cuts(int64_t total_steps, int64_t warmup_steps,
+                                    std::optional<double> decay_ratio) {
+  std::vector<std::string> cuts;
+  const int64_t warmup = std::min(warmup_steps, total_steps);
+  if (warmup_steps > total_steps)
+    cuts.push_back(fmt::format(
+        "lr_scheduler.warmup_steps = {} is more than the {} steps of the learning-rate curve: it is "
+        "cut to {}, and nothing decays",
+        warmup_steps, total_steps, warmup));
+  if (!decay_ratio) return cuts;
+  const int64_t wanted = decay_steps(total_steps, *decay_ratio), left = total_steps - warmup;
+  if (wanted > left && warmup_steps <= total_steps)
+    cuts.push_back(
+        fmt::format("lr_scheduler.decay_ratio = {} asks for {} of the learning-rate curve's {} steps, but "
+                    "warm-up takes {}: the decay is cut to {} steps",
+                    *decay_ratio, wanted, total_steps, warmup, left));
+  return cuts;
+}
 
 DecayType decay_type(const std::string& name) {
   if (name == "linear") return DecayType::kLinear;
@@ -26,11 +52,7 @@ LrSchedule::LrSchedule(int64_t total_steps, int64_t warmup_steps, std::optional<
   total_steps = std::min(total_steps, kEndless);
   warmup_ = std::min(warmup_steps, total_steps);
   decay_ = total_steps - warmup_;
-  if (decay_ratio) {
-    // nearbyint rounds half to even, as Python's round does
-    const auto wanted = static_cast<int64_t>(std::nearbyint(static_cast<double>(total_steps) * *decay_ratio));
-    decay_ = std::min(decay_, wanted);
-  }
+  if (decay_ratio) decay_ = std::min(decay_, decay_steps(total_steps, *decay_ratio));
   stable_ = total_steps + 1 - warmup_ - decay_;
 }
 

@@ -4,11 +4,16 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace hyperion {
 
 enum class DecayType { kLinear, kSqrt, kCosine };
 DecayType decay_type(const std::string& name);  // "linear", "sqrt", "cosine"; else Error(kUsage)
+
+// What of a curve does not fit into its steps and is cut, a sentence each.
+std::vector<std::string> curve_cuts(int64_t total_steps, int64_t warmup_steps,
+                                    std::optional<double> decay_ratio);
 
 class LrSchedule {
  public:

@@ -84,6 +84,17 @@ TEST_CASE("decay lengths round half to even as Python does") {
   CHECK(LrSchedule(7, 0, 0.5, DecayType::kLinear, 0).factor(4) == Approx(0.75));
 }
 
+TEST_CASE("a warm-up or decay that does not fit is cut, and said") {
+  using hyperion::curve_cuts;
+  CHECK(curve_cuts(10, 2, std::nullopt).empty());
+  CHECK(curve_cuts(10, 2, 0.8).empty());
+  CHECK(curve_cuts(10, 10, std::nullopt).empty());
+  REQUIRE(curve_cuts(10, 200, 0.8).size() == 1);
+  CHECK(curve_cuts(10, 200, std::nullopt)[0].find("warmup_steps = 200") != std::string::npos);
+  REQUIRE(curve_cuts(10, 4, 0.8).size() == 1);
+  CHECK(curve_cuts(10, 4, 0.8)[0].find("cut to 6 steps") != std::string::npos);
+}
+
 TEST_CASE("an unknown decay type is refused") {
   CHECK_THROWS_AS(hyperion::decay_type("step"), hyperion::Error);
 }
