@@ -61,7 +61,9 @@ void Progress::update(uint64_t done) {
   const double seconds = std::chrono::duration<double>(now - begin_).count();
   // No longer than the log prefix, and with the cursor left at its start: a log line in between covers it.
   constexpr size_t kLogPrefix = 51;
-  fmt::print(stderr, "{}\x1b[K\r", progress_line(name_, done, total_, unit_, seconds).substr(0, kLogPrefix));
+  const std::string line =
+      progress_line(name_, done, total_, unit_, seconds).substr(0, kLogPrefix) + "\x1b[K\r";
+  std::fputs(line.c_str(), stderr);  // fmt::print would throw where nobody reads it
 }
 
 }  // namespace hyperion

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/failpoint.h"
 #include "base/log.h"
+#include "base/standard_streams.h"
 #include "parallel/environment.h"
 #include "trainer/ckpt_command.h"
 #include "trainer/config/command_line.h"
@@ -36,6 +37,7 @@ namespace hyperion {
 namespace {
 
 ExitCode train(const CommandLine& line, const std::vector<std::string>& command) {
+  keep_standard_streams();
   const int rank = read_environment().rank;
   init_logging(!rank_prints(rank));
   arm_faults_from_environment(line.allow_faults, rank);
@@ -94,7 +96,8 @@ ExitCode run(const std::vector<std::string>& command) {
 
 int report(ExitCode code, const std::string& message) {
   std::fflush(stdout);
-  fmt::print(stderr, "hyperion: {}\n", message);
+  std::fputs(("hyperion: " + message + "\n").c_str(),
+             stderr);  // fmt::print would throw where nobody reads it
   return static_cast<int>(code);
 }
 
