@@ -212,6 +212,7 @@ void Checkpointing::tolerating_failure(const Action& action) {
   try {
     action();
   } catch (const Error& error) {
+    saved_ = -1;
     if (error.code() != ExitCode::kSaveFailed || config_.checkpoint.on_save_failure != "continue") throw;
     log_error("A checkpoint could not be saved, training goes on (checkpoint.on_save_failure): {}",
               error.what());
@@ -240,16 +241,22 @@ void Checkpointing::save_last(int64_t step) {
   saver_.save(step, model_only(config_, "model"), /*now=*/true);
 }
 
-void Checkpointing::after_step(int64_t step, bool last, bool failed, bool stopping) {
+void Checkpointing::after_step(int64_t step, bool last, bool failed) {
   if (config_.checkpoint.load_only) return;
   // A failure that this rank alone knows of waits until the ranks have told each other.
   if (failed || (saver_.ended() && !saver_.failed())) finish();
-  if (!last && !stopping && !due(step)) return;
+  if (!last && !due(step)) return;
   const PhaseGuard phase(fmt::format("step {} checkpoint", step));
   finish();  // so that the failure of the save before it does not cost this one
   if (last) return save_last(step);
-  if (stopping) return saver_.save(step, {}, /*now=*/true);
+  saved_ = step;
   tolerating_failure([&] { saver_.save(step); });
+}
+
+void Checkpointing::save_stopped(int64_t step) {
+  const PhaseGuard phase(fmt::format("step {} checkpoint", step));
+  finish();
+  if (saved_ != step) saver_.save(step, {}, /*now=*/true);
 }
 
 void Checkpointing::finish() {

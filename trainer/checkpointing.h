@@ -67,10 +67,12 @@ class Checkpointing {
   // Whether a background save of this rank has failed: all ranks learn it in the next step's exchange.
   bool failed() const { return saver_.failed(); }
 
-  // After `step`: saves when one is due. `failed`: some rank's background save has failed. `stopping`: the
-  // job ends here by a signal. Throws Error(kSaveFailed) when the job's last save fails, and after a periodic
-  // one when checkpoint.on_save_failure says so.
-  void after_step(int64_t step, bool last, bool failed, bool stopping);
+  // After `step`: saves when one is due. `failed`: some rank's background save has failed. Throws
+  // Error(kSaveFailed) when the job's last save fails, and after a periodic one when
+  // checkpoint.on_save_failure says so.
+  void after_step(int64_t step, bool last, bool failed);
+  // The job ends after `step` by a signal: saves it, unless that was just done. Throws Error(kSaveFailed).
+  void save_stopped(int64_t step);
   // Waits for what is being written.
   void finish();
   // create_seed_checkpoint: the initial weights as step-0.
@@ -94,6 +96,7 @@ class Checkpointing {
   MemoryMover& mover_;
   Saver saver_;
   HuggingFaceExport hugging_face_;
+  int64_t saved_ = -1;  // the step of the last periodic save that did not fail
 };
 
 }  // namespace hyperion

@@ -4,6 +4,9 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
+#include <charconv>
+#include <string_view>
 
 #include "base/error.h"
 
@@ -13,19 +16,64 @@ namespace {
 std::atomic<int> first_signal{0};
 static_assert(std::atomic<int>::is_always_lock_free, "a signal handler may only touch lock-free atomics");
 
+std::atomic<bool> acknowledges{false};
+std::atomic<int64_t> running_step{-1};
+
+// A line, made of what a signal handler may use.
+class Line {
+ public:
+  void add(std::string_view text) {
+    for (const char c : text)
+      if (size_ < sizeof text_) text_[size_++] = c;
+  }
+  void add(int64_t number) {
+    char digits[20];
+    add(std::string_view(digits, std::to_chars(digits, digits + sizeof digits, number).ptr));
+  }
+  void write() const { [[maybe_unused]] const auto written = ::write(STDOUT_FILENO, text_, size_); }
+
+ private:
+  char text_[160];
+  size_t size_ = 0;
+};
+
+void acknowledge(int signal) {
+  const int64_t step = running_step.load();
+  Line line;
+  line.add("[hyperion] ");
+  line.add(signal == SIGINT ? "Ctrl-C" : signal == SIGTERM ? "TERM" : "USR1");
+  line.add(" received");
+  if (step >= 0) {
+    line.add(" in step ");
+    line.add(step);
+  }
+  line.add(step >= 0 ? ": stopping after it" : ": stopping before the first step");
+  line.add(signal == SIGUSR1 ? "\n" : " (a second one ends the job at once)\n");
+  line.write();
+}
+
 extern "C" void on_stop_signal(int signal) {
+  const int error = errno;
   int none = 0;
-  if (first_signal.compare_exchange_strong(none, signal) || signal == SIGUSR1) return;
+  const bool first = first_signal.compare_exchange_strong(none, signal);
+  if (first && acknowledges) acknowledge(signal);
+  errno = error;
+  if (first || signal == SIGUSR1) return;
   ::_exit(static_cast<int>(signal == SIGINT ? ExitCode::kInterrupted : ExitCode::kTerminated));
 }
 
 }  // namespace
 
-void catch_stop_signals() {
+void catch_stop_signals(bool acknowledge) {
+  acknowledges = acknowledge;
   struct sigaction action {};
   action.sa_handler = on_stop_signal;
   action.sa_flags = SA_RESTART;
   for (int signal : {SIGINT, SIGTERM, SIGUSR1}) ::sigaction(signal, &action, nullptr);
+}
+
+void set_running_step(int64_t step) {
+  running_step = step;
 }
 
 StopSignal stop_signal() {

@@ -293,14 +293,24 @@ Trainer::StepData Trainer::fetch() {
                            : values[1] > 0 ? StopSignal::kInterrupt
                                            : StopSignal::kNone);
   save_failed_ = values[3] > 0;
-  if (data.global_valid == 0) throw_data("training: none of the step's tokens has a label to learn from");
+  if (data.global_valid == 0 && stop_ == 0)
+    throw_data("training: none of the step's tokens has a label to learn from");
   return data;
 }
 
-void Trainer::train_step(int64_t step) {
+// False: the ranks agreed to stop, so the step is not made and its data are not consumed.
+bool Trainer::train_step(int64_t step) {
   set_phase(fmt::format("step {} data", step));
   failpoint("step.data");
+  const LoaderState before = loader_->state();
   const StepData data = fetch();
+  if (stop_ != 0) {
+    loader_->load_state(before);
+    return false;
+  }
+  set_running_step(step);
+  if (const uint64_t epoch = loader_->state().position.epoch; epoch != before.position.epoch)
+    log_info("The training data start over in step {}: epoch {}", step, epoch + 1);
   walk_.begin_step(step);
   const at::Tensor scale = at::full({}, 1.0 / static_cast<double>(data.global_valid),
                                     at::TensorOptions(at::kFloat).device(runtime_.device));
@@ -329,6 +339,7 @@ void Trainer::train_step(int64_t step) {
                         runtime_.mesh->degree(MeshDim::kBatch);
   if (metrics_->should_log(step)) log_step(step, losses, data, norm);
   profiler_->step(step);
+  return true;
 }
 
 void Trainer::log_step(int64_t step, const std::vector<at::Tensor>& losses, const StepData& data,
@@ -377,8 +388,14 @@ void Trainer::validate(int64_t step) {
 }
 
 ExitCode Trainer::run() {
-  catch_stop_signals();
-  if (checkpoints_) {
+  catch_stop_signals(rank_prints(runtime_.rank()));
+  const ChosenCheckpoint* chosen = access_.chosen();
+  const bool nothing_left = state_.step >= config_.training.steps && chosen != nullptr &&
+                            chosen->candidate.source == LoadSource::kOwn;
+  if (nothing_left)
+    log_info("Nothing is left to do: step {} is done already, and training.steps = {}; raise it to train on",
+             state_.step, config_.training.steps);
+  if (checkpoints_ && !nothing_left) {
     if (config_.checkpoint.create_seed_checkpoint) {
       checkpoints_->save_seed();
       log_info("Created a seed checkpoint");
@@ -387,28 +404,26 @@ ExitCode Trainer::run() {
     checkpoints_->validate(state_.step);
   }
   const int64_t first = state_.step + 1;
-  log_info("Training starts at step {}", first);
+  if (!nothing_left) log_info("Training starts at step {}", first);
   for (int64_t step = first; step <= config_.training.steps; ++step) {
     try {
-      train_step(step);
+      if (!train_step(step)) return stopped(step - 1, /*trained=*/step > first);
     } catch (const c10::OutOfMemoryError&) {
       profiler_->out_of_memory(step - 1);
       throw;
     }
     if (step == first && float8_.counters) check_float8();
     if (checkpoints_) {
-      const bool terminated = stop_ == static_cast<int>(StopSignal::kTerminate);
       const bool last = step == config_.training.steps;
       // Nothing that is not finite is ever saved.
-      guard_.raise(/*wait=*/checkpoints_->due(step) || terminated || last);
-      checkpoints_->after_step(step, last, save_failed_, terminated);
+      guard_.raise(/*wait=*/checkpoints_->due(step) || last);
+      checkpoints_->after_step(step, last, save_failed_);
     }
     if (validator_.due(step)) validate(step);
     if (step == first) {
       runtime_.groups->world().barrier();
       runtime_.groups->set_timeout(std::chrono::seconds(config_.comm.train_timeout_seconds));
     }
-    if (stop_ != 0 && step < config_.training.steps) return stopped(step);
   }
   guard_.raise(/*wait=*/true);
   if (checkpoints_) checkpoints_->finish();
@@ -420,22 +435,19 @@ ExitCode Trainer::run() {
 }
 
 // The job ends after `step`, as a signal asked.
-ExitCode Trainer::stopped(int64_t step) {
+ExitCode Trainer::stopped(int64_t step, bool trained) {
+  log_info("Stopping after step {}, as a signal asked", step);
   guard_.raise(/*wait=*/true);
   const bool interrupted = stop_ == static_cast<int>(StopSignal::kInterrupt);
   if (!checkpoints_ || config_.checkpoint.load_only) {
     log_warning("stopped by a signal after step {}; checkpointing is off, so the state is not saved", step);
     return interrupted ? ExitCode::kInterrupted : ExitCode::kTerminated;
   }
-  checkpoints_->finish();
-  if (interrupted) {
-    log_warning("stopped by Ctrl-C after step {}; the newest checkpoint is the last periodic one", step);
-    return ExitCode::kInterrupted;
-  }
-  log_warning(
-      "stopped by a signal after step {}; the state is saved, start again with the same command to go on",
-      step);
-  return ExitCode::kStoppedSaved;
+  if (trained) checkpoints_->save_stopped(step);
+  log_warning("stopped by {} after step {}; {}, start again with the same command to go on",
+              interrupted ? "Ctrl-C" : "a signal", step,
+              trained ? "the state is saved" : "this run made no step, so there is nothing to save");
+  return interrupted ? ExitCode::kInterrupted : ExitCode::kStoppedSaved;
 }
 
 std::string Trainer::state_table() const {

@@ -51,12 +51,12 @@ class Trainer {
   void check_float8();
   double learning_rate(int64_t step) const;  // of 1-based `step`
   StepData fetch();
-  void train_step(int64_t step);
+  bool train_step(int64_t step);
   void log_step(int64_t step, const std::vector<at::Tensor>& losses, const StepData& data,
                 const at::Tensor& norm);
   void validate(int64_t step);
   void dump_gradients(const std::string& folder) const;
-  ExitCode stopped(int64_t step);
+  ExitCode stopped(int64_t step, bool trained);
 
   const ResolvedConfig configured_;
   const ModelArgs model_args_;

@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 import unittest
 
 from checkpoints import CheckpointTest
@@ -286,6 +287,7 @@ class Signals(CheckpointTest):
         job.wait_for("step:  4")
         job.ranks[1][0].send_signal(signal.SIGUSR1)
         self.assertEqual(job.codes(), [75, 75], job.text())
+        self.assertRegex(job.text(1), r"USR1 received in step \d+: stopping after it\n")
         self.run_job("--training.steps=60", "--checkpoint.interval=1000", ranks=2, code=0)
         self.assertEqual(self.curve(), expected)
 
