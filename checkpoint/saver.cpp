@@ -228,7 +228,7 @@ std::shared_ptr<Saver::Items> Saver::make_items(const Planned& planned, bool sta
 SaveReport Saver::run(const SaveJob& job, Items& items) {
   const SaveReport report = write_checkpoint(job, items, folder_, ranks_);
   if (ranks_.rank() == 0 && job.commit) tidy(report);
-  if (on_durable) on_durable(report);
+  if (on_durable && job.commit) on_durable(report);
   return report;
 }
 

@@ -68,7 +68,7 @@ class Saver {
   // Waits for the save under way, if any. Throws Error(kSaveFailed) or Error(kCommunication) when it failed.
   void finish();
 
-  // Called with the report of each durable save; on the thread of the save.
+  // Called with the report of each durable save that stays; on the thread of the save.
   std::function<void(const SaveReport&)> on_durable;
   // Called when all data of a save in the background have been copied, with the seconds that training waited
   // for it; on the training thread.
