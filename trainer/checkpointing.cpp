@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -174,8 +175,26 @@ void Checkpointing::load(const std::function<StoredNames(const ChosenCheckpoint&
       if (error.code() == ExitCode::kCommunication) throw;
       failure = LoadFailure(error, runtime_.rank());
     }
-    if (access_.settle(failure)) return;
+    if (!access_.settle(failure)) continue;
+    log_newer(chosen);
+    return;
   }
+}
+
+// Newer checkpoints stay when a job goes on from an older one: because they are damaged, or because
+// checkpoint.load_step says so. What the next start makes of them is said while it can still be changed.
+void Checkpointing::log_newer(const ChosenCheckpoint& used) const {
+  if (used.candidate.source != LoadSource::kOwn || config_.checkpoint.load_only || runtime_.rank() != 0)
+    return;
+  std::vector<std::string> newer;
+  for (const FoundCheckpoint& found : CheckpointFolder(access_.folder()).scan())
+    if (found.step > used.candidate.step && found.complete() && found.kind != "model")
+      newer.push_back(found.path.filename().string());
+  if (!newer.empty())
+    log_warning(
+        "This run goes on from step-{}; newer checkpoints stay in {} until it reaches their steps ({}): a "
+        "start before that tries them first; move them away, or name the step by checkpoint.load_step",
+        used.candidate.step, access_.folder().string(), fmt::join(newer, ", "));
 }
 
 void Checkpointing::validate(int64_t step) {

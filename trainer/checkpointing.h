@@ -86,6 +86,7 @@ class Checkpointing {
   void load_components(const ChosenCheckpoint& chosen);
   void save_last(int64_t step);
   void save_for_hugging_face(int64_t step);
+  void log_newer(const ChosenCheckpoint& used) const;
   template <typename Action>
   void tolerating_failure(const Action& action);
 

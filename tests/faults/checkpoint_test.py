@@ -351,6 +351,13 @@ class Faults(CheckpointTest):
         self.run_job(*keep, "--ema.enable", "--ema.on_missing=init_from_model", "--training.steps=13", ranks=2, code=0,
                      says=["Training starts at step 13"])
 
+    def test_newer_checkpoints_that_stay_are_named(self):
+        self.run_job(code=0)
+        job = self.run_job("--checkpoint.load_step=3", "--training.steps=4", code=0,
+                           says=["goes on from step-3; newer checkpoints stay", "(step-6, step-8)"])
+        self.assertEqual(self.saved()[0][-4:], [3, 4, 6, 8])
+        self.assertNotIn("newer checkpoints stay", self.run_job("--training.steps=9", "--lr_scheduler.total_steps=9", code=0).text())
+
     def test_f_n2_a_nan_in_a_checkpoint_is_refused(self):
         self.run_job("--training.steps=3", "--lr_scheduler.total_steps=8", code=0)
         export = self.folder / "weights"
