@@ -98,6 +98,12 @@ void check_checkpoint(const ResolvedConfig& resolved, const RunFacts& facts, Pro
   if (config.checkpoint.enable) {
     check_saving(resolved, facts, problems);
     check_loading(resolved, problems);
+  } else if (config.checkpoint.initial_load_path || config.checkpoint.initial_load_in_hf) {
+    problems.add(resolved,
+                 config.checkpoint.initial_load_path ? "checkpoint.initial_load_path"
+                                                     : "checkpoint.initial_load_in_hf",
+                 "expected checkpoint.enable = true beside it: without checkpoints nothing is loaded and the "
+                 "weights would be random; add checkpoint.load_only = true to load and save nothing");
   }
   if (config.ema.enable && config.ema.validate_with_ema && !config.validation.enable)
     problems.add(resolved, "ema.validate_with_ema", "expected validation.enable = true beside it");

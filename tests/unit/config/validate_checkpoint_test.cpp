@@ -127,3 +127,14 @@ TEST_CASE("B9 writers takes no value but its two") {
   const std::string text = refusal("[checkpoint]\nwriters = \"some\"\n");
   CHECK_THAT(text, Contains("checkpoint.writers") && Contains("all") && Contains("one_replica"));
 }
+
+TEST_CASE("weights that would not be loaded are refused while checkpoints are off") {
+  for (const char* line : {"initial_load_path = \"weights\"\n", "initial_load_in_hf = true\n"}) {
+    const std::string off = std::string("[checkpoint]\nenable = false\n") + line;
+    Problems found;
+    check_checkpoint(parse_config(off, "job.toml", {}), {}, found);
+    REQUIRE(found.lines().size() == 1);
+    CHECK_THAT(found.lines()[0], Contains("expected checkpoint.enable = true") && Contains("load_only"));
+    CHECK(problems(line).empty());
+  }
+}
