@@ -26,6 +26,7 @@
 #include "trainer/monitoring.h"
 #include "trainer/optim/grad_clip.h"
 #include "trainer/options.h"
+#include "trainer/run_summary.h"
 #include "trainer/signals.h"
 #include "trainer/stored_weights.h"
 #include "trainer/version.h"
@@ -116,6 +117,7 @@ Trainer::Trainer(const ResolvedConfig& resolved, const std::vector<std::string>&
   load_checkpoint();
   memory_ = make_memory_monitor(runtime_);
   metrics_ = make_metrics({configured_, config_, model_args_, command}, runtime_, *memory_, state_.step);
+  log_start();
   profiler_ = make_profiler(config_.profiling, config_.job, runtime_);
 }
 
@@ -259,6 +261,21 @@ void Trainer::initialise_weights() {
     if (parameter->has_separate_compute_shard()) parameter->compute_shard().copy_(master);
   }
   walk_.weights_changed();
+}
+
+// What is running, for whoever reads the log later.
+void Trainer::log_start() const {
+  for (const std::string& line :
+       run_summary(config_, {runtime_.device_name, at::get_num_threads(), runtime_.mesh->describe(),
+                             runtime_.mesh->degree(MeshDim::kBatch)}))
+    log_info("{}", line);
+  const ChosenCheckpoint* chosen = access_.chosen();
+  if (chosen != nullptr && chosen->components.contains("model")) return;  // the load has said so
+  log_info("Weights: initialised at random (seed {})", plan_.seed);
+  if (config_.model.flavor == "from_hf")
+    log_warning(
+        "model.flavor = \"from_hf\" takes the model's shape alone: to start from its weights set "
+        "checkpoint.enable = true and checkpoint.initial_load_in_hf = true");
 }
 
 // All microbatches of a step are fetched first, because the loss is divided by the step's global number of

@@ -48,6 +48,7 @@ class Trainer {
   void load_checkpoint();
   void continue_data();
   void initialise_weights();
+  void log_start() const;
   void check_float8();
   double learning_rate(int64_t step) const;  // of 1-based `step`
   StepData fetch();

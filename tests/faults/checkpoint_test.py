@@ -291,6 +291,30 @@ class Signals(CheckpointTest):
         self.run_job("--training.steps=60", "--checkpoint.interval=1000", ranks=2, code=0)
         self.assertEqual(self.curve(), expected)
 
+    def test_the_running_step_is_the_last_and_ctrl_c_saves_it(self):
+        slow = ["--training.steps=8", "--checkpoint.interval=1000", "--allow-faults"]
+        expected = self.control(ranks=2)
+        for number, step, code in ((signal.SIGINT, 2, 130), (signal.SIGTERM, 4, 75)):
+            job = self.start(*slow, ranks=2, env={"FAULT": "point=step.opt;action=sleep:1;nth=2"})
+            job.wait_for(f"step:  {step - 1}")
+            time.sleep(0.5)  # asleep in the second step of this run
+            job.ranks[0][0].send_signal(number)
+            job.wait_for("stopping after it", seconds=0.4)
+            self.assertEqual(job.codes(), [code, code], job.text())
+            self.assertIn(f"received in step {step}: stopping after it", job.text())
+            self.assertIn(f"after step {step}; the state is saved", job.text())
+            self.assertEqual(self.saved()[0][-1], step)
+            self.assertNotIn(f"step:  {step + 1}", job.text())
+        self.run_job(*slow, ranks=2, code=0)
+        self.assertEqual(self.curve(), expected)
+
+    def test_a_stop_right_after_a_periodic_save_does_not_save_again(self):
+        job = self.start("--checkpoint.interval=2", "--allow-faults", env={"FAULT": "point=step.opt;action=sleep:1;nth=2"})
+        job.wait_for("step:  1")
+        job.ranks[0][0].terminate()
+        self.assertEqual(job.codes(), [75], job.text())
+        self.assertEqual(job.text().count("Checkpoint step-2 is durable"), 1)
+
 
 class Faults(CheckpointTest):
     def damaged(self, damage):

@@ -6,9 +6,11 @@ Standard library only. Each case runs a small model on data made in jobs.py.
 """
 
 import json
+import os
 import signal
+import subprocess
 
-from jobs import JobTest, main
+from jobs import BINARY, JobTest, main
 
 
 class ExitCodes(JobTest):
@@ -59,12 +61,38 @@ class ExitCodes(JobTest):
         job.ranks[0][0].send_signal(signal.SIGINT)  # one rank is enough: they agree
         self.assertEqual(job.codes(), [130, 130], job.text())
         self.assertIn("stopped by a signal", job.text())
+        self.assertRegex(job.text(), r"\[hyperion\] Ctrl-C received in step \d+: stopping after it \(a second one")
+        self.assertNotIn("received", job.text(1))
 
     def test_term_ends_after_the_step_with_143(self):
         job = self.start("--training.steps=100000")
         job.wait_for("step:  2")
         job.ranks[0][0].terminate()
         self.assertEqual(job.codes(), [143], job.text())
+
+    def test_a_reader_that_goes_away_and_closed_streams_do_not_end_a_training(self):
+        for name, command in (("reader", '"$@" | head -2'), ("closed", '"$@" >&- 2>&- <&-')):
+            with self.subTest(name=name):
+                script = f"set -o pipefail; {command}; echo $? > {self.folder}/code"
+                subprocess.run(["bash", "-c", script, "-", BINARY, "train", self.folder / "job.toml", f"--job.dump_folder={name}",
+                                "--checkpoint.enable", "--checkpoint.interval=2"], cwd=self.folder, timeout=100,
+                               stdout=subprocess.DEVNULL, env={**os.environ, "HYPERION_DEVICE": "cpu"})
+                self.assertEqual((self.folder / "code").read_text().strip(), "0")
+                subprocess.run([BINARY, "ckpt", "verify", self.folder / name / "checkpoint" / "step-5"], check=True,
+                               stdout=subprocess.DEVNULL)
+
+    def test_what_is_running_stands_in_the_log(self):
+        job = self.run_job("--training.global_batch_size=8", "--lr_scheduler.warmup_steps=9", "--training.steps=2", ranks=2, code=0, says=[
+            "Device: CPU, 1 thread a rank; mesh", "dp_shard 2", "local batch size 2, global batch size 8, gradient accumulation steps 2",
+            "256 tokens a step", "Parameters bfloat16, gradients reduced in float32", "Weights: initialised at random (seed 1)",
+            "WARNING - lr_scheduler.warmup_steps = 9 is more than the 2 steps"])
+        self.assertNotIn("start over", job.text())
+
+    def test_a_data_set_that_starts_over_says_so(self):
+        self.run_job("--training.steps=100", "--metrics.log_freq=100", code=0, says=["The training data start over in step", "epoch 2"])
+
+    def test_weights_that_nothing_would_load_are_2(self):
+        self.run_job("--checkpoint.initial_load_path=/weights", code=2, says=["checkpoint.initial_load_path", "checkpoint.enable = true"])
 
     def test_killed_peer_is_71_and_names_rank_and_phase(self):
         job = self.start("--training.steps=100000", ranks=2)

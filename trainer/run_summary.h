@@ -1,0 +1,22 @@
+// What a job is, in a few lines of its log. Pure.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "trainer/config/job_config.h"
+
+namespace hyperion {
+
+struct RunPlace {
+  std::string device;        // "NVIDIA H100", "CPU"
+  int threads = 1;           // of a rank, on a CPU
+  std::string mesh{};        // Mesh::describe()
+  int64_t batch_degree = 1;  // ranks that read different data
+};
+
+// Devices and mesh; batch, steps and tokens; precision, activation checkpointing and EMA.
+std::vector<std::string> run_summary(const JobConfig& config, const RunPlace& place);
+
+}  // namespace hyperion
