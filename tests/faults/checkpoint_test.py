@@ -375,6 +375,14 @@ class Faults(CheckpointTest):
         self.run_job(*keep, "--ema.enable", "--ema.on_missing=init_from_model", "--training.steps=13", ranks=2, code=0,
                      says=["Training starts at step 13"])
 
+    def test_a_finished_run_says_so_and_writes_nothing(self):
+        self.run_job(ranks=2, code=0)
+        before = self.files()
+        job = self.run_job(ranks=2, code=0, says=["Nothing is left to do: step 8 is done already"])
+        self.assertEqual(self.files(), before)
+        for text in ("pre-checkpoint", "is durable", "Training starts"):
+            self.assertNotIn(text, job.text())
+
     def test_newer_checkpoints_that_stay_are_named(self):
         self.run_job(code=0)
         job = self.run_job("--checkpoint.load_step=3", "--training.steps=4", code=0,
