@@ -8,6 +8,7 @@
 
 #include "base/failpoint.h"
 #include "checkpoint/loader.h"
+#include "checkpoint/misfit.h"
 #include "thread_ranks.h"
 
 namespace hyperion {
@@ -261,6 +262,7 @@ TEST_CASE("C5 E5 names and shapes and types that do not fit are listed at once b
   CHECK_THROWS_WITH(
       plan_load(checkpoint, tensors, {.keys = {{"dummy.weight", "dummy.weight"}}}, {}),
       Catch::Contains("dummy.weigth") && Catch::Contains("[11, 3]") && Catch::Contains("[10, 3]"));
+  CHECK_THROWS_AS(plan_load(checkpoint, tensors, {.keys = {{"dummy.weight", "dummy.weight"}}}, {}), Misfit);
   tensors = saved.tensors();
   tensors[0].dtype = Dtype::kBFloat16;
   CHECK_THROWS_WITH(
