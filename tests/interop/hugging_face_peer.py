@@ -4,6 +4,7 @@
 """
 
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Qwen3Config
 from transformers.utils.logging import disable_progress_bar
 
+TOKENIZER = Path(__file__).resolve().parents[1] / "assets" / "tokenizer"
 TOLERANCE = 1e-5  # of the largest logit
 TOKENS = torch.arange(40).mul(7919).remainder(1009)
 SCALING = {"rope_type": "llama3", "factor": 5.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -119,6 +121,7 @@ def check_training(hyperion, folder):
 dump_folder = "{folder}/out"
 [model]
 flavor = "from_hf"
+hf_assets_path = "{folder}"
 [training]
 steps = 2
 local_batch_size = 1
@@ -126,9 +129,8 @@ seq_len = 64
 dataset_path = "{folder}/text.jsonl"
 [metrics]
 log_freq = 1
-[checkpoint]
-initial_load_path = "{folder}"
 """)
+    shutil.copytree(TOKENIZER, folder, dirs_exist_ok=True)
     (folder / "text.jsonl").write_text("".join(json.dumps({"text": f"word {i} " * 40}) + "\n" for i in range(50)))
     shown = subprocess.run([hyperion, "config", job], check=True, capture_output=True, text=True).stdout
     assert "vocab_size = 2053" in shown and "rope_factor = 5" in shown and f"{folder}/config.json" in shown, shown
@@ -137,6 +139,7 @@ initial_load_path = "{folder}"
     log = run.stdout + run.stderr
     expected = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
     assert f"{expected:,} total parameters" in log or f"{expected} total parameters" in log, log
+    assert "takes the model's shape alone" in log, log  # no weights are there, and none were asked for
     (folder / "config.json").unlink()
     refused = subprocess.run([hyperion, "config", job, "--model.hf_assets_path", "/nowhere"], capture_output=True,
                              text=True)
