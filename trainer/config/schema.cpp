@@ -283,8 +283,7 @@ std::vector<Option> checkpoint() {
           .one_of({"full", "probe"})
           .own(),
       Option{KEY(checkpoint.writers),
-             "Who writes what replicas share: all of them, a part each, or \"one_replica\": fewer, larger files, "
-             "as shared and cloud file systems want them."}
+             "Who writes what replicas share: all, a part each, or \"one_replica\" (few files, for shared and cloud disks)."}
           .one_of({"all", "one_replica"})
           .own(),
       Option{KEY(checkpoint.on_save_failure), "After a failed periodic save: end the job, or go on and try the next."}
