@@ -16,8 +16,8 @@ enum class ExitCode : int {
   kBadData = 65,        // data set, tokenizer or checkpoint that cannot be used
   kBug = 70,            // internal error
   kCommunication = 71,  // a collective failed or timed out
-  kPreCheckpoint = 73,  // the checkpoint written before step 1 failed
-  kSaveFailed = 74,     // input/output error in a later save
+  kPreCheckpoint = 73,  // what is written before step 1 failed: the checkpoint, the record of the run
+  kSaveFailed = 74,     // input/output error in a later save, or writing in a tool
   kStoppedSaved = 75,   // stopped by TERM or USR1 with the state saved
   kNonFinite = 93,      // non-finite loss or gradient norm: do not requeue
   kInterrupted = 130,   // Ctrl-C

@@ -71,9 +71,9 @@ void write_file_atomic(const std::filesystem::path& path, std::string_view conte
       throw_data("{}: fsync failed: {}", temporary.string(), std::strerror(errno));
     if (::rename(temporary.c_str(), path.c_str()) != 0)
       throw_data("{}: cannot rename to {}: {}", temporary.string(), path.string(), std::strerror(errno));
-  } catch (...) {
+  } catch (const Error& error) {  // reading and writing fail in the same words, but not with the same code
     ::unlink(temporary.c_str());
-    throw;
+    throw Error(ExitCode::kSaveFailed, error.what());
   }
 }
 

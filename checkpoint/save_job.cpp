@@ -6,6 +6,7 @@
 #include <ctime>
 #include <exception>
 #include <memory>
+#include <numeric>
 #include <span>
 
 #include <fmt/format.h>
@@ -83,7 +84,9 @@ std::unique_ptr<ShardWriter> write_own_file(const SaveJob& job, ItemReader& item
   }
   if (own.empty() && job.objects.empty()) return nullptr;
   const std::string name = shard_file_name(rank);
-  auto file = std::make_unique<ShardWriter>(incoming, name, rank);
+  const std::vector<uint64_t>& bytes = job.plan->file_bytes;
+  auto file = std::make_unique<ShardWriter>(incoming, name, rank,
+                                            std::accumulate(bytes.begin(), bytes.end(), uint64_t{0}));
   for (size_t i = 0; i < own.size(); ++i) {
     write_item(*job.layout, own[i], items, *file);
     if (i == own.size() / 2) failpoint("ckpt.mid_data");

@@ -2,6 +2,8 @@
 
 #include <filesystem>
 
+#include "base/durable.h"
+#include "base/error.h"
 #include "base/files.h"
 #include "base/log.h"
 #include "models/registry.h"
@@ -15,6 +17,30 @@
 #include "trainer/version.h"
 
 namespace hyperion {
+
+namespace {
+
+// What describes the run, by rank 0. A job that cannot write here makes no step, as with its first
+// checkpoint.
+void write_before_step_1(const RunDescription& run, int world_size, int64_t start_time) {
+  const std::filesystem::path folder = run.config.job.dump_folder;
+  try {
+    write_run_record(folder, {to_toml(run.configured), run.command, version_text(), world_size, start_time});
+    if (!run.config.job.save_config_file) return;
+    const std::filesystem::path file = folder / *run.config.job.save_config_file;
+    make_folders(file.parent_path());
+    write_file_atomic(file, to_json(run.config) + "\n");
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::kSaveFailed) throw;
+    throw Error(
+        ExitCode::kPreCheckpoint,
+        fmt::format(
+            "the record of the run cannot be written, so no step was made: {}; see to job.dump_folder",
+            error.what()));
+  }
+}
+
+}  // namespace
 
 std::unique_ptr<MemoryMonitor> make_memory_monitor(const Runtime& runtime) {
   const bool cuda = runtime.device.is_cuda();
@@ -60,13 +86,7 @@ std::unique_ptr<MetricsLogger> make_metrics(const RunDescription& run, const Run
     sources.measure_peak_flops = [dtype] { return measure_gemm_peak(dtype); };
   }
   if (runtime.rank() == 0) {
-    const std::filesystem::path folder = run.config.job.dump_folder;
-    write_run_record(folder, {to_toml(run.configured), run.command, version_text(), runtime.world_size(),
-                              options.start_time});
-    if (run.config.job.save_config_file) {
-      std::filesystem::create_directories((folder / *run.config.job.save_config_file).parent_path());
-      write_file_atomic(folder / *run.config.job.save_config_file, to_json(run.config) + "\n");
-    }
+    write_before_step_1(run, runtime.world_size(), options.start_time);
   }
   auto logger = std::make_unique<MetricsLogger>(options, std::move(sources));
   logger->log_config(to_toml(run.configured));

@@ -49,8 +49,8 @@ int open_new(const fs::path& path, int extra) {
 
 }  // namespace
 
-ShardWriter::ShardWriter(const fs::path& folder, const std::string& name, int rank)
-    : path_(folder / name), rank_(rank) {
+ShardWriter::ShardWriter(const fs::path& folder, const std::string& name, int rank, uint64_t whole)
+    : path_(folder / name), rank_(rank), whole_(whole) {
   if (!is_plain_name(name)) throw_bug("\"{}\" is not the name of a file in a checkpoint", name);
   record_.name = name;
   file_ = Descriptor(open_new(path_, O_DIRECT));
@@ -76,7 +76,10 @@ void ShardWriter::fail(const char* what, uint64_t at, uint64_t bytes, int error)
   std::string space;
   struct statvfs info {};
   if (error == ENOSPC && ::fstatvfs(file_.get(), &info) == 0)
-    space = fmt::format("; needed: at least {} bytes, free: {}", bytes, info.f_bavail * info.f_frsize);
+    space = fmt::format("; needed: {}, free: {}",
+                        whole_ > bytes ? fmt::format("{} bytes for the whole checkpoint", whole_)
+                                       : fmt::format("at least {} bytes", bytes),
+                        info.f_bavail * info.f_frsize);
   throw Error(ExitCode::kSaveFailed,
               fmt::format("rank {}: cannot {} {} at byte {}: {}{}{}", rank_, what, printable(path_), at,
                           errno_text(error), space, remedy(error)));

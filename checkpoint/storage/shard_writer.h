@@ -26,8 +26,9 @@ namespace hyperion {
 // and the errno; the file is of no use after it.
 class ShardWriter {
  public:
-  // Makes the file, which must not exist. `rank` is for messages.
-  ShardWriter(const std::filesystem::path& folder, const std::string& name, int rank);
+  // Makes the file, which must not exist. For messages: `rank`, and `whole`, the bytes of all files of the
+  // checkpoint where they are known, which a full disk is told with.
+  ShardWriter(const std::filesystem::path& folder, const std::string& name, int rank, uint64_t whole = 0);
   ~ShardWriter();  // without close(): what was written stays, unfinished
   ShardWriter(const ShardWriter&) = delete;
   ShardWriter& operator=(const ShardWriter&) = delete;
@@ -49,6 +50,7 @@ class ShardWriter {
 
   std::filesystem::path path_;
   int rank_;
+  uint64_t whole_;
   Descriptor file_;
   bool direct_ = true;  // touched by the thread only, while there is one
   FileRecord record_;

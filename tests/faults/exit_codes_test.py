@@ -45,6 +45,15 @@ class ExitCodes(JobTest):
         (self.folder / "tokenizer.json").write_text("{}")
         self.run_job(f"--model.hf_assets_path={self.folder}", code=65, says=["tokenizer.json"])
 
+    def test_a_dump_folder_that_cannot_be_written_is_73_with_and_without_checkpoints(self):
+        (self.folder / "file").write_text("no folder")
+        for option in ("--checkpoint.no_enable", "--checkpoint.enable"):
+            job = self.run_job(f"--job.dump_folder={self.folder}/file/out", option, code=73, says=[f"{self.folder}/file/out"])
+            self.assertNotIn("step:  1", job.text())
+
+    def test_a_disk_that_is_full_before_step_1_is_73(self):
+        self.run_job(code=73, before={0: ["prlimit", "--fsize=1000"]})  # what it says is cut off as well
+
     def test_non_finite_is_93_and_names_step_and_documents(self):
         job = self.run_job("--optimizer.lr=1e38", code=93, says=["not finite", "data.jsonl:"])
         self.assertRegex(job.text(), r"step [23]:")

@@ -55,7 +55,7 @@ class Full(Mounted):
 
     def test_a3_f_d1_a_disk_too_small_for_one(self):
         self.tmpfs("size=1m")
-        self.check_found_before_step_1(NO_SPACE, "needed: at least", "free: ")
+        self.check_found_before_step_1(NO_SPACE, " bytes for the whole checkpoint, free: ")
         self.assertGreater(shutil.disk_usage(self.steps_folder).free, 900_000)
 
     def test_f_d1_a_disk_that_is_full_later(self):

@@ -178,7 +178,7 @@ void ShardSource::verify() const {
 }
 
 TokenShardWriter::TokenShardWriter(const fs::path& folder, uint64_t vocab_size, std::string tokenizer,
-                         std::string tokenizer_path)
+                                   std::string tokenizer_path)
     : folder_(folder) {
   if (!folder_.has_filename()) folder_ = folder_.parent_path();
   std::error_code error;
@@ -197,7 +197,8 @@ TokenShardWriter::TokenShardWriter(const fs::path& folder, uint64_t vocab_size, 
   if (!tokens_ || !ends_) {
     const int reason = errno;
     fs::remove_all(temporary_, error);
-    throw_data("token shard {}: cannot be created: {}", temporary_.string(), std::strerror(reason));
+    throw Error(ExitCode::kSaveFailed, fmt::format("token shard {}: cannot be created: {}",
+                                                   temporary_.string(), std::strerror(reason)));
   }
 }
 
@@ -208,7 +209,8 @@ TokenShardWriter::~TokenShardWriter() {
 
 void TokenShardWriter::write(File& file, const void* data, size_t size) {
   if (std::fwrite(data, 1, size, file.get()) != size)
-    throw_data("token shard {}: write failed: {}", temporary_.string(), std::strerror(errno));
+    throw Error(ExitCode::kSaveFailed,
+                fmt::format("token shard {}: write failed: {}", temporary_.string(), std::strerror(errno)));
 }
 
 void TokenShardWriter::add(std::span<const int64_t> tokens) {
@@ -230,7 +232,8 @@ ShardHeader TokenShardWriter::finish() {
   if (header_.tokens == 0) throw_data("token shard {}: the input holds no tokens", folder_.string());
   for (File* file : {&tokens_, &ends_}) {
     if (std::fflush(file->get()) != 0 || ::fsync(::fileno(file->get())) != 0)
-      throw_data("token shard {}: write failed: {}", temporary_.string(), std::strerror(errno));
+      throw Error(ExitCode::kSaveFailed,
+                  fmt::format("token shard {}: write failed: {}", temporary_.string(), std::strerror(errno)));
     file->reset();
   }
   header_.tokens_xxh3 = hash_hex(MappedFile(temporary_ / "tokens.bin").bytes());
@@ -238,8 +241,9 @@ ShardHeader TokenShardWriter::finish() {
   write_file_atomic(temporary_ / "index.json", shard_header_json(header_));
   // rename(2) replaces an empty folder, and refuses one that somebody filled meanwhile
   if (std::rename(temporary_.c_str(), folder_.c_str()) != 0)
-    throw_data("token shard {}: cannot be renamed to {}: {}", temporary_.string(), folder_.string(),
-               std::strerror(errno));
+    throw Error(ExitCode::kSaveFailed,
+                fmt::format("token shard {}: cannot be renamed to {}: {}", temporary_.string(),
+                            folder_.string(), std::strerror(errno)));
   temporary_.clear();
   return header_;
 }

@@ -23,6 +23,16 @@ TEST_CASE("files are replaced whole, read back and mapped") {
   fs::remove_all(folder);
 }
 
+TEST_CASE("a file that cannot be written is no damaged data") {
+  try {
+    hyperion::write_file_atomic("/no/such/file", "one");
+    FAIL("it was written");
+  } catch (const hyperion::Error& error) {
+    CHECK(error.code() == hyperion::ExitCode::kSaveFailed);
+    CHECK_THAT(error.what(), Catch::StartsWith("/no/such/file.tmp."));
+  }
+}
+
 TEST_CASE("a missing, oversized or irregular file is an error that names it") {
   CHECK_THROWS_WITH(hyperion::read_file("/no/such/file"), Catch::Contains("/no/such/file"));
   CHECK_THROWS_AS(hyperion::read_file("/"), hyperion::Error);
