@@ -55,7 +55,10 @@ void sync_folder(const fs::path& folder) {
   durable_step("fsync", folder);
 }
 
-void make_folders(const fs::path& folder) {
+namespace {
+
+// `parents`: make those that are missing, once: some folders (of /proc) exist and take no other.
+void make_folder(const fs::path& folder, bool parents) {
   if (::mkdir(folder.c_str(), 0777) == 0) {
     durable_step("mkdir", folder);
     const fs::path parent = folder.has_parent_path() ? folder.parent_path() : fs::path(".");
@@ -64,10 +67,10 @@ void make_folders(const fs::path& folder) {
   const int error = errno;
   std::error_code ignored;
   if (error == EEXIST && fs::is_directory(folder, ignored)) return;
-  if (error == ENOENT && folder.has_parent_path() && folder.parent_path() != folder &&
+  if (error == ENOENT && parents && folder.has_parent_path() && folder.parent_path() != folder &&
       !fs::is_symlink(folder, ignored)) {
-    make_folders(folder.parent_path());
-    return make_folders(folder.has_filename() ? folder : folder.parent_path());
+    make_folder(folder.parent_path(), true);
+    return make_folder(folder.has_filename() ? folder : folder.parent_path(), false);
   }
   const char* why = error != EEXIST                   ? ""
                     : fs::is_symlink(folder, ignored) ? ": it is a symbolic link that leads nowhere"
@@ -75,6 +78,12 @@ void make_folders(const fs::path& folder) {
   throw Error(ExitCode::kSaveFailed,
               fmt::format("{}: the folder cannot be made{}: {}; name another one or see to its permissions",
                           printable(folder), why, errno_text(error)));
+}
+
+}  // namespace
+
+void make_folders(const fs::path& folder) {
+  make_folder(folder, true);
 }
 
 int rename_entry(const fs::path& from, const fs::path& to, RenameMode mode) {

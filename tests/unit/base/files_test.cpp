@@ -6,6 +6,7 @@
 
 #include <filesystem>
 
+#include "base/durable.h"
 #include "base/error.h"
 
 namespace fs = std::filesystem;
@@ -31,6 +32,16 @@ TEST_CASE("a file that cannot be written is no damaged data") {
     CHECK(error.code() == hyperion::ExitCode::kSaveFailed);
     CHECK_THAT(error.what(), Catch::StartsWith("/no/such/file.tmp."));
   }
+}
+
+TEST_CASE("folders are made with their parents, or refused where none can be") {
+  const fs::path folder = fs::temp_directory_path() / ("hyperion_folders_test_" + std::to_string(::getpid()));
+  hyperion::make_folders(folder / "a" / "b" / "");
+  hyperion::make_folders(folder / "a" / "b");
+  CHECK(fs::is_directory(folder / "a" / "b"));
+  fs::remove_all(folder);
+  CHECK_THROWS_WITH(hyperion::make_folders("/proc/none/below"),
+                    Catch::Contains("/proc/none: the folder cannot be made"));
 }
 
 TEST_CASE("a missing, oversized or irregular file is an error that names it") {
