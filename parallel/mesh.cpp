@@ -126,7 +126,7 @@ std::string Mesh::group_name(int rank, MeshDim dim) const {
 }
 
 std::string Mesh::describe() const {
-  return fmt::format("{} = {} ranks", product_text(degrees_), world_size_);
+  return fmt::format("{} = {} rank{}", product_text(degrees_), world_size_, world_size_ == 1 ? "" : "s");
 }
 
 }  // namespace hyperion
