@@ -382,13 +382,21 @@ class PickleMachine {
   }
   void push_instance() {
     const uint32_t args = pop();
-    const auto global = value(pop()).global();
+    auto global = value(pop()).global();
     if (!global || value(args).kind() != Kind::kTuple)
       fail("it makes an instance of something that is no class");
+    if (global->which == PickleClass::kGetAttribute) global = owner_of_member(*value(args).tuple());
     PickleNode node(Kind::kInstance, *global);
     node.at = {args, PickleTree::kAbsent};
     node.depth = deeper(args, 0);
     push(add(node));
+  }
+  // getattr(class, "NAME") is a member of the one enum that checkpoints hold, and nothing else.
+  PickleGlobal owner_of_member(const std::vector<PickleValue>& args) {
+    const auto owner = args.empty() ? std::nullopt : args[0].global();
+    if (args.size() != 2 || !owner || owner->which != PickleClass::kMemoryFormat || !args[1].text())
+      fail("it calls builtins.getattr for something else than a member of an enum; refused, nothing was run");
+    return *owner;
   }
   // A call, written down as an instance of the function. The two that only wrap a container become it.
   void reduce() {

@@ -42,6 +42,8 @@ constexpr std::array kKnown = {
     Known{"builtins", "set", PickleClass::kSet},
     Known{"__builtin__", "frozenset", PickleClass::kSet},
     Known{"builtins", "frozenset", PickleClass::kSet},
+    Known{"__builtin__", "getattr", PickleClass::kGetAttribute},
+    Known{"builtins", "getattr", PickleClass::kGetAttribute},
 };
 
 struct Storage {

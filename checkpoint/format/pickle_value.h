@@ -36,6 +36,7 @@ enum class PickleClass : uint8_t {
   kEncode,          // _codecs.encode: how protocol 2 writes bytes
   kBytes,
   kSet,
+  kGetAttribute,  // getattr, for a member of an enum: so Python 3.11.2 (Debian 12) writes one
 };
 
 struct PickleGlobal {

@@ -2,6 +2,7 @@
 
 #include <functional>
 
+#include "base/files.h"
 #include "format_fixtures.h"
 
 using namespace hyperion;
@@ -190,6 +191,12 @@ TEST_CASE("F-C6 a malicious pickle in place of .metadata or inside it is refused
     CHECK_THAT(refusal([&] { decode(inside); }), Catch::Contains("it names " + pickle.name + ","));
   }
   CHECK(!std::filesystem::exists(canary));
+}
+
+TEST_CASE("an index that Python 3.11.2 pickled is read: it writes enums by getattr") {
+  const std::string text =
+      read_file(std::filesystem::path(HYPERION_SOURCE_DIR) / "tests/fuzz/seeds/metadata/python311", 1 << 20);
+  CHECK(decode(text).tensors.at("w").shape == Dims{2, 3});
 }
 
 TEST_CASE("F-C7 names of files outside the folder are refused") {

@@ -118,6 +118,24 @@ TEST_CASE("F-C6 a pickle that names a function is refused by name and nothing ru
   CHECK(!std::filesystem::exists(canary));
 }
 
+TEST_CASE("F-C6 getattr is the member of an enum that checkpoints hold and nothing else") {
+  using namespace std::string_literals;
+  const std::string getattr =
+                        "\x80\x02"
+                        "cbuiltins\ngetattr\n",
+                    name = "X\x01\0\0\0x"s;
+  const std::string format = "ctorch.distributed.checkpoint.metadata\n_MEM_FORMAT_ENCODING\n";
+  const auto tree = [](const std::string& pickle) {
+    return read_pickle(bytes_of(pickle), "a.pkl").root().is_instance_of(PickleClass::kMemoryFormat);
+  };
+  CHECK(tree(getattr + format + name + "\x86R."));
+  for (const std::string& arguments :
+       {"ctorch\nSize\n" + name + "\x86", format + name + name + "\x87", format + "K\x01\x86",
+        name + name + "\x86", getattr.substr(2) + name + "\x86", "(t"s, format + "\x85"})
+    for (const char* call : {"R.", "\x81."})
+      CHECK_THAT(load_refusal(getattr + arguments + call), Catch::Contains("it calls builtins.getattr"));
+}
+
 TEST_CASE("F-C6 a pickle inside the bytes of a plain value stays bytes") {
   const auto canary = std::filesystem::temp_directory_path() / "hyperion-canary-bytes";
   const std::string inner = malicious_pickles(canary).front().bytes;
