@@ -134,7 +134,7 @@ void benchmark_casts(const Place& place, int64_t tokens, int64_t divisor, int ro
   const int64_t in = 4096 / divisor;
   const Tensor x = at::randn({tokens, in}, place.device).to(at::kBFloat16);
   const auto scale = [&](float8::Granularity granularity) {
-    return float8::scale_of(float8::amax(x, granularity), float8::kE4m3, /*power_of_two=*/true);
+    return float8::scales_of(float8::amax(x, granularity), float8::kE4m3, /*power_of_two=*/true).scale;
   };
   const Tensor tensor = scale(float8::Granularity::kTensor), row = scale(float8::Granularity::kRow),
                column = scale(float8::Granularity::kColumn);

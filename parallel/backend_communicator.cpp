@@ -14,6 +14,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "base/error.h"
+#include "base/log.h"
 
 namespace hyperion {
 namespace {
@@ -93,6 +94,15 @@ class NcclCommunicator : public BackendCommunicator {
  public:
   using BackendCommunicator::BackendCommunicator;
   std::string_view backend() const override { return "nccl"; }
+
+  // libtorch's destructor would do it too, but warn of it.
+  ~NcclCommunicator() override {
+    try {
+      c10d_backend().shutdown();
+    } catch (const std::exception& error) {
+      log_warning("group {}: NCCL did not shut down: {}", name(), error.what());
+    }
+  }
 
  private:
   Finish do_all_gather(const at::Tensor& out, const at::Tensor& in) override {

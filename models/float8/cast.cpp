@@ -62,13 +62,14 @@ Copies plain::cast(const Tensor& x, const Tensor& row_scale, const Tensor& colum
 
 Operands quantize_operands(const Tensor& x, const std::optional<Scaling>& rows,
                            const std::optional<Scaling>& columns) {
-  const auto scale = [&](const Scaling& scaling) {
-    return scale_of(amax(x, scaling.granularity), scaling.dtype, scaling.power_of_two);
+  const auto scales = [&](const Scaling& scaling) {
+    return scales_of(amax(x, scaling.granularity), scaling.dtype, scaling.power_of_two);
   };
-  const Tensor row_scale = rows ? scale(*rows) : Tensor();
-  const Tensor column_scale = !columns ? Tensor() : columns == rows ? row_scale : scale(*columns);
-  const Copies copies = cast(x, row_scale, column_scale, rows ? rows->dtype : columns->dtype);
-  return {{copies.rows, row_scale}, {copies.columns, column_scale}};
+  const Scales of_rows = rows ? scales(*rows) : Scales();
+  const Scales of_columns = !columns ? Scales() : columns == rows ? of_rows : scales(*columns);
+  const Copies copies = cast(x, of_rows.scale, of_columns.scale, rows ? rows->dtype : columns->dtype);
+  return {{copies.rows, of_rows.scale, of_rows.inverse},
+          {copies.columns, of_columns.scale, of_columns.inverse}};
 }
 
 }  // namespace hyperion::float8

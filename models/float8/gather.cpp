@@ -13,7 +13,7 @@ at::Tensor gather_statistics(const std::vector<at::Tensor>& masters, at::Device 
 }
 
 at::Tensor gather_scales(const at::Tensor& statistics) {
-  return scale_of(statistics, kE4m3, /*power_of_two=*/false);
+  return scales_of(statistics, kE4m3, /*power_of_two=*/false).scale;
 }
 
 void gather_encode(const at::Tensor& master, const at::Tensor& scale, const at::Tensor& out) {

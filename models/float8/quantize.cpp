@@ -1,8 +1,14 @@
 #include "models/float8/quantize.h"
 
+#include <limits>
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/aminmax.h>
+#include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/zeros.h>
+#include <torch/library.h>
 
 namespace hyperion::float8 {
 namespace {
@@ -13,19 +19,41 @@ double largest(at::ScalarType dtype) {
   return dtype == kE5m2 ? 57344.0 : 448.0;
 }
 
+std::tuple<at::Tensor, at::Tensor> plain_scales(const at::Tensor& amax, double largest, bool power_of_two) {
+  at::Tensor scale = (largest / amax.to(at::kDouble).clamp_min(kEps)).to(at::kFloat);
+  if (power_of_two) scale.log2_().floor_().exp2_();
+  return {scale, scale.reciprocal()};
+}
+
 }  // namespace
 
 at::Tensor amax(const at::Tensor& x, Granularity granularity) {
   if (granularity == Granularity::kTensor && x.numel() == 0) return at::zeros({}, x.options());
   std::optional<int64_t> dim;
   if (granularity != Granularity::kTensor) dim = granularity == Granularity::kRow ? 1 : 0;
+  if (x.is_cuda())  // one kernel instead of three
+    return at::linalg_vector_norm(x.detach(), std::numeric_limits<double>::infinity(),
+                                  dim ? at::OptionalIntArrayRef(*dim) : std::nullopt,
+                                  /*keepdim=*/dim.has_value());
   const auto [low, high] = at::aminmax(x.detach(), dim, /*keepdim=*/dim.has_value());
   return at::maximum(low.neg(), high);
 }
 
-at::Tensor scale_of(const at::Tensor& amax, at::ScalarType dtype, bool power_of_two) {
-  const at::Tensor scale = (largest(dtype) / amax.to(at::kDouble).clamp_min(kEps)).to(at::kFloat);
-  return power_of_two ? scale.log2().floor_().exp2_() : scale;
+// An operator for the reason that cast() is one.
+TORCH_LIBRARY_FRAGMENT(hyperion, library) {
+  library.def("float8_scales(Tensor amax, float largest, bool power_of_two) -> (Tensor, Tensor)");
+}
+TORCH_LIBRARY_IMPL(hyperion, CompositeExplicitAutograd, library) {
+  library.impl("float8_scales", plain_scales);
+}
+
+Scales scales_of(const at::Tensor& amax, at::ScalarType dtype, bool power_of_two) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("hyperion::float8_scales", "")
+                             .typed<std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, double, bool)>();
+  const at::AutoDispatchBelowAutograd no_gradients;
+  auto [scale, inverse] = op.call(amax, largest(dtype), power_of_two);
+  return {std::move(scale), std::move(inverse)};
 }
 
 at::Tensor saturating_cast(const at::Tensor& x, const at::Tensor& scale, at::ScalarType dtype) {
@@ -34,8 +62,8 @@ at::Tensor saturating_cast(const at::Tensor& x, const at::Tensor& scale, at::Sca
 }
 
 Quantized quantize(const at::Tensor& x, const Scaling& scaling) {
-  const at::Tensor scale = scale_of(amax(x, scaling.granularity), scaling.dtype, scaling.power_of_two);
-  return {saturating_cast(x, scale, scaling.dtype), scale};
+  const auto [scale, inverse] = scales_of(amax(x, scaling.granularity), scaling.dtype, scaling.power_of_two);
+  return {saturating_cast(x, scale, scaling.dtype), scale, inverse};
 }
 
 at::Tensor dequantize(const Quantized& x) {

@@ -25,16 +25,22 @@ struct Scaling {
 };
 
 struct Quantized {
-  at::Tensor values;  // [m, n] in an FP8 dtype: round(x * scale)
-  at::Tensor scale;   // fp32, see Granularity
+  at::Tensor values;     // [m, n] in an FP8 dtype: round(x * scale)
+  at::Tensor scale;      // fp32, see Granularity
+  at::Tensor inverse{};  // 1 / scale, as products want it; undefined: not made yet
 };
 
 // The largest magnitude of each part, in x's dtype; NaN where there is one. An empty x has 0.
 at::Tensor amax(const at::Tensor& x, Granularity granularity);
 
+struct Scales {
+  at::Tensor scale, inverse;  // fp32, of amax's shape; inverse = 1 / scale
+};
+
 // The largest FP8 number / max(amax, 1e-12), in double, rounded to fp32. amax 0 gives a finite scale, an
 // infinite one gives 0. power_of_two: exp2(floor(log2(scale))), in fp32.
-at::Tensor scale_of(const at::Tensor& amax, at::ScalarType dtype, bool power_of_two);
+// On a GPU one kernel makes both (models/float8/cuda).
+Scales scales_of(const at::Tensor& amax, at::ScalarType dtype, bool power_of_two);
 
 // fp32(x) * scale, clamped to the dtype's range (libtorch's cast does not saturate), rounded to nearest even.
 // NaN stays NaN.

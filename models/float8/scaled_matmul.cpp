@@ -1,8 +1,11 @@
 #include "models/float8/scaled_matmul.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_scaled_mm.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
+#include <torch/library.h>
 
 #include "base/error.h"
 
@@ -29,22 +32,47 @@ at::Tensor multiply(const at::Tensor& a, const at::Tensor& b, const at::Tensor& 
                         fast_accumulate);
 }
 
+at::Tensor inverse_of(const Quantized& x) {
+  return x.inverse.defined() ? x.inverse : x.scale.reciprocal();
+}
+
+at::Tensor& plain_rescale_(at::Tensor& product, const at::Tensor& row, const at::Tensor& column) {
+  return product.mul_(row).mul_(column);
+}
+
 }  // namespace
+
+// An operator for the reason that cast() is one.
+TORCH_LIBRARY_FRAGMENT(hyperion, library) {
+  library.def("float8_rescale_(Tensor(a!) product, Tensor row, Tensor column) -> Tensor(a!)");
+}
+TORCH_LIBRARY_IMPL(hyperion, CompositeExplicitAutograd, library) {
+  library.impl("float8_rescale_", plain_rescale_);
+}
+
+at::Tensor& rescale_(at::Tensor& product, const at::Tensor& row, const at::Tensor& column) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("hyperion::float8_rescale_", "")
+                             .typed<at::Tensor&(at::Tensor&, const at::Tensor&, const at::Tensor&)>();
+  const at::AutoDispatchBelowAutograd no_gradients;
+  return op.call(product, row, column);
+}
 
 at::Tensor scaled_matmul(const Quantized& a, const Quantized& b, at::ScalarType out, bool fast_accumulate,
                          Gemm gemm) {
   if (gemm == Gemm::kEmulated) return at::mm(dequantize(a), dequantize(b)).to(out);
   check_operands(a.values, b.values);
-  const at::Tensor inverse_a = a.scale.reciprocal(), inverse_b = b.scale.reciprocal();
+  const at::Tensor inverse_a = inverse_of(a), inverse_b = inverse_of(b);
   if (a.scale.dim() == 0 && b.scale.dim() == 0)
     return multiply(a.values, b.values, inverse_a, inverse_b, out, fast_accumulate);
-  const at::Tensor rows = inverse_a.expand({a.values.size(0), 1}).contiguous();
-  const at::Tensor columns = inverse_b.expand({1, b.values.size(1)}).contiguous();
-  if (fast_accumulate)  // the row-wise kernel writes bf16 only
+  if (fast_accumulate) {  // the row-wise kernel writes bf16 only
+    const at::Tensor rows = inverse_a.expand({a.values.size(0), 1}).contiguous();
+    const at::Tensor columns = inverse_b.expand({1, b.values.size(1)}).contiguous();
     return multiply(a.values, b.values, rows, columns, at::kBFloat16, true).to(out);
+  }
   const at::Tensor one = at::ones({}, a.scale.options());
   at::Tensor product = multiply(a.values, b.values, one, one, at::kBFloat16, false);
-  return product.mul_(rows).mul_(columns).to(out);
+  return rescale_(product, inverse_a, inverse_b).to(out);
 }
 
 }  // namespace hyperion::float8

@@ -29,7 +29,8 @@ Scalings scalings_of(Recipe recipe) {
 }
 
 Quantized transposed(const Quantized& x) {
-  return {x.values.t(), x.scale.dim() == 0 ? x.scale : x.scale.t()};
+  if (x.scale.dim() == 0) return {x.values.t(), x.scale, x.inverse};
+  return {x.values.t(), x.scale.t(), x.inverse.t()};
 }
 
 struct WeightCopies : DerivedWeight {
@@ -79,7 +80,7 @@ class Float8Strategy : public LinearStrategy {
     if (!weight.derived) {
       auto made = std::make_shared<WeightCopies>();
       if (weight.encoded.defined()) {
-        made->out = {weight.encoded, weight.encoded_scale};
+        made->out = {weight.encoded, weight.encoded_scale, weight.encoded_scale.reciprocal()};
       } else {
         const Operands both = operands(weight.weight, scalings_.w_out, scalings_.w_x);
         made->out = both.rows;
@@ -96,7 +97,8 @@ class Float8Strategy : public LinearStrategy {
     WeightCopies& made = copies(weight);
     if (!made.grad_x && gemm_ == Gemm::kEmulated) made.grad_x = made.out;
     if (!made.grad_x)
-      made.grad_x = Quantized{cast(made.out.values, {}, made.out.scale, kE4m3).columns, made.out.scale};
+      made.grad_x = Quantized{cast(made.out.values, {}, made.out.scale, kE4m3).columns, made.out.scale,
+                              made.out.inverse};
     return *made.grad_x;
   }
 

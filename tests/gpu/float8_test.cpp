@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 
 #include "models/float8/cast.h"
+#include "models/float8/scaled_matmul.h"
 #include "models/float8/strategy.h"
 #include "tests/distributed/ranks.h"
 #include "tests/distributed/tiny_training.h"
@@ -109,6 +110,41 @@ TEST_CASE("the FP8 cast on a GPU rounds every bf16 number as libtorch does and t
     const Copies empty = cast(at::empty({0, 48}, at::kCUDA), one, one, kE4m3);
     sum += empty.rows.numel() + empty.columns.numel();
     return {sum};
+  });
+  for (double count : differing) CHECK(count == 0);
+}
+
+TEST_CASE("FP8 scales of a GPU have the bits of the CPU's") {
+  const auto differing = on_float8_gpu([](const Environment&) {
+    at::manual_seed(13);
+    std::vector<double> results;
+    for (at::ScalarType from : {at::kFloat, at::kBFloat16})
+      for (at::ScalarType dtype : {kE4m3, kE5m2})
+        for (auto part : {Granularity::kTensor, Granularity::kRow, Granularity::kColumn})
+          for (bool power_of_two : {false, true}) {
+            const Tensor x = troublesome(200, 80).mul(at::rand({200, 1})).to(from);
+            const Scales cpu = scales_of(amax(x, part), dtype, power_of_two),
+                         gpu = scales_of(amax(on_gpu(x), part), dtype, power_of_two);
+            results.push_back(same_bits(gpu.scale.cpu(), cpu.scale) ? 0 : 1);
+            results.push_back(same_bits(gpu.inverse.cpu(), cpu.inverse) ? 0 : 1);
+          }
+    return results;
+  });
+  for (double count : differing) CHECK(count == 0);
+}
+
+TEST_CASE("FP8 products are rescaled on a GPU to the bits of the CPU's") {
+  const auto differing = on_float8_gpu([](const Environment&) {
+    at::manual_seed(14);
+    std::vector<double> results;
+    for (const auto& [m, n] : {std::pair(1, 16), std::pair(33, 48), std::pair(1000, 1040)})
+      for (const Tensor& row : {at::rand({m, 1}), at::full({}, 0.3)})
+        for (const Tensor& column : {at::rand({1, n}), at::full({}, 1e-3)}) {
+          Tensor cpu = at::randn({m, n}).mul(1000).to(at::kBFloat16), gpu = on_gpu(cpu);
+          rescale_(gpu, on_gpu(row), on_gpu(column));
+          results.push_back(rescale_(cpu, row, column).equal(gpu.cpu()) ? 0 : 1);
+        }
+    return results;
   });
   for (double count : differing) CHECK(count == 0);
 }

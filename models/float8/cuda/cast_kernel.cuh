@@ -8,7 +8,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp8.h>
 
-#include "models/float8/cuda/cast_task.h"
+#include "models/float8/cuda/launch.h"
 
 namespace hyperion::float8 {
 

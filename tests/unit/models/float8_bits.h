@@ -24,8 +24,9 @@ inline at::Tensor troublesome(int64_t m, int64_t n) {
 
 // Equal bytes, except that a NaN equals every other.
 inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
+  const auto bits = a.element_size() == 1 ? at::kByte : at::kInt;  // of FP8 and of fp32
   return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() &&
-         (a.view(at::kByte).eq(b.view(at::kByte)) | (a.isnan() & b.isnan())).all().item<bool>();
+         (a.view(bits).eq(b.view(bits)) | (a.isnan() & b.isnan())).all().item<bool>();
 }
 
 }  // namespace hyperion::float8

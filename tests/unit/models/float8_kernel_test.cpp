@@ -1,11 +1,12 @@
-// The CUDA kernel behind the FP8 cast without a GPU: its source on CPU threads against the plain form, and
-// its place in libtorch's dispatcher. tests/gpu/float8_test.cpp runs the compiled one.
+// The CUDA kernels of FP8 without a GPU: their source on CPU threads against the plain
+// form, and their place in libtorch's dispatcher. tests/gpu/float8_test.cpp runs the compiled ones.
 #include <catch2/catch.hpp>
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/torch.h>
 
 #include "models/float8/cast.h"
+#include "models/float8/scaled_matmul.h"
 #include "parallel/device_library.h"
 #include "tests/unit/models/float8_bits.h"
 
@@ -13,6 +14,8 @@
 // clang-format off
 #include "tests/unit/models/cuda_on_cpu.h"
 #include "models/float8/cuda/cast_kernel.cuh"
+#include "models/float8/cuda/rescale_kernel.cuh"
+#include "models/float8/cuda/scale_kernel.cuh"
 // clang-format on
 
 using namespace hyperion;
@@ -107,9 +110,69 @@ TEST_CASE("the source of the CUDA cast rounds every bf16 number and many of fp32
     }
 }
 
-TEST_CASE("the CUDA library brings the FP8 cast of its tensors") {
-  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("hyperion::float8_cast", "");
-  CHECK(!op.hasKernelForDispatchKey(c10::DispatchKey::CUDA));
+TEST_CASE("the source of the CUDA scale gives the bits of the plain form") {
+  torch::manual_seed(8);
+  const auto run = [](const Tensor& amax, double largest, bool power_of_two) {
+    Tensor scale = torch::full({amax.numel() + 1}, -1.0), inverse = torch::full_like(scale, -1.0);
+    const ScaleTask task = {.amax = amax.const_data_ptr(),
+                            .count = amax.numel(),
+                            .scale = scale.mutable_data_ptr<float>(),
+                            .inverse = inverse.mutable_data_ptr<float>(),
+                            .largest = largest,
+                            .power_of_two = power_of_two};
+    const auto blocks = static_cast<unsigned>(blocks_of(task));
+    if (amax.scalar_type() == at::kFloat)
+      run_blocks(blocks, kScaleThreads, scale_each<float>, task);
+    else
+      run_blocks(blocks, kScaleThreads, scale_each<__nv_bfloat16>, task);
+    CHECK((scale[-1].item<float>() == -1 && inverse[-1].item<float>() == -1));
+    return Scales{scale.narrow(0, 0, amax.numel()), inverse.narrow(0, 0, amax.numel())};
+  };
+  const Tensor powers = torch::exp2(torch::arange(-126, 128));
+  const float infinity = std::numeric_limits<float>::infinity();
+  const Tensor special =
+      torch::tensor({0.0F, 1e-12F, 1e-13F, 1e-45F, 3.4e38F, infinity, std::nanf(""), 448.0F});
+  const Tensor every = torch::cat({powers, powers * 1.75, torch::rand({3000}).mul(30), special});
+  for (const at::ScalarType from : {at::kFloat, at::kBFloat16})
+    for (const at::ScalarType dtype : {kE4m3, kE5m2})
+      for (const bool power_of_two : {false, true}) {
+        const Tensor amax = every.to(from);
+        INFO(from << " to " << dtype << (power_of_two ? ", powers of two" : ""));
+        const Scales found = run(amax, dtype == kE4m3 ? 448 : 57344, power_of_two);
+        const Scales wanted = scales_of(amax, dtype, power_of_two);
+        CHECK(same_bits(found.scale, wanted.scale));
+        CHECK(same_bits(found.inverse, wanted.inverse));
+      }
+}
+
+TEST_CASE("the source of the CUDA rescaling gives the bits of the plain form") {
+  torch::manual_seed(9);
+  for (const auto& [m, n] : {std::pair(1, 16), std::pair(3, 48), std::pair(70, 144)}) {
+    const Tensor product = torch::randn({m + 1, n}).mul(1000).to(at::kBFloat16);
+    for (const Tensor& row : {torch::rand({m, 1}), torch::full({}, 0.3)})
+      for (const Tensor& column : {torch::rand({1, n}), torch::full({}, 1e-3)}) {
+        Tensor ours = product.clone(), plain = product.narrow(0, 0, m).clone();
+        const RescaleTask task = {.product = ours.mutable_data_ptr(),
+                                  .m = m,
+                                  .n = n,
+                                  .row = row.const_data_ptr<float>(),
+                                  .column = column.const_data_ptr<float>(),
+                                  .each_row = row.numel() > 1,
+                                  .each_column = column.numel() > 1};
+        run_blocks(static_cast<unsigned>(blocks_of(task)), kRescaleThreads, rescale_chunk, task);
+        CHECK(ours.narrow(0, 0, m).equal(rescale_(plain, row, column)));
+        CHECK(ours[m].equal(product[m]));
+      }
+  }
+}
+
+TEST_CASE("the CUDA library brings the FP8 operators of its tensors") {
+  const auto have_kernel = [](const char* name) {
+    const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
+    return op.hasKernelForDispatchKey(c10::DispatchKey::CUDA);
+  };
+  const auto operators = {"hyperion::float8_cast", "hyperion::float8_scales", "hyperion::float8_rescale_"};
+  for (const char* name : operators) CHECK(!have_kernel(name));
   REQUIRE(load_device_library() == "");
-  CHECK(op.hasKernelForDispatchKey(c10::DispatchKey::CUDA));
+  for (const char* name : operators) CHECK(have_kernel(name));
 }

@@ -1,0 +1,22 @@
+// Memory of the simulated GPU: memory of this process, of which it is known what it is to CUDA.
+#pragma once
+
+#include <cstddef>
+
+namespace simulated_gpu {
+
+enum class MemoryKind { kPageable, kPinned, kDevice };
+
+constexpr size_t kDeviceMemory = size_t{80} << 30;
+
+// False where HYPERION_SIMULATED_COMPUTE=off: then nothing is computed, copied or sent, so that models of any
+// size show what they ask a GPU for. Device memory holds zeros.
+bool computing();
+
+// Null when there is not enough. Device memory is handed out full of NaNs.
+void* allocate(size_t bytes, MemoryKind kind);
+void release(void* memory);
+MemoryKind kind_of(const void* memory);
+size_t device_memory_in_use();
+
+}  // namespace simulated_gpu

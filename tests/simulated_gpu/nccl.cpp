@@ -1,0 +1,280 @@
+// NCCL among processes of one host, over shared memory. A collective runs on its stream, like any other work.
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <string>
+#include <thread>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <ATen/ATen.h>
+#include <nccl.h>
+
+#include "tests/simulated_gpu/memory.h"
+#include "tests/simulated_gpu/stream.h"
+#include "tests/simulated_gpu/trace.h"
+
+using namespace simulated_gpu;
+
+namespace {
+
+constexpr size_t kSlot = 1 << 20;
+constexpr int kMostRanks = 64;
+constexpr std::chrono::seconds kPatience{60};
+
+struct alignas(64) Shared {
+  std::atomic<uint32_t> arrived, round;
+
+  // After it, a slot of kSlot bytes for each rank.
+  std::byte* slots() { return reinterpret_cast<std::byte*>(this + 1); }
+};
+
+size_t item_size(ncclDataType_t type) {
+  switch (type) {
+    case ncclInt8:
+    case ncclUint8:
+    case ncclFloat8e4m3:
+    case ncclFloat8e5m2:
+      return 1;
+    case ncclFloat16:
+    case ncclBfloat16:
+      return 2;
+    case ncclInt32:
+    case ncclUint32:
+    case ncclFloat32:
+      return 4;
+    default:
+      return 8;
+  }
+}
+
+at::ScalarType scalar_type(ncclDataType_t type) {
+  switch (type) {
+    case ncclInt8:
+      return at::kChar;
+    case ncclUint8:
+      return at::kByte;
+    case ncclInt32:
+      return at::kInt;
+    case ncclInt64:
+      return at::kLong;
+    case ncclFloat16:
+      return at::kHalf;
+    case ncclBfloat16:
+      return at::kBFloat16;
+    case ncclFloat64:
+      return at::kDouble;
+    default:
+      return at::kFloat;
+  }
+}
+
+[[noreturn]] void stop(const char* why) {
+  std::fprintf(stderr, "simulated NCCL: %s\n", why);
+  std::_Exit(99);
+}
+
+}  // namespace
+
+struct ncclComm {
+  int rank, size;
+  Shared* shared;
+  uint64_t enqueued = 0;
+  std::atomic<uint64_t> turn = 0;
+
+  // Whatever their streams, a communicator's collectives run in the order of their calls.
+  void enqueue(cudaStream_t stream, const Work& work) {
+    if (!computing()) return;
+    stream_of(stream).enqueue([this, ticket = enqueued++, work] {
+      while (turn != ticket) std::this_thread::yield();
+      work();
+      ++turn;
+    });
+  }
+
+  std::byte* slot(int of) const { return shared->slots() + kSlot * static_cast<size_t>(of); }
+
+  void barrier() const {
+    const uint32_t round = shared->round.load();
+    if (shared->arrived.fetch_add(1) + 1 == static_cast<uint32_t>(size)) {
+      shared->arrived = 0;
+      ++shared->round;
+      return;
+    }
+    const auto end = std::chrono::steady_clock::now() + kPatience;
+    while (shared->round.load() == round) {
+      std::this_thread::yield();
+      if (std::chrono::steady_clock::now() > end) stop("a rank did not come");
+    }
+  }
+};
+
+namespace {
+
+// Calls take(first, bytes) for each part of `bytes` bytes, when every rank's part of `give` lies in its slot.
+template <typename Take>
+void in_parts(const ncclComm& comm, const void* give, size_t bytes, const Take& take) {
+  for (size_t first = 0; first < bytes; first += kSlot) {
+    const size_t length = std::min(kSlot, bytes - first);
+    std::memcpy(comm.slot(comm.rank), static_cast<const std::byte*>(give) + first, length);
+    comm.barrier();
+    take(first, length);
+    comm.barrier();
+  }
+}
+
+// The reduction over the ranks' slots, in their order; sums of short floats in fp32.
+void reduce_slots(const ncclComm& comm, std::byte* to, size_t bytes, ncclDataType_t type, ncclRedOp_t op) {
+  const auto dtype = scalar_type(type);
+  const auto count = static_cast<int64_t>(bytes / item_size(type));
+  const auto wide = at::isFloatingType(dtype) && dtype != at::kDouble ? at::kFloat : dtype;
+  at::Tensor result = at::from_blob(comm.slot(0), {count}, dtype).to(wide, false, true);
+  for (int rank = 1; rank < comm.size; ++rank) {
+    const at::Tensor other = at::from_blob(comm.slot(rank), {count}, dtype).to(wide);
+    if (op == ncclSum || op == ncclAvg)
+      result.add_(other);
+    else if (op == ncclMax)
+      result = at::maximum(result, other);
+    else if (op == ncclMin)
+      result = at::minimum(result, other);
+    else
+      stop("this reduction is not known");
+  }
+  if (op == ncclAvg) result.div_(comm.size);
+  at::from_blob(to, {count}, dtype).copy_(result);
+}
+
+}  // namespace
+
+extern "C" {
+
+ncclResult_t ncclGetVersion(int* version) {
+  *version = NCCL_VERSION_CODE;
+  return ncclSuccess;
+}
+const char* ncclGetErrorString(ncclResult_t) {
+  return "error of the simulated NCCL";
+}
+const char* ncclGetLastError(ncclComm_t) {
+  return "";
+}
+
+ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
+  std::random_device random;
+  std::snprintf(id->internal, sizeof id->internal, "/hyperion_nccl_%08x%08x%d", random(), random(), getpid());
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id, int rank, ncclConfig_t*) {
+  if (size > kMostRanks) return ncclInvalidArgument;
+  const int file = shm_open(id.internal, O_RDWR | O_CREAT, 0600);
+  const size_t bytes = sizeof(Shared) + kSlot * static_cast<size_t>(size);
+  if (file < 0 || ftruncate(file, static_cast<off_t>(bytes)) != 0) return ncclSystemError;
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  close(file);
+  if (memory == MAP_FAILED) return ncclSystemError;
+  *comm = new ncclComm{.rank = rank, .size = size, .shared = static_cast<Shared*>(memory)};
+  (*comm)->barrier();
+  if (rank == 0) shm_unlink(id.internal);
+  return ncclSuccess;
+}
+ncclResult_t ncclCommInitRank(ncclComm_t* comm, int size, ncclUniqueId id, int rank) {
+  return ncclCommInitRankConfig(comm, size, id, rank, nullptr);
+}
+ncclResult_t ncclCommFinalize(ncclComm_t) {
+  return ncclSuccess;
+}
+ncclResult_t ncclCommDestroy(ncclComm_t) {
+  return ncclSuccess;
+}
+ncclResult_t ncclCommAbort(ncclComm_t) {
+  return ncclSuccess;
+}
+ncclResult_t ncclCommGetAsyncError(ncclComm_t, ncclResult_t* error) {
+  *error = ncclSuccess;
+  return ncclSuccess;
+}
+ncclResult_t ncclCommCount(ncclComm_t comm, int* count) {
+  *count = comm->size;
+  return ncclSuccess;
+}
+ncclResult_t ncclCommUserRank(ncclComm_t comm, int* rank) {
+  *rank = comm->rank;
+  return ncclSuccess;
+}
+ncclResult_t ncclCommRegister(ncclComm_t, void*, size_t, void**) {
+  return ncclSuccess;
+}
+ncclResult_t ncclCommDeregister(ncclComm_t, void*) {
+  return ncclSuccess;
+}
+ncclResult_t ncclGroupStart() {
+  return ncclSuccess;
+}
+ncclResult_t ncclGroupEnd() {
+  return ncclSuccess;
+}
+
+ncclResult_t ncclAllGather(const void* from, void* to, size_t count, ncclDataType_t type, ncclComm_t comm,
+                           cudaStream_t stream) {
+  trace("nccl", "all gather");
+  const size_t bytes = count * item_size(type);
+  comm->enqueue(stream, [=] {
+    in_parts(*comm, from, bytes, [&](size_t first, size_t length) {
+      for (int rank = 0; rank < comm->size; ++rank)
+        std::memcpy(static_cast<std::byte*>(to) + bytes * static_cast<size_t>(rank) + first, comm->slot(rank),
+                    length);
+    });
+  });
+  return ncclSuccess;
+}
+
+ncclResult_t ncclAllReduce(const void* from, void* to, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                           ncclComm_t comm, cudaStream_t stream) {
+  trace("nccl", "all reduce");
+  comm->enqueue(stream, [=] {
+    in_parts(*comm, from, count * item_size(type), [&](size_t first, size_t length) {
+      reduce_slots(*comm, static_cast<std::byte*>(to) + first, length, type, op);
+    });
+  });
+  return ncclSuccess;
+}
+
+ncclResult_t ncclReduceScatter(const void* from, void* to, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                               ncclComm_t comm, cudaStream_t stream) {
+  trace("nccl", "reduce scatter");
+  const size_t bytes = count * item_size(type);
+  comm->enqueue(stream, [=] {
+    for (int target = 0; target < comm->size; ++target)
+      in_parts(*comm, static_cast<const std::byte*>(from) + bytes * static_cast<size_t>(target), bytes,
+               [&](size_t first, size_t length) {
+                 if (target == comm->rank)
+                   reduce_slots(*comm, static_cast<std::byte*>(to) + first, length, type, op);
+               });
+  });
+  return ncclSuccess;
+}
+
+ncclResult_t ncclBroadcast(const void* from, void* to, size_t count, ncclDataType_t type, int root,
+                           ncclComm_t comm, cudaStream_t stream) {
+  trace("nccl", "broadcast");
+  comm->enqueue(stream, [=] {
+    in_parts(*comm, comm->rank == root ? from : to, count * item_size(type),
+             [&](size_t first, size_t length) {
+               std::memcpy(static_cast<std::byte*>(to) + first, comm->slot(root), length);
+             });
+  });
+  return ncclSuccess;
+}
+ncclResult_t ncclBcast(void* memory, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
+                       cudaStream_t stream) {
+  return ncclBroadcast(memory, memory, count, type, root, comm, stream);
+}
+
+}  // extern "C"

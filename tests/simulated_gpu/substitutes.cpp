@@ -1,0 +1,124 @@
+#include "tests/simulated_gpu/substitutes.h"
+
+#include <map>
+
+#include <ATen/ATen.h>
+
+namespace simulated_gpu {
+namespace {
+
+using at::Tensor;
+
+Tensor tensor(const c10::IValue& value) {
+  return value.isNone() ? Tensor() : value.toTensor();
+}
+std::optional<double> scale_of(const c10::IValue& value) {
+  return value.isNone() ? std::nullopt : std::optional(value.toDouble());
+}
+std::optional<Tensor> optional(const Tensor& t) {
+  return t.defined() ? std::optional(t) : std::nullopt;
+}
+
+Tensor repeated(const Tensor& t, int64_t heads) {
+  return t.size(1) == heads ? t : t.repeat_interleave(heads / t.size(1), 1);
+}
+Tensor summed(const Tensor& t, int64_t heads) {
+  return t.size(1) == heads ? t : t.unflatten(1, {heads, t.size(1) / heads}).sum(2);
+}
+
+struct Call {
+  Tensor q, k, v, bias;
+  bool causal;
+  std::optional<double> scale;
+};
+
+std::pair<Tensor, Tensor> forward(const Call& call) {
+  const int64_t heads = call.q.size(1);
+  auto [out, lse] = at::_scaled_dot_product_flash_attention_for_cpu(call.q, repeated(call.k, heads),
+                                                                    repeated(call.v, heads), 0.0, call.causal,
+                                                                    optional(call.bias), call.scale);
+  return {out, lse};
+}
+
+Values backward(const Call& call, const Tensor& grad, const Tensor& out, const Tensor& lse) {
+  const int64_t heads = call.q.size(1);
+  auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+      grad, call.q, repeated(call.k, heads), repeated(call.v, heads), out, lse, 0.0, call.causal,
+      optional(call.bias), call.scale);
+  return {dq, summed(dk, call.k.size(1)), summed(dv, call.v.size(1))};
+}
+
+Values flash(const Values& a) {
+  auto [out, lse] =
+      forward({a[0].toTensor(), a[1].toTensor(), a[2].toTensor(), {}, a[4].toBool(), scale_of(a[6])});
+  return {out, lse};
+}
+Values flash_backward(const Values& a) {
+  return backward({a[1].toTensor(), a[2].toTensor(), a[3].toTensor(), {}, a[11].toBool(), scale_of(a[14])},
+                  a[0].toTensor(), a[4].toTensor(), a[5].toTensor());
+}
+
+// Its sums of exponentials have rows of a multiple of 32.
+Values efficient(const Values& a) {
+  auto [out, lse] = forward(
+      {a[0].toTensor(), a[1].toTensor(), a[2].toTensor(), tensor(a[3]), a[6].toBool(), scale_of(a[7])});
+  const int64_t missing = (32 - lse.size(2) % 32) % 32;
+  return {out, at::constant_pad_nd(lse, {0, missing}, std::numeric_limits<double>::infinity())};
+}
+Values efficient_backward(const Values& a) {
+  const Tensor q = a[1].toTensor();
+  return backward({q, a[2].toTensor(), a[3].toTensor(), tensor(a[4]), a[11].toBool(), scale_of(a[12])},
+                  a[0].toTensor(), a[5].toTensor(), a[6].toTensor().narrow(2, 0, q.size(2)).contiguous());
+}
+
+Values cudnn(const Values& a) {
+  auto [out, lse] = forward(
+      {a[0].toTensor(), a[1].toTensor(), a[2].toTensor(), tensor(a[3]), a[6].toBool(), scale_of(a[8])});
+  return {out, lse.unsqueeze(-1)};
+}
+Values cudnn_results(const Values& a) {
+  const Tensor q = a[0].toTensor();
+  return {at::empty_like(q),
+          at::empty({q.size(0), q.size(1), q.size(2), 1}, q.options().dtype(at::kFloat)),
+          Tensor(),
+          Tensor(),
+          q.size(2),
+          a[1].toTensor().size(2),
+          at::empty({}, q.options().dtype(at::kLong)),
+          at::empty({}, q.options().dtype(at::kLong)),
+          Tensor()};
+}
+Values cudnn_backward(const Values& a) {
+  return backward(
+      {a[1].toTensor(), a[2].toTensor(), a[3].toTensor(), tensor(a[8]), a[14].toBool(), scale_of(a[15])},
+      a[0].toTensor(), a[4].toTensor(), a[5].toTensor().squeeze(-1));
+}
+Values cudnn_backward_results(const Values& a) {
+  return {at::empty_like(a[1].toTensor()), at::empty_like(a[2].toTensor()), at::empty_like(a[3].toTensor())};
+}
+
+Values scaled_product(const Values& a) {
+  const auto wide = [](const Tensor& t) { return t.to(at::kFloat); };
+  const auto dtype = a[6].isNone() ? at::kFloat : a[6].toScalarType();
+  Tensor product =
+      wide(a[0].toTensor()).mul(a[2].toTensor()).matmul(wide(a[1].toTensor()).mul(a[3].toTensor()));
+  return {product.to(dtype)};
+}
+
+}  // namespace
+
+const Substitute* substitute_for(const std::string& name) {
+  static const std::map<std::string, Substitute> all = {
+      {"aten::_scaled_dot_product_flash_attention", {flash, nullptr}},
+      {"aten::_scaled_dot_product_flash_attention_backward", {flash_backward, nullptr}},
+      {"aten::_scaled_dot_product_efficient_attention", {efficient, nullptr}},
+      {"aten::_scaled_dot_product_efficient_attention_backward", {efficient_backward, nullptr}},
+      {"aten::_scaled_dot_product_cudnn_attention", {cudnn, cudnn_results}},
+      {"aten::_scaled_dot_product_cudnn_attention_backward", {cudnn_backward, cudnn_backward_results}},
+      {"aten::_scaled_mm", {scaled_product, nullptr}},
+  };
+  const auto found = all.find(name);
+  return found == all.end() ? nullptr : &found->second;
+}
+
+}  // namespace simulated_gpu

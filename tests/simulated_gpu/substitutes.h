@@ -1,0 +1,22 @@
+// Operators that only GPUs have, and what computes the same on a CPU: attention kernels and FP8 products.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <ATen/core/ivalue.h>
+
+namespace simulated_gpu {
+
+using Values = std::vector<c10::IValue>;
+
+struct Substitute {
+  Values (*compute)(const Values& arguments);
+  // Makes the results' tensors where the original cannot (it asks a library for a plan); else null.
+  Values (*results)(const Values& arguments);
+};
+
+// Null: an operator that the CPU has.
+const Substitute* substitute_for(const std::string& name);
+
+}  // namespace simulated_gpu
