@@ -1,5 +1,6 @@
 #include "parallel/device_library.h"
 
+#include <cstdlib>
 #include <filesystem>
 
 #include <dlfcn.h>
@@ -11,7 +12,15 @@ namespace {
 
 const DeviceLibrary* g_library = nullptr;
 
+// Segments that grow, unless the user has settings of his own: without them memory stays reserved in gaps that no
+// tensor fits (llama3 8B's head on two ranks reserved 21.0 instead of 17.8 GiB). Read when the library is loaded.
+void choose_allocator() {
+  if (std::getenv("PYTORCH_CUDA_ALLOC_CONF") == nullptr)
+    setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True", /*overwrite=*/0);
+}
+
 std::string try_load() {
+  choose_allocator();
   std::error_code ignored;
   const auto binary = std::filesystem::read_symlink("/proc/self/exe", ignored);
   const auto path = binary.parent_path() / "libhyperion_cuda.so";

@@ -57,6 +57,33 @@ void release(void* memory) {
   parts().erase(found);
 }
 
+bool make_pages(size_t bytes) {
+  const std::lock_guard lock(g_mutex);
+  if (g_in_use + bytes > kDeviceMemory) return false;
+  g_in_use += bytes;
+  return true;
+}
+
+void drop_pages(size_t bytes) {
+  const std::lock_guard lock(g_mutex);
+  g_in_use -= bytes;
+}
+
+void map_pages(void* address, size_t bytes) {
+  const std::lock_guard lock(g_mutex);
+  mprotect(address, bytes, PROT_READ | PROT_WRITE);
+  if (computing()) std::memset(address, 0xff, std::min(bytes, kFilled));
+  parts()[static_cast<const std::byte*>(address)] = {bytes, MemoryKind::kDevice};
+}
+
+void unmap_pages(void* address, size_t bytes) {
+  const std::lock_guard lock(g_mutex);
+  const auto* const first = static_cast<const std::byte*>(address);
+  parts().erase(parts().lower_bound(first), parts().lower_bound(first + bytes));
+  madvise(address, bytes, MADV_DONTNEED);
+  mprotect(address, bytes, PROT_NONE);
+}
+
 MemoryKind kind_of(const void* memory) {
   const std::lock_guard lock(g_mutex);
   const auto* const at = static_cast<const std::byte*>(memory);

@@ -16,6 +16,14 @@ bool computing();
 // Null when there is not enough. Device memory is handed out full of NaNs.
 void* allocate(size_t bytes, MemoryKind kind);
 void release(void* memory);
+
+// Device memory as the driver gives it, for libtorch's expandable segments: counted when made, usable where
+// mapped.
+bool make_pages(size_t bytes);
+void drop_pages(size_t bytes);
+void map_pages(void* address, size_t bytes);
+void unmap_pages(void* address, size_t bytes);
+
 MemoryKind kind_of(const void* memory);
 size_t device_memory_in_use();
 

@@ -427,37 +427,4 @@ cudaError_t cudaMemcpyToSymbol(const void*, const void*, size_t, size_t, cudaMem
   return cudaSuccess;
 }
 
-// --- the driver ---
-
-static int nothing() {
-  return 0;
-}
-int cuInit(unsigned) {
-  return 0;
-}
-int cuDeviceGetCount(int* count) {
-  return cudaGetDeviceCount(count);
-}
-int cuDevicePrimaryCtxGetState(int, unsigned* flags, int* active) {
-  *flags = 0;
-  *active = 1;
-  return 0;
-}
-int cuCtxGetCurrent(void** context) {
-  static int one;
-  *context = &one;
-  return 0;
-}
-int cuGetErrorString(int, const char** text) {
-  *text = "error of the simulated GPU";
-  return 0;
-}
-cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned, unsigned long long,
-                                             cudaDriverEntryPointQueryResult* result) {
-  trace("driver function", name);
-  *function = reinterpret_cast<void*>(nothing);
-  if (result != nullptr) *result = cudaDriverEntryPointSuccess;
-  return cudaSuccess;
-}
-
 }  // extern "C"

@@ -80,6 +80,7 @@ class SimulatedGpu(JobTest):
             self.run_job(f"--training.steps={steps}", "--metrics.log_freq=100", *options, code=0, ranks=ranks,
                          env=self.gpu("eager", HYPERION_SIMULATED_TRACE=trace))
             counts.append(collections.Counter(trace.read_text().splitlines()))
+            self.assertGreater(counts[-1]["malloc\tpages"], 0, "expandable segments are not on")
             trace.unlink()
         few, many = counts
         return {line: (many[line] - few[line]) / 4 / ranks for line in many if many[line] != few[line]}
