@@ -81,6 +81,8 @@ struct Inside {
   ~Inside() { t_inside = false; }
 };
 
+// An operator as it is called: libtorch's CUDA kernel for its checks and the memory of its results, then the
+// CPU's for the numbers in them. What that kernel calls itself is not computed again.
 class Operator : public c10::OperatorKernel {
  public:
   Operator(const c10::OperatorHandle& op, c10::SafeKernelFunction original)
