@@ -14,7 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "faults"))
 from jobs import BINARY, JobTest, main  # noqa: E402
 
-SCHEDULES = ("eager", "late", "1", "2")
+SCHEDULES = ("eager", "late", "1")
 FP8 = "--model.converters=float8"
 ASYNC = "--checkpoint.async_mode=async"
 HSDP = ("--parallelism.data_parallel_replicate_degree=2", "--parallelism.data_parallel_shard_degree=2")
