@@ -40,7 +40,6 @@ struct Event {
   Stream* stream = nullptr;  // null: never recorded
   uint64_t number = 0;
   Clock::time_point time;
-  int queries = 0;
 };
 
 Event& event_of(cudaEvent_t event) {
@@ -338,7 +337,6 @@ cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, uns
   e.stream = &stream_of(stream);
   e.number = e.stream->newest();
   e.time = Clock::now();
-  e.queries = 0;
   return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {

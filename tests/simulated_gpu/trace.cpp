@@ -8,7 +8,9 @@ namespace {
 
 std::FILE* open() {
   const char* path = std::getenv("HYPERION_SIMULATED_TRACE");
-  return path == nullptr ? nullptr : std::fopen(path, "ae");
+  std::FILE* const opened = path == nullptr ? nullptr : std::fopen(path, "ae");
+  if (opened != nullptr) std::setvbuf(opened, nullptr, _IOLBF, 1 << 12);  // ranks share it: whole lines alone
+  return opened;
 }
 
 std::FILE* file() {

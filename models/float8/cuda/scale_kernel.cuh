@@ -11,7 +11,7 @@ namespace hyperion::float8 {
 
 constexpr int kScaleThreads = 256;
 
-// scale_of() of quantize.h in its order of rounding: the division is a reciprocal and a product, in double.
+// scales_of() of quantize.h in its order of rounding: the division is a reciprocal and a product, in double.
 // NaN stays NaN in every step. Powers of two come from their exponent, for exp2f may be off by a bit.
 __device__ inline float scale_for(double amax, double largest, bool power_of_two) {
   constexpr double kEps = 1e-12;
