@@ -21,7 +21,8 @@ NAMES = {"bf16": "bf16", "tensorwise": "tensorwise", "tensorwise_gather": "tenso
 
 
 def losses(path: Path) -> list[float]:
-    return [json.loads(line)["loss_metrics/global_avg_loss"] for line in (path / "metrics.jsonl").read_text().splitlines()]
+    lines = map(json.loads, (path / "metrics.jsonl").read_text().splitlines())
+    return [line["loss_metrics/global_avg_loss"] for line in lines if "event" not in line]
 
 
 def smoothed(values: list[float]) -> list[float]:

@@ -30,7 +30,7 @@ float8=(--model.converters=quantize.linear.float8 --quantize.linear.float8.filte
 run() {  # NAME OPTION...
   local name=$1 folder=$out/$1
   shift
-  [ ! -e "$folder/metrics.jsonl" ] || [ "$(wc -l < "$folder/metrics.jsonl")" != "$steps" ] || return 0
+  [ ! -e "$folder/metrics.jsonl" ] || [ "$(grep -c grad_norm "$folder/metrics.jsonl")" != "$steps" ] || return 0
   rm -rf "$folder"
   mkdir -p "$folder"
   echo "[fp8_curves] $name: $steps steps, output in $folder/log"

@@ -108,12 +108,34 @@ Checkpointing::Checkpointing(const JobConfig& config, const Runtime& runtime, Ch
       mover_(mover),
       saver_(saver_options(config, runtime, access.folder(), std::move(facts)), components_, access.ranks(),
              mover) {
-  saver_.on_durable = log_durable;
-  saver_.on_staged = [](int64_t step, double stall_seconds) {
+  saver_.on_durable = [this](const SaveReport& saved) {
+    log_durable(saved);
+    report(saved.step, "checkpoint_durable",
+           {{"kind", saved.kind},
+            {"bytes", static_cast<int64_t>(saved.total_bytes)},
+            {"files", int64_t{saved.files}},
+            {"write_seconds", saved.write_seconds},
+            {"commit_seconds", saved.commit_seconds}});
+  };
+  saver_.on_staged = [this](int64_t step, double stall_seconds) {
     log_info("Checkpoint step-{} is staged; training waited {:.3f} s", step, stall_seconds);
+    report(step, "checkpoint_staged", {{"stall_seconds", stall_seconds}});
   };
   if (config.checkpoint.async_mode == "async_with_pinned_mem" && runtime.device.is_cpu())
     log_info("checkpoint.async_mode = \"async_with_pinned_mem\": on a CPU the same pool is used, unpinned");
+}
+
+void Checkpointing::report(int64_t step, const std::string& event, const EventFields& fields) const {
+  if (on_event) on_event(step, event, fields);
+}
+
+// No other save is under way. One in the background reports itself when its data have been copied; for a
+// synchronous one training waited until its end.
+void Checkpointing::save(int64_t step, const SaveContent& content, bool now) {
+  const int64_t saves = saver_.counters().saves;
+  saver_.save(step, content, now);
+  if (saver_.counters().saves > saves)
+    report(step, "checkpoint_staged", {{"stall_seconds", saver_.counters().stall_seconds}});
 }
 
 // The names of the chosen components' tensors; `required` objects that it holds are crossed out.
@@ -231,10 +253,11 @@ void Checkpointing::tolerating_failure(const Action& action) {
   try {
     action();
   } catch (const Error& error) {
-    saved_ = -1;
+    const int64_t step = std::exchange(saved_, -1);
     if (error.code() != ExitCode::kSaveFailed || config_.checkpoint.on_save_failure != "continue") throw;
     log_error("A checkpoint could not be saved, training goes on (checkpoint.on_save_failure): {}",
               error.what());
+    report(step, "checkpoint_failed", {{"message", std::string(error.what())}});
   }
 }
 
@@ -246,18 +269,22 @@ void Checkpointing::save_for_hugging_face(int64_t step) {
     auto [name, row_map] = hugging_face_.tensor(tensor.key);
     tensors.push_back({&tensor, std::move(name), export_dtype(config_), std::move(row_map)});
   }
+  const auto begin = std::chrono::steady_clock::now();
   export_safetensors(step, fmt::format("export-{}", step), tensors, hugging_face_.more_files, saver_.folder(),
                      access_.ranks(), mover_);
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  report(step, "checkpoint_durable", {{"kind", std::string("hugging_face")}, {"write_seconds", seconds}});
+  report(step, "checkpoint_staged", {{"stall_seconds", seconds}});
   log_info("The last checkpoint holds the model for Hugging Face, as {}: {}", config_.checkpoint.export_dtype,
            saver_.folder().step_path(step).string());
 }
 
 void Checkpointing::save_last(int64_t step) {
   if (config_.checkpoint.last_save_in_hf) return save_for_hugging_face(step);
-  if (!config_.checkpoint.last_save_model_only) return saver_.save(step, {}, /*now=*/true);
+  if (!config_.checkpoint.last_save_model_only) return save(step, {}, /*now=*/true);
   log_info("The last checkpoint holds the model alone, as {} (checkpoint.last_save_model_only)",
            config_.checkpoint.export_dtype);
-  saver_.save(step, model_only(config_, "model"), /*now=*/true);
+  save(step, model_only(config_, "model"), /*now=*/true);
 }
 
 void Checkpointing::after_step(int64_t step, bool last, bool failed) {
@@ -269,13 +296,13 @@ void Checkpointing::after_step(int64_t step, bool last, bool failed) {
   finish();  // so that the failure of the save before it does not cost this one
   if (last) return save_last(step);
   saved_ = step;
-  tolerating_failure([&] { saver_.save(step); });
+  tolerating_failure([&] { save(step, {}, /*now=*/false); });
 }
 
 void Checkpointing::save_stopped(int64_t step) {
   const PhaseGuard phase(fmt::format("step {} checkpoint", step));
   finish();
-  if (saved_ != step) saver_.save(step, {}, /*now=*/true);
+  if (saved_ != step) save(step, {}, /*now=*/true);
 }
 
 void Checkpointing::finish() {
@@ -290,7 +317,7 @@ void Checkpointing::finish() {
 void Checkpointing::save_seed() {
   const bool model = config_.checkpoint.last_save_model_only;
   SaveContent content = model ? model_only(config_, "seed") : SaveContent{.kind = "seed"};
-  saver_.save(0, content, /*now=*/true);
+  save(0, content, /*now=*/true);
 }
 
 }  // namespace hyperion

@@ -10,6 +10,7 @@
 #include "checkpoint/saver.h"
 #include "trainer/config/job_config.h"
 #include "trainer/group_coordinator.h"
+#include "trainer/metrics/metrics_jsonl.h"
 #include "trainer/resume_source.h"
 #include "trainer/runtime.h"
 
@@ -78,6 +79,9 @@ class Checkpointing {
   // create_seed_checkpoint: the initial weights as step-0.
   void save_seed();
 
+  // Called with what metrics.jsonl records about saves; also on the thread of a save.
+  std::function<void(int64_t step, const std::string& event, const EventFields& fields)> on_event;
+
   bool due(int64_t step) const;
   Saver& saver() { return saver_; }
 
@@ -85,6 +89,8 @@ class Checkpointing {
   StoredNames stored_names(const ChosenCheckpoint& chosen, std::vector<std::string>& required) const;
   void load_components(const ChosenCheckpoint& chosen);
   void save_last(int64_t step);
+  void save(int64_t step, const SaveContent& content, bool now);
+  void report(int64_t step, const std::string& event, const EventFields& fields) const;
   void save_for_hugging_face(int64_t step);
   void log_newer(const ChosenCheckpoint& used) const;
   template <typename Action>

@@ -1,6 +1,9 @@
 #include "trainer/monitoring.h"
 
+#include <ctime>
 #include <filesystem>
+#include <limits>
+#include <utility>
 
 #include "base/durable.h"
 #include "base/error.h"
@@ -17,27 +20,62 @@
 #include "trainer/version.h"
 
 namespace hyperion {
-
 namespace {
 
-// What describes the run, by rank 0. A job that cannot write here makes no step, as with its first
-// checkpoint.
-void write_before_step_1(const RunDescription& run, int world_size, int64_t start_time) {
+constexpr const char* kSeedKey = "debug.seed";
+
+// The configuration as the user gave it, with the seed that the run uses.
+std::string recorded_toml(const RunDescription& run) {
+  ResolvedConfig recorded = run.configured;
+  if (recorded.config.debug.seed || run.seed <= std::numeric_limits<int64_t>::max()) {  // TOML's largest
+    recorded.config.debug.seed = static_cast<int64_t>(run.seed);
+    if (run.seed_origin != kSeedKey) recorded.origins[kSeedKey] = run.seed_origin;
+  }
+  return to_toml(recorded);
+}
+
+// What describes the run, by rank 0; returns the name of its folder. A job that cannot write here makes no
+// step, as with its first checkpoint.
+std::string write_before_step_1(const RunDescription& run, int world_size, int64_t start_time) {
   const std::filesystem::path folder = run.config.job.dump_folder;
-  try {
-    write_run_record(folder, {to_toml(run.configured), run.command, version_text(), world_size, start_time});
-    if (!run.config.job.save_config_file) return;
+  const std::filesystem::path record =
+      write_run_record(folder, {recorded_toml(run), run.command, version_text(), world_size, start_time});
+  if (run.config.job.save_config_file) {
     const std::filesystem::path file = folder / *run.config.job.save_config_file;
     make_folders(file.parent_path());
     write_file_atomic(file, to_json(run.config) + "\n");
-  } catch (const Error& error) {
-    if (error.code() != ExitCode::kSaveFailed) throw;
+  }
+  return record.filename().string();
+}
+
+// The start of this run, the same on all ranks.
+struct RunStart {
+  std::time_t time = 0;
+  std::string id;
+};
+
+// Collective: rank 0 writes, and the others learn how it went.
+RunStart start_run(const RunDescription& run, const Runtime& runtime) {
+  std::string answer;
+  if (runtime.rank() == 0) {
+    const std::time_t now = std::time(nullptr);
+    try {
+      answer = fmt::format("{} {}", now, write_before_step_1(run, runtime.world_size(), now));
+    } catch (const Error& error) {
+      if (error.code() != ExitCode::kSaveFailed) throw;
+      answer = fmt::format("- {}", error.what());
+    }
+  }
+  answer = runtime.groups->host().all_gather_text(answer).front();
+  const size_t blank = answer.find(' ');
+  std::string text = answer.substr(blank + 1);
+  if (answer.starts_with("-"))
     throw Error(
         ExitCode::kPreCheckpoint,
         fmt::format(
             "the record of the run cannot be written, so no step was made: {}; see to job.dump_folder",
-            error.what()));
-  }
+            text));
+  return {static_cast<std::time_t>(std::stoll(answer.substr(0, blank))), std::move(text)};
 }
 
 }  // namespace
@@ -67,9 +105,11 @@ std::unique_ptr<MetricsLogger> make_metrics(const RunDescription& run, const Run
   options.disable_color_printing = metrics.disable_color_printing;
   options.save_tb_folder = metrics.save_tb_folder;
   options.dump_folder = run.config.job.dump_folder;
-  options.start_time = static_cast<std::time_t>(
-      std::stoll(runtime.groups->host().all_gather_text(std::to_string(std::time(nullptr))).front()));
+  RunStart start = start_run(run, runtime);
+  options.start_time = start.time;
+  options.run_id = std::move(start.id);
   options.start_step = start_step;
+  options.total_steps = run.config.training.steps;
   options.rank = runtime.rank();
   options.prints = rank_prints(runtime.rank());
   options.flops_per_token_square = flops_per_token_square(dimensions);
@@ -85,13 +125,12 @@ std::unique_ptr<MetricsLogger> make_metrics(const RunDescription& run, const Run
     const at::ScalarType dtype = sharding_options(run.config.training, runtime.device, nullptr).compute_dtype;
     sources.measure_peak_flops = [dtype] { return measure_gemm_peak(dtype); };
   }
-  if (runtime.rank() == 0) {
-    write_before_step_1(run, runtime.world_size(), options.start_time);
-  }
   auto logger = std::make_unique<MetricsLogger>(options, std::move(sources));
-  logger->log_config(to_toml(run.configured));
+  logger->log_config(recorded_toml(run));
   log_info("Model {} {} size: {} total parameters", run.config.model.name, run.config.model.flavor,
            python_grouped(static_cast<double>(counts.total), 0));
+  log_info("Run {}: its record is in {}", options.run_id,
+           (options.dump_folder / "runs" / options.run_id).string());
   return logger;
 }
 

@@ -1,6 +1,7 @@
 // What watches a job: step line and metrics files, memory, profiler.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -20,12 +21,14 @@ struct RunDescription {
   const JobConfig& config;           // as the job goes by
   const ModelArgs& model;
   const std::vector<std::string>& command;  // argv
+  uint64_t seed = 0;                        // of weights, data order and RNG
+  std::string seed_origin{};  // where it came from: "debug.seed", "chosen by rank 0", a checkpoint
 };
 
 std::unique_ptr<MemoryMonitor> make_memory_monitor(const Runtime& runtime);
 
-// Writes the run's record and its configuration on rank 0. start_step: updates done so far. Collective;
-// `memory` outlives the logger.
+// Writes the run's record and its configuration on rank 0. start_step: updates done so far. Collective:
+// every rank throws when the record cannot be written. `memory` outlives the logger.
 std::unique_ptr<MetricsLogger> make_metrics(const RunDescription& run, const Runtime& runtime,
                                             MemoryMonitor& memory, int64_t start_step);
 

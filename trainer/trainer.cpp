@@ -1,17 +1,18 @@
 #include "trainer/trainer.h"
 
-#include <ATen/Context.h>
-#include <ATen/Parallel.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/stack.h>
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <fstream>
 #include <map>
 #include <random>
+
+#include <fmt/format.h>
+
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/stack.h>
 
 #include "base/failpoint.h"
 #include "base/log.h"
@@ -53,10 +54,8 @@ DataSetup checked_data(const ResolvedConfig& resolved, const ModelArgs& model) {
 uint64_t common_seed(const JobConfig& config, const Runtime& runtime) {
   if (config.debug.seed) return static_cast<uint64_t>(*config.debug.seed);
   std::random_device device;
-  const uint64_t own = (uint64_t{device()} << 32) | device();
-  const uint64_t seed = std::stoull(runtime.groups->host().all_gather_text(std::to_string(own)).front());
-  log_info("debug.seed is not set: using {}", seed);
-  return seed;
+  const uint64_t own = ((uint64_t{device()} << 32) | device()) >> 1;  // one that debug.seed can be set to
+  return std::stoull(runtime.groups->host().all_gather_text(std::to_string(own)).front());
 }
 
 std::vector<at::Tensor> all_grads(const UnitWalk& walk) {
@@ -116,7 +115,13 @@ Trainer::Trainer(const ResolvedConfig& resolved, const std::vector<std::string>&
   make_components();
   load_checkpoint();
   memory_ = make_memory_monitor(runtime_);
-  metrics_ = make_metrics({configured_, config_, model_args_, command}, runtime_, *memory_, state_.step);
+  metrics_ = make_metrics({configured_, config_, model_args_, command, plan_.seed, seed_origin()}, runtime_,
+                          *memory_, state_.step);
+  if (checkpoints_) {
+    checkpoints_->on_event = [this](int64_t step, const std::string& event, const EventFields& fields) {
+      metrics_->event(step, event, fields);
+    };
+  }
   log_start();
   profiler_ = make_profiler(config_.profiling, config_.job, runtime_);
 }
@@ -263,13 +268,27 @@ void Trainer::initialise_weights() {
   walk_.weights_changed();
 }
 
+std::string Trainer::seed_origin() const {
+  if (plan_.seed != configured_seed_) return "saved in the checkpoint";
+  return configured_.config.debug.seed ? "debug.seed" : "chosen by rank 0";
+}
+
 // What is running, for whoever reads the log later.
 void Trainer::log_start() const {
   for (const std::string& line :
        run_summary(config_, {runtime_.device_name, at::get_num_threads(), runtime_.mesh->describe(),
                              runtime_.mesh->degree(MeshDim::kBatch)}))
     log_info("{}", line);
+  log_info("Seed: {} ({})", plan_.seed, seed_origin());
   const ChosenCheckpoint* chosen = access_.chosen();
+  EventFields start = {{"steps", config_.training.steps},
+                       {"ranks", int64_t{runtime_.world_size()}},
+                       {"seed", std::to_string(plan_.seed)}};  // text: many JSON readers keep 53 bits only
+  if (chosen != nullptr) {
+    const bool own = chosen->candidate.source == LoadSource::kOwn;
+    start.emplace_back(own ? "resumed_from" : "initial_load_path", chosen->candidate.path.string());
+  }
+  metrics_->event(state_.step, "start", start);
   if (chosen != nullptr && chosen->components.contains("model")) return;  // the load has said so
   log_info("Weights: initialised at random (seed {})", plan_.seed);
   if (config_.model.flavor == "from_hf")
@@ -405,6 +424,23 @@ void Trainer::validate(int64_t step) {
 }
 
 ExitCode Trainer::run() {
+  const auto ended = [this](const std::string& reason, ExitCode code) {
+    metrics_->event(state_.step, "end", {{"reason", reason}, {"exit_code", static_cast<int64_t>(code)}});
+  };
+  try {
+    const ExitCode code = train();
+    ended(code == ExitCode::kOk ? "completed" : "stopped by a signal", code);
+    return code;
+  } catch (const Error& error) {
+    ended(error.what(), error.code());
+    throw;
+  } catch (const std::exception& error) {
+    ended(error.what(), ExitCode::kBug);
+    throw;
+  }
+}
+
+ExitCode Trainer::train() {
   catch_stop_signals(rank_prints(runtime_.rank()));
   const ChosenCheckpoint* chosen = access_.chosen();
   const bool nothing_left = state_.step >= config_.training.steps && chosen != nullptr &&

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "base/error.h"
-#include "trainer/config/load.h"
 #include "trainer/checkpointing.h"
+#include "trainer/config/load.h"
 #include "trainer/data_setup.h"
 #include "trainer/finite_guard.h"
 #include "trainer/float8_setup.h"
@@ -48,6 +48,7 @@ class Trainer {
   void load_checkpoint();
   void continue_data();
   void initialise_weights();
+  std::string seed_origin() const;
   void log_start() const;
   void check_float8();
   double learning_rate(int64_t step) const;  // of 1-based `step`
@@ -57,6 +58,7 @@ class Trainer {
                 const at::Tensor& norm);
   void validate(int64_t step);
   void dump_gradients(const std::string& folder) const;
+  ExitCode train();
   ExitCode stopped(int64_t step, bool trained);
 
   const ResolvedConfig configured_;
@@ -82,9 +84,9 @@ class Trainer {
   TrainState state_;
   std::vector<std::unique_ptr<StateComponent>> components_;
   DeviceMover memory_mover_;
-  std::unique_ptr<Checkpointing> checkpoints_;  // null when off
   std::unique_ptr<MemoryMonitor> memory_;
-  std::unique_ptr<MetricsLogger> metrics_;
+  std::unique_ptr<MetricsLogger> metrics_;      // outlives checkpoints_, whose saves report to it
+  std::unique_ptr<Checkpointing> checkpoints_;  // null when off
   std::unique_ptr<Profiler> profiler_;
   int64_t microbatches_ = 1;  // a step
   int stop_ = 0;              // the StopSignal that all ranks agreed on

@@ -108,8 +108,11 @@ ResolvedConfig job(const fs::path& folder, const char* dtype) {
 double smallest_peak(const fs::path& folder, int rank) {
   std::ifstream file(folder / "out" / (rank == 0 ? "" : fmt::format("rank_{}", rank)) / "metrics.jsonl");
   double smallest = INFINITY;
-  for (std::string line; std::getline(file, line);)
-    smallest = std::min(smallest, nlohmann::json::parse(line).at("memory/max_active(GiB)").get<double>());
+  for (std::string text; std::getline(file, text);) {
+    const auto line = nlohmann::json::parse(text);
+    if (!line.contains("event"))
+      smallest = std::min(smallest, line.at("memory/max_active(GiB)").get<double>());
+  }
   return smallest * 1024 * 1024 * 1024;
 }
 

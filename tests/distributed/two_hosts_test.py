@@ -136,7 +136,7 @@ class TwoHosts(unittest.TestCase):
         codes, text = self.codes()
         self.assertEqual(codes, [0, 0], text)
         lines = (self.folder / self.hosts.names[0] / "out" / "metrics.jsonl").read_text().splitlines()
-        losses = [json.loads(line)["loss_metrics/global_avg_loss"] for line in lines]
+        losses = [line["loss_metrics/global_avg_loss"] for line in map(json.loads, lines) if "event" not in line]
         self.assertEqual(len(losses), steps)
         self.assertLess(losses[-1], 0.9 * losses[0])
 

@@ -43,9 +43,10 @@ class Job:
     """One or more ranks of the program, with what they printed.
 
     `per_rank`: further options of each rank. `before`: rank -> words before its command, such as a limit to run under.
+    `config`: the TOML file, by default the folder's job.toml.
     """
 
-    def __init__(self, folder, *options, ranks=1, env=None, per_rank=None, before=None):
+    def __init__(self, folder, *options, ranks=1, env=None, per_rank=None, before=None, config=None):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -54,7 +55,7 @@ class Job:
             own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks,
                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1, "HYPERION_DEVICE": "cpu",
                    "LOG_RANK": ",".join(map(str, range(ranks))), **(env or {})}
-            command = [*(before or {}).get(rank, []), BINARY, "train", folder / "job.toml", *options,
+            command = [*(before or {}).get(rank, []), BINARY, "train", config or folder / "job.toml", *options,
                        *(per_rank[rank] if per_rank else [])]
             output = open(folder / f"rank{rank}.log", "w+")
             self.ranks.append((subprocess.Popen(command, env={**os.environ, **{k: str(v) for k, v in own.items()}},
@@ -120,9 +121,19 @@ class JobTest(unittest.TestCase):
         return job
 
     def metrics(self, folder=None):
-        """The lines of metrics.jsonl."""
-        lines = ((folder or self.folder) / "out" / "metrics.jsonl").read_text().splitlines()
-        return [json.loads(line) for line in lines]
+        """The lines of metrics.jsonl that hold metrics: of logged steps and validations."""
+        return [line for line in self.metrics_file(folder) if "event" not in line]
+
+    def events(self, name=None, folder=None):
+        """The events of metrics.jsonl, all or those of a name."""
+        return [line for line in self.metrics_file(folder) if "event" in line and name in (None, line["event"])]
+
+    def metrics_file(self, folder=None):
+        return self.lines((folder or self.folder) / "out" / "metrics.jsonl")
+
+    @staticmethod
+    def lines(path):
+        return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def main():

@@ -76,7 +76,8 @@ def prepare(folder: Path) -> None:
 def outcome(folder: Path) -> tuple[dict, str]:
     """step -> (loss, gradient norm, learning rate), and a hash of everything in the last checkpoint."""
     lines = map(json.loads, (folder / "out" / "metrics.jsonl").read_text().splitlines())
-    curve = {line["step"]: (line["loss_metrics/global_avg_loss"], line["grad_norm"], line["lr"]) for line in lines}
+    curve = {line["step"]: (line["loss_metrics/global_avg_loss"], line["grad_norm"], line["lr"])
+             for line in lines if "event" not in line}
     digest = subprocess.run([BINARY, "ckpt", "digest", folder / "out" / "checkpoint" / f"step-{LAST_STEP}"],
                             capture_output=True, text=True, timeout=60)
     return curve, digest.stdout + digest.stderr

@@ -55,7 +55,7 @@ def run_ours(binary: Path, name: str, folder: Path, gradients: Path | None) -> d
     files = sorted(folder.rglob("metrics.jsonl"))
     if len(files) != 1:
         raise FileNotFoundError(f"{name}: expected one metrics.jsonl under {folder}, found {len(files)}")
-    steps = [json.loads(line) for line in files[0].read_text().splitlines()]
+    steps = [line for line in map(json.loads, files[0].read_text().splitlines()) if "event" not in line]
     return {"losses": [float(s["loss_metrics/global_avg_loss"]) for s in steps],
             "grad_norms": [float(s["grad_norm"]) for s in steps]}
 

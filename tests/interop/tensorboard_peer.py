@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Judges the metrics room from outside: TensorBoard's own reader for event files, Python's json for metrics.jsonl and
+"""Judges trainer/metrics from outside: TensorBoard's own reader for event files, Python's json for metrics.jsonl and
 Python's format strings (those of torchtitan v0.2.2) for step lines.  Usage: tensorboard_peer.py WRITE_EVENTS_TOOL
 """
 import glob
@@ -20,7 +20,7 @@ TRAINING_TAGS = {
 VALIDATION_TAGS = {"validation_metrics/" + name for name in (
     "loss", "throughput(tps)", "memory/max_active(GiB)", "memory/max_active(%)", "memory/max_reserved(GiB)",
     "memory/max_reserved(%)")}
-OUR_TAGS = {"mfu_causal(%)"}
+OUR_TAGS = {"mfu_causal(%)", "time_metrics/eta(s)"}
 STEPS = [1] + list(range(10, 501, 10))
 
 
@@ -62,7 +62,7 @@ def check_jsonl(path):
     training = [row for row in rows if "lr" in row]
     assert [row["step"] for row in training] == STEPS
     for row in training:
-        assert set(row) == TRAINING_TAGS | OUR_TAGS | {"step", "time"}
+        assert set(row) == TRAINING_TAGS | OUR_TAGS | {"step", "time", "run_id"}
         assert same(float(row["loss_metrics/global_avg_loss"]), loss_at(row["step"]))  # full double precision
         assert row["grad_norm"] == 1.0 / 3
         assert row["n_tokens_seen"] == 64 * row["step"]
@@ -74,10 +74,12 @@ def check_step_lines(output):
     for line in output.splitlines():
         numbers, ours, our_validation = line.split("|")
         first, *rest = numbers.split()
-        step, (loss, norm, gib, percent, tps, tflops, mfu) = int(first), map(float.fromhex, rest)
+        step, (loss, norm, gib, percent, tps, tflops, mfu, lr, seconds, data) = int(first), map(float.fromhex, rest)
         step_line = (f"step: {step:2}  loss: {loss:8.5f}  grad_norm: {norm:7.4f}  memory: {gib:5.2f}GiB({percent:.2f}%)  "
                      f"tps: {round(tps):,}  tflops: {tflops:,.2f}  mfu: {mfu:.2f}%")
-        assert ours == step_line, f"\n{ours}\n{step_line}"
+        assert ours.startswith(step_line + "  steps: "), f"\n{ours}\n{step_line}"
+        own = f"  steps: 2000  lr: {lr:.2e}  step_time: {seconds:.3f}s  data_loading: {data:.1f}%  eta: 1:01:01"
+        assert ours == step_line + own, f"\n{ours}\n{own}"
         validation = (f"validate step: {step:2}  loss: {loss:7.4f}  memory: {gib:5.2f}GiB({percent:.2f}%)  "
                       f"tps: {round(tps):,}")
         assert our_validation == validation, f"\n{our_validation}\n{validation}"

@@ -44,7 +44,7 @@ class Torchrun(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stdout)
         self.assertEqual(done.stdout.count("Training completed"), 1, "rank 0 alone is shown")
         lines = (self.folder / "out" / "metrics.jsonl").read_text().splitlines()
-        losses = [json.loads(line)["loss_metrics/global_avg_loss"] for line in lines]
+        losses = [line["loss_metrics/global_avg_loss"] for line in map(json.loads, lines) if "event" not in line]
         self.assertEqual(len(losses), 2)
         self.assertLess(losses[1], losses[0])
 

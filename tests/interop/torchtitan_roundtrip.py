@@ -37,6 +37,7 @@ def ours(binary: Path, model: str, mesh: tuple[int, int], folder: Path, *options
     run_hyperion(binary, [*arguments(model, mesh), f"--training.dataset_path={SHARD}", f"--job.dump_folder={folder}",
                           f"--debug.seed={WEIGHTS_SEEDS[model]}", *options], mesh[0] * mesh[1])
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = [line for line in lines if "event" not in line]
     return {"losses": [float(line["loss_metrics/global_avg_loss"]) for line in lines],
             "grad_norms": [float(line["grad_norm"]) for line in lines]}
 

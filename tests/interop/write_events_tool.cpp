@@ -25,10 +25,12 @@ double number(uint64_t index) {
 
 void print_step_lines() {
   for (uint64_t i = 0; i < 2000; ++i) {
-    const auto n = [i](uint64_t field) { return number(8 * i + field); };
-    const StepReport r = {static_cast<int64_t>(i), n(0), n(1), n(2), n(3), n(4), n(5), n(6)};
-    fmt::print("{} {:a} {:a} {:a} {:a} {:a} {:a} {:a}|{}|{}\n", r.step, r.loss, r.grad_norm, r.reserved_gib,
-               r.reserved_percent, r.tps, r.tflops, r.mfu, step_line(r, false),
+    const auto n = [i](uint64_t field) { return number(16 * i + field); };
+    const StepReport r = {
+        static_cast<int64_t>(i), n(0), n(1), n(2), n(3), n(4), n(5), n(6), 2000, n(7), n(8), n(9), 3661};
+    fmt::print("{} {:a} {:a} {:a} {:a} {:a} {:a} {:a} {:a} {:a} {:a}|{}|{}\n", r.step, r.loss, r.grad_norm,
+               r.reserved_gib, r.reserved_percent, r.tps, r.tflops, r.mfu, r.lr, r.step_seconds,
+               r.data_percent, step_line(r, false),
                validation_line({r.step, r.loss, r.reserved_gib, r.reserved_percent, r.tps}, false));
   }
 }

@@ -36,6 +36,21 @@ std::string json_number(double value) {
   return fmt::format("{}", value);
 }
 
+std::string json_value(double value) {
+  return json_number(value);
+}
+std::string json_value(int64_t value) {
+  return std::to_string(value);
+}
+std::string json_value(const std::string& value) {
+  return json_string(value);
+}
+
+std::string begin_line(const LineHead& head) {
+  return fmt::format("{{\"step\": {}, \"time\": {:.6f}, \"run_id\": {}", head.step, head.unix_seconds,
+                     json_string(head.run_id));
+}
+
 bool ends_in_partial_line(int fd) {
   const off_t size = ::lseek(fd, 0, SEEK_END);
   char last = '\n';
@@ -44,10 +59,18 @@ bool ends_in_partial_line(int fd) {
 
 }  // namespace
 
-std::string json_line(int64_t step, double unix_seconds, const MetricList& metrics) {
-  std::string line = fmt::format("{{\"step\": {}, \"time\": {:.6f}", step, unix_seconds);
+std::string json_line(const LineHead& head, const MetricList& metrics) {
+  std::string line = begin_line(head);
   for (const auto& [tag, value] : metrics)
     line += fmt::format(", {}: {}", json_string(tag), json_number(value));
+  return line + "}\n";
+}
+
+std::string event_json_line(const LineHead& head, const std::string& event, const EventFields& fields) {
+  std::string line = begin_line(head) + ", \"event\": " + json_string(event);
+  for (const auto& [key, value] : fields)
+    line += fmt::format(", {}: {}", json_string(key),
+                        std::visit([](const auto& v) { return json_value(v); }, value));
   return line + "}\n";
 }
 
@@ -63,17 +86,14 @@ JsonlWriter::~JsonlWriter() {
   if (fd_ >= 0) ::close(fd_);
 }
 
-void JsonlWriter::write(int64_t step, double unix_seconds, const MetricList& metrics) {
-  append(json_line(step, unix_seconds, metrics));
-}
-
-void JsonlWriter::append(const std::string& text) {
+void JsonlWriter::append(const std::string& line) {
+  const std::lock_guard lock(mutex_);
   if (fd_ < 0) return;
   ssize_t written = 0;
   do {
-    written = ::write(fd_, text.data(), text.size());
+    written = ::write(fd_, line.data(), line.size());
   } while (written < 0 && errno == EINTR);
-  if (written == static_cast<ssize_t>(text.size())) return;
+  if (written == static_cast<ssize_t>(line.size())) return;
   log_warning("{}: write failed ({}): no more metrics are written there", path_.string(),
               written < 0 ? std::strerror(errno) : "disk full");
   ::close(fd_);

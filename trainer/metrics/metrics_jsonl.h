@@ -1,14 +1,19 @@
-// metrics.jsonl: one JSON object a logged step, for scripts and bridges to other trackers.
-//   {"step": 10, "time": 1771588800.125, "loss_metrics/global_avg_loss": 4.123, ...}
-// Keys are the TensorBoard tags, numbers carry full double precision, and what JSON has no number for is one
-// of the strings "NaN", "Infinity", "-Infinity" (Python's float() reads them). A run that resumes appends, so
-// a step can occur twice: the later line counts.
+// metrics.jsonl: one JSON object per line, for scripts and bridges to other trackers; docs/metrics.md lists
+// the keys. A line holds the metrics of a logged step or of a validation, or an event:
+//   {"step": 10, "time": 1771588800.125, "run_id": "20260220-120000", "loss_metrics/global_avg_loss": 4.1,
+//   ...}
+//   {"step": 10, "time": 1771588801.25, "run_id": "20260220-120000", "event": "checkpoint_durable", ...}
+// Metric keys are the TensorBoard tags, numbers carry full double precision, and what JSON has no number for
+// is one of the strings "NaN", "Infinity", "-Infinity" (Python's float() reads them). A run that resumes
+// appends, so a step can occur twice: the later line counts.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
+#include <mutex>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 namespace hyperion {
@@ -16,10 +21,22 @@ namespace hyperion {
 // Tag and value, in the order they are written.
 using MetricList = std::vector<std::pair<std::string, double>>;
 
-std::string json_line(int64_t step, double unix_seconds, const MetricList& metrics);
+// What an event says beyond its name, in the order it is written.
+using EventFields = std::vector<std::pair<std::string, std::variant<double, int64_t, std::string>>>;
+
+// Where a line stands in the history of a job.
+struct LineHead {
+  int64_t step = 0;
+  double unix_seconds = 0;
+  std::string run_id;  // of the start that writes it: the name of its folder under runs/
+};
+
+std::string json_line(const LineHead& head, const MetricList& metrics);
+std::string event_json_line(const LineHead& head, const std::string& event, const EventFields& fields);
 
 // Each line is one write(2) to a file in append mode: a crash leaves whole lines, and a partial last line of
-// an earlier crash is ended first. A failed write is logged once and ends the writing.
+// an earlier crash is ended first. A failed write is logged once and ends the writing. For several threads:
+// the thread of a save reports its end.
 class JsonlWriter {
  public:
   // Creates the folder and the file. Throws Error(kUsage) naming the path when that fails.
@@ -28,12 +45,12 @@ class JsonlWriter {
   JsonlWriter(const JsonlWriter&) = delete;
   JsonlWriter& operator=(const JsonlWriter&) = delete;
 
-  void write(int64_t step, double unix_seconds, const MetricList& metrics);
+  // Appends a line that ends in '\n'.
+  void append(const std::string& line);
 
  private:
-  void append(const std::string& text);
-
   std::filesystem::path path_;
+  std::mutex mutex_;
   int fd_ = -1;  // -1 after a failed write
 };
 

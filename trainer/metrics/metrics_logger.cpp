@@ -92,6 +92,9 @@ void MetricsLogger::log(const StepMetrics& m) {
       return peak > 0 ? 100 * flops_per_token * tps / peak : 0.0;
     };
     const double mfu_square = mfu(options_.flops_per_token_square);
+    const double step_seconds = seconds / steps;
+    const double data_percent = seconds > 0 ? 100 * window_.data_seconds / seconds : 0.0;
+    const double left = seconds_left(m.step, step_seconds);
 
     MetricList list = {
         {"loss_metrics/global_avg_loss", m.global_avg_loss},
@@ -101,9 +104,10 @@ void MetricsLogger::log(const StepMetrics& m) {
         {"tflops", tflops},
         {"mfu(%)", mfu_square},
         {"mfu_causal(%)", mfu(options_.flops_per_token_causal)},  // ours
-        {"time_metrics/end_to_end(s)", seconds / steps},
+        {"time_metrics/end_to_end(s)", step_seconds},
         {"time_metrics/data_loading(s)", window_.data_seconds / batches},
-        {"time_metrics/data_loading(%)", seconds > 0 ? 100 * window_.data_seconds / seconds : 0.0},
+        {"time_metrics/data_loading(%)", data_percent},
+        {"time_metrics/eta(s)", left},  // ours
     };
     append_memory(list, "", memory);
     list.emplace_back("memory/num_alloc_retries", static_cast<double>(memory.num_alloc_retries));
@@ -113,7 +117,8 @@ void MetricsLogger::log(const StepMetrics& m) {
     list.insert(list.end(), m.extra.begin(), m.extra.end());
     write(m.step, list);
     log_info("{}", step_line({m.step, m.global_avg_loss, m.grad_norm, gib(memory.max_reserved_bytes),
-                              memory.max_reserved_percent, tps, tflops, mfu_square},
+                              memory.max_reserved_percent, tps, tflops, mfu_square, options_.total_steps,
+                              m.lr, step_seconds, data_percent, left},
                              color_));
     warn_about_memory(memory);
   }
@@ -144,6 +149,10 @@ void MetricsLogger::log_validation(int64_t step, double loss, const MetricList& 
   window_ = *std::exchange(paused_, std::nullopt);
 }
 
+void MetricsLogger::event(int64_t step, const std::string& name, const EventFields& fields) {
+  if (jsonl_) jsonl_->append(event_json_line({step, unix_seconds(), options_.run_id}, name, fields));
+}
+
 void MetricsLogger::log_config(const std::string& toml) {
   if (!tensorboard_) return;
   tensorboard_->text("config", "```toml\n" + toml + "\n```", options_.start_step, unix_seconds());
@@ -167,6 +176,16 @@ double MetricsLogger::peak_flops() {
   return options_.peak_flops;
 }
 
+// By the time that passed since the first logged step, validations and saves included: the steps up to there
+// are slower than what follows.
+double MetricsLogger::seconds_left(int64_t step, double step_seconds) {
+  const double now = sources_.clock();
+  if (!first_logged_) first_logged_ = {step, now};
+  const auto [first, then] = *first_logged_;
+  const double each = step > first ? (now - then) / static_cast<double>(step - first) : step_seconds;
+  return each * static_cast<double>(std::max<int64_t>(options_.total_steps - step, 0));
+}
+
 DeviceMemory MetricsLogger::take_memory() {
   return larger(window_.memory, sources_.take_peak_memory ? sources_.take_peak_memory() : DeviceMemory{});
 }
@@ -181,7 +200,7 @@ void MetricsLogger::warn_about_memory(const DeviceMemory& memory) {
 
 void MetricsLogger::write(int64_t step, const MetricList& metrics) {
   const double time = unix_seconds();
-  if (jsonl_) jsonl_->write(step, time, metrics);
+  if (jsonl_) jsonl_->append(json_line({step, time, options_.run_id}, metrics));
   if (!tensorboard_) return;
   for (const auto& [tag, value] : metrics) tensorboard_->scalar(tag, value, step, time);
   tensorboard_->flush();

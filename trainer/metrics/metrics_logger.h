@@ -25,7 +25,9 @@ struct MetricsOptions {
 
   std::filesystem::path dump_folder = "outputs";
   std::time_t start_time = std::time(nullptr);  // names the TensorBoard folder; give all ranks the same
+  std::string run_id{};                         // give all ranks the same; see run_folder.h
   int64_t start_step = 0;                       // the last step already done: 0, or the one resumed from
+  int64_t total_steps = 0;                      // training.steps
   int rank = 0;
   int metrics_rank = 0;                // the rank that writes files unless save_for_all_ranks
   bool prints = true;                  // whether this rank's log lines are shown: rank_prints() of base/log.h
@@ -71,6 +73,10 @@ class MetricsLogger {
   void begin_validation();
   void log_validation(int64_t step, double loss, const MetricList& extra = {});
 
+  // A line of metrics.jsonl about something that happened after `step`: docs/metrics.md lists the events.
+  // From any thread.
+  void event(int64_t step, const std::string& name, const EventFields& fields);
+
   // The resolved configuration, for TensorBoard's Text tab.
   void log_config(const std::string& toml);
 
@@ -89,6 +95,7 @@ class MetricsLogger {
   void start_window(int64_t steps_done);
   double tokens_per_second(double seconds) const;
   double peak_flops();
+  double seconds_left(int64_t step, double step_seconds);
   DeviceMemory take_memory();
   void warn_about_memory(const DeviceMemory& memory);
   void write(int64_t step, const MetricList& metrics);
@@ -99,7 +106,8 @@ class MetricsLogger {
   std::optional<EventWriter> tensorboard_;
   std::optional<JsonlWriter> jsonl_;
   Window window_;
-  std::optional<Window> paused_;  // training's window while a validation runs
+  std::optional<Window> paused_;                            // training's window while a validation runs
+  std::optional<std::pair<int64_t, double>> first_logged_;  // step and time
   int64_t warned_retries_ = 0;
   int64_t warned_ooms_ = 0;
 };

@@ -18,9 +18,9 @@ struct RunRecord {
 };
 
 // Writes <dump>/runs/YYYYMMDD-HHMMSS[-2, -3, ...]/{config.toml, run.txt} and returns that folder: no run
-// overwrites the record of an earlier one. run.txt holds the command in a form a shell accepts, the working
-// directory, host, start time, ranks, commit and versions. Call it on rank 0. Throws Error(kUsage) when the
-// folder cannot be made.
+// overwrites the record of an earlier one, so the folder's name is the run's id. run.txt holds the command in
+// a form a shell accepts, the working directory, host, start time, ranks, commit and versions. Call it on
+// rank 0. Throws Error(kUsage) when the folder cannot be made.
 std::filesystem::path write_run_record(const std::filesystem::path& dump_folder, const RunRecord& record);
 
 // The git commit this program was configured from; "unknown" when the source was no git checkout.

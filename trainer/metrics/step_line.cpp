@@ -54,13 +54,22 @@ std::string python_grouped(double value, int precision) {
   return out;
 }
 
+std::string hours_minutes_seconds(double seconds) {
+  if (!(seconds >= 0 && seconds < 1e12)) return "?";
+  const auto total = static_cast<int64_t>(std::llround(seconds));
+  return fmt::format("{}:{:02}:{:02}", total / 3600, total / 60 % 60, total % 60);
+}
+
 std::string step_line(const StepReport& r, bool color) {
   const Palette& c = color ? kColors : kPlain;
   return fmt::format(
-      "{}step: {:2}  {}loss: {}  {}grad_norm: {}  {}memory: {}  {}tps: {}  {}tflops: {}  {}mfu: {}%{}", c.red,
-      r.step, c.green, python_fixed(r.loss, 8, 5), c.orange, python_fixed(r.grad_norm, 7, 4), c.turquoise,
-      memory_field(r.reserved_gib, r.reserved_percent), c.blue, python_grouped(r.tps, 0), c.cyan,
-      python_grouped(r.tflops, 2), c.magenta, python_fixed(r.mfu, 0, 2), c.reset);
+      "{}step: {:2}  {}loss: {}  {}grad_norm: {}  {}memory: {}  {}tps: {}  {}tflops: {}  {}mfu: {}%{}"
+      "  steps: {}  lr: {}  step_time: {}s  data_loading: {}%  eta: {}",
+      c.red, r.step, c.green, python_fixed(r.loss, 8, 5), c.orange, python_fixed(r.grad_norm, 7, 4),
+      c.turquoise, memory_field(r.reserved_gib, r.reserved_percent), c.blue, python_grouped(r.tps, 0), c.cyan,
+      python_grouped(r.tflops, 2), c.magenta, python_fixed(r.mfu, 0, 2), c.reset, r.total_steps,
+      fmt::format("{:.2e}", r.lr), python_fixed(r.step_seconds, 0, 3), python_fixed(r.data_percent, 0, 1),
+      hours_minutes_seconds(r.eta_seconds));
 }
 
 std::string validation_line(const ValidationReport& r, bool color) {

@@ -3,6 +3,8 @@
 #include <cmath>
 #include <fstream>
 #include <limits>
+#include <sstream>
+#include <thread>
 
 #include <catch2/catch.hpp>
 #include <nlohmann/json.hpp>
@@ -14,20 +16,21 @@ using namespace hyperion;
 
 TEST_CASE("A metrics line is JSON that keeps full precision and names non-finite numbers") {
   const double third = 1.0 / 3, infinity = std::numeric_limits<double>::infinity();
-  const auto line = json_line(7, 1771588800.125,
-                              {{"loss_metrics/global_avg_loss", third},
-                               {"tiny", 5e-324},
-                               {"huge", 1.7976931348623157e308},
-                               {"n_tokens_seen", 9007199254740991.0},
-                               {"nan", std::nan("")},
-                               {"up", infinity},
-                               {"down", -infinity},
-                               {"odd \"tag\"\\\n", -0.5}});
+  const auto line =
+      json_line({7, 1771588800.125, "20260220-120000"}, {{"loss_metrics/global_avg_loss", third},
+                                                         {"tiny", 5e-324},
+                                                         {"huge", 1.7976931348623157e308},
+                                                         {"n_tokens_seen", 9007199254740991.0},
+                                                         {"nan", std::nan("")},
+                                                         {"up", infinity},
+                                                         {"down", -infinity},
+                                                         {"odd \"tag\"\\\n", -0.5}});
   REQUIRE(line.back() == '\n');
   REQUIRE(line.find('\n') == line.size() - 1);
   const auto json = nlohmann::json::parse(line);
   CHECK(json["step"] == 7);
   CHECK(json["time"] == 1771588800.125);
+  CHECK(json["run_id"] == "20260220-120000");
   CHECK(json["loss_metrics/global_avg_loss"].get<double>() == third);
   CHECK(json["tiny"].get<double>() == 5e-324);
   CHECK(json["huge"].get<double>() == 1.7976931348623157e308);
@@ -38,21 +41,55 @@ TEST_CASE("A metrics line is JSON that keeps full precision and names non-finite
   CHECK(json["odd \"tag\"\\\n"] == -0.5);
 }
 
+TEST_CASE("An event is a line with its name and its fields as JSON") {
+  const auto line = event_json_line({3, 1.5, "run \"1\""}, "checkpoint_durable",
+                                    {{"kind", std::string("full")},
+                                     {"bytes", std::numeric_limits<int64_t>::max()},
+                                     {"write_seconds", 0.25},
+                                     {"worst", std::nan("")}});
+  const auto json = nlohmann::json::parse(line);
+  CHECK(json["step"] == 3);
+  CHECK(json["run_id"] == "run \"1\"");
+  CHECK(json["event"] == "checkpoint_durable");
+  CHECK(json["kind"] == "full");
+  CHECK(json["bytes"] == std::numeric_limits<int64_t>::max());
+  CHECK(json["write_seconds"] == 0.25);
+  CHECK(json["worst"] == "NaN");
+}
+
+TEST_CASE("Lines that several threads append stay whole") {
+  TemporaryFolder folder;
+  const auto path = folder.path() / "metrics.jsonl";
+  {
+    JsonlWriter writer(path);
+    const auto append = [&writer](int64_t thread) {
+      for (int64_t step = 0; step < 500; ++step)
+        writer.append(event_json_line({step, 0, "r"}, "e", {{"thread", thread}}));
+    };
+    std::jthread other(append, 1);
+    append(2);
+  }
+  std::istringstream text(read_file(path));
+  int64_t lines = 0;
+  for (std::string line; std::getline(text, line); ++lines) CHECK(nlohmann::json::accept(line));
+  CHECK(lines == 1000);
+}
+
 TEST_CASE("A metrics file is appended to and a line that a crash cut off is ended first") {
   TemporaryFolder folder;
   const auto path = folder.path() / "a" / "metrics.jsonl";
-  { JsonlWriter(path).write(1, 0, {}); }
+  { JsonlWriter(path).append("{\"step\": 1}\n"); }
   { std::ofstream(path, std::ios::app) << "{\"step\": 2, \"ti"; }
   JsonlWriter writer(path);
-  writer.write(2, 0, {{"x", 1}});
+  writer.append(json_line({2, 0, "r"}, {{"x", 1}}));
   CHECK(
       read_file(path) ==
-      "{\"step\": 1, \"time\": 0.000000}\n{\"step\": 2, \"ti\n{\"step\": 2, \"time\": 0.000000, \"x\": 1}\n");
+      "{\"step\": 1}\n{\"step\": 2, \"ti\n{\"step\": 2, \"time\": 0.000000, \"run_id\": \"r\", \"x\": 1}\n");
 }
 
 TEST_CASE("A full disk ends the metrics file but not the run") {
   if (!std::filesystem::exists("/dev/full")) return;
   JsonlWriter writer("/dev/full");
-  writer.write(1, 0, {});
-  writer.write(2, 0, {});
+  writer.append("1\n");
+  writer.append("2\n");
 }

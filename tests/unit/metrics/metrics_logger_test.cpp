@@ -27,6 +27,8 @@ struct Bench {
     MetricsOptions o;
     o.dump_folder = folder.path();
     o.enable_tensorboard = true;
+    o.run_id = "20260220-120000";
+    o.total_steps = 110;
     o.flops_per_token_square = 2e9;
     o.flops_per_token_causal = 1e9;
     return o;
@@ -94,6 +96,39 @@ TEST_CASE("Rates count tokens and seconds since the last logged step") {
   CHECK(lines[1]["time_metrics/data_loading(s)"].get<double>() == Approx(0.15));
   CHECK(lines[1]["memory/max_reserved(GiB)"] == 0.0);
   CHECK(bench.peak_measurements == 1);
+}
+
+TEST_CASE("The time that is left counts validations and not the slow first step") {
+  Bench bench;
+  MetricsLogger logger(bench.options(), bench.sources());
+  bench.now += 30;
+  logger.log(metrics_of(1));
+  bench.now += 10;
+  logger.begin_validation();
+  bench.now += 8;
+  logger.log_validation(10, 3.5);
+  logger.log(metrics_of(10));
+  const auto lines = bench.lines();
+  CHECK(lines[0]["time_metrics/eta(s)"] == 30.0 * 109);
+  CHECK(lines[2]["time_metrics/eta(s)"] == 2.0 * 100);  // 18 s for 9 steps
+}
+
+TEST_CASE("Every line names the run and events keep their order among the metrics") {
+  Bench bench;
+  MetricsLogger logger(bench.options(), bench.sources());
+  logger.event(0, "start", {{"ranks", int64_t{4}}});
+  logger.log(metrics_of(1));
+  logger.event(1, "checkpoint_staged", {{"stall_seconds", 0.5}});
+  const auto lines = bench.lines();
+  REQUIRE(lines.size() == 3);
+  for (const auto& line : lines) {
+    CHECK(line["run_id"] == "20260220-120000");
+    CHECK(line["time"] > 1.7e9);
+  }
+  CHECK(lines[0]["event"] == "start");
+  CHECK(lines[0]["ranks"] == 4);
+  CHECK_FALSE(lines[1].contains("event"));
+  CHECK(lines[2]["stall_seconds"] == 0.5);
 }
 
 TEST_CASE("A run that resumes divides by the steps it did itself") {
@@ -168,6 +203,7 @@ TEST_CASE("TensorBoard gets the tags of v0.2.2 in its folder") {
                                          "time_metrics/end_to_end(s)",
                                          "time_metrics/data_loading(s)",
                                          "time_metrics/data_loading(%)",
+                                         "time_metrics/eta(s)",
                                          "memory/max_active(GiB)",
                                          "memory/max_active(%)",
                                          "memory/max_reserved(GiB)",

@@ -9,20 +9,52 @@
 using namespace hyperion;
 
 // The expected lines are what Python prints for v0.2.2's format strings and these numbers.
-TEST_CASE("The step line equals what Python prints for the format of v0.2.2") {
-  CHECK(step_line({10, 4.12345, 1.2345, 47.65, 50.16, 6150.2, 356.17, 36.01}, false) ==
+namespace {
+
+// The line up to v0.2.2's last field.
+std::string fields_of_torchtitan(const StepReport& report, bool color) {
+  const std::string line = step_line(report, color);
+  return line.substr(0, line.find("  steps: "));
+}
+
+}  // namespace
+
+TEST_CASE("The step line begins as Python prints the format of v0.2.2") {
+  CHECK(fields_of_torchtitan({10, 4.12345, 1.2345, 47.65, 50.16, 6150.2, 356.17, 36.01}, false) ==
         "step: 10  loss:  4.12345  grad_norm:  1.2345  memory: 47.65GiB(50.16%)  tps: 6,150  tflops: 356.17  "
         "mfu: 36.01%");
-  CHECK(step_line({1, 8.0, 0.5, 0.125, 0.375, 2.5, 1234.565, 0.005}, false) ==
+  CHECK(fields_of_torchtitan({1, 8.0, 0.5, 0.125, 0.375, 2.5, 1234.565, 0.005}, false) ==
         "step:  1  loss:  8.00000  grad_norm:  0.5000  memory:  0.12GiB(0.38%)  tps: 2  tflops: 1,234.57  "
         "mfu: 0.01%");
-  CHECK(step_line({123, 12.345675, 123.45675, 123.456, 99.995, 1234567.5, 1234567.125, 100.005}, false) ==
+  CHECK(fields_of_torchtitan({123, 12.345675, 123.45675, 123.456, 99.995, 1234567.5, 1234567.125, 100.005},
+                             false) ==
         "step: 123  loss: 12.34567  grad_norm: 123.4567  memory: 123.46GiB(100.00%)  tps: 1,234,568  tflops: "
         "1,234,567.12  mfu: 100.00%");
   CHECK(
-      step_line({1, std::nan(""), std::numeric_limits<double>::infinity(), 0, 0, 999.5, 999.995, 0}, false) ==
+      fields_of_torchtitan(
+          {1, std::nan(""), std::numeric_limits<double>::infinity(), 0, 0, 999.5, 999.995, 0}, false) ==
       "step:  1  loss:      nan  grad_norm:     inf  memory:  0.00GiB(0.00%)  tps: 1,000  tflops: 1,000.00  "
       "mfu: 0.00%");
+}
+
+TEST_CASE("Our fields follow those of v0.2.2 without colours") {
+  const StepReport report = {10, 1, 1, 1, 1, 1, 1, 1, 1000, 3e-4, 0.5204, 0.26, 750.4};
+  CHECK(
+      step_line(report, false)
+          .ends_with(
+              "mfu: 1.00%  steps: 1000  lr: 3.00e-04  step_time: 0.520s  data_loading: 0.3%  eta: 0:12:30"));
+  CHECK(step_line(report, true)
+            .ends_with("\033[35mmfu: 1.00%\033[39m  steps: 1000  lr: 3.00e-04  step_time: 0.520s  "
+                       "data_loading: 0.3%  eta: "
+                       "0:12:30"));
+}
+
+TEST_CASE("A duration has hours that are not split into days") {
+  CHECK(hours_minutes_seconds(0) == "0:00:00");
+  CHECK(hours_minutes_seconds(59.5) == "0:01:00");
+  CHECK(hours_minutes_seconds(100 * 3600 + 61) == "100:01:01");
+  CHECK(hours_minutes_seconds(std::nan("")) == "?");
+  CHECK(hours_minutes_seconds(std::numeric_limits<double>::infinity()) == "?");
 }
 
 TEST_CASE("The validation line equals what Python prints for the format of v0.2.2") {
@@ -33,7 +65,7 @@ TEST_CASE("The validation line equals what Python prints for the format of v0.2.
 }
 
 TEST_CASE("Colours stand before each field and a foreground reset at the end") {
-  CHECK(step_line({1, 1, 1, 1, 1, 1, 1, 1}, true) ==
+  CHECK(fields_of_torchtitan({1, 1, 1, 1, 1, 1, 1, 1}, true) ==
         "\033[31mstep:  1  \033[32mloss:  1.00000  \033[38;2;180;60;0mgrad_norm:  1.0000  "
         "\033[38;2;54;234;195mmemory:  1.00GiB(1.00%)  \033[34mtps: 1  \033[36mtflops: 1.00  \033[35mmfu: "
         "1.00%\033[39m");
