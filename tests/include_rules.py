@@ -15,7 +15,7 @@ ALLOWED = {
     "trainer": {"trainer", "checkpoint", "parallel", "models", "base"},
 }
 # Parts of the trainer that know nothing of models or ranks, so that they compile without libtorch.
-PURE = {"trainer/config": {"trainer", "base"}, "trainer/data": {"trainer", "base"}, "trainer/metrics": {"trainer", "base"}}
+PURE = {folder: {"trainer", "base"} for folder in ("trainer/config", "trainer/data", "trainer/metrics", "trainer/report")}
 
 
 def broken_includes(root: Path):

@@ -24,6 +24,7 @@
 #include "trainer/hf_model.h"
 #include "trainer/model_source.h"
 #include "trainer/options.h"
+#include "trainer/report/report_command.h"
 #include "trainer/trainer.h"
 #include "trainer/version.h"
 
@@ -90,6 +91,8 @@ ExitCode run(const std::vector<std::string>& command) {
       return eval_command(line.eval, model_source(line.eval));
     case CommandLine::Action::kCkpt:
       return ckpt_command(line.ckpt);
+    case CommandLine::Action::kReport:
+      return report_command({line.report.folders, line.report.output});
   }
   throw_bug("unknown action");
 }

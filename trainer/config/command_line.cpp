@@ -146,6 +146,13 @@ void add_ckpt(CLI::App& app, CommandLine::Ckpt& ckpt) {
   prune->add_flag("--dry-run", ckpt.dry_run, "Only say what would be removed");
 }
 
+void add_report(CLI::App& app, CommandLine::Report& report) {
+  CLI::App* command = app.add_subcommand("report", "Plot the metrics of runs in one HTML page");
+  command->add_option("DIR", report.folders, "Folders of runs (their job.dump_folder)")->required();
+  command->add_option("-o,--output", report.output, "The HTML file to write (report.html)");
+  command->footer("");
+}
+
 std::vector<std::string> names_of_commands(const CLI::App& app) {
   std::vector<std::string> names;
   for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
@@ -230,6 +237,7 @@ CommandLine parse_command_line(std::vector<std::string> arguments, int width) {
   add_generate(app, result.generate);
   add_eval(app, result.eval);
   add_ckpt(app, result.ckpt);
+  add_report(app, result.report);
   app.require_subcommand(0, 1);
 
   require_known_commands(app, arguments);
@@ -251,7 +259,8 @@ CommandLine parse_command_line(std::vector<std::string> arguments, int width) {
   const std::pair<const char*, CommandLine::Action> tools[] = {{"tokenize", CommandLine::Action::kTokenize},
                                                                {"generate", CommandLine::Action::kGenerate},
                                                                {"eval", CommandLine::Action::kEval},
-                                                               {"ckpt", CommandLine::Action::kCkpt}};
+                                                               {"ckpt", CommandLine::Action::kCkpt},
+                                                               {"report", CommandLine::Action::kReport}};
   for (const auto& [name, action] : tools) {
     if (!app.got_subcommand(name)) continue;
     refuse_overrides(result, name);

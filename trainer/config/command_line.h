@@ -19,6 +19,7 @@ struct CommandLine {
     kGenerate,  // continue a text by `generate`
     kEval,      // the loss on a data set by `eval`
     kCkpt,      // a tool for checkpoints by `ckpt`
+    kReport,    // metrics of runs as a page by `report`
   };
   struct Tokenize {
     std::string out;                  // folder to write
@@ -64,6 +65,11 @@ struct CommandLine {
     bool dry_run = false;  // prune: say what would go
   };
 
+  struct Report {
+    std::vector<std::string> folders;  // of runs
+    std::string output = "report.html";
+  };
+
   Action action = Action::kShow;
   std::string text;
   std::string config_file;
@@ -74,6 +80,7 @@ struct CommandLine {
   Generate generate;
   Eval eval;
   Ckpt ckpt;
+  Report report;
 };
 
 // `arguments` without the program's name; `width`: columns that help is wrapped to. Accepted forms:
@@ -82,6 +89,7 @@ struct CommandLine {
 //   tokenize --out DIR [--tokenizer DIR] INPUT...
 //   generate CKPT --prompt TEXT [...]    eval CKPT --data PATH [...]
 //   ckpt ls|verify|digest|prune DIR [...]    ckpt diff A B    ckpt convert SRC DST --to FORMAT [...]
+//   report DIR... [-o FILE]
 //   --help, --version, SUBCOMMAND --help
 // Throws Error(kUsage) for anything else. Names and values of overrides are checked by load_config().
 CommandLine parse_command_line(std::vector<std::string> arguments, int width);

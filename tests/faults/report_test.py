@@ -1,0 +1,156 @@
+"""`hyperion report` on what a real training wrote, and on metrics that want to be markup, script or endless.
+
+    python3 tests/faults/report_test.py build/hyperion
+
+Standard library only. The plots' arithmetic is tested in tests/unit/report.
+"""
+
+import base64
+import hashlib
+import json
+import os
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+from checkpoints import CheckpointTest
+from jobs import BINARY, main
+
+ATTACK = "</script><script>alert('x')</script><img src=http://evil.example/ onerror=alert(1)>"
+
+
+class Page(HTMLParser):
+    """A page as a browser would see it: its plots, their titles, scripts, and every attribute that could load something."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.plots, self.titles, self.scripts, self.loads, self.lines, self.open, self.text = 0, [], [], [], 0, [], ""
+        self.policy = ""
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        self.open.append(tag)
+        self.plots += tag == "svg" and "plot" in attributes.get("class", "").split()
+        self.lines += tag == "path" and attributes.get("class") == "mean" and bool(attributes.get("d"))
+        if tag == "script":
+            self.scripts.append((attributes.get("type"), ""))
+        if tag == "meta" and attributes.get("http-equiv") == "Content-Security-Policy":
+            self.policy = attributes["content"]
+        self.loads += [(tag, name) for name in attributes
+                       if name in ("src", "href", "xlink:href", "srcset", "data", "action") or name.startswith("on")]
+        self.loads += [(tag, "element") for _ in [0] if tag in ("link", "img", "iframe", "object", "embed", "base", "form")]
+
+    def handle_endtag(self, tag):
+        while self.open and self.open.pop() != tag:
+            pass
+
+    def handle_data(self, data):
+        if self.open[-1:] == ["script"]:
+            self.scripts[-1] = (self.scripts[-1][0], self.scripts[-1][1] + data)
+        elif self.open[-1:] == ["figcaption"] and data.strip():
+            self.titles.append(data.strip())
+        elif self.open[-1:] != ["style"]:
+            self.text += data
+
+
+class Report(CheckpointTest):
+    def report(self, *arguments, code=0, says=()):
+        done = subprocess.run([BINARY, "report", *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                              text=True, timeout=60, cwd=self.folder)
+        self.assertEqual(done.returncode, code, done.stdout)
+        for text in says:
+            self.assertIn(text, done.stdout)
+        return done.stdout
+
+    def page(self, path="report.html"):
+        text = (self.folder / path).read_text()
+        page = Page(text)
+        self.assertEqual(page.loads, [])
+        self.assertNotIn("url(", text)
+        self.assertEqual([kind for kind, _ in page.scripts], ["application/json", None])
+        data = json.loads(page.scripts[0][1])
+        digest = base64.b64encode(hashlib.sha256(page.scripts[1][1].encode()).digest()).decode()
+        self.assertIn(f"script-src 'sha256-{digest}'", page.policy)
+        self.assertIn("default-src 'none'", page.policy)
+        return page, data
+
+    def folder_with(self, name, *lines):
+        (self.folder / name).mkdir()
+        (self.folder / name / "metrics.jsonl").write_text("".join(lines))
+        return name
+
+    def test_a_training_with_a_resume_becomes_a_page_of_plots_that_loads_nothing(self):
+        validation = ["--validation.enable", "--validation.dataset=jsonl", "--validation.steps=1", "--validation.freq=4",
+                      f"--validation.dataset_path={self.folder}/data.jsonl", "--validation.seq_len=32",
+                      f"--job.description={ATTACK}"]
+        curve = ["--lr_scheduler.total_steps=8"]
+        self.run_job(*validation, *curve, "--training.steps=5", "--checkpoint.last_save_model_only", code=0)
+        self.run_job(*validation, *curve, "--training.steps=8", code=0)  # from step 3: 4 and 5 are made again
+        self.assertGreater([line["step"] for line in self.metrics()].count(5), 1)
+        self.run_job("--job.dump_folder=" + str(self.folder / "other"), "--optimizer.lr=0.002", code=0)
+
+        self.report("out", "other", "-o", "report.html", says=["out: ", "newest step 8", "other: ", "report.html"])
+        page, data = self.page()
+        for title in ("Loss", "Validation loss", "Gradient norm", "Learning rate", "Throughput", "Model FLOPs utilisation",
+                      "Step time", "Waiting for data", "Peak memory", "Progress"):
+            self.assertIn(title, page.titles)
+        self.assertEqual(page.plots, len([title for title in page.titles if title not in ("log", "linear")]))
+        self.assertGreaterEqual(page.plots, 10)
+        self.assertEqual(len(data["lines"]), page.lines)
+        self.assertIn(ATTACK, page.text)  # job.description, as text
+        self.assertIn("optimizer.lr", page.text)  # the runs differ in it
+        loss = [line for line in data["lines"] if len(line["mean"]) == 8]
+        self.assertTrue(loss, "no line has the eight steps")
+        newest = {line["step"]: line["loss_metrics/global_avg_loss"] for line in self.metrics()
+                  if "loss_metrics/global_avg_loss" in line}
+        for step in range(8):
+            self.assertTrue(any(abs(line["mean"][step] - newest[step + 1]) < 1e-5 for line in loss))
+
+    def test_hostile_metrics_stay_text_and_lines_that_are_no_rows_are_counted(self):
+        good = {"step": 1, "time": 1.5, "loss_metrics/global_avg_loss": 2.5, ATTACK: 3, "run_id": ATTACK}
+        event = {"step": 1, "time": 2, "event": ATTACK, ATTACK: ATTACK}
+        name = "<b onclick=alert(1)>"
+        self.folder_with(name, json.dumps(good) + "\n", json.dumps(event) + "\n", "[" * 100000 + "\n", "not json\n",
+                         "\0\xff\n", '{"step": 2, "time": 3, "loss_metrics/glob')
+        runs = self.folder / name / "runs" / ATTACK.replace("/", "_")
+        runs.mkdir(parents=True)
+        (runs / "config.toml").write_text(f"[job]\ndescription = {json.dumps(ATTACK)}\n{ATTACK} = 1\n")
+        (runs / "run.txt").write_text(f"command: {ATTACK}\nhost: {ATTACK}\n")
+        self.report(name, says=["6 lines", "4 that could not be read"])
+        page, _ = self.page()
+        self.assertIn(ATTACK, page.text)
+        self.assertIn(name, page.text)
+        self.assertIn("4 of 6 lines", page.text)
+        self.assertIn("torn", page.text)
+
+    def test_metrics_of_versions_without_run_ids_and_events_are_read(self):
+        rows = [{"step": step, "time": step, "loss_metrics/global_avg_loss": 9 - step} for step in (1, 2, 3, 2, 3, 4)]
+        self.folder_with("old", *(json.dumps(row) + "\n" for row in rows))
+        self.report("old")
+        page, data = self.page()
+        self.assertEqual(page.titles[0], "Loss")
+        self.assertIn([8, 7, 6, 5], [line["mean"] for line in data["lines"]])
+
+    def test_what_cannot_be_reported_is_refused_by_its_documented_code(self):
+        (self.folder / "empty").mkdir()
+        good = self.folder_with("good", '{"step": 1, "time": 1, "loss_metrics/global_avg_loss": 1}\n')
+        self.report(code=2)
+        self.report("nowhere", code=2, says=["nowhere", "metrics.jsonl"])
+        self.report(good, "empty", code=2, says=["empty: holds no metrics.jsonl"])
+        self.report(self.folder_with("blank", "\n"), code=2, says=["holds no line yet"])
+        self.report(*[good] * 15, code=2, says=["at most 14"])
+        self.report(good, "--training.steps=3", code=2)
+        self.report(self.folder_with("junk", "x\n"), code=65, says=["none of its 1 lines"])
+        (self.folder / "folder" / "metrics.jsonl").mkdir(parents=True)
+        self.report("folder", code=65, says=["not a regular file"])
+        (self.folder / "pipe").mkdir()
+        os.mkfifo(self.folder / "pipe" / "metrics.jsonl")
+        self.report("pipe", code=65, says=["not a regular file"])
+        self.report(good, "-o", "no/such/folder/x.html", code=74, says=["no/such/folder/x.html"])
+        self.assertEqual(list(Path(self.folder).glob("*.html")), [])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+// Plots as SVG text: lines over the step, the tokens seen or the time. Pure.
+#pragma once
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "trainer/report/axis.h"
+
+namespace hyperion {
+
+enum PlotAxis { kStepAxis, kTokensAxis, kTimeAxis, kPlotAxes };
+
+// The places that lines of one table share.
+struct PlotPoints {
+  int run = 0;
+  bool superseded = false;                         // steps that a restart made again: drawn faint
+  std::array<std::vector<double>, kPlotAxes> x{};  // NaN where not known
+};
+
+struct PlotLine {
+  size_t points = 0;             // index of its PlotPoints
+  std::vector<double> mean{};    // NaN: no finite value there
+  std::vector<double> low{};     // smallest and largest value of each bucket; both empty when no bucket has
+  std::vector<double> high{};    // more than one value
+  std::vector<size_t> broken{};  // points with a value that is NaN or infinite
+};
+
+struct Plot {
+  std::string title, unit;
+  bool from_zero = false;  // the axis starts at 0, and is linear until the reader wants a logarithmic one
+  bool over_time = false;  // always over the time
+  bool noisy = false;      // the page's smoothing applies
+  std::vector<PlotLine> lines{};
+};
+
+struct HorizontalAxis {
+  std::string name;
+  Interval interval{};
+};
+
+// A restart: where its first step is.
+struct PlotMark {
+  int run = 0;
+  std::array<double, kPlotAxes> x{};
+};
+
+struct PlotFrame {
+  static constexpr double kWidth = 640, kHeight = 270;
+  static constexpr double kLeft = 62, kRight = 626, kTop = 10, kBottom = 232;
+};
+
+// The smallest and largest finite value of all lines; {1, 0} when there is none.
+Interval values_of(const Plot& plot);
+
+// `first_line`: the number of the plot's first line in the page's data, which the page's script reads. The
+// text needs no script: axes for all kinds of x, linear and logarithmic y, of which the page shows one.
+std::string plot_svg(const Plot& plot, const std::vector<PlotPoints>& points,
+                     const std::array<HorizontalAxis, kPlotAxes>& axes, const std::vector<PlotMark>& marks,
+                     size_t first_line);
+
+// What the script reads of a plot's lines: JSON, numbers only.
+std::string lines_json(const Plot& plot);
+
+// A JSON array with null for what is not finite.
+std::string json_numbers(const std::vector<double>& values);
+
+}  // namespace hyperion

@@ -1,0 +1,47 @@
+// From the rows of runs to the plots of a page. Pure.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "trainer/report/history.h"
+#include "trainer/report/metric_rows.h"
+#include "trainer/report/plot.h"
+#include "trainer/report/run_record.h"
+
+namespace hyperion {
+
+struct ReportRun {
+  std::string name;               // the folder, as the command line names it
+  std::vector<std::string> tags;  // by number
+  RunHistory history{1};
+  RunStarts starts;
+  uint64_t lines = 0;
+  uint64_t bad_lines = 0;      // not JSON, too long, or without step and time
+  bool torn_end = false;       // the last line has no end and is no row: it is among bad_lines
+  uint64_t tags_left_out = 0;  // fields of more different tags than are kept
+};
+
+struct ReportData {
+  std::vector<Plot> plots;       // what every run has, in the page's order; plots without a line are left out
+  std::vector<Plot> more_plots;  // tags that have no plot of their own above
+  uint64_t plots_left_out = 0;   // tags beyond kMostMorePlots
+  std::vector<PlotPoints> points;
+  std::array<HorizontalAxis, kPlotAxes> axes;
+  std::vector<PlotMark> marks;
+};
+inline constexpr size_t kMostMorePlots = 24;
+inline constexpr size_t kMostMarks = 100;  // per run, the newest
+
+// How many buckets a run's history may have, so that the page stays small.
+size_t buckets_per_run(size_t runs);
+
+ReportData report_data(const std::vector<ReportRun>& runs);
+
+// y at x by a straight line between the neighbours of x in xs (ascending); the first or last y outside of
+// them, NaN for empty lists.
+double interpolate(const std::vector<double>& xs, const std::vector<double>& ys, double x);
+
+}  // namespace hyperion
