@@ -101,6 +101,14 @@ TEST_CASE("eval takes a checkpoint and data") {
   CHECK_THAT(refusal({"eval", "c"}), Contains("--data"));
 }
 
+TEST_CASE("report takes folders of runs and the file to write") {
+  const CommandLine line = parse_command_line({"report", "a", "b", "-o", "c.html"}, 100);
+  CHECK(line.action == CommandLine::Action::kReport);
+  CHECK(line.report.folders == std::vector<std::string>{"a", "b"});
+  CHECK(line.report.output == "c.html");
+  CHECK(parse_command_line({"report", "a"}, 100).report.output == "report.html");
+}
+
 TEST_CASE("ckpt knows six tools") {
   using Tool = CommandLine::Ckpt::Tool;
   const auto ckpt = [](std::vector<std::string> arguments) {
