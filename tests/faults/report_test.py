@@ -133,6 +133,24 @@ class Report(CheckpointTest):
         self.assertEqual(page.titles[0], "Loss")
         self.assertIn([8, 7, 6, 5], [line["mean"] for line in data["lines"]])
 
+    def test_memory_and_page_do_not_grow_with_the_file(self):
+        """100,000 lines, 90 MB, beside 2,000."""
+        names = [f"time_metrics/made up {i}" for i in range(20)]
+        peaks = []
+        for name, steps in (("short", 2000), ("long", 100000)):
+            tail = "".join(f', "{tag}": 1.23456789012' for tag in names) + "}\n"
+            self.folder_with(name)
+            with open(self.folder / name / "metrics.jsonl", "w") as file:  # by line: a child's peak has its parent's memory in it
+                file.writelines(f'{{"step": {step}, "time": {step}.5, "loss_metrics/global_avg_loss": {step % 7}.25{tail}'
+                                for step in range(1, steps + 1))
+            process = subprocess.Popen([BINARY, "report", name, "-o", f"{name}.html"], cwd=self.folder, stdout=subprocess.DEVNULL)
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+            self.assertEqual(process.returncode, 0)
+            peaks.append(usage.ru_maxrss)
+            self.assertLess((self.folder / f"{name}.html").stat().st_size, 4_000_000)
+        self.assertLess(peaks[1] - peaks[0], 20_000, f"KiB: {peaks}")
+
     def test_what_cannot_be_reported_is_refused_by_its_documented_code(self):
         (self.folder / "empty").mkdir()
         good = self.folder_with("good", '{"step": 1, "time": 1, "loss_metrics/global_avg_loss": 1}\n')

@@ -36,6 +36,12 @@ std::vector<Tick> linear_ticks(Interval interval, int wanted) {
     if (!(value <= interval.high + width * 1e-9)) break;
     ticks.push_back({value, tick_label(std::abs(value) < width * 1e-9 ? 0.0 : value)});
   }
+  // Ticks that differ by less than a label shows have all their digits.
+  for (size_t i = 1; i < ticks.size(); ++i) {
+    if (ticks[i].label != ticks[i - 1].label) continue;
+    for (Tick& tick : ticks) tick.label = number_text(tick.value);
+    break;
+  }
   return ticks;
 }
 
@@ -70,7 +76,7 @@ Interval linear_interval(Interval data, bool from_zero) {
 }
 
 Interval log_interval(Interval data) {
-  const double margin = std::max(std::pow(data.high / data.low, 0.05), 1.1);
+  const double margin = std::max(std::exp(0.05 * (std::log(data.high) - std::log(data.low))), 1.1);
   return {std::max(data.low / margin, 1e-300), std::min(data.high * margin, 1e300)};
 }
 

@@ -57,12 +57,11 @@ class NewestState {
     html += cell("large", loss, loss == "-" ? "" : fmt::format("at step {}", grouped(validation->step)));
     html += cell("", number_of(training, "grad_norm"));
     html += cell("", number_of(training, "lr"));
-    html +=
-        cell("", number_of(training, "throughput(tps)"), "MFU " + number_of(training, "mfu(%)", 3) + " %");
-    html += cell("", number_of(training, "time_metrics/end_to_end(s)") + " s",
-                 number_of(training, "time_metrics/data_loading(%)", 2) + " % waiting for data");
-    html += cell("", number_of(training, "memory/max_reserved(GiB)", 4) + " GiB",
-                 number_of(training, "memory/max_reserved(%)", 3) + " %");
+    html += cell("", number_of(training, "throughput(tps)"), number_of(training, "mfu(%)", 3, "MFU ", " %"));
+    html += cell("", number_of(training, "time_metrics/end_to_end(s)", 5, "", " s"),
+                 number_of(training, "time_metrics/data_loading(%)", 2, "", " % waiting for data"));
+    html += cell("", number_of(training, "memory/max_reserved(GiB)", 4, "", " GiB"),
+                 number_of(training, "memory/max_reserved(%)", 3, "", " %"));
     html += cell("", number_of(training, "n_tokens_seen"));
     html +=
         fmt::format("<td class=\"number\">{}</td>",
@@ -85,15 +84,17 @@ class NewestState {
 
   static std::string cell(const char* style, const std::string& number, const std::string& below = "") {
     return fmt::format("<td class=\"number {}\">{}{}</td>", style, number,
-                       below.empty() ? "" : "<small>" + below + "</small>");
+                       below.empty() || below == "-" ? "" : "<small>" + below + "</small>");
   }
 
   // "-" where the row does not say
-  std::string number_of(const MetricRow* row, const std::string& tag, int digits = 5) const {
+  std::string number_of(const MetricRow* row, const std::string& tag, int digits = 5, const char* before = "",
+                        const char* after = "") const {
     const auto number = value(row, tag);
     if (!number) return "-";
-    return std::abs(*number) >= 1e4 || !std::isfinite(*number) ? number_text(std::round(*number))
-                                                               : fmt::format("{:.{}g}", *number, digits);
+    const bool large = std::abs(*number) >= 1e4 || !std::isfinite(*number);
+    return before + (large ? number_text(std::round(*number)) : fmt::format("{:.{}g}", *number, digits)) +
+           after;
   }
 
   std::string setting(const std::string& key) const {

@@ -79,7 +79,8 @@ function scales(svg) {
   const log = svg.classList.contains('log');
   const [low, high] = (log ? svg.dataset.log : svg.dataset.linear).split(' ').map(Number);
   const kind = +(svg.dataset.axis ?? axis), [from, to] = data.x[kind];
-  const part = log ? v => Math.log(v / low) / Math.log(high / low) : v => (v - low) / (high - low);
+  const part = log ? v => (Math.log(v) - Math.log(low)) / (Math.log(high) - Math.log(low))
+                   : v => (v - low) / (high - low);
   return {kind, x: v => v === null ? NaN : left + (v - from) / (to - from) * (right - left),
           y: v => v === null || (log && v <= 0) ? NaN : bottom - part(v) * (bottom - top_)};
 }
@@ -221,6 +222,6 @@ all('.bar .run').forEach((button, run) => {
 });
 )js";
 
-const char* const kPageScriptHash = "aPC54zSkauXG7yQdMgc7jAeUaeQnPI21FRe1YfM9B8o=";
+const char* const kPageScriptHash = "2H+BWwxibTZZp0tqJFC3gmrpDumgD/fIWTpS5ggnoq8=";
 
 }  // namespace hyperion

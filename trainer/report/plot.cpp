@@ -19,8 +19,10 @@ struct Scale {
 
   // NaN where the axis has no place for the value
   double operator()(double value) const {
-    const double part = log ? std::log(value / interval.low) / std::log(interval.high / interval.low)
-                            : (value - interval.low) / (interval.high - interval.low);
+    // differences of logarithms: the ratio of the largest to the smallest double is infinite
+    const double part =
+        log ? (std::log(value) - std::log(interval.low)) / (std::log(interval.high) - std::log(interval.low))
+            : (value - interval.low) / (interval.high - interval.low);
     return std::isfinite(part) ? from + part * (to - from) : NAN;
   }
 };

@@ -154,6 +154,11 @@ struct Builder {
       for (const PlotPoints& points : data.points)
         for (const double x : points.x[axis])
           if (std::isfinite(x)) all = {std::min(all.low, x), std::max(all.high, x)};
+      if (axis == kStepAxis)  // a point is in the middle of its steps
+        for (const ReportRun& run : runs)
+          for (size_t table = 0; table < 2 * kRowKinds; ++table)
+            for (const auto& [index, bucket] : buckets(run, table).buckets())
+              all.high = std::max(all.high, static_cast<double>(bucket.last_step));
       if (all.low > all.high) all = {0, 1};
       const double span = all.high - all.low;
       if (all.low < 0.25 * all.high) all.low = 0;

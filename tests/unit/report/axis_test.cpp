@@ -21,6 +21,7 @@ TEST_CASE("Ticks of a linear axis are multiples of 1, 2 or 5 times a power of te
   CHECK(labels(linear_ticks({-1, 1}, 4)) == Labels{"-1", "-0.5", "0", "0.5", "1"});
   CHECK(labels(linear_ticks({1970, 2030}, 5)) == Labels{"1980", "2000", "2020"});
   CHECK(labels(linear_ticks({0, 1.2e6}, 5)) == Labels{"0", "500k", "1M"});
+  CHECK(labels(linear_ticks({23841000, 23841200}, 2)) == Labels{"23,841,000", "23,841,100", "23,841,200"});
   CHECK(labels(linear_ticks({0, 1e13}, 2)) == Labels{"0", "5T", "10T"});
 }
 

@@ -71,6 +71,17 @@ TEST_CASE("Steps that two restarts made again are not joined by a line") {
   CHECK(data.marks.size() == 2);
 }
 
+TEST_CASE("Values over the whole range of doubles give finite places in the plot") {
+  const ReportData data =
+      report_data({run_of({training_line(1, 5e-324, 1), training_line(2, 1e308, 1e308),
+                           training_line(3, 1e308, -1e308), training_line(4, 1e-300, 4)})});
+  for (const Plot& plot : data.plots) {
+    const std::string svg = plot_svg(plot, data.points, data.axes, data.marks, 0);
+    CHECK_THAT(svg, !Catch::Contains("nan"));
+    CHECK_THAT(svg, !Catch::Contains("inf"));
+  }
+}
+
 TEST_CASE("Interpolation keeps to the ends of what is known") {
   CHECK(interpolate({1, 3}, {10, 30}, 2) == 20);
   CHECK(interpolate({1, 3}, {10, 30}, 0) == 10);
