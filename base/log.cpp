@@ -10,24 +10,40 @@
 
 #include <spdlog/pattern_formatter.h>
 #include <spdlog/sinks/stdout_sinks.h>
+#include <unistd.h>
 
 #include "base/error.h"
+#include "base/terminal.h"
 
 static_assert(FMT_VERSION < 100000, "spdlog needs Debian's fmt 9, but another fmt was found first");
 
 namespace hyperion {
 namespace {
 
-// Python's logging level names: WARNING and CRITICAL where spdlog says warning and critical.
-class PythonLevel : public spdlog::custom_flag_formatter {
+void append(spdlog::memory_buf_t& out, std::string_view text) {
+  out.append(text.data(), text.data() + text.size());
+}
+
+// Level and text. Python's logging level names: WARNING and CRITICAL where spdlog says warning and critical.
+class LevelAndText : public spdlog::custom_flag_formatter {
  public:
+  explicit LevelAndText(int fd) : fd_(fd) {}
   void format(const spdlog::details::log_msg& message, const std::tm&, spdlog::memory_buf_t& out) override {
     static constexpr std::string_view kNames[] = {"TRACE", "DEBUG",    "INFO", "WARNING",
                                                   "ERROR", "CRITICAL", "OFF"};
-    const std::string_view name = kNames[message.level];
-    out.append(name.data(), name.data() + name.size());
+    const bool colored = message.level >= spdlog::level::warn && terminal_escapes(fd_);
+    if (colored) append(out, message.level == spdlog::level::warn ? "\033[33m" : "\033[31m");
+    append(out, kNames[message.level]);
+    append(out, " - ");
+    append(out, {message.payload.data(), message.payload.size()});
+    if (colored) append(out, "\033[39m");  // as v0.2.2 ends a colour
   }
-  std::unique_ptr<custom_flag_formatter> clone() const override { return std::make_unique<PythonLevel>(); }
+  std::unique_ptr<custom_flag_formatter> clone() const override {
+    return std::make_unique<LevelAndText>(fd_);
+  }
+
+ private:
+  int fd_;
 };
 
 spdlog::level::level_enum chosen_level() {
@@ -45,10 +61,17 @@ spdlog::level::level_enum chosen_level() {
 
 }  // namespace
 
-void init_logging(bool quiet) {
+void init_logging(bool quiet, LogStream stream) {
+  const bool to_stdout = stream == LogStream::kStdout;
   auto formatter = std::make_unique<spdlog::pattern_formatter>();
-  formatter->add_flag<PythonLevel>('*').set_pattern("[hyperion] %Y-%m-%d %H:%M:%S,%e - root - %* - %v");
-  auto logger = std::make_shared<spdlog::logger>("root", std::make_shared<spdlog::sinks::stdout_sink_mt>());
+  formatter->add_flag<LevelAndText>('*', to_stdout ? STDOUT_FILENO : STDERR_FILENO)
+      .set_pattern("[hyperion] %Y-%m-%d %H:%M:%S,%e - root - %*");
+  spdlog::sink_ptr sink;
+  if (to_stdout)
+    sink = std::make_shared<spdlog::sinks::stdout_sink_mt>();
+  else
+    sink = std::make_shared<spdlog::sinks::stderr_sink_mt>();
+  auto logger = std::make_shared<spdlog::logger>("root", std::move(sink));
   logger->set_formatter(std::move(formatter));
   logger->set_level(quiet ? spdlog::level::err : chosen_level());
   logger->flush_on(spdlog::level::info);

@@ -9,10 +9,16 @@
 
 namespace hyperion {
 
-// Lines go to stdout (warnings and errors too, as in v0.2.2, so one stream keeps the order).
-// quiet: only errors pass, for the ranks that LOG_RANK leaves out. HYPERION_LOG_LEVEL (debug, info, warning or
-// error) chooses what the others show; throws Error(kUsage) for anything else.
-void init_logging(bool quiet);
+// Where all lines go, warnings and errors too, so that one stream keeps the order.
+enum class LogStream {
+  kStdout,  // of a training job, as in v0.2.2
+  kStderr,  // of commands that print results on stdout
+};
+
+// quiet: only errors pass, for the ranks that LOG_RANK leaves out. HYPERION_LOG_LEVEL (debug, info, warning
+// or error) chooses what the others show; throws Error(kUsage) for anything else. On a terminal
+// (base/terminal.h) warnings are yellow and errors red.
+void init_logging(bool quiet, LogStream stream = LogStream::kStdout);
 
 // Whether rank's lines are shown, by LOG_RANK of v0.2.2's launcher: a comma list of ranks ("0,3"); empty
 // means "0". Throws Error(kUsage) when the list is malformed.

@@ -2,12 +2,13 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
-#include <string_view>
 #include <utility>
 
 #include <fmt/format.h>
 #include <unistd.h>
+
+#include "base/log.h"
+#include "base/terminal.h"
 
 namespace hyperion {
 namespace {
@@ -26,27 +27,31 @@ std::string clock_time(double seconds) {
   return fmt::format("{}:{:02}:{:02}", total / 3600, total / 60 % 60, total % 60);
 }
 
-bool stderr_is_terminal() {
-  const char* term = std::getenv("TERM");
-  return ::isatty(STDERR_FILENO) == 1 && (term == nullptr || std::string_view(term) != "dumb");
-}
-
 }  // namespace
 
 std::string progress_line(const std::string& name, uint64_t done, uint64_t total, const std::string& unit,
                           double seconds) {
-  done = std::min(done, total);
+  if (total > 0) done = std::min(done, total);
   const double rate = seconds > 0 ? static_cast<double>(done) / seconds : 0;
-  const uint64_t percent =
-      total > 0 ? static_cast<uint64_t>(100.0 * static_cast<double>(done) / static_cast<double>(total)) : 100;
+  if (total == 0)
+    return fmt::format("{} {} {}, {} {}/s", name, short_number(static_cast<double>(done)), unit,
+                       short_number(rate), unit);
+  const auto percent = static_cast<uint64_t>(100.0 * static_cast<double>(done) / static_cast<double>(total));
   const std::string left = rate > 0 ? clock_time(static_cast<double>(total - done) / rate) : "?";
   return fmt::format("{} {:3}% {}/{} {}, {} {}/s, {} to go", name, percent,
                      short_number(static_cast<double>(done)), short_number(static_cast<double>(total)), unit,
                      short_number(rate), unit, left);
 }
 
-Progress::Progress(std::string name, uint64_t total, std::string unit)
-    : name_(std::move(name)), total_(total), unit_(std::move(unit)), visible_(stderr_is_terminal()) {}
+Progress::Progress(std::string name, uint64_t total, std::string unit,
+                   std::chrono::milliseconds between_log_lines)
+    : name_(std::move(name)),
+      total_(total),
+      unit_(std::move(unit)),
+      visible_(spdlog::should_log(spdlog::level::info)),
+      terminal_(terminal_escapes(STDERR_FILENO)),
+      between_(terminal_ ? std::chrono::milliseconds(200) : between_log_lines),
+      next_(begin_ + (terminal_ ? std::chrono::milliseconds(500) : between_log_lines)) {}
 
 Progress::~Progress() {
   if (printed_) std::fputs("\x1b[K", stderr);
@@ -56,9 +61,10 @@ void Progress::update(uint64_t done) {
   if (!visible_) return;
   const Clock::time_point now = Clock::now();
   if (now < next_) return;
-  next_ = now + std::chrono::milliseconds(200);
-  printed_ = true;
+  next_ = now + between_;
   const double seconds = std::chrono::duration<double>(now - begin_).count();
+  if (!terminal_) return log_info("{}", progress_line(name_, done, total_, unit_, seconds));
+  printed_ = true;
   // No longer than the log prefix, and with the cursor left at its start: a log line in between covers it.
   constexpr size_t kLogPrefix = 51;
   const std::string line =

@@ -1,5 +1,5 @@
-// A status line with rate and time to go for long work, rewritten in place on stderr. Only where stderr is a
-// terminal (and TERM is not "dumb"): logs and pipes see nothing of it.
+// Rate and time to go of long work: a status line rewritten in place where stderr is a terminal, a log line
+// every ten seconds elsewhere. Ranks whose log lines are not shown show no progress either.
 #pragma once
 
 #include <chrono>
@@ -8,21 +8,23 @@
 
 namespace hyperion {
 
-// "tokenize  42% 1.2G/2.8G B, 35.1M B/s, 0:45 to go". Pure; `seconds` is the time used so far.
+// "tokenize  42% 1.2G/2.8G B, 35.1M B/s, 0:45 to go"; with a total of 0, which is unknown: "eval 1.2M tokens,
+// 35.1k tokens/s". Pure; `seconds` is the time used so far.
 std::string progress_line(const std::string& name, uint64_t done, uint64_t total, const std::string& unit,
                           double seconds);
 
-// For one thread. The line is wiped when the object goes, so that what is printed next starts on a clean
+// For one thread. A status line is wiped when the object goes, so that what is printed next starts on a clean
 // line.
 class Progress {
  public:
-  // total: the count of `unit` that update() reaches at the end
-  Progress(std::string name, uint64_t total, std::string unit);
+  // total: the count of `unit` that update() reaches at the end, or 0
+  Progress(std::string name, uint64_t total, std::string unit,
+           std::chrono::milliseconds between_log_lines = std::chrono::seconds(10));
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
   ~Progress();
 
-  // Cheap enough for every item: prints five times a second.
+  // Cheap enough for every item: prints five times a second on a terminal.
   void update(uint64_t done);
 
  private:
@@ -30,10 +32,11 @@ class Progress {
   std::string name_;
   uint64_t total_;
   std::string unit_;
-  bool visible_;
-  bool printed_ = false;
+  bool visible_, terminal_;
+  bool printed_ = false;  // a status line
+  std::chrono::milliseconds between_;
   Clock::time_point begin_ = Clock::now();
-  Clock::time_point next_ = begin_ + std::chrono::milliseconds(500);  // short work stays silent
+  Clock::time_point next_;  // short work stays silent
 };
 
 }  // namespace hyperion

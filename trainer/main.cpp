@@ -2,6 +2,7 @@
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <exception>
@@ -13,6 +14,7 @@
 #include "base/failpoint.h"
 #include "base/log.h"
 #include "base/standard_streams.h"
+#include "base/terminal.h"
 #include "parallel/environment.h"
 #include "trainer/ckpt_command.h"
 #include "trainer/config/command_line.h"
@@ -45,6 +47,7 @@ ExitCode train(const CommandLine& line, const std::vector<std::string>& command)
   ignore_file_size_signal();
   ResolvedConfig resolved = load_config(line.config_file, line.overrides);
   resolve_hf_model(resolved, install_root());
+  if (resolved.config.metrics.disable_color_printing) disable_terminal_escapes();
   log_info("Starting job: {}", resolved.config.job.description);
   for (const std::string& warning : resolved.warnings) log_warning("{}", warning);
   const std::vector<std::string> idle = keys_without_effect(resolved);
@@ -70,6 +73,8 @@ ExitCode show_config(const CommandLine& line) {
 
 ExitCode run(const std::vector<std::string>& command) {
   const CommandLine line = parse_command_line({command.begin() + 1, command.end()}, terminal_width());
+  if (line.action != CommandLine::Action::kTrain)  // which knows its rank
+    init_logging(/*quiet=*/false, LogStream::kStderr);
   switch (line.action) {
     case CommandLine::Action::kShow:
       fmt::print("{}", line.text);
@@ -99,8 +104,8 @@ ExitCode run(const std::vector<std::string>& command) {
 
 int report(ExitCode code, const std::string& message) {
   std::fflush(stdout);
-  std::fputs(("hyperion: " + message + "\n").c_str(),
-             stderr);  // fmt::print would throw where nobody reads it
+  const char* name = terminal_escapes(STDERR_FILENO) ? "\033[31mhyperion:\033[39m " : "hyperion: ";
+  std::fputs((name + message + "\n").c_str(), stderr);  // fmt::print would throw where nobody reads it
   return static_cast<int>(code);
 }
 

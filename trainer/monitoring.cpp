@@ -5,6 +5,8 @@
 #include <limits>
 #include <utility>
 
+#include <ATen/Parallel.h>
+
 #include "base/durable.h"
 #include "base/error.h"
 #include "base/files.h"
@@ -78,6 +80,28 @@ RunStart start_run(const RunDescription& run, const Runtime& runtime) {
   return {static_cast<std::time_t>(std::stoll(answer.substr(0, blank))), std::move(text)};
 }
 
+// FLOP/s that the step line's mfu is a share of.
+double peak_flops(const JobConfig::Training& training, const Runtime& runtime) {
+  if (runtime.device.is_cuda()) {
+    const PeakFlops peak = gpu_peak_flops(runtime.device_name);
+    if (peak.known) {
+      log_info("mfu is a share of {:.0f} TFLOP/s, the dense bfloat16 peak of {}", peak.flops / 1e12,
+               runtime.device_name);
+    } else {
+      log_warning("no peak FLOP/s known for {}: mfu is a share of the {:.0f} TFLOP/s of an A100",
+                  runtime.device_name, peak.flops / 1e12);
+    }
+    return peak.flops;
+  }
+  const double peak = measure_gemm_peak(sharding_options(training, runtime.device, nullptr).compute_dtype);
+  const int threads = at::get_num_threads();
+  log_info(
+      "mfu is a share of {:.3f} TFLOP/s, the fastest matrix product measured just now on this rank's {} CPU "
+      "thread{} (on a busy machine that is less than the CPU can do)",
+      peak / 1e12, threads, threads == 1 ? "" : "s");
+  return peak;
+}
+
 }  // namespace
 
 std::unique_ptr<MemoryMonitor> make_memory_monitor(const Runtime& runtime) {
@@ -95,14 +119,12 @@ std::unique_ptr<MetricsLogger> make_metrics(const RunDescription& run, const Run
                                   .heads = run.model.n_heads,
                                   .head_dim = run.model.head_dim,
                                   .seq_len = run.config.training.seq_len};
-  const bool cuda = runtime.device.is_cuda();
   MetricsOptions options;
   const auto& metrics = run.config.metrics;
   options.log_freq = metrics.log_freq;
   options.enable_tensorboard = metrics.enable_tensorboard;
   options.enable_jsonl = metrics.enable_jsonl;
   options.save_for_all_ranks = metrics.save_for_all_ranks;
-  options.disable_color_printing = metrics.disable_color_printing;
   options.save_tb_folder = metrics.save_tb_folder;
   options.dump_folder = run.config.job.dump_folder;
   RunStart start = start_run(run, runtime);
@@ -116,15 +138,8 @@ std::unique_ptr<MetricsLogger> make_metrics(const RunDescription& run, const Run
   options.flops_per_token_causal = flops_per_token_causal(dimensions);
   MetricsSources sources;
   sources.take_peak_memory = [&memory] { return memory.take_peak(); };
-  if (cuda) {
-    const PeakFlops peak = gpu_peak_flops(runtime.device_name);
-    if (!peak.known)
-      log_warning("no peak FLOP/s known for {}: MFU is relative to an A100", runtime.device_name);
-    options.peak_flops = peak.flops;
-  } else {
-    const at::ScalarType dtype = sharding_options(run.config.training, runtime.device, nullptr).compute_dtype;
-    sources.measure_peak_flops = [dtype] { return measure_gemm_peak(dtype); };
-  }
+  if (options.prints || options.save_for_all_ranks || options.rank == options.metrics_rank)
+    options.peak_flops = peak_flops(run.config.training, runtime);
   auto logger = std::make_unique<MetricsLogger>(options, std::move(sources));
   logger->log_config(recorded_toml(run));
   log_info("Model {} {} size: {} total parameters", run.config.model.name, run.config.model.flavor,

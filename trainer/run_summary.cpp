@@ -11,6 +11,18 @@ std::string checkpointing_of(const JobConfig::ActivationCheckpoint& options) {
   return fmt::format("selective, every {} blocks", options.selective_ac_option);
 }
 
+// The optimizer updates weights of training.dtype; layers read copies of them where their dtype differs.
+std::string precision_of(const JobConfig::Training& training) {
+  if (training.dtype == training.mixed_precision_param)
+    return fmt::format("weights, gradients and optimizer states {}, gradients reduced in {}", training.dtype,
+                       training.mixed_precision_reduce);
+  return fmt::format(
+      "master weights, gradients and optimizer states {}, compute copies of the weights {}, gradients "
+      "reduced "
+      "in {}",
+      training.dtype, training.mixed_precision_param, training.mixed_precision_reduce);
+}
+
 }  // namespace
 
 std::vector<std::string> run_summary(const JobConfig& config, const RunPlace& place) {
@@ -21,14 +33,13 @@ std::vector<std::string> run_summary(const JobConfig& config, const RunPlace& pl
   return {
       fmt::format(
           "Device: {}{}; mesh {}", place.device,
-          cpu ? fmt::format(", {} thread{} a rank", place.threads, place.threads == 1 ? "" : "s") : "",
+          cpu ? fmt::format(", {} thread{} per rank", place.threads, place.threads == 1 ? "" : "s") : "",
           place.mesh),
       fmt::format("Trainer is initialized with local batch size {}, global batch size {}, gradient "
-                  "accumulation steps {}, sequence length {}, total steps {} (warmup {}): {} tokens a step",
+                  "accumulation steps {}, sequence length {}, total steps {} (warmup {}): {} tokens per step",
                   training.local_batch_size, global, global / microbatch, training.seq_len, training.steps,
                   config.lr_scheduler.warmup_steps, global * training.seq_len),
-      fmt::format("Parameters {}, gradients reduced in {}, states {}; activation checkpointing {}; ema {}",
-                  training.mixed_precision_param, training.mixed_precision_reduce, training.dtype,
+      fmt::format("Precision: {}; activation checkpointing {}; ema {}", precision_of(training),
                   checkpointing_of(config.activation_checkpoint),
                   config.ema.enable ? fmt::format("{}", config.ema.decay) : "off")};
 }

@@ -11,7 +11,7 @@ namespace hyperion {
 
 struct RunPlace {
   std::string device;        // "NVIDIA H100", "CPU"
-  int threads = 1;           // of a rank, on a CPU
+  int threads = 1;           // per rank, on a CPU
   std::string mesh{};        // Mesh::describe()
   int64_t batch_degree = 1;  // ranks that read different data
 };

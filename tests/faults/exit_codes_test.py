@@ -92,8 +92,8 @@ class ExitCodes(JobTest):
 
     def test_what_is_running_stands_in_the_log(self):
         job = self.run_job("--training.global_batch_size=8", "--lr_scheduler.warmup_steps=9", "--training.steps=2", ranks=2, code=0, says=[
-            "Device: CPU, 1 thread a rank; mesh", "dp_shard 2", "local batch size 2, global batch size 8, gradient accumulation steps 2",
-            "256 tokens a step", "Parameters bfloat16, gradients reduced in float32", "Weights: initialised at random (seed 1)",
+            "Device: CPU, 1 thread per rank; mesh", "dp_shard 2", "local batch size 2, global batch size 8, gradient accumulation steps 2",
+            "256 tokens per step", "compute copies of the weights bfloat16, gradients reduced in float32", "mfu is a share of", "Weights: initialised at random (seed 1)",
             "WARNING - lr_scheduler.warmup_steps = 9 is more than the 2 steps"])
         self.assertNotIn("start over", job.text())
 

@@ -4,10 +4,17 @@
 usage: metrics_test.py HYPERION [unittest options]
 """
 
+import json
+import os
+import pty
 import re
+import subprocess
+import sys
 
 from checkpoints import CheckpointTest
-from jobs import main
+from jobs import BINARY, ROOT, JobTest, main
+
+PREFIX = r"\[hyperion\] \d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} - root - "
 
 
 class Metrics(CheckpointTest):
@@ -90,6 +97,60 @@ class Metrics(CheckpointTest):
                                      "steps", "lr", "step_time", "data_loading", "eta"])
             self.assertIn(f"  steps: 2  lr: {1e-3 * number / 2:.2e}  step_time: ", line)
         self.assertTrue(fields[1].endswith("  eta: 0:00:00"), fields[1])
+
+
+class Terminal(JobTest):
+    """What a terminal is sent."""
+
+    def on_a_terminal(self, command, **environment):
+        """What `command` prints on a terminal of its own, both streams."""
+        ours, theirs = pty.openpty()
+        environment = {**os.environ, "HYPERION_DEVICE": "cpu", "TERM": "xterm-256color", "OMP_NUM_THREADS": "1", **environment}
+        process = subprocess.Popen(command, stdout=theirs, stderr=theirs, stdin=subprocess.DEVNULL, cwd=self.folder, env=environment)
+        os.close(theirs)
+        text = b""
+        try:
+            while data := os.read(ours, 65536):
+                text += data
+        except OSError:  # how a terminal says that its other side is closed
+            pass
+        os.close(ours)
+        self.assertEqual(process.wait(timeout=60), 0, text.decode())
+        return text.decode()
+
+    def train(self, *options, **environment):
+        return self.on_a_terminal([sys.executable, ROOT / "scripts" / "launch.py", BINARY, "train", self.folder / "job.toml",
+                                   "--training.steps=2", "--lr_scheduler.warmup_steps=9", *options], NPROC="1", **environment)
+
+    def test_warnings_and_step_lines_are_coloured_through_the_launcher(self):
+        text = self.train()
+        self.assertIn("\x1b[31mstep:  1  \x1b[32mloss:", text)
+        self.assertRegex(text, PREFIX + r"\x1b\[33mWARNING - lr_scheduler.warmup_steps = 9.*\x1b\[39m")
+
+    def test_a_dumb_terminal_and_no_color_and_the_key_turn_escape_sequences_off(self):
+        for options, environment in (((), {"TERM": "dumb"}), ((), {"NO_COLOR": "1"}), (("--metrics.disable_color_printing",), {})):
+            with self.subTest(options=options, environment=environment):
+                text = self.train(*options, **environment)
+                self.assertIn("step:  2  loss:", text)
+                self.assertIn("WARNING - lr_scheduler.warmup_steps", text)
+                self.assertNotIn("\x1b", text)
+
+    def test_every_command_logs_in_one_format_and_keeps_stdout_for_results(self):
+        tokenize = subprocess.run([BINARY, "tokenize", "--tokenizer", ROOT / "tests/assets/tokenizer", "--out", self.folder / "shard",
+                                   self.folder / "data.jsonl"], capture_output=True, text=True, timeout=60)
+        self.assertEqual((tokenize.returncode, tokenize.stdout), (0, ""))
+        self.assertRegex(tokenize.stderr, f"^{PREFIX}INFO - Tokenised 1 files")
+        tokenizer = self.folder / "tokenizer"  # one that names no BOS, which is logged
+        tokenizer.mkdir()
+        (tokenizer / "tokenizer.json").write_bytes((ROOT / "tests/assets/tokenizer/tokenizer.json").read_bytes())
+        self.run_job("--checkpoint.enable", "--checkpoint.no_last_save_model_only", code=0)
+        done = subprocess.run([BINARY, "eval", self.folder / "out/checkpoint/step-5", "--data", self.folder / "data.jsonl", "--seq-len=32",
+                               f"--tokenizer={tokenizer}", "--max-batches=1", "--json"], capture_output=True, text=True, timeout=60)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertGreater(json.loads(done.stdout)["loss"], 0)
+        for line in done.stderr.splitlines():
+            self.assertRegex(line, "^" + PREFIX)
+        self.assertIn("names no BOS", done.stderr)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ std::vector<Option> job() {
 
 std::vector<Option> profiling() {
   return {
-      Option{KEY(profiling.enable_profiling), "Write chrome traces, one a rank and cycle."},
+      Option{KEY(profiling.enable_profiling), "Write chrome traces, one per rank and cycle."},
       Option{KEY(profiling.save_traces_folder), "Folder of the traces, under dump_folder."}.when(kProfiling),
       Option{KEY(profiling.profile_freq), "Steps in one cycle: wait, warm up, record."}.at_least(1).when(
           kProfiling),
@@ -48,11 +48,12 @@ std::vector<Option> metrics() {
       Option{KEY(metrics.log_freq), "Steps between two lines of metrics (step 1 is always logged)."}.at_least(
           1),
       {KEY(metrics.enable_tensorboard), "Write TensorBoard event files."},
-      {KEY(metrics.disable_color_printing), "Print step lines without colours."},
+      {KEY(metrics.disable_color_printing), "No colours in the log, and no lines that are rewritten in place."},
       Option{KEY(metrics.save_tb_folder), "Folder of the event files, under dump_folder."}.when(kTensorBoard),
       {KEY(metrics.save_for_all_ranks), "Every rank writes its metrics, not only rank 0."},
       Option{KEY(metrics.enable_wandb), "Send metrics to Weights & Biases."}.when(kWandb),
-      Option{KEY(metrics.enable_jsonl), "Write metrics.jsonl under dump_folder, one object a logged step."}
+      Option{KEY(metrics.enable_jsonl),
+             "Write metrics.jsonl under dump_folder, one object per logged step or event."}
           .own(),
   };
 }

@@ -6,6 +6,7 @@
 #include <simdjson.h>
 
 #include "base/error.h"
+#include "base/progress.h"
 #include "trainer/data/decompress.h"
 
 namespace hyperion {
@@ -43,6 +44,7 @@ JsonLines::~JsonLines() = default;
 void JsonLines::index_lines() {
   constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
   uint64_t blank_lines = 0;
+  Progress progress("indexing data", content_.size(), "B");
   for (size_t at = content_.starts_with(kByteOrderMark) ? kByteOrderMark.size() : 0; at < content_.size();) {
     const size_t end = std::min(content_.find('\n', at), content_.size());
     if (is_blank(content_.substr(at, end - at))) {
@@ -56,6 +58,7 @@ void JsonLines::index_lines() {
       begins_.push_back(at);
     }
     at = end + 1;
+    if (begins_.size() % 65536 == 0) progress.update(at);
   }
   begins_.push_back(content_.size());
 }

@@ -3,15 +3,22 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
+#include "base/progress.h"
+
 namespace hyperion {
 
 InferenceEngine::InferenceEngine(const ModelArgs& args, at::Device device, at::ScalarType dtype,
                                  const LoadWeights& load)
     : model_(args), device_(device) {
+  uint64_t total = 0, done = 0;
+  for (const ParameterPtr& parameter : model_.parameters())
+    total += static_cast<uint64_t>(c10::multiply_integers(parameter->shape));
+  Progress progress("loading weights", total, "numbers");
   for (const ParameterPtr& parameter : model_.parameters()) {
     const at::Tensor weight = at::empty(parameter->shape, at::TensorOptions(at::kFloat));
     load(*parameter, weight);
     parameter->weight = weight.to(device, dtype);
+    progress.update(done += static_cast<uint64_t>(weight.numel()));
   }
 }
 

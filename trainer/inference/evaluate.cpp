@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/progress.h"
 #include "trainer/data_setup.h"
 
 namespace hyperion {
@@ -16,6 +17,7 @@ Evaluation evaluate(InferenceEngine& engine, DataLoader& loader, int64_t max_bat
   const auto begin = std::chrono::steady_clock::now();
   Evaluation result;
   double sum = 0;
+  Progress progress("eval", static_cast<uint64_t>(max_batches), "batches");
   for (int64_t i = 0; max_batches == 0 || i < max_batches; ++i) {
     const std::optional<Batch> batch = loader.next();
     if (!batch) break;
@@ -23,6 +25,7 @@ Evaluation evaluate(InferenceEngine& engine, DataLoader& loader, int64_t max_bat
     if (tokens == 0) continue;
     sum += engine.loss_sum(*batch);
     result.tokens += tokens;
+    progress.update(static_cast<uint64_t>(i) + 1);
     for (int64_t row = 0; row < batch->rows; ++row) {
       const auto first = batch->labels.begin() + row * batch->seq_len;
       result.sequences +=

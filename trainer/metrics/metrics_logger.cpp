@@ -6,9 +6,11 @@
 
 #include <fmt/chrono.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/terminal.h"
 #include "trainer/metrics/step_line.h"
 
 namespace hyperion {
@@ -47,9 +49,7 @@ void append_memory(MetricList& list, const std::string& prefix, const DeviceMemo
 }  // namespace
 
 MetricsLogger::MetricsLogger(MetricsOptions options, MetricsSources sources)
-    : options_(std::move(options)),
-      sources_(std::move(sources)),
-      color_(color_enabled(options_.disable_color_printing)) {
+    : options_(std::move(options)), sources_(std::move(sources)), color_(terminal_escapes(STDOUT_FILENO)) {
   if (options_.log_freq < 1) throw_config("metrics.log_freq is {}, expected at least 1", options_.log_freq);
   if (!sources_.clock) sources_.clock = steady_seconds;
   start_window(options_.start_step);
@@ -86,10 +86,9 @@ void MetricsLogger::log(const StepMetrics& m) {
   const double tps = tokens_per_second(seconds);
   const DeviceMemory memory = take_memory();
   if (options_.prints || writes_files()) {
-    const double peak = peak_flops();
     const double tflops = options_.flops_per_token_square * tps / 1e12;
     const auto mfu = [&](double flops_per_token) {
-      return peak > 0 ? 100 * flops_per_token * tps / peak : 0.0;
+      return options_.peak_flops > 0 ? 100 * flops_per_token * tps / options_.peak_flops : 0.0;
     };
     const double mfu_square = mfu(options_.flops_per_token_square);
     const double step_seconds = seconds / steps;
@@ -168,12 +167,6 @@ void MetricsLogger::start_window(int64_t steps_done) {
 double MetricsLogger::tokens_per_second(double seconds) const {
   const double shared_seconds = seconds * static_cast<double>(options_.non_data_parallel_size);
   return shared_seconds > 0 ? static_cast<double>(window_.tokens) / shared_seconds : 0.0;
-}
-
-double MetricsLogger::peak_flops() {
-  if (options_.peak_flops <= 0 && sources_.measure_peak_flops)
-    options_.peak_flops = sources_.measure_peak_flops();
-  return options_.peak_flops;
 }
 
 // By the time that passed since the first logged step, validations and saves included: the steps up to there

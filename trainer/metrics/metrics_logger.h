@@ -20,7 +20,6 @@ struct MetricsOptions {
   bool enable_tensorboard = false;
   bool enable_jsonl = true;
   bool save_for_all_ranks = false;
-  bool disable_color_printing = false;
   std::string save_tb_folder = "tb";
 
   std::filesystem::path dump_folder = "outputs";
@@ -35,14 +34,13 @@ struct MetricsOptions {
 
   double flops_per_token_square = 0;  // see flops.h
   double flops_per_token_causal = 0;
-  double peak_flops = 0;  // FLOP/s of this rank's device; 0: MetricsSources::measure_peak_flops gives it
+  double peak_flops = 0;  // FLOP/s of this rank's device, which MFU is a share of
 };
 
 // Where measured numbers come from; each one may be empty (zero then; the clock: the steady clock).
 struct MetricsSources {
   std::function<DeviceMemory()> take_peak_memory;  // peaks since the last call
-  std::function<double()> measure_peak_flops;  // called once, on the first logged step, outside its timing
-  std::function<double()> clock;               // seconds, for tests
+  std::function<double()> clock;                   // seconds, for tests
 };
 
 struct StepMetrics {
@@ -94,7 +92,6 @@ class MetricsLogger {
   bool writes_files() const { return options_.save_for_all_ranks || options_.rank == options_.metrics_rank; }
   void start_window(int64_t steps_done);
   double tokens_per_second(double seconds) const;
-  double peak_flops();
   double seconds_left(int64_t step, double step_seconds);
   DeviceMemory take_memory();
   void warn_about_memory(const DeviceMemory& memory);

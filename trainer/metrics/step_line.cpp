@@ -3,10 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 namespace hyperion {
 namespace {
@@ -78,12 +76,6 @@ std::string validation_line(const ValidationReport& r, bool color) {
                      c.green, python_fixed(r.loss, 7, 4), c.turquoise,
                      memory_field(r.reserved_gib, r.reserved_percent), c.blue, python_grouped(r.tps, 0),
                      c.reset);
-}
-
-bool color_enabled(bool disable_color_printing) {
-  const char* no_color = std::getenv("NO_COLOR");
-  return !disable_color_printing && (no_color == nullptr || *no_color == '\0') &&
-         ::isatty(STDOUT_FILENO) == 1;
 }
 
 }  // namespace hyperion

@@ -42,10 +42,6 @@ std::string step_line(const StepReport& report, bool color);
 // validate step: {:2}  loss: {:7.4f}  memory: {:5.2f}GiB({:.2f}%)  tps: {:,}
 std::string validation_line(const ValidationReport& report, bool color);
 
-// Whether step lines are coloured: metrics.disable_color_printing is off, stdout is a terminal, NO_COLOR is
-// unset or empty (no-color.org).
-bool color_enabled(bool disable_color_printing);
-
 // "0:12:30": hours, minutes, seconds; hours are not split into days. "?" for what is no time.
 std::string hours_minutes_seconds(double seconds);
 

@@ -1,6 +1,11 @@
 #include "base/progress.h"
 
+#include <sstream>
+#include <thread>
+
 #include <catch2/catch.hpp>
+#include <spdlog/sinks/ostream_sink.h>
+#include <spdlog/spdlog.h>
 
 using hyperion::progress_line;
 
@@ -11,5 +16,31 @@ TEST_CASE("a progress line shows share and rate and time to go") {
         "steps   0% 10/10.0k steps, 0 steps/s, 9:59:24 to go");
   CHECK(progress_line("x", 0, 5, "B", 1) == "x   0% 0/5 B, 0 B/s, ? to go");
   CHECK(progress_line("x", 9, 5, "B", 1) == "x 100% 5/5 B, 5 B/s, 0:00 to go");
-  CHECK(progress_line("x", 0, 0, "B", 0) == "x 100% 0/0 B, 0 B/s, ? to go");
+  CHECK(progress_line("eval", 1'200'000, 0, "tokens", 40) == "eval 1.2M tokens, 30.0k tokens/s");
+  CHECK(progress_line("x", 0, 0, "B", 0) == "x 0 B, 0 B/s");
+}
+
+TEST_CASE("off a terminal progress is a log line at intervals and none for short work") {
+  ::setenv("NO_COLOR", "1", 1);  // whatever runs this test
+  std::ostringstream text;
+  const auto former = spdlog::default_logger();
+  spdlog::set_default_logger(
+      std::make_shared<spdlog::logger>("test", std::make_shared<spdlog::sinks::ostream_sink_mt>(text)));
+  {
+    hyperion::Progress brief("brief", 100, "B");
+    brief.update(100);
+    hyperion::Progress work("loading", 100, "B", std::chrono::milliseconds(20));
+    work.update(10);
+    std::this_thread::sleep_for(std::chrono::milliseconds(25));
+    work.update(50);
+    work.update(60);
+  }
+  spdlog::default_logger()->set_level(spdlog::level::err);  // a rank that LOG_RANK leaves out
+  hyperion::Progress silent("silent", 100, "B", std::chrono::milliseconds(0));
+  silent.update(50);
+  spdlog::set_default_logger(former);
+  ::unsetenv("NO_COLOR");
+  const std::string lines = text.str();
+  CHECK_THAT(lines, Catch::Contains("loading  50% 50/100 B"));
+  CHECK(std::count(lines.begin(), lines.end(), '\n') == 1);
 }

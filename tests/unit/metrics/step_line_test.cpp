@@ -87,10 +87,3 @@ TEST_CASE("Numbers are rounded and grouped as Python does it") {
   CHECK(python_grouped(1e15, 2) == "1,000,000,000,000,000.00");
   CHECK(python_grouped(std::nan(""), 2) == "nan");
 }
-
-TEST_CASE("A disabled key or NO_COLOR turns colours off") {
-  CHECK_FALSE(color_enabled(true));
-  ::setenv("NO_COLOR", "1", 1);
-  CHECK_FALSE(color_enabled(false));
-  ::unsetenv("NO_COLOR");
-}

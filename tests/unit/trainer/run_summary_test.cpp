@@ -17,11 +17,16 @@ TEST_CASE("What is running stands in three lines") {
   config.activation_checkpoint.selective_ac_option = "2";
   CHECK(run_summary(config, {"CPU", 1, "2 x 2 = 4 ranks", 4}) ==
         std::vector<std::string>{
-            "Device: CPU, 1 thread a rank; mesh 2 x 2 = 4 ranks",
+            "Device: CPU, 1 thread per rank; mesh 2 x 2 = 4 ranks",
             "Trainer is initialized with local batch size 2, global batch size 24, gradient accumulation "
-            "steps 3, sequence length 128, total steps 50 (warmup 5): 3072 tokens a step",
-            "Parameters bfloat16, gradients reduced in float32, states float32; activation checkpointing "
-            "selective, every 2 blocks; ema 0.99"});
+            "steps 3, sequence length 128, total steps 50 (warmup 5): 3072 tokens per step",
+            "Precision: master weights, gradients and optimizer states float32, compute copies of the "
+            "weights bfloat16, gradients reduced in float32; activation checkpointing selective, every 2 "
+            "blocks; ema 0.99"});
+
+  config.training.dtype = config.training.mixed_precision_param = "bfloat16";
+  CHECK(run_summary(config, {"CPU", 1, "1 rank", 1})[2].starts_with(
+      "Precision: weights, gradients and optimizer states bfloat16, gradients reduced in float32;"));
 
   config.training.global_batch_size = -1;
   config.ema.enable = false;

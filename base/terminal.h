@@ -1,0 +1,13 @@
+// Whether a stream is a terminal that understands colours and cursor movement.
+#pragma once
+
+namespace hyperion {
+
+// Whether escape sequences may be written to the stream `fd`: it is a terminal, TERM is set and not "dumb",
+// NO_COLOR is unset or empty (no-color.org), and disable_terminal_escapes() was not called.
+bool terminal_escapes(int fd);
+
+// No escape sequences from now on, on any stream (metrics.disable_color_printing).
+void disable_terminal_escapes();
+
+}  // namespace hyperion
