@@ -201,6 +201,7 @@ class RowLoader {
                               : buffer(fetched_, static_cast<uint64_t>(count) * from_width);
       fetch(row, count, out);
       bytes_ += static_cast<uint64_t>(count) * from_width;
+      filled_ += to_bytes;
       if (stored != tensor.dtype) {
         std::byte* converted = tensor.on_device ? buffer(converted_, to_bytes)
                                                 : static_cast<std::byte*>(tensor.data) + to_offset;
@@ -212,6 +213,7 @@ class RowLoader {
         mover_.from_host(tensor, to_offset, out, to_bytes);
         mover_.finish();
       }
+      if (options_.on_progress) options_.on_progress(filled_);
     }
   }
 
@@ -228,7 +230,8 @@ class RowLoader {
   MemoryMover& mover_;
   const LoadOptions& options_;
   Buffer fetched_, converted_;
-  uint64_t bytes_ = 0;
+  uint64_t bytes_ = 0;   // read
+  uint64_t filled_ = 0;  // of the state
 };
 
 // Chunks of the item that this rank needs rows of. Rows of a chunk must be whole: what is cut along other

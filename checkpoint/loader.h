@@ -47,6 +47,7 @@ struct LoadOptions {
   bool verify_finite = false;                  // NaN or infinity in a floating-point tensor is an error
   std::string remedy{};                        // how to allow a cast, for the message
   std::vector<std::string> missing_objects{};  // that the caller has missed: reported with the tensors
+  std::function<void(uint64_t bytes)> on_progress{};  // with the bytes of the state that have been filled
 };
 
 // What a load is going to do. Pure, from names and shapes; throws Misfit with ONE message that lists every

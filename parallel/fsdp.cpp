@@ -4,6 +4,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "base/error.h"
+#include "parallel/trace_range.h"
 
 namespace hyperion {
 namespace {
@@ -81,6 +82,7 @@ void ShardGroup::start_unshard() {
     if (parameter->acquire()) missing.push_back(parameter.get());
   if (missing.empty()) return;
   context_.event("gather", name_);
+  const TraceRange range("all-gather", name_);
   // The storage was allocated on the compute stream, whose earlier work may still be using those bytes.
   context_.gather_stream_.wait(DeviceStream::current(context_.options().device));
   StreamScope scope(context_.gather_stream_);
@@ -130,6 +132,7 @@ void ShardGroup::start_separate_gathers(const std::vector<ShardedParameter*>& mi
 void ShardGroup::finish_unshard() {
   start_unshard();
   if (state_ == State::kUnsharded) return;
+  const TraceRange range("all-gather wait", name_);
   for (Pending& operation : pending_) operation.wait();
   pending_.clear();
   DeviceStream::current(context_.options().device).wait(gathered_);
@@ -203,6 +206,7 @@ void ShardGroup::add_to_gradients(const at::Tensor& reduced) {
 }
 
 void ShardGroup::start_reduce_scatter() {
+  const TraceRange range("reduce-scatter", name_);
   const at::Tensor wire = pack_gradients();
   context_.reduce_input_ = wire;
   context_.reduce_stream_.wait(DeviceStream::current(context_.options().device));
@@ -210,6 +214,7 @@ void ShardGroup::start_reduce_scatter() {
   const at::Tensor out = at::empty({wire.size(1)}, wire.options());
   auto pending = std::make_shared<Pending>(context_.shard().start_reduce_scatter_sum(out, wire.view({-1})));
   context_.finish_reduce_ = [this, pending, out] {
+    const TraceRange range("reduce-scatter wait", name_);
     at::NoGradGuard no_grad;
     StreamScope inner(context_.reduce_stream_);
     pending->wait();
@@ -226,10 +231,12 @@ void ShardGroup::sum_replicas() {
   auto pending = std::make_shared<Pending>();
   if (previous) previous();
   context_.event("all_reduce", name_);
+  const TraceRange range("all-reduce", name_);
   context_.reduce_stream_.wait(DeviceStream::current(context_.options().device));
   StreamScope scope(context_.reduce_stream_);
   *pending = context_.replicate().start_all_reduce_sum(grads_);
   context_.finish_reduce_ = [this, pending] {
+    const TraceRange range("all-reduce wait", name_);
     StreamScope inner(context_.reduce_stream_);
     pending->wait();
     context_.reduced_.record(context_.reduce_stream_);

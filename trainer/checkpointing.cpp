@@ -7,9 +7,11 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/progress.h"
 #include "checkpoint/export_safetensors.h"
 #include "checkpoint/misfit.h"
 #include "parallel/phase.h"
+#include "parallel/trace_range.h"
 
 namespace hyperion {
 namespace fs = std::filesystem;
@@ -132,6 +134,8 @@ void Checkpointing::report(int64_t step, const std::string& event, const EventFi
 // No other save is under way. One in the background reports itself when its data have been copied; for a
 // synchronous one training waited until its end.
 void Checkpointing::save(int64_t step, const SaveContent& content, bool now) {
+  const bool background = !now && config_.checkpoint.async_mode != "disabled";
+  const TraceRange range(background ? "checkpoint staging" : "checkpoint save");
   const int64_t saves = saver_.counters().saves;
   saver_.save(step, content, now);
   if (saver_.counters().saves > saves)
@@ -189,6 +193,10 @@ void Checkpointing::load(const std::function<StoredNames(const ChosenCheckpoint&
       }
       const std::vector<LoadItem> items = plan_load(chosen.checkpoint, tensors, names, options);
       log_casts(items, chosen.candidate.hugging_face);
+      uint64_t total = 0;
+      for (const LoadItem& item : items) total += item.tensor->local_bytes();
+      Progress progress("loading", total, "B");
+      options.on_progress = [&progress](uint64_t bytes) { progress.update(bytes); };
       const LoadReport report = load_tensors(chosen.checkpoint, items, mover_, options);
       load_components(chosen);
       log_info("Finished loading the checkpoint: {} on this rank.",
@@ -240,6 +248,11 @@ void Checkpointing::validate(int64_t step) {
       bandwidth(static_cast<double>(report.total_bytes), report.write_seconds + report.commit_seconds),
       resumed ? " under a temporary name" : fmt::format(" as {}", report.path.string()),
       report.read_back_seconds, report.write_seconds + report.commit_seconds);
+}
+
+void Checkpointing::before_update() {
+  const TraceRange range("checkpoint staging wait");
+  saver_.join_staging();
 }
 
 bool Checkpointing::due(int64_t step) const {

@@ -64,7 +64,7 @@ class Checkpointing {
   void set_hugging_face(HuggingFaceExport hugging_face) { hugging_face_ = std::move(hugging_face); }
 
   // Before the optimizer changes the state.
-  void before_update() { saver_.join_staging(); }
+  void before_update();
   // Whether a background save of this rank has failed: all ranks learn it in the next step's exchange.
   bool failed() const { return saver_.failed(); }
 

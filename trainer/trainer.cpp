@@ -22,6 +22,7 @@
 #include "models/init.h"
 #include "parallel/agreement.h"
 #include "parallel/phase.h"
+#include "parallel/trace_range.h"
 #include "trainer/config/print.h"
 #include "trainer/config/validate.h"
 #include "trainer/monitoring.h"
@@ -260,9 +261,21 @@ double Trainer::learning_rate(int64_t step) const {
 }
 
 void Trainer::initialise_weights() {
-  for (const ShardedParameterPtr& parameter : walk_.parameters()) {
+  const std::vector<ShardedParameterPtr> parameters = walk_.parameters();
+  uint64_t total = 0, done = 0;
+  for (const ShardedParameterPtr& parameter : parameters)
+    total += static_cast<uint64_t>(parameter->master().numel());
+  Progress progress("initial weights", total, "numbers");
+  for (const ShardedParameterPtr& parameter : parameters) {
     at::Tensor master = parameter->master();
-    initialize(parameter->parameter(), plan_.seed, parameter->first_row(), master);
+    // In pieces for the progress line: an element depends on its place alone.
+    const int64_t rows = master.size(0);
+    const int64_t step = std::max<int64_t>(1, (int64_t{1} << 24) / parameter->parameter().row_numel());
+    for (int64_t row = 0; row < rows; row += step) {
+      at::Tensor piece = master.narrow(0, row, std::min(step, rows - row));
+      initialize(parameter->parameter(), plan_.seed, parameter->first_row() + row, piece);
+      progress.update(done += static_cast<uint64_t>(piece.numel()));
+    }
     if (parameter->has_separate_compute_shard()) parameter->compute_shard().copy_(master);
   }
   walk_.weights_changed();
@@ -306,6 +319,7 @@ struct Trainer::StepData {
 };
 
 Trainer::StepData Trainer::fetch() {
+  const TraceRange range("data");
   StepData data;
   for (int64_t i = 0; i < microbatches_; ++i) {
     const double waited = loader_->wait_seconds();
@@ -358,16 +372,26 @@ bool Trainer::train_step(int64_t step) {
 
   failpoint("step.opt");
   set_phase(fmt::format("step {} gradient norm", step));
-  const at::Tensor norm = global_grad_norm(grads_, runtime_.group(MeshDim::kFsdp));
+  at::Tensor norm;
+  {
+    const TraceRange range("gradient norm");
+    norm = global_grad_norm(grads_, runtime_.group(MeshDim::kFsdp));
+  }
   std::vector<std::string> sources;
   for (const Batch& batch : data.batches)
     sources.push_back(fmt::format("{}", fmt::join(batch.sources, ", ")));
   const at::Tensor skip = guard_.check(step, losses, norm, [sources](size_t i) { return sources.at(i); });
-  clip_gradients(grads_, norm, config_.training.max_norm);
+  {
+    const TraceRange range("gradient clipping");
+    clip_gradients(grads_, norm, config_.training.max_norm);
+  }
   if (checkpoints_) checkpoints_->before_update();
-  optimizer_.step(learning_rate(step), skip);
-  if (ema_) ema_->update(step, skip);
-  walk_.weights_changed();
+  {
+    const TraceRange range("optimizer");
+    optimizer_.step(learning_rate(step), skip);
+    if (ema_) ema_->update(step, skip);
+    walk_.weights_changed();
+  }
   guard_.raise(/*wait=*/false);
 
   state_.step = step;
@@ -381,6 +405,7 @@ bool Trainer::train_step(int64_t step) {
 void Trainer::log_step(int64_t step, const std::vector<at::Tensor>& losses, const StepData& data,
                        const at::Tensor& norm) {
   set_phase(fmt::format("step {} metrics", step));
+  const TraceRange range("metrics");
   const at::Tensor local = at::stack(losses).sum();
   const at::Tensor sum = local / static_cast<double>(data.global_valid);
   const at::Tensor max = local / static_cast<double>(std::max<int64_t>(1, data.local_valid));
@@ -406,6 +431,7 @@ void Trainer::log_step(int64_t step, const std::vector<at::Tensor>& losses, cons
 
 void Trainer::validate(int64_t step) {
   set_phase(fmt::format("step {} validation", step));
+  const TraceRange range("validation");
   metrics_->begin_validation();
   const bool averaged = ema_ && config_.ema.validate_with_ema;
   if (averaged) {

@@ -7,6 +7,7 @@
 
 #include "base/failpoint.h"
 #include "parallel/phase.h"
+#include "parallel/trace_range.h"
 
 namespace hyperion {
 
@@ -55,6 +56,7 @@ void UnitWalk::begin(size_t unit, const char* what) {
 }
 
 at::Tensor UnitWalk::run_block(size_t block, const at::Tensor& input, const Microbatch& batch, Kept& kept) {
+  const TraceRange range("forward", groups_[block + 1]->name());
   kept.input = input.detach().requires_grad_();
   if (options_.checkpoint[block] == BlockCheckpoint::kNone) {
     kept.output = model_.blocks()[block].forward(kept.input, batch.context);
@@ -69,7 +71,9 @@ at::Tensor UnitWalk::run_block(size_t block, const at::Tensor& input, const Micr
 
 at::Tensor UnitWalk::backward_block(size_t block, const at::Tensor& grad, const Microbatch& batch,
                                     Kept& kept) {
+  const TraceRange range("backward", groups_[block + 1]->name());
   if (!kept.output.defined()) {
+    const TraceRange again("recompute", groups_[block + 1]->name());
     if (kept.tape) kept.tape->start_replay();
     TapeScope scope(kept.tape.get());
     kept.output = model_.blocks()[block].forward(kept.input, batch.context);
@@ -86,8 +90,11 @@ at::Tensor UnitWalk::forward_backward(const Microbatch& batch, const at::Tensor&
 
   failpoint("step.fwd");
   begin(0, "forward");
-  kept[0].output = model_.embedding().forward(batch.tokens);
-  at::Tensor x = kept[0].output;
+  at::Tensor x;
+  {
+    const TraceRange range("forward", groups_[0]->name());
+    x = kept[0].output = model_.embedding().forward(batch.tokens);
+  }
   if (reshards_after_forward()) groups_[0]->reshard();
   for (size_t block = 0; block < blocks; ++block) {
     begin(block + 1, "forward");
@@ -97,7 +104,10 @@ at::Tensor UnitWalk::forward_backward(const Microbatch& batch, const at::Tensor&
   // The head's loss and gradient are one call, so its weights are gathered once whatever the policy.
   begin(head, "forward");
   if (options_.prefetch_backward) groups_[blocks]->start_unshard();
-  auto [loss, grad] = model_.head().loss_and_grad(x.detach(), batch.labels, scale);
+  auto [loss, grad] = [&] {
+    const TraceRange range("forward and backward", groups_[head]->name());
+    return model_.head().loss_and_grad(x.detach(), batch.labels, scale);
+  }();
   groups_[head]->reshard();
   groups_[head]->reduce(last);
 
@@ -113,7 +123,10 @@ at::Tensor UnitWalk::forward_backward(const Microbatch& batch, const at::Tensor&
     groups_[unit]->reduce(last);
   }
   phase("backward", 0);
-  torch::autograd::backward({kept[0].output}, {grad});
+  {
+    const TraceRange range("backward", groups_[0]->name());
+    torch::autograd::backward({kept[0].output}, {grad});
+  }
   groups_[0]->reshard();
   groups_[0]->reduce(last);
   fsdp_.finish_reductions();
@@ -127,6 +140,7 @@ at::Tensor UnitWalk::loss_sum(const Microbatch& batch) {
   groups_[0]->reshard();
   for (size_t block = 0; block < model_.blocks().size(); ++block) {
     begin(block + 1, "validation");
+    const TraceRange range("forward", groups_[block + 1]->name());
     x = model_.blocks()[block].forward(x, batch.context);
     groups_[block + 1]->reshard();
   }

@@ -99,6 +99,50 @@ class Metrics(CheckpointTest):
         self.assertTrue(fields[1].endswith("  eta: 0:00:00"), fields[1])
 
 
+class Traces(JobTest):
+    """Chrome traces of the profiler."""
+
+    def ranges(self, *options, rank=0):
+        """name -> [(begin, end), ...] of the ranges that the program names, over steps 3 and 4."""
+        self.run_job("--training.steps=4", "--profiling.enable_profiling", "--profiling.profile_freq=4", "--profiling.profiler_active=2",
+                     "--profiling.profiler_warmup=1", *options, ranks=2, code=0)
+        trace = json.loads((self.folder / "out/profile_traces/iteration_4" / f"rank{rank}_trace.json").read_text())
+        found = {}
+        for event in trace["traceEvents"]:
+            if event.get("cat") == "user_annotation" and event["ph"] == "X":
+                found.setdefault(event["name"], []).append((event["ts"], event["ts"] + event["dur"]))
+        return found
+
+    def assert_inside(self, inner, outer):
+        for begin, end in inner:
+            self.assertTrue(any(first <= begin and end <= last for first, last in outer), (begin, end, outer))
+
+    def test_a_trace_names_units_directions_collectives_and_phases(self):
+        found = self.ranges("--activation_checkpoint.mode=full", "--checkpoint.enable", "--checkpoint.interval=2",
+                            "--checkpoint.async_mode=async_with_pinned_mem", "--checkpoint.no_last_save_model_only",
+                            "--validation.enable", "--validation.dataset=jsonl", "--validation.steps=1", "--validation.freq=3",
+                            f"--validation.dataset_path={self.folder}/data.jsonl", "--validation.seq_len=32", rank=1)
+        twice = ["data", "forward tok_embeddings", "forward and backward norm,output", "backward tok_embeddings", "gradient norm",
+                 "gradient clipping", "optimizer", "metrics", "checkpoint staging wait", "all-gather tok_embeddings",
+                 "reduce-scatter tok_embeddings", "reduce-scatter norm,output", "reduce-scatter wait norm,output"]
+        for layer in range(2):
+            twice += [f"backward layers.{layer}", f"recompute layers.{layer}", f"reduce-scatter layers.{layer}",
+                      f"reduce-scatter wait layers.{layer}"]
+            self.assert_inside(found[f"recompute layers.{layer}"], found[f"backward layers.{layer}"])
+        for name in twice:
+            self.assertEqual(len(found.get(name, [])), 3 if name == "all-gather tok_embeddings" else 2, (name, sorted(found)))
+        for name in ("checkpoint staging", "validation"):  # after step 2, after step 3
+            self.assertEqual(len(found[name]), 1, name)
+        self.assertEqual(len(found["forward layers.1"]), 3)  # two steps and the validation
+        self.assertIn("all-gather wait layers.1", found)
+
+    def test_a_trace_names_the_sum_over_replicas(self):
+        found = self.ranges("--parallelism.data_parallel_replicate_degree=2", "--parallelism.data_parallel_shard_degree=1")
+        for name in ("all-reduce layers.0", "all-reduce wait layers.0", "all-reduce norm,output"):
+            self.assertEqual(len(found.get(name, [])), 2, (name, sorted(found)))
+        self.assertFalse([name for name in found if name.startswith(("recompute layers.0", "reduce-scatter"))])
+
+
 class Terminal(JobTest):
     """What a terminal is sent."""
 
