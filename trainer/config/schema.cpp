@@ -88,7 +88,7 @@ std::vector<Option> model_args() {
       Option{KEY(model.args.ffn_dim_multiplier), "Llama's rule: factor on 8/3 dim before rounding."}
           .above(0)
           .own(),
-      Option{KEY(model.args.norm_eps), "Epsilon of every RMSNorm."}.at_least(0).own(),
+      Option{KEY(model.args.norm_eps), "Epsilon of every RMSNorm."}.above(0).own(),
       Option{KEY(model.args.rope_theta), "Base of the rotary frequencies."}.above(0).own(),
       Option{KEY(model.args.rope_scaling), "Llama 3.1's rescaling of the rotary frequencies."}.own(),
       Option{KEY(model.args.rope_factor), "Rescaling: how far long wavelengths are stretched."}
@@ -119,7 +119,9 @@ std::vector<Option> optimizer() {
       Option{KEY(optimizer.lr), "Peak learning rate."}.at_least(0),
       Option{KEY(optimizer.beta1), "Decay of the first moment."}.at_least(0).below(1),
       Option{KEY(optimizer.beta2), "Decay of the second moment."}.at_least(0).below(1),
-      Option{KEY(optimizer.eps), "Added to the root of the second moment."}.at_least(0),
+      Option{KEY(optimizer.eps),
+             "Added to the root of the second moment, so that a weight without a gradient is not divided by 0."}
+          .above(0),
       Option{KEY(optimizer.weight_decay), "Weight decay, on every parameter."}.at_least(0),
       Option{KEY(optimizer.implementation), "How the update is computed; the results agree."}.one_of(
           {"for-loop", "foreach", "fused"}),
@@ -306,7 +308,8 @@ std::vector<Option> checkpoint() {
       Option{KEY(checkpoint.full_verify_on_load),
              "Also check the CRC of every archive and the hash of every tensor that is read."}
           .own(),
-      Option{KEY(checkpoint.verify_finite), "Refuse a checkpoint whose weights or states hold NaN or Inf."}
+      Option{KEY(checkpoint.verify_finite),
+             "Refuse to start from weights or states with NaN or infinite numbers; none are ever saved."}
           .own(),
       Option{KEY(checkpoint.allow_dtype_cast), "Convert tensors saved in another dtype, with a warning."}
           .own(),

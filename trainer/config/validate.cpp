@@ -1,6 +1,7 @@
 #include "trainer/config/validate.h"
 
 #include <algorithm>
+#include <limits>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -74,6 +75,28 @@ void check_lengths(const ResolvedConfig& resolved, Problems& problems) {
   };
   check_length("training.seq_len", config.training.seq_len);
   if (config.validation.enable) check_length("validation.seq_len", config.validation.seq_len);
+}
+
+// The update is computed in fp32: what is in range as written may not be there.
+void check_optimizer(const ResolvedConfig& resolved, Problems& problems) {
+  const auto& o = resolved.config.optimizer;
+  for (const auto& [key, value] :
+       {std::pair("optimizer.lr", o.lr), {"optimizer.weight_decay", o.weight_decay}})
+    if (value > std::numeric_limits<float>::max())
+      problems.add(
+          resolved, key,
+          "expected at most 3.4e38: a larger number is infinite in fp32, in which the update is computed");
+  if (static_cast<float>(o.eps) < std::numeric_limits<float>::min())
+    problems.add(
+        resolved, "optimizer.eps",
+        "expected at least 1.2e-38: a smaller number is 0 in fp32, in which the update is computed, and "
+        "weights without a gradient would become NaN");
+  for (const auto& [key, beta] : {std::pair("optimizer.beta1", o.beta1), {"optimizer.beta2", o.beta2}})
+    if (static_cast<float>(beta) == 1)
+      problems.add(
+          resolved, key,
+          "expected at most 0.9999999: a larger number is 1 in fp32, in which the update is computed, "
+          "and its moment would never move");
 }
 
 void check_profiling(const ResolvedConfig& resolved, Problems& problems) {
@@ -175,6 +198,7 @@ void check(const ResolvedConfig& resolved, const RunFacts& facts, Problems& prob
   check_features(resolved, problems);
   if (facts.world_size) check_mesh_and_batch(resolved, *facts.world_size, problems);
   check_lengths(resolved, problems);
+  check_optimizer(resolved, problems);
   check_profiling(resolved, problems);
   check_flavor(resolved, facts.flavors, problems);
   check_float8(resolved, problems);

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "tests/unit/error_of.h"
+#include "trainer/config/schema.h"
 
 using namespace hyperion;
 using Catch::Contains;
@@ -141,8 +142,24 @@ TEST_CASE("numbers that do not fit are refused and not clamped") {
   CHECK_THAT(refusal("[optimizer]\nlr = 1e999"), Contains("optimizer.lr = 1e999: expected"));
   CHECK_THAT(refusal("[optimizer]\nlr = inf"), Contains("optimizer.lr = inf: expected"));
   CHECK_THAT(refusal("[optimizer]\nlr = nan"), Contains("optimizer.lr = nan: expected"));
+  CHECK_THAT(refusal("[optimizer]\neps = 0"), Contains("optimizer.eps = 0: expected a number above 0"));
   CHECK(parse("[training]\nsteps = 9_223_372_036_854_775_807").config.training.steps == INT64_MAX);
   CHECK(parse("[debug]\nseed = 0x10").config.debug.seed == 16);
+}
+
+TEST_CASE("NaN and infinity are refused for every key that takes a number") {
+  int checked = 0;
+  for (const Section& section : schema())
+    for (const Option& option : section.options) {
+      if (option.kind() != Kind::kNumber) continue;
+      for (const char* value : {"nan", "-nan", "inf", "-inf"}) {
+        CAPTURE(option.name, value);
+        CHECK_THAT(refusal(fmt::format("[{}]\n{} = {}", option.section(), option.key(), value)),
+                   Contains(option.name) && Contains("expected a number"));
+      }
+      ++checked;
+    }
+  CHECK(checked > 10);
 }
 
 TEST_CASE("broken TOML is one line with its place") {

@@ -191,6 +191,17 @@ TEST_CASE("sequences are divided by tensor and context parallelism") {
   CHECK_THAT(lines[1], Contains("training.seq_len = 10: expected a multiple of 4"));
 }
 
+TEST_CASE("optimizer settings that are 0, 1 or infinite in fp32 are refused") {
+  CHECK(problem("[optimizer]\neps = 1e-30\nbeta1 = 0.9999999\nbeta2 = 0.9999999\nlr = 1e38").empty());
+  CHECK_THAT(problem("[optimizer]\neps = 1e-50"),
+             Contains("optimizer.eps = 1e-50: expected at least 1.2e-38"));
+  CHECK_THAT(problem("[optimizer]\nbeta1 = 0.99999999"),
+             Contains("optimizer.beta1 = 0.99999999: expected at most 0.9999999"));
+  CHECK_THAT(problem("[optimizer]\nbeta2 = 0.99999999"), Contains("optimizer.beta2"));
+  CHECK_THAT(problem("[optimizer]\nlr = 1e39"), Contains("optimizer.lr = 1e+39: expected at most 3.4e38"));
+  CHECK_THAT(problem("[optimizer]\nweight_decay = 1e300"), Contains("optimizer.weight_decay"));
+}
+
 TEST_CASE("only the default corpus needs no path") {
   CHECK(problem("[training]\ndataset = \"c4_test\"").empty());
   CHECK_THAT(problem("[training]\ndataset = \"c4\""),
