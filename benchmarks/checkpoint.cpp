@@ -15,6 +15,7 @@
 
 #include <fcntl.h>
 #include <nlohmann/json.hpp>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "base/log.h"
@@ -48,6 +49,16 @@ double slowest(Coordinator& ranks, double seconds) {
   std::vector<double> all;
   for (const std::string& text : texts) all.push_back(std::stod(text));
   return std::ranges::max(all);
+}
+
+// Of this process so far, its threads and the system's work for it included.
+double processor_seconds() {
+  struct rusage usage {};
+  ::getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) * 1e-6;
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
 // Seconds of the slowest rank; all start together.
@@ -250,7 +261,9 @@ class SavePart {
   void measure_sync(Json& figures) {
     sync_.clear(ranks_);
     settle(ranks_);
+    const double processor = processor_seconds();
     figures["sync_save"] = timed(ranks_, [&] { sync_.saver.save(++sync_.step); });
+    figures["sync_save_processor"] = slowest(ranks_, processor_seconds() - processor);
     figures["sync_write"] = slowest(ranks_, sync_.report.write_seconds);
     figures["sync_commit"] = slowest(ranks_, sync_.report.commit_seconds);
   }

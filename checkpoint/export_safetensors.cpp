@@ -11,8 +11,10 @@
 #include "base/durable.h"
 #include "base/error.h"
 #include "checkpoint/cast.h"
+#include "checkpoint/finite.h"
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/format/safetensors_writer.h"
+#include "checkpoint/save_job.h"
 
 namespace hyperion {
 namespace fs = std::filesystem;
@@ -60,8 +62,9 @@ class SharedFile {
 // Rows of this rank, in the stored type, written where the plan has them.
 class RowWriter {
  public:
-  RowWriter(const ExportedTensor& tensor, uint64_t place, SharedFile& file, MemoryMover& mover)
-      : tensor_(tensor), place_(place), file_(file), mover_(mover) {
+  RowWriter(const ExportedTensor& tensor, uint64_t place, SharedFile& file, MemoryMover& mover,
+            NotFinite& not_finite)
+      : tensor_(tensor), place_(place), file_(file), mover_(mover), not_finite_(not_finite) {
     const Dims& shape = tensor.tensor->shape;
     width_ =
         std::accumulate(shape.begin() + (shape.empty() ? 0 : 1), shape.end(), int64_t{1}, std::multiplies());
@@ -89,6 +92,7 @@ class RowWriter {
     mover_.finish();
     stored_.resize(to_bytes(count));
     cast(from.dtype, fetched_.data(), tensor_.dtype, stored_.data(), static_cast<uint64_t>(count * width_));
+    not_finite_.look_at(tensor_.name, tensor_.dtype, stored_.data(), stored_.size());
     if (!tensor_.row_map)
       return file_.write(place_ + to_bytes(begin + first), stored_.data(), stored_.size());
     // Stored rows that follow each other go out in one write.
@@ -112,6 +116,7 @@ class RowWriter {
   uint64_t place_;
   SharedFile& file_;
   MemoryMover& mover_;
+  NotFinite& not_finite_;
   int64_t width_ = 1;  // elements of a row
   std::vector<std::byte> fetched_, stored_, gathered_;
 };
@@ -126,12 +131,12 @@ void make_files(const SafetensorsPlan& plan, const fs::path& incoming) {
 }
 
 void write_own_rows(const SafetensorsPlan& plan, const std::vector<ExportedTensor>& tensors,
-                    const fs::path& incoming, MemoryMover& mover) {
+                    const fs::path& incoming, MemoryMover& mover, NotFinite& not_finite) {
   for (size_t f = 0; f < plan.files.size(); ++f) {
     SharedFile file(incoming / plan.files[f].name, /*create=*/false);
     for (size_t i = 0; i < tensors.size(); ++i) {
       if (plan.places[i].file != f || tensors[i].tensor->placement.replica != 0) continue;
-      RowWriter(tensors[i], plan.places[i].offset, file, mover).write();
+      RowWriter(tensors[i], plan.places[i].offset, file, mover, not_finite).write();
     }
     file.sync();
   }
@@ -174,7 +179,18 @@ void export_safetensors(int64_t step, const std::string& save_id, const std::vec
     folder.begin(save_id, /*coordinator=*/true);
     make_files(plan, incoming);
   });
-  stage(true, [&] { write_own_rows(plan, tensors, incoming, mover); });
+  NotFinite not_finite;
+  stage(true, [&] { write_own_rows(plan, tensors, incoming, mover, not_finite); });
+  const std::string found = first_of_ranks(ranks.all_gather(
+      not_finite.empty() ? "" : fmt::format("rank {}: {}", ranks.rank(), not_finite.text())));
+  if (!found.empty()) {
+    std::string failure;
+    if (lead) {
+      failure = explain_not_finite(step, found, tensors.front().dtype, folder);
+      folder.abandon(incoming);
+    }
+    throw Error(ExitCode::kNonFinite, ranks.all_gather(failure).front());
+  }
   stage(lead, [&] {
     for (const auto& [name, text] : more_files) write_text(incoming / name, text);
     if (!plan.index.empty()) write_text(incoming / kSafetensorsIndex, plan.index);

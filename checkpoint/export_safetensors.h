@@ -21,7 +21,8 @@ struct ExportedTensor {
 };
 
 // The folder becomes step-<step> of `folder`, whole or not at all. `more_files`: name and content, written
-// beside (config.json). Collective. Throws Error(kSaveFailed) with the same text on every rank.
+// beside (config.json). Collective. Throws Error(kSaveFailed), or Error(kNonFinite) for NaN and infinite
+// numbers, with the same text on every rank.
 void export_safetensors(int64_t step, const std::string& save_id, const std::vector<ExportedTensor>& tensors,
                         const std::map<std::string, std::string>& more_files, const CheckpointFolder& folder,
                         Coordinator& ranks, MemoryMover& mover);

@@ -12,6 +12,7 @@
 #include "base/failpoint.h"
 #include "base/files.h"
 #include "checkpoint/cast.h"
+#include "checkpoint/finite.h"
 #include "checkpoint/format/archive.h"
 #include "checkpoint/format/metadata.h"
 #include "checkpoint/format/safetensors.h"
@@ -106,46 +107,10 @@ class ChunkReader {
   std::optional<TensorArchive> archive_;
 };
 
-// Whether any of `count` floating-point numbers is NaN or infinite: all bits of its exponent are set.
-template <typename Word>
-bool any_not_finite(const std::byte* data, uint64_t count, Word exponent) {
-  const auto* words = reinterpret_cast<const Word*>(data);
-  bool found = false;
-  for (uint64_t i = 0; i < count; ++i) found |= (words[i] & exponent) == exponent;
-  return found;
-}
-
-void require_finite(const TensorState& tensor, const std::byte* data, uint64_t bytes,
-                    const fs::path& folder) {
-  bool bad = false;
-  switch (tensor.dtype) {
-    case Dtype::kFloat32:
-      bad = any_not_finite<uint32_t>(data, bytes / 4, 0x7f800000);
-      break;
-    case Dtype::kBFloat16:
-      bad = any_not_finite<uint16_t>(data, bytes / 2, 0x7f80);
-      break;
-    case Dtype::kFloat16:
-      bad = any_not_finite<uint16_t>(data, bytes / 2, 0x7c00);
-      break;
-    case Dtype::kFloat64:
-      bad = any_not_finite<uint64_t>(data, bytes / 8, 0x7ff0000000000000);
-      break;
-    default:
-      break;
-  }
-  if (bad)
-    throw_data(
-        "{}: tensor {} holds NaN or infinite numbers: training cannot go on from it; load an earlier step "
-        "(checkpoint.load_step)",
-        folder.string(), tensor.key);
-}
-
 // Copies rows of chunks into a tensor of the state.
 class RowLoader {
  public:
-  RowLoader(const OpenCheckpoint& checkpoint, MemoryMover& mover, const LoadOptions& options)
-      : checkpoint_(checkpoint), mover_(mover), options_(options) {}
+  RowLoader(MemoryMover& mover, const LoadOptions& options) : mover_(mover), options_(options) {}
 
   void load(const Read& read, ChunkReader& chunk) {
     if (read.item->row_map) return load_mapped(read, chunk);
@@ -156,6 +121,7 @@ class RowLoader {
   }
 
   uint64_t bytes() const { return bytes_; }
+  const NotFinite& not_finite() const { return not_finite_; }
 
  private:
   // The rows of a piece lie scattered in a short stretch of the stored ones (one head): the stretch is read
@@ -208,7 +174,7 @@ class RowLoader {
         cast(stored, out, tensor.dtype, converted, to_bytes / size_of(tensor.dtype));
         out = converted;
       }
-      if (options_.verify_finite) require_finite(tensor, out, to_bytes, checkpoint_.folder);
+      if (options_.verify_finite) not_finite_.look_at(tensor.key, tensor.dtype, out, to_bytes);
       if (tensor.on_device) {
         mover_.from_host(tensor, to_offset, out, to_bytes);
         mover_.finish();
@@ -226,10 +192,10 @@ class RowLoader {
     return buffer.data.get();
   }
 
-  const OpenCheckpoint& checkpoint_;
   MemoryMover& mover_;
   const LoadOptions& options_;
   Buffer fetched_, converted_;
+  NotFinite not_finite_;
   uint64_t bytes_ = 0;   // read
   uint64_t filled_ = 0;  // of the state
 };
@@ -364,7 +330,7 @@ LoadReport load_tensors(const OpenCheckpoint& checkpoint, const std::vector<Load
   const auto another_file = [](const Read& a, const Read& b) {
     return a.chunk->where.file != b.chunk->where.file;
   };
-  RowLoader rows(checkpoint, mover, options);
+  RowLoader rows(mover, options);
   for (auto first = reads.begin(); first != reads.end();) {
     auto last = std::ranges::adjacent_find(first, reads.end(), another_file);
     if (last != reads.end()) ++last;
@@ -372,6 +338,9 @@ LoadReport load_tensors(const OpenCheckpoint& checkpoint, const std::vector<Load
     failpoint("load.mid_data");
     first = last;
   }
+  if (!rows.not_finite().empty())
+    throw_data("{}: holds NaN or infinite numbers, in {}: name another checkpoint",
+               checkpoint.folder.string(), rows.not_finite().text());
   failpoint("load.done");
   return {rows.bytes(), std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()};
 }

@@ -44,7 +44,7 @@ struct LoadOptions {
   bool allow_dtype_cast = false;  // else a stored type that differs is an error
   bool full_verify =
       false;  // CRCs of archives too, where checksums of the manifest have been compared already
-  bool verify_finite = false;                  // NaN or infinity in a floating-point tensor is an error
+  bool verify_finite = false;                  // NaN or infinite numbers are an error, after all was read
   std::string remedy{};                        // how to allow a cast, for the message
   std::vector<std::string> missing_objects{};  // that the caller has missed: reported with the tensors
   std::function<void(uint64_t bytes)> on_progress{};  // with the bytes of the state that have been filled

@@ -15,6 +15,7 @@
 
 #include "base/error.h"
 #include "base/failpoint.h"
+#include "checkpoint/finite.h"
 #include "checkpoint/format/archive.h"
 #include "checkpoint/format/crc32.h"
 #include "checkpoint/format/metadata.h"
@@ -41,12 +42,14 @@ struct PlacedObject {
 // What one rank has written, or why it could not.
 struct Written {
   std::string error;
+  std::string not_finite;  // rank and tensors with NaN or infinite numbers
   std::optional<FileRecord> file;
   std::vector<PlacedObject> objects;
   std::vector<EncodedObject> forwarded;  // for rank 0 to write
 };
 
-void write_item(const SaveLayout& layout, const SaveItem& item, ItemReader& items, ShardWriter& file) {
+void write_item(const SaveLayout& layout, const SaveItem& item, ItemReader& items, ShardWriter& file,
+                NotFinite& not_finite) {
   const Dtype dtype = layout.entries[item.entry].dtype;
   const Dims shape = item_shape(layout, item);
   if (file.position() != item.offset)
@@ -56,11 +59,13 @@ void write_item(const SaveLayout& layout, const SaveItem& item, ItemReader& item
   file.append(head.data(), head.size());
   uint32_t crc = 0;
   items.read(item, [&](const std::byte* data, uint64_t bytes) {
-    // Piece by piece, so that the copy finds in the cache what the checksum has read.
-    constexpr uint64_t kPiece = uint64_t{1} << 18;
+    // In pieces so small that the look at the numbers and the copy find them in the first-level cache, where
+    // the checksum has brought them: that saves more than the look costs.
+    constexpr uint64_t kPiece = uint64_t{8} << 10;
     for (uint64_t at = 0; at < bytes; at += kPiece) {
       const uint64_t length = std::min(kPiece, bytes - at);
       crc = crc32(crc, data + at, length);
+      not_finite.look_at(layout.entries[item.entry].key, dtype, data + at, length);
       file.append(data + at, length);
     }
   });
@@ -76,7 +81,7 @@ void append_object(const EncodedObject& object, const std::string& name, ShardWr
 
 // This rank's file, not closed yet; null when it has nothing to write.
 std::unique_ptr<ShardWriter> write_own_file(const SaveJob& job, ItemReader& items, const fs::path& incoming,
-                                            int rank, Written& written) {
+                                            int rank, Written& written, NotFinite& not_finite) {
   const std::vector<SaveItem> own = job.plan->of_rank(rank);
   if (own.empty() && job.few_files && rank != 0) {
     written.forwarded = job.objects;
@@ -88,7 +93,7 @@ std::unique_ptr<ShardWriter> write_own_file(const SaveJob& job, ItemReader& item
   auto file = std::make_unique<ShardWriter>(incoming, name, rank,
                                             std::accumulate(bytes.begin(), bytes.end(), uint64_t{0}));
   for (size_t i = 0; i < own.size(); ++i) {
-    write_item(*job.layout, own[i], items, *file);
+    write_item(*job.layout, own[i], items, *file, not_finite);
     if (i == own.size() / 2) failpoint("ckpt.mid_data");
   }
   for (const EncodedObject& object : job.objects) append_object(object, name, *file, written.objects);
@@ -125,7 +130,7 @@ KeyPath path_from_json(const Json& parts) {
 
 // Rank 0 keeps its own list of objects, which is long, to itself.
 std::string to_text(const Written& written, int rank) {
-  Json json = {{"what", "written"}, {"error", written.error}};
+  Json json = {{"what", "written"}, {"error", written.error}, {"not_finite", written.not_finite}};
   if (written.file) json["file"] = Json::parse(to_json(*written.file));
   if (rank != 0) {
     for (const PlacedObject& object : written.objects)
@@ -143,6 +148,7 @@ Written from_text(const std::string& text, int rank) {
     throw_bug("save: rank {} sent something else than its result: {}", rank, text.substr(0, 200));
   Written written;
   written.error = json.at("error");
+  written.not_finite = json.at("not_finite");
   if (json.contains("file")) written.file = file_record_from_json(json.at("file").dump());
   for (const Json& object : json.value("objects", Json::array()))
     written.objects.push_back(
@@ -193,18 +199,6 @@ void write_index(const SaveJob& job, const std::vector<Written>& all, const fs::
   failpoint("ckpt.after_meta");
 }
 
-// The first error of any rank, with how many others there are.
-std::string first_error(const std::vector<std::string>& errors) {
-  std::string first;
-  int others = -1;
-  for (const std::string& error : errors) {
-    if (error.empty()) continue;
-    if (first.empty()) first = error;
-    ++others;
-  }
-  return others > 0 ? fmt::format("{} (and {} more ranks)", first, others) : first;
-}
-
 std::string why_failed(const std::exception& error, int rank) {
   const std::string text = error.what();
   return text.find("rank ") != std::string::npos ? text : fmt::format("rank {}: {}", rank, text);
@@ -247,6 +241,39 @@ std::vector<EncodedObject> encode_objects(const std::vector<ObjectState>& object
   return encoded;
 }
 
+std::string first_of_ranks(const std::vector<std::string>& texts) {
+  std::string first;
+  int others = -1;
+  for (const std::string& text : texts) {
+    if (text.empty()) continue;
+    if (first.empty()) first = text;
+    ++others;
+  }
+  return others > 0 ? fmt::format("{} (and {} more ranks)", first, others) : first;
+}
+
+std::string explain_not_finite(int64_t step, const std::string& found, std::optional<Dtype> model_dtype,
+                               const CheckpointFolder& folder) {
+  std::string stays = "no checkpoint that training could go on from is";
+  try {
+    for (const FoundCheckpoint& one : folder.scan())
+      if (one.step <= step && one.resumable())
+        stays = fmt::format("the newest checkpoint, which stays, is step-{}", one.step);
+  } catch (const Error& error) {
+    stays = fmt::format("what stays cannot be listed ({})", error.what());
+  }
+  const bool narrow = model_dtype && *model_dtype != Dtype::kFloat32;
+  const std::string type = narrow ? std::string(torch_name(*model_dtype)) : "";
+  return fmt::format(
+      "the state after step {}{} holds NaN or infinite numbers and is not saved: {}; {} in {}; look at "
+      "optimizer.lr and the data before training goes on{}",
+      step, narrow ? " as " + type : "", found, stays, printable(folder.path()),
+      narrow
+          ? fmt::format("; numbers that are only too large for {} need checkpoint.export_dtype = \"float32\"",
+                        type)
+          : "");
+}
+
 SaveReport write_checkpoint(const SaveJob& job, ItemReader& items, CheckpointFolder& folder,
                             Coordinator& ranks) {
   const Clock::time_point begin = Clock::now();
@@ -259,16 +286,18 @@ SaveReport write_checkpoint(const SaveJob& job, ItemReader& items, CheckpointFol
 
   // Every rank writes its file. Rank 0 leaves its own open for what others may send.
   Written own;
+  NotFinite not_finite;
   std::unique_ptr<ShardWriter> file;
   own.error = guarded(rank, [&] {
     failpoint("ckpt.before_data");
     folder.begin(job.save_id, lead);
     Written written;
-    file = write_own_file(job, items, incoming, rank, written);
+    file = write_own_file(job, items, incoming, rank, written, not_finite);
     if (file && !(lead && job.few_files)) written.file = file->close();
     failpoint("ckpt.after_data");
     own = std::move(written);
   });
+  if (!not_finite.empty()) own.not_finite = fmt::format("rank {}: {}", rank, not_finite.text());
   report.write_seconds = seconds_since(begin);
   std::vector<Written> all;
   try {
@@ -280,13 +309,20 @@ SaveReport write_checkpoint(const SaveJob& job, ItemReader& items, CheckpointFol
   }
   if (lead) all[0].objects = std::move(own.objects);
 
-  // Rank 0 makes it a checkpoint.
+  // Rank 0 makes it a checkpoint. Numbers that are not finite decide before all else: no other disk would
+  // help.
   const Clock::time_point commit_begin = Clock::now();
-  std::vector<std::string> errors;
-  for (const Written& written : all) errors.push_back(written.error);
-  std::string failure = first_error(errors);
+  std::vector<std::string> errors, found;
+  for (const Written& written : all) {
+    errors.push_back(written.error);
+    found.push_back(written.not_finite);
+  }
+  std::string failure = first_of_ranks(errors);
+  const std::string first_found = first_of_ranks(found);
+  const ExitCode code = first_found.empty() ? ExitCode::kSaveFailed : ExitCode::kNonFinite;
   const fs::path final_path = job.commit ? folder.step_path(job.step) : incoming;
   if (lead) {
+    if (!first_found.empty()) failure = explain_not_finite(job.step, first_found, job.model_dtype, folder);
     if (failure.empty()) {
       failure = guarded(rank, [&] {
         if (job.few_files && file) finish_file(*file, all);
@@ -302,12 +338,12 @@ SaveReport write_checkpoint(const SaveJob& job, ItemReader& items, CheckpointFol
   }
   failure = ranks.all_gather(lead ? failure : std::string()).front();
   report.commit_seconds = seconds_since(commit_begin);
-  if (!failure.empty()) throw Error(ExitCode::kSaveFailed, failure);
+  if (!failure.empty()) throw Error(code, failure);
 
   if (job.read_back) {
     const Clock::time_point verify_begin = Clock::now();
     const std::string mismatch = guarded(rank, [&] { read_back(job, final_path, rank, ranks.size()); });
-    failure = first_error(ranks.all_gather(mismatch));
+    failure = first_of_ranks(ranks.all_gather(mismatch));
     report.read_back_seconds = seconds_since(verify_begin);
   }
   if (lead && (!failure.empty() || !job.commit)) folder.discard(final_path);

@@ -49,7 +49,8 @@ struct SaveJob {
   bool commit = true;
   // Read everything back from disk after the commit and compare it with what was in memory.
   bool read_back = false;
-  int ranks_per_node = 1;  // a rank reads back what another node wrote, where there is one
+  int ranks_per_node = 1;              // a rank reads back what another node wrote, where there is one
+  std::optional<Dtype> model_dtype{};  // the weights are converted to it for this save
 };
 
 struct SaveReport {
@@ -61,9 +62,18 @@ struct SaveReport {
   std::filesystem::path path;
 };
 
-// Collective. Throws Error(kSaveFailed) with the same text on every rank when any rank fails, after the
-// unfinished folder has been removed; Error(kCommunication) when a rank is lost.
+// Collective. Throws, with the same text on every rank and after the unfinished folder has been removed,
+// Error(kNonFinite) when any rank's bytes hold a number that is NaN or infinite and Error(kSaveFailed) when
+// any rank fails otherwise; Error(kCommunication) when a rank is lost.
 SaveReport write_checkpoint(const SaveJob& job, ItemReader& items, CheckpointFolder& folder,
                             Coordinator& ranks);
+
+// Of one text per rank, where an empty one means nothing: the first, with how many others there are.
+std::string first_of_ranks(const std::vector<std::string>& texts);
+
+// What a save of `step` that found such numbers says. `found`: rank and tensors; `model_dtype`: as in
+// SaveJob.
+std::string explain_not_finite(int64_t step, const std::string& found, std::optional<Dtype> model_dtype,
+                               const CheckpointFolder& folder);
 
 }  // namespace hyperion

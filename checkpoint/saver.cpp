@@ -192,6 +192,7 @@ SaveJob Saver::make_job(int64_t step, const SaveContent& content, const Planned&
   job.layout = &planned.layout;
   job.plan = &planned.plan;
   job.ranks_per_node = options_.ranks_per_node;
+  job.model_dtype = content.model_dtype;
   job.few_files = options_.writers == Writers::kOneReplica;
   std::vector<ObjectState> objects;
   for (StateComponent* component : components_)

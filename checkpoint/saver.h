@@ -53,7 +53,7 @@ class Saver {
 
   // A save of everything, written, committed, read back from disk and compared; `keep`: it stays as
   // step-<step>, else it goes to a temporary name and is removed. `probe`: of the smallest tensor only. Warms
-  // what later saves use. Throws Error(kPreCheckpoint).
+  // what later saves use. Throws Error(kPreCheckpoint), or Error(kNonFinite).
   SaveReport validate(int64_t step, bool keep, bool probe = false);
 
   // Saves `step`. Waits for the save before it. Synchronous in mode kDisabled or when `now`.
@@ -65,7 +65,7 @@ class Saver {
   bool ended() const;
   bool failed() const;  // it has ended, badly
   bool writing() const { return under_way_ && !ended(); }
-  // Waits for the save under way, if any. Throws Error(kSaveFailed) or Error(kCommunication) when it failed.
+  // Waits for the save under way, if any. Throws what write_checkpoint() threw.
   void finish();
 
   // Called with the report of each durable save that stays; on the thread of the save.

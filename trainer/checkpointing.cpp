@@ -230,6 +230,9 @@ void Checkpointing::log_newer(const ChosenCheckpoint& used) const {
 void Checkpointing::validate(int64_t step) {
   const auto& options = config_.checkpoint;
   if (options.load_only) return;
+  const ChosenCheckpoint* chosen = access_.chosen();
+  const bool resumed = chosen != nullptr && chosen->candidate.source == LoadSource::kOwn;
+  require_free_names(resumed ? step + 1 : step, config_.training.steps);
   if (!options.validate_before_training) {
     log_info(
         "checkpoint.validate_before_training = false: the first checkpoint will be the first test of "
@@ -237,8 +240,6 @@ void Checkpointing::validate(int64_t step) {
     return;
   }
   const PhaseGuard phase("pre-checkpoint");
-  const ChosenCheckpoint* chosen = access_.chosen();
-  const bool resumed = chosen != nullptr && chosen->candidate.source == LoadSource::kOwn;
   const bool probe = resumed && options.validate_on_resume == "probe";
   const SaveReport report = saver_.validate(step, /*keep=*/!resumed, probe);
   log_info(
@@ -255,12 +256,27 @@ void Checkpointing::before_update() {
   saver_.join_staging();
 }
 
+// A signal may have any step saved. Rank 0 looks for all.
+void Checkpointing::require_free_names(int64_t first, int64_t last) const {
+  std::string taken;
+  if (runtime_.rank() == 0) {
+    try {
+      CheckpointFolder(access_.folder()).require_free_names(first, last);
+    } catch (const Error& error) {
+      taken = error.what();
+    }
+  }
+  taken = access_.ranks().all_gather(taken).front();
+  if (!taken.empty()) throw Error(ExitCode::kPreCheckpoint, taken);
+}
+
 bool Checkpointing::due(int64_t step) const {
   const auto& options = config_.checkpoint;
   return step % options.interval == 0 || (step == 1 && options.enable_first_step_checkpoint);
 }
 
-// A periodic save that failed ends the job, or is reported and forgotten.
+// A periodic save that failed ends the job, or is reported and forgotten; one that found NaN or infinite
+// numbers always ends it.
 template <typename Action>
 void Checkpointing::tolerating_failure(const Action& action) {
   try {
@@ -328,6 +344,7 @@ void Checkpointing::finish() {
 }
 
 void Checkpointing::save_seed() {
+  require_free_names(0, 0);
   const bool model = config_.checkpoint.last_save_model_only;
   SaveContent content = model ? model_only(config_, "seed") : SaveContent{.kind = "seed"};
   save(0, content, /*now=*/true);

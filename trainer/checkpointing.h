@@ -53,7 +53,8 @@ class Checkpointing {
   // laid out in one of Hugging Face's. Collective.
   void load(const std::function<StoredNames(const ChosenCheckpoint&)>& hugging_face_names);
 
-  // The full checkpoint before the first step of this run (`step`: updates done so far). Collective.
+  // The full checkpoint before the first step of this run (`step`: updates done so far), after a look for
+  // files and links that have the names of steps to be saved. Collective. Throws Error(kPreCheckpoint).
   void validate(int64_t step);
 
   // For checkpoint.last_save_in_hf: the names and row order of our weights there, and the files beside them.
@@ -70,9 +71,10 @@ class Checkpointing {
 
   // After `step`: saves when one is due. `failed`: some rank's background save has failed. Throws
   // Error(kSaveFailed) when the job's last save fails, and after a periodic one when
-  // checkpoint.on_save_failure says so.
+  // checkpoint.on_save_failure says so; Error(kNonFinite) when the state holds NaN or infinite numbers.
   void after_step(int64_t step, bool last, bool failed);
-  // The job ends after `step` by a signal: saves it, unless that was just done. Throws Error(kSaveFailed).
+  // The job ends after `step` by a signal: saves it, unless that was just done. Throws Error(kSaveFailed) or
+  // Error(kNonFinite).
   void save_stopped(int64_t step);
   // Waits for what is being written.
   void finish();
@@ -93,6 +95,7 @@ class Checkpointing {
   void report(int64_t step, const std::string& event, const EventFields& fields) const;
   void save_for_hugging_face(int64_t step);
   void log_newer(const ChosenCheckpoint& used) const;
+  void require_free_names(int64_t first, int64_t last) const;
   template <typename Action>
   void tolerating_failure(const Action& action);
 

@@ -93,7 +93,9 @@ void StoredWeights::load(const Parameter& parameter, const at::Tensor& weight) c
   state.on_device = !weight.is_cpu();
   item.tensor = &state;
   DeviceMover mover(weight.device());
-  load_tensors(checkpoint_, {item}, mover, {});
+  LoadOptions options;
+  options.verify_finite = true;
+  load_tensors(checkpoint_, {item}, mover, options);
 }
 
 }  // namespace hyperion

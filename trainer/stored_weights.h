@@ -32,7 +32,8 @@ class StoredWeights {
   // `ema`: the averages instead. Names and shapes must be the model's; floating-point types are converted.
   // Throws Error(kBadData) with all differences.
   StoredWeights(const std::filesystem::path& checkpoint, const ModelArgs& args, bool ema);
-  // `weight`: contiguous, of the parameter's global shape.
+  // `weight`: contiguous, of the parameter's global shape. Throws Error(kBadData) when it holds NaN or
+  // infinite numbers.
   void load(const Parameter& parameter, const at::Tensor& weight) const;
 
  private:

@@ -494,7 +494,8 @@ ExitCode Trainer::train() {
     if (step == first && float8_.counters) check_float8();
     if (checkpoints_) {
       const bool last = step == config_.training.steps;
-      // Nothing that is not finite is ever saved.
+      // Ends the job before the state of a step whose loss or norm is not finite is saved; the save itself
+      // looks at the numbers of the state.
       guard_.raise(/*wait=*/checkpoints_->due(step) || last);
       checkpoints_->after_step(step, last, save_failed_);
     }

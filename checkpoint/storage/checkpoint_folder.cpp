@@ -45,6 +45,17 @@ fs::path new_trash(const fs::path& folder) {
   return path;
 }
 
+// The name that commit() took from `path` when it moved it aside for a successor that never got that name;
+// empty when `path` is anything else.
+fs::path name_to_give_back(const fs::path& path) {
+  const std::string name = path.filename().native();
+  if (!name.starts_with(kReplacedPrefix)) return {};
+  const std::string step = name.substr(kReplacedPrefix.size());
+  const std::string owner = "step-" + step.substr(0, step.find('-'));
+  const fs::path to = path.parent_path() / owner;
+  return step_of_name(owner) && !fs::exists(fs::symlink_status(to)) ? to : fs::path();
+}
+
 }  // namespace
 
 fs::path CheckpointFolder::step_path(int64_t step) const {
@@ -111,6 +122,17 @@ int CheckpointFolder::clean_leftovers(const FolderLock& lock) const {
       stale.push_back(it->path());
   }
   for (const fs::path& path : stale) {
+    if (const fs::path name = name_to_give_back(path); !name.empty()) {
+      // The lock keeps others from making it in between; not all file systems know kNoReplace.
+      if (const int failure = rename_entry(path, name, RenameMode::kReplace); failure != 0) {
+        log_warning("{}: cannot have its name {} back: {}", printable(path), name.filename().native(),
+                    errno_text(failure));
+        continue;
+      }
+      sync_folder(folder_);
+      log_warning("{}: was moved aside by a save that did not end; it has its name back", printable(name));
+      continue;
+    }
     log_info("{}: left by a run that ended in the middle; removed", printable(path));
     remove_tree(path, /*purging=*/false);
     ++count;

@@ -22,6 +22,9 @@
 
 namespace hyperion {
 
+// Of a folder that a save moved aside where names cannot be exchanged: this, the step, "-", anything.
+constexpr std::string_view kReplacedPrefix = ".trash-replaced-";
+
 // N of "step-N": digits without a leading zero, nothing before or after them.
 std::optional<int64_t> step_of_name(std::string_view name);
 
@@ -33,6 +36,10 @@ struct FoundCheckpoint {
   std::string kind;                  // the manifest's; "foreign" (.metadata) or "safetensors" without one
   std::string why_not;               // why it cannot be used; empty when the cheap check passed
   bool complete() const { return why_not.empty(); }
+  // Complete, and a run of ours could go on from it: it holds the whole state, or the initial weights.
+  bool resumable() const {
+    return complete() && manifest && (kind == "full" || kind == "pre-checkpoint" || kind == "seed");
+  }
 };
 
 // The save id inside a checkpoint's .metadata, empty when it has none. It may throw Error(kBadData).
@@ -78,9 +85,14 @@ class CheckpointFolder {
   void abandon(const std::filesystem::path& incoming) const noexcept;
   // Removes a checkpoint: it loses its name first. Failures are warnings.
   void discard(const std::filesystem::path& checkpoint) const noexcept;
+  // Before a run that may save any step from `first` to `last`: throws Error(kPreCheckpoint) when one of
+  // those names belongs to a file or a link.
+  void require_free_names(int64_t first, int64_t last) const;
   // Removes what `rule` does not keep and returns those steps. Failures are warnings.
   std::vector<int64_t> purge(const PurgeRule& rule) const;
-  // At the start of a run: removes what runs that died left under temporary names. Returns how many.
+  // At the start of a run: removes what runs that died left under temporary names, but for a checkpoint that
+  // was moved aside and whose successor did not get its name: that one is given its name back. Returns how
+  // many were removed.
   int clean_leftovers(const FolderLock& lock) const;
 
  private:

@@ -79,7 +79,8 @@ void CheckpointFolder::commit(const fs::path& incoming, int64_t step) const {
   sync_folder(incoming);
   const fs::path to = step_path(step);
   // Not a name that a rename of the same save could meet, nor one that looks like a checkpoint.
-  const fs::path aside = folder_ / fmt::format(".trash-replaced-{}-{}", step, incoming.filename().native());
+  const fs::path aside =
+      folder_ / fmt::format("{}{}-{}", kReplacedPrefix, step, incoming.filename().native());
   const fs::path old = take_name(incoming, to, aside);
   try {
     sync_folder(folder_);

@@ -104,6 +104,22 @@ std::vector<FoundCheckpoint> CheckpointFolder::scan(const SaveIdReader& save_id)
   return found;
 }
 
+void CheckpointFolder::require_free_names(int64_t first, int64_t last) const {
+  std::error_code error;
+  for (fs::directory_iterator it(folder_, error), end; !error && it != end; it.increment(error)) {
+    const std::optional<int64_t> step = step_of_name(it->path().filename().native());
+    struct stat info {};
+    if (!step || *step < first || *step > last || ::lstat(it->path().c_str(), &info) != 0 ||
+        S_ISDIR(info.st_mode))
+      continue;
+    throw Error(
+        ExitCode::kPreCheckpoint,
+        fmt::format("[pre-checkpoint] {}: is {}, so that the checkpoint of step {} could not have this "
+                    "name; move it away",
+                    printable(it->path()), S_ISLNK(info.st_mode) ? "a link" : "no folder", *step));
+  }
+}
+
 std::vector<int64_t> steps_to_purge(const std::vector<FoundCheckpoint>& found, const PurgeRule& rule) {
   std::vector<const FoundCheckpoint*> ours;  // the newest first
   for (const FoundCheckpoint& one : found)

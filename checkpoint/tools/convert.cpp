@@ -13,6 +13,7 @@
 #include "base/files.h"
 #include "base/progress.h"
 #include "checkpoint/cast.h"
+#include "checkpoint/finite.h"
 #include "checkpoint/format/safetensors_writer.h"
 #include "checkpoint/save_job.h"
 #include "checkpoint/storage/checkpoint_folder.h"
@@ -91,6 +92,20 @@ class WeightReader : public ItemReader {
   // Whether what went wrong is the source.
   bool failed_to_read() const { return reading_; }
 
+  // After all was streamed. Throws for numbers that are NaN or infinite: Error(kBadData) when they were read,
+  // Error(kNonFinite) when the new type made them.
+  void require_finite(const ConvertOptions& options) const {
+    if (!read_.empty())
+      throw_data("{}: holds NaN or infinite numbers, in {}: {} is not written", options.source.string(),
+                 read_.text(), options.destination.string());
+    if (!converted_.empty())
+      throw Error(ExitCode::kNonFinite,
+                  fmt::format("{}: numbers are too large for {} and would become infinite, in {}: {} is not "
+                              "written; choose another --dtype",
+                              options.source.string(), torch_name(*options.dtype), converted_.text(),
+                              options.destination.string()));
+  }
+
   void stream(size_t number, const Take& take) {
     const Weight& weight = weights_[number];
     reading_ = true;
@@ -100,9 +115,12 @@ class WeightReader : public ItemReader {
                const auto count = static_cast<uint64_t>(elements_of(shape));
                rows_.resize(count * from);
                read_rows(weight, offset, shape);
+               const bool finite =
+                   read_.look_at(weight.key, weight.from_dtype, rows_.data(), count * from) == 0;
                if (weight.dtype != weight.from_dtype) {
                  cast_.resize(count * to);
                  cast(weight.from_dtype, rows_.data(), weight.dtype, cast_.data(), count);
+                 if (finite) converted_.look_at(weight.to, weight.dtype, cast_.data(), count * to);
                }
                take(weight.dtype == weight.from_dtype ? rows_.data() : cast_.data(), count * to);
                progress_.update(done_ += count * to);
@@ -138,6 +156,7 @@ class WeightReader : public ItemReader {
   uint64_t done_ = 0;
   bool reading_ = false;
   std::vector<std::byte> rows_, stretch_, cast_;
+  NotFinite read_, converted_;
 };
 
 // A folder beside the destination that goes, with all that is left in it, when the conversion ends.
@@ -188,6 +207,7 @@ fs::path write_safetensors(const std::vector<Weight>& weights, const ConvertOpti
       offset += bytes;
     });
   }
+  reader.require_finite(options);
   writer.finish();
   for (const auto& [name, content] : options.more_files) write_file_atomic(folder / name, content);
   return folder;
@@ -219,7 +239,8 @@ fs::path write_dcp(const std::vector<Weight>& weights, const OpenCheckpoint& sou
   SoloCoordinator alone;
   try {
     return write_checkpoint(job, reader, folder, alone).path;
-  } catch (const Error& error) {  // a save knows only one kind of failure
+  } catch (const Error& error) {  // a save does not know whether its source or its disk has failed
+    reader.require_finite(options);
     throw Error(reader.failed_to_read() ? ExitCode::kBadData : error.code(), error.what());
   }
 }

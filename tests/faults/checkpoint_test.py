@@ -35,6 +35,21 @@ class PreCheckpoint(CheckpointTest):
         job = self.run_job(code=73, ranks=2, says=["[pre-checkpoint]", "rank 0", str(self.steps_folder)])
         self.assertNotIn("step:  1", job.text())
 
+    def test_a_file_or_link_with_the_name_of_a_step_is_73_before_any_step(self):
+        for make in (lambda path: path.write_text("mine"), lambda path: path.symlink_to(self.folder)):
+            for step, options in ((1, []), (4, []), (0, []), (0, ["--checkpoint.create_seed_checkpoint"]),
+                                  (8, ["--checkpoint.no_validate_before_training"])):
+                with self.subTest(step=step, options=options):
+                    self.steps_folder.mkdir(parents=True, exist_ok=True)
+                    make(self.step(step))
+                    job = self.run_job(*options, code=73, ranks=2,
+                                       says=["[pre-checkpoint]", f"step-{step}: is ", "move it away"])
+                    self.assertNotIn("step:  1", job.text())
+                    self.assertEqual(self.saved(), ([step], []))
+                    self.step(step).unlink()
+        self.step(9).write_text("beyond the last step")
+        self.run_job(code=0, ranks=2)
+
     def test_a4_the_same_fault_later_is_74(self):
         fault = {"FAULT": "rank=1;point=file.write;action=errno:ENOSPC;on=__1_0"}
         self.run_job("--allow-faults", code=73, ranks=2, env=fault,

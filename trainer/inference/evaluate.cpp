@@ -34,6 +34,12 @@ Evaluation evaluate(InferenceEngine& engine, DataLoader& loader, int64_t max_bat
   }
   if (result.tokens == 0) throw_data("eval: the data set holds no token to predict");
   result.loss = sum / static_cast<double>(result.tokens);
+  if (!std::isfinite(result.loss))
+    throw Error(
+        ExitCode::kNonFinite,
+        fmt::format("eval: the loss is {} although the weights are finite: they are too large to compute "
+                    "with",
+                    result.loss));
   result.perplexity = std::exp(result.loss);
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return result;

@@ -18,7 +18,7 @@ struct Evaluation {
 };
 
 // Reads `loader` (one pass over the data, one rank) to its end, or `max_batches` of it (0: all). Throws
-// Error(kBadData) when there is nothing to predict.
+// Error(kBadData) when there is nothing to predict and Error(kNonFinite) when the loss is no finite number.
 Evaluation evaluate(InferenceEngine& engine, DataLoader& loader, int64_t max_batches = 0);
 
 // For people, and as one JSON object.

@@ -231,6 +231,45 @@ TEST_CASE("Every rank may begin the same save") {
   CHECK_THAT(failed_save([&] { folder.begin("file", true); }), Catch::Contains("is no folder"));
 }
 
+TEST_CASE("a checkpoint that was moved aside for one that never came has its name back at the next start") {
+  StorageFixture fixture;
+  const CheckpointFolder folder(fixture.root);
+  save_checkpoint(folder, 4, "full", 1);
+  const int status = in_child([&] {
+    // Names cannot be exchanged: the old one moves aside, and the kill comes before the new one has its name.
+    arm_faults("point=file.rename;nth=1;action=errno:EINVAL,point=file.rename;nth=3;action=kill", 0);
+    save_checkpoint(folder, 4, "full", 2);
+  });
+  CHECK((WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL));
+  CHECK_FALSE(fs::exists(folder.step_path(4)));
+  const FolderLock lock(fixture.root);
+  CHECK(folder.clean_leftovers(lock) == 1);  // the new one
+  CHECK(names_in(fixture.root) == "step-4");
+  CHECK(save_id_at(folder, 4) == "save4n1");
+  // One whose successor is there goes.
+  fs::create_directory(fixture.root / ".trash-replaced-4-.incoming-x");
+  CHECK(folder.clean_leftovers(lock) == 1);
+  CHECK(names_in(fixture.root) == "step-4");
+}
+
+TEST_CASE("files and links with the name of a step to be saved are found before it") {
+  StorageFixture fixture;
+  const CheckpointFolder folder(fixture.root / "run");
+  CHECK_NOTHROW(folder.require_free_names(0, 10));  // there is no folder yet
+  save_checkpoint(folder, 3);
+  std::ofstream(folder.path() / "step-12") << "beyond the last";
+  std::ofstream(folder.path() / "step-x") << "no step";
+  CHECK_NOTHROW(folder.require_free_names(0, 10));
+  std::ofstream(folder.step_path(7)) << "mine";
+  CHECK_THAT(error_of(ExitCode::kPreCheckpoint, [&] { folder.require_free_names(0, 10); }),
+             Catch::Contains("step-7: is no folder") && Catch::Contains("checkpoint of step 7"));
+  CHECK_NOTHROW(folder.require_free_names(8, 10));
+  fs::remove(folder.step_path(7));
+  fs::create_directory_symlink("step-3", folder.step_path(8));
+  CHECK_THAT(error_of(ExitCode::kPreCheckpoint, [&] { folder.require_free_names(0, 10); }),
+             Catch::Contains("step-8: is a link"));
+}
+
 TEST_CASE("Leftovers are removed and everything else stays") {
   StorageFixture fixture;
   const CheckpointFolder folder(fixture.root);

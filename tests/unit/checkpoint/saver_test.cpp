@@ -1,5 +1,8 @@
 #include "checkpoint/saver.h"
 
+#include <cstring>
+#include <fstream>
+#include <limits>
 #include <numeric>
 
 #include <catch2/catch.hpp>
@@ -7,8 +10,12 @@
 #include <unistd.h>
 
 #include "base/failpoint.h"
+#include "checkpoint/export_safetensors.h"
+#include "checkpoint/format/archive.h"
+#include "checkpoint/format/crc32.h"
 #include "checkpoint/loader.h"
 #include "checkpoint/misfit.h"
+#include "tests/unit/error_of.h"
 #include "thread_ranks.h"
 
 namespace hyperion {
@@ -59,6 +66,8 @@ class Dummy : public StateComponent {
   }
   int64_t layout_version() const override { return more_ ? 1 : 0; }
   void grow() { more_ = true; }
+  // This rank's numbers.
+  std::vector<float>& numbers() { return numbers_; }
   std::vector<ObjectState> objects() override {
     return {{"train_state.step", {"train_state", "step"}, step_}};
   }
@@ -246,6 +255,124 @@ TEST_CASE("F-D2 a failure of one rank fails the save on every rank with its name
   for (const auto& entry : fs::directory_iterator(folder.path)) names.push_back(entry.path().filename());
   std::ranges::sort(names);
   CHECK(names == std::vector<std::string>{"step-1", "step-3"});
+}
+
+TEST_CASE("a state with NaN or infinite numbers is saved on no rank and nothing finite goes") {
+  const Folder folder;
+  const auto names = [&] {
+    std::vector<std::string> names;
+    for (const auto& entry : fs::directory_iterator(folder.path)) names.push_back(entry.path().filename());
+    std::ranges::sort(names);
+    return names;
+  };
+  for (const AsyncMode mode : {AsyncMode::kDisabled, AsyncMode::kAsync, AsyncMode::kOverlapped}) {
+    for (const float bad :
+         {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
+      fs::remove_all(folder.path);
+      std::vector<std::string> said(3);
+      ThreadRanks::run(3, [&](Coordinator& ranks) {
+        Dummy dummy(30, 3, ranks.rank());
+        MemoryMover mover;
+        Saver saver({.folder = folder.path, .async = mode, .keep_latest = 2}, {&dummy}, ranks, mover);
+        saver.validate(0, /*keep=*/true);
+        saver.save(1);
+        saver.save(2);
+        saver.finish();
+        if (ranks.rank() == 1) dummy.numbers()[4] = bad;
+        for (const int64_t step : {3, 2}) {  // a new one, and one in the place of another
+          said[static_cast<size_t>(ranks.rank())] = error_of(ExitCode::kNonFinite, [&] {
+            saver.save(step);
+            saver.finish();
+          });
+        }
+        if (ranks.rank() == 1) dummy.numbers()[4] = 1;
+      });
+      for (const std::string& text : said) {
+        CHECK(text == said.front());
+        CHECK_THAT(text, Catch::Contains("the state after step 2 holds NaN or infinite numbers") &&
+                             Catch::Contains("rank 1: dummy.weight (1 number)") &&
+                             Catch::Contains("the newest checkpoint, which stays, is step-2 in " +
+                                             folder.path.string()));
+      }
+      CHECK(names() == std::vector<std::string>{"step-1", "step-2"});
+      Dummy loaded(30, 1, 0);
+      load_into(folder.path / "step-2", loaded);
+      CHECK(loaded.is(0));
+    }
+  }
+}
+
+TEST_CASE("a first save with NaN leaves nothing behind and says that there is nothing to go on from") {
+  const Folder folder;
+  SoloCoordinator alone;
+  Dummy dummy(10, 1, 0);
+  dummy.numbers()[0] = std::numeric_limits<float>::quiet_NaN();
+  dummy.grow();
+  MemoryMover mover;
+  Saver saver({.folder = folder.path}, {&dummy}, alone, mover);
+  CHECK_THAT(error_of(ExitCode::kNonFinite, [&] { saver.validate(0, /*keep=*/true); }),
+             Catch::Contains("dummy.weight (1 number), dummy.more (1 number)") &&
+                 Catch::Contains("no checkpoint that training could go on from is in"));
+  CHECK(fs::is_empty(folder.path));
+}
+
+TEST_CASE("numbers that the type of an export makes infinite are not saved") {
+  const Folder folder;
+  SoloCoordinator alone;
+  Dummy dummy(10, 1, 0);
+  dummy.numbers()[3] = 1e6F;
+  MemoryMover mover;
+  Saver saver({.folder = folder.path}, {&dummy}, alone, mover);
+  saver.save(1);
+  const TensorState weight = dummy.tensors().front();
+  const auto as_safetensors = [&](Dtype dtype) {
+    export_safetensors(2, "export-2", {{&weight, "w", dtype}}, {}, saver.folder(), alone, mover);
+  };
+  const SaveContent narrow{.kind = "model", .model_dtype = Dtype::kFloat16};
+  for (const std::string& text : {error_of(ExitCode::kNonFinite, [&] { as_safetensors(Dtype::kFloat16); }),
+                                  error_of(ExitCode::kNonFinite, [&] { saver.save(2, narrow, true); })})
+    CHECK_THAT(text, Catch::Contains("as float16 holds NaN or infinite numbers") &&
+                         Catch::Contains("(1 number)") && Catch::Contains("step-1") &&
+                         Catch::Contains("export_dtype = \"float32\""));
+  CHECK_FALSE(fs::exists(folder.path / "step-2"));
+  as_safetensors(Dtype::kBFloat16);
+  CHECK(fs::exists(folder.path / "step-2" / "model.safetensors"));
+  CHECK(std::distance(fs::directory_iterator(folder.path), {}) == 2);
+}
+
+TEST_CASE("a load names every tensor that is not finite") {
+  const Folder folder;
+  SoloCoordinator alone;
+  Dummy dummy(10, 1, 0);
+  dummy.grow();
+  MemoryMover mover;
+  Saver({.folder = folder.path}, {&dummy}, alone, mover).save(1);
+  // What another program wrote: the numbers change, and nothing knows their checksums.
+  fs::remove(folder.path / "step-1" / "hyperion.json");
+  OpenCheckpoint checkpoint = open_checkpoint(folder.path / "step-1");
+  for (auto& [key, record] : checkpoint.index.tensors) {
+    const Span where = record.chunks.front().where;
+    std::fstream file(folder.path / "step-1" / where.file, std::ios::in | std::ios::out | std::ios::binary);
+    const std::string head = tensor_archive_head(Dtype::kFloat32, {10, 3});
+    std::string data(120, '\0');
+    file.seekg(static_cast<std::streamoff>(where.offset + head.size()));
+    file.read(data.data(), 120);
+    const float bad = std::numeric_limits<float>::infinity();
+    std::memcpy(data.data() + 8, &bad, sizeof bad);
+    const std::string tail = tensor_archive_tail(Dtype::kFloat32, {10, 3}, crc32(0, data.data(), 120));
+    file.seekp(static_cast<std::streamoff>(where.offset + head.size()));
+    file << data << tail;
+  }
+  const std::vector<TensorState> tensors = dummy.tensors();
+  const StoredNames names{.keys = {{"dummy.weight", "dummy.weight"}, {"dummy.more", "dummy.more"}}};
+  const auto load = [&](bool verify) {
+    LoadOptions options;
+    options.verify_finite = verify;
+    load_tensors(checkpoint, plan_load(checkpoint, tensors, names, options), mover, options);
+  };
+  CHECK_THAT(error_of(ExitCode::kBadData, [&] { load(true); }),
+             Catch::Contains("dummy.weight (1 number)") && Catch::Contains("dummy.more (1 number)"));
+  CHECK_NOTHROW(load(false));
 }
 
 TEST_CASE("C5 E5 names and shapes and types that do not fit are listed at once before data are read") {

@@ -66,9 +66,8 @@ TEST_CASE("convert to safetensors and back gives the same weights") {
   const Manifest manifest = read_manifest(back);
   CHECK(manifest.kind == "model");
   CHECK(manifest.facts.at("converted_from") == hf.string());
-  CHECK(run_tool([&](std::FILE* file) {
-          return verify_checkpoints({.path = back, .full = true}, file);
-        }).code == ExitCode::kOk);
+  CHECK(run_tool([&](std::FILE* file) { return verify_checkpoints({.path = back}, file); }).code ==
+        ExitCode::kOk);
   for (const fs::directory_entry& entry : fs::directory_iterator(folder.path))
     CHECK(entry.path().filename().string().find(".convert") == std::string::npos);
 }
@@ -94,6 +93,40 @@ TEST_CASE("convert moves rows as the map says and changes types") {
     float number = 0;
     std::memcpy(&number, &word, 4);
     CHECK(number == Approx(our_row(row) * 6 + 28.0 / 64).epsilon(0.004));
+  }
+}
+
+TEST_CASE("convert refuses numbers that are not finite by name and leaves nothing") {
+  const ToolsFolder folder;
+  const fs::path source = save_toy(folder.path, 8, {.offsets = {{"norm.weight", 1e6F}}});
+  const auto only_the_source = [&] { return std::distance(fs::directory_iterator(folder.path), {}) == 1; };
+  for (const Format format : {Format::kSafetensors, Format::kDcp}) {
+    ConvertOptions options{.source = source, .destination = folder.path / "new", .format = format};
+    options.dtype = Dtype::kFloat16;
+    const Ran large = convert(options);
+    INFO(large.text);
+    CHECK(large.code == ExitCode::kNonFinite);  // the source is sound
+    CHECK_THAT(large.text,
+               Catch::Contains("too large for float16") && Catch::Contains("norm.weight (1 number)"));
+    CHECK(only_the_source());
+  }
+  const OpenCheckpoint checkpoint = open_checkpoint(source);
+  put_not_finite(checkpoint, "norm.weight", 2);
+  put_not_finite(checkpoint, "layers.0.attention.wq.weight", 1);
+  put_not_finite(checkpoint, "ema.tok_embeddings.weight", 7);  // is not converted
+  rewrite_manifest(source);
+  for (const Format format : {Format::kSafetensors, Format::kDcp}) {
+    for (const std::optional<Dtype> dtype : {std::optional<Dtype>(), std::optional(Dtype::kBFloat16)}) {
+      const Ran ran =
+          convert({.source = source, .destination = folder.path / "new", .format = format, .dtype = dtype});
+      INFO(ran.text);
+      CHECK(ran.code == ExitCode::kBadData);
+      CHECK_THAT(ran.text, Catch::Contains("holds NaN or infinite numbers") &&
+                               Catch::Contains("norm.weight (2 numbers)") &&
+                               Catch::Contains("layers.0.attention.wq.weight (1 number)") &&
+                               !Catch::Contains("ema"));
+      CHECK(only_the_source());
+    }
   }
 }
 

@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <limits>
 #include <map>
 #include <string>
 #include <vector>
@@ -16,6 +18,10 @@
 
 #include "base/error.h"
 #include "base/files.h"
+#include "base/hash.h"
+#include "checkpoint/format/archive.h"
+#include "checkpoint/format/crc32.h"
+#include "checkpoint/loader.h"
 #include "checkpoint/saver.h"
 #include "thread_ranks.h"
 
@@ -60,6 +66,41 @@ inline void flip_bit(const std::filesystem::path& file, uint64_t at) {
   const int byte = stream.get();
   stream.seekp(static_cast<std::streamoff>(at));
   stream.put(static_cast<char>(byte ^ 4));
+}
+
+// Makes the last `count` numbers of a float32 tensor's first piece infinite; the CRC of its archive stays
+// right.
+inline void put_not_finite(const OpenCheckpoint& checkpoint, const std::string& key, int count) {
+  const Chunk& chunk = checkpoint.index.tensors.at(key).chunks.front();
+  const bool archive = checkpoint.index.layout == CheckpointIndex::Layout::kArchives;
+  const std::string head = archive ? tensor_archive_head(Dtype::kFloat32, chunk.shape) : "";
+  const std::filesystem::path path = checkpoint.folder / chunk.where.file;
+  std::string file = read_file(path);
+  const uint64_t begin = chunk.where.offset + head.size();
+  uint64_t bytes = 4;
+  for (const int64_t extent : chunk.shape) bytes *= static_cast<uint64_t>(extent);
+  for (int i = 1; i <= count; ++i) {
+    const float bad = std::numeric_limits<float>::infinity();
+    std::memcpy(file.data() + begin + bytes - static_cast<uint64_t>(i) * 4, &bad, sizeof bad);
+  }
+  if (archive) {
+    const std::string tail =
+        tensor_archive_tail(Dtype::kFloat32, chunk.shape, crc32(0, file.data() + begin, bytes));
+    file.replace(begin + bytes, tail.size(), tail);
+  }
+  std::ofstream(path, std::ios::binary) << file;
+}
+
+// The manifest of files as they are now.
+inline void rewrite_manifest(const std::filesystem::path& checkpoint) {
+  Manifest manifest = read_manifest(checkpoint);
+  for (FileRecord& record : manifest.files) {
+    const std::string bytes = read_file(checkpoint / record.name);
+    record.blocks.clear();
+    for (uint64_t at = 0; at < bytes.size(); at += kBlockBytes)
+      record.blocks.push_back(hash_bytes(bytes.data() + at, std::min(kBlockBytes, bytes.size() - at)));
+  }
+  std::ofstream(checkpoint / kManifestFile, std::ios::binary) << to_json(manifest);
 }
 
 // How the state of a toy job differs from the default.
