@@ -123,7 +123,7 @@ ExitCode ckpt_command(const CommandLine::Ckpt& options) {
     case Tool::kLs:
       return list_checkpoints({options.path, options.json}, stdout);
     case Tool::kVerify:
-      return verify_checkpoints({options.path, options.full, options.json}, stdout);
+      return verify_checkpoints({options.path, options.quick, options.json}, stdout);
     case Tool::kDigest:
       return print_digest({options.path, {.prefix = options.prefix}, options.json}, stdout);
     case Tool::kDiff:

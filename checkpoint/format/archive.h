@@ -8,6 +8,7 @@
 
 #include "checkpoint/byte_source.h"
 #include "checkpoint/dtype.h"
+#include "checkpoint/format/zip_slice.h"
 #include "checkpoint/index.h"
 #include "checkpoint/object.h"
 
@@ -39,8 +40,9 @@ struct TensorArchive {
 // naming the file for what is not an archive of one plain tensor.
 TensorArchive open_tensor_archive(ByteSource& entry);
 
-// Compares the elements with their checksum, if there is one. Throws Error(kBadData).
-void check_crc(ByteSource& entry, const TensorArchive& archive);
+// Compares the elements with their checksum, if there is one. Throws Error(kBadData). `look`: see
+// zip_slice.h.
+void check_crc(ByteSource& entry, const TensorArchive& archive, const LookAtBytes& look = {});
 
 // The value in an archive of a plain value; checksums verified. Pickles that lie in its bytes are left alone.
 // Throws Error(kBadData).

@@ -181,9 +181,11 @@ TensorArchive open_tensor_archive(ByteSource& entry) {
   return std::move(tensor.archive);
 }
 
-void check_crc(ByteSource& entry, const TensorArchive& archive) {
-  if (archive.crc)
-    check_crc(entry, ZipRecord{"data/0", archive.data_offset, archive.data_bytes, *archive.crc, true});
+void check_crc(ByteSource& entry, const TensorArchive& archive, const LookAtBytes& look) {
+  check_crc(entry,
+            ZipRecord{"data/0", archive.data_offset, archive.data_bytes, archive.crc.value_or(0),
+                      archive.crc.has_value()},
+            look);
 }
 
 Object read_object_archive(ByteSource& entry) {

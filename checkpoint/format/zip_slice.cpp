@@ -256,8 +256,8 @@ std::string read_record(ByteSource& archive, const ZipRecord& record) {
   return text;
 }
 
-void check_crc(ByteSource& archive, const ZipRecord& record) {
-  if (!record.has_crc) return;
+void check_crc(ByteSource& archive, const ZipRecord& record, const LookAtBytes& look) {
+  if (!record.has_crc && !look) return;
   constexpr uint64_t kPiece = 1 << 20;
   std::string piece(std::min(kPiece, record.data_bytes), '\0');
   uint32_t crc = 0;
@@ -265,6 +265,7 @@ void check_crc(ByteSource& archive, const ZipRecord& record) {
     const uint64_t bytes = std::min(kPiece, record.data_bytes - done);
     archive.read(record.data_offset + done, piece.data(), bytes);
     crc = crc32(crc, piece.data(), bytes);
+    if (look) look(piece.data(), bytes);
   }
   compare_crc(archive, record, crc);
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -32,8 +33,10 @@ ZipSlice open_zip(ByteSource& archive, size_t most_records = 16);
 // The record's bytes; its checksum must be right where there is one. Throws Error(kBadData).
 std::string read_record(ByteSource& archive, const ZipRecord& record);
 
-// Compares the checksum of a record with its bytes, reading them in pieces. Throws Error(kBadData) naming
-// file, record and both values. Does nothing for records without one.
-void check_crc(ByteSource& archive, const ZipRecord& record);
+// Compares the checksum of a record with its bytes, reading them in pieces of a multiple of 16 bytes, each of
+// which `look` is called with, also where there is no checksum. Throws Error(kBadData) naming file, record
+// and both values. Without a checksum and `look` nothing is read.
+using LookAtBytes = std::function<void(const char* data, uint64_t bytes)>;
+void check_crc(ByteSource& archive, const ZipRecord& record, const LookAtBytes& look = {});
 
 }  // namespace hyperion

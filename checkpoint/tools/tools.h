@@ -28,10 +28,10 @@ struct ListOptions {
 };
 ExitCode list_checkpoints(const ListOptions& options, std::FILE* out);
 
-// --- verify: is it whole ---
+// --- verify: is it whole, and are its numbers finite ---
 struct VerifyOptions {
   std::filesystem::path path;  // one checkpoint, or a job's folder: all of its checkpoints
-  bool full = false;           // read every byte: checksums of all blocks, CRCs of all archives
+  bool quick = false;          // compare sizes and ids alone; else every byte is read
   bool json = false;
 };
 ExitCode verify_checkpoints(const VerifyOptions& options, std::FILE* out);

@@ -15,6 +15,7 @@
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/storage/checkpoint_folder.h"
 #include "checkpoint/storage/shard_reader.h"
+#include "checkpoint/tools/content.h"
 #include "checkpoint/tools/folders.h"
 #include "checkpoint/tools/json_text.h"
 #include "checkpoint/tools/text_table.h"
@@ -34,7 +35,7 @@ struct Entry {
 
 class Verifier {
  public:
-  Verifier(fs::path folder, bool full) : full_(full) { result_.folder = std::move(folder); }
+  Verifier(fs::path folder, bool quick) : quick_(quick) { result_.folder = std::move(folder); }
 
   Verification run() {
     read_manifest_file();
@@ -171,13 +172,15 @@ class Verifier {
                      printable(*entry.key, 120), entry.begin, entry.end);
     });
     const size_t damages = result_.damages.size();
-    if (reader && record != nullptr && full_) {
+    if (reader && record != nullptr && !quick_) {
       check_blocks(name, *reader);
       file.compared += ", checksums";
     }
-    if (reader && index_ && !bare && !entries.empty() && (full_ || record == nullptr)) {
-      check_archives(name, entries, damages, links);
-      file.compared += ", CRCs";
+    if (reader && index_ && !entries.empty() && !quick_) {
+      const uint64_t before = result_.not_finite.total();
+      check_entries(name, entries, damages, links, bare);
+      file.finite = result_.not_finite.total() == before;
+      file.compared += bare ? ", numbers" : ", CRCs, numbers";
     }
     done_ += file.bytes;
     progress_->update(done_);
@@ -195,13 +198,13 @@ class Verifier {
     }
   }
 
-  void check_archives(const std::string& name, const std::vector<Entry>& entries, size_t known_damages,
-                      Links links) {
+  void check_entries(const std::string& name, const std::vector<Entry>& entries, size_t known_damages,
+                     Links links, bool bare) {
     guarded(name, 0, 0, [&] {
       ShardReader file(result_.folder, name, nullptr, kBlockBytes, links);
       for (const Entry& entry : entries) {
         if (entry.end <= file.size() && !is_damaged(name, entry, known_damages))
-          check_archive(name, entry, file);
+          bare ? check_numbers(name, entry, file) : check_archive(name, entry, file);
         progress_->update(done_ + entry.begin);
       }
     });
@@ -227,11 +230,27 @@ class Verifier {
         throw_data("{}: bytes {} to {} hold {} [{}], the index says {} [{}]", file.name(), entry.begin,
                    entry.end, torch_name(archive.dtype), fmt::join(archive.shape, ", "),
                    torch_name(entry.tensor->dtype), fmt::join(entry.chunk->shape, ", "));
-      check_crc(slice, archive);
+      NotFinite numbers;
+      check_crc(slice, archive, [&](const char* data, uint64_t bytes) {
+        numbers.look_at(*entry.key, archive.dtype, data, bytes);
+      });
+      for (const auto& [key, count] : numbers.tensors()) result_.not_finite.add(key, count);
     });
   }
 
-  bool full_;
+  // Of a file without archives, whose numbers are all there is to look at.
+  void check_numbers(const std::string& name, const Entry& entry, ShardReader& file) {
+    guarded(name, entry.begin, entry.end, [&] {
+      std::vector<std::byte> piece(std::min(kContentPiece, entry.end - entry.begin));
+      for (uint64_t at = entry.begin; at < entry.end; at += piece.size()) {
+        const uint64_t bytes = std::min<uint64_t>(piece.size(), entry.end - at);
+        file.read(at, piece.data(), bytes);
+        result_.not_finite.look_at(*entry.key, entry.tensor->dtype, piece.data(), bytes);
+      }
+    });
+  }
+
+  bool quick_;
   Verification result_;
   bool has_manifest_file_ = false;
   std::optional<Manifest> manifest_;  // when it could be read
@@ -246,7 +265,7 @@ class Verifier {
 
 Json to_json(const Verification& one) {
   Json json = {{"folder", one.folder.string()}, {"kind", one.kind}, {"whole", one.whole()}};
-  json["files"] = json["damages"] = Json::array();
+  json["files"] = json["damages"] = json["not_finite"] = Json::array();
   for (const VerifiedFile& file : one.files)
     json["files"].push_back({{"name", file.name}, {"bytes", file.bytes}, {"compared", file.compared}});
   for (const Damage& damage : one.damages) {
@@ -254,6 +273,8 @@ Json to_json(const Verification& one) {
     if (damage.end > 0) item["bytes"] = {damage.begin, damage.end};
     json["damages"].push_back(std::move(item));
   }
+  for (const auto& [key, count] : one.not_finite.tensors())
+    json["not_finite"].push_back({{"key", key}, {"numbers", count}});
   json["notes"] = one.notes;
   return json;
 }
@@ -271,54 +292,65 @@ void print_damages(const Verification& one, std::FILE* out) {
     fmt::print(out, "{}\n", damage.what);
     if (!damage.keys.empty()) fmt::print(out, "  there: {}\n", some_of(damage.keys));
   }
+  for (const auto& [key, count] : one.not_finite.tensors())
+    fmt::print(out, "{}: tensor {} holds {} that {} NaN or infinite\n", one.folder.string(),
+               printable(key, 120), counted(count, "number"), count == 1 ? "is" : "are");
   for (const std::string& note : one.notes) fmt::print(out, "note: {}\n", note);
 }
 
-std::string verdict(const Verification& one, bool full) {
+std::string verdict(const Verification& one, bool quick) {
   uint64_t bytes = 0;
   for (const VerifiedFile& file : one.files) bytes += file.bytes;
-  if (!one.whole()) return fmt::format("DAMAGED: {}", counted(one.damages.size(), "problem"));
-  const bool read_all = full || one.kind == "foreign";
-  return fmt::format("whole: {}, {}, {}", counted(one.files.size(), "file"), human_bytes(bytes),
-                     one.kind == "safetensors" ? "headers and sizes (the format has no checksums)"
-                     : read_all                ? "every byte compared"
-                                               : "manifest, sizes and index (--full reads every byte)");
+  const size_t not_finite = one.not_finite.tensors().size();
+  if (!one.damages.empty())
+    return fmt::format("DAMAGED: {}{}", counted(one.damages.size(), "problem"),
+                       not_finite > 0 ? "; NOT FINITE: " + counted(not_finite, "tensor") : "");
+  if (not_finite > 0) return "NOT FINITE: " + counted(not_finite, "tensor");
+  return fmt::format("{}: {}, {}, {}", quick ? "sizes agree" : "whole", counted(one.files.size(), "file"),
+                     human_bytes(bytes),
+                     quick                       ? "no content was read (--quick)"
+                     : one.kind == "safetensors" ? "headers, sizes and numbers (the format has no checksums)"
+                                                 : "every byte compared");
 }
 
-void print_one(const Verification& one, bool full, std::FILE* out) {
+void print_one(const Verification& one, bool quick, std::FILE* out) {
   TextTable table({"file", ">size", "compared", "result"});
   for (const VerifiedFile& file : one.files) {
     const bool bad = std::ranges::find(one.damages, file.name, &Damage::file) != one.damages.end();
-    table.add({file.name, human_bytes(file.bytes), file.compared, bad ? "DAMAGED" : "right"});
+    table.add({file.name, human_bytes(file.bytes), file.compared + (quick ? " only" : ""),
+               bad            ? "DAMAGED"
+               : !file.finite ? "NOT FINITE"
+               : quick        ? "agrees"
+                              : "right"});
   }
   fmt::print(out, "{}: {}\n\n", one.folder.string(), kind_for_people(one.kind));
   if (!table.empty()) fmt::print(out, "{}\n", table.text_for(out));
   print_damages(one, out);
-  fmt::print(out, "{}\n", verdict(one, full));
+  fmt::print(out, "{}\n", verdict(one, quick));
 }
 
-void print_all(const std::vector<Verification>& all, bool full, std::FILE* out) {
+void print_all(const std::vector<Verification>& all, bool quick, std::FILE* out) {
   TextTable table({"checkpoint", "kind", "result"});
   for (const Verification& one : all)
-    table.add({one.folder.filename().string(), kind_for_people(one.kind), verdict(one, full)});
+    table.add({one.folder.filename().string(), kind_for_people(one.kind), verdict(one, quick)});
   fmt::print(out, "{}", table.text_for(out));
   for (const Verification& one : all) print_damages(one, out);
 }
 
 }  // namespace
 
-Verification verify_checkpoint(const fs::path& folder, bool full) {
-  return Verifier(folder, full).run();
+Verification verify_checkpoint(const fs::path& folder, bool quick) {
+  return Verifier(folder, quick).run();
 }
 
 ExitCode verify_checkpoints(const VerifyOptions& options, std::FILE* out) {
   std::vector<Verification> all;
   const bool one = is_checkpoint(options.path);
   if (one) {
-    all.push_back(verify_checkpoint(options.path, options.full));
+    all.push_back(verify_checkpoint(options.path, options.quick));
   } else {
     for (const FoundCheckpoint& found : CheckpointFolder(options.path).scan())
-      all.push_back(verify_checkpoint(found.path, options.full));
+      all.push_back(verify_checkpoint(found.path, options.quick));
   }
   // Nothing was judged: a script must not take that for a good answer.
   if (all.empty()) throw_config("{}", no_checkpoints(options.path));
@@ -327,9 +359,9 @@ ExitCode verify_checkpoints(const VerifyOptions& options, std::FILE* out) {
     for (const Verification& each : all) list.push_back(to_json(each));
     print_json(one ? list[0] : list, out);
   } else if (one) {
-    print_one(all.front(), options.full, out);
+    print_one(all.front(), options.quick, out);
   } else {
-    print_all(all, options.full, out);
+    print_all(all, options.quick, out);
   }
   return std::ranges::all_of(all, &Verification::whole) ? ExitCode::kOk : ExitCode::kBadData;
 }

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/finite.h"
+
 namespace hyperion {
 
 struct Damage {
@@ -18,7 +20,8 @@ struct Damage {
 struct VerifiedFile {
   std::string name;
   uint64_t bytes = 0;
-  std::string compared;  // what was: "size", "size, checksums, CRCs"
+  std::string compared;  // what was: "size", "size, checksums, CRCs, numbers"
+  bool finite = true;    // no number in it is NaN or infinite, as far as that was compared
 };
 
 struct Verification {
@@ -27,13 +30,15 @@ struct Verification {
       kind;  // the manifest's, "damaged" (it cannot be read), "foreign" (DCP without one), "safetensors"
   std::vector<VerifiedFile> files;
   std::vector<Damage> damages;
+  NotFinite not_finite;            // tensors that hold NaN or infinite numbers
   std::vector<std::string> notes;  // what is odd but no damage
-  bool whole() const { return damages.empty(); }
+  bool whole() const { return damages.empty() && not_finite.empty(); }
 };
 
-// Manifest, save id, sizes, and that the index points inside the files. `full`: also the checksums of all
-// blocks and the CRCs of all archives. CRCs are compared anyhow where there is no manifest, because nothing
-// else could tell. Every failure to read is a Damage; nothing is thrown for what lies on disk.
-Verification verify_checkpoint(const std::filesystem::path& folder, bool full);
+// Manifest, save id, sizes, that the index points inside the files, the checksums of all blocks, the CRCs of
+// all archives, and that all numbers of tensors are finite (a view's with those of its storage). `quick`:
+// manifest, save id, sizes and index alone. Every failure to read is a Damage; nothing is thrown for what
+// lies on disk.
+Verification verify_checkpoint(const std::filesystem::path& folder, bool quick = false);
 
 }  // namespace hyperion

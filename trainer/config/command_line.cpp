@@ -116,7 +116,9 @@ void add_ckpt(CLI::App& app, CommandLine::Ckpt& ckpt) {
 
   CLI::App* verify =
       add("verify", Tool::kVerify, "DIR", "A checkpoint, or a folder of them", "Check the files");
-  verify->add_flag("--full", ckpt.full, "Also every archive's CRC and every tensor");
+  CLI::Option* quick =
+      verify->add_flag("--quick", ckpt.quick, "Compare sizes and ids alone, without reading the content");
+  verify->add_flag_callback("--full", [] {}, "Read every byte, which is the default")->excludes(quick);
   add_json(verify);
 
   CLI::App* digest =

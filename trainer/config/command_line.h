@@ -55,7 +55,7 @@ struct CommandLine {
     std::string path;   // the folder; the source of convert, one side of diff (which may be a TOML file)
     std::string other;  // the other side of diff (as well), the destination of convert
     bool json = false;
-    bool full = false;     // verify: every archive's CRC and every tensor
+    bool quick = false;    // verify: sizes and ids alone
     std::string prefix;    // digest: names that begin so
     std::string to;        // convert: "dcp" or "safetensors"
     std::string dtype;     // convert: "float32", "bfloat16", "float16", or empty: as they are

@@ -120,7 +120,11 @@ TEST_CASE("ckpt knows six tools") {
   CHECK(ckpt({"ls", "d"}).tool == Tool::kLs);
   CHECK(ckpt({"ls", "d", "--json"}).json);
   CHECK(ckpt({"verify", "d", "--full"}).tool == Tool::kVerify);
-  CHECK(ckpt({"verify", "--full", "d"}).full);
+  CHECK_FALSE(ckpt({"verify", "--full", "d"}).quick);
+  CHECK_FALSE(ckpt({"verify", "d"}).quick);
+  CHECK(ckpt({"verify", "--quick", "d"}).quick);
+  CHECK_THAT(refusal({"ckpt", "verify", "d", "--quick", "--full"}),
+             Contains("--quick") && Contains("--full"));
   CHECK(ckpt({"digest", "d", "--prefix", "layers.0."}).prefix == "layers.0.");
   CHECK(ckpt({"diff", "a", "b"}).tool == Tool::kDiff);
   CHECK(ckpt({"diff", "a.toml", "b"}).path == "a.toml");
