@@ -37,12 +37,13 @@ class PreCheckpoint(CheckpointTest):
 
     def test_a_file_or_link_with_the_name_of_a_step_is_73_before_any_step(self):
         for make in (lambda path: path.write_text("mine"), lambda path: path.symlink_to(self.folder)):
-            for step, options in ((1, []), (4, []), (0, []), (0, ["--checkpoint.create_seed_checkpoint"]),
-                                  (8, ["--checkpoint.no_validate_before_training"])):
+            for step, ranks, options in ((1, 2, []), (4, 2, []), (0, 2, []),
+                                         (0, 1, ["--checkpoint.create_seed_checkpoint"]),
+                                         (8, 2, ["--checkpoint.no_validate_before_training"])):
                 with self.subTest(step=step, options=options):
                     self.steps_folder.mkdir(parents=True, exist_ok=True)
                     make(self.step(step))
-                    job = self.run_job(*options, code=73, ranks=2,
+                    job = self.run_job(*options, code=73, ranks=ranks,
                                        says=["[pre-checkpoint]", f"step-{step}: is ", "move it away"])
                     self.assertNotIn("step:  1", job.text())
                     self.assertEqual(self.saved(), ([step], []))
