@@ -1,104 +1,157 @@
 #include "base/files.h"
 
+#include <algorithm>
+#include <cerrno>
+
 #include <fcntl.h>
-#include <sys/mman.h>
+#include <poll.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <cerrno>
-#include <cstring>
-#include <utility>
 
 #include "base/error.h"
 
 namespace hyperion {
+namespace fs = std::filesystem;
 namespace {
 
-class Descriptor {
- public:
-  Descriptor(const std::filesystem::path& path, int flags, mode_t mode = 0)
-      : fd_(::open(path.c_str(), flags | O_CLOEXEC, mode)) {
-    if (fd_ < 0) throw_data("{}: cannot open: {}", path.string(), std::strerror(errno));
+constexpr int kReadFlags = O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
+
+const char* kind_of(mode_t mode) {
+  switch (mode & S_IFMT) {
+    case S_IFDIR:
+      return "a folder";
+    case S_IFIFO:
+      return "a named pipe";
+    case S_IFSOCK:
+      return "a socket";
+    case S_IFCHR:
+    case S_IFBLK:
+      return "a device";
+    case S_IFLNK:
+      return "a symbolic link";
+    default:
+      return "no file that can be read";
   }
-  ~Descriptor() { ::close(fd_); }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int get() const { return fd_; }
+}
 
- private:
-  int fd_;
-};
+[[noreturn]] void refuse_kind(const fs::path& path, mode_t mode) {
+  throw_data("{}: is {}, not a regular file", printable(path), kind_of(mode));
+}
 
-size_t regular_size(int fd, const std::filesystem::path& path) {
+[[noreturn]] void fail_open(const fs::path& path, int error) {
   struct stat info {};
-  if (::fstat(fd, &info) != 0) throw_data("{}: cannot stat: {}", path.string(), std::strerror(errno));
-  if (!S_ISREG(info.st_mode)) throw_data("{}: is not a regular file", path.string());
-  return static_cast<size_t>(info.st_size);
+  if (error == ENXIO && ::stat(path.c_str(), &info) == 0) refuse_kind(path, info.st_mode);
+  throw_data("{}: cannot open: {}{}", printable(path), errno_text(error),
+             error == ELOOP ? ": links are not followed here" : "");
+}
+
+struct stat stat_of(int fd, const fs::path& path) {
+  struct stat info {};
+  if (::fstat(fd, &info) != 0) throw_data("{}: cannot be examined: {}", printable(path), errno_text(errno));
+  return info;
+}
+
+// Reads until `bytes` are there or the file ends; returns how many came.
+size_t read_at(int fd, const fs::path& path, uint64_t offset, char* out, size_t bytes) {
+  size_t done = 0;
+  while (done < bytes) {
+    const ssize_t n = ::pread(fd, out + done, bytes - done, static_cast<off_t>(offset + done));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) throw_data("{}: read failed: {}", printable(path), errno_text(errno));
+    if (n == 0) break;
+    done += static_cast<size_t>(n);
+  }
+  return done;
+}
+
+void write_all(int fd, const fs::path& path, std::string_view content) {
+  while (!content.empty()) {
+    const ssize_t n = ::write(fd, content.data(), content.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0)
+      throw Error(ExitCode::kSaveFailed,
+                  fmt::format("{}: write failed: {}", printable(path), errno_text(errno)));
+    content.remove_prefix(static_cast<size_t>(n));
+  }
 }
 
 }  // namespace
 
-std::string read_file(const std::filesystem::path& path, size_t limit) {
-  Descriptor file(path, O_RDONLY);
-  const size_t size = regular_size(file.get(), path);
-  if (size > limit) throw_data("{}: is {} bytes, at most {} are accepted", path.string(), size, limit);
-  std::string content(size, '\0');
-  size_t done = 0;
-  while (done < size) {
-    const ssize_t n = ::read(file.get(), content.data() + done, size - done);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) throw_data("{}: read failed: {}", path.string(), std::strerror(errno));
-    if (n == 0) break;
-    done += static_cast<size_t>(n);
-  }
-  content.resize(done);
+uint64_t regular_size(int fd, const fs::path& path) {
+  const struct stat info = stat_of(fd, path);
+  if (!S_ISREG(info.st_mode)) refuse_kind(path, info.st_mode);
+  return static_cast<uint64_t>(info.st_size);
+}
+
+InputFile::InputFile(const fs::path& path, Links links)
+    : path_(path), file_(::open(path.c_str(), kReadFlags | (links == Links::kRefuse ? O_NOFOLLOW : 0))) {
+  if (!file_) fail_open(path, errno);
+  size_ = regular_size(file_.get(), path);
+}
+
+void InputFile::read(uint64_t offset, void* out, size_t bytes) const {
+  const size_t done = read_at(file_.get(), path_, offset, static_cast<char*>(out), bytes);
+  if (done < bytes)
+    throw_data("{}: ends at byte {}, but it had {} bytes when it was opened: it became shorter meanwhile",
+               printable(path_), offset + done, size_);
+}
+
+std::string read_file(const fs::path& path, size_t limit, Links links) {
+  const InputFile file(path, links);
+  if (file.size() > limit)
+    throw_data("{}: is {} bytes, at most {} are accepted", printable(path), file.size(), limit);
+  std::string content(file.size(), '\0');
+  file.read(0, content.data(), content.size());
   return content;
 }
 
-void write_file_atomic(const std::filesystem::path& path, std::string_view content) {
-  std::filesystem::path temporary = path;
+std::string read_file_or_pipe(const fs::path& path, size_t limit, int patience_seconds) {
+  const Descriptor file(::open(path.c_str(), kReadFlags));
+  if (!file) fail_open(path, errno);
+  const mode_t mode = stat_of(file.get(), path).st_mode;
+  if (S_ISREG(mode)) return read_file(path, limit);
+  if (!S_ISFIFO(mode) && !S_ISCHR(mode)) refuse_kind(path, mode);
+  std::string content;
+  char part[1 << 16];
+  while (true) {
+    pollfd wait = {file.get(), POLLIN, 0};
+    const int ready = ::poll(&wait, 1, patience_seconds * 1000);
+    if (ready < 0 && errno == EINTR) continue;
+    if (ready == 0)
+      throw_data("{}: is {}, and nothing came from it for {} s: start what writes into it, or name a file",
+                 printable(path), kind_of(mode), patience_seconds);
+    const ssize_t n = ::read(file.get(), part, sizeof part);
+    if (n < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+    if (n < 0) throw_data("{}: read failed: {}", printable(path), errno_text(errno));
+    if (n == 0) return content;
+    content.append(part, static_cast<size_t>(n));
+    if (content.size() > limit)
+      throw_data("{}: gives more than {} bytes, at most these are accepted", printable(path), limit);
+  }
+}
+
+Descriptor create_new_file(const fs::path& path) {
+  ::unlink(path.c_str());
+  return Descriptor(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
+}
+
+void write_file_atomic(const fs::path& path, std::string_view content) {
+  fs::path temporary = path;
   temporary += ".tmp." + std::to_string(::getpid());
+  const auto fail = [](const fs::path& where, std::string_view what, int error) {
+    throw Error(ExitCode::kSaveFailed, fmt::format("{}: {}: {}", printable(where), what, errno_text(error)));
+  };
+  const Descriptor file = create_new_file(temporary);
+  if (!file) fail(temporary, "cannot open", errno);
   try {
-    Descriptor file(temporary, O_WRONLY | O_CREAT | O_TRUNC, 0644);
-    size_t done = 0;
-    while (done < content.size()) {
-      const ssize_t n = ::write(file.get(), content.data() + done, content.size() - done);
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0) throw_data("{}: write failed: {}", temporary.string(), std::strerror(errno));
-      done += static_cast<size_t>(n);
-    }
-    if (::fsync(file.get()) != 0)
-      throw_data("{}: fsync failed: {}", temporary.string(), std::strerror(errno));
+    write_all(file.get(), temporary, content);
+    if (::fsync(file.get()) != 0) fail(temporary, "fsync failed", errno);
     if (::rename(temporary.c_str(), path.c_str()) != 0)
-      throw_data("{}: cannot rename to {}: {}", temporary.string(), path.string(), std::strerror(errno));
-  } catch (const Error& error) {  // reading and writing fail in the same words, but not with the same code
+      fail(temporary, fmt::format("cannot rename to {}", printable(path)), errno);
+  } catch (const Error&) {
     ::unlink(temporary.c_str());
-    throw Error(ExitCode::kSaveFailed, error.what());
+    throw;
   }
-}
-
-MappedFile::MappedFile(const std::filesystem::path& path) {
-  Descriptor file(path, O_RDONLY);
-  size_ = regular_size(file.get(), path);
-  if (size_ == 0) return;
-  data_ = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, file.get(), 0);
-  if (data_ == MAP_FAILED) {
-    data_ = nullptr;
-    throw_data("{}: cannot map {} bytes: {}", path.string(), size_, std::strerror(errno));
-  }
-}
-
-MappedFile::MappedFile(MappedFile&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
-
-MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
-  std::swap(data_, other.data_);
-  std::swap(size_, other.size_);
-  return *this;
-}
-
-MappedFile::~MappedFile() {
-  if (data_ != nullptr) ::munmap(data_, size_);
 }
 
 }  // namespace hyperion

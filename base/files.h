@@ -1,37 +1,57 @@
-// Small helpers for files: whole-file reads, atomic replacement, and a read-only memory map.
+// Reading files that come from outside, and replacing files whole.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
-#include <span>
 #include <string>
 #include <string_view>
 
+#include "base/durable.h"
+
 namespace hyperion {
 
-// The whole file. Throws Error(kBadData) naming the path and errno; `limit` bytes at most (default 1 GiB).
-std::string read_file(const std::filesystem::path& path, size_t limit = size_t{1} << 30);
+// Whether the last part of a path may be a symbolic link.
+enum class Links { kRefuse, kFollow };
 
-// Writes to a temporary name beside `path`, flushes to disk, renames. A reader sees the old or the new
-// content.
-void write_file_atomic(const std::filesystem::path& path, std::string_view content);
+// The size of an open regular file. Throws Error(kBadData) that says what else it is ("is a named pipe, not a
+// regular file").
+uint64_t regular_size(int fd, const std::filesystem::path& path);
 
-// A read-only map of a whole file (an empty file gives an empty span).
-class MappedFile {
+// A regular file, read in pieces. Every file that comes from outside is opened here (or with openat2 and then
+// passed to regular_size()): opening never waits, as a named pipe without a writer would make it. Nothing is
+// mapped: a file that becomes shorter while it is read is an error, not a SIGBUS. Reads may come from several
+// threads. Throws Error(kBadData) naming the path.
+class InputFile {
  public:
-  MappedFile() = default;
-  explicit MappedFile(const std::filesystem::path& path);
-  MappedFile(MappedFile&& other) noexcept;
-  MappedFile& operator=(MappedFile&& other) noexcept;
-  MappedFile(const MappedFile&) = delete;
-  MappedFile& operator=(const MappedFile&) = delete;
-  ~MappedFile();
+  InputFile() = default;
+  explicit InputFile(const std::filesystem::path& path, Links links = Links::kFollow);
 
-  std::span<const std::byte> bytes() const { return {static_cast<const std::byte*>(data_), size_}; }
+  uint64_t size() const { return size_; }  // when it was opened
+  const std::filesystem::path& path() const { return path_; }
+  void read(uint64_t offset, void* out, size_t bytes) const;
+  Descriptor release() { return std::move(file_); }
 
  private:
-  void* data_ = nullptr;
-  size_t size_ = 0;
+  std::filesystem::path path_;
+  Descriptor file_;
+  uint64_t size_ = 0;
 };
+
+// The whole file. Throws Error(kBadData) naming the path and errno; `limit` bytes at most (default 1 GiB).
+std::string read_file(const std::filesystem::path& path, size_t limit = size_t{1} << 30,
+                      Links links = Links::kFollow);
+
+// The same for a file, and also what a pipe or a terminal gives until it ends; an error when nothing comes
+// for `patience_seconds`. What a pipe gave cannot be read again.
+std::string read_file_or_pipe(const std::filesystem::path& path, size_t limit, int patience_seconds = 30);
+
+// Writes to a temporary name beside `path`, flushes to disk, renames. A reader sees the old or the new
+// content. A link under either name is replaced, never followed.
+void write_file_atomic(const std::filesystem::path& path, std::string_view content);
+
+// Makes a new file for writing; a file or link left under this name is removed first, and one that appears in
+// between is an error. Returns no descriptor, and errno, when it cannot be made.
+Descriptor create_new_file(const std::filesystem::path& path);
 
 }  // namespace hyperion

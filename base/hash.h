@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string_view>
 
 namespace hyperion {
@@ -11,5 +12,20 @@ uint64_t hash_bytes(const void* data, size_t size, uint64_t seed = 0);
 inline uint64_t hash_text(std::string_view text, uint64_t seed = 0) {
   return hash_bytes(text.data(), text.size(), seed);
 }
+
+// The same hash of bytes that come piece by piece: what hash_bytes() gives for all of them.
+class RunningHash {
+ public:
+  RunningHash();
+  ~RunningHash();
+  RunningHash(const RunningHash&) = delete;
+  RunningHash& operator=(const RunningHash&) = delete;
+  void add(const void* data, size_t bytes);
+  uint64_t value() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
 
 }  // namespace hyperion

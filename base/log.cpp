@@ -12,6 +12,7 @@
 #include <spdlog/sinks/stdout_sinks.h>
 #include <unistd.h>
 
+#include "base/durable.h"
 #include "base/error.h"
 #include "base/terminal.h"
 
@@ -76,6 +77,14 @@ void init_logging(bool quiet, LogStream stream) {
   logger->set_level(quiet ? spdlog::level::err : chosen_level());
   logger->flush_on(spdlog::level::info);
   spdlog::set_default_logger(std::move(logger));
+}
+
+void write_log(spdlog::level::level_enum level, std::string_view message) {
+  spdlog::default_logger_raw()->log(level, escape_control_bytes(message, "\n\t"));
+}
+
+void log_coloured(std::string_view line) {
+  spdlog::default_logger_raw()->log(spdlog::level::info, line);
 }
 
 bool rank_prints(int rank, std::string_view log_rank) {

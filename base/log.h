@@ -26,17 +26,23 @@ bool rank_prints(int rank, std::string_view log_rank);
 // The same for the environment variable LOG_RANK.
 bool rank_prints(int rank);
 
+// One message. Control bytes that came with a file name, a document or the environment are written out.
+void write_log(spdlog::level::level_enum level, std::string_view message);
+// A line of our own making, colour codes included.
+void log_coloured(std::string_view line);
+
 template <typename... Args>
 void log_info(fmt::format_string<Args...> format, Args&&... args) {
-  spdlog::info(format, std::forward<Args>(args)...);
+  if (spdlog::should_log(spdlog::level::info))
+    write_log(spdlog::level::info, fmt::format(format, std::forward<Args>(args)...));
 }
 template <typename... Args>
 void log_warning(fmt::format_string<Args...> format, Args&&... args) {
-  spdlog::warn(format, std::forward<Args>(args)...);
+  write_log(spdlog::level::warn, fmt::format(format, std::forward<Args>(args)...));
 }
 template <typename... Args>
 void log_error(fmt::format_string<Args...> format, Args&&... args) {
-  spdlog::error(format, std::forward<Args>(args)...);
+  write_log(spdlog::level::err, fmt::format(format, std::forward<Args>(args)...));
 }
 
 }  // namespace hyperion

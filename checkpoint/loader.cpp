@@ -269,7 +269,7 @@ OpenCheckpoint open_checkpoint(const fs::path& folder) {
     if (fs::is_regular_file(folder)) checkpoint.folder = folder.parent_path();
     return checkpoint;
   }
-  if (fs::exists(folder / kManifestFile)) {
+  if (fs::exists(fs::symlink_status(folder / kManifestFile))) {
     checkpoint.manifest = read_manifest(folder);
     check_sizes(folder, *checkpoint.manifest);
   }

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include "base/durable.h"
+
 namespace hyperion {
 
 bool Sequence::operator==(const Sequence& other) const {
@@ -69,15 +71,11 @@ void append(std::string& out, const Object& object, size_t limit) {
 }  // namespace
 
 std::string printable(std::string_view text, size_t limit) {
-  std::string out;
-  for (const char c : text) {
-    const bool follows = (c & 0xC0) == 0x80;  // never cut inside a character
-    if (out.size() >= limit + (follows ? 4 : 0)) return out + "...";
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F)
-      out += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
-    else
-      out += c;
-  }
+  if (text.size() <= limit / 4) return escape_control_bytes(text);
+  std::string out = escape_control_bytes(text.substr(0, limit + 4));
+  size_t cut = limit;  // never inside a character
+  while (cut < out.size() && cut < limit + 4 && (out[cut] & 0xC0) == 0x80) ++cut;
+  if (out.size() > cut || text.size() > limit + 4) out = out.substr(0, cut) + "...";
   return out;
 }
 

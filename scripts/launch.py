@@ -24,6 +24,7 @@ import fcntl
 import glob
 import os
 import pathlib
+import re
 import select
 import selectors
 import shutil
@@ -44,7 +45,8 @@ LAST_LINES = 15
 
 
 def fail(problem, remedy):
-    print(f"[launch] {problem}\n  remedy: {remedy}", file=sys.stderr)
+    shown = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in problem)  # it may hold a variable's value
+    print(f"[launch] {shown}\n  remedy: {remedy}", file=sys.stderr)
     sys.exit(USAGE)
 
 
@@ -103,6 +105,12 @@ def check_cuda_library(program, gpus):
             "install a CUDA 13.0 toolkit (or set CUDA_HOME to one) and run scripts/setup.sh and scripts/build.sh again; "
             "or set HYPERION_DEVICE=cpu to train on the CPU",
         )
+
+
+def open_descriptors(command):
+    """The descriptors that arguments such as /dev/fd/63 name: `train <(sed ...)` reads its configuration from one."""
+    numbers = (re.fullmatch(r"/(?:dev|proc/self)/fd/([0-9]+)", str(argument)) for argument in command)
+    return tuple({int(number[1]) for number in numbers if number and int(number[1]) > 2})
 
 
 def rank_environments(gpus):
@@ -193,7 +201,8 @@ class Rank:
             self.process = subprocess.Popen(
                 command,
                 env=environment,
-                stdin=subprocess.DEVNULL,
+                stdin=None if "/dev/stdin" in command else subprocess.DEVNULL,
+                pass_fds=open_descriptors(command),
                 stdout=self.streams[0].child_end,
                 stderr=self.streams[1].child_end,
                 start_new_session=True,  # Ctrl-C reaches the launcher alone, which passes it on

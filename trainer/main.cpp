@@ -41,11 +41,12 @@ namespace {
 
 ExitCode train(const CommandLine& line, const std::vector<std::string>& command) {
   keep_standard_streams();
-  const int rank = read_environment().rank;
+  const Environment environment = read_environment();
+  const int rank = environment.rank;
   init_logging(!rank_prints(rank));
   arm_faults_from_environment(line.allow_faults, rank);
   ignore_file_size_signal();
-  ResolvedConfig resolved = load_config(line.config_file, line.overrides);
+  ResolvedConfig resolved = load_config(line.config_file, line.overrides, environment.world_size);
   resolve_hf_model(resolved, install_root());
   if (resolved.config.metrics.disable_color_printing) disable_terminal_escapes();
   log_info("Starting job: {}", resolved.config.job.description);
@@ -105,7 +106,8 @@ ExitCode run(const std::vector<std::string>& command) {
 int report(ExitCode code, const std::string& message) {
   std::fflush(stdout);
   const char* name = terminal_escapes(STDERR_FILENO) ? "\033[31mhyperion:\033[39m " : "hyperion: ";
-  std::fputs((name + message + "\n").c_str(), stderr);  // fmt::print would throw where nobody reads it
+  std::fputs((name + escape_control_bytes(message, "\n\t") + "\n").c_str(),
+             stderr);  // fmt::print would throw where nobody reads it
   return static_cast<int>(code);
 }
 

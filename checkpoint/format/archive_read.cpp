@@ -140,7 +140,7 @@ class TensorPickle {
     archive.dtype = kind->dtype;
     count_ = whole_number((*parts)[4], "storage size");
   }
-  // The last element must be inside the storage.
+  // The last element must be inside the storage, and the storage large enough for all of them.
   void check_extent(int64_t count) const {
     const auto elements = element_count(archive.shape);
     int64_t total = 0;
@@ -157,6 +157,11 @@ class TensorPickle {
       overflow |= last >= count;
     }
     if (overflow) fail("its tensor reaches beyond its storage of {} elements", count);
+    if (*elements > count)  // strides of 0: a few bytes would stand for any number of elements
+      fail(
+          "its tensor has {} elements, but its storage only {}: it was expanded, and has to be saved "
+          "contiguous",
+          *elements, count);
   }
 
   const std::string& file_;

@@ -2,13 +2,9 @@
 
 #include <algorithm>
 #include <bit>
-#include <cerrno>
 #include <vector>
 
-#include <fcntl.h>
 #include <fmt/ranges.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "base/files.h"
 #include "base/json.h"
@@ -91,37 +87,17 @@ void check_coverage(const SafetensorsHeader& header, uint64_t data, const ByteSo
 // A file on disk that is opened once and read in pieces.
 class FileSource : public ByteSource {
  public:
-  explicit FileSource(const fs::path& path)
-      : name_(path.string()), fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
-    if (fd_ < 0) throw_data("{}: cannot open: {}", name_, std::strerror(errno));
-    struct stat info {};
-    if (::fstat(fd_, &info) != 0 || !S_ISREG(info.st_mode)) {
-      ::close(fd_);
-      throw_data("{}: is not a regular file", name_);
-    }
-    size_ = static_cast<uint64_t>(info.st_size);
-  }
-  ~FileSource() override { ::close(fd_); }
-  FileSource(const FileSource&) = delete;
-  FileSource& operator=(const FileSource&) = delete;
+  explicit FileSource(const fs::path& path) : name_(printable(path)), file_(path) {}
   const std::string& name() const override { return name_; }
-  uint64_t size() const override { return size_; }
+  uint64_t size() const override { return file_.size(); }
   void read(uint64_t offset, void* out, uint64_t bytes) override {
     require_inside(offset, bytes);
-    for (uint64_t done = 0; done < bytes;) {
-      const ssize_t n =
-          ::pread(fd_, static_cast<char*>(out) + done, bytes - done, static_cast<off_t>(offset + done));
-      if (n < 0 && errno == EINTR) continue;
-      if (n <= 0)
-        throw_data("{}: read failed: {}", name_, n < 0 ? std::strerror(errno) : "the file became shorter");
-      done += static_cast<uint64_t>(n);
-    }
+    file_.read(offset, out, bytes);
   }
 
  private:
   std::string name_;
-  int fd_;
-  uint64_t size_ = 0;
+  InputFile file_;
 };
 
 using WeightMap = std::map<std::string, std::string>;  // tensor -> file

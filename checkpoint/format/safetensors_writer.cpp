@@ -7,7 +7,6 @@
 #include <set>
 #include <utility>
 
-#include <fcntl.h>
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 #include <unistd.h>
@@ -86,14 +85,6 @@ std::string header_of(const std::vector<SafetensorsTensor>& tensors, const std::
               fmt::format("{}: {} failed: {}", path.string(), what, std::strerror(errno)));
 }
 
-void sync_folder(const fs::path& folder) {
-  const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) fail(folder, "open");
-  const int result = ::fsync(fd);
-  ::close(fd);
-  if (result != 0) fail(folder, "fsync");
-}
-
 }  // namespace
 
 SafetensorsPlan plan_safetensors(const std::vector<SafetensorsTensor>& tensors, uint64_t max_file_bytes) try {
@@ -128,12 +119,10 @@ SafetensorsPlan plan_safetensors(const std::vector<SafetensorsTensor>& tensors, 
 // A file under a temporary name, which is removed unless it is kept under its own.
 class SafetensorsWriter::TemporaryFile {
  public:
-  explicit TemporaryFile(fs::path path)
-      : path_(std::move(path)), fd_(::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644)) {
-    if (fd_ < 0) fail(path_, "open");
+  explicit TemporaryFile(fs::path path) : path_(std::move(path)), file_(create_new_file(path_)) {
+    if (!file_) fail(path_, "open");
   }
   ~TemporaryFile() {
-    if (fd_ >= 0) ::close(fd_);
     if (!path_.empty()) ::unlink(path_.c_str());
   }
   TemporaryFile(const TemporaryFile&) = delete;
@@ -141,7 +130,7 @@ class SafetensorsWriter::TemporaryFile {
 
   void write(uint64_t offset, std::span<const std::byte> bytes) {
     while (!bytes.empty()) {
-      const ssize_t n = ::pwrite(fd_, bytes.data(), bytes.size(), static_cast<off_t>(offset));
+      const ssize_t n = ::pwrite(file_.get(), bytes.data(), bytes.size(), static_cast<off_t>(offset));
       if (n < 0 && errno == EINTR) continue;
       if (n < 0) fail(path_, "write");
       offset += static_cast<uint64_t>(n);
@@ -149,8 +138,8 @@ class SafetensorsWriter::TemporaryFile {
     }
   }
   void sync() {
-    if (::fsync(fd_) != 0) fail(path_, "fsync");
-    if (::close(std::exchange(fd_, -1)) != 0) fail(path_, "close");
+    if (::fsync(file_.get()) != 0) fail(path_, "fsync");
+    if (::close(file_.release()) != 0) fail(path_, "close");
   }
   void rename(const fs::path& to) {
     if (::rename(path_.c_str(), to.c_str()) != 0) fail(path_, "rename");
@@ -159,7 +148,7 @@ class SafetensorsWriter::TemporaryFile {
 
  private:
   fs::path path_;
-  int fd_;
+  Descriptor file_;
 };
 
 SafetensorsWriter::SafetensorsWriter(fs::path folder, SafetensorsPlan plan)

@@ -189,7 +189,7 @@ Manifest manifest_from_json(std::string_view text, const std::string& name) {
 
 Manifest read_manifest(const fs::path& folder) {
   const fs::path path = folder / kManifestFile;
-  return manifest_from_json(read_file(path, kMaxTextBytes), printable(path));
+  return manifest_from_json(read_file(path, kMaxTextBytes, Links::kRefuse), printable(path));
 }
 
 void check_sizes(const fs::path& folder, const Manifest& manifest) {
@@ -199,7 +199,8 @@ void check_sizes(const fs::path& folder, const Manifest& manifest) {
     if (::lstat(path.c_str(), &info) != 0)
       throw_data("{}: is missing or cannot be read: {}; the checkpoint is incomplete", printable(path),
                  errno_text(errno));
-    if (!S_ISREG(info.st_mode)) throw_data("{}: is not a regular file", printable(path));
+    if (S_ISLNK(info.st_mode)) throw_data("{}: is a symbolic link, not a regular file", printable(path));
+    if (!S_ISREG(info.st_mode)) InputFile{path};  // says what it is
     if (static_cast<uint64_t>(info.st_size) != record.bytes)
       throw_data("{}: has {} bytes, {} were written: the file was truncated or replaced", printable(path),
                  info.st_size, record.bytes);

@@ -7,11 +7,11 @@
 
 #include <fcntl.h>
 #include <linux/openat2.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/files.h"
 
 namespace hyperion {
 namespace fs = std::filesystem;
@@ -40,20 +40,6 @@ Descriptor open_inside(const fs::path& folder, const std::string& name, int flag
   return file;
 }
 
-Descriptor open_file(const fs::path& folder, const std::string& name, Links links) {
-  if (links == Links::kRefuse) return open_inside(folder, name, 0);
-  Descriptor file(::open((folder / name).c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!file) throw_data("{}: cannot be opened: {}", printable(folder / name), errno_text(errno));
-  return file;
-}
-
-uint64_t regular_size(int fd, const std::string& path) {
-  struct stat info {};
-  if (::fstat(fd, &info) != 0) throw_data("{}: cannot be examined: {}", path, errno_text(errno));
-  if (!S_ISREG(info.st_mode)) throw_data("{}: is not a regular file", path);
-  return static_cast<uint64_t>(info.st_size);
-}
-
 void require_record(const std::string& path, uint64_t size, const FileRecord& record, uint64_t block_bytes) {
   if (size != record.bytes)
     throw_data("{}: has {} bytes, {} were written: the file was truncated or replaced", path, size,
@@ -74,10 +60,16 @@ ShardReader::ShardReader(const fs::path& folder, const std::string& name, const 
                          uint64_t block_bytes, Links links)
     : path_(printable(folder / name)), block_bytes_(block_bytes) {
   // What is verified is read in whole blocks, for which the page cache is a detour.
-  if (record != nullptr && links == Links::kRefuse) file_ = open_inside(folder, name, O_DIRECT);
-  if (!file_) file_ = open_file(folder, name, links);
-  if (!file_) throw_data("{}: cannot be opened", path_);
-  size_ = regular_size(file_.get(), path_);
+  if (links == Links::kFollow) {
+    InputFile file(folder / name);
+    size_ = file.size();
+    file_ = file.release();
+  } else {
+    if (record != nullptr) file_ = open_inside(folder, name, O_DIRECT);
+    if (!file_) file_ = open_inside(folder, name, 0);
+    if (!file_) throw_data("{}: cannot be opened", path_);
+    size_ = regular_size(file_.get(), folder / name);
+  }
   if (record == nullptr) return;
   require_record(path_, size_, *record, block_bytes);
   record_ = *record;
@@ -163,7 +155,7 @@ void verify_file(const fs::path& folder, const FileRecord& record, uint64_t bloc
     file = open_inside(folder, record.name, 0);
   }
   if (!file) throw_data("{}: cannot be opened", path);
-  require_record(path, regular_size(file.get(), path), record, block_bytes);
+  require_record(path, regular_size(file.get(), folder / record.name), record, block_bytes);
   std::vector<uint64_t> blocks(record.blocks.size());
   std::iota(blocks.begin(), blocks.end(), 0);
   for (BlockStream stream({file.get(), path, record, block_bytes}, std::move(blocks)); !stream.done();)
@@ -171,8 +163,7 @@ void verify_file(const fs::path& folder, const FileRecord& record, uint64_t bloc
 }
 
 void evict(const fs::path& path) {
-  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!file) throw_data("{}: cannot be opened: {}", printable(path), errno_text(errno));
+  const Descriptor file = InputFile(path).release();
   if (::fsync(file.get()) != 0) throw_data("{}: cannot be flushed: {}", printable(path), errno_text(errno));
   ::posix_fadvise(file.get(), 0, 0, POSIX_FADV_DONTNEED);
 }

@@ -10,14 +10,11 @@
 #include <vector>
 
 #include "base/durable.h"
+#include "base/files.h"
 #include "checkpoint/byte_source.h"
 #include "checkpoint/storage/block_stream.h"
 
 namespace hyperion {
-
-// Links out of a folder are refused, except where a tool lays its folders out with them (the Hugging Face
-// cache).
-enum class Links { kRefuse, kFollow };
 
 struct ByteRange {
   uint64_t offset = 0, bytes = 0;
@@ -26,7 +23,8 @@ struct ByteRange {
 // For one thread at a time.
 class ShardReader : public ByteSource {
  public:
-  // `record`: of this file, or null when nothing is known of it: then nothing can be verified. Throws
+  // Links out of the folder are refused, except where a tool lays its folders out with them (the Hugging Face
+  // cache). `record`: of this file, or null when nothing is known of it: then nothing can be verified. Throws
   // Error(kBadData) when the file is missing, is no regular file in this folder, or has another size.
   ShardReader(const std::filesystem::path& folder, const std::string& name,
               const FileRecord* record = nullptr, uint64_t block_bytes = kBlockBytes,

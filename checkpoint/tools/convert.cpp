@@ -267,7 +267,7 @@ ExitCode convert_checkpoint(const ConvertOptions& asked, std::FILE* out) {
                                   : write_dcp(weights, source, options, reader, work);
     work.publish(finished, options.destination);
   }
-  fmt::print(out, "{}: {}, {}\n", options.destination.string(), counted(weights.size(), "tensor"),
+  fmt::print(out, "{}: {}, {}\n", printable(options.destination), counted(weights.size(), "tensor"),
              human_bytes(total));
   return ExitCode::kOk;
 }

@@ -224,7 +224,7 @@ std::vector<ObjectDifference> print_groups(const Differences& found, std::FILE* 
 }
 
 void print_differences(const Differences& found, std::FILE* out) {
-  fmt::print(out, "A: {}\nB: {}\n", found.label_a, found.label_b);
+  fmt::print(out, "A: {}\nB: {}\n", escape_control_bytes(found.label_a), escape_control_bytes(found.label_b));
   fmt::print(out, "on both sides: {}, {}\n\n", counted(found.tensors, "tensor"),
              counted(found.objects, "value"));
   print_names("A", found.only_a, found.only_b, out);

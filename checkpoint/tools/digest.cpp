@@ -2,13 +2,10 @@
 
 #include <algorithm>
 #include <bit>
-#include <memory>
 #include <set>
 
-#define XXH_INLINE_ALL
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <xxhash.h>
 
 #include "base/error.h"
 #include "base/hash.h"
@@ -23,17 +20,6 @@
 
 namespace hyperion {
 namespace {
-
-// XXH3-64 of bytes that come piece by piece: what hash_bytes() gives for all of them.
-class RunningHash {
- public:
-  RunningHash() : state_(XXH3_createState(), XXH3_freeState) { XXH3_64bits_reset(state_.get()); }
-  void add(const void* data, size_t bytes) { XXH3_64bits_update(state_.get(), data, bytes); }
-  uint64_t value() const { return XXH3_64bits_digest(state_.get()); }
-
- private:
-  std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state_;
-};
 
 std::string quoted_text(std::string_view text) {
   std::string out = "\"";

@@ -95,7 +95,7 @@ ExitCode list_job(const ListOptions& options, std::FILE* out) {
     fmt::print(out, "{}", table.text_for(out));
   // What the table had no room for.
   for (const FoundCheckpoint& one : found)
-    if (!one.complete()) fmt::print(out, "\n{}\n", one.why_not);
+    if (!one.complete()) fmt::print(out, "\n{}\n", escape_control_bytes(one.why_not, "\n"));
   if (!others.empty()) {
     TextTable rest({"other names", ""});
     for (const OtherName& other : others) rest.add({other.name, other.what});
@@ -172,7 +172,7 @@ ExitCode list_one(const ListOptions& options, std::FILE* out) {
     return ExitCode::kOk;
   }
   const FolderSize size = folder_size(options.path);
-  fmt::print(out, "{}: {}", options.path.string(), kind_for_people(kind));
+  fmt::print(out, "{}: {}", printable(options.path), kind_for_people(kind));
   if (const auto& manifest = checkpoint.manifest)
     fmt::print(out, ", step {}, by {}, {}", manifest->step,
                counted(static_cast<uint64_t>(manifest->world_size), "rank"),

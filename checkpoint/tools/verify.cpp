@@ -289,13 +289,13 @@ std::string some_of(const std::vector<std::string>& keys) {
 
 void print_damages(const Verification& one, std::FILE* out) {
   for (const Damage& damage : one.damages) {
-    fmt::print(out, "{}\n", damage.what);
+    fmt::print(out, "{}\n", escape_control_bytes(damage.what, "\n"));
     if (!damage.keys.empty()) fmt::print(out, "  there: {}\n", some_of(damage.keys));
   }
   for (const auto& [key, count] : one.not_finite.tensors())
-    fmt::print(out, "{}: tensor {} holds {} that {} NaN or infinite\n", one.folder.string(),
+    fmt::print(out, "{}: tensor {} holds {} that {} NaN or infinite\n", printable(one.folder),
                printable(key, 120), counted(count, "number"), count == 1 ? "is" : "are");
-  for (const std::string& note : one.notes) fmt::print(out, "note: {}\n", note);
+  for (const std::string& note : one.notes) fmt::print(out, "note: {}\n", escape_control_bytes(note, "\n"));
 }
 
 std::string verdict(const Verification& one, bool quick) {
@@ -323,7 +323,7 @@ void print_one(const Verification& one, bool quick, std::FILE* out) {
                : quick        ? "agrees"
                               : "right"});
   }
-  fmt::print(out, "{}: {}\n\n", one.folder.string(), kind_for_people(one.kind));
+  fmt::print(out, "{}: {}\n\n", printable(one.folder), kind_for_people(one.kind));
   if (!table.empty()) fmt::print(out, "{}\n", table.text_for(out));
   print_damages(one, out);
   fmt::print(out, "{}\n", verdict(one, quick));

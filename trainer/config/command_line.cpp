@@ -227,7 +227,7 @@ CommandLine parse_command_line(std::vector<std::string> arguments, int width) {
   config->add_option("FILE", file, "The TOML file");
   config->add_flag("--reference", reference, "Print docs/configuration.md instead");
 
-  CLI::App* tokenize = app.add_subcommand("tokenize", "Write JSON lines as memory-mapped token shards");
+  CLI::App* tokenize = app.add_subcommand("tokenize", "Write JSON lines as token shards");
   tokenize->add_option("--out", result.tokenize.out, "Folder to write")->required();
   tokenize->add_option("--tokenizer", result.tokenize.tokenizer, "Folder with the tokenizer's files")
       ->default_str(JobConfig::Model().hf_assets_path);

@@ -299,10 +299,20 @@ ResolvedConfig parse_config(const std::string& toml, const std::string& name,
   return resolved;
 }
 
-ResolvedConfig load_config(const std::filesystem::path& file, const std::vector<Override>& overrides) {
+ResolvedConfig load_config(const std::filesystem::path& file, const std::vector<Override>& overrides,
+                           int ranks) {
+  std::error_code ignored;
+  const std::filesystem::file_type type = std::filesystem::status(file, ignored).type();
+  if (ranks > 1 &&
+      (type == std::filesystem::file_type::fifo || type == std::filesystem::file_type::character))
+    throw_config(
+        "The configuration cannot be read: {}: is a pipe or a terminal, which gives its content to one "
+        "reader, "
+        "and each of the {} ranks reads it: write it to a file first",
+        printable(file), ranks);
   std::string text;
   try {
-    text = read_file(file, kLargestToml);
+    text = read_file_or_pipe(file, kLargestToml);
   } catch (const Error& error) {
     throw_config("The configuration cannot be read: {}", error.what());
   }

@@ -152,6 +152,7 @@ std::string choices_text(const Option& option) {
 
 bool acceptable(const Option& option, const Value& value) {
   if (const auto* text = std::get_if<std::string>(&value)) {
+    if (option.path && text->empty()) return false;
     if (option.form.empty()) return is_choice(option, *text);
     const auto whole = parse_integer(*text);
     return is_choice(option, *text) || (whole && *whole >= 1);
@@ -295,6 +296,7 @@ std::string expected(const Option& option) {
     case Kind::kNumber:
       return "a number" + range_text(option);
     case Kind::kText:
+      if (option.path) return "a path, which is not empty";
       if (!option.form.empty()) return option.form;
       return option.choices.empty() ? "a text in quotes" : choices_text(option);
     case Kind::kList:

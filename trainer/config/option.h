@@ -46,6 +46,7 @@ struct Option {
   bool above_minimum = false;
   bool below_maximum = false;
   std::string form{};  // a text must be a positive whole number or one of `choices`; how to say it
+  bool path = false;   // of a file or folder: not empty, which would stand for the current folder
   const Feature* feature = nullptr;  // the option matters while this is on
   bool python_only = false;          // accepted, without effect here
   bool ours = false;                 // not in torchtitan v0.2.2
@@ -59,6 +60,7 @@ struct Option {
   Option& number_text_or(std::string value, std::string form_text) {
     return choices = {std::move(value)}, form = std::move(form_text), *this;
   }
+  Option& a_path() { return path = true, *this; }
   Option& when(const Feature& value) { return feature = &value, *this; }
   Option& only_python() { return python_only = true, *this; }
   Option& own() { return ours = true, *this; }

@@ -52,8 +52,8 @@ std::string wrapped(const std::string& text, size_t indent, size_t width) {
 
 // What the option accepts beyond its type; "" when any value of the type will do.
 std::string values_text(const Option& option) {
-  const bool limited =
-      !option.choices.empty() || option.minimum || option.maximum || option.special || !option.form.empty();
+  const bool limited = !option.choices.empty() || option.minimum || option.maximum || option.special ||
+                       !option.form.empty() || option.path;
   return limited ? expected(option) : "";
 }
 

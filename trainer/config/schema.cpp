@@ -17,11 +17,12 @@ constexpr double kSizeLimit = 1'000'000'000;
 std::vector<Option> job() {
   return {
       {KEY(job.config_file), "The TOML file, when it is not given as a plain argument."},
-      {KEY(job.dump_folder), "Folder under which everything the job writes is placed."},
+      Option{KEY(job.dump_folder), "Folder under which everything the job writes is placed."}.a_path(),
       {KEY(job.description), "Free text that is logged at the start."},
       {KEY(job.print_config), "Log the resolved configuration as JSON at the start."},
-      {KEY(job.save_config_file),
-       "Rank 0 writes the resolved configuration as JSON to this file under dump_folder."},
+      Option{KEY(job.save_config_file),
+             "Rank 0 writes the resolved configuration as JSON to this file under dump_folder."}
+          .a_path(),
       Option{KEY(job.custom_config_module), "Python module that extends the configuration."}.when(
           kCustomConfigModule),
   };
@@ -63,9 +64,11 @@ std::vector<Option> model() {
       Option{KEY(model.name), "Model family."}.one_of({"llama3", "qwen3"}),
       {KEY(model.flavor),
        "Size within the family (debugmodel, 8B ...), or from_hf: taken from a config.json."},
-      {KEY(model.hf_assets_path),
-       "Folder with the tokenizer's files; also looked for beside the program's folder."},
-      {KEY(model.tokenizer_path), "Former name of hf_assets_path, still read, with a warning."},
+      Option{KEY(model.hf_assets_path),
+             "Folder with the tokenizer's files; also looked for beside the program's folder."}
+          .a_path(),
+      Option{KEY(model.tokenizer_path), "Former name of hf_assets_path, still read, with a warning."}
+          .a_path(),
       Option{KEY(model.converters), "Changes made to the model before it is sharded, in order."}.one_of(
           {"quantize.linear.float8", "quantize.linear.mx", "quantize.grouped_mm.float8",
            "quantize.grouped_mm.mx", "float8"}),
@@ -149,8 +152,9 @@ std::vector<Option> training() {
       Option{KEY(training.dataset),
              "c4_test: the default corpus, unless dataset_path is set; c4, jsonl: dataset_path."}
           .one_of({"c4_test", "c4", "jsonl"}),
-      {KEY(training.dataset_path),
-       "JSON lines (plain, .gz, .zst): a file, a folder or a glob; or a folder of token shards."},
+      Option{KEY(training.dataset_path),
+             "JSON lines (plain, .gz, .zst): a file, a folder or a glob; or a folder of token shards."}
+          .a_path(),
       Option{KEY(training.local_batch_size), "Sequences of one microbatch on each data-parallel rank."}
           .at_least(1)
           .at_most(kSizeLimit),
@@ -172,7 +176,8 @@ std::vector<Option> training() {
       Option{KEY(training.gc_debug), "Look for reference cycles at each step."}.only_python(),
       Option{KEY(training.shuffle), "Shuffle the documents by seed and epoch."}.own(),
       Option{KEY(training.document_mask), "Attention and positions stay inside each document."}.own(),
-      Option{KEY(training.loss_chunk_bytes), "Bytes of logits held at once; 0: 64 MiB on a CPU, 1 GiB on a GPU."}
+      Option{KEY(training.loss_chunk_bytes),
+             "Bytes of logits held at once; 0: 64 MiB on a CPU, 1 GiB on a GPU."}
           .at_least(0)
           .own(),
   };
@@ -255,10 +260,11 @@ std::vector<Option> checkpoint() {
       Option{KEY(checkpoint.enable_ft_dataloader_checkpoints),
              "Each replica saves its loader's state at every step (torchft)."}
           .only_python(),
-      {KEY(checkpoint.folder), "Folder of the checkpoints, under dump_folder."},
+      Option{KEY(checkpoint.folder), "Folder of the checkpoints, under dump_folder."}.a_path(),
       Option{KEY(checkpoint.interval), "Steps between two saves."}.at_least(1),
-      {KEY(checkpoint.initial_load_path),
-       "Checkpoint (its step-N folder) to start from when the job has none of its own."},
+      Option{KEY(checkpoint.initial_load_path),
+             "Checkpoint (its step-N folder) to start from when the job has none of its own."}
+          .a_path(),
       {KEY(checkpoint.initial_load_model_only), "Read only the model from initial_load_path."},
       {KEY(checkpoint.initial_load_in_hf), "initial_load_path holds Hugging Face safetensors."},
       {KEY(checkpoint.initial_load_in_hf_quantized), "Those are fp8 weights with block scales."},
@@ -286,10 +292,12 @@ std::vector<Option> checkpoint() {
           .one_of({"full", "probe"})
           .own(),
       Option{KEY(checkpoint.writers),
-             "Who writes what replicas share: all, a part each, or \"one_replica\" (few files, for shared and cloud disks)."}
+             "Who writes what replicas share: all, a part each, or \"one_replica\" (few files, for shared "
+             "and cloud disks)."}
           .one_of({"all", "one_replica"})
           .own(),
-      Option{KEY(checkpoint.on_save_failure), "After a failed periodic save: end the job, or go on and try the next."}
+      Option{KEY(checkpoint.on_save_failure),
+             "After a failed periodic save: end the job, or go on and try the next."}
           .one_of({"stop", "continue"})
           .own(),
       Option{KEY(checkpoint.resume_mode),
@@ -442,7 +450,7 @@ std::vector<Option> validation() {
              "As training.dataset; c4_validation goes with it. Default corpus: the novel held out."}
           .one_of({"c4_validation", "c4_test", "c4", "jsonl"})
           .when(kValidation),
-      Option{KEY(validation.dataset_path), "As training.dataset_path."}.when(kValidation),
+      Option{KEY(validation.dataset_path), "As training.dataset_path."}.a_path().when(kValidation),
       Option{KEY(validation.local_batch_size), "Sequences a rank and validation step."}
           .at_least(1)
           .at_most(kSizeLimit)

@@ -254,7 +254,7 @@ std::vector<std::string> keys_without_effect(const ResolvedConfig& resolved) {
 }
 
 fs::path resolve_input(const std::string& path, const fs::path& base) {
-  if (has_match(path) || fs::path(path).is_absolute()) return path;
+  if (path.empty() || has_match(path) || fs::path(path).is_absolute()) return path;
   const fs::path below = (base / path).lexically_normal();
   return has_match(below) ? below : fs::path(path);
 }

@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <memory>
+#include <new>
+#include <string>
 
+#include <sys/mman.h>
 #include <zlib.h>
 #include <zstd.h>
 
@@ -11,47 +14,71 @@
 namespace hyperion {
 namespace {
 
-// Grows `text` by half where its unused tail is small and returns where that tail begins.
-class Output {
+// The file, piece by piece.
+class Input {
  public:
-  Output(const std::string& name, size_t compressed, size_t limit) : name_(name), limit_(limit) {
-    text_.resize(std::min(limit, std::max<size_t>(compressed * 4, size_t{1} << 16)));
-  }
-  char* tail() {
-    if (used_ == text_.size()) {
-      if (used_ >= limit_)
-        throw_data("{}: decompresses to more than {} bytes: split it into smaller files", name_, limit_);
-      text_.resize(std::min(limit_, used_ + used_ / 2 + 1));
-    }
-    return text_.data() + used_;
-  }
-  size_t room() const { return text_.size() - used_; }
-  void advance(size_t n) { used_ += n; }
-  std::string finish() {
-    text_.resize(used_);
-    return std::move(text_);
+  explicit Input(const InputFile& file) : file_(file), name_(printable(file.path())) {}
+  const std::string& name() const { return name_; }
+  // Reads the next piece. Empty at the file's end.
+  std::string_view next() {
+    piece_.resize(std::min<uint64_t>(kPiece, file_.size() - at_));
+    file_.read(at_, piece_.data(), piece_.size());
+    at_ += piece_.size();
+    return piece_;
   }
 
  private:
-  const std::string& name_;
-  size_t limit_;
-  std::string text_;
-  size_t used_ = 0;
+  static constexpr uint64_t kPiece = uint64_t{1} << 20;
+  const InputFile& file_;
+  std::string name_, piece_;
+  uint64_t at_ = 0;
 };
 
-std::string inflate_all(std::span<const std::byte> bytes, const std::string& name, size_t limit) {
-  constexpr size_t kPart = size_t{1} << 30;  // zlib counts in 32 bits
+// Grows the text by half where it is full, up to the limit.
+class Output {
+ public:
+  Output(const Input& input, uint64_t compressed, uint64_t limit) : input_(input), limit_(limit) {
+    text_.reserve(std::min(limit, std::max<uint64_t>(compressed * 4, uint64_t{1} << 16)));
+  }
+  char* tail() {
+    if (text_.free_bytes() == 0) {
+      if (text_.capacity() >= limit_)
+        throw_data(
+            "{}: decompresses to more than {} bytes, the most for a file of its size (docs/limits.md): split "
+            "it, or give it decompressed",
+            input_.name(), limit_);
+      text_.reserve(std::min(limit_, text_.capacity() + text_.capacity() / 2 + 1));
+    }
+    return text_.end();
+  }
+  size_t free_bytes() const { return text_.free_bytes(); }
+  void advance(size_t n) { text_.advance(n); }
+  InflatedText finish() { return std::move(text_); }
+
+ private:
+  const Input& input_;
+  uint64_t limit_;
+  InflatedText text_;
+};
+
+InflatedText inflate_all(const InputFile& file, uint64_t limit) {
+  constexpr size_t kMost = size_t{1} << 30;  // zlib counts in 32 bits
+  Input input(file);
   z_stream stream{};
-  if (inflateInit2(&stream, 15 + 16) != Z_OK) throw_bug("zlib could not be initialised for {}", name);
+  if (inflateInit2(&stream, 15 + 16) != Z_OK) throw_bug("zlib could not be initialised for {}", input.name());
   const std::unique_ptr<z_stream, int (*)(z_stream*)> guard(&stream, inflateEnd);
-  Output output(name, bytes.size(), limit);
-  size_t done = 0;
-  for (bool inside = true; inside || done < bytes.size();) {
-    stream.next_in = reinterpret_cast<Bytef*>(const_cast<std::byte*>(bytes.data() + done));
-    const size_t offered_in = std::min(bytes.size() - done, kPart);
-    stream.avail_in = static_cast<uInt>(offered_in);
+  Output output(input, file.size(), limit);
+  uint64_t done = 0;
+  bool inside = true;  // a member that has not ended
+  const auto refill = [&] {
+    if (stream.avail_in > 0) return;
+    const std::string_view piece = input.next();
+    stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(piece.data()));
+    stream.avail_in = static_cast<uInt>(piece.size());
+  };
+  for (refill(); inside || stream.avail_in > 0; refill()) {
     stream.next_out = reinterpret_cast<Bytef*>(output.tail());
-    const size_t offered_out = std::min(output.room(), kPart);
+    const size_t offered_in = stream.avail_in, offered_out = std::min(output.free_bytes(), kMost);
     stream.avail_out = static_cast<uInt>(offered_out);
     const int status = inflate(&stream, Z_NO_FLUSH);
     done += offered_in - stream.avail_in;
@@ -59,56 +86,78 @@ std::string inflate_all(std::span<const std::byte> bytes, const std::string& nam
     output.advance(produced);
     if (status == Z_STREAM_END) {
       inside = false;
-      if (done < bytes.size()) inflateReset(&stream);  // the next member
+      if (done < file.size()) inside = inflateReset(&stream) == Z_OK;  // the next member
     } else if (status == Z_OK || status == Z_BUF_ERROR) {
-      inside = true;
-      if (done == bytes.size() && produced < offered_out)
-        throw_data("{}: the gzip data ends early after {} bytes: download or compress the file again", name,
-                   done);
+      if (done == file.size() && produced < offered_out)
+        throw_data("{}: the gzip data ends early after {} bytes: download or compress the file again",
+                   input.name(), done);
     } else {
-      throw_data("{}: damaged gzip data near byte {} ({}): download or compress the file again", name, done,
-                 stream.msg != nullptr ? stream.msg : "unknown");
+      throw_data("{}: damaged gzip data near byte {} ({}): download or compress the file again", input.name(),
+                 done, stream.msg != nullptr ? stream.msg : "unknown");
     }
   }
   return output.finish();
 }
 
-std::string unzstd_all(std::span<const std::byte> bytes, const std::string& name, size_t limit) {
+InflatedText unzstd_all(const InputFile& file, uint64_t limit) {
+  Input input(file);
   const std::unique_ptr<ZSTD_DStream, size_t (*)(ZSTD_DStream*)> stream(ZSTD_createDStream(),
                                                                         ZSTD_freeDStream);
-  if (!stream) throw_bug("zstd could not be initialised for {}", name);
-  Output output(name, bytes.size(), limit);
-  ZSTD_inBuffer in{bytes.data(), bytes.size(), 0};
-  for (size_t pending = 1; pending != 0 || in.pos < in.size;) {
+  if (!stream) throw_bug("zstd could not be initialised for {}", input.name());
+  Output output(input, file.size(), limit);
+  ZSTD_inBuffer in{nullptr, 0, 0};
+  uint64_t done = 0;
+  for (size_t pending = 1; pending != 0 || done < file.size();) {
+    if (in.pos == in.size) {
+      const std::string_view piece = input.next();
+      in = {piece.data(), piece.size(), 0};
+    }
+    const size_t before = in.pos;
     char* tail = output.tail();
-    ZSTD_outBuffer out{tail, output.room(), 0};
+    ZSTD_outBuffer out{tail, output.free_bytes(), 0};
     pending = ZSTD_decompressStream(stream.get(), &out, &in);
+    done += in.pos - before;
     if (ZSTD_isError(pending)) {
-      throw_data("{}: damaged zstd data near byte {} ({}): download or compress the file again", name, in.pos,
-                 ZSTD_getErrorName(pending));
+      throw_data("{}: damaged zstd data near byte {} ({}): download or compress the file again", input.name(),
+                 done, ZSTD_getErrorName(pending));
     }
     output.advance(out.pos);
-    if (pending != 0 && in.pos == in.size && out.pos < out.size)
-      throw_data("{}: the zstd data ends early after {} bytes: download or compress the file again", name,
-                 in.size);
+    if (pending != 0 && done == file.size() && out.pos < out.size)
+      throw_data("{}: the zstd data ends early after {} bytes: download or compress the file again",
+                 input.name(), file.size());
   }
   return output.finish();
 }
 
 }  // namespace
 
-Compression detect_compression(std::span<const std::byte> bytes) {
-  const auto at = [&](size_t i) { return i < bytes.size() ? std::to_integer<int>(bytes[i]) : -1; };
-  if (at(0) == 0x1f && at(1) == 0x8b) return Compression::kGzip;
-  if (at(0) == 0x28 && at(1) == 0xb5 && at(2) == 0x2f && at(3) == 0xfd) return Compression::kZstd;
+InflatedText::~InflatedText() {
+  if (data_ != nullptr) ::munmap(data_, capacity_);
+}
+
+void InflatedText::reserve(uint64_t bytes) {
+  void* const place = data_ == nullptr
+                          ? ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
+                          : ::mremap(data_, capacity_, bytes, MREMAP_MAYMOVE);
+  if (place == MAP_FAILED) throw std::bad_alloc();
+  data_ = static_cast<char*>(place);
+  capacity_ = bytes;
+}
+
+Compression detect_compression(const InputFile& file) {
+  unsigned char head[4] = {};
+  file.read(0, head, std::min<uint64_t>(sizeof head, file.size()));
+  if (head[0] == 0x1F && head[1] == 0x8B) return Compression::kGzip;
+  if (head[0] == 0x28 && head[1] == 0xB5 && head[2] == 0x2F && head[3] == 0xFD) return Compression::kZstd;
   return Compression::kNone;
 }
 
-std::string decompress(std::span<const std::byte> bytes, Compression compression, const std::string& name,
-                       size_t limit) {
-  if (compression == Compression::kGzip) return inflate_all(bytes, name, limit);
-  if (compression == Compression::kZstd) return unzstd_all(bytes, name, limit);
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+uint64_t inflation_limit(uint64_t compressed) {
+  return std::clamp(compressed * 64, uint64_t{256} << 20, uint64_t{64} << 30);
+}
+
+InflatedText decompress(const InputFile& file, Compression compression, uint64_t limit) {
+  return compression == Compression::kGzip ? inflate_all(file, limit) : unzstd_all(file, limit);
 }
 
 }  // namespace hyperion

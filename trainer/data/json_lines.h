@@ -1,6 +1,6 @@
-// One file of JSON lines, plain, .gz or .zst, with random access to its documents. A plain file is mapped and
-// scanned once for the places of its lines (8 bytes of memory a document); a compressed one is decompressed
-// into memory whole.
+// One file of JSON lines, plain, .gz or .zst, with random access to its documents. A plain file is read once
+// for the places of its lines (8 bytes of memory per document) and then line by line; a compressed one is
+// decompressed into memory whole. docs/limits.md says what a file may cost.
 #pragma once
 
 #include <cstddef>
@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/files.h"
+#include "trainer/data/decompress.h"
 
 namespace simdjson::dom {
 class parser;
@@ -21,7 +22,7 @@ namespace hyperion {
 
 class JsonLines {
  public:
-  static constexpr size_t kLineLimit = size_t{128} << 20;
+  static constexpr size_t kLineLimit = size_t{64} << 20;
 
   // Throws Error(kBadData): cannot be read, damaged compression, no document.
   explicit JsonLines(const std::filesystem::path& path, size_t line_limit = kLineLimit);
@@ -33,7 +34,7 @@ class JsonLines {
   uint64_t line(uint64_t document) const;
   // The `text` field, valid until the next call. Other fields are ignored. Throws Error(kBadData) naming
   // file:line when the line is not JSON, not an object, lacks `text`, has a `text` that is no string, or is
-  // over the limit.
+  // over the limit, or when the file became shorter.
   std::string_view text(uint64_t document);
 
  private:
@@ -42,12 +43,14 @@ class JsonLines {
     uint64_t lines;     // blank lines so far
   };
   void index_lines();
+  // Reads the document's line into padded_ and returns it; of one over the limit not all.
+  std::string_view read_line(uint64_t document);
 
   std::string name_;
   size_t line_limit_;
-  MappedFile map_;
-  std::string decompressed_;
-  std::string_view content_;
+  InputFile file_;
+  bool compressed_ = false;
+  InflatedText decompressed_;
   std::vector<uint64_t> begins_;  // where each document's line begins, then the end of the content
   std::vector<Blank> blanks_;
   std::unique_ptr<simdjson::dom::parser> parser_;

@@ -139,6 +139,16 @@ void DataLoader::work(const std::stop_token& stop) {
   }
 }
 
+// The failure of the thread that reads, and whose it was: the other ranks may read their parts without one.
+void DataLoader::rethrow_error() const {
+  if (options_.dp_degree == 1) std::rethrow_exception(error_);
+  try {
+    std::rethrow_exception(error_);
+  } catch (const Error& error) {
+    throw Error(error.code(), fmt::format("data-parallel rank {}: {}", options_.dp_rank, error.what()));
+  }
+}
+
 std::optional<Batch> DataLoader::next() {
   const auto begin = std::chrono::steady_clock::now();
   if (!thread_.joinable()) thread_ = std::jthread([this](const std::stop_token& stop) { work(stop); });
@@ -146,7 +156,7 @@ std::optional<Batch> DataLoader::next() {
   {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return !ready_.empty() || error_; });
-    if (ready_.empty()) std::rethrow_exception(error_);
+    if (ready_.empty()) rethrow_error();
     if (!ready_.front().batch) return std::nullopt;  // the end stays in the queue for the next call
     ready = std::move(ready_.front());
     ready_.pop_front();

@@ -83,6 +83,7 @@ class DataLoader {
     std::string range;
   };
   void work(const std::stop_token& stop);
+  [[noreturn]] void rethrow_error() const;
   Ready make();
   void stop();
   void restart(const LoaderState& state);

@@ -17,12 +17,18 @@ namespace {
 // JSON lines, tokenised one document at a time.
 class TextSource : public DocumentSource {
  public:
-  TextSource(const fs::path& path, Encode encode) : lines_(path), encode_(std::move(encode)) {}
+  TextSource(const fs::path& path, Encode encode)
+      : name_(path.string()), lines_(path), encode_(std::move(encode)) {}
 
   uint64_t documents() const override { return lines_.documents(); }
   uint64_t line(uint64_t document) const override { return lines_.line(document); }
   uint64_t open(uint64_t document) override {
-    tokens_ = encode_(lines_.text(document));
+    const std::string_view text = lines_.text(document);
+    try {
+      tokens_ = encode_(text);
+    } catch (const Error& error) {
+      throw_data("{}:{}: {}", name_, lines_.line(document), error.what());
+    }
     return tokens_.size();
   }
   void copy(uint64_t offset, std::span<int64_t> out) const override {
@@ -30,6 +36,7 @@ class TextSource : public DocumentSource {
   }
 
  private:
+  std::string name_;
   JsonLines lines_;
   Encode encode_;
   std::vector<int32_t> tokens_;
@@ -43,7 +50,14 @@ bool named_like_json_lines(fs::path path) {
 
 CorpusFile describe(const fs::path& path, const fs::path& root) {
   const bool shard = is_token_shard(path);
-  const uint64_t size = fs::file_size(shard ? path / "tokens.bin" : path);
+  const fs::path content = shard ? path / "tokens.bin" : path;
+  std::error_code error;
+  uint64_t size = 0;
+  if (fs::is_regular_file(content, error))
+    size = fs::file_size(content, error);
+  else
+    InputFile{content};  // says what it is
+  if (error) throw_data("dataset file {}: cannot be examined: {}", path.string(), error.message());
   if (size == 0) throw_data("dataset file {}: is empty: remove it or write it again", path.string());
   return {path, path.lexically_relative(root).generic_string(), size, shard};
 }
@@ -57,7 +71,7 @@ void add_path(const fs::path& path, const fs::path& root, std::vector<CorpusFile
   for (fs::recursive_directory_iterator at(path), end; at != end; ++at) {
     const bool shard = is_token_shard(at->path());
     if (shard) at.disable_recursion_pending();
-    if (shard || (at->is_regular_file() && named_like_json_lines(at->path())))
+    if (shard || (!at->is_directory() && named_like_json_lines(at->path())))
       files.push_back(describe(at->path(), root));
   }
 }
@@ -73,6 +87,7 @@ std::vector<fs::path> expand_glob(const std::string& pattern) {
 }  // namespace
 
 std::vector<CorpusFile> find_corpus(const std::string& dataset_path, const std::string& key) try {
+  if (dataset_path.empty()) throw_config("{} is empty, expected a path", key);
   std::vector<CorpusFile> files;
   if (fs::exists(dataset_path)) {
     // "folder/" and "." name the folder itself

@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/error.h"
@@ -21,8 +22,25 @@ static_assert(std::endian::native == std::endian::little, "token shards are read
 constexpr std::string_view kFormat = "hyperion-token-shard";
 constexpr uint64_t kNarrowVocabulary = 65536;
 
-std::string hash_hex(std::span<const std::byte> bytes) {
-  return fmt::format("{:016x}", hash_bytes(bytes.data(), bytes.size()));
+constexpr uint64_t kReadBlock = uint64_t{1} << 20;
+constexpr size_t kMaxHeader = size_t{1} << 20;
+
+// Calls take(bytes) for the whole file, block by block.
+template <typename Take>
+void each_block(const InputFile& file, const Take& take) {
+  std::vector<std::byte> block;
+  for (uint64_t at = 0; at < file.size(); at += block.size()) {
+    block.resize(std::min(kReadBlock, file.size() - at));
+    file.read(at, block.data(), block.size());
+    take(std::span<const std::byte>(block));
+  }
+}
+
+// XXH3-64 as 16 hex digits.
+std::string hash_hex(const InputFile& file) {
+  RunningHash hash;
+  each_block(file, [&](std::span<const std::byte> block) { hash.add(block.data(), block.size()); });
+  return fmt::format("{:016x}", hash.value());
 }
 
 // The fields of index.json, each error naming the file and the field.
@@ -62,15 +80,15 @@ class Fields {
 bool is_token_shard(const fs::path& folder) {
   std::error_code error;
   const fs::path header = folder / "index.json";
-  return fs::is_regular_file(header, error) && fs::file_size(header, error) < (1u << 20) &&
-         read_file(header).find(kFormat) != std::string::npos;
+  return fs::is_regular_file(header, error) && fs::file_size(header, error) < kMaxHeader &&
+         read_file(header, kMaxHeader).find(kFormat) != std::string::npos;
 }
 
 std::string tokenizer_fingerprint(const fs::path& path) {
   fs::path file = path;
   if (fs::is_directory(path))
     file = fs::exists(path / "tokenizer.json") ? path / "tokenizer.json" : path / "tokenizer.model";
-  return hash_hex(MappedFile(file).bytes());
+  return hash_hex(InputFile(file));
 }
 
 ShardHeader parse_shard_header(const std::string& text, const fs::path& path) {
@@ -108,7 +126,7 @@ std::string shard_header_json(const ShardHeader& header) {
 
 ShardSource::ShardSource(const fs::path& folder)
     : folder_(folder),
-      header_(parse_shard_header(read_file(folder / "index.json"), folder / "index.json")),
+      header_(parse_shard_header(read_file(folder / "index.json", kMaxHeader), folder / "index.json")),
       tokens_(folder / "tokens.bin"),
       ends_(folder / "documents.bin") {
   const auto check_size = [&](const char* file, size_t size, uint64_t count, size_t width) {
@@ -119,40 +137,68 @@ ShardSource::ShardSource(const fs::path& folder)
           folder.string(), file, size, count, width);
     }
   };
-  check_size("tokens.bin", tokens_.bytes().size(), header_.tokens, header_.wide ? 4 : 2);
-  check_size("documents.bin", ends_.bytes().size(), header_.documents, 8);
-  if (!header_.documents_xxh3.empty() && hash_hex(ends_.bytes()) != header_.documents_xxh3)
-    throw_data("token shard {}: documents.bin does not have the checksum in index.json: copy it again",
-               folder.string());
-  uint64_t last = 0;
-  for (uint64_t document = 0; document < header_.documents; ++document) {
-    if (end(document) < last) {
-      throw_data(
-          "token shard {}: documents.bin: document {} ends at token {}, before the one in front of it ({})",
-          folder.string(), document + 1, end(document), last);
+  check_size("tokens.bin", tokens_.size(), header_.tokens, header_.wide ? 4 : 2);
+  check_size("documents.bin", ends_.size(), header_.documents, 8);
+  check_documents();
+}
+
+// One pass over documents.bin: checksum, order, and the last end.
+void ShardSource::check_documents() const {
+  RunningHash hash;
+  uint64_t document = 0, last = 0, disorder = 0, before = 0, after = 0;
+  each_block(ends_, [&](std::span<const std::byte> block) {
+    hash.add(block.data(), block.size());
+    for (size_t at = 0; at < block.size(); at += sizeof(uint64_t)) {
+      uint64_t end;
+      std::memcpy(&end, block.data() + at, sizeof end);
+      ++document;
+      if (end < last && disorder == 0) {
+        disorder = document;
+        before = last;
+        after = end;
+      }
+      last = end;
     }
-    last = end(document);
-  }
-  if (last != header_.tokens) {
+  });
+  if (!header_.documents_xxh3.empty() && fmt::format("{:016x}", hash.value()) != header_.documents_xxh3)
+    throw_data("token shard {}: documents.bin does not have the checksum in index.json: copy it again",
+               folder_.string());
+  if (disorder != 0)
+    throw_data(
+        "token shard {}: documents.bin: document {} ends at token {}, before the one in front of it ({})",
+        folder_.string(), disorder, after, before);
+  if (last != header_.tokens)
     throw_data(
         "token shard {}: documents.bin: the last document ends at token {}, but index.json says {} tokens",
-        folder.string(), last, header_.tokens);
-  }
+        folder_.string(), last, header_.tokens);
 }
 
 uint64_t ShardSource::end(uint64_t document) const {
   uint64_t value;
-  std::memcpy(&value, ends_.bytes().data() + document * sizeof(value), sizeof(value));
+  ends_.read(document * sizeof(value), &value, sizeof(value));
   return value;
 }
 
-uint64_t ShardSource::open(uint64_t document) {
+uint64_t ShardSource::open(uint64_t document) try {
+  const uint64_t begin = document == 0 ? 0 : end(document - 1), end_token = end(document);
+  if (begin > end_token || end_token > header_.tokens)
+    throw_data("documents.bin says tokens {} to {}: it was changed after it was opened", begin, end_token);
   document_ = document;
-  begin_ = document == 0 ? 0 : end(document - 1);
-  return end(document) - begin_;
+  begin_ = begin;
+  return end_token - begin;
+} catch (const Error& error) {
+  throw_data("token shard {}: document {} cannot be read: {}", folder_.string(), document + 1, error.what());
 }
 
 void ShardSource::copy(uint64_t offset, std::span<int64_t> out) const {
+  const size_t width = header_.wide ? 4 : 2;
+  stored_.resize(out.size() * width);
+  try {
+    tokens_.read((begin_ + offset) * width, stored_.data(), stored_.size());
+  } catch (const Error& error) {
+    throw_data("token shard {}: document {} cannot be read: {}", folder_.string(), document_ + 1,
+               error.what());
+  }
   const auto widen = [&]<typename Token>(const Token* tokens) {
     Token largest = 0;
     for (size_t i = 0; i < out.size(); ++i) {
@@ -161,9 +207,8 @@ void ShardSource::copy(uint64_t offset, std::span<int64_t> out) const {
     }
     return uint64_t{largest};
   };
-  const std::byte* data = tokens_.bytes().data() + (begin_ + offset) * (header_.wide ? 4 : 2);
-  const uint64_t largest = header_.wide ? widen(reinterpret_cast<const uint32_t*>(data))
-                                        : widen(reinterpret_cast<const uint16_t*>(data));
+  const uint64_t largest = header_.wide ? widen(reinterpret_cast<const uint32_t*>(stored_.data()))
+                                        : widen(reinterpret_cast<const uint16_t*>(stored_.data()));
   if (largest >= header_.vocab_size) {
     throw_data(
         "token shard {}: document {} holds token {}, but its vocabulary has {} entries: the file is damaged",
@@ -172,7 +217,7 @@ void ShardSource::copy(uint64_t offset, std::span<int64_t> out) const {
 }
 
 void ShardSource::verify() const {
-  if (!header_.tokens_xxh3.empty() && hash_hex(tokens_.bytes()) != header_.tokens_xxh3)
+  if (!header_.tokens_xxh3.empty() && hash_hex(tokens_) != header_.tokens_xxh3)
     throw_data("token shard {}: tokens.bin does not have the checksum in index.json: copy it again",
                folder_.string());
 }
@@ -191,12 +236,14 @@ TokenShardWriter::TokenShardWriter(const fs::path& folder, uint64_t vocab_size, 
   header_.tokenizer_path = std::move(tokenizer_path);
   temporary_ = folder_;
   temporary_ += fmt::format(".tmp.{}", ::getpid());
-  fs::create_directories(temporary_, error);
-  tokens_.reset(std::fopen((temporary_ / "tokens.bin").c_str(), "wb"));
-  ends_.reset(std::fopen((temporary_ / "documents.bin").c_str(), "wb"));
-  if (!tokens_ || !ends_) {
+  fs::remove_all(temporary_, error);  // left by a process with this number that was killed
+  if (temporary_.has_parent_path()) fs::create_directories(temporary_.parent_path(), error);
+  const bool made = ::mkdir(temporary_.c_str(), 0777) == 0;
+  if (made) tokens_.reset(std::fopen((temporary_ / "tokens.bin").c_str(), "wbxe"));
+  if (tokens_) ends_.reset(std::fopen((temporary_ / "documents.bin").c_str(), "wbxe"));
+  if (!ends_) {
     const int reason = errno;
-    fs::remove_all(temporary_, error);
+    if (made) fs::remove_all(temporary_, error);
     throw Error(ExitCode::kSaveFailed, fmt::format("token shard {}: cannot be created: {}",
                                                    temporary_.string(), std::strerror(reason)));
   }
@@ -236,8 +283,8 @@ ShardHeader TokenShardWriter::finish() {
                   fmt::format("token shard {}: write failed: {}", temporary_.string(), std::strerror(errno)));
     file->reset();
   }
-  header_.tokens_xxh3 = hash_hex(MappedFile(temporary_ / "tokens.bin").bytes());
-  header_.documents_xxh3 = hash_hex(MappedFile(temporary_ / "documents.bin").bytes());
+  header_.tokens_xxh3 = hash_hex(InputFile(temporary_ / "tokens.bin"));
+  header_.documents_xxh3 = hash_hex(InputFile(temporary_ / "documents.bin"));
   write_file_atomic(temporary_ / "index.json", shard_header_json(header_));
   // rename(2) replaces an empty folder, and refuses one that somebody filled meanwhile
   if (std::rename(temporary_.c_str(), folder_.c_str()) != 0)

@@ -1,4 +1,4 @@
-// Token shards: a corpus tokenised once, read by memory map. A shard is a folder of three files:
+// Token shards: a corpus tokenised once, read in place. A shard is a folder of three files:
 //
 //   tokens.bin     every token of every document in order (BOS and EOS included), little endian, no header;
 //                  uint16 when the vocabulary has at most 65,536 entries, else uint32
@@ -27,6 +27,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "base/files.h"
 #include "trainer/data/sources.h"
@@ -70,13 +71,15 @@ class ShardSource : public DocumentSource {
 
  private:
   uint64_t end(uint64_t document) const;
+  void check_documents() const;
 
   std::filesystem::path folder_;
   ShardHeader header_;
-  MappedFile tokens_;
-  MappedFile ends_;
-  uint64_t document_ = 0;  // the open one
-  uint64_t begin_ = 0;     // its first token
+  InputFile tokens_;
+  InputFile ends_;
+  uint64_t document_ = 0;                  // the open one
+  uint64_t begin_ = 0;                     // its first token
+  mutable std::vector<std::byte> stored_;  // tokens as the file has them
 };
 
 // Writes a shard beside `folder` under a temporary name; finish() checksums it and renames it into place.
@@ -84,7 +87,7 @@ class ShardSource : public DocumentSource {
 class TokenShardWriter {
  public:
   TokenShardWriter(const std::filesystem::path& folder, uint64_t vocab_size, std::string tokenizer,
-              std::string tokenizer_path);
+                   std::string tokenizer_path);
   TokenShardWriter(const TokenShardWriter&) = delete;
   TokenShardWriter& operator=(const TokenShardWriter&) = delete;
   ~TokenShardWriter();

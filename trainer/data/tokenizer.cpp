@@ -16,6 +16,11 @@ namespace hyperion {
 namespace {
 
 constexpr size_t kLargestFile = size_t{64} << 20;
+// Bytes of text that no rule of the tokenizer splits, such as a run of letters. Merging takes about 50 times
+// as much memory.
+constexpr size_t kMaxWord = size_t{8} << 20;
+constexpr size_t kKeptIds = size_t{1}
+                            << 20;  // work space larger than this is freed after the text that needed it
 constexpr size_t kMaxText = (size_t{1} << 31) - 1;  // bytes: positions in a word are 32-bit
 
 struct Scratch {
@@ -96,6 +101,11 @@ struct Tokenizer::Impl {
 
   // The ids of a word, into scratch.symbols. A byte without a token is left out, as Hugging Face does.
   void merge_word(std::string_view word, Scratch& scratch) const {
+    if (word.size() > kMaxWord)
+      throw_data(
+          "tokenizer: {} bytes of text without a place to split them, such as white space; at most {} are "
+          "accepted: split the document",
+          word.size(), kMaxWord);
     scratch.symbols.clear();
     if (spec.ignore_merges && word.size() <= longest_word)
       if (const auto known = spec.words.find(std::string(word)); known != spec.words.end()) {
@@ -128,6 +138,7 @@ struct Tokenizer::Impl {
   }
 
   void give_back(std::unique_ptr<Scratch> scratch) const {
+    if (std::max(scratch->ids.capacity(), scratch->symbols.capacity()) > kKeptIds) return;
     const std::lock_guard lock(mutex);
     pool.push_back(std::move(scratch));
   }

@@ -4,10 +4,9 @@
 #include <array>
 #include <ranges>
 
-#include <nlohmann/json.hpp>
-
 #include "base/error.h"
 #include "base/files.h"
+#include "base/json.h"
 #include "trainer/data/byte_level.h"
 #include "trainer/data/tokenizer_spec.h"
 
@@ -16,36 +15,11 @@ namespace {
 
 using nlohmann::json;
 
-constexpr size_t kMaxFileBytes = size_t{256} << 20;  // the largest known is 35 MB
-constexpr int kMaxDepth = 64;
-
-void check_depth(std::string_view text, const std::string& file) {
-  int depth = 0;
-  bool in_string = false;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    if (in_string) {
-      if (c == '\\') ++i;
-      if (c == '"') in_string = false;
-    } else if (c == '"') {
-      in_string = true;
-    } else if (c == '[' || c == '{') {
-      if (++depth > kMaxDepth)
-        throw_data("{}: is nested more than {} levels deep at byte {}", file, kMaxDepth, i);
-    } else if (c == ']' || c == '}') {
-      --depth;
-    }
-  }
-}
+constexpr size_t kMaxFileBytes = size_t{64} << 20;  // the largest known is 35 MB
+constexpr size_t kMaxDepth = 64;
 
 json parse(const std::filesystem::path& path) {
-  const std::string text = read_file(path, kMaxFileBytes);
-  check_depth(text, path.string());
-  try {
-    return json::parse(text);
-  } catch (const json::exception& error) {
-    throw_data("{}: is not valid JSON: {}", path.string(), error.what());
-  }
+  return parse_json(read_file(path, kMaxFileBytes), path.string(), kMaxDepth);
 }
 
 // A value with its place in the file, for messages. Reads with the type checked.

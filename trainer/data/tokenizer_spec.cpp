@@ -42,6 +42,7 @@ void TokenizerSpec::add_added_token(AddedToken token, int64_t id, const std::str
         "{}: added token {:?} has id {}, expected {}: its id in the vocabulary, or else the next one that is "
         "free",
         where, token.content, id, expected);
+  if (added.size() == kMaxAddedTokens) throw_data("{}: more than {} added tokens", where, kMaxAddedTokens);
   const auto index = static_cast<size_t>(expected);
   if (index > static_cast<size_t>(kMaxTokenId)) throw_data("{}: more than {} tokens", where, kMaxTokenId);
   if (index >= bytes_by_id.size()) bytes_by_id.resize(index + 1);

@@ -17,6 +17,8 @@ namespace hyperion {
 constexpr int64_t kMaxTokenId =
     (1 << 21) - 1;  // larger than any vocabulary in use, small enough for tables by id
 constexpr size_t kMaxAddedTokenBytes = 1024;  // bounds the time to look for added tokens
+constexpr size_t kMaxAddedTokens =
+    32768;  // each is compared with those before it; files in use have a few thousand
 
 struct TokenizerSpec {
   std::unordered_map<std::string, int32_t> vocabulary;  // token as the file writes it -> id

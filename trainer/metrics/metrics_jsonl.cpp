@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include "base/durable.h"
 #include "base/error.h"
 #include "base/log.h"
 
@@ -77,8 +78,11 @@ std::string event_json_line(const LineHead& head, const std::string& event, cons
 JsonlWriter::JsonlWriter(const std::filesystem::path& path) : path_(path) {
   std::error_code error;
   if (path.has_parent_path()) std::filesystem::create_directories(path.parent_path(), error);
-  fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-  if (fd_ < 0) throw_config("{}: cannot open the metrics file: {}", path.string(), std::strerror(errno));
+  constexpr int kFlags = O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
+  fd_ = ::open(path.c_str(), kFlags, 0644);
+  if (fd_ < 0)
+    throw_config("{}: cannot open the metrics file: {}{}", printable(path), errno_text(errno),
+                 errno == ELOOP ? ": links are not followed; move it away" : "");
   if (ends_in_partial_line(fd_)) append("\n");
 }
 

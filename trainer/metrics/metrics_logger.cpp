@@ -115,10 +115,10 @@ void MetricsLogger::log(const StepMetrics& m) {
     list.emplace_back("lr", m.lr);
     list.insert(list.end(), m.extra.begin(), m.extra.end());
     write(m.step, list);
-    log_info("{}", step_line({m.step, m.global_avg_loss, m.grad_norm, gib(memory.max_reserved_bytes),
-                              memory.max_reserved_percent, tps, tflops, mfu_square, options_.total_steps,
-                              m.lr, step_seconds, data_percent, left},
-                             color_));
+    log_coloured(step_line(
+        {m.step, m.global_avg_loss, m.grad_norm, gib(memory.max_reserved_bytes), memory.max_reserved_percent,
+         tps, tflops, mfu_square, options_.total_steps, m.lr, step_seconds, data_percent, left},
+        color_));
     warn_about_memory(memory);
   }
   start_window(m.step);
@@ -140,9 +140,8 @@ void MetricsLogger::log_validation(int64_t step, double loss, const MetricList& 
     append_memory(list, "validation_metrics/", memory);
     list.insert(list.end(), extra.begin(), extra.end());
     write(step, list);
-    log_info("{}",
-             validation_line({step, loss, gib(memory.max_reserved_bytes), memory.max_reserved_percent, tps},
-                             color_));
+    log_coloured(validation_line(
+        {step, loss, gib(memory.max_reserved_bytes), memory.max_reserved_percent, tps}, color_));
   }
   paused_->start += sources_.clock() - window_.start;  // the validation's time did not pass for training
   window_ = *std::exchange(paused_, std::nullopt);

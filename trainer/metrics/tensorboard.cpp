@@ -102,9 +102,11 @@ EventWriter::EventWriter(const std::filesystem::path& folder) {
   if (error) throw_config("{}: cannot create the TensorBoard folder: {}", folder.string(), error.message());
   static std::atomic<int> count{0};  // two writers of one process in one second must not share a name
   const double now = unix_seconds();
-  path_ = folder / fmt::format("events.out.tfevents.{}.{}.{}.{}", static_cast<int64_t>(now), host_name(),
-                               ::getpid(), count++);
-  file_ = std::fopen(path_.c_str(), "wbe");
+  do {  // a new file: neither another run's nor where a link leads
+    path_ = folder / fmt::format("events.out.tfevents.{}.{}.{}.{}", static_cast<int64_t>(now), host_name(),
+                                 ::getpid(), count++);
+    file_ = std::fopen(path_.c_str(), "wbxe");
+  } while (file_ == nullptr && errno == EEXIST);
   if (file_ == nullptr)
     throw_config("{}: cannot create the event file: {}", path_.string(), std::strerror(errno));
   std::string first;

@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "base/durable.h"
+#include "base/files.h"
 
 namespace hyperion {
 
@@ -32,8 +32,7 @@ class BackwardLines {
  private:
   void read_block_before();
 
-  std::filesystem::path path_;
-  Descriptor file_;
+  InputFile file_;
   size_t longest_line_, block_;
   uint64_t size_ = 0, begin_ = 0;  // where in the file buffer_ starts
   std::string buffer_;             // not returned yet, then the line that was returned last

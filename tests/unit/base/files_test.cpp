@@ -1,27 +1,39 @@
 #include "base/files.h"
 
-#include <unistd.h>
+#include <csignal>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <thread>
 
 #include <catch2/catch.hpp>
-
-#include <filesystem>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
 
 #include "base/durable.h"
 #include "base/error.h"
 
 namespace fs = std::filesystem;
 
-TEST_CASE("files are replaced whole, read back and mapped") {
-  const fs::path folder = fs::temp_directory_path() / ("hyperion_files_test_" + std::to_string(::getpid()));
-  fs::create_directories(folder);
-  const fs::path path = folder / "file";
+namespace {
+
+struct Folder {
+  Folder() { fs::create_directories(path); }
+  ~Folder() { fs::remove_all(path); }
+  const fs::path path = fs::temp_directory_path() / ("hyperion_files_test_" + std::to_string(::getpid()));
+};
+
+}  // namespace
+
+TEST_CASE("files are replaced whole and read back") {
+  const Folder folder;
+  const fs::path path = folder.path / "file";
   hyperion::write_file_atomic(path, "one");
   hyperion::write_file_atomic(path, "second");
   CHECK(hyperion::read_file(path) == "second");
-  hyperion::MappedFile map(path);
-  CHECK(std::string(reinterpret_cast<const char*>(map.bytes().data()), map.bytes().size()) == "second");
-  CHECK(std::distance(fs::directory_iterator(folder), fs::directory_iterator()) == 1);
-  fs::remove_all(folder);
+  CHECK(std::distance(fs::directory_iterator(folder.path), fs::directory_iterator()) == 1);
 }
 
 TEST_CASE("a file that cannot be written is no damaged data") {
@@ -42,6 +54,86 @@ TEST_CASE("folders are made with their parents, or refused where none can be") {
   fs::remove_all(folder);
   CHECK_THROWS_WITH(hyperion::make_folders("/proc/none/below"),
                     Catch::Contains("/proc/none: the folder cannot be made"));
+}
+
+TEST_CASE("what is no regular file is refused at once, and said") {
+  const Folder folder;
+  const fs::path pipe = folder.path / "pipe", socket = folder.path / "socket", link = folder.path / "link";
+  REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
+  CHECK_THROWS_WITH(hyperion::read_file(pipe), Catch::Contains("pipe: is a named pipe, not a regular file"));
+  CHECK_THROWS_WITH(hyperion::InputFile(pipe), Catch::Contains("is a named pipe"));
+  CHECK_THROWS_WITH(hyperion::read_file(folder.path), Catch::Contains("is a folder, not a regular file"));
+  CHECK_THROWS_WITH(hyperion::read_file("/dev/null"), Catch::Contains("is a device, not a regular file"));
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  REQUIRE(socket.native().size() < sizeof address.sun_path);
+  std::strcpy(address.sun_path, socket.c_str());
+  const hyperion::Descriptor listener(::socket(AF_UNIX, SOCK_STREAM, 0));
+  REQUIRE(::bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0);
+  CHECK_THROWS_WITH(hyperion::read_file(socket), Catch::Contains("is a socket, not a regular file"));
+  hyperion::write_file_atomic(folder.path / "file", "content");
+  fs::create_symlink("file", link);
+  CHECK(hyperion::read_file(link) == "content");
+  CHECK_THROWS_WITH(hyperion::read_file(link, 100, hyperion::Links::kRefuse),
+                    Catch::Contains("link: cannot open") && Catch::Contains("links are not followed"));
+}
+
+TEST_CASE("a pipe is read to its end where one is allowed, within a limit and without waiting for ever") {
+  const Folder folder;
+  const fs::path pipe = folder.path / "pipe";
+  REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
+  const std::string text(300'000, 'x');
+  const auto write = [&] { std::ofstream(pipe) << text; };
+  {
+    const std::jthread writer(write);
+    CHECK(hyperion::read_file_or_pipe(pipe, 1 << 20) == text);
+  }
+  {
+    std::signal(SIGPIPE, SIG_IGN);
+    const std::jthread writer(write);
+    CHECK_THROWS_WITH(hyperion::read_file_or_pipe(pipe, 1000), Catch::Contains("more than 1000 bytes"));
+  }
+  CHECK_THROWS_WITH(hyperion::read_file_or_pipe(pipe, 1000, 1),
+                    Catch::Contains("nothing came from it for 1 s"));
+  CHECK_THROWS_WITH(hyperion::read_file_or_pipe(folder.path, 1000), Catch::Contains("is a folder"));
+  CHECK(hyperion::read_file_or_pipe("/dev/null", 1000).empty());
+}
+
+TEST_CASE("a file that becomes shorter while it is read is an error that names it") {
+  const Folder folder;
+  const fs::path path = folder.path / "file";
+  hyperion::write_file_atomic(path, std::string(100'000, 'x'));
+  const hyperion::InputFile file(path);
+  fs::resize_file(path, 10'000);
+  std::string part(4096, '\0');
+  file.read(0, part.data(), part.size());
+  CHECK_THROWS_WITH(file.read(90'000, part.data(), part.size()),
+                    Catch::Contains(path.string()) && Catch::Contains("became shorter"));
+}
+
+TEST_CASE("a link in the place of a temporary file is replaced, not followed") {
+  const Folder folder;
+  const fs::path path = folder.path / "file", victim = folder.path / "victim";
+  const fs::path temporary = path.string() + ".tmp." + std::to_string(::getpid());
+  std::ofstream(victim) << "precious";
+  fs::create_symlink(victim, temporary);
+  hyperion::write_file_atomic(path, "new");
+  CHECK(hyperion::read_file(path) == "new");
+  CHECK(hyperion::read_file(victim) == "precious");
+  std::ofstream(temporary) << "left by a process with the same number that was killed";
+  hyperion::write_file_atomic(path, "newer");
+  CHECK(hyperion::read_file(path) == "newer");
+  fs::create_directory(temporary);
+  CHECK_THROWS_WITH(hyperion::write_file_atomic(path, "newest"), Catch::Contains(".tmp."));
+  CHECK(hyperion::read_file(path) == "newer");
+}
+
+TEST_CASE("control bytes are written out in paths and messages") {
+  CHECK(hyperion::printable("a\x1b[31mb\n\x7f") == "a\\x1b[31mb\\x0a\\x7f");
+  CHECK(hyperion::escape_control_bytes("one\n\ttwo\r\x1b]0;title\a", "\n\t") ==
+        "one\n\ttwo\\x0d\\x1b]0;title\\x07");
+  CHECK(hyperion::escape_control_bytes("\xC2\x9B"
+                                       "31m \xC3\xA9 \xE2\x9C\x93") == "\\x9b31m \xC3\xA9 \xE2\x9C\x93");
 }
 
 TEST_CASE("a missing, oversized or irregular file is an error that names it") {

@@ -193,6 +193,8 @@ TEST_CASE("tensors that reach outside their storage are refused") {
   CHECK_THAT(open_refusal(strided_archive({3}, {1}, 0, 12, 13)), Catch::Contains("48 bytes, expected 52"));
   CHECK_THAT(open_refusal(strided_archive({3}, {1}, 0, 12, kHuge)), Catch::Contains("impossible"));
   CHECK(open(strided_archive({0, 5}, {kHuge, kHuge}, 0, 12)).shape == Dims{0, 5});
+  CHECK_THAT(open_refusal(strided_archive({kHuge / 8}, {0}, 0, 12)), Catch::Contains("only 12"));
+  CHECK_THAT(open_refusal(strided_archive({13}, {0}, 0, 12)), Catch::Contains("it was expanded"));
 }
 
 TEST_CASE("F-C2 no flipped bit of a tensor archive goes unnoticed") {

@@ -123,3 +123,13 @@ TEST_CASE("F-C1 a shard of another size is named with both sizes") {
   CHECK_THAT(error_of(ExitCode::kBadData, [&] { check_sizes(fixture.root, manifest); }),
              Catch::Contains("not a regular file"));
 }
+
+TEST_CASE("a manifest that is a link is refused, wherever it leads") {
+  StorageFixture fixture;
+  std::filesystem::create_directory(fixture.root / "elsewhere");
+  std::ofstream(fixture.root / "elsewhere" / kManifestFile) << to_json(example());
+  CHECK_NOTHROW(read_manifest(fixture.root / "elsewhere"));
+  std::filesystem::create_symlink(fixture.root / "elsewhere" / kManifestFile, fixture.root / kManifestFile);
+  CHECK_THAT(error_of(ExitCode::kBadData, [&] { read_manifest(fixture.root); }),
+             Catch::Contains("hyperion.json") && Catch::Contains("links are not followed"));
+}

@@ -1,5 +1,6 @@
 #include "checkpoint/format/metadata.h"
 
+#include <ctime>
 #include <functional>
 
 #include "base/files.h"
@@ -48,9 +49,27 @@ std::string replaced(std::string bytes, const std::string& from, const std::stri
 bool tiles(const Dims& shape, const std::vector<std::pair<Dims, Dims>>& boxes) {
   CheckpointIndex index;
   TensorRecord tensor{Dtype::kFloat32, shape, {}};
-  for (const auto& [offset, extent] : boxes) tensor.chunks.push_back({offset, extent, {"f", 0, 1}});
+  for (const auto& [offset, extent] : boxes)
+    tensor.chunks.push_back({offset, extent, {fmt::format("f{}", tensor.chunks.size()), 0, INT64_MAX}});
   index.tensors["t"] = tensor;
   return is_accepted([&] { decode(encode_metadata(index)); });
+}
+
+// The pickle of an index in which `keys` empty tensors are one and the same value, with `junk` more fields.
+std::string shared_tensor(size_t keys, size_t junk) {
+  const std::string module = "torch.distributed.checkpoint.metadata\n";
+  const auto text = [](const std::string& content) {
+    const auto size = static_cast<uint32_t>(content.size());
+    return "X" + std::string(reinterpret_cast<const char*>(&size), sizeof size) + content;
+  };
+  std::string tensor = "c" + module + "TensorStorageMetadata\n)\x81}(";
+  for (size_t i = 0; i < junk; ++i) tensor += "NN";
+  tensor += text("properties") + "c" + module + "TensorProperties\n)\x81(ctorch\nfloat32\ntb";
+  tensor += text("size") + "K"s + '\0' + "\x85"s + text("chunks") + "]ubq"s + '\0';
+  std::string all = "\x80\x02"s + "c" + module + "Metadata\n)\x81}(" + text("storage_data") + "}" +
+                    text("state_dict_metadata") + "}(" + text("key 0") + tensor;
+  for (size_t i = 1; i < keys; ++i) all += text(fmt::format("key {}", i)) + "h"s + '\0';
+  return all + "uub.";
 }
 
 }  // namespace
@@ -197,6 +216,28 @@ TEST_CASE("an index that Python 3.11.2 pickled is read: it writes enums by getat
   const std::string text =
       read_file(std::filesystem::path(HYPERION_SOURCE_DIR) / "tests/fuzz/seeds/metadata/python311", 1 << 20);
   CHECK(decode(text).tensors.at("w").shape == Dims{2, 3});
+}
+
+TEST_CASE("chunks that share bytes or have more elements than bytes are refused") {
+  const auto chunk = [](CheckpointIndex& index, size_t i) -> Chunk& {
+    return index.tensors.at("w").chunks[i];
+  };
+  CHECK_THAT(refusal_of([&](auto& index) {
+               chunk(index, 1).where = {"__0_0.distcp", 899, 901};
+             }),
+             Catch::Contains("overlap at byte 899 of __0_0.distcp"));
+  CHECK_THAT(refusal_of([&](auto& index) { index.objects["n.0.k"].where = chunk(index, 0).where; }),
+             Catch::Contains("'n.0.k'") && Catch::Contains("overlap"));
+  CHECK_THAT(refusal_of([&](auto& index) { chunk(index, 0).where.length = 35; }),
+             Catch::Contains("more elements than fit into its 35 bytes of __0_0.distcp"));
+}
+
+TEST_CASE("an index in which one value stands for very many is refused in a moment") {
+  CHECK(decode(shared_tensor(10, 10)).tensors.size() == 10);
+  const auto begin = std::clock();
+  CHECK_THAT(refusal([&] { decode(shared_tensor(100'000, 100'000)); }),
+             Catch::Contains("many times larger than the file"));
+  CHECK(static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC < 5);
 }
 
 TEST_CASE("F-C7 names of files outside the folder are refused") {

@@ -295,13 +295,36 @@ TEST_CASE("files that cannot be read are configuration errors that name them") {
   };
   CHECK_THAT(refused("/no/such/file.toml"), Contains("/no/such/file.toml"));
   CHECK_THAT(refused("/"), Contains("regular file"));
-  CHECK_THAT(refused("/dev/zero"), Contains("regular file"));
+  CHECK_THAT(refused("/dev/zero"), Contains("at most"));
 
   const fs::path large =
       fs::temp_directory_path() / ("hyperion_load_test_" + std::to_string(::getpid()) + ".toml");
   write_file_atomic(large, std::string(1 << 20, '\n'));
   CHECK_THAT(refused(large), Contains("at most"));
   fs::remove(large);
+}
+
+TEST_CASE("the configuration may come from a pipe, but not for several ranks") {
+  int ends[2];
+  REQUIRE(::pipe(ends) == 0);
+  const std::string text = "[training]\nsteps = 7\n", path = fmt::format("/dev/fd/{}", ends[0]);
+  REQUIRE(::write(ends[1], text.data(), text.size()) == static_cast<ssize_t>(text.size()));
+  CHECK_THROWS_WITH(load_config(path, {}, 2), Contains(path) && Contains("each of the 2 ranks"));
+  ::close(ends[1]);
+  CHECK(load_config(path, {}, 1).config.training.steps == 7);
+  ::close(ends[0]);
+}
+
+TEST_CASE("an empty path is refused instead of standing for the current folder") {
+  for (const std::string key :
+       {"job.dump_folder", "model.hf_assets_path", "training.dataset_path", "checkpoint.folder",
+        "checkpoint.initial_load_path", "validation.dataset_path"}) {
+    CAPTURE(key);
+    const size_t dot = key.find('.');
+    const std::string toml = fmt::format("[{}]\n{} = \"\"\n", key.substr(0, dot), key.substr(dot + 1));
+    CHECK_THROWS_WITH(parse(toml), Contains(key) && Contains("expected a path, which is not empty"));
+    CHECK_THROWS_WITH(parse_config("", "f", {{key, ""}}), Contains(key) && Contains("expected a path"));
+  }
 }
 
 TEST_CASE("a loaded file is remembered as the configuration file") {

@@ -9,12 +9,15 @@ using namespace hyperion;
 
 namespace {
 
-std::span<const std::byte> bytes_of(const std::string& text) {
-  return std::as_bytes(std::span(text));
+Compression compression_of(const std::string& content) {
+  const test::TemporaryFolder folder;
+  return detect_compression(InputFile(folder.write("FILE", content)));
 }
 
-std::string unpack(const std::string& packed, size_t limit = size_t{1} << 30) {
-  return decompress(bytes_of(packed), detect_compression(bytes_of(packed)), "FILE", limit);
+std::string unpack(const std::string& packed, uint64_t limit = uint64_t{1} << 30) {
+  const test::TemporaryFolder folder;
+  const InputFile file(folder.write("FILE", packed));
+  return std::string(decompress(file, detect_compression(file), limit).view());
 }
 
 std::string long_text() {
@@ -27,10 +30,10 @@ std::string long_text() {
 
 TEST_CASE("gzip and zstd are told by their first bytes and decompressed") {
   const std::string text = long_text();
-  CHECK(detect_compression(bytes_of(test::gzip(text))) == Compression::kGzip);
-  CHECK(detect_compression(bytes_of(test::zstd(text))) == Compression::kZstd);
-  CHECK(detect_compression(bytes_of(text)) == Compression::kNone);
-  CHECK(detect_compression({}) == Compression::kNone);
+  CHECK(compression_of(test::gzip(text)) == Compression::kGzip);
+  CHECK(compression_of(test::zstd(text)) == Compression::kZstd);
+  CHECK(compression_of(text) == Compression::kNone);
+  CHECK(compression_of("") == Compression::kNone);
   CHECK(unpack(test::gzip(text)) == text);
   CHECK(unpack(test::zstd(text)) == text);
   CHECK(unpack(test::gzip("")).empty());
@@ -51,6 +54,12 @@ TEST_CASE("highly compressible text grows the output") {
                     Catch::Contains("FILE") && Catch::Contains("4000000"));
   CHECK_THROWS_WITH(unpack(test::zstd(text), 4'000'000),
                     Catch::Contains("FILE") && Catch::Contains("4000000"));
+}
+
+TEST_CASE("a compressed file inflates to 64 times its size at most") {
+  CHECK(inflation_limit(100) == uint64_t{256} << 20);
+  CHECK(inflation_limit(uint64_t{20} << 20) == uint64_t{1280} << 20);
+  CHECK(inflation_limit(uint64_t{8} << 30) == uint64_t{64} << 30);
 }
 
 TEST_CASE("compressed data cut anywhere is an error that names the file") {

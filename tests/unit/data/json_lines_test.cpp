@@ -82,6 +82,34 @@ TEST_CASE("a line that cannot be used is an error with file and line and remedy"
   }
 }
 
+TEST_CASE("a file that becomes shorter is an error that names file and line") {
+  const test::TemporaryFolder folder;
+  const std::string path = folder.write("a.jsonl", test::json_lines(1000, "doc"));
+  JsonLines file(path);
+  std::filesystem::resize_file(path, 10'000);
+  CHECK(file.text(0) == "doc0 ");
+  CHECK_THROWS_WITH(file.text(900), Contains(path + ":901: ") && Contains("became shorter"));
+}
+
+TEST_CASE("lines are found across the blocks that are read") {
+  const test::TemporaryFolder folder;
+  std::string lines;
+  for (int i = 0; i < 40; ++i) {
+    lines += "{\"text\": \"" + std::string(static_cast<size_t>(i * 9973), static_cast<char>('a' + i % 26)) +
+             "\"}\n";
+    lines += i % 3 == 0 ? std::string(static_cast<size_t>(i * 5000), ' ') + "\n" : "";
+  }
+  REQUIRE(lines.size() > 7 * (1 << 20));
+  JsonLines file(folder.write("a.jsonl", lines));
+  REQUIRE(file.documents() == 40);
+  for (int i = 39; i >= 0; --i) {
+    const std::string_view text = file.text(static_cast<uint64_t>(i));
+    CHECK(text.size() == static_cast<size_t>(i * 9973));
+    CHECK(text.find_first_not_of(static_cast<char>('a' + i % 26)) == text.npos);
+  }
+  CHECK(file.line(39) == 53);
+}
+
 TEST_CASE("a line over the limit and files without documents are errors") {
   const test::TemporaryFolder folder;
   const std::string path =

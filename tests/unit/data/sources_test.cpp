@@ -1,6 +1,7 @@
 #include "trainer/data/sources.h"
 
 #include <catch2/catch.hpp>
+#include <sys/stat.h>
 
 #include "base/error.h"
 #include "tests/unit/data/fixtures.h"
@@ -52,11 +53,23 @@ TEST_CASE("a dataset path without data is an error that names it") {
   CHECK_THROWS_WITH(find_corpus("/no/such/path", "--data"),
                     Catch::StartsWith("--data /no/such/path: no such"));
   CHECK_THROWS_WITH(find_corpus("/no/such/*.json"), Catch::Contains("/no/such/*.json"));
-  CHECK_THROWS_AS(find_corpus(""), Error);
+  CHECK_THROWS_WITH(find_corpus("", "--data"), Catch::Contains("--data is empty"));
   folder.write("a.jsonl", "{\"text\": \"a\"}\n");
   folder.write("b.jsonl", "");
   CHECK_THROWS_WITH(find_corpus(folder.path().string()),
                     Catch::Contains("b.jsonl") && Catch::Contains("is empty"));
+}
+
+TEST_CASE("a pipe or a dangling link among the data is named and not waited for or left out") {
+  const test::TemporaryFolder folder;
+  folder.write("a.jsonl", "{\"text\": \"a\"}\n");
+  const std::string path = (folder.path() / "b.jsonl").string();
+  REQUIRE(::mkfifo(path.c_str(), 0600) == 0);
+  CHECK_THROWS_WITH(find_corpus(path), Catch::Contains("b.jsonl: is a named pipe, not a regular file"));
+  CHECK_THROWS_WITH(find_corpus(folder.path().string()), Catch::Contains("b.jsonl: is a named pipe"));
+  std::filesystem::remove(path);
+  std::filesystem::create_symlink("nowhere", path);
+  CHECK_THROWS_WITH(find_corpus(folder.path().string()), Catch::Contains("b.jsonl: cannot open"));
 }
 
 TEST_CASE("the fingerprint follows names and sizes but not the place of the data") {

@@ -112,6 +112,19 @@ TEST_CASE("a document index that makes no sense is an error") {
   CHECK_THROWS_WITH(with_ends({2, ~0ull}), Contains("says 5"));
 }
 
+TEST_CASE("a shard whose files become shorter is an error that names file and document") {
+  const test::TemporaryFolder folder;
+  const fs::path path = folder.path() / "shard";
+  write_shard(path, 300, std::vector<I64>(2000, I64(50, 3)));
+  ShardSource shard(path);
+  fs::resize_file(path / "tokens.bin", 1000);
+  CHECK(read_document(shard, 3) == I64(50, 3));
+  CHECK_THROWS_WITH(read_document(shard, 1500),
+                    Contains("document 1501") && Contains("tokens.bin") && Contains("became shorter"));
+  fs::resize_file(path / "documents.bin", 64);
+  CHECK_THROWS_WITH(shard.open(1500), Contains("document 1501") && Contains("documents.bin"));
+}
+
 TEST_CASE("damaged tokens are found by verify and those outside the vocabulary on reading") {
   const test::TemporaryFolder folder;
   const fs::path path = folder.path() / "s";

@@ -87,6 +87,15 @@ TEST_CASE("A metrics file is appended to and a line that a crash cut off is ende
       "{\"step\": 1}\n{\"step\": 2, \"ti\n{\"step\": 2, \"time\": 0.000000, \"run_id\": \"r\", \"x\": 1}\n");
 }
 
+TEST_CASE("A link in the place of the metrics file is refused and what it leads to is left alone") {
+  TemporaryFolder folder;
+  const auto path = folder.path() / "metrics.jsonl", victim = folder.path() / "victim";
+  { std::ofstream(victim) << "precious"; }
+  std::filesystem::create_symlink(victim, path);
+  CHECK_THROWS_WITH(JsonlWriter(path), Catch::Contains("links are not followed"));
+  CHECK(read_file(victim) == "precious");
+}
+
 TEST_CASE("A full disk ends the metrics file but not the run") {
   if (!std::filesystem::exists("/dev/full")) return;
   JsonlWriter writer("/dev/full");
