@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/resources.h"
 
 namespace hyperion {
 namespace {
@@ -84,6 +85,11 @@ MappedFile::MappedFile(const std::filesystem::path& path) {
   data_ = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, file.get(), 0);
   if (data_ == MAP_FAILED) {
     data_ = nullptr;
+    if (errno == ENOMEM)
+      throw Error(kResources,
+                  fmt::format("{}: cannot map {} bytes: memory ran out; give the process more, or "
+                              "raise its limit (ulimit -v)",
+                              path.string(), size_));
     throw_data("{}: cannot map {} bytes: {}", path.string(), size_, std::strerror(errno));
   }
 }

@@ -15,6 +15,7 @@
 
 #include "base/error.h"
 #include "base/failpoint.h"
+#include "base/resources.h"
 #include "checkpoint/format/archive.h"
 #include "checkpoint/format/crc32.h"
 #include "checkpoint/format/metadata.h"
@@ -206,7 +207,8 @@ std::string first_error(const std::vector<std::string>& errors) {
 }
 
 std::string why_failed(const std::exception& error, int rank) {
-  const std::string text = error.what();
+  const auto resource = exhausted_resource(error);
+  const std::string text = resource ? resource->what : error.what();
   return text.find("rank ") != std::string::npos ? text : fmt::format("rank {}: {}", rank, text);
 }
 
