@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/resources.h"
 
 namespace hyperion {
 namespace fs = std::filesystem;

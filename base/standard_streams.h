@@ -1,11 +1,22 @@
 // stdin, stdout and stderr of a program that must not depend on who reads them.
 #pragma once
 
+#include <string_view>
+
 namespace hyperion {
 
 // Descriptors 0 to 2 that are closed lead to /dev/null from now on (else the next files that are opened would
-// get their numbers, and log lines would be written into them), and a reader of stdout that goes away makes
-// writes fail instead of ending the process. Call it before any other file is opened.
+// get their numbers, and lines would be printed into them). Call it before any other file is opened.
 void keep_standard_streams();
+
+// A reader of stdout that goes away makes writes fail instead of ending the process.
+void ignore_closed_pipe();
+
+// Prints `text` on stdout, with flush_stdout().
+void print_text(std::string_view text);
+
+// Passes on what stdio has buffered for stdout. Throws Error(kSaveFailed) when that fails, or an earlier
+// write did, with `earlier_error` as its errno where that is known.
+void flush_stdout(int earlier_error = 0);
 
 }  // namespace hyperion

@@ -10,6 +10,7 @@
 
 #include "base/durable.h"
 #include "base/error.h"
+#include "base/resources.h"
 #include "checkpoint/cast.h"
 #include "checkpoint/finite.h"
 #include "checkpoint/format/safetensors.h"
@@ -163,7 +164,8 @@ void export_safetensors(int64_t step, const std::string& save_id, const std::vec
     try {
       if (mine) action();
     } catch (const std::exception& failure) {
-      error = fmt::format("rank {}: {}", ranks.rank(), failure.what());
+      const auto resource = exhausted_resource(failure);
+      error = fmt::format("rank {}: {}", ranks.rank(), resource ? resource->what : failure.what());
     }
     for (const std::string& text : ranks.all_gather(error)) {
       if (text.empty()) continue;

@@ -15,6 +15,7 @@
 
 #include "base/error.h"
 #include "base/failpoint.h"
+#include "base/resources.h"
 #include "checkpoint/finite.h"
 #include "checkpoint/format/archive.h"
 #include "checkpoint/format/crc32.h"
@@ -200,7 +201,8 @@ void write_index(const SaveJob& job, const std::vector<Written>& all, const fs::
 }
 
 std::string why_failed(const std::exception& error, int rank) {
-  const std::string text = error.what();
+  const auto resource = exhausted_resource(error);
+  const std::string text = resource ? resource->what : error.what();
   return text.find("rank ") != std::string::npos ? text : fmt::format("rank {}: {}", rank, text);
 }
 

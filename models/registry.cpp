@@ -9,6 +9,9 @@
 namespace hyperion {
 namespace {
 
+constexpr double kLargestSize = 2147483648.0;  // of one dimension
+constexpr double kMostParameters = 0x1p60;     // their bytes can still be counted in 64 bits
+
 using Flavors = std::map<std::string, ModelArgs, std::less<>>;
 
 ModelArgs llama3(int64_t dim, int64_t layers, int64_t heads, int64_t kv_heads, int64_t hidden,
@@ -111,15 +114,21 @@ void apply(const ModelOverrides& changes, ModelArgs& args) {
   set(changes.qk_norm, args.qk_norm);
   set(changes.tied, args.tied);
   set(changes.depth_init, args.depth_init);
-  if (changes.multiple_of || changes.ffn_dim_multiplier)
+  if (changes.multiple_of || changes.ffn_dim_multiplier) {
+    const double width = 8.0 / 3.0 * static_cast<double>(args.dim) * changes.ffn_dim_multiplier.value_or(1.0);
+    if (width > kLargestSize)
+      throw_config(
+          "model.args.ffn_dim_multiplier = {}: the SwiGLU would be {:.3g} wide, expected at most 2^31",
+          changes.ffn_dim_multiplier.value_or(1.0), width);
     args.hidden_dim =
         swiglu_width(args.dim, changes.ffn_dim_multiplier.value_or(0.0), changes.multiple_of.value_or(256));
+  }
   set(changes.hidden_dim, args.hidden_dim);
 }
 
 void check(const ModelArgs& args, std::string_view name, std::string_view flavor) {
   auto positive = [&](std::string_view key, int64_t value) {
-    if (value < 1 || value > (int64_t{1} << 31))
+    if (value < 1 || value > static_cast<int64_t>(kLargestSize))
       throw_config("model {} {}: {} is {}, expected a value from 1 to 2^31", name, flavor, key, value);
   };
   positive("dim", args.dim);
@@ -130,6 +139,16 @@ void check(const ModelArgs& args, std::string_view name, std::string_view flavor
   positive("hidden_dim", args.hidden_dim);
   positive("vocab_size", args.vocab_size);
   positive("max_seq_len", args.max_seq_len);
+  const double dim = static_cast<double>(args.dim), layers = static_cast<double>(args.n_layers);
+  const double widths =
+      2 * static_cast<double>(args.n_heads + args.n_kv_heads) * static_cast<double>(args.head_dim) +
+      3 * static_cast<double>(args.hidden_dim) + 2;
+  const double parameters = dim * (layers * widths + 2 * static_cast<double>(args.vocab_size) + 1);
+  if (parameters > kMostParameters)
+    throw_config(
+        "model {} {}: {:.2g} parameters are more than any memory can hold; lower dim, n_layers, "
+        "hidden_dim or vocab_size",
+        name, flavor, parameters);
   if (args.n_heads % args.n_kv_heads != 0)
     throw_config("model {} {}: n_heads ({}) must be a multiple of n_kv_heads ({})", name, flavor,
                  args.n_heads, args.n_kv_heads);

@@ -9,6 +9,7 @@
 #include <c10/util/Exception.h>
 
 #include "base/error.h"
+#include "base/resources.h"
 #include "parallel/phase.h"
 
 namespace hyperion {
@@ -59,6 +60,7 @@ Pending Communicator::run(const char* operation, int64_t bytes, const std::funct
     } catch (const Error&) {
       throw;
     } catch (const std::exception& error) {
+      if (exhausted_resource(error)) throw;
       fail(operation, phase, brief(error));
     }
   };

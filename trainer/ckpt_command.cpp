@@ -13,6 +13,7 @@
 #include "trainer/hf_model.h"
 #include "trainer/model_source.h"
 #include "trainer/options.h"
+#include "trainer/runtime.h"
 
 namespace hyperion {
 namespace fs = std::filesystem;
@@ -23,7 +24,9 @@ NameList names_of(const std::string& toml) {
   ResolvedConfig resolved = load_config(toml, {});
   resolve_hf_model(resolved, install_root());
   NameList list{toml, {}};
-  for (const ParameterPtr& parameter : Transformer(model_args(resolved.config.model)).parameters()) {
+  const ModelArgs args = model_args(resolved.config.model);
+  require_memory(args, /*bytes_per_parameter=*/0, rank_memory(at::kCPU, 1));
+  for (const ParameterPtr& parameter : Transformer(args).parameters()) {
     list.tensors.push_back({parameter->fqn, Dtype::kFloat32, parameter->shape});
     for (const std::string& alias : parameter->aliases)
       list.tensors.push_back({alias, Dtype::kFloat32, parameter->shape});

@@ -5,17 +5,22 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
+#include <optional>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "base/durable.h"
 #include "base/error.h"
 #include "base/failpoint.h"
 #include "base/log.h"
+#include "base/resources.h"
 #include "base/standard_streams.h"
 #include "base/terminal.h"
 #include "parallel/environment.h"
+#include "parallel/phase.h"
 #include "trainer/ckpt_command.h"
 #include "trainer/config/command_line.h"
 #include "trainer/config/load.h"
@@ -27,6 +32,7 @@
 #include "trainer/model_source.h"
 #include "trainer/options.h"
 #include "trainer/report/report_command.h"
+#include "trainer/signals.h"
 #include "trainer/trainer.h"
 #include "trainer/version.h"
 
@@ -39,11 +45,15 @@ const char* malloc_conf = "oversize_threshold:0,dirty_decay_ms:-1";
 namespace hyperion {
 namespace {
 
+std::optional<int> rank_of_job;  // set in a training
+
 ExitCode train(const CommandLine& line, const std::vector<std::string>& command) {
-  keep_standard_streams();
+  ignore_closed_pipe();
   const Environment environment = read_environment();
   const int rank = environment.rank;
+  rank_of_job = rank;
   init_logging(!rank_prints(rank));
+  end_on_stop_signals(rank_prints(rank));
   arm_faults_from_environment(line.allow_faults, rank);
   ignore_file_size_signal();
   ResolvedConfig resolved = load_config(line.config_file, line.overrides, environment.world_size);
@@ -56,7 +66,7 @@ ExitCode train(const CommandLine& line, const std::vector<std::string>& command)
   if (resolved.config.job.print_config) log_info("Running with configuration: {}", to_json(resolved.config));
   Trainer trainer(resolved, command);
   if (line.dump_state_dict) {
-    fmt::print("{}", trainer.state_table());
+    print_text(trainer.state_table());
     return ExitCode::kOk;
   }
   return trainer.run();
@@ -68,7 +78,7 @@ ExitCode show_config(const CommandLine& line) {
   RunFacts facts;
   facts.model = model_facts(model_args(resolved.config.model));
   validate(resolved, facts);
-  fmt::print("{}", to_toml(resolved));
+  print_text(to_toml(resolved));
   return ExitCode::kOk;
 }
 
@@ -78,10 +88,10 @@ ExitCode run(const std::vector<std::string>& command) {
     init_logging(/*quiet=*/false, LogStream::kStderr);
   switch (line.action) {
     case CommandLine::Action::kShow:
-      fmt::print("{}", line.text);
+      print_text(line.text);
       return ExitCode::kOk;
     case CommandLine::Action::kVersion:
-      fmt::print("{}", version_text());
+      print_text(version_text());
       return ExitCode::kOk;
     case CommandLine::Action::kTrain:
       return train(line, command);
@@ -111,18 +121,79 @@ int report(ExitCode code, const std::string& message) {
   return static_cast<int>(code);
 }
 
+// What ran out, where, and what to lower.
+std::string describe(const ExhaustedResource& resource) {
+  std::string message = rank_of_job ? fmt::format("rank {}: {}", *rank_of_job, resource.what) : resource.what;
+  if (const std::string phase = current_phase(); !phase.empty())
+    message += fmt::format(" (phase '{}')", phase);
+  if (resource.kind == ExhaustedResource::Kind::kThreads)
+    return message +
+           "; lower OMP_NUM_THREADS or the number of ranks, or raise the limit (ulimit -u, pids.max of the "
+           "cgroup)";
+  if (!rank_of_job) return message + "; give the command more memory, or name less to work on at once";
+  return message +
+         "; lower training.local_batch_size or training.seq_len, set activation_checkpoint.mode = \"full\", "
+         "shard over more ranks, or give the job more memory";
+}
+
+int report(const std::exception& error) {
+  if (const auto resource = exhausted_resource(error)) return report(kResources, describe(*resource));
+  const auto* torch = dynamic_cast<const c10::Error*>(&error);
+  return report(ExitCode::kBug,
+                fmt::format("internal error{}: {}", torch ? " in libtorch" : "", error.what()));
+}
+
+// Where an exception meets no handler, as in a thread of a library.
+std::terminate_handler default_terminate = nullptr;
+void on_terminate() {
+  try {
+    if (const auto current = std::current_exception()) std::rethrow_exception(current);
+  } catch (const std::exception& error) {
+    if (const auto resource = exhausted_resource(error)) ::_exit(report(kResources, describe(*resource)));
+  } catch (...) {
+  }
+  default_terminate();
+}
+
+// libgomp ends the process by exit(1) when it gets no memory or no thread. Its own line does not say whose
+// process that was.
+bool main_has_returned = false;
+void on_exit_by_library() {
+  if (main_has_returned) return;
+  ::_exit(report(kResources, describe({ExhaustedResource::Kind::kThreads,
+                                       "a library ended the process for want of memory or threads (its "
+                                       "message is above)"})));
+}
+
+int run_and_report(const std::vector<std::string>& command) {
+  try {
+    const ExitCode code = run(command);
+    if (rank_of_job)
+      return static_cast<int>(code);  // a training prints its log alone, which nobody need read
+    if (code == ExitCode::kOk) flush_stdout();
+    return static_cast<int>(code);
+  } catch (const Error& error) {
+    return report(error.code(), error.what());
+  } catch (const std::exception& error) {
+    const auto* system = dynamic_cast<const std::system_error*>(&error);
+    if (rank_of_job || system == nullptr || std::ferror(stdout) == 0) return report(error);
+    try {
+      flush_stdout(system->code().value());  // what fmt::print throws when it cannot write
+    } catch (const Error& unwritten) {
+      return report(unwritten.code(), unwritten.what());
+    }
+    return report(error);
+  }
+}
+
 }  // namespace
 }  // namespace hyperion
 
 int main(int argc, char** argv) {
-  using hyperion::ExitCode;
-  try {
-    return static_cast<int>(hyperion::run({argv, argv + argc}));
-  } catch (const hyperion::Error& error) {
-    return hyperion::report(error.code(), error.what());
-  } catch (const c10::Error& error) {
-    return hyperion::report(ExitCode::kBug, std::string("internal error in libtorch: ") + error.what());
-  } catch (const std::exception& error) {
-    return hyperion::report(ExitCode::kBug, std::string("internal error: ") + error.what());
-  }
+  hyperion::keep_standard_streams();
+  hyperion::default_terminate = std::set_terminate(hyperion::on_terminate);
+  std::atexit(hyperion::on_exit_by_library);
+  const int code = hyperion::run_and_report({argv, argv + argc});
+  hyperion::main_has_returned = true;
+  return code;
 }

@@ -11,6 +11,7 @@
 #include "trainer/hf_model.h"
 #include "trainer/options.h"
 #include "trainer/resume_policy.h"
+#include "trainer/runtime.h"
 #include "trainer/stored_weights.h"
 
 namespace hyperion {
@@ -42,8 +43,9 @@ std::optional<JobConfig::Model> saved_model(const fs::path& checkpoint) {
   return parse_config(toml, checkpoint.string(), {}).config.model;
 }
 
-ModelArgs model_of(const fs::path& checkpoint, const std::string& config) {
-  require_checkpoint(checkpoint);
+namespace {
+
+ModelArgs described_model(const fs::path& checkpoint, const std::string& config) {
   if (!config.empty()) return model_args(configured_model(config));
   const fs::path hugging_face = folder_of(checkpoint) / "config.json";
   if (fs::exists(hugging_face)) return read_hf_config(hugging_face);
@@ -52,6 +54,15 @@ ModelArgs model_of(const fs::path& checkpoint, const std::string& config) {
       "{}: the checkpoint does not say which model it is of: name the TOML file it was trained with "
       "(--config)",
       checkpoint.string());
+}
+
+}  // namespace
+
+ModelArgs model_of(const fs::path& checkpoint, const std::string& config) {
+  require_checkpoint(checkpoint);
+  const ModelArgs args = described_model(checkpoint, config);
+  require_memory(args, /*bytes_per_parameter=*/0, rank_memory(at::kCPU, 1));
+  return args;
 }
 
 std::string tokenizer_of(const fs::path& checkpoint, const std::string& config) {

@@ -49,7 +49,8 @@ ModelArgs model_args(const JobConfig::Model& model) {
 }
 
 ModelFacts model_facts(const ModelArgs& model) {
-  return {model.dim, model.n_layers, model.n_heads, model.n_kv_heads, model.head_dim, model.vocab_size};
+  return {model.dim,      model.n_layers,   model.n_heads,    model.n_kv_heads,
+          model.head_dim, model.vocab_size, model.max_seq_len};
 }
 
 ShardingOptions sharding_options(const JobConfig::Training& training, at::Device device,

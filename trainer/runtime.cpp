@@ -1,13 +1,18 @@
 #include "trainer/runtime.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+
+#include <fmt/format.h>
 
 #include "base/error.h"
 #include "base/failpoint.h"
 #include "base/log.h"
 #include "parallel/device.h"
 #include "parallel/device_library.h"
+#include "trainer/resume_policy.h"
+#include "trainer/version.h"
 
 namespace hyperion {
 namespace {
@@ -19,6 +24,13 @@ bool fake(const JobConfig& config) {
 std::optional<std::string> variable(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr ? std::nullopt : std::optional<std::string>(value);
+}
+
+// What every rank of a job must have alike.
+Fingerprint job_identity(const JobConfig& config) {
+  Fingerprint identity = {{"binary", version_text()}};
+  for (const auto& [key, value] : config_entries(config)) identity[key] = value;
+  return identity;
 }
 
 }  // namespace
@@ -44,7 +56,25 @@ MeshConfig mesh_config(const JobConfig::Parallelism& parallelism) {
           .tp = static_cast<int>(parallelism.tensor_parallel_degree)};
 }
 
-Runtime start_runtime(const JobConfig& config, const Environment& environment) {
+RankMemory rank_memory(at::Device device, int ranks) {
+  const auto shared = [](MemoryLimit limit, int users) {
+    if (users > 1) limit.what += fmt::format(" for each of {} ranks", users);
+    limit.bytes /= users;
+    return limit;
+  };
+  RankMemory memory{shared(host_memory(), ranks)};
+  if (const auto own = process_memory(); own && own->bytes < memory.host.bytes) memory.host = *own;
+  if (device.is_cpu()) return memory;
+  const DeviceLibrary& library = device_library();
+  const int devices = library.device_count();
+  memory.device = shared({static_cast<double>(library.total_memory(device.index())), "the GPU's memory"},
+                         (ranks + devices - 1) / devices);
+  return memory;
+}
+
+Runtime start_runtime(const ResolvedConfig& resolved, const ModelArgs& model,
+                      const Environment& environment) {
+  const JobConfig& config = resolved.config;
   Runtime runtime;
   runtime.environment = environment;
   CommOptions options;
@@ -64,8 +94,14 @@ Runtime start_runtime(const JobConfig& config, const Environment& environment) {
     options.device_index = index;
     std::filesystem::create_directories(std::filesystem::path(options.trace_prefix).parent_path());
   }
+  options.identity = job_identity(config);
   if (fake(config)) options.backend = CommBackend::kFake;
   runtime.mesh = std::make_unique<Mesh>(mesh_config(config.parallelism), environment.world_size);
+  const int64_t microbatches =
+      std::max<int64_t>(1, config.training.global_batch_size /
+                               (config.training.local_batch_size * runtime.mesh->degree(MeshDim::kBatch)));
+  require_memory(resolved, job_size(config, model, runtime.mesh->degree(MeshDim::kFsdp), microbatches),
+                 rank_memory(runtime.device, fake(config) ? 1 : environment.local_world_size));
   failpoint("init.before_pg");
   runtime.groups = std::make_unique<ProcessGroups>(*runtime.mesh, environment, options);
   failpoint("init.after_pg");

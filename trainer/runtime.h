@@ -9,7 +9,7 @@
 #include "parallel/environment.h"
 #include "parallel/mesh.h"
 #include "parallel/process_group.h"
-#include "trainer/config/job_config.h"
+#include "trainer/size_estimate.h"
 
 namespace hyperion {
 
@@ -32,8 +32,11 @@ Environment job_environment(const JobConfig& config);
 
 MeshConfig mesh_config(const JobConfig::Parallelism& parallelism);
 
-// Chooses the device (HYPERION_DEVICE), joins the other ranks, builds the groups. Throws Error(kUsage) or
-// Error(kCommunication).
-Runtime start_runtime(const JobConfig& config, const Environment& environment);
+// Chooses the device (HYPERION_DEVICE) and checks that the job can fit into its memory and the host's, joins
+// the other ranks, builds the groups. Throws Error(kUsage) or Error(kCommunication).
+Runtime start_runtime(const ResolvedConfig& resolved, const ModelArgs& model, const Environment& environment);
+
+// What one of `ranks` ranks of this host may use; `device` is a CPU or a GPU that has been chosen.
+RankMemory rank_memory(at::Device device, int ranks);
 
 }  // namespace hyperion

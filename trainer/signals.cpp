@@ -37,12 +37,30 @@ class Line {
   size_t size_ = 0;
 };
 
-void acknowledge(int signal) {
-  const int64_t step = running_step.load();
+Line received(int signal) {
   Line line;
   line.add("[hyperion] ");
   line.add(signal == SIGINT ? "Ctrl-C" : signal == SIGTERM ? "TERM" : "USR1");
   line.add(" received");
+  return line;
+}
+
+[[noreturn]] void end_process(int signal) {
+  ::_exit(static_cast<int>(signal == SIGINT ? ExitCode::kInterrupted : ExitCode::kTerminated));
+}
+
+extern "C" void on_signal_while_starting(int signal) {
+  if (acknowledges) {
+    Line line = received(signal);
+    line.add(" while the job was starting: it ends, and no step was made\n");
+    line.write();
+  }
+  end_process(signal);
+}
+
+void acknowledge(int signal) {
+  const int64_t step = running_step.load();
+  Line line = received(signal);
   if (step >= 0) {
     line.add(" in step ");
     line.add(step);
@@ -58,18 +76,26 @@ extern "C" void on_stop_signal(int signal) {
   const bool first = first_signal.compare_exchange_strong(none, signal);
   if (first && acknowledges) acknowledge(signal);
   errno = error;
-  if (first || signal == SIGUSR1) return;
-  ::_exit(static_cast<int>(signal == SIGINT ? ExitCode::kInterrupted : ExitCode::kTerminated));
+  if (!first && signal != SIGUSR1) end_process(signal);
+}
+
+void install(void (*handler)(int)) {
+  struct sigaction action {};
+  action.sa_handler = handler;
+  action.sa_flags = SA_RESTART;
+  for (int signal : {SIGINT, SIGTERM, SIGUSR1}) ::sigaction(signal, &action, nullptr);
 }
 
 }  // namespace
 
+void end_on_stop_signals(bool acknowledge) {
+  acknowledges = acknowledge;
+  install(on_signal_while_starting);
+}
+
 void catch_stop_signals(bool acknowledge) {
   acknowledges = acknowledge;
-  struct sigaction action {};
-  action.sa_handler = on_stop_signal;
-  action.sa_flags = SA_RESTART;
-  for (int signal : {SIGINT, SIGTERM, SIGUSR1}) ::sigaction(signal, &action, nullptr);
+  install(on_stop_signal);
 }
 
 void set_running_step(int64_t step) {

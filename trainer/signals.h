@@ -1,5 +1,5 @@
-// Ctrl-C, TERM and USR1: the first one lets the running step finish, a second Ctrl-C or TERM ends the process
-// at once.
+// Ctrl-C, TERM and USR1. While a job starts they end the process at once; in training the first one lets the
+// running step finish, and a second Ctrl-C or TERM ends the process at once.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,13 @@ namespace hyperion {
 
 enum class StopSignal { kNone = 0, kInterrupt = 1, kTerminate = 2 };
 
-// Installs the handlers. Before it, signals end the process as usual. `acknowledge`: the first signal is
-// answered at once, by a line on stdout that names the running step.
+// For the start of a job, which has made no step that could be saved: a signal ends the process with the code
+// of its kind. (Without a handler the first process of a container would never notice one.) `acknowledge`: a
+// line on stdout says so.
+void end_on_stop_signals(bool acknowledge);
+
+// For training. `acknowledge`: the first signal is answered at once, by a line on stdout that names the
+// running step.
 void catch_stop_signals(bool acknowledge);
 void set_running_step(int64_t step);
 

@@ -17,13 +17,13 @@
 #include "base/failpoint.h"
 #include "base/log.h"
 #include "base/progress.h"
+#include "base/resources.h"
 #include "checkpoint/names.h"
 #include "models/hugging_face_config.h"
 #include "models/init.h"
 #include "parallel/agreement.h"
 #include "parallel/phase.h"
 #include "parallel/trace_range.h"
-#include "trainer/config/print.h"
 #include "trainer/config/validate.h"
 #include "trainer/monitoring.h"
 #include "trainer/optim/grad_clip.h"
@@ -39,12 +39,14 @@ namespace {
 // Checks the whole configuration, with the tokenizer it names. Nothing touches a device before this has
 // passed.
 DataSetup checked_data(const ResolvedConfig& resolved, const ModelArgs& model) {
+  set_phase("checks of the configuration");
   RunFacts facts;
   facts.world_size = job_environment(resolved.config).world_size;
   facts.model = model_facts(model);
   validate(resolved, facts, install_root());
   if (const auto& checkpoint = resolved.config.checkpoint; checkpoint.enable)
     NameMap({checkpoint.rename.begin(), checkpoint.rename.end()});  // refuses what is no pattern
+  set_phase("load of the tokenizer");
   DataSetup data = load_tokenizer(resolved.config);
   facts.tokenizer_vocab_size = data.tokenizer->vocab_size();
   validate(resolved, facts);
@@ -77,7 +79,7 @@ Trainer::Trainer(const ResolvedConfig& resolved, const std::vector<std::string>&
     : configured_(resolved),
       model_args_(model_args(configured_.config.model)),
       data_(checked_data(configured_, model_args_)),
-      runtime_(start_runtime(configured_.config, job_environment(configured_.config))),
+      runtime_(start_runtime(configured_, model_args_, job_environment(configured_.config))),
       configured_seed_(common_seed(configured_.config, runtime_)),
       loader_(training_loader(configured_.config, data_, place_of(runtime_, configured_seed_, model_args_))),
       access_(open_checkpoints()),
@@ -115,6 +117,7 @@ Trainer::Trainer(const ResolvedConfig& resolved, const std::vector<std::string>&
   initialise_weights();
   make_components();
   load_checkpoint();
+  set_phase("start of the metrics");
   memory_ = make_memory_monitor(runtime_);
   metrics_ = make_metrics({configured_, config_, model_args_, command, plan_.seed, seed_origin()}, runtime_,
                           *memory_, state_.step);
@@ -131,6 +134,7 @@ Trainer::~Trainer() = default;
 
 // What this run goes by: its configuration, and the trajectory of the checkpoint it continues.
 ResumePlan Trainer::make_plan() const {
+  set_phase("construction of model and optimizer");  // which follows, see the constructor
   TrajectoryFacts facts;
   const auto& training = configured_.config.training;
   facts.data_parallel_degree = runtime_.mesh->degree(MeshDim::kBatch);
@@ -153,18 +157,8 @@ ResumePlan Trainer::make_plan() const {
 }
 
 void Trainer::agree() const {
-  Fingerprint fingerprint;
-  std::istringstream lines(to_toml(configured_));
-  std::string section, line;
-  while (std::getline(lines, line)) {
-    if (line.starts_with("[")) section = line;
-    const size_t equals = line.find(" = ");
-    if (equals != std::string::npos) fingerprint[section + " " + line.substr(0, equals)] = line;
-  }
-  fingerprint["binary"] = version_text();
-  fingerprint["seed"] = std::to_string(configured_seed_);
-  fingerprint["data"] = std::to_string(loader_->fingerprint());
-  require_agreement(runtime_.groups->host(), fingerprint);
+  require_agreement(runtime_.groups->host(), {{"seed", std::to_string(configured_seed_)},
+                                              {"data", std::to_string(loader_->fingerprint())}});
 }
 
 // What differs between the ranks is found before anything is done with it.
@@ -261,6 +255,7 @@ double Trainer::learning_rate(int64_t step) const {
 }
 
 void Trainer::initialise_weights() {
+  set_phase("initial weights");
   const std::vector<ShardedParameterPtr> parameters = walk_.parameters();
   uint64_t total = 0, done = 0;
   for (const ShardedParameterPtr& parameter : parameters)
@@ -461,13 +456,13 @@ ExitCode Trainer::run() {
     ended(error.what(), error.code());
     throw;
   } catch (const std::exception& error) {
-    ended(error.what(), ExitCode::kBug);
+    const auto resource = exhausted_resource(error);
+    ended(resource ? resource->what : error.what(), resource ? kResources : ExitCode::kBug);
     throw;
   }
 }
 
 ExitCode Trainer::train() {
-  catch_stop_signals(rank_prints(runtime_.rank()));
   const ChosenCheckpoint* chosen = access_.chosen();
   const bool nothing_left = state_.step >= config_.training.steps && chosen != nullptr &&
                             chosen->candidate.source == LoadSource::kOwn;
@@ -483,6 +478,7 @@ ExitCode Trainer::train() {
     checkpoints_->validate(state_.step);
   }
   const int64_t first = state_.step + 1;
+  catch_stop_signals(rank_prints(runtime_.rank()));
   if (!nothing_left) log_info("Training starts at step {}", first);
   for (int64_t step = first; step <= config_.training.steps; ++step) {
     try {

@@ -112,7 +112,8 @@ std::vector<Option> model_args() {
       Option{KEY(model.args.depth_init),
              "Initial std of wo, w2, w3 shrinks with the block's index, not with n_layers."}
           .own(),
-      size({KEY(model.args.max_seq_len), "Positions the model is made for; training.seq_len unless set."}),
+      size({KEY(model.args.max_seq_len),
+            "Positions the model is made for, the flavour's unless set; no sequence may be longer."}),
   };
 }
 

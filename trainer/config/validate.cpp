@@ -57,7 +57,8 @@ void check_mesh_and_batch(const ResolvedConfig& resolved, int64_t world, Problem
   }
 }
 
-void check_lengths(const ResolvedConfig& resolved, Problems& problems) {
+// `positions`: of the model, where they are known.
+void check_lengths(const ResolvedConfig& resolved, std::optional<int64_t> positions, Problems& problems) {
   const JobConfig& config = resolved.config;
   const int64_t tp = config.parallelism.tensor_parallel_degree,
                 cp = config.parallelism.context_parallel_degree;
@@ -67,10 +68,13 @@ void check_lengths(const ResolvedConfig& resolved, Problems& problems) {
       problems.add(resolved, key,
                    fmt::format("expected a multiple of {} (tensor x 2 context, by the degrees)", divisor));
     }
-    if (config.model.args.max_seq_len && *config.model.args.max_seq_len < length) {
-      problems.add(
-          resolved, key,
-          fmt::format("expected at most model.args.max_seq_len = {}", *config.model.args.max_seq_len));
+    if (positions && *positions < length) {
+      problems.add(resolved, key,
+                   config.model.args.max_seq_len
+                       ? fmt::format("expected at most model.args.max_seq_len = {}", *positions)
+                       : fmt::format("expected at most the {} positions of {} {}; to train on more set "
+                                     "model.args.max_seq_len = {}",
+                                     *positions, config.model.name, config.model.flavor, length));
     }
   };
   check_length("training.seq_len", config.training.seq_len);
@@ -197,7 +201,9 @@ bool has_match(const fs::path& path) {
 void check(const ResolvedConfig& resolved, const RunFacts& facts, Problems& problems) {
   check_features(resolved, problems);
   if (facts.world_size) check_mesh_and_batch(resolved, *facts.world_size, problems);
-  check_lengths(resolved, problems);
+  std::optional<int64_t> positions = resolved.config.model.args.max_seq_len;
+  if (facts.model) positions = facts.model->max_seq_len;
+  check_lengths(resolved, positions, problems);
   check_optimizer(resolved, problems);
   check_profiling(resolved, problems);
   check_flavor(resolved, facts.flavors, problems);

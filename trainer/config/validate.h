@@ -20,6 +20,7 @@ struct ModelFacts {
   int64_t n_kv_heads = 0;
   int64_t head_dim = 0;
   int64_t vocab_size = 0;
+  int64_t max_seq_len = 0;
 };
 
 // What is not known (yet) stays unset, and the checks that need it are left out.

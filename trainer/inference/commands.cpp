@@ -4,10 +4,13 @@
 
 #include <fmt/format.h>
 
+#include "base/error.h"
+#include "base/standard_streams.h"
 #include "parallel/device.h"
 #include "parallel/device_library.h"
 #include "trainer/inference/evaluate.h"
 #include "trainer/inference/generate.h"
+#include "trainer/runtime.h"
 
 namespace hyperion {
 namespace {
@@ -21,8 +24,10 @@ at::Device inference_device() {
 }
 
 InferenceEngine make_engine(const CommandLine::Look& options, const ModelSource& source) {
-  return {source.args, inference_device(), options.dtype == "bfloat16" ? at::kBFloat16 : at::kFloat,
-          source.load};
+  const at::Device device = inference_device();
+  const at::ScalarType dtype = options.dtype == "bfloat16" ? at::kBFloat16 : at::kFloat;
+  require_memory(source.args, static_cast<double>(c10::elementSize(dtype)), rank_memory(device, 1));
+  return {source.args, device, dtype, source.load};
 }
 
 // The part of a job's configuration that finds tokenizer and data.
@@ -38,12 +43,15 @@ ExitCode generate_command(const CommandLine::Generate& options, const ModelSourc
   const DataSetup data = load_tokenizer(job_config(options, source));
   const InferenceEngine engine = make_engine(options, source);
   const SamplingOptions sampling = {options.max_tokens, options.temperature, options.top_k, options.seed};
-  fmt::print("{}", options.prompt);
+  print_text(options.prompt);
   generate_text(engine, *data.tokenizer, options.prompt, sampling, /*print=*/true);
   return ExitCode::kOk;
 }
 
 ExitCode eval_command(const CommandLine::Eval& options, const ModelSource& source) {
+  if (options.seq_len > source.args.max_seq_len)
+    throw_config("--seq-len {}: expected at most the model's {} positions", options.seq_len,
+                 source.args.max_seq_len);
   JobConfig config = job_config(options, source);
   config.validation.enable = true;
   config.validation.dataset_path = options.data;
@@ -53,8 +61,8 @@ ExitCode eval_command(const CommandLine::Eval& options, const ModelSource& sourc
   const auto loader = validation_loader(config, data, {.vocab_size = source.args.vocab_size}, "--data");
   InferenceEngine engine = make_engine(options, source);
   const Evaluation result = evaluate(engine, *loader, options.max_batches);
-  fmt::print("{}", options.json ? evaluation_json(result, options.checkpoint, options.data)
-                                : evaluation_table(result, options.checkpoint, options.data));
+  print_text(options.json ? evaluation_json(result, options.checkpoint, options.data)
+                          : evaluation_table(result, options.checkpoint, options.data));
   return ExitCode::kOk;
 }
 

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/philox.h"
+#include "base/standard_streams.h"
 
 namespace hyperion {
 namespace {
@@ -33,14 +34,13 @@ class Printer {
   void finish() {
     const std::string text = tokenizer_.decode(ids_);
     write(text, text.size());
-    std::fputc('\n', stdout);
+    print_text("\n");
   }
 
  private:
   void write(const std::string& text, size_t end) {
     if (end <= printed_) return;
-    std::fwrite(text.data() + printed_, 1, end - printed_, stdout);
-    std::fflush(stdout);
+    print_text(std::string_view(text).substr(printed_, end - printed_));
     printed_ = end;
   }
   const Tokenizer& tokenizer_;

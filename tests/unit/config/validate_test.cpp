@@ -153,12 +153,12 @@ TEST_CASE("a profiler cycle must hold its warm-up and its steps") {
 }
 
 TEST_CASE("heads must fit together") {
-  CHECK(problem("", model({256, 6, 16, 16, 16, 2048})).empty());
-  CHECK_THAT(problem("[model.args]\nn_kv_heads = 3", model({256, 6, 16, 3, 16, 2048})),
+  CHECK(problem("", model({256, 6, 16, 16, 16, 2048, 131072})).empty());
+  CHECK_THAT(problem("[model.args]\nn_kv_heads = 3", model({256, 6, 16, 3, 16, 2048, 131072})),
              Contains("job.toml:2:14: model.args.n_kv_heads = 3: 3 key-value heads do not divide 16 heads"));
-  CHECK_THAT(problem("", model({256, 6, 16, 0, 16, 2048})),
+  CHECK_THAT(problem("", model({256, 6, 16, 0, 16, 2048, 131072})),
              Contains("default: model.flavor = \"debugmodel\""));
-  CHECK_THAT(problem("", model({240, 6, 16, 16, 15, 2048})), Contains("even width"));
+  CHECK_THAT(problem("", model({240, 6, 16, 16, 15, 2048, 131072})), Contains("even width"));
 }
 
 TEST_CASE("a flavour must exist in its family") {
@@ -170,7 +170,7 @@ TEST_CASE("a flavour must exist in its family") {
 }
 
 TEST_CASE("the vocabulary must hold the tokenizer") {
-  RunFacts facts = model({256, 6, 16, 16, 16, 2048});
+  RunFacts facts = model({256, 6, 16, 16, 16, 2048, 131072});
   facts.tokenizer_vocab_size = 2048;
   CHECK(problem("", facts).empty());
   facts.tokenizer_vocab_size = 128256;
@@ -183,6 +183,14 @@ TEST_CASE("sequences must fit the positions of the model") {
              Contains("training.seq_len = 2048: expected at most model.args.max_seq_len = 1024"));
   CHECK_THAT(problem("[model.args]\nmax_seq_len = 2048\n[validation]\nenable = true\nseq_len = 4096"),
              Contains("validation.seq_len"));
+}
+
+TEST_CASE("sequences must fit the positions of a named flavour that no key changes") {
+  CHECK(problem("[training]\nseq_len = 4096", model({256, 6, 16, 16, 16, 2048, 4096})).empty());
+  CHECK_THAT(problem("[training]\nseq_len = 4097", model({256, 6, 16, 16, 16, 2048, 4096})),
+             Contains("training.seq_len = 4097: expected at most the 4096 positions of llama3 debugmodel") &&
+                 Contains("set model.args.max_seq_len = 4097"));
+  CHECK(problem("[validation]\nseq_len = 8192", model({256, 6, 16, 16, 16, 2048, 4096})).empty());
 }
 
 TEST_CASE("sequences are divided by tensor and context parallelism") {

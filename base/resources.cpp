@@ -1,0 +1,107 @@
+#include "base/resources.h"
+
+#include <algorithm>
+#include <charconv>
+#include <fstream>
+#include <limits>
+#include <new>
+#include <stdexcept>
+#include <string_view>
+#include <system_error>
+
+#include <sys/resource.h>
+
+namespace hyperion {
+namespace fs = std::filesystem;
+namespace {
+
+using Kind = ExhaustedResource::Kind;
+
+// How much an allocator says was asked for: "tried to allocate 4096 bytes", "Tried to allocate 2.00 GiB".
+std::string asked_for(std::string_view text) {
+  constexpr std::string_view kMark = "ried to allocate ";
+  const size_t mark = text.find(kMark);
+  if (mark == std::string_view::npos) return "";
+  const std::string_view rest = text.substr(mark + kMark.size());
+  const size_t number = rest.find_first_not_of("0123456789.");
+  if (number == 0 || number == std::string_view::npos || rest[number] != ' ') return "";
+  const size_t unit = rest.find_first_of(". ,;\n", number + 1);
+  return fmt::format(": {} were asked for at once", rest.substr(0, unit));
+}
+
+double number_in(const fs::path& file) {
+  std::ifstream stream(file);
+  double value = 0;
+  return stream >> value ? value : std::numeric_limits<double>::infinity();  // "max": no limit
+}
+
+// Of /proc/meminfo, in bytes.
+double meminfo(const fs::path& root, std::string_view name) {
+  std::ifstream stream(root / "proc/meminfo");
+  for (std::string line; std::getline(stream, line);)
+    if (line.starts_with(name)) return 1024 * std::strtod(line.c_str() + name.size(), nullptr);
+  return 0;
+}
+
+// Lowers `limit` to that of the cgroup `name` or of one above it, whose files are in `mount`. A task's own
+// cgroup (SLURM's task_N) is no limit of all ranks of the host.
+void apply_cgroup(const fs::path& mount, const std::string& name, const char* memory_file,
+                  const char* swap_file, double swap, MemoryLimit& limit) {
+  for (fs::path group = fs::path(name).relative_path();; group = group.parent_path()) {
+    if (group.filename().native().starts_with("task_")) continue;
+    const double memory = number_in(mount / group / memory_file);
+    const double bytes = memory + (swap_file ? std::min(swap, number_in(mount / group / swap_file)) : swap);
+    if (bytes < limit.bytes) limit = {bytes, fmt::format("the limit of cgroup /{}", group.string())};
+    if (group.empty()) return;
+  }
+}
+
+}  // namespace
+
+std::optional<ExhaustedResource> exhausted_resource(const std::exception& error) {
+  const std::string_view text = error.what();
+  const auto contains = [&](std::string_view part) { return text.find(part) != std::string_view::npos; };
+  if (const auto* system = dynamic_cast<const std::system_error*>(&error)) {
+    if (system->code() == std::errc::resource_unavailable_try_again)
+      return ExhaustedResource{Kind::kThreads, "no further thread could be started"};
+    if (system->code() == std::errc::not_enough_memory)
+      return ExhaustedResource{Kind::kMemory, "memory ran out"};
+    return std::nullopt;
+  }
+  if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr ||
+      dynamic_cast<const std::length_error*>(&error) != nullptr ||
+      contains("DefaultCPUAllocator: can't allocate memory") ||
+      contains("DefaultCPUAllocator: not enough memory") || contains("out of memory") ||
+      contains("Cannot allocate memory"))
+    return ExhaustedResource{Kind::kMemory, "memory ran out" + asked_for(text)};
+  if (contains("Storage size calculation overflowed"))
+    return ExhaustedResource{Kind::kMemory, "a tensor would be larger than any memory"};
+  return std::nullopt;
+}
+
+MemoryLimit host_memory(const fs::path& root) {
+  const double swap = meminfo(root, "SwapTotal:");
+  MemoryLimit limit{meminfo(root, "MemTotal:") + swap, "this host's memory and swap"};
+  if (limit.bytes <= 0) limit.bytes = std::numeric_limits<double>::infinity();
+  std::ifstream groups(root / "proc/self/cgroup");
+  for (std::string line; std::getline(groups, line);) {  // "0::/name", version 1: "5:memory:/name"
+    const size_t first = line.find(':'), second = line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
+    const std::string name = line.substr(second + 1);
+    if (line.starts_with("0::"))
+      apply_cgroup(root / "sys/fs/cgroup", name, "memory.max", "memory.swap.max", swap, limit);
+    else if (controllers.find(",memory,") != std::string::npos)
+      apply_cgroup(root / "sys/fs/cgroup/memory", name, "memory.limit_in_bytes", nullptr, swap, limit);
+  }
+  return limit;
+}
+
+std::optional<MemoryLimit> process_memory() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return std::nullopt;
+  return MemoryLimit{static_cast<double>(limit.rlim_cur),
+                     "the limit of this process's address space (ulimit -v)"};
+}
+
+}  // namespace hyperion

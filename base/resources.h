@@ -1,0 +1,38 @@
+// Memory and threads that run out: recognised in what libraries throw for them, and how much memory there is.
+#pragma once
+
+#include <exception>
+#include <filesystem>
+#include <optional>
+#include <string>
+
+#include "base/error.h"
+
+namespace hyperion {
+
+// Memory or threads ran out while something was done (docs/exit_codes.md).
+inline constexpr ExitCode kResources{72};
+
+struct ExhaustedResource {
+  enum class Kind { kMemory, kThreads };
+  Kind kind;
+  std::string what;  // "memory ran out: 4096 bytes were asked for at once"
+};
+
+// nullopt when `error` says something else. Knows std::bad_alloc, std::length_error, std::system_error with
+// ENOMEM or EAGAIN (the start of a thread), and the texts of libtorch's and CUDA's allocators.
+std::optional<ExhaustedResource> exhausted_resource(const std::exception& error);
+
+struct MemoryLimit {
+  double bytes = 0;
+  std::string what;  // "this host's memory and swap", "the limit of cgroup /job"
+};
+
+// What the ranks of this host can have together at most: memory and swap, or less where a cgroup limits them.
+// `root` stands for /, where proc and sys are read; without them there is no limit.
+MemoryLimit host_memory(const std::filesystem::path& root = "/");
+
+// Of this process alone (RLIMIT_AS, `ulimit -v`); nullopt: none.
+std::optional<MemoryLimit> process_memory();
+
+}  // namespace hyperion

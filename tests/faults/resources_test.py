@@ -1,0 +1,202 @@
+"""Memory, threads, a standard output and time to start that a program does not get: exit code and the one sentence.
+
+    python3 tests/faults/resources_test.py build/hyperion
+
+Standard library only; prlimit, setpriv and unshare are util-linux.
+"""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+import unittest
+from pathlib import Path
+
+from jobs import BINARY, ROOT, JobTest, main
+
+CHECKPOINTS = ("--checkpoint.enable", "--checkpoint.interval=2")
+
+
+class Limits(JobTest):
+    def assert_one_sentence(self, text):
+        lines = [line for line in text.splitlines() if line.startswith("hyperion: ")]
+        self.assertEqual(len(lines), 1, text)
+        for frame in ("Exception raised from", "frame #", "internal error"):
+            self.assertNotIn(frame, text)
+        return lines[0]
+
+    def too_little_memory(self):
+        """For 0.8 GB of weights and states: the limit is more than those, but less than with what a small training takes."""
+        job = self.start("--training.steps=100000")
+        job.wait_for("step:  2")
+        peak = re.search(r"VmPeak:\s*(\d+) kB", Path(f"/proc/{job.ranks[0][0].pid}/status").read_text())
+        job.end()
+        return ["prlimit", f"--as={max(1024 * int(peak[1]) + (400 << 20), 900_000_000)}"]
+
+    def test_memory_that_runs_out_in_a_job_is_72_and_names_rank_phase_and_size(self):
+        job = self.run_job("--model.args.vocab_size=700000", code=72, before={0: self.too_little_memory()})
+        sentence = self.assert_one_sentence(job.text())
+        self.assertRegex(sentence, r"rank 0: memory ran out: \d+ bytes were asked for at once \(phase '[a-z ]+'\); lower ")
+        self.assertNotIn("step:  1", job.text())
+
+    def test_memory_that_runs_out_in_one_rank_ends_that_rank_with_72(self):
+        job = self.start("--model.args.vocab_size=1300000", ranks=2, before={1: self.too_little_memory()})
+        codes = job.codes()
+        self.assertEqual(codes[1], 72, job.text(1))
+        self.assertEqual(codes[0], 71, job.text(0))
+        self.assertIn("rank 1: memory ran out", self.assert_one_sentence(job.text(1)))
+
+    @unittest.skipUnless(os.geteuid() == 0, "a limit of processes does not bind where other users cannot be played")
+    def test_threads_that_cannot_be_started_are_72(self):
+        user = 61000 + os.getpid() % 3000  # nobody else's, so that only its own processes count
+        self.folder.chmod(0o777)
+        for name, ranks, threads, limit in (("loader", 1, 1, 1), ("store", 2, 1, 2), ("openmp", 1, 4, 2)):
+            with self.subTest(name=name):
+                alone = ["setpriv", f"--reuid={user}", "--clear-groups", "prlimit", f"--nproc={limit}"]
+                job = self.start(ranks=ranks, env={"OMP_NUM_THREADS": threads}, before={0: alone})
+                self.assertEqual(job.codes()[0], 72, job.text())
+                self.assertRegex(self.assert_one_sentence(job.text()), "rank 0: .*thread.*OMP_NUM_THREADS")
+                shutil.rmtree(self.folder / "out", ignore_errors=True)
+
+    def test_a_model_or_a_sequence_that_cannot_fit_is_2_before_anything_is_allocated(self):
+        for option, says in (("--model.args.n_layers=1000000000", ["model.args.n_layers = 1000000000", "PB of memory"]),
+                             ("--model.args.vocab_size=900000000000", ["model.args.vocab_size"]),
+                             ("--training.local_batch_size=1000000000", ["training.seq_len", "TB of memory"]),
+                             ("--training.global_batch_size=1000000000", ["tokens of a step"])):
+            with self.subTest(option=option):
+                started = time.monotonic()
+                job = self.run_job(option, code=2, says=says, before={0: ["prlimit", "--as=6000000000"]})
+                self.assertLess(time.monotonic() - started, 30)
+                self.assert_one_sentence(job.text())
+                self.assertFalse((self.folder / "out").exists())
+
+    def test_a_sequence_longer_than_the_positions_of_a_named_flavour_is_2(self):
+        self.run_job("--training.seq_len=999999999", code=2, says=["training.seq_len = 999999999", "131072 positions of llama3"])
+        self.run_job("--model.name=qwen3", "--training.seq_len=8192", "--model.args.n_kv_heads=4", code=2,
+                     says=["4096 positions of qwen3 debugmodel", "model.args.max_seq_len = 8192"])
+        self.run_job("--model.args.max_seq_len=64", "--validation.enable", "--validation.seq_len=128", code=2,
+                     says=["validation.seq_len = 128: expected at most model.args.max_seq_len = 64"])
+
+    def test_config_shows_what_does_not_fit_here(self):
+        for option in ("--model.args.n_layers=1000000000", "--model.args.vocab_size=1000000000"):
+            done = subprocess.run([BINARY, "config", "job.toml", option], cwd=self.folder, capture_output=True, text=True)
+            self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_weights_that_cannot_fit_are_2_for_commands_as_well(self):
+        self.run_job(*CHECKPOINTS, code=0)
+        (self.folder / "large.toml").write_text((self.folder / "job.toml").read_text().replace("n_layers = 2", "n_layers = 100000000"))
+        step = self.folder / "out" / "checkpoint" / "step-5"
+        for command in (["ckpt", "diff", "large.toml", step], ["generate", step, "--config=large.toml", "--prompt=a"],
+                        ["eval", step, "--config=large.toml", "--data=data.jsonl"],
+                        ["eval", step, "--config=job.toml", "--seq-len=1000000", "--data=data.jsonl"]):
+            with self.subTest(command=command):
+                done = subprocess.run(["prlimit", "--as=6000000000", BINARY, *command], cwd=self.folder, capture_output=True, text=True)
+                self.assertEqual(done.returncode, 2, done.stderr)
+                self.assertRegex(done.stderr, "^hyperion: (the model needs at least|--seq-len 1000000: expected)")
+
+
+class StandardOutput(JobTest):
+    def commands(self):
+        step = self.folder / "out" / "checkpoint" / "step-5"
+        return (["--help"], ["train", "--help"], ["--version"], ["config", "job.toml"], ["ckpt", "ls", step.parent],
+                ["ckpt", "verify", step], ["ckpt", "digest", step], ["ckpt", "ls", step, "--json"], ["ckpt", "diff", step, step],
+                ["generate", step, "--prompt=Document", "--max-tokens=3"], ["eval", step, "--data=data.jsonl", "--seq-len=32"],
+                ["train", "job.toml", "--dump-state-dict", "--checkpoint.enable"])
+
+    def run_into(self, stdout, command):
+        return subprocess.run([BINARY, *command], cwd=self.folder, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=120,
+                              env={**os.environ, "HYPERION_DEVICE": "cpu", "OMP_NUM_THREADS": "1"})
+
+    def test_a_full_standard_output_is_74_and_said(self):
+        self.run_job("--checkpoint.enable", "--checkpoint.interval=5", "--checkpoint.no_last_save_model_only", code=0)
+        for command in self.commands():
+            with self.subTest(command=command), open("/dev/full", "w") as full:
+                done = self.run_into(full, command)
+                self.assertEqual(done.returncode, 74, done.stderr)
+                self.assertRegex(done.stderr, "^hyperion: standard output cannot be written")
+                self.assertNotIn("frame #", done.stderr)
+
+    def test_a_full_standard_output_does_not_end_a_training(self):
+        with open("/dev/full", "w") as full:
+            done = self.run_into(full, ["train", "job.toml"])
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_a_closed_standard_output_gets_nobody_elses_lines(self):
+        self.run_job("--checkpoint.enable", "--checkpoint.no_last_save_model_only", code=0)
+        for name, action in (("open", ""), ("closed", ">&- <&- 2>&-")):
+            subprocess.run(["bash", "-c", f'"$@" {action}', "-", BINARY, "ckpt", "convert", "out/checkpoint/step-5", name, "--to=safetensors"],
+                           cwd=self.folder, check=True, stdout=subprocess.DEVNULL)
+        for file in (self.folder / "open").iterdir():
+            if file.suffix != ".json":
+                self.assertEqual(file.read_bytes(), (self.folder / "closed" / file.name).read_bytes(), file.name)
+
+    def test_a_reader_that_goes_away_ends_a_tool_by_the_pipe_signal(self):
+        reader, writer = os.pipe()
+        os.close(reader)
+        with os.fdopen(writer, "w") as pipe:
+            self.assertEqual(self.run_into(pipe, ["train", "--help"]).returncode, -signal.SIGPIPE)
+
+
+class StopsWhileStarting(JobTest):
+    def stop(self, job, number, code):
+        job.ranks[0][0].send_signal(number)
+        started = time.monotonic()
+        self.assertEqual(job.ranks[0][0].wait(timeout=30), code, job.text())
+        self.assertLess(time.monotonic() - started, 10)
+        self.assertIn("received while the job was starting: it ends, and no step was made", job.text())
+
+    def wait_at(self, point, *options):
+        """A job that sleeps at `point` before its first step."""
+        job = self.start("--allow-faults", *options, env={"FAULT": f"point={point};action=sleep:100"})
+        return job
+
+    def test_term_in_the_rendezvous_ends_with_143(self):
+        job = self.start(env={"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2})  # whose rank 1 never comes
+        job.wait_for("Starting job")
+        time.sleep(2)
+        self.stop(job, signal.SIGTERM, 143)
+
+    def test_usr1_ends_with_143_and_ctrl_c_with_130(self):
+        for number, code in ((signal.SIGUSR1, 143), (signal.SIGINT, 130)):
+            job = self.wait_at("init.model")
+            job.wait_for("Starting job")
+            time.sleep(2)
+            self.stop(job, number, code)
+
+    def test_term_in_the_pre_checkpoint_ends_with_143_and_the_next_start_cleans_up(self):
+        job = self.wait_at("ckpt.after_data", *CHECKPOINTS)
+        folder = self.folder / "out" / "checkpoint"
+        end = time.monotonic() + 60
+        while not (folder.exists() and any(entry.is_dir() for entry in folder.iterdir())):
+            self.assertLess(time.monotonic(), end, job.text())
+            time.sleep(0.05)
+        time.sleep(1)
+        self.stop(job, signal.SIGTERM, 143)
+        self.assertFalse([entry.name for entry in folder.iterdir() if entry.name.startswith("step-")])
+        job = self.run_job(*CHECKPOINTS, code=0, says=["Removed 1 unfinished checkpoints", "Training completed"])
+        self.assertEqual({entry.name for entry in folder.iterdir() if entry.is_dir()} - {"step-0", "step-2", "step-4", "step-5"}, set())
+
+    def test_term_in_the_load_of_a_checkpoint_ends_with_143_and_harms_nothing(self):
+        self.run_job(*CHECKPOINTS, code=0)
+        more = (*CHECKPOINTS, "--checkpoint.load_step=4")
+        job = self.wait_at("load.mid_data", *more)
+        job.wait_for("Loading the checkpoint")
+        self.stop(job, signal.SIGTERM, 143)
+        self.run_job(*more, code=0, says=["Training starts at step 5"])
+
+    @unittest.skipUnless(os.geteuid() == 0 and subprocess.run(["unshare", "--pid", "--fork", "true"]).returncode == 0,
+                         "a process namespace needs root")
+    def test_term_ends_a_starting_job_that_is_the_first_process_of_a_container(self):
+        job = self.start("--allow-faults", env={"FAULT": "point=init.model;action=sleep:100"}, before={0: ["unshare", "--pid", "--fork"]})
+        job.wait_for("Starting job")
+        time.sleep(2)
+        unshare = job.ranks[0][0].pid
+        trainer = int(Path(f"/proc/{unshare}/task/{unshare}/children").read_text())
+        os.kill(trainer, signal.SIGTERM)
+        self.assertEqual(job.codes(30), [143], job.text())
+
+
+if __name__ == "__main__":
+    main()

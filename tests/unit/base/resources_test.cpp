@@ -1,0 +1,85 @@
+#include "base/resources.h"
+
+#include <catch2/catch.hpp>
+
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <new>
+#include <stdexcept>
+#include <system_error>
+
+#include <unistd.h>
+
+namespace hyperion {
+namespace fs = std::filesystem;
+namespace {
+
+// A root folder with the files of proc and sys that tell how much memory there is.
+class FakeRoot {
+ public:
+  FakeRoot() : path_(fs::temp_directory_path() / ("hyperion-root-" + std::to_string(::getpid()))) {}
+  ~FakeRoot() { fs::remove_all(path_); }
+  void write(const std::string& name, const std::string& text) const {
+    fs::create_directories((path_ / name).parent_path());
+    std::ofstream(path_ / name) << text;
+  }
+  const fs::path& path() const { return path_; }
+
+ private:
+  fs::path path_;
+};
+
+}  // namespace
+
+TEST_CASE("What libraries throw for want of memory or threads is recognised") {
+  using Kind = ExhaustedResource::Kind;
+  const auto what = [](const std::exception& error) {
+    const auto found = exhausted_resource(error);
+    return found ? found->what : "";
+  };
+  CHECK(what(std::bad_alloc()) == "memory ran out");
+  CHECK(what(std::length_error("vector::_M_default_append")) == "memory ran out");
+  CHECK(what(std::runtime_error(
+            "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate "
+            "memory: you tried to allocate 4096 bytes. Error code 12 (Cannot allocate memory)")) ==
+        "memory ran out: 4096 bytes were asked for at once");
+  CHECK(what(std::runtime_error(
+            "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of")) ==
+        "memory ran out: 2.50 GiB were asked for at once");
+  CHECK(what(std::runtime_error("Cuda failure 2 'out of memory'")) == "memory ran out");
+  const auto thread =
+      exhausted_resource(std::system_error(std::make_error_code(std::errc::resource_unavailable_try_again)));
+  REQUIRE(thread);
+  CHECK(thread->kind == Kind::kThreads);
+  CHECK(what(std::system_error(std::make_error_code(std::errc::not_enough_memory))) == "memory ran out");
+  CHECK_FALSE(exhausted_resource(std::system_error(std::make_error_code(std::errc::no_space_on_device))));
+  CHECK_FALSE(exhausted_resource(std::runtime_error("recv failed: Resource temporarily unavailable")));
+}
+
+TEST_CASE("The memory of a host is what it has or what a cgroup leaves of it") {
+  const FakeRoot root;
+  CHECK(host_memory(root.path()).bytes == std::numeric_limits<double>::infinity());
+  root.write("proc/meminfo", "MemTotal:       1000 kB\nMemFree:  1 kB\nSwapTotal:      24 kB\n");
+  CHECK(host_memory(root.path()).bytes == 1024 * 1024);
+  CHECK(host_memory(root.path()).what == "this host's memory and swap");
+
+  root.write("proc/self/cgroup", "0::/job/step\n");
+  root.write("sys/fs/cgroup/job/step/memory.max", "max\n");
+  root.write("sys/fs/cgroup/job/memory.max", "500000\n");
+  root.write("sys/fs/cgroup/job/memory.swap.max", "0\n");
+  CHECK(host_memory(root.path()).bytes == 500000);
+  CHECK(host_memory(root.path()).what == "the limit of cgroup /job");
+  root.write("sys/fs/cgroup/job/memory.swap.max", "max\n");
+  CHECK(host_memory(root.path()).bytes == 500000 + 24 * 1024);
+
+  root.write("proc/self/cgroup", "0::/job/task_3\n");  // one task's own limit is none of the host's ranks
+  root.write("sys/fs/cgroup/job/task_3/memory.max", "1000\n");
+  CHECK(host_memory(root.path()).bytes == 500000 + 24 * 1024);
+
+  root.write("proc/self/cgroup", "5:cpu,memory:/old\n1:name=systemd:/x\n");
+  root.write("sys/fs/cgroup/memory/old/memory.limit_in_bytes", "300000\n");
+  CHECK(host_memory(root.path()).bytes == 300000 + 24 * 1024);
+}
+
+}  // namespace hyperion
