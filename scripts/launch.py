@@ -21,6 +21,7 @@ on to the ranks: once for an orderly end; Ctrl-C or TERM twice for one at once. 
 import collections
 import ctypes
 import fcntl
+import functools
 import glob
 import os
 import pathlib
@@ -136,10 +137,14 @@ def shown_ranks():
 # --- ranks and their output ---------------------------------------------------------------------------------------
 
 
-def die_with_launcher():
-    """Runs in the child: should the launcher be killed, the rank gets TERM."""
+def die_with_launcher(launcher):
+    """Runs in the child: should the launcher, a process number, be killed, the rank gets TERM. Until the program runs, the
+    child has the launcher's handlers, which would swallow it; and a launcher that was killed before is nobody's parent."""
     pr_set_pdeathsig = 1
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
+    if os.getppid() != launcher:
+        os._exit(128 + signal.SIGTERM)
 
 
 class Stream:
@@ -197,7 +202,7 @@ class Rank:
                 stdout=self.streams[0].child_end,
                 stderr=self.streams[1].child_end,
                 start_new_session=True,  # Ctrl-C reaches the launcher alone, which passes it on
-                preexec_fn=die_with_launcher,
+                preexec_fn=functools.partial(die_with_launcher, os.getpid()),
             )
         finally:
             for stream in self.streams:

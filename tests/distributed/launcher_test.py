@@ -299,6 +299,42 @@ class LauncherTest(unittest.TestCase):
             pid = int(re.search(r"pid (\d+)", self.log(rank)).group(1))
             self.wait_for(lambda pid=pid: not running(pid))
 
+    def test_a_rank_whose_launcher_is_killed_while_it_starts_does_not_train_on(self):
+        self.program.write_text(f"#!/bin/sh\necho $$ > '{self.folder}/started'\nexec sleep {LIMIT}\n")
+        for moment in ("before prctl", "after prctl"):  # both in the child, before it becomes the program
+            with self.subTest(moment=moment):
+                driver = self.folder / "driver.py"
+                driver.write_text(f"""
+import ctypes, os, signal, sys, time
+sys.path.insert(0, {str(SCRIPTS)!r})
+import launch
+
+launcher, cdll = os.getpid(), ctypes.CDLL
+def kill_launcher(moment):
+    if moment == {moment!r} and os.getpid() != launcher:
+        os.kill(launcher, signal.SIGKILL)
+        while os.getppid() == launcher:
+            time.sleep(0.01)
+class Library:
+    def __init__(self, name):
+        self.library = cdll(name)
+    def prctl(self, *arguments):
+        kill_launcher("before prctl")
+        self.library.prctl(*arguments)
+        kill_launcher("after prctl")
+ctypes.CDLL = Library
+sys.argv = ["launch.py", {str(self.program)!r}]
+launch.main()
+""")
+                process = subprocess.run([sys.executable, driver], env=self.environment(), timeout=LIMIT)
+                self.assertEqual(process.returncode, -signal.SIGKILL)
+                time.sleep(1)
+                started = self.folder / "started"
+                if started.exists():
+                    os.kill(int(started.read_text()), signal.SIGKILL)
+                    started.unlink()
+                    self.fail("the rank trains on")
+
     # --- train.sh ---
 
     def test_train_sh_starts_the_train_command(self):
