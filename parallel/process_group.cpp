@@ -17,6 +17,8 @@
 #include "base/log.h"
 #include "parallel/backend_communicator.h"
 #include "parallel/device_library.h"
+#include "parallel/failure_record.h"
+#include "parallel/network.h"
 #include "parallel/phase.h"
 #include "parallel/shared_memory_communicator.h"
 
@@ -106,10 +108,21 @@ void gather_ranks(c10d::Store& store, const Environment& environment, millisecon
     why = brief(error);
   } catch (...) {
   }
-  const char* rank = std::getenv("RANK");
-  log_error("rank {}: communication failed in phase '{}': {}", rank ? rank : "?", current_phase(), why);
   spdlog::default_logger()->flush();
-  _exit(static_cast<int>(ExitCode::kCommunication));
+  _exit(report_failure(ExitCode::kCommunication, "communication failed: " + why));
+}
+
+// c10d also reads older names of some variables, and prefers the ones that we would set.
+void set_unless_user_did(const std::map<std::string, std::string>& variables) {
+  static const std::map<std::string, const char*> kOlderNames = {
+      {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"},
+      {"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"},
+      {"TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"}};
+  for (const auto& [name, value] : variables) {
+    const auto older = kOlderNames.find(name);
+    if (older != kOlderNames.end() && std::getenv(older->second) != nullptr) continue;
+    setenv(name.c_str(), value.c_str(), /*overwrite=*/0);
+  }
 }
 
 }  // namespace
@@ -140,8 +153,10 @@ ProcessGroups::ProcessGroups(const Mesh& mesh, const Environment& environment, c
   rendezvous_->environment = environment;
   const bool real = options.backend != CommBackend::kFake && environment.world_size > 1;
   if (real) {
+    network_ = describe_network(gloo_interfaces(environment), options.backend == CommBackend::kNccl,
+                                network_variables());
     if (options.backend == CommBackend::kNccl) {
-      for (const auto& [name, value] : nccl_environment(options)) setenv(name.c_str(), value.c_str(), 1);
+      set_unless_user_did(nccl_environment(options));
       std::set_terminate(on_terminate);
     }
     auto store = connect(environment, options.init_timeout);
@@ -225,8 +240,8 @@ namespace {
 
 // Every rank that fails leaves a note in the store. Those of the group that leave none within two seconds are
 // the ones to look at: they are dead, stopped, or busy elsewhere.
-std::string notes_of_others(c10d::Store& store, int own_rank, const std::vector<int>& ranks,
-                            const std::string& note) {
+Communicator::PostMortem notes_of_others(c10d::Store& store, int own_rank, const std::vector<int>& ranks,
+                                         const std::string& note) {
   const auto key = [](int rank) { return fmt::format("failed/{}", rank); };
   std::vector<int> silent;
   std::string reports;
@@ -245,28 +260,30 @@ std::string notes_of_others(c10d::Store& store, int own_rank, const std::vector<
   }
   // The store ends with rank 0: let those read it whose operation failed a little later.
   if (own_rank == 0) std::this_thread::sleep_until(deadline + std::chrono::seconds(1));
-  if (silent.empty()) return reports;
-  return fmt::format("; no word from rank {}: see its log first{}", fmt::join(silent, " "), reports);
+  if (silent.empty()) return {reports, {}};
+  return {fmt::format("; no word from rank {}: see its log first{}", fmt::join(silent, " "), reports),
+          silent};
 }
 
 }  // namespace
 
 // The store's calls know no timeout, and where the way to its host is cut they do not return. So a thread of
 // its own asks, which is left behind when it takes too long.
-std::string ProcessGroups::ask_others(const Rendezvous& rendezvous, const std::vector<int>& ranks,
-                                      const std::string& operation, const std::string& phase) {
-  auto ask =
-      std::packaged_task<std::string()>([store = rendezvous.store, rank = rendezvous.environment.rank, ranks,
-                                         note = fmt::format("{} in phase '{}'", operation, phase)] {
+Communicator::PostMortem ProcessGroups::ask_others(const Rendezvous& rendezvous,
+                                                   const std::vector<int>& ranks,
+                                                   const std::string& operation, const std::string& phase) {
+  auto ask = std::packaged_task<Communicator::PostMortem()>(
+      [store = rendezvous.store, rank = rendezvous.environment.rank, ranks,
+       note = fmt::format("{} in phase '{}'", operation, phase)] {
         return notes_of_others(*store, rank, ranks, note);
       });
-  std::future<std::string> answer = ask.get_future();
+  std::future<Communicator::PostMortem> answer = ask.get_future();
   std::thread(std::move(ask)).detach();
   try {
     if (answer.wait_for(std::chrono::seconds(5)) == std::future_status::ready) return answer.get();
   } catch (const std::exception&) {
   }
-  return "; rank 0, which holds the rendezvous, does not answer: see its log first";
+  return {"; rank 0, which holds the rendezvous, does not answer: see its log first", {0}};
 }
 
 void ProcessGroups::set_timeout(milliseconds timeout) {

@@ -2,9 +2,7 @@
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <unistd.h>
 
-#include <cstdio>
 #include <exception>
 #include <string>
 #include <vector>
@@ -15,9 +13,12 @@
 #include "base/log.h"
 #include "base/standard_streams.h"
 #include "base/terminal.h"
+#include "parallel/communicator.h"
 #include "parallel/environment.h"
+#include "parallel/failure_record.h"
 #include "trainer/ckpt_command.h"
 #include "trainer/config/command_line.h"
+#include "trainer/config/expand.h"
 #include "trainer/config/load.h"
 #include "trainer/config/print.h"
 #include "trainer/config/validate.h"
@@ -41,11 +42,15 @@ namespace {
 
 ExitCode train(const CommandLine& line, const std::vector<std::string>& command) {
   keep_standard_streams();
-  const int rank = read_environment().rank;
+  drop_stack_frames_from_cerr();
+  const Environment environment = read_environment();
+  set_own_rank(environment);
+  const int rank = environment.rank;
   init_logging(!rank_prints(rank));
   arm_faults_from_environment(line.allow_faults, rank);
   ignore_file_size_signal();
   ResolvedConfig resolved = load_config(line.config_file, line.overrides);
+  expand_dump_folder(resolved);
   resolve_hf_model(resolved, install_root());
   if (resolved.config.metrics.disable_color_printing) disable_terminal_escapes();
   log_info("Starting job: {}", resolved.config.job.description);
@@ -102,13 +107,6 @@ ExitCode run(const std::vector<std::string>& command) {
   throw_bug("unknown action");
 }
 
-int report(ExitCode code, const std::string& message) {
-  std::fflush(stdout);
-  const char* name = terminal_escapes(STDERR_FILENO) ? "\033[31mhyperion:\033[39m " : "hyperion: ";
-  std::fputs((name + message + "\n").c_str(), stderr);  // fmt::print would throw where nobody reads it
-  return static_cast<int>(code);
-}
-
 }  // namespace
 }  // namespace hyperion
 
@@ -117,10 +115,10 @@ int main(int argc, char** argv) {
   try {
     return static_cast<int>(hyperion::run({argv, argv + argc}));
   } catch (const hyperion::Error& error) {
-    return hyperion::report(error.code(), error.what());
+    return hyperion::report_failure(error.code(), error.what());
   } catch (const c10::Error& error) {
-    return hyperion::report(ExitCode::kBug, std::string("internal error in libtorch: ") + error.what());
+    return hyperion::report_failure(ExitCode::kBug, "internal error in libtorch: " + hyperion::brief(error));
   } catch (const std::exception& error) {
-    return hyperion::report(ExitCode::kBug, std::string("internal error: ") + error.what());
+    return hyperion::report_failure(ExitCode::kBug, std::string("internal error: ") + error.what());
   }
 }
