@@ -134,6 +134,18 @@ std::vector<std::pair<std::string, std::string>> network_variables() {
   return variables;
 }
 
+void set_unless_user_did(const std::map<std::string, std::string>& variables) {
+  static const std::map<std::string, const char*> kOlderNames = {
+      {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"},
+      {"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"},
+      {"TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"}};
+  for (const auto& [name, value] : variables) {
+    const auto older = kOlderNames.find(name);
+    if (older != kOlderNames.end() && std::getenv(older->second) != nullptr) continue;
+    setenv(name.c_str(), value.c_str(), /*overwrite=*/0);
+  }
+}
+
 std::vector<std::string> describe_network(const std::vector<NetworkInterface>& gloo, bool nccl,
                                           const std::vector<std::pair<std::string, std::string>>& variables) {
   std::vector<std::string> interfaces, settings;

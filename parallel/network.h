@@ -1,6 +1,7 @@
 // Which network interface of this host the ranks talk over, and what the environment says about it.
 #pragma once
 
+#include <map>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -25,6 +26,10 @@ std::vector<NetworkInterface> gloo_interfaces(const Environment& environment);  
 // The variables of this process's environment that the communication libraries read (NCCL_*, TORCH_NCCL_*,
 // TORCH_FR_*, GLOO_*), by name.
 std::vector<std::pair<std::string, std::string>> network_variables();
+
+// Sets variables of this process's environment that the user has not set, by this name or an older one that
+// c10d reads too.
+void set_unless_user_did(const std::map<std::string, std::string>& variables);
 
 // For the log of a start: interfaces and variables, a line each. `nccl`: the ranks exchange tensors over
 // NCCL, which chooses its interfaces itself unless told; `variables`: network_variables() as the user set

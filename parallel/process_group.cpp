@@ -112,19 +112,6 @@ void gather_ranks(c10d::Store& store, const Environment& environment, millisecon
   _exit(report_failure(ExitCode::kCommunication, "communication failed: " + why));
 }
 
-// c10d also reads older names of some variables, and prefers the ones that we would set.
-void set_unless_user_did(const std::map<std::string, std::string>& variables) {
-  static const std::map<std::string, const char*> kOlderNames = {
-      {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"},
-      {"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"},
-      {"TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"}};
-  for (const auto& [name, value] : variables) {
-    const auto older = kOlderNames.find(name);
-    if (older != kOlderNames.end() && std::getenv(older->second) != nullptr) continue;
-    setenv(name.c_str(), value.c_str(), /*overwrite=*/0);
-  }
-}
-
 }  // namespace
 
 std::map<std::string, std::string> nccl_environment(const CommOptions& options) {

@@ -202,6 +202,16 @@ says_once "$(log_of "$job")" 'failed with exit code 137 on n0'
 scancel "$job"
 echo "a rank that is killed starts the job again on other nodes, as long as there are enough"
 
+# shellcheck disable=SC2016
+job=$(submit "$progress"' trap "sleep 1; exit 75" TERM; touch "$HYPERION_LOG_DIR/ready"; while :; do sleep 0.1; done' -N1)
+wait_until 30 "job $job to run" test -e "$folder/job-$job.ranks/ready"
+scancel "$job"
+wait_until 30 "job $job to be cancelled" job_is "$job" CANCELLED
+nothing_runs() { [ -z "$(squeue -h)" ]; }
+wait_until 30 "job $job to end" nothing_runs
+[ "$(job_field "$job" Restarts)" = 0 ] || fail "a cancelled job was started again"
+echo "a job that is cancelled is not started again, although its state was saved"
+
 # --- train.slurm with the binary: rank 1 is killed in step 3, the job starts again and ends well ---
 # shellcheck disable=SC2016  # for the program
 job=$(HYPERION_ROOT=$root HYPERION_BINARY=$binary SCRATCH=$folder MASTER_ADDR=127.0.0.1 FAULT='rank=1;point=step.opt;nth=3;action=kill' \

@@ -1,5 +1,8 @@
 #include "parallel/network.h"
 
+#include <algorithm>
+#include <cstdlib>
+
 #include <catch2/catch.hpp>
 
 #include "tests/unit/error_of.h"
@@ -32,6 +35,23 @@ TEST_CASE("an interface that this host does not have is refused with those that 
   const std::string error =
       error_of(ExitCode::kUsage, [] { gloo_interfaces(two_hosts("127.0.0.1"), "lo,no-such-if"); });
   CHECK_THAT(error, Catch::Contains("GLOO_SOCKET_IFNAME names 'no-such-if'") && Catch::Contains("lo"));
+}
+
+TEST_CASE("variables of NCCL that the user set stay as they are and are found by name") {
+  ::setenv("TORCH_NCCL_DUMP_ON_TIMEOUT", "0", 1);
+  ::setenv("TORCH_NCCL_TRACE_BUFFER_SIZE", "7", 1);
+  set_unless_user_did({{"TORCH_NCCL_DUMP_ON_TIMEOUT", "1"},
+                       {"TORCH_FR_BUFFER_SIZE", "20000"},
+                       {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "3"}});
+  CHECK(std::string(std::getenv("TORCH_NCCL_DUMP_ON_TIMEOUT")) == "0");
+  CHECK(std::getenv("TORCH_FR_BUFFER_SIZE") == nullptr);
+  CHECK(std::string(std::getenv("TORCH_NCCL_ASYNC_ERROR_HANDLING")) == "3");
+  using Variable = std::pair<std::string, std::string>;
+  const auto found = network_variables();
+  CHECK(std::find(found.begin(), found.end(), Variable{"TORCH_NCCL_TRACE_BUFFER_SIZE", "7"}) != found.end());
+  for (const char* name :
+       {"TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_ASYNC_ERROR_HANDLING"})
+    ::unsetenv(name);
 }
 
 TEST_CASE("the log of a start shows the interface and the variables that the user set") {
