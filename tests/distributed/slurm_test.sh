@@ -116,9 +116,11 @@ submit() {  # STAND-IN [SBATCH OPTION...]: prints the job's number
 job_field() { scontrol show job "$1" | sed -n "s/.*\b$2=\([^ ]*\).*/\1/p"; }  # JOB NAME
 job_is() { [ "$(job_field "$1" JobState)" = "$2" ]; }
 job_restarted() { [ "$(job_field "$1" Restarts)" = "${2:-1}" ]; }
-start_now() {  # JOB: that was requeued, and would wait for two minutes
-  wait_until 30 "job $1 to wait" job_is "$1" PENDING
-  scontrol update JobId="$1" StartTime=now
+# A job that was requeued waits for two minutes, counted again from each end of one of its nodes: start it now, and ask again.
+started_now() {  # JOB CONDITION...
+  scontrol update JobId="$1" StartTime=now 2>"$folder/update.err" || true
+  sleep 0.5
+  "${@:2}"
 }
 ended() {  # JOB CODE: it has failed with this code, for good
   wait_until 90 "job $1 to fail" job_is "$1" FAILED
@@ -194,8 +196,7 @@ job=$(submit "$progress kill -KILL \$\$" -N1)
 wait_until 30 "job $job to be requeued" job_restarted "$job"
 excluded() { [ "$(job_field "$job" ExcNodeList)" = n0 ]; }
 wait_until 10 "the node of the killed rank to be excluded" excluded
-start_now "$job"
-wait_until 30 "job $job to be requeued from the other node" job_restarted "$job" 2
+wait_until 60 "job $job to be requeued from the other node" started_now "$job" job_restarted "$job" 2
 [ "$(job_field "$job" ExcNodeList)" = n0 ] || fail "excluded: $(job_field "$job" ExcNodeList)"
 wait_until 10 "the word about n1" grep -q 'n1 is suspect, but not excluded: without it partition debug has 0 nodes of 1' "$(log_of "$job")"
 says_once "$(log_of "$job")" 'failed with exit code 137 on n0'
@@ -224,7 +225,6 @@ grep -q "1 other rank lost it: .* of group .* in phase 'step 3" "$(log_of "$job"
 says "$(rank_log "$job" 0)" "Network: Gloo on "
 if grep -q 'frame #' "$(log_of "$job")" "$(rank_log "$job" 0)"; then fail "stack frames of libtorch"; fi
 [ -d "$folder/run-$job/checkpoint/step-2" ] || fail "the dump folder is not $folder/run-$job"
-start_now "$job"
-wait_until 90 "job $job to complete" job_is "$job" COMPLETED
+wait_until 90 "job $job to complete" started_now "$job" job_is "$job" COMPLETED
 says "$(log_of "$job")" 'Training starts at step 3'
 echo "a job whose rank is killed names it once, starts again by itself and ends well"
