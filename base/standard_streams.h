@@ -1,6 +1,7 @@
 // stdin, stdout and stderr of a program that must not depend on who reads them.
 #pragma once
 
+#include <string>
 #include <string_view>
 
 namespace hyperion {
@@ -18,5 +19,13 @@ void print_text(std::string_view text);
 // Passes on what stdio has buffered for stdout. Throws Error(kSaveFailed) when that fails, or an earlier
 // write did, with `earlier_error` as its errno where that is known.
 void flush_stdout(int earlier_error = 0);
+
+// Without the lines of C++ stack frames that libtorch puts into its messages ("Exception raised from ...",
+// "frame #0: ...").
+std::string without_stack_frames(std::string_view text);
+
+// libtorch logs through std::cerr, from threads of its own too: from now on what is written there loses its
+// stack frames, unless TORCH_SHOW_CPP_STACKTRACES=1 asks for them.
+void drop_stack_frames_from_cerr();
 
 }  // namespace hyperion

@@ -1,20 +1,11 @@
 #include "parallel/backend_communicator.h"
 
-#include <cstdlib>
-
-#include <arpa/inet.h>
-#include <ifaddrs.h>
-#include <net/if.h>
-#include <netdb.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
 #include <ATen/ops/add.h>
 #include <ATen/ops/empty.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
-#include "base/error.h"
 #include "base/log.h"
+#include "parallel/network.h"
 
 namespace hyperion {
 namespace {
@@ -100,7 +91,7 @@ class NcclCommunicator : public BackendCommunicator {
     try {
       c10d_backend().shutdown();
     } catch (const std::exception& error) {
-      log_warning("group {}: NCCL did not shut down: {}", name(), error.what());
+      log_warning("group {}: NCCL did not shut down: {}", name(), brief(error));
     }
   }
 
@@ -142,70 +133,6 @@ class NcclCommunicator : public BackendCommunicator {
   }
 };
 
-// --- which address Gloo listens on ---
-
-std::string text_of(const sockaddr* address) {
-  char host[NI_MAXHOST] = "";
-  const socklen_t length = address->sa_family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
-  getnameinfo(address, length, host, sizeof host, nullptr, 0, NI_NUMERICHOST);
-  return host;
-}
-
-bool is_loopback(const std::string& address) {
-  return address.starts_with("127.") || address == "::1";
-}
-
-// The local address that packets to `host` leave from; a connected UDP socket tells it without sending any.
-std::string address_towards(const std::string& host) {
-  addrinfo hints{}, *found = nullptr;
-  hints.ai_socktype = SOCK_DGRAM;
-  if (getaddrinfo(host.c_str(), "9", &hints, &found) != 0) return "";
-  std::string result;
-  for (const addrinfo* info = found; info != nullptr && result.empty(); info = info->ai_next) {
-    const int fd = socket(info->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    sockaddr_storage local{};
-    socklen_t length = sizeof local;
-    if (fd >= 0 && connect(fd, info->ai_addr, info->ai_addrlen) == 0 &&
-        getsockname(fd, reinterpret_cast<sockaddr*>(&local), &length) == 0) {
-      result = text_of(reinterpret_cast<const sockaddr*>(&local));
-    }
-    if (fd >= 0) close(fd);
-  }
-  freeaddrinfo(found);
-  return result;
-}
-
-// The first address of this host that others can reach; for hosts whose own name resolves to 127.0.1.1.
-std::string first_public_address() {
-  ifaddrs* list = nullptr;
-  if (getifaddrs(&list) != 0) return "";
-  std::string result;
-  for (const ifaddrs* entry = list; entry != nullptr && result.empty(); entry = entry->ifa_next) {
-    if (entry->ifa_addr == nullptr || entry->ifa_addr->sa_family != AF_INET) continue;
-    if ((entry->ifa_flags & IFF_UP) && !(entry->ifa_flags & IFF_LOOPBACK)) result = text_of(entry->ifa_addr);
-  }
-  freeifaddrs(list);
-  return result;
-}
-
-std::shared_ptr<gloo::transport::Device> gloo_device(const Environment& environment) {
-  using c10d::ProcessGroupGloo;
-  if (const char* interface = std::getenv("GLOO_SOCKET_IFNAME"); interface != nullptr && *interface != '\0') {
-    return ProcessGroupGloo::createDeviceForInterface(interface);
-  }
-  if (environment.single_host()) return ProcessGroupGloo::createDeviceForHostname("127.0.0.1");
-  std::string address = address_towards(environment.master_addr);
-  if (address.empty() || is_loopback(address)) address = first_public_address();
-  if (address.empty()) {
-    throw_comm(
-        "rank {}: this host has no network address that the other hosts can reach (MASTER_ADDR is {}); name "
-        "the "
-        "interface in GLOO_SOCKET_IFNAME",
-        environment.rank, environment.master_addr);
-  }
-  return ProcessGroupGloo::createDeviceForHostname(address);
-}
-
 }  // namespace
 
 std::unique_ptr<Communicator> make_gloo_communicator(std::string name, int rank,
@@ -215,7 +142,11 @@ std::unique_ptr<Communicator> make_gloo_communicator(std::string name, int rank,
                                                      const Environment& environment,
                                                      std::chrono::milliseconds timeout) {
   auto options = c10d::ProcessGroupGloo::Options::create(timeout);
-  options->devices = {gloo_device(environment)};
+  for (const NetworkInterface& interface : gloo_interfaces(environment)) {
+    options->devices.push_back(interface.address.empty()
+                                   ? c10d::ProcessGroupGloo::createDeviceForInterface(interface.name)
+                                   : c10d::ProcessGroupGloo::createDeviceForHostname(interface.address));
+  }
   options->group_name = name;
   const int size = static_cast<int>(global_ranks.size());
   auto backend = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, options);

@@ -18,8 +18,8 @@ class Backend;
 
 namespace hyperion {
 
-// Connects the group: collective over its ranks, `store` must be scoped to the group. Single-host jobs talk
-// over 127.0.0.1; others over GLOO_SOCKET_IFNAME, or else the address that leads to the master.
+// Connects the group over gloo_interfaces() (parallel/network.h): collective over its ranks, `store` must be
+// scoped to the group.
 std::unique_ptr<Communicator> make_gloo_communicator(std::string name, int rank,
                                                      std::vector<int> global_ranks,
                                                      std::shared_ptr<CommLedger> ledger,

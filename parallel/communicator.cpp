@@ -10,6 +10,8 @@
 
 #include "base/error.h"
 #include "base/resources.h"
+#include "base/standard_streams.h"
+#include "parallel/failure_record.h"
 #include "parallel/phase.h"
 
 namespace hyperion {
@@ -31,9 +33,9 @@ void require(bool good, const Communicator& group, const char* operation, const 
 
 std::string brief(const std::exception& error) {
   const auto* torch = dynamic_cast<const c10::Error*>(&error);
-  std::string text = torch ? torch->what_without_backtrace() : error.what();
-  text.resize(
-      std::min(text.size(), text.find("\nException raised from")));  // nested ones carry frames in their text
+  // Nested ones carry frames in their text.
+  std::string text = without_stack_frames(torch ? torch->what_without_backtrace() : error.what());
+  while (text.ends_with('\n')) text.pop_back();
   return text;
 }
 
@@ -45,10 +47,12 @@ Communicator::Communicator(std::string name, int rank, std::vector<int> global_r
       ledger_(std::move(ledger)) {}
 
 void Communicator::fail(const char* operation, const std::string& phase, const std::string& why) const {
-  const std::string report = fmt::format(
-      "rank {}: {} (number {} of group {}, ranks {}) failed{}: {}", global_ranks_[rank_], operation,
-      sequence_, name_, fmt::join(global_ranks_, " "), phase.empty() ? "" : " in phase '" + phase + "'", why);
-  throw Error(ExitCode::kCommunication, report + (post_mortem_ ? post_mortem_(operation, phase) : ""));
+  record_failed_operation({operation, sequence_, name_, phase, why});
+  const PostMortem others = ask_others_ ? ask_others_(operation, phase) : PostMortem{};
+  record_lost_ranks(others.silent);
+  throw_comm("rank {}: {} (number {} of group {}, ranks {}) failed{}: {}{}", global_ranks_[rank_], operation,
+             sequence_, name_, fmt::join(global_ranks_, " "),
+             phase.empty() ? "" : " in phase '" + phase + "'", why, others.text);
 }
 
 Pending Communicator::run(const char* operation, int64_t bytes, const std::function<Finish()>& start) {

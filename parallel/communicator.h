@@ -89,9 +89,13 @@ class Communicator {
 
   // For every later operation.
   virtual void set_timeout(std::chrono::milliseconds timeout) = 0;
-  // Asked once an operation has failed: what the other ranks say, appended to the error's message.
-  using PostMortem = std::function<std::string(const std::string& operation, const std::string& phase)>;
-  void set_post_mortem(PostMortem post_mortem) { post_mortem_ = std::move(post_mortem); }
+  // What the other ranks say once an operation has failed: appended to the error's message, and recorded.
+  struct PostMortem {
+    std::string text;
+    std::vector<int> silent;  // ranks that say nothing
+  };
+  using AskOthers = std::function<PostMortem(const std::string& operation, const std::string& phase)>;
+  void set_post_mortem(AskOthers ask) { ask_others_ = std::move(ask); }
   // Gives up connections at once, so that peers notice; for the way out after a failure.
   virtual void abort() {}
 
@@ -116,7 +120,7 @@ class Communicator {
   int rank_;
   std::vector<int> global_ranks_;
   std::shared_ptr<CommLedger> ledger_;
-  PostMortem post_mortem_;
+  AskOthers ask_others_;
   int64_t sequence_ = 0;  // operations so far
 };
 

@@ -1,5 +1,6 @@
 #include "parallel/phase.h"
 
+#include <exception>
 #include <mutex>
 
 namespace hyperion {
@@ -8,6 +9,7 @@ namespace {
 struct Phase {
   std::mutex mutex;
   std::string text;
+  std::string failed;  // the innermost scope that an exception has left since the last set_phase()
 };
 
 Phase& phase() {
@@ -20,11 +22,28 @@ Phase& phase() {
 void set_phase(std::string_view text) {
   std::lock_guard lock(phase().mutex);
   phase().text.assign(text);  // keeps its capacity: no allocation in the steady state
+  phase().failed.clear();
 }
 
 std::string current_phase() {
   std::lock_guard lock(phase().mutex);
   return phase().text;
+}
+
+std::string phase_of_failure() {
+  std::lock_guard lock(phase().mutex);
+  return phase().failed.empty() ? phase().text : phase().failed;
+}
+
+PhaseGuard::PhaseGuard(std::string_view phase)
+    : former_(current_phase()), exceptions_(std::uncaught_exceptions()) {
+  set_phase(phase);
+}
+
+PhaseGuard::~PhaseGuard() {
+  std::lock_guard lock(phase().mutex);
+  if (std::uncaught_exceptions() > exceptions_ && phase().failed.empty()) phase().failed = phase().text;
+  phase().text = former_;
 }
 
 }  // namespace hyperion

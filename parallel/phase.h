@@ -10,21 +10,22 @@ namespace hyperion {
 // Sets the process-wide phase: cheap, callable from any thread. Empty = nothing to say.
 void set_phase(std::string_view phase);
 std::string current_phase();
+// The phase in which the exception that is being reported was thrown: that of the innermost PhaseGuard it
+// left, or the current one where it left none.
+std::string phase_of_failure();
 
 // Sets a phase for a scope and restores the former one, unless an exception leaves the scope: its message
 // names the phase.
 class PhaseGuard {
  public:
-  explicit PhaseGuard(std::string_view phase) : former_(current_phase()) { set_phase(phase); }
-  ~PhaseGuard() {
-    if (std::uncaught_exceptions() == exceptions_) set_phase(former_);
-  }
+  explicit PhaseGuard(std::string_view phase);
+  ~PhaseGuard();
   PhaseGuard(const PhaseGuard&) = delete;
   PhaseGuard& operator=(const PhaseGuard&) = delete;
 
  private:
   std::string former_;
-  const int exceptions_ = std::uncaught_exceptions();
+  int exceptions_;  // in flight when the scope began
 };
 
 }  // namespace hyperion

@@ -16,6 +16,8 @@
 #include "base/resources.h"
 #include "parallel/backend_communicator.h"
 #include "parallel/device_library.h"
+#include "parallel/failure_record.h"
+#include "parallel/network.h"
 #include "parallel/phase.h"
 #include "parallel/rendezvous.h"
 #include "parallel/shared_memory_communicator.h"
@@ -36,10 +38,8 @@ std::terminate_handler terminate_before = nullptr;
     why = brief(error);
   } catch (...) {
   }
-  const char* rank = std::getenv("RANK");
-  log_error("rank {}: communication failed in phase '{}': {}", rank ? rank : "?", current_phase(), why);
   spdlog::default_logger()->flush();
-  _exit(static_cast<int>(ExitCode::kCommunication));
+  _exit(report_failure(ExitCode::kCommunication, "communication failed: " + why));
 }
 
 }  // namespace
@@ -70,8 +70,10 @@ ProcessGroups::ProcessGroups(const Mesh& mesh, const Environment& environment, c
   rendezvous_->environment = environment;
   const bool real = options.backend != CommBackend::kFake && environment.world_size > 1;
   if (real) {
+    network_ = describe_network(gloo_interfaces(environment), options.backend == CommBackend::kNccl,
+                                network_variables());
     if (options.backend == CommBackend::kNccl) {
-      for (const auto& [name, value] : nccl_environment(options)) setenv(name.c_str(), value.c_str(), 1);
+      set_unless_user_did(nccl_environment(options));
       if (std::get_terminate() != on_terminate) terminate_before = std::set_terminate(on_terminate);
     }
     Fingerprint identity = options.identity;
@@ -158,8 +160,8 @@ namespace {
 
 // Every rank that fails leaves a note in the store. Those of the group that leave none within two seconds are
 // the ones to look at: they are dead, stopped, or busy elsewhere.
-std::string notes_of_others(c10d::Store& store, int own_rank, const std::vector<int>& ranks,
-                            const std::string& note) {
+Communicator::PostMortem notes_of_others(c10d::Store& store, int own_rank, const std::vector<int>& ranks,
+                                         const std::string& note) {
   const auto key = [](int rank) { return fmt::format("failed/{}", rank); };
   std::vector<int> silent;
   std::string reports;
@@ -178,28 +180,30 @@ std::string notes_of_others(c10d::Store& store, int own_rank, const std::vector<
   }
   // The store ends with rank 0: let those read it whose operation failed a little later.
   if (own_rank == 0) std::this_thread::sleep_until(deadline + std::chrono::seconds(1));
-  if (silent.empty()) return reports;
-  return fmt::format("; no word from rank {}: see its log first{}", fmt::join(silent, " "), reports);
+  if (silent.empty()) return {reports, {}};
+  return {fmt::format("; no word from rank {}: see its log first{}", fmt::join(silent, " "), reports),
+          silent};
 }
 
 }  // namespace
 
 // The store's calls know no timeout, and where the way to its host is cut they do not return. So a thread of
 // its own asks, which is left behind when it takes too long.
-std::string ProcessGroups::ask_others(const Rendezvous& rendezvous, const std::vector<int>& ranks,
-                                      const std::string& operation, const std::string& phase) {
-  auto ask =
-      std::packaged_task<std::string()>([store = rendezvous.store, rank = rendezvous.environment.rank, ranks,
-                                         note = fmt::format("{} in phase '{}'", operation, phase)] {
+Communicator::PostMortem ProcessGroups::ask_others(const Rendezvous& rendezvous,
+                                                   const std::vector<int>& ranks,
+                                                   const std::string& operation, const std::string& phase) {
+  auto ask = std::packaged_task<Communicator::PostMortem()>(
+      [store = rendezvous.store, rank = rendezvous.environment.rank, ranks,
+       note = fmt::format("{} in phase '{}'", operation, phase)] {
         return notes_of_others(*store, rank, ranks, note);
       });
-  std::future<std::string> answer = ask.get_future();
+  std::future<Communicator::PostMortem> answer = ask.get_future();
   try {
     std::thread(std::move(ask)).detach();
     if (answer.wait_for(std::chrono::seconds(5)) == std::future_status::ready) return answer.get();
   } catch (const std::exception&) {
   }
-  return "; rank 0, which holds the rendezvous, does not answer: see its log first";
+  return {"; rank 0, which holds the rendezvous, does not answer: see its log first", {0}};
 }
 
 void ProcessGroups::set_timeout(milliseconds timeout) {

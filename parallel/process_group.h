@@ -29,7 +29,7 @@ struct CommOptions {
 };
 
 // The environment variables NCCL's flight recorder and error handling read; set before the first group
-// exists.
+// exists, except those that the user has set.
 std::map<std::string, std::string> nccl_environment(const CommOptions& options);
 
 // Construction is collective: every rank of the world makes the same groups in the same order. Dimensions of
@@ -57,20 +57,23 @@ class ProcessGroups {
   // For every later operation of every group: the trainer calls it after the first step of the run.
   void set_timeout(std::chrono::milliseconds timeout);
   void abort();
+  // For the log of a start: the interface of this rank and the user's variables; empty where nothing is sent.
+  const std::vector<std::string>& network() const { return network_; }
 
  private:
   struct Rendezvous;
   CommOptions host_options() const;
   std::shared_ptr<Communicator> make_group(const std::string& name, int rank, const std::vector<int>& ranks,
                                            const CommOptions& options);
-  static std::string ask_others(const Rendezvous& rendezvous, const std::vector<int>& ranks,
-                                const std::string& operation, const std::string& phase);
+  static Communicator::PostMortem ask_others(const Rendezvous& rendezvous, const std::vector<int>& ranks,
+                                             const std::string& operation, const std::string& phase);
 
   CommOptions options_;
   std::unique_ptr<Rendezvous> rendezvous_;
   std::shared_ptr<CommLedger> ledger_;
   std::map<MeshDim, std::shared_ptr<Communicator>> groups_;
   std::shared_ptr<Communicator> host_;
+  std::vector<std::string> network_;
 };
 
 }  // namespace hyperion

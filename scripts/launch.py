@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Starts one process a rank on this host, shows their output, and ends all of them when one fails.
+"""Starts one process per rank on this host, shows their output, and ends all of them when one fails.
 
 usage: launch.py PROGRAM [ARGUMENT...]
 
@@ -11,16 +11,19 @@ What it reads from the environment:
                     until the job has ended well
   HYPERION_LOG_DIR  folder for those files, then kept in any case; default: a new one among the temporary files
   HYPERION_DEVICE   cpu: use no GPU even where there is one
-  OMP_NUM_THREADS   CPU threads a rank; default: an equal share of the cores
-Each rank gets RANK, LOCAL_RANK, GROUP_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as from torchrun.
+  OMP_NUM_THREADS   CPU threads per rank; default: an equal share of the cores
+Each rank gets RANK, LOCAL_RANK, GROUP_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as from torchrun,
+and HYPERION_FAILURE_DIR: a folder beside its output where it records how it failed.
 
-A rank that fails ends the job: the others get TERM, and KILL five seconds later; its number, its exit code or signal and
-its last lines are printed, and its code returned (128 + signal where a signal ended it). Ctrl-C, TERM and USR1 are passed
+A rank that fails ends the job: the others get TERM, and KILL five seconds later. One summary says which rank failed first
+or was lost, its exit code or signal, host, operation and phase, what it said last, and who lost it; its code is returned
+(128 + signal where a signal ended it). Ctrl-C, TERM and USR1 are passed
 on to the ranks: once for an orderly end; Ctrl-C or TERM twice for one at once. Exit codes: docs/exit_codes.md.
 """
 import collections
 import ctypes
 import fcntl
+import functools
 import glob
 import os
 import pathlib
@@ -37,11 +40,12 @@ import termios
 import time
 import tty
 
+import failures
+
 SETTLE_SECONDS = 0.5  # after a first failure: time for the rank that caused it to show up as well
 KILL_SECONDS = 5.0  # from TERM to KILL
 DRAIN_SECONDS = 1.0  # for output of ranks that have ended, should a process they left behind hold the pipe open
-USAGE, COMMUNICATION, STOPPED_SAVED = 2, 71, 75  # docs/exit_codes.md
-LAST_LINES = 15
+USAGE = 2  # docs/exit_codes.md
 
 
 def fail(problem, remedy):
@@ -144,10 +148,14 @@ def shown_ranks():
 # --- ranks and their output ---------------------------------------------------------------------------------------
 
 
-def die_with_launcher():
-    """Runs in the child: should the launcher be killed, the rank gets TERM."""
+def die_with_launcher(launcher):
+    """Runs in the child: should the launcher, a process number, be killed, the rank gets TERM. Until the program runs, the
+    child has the launcher's handlers, which would swallow it; and a launcher that was killed before is nobody's parent."""
     pr_set_pdeathsig = 1
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
+    if os.getppid() != launcher:
+        os._exit(failures.TERMINATED)
 
 
 class Stream:
@@ -192,8 +200,9 @@ class Stream:
 class Rank:
     def __init__(self, command, environment, log_path, targets, whole_lines):
         self.number = int(environment["RANK"])
-        self.code = None  # as subprocess has it: negative for a signal
-        self.tail = collections.deque(maxlen=LAST_LINES)
+        self.code = None  # as a shell has it: 128 + number for a signal
+        self.ended_at = 0.0
+        self.tail = collections.deque(maxlen=failures.LAST_LINES)
         self.partial = b""
         self.log = open(log_path, "wb", buffering=0)
         self.streams = [Stream(self, target, whole_lines) for target in targets]
@@ -206,7 +215,7 @@ class Rank:
                 stdout=self.streams[0].child_end,
                 stderr=self.streams[1].child_end,
                 start_new_session=True,  # Ctrl-C reaches the launcher alone, which passes it on
-                preexec_fn=die_with_launcher,
+                preexec_fn=functools.partial(die_with_launcher, os.getpid()),
             )
         finally:
             for stream in self.streams:
@@ -223,20 +232,7 @@ class Rank:
 
     def last_lines(self):
         lines = [line.decode(errors="replace").split("\r")[-1] for line in [*self.tail, self.partial]]
-        return [line[:500] for line in lines if line.strip()][-LAST_LINES:]
-
-
-def describe(code):
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return f"signal {-code} ({signal.Signals(-code).name})"
-    except ValueError:
-        return f"signal {-code}"
-
-
-def shell_code(code):
-    return code if code >= 0 else 128 - code
+        return [line[:500] for line in lines if line.strip()][-failures.LAST_LINES:]
 
 
 class Job:
@@ -311,15 +307,17 @@ class Job:
         self.signal_all(number if self.urgency < 3 else signal.SIGKILL)
 
     def is_failure(self, code):
-        orderly = {0, STOPPED_SAVED}
+        orderly = {failures.DONE, failures.STOPPED_SAVED}
         if self.asked_to_stop:  # the ranks end by what was asked for, each in its own time
-            orderly |= {130, 143, -signal.SIGINT, -signal.SIGTERM, -signal.SIGUSR1}
+            orderly |= {130, failures.TERMINATED, 128 + signal.SIGUSR1}
         return code not in orderly
 
     def reap(self):
         for rank in self.ranks:
             if rank.code is None and rank.process.poll() is not None:
-                rank.code = rank.process.returncode
+                code = rank.process.returncode  # negative for a signal
+                rank.code = code if code >= 0 else 128 - code
+                rank.ended_at = time.monotonic()
                 if self.is_failure(rank.code) and not (self.term_sent or self.kill_sent):
                     self.failed.append(rank)
                     self.failed_at = self.failed_at or time.monotonic()
@@ -339,31 +337,31 @@ class Job:
         if self.kill_at and not self.kill_sent and now >= self.kill_at:
             self.signal_all(signal.SIGKILL)
 
-    def culprit(self):
-        """The rank that failed first; one that reports a lost peer only when no other failed in the same moment."""
-        return min(self.failed, key=lambda rank: rank.code == COMMUNICATION) if self.failed else None
-
     def result(self):
-        if self.failed:
-            return shell_code(self.culprit().code)
-        codes = [shell_code(rank.code) for rank in self.ranks]
-        return next((code for code in codes if code), 0)
+        return next((rank.code for rank in self.ranks if rank.code), failures.DONE)
 
 
-def report(job, shown, log_folder):
-    """Says which rank failed, how, and where to read on."""
-    rank = job.culprit()
-    if len(job.ranks) == 1 and rank.number in shown:
-        lines = [f"[launch] rank {rank.number} failed with {describe(rank.code)}; its last lines are above"]
-    else:
-        lines = [f"[launch] rank {rank.number} failed with {describe(rank.code)}; its last lines:"]
-        lines += [f"  | {line}" for line in rank.last_lines()] or ["  | (it printed nothing)"]
-    others = [f"rank {other.number}: {describe(other.code)}" for other in job.ranks if other is not rank]
+def report(job, shown, log_folder, failure_folder, started):
+    """Says which rank failed first or was lost, how, and where to read on. Returns the exit code of the job."""
+    records = failures.read_records(failure_folder)
+    records = {number: record for number, record in records.items() if record["time"] >= started}  # not an earlier run's
+    ends = []
+    for rank in job.ranks:
+        code = rank.code if rank in job.failed else None  # the others were ended by us
+        ends.append(failures.RankEnd(rank.number, code, rank.ended_at, record=records.pop(rank.number, {})))
+    ends += [failures.RankEnd(number, record=record) for number, record in records.items()]  # of other hosts, where shared
+    cause = failures.find_cause(ends, shown)
+    own = next((rank for rank in job.ranks if rank.number == cause.rank.number), None)
+    said_above = own is not None and own.number in shown and (len(job.ranks) == 1 or cause.rank.record.get("message"))
+    last_lines = own.last_lines() if own and not said_above else None
+    lines = failures.summary(cause, last_lines, said_above)
+    others = [f"rank {rank.number}: {failures.describe(rank.code)}" for rank in job.ranks if rank is not own]
     if others:
-        shown = ", ".join(others[:8]) + (f" and {len(others) - 8} more" if len(others) > 8 else "")
-        lines.append(f"[launch] the others have ended: {shown}")
-    lines.append(f"[launch] all output: {log_folder}/rank_N.log")
-    print("\n".join(lines), file=sys.stderr, flush=True)
+        some = ", ".join(others[:8]) + (f" and {len(others) - 8} more" if len(others) > 8 else "")
+        lines.append(f"the others have ended: {some}")
+    lines.append(f"all output: {log_folder}/rank_N.log")
+    print("\n".join(line if line.startswith(" ") else f"[launch] {line}" for line in lines), file=sys.stderr, flush=True)
+    return cause.code
 
 
 def main():
@@ -382,11 +380,14 @@ def main():
     if kept:
         os.makedirs(kept, exist_ok=True)
     log_folder = kept or tempfile.mkdtemp(prefix="hyperion-logs-")
+    failure_folder = os.environ.get("HYPERION_FAILURE_DIR") or os.path.join(os.path.abspath(log_folder), "failures")
+    started = time.time()
 
     several = sum(int(environment["RANK"]) in shown for environment in environments) > 1
     job = Job()
     try:
         for environment in environments:
+            environment["HYPERION_FAILURE_DIR"] = failure_folder
             targets = (1, 2) if int(environment["RANK"]) in shown else (None, None)
             log_path = os.path.join(log_folder, f"rank_{environment['RANK']}.log")
             job.add(Rank([program, *command[1:]], environment, log_path, targets, several))
@@ -396,8 +397,8 @@ def main():
     finally:
         job.signal_all(signal.SIGKILL)  # whatever happened here, no rank is left behind
     if job.failed:
-        report(job, shown, log_folder)
-    elif not kept:
+        return report(job, shown, log_folder, failure_folder, started)
+    if not kept:
         shutil.rmtree(log_folder, ignore_errors=True)
     return code
 

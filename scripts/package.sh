@@ -66,7 +66,7 @@ for library in libstdc++.so.6 libgcc_s.so.1; do
 done
 
 # --- everything else --------------------------------------------------------------------------------------------------
-for script in common.sh train.sh launch.py train.slurm gpu_check.sh gpu_check.py bundle_environment.sh; do
+for script in common.sh train.sh launch.py failures.py train.slurm slurm_rank.sh gpu_check.sh gpu_check.py bundle_environment.sh; do
   install -m 755 "$root/scripts/$script" "$stage/scripts/$script"
 done
 for part in configs docs README.md LICENSE; do

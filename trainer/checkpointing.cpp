@@ -112,6 +112,8 @@ Checkpointing::Checkpointing(const JobConfig& config, const Runtime& runtime, Ch
              mover) {
   saver_.on_durable = [this](const SaveReport& saved) {
     log_durable(saved);
+    save_seconds_ = saved.write_seconds + saved.commit_seconds;
+    if (progress_) progress_->saved(saved.step);
     report(saved.step, "checkpoint_durable",
            {{"kind", saved.kind},
             {"bytes", static_cast<int64_t>(saved.total_bytes)},
@@ -233,6 +235,7 @@ void Checkpointing::validate(int64_t step) {
   const ChosenCheckpoint* chosen = access_.chosen();
   const bool resumed = chosen != nullptr && chosen->candidate.source == LoadSource::kOwn;
   require_free_names(resumed ? step + 1 : step, config_.training.steps);
+  if (runtime_.rank() == 0) progress_.emplace(step);
   if (!options.validate_before_training) {
     log_info(
         "checkpoint.validate_before_training = false: the first checkpoint will be the first test of "
@@ -242,6 +245,7 @@ void Checkpointing::validate(int64_t step) {
   const PhaseGuard phase("pre-checkpoint");
   const bool probe = resumed && options.validate_on_resume == "probe";
   const SaveReport report = saver_.validate(step, /*keep=*/!resumed, probe);
+  if (!probe) save_seconds_ = report.write_seconds + report.commit_seconds;
   log_info(
       "[pre-checkpoint] {} written, read back and compared{}; read back in {:.2f} s; a periodic save will "
       "take about "

@@ -2,12 +2,15 @@
 // the job. The saving itself is checkpoint/'s.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "checkpoint/saver.h"
+#include "trainer/batch_job.h"
 #include "trainer/config/job_config.h"
 #include "trainer/group_coordinator.h"
 #include "trainer/metrics/metrics_jsonl.h"
@@ -85,6 +88,8 @@ class Checkpointing {
   std::function<void(int64_t step, const std::string& event, const EventFields& fields)> on_event;
 
   bool due(int64_t step) const;
+  // Of a whole save, measured by the last one or by the pre-checkpoint; 0: not yet.
+  double save_seconds() const { return save_seconds_; }
   Saver& saver() { return saver_; }
 
  private:
@@ -104,6 +109,8 @@ class Checkpointing {
   CheckpointAccess& access_;
   std::vector<StateComponent*> components_;
   MemoryMover& mover_;
+  std::atomic<double> save_seconds_ = 0;    // set by the thread of a save too, which saver_'s end waits for
+  std::optional<ProgressFile> progress_{};  // of rank 0, once training is about to start
   Saver saver_;
   HuggingFaceExport hugging_face_;
   int64_t saved_ = -1;  // the step of the last periodic save that did not fail

@@ -1,9 +1,4 @@
 // The program: reads the command line, runs one subcommand, turns failures into exit codes.
-#include <c10/util/Exception.h>
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-#include <unistd.h>
-
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -12,6 +7,12 @@
 #include <system_error>
 #include <vector>
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <unistd.h>
+
+#include <c10/util/Exception.h>
+
 #include "base/durable.h"
 #include "base/error.h"
 #include "base/failpoint.h"
@@ -19,10 +20,13 @@
 #include "base/resources.h"
 #include "base/standard_streams.h"
 #include "base/terminal.h"
+#include "parallel/communicator.h"
 #include "parallel/environment.h"
+#include "parallel/failure_record.h"
 #include "parallel/phase.h"
 #include "trainer/ckpt_command.h"
 #include "trainer/config/command_line.h"
+#include "trainer/config/expand.h"
 #include "trainer/config/load.h"
 #include "trainer/config/print.h"
 #include "trainer/config/validate.h"
@@ -49,7 +53,9 @@ std::optional<int> rank_of_job;  // set in a training
 
 ExitCode train(const CommandLine& line, const std::vector<std::string>& command) {
   ignore_closed_pipe();
+  drop_stack_frames_from_cerr();
   const Environment environment = read_environment();
+  set_own_rank(environment);
   const int rank = environment.rank;
   rank_of_job = rank;
   init_logging(!rank_prints(rank));
@@ -57,6 +63,7 @@ ExitCode train(const CommandLine& line, const std::vector<std::string>& command)
   arm_faults_from_environment(line.allow_faults, rank);
   ignore_file_size_signal();
   ResolvedConfig resolved = load_config(line.config_file, line.overrides, environment.world_size);
+  expand_dump_folder(resolved);
   resolve_hf_model(resolved, install_root());
   if (resolved.config.metrics.disable_color_printing) disable_terminal_escapes();
   log_info("Starting job: {}", resolved.config.job.description);
@@ -113,18 +120,10 @@ ExitCode run(const std::vector<std::string>& command) {
   throw_bug("unknown action");
 }
 
-int report(ExitCode code, const std::string& message) {
-  std::fflush(stdout);
-  const char* name = terminal_escapes(STDERR_FILENO) ? "\033[31mhyperion:\033[39m " : "hyperion: ";
-  std::fputs((name + escape_control_bytes(message, "\n\t") + "\n").c_str(),
-             stderr);  // fmt::print would throw where nobody reads it
-  return static_cast<int>(code);
-}
-
 // What ran out, where, and what to lower.
 std::string describe(const ExhaustedResource& resource) {
   std::string message = rank_of_job ? fmt::format("rank {}: {}", *rank_of_job, resource.what) : resource.what;
-  if (const std::string phase = current_phase(); !phase.empty())
+  if (const std::string phase = phase_of_failure(); !phase.empty())
     message += fmt::format(" (phase '{}')", phase);
   if (resource.kind == ExhaustedResource::Kind::kThreads)
     return message +
@@ -137,10 +136,10 @@ std::string describe(const ExhaustedResource& resource) {
 }
 
 int report(const std::exception& error) {
-  if (const auto resource = exhausted_resource(error)) return report(kResources, describe(*resource));
+  if (const auto resource = exhausted_resource(error)) return report_failure(kResources, describe(*resource));
   const auto* torch = dynamic_cast<const c10::Error*>(&error);
-  return report(ExitCode::kBug,
-                fmt::format("internal error{}: {}", torch ? " in libtorch" : "", error.what()));
+  return report_failure(ExitCode::kBug, torch ? "internal error in libtorch: " + brief(*torch)
+                                              : std::string("internal error: ") + error.what());
 }
 
 // Where an exception meets no handler, as in a thread of a library.
@@ -149,7 +148,8 @@ void on_terminate() {
   try {
     if (const auto current = std::current_exception()) std::rethrow_exception(current);
   } catch (const std::exception& error) {
-    if (const auto resource = exhausted_resource(error)) ::_exit(report(kResources, describe(*resource)));
+    if (const auto resource = exhausted_resource(error))
+      ::_exit(report_failure(kResources, describe(*resource)));
   } catch (...) {
   }
   default_terminate();
@@ -160,9 +160,10 @@ void on_terminate() {
 bool main_has_returned = false;
 void on_exit_by_library() {
   if (main_has_returned) return;
-  ::_exit(report(kResources, describe({ExhaustedResource::Kind::kThreads,
-                                       "a library ended the process for want of memory or threads (its "
-                                       "message is above)"})));
+  ::_exit(
+      report_failure(kResources, describe({ExhaustedResource::Kind::kThreads,
+                                           "a library ended the process for want of memory or threads (its "
+                                           "message is above)"})));
 }
 
 int run_and_report(const std::vector<std::string>& command) {
@@ -173,14 +174,14 @@ int run_and_report(const std::vector<std::string>& command) {
     if (code == ExitCode::kOk) flush_stdout();
     return static_cast<int>(code);
   } catch (const Error& error) {
-    return report(error.code(), error.what());
+    return report_failure(error.code(), error.what());
   } catch (const std::exception& error) {
     const auto* system = dynamic_cast<const std::system_error*>(&error);
     if (rank_of_job || system == nullptr || std::ferror(stdout) == 0) return report(error);
     try {
       flush_stdout(system->code().value());  // what fmt::print throws when it cannot write
     } catch (const Error& unwritten) {
-      return report(unwritten.code(), unwritten.what());
+      return report_failure(unwritten.code(), unwritten.what());
     }
     return report(error);
   }

@@ -24,6 +24,7 @@
 #include "parallel/agreement.h"
 #include "parallel/phase.h"
 #include "parallel/trace_range.h"
+#include "trainer/batch_job.h"
 #include "trainer/config/validate.h"
 #include "trainer/monitoring.h"
 #include "trainer/optim/grad_clip.h"
@@ -46,6 +47,7 @@ DataSetup checked_data(const ResolvedConfig& resolved, const ModelArgs& model) {
   validate(resolved, facts, install_root());
   if (const auto& checkpoint = resolved.config.checkpoint; checkpoint.enable)
     NameMap({checkpoint.rename.begin(), checkpoint.rename.end()});  // refuses what is no pattern
+  signal_lead();                                                    // refuses what is no number
   set_phase("load of the tokenizer");
   DataSetup data = load_tokenizer(resolved.config);
   facts.tokenizer_vocab_size = data.tokenizer->vocab_size();
@@ -288,6 +290,7 @@ void Trainer::log_start() const {
                              runtime_.mesh->degree(MeshDim::kBatch)}))
     log_info("{}", line);
   log_info("Seed: {} ({})", plan_.seed, seed_origin());
+  for (const std::string& line : runtime_.groups->network()) log_info("{}", line);
   const ChosenCheckpoint* chosen = access_.chosen();
   EventFields start = {{"steps", config_.training.steps},
                        {"ranks", int64_t{runtime_.world_size()}},
@@ -480,7 +483,9 @@ ExitCode Trainer::train() {
   const int64_t first = state_.step + 1;
   catch_stop_signals(rank_prints(runtime_.rank()));
   if (!nothing_left) log_info("Training starts at step {}", first);
+  SaveTimeCheck save_times(config_.checkpoint, signal_lead());
   for (int64_t step = first; step <= config_.training.steps; ++step) {
+    const auto begin = std::chrono::steady_clock::now();
     try {
       if (!train_step(step)) return stopped(step - 1, /*trained=*/step > first);
     } catch (const c10::OutOfMemoryError&) {
@@ -488,6 +493,9 @@ ExitCode Trainer::train() {
       throw;
     }
     if (step == first && float8_.counters) check_float8();
+    if (step > first && checkpoints_)
+      save_times.after_step(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(),
+                            checkpoints_->save_seconds());
     if (checkpoints_) {
       const bool last = step == config_.training.steps;
       // Ends the job before the state of a step whose loss or norm is not finite is saved; the save itself

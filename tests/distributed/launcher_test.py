@@ -16,6 +16,9 @@ import time
 import unittest
 
 SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
+sys.path.insert(0, str(SCRIPTS))
+import failures  # noqa: E402
+
 LIMIT = 60  # seconds; far above what any of these takes, so that a slow machine fails none of them
 
 # The stand-in for a rank: does what its first argument says.
@@ -82,6 +85,48 @@ def running(pid):
     except OSError:
         return False
     return state not in "ZX"
+
+
+class CauseTest(unittest.TestCase):
+    """Which of several ranks that ended a job failed by (scripts/failures.py)."""
+
+    @staticmethod
+    def end(number, code, at=0.0, lost=(), **record):
+        return failures.RankEnd(number, code, at, f"n{number}", {"time": at, "lost": list(lost), **record} if lost or record else {})
+
+    def cause(self, *ends, shown=()):
+        found = failures.find_cause(ends, shown)
+        return found and (found.rank.number, found.code, [end.number for end in found.lost_by])
+
+    def test_jobs_that_ended_in_order_have_no_cause(self):
+        self.assertIsNone(self.cause(self.end(0, 0), self.end(1, 75), self.end(2, None)))
+
+    def test_the_first_failure_counts_and_one_that_others_lost_before_it(self):
+        self.assertEqual(self.cause(self.end(0, 65, 2), self.end(1, 93, 1)), (1, 93, []))
+        self.assertEqual(self.cause(self.end(0, 65, 1), self.end(1, 139, 2), self.end(2, 71, 3, lost=[1])), (1, 139, [2]))
+
+    def test_who_only_lost_a_peer_is_no_cause_beside_another(self):
+        self.assertEqual(self.cause(self.end(0, 71, 1, lost=[1]), self.end(1, 137, 2), self.end(2, 71, 1, lost=[1])),
+                         (1, 137, [0, 2]))
+
+    def test_a_rank_that_hung_or_whose_host_is_gone_is_named_by_those_who_lost_it(self):
+        self.assertEqual(self.cause(self.end(0, 71, 1, lost=[1, 3]), self.end(1, None), self.end(2, 71, 2, lost=[3])),
+                         (3, 71, [0, 2]))
+
+    def test_ranks_that_failed_alike_are_told_of_by_one_that_is_shown(self):
+        self.assertEqual(self.cause(self.end(0, 2, 2), self.end(1, 2, 1), shown={0}), (0, 2, []))
+        self.assertEqual(self.cause(self.end(0, 70, 2), self.end(1, 2, 1), shown={0}), (1, 2, []))
+
+    def test_files_of_a_SLURM_job_tell_who_was_ended_because_of_another(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for name, text in (("rank_0.end", "n0 137 131.0"), ("rank_1.end", "n1 139 100.5"), ("rank_2.end", "n2 143 101.0"),
+                               ("rank_3.end", "n3"), ("rank_4.end", ""), ("rank_1.json", '{"rank": 1, "ti')):
+                pathlib.Path(folder, name).write_text(text)
+            ends = {end.number: end.code for end in failures.read_ends(folder)}
+            self.assertEqual(ends, {0: None, 1: 139, 2: None, 3: None})
+            done = subprocess.run([sys.executable, SCRIPTS / "failures.py", folder, "143"], capture_output=True, text=True)
+            self.assertEqual(done.stdout, "139 n1\n")
+            self.assertEqual(done.stderr.count("rank 1 failed with signal 11 (SIGSEGV) on n1"), 1, done.stderr)
 
 
 class LauncherTest(unittest.TestCase):
@@ -298,6 +343,42 @@ class LauncherTest(unittest.TestCase):
         for rank in range(2):
             pid = int(re.search(r"pid (\d+)", self.log(rank)).group(1))
             self.wait_for(lambda pid=pid: not running(pid))
+
+    def test_a_rank_whose_launcher_is_killed_while_it_starts_does_not_train_on(self):
+        self.program.write_text(f"#!/bin/sh\necho $$ > '{self.folder}/started'\nexec sleep {LIMIT}\n")
+        for moment in ("before prctl", "after prctl"):  # both in the child, before it becomes the program
+            with self.subTest(moment=moment):
+                driver = self.folder / "driver.py"
+                driver.write_text(f"""
+import ctypes, os, signal, sys, time
+sys.path.insert(0, {str(SCRIPTS)!r})
+import launch
+
+launcher, cdll = os.getpid(), ctypes.CDLL
+def kill_launcher(moment):
+    if moment == {moment!r} and os.getpid() != launcher:
+        os.kill(launcher, signal.SIGKILL)
+        while os.getppid() == launcher:
+            time.sleep(0.01)
+class Library:
+    def __init__(self, name):
+        self.library = cdll(name)
+    def prctl(self, *arguments):
+        kill_launcher("before prctl")
+        self.library.prctl(*arguments)
+        kill_launcher("after prctl")
+ctypes.CDLL = Library
+sys.argv = ["launch.py", {str(self.program)!r}]
+launch.main()
+""")
+                process = subprocess.run([sys.executable, driver], env=self.environment(), timeout=LIMIT)
+                self.assertEqual(process.returncode, -signal.SIGKILL)
+                time.sleep(1)
+                started = self.folder / "started"
+                if started.exists():
+                    os.kill(int(started.read_text()), signal.SIGKILL)
+                    started.unlink()
+                    self.fail("the rank trains on")
 
     # --- train.sh ---
 

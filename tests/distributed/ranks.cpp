@@ -71,9 +71,10 @@ void export_environment(const Environment& environment) {
 }
 
 // The life of a rank. The result file gets the doubles, or the error's text when the exit code is not 0.
-[[noreturn]] void run_child(const Child& child, const Environment& environment,
-                            const RankFunction& function) {
+[[noreturn]] void run_child(const Child& child, const Environment& environment, const RankFunction& function,
+                            pid_t parent) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != parent) _exit(1);  // it was killed before
   for (int signal_number : {SIGINT, SIGTERM, SIGSEGV, SIGABRT, SIGFPE}) signal(signal_number, SIG_DFL);
   dup2(child.output_fd, STDOUT_FILENO);
   dup2(child.output_fd, STDERR_FILENO);
@@ -132,6 +133,7 @@ std::vector<RankOutcome> run(int ranks, const RankFunction& function, std::chron
   std::vector<Child> children(ranks);
   const auto deadline = Clock::now() + timeout;
   std::fflush(nullptr);
+  const pid_t parent = getpid();
   for (int rank = 0; rank < ranks; ++rank) {
     Child& child = children[rank];
     child.result_fd = memfd_create("result", MFD_CLOEXEC);
@@ -144,7 +146,7 @@ std::vector<RankOutcome> run(int ranks, const RankFunction& function, std::chron
         close(own.master_listen_fd);
         own.master_listen_fd = -1;
       }
-      run_child(child, own, function);
+      run_child(child, own, function, parent);
     }
   }
   close(environment.master_listen_fd);

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A SLURM cluster of two nodes on this host: srun starts our binary as two ranks, and scripts/train.slurm does what it
-# should with the exit codes. Skips (77) without root or without Debian's slurm-wlm and munge.
+# should with logs, prolog, wrapper and exit codes. Skips (77) without root or without Debian's slurm-wlm and munge.
 #   usage: slurm_test.sh BINARY
 set -euo pipefail
 binary=$(readlink -f "${1:?usage: slurm_test.sh BINARY}")
@@ -9,8 +9,8 @@ export PATH=$PATH:/usr/sbin:/sbin
 
 skip() { echo "skipped: $*"; exit 77; }
 fail() {
+  tail -n 30 "$folder"/*.log "$folder/job-${job:-0}.ranks"/*.log 2>/dev/null || true
   echo "FAILED: $*"
-  tail -n 30 "$folder"/*.log 2>/dev/null || true
   exit 1
 }
 [ "$(id -u)" = 0 ] || skip "starting SLURM's daemons needs root"
@@ -86,6 +86,7 @@ KillWait=5
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 SlurmdParameters=config_overrides
+SchedulerParameters=batch_sched_delay=0,sched_min_interval=100000
 NodeName=n0 NodeHostname=$host NodeAddr=127.0.0.1 Port=$port1 CPUs=4 State=UNKNOWN
 NodeName=n1 NodeHostname=$host NodeAddr=127.0.0.1 Port=$port2 CPUs=4 State=UNKNOWN
 PartitionName=debug Nodes=n0,n1 Default=YES MaxTime=10:00 State=UP
@@ -106,29 +107,124 @@ grep -q 'step: *2 ' "$folder/srun.log" || fail "no line of step 2"
 echo "two ranks under srun trained two steps"
 
 # --- scripts/train.slurm, with programs that stand in for the binary ---
-submit() {  # STAND-IN: prints the job's number
+submit() {  # STAND-IN [SBATCH OPTION...]: prints the job's number
   printf '#!/bin/sh\n%s\n' "$1" >"$folder/stand_in"
   chmod 755 "$folder/stand_in"
   HYPERION_BINARY=$folder/stand_in HYPERION_ROOT=$root sbatch --parsable -N2 --ntasks-per-node=1 --gpus-per-node=0 \
-    --cpus-per-task=1 --time=5 --output="$folder/job-%j.log" scripts/train.slurm some.toml --a.b=c
+    --cpus-per-task=1 --time=5 --output="$folder/job-%j.log" "${@:2}" scripts/train.slurm some.toml --a.b=c
 }
 job_field() { scontrol show job "$1" | sed -n "s/.*\b$2=\([^ ]*\).*/\1/p"; }  # JOB NAME
 job_is() { [ "$(job_field "$1" JobState)" = "$2" ]; }
-job_restarted() { [ "$(job_field "$1" Restarts)" = 1 ]; }
+job_restarted() { [ "$(job_field "$1" Restarts)" = "${2:-1}" ]; }
+# A job that was requeued waits for two minutes, counted again from each end of one of its nodes: start it now, and ask again.
+started_now() {  # JOB CONDITION...
+  scontrol update JobId="$1" StartTime=now 2>"$folder/update.err" || true
+  sleep 0.5
+  "${@:2}"
+}
+ended() {  # JOB CODE: it has failed with this code, for good
+  wait_until 90 "job $1 to fail" job_is "$1" FAILED
+  [ "$(job_field "$1" ExitCode)" = "$2:0" ] || fail "job $1: exit code $(job_field "$1" ExitCode), expected $2"
+  [ "$(job_field "$1" Restarts)" = "${3:-0}" ] || fail "job $1 was started again"
+}
+says() { grep -qF -- "$2" "$1" || fail "$1 does not say: $2"; }  # FILE TEXT
+says_once() { [ "$(grep -cF -- "$2" "$1")" = 1 ] || fail "$1 does not say once: $2"; }
+log_of() { echo "$folder/job-$1.log"; }  # JOB
+rank_log() { echo "$folder/job-$1.ranks/rank_$2.n$2.log"; }  # JOB RANK
 
 # shellcheck disable=SC2016  # for the job's shell
-job=$(submit 'echo "$SLURM_PROCID of $SLURM_NTASKS at $MASTER_ADDR: $*"')
+job=$(submit 'echo "$SLURM_PROCID of $SLURM_NTASKS at $MASTER_ADDR, lead $HYPERION_SIGNAL_LEAD: $*"')
 wait_until 30 "job $job to complete" job_is "$job" COMPLETED
-grep -qx '1 of 2 at 127.0.0.1: train some.toml --a.b=c' "$folder/job-$job.log" || fail "the ranks were not started as expected"
+says "$(rank_log "$job" 1)" '1 of 2 at 127.0.0.1, lead 120: train some.toml --a.b=c'
+says "$(log_of "$job")" '0 of 2 at'
+if grep -q '1 of 2' "$(log_of "$job")"; then fail "a rank that LOG_RANK leaves out is in the job's log"; fi
+echo "every rank has a log with its number and node; the job's log shows rank 0"
+
+printf 'export FROM_PROLOG="set by the prolog"\necho the prolog ran\n' >"$folder/prolog"
+# shellcheck disable=SC2016
+job=$(HYPERION_PROLOG=$folder/prolog HYPERION_WRAPPER="env WRAPPED=yes" NCCL_IB_HCA=mlx5_7 OMP_NUM_THREADS=3 SRUN_CPUS_PER_TASK=1 \
+  submit 'echo "$FROM_PROLOG, wrapped: $WRAPPED, $NCCL_IB_HCA $OMP_NUM_THREADS"')
+wait_until 30 "job $job to complete" job_is "$job" COMPLETED
+says "$(rank_log "$job" 1)" 'the prolog ran'
+says "$(rank_log "$job" 1)" 'set by the prolog, wrapped: yes, mlx5_7 3'
+job=$(HYPERION_PROLOG=$folder/none submit 'echo started')
+ended "$job" 2
+says_once "$(log_of "$job")" 'cannot be read'
+job=$(HYPERION_WRAPPER="no-such-container exec" submit 'echo started')
+ended "$job" 2
+says_once "$(log_of "$job")" "starts with 'no-such-container', which is no program here"
+if grep -q '^started' "$(log_of "$job")"; then fail "the program was started without its wrapper"; fi
+echo "every rank reads the prolog and runs under the wrapper, with the user's variables"
 
 # shellcheck disable=SC2016
-job=$(submit '[ "$SLURM_PROCID" = 0 ] || exit 93; exec sleep 120')
-wait_until 60 "job $job to fail" job_is "$job" FAILED
-[ "$(job_field "$job" ExitCode)" = 93:0 ] || fail "exit code of a rank with a loss that is not finite: $(job_field "$job" ExitCode)"
-[ "$(job_field "$job" Restarts)" = 0 ] || fail "exit code 93 was started again"
-echo "exit code 93 ends the job for good"
+job=$(submit '[ "$SLURM_PROCID" = 0 ] || { echo "the loss is not finite" >&2; exit 93; }; exec sleep 120')
+ended "$job" 93
+says_once "$(log_of "$job")" 'rank 1 failed with exit code 93 on n1'
+says_once "$(log_of "$job")" 'the loss is not finite'
+says "$(rank_log "$job" 1)" 'the loss is not finite'
+echo "exit code 93 ends the job for good, and one line names the rank"
 
-job=$(submit 'exit 75')
+# The stand-in takes rank 0's part: the file that tells how far this start has come.
+# shellcheck disable=SC2016
+progress='[ "$SLURM_PROCID" != 0 ] || echo 5 8 >"$HYPERION_PROGRESS_FILE";'
+job=$(submit "$progress exit 75")
 wait_until 30 "job $job to be requeued" job_restarted "$job"
+[ "$(job_field "$job" ExcNodeList)" = '(null)' ] || fail "a node was excluded after 75"
 scancel "$job"
 echo "exit code 75 starts it again"
+
+for code in 71 139; do
+  job=$(submit "$progress exit $code" -N1)
+  wait_until 30 "job $job to be requeued" job_restarted "$job"
+  scancel "$job"
+done
+echo "so do 71 and 139"
+
+job=$(submit "${progress/8/5} exit 75")
+ended "$job" 75
+says "$(log_of "$job")" 'not started again: this start began after step 5 and saved no later one'
+job=$(HYPERION_MAX_RESTARTS=0 submit "$progress exit 71")
+ended "$job" 71
+says "$(log_of "$job")" 'not started again: it has been, 0 times (HYPERION_MAX_RESTARTS=0)'
+for code in 2 65 70 72 73 74 93; do
+  job=$(submit "$progress exit $code" -N1)
+  ended "$job" $code
+done
+echo "a start without progress, the last one allowed and every other code end the job"
+
+job=$(submit "$progress kill -KILL \$\$" -N1)
+wait_until 30 "job $job to be requeued" job_restarted "$job"
+excluded() { [ "$(job_field "$job" ExcNodeList)" = n0 ]; }
+wait_until 10 "the node of the killed rank to be excluded" excluded
+wait_until 60 "job $job to be requeued from the other node" started_now "$job" job_restarted "$job" 2
+[ "$(job_field "$job" ExcNodeList)" = n0 ] || fail "excluded: $(job_field "$job" ExcNodeList)"
+wait_until 10 "the word about n1" grep -q 'n1 is suspect, but not excluded: without it partition debug has 0 nodes of 1' "$(log_of "$job")"
+says_once "$(log_of "$job")" 'failed with exit code 137 on n0'
+scancel "$job"
+echo "a rank that is killed starts the job again on other nodes, as long as there are enough"
+
+# shellcheck disable=SC2016
+job=$(submit "$progress"' trap "sleep 1; exit 75" TERM; touch "$HYPERION_LOG_DIR/ready"; while :; do sleep 0.1; done' -N1)
+wait_until 30 "job $job to run" test -e "$folder/job-$job.ranks/ready"
+scancel "$job"
+wait_until 30 "job $job to be cancelled" job_is "$job" CANCELLED
+nothing_runs() { [ -z "$(squeue -h)" ]; }
+wait_until 30 "job $job to end" nothing_runs
+[ "$(job_field "$job" Restarts)" = 0 ] || fail "a cancelled job was started again"
+echo "a job that is cancelled is not started again, although its state was saved"
+
+# --- train.slurm with the binary: rank 1 is killed in step 3, the job starts again and ends well ---
+# shellcheck disable=SC2016  # for the program
+job=$(HYPERION_ROOT=$root HYPERION_BINARY=$binary SCRATCH=$folder MASTER_ADDR=127.0.0.1 FAULT='rank=1;point=step.opt;nth=3;action=kill' \
+  sbatch --parsable -N2 --ntasks-per-node=1 --gpus-per-node=0 --cpus-per-task=1 --time=5 --output="$folder/job-%j.log" \
+  scripts/train.slurm configs/debug_model.toml --allow-faults --training.steps=4 --metrics.log_freq=1 --training.seq_len=128 \
+  --training.local_batch_size=1 --checkpoint.enable --checkpoint.interval=1 --job.dump_folder='${SCRATCH}/run-%j')
+wait_until 90 "job $job to be requeued" job_restarted "$job"
+says_once "$(log_of "$job")" 'rank 1 failed with signal 9 (SIGKILL) on n1'
+grep -q "1 other rank lost it: .* of group .* in phase 'step 3" "$(log_of "$job")" || fail "who lost the rank is not in the summary"
+says "$(rank_log "$job" 0)" "Network: Gloo on "
+if grep -q 'frame #' "$(log_of "$job")" "$(rank_log "$job" 0)"; then fail "stack frames of libtorch"; fi
+[ -d "$folder/run-$job/checkpoint/step-2" ] || fail "the dump folder is not $folder/run-$job"
+wait_until 90 "job $job to complete" started_now "$job" job_is "$job" COMPLETED
+says "$(log_of "$job")" 'Training starts at step 3'
+echo "a job whose rank is killed names it once, starts again by itself and ends well"

@@ -194,7 +194,7 @@ class TwoHosts(unittest.TestCase):
         codes, text = self.codes()
         self.assertEqual(codes, [71, 71], text)
         for host in range(2):
-            self.assertRegex(self.text(host), rf"rank {host}: .* in phase 'step \d+")
+            self.assertRegex(self.text(host), rf"rank {host} of 2 on .* in phase 'step \d+")
 
 
 def skip_unless_possible():

@@ -1,6 +1,7 @@
 """Starts the ranks of one job on this host and watches them from outside: when step lines arrive, how much memory."""
 
 import ctypes
+import functools
 import os
 import re
 import signal
@@ -28,9 +29,11 @@ class Run:
     peak_rss: list[int] = field(default_factory=list)  # by rank
 
 
-def _die_with_parent() -> None:
+def _die_with_parent(parent: int) -> None:
     """In a rank before it starts: Linux kills it when we are killed, by ctest's time limit for example."""
     _LIBC.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:  # killed before
+        os._exit(1)
 
 
 class JobFailed(RuntimeError):
@@ -52,7 +55,7 @@ def run_ranks(command: list[str], world: int, threads: int = 1, env: dict | None
         of_rank |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": threads, **(env or {})}
         environment = os.environ | {key: str(value) for key, value in of_rank.items()}
         return subprocess.Popen(command, env=environment, cwd=ROOT, text=True, errors="replace",
-                                preexec_fn=_die_with_parent, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+                                preexec_fn=functools.partial(_die_with_parent, os.getpid()), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
     processes = [spawn(rank) for rank in range(world)]
 

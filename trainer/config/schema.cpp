@@ -17,7 +17,9 @@ constexpr double kSizeLimit = 1'000'000'000;
 std::vector<Option> job() {
   return {
       {KEY(job.config_file), "The TOML file, when it is not given as a plain argument."},
-      Option{KEY(job.dump_folder), "Folder under which everything the job writes is placed."}.a_path(),
+      Option{KEY(job.dump_folder),
+             "Folder under which everything the job writes is placed; ${NAME} and %j are expanded."}
+          .a_path(),
       {KEY(job.description), "Free text that is logged at the start."},
       {KEY(job.print_config), "Log the resolved configuration as JSON at the start."},
       Option{KEY(job.save_config_file),

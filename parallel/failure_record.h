@@ -1,0 +1,44 @@
+// What a rank that fails leaves behind: one sentence in its own log, and rank_<N>.json in the folder that
+// HYPERION_FAILURE_DIR names. From these files the launcher makes one summary of the job
+// (scripts/failures.py).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "parallel/environment.h"
+
+namespace hyperion {
+
+// Which rank this process is, for every record and message below. Called once, before anything can fail.
+void set_own_rank(const Environment& environment);
+
+// The operation with which a rank noticed that the job is broken.
+struct FailedOperation {
+  std::string operation;    // "all_reduce"
+  int64_t number = 0;       // of the group's operations, from 1
+  std::string group;        // "fsdp/0"
+  std::string phase;        // "step 12 forward layers.3"
+  std::string cause;        // "rank 1 has ended"
+  std::vector<int> lost{};  // ranks that do not answer, once they have been asked
+};
+
+// Remembers the operation and writes a record of it at once: whoever started the ranks may end this one at
+// any moment now, and a GPU's communicator may hang on the way out. Callable from any thread; the first one
+// counts, because those that follow are its consequence.
+void record_failed_operation(FailedOperation operation);
+// Adds the ranks that did not answer to the record of that operation.
+void record_lost_ranks(std::vector<int> lost);
+
+// The last thing that a failing process calls: writes its sentence to stderr and its record. The sentence
+// names rank, host and phase where there are several ranks; a configuration refused before they met is the
+// same on all of them and is given as it is. Never throws; returns the exit code.
+int report_failure(ExitCode code, const std::string& message);
+
+// The sentence alone (pure).
+std::string failure_sentence(ExitCode code, const std::string& message, const Environment& environment,
+                             const std::string& host, const std::string& phase);
+
+}  // namespace hyperion

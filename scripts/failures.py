@@ -1,0 +1,181 @@
+#!/usr/bin/env python3
+"""Says once for a whole job which of its ranks failed first, how and where, from what its ranks have recorded.
+
+usage: failures.py FOLDER CODE
+
+What scripts/train.slurm calls when srun has ended with CODE. FOLDER holds, for each rank N,
+  rank_N.json   what the rank wrote when it failed (HYPERION_FAILURE_DIR), and
+  rank_N.end    "HOST", and once the rank has ended "HOST CODE SECONDS", from scripts/slurm_rank.sh;
+the folder above it the output of each rank, rank_N.HOST.log. LOG_RANK: the ranks whose output is above the summary.
+The summary goes to stderr; stdout gets one line: the exit code of the job, and the host to keep away from, if there is one.
+scripts/launch.py, which sees its ranks end, uses the functions.
+"""
+import collections
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import signal
+import sys
+
+DONE, COMMUNICATION, STOPPED_SAVED, TERMINATED = 0, 71, 75, 143  # docs/exit_codes.md
+INTERRUPTED = (130, TERMINATED)
+LAST_LINES = 15  # of a rank's output, for one that left no word
+ENDED_BY_US_SECONDS = 5.0  # a rank that ends so long after the first failure was ended because of it
+
+
+@dataclasses.dataclass
+class RankEnd:
+    number: int
+    code: int | None = None  # as a shell has it; None: it was ended because another had failed, or nothing is known
+    at: float = 0.0  # seconds
+    host: str = ""
+    record: dict = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass
+class Cause:
+    """The rank that a job failed by: by its own failure, or lost to the ranks that report so."""
+
+    rank: RankEnd
+    code: int
+    lost_by: list  # RankEnds whose record names it as lost, the first one first
+
+
+def describe(code):
+    """An exit code as a shell has it: "exit code 65", "signal 9 (SIGKILL)"."""
+    if code <= 128:
+        return f"exit code {code}"
+    try:
+        return f"signal {code - 128} ({signal.Signals(code - 128).name})"
+    except ValueError:
+        return f"exit code {code}"
+
+
+def read_records(folder):
+    """What failed ranks wrote, by rank. What cannot be read was cut off by the failure."""
+    records = {}
+    for path in pathlib.Path(folder).glob("rank_*.json"):
+        try:
+            record = json.loads(path.read_text(errors="replace"))
+            if isinstance(record["rank"], int) and isinstance(record["time"], float):
+                records[record["rank"]] = record
+        except (OSError, ValueError, KeyError, TypeError):
+            pass
+    return records
+
+
+def find_cause(ends, shown=frozenset()):
+    """The Cause among RankEnds, or None when no rank failed. A rank that only lost a peer is the cause of nothing as long
+    as there is another one. Of ranks that failed alike it is one of those whose output is shown: they have said why."""
+    reports = collections.defaultdict(list)
+    for end in sorted(ends, key=lambda end: end.record.get("time", 0.0)):
+        for lost in end.record.get("lost", []):
+            reports[lost].append(end)
+    own = [end for end in ends if end.code not in (None, DONE, STOPPED_SAVED, COMMUNICATION)]
+    noticed = [end for end in ends if end.code == COMMUNICATION]
+    if own:
+        cause = min(own, key=lambda end: (end.number not in reports, end.at))
+        if cause.number not in reports:
+            cause = next((end for end in own if end.code == cause.code and end.number in shown), cause)
+        return Cause(cause, cause.code, reports[cause.number])
+    if not noticed:
+        return None
+    if reports:  # one that hangs, or whose host is gone
+        number = max(reports, key=lambda number: (len(reports[number]), -number))
+        cause = next((end for end in ends if end.number == number), RankEnd(number))
+        return Cause(cause, COMMUNICATION, reports[number])
+    cause = min(noticed, key=lambda end: end.at)
+    return Cause(cause, COMMUNICATION, [])
+
+
+def place(record):
+    """ "all_reduce of group world/0 in phase 'step 3 data'", as far as the record says."""
+    parts = []
+    if record.get("operation"):
+        parts.append(f"{record['operation']} of group {record.get('group', '?')}")
+    if record.get("phase"):
+        parts.append(f"in phase '{record['phase']}'")
+    return " ".join(parts)
+
+
+def summary(cause, last_lines=None, said_above=False):
+    """The lines that tell of a Cause. last_lines: of the rank's output, for one that left no word of its own. said_above:
+    its output has been shown."""
+    rank, record = cause.rank, cause.rank.record
+    host = record.get("host") or rank.host
+    text = f"rank {rank.number} {'was lost' if rank.code is None else 'failed with ' + describe(rank.code)}"
+    text += f" on {host}" if host else ""
+    where = place(record)
+    text += f", {where}" if where else ""
+    message = record.get("message", "")
+    if said_above:
+        lines = [text + "; its last lines are above"]
+    elif message:
+        lines = [text + "; it said:", *(f"  | {line}" for line in message.splitlines())]
+    elif last_lines is None:
+        lines = [text]
+    else:
+        lines = [text + "; its last lines:", *([f"  | {line}" for line in last_lines] or ["  | (it printed nothing)"])]
+    if cause.lost_by:
+        first = place(cause.lost_by[0].record)
+        numbers = [str(end.number) for end in cause.lost_by]
+        some = ", ".join(numbers[:8]) + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")
+        lines.append(f"{len(numbers)} other rank{'s' * (len(numbers) > 1)} lost it{': ' + first if first else ''} (rank {some})")
+    return lines
+
+
+def read_ends(folder):
+    """RankEnds from the files of a SLURM job."""
+    records = read_records(folder)
+    ends = []
+    for path in pathlib.Path(folder).glob("rank_*.end"):
+        matched = re.fullmatch(r"rank_(\d+)\.end", path.name)
+        words = path.read_text(errors="replace").split() if matched else []
+        if not words:
+            continue
+        end = RankEnd(int(matched[1]), host=words[0], record=records.get(int(matched[1]), {}))
+        if len(words) == 3:
+            end.code, end.at = int(words[1]), float(words[2])
+        ends.append(end)
+    # srun ends the other ranks by TERM, and SLURM by KILL later.
+    first = min((end.at for end in ends if end.code not in (None, DONE, STOPPED_SAVED, *INTERRUPTED)), default=0.0)
+    for end in ends:
+        if end.code in INTERRUPTED or (end.code == 128 + signal.SIGKILL and end.at > first + ENDED_BY_US_SECONDS):
+            end.code = None
+    return ends
+
+
+def last_lines(path):
+    try:
+        with open(path, "rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - 20000))
+            lines = [line.split("\r")[-1][:500] for line in log.read().decode(errors="replace").splitlines()]
+    except OSError:
+        return []
+    return [line for line in lines if line.strip()][-LAST_LINES:]
+
+
+def main():
+    if len(sys.argv) > 1 and sys.argv[1] in ("-h", "--help"):
+        print(__doc__.strip())
+        return 0
+    if len(sys.argv) != 3 or not sys.argv[2].isdigit():
+        print(__doc__.strip(), file=sys.stderr)
+        return 2
+    folder, code = sys.argv[1], int(sys.argv[2])
+    shown = {int(number) for number in re.findall(r"\d+", os.environ.get("LOG_RANK") or "0")}
+    cause = find_cause(read_ends(folder), shown)
+    if cause is None:
+        print(code)
+        return 0
+    number, host = cause.rank.number, cause.rank.host
+    lines = summary(cause, last_lines(pathlib.Path(folder).parent / f"rank_{number}.{host}.log"), number in shown)
+    print("\n".join(line if line.startswith(" ") else f"[train.slurm] {line}" for line in lines), file=sys.stderr, flush=True)
+    print(cause.code, host)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

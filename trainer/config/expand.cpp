@@ -1,0 +1,64 @@
+#include "trainer/config/expand.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cstdlib>
+
+#include "base/durable.h"
+#include "base/error.h"
+
+namespace hyperion {
+namespace {
+
+bool is_name(const std::string& text) {
+  return !text.empty() && std::isdigit(static_cast<unsigned char>(text[0])) == 0 &&
+         std::ranges::all_of(text, [](unsigned char c) { return std::isalnum(c) != 0 || c == '_'; });
+}
+
+std::string value_of(const std::string& name, const VariableLookup& lookup, const std::string& remedy) {
+  auto value = lookup(name);
+  if (!value || value->empty())
+    throw_config("the environment variable {} is {}: {}", name, value ? "empty" : "not set", remedy);
+  return *std::move(value);
+}
+
+}  // namespace
+
+std::string expand_variables(const std::string& text, const VariableLookup& lookup) {
+  std::string result;
+  for (size_t at = 0; at < text.size();) {
+    if (text.compare(at, 2, "%j") == 0) {
+      result +=
+          value_of("SLURM_JOB_ID", lookup, "%j is the number of a SLURM job, and this is none; write it out");
+      at += 2;
+    } else if (text.compare(at, 2, "${") == 0) {
+      const size_t end = text.find('}', at);
+      const std::string name = end == std::string::npos ? "" : text.substr(at + 2, end - at - 2);
+      if (!is_name(name)) throw_config("'{}': expected ${{NAME}}", printable(text.substr(at)));
+      result += value_of(name, lookup, "set it, or write the value instead");
+      at = end + 1;
+    } else {
+      result += text[at++];
+    }
+  }
+  return result;
+}
+
+void expand_dump_folder(ResolvedConfig& resolved, const VariableLookup& lookup) {
+  std::string& folder = resolved.config.job.dump_folder;
+  try {
+    folder = expand_variables(folder, lookup);
+  } catch (const Error& error) {
+    throw_config("{}: job.dump_folder = \"{}\": {}", resolved.origin("job.dump_folder"), printable(folder),
+                 error.what());
+  }
+}
+
+void expand_dump_folder(ResolvedConfig& resolved) {
+  expand_dump_folder(resolved, [](const std::string& name) -> std::optional<std::string> {
+    const char* value = std::getenv(name.c_str());
+    return value == nullptr ? std::nullopt : std::optional<std::string>(value);
+  });
+}
+
+}  // namespace hyperion
