@@ -48,6 +48,8 @@ DataSetup checked_data(const ResolvedConfig& resolved, const ModelArgs& model) {
   DataSetup data = load_tokenizer(resolved.config);
   facts.tokenizer_vocab_size = data.tokenizer->vocab_size();
   validate(resolved, facts);
+  check_training_documents(resolved.config);
+  check_validation_documents(resolved.config);
   return data;
 }
 

@@ -168,6 +168,7 @@ std::vector<Option> training() {
           {"float32"}),
       Option{KEY(training.gc_freq), "Steps between Python's garbage collections."}.at_least(1).only_python(),
       Option{KEY(training.gc_debug), "Look for reference cycles at each step."}.only_python(),
+      Option{KEY(training.text_field), "Field of each JSON line that holds the document's text."}.own(),
       Option{KEY(training.shuffle), "Shuffle the documents by seed and epoch."}.own(),
       Option{KEY(training.document_mask), "Attention and positions stay inside each document."}.own(),
       Option{KEY(training.loss_chunk_bytes), "Bytes of logits held at once; 0: 64 MiB on a CPU, 1 GiB on a GPU."}
@@ -453,6 +454,8 @@ std::vector<Option> validation() {
           .at_least(1)
           .or_value(-1)
           .when(kValidation),
+      Option{KEY(validation.text_field), "As training.text_field, which it is unless set."}.own().when(
+          kValidation),
   };
 }
 

@@ -95,6 +95,42 @@ std::string unzstd_all(std::span<const std::byte> bytes, const std::string& name
   return output.finish();
 }
 
+// Each fills `out` as far as the data go and returns how many bytes there were.
+size_t inflate_begin(std::span<const std::byte> bytes, const std::string& name, std::string& out) {
+  z_stream stream{};
+  if (inflateInit2(&stream, 15 + 16) != Z_OK) throw_bug("zlib could not be initialised for {}", name);
+  const std::unique_ptr<z_stream, int (*)(z_stream*)> guard(&stream, inflateEnd);
+  constexpr size_t kPart = size_t{1} << 30;  // zlib counts in 32 bits
+  stream.next_in = reinterpret_cast<Bytef*>(const_cast<std::byte*>(bytes.data()));
+  stream.avail_in = static_cast<uInt>(std::min(bytes.size(), kPart));
+  stream.next_out = reinterpret_cast<Bytef*>(out.data());
+  stream.avail_out = static_cast<uInt>(out.size());
+  while (stream.avail_out > 0 && stream.avail_in > 0) {
+    const int status = inflate(&stream, Z_NO_FLUSH);
+    if (status == Z_STREAM_END)
+      inflateReset(&stream);  // the next member
+    else if (status != Z_OK)
+      throw_data("{}: damaged gzip data near its beginning ({}): download or compress the file again", name,
+                 stream.msg != nullptr ? stream.msg : "unknown");
+  }
+  return out.size() - stream.avail_out;
+}
+
+size_t unzstd_begin(std::span<const std::byte> bytes, const std::string& name, std::string& out) {
+  const std::unique_ptr<ZSTD_DStream, size_t (*)(ZSTD_DStream*)> stream(ZSTD_createDStream(),
+                                                                        ZSTD_freeDStream);
+  if (!stream) throw_bug("zstd could not be initialised for {}", name);
+  ZSTD_inBuffer in{bytes.data(), bytes.size(), 0};
+  ZSTD_outBuffer to{out.data(), out.size(), 0};
+  while (to.pos < to.size && in.pos < in.size) {
+    const size_t pending = ZSTD_decompressStream(stream.get(), &to, &in);
+    if (ZSTD_isError(pending))
+      throw_data("{}: damaged zstd data near its beginning ({}): download or compress the file again", name,
+                 ZSTD_getErrorName(pending));
+  }
+  return to.pos;
+}
+
 }  // namespace
 
 Compression detect_compression(std::span<const std::byte> bytes) {
@@ -109,6 +145,16 @@ std::string decompress(std::span<const std::byte> bytes, Compression compression
   if (compression == Compression::kGzip) return inflate_all(bytes, name, limit);
   if (compression == Compression::kZstd) return unzstd_all(bytes, name, limit);
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+std::string decompress_begin(std::span<const std::byte> bytes, Compression compression,
+                             const std::string& name, size_t size) {
+  if (compression == Compression::kNone)
+    return {reinterpret_cast<const char*>(bytes.data()), std::min(bytes.size(), size)};
+  std::string begin(size, '\0');
+  begin.resize(compression == Compression::kGzip ? inflate_begin(bytes, name, begin)
+                                                 : unzstd_begin(bytes, name, begin));
+  return begin;
 }
 
 }  // namespace hyperion

@@ -16,4 +16,8 @@ Compression detect_compression(std::span<const std::byte> bytes);
 std::string decompress(std::span<const std::byte> bytes, Compression compression, const std::string& name,
                        size_t limit = size_t{64} << 30);
 
+// Its first `size` bytes, or all when there are fewer; the rest is not looked at.
+std::string decompress_begin(std::span<const std::byte> bytes, Compression compression,
+                             const std::string& name, size_t size);
+
 }  // namespace hyperion

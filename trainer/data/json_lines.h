@@ -19,31 +19,45 @@ class parser;
 
 namespace hyperion {
 
+// The field of each line that holds the document's text.
+struct TextField {
+  std::string name = "text";
+  std::string key = "training.text_field";  // what chooses it, for messages
+};
+
 class JsonLines {
  public:
   static constexpr size_t kLineLimit = size_t{128} << 20;
 
   // Throws Error(kBadData): cannot be read, damaged compression, no document.
-  explicit JsonLines(const std::filesystem::path& path, size_t line_limit = kLineLimit);
+  explicit JsonLines(const std::filesystem::path& path, TextField field = {}, size_t line_limit = kLineLimit);
   ~JsonLines();
 
   // Lines that hold more than white space.
   uint64_t documents() const { return begins_.size() - 1; }
   // The line number of a document, counted from 1, blank lines included.
   uint64_t line(uint64_t document) const;
-  // The `text` field, valid until the next call. Other fields are ignored. Throws Error(kBadData) naming
-  // file:line when the line is not JSON, not an object, lacks `text`, has a `text` that is no string, or is
-  // over the limit.
+  // The text field, valid until the next call. Other fields are ignored. Bytes that are not UTF-8 are read as
+  // U+FFFD, as Tokenizer::encode() does, with one warning per file. Throws Error(kBadData) naming file:line
+  // when the line is not JSON, not an object, lacks the field (with the fields that it has) or has it twice,
+  // when the field is no string, or the line is over the limit.
   std::string_view text(uint64_t document);
+
+  // text() of a file's first document, without reading the rest of a compressed file.
+  static void check_first_line(const std::filesystem::path& path, const TextField& field);
 
  private:
   struct Blank {
     uint64_t document;  // the document after the blank lines
     uint64_t lines;     // blank lines so far
   };
+  JsonLines(TextField field, size_t line_limit, std::string name);
   void index_lines();
+  std::string expected() const;
+  [[noreturn]] void fail_without_field(uint64_t document, const std::vector<std::string>& names) const;
 
   std::string name_;
+  TextField field_;
   size_t line_limit_;
   MappedFile map_;
   std::string decompressed_;
@@ -52,6 +66,7 @@ class JsonLines {
   std::vector<Blank> blanks_;
   std::unique_ptr<simdjson::dom::parser> parser_;
   std::vector<char> padded_;  // the line being parsed and the slack that simdjson reads beyond it
+  bool warned_ = false;       // of bytes that are not UTF-8
 };
 
 }  // namespace hyperion

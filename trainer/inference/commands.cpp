@@ -49,8 +49,11 @@ ExitCode eval_command(const CommandLine::Eval& options, const ModelSource& sourc
   config.validation.dataset_path = options.data;
   config.validation.seq_len = options.seq_len;
   config.validation.local_batch_size = options.batch_size;
+  config.validation.text_field = options.text_field;
   const DataSetup data = load_tokenizer(config);
-  const auto loader = validation_loader(config, data, {.vocab_size = source.args.vocab_size}, "--data");
+  const DataKeys keys = {"--data", "--text-field"};
+  check_validation_documents(config, keys);
+  const auto loader = validation_loader(config, data, {.vocab_size = source.args.vocab_size}, keys);
   InferenceEngine engine = make_engine(options, source);
   const Evaluation result = evaluate(engine, *loader, options.max_batches);
   fmt::print("{}", options.json ? evaluation_json(result, options.checkpoint, options.data)
