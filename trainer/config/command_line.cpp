@@ -69,6 +69,8 @@ void add_look(CLI::App& command, CommandLine::Look& look) {
   command.add_option("--dtype", look.dtype, "Type of weights and arithmetic: float32 or bfloat16")
       ->check(CLI::IsMember({"float32", "bfloat16"}));
   command.add_flag("--ema", look.ema, "Use the averaged weights");
+  command.add_flag("--allow-other-tokenizer", look.allow_other_tokenizer,
+                   "Take a tokenizer that the weights were not trained with");
   command.footer("");
 }
 

@@ -35,6 +35,7 @@ struct CommandLine {
     std::string tokenizer;               // folder; empty: the one the checkpoint's configuration names
     std::string dtype = "float32";       // or "bfloat16": of weights and arithmetic
     bool ema = false;                    // the averaged weights
+    bool allow_other_tokenizer = false;  // than the one the weights were trained with
   };
   struct Generate : Look {
     std::string prompt;

@@ -180,6 +180,7 @@ struct JobConfig {
     bool full_verify_on_load = false;
     bool verify_finite = true;
     bool allow_dtype_cast = false;
+    bool allow_other_tokenizer = false;
     TextTable rename;
   } checkpoint;
 

@@ -311,6 +311,9 @@ std::vector<Option> checkpoint() {
           .own(),
       Option{KEY(checkpoint.allow_dtype_cast), "Convert tensors saved in another dtype, with a warning."}
           .own(),
+      Option{KEY(checkpoint.allow_other_tokenizer),
+             "Load weights that were trained with another tokenizer, with a warning."}
+          .own(),
       Option{
           KEY(checkpoint.rename),
           "Names there -> names here, applied on load; a name there is a regular expression for all of it."}
