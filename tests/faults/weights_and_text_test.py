@@ -76,6 +76,15 @@ class Model(TextTest):
         self.run_job("--training.steps=3", code=0)
         self.generate(self.without_record(self.step(3)), says=["could not be compared", "It was"])
 
+    def test_eval_prints_json_alone_whatever_is_said_about_the_checkpoint(self):
+        self.run_job("--training.steps=3", code=0)
+        done = subprocess.run([BINARY, "eval", self.without_record(self.step(3)), "--data=data.jsonl", "--seq-len=32",
+                               "--json", f"--tokenizer={self.other}"], capture_output=True, text=True, timeout=60,
+                              cwd=self.folder)
+        self.assertGreater(json.loads(done.stdout)["tokens"], 0)
+        for text in ("could not be compared", "names no EOS"):
+            self.assertIn(text, done.stderr)
+
     def test_weights_alone_of_before_need_their_toml_file(self):
         self.run_job(*self.default, code=0)
         old = self.without_record(self.step(8))
