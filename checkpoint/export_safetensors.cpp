@@ -152,7 +152,8 @@ void write_text(const fs::path& path, const std::string& text) {
 }  // namespace
 
 void export_safetensors(int64_t step, const std::string& save_id, const std::vector<ExportedTensor>& tensors,
-                        const std::map<std::string, std::string>& more_files, const CheckpointFolder& folder,
+                        const std::map<std::string, std::string>& more_files,
+                        const std::map<std::string, std::string>& notes, const CheckpointFolder& folder,
                         Coordinator& ranks, MemoryMover& mover) {
   mover.prepare();
   const bool lead = ranks.rank() == 0;
@@ -176,7 +177,7 @@ void export_safetensors(int64_t step, const std::string& save_id, const std::vec
   std::vector<SafetensorsTensor> planned;
   for (const ExportedTensor& tensor : tensors)
     planned.push_back({tensor.name, tensor.dtype, tensor.tensor->shape});
-  const SafetensorsPlan plan = plan_safetensors(planned);
+  const SafetensorsPlan plan = plan_safetensors(planned, kSafetensorsFileBytes, notes);
   stage(lead, [&] {
     folder.begin(save_id, /*coordinator=*/true);
     make_files(plan, incoming);

@@ -21,10 +21,11 @@ struct ExportedTensor {
 };
 
 // The folder becomes step-<step> of `folder`, whole or not at all. `more_files`: name and content, written
-// beside (config.json). Collective. Throws Error(kSaveFailed), or Error(kNonFinite) for NaN and infinite
-// numbers, with the same text on every rank.
+// beside (config.json). `notes`: see plan_safetensors. Collective. Throws Error(kSaveFailed), or
+// Error(kNonFinite) for NaN and infinite numbers, with the same text on every rank.
 void export_safetensors(int64_t step, const std::string& save_id, const std::vector<ExportedTensor>& tensors,
-                        const std::map<std::string, std::string>& more_files, const CheckpointFolder& folder,
+                        const std::map<std::string, std::string>& more_files,
+                        const std::map<std::string, std::string>& notes, const CheckpointFolder& folder,
                         Coordinator& ranks, MemoryMover& mover);
 
 }  // namespace hyperion

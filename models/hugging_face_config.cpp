@@ -217,6 +217,14 @@ std::string hf_config(const ModelArgs& args, const HfExport& options) {
   return config.dump(2) + "\n";
 }
 
+std::string hf_generation_config(const HfExport& options) {
+  if (!options.bos_token_id && !options.eos_token_id) return "";
+  json config = {{"_from_model_config", true}};
+  if (options.bos_token_id) config["bos_token_id"] = *options.bos_token_id;
+  if (options.eos_token_id) config["eos_token_id"] = *options.eos_token_id;
+  return config.dump(2) + "\n";
+}
+
 std::vector<std::string> hf_differences(const ModelArgs& ours, const ModelArgs& config) {
   std::vector<std::string> texts;
   const auto compare = [&](const char* name, const auto& here, const auto& there) {

@@ -28,6 +28,9 @@ struct HfExport {
 // The text of a config.json that transformers 4 and 5 read alike. Throws Error(kUsage) for a model that has
 // no such form.
 std::string hf_config(const ModelArgs& args, const HfExport& options);
+// The text of a generation_config.json, by which transformers' generate() begins and stops; "" when neither
+// token is known.
+std::string hf_generation_config(const HfExport& options);
 
 // One sentence for each dimension in which `ours` differs from what config.json describes, so that a flavour
 // is not filled with another model's weights: "rope_factor is 8, but 32 in config.json". max_seq_len and how

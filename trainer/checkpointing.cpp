@@ -303,8 +303,8 @@ void Checkpointing::save_for_hugging_face(int64_t step) {
     tensors.push_back({&tensor, std::move(name), export_dtype(config_), std::move(row_map)});
   }
   const auto begin = std::chrono::steady_clock::now();
-  export_safetensors(step, fmt::format("export-{}", step), tensors, hugging_face_.more_files, saver_.folder(),
-                     access_.ranks(), mover_);
+  export_safetensors(step, fmt::format("export-{}", step), tensors, hugging_face_.more_files,
+                     hugging_face_.notes, saver_.folder(), access_.ranks(), mover_);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   report(step, "checkpoint_durable", {{"kind", std::string("hugging_face")}, {"write_seconds", seconds}});
   report(step, "checkpoint_staged", {{"stall_seconds", seconds}});

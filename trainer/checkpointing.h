@@ -60,10 +60,11 @@ class Checkpointing {
   // files and links that have the names of steps to be saved. Collective. Throws Error(kPreCheckpoint).
   void validate(int64_t step);
 
-  // For checkpoint.last_save_in_hf: the names and row order of our weights there, and the files beside them.
+  // For checkpoint.last_save_in_hf: the names and row order of our weights there, the files beside them, and
+  // what is said about the weights.
   struct HuggingFaceExport {
     std::function<std::pair<std::string, StoredNames::RowMap>(const std::string& name)> tensor;
-    std::map<std::string, std::string> more_files;
+    std::map<std::string, std::string> more_files, notes;
   };
   void set_hugging_face(HuggingFaceExport hugging_face) { hugging_face_ = std::move(hugging_face); }
 

@@ -1,10 +1,16 @@
 #include "trainer/ckpt_command.h"
 
+#include <algorithm>
+
+#include "base/durable.h"
 #include "base/error.h"
+#include "base/files.h"
+#include "base/json.h"
 #include "base/log.h"
+#include "checkpoint/names.h"
+#include "checkpoint/tools/folders.h"
 #include "checkpoint/tools/tools.h"
 #include "models/hugging_face.h"
-#include "models/hugging_face_config.h"
 #include "models/transformer.h"
 #include "trainer/config/load.h"
 #include "trainer/config/validate.h"
@@ -54,7 +60,7 @@ ExitCode diff(const CommandLine::Ckpt& options) {
 }
 
 // Which of our weights become which of Hugging Face's.
-std::vector<ConvertedTensor> to_hugging_face(const ModelArgs& args) {
+std::vector<ConvertedTensor> hugging_face_tensors(const ModelArgs& args) {
   std::vector<ConvertedTensor> tensors;
   for (const ParameterPtr& parameter : Transformer(args).parameters()) {
     const HfTensor stored = hf_tensor(args, parameter->fqn);
@@ -65,7 +71,7 @@ std::vector<ConvertedTensor> to_hugging_face(const ModelArgs& args) {
   return tensors;
 }
 
-std::vector<ConvertedTensor> from_hugging_face(const ModelArgs& args) {
+std::vector<ConvertedTensor> our_tensors(const ModelArgs& args) {
   std::vector<ConvertedTensor> tensors;
   for (const ParameterPtr& parameter : Transformer(args).parameters()) {
     const HfTensor stored = hf_tensor(args, parameter->fqn);
@@ -80,17 +86,67 @@ std::vector<ConvertedTensor> from_hugging_face(const ModelArgs& args) {
   return tensors;
 }
 
-// The tokenizer's files, so that the folder is a model that programs open by its name alone.
-std::map<std::string, std::string> tokenizer_for(const CommandLine::Ckpt& options) {
-  const std::string path = tokenizer_of(options.path, options.config);
+// The tokenizer that goes into an export, so that programs open the folder by its name alone; null, said in a
+// warning, when it is not there or is not the one that the weights were trained with.
+std::unique_ptr<Tokenizer> tokenizer_for(const CommandLine::Ckpt& options, const ModelOrigin& origin,
+                                         const fs::path& path) {
+  if (!fs::exists(path)) {
+    log_warning("{}: there is no tokenizer: copy its files into {}", path.string(), options.other);
+    return nullptr;
+  }
   try {
-    auto files = tokenizer_files(resolve_input(path, install_root()));
-    if (!files.empty()) return files;
-    log_warning("{}: there is no tokenizer: copy its files into {}", path, options.other);
+    auto tokenizer = Tokenizer::load(path);
+    if (origin.stored.hash.empty() || origin.stored.hash == tokenizer->hash()) return tokenizer;
+    log_warning(
+        "{} (hash {:.8}, chosen by {}) is not the tokenizer that the weights were trained with, which was {} "
+        "(hash {:.8}): it is not exported; copy that one's files into {}",
+        path.string(), tokenizer->hash(), origin.tokenizer_by, printable(fs::path(origin.stored.path)),
+        origin.stored.hash, options.other);
   } catch (const Error& error) {
     log_warning("{}; copy the tokenizer's files into {}", error.what(), options.other);
   }
-  return {};
+  return nullptr;
+}
+
+void to_hugging_face(const CommandLine::Ckpt& options, ConvertOptions& convert) {
+  const ModelOrigin origin = model_origin(options.path, options.config);
+  const ModelArgs args = model_args(origin.model);
+  convert.tensors = [args](const auto&) { return hugging_face_tensors(args); };
+  const fs::path path = resolve_input(origin.tokenizer, install_root());
+  const auto tokenizer = tokenizer_for(options, origin, path);
+  const auto weights = open_checkpoint(options.path).index.tensors;
+  const auto weight =
+      std::ranges::find(weights, "model", [](const auto& one) { return component_of(one.first); });
+  const std::string dtype = !options.dtype.empty()    ? options.dtype
+                            : weight == weights.end() ? "float32"
+                                                      : std::string(torch_name(weight->second.dtype));
+  convert.more_files = hugging_face_files(args, dtype, tokenizer.get(), path);
+  const std::string hash = tokenizer ? tokenizer->hash() : origin.stored.hash;
+  if (!hash.empty()) convert.facts = tokenizer_note(hash);
+}
+
+void from_hugging_face(const CommandLine::Ckpt& options, ConvertOptions& convert) {
+  const ModelOrigin origin = model_origin(options.path, options.config);
+  const ModelArgs args = model_args(origin.model);
+  convert.tensors = [args](const auto&) { return our_tensors(args); };
+  convert.facts = record_facts({origin.model, origin.stored, ""});
+}
+
+// Safetensors again: a folder that is a model stays one.
+void same_model(const CommandLine::Ckpt& options, ConvertOptions& convert) {
+  const fs::path source = options.path;
+  const fs::path folder = fs::is_directory(source) ? source : source.parent_path();
+  const TokenizerRecord stored = read_record(open_checkpoint(source)).tokenizer;
+  if (stored.recorded && !stored.hash.empty()) convert.facts = tokenizer_note(stored.hash);
+  if (!fs::exists(folder / "config.json")) return;
+  convert.more_files = tokenizer_files(folder);
+  const auto file = [&](const char* name) { return read_file(folder / name, size_t{16} << 20); };
+  nlohmann::json config = parse_json(file("config.json"), (folder / "config.json").string());
+  for (const char* key : {"dtype", "torch_dtype"})
+    if (!options.dtype.empty()) config[key] = options.dtype;
+  convert.more_files["config.json"] = config.dump(2) + "\n";
+  if (fs::exists(folder / "generation_config.json"))
+    convert.more_files["generation_config.json"] = file("generation_config.json");
 }
 
 ExitCode convert(const CommandLine::Ckpt& options) {
@@ -102,18 +158,15 @@ ExitCode convert(const CommandLine::Ckpt& options) {
   convert.ema = options.ema;
   const bool from_dcp = fs::exists(fs::path(options.path) / ".metadata");
   const bool to_dcp = convert.format == ConvertOptions::Format::kDcp;
-  if (from_dcp != to_dcp) {  // between our names and Hugging Face's
-    const ModelArgs args = model_of(options.path, options.config);
-    convert.tensors = [args, from_dcp](const auto&) {
-      return from_dcp ? to_hugging_face(args) : from_hugging_face(args);
-    };
-    if (from_dcp) {
-      convert.more_files = tokenizer_for(options);
-      convert.more_files["config.json"] =
-          hf_config(args, {.dtype = options.dtype.empty() ? "float32" : options.dtype});
-    }
-  } else if (!options.config.empty()) {
+  if (from_dcp == to_dcp && !options.config.empty())
     throw_config("--config {}: has no use here: source and destination have the same names", options.config);
+  require_checkpoint(options.path);
+  if (from_dcp && !to_dcp) to_hugging_face(options, convert);
+  if (!from_dcp && to_dcp) from_hugging_face(options, convert);
+  if (!from_dcp && !to_dcp) same_model(options, convert);
+  if (from_dcp && to_dcp) {
+    const OpenCheckpoint source = open_checkpoint(options.path);
+    convert.facts = record_facts({saved_model(source), read_record(source).tokenizer, ""});
   }
   return convert_checkpoint(convert, stdout);
 }

@@ -32,14 +32,23 @@ std::string files_of(const char* table, const std::string& dataset,
         "set "
         "{}.dataset_path",
         table, dataset, path.string(), table);
-  log_info("{}.dataset = \"{}\" without dataset_path: reading the default corpus {}", table, dataset,
-           path.string());
   return path.string();
 }
 
-LoaderOptions loader_options(const DataSetup& data, const LoaderPlace& place, const std::string& path) {
+TextField training_field(const JobConfig& config) {
+  return {config.training.text_field, kTrainingKeys.field};
+}
+
+TextField validation_field(const JobConfig& config, const DataKeys& keys) {
+  if (!config.validation.text_field) return training_field(config);
+  return {*config.validation.text_field, keys.field};
+}
+
+LoaderOptions loader_options(const DataSetup& data, const LoaderPlace& place, const std::string& path,
+                             TextField field) {
   LoaderOptions options;
   options.dataset_path = path;
+  options.text_field = std::move(field);
   options.dp_rank = place.dp_rank;
   options.dp_degree = place.dp_degree;
   options.vocab_size = place.vocab_size;
@@ -82,17 +91,37 @@ std::string validation_files(const JobConfig& config) {
 DataSetup load_tokenizer(const JobConfig& config) {
   const fs::path path = resolve_input(config.model.hf_assets_path, install_root());
   DataSetup data{Tokenizer::load(path), path.string()};
-  if (!data.tokenizer->bos_id())
-    log_info("the tokenizer at {} names no BOS: documents begin without one", path.string());
-  if (!data.tokenizer->eos_id())
-    log_info("the tokenizer at {} names no EOS: documents end without one", path.string());
+  warn_of_missing_tokens(*data.tokenizer, path);
   return data;
+}
+
+void check_training_documents(const JobConfig& config) {
+  const std::string path = training_files(config);
+  if (uses_default_corpus(config))
+    log_info("training.dataset = \"{}\" without dataset_path: reading the default corpus {}",
+             config.training.dataset, path);
+  check_text_field(path, training_field(config), kTrainingKeys.path);
+}
+
+void check_validation_documents(const JobConfig& config, const DataKeys& keys) {
+  if (!config.validation.enable) return;
+  const std::string path = validation_files(config);
+  if (validates_on_default_corpus(config))
+    log_info("validation.dataset = \"{}\" without dataset_path: reading the default corpus {}",
+             config.validation.dataset, path);
+  check_text_field(path, validation_field(config, keys), keys.path);
+}
+
+std::string describe_training_data(const JobConfig& config) {
+  const std::string path = fs::absolute(training_files(config)).lexically_normal().string();
+  const std::string& field = config.training.text_field;
+  return field == "text" ? path : fmt::format("{}, field \"{}\"", path, field);
 }
 
 std::unique_ptr<DataLoader> training_loader(const JobConfig& config, const DataSetup& data,
                                             const LoaderPlace& place) {
   const auto& training = config.training;
-  LoaderOptions options = loader_options(data, place, training_files(config));
+  LoaderOptions options = loader_options(data, place, training_files(config), training_field(config));
   options.seq_len = training.seq_len;
   options.rows = training.local_batch_size;
   options.order = {.seed = place.seed, .shuffle = training.shuffle, .repeat = true};
@@ -101,10 +130,11 @@ std::unique_ptr<DataLoader> training_loader(const JobConfig& config, const DataS
 }
 
 std::unique_ptr<DataLoader> validation_loader(const JobConfig& config, const DataSetup& data,
-                                              const LoaderPlace& place, const std::string& key) {
+                                              const LoaderPlace& place, const DataKeys& keys) {
   const auto& validation = config.validation;
-  LoaderOptions options = loader_options(data, place, validation_files(config));
-  options.dataset_key = key;
+  LoaderOptions options =
+      loader_options(data, place, validation_files(config), validation_field(config, keys));
+  options.dataset_key = keys.path;
   options.seq_len = validation.seq_len;
   options.rows = validation.local_batch_size;
   options.order = {.seed = 0, .shuffle = false, .repeat = validation.steps > 0};

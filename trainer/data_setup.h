@@ -23,6 +23,20 @@ std::filesystem::path install_root();
 std::string training_files(const JobConfig& config);
 std::string validation_files(const JobConfig& config);
 
+// How data are named to the user: the keys (or options) of their path and text field.
+struct DataKeys {
+  std::string path, field;
+};
+inline const DataKeys kTrainingKeys = {"training.dataset_path", "training.text_field"};
+inline const DataKeys kValidationKeys = {"validation.dataset_path", "validation.text_field"};
+
+// Looks at the first line of each file with text: see check_text_field(). Validation: when it is enabled.
+void check_training_documents(const JobConfig& config);
+void check_validation_documents(const JobConfig& config, const DataKeys& keys = kValidationKeys);
+
+// The training data, for messages and records: absolute path and, unless it is "text", field.
+std::string describe_training_data(const JobConfig& config);
+
 struct DataSetup {
   std::shared_ptr<const Tokenizer> tokenizer;
   std::string tokenizer_path;
@@ -36,10 +50,9 @@ struct LoaderPlace {  // of this rank in the mesh, and what the stream is shuffl
 };
 std::unique_ptr<DataLoader> training_loader(const JobConfig& config, const DataSetup& data,
                                             const LoaderPlace& place);
-// `key`: where the person wrote validation.dataset_path.
 std::unique_ptr<DataLoader> validation_loader(const JobConfig& config, const DataSetup& data,
                                               const LoaderPlace& place,
-                                              const std::string& key = "validation.dataset_path");
+                                              const DataKeys& keys = kValidationKeys);
 
 // Labels that count (not -100).
 int64_t valid_tokens(const Batch& batch);

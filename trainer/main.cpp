@@ -107,7 +107,7 @@ ExitCode run(const std::vector<std::string>& command) {
     case CommandLine::Action::kTokenize:
       return tokenize_command(line.tokenize.out,
                               resolve_input(line.tokenize.tokenizer, install_root()).string(),
-                              line.tokenize.inputs);
+                              line.tokenize.inputs, line.tokenize.text_field);
     case CommandLine::Action::kGenerate:
       return generate_command(line.generate, model_source(line.generate));
     case CommandLine::Action::kEval:

@@ -2,26 +2,36 @@
 #pragma once
 
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <string>
 
 #include "trainer/config/job_config.h"
+#include "trainer/data/tokenizer.h"
 #include "trainer/inference/commands.h"
+#include "trainer/job_record.h"
 
 namespace hyperion {
 
-// The [model] table of the job that wrote a checkpoint of ours; nothing for checkpoints of other programs.
-std::optional<JobConfig::Model> saved_model(const std::filesystem::path& checkpoint);
+// Which model a checkpoint is of, and which tokenizer goes with it.
+struct ModelOrigin {
+  JobConfig::Model model;    // with hf_assets_path as it was written: a path for resolve_input()
+  std::string tokenizer;     // path for resolve_input()
+  std::string tokenizer_by;  // who says so, for messages
+  TokenizerRecord stored;    // the tokenizer that the weights were trained with
+};
 
-// The dimensions come from the TOML file `config` when it is given, else from config.json beside safetensors,
-// else from the configuration in the checkpoint. Throws Error(kUsage) when none of them says, or `checkpoint`
-// is none.
-ModelArgs model_of(const std::filesystem::path& checkpoint, const std::string& config);
-
-// The folder of the tokenizer that the model was trained with, by the same sources: as written there, which
-// is a path for resolve_input(). The checkpoint's own folder where none of them says.
-std::string tokenizer_of(const std::filesystem::path& checkpoint, const std::string& config);
+// From the TOML file `config` when it is given, else from config.json beside safetensors, else from the
+// record in the checkpoint. Throws Error(kUsage) when none of them says, or `checkpoint` is none.
+ModelOrigin model_origin(const std::filesystem::path& checkpoint, const std::string& config);
 
 ModelSource model_source(const CommandLine::Look& look);
+
+// What lies beside safetensors and makes their folder a model that transformers and Hyperion open by its
+// name: config.json, generation_config.json and the tokenizer's files from `tokenizer_path`. Without a
+// tokenizer: config.json alone.
+std::map<std::string, std::string> hugging_face_files(const ModelArgs& args, const std::string& dtype,
+                                                      const Tokenizer* tokenizer,
+                                                      const std::filesystem::path& tokenizer_path);
 
 }  // namespace hyperion

@@ -71,11 +71,11 @@ TextTable model_entries(const ModelArgs& model) {
 
 std::string owner(const std::string& key) {
   if (key.starts_with("model.")) return "model";
-  if (key == kData || key == kSeed) return "dataloader";
+  if (key == kSeed) return "dataloader";
   if (key == kGlobalBatch) return "train_state";
   for (const Shaping& shaping : kShaping)
     if (key == shaping.key) return shaping.component;
-  return "";  // the curve's length and start have rules of their own
+  return "";  // the curve's length and start, and the data, have rules of their own
 }
 
 struct Change {
@@ -114,27 +114,44 @@ bool keep(const Change& change, const TrajectoryFacts& facts, ResumePlan& plan) 
   return change.key != kGlobalBatch || plan.config.training.global_batch_size % microbatch == 0;
 }
 
+// The loader's position means something in the same data alone. "" when they are.
+std::string data_difference(const ResolvedConfig& resolved, const TrajectoryFacts& facts,
+                            const ResumeRequest& request) {
+  if (!request.components.contains("dataloader") || !request.data || *request.data == facts.data) return "";
+  const auto place = [](const std::string& where, uint64_t fingerprint) {
+    return fmt::format("{} (fingerprint {:08x})", where.empty() ? "data that it does not name" : where,
+                       fingerprint >> 32);
+  };
+  return fmt::format(
+      "The checkpoint at step {} goes on in other data than this job's: {} there, {} here, chosen by "
+      "training.dataset_path ({}) and training.text_field ({}); file names, sizes or the tokenizer differ. "
+      "Configure the data that it was trained on, or start these from their beginning: {}.",
+      request.step, place(request.data_place, *request.data), place(facts.data_place, facts.data),
+      resolved.origin("training.dataset_path"), resolved.origin("training.text_field"),
+      leave_out_remedy(resolved.config, request.source, "dataloader"));
+}
+
 void apply_policy(const ResolvedConfig& resolved, const TrajectoryFacts& facts, const ResumeRequest& request,
-                  const std::vector<Change>& found, ResumePlan& plan) {
+                  const std::vector<Change>& found, const std::string& data, ResumePlan& plan) {
   const std::string mode = resume_mode(resolved.config, request.source);
   const std::string policy = mode == "recover" ? resolved.config.checkpoint.on_config_change : "override";
   std::vector<Change> impossible;
   for (const Change& change : found) {
-    // The loader's position means something in the same data alone.
-    if (change.key == kData || (policy == "keep" && !keep(change, facts, plan))) impossible.push_back(change);
+    if (policy == "keep" && !keep(change, facts, plan)) impossible.push_back(change);
   }
   if (policy == "error" && !found.empty()) {
     throw_config(
         "The checkpoint at step {} was saved with other settings:{}\nSet checkpoint.on_config_change = "
         "\"keep\" to go on with the saved ones or \"override\" to go on with the configured ones, or "
-        "leave parts of the state out with checkpoint.exclude_from_loading.",
-        request.step, change_lines(resolved, found));
+        "leave parts of the state out with checkpoint.exclude_from_loading.{}{}",
+        request.step, change_lines(resolved, found), data.empty() ? "" : "\n", data);
   }
+  if (!data.empty()) throw_config("{}", data);
   if (!impossible.empty()) {
     throw_config(
         "The checkpoint at step {} was saved with other settings that checkpoint.on_config_change = \"{}\" "
         "cannot reconcile:{}\nConfigure the saved values, or leave the parts they belong to out with "
-        "checkpoint.exclude_from_loading (dataloader for other data).",
+        "checkpoint.exclude_from_loading.",
         request.step, resolved.config.checkpoint.on_config_change, change_lines(resolved, impossible));
   }
   for (const Change& change : found) {
@@ -257,6 +274,17 @@ std::set<std::string> components_to_load(const JobConfig& config, LoadSource sou
   return chosen;
 }
 
+std::string leave_out_remedy(const JobConfig& config, LoadSource source, const std::string& part) {
+  const auto& checkpoint = config.checkpoint;
+  if (resume_mode(config, source) != checkpoint.resume_mode)  // the choice of parts was for the first start
+    return fmt::format(
+        "set checkpoint.resume_mode = \"recover\" and checkpoint.exclude_from_loading = [\"{}\"]", part);
+  if (!checkpoint.components.empty()) return fmt::format("take {} out of checkpoint.components", part);
+  std::vector<std::string> parts = checkpoint.exclude_from_loading;
+  parts.push_back(part);
+  return fmt::format("set checkpoint.exclude_from_loading = [\"{}\"]", fmt::join(parts, "\", \""));
+}
+
 const std::string* Trajectory::find(std::string_view key) const {
   for (const auto& [name, text] : entries)
     if (name == key) return &text;
@@ -314,9 +342,11 @@ ResumePlan fresh_plan(const ResolvedConfig& resolved, const TrajectoryFacts& fac
 ResumePlan resume_plan(const ResolvedConfig& resolved, const TrajectoryFacts& facts,
                        const ResumeRequest& request) {
   ResumePlan plan = configured_plan(resolved, facts);
+  const std::string data = data_difference(resolved, facts, request);
+  if (!request.stored && !data.empty()) throw_config("{}", data);
   if (request.stored) {
     apply_policy(resolved, facts, request,
-                 changes(resolved, plan.trajectory, *request.stored, request.components), plan);
+                 changes(resolved, plan.trajectory, *request.stored, request.components), data, plan);
     const std::string* seed = request.stored->find(kSeed);
     const bool keeps = resolved.config.checkpoint.on_config_change == "keep" || !resolved.config.debug.seed;
     if (seed != nullptr && keeps && request.components.contains("dataloader")) {

@@ -44,6 +44,7 @@ struct TrajectoryFacts {  // what the configuration alone does not say
   int64_t global_batch_size = 0;  // sequences of a step
   uint64_t seed = 0;              // debug.seed, or the one rank 0 drew
   uint64_t data = 0;              // DataLoader::fingerprint()
+  std::string data_place{};       // where the documents are, for messages
   ModelArgs model;
 };
 
@@ -67,7 +68,13 @@ struct ResumeRequest {
   std::set<std::string> components;  // those that are loaded
   std::optional<Trajectory> stored;  // none: a checkpoint that is not Hyperion's
   int64_t step = 0;                  // of the checkpoint
+  std::optional<uint64_t> data{};    // the fingerprint of its position in the data, where it has one
+  std::string data_place{};          // where the documents were; "" when it does not say
 };
+
+// How to leave a part of the state in a checkpoint: "leave it out with checkpoint.exclude_from_loading =
+// [...]", by the keys that apply to this source.
+std::string leave_out_remedy(const JobConfig& config, LoadSource source, const std::string& part);
 
 // Throws Error(kUsage) when the settings that shape the curve differ and checkpoint.on_config_change does not
 // say what to do (one message with all of them), and when every step that is left would have a learning rate

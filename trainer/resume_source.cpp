@@ -241,4 +241,27 @@ ChosenCheckpoint ResumeSource::open(const Candidate& candidate) const {
   return chosen;
 }
 
+void require_same_tokenizer(const ResolvedConfig& resolved, const ChosenCheckpoint& chosen,
+                            const TokenizerRecord& own) {
+  const bool allowed = resolved.config.checkpoint.allow_other_tokenizer;
+  const bool position =
+      chosen.components.contains("dataloader") && chosen.find("dataloader.position") != nullptr;
+  const std::string leave_out = leave_out_remedy(resolved.config, chosen.candidate.source, "dataloader");
+  std::string allow = "checkpoint.allow_other_tokenizer = true";
+  if (position && !allowed)
+    allow +=
+        fmt::format(", and {}, because the position in the data counts the other one's tokens", leave_out);
+  const bool differs = require_same_tokenizer(
+      chosen.candidate.path, read_record(chosen.checkpoint).tokenizer,
+      {.path = own.path,
+       .hash = own.hash,
+       .chosen_by = fmt::format("model.hf_assets_path ({})", resolved.origin("model.hf_assets_path")),
+       .key = "model.hf_assets_path = \"{}\"",
+       .allow = allow,
+       .allowed = allowed});
+  if (differs && position)
+    throw_config("{}: its position in the data counts the tokens of another tokenizer: beside {}, {}",
+                 chosen.candidate.path.string(), allow, leave_out);
+}
+
 }  // namespace hyperion

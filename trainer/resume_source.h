@@ -14,7 +14,8 @@
 #include "checkpoint/loader.h"
 #include "checkpoint/names.h"
 #include "checkpoint/storage/checkpoint_folder.h"
-#include "trainer/config/job_config.h"
+#include "trainer/config/load.h"
+#include "trainer/job_record.h"
 #include "trainer/resume_policy.h"
 
 namespace hyperion {
@@ -78,5 +79,10 @@ class ResumeSource {
   size_t next_ = 0;
   std::optional<ChosenCheckpoint> chosen_;
 };
+
+// Throws Error(kUsage), with the ways out, when the weights that are loaded were trained with another
+// tokenizer than this job's, unless checkpoint.allow_other_tokenizer says that they may be.
+void require_same_tokenizer(const ResolvedConfig& resolved, const ChosenCheckpoint& chosen,
+                            const TokenizerRecord& own);
 
 }  // namespace hyperion

@@ -19,13 +19,13 @@
 #include "base/progress.h"
 #include "base/resources.h"
 #include "checkpoint/names.h"
-#include "models/hugging_face_config.h"
 #include "models/init.h"
 #include "parallel/agreement.h"
 #include "parallel/phase.h"
 #include "parallel/trace_range.h"
 #include "trainer/batch_job.h"
 #include "trainer/config/validate.h"
+#include "trainer/model_source.h"
 #include "trainer/monitoring.h"
 #include "trainer/optim/grad_clip.h"
 #include "trainer/options.h"
@@ -52,6 +52,8 @@ DataSetup checked_data(const ResolvedConfig& resolved, const ModelArgs& model) {
   DataSetup data = load_tokenizer(resolved.config);
   facts.tokenizer_vocab_size = data.tokenizer->vocab_size();
   validate(resolved, facts);
+  check_training_documents(resolved.config);
+  check_validation_documents(resolved.config);
   return data;
 }
 
@@ -145,9 +147,11 @@ ResumePlan Trainer::make_plan() const {
                                 : training.local_batch_size * facts.data_parallel_degree;
   facts.seed = configured_seed_;
   facts.data = loader_->fingerprint();
+  facts.data_place = describe_training_data(configured_.config);
   facts.model = model_args_;
   const ChosenCheckpoint* chosen = access_.chosen();
   if (chosen == nullptr) return fresh_plan(configured_, facts);
+  require_same_tokenizer(configured_, *chosen, record().tokenizer);
   ResumeRequest request;
   request.source = chosen->candidate.source;
   request.components = chosen->components;
@@ -155,12 +159,25 @@ ResumePlan Trainer::make_plan() const {
     request.stored = Trajectory{text_table(*stored, chosen->candidate.path.string())};
   if (const Object* step = chosen->find("train_state.step"))
     request.step = step->get_if<int64_t>() ? *step->get_if<int64_t>() : 0;
+  if (const Object* position = chosen->find("dataloader.position");
+      position && position->get_if<std::string>())
+    request.data = LoaderState::from_json(*position->get_if<std::string>()).fingerprint;
+  request.data_place = read_record(chosen->checkpoint).data;
   return resume_plan(configured_, facts, request);
+}
+
+// What this job's checkpoints say about it.
+JobRecord Trainer::record() const {
+  return {
+      model_with_positions(configured_.config),
+      {std::filesystem::absolute(data_.tokenizer_path).lexically_normal().string(), data_.tokenizer->hash()},
+      describe_training_data(configured_.config)};
 }
 
 void Trainer::agree() const {
   require_agreement(runtime_.groups->host(), {{"seed", std::to_string(configured_seed_)},
-                                              {"data", std::to_string(loader_->fingerprint())}});
+                                              {"data", std::to_string(loader_->fingerprint())},
+                                              {"tokenizer", data_.tokenizer->hash()}});
 }
 
 // What differs between the ranks is found before anything is done with it.
@@ -195,19 +212,22 @@ void Trainer::make_components() {
                                  state_));
   std::vector<StateComponent*> all;
   for (const auto& component : components_) all.push_back(component.get());
-  const std::map<std::string, std::string> facts = {
+  std::map<std::string, std::string> facts = {
       {"config_hash", fmt::format("{:016x}", config_hash(config_entries(configured_.config)))},
       {"version", version_text()},
       {"model", config_.model.name + " " + config_.model.flavor},
       {"mesh", runtime_.mesh->describe()}};
+  facts.merge(record_facts(record()));
   checkpoints_ = std::make_unique<Checkpointing>(config_, runtime_, access_, all, memory_mover_, facts);
   if (config_.checkpoint.last_save_in_hf) {
     const auto place = [args = model_args_](const std::string& name) {
       return hugging_face_place(args, name);
     };
-    auto files = tokenizer_files(data_.tokenizer_path);
-    files["config.json"] = hf_config(model_args_, {.dtype = config_.checkpoint.export_dtype});
-    checkpoints_->set_hugging_face({place, std::move(files)});
+    checkpoints_->set_hugging_face(
+        {place,
+         hugging_face_files(model_args(model_with_positions(config_)), config_.checkpoint.export_dtype,
+                            data_.tokenizer.get(), data_.tokenizer_path),
+         tokenizer_note(data_.tokenizer->hash())});
   }
 }
 

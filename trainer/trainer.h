@@ -11,6 +11,7 @@
 #include "trainer/data_setup.h"
 #include "trainer/finite_guard.h"
 #include "trainer/float8_setup.h"
+#include "trainer/job_record.h"
 #include "trainer/job_state.h"
 #include "trainer/metrics/memory.h"
 #include "trainer/metrics/metrics_logger.h"
@@ -44,6 +45,7 @@ class Trainer {
   void agree() const;
   CheckpointAccess open_checkpoints() const;
   ResumePlan make_plan() const;
+  JobRecord record() const;
   void make_components();
   void load_checkpoint();
   void continue_data();

@@ -160,6 +160,7 @@ void add_file(CheckpointIndex& index, const fs::path& folder, const std::string&
   FileSource source(folder / file);
   const SafetensorsHeader header = read_safetensors_header(source);
   const auto offsets = saved_offsets(header, source.name());
+  index.notes.insert(header.metadata.begin(), header.metadata.end());
   for (const auto& [name, tensor] : header.tensors) {
     if (map != nullptr) {
       const auto named = map->find(name);

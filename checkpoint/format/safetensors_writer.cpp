@@ -60,8 +60,11 @@ std::vector<std::vector<size_t>> split(const std::vector<SafetensorsTensor>& ten
 }
 
 // Length, JSON and the spaces that align what follows.
-std::string header_of(const std::vector<SafetensorsTensor>& tensors, const std::vector<size_t>& members) {
-  std::string text = R"({"__metadata__":{"format":"pt"})";
+std::string header_of(const std::vector<SafetensorsTensor>& tensors, const std::vector<size_t>& members,
+                      const std::map<std::string, std::string>& notes) {
+  json metadata = notes;
+  metadata["format"] = "pt";  // transformers asks for it
+  std::string text = R"({"__metadata__":)" + metadata.dump();
   uint64_t begin = 0;
   for (const size_t i : members) {
     const SafetensorsTensor& tensor = tensors[i];
@@ -87,7 +90,8 @@ std::string header_of(const std::vector<SafetensorsTensor>& tensors, const std::
 
 }  // namespace
 
-SafetensorsPlan plan_safetensors(const std::vector<SafetensorsTensor>& tensors, uint64_t max_file_bytes) try {
+SafetensorsPlan plan_safetensors(const std::vector<SafetensorsTensor>& tensors, uint64_t max_file_bytes,
+                                 const std::map<std::string, std::string>& notes) try {
   check_names(tensors);
   const std::vector<std::vector<size_t>> files = split(tensors, max_file_bytes);
   SafetensorsPlan plan;
@@ -98,7 +102,7 @@ SafetensorsPlan plan_safetensors(const std::vector<SafetensorsTensor>& tensors, 
     SafetensorsPlan::File file{files.size() == 1
                                    ? kSafetensorsFile
                                    : fmt::format("model-{:05}-of-{:05}.safetensors", f + 1, files.size()),
-                               header_of(tensors, files[f]), 0};
+                               header_of(tensors, files[f], notes), 0};
     file.bytes = file.header.size();
     for (const size_t i : files[f]) {
       plan.places[i] = {f, file.bytes, bytes_of(tensors[i])};
@@ -113,7 +117,7 @@ SafetensorsPlan plan_safetensors(const std::vector<SafetensorsTensor>& tensors, 
         json{{"metadata", {{"total_size", total}}}, {"weight_map", std::move(weight_map)}}.dump(2) + "\n";
   return plan;
 } catch (const json::exception&) {
-  throw_data("a tensor's name is not valid UTF-8, which safetensors needs");
+  throw_data("a tensor's name or a note is not valid UTF-8, which safetensors needs");
 }
 
 // A file under a temporary name, which is removed unless it is kept under its own.

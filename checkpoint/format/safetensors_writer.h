@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -40,10 +41,12 @@ struct SafetensorsPlan {
 constexpr uint64_t kSafetensorsFileBytes = 5'000'000'000;  // of tensors in one file, as Hugging Face has it
 
 // Fills files in the given order up to max_file_bytes of tensors (a larger tensor has a file of its own);
-// within a file wider elements come first, so that each tensor is aligned to its elements. Pure. Throws
-// Error(kBadData) for a dtype or name the format does not have.
+// within a file wider elements come first, so that each tensor is aligned to its elements. `notes` stand in
+// the __metadata__ of every file. Pure. Throws Error(kBadData) for a dtype, name or note the format does not
+// have.
 SafetensorsPlan plan_safetensors(const std::vector<SafetensorsTensor>& tensors,
-                                 uint64_t max_file_bytes = kSafetensorsFileBytes);
+                                 uint64_t max_file_bytes = kSafetensorsFileBytes,
+                                 const std::map<std::string, std::string>& notes = {});
 
 // Writes a planned folder from one process. Files have temporary names until finish(); an unfinished writer
 // removes them. Throws Error(kSaveFailed) naming file and errno, and Error(kUsage) for a folder that already

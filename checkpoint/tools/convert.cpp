@@ -199,7 +199,7 @@ fs::path write_safetensors(const std::vector<Weight>& weights, const ConvertOpti
   std::vector<SafetensorsTensor> tensors;
   for (const Weight& weight : weights) tensors.push_back({weight.to, weight.dtype, weight.shape});
   const fs::path folder = work.path() / "safetensors";
-  SafetensorsWriter writer(folder, plan_safetensors(tensors));
+  SafetensorsWriter writer(folder, plan_safetensors(tensors, kSafetensorsFileBytes, options.facts));
   for (size_t i = 0; i < weights.size(); ++i) {
     uint64_t offset = 0;
     reader.stream(i, [&](const std::byte* data, uint64_t bytes) {
@@ -231,7 +231,8 @@ fs::path write_dcp(const std::vector<Weight>& weights, const OpenCheckpoint& sou
                  .value_or(source.manifest ? source.manifest->step : 0);
   job.save_id = fmt::format("converted-{:x}-{}", ::time(nullptr), ::getpid());
   job.kind = "model";
-  if (source.manifest) job.facts = source.manifest->facts;
+  job.facts = options.facts;
+  if (source.manifest) job.facts.insert(source.manifest->facts.begin(), source.manifest->facts.end());
   job.facts["converted_from"] = fs::absolute(options.source).lexically_normal().string();
   job.layout = &layout;
   job.plan = &plan;

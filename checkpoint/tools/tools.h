@@ -83,6 +83,9 @@ struct ConvertOptions {
   std::function<std::vector<ConvertedTensor>(const std::map<std::string, TensorRecord>& weights)> tensors{};
   std::map<std::string, std::string>
       more_files{};  // name -> content, beside safetensors: config.json, a tokenizer
+  // What is said about the weights: in __metadata__ of safetensors, or in a DCP manifest beside the source's
+  // facts.
+  std::map<std::string, std::string> facts{};
 };
 // The destination appears whole or not at all. Throws Error(kSaveFailed) for failures to write.
 ExitCode convert_checkpoint(const ConvertOptions& options, std::FILE* out);

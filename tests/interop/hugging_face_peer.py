@@ -13,7 +13,9 @@ from pathlib import Path
 import numpy
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Qwen3Config
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from transformers import (AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LogitsProcessor,
+                          LogitsProcessorList, Qwen3Config)
 from transformers.utils.logging import disable_progress_bar
 
 TOKENIZER = Path(__file__).resolve().parents[1] / "assets" / "tokenizer"
@@ -109,6 +111,70 @@ def check_model(tool, config, folder):
         close(ours, their_logits(load(out)), f"drawn here, {dtype}, read by transformers")
 
 
+def check_generation(hyperion, folder):
+    """The default last save becomes a folder whose tokenizer and generate() begin and stop as it was trained."""
+    folder.mkdir()
+    (folder / "text.jsonl").write_text("".join(json.dumps({"text": f"word {i} " * 40}) + "\n" for i in range(50)))
+    job = folder / "job.toml"
+    job.write_text(f"""
+[job]
+dump_folder = "{folder}/out"
+[model]
+hf_assets_path = "{TOKENIZER}"
+[model.args]
+dim = 32
+n_layers = 2
+n_heads = 4
+[training]
+dataset = "jsonl"
+dataset_path = "{folder}/text.jsonl"
+steps = 2
+local_batch_size = 1
+seq_len = 48
+[checkpoint]
+enable = true
+""")
+    last = folder / "out/checkpoint/step-2"
+    subprocess.run([hyperion, "train", job], check=True, capture_output=True)
+    subprocess.run([hyperion, "ckpt", "convert", last, folder / "converted", "--to=safetensors"], check=True,
+                   capture_output=True)
+    subprocess.run([hyperion, "train", job, "--checkpoint.last_save_in_hf", "--checkpoint.folder=hf"], check=True,
+                   capture_output=True)
+    check_stop(folder / "converted")
+    check_stop(folder / "out/hf/step-2")
+    dcp_to_torch_save(last, folder / "last.pt")
+    state = torch.load(folder / "last.pt")
+    assert "tok_embeddings.weight" in state and all(torch.is_tensor(value) for value in state.values()), state.keys()
+    print("  the last save of weights alone is weights alone for torch too")
+
+
+class EndsAfter(LogitsProcessor):
+    """A model that has nothing to say after the third token."""
+
+    def __init__(self, length, eos):
+        self.length, self.eos = length, eos
+
+    def __call__(self, tokens, scores):
+        ended = torch.full_like(scores, -torch.inf)
+        ended[:, self.eos] = 0
+        return ended if tokens.shape[1] >= self.length else scores.index_fill(1, torch.tensor([self.eos]), -torch.inf)
+
+
+def check_stop(folder):
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = load(folder)
+    for config in (model.config, model.generation_config):
+        assert config.bos_token_id == tokenizer.bos_token_id is not None, config
+        assert config.eos_token_id == tokenizer.eos_token_id is not None, config
+    assert model.config.max_position_embeddings == 48
+    prompt = tokenizer("word 1", return_tensors="pt", return_token_type_ids=False)
+    length = prompt["input_ids"].shape[1] + 3
+    made = model.generate(**prompt, max_new_tokens=20, do_sample=False, pad_token_id=0,
+                          logits_processor=LogitsProcessorList([EndsAfter(length, tokenizer.eos_token_id)]))
+    assert made.shape[1] == length + 1 and made[0, -1] == tokenizer.eos_token_id, made
+    print(f"  {folder.name}: transformers' generate() stops at EOS")
+
+
 def check_training(hyperion, folder):
     """from_hf: odd shapes train without a flavour of their own."""
     config = LlamaConfig(**{**SMALL, "vocab_size": 2053}, head_dim=20,
@@ -154,6 +220,8 @@ def main():
         for number, (name, config) in enumerate(MODELS.items()):
             print(name)
             check_model(tool, config, Path(temporary) / str(number))
+        print("exported")
+        check_generation(hyperion, Path(temporary) / "exported")
         print("from_hf")
         check_training(hyperion, Path(temporary) / "from_hf")
 

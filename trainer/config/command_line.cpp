@@ -69,6 +69,8 @@ void add_look(CLI::App& command, CommandLine::Look& look) {
   command.add_option("--dtype", look.dtype, "Type of weights and arithmetic: float32 or bfloat16")
       ->check(CLI::IsMember({"float32", "bfloat16"}));
   command.add_flag("--ema", look.ema, "Use the averaged weights");
+  command.add_flag("--allow-other-tokenizer", look.allow_other_tokenizer,
+                   "Take a tokenizer that the weights were not trained with");
   command.footer("");
 }
 
@@ -89,6 +91,7 @@ void add_eval(CLI::App& app, CommandLine::Eval& eval) {
   add_look(*command, eval);
   command->add_option("--data", eval.data, "JSON lines or token shards, as training.dataset_path")
       ->required();
+  command->add_option("--text-field", eval.text_field, "Field of each line that holds the text (text)");
   command->add_option("--seq-len", eval.seq_len, "Tokens of one sequence (2048)")->check(at_least(1));
   command->add_option("--batch-size", eval.batch_size, "Sequences of one batch (8)")->check(at_least(1));
   command->add_option("--max-batches", eval.max_batches, "Batches to read; 0: all (default)")
@@ -231,6 +234,8 @@ CommandLine parse_command_line(std::vector<std::string> arguments, int width) {
   tokenize->add_option("--out", result.tokenize.out, "Folder to write")->required();
   tokenize->add_option("--tokenizer", result.tokenize.tokenizer, "Folder with the tokenizer's files")
       ->default_str(JobConfig::Model().hf_assets_path);
+  tokenize->add_option("--text-field", result.tokenize.text_field,
+                       "Field of each line that holds the text (text)");
   tokenize
       ->add_option("INPUT", result.tokenize.inputs,
                    "Files, folders or globs of JSON lines (plain, .gz, .zst)")

@@ -24,16 +24,18 @@ struct CommandLine {
   struct Tokenize {
     std::string out;                  // folder to write
     std::string tokenizer;            // folder with tokenizer files
+    std::string text_field = "text";  // of the lines
     std::vector<std::string> inputs;  // files, folders or globs of JSON lines
   };
 
   // What generate and eval take alike: a checkpoint to look at, as step-N folder or safetensors.
   struct Look {
     std::string checkpoint;
-    std::string config;             // TOML with the model, for checkpoints that do not name theirs
-    std::string tokenizer;          // folder; empty: the one the checkpoint's configuration names
-    std::string dtype = "float32";  // or "bfloat16": of weights and arithmetic
-    bool ema = false;               // the averaged weights
+    std::string config;                  // TOML with the model, for checkpoints that do not name theirs
+    std::string tokenizer;               // folder; empty: the one the checkpoint's configuration names
+    std::string dtype = "float32";       // or "bfloat16": of weights and arithmetic
+    bool ema = false;                    // the averaged weights
+    bool allow_other_tokenizer = false;  // than the one the weights were trained with
   };
   struct Generate : Look {
     std::string prompt;
@@ -43,7 +45,8 @@ struct CommandLine {
     uint64_t seed = 0;
   };
   struct Eval : Look {
-    std::string data;  // as training.dataset_path
+    std::string data;                 // as training.dataset_path
+    std::string text_field = "text";  // as training.text_field
     int64_t seq_len = 2048;
     int64_t batch_size = 8;
     int64_t max_batches = 0;  // 0: all
@@ -86,7 +89,7 @@ struct CommandLine {
 // `arguments` without the program's name; `width`: columns that help is wrapped to. Accepted forms:
 //   train FILE [overrides]    train --job.config_file FILE [overrides]    --job.config_file FILE [overrides]
 //   config FILE [overrides]   config --reference
-//   tokenize --out DIR [--tokenizer DIR] INPUT...
+//   tokenize --out DIR [--tokenizer DIR] [--text-field NAME] INPUT...
 //   generate CKPT --prompt TEXT [...]    eval CKPT --data PATH [...]
 //   ckpt ls|verify|digest|prune DIR [...]    ckpt diff A B    ckpt convert SRC DST --to FORMAT [...]
 //   report DIR... [-o FILE]

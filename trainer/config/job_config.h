@@ -118,9 +118,10 @@ struct JobConfig {
     std::string mixed_precision_reduce = "float32";
     int64_t gc_freq = 50;
     bool gc_debug = false;
-    bool shuffle = true;           // ours
-    bool document_mask = false;    // ours
-    int64_t loss_chunk_bytes = 0;  // ours; 0: automatic
+    std::string text_field = "text";  // ours
+    bool shuffle = true;              // ours
+    bool document_mask = false;       // ours
+    int64_t loss_chunk_bytes = 0;     // ours; 0: automatic
     Dataloader dataloader;
   } training;
 
@@ -179,6 +180,7 @@ struct JobConfig {
     bool full_verify_on_load = false;
     bool verify_finite = true;
     bool allow_dtype_cast = false;
+    bool allow_other_tokenizer = false;
     TextTable rename;
   } checkpoint;
 
@@ -272,6 +274,7 @@ struct JobConfig {
     int64_t seq_len = 2048;
     int64_t freq = 10;
     int64_t steps = -1;
+    std::optional<std::string> text_field;  // ours
     Dataloader dataloader;
   } validation;
 

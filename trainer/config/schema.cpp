@@ -177,6 +177,7 @@ std::vector<Option> training() {
           {"float32"}),
       Option{KEY(training.gc_freq), "Steps between Python's garbage collections."}.at_least(1).only_python(),
       Option{KEY(training.gc_debug), "Look for reference cycles at each step."}.only_python(),
+      Option{KEY(training.text_field), "Field of each JSON line that holds the document's text."}.own(),
       Option{KEY(training.shuffle), "Shuffle the documents by seed and epoch."}.own(),
       Option{KEY(training.document_mask), "Attention and positions stay inside each document."}.own(),
       Option{KEY(training.loss_chunk_bytes),
@@ -324,6 +325,9 @@ std::vector<Option> checkpoint() {
           .own(),
       Option{KEY(checkpoint.allow_dtype_cast), "Convert tensors saved in another dtype, with a warning."}
           .own(),
+      Option{KEY(checkpoint.allow_other_tokenizer),
+             "Load weights that were trained with another tokenizer, with a warning."}
+          .own(),
       Option{
           KEY(checkpoint.rename),
           "Names there -> names here, applied on load; a name there is a regular expression for all of it."}
@@ -467,6 +471,8 @@ std::vector<Option> validation() {
           .at_least(1)
           .or_value(-1)
           .when(kValidation),
+      Option{KEY(validation.text_field), "As training.text_field, which it is unless set."}.own().when(
+          kValidation),
   };
 }
 

@@ -53,6 +53,7 @@ class Output {
   }
   size_t free_bytes() const { return text_.free_bytes(); }
   void advance(size_t n) { text_.advance(n); }
+  uint64_t size() const { return text_.view().size(); }
   InflatedText finish() { return std::move(text_); }
 
  private:
@@ -61,7 +62,8 @@ class Output {
   InflatedText text_;
 };
 
-InflatedText inflate_all(const InputFile& file, uint64_t limit) {
+// `wanted`: ends once that many bytes are there.
+InflatedText inflate_all(const InputFile& file, uint64_t limit, uint64_t wanted = UINT64_MAX) {
   constexpr size_t kMost = size_t{1} << 30;  // zlib counts in 32 bits
   Input input(file);
   z_stream stream{};
@@ -84,6 +86,7 @@ InflatedText inflate_all(const InputFile& file, uint64_t limit) {
     done += offered_in - stream.avail_in;
     const size_t produced = offered_out - stream.avail_out;
     output.advance(produced);
+    if (output.size() >= wanted) break;
     if (status == Z_STREAM_END) {
       inside = false;
       if (done < file.size()) inside = inflateReset(&stream) == Z_OK;  // the next member
@@ -99,7 +102,7 @@ InflatedText inflate_all(const InputFile& file, uint64_t limit) {
   return output.finish();
 }
 
-InflatedText unzstd_all(const InputFile& file, uint64_t limit) {
+InflatedText unzstd_all(const InputFile& file, uint64_t limit, uint64_t wanted = UINT64_MAX) {
   Input input(file);
   const std::unique_ptr<ZSTD_DStream, size_t (*)(ZSTD_DStream*)> stream(ZSTD_createDStream(),
                                                                         ZSTD_freeDStream);
@@ -122,6 +125,7 @@ InflatedText unzstd_all(const InputFile& file, uint64_t limit) {
                  done, ZSTD_getErrorName(pending));
     }
     output.advance(out.pos);
+    if (output.size() >= wanted) break;
     if (pending != 0 && done == file.size() && out.pos < out.size)
       throw_data("{}: the zstd data ends early after {} bytes: download or compress the file again",
                  input.name(), file.size());
@@ -158,6 +162,18 @@ uint64_t inflation_limit(uint64_t compressed) {
 
 InflatedText decompress(const InputFile& file, Compression compression, uint64_t limit) {
   return compression == Compression::kGzip ? inflate_all(file, limit) : unzstd_all(file, limit);
+}
+
+InflatedText decompress_begin(const InputFile& file, Compression compression, uint64_t size) {
+  if (compression == Compression::kGzip) return inflate_all(file, size, size);
+  if (compression == Compression::kZstd) return unzstd_all(file, size, size);
+  InflatedText text;
+  const uint64_t bytes = std::min(size, file.size());
+  if (bytes == 0) return text;
+  text.reserve(bytes);
+  file.read(0, text.end(), bytes);
+  text.advance(bytes);
+  return text;
 }
 
 }  // namespace hyperion

@@ -47,4 +47,7 @@ class InflatedText {
 // that names it when the data is damaged, ends early, or decompresses to more than `limit` bytes.
 InflatedText decompress(const InputFile& file, Compression compression, uint64_t limit);
 
+// The first `size` bytes of the text, or all when there are fewer; what follows is not looked at.
+InflatedText decompress_begin(const InputFile& file, Compression compression, uint64_t size);
+
 }  // namespace hyperion

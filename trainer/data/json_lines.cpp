@@ -2,16 +2,20 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
+#include <utility>
 
+#include <fmt/format.h>
 #include <simdjson.h>
 
 #include "base/error.h"
+#include "base/log.h"
+#include "base/nearest.h"
 #include "base/progress.h"
+#include "trainer/data/utf8.h"
 
 namespace hyperion {
 namespace {
-
-constexpr std::string_view kExpected = "expected one JSON object a line with a string field \"text\"";
 
 constexpr size_t kReadBlock = size_t{1} << 20;
 constexpr size_t kFirstPiece = size_t{64} << 10;  // nearly every line is shorter
@@ -23,20 +27,56 @@ bool is_blank(std::string_view line) {
 
 }  // namespace
 
-JsonLines::JsonLines(const std::filesystem::path& path, size_t line_limit)
-    : name_(path.string()),
+JsonLines::JsonLines(TextField field, size_t line_limit, std::string name)
+    : name_(std::move(name)),
+      field_(std::move(field)),
       line_limit_(line_limit),
-      file_(path),
-      parser_(std::make_unique<simdjson::dom::parser>()) {
+      parser_(std::make_unique<simdjson::dom::parser>()) {}
+
+JsonLines::JsonLines(const std::filesystem::path& path, TextField field, size_t line_limit)
+    : JsonLines(std::move(field), line_limit, path.string()) {
+  file_ = InputFile(path);
   const Compression compression = detect_compression(file_);
-  compressed_ = compression != Compression::kNone;
-  if (compressed_) {
-    decompressed_ = decompress(file_, compression, inflation_limit(file_.size()));
+  inflated_ = compression != Compression::kNone;
+  if (inflated_) {
+    text_ = decompress(file_, compression, inflation_limit(file_.size()));
     file_ = InputFile();
   }
   index_lines();
-  if (documents() == 0)
-    throw_data("{}: holds no document: remove the file, or give it {}", name_, kExpected.substr(9));
+  if (documents() == 0) throw_data("{}: holds no document: remove the file, or write {}", name_, expected());
+}
+
+void JsonLines::check_first_line(const std::filesystem::path& path, const TextField& field) {
+  JsonLines lines(field, kLineLimit, path.string());
+  const InputFile file(path);
+  const Compression compression = detect_compression(file);
+  lines.inflated_ = true;
+  for (uint64_t size = kFirstPiece;; size *= 8) {
+    lines.text_ = decompress_begin(file, compression, size);
+    const std::string_view content = lines.text_.view();
+    const size_t text = content.find_first_not_of(" \t\r\n\xEF\xBB\xBF");
+    const bool whole = content.size() < size || size > kLineLimit;  // there is no more, or too much
+    if (whole || content.find('\n', std::min(text, content.size())) != std::string_view::npos) break;
+  }
+  lines.index_lines();
+  if (lines.documents() == 0)
+    throw_data("{}: holds no document: remove the file, or write {}", lines.name_, lines.expected());
+  lines.text(0);
+}
+
+std::string JsonLines::expected() const {
+  return fmt::format("one JSON object per line with a string field \"{}\" ({})", field_.name, field_.key);
+}
+
+void JsonLines::fail_without_field(uint64_t document, const std::vector<std::string>& names) const {
+  constexpr size_t kMostNames = 20;
+  std::string there;
+  for (size_t i = 0; i < std::min(names.size(), kMostNames); ++i)
+    there += fmt::format("{}{:?}", i == 0 ? "" : ", ", names[i].substr(0, 60));
+  if (names.size() > kMostNames) there += fmt::format(" and {} more", names.size() - kMostNames);
+  throw_data("{}:{}: has no field \"{}\" ({}); its fields are: {}{}: set {} to the one with the text", name_,
+             line(document), field_.name, field_.key, there.empty() ? "none" : there,
+             did_you_mean(nearest_name(field_.name, names)), field_.key);
 }
 
 JsonLines::~JsonLines() = default;
@@ -67,16 +107,16 @@ void JsonLines::index_lines() {
       line_begin = begin + at;
     }
   };
-  const uint64_t size = compressed_ ? decompressed_.view().size() : file_.size();
+  const uint64_t size = inflated_ ? text_.view().size() : file_.size();
   Progress progress("indexing data", size, "B");
   std::string block;
   for (uint64_t begin = 0; begin < size;) {
     const size_t bytes = std::min<uint64_t>(kReadBlock, size - begin);
-    if (!compressed_) {
+    if (!inflated_) {
       block.resize(bytes);
       file_.read(begin, block.data(), bytes);
     }
-    add(compressed_ ? decompressed_.view().substr(begin, bytes) : block, begin);
+    add(inflated_ ? text_.view().substr(begin, bytes) : block, begin);
     progress.update(begin += bytes);
   }
   if (line_begin < size) end_line();
@@ -96,8 +136,8 @@ std::string_view JsonLines::read_line(uint64_t document) {
   size_t size = 0;
   for (uint64_t want = std::min<uint64_t>(most, kFirstPiece);; want = std::min(most, want * 4)) {
     if (padded_.size() < want + simdjson::SIMDJSON_PADDING) padded_.resize(want + simdjson::SIMDJSON_PADDING);
-    if (compressed_)
-      std::memcpy(padded_.data() + size, decompressed_.view().data() + begin + size, want - size);
+    if (inflated_)
+      std::memcpy(padded_.data() + size, text_.view().data() + begin + size, want - size);
     else
       file_.read(begin + size, padded_.data() + size, want - size);
     const void* newline = std::memchr(padded_.data() + size, '\n', want - size);
@@ -123,18 +163,35 @@ std::string_view JsonLines::text(uint64_t document) {
                line(document), line_limit_);
 
   simdjson::dom::element root;
-  if (const auto error = parser_->parse(padded_.data(), source.size(), false).get(root)) {
-    throw_data("{}:{}: is not valid JSON ({}); {}: correct or remove the line", name_, line(document),
-               simdjson::error_message(error), kExpected);
+  auto error = parser_->parse(padded_.data(), source.size(), false).get(root);
+  if (error == simdjson::UTF8_ERROR) {
+    if (!std::exchange(warned_, true))
+      log_warning("{}:{}: holds bytes that are not UTF-8: they are read as U+FFFD (said once for this file)",
+                  name_, line(document));
+    error = parser_->parse(replace_ill_formed(source)).get(root);
   }
+  if (error)
+    throw_data("{}:{}: is not valid JSON ({}); expected {}: correct or remove the line", name_,
+               line(document), simdjson::error_message(error), expected());
   simdjson::dom::object object;
-  if (root.get(object)) throw_data("{}:{}: is JSON but no object; {}", name_, line(document), kExpected);
-  simdjson::dom::element field;
-  if (object.at_key("text").get(field))
-    throw_data("{}:{}: has no field \"text\"; {}: rename the field that holds it", name_, line(document),
-               kExpected);
+  if (root.get(object))
+    throw_data("{}:{}: is JSON but no object; expected {}", name_, line(document), expected());
+  std::optional<simdjson::dom::element> field;
+  for (const auto& [key, value] : object) {
+    if (key != field_.name) continue;
+    if (field)
+      throw_data("{}:{}: has the field \"{}\" twice, so which of them is meant cannot be known: remove one",
+                 name_, line(document), field_.name);
+    field = value;
+  }
+  if (!field) {
+    std::vector<std::string> names;
+    for (const auto& [key, value] : object) names.emplace_back(key);
+    fail_without_field(document, names);
+  }
   std::string_view text;
-  if (field.get(text)) throw_data("{}:{}: its \"text\" is no string; {}", name_, line(document), kExpected);
+  if (field->get(text))
+    throw_data("{}:{}: its \"{}\" is no string; expected {}", name_, line(document), field_.name, expected());
   return text;
 }
 

@@ -20,41 +20,56 @@ class parser;
 
 namespace hyperion {
 
+// The field of each line that holds the document's text.
+struct TextField {
+  std::string name = "text";
+  std::string key = "training.text_field";  // what chooses it, for messages
+};
+
 class JsonLines {
  public:
   static constexpr size_t kLineLimit = size_t{64} << 20;
 
   // Throws Error(kBadData): cannot be read, damaged compression, no document.
-  explicit JsonLines(const std::filesystem::path& path, size_t line_limit = kLineLimit);
+  explicit JsonLines(const std::filesystem::path& path, TextField field = {}, size_t line_limit = kLineLimit);
   ~JsonLines();
 
   // Lines that hold more than white space.
   uint64_t documents() const { return begins_.size() - 1; }
   // The line number of a document, counted from 1, blank lines included.
   uint64_t line(uint64_t document) const;
-  // The `text` field, valid until the next call. Other fields are ignored. Throws Error(kBadData) naming
-  // file:line when the line is not JSON, not an object, lacks `text`, has a `text` that is no string, or is
-  // over the limit, or when the file became shorter.
+  // The text field, valid until the next call. Other fields are ignored. Bytes that are not UTF-8 are read as
+  // U+FFFD, as Tokenizer::encode() does, with one warning per file. Throws Error(kBadData) naming file:line
+  // when the line is not JSON, not an object, lacks the field (with the fields that it has) or has it twice,
+  // when the field is no string, the line is over the limit, or the file became shorter.
   std::string_view text(uint64_t document);
+
+  // text() of a file's first document, without reading the rest of a compressed file.
+  static void check_first_line(const std::filesystem::path& path, const TextField& field);
 
  private:
   struct Blank {
     uint64_t document;  // the document after the blank lines
     uint64_t lines;     // blank lines so far
   };
+  JsonLines(TextField field, size_t line_limit, std::string name);
   void index_lines();
   // Reads the document's line into padded_ and returns it; of one over the limit not all.
   std::string_view read_line(uint64_t document);
+  std::string expected() const;
+  [[noreturn]] void fail_without_field(uint64_t document, const std::vector<std::string>& names) const;
 
   std::string name_;
+  TextField field_;
   size_t line_limit_;
   InputFile file_;
-  bool compressed_ = false;
-  InflatedText decompressed_;
+  bool inflated_ = false;  // the content is in text_, else it is read from file_
+  InflatedText text_;
   std::vector<uint64_t> begins_;  // where each document's line begins, then the end of the content
   std::vector<Blank> blanks_;
   std::unique_ptr<simdjson::dom::parser> parser_;
   std::vector<char> padded_;  // the line being parsed and the slack that simdjson reads beyond it
+  bool warned_ = false;       // of bytes that are not UTF-8
 };
 
 }  // namespace hyperion

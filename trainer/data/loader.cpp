@@ -39,7 +39,7 @@ TokenStream make_stream(const LoaderOptions& options) {
   for (const CorpusFile& file : files) {
     if (file.shard) check_shard(file, options);
   }
-  return {std::move(files), options.encode, options.order};
+  return {std::move(files), options.encode, options.order, options.text_field};
 }
 
 }  // namespace
@@ -48,6 +48,8 @@ DataLoader::DataLoader(LoaderOptions options) : options_(std::move(options)), st
   initial_.seed = options_.order.seed;
   initial_.shuffle = options_.order.shuffle;
   initial_.fingerprint = hash_text(options_.tokenizer_fingerprint, corpus_fingerprint(stream_.files()));
+  if (options_.text_field.name != TextField().name)
+    initial_.fingerprint = hash_text(options_.text_field.name, initial_.fingerprint);
   state_ = initial_;
 }
 
@@ -79,8 +81,8 @@ void DataLoader::reset() {
 void DataLoader::load_state(const LoaderState& state) {
   if (state.fingerprint != initial_.fingerprint) {
     throw_data(
-        "data loader state: was saved with other data or another tokenizer (fingerprint {:016x}) than {} has "
-        "now ({:016x}): restore them, or start this data from its beginning with "
+        "data loader state: was saved with other data, another text field or another tokenizer (fingerprint "
+        "{:016x}) than {} has now ({:016x}): restore them, or start this data from its beginning with "
         "checkpoint.exclude_from_loading = [\"dataloader\"]",
         state.fingerprint, options_.dataset_path, initial_.fingerprint);
   }

@@ -27,6 +27,7 @@ namespace hyperion {
 struct LoaderOptions {
   std::string dataset_path;                           // see find_corpus
   std::string dataset_key = "training.dataset_path";  // where the person wrote it, for messages
+  TextField text_field;                               // of JSON lines
   Encode encode;                                      // not needed when the path holds token shards only
   std::string tokenizer_fingerprint;                  // see token_shards.h; compared with the shards'
   std::string tokenizer_path;                         // for messages

@@ -7,7 +7,6 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "base/hash.h"
-#include "trainer/data/json_lines.h"
 #include "trainer/data/token_shards.h"
 
 namespace hyperion {
@@ -17,8 +16,8 @@ namespace {
 // JSON lines, tokenised one document at a time.
 class TextSource : public DocumentSource {
  public:
-  TextSource(const fs::path& path, Encode encode)
-      : name_(path.string()), lines_(path), encode_(std::move(encode)) {}
+  TextSource(const fs::path& path, Encode encode, const TextField& field)
+      : name_(path.string()), lines_(path, field), encode_(std::move(encode)) {}
 
   uint64_t documents() const override { return lines_.documents(); }
   uint64_t line(uint64_t document) const override { return lines_.line(document); }
@@ -121,10 +120,16 @@ uint64_t corpus_fingerprint(const std::vector<CorpusFile>& files) {
   return hash;
 }
 
-std::unique_ptr<DocumentSource> open_source(const CorpusFile& file, const Encode& encode) {
+void check_text_field(const std::string& dataset_path, const TextField& field, const std::string& key) {
+  for (const CorpusFile& file : find_corpus(dataset_path, key))
+    if (!file.shard) JsonLines::check_first_line(file.path, field);
+}
+
+std::unique_ptr<DocumentSource> open_source(const CorpusFile& file, const Encode& encode,
+                                            const TextField& field) {
   if (file.shard) return std::make_unique<ShardSource>(file.path);
   if (!encode) throw_bug("{}: holds text, but no tokenizer was given", file.path.string());
-  return std::make_unique<TextSource>(file.path, encode);
+  return std::make_unique<TextSource>(file.path, encode, field);
 }
 
 }  // namespace hyperion

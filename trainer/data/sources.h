@@ -11,6 +11,8 @@
 #include <string_view>
 #include <vector>
 
+#include "trainer/data/json_lines.h"
+
 namespace hyperion {
 
 // The tokens of one document's text, BOS and EOS included where the tokenizer has them.
@@ -48,7 +50,13 @@ std::vector<CorpusFile> find_corpus(const std::string& dataset_path,
 // XXH3 of names, sizes and shard headers: what ranks compare at start and a restored loader expects.
 uint64_t corpus_fingerprint(const std::vector<CorpusFile>& files);
 
-// Opens one file (see JsonLines and ShardSource for what that costs). `encode` is not used by shards.
-std::unique_ptr<DocumentSource> open_source(const CorpusFile& file, const Encode& encode);
+// The first line of each text file holds the field: see JsonLines::check_first_line(). `key`: as for
+// find_corpus().
+void check_text_field(const std::string& dataset_path, const TextField& field, const std::string& key);
+
+// Opens one file (see JsonLines and ShardSource for what that costs). `encode` and `field` are not used by
+// shards.
+std::unique_ptr<DocumentSource> open_source(const CorpusFile& file, const Encode& encode,
+                                            const TextField& field = {});
 
 }  // namespace hyperion

@@ -130,6 +130,7 @@ TokenizerSpec read_tiktoken_ranks(const std::filesystem::path& file, std::string
   spec.pretokenizer.add_split(family->pattern, true, true, file.string());
   spec.bos = family->bos;
   spec.eos = family->eos;
+  spec.without_bos = spec.bos.empty();
   return spec;
 }
 

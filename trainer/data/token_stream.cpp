@@ -8,8 +8,9 @@
 
 namespace hyperion {
 
-TokenStream::TokenStream(std::vector<CorpusFile> files, Encode encode, const StreamOptions& options)
-    : files_(std::move(files)), encode_(std::move(encode)), options_(options) {}
+TokenStream::TokenStream(std::vector<CorpusFile> files, Encode encode, const StreamOptions& options,
+                         TextField field)
+    : files_(std::move(files)), encode_(std::move(encode)), options_(options), field_(std::move(field)) {}
 
 void TokenStream::open_document() {
   const auto [epoch, file, document, token] = position_;
@@ -21,7 +22,7 @@ void TokenStream::open_document() {
     source_.reset();  // so that two decompressed files are never in memory at once
     document_.reset();
     file_.reset();
-    source_ = open_source(files_[index], encode_);
+    source_ = open_source(files_[index], encode_, field_);
     file_ = index;
   }
   if (document >= source_->documents()) {

@@ -36,7 +36,8 @@ struct StreamOptions {
 // All of it throws Error(kBadData) naming file:line for data that cannot be used.
 class TokenStream {
  public:
-  TokenStream(std::vector<CorpusFile> files, Encode encode, const StreamOptions& options);
+  TokenStream(std::vector<CorpusFile> files, Encode encode, const StreamOptions& options,
+              TextField field = {});
 
   // Always at an existing token, unless the stream ended.
   StreamPosition position();
@@ -67,6 +68,7 @@ class TokenStream {
   std::vector<CorpusFile> files_;
   Encode encode_;
   StreamOptions options_;
+  TextField field_;
   StreamPosition position_;
   std::unique_ptr<DocumentSource> source_;
   std::optional<size_t> file_;        // index in files_ of source_

@@ -24,14 +24,15 @@ std::vector<CorpusFile> find_inputs(const std::vector<std::string>& inputs) {
   return files;
 }
 
-void add_documents(const std::vector<CorpusFile>& files, const Encode& encode, TokenShardWriter& writer) {
+void add_documents(const std::vector<CorpusFile>& files, const Encode& encode, const TextField& field,
+                   TokenShardWriter& writer) {
   uint64_t bytes = 0;
   for (const CorpusFile& file : files) bytes += file.size;
   Progress progress("tokenize", bytes, "B");
   uint64_t done = 0;
   std::vector<int64_t> tokens;
   for (const CorpusFile& file : files) {
-    const auto source = open_source(file, encode);
+    const auto source = open_source(file, encode, field);
     const uint64_t documents = source->documents();
     for (uint64_t i = 0; i < documents; ++i) {
       tokens.resize(source->open(i));
@@ -47,14 +48,17 @@ void add_documents(const std::vector<CorpusFile>& files, const Encode& encode, T
 }  // namespace
 
 ExitCode tokenize_command(const std::string& out, const std::string& tokenizer,
-                          const std::vector<std::string>& inputs) {
+                          const std::vector<std::string>& inputs, const std::string& text_field) {
   const auto begin = std::chrono::steady_clock::now();
   const auto loaded = Tokenizer::load(tokenizer);
+  warn_of_missing_tokens(*loaded, tokenizer);
+  const TextField field = {text_field, "--text-field"};
   const std::vector<CorpusFile> files = find_inputs(inputs);
+  for (const CorpusFile& file : files) JsonLines::check_first_line(file.path, field);
   TokenShardWriter writer(out, static_cast<uint64_t>(loaded->vocab_size()), tokenizer_fingerprint(tokenizer),
                           tokenizer);
   add_documents(
-      files, [&](std::string_view text) { return loaded->encode(text, true, true); }, writer);
+      files, [&](std::string_view text) { return loaded->encode(text, true, true); }, field, writer);
   const ShardHeader header = writer.finish();
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   log_info(

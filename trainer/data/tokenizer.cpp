@@ -5,8 +5,12 @@
 #include <mutex>
 #include <utility>
 
+#include <fmt/format.h>
+
 #include "base/error.h"
 #include "base/files.h"
+#include "base/hash.h"
+#include "base/log.h"
 #include "trainer/data/byte_level.h"
 #include "trainer/data/nfc.h"
 #include "trainer/data/tokenizer_spec.h"
@@ -30,19 +34,43 @@ struct Scratch {
   std::vector<int32_t> ids;
 };
 
-std::filesystem::path find_file(const std::filesystem::path& path) {
+// `path`, or the tokenizer file in that folder; "" when it holds none.
+std::filesystem::path look_for_file(const std::filesystem::path& path) {
   std::error_code ignored;
   if (!std::filesystem::is_directory(path, ignored)) return path;
   for (const char* name : {"tokenizer.json", "tokenizer.model", "original/tokenizer.model"})
     if (std::filesystem::exists(path / name, ignored)) return path / name;
   for (const auto& entry : std::filesystem::directory_iterator(path, ignored))
     if (entry.path().extension() == ".tiktoken") return entry.path();
-  throw_data("tokenizer folder {}: holds neither tokenizer.json, nor tokenizer.model, nor a .tiktoken file",
-             path.string());
+  return {};
 }
 
-TokenizerSpec read_spec(const std::filesystem::path& path) {
-  const std::filesystem::path file = find_file(path);
+std::filesystem::path find_file(const std::filesystem::path& path) {
+  std::filesystem::path file = look_for_file(path);
+  if (file.empty())
+    throw_data("tokenizer folder {}: holds neither tokenizer.json, nor tokenizer.model, nor a .tiktoken file",
+               path.string());
+  return file;
+}
+
+// Length before text, so that no two lists of texts give the same hash.
+uint64_t add_text(uint64_t hash, std::string_view text) {
+  const uint64_t size = text.size();
+  return hash_text(text, hash_bytes(&size, sizeof size, hash));
+}
+
+std::string hash_of(const std::filesystem::path& file, const TokenizerSpec& spec) {
+  const MappedFile map(file);
+  uint64_t hash = add_text(hash_text("hyperion tokenizer 1"),
+                           {reinterpret_cast<const char*>(map.bytes().data()), map.bytes().size()});
+  hash = add_text(add_text(hash, spec.bos), spec.eos);
+  for (const AddedToken& token : spec.added)
+    hash = add_text(hash, fmt::format("{} {:d}{:d}{:d} {}", token.id, token.lstrip, token.rstrip,
+                                      token.normalized, token.content));
+  return fmt::format("{:016x}", hash);
+}
+
+TokenizerSpec read_spec(const std::filesystem::path& file) {
   TokenizerSpec spec;
   if (file.extension() == ".json")
     spec = read_tokenizer_json(file);
@@ -55,7 +83,7 @@ TokenizerSpec read_spec(const std::filesystem::path& path) {
 }  // namespace
 
 struct Tokenizer::Impl {
-  explicit Impl(TokenizerSpec s) : spec(std::move(s)) {
+  Impl(TokenizerSpec s, std::string h) : spec(std::move(s)), hash(std::move(h)) {
     byte_ids.fill(-1);
     for (const auto& [bytes, id] : spec.words) {
       if (bytes.size() == 1) byte_ids[static_cast<uint8_t>(bytes[0])] = id;
@@ -149,6 +177,7 @@ struct Tokenizer::Impl {
   AddedTokenFinder raw_tokens, normalized_tokens;
   std::optional<int32_t> bos, eos;
   bool adds_bos = false, adds_eos = false;  // the file's post-processor does
+  std::string hash;
   mutable std::mutex mutex;
   mutable std::vector<std::unique_ptr<Scratch>> pool;
 };
@@ -157,7 +186,10 @@ Tokenizer::Tokenizer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Tokenizer::~Tokenizer() = default;
 
 std::unique_ptr<Tokenizer> Tokenizer::load(const std::filesystem::path& path) {
-  return std::unique_ptr<Tokenizer>(new Tokenizer(std::make_unique<Impl>(read_spec(path))));
+  const std::filesystem::path file = find_file(path);
+  TokenizerSpec spec = read_spec(file);
+  std::string hash = hash_of(file, spec);
+  return std::unique_ptr<Tokenizer>(new Tokenizer(std::make_unique<Impl>(std::move(spec), std::move(hash))));
 }
 
 std::vector<int32_t> Tokenizer::encode(std::string_view text, bool add_bos, bool add_eos) const {
@@ -197,18 +229,49 @@ std::optional<int32_t> Tokenizer::bos_id() const {
 std::optional<int32_t> Tokenizer::eos_id() const {
   return impl_->eos;
 }
+bool Tokenizer::begins_texts() const {
+  return impl_->bos || !impl_->spec.prefix.empty();
+}
+bool Tokenizer::ends_texts() const {
+  return impl_->eos || !impl_->spec.suffix.empty();
+}
+bool Tokenizer::without_bos() const {
+  return impl_->spec.without_bos;
+}
+const std::string& Tokenizer::hash() const {
+  return impl_->hash;
+}
 
 std::map<std::string, std::string> tokenizer_files(const std::filesystem::path& path) {
   std::map<std::string, std::string> files;
   std::error_code ignored;
   if (!std::filesystem::exists(path, ignored)) return files;
-  const std::filesystem::path main = find_file(path);
+  const std::filesystem::path main = look_for_file(path);
+  if (main.empty()) return files;
   files[main.filename().string()] = read_file(main, kLargestFile);
   for (const char* name : {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
                            "vocab.json", "merges.txt", "chat_template.jinja"})
     if (const auto file = main.parent_path() / name; std::filesystem::exists(file, ignored))
       files[name] = read_file(file, kLargestFile);
   return files;
+}
+
+void warn_of_missing_tokens(const Tokenizer& tokenizer, const std::filesystem::path& path) {
+  const std::filesystem::path config = find_file(path).parent_path() / "tokenizer_config.json";
+  std::error_code ignored;
+  const char* remedy = std::filesystem::exists(config, ignored) ? "add it to" : "add the file";
+  if (!tokenizer.begins_texts() && !tokenizer.without_bos())
+    log_warning(
+        "the tokenizer at {} names no BOS, so documents begin without one: where the model has one, {} {} "
+        "with "
+        "\"bos_token\": \"its text\", or \"bos_token\": null where it has none",
+        path.string(), remedy, config.string());
+  if (!tokenizer.ends_texts())
+    log_warning(
+        "the tokenizer at {} names no EOS: documents are packed one behind the other with no token that says "
+        "where one ends, and text that the model generates never ends by itself; {} {} with \"eos_token\": "
+        "\"its text\"",
+        path.string(), remedy, config.string());
 }
 
 }  // namespace hyperion

@@ -43,6 +43,16 @@ class Tokenizer {
 
   std::optional<int32_t> bos_id() const;
   std::optional<int32_t> eos_id() const;
+  // Whether encode() with add_bos and add_eos puts a token before and behind a text: BOS and EOS, or what the
+  // file's post-processor adds.
+  bool begins_texts() const;
+  bool ends_texts() const;
+  // The vocabulary has no BOS and says so: "bos_token": null, or a tiktoken family without one.
+  bool without_bos() const;
+
+  // 16 hex digits of what defines the ids: the tokenizer file's bytes and what tokenizer_config.json adds to
+  // them (BOS, EOS, further tokens). Equal for copies, whatever their paths.
+  const std::string& hash() const;
 
  private:
   struct Impl;
@@ -53,5 +63,9 @@ class Tokenizer {
 // The files of the tokenizer at `path` (as load() takes it), name -> content, as they belong beside a model's
 // weights: whatever of them is there. Empty when there is no tokenizer.
 std::map<std::string, std::string> tokenizer_files(const std::filesystem::path& path);
+
+// A warning for each of BOS and EOS that texts get none of, with the file to add and what it means for
+// packing. `path`: where the tokenizer was loaded from.
+void warn_of_missing_tokens(const Tokenizer& tokenizer, const std::filesystem::path& path);
 
 }  // namespace hyperion

@@ -248,6 +248,8 @@ void apply_tokenizer_config(const std::filesystem::path& file, TokenizerSpec& sp
   if (!std::filesystem::exists(path)) return;
   const json document = parse(path);
   const Node root(&document, path.string());
+  if (document.is_object() && document.contains("bos_token") && root["bos_token"].is_null())
+    spec.without_bos = spec.bos.empty();
   // a special token is a string, or an object with the string in `content`
   for (const char* key :
        {"bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token"}) {

@@ -31,6 +31,7 @@ struct TokenizerSpec {
   std::vector<AddedToken> added;
   std::vector<int32_t> prefix, suffix;  // put around every text
   std::string bos, eos;                 // content of BOS and EOS; empty: none
+  bool without_bos = false;             // there is none, and the files say so
 
   // Enters a token of the model. Throws Error(kBadData) for an id in use or out of range.
   void add_model_token(const std::string& name, const std::string& bytes, bool is_word, int64_t id,

@@ -30,17 +30,30 @@ InferenceEngine make_engine(const CommandLine::Look& options, const ModelSource&
   return {source.args, device, dtype, source.load};
 }
 
-// The part of a job's configuration that finds tokenizer and data.
+// The part of a job's configuration that finds the tokenizer.
 JobConfig job_config(const CommandLine::Look& options, const ModelSource& source) {
   JobConfig config;
   config.model.hf_assets_path = options.tokenizer.empty() ? source.tokenizer : options.tokenizer;
   return config;
 }
 
+// The tokenizer of the command, which is the one that the weights were trained with.
+DataSetup matching_tokenizer(const CommandLine::Look& options, const ModelSource& source) {
+  DataSetup data = load_tokenizer(job_config(options, source));
+  require_same_tokenizer(options.checkpoint, source.stored,
+                         {.path = data.tokenizer_path,
+                          .hash = data.tokenizer->hash(),
+                          .chosen_by = options.tokenizer.empty() ? source.tokenizer_by : "--tokenizer",
+                          .key = "--tokenizer {}",
+                          .allow = "--allow-other-tokenizer",
+                          .allowed = options.allow_other_tokenizer});
+  return data;
+}
+
 }  // namespace
 
 ExitCode generate_command(const CommandLine::Generate& options, const ModelSource& source) {
-  const DataSetup data = load_tokenizer(job_config(options, source));
+  const DataSetup data = matching_tokenizer(options, source);
   const InferenceEngine engine = make_engine(options, source);
   const SamplingOptions sampling = {options.max_tokens, options.temperature, options.top_k, options.seed};
   print_text(options.prompt);
@@ -57,8 +70,11 @@ ExitCode eval_command(const CommandLine::Eval& options, const ModelSource& sourc
   config.validation.dataset_path = options.data;
   config.validation.seq_len = options.seq_len;
   config.validation.local_batch_size = options.batch_size;
-  const DataSetup data = load_tokenizer(config);
-  const auto loader = validation_loader(config, data, {.vocab_size = source.args.vocab_size}, "--data");
+  config.validation.text_field = options.text_field;
+  const DataSetup data = matching_tokenizer(options, source);
+  const DataKeys keys = {"--data", "--text-field"};
+  check_validation_documents(config, keys);
+  const auto loader = validation_loader(config, data, {.vocab_size = source.args.vocab_size}, keys);
   InferenceEngine engine = make_engine(options, source);
   const Evaluation result = evaluate(engine, *loader, options.max_batches);
   print_text(options.json ? evaluation_json(result, options.checkpoint, options.data)

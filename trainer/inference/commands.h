@@ -6,14 +6,17 @@
 #include "base/error.h"
 #include "trainer/config/command_line.h"
 #include "trainer/inference/engine.h"
+#include "trainer/job_record.h"
 
 namespace hyperion {
 
 // What the commands need of a checkpoint, whatever its format.
 struct ModelSource {
   ModelArgs args;
-  LoadWeights load;       // the weights, or their average
-  std::string tokenizer;  // hf_assets_path of the configuration that it was trained with
+  LoadWeights load;          // the weights, or their average
+  std::string tokenizer;     // path for resolve_input(): see ModelOrigin
+  std::string tokenizer_by;  // who says so
+  TokenizerRecord stored;    // the tokenizer that the weights were trained with
 };
 
 // Prints the continuation as it is made.

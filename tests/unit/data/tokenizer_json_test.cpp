@@ -1,4 +1,5 @@
 // Hostile and unsupported tokenizer files: an error that names the place, never a crash.
+#include <algorithm>
 #include <functional>
 #include <random>
 
@@ -145,4 +146,50 @@ TEST_CASE("a damaged tokenizer_config is an error") {
     hyperion::write_file_atomic(folder.path() / "tokenizer_config.json", bad);
     CHECK_THAT(failure(folder), Catch::Contains("tokenizer_config.json"));
   }
+}
+
+TEST_CASE("a tokenizer's hash is of what defines the ids and not of its path or its other files") {
+  const TokenizerFolder folder;
+  const auto hash = [&] { return Tokenizer::load(folder.path())->hash(); };
+  const auto config = [&](const std::string& text) {
+    hyperion::write_file_atomic(folder.path() / "tokenizer_config.json", text);
+  };
+  const std::string original = Tokenizer::load(kSmallTokenizer)->hash();
+  CHECK(original.size() == 16);
+  CHECK(hash() == original);
+  const std::string names = R"("bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>")";
+  config("{" + names + R"(, "chat_template": "another", "model_max_length": 7})");
+  CHECK(hash() == original);
+  config(R"({"eos_token": "<|end_of_text|>"})");
+  CHECK(hash() != original);
+  config("{" + names + R"(, "pad_token": "<|a new one|>"})");
+  CHECK(hash() != original);
+  config("{" + names + "}");
+  folder.write(folder.text() + " ");
+  CHECK(hash() != original);
+}
+
+TEST_CASE("a tokenizer says whether texts begin and end with a token") {
+  const TokenizerFolder folder;
+  const auto load = [&](const std::string& config) {
+    std::filesystem::remove(folder.path() / "tokenizer_config.json");
+    if (!config.empty()) hyperion::write_file_atomic(folder.path() / "tokenizer_config.json", config);
+    return Tokenizer::load(folder.path());
+  };
+  const auto none = load("");
+  CHECK_FALSE((none->begins_texts() || none->ends_texts() || none->without_bos()));
+  const auto null = load(R"({"bos_token": null, "eos_token": "<|end_of_text|>"})");
+  CHECK((null->without_bos() && null->ends_texts() && !null->begins_texts()));
+  json content = folder.content();  // as Llama 3's: the post-processor puts BOS before every text
+  const json id = std::ranges::find_if(content["added_tokens"], [](const json& token) {
+                    return token["content"] == "<|begin_of_text|>";
+                  })->at("id");
+  const json begin = {{"SpecialToken", {{"id", "B"}, {"type_id", 0}}}},
+             text = {{"Sequence", {{"id", "A"}, {"type_id", 0}}}};
+  content["post_processor"] = {{"type", "TemplateProcessing"},
+                               {"single", {begin, text}},
+                               {"pair", json::array()},
+                               {"special_tokens", {{"B", {{"id", "B"}, {"ids", {id}}, {"tokens", {"B"}}}}}}};
+  folder.write(content);
+  CHECK(load("")->begins_texts());
 }

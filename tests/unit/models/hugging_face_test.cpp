@@ -191,6 +191,9 @@ TEST_CASE("an exported config.json describes the same model") {
   CHECK(config["dtype"] == "bfloat16");
   CHECK(config["eos_token_id"] == 7);
   CHECK(config["bos_token_id"].is_null());
+  CHECK(nlohmann::json::parse(hf_generation_config({.bos_token_id = 5, .eos_token_id = 7})) ==
+        nlohmann::json({{"_from_model_config", true}, {"bos_token_id", 5}, {"eos_token_id", 7}}));
+  CHECK(hf_generation_config({}).empty());
   CHECK_THROWS_WITH(hf_config(model_args("llama3", "debugmodel", {.qk_norm = true}), {}),
                     Contains("qk_norm"));
   CHECK_THROWS_WITH(

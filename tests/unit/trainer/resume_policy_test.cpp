@@ -154,16 +154,6 @@ TEST_CASE("C6 what a configuration cannot bring back is refused by name") {
              Contains("model.rope_theta"));
   CHECK_NOTHROW(resume(config({{"checkpoint.on_config_change", "override"}}), 4, other));
   other = facts();
-  other.data = 1;
-  for (const char* policy : {"keep", "override"})
-    CHECK_THAT(refusal([&] {
-                 resume(config({{"checkpoint.on_config_change", policy}}), 4, other);
-               }),
-               Contains("data: saved 0000000000000abc") && Contains("exclude_from_loading"));
-  std::set<std::string> without = all();
-  without.erase("dataloader");
-  CHECK_NOTHROW(resume(config(), 4, other, without));
-  other = facts();
   other.global_batch_size = 24;  // three ranks of 8 sequences cannot make the saved 16
   other.data_parallel_degree = 3;
   CHECK_THAT(refusal([&] {
@@ -174,6 +164,48 @@ TEST_CASE("C6 what a configuration cannot bring back is refused by name") {
   CHECK(
       resume(config({{"checkpoint.on_config_change", "keep"}}), 4, other).config.training.global_batch_size ==
       16);
+}
+
+TEST_CASE("other data are refused with both places and no remedy that is refused in turn") {
+  ResumeRequest request{
+      LoadSource::kOwn, all(), fresh_plan(config(), facts()).trajectory, 4, 0x1234567800000000,
+      "/old/data.jsonl"};
+  TrajectoryFacts now = facts();
+  now.data_place = "/new/data.jsonl";
+  for (const char* policy : {"error", "keep", "override"}) {
+    const std::string text = refusal([&] {
+      resume_plan(config({{"checkpoint.on_config_change", policy}}), now, request);
+    });
+    CHECK_THAT(text, Contains("/old/data.jsonl (fingerprint 12345678) there, /new/data.jsonl (fingerprint "
+                              "00000000) here, chosen by training.dataset_path (default)") &&
+                         Contains("set checkpoint.exclude_from_loading = [\"dataloader\"]") &&
+                         !Contains("on_config_change"));
+  }
+  // Beside other changes in the same message; also where the curve is not loaded, or has no record.
+  CHECK_THAT(refusal([&] {
+               resume_plan(config({{"optimizer.lr", "0.2"}}), now, request);
+             }),
+             Contains("optimizer.lr: saved 0.1") && Contains("/old/data.jsonl"));
+  request.stored.reset();
+  request.data_place.clear();
+  CHECK_THAT(refusal([&] { resume_plan(config(), now, request); }), Contains("data that it does not name"));
+  request.components.erase("dataloader");
+  CHECK_NOTHROW(resume_plan(config(), now, request));
+}
+
+TEST_CASE("how a part is left out follows from the keys that choose parts") {
+  const auto remedy = [](const std::vector<Override>& keys, LoadSource source = LoadSource::kOwn) {
+    return leave_out_remedy(config(keys).config, source, "dataloader");
+  };
+  CHECK(remedy({}) == "set checkpoint.exclude_from_loading = [\"dataloader\"]");
+  CHECK(remedy({{"checkpoint.exclude_from_loading", "rng"}}) ==
+        "set checkpoint.exclude_from_loading = [\"rng\", \"dataloader\"]");
+  CHECK(remedy({{"checkpoint.components", "model,dataloader"}}) ==
+        "take dataloader out of checkpoint.components");
+  const std::vector<Override> elsewhere = {{"checkpoint.initial_load_path", "x/step-1"},
+                                           {"checkpoint.resume_mode", "continue"}};
+  CHECK_THAT(remedy(elsewhere), Contains("resume_mode = \"recover\""));
+  CHECK_THAT(remedy(elsewhere, LoadSource::kInitial), !Contains("resume_mode"));
 }
 
 TEST_CASE("C7 transfer takes the weights and starts everything else anew") {

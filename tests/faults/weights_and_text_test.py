@@ -1,0 +1,311 @@
+"""Where weights meet text: which model and tokenizer a checkpoint says it is of, and what is said when the tokenizer or
+the data are others.
+
+    python3 tests/faults/weights_and_text_test.py build/hyperion
+
+Standard library only. Every way out that a message names is tried.
+"""
+
+import json
+import re
+import shutil
+import subprocess
+
+from checkpoints import CheckpointTest
+from jobs import BINARY, ROOT, JobTest, main
+
+TOKENIZER = ROOT / "tests" / "assets" / "tokenizer"
+
+
+class TextTest(CheckpointTest):
+    def setUp(self):
+        super().setUp()
+        self.other = self.copy_tokenizer("other", {"bos_token": "<|begin_of_text|>"})  # the same file, without EOS
+
+    def copy_tokenizer(self, name, config):
+        folder = self.folder / name
+        shutil.copytree(TOKENIZER, folder)
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+        return folder
+
+    def run_program(self, *arguments, code=0, says=()):
+        done = subprocess.run([BINARY, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                              timeout=60, cwd=self.folder)
+        self.assertEqual(done.returncode, code, done.stdout)
+        for text in says:
+            self.assertIn(text, done.stdout)
+        return done.stdout
+
+    def generate(self, checkpoint, *options, **expected):
+        return self.run_program("generate", checkpoint, "--prompt=It was", "--max-tokens=2", *options, **expected)
+
+    def without_record(self, step):
+        """As checkpoints of before were, and as other programs' are: without hyperion.json."""
+        old = self.folder / "old" / step.name
+        shutil.copytree(step, old)
+        (old / "hyperion.json").unlink()
+        return old
+
+
+class Model(TextTest):
+    """The default last save is the weights alone: it says which model it is of, as every other save does."""
+
+    default = ["--checkpoint.last_save_model_only"]
+
+    def test_the_default_last_save_generates_and_evaluates_and_converts_with_nothing_else_named(self):
+        self.run_job(*self.default, code=0)
+        for step in (3, 8):
+            self.generate(self.step(step), says=["It was"])
+        self.assertEqual(self.manifest(8)["kind"], "model")
+        self.run_program("eval", self.step(8), "--data=data.jsonl", "--seq-len=32", says=["perplexity"])
+        self.run_program("ckpt", "convert", self.step(8), "model", "--to=safetensors")
+        self.generate("model", says=["It was"])
+
+    def test_a_seed_and_converted_checkpoints_say_which_model_they_are_of(self):
+        self.run_job("--checkpoint.create_seed_checkpoint", *self.default, code=0)
+        self.run_program("ckpt", "convert", self.step(0), "model", "--to=safetensors", "--dtype=bfloat16")
+        self.run_program("ckpt", "convert", "model", "back/step-0", "--to=dcp")
+        self.run_program("ckpt", "convert", "back/step-0", "again/step-0", "--to=dcp", "--dtype=float32")
+        self.run_program("ckpt", "convert", "model", "small", "--to=safetensors", "--dtype=float16")
+        self.assertEqual(json.loads((self.folder / "small/config.json").read_text())["dtype"], "float16")
+        for checkpoint in (self.step(0), "model", "back/step-0", "again/step-0", "small"):
+            self.generate(checkpoint, says=["It was"])
+            self.generate(checkpoint, f"--tokenizer={self.other}", code=2, says=["trained with another tokenizer"])
+
+    def test_a_full_save_of_before_still_names_its_model(self):
+        self.run_job("--training.steps=3", code=0)
+        self.generate(self.without_record(self.step(3)), says=["could not be compared", "It was"])
+
+    def test_eval_prints_json_alone_whatever_is_said_about_the_checkpoint(self):
+        self.run_job("--training.steps=3", code=0)
+        done = subprocess.run([BINARY, "eval", self.without_record(self.step(3)), "--data=data.jsonl", "--seq-len=32",
+                               "--json", f"--tokenizer={self.other}"], capture_output=True, text=True, timeout=60,
+                              cwd=self.folder)
+        self.assertGreater(json.loads(done.stdout)["tokens"], 0)
+        for text in ("could not be compared", "names no EOS"):
+            self.assertIn(text, done.stderr)
+
+    def test_weights_alone_of_before_need_their_toml_file(self):
+        self.run_job(*self.default, code=0)
+        old = self.without_record(self.step(8))
+        self.generate(old, code=2, says=["does not say which model it is of", "--config"])
+        self.generate(old, "--config=job.toml", says=["could not be compared", "It was"])
+
+    def test_an_export_stops_where_the_tokenizer_says_and_has_the_positions_it_was_trained_on(self):
+        self.run_job("--checkpoint.last_save_in_hf", *self.default, code=0)
+        self.run_program("ckpt", "convert", self.step(6), "model", "--to=safetensors")
+        shutil.copytree(self.step(8), self.folder / "last")
+        tokens = {token["content"]: token["id"] for token in
+                  json.loads((TOKENIZER / "tokenizer.json").read_text())["added_tokens"]}
+        for folder in ("last", "model"):
+            config, generation = (json.loads((self.folder / folder / name).read_text())
+                                  for name in ("config.json", "generation_config.json"))
+            for values in (config, generation):
+                self.assertEqual(values["bos_token_id"], tokens["<|begin_of_text|>"])
+                self.assertEqual(values["eos_token_id"], tokens["<|end_of_text|>"])
+            self.assertEqual(config["max_position_embeddings"], 32)  # training.seq_len
+            self.generate(folder, f"--tokenizer={self.other}", code=2, says=["trained with another tokenizer"])
+        self.run_program("ckpt", "convert", "last", "again/step-8", "--to=dcp")
+        self.generate("again/step-8", says=["It was"])
+
+    def test_a_longer_text_than_the_model_was_trained_on_is_refused(self):
+        self.run_job(*self.default, code=0)
+        self.run_program("generate", self.step(8), f"--prompt={'It was ' * 40}", code=2, says=["the model's 32 positions"])
+
+    def test_an_export_leaves_out_a_tokenizer_that_the_weights_were_not_trained_with(self):
+        own = self.copy_tokenizer("own", json.loads((TOKENIZER / "tokenizer_config.json").read_text()))
+        self.run_job(f"--model.hf_assets_path={own}", *self.default, code=0)
+        shutil.copy(self.other / "tokenizer_config.json", own)
+        self.run_program("ckpt", "convert", self.step(8), "model", "--to=safetensors",
+                         says=["is not the tokenizer that the weights were trained with"])
+        self.assertFalse((self.folder / "model" / "tokenizer.json").exists())
+
+
+class Tokenizers(TextTest):
+    """The tokenizer's hash is compared wherever weights meet text; a message names both, and ways out that work."""
+
+    def both(self, text):
+        for folder in (TOKENIZER, self.other):
+            self.assertRegex(text, re.escape(str(folder)) + r" \(hash [0-9a-f]{8}\)")
+        self.assertNotIn("on_config_change", text)
+
+    def test_a_resume_with_another_tokenizer_names_both_and_its_ways_out_work(self):
+        self.run_job("--training.steps=3", "--lr_scheduler.total_steps=8", code=0)
+        wrong = ["--lr_scheduler.total_steps=8", f"--model.hf_assets_path={self.other}"]
+        text = self.run_job(*wrong, code=2, says=["chosen by model.hf_assets_path (command line)"]).text()
+        self.both(text)
+        self.assertIn(f'set model.hf_assets_path = "{TOKENIZER}"', text)
+        self.assertIn("set checkpoint.allow_other_tokenizer = true, and set checkpoint.exclude_from_loading = "
+                      '["dataloader"]', text)
+        allow = "--checkpoint.allow_other_tokenizer"
+        self.run_job(*wrong, allow, code=2, says=["beside checkpoint.allow_other_tokenizer = true, set "
+                                                  'checkpoint.exclude_from_loading = ["dataloader"]'])
+        self.run_job(*wrong, allow, "--checkpoint.exclude_from_loading=dataloader", "--training.steps=4", code=0,
+                     says=["trained with another tokenizer", "WARNING", "Training starts at step 4"])
+        self.run_job(*wrong, "--training.steps=5", code=0, says=["Training starts at step 5"])  # now it is the weights'
+        shutil.rmtree(self.step(5)), shutil.rmtree(self.step(4))
+        self.run_job(f"--model.hf_assets_path={TOKENIZER}", code=0, says=["Training starts at step 4"])
+
+    def test_a_tokenizer_that_changed_in_its_place_is_found(self):
+        own = self.copy_tokenizer("own", json.loads((TOKENIZER / "tokenizer_config.json").read_text()))
+        job = [f"--model.hf_assets_path={own}", "--lr_scheduler.total_steps=8"]
+        self.run_job(*job, "--training.steps=3", code=0)
+        before = (own / "tokenizer_config.json").read_text()
+        shutil.copy(self.other / "tokenizer_config.json", own)
+        self.run_job(*job, code=2, says=[f"({own} does not any more)"])
+        self.generate(self.step(3), code=2, says=["chosen by the checkpoint", f"({own} does not any more)"])
+        (own / "tokenizer_config.json").write_text(before)
+        self.run_job(*job, code=0, says=["Training starts at step 4"])
+
+    def test_transfer_and_initial_load_compare_the_tokenizer(self):
+        self.run_job(code=0)
+        for kind, options in (("initial", []), ("transfer", ["--checkpoint.resume_mode=transfer"])):
+            with self.subTest(kind=kind):
+                start = [f"--checkpoint.initial_load_path={self.step(8)}", f"--checkpoint.folder={kind}", *options]
+                text = self.run_job(*start, f"--model.hf_assets_path={self.other}", code=2).text()
+                self.both(text)
+                self.assertNotIn("exclude_from_loading", text)  # the position in the data is not loaded
+                self.run_job(*start, f"--model.hf_assets_path={self.other}", "--checkpoint.allow_other_tokenizer",
+                             "--training.steps=2", code=0)
+                shutil.rmtree(self.folder / "out" / kind)
+                self.run_job(*start, f"--model.hf_assets_path={TOKENIZER}", "--training.steps=2", code=0)
+
+    def test_an_initial_load_of_an_export_compares_the_tokenizer(self):
+        self.run_job("--training.steps=3", code=0)
+        self.run_program("ckpt", "convert", self.step(3), "model", "--to=safetensors")
+        start = ["--checkpoint.initial_load_in_hf", "--training.steps=2", f"--model.hf_assets_path={self.other}",
+                 f"--checkpoint.initial_load_path={self.folder}/model"]
+        self.run_job(*start, "--checkpoint.folder=a", code=2, says=["trained with another tokenizer"])
+        self.run_job(*start, "--checkpoint.folder=a", "--checkpoint.allow_other_tokenizer", code=0)
+
+    def test_generate_and_eval_compare_the_tokenizer(self):
+        self.run_job("--training.steps=3", code=0)
+        for command in (["generate", self.step(3), "--prompt=It was", "--max-tokens=2"],
+                        ["eval", self.step(3), "--data=data.jsonl", "--seq-len=32"]):
+            text = self.run_program(*command, f"--tokenizer={self.other}", code=2, says=["chosen by --tokenizer"])
+            self.both(text)
+            self.assertIn(f"set --tokenizer {TOKENIZER}; to use this one all the same, set --allow-other-tokenizer", text)
+            self.run_program(*command, "--tokenizer", TOKENIZER)
+            self.run_program(*command, f"--tokenizer={self.other}", "--allow-other-tokenizer", says=["allowed by"])
+
+    def test_a_checkpoint_that_does_not_say_is_loaded_with_one_line(self):
+        self.run_job("--training.steps=3", code=0)
+        job = self.run_job(f"--checkpoint.initial_load_path={self.without_record(self.step(3))}", "--training.steps=1",
+                           "--checkpoint.folder=new", f"--model.hf_assets_path={self.other}", code=0)
+        self.assertEqual(job.text().count("could not be compared"), 1, job.text())
+
+    def test_ranks_with_other_tokenizers_are_named(self):
+        configs = [TOKENIZER / "tokenizer_config.json", self.other / "tokenizer_config.json"]
+        shared = []
+        for rank in range(2):
+            (self.folder / f"node{rank}").mkdir()
+            shutil.copytree(TOKENIZER, self.folder / f"node{rank}" / "tokenizer")
+            shutil.copy(configs[rank], self.folder / f"node{rank}" / "tokenizer")
+            shared.append(["env", f"--chdir={self.folder}/node{rank}"])
+        self.run_job("--model.hf_assets_path=tokenizer", ranks=2, before=dict(enumerate(shared)), code=2,
+                     says=["tokenizer"])
+
+
+class Data(TextTest):
+    def test_a_resume_on_other_data_names_both_and_its_ways_out_work(self):
+        self.run_job("--training.steps=3", "--lr_scheduler.total_steps=8", code=0)
+        (self.folder / "other.jsonl").write_text(json.dumps({"text": "Other words. " * 40}) + "\n")
+        wrong = [f"--training.dataset_path={self.folder}/other.jsonl", "--lr_scheduler.total_steps=8"]
+        for policy in ("error", "keep", "override"):
+            text = self.run_job(*wrong, f"--checkpoint.on_config_change={policy}", code=2).text()
+            for name in ("data", "other"):
+                self.assertRegex(text, re.escape(f"{self.folder}/{name}.jsonl") + r" \(fingerprint [0-9a-f]{8}\)")
+            self.assertIn("chosen by training.dataset_path (command line)", text)
+            self.assertIn('set checkpoint.exclude_from_loading = ["dataloader"]', text)
+            self.assertNotIn("Set checkpoint.on_config_change", text)
+        self.run_job(*wrong, "--checkpoint.exclude_from_loading=dataloader", "--training.steps=4", code=0,
+                     says=["Training starts at step 4"])
+        shutil.rmtree(self.step(4))
+        self.run_job("--lr_scheduler.total_steps=8", code=0, says=["Training starts at step 4"])
+
+    def test_the_way_out_works_for_a_job_that_started_elsewhere(self):
+        self.run_job("--training.steps=3", "--lr_scheduler.total_steps=8", code=0)
+        (self.folder / "other.jsonl").write_text(json.dumps({"text": "Other words. " * 40}) + "\n")
+        start = [f"--checkpoint.initial_load_path={self.step(3)}", "--checkpoint.no_initial_load_model_only",
+                 "--checkpoint.folder=second", "--lr_scheduler.total_steps=8"]
+        self.run_job(*start, "--checkpoint.resume_mode=continue", "--training.steps=4", code=0)
+        wrong = [*start, f"--training.dataset_path={self.folder}/other.jsonl"]
+        self.run_job(*wrong, "--checkpoint.resume_mode=continue", code=2,
+                     says=['set checkpoint.resume_mode = "recover" and checkpoint.exclude_from_loading = ["dataloader"]'])
+        self.run_job(*wrong, "--checkpoint.resume_mode=recover", "--checkpoint.exclude_from_loading=dataloader",
+                     "--training.steps=5", code=0, says=["Training starts at step 5"])
+
+    def test_another_text_field_is_other_data(self):
+        lines = [{"text": f"Document {i} has words.", "body": f"Another text, number {i}."} for i in range(100)]
+        (self.folder / "data.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        self.run_job("--training.steps=3", "--lr_scheduler.total_steps=8", code=0)
+        self.run_job("--training.text_field=body", "--lr_scheduler.total_steps=8", code=2,
+                     says=['data.jsonl, field "body" (fingerprint', "training.text_field (command line)"])
+
+
+class Fields(JobTest):
+    """The field of the text: chosen by a key, looked at before anything starts."""
+
+    def write(self, name, *lines):
+        path = self.folder / name
+        path.write_bytes(b"".join((line if isinstance(line, bytes) else json.dumps(line).encode()) + b"\n" for line in lines))
+        return path
+
+    def test_a_field_that_is_not_there_is_found_in_every_file_before_the_job_starts(self):
+        (self.folder / "many").mkdir()
+        good = {"content": "Some words to learn. " * 20, "url": "x"}
+        for i in range(3):
+            self.write(f"many/{i}.jsonl", good, good)
+        job = [f"--training.dataset_path={self.folder}/many"]
+        text = self.run_job(*job, code=65, says=['many/0.jsonl:1: has no field "text" (training.text_field)',
+                                                 'its fields are: "content", "url"']).text()
+        self.assertNotIn("Device:", text)
+        self.run_job(*job, "--training.text_field=content", "--training.steps=2", code=0)
+        self.write("many/2.jsonl", {"contents": "x"})
+        self.run_job(*job, "--training.text_field=content", code=65,
+                     says=["many/2.jsonl:1:", "did you mean contents?", "set training.text_field"])
+
+    def test_validation_reads_the_same_field_unless_it_names_its_own(self):
+        data = self.write("content.jsonl", *[{"content": f"Some words to learn, {i}. " * 5} for i in range(50)])
+        body = self.write("body.jsonl", *[{"body": "Some words to learn. " * 10}] * 5)
+        job = [f"--training.dataset_path={data}", "--training.text_field=content", "--training.steps=1",
+               "--validation.enable", "--validation.dataset=jsonl", "--validation.seq_len=32"]
+        self.run_job(*job, f"--validation.dataset_path={data}", code=0)
+        text = self.run_job(*job, f"--validation.dataset_path={body}", code=65, says=["body.jsonl:1:"]).text()
+        self.assertNotIn("Device:", text)
+        self.run_job(*job, f"--validation.dataset_path={body}", "--validation.text_field=body", code=0)
+        self.run_job(*job, f"--validation.dataset_path={body}", "--validation.text_field=txt", code=65,
+                     says=["set validation.text_field"])
+
+    def test_tokenize_takes_the_field(self):
+        data = self.write("content.jsonl", *[{"content": "Some words."}] * 5)
+        tokenize = [BINARY, "tokenize", "--out=shard", data]
+        run = lambda *options: subprocess.run([*tokenize, *options], cwd=self.folder, capture_output=True, text=True,
+                                              timeout=60)
+        refused = run()
+        self.assertEqual(refused.returncode, 65, refused)
+        self.assertIn("set --text-field", refused.stderr)
+        self.assertFalse((self.folder / "shard").exists())
+        self.assertEqual(run("--text-field=content").returncode, 0)
+
+    def test_bytes_that_are_not_utf8_are_read_and_said_once(self):
+        data = self.write("latin.jsonl", *[b'{"text": "caf\xe9 and some more words to fill the sequence"}'] * 50)
+        job = self.run_job(f"--training.dataset_path={data}", "--training.steps=2", code=0)
+        self.assertGreaterEqual(job.text().count("WARNING"), 1)
+        self.assertIn("holds bytes that are not UTF-8: they are read as U+FFFD", job.text())
+
+    def test_a_tokenizer_without_bos_or_eos_is_a_warning_that_names_the_file_to_add(self):
+        bare = self.folder / "bare"
+        bare.mkdir()
+        shutil.copy(TOKENIZER / "tokenizer.json", bare)
+        job = [f"--model.hf_assets_path={bare}", "--training.steps=1"]
+        text = self.run_job(*job, code=0).text()
+        for name in ("BOS", "EOS"):
+            self.assertRegex(text, rf"WARNING - the tokenizer at .*bare names no {name}.*add the file "
+                                   rf".*bare/tokenizer_config.json with \"{name.lower()}_token\"")
+        shutil.copy(TOKENIZER / "tokenizer_config.json", bare)
+        self.assertNotIn("WARNING", self.run_job(*job, code=0).text())
+
+
+if __name__ == "__main__":
+    main()

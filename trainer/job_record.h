@@ -1,0 +1,58 @@
+// What a checkpoint says about the job that made its weights, whatever part of the state it holds: the
+// model's configuration, the tokenizer and the data. Every save of ours has it in hyperion.json; an export
+// for Hugging Face has config.json and the tokenizer's files instead, and the tokenizer's hash in its
+// safetensors.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "checkpoint/loader.h"
+#include "trainer/config/job_config.h"
+
+namespace hyperion {
+
+struct TokenizerRecord {
+  std::string path;      // where it was
+  std::string hash;      // Tokenizer::hash(); "" when the checkpoint does not say
+  bool recorded = true;  // false: it lies beside weights that do not say what they were trained with
+};
+
+struct JobRecord {
+  std::optional<JobConfig::Model> model;  // with max_seq_len
+  TokenizerRecord tokenizer;
+  std::string data;  // where the documents were, for messages
+};
+
+// The [model] table with model.args.max_seq_len as it is documented: training.seq_len unless set.
+JobConfig::Model model_with_positions(const JobConfig& config);
+
+// Lines for a manifest's facts, and back. read_record() finds the tokenizer of a folder of safetensors in its
+// notes, or else beside the weights. Throws Error for lines that cannot be read.
+std::map<std::string, std::string> record_facts(const JobRecord& record);
+JobRecord read_record(const OpenCheckpoint& checkpoint);
+
+// The record's model, or the one in train_state.config of checkpoints that have no record of it; nothing for
+// other programs' checkpoints.
+std::optional<JobConfig::Model> saved_model(const OpenCheckpoint& checkpoint);
+
+// The note that an export for Hugging Face carries in its safetensors: see plan_safetensors.
+std::map<std::string, std::string> tokenizer_note(const std::string& hash);
+
+// The tokenizer that text of this job or command goes through.
+struct TokenizerChoice {
+  std::string path, hash;
+  std::string chosen_by;  // "model.hf_assets_path (job.toml:3:1)", "--tokenizer"
+  std::string key;        // names another one: "model.hf_assets_path = \"{}\"", "--tokenizer {}"
+  std::string allow;      // what allows this one all the same, for the message
+  bool allowed = false;   // and whether that is set
+};
+
+// Weights of `checkpoint` meet text. Throws Error(kUsage) with both tokenizers and the ways out when they
+// differ; logs one line when that is allowed, or when the checkpoint does not say. True when they differ.
+bool require_same_tokenizer(const std::filesystem::path& checkpoint, const TokenizerRecord& stored,
+                            const TokenizerChoice& chosen);
+
+}  // namespace hyperion
