@@ -5,6 +5,9 @@
 Tests are named after the acceptance checks (C4, C8) and the fault cell (F-C9) that they show.
 """
 
+import re
+import shutil
+
 from checkpoints import CheckpointTest
 from jobs import main
 
@@ -25,6 +28,42 @@ class Curve(CheckpointTest):
         self.assertEqual(rates[8:], [8e-4 * 0.1] * 12)
         self.assertEqual(rates[4:], sorted(rates[4:], reverse=True))  # once it falls it never rises
         self.assertLess(max(curve[step][0] for step in range(9, 21)), curve[5][0])
+
+    def refused(self, *options):
+        """What a job that would train at a rate of 0 prints, and its two remedies as options, as they are printed."""
+        text = self.run_job(*options, code=2, says=["would learn nothing"]).text()
+        keys = re.findall(r'([a-z_]+\.[a-z_]+) = ("?)([\w.]+)\2', text[text.index("learn nothing: set"):])
+        (curve,), floor = [[f"--{key}={value}" for key, _, value in keys if (key == "lr_scheduler.total_steps") == first]
+                           for first in (True, False)]
+        return text, [curve], floor
+
+    def test_a_finished_run_is_not_made_longer_at_a_rate_of_0_and_both_remedies_work_as_printed(self):
+        for last_save in ("--checkpoint.last_save_model_only", "--checkpoint.no_last_save_model_only"):
+            with self.subTest(last_save=last_save):
+                self.run_job(last_save, code=0)  # 8 steps: full checkpoints at 3 and 6, and the last one
+                finished = self.folder / "finished"
+                shutil.copytree(self.folder / "out", finished)
+                before = self.files()
+                text, *remedies = self.refused(last_save, "--training.steps=12")
+                self.assertIn("steps 9 to training.steps = 12", text)
+                self.assertEqual(self.files(), before)  # nothing was made and nothing removed
+                for remedy in remedies:
+                    with self.subTest(remedy=remedy):
+                        self.run_job(last_save, "--training.steps=12", *remedy, code=0, says=["step: 12"])
+                        rates = [self.curve()[step][2] for step in range(9, 13)]
+                        self.assertGreater(min(rates), 0)
+                        shutil.rmtree(self.folder / "out")
+                        shutil.copytree(finished, self.folder / "out")
+                shutil.rmtree(self.folder / "out")
+                shutil.rmtree(finished)
+
+    def test_a_first_start_with_a_curve_that_is_too_short_is_refused_and_both_remedies_work_as_printed(self):
+        short = ["--training.steps=4", "--lr_scheduler.total_steps=2"]
+        text, *remedies = self.refused(*short)
+        self.assertIn("steps 3 to training.steps = 4", text)
+        for remedy in remedies:
+            self.run_job(*short, *remedy, f"--checkpoint.folder={len(remedy)}{remedy[0][-1]}", code=0, says=["step:  4"])
+            self.assertGreater(self.curve()[4][2], 0)
 
 
 class Continue(CheckpointTest):
