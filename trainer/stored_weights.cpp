@@ -1,6 +1,7 @@
 #include "trainer/stored_weights.h"
 
 #include <algorithm>
+#include <set>
 
 #include <fmt/ranges.h>
 
@@ -62,6 +63,34 @@ void require_same_model(const ModelArgs& args, const std::filesystem::path& fold
         file.string(), fmt::join(differences, "; "));
 }
 
+std::string dimension_differences(const ModelArgs& args, const CheckpointIndex& index,
+                                  const std::map<std::string, std::string>& keys) {
+  std::vector<std::string> differences;
+  const auto compare = [&](const char* text, int64_t there, int64_t here) {
+    if (there != here) differences.push_back(fmt::format(fmt::runtime(text), there, here));
+  };
+  std::set<std::string> layers;
+  for (const auto& [name, key] : keys)
+    if (name.starts_with("layers.")) layers.insert(name.substr(0, name.find('.', 7)));
+  if (!layers.empty())
+    compare("{} layers there, {} here", static_cast<int64_t>(layers.size()), args.n_layers);
+  const auto compare_extent = [&](const char* name, size_t axis, const char* text, int64_t here) {
+    const auto key = keys.find(name);
+    if (key == keys.end()) return;
+    const auto record = index.tensors.find(key->second);
+    if (record != index.tensors.end() && record->second.shape.size() == 2)
+      compare(text, record->second.shape[axis], here);
+  };
+  compare_extent("tok_embeddings.weight", 1, "dim {} there, {} here", args.dim);
+  compare_extent("tok_embeddings.weight", 0, "a vocabulary of {} there, {} here", args.vocab_size);
+  compare_extent("layers.0.attention.wq.weight", 0, "n_heads x head_dim = {} there, {} here",
+                 args.n_heads * args.head_dim);
+  compare_extent("layers.0.attention.wk.weight", 0, "n_kv_heads x head_dim = {} there, {} here",
+                 args.n_kv_heads * args.head_dim);
+  compare_extent("layers.0.feed_forward.w1.weight", 0, "hidden_dim {} there, {} here", args.hidden_dim);
+  return fmt::format("{}", fmt::join(differences, "; "));
+}
+
 StoredWeights::StoredWeights(const std::filesystem::path& folder, const ModelArgs& args, bool ema)
     : checkpoint_(open_checkpoint(folder)) {
   const bool hugging_face = checkpoint_.index.layout == CheckpointIndex::Layout::kBareBytes;
@@ -71,6 +100,10 @@ StoredWeights::StoredWeights(const std::filesystem::path& folder, const ModelArg
   for (const auto& [key, record] : checkpoint_.index.tensors) keys.push_back(key);
   const std::map<std::string, std::string> all = NameMap().apply(keys);
   const StoredNames names = hugging_face ? hugging_face_names(args, all) : own_names(checkpoint_, all, ema);
+  if (const std::string differences = dimension_differences(args, checkpoint_.index, names.keys);
+      !differences.empty())
+    throw_data("{}: the checkpoint is of another model: {}; name the configuration of its own (--config)",
+               folder.string(), differences);
   for (const ParameterPtr& parameter : Transformer(args).parameters()) {
     TensorState& state = states_.emplace_back();
     state.key = parameter->fqn;

@@ -1,12 +1,12 @@
 // Weights as checkpoints store them, whatever wrote them: Hyperion, torchtitan or Hugging Face.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <filesystem>
 #include <map>
 #include <string>
 #include <vector>
+
+#include <ATen/core/Tensor.h>
 
 #include "base/parameter.h"
 #include "checkpoint/loader.h"
@@ -25,6 +25,11 @@ std::pair<std::string, StoredNames::RowMap> hugging_face_place(const ModelArgs& 
 
 // Throws Error(kUsage) when config.json beside Hugging Face's weights describes another model than `args`.
 void require_same_model(const ModelArgs& args, const std::filesystem::path& folder);
+
+// How a checkpoint's model is another one than `args`, by the shapes of its weights: "10 layers there, 8
+// here; dim 64 there, 32 here"; "" when nothing tells. `keys`: the parameter's name -> its key in the index.
+std::string dimension_differences(const ModelArgs& args, const CheckpointIndex& index,
+                                  const std::map<std::string, std::string>& keys);
 
 // Whole weights of a checkpoint, one parameter at a time, on one process: for evaluation and generation.
 class StoredWeights {

@@ -17,6 +17,7 @@
 #include "base/failpoint.h"
 #include "base/log.h"
 #include "base/progress.h"
+#include "checkpoint/misfit.h"
 #include "checkpoint/names.h"
 #include "models/hugging_face_config.h"
 #include "models/init.h"
@@ -129,6 +130,22 @@ Trainer::Trainer(const ResolvedConfig& resolved, const std::vector<std::string>&
 
 Trainer::~Trainer() = default;
 
+// Says how the models differ in one line, before names and shapes of tensors are compared.
+void Trainer::require_same_dimensions(const ChosenCheckpoint& chosen) const {
+  if (!chosen.components.contains("model")) return;
+  const auto& [path, source, step, hugging_face] = chosen.candidate;
+  if (hugging_face) require_same_model(model_args_, path);
+  const std::string differences =
+      dimension_differences(model_args_, chosen.checkpoint.index,
+                            hugging_face ? hugging_face_names(model_args_, chosen.names).keys : chosen.names);
+  if (!differences.empty())
+    throw_misfit(
+        "{}: the checkpoint is of another model than this job's: {}; give this job that model ([model], "
+        "[model.args]), or another {}",
+        path.string(), differences,
+        source == LoadSource::kOwn ? "checkpoint.folder for a new run" : "checkpoint.initial_load_path");
+}
+
 // What this run goes by: its configuration, and the trajectory of the checkpoint it continues.
 ResumePlan Trainer::make_plan() const {
   TrajectoryFacts facts;
@@ -142,6 +159,7 @@ ResumePlan Trainer::make_plan() const {
   facts.model = model_args_;
   const ChosenCheckpoint* chosen = access_.chosen();
   if (chosen == nullptr) return fresh_plan(configured_, facts);
+  require_same_dimensions(*chosen);
   ResumeRequest request;
   request.source = chosen->candidate.source;
   request.components = chosen->components;
@@ -217,10 +235,8 @@ void Trainer::make_components() {
 
 void Trainer::load_checkpoint() {
   if (access_.chosen() == nullptr) return;
-  checkpoints_->load([this](const ChosenCheckpoint& chosen) {
-    require_same_model(model_args_, chosen.candidate.path);
-    return hugging_face_names(model_args_, chosen.names);
-  });
+  checkpoints_->load(
+      [this](const ChosenCheckpoint& chosen) { return hugging_face_names(model_args_, chosen.names); });
   walk_.weights_changed();
   const ChosenCheckpoint& chosen = *access_.chosen();
   resumed_step_ = state_.step;

@@ -44,6 +44,7 @@ class Trainer {
   void agree() const;
   CheckpointAccess open_checkpoints() const;
   ResumePlan make_plan() const;
+  void require_same_dimensions(const ChosenCheckpoint& chosen) const;
   void make_components();
   void load_checkpoint();
   void continue_data();

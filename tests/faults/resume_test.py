@@ -7,9 +7,10 @@ Tests are named after the acceptance checks (C4, C8) and the fault cell (F-C9) t
 
 import re
 import shutil
+import subprocess
 
 from checkpoints import CheckpointTest
-from jobs import main
+from jobs import BINARY, main
 
 KILLED_BEFORE_AN_UPDATE = {"FAULT": "point=step.opt;action=kill"}
 
@@ -148,6 +149,55 @@ class Meshes(CheckpointTest):
                              *["--checkpoint.resume_mode=continue", "--checkpoint.no_initial_load_model_only"],
                              *[f"--checkpoint.initial_load_path={path}"], code=0)
                 self.assertEqual(self.contents(self.folder / "out" / f"{source}-{target}" / "step-1"), sources[source])
+
+
+class OtherModels(CheckpointTest):
+    def test_a_checkpoint_of_a_model_of_another_depth_is_refused_in_one_line_that_says_both(self):
+        self.run_job("--training.steps=3", "--lr_scheduler.total_steps=8", code=0)
+        weights = ["--checkpoint.folder=new", f"--checkpoint.initial_load_path={self.step(3)}"]
+        for options, says in ((["--model.args.n_layers=3"], "2 layers there, 3 here"),
+                              (["--model.args.dim=64"], "dim 32 there, 64 here"),
+                              (["--model.args.vocab_size=4096"], "a vocabulary of 2048 there, 4096 here"),
+                              (["--model.args.n_heads=4", "--model.args.head_dim=16"],
+                               "n_heads x head_dim = 32 there, 64 here; n_kv_heads x head_dim = 32 there, 64 here"),
+                              (["--model.args.n_layers=1", "--model.args.hidden_dim=64"], "2 layers there, 1 here; hidden_dim")):
+            for start in ([], weights):
+                with self.subTest(options=options, start=start):
+                    text = self.run_job(*options, *start, code=65, says=["of another model than this job's: " + says]).text()
+                    self.assertNotIn("layers.0", text)
+
+    def test_the_same_is_said_of_safetensors_without_a_configuration_and_by_eval(self):
+        self.run_job("--training.steps=1", code=0)
+        exported = self.folder / "exported"
+        config = ["--config", self.folder / "job.toml"]
+        self.tool("convert", self.step(1), exported, "--to", "safetensors", *config)
+        (exported / "config.json").unlink()
+        self.run_job("--checkpoint.folder=new", "--checkpoint.initial_load_in_hf", "--model.args.n_layers=3",
+                     f"--checkpoint.initial_load_path={exported}", code=65, says=["2 layers there, 3 here"])
+        other = self.folder / "other.toml"
+        other.write_text((self.folder / "job.toml").read_text().replace("n_layers = 2", "n_layers = 3"))
+        done = subprocess.run([BINARY, "eval", exported, "--config", other, "--data", self.folder / "data.jsonl"],
+                              capture_output=True, text=True, timeout=60)
+        self.assertEqual(done.returncode, 65, done.stderr)
+        self.assertIn("another model: 2 layers there, 3 here", done.stderr)
+
+    def test_weights_in_the_other_format_are_named_with_the_key_to_set(self):
+        self.run_job("--training.steps=1", code=0)
+        exported = self.folder / "exported"
+        self.tool("convert", self.step(1), exported, "--to", "safetensors", "--config", self.folder / "job.toml")
+        new, path, hf = "--checkpoint.folder=new", "--checkpoint.initial_load_path=", "--checkpoint.initial_load_in_hf"
+        dcp = self.step(1)
+        self.run_job(new, hf, f"{path}{dcp}", code=65,
+                     says=["a checkpoint in DCP format", "set checkpoint.initial_load_in_hf = false"])
+        self.run_job(new, f"{path}{exported}", code=65,
+                     says=["holds safetensors (Hugging Face's format)", "set checkpoint.initial_load_in_hf = true"])
+        self.run_job(new, f"{path}{self.steps_folder}", code=65, says=["holds no .metadata", "step-1 is in it"])
+        empty = self.folder / "empty"
+        empty.mkdir()
+        self.run_job(new, hf, f"{path}{empty}", code=65, says=["holds no safetensors"])
+        self.run_job(new, f"{path}{dcp}", "--training.steps=1", code=0)  # the remedies
+        shutil.rmtree(self.folder / "out" / "new")
+        self.run_job(new, hf, f"{path}{exported}", "--training.steps=1", code=0)
 
 
 class Seeds(CheckpointTest):

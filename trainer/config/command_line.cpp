@@ -15,6 +15,7 @@
 #include "base/nearest.h"
 #include "trainer/config/job_config.h"
 #include "trainer/config/reference.h"
+#include "trainer/config/suggest.h"
 
 namespace hyperion {
 namespace {
@@ -190,6 +191,23 @@ void require_known_commands(const CLI::App& app, const std::vector<std::string>&
                  did_you_mean(nearest_name(arguments[1], tools)));
 }
 
+// "; did you mean --training.steps?" for the first unknown option that is like one of `command`, or, where
+// those are taken, like a configuration key.
+std::string meant_by(const CLI::App& command, const std::vector<std::string>& extras, bool takes_keys) {
+  std::vector<std::string> options;
+  for (const CLI::Option* option : command.get_options())
+    for (const std::string& name : option->get_lnames()) options.push_back(name);
+  for (const std::string& extra : extras) {
+    if (!extra.starts_with("--")) continue;
+    std::string name = extra.substr(2, extra.find('=') - 2);
+    std::string meant = nearest_name(name, options);
+    std::replace(name.begin(), name.end(), '-', '_');
+    if (meant.empty() && takes_keys) meant = nearest_key(name);
+    if (!meant.empty()) return did_you_mean("--" + meant);
+  }
+  return "";
+}
+
 // Actions of subcommands that take no configuration keys.
 void refuse_overrides(const CommandLine& line, const char* subcommand) {
   if (!line.overrides.empty())
@@ -249,7 +267,11 @@ CommandLine parse_command_line(std::vector<std::string> arguments, int width) {
     if (train->parsed()) result.text += "\nOverrides:\n" + options_help(width);
     return result;
   } catch (const CLI::ParseError& error) {
-    throw_config("command line: {} (see hyperion --help)", error.what());
+    const CLI::App* command = &app;  // or the tool of a subcommand
+    while (!command->get_subcommands().empty()) command = command->get_subcommands().front();
+    const bool takes_keys = command == &app || command == train || command == config;
+    throw_config("command line: {}{} (see hyperion --help)", error.what(),
+                 meant_by(*command, app.remaining(/*recurse=*/true), takes_keys));
   }
 
   if (version) {

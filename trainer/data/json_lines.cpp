@@ -1,6 +1,7 @@
 #include "trainer/data/json_lines.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include <simdjson.h>
@@ -18,6 +19,32 @@ bool is_blank(std::string_view line) {
   return line.find_first_not_of(" \t\r") == std::string_view::npos;
 }
 
+// Formats that data sets also come in, by their first bytes, with what to do about one.
+struct OtherFormat {
+  std::string_view magic, name, remedy;
+};
+constexpr std::string_view kConvert =
+    "write it as JSON lines, for example with pandas: python3 -c \"import pandas; "
+    "pandas.read_{}('IN').to_json('OUT.jsonl', orient='records', lines=True)\"";
+constexpr std::string_view kDecompress = "decompress it, or compress it with gzip or zstd";
+constexpr std::array<OtherFormat, 6> kOtherFormats = {{{"PAR1", "Parquet", kConvert},
+                                                       {"ARROW1", "Arrow", kConvert},
+                                                       {"BZh", "bzip2", kDecompress},
+                                                       {"\xFD"
+                                                        "7zXZ",
+                                                        "xz", kDecompress},
+                                                       {"\x04\x22\x4D\x18", "lz4", kDecompress},
+                                                       {"PK\x03\x04", "zip", kDecompress}}};
+
+void refuse_other_formats(std::string_view content, const std::string& name) {
+  for (const OtherFormat& format : kOtherFormats) {
+    if (!content.starts_with(format.magic)) continue;
+    const std::string reader = format.name == "Parquet" ? "parquet" : "feather";
+    throw_data("{}: is {}, which is not read: {}", name, format.name,
+               fmt::format(fmt::runtime(format.remedy), reader));
+  }
+}
+
 }  // namespace
 
 JsonLines::JsonLines(const std::filesystem::path& path, size_t line_limit)
@@ -28,6 +55,7 @@ JsonLines::JsonLines(const std::filesystem::path& path, size_t line_limit)
   const std::span<const std::byte> bytes = map_.bytes();
   const Compression compression = detect_compression(bytes);
   if (compression == Compression::kNone) {
+    refuse_other_formats({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, name_);
     content_ = {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
   } else {
     decompressed_ = decompress(bytes, compression, name_);

@@ -166,7 +166,16 @@ TEST_CASE("mistakes on the command line are usage errors") {
   CHECK_THAT(refusal({"train", "a.toml", "b.toml"}), Contains("b.toml"));
   CHECK_THAT(refusal({"train", "a.toml", "--job.config_file", "b.toml"}),
              Contains("two configuration files"));
-  CHECK_THAT(refusal({"train", "a.toml", "--steps", "5"}), Contains("--steps"));
+  CHECK_THAT(refusal({"train", "a.toml", "--steps", "5"}), Contains("did you mean --training.steps?"));
+  CHECK_THAT(refusal({"train", "--batch-size=4", "a.toml"}),
+             Contains("did you mean --training.local_batch_size?"));
+  CHECK_THAT(refusal({"config", "a.toml", "--learning_rate", "1"}), Contains("did you mean --optimizer.lr?"));
+  CHECK_THAT(refusal({"--job.config_file", "a.toml", "--lr=1"}), Contains("did you mean --optimizer.lr?"));
+  CHECK_THAT(refusal({"train", "a.toml", "--dump-statedict"}), Contains("did you mean --dump-state-dict?"));
+  CHECK_THAT(refusal({"generate", "c", "--prompt", "x", "--max-token=5"}),
+             Contains("did you mean --max-tokens?"));
+  CHECK_THAT(refusal({"ckpt", "prune", "d", "--keep", "1", "--dryrun"}), Contains("did you mean --dry-run?"));
+  CHECK_THAT(refusal({"ckpt", "ls", "d", "--steps", "1"}), !Contains("did you mean"));
   CHECK_THAT(refusal({"fly"}), Contains("no subcommand \"fly\"; there are train, config,"));
   CHECK_THAT(refusal({"trian", "a.toml"}), Contains("did you mean train?"));
   CHECK_THAT(refusal({"a.toml"}), Contains("did you mean train a.toml?"));

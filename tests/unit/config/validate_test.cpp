@@ -152,25 +152,8 @@ TEST_CASE("a profiler cycle must hold its warm-up and its steps") {
   CHECK_FALSE(problem("[profiling]\nenable_profiling = true\nprofiler_warmup = 9223372036854775807").empty());
 }
 
-TEST_CASE("heads must fit together") {
-  CHECK(problem("", model({256, 6, 16, 16, 16, 2048})).empty());
-  CHECK_THAT(problem("[model.args]\nn_kv_heads = 3", model({256, 6, 16, 3, 16, 2048})),
-             Contains("job.toml:2:14: model.args.n_kv_heads = 3: 3 key-value heads do not divide 16 heads"));
-  CHECK_THAT(problem("", model({256, 6, 16, 0, 16, 2048})),
-             Contains("default: model.flavor = \"debugmodel\""));
-  CHECK_THAT(problem("", model({240, 6, 16, 16, 15, 2048})), Contains("even width"));
-}
-
-TEST_CASE("a flavour must exist in its family") {
-  RunFacts facts;
-  facts.flavors = {"debugmodel", "8B"};
-  CHECK(problem("", facts).empty());
-  CHECK_THAT(problem("[model]\nflavor = \"9B\"", facts),
-             Contains("expected one of debugmodel, 8B for llama3"));
-}
-
 TEST_CASE("the vocabulary must hold the tokenizer") {
-  RunFacts facts = model({256, 6, 16, 16, 16, 2048});
+  RunFacts facts = model({256, 6, 16, 16, 2048});
   facts.tokenizer_vocab_size = 2048;
   CHECK(problem("", facts).empty());
   facts.tokenizer_vocab_size = 128256;
