@@ -170,7 +170,8 @@ std::vector<Option> training() {
       Option{KEY(training.gc_debug), "Look for reference cycles at each step."}.only_python(),
       Option{KEY(training.shuffle), "Shuffle the documents by seed and epoch."}.own(),
       Option{KEY(training.document_mask), "Attention and positions stay inside each document."}.own(),
-      Option{KEY(training.loss_chunk_bytes), "Bytes of logits held at once; 0: 64 MiB on a CPU, 1 GiB on a GPU."}
+      Option{KEY(training.loss_chunk_bytes),
+             "Bytes of logits held at once; 0: 64 MiB on a CPU, 1 GiB on a GPU."}
           .at_least(0)
           .own(),
   };
@@ -284,10 +285,12 @@ std::vector<Option> checkpoint() {
           .one_of({"full", "probe"})
           .own(),
       Option{KEY(checkpoint.writers),
-             "Who writes what replicas share: all, a part each, or \"one_replica\" (few files, for shared and cloud disks)."}
+             "Who writes what replicas share: all, a part each, or \"one_replica\" (few files, for shared "
+             "and cloud disks)."}
           .one_of({"all", "one_replica"})
           .own(),
-      Option{KEY(checkpoint.on_save_failure), "After a failed periodic save: end the job, or go on and try the next."}
+      Option{KEY(checkpoint.on_save_failure),
+             "After a failed periodic save: end the job, or go on and try the next."}
           .one_of({"stop", "continue"})
           .own(),
       Option{KEY(checkpoint.resume_mode),
@@ -449,10 +452,20 @@ std::vector<Option> validation() {
           .at_most(kSizeLimit)
           .when(kValidation),
       Option{KEY(validation.freq), "Steps between validations."}.at_least(1).when(kValidation),
-      Option{KEY(validation.steps), "Batches of one validation; -1: the whole set."}
+      Option{
+          KEY(validation.steps),
+          "Batches per rank of one validation, so that the number of ranks changes which data are seen (see "
+          "sequences); -1: the whole set, once."}
           .at_least(1)
           .or_value(-1)
           .when(kValidation),
+      Option{KEY(validation.sequences),
+             "Sequences of one validation, over all ranks: the first ones of the set, each once, the same on "
+             "every "
+             "mesh. In place of steps."}
+          .at_least(1)
+          .when(kValidation)
+          .own(),
   };
 }
 

@@ -86,6 +86,16 @@ void check_profiling(const ResolvedConfig& resolved, Problems& problems) {
   }
 }
 
+void check_validation(const ResolvedConfig& resolved, Problems& problems) {
+  const auto& v = resolved.config.validation;
+  if (!v.sequences || v.steps == -1) return;
+  problems.add(
+      resolved, "validation.sequences",
+      fmt::format("counts the sequences of all ranks, and validation.steps = {} ({}) the batches per rank: "
+                  "set one of them (--validation.sequences None takes it back)",
+                  v.steps, resolved.origin("validation.steps")));
+}
+
 void check_float8(const ResolvedConfig& resolved, Problems& problems) {
   if (!kFloat8.on(resolved.config)) return;
   const auto& f = resolved.config.quantize.linear.float8;
@@ -154,6 +164,7 @@ void check(const ResolvedConfig& resolved, const RunFacts& facts, Problems& prob
   if (facts.world_size) check_mesh_and_batch(resolved, *facts.world_size, problems);
   check_lengths(resolved, problems);
   check_profiling(resolved, problems);
+  check_validation(resolved, problems);
   check_float8(resolved, problems);
   if (facts.model) check_model(resolved, *facts.model, problems);
   if (facts.model && facts.tokenizer_vocab_size) {

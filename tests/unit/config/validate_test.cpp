@@ -152,6 +152,20 @@ TEST_CASE("a profiler cycle must hold its warm-up and its steps") {
   CHECK_FALSE(problem("[profiling]\nenable_profiling = true\nprofiler_warmup = 9223372036854775807").empty());
 }
 
+TEST_CASE("validation counts sequences of all ranks or batches per rank") {
+  CHECK(problem("[validation]\nsequences = 80").empty());
+  CHECK(problem("[validation]\nsequences = 80\nsteps = -1").empty());
+  CHECK(problem("[validation]\nsteps = 10").empty());
+  CHECK_THAT(problem("[validation]\nsequences = 80\nsteps = 10"),
+             Contains("job.toml:2:13: validation.sequences = 80: ") &&
+                 Contains("steps = 10 (job.toml:3:9)") && Contains("--validation.sequences None"));
+  Problems found;
+  check(parse_config("[validation]\nsequences = 80", "job.toml",
+                     {{"validation.sequences", "None"}, {"validation.steps", "10"}}),
+        {}, found);
+  CHECK(found.lines().empty());
+}
+
 TEST_CASE("the vocabulary must hold the tokenizer") {
   RunFacts facts = model({256, 6, 16, 16, 2048});
   facts.tokenizer_vocab_size = 2048;
