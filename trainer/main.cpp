@@ -16,6 +16,7 @@
 #include "base/standard_streams.h"
 #include "base/terminal.h"
 #include "parallel/environment.h"
+#include "trainer/check_command.h"
 #include "trainer/ckpt_command.h"
 #include "trainer/config/command_line.h"
 #include "trainer/config/load.h"
@@ -84,6 +85,8 @@ ExitCode run(const std::vector<std::string>& command) {
       return ExitCode::kOk;
     case CommandLine::Action::kTrain:
       return train(line, command);
+    case CommandLine::Action::kCheck:
+      return check_command(line);
     case CommandLine::Action::kConfig:
       return show_config(line);
     case CommandLine::Action::kTokenize:

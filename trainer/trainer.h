@@ -43,8 +43,6 @@ class Trainer {
   struct StepData;  // the microbatches of one step
   void agree() const;
   CheckpointAccess open_checkpoints() const;
-  ResumePlan make_plan() const;
-  void require_same_dimensions(const ChosenCheckpoint& chosen) const;
   void make_components();
   void load_checkpoint();
   void continue_data();

@@ -243,6 +243,13 @@ CommandLine parse_command_line(std::vector<std::string> arguments, int width) {
   config->add_option("FILE", file, "The TOML file");
   config->add_flag("--reference", reference, "Print docs/configuration.md instead");
 
+  CLI::App* check = app.add_subcommand(
+      "check", "Check what a job does before it touches a device: on a login node, nothing is left behind");
+  check->add_option("FILE", file, "The TOML file");
+  check->add_option("--ranks", result.ranks, "Ranks of the job; those of the environment (or 1) unless set")
+      ->check(at_least(1))
+      ->check(CLI::Range(int64_t{1}, int64_t{1'000'000}));
+
   CLI::App* tokenize = app.add_subcommand("tokenize", "Write JSON lines as memory-mapped token shards");
   tokenize->add_option("--out", result.tokenize.out, "Folder to write")->required();
   tokenize->add_option("--tokenizer", result.tokenize.tokenizer, "Folder with the tokenizer's files")
@@ -269,7 +276,7 @@ CommandLine parse_command_line(std::vector<std::string> arguments, int width) {
   } catch (const CLI::ParseError& error) {
     const CLI::App* command = &app;  // or the tool of a subcommand
     while (!command->get_subcommands().empty()) command = command->get_subcommands().front();
-    const bool takes_keys = command == &app || command == train || command == config;
+    const bool takes_keys = command == &app || command == train || command == config || command == check;
     throw_config("command line: {}{} (see hyperion --help)", error.what(),
                  meant_by(*command, app.remaining(/*recurse=*/true), takes_keys));
   }
@@ -296,14 +303,19 @@ CommandLine parse_command_line(std::vector<std::string> arguments, int width) {
   }
   result.config_file = chosen_file(file, option_file);
   if (result.config_file.empty()) {
-    if (arguments.empty() && result.overrides.empty() && !train->parsed() && !config->parsed()) {
+    if (arguments.empty() && result.overrides.empty() && !train->parsed() && !config->parsed() &&
+        !check->parsed()) {
       result.text = app.help();  // `hyperion` alone
       return result;
     }
     throw_config("command line: no configuration file: write hyperion {} FILE.toml [overrides]",
-                 config->parsed() ? "config" : "train");
+                 config->parsed()  ? "config"
+                 : check->parsed() ? "check"
+                                   : "train");
   }
-  result.action = config->parsed() ? CommandLine::Action::kConfig : CommandLine::Action::kTrain;
+  result.action = config->parsed()  ? CommandLine::Action::kConfig
+                  : check->parsed() ? CommandLine::Action::kCheck
+                                    : CommandLine::Action::kTrain;
   return result;
 }
 

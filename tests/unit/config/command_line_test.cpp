@@ -46,6 +46,19 @@ TEST_CASE("config takes the same arguments as train") {
   CHECK(parse({"config", "--reference"}).text.starts_with("# Configuration\n"));
 }
 
+TEST_CASE("check takes the same arguments as train and a number of ranks") {
+  const CommandLine line = parse({"check", "f.toml", "--training.steps=5", "--ranks", "64"});
+  CHECK(line.action == Action::kCheck);
+  CHECK(line.config_file == "f.toml");
+  CHECK(line.overrides.size() == 1);
+  CHECK(line.ranks == 64);
+  CHECK(parse({"check", "--job.config_file=f.toml"}).ranks == 0);
+  CHECK_THAT(refusal({"check"}), Contains("hyperion check FILE.toml"));
+  CHECK_THAT(refusal({"check", "f.toml", "--steps=5"}), Contains("did you mean --training.steps?"));
+  for (const char* bad : {"--ranks=0", "--ranks=-1", "--ranks=x", "--ranks=1000001"})
+    CHECK_FALSE(refusal({"check", "f.toml", bad}).empty());
+}
+
 TEST_CASE("tokenize takes a folder a tokenizer and inputs") {
   const CommandLine line = parse({"tokenize", "--out", "shards", "--tokenizer=tok", "a.jsonl", "b.jsonl.gz"});
   CHECK(line.action == Action::kTokenize);
@@ -151,7 +164,7 @@ TEST_CASE("ckpt knows six tools") {
 TEST_CASE("help and version end the program well") {
   CHECK(parse({"--version"}).action == Action::kVersion);
   CHECK(parse({}).action == Action::kShow);
-  for (const char* subcommand : {"train", "config", "tokenize", "generate", "eval", "ckpt"}) {
+  for (const char* subcommand : {"train", "config", "check", "tokenize", "generate", "eval", "ckpt"}) {
     CHECK_THAT(parse({"--help"}).text, Contains(subcommand));
     CHECK_THAT(parse({subcommand, "--help"}).text, Contains(subcommand));
   }
