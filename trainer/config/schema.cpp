@@ -454,15 +454,13 @@ std::vector<Option> validation() {
       Option{KEY(validation.freq), "Steps between validations."}.at_least(1).when(kValidation),
       Option{
           KEY(validation.steps),
-          "Batches per rank of one validation, so that the number of ranks changes which data are seen (see "
-          "sequences); -1: the whole set, once."}
+          "Batches per rank of one validation (more ranks see other data: see sequences); -1: the whole set."}
           .at_least(1)
           .or_value(-1)
           .when(kValidation),
       Option{KEY(validation.sequences),
-             "Sequences of one validation, over all ranks: the first ones of the set, each once, the same on "
-             "every "
-             "mesh. In place of steps."}
+             "Sequences of one validation over all ranks: the first of the set, each once, on any mesh; in "
+             "place of steps."}
           .at_least(1)
           .when(kValidation)
           .own(),
