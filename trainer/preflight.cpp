@@ -1,6 +1,7 @@
 #include "trainer/preflight.h"
 
-#include "checkpoint/misfit.h"
+#include <fmt/format.h>
+
 #include "checkpoint/names.h"
 #include "trainer/config/validate.h"
 #include "trainer/job_state.h"
@@ -10,20 +11,20 @@
 namespace hyperion {
 namespace {
 
-// Says how the models differ in one line, before names and shapes of tensors are compared.
-void require_same_dimensions(const ModelArgs& model, const ChosenCheckpoint& chosen) {
+// Before anything is allocated for the model.
+void require_model_of_job(const ModelArgs& model, const ChosenCheckpoint& chosen) {
   if (!chosen.components.contains("model")) return;
   const auto& [path, source, step, hugging_face] = chosen.candidate;
   if (hugging_face) require_same_model(model, path);
-  const std::string differences =
-      dimension_differences(model, chosen.checkpoint.index,
-                            hugging_face ? hugging_face_names(model, chosen.names).keys : chosen.names);
-  if (!differences.empty())
-    throw_misfit(
-        "{}: the checkpoint is of another model than this job's: {}; give this job that model ([model], "
-        "[model.args]), or another {}",
-        path.string(), differences,
-        source == LoadSource::kOwn ? "checkpoint.folder for a new run" : "checkpoint.initial_load_path");
+  std::map<std::string, std::string> names;
+  for (const auto& [name, key] : chosen.names)
+    if (chosen.checkpoint.index.tensors.contains(key)) names.emplace(name, key);
+  require_same_dimensions(
+      model, chosen.checkpoint,
+      hugging_face ? hugging_face_names(model, names) : own_names(chosen.checkpoint, names, /*ema=*/false),
+      fmt::format(
+          "give this job that model ([model], [model.args]), or another {}",
+          source == LoadSource::kOwn ? "checkpoint.folder for a new run" : "checkpoint.initial_load_path"));
 }
 
 }  // namespace
@@ -57,7 +58,7 @@ ResumePlan plan_run(const ResolvedConfig& resolved, const ModelArgs& model, cons
   facts.data = data;
   facts.model = model;
   if (chosen == nullptr) return fresh_plan(resolved, facts);
-  require_same_dimensions(model, *chosen);
+  require_model_of_job(model, *chosen);
   ResumeRequest request;
   request.source = chosen->candidate.source;
   request.components = chosen->components;
