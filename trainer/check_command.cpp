@@ -192,7 +192,6 @@ std::string describe_start(const JobConfig& config, const ChosenCheckpoint* chos
 }  // namespace
 
 ExitCode check_command(const CommandLine& line) {
-  init_logging(/*quiet=*/false);
   if (std::getenv("HYPERION_LOG_LEVEL") == nullptr) spdlog::set_level(spdlog::level::warn);
   Report report;
   ResolvedConfig resolved = load_config(line.config_file, line.overrides);
