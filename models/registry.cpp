@@ -1,10 +1,15 @@
 #include "models/registry.h"
 
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <limits>
 #include <map>
 
 #include <fmt/ranges.h>
 
 #include "base/error.h"
+#include "base/nearest.h"
 
 namespace hyperion {
 namespace {
@@ -126,58 +131,88 @@ void apply(const ModelOverrides& changes, ModelArgs& args) {
   set(changes.hidden_dim, args.hidden_dim);
 }
 
-void check(const ModelArgs& args, std::string_view name, std::string_view flavor) {
-  auto positive = [&](std::string_view key, int64_t value) {
-    if (value < 1 || value > static_cast<int64_t>(kLargestSize))
-      throw_config("model {} {}: {} is {}, expected a value from 1 to 2^31", name, flavor, key, value);
+// Billions of parameters in "8B", "0.6b" or "350M", alone or as a part of "Llama-3.1-8B"; nothing in other
+// texts.
+std::optional<double> billions(std::string_view flavor) {
+  while (!flavor.empty()) {
+    const std::string_view part = flavor.substr(0, flavor.find_first_of("-_ "));
+    flavor.remove_prefix(std::min(flavor.size(), part.size() + 1));
+    double number = 0;
+    const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), number);
+    const std::string_view unit = part.substr(static_cast<size_t>(end - part.data()));
+    if (error != std::errc() || !(number > 0) || number > 1e6) continue;
+    if (unit == "B" || unit == "b") return number;
+    if (unit == "M" || unit == "m") return number / 1000;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::vector<DimensionProblem> dimension_problems(const ModelArgs& args) {
+  std::vector<DimensionProblem> problems;
+  const auto positive = [&](std::vector<std::string> keys, int64_t value) {
+    if (value >= 1 && value <= static_cast<int64_t>(kLargestSize)) return;
+    std::string text = fmt::format("{} is {}, expected a value from 1 to 2^31", keys.front(), value);
+    problems.push_back({std::move(keys), std::move(text)});
   };
-  positive("dim", args.dim);
-  positive("n_layers", args.n_layers);
-  positive("n_heads", args.n_heads);
-  positive("n_kv_heads", args.n_kv_heads);
-  positive("head_dim", args.head_dim);
-  positive("hidden_dim", args.hidden_dim);
-  positive("vocab_size", args.vocab_size);
-  positive("max_seq_len", args.max_seq_len);
+  positive({"dim"}, args.dim);
+  positive({"n_layers"}, args.n_layers);
+  positive({"n_heads"}, args.n_heads);
+  positive({"n_kv_heads"}, args.n_kv_heads);
+  positive({"head_dim", "n_heads", "dim"}, args.head_dim);
+  positive({"hidden_dim", "multiple_of", "ffn_dim_multiplier"}, args.hidden_dim);
+  positive({"vocab_size"}, args.vocab_size);
+  positive({"max_seq_len"}, args.max_seq_len);
   const double dim = static_cast<double>(args.dim), layers = static_cast<double>(args.n_layers);
   const double widths =
       2 * static_cast<double>(args.n_heads + args.n_kv_heads) * static_cast<double>(args.head_dim) +
       3 * static_cast<double>(args.hidden_dim) + 2;
   const double parameters = dim * (layers * widths + 2 * static_cast<double>(args.vocab_size) + 1);
   if (parameters > kMostParameters)
-    throw_config(
-        "model {} {}: {:.2g} parameters are more than any memory can hold; lower dim, n_layers, "
-        "hidden_dim or vocab_size",
-        name, flavor, parameters);
-  if (args.n_heads % args.n_kv_heads != 0)
-    throw_config("model {} {}: n_heads ({}) must be a multiple of n_kv_heads ({})", name, flavor,
-                 args.n_heads, args.n_kv_heads);
+    problems.push_back(
+        {{"n_layers", "dim", "hidden_dim", "vocab_size"},
+         fmt::format("{:.2g} parameters are more than any memory can hold; lower dim, n_layers, "
+                     "hidden_dim or vocab_size",
+                     parameters)});
+  if (args.n_kv_heads > 0 && args.n_heads % args.n_kv_heads != 0)
+    problems.push_back({{"n_heads", "n_kv_heads"},
+                        fmt::format("n_heads is {}, expected a multiple of n_kv_heads = {}", args.n_heads,
+                                    args.n_kv_heads)});
   if (args.head_dim % 2 != 0)
-    throw_config("model {} {}: head_dim is {}, expected an even number (RoPE rotates pairs)", name, flavor,
-                 args.head_dim);
-  if (!(args.rope_factor >= 1) || !(args.rope_low_freq_factor > 0) ||
-      !(args.rope_high_freq_factor > args.rope_low_freq_factor) || args.rope_original_length < 1)
-    throw_config(
-        "model {} {}: rope_factor must be at least 1, rope_low_freq_factor above 0 and below "
-        "rope_high_freq_factor, and rope_original_length at least 1 (seen {}, {}, {} and {})",
-        name, flavor, args.rope_factor, args.rope_low_freq_factor, args.rope_high_freq_factor,
-        args.rope_original_length);
-  if (!(args.norm_eps > 0) || !(args.rope_theta > 1))
-    throw_config("model {} {}: norm_eps must be above 0 and rope_theta above 1 (seen {} and {})", name,
-                 flavor, args.norm_eps, args.rope_theta);
+    problems.push_back(
+        {{"head_dim", "n_heads", "dim"},
+         fmt::format("head_dim is {}{}, expected an even number (RoPE rotates pairs)", args.head_dim,
+                     args.n_heads > 0 && args.head_dim == args.dim / args.n_heads
+                         ? fmt::format(" (dim {} / {} heads)", args.dim, args.n_heads)
+                         : "")});
+  const auto rope = [&](bool good, const char* key, double seen, const char* expected) {
+    if (!good) problems.push_back({{key}, fmt::format("{} is {}, expected {}", key, seen, expected)});
+  };
+  rope(args.rope_factor >= 1, "rope_factor", args.rope_factor, "at least 1");
+  rope(args.rope_low_freq_factor > 0, "rope_low_freq_factor", args.rope_low_freq_factor, "a number above 0");
+  rope(args.rope_high_freq_factor > args.rope_low_freq_factor, "rope_high_freq_factor",
+       args.rope_high_freq_factor, "more than rope_low_freq_factor");
+  rope(args.rope_original_length >= 1, "rope_original_length", static_cast<double>(args.rope_original_length),
+       "at least 1");
+  rope(args.norm_eps > 0, "norm_eps", args.norm_eps, "a number above 0");
+  rope(args.rope_theta > 1, "rope_theta", args.rope_theta, "a number above 1");
+  return problems;
 }
 
-}  // namespace
-
-ModelArgs model_args(std::string_view name, std::string_view flavor, const ModelOverrides& overrides) {
+ModelArgs model_args(std::string_view name, std::string_view flavor, const ModelOverrides& overrides,
+                     bool any_dimensions) {
   const Flavors& flavors = flavors_of(name);
   auto found = flavors.find(flavor);
   if (found == flavors.end())
-    throw_config("model.flavor = \"{}\": {} has no such flavour; known: {}", flavor, name,
-                 fmt::join(model_flavors(name), ", "));
+    throw_config("model.flavor = \"{}\": {} has no such flavour; known: {}{}", flavor, name,
+                 fmt::join(model_flavors(name), ", "), did_you_mean(nearest_flavor(name, flavor)));
   ModelArgs args = found->second;
   apply(overrides, args);
-  check(args, name, flavor);
+  if (any_dimensions) return args;
+  std::vector<std::string> wrong;
+  for (const DimensionProblem& problem : dimension_problems(args)) wrong.push_back(problem.text);
+  if (!wrong.empty()) throw_config("model {} {}: {}", name, flavor, fmt::join(wrong, "; "));
   return args;
 }
 
@@ -188,9 +223,30 @@ std::vector<std::string> model_names() {
 }
 
 std::vector<std::string> model_flavors(std::string_view name) {
+  std::vector<std::pair<int64_t, std::string>> sizes;
+  for (const auto& [flavor, args] : flavors_of(name))
+    sizes.emplace_back(args.dim == 0 ? std::numeric_limits<int64_t>::max() : count_parameters(args).total,
+                       flavor);
+  std::ranges::sort(sizes);
   std::vector<std::string> names;
-  for (const auto& [flavor, args] : flavors_of(name)) names.push_back(flavor);
+  for (auto& [size, flavor] : sizes) names.push_back(std::move(flavor));
   return names;
+}
+
+std::string nearest_flavor(std::string_view name, std::string_view flavor) {
+  const std::vector<std::string> known = model_flavors(name);
+  const std::optional<double> wanted = billions(flavor);
+  if (!wanted) return nearest_name(flavor, known);
+  std::string best;
+  double smallest = std::numeric_limits<double>::infinity();
+  for (const std::string& candidate : known) {
+    const std::optional<double> size = billions(candidate);
+    const double distance = size ? std::abs(std::log(*wanted / *size)) : smallest;
+    if (distance >= smallest) continue;
+    smallest = distance;
+    best = candidate;
+  }
+  return best;
 }
 
 ParameterCounts count_parameters(const ModelArgs& args) {

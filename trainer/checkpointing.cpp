@@ -73,7 +73,55 @@ void log_casts(const std::vector<LoadItem>& items, bool foreign) {
   }
 }
 
+// The names of the chosen components' tensors; `required` objects that it holds are crossed out.
+StoredNames stored_names(const ChosenCheckpoint& chosen, std::vector<std::string>& required) {
+  StoredNames names;
+  for (const auto& [name, key] : chosen.names)
+    if (chosen.components.contains(component_of(name)) && chosen.checkpoint.index.tensors.contains(key))
+      names.keys.emplace(name, key);
+  std::erase_if(required, [&](const std::string& key) { return chosen.find(key) != nullptr; });
+  return names;
+}
+
 }  // namespace
+
+ComponentLoad plan_component_load(const ChosenCheckpoint& chosen,
+                                  const std::vector<StateComponent*>& components, const JobConfig& config,
+                                  const std::function<StoredNames()>& hugging_face_names) {
+  ComponentLoad load;
+  LoadOptions& options = load.options;
+  options.allow_dtype_cast = config.checkpoint.allow_dtype_cast || chosen.candidate.hugging_face;
+  options.full_verify = config.checkpoint.full_verify_on_load;
+  options.verify_finite = config.checkpoint.verify_finite;
+  options.remedy = "set checkpoint.allow_dtype_cast = true to convert";
+  std::vector<std::string> required;
+  for (StateComponent* component : components) {
+    if (!chosen.components.contains(component->name())) continue;
+    std::ranges::move(component->tensors(), std::back_inserter(load.tensors));
+    std::ranges::copy(component->required_objects(), std::back_inserter(required));
+  }
+  StoredNames names;
+  if (chosen.candidate.hugging_face) {
+    names = hugging_face_names();
+  } else {
+    names = stored_names(chosen, required);
+    options.missing_objects = std::move(required);
+  }
+  load.items = plan_load(chosen.checkpoint, load.tensors, names, options);
+  return load;
+}
+
+// The bytes have been verified before: what a component does not take of them is no damage.
+void load_values(const ChosenCheckpoint& chosen, const std::vector<StateComponent*>& components) {
+  try {
+    for (StateComponent* component : components)
+      if (chosen.components.contains(component->name()))
+        component->load([&](const std::string& key) { return chosen.find(key); });
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::kBadData) throw;
+    throw Misfit(fmt::format("{}: {}", chosen.candidate.path.string(), error.what()));
+  }
+}
 
 CheckpointAccess::CheckpointAccess(const JobConfig& config, const Runtime& runtime,
                                    const fs::path& install_root) {
@@ -144,29 +192,6 @@ void Checkpointing::save(int64_t step, const SaveContent& content, bool now) {
     report(step, "checkpoint_staged", {{"stall_seconds", saver_.counters().stall_seconds}});
 }
 
-// The names of the chosen components' tensors; `required` objects that it holds are crossed out.
-StoredNames Checkpointing::stored_names(const ChosenCheckpoint& chosen,
-                                        std::vector<std::string>& required) const {
-  StoredNames names;
-  for (const auto& [name, key] : chosen.names)
-    if (chosen.components.contains(component_of(name)) && chosen.checkpoint.index.tensors.contains(key))
-      names.keys.emplace(name, key);
-  std::erase_if(required, [&](const std::string& key) { return chosen.find(key) != nullptr; });
-  return names;
-}
-
-// The bytes have been verified before: what a component does not take of them is no damage.
-void Checkpointing::load_components(const ChosenCheckpoint& chosen) {
-  try {
-    for (StateComponent* component : components_)
-      if (chosen.components.contains(component->name()))
-        component->load([&](const std::string& key) { return chosen.find(key); });
-  } catch (const Error& error) {
-    if (error.code() != ExitCode::kBadData) throw;
-    throw Misfit(fmt::format("{}: {}", chosen.candidate.path.string(), error.what()));
-  }
-}
-
 void Checkpointing::load(const std::function<StoredNames(const ChosenCheckpoint&)>& hugging_face_names) {
   while (access_.chosen() != nullptr) {
     const ChosenCheckpoint& chosen = *access_.chosen();
@@ -174,33 +199,15 @@ void Checkpointing::load(const std::function<StoredNames(const ChosenCheckpoint&
     log_info("Loading the checkpoint from {}.", chosen.candidate.path.string());
     LoadFailure failure;
     try {
-      LoadOptions options;
-      options.allow_dtype_cast = config_.checkpoint.allow_dtype_cast || chosen.candidate.hugging_face;
-      options.full_verify = config_.checkpoint.full_verify_on_load;
-      options.verify_finite = config_.checkpoint.verify_finite;
-      options.remedy = "set checkpoint.allow_dtype_cast = true to convert";
-      std::vector<TensorState> tensors;
-      std::vector<std::string> required;
-      for (StateComponent* component : components_) {
-        if (!chosen.components.contains(component->name())) continue;
-        std::ranges::move(component->tensors(), std::back_inserter(tensors));
-        std::ranges::copy(component->required_objects(), std::back_inserter(required));
-      }
-      StoredNames names;
-      if (chosen.candidate.hugging_face) {
-        names = hugging_face_names(chosen);
-      } else {
-        names = stored_names(chosen, required);
-        options.missing_objects = std::move(required);
-      }
-      const std::vector<LoadItem> items = plan_load(chosen.checkpoint, tensors, names, options);
-      log_casts(items, chosen.candidate.hugging_face);
+      ComponentLoad load =
+          plan_component_load(chosen, components_, config_, [&] { return hugging_face_names(chosen); });
+      log_casts(load.items, chosen.candidate.hugging_face);
       uint64_t total = 0;
-      for (const LoadItem& item : items) total += item.tensor->local_bytes();
+      for (const LoadItem& item : load.items) total += item.tensor->local_bytes();
       Progress progress("loading", total, "B");
-      options.on_progress = [&progress](uint64_t bytes) { progress.update(bytes); };
-      const LoadReport report = load_tensors(chosen.checkpoint, items, mover_, options);
-      load_components(chosen);
+      load.options.on_progress = [&progress](uint64_t bytes) { progress.update(bytes); };
+      const LoadReport report = load_tensors(chosen.checkpoint, load.items, mover_, load.options);
+      load_values(chosen, components_);
       log_info("Finished loading the checkpoint: {} on this rank.",
                bandwidth(static_cast<double>(report.bytes), report.seconds));
     } catch (const Error& error) {

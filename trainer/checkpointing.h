@@ -44,6 +44,21 @@ class CheckpointAccess {
   std::unique_ptr<ResumeSource> source_;
 };
 
+// What a load of a checkpoint into components is going to do, with everything compared that can be compared
+// without reading tensors.
+struct ComponentLoad {
+  std::vector<TensorState> tensors;
+  std::vector<LoadItem> items;  // of `tensors`
+  LoadOptions options;
+};
+// `hugging_face_names`: how the model's weights are named and laid out in one of Hugging Face's. Throws
+// Misfit.
+ComponentLoad plan_component_load(const ChosenCheckpoint& chosen,
+                                  const std::vector<StateComponent*>& components, const JobConfig& config,
+                                  const std::function<StoredNames()>& hugging_face_names);
+// Gives the components the values of the checkpoint. Throws Misfit for what one does not take.
+void load_values(const ChosenCheckpoint& chosen, const std::vector<StateComponent*>& components);
+
 class Checkpointing {
  public:
   // `components`: every part of the job's state, in the order in which they are loaded; they outlive this
@@ -94,8 +109,6 @@ class Checkpointing {
   Saver& saver() { return saver_; }
 
  private:
-  StoredNames stored_names(const ChosenCheckpoint& chosen, std::vector<std::string>& required) const;
-  void load_components(const ChosenCheckpoint& chosen);
   void save_last(int64_t step);
   void save(int64_t step, const SaveContent& content, bool now);
   void report(int64_t step, const std::string& event, const EventFields& fields) const;

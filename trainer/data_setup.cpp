@@ -1,8 +1,8 @@
 #include "trainer/data_setup.h"
 
-#include <ATen/ops/from_blob.h>
-
 #include <algorithm>
+
+#include <ATen/ops/from_blob.h>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -145,6 +145,16 @@ std::unique_ptr<DataLoader> validation_loader(const JobConfig& config, const Dat
 int64_t valid_tokens(const Batch& batch) {
   return std::count_if(batch.labels.begin(), batch.labels.end(),
                        [](int64_t label) { return label != kIgnoreLabel; });
+}
+
+int64_t sequences_with_labels(const Batch& batch) {
+  int64_t sequences = 0;
+  for (int64_t row = 0; row < batch.rows; ++row) {
+    const auto first = batch.labels.begin() + row * batch.seq_len;
+    sequences +=
+        std::any_of(first, first + batch.seq_len, [](int64_t label) { return label != kIgnoreLabel; });
+  }
+  return sequences;
 }
 
 Microbatch BatchMover::move(const Batch& batch) {

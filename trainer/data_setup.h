@@ -57,6 +57,9 @@ std::unique_ptr<DataLoader> validation_loader(const JobConfig& config, const Dat
 // Labels that count (not -100).
 int64_t valid_tokens(const Batch& batch);
 
+// Rows with such a label.
+int64_t sequences_with_labels(const Batch& batch);
+
 // Moves batches to the device; keeps the RoPE tables, which are the same for every batch without document
 // masks.
 class BatchMover {

@@ -1,10 +1,11 @@
 #include "trainer/finite_guard.h"
 
-#include <ATen/ops/cat.h>
-#include <ATen/ops/stack.h>
+#include <cmath>
+
 #include <fmt/format.h>
 
-#include <cmath>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/stack.h>
 
 #include "base/error.h"
 

@@ -2,12 +2,12 @@
 // and the job ends as soon as the host knows, naming the step and the data.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
+
+#include <ATen/core/Tensor.h>
 
 #include "parallel/communicator.h"
 #include "parallel/streams.h"

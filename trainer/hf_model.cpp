@@ -10,6 +10,7 @@
 #include "models/registry.h"
 #include "trainer/config/features.h"
 #include "trainer/config/validate.h"
+#include "trainer/options.h"
 
 namespace hyperion {
 namespace fs = std::filesystem;
@@ -37,21 +38,35 @@ void require_known_flavor(const ResolvedConfig& resolved) {
   const JobConfig::Model& model = resolved.config.model;
   const std::vector<std::string> known = model_flavors(model.name);
   if (std::find(known.begin(), known.end(), model.flavor) != known.end()) return;
-  const std::string why =
-      kExperts.on(resolved.config) ? kExperts.refusal : fmt::format("{} has no such flavour", model.name);
+  const bool experts = kExperts.on(resolved.config);
   Problems problems;
   problems.add(resolved, "model.flavor",
-               fmt::format("{}; known: {}{}", why, fmt::join(known, ", "),
-                           did_you_mean(nearest_name(model.flavor, known))));
+               fmt::format("{}; known: {}{}",
+                           experts ? kExperts.refusal : fmt::format("{} has no such flavour", model.name),
+                           fmt::join(known, ", "),
+                           experts ? "" : did_you_mean(nearest_flavor(model.name, model.flavor))));
   problems.throw_if_any("The configuration cannot be run");
 }
 
-}  // namespace
+// Each problem has the place of the key that the job sets, or the flavour's.
+void require_sound_dimensions(const ResolvedConfig& resolved) {
+  Problems problems;
+  for (const DimensionProblem& problem :
+       dimension_problems(model_args(resolved.config.model, /*any_dimensions=*/true))) {
+    std::string place = "model.flavor";
+    for (const std::string& key : problem.keys) {
+      if (!resolved.origins.contains("model.args." + key)) continue;
+      place = "model.args." + key;
+      break;
+    }
+    problems.add(resolved, place, problem.text);
+  }
+  problems.throw_if_any("The configuration cannot be run");
+}
 
-void resolve_hf_model(ResolvedConfig& resolved, const fs::path& base) {
-  require_known_flavor(resolved);
+void take_hf_dimensions(ResolvedConfig& resolved, const fs::path& base) {
   JobConfig::Model& model = resolved.config.model;
-  if (model.flavor != "from_hf") return;
+
   const fs::path file = find_config(resolved.config, base);
   const ModelArgs args = read_hf_config(file);
   if (args.family != model.name)
@@ -81,6 +96,14 @@ void resolve_hf_model(ResolvedConfig& resolved, const fs::path& base) {
   fill("rope_low_freq_factor", to.rope_low_freq_factor, args.rope_low_freq_factor);
   fill("rope_high_freq_factor", to.rope_high_freq_factor, args.rope_high_freq_factor);
   fill("rope_original_length", to.rope_original_length, args.rope_original_length);
+}
+
+}  // namespace
+
+void resolve_hf_model(ResolvedConfig& resolved, const fs::path& base) {
+  require_known_flavor(resolved);
+  if (resolved.config.model.flavor == "from_hf") take_hf_dimensions(resolved, base);
+  require_sound_dimensions(resolved);
 }
 
 }  // namespace hyperion

@@ -11,7 +11,7 @@ namespace hyperion {
 // checkpoint.initial_load_path or, when that is not set or holds none, in model.hf_assets_path; each then has
 // the file as its origin, so that `hyperion config` shows it and ranks that read different files disagree.
 // Other flavours are left alone, but have to be the model's. `base` as for resolve_input. Throws
-// Error(kUsage) with one sentence.
+// Error(kUsage), also for dimensions that do not fit together, each with the place of its key.
 void resolve_hf_model(ResolvedConfig& resolved, const std::filesystem::path& base);
 
 }  // namespace hyperion

@@ -1,11 +1,11 @@
 #include "trainer/job_state.h"
 
+#include <cstring>
+#include <new>
+
 #include <ATen/Context.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
-
-#include <cstring>
-#include <new>
 
 #include "base/error.h"
 #include "base/hash.h"

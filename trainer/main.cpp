@@ -24,6 +24,7 @@
 #include "parallel/environment.h"
 #include "parallel/failure_record.h"
 #include "parallel/phase.h"
+#include "trainer/check_command.h"
 #include "trainer/ckpt_command.h"
 #include "trainer/config/command_line.h"
 #include "trainer/config/expand.h"
@@ -102,6 +103,8 @@ ExitCode run(const std::vector<std::string>& command) {
       return ExitCode::kOk;
     case CommandLine::Action::kTrain:
       return train(line, command);
+    case CommandLine::Action::kCheck:
+      return check_command(line);
     case CommandLine::Action::kConfig:
       return show_config(line);
     case CommandLine::Action::kTokenize:

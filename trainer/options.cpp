@@ -23,7 +23,7 @@ BlockCheckpoint checkpoint_of(const JobConfig::ActivationCheckpoint& options, in
 
 }  // namespace
 
-ModelArgs model_args(const JobConfig::Model& model) {
+ModelArgs model_args(const JobConfig::Model& model, bool any_dimensions) {
   const auto& args = model.args;
   return model_args(model.name, model.flavor,
                     {.dim = args.dim,
@@ -45,12 +45,12 @@ ModelArgs model_args(const JobConfig::Model& model) {
                      .rope_scaling = args.rope_scaling,
                      .qk_norm = args.qk_norm,
                      .tied = args.tied,
-                     .depth_init = args.depth_init});
+                     .depth_init = args.depth_init},
+                    any_dimensions);
 }
 
 ModelFacts model_facts(const ModelArgs& model) {
-  return {model.dim,      model.n_layers,   model.n_heads,    model.n_kv_heads,
-          model.head_dim, model.vocab_size, model.max_seq_len};
+  return {model.dim, model.n_layers, model.n_heads, model.n_kv_heads, model.vocab_size, model.max_seq_len};
 }
 
 ShardingOptions sharding_options(const JobConfig::Training& training, at::Device device,

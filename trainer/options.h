@@ -12,7 +12,8 @@
 
 namespace hyperion {
 
-ModelArgs model_args(const JobConfig::Model& model);
+// Throws Error(kUsage); `any_dimensions` as in models/registry.h.
+ModelArgs model_args(const JobConfig::Model& model, bool any_dimensions = false);
 ModelFacts model_facts(const ModelArgs& model);
 ShardingOptions sharding_options(const JobConfig::Training& training, at::Device device,
                                  std::shared_ptr<const GatherCodec> codec);

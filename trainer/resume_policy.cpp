@@ -222,23 +222,41 @@ void place_curve(const ResolvedConfig& resolved, const ResumeRequest& request, R
   horizon = stored;
 }
 
-void check_rates(int64_t step, ResumePlan& plan) {
+// The keys that give the curve a floor above 0, as the resume takes them: where the stored floor is compared,
+// the changed one needs its permission.
+std::string floor_remedy(const ResolvedConfig& resolved, const ResumeRequest* request) {
+  std::string keys = "lr_scheduler.min_lr_factor = 0.1";
+  const bool compared = request != nullptr && request->stored &&
+                        request->components.contains(owner("lr_scheduler.min_lr_factor")) &&
+                        resume_mode(resolved.config, request->source) == "recover";
+  if (!compared) return keys;
+  std::vector<std::string> beside;
+  if (resolved.config.checkpoint.resume_mode != "recover")
+    beside.emplace_back("checkpoint.resume_mode = \"recover\"");
+  if (resolved.config.checkpoint.on_config_change != "override")
+    beside.emplace_back("checkpoint.on_config_change = \"override\"");
+  if (!beside.empty()) keys += fmt::format(" with {}", fmt::join(beside, " and "));
+  return keys;
+}
+
+// No step may train with a rate of 0 because its curve has ended. `step`: updates done; `request`: null for a
+// run from step 0.
+void check_rates(const ResolvedConfig& resolved, int64_t step, const ResumeRequest* request,
+                 ResumePlan& plan) {
   const JobConfig& config = plan.config;
-  const int64_t horizon = *config.lr_scheduler.total_steps;
-  const int64_t first = step - plan.schedule_start, last = config.training.steps - 1 - plan.schedule_start;
-  if (last < first || last < horizon || config.optimizer.lr == 0) return;
-  const LrSchedule schedule = schedule_of(config);
-  // After its warm-up the curve never rises: its largest value is the first.
-  if (first >= config.lr_scheduler.warmup_steps && schedule.factor(first) == 0) {
+  const int64_t total = *config.lr_scheduler.total_steps, last = config.training.steps;
+  if (last <= step || last - plan.schedule_start <= total || config.optimizer.lr == 0) return;
+  const int64_t end = plan.schedule_start + total;  // the curve's last step
+  const double floor = schedule_of(config).factor(last - 1 - plan.schedule_start);
+  if (floor == 0) {
     throw_config(
-        "every step from {} to training.steps = {} would have a learning rate of 0, because the curve of {} "
-        "steps has ended: set lr_scheduler.total_steps for a longer curve, or lr_scheduler.min_lr_factor "
-        "(with checkpoint.on_config_change = \"override\") for a floor above 0",
-        step + 1, config.training.steps, horizon);
+        "the learning-rate curve ends at step {} with a rate of 0, so steps {} to training.steps = {} would "
+        "learn nothing: set lr_scheduler.total_steps = {} for a curve that ends with the run, or a floor: {}",
+        end, std::max(step, end) + 1, last, last - plan.schedule_start, floor_remedy(resolved, request));
   }
   plan.warnings.push_back(
-      fmt::format("the learning-rate curve ends at step {}: the steps after it train with lr = {}",
-                  plan.schedule_start + horizon, config.optimizer.lr * schedule.factor(last)));
+      fmt::format("the learning-rate curve ends at step {}: the steps after it train with lr = {}", end,
+                  config.optimizer.lr * floor));
 }
 
 bool starts_elsewhere(const JobConfig::Checkpoint& checkpoint) {
@@ -336,6 +354,7 @@ ResumePlan configured_plan(const ResolvedConfig& resolved, const TrajectoryFacts
 ResumePlan fresh_plan(const ResolvedConfig& resolved, const TrajectoryFacts& facts) {
   ResumePlan plan = configured_plan(resolved, facts);
   warn_of_cuts(plan);
+  check_rates(resolved, 0, nullptr, plan);
   return plan;
 }
 
@@ -358,7 +377,7 @@ ResumePlan resume_plan(const ResolvedConfig& resolved, const TrajectoryFacts& fa
   plan.trajectory.set(kHorizon, std::to_string(*plan.config.lr_scheduler.total_steps));
   plan.trajectory.set(kStart, std::to_string(plan.schedule_start));
   warn_of_cuts(plan);
-  check_rates(request.components.contains("train_state") ? request.step : 0, plan);
+  check_rates(resolved, request.components.contains("train_state") ? request.step : 0, &request, plan);
   return plan;
 }
 

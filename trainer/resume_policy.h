@@ -60,7 +60,7 @@ struct ResumePlan {
 
 LrSchedule schedule_of(const JobConfig& config);
 
-// A run from step 0.
+// A run from step 0. Throws Error(kUsage) when its curve ends before its steps do with a learning rate of 0.
 ResumePlan fresh_plan(const ResolvedConfig& resolved, const TrajectoryFacts& facts);
 
 struct ResumeRequest {
@@ -77,8 +77,8 @@ struct ResumeRequest {
 std::string leave_out_remedy(const JobConfig& config, LoadSource source, const std::string& part);
 
 // Throws Error(kUsage) when the settings that shape the curve differ and checkpoint.on_config_change does not
-// say what to do (one message with all of them), and when every step that is left would have a learning rate
-// of 0.
+// say what to do (one message with all of them), and when steps that are left lie beyond the end of a curve
+// whose floor is 0.
 ResumePlan resume_plan(const ResolvedConfig& resolved, const TrajectoryFacts& facts,
                        const ResumeRequest& request);
 

@@ -105,6 +105,39 @@ std::vector<Candidate> own_candidates(const JobConfig& config, const CheckpointF
   return found;
 }
 
+// `path`, where the job starts from, is in the format that the configuration says.
+void require_format(const fs::path& path, bool hugging_face) {
+  const bool dcp = fs::exists(path / ".metadata");
+  if (dcp && hugging_face)
+    throw_data(
+        "checkpoint.initial_load_in_hf = true expects safetensors, but {} is a checkpoint in DCP format (it "
+        "holds "
+        ".metadata): set checkpoint.initial_load_in_hf = false and checkpoint.initial_load_path to this "
+        "folder",
+        path.string());
+  if (dcp) return;
+  bool safetensors = path.extension() == ".safetensors";
+  std::vector<std::string> steps;
+  if (fs::is_directory(path)) {
+    for (const fs::directory_entry& entry : fs::directory_iterator(path)) {
+      if (entry.path().extension() == ".safetensors") safetensors = true;
+      if (step_of_name(entry.path().filename().string())) steps.push_back(entry.path().filename().string());
+    }
+  }
+  if (hugging_face == safetensors && safetensors) return;
+  if (safetensors)
+    throw_data(
+        "checkpoint.initial_load_path: {} holds safetensors (Hugging Face's format) and no checkpoint in DCP "
+        "format: set checkpoint.initial_load_in_hf = true",
+        path.string());
+  std::ranges::sort(steps, {}, [](const std::string& name) { return step_of_name(name).value(); });
+  throw_data(
+      "checkpoint.initial_load_path: {} holds no {}: name the folder of one {}{}", path.string(),
+      hugging_face ? "safetensors" : ".metadata",
+      hugging_face ? "model of Hugging Face (config.json, *.safetensors)" : "checkpoint (.../step-100)",
+      steps.empty() ? "" : fmt::format("; {} is in it", steps.back()));
+}
+
 }  // namespace
 
 // Damage may be what one rank alone sees; what does not fit is the same for all.
@@ -145,13 +178,7 @@ std::vector<Candidate> ResumeSource::candidates(const CheckpointFolder& folder,
       resolve_input(options.initial_load_path.value_or(config_.model.hf_assets_path), install_root);
   if (!fs::exists(path))
     throw_data("checkpoint.initial_load_path: there is no {} to load from", path.string());
-  const bool dcp = fs::exists(path / ".metadata");
-  if (!dcp && !options.initial_load_in_hf)
-    throw_data(
-        "checkpoint.initial_load_path: {} holds no .metadata: name the folder of one checkpoint "
-        "(.../step-100), or "
-        "set checkpoint.initial_load_in_hf for safetensors",
-        path.string());
+  require_format(path, options.initial_load_in_hf);
   return {{path, LoadSource::kInitial, 0, options.initial_load_in_hf}};
 }
 

@@ -1,10 +1,10 @@
 // Where a job runs: this process among the ranks, its device, the mesh, and the process groups.
 #pragma once
 
-#include <c10/core/Device.h>
-
 #include <memory>
 #include <string>
+
+#include <c10/core/Device.h>
 
 #include "parallel/environment.h"
 #include "parallel/mesh.h"

@@ -1,12 +1,12 @@
 #include "trainer/signals.h"
 
-#include <signal.h>
-#include <unistd.h>
-
 #include <atomic>
 #include <cerrno>
 #include <charconv>
 #include <string_view>
+
+#include <signal.h>
+#include <unistd.h>
 
 #include "base/error.h"
 

@@ -1,10 +1,12 @@
 #include "trainer/stored_weights.h"
 
 #include <algorithm>
+#include <set>
 
 #include <fmt/ranges.h>
 
 #include "base/error.h"
+#include "checkpoint/misfit.h"
 #include "checkpoint/names.h"
 #include "models/hugging_face.h"
 #include "models/hugging_face_config.h"
@@ -14,7 +16,50 @@
 namespace hyperion {
 namespace {
 
-// Names of a DCP checkpoint's model, or of its averages without their prefix.
+// The model's parameters, each whole.
+std::vector<TensorState> whole_parameters(const ModelArgs& args) {
+  std::vector<TensorState> states;
+  for (const ParameterPtr& parameter : Transformer(args).parameters()) {
+    TensorState& state = states.emplace_back();
+    state.key = parameter->fqn;
+    state.shape = parameter->shape;
+    state.aliases = parameter->aliases;
+  }
+  return states;
+}
+
+// "10 layers there, 8 here; dim 64 there, 32 here"; "" when nothing tells. `keys`: the parameter's name ->
+// its key.
+std::string dimension_differences(const ModelArgs& args, const CheckpointIndex& index,
+                                  const std::map<std::string, std::string>& keys) {
+  std::vector<std::string> differences;
+  const auto compare = [&](const char* text, int64_t there, int64_t here) {
+    if (there != here) differences.push_back(fmt::format(fmt::runtime(text), there, here));
+  };
+  std::set<std::string> layers;
+  for (const auto& [name, key] : keys)
+    if (name.starts_with("layers.")) layers.insert(name.substr(0, name.find('.', 7)));
+  if (!layers.empty())
+    compare("{} layers there, {} here", static_cast<int64_t>(layers.size()), args.n_layers);
+  const auto compare_extent = [&](const char* name, size_t axis, const char* text, int64_t here) {
+    const auto key = keys.find(name);
+    if (key == keys.end()) return;
+    const auto record = index.tensors.find(key->second);
+    if (record != index.tensors.end() && record->second.shape.size() == 2)
+      compare(text, record->second.shape[axis], here);
+  };
+  compare_extent("tok_embeddings.weight", 1, "dim {} there, {} here", args.dim);
+  compare_extent("tok_embeddings.weight", 0, "a vocabulary of {} there, {} here", args.vocab_size);
+  compare_extent("layers.0.attention.wq.weight", 0, "n_heads x head_dim = {} there, {} here",
+                 args.n_heads * args.head_dim);
+  compare_extent("layers.0.attention.wk.weight", 0, "n_kv_heads x head_dim = {} there, {} here",
+                 args.n_kv_heads * args.head_dim);
+  compare_extent("layers.0.feed_forward.w1.weight", 0, "hidden_dim {} there, {} here", args.hidden_dim);
+  return fmt::format("{}", fmt::join(differences, "; "));
+}
+
+}  // namespace
+
 StoredNames own_names(const OpenCheckpoint& checkpoint, const std::map<std::string, std::string>& all,
                       bool ema) {
   StoredNames names;
@@ -27,8 +72,6 @@ StoredNames own_names(const OpenCheckpoint& checkpoint, const std::map<std::stri
     throw_data("{}: the checkpoint holds no averaged weights (ema)", checkpoint.folder.string());
   return names;
 }
-
-}  // namespace
 
 StoredNames hugging_face_names(const ModelArgs& args, const std::map<std::string, std::string>& names) {
   StoredNames stored;
@@ -62,6 +105,23 @@ void require_same_model(const ModelArgs& args, const std::filesystem::path& fold
         file.string(), fmt::join(differences, "; "));
 }
 
+void require_same_dimensions(const ModelArgs& args, const OpenCheckpoint& checkpoint,
+                             const StoredNames& names, const std::string& remedy) {
+  const std::string differences = dimension_differences(args, checkpoint.index, names.keys);
+  if (differences.empty()) return;
+  std::string message = fmt::format("{}: the checkpoint is of another model: {}; {}",
+                                    checkpoint.folder.string(), differences, remedy);
+  const std::vector<TensorState> wanted = whole_parameters(args);
+  LoadOptions options;
+  options.allow_dtype_cast = true;
+  try {
+    plan_load(checkpoint, wanted, names, options);
+  } catch (const Misfit& every_tensor) {
+    message += fmt::format("\n{}", every_tensor.what());
+  }
+  throw Misfit(message);
+}
+
 StoredWeights::StoredWeights(const std::filesystem::path& folder, const ModelArgs& args, bool ema)
     : checkpoint_(open_checkpoint(folder)) {
   const bool hugging_face = checkpoint_.index.layout == CheckpointIndex::Layout::kBareBytes;
@@ -71,12 +131,9 @@ StoredWeights::StoredWeights(const std::filesystem::path& folder, const ModelArg
   for (const auto& [key, record] : checkpoint_.index.tensors) keys.push_back(key);
   const std::map<std::string, std::string> all = NameMap().apply(keys);
   const StoredNames names = hugging_face ? hugging_face_names(args, all) : own_names(checkpoint_, all, ema);
-  for (const ParameterPtr& parameter : Transformer(args).parameters()) {
-    TensorState& state = states_.emplace_back();
-    state.key = parameter->fqn;
-    state.shape = parameter->shape;
-    state.aliases = parameter->aliases;
-  }
+  require_same_dimensions(args, checkpoint_, names,
+                          "name the configuration that it was trained with (--config)");
+  states_ = whole_parameters(args);
   LoadOptions options;
   options.allow_dtype_cast = true;
   for (LoadItem& item : plan_load(checkpoint_, states_, names, options)) {

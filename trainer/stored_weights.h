@@ -1,12 +1,12 @@
 // Weights as checkpoints store them, whatever wrote them: Hyperion, torchtitan or Hugging Face.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <filesystem>
 #include <map>
 #include <string>
 #include <vector>
+
+#include <ATen/core/Tensor.h>
 
 #include "base/parameter.h"
 #include "checkpoint/loader.h"
@@ -25,6 +25,16 @@ std::pair<std::string, StoredNames::RowMap> hugging_face_place(const ModelArgs& 
 
 // Throws Error(kUsage) when config.json beside Hugging Face's weights describes another model than `args`.
 void require_same_model(const ModelArgs& args, const std::filesystem::path& folder);
+
+// Names of a DCP checkpoint's model, or of its averages without their prefix. `names`: name here -> key.
+StoredNames own_names(const OpenCheckpoint& checkpoint, const std::map<std::string, std::string>& names,
+                      bool ema);
+
+// Throws Misfit when the shapes of a checkpoint's weights tell that they are of another model than `args`: in
+// words
+// ("10 layers there, 8 here; dim 64 there, 32 here"), with `remedy`, and then every tensor that differs.
+void require_same_dimensions(const ModelArgs& args, const OpenCheckpoint& checkpoint,
+                             const StoredNames& names, const std::string& remedy);
 
 // Whole weights of a checkpoint, one parameter at a time, on one process: for evaluation and generation.
 class StoredWeights {

@@ -18,17 +18,15 @@
 #include "base/log.h"
 #include "base/progress.h"
 #include "base/resources.h"
-#include "checkpoint/names.h"
 #include "models/init.h"
 #include "parallel/agreement.h"
 #include "parallel/phase.h"
 #include "parallel/trace_range.h"
 #include "trainer/batch_job.h"
-#include "trainer/config/validate.h"
-#include "trainer/model_source.h"
 #include "trainer/monitoring.h"
 #include "trainer/optim/grad_clip.h"
 #include "trainer/options.h"
+#include "trainer/preflight.h"
 #include "trainer/run_summary.h"
 #include "trainer/signals.h"
 #include "trainer/stored_weights.h"
@@ -36,26 +34,6 @@
 
 namespace hyperion {
 namespace {
-
-// Checks the whole configuration, with the tokenizer it names. Nothing touches a device before this has
-// passed.
-DataSetup checked_data(const ResolvedConfig& resolved, const ModelArgs& model) {
-  set_phase("checks of the configuration");
-  RunFacts facts;
-  facts.world_size = job_environment(resolved.config).world_size;
-  facts.model = model_facts(model);
-  validate(resolved, facts, install_root());
-  if (const auto& checkpoint = resolved.config.checkpoint; checkpoint.enable)
-    NameMap({checkpoint.rename.begin(), checkpoint.rename.end()});  // refuses what is no pattern
-  signal_lead();                                                    // refuses what is no number
-  set_phase("load of the tokenizer");
-  DataSetup data = load_tokenizer(resolved.config);
-  facts.tokenizer_vocab_size = data.tokenizer->vocab_size();
-  validate(resolved, facts);
-  check_training_documents(resolved.config);
-  check_validation_documents(resolved.config);
-  return data;
-}
 
 // debug.seed, or a random one of rank 0's.
 uint64_t common_seed(const JobConfig& config, const Runtime& runtime) {
@@ -73,8 +51,7 @@ std::vector<at::Tensor> all_grads(const UnitWalk& walk) {
 }
 
 LoaderPlace place_of(const Runtime& runtime, uint64_t seed, const ModelArgs& model) {
-  return {runtime.mesh->coordinate(runtime.rank(), MeshDim::kBatch), runtime.mesh->degree(MeshDim::kBatch),
-          seed, model.vocab_size};
+  return loader_place(*runtime.mesh, runtime.rank(), seed, model);
 }
 
 }  // namespace
@@ -82,12 +59,13 @@ LoaderPlace place_of(const Runtime& runtime, uint64_t seed, const ModelArgs& mod
 Trainer::Trainer(const ResolvedConfig& resolved, const std::vector<std::string>& command)
     : configured_(resolved),
       model_args_(model_args(configured_.config.model)),
-      data_(checked_data(configured_, model_args_)),
+      data_(checked_data(configured_, model_args_, job_environment(configured_.config).world_size)),
       runtime_(start_runtime(configured_, model_args_, job_environment(configured_.config))),
       configured_seed_(common_seed(configured_.config, runtime_)),
       loader_(training_loader(configured_.config, data_, place_of(runtime_, configured_seed_, model_args_))),
       access_(open_checkpoints()),
-      plan_(make_plan()),
+      plan_(plan_run(configured_, model_args_, *runtime_.mesh, configured_seed_, loader_->fingerprint(),
+                     job_record(configured_, data_), access_.chosen())),
       model_(model_args_, config_.training.loss_chunk_bytes),
       float8_(convert_to_float8(
           model_, config_, {runtime_.device.is_cpu(), runtime_.compute_capability, runtime_.device_name})),
@@ -136,44 +114,6 @@ Trainer::Trainer(const ResolvedConfig& resolved, const std::vector<std::string>&
 
 Trainer::~Trainer() = default;
 
-// What this run goes by: its configuration, and the trajectory of the checkpoint it continues.
-ResumePlan Trainer::make_plan() const {
-  set_phase("construction of model and optimizer");  // which follows, see the constructor
-  TrajectoryFacts facts;
-  const auto& training = configured_.config.training;
-  facts.data_parallel_degree = runtime_.mesh->degree(MeshDim::kBatch);
-  facts.global_batch_size = training.global_batch_size > 0
-                                ? training.global_batch_size
-                                : training.local_batch_size * facts.data_parallel_degree;
-  facts.seed = configured_seed_;
-  facts.data = loader_->fingerprint();
-  facts.data_place = describe_training_data(configured_.config);
-  facts.model = model_args_;
-  const ChosenCheckpoint* chosen = access_.chosen();
-  if (chosen == nullptr) return fresh_plan(configured_, facts);
-  require_same_tokenizer(configured_, *chosen, record().tokenizer);
-  ResumeRequest request;
-  request.source = chosen->candidate.source;
-  request.components = chosen->components;
-  if (const Object* stored = chosen->find(kTrajectoryKey))
-    request.stored = Trajectory{text_table(*stored, chosen->candidate.path.string())};
-  if (const Object* step = chosen->find("train_state.step"))
-    request.step = step->get_if<int64_t>() ? *step->get_if<int64_t>() : 0;
-  if (const Object* position = chosen->find("dataloader.position");
-      position && position->get_if<std::string>())
-    request.data = LoaderState::from_json(*position->get_if<std::string>()).fingerprint;
-  request.data_place = read_record(chosen->checkpoint).data;
-  return resume_plan(configured_, facts, request);
-}
-
-// What this job's checkpoints say about it.
-JobRecord Trainer::record() const {
-  return {
-      model_with_positions(configured_.config),
-      {std::filesystem::absolute(data_.tokenizer_path).lexically_normal().string(), data_.tokenizer->hash()},
-      describe_training_data(configured_.config)};
-}
-
 void Trainer::agree() const {
   require_agreement(runtime_.groups->host(), {{"seed", std::to_string(configured_seed_)},
                                               {"data", std::to_string(loader_->fingerprint())},
@@ -193,23 +133,8 @@ void Trainer::make_components() {
   const auto parameters = walk_.parameters();
   if (config_.ema.enable) ema_ = std::make_unique<Ema>(parameters, ema_options(config_.ema));
   if (!access_.enabled()) return;
-  const StatePlace place = state_place(*runtime_.mesh, runtime_.rank());
-  const auto next_rate = [this] { return learning_rate(state_.step + 1); };
-  const auto rates = [this, next_rate] { return std::pair(config_.optimizer.lr, next_rate()); };
-  const auto position = [this, next_rate] {
-    return SchedulerState::Position{state_.step, config_.optimizer.lr, next_rate(),
-                                    to_object(plan_.trajectory.entries)};
-  };
-  const Object config = to_object(config_entries(configured_.config));
-  const auto add = [this](auto component) { components_.push_back(std::move(component)); };
-  add(std::make_unique<ModelState>(parameters, place));
-  add(std::make_unique<OptimizerState>(optimizer_, config_.optimizer, parameters, place, rates));
-  if (ema_) add(std::make_unique<EmaState>(*ema_, parameters, place));
-  add(std::make_unique<TrainStateComponent>(state_, runtime_.mesh->degree(MeshDim::kBatch), config));
-  add(std::make_unique<SchedulerState>(position));
-  add(std::make_unique<LoaderComponent>(*loader_));
-  add(std::make_unique<RngState>(runtime_.device, runtime_.rank(), runtime_.world_size(), plan_.seed,
-                                 state_));
+  components_ = state_components({parameters, *runtime_.mesh, runtime_.rank(), runtime_.device, optimizer_,
+                                  ema_.get(), state_, *loader_, plan_, configured_.config});
   std::vector<StateComponent*> all;
   for (const auto& component : components_) all.push_back(component.get());
   std::map<std::string, std::string> facts = {
@@ -217,7 +142,7 @@ void Trainer::make_components() {
       {"version", version_text()},
       {"model", config_.model.name + " " + config_.model.flavor},
       {"mesh", runtime_.mesh->describe()}};
-  facts.merge(record_facts(record()));
+  facts.merge(record_facts(job_record(configured_, data_)));
   checkpoints_ = std::make_unique<Checkpointing>(config_, runtime_, access_, all, memory_mover_, facts);
   if (config_.checkpoint.last_save_in_hf) {
     const auto place = [args = model_args_](const std::string& name) {
@@ -233,10 +158,8 @@ void Trainer::make_components() {
 
 void Trainer::load_checkpoint() {
   if (access_.chosen() == nullptr) return;
-  checkpoints_->load([this](const ChosenCheckpoint& chosen) {
-    require_same_model(model_args_, chosen.candidate.path);
-    return hugging_face_names(model_args_, chosen.names);
-  });
+  checkpoints_->load(
+      [this](const ChosenCheckpoint& chosen) { return hugging_face_names(model_args_, chosen.names); });
   walk_.weights_changed();
   const ChosenCheckpoint& chosen = *access_.chosen();
   resumed_step_ = state_.step;

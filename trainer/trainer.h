@@ -44,8 +44,6 @@ class Trainer {
   struct StepData;  // the microbatches of one step
   void agree() const;
   CheckpointAccess open_checkpoints() const;
-  ResumePlan make_plan() const;
-  JobRecord record() const;
   void make_components();
   void load_checkpoint();
   void continue_data();

@@ -1,9 +1,10 @@
 #include "trainer/unit_walk.h"
 
-#include <fmt/format.h>
-#include <torch/csrc/autograd/autograd.h>
-
 #include <set>
+
+#include <fmt/format.h>
+
+#include <torch/csrc/autograd/autograd.h>
 
 #include "base/failpoint.h"
 #include "parallel/phase.h"

@@ -4,12 +4,12 @@
 // backward.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <map>
 #include <memory>
 #include <string>
 #include <vector>
+
+#include <ATen/core/Tensor.h>
 
 #include "models/recompute.h"
 #include "models/transformer.h"

@@ -1,4 +1,5 @@
-// Validation: the loss on held-out data, weighted by tokens, the same batches every time.
+// Validation: the loss on held-out data, weighted by tokens, the same sequences every time, and with
+// validation.sequences on every mesh.
 #pragma once
 
 #include <memory>
@@ -24,6 +25,8 @@ class Validator {
  private:
   bool enabled_;
   int64_t freq_, steps_;
+  std::optional<int64_t> sequences_;
+  bool warned_ = false;  // that the data hold fewer sequences
   const Runtime& runtime_;
   std::unique_ptr<DataLoader> loader_;
 };

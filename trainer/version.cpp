@@ -1,6 +1,7 @@
 #include "trainer/version.h"
 
 #include <fmt/format.h>
+
 #include <torch/version.h>
 
 #include "trainer/metrics/run_folder.h"

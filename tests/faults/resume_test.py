@@ -5,8 +5,12 @@
 Tests are named after the acceptance checks (C4, C8) and the fault cell (F-C9) that they show.
 """
 
+import re
+import shutil
+import subprocess
+
 from checkpoints import CheckpointTest
-from jobs import main
+from jobs import BINARY, main
 
 KILLED_BEFORE_AN_UPDATE = {"FAULT": "point=step.opt;action=kill"}
 
@@ -25,6 +29,42 @@ class Curve(CheckpointTest):
         self.assertEqual(rates[8:], [8e-4 * 0.1] * 12)
         self.assertEqual(rates[4:], sorted(rates[4:], reverse=True))  # once it falls it never rises
         self.assertLess(max(curve[step][0] for step in range(9, 21)), curve[5][0])
+
+    def refused(self, *options):
+        """What a job that would train at a rate of 0 prints, and its two remedies as options, as they are printed."""
+        text = self.run_job(*options, code=2, says=["would learn nothing"]).text()
+        keys = re.findall(r'([a-z_]+\.[a-z_]+) = ("?)([\w.]+)\2', text[text.index("learn nothing: set"):])
+        (curve,), floor = [[f"--{key}={value}" for key, _, value in keys if (key == "lr_scheduler.total_steps") == first]
+                           for first in (True, False)]
+        return text, [curve], floor
+
+    def test_a_finished_run_is_not_made_longer_at_a_rate_of_0_and_both_remedies_work_as_printed(self):
+        for last_save in ("--checkpoint.last_save_model_only", "--checkpoint.no_last_save_model_only"):
+            with self.subTest(last_save=last_save):
+                self.run_job(last_save, code=0)  # 8 steps: full checkpoints at 3 and 6, and the last one
+                finished = self.folder / "finished"
+                shutil.copytree(self.folder / "out", finished)
+                before = self.files()
+                text, *remedies = self.refused(last_save, "--training.steps=12")
+                self.assertIn("steps 9 to training.steps = 12", text)
+                self.assertEqual(self.files(), before)  # nothing was made and nothing removed
+                for remedy in remedies:
+                    with self.subTest(remedy=remedy):
+                        self.run_job(last_save, "--training.steps=12", *remedy, code=0, says=["step: 12"])
+                        rates = [self.curve()[step][2] for step in range(9, 13)]
+                        self.assertGreater(min(rates), 0)
+                        shutil.rmtree(self.folder / "out")
+                        shutil.copytree(finished, self.folder / "out")
+                shutil.rmtree(self.folder / "out")
+                shutil.rmtree(finished)
+
+    def test_a_first_start_with_a_curve_that_is_too_short_is_refused_and_both_remedies_work_as_printed(self):
+        short = ["--training.steps=4", "--lr_scheduler.total_steps=2"]
+        text, *remedies = self.refused(*short)
+        self.assertIn("steps 3 to training.steps = 4", text)
+        for remedy in remedies:
+            self.run_job(*short, *remedy, f"--checkpoint.folder={len(remedy)}{remedy[0][-1]}", code=0, says=["step:  4"])
+            self.assertGreater(self.curve()[4][2], 0)
 
 
 class Continue(CheckpointTest):
@@ -109,6 +149,55 @@ class Meshes(CheckpointTest):
                              *["--checkpoint.resume_mode=continue", "--checkpoint.no_initial_load_model_only"],
                              *[f"--checkpoint.initial_load_path={path}"], code=0)
                 self.assertEqual(self.contents(self.folder / "out" / f"{source}-{target}" / "step-1"), sources[source])
+
+
+class OtherModels(CheckpointTest):
+    def test_a_checkpoint_of_a_model_of_another_depth_is_refused_in_one_line_that_says_both(self):
+        self.run_job("--training.steps=3", "--lr_scheduler.total_steps=8", code=0)
+        weights = ["--checkpoint.folder=new", f"--checkpoint.initial_load_path={self.step(3)}"]
+        for options, says in ((["--model.args.n_layers=3"], "2 layers there, 3 here"),
+                              (["--model.args.dim=64"], "dim 32 there, 64 here"),
+                              (["--model.args.vocab_size=4096"], "a vocabulary of 2048 there, 4096 here"),
+                              (["--model.args.n_heads=4", "--model.args.head_dim=16"],
+                               "n_heads x head_dim = 32 there, 64 here; n_kv_heads x head_dim = 32 there, 64 here"),
+                              (["--model.args.n_layers=1", "--model.args.hidden_dim=64"], "2 layers there, 1 here; hidden_dim")):
+            for start in ([], weights):
+                with self.subTest(options=options, start=start):
+                    text = self.run_job(*options, *start, code=65, says=["of another model: " + says]).text()
+                    self.assertLess(text.index(says), text.index("layers.0") if "layers.0" in text else len(text))
+
+    def test_the_same_is_said_of_safetensors_without_a_configuration_and_by_eval(self):
+        self.run_job("--training.steps=1", code=0)
+        exported = self.folder / "exported"
+        config = ["--config", self.folder / "job.toml"]
+        self.tool("convert", self.step(1), exported, "--to", "safetensors", *config)
+        (exported / "config.json").unlink()
+        self.run_job("--checkpoint.folder=new", "--checkpoint.initial_load_in_hf", "--model.args.n_layers=3",
+                     f"--checkpoint.initial_load_path={exported}", code=65, says=["2 layers there, 3 here"])
+        other = self.folder / "other.toml"
+        other.write_text((self.folder / "job.toml").read_text().replace("n_layers = 2", "n_layers = 3"))
+        done = subprocess.run([BINARY, "eval", exported, "--config", other, "--data", self.folder / "data.jsonl"],
+                              capture_output=True, text=True, timeout=60)
+        self.assertEqual(done.returncode, 65, done.stderr)
+        self.assertIn("another model: 2 layers there, 3 here", done.stderr)
+
+    def test_weights_in_the_other_format_are_named_with_the_key_to_set(self):
+        self.run_job("--training.steps=1", code=0)
+        exported = self.folder / "exported"
+        self.tool("convert", self.step(1), exported, "--to", "safetensors", "--config", self.folder / "job.toml")
+        new, path, hf = "--checkpoint.folder=new", "--checkpoint.initial_load_path=", "--checkpoint.initial_load_in_hf"
+        dcp = self.step(1)
+        self.run_job(new, hf, f"{path}{dcp}", code=65,
+                     says=["a checkpoint in DCP format", "set checkpoint.initial_load_in_hf = false"])
+        self.run_job(new, f"{path}{exported}", code=65,
+                     says=["holds safetensors (Hugging Face's format)", "set checkpoint.initial_load_in_hf = true"])
+        self.run_job(new, f"{path}{self.steps_folder}", code=65, says=["holds no .metadata", "step-1 is in it"])
+        empty = self.folder / "empty"
+        empty.mkdir()
+        self.run_job(new, hf, f"{path}{empty}", code=65, says=["holds no safetensors"])
+        self.run_job(new, f"{path}{dcp}", "--training.steps=1", code=0)  # the remedies
+        shutil.rmtree(self.folder / "out" / "new")
+        self.run_job(new, hf, f"{path}{exported}", "--training.steps=1", code=0)
 
 
 class Seeds(CheckpointTest):

@@ -15,6 +15,7 @@
 #include "base/nearest.h"
 #include "trainer/config/job_config.h"
 #include "trainer/config/reference.h"
+#include "trainer/config/suggest.h"
 
 namespace hyperion {
 namespace {
@@ -121,7 +122,10 @@ void add_ckpt(CLI::App& app, CommandLine::Ckpt& ckpt) {
       add("verify", Tool::kVerify, "DIR", "A checkpoint, or a folder of them", "Check the files");
   CLI::Option* quick =
       verify->add_flag("--quick", ckpt.quick, "Compare sizes and ids alone, without reading the content");
-  verify->add_flag_callback("--full", [] {}, "Read every byte, which is the default")->excludes(quick);
+  verify
+      ->add_flag_callback(
+          "--full", [] {}, "Read every byte, which is the default")
+      ->excludes(quick);
   add_json(verify);
 
   CLI::App* digest =
@@ -195,6 +199,23 @@ void require_known_commands(const CLI::App& app, const std::vector<std::string>&
                  did_you_mean(nearest_name(arguments[1], tools)));
 }
 
+// "; did you mean --training.steps?" for the first unknown option that is like one of `command`, or, where
+// those are taken, like a configuration key.
+std::string meant_by(const CLI::App& command, const std::vector<std::string>& extras, bool takes_keys) {
+  std::vector<std::string> options;
+  for (const CLI::Option* option : command.get_options())
+    for (const std::string& name : option->get_lnames()) options.push_back(name);
+  for (const std::string& extra : extras) {
+    if (!extra.starts_with("--")) continue;
+    std::string name = extra.substr(2, extra.find('=') - 2);
+    std::string meant = nearest_name(name, options);
+    std::replace(name.begin(), name.end(), '-', '_');
+    if (meant.empty() && takes_keys) meant = nearest_key(name);
+    if (!meant.empty()) return did_you_mean("--" + meant);
+  }
+  return "";
+}
+
 // Actions of subcommands that take no configuration keys.
 void refuse_overrides(const CommandLine& line, const char* subcommand) {
   if (!line.overrides.empty())
@@ -230,6 +251,13 @@ CommandLine parse_command_line(std::vector<std::string> arguments, int width) {
   config->add_option("FILE", file, "The TOML file");
   config->add_flag("--reference", reference, "Print docs/configuration.md instead");
 
+  CLI::App* check = app.add_subcommand(
+      "check", "Check what a job does before it touches a device: on a login node, nothing is left behind");
+  check->add_option("FILE", file, "The TOML file");
+  check->add_option("--ranks", result.ranks, "Ranks of the job; those of the environment (or 1) unless set")
+      ->check(at_least(1))
+      ->check(CLI::Range(int64_t{1}, int64_t{1'000'000}));
+
   CLI::App* tokenize = app.add_subcommand("tokenize", "Write JSON lines as token shards");
   tokenize->add_option("--out", result.tokenize.out, "Folder to write")->required();
   tokenize->add_option("--tokenizer", result.tokenize.tokenizer, "Folder with the tokenizer's files")
@@ -256,7 +284,11 @@ CommandLine parse_command_line(std::vector<std::string> arguments, int width) {
     if (train->parsed()) result.text += "\nOverrides:\n" + options_help(width);
     return result;
   } catch (const CLI::ParseError& error) {
-    throw_config("command line: {} (see hyperion --help)", error.what());
+    const CLI::App* command = &app;  // or the tool of a subcommand
+    while (!command->get_subcommands().empty()) command = command->get_subcommands().front();
+    const bool takes_keys = command == &app || command == train || command == config || command == check;
+    throw_config("command line: {}{} (see hyperion --help)", error.what(),
+                 meant_by(*command, app.remaining(/*recurse=*/true), takes_keys));
   }
 
   if (version) {
@@ -281,14 +313,19 @@ CommandLine parse_command_line(std::vector<std::string> arguments, int width) {
   }
   result.config_file = chosen_file(file, option_file);
   if (result.config_file.empty()) {
-    if (arguments.empty() && result.overrides.empty() && !train->parsed() && !config->parsed()) {
+    if (arguments.empty() && result.overrides.empty() && !train->parsed() && !config->parsed() &&
+        !check->parsed()) {
       result.text = app.help();  // `hyperion` alone
       return result;
     }
     throw_config("command line: no configuration file: write hyperion {} FILE.toml [overrides]",
-                 config->parsed() ? "config" : "train");
+                 config->parsed()  ? "config"
+                 : check->parsed() ? "check"
+                                   : "train");
   }
-  result.action = config->parsed() ? CommandLine::Action::kConfig : CommandLine::Action::kTrain;
+  result.action = config->parsed()  ? CommandLine::Action::kConfig
+                  : check->parsed() ? CommandLine::Action::kCheck
+                                    : CommandLine::Action::kTrain;
   return result;
 }
 

@@ -14,6 +14,7 @@ struct CommandLine {
     kShow,      // print `text` and end with exit code 0 (--help, config --reference)
     kVersion,   // print the versions and end
     kTrain,     // train by config_file and overrides
+    kCheck,     // check what a job of config_file and overrides would
     kConfig,    // print the configuration that config_file and overrides resolve to
     kTokenize,  // write token shards by `tokenize`
     kGenerate,  // continue a text by `generate`
@@ -78,6 +79,7 @@ struct CommandLine {
   std::string config_file;
   std::vector<Override> overrides;
   bool dump_state_dict = false;  // train: print the names, shapes and dtypes of the state and end
+  int64_t ranks = 0;             // check: of the job; 0: those of the environment
   bool allow_faults = false;     // failpoints named in the environment may act (tests)
   Tokenize tokenize;
   Generate generate;
@@ -88,7 +90,7 @@ struct CommandLine {
 
 // `arguments` without the program's name; `width`: columns that help is wrapped to. Accepted forms:
 //   train FILE [overrides]    train --job.config_file FILE [overrides]    --job.config_file FILE [overrides]
-//   config FILE [overrides]   config --reference
+//   config FILE [overrides]   config --reference    check FILE [overrides] [--ranks N]
 //   tokenize --out DIR [--tokenizer DIR] [--text-field NAME] INPUT...
 //   generate CKPT --prompt TEXT [...]    eval CKPT --data PATH [...]
 //   ckpt ls|verify|digest|prune DIR [...]    ckpt diff A B    ckpt convert SRC DST --to FORMAT [...]

@@ -274,6 +274,7 @@ struct JobConfig {
     int64_t seq_len = 2048;
     int64_t freq = 10;
     int64_t steps = -1;
+    std::optional<int64_t> sequences;       // ours
     std::optional<std::string> text_field;  // ours
     Dataloader dataloader;
   } validation;

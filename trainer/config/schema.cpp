@@ -51,7 +51,8 @@ std::vector<Option> metrics() {
       Option{KEY(metrics.log_freq), "Steps between two lines of metrics (step 1 is always logged)."}.at_least(
           1),
       {KEY(metrics.enable_tensorboard), "Write TensorBoard event files."},
-      {KEY(metrics.disable_color_printing), "No colours in the log, and no lines that are rewritten in place."},
+      {KEY(metrics.disable_color_printing),
+       "No colours in the log, and no lines that are rewritten in place."},
       Option{KEY(metrics.save_tb_folder), "Folder of the event files, under dump_folder."}.when(kTensorBoard),
       {KEY(metrics.save_for_all_ranks), "Every rank writes its metrics, not only rank 0."},
       Option{KEY(metrics.enable_wandb), "Send metrics to Weights & Biases."}.when(kWandb),
@@ -125,8 +126,9 @@ std::vector<Option> optimizer() {
       Option{KEY(optimizer.lr), "Peak learning rate."}.at_least(0),
       Option{KEY(optimizer.beta1), "Decay of the first moment."}.at_least(0).below(1),
       Option{KEY(optimizer.beta2), "Decay of the second moment."}.at_least(0).below(1),
-      Option{KEY(optimizer.eps),
-             "Added to the root of the second moment, so that a weight without a gradient is not divided by 0."}
+      Option{
+          KEY(optimizer.eps),
+          "Added to the root of the second moment, so that a weight without a gradient is not divided by 0."}
           .above(0),
       Option{KEY(optimizer.weight_decay), "Weight decay, on every parameter."}.at_least(0),
       Option{KEY(optimizer.implementation), "How the update is computed; the results agree."}.one_of(
@@ -467,10 +469,18 @@ std::vector<Option> validation() {
           .at_most(kSizeLimit)
           .when(kValidation),
       Option{KEY(validation.freq), "Steps between validations."}.at_least(1).when(kValidation),
-      Option{KEY(validation.steps), "Batches of one validation; -1: the whole set."}
+      Option{
+          KEY(validation.steps),
+          "Batches per rank of one validation (more ranks see other data: see sequences); -1: the whole set."}
           .at_least(1)
           .or_value(-1)
           .when(kValidation),
+      Option{KEY(validation.sequences),
+             "Sequences of one validation over all ranks: the first of the set, each once, on any mesh; in "
+             "place of steps."}
+          .at_least(1)
+          .when(kValidation)
+          .own(),
       Option{KEY(validation.text_field), "As training.text_field, which it is unless set."}.own().when(
           kValidation),
   };

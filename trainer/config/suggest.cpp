@@ -1,6 +1,8 @@
 #include "trainer/config/suggest.h"
 
 #include <algorithm>
+#include <limits>
+#include <vector>
 
 #include "base/nearest.h"
 #include "trainer/config/schema.h"
@@ -14,11 +16,110 @@ std::string_view last_part(std::string_view name) {
   return name.substr(name.rfind('.') + 1);
 }
 
+// What other programs call a key, when its own name is far from theirs.
+struct Synonyms {
+  const char* key;
+  std::vector<std::string_view> words;
+};
+const std::vector<Synonyms>& synonyms() {
+  static const std::vector<Synonyms> list = {
+      {"optimizer.lr", {"learning_rate", "max_lr", "peak_lr", "base_lr"}},
+      {"optimizer.name", {"optim", "optimizer_name", "optimizer_type"}},
+      {"optimizer.eps", {"adam_eps", "adam_epsilon", "epsilon"}},
+      {"optimizer.beta1", {"adam_beta1", "betas"}},
+      {"optimizer.beta2", {"adam_beta2"}},
+      {"lr_scheduler.warmup_steps", {"warmup", "warmup_iters", "num_warmup_steps", "lr_warmup_steps"}},
+      {"lr_scheduler.total_steps", {"decay_steps", "lr_decay_steps", "lr_decay_iters"}},
+      {"lr_scheduler.decay_type", {"lr_scheduler_type", "lr_decay_style", "schedule"}},
+      {"lr_scheduler.min_lr_factor", {"min_lr", "min_lr_ratio", "lr_min"}},
+      {"training.steps",
+       {"max_steps", "num_steps", "train_steps", "iters", "max_iters", "train_iters", "iterations"}},
+      {"training.local_batch_size",
+       {"batch_size", "micro_batch_size", "microbatch_size", "train_batch_size", "device_batch_size",
+        "per_device_batch_size", "per_device_train_batch_size"}},
+      {"validation.local_batch_size", {"batch_size", "eval_batch_size", "per_device_eval_batch_size"}},
+      {"training.global_batch_size",
+       {"total_batch_size", "gradient_accumulation_steps", "grad_accum", "grad_accum_steps",
+        "accumulation_steps"}},
+      {"training.seq_len",
+       {"sequence_length", "seq_length", "max_seq_length", "max_length", "context_length", "context_len",
+        "block_size"}},
+      {"validation.seq_len",
+       {"sequence_length", "seq_length", "max_seq_length", "context_length", "block_size"}},
+      {"training.max_norm",
+       {"grad_clip", "clip_grad", "max_grad_norm", "gradient_clipping", "gradient_clip_val",
+        "clip_grad_norm"}},
+      {"training.dataset_path", {"data", "data_path", "data_dir", "train_data", "train_file", "dataset_dir"}},
+      {"validation.dataset_path", {"data", "data_path", "val_data", "validation_file", "eval_data"}},
+      {"validation.freq",
+       {"eval_interval", "eval_steps", "eval_freq", "eval_every", "val_interval", "val_check_interval"}},
+      {"validation.sequences", {"eval_samples", "num_sequences", "max_eval_samples"}},
+      {"validation.steps", {"eval_iters", "val_iters", "eval_batches", "limit_val_batches"}},
+      {"training.mixed_precision_param", {"precision", "mixed_precision", "bf16", "amp"}},
+      {"metrics.log_freq", {"log_interval", "logging_steps", "log_every", "log_every_n_steps"}},
+      {"metrics.enable_tensorboard", {"tensorboard", "use_tensorboard"}},
+      {"metrics.enable_wandb", {"wandb", "use_wandb", "wandb_project"}},
+      {"checkpoint.interval",
+       {"save_interval", "save_steps", "save_every", "checkpoint_interval", "checkpoint_freq",
+        "every_n_train_steps"}},
+      {"checkpoint.keep_latest_k", {"save_total_limit", "keep_last", "max_to_keep", "save_top_k"}},
+      {"checkpoint.initial_load_path",
+       {"pretrained", "init_from", "load", "resume_from", "resume_from_checkpoint", "model_name_or_path"}},
+      {"job.dump_folder", {"output_dir", "out_dir", "output", "output_folder", "save_dir", "log_dir"}},
+      {"model.hf_assets_path", {"tokenizer", "tokenizer_name", "tokenizer_dir", "tokenizer_file"}},
+      {"model.flavor", {"size", "model_size"}},
+      {"model.args.dim", {"hidden_size", "d_model", "n_embd", "embed_dim", "model_dim", "width"}},
+      {"model.args.n_layers", {"num_layers", "n_layer", "num_hidden_layers", "layers", "depth"}},
+      {"model.args.n_heads", {"num_heads", "n_head", "num_attention_heads", "heads"}},
+      {"model.args.n_kv_heads", {"num_kv_heads", "num_key_value_heads", "num_query_groups"}},
+      {"model.args.hidden_dim", {"intermediate_size", "ffn_dim", "ffn_hidden_size", "mlp_dim", "d_ff"}},
+      {"model.args.rope_theta", {"rope_base", "rotary_base"}},
+      {"model.args.norm_eps", {"rms_norm_eps", "layer_norm_eps", "layernorm_epsilon"}},
+      {"model.args.tied", {"tie_word_embeddings", "tie_embeddings", "weight_tying"}},
+      {"model.args.max_seq_len", {"max_position_embeddings"}},
+      {"parallelism.tensor_parallel_degree", {"tp", "tp_size", "tp_degree", "tensor_parallel_size"}},
+      {"parallelism.pipeline_parallel_degree", {"pp", "pp_size", "pp_degree", "pipeline_parallel_size"}},
+      {"parallelism.context_parallel_degree", {"cp", "cp_size", "cp_degree"}},
+      {"parallelism.expert_parallel_degree", {"ep", "ep_size", "ep_degree"}},
+      {"parallelism.data_parallel_shard_degree", {"fsdp", "dp", "dp_shard", "fsdp_size", "zero_stage"}},
+      {"parallelism.data_parallel_replicate_degree", {"ddp", "dp_replicate", "hsdp"}},
+      {"activation_checkpoint.mode", {"gradient_checkpointing", "activation_checkpointing", "recompute"}},
+      {"profiling.enable_profiling", {"profile", "profiler"}},
+  };
+  return list;
+}
+
+// Of keys with the right last part: the one in the same section, else the one whose whole name is nearest.
+class NearestName {
+ public:
+  explicit NearestName(std::string_view name) : name_(name) {}
+  void add(std::string_view key) {
+    const size_t distance = edit_distance(name_, key);
+    if (distance >= distance_) return;
+    distance_ = distance;
+    best_ = key;
+  }
+  const std::string& best() const { return best_; }
+
+ private:
+  std::string_view name_;
+  size_t distance_ = std::numeric_limits<size_t>::max();
+  std::string best_;
+};
+
 }  // namespace
 
 std::string nearest_key(std::string_view name) {
   if (name.size() > kLongestName) return "";
   const std::string_view key = last_part(name);
+  NearestName same(name), synonym(name);
+  for (const Section& section : schema())
+    for (const Option& option : section.options)
+      if (option.key() == key) same.add(option.name);
+  if (!same.best().empty()) return same.best();
+  for (const Synonyms& entry : synonyms())
+    if (std::ranges::find(entry.words, key) != entry.words.end()) synonym.add(entry.key);
+  if (!synonym.best().empty()) return synonym.best();
   std::string best;
   size_t best_distance = suggestion_tolerance(key) + 1;
   for (const Section& section : schema()) {

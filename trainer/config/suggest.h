@@ -6,8 +6,9 @@
 
 namespace hyperion {
 
-// The configuration key nearest to `name` by edit distance, or the key of the same last part in another
-// section; "" when nothing is near. Bounded time for names of any length.
+// The configuration key that was meant by `name`: one with the same last part in another section ("steps"),
+// else what other programs call so ("batch_size"), else the nearest by edit distance; "" when nothing is
+// near. Bounded time for names of any length.
 std::string nearest_key(std::string_view name);
 // The table nearest to `name`; "" when nothing is near.
 std::string nearest_section(std::string_view name);

@@ -113,6 +113,16 @@ void check_profiling(const ResolvedConfig& resolved, Problems& problems) {
   }
 }
 
+void check_validation(const ResolvedConfig& resolved, Problems& problems) {
+  const auto& v = resolved.config.validation;
+  if (!v.sequences || v.steps == -1) return;
+  problems.add(
+      resolved, "validation.sequences",
+      fmt::format("counts the sequences of all ranks, and validation.steps = {} ({}) the batches per rank: "
+                  "set one of them (--validation.sequences None takes it back)",
+                  v.steps, resolved.origin("validation.steps")));
+}
+
 void check_float8(const ResolvedConfig& resolved, Problems& problems) {
   if (!kFloat8.on(resolved.config)) return;
   const auto& f = resolved.config.quantize.linear.float8;
@@ -130,29 +140,7 @@ void check_float8(const ResolvedConfig& resolved, Problems& problems) {
   }
 }
 
-void check_flavor(const ResolvedConfig& resolved, const std::vector<std::string>& flavors,
-                  Problems& problems) {
-  if (flavors.empty() ||
-      std::find(flavors.begin(), flavors.end(), resolved.config.model.flavor) != flavors.end())
-    return;
-  problems.add(
-      resolved, "model.flavor",
-      fmt::format("expected one of {} for {}", fmt::join(flavors, ", "), resolved.config.model.name));
-}
-
 void check_model(const ResolvedConfig& resolved, const ModelFacts& model, Problems& problems) {
-  // Points at the [model.args] key when the job sets it, else at the flavour.
-  const auto add = [&](const std::string& key, const std::string& text) {
-    problems.add(resolved, resolved.origins.contains(key) ? key : "model.flavor", text);
-  };
-  if (model.n_kv_heads <= 0 || model.n_heads % model.n_kv_heads != 0) {
-    add("model.args.n_kv_heads",
-        fmt::format("{} key-value heads do not divide {} heads", model.n_kv_heads, model.n_heads));
-  }
-  if (model.head_dim <= 0 || model.head_dim % 2 != 0) {
-    add("model.args.head_dim",
-        fmt::format("expected heads of an even width (rotary pairs), not {}", model.head_dim));
-  }
   const int64_t tp = resolved.config.parallelism.tensor_parallel_degree;
   if (model.n_heads % tp != 0 || model.n_kv_heads % tp != 0) {
     problems.add(resolved, "parallelism.tensor_parallel_degree",
@@ -206,7 +194,7 @@ void check(const ResolvedConfig& resolved, const RunFacts& facts, Problems& prob
   check_lengths(resolved, positions, problems);
   check_optimizer(resolved, problems);
   check_profiling(resolved, problems);
-  check_flavor(resolved, facts.flavors, problems);
+  check_validation(resolved, problems);
   check_float8(resolved, problems);
   if (facts.model) check_model(resolved, *facts.model, problems);
   if (facts.model && facts.tokenizer_vocab_size) {

@@ -18,7 +18,6 @@ struct ModelFacts {
   int64_t n_layers = 0;
   int64_t n_heads = 0;
   int64_t n_kv_heads = 0;
-  int64_t head_dim = 0;
   int64_t vocab_size = 0;
   int64_t max_seq_len = 0;
 };
@@ -26,7 +25,6 @@ struct ModelFacts {
 // What is not known (yet) stays unset, and the checks that need it are left out.
 struct RunFacts {
   std::optional<int64_t> world_size;
-  std::vector<std::string> flavors;  // of model.name; empty: unknown
   std::optional<ModelFacts> model;
   std::optional<int64_t> tokenizer_vocab_size;
 };

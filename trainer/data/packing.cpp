@@ -65,4 +65,11 @@ Batch pack(std::span<const int64_t> tokens, std::span<const Piece> pieces, int64
   return batch;
 }
 
+void ignore_sequences_from(uint64_t end, Batch& batch) {
+  const uint64_t kept = end - std::min(end, batch.first_sequence);
+  const size_t first = static_cast<size_t>(std::min(kept, static_cast<uint64_t>(batch.rows)) *
+                                           static_cast<uint64_t>(batch.seq_len));
+  std::fill(batch.labels.begin() + static_cast<ptrdiff_t>(first), batch.labels.end(), kIgnoreLabel);
+}
+
 }  // namespace hyperion

@@ -45,4 +45,7 @@ struct Batch {
 Batch pack(std::span<const int64_t> tokens, std::span<const Piece> pieces, int64_t rows, int64_t seq_len,
            bool document_mask);
 
+// Labels of the rows whose sequence is `end` or a later one become -100.
+void ignore_sequences_from(uint64_t end, Batch& batch);
+
 }  // namespace hyperion

@@ -83,6 +83,14 @@ std::vector<fs::path> expand_glob(const std::string& pattern) {
   return {found.gl_pathv, found.gl_pathv + found.gl_pathc};
 }
 
+// A Parquet or Arrow file in the folder, which holds none that are read; "" when there is none.
+fs::path columnar_file(const fs::path& folder) {
+  if (!fs::is_directory(folder)) return {};
+  for (const fs::directory_entry& entry : fs::recursive_directory_iterator(folder))
+    if (entry.path().extension() == ".parquet" || entry.path().extension() == ".arrow") return entry.path();
+  return {};
+}
+
 }  // namespace
 
 std::vector<CorpusFile> find_corpus(const std::string& dataset_path, const std::string& key) try {
@@ -98,6 +106,8 @@ std::vector<CorpusFile> find_corpus(const std::string& dataset_path, const std::
     for (const fs::path& path : expand_glob(dataset_path)) add_path(path, fixed.parent_path(), files);
   }
   if (files.empty()) {
+    if (const fs::path other = columnar_file(dataset_path); !other.empty())
+      JsonLines{other};  // names the format and how to convert it
     throw_data(
         "{} {}: no such file, and no folder or pattern with files named *.json, *.jsonl or *.ndjson (plain, "
         ".gz or .zst) or token shards",

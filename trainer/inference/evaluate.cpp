@@ -26,11 +26,7 @@ Evaluation evaluate(InferenceEngine& engine, DataLoader& loader, int64_t max_bat
     sum += engine.loss_sum(*batch);
     result.tokens += tokens;
     progress.update(static_cast<uint64_t>(i) + 1);
-    for (int64_t row = 0; row < batch->rows; ++row) {
-      const auto first = batch->labels.begin() + row * batch->seq_len;
-      result.sequences +=
-          std::any_of(first, first + batch->seq_len, [](int64_t label) { return label != kIgnoreLabel; });
-    }
+    result.sequences += sequences_with_labels(*batch);
   }
   if (result.tokens == 0) throw_data("eval: the data set holds no token to predict");
   result.loss = sum / static_cast<double>(result.tokens);

@@ -46,6 +46,19 @@ TEST_CASE("config takes the same arguments as train") {
   CHECK(parse({"config", "--reference"}).text.starts_with("# Configuration\n"));
 }
 
+TEST_CASE("check takes the same arguments as train and a number of ranks") {
+  const CommandLine line = parse({"check", "f.toml", "--training.steps=5", "--ranks", "64"});
+  CHECK(line.action == Action::kCheck);
+  CHECK(line.config_file == "f.toml");
+  CHECK(line.overrides.size() == 1);
+  CHECK(line.ranks == 64);
+  CHECK(parse({"check", "--job.config_file=f.toml"}).ranks == 0);
+  CHECK_THAT(refusal({"check"}), Contains("hyperion check FILE.toml"));
+  CHECK_THAT(refusal({"check", "f.toml", "--steps=5"}), Contains("did you mean --training.steps?"));
+  for (const char* bad : {"--ranks=0", "--ranks=-1", "--ranks=x", "--ranks=1000001"})
+    CHECK_FALSE(refusal({"check", "f.toml", bad}).empty());
+}
+
 TEST_CASE("tokenize takes a folder a tokenizer and inputs") {
   const CommandLine line = parse({"tokenize", "--out", "shards", "--tokenizer=tok", "a.jsonl", "b.jsonl.gz"});
   CHECK(line.action == Action::kTokenize);
@@ -155,7 +168,7 @@ TEST_CASE("ckpt knows six tools") {
 TEST_CASE("help and version end the program well") {
   CHECK(parse({"--version"}).action == Action::kVersion);
   CHECK(parse({}).action == Action::kShow);
-  for (const char* subcommand : {"train", "config", "tokenize", "generate", "eval", "ckpt"}) {
+  for (const char* subcommand : {"train", "config", "check", "tokenize", "generate", "eval", "ckpt"}) {
     CHECK_THAT(parse({"--help"}).text, Contains(subcommand));
     CHECK_THAT(parse({subcommand, "--help"}).text, Contains(subcommand));
   }
@@ -170,7 +183,16 @@ TEST_CASE("mistakes on the command line are usage errors") {
   CHECK_THAT(refusal({"train", "a.toml", "b.toml"}), Contains("b.toml"));
   CHECK_THAT(refusal({"train", "a.toml", "--job.config_file", "b.toml"}),
              Contains("two configuration files"));
-  CHECK_THAT(refusal({"train", "a.toml", "--steps", "5"}), Contains("--steps"));
+  CHECK_THAT(refusal({"train", "a.toml", "--steps", "5"}), Contains("did you mean --training.steps?"));
+  CHECK_THAT(refusal({"train", "--batch-size=4", "a.toml"}),
+             Contains("did you mean --training.local_batch_size?"));
+  CHECK_THAT(refusal({"config", "a.toml", "--learning_rate", "1"}), Contains("did you mean --optimizer.lr?"));
+  CHECK_THAT(refusal({"--job.config_file", "a.toml", "--lr=1"}), Contains("did you mean --optimizer.lr?"));
+  CHECK_THAT(refusal({"train", "a.toml", "--dump-statedict"}), Contains("did you mean --dump-state-dict?"));
+  CHECK_THAT(refusal({"generate", "c", "--prompt", "x", "--max-token=5"}),
+             Contains("did you mean --max-tokens?"));
+  CHECK_THAT(refusal({"ckpt", "prune", "d", "--keep", "1", "--dryrun"}), Contains("did you mean --dry-run?"));
+  CHECK_THAT(refusal({"ckpt", "ls", "d", "--steps", "1"}), !Contains("did you mean"));
   CHECK_THAT(refusal({"fly"}), Contains("no subcommand \"fly\"; there are train, config,"));
   CHECK_THAT(refusal({"trian", "a.toml"}), Contains("did you mean train?"));
   CHECK_THAT(refusal({"a.toml"}), Contains("did you mean train a.toml?"));

@@ -64,6 +64,7 @@ TEST_CASE("every preset of ours runs with a data set") {
     if (entry.path().extension() != ".toml") continue;
     CAPTURE(entry.path().string());
     CHECK(verdict(entry.path(), {{"training.dataset_path", "c4"}}, 256).empty());
+    CHECK(load_config(entry.path(), {}).config.validation.sequences);  // the same loss on every mesh
     ++count;
   }
   CHECK(count >= 7);

@@ -152,25 +152,22 @@ TEST_CASE("a profiler cycle must hold its warm-up and its steps") {
   CHECK_FALSE(problem("[profiling]\nenable_profiling = true\nprofiler_warmup = 9223372036854775807").empty());
 }
 
-TEST_CASE("heads must fit together") {
-  CHECK(problem("", model({256, 6, 16, 16, 16, 2048, 131072})).empty());
-  CHECK_THAT(problem("[model.args]\nn_kv_heads = 3", model({256, 6, 16, 3, 16, 2048, 131072})),
-             Contains("job.toml:2:14: model.args.n_kv_heads = 3: 3 key-value heads do not divide 16 heads"));
-  CHECK_THAT(problem("", model({256, 6, 16, 0, 16, 2048, 131072})),
-             Contains("default: model.flavor = \"debugmodel\""));
-  CHECK_THAT(problem("", model({240, 6, 16, 16, 15, 2048, 131072})), Contains("even width"));
-}
-
-TEST_CASE("a flavour must exist in its family") {
-  RunFacts facts;
-  facts.flavors = {"debugmodel", "8B"};
-  CHECK(problem("", facts).empty());
-  CHECK_THAT(problem("[model]\nflavor = \"9B\"", facts),
-             Contains("expected one of debugmodel, 8B for llama3"));
+TEST_CASE("validation counts sequences of all ranks or batches per rank") {
+  CHECK(problem("[validation]\nsequences = 80").empty());
+  CHECK(problem("[validation]\nsequences = 80\nsteps = -1").empty());
+  CHECK(problem("[validation]\nsteps = 10").empty());
+  CHECK_THAT(problem("[validation]\nsequences = 80\nsteps = 10"),
+             Contains("job.toml:2:13: validation.sequences = 80: ") &&
+                 Contains("steps = 10 (job.toml:3:9)") && Contains("--validation.sequences None"));
+  Problems found;
+  check(parse_config("[validation]\nsequences = 80", "job.toml",
+                     {{"validation.sequences", "None"}, {"validation.steps", "10"}}),
+        {}, found);
+  CHECK(found.lines().empty());
 }
 
 TEST_CASE("the vocabulary must hold the tokenizer") {
-  RunFacts facts = model({256, 6, 16, 16, 16, 2048, 131072});
+  RunFacts facts = model({256, 6, 16, 16, 2048, 131072});
   facts.tokenizer_vocab_size = 2048;
   CHECK(problem("", facts).empty());
   facts.tokenizer_vocab_size = 128256;

@@ -1,10 +1,27 @@
 #include "trainer/data/packing.h"
 
+#include <algorithm>
+
 #include <catch2/catch.hpp>
 
 using namespace hyperion;
 using I64 = std::vector<int64_t>;
 using I32 = std::vector<int32_t>;
+
+TEST_CASE("sequences from a given one on have no labels") {
+  for (const auto& [end, kept] :
+       std::vector<std::pair<uint64_t, size_t>>{{0, 0}, {10, 0}, {11, 4}, {12, 8}, {99, 8}}) {
+    Batch batch;
+    batch.rows = 2;
+    batch.seq_len = 4;
+    batch.first_sequence = 10;
+    batch.labels.assign(8, 7);
+    ignore_sequences_from(end, batch);
+    CHECK(static_cast<size_t>(std::count(batch.labels.begin(), batch.labels.end(), 7)) == kept);
+    CHECK(std::is_partitioned(batch.labels.begin(), batch.labels.end(),
+                              [](int64_t label) { return label == 7; }));
+  }
+}
 
 TEST_CASE("labels are the next tokens and rows share one token") {
   const I64 tokens = {10, 11, 12, 13, 14, 15, 16};

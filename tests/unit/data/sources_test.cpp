@@ -22,6 +22,13 @@ using Names = std::vector<std::string>;
 
 }  // namespace
 
+TEST_CASE("a folder of Parquet files is named as such") {
+  const test::TemporaryFolder folder;
+  folder.write("train-00000.parquet", "PAR1");
+  CHECK_THROWS_WITH(find_corpus(folder.path().string()),
+                    Catch::Contains("train-00000.parquet: is Parquet, which is not read"));
+}
+
 TEST_CASE("a dataset path is a file or a folder or a pattern") {
   const test::TemporaryFolder folder;
   for (const char* name :

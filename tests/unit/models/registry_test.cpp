@@ -43,6 +43,37 @@ TEST_CASE("overrides change a flavour and keep its proportions") {
   CHECK(model_args("qwen3", "0.6B", {.n_heads = 8}).head_dim == 128);
 }
 
+TEST_CASE("flavours are listed by size and the nearest size is suggested") {
+  CHECK(model_flavors("llama3") ==
+        std::vector<std::string>{"debugmodel", "1B", "3B", "8B", "70B", "405B", "from_hf"});
+  CHECK(model_flavors("qwen3") ==
+        std::vector<std::string>{"debugmodel", "0.6B", "1.7B", "4B", "8B", "14B", "32B", "from_hf"});
+  const std::pair<const char*, const char*> cases[] = {{"7B", "8B"},
+                                                       {"7b", "8B"},
+                                                       {"8b", "8B"},
+                                                       {"2B", "3B"},
+                                                       {"65B", "70B"},
+                                                       {"400B", "405B"},
+                                                       {"1000B", "405B"},
+                                                       {"500M", "1B"},
+                                                       {"Llama-3.1-8B", "8B"},
+                                                       {"Meta-Llama-3-70B-Instruct", "70B"},
+                                                       {"debugmodle", "debugmodel"},
+                                                       {"fromhf", "from_hf"},
+                                                       {"B", ""},
+                                                       {"nan", ""},
+                                                       {"-8B", "8B"},
+                                                       {"", ""}};
+  for (const auto& [wrong, meant] : cases) {
+    CAPTURE(wrong);
+    CHECK(nearest_flavor("llama3", wrong) == meant);
+  }
+  CHECK(nearest_flavor("qwen3", "0.5B") == "0.6B");
+  CHECK_THROWS_WITH(model_args("llama3", "7B"),
+                    Catch::Contains("debugmodel, 1B, 3B, 8B, 70B, 405B, from_hf; did you "
+                                    "mean 8B?"));
+}
+
 TEST_CASE("unknown names and unfit dimensions are refused with what is known") {
   CHECK_THROWS_WITH(model_args("llama9", "8B"), Catch::Contains("llama3") && Catch::Contains("qwen3"));
   CHECK_THROWS_WITH(model_args("llama3", "9B"), Catch::Contains("70B"));

@@ -36,6 +36,30 @@ ResolvedConfig resolve(const std::string& toml, const fs::path& base = "/") {
 
 }  // namespace
 
+TEST_CASE("dimensions that do not fit together are refused at the place of the key that is set") {
+  const auto refusal = [](const std::string& args) {
+    return error_of(ExitCode::kUsage, [&] { resolve("[model]\nflavor = \"8B\"\n[model.args]\n" + args); });
+  };
+  CHECK_THAT(refusal("n_heads = 12"),
+             Contains("job.toml:4:11: model.args.n_heads = 12: n_heads is 12, expected a "
+                      "multiple of n_kv_heads = 8"));
+  CHECK_THAT(refusal("n_kv_heads = 5"), Contains("job.toml:4:14: model.args.n_kv_heads = 5: n_heads is 32"));
+  CHECK_THAT(refusal("head_dim = 15"),
+             Contains("job.toml:4:12: model.args.head_dim = 15: head_dim is 15, expected"));
+  CHECK_THAT(refusal("dim = 96"),
+             Contains("job.toml:4:7: model.args.dim = 96: head_dim is 3 (dim 96 / 32 heads)"));
+  CHECK_THAT(refusal("rope_theta = 0.5"), Contains("job.toml:4:14: model.args.rope_theta = 0.5: "));
+  CHECK_THAT(refusal("n_kv_heads = 5\nhead_dim = 15"), Contains("2 problems"));
+}
+
+TEST_CASE("a flavour of another size is named with the nearest one") {
+  CHECK_THAT(
+      error_of(ExitCode::kUsage, [] { resolve("[model]\nflavor = \"7B\""); }),
+      Contains(
+          "job.toml:2:10: model.flavor = \"7B\": llama3 has no such flavour; known: debugmodel, 1B, 3B, 8B, "
+          "70B, 405B, from_hf; did you mean 8B?"));
+}
+
 TEST_CASE("flavour from_hf takes every dimension from config.json") {
   Folder folder;
   std::ofstream(folder.path / "config.json") << kConfig;

@@ -4,13 +4,15 @@
 #include <functional>
 
 #include <catch2/catch.hpp>
+#include <fmt/format.h>
 
 #include "base/error.h"
-#include "trainer/config/schema.h"
 #include "tests/unit/error_of.h"
+#include "trainer/config/schema.h"
 
 using namespace hyperion;
 using Catch::Contains;
+using Catch::EndsWith;
 
 namespace {
 
@@ -57,11 +59,11 @@ std::string joined(const std::vector<std::string>& lines) {
 
 TEST_CASE("C3 a new training.steps leaves the learning rate of every step as it was") {
   const ResumePlan before = fresh_plan(config(), facts());
-  for (const char* steps : {"5", "9", "20", "1000"}) {
+  for (const char* steps : {"5", "9", "10"}) {
     const ResumePlan after = resume(config({{"training.steps", steps}}), 4);
     for (int64_t step = 1; step <= 10; ++step) CHECK(lr(after, step) == lr(before, step));
     CHECK(*after.trajectory.find("lr_scheduler.total_steps") == "10");
-    CHECK_THAT(joined(after.notes), Contains("keeps its 10 steps"));
+    if (std::string(steps) != "10") CHECK_THAT(joined(after.notes), Contains("keeps its 10 steps"));
   }
 }
 
@@ -72,12 +74,76 @@ TEST_CASE("C3 an explicit total_steps wins over the stored curve") {
   CHECK(plan.warnings.empty());
 }
 
-TEST_CASE("C4 a run beyond its curve is refused when nothing would be learnt") {
-  const std::string text = refusal([] { resume(config({{"training.steps", "20"}}), 10); });
-  CHECK_THAT(text, Contains("from 11 to training.steps = 20") && Contains("lr_scheduler.total_steps") &&
-                       Contains("lr_scheduler.min_lr_factor"));
-  CHECK_NOTHROW(resume(config({{"training.steps", "20"}, {"lr_scheduler.total_steps", "20"}}), 10));
+TEST_CASE("a run that would train beyond its curve at a rate of 0 is refused with two ways out") {
+  // Whether all steps that are left lie there or only the last one.
+  for (const int64_t step : {int64_t{4}, int64_t{9}, int64_t{10}, int64_t{11}})
+    for (const char* steps : {"12", "20"}) {
+      const std::string text = refusal([&] { resume(config({{"training.steps", steps}}), step); });
+      CHECK_THAT(
+          text,
+          Contains("ends at step 10") &&
+              Contains(
+                  fmt::format("steps {} to training.steps = {}", std::max<int64_t>(step, 10) + 1, steps)) &&
+              Contains(fmt::format("set lr_scheduler.total_steps = {} for", steps)) &&
+              EndsWith("lr_scheduler.min_lr_factor = 0.1 with checkpoint.on_config_change = \"override\""));
+      CHECK_NOTHROW(resume(config({{"training.steps", steps}, {"lr_scheduler.total_steps", steps}}), step));
+      CHECK_NOTHROW(resume(config({{"training.steps", steps},
+                                   {"lr_scheduler.min_lr_factor", "0.1"},
+                                   {"checkpoint.on_config_change", "override"}}),
+                           step));
+    }
   CHECK_NOTHROW(resume(config(), 10));  // nothing is left to train
+  CHECK_NOTHROW(resume(config({{"training.steps", "11"}}), 11));
+}
+
+TEST_CASE("a new run whose curve is too short is refused too, and needs no permission for a floor") {
+  const Override more = {"training.steps", "12"}, curve = {"lr_scheduler.total_steps", "10"};
+  const std::string text = refusal([&] { fresh_plan(config({more, curve}), facts()); });
+  CHECK_THAT(text, Contains("steps 11 to training.steps = 12") && Contains("total_steps = 12 ") &&
+                       EndsWith("min_lr_factor = 0.1"));
+  const ResumePlan floor = fresh_plan(config({more, curve, {"lr_scheduler.min_lr_factor", "0.1"}}), facts());
+  CHECK_THAT(joined(floor.warnings), Contains("ends at step 10") && Contains("lr = 0.01"));
+  CHECK_NOTHROW(fresh_plan(config({more, curve, {"optimizer.lr", "0"}}), facts()));
+  CHECK_NOTHROW(fresh_plan(config({more, curve, {"lr_scheduler.decay_ratio", "0"}}), facts()));  // stays at 1
+}
+
+TEST_CASE("a run of the usual kind passes, however small the rate of its last step is") {
+  for (const char* type : {"linear", "sqrt", "cosine"})
+    for (const char* ratio : {"None", "0", "0.001", "1"})
+      for (const char* warmup : {"0", "1", "999", "1000", "2000"})
+        CHECK_NOTHROW(fresh_plan(config({{"training.steps", "1000"},
+                                         {"lr_scheduler.warmup_steps", warmup},
+                                         {"lr_scheduler.decay_type", type},
+                                         {"lr_scheduler.decay_ratio", ratio}}),
+                                 facts()));
+  CHECK_NOTHROW(fresh_plan(config({{"training.steps", "1"}, {"lr_scheduler.warmup_steps", "0"}}), facts()));
+  CHECK_NOTHROW(
+      fresh_plan(config({{"training.steps", "1000000000"}, {"lr_scheduler.decay_type", "cosine"}}), facts()));
+}
+
+TEST_CASE("the remedies of a refused curve suit the way in which the job resumes") {
+  const std::vector<Override> transferred = {{"checkpoint.enable", "true"},
+                                             {"checkpoint.resume_mode", "transfer"},
+                                             {"checkpoint.initial_load_path", "old/step-10"},
+                                             {"training.steps", "20"}};
+  CHECK_THAT(
+      refusal([&] { resume(config(transferred), 9); }),  // its own second start recovers
+      EndsWith("with checkpoint.resume_mode = \"recover\" and checkpoint.on_config_change = \"override\""));
+  CHECK_THAT(refusal([&] {
+               resume(config({{"checkpoint.resume_mode", "continue"}, {"training.steps", "20"}}), 9);
+             }),
+             EndsWith("min_lr_factor = 0.1"));
+  // A curve that began later counts its steps from there.
+  Trajectory stored = fresh_plan(config(), facts()).trajectory;
+  stored.set("lr_scheduler.start_step", "10");
+  const auto longer = [&](const std::vector<Override>& overrides) {
+    return resume_plan(config(overrides), facts(), {LoadSource::kOwn, all(), stored, 15});
+  };
+  CHECK_THAT(refusal([&] {
+               longer({{"training.steps", "30"}});
+             }),
+             Contains("ends at step 20") && Contains("set lr_scheduler.total_steps = 20 for"));
+  CHECK_NOTHROW(longer({{"training.steps", "30"}, {"lr_scheduler.total_steps", "20"}}));
 }
 
 TEST_CASE("C4 a run beyond its curve stays at the floor and says so once") {

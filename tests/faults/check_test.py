@@ -1,0 +1,103 @@
+"""`hyperion check`: what a job would do and end with, without a device and without leaving anything behind.
+
+    python3 tests/faults/check_test.py build/hyperion
+"""
+
+import os
+import subprocess
+
+from checkpoints import CheckpointTest
+from jobs import BINARY, main
+
+
+class Check(CheckpointTest):
+    def check(self, *options, code=0, says=(), not_says=(), config="job.toml"):
+        """The output of the command, which leaves every file and folder as it was."""
+        before = self.tree()
+        done = subprocess.run([BINARY, "check", self.folder / config, *options], capture_output=True, text=True, timeout=120,
+                              cwd=self.folder, env={**os.environ, "HYPERION_DEVICE": "cuda"})  # none is asked for
+        text = done.stdout + done.stderr
+        self.assertEqual(done.returncode, code, text)
+        self.assertEqual(self.tree(), before)
+        for word in says:
+            self.assertIn(word, text)
+        for word in not_says:
+            self.assertNotIn(word, text)
+        return text
+
+    def tree(self):
+        return {path: (path.stat().st_size, path.stat().st_mtime_ns if path.is_file() else None)
+                for path in self.folder.rglob("*")}
+
+    def assert_job_ends_alike(self, *options, code, says, ranks=1):
+        """The check and the job end with one code and the same sentences."""
+        self.check(*options, f"--ranks={ranks}", code=code, says=says)
+        self.run_job(*options, ranks=ranks, code=code, says=says)
+
+    def test_a_fresh_start_is_described_for_any_number_of_ranks(self):
+        self.check("--ranks=2", says=["2 ranks", "4 sequences of 32 per step: 128 tokens", "2,048 entries", "none to resume from",
+                                      "train steps 1 to 8 from random weights"])
+        self.check("--ranks=1000", "--training.global_batch_size=2000", says=["1000 ranks", "2000 sequences of 32"])
+        self.check(says=["1 rank"])
+        self.check("--no-such", code=2)
+        help_text = subprocess.run([BINARY, "check", "--help"], capture_output=True, text=True, timeout=60).stdout
+        self.assertIn("--ranks", help_text)
+
+    def test_a_preset_of_a_large_model_is_checked_in_little_memory(self):
+        options = ["--model.flavor=70B", "--training.global_batch_size=-1", "--ranks=64"]
+        done = subprocess.run(["bash", "-c", 'ulimit -v 8000000; exec "$@"', "_", BINARY, "check", self.folder / "job.toml",
+                               *options, "--model.args.dim=8192", "--model.args.n_layers=80", "--model.args.n_heads=64"],
+                              capture_output=True, text=True, timeout=120, cwd=self.folder)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertIn("18.48 GiB per rank", done.stdout)  # 70.6e9 x (3 x 4 + 4 for the gradient + 2 bytes) / 64
+
+    def test_a_resume_is_described_with_its_step_and_another_number_of_ranks_may_read_it(self):
+        self.run_job("--training.steps=6", "--lr_scheduler.total_steps=8", "--ema.enable", ranks=2, code=0)
+        for ranks in (1, 2, 4):
+            self.check("--lr_scheduler.total_steps=8", "--ema.enable", f"--ranks={ranks}", "--training.local_batch_size=1",
+                       says=[f"resume from {self.step(6)}, then train steps 7 to 8", "tensors fit"])
+        self.check("--training.steps=6", "--lr_scheduler.total_steps=8", "--ema.enable", says=["train nothing"])
+        self.check("--checkpoint.load_step=3", "--ema.enable", says=["step-3"])
+
+    def test_what_ends_a_job_ends_the_check_with_the_same_code_and_words(self):
+        self.run_job("--training.steps=6", "--lr_scheduler.total_steps=8", code=0)
+        for options, code, says in (
+                (["--model.args.n_layers=3"], 65, ["2 layers there, 3 here"]),
+                (["--training.dataset_path=/nowhere"], 2, ["training.dataset_path", "no such file or folder"]),
+                (["--optimizer.lr=1e-3"], 2, ["optimizer.lr: saved 0.0008, configured 0.001"]),
+                (["--training.steps=12"], 2, ["would learn nothing"]),
+                (["--ema.enable"], 65, ["holds no averaged weights"]),
+                (["--checkpoint.load_step=5"], 65, ["load_step = 5"]),
+                (["--model.flavor=7B"], 2, ["did you mean 8B?"]),
+                (["--training.global_batch_size=3"], 2, ["expected a multiple of"]),
+                (["--training.dtype=bfloat16"], 2, ["bfloat16"])):
+            with self.subTest(options=options):
+                self.assert_job_ends_alike(*options, code=code, says=says)
+        self.assert_job_ends_alike("--parallelism.data_parallel_shard_degree=3", code=2, says=["must be the 2 ranks"], ranks=2)
+
+    def test_damaged_checkpoints_are_passed_over_as_a_job_does(self):
+        self.run_job("--training.steps=6", "--lr_scheduler.total_steps=8", code=0)
+        (self.step(6) / ".metadata").write_bytes(b"damaged")
+        self.check("--lr_scheduler.total_steps=8", says=["step-6 is not resumed from", f"resume from {self.step(3)}"])
+
+    def test_other_text_in_a_data_file_is_found(self):
+        (self.folder / "data.jsonl").write_bytes(b"PAR1")
+        self.check(code=65, says=["is Parquet, which is not read"])
+
+    def test_a_dump_folder_that_cannot_be_written_is_73_and_nothing_stays_of_one_that_can(self):
+        self.check("--job.dump_folder=a/b/c", says=["a/b/c: can be made"])
+        (self.folder / "file").write_text("")
+        self.check(f"--job.dump_folder={self.folder}/file/out", code=73, says=["dump folder      WRONG", "file"])
+        # The other groups are looked at all the same, and all that is wrong is printed.
+        self.run_job("--training.steps=3", "--lr_scheduler.total_steps=8", code=0)
+        text = self.check("--model.args.n_layers=3", "--validation.enable", "--validation.dataset=jsonl",
+                          f"--validation.dataset_path={self.folder}/file", code=65)
+        self.assertEqual(text.count("WRONG"), 2, text)
+
+    def test_all_wrong_keys_are_reported_as_by_a_job(self):
+        self.check("--training.stesp=1", code=2, says=["did you mean training.steps?"])
+        self.check("--steps=1", code=2, says=["did you mean --training.steps?"])
+
+
+if __name__ == "__main__":
+    main()

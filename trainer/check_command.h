@@ -1,0 +1,14 @@
+// `hyperion check`: what a job checks before it touches a device, on a login node, without leaving anything
+// behind.
+#pragma once
+
+#include "base/error.h"
+#include "trainer/config/command_line.h"
+
+namespace hyperion {
+
+// Prints a table of what was checked, and what a start would do. Throws the first failure, which is what the
+// job would end with, with all that were found in its text.
+ExitCode check_command(const CommandLine& line);
+
+}  // namespace hyperion

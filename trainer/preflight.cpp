@@ -1,0 +1,117 @@
+#include "trainer/preflight.h"
+
+#include <fmt/format.h>
+
+#include "checkpoint/names.h"
+#include "parallel/phase.h"
+#include "trainer/batch_job.h"
+#include "trainer/config/validate.h"
+#include "trainer/job_state.h"
+#include "trainer/options.h"
+#include "trainer/stored_weights.h"
+
+namespace hyperion {
+namespace {
+
+// Before anything is allocated for the model.
+void require_model_of_job(const ModelArgs& model, const ChosenCheckpoint& chosen) {
+  if (!chosen.components.contains("model")) return;
+  const auto& [path, source, step, hugging_face] = chosen.candidate;
+  if (hugging_face) require_same_model(model, path);
+  std::map<std::string, std::string> names;
+  for (const auto& [name, key] : chosen.names)
+    if (chosen.checkpoint.index.tensors.contains(key)) names.emplace(name, key);
+  require_same_dimensions(
+      model, chosen.checkpoint,
+      hugging_face ? hugging_face_names(model, names) : own_names(chosen.checkpoint, names, /*ema=*/false),
+      fmt::format(
+          "give this job that model ([model], [model.args]), or another {}",
+          source == LoadSource::kOwn ? "checkpoint.folder for a new run" : "checkpoint.initial_load_path"));
+}
+
+}  // namespace
+
+DataSetup checked_data(const ResolvedConfig& resolved, const ModelArgs& model, int64_t world_size) {
+  set_phase("checks of the configuration");
+  RunFacts facts;
+  facts.world_size = world_size;
+  facts.model = model_facts(model);
+  validate(resolved, facts, install_root());
+  if (const auto& checkpoint = resolved.config.checkpoint; checkpoint.enable)
+    NameMap({checkpoint.rename.begin(), checkpoint.rename.end()});  // refuses what is no pattern
+  signal_lead();                                                    // refuses what is no number
+  set_phase("load of the tokenizer");
+  DataSetup data = load_tokenizer(resolved.config);
+  facts.tokenizer_vocab_size = data.tokenizer->vocab_size();
+  validate(resolved, facts);
+  check_training_documents(resolved.config);
+  check_validation_documents(resolved.config);
+  return data;
+}
+
+JobRecord job_record(const ResolvedConfig& resolved, const DataSetup& data) {
+  return {
+      model_with_positions(resolved.config),
+      {std::filesystem::absolute(data.tokenizer_path).lexically_normal().string(), data.tokenizer->hash()},
+      describe_training_data(resolved.config)};
+}
+
+LoaderPlace loader_place(const Mesh& mesh, int rank, uint64_t seed, const ModelArgs& model) {
+  return {mesh.coordinate(rank, MeshDim::kBatch), mesh.degree(MeshDim::kBatch), seed, model.vocab_size};
+}
+
+ResumePlan plan_run(const ResolvedConfig& resolved, const ModelArgs& model, const Mesh& mesh, uint64_t seed,
+                    uint64_t data, const JobRecord& record, const ChosenCheckpoint* chosen) {
+  set_phase("construction of model and optimizer");  // which follows
+  TrajectoryFacts facts;
+  const auto& training = resolved.config.training;
+  facts.data_parallel_degree = mesh.degree(MeshDim::kBatch);
+  facts.global_batch_size = training.global_batch_size > 0
+                                ? training.global_batch_size
+                                : training.local_batch_size * facts.data_parallel_degree;
+  facts.seed = seed;
+  facts.data = data;
+  facts.data_place = record.data;
+  facts.model = model;
+  if (chosen == nullptr) return fresh_plan(resolved, facts);
+  require_model_of_job(model, *chosen);
+  require_same_tokenizer(resolved, *chosen, record.tokenizer);
+  ResumeRequest request;
+  request.source = chosen->candidate.source;
+  request.components = chosen->components;
+  if (const Object* stored = chosen->find(kTrajectoryKey))
+    request.stored = Trajectory{text_table(*stored, chosen->candidate.path.string())};
+  if (const Object* step = chosen->find("train_state.step"))
+    request.step = step->get_if<int64_t>() ? *step->get_if<int64_t>() : 0;
+  if (const Object* position = chosen->find("dataloader.position");
+      position && position->get_if<std::string>())
+    request.data = LoaderState::from_json(*position->get_if<std::string>()).fingerprint;
+  request.data_place = read_record(chosen->checkpoint).data;
+  return resume_plan(resolved, facts, request);
+}
+
+std::vector<std::unique_ptr<StateComponent>> state_components(const StateSources& sources) {
+  const auto& [parameters, mesh, rank, device, adam, ema, state, loader, plan, configured] = sources;
+  const StatePlace place = state_place(mesh, rank);
+  const auto rates = [&state = state, &plan = plan, schedule = schedule_of(plan.config)] {
+    const double lr = plan.config.optimizer.lr;  // and the rate of the next step
+    return std::pair(lr, lr * schedule.factor(state.step - plan.schedule_start));
+  };
+  const auto position = [&state = state, &plan = plan, rates] {
+    const auto [lr, next_lr] = rates();
+    return SchedulerState::Position{state.step, lr, next_lr, to_object(plan.trajectory.entries)};
+  };
+  std::vector<std::unique_ptr<StateComponent>> components;
+  const auto add = [&](auto component) { components.push_back(std::move(component)); };
+  add(std::make_unique<ModelState>(parameters, place));
+  add(std::make_unique<OptimizerState>(adam, plan.config.optimizer, parameters, place, rates));
+  if (ema != nullptr) add(std::make_unique<EmaState>(*ema, parameters, place));
+  add(std::make_unique<TrainStateComponent>(state, mesh.degree(MeshDim::kBatch),
+                                            to_object(config_entries(configured))));
+  add(std::make_unique<SchedulerState>(position));
+  add(std::make_unique<LoaderComponent>(loader));
+  add(std::make_unique<RngState>(device, rank, mesh.world_size(), plan.seed, state));
+  return components;
+}
+
+}  // namespace hyperion

@@ -1,0 +1,50 @@
+// What is decided before anything is allocated on a device: the configuration as a whole, the data's place,
+// and what a start takes from a checkpoint. A job goes through it first; `hyperion check` goes through it and
+// ends.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "trainer/config/load.h"
+#include "trainer/data_setup.h"
+#include "trainer/job_record.h"
+#include "trainer/job_state.h"
+#include "trainer/resume_policy.h"
+#include "trainer/resume_source.h"
+
+namespace hyperion {
+
+// Checks the whole configuration for a job of `world_size` ranks, with the tokenizer it names, which is
+// returned. Throws Error(kUsage) or Error(kBadData).
+DataSetup checked_data(const ResolvedConfig& resolved, const ModelArgs& model, int64_t world_size);
+
+// What the checkpoints of this job say about it.
+JobRecord job_record(const ResolvedConfig& resolved, const DataSetup& data);
+
+// Of `rank`, for its loaders.
+LoaderPlace loader_place(const Mesh& mesh, int rank, uint64_t seed, const ModelArgs& model);
+
+// What this run follows: its configuration, and the trajectory of the checkpoint it continues (null: none).
+// `seed`: the configured one; `data`: DataLoader::fingerprint(); `record`: job_record(). Throws Error(kUsage)
+// as resume_plan() does, and Misfit for a checkpoint of another model.
+ResumePlan plan_run(const ResolvedConfig& resolved, const ModelArgs& model, const Mesh& mesh, uint64_t seed,
+                    uint64_t data, const JobRecord& record, const ChosenCheckpoint* chosen);
+
+// What a job's state is made of; all of it outlives the components that describe it.
+struct StateSources {
+  const std::vector<ShardedParameterPtr>& parameters;
+  const Mesh& mesh;
+  int rank;
+  at::Device device;
+  const Adam& adam;
+  Ema* ema;  // null when off
+  TrainState& state;
+  DataLoader& loader;
+  const ResumePlan& plan;
+  const JobConfig& configured;
+};
+// Every part of the state, in the order in which it is loaded.
+std::vector<std::unique_ptr<StateComponent>> state_components(const StateSources& sources);
+
+}  // namespace hyperion
