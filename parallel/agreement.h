@@ -1,5 +1,5 @@
-// Do all ranks run the same job? They compare a fingerprint of configuration, binary, seed and data at the
-// start.
+// Do all ranks read the same data with the same seed? They compare fingerprints once the groups are there.
+// (Configuration, binary and mesh have been compared before, in parallel/rendezvous.h.)
 #pragma once
 
 #include <map>

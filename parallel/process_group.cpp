@@ -8,16 +8,16 @@
 #include <fmt/ranges.h>
 #include <unistd.h>
 
-#include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/resources.h"
 #include "parallel/backend_communicator.h"
 #include "parallel/device_library.h"
 #include "parallel/phase.h"
+#include "parallel/rendezvous.h"
 #include "parallel/shared_memory_communicator.h"
 
 namespace hyperion {
@@ -25,84 +25,14 @@ namespace {
 
 using std::chrono::milliseconds;
 
-std::string joined_key(int rank) {
-  return fmt::format("joined/{}", rank);
-}
-
-c10::intrusive_ptr<c10d::Store> connect(const Environment& environment, milliseconds timeout) {
-  c10d::TCPStoreOptions options;
-  options.port = static_cast<uint16_t>(environment.master_port);
-  options.isServer = environment.rank == 0 && !environment.agent_store;
-  options.waitWorkers = false;  // we wait ourselves, to say which ranks are missing
-  options.timeout = timeout;
-  if (options.isServer && environment.master_listen_fd >= 0)
-    options.masterListenFd = environment.master_listen_fd;
-  try {
-    return c10::make_intrusive<c10d::TCPStore>(environment.master_addr, options);
-  } catch (const c10::Error& error) {
-    const std::string why = brief(error);
-    if (options.isServer && why.find("EADDRINUSE") != std::string::npos) {
-      throw_config("rank 0 cannot listen on MASTER_PORT {}: the port is in use; choose another one",
-                   options.port);
-    }
-    throw_comm(
-        "rank {} could not {} the rendezvous at {}:{}: {}; check MASTER_ADDR and MASTER_PORT and that rank 0 "
-        "runs",
-        environment.rank, options.isServer ? "open" : "reach", environment.master_addr, options.port, why);
-  }
-}
-
-// Rank 0 waits for every rank and then opens the gate with an empty text, or with the error that all ranks
-// report.
-void gather_ranks(c10d::Store& store, const Environment& environment, milliseconds timeout) {
-  const int rank = environment.rank, world = environment.world_size;
-  if (store.add(joined_key(rank), 1) > 1) {
-    throw_config("two processes have RANK {}: every process of the job needs its own", rank);
-  }
-  if (rank == 0) {
-    std::vector<std::string> keys;
-    for (int r = 0; r < world; ++r) keys.push_back(joined_key(r));
-    std::string problem;
-    try {
-      store.wait(keys, timeout);
-    } catch (const c10::Error&) {
-      std::vector<int> missing;
-      for (int r = 0; r < world; ++r) {
-        if (!store.check({joined_key(r)})) missing.push_back(r);
-      }
-      problem = fmt::format(
-          "{} of {} ranks joined within {} s, missing: rank {}; see the logs of the missing ranks",
-          world - missing.size(), world, timeout.count() / 1000.0, fmt::join(missing, " "));
-    }
-    store.set("gate", problem);
-    if (problem.empty()) return;
-    std::vector<std::string> told;
-    for (int r = 1; r < world; ++r) {
-      if (store.check({joined_key(r)})) told.push_back(fmt::format("told/{}", r));
-    }
-    try {  // the store ends with this process: let the others read first
-      store.wait(told, std::chrono::seconds(3));
-    } catch (const c10::Error&) {
-    }
-    throw_comm("{}", problem);
-  }
-  std::string problem;
-  try {
-    store.wait({"gate"}, timeout + std::chrono::seconds(5));  // rank 0 speaks first: it knows who is missing
-    problem = store.get_to_str("gate");
-    store.set(fmt::format("told/{}", rank), "");
-  } catch (const c10::Error& error) {
-    throw_comm("rank {} lost rank 0 during rendezvous: {}", rank, brief(error));
-  }
-  if (!problem.empty()) throw_comm("{}", problem);
-}
-
 // What to say when NCCL's watchdog thread ends the process: c10d throws there, where no caller can catch it.
+std::terminate_handler terminate_before = nullptr;
 [[noreturn]] void on_terminate() {
   std::string why = "unknown error";
   try {
     if (const auto current = std::current_exception()) std::rethrow_exception(current);
   } catch (const std::exception& error) {
+    if (exhausted_resource(error) && terminate_before != nullptr) terminate_before();
     why = brief(error);
   } catch (...) {
   }
@@ -142,12 +72,14 @@ ProcessGroups::ProcessGroups(const Mesh& mesh, const Environment& environment, c
   if (real) {
     if (options.backend == CommBackend::kNccl) {
       for (const auto& [name, value] : nccl_environment(options)) setenv(name.c_str(), value.c_str(), 1);
-      std::set_terminate(on_terminate);
+      if (std::get_terminate() != on_terminate) terminate_before = std::set_terminate(on_terminate);
     }
-    auto store = connect(environment, options.init_timeout);
-    rendezvous_->store = c10::make_intrusive<c10d::PrefixStore>(
-        fmt::format("hyperion/{}", environment.restart_count), std::move(store));
-    gather_ranks(*rendezvous_->store, environment, options.init_timeout);
+    Fingerprint identity = options.identity;
+    identity["WORLD_SIZE"] = std::to_string(environment.world_size);
+    identity["mesh"] = mesh.describe();
+    identity["device"] = options.backend == CommBackend::kNccl ? "cuda" : "cpu";
+    identity["WORLD_SIZE = LOCAL_WORLD_SIZE"] = environment.single_host() ? "yes" : "no";
+    rendezvous_->store = join_ranks(environment, identity, options.init_timeout);
   }
 
   std::map<std::vector<int>, std::shared_ptr<Communicator>> shareable;
@@ -211,6 +143,7 @@ std::shared_ptr<Communicator> ProcessGroups::make_group(const std::string& name,
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
+    if (exhausted_resource(error)) throw;
     throw_comm("rank {} could not connect group {} (ranks {}): {}", rendezvous_->environment.rank, name,
                fmt::join(ranks, " "), brief(error));
   }
@@ -261,8 +194,8 @@ std::string ProcessGroups::ask_others(const Rendezvous& rendezvous, const std::v
         return notes_of_others(*store, rank, ranks, note);
       });
   std::future<std::string> answer = ask.get_future();
-  std::thread(std::move(ask)).detach();
   try {
+    std::thread(std::move(ask)).detach();
     if (answer.wait_for(std::chrono::seconds(5)) == std::future_status::ready) return answer.get();
   } catch (const std::exception&) {
   }

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "parallel/agreement.h"
 #include "parallel/communicator.h"
 #include "parallel/environment.h"
 #include "parallel/mesh.h"
@@ -24,6 +25,7 @@ struct CommOptions {
   int device_index = 0;  // the CUDA device of this rank (kNccl)
   int trace_buffer_size = 20000;  // NCCL flight recorder: operations kept; 0 = off
   std::string trace_prefix{};     // NCCL flight recorder: dump file is <trace_prefix><rank>
+  Fingerprint identity{};         // what must be equal on all ranks, beside the mesh: configuration, binary
 };
 
 // The environment variables NCCL's flight recorder and error handling read; set before the first group
@@ -36,7 +38,8 @@ std::map<std::string, std::string> nccl_environment(const CommOptions& options);
 // queue behind it.
 class ProcessGroups {
  public:
-  // Throws Error(kCommunication) when not every rank joins within init_timeout, naming the missing ranks.
+  // Throws Error(kCommunication) when not every rank joins within init_timeout, naming the missing ranks, and
+  // Error(kUsage) when they were started as different jobs (parallel/rendezvous.h).
   ProcessGroups(const Mesh& mesh, const Environment& environment, const CommOptions& options);
   ~ProcessGroups();
 
@@ -46,8 +49,8 @@ class ProcessGroups {
   // otherwise).
   Communicator& host() const { return host_ ? *host_ : world(); }
 
-  // One more group of all ranks, for CPU tensors and text, with connections and a timeout of its own: for a thread
-  // whose exchanges must not mix with training's. Collective.
+  // One more group of all ranks, for CPU tensors and text, with connections and a timeout of its own: for a
+  // thread whose exchanges must not mix with training's. Collective.
   std::shared_ptr<Communicator> new_host_group(const std::string& name);
 
   CommLedger& ledger() const { return *ledger_; }

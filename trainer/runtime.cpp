@@ -11,6 +11,8 @@
 #include "base/log.h"
 #include "parallel/device.h"
 #include "parallel/device_library.h"
+#include "trainer/resume_policy.h"
+#include "trainer/version.h"
 
 namespace hyperion {
 namespace {
@@ -22,6 +24,13 @@ bool fake(const JobConfig& config) {
 std::optional<std::string> variable(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr ? std::nullopt : std::optional<std::string>(value);
+}
+
+// What every rank of a job must have alike.
+Fingerprint job_identity(const JobConfig& config) {
+  Fingerprint identity = {{"binary", version_text()}};
+  for (const auto& [key, value] : config_entries(config)) identity[key] = value;
+  return identity;
 }
 
 }  // namespace
@@ -85,6 +94,7 @@ Runtime start_runtime(const ResolvedConfig& resolved, const ModelArgs& model,
     options.device_index = index;
     std::filesystem::create_directories(std::filesystem::path(options.trace_prefix).parent_path());
   }
+  options.identity = job_identity(config);
   if (fake(config)) options.backend = CommBackend::kFake;
   runtime.mesh = std::make_unique<Mesh>(mesh_config(config.parallelism), environment.world_size);
   const int64_t microbatches =

@@ -24,7 +24,6 @@
 #include "parallel/agreement.h"
 #include "parallel/phase.h"
 #include "parallel/trace_range.h"
-#include "trainer/config/print.h"
 #include "trainer/config/validate.h"
 #include "trainer/monitoring.h"
 #include "trainer/optim/grad_clip.h"
@@ -158,18 +157,8 @@ ResumePlan Trainer::make_plan() const {
 }
 
 void Trainer::agree() const {
-  Fingerprint fingerprint;
-  std::istringstream lines(to_toml(configured_));
-  std::string section, line;
-  while (std::getline(lines, line)) {
-    if (line.starts_with("[")) section = line;
-    const size_t equals = line.find(" = ");
-    if (equals != std::string::npos) fingerprint[section + " " + line.substr(0, equals)] = line;
-  }
-  fingerprint["binary"] = version_text();
-  fingerprint["seed"] = std::to_string(configured_seed_);
-  fingerprint["data"] = std::to_string(loader_->fingerprint());
-  require_agreement(runtime_.groups->host(), fingerprint);
+  require_agreement(runtime_.groups->host(), {{"seed", std::to_string(configured_seed_)},
+                                              {"data", std::to_string(loader_->fingerprint())}});
 }
 
 // What differs between the ranks is found before anything is done with it.

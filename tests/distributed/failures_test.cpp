@@ -2,15 +2,21 @@
 #include <thread>
 
 #include <catch2/catch.hpp>
+#include <arpa/inet.h>
+#include <netinet/in.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <ATen/ATen.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "base/error.h"
 #include "parallel/agreement.h"
 #include "parallel/phase.h"
 #include "parallel/process_group.h"
+#include "parallel/rendezvous.h"
 #include "tests/distributed/ranks.h"
 
 namespace hyperion {
@@ -119,6 +125,89 @@ TEST_CASE("an absent master is named with its address") {
   });
   CHECK(outcomes[1].exit_code == kCommunication);
   check_mentions(outcomes[1], {"rank 1", "127.0.0.1", "MASTER_PORT"});
+}
+
+TEST_CASE("ranks of another world size or mesh or configuration end all ranks at once with the values") {
+  const auto begin = std::chrono::steady_clock::now();
+  const auto outcomes = run_ranks_outcome(4, [](const Environment& environment) -> std::vector<double> {
+    Environment own = environment;
+    CommOptions options;
+    options.identity = {{"training.seq_len", "256"}, {"optimizer.lr", "0.1"}};
+    MeshConfig mesh;
+    if (own.rank == 1) own.world_size = own.local_world_size = 8;
+    if (own.rank == 2) mesh.dp_replicate = 2;
+    if (own.rank == 3) options.identity["optimizer.lr"] = "0.2";
+    ProcessGroups groups(Mesh(mesh, own.world_size), own, options);
+    return {};
+  });
+  CHECK(std::chrono::steady_clock::now() - begin < seconds(30));  // far below the timeout of 300 s
+  for (const auto& outcome : outcomes) {
+    CHECK(outcome.exit_code == kUsage);
+    check_mentions(outcome,
+                   {"WORLD_SIZE: 4 on rank 0, 8 on rank 1", "optimizer.lr: 0.1 on rank 0, 0.2 on rank 3",
+                    "dp_replicate 2 x dp_shard 2", "on rank 2"});
+    CHECK(outcome.error.find("seq_len") == std::string::npos);
+  }
+}
+
+TEST_CASE("a rank that is told to use sockets ends a job of shared memory at once") {
+  const auto outcomes = run_ranks_outcome(2, [](const Environment& environment) -> std::vector<double> {
+    Environment own = environment;
+    if (own.rank == 1) own.local_world_size = 1;
+    ProcessGroups groups(Mesh({}, 2), own, {});
+    return {};
+  });
+  for (const auto& outcome : outcomes) {
+    CHECK(outcome.exit_code == kUsage);
+    check_mentions(outcome, {"WORLD_SIZE = LOCAL_WORLD_SIZE: yes on rank 0, no on rank 1"});
+  }
+}
+
+TEST_CASE("the last rank may join while rank 0 looks who is missing") {
+  const auto outcomes = run_ranks_outcome(2, [](const Environment& environment) -> std::vector<double> {
+    CommOptions options;
+    options.init_timeout = seconds(1);
+    if (environment.rank == 0) {
+      ProcessGroups groups(Mesh({}, 2), environment, options);
+      return {};
+    }
+    c10d::TCPStoreOptions client;
+    client.port = static_cast<uint16_t>(environment.master_port);
+    client.waitWorkers = false;
+    c10d::PrefixStore store("hyperion/0",
+                            c10::make_intrusive<c10d::TCPStore>(environment.master_addr, client));
+    store.add("joined/1", 1);
+    std::this_thread::sleep_for(milliseconds(2000));  // rank 0's time is over by now
+    store.set("complete", "");
+    store.wait({"gate"}, seconds(5));
+    if (!store.get_to_str("gate").empty()) throw_comm("{}", store.get_to_str("gate"));
+    store.wait({"world/0/shm/at/0"}, seconds(5));  // rank 0 goes on to make groups
+    return {};
+  });
+  CHECK(outcomes[1].exit_code == 0);
+  CHECK(outcomes[1].error == "");
+  CHECK(outcomes[0].error.find("missing") == std::string::npos);
+}
+
+TEST_CASE("the store listens on the address of the master alone") {
+  const int port = 20000 + static_cast<int>(getpid() % 10000);
+  const int socket = listen_on("127.0.0.2", port);
+  REQUIRE(socket >= 0);
+  const auto reaches = [&](const char* address) {
+    sockaddr_in to{};
+    to.sin_family = AF_INET;
+    to.sin_port = htons(static_cast<uint16_t>(port));
+    inet_pton(AF_INET, address, &to.sin_addr);
+    const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    const bool connected = connect(fd, reinterpret_cast<const sockaddr*>(&to), sizeof to) == 0;
+    close(fd);
+    return connected;
+  };
+  CHECK(reaches("127.0.0.2"));
+  CHECK_FALSE(reaches("127.0.0.1"));
+  CHECK_THROWS_WITH(listen_on("127.0.0.2", port), Catch::Contains("port is in use"));
+  CHECK(listen_on("198.51.100.1", port) == -1);  // no address of this host
+  close(socket);
 }
 
 TEST_CASE("ranks that disagree all list the keys and who differs") {

@@ -98,8 +98,8 @@ class TwoHosts(unittest.TestCase):
         self.addCleanup(self.hosts.__exit__)
         self.launchers, self.logs = [], []
 
-    def start(self, *options, ranks_a_host=1):
-        """launch.py on both hosts, each in a folder of its own, for hosts need share no disk."""
+    def start(self, *options, ranks_a_host=1, before=()):
+        """launch.py on both hosts, each in a folder of its own, for hosts need share no disk; `before`: words before it."""
         own = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT", "LOG_RANK", "GLOO_SOCKET_IFNAME")
         for host, name in enumerate(self.hosts.names):
             (self.folder / name).mkdir()
@@ -108,7 +108,7 @@ class TwoHosts(unittest.TestCase):
                             "HYPERION_DEVICE": "cpu", "OMP_NUM_THREADS": "1", "LOG_RANK": f"{host * ranks_a_host}"}
             log = open(self.folder / name / "log", "w+")
             self.addCleanup(log.close)
-            command = ["ip", "netns", "exec", name, sys.executable, ROOT / "scripts" / "launch.py", BINARY, "train",
+            command = ["ip", "netns", "exec", name, *before, sys.executable, ROOT / "scripts" / "launch.py", BINARY, "train",
                        self.folder / "job.toml", *options]
             process = subprocess.Popen(command, env=environment, cwd=self.folder / name, stdout=log, stderr=subprocess.STDOUT)
             self.addCleanup(self.end, process)
@@ -149,6 +149,39 @@ class TwoHosts(unittest.TestCase):
     def test_hsdp_with_two_ranks_a_host(self):
         self.start("--parallelism.data_parallel_replicate_degree=2", ranks_a_host=2)
         self.check_trained()
+
+    def test_a_name_server_that_does_not_answer_is_not_asked(self):
+        (self.folder / "resolv.conf").write_text(f"nameserver {ADDRESSES[1]}\n")
+        silent = ("import socket, sys\n"
+                  "server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
+                  f"server.bind(('{ADDRESSES[1]}', 53))\n"
+                  "print('ready', flush=True)\n"
+                  "while True:\n"
+                  "    print(server.recv(1000), flush=True)\n")
+        asked = open(self.folder / "asked", "w+")
+        self.addCleanup(asked.close)
+        server = subprocess.Popen(["ip", "netns", "exec", self.hosts.names[1], sys.executable, "-c", silent], stdout=asked)
+        self.addCleanup(self.end, server)
+        while "ready" not in (self.folder / "asked").read_text():
+            self.assertIsNone(server.poll())
+            time.sleep(0.05)
+        # `ip netns exec` has given the command mounts of its own
+        self.start("--training.steps=2", before=["sh", "-c", 'mount --bind "$0" /etc/resolv.conf && exec "$@"', self.folder / "resolv.conf"])
+        codes, text = self.codes()
+        self.assertEqual(codes, [0, 0], text)
+        self.assertEqual((self.folder / "asked").read_text(), "ready\n")
+
+    def test_the_rendezvous_listens_on_the_address_of_the_master_alone(self):
+        self.start("--training.steps=1000000")
+        end = time.monotonic() + LIMIT
+        while "step:  1" not in self.text(0):
+            self.assertLess(time.monotonic(), end, self.text(0) + self.text(1))
+            time.sleep(0.05)
+        listening = subprocess.run(["ip", "netns", "exec", self.hosts.names[0], "cat", "/proc/net/tcp", "/proc/net/tcp6"],
+                                   capture_output=True, text=True, check=True).stdout
+        addresses = {fields[1].split(":")[0] for line in listening.splitlines()
+                     if len(fields := line.split()) > 3 and fields[3] == "0A" and fields[1].endswith(f":{29500:04X}")}
+        self.assertEqual(addresses, {bytes(map(int, reversed(ADDRESSES[0].split(".")))).hex().upper()})
 
     def test_a_cut_cable_ends_both_hosts_with_71(self):
         self.start("--training.steps=1000000", "--comm.train_timeout_seconds=5")

@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 
 from jobs import BINARY, JobTest, main
 
@@ -63,6 +64,22 @@ class ExitCodes(JobTest):
 
     def test_ranks_that_disagree_are_2_and_list_the_key(self):
         self.run_job(code=2, ranks=2, per_rank=[["--optimizer.lr=1e-3"], ["--optimizer.lr=2e-3"]], says=["lr"])
+
+    def test_ranks_of_another_mesh_or_world_size_are_2_at_once_with_the_values(self):
+        for name, options, says in (
+                ("mesh", {"per_rank": [[], ["--parallelism.data_parallel_replicate_degree=2"]]},
+                 ["parallelism.data_parallel_replicate_degree: 1 on rank 0, 2 on rank 1", "dp_replicate 2"]),
+                ("world size", {"before": {1: ["env", "WORLD_SIZE=4", "LOCAL_WORLD_SIZE=4"]}}, ["WORLD_SIZE: 2 on rank 0, 4 on rank 1"]),
+                ("one RANK twice", {"before": {1: ["env", "RANK=2", "WORLD_SIZE=4"], 2: ["env", "RANK=2", "WORLD_SIZE=4"]}, "ranks": 3},
+                 ["processes of the rank: 1 on rank 0, 2 on rank 2"])):
+            with self.subTest(name=name):
+                begin = time.monotonic()
+                job = self.start(**{"ranks": 2, **options})
+                codes = job.codes()
+                self.assertEqual(codes, [2] * len(codes), job.text())
+                self.assertLess(time.monotonic() - begin, 40)  # comm.init_timeout_seconds is 300
+                for text in says:
+                    self.assertIn(text, job.text())
 
     def test_interrupt_ends_after_the_step_with_130(self):
         job = self.start("--training.steps=100000", ranks=2)

@@ -1,0 +1,312 @@
+#include "parallel/rendezvous.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <map>
+#include <memory>
+#include <set>
+#include <thread>
+
+#include <fmt/ranges.h>
+#include <netdb.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <c10/util/Exception.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "base/durable.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "parallel/backend_communicator.h"
+
+namespace hyperion {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr seconds kGrace(3);  // for ranks that join, or read why the job ends, a little later
+constexpr size_t kMostListed = 20;
+constexpr size_t kLongestValue = 80;
+constexpr const char* kProcesses = "processes of the rank";
+
+// --- the store ---
+
+[[noreturn]] void throw_port_in_use(const std::string& host, int port) {
+  throw_config("rank 0 cannot listen on MASTER_PORT {} of {}: the port is in use; choose another one", port,
+               host);
+}
+
+bool is_loopback(const sockaddr* address) {
+  if (address->sa_family == AF_INET)
+    return ntohl(reinterpret_cast<const sockaddr_in*>(address)->sin_addr.s_addr) >> 24 == 127;
+  return IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr) != 0;
+}
+
+bool is_loopback(int fd) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof address;
+  return ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) == 0 &&
+         is_loopback(reinterpret_cast<const sockaddr*>(&address));
+}
+
+// Rank 0's socket for the store; -1: libtorch shall listen on every interface.
+int listening_socket(const Environment& environment) {
+  if (environment.master_listen_fd >= 0) return environment.master_listen_fd;
+  Descriptor socket(listen_on(environment.master_addr, environment.master_port));
+  const char* why = nullptr;
+  if (!socket)
+    why = "is no address of this host";
+  else if (!environment.single_host() && is_loopback(socket.get()))
+    why = "is the loopback address on this host, which other hosts cannot reach";
+  if (why == nullptr) return socket.release();
+  log_warning(
+      "MASTER_ADDR {} {}: the rendezvous listens on every interface; set MASTER_ADDR to the address of rank "
+      "0's host in the network of the job",
+      environment.master_addr, why);
+  return -1;
+}
+
+c10::intrusive_ptr<c10d::Store> connect(const Environment& environment, milliseconds timeout) {
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<uint16_t>(environment.master_port);
+  options.isServer = environment.rank == 0 && !environment.agent_store;
+  options.waitWorkers = false;  // we wait ourselves, to say which ranks are missing
+  options.timeout = timeout;
+  if (options.isServer) {
+    const int socket = listening_socket(environment);
+    if (socket >= 0) options.masterListenFd = socket;
+  }
+  try {
+    return c10::make_intrusive<c10d::TCPStore>(environment.master_addr, options);
+  } catch (const c10::Error& error) {
+    const std::string why = brief(error);
+    if (options.isServer && why.find("EADDRINUSE") != std::string::npos)
+      throw_port_in_use(environment.master_addr, environment.master_port);
+    throw_comm(
+        "rank {} could not {} the rendezvous at {}:{}: {}; check MASTER_ADDR and MASTER_PORT and that rank 0 "
+        "runs",
+        environment.rank, options.isServer ? "open" : "reach", environment.master_addr, options.port, why);
+  }
+}
+
+// --- what the ranks write into it ---
+
+std::string joined_key(int rank) {
+  return fmt::format("joined/{}", rank);
+}
+
+// Keys and values may hold any byte but 0.
+std::string pack(const Fingerprint& entries) {
+  std::string text;
+  for (const auto& [key, value] : entries) text += key + '\0' + value + '\0';
+  return text;
+}
+
+Fingerprint unpack(const std::string& text) {
+  Fingerprint entries;
+  for (size_t at = 0; at < text.size();) {
+    const size_t key_end = text.find('\0', at), value_end = text.find('\0', key_end + 1);
+    entries[text.substr(at, key_end - at)] = text.substr(key_end + 1, value_end - key_end - 1);
+    at = value_end + 1;
+  }
+  return entries;
+}
+
+// What `own` has otherwise than `rank0`.
+Fingerprint differing_entries(const Fingerprint& rank0, const Fingerprint& own) {
+  Fingerprint entries;
+  for (const auto& [key, value] : own) {
+    const auto found = rank0.find(key);
+    if (found == rank0.end() || found->second != value) entries[key] = value;
+  }
+  for (const auto& [key, value] : rank0)
+    if (!own.contains(key)) entries[key] = "";
+  return entries;
+}
+
+// --- rank 0 ---
+
+class Gathering {
+ public:
+  Gathering(c10d::Store& store, const Environment& environment, const Fingerprint& identity)
+      : store_(store), world_(environment.world_size), identity_(identity) {}
+
+  // Returns when every rank has joined as the same job; else tells all why not, and throws it.
+  void gather(milliseconds timeout) {
+    store_.set("identity", pack(identity_));
+    wait_for_ranks(timeout);
+    std::vector<DifferingRank> differing;
+    if (store_.add("differing", 0) > 0) {
+      wait_until_all_compared();
+      differing = differing_ranks();
+      code_ = ExitCode::kUsage;
+      problem_ = describe_differences(identity_, differing);
+    }
+    store_.set("gate", problem_.empty() ? "" : fmt::format("{} {}", static_cast<int>(code_), problem_));
+    if (problem_.empty()) return;
+    std::vector<std::string> told;
+    std::set<int> listeners;
+    for (const DifferingRank& rank : differing) listeners.insert(rank.rank);
+    for (int r = 1; r < world_; ++r)
+      if (joined(r)) listeners.insert(r);
+    for (const int rank : listeners) told.push_back(fmt::format("told/{}", rank));
+    try {  // the store ends with this process: let the others read first
+      store_.wait(told, kGrace);
+    } catch (const c10::Error&) {
+    }
+    throw Error(code_, problem_);
+  }
+
+ private:
+  bool joined(int rank) { return store_.check({joined_key(rank)}); }
+
+  // Until all have joined, or one that differs has.
+  void wait_for_ranks(milliseconds timeout) {
+    try {
+      store_.wait({"complete"}, timeout);
+      return;
+    } catch (const c10::Error&) {
+    }
+    std::vector<int> missing;
+    for (int r = 0; r < world_; ++r)
+      if (!joined(r)) missing.push_back(r);
+    if (!missing.empty()) {
+      problem_ = fmt::format(
+          "{} of {} ranks joined within {} s, missing: rank {}; see the logs of the missing ranks",
+          world_ - missing.size(), world_, static_cast<double>(timeout.count()) / 1000.0,
+          fmt::join(missing, " "));
+      return;
+    }
+    try {  // the last one joined a moment ago
+      store_.wait({"complete"}, kGrace);
+    } catch (const c10::Error&) {
+      problem_ = fmt::format("all {} ranks joined within {} s, but they do not answer: see their logs",
+                             world_, static_cast<double>(timeout.count()) / 1000.0);
+    }
+  }
+
+  std::vector<DifferingRank> differing_ranks() {
+    std::vector<DifferingRank> ranks;
+    const int64_t count = store_.add("differing", 0);
+    for (int64_t i = 1; i <= count; ++i) {
+      Fingerprint entries = unpack(store_.get_to_str(fmt::format("differing/{}", i)));
+      const auto rank = entries.extract("");
+      ranks.push_back({std::stoi(rank.mapped()), std::move(entries)});
+    }
+    return ranks;
+  }
+
+  // So that those that start a little later are named, and end with this message, as well.
+  void wait_until_all_compared() {
+    const auto deadline = std::chrono::steady_clock::now() + kGrace;
+    while (store_.add("agreeing", 0) + store_.add("differing", 0) < world_ - 1 &&
+           std::chrono::steady_clock::now() < deadline)
+      std::this_thread::sleep_for(milliseconds(50));
+  }
+
+  c10d::Store& store_;
+  const int world_;
+  const Fingerprint& identity_;
+  ExitCode code_ = ExitCode::kCommunication;
+  std::string problem_;
+};
+
+// --- the others ---
+
+void report_difference(c10d::Store& store, int rank, Fingerprint entries) {
+  entries[""] = std::to_string(rank);
+  const int64_t number = store.add("differing", 1);
+  store.set(fmt::format("differing/{}", number), pack(entries));
+  store.set("complete", "");
+}
+
+void follow(c10d::Store& store, const Environment& environment, const Fingerprint& identity,
+            milliseconds timeout) {
+  const int rank = environment.rank;
+  store.wait({"identity"}, timeout);
+  const Fingerprint differing = differing_entries(unpack(store.get_to_str("identity")), identity);
+  if (!differing.empty())
+    report_difference(store, rank, differing);
+  else if (store.add("agreeing", 1) == environment.world_size - 1)
+    store.set("complete", "");
+  store.wait({"gate"}, timeout + seconds(5));  // rank 0 speaks first: it knows who is missing
+  const std::string answer = store.get_to_str("gate");
+  store.set(fmt::format("told/{}", rank), "");
+  if (!answer.empty())
+    throw Error(static_cast<ExitCode>(std::stoi(answer)), answer.substr(answer.find(' ') + 1));
+}
+
+std::string shown(const std::string& value) {
+  if (value.empty()) return "nothing";
+  if (value.size() <= kLongestValue) return value;
+  return fmt::format("{}...", value.substr(0, kLongestValue));
+}
+
+}  // namespace
+
+int listen_on(const std::string& host, int port) {
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICSERV;
+  if (::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) return -1;
+  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(found, ::freeaddrinfo);
+  for (const addrinfo* info = found; info != nullptr; info = info->ai_next) {
+    Descriptor socket(::socket(info->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    const int yes = 1;
+    if (!socket || ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) != 0) continue;
+    if (::bind(socket.get(), info->ai_addr, info->ai_addrlen) == 0 && ::listen(socket.get(), SOMAXCONN) == 0)
+      return socket.release();
+    if (errno == EADDRINUSE) throw_port_in_use(host, port);
+  }
+  return -1;
+}
+
+c10::intrusive_ptr<c10d::Store> join_ranks(const Environment& environment, const Fingerprint& identity,
+                                           milliseconds timeout) {
+  const auto store = c10::make_intrusive<c10d::PrefixStore>(
+      fmt::format("hyperion/{}", environment.restart_count), connect(environment, timeout));
+  Fingerprint expected = identity;
+  expected[kProcesses] = "1";
+  try {
+    if (store->add(joined_key(environment.rank), 1) > 1) {
+      report_difference(*store, environment.rank, {{kProcesses, "2"}});
+      throw_config("two processes have RANK {}: every process of the job needs its own", environment.rank);
+    }
+    if (environment.rank == 0)
+      Gathering(*store, environment, expected).gather(timeout);
+    else
+      follow(*store, environment, expected, timeout);
+  } catch (const c10::Error& error) {
+    throw_comm("rank {} lost rank 0 during rendezvous: {}", environment.rank, brief(error));
+  }
+  return store;
+}
+
+std::string describe_differences(const Fingerprint& rank0, const std::vector<DifferingRank>& ranks) {
+  std::map<std::string, std::map<std::string, std::vector<int>>> by_key;  // key -> value -> ranks
+  for (const DifferingRank& rank : ranks)
+    for (const auto& [key, value] : rank.entries) by_key[key][value].push_back(rank.rank);
+  std::vector<std::string> lines;
+  for (const auto& [key, values] : by_key) {
+    const auto found = rank0.find(key);
+    std::string line =
+        fmt::format("\n  {}: {} on rank 0", key, shown(found == rank0.end() ? "" : found->second));
+    for (const auto& [value, which] : values)
+      line += fmt::format(", {} on rank {}", shown(value), fmt::join(which, " "));
+    lines.push_back(std::move(line));
+  }
+  const size_t listed = std::min(lines.size(), kMostListed);
+  std::string message = fmt::format(
+      "the ranks do not run the same job; start all of them with the same launcher, configuration, binary "
+      "and data. "
+      "{} {}:{}",
+      lines.size(), lines.size() == 1 ? "entry differs" : "entries differ",
+      fmt::join(lines.begin(), lines.begin() + static_cast<ptrdiff_t>(listed), ""));
+  if (listed < lines.size()) message += fmt::format("\n  and {} more", lines.size() - listed);
+  return message;
+}
+
+}  // namespace hyperion

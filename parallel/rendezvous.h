@@ -1,0 +1,38 @@
+// How the ranks of a job meet: a store at MASTER_ADDR:MASTER_PORT, in which they find out whether all are
+// there and whether they were started as the same job, before any group is made.
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include <c10/util/intrusive_ptr.h>
+
+#include "parallel/agreement.h"
+#include "parallel/environment.h"
+
+namespace c10d {
+class Store;
+}
+
+namespace hyperion {
+
+// Collective: rank 0 opens the store (unless torchrun's agent has), the others connect. Returns it when every
+// rank has joined with `identity` equal to rank 0's. Else every rank that has joined throws the same error:
+// Error(kUsage) naming what differs, with the values, as soon as the first such rank has joined;
+// Error(kCommunication) naming the ranks that are missing after `timeout`.
+c10::intrusive_ptr<c10d::Store> join_ranks(const Environment& environment, const Fingerprint& identity,
+                                           std::chrono::milliseconds timeout);
+
+// A socket that listens on `port` of `host`, the first of its addresses that this host has; -1 when it has
+// none of them. Throws Error(kUsage) when the port is in use.
+int listen_on(const std::string& host, int port);
+
+// What `ranks` (rank, its entries that differ) have otherwise than rank 0. Pure.
+struct DifferingRank {
+  int rank = 0;
+  Fingerprint entries;  // "" for an entry that it does not have
+};
+std::string describe_differences(const Fingerprint& rank0, const std::vector<DifferingRank>& ranks);
+
+}  // namespace hyperion
