@@ -38,9 +38,9 @@ std::string progress_line(const std::string& name, uint64_t done, uint64_t total
                        short_number(rate), unit);
   const auto percent = static_cast<uint64_t>(100.0 * static_cast<double>(done) / static_cast<double>(total));
   const std::string left = rate > 0 ? clock_time(static_cast<double>(total - done) / rate) : "?";
-  return fmt::format("{} {:3}% {}/{} {}, {} {}/s, {} to go", name, percent,
+  return fmt::format("{} {:3}% {}/{} {}, {} to go, {} {}/s", name, percent,
                      short_number(static_cast<double>(done)), short_number(static_cast<double>(total)), unit,
-                     short_number(rate), unit, left);
+                     left, short_number(rate), unit);
 }
 
 Progress::Progress(std::string name, uint64_t total, std::string unit,
@@ -65,10 +65,10 @@ void Progress::update(uint64_t done) {
   const double seconds = std::chrono::duration<double>(now - begin_).count();
   if (!terminal_) return log_info("{}", progress_line(name_, done, total_, unit_, seconds));
   printed_ = true;
-  // No longer than the log prefix, and with the cursor left at its start: a log line in between covers it.
-  constexpr size_t kLogPrefix = 51;
+  // No longer than a short log line, and with the cursor left at its start: a log line in between covers it.
+  constexpr size_t kShortLogLine = 60;
   const std::string line =
-      progress_line(name_, done, total_, unit_, seconds).substr(0, kLogPrefix) + "\x1b[K\r";
+      progress_line(name_, done, total_, unit_, seconds).substr(0, kShortLogLine) + "\x1b[K\r";
   std::fputs(line.c_str(), stderr);  // fmt::print would throw where nobody reads it
 }
 

@@ -8,7 +8,7 @@
 
 namespace hyperion {
 
-// "tokenize  42% 1.2G/2.8G B, 35.1M B/s, 0:45 to go"; with a total of 0, which is unknown: "eval 1.2M tokens,
+// "tokenize  42% 1.2G/2.8G B, 0:45 to go, 35.1M B/s"; with a total of 0, which is unknown: "eval 1.2M tokens,
 // 35.1k tokens/s". Pure; `seconds` is the time used so far.
 std::string progress_line(const std::string& name, uint64_t done, uint64_t total, const std::string& unit,
                           double seconds);
