@@ -1,5 +1,7 @@
 #include "trainer/metrics/profiler.h"
 
+#include <cstdlib>
+#include <new>
 #include <set>
 
 #include <catch2/catch.hpp>
@@ -11,9 +13,28 @@
 
 #include "base/error.h"
 #include "base/files.h"
+#include "parallel/trace_range.h"
 #include "temporary_folder.h"
 
 using namespace hyperion;
+
+namespace {
+
+thread_local int64_t allocations = 0;  // of this thread
+
+}  // namespace
+
+void* operator new(std::size_t bytes) {
+  ++allocations;
+  if (void* memory = std::malloc(bytes)) return memory;
+  throw std::bad_alloc();
+}
+void operator delete(void* memory) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, std::size_t) noexcept {
+  std::free(memory);
+}
 
 namespace {
 
@@ -73,6 +94,23 @@ TEST_CASE("A chrome trace holds the operators and spans of the recorded steps on
     CHECK(count(events, "ProfilerStep#" + step) == 1);
   }
   CHECK_FALSE(std::filesystem::exists(folder.path() / "profile_traces" / "iteration_9"));
+}
+
+TEST_CASE("A trace range names a unit and without a profiler allocates nothing") {
+  const std::string unit = "layers.3 with a name that no small string holds";
+  { const TraceRange first("forward", unit); }  // the thread's state of the profiler
+  const int64_t before = allocations;
+  for (int i = 0; i < 1000; ++i) const TraceRange range("forward", unit);
+  CHECK(allocations == before);
+
+  TemporaryFolder folder;
+  Profiler profiler(options_for(folder.path()));
+  for (int64_t step = 1; step <= 4; ++step) {
+    { const TraceRange range("forward", unit); }
+    profiler.step(step);
+  }
+  const auto events = events_of(folder.path() / "profile_traces/iteration_4/rank2_trace.json");
+  CHECK(count(events, "forward " + unit) == 1);
 }
 
 TEST_CASE("A profiler that ends or starts inside a cycle does no harm") {
