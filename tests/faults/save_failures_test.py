@@ -53,11 +53,11 @@ class SaveFailures(CheckpointTest):
 
 class Disagreement(CheckpointTest):
     def test_one_rank_without_checkpoints(self):
-        self.run_job(ranks=2, per_rank=[[], ["--checkpoint.no_enable"]], code=2, says=["checkpoint] enable"])
+        self.run_job(ranks=2, per_rank=[[], ["--checkpoint.no_enable"]], code=2, says=["checkpoint.enable: true on rank 0, false on rank 1"])
 
     def test_on_a_resume_too(self):
         self.run_job("--training.steps=3", ranks=2, code=0)
-        self.run_job(ranks=2, per_rank=[["--optimizer.lr=1e-3"], ["--optimizer.lr=2e-3"]], code=2, says=["optimizer] lr"])
+        self.run_job(ranks=2, per_rank=[["--optimizer.lr=1e-3"], ["--optimizer.lr=2e-3"]], code=2, says=["optimizer.lr: 0.001 on rank 0, 0.002 on rank 1"])
 
 
 class Names(CheckpointTest):
