@@ -23,6 +23,7 @@
 #include "trainer/options.h"
 #include "trainer/preflight.h"
 #include "trainer/runtime.h"
+#include "trainer/size_estimate.h"
 #include "trainer/stored_weights.h"
 #include "trainer/unit_walk.h"
 
@@ -85,6 +86,17 @@ std::string describe_batch(const JobConfig& config, const Mesh& mesh) {
       "{} sequences of {} per step: {} tokens ({} data-parallel rank{} x {} sequences x {} microbatch{})",
       global, training.seq_len, grouped(global * training.seq_len), ranks, ranks == 1 ? "" : "s",
       training.local_batch_size, microbatches, microbatches == 1 ? "" : "es");
+}
+
+std::string describe_memory(const JobConfig& config, const ModelArgs& model, const Mesh& mesh) {
+  const auto& training = config.training;
+  const int64_t microbatch = training.local_batch_size * mesh.degree(MeshDim::kBatch);
+  const int64_t microbatches = training.global_batch_size > 0 ? training.global_batch_size / microbatch : 1;
+  const JobSize size = job_size(config, model, mesh.degree(MeshDim::kFsdp), microbatches);
+  return fmt::format("{} per rank for weights, gradients and optimizer{}, and at least {} for activations",
+                     readable_bytes(size.states()),
+                     config.ema.enable ? fmt::format(", {} for averages", readable_bytes(size.averages)) : "",
+                     readable_bytes(size.activations));
 }
 
 std::string describe_files(const std::string& path) {
@@ -151,20 +163,6 @@ struct DescribedState {
     for (const auto& component : components) all.push_back(component.get());
     return all;
   }
-  // Of weights, their copy in the compute dtype, gradients, moments and averages on one rank.
-  double bytes() const {
-    double sum = 0;
-    const auto add = [&](const at::Tensor& tensor) { sum += static_cast<double>(tensor.nbytes()); };
-    for (size_t i = 0; i < parameters.size(); ++i) {
-      add(parameters[i]->master());
-      add(parameters[i]->grad());
-      if (parameters[i]->has_separate_compute_shard()) add(parameters[i]->compute_shard());
-      add(adam.exp_avg()[i]);
-      add(adam.exp_avg_sq()[i]);
-      if (ema) add(ema->tensors()[i]);
-    }
-    return sum;
-  }
 
   Transformer model;
   Float8Setup float8;
@@ -227,8 +225,6 @@ ExitCode check_command(const CommandLine& line) {
   std::unique_ptr<DataLoader> loader;
   report.check("training data", [&] {
     loader = training_loader(config, *data, place);
-    loader->next();  // so that a first line that cannot be used is found
-    loader->reset();
     return describe_files(training_files(config));
   });
   if (config.validation.enable)
@@ -261,10 +257,7 @@ ExitCode check_command(const CommandLine& line) {
         "{}: {} tensors fit by name, shape and type; their bytes are compared when they are loaded",
         chosen->candidate.path.string(), load.items.size());
   });
-  if (state)
-    report.line("memory", "-",
-                fmt::format("{} per rank for weights, gradients and optimizer{}, without activations",
-                            readable_bytes(state->bytes()), state->ema ? " and averages" : ""));
+  if (plan) report.line("memory", "-", describe_memory(plan->config, model, mesh));
   if (state) report.line("a start would", "-", describe_start(plan->config, chosen, state->state.step));
   report.finish();
   return ExitCode::kOk;
