@@ -23,6 +23,7 @@
 #include "parallel/phase.h"
 #include "parallel/trace_range.h"
 #include "trainer/batch_job.h"
+#include "trainer/model_source.h"
 #include "trainer/monitoring.h"
 #include "trainer/optim/grad_clip.h"
 #include "trainer/options.h"
