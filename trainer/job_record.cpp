@@ -40,12 +40,6 @@ std::string described(const std::string& path, const std::string& hash) {
 
 }  // namespace
 
-JobConfig::Model model_with_positions(const JobConfig& config) {
-  JobConfig::Model model = config.model;
-  if (!model.args.max_seq_len) model.args.max_seq_len = config.training.seq_len;
-  return model;
-}
-
 std::map<std::string, std::string> record_facts(const JobRecord& record) {
   std::map<std::string, std::string> facts;
   if (record.model) {
@@ -90,10 +84,7 @@ std::optional<JobConfig::Model> saved_model(const OpenCheckpoint& checkpoint) {
   if (!checkpoint.index.objects.contains(kConfigKey)) return std::nullopt;
   const auto objects = load_objects(checkpoint, [](const std::string& key) { return key == kConfigKey; });
   const TextTable entries = text_table(objects.at(kConfigKey), checkpoint.folder.string());
-  std::string toml = model_lines(entries);
-  for (const auto& [key, text] : entries)
-    if (key == "training.seq_len") toml += fmt::format("{} = {}\n", key, text);
-  return model_with_positions(parse_config(toml, checkpoint.folder.string(), {}).config);
+  return parse_config(model_lines(entries), checkpoint.folder.string(), {}).config.model;
 }
 
 std::map<std::string, std::string> tokenizer_note(const std::string& hash) {

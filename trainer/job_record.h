@@ -21,13 +21,10 @@ struct TokenizerRecord {
 };
 
 struct JobRecord {
-  std::optional<JobConfig::Model> model;  // with max_seq_len
+  std::optional<JobConfig::Model> model;
   TokenizerRecord tokenizer;
   std::string data;  // where the documents were, for messages
 };
-
-// The [model] table with model.args.max_seq_len as it is documented: training.seq_len unless set.
-JobConfig::Model model_with_positions(const JobConfig& config);
 
 // Lines for a manifest's facts, and back. read_record() finds the tokenizer of a folder of safetensors in its
 // notes, or else beside the weights. Throws Error for lines that cannot be read.

@@ -23,7 +23,7 @@ fs::path folder_of(const fs::path& checkpoint) {
 JobConfig::Model configured_model(const std::string& file) {
   ResolvedConfig resolved = load_config(file, {});
   resolve_hf_model(resolved, install_root());
-  return model_with_positions(resolved.config);
+  return resolved.config.model;
 }
 
 JobConfig::Model hugging_face_model(const fs::path& folder) {

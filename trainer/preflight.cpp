@@ -51,7 +51,7 @@ DataSetup checked_data(const ResolvedConfig& resolved, const ModelArgs& model, i
 
 JobRecord job_record(const ResolvedConfig& resolved, const DataSetup& data) {
   return {
-      model_with_positions(resolved.config),
+      resolved.config.model,
       {std::filesystem::absolute(data.tokenizer_path).lexically_normal().string(), data.tokenizer->hash()},
       describe_training_data(resolved.config)};
 }

@@ -23,6 +23,7 @@
 #include "parallel/phase.h"
 #include "parallel/trace_range.h"
 #include "trainer/batch_job.h"
+#include "trainer/model_source.h"
 #include "trainer/monitoring.h"
 #include "trainer/optim/grad_clip.h"
 #include "trainer/options.h"
@@ -148,11 +149,10 @@ void Trainer::make_components() {
     const auto place = [args = model_args_](const std::string& name) {
       return hugging_face_place(args, name);
     };
-    checkpoints_->set_hugging_face(
-        {place,
-         hugging_face_files(model_args(model_with_positions(config_)), config_.checkpoint.export_dtype,
-                            data_.tokenizer.get(), data_.tokenizer_path),
-         tokenizer_note(data_.tokenizer->hash())});
+    checkpoints_->set_hugging_face({place,
+                                    hugging_face_files(model_args_, config_.checkpoint.export_dtype,
+                                                       data_.tokenizer.get(), data_.tokenizer_path),
+                                    tokenizer_note(data_.tokenizer->hash())});
   }
 }
 

@@ -57,7 +57,7 @@ class Model(TextTest):
         for step in (3, 8):
             self.generate(self.step(step), says=["It was"])
         self.assertEqual(self.manifest(8)["kind"], "model")
-        self.run_program("eval", self.step(8), "--data=data.jsonl", "--seq-len=32", says=["perplexity"])
+        self.run_program("eval", self.step(8), "--data=data.jsonl", says=["perplexity"])  # with sequences of 2048
         self.run_program("ckpt", "convert", self.step(8), "model", "--to=safetensors")
         self.generate("model", says=["It was"])
 
@@ -91,8 +91,8 @@ class Model(TextTest):
         self.generate(old, code=2, says=["does not say which model it is of", "--config"])
         self.generate(old, "--config=job.toml", says=["could not be compared", "It was"])
 
-    def test_an_export_stops_where_the_tokenizer_says_and_has_the_positions_it_was_trained_on(self):
-        self.run_job("--checkpoint.last_save_in_hf", *self.default, code=0)
+    def test_an_export_stops_where_the_tokenizer_says_and_has_the_positions_of_the_model(self):
+        self.run_job("--checkpoint.last_save_in_hf", "--model.args.max_seq_len=40", *self.default, code=0)
         self.run_program("ckpt", "convert", self.step(6), "model", "--to=safetensors")
         shutil.copytree(self.step(8), self.folder / "last")
         tokens = {token["content"]: token["id"] for token in
@@ -103,13 +103,13 @@ class Model(TextTest):
             for values in (config, generation):
                 self.assertEqual(values["bos_token_id"], tokens["<|begin_of_text|>"])
                 self.assertEqual(values["eos_token_id"], tokens["<|end_of_text|>"])
-            self.assertEqual(config["max_position_embeddings"], 32)  # training.seq_len
+            self.assertEqual(config["max_position_embeddings"], 40)
             self.generate(folder, f"--tokenizer={self.other}", code=2, says=["trained with another tokenizer"])
         self.run_program("ckpt", "convert", "last", "again/step-8", "--to=dcp")
         self.generate("again/step-8", says=["It was"])
 
-    def test_a_longer_text_than_the_model_was_trained_on_is_refused(self):
-        self.run_job(*self.default, code=0)
+    def test_a_longer_text_than_the_model_has_positions_is_refused(self):
+        self.run_job("--model.args.max_seq_len=32", *self.default, code=0)
         self.run_program("generate", self.step(8), f"--prompt={'It was ' * 40}", code=2, says=["the model's 32 positions"])
 
     def test_an_export_leaves_out_a_tokenizer_that_the_weights_were_not_trained_with(self):

@@ -125,6 +125,7 @@ hf_assets_path = "{TOKENIZER}"
 dim = 32
 n_layers = 2
 n_heads = 4
+max_seq_len = 48
 [training]
 dataset = "jsonl"
 dataset_path = "{folder}/text.jsonl"
