@@ -326,7 +326,7 @@ TEST_CASE("numbers that the type of an export makes infinite are not saved") {
   saver.save(1);
   const TensorState weight = dummy.tensors().front();
   const auto as_safetensors = [&](Dtype dtype) {
-    export_safetensors(2, "export-2", {{&weight, "w", dtype}}, {}, saver.folder(), alone, mover);
+    export_safetensors(2, "export-2", {{&weight, "w", dtype}}, {}, {}, saver.folder(), alone, mover);
   };
   const SaveContent narrow{.kind = "model", .model_dtype = Dtype::kFloat16};
   for (const std::string& text : {error_of(ExitCode::kNonFinite, [&] { as_safetensors(Dtype::kFloat16); }),
