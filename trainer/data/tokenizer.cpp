@@ -60,9 +60,7 @@ uint64_t add_text(uint64_t hash, std::string_view text) {
 }
 
 std::string hash_of(const std::filesystem::path& file, const TokenizerSpec& spec) {
-  const MappedFile map(file);
-  uint64_t hash = add_text(hash_text("hyperion tokenizer 1"),
-                           {reinterpret_cast<const char*>(map.bytes().data()), map.bytes().size()});
+  uint64_t hash = add_text(hash_text("hyperion tokenizer 1"), read_file(file));
   hash = add_text(add_text(hash, spec.bos), spec.eos);
   for (const AddedToken& token : spec.added)
     hash = add_text(hash, fmt::format("{} {:d}{:d}{:d} {}", token.id, token.lstrip, token.rstrip,
