@@ -189,7 +189,7 @@ class Terminal(JobTest):
         (tokenizer / "tokenizer.json").write_bytes((ROOT / "tests/assets/tokenizer/tokenizer.json").read_bytes())
         self.run_job("--checkpoint.enable", "--checkpoint.no_last_save_model_only", code=0)
         done = subprocess.run([BINARY, "eval", self.folder / "out/checkpoint/step-5", "--data", self.folder / "data.jsonl", "--seq-len=32",
-                               f"--tokenizer={tokenizer}", "--max-batches=1", "--json"], capture_output=True, text=True, timeout=60)
+                               f"--tokenizer={tokenizer}", "--allow-other-tokenizer", "--max-batches=1", "--json"], capture_output=True, text=True, timeout=60)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertGreater(json.loads(done.stdout)["loss"], 0)
         for line in done.stderr.splitlines():

@@ -46,7 +46,7 @@ class Limits(JobTest):
         codes = job.codes()
         self.assertEqual(codes[1], 72, job.text(1))
         self.assertEqual(codes[0], 71, job.text(0))
-        self.assertIn("rank 1: memory ran out", self.assert_one_sentence(job.text(1)))
+        self.assertRegex(self.assert_one_sentence(job.text(1)), r"rank 1 of 2 on \S+: memory ran out")
 
     @unittest.skipUnless(os.geteuid() == 0, "a limit of processes does not bind where other users cannot be played")
     def test_threads_that_cannot_be_started_are_72(self):
@@ -57,7 +57,7 @@ class Limits(JobTest):
                 alone = ["setpriv", f"--reuid={user}", "--clear-groups", "prlimit", f"--nproc={limit}"]
                 job = self.start(ranks=ranks, env={"OMP_NUM_THREADS": threads}, before={0: alone})
                 self.assertEqual(job.codes()[0], 72, job.text())
-                self.assertRegex(self.assert_one_sentence(job.text()), "rank 0: .*thread.*OMP_NUM_THREADS")
+                self.assertRegex(self.assert_one_sentence(job.text()), r"rank 0( of 2 on \S+)?: .*thread.*OMP_NUM_THREADS")
                 shutil.rmtree(self.folder / "out", ignore_errors=True)
 
     def test_a_model_or_a_sequence_that_cannot_fit_is_2_before_anything_is_allocated(self):

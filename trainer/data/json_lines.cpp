@@ -83,7 +83,7 @@ void JsonLines::check_first_line(const std::filesystem::path& path, const TextFi
   refuse_other_formats(file, lines.name_);
   const Compression compression = detect_compression(file);
   lines.inflated_ = true;
-  for (uint64_t size = kFirstPiece;; size *= 8) {
+  for (uint64_t size = kFirstPiece;; size = std::min<uint64_t>(size * 8, kLineLimit + 1)) {
     lines.text_ = decompress_begin(file, compression, size);
     const std::string_view content = lines.text_.view();
     const size_t text = content.find_first_not_of(" \t\r\n\xEF\xBB\xBF");

@@ -60,7 +60,7 @@ TEST_CASE("flavours are listed by size and the nearest size is suggested") {
                                                        {"Meta-Llama-3-70B-Instruct", "70B"},
                                                        {"debugmodle", "debugmodel"},
                                                        {"fromhf", "from_hf"},
-                                                       {"B", ""},
+                                                       {"B", "1B"},
                                                        {"nan", ""},
                                                        {"-8B", "8B"},
                                                        {"", ""}};
