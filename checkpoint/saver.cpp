@@ -287,10 +287,10 @@ void Saver::save(int64_t step, const SaveContent& content, bool now) {
     run(job, *items);
     ++counters_.saves;
   } else {
-    under_way_ = std::make_unique<UnderWay>();
-    under_way_->step = step;
-    under_way_->items = items;
-    under_way_->done = std::async(std::launch::async, [this, job = std::move(job), save = under_way_.get()] {
+    auto starting = std::make_unique<UnderWay>();
+    starting->step = step;
+    starting->items = items;
+    starting->done = std::async(std::launch::async, [this, job = std::move(job), save = starting.get()] {
       try {
         try {
           save->items->stage();
@@ -310,6 +310,8 @@ void Saver::save(int64_t step, const SaveContent& content, bool now) {
         throw;
       }
     });
+    under_way_ =
+        std::move(starting);  // not before: where no thread could be started nothing may wait for one
     if (options_.async == AsyncMode::kAsync) under_way_->staging.wait();
   }
   counters_.stall_seconds = seconds_since(begin);

@@ -52,10 +52,12 @@ class Limits(JobTest):
     def test_threads_that_cannot_be_started_are_72(self):
         user = 61000 + os.getpid() % 3000  # nobody else's, so that only its own processes count
         self.folder.chmod(0o777)
-        for name, ranks, threads, limit in (("loader", 1, 1, 1), ("store", 2, 1, 2), ("openmp", 1, 4, 2)):
+        save = ("--checkpoint.enable", "--checkpoint.interval=1", "--checkpoint.async_mode=async")
+        for name, ranks, threads, limit, options in (("loader", 1, 1, 1, ()), ("store", 2, 1, 2, ()), ("openmp", 1, 4, 2, ()),
+                                                     ("background save", 1, 1, 2, save)):
             with self.subTest(name=name):
                 alone = ["setpriv", f"--reuid={user}", "--clear-groups", "prlimit", f"--nproc={limit}"]
-                job = self.start(ranks=ranks, env={"OMP_NUM_THREADS": threads}, before={0: alone})
+                job = self.start(*options, ranks=ranks, env={"OMP_NUM_THREADS": threads}, before={0: alone})
                 self.assertEqual(job.codes()[0], 72, job.text())
                 self.assertRegex(self.assert_one_sentence(job.text()), r"rank 0( of 2 on \S+)?: .*thread.*OMP_NUM_THREADS")
                 shutil.rmtree(self.folder / "out", ignore_errors=True)
