@@ -16,6 +16,7 @@ enum class ExitCode : int {
   kBadData = 65,        // data set, tokenizer or checkpoint that cannot be used
   kBug = 70,            // internal error
   kCommunication = 71,  // a collective failed or timed out
+  kResources = 72,      // memory or threads ran out while something was done
   kPreCheckpoint = 73,  // what is written before step 1 failed: the checkpoint, the record of the run
   kSaveFailed = 74,     // input/output error in a later save, or writing in a tool
   kStoppedSaved = 75,   // stopped by TERM or USR1 with the state saved

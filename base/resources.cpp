@@ -9,6 +9,7 @@
 #include <string_view>
 #include <system_error>
 
+#include <fmt/format.h>
 #include <sys/resource.h>
 
 namespace hyperion {
@@ -74,6 +75,12 @@ std::optional<ExhaustedResource> exhausted_resource(const std::exception& error)
       contains("DefaultCPUAllocator: not enough memory") || contains("out of memory") ||
       contains("Cannot allocate memory"))
     return ExhaustedResource{Kind::kMemory, "memory ran out" + asked_for(text)};
+  // What oneDNN says when it gets no memory for an operation that it knows (one that it does not know fails
+  // earlier, with a "descriptor").
+  for (const std::string_view failed :
+       {"could not create a primitive", "could not create a memory", "could not execute a primitive"})
+    if (contains(failed) && !contains("descriptor"))
+      return ExhaustedResource{Kind::kMemory, fmt::format("memory ran out: oneDNN {}", failed)};
   if (contains("Storage size calculation overflowed"))
     return ExhaustedResource{Kind::kMemory, "a tensor would be larger than any memory"};
   return std::nullopt;

@@ -1,4 +1,5 @@
-// Memory and threads that run out: recognised in what libraries throw for them, and how much memory there is.
+// Memory and threads that run out (ExitCode::kResources): recognised in what libraries throw for them, and
+// how much memory there is.
 #pragma once
 
 #include <exception>
@@ -6,12 +7,7 @@
 #include <optional>
 #include <string>
 
-#include "base/error.h"
-
 namespace hyperion {
-
-// Memory or threads ran out while something was done (docs/exit_codes.md).
-inline constexpr ExitCode kResources{72};
 
 struct ExhaustedResource {
   enum class Kind { kMemory, kThreads };
@@ -20,7 +16,7 @@ struct ExhaustedResource {
 };
 
 // nullopt when `error` says something else. Knows std::bad_alloc, std::length_error, std::system_error with
-// ENOMEM or EAGAIN (the start of a thread), and the texts of libtorch's and CUDA's allocators.
+// ENOMEM or EAGAIN (the start of a thread), and the texts of libtorch's and CUDA's allocators and of oneDNN.
 std::optional<ExhaustedResource> exhausted_resource(const std::exception& error);
 
 struct MemoryLimit {

@@ -2,11 +2,15 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <new>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <system_error>
+#include <typeinfo>
 #include <vector>
 
+#include <cxxabi.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <unistd.h>
@@ -131,7 +135,7 @@ std::string describe(const ExhaustedResource& resource) {
   if (resource.kind == ExhaustedResource::Kind::kThreads)
     return message +
            "; lower OMP_NUM_THREADS or the number of ranks, or raise the limit (ulimit -u, pids.max of the "
-           "cgroup)";
+           "cgroup, or ulimit -v, which the threads' stacks count for)";
   if (!rank_of_job) return message + "; give the command more memory, or name less to work on at once";
   return message +
          "; lower training.local_batch_size or training.seq_len, set activation_checkpoint.mode = \"full\", "
@@ -139,7 +143,8 @@ std::string describe(const ExhaustedResource& resource) {
 }
 
 int report(const std::exception& error) {
-  if (const auto resource = exhausted_resource(error)) return report_failure(kResources, describe(*resource));
+  if (const auto resource = exhausted_resource(error))
+    return report_failure(ExitCode::kResources, describe(*resource));
   const auto* torch = dynamic_cast<const c10::Error*>(&error);
   return report_failure(ExitCode::kBug, torch ? "internal error in libtorch: " + brief(*torch)
                                               : std::string("internal error: ") + error.what());
@@ -152,21 +157,40 @@ void on_terminate() {
     if (const auto current = std::current_exception()) std::rethrow_exception(current);
   } catch (const std::exception& error) {
     if (const auto resource = exhausted_resource(error))
-      ::_exit(report_failure(kResources, describe(*resource)));
+      ::_exit(report_failure(ExitCode::kResources, describe(*resource)));
   } catch (...) {
   }
   default_terminate();
 }
+
+// Before main, while libraries initialise themselves: libtorch registers thousands of operators then, and an
+// allocation that fails there would end the process by an abort without a word. Nothing may be allocated
+// here.
+void on_terminate_before_main() {
+  const std::type_info* type = abi::__cxa_current_exception_type();
+  if (type == nullptr || *type != typeid(std::bad_alloc)) default_terminate();
+  constexpr std::string_view kSentence =
+      "hyperion: memory ran out while the program was being loaded; give it more memory, or raise the limit "
+      "(ulimit -v)\n";
+  [[maybe_unused]] const auto written = ::write(STDERR_FILENO, kSentence.data(), kSentence.size());
+  ::_exit(static_cast<int>(ExitCode::kResources));
+}
+void handle_terminate_before_main(int, char**, char**) {
+  default_terminate = std::set_terminate(on_terminate_before_main);
+}
+// The loader calls what stands here before any library's initialisers.
+[[gnu::section(".preinit_array"), gnu::used]] void (*const preinit)(int, char**,
+                                                                    char**) = handle_terminate_before_main;
 
 // libgomp ends the process by exit(1) when it gets no memory or no thread. Its own line does not say whose
 // process that was.
 bool main_has_returned = false;
 void on_exit_by_library() {
   if (main_has_returned) return;
-  ::_exit(
-      report_failure(kResources, describe({ExhaustedResource::Kind::kThreads,
-                                           "a library ended the process for want of memory or threads (its "
-                                           "message is above)"})));
+  ::_exit(report_failure(ExitCode::kResources,
+                         describe({ExhaustedResource::Kind::kThreads,
+                                   "a library ended the process for want of memory or threads (its "
+                                   "message is above)"})));
 }
 
 int run_and_report(const std::vector<std::string>& command) {
@@ -195,7 +219,7 @@ int run_and_report(const std::vector<std::string>& command) {
 
 int main(int argc, char** argv) {
   hyperion::keep_standard_streams();
-  hyperion::default_terminate = std::set_terminate(hyperion::on_terminate);
+  std::set_terminate(hyperion::on_terminate);
   std::atexit(hyperion::on_exit_by_library);
   const int code = hyperion::run_and_report({argv, argv + argc});
   hyperion::main_has_returned = true;

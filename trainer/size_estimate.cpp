@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include "base/error.h"
 #include "trainer/config/features.h"
 
 namespace hyperion {

@@ -403,7 +403,7 @@ ExitCode Trainer::run() {
     throw;
   } catch (const std::exception& error) {
     const auto resource = exhausted_resource(error);
-    ended(resource ? resource->what : error.what(), resource ? kResources : ExitCode::kBug);
+    ended(resource ? resource->what : error.what(), resource ? ExitCode::kResources : ExitCode::kBug);
     throw;
   }
 }

@@ -17,6 +17,7 @@ from pathlib import Path
 from jobs import BINARY, ROOT, JobTest, main
 
 CHECKPOINTS = ("--checkpoint.enable", "--checkpoint.interval=2")
+ASYNC = (*CHECKPOINTS, "--checkpoint.async_mode=async")
 
 
 class Limits(JobTest):
@@ -47,6 +48,24 @@ class Limits(JobTest):
         self.assertEqual(codes[1], 72, job.text(1))
         self.assertEqual(codes[0], 71, job.text(0))
         self.assertRegex(self.assert_one_sentence(job.text(1)), r"rank 1 of 2 on \S+: memory ran out")
+
+    def test_no_limit_of_the_address_space_ends_in_an_internal_error_or_an_abort(self):
+        """From less than libtorch takes to initialise itself to enough for the whole job."""
+        job = self.start("--training.steps=100000", *ASYNC)
+        job.wait_for("step:  2")
+        peak = 1024 * int(re.search(r"VmPeak:\s*(\d+) kB", Path(f"/proc/{job.ranks[0][0].pid}/status").read_text())[1])
+        job.end()
+        codes, said = [], ""
+        for part in range(70, 104, 2):
+            shutil.rmtree(self.folder / "out", ignore_errors=True)
+            job = self.start(*ASYNC, before={0: ["prlimit", f"--as={peak * part // 100}"]})
+            codes += job.codes()
+            # 127 is the loader's, 139 jemalloc's, which gets no arena for a thread; -11 is how Python says it.
+            self.assertIn(codes[-1], (0, 72, 73, 74, 127, -signal.SIGSEGV), f"{part} % of {peak}: {job.text()}")
+            if codes[-1] in (72, 73, 74):
+                said += self.assert_one_sentence(job.text()) + "\n"
+        self.assertIn(72, codes)
+        self.assertIn("memory ran out while the program was being loaded", said)
 
     @unittest.skipUnless(os.geteuid() == 0, "a limit of processes does not bind where other users cannot be played")
     def test_threads_that_cannot_be_started_are_72(self):

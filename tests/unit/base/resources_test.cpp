@@ -1,7 +1,5 @@
 #include "base/resources.h"
 
-#include <catch2/catch.hpp>
-
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -9,6 +7,7 @@
 #include <stdexcept>
 #include <system_error>
 
+#include <catch2/catch.hpp>
 #include <unistd.h>
 
 namespace hyperion {
@@ -48,6 +47,17 @@ TEST_CASE("What libraries throw for want of memory or threads is recognised") {
             "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of")) ==
         "memory ran out: 2.50 GiB were asked for at once");
   CHECK(what(std::runtime_error("Cuda failure 2 'out of memory'")) == "memory ran out");
+  CHECK(what(std::runtime_error("could not create a primitive")) ==
+        "memory ran out: oneDNN could not create a primitive");
+  CHECK(what(std::runtime_error("could not create a memory object")) ==
+        "memory ran out: oneDNN could not create a memory");
+  CHECK(what(std::runtime_error("could not execute a primitive")) ==
+        "memory ran out: oneDNN could not execute a primitive");
+  CHECK(what(std::runtime_error("could not create a primitive descriptor for the matmul primitive")).empty());
+  CHECK(what(std::runtime_error("could not create a memory descriptor from blob")).empty());
+  CHECK(what(std::runtime_error(
+            "libfoo.so: failed to map segment from shared object: Cannot allocate memory")) ==
+        "memory ran out");
   const auto thread =
       exhausted_resource(std::system_error(std::make_error_code(std::errc::resource_unavailable_try_again)));
   REQUIRE(thread);
