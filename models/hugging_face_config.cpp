@@ -165,17 +165,24 @@ ModelArgs read_hf_config(const std::filesystem::path& config_json) try {
   throw_config("{}", error.what());  // a configuration's fault, also when it is not valid JSON
 }
 
-std::string hf_config(const ModelArgs& args, const HfExport& options) {
+std::optional<DimensionProblem> export_problem(const ModelArgs& args) {
   const bool qwen3 = args.family == "qwen3";
   if (args.qk_norm != qwen3)
-    throw_config(
-        "model.args.qk_norm = {} with model.name = \"{}\": transformers has no such model to export to",
-        args.qk_norm, args.family);
+    return DimensionProblem{{"qk_norm"},
+                            fmt::format("qk_norm is {}, and transformers has no {} model {} it", args.qk_norm,
+                                        args.family, args.qk_norm ? "with" : "without")};
   if (!qwen3 && args.dim % args.n_heads != 0)
-    throw_config(
-        "n_heads {} does not divide dim {}: transformers refuses such a llama model, so it cannot be "
-        "exported",
-        args.n_heads, args.dim);
+    return DimensionProblem{{"n_heads", "dim"},
+                            fmt::format("n_heads {} does not divide dim {}, and transformers refuses such a "
+                                        "llama model",
+                                        args.n_heads, args.dim)};
+  return std::nullopt;
+}
+
+std::string hf_config(const ModelArgs& args, const HfExport& options) {
+  if (const auto problem = export_problem(args))
+    throw_config("the model cannot be exported to Hugging Face: {}", problem->text);
+  const bool qwen3 = args.family == "qwen3";
   json scaling;  // null: none
   if (args.rope_scaling)
     scaling = {{"rope_type", "llama3"},

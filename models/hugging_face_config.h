@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "models/model_args.h"
+#include "models/registry.h"
 
 namespace hyperion {
 
@@ -25,8 +26,10 @@ struct HfExport {
   std::string dtype = "float32";  // of the weights, as torch names it
   std::optional<int64_t> bos_token_id{}, eos_token_id{};
 };
-// The text of a config.json that transformers 4 and 5 read alike. Throws Error(kUsage) for a model that has
-// no such form.
+// Why transformers has no such model, so that it cannot be exported: the one place that decides it. nullopt:
+// it can be.
+std::optional<DimensionProblem> export_problem(const ModelArgs& args);
+// The text of a config.json that transformers 4 and 5 read alike. Throws Error(kUsage) with export_problem().
 std::string hf_config(const ModelArgs& args, const HfExport& options);
 // The text of a generation_config.json, by which transformers' generate() begins and stops; "" when neither
 // token is known.

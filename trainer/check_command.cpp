@@ -1,18 +1,26 @@
 #include "trainer/check_command.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <functional>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <set>
+#include <utility>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <spdlog/sinks/base_sink.h>
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
 #include "base/durable.h"
 #include "base/files.h"
 #include "base/log.h"
+#include "base/standard_streams.h"
+#include "models/hugging_face_config.h"
 #include "models/registry.h"
 #include "trainer/checkpointing.h"
 #include "trainer/config/expand.h"
@@ -40,26 +48,75 @@ std::string grouped(int64_t number) {
   return python_grouped(static_cast<double>(number), 0);
 }
 
-// The table: a line for each group of checks, printed when it is done.
-class Report {
+// While it lives, warnings and errors of the log wait, so that none stands between the rows of the table.
+class HeldWarnings {
  public:
-  // `act` returns what was found. A failure is printed in its line and kept for finish(). Returns whether all
-  // went well.
-  bool check(const char* what, const std::function<std::string()>& act) {
+  HeldWarnings() : sinks_(spdlog::default_logger()->sinks()) {
+    spdlog::default_logger()->sinks() = {std::make_shared<Sink>(*this)};
+  }
+  ~HeldWarnings() { release(); }
+  HeldWarnings(const HeldWarnings&) = delete;
+  HeldWarnings& operator=(const HeldWarnings&) = delete;
+
+  // Logs what has come, each text once. Later lines pass.
+  void release() {
+    if (sinks_.empty()) return;
+    spdlog::default_logger()->sinks() = std::exchange(sinks_, {});
+    std::set<std::string> seen;
+    for (const auto& [level, text] : held_)
+      if (seen.insert(text).second) write_log(level, text);
+  }
+
+ private:
+  class Sink : public spdlog::sinks::base_sink<std::mutex> {
+   public:
+    explicit Sink(HeldWarnings& owner) : owner_(owner) {}
+
+   private:
+    void sink_it_(const spdlog::details::log_msg& message) override {
+      if (message.level >= spdlog::level::warn)
+        owner_.held_.emplace_back(message.level, std::string(message.payload.data(), message.payload.size()));
+      else
+        for (const spdlog::sink_ptr& sink : owner_.sinks_) sink->log(message);
+    }
+    void flush_() override {}
+    HeldWarnings& owner_;
+  };
+  std::vector<spdlog::sink_ptr> sinks_;
+  std::vector<std::pair<spdlog::level::level_enum, std::string>> held_;
+};
+
+// Thrown by a check that has nothing wrong to say and cannot look further, because of that row.
+struct NotChecked {
+  std::string because_of;
+};
+
+// The table: a row for each group of checks, printed when it is done.
+class Table {
+ public:
+  // `needs`: rows that must have been right, or `act`, which returns what was found, is not called. A failure
+  // is kept for finish().
+  void check(const std::string& row, const std::vector<std::string>& needs,
+             const std::function<std::string()>& act, const char* good = "right") {
     try {
-      line(what, "right", act());
-      return true;
+      for (const std::string& need : needs)
+        if (culprits_.contains(need)) throw NotChecked{need};
+      line(row, good, act());
+    } catch (const NotChecked& reason) {
+      const std::string culprit = culprits_.at(reason.because_of);
+      culprits_[row] = culprit;
+      line(row, "-", fmt::format("not checked, because \"{}\" is wrong", culprit));
     } catch (const Error& error) {
-      line(what, "WRONG", "see below");
+      culprits_[row] = row;
+      line(row, "WRONG", "see below");
       if (messages_.empty()) code_ = error.code();
       messages_.emplace_back(error.what());
-      return false;
     }
   }
-  void line(const char* what, const char* verdict, const std::string& text) const {
-    fmt::print("{:<16} {:<6} {}\n", what, verdict, text);
-    std::fflush(stdout);
+  void line(const std::string& row, const char* verdict, const std::string& text) const {
+    print_text(fmt::format("{:<16} {:<6} {}\n", row, verdict, text));
   }
+  bool wrong(const std::string& row) const { return culprits_.contains(row); }
   // Throws the first failure, with the texts of all.
   void finish() const {
     if (!messages_.empty()) throw Error(code_, fmt::format("{}", fmt::join(messages_, "\nhyperion: ")));
@@ -68,6 +125,7 @@ class Report {
  private:
   ExitCode code_ = ExitCode::kOk;
   std::vector<std::string> messages_;
+  std::map<std::string, std::string> culprits_;  // of rows that are wrong or were not checked: the wrong row
 };
 
 Environment environment_of(const CommandLine& line, const JobConfig& config) {
@@ -188,78 +246,156 @@ std::string describe_start(const JobConfig& config, const ChosenCheckpoint* chos
                      last);
 }
 
+std::string describe_model(const JobConfig::Model& named, const ModelArgs& model) {
+  const auto problem = export_problem(model);
+  return fmt::format("{} {}, {} parameters{}", named.name, named.flavor,
+                     grouped(count_parameters(model).total),
+                     problem ? "; it cannot be exported to Hugging Face: " + problem->text : "");
+}
+
+void require_input(const ResolvedConfig& resolved, const char* key) {
+  Problems problems;
+  check_input(resolved, key, install_root(), problems);
+  problems.throw_if_any("The configuration cannot be run");
+}
+
+std::string describe_settings(const ResumePlan& plan, const ChosenCheckpoint* chosen) {
+  const auto& curve = plan.config.lr_scheduler;
+  return fmt::format(
+      "{}; learning-rate curve of {} steps, warm-up {}",
+      chosen == nullptr ? "as configured" : "the configured ones and the checkpoint's go together",
+      *curve.total_steps, std::min(curve.warmup_steps, *curve.total_steps));
+}
+
+// A job's checks, in the job's order: where several are wrong, the code is that of the first.
+class JobCheck {
+ public:
+  explicit JobCheck(const CommandLine& line) : line_(line) {}
+
+  void run() {
+    const HeldWarnings held;
+    check_configuration();
+    check_data();
+    check_start();
+  }
+  void finish() const { table_.finish(); }
+
+ private:
+  const JobConfig& config() const { return resolved_->config; }
+
+  void check_configuration() {
+    table_.check("configuration", {}, [&] {
+      resolved_ = load_config(line_.config_file, line_.overrides);
+      expand_dump_folder(*resolved_);
+      for (const std::string& warning : resolved_->warnings) log_warning("{}", warning);
+      resolve_hf_model(*resolved_, install_root());
+      environment_ = environment_of(line_, config());
+      model_ = model_args(config().model);
+      facts_ = run_facts(model_, environment_.world_size);
+      check_keys(*resolved_, facts_);
+      mesh_.emplace(mesh_config(config().parallelism), environment_.world_size);
+      return line_.config_file;
+    });
+    table_.check("model", {"configuration"}, [&] { return describe_model(config().model, model_); });
+    table_.check("ranks", {"configuration"}, [&] { return mesh_->describe(); });
+    table_.check("batch", {"configuration"}, [&] { return describe_batch(config(), *mesh_); });
+  }
+
+  // What is looked at although the configuration's keys are wrong, as far as they can be read.
+  std::vector<std::string> readable_keys() const {
+    return resolved_ ? std::vector<std::string>() : std::vector<std::string>{"configuration"};
+  }
+
+  void check_data() {
+    table_.check("tokenizer", readable_keys(), [&] {
+      require_input(*resolved_, "model.hf_assets_path");
+      data_ = checked_tokenizer(*resolved_, table_.wrong("configuration") ? RunFacts() : facts_);
+      return fmt::format("{}: {} entries", data_->tokenizer_path, grouped(data_->tokenizer->vocab_size()));
+    });
+    table_.check("training data", {"configuration"}, [&] {
+      require_input(*resolved_, "training.dataset_path");
+      check_training_documents(config());
+      loader_ = training_loader(config(), tokenizer(), place());
+      return describe_files(training_files(config()));
+    });
+    if (resolved_ && config().validation.enable)
+      table_.check("validation data", {"configuration"}, [&] {
+        require_input(*resolved_, "validation.dataset_path");
+        check_validation_documents(config());
+        validation_loader(config(), tokenizer(), place());
+        return describe_files(validation_files(config()));
+      });
+  }
+
+  const DataSetup& tokenizer() const {
+    if (table_.wrong("tokenizer")) throw NotChecked{"tokenizer"};
+    return *data_;
+  }
+  LoaderPlace place() const { return loader_place(*mesh_, 0, seed(), model_); }
+  // Unset, it is drawn, and no difference.
+  uint64_t seed() const { return static_cast<uint64_t>(config().debug.seed.value_or(0)); }
+
+  void check_start() {
+    table_.check("dump folder", readable_keys(), [&] { return probe_writable(config().job.dump_folder); });
+    table_.check("checkpoints", {"configuration"}, [&] { return find_checkpoint(); });
+    table_.check("settings", {"checkpoints", "tokenizer", "training data"}, [&] {
+      plan_ = plan_run(*resolved_, model_, *mesh_, seed(), loader_->fingerprint(),
+                       job_record(*resolved_, *data_), chosen_);
+      for (const std::string& warning : plan_->warnings) log_warning("{}", warning);
+      return describe_settings(*plan_, chosen_);
+    });
+    table_.check("state", {"settings"}, [&] { return describe_state(); });
+    table_.check(
+        "memory", {"settings"}, [&] { return describe_memory(plan_->config, model_, *mesh_); }, "-");
+    table_.check(
+        "a start would", {"dump folder", "state"},
+        [&] { return describe_start(plan_->config, chosen_, state_->state.step); }, "-");
+  }
+
+  std::string find_checkpoint() {
+    if (!config().checkpoint.enable) return "off (checkpoint.enable = false): nothing is loaded or saved";
+    const fs::path folder = fs::path(config().job.dump_folder) / config().checkpoint.folder;
+    source_.emplace(config(), CheckpointFolder(folder), install_root(), alone_);
+    if (!source_->chosen()) return fmt::format("{}: none to resume from", folder.string());
+    chosen_ = &*source_->chosen();
+    if (data_) require_checkpoint_of_job(*resolved_, model_, job_record(*resolved_, *data_), *chosen_);
+    return chosen_->candidate.path.string();
+  }
+
+  std::string describe_state() {
+    state_ = std::make_unique<DescribedState>(*plan_, config(), model_, *mesh_, environment_, *loader_);
+    if (chosen_ == nullptr) return "new weights and optimizer states";
+    const ComponentLoad load = plan_component_load(
+        *chosen_, state_->parts(), plan_->config, [&] { return hugging_face_names(model_, chosen_->names); });
+    load_values(*chosen_, state_->parts());
+    return fmt::format(
+        "{} tensors fit by name, shape and type; their bytes are compared when they are loaded",
+        load.items.size());
+  }
+
+  const CommandLine& line_;
+  Table table_;
+  std::optional<ResolvedConfig> resolved_;
+  Environment environment_;
+  ModelArgs model_;
+  RunFacts facts_;
+  std::optional<Mesh> mesh_;
+  std::optional<DataSetup> data_;
+  std::unique_ptr<DataLoader> loader_;
+  SoloCoordinator alone_;
+  std::optional<ResumeSource> source_;
+  const ChosenCheckpoint* chosen_ = nullptr;
+  std::optional<ResumePlan> plan_;
+  std::unique_ptr<DescribedState> state_;
+};
+
 }  // namespace
 
 ExitCode check_command(const CommandLine& line) {
   if (std::getenv("HYPERION_LOG_LEVEL") == nullptr) spdlog::set_level(spdlog::level::warn);
-  Report report;
-  ResolvedConfig resolved = load_config(line.config_file, line.overrides);
-  expand_dump_folder(resolved);
-  resolve_hf_model(resolved, install_root());
-  for (const std::string& warning : resolved.warnings) log_warning("{}", warning);
-  const JobConfig& config = resolved.config;
-  const ModelArgs model = model_args(config.model);
-  const Environment environment = environment_of(line, config);
-
-  std::optional<DataSetup> data;
-  report.check("configuration", [&] {
-    data = checked_data(resolved, model, environment.world_size);
-    return line.config_file;
-  });
-  report.check("dump folder", [&] { return probe_writable(config.job.dump_folder); });
-  if (!data) {
-    report.finish();  // nothing that follows has a meaning
-  }
-  const Mesh mesh(mesh_config(config.parallelism), environment.world_size);
-  report.line("model", "right",
-              fmt::format("{} {}, {} parameters", config.model.name, config.model.flavor,
-                          grouped(count_parameters(model).total)));
-  report.line("tokenizer", "right",
-              fmt::format("{}: {} entries", data->tokenizer_path, grouped(data->tokenizer->vocab_size())));
-  report.line("ranks", "right", mesh.describe());
-  report.line("batch", "right", describe_batch(config, mesh));
-
-  const uint64_t seed =
-      static_cast<uint64_t>(config.debug.seed.value_or(0));  // unset: it is drawn, and no difference
-  const LoaderPlace place = loader_place(mesh, 0, seed, model);
-  std::unique_ptr<DataLoader> loader;
-  report.check("training data", [&] {
-    loader = training_loader(config, *data, place);
-    return describe_files(training_files(config));
-  });
-  if (config.validation.enable)
-    report.check("validation data", [&] {
-      validation_loader(config, *data, place);
-      return describe_files(validation_files(config));
-    });
-  if (!loader) report.finish();
-
-  const fs::path folder = fs::path(config.job.dump_folder) / config.checkpoint.folder;
-  SoloCoordinator alone;
-  std::optional<ResumeSource> source;
-  std::optional<ResumePlan> plan;
-  std::unique_ptr<DescribedState> state;
-  const ChosenCheckpoint* chosen = nullptr;
-  report.check("checkpoints", [&]() -> std::string {
-    if (config.checkpoint.enable) {
-      source.emplace(config, CheckpointFolder(folder), install_root(), alone);
-      if (source->chosen()) chosen = &*source->chosen();
-    }
-    plan = plan_run(resolved, model, mesh, seed, loader->fingerprint(), job_record(resolved, *data), chosen);
-    for (const std::string& warning : plan->warnings) log_warning("{}", warning);
-    state = std::make_unique<DescribedState>(*plan, config, model, mesh, environment, *loader);
-    if (!config.checkpoint.enable) return "off (checkpoint.enable = false): nothing is loaded or saved";
-    if (chosen == nullptr) return fmt::format("{}: none to resume from", folder.string());
-    const ComponentLoad load = plan_component_load(*chosen, state->parts(), plan->config,
-                                                   [&] { return hugging_face_names(model, chosen->names); });
-    load_values(*chosen, state->parts());
-    return fmt::format(
-        "{}: {} tensors fit by name, shape and type; their bytes are compared when they are loaded",
-        chosen->candidate.path.string(), load.items.size());
-  });
-  if (plan) report.line("memory", "-", describe_memory(plan->config, model, mesh));
-  if (state) report.line("a start would", "-", describe_start(plan->config, chosen, state->state.step));
-  report.finish();
+  JobCheck job(line);
+  job.run();
+  job.finish();
   return ExitCode::kOk;
 }
 

@@ -1,6 +1,7 @@
 #include "trainer/options.h"
 
 #include "base/error.h"
+#include "models/hugging_face_config.h"
 #include "models/registry.h"
 
 namespace hyperion {
@@ -50,7 +51,13 @@ ModelArgs model_args(const JobConfig::Model& model, bool any_dimensions) {
 }
 
 ModelFacts model_facts(const ModelArgs& model) {
-  return {model.dim, model.n_layers, model.n_heads, model.n_kv_heads, model.vocab_size, model.max_seq_len};
+  ModelFacts facts{model.dim,        model.n_layers,   model.n_heads,
+                   model.n_kv_heads, model.vocab_size, model.max_seq_len};
+  if (const auto problem = export_problem(model)) {
+    facts.not_exportable = problem->text;
+    facts.not_exportable_keys = problem->keys;
+  }
+  return facts;
 }
 
 ShardingOptions sharding_options(const JobConfig::Training& training, at::Device device,

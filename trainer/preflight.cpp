@@ -31,19 +31,37 @@ void require_model_of_job(const ModelArgs& model, const ChosenCheckpoint& chosen
 
 }  // namespace
 
-DataSetup checked_data(const ResolvedConfig& resolved, const ModelArgs& model, int64_t world_size) {
-  set_phase("checks of the configuration");
+RunFacts run_facts(const ModelArgs& model, int64_t world_size) {
   RunFacts facts;
   facts.world_size = world_size;
   facts.model = model_facts(model);
-  validate(resolved, facts, install_root());
+  return facts;
+}
+
+void check_keys(const ResolvedConfig& resolved, const RunFacts& facts) {
+  validate(resolved, facts);
   if (const auto& checkpoint = resolved.config.checkpoint; checkpoint.enable)
     NameMap({checkpoint.rename.begin(), checkpoint.rename.end()});  // refuses what is no pattern
   signal_lead();                                                    // refuses what is no number
+}
+
+DataSetup checked_tokenizer(const ResolvedConfig& resolved, RunFacts facts) {
   set_phase("load of the tokenizer");
   DataSetup data = load_tokenizer(resolved.config);
+  if (resolved.config.checkpoint.enable && resolved.config.checkpoint.last_save_in_hf)
+    tokenizer_files(data.tokenizer_path);  // refuses what cannot be read
+  if (!facts.model) return data;
   facts.tokenizer_vocab_size = data.tokenizer->vocab_size();
   validate(resolved, facts);
+  return data;
+}
+
+DataSetup checked_data(const ResolvedConfig& resolved, const ModelArgs& model, int64_t world_size) {
+  set_phase("checks of the configuration");
+  const RunFacts facts = run_facts(model, world_size);
+  validate(resolved, facts, install_root());
+  check_keys(resolved, facts);
+  DataSetup data = checked_tokenizer(resolved, facts);
   check_training_documents(resolved.config);
   check_validation_documents(resolved.config);
   return data;
@@ -60,6 +78,12 @@ LoaderPlace loader_place(const Mesh& mesh, int rank, uint64_t seed, const ModelA
   return {mesh.coordinate(rank, MeshDim::kBatch), mesh.degree(MeshDim::kBatch), seed, model.vocab_size};
 }
 
+void require_checkpoint_of_job(const ResolvedConfig& resolved, const ModelArgs& model,
+                               const JobRecord& record, const ChosenCheckpoint& chosen) {
+  require_model_of_job(model, chosen);
+  require_same_tokenizer(resolved, chosen, record.tokenizer);
+}
+
 ResumePlan plan_run(const ResolvedConfig& resolved, const ModelArgs& model, const Mesh& mesh, uint64_t seed,
                     uint64_t data, const JobRecord& record, const ChosenCheckpoint* chosen) {
   set_phase("construction of model and optimizer");  // which follows
@@ -74,8 +98,7 @@ ResumePlan plan_run(const ResolvedConfig& resolved, const ModelArgs& model, cons
   facts.data_place = record.data;
   facts.model = model;
   if (chosen == nullptr) return fresh_plan(resolved, facts);
-  require_model_of_job(model, *chosen);
-  require_same_tokenizer(resolved, *chosen, record.tokenizer);
+  require_checkpoint_of_job(resolved, model, record, *chosen);
   ResumeRequest request;
   request.source = chosen->candidate.source;
   request.components = chosen->components;

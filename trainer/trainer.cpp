@@ -18,6 +18,7 @@
 #include "base/log.h"
 #include "base/progress.h"
 #include "base/resources.h"
+#include "models/hugging_face_config.h"
 #include "models/init.h"
 #include "parallel/agreement.h"
 #include "parallel/phase.h"
@@ -243,6 +244,9 @@ void Trainer::log_start() const {
     start.emplace_back(own ? "resumed_from" : "initial_load_path", chosen->candidate.path.string());
   }
   metrics_->event(state_.step, "start", start);
+  if (const auto problem = export_problem(model_args_))
+    log_info("This model cannot be exported to Hugging Face (by ckpt convert or last_save_in_hf): {}",
+             problem->text);
   if (chosen != nullptr && chosen->components.contains("model")) return;  // the load has said so
   log_info("Weights: initialised at random (seed {})", plan_.seed);
   if (config_.model.flavor == "from_hf")

@@ -4,6 +4,7 @@
 """
 
 import os
+import re
 import subprocess
 
 from checkpoints import CheckpointTest
@@ -91,7 +92,70 @@ class Check(CheckpointTest):
         # The other groups are looked at all the same, and all that is wrong is printed.
         text = self.check(f"--job.dump_folder={self.folder}/file/out", "--validation.enable", "--validation.dataset=jsonl",
                           f"--validation.dataset_path={self.folder}/file", code=65)
-        self.assertEqual(text.count("WRONG"), 2, text)
+        self.assertEqual(sorted(row for row, (verdict, _) in self.rows(text).items() if verdict == "WRONG"),
+                         ["dump folder", "validation data"], text)
+
+    def test_an_export_of_a_model_that_hugging_face_cannot_hold_is_refused_before_anything_is_made(self):
+        toml = (self.folder / "job.toml").read_text()
+        self.assertIn("n_heads = 4\n", toml)
+        toml = toml.replace("n_heads = 4\n", "n_heads = 3\nn_kv_heads = 3\nhead_dim = 8\n")
+        toml = toml.replace("[checkpoint]\n", "[checkpoint]\nlast_save_in_hf = true\nlast_save_model_only = true\n")
+        (self.folder / "job.toml").write_text(toml.replace("last_save_model_only = false\n", ""))
+        lines = (self.folder / "job.toml").read_text().splitlines()
+        places = [f"job.toml:{lines.index(line) + 1}:" for line in ("last_save_in_hf = true", "n_heads = 3")]
+        says = [*places, "checkpoint.last_save_in_hf = true", "n_heads 3 does not divide dim 32"]
+        self.assert_job_ends_alike(code=2, says=says)
+        self.assertFalse((self.folder / "out").exists())
+        self.assert_job_ends_alike("--model.args.n_heads=4", "--model.args.n_kv_heads=4", "--model.args.qk_norm", code=2,
+                                   says=[places[0], "qk_norm is true, and transformers has no llama3 model with it"])
+        # Without an export such a model trains, and both say once what will not be possible.
+        without = "--checkpoint.no_last_save_in_hf"
+        text = self.check(without, says=["cannot be exported to Hugging Face: n_heads 3"])
+        self.assertEqual(text.count("cannot be exported"), 1)
+        job = self.run_job(without, "--training.steps=1", code=0, says=["cannot be exported to Hugging Face"])
+        self.assertEqual(job.text().count("cannot be exported"), 1)
+
+    def rows(self, text):
+        """row -> (verdict, text) of the table."""
+        matches = re.findall(r"^([a-z ]{16}) (right|WRONG|-) +(.*)$", text, re.M)
+        return {row.strip(): (verdict, more) for row, verdict, more in matches}
+
+    def test_every_failure_stands_in_its_own_row_and_what_depends_on_it_says_so(self):
+        every = ["configuration", "model", "ranks", "batch", "tokenizer", "training data", "dump folder", "checkpoints",
+                 "settings", "state", "memory", "a start would"]
+        bad = self.folder / "bad.jsonl"
+        bad.write_bytes(b"PAR1")
+        for options, code, row, looked_at in (
+                (["--training.stesp=1"], 2, "configuration", []),
+                (["--parallelism.data_parallel_shard_degree=3"], 2, "configuration", ["tokenizer", "dump folder"]),
+                (["--model.hf_assets_path=/nowhere"], 2, "tokenizer", ["ranks", "dump folder", "checkpoints"]),
+                (["--training.dataset_path=/nowhere"], 2, "training data", ["tokenizer", "checkpoints"]),
+                ([f"--training.dataset_path={bad}"], 65, "training data", ["tokenizer", "checkpoints"]),
+                ([f"--job.dump_folder={bad}/out"], 73, "dump folder", ["training data", "settings", "state"]),
+                (["--checkpoint.load_step=5"], 65, "checkpoints", ["training data", "dump folder"]),
+                (["--lr_scheduler.total_steps=3"], 2, "settings", ["checkpoints"])):
+            with self.subTest(options=options):
+                rows = self.rows(self.check(*options, code=code))
+                self.assertEqual(list(rows), every)
+                self.assertEqual([name for name, (verdict, _) in rows.items() if verdict == "WRONG"], [row])
+                for name in looked_at:
+                    self.assertEqual(rows[name][0], "right", name)
+                self.assertIn("not checked", rows["a start would"][1])
+                for name, (verdict, more) in rows.items():
+                    if more.startswith("not checked"):
+                        self.assertEqual((verdict, more), ("-", f'not checked, because "{row}" is wrong'), name)
+
+    def test_warnings_come_after_the_table(self):
+        self.run_job("--training.steps=6", "--lr_scheduler.total_steps=8", code=0)
+        (self.step(6) / ".metadata").write_bytes(b"damaged")
+        done = subprocess.run([BINARY, "check", "job.toml", "--lr_scheduler.total_steps=8", "--lr_scheduler.warmup_steps=20",
+                               "--checkpoint.on_config_change=override"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                              timeout=120, cwd=self.folder)
+        self.assertEqual(done.returncode, 0, done.stdout)
+        lines = done.stdout.splitlines()
+        warnings = [i for i, line in enumerate(lines) if "WARNING" in line]
+        self.assertEqual(len(warnings), 2, done.stdout)
+        self.assertGreater(min(warnings), max(i for i, line in enumerate(lines) if line.startswith("a start would")))
 
     def test_all_wrong_keys_are_reported_as_by_a_job(self):
         self.check("--training.stesp=1", code=2, says=["did you mean training.steps?"])

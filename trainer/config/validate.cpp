@@ -204,20 +204,20 @@ void check(const ResolvedConfig& resolved, const RunFacts& facts, Problems& prob
   check_checkpoint(resolved, facts, problems);
 }
 
+void check_input(const ResolvedConfig& resolved, const char* key, const fs::path& base, Problems& problems) {
+  const Value value = read(*find_option(key), resolved.config);
+  const auto* path = std::get_if<std::string>(&value);
+  const bool needed = path != nullptr && (!std::string_view(key).starts_with("validation.") ||
+                                          resolved.config.validation.enable);
+  if (needed && !has_match(resolve_input(*path, base)))
+    problems.add(resolved, key,
+                 fmt::format("no such file or folder, neither in {} nor in {}", fs::current_path().string(),
+                             base.string()));
+}
+
 void check_inputs(const ResolvedConfig& resolved, const fs::path& base, Problems& problems) {
-  const JobConfig& config = resolved.config;
-  const auto check_path = [&](const char* key, const std::string& path) {
-    if (!has_match(resolve_input(path, base))) {
-      problems.add(resolved, key,
-                   fmt::format("no such file or folder, neither in {} nor in {}", fs::current_path().string(),
-                               base.string()));
-    }
-  };
-  check_path("model.hf_assets_path", config.model.hf_assets_path);
-  if (config.training.dataset_path) check_path("training.dataset_path", *config.training.dataset_path);
-  if (config.validation.enable && config.validation.dataset_path) {
-    check_path("validation.dataset_path", *config.validation.dataset_path);
-  }
+  for (const char* key : {"model.hf_assets_path", "training.dataset_path", "validation.dataset_path"})
+    check_input(resolved, key, base, problems);
 }
 
 void validate(const ResolvedConfig& resolved, const RunFacts& facts) {

@@ -20,6 +20,8 @@ struct ModelFacts {
   int64_t n_kv_heads = 0;
   int64_t vocab_size = 0;
   int64_t max_seq_len = 0;
+  std::string not_exportable{};  // why Hugging Face's formats cannot hold the model; "": they can
+  std::vector<std::string> not_exportable_keys{};  // of [model.args], that decide it
 };
 
 // What is not known (yet) stays unset, and the checks that need it are left out.
@@ -33,7 +35,11 @@ struct RunFacts {
 // facts.
 void check(const ResolvedConfig& resolved, const RunFacts& facts, Problems& problems);
 
-// Adds to `problems`: input paths that do not exist (tokenizer, data sets). `base` as for resolve_input.
+// Adds to `problems`: that the path of `key` (model.hf_assets_path, training.dataset_path or
+// validation.dataset_path) is needed and does not exist. `base` as for resolve_input.
+void check_input(const ResolvedConfig& resolved, const char* key, const std::filesystem::path& base,
+                 Problems& problems);
+// The same for all three.
 void check_inputs(const ResolvedConfig& resolved, const std::filesystem::path& base, Problems& problems);
 
 // check() of everything at hand; throws Error(kUsage) with all problems.

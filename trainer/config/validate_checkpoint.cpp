@@ -3,12 +3,29 @@
 #include <algorithm>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 namespace hyperion {
 namespace {
 
 bool lists(const std::vector<std::string>& names, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+// Where the keys that decide it are set: " (model.args.n_heads: job.toml:5:11)".
+std::string places_of(const ResolvedConfig& resolved, const std::vector<std::string>& keys) {
+  std::vector<std::string> places;
+  for (const std::string& key : keys)
+    if (const auto found = resolved.origins.find("model.args." + key); found != resolved.origins.end())
+      places.push_back(fmt::format("{}: {}", found->first, found->second));
+  return places.empty() ? "" : fmt::format(" ({})", fmt::join(places, ", "));
+}
+
+void check_export(const ResolvedConfig& resolved, const ModelFacts& model, Problems& problems) {
+  if (!resolved.config.checkpoint.last_save_in_hf || model.not_exportable.empty()) return;
+  problems.add(resolved, "checkpoint.last_save_in_hf",
+               fmt::format("the model cannot be exported to Hugging Face: {}{}; change that, or set false",
+                           model.not_exportable, places_of(resolved, model.not_exportable_keys)));
 }
 
 void check_saving(const ResolvedConfig& resolved, const RunFacts& facts, Problems& problems) {
@@ -97,6 +114,7 @@ void check_checkpoint(const ResolvedConfig& resolved, const RunFacts& facts, Pro
   const JobConfig& config = resolved.config;
   if (config.checkpoint.enable) {
     check_saving(resolved, facts, problems);
+    if (facts.model) check_export(resolved, *facts.model, problems);
     check_loading(resolved, problems);
   } else if (config.checkpoint.initial_load_path || config.checkpoint.initial_load_in_hf) {
     problems.add(resolved,

@@ -3,8 +3,8 @@
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
-#include "trainer/config/print.h"
 #include "tests/unit/error_of.h"
+#include "trainer/config/print.h"
 
 using namespace hyperion;
 using Catch::Contains;
@@ -28,6 +28,24 @@ std::string refusal(const std::string& toml, const std::vector<Override>& overri
 }
 
 }  // namespace
+
+TEST_CASE("an export of a model that Hugging Face cannot hold is refused with both places") {
+  RunFacts facts;
+  facts.model = ModelFacts{.not_exportable = "n_heads 3 does not divide dim 32",
+                           .not_exportable_keys = {"n_heads", "dim"}};
+  const auto found = [&](const std::string& lines) {
+    Problems problems;
+    check_checkpoint(parse_config(lines + "[model.args]\nn_heads = 3\n", "job.toml", {}), facts, problems);
+    return problems.lines();
+  };
+  CHECK(
+      found("[checkpoint]\nenable = true\nlast_save_in_hf = true\n") ==
+      std::vector<std::string>{
+          "job.toml:3:19: checkpoint.last_save_in_hf = true: the model cannot be exported to Hugging Face: "
+          "n_heads 3 does not divide dim 32 (model.args.n_heads: job.toml:5:11); change that, or set false"});
+  CHECK(found("[checkpoint]\nenable = true\n").empty());
+  CHECK(found("[checkpoint]\nlast_save_in_hf = true\n").empty());
+}
 
 TEST_CASE("checkpointing runs with its defaults and with those of v0.2.2") {
   CHECK(problems("", 8).empty());

@@ -198,7 +198,9 @@ TEST_CASE("an exported config.json describes the same model") {
                     Contains("qk_norm"));
   CHECK_THROWS_WITH(
       hf_config(model_args("llama3", "debugmodel", {.n_heads = 3, .n_kv_heads = 3, .head_dim = 4}), {}),
-      Contains("divide"));
+      Contains("cannot be exported") && Contains("n_heads 3 does not divide dim"));
+  CHECK_THROWS_WITH(hf_config(model_args("qwen3", "debugmodel", {.qk_norm = false}), {}),
+                    Contains("no qwen3 model without it"));
   CHECK(hf_differences(model_args("llama3", "debugmodel"),
                        model_args("llama3", "debugmodel", {.rope_factor = 32})) ==
         std::vector<std::string>{"rope_factor is 8, but 32 in config.json"});
