@@ -139,16 +139,17 @@ Descriptor create_new_file(const fs::path& path) {
 void write_file_atomic(const fs::path& path, std::string_view content) {
   fs::path temporary = path;
   temporary += ".tmp." + std::to_string(::getpid());
-  const auto fail = [](const fs::path& where, std::string_view what, int error) {
-    throw Error(ExitCode::kSaveFailed, fmt::format("{}: {}: {}", printable(where), what, errno_text(error)));
+  const auto fail = [&](std::string_view what, int error) {  // in the name that the caller knows
+    throw Error(ExitCode::kSaveFailed, fmt::format("{}: {}: {}", printable(path), what, errno_text(error)));
   };
   const Descriptor file = create_new_file(temporary);
-  if (!file) fail(temporary, "cannot open", errno);
+  if (!file && errno == EEXIST) fail(fmt::format("{} is in its way", printable(temporary)), EEXIST);
+  if (!file) fail("cannot be made", errno);
   try {
-    write_all(file.get(), temporary, content);
-    if (::fsync(file.get()) != 0) fail(temporary, "fsync failed", errno);
+    write_all(file.get(), path, content);
+    if (::fsync(file.get()) != 0) fail("fsync failed", errno);
     if (::rename(temporary.c_str(), path.c_str()) != 0)
-      fail(temporary, fmt::format("cannot rename to {}", printable(path)), errno);
+      fail(fmt::format("{} cannot be renamed to it", printable(temporary)), errno);
   } catch (const Error&) {
     ::unlink(temporary.c_str());
     throw;

@@ -158,7 +158,7 @@ class Report(CheckpointTest):
         self.report("nowhere", code=2, says=["nowhere", "metrics.jsonl"])
         self.report(good, "empty", code=2, says=["empty: holds no metrics.jsonl"])
         self.report(self.folder_with("blank", "\n"), code=2, says=["holds no line yet"])
-        self.report(*[good] * 15, code=2, says=["at most 14"])
+        self.report(*[self.folder_with(f"run{i}") for i in range(15)], code=2, says=["at most 14"])
         self.report(good, "--training.steps=3", code=2)
         self.report(self.folder_with("junk", "x\n"), code=65, says=["none of its 1 lines"])
         (self.folder / "folder" / "metrics.jsonl").mkdir(parents=True)
@@ -166,8 +166,25 @@ class Report(CheckpointTest):
         (self.folder / "pipe").mkdir()
         os.mkfifo(self.folder / "pipe" / "metrics.jsonl")
         self.report("pipe", code=65, says=["not a regular file"])
-        self.report(good, "-o", "no/such/folder/x.html", code=74, says=["no/such/folder/x.html"])
+        said = self.report(good, "-o", "no/such/folder/x.html", code=74, says=["no/such/folder/x.html: "])
+        self.assertNotIn(".tmp", said)
         self.assertEqual(list(Path(self.folder).glob("*.html")), [])
+
+    def test_a_folder_that_is_named_twice_is_shown_once_with_a_notice(self):
+        good = self.folder_with("good", '{"step": 1, "time": 1, "loss_metrics/global_avg_loss": 1}\n')
+        (self.folder / "link").symlink_to("good")
+        for other in (good, "good/", "./good", "link", self.folder / "good"):
+            said = self.report(good, other, says=[f"good and {other} are the same folder: it is shown once"])
+            self.assertEqual(said.count("1 lines"), 1, said)
+
+    def test_a_folder_without_metrics_names_the_nearest_one_that_has_some(self):
+        for name in ("out", "all", "all/a", "all/deep", "all/deep/b"):
+            self.folder_with(name) if name not in ("all", "all/deep") else (self.folder / name).mkdir()
+        (self.folder / "out" / "checkpoint" / "step-5").mkdir(parents=True)
+        for folder in ("out/checkpoint", "out/checkpoint/", "out/checkpoint/step-5", "out/no/such"):
+            self.report(folder, code=2, says=[f"{folder}: holds no metrics.jsonl", "did you mean out?"])
+        self.report("all", code=2, says=["did you mean all/a or all/deep/b?"])
+        self.assertNotIn("did you mean", self.report("nowhere", code=2))
 
 
 if __name__ == "__main__":
