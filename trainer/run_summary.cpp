@@ -1,5 +1,7 @@
 #include "trainer/run_summary.h"
 
+#include <algorithm>
+
 #include <fmt/format.h>
 
 namespace hyperion {
@@ -23,6 +25,15 @@ std::string precision_of(const JobConfig::Training& training) {
       training.dtype, training.mixed_precision_param, training.mixed_precision_reduce);
 }
 
+// curve_cuts() warns of a warm-up that is longer than its curve and was cut to it.
+std::string warmup_of(const JobConfig& config) {
+  const int64_t configured = config.lr_scheduler.warmup_steps;
+  const int64_t warmup =
+      std::min(configured, config.lr_scheduler.total_steps.value_or(config.training.steps));
+  if (warmup < configured) return fmt::format("{}, cut from {}", warmup, configured);
+  return fmt::format("{}{}", warmup, warmup > config.training.steps ? ", more than this run has steps" : "");
+}
+
 }  // namespace
 
 std::vector<std::string> run_summary(const JobConfig& config, const RunPlace& place) {
@@ -38,7 +49,7 @@ std::vector<std::string> run_summary(const JobConfig& config, const RunPlace& pl
       fmt::format("Trainer is initialized with local batch size {}, global batch size {}, gradient "
                   "accumulation steps {}, sequence length {}, total steps {} (warmup {}): {} tokens per step",
                   training.local_batch_size, global, global / microbatch, training.seq_len, training.steps,
-                  config.lr_scheduler.warmup_steps, global * training.seq_len),
+                  warmup_of(config), global * training.seq_len),
       fmt::format("Precision: {}; activation checkpointing {}; ema {}", precision_of(training),
                   checkpointing_of(config.activation_checkpoint),
                   config.ema.enable ? fmt::format("{}", config.ema.decay) : "off")};

@@ -8,6 +8,7 @@
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -199,21 +200,36 @@ void require_known_commands(const CLI::App& app, const std::vector<std::string>&
                  did_you_mean(nearest_name(arguments[1], tools)));
 }
 
-// "; did you mean --training.steps?" for the first unknown option that is like one of `command`, or, where
-// those are taken, like a configuration key.
-std::string meant_by(const CLI::App& command, const std::vector<std::string>& extras, bool takes_keys) {
+// "no such option: --steps (did you mean --training.steps?), --x": every unknown option with the one of
+// `command`, or, where those are taken, the configuration key, that is like it. What follows an unknown
+// option is its value; other words are listed after them. `extras`: in the command line's order.
+std::string describe_extras(const CLI::App& command, const std::vector<std::string>& extras,
+                            bool takes_keys) {
   std::vector<std::string> options;
   for (const CLI::Option* option : command.get_options())
     for (const std::string& name : option->get_lnames()) options.push_back(name);
+  std::vector<std::string> unknown, words;
+  bool follows_option = false;
   for (const std::string& extra : extras) {
-    if (!extra.starts_with("--")) continue;
-    std::string name = extra.substr(2, extra.find('=') - 2);
-    std::string meant = nearest_name(name, options);
-    std::replace(name.begin(), name.end(), '-', '_');
-    if (meant.empty() && takes_keys) meant = nearest_key(name);
-    if (!meant.empty()) return did_you_mean("--" + meant);
+    const bool option = extra.size() > 1 && extra.starts_with('-');
+    if (option) {
+      const std::string written = extra.substr(0, extra.find('='));
+      std::string name = written.substr(written.find_first_not_of('-'));
+      std::string meant = nearest_name(name, options);
+      std::replace(name.begin(), name.end(), '-', '_');
+      if (meant.empty() && takes_keys) meant = nearest_key(name);
+      unknown.push_back(meant.empty() ? written : fmt::format("{} (did you mean --{}?)", written, meant));
+    } else if (!follows_option) {
+      words.push_back(fmt::format("\"{}\"", extra));
+    }
+    follows_option = option && extra.find('=') == std::string::npos;
   }
-  return "";
+  std::string text;
+  if (!unknown.empty()) text = fmt::format("no such option: {}", fmt::join(unknown, ", "));
+  if (!words.empty())
+    text += fmt::format("{}nothing more is expected, but there is {}", text.empty() ? "" : "; ",
+                        fmt::join(words, ", "));
+  return text;
 }
 
 // Actions of subcommands that take no configuration keys.
@@ -287,8 +303,8 @@ CommandLine parse_command_line(std::vector<std::string> arguments, int width) {
     const CLI::App* command = &app;  // or the tool of a subcommand
     while (!command->get_subcommands().empty()) command = command->get_subcommands().front();
     const bool takes_keys = command == &app || command == train || command == config || command == check;
-    throw_config("command line: {}{} (see hyperion --help)", error.what(),
-                 meant_by(*command, app.remaining(/*recurse=*/true), takes_keys));
+    const std::string extras = describe_extras(*command, app.remaining(/*recurse=*/true), takes_keys);
+    throw_config("command line: {} (see hyperion --help)", extras.empty() ? error.what() : extras);
   }
 
   if (version) {

@@ -42,7 +42,9 @@ std::string choice_hint(const Option& option, const Value& value) {
   if (const auto* list = std::get_if<std::vector<std::string>>(&value)) texts = *list;
   for (const std::string& text : texts)
     if (std::find(option.choices.begin(), option.choices.end(), text) == option.choices.end())
-      return did_you_mean(nearest_name(text, option.choices));
+      return nearest_name(text, option.choices).empty() && option.key() == "dataset"
+                 ? fmt::format("; files, whatever they are called, are named by {}_path", option.name)
+                 : did_you_mean(nearest_name(text, option.choices));
   return "";
 }
 

@@ -59,6 +59,19 @@ TEST_CASE("check takes the same arguments as train and a number of ranks") {
     CHECK_FALSE(refusal({"check", "f.toml", bad}).empty());
 }
 
+TEST_CASE("every unknown option has its own suggestion, in the order of the command line") {
+  CHECK(refusal({"train", "f.toml", "--steps", "5", "--zzzz", "x", "--lr=3"}) ==
+        "command line: no such option: --steps (did you mean --training.steps?), --zzzz, --lr (did you mean "
+        "--optimizer.lr?) (see hyperion --help)");
+  CHECK(refusal({"train", "f.toml", "g.toml"}) ==
+        "command line: nothing more is expected, but there is \"g.toml\" (see hyperion --help)");
+  CHECK(refusal({"train", "f.toml", "--steps=5", "g.toml"}) ==
+        "command line: no such option: --steps (did you mean --training.steps?); nothing more is expected, but "
+        "there is \"g.toml\" (see hyperion --help)");
+  CHECK(refusal({"generate", "c", "--promt", "x"}) ==
+        "command line: no such option: --promt (did you mean --prompt?) (see hyperion --help)");
+}
+
 TEST_CASE("tokenize takes a folder a tokenizer and inputs") {
   const CommandLine line = parse({"tokenize", "--out", "shards", "--tokenizer=tok", "a.jsonl", "b.jsonl.gz"});
   CHECK(line.action == Action::kTokenize);

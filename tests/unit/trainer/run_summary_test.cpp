@@ -37,4 +37,18 @@ TEST_CASE("What is running stands in three lines") {
   CHECK(lines[2].ends_with("selective by operation; ema off"));
 }
 
+TEST_CASE("A warm-up that is longer than the run or was cut says so") {
+  JobConfig config;
+  config.training.steps = 1;
+  config.lr_scheduler.warmup_steps = 2;
+  const auto has = [&](const char* text) {
+    return run_summary(config, {"CPU", 1, "1 rank", 1})[1].find(text) != std::string::npos;
+  };
+  CHECK(has("total steps 1 (warmup 1, cut from 2):"));
+  config.lr_scheduler.total_steps = 10;
+  CHECK(has("total steps 1 (warmup 2, more than this run has steps):"));
+  config.training.steps = 2;
+  CHECK(has("total steps 2 (warmup 2):"));
+}
+
 }  // namespace hyperion
