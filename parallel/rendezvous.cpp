@@ -1,6 +1,7 @@
 #include "parallel/rendezvous.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <map>
 #include <memory>
@@ -9,6 +10,7 @@
 
 #include <fmt/ranges.h>
 #include <netdb.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -31,12 +33,43 @@ constexpr seconds kGrace(3);  // for ranks that join, or read why the job ends, 
 constexpr size_t kMostListed = 20;
 constexpr size_t kLongestValue = 80;
 constexpr const char* kProcesses = "processes of the rank";
+constexpr const char* kLeft = "left";  // "RANK WHY" of a rank that has ended before all had met
+
+std::atomic<bool> met_or_left{false};  // this rank
 
 // --- the store ---
 
 [[noreturn]] void throw_port_in_use(const std::string& host, int port) {
   throw_config("rank 0 cannot listen on MASTER_PORT {} of {}: the port is in use; choose another one", port,
                host);
+}
+
+using Addresses = std::unique_ptr<addrinfo, void (*)(addrinfo*)>;
+
+Addresses addresses_of(const std::string& host, int port) {
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICSERV;
+  if (::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) found = nullptr;
+  return {found, ::freeaddrinfo};
+}
+
+// Whether a connection is accepted there within a second.
+bool listens(const std::string& host, int port) {
+  const Addresses addresses = addresses_of(host, port);
+  for (const addrinfo* info = addresses.get(); info != nullptr; info = info->ai_next) {
+    const Descriptor socket(::socket(info->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (!socket) continue;
+    if (::connect(socket.get(), info->ai_addr, info->ai_addrlen) == 0) return true;
+    if (errno != EINPROGRESS) continue;
+    pollfd wait = {socket.get(), POLLOUT, 0};
+    int error = 0;
+    socklen_t length = sizeof error;
+    if (::poll(&wait, 1, 1000) == 1 &&
+        ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &length) == 0 && error == 0)
+      return true;
+  }
+  return false;
 }
 
 bool is_loopback(const sockaddr* address) {
@@ -94,6 +127,10 @@ c10::intrusive_ptr<c10d::Store> connect(const Environment& environment, millisec
 
 // --- what the ranks write into it ---
 
+std::string prefix(const Environment& environment) {
+  return fmt::format("hyperion/{}", environment.restart_count);
+}
+
 std::string joined_key(int rank) {
   return fmt::format("joined/{}", rank);
 }
@@ -139,7 +176,13 @@ class Gathering {
     store_.set("identity", pack(identity_));
     wait_for_ranks(timeout);
     std::vector<DifferingRank> differing;
-    if (store_.add("differing", 0) > 0) {
+    int left = 0;
+    if (store_.check({kLeft})) {
+      const std::string text = store_.get_to_str(kLeft);
+      left = std::stoi(text);
+      problem_ = fmt::format("rank {} ended before all ranks had met: {}; see its log", left,
+                             text.substr(text.find(' ') + 1));
+    } else if (store_.add("differing", 0) > 0) {
       wait_until_all_compared();
       differing = differing_ranks();
       code_ = ExitCode::kUsage;
@@ -151,7 +194,7 @@ class Gathering {
     std::set<int> listeners;
     for (const DifferingRank& rank : differing) listeners.insert(rank.rank);
     for (int r = 1; r < world_; ++r)
-      if (joined(r)) listeners.insert(r);
+      if (r != left && joined(r)) listeners.insert(r);
     for (const int rank : listeners) told.push_back(fmt::format("told/{}", rank));
     try {  // the store ends with this process: let the others read first
       store_.wait(told, kGrace);
@@ -248,12 +291,8 @@ std::string shown(const std::string& value) {
 }  // namespace
 
 int listen_on(const std::string& host, int port) {
-  addrinfo hints{}, *found = nullptr;
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_NUMERICSERV;
-  if (::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) return -1;
-  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(found, ::freeaddrinfo);
-  for (const addrinfo* info = found; info != nullptr; info = info->ai_next) {
+  const Addresses addresses = addresses_of(host, port);
+  for (const addrinfo* info = addresses.get(); info != nullptr; info = info->ai_next) {
     Descriptor socket(::socket(info->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
     const int yes = 1;
     if (!socket || ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) != 0) continue;
@@ -266,8 +305,11 @@ int listen_on(const std::string& host, int port) {
 
 c10::intrusive_ptr<c10d::Store> join_ranks(const Environment& environment, const Fingerprint& identity,
                                            milliseconds timeout) {
-  const auto store = c10::make_intrusive<c10d::PrefixStore>(
-      fmt::format("hyperion/{}", environment.restart_count), connect(environment, timeout));
+  const auto store =
+      c10::make_intrusive<c10d::PrefixStore>(prefix(environment), connect(environment, timeout));
+  const struct MetOrLeft {
+    ~MetOrLeft() { met_or_left = true; }
+  } at_the_end;  // an error that ends the rendezvous has been told, too
   Fingerprint expected = identity;
   expected[kProcesses] = "1";
   try {
@@ -283,6 +325,22 @@ c10::intrusive_ptr<c10d::Store> join_ranks(const Environment& environment, const
     throw_comm("rank {} lost rank 0 during rendezvous: {}", environment.rank, brief(error));
   }
   return store;
+}
+
+void leave_ranks(const Environment& environment, const std::string& why) noexcept {
+  if (environment.rank == 0 || met_or_left.exchange(true)) return;
+  try {
+    if (!listens(environment.master_addr, environment.master_port)) return;
+    c10d::TCPStoreOptions options;
+    options.port = static_cast<uint16_t>(environment.master_port);
+    options.waitWorkers = false;
+    options.timeout = seconds(2);
+    const auto store = c10::make_intrusive<c10d::PrefixStore>(
+        prefix(environment), c10::make_intrusive<c10d::TCPStore>(environment.master_addr, options));
+    store->set(kLeft, fmt::format("{} {}", environment.rank, why));
+    store->set("complete", "");
+  } catch (const std::exception&) {  // they will find out when comm.init_timeout_seconds have passed
+  }
 }
 
 std::string describe_differences(const Fingerprint& rank0, const std::vector<DifferingRank>& ranks) {

@@ -24,6 +24,11 @@ namespace hyperion {
 c10::intrusive_ptr<c10d::Store> join_ranks(const Environment& environment, const Fingerprint& identity,
                                            std::chrono::milliseconds timeout);
 
+// Of a rank other than 0 that ends before the ranks have met, by a signal or an error of its own: tells those
+// that wait in join_ranks(), which end with Error(kCommunication) and `why`. Does nothing when they have met
+// or rank 0 does not listen (yet). Takes a few seconds at most where hosts do not answer; never throws.
+void leave_ranks(const Environment& environment, const std::string& why) noexcept;
+
 // A socket that listens on `port` of `host`, the first of its addresses that this host has; -1 when it has
 // none of them. Throws Error(kUsage) when the port is in use.
 int listen_on(const std::string& host, int port);

@@ -28,6 +28,7 @@
 #include "parallel/environment.h"
 #include "parallel/failure_record.h"
 #include "parallel/phase.h"
+#include "parallel/rendezvous.h"
 #include "trainer/check_command.h"
 #include "trainer/ckpt_command.h"
 #include "trainer/config/command_line.h"
@@ -56,15 +57,14 @@ namespace {
 
 std::optional<int> rank_of_job;  // set in a training
 
-ExitCode train(const CommandLine& line, const std::vector<std::string>& command) {
-  ignore_closed_pipe();
-  drop_stack_frames_from_cerr();
-  const Environment environment = read_environment();
-  set_own_rank(environment);
+ExitCode train(const CommandLine& line, const std::vector<std::string>& command,
+               const Environment& environment) {
   const int rank = environment.rank;
-  rank_of_job = rank;
   init_logging(!rank_prints(rank));
   end_on_stop_signals(rank_prints(rank));
+  std::optional<BeforeEndBySignal> leaving;
+  if (rank > 0)
+    leaving.emplace([environment](const std::string& signal) { leave_ranks(environment, signal + " came"); });
   arm_faults_from_environment(line.allow_faults, rank);
   ignore_file_size_signal();
   ResolvedConfig resolved = load_config(line.config_file, line.overrides, environment.world_size);
@@ -82,6 +82,21 @@ ExitCode train(const CommandLine& line, const std::vector<std::string>& command)
     return ExitCode::kOk;
   }
   return trainer.run();
+}
+
+ExitCode train(const CommandLine& line, const std::vector<std::string>& command) {
+  ignore_closed_pipe();
+  drop_stack_frames_from_cerr();
+  const Environment environment = read_environment();
+  set_own_rank(environment);
+  rank_of_job = environment.rank;
+  try {
+    return train(line, command, environment);
+  } catch (const Error& error) {
+    const std::string message = error.what();
+    leave_ranks(environment, message.substr(0, message.find('\n')));
+    throw;
+  }
 }
 
 ExitCode show_config(const CommandLine& line) {

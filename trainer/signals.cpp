@@ -4,10 +4,14 @@
 #include <cerrno>
 #include <charconv>
 #include <string_view>
+#include <system_error>
+#include <utility>
 
+#include <fcntl.h>
 #include <signal.h>
 #include <unistd.h>
 
+#include "base/durable.h"
 #include "base/error.h"
 
 namespace hyperion {
@@ -18,6 +22,7 @@ static_assert(std::atomic<int>::is_always_lock_free, "a signal handler may only 
 
 std::atomic<bool> acknowledges{false};
 std::atomic<int64_t> running_step{-1};
+std::atomic<int> end_of_start{-1};  // the pipe to BeforeEndBySignal's thread, once
 
 // A line, made of what a signal handler may use.
 class Line {
@@ -37,10 +42,14 @@ class Line {
   size_t size_ = 0;
 };
 
+const char* name_of(int signal) {
+  return signal == SIGINT ? "Ctrl-C" : signal == SIGTERM ? "TERM" : "USR1";
+}
+
 Line received(int signal) {
   Line line;
   line.add("[hyperion] ");
-  line.add(signal == SIGINT ? "Ctrl-C" : signal == SIGTERM ? "TERM" : "USR1");
+  line.add(name_of(signal));
   line.add(" received");
   return line;
 }
@@ -55,7 +64,11 @@ extern "C" void on_signal_while_starting(int signal) {
     line.add(" while the job was starting: it ends, and no step was made\n");
     line.write();
   }
-  end_process(signal);
+  const int error = errno;
+  const int pipe = end_of_start.exchange(-1);
+  const auto number = static_cast<unsigned char>(signal);
+  if (pipe < 0 || ::write(pipe, &number, 1) != 1) end_process(signal);
+  errno = error;
 }
 
 void acknowledge(int signal) {
@@ -91,6 +104,29 @@ void install(void (*handler)(int)) {
 void end_on_stop_signals(bool acknowledge) {
   acknowledges = acknowledge;
   install(on_signal_while_starting);
+}
+
+BeforeEndBySignal::BeforeEndBySignal(std::function<void(const std::string& signal)> act) {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0)
+    throw std::system_error(errno, std::generic_category(), "a pipe for signals");
+  Descriptor read_end(ends[0]), write_end(ends[1]);
+  thread_ = std::thread([act = std::move(act), from = std::move(read_end)] {
+    unsigned char signal = 0;
+    ssize_t count = 0;
+    do count = ::read(from.get(), &signal, 1);
+    while (count < 0 && errno == EINTR);
+    if (count != 1) return;
+    act(name_of(signal));
+    end_process(signal);
+  });
+  end_of_start = write_end_ = write_end.release();
+}
+
+BeforeEndBySignal::~BeforeEndBySignal() {
+  const bool unused = end_of_start.exchange(-1) >= 0;
+  ::close(write_end_);
+  unused ? thread_.join() : thread_.detach();  // which is ending the process
 }
 
 void catch_stop_signals(bool acknowledge) {

@@ -3,6 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <string>
+#include <thread>
 
 namespace hyperion {
 
@@ -12,6 +15,20 @@ enum class StopSignal { kNone = 0, kInterrupt = 1, kTerminate = 2 };
 // of its kind. (Without a handler the first process of a container would never notice one.) `acknowledge`: a
 // line on stdout says so.
 void end_on_stop_signals(bool acknowledge);
+
+// While it lives, a signal that ends a starting job first has a thread of its own call `act`, which may do
+// what a signal handler may not. A second signal ends the process at once.
+class BeforeEndBySignal {
+ public:
+  explicit BeforeEndBySignal(std::function<void(const std::string& signal)> act);
+  ~BeforeEndBySignal();
+  BeforeEndBySignal(const BeforeEndBySignal&) = delete;
+  BeforeEndBySignal& operator=(const BeforeEndBySignal&) = delete;
+
+ private:
+  int write_end_ = -1;
+  std::thread thread_;
+};
 
 // For training. `acknowledge`: the first signal is answered at once, by a line on stdout that names the
 // running step.

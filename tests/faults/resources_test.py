@@ -179,6 +179,28 @@ class StopsWhileStarting(JobTest):
         time.sleep(2)
         self.stop(job, signal.SIGTERM, 143)
 
+    def ends_before_all_have_met(self, job, code, says):
+        """Rank 1 ends with `code`, and the ranks that wait for it and for one that never comes end at once with 71."""
+        started = time.monotonic()
+        codes = job.codes(30)
+        self.assertLess(time.monotonic() - started, 15)
+        self.assertEqual(codes, [71, code] + [71] * (len(codes) - 2), "\n".join(map(job.text, range(len(codes)))))
+        for rank in (0, *range(2, len(codes))):
+            self.assertIn(f"rank 1 ended before all ranks had met: {says}", job.text(rank))
+
+    def test_term_to_a_rank_that_waits_for_others_ends_them_too(self):
+        job = self.start(ranks=3, env={"WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 4})  # whose rank 3 never comes
+        for rank in range(3):
+            job.wait_for("Starting job", rank)
+        time.sleep(2)
+        job.ranks[1][0].send_signal(signal.SIGTERM)
+        self.ends_before_all_have_met(job, 143, "TERM came")
+
+    def test_a_rank_that_fails_before_the_rendezvous_ends_those_that_wait_for_it(self):
+        late = {1: ["sh", "-c", 'sleep 4; exec "$@"', "-"]}
+        job = self.start(ranks=3, before=late, per_rank=[[], ["--training.dataset_path=/nowhere"], []])
+        self.ends_before_all_have_met(job, 2, "The configuration cannot be run: 1 problem")
+
     def test_usr1_ends_with_143_and_ctrl_c_with_130(self):
         for number, code in ((signal.SIGUSR1, 143), (signal.SIGINT, 130)):
             job = self.wait_at("init.model")
