@@ -7,6 +7,7 @@
 #include <fmt/ranges.h>
 #include <glob.h>
 
+#include "base/durable.h"
 #include "trainer/config/features.h"
 #include "trainer/config/schema.h"
 #include "trainer/config/validate_checkpoint.h"
@@ -207,7 +208,11 @@ void check(const ResolvedConfig& resolved, const RunFacts& facts, Problems& prob
 void check_inputs(const ResolvedConfig& resolved, const fs::path& base, Problems& problems) {
   const JobConfig& config = resolved.config;
   const auto check_path = [&](const char* key, const std::string& path) {
-    if (!has_match(resolve_input(path, base))) {
+    const fs::path file = resolve_input(path, base);
+    std::error_code error;
+    if (!fs::exists(file, error) && error) {
+      problems.add(resolved, key, fmt::format("cannot be read: {}", errno_text(error.value())));
+    } else if (!has_match(file)) {
       problems.add(resolved, key,
                    fmt::format("no such file or folder, neither in {} nor in {}", fs::current_path().string(),
                                base.string()));

@@ -15,8 +15,7 @@ namespace {
 
 ReportRun read_run(const std::string& folder, size_t most_buckets) {
   const fs::path file = fs::path(folder) / "metrics.jsonl";
-  std::error_code error;
-  if (!fs::exists(fs::symlink_status(file, error))) {
+  if (!name_exists(file, ExitCode::kUsage)) {
     throw_config("report: {}: holds no metrics.jsonl: give the folder of a run (its job.dump_folder)",
                  printable(folder));
   }
