@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <optional>
+#include <system_error>
 
 #include <fcntl.h>
 #include <poll.h>
@@ -17,33 +19,33 @@ namespace {
 
 constexpr int kReadFlags = O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
 
-const char* kind_of(mode_t mode) {
-  switch (mode & S_IFMT) {
-    case S_IFDIR:
-      return "a folder";
-    case S_IFIFO:
-      return "a named pipe";
-    case S_IFSOCK:
-      return "a socket";
-    case S_IFCHR:
-    case S_IFBLK:
-      return "a device";
-    case S_IFLNK:
-      return "a symbolic link";
-    default:
-      return "no file that can be read";
-  }
+[[noreturn]] void refuse_kind(const fs::path& path, mode_t mode, ExitCode code = ExitCode::kBadData) {
+  throw Error(code, fmt::format("{}: is {}, not a regular file", printable(path), kind_of_file(mode)));
 }
 
-[[noreturn]] void refuse_kind(const fs::path& path, mode_t mode) {
-  throw_data("{}: is {}, not a regular file", printable(path), kind_of(mode));
+[[noreturn]] void fail(const fs::path& path, std::string_view what, int error, ExitCode code,
+                       std::string_view why = "") {
+  const std::string text = fmt::format("{}: {}: {}{}", printable(path), what, errno_text(error), why);
+  if (error == EACCES || error == EPERM) throw PermissionDenied(code, text);
+  throw Error(code, text);
 }
 
-[[noreturn]] void fail_open(const fs::path& path, int error) {
+[[noreturn]] void fail_open(const fs::path& path, int error, Links links) {
   struct stat info {};
   if (error == ENXIO && ::stat(path.c_str(), &info) == 0) refuse_kind(path, info.st_mode);
-  throw_data("{}: cannot open: {}{}", printable(path), errno_text(error),
-             error == ELOOP ? ": links are not followed here" : "");
+  fail(path, "cannot open", error, ExitCode::kBadData,
+       error != ELOOP            ? ""
+       : links == Links::kRefuse ? ": links are not followed here"
+                                 : ": the link leads to itself");
+}
+
+// What is there; nullopt for nothing.
+std::optional<mode_t> mode_of(const fs::path& path, Links links, ExitCode code) {
+  struct stat info {};
+  const int result = links == Links::kFollow ? ::stat(path.c_str(), &info) : ::lstat(path.c_str(), &info);
+  if (result == 0) return info.st_mode;
+  if (errno == ENOENT || errno == ENOTDIR) return std::nullopt;
+  fail(path, "cannot be read", errno, code, errno == ELOOP ? ": the link leads to itself" : "");
 }
 
 struct stat stat_of(int fd, const fs::path& path) {
@@ -78,6 +80,75 @@ void write_all(int fd, const fs::path& path, std::string_view content) {
 
 }  // namespace
 
+const char* kind_of_file(mode_t mode) {
+  switch (mode & S_IFMT) {
+    case S_IFREG:
+      return "a regular file";
+    case S_IFDIR:
+      return "a folder";
+    case S_IFIFO:
+      return "a named pipe";
+    case S_IFSOCK:
+      return "a socket";
+    case S_IFCHR:
+    case S_IFBLK:
+      return "a device";
+    case S_IFLNK:
+      return "a symbolic link";
+    default:
+      return "no file that can be read";
+  }
+}
+
+bool path_exists(const fs::path& path, ExitCode code) {
+  return mode_of(path, Links::kFollow, code).has_value();
+}
+
+bool name_exists(const fs::path& path, ExitCode code) {
+  return mode_of(path, Links::kRefuse, code).has_value();
+}
+
+bool regular_file_exists(const fs::path& path, ExitCode code) {
+  const std::optional<mode_t> mode = mode_of(path, Links::kRefuse, code);
+  if (mode && !S_ISREG(*mode)) refuse_kind(path, *mode, code);
+  return mode.has_value();
+}
+
+bool is_folder(const fs::path& path, ExitCode code) {
+  const std::optional<mode_t> mode = mode_of(path, Links::kFollow, code);
+  return mode && S_ISDIR(*mode);
+}
+
+std::vector<fs::path> entries_of(const fs::path& folder, ExitCode code) {
+  std::vector<fs::path> entries;
+  std::error_code error;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error))
+    entries.push_back(it->path());
+  if (error) fail(folder, "cannot be listed", error.value(), code);
+  std::sort(entries.begin(), entries.end());
+  return entries;
+}
+
+void require_place_for_file(const fs::path& path) {
+  const std::optional<mode_t> mode = mode_of(path, Links::kRefuse, ExitCode::kPreCheckpoint);
+  if (mode && !S_ISREG(*mode))
+    throw Error(ExitCode::kPreCheckpoint,
+                fmt::format("{}: is {}, so that nothing can be written there; move it away", printable(path),
+                            kind_of_file(*mode)));
+}
+
+void require_place_for_folder(const fs::path& path) {
+  for (fs::path at = path; !at.empty(); at = at.parent_path()) {
+    if (is_folder(at, ExitCode::kPreCheckpoint)) return;
+    const std::optional<mode_t> mode = mode_of(at, Links::kRefuse, ExitCode::kPreCheckpoint);
+    if (mode)
+      throw Error(
+          ExitCode::kPreCheckpoint,
+          fmt::format("{}: is {}{}, so that nothing can be written there; move it away", printable(at),
+                      kind_of_file(*mode), S_ISLNK(*mode) ? " that leads to no folder" : ", not a folder"));
+  }
+}
+
 uint64_t regular_size(int fd, const fs::path& path) {
   const struct stat info = stat_of(fd, path);
   if (!S_ISREG(info.st_mode)) refuse_kind(path, info.st_mode);
@@ -86,7 +157,7 @@ uint64_t regular_size(int fd, const fs::path& path) {
 
 InputFile::InputFile(const fs::path& path, Links links)
     : path_(path), file_(::open(path.c_str(), kReadFlags | (links == Links::kRefuse ? O_NOFOLLOW : 0))) {
-  if (!file_) fail_open(path, errno);
+  if (!file_) fail_open(path, errno, links);
   size_ = regular_size(file_.get(), path);
 }
 
@@ -108,7 +179,7 @@ std::string read_file(const fs::path& path, size_t limit, Links links) {
 
 std::string read_file_or_pipe(const fs::path& path, size_t limit, int patience_seconds) {
   const Descriptor file(::open(path.c_str(), kReadFlags));
-  if (!file) fail_open(path, errno);
+  if (!file) fail_open(path, errno, Links::kFollow);
   const mode_t mode = stat_of(file.get(), path).st_mode;
   if (S_ISREG(mode)) return read_file(path, limit);
   if (!S_ISFIFO(mode) && !S_ISCHR(mode)) refuse_kind(path, mode);
@@ -120,7 +191,7 @@ std::string read_file_or_pipe(const fs::path& path, size_t limit, int patience_s
     if (ready < 0 && errno == EINTR) continue;
     if (ready == 0)
       throw_data("{}: is {}, and nothing came from it for {} s: start what writes into it, or name a file",
-                 printable(path), kind_of(mode), patience_seconds);
+                 printable(path), kind_of_file(mode), patience_seconds);
     const ssize_t n = ::read(file.get(), part, sizeof part);
     if (n < 0 && (errno == EINTR || errno == EAGAIN)) continue;
     if (n < 0) throw_data("{}: read failed: {}", printable(path), errno_text(errno));

@@ -6,13 +6,47 @@
 #include <filesystem>
 #include <string>
 #include <string_view>
+#include <vector>
+
+#include <sys/types.h>
 
 #include "base/durable.h"
+#include "base/error.h"
 
 namespace hyperion {
 
 // Whether the last part of a path may be a symbolic link.
 enum class Links { kRefuse, kFollow };
+
+// The system does not permit to look at or open a path (EACCES, EPERM): that says nothing about its content.
+class PermissionDenied : public Error {
+ public:
+  using Error::Error;
+};
+
+// The looks at paths that come from outside, in the place of those of std::filesystem, whose exceptions would
+// count as bugs. Each throws an Error of `code`, a PermissionDenied among them, that names path and errno
+// when the system does not tell: a link leads to itself, a folder may not be searched.
+//
+// Whether there is a file, folder or something else; a link to nothing is nothing.
+bool path_exists(const std::filesystem::path& path, ExitCode code = ExitCode::kBadData);
+// Whether the name is there, be it of a link that leads nowhere: whoever opens it says what is wrong.
+bool name_exists(const std::filesystem::path& path, ExitCode code = ExitCode::kBadData);
+// Whether there is a regular file. Throws when the name belongs to something else, a link included.
+bool regular_file_exists(const std::filesystem::path& path, ExitCode code = ExitCode::kBadData);
+// Whether there is a folder, or a link to one.
+bool is_folder(const std::filesystem::path& path, ExitCode code = ExitCode::kBadData);
+// What is in a folder, sorted.
+std::vector<std::filesystem::path> entries_of(const std::filesystem::path& folder,
+                                              ExitCode code = ExitCode::kBadData);
+
+// "a named pipe", of stat's st_mode.
+const char* kind_of_file(mode_t mode);
+
+// Before a job writes: throws Error(kPreCheckpoint) when the name belongs to something that is no regular
+// file; when it, or a part of it, belongs to something that is no folder. Nothing is made.
+void require_place_for_file(const std::filesystem::path& path);
+void require_place_for_folder(const std::filesystem::path& path);
 
 // The size of an open regular file. Throws Error(kBadData) that says what else it is ("is a named pipe, not a
 // regular file").

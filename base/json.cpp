@@ -1,5 +1,7 @@
 #include "base/json.h"
 
+#include <algorithm>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -15,7 +17,7 @@ constexpr size_t kMaxValues = size_t{1} << 22;
 // Builds the value from the parser's events, which come without recursion.
 class Builder : public nlohmann::json_sax<json> {
  public:
-  explicit Builder(size_t max_depth) : max_depth_(max_depth) {}
+  Builder(size_t max_depth, size_t max_bytes) : max_depth_(max_depth), max_bytes_(max_bytes) {}
 
   bool null() override { return add(nullptr) != nullptr; }
   bool boolean(bool value) override { return add(value) != nullptr; }
@@ -50,6 +52,20 @@ class Builder : public nlohmann::json_sax<json> {
       fail(fmt::format("more than {} values", kMaxValues));
       return nullptr;
     }
+    // What the allocator gives for it, about: a container or a text has a block of its own, an entry of an
+    // object a node of the tree, and a list that grows is moved into a block of twice the size.
+    if (value.is_structured() || value.is_string()) bytes_ += 48;
+    if (value.is_string()) bytes_ += value.get_ref<const std::string&>().size();
+    if (!open_.empty() && open_.back()->is_object()) {
+      bytes_ += 80 + key_.size();
+    } else if (!open_.empty()) {
+      const auto& list = open_.back()->get_ref<const json::array_t&>();
+      if (list.size() == list.capacity()) bytes_ += std::max<size_t>(1, 2 * list.size()) * sizeof(json);
+    }
+    if (bytes_ > max_bytes_) {
+      fail("its values would take many times the memory of the text");
+      return nullptr;
+    }
     if (open_.empty()) return &(root = std::move(value));
     json& parent = *open_.back();
     if (parent.is_object()) return &(parent[key_] = std::move(value));
@@ -68,18 +84,20 @@ class Builder : public nlohmann::json_sax<json> {
     return true;
   }
 
-  size_t max_depth_, values_ = 0;
+  size_t max_depth_, max_bytes_, values_ = 0, bytes_ = 0;
   std::vector<json*> open_;
   std::string key_;
 };
 
 }  // namespace
 
-json parse_json(std::string_view text, const std::string& name, size_t max_depth) {
+json parse_json(std::string_view text, const std::string& name, size_t max_depth, size_t max_multiple) {
   // The parser takes a zero byte for the end and skips a byte order mark; neither belongs to JSON.
   if (text.find('\0') != text.npos || text.starts_with("\xEF\xBB\xBF"))
     throw_data("{}: is not valid JSON: it has a zero byte or a byte order mark", name);
-  Builder builder(max_depth);
+  const size_t max_bytes =
+      max_multiple == 0 ? std::numeric_limits<size_t>::max() : max_multiple * text.size() + (size_t{1} << 20);
+  Builder builder(max_depth, max_bytes);
   if (!json::sax_parse(text.begin(), text.end(), &builder))
     throw_data("{}: is not valid JSON: {}", name, builder.problem);
   return std::move(builder.root);

@@ -57,6 +57,13 @@ void print_text(std::string_view text) {
   flush_stdout(whole ? 0 : errno);
 }
 
+void print_outside_text(std::string_view text) {
+  if (::isatty(STDOUT_FILENO) == 1)
+    print_text(escape_control_bytes(text, "\n\t"));
+  else
+    print_text(text);
+}
+
 void flush_stdout(int earlier_error) {
   const bool failed_before = std::ferror(stdout) != 0;
   if (std::fflush(stdout) != 0)

@@ -16,6 +16,10 @@ void ignore_closed_pipe();
 // Prints `text` on stdout, with flush_stdout().
 void print_text(std::string_view text);
 
+// The same for text that a user or a model made, which must not steer a terminal: there, control bytes but
+// line feed and tab are written out ("\\x1b"). A file or a pipe gets the bytes as they are.
+void print_outside_text(std::string_view text);
+
 // Passes on what stdio has buffered for stdout. Throws Error(kSaveFailed) when that fails, or an earlier
 // write did, with `earlier_error` as its errno where that is known.
 void flush_stdout(int earlier_error = 0);

@@ -264,12 +264,12 @@ OpenCheckpoint open_checkpoint(const fs::path& folder) {
   failpoint("load.meta");
   OpenCheckpoint checkpoint;
   checkpoint.folder = folder;
-  if (!fs::exists(folder / ".metadata")) {
+  if (!name_exists(folder / ".metadata")) {
     checkpoint.index = read_safetensors(folder);
-    if (fs::is_regular_file(folder)) checkpoint.folder = folder.parent_path();
+    if (!is_folder(folder)) checkpoint.folder = folder.parent_path();
     return checkpoint;
   }
-  if (fs::exists(fs::symlink_status(folder / kManifestFile))) {
+  if (name_exists(folder / kManifestFile)) {
     checkpoint.manifest = read_manifest(folder);
     check_sizes(folder, *checkpoint.manifest);
   }

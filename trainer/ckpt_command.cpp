@@ -90,11 +90,12 @@ std::vector<ConvertedTensor> our_tensors(const ModelArgs& args) {
 // warning, when it is not there or is not the one that the weights were trained with.
 std::unique_ptr<Tokenizer> tokenizer_for(const CommandLine::Ckpt& options, const ModelOrigin& origin,
                                          const fs::path& path) {
-  if (!fs::exists(path)) {
-    log_warning("{}: there is no tokenizer: copy its files into {}", path.string(), options.other);
-    return nullptr;
-  }
   try {
+    if (!path_exists(path)) {
+      log_warning("{}: its tokenizer, as {} names it, is not there: {}; copy the tokenizer's files into {}",
+                  options.path, origin.tokenizer_by, printable(path), options.other);
+      return nullptr;
+    }
     auto tokenizer = Tokenizer::load(path);
     if (origin.stored.hash.empty() || origin.stored.hash == tokenizer->hash()) return tokenizer;
     log_warning(
@@ -135,17 +136,17 @@ void from_hugging_face(const CommandLine::Ckpt& options, ConvertOptions& convert
 // Safetensors again: a folder that is a model stays one.
 void same_model(const CommandLine::Ckpt& options, ConvertOptions& convert) {
   const fs::path source = options.path;
-  const fs::path folder = fs::is_directory(source) ? source : source.parent_path();
+  const fs::path folder = is_folder(source) ? source : source.parent_path();
   const TokenizerRecord stored = read_record(open_checkpoint(source)).tokenizer;
   if (stored.recorded && !stored.hash.empty()) convert.facts = tokenizer_note(stored.hash);
-  if (!fs::exists(folder / "config.json")) return;
+  if (!name_exists(folder / "config.json")) return;
   convert.more_files = tokenizer_files(folder);
   const auto file = [&](const char* name) { return read_file(folder / name, size_t{16} << 20); };
   nlohmann::json config = parse_json(file("config.json"), (folder / "config.json").string());
   for (const char* key : {"dtype", "torch_dtype"})
     if (!options.dtype.empty()) config[key] = options.dtype;
   convert.more_files["config.json"] = config.dump(2) + "\n";
-  if (fs::exists(folder / "generation_config.json"))
+  if (name_exists(folder / "generation_config.json"))
     convert.more_files["generation_config.json"] = file("generation_config.json");
 }
 
@@ -156,11 +157,11 @@ ExitCode convert(const CommandLine::Ckpt& options) {
   convert.format = options.to == "dcp" ? ConvertOptions::Format::kDcp : ConvertOptions::Format::kSafetensors;
   if (!options.dtype.empty()) convert.dtype = dtype_from_torch(options.dtype);
   convert.ema = options.ema;
-  const bool from_dcp = fs::exists(fs::path(options.path) / ".metadata");
+  require_checkpoint(options.path);
+  const bool from_dcp = name_exists(fs::path(options.path) / ".metadata");
   const bool to_dcp = convert.format == ConvertOptions::Format::kDcp;
   if (from_dcp == to_dcp && !options.config.empty())
     throw_config("--config {}: has no use here: source and destination have the same names", options.config);
-  require_checkpoint(options.path);
   if (from_dcp && !to_dcp) to_hugging_face(options, convert);
   if (!from_dcp && to_dcp) from_hugging_face(options, convert);
   if (!from_dcp && !to_dcp) same_model(options, convert);

@@ -5,6 +5,7 @@
 #include <ATen/ops/from_blob.h>
 
 #include "base/error.h"
+#include "base/files.h"
 #include "base/log.h"
 #include "trainer/config/validate.h"
 #include "trainer/data/token_shards.h"
@@ -26,7 +27,7 @@ std::string files_of(const char* table, const std::string& dataset,
         "them, or token shards made by `hyperion tokenize`",
         table, dataset, table);
   const fs::path path = resolve_input(corpus, install_root());
-  if (!fs::exists(path))
+  if (!path_exists(path, ExitCode::kUsage))
     throw_config(
         "{}.dataset = \"{}\" stands for the default corpus, but {} is not there: run scripts/setup.sh, or "
         "set "
@@ -40,7 +41,7 @@ TextField training_field(const JobConfig& config) {
 }
 
 TextField validation_field(const JobConfig& config, const DataKeys& keys) {
-  if (!config.validation.text_field) return training_field(config);
+  if (!config.validation.text_field) return {config.training.text_field, keys.field, kTrainingKeys.field};
   return {*config.validation.text_field, keys.field};
 }
 

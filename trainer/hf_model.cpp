@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 
 #include "base/error.h"
+#include "base/files.h"
 #include "base/nearest.h"
 #include "models/hugging_face_config.h"
 #include "models/registry.h"
@@ -22,8 +23,7 @@ fs::path find_config(const JobConfig& config, const fs::path& base) {
        {config.checkpoint.initial_load_path.value_or(""), config.model.hf_assets_path}) {
     if (folder.empty()) continue;
     const fs::path file = resolve_input(folder, base) / "config.json";
-    std::error_code error;
-    if (fs::exists(file, error)) return file;
+    if (name_exists(file, ExitCode::kUsage)) return file;
     looked_in += (looked_in.empty() ? "" : " nor in ") + folder;
   }
   throw_config(

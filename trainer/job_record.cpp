@@ -4,6 +4,7 @@
 
 #include "base/durable.h"
 #include "base/error.h"
+#include "base/files.h"
 #include "base/log.h"
 #include "trainer/config/load.h"
 #include "trainer/data/tokenizer.h"
@@ -61,7 +62,7 @@ JobRecord read_record(const OpenCheckpoint& checkpoint) {
     const auto note = checkpoint.index.notes.find(kTokenizerHash);
     record.tokenizer.recorded = note != checkpoint.index.notes.end();
     const fs::path folder =
-        fs::is_directory(checkpoint.folder) ? checkpoint.folder : checkpoint.folder.parent_path();
+        is_folder(checkpoint.folder) ? checkpoint.folder : checkpoint.folder.parent_path();
     record.tokenizer.path = fs::absolute(folder).lexically_normal().string();
     record.tokenizer.hash = record.tokenizer.recorded ? note->second : hash_at(record.tokenizer.path);
     return record;

@@ -3,9 +3,11 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
+#include "base/files.h"
 #include "checkpoint/tools/folders.h"
 #include "models/hugging_face_config.h"
 #include "trainer/config/load.h"
+#include "trainer/config/validate.h"
 #include "trainer/data_setup.h"
 #include "trainer/hf_model.h"
 #include "trainer/options.h"
@@ -17,7 +19,7 @@ namespace fs = std::filesystem;
 namespace {
 
 fs::path folder_of(const fs::path& checkpoint) {
-  return fs::is_directory(checkpoint) ? checkpoint : checkpoint.parent_path();
+  return is_folder(checkpoint) ? checkpoint : checkpoint.parent_path();
 }
 
 JobConfig::Model configured_model(const std::string& file) {
@@ -47,7 +49,7 @@ ModelOrigin described_origin(const fs::path& checkpoint, const std::string& conf
     return origin;
   }
   const fs::path folder = folder_of(checkpoint);
-  if (fs::exists(folder / "config.json")) {
+  if (name_exists(folder / "config.json")) {
     origin.model = hugging_face_model(folder);
     origin.tokenizer = folder.string();
     origin.tokenizer_by = "the folder of the weights";
@@ -60,7 +62,11 @@ ModelOrigin described_origin(const fs::path& checkpoint, const std::string& conf
         "(--config)",
         checkpoint.string());
   origin.model = *model;
-  origin.tokenizer = fs::exists(origin.stored.path) ? origin.stored.path : model->hf_assets_path;
+  // The job's own path may lead to it where the absolute one does not any more.
+  const bool moved =
+      !path_exists(origin.stored.path) &&
+      (origin.stored.path.empty() || path_exists(resolve_input(model->hf_assets_path, install_root())));
+  origin.tokenizer = moved ? model->hf_assets_path : origin.stored.path;
   origin.tokenizer_by = "the checkpoint";
   return origin;
 }

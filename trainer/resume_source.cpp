@@ -6,6 +6,7 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include "base/files.h"
 #include "base/log.h"
 #include "checkpoint/misfit.h"
 #include "trainer/config/validate.h"
@@ -80,12 +81,13 @@ std::vector<Candidate> own_candidates(const JobConfig& config, const CheckpointF
   std::ranges::sort(entries, std::greater(), &FoundCheckpoint::step);
   for (const FoundCheckpoint& entry : entries) {
     if (wanted != -1 && entry.step != wanted) continue;
-    const std::string problem = !entry.complete() ? entry.why_not
+    const std::string problem = entry.unreadable    ? ""  // the job ends when it comes to it
+                                : !entry.complete() ? entry.why_not
                                 : entry.kind == "model" && !wants_weights_only(config)
                                     ? "it holds the weights alone (checkpoint.last_save_model_only); to "
                                       "start a new run from them, name it as "
                                       "checkpoint.initial_load_path"
-                                : !fs::exists(entry.path / ".metadata")
+                                : !entry.unreadable && !name_exists(entry.path / ".metadata")
                                     ? "it is an export for Hugging Face, not a state to go on from"
                                     : "";
     if (problem.empty()) {
@@ -107,7 +109,7 @@ std::vector<Candidate> own_candidates(const JobConfig& config, const CheckpointF
 
 // `path`, where the job starts from, is in the format that the configuration says.
 void require_format(const fs::path& path, bool hugging_face) {
-  const bool dcp = fs::exists(path / ".metadata");
+  const bool dcp = name_exists(path / ".metadata");
   if (dcp && hugging_face)
     throw_data(
         "checkpoint.initial_load_in_hf = true expects safetensors, but {} is a checkpoint in DCP format (it "
@@ -118,10 +120,10 @@ void require_format(const fs::path& path, bool hugging_face) {
   if (dcp) return;
   bool safetensors = path.extension() == ".safetensors";
   std::vector<std::string> steps;
-  if (fs::is_directory(path)) {
-    for (const fs::directory_entry& entry : fs::directory_iterator(path)) {
-      if (entry.path().extension() == ".safetensors") safetensors = true;
-      if (step_of_name(entry.path().filename().string())) steps.push_back(entry.path().filename().string());
+  if (is_folder(path)) {
+    for (const fs::path& entry : entries_of(path)) {
+      if (entry.extension() == ".safetensors") safetensors = true;
+      if (step_of_name(entry.filename().string())) steps.push_back(entry.filename().string());
     }
   }
   if (hugging_face == safetensors && safetensors) return;
@@ -143,8 +145,12 @@ void require_format(const fs::path& path, bool hugging_face) {
 // Damage may be what one rank alone sees; what does not fit is the same for all.
 LoadFailure::LoadFailure(const Error& error, int rank)
     : code(error.code()),
-      damaged(error.code() == ExitCode::kBadData && dynamic_cast<const Misfit*>(&error) == nullptr),
-      why(damaged ? fmt::format("rank {}: {}", rank, error.what()) : error.what()) {}
+      damaged(error.code() == ExitCode::kBadData && dynamic_cast<const Misfit*>(&error) == nullptr &&
+              dynamic_cast<const PermissionDenied*>(&error) == nullptr),
+      why(damaged ? fmt::format("rank {}: {}", rank, error.what()) : error.what()) {
+  if (dynamic_cast<const PermissionDenied*>(&error) != nullptr)
+    why += "; give the job's user the permission to read it, or move it away";
+}
 
 ResumeSource::ResumeSource(const JobConfig& config, const CheckpointFolder& folder,
                            const fs::path& install_root, Coordinator& ranks)
@@ -166,7 +172,7 @@ std::vector<Candidate> ResumeSource::candidates(const CheckpointFolder& folder,
   const auto& options = config_.checkpoint;
   std::vector<Candidate> own;
   // A seed checkpoint holds the initial weights, whatever has been trained beside it.
-  if (!options.create_seed_checkpoint && (fs::exists(folder.path()) || options.load_step != -1))
+  if (!options.create_seed_checkpoint && (path_exists(folder.path()) || options.load_step != -1))
     own = own_candidates(config_, folder);
   if (!own.empty()) {
     if (options.initial_load_path || options.initial_load_in_hf)
@@ -176,7 +182,7 @@ std::vector<Candidate> ResumeSource::candidates(const CheckpointFolder& folder,
   if (!options.initial_load_path && !options.initial_load_in_hf) return {};
   const fs::path path =
       resolve_input(options.initial_load_path.value_or(config_.model.hf_assets_path), install_root);
-  if (!fs::exists(path))
+  if (!path_exists(path))
     throw_data("checkpoint.initial_load_path: there is no {} to load from", path.string());
   require_format(path, options.initial_load_in_hf);
   return {{path, LoadSource::kInitial, 0, options.initial_load_in_hf}};

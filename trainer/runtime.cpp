@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/failpoint.h"
+#include "base/files.h"
 #include "base/log.h"
 #include "parallel/device.h"
 #include "parallel/device_library.h"
@@ -92,7 +93,10 @@ Runtime start_runtime(const ResolvedConfig& resolved, const ModelArgs& model,
     runtime.compute_capability = device_library().compute_capability(index);
     options.backend = CommBackend::kNccl;
     options.device_index = index;
-    std::filesystem::create_directories(std::filesystem::path(options.trace_prefix).parent_path());
+    const std::filesystem::path dump = options.trace_prefix + std::to_string(environment.rank);
+    require_place_for_folder(dump.parent_path());
+    require_place_for_file(dump);
+    make_folders(dump.parent_path());
   }
   options.identity = job_identity(config);
   if (fake(config)) options.backend = CommBackend::kFake;

@@ -6,6 +6,7 @@
 #include <fmt/ranges.h>
 
 #include "base/error.h"
+#include "base/files.h"
 #include "checkpoint/misfit.h"
 #include "checkpoint/names.h"
 #include "models/hugging_face.h"
@@ -96,7 +97,7 @@ std::pair<std::string, StoredNames::RowMap> hugging_face_place(const ModelArgs& 
 
 void require_same_model(const ModelArgs& args, const std::filesystem::path& folder) {
   const std::filesystem::path file = folder / "config.json";
-  if (!std::filesystem::exists(file)) return;
+  if (!name_exists(file)) return;
   const std::vector<std::string> differences = hf_differences(args, read_hf_config(file));
   if (!differences.empty())
     throw_config(

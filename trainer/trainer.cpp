@@ -14,6 +14,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/stack.h>
 
+#include "base/durable.h"
 #include "base/failpoint.h"
 #include "base/log.h"
 #include "base/progress.h"
@@ -500,7 +501,7 @@ std::string Trainer::state_table() const {
 // little-endian numbers.
 void Trainer::dump_gradients(const std::string& folder) const {
   if (runtime_.world_size() != 1) throw_config("HYPERION_DUMP_GRADIENTS needs a job of one rank");
-  std::filesystem::create_directories(folder);
+  make_folders(folder);
   for (const ShardedParameterPtr& parameter : walk_.parameters()) {
     const at::Tensor grad = parameter->grad().to(at::kCPU, at::kFloat).contiguous();
     std::ofstream file(std::filesystem::path(folder) / (parameter->parameter().fqn + ".f32"),

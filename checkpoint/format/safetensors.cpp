@@ -19,6 +19,7 @@ using nlohmann::json;
 static_assert(std::endian::native == std::endian::little, "tensor bytes are little-endian");
 
 constexpr size_t kMaxRank = 64;
+constexpr size_t kMaxJsonMultiple = 12;  // of the text's size: memory of its values
 
 // A list of whole numbers from 0 to INT64_MAX.
 Dims read_dims(const json& list, const std::string& where) {
@@ -103,7 +104,7 @@ class FileSource : public ByteSource {
 using WeightMap = std::map<std::string, std::string>;  // tensor -> file
 
 WeightMap read_weight_map(const fs::path& path) {
-  const json index = parse_json(read_file(path, kMaxSafetensorsHeader), path.string());
+  const json index = parse_json(read_file(path, kMaxSafetensorsHeader), path.string(), 32, kMaxJsonMultiple);
   if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object())
     throw_data("{}: has no table weight_map", path.string());
   WeightMap map;
@@ -124,7 +125,7 @@ std::map<std::string, Dims> saved_offsets(const SafetensorsHeader& header, const
   const auto info = header.metadata.find("DCP_SHARDING_INFO");
   if (info == header.metadata.end()) return offsets;
   const std::string where = file + ": DCP_SHARDING_INFO";
-  const json table = parse_json(info->second, where, 4);
+  const json table = parse_json(info->second, where, 4, kMaxJsonMultiple);
   if (!table.is_object()) throw_data("{}: expected a table", where);
   for (const auto& [name, entry] : table.items()) {
     if (!entry.is_object() || !entry.contains("saved_offsets"))
@@ -187,7 +188,7 @@ CheckpointIndex read_indexed(const fs::path& folder) {
   for (const auto& [name, file] : map) files.emplace(file, name);
   CheckpointIndex index;
   for (const auto& [file, tensor] : files) {
-    if (!fs::exists(folder / file))
+    if (!name_exists(folder / file))
       throw_data("{}: puts tensor \"{:.100}\" into {}, which is not there",
                  (folder / kSafetensorsIndex).string(), tensor, file);
     add_file(index, folder, file, &map);
@@ -201,9 +202,8 @@ CheckpointIndex read_indexed(const fs::path& folder) {
 
 std::vector<std::string> safetensors_files(const fs::path& folder) {
   std::vector<std::string> files;
-  for (const fs::directory_entry& entry : fs::directory_iterator(folder))
-    if (entry.path().extension() == ".safetensors") files.push_back(entry.path().filename().string());
-  std::sort(files.begin(), files.end());
+  for (const fs::path& entry : entries_of(folder))
+    if (entry.extension() == ".safetensors") files.push_back(entry.filename().string());
   return files;
 }
 
@@ -228,9 +228,10 @@ SafetensorsHeader read_safetensors_header(ByteSource& file) {
     throw_data(
         "{}: says that its header has {} bytes, expected at most {}: it is cut short or no safetensors file",
         file.name(), length, std::min(kMaxSafetensorsHeader, file.size() - sizeof length));
-  const std::string text = file.read_text(sizeof length, length);
+  std::string text = file.read_text(sizeof length, length);
   if (!text.starts_with('{')) throw_data("{}: its header does not begin with {{", file.name());
-  const json table = parse_json(text, file.name() + ": its header", 4);
+  const json table = parse_json(text, file.name() + ": its header", 4, kMaxJsonMultiple);
+  text = {};
   const uint64_t data = sizeof length + length;
   SafetensorsHeader header;
   for (const auto& [name, entry] : table.items()) {
@@ -249,20 +250,18 @@ SafetensorsHeader read_safetensors_header(ByteSource& file) {
   return header;
 }
 
-CheckpointIndex read_safetensors(const fs::path& path) try {
+CheckpointIndex read_safetensors(const fs::path& path) {
   CheckpointIndex index;
-  if (!fs::is_directory(path))
+  if (!is_folder(path))
     add_file(index, path.parent_path(), path.filename().string(), nullptr);
-  else if (fs::exists(path / kSafetensorsFile))
+  else if (name_exists(path / kSafetensorsFile))
     add_file(index, path, kSafetensorsFile, nullptr);
   else
-    index = fs::exists(path / kSafetensorsIndex) ? read_indexed(path) : read_listed(path);
+    index = name_exists(path / kSafetensorsIndex) ? read_indexed(path) : read_listed(path);
   for (const auto& [name, record] : index.tensors)
     check_tiling(fmt::format("{}: tensor \"{:.100}\"", path.string(), name), record);
   index.layout = CheckpointIndex::Layout::kBareBytes;
   return index;
-} catch (const fs::filesystem_error& error) {
-  throw_data("{}: cannot be read: {}", path.string(), error.code().message());
 }
 
 }  // namespace hyperion

@@ -10,6 +10,7 @@
 #include "base/durable.h"
 #include "base/error.h"
 #include "base/failpoint.h"
+#include "base/files.h"
 #include "base/log.h"
 
 namespace hyperion {
@@ -41,7 +42,7 @@ fs::path new_trash(const fs::path& folder) {
   static std::atomic<int> count{0};
   fs::path path;
   do path = folder / fmt::format("{}{}-{}", kTrash, ::getpid(), count++);
-  while (fs::exists(fs::symlink_status(path)));
+  while (name_exists(path));
   return path;
 }
 
@@ -53,7 +54,7 @@ fs::path name_to_give_back(const fs::path& path) {
   const std::string step = name.substr(kReplacedPrefix.size());
   const std::string owner = "step-" + step.substr(0, step.find('-'));
   const fs::path to = path.parent_path() / owner;
-  return step_of_name(owner) && !fs::exists(fs::symlink_status(to)) ? to : fs::path();
+  return step_of_name(owner) && !name_exists(to) ? to : fs::path();
 }
 
 }  // namespace
@@ -82,7 +83,7 @@ void CheckpointFolder::remove_checkpoint(const fs::path& checkpoint, bool purgin
 
 void CheckpointFolder::abandon(const fs::path& incoming) const noexcept {
   try {
-    if (fs::exists(fs::symlink_status(incoming))) remove_tree(incoming, /*purging=*/false);
+    if (name_exists(incoming)) remove_tree(incoming, /*purging=*/false);
   } catch (const std::exception& error) {
     log_warning("{}: cannot be removed: {}", printable(incoming), error.what());
   }
@@ -114,11 +115,12 @@ int CheckpointFolder::clean_leftovers(const FolderLock& lock) const {
   if (lock.folder() != folder_)
     throw_bug("the lock of {} does not cover {}", printable(lock.folder()), printable(folder_));
   int count = 0;
-  std::error_code error;
+  std::error_code error, ignored;
   std::vector<fs::path> stale;
   for (fs::directory_iterator it(folder_, error), end; !error && it != end; it.increment(error)) {
     const std::string name = it->path().filename().native();
-    if ((name.starts_with(kIncoming) || name.starts_with(kTrash)) && it->is_directory() && !it->is_symlink())
+    if ((name.starts_with(kIncoming) || name.starts_with(kTrash)) &&
+        fs::is_directory(fs::symlink_status(it->path(), ignored)))
       stale.push_back(it->path());
   }
   for (const fs::path& path : stale) {

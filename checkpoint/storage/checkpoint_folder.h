@@ -35,6 +35,7 @@ struct FoundCheckpoint {
   std::optional<Manifest> manifest;  // nothing for checkpoints of other programs
   std::string kind;                  // the manifest's; "foreign" (.metadata) or "safetensors" without one
   std::string why_not;               // why it cannot be used; empty when the cheap check passed
+  bool unreadable = false;           // why_not is that this user may not read it; its kind is "unreadable"
   bool complete() const { return why_not.empty(); }
   // Complete, and a run of ours could go on from it: it holds the whole state, or the initial weights.
   bool resumable() const {

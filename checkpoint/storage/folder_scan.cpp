@@ -8,6 +8,7 @@
 
 #include "base/durable.h"
 #include "base/error.h"
+#include "base/files.h"
 #include "checkpoint/storage/checkpoint_folder.h"
 
 namespace hyperion {
@@ -20,20 +21,19 @@ bool is_file(const fs::path& path) {
 }
 
 bool has_safetensors(const fs::path& folder) {
-  if (is_file(folder / "model.safetensors.index.json")) return true;
-  std::error_code error;
-  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error))
-    if (it->path().extension() == ".safetensors" && is_file(it->path())) return true;
-  return false;
+  return is_file(folder / "model.safetensors.index.json") ||
+         std::ranges::any_of(entries_of(folder), [](const fs::path& entry) {
+           return entry.extension() == ".safetensors" && is_file(entry);
+         });
 }
 
 void check(FoundCheckpoint& found, const fs::path& folder, int64_t step, const SaveIdReader& save_id) {
-  const bool dcp = is_file(folder / ".metadata");
+  found.kind = "damaged";
+  const bool dcp = regular_file_exists(folder / ".metadata");
   found.kind = dcp ? "foreign" : "safetensors";
   if (!dcp && !has_safetensors(folder))
     throw_data("{}: has no .metadata and no *.safetensors: it is no checkpoint", printable(folder));
-  std::error_code error;
-  if (fs::symlink_status(folder / kManifestFile, error).type() == fs::file_type::not_found) return;
+  if (!name_exists(folder / kManifestFile)) return;
   found.kind = "damaged";
   found.manifest = read_manifest(folder);
   found.kind = found.manifest->kind;
@@ -71,6 +71,10 @@ FoundCheckpoint cheap_check(const fs::path& folder, int64_t step, const SaveIdRe
   found.path = folder;
   try {
     check(found, folder, step, save_id);
+  } catch (const PermissionDenied& error) {
+    found.kind = "unreadable";
+    found.unreadable = true;
+    found.why_not = error.what();
   } catch (const Error& error) {
     found.why_not = error.what();
   }

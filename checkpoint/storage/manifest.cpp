@@ -22,6 +22,7 @@ using Json = nlohmann::json;
 
 constexpr size_t kMaxFiles = 1'000'000;
 constexpr size_t kMaxTextBytes = size_t{512} << 20;
+constexpr size_t kMaxJsonMultiple = 12;            // of the text's size: memory of its values
 constexpr int64_t kMaxInteger = int64_t{1} << 53;  // what every JSON reader can hold
 constexpr std::string_view kTail = "\"\n}\n";      // after the checksum's digits
 static_assert(std::endian::native == std::endian::little, "block hashes are hashed as they lie in memory");
@@ -159,7 +160,7 @@ std::string to_json(const Manifest& manifest) {
 }
 
 Manifest manifest_from_json(std::string_view text, const std::string& name) {
-  const Json json = parse_json(text, name, 8);
+  const Json json = parse_json(text, name, 8, kMaxJsonMultiple);
   const Fields fields(json, name);
   check_version(fields, name);
   check_own_checksum(text, fields, name);

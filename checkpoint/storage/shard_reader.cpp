@@ -34,10 +34,12 @@ Descriptor open_inside(const fs::path& folder, const std::string& name, int flag
     if (!file && (errno == ENOSYS || errno == EPERM))
       file = Descriptor(::openat(parent.get(), name.c_str(), static_cast<int>(how.flags) | O_NOFOLLOW));
   }
-  if (!file && errno != EINVAL)
-    throw_data("{}: cannot be opened: {}{}", printable(folder / name), errno_text(errno),
-               errno == ELOOP ? ": links are not followed" : "");
-  return file;
+  if (file || errno == EINVAL) return file;
+  const std::string problem =
+      fmt::format("{}: cannot be opened: {}{}", printable(folder / name), errno_text(errno),
+                  errno == ELOOP ? ": links are not followed" : "");
+  if (errno == EACCES || errno == EPERM) throw PermissionDenied(ExitCode::kBadData, problem);
+  throw_data("{}", problem);
 }
 
 void require_record(const std::string& path, uint64_t size, const FileRecord& record, uint64_t block_bytes) {

@@ -6,6 +6,7 @@
 
 #include "base/durable.h"
 #include "base/error.h"
+#include "base/files.h"
 #include "base/nearest.h"
 
 namespace hyperion {
@@ -37,7 +38,7 @@ fs::path example_in(const fs::path& folder) {
 
 bool is_checkpoint(const fs::path& path) {
   std::error_code error;
-  if (!fs::exists(path, error))
+  if (!path_exists(path, ExitCode::kUsage))
     throw_config("{}: does not exist: give a checkpoint's folder", printable(path));
   if (!fs::is_directory(path, error)) {
     if (path.extension() == ".safetensors") return true;

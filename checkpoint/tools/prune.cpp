@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
+#include "base/files.h"
 #include "checkpoint/storage/checkpoint_folder.h"
 #include "checkpoint/tools/folders.h"
 #include "checkpoint/tools/text_table.h"
@@ -17,6 +18,7 @@ namespace {
 
 // Why a checkpoint that the rule does not remove stays; `rank`: how many of those that count are newer.
 std::string why_it_stays(const FoundCheckpoint& one, int64_t keep, int64_t newer) {
+  if (one.unreadable) return "cannot be read: never removed";
   if (!one.complete()) return "is not complete: never removed by itself";
   if (!one.manifest) return "is of another program: never removed";
   if (one.kind == "seed") return "is a seed";
@@ -53,7 +55,7 @@ ExitCode prune_checkpoints(const PruneOptions& options, std::FILE* out) {
   for (size_t i = 0; i < found.size(); ++i) {
     const FoundCheckpoint& one = found[i];
     const bool goes = std::ranges::binary_search(steps, one.step);
-    const bool still_there = goes && !options.dry_run && fs::exists(fs::symlink_status(one.path));
+    const bool still_there = goes && !options.dry_run && name_exists(one.path);
     const int64_t newer = std::count_if(found.begin() + static_cast<ptrdiff_t>(i) + 1, found.end(), counts);
     if (still_there) ++stuck;
     if (goes && !still_there) freed += sizes[i].bytes;

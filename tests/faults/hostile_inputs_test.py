@@ -5,6 +5,7 @@
 Standard library only. docs/limits.md has the limits that are held here.
 """
 
+import base64
 import gzip
 import json
 import os
@@ -159,6 +160,19 @@ class HostileInputs(CheckpointTest):
             self.assertEqual(done.returncode, code, done.stdout)
             self.assertIn(says, done.stdout)
 
+    def test_every_command_gives_up_a_configuration_that_nobody_writes(self):
+        pipe = self.replace_by_pipe(self.folder / "never.toml")
+        environment = {**os.environ, "HYPERION_DEVICE": "cpu"}
+        running = [subprocess.Popen([BINARY, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+                   for command in (["train", pipe], ["check", pipe], ["config", pipe])]
+        for process in running:
+            try:
+                output, _ = process.communicate(timeout=90)
+            finally:
+                process.kill()
+            self.assertEqual(process.returncode, 2, output)
+            self.assertIn("never.toml: is a named pipe, and nothing came from it for 30 s", output)
+
     # --- files that shrink ---
 
     def test_data_that_become_shorter_end_the_job_with_65_and_name_file_and_document(self):
@@ -224,6 +238,88 @@ class HostileInputs(CheckpointTest):
                          memory=32 * file.stat().st_size + SLACK)
         file.write_bytes(b" " * (64 * MIB + 1))
         self.run_program("tokenize", "--out=other", "--tokenizer=tokenizer", "data.jsonl", code=65, says=["at most 67108864"])
+
+    def json_bombs(self):
+        """Name and text of JSON that takes the most memory for its size, each up to the limit of 4 million values."""
+        return [("numbers", "[" + "1," * 3_900_000 + "1]"), ("objects", "[" + "{}," * 3_900_000 + "{}]"),
+                ("lists", "[" + "[1]," * 1_900_000 + "[1]]"),
+                ("keys", "{" + ",".join(f'"{i:x}":1' for i in range(3_900_000)) + "}")]
+
+    def test_a_manifest_costs_at_most_the_documented_multiple_of_its_size(self):
+        self.run_job("--training.steps=1", code=0)
+        manifest = self.step(1) / "hyperion.json"
+        for name, bomb in self.json_bombs():
+            with self.subTest(name=name):
+                manifest.write_text('{"format_version": 1, "facts": ' + bomb + "}")
+                self.run_program("ckpt", "digest", self.step(1), code=65, says=["hyperion.json: "],
+                                 memory=16 * manifest.stat().st_size + SLACK)
+        with manifest.open("wb") as file:
+            file.truncate((512 << 20) + 1)
+        self.run_program("ckpt", "digest", self.step(1), code=65, says=["at most 536870912 are accepted"], memory=SLACK)
+
+    def safetensors(self, header):
+        (self.folder / "model").mkdir(exist_ok=True)
+        path = self.folder / "model" / "model.safetensors"
+        path.write_bytes(struct.pack("<Q", len(header)) + header)
+        return path
+
+    def test_a_safetensors_header_costs_at_most_the_documented_multiple_of_its_size(self):
+        tensors = ",".join(f'"t{i}":{{"dtype":"F32","shape":[1],"data_offsets":[{4 * i},{4 * i + 4}]}}' for i in range(500_000))
+        header = ("{" + tensors + "}").encode()
+        path = self.safetensors(header)
+        with path.open("ab") as file:
+            file.truncate(8 + len(header) + 4 * 500_000)
+        self.run_program("ckpt", "ls", "model", code=0, memory=16 * len(header) + SLACK)
+        for name, bomb in self.json_bombs():
+            with self.subTest(name=name):
+                header = ('{"a": ' + bomb + "}").encode()
+                self.safetensors(header)
+                self.run_program("ckpt", "ls", "model", code=65, says=["model.safetensors: "], memory=16 * len(header) + SLACK)
+        path.write_bytes(struct.pack("<Q", 100_000_001) + bytes(8))
+        self.run_program("ckpt", "ls", "model", code=65, says=["says that its header has 100000001 bytes"], memory=SLACK)
+        index = self.folder / "model" / "model.safetensors.index.json"
+        path.rename(path.with_name("a.safetensors"))
+        for name, bomb in self.json_bombs():
+            with self.subTest(index=name):
+                index.write_text('{"weight_map": ' + bomb + "}")
+                self.run_program("ckpt", "digest", "model", code=65, says=["model.safetensors.index.json"],
+                                 memory=16 * index.stat().st_size + SLACK)
+
+    def test_a_model_description_costs_at_most_the_documented_multiple_of_its_size(self):
+        self.safetensors(b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}')
+        with (self.folder / "model" / "model.safetensors").open("ab") as file:
+            file.write(bytes(4))
+        config = self.folder / "model" / "config.json"
+        for name, bomb in self.json_bombs():
+            with self.subTest(name=name):
+                config.write_text('{"architectures": ' + bomb[:14 * MIB] + "}")
+                self.run_program("generate", "model", "--prompt=It", code=2, says=["config.json: "],
+                                 memory=32 * config.stat().st_size + SLACK)
+        config.write_bytes(b" " * (16 * MIB + 1))
+        self.run_program("generate", "model", "--prompt=It", code=2, says=["at most 16777216 are accepted"], memory=SLACK)
+
+    def test_tiktoken_ranks_cost_at_most_the_documented_multiple_of_their_size(self):
+        file = self.folder / "tokenizer" / "tokenizer.model"
+        file.parent.mkdir()
+        tokens = [bytes([i]) for i in range(256)]
+        seen = set(tokens)
+        while len(tokens) < 128_000:  # pairs of what is there, as merges make them
+            for a in list(tokens):
+                for b in tokens[:256]:
+                    if len(tokens) < 128_000 and a + b not in seen:
+                        seen.add(a + b)
+                        tokens.append(a + b)
+                if len(tokens) == 128_000:
+                    break
+        file.write_text("".join(f"{base64.b64encode(token).decode()} {i}\n" for i, token in enumerate(tokens)))
+        self.run_program("tokenize", "--out=shard", "--tokenizer=tokenizer", "data.jsonl", code=0,
+                         memory=32 * file.stat().st_size + SLACK)
+        lines = b"".join(base64.b64encode(i.to_bytes(3, "big")) + b" %d\n" % i for i in range(1_900_000))
+        file.write_bytes(lines)
+        self.run_program("tokenize", "--out=other", "--tokenizer=tokenizer", "data.jsonl", code=65, says=["holds 1900000 ranks"],
+                         memory=32 * len(lines) + SLACK)
+        file.write_bytes(b" " * (64 * MIB + 1))
+        self.run_program("tokenize", "--out=other", "--tokenizer=tokenizer", "data.jsonl", code=65, says=["at most 67108864"], memory=SLACK)
 
     def test_a_document_costs_at_most_the_documented_multiple_of_its_size(self):
         words = "some words of a book " * (MIB // 2)

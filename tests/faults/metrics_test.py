@@ -179,6 +179,16 @@ class Terminal(JobTest):
                 self.assertIn("WARNING - lr_scheduler.warmup_steps", text)
                 self.assertNotIn("\x1b", text)
 
+    def test_generated_text_and_its_prompt_do_not_steer_a_terminal_but_reach_a_pipe_as_they_are(self):
+        self.run_job("--checkpoint.enable", "--checkpoint.no_last_save_model_only", code=0)
+        prompt = "It was\x1b]0;title\x07 a\ttab\nand a line\x1b[31m"
+        generate = [BINARY, "generate", self.folder / "out/checkpoint/step-5", f"--prompt={prompt}", "--max-tokens=40", "--temperature=9"]
+        text = self.on_a_terminal(generate)
+        self.assertIn("It was\\x1b]0;title\\x07 a\ttab\r\nand a line\\x1b[31m", text)
+        self.assertNotRegex(text, r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+        done = subprocess.run(generate, capture_output=True, timeout=60, env={**os.environ, "HYPERION_DEVICE": "cpu"})
+        self.assertTrue(done.stdout.startswith(prompt.encode()), done.stdout)
+
     def test_every_command_logs_in_one_format_and_keeps_stdout_for_results(self):
         tokenize = subprocess.run([BINARY, "tokenize", "--tokenizer", ROOT / "tests/assets/tokenizer", "--out", self.folder / "shard",
                                    self.folder / "data.jsonl"], capture_output=True, text=True, timeout=60)

@@ -76,7 +76,7 @@ class Tools(CheckpointTest):
         toml = (self.folder / "job.toml").read_text()
         (self.folder / "job.toml").write_text(toml.replace(f"{ROOT}/tests/assets/tokenizer", "gone"))
         self.run_program("ckpt", "convert", self.step(8), "model", "--to=safetensors", "--config=job.toml",
-                         says=["gone: there is no tokenizer: copy its files into model"])
+                         says=["its tokenizer, as model.hf_assets_path of job.toml names it, is not there: gone; copy the tokenizer's files into model"])
 
     def test_the_last_save_for_hugging_face_has_its_tokenizer(self):
         self.run_job("--checkpoint.folder=hf", "--checkpoint.last_save_in_hf", "--checkpoint.last_save_model_only",

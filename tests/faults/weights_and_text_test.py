@@ -188,6 +188,22 @@ class Tokenizers(TextTest):
             self.run_program(*command, "--tokenizer", TOKENIZER)
             self.run_program(*command, f"--tokenizer={self.other}", "--allow-other-tokenizer", says=["allowed by"])
 
+    def test_a_tokenizer_of_the_checkpoint_that_was_moved_is_named_with_the_option_for_its_new_place(self):
+        own = self.copy_tokenizer("own", json.loads((TOKENIZER / "tokenizer_config.json").read_text()))
+        self.run_job(f"--model.hf_assets_path={own}", "--training.steps=3", code=0)
+        own.rename(self.folder / "moved")
+        for command in (["generate", self.step(3), "--prompt=It was", "--max-tokens=2"],
+                        ["eval", self.step(3), "--data=data.jsonl", "--seq-len=32"]):
+            self.run_program(*command, code=65, says=[f"{self.step(3)}: its tokenizer, as the checkpoint names it, cannot be used: {own}: ",
+                                                      "name the folder that it is in now with --tokenizer"])
+            self.run_program(*command, "--tokenizer=moved")
+        self.run_program("ckpt", "convert", self.step(3), "model", "--to=safetensors",
+                         says=[f"its tokenizer, as the checkpoint names it, is not there: {own}; copy the tokenizer's files into model"])
+        self.generate("model", code=65, says=["its tokenizer, as the folder of the weights names it", "--tokenizer"])
+        for file in (self.folder / "moved").iterdir():
+            shutil.copy(file, self.folder / "model")
+        self.generate("model")
+
     def test_a_checkpoint_that_does_not_say_is_loaded_with_one_line(self):
         self.run_job("--training.steps=3", code=0)
         job = self.run_job(f"--checkpoint.initial_load_path={self.without_record(self.step(3))}", "--training.steps=1",
@@ -273,9 +289,29 @@ class Fields(JobTest):
         self.run_job(*job, f"--validation.dataset_path={data}", code=0)
         text = self.run_job(*job, f"--validation.dataset_path={body}", code=65, says=["body.jsonl:1:"]).text()
         self.assertNotIn("Device:", text)
+        self.assertIn('has no field "content" (validation.text_field, by default training.text_field)', text)
+        self.assertIn("set validation.text_field to the one with the text", text)
         self.run_job(*job, f"--validation.dataset_path={body}", "--validation.text_field=body", code=0)
         self.run_job(*job, f"--validation.dataset_path={body}", "--validation.text_field=txt", code=65,
                      says=["set validation.text_field"])
+
+    def test_eval_names_its_own_option(self):
+        self.run_job("--training.steps=1", "--checkpoint.enable", code=0)
+        self.write("body.jsonl", *[{"body": "Some words to learn. " * 10}] * 5)
+        evaluate = [BINARY, "eval", "out/checkpoint/step-1", "--data=body.jsonl", "--seq-len=32"]
+        run = lambda *options: subprocess.run([*evaluate, *options], cwd=self.folder, capture_output=True, text=True, timeout=60)
+        refused = run()
+        self.assertEqual(refused.returncode, 65, refused)
+        self.assertIn('body.jsonl:1: has no field "text" (--text-field)', refused.stderr)
+        self.assertIn("set --text-field to the one with the text", refused.stderr)
+        self.assertEqual(run("--text-field=body").returncode, 0)
+
+    def test_a_later_line_without_the_field_is_to_be_corrected_or_removed(self):
+        good = {"text": "Some words to learn. " * 5}
+        data = self.write("data.jsonl", good, {"txt": "x"}, good)
+        text = self.run_job(f"--training.dataset_path={data}", code=65,
+                            says=["data.jsonl:2: has no field", "did you mean txt?: correct or remove the line"]).text()
+        self.assertNotIn("set training.text_field", text)
 
     def test_tokenize_takes_the_field(self):
         data = self.write("content.jsonl", *[{"content": "Some words."}] * 5)

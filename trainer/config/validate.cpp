@@ -7,6 +7,7 @@
 #include <fmt/ranges.h>
 #include <glob.h>
 
+#include "base/durable.h"
 #include "trainer/config/features.h"
 #include "trainer/config/schema.h"
 #include "trainer/config/validate_checkpoint.h"
@@ -209,10 +210,16 @@ void check_input(const ResolvedConfig& resolved, const char* key, const fs::path
   const auto* path = std::get_if<std::string>(&value);
   const bool needed = path != nullptr && (!std::string_view(key).starts_with("validation.") ||
                                           resolved.config.validation.enable);
-  if (needed && !has_match(resolve_input(*path, base)))
+  if (!needed) return;
+  const fs::path file = resolve_input(*path, base);
+  std::error_code error;
+  if (!fs::exists(file, error) && error) {
+    problems.add(resolved, key, fmt::format("cannot be read: {}", errno_text(error.value())));
+  } else if (!has_match(file)) {
     problems.add(resolved, key,
                  fmt::format("no such file or folder, neither in {} nor in {}", fs::current_path().string(),
                              base.string()));
+  }
 }
 
 void check_inputs(const ResolvedConfig& resolved, const fs::path& base, Problems& problems) {

@@ -97,7 +97,12 @@ void JsonLines::check_first_line(const std::filesystem::path& path, const TextFi
 }
 
 std::string JsonLines::expected() const {
-  return fmt::format("one JSON object per line with a string field \"{}\" ({})", field_.name, field_.key);
+  return fmt::format("one JSON object per line with a string field \"{}\" ({})", field_.name, chosen_by());
+}
+
+std::string JsonLines::chosen_by() const {
+  return field_.default_key.empty() ? field_.key
+                                    : fmt::format("{}, by default {}", field_.key, field_.default_key);
 }
 
 void JsonLines::fail_without_field(uint64_t document, const std::vector<std::string>& names) const {
@@ -106,9 +111,11 @@ void JsonLines::fail_without_field(uint64_t document, const std::vector<std::str
   for (size_t i = 0; i < std::min(names.size(), kMostNames); ++i)
     there += fmt::format("{}{:?}", i == 0 ? "" : ", ", names[i].substr(0, 60));
   if (names.size() > kMostNames) there += fmt::format(" and {} more", names.size() - kMostNames);
-  throw_data("{}:{}: has no field \"{}\" ({}); its fields are: {}{}: set {} to the one with the text", name_,
-             line(document), field_.name, field_.key, there.empty() ? "none" : there,
-             did_you_mean(nearest_name(field_.name, names)), field_.key);
+  // The field that a file's first line has not is the wrong one; one that a later line has not is missing.
+  throw_data("{}:{}: has no field \"{}\" ({}); its fields are: {}{}: {}", name_, line(document), field_.name,
+             chosen_by(), there.empty() ? "none" : there, did_you_mean(nearest_name(field_.name, names)),
+             document == 0 ? fmt::format("set {} to the one with the text", field_.key)
+                           : "correct or remove the line");
 }
 
 JsonLines::~JsonLines() = default;
@@ -207,7 +214,8 @@ std::string_view JsonLines::text(uint64_t document) {
                line(document), simdjson::error_message(error), expected());
   simdjson::dom::object object;
   if (root.get(object))
-    throw_data("{}:{}: is JSON but no object; expected {}", name_, line(document), expected());
+    throw_data("{}:{}: is JSON but no object; expected {}: correct or remove the line", name_, line(document),
+               expected());
   std::optional<simdjson::dom::element> field;
   for (const auto& [key, value] : object) {
     if (key != field_.name) continue;
@@ -223,7 +231,8 @@ std::string_view JsonLines::text(uint64_t document) {
   }
   std::string_view text;
   if (field->get(text))
-    throw_data("{}:{}: its \"{}\" is no string; expected {}", name_, line(document), field_.name, expected());
+    throw_data("{}:{}: its \"{}\" is no string; expected {}: correct or remove the line", name_,
+               line(document), field_.name, expected());
   return text;
 }
 

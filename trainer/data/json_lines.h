@@ -23,7 +23,8 @@ namespace hyperion {
 // The field of each line that holds the document's text.
 struct TextField {
   std::string name = "text";
-  std::string key = "training.text_field";  // what chooses it, for messages
+  std::string key = "training.text_field";  // what chooses it for these data, for messages
+  std::string default_key{};                // what `name` comes from where `key` is not set
 };
 
 class JsonLines {
@@ -57,6 +58,7 @@ class JsonLines {
   // Reads the document's line into padded_ and returns it; of one over the limit not all.
   std::string_view read_line(uint64_t document);
   std::string expected() const;
+  std::string chosen_by() const;  // the key of the field
   [[noreturn]] void fail_without_field(uint64_t document, const std::vector<std::string>& names) const;
 
   std::string name_;

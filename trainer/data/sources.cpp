@@ -63,7 +63,7 @@ CorpusFile describe(const fs::path& path, const fs::path& root) {
 
 // Adds the file, the shard or what the folder holds; names are relative to `root`.
 void add_path(const fs::path& path, const fs::path& root, std::vector<CorpusFile>& files) {
-  if (!fs::is_directory(path) || is_token_shard(path)) {
+  if (!is_folder(path) || is_token_shard(path)) {
     files.push_back(describe(path, root));
     return;
   }
@@ -85,7 +85,7 @@ std::vector<fs::path> expand_glob(const std::string& pattern) {
 
 // A Parquet or Arrow file in the folder, which holds none that are read; "" when there is none.
 fs::path columnar_file(const fs::path& folder) {
-  if (!fs::is_directory(folder)) return {};
+  if (!is_folder(folder)) return {};
   for (const fs::directory_entry& entry : fs::recursive_directory_iterator(folder))
     if (entry.path().extension() == ".parquet" || entry.path().extension() == ".arrow") return entry.path();
   return {};
@@ -96,11 +96,11 @@ fs::path columnar_file(const fs::path& folder) {
 std::vector<CorpusFile> find_corpus(const std::string& dataset_path, const std::string& key) try {
   if (dataset_path.empty()) throw_config("{} is empty, expected a path", key);
   std::vector<CorpusFile> files;
-  if (fs::exists(dataset_path)) {
+  if (path_exists(dataset_path)) {
     // "folder/" and "." name the folder itself
     fs::path path = fs::path(dataset_path).lexically_normal();
     if (!path.has_filename() && path.has_relative_path()) path = path.parent_path();
-    add_path(path, fs::is_directory(path) && !is_token_shard(path) ? path : path.parent_path(), files);
+    add_path(path, is_folder(path) && !is_token_shard(path) ? path : path.parent_path(), files);
   } else {
     const fs::path fixed = dataset_path.substr(0, dataset_path.find_first_of("*?[{"));
     for (const fs::path& path : expand_glob(dataset_path)) add_path(path, fixed.parent_path(), files);
@@ -117,7 +117,8 @@ std::vector<CorpusFile> find_corpus(const std::string& dataset_path, const std::
             [](const CorpusFile& a, const CorpusFile& b) { return a.name < b.name; });
   return files;
 } catch (const fs::filesystem_error& error) {
-  throw_data("{} {}: {}", key, dataset_path, error.what());
+  throw_data("{} {}: {}: cannot be read: {}", key, dataset_path, printable(error.path1()),
+             errno_text(error.code().value()));
 }
 
 uint64_t corpus_fingerprint(const std::vector<CorpusFile>& files) {

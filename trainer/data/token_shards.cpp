@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/files.h"
 #include "base/hash.h"
 
 namespace hyperion {
@@ -86,8 +87,8 @@ bool is_token_shard(const fs::path& folder) {
 
 std::string tokenizer_fingerprint(const fs::path& path) {
   fs::path file = path;
-  if (fs::is_directory(path))
-    file = fs::exists(path / "tokenizer.json") ? path / "tokenizer.json" : path / "tokenizer.model";
+  if (is_folder(path))
+    file = name_exists(path / "tokenizer.json") ? path / "tokenizer.json" : path / "tokenizer.model";
   return hash_hex(InputFile(file));
 }
 
@@ -227,7 +228,7 @@ TokenShardWriter::TokenShardWriter(const fs::path& folder, uint64_t vocab_size, 
     : folder_(folder) {
   if (!folder_.has_filename()) folder_ = folder_.parent_path();
   std::error_code error;
-  if (fs::exists(folder_) && !fs::is_empty(folder_, error))
+  if (fs::exists(fs::symlink_status(folder_, error)) && !fs::is_empty(folder_, error))
     throw_config("output folder {}: exists and is not empty: give another one or remove it",
                  folder_.string());
   header_.wide = vocab_size > kNarrowVocabulary;

@@ -36,12 +36,11 @@ struct Scratch {
 
 // `path`, or the tokenizer file in that folder; "" when it holds none.
 std::filesystem::path look_for_file(const std::filesystem::path& path) {
-  std::error_code ignored;
-  if (!std::filesystem::is_directory(path, ignored)) return path;
+  if (!is_folder(path)) return path;
   for (const char* name : {"tokenizer.json", "tokenizer.model", "original/tokenizer.model"})
-    if (std::filesystem::exists(path / name, ignored)) return path / name;
-  for (const auto& entry : std::filesystem::directory_iterator(path, ignored))
-    if (entry.path().extension() == ".tiktoken") return entry.path();
+    if (name_exists(path / name)) return path / name;
+  for (const std::filesystem::path& entry : entries_of(path))
+    if (entry.extension() == ".tiktoken") return entry;
   return {};
 }
 
@@ -242,14 +241,13 @@ const std::string& Tokenizer::hash() const {
 
 std::map<std::string, std::string> tokenizer_files(const std::filesystem::path& path) {
   std::map<std::string, std::string> files;
-  std::error_code ignored;
-  if (!std::filesystem::exists(path, ignored)) return files;
+  if (!path_exists(path)) return files;
   const std::filesystem::path main = look_for_file(path);
   if (main.empty()) return files;
   files[main.filename().string()] = read_file(main, kLargestFile);
   for (const char* name : {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
                            "vocab.json", "merges.txt", "chat_template.jinja"})
-    if (const auto file = main.parent_path() / name; std::filesystem::exists(file, ignored))
+    if (const auto file = main.parent_path() / name; name_exists(file))
       files[name] = read_file(file, kLargestFile);
   return files;
 }

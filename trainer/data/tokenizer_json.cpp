@@ -245,7 +245,7 @@ TokenizerSpec read_tokenizer_json(const std::filesystem::path& file) {
 
 void apply_tokenizer_config(const std::filesystem::path& file, TokenizerSpec& spec) {
   const std::filesystem::path path = file.parent_path() / "tokenizer_config.json";
-  if (!std::filesystem::exists(path)) return;
+  if (!name_exists(path)) return;
   const json document = parse(path);
   const Node root(&document, path.string());
   if (document.is_object() && document.contains("bos_token") && root["bos_token"].is_null())

@@ -39,11 +39,22 @@ JobConfig job_config(const CommandLine::Look& options, const ModelSource& source
 
 // The tokenizer of the command, which is the one that the weights were trained with.
 DataSetup matching_tokenizer(const CommandLine::Look& options, const ModelSource& source) {
-  DataSetup data = load_tokenizer(job_config(options, source));
+  const bool named = !options.tokenizer.empty();
+  DataSetup data;
+  try {
+    data = load_tokenizer(job_config(options, source));
+  } catch (const Error& error) {
+    if (named) throw;
+    throw Error(
+        error.code(),
+        fmt::format("{}: its tokenizer, as {} names it, cannot be used: {}; name the folder that it is in "
+                    "now with --tokenizer",
+                    options.checkpoint, source.tokenizer_by, error.what()));
+  }
   require_same_tokenizer(options.checkpoint, source.stored,
                          {.path = data.tokenizer_path,
                           .hash = data.tokenizer->hash(),
-                          .chosen_by = options.tokenizer.empty() ? source.tokenizer_by : "--tokenizer",
+                          .chosen_by = named ? "--tokenizer" : source.tokenizer_by,
                           .key = "--tokenizer {}",
                           .allow = "--allow-other-tokenizer",
                           .allowed = options.allow_other_tokenizer});
@@ -56,7 +67,7 @@ ExitCode generate_command(const CommandLine::Generate& options, const ModelSourc
   const DataSetup data = matching_tokenizer(options, source);
   const InferenceEngine engine = make_engine(options, source);
   const SamplingOptions sampling = {options.max_tokens, options.temperature, options.top_k, options.seed};
-  print_text(options.prompt);
+  print_outside_text(options.prompt);
   generate_text(engine, *data.tokenizer, options.prompt, sampling, /*print=*/true);
   return ExitCode::kOk;
 }

@@ -40,7 +40,7 @@ class Printer {
  private:
   void write(const std::string& text, size_t end) {
     if (end <= printed_) return;
-    print_text(std::string_view(text).substr(printed_, end - printed_));
+    print_outside_text(std::string_view(text).substr(printed_, end - printed_));
     printed_ = end;
   }
   const Tokenizer& tokenizer_;

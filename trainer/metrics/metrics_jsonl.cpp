@@ -11,6 +11,7 @@
 
 #include "base/durable.h"
 #include "base/error.h"
+#include "base/files.h"
 #include "base/log.h"
 
 namespace hyperion {
@@ -79,10 +80,11 @@ JsonlWriter::JsonlWriter(const std::filesystem::path& path) : path_(path) {
   std::error_code error;
   if (path.has_parent_path()) std::filesystem::create_directories(path.parent_path(), error);
   constexpr int kFlags = O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
+  require_place_for_file(path);
   fd_ = ::open(path.c_str(), kFlags, 0644);
   if (fd_ < 0)
-    throw_config("{}: cannot open the metrics file: {}{}", printable(path), errno_text(errno),
-                 errno == ELOOP ? ": links are not followed; move it away" : "");
+    throw Error(ExitCode::kPreCheckpoint,
+                fmt::format("{}: cannot open the metrics file: {}", printable(path), errno_text(errno)));
   if (ends_in_partial_line(fd_)) append("\n");
 }
 

@@ -1,11 +1,14 @@
 #include "trainer/metrics/profiler.h"
 
+#include <cerrno>
 #include <chrono>
+#include <cstdio>
 #include <optional>
 #include <set>
 #include <utility>
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
@@ -35,6 +38,20 @@ std::filesystem::path iteration_folder(const std::filesystem::path& base, const 
   if (!error) return folder;
   log_warning("{}: cannot create the folder ({}): nothing is saved there", folder.string(), error.message());
   return {};
+}
+
+// Under a new name first: what may have the trace's name, a pipe or a link, is replaced and never written
+// into.
+void save_result(kineto::ProfilerResult& result, const std::filesystem::path& path) {
+  std::filesystem::path temporary = path;
+  temporary += fmt::format(".tmp.{}", ::getpid());
+  if (!create_new_file(temporary)) {
+    log_warning("{}: the trace cannot be written: {}", printable(temporary), errno_text(errno));
+    return;
+  }
+  result.save(temporary.string());
+  if (::rename(temporary.c_str(), path.c_str()) != 0)
+    log_warning("{}: the trace cannot get its name: {}", printable(path), errno_text(errno));
 }
 
 }  // namespace
@@ -90,6 +107,8 @@ ProfilerPhase profiler_phase(const ProfilerOptions& o, int64_t steps_done) {
 Profiler::Profiler(ProfilerOptions options, MemorySnapshotHooks hooks)
     : options_(std::move(options)), hooks_(std::move(hooks)) {
   const ProfilerOptions& o = options_;
+  if (o.enable_profiling) require_place_for_folder(o.dump_folder / o.save_traces_folder);
+  if (o.enable_memory_snapshot) require_place_for_folder(o.dump_folder / o.save_memory_snapshot_folder);
   if (o.profile_freq < 1 || o.profiler_active < 1 || o.profiler_warmup < 0 ||
       o.profiler_active > o.profile_freq - o.profiler_warmup)
     throw_config("profiling: profiler_active ({}) + profiler_warmup ({}) must be at most profile_freq ({})",
@@ -141,7 +160,7 @@ void Profiler::save_trace(int64_t step) {
   const auto folder =
       iteration_folder(options_.dump_folder / options_.save_traces_folder, std::to_string(step));
   if (folder.empty()) return;
-  result->save((folder / fmt::format("rank{}_trace.json", options_.rank)).string());
+  save_result(*result, folder / fmt::format("rank{}_trace.json", options_.rank));
   log_info("Finished dumping profiler traces in {:.2f} seconds", seconds_since(begin));
 }
 

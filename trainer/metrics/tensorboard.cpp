@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/files.h"
 #include "base/log.h"
 
 namespace hyperion {
@@ -97,9 +98,12 @@ uint32_t masked_crc32c(std::string_view bytes) {
 }
 
 EventWriter::EventWriter(const std::filesystem::path& folder) {
+  require_place_for_folder(folder);
   std::error_code error;
   std::filesystem::create_directories(folder, error);
-  if (error) throw_config("{}: cannot create the TensorBoard folder: {}", folder.string(), error.message());
+  if (error)
+    throw Error(ExitCode::kPreCheckpoint, fmt::format("{}: cannot create the TensorBoard folder: {}",
+                                                      printable(folder), error.message()));
   static std::atomic<int> count{0};  // two writers of one process in one second must not share a name
   const double now = unix_seconds();
   do {  // a new file: neither another run's nor where a link leads
@@ -108,7 +112,8 @@ EventWriter::EventWriter(const std::filesystem::path& folder) {
     file_ = std::fopen(path_.c_str(), "wbxe");
   } while (file_ == nullptr && errno == EEXIST);
   if (file_ == nullptr)
-    throw_config("{}: cannot create the event file: {}", path_.string(), std::strerror(errno));
+    throw Error(ExitCode::kPreCheckpoint,
+                fmt::format("{}: cannot create the event file: {}", printable(path_), std::strerror(errno)));
   std::string first;
   append_double(first, 1, now);
   append_bytes(first, 3, "brain.Event:2");

@@ -71,7 +71,7 @@ std::vector<std::string> different_folders(const std::vector<std::string>& folde
 
 ReportRun read_run(const std::string& folder, size_t most_buckets) {
   const fs::path file = fs::path(folder) / "metrics.jsonl";
-  if (!holds_metrics(folder)) {
+  if (!name_exists(file, ExitCode::kUsage)) {
     std::vector<std::string> nearest = nearest_with_metrics(folder);
     for (std::string& name : nearest) name = printable(name);
     throw_config("report: {}: holds no metrics.jsonl: give the folder of a run (its job.dump_folder){}",

@@ -78,6 +78,51 @@ TEST_CASE("what is no regular file is refused at once, and said") {
                     Catch::Contains("link: cannot open") && Catch::Contains("links are not followed"));
 }
 
+TEST_CASE("a look at a path says what the system does not tell instead of throwing as std::filesystem does") {
+  const Folder folder;
+  const fs::path loop = folder.path / "loop", file = folder.path / "file", gone = folder.path / "gone";
+  fs::create_symlink("loop", loop);
+  fs::create_symlink("nowhere", gone);
+  hyperion::write_file_atomic(file, "content");
+  const auto leads_to_itself = Catch::Contains("ELOOP): the link leads to itself");
+  CHECK_THROWS_WITH(hyperion::path_exists(loop), leads_to_itself);
+  CHECK_THROWS_WITH(hyperion::is_folder(loop), leads_to_itself);
+  CHECK_THROWS_WITH(hyperion::name_exists(loop / "inside"), leads_to_itself);
+  CHECK_THROWS_WITH(hyperion::entries_of(loop), Catch::Contains("cannot be listed"));
+  CHECK_THROWS_WITH(hyperion::read_file(loop), leads_to_itself);
+  CHECK_THROWS_WITH(hyperion::regular_file_exists(loop),
+                    Catch::Contains("is a symbolic link, not a regular file"));
+  CHECK(hyperion::name_exists(loop));
+  CHECK(hyperion::name_exists(gone));
+  CHECK_FALSE(hyperion::path_exists(gone));
+  CHECK_FALSE(hyperion::path_exists(file / "inside"));
+  CHECK_FALSE(hyperion::regular_file_exists(folder.path / "none"));
+  CHECK(hyperion::regular_file_exists(file));
+  CHECK(hyperion::entries_of(folder.path) == std::vector<fs::path>{file, gone, loop});
+  try {
+    hyperion::path_exists(loop, hyperion::ExitCode::kUsage);
+  } catch (const hyperion::Error& error) {
+    CHECK(error.code() == hyperion::ExitCode::kUsage);
+  }
+}
+
+TEST_CASE("a place to write at is looked at without making anything") {
+  const Folder folder;
+  const fs::path pipe = folder.path / "pipe", link = folder.path / "link", free = folder.path / "a" / "b";
+  REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
+  fs::create_symlink("/dev/null", link);
+  for (const fs::path& taken : {pipe, link}) {
+    CHECK_THROWS_WITH(hyperion::require_place_for_file(taken), Catch::Contains(taken.string() + ": is a "));
+    CHECK_THROWS_WITH(hyperion::require_place_for_folder(taken / "tb"),
+                      Catch::Contains(taken.string() + ": is a "));
+  }
+  hyperion::require_place_for_file(free);
+  hyperion::require_place_for_folder(free);
+  CHECK_FALSE(fs::exists(folder.path / "a"));
+  fs::create_directory_symlink(folder.path, folder.path / "elsewhere");
+  hyperion::require_place_for_folder(folder.path / "elsewhere" / "tb");
+}
+
 TEST_CASE("a pipe is read to its end where one is allowed, within a limit and without waiting for ever") {
   const Folder folder;
   const fs::path pipe = folder.path / "pipe";

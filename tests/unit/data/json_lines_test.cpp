@@ -144,8 +144,10 @@ TEST_CASE("the text comes from the field that is asked for and a missing one nam
   CHECK(file.text(0) == "yes");
   CHECK_THROWS_WITH(file.text(1), Contains(path + ":2: has no field \"content\" (validation.text_field)") &&
                                       Contains("its fields are: \"contents\", \"url\"") &&
-                                      Contains("did you mean contents?") &&
-                                      Contains("set validation.text_field"));
+                                      Contains("did you mean contents?"));
+  CHECK_THROWS_WITH(
+      JsonLines::check_first_line(folder.write("b.jsonl", "{}\n"), {"content", "validation.text_field"}),
+      Contains("set validation.text_field to the one with the text"));
   CHECK_THROWS_WITH(file.text(2), Contains("its fields are: none"));
 }
 
@@ -164,6 +166,21 @@ TEST_CASE("bytes that are not UTF-8 are read as U+FFFD in JSON lines as in every
       folder.write("a.jsonl", "{\"text\": \"a\xFF\xFEz\"}\n{\"text\": \"\xE2\x82\", \"n\": \"\xC3\"}\n"));
   CHECK(file.text(0) == "a\xEF\xBF\xBD\xEF\xBF\xBDz");
   CHECK(file.text(1) == "\xEF\xBF\xBD");
+}
+
+TEST_CASE("a field that a later line lacks is no matter of the key that chooses the field") {
+  const test::TemporaryFolder folder;
+  const std::string path =
+      folder.write("a.jsonl", "{\"text\": \"a\"}\n\n{\"texts\": \"b\"}\n[]\n{\"text\": 1}\n");
+  JsonLines file(path, {"text", "validation.text_field", "training.text_field"});
+  CHECK(file.text(0) == "a");
+  CHECK_THROWS_WITH(file.text(1),
+                    Contains(path + ":3: has no field \"text\" (validation.text_field, by default "
+                                    "training.text_field); its fields are: \"texts\"") &&
+                        Contains("did you mean texts?") && Contains(": correct or remove the line") &&
+                        !Contains("set "));
+  for (const uint64_t document : {2, 3})
+    CHECK_THROWS_WITH(file.text(document), Contains("correct or remove the line"));
 }
 
 TEST_CASE("the first line is checked without reading the rest of a compressed file") {

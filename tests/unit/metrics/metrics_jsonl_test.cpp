@@ -1,6 +1,7 @@
 #include "trainer/metrics/metrics_jsonl.h"
 
 #include <cmath>
+#include <csignal>
 #include <fstream>
 #include <limits>
 #include <sstream>
@@ -8,6 +9,8 @@
 
 #include <catch2/catch.hpp>
 #include <nlohmann/json.hpp>
+#include <sys/resource.h>
+#include <sys/stat.h>
 
 #include "base/files.h"
 #include "temporary_folder.h"
@@ -92,13 +95,31 @@ TEST_CASE("A link in the place of the metrics file is refused and what it leads 
   const auto path = folder.path() / "metrics.jsonl", victim = folder.path() / "victim";
   { std::ofstream(victim) << "precious"; }
   std::filesystem::create_symlink(victim, path);
-  CHECK_THROWS_WITH(JsonlWriter(path), Catch::Contains("links are not followed"));
+  CHECK_THROWS_WITH(JsonlWriter(path),
+                    Catch::Contains("is a symbolic link") && Catch::Contains("move it away"));
   CHECK(read_file(victim) == "precious");
 }
 
+TEST_CASE("A pipe or a device in the place of the metrics file is refused") {
+  TemporaryFolder folder;
+  const auto pipe = folder.path() / "pipe";
+  REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
+  CHECK_THROWS_WITH(JsonlWriter(pipe), Catch::Contains("pipe: is a named pipe"));
+  CHECK_THROWS_WITH(JsonlWriter("/dev/null"), Catch::Contains("/dev/null: is a device"));
+}
+
 TEST_CASE("A full disk ends the metrics file but not the run") {
-  if (!std::filesystem::exists("/dev/full")) return;
-  JsonlWriter writer("/dev/full");
+  TemporaryFolder folder;
+  const auto path = folder.path() / "metrics.jsonl";
+  JsonlWriter writer(path);
   writer.append("1\n");
+  std::signal(SIGXFSZ, SIG_IGN);
+  rlimit before{};
+  REQUIRE(::getrlimit(RLIMIT_FSIZE, &before) == 0);
+  const rlimit full = {2, before.rlim_max};
+  REQUIRE(::setrlimit(RLIMIT_FSIZE, &full) == 0);
   writer.append("2\n");
+  REQUIRE(::setrlimit(RLIMIT_FSIZE, &before) == 0);
+  writer.append("3\n");
+  CHECK(read_file(path) == "1\n");
 }

@@ -54,4 +54,5 @@ TEST_CASE("Two writers of one process never share an event file") {
 
 TEST_CASE("An impossible TensorBoard folder is an error that names it") {
   CHECK_THROWS_WITH(EventWriter("/proc/none/tb"), Catch::Contains("/proc/none/tb"));
+  CHECK_THROWS_WITH(EventWriter("/dev/null/tb"), Catch::Contains("/dev/null: is a device, not a folder"));
 }
