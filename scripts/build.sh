@@ -49,26 +49,9 @@ configure() {
   echo "$settings" >"$build/settings"
 }
 
-# Progress is one line that changes on a terminal, elsewhere a line for every tenth; what the compiler says is passed on.
 compile() {
-  local terminal=0 status=0
-  [ ! -t 2 ] || terminal=1
-  NINJA_STATUS="@%f/%t@" ninja -C "$build" -j "${HYPERION_JOBS:-$(jobs)}" "${targets[@]}" | awk -v terminal=$terminal '
-    /^ninja: (Entering|no work)/ { next }
-    /^@[0-9]+\/[0-9]+@/ {
-      split(substr($0, 2), part, "[/@]")
-      tenth = int(10 * part[1] / part[2])
-      line = "[build.sh] building: " part[1] " of " part[2]
-      if (terminal) printf "\r\033[K%s", line
-      else if (tenth > last) print line
-      last = tenth
-      open = terminal
-      fflush()
-      next
-    }
-    { if (open) print ""; open = 0; print; fflush() }
-    END { if (open) print "" }' >&2 || status=$?
-  [ $status = 0 ] || fail "the build failed (see above)" "mend what the compiler names, then: scripts/build.sh"
+  (cd "$build" && NINJA_STATUS="[build.sh] %f/%t " ninja -j "${HYPERION_JOBS:-$(jobs)}" "${targets[@]}" >&2) ||
+    fail "the build failed (see above)" "mend what the compiler names, then: scripts/build.sh"
 }
 
 build_all() {

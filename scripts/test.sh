@@ -25,25 +25,4 @@ esac
 "$root/scripts/setup.sh" "${setup[@]}"
 "$root/scripts/build.sh" --preset "$preset"
 
-# ctest's summary is held back until the slowest tests have been printed, so that it closes the output. A line of a test:
-#  12/345 Test  #12: base.Philox is reproducible .....   Passed    0.01 sec
-ctest --test-dir "$build" --output-on-failure --no-tests=error -j "${HYPERION_TEST_JOBS:-2}" "${selection[@]}" "$@" | awk '
-  !summary && /^[0-9]+% tests passed/ { summary = 1 }
-  summary { held[++lines] = $0; next }
-  { print; fflush() }
-  match($0, /^ *[0-9]+\/[0-9]+ Test +#[0-9]+: /) && $NF == "sec" {
-    name = substr($0, RLENGTH + 1)
-    sub(/ \.*[ *]*(Passed|Failed|Skipped|Timeout|Exception|Not Run|.*Exception:).*$/, "", name)
-    seconds[++count] = $(NF - 1); names[count] = name
-  }
-  END {
-    if (count) print "\nThe slowest tests:"
-    for (shown = 0; shown < 10 && shown < count; ++shown) {
-      best = 0
-      for (i = 1; i <= count; ++i) if (!(i in done) && (!best || seconds[i] + 0 > seconds[best] + 0)) best = i
-      done[best] = 1
-      printf "  %8.2f s  %s\n", seconds[best], names[best]
-    }
-    if (lines) print ""
-    for (i = 1; i <= lines; ++i) print held[i]
-  }'
+exec ctest --test-dir "$build" --output-on-failure --no-tests=error -j "${HYPERION_TEST_JOBS:-2}" "${selection[@]}" "$@"
