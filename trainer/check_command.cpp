@@ -48,24 +48,21 @@ std::string grouped(int64_t number) {
   return python_grouped(static_cast<double>(number), 0);
 }
 
-// While it lives, warnings and errors of the log wait, so that none stands between the rows of the table.
+// While it lives, warnings and errors of the log wait, so that none stands between the rows of the table. At
+// its end they are logged, each text once.
 class HeldWarnings {
  public:
   HeldWarnings() : sinks_(spdlog::default_logger()->sinks()) {
     spdlog::default_logger()->sinks() = {std::make_shared<Sink>(*this)};
   }
-  ~HeldWarnings() { release(); }
-  HeldWarnings(const HeldWarnings&) = delete;
-  HeldWarnings& operator=(const HeldWarnings&) = delete;
-
-  // Logs what has come, each text once. Later lines pass.
-  void release() {
-    if (sinks_.empty()) return;
-    spdlog::default_logger()->sinks() = std::exchange(sinks_, {});
+  ~HeldWarnings() {
+    spdlog::default_logger()->sinks() = std::move(sinks_);
     std::set<std::string> seen;
     for (const auto& [level, text] : held_)
       if (seen.insert(text).second) write_log(level, text);
   }
+  HeldWarnings(const HeldWarnings&) = delete;
+  HeldWarnings& operator=(const HeldWarnings&) = delete;
 
  private:
   class Sink : public spdlog::sinks::base_sink<std::mutex> {
@@ -113,9 +110,7 @@ class Table {
       messages_.emplace_back(error.what());
     }
   }
-  void line(const std::string& row, const char* verdict, const std::string& text) const {
-    print_text(fmt::format("{:<16} {:<6} {}\n", row, verdict, text));
-  }
+  // Or not checked.
   bool wrong(const std::string& row) const { return culprits_.contains(row); }
   // Throws the first failure, with the texts of all.
   void finish() const {
@@ -123,6 +118,10 @@ class Table {
   }
 
  private:
+  static void line(const std::string& row, const char* verdict, const std::string& text) {
+    print_text(fmt::format("{:<16} {:<6} {}\n", row, verdict, text));
+  }
+
   ExitCode code_ = ExitCode::kOk;
   std::vector<std::string> messages_;
   std::map<std::string, std::string> culprits_;  // of rows that are wrong or were not checked: the wrong row

@@ -20,7 +20,7 @@ namespace hyperion {
 RunFacts run_facts(const ModelArgs& model, int64_t world_size);
 // The steps of checked_data(), which `hyperion check` makes one by one: the keys against each other and
 // against `facts`; the tokenizer, with what an export would take from it and (where `facts.model` is known)
-// the size of its vocabulary; the files of documents.
+// the size of its vocabulary.
 void check_keys(const ResolvedConfig& resolved, const RunFacts& facts);
 DataSetup checked_tokenizer(const ResolvedConfig& resolved, RunFacts facts);
 
