@@ -198,6 +198,14 @@ class Permission(PathTest):
                 self.assertNotIn("filesystem error", output)
 
 
+    def test_a_folder_without_permission_in_a_data_set_is_named(self):
+        closed = self.folder / "many" / "closed"
+        closed.mkdir(parents=True)
+        shutil.copy(self.folder / "data.jsonl", closed.parent)
+        self.without_permission(closed)
+        self.run_program("tokenize", "--out=shard", "many", code=65, before=WITHOUT_PRIVILEGE, says=["many/closed: cannot be listed: Permission denied"])
+
+
 class Outputs(PathTest):
     """What a job writes is looked at before its first step."""
 

@@ -61,17 +61,19 @@ CorpusFile describe(const fs::path& path, const fs::path& root) {
   return {path, path.lexically_relative(root).generic_string(), size, shard};
 }
 
-// Adds the file, the shard or what the folder holds; names are relative to `root`.
+// Adds the file, the shard or what is in the folder, below which links to folders are not followed; names are
+// relative to `root`.
 void add_path(const fs::path& path, const fs::path& root, std::vector<CorpusFile>& files) {
   if (!is_folder(path) || is_token_shard(path)) {
     files.push_back(describe(path, root));
     return;
   }
-  for (fs::recursive_directory_iterator at(path), end; at != end; ++at) {
-    const bool shard = is_token_shard(at->path());
-    if (shard) at.disable_recursion_pending();
-    if (shard || (!at->is_directory() && named_like_json_lines(at->path())))
-      files.push_back(describe(at->path(), root));
+  std::error_code ignored;
+  for (const fs::path& entry : entries_of(path)) {
+    if (fs::is_directory(fs::symlink_status(entry, ignored)))
+      add_path(entry, root, files);
+    else if (is_token_shard(entry) || (named_like_json_lines(entry) && !is_folder(entry)))
+      files.push_back(describe(entry, root));
   }
 }
 
@@ -85,15 +87,15 @@ std::vector<fs::path> expand_glob(const std::string& pattern) {
 
 // A Parquet or Arrow file in the folder, which holds none that are read; "" when there is none.
 fs::path columnar_file(const fs::path& folder) {
-  if (!is_folder(folder)) return {};
-  for (const fs::directory_entry& entry : fs::recursive_directory_iterator(folder))
-    if (entry.path().extension() == ".parquet" || entry.path().extension() == ".arrow") return entry.path();
+  std::error_code error;
+  for (fs::recursive_directory_iterator it(folder, error), end; !error && it != end; it.increment(error))
+    if (it->path().extension() == ".parquet" || it->path().extension() == ".arrow") return it->path();
   return {};
 }
 
 }  // namespace
 
-std::vector<CorpusFile> find_corpus(const std::string& dataset_path, const std::string& key) try {
+std::vector<CorpusFile> find_corpus(const std::string& dataset_path, const std::string& key) {
   if (dataset_path.empty()) throw_config("{} is empty, expected a path", key);
   std::vector<CorpusFile> files;
   if (path_exists(dataset_path)) {
@@ -116,9 +118,6 @@ std::vector<CorpusFile> find_corpus(const std::string& dataset_path, const std::
   std::sort(files.begin(), files.end(),
             [](const CorpusFile& a, const CorpusFile& b) { return a.name < b.name; });
   return files;
-} catch (const fs::filesystem_error& error) {
-  throw_data("{} {}: {}: cannot be read: {}", key, dataset_path, printable(error.path1()),
-             errno_text(error.code().value()));
 }
 
 uint64_t corpus_fingerprint(const std::vector<CorpusFile>& files) {

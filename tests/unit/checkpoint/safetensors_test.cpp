@@ -151,7 +151,7 @@ TEST_CASE("hostile safetensors headers are refused one rule at a time") {
     CHECK_THAT(refusal("{\"a\":[" + std::string(9'000'000, ',') + "]}", 0), Contains("not valid JSON"));
     std::string many = "{\"a\":[0";
     for (int i = 0; i < 4'200'000; ++i) many += ",0";
-    CHECK_THAT(refusal(many + "]}", 0), Contains("more than 4194304 values"));
+    CHECK_THAT(refusal(many + "]}", 0), Contains("many times the memory of the text"));
   }
   SECTION("entries") {
     CHECK_THAT(refusal(R"({"a":1})", 0), Contains("expected exactly"));
