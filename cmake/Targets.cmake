@@ -20,7 +20,7 @@ if(HYPERION_MOLD)
   add_link_options(-fuse-ld=mold)
 endif()
 
-# hyperion_library(NAME [TORCH] SOURCES file... [LINK lib...]): a static library of one room.
+# hyperion_library(NAME [TORCH] SOURCES file... [LINK lib...]): a static library of one folder.
 # TORCH: it includes libtorch headers, and gets the shared precompiled header of torch/types.h.
 function(hyperion_library name)
   cmake_parse_arguments(ARG "TORCH" "" "SOURCES;LINK" ${ARGN})

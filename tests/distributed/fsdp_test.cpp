@@ -143,8 +143,8 @@ TEST_CASE("weights hold no storage after reshard and state takes 18 bytes a para
       unsharded += static_cast<double>(group->unsharded_bytes());
     for (const auto& parameter : training.walk().parameters()) {
       padded += static_cast<double>(parameter->padded_numel());
-      state += static_cast<double>(parameter->master().storage().nbytes() +
-                                   parameter->wire().storage().nbytes());
+      state +=
+          static_cast<double>(parameter->master().storage().nbytes() + parameter->wire().storage().nbytes());
       state += 8.0 * static_cast<double>(
                          parameter->master().numel());  // exp_avg and exp_avg_sq have the master's shape
     }
