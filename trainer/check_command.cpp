@@ -176,9 +176,13 @@ struct DescribedState {
   std::vector<std::unique_ptr<StateComponent>> components;
 };
 
-std::string describe_start(const JobConfig& config, const ChosenCheckpoint* chosen, int64_t step) {
+std::string describe_start(const JobConfig& config, const std::optional<FinishedRun>& finished,
+                           const ChosenCheckpoint* chosen, int64_t step) {
   const int64_t last = config.training.steps;
   if (config.checkpoint.create_seed_checkpoint) return "write the initial weights as step-0 and end";
+  if (finished)
+    return fmt::format("train nothing: {} holds the weights after step {}, and training.steps = {}",
+                       finished->path.string(), finished->step, last);
   if (chosen == nullptr) return fmt::format("train steps 1 to {} from random weights", last);
   const std::string path = chosen->candidate.path.string();
   if (step >= last)
@@ -258,7 +262,10 @@ ExitCode check_command(const CommandLine& line) {
         chosen->candidate.path.string(), load.items.size());
   });
   if (plan) report.line("memory", "-", describe_memory(plan->config, model, mesh));
-  if (state) report.line("a start would", "-", describe_start(plan->config, chosen, state->state.step));
+  if (state)
+    report.line(
+        "a start would", "-",
+        describe_start(plan->config, source ? source->finished() : std::nullopt, chosen, state->state.step));
   report.finish();
   return ExitCode::kOk;
 }
