@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "base/counted.h"
 #include "checkpoint/object.h"
 
 #if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
@@ -136,11 +137,10 @@ std::string NotFinite::text() const {
   std::string text;
   for (size_t i = 0; i < std::min(tensors_.size(), kNamed); ++i) {
     const auto& [name, count] = tensors_[i];
-    text += fmt::format("{}{} ({} {})", i == 0 ? "" : ", ", printable(name), count,
-                        count == 1 ? "number" : "numbers");
+    text += fmt::format("{}{} ({})", i == 0 ? "" : ", ", printable(name), counted(count, "number"));
   }
   if (const size_t more = tensors_.size() - std::min(tensors_.size(), kNamed); more > 0)
-    text += fmt::format(" and {} more {}", more, more == 1 ? "tensor" : "tensors");
+    text += " and " + counted(more, "more tensor");
   return text;
 }
 

@@ -13,6 +13,7 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include "base/counted.h"
 #include "base/error.h"
 #include "base/failpoint.h"
 #include "base/resources.h"
@@ -251,7 +252,7 @@ std::string first_of_ranks(const std::vector<std::string>& texts) {
     if (first.empty()) first = text;
     ++others;
   }
-  return others > 0 ? fmt::format("{} (and {} more ranks)", first, others) : first;
+  return others > 0 ? fmt::format("{} (and {})", first, counted(others, "more rank")) : first;
 }
 
 std::string explain_not_finite(int64_t step, const std::string& found, std::optional<Dtype> model_dtype,

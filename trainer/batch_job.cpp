@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "base/counted.h"
 #include "base/error.h"
 #include "base/files.h"
 #include "base/log.h"
@@ -39,18 +40,18 @@ std::vector<std::string> save_time_warnings(const SaveTimes& times) {
   };
   if (times.background && times.save_seconds > between) {
     warnings.push_back(
-        fmt::format("a save takes {:.1f} s, longer than the {:.1f} s of the {} steps between two: training "
+        fmt::format("a save takes {:.1f} s, longer than the {:.1f} s of the {} between two: training "
                     "will wait for each one; "
                     "raise checkpoint.interval to {:.0f} or more",
-                    times.save_seconds, between, times.interval, steps_for(1)));
+                    times.save_seconds, between, counted(times.interval, "step"), steps_for(1)));
   } else if (!times.background &&
              times.save_seconds > kLargestShareOfSaves * (between + times.save_seconds)) {
     warnings.push_back(
-        fmt::format("saves will take {:.0f} % of the time ({:.1f} s after every {} steps of {:.2f} s): raise "
+        fmt::format("saves will take {:.0f} % of the time ({:.1f} s after every {} of {:.2f} s): raise "
                     "checkpoint.interval "
                     "to {:.0f} or more, or set checkpoint.async_mode",
                     100 * times.save_seconds / (between + times.save_seconds), times.save_seconds,
-                    times.interval, times.step_seconds, steps_for(kLargestShareOfSaves)));
+                    counted(times.interval, "step"), times.step_seconds, steps_for(kLargestShareOfSaves)));
   }
   return warnings;
 }

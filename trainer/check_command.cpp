@@ -233,9 +233,13 @@ struct DescribedState {
   std::vector<std::unique_ptr<StateComponent>> components;
 };
 
-std::string describe_start(const JobConfig& config, const ChosenCheckpoint* chosen, int64_t step) {
+std::string describe_start(const JobConfig& config, const std::optional<FinishedRun>& finished,
+                           const ChosenCheckpoint* chosen, int64_t step) {
   const int64_t last = config.training.steps;
   if (config.checkpoint.create_seed_checkpoint) return "write the initial weights as step-0 and end";
+  if (finished)
+    return fmt::format("train nothing: {} holds the weights after step {}, and training.steps = {}",
+                       finished->path.string(), finished->step, last);
   if (chosen == nullptr) return fmt::format("train steps 1 to {} from random weights", last);
   const std::string path = chosen->candidate.path.string();
   if (step >= last)
@@ -348,7 +352,10 @@ class JobCheck {
         "memory", {"settings"}, [&] { return describe_memory(plan_->config, model_, *mesh_); }, "-");
     table_.check(
         "a start would", {"dump folder", "state"},
-        [&] { return describe_start(plan_->config, chosen_, state_->state.step); }, "-");
+        [&] {
+          return describe_start(plan_->config, source_ ? source_->finished() : std::nullopt, chosen_,
+                                state_->state.step);
+        }, "-");
   }
 
   std::string find_checkpoint() {

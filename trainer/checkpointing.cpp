@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "base/counted.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/progress.h"
@@ -46,9 +47,9 @@ std::string bandwidth(double bytes, double seconds) {
 }
 
 void log_durable(const SaveReport& report) {
-  log_info("Checkpoint step-{} is durable: {} in {} files at {}", report.step,
+  log_info("Checkpoint step-{} is durable: {} in {} at {}", report.step,
            bandwidth(static_cast<double>(report.total_bytes), report.write_seconds + report.commit_seconds),
-           report.files, report.path.string());
+           counted(report.files, "file"), report.path.string());
 }
 
 SaveContent model_only(const JobConfig& config, std::string kind) {
@@ -67,8 +68,9 @@ void log_casts(const std::vector<LoadItem>& items, bool foreign) {
   for (const LoadItem& item : items)
     if (item.record->dtype != item.tensor->dtype) ++casts[{item.record->dtype, item.tensor->dtype}];
   for (const auto& [types, count] : casts) {
-    const std::string line = fmt::format("{} tensors of the checkpoint are {} and are converted to {}", count,
-                                         torch_name(types.first), torch_name(types.second));
+    const std::string line =
+        fmt::format("{} of the checkpoint: {}, converted to {}", counted(count, "tensor"),
+                    torch_name(types.first), torch_name(types.second));
     foreign ? log_info("{}", line) : log_warning("{}", line);
   }
 }
@@ -93,7 +95,7 @@ ComponentLoad plan_component_load(const ChosenCheckpoint& chosen,
   options.allow_dtype_cast = config.checkpoint.allow_dtype_cast || chosen.candidate.hugging_face;
   options.full_verify = config.checkpoint.full_verify_on_load;
   options.verify_finite = config.checkpoint.verify_finite;
-  options.remedy = "set checkpoint.allow_dtype_cast = true to convert";
+  options.remedy = "to convert, start with " + override_text("checkpoint.allow_dtype_cast", "true");
   std::vector<std::string> required;
   for (StateComponent* component : components) {
     if (!chosen.components.contains(component->name())) continue;
@@ -125,7 +127,7 @@ void load_values(const ChosenCheckpoint& chosen, const std::vector<StateComponen
 
 CheckpointAccess::CheckpointAccess(const JobConfig& config, const Runtime& runtime,
                                    const fs::path& install_root) {
-  if (!config.checkpoint.enable) return;
+  if (!config.checkpoint.enable || is_dry_run(config)) return;
   path_ = fs::path(config.job.dump_folder) / config.checkpoint.folder;
   std::shared_ptr<Communicator> group = runtime.groups->new_host_group("checkpoint");
   group->set_timeout(kSlowestSave);
@@ -136,7 +138,8 @@ CheckpointAccess::CheckpointAccess(const JobConfig& config, const Runtime& runti
       lock_.emplace(path_);
       const int removed = CheckpointFolder(path_).clean_leftovers(*lock_);
       if (removed > 0)
-        log_info("Removed {} unfinished checkpoints of an earlier run from {}", removed, path_.string());
+        log_info("Removed {} of an earlier run from {}", counted(removed, "unfinished checkpoint"),
+                 path_.string());
     } catch (const Error& failure) {
       const bool usage = failure.code() == ExitCode::kUsage;  // another run holds the folder
       error = fmt::format("{} {}{}", static_cast<int>(usage ? ExitCode::kUsage : ExitCode::kPreCheckpoint),
@@ -226,9 +229,24 @@ void Checkpointing::log_newer(const ChosenCheckpoint& used) const {
   if (used.candidate.source != LoadSource::kOwn || config_.checkpoint.load_only || runtime_.rank() != 0)
     return;
   std::vector<std::string> newer;
-  for (const FoundCheckpoint& found : CheckpointFolder(access_.folder()).scan())
-    if (found.step > used.candidate.step && found.complete() && found.kind != "model")
+  int64_t weights = 0;
+  for (const FoundCheckpoint& found : CheckpointFolder(access_.folder()).scan()) {
+    if (found.step <= used.candidate.step || !found.complete()) continue;
+    if (holds_weights_alone(found)) {
+      weights = std::max(weights, found.step);
+    } else {
       newer.push_back(found.path.filename().string());
+    }
+  }
+  const int64_t first = used.candidate.step + 1, again = std::min(weights, config_.training.steps);
+  if (newer.empty() && again >= first)
+    log_warning(
+        "This run goes on from step-{}, the newest full checkpoint: {} again, because step-{} holds the "
+        "weights alone; with {} the last save is full",
+        used.candidate.step,
+        again == first ? fmt::format("step {} is trained", first)
+                       : fmt::format("steps {} to {} are trained", first, again),
+        weights, override_text("checkpoint.last_save_model_only", "false"));
   if (!newer.empty())
     log_warning(
         "This run goes on from step-{}; newer checkpoints stay in {} until it reaches their steps ({}): a "

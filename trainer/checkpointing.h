@@ -23,7 +23,7 @@ namespace hyperion {
 // Constructed before the model, because a checkpoint decides about the configuration.
 class CheckpointAccess {
  public:
-  // Collective. With checkpoint.enable = false nothing is touched.
+  // Collective. With checkpoint.enable = false, and in a dry run, nothing is touched.
   CheckpointAccess(const JobConfig& config, const Runtime& runtime,
                    const std::filesystem::path& install_root);
 
@@ -33,6 +33,11 @@ class CheckpointAccess {
   // The checkpoint to load, or null.
   const ChosenCheckpoint* chosen() const {
     return source_ && source_->chosen() ? &*source_->chosen() : nullptr;
+  }
+  // See ResumeSource::finished.
+  const std::optional<FinishedRun>& finished() const {
+    static const std::optional<FinishedRun> kNone;
+    return source_ ? source_->finished() : kNone;
   }
   // See ResumeSource::settle.
   bool settle(const LoadFailure& failure) { return source_->settle(failure); }

@@ -105,18 +105,17 @@ bool require_same_tokenizer(const fs::path& checkpoint, const TokenizerRecord& s
                   stored.recorded ? "its weights were trained with another tokenizer"
                                   : "its folder holds another tokenizer",
                   described(stored.path, stored.hash), described(chosen.path, chosen.hash), chosen.chosen_by);
-  if (chosen.allowed || !stored.recorded) {
-    log_warning("{}{}", differ, chosen.allowed ? " and allowed by " + chosen.allow : "");
+  if (!chosen.allowed_by.empty() || !stored.recorded) {
+    log_warning("{}{}", differ, chosen.allowed_by.empty() ? "" : " and allowed by " + chosen.allowed_by);
     return true;
   }
   const bool there = hash_at(stored.path) == stored.hash;
   const std::string other =
-      there ? "set " + fmt::format(fmt::runtime(chosen.key), stored.path)
+      there ? chosen.choose(stored.path)
             : fmt::format(
-                  "name a folder that holds the tokenizer of that hash with {}{}",
-                  fmt::format(fmt::runtime(chosen.key), "FOLDER"),
+                  "{}, a folder that holds the tokenizer of that hash{}", chosen.choose("FOLDER"),
                   stored.path.empty() ? "" : " (" + printable(fs::path(stored.path)) + " does not any more)");
-  throw_config("{}. To use the one of the weights, {}; to use this one all the same, set {}", differ, other,
+  throw_config("{}. To use the one of the weights, {}; to use this one all the same, {}", differ, other,
                chosen.allow);
 }
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -42,9 +43,10 @@ std::map<std::string, std::string> tokenizer_note(const std::string& hash);
 struct TokenizerChoice {
   std::string path, hash;
   std::string chosen_by;  // "model.hf_assets_path (job.toml:3:1)", "--tokenizer"
-  std::string key;        // names another one: "model.hf_assets_path = \"{}\"", "--tokenizer {}"
-  std::string allow;      // what allows this one all the same, for the message
-  bool allowed = false;   // and whether that is set
+  // How another one is chosen: "start with --model.hf_assets_path=PATH", "name --tokenizer PATH".
+  std::function<std::string(const std::string& path)> choose;
+  std::string allow;         // how this one is allowed all the same
+  std::string allowed_by{};  // the option that allows it; "": it is not allowed
 };
 
 // Weights of `checkpoint` meet text. Throws Error(kUsage) with both tokenizers and the ways out when they

@@ -182,7 +182,9 @@ std::vector<ObjectState> TrainStateComponent::objects() {
   return {value(name(), "step", state_.step),
           value(name(), "ntokens_seen", state_.tokens_seen / batch_ranks_),
           value(name(), "global_tokens_seen", state_.tokens_seen),
-          value(name(), "last_loss", state_.last_loss), value(name(), "config", config_)};
+          value(name(), "last_loss", state_.last_loss),
+          value(name(), "last_loss_step", state_.last_loss_step),
+          value(name(), "config", config_)};
 }
 
 void TrainStateComponent::load(const Find& find) {
@@ -192,6 +194,7 @@ void TrainStateComponent::load(const Find& find) {
   state_.tokens_seen =
       read<int64_t>(find, "train_state.global_tokens_seen").value_or(own.value_or(0) * ranks.value_or(1));
   state_.last_loss = read<double>(find, "train_state.last_loss").value_or(state_.last_loss);
+  state_.last_loss_step = read<int64_t>(find, "train_state.last_loss_step").value_or(0);
   if (state_.step < 0 || state_.tokens_seen < 0)
     throw_data("checkpoint: train_state says step {} and {} tokens, which cannot be", state_.step,
                state_.tokens_seen);

@@ -100,6 +100,7 @@ struct TrainState {
   int64_t step = 0;                                             // updates done
   int64_t tokens_seen = 0;                                      // by all ranks
   double last_loss = std::numeric_limits<double>::quiet_NaN();  // of the last logged step
+  int64_t last_loss_step = 0;                                   // that step; 0: not known
 };
 class TrainStateComponent : public StateComponent {
  public:

@@ -7,6 +7,7 @@
 
 #include <ATen/Parallel.h>
 
+#include "base/counted.h"
 #include "base/durable.h"
 #include "base/error.h"
 #include "base/files.h"
@@ -96,9 +97,9 @@ double peak_flops(const JobConfig::Training& training, const Runtime& runtime) {
   const double peak = measure_gemm_peak(sharding_options(training, runtime.device, nullptr).compute_dtype);
   const int threads = at::get_num_threads();
   log_info(
-      "mfu is a share of {:.3f} TFLOP/s, the fastest matrix product measured just now on this rank's {} CPU "
-      "thread{} (on a busy machine that is less than the CPU can do)",
-      peak / 1e12, threads, threads == 1 ? "" : "s");
+      "mfu is a share of {:.3f} TFLOP/s, the fastest matrix product measured just now on this rank's {} "
+      "(on a busy machine that is less than the CPU can do)",
+      peak / 1e12, counted(threads, "CPU thread"));
   return peak;
 }
 
@@ -122,12 +123,13 @@ std::unique_ptr<MetricsLogger> make_metrics(const RunDescription& run, const Run
   MetricsOptions options;
   const auto& metrics = run.config.metrics;
   options.log_freq = metrics.log_freq;
-  options.enable_tensorboard = metrics.enable_tensorboard;
-  options.enable_jsonl = metrics.enable_jsonl;
+  const bool dry_run = is_dry_run(run.config);
+  options.enable_tensorboard = metrics.enable_tensorboard && !dry_run;
+  options.enable_jsonl = metrics.enable_jsonl && !dry_run;
   options.save_for_all_ranks = metrics.save_for_all_ranks;
   options.save_tb_folder = metrics.save_tb_folder;
   options.dump_folder = run.config.job.dump_folder;
-  RunStart start = start_run(run, runtime);
+  RunStart start = dry_run ? RunStart{std::time(nullptr), ""} : start_run(run, runtime);
   options.start_time = start.time;
   options.run_id = std::move(start.id);
   options.start_step = start_step;

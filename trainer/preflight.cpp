@@ -13,8 +13,19 @@
 namespace hyperion {
 namespace {
 
+// How this job gets the model that the checkpoint is of.
+std::string model_remedy(const JobConfig& config, const ChosenCheckpoint& chosen) {
+  const auto saved = saved_model(chosen.checkpoint);
+  const std::string options = saved ? model_options(*saved, config.model) : "";
+  const std::string same = options.empty() ? "give this job that model ([model], [model.args])"
+                                           : "to use it, start with " + options;
+  return chosen.candidate.source == LoadSource::kOwn
+             ? same + "; for a new run, name another checkpoint.folder"
+             : same + ", or name another checkpoint.initial_load_path";
+}
+
 // Before anything is allocated for the model.
-void require_model_of_job(const ModelArgs& model, const ChosenCheckpoint& chosen) {
+void require_model_of_job(const JobConfig& config, const ModelArgs& model, const ChosenCheckpoint& chosen) {
   if (!chosen.components.contains("model")) return;
   const auto& [path, source, step, hugging_face] = chosen.candidate;
   if (hugging_face) require_same_model(model, path);
@@ -24,9 +35,7 @@ void require_model_of_job(const ModelArgs& model, const ChosenCheckpoint& chosen
   require_same_dimensions(
       model, chosen.checkpoint,
       hugging_face ? hugging_face_names(model, names) : own_names(chosen.checkpoint, names, /*ema=*/false),
-      fmt::format(
-          "give this job that model ([model], [model.args]), or another {}",
-          source == LoadSource::kOwn ? "checkpoint.folder for a new run" : "checkpoint.initial_load_path"));
+      model_remedy(config, chosen));
 }
 
 }  // namespace
@@ -80,7 +89,7 @@ LoaderPlace loader_place(const Mesh& mesh, int rank, uint64_t seed, const ModelA
 
 void require_checkpoint_of_job(const ResolvedConfig& resolved, const ModelArgs& model,
                                const JobRecord& record, const ChosenCheckpoint& chosen) {
-  require_model_of_job(model, chosen);
+  require_model_of_job(resolved.config, model, chosen);
   require_same_tokenizer(resolved, chosen, record.tokenizer);
 }
 
@@ -102,6 +111,7 @@ ResumePlan plan_run(const ResolvedConfig& resolved, const ModelArgs& model, cons
   ResumeRequest request;
   request.source = chosen->candidate.source;
   request.components = chosen->components;
+  request.left_out = chosen->left_out;
   if (const Object* stored = chosen->find(kTrajectoryKey))
     request.stored = Trajectory{text_table(*stored, chosen->candidate.path.string())};
   if (const Object* step = chosen->find("train_state.step"))

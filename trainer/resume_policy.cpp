@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "base/counted.h"
 #include "base/error.h"
 #include "base/hash.h"
 #include "trainer/config/schema.h"
@@ -78,6 +79,12 @@ std::string owner(const std::string& key) {
   return "";  // the curve's length and start, and the data, have rules of their own
 }
 
+// The key of the configuration that says the same.
+std::string configuration_key(const std::string& key) {
+  if (key == "model.rope_style") return "model.name";
+  return key.starts_with("model.") ? "model.args." + key.substr(6) : key;
+}
+
 struct Change {
   std::string key, saved, configured;
 };
@@ -97,8 +104,9 @@ std::vector<Change> changes(const ResolvedConfig& resolved, const Trajectory& co
 std::string change_lines(const ResolvedConfig& resolved, const std::vector<Change>& found) {
   std::string text;
   for (const Change& change : found) {
-    text += fmt::format("\n  {}: saved {}, configured {} ({})", change.key, printable(change.saved),
-                        change.configured, resolved.origin(change.key));
+    const std::string key = configuration_key(change.key);
+    text += fmt::format("\n  {}: saved {}, configured {} ({})", key, printable(change.saved),
+                        change.configured, resolved.origin(key));
   }
   return text;
 }
@@ -125,10 +133,33 @@ std::string data_difference(const ResolvedConfig& resolved, const TrajectoryFact
   return fmt::format(
       "The checkpoint at step {} goes on in other data than this job's: {} there, {} here, chosen by "
       "training.dataset_path ({}) and training.text_field ({}); file names, sizes or the tokenizer differ. "
-      "Configure the data that it was trained on, or start these from their beginning: {}.",
+      "Configure the data that it was trained on; or, to begin these from their beginning, {}.",
       request.step, place(request.data_place, *request.data), place(facts.data_place, facts.data),
       resolved.origin("training.dataset_path"), resolved.origin("training.text_field"),
       leave_out_remedy(resolved.config, request.source, "dataloader"));
+}
+
+// The ways out of a refusal for `found` with checkpoint.on_config_change = "error": those values with which
+// this resume passes, or what is in the way then.
+std::string ways_out(const ResolvedConfig& resolved, const TrajectoryFacts& facts,
+                     const ResumeRequest& request) {
+  ResumeRequest settings = request;
+  settings.data.reset();  // judged apart
+  std::vector<std::string> ways;
+  std::string obstacle;
+  for (const auto& [policy, meaning] : {std::pair("keep", "to go on with the saved values"),
+                                        {"override", "to go on with the configured ones"}}) {
+    ResolvedConfig tried = resolved;
+    tried.config.checkpoint.on_config_change = policy;
+    const std::string option = override_text("checkpoint.on_config_change", policy);
+    try {
+      resume_plan(tried, facts, settings);
+      ways.push_back(fmt::format("{} {}", option, meaning));
+    } catch (const Error& error) {
+      obstacle = fmt::format("Start with {}, and mend what is in the way then: {}", option, error.what());
+    }
+  }
+  return ways.empty() ? obstacle : fmt::format("Start with {}.", fmt::join(ways, ", or with "));
 }
 
 void apply_policy(const ResolvedConfig& resolved, const TrajectoryFacts& facts, const ResumeRequest& request,
@@ -140,29 +171,64 @@ void apply_policy(const ResolvedConfig& resolved, const TrajectoryFacts& facts, 
     if (policy == "keep" && !keep(change, facts, plan)) impossible.push_back(change);
   }
   if (policy == "error" && !found.empty()) {
-    throw_config(
-        "The checkpoint at step {} was saved with other settings:{}\nSet checkpoint.on_config_change = "
-        "\"keep\" to go on with the saved ones or \"override\" to go on with the configured ones, or "
-        "leave parts of the state out with checkpoint.exclude_from_loading.{}{}",
-        request.step, change_lines(resolved, found), data.empty() ? "" : "\n", data);
+    throw_config("The checkpoint at step {} was saved with other settings:{}\n{}{}{}", request.step,
+                 change_lines(resolved, found), ways_out(resolved, facts, request), data.empty() ? "" : "\n",
+                 data);
   }
   if (!data.empty()) throw_config("{}", data);
   if (!impossible.empty()) {
     throw_config(
-        "The checkpoint at step {} was saved with other settings that checkpoint.on_config_change = \"{}\" "
-        "cannot reconcile:{}\nConfigure the saved values, or leave the parts they belong to out with "
-        "checkpoint.exclude_from_loading.",
-        request.step, resolved.config.checkpoint.on_config_change, change_lines(resolved, impossible));
+        "The checkpoint at step {} was saved with other settings that {} cannot bring back:{}\nConfigure the "
+        "saved values, or start with {} to go on with the configured ones.",
+        request.step, override_text("checkpoint.on_config_change", policy),
+        change_lines(resolved, impossible), override_text("checkpoint.on_config_change", "override"));
   }
   for (const Change& change : found) {
+    const std::string key = configuration_key(change.key);
     if (policy == "keep") {
       plan.trajectory.set(change.key, change.saved);
-      plan.notes.push_back(fmt::format("{}: keeping {} from the checkpoint (configured: {})", change.key,
+      plan.notes.push_back(fmt::format("{}: keeping {} from the checkpoint (configured: {})", key,
                                        change.saved, change.configured));
     } else {
-      plan.notes.push_back(fmt::format("{}: taking {} from the configuration (saved: {})", change.key,
+      plan.notes.push_back(fmt::format("{}: taking {} from the configuration (saved: {})", key,
                                        change.configured, change.saved));
     }
+  }
+}
+
+// What a run without this part of a checkpoint begins with.
+std::string beginning_of(const std::string& part, const ResumePlan& plan, int64_t step) {
+  if (part == "model") return "the weights are random";
+  if (part == "optimizer") return "the optimizer's moments start from 0";
+  if (part == "ema") return "the averages start from the weights";
+  if (part == "lr_scheduler") return fmt::format("the learning-rate curve starts at step {}", step + 1);
+  if (part == "dataloader")
+    return fmt::format("the data start from their beginning (epoch 1 in the order of seed {})", plan.seed);
+  if (part == "train_state") return "steps are counted from 0";
+  return "random numbers start from the seed";
+}
+
+// A choice of parts stays in a command that is started again: a job that is requeued would begin its data,
+// say, at every start.
+void warn_of_left_out(const ResolvedConfig& resolved, const ResumeRequest& request, ResumePlan& plan) {
+  const auto& checkpoint = resolved.config.checkpoint;
+  const int64_t step = request.components.contains("train_state") ? request.step : 0;
+  const bool again = resume_mode(resolved.config, LoadSource::kOwn) == checkpoint.resume_mode;
+  for (const char* key : {"checkpoint.exclude_from_loading", "checkpoint.components"}) {
+    const bool by_name = key == std::string_view("checkpoint.exclude_from_loading");
+    std::vector<std::string> beginnings;
+    std::vector<std::string> parts;
+    for (const std::string& part : request.left_out) {
+      if (by_name != (std::ranges::count(checkpoint.exclude_from_loading, part) > 0)) continue;
+      parts.push_back(part);
+      beginnings.push_back(beginning_of(part, plan, step));
+    }
+    if (parts.empty()) continue;
+    plan.warnings.push_back(fmt::format(
+        "{} ({}): {} of the checkpoint at step {} {} not read: {}{}", key, resolved.origin(key),
+        fmt::join(parts, ", "), request.step, parts.size() == 1 ? "is" : "are", fmt::join(beginnings, "; "),
+        again ? "; this happens at every start, so take the key out when this one has saved a checkpoint"
+              : ""));
   }
 }
 
@@ -192,15 +258,15 @@ void place_curve(const ResolvedConfig& resolved, const ResumeRequest& request, R
     plan.schedule_start = request.step;
     if (!config.lr_scheduler.total_steps)
       horizon = std::max<int64_t>(1, config.training.steps - request.step);
-    plan.notes.push_back(fmt::format("the learning-rate curve starts anew at step {} and has {} steps",
-                                     request.step + 1, *horizon));
+    plan.notes.push_back(fmt::format("the learning-rate curve starts again at step {} and has {}",
+                                     request.step + 1, counted(*horizon, "step")));
     return;
   }
   if (!request.stored) {
     plan.notes.push_back(fmt::format(
-        "the checkpoint is not Hyperion's: the learning-rate curve ({} steps) and lr = {} come from the "
+        "the checkpoint is not Hyperion's: the learning-rate curve ({}) and lr = {} come from the "
         "configuration",
-        *horizon, config.optimizer.lr));
+        counted(*horizon, "step"), config.optimizer.lr));
     return;
   }
   if (const std::string* start = request.stored->find(kStart))
@@ -210,33 +276,30 @@ void place_curve(const ResolvedConfig& resolved, const ResumeRequest& request, R
   const int64_t stored = whole_number(*saved, kHorizon, 1);
   if (config.lr_scheduler.total_steps) {
     if (stored != *horizon)
-      plan.notes.push_back(
-          fmt::format("lr_scheduler.total_steps: the curve changes from {} to {} steps", stored, *horizon));
+      plan.notes.push_back(fmt::format("lr_scheduler.total_steps: the curve changes from {} to {}", stored,
+                                       counted(*horizon, "step")));
     return;
   }
   if (stored != *horizon)
     plan.notes.push_back(
-        fmt::format("the learning-rate curve keeps its {} steps from the checkpoint, whatever training.steps "
+        fmt::format("the learning-rate curve keeps its {} from the checkpoint, whatever training.steps "
                     "= {} is; set lr_scheduler.total_steps to change it",
-                    stored, config.training.steps));
+                    counted(stored, "step"), config.training.steps));
   horizon = stored;
 }
 
-// The keys that give the curve a floor above 0, as the resume takes them: where the stored floor is compared,
-// the changed one needs its permission.
+// The options that give the curve a floor above 0, as the resume takes them: where the stored floor is
+// compared, the changed one needs its permission.
 std::string floor_remedy(const ResolvedConfig& resolved, const ResumeRequest* request) {
-  std::string keys = "lr_scheduler.min_lr_factor = 0.1";
+  std::vector<std::string> options = {override_text("lr_scheduler.min_lr_factor", "0.1")};
   const bool compared = request != nullptr && request->stored &&
                         request->components.contains(owner("lr_scheduler.min_lr_factor")) &&
                         resume_mode(resolved.config, request->source) == "recover";
-  if (!compared) return keys;
-  std::vector<std::string> beside;
-  if (resolved.config.checkpoint.resume_mode != "recover")
-    beside.emplace_back("checkpoint.resume_mode = \"recover\"");
-  if (resolved.config.checkpoint.on_config_change != "override")
-    beside.emplace_back("checkpoint.on_config_change = \"override\"");
-  if (!beside.empty()) keys += fmt::format(" with {}", fmt::join(beside, " and "));
-  return keys;
+  if (compared && resolved.config.checkpoint.resume_mode != "recover")
+    options.push_back(override_text("checkpoint.resume_mode", "recover"));
+  if (compared && resolved.config.checkpoint.on_config_change != "override")
+    options.push_back(override_text("checkpoint.on_config_change", "override"));
+  return fmt::format("{}", fmt::join(options, " "));
 }
 
 // No step may train with a rate of 0 because its curve has ended. `step`: updates done; `request`: null for a
@@ -251,8 +314,10 @@ void check_rates(const ResolvedConfig& resolved, int64_t step, const ResumeReque
   if (floor == 0) {
     throw_config(
         "the learning-rate curve ends at step {} with a rate of 0, so steps {} to training.steps = {} would "
-        "learn nothing: set lr_scheduler.total_steps = {} for a curve that ends with the run, or a floor: {}",
-        end, std::max(step, end) + 1, last, last - plan.schedule_start, floor_remedy(resolved, request));
+        "learn nothing: start with {} for a curve that ends with the run, or with {} for a floor",
+        end, std::max(step, end) + 1, last,
+        override_text("lr_scheduler.total_steps", std::to_string(last - plan.schedule_start)),
+        floor_remedy(resolved, request));
   }
   plan.warnings.push_back(
       fmt::format("the learning-rate curve ends at step {}: the steps after it train with lr = {}", end,
@@ -292,15 +357,38 @@ std::set<std::string> components_to_load(const JobConfig& config, LoadSource sou
   return chosen;
 }
 
+std::vector<std::string> parts_left_out(const JobConfig& config, LoadSource source, bool weights_only) {
+  JobConfig whole = config;
+  whole.checkpoint.components.clear();
+  whole.checkpoint.exclude_from_loading.clear();
+  const std::set<std::string> every = components_to_load(whole, source, weights_only),
+                              read = components_to_load(config, source, weights_only);
+  std::vector<std::string> parts;
+  for (const std::string& part : component_names())
+    if (every.contains(part) && !read.contains(part)) parts.push_back(part);
+  return parts;
+}
+
 std::string leave_out_remedy(const JobConfig& config, LoadSource source, const std::string& part) {
   const auto& checkpoint = config.checkpoint;
-  if (resume_mode(config, source) != checkpoint.resume_mode)  // the choice of parts was for the first start
-    return fmt::format(
-        "set checkpoint.resume_mode = \"recover\" and checkpoint.exclude_from_loading = [\"{}\"]", part);
-  if (!checkpoint.components.empty()) return fmt::format("take {} out of checkpoint.components", part);
-  std::vector<std::string> parts = checkpoint.exclude_from_loading;
-  parts.push_back(part);
-  return fmt::format("set checkpoint.exclude_from_loading = [\"{}\"]", fmt::join(parts, "\", \""));
+  std::string options;
+  if (resume_mode(config, source) != checkpoint.resume_mode) {  // the choice of parts was for the first start
+    options = override_text("checkpoint.resume_mode", "recover") + " " +
+              override_text("checkpoint.exclude_from_loading", part);
+  } else if (!checkpoint.components.empty()) {
+    std::vector<std::string> parts = checkpoint.components;
+    std::erase(parts, part);
+    if (parts.empty()) return "choose other checkpoint.components";
+    options = override_text("checkpoint.components", fmt::format("{}", fmt::join(parts, ",")));
+  } else {
+    std::vector<std::string> parts = checkpoint.exclude_from_loading;
+    parts.push_back(part);
+    options = override_text("checkpoint.exclude_from_loading", fmt::format("{}", fmt::join(parts, ",")));
+  }
+  const bool again =
+      resume_mode(config, LoadSource::kOwn) == checkpoint.resume_mode || source == LoadSource::kOwn;
+  return fmt::format("start {}with {}{}", again ? "once " : "", options,
+                     again ? " (and without it again when that start has saved a checkpoint)" : "");
 }
 
 const std::string* Trajectory::find(std::string_view key) const {
@@ -376,6 +464,7 @@ ResumePlan resume_plan(const ResolvedConfig& resolved, const TrajectoryFacts& fa
   place_curve(resolved, request, plan);
   plan.trajectory.set(kHorizon, std::to_string(*plan.config.lr_scheduler.total_steps));
   plan.trajectory.set(kStart, std::to_string(plan.schedule_start));
+  warn_of_left_out(resolved, request, plan);
   warn_of_cuts(plan);
   check_rates(resolved, request.components.contains("train_state") ? request.step : 0, &request, plan);
   return plan;
@@ -409,8 +498,26 @@ std::string config_comparison(const TextTable& stored, const TextTable& now) {
   }
   for (const auto& [key, text] : before)
     if (!after.contains(key)) lines.push_back(fmt::format("{}: {} -> (no such key)", key, text));
-  return fmt::format("the configuration differs from the checkpoint's in {} key{}: {}", lines.size(),
-                     lines.size() == 1 ? "" : "s", fmt::join(lines, ", "));
+  return fmt::format("the configuration differs from the checkpoint's in {}: {}",
+                     counted(lines.size(), "key"), fmt::join(lines, ", "));
+}
+
+std::string model_options(const JobConfig::Model& saved, const JobConfig::Model& now) {
+  // What a model is made of, not what is done to it and where its tokenizer is.
+  const std::set<std::string> others = {"model.hf_assets_path", "model.tokenizer_path", "model.converters",
+                                        "model.print_after_conversion"};
+  JobConfig there, here;
+  there.model = saved;
+  here.model = now;
+  std::vector<std::string> options;
+  for (const Section& section : schema()) {
+    for (const Option& option : section.options) {
+      if (!option.name.starts_with("model.") || others.contains(option.name)) continue;
+      const std::string value = text_of(read(option, there));
+      if (value != text_of(read(option, here))) options.push_back(override_text(option.name, value));
+    }
+  }
+  return fmt::format("{}", fmt::join(options, " "));
 }
 
 Object to_object(const TextTable& table) {

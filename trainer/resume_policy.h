@@ -31,6 +31,9 @@ std::string resume_mode(const JobConfig& config, LoadSource source);
 // The components to read. `weights_only`: the checkpoint holds the model alone (a seed, a last save).
 std::set<std::string> components_to_load(const JobConfig& config, LoadSource source, bool weights_only);
 
+// The parts that would be read if checkpoint.components and exclude_from_loading did not leave them out.
+std::vector<std::string> parts_left_out(const JobConfig& config, LoadSource source, bool weights_only);
+
 // Everything that shapes the loss curve, as key and text in a fixed order. Stored in every checkpoint.
 struct Trajectory {
   TextTable entries;
@@ -65,20 +68,22 @@ ResumePlan fresh_plan(const ResolvedConfig& resolved, const TrajectoryFacts& fac
 
 struct ResumeRequest {
   LoadSource source = LoadSource::kOwn;
-  std::set<std::string> components;  // those that are loaded
-  std::optional<Trajectory> stored;  // none: a checkpoint that is not Hyperion's
-  int64_t step = 0;                  // of the checkpoint
-  std::optional<uint64_t> data{};    // the fingerprint of its position in the data, where it has one
-  std::string data_place{};          // where the documents were; "" when it does not say
+  std::set<std::string> components;     // those that are loaded
+  std::optional<Trajectory> stored;     // none: a checkpoint that is not Hyperion's
+  int64_t step = 0;                     // of the checkpoint
+  std::optional<uint64_t> data{};       // the fingerprint of its position in the data, where it has one
+  std::string data_place{};             // where the documents were; "" when it does not say
+  std::vector<std::string> left_out{};  // parts_left_out() that the checkpoint holds
 };
 
-// How to leave a part of the state in a checkpoint: "leave it out with checkpoint.exclude_from_loading =
-// [...]", by the keys that apply to this source.
+// How to leave a part of the state in a checkpoint, by the options that apply to this source: "start once
+// with
+// --checkpoint.exclude_from_loading=dataloader (and without it again ...)".
 std::string leave_out_remedy(const JobConfig& config, LoadSource source, const std::string& part);
 
 // Throws Error(kUsage) when the settings that shape the curve differ and checkpoint.on_config_change does not
-// say what to do (one message with all of them), and when steps that are left lie beyond the end of a curve
-// whose floor is 0.
+// say what to do (one message with all of them, and the values with which this resume would pass), and when
+// steps that are left lie beyond the end of a curve whose floor is 0.
 ResumePlan resume_plan(const ResolvedConfig& resolved, const TrajectoryFacts& facts,
                        const ResumeRequest& request);
 
@@ -87,6 +92,9 @@ ResumePlan resume_plan(const ResolvedConfig& resolved, const TrajectoryFacts& fa
 TextTable config_entries(const JobConfig& config);
 uint64_t config_hash(const TextTable& entries);
 std::string config_comparison(const TextTable& stored, const TextTable& now);
+
+// The options that give a job the model of a checkpoint: "--model.args.n_layers=10"; "" when all are alike.
+std::string model_options(const JobConfig::Model& saved, const JobConfig::Model& now);
 
 // A table as it stands in a checkpoint: a dict of texts. `where` is for the message of Error(kBadData).
 Object to_object(const TextTable& table);

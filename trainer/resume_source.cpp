@@ -17,23 +17,36 @@ namespace {
 
 using Json = nlohmann::json;
 
-std::string to_text(const std::vector<Candidate>& candidates, const std::string& error) {
+struct FoundStart {
+  std::vector<Candidate> candidates{};  // best first
+  std::optional<FinishedRun> finished{};
+};
+
+// What rank 0 found, on its way to the others.
+std::string to_text(const FoundStart& found, const std::string& error) {
   Json json = {{"error", error}, {"candidates", Json::array()}};
-  for (const Candidate& c : candidates)
+  for (const Candidate& c : found.candidates)
     json["candidates"].push_back({c.path.string(), c.source == LoadSource::kOwn, c.step, c.hugging_face});
+  if (const auto& finished = found.finished)
+    json["finished"] = {finished->path.string(), finished->step, finished->resumable_step.value_or(-1)};
   return json.dump();
 }
 
-std::vector<Candidate> from_text(const std::string& text) {
+FoundStart from_text(const std::string& text) {
   const Json json = Json::parse(text);
   const std::string error = json.at("error");
   if (!error.empty()) throw Error(ExitCode::kBadData, error);
-  std::vector<Candidate> candidates;
+  FoundStart found;
   for (const Json& c : json.at("candidates")) {
     const std::string path = c.at(0);
-    candidates.push_back({path, c.at(1) ? LoadSource::kOwn : LoadSource::kInitial, c.at(2), c.at(3)});
+    found.candidates.push_back({path, c.at(1) ? LoadSource::kOwn : LoadSource::kInitial, c.at(2), c.at(3)});
   }
-  return candidates;
+  if (const auto finished = json.find("finished"); finished != json.end()) {
+    const std::string path = finished->at(0);
+    const int64_t step = finished->at(2);
+    found.finished = {path, finished->at(1), step < 0 ? std::nullopt : std::optional(step)};
+  }
+  return found;
 }
 
 std::string to_text(const LoadFailure& failure) {
@@ -72,39 +85,52 @@ bool wants_weights_only(const JobConfig& config) {
          std::ranges::all_of(wanted, [](const std::string& c) { return c == "model" || c == "ema"; });
 }
 
+// The options that start a job from `path`.
+std::string initial_load(const fs::path& path, bool hugging_face) {
+  return override_text("checkpoint.initial_load_path", path.string()) + " " +
+         override_text("checkpoint.initial_load_in_hf", hugging_face ? "true" : "false");
+}
+
 // The job's own checkpoints, newest first; what cannot be resumed from is left out and named in the log.
-std::vector<Candidate> own_candidates(const JobConfig& config, const CheckpointFolder& folder) {
+FoundStart own_checkpoints(const JobConfig& config, const CheckpointFolder& folder) {
   const int64_t wanted = config.checkpoint.load_step;
-  std::vector<Candidate> found;
+  FoundStart start;
+  std::vector<Candidate>& found = start.candidates;
   std::vector<std::string> skipped;
   std::vector<FoundCheckpoint> entries = folder.scan();
   std::ranges::sort(entries, std::greater(), &FoundCheckpoint::step);
   for (const FoundCheckpoint& entry : entries) {
     if (wanted != -1 && entry.step != wanted) continue;
-    const std::string problem = entry.unreadable    ? ""  // the job ends when it comes to it
-                                : !entry.complete() ? entry.why_not
-                                : entry.kind == "model" && !wants_weights_only(config)
-                                    ? "it holds the weights alone (checkpoint.last_save_model_only); to "
-                                      "start a new run from them, name it as "
-                                      "checkpoint.initial_load_path"
-                                : !entry.unreadable && !name_exists(entry.path / ".metadata")
-                                    ? "it is an export for Hugging Face, not a state to go on from"
-                                    : "";
+    const bool weights = !entry.unreadable && entry.complete() && holds_weights_alone(entry) &&
+                         !(wants_weights_only(config) && name_exists(entry.path / ".metadata"));
+    if (weights && wanted == -1 && found.empty() && !start.finished && entry.step >= config.training.steps) {
+      start.finished = {entry.path, entry.step};
+      continue;
+    }
+    std::string problem = entry.unreadable ? "" : entry.why_not;  // the job ends when it comes to it
+    if (weights)
+      problem = fmt::format("it holds weights alone; a new run, in another folder, starts from them with {}",
+                            initial_load(entry.path, !name_exists(entry.path / ".metadata")));
     if (problem.empty()) {
       found.push_back({entry.path, LoadSource::kOwn, entry.step, false});
       continue;
     }
-    log_warning("Checkpoint {} is not resumed from: {}", entry.path.string(), problem);
+    if (!start.finished) log_warning("Checkpoint {} is not resumed from: {}", entry.path.string(), problem);
     skipped.push_back(fmt::format("{}: {}", entry.path.string(), problem));
   }
-  if (!found.empty()) return found;
+  if (start.finished) {
+    if (!found.empty()) start.finished->resumable_step = found.front().step;
+    found.clear();
+    return start;
+  }
+  if (!found.empty()) return start;
   if (!skipped.empty())
     throw_data("no checkpoint in {} can be resumed from: {}", folder.path().string(),
                fmt::join(skipped, "; "));
   if (wanted != -1)
     throw_data("checkpoint.load_step = {}: there is no step-{} in {}", wanted, wanted,
                folder.path().string());
-  return found;
+  return start;
 }
 
 // `path`, where the job starts from, is in the format that the configuration says.
@@ -113,10 +139,8 @@ void require_format(const fs::path& path, bool hugging_face) {
   if (dcp && hugging_face)
     throw_data(
         "checkpoint.initial_load_in_hf = true expects safetensors, but {} is a checkpoint in DCP format (it "
-        "holds "
-        ".metadata): set checkpoint.initial_load_in_hf = false and checkpoint.initial_load_path to this "
-        "folder",
-        path.string());
+        "holds .metadata): start with {}",
+        path.string(), initial_load(path, /*hugging_face=*/false));
   if (dcp) return;
   bool safetensors = path.extension() == ".safetensors";
   std::vector<std::string> steps;
@@ -130,8 +154,8 @@ void require_format(const fs::path& path, bool hugging_face) {
   if (safetensors)
     throw_data(
         "checkpoint.initial_load_path: {} holds safetensors (Hugging Face's format) and no checkpoint in DCP "
-        "format: set checkpoint.initial_load_in_hf = true",
-        path.string());
+        "format: start with {}",
+        path.string(), initial_load(path, /*hugging_face=*/true));
   std::ranges::sort(steps, {}, [](const std::string& name) { return step_of_name(name).value(); });
   throw_data(
       "checkpoint.initial_load_path: {} holds no {}: name the folder of one {}{}", path.string(),
@@ -140,7 +164,38 @@ void require_format(const fs::path& path, bool hugging_face) {
       steps.empty() ? "" : fmt::format("; {} is in it", steps.back()));
 }
 
+// The checkpoints that the job could start from, or that it has nothing left to do.
+FoundStart find_start(const JobConfig& config, const CheckpointFolder& folder, const fs::path& install_root) {
+  const auto& options = config.checkpoint;
+  FoundStart own;
+  // A seed checkpoint holds the initial weights, whatever has been trained beside it.
+  if (!options.create_seed_checkpoint && (path_exists(folder.path()) || options.load_step != -1))
+    own = own_checkpoints(config, folder);
+  if (!own.candidates.empty() || own.finished) {
+    if (options.initial_load_path || options.initial_load_in_hf)
+      log_info("Checkpoints of this job are in {}: the initial load is not used", folder.path().string());
+    return own;
+  }
+  if (!options.initial_load_path && !options.initial_load_in_hf) return {};
+  const fs::path path =
+      resolve_input(options.initial_load_path.value_or(config.model.hf_assets_path), install_root);
+  if (!path_exists(path))
+    throw_data("checkpoint.initial_load_path: there is no {} to load from", path.string());
+  require_format(path, options.initial_load_in_hf);
+  return {.candidates = {{path, LoadSource::kInitial, 0, options.initial_load_in_hf}}};
+}
+
 }  // namespace
+
+bool holds_weights_alone(const FoundCheckpoint& found) {
+  if (found.kind == "model" || !name_exists(found.path / ".metadata")) return true;
+  if (found.manifest || found.step == 0) return false;  // a step-0 of torchtitan is a seed
+  try {
+    return !holds_optimizer(open_checkpoint(found.path));
+  } catch (const Error&) {
+    return false;  // damage is named when it is loaded
+  }
+}
 
 // Damage may be what one rank alone sees; what does not fit is the same for all.
 LoadFailure::LoadFailure(const Error& error, int rank)
@@ -158,34 +213,15 @@ ResumeSource::ResumeSource(const JobConfig& config, const CheckpointFolder& fold
   std::string text;
   if (ranks.rank() == 0) {
     try {
-      text = to_text(candidates(folder, install_root), "");
+      text = to_text(find_start(config, folder, install_root), "");
     } catch (const Error& error) {
       text = to_text({}, error.what());
     }
   }
-  candidates_ = from_text(ranks.all_gather(text).front());
+  FoundStart found = from_text(ranks.all_gather(text).front());
+  candidates_ = std::move(found.candidates);
+  finished_ = std::move(found.finished);
   if (!candidates_.empty()) open_next();
-}
-
-std::vector<Candidate> ResumeSource::candidates(const CheckpointFolder& folder,
-                                                const fs::path& install_root) const {
-  const auto& options = config_.checkpoint;
-  std::vector<Candidate> own;
-  // A seed checkpoint holds the initial weights, whatever has been trained beside it.
-  if (!options.create_seed_checkpoint && (path_exists(folder.path()) || options.load_step != -1))
-    own = own_candidates(config_, folder);
-  if (!own.empty()) {
-    if (options.initial_load_path || options.initial_load_in_hf)
-      log_info("Checkpoints of this job are in {}: the initial load is not used", folder.path().string());
-    return own;
-  }
-  if (!options.initial_load_path && !options.initial_load_in_hf) return {};
-  const fs::path path =
-      resolve_input(options.initial_load_path.value_or(config_.model.hf_assets_path), install_root);
-  if (!path_exists(path))
-    throw_data("checkpoint.initial_load_path: there is no {} to load from", path.string());
-  require_format(path, options.initial_load_in_hf);
-  return {{path, LoadSource::kInitial, 0, options.initial_load_in_hf}};
 }
 
 bool ResumeSource::settle(const LoadFailure& failure) {
@@ -236,9 +272,9 @@ void ResumeSource::settle_ema(ChosenCheckpoint& chosen) const {
   if (there || !chosen.components.contains("ema")) return;
   if (config_.ema.on_missing == "error")
     throw_misfit(
-        "{}: ema.enable = true, but the checkpoint holds no averaged weights; set ema.on_missing = "
-        "\"init_from_model\" to start them from the weights",
-        chosen.candidate.path.string());
+        "{}: ema.enable = true, but the checkpoint holds no averaged weights; to start them from "
+        "the weights, start with {}",
+        chosen.candidate.path.string(), override_text("ema.on_missing", "init_from_model"));
   log_info("The averaged weights (ema) start from the weights of {}", chosen.candidate.path.string());
   chosen.components.erase("ema");
 }
@@ -258,8 +294,11 @@ ChosenCheckpoint ResumeSource::open(const Candidate& candidate) const {
     return chosen;
   }
   const bool seed = chosen.checkpoint.manifest && chosen.checkpoint.manifest->kind == "seed";
-  chosen.components =
-      components_to_load(config_, candidate.source, seed || !holds_optimizer(chosen.checkpoint));
+  const bool weights_only = seed || !holds_optimizer(chosen.checkpoint);
+  chosen.components = components_to_load(config_, candidate.source, weights_only);
+  for (const std::string& part : parts_left_out(config_, candidate.source, weights_only))
+    if (std::ranges::any_of(chosen.names, [&](const auto& name) { return component_of(name.first) == part; }))
+      chosen.left_out.push_back(part);
   settle_ema(chosen);
   const auto wanted = [&](const std::string& name) { return chosen.components.contains(component_of(name)); };
   std::set<std::string> object_keys;
@@ -280,21 +319,24 @@ void require_same_tokenizer(const ResolvedConfig& resolved, const ChosenCheckpoi
   const bool position =
       chosen.components.contains("dataloader") && chosen.find("dataloader.position") != nullptr;
   const std::string leave_out = leave_out_remedy(resolved.config, chosen.candidate.source, "dataloader");
-  std::string allow = "checkpoint.allow_other_tokenizer = true";
+  std::string allow = "start with " + override_text("checkpoint.allow_other_tokenizer", "true");
   if (position && !allowed)
     allow +=
-        fmt::format(", and {}, because the position in the data counts the other one's tokens", leave_out);
+        fmt::format(" and, because the position in the data counts the other one's tokens, {}", leave_out);
   const bool differs = require_same_tokenizer(
       chosen.candidate.path, read_record(chosen.checkpoint).tokenizer,
       {.path = own.path,
        .hash = own.hash,
        .chosen_by = fmt::format("model.hf_assets_path ({})", resolved.origin("model.hf_assets_path")),
-       .key = "model.hf_assets_path = \"{}\"",
+       .choose =
+           [](const std::string& path) {
+             return "start with " + override_text("model.hf_assets_path", path);
+           },
        .allow = allow,
-       .allowed = allowed});
+       .allowed_by = allowed ? "checkpoint.allow_other_tokenizer" : ""});
   if (differs && position)
-    throw_config("{}: its position in the data counts the tokens of another tokenizer: beside {}, {}",
-                 chosen.candidate.path.string(), allow, leave_out);
+    throw_config("{}: its position in the data counts the tokens of another tokenizer: {}",
+                 chosen.candidate.path.string(), leave_out);
 }
 
 }  // namespace hyperion

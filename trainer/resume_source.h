@@ -33,13 +33,26 @@ struct ChosenCheckpoint {
   OpenCheckpoint checkpoint;
   std::map<std::string, std::string> names;  // name here (or Hugging Face's) -> key in the checkpoint
   std::set<std::string> components;          // to be loaded
-  std::map<std::string, Object> objects;     // of the components, by name here
+  std::vector<std::string> left_out;  // of those it holds, by checkpoint.components or exclude_from_loading
+  std::map<std::string, Object> objects;  // of the components, by name here
 
   const Object* find(const std::string& name) const {
     const auto found = objects.find(name);
     return found == objects.end() ? nullptr : &found->second;
   }
 };
+
+// A job that has nothing left to do: its newest checkpoint holds the weights of its last step alone, from
+// which no run could go on.
+struct FinishedRun {
+  std::filesystem::path path;
+  int64_t step = 0;
+  std::optional<int64_t> resumable_step{};  // of the newest checkpoint that a longer run would go on from
+};
+
+// Whether nothing but weights is in it, so that no run goes on from it: a last save of weights, or an export
+// for Hugging Face. Reads the index of a complete checkpoint that another program wrote.
+bool holds_weights_alone(const FoundCheckpoint& found);
 
 // Why a rank cannot use a checkpoint.
 struct LoadFailure {
@@ -59,6 +72,8 @@ class ResumeSource {
                const std::filesystem::path& install_root, Coordinator& ranks);
 
   const std::optional<ChosenCheckpoint>& chosen() const { return chosen_; }
+  // Instead of a chosen one.
+  const std::optional<FinishedRun>& finished() const { return finished_; }
 
   // After every rank has tried to load the chosen one; `failure`: this rank's. True when all could. False
   // when it is damaged: chosen() is then the one before it, as checkpoint.on_corrupt says. Collective. Throws
@@ -66,8 +81,6 @@ class ResumeSource {
   bool settle(const LoadFailure& failure);
 
  private:
-  std::vector<Candidate> candidates(const CheckpointFolder& folder,
-                                    const std::filesystem::path& install_root) const;
   void open_next();
   bool accepted(const LoadFailure& failure);
   ChosenCheckpoint open(const Candidate& candidate) const;
@@ -76,6 +89,7 @@ class ResumeSource {
   const JobConfig& config_;
   Coordinator& ranks_;
   std::vector<Candidate> candidates_;  // best first
+  std::optional<FinishedRun> finished_{};
   size_t next_ = 0;
   std::optional<ChosenCheckpoint> chosen_;
 };

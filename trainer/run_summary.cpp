@@ -4,13 +4,17 @@
 
 #include <fmt/format.h>
 
+#include "base/counted.h"
+
 namespace hyperion {
 namespace {
 
 std::string checkpointing_of(const JobConfig::ActivationCheckpoint& options) {
   if (options.mode != "selective") return options.mode;
   if (options.selective_ac_option == "op") return "selective by operation";
-  return fmt::format("selective, every {} blocks", options.selective_ac_option);
+  return options.selective_ac_option == "1"
+             ? "selective, every block"
+             : fmt::format("selective, every {} blocks", options.selective_ac_option);
 }
 
 // The optimizer updates weights of training.dtype; layers read copies of them where their dtype differs.
@@ -42,10 +46,8 @@ std::vector<std::string> run_summary(const JobConfig& config, const RunPlace& pl
   const int64_t global = training.global_batch_size > 0 ? training.global_batch_size : microbatch;
   const bool cpu = place.device == "CPU";
   return {
-      fmt::format(
-          "Device: {}{}; mesh {}", place.device,
-          cpu ? fmt::format(", {} thread{} per rank", place.threads, place.threads == 1 ? "" : "s") : "",
-          place.mesh),
+      fmt::format("Device: {}{}; mesh {}", place.device,
+                  cpu ? fmt::format(", {} per rank", counted(place.threads, "thread")) : "", place.mesh),
       fmt::format("Trainer is initialized with local batch size {}, global batch size {}, gradient "
                   "accumulation steps {}, sequence length {}, total steps {} (warmup {}): {} tokens per step",
                   training.local_batch_size, global, global / microbatch, training.seq_len, training.steps,

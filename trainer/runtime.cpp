@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "base/counted.h"
 #include "base/error.h"
 #include "base/failpoint.h"
 #include "base/files.h"
@@ -17,10 +18,6 @@
 
 namespace hyperion {
 namespace {
-
-bool fake(const JobConfig& config) {
-  return config.comm.mode == "fake_backend";
-}
 
 std::optional<std::string> variable(const char* name) {
   const char* value = std::getenv(name);
@@ -36,8 +33,12 @@ Fingerprint job_identity(const JobConfig& config) {
 
 }  // namespace
 
+bool is_dry_run(const JobConfig& config) {
+  return config.comm.mode == "fake_backend";
+}
+
 Environment job_environment(const JobConfig& config) {
-  if (!fake(config)) return read_environment();
+  if (!is_dry_run(config)) return read_environment();
   const std::string ranks = variable("NGPU").value_or("1");
   char* end = nullptr;
   const long count = std::strtol(ranks.c_str(), &end, 10);
@@ -99,13 +100,23 @@ Runtime start_runtime(const ResolvedConfig& resolved, const ModelArgs& model,
     make_folders(dump.parent_path());
   }
   options.identity = job_identity(config);
-  if (fake(config)) options.backend = CommBackend::kFake;
+  if (is_dry_run(config)) {
+    options.backend = CommBackend::kFake;
+    log_warning(
+        "comm.mode = \"fake_backend\": a dry run of rank 0 of {}, which exchanges nothing with other ranks, "
+        "so "
+        "its losses mean nothing; {}no metrics and no record of the run are written",
+        counted(environment.world_size, "rank"),
+        config.checkpoint.enable
+            ? "checkpoint.enable = true has no effect (no checkpoint is loaded or saved); "
+            : "");
+  }
   runtime.mesh = std::make_unique<Mesh>(mesh_config(config.parallelism), environment.world_size);
   const int64_t microbatches =
       std::max<int64_t>(1, config.training.global_batch_size /
                                (config.training.local_batch_size * runtime.mesh->degree(MeshDim::kBatch)));
   require_memory(resolved, job_size(config, model, runtime.mesh->degree(MeshDim::kFsdp), microbatches),
-                 rank_memory(runtime.device, fake(config) ? 1 : environment.local_world_size));
+                 rank_memory(runtime.device, is_dry_run(config) ? 1 : environment.local_world_size));
   failpoint("init.before_pg");
   runtime.groups = std::make_unique<ProcessGroups>(*runtime.mesh, environment, options);
   failpoint("init.after_pg");

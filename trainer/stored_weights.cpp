@@ -12,6 +12,7 @@
 #include "models/hugging_face.h"
 #include "models/hugging_face_config.h"
 #include "models/transformer.h"
+#include "trainer/config/overrides.h"
 #include "trainer/job_state.h"
 
 namespace hyperion {
@@ -101,26 +102,16 @@ void require_same_model(const ModelArgs& args, const std::filesystem::path& fold
   const std::vector<std::string> differences = hf_differences(args, read_hf_config(file));
   if (!differences.empty())
     throw_config(
-        "{} describes another model than this job's: {}; choose the model's flavour or model.flavor = "
-        "\"from_hf\"",
-        file.string(), fmt::join(differences, "; "));
+        "{} describes another model than this job's: {}; choose the model's flavour, or start with {}",
+        file.string(), fmt::join(differences, "; "), override_text("model.flavor", "from_hf"));
 }
 
 void require_same_dimensions(const ModelArgs& args, const OpenCheckpoint& checkpoint,
                              const StoredNames& names, const std::string& remedy) {
   const std::string differences = dimension_differences(args, checkpoint.index, names.keys);
   if (differences.empty()) return;
-  std::string message = fmt::format("{}: the checkpoint is of another model: {}; {}",
-                                    checkpoint.folder.string(), differences, remedy);
-  const std::vector<TensorState> wanted = whole_parameters(args);
-  LoadOptions options;
-  options.allow_dtype_cast = true;
-  try {
-    plan_load(checkpoint, wanted, names, options);
-  } catch (const Misfit& every_tensor) {
-    message += fmt::format("\n{}", every_tensor.what());
-  }
-  throw Misfit(message);
+  throw_misfit("the checkpoint is of another model: {} ({}); {}", differences, checkpoint.folder.string(),
+               remedy);
 }
 
 StoredWeights::StoredWeights(const std::filesystem::path& folder, const ModelArgs& args, bool ema)

@@ -31,8 +31,7 @@ StoredNames own_names(const OpenCheckpoint& checkpoint, const std::map<std::stri
                       bool ema);
 
 // Throws Misfit when the shapes of a checkpoint's weights tell that they are of another model than `args`: in
-// words
-// ("10 layers there, 8 here; dim 64 there, 32 here"), with `remedy`, and then every tensor that differs.
+// words ("10 layers there, 8 here; dim 64 there, 32 here"), with `remedy`.
 void require_same_dimensions(const ModelArgs& args, const OpenCheckpoint& checkpoint,
                              const StoredNames& names, const std::string& remedy);
 

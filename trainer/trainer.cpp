@@ -99,7 +99,7 @@ Trainer::Trainer(const ResolvedConfig& resolved, const std::vector<std::string>&
   for (const std::string& warning : float8_.warnings) log_warning("{}", warning);
   if (float8_.counters) log_info("{}", describe_gathers(walk_.parameters(), fsdp_));
   failpoint("init.model");
-  initialise_weights();
+  if (!access_.finished()) initialise_weights();
   make_components();
   load_checkpoint();
   set_phase("start of the metrics");
@@ -135,9 +135,9 @@ void Trainer::make_components() {
   for (const std::string& warning : plan_.warnings) log_warning("{}", warning);
   const auto parameters = walk_.parameters();
   if (config_.ema.enable) ema_ = std::make_unique<Ema>(parameters, ema_options(config_.ema));
-  if (!access_.enabled()) return;
   components_ = state_components({parameters, *runtime_.mesh, runtime_.rank(), runtime_.device, optimizer_,
                                   ema_.get(), state_, *loader_, plan_, configured_.config});
+  if (!access_.enabled()) return;
   std::vector<StateComponent*> all;
   for (const auto& component : components_) all.push_back(component.get());
   std::map<std::string, std::string> facts = {
@@ -159,6 +159,7 @@ void Trainer::make_components() {
 }
 
 void Trainer::load_checkpoint() {
+  if (const auto& finished = access_.finished()) state_.step = finished->step;
   if (access_.chosen() == nullptr) return;
   checkpoints_->load(
       [this](const ChosenCheckpoint& chosen) { return hugging_face_names(model_args_, chosen.names); });
@@ -245,12 +246,13 @@ void Trainer::log_start() const {
     start.emplace_back(own ? "resumed_from" : "initial_load_path", chosen->candidate.path.string());
   }
   metrics_->event(state_.step, "start", start);
+  if (access_.finished()) return;
   if (const auto problem = export_problem(model_args_))
     log_info("This model cannot be exported to Hugging Face (by ckpt convert or last_save_in_hf): {}",
              problem->text);
   if (chosen != nullptr && chosen->components.contains("model")) return;  // the load has said so
   log_info("Weights: initialised at random (seed {})", plan_.seed);
-  if (config_.model.flavor == "from_hf")
+  if (config_.model.flavor == "from_hf" && !is_dry_run(config_))
     log_warning(
         "model.flavor = \"from_hf\" takes the model's shape alone: to start from its weights set "
         "checkpoint.enable = true and checkpoint.initial_load_in_hf = true");
@@ -365,13 +367,17 @@ void Trainer::log_step(int64_t step, const std::vector<at::Tensor>& losses, cons
   metrics.lr = learning_rate(step);
   metrics.n_tokens_seen = state_.tokens_seen;
   if (resumed_step_ > 0 && !std::isnan(state_.last_loss)) {  // so that a jump of the curve is seen
-    log_info("Resumed after step {}: the last loss before was {:.5f}, the first one now is {:.5f}",
-             resumed_step_, state_.last_loss, metrics.global_avg_loss);
+    if (state_.last_loss_step > 0)
+      log_info(
+          "Resumed after step {}: the loss of step {}, the last one logged before, was {:.5f}; that of "
+          "step {}, the first one logged now, is {:.5f}",
+          resumed_step_, state_.last_loss_step, state_.last_loss, step, metrics.global_avg_loss);
     metrics.extra = {{"resume/step", static_cast<double>(resumed_step_)},
                      {"resume/last_loss", state_.last_loss}};
   }
   resumed_step_ = 0;
   state_.last_loss = metrics.global_avg_loss;
+  state_.last_loss_step = step;
   metrics_->log(metrics);
 }
 
@@ -415,11 +421,21 @@ ExitCode Trainer::run() {
 
 ExitCode Trainer::train() {
   const ChosenCheckpoint* chosen = access_.chosen();
-  const bool nothing_left = state_.step >= config_.training.steps && chosen != nullptr &&
-                            chosen->candidate.source == LoadSource::kOwn;
-  if (nothing_left)
+  const auto& finished = access_.finished();
+  const bool nothing_left = finished || (state_.step >= config_.training.steps && chosen != nullptr &&
+                                         chosen->candidate.source == LoadSource::kOwn);
+  if (finished) {
+    log_info("Nothing is left to do: {} holds the weights after step {}, and training.steps = {}{}",
+             finished->path.string(), finished->step, config_.training.steps,
+             finished->resumable_step
+                 ? fmt::format("; with more steps this run would go on from step-{}, the newest full "
+                               "checkpoint, and train the steps after it again",
+                               *finished->resumable_step)
+                 : "");
+  } else if (nothing_left) {
     log_info("Nothing is left to do: step {} is done already, and training.steps = {}; raise it to train on",
              state_.step, config_.training.steps);
+  }
   if (checkpoints_ && !nothing_left) {
     if (config_.checkpoint.create_seed_checkpoint) {
       checkpoints_->save_seed();
@@ -483,8 +499,6 @@ ExitCode Trainer::stopped(int64_t step, bool trained) {
 }
 
 std::string Trainer::state_table() const {
-  if (!checkpoints_)
-    throw_config("--dump-state-dict shows the state that checkpoints hold: set checkpoint.enable = true");
   std::string table;
   for (const auto& component : components_) {
     for (const TensorState& tensor : component->tensors())

@@ -12,6 +12,7 @@
 #include <fmt/chrono.h>
 #include <fmt/format.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <sys/statfs.h>
 #include <unistd.h>
 
@@ -61,6 +62,31 @@ std::string read_small(int fd) {
   const ssize_t n = ::pread(fd, text.data(), text.size(), 0);
   text.resize(static_cast<size_t>(std::max<ssize_t>(n, 0)));
   return text;
+}
+
+// Those that make_folders() would make, the deepest first.
+std::vector<fs::path> missing_folders(const fs::path& folder) {
+  std::vector<fs::path> missing;
+  std::error_code ignored;
+  for (fs::path at = fs::absolute(folder).lexically_normal();
+       at.has_relative_path() && !fs::exists(at, ignored); at = at.parent_path())
+    if (at.has_filename()) missing.push_back(at);
+  return missing;
+}
+
+// Whether `path` is the file that `fd` has open: one that unlocked it before may have removed it meanwhile.
+bool is_file_of(const fs::path& path, int fd) {
+  struct stat there = {};
+  struct stat here = {};
+  return ::stat(path.c_str(), &there) == 0 && ::fstat(fd, &here) == 0 && there.st_dev == here.st_dev &&
+         there.st_ino == here.st_ino;
+}
+
+bool holds_nothing_else(const fs::path& folder, const fs::path& file) {
+  std::error_code error;
+  const fs::directory_iterator entries(folder, error);
+  return !error && std::all_of(begin(entries), end(entries),
+                               [&](const fs::directory_entry& entry) { return entry.path() == file; });
 }
 
 std::string describe(const LockOwner& owner) {
@@ -121,9 +147,11 @@ std::string why_not_stale(const LockOwner& owner, const LockOwner& self, bool ow
   return "this file system does not tell whether a process on another host holds a lock";
 }
 
-FolderLock::FolderLock(const fs::path& folder) : folder_(folder) {
+FolderLock::FolderLock(const fs::path& folder) : folder_(folder), made_(missing_folders(folder)) {
   make_folders(folder);
   const fs::path path = folder / kLockFile;
+  std::error_code ignored;
+  made_file_ = !fs::exists(fs::symlink_status(path, ignored));
   file_ = Descriptor(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666));
   if (!file_)
     throw Error(ExitCode::kSaveFailed,
@@ -139,6 +167,9 @@ FolderLock::FolderLock(const fs::path& folder) : folder_(folder) {
         "{}: another run writes checkpoints here: {}; stop it, or give this run another checkpoint folder",
         printable(folder), owner ? describe(*owner) : "a process that has not yet said which");
   }
+  if (locked && !is_file_of(path, file_.get()))
+    throw_config("{}: another run that wrote checkpoints here ended at this moment: start again",
+                 printable(folder));
   const LockOwner self = this_process();
   if (owner) {
     const std::string doubt = why_not_stale(*owner, self, runs(*owner), locks_reach_other_hosts(file_.get()));
@@ -155,6 +186,13 @@ FolderLock::FolderLock(const fs::path& folder) : folder_(folder) {
 }
 
 FolderLock::~FolderLock() {
+  if (file_ && made_file_ && holds_nothing_else(folder_, folder_ / kLockFile)) {
+    ::unlink((folder_ / kLockFile).c_str());
+    file_ = Descriptor();
+    for (const fs::path& folder : made_)
+      if (::rmdir(folder.c_str()) != 0) break;  // something else lies in it
+    return;
+  }
   if (file_ && ::ftruncate(file_.get(), 0) != 0)  // an owner that ended in order leaves no name
     log_warning("{}: the folder's lock cannot be cleared: {}", printable(folder_), errno_text(errno));
 }

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/durable.h"
 
@@ -31,7 +32,8 @@ std::string why_not_stale(const LockOwner& owner, const LockOwner& self, bool ow
                           bool locks_reach_other_hosts);
 
 // The lock of a folder, a flock() on its file .lock, which names the owner. It ends with the process however
-// that ends; an owner that died is replaced. Readers need no lock.
+// that ends; an owner that died is replaced. Readers need no lock. Where nothing but the lock is in the
+// folder at the end, it removes what it made: its file and the folders.
 class FolderLock {
  public:
   // Makes the folder if need be. Throws Error(kUsage) naming host, process and start of the run that holds
@@ -44,6 +46,8 @@ class FolderLock {
 
  private:
   std::filesystem::path folder_;
+  std::vector<std::filesystem::path> made_;  // folders, the deepest first
+  bool made_file_ = false;
   Descriptor file_;
 };
 

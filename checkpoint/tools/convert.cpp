@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include "base/counted.h"
 #include "base/durable.h"
 #include "base/error.h"
 #include "base/files.h"

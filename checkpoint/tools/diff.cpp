@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "base/counted.h"
 #include "base/nearest.h"
 #include "base/progress.h"
 #include "checkpoint/cast.h"

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include "base/counted.h"
 #include "base/error.h"
 #include "base/files.h"
 #include "checkpoint/storage/checkpoint_folder.h"

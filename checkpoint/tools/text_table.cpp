@@ -51,18 +51,8 @@ std::string human_age(int64_t seconds) {
   return {};
 }
 
-std::string human_count(uint64_t count) {
-  std::string digits = fmt::format("{}", count);
-  for (size_t i = digits.size(); i > 3; i -= 3) digits.insert(i - 3, ",");
-  return digits;
-}
-
 std::string human_number(double value) {
   return fmt::format("{:.4g}", value);
-}
-
-std::string counted(uint64_t count, std::string_view noun) {
-  return fmt::format("{} {}{}", human_count(count), noun, count == 1 ? "" : "s");
 }
 
 std::string shortened(std::string_view text, size_t width) {

@@ -11,9 +11,7 @@ namespace hyperion {
 
 std::string human_bytes(uint64_t bytes);  // "1.50 GiB"
 std::string human_age(int64_t seconds);   // "3 h ago"; "in the future" for a clock that was wrong
-std::string human_count(uint64_t count);  // "12,345,678"
 std::string human_number(double value);   // "1.234e-05", "nan"
-std::string counted(uint64_t count, std::string_view noun);  // "1 file", "2 files"
 
 // `text` in at most `width` columns: printable, and with "..." in its middle when it is longer.
 std::string shortened(std::string_view text, size_t width);

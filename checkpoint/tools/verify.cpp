@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "base/counted.h"
 #include "base/error.h"
 #include "base/progress.h"
 #include "checkpoint/format/archive.h"
@@ -157,8 +158,8 @@ class Verifier {
 
   void check_file(const std::string& name, const std::vector<Entry>& entries) {
     const FileRecord* record = record_of(name);
-    VerifiedFile file{name, sizes_[name], record != nullptr ? "size" : "index"};
     const bool bare = index_ && index_->layout == CheckpointIndex::Layout::kBareBytes;
+    VerifiedFile file{name, sizes_[name], bare ? "header, size" : record != nullptr ? "size" : "index"};
     const Links links = bare ? Links::kFollow : Links::kRefuse;
     std::optional<ShardReader> reader;
     guarded(name, 0, 0, [&] {
@@ -306,11 +307,15 @@ std::string verdict(const Verification& one, bool quick) {
     return fmt::format("DAMAGED: {}{}", counted(one.damages.size(), "problem"),
                        not_finite > 0 ? "; NOT FINITE: " + counted(not_finite, "tensor") : "");
   if (not_finite > 0) return "NOT FINITE: " + counted(not_finite, "tensor");
-  return fmt::format("{}: {}, {}, {}", quick ? "sizes agree" : "whole", counted(one.files.size(), "file"),
-                     human_bytes(bytes),
-                     quick                       ? "no content was read (--quick)"
-                     : one.kind == "safetensors" ? "headers, sizes and numbers (the format has no checksums)"
-                                                 : "every byte compared");
+  const std::string seen = fmt::format("{}, {}", counted(one.files.size(), "file"), human_bytes(bytes));
+  if (quick) return fmt::format("sizes agree: {}, no content was read (--quick)", seen);
+  if (one.kind == "safetensors")
+    return fmt::format(
+        "no damage seen: {}, headers and sizes fit and all numbers are finite; not compared: the bytes of "
+        "the "
+        "numbers (safetensors have no checksums), config.json and the tokenizer's files",
+        seen);
+  return fmt::format("whole: {}, every byte compared", seen);
 }
 
 void print_one(const Verification& one, bool quick, std::FILE* out) {
@@ -318,10 +323,11 @@ void print_one(const Verification& one, bool quick, std::FILE* out) {
   for (const VerifiedFile& file : one.files) {
     const bool bad = std::ranges::find(one.damages, file.name, &Damage::file) != one.damages.end();
     table.add({file.name, human_bytes(file.bytes), file.compared + (quick ? " only" : ""),
-               bad            ? "DAMAGED"
-               : !file.finite ? "NOT FINITE"
-               : quick        ? "agrees"
-                              : "right"});
+               bad                         ? "DAMAGED"
+               : !file.finite              ? "NOT FINITE"
+               : quick                     ? "agrees"
+               : one.kind == "safetensors" ? "no damage seen"
+                                           : "right"});
   }
   fmt::print(out, "{}: {}\n\n", printable(one.folder), kind_for_people(one.kind));
   if (!table.empty()) fmt::print(out, "{}\n", table.text_for(out));

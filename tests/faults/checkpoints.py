@@ -1,6 +1,8 @@
 """What the checkpoint tests share: a job that saves, its loss lines, its folder, and the program's own tools."""
 
 import json
+import re
+import shlex
 import subprocess
 
 from jobs import BINARY, TOML, JobTest
@@ -11,6 +13,12 @@ enable = true
 interval = 3
 last_save_model_only = false
 """
+
+
+def printed_options(text):
+    """The options that a message names, as a shell passes them on."""
+    found = re.findall(r"'--[a-z_.]+=[^']*'|--[a-z_.]+=\S+", text)
+    return [shlex.split(option)[0].rstrip(".,;:)") for option in found]
 
 
 class CheckpointTest(JobTest):

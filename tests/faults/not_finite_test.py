@@ -27,7 +27,7 @@ class Saves(CheckpointTest):
                                    "--checkpoint.on_save_failure=continue", ranks=2, code=93)
                 for rank in range(2):
                     for text in ("the state after step 3 holds NaN or infinite numbers and is not saved: rank 0: ",
-                                 "tok_embeddings.weight (", " more tensors", "and 1 more ranks", "which stays, is step-2"):
+                                 "tok_embeddings.weight (", " more tensors", "and 1 more rank)", "which stays, is step-2"):
                         self.assertIn(text, job.text(rank))
                 self.assertEqual(self.saved(), ([1, 2], []))
                 self.assertEqual({path: info for path, info in self.files().items() if path.is_file()},

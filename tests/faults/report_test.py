@@ -160,7 +160,7 @@ class Report(CheckpointTest):
         self.report(self.folder_with("blank", "\n"), code=2, says=["holds no line yet"])
         self.report(*[self.folder_with(f"run{i}") for i in range(15)], code=2, says=["at most 14"])
         self.report(good, "--training.steps=3", code=2)
-        self.report(self.folder_with("junk", "x\n"), code=65, says=["none of its 1 lines"])
+        self.report(self.folder_with("junk", "x\n"), code=65, says=["holds 1 line and no row"])
         (self.folder / "folder" / "metrics.jsonl").mkdir(parents=True)
         self.report("folder", code=65, says=["not a regular file"])
         (self.folder / "pipe").mkdir()

@@ -218,7 +218,7 @@ class StopsWhileStarting(JobTest):
         time.sleep(1)
         self.stop(job, signal.SIGTERM, 143)
         self.assertFalse([entry.name for entry in folder.iterdir() if entry.name.startswith("step-")])
-        job = self.run_job(*CHECKPOINTS, code=0, says=["Removed 1 unfinished checkpoints", "Training completed"])
+        job = self.run_job(*CHECKPOINTS, code=0, says=["Removed 1 unfinished checkpoint of", "Training completed"])
         self.assertEqual({entry.name for entry in folder.iterdir() if entry.is_dir()} - {"step-0", "step-2", "step-4", "step-5"}, set())
 
     def test_term_in_the_load_of_a_checkpoint_ends_with_143_and_harms_nothing(self):

@@ -11,7 +11,7 @@ import re
 import shutil
 import subprocess
 
-from checkpoints import CheckpointTest
+from checkpoints import CheckpointTest, printed_options
 from jobs import BINARY, ROOT, JobTest, main
 
 TOKENIZER = ROOT / "tests" / "assets" / "tokenizer"
@@ -134,12 +134,11 @@ class Tokenizers(TextTest):
         wrong = ["--lr_scheduler.total_steps=8", f"--model.hf_assets_path={self.other}"]
         text = self.run_job(*wrong, code=2, says=["chosen by model.hf_assets_path (command line)"]).text()
         self.both(text)
-        self.assertIn(f'set model.hf_assets_path = "{TOKENIZER}"', text)
-        self.assertIn("set checkpoint.allow_other_tokenizer = true, and set checkpoint.exclude_from_loading = "
-                      '["dataloader"]', text)
+        self.assertIn(f"start with --model.hf_assets_path={TOKENIZER};", text)
+        self.assertEqual(printed_options(text)[1:], ["--checkpoint.allow_other_tokenizer=true",
+                                                     "--checkpoint.exclude_from_loading=dataloader"])
         allow = "--checkpoint.allow_other_tokenizer"
-        self.run_job(*wrong, allow, code=2, says=["beside checkpoint.allow_other_tokenizer = true, set "
-                                                  'checkpoint.exclude_from_loading = ["dataloader"]'])
+        self.run_job(*wrong, allow, code=2, says=["start once with --checkpoint.exclude_from_loading=dataloader"])
         self.run_job(*wrong, allow, "--checkpoint.exclude_from_loading=dataloader", "--training.steps=4", code=0,
                      says=["trained with another tokenizer", "WARNING", "Training starts at step 4"])
         self.run_job(*wrong, "--training.steps=5", code=0, says=["Training starts at step 5"])  # now it is the weights'
@@ -184,7 +183,8 @@ class Tokenizers(TextTest):
                         ["eval", self.step(3), "--data=data.jsonl", "--seq-len=32"]):
             text = self.run_program(*command, f"--tokenizer={self.other}", code=2, says=["chosen by --tokenizer"])
             self.both(text)
-            self.assertIn(f"set --tokenizer {TOKENIZER}; to use this one all the same, set --allow-other-tokenizer", text)
+            self.assertIn(f"start with --tokenizer {TOKENIZER}; to use this one all the same, start with --allow-other-"
+                          "tokenizer", text)
             self.run_program(*command, "--tokenizer", TOKENIZER)
             self.run_program(*command, f"--tokenizer={self.other}", "--allow-other-tokenizer", says=["allowed by"])
 
@@ -232,7 +232,7 @@ class Data(TextTest):
             for name in ("data", "other"):
                 self.assertRegex(text, re.escape(f"{self.folder}/{name}.jsonl") + r" \(fingerprint [0-9a-f]{8}\)")
             self.assertIn("chosen by training.dataset_path (command line)", text)
-            self.assertIn('set checkpoint.exclude_from_loading = ["dataloader"]', text)
+            self.assertIn("start once with --checkpoint.exclude_from_loading=dataloader (and without it again", text)
             self.assertNotIn("Set checkpoint.on_config_change", text)
         self.run_job(*wrong, "--checkpoint.exclude_from_loading=dataloader", "--training.steps=4", code=0,
                      says=["Training starts at step 4"])
@@ -247,7 +247,7 @@ class Data(TextTest):
         self.run_job(*start, "--checkpoint.resume_mode=continue", "--training.steps=4", code=0)
         wrong = [*start, f"--training.dataset_path={self.folder}/other.jsonl"]
         self.run_job(*wrong, "--checkpoint.resume_mode=continue", code=2,
-                     says=['set checkpoint.resume_mode = "recover" and checkpoint.exclude_from_loading = ["dataloader"]'])
+                     says=["--checkpoint.resume_mode=recover --checkpoint.exclude_from_loading=dataloader"])
         self.run_job(*wrong, "--checkpoint.resume_mode=recover", "--checkpoint.exclude_from_loading=dataloader",
                      "--training.steps=5", code=0, says=["Training starts at step 5"])
 

@@ -9,6 +9,7 @@
 #include <fmt/ranges.h>
 #include <toml.hpp>
 
+#include "base/counted.h"
 #include "base/error.h"
 #include "base/files.h"
 #include "base/nearest.h"
@@ -283,8 +284,7 @@ void Problems::add(const ResolvedConfig& resolved, const std::string& key, const
 void Problems::throw_if_any(std::string_view what) const {
   if (lines_.empty()) return;
   const size_t shown_lines = std::min(lines_.size(), kMostProblems);
-  std::string text = fmt::format(
-      "{}: {}", what, lines_.size() == 1 ? "1 problem" : fmt::format("{} problems", lines_.size()));
+  std::string text = fmt::format("{}: {}", what, counted(lines_.size(), "problem"));
   for (size_t i = 0; i < shown_lines; ++i) text += "\n  " + lines_[i];
   if (shown_lines < lines_.size()) text += fmt::format("\n  and {} more", lines_.size() - shown_lines);
   throw_config("{}", text);

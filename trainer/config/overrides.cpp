@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "base/shell.h"
 #include "trainer/config/schema.h"
 
 namespace hyperion {
@@ -32,6 +33,10 @@ bool takes(const Option* option, const std::string& next) {
 }
 
 }  // namespace
+
+std::string override_text(const std::string& key, const std::string& value) {
+  return shell_command({"--" + key + "=" + value});
+}
 
 std::vector<Override> take_overrides(std::vector<std::string>& arguments) {
   std::vector<Override> overrides;

@@ -15,6 +15,10 @@ struct Override {
   bool has_value = true;  // false: the value is missing
 };
 
+// How `key` gets `value` on the command line, ready to be pasted: "--optimizer.lr=0.1",
+// "'--job.dump_folder=my runs'". Messages name their remedies in this form.
+std::string override_text(const std::string& key, const std::string& value);
+
 // Removes every option with a dot in its name from `arguments`, with its value, and returns them. In names
 // `-` and `_` are alike. A value may be negative but, unless it follows '=', may not start with "--".
 std::vector<Override> take_overrides(std::vector<std::string>& arguments);

@@ -286,7 +286,9 @@ std::vector<Option> checkpoint() {
           .at_least(2)
           .or_value(0),
       Option{KEY(checkpoint.load_step), "Step to resume from; -1: the newest."}.at_least(-1),
-      Option{KEY(checkpoint.exclude_from_loading), "Parts that are not read."}.one_of(parts),
+      Option{KEY(checkpoint.exclude_from_loading),
+             "Parts that are not read, at every start; take it out again after one that saved."}
+          .one_of(parts),
       {KEY(checkpoint.enable_first_step_checkpoint), "Also save after step 1, to prove that storage works."},
       {KEY(checkpoint.create_seed_checkpoint), "Write step-0 from one process and end."},
       {KEY(checkpoint.load_only), "Load, never save."},
@@ -433,8 +435,9 @@ std::vector<Option> comm() {
           .at_most(kSizeLimit),
       {KEY(comm.save_traces_folder), "Folder of those dumps, under dump_folder."},
       {KEY(comm.save_traces_file_prefix), "Their file name, before the rank."},
-      Option{KEY(comm.mode), "fake_backend: one process stands for all NGPU ranks (a dry run)."}.one_of(
-          {"default", "fake_backend", "local_tensor"}),
+      Option{KEY(comm.mode),
+             "fake_backend: one process plays rank 0 of NGPU ranks (a dry run: no checkpoints, no metrics)."}
+          .one_of({"default", "fake_backend", "local_tensor"}),
   };
 }
 

@@ -8,6 +8,7 @@
 #include <glob.h>
 
 #include "base/durable.h"
+#include "base/counted.h"
 #include "trainer/config/features.h"
 #include "trainer/config/schema.h"
 #include "trainer/config/validate_checkpoint.h"
@@ -41,10 +42,11 @@ void check_mesh_and_batch(const ResolvedConfig& resolved, int64_t world, Problem
   if (!mesh_fits(p, world)) {
     problems.add(
         resolved, "parallelism.data_parallel_shard_degree",
-        fmt::format("pipeline {} x replicate {} x shard {} x context {} x tensor {} must be the {} ranks of "
+        fmt::format("pipeline {} x replicate {} x shard {} x context {} x tensor {} must be the {} of "
                     "the job{}",
                     p.pipeline_parallel_degree, p.data_parallel_replicate_degree,
-                    p.data_parallel_shard_degree, p.context_parallel_degree, p.tensor_parallel_degree, world,
+                    p.data_parallel_shard_degree, p.context_parallel_degree, p.tensor_parallel_degree,
+                    counted(world, "rank"),
                     p.data_parallel_shard_degree == -1 ? ", or divide them where shard is -1" : ""));
     return;
   }

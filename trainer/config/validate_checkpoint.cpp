@@ -30,7 +30,10 @@ void check_export(const ResolvedConfig& resolved, const ModelFacts& model, Probl
 
 void check_saving(const ResolvedConfig& resolved, const RunFacts& facts, Problems& problems) {
   const auto& c = resolved.config.checkpoint;
-  if (c.create_seed_checkpoint && facts.world_size.value_or(1) != 1) {
+  if (c.create_seed_checkpoint && resolved.config.comm.mode == "fake_backend") {
+    problems.add(resolved, "checkpoint.create_seed_checkpoint",
+                 "a dry run (comm.mode = \"fake_backend\") saves nothing");
+  } else if (c.create_seed_checkpoint && facts.world_size.value_or(1) != 1) {
     problems.add(resolved, "checkpoint.create_seed_checkpoint",
                  fmt::format("expected a job of one process, not of {}: a seed checkpoint is the same for "
                              "every number of ranks",

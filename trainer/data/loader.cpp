@@ -83,7 +83,7 @@ void DataLoader::load_state(const LoaderState& state) {
     throw_data(
         "data loader state: was saved with other data, another text field or another tokenizer (fingerprint "
         "{:016x}) than {} has now ({:016x}): restore them, or start this data from its beginning with "
-        "checkpoint.exclude_from_loading = [\"dataloader\"]",
+        "--checkpoint.exclude_from_loading=dataloader",
         state.fingerprint, options_.dataset_path, initial_.fingerprint);
   }
   if (state.shuffle != initial_.shuffle) {

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
+#include "base/shell.h"
 #include "base/standard_streams.h"
 #include "parallel/device.h"
 #include "parallel/device_library.h"
@@ -55,9 +56,12 @@ DataSetup matching_tokenizer(const CommandLine::Look& options, const ModelSource
                          {.path = data.tokenizer_path,
                           .hash = data.tokenizer->hash(),
                           .chosen_by = named ? "--tokenizer" : source.tokenizer_by,
-                          .key = "--tokenizer {}",
-                          .allow = "--allow-other-tokenizer",
-                          .allowed = options.allow_other_tokenizer});
+                          .choose =
+                              [](const std::string& path) {
+                                return "start with " + shell_command({"--tokenizer", path});
+                              },
+                          .allow = "start with --allow-other-tokenizer",
+                          .allowed_by = options.allow_other_tokenizer ? "--allow-other-tokenizer" : ""});
   return data;
 }
 

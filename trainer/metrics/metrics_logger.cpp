@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include "base/counted.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/terminal.h"
@@ -184,8 +185,10 @@ DeviceMemory MetricsLogger::take_memory() {
 
 void MetricsLogger::warn_about_memory(const DeviceMemory& memory) {
   if (memory.num_alloc_retries > warned_retries_)
-    log_warning("{} memory allocation retries so far: the device is nearly full", memory.num_alloc_retries);
-  if (memory.num_ooms > warned_ooms_) log_warning("{} out-of-memory errors so far", memory.num_ooms);
+    log_warning("{} so far: the device is nearly full",
+                counted(memory.num_alloc_retries, "memory allocation retry", "memory allocation retries"));
+  if (memory.num_ooms > warned_ooms_)
+    log_warning("{} so far", counted(memory.num_ooms, "out-of-memory error"));
   warned_retries_ = memory.num_alloc_retries;
   warned_ooms_ = memory.num_ooms;
 }

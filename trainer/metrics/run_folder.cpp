@@ -6,20 +6,10 @@
 
 #include "base/error.h"
 #include "base/files.h"
+#include "base/shell.h"
 
 namespace hyperion {
 namespace {
-
-bool shell_safe(const std::string& argument) {
-  constexpr const char* kSafe = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=.,:/@%";
-  return !argument.empty() && argument.find_first_not_of(kSafe) == std::string::npos;
-}
-
-std::string shell_quoted(const std::string& argument) {
-  std::string out = "'";
-  for (const char c : argument) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return out + "'";
-}
 
 // create_directory() says whether it was the one that made the folder, so two runs never get the same one.
 std::filesystem::path new_folder(const std::filesystem::path& parent, const std::string& stamp) {
@@ -37,15 +27,6 @@ std::filesystem::path new_folder(const std::filesystem::path& parent, const std:
 
 std::string source_commit() {
   return HYPERION_COMMIT;
-}
-
-std::string shell_command(const std::vector<std::string>& arguments) {
-  std::string out;
-  for (const std::string& argument : arguments) {
-    if (!out.empty()) out += ' ';
-    out += shell_safe(argument) ? argument : shell_quoted(argument);
-  }
-  return out;
 }
 
 std::filesystem::path write_run_record(const std::filesystem::path& dump_folder, const RunRecord& record) {

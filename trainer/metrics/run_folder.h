@@ -26,7 +26,4 @@ std::filesystem::path write_run_record(const std::filesystem::path& dump_folder,
 // The git commit this program was configured from; "unknown" when the source was no git checkout.
 std::string source_commit();
 
-// The arguments joined with blanks, each quoted where a POSIX shell needs it.
-std::string shell_command(const std::vector<std::string>& arguments);
-
 }  // namespace hyperion

@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "base/counted.h"
 #include "base/error.h"
 
 namespace hyperion {
@@ -25,17 +26,17 @@ std::vector<std::string> curve_cuts(int64_t total_steps, int64_t warmup_steps,
   std::vector<std::string> cuts;
   const int64_t warmup = std::min(warmup_steps, total_steps);
   if (warmup_steps > total_steps)
-    cuts.push_back(fmt::format(
-        "lr_scheduler.warmup_steps = {} is more than the {} steps of the learning-rate curve: it is "
-        "cut to {}, and nothing decays",
-        warmup_steps, total_steps, warmup));
+    cuts.push_back(
+        fmt::format("lr_scheduler.warmup_steps = {} is more than the {} of the learning-rate curve: it is "
+                    "cut to {}, and nothing decays",
+                    warmup_steps, counted(total_steps, "step"), warmup));
   if (!decay_ratio) return cuts;
   const int64_t wanted = decay_steps(total_steps, *decay_ratio), left = total_steps - warmup;
   if (wanted > left && warmup_steps <= total_steps)
     cuts.push_back(
-        fmt::format("lr_scheduler.decay_ratio = {} asks for {} of the learning-rate curve's {} steps, but "
-                    "warm-up takes {}: the decay is cut to {} steps",
-                    *decay_ratio, wanted, total_steps, warmup, left));
+        fmt::format("lr_scheduler.decay_ratio = {} asks for {} of the learning-rate curve's {}, but "
+                    "warm-up takes {}: the decay is cut to {}",
+                    *decay_ratio, wanted, counted(total_steps, "step"), warmup, counted(left, "step")));
   return cuts;
 }
 

@@ -7,6 +7,7 @@
 #include <fmt/chrono.h>
 #include <fmt/format.h>
 
+#include "base/counted.h"
 #include "trainer/report/html.h"
 #include "trainer/report/page_assets.h"
 
@@ -35,10 +36,6 @@ std::string utc_text(double unix_seconds) {
 
 std::string grouped(int64_t count) {
   return number_text(static_cast<double>(count));
-}
-
-std::string plural(uint64_t count, const char* noun) {
-  return fmt::format("{} {}{}", grouped(static_cast<int64_t>(count)), noun, count == 1 ? "" : "s");
 }
 
 // What is shown of one run as it is now.
@@ -149,15 +146,15 @@ class NewestState {
       warn(fmt::format("loss or gradient norm not finite, first at step {}", *step));
     uint64_t failed = 0;
     for (const MetricRow& event : run_.history.events()) failed += event.event == "checkpoint_failed";
-    if (failed > 0) warn(plural(failed, "checkpoint") + " could not be saved: see the events");
+    if (failed > 0) warn(counted(failed, "checkpoint") + " could not be saved: see the events");
     if (run_.bad_lines > 0) {
       warn(fmt::format("{} of {} in metrics.jsonl could not be read{}",
-                       grouped(static_cast<int64_t>(run_.bad_lines)), plural(run_.lines, "line"),
+                       grouped(static_cast<int64_t>(run_.bad_lines)), counted(run_.lines, "line"),
                        run_.torn_end ? "; the last one is torn or being written" : ""));
     }
     if (run_.tags_left_out > 0)
       warn(fmt::format("{} left out: more than {} different names, or a name too long",
-                       plural(run_.tags_left_out, "field"), MetricParser::kMostTags));
+                       counted(run_.tags_left_out, "field"), MetricParser::kMostTags));
     for (const std::string& problem : run_.starts.problems) warn(problem);
     return html;
   }
@@ -202,7 +199,7 @@ std::string difference_table(const std::vector<ReportRun>& runs) {
   const std::vector<Difference> rows = differences(columns);
   std::string html = fmt::format(
       "<h2>Configuration: {}</h2>",
-      rows.empty() ? "the same in all runs" : plural(rows.size(), "key") + " with different values");
+      rows.empty() ? "the same in all runs" : counted(rows.size(), "key") + " with different values");
   if (rows.empty()) return html;
   html += "<div class=\"scroll\"><table>" + head + "</tr>";
   for (const Difference& row : rows) {
@@ -252,7 +249,7 @@ std::string starts_table(const std::vector<ReportRun>& runs) {
       "<th>time</th><th>host</th><th>ranks</th><th>commit</th><th>command</th><th>changed since the start "
       "before"
       "</th></tr>{}</table></div></details>",
-      plural(count, "record"), shown < count ? fmt::format(", the newest {}", shown) : "", rows);
+      counted(count, "record"), shown < count ? fmt::format(", the newest {}", shown) : "", rows);
 }
 
 std::string events_table(const std::vector<ReportRun>& runs) {
@@ -271,7 +268,7 @@ std::string events_table(const std::vector<ReportRun>& runs) {
   return fmt::format(
       "<details><summary>Events <small>{}{}</small></summary><div class=\"scroll\"><table><tr><th>time</th>"
       "<th>event</th><th>after step</th><th>details</th></tr>{}</table></div></details>",
-      plural(count, "event"), shown < count ? fmt::format(", the newest {}", shown) : "", rows);
+      counted(count, "event"), shown < count ? fmt::format(", the newest {}", shown) : "", rows);
 }
 
 std::string page_data(const ReportData& data) {
@@ -321,7 +318,7 @@ std::string report_page(const std::vector<ReportRun>& runs, double now) {
       "script-src 'sha256-{}'\">\n"
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"><title>{}</title>\n"
       "<style>{}</style></head>\n<body>\n<header><h1>{}</h1><p>{}, {}</p></header>\n",
-      kPageScriptHash, html_text(title, 200), kPageStyle, html_text(title, 200), plural(runs.size(), "run"),
+      kPageScriptHash, html_text(title, 200), kPageStyle, html_text(title, 200), counted(runs.size(), "run"),
       utc_text(now));
   html += "<div class=\"scroll\"><table>" + NewestState::header();
   for (size_t i = 0; i < runs.size(); ++i) html += NewestState(runs[i], now).row(i) + "\n";
@@ -339,7 +336,7 @@ std::string report_page(const std::vector<ReportRun>& runs, double now) {
   html += "</div>\n";
   if (!data.more_plots.empty()) {
     html += fmt::format("<details><summary>More metrics <small>{}{}</small></summary><div class=\"plots\">\n",
-                        plural(data.more_plots.size(), "plot"),
+                        counted(data.more_plots.size(), "plot"),
                         data.plots_left_out > 0 ? fmt::format(", {} left out", data.plots_left_out) : "");
     for (const Plot& plot : data.more_plots) {
       html += figure(plot, data, line);

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "base/counted.h"
 #include "base/durable.h"
 #include "base/files.h"
 #include "base/log.h"
@@ -97,8 +98,8 @@ ReportRun read_run(const std::string& folder, size_t most_buckets) {
   if (run.lines == 0)
     throw_config("report: {}: holds no line yet: a line comes with the first logged step", printable(file));
   if (run.lines == run.bad_lines) {
-    throw_data("{}: none of its {} lines is a row of metrics (a JSON object with \"step\" and \"time\")",
-               printable(file), run.lines);
+    throw_data("{}: holds {} and no row of metrics (a JSON object with \"step\" and \"time\")",
+               printable(file), counted(run.lines, "line"));
   }
   run.tags = parser.tags();
   run.tags_left_out = parser.tags_left_out();
@@ -119,7 +120,7 @@ ExitCode report_command(const ReportOptions& options) {
   write_file_atomic(options.output, report_page(runs, now));
   for (const ReportRun& run : runs) {
     const MetricRow* newest = run.history.newest(RowKind::kTraining);
-    fmt::print("{}: {} lines", printable(run.name), run.lines);
+    fmt::print("{}: {}", printable(run.name), counted(run.lines, "line"));
     if (newest != nullptr) fmt::print(", newest step {}", newest->step);
     if (run.bad_lines > 0) fmt::print(", {} that could not be read", run.bad_lines);
     fmt::print("\n");

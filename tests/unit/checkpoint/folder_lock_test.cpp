@@ -10,6 +10,7 @@ using namespace hyperion;
 TEST_CASE("F-R1 a second run in the same folder is refused with the owner and the remedy") {
   StorageFixture fixture;
   const std::filesystem::path folder = fixture.root / "checkpoint";
+  std::filesystem::create_directories(folder / "other");
   std::optional<FolderLock> lock(folder);
   std::string message;
   const int status = in_child([&] {
@@ -25,6 +26,31 @@ TEST_CASE("F-R1 a second run in the same folder is refused with the owner and th
   lock.reset();
   CHECK_NOTHROW(FolderLock(folder));
   CHECK(std::filesystem::file_size(folder / ".lock") == 0);
+}
+
+TEST_CASE("a lock that ends with nothing else in its folder leaves nothing that it made") {
+  namespace fs = std::filesystem;
+  StorageFixture fixture;
+  { const FolderLock lock(fixture.root / "out" / "checkpoint"); }
+  CHECK(fs::is_empty(fixture.root));
+  fs::create_directories(fixture.root / "out" / "checkpoint");  // a folder that was there stays
+  { const FolderLock lock(fixture.root / "out" / "checkpoint"); }
+  CHECK(fs::is_empty(fixture.root / "out" / "checkpoint"));
+  fs::remove_all(fixture.root / "out");
+  {
+    const FolderLock lock(fixture.root / "out" / "checkpoint");
+    std::ofstream(fixture.root / "out" / "metrics.jsonl");
+  }
+  CHECK(fs::exists(fixture.root / "out" / "metrics.jsonl"));
+  CHECK_FALSE(fs::exists(fixture.root / "out" / "checkpoint"));
+  {
+    const FolderLock lock(fixture.root / "out" / "checkpoint");
+    fs::create_directory(fixture.root / "out" / "checkpoint" / "step-1");
+  }
+  CHECK(fs::file_size(fixture.root / "out" / "checkpoint" / ".lock") == 0);
+  fs::remove(fixture.root / "out" / "checkpoint" / "step-1");
+  { const FolderLock lock(fixture.root / "out" / "checkpoint"); }  // whose file was there before it
+  CHECK(fs::exists(fixture.root / "out" / "checkpoint" / ".lock"));
 }
 
 TEST_CASE("F-R2 the lock of a run that was killed is taken over") {

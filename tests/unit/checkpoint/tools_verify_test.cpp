@@ -156,7 +156,10 @@ TEST_CASE("verify names the tensors of safetensors whose numbers are not finite"
   });
   REQUIRE(made.code == ExitCode::kOk);
   CHECK_THAT(verify(path, kWhole).text,
-             Catch::Contains("whole: ") && Catch::Contains("headers, sizes and numbers"));
+             Catch::Contains("header, size, numbers  no damage seen") &&
+                 Catch::Contains("no damage seen: 1 file, ") &&
+                 Catch::Contains("not compared: the bytes of the numbers (safetensors have no checksums)") &&
+                 !Catch::Contains("whole"));
   const OpenCheckpoint checkpoint = open_checkpoint(path);
   put_not_finite(checkpoint, "norm.weight", 3);
   const Ran ran = verify(path, kWhole);

@@ -60,3 +60,10 @@ TEST_CASE("plain options and paths with dots are left alone") {
   CHECK(taken({"tokenize", "--out", "a.b", "--out=a.b", "x.json", "-v.x"}) ==
         Words{"|", "tokenize", "--out", "a.b", "--out=a.b", "x.json", "-v.x"});
 }
+
+TEST_CASE("an option is written as a shell and the command line take it back") {
+  CHECK(hyperion::override_text("optimizer.lr", "0.1") == "--optimizer.lr=0.1");
+  CHECK(hyperion::override_text("checkpoint.exclude_from_loading", "rng,dataloader") ==
+        "--checkpoint.exclude_from_loading=rng,dataloader");
+  CHECK(hyperion::override_text("job.dump_folder", "my runs") == "'--job.dump_folder=my runs'");
+}

@@ -62,6 +62,8 @@ TEST_CASE("checkpointing runs with its defaults and with those of v0.2.2") {
 TEST_CASE("saves that contradict each other are refused by name") {
   CHECK_THAT(problems("create_seed_checkpoint = true", 2), Contains("one process, not of 2"));
   CHECK(problems("create_seed_checkpoint = true", 1).empty());
+  CHECK_THAT(problems("create_seed_checkpoint = true\n", 8, "[comm]\nmode = \"fake_backend\"\n"),
+             Contains("a dry run (comm.mode = \"fake_backend\") saves nothing") && !Contains("one process"));
   CHECK_THAT(problems("create_seed_checkpoint = true\nload_only = true"), Contains("saves nothing"));
   CHECK_THAT(problems("enable_first_step_checkpoint = true\nload_only = true"), Contains("saves nothing"));
   CHECK_THAT(problems("last_save_in_hf = true\nlast_save_model_only = false"),

@@ -66,7 +66,7 @@ TEST_CASE("the mesh must be the ranks of the job") {
   const std::string huge = "degree = 1000000\n";
   CHECK_THAT(
       problem("[parallelism]\ndata_parallel_replicate_" + huge + "data_parallel_shard_" + huge, ranks(1)),
-      Contains("1 ranks"));
+      Contains("1 rank of the job"));
 }
 
 TEST_CASE("the global batch must be whole microbatches on every rank") {

@@ -31,11 +31,6 @@ TEST_CASE("A run record holds configuration and command and never replaces an ea
   CHECK_THAT(text, Catch::Contains("libtorch 2.11.0"));
 }
 
-TEST_CASE("Shell quoting survives blanks quotes and empty arguments") {
-  CHECK(shell_command({"a", "b c", "", "it's", "$HOME", "--x=1,2"}) ==
-        "a 'b c' '' 'it'\\''s' '$HOME' --x=1,2");
-}
-
 TEST_CASE("The source commit is a full hash or unknown") {
   const std::string commit = source_commit();
   CHECK((commit == "unknown" || commit.size() == 40));

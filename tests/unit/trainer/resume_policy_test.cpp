@@ -79,13 +79,12 @@ TEST_CASE("a run that would train beyond its curve at a rate of 0 is refused wit
   for (const int64_t step : {int64_t{4}, int64_t{9}, int64_t{10}, int64_t{11}})
     for (const char* steps : {"12", "20"}) {
       const std::string text = refusal([&] { resume(config({{"training.steps", steps}}), step); });
-      CHECK_THAT(
-          text,
-          Contains("ends at step 10") &&
-              Contains(
-                  fmt::format("steps {} to training.steps = {}", std::max<int64_t>(step, 10) + 1, steps)) &&
-              Contains(fmt::format("set lr_scheduler.total_steps = {} for", steps)) &&
-              EndsWith("lr_scheduler.min_lr_factor = 0.1 with checkpoint.on_config_change = \"override\""));
+      CHECK_THAT(text, Contains("ends at step 10") &&
+                           Contains(fmt::format("steps {} to training.steps = {}",
+                                                std::max<int64_t>(step, 10) + 1, steps)) &&
+                           Contains(fmt::format("start with --lr_scheduler.total_steps={} for", steps)) &&
+                           EndsWith("or with --lr_scheduler.min_lr_factor=0.1 "
+                                    "--checkpoint.on_config_change=override for a floor"));
       CHECK_NOTHROW(resume(config({{"training.steps", steps}, {"lr_scheduler.total_steps", steps}}), step));
       CHECK_NOTHROW(resume(config({{"training.steps", steps},
                                    {"lr_scheduler.min_lr_factor", "0.1"},
@@ -99,8 +98,8 @@ TEST_CASE("a run that would train beyond its curve at a rate of 0 is refused wit
 TEST_CASE("a new run whose curve is too short is refused too, and needs no permission for a floor") {
   const Override more = {"training.steps", "12"}, curve = {"lr_scheduler.total_steps", "10"};
   const std::string text = refusal([&] { fresh_plan(config({more, curve}), facts()); });
-  CHECK_THAT(text, Contains("steps 11 to training.steps = 12") && Contains("total_steps = 12 ") &&
-                       EndsWith("min_lr_factor = 0.1"));
+  CHECK_THAT(text, Contains("steps 11 to training.steps = 12") && Contains("total_steps=12 ") &&
+                       EndsWith("with --lr_scheduler.min_lr_factor=0.1 for a floor"));
   const ResumePlan floor = fresh_plan(config({more, curve, {"lr_scheduler.min_lr_factor", "0.1"}}), facts());
   CHECK_THAT(joined(floor.warnings), Contains("ends at step 10") && Contains("lr = 0.01"));
   CHECK_NOTHROW(fresh_plan(config({more, curve, {"optimizer.lr", "0"}}), facts()));
@@ -128,11 +127,11 @@ TEST_CASE("the remedies of a refused curve suit the way in which the job resumes
                                              {"training.steps", "20"}};
   CHECK_THAT(
       refusal([&] { resume(config(transferred), 9); }),  // its own second start recovers
-      EndsWith("with checkpoint.resume_mode = \"recover\" and checkpoint.on_config_change = \"override\""));
+      EndsWith("=0.1 --checkpoint.resume_mode=recover --checkpoint.on_config_change=override for a floor"));
   CHECK_THAT(refusal([&] {
                resume(config({{"checkpoint.resume_mode", "continue"}, {"training.steps", "20"}}), 9);
              }),
-             EndsWith("min_lr_factor = 0.1"));
+             EndsWith("with --lr_scheduler.min_lr_factor=0.1 for a floor"));
   // A curve that began later counts its steps from there.
   Trajectory stored = fresh_plan(config(), facts()).trajectory;
   stored.set("lr_scheduler.start_step", "10");
@@ -142,7 +141,7 @@ TEST_CASE("the remedies of a refused curve suit the way in which the job resumes
   CHECK_THAT(refusal([&] {
                longer({{"training.steps", "30"}});
              }),
-             Contains("ends at step 20") && Contains("set lr_scheduler.total_steps = 20 for"));
+             Contains("ends at step 20") && Contains("start with --lr_scheduler.total_steps=20 for"));
   CHECK_NOTHROW(longer({{"training.steps", "30"}, {"lr_scheduler.total_steps", "20"}}));
 }
 
@@ -211,13 +210,79 @@ TEST_CASE("C6 recover refuses changed settings all in one message") {
   CHECK_NOTHROW(resume(config(), 4));
 }
 
+TEST_CASE(
+    "a refusal of changed settings offers only those values of on_config_change with which the resume "
+    "passes") {
+  const std::string keep = "--checkpoint.on_config_change=keep",
+                    override_ = "--checkpoint.on_config_change=override";
+  CHECK_THAT(refusal([&] {
+               resume(config({{"optimizer.lr", "0.2"}}), 4);
+             }),
+             Contains(keep) && Contains(override_));
+  // The saved floor is 0, and the curve of 10 steps ends before the run.
+  const std::vector<Override> longer = {{"training.steps", "12"}, {"lr_scheduler.min_lr_factor", "0.1"}};
+  CHECK_THAT(refusal([&] { resume(config(longer), 4); }), !Contains(keep) && Contains(override_));
+  // Neither helps alone: the message says what is in the way, and that remedy works beside it.
+  CHECK_THAT(refusal([&] {
+               resume(config({{"training.steps", "12"}, {"optimizer.lr", "0.2"}}), 4);
+             }),
+             !Contains(keep) && Contains("Start with " + override_) &&
+                 Contains("--lr_scheduler.total_steps=12 for"));
+  CHECK_NOTHROW(resume(config({{"training.steps", "12"},
+                               {"optimizer.lr", "0.2"},
+                               {"checkpoint.on_config_change", "override"},
+                               {"lr_scheduler.total_steps", "12"}}),
+                       4));
+  TrajectoryFacts other = facts();
+  other.model.rope_theta = 10000;
+  CHECK_THAT(refusal([&] { resume(config(), 4, other); }), !Contains(keep) && Contains(override_));
+}
+
+TEST_CASE("parts that are left out by choice are named with what the run begins with in their place") {
+  const std::vector<Override> leave = {{"checkpoint.exclude_from_loading", "dataloader,rng"}};
+  const auto warnings = [](const std::vector<Override>& keys, LoadSource source, bool weights_only = false) {
+    const ResolvedConfig now = config(keys);
+    ResumeRequest request{source, components_to_load(now.config, source, weights_only),
+                          fresh_plan(config(), facts()).trajectory, 4};
+    request.left_out = parts_left_out(now.config, source, weights_only);
+    return joined(resume_plan(now, facts(), request).warnings);
+  };
+  CHECK(warnings({}, LoadSource::kOwn).empty());
+  CHECK(warnings(leave, LoadSource::kOwn, /*weights_only=*/true).empty());
+  CHECK(warnings(leave, LoadSource::kInitial).empty());  // the model alone is read in any case
+  CHECK_THAT(
+      warnings(leave, LoadSource::kOwn),
+      Contains(
+          "checkpoint.exclude_from_loading (command line): dataloader, rng of the checkpoint at step 4 are "
+          "not read: the data start from their beginning (epoch 1 in the order of seed 7); random "
+          "numbers start from the seed; this happens at every start"));
+  CHECK_THAT(
+      warnings({{"checkpoint.components", "model,optimizer,lr_scheduler,train_state,rng"}}, LoadSource::kOwn),
+      Contains("checkpoint.components (command line): dataloader of the checkpoint at step 4 is not read"));
+  const std::vector<Override> once = {leave[0],
+                                      {"checkpoint.resume_mode", "continue"},
+                                      {"checkpoint.initial_load_path", "x/step-4"},
+                                      {"checkpoint.initial_load_model_only", "false"}};
+  CHECK_THAT(warnings(once, LoadSource::kInitial), Contains("are not read") && !Contains("every start"));
+  CHECK(warnings(once, LoadSource::kOwn).empty());
+}
+
+TEST_CASE("the options that give a job the model of a checkpoint are those that differ") {
+  const auto model = [](const std::vector<Override>& keys) { return config(keys).config.model; };
+  const auto small = model({{"model.args.n_layers", "2"}, {"model.flavor", "debugmodel"}});
+  CHECK(model_options(small, small).empty());
+  CHECK(model_options(small, model({{"model.args.n_layers", "3"}, {"model.hf_assets_path", "x"}})) ==
+        "--model.args.n_layers=2");
+  CHECK(model_options(model({}), model({{"model.args.dim", "64"}})) == "--model.args.dim=None");
+}
+
 TEST_CASE("C6 what a configuration cannot bring back is refused by name") {
   TrajectoryFacts other = facts();
   other.model.rope_theta = 10000;
   CHECK_THAT(refusal([&] {
                resume(config({{"checkpoint.on_config_change", "keep"}}), 4, other);
              }),
-             Contains("model.rope_theta"));
+             Contains("model.args.rope_theta"));
   CHECK_NOTHROW(resume(config({{"checkpoint.on_config_change", "override"}}), 4, other));
   other = facts();
   other.global_batch_size = 24;  // three ranks of 8 sequences cannot make the saved 16
@@ -242,10 +307,12 @@ TEST_CASE("other data are refused with both places and no remedy that is refused
     const std::string text = refusal([&] {
       resume_plan(config({{"checkpoint.on_config_change", policy}}), now, request);
     });
-    CHECK_THAT(text, Contains("/old/data.jsonl (fingerprint 12345678) there, /new/data.jsonl (fingerprint "
-                              "00000000) here, chosen by training.dataset_path (default)") &&
-                         Contains("set checkpoint.exclude_from_loading = [\"dataloader\"]") &&
-                         !Contains("on_config_change"));
+    CHECK_THAT(
+        text,
+        Contains("/old/data.jsonl (fingerprint 12345678) there, /new/data.jsonl (fingerprint "
+                 "00000000) here, chosen by training.dataset_path (default)") &&
+            Contains("start once with --checkpoint.exclude_from_loading=dataloader (and without it again") &&
+            !Contains("on_config_change"));
   }
   // Beside other changes in the same message; also where the curve is not loaded, or has no record.
   CHECK_THAT(refusal([&] {
@@ -263,15 +330,18 @@ TEST_CASE("how a part is left out follows from the keys that choose parts") {
   const auto remedy = [](const std::vector<Override>& keys, LoadSource source = LoadSource::kOwn) {
     return leave_out_remedy(config(keys).config, source, "dataloader");
   };
-  CHECK(remedy({}) == "set checkpoint.exclude_from_loading = [\"dataloader\"]");
+  const std::string after = " (and without it again when that start has saved a checkpoint)";
+  CHECK(remedy({}) == "start once with --checkpoint.exclude_from_loading=dataloader" + after);
   CHECK(remedy({{"checkpoint.exclude_from_loading", "rng"}}) ==
-        "set checkpoint.exclude_from_loading = [\"rng\", \"dataloader\"]");
+        "start once with --checkpoint.exclude_from_loading=rng,dataloader" + after);
   CHECK(remedy({{"checkpoint.components", "model,dataloader"}}) ==
-        "take dataloader out of checkpoint.components");
+        "start once with --checkpoint.components=model" + after);
   const std::vector<Override> elsewhere = {{"checkpoint.initial_load_path", "x/step-1"},
                                            {"checkpoint.resume_mode", "continue"}};
-  CHECK_THAT(remedy(elsewhere), Contains("resume_mode = \"recover\""));
-  CHECK_THAT(remedy(elsewhere, LoadSource::kInitial), !Contains("resume_mode"));
+  CHECK(remedy(elsewhere) ==
+        "start once with --checkpoint.resume_mode=recover --checkpoint.exclude_from_loading=dataloader" +
+            after);
+  CHECK(remedy(elsewhere, LoadSource::kInitial) == "start with --checkpoint.exclude_from_loading=dataloader");
 }
 
 TEST_CASE("C7 transfer takes the weights and starts everything else anew") {
@@ -306,7 +376,7 @@ TEST_CASE("C8 continue takes the configuration and starts the curve at the loade
   CHECK(lr(plan, 11) == 0.25);
   CHECK(lr(plan, 12) == 0.5);
   CHECK(lr(plan, 30) > 0);
-  CHECK_THAT(joined(plan.notes), Contains("starts anew at step 11 and has 20 steps"));
+  CHECK_THAT(joined(plan.notes), Contains("starts again at step 11 and has 20 steps"));
 
   // The second resume keeps that curve.
   const ResumePlan again = resume_plan(config({{"optimizer.lr", "0.5"}, {"training.steps", "30"}}), facts(),
