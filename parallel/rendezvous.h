@@ -28,7 +28,7 @@ c10::intrusive_ptr<c10d::Store> join_ranks(const Environment& environment, const
 // none of them. Throws Error(kUsage) when the port is in use.
 int listen_on(const std::string& host, int port);
 
-// What `ranks` (rank, its entries that differ) have otherwise than rank 0. Pure.
+// What `ranks` (rank, its entries that differ) have otherwise than rank 0, as a sentence.
 struct DifferingRank {
   int rank = 0;
   Fingerprint entries;  // "" for an entry that it does not have
