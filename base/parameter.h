@@ -1,6 +1,6 @@
-// A parameter is data: its name, global shape, initial distribution, and the tensor that layers read just
-// now. Models declare parameters, parallel/ shards and binds them, the optimizer and the checkpoint describe
-// state by them; there is no second source of names or shapes.
+// A parameter is data: its name, global shape, initial distribution, and the tensor that layers read at the
+// moment. Models declare parameters, parallel/ shards and binds them, the optimizer and the checkpoint
+// describe state by them; there is no second source of names or shapes.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -16,7 +16,7 @@
 
 #include "base/error.h"
 #include "models/float8/cast.h"
-#include "models/float8/strategy.h"
+#include "models/float8/linear_matmuls.h"
 #include "parallel/device.h"
 #include "parallel/device_library.h"
 #include "parallel/streams.h"
@@ -75,19 +75,19 @@ constexpr Layer kLayers[] = {
 
 struct Way {
   std::string name;
-  std::shared_ptr<const LinearStrategy> strategy;
-  bool encoded = false;  // the weight was gathered in FP8
+  std::shared_ptr<const float8::LinearMatmuls> float8;  // null: products in bf16
+  bool encoded = false;                                 // the weight was gathered in FP8
 };
 
 std::vector<Way> ways(const Place& place) {
-  std::vector<Way> all = {{"bf16", plain_strategy()}};
+  std::vector<Way> all = {{"bf16", nullptr}};
   for (const Recipe recipe : {Recipe::kTensorwise, Recipe::kRowwise, Recipe::kRowwiseWithGwHp}) {
     const bool native = !place.device.is_cpu() || recipe == Recipe::kTensorwise;
-    const auto strategy = float8::make_strategy(recipe, native ? Gemm::kNative : Gemm::kEmulated,
-                                                std::make_shared<float8::Counters>());
+    const auto matmuls = std::make_shared<const float8::LinearMatmuls>(
+        recipe, native ? Gemm::kNative : Gemm::kEmulated, std::make_shared<float8::Counters>());
     const std::string name(float8::name_of(recipe));
-    all.push_back({native ? name : name + " (emulated)", strategy});
-    if (recipe == Recipe::kTensorwise) all.push_back({name + ", FP8 gather", strategy, /*encoded=*/true});
+    all.push_back({native ? name : name + " (emulated)", matmuls});
+    if (recipe == Recipe::kTensorwise) all.push_back({name + ", FP8 gather", matmuls, /*encoded=*/true});
   }
   return all;
 }
@@ -111,10 +111,10 @@ void benchmark_layers(const Place& place, int64_t tokens, int64_t divisor, int r
         parameter->encoded = quantized.values;
         parameter->encoded_scale = quantized.scale;
       }
-      works.emplace_back([=, strategy = way.strategy] {
+      works.emplace_back([=, linear = Linear(parameter, way.float8)] {
         parameter->derived.reset();
-        strategy->forward(x, *parameter);
-        strategy->backward(grad, x, *parameter);
+        linear.output(x);
+        linear.gradients(grad, x);
       });
     }
     const std::vector<double> seconds = interleaved(works, place.device, rounds);

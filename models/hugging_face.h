@@ -1,4 +1,4 @@
-// Names and row orders of the same weights in Hugging Face's checkpoints of llama and qwen3 models. Pure.
+// Names and row orders of the same weights in Hugging Face's checkpoints of llama and qwen3 models.
 //
 // Hugging Face rotates elements (j, j + head_dim/2) of a head, llama3 here (2j, 2j + 1): the rows of wq and
 // wk lie in another order there. Head by head, our row 2j + p is row p * head_dim/2 + j of theirs.

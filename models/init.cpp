@@ -21,7 +21,7 @@ double normal_cdf(double x) {
   return 0.5 * std::erfc(-x / std::sqrt(2.0));
 }
 
-struct Stream {
+struct RandomStream {
   uint64_t key;
   double lo, width;       // the part of (0, 1) that the quantile is taken of
   double std, low, high;  // value = clamp(std * z, low, high)
@@ -32,9 +32,9 @@ struct Stream {
   }
 };
 
-Stream stream_of(const Parameter& parameter, uint64_t seed) {
+RandomStream stream_of(const Parameter& parameter, uint64_t seed) {
   const Init& init = parameter.init;
-  Stream stream{hash_text(parameter.fqn, seed), 0.0, 1.0, init.std, -INFINITY, INFINITY};
+  RandomStream stream{hash_text(parameter.fqn, seed), 0.0, 1.0, init.std, -INFINITY, INFINITY};
   if (init.kind == Init::Kind::kTruncatedNormal) {
     stream.lo = normal_cdf(init.low / init.std);
     stream.width = normal_cdf(init.high / init.std) - stream.lo;
@@ -45,7 +45,7 @@ Stream stream_of(const Parameter& parameter, uint64_t seed) {
 }
 
 // Fills out[0, count) with the elements first, first + 1, ... of the stream.
-void fill(const Stream& stream, int64_t first, int64_t count, float* out) {
+void fill_from(const RandomStream& stream, int64_t first, int64_t count, float* out) {
   constexpr int64_t kGrain = 1 << 13;
   at::parallel_for(0, count, kGrain, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end;) {
@@ -118,14 +118,14 @@ void initialize(const Parameter& parameter, uint64_t seed, int64_t first_row, at
     shard.fill_(1.0);
     return;
   }
-  const Stream stream = stream_of(parameter, seed);
+  const RandomStream stream = stream_of(parameter, seed);
   const int64_t first = first_row * parameter.row_numel();
   if (shard.is_cpu() && shard.scalar_type() == at::kFloat && shard.is_contiguous()) {
-    fill(stream, first, shard.numel(), shard.data_ptr<float>());
+    fill_from(stream, first, shard.numel(), shard.data_ptr<float>());
     return;
   }
   at::Tensor values = at::empty(shard.sizes(), at::TensorOptions(at::kFloat));
-  fill(stream, first, values.numel(), values.data_ptr<float>());
+  fill_from(stream, first, values.numel(), values.data_ptr<float>());
   shard.copy_(values);
 }
 

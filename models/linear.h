@@ -1,5 +1,5 @@
-// A linear layer without bias, and the ways it may multiply. The way is a strategy of the layer: its weight
-// keeps name, shape and dtype whatever the strategy, so that checkpoints and sharding never hear of it.
+// A linear layer without bias. Its three matrix products run in the operands' dtype or in FP8; its weight
+// keeps name, shape and dtype either way, so that checkpoints and sharding do not depend on it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,43 +11,39 @@
 
 namespace hyperion {
 
-// Three products of one layer, on rows: x [m, in], weight [out, in], grad [m, out]. Autograd is off in all of
-// them.
-class LinearStrategy {
- public:
-  virtual ~LinearStrategy() = default;
+namespace float8 {
+class LinearMatmuls;
+}
 
-  // x times weight transposed -> [m, out] in x's dtype.
-  virtual at::Tensor forward(const at::Tensor& x, const Parameter& weight) const = 0;
-
-  struct Gradients {
-    at::Tensor x;       // grad times weight -> [m, in]
-    at::Tensor weight;  // grad transposed times x -> [out, in]; both in grad's dtype
-  };
-  virtual Gradients backward(const at::Tensor& grad, const at::Tensor& x, const Parameter& weight) const = 0;
-
-  // Whether a row's results depend on the other rows, so that a layer must not be fed in chunks.
-  virtual bool couples_rows() const = 0;
+struct LinearGradients {
+  at::Tensor x;       // grad times weight -> [m, in]
+  at::Tensor weight;  // grad transposed times x -> [out, in]; both in grad's dtype
 };
-
-// Products in the operands' dtype.
-std::shared_ptr<const LinearStrategy> plain_strategy();
 
 class Linear {
  public:
-  explicit Linear(ParameterPtr weight, std::shared_ptr<const LinearStrategy> strategy = plain_strategy())
-      : weight_(std::move(weight)), strategy_(std::move(strategy)) {}
+  // `float8` null: products in the operands' dtype.
+  explicit Linear(ParameterPtr weight, std::shared_ptr<const float8::LinearMatmuls> float8 = nullptr)
+      : weight_(std::move(weight)), float8_(std::move(float8)) {}
 
-  const ParameterPtr& weight() const { return weight_; }
-  const LinearStrategy& strategy() const { return *strategy_; }
-  void set_strategy(std::shared_ptr<const LinearStrategy> strategy) { strategy_ = std::move(strategy); }
+  const ParameterPtr& weight() const { return weight_; }  // [out, in]
+  void set_float8(std::shared_ptr<const float8::LinearMatmuls> float8) { float8_ = std::move(float8); }
 
-  // x [..., in] -> [..., out], differentiable; consults the active RecomputeTape (models/recompute.h).
+  // x [..., in] -> [..., out], differentiable. Consults the active SelectiveCheckpoint
+  // (models/activation_checkpoint.h).
   at::Tensor forward(const at::Tensor& x) const;
+
+  // The products of forward and backward on rows, without autograd: x [m, in], grad [m, out].
+  at::Tensor output(const at::Tensor& x) const;  // x times weight transposed -> [m, out] in x's dtype
+  LinearGradients gradients(const at::Tensor& grad, const at::Tensor& x) const;
+
+  // Whether a row's results depend on the other rows of the call (in FP8 rows share scales), so that the
+  // layer must not be run in chunks.
+  bool couples_rows() const { return float8_ != nullptr; }
 
  private:
   ParameterPtr weight_;
-  std::shared_ptr<const LinearStrategy> strategy_;
+  std::shared_ptr<const float8::LinearMatmuls> float8_;
 };
 
 }  // namespace hyperion

@@ -4,11 +4,11 @@
 #include <ATen/ops/embedding_dense_backward.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "models/activation_checkpoint.h"
 #include "models/kernels/attention.h"
 #include "models/kernels/rms_norm.h"
 #include "models/kernels/rope.h"
 #include "models/kernels/swiglu.h"
-#include "models/recompute.h"
 
 namespace hyperion::ops {
 namespace {
@@ -75,9 +75,9 @@ struct AttentionFunction : Function<AttentionFunction> {
   static Tensor forward(AutogradContext* context, const Tensor& q, const Tensor& k, const Tensor& v,
                         const std::optional<Tensor>& given_mask) {
     const Tensor mask = given_mask.value_or(Tensor());
-    variable_list results = kept_or_computed(/*keep=*/true, [&] {
+    variable_list results = saved_or_computed(/*save=*/true, [&] {
       kernels::AttentionResult result = kernels::attention_forward(q, k, v, mask);
-      RecomputeTape::Results all = {result.output};
+      SelectiveCheckpoint::Results all = {result.output};
       all.insert(all.end(), result.extras.begin(), result.extras.end());
       return all;
     });

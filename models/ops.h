@@ -1,7 +1,7 @@
 // The differentiable operations a model is made of, linear layers (models/linear.h) apart. Each is one
 // autograd node that saves its inputs and little else; arithmetic inside is at least fp32 (fp64 for fp64
-// inputs) and each result is rounded once to the input's dtype. attention consults the active RecomputeTape
-// (models/recompute.h).
+// inputs) and each result is rounded once to the input's dtype. attention consults the active
+// SelectiveCheckpoint (models/activation_checkpoint.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -94,7 +94,7 @@ const Flavors& flavors_of(std::string_view name) {
   return found->second;
 }
 
-void apply(const ModelOverrides& changes, ModelArgs& args) {
+void apply_overrides(const ModelOverrides& changes, ModelArgs& args) {
   const bool head_dim_follows = args.head_dim * args.n_heads == args.dim;
   const bool kv_follows = args.n_kv_heads == args.n_heads;
   auto set = [](const auto& from, auto& to) {
@@ -208,7 +208,7 @@ ModelArgs model_args(std::string_view name, std::string_view flavor, const Model
     throw_config("model.flavor = \"{}\": {} has no such flavour; known: {}{}", flavor, name,
                  fmt::join(model_flavors(name), ", "), did_you_mean(nearest_flavor(name, flavor)));
   ModelArgs args = found->second;
-  apply(overrides, args);
+  apply_overrides(overrides, args);
   if (any_dimensions) return args;
   std::vector<std::string> wrong;
   for (const DimensionProblem& problem : dimension_problems(args)) wrong.push_back(problem.text);

@@ -1,5 +1,5 @@
-// The Llama-shaped decoder (llama3, qwen3 dense) on one device, as a row of units: the embedding, each block,
-// and the head with its loss. The trainer walks the units forward and backward itself; a unit reads its
+// The Llama-shaped decoder (llama3, qwen3 dense) on one device, as a sequence of units: the embedding, each
+// block, and the head with its loss. The trainer runs the units forward and backward itself; a unit reads its
 // weights through Parameter::weight and knows nothing of ranks, gathering or checkpointing.
 #pragma once
 
@@ -25,6 +25,13 @@ struct SequenceContext {
 // [batch, seq], counted inside each document; document_ids: int32 [batch, seq]; all on one device.
 SequenceContext inside_documents(const SequenceContext& plain, const at::Tensor& positions,
                                  const at::Tensor& document_ids);
+
+// One microbatch on the compute device.
+struct Microbatch {
+  at::Tensor tokens;  // int64 [batch, seq]
+  at::Tensor labels;  // int64 [batch, seq], -100 = ignored
+  SequenceContext context;
+};
 
 class TokenEmbedding {
  public:
@@ -57,7 +64,7 @@ class TransformerBlock {
 class LossHead {
  public:
   // chunk_bytes bounds one chunk of logits in the compute dtype; 0 = 64 MiB on a CPU, 1 GiB on a GPU, which
-  // adds every chunk's gradient to the head's anew. (A strategy that couples rows takes all at once.)
+  // adds each chunk's gradient to the head's. (A head that couples rows takes all rows at once.)
   LossHead(const ModelArgs& args, ParameterPtr norm, ParameterPtr output, int64_t chunk_bytes);
 
   // Cross-entropy of x [batch, seq, dim] against labels int64 [batch, seq] (-100 = ignored), summed: fp32

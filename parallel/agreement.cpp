@@ -24,7 +24,7 @@ std::map<std::string, std::string> parse_hashes(const std::string& serialized) {
 }
 
 // The value that most ranks have; of equally frequent ones that of the lowest rank.
-std::string majority(const std::vector<std::string>& values) {
+std::string most_common_value(const std::vector<std::string>& values) {
   std::map<std::string, int> counts;
   for (const auto& value : values) ++counts[value];
   std::string best = values.front();
@@ -57,7 +57,7 @@ std::string describe_disagreement(const std::vector<std::string>& serialized,
       const auto found = rank.find(key);
       values.push_back(found == rank.end() ? "absent" : found->second);
     }
-    const std::string common = majority(values);
+    const std::string common = most_common_value(values);
     std::vector<int> differing;
     for (size_t r = 0; r < values.size(); ++r) {
       if (values[r] != common) differing.push_back(global_ranks[r]);

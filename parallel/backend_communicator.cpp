@@ -13,9 +13,8 @@ namespace {
 class BackendCommunicator : public Communicator {
  public:
   BackendCommunicator(std::string name, int rank, std::vector<int> global_ranks,
-                      std::shared_ptr<CommLedger> ledger, c10::intrusive_ptr<c10d::Backend> backend)
-      : Communicator(std::move(name), rank, std::move(global_ranks), std::move(ledger)),
-        backend_(std::move(backend)) {}
+                      c10::intrusive_ptr<c10d::Backend> backend)
+      : Communicator(std::move(name), rank, std::move(global_ranks)), backend_(std::move(backend)) {}
 
   void set_timeout(std::chrono::milliseconds timeout) override { backend_->setTimeout(timeout); }
   void abort() override { backend_->abort(); }
@@ -43,6 +42,7 @@ class GlooCommunicator : public BackendCommunicator {
  public:
   using BackendCommunicator::BackendCommunicator;
   std::string_view backend() const override { return "gloo"; }
+  bool prefers_one_message() const override { return true; }  // over sockets every message costs a round trip
 
  private:
   static Finish wait_for(c10::intrusive_ptr<c10d::Work> work) {
@@ -70,12 +70,6 @@ class GlooCommunicator : public BackendCommunicator {
     options.reduceOp = max ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM;
     return wait_for(c10d_backend().allreduce(tensors, options));
   }
-  Finish do_broadcast(const at::Tensor& tensor, int root) override {
-    std::vector<at::Tensor> tensors = {tensor};
-    c10d::BroadcastOptions options;
-    options.rootRank = root;
-    return wait_for(c10d_backend().broadcast(tensors, options));
-  }
   Finish do_barrier() override { return wait_for(c10d_backend().barrier()); }
 };
 
@@ -85,6 +79,7 @@ class NcclCommunicator : public BackendCommunicator {
  public:
   using BackendCommunicator::BackendCommunicator;
   std::string_view backend() const override { return "nccl"; }
+  bool takes_host_tensors() const override { return false; }
 
   // libtorch's destructor would do it too, but warn of it.
   ~NcclCommunicator() override {
@@ -120,14 +115,6 @@ class NcclCommunicator : public BackendCommunicator {
     if (!tensor.is_cpu()) return nullptr;
     return [tensor, reduced = tensors[0]] { tensor.copy_(reduced); };
   }
-  Finish do_broadcast(const at::Tensor& tensor, int root) override {
-    std::vector<at::Tensor> tensors = {tensor};
-    c10d::BroadcastOptions options;
-    options.rootRank = root;
-    options.asyncOp = false;
-    c10d_backend().broadcast(tensors, options);
-    return nullptr;
-  }
   Finish do_barrier() override {
     return [work = c10d_backend().barrier()] { work->wait(); };
   }
@@ -137,7 +124,6 @@ class NcclCommunicator : public BackendCommunicator {
 
 std::unique_ptr<Communicator> make_gloo_communicator(std::string name, int rank,
                                                      std::vector<int> global_ranks,
-                                                     std::shared_ptr<CommLedger> ledger,
                                                      const c10::intrusive_ptr<c10d::Store>& store,
                                                      const Environment& environment,
                                                      std::chrono::milliseconds timeout) {
@@ -150,15 +136,14 @@ std::unique_ptr<Communicator> make_gloo_communicator(std::string name, int rank,
   options->group_name = name;
   const int size = static_cast<int>(global_ranks.size());
   auto backend = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, options);
-  return std::make_unique<GlooCommunicator>(std::move(name), rank, std::move(global_ranks), std::move(ledger),
+  return std::make_unique<GlooCommunicator>(std::move(name), rank, std::move(global_ranks),
                                             std::move(backend));
 }
 
 std::unique_ptr<Communicator> make_nccl_communicator(std::string name, int rank,
                                                      std::vector<int> global_ranks,
-                                                     std::shared_ptr<CommLedger> ledger,
                                                      c10::intrusive_ptr<c10d::Backend> backend) {
-  return std::make_unique<NcclCommunicator>(std::move(name), rank, std::move(global_ranks), std::move(ledger),
+  return std::make_unique<NcclCommunicator>(std::move(name), rank, std::move(global_ranks),
                                             std::move(backend));
 }
 

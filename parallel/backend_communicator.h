@@ -22,7 +22,6 @@ namespace hyperion {
 // scoped to the group.
 std::unique_ptr<Communicator> make_gloo_communicator(std::string name, int rank,
                                                      std::vector<int> global_ranks,
-                                                     std::shared_ptr<CommLedger> ledger,
                                                      const c10::intrusive_ptr<c10d::Store>& store,
                                                      const Environment& environment,
                                                      std::chrono::milliseconds timeout);
@@ -30,7 +29,6 @@ std::unique_ptr<Communicator> make_gloo_communicator(std::string name, int rank,
 // `backend`: what DeviceLibrary::make_nccl_backend returned. Operations run on the caller's current stream.
 std::unique_ptr<Communicator> make_nccl_communicator(std::string name, int rank,
                                                      std::vector<int> global_ranks,
-                                                     std::shared_ptr<CommLedger> ledger,
                                                      c10::intrusive_ptr<c10d::Backend> backend);
 
 }  // namespace hyperion

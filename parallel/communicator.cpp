@@ -17,15 +17,14 @@
 namespace hyperion {
 namespace {
 
-void require(bool good, const Communicator& group, const char* operation, const at::Tensor& out,
-             const at::Tensor& in) {
+void require_matching_tensors(bool good, const Communicator& group, const char* operation,
+                              const at::Tensor& out, const at::Tensor& in) {
   if (good && out.is_contiguous() && in.is_contiguous() && out.dtype() == in.dtype() &&
       out.device() == in.device())
     return;
   throw_bug(
       "{} in group {} of {} ranks: the tensors do not fit together (out {} elements {}, in {} elements {}; "
-      "both "
-      "contiguous and on one device?)",
+      "both contiguous and on one device?)",
       operation, group.name(), group.size(), out.numel(), out.dtype().name(), in.numel(), in.dtype().name());
 }
 
@@ -39,14 +38,11 @@ std::string brief(const std::exception& error) {
   return text;
 }
 
-Communicator::Communicator(std::string name, int rank, std::vector<int> global_ranks,
-                           std::shared_ptr<CommLedger> ledger)
-    : name_(std::move(name)),
-      rank_(rank),
-      global_ranks_(std::move(global_ranks)),
-      ledger_(std::move(ledger)) {}
+Communicator::Communicator(std::string name, int rank, std::vector<int> global_ranks)
+    : name_(std::move(name)), rank_(rank), global_ranks_(std::move(global_ranks)) {}
 
-void Communicator::fail(const char* operation, const std::string& phase, const std::string& why) const {
+void Communicator::throw_failure(const char* operation, const std::string& phase,
+                                 const std::string& why) const {
   record_failed_operation({operation, sequence_, name_, phase, why});
   const PostMortem others = ask_others_ ? ask_others_(operation, phase) : PostMortem{};
   record_lost_ranks(others.silent);
@@ -55,8 +51,11 @@ void Communicator::fail(const char* operation, const std::string& phase, const s
              phase.empty() ? "" : " in phase '" + phase + "'", why, others.text);
 }
 
-Pending Communicator::run(const char* operation, int64_t bytes, const std::function<Finish()>& start) {
-  if (ledger_) ledger_->add(name_, operation, bytes);
+void Communicator::tell_observer(const char* operation, at::ScalarType dtype, int64_t sent_bytes) const {
+  if (observer_) observer_({name_, operation, dtype, sent_bytes});
+}
+
+Pending Communicator::start_operation(const char* operation, const std::function<Finish()>& start) {
   ++sequence_;
   const auto guarded = [this, operation](const std::string& phase, const auto& action) {
     try {
@@ -65,7 +64,7 @@ Pending Communicator::run(const char* operation, int64_t bytes, const std::funct
       throw;
     } catch (const std::exception& error) {
       if (exhausted_resource(error)) throw;
-      fail(operation, phase, brief(error));
+      throw_failure(operation, phase, brief(error));
     }
   };
   std::string phase = current_phase();
@@ -75,39 +74,34 @@ Pending Communicator::run(const char* operation, int64_t bytes, const std::funct
 }
 
 Pending Communicator::start_all_gather_into(const at::Tensor& out, const at::Tensor& in) {
-  require(out.numel() == in.numel() * size(), *this, "all_gather", out, in);
+  require_matching_tensors(out.numel() == in.numel() * size(), *this, "all_gather", out, in);
   if (in.numel() == 0) return {};
-  const int64_t bytes = static_cast<int64_t>(in.nbytes()) * (size() - 1);
-  return run("all_gather", bytes, [&] { return do_all_gather(out, in); });
+  tell_observer("all_gather", in.scalar_type(), static_cast<int64_t>(in.nbytes()) * (size() - 1));
+  return start_operation("all_gather", [&] { return do_all_gather(out, in); });
 }
 
 Pending Communicator::start_reduce_scatter_sum(const at::Tensor& out, const at::Tensor& in) {
-  require(in.numel() == out.numel() * size(), *this, "reduce_scatter", out, in);
+  require_matching_tensors(in.numel() == out.numel() * size(), *this, "reduce_scatter", out, in);
   if (out.numel() == 0) return {};
-  const int64_t bytes = static_cast<int64_t>(out.nbytes()) * (size() - 1);
-  return run("reduce_scatter", bytes, [&] { return do_reduce_scatter_sum(out, in); });
+  tell_observer("reduce_scatter", in.scalar_type(), static_cast<int64_t>(out.nbytes()) * (size() - 1));
+  return start_operation("reduce_scatter", [&] { return do_reduce_scatter_sum(out, in); });
 }
 
 Pending Communicator::start_all_reduce(const at::Tensor& tensor, bool max) {
-  require(true, *this, "all_reduce", tensor, tensor);
+  require_matching_tensors(true, *this, "all_reduce", tensor, tensor);
   if (tensor.numel() == 0) return {};
-  const int64_t bytes = 2 * static_cast<int64_t>(tensor.nbytes()) * (size() - 1) / size();
-  return run("all_reduce", bytes, [&] { return do_all_reduce(tensor, max); });
-}
-
-void Communicator::broadcast(const at::Tensor& tensor, int root) {
-  require(root >= 0 && root < size(), *this, "broadcast", tensor, tensor);
-  if (tensor.numel() == 0) return;
-  const int64_t bytes = static_cast<int64_t>(tensor.nbytes()) * (size() - 1) / size();
-  run("broadcast", bytes, [&] { return do_broadcast(tensor, root); }).wait();
+  tell_observer("all_reduce", tensor.scalar_type(),
+                2 * static_cast<int64_t>(tensor.nbytes()) * (size() - 1) / size());
+  return start_operation("all_reduce", [&] { return do_all_reduce(tensor, max); });
 }
 
 void Communicator::barrier() {
-  run("barrier", 0, [&] { return do_barrier(); }).wait();
+  start_operation("barrier", [&] { return do_barrier(); }).wait();
 }
 
 std::vector<std::string> Communicator::all_gather_text(const std::string& text) {
-  if (backend() == "nccl") throw_bug("all_gather_text in group {}: NCCL groups move no text", name_);
+  if (!takes_host_tensors())
+    throw_bug("all_gather_text in group {}: {} groups move no text", name_, backend());
   at::Tensor lengths = at::empty({size()}, at::kLong);
   at::Tensor length = at::empty({1}, at::kLong);
   *length.data_ptr<int64_t>() = static_cast<int64_t>(text.size());
@@ -146,7 +140,6 @@ class LocalCommunicator : public Communicator {
     return nullptr;
   }
   Finish do_all_reduce(const at::Tensor&, bool) override { return nullptr; }
-  Finish do_broadcast(const at::Tensor&, int) override { return nullptr; }
   Finish do_barrier() override { return nullptr; }
 
   static void copy(const at::Tensor& to, const at::Tensor& from) {
@@ -156,17 +149,13 @@ class LocalCommunicator : public Communicator {
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_solo_communicator(std::string name, int global_rank,
-                                                     std::shared_ptr<CommLedger> ledger) {
-  return std::make_unique<LocalCommunicator>(std::move(name), 0, std::vector<int>{global_rank},
-                                             std::move(ledger));
+std::unique_ptr<Communicator> make_solo_communicator(std::string name, int global_rank) {
+  return std::make_unique<LocalCommunicator>(std::move(name), 0, std::vector<int>{global_rank});
 }
 
 std::unique_ptr<Communicator> make_fake_communicator(std::string name, int rank,
-                                                     std::vector<int> global_ranks,
-                                                     std::shared_ptr<CommLedger> ledger) {
-  return std::make_unique<LocalCommunicator>(std::move(name), rank, std::move(global_ranks),
-                                             std::move(ledger));
+                                                     std::vector<int> global_ranks) {
+  return std::make_unique<LocalCommunicator>(std::move(name), rank, std::move(global_ranks));
 }
 
 }  // namespace hyperion

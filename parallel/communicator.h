@@ -1,14 +1,15 @@
-// Collectives over one group of ranks: the only door through which tensors leave a process.
+// Collectives over one group of ranks. Every tensor that one rank sends to another goes through here.
 //
-// Every rank of the group must issue the same operations in the same order. An operation comes in two forms:
-// `x(...)` returns when the result may be used, `start_x(...)` returns a Pending to wait for. On CPU (Gloo)
-// waiting blocks the host. On CUDA (NCCL) both forms enqueue on the current stream and wait() does nothing
-// more: order other streams by events (parallel/streams.h). One thread at a time may use a communicator.
-// Tensors must be contiguous, on the group's device (all-reduces over NCCL take host tensors as well), and
-// must not be touched between start and wait.
+// Every rank of the group must issue the same operations in the same order. `start_x(...)` returns a Pending
+// to wait for; `x(...)`, where it exists, starts and waits. On CPU (Gloo, shared memory) waiting blocks the
+// host. On CUDA (NCCL) both forms enqueue on the current stream and wait() does nothing more: order other
+// streams by events (parallel/streams.h). One thread at a time may use a communicator. Tensors must be
+// contiguous, on the group's device (all-reduces over NCCL take host tensors as well), and must not be
+// touched between start and wait.
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -19,14 +20,12 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "parallel/ledger.h"
-
 namespace hyperion {
 
 // The message of an exception without c10's stack frames.
 std::string brief(const std::exception& error);
 
-// An operation under way. Dropping it without wait() is allowed, but then the tensors must outlive the
+// An operation in flight. Dropping it without wait() is allowed, but then the tensors must outlive the
 // group's next operation and their content is unspecified.
 class [[nodiscard]] Pending {
  public:
@@ -48,10 +47,19 @@ class [[nodiscard]] Pending {
   std::function<void()> finish_;
 };
 
+// A collective that a rank starts, as an observer sees it.
+struct CommOperation {
+  std::string_view group;  // "fsdp/0"
+  std::string_view name;   // "all_gather", "reduce_scatter", "all_reduce"
+  at::ScalarType dtype;
+  int64_t sent_bytes;  // by this rank, in the convention of CommLedger (parallel/ledger.h)
+};
+using CommObserver = std::function<void(const CommOperation&)>;
+
 class Communicator {
  public:
-  // `rank`: index in global_ranks. The ledger may be null.
-  Communicator(std::string name, int rank, std::vector<int> global_ranks, std::shared_ptr<CommLedger> ledger);
+  // `rank`: index in global_ranks.
+  Communicator(std::string name, int rank, std::vector<int> global_ranks);
   virtual ~Communicator() = default;
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
@@ -61,6 +69,10 @@ class Communicator {
   int size() const { return static_cast<int>(global_ranks_.size()); }
   const std::vector<int>& global_ranks() const { return global_ranks_; }
   virtual std::string_view backend() const = 0;  // "shm", "gloo", "nccl", "fake", "solo"
+  // Whether one large message is cheaper than several small ones, even at the price of copies around it.
+  virtual bool prefers_one_message() const { return false; }
+  // Whether every operation takes CPU tensors.
+  virtual bool takes_host_tensors() const { return true; }
 
   // out[r] = in of rank r. out has size() times the elements of in, same dtype; `in` may be out's own slot.
   Pending start_all_gather_into(const at::Tensor& out, const at::Tensor& in);
@@ -70,9 +82,6 @@ class Communicator {
   // elements of out, same dtype, one of float32, float64, bfloat16, float16, int64, int32; 16-bit floats add
   // up in float32.
   Pending start_reduce_scatter_sum(const at::Tensor& out, const at::Tensor& in);
-  void reduce_scatter_sum(const at::Tensor& out, const at::Tensor& in) {
-    start_reduce_scatter_sum(out, in).wait();
-  }
 
   // In place; dtypes as above. The result has the same bits on every rank.
   Pending start_all_reduce_sum(const at::Tensor& tensor) { return start_all_reduce(tensor, /*max=*/false); }
@@ -80,11 +89,9 @@ class Communicator {
   Pending start_all_reduce_max(const at::Tensor& tensor) { return start_all_reduce(tensor, /*max=*/true); }
   void all_reduce_max(const at::Tensor& tensor) { start_all_reduce_max(tensor).wait(); }
 
-  // In place, from the rank with index `root` in this group.
-  void broadcast(const at::Tensor& tensor, int root);
   // Returns when every rank has arrived (on CUDA: blocks the host).
   void barrier();
-  // Every rank's text, by rank. Not on NCCL groups: use ProcessGroups::host().
+  // Every rank's text, by rank. Not on groups without host tensors (NCCL): use ProcessGroups::host().
   std::vector<std::string> all_gather_text(const std::string& text);
 
   // For every later operation.
@@ -96,6 +103,8 @@ class Communicator {
   };
   using AskOthers = std::function<PostMortem(const std::string& operation, const std::string& phase)>;
   void set_post_mortem(AskOthers ask) { ask_others_ = std::move(ask); }
+  // Called for every later collective of at least one element, on the thread that starts it.
+  void set_observer(CommObserver observer) { observer_ = std::move(observer); }
   // Gives up connections at once, so that peers notice; for the way out after a failure.
   virtual void abort() {}
 
@@ -108,30 +117,29 @@ class Communicator {
   virtual Finish do_all_gather(const at::Tensor& out, const at::Tensor& in) = 0;
   virtual Finish do_reduce_scatter_sum(const at::Tensor& out, const at::Tensor& in) = 0;
   virtual Finish do_all_reduce(const at::Tensor& tensor, bool max) = 0;
-  virtual Finish do_broadcast(const at::Tensor& tensor, int root) = 0;
   virtual Finish do_barrier() = 0;
 
   Pending start_all_reduce(const at::Tensor& tensor, bool max);
-  // Counts, calls `start`, and wraps what it returns so that errors name rank, group, operation and phase.
-  Pending run(const char* operation, int64_t bytes, const std::function<Finish()>& start);
-  [[noreturn]] void fail(const char* operation, const std::string& phase, const std::string& why) const;
+  // Calls `start`, and wraps what it returns so that errors name rank, group, operation and phase.
+  Pending start_operation(const char* operation, const std::function<Finish()>& start);
+  void tell_observer(const char* operation, at::ScalarType dtype, int64_t sent_bytes) const;
+  [[noreturn]] void throw_failure(const char* operation, const std::string& phase,
+                                  const std::string& why) const;
 
   std::string name_;
   int rank_;
   std::vector<int> global_ranks_;
-  std::shared_ptr<CommLedger> ledger_;
   AskOthers ask_others_;
+  CommObserver observer_;
   int64_t sequence_ = 0;  // operations so far
 };
 
-// A group of one rank: nothing is sent; a gather or reduction copies unless it is in place.
-std::unique_ptr<Communicator> make_solo_communicator(std::string name, int global_rank,
-                                                     std::shared_ptr<CommLedger> ledger);
-// A group of any size in one process, for dry runs: a gather copies the input into every slot, a
-// reduce-scatter copies the rank's own chunk, everything else leaves its tensor as it is. Bytes are counted
-// as if they were sent.
+// A group of one rank: nothing is sent; an all-gather or reduction copies unless it is in place.
+std::unique_ptr<Communicator> make_solo_communicator(std::string name, int global_rank);
+// A group of any size in one process, for dry runs: an all-gather copies the input into every slot, a
+// reduce-scatter copies the rank's own chunk, everything else leaves its tensor as it is. Its observer is
+// told the bytes that a real group would send.
 std::unique_ptr<Communicator> make_fake_communicator(std::string name, int rank,
-                                                     std::vector<int> global_ranks,
-                                                     std::shared_ptr<CommLedger> ledger);
+                                                     std::vector<int> global_ranks);
 
 }  // namespace hyperion

@@ -9,8 +9,8 @@
 namespace hyperion {
 namespace {
 
-// Gathers move bytes, whatever they mean: a group's parameters may differ in dtype.
-at::Tensor bytes(const at::Tensor& flat) {
+// All-gathers move bytes: the parameters of a group may differ in dtype.
+at::Tensor as_bytes(const at::Tensor& flat) {
   return flat.view(at::kByte);
 }
 
@@ -23,13 +23,24 @@ FsdpContext::FsdpContext(Communicator& shard, Communicator& replicate, const Sha
       gather_stream_(DeviceStream::from_pool(options.device, /*high_priority=*/true)),
       reduce_stream_(DeviceStream::from_pool(options.device, /*high_priority=*/true)) {}
 
-void FsdpContext::finish_reductions() {
-  if (auto finish = std::exchange(finish_reduce_, nullptr)) finish();
+void FsdpContext::finish_reduction() {
+  if (in_flight_) complete_on_reduce_stream(*in_flight_);
   DeviceStream::current(options_.device).wait(reduced_);
-  reduce_input_.reset();
+  // The send buffer belongs to the compute stream's memory: only now may later work of that stream reuse it.
+  in_flight_.reset();
 }
 
-void encode_changed(const FsdpContext& context, const std::vector<ShardedParameterPtr>& parameters) {
+void FsdpContext::complete_on_reduce_stream(Reduction& reduction) {
+  const bool scattered = reduction.local_sum.defined();
+  const TraceRange range(scattered ? "reduce-scatter wait" : "all-reduce wait", reduction.group->name());
+  at::NoGradGuard no_grad;
+  StreamScope scope(reduce_stream_);
+  reduction.operation.wait();
+  if (scattered) reduction.group->add_to_sharded_gradients(reduction.local_sum);
+  reduced_.record(reduce_stream_);
+}
+
+void encode_changed_weights(const FsdpContext& context, const std::vector<ShardedParameterPtr>& parameters) {
   std::vector<ShardedParameter*> changed;
   std::vector<at::Tensor> masters;
   for (const ShardedParameterPtr& parameter : parameters) {
@@ -76,56 +87,63 @@ ShardGroup::ShardGroup(std::string name, const std::vector<ParameterPtr>& parame
 void ShardGroup::start_unshard() {
   if (state_ != State::kSharded) return;
   state_ = State::kGathering;
-  encode_changed(context_, parameters_);
+  encode_changed_weights(context_, parameters_);
+  // A tied weight may be gathered already, for the other unit that uses it.
   std::vector<ShardedParameter*> missing;
   for (const ShardedParameterPtr& parameter : parameters_)
     if (parameter->acquire()) missing.push_back(parameter.get());
   if (missing.empty()) return;
-  context_.event("gather", name_);
   const TraceRange range("all-gather", name_);
-  // The storage was allocated on the compute stream, whose earlier work may still be using those bytes.
+  // On a GPU the all-gather runs on a stream of its own, beside the computation of the unit before. It must
+  // not start writing before the compute stream's earlier work is done: that may still read the memory that
+  // this group's weights have just been given.
   context_.gather_stream_.wait(DeviceStream::current(context_.options().device));
   StreamScope scope(context_.gather_stream_);
-  if (context_.shard().backend() == "gloo")
-    start_flat_gather(missing);
+  if (context_.shard().prefers_one_message())
+    start_flat_all_gather(missing);
   else
-    start_separate_gathers(missing);
-  gathered_.record(context_.gather_stream_);
+    start_separate_all_gathers(missing);
+  gathered_.record(context_.gather_stream_);  // finish_unshard() makes the compute stream wait for this point
 }
 
-// One collective for the group, then a copy into each parameter: over sockets the number of messages is what
-// costs.
-void ShardGroup::start_flat_gather(const std::vector<ShardedParameter*>& missing) {
+// One collective for the group, and then a copy into each parameter.
+void ShardGroup::start_flat_all_gather(const std::vector<ShardedParameter*>& missing) {
   int64_t sum = 0;
-  for (const ShardedParameter* parameter : missing) sum += static_cast<int64_t>(parameter->wire().nbytes());
-  const int64_t world = context_.shard().size();
-  const at::Tensor wire =
-      at::empty({world, sum}, at::TensorOptions(at::kByte).device(context_.options().device));
-  const at::Tensor own = wire.select(0, context_.shard().rank());
+  for (const ShardedParameter* parameter : missing)
+    sum += static_cast<int64_t>(parameter->all_gather_input().nbytes());
+  flat_buffer_ = at::empty({context_.shard().size(), sum},
+                           at::TensorOptions(at::kByte).device(context_.options().device));
+  in_flat_buffer_ = missing;
+  const at::Tensor own = flat_buffer_.select(0, context_.shard().rank());
   int64_t offset = 0;
   for (const ShardedParameter* parameter : missing) {
-    const at::Tensor part = bytes(parameter->wire());
+    const at::Tensor part = as_bytes(parameter->all_gather_input());
     own.narrow(0, offset, part.numel()).copy_(part);
     offset += part.numel();
   }
-  pending_.push_back(context_.shard().start_all_gather_into(wire.view({-1}), own));
-  copy_out_ = [wire, missing, world] {
-    int64_t offset = 0;
-    for (const ShardedParameter* parameter : missing) {
-      const auto count = static_cast<int64_t>(parameter->wire().nbytes());
-      bytes(parameter->gathered()).view({world, count}).copy_(wire.narrow(1, offset, count));
-      offset += count;
-    }
-  };
+  all_gathers_.push_back(context_.shard().start_all_gather_into(flat_buffer_.view({-1}), own));
 }
 
-// One collective a parameter, landing in place: no copy afterwards.
-void ShardGroup::start_separate_gathers(const std::vector<ShardedParameter*>& missing) {
+void ShardGroup::copy_out_of_flat_buffer() {
+  int64_t offset = 0;
+  for (const ShardedParameter* parameter : in_flat_buffer_) {
+    const auto count = static_cast<int64_t>(parameter->all_gather_input().nbytes());
+    as_bytes(parameter->all_gather_output())
+        .view({context_.shard().size(), count})
+        .copy_(flat_buffer_.narrow(1, offset, count));
+    offset += count;
+  }
+  flat_buffer_.reset();
+}
+
+// One collective per parameter, which writes the weight in place: no copy afterwards.
+void ShardGroup::start_separate_all_gathers(const std::vector<ShardedParameter*>& missing) {
   for (const ShardedParameter* parameter : missing) {
-    const at::Tensor all = bytes(parameter->gathered()), part = bytes(parameter->wire());
+    const at::Tensor all = as_bytes(parameter->all_gather_output());
+    const at::Tensor part = as_bytes(parameter->all_gather_input());
     const at::Tensor own = all.narrow(0, context_.shard().rank() * part.numel(), part.numel());
     own.copy_(part, /*non_blocking=*/true);
-    pending_.push_back(context_.shard().start_all_gather_into(all, own));
+    all_gathers_.push_back(context_.shard().start_all_gather_into(all, own));
   }
 }
 
@@ -133,17 +151,16 @@ void ShardGroup::finish_unshard() {
   start_unshard();
   if (state_ == State::kUnsharded) return;
   const TraceRange range("all-gather wait", name_);
-  for (Pending& operation : pending_) operation.wait();
-  pending_.clear();
+  for (Pending& operation : all_gathers_) operation.wait();  // blocks the host on a CPU only
+  all_gathers_.clear();
   DeviceStream::current(context_.options().device).wait(gathered_);
-  if (auto copy_out = std::exchange(copy_out_, nullptr)) copy_out();
+  if (flat_buffer_.defined()) copy_out_of_flat_buffer();
   state_ = State::kUnsharded;
 }
 
 void ShardGroup::reshard() {
   if (state_ == State::kSharded) return;
-  finish_unshard();  // a gather under way must not write into freed memory
-  context_.event("free", name_);
+  finish_unshard();  // an all-gather in flight must not write into freed memory
   for (const ShardedParameterPtr& parameter : parameters_) parameter->release();
   state_ = State::kSharded;
 }
@@ -153,8 +170,9 @@ void ShardGroup::zero_grads() {
 }
 
 void ShardGroup::reduce(bool last_microbatch) {
-  context_.event("reduce", name_);
-  context_.finish_reductions();
+  // The reduction of the unit before has run beside this unit's backward. It is finished before the next one
+  // starts, so that the buffers of one unit are the most that reductions hold.
+  context_.finish_reduction();
   at::NoGradGuard no_grad;
   if (context_.shard().size() > 1) {
     start_reduce_scatter();
@@ -165,17 +183,17 @@ void ShardGroup::reduce(bool last_microbatch) {
       grad.reset();
     }
   }
-  if (last_microbatch && context_.replicate().size() > 1) sum_replicas();
+  if (last_microbatch && context_.replicate().size() > 1) start_replica_all_reduce();
 }
 
 // [world, sum of padded rows] in the reduce dtype: row r is what rank r will hold, in the order of
-// parameters().
+// parameters(). Frees the gradients that it copies.
 at::Tensor ShardGroup::pack_gradients() {
   const int64_t world = context_.shard().size();
   int64_t sum = 0;
   for (const ShardedParameterPtr& parameter : parameters_) sum += parameter->padded_numel();
   const ShardingOptions& options = context_.options();
-  const at::Tensor wire =
+  const at::Tensor packed =
       at::empty({world, sum}, at::TensorOptions(options.reduce_dtype).device(options.device));
   int64_t offset = 0;
   for (const ShardedParameterPtr& parameter : parameters_) {
@@ -183,8 +201,9 @@ at::Tensor ShardGroup::pack_gradients() {
     const int64_t row_numel = parameter->parameter().row_numel();
     at::Tensor& grad = parameter->parameter().weight.mutable_grad();
     for (int64_t rank = 0; rank < world; ++rank) {
+      // Ranks at the end may hold fewer rows than the first, or none: the rest is padding.
       const int64_t used = grad.defined() ? parameter->layout().count(rank) * row_numel : 0;
-      at::Tensor slot = wire.select(0, rank).narrow(0, offset, count);
+      at::Tensor slot = packed.select(0, rank).narrow(0, offset, count);
       if (used > 0)
         slot.narrow(0, 0, used)
             .copy_(grad.reshape(-1).narrow(0, parameter->layout().begin(rank) * row_numel, used));
@@ -193,60 +212,45 @@ at::Tensor ShardGroup::pack_gradients() {
     grad.reset();
     offset += count;
   }
-  return wire;
+  return packed;
 }
 
-void ShardGroup::add_to_gradients(const at::Tensor& reduced) {
+void ShardGroup::start_reduce_scatter() {
+  const TraceRange range("reduce-scatter", name_);
+  const at::Tensor packed = pack_gradients();
+  // The reduction runs on a stream of its own, beside the backward of the next unit, once the compute stream
+  // has packed the gradients.
+  context_.reduce_stream_.wait(DeviceStream::current(context_.options().device));
+  StreamScope scope(context_.reduce_stream_);
+  const at::Tensor local_sum = at::empty({packed.size(1)}, packed.options());
+  Pending operation = context_.shard().start_reduce_scatter_sum(local_sum, packed.view({-1}));
+  context_.in_flight_.emplace(FsdpContext::Reduction{this, std::move(operation), packed, local_sum});
+}
+
+void ShardGroup::add_to_sharded_gradients(const at::Tensor& local_sum) {
   int64_t offset = 0;
   for (const ShardedParameterPtr& parameter : parameters_) {
-    const at::Tensor part = parameter->unpadded(reduced.narrow(0, offset, parameter->padded_numel()));
+    const at::Tensor part = parameter->unpadded(local_sum.narrow(0, offset, parameter->padded_numel()));
     parameter->grad().add_(part.to(parameter->grad().device()));
     offset += parameter->padded_numel();
   }
 }
 
-void ShardGroup::start_reduce_scatter() {
-  const TraceRange range("reduce-scatter", name_);
-  const at::Tensor wire = pack_gradients();
-  context_.reduce_input_ = wire;
-  context_.reduce_stream_.wait(DeviceStream::current(context_.options().device));
-  StreamScope scope(context_.reduce_stream_);
-  const at::Tensor out = at::empty({wire.size(1)}, wire.options());
-  auto pending = std::make_shared<Pending>(context_.shard().start_reduce_scatter_sum(out, wire.view({-1})));
-  context_.finish_reduce_ = [this, pending, out] {
-    const TraceRange range("reduce-scatter wait", name_);
-    at::NoGradGuard no_grad;
-    StreamScope inner(context_.reduce_stream_);
-    pending->wait();
-    add_to_gradients(out);
-    context_.reduced_.record(context_.reduce_stream_);
-  };
-}
-
-// Once a step: the group's own gradients lie in a row, so this is one all-reduce. A tied weight belongs to
+// Once a step: the group's own gradients are one tensor, so this is one all-reduce. A tied weight belongs to
 // the first unit, whose backward comes last, so its sum is complete here.
-void ShardGroup::sum_replicas() {
+void ShardGroup::start_replica_all_reduce() {
   if (grads_.numel() == 0) return;
-  auto previous = std::exchange(context_.finish_reduce_, nullptr);
-  auto pending = std::make_shared<Pending>();
-  if (previous) previous();
-  context_.event("all_reduce", name_);
+  at::Tensor send_buffer;
+  if (context_.in_flight_) {  // this group's reduce-scatter: its result is what the replicas add up
+    context_.complete_on_reduce_stream(*context_.in_flight_);
+    send_buffer = context_.in_flight_->send_buffer;
+  }
   const TraceRange range("all-reduce", name_);
   context_.reduce_stream_.wait(DeviceStream::current(context_.options().device));
   StreamScope scope(context_.reduce_stream_);
-  *pending = context_.replicate().start_all_reduce_sum(grads_);
-  context_.finish_reduce_ = [this, pending] {
-    const TraceRange range("all-reduce wait", name_);
-    StreamScope inner(context_.reduce_stream_);
-    pending->wait();
-    context_.reduced_.record(context_.reduce_stream_);
-  };
-}
-
-int64_t ShardGroup::unsharded_bytes() const {
-  int64_t bytes = 0;
-  for (const ShardedParameterPtr& parameter : parameters_) bytes += parameter->unsharded_bytes();
-  return bytes;
+  Pending operation = context_.replicate().start_all_reduce_sum(grads_);
+  context_.in_flight_.emplace(
+      FsdpContext::Reduction{this, std::move(operation), send_buffer, /*local_sum=*/{}});
 }
 
 }  // namespace hyperion

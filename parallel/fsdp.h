@@ -1,18 +1,18 @@
-// Fully sharded data parallelism (FSDP2's behaviour), driven step by step: a ShardGroup is one unit's
-// parameters, and the trainer's walk tells it when to gather them, when to let them go, and when to reduce
-// their gradients. Hybrid sharding (HSDP) and plain replication are the same with another pair of
-// communicators.
+// Fully sharded data parallelism (FSDP2's behaviour), driven step by step: a ShardGroup is the parameters of
+// one unit of the model, and FsdpModel (trainer/) tells it when to all-gather them, when to free them, and
+// when to reduce their gradients. Hybrid sharding (HSDP) and plain replication are the same with another pair
+// of communicators.
 //
 // All reductions are sums: the loss is already divided by the global number of valid tokens.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
-#include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include <ATen/core/Tensor.h>
 
 #include "parallel/communicator.h"
 #include "parallel/sharded_parameter.h"
@@ -20,8 +20,10 @@
 
 namespace hyperion {
 
-// What the groups of one model share: the two communicators, the side streams, and the one reduction under
-// way.
+class ShardGroup;
+
+// What the groups of one model share: the two communicators, the streams beside the compute stream, and the
+// one reduction in flight.
 class FsdpContext {
  public:
   FsdpContext(Communicator& shard, Communicator& replicate, const ShardingOptions& options);
@@ -30,31 +32,32 @@ class FsdpContext {
   Communicator& replicate() const { return replicate_; }
   const ShardingOptions& options() const { return options_; }
 
-  // Called with "gather layers.0", "free layers.0", "reduce layers.0" ... as they are issued (tests,
-  // tracing).
-  std::function<void(const std::string&)> on_event;
-  void event(const char* what, const std::string& group) const {
-    if (on_event) on_event(std::string(what) + " " + group);
-  }
-
-  // Completes the reduction under way; the compute stream may then read all gradients. Call at the end of
-  // backward.
-  void finish_reductions();
+  // Completes the reduction in flight; what the compute stream runs next may read all gradients that were
+  // reduced so far. Call at the end of backward.
+  void finish_reduction();
 
  private:
   friend class ShardGroup;
+  // A reduce-scatter, or an all-reduce over the replicas. One at a time bounds the memory of its buffers.
+  struct Reduction {
+    ShardGroup* group;
+    Pending operation;
+    at::Tensor send_buffer;  // of the reduce-scatter, kept until the compute stream has waited
+    at::Tensor local_sum;  // of a reduce-scatter in flight; undefined for an all-reduce, which works in place
+  };
+  void complete_on_reduce_stream(Reduction& reduction);
+
   Communicator& shard_;
   Communicator& replicate_;
   ShardingOptions options_;
   DeviceStream gather_stream_, reduce_stream_;
+  std::optional<Reduction> in_flight_;
   DeviceEvent reduced_;
-  at::Tensor reduce_input_;              // one at a time bounds the memory
-  std::function<void()> finish_reduce_;  // waits, adds to the sharded gradients
 };
 
-// Brings the encoded wires of `parameters` up to date with their masters: one reduction for all that changed.
-// Collective over the shard group.
-void encode_changed(const FsdpContext& context, const std::vector<ShardedParameterPtr>& parameters);
+// Encodes the all-gather inputs of those `parameters` whose masters have changed since: one all-reduce of
+// their maxima for all of them. Collective over the shard group.
+void encode_changed_weights(const FsdpContext& context, const std::vector<ShardedParameterPtr>& parameters);
 
 class ShardGroup {
  public:
@@ -66,15 +69,14 @@ class ShardGroup {
   const std::string& name() const { return name_; }
   const std::vector<ShardedParameterPtr>& parameters() const { return parameters_; }
   const std::vector<ShardedParameterPtr>& owned() const { return owned_; }
-  const at::Tensor& owned_grads() const { return grads_; }  // 1-D, padded rows of all own parameters in a row
+  const at::Tensor& owned_grads() const { return grads_; }  // 1-D, the padded rows of all own parameters
 
-  // Starts gathering the weights; nothing when they are gathered or on their way.
+  // Starts the all-gather of the weights; does nothing when they are gathered or in flight.
   void start_unshard();
-  // The weights may be read by what the current stream runs next. Starts the gather if nobody has.
+  // What the current stream runs next may read the weights. Starts the all-gather if nobody has.
   void finish_unshard();
   // Frees the gathered weights.
   void reshard();
-  bool unsharded() const { return state_ != State::kSharded; }
 
   // Sets the sharded gradients to zero, before the first microbatch of a step.
   void zero_grads();
@@ -82,24 +84,25 @@ class ShardGroup {
   // On the last microbatch of a step replicas are summed too.
   void reduce(bool last_microbatch);
 
-  int64_t unsharded_bytes() const;
-
  private:
+  friend class FsdpContext;
   enum class State { kSharded, kGathering, kUnsharded };
-  void start_flat_gather(const std::vector<ShardedParameter*>& missing);
-  void start_separate_gathers(const std::vector<ShardedParameter*>& missing);
+  void start_flat_all_gather(const std::vector<ShardedParameter*>& missing);
+  void copy_out_of_flat_buffer();
+  void start_separate_all_gathers(const std::vector<ShardedParameter*>& missing);
   at::Tensor pack_gradients();
-  void add_to_gradients(const at::Tensor& reduced);
+  void add_to_sharded_gradients(const at::Tensor& local_sum);
   void start_reduce_scatter();
-  void sum_replicas();
+  void start_replica_all_reduce();
 
   std::string name_;
   FsdpContext& context_;
   std::vector<ShardedParameterPtr> parameters_, owned_;
   at::Tensor grads_;
   State state_ = State::kSharded;
-  std::vector<Pending> pending_;
-  std::function<void()> copy_out_;
+  std::vector<Pending> all_gathers_;  // in flight
+  at::Tensor flat_buffer_;            // of a flat all-gather in flight: bytes [world, sum of inputs]
+  std::vector<ShardedParameter*> in_flat_buffer_;  // the parameters it holds, in order
   DeviceEvent gathered_;
 };
 

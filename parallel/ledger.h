@@ -1,5 +1,5 @@
-// Counts the bytes this rank sends, per group and operation, so that a test can assert what a step costs on
-// the wire.
+// Adds up the bytes that this rank sends, per group and operation. Fed by an observer of the communicators
+// (CommObserver), so that a test can assert what a step sends.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@
 namespace hyperion {
 
 // The convention is that of ring algorithms, whatever the backend really does, with W ranks and B bytes in
-// the full (gathered) tensor: all-gather and reduce-scatter (W-1)/W * B, all-reduce 2 (W-1)/W * B, broadcast
-// (W-1)/W * B.
+// the full (gathered) tensor: all-gather and reduce-scatter (W-1)/W * B, all-reduce 2 (W-1)/W * B. Safe to
+// use from several threads.
 class CommLedger {
  public:
   struct Entry {

@@ -58,9 +58,6 @@ class Mesh {
   // "fsdp/3": the dimension and the slice.
   std::string group_name(int rank, MeshDim dim) const;
 
-  bool fsdp_enabled() const { return degree(MeshDim::kFsdp) > 1; }
-  bool hsdp_enabled() const { return fsdp_enabled() && degree(MeshDim::kDpReplicate) > 1; }
-
   // "pp 1 x dp_replicate 2 x dp_shard 2 x cp 1 x tp 1 = 4 ranks"
   std::string describe() const;
 

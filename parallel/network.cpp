@@ -18,7 +18,7 @@
 namespace hyperion {
 namespace {
 
-std::string text_of(const sockaddr* address) {
+std::string numeric_host(const sockaddr* address) {
   char host[NI_MAXHOST] = "";
   const socklen_t length = address->sa_family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
   getnameinfo(address, length, host, sizeof host, nullptr, 0, NI_NUMERICHOST);
@@ -41,7 +41,7 @@ std::vector<LocalAddress> local_addresses() {
   for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
     const int family = entry->ifa_addr == nullptr ? AF_UNSPEC : entry->ifa_addr->sa_family;
     const bool internet = family == AF_INET || family == AF_INET6;
-    result.push_back({entry->ifa_name, internet ? text_of(entry->ifa_addr) : "", family == AF_INET,
+    result.push_back({entry->ifa_name, internet ? numeric_host(entry->ifa_addr) : "", family == AF_INET,
                       (entry->ifa_flags & IFF_UP) != 0, (entry->ifa_flags & IFF_LOOPBACK) != 0});
   }
   freeifaddrs(list);
@@ -60,7 +60,7 @@ std::string address_towards(const std::string& host) {
     socklen_t length = sizeof local;
     if (fd >= 0 && connect(fd, info->ai_addr, info->ai_addrlen) == 0 &&
         getsockname(fd, reinterpret_cast<sockaddr*>(&local), &length) == 0) {
-      result = text_of(reinterpret_cast<const sockaddr*>(&local));
+      result = numeric_host(reinterpret_cast<const sockaddr*>(&local));
     }
     if (fd >= 0) close(fd);
   }
@@ -74,7 +74,7 @@ std::string interface_of(const std::string& address) {
   return "";
 }
 
-NetworkInterface chosen_by_user(const std::string& name) {
+NetworkInterface user_interface(const std::string& name) {
   std::set<std::string> present;
   for (const LocalAddress& local : local_addresses()) present.insert(local.interface);
   if (!present.contains(name)) {
@@ -91,7 +91,7 @@ std::vector<NetworkInterface> gloo_interfaces(const Environment& environment, st
     std::vector<NetworkInterface> result;
     for (size_t start = 0; start <= wanted.size();) {
       const size_t end = std::min(wanted.find(',', start), wanted.size());
-      result.push_back(chosen_by_user(std::string(wanted.substr(start, end - start))));
+      result.push_back(user_interface(std::string(wanted.substr(start, end - start))));
       start = end + 1;
     }
     return result;

@@ -63,9 +63,7 @@ struct ProcessGroups::Rendezvous {
 };
 
 ProcessGroups::ProcessGroups(const Mesh& mesh, const Environment& environment, const CommOptions& options)
-    : options_(options),
-      rendezvous_(std::make_unique<Rendezvous>()),
-      ledger_(std::make_shared<CommLedger>()) {
+    : options_(options), rendezvous_(std::make_unique<Rendezvous>()) {
   PhaseGuard phase("rendezvous");
   rendezvous_->environment = environment;
   const bool real = options.backend != CommBackend::kFake && environment.world_size > 1;
@@ -117,29 +115,31 @@ CommOptions ProcessGroups::host_options() const {
 }
 
 std::shared_ptr<Communicator> ProcessGroups::new_host_group(const std::string& name) {
-  return make_group(name + "/0", rendezvous_->environment.rank, world().global_ranks(), host_options());
+  auto group = make_group(name + "/0", rendezvous_->environment.rank, world().global_ranks(), host_options());
+  group->set_observer(observer_);
+  return group;
 }
 
 std::shared_ptr<Communicator> ProcessGroups::make_group(const std::string& name, int rank,
                                                         const std::vector<int>& ranks,
                                                         const CommOptions& options) {
-  if (ranks.size() == 1) return make_solo_communicator(name, ranks[0], ledger_);
-  if (options.backend == CommBackend::kFake) return make_fake_communicator(name, rank, ranks, ledger_);
+  if (ranks.size() == 1) return make_solo_communicator(name, ranks[0]);
+  if (options.backend == CommBackend::kFake) return make_fake_communicator(name, rank, ranks);
   const auto store = c10::make_intrusive<c10d::PrefixStore>(name, rendezvous_->store);
   std::shared_ptr<Communicator> group;
   try {
     if (options.backend == CommBackend::kGloo) {
       if (options.shared_memory && rendezvous_->environment.single_host()) {
-        group = make_shared_memory_communicator(name, rank, ranks, ledger_, *store, options.init_timeout);
+        group = make_shared_memory_communicator(name, rank, ranks, *store, options.init_timeout);
       }
       if (!group) {
-        group = make_gloo_communicator(name, rank, ranks, ledger_, store, rendezvous_->environment,
-                                       options.init_timeout);
+        group =
+            make_gloo_communicator(name, rank, ranks, store, rendezvous_->environment, options.init_timeout);
       }
     } else {
       const NcclOptions nccl{name, options.init_timeout, options.device_index, true};
       const int size = static_cast<int>(ranks.size());
-      group = make_nccl_communicator(name, rank, ranks, ledger_,
+      group = make_nccl_communicator(name, rank, ranks,
                                      device_library().make_nccl_backend(store, rank, size, nccl));
     }
   } catch (const Error&) {
@@ -160,8 +160,8 @@ namespace {
 
 // Every rank that fails leaves a note in the store. Those of the group that leave none within two seconds are
 // the ones to look at: they are dead, stopped, or busy elsewhere.
-Communicator::PostMortem notes_of_others(c10d::Store& store, int own_rank, const std::vector<int>& ranks,
-                                         const std::string& note) {
+Communicator::PostMortem collect_failure_notes(c10d::Store& store, int own_rank,
+                                               const std::vector<int>& ranks, const std::string& note) {
   const auto key = [](int rank) { return fmt::format("failed/{}", rank); };
   std::vector<int> silent;
   std::string reports;
@@ -195,7 +195,7 @@ Communicator::PostMortem ProcessGroups::ask_others(const Rendezvous& rendezvous,
   auto ask = std::packaged_task<Communicator::PostMortem()>(
       [store = rendezvous.store, rank = rendezvous.environment.rank, ranks,
        note = fmt::format("{} in phase '{}'", operation, phase)] {
-        return notes_of_others(*store, rank, ranks, note);
+        return collect_failure_notes(*store, rank, ranks, note);
       });
   std::future<Communicator::PostMortem> answer = ask.get_future();
   try {
@@ -204,6 +204,12 @@ Communicator::PostMortem ProcessGroups::ask_others(const Rendezvous& rendezvous,
   } catch (const std::exception&) {
   }
   return {"; rank 0, which holds the rendezvous, does not answer: see its log first", {0}};
+}
+
+void ProcessGroups::set_observer(const CommObserver& observer) {
+  observer_ = observer;
+  for (auto& [dim, group] : groups_) group->set_observer(observer);
+  if (host_) host_->set_observer(observer);
 }
 
 void ProcessGroups::set_timeout(milliseconds timeout) {

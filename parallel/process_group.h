@@ -53,7 +53,9 @@ class ProcessGroups {
   // thread whose exchanges must not mix with training's. Collective.
   std::shared_ptr<Communicator> new_host_group(const std::string& name);
 
-  CommLedger& ledger() const { return *ledger_; }
+  // Watches the collectives of every group (Communicator::set_observer), also of groups made later. Call
+  // before the first operation; the observer may be called from several threads.
+  void set_observer(const CommObserver& observer);
   // For every later operation of every group: the trainer calls it after the first step of the run.
   void set_timeout(std::chrono::milliseconds timeout);
   void abort();
@@ -70,7 +72,7 @@ class ProcessGroups {
 
   CommOptions options_;
   std::unique_ptr<Rendezvous> rendezvous_;
-  std::shared_ptr<CommLedger> ledger_;
+  CommObserver observer_;
   std::map<MeshDim, std::shared_ptr<Communicator>> groups_;
   std::shared_ptr<Communicator> host_;
   std::vector<std::string> network_;

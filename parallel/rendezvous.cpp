@@ -136,13 +136,13 @@ std::string joined_key(int rank) {
 }
 
 // Keys and values may hold any byte but 0.
-std::string pack(const Fingerprint& entries) {
+std::string pack_entries(const Fingerprint& entries) {
   std::string text;
   for (const auto& [key, value] : entries) text += key + '\0' + value + '\0';
   return text;
 }
 
-Fingerprint unpack(const std::string& text) {
+Fingerprint unpack_entries(const std::string& text) {
   Fingerprint entries;
   for (size_t at = 0; at < text.size();) {
     const size_t key_end = text.find('\0', at), value_end = text.find('\0', key_end + 1);
@@ -166,14 +166,14 @@ Fingerprint differing_entries(const Fingerprint& rank0, const Fingerprint& own) 
 
 // --- rank 0 ---
 
-class Gathering {
+class JoinedRanks {
  public:
-  Gathering(c10d::Store& store, const Environment& environment, const Fingerprint& identity)
+  JoinedRanks(c10d::Store& store, const Environment& environment, const Fingerprint& identity)
       : store_(store), world_(environment.world_size), identity_(identity) {}
 
   // Returns when every rank has joined as the same job; else tells all why not, and throws it.
-  void gather(milliseconds timeout) {
-    store_.set("identity", pack(identity_));
+  void require_all(milliseconds timeout) {
+    store_.set("identity", pack_entries(identity_));
     wait_for_ranks(timeout);
     std::vector<DifferingRank> differing;
     int left = 0;
@@ -235,7 +235,7 @@ class Gathering {
     std::vector<DifferingRank> ranks;
     const int64_t count = store_.add("differing", 0);
     for (int64_t i = 1; i <= count; ++i) {
-      Fingerprint entries = unpack(store_.get_to_str(fmt::format("differing/{}", i)));
+      Fingerprint entries = unpack_entries(store_.get_to_str(fmt::format("differing/{}", i)));
       const auto rank = entries.extract("");
       ranks.push_back({std::stoi(rank.mapped()), std::move(entries)});
     }
@@ -262,15 +262,15 @@ class Gathering {
 void report_difference(c10d::Store& store, int rank, Fingerprint entries) {
   entries[""] = std::to_string(rank);
   const int64_t number = store.add("differing", 1);
-  store.set(fmt::format("differing/{}", number), pack(entries));
+  store.set(fmt::format("differing/{}", number), pack_entries(entries));
   store.set("complete", "");
 }
 
-void follow(c10d::Store& store, const Environment& environment, const Fingerprint& identity,
-            milliseconds timeout) {
+void join_rank0(c10d::Store& store, const Environment& environment, const Fingerprint& identity,
+                milliseconds timeout) {
   const int rank = environment.rank;
   store.wait({"identity"}, timeout);
-  const Fingerprint differing = differing_entries(unpack(store.get_to_str("identity")), identity);
+  const Fingerprint differing = differing_entries(unpack_entries(store.get_to_str("identity")), identity);
   if (!differing.empty())
     report_difference(store, rank, differing);
   else if (store.add("agreeing", 1) == environment.world_size - 1)
@@ -282,7 +282,7 @@ void follow(c10d::Store& store, const Environment& environment, const Fingerprin
     throw Error(static_cast<ExitCode>(std::stoi(answer)), answer.substr(answer.find(' ') + 1));
 }
 
-std::string shown(const std::string& value) {
+std::string shorten_value(const std::string& value) {
   if (value.empty()) return "nothing";
   if (value.size() <= kLongestValue) return value;
   return fmt::format("{}...", value.substr(0, kLongestValue));
@@ -318,9 +318,9 @@ c10::intrusive_ptr<c10d::Store> join_ranks(const Environment& environment, const
       throw_config("two processes have RANK {}: every process of the job needs its own", environment.rank);
     }
     if (environment.rank == 0)
-      Gathering(*store, environment, expected).gather(timeout);
+      JoinedRanks(*store, environment, expected).require_all(timeout);
     else
-      follow(*store, environment, expected, timeout);
+      join_rank0(*store, environment, expected, timeout);
   } catch (const c10::Error& error) {
     throw_comm("rank {} lost rank 0 during rendezvous: {}", environment.rank, brief(error));
   }
@@ -351,9 +351,9 @@ std::string describe_differences(const Fingerprint& rank0, const std::vector<Dif
   for (const auto& [key, values] : by_key) {
     const auto found = rank0.find(key);
     std::string line =
-        fmt::format("\n  {}: {} on rank 0", key, shown(found == rank0.end() ? "" : found->second));
+        fmt::format("\n  {}: {} on rank 0", key, shorten_value(found == rank0.end() ? "" : found->second));
     for (const auto& [value, which] : values)
-      line += fmt::format(", {} on rank {}", shown(value), fmt::join(which, " "));
+      line += fmt::format(", {} on rank {}", shorten_value(value), fmt::join(which, " "));
     lines.push_back(std::move(line));
   }
   const size_t listed = std::min(lines.size(), kMostListed);

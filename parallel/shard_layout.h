@@ -1,5 +1,5 @@
 // Which rows of a parameter each rank of the shard group holds: torch.chunk's arithmetic on the first
-// dimension, so a rank's part may be short or empty, and rank 0's never is short.
+// dimension, so a rank's part may be short or empty; rank 0's is never short.
 #pragma once
 
 #include <algorithm>

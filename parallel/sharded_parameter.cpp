@@ -11,8 +11,8 @@ namespace hyperion {
 namespace {
 
 // Autograd keeps the unsharded leaf (and views of it) alive between forward and backward. They share one
-// storage, whose bytes are given back and fetched again without their noticing.
-void give_storage(const at::Tensor& tensor) {
+// storage, whose bytes are freed and allocated again while the tensors stay.
+void allocate_storage(const at::Tensor& tensor) {
   auto* storage = tensor.storage().unsafeGetStorageImpl();
   const size_t bytes = static_cast<size_t>(tensor.numel()) * tensor.element_size();
   storage->set_data_ptr_noswap(c10::GetAllocator(tensor.device().type())->allocate(bytes));
@@ -26,17 +26,17 @@ void free_storage(const at::Tensor& tensor) {
 }
 
 // A tensor of this shape over `storage`, which may be without bytes for now.
-at::Tensor over_storage(const c10::Storage& storage, at::IntArrayRef shape,
-                        const at::TensorOptions& options) {
+at::Tensor tensor_on_storage(const c10::Storage& storage, at::IntArrayRef shape,
+                             const at::TensorOptions& options) {
   at::Tensor tensor = at::empty({0}, options);
   tensor.unsafeGetTensorImpl()->set_storage_keep_dtype(storage);
   tensor.unsafeGetTensorImpl()->set_sizes_contiguous(shape);
   return tensor;
 }
 
-at::Tensor without_bytes(at::IntArrayRef shape, const at::TensorOptions& options) {
+at::Tensor tensor_without_bytes(at::IntArrayRef shape, const at::TensorOptions& options) {
   const at::Tensor empty = at::empty({0}, options);
-  at::Tensor tensor = over_storage(empty.storage(), shape, options);
+  at::Tensor tensor = tensor_on_storage(empty.storage(), shape, options);
   free_storage(tensor);
   return tensor;
 }
@@ -53,25 +53,25 @@ ShardedParameter::ShardedParameter(ParameterPtr parameter, int rank, int world,
   master_ = unpadded(padded_master);
   const bool encoded = options.codec && options.codec->applies(*parameter_);
   if (encoded) {
-    wire_ = at::zeros({padded_numel()}, state.dtype(at::kByte)).view(options.codec->dtype);
+    all_gather_input_ = at::zeros({padded_numel()}, state.dtype(at::kByte)).view(options.codec->dtype);
     compute_shard_ = master_;
   } else if (options.compute_dtype == options.state_dtype) {
-    wire_ = padded_master;
+    all_gather_input_ = padded_master;
     compute_shard_ = master_;
   } else {
-    wire_ = at::zeros({padded_numel()}, state.dtype(options.compute_dtype));
-    compute_shard_ = unpadded(wire_);
+    all_gather_input_ = at::zeros({padded_numel()}, state.dtype(options.compute_dtype));
+    compute_shard_ = unpadded(all_gather_input_);
   }
   direct_ = world == 1 && options.state_device == options.device;
-  const auto gathered = wire_.options().device(options.device).pinned_memory(false);
-  gathered_ = direct_ ? wire_ : without_bytes({world * padded_numel()}, gathered);
+  const auto gathered = all_gather_input_.options().device(options.device).pinned_memory(false);
+  all_gather_output_ = direct_ ? all_gather_input_ : tensor_without_bytes({world * padded_numel()}, gathered);
   const auto compute = gathered.dtype(options.compute_dtype);
   if (encoded) {
-    parameter_->encoded = over_storage(gathered_.storage(), parameter_->shape, gathered);
+    parameter_->encoded = tensor_on_storage(all_gather_output_.storage(), parameter_->shape, gathered);
     parameter_->encoded_scale = at::ones({}, compute.dtype(at::kFloat));
-    parameter_->weight = without_bytes(parameter_->shape, compute);
+    parameter_->weight = tensor_without_bytes(parameter_->shape, compute);
   } else {
-    parameter_->weight = over_storage(gathered_.storage(), parameter_->shape, compute);
+    parameter_->weight = tensor_on_storage(all_gather_output_.storage(), parameter_->shape, compute);
   }
   parameter_->weight.requires_grad_();
 }
@@ -84,7 +84,7 @@ at::Tensor ShardedParameter::unpadded(const at::Tensor& padded) const {
 
 bool ShardedParameter::acquire() {
   if (direct_ || users_++ > 0) return false;
-  give_storage(gathered_);
+  allocate_storage(all_gather_output_);
   parameter_->derived.reset();
   return true;
 }
@@ -93,7 +93,7 @@ void ShardedParameter::release() {
   if (direct_) return;
   if (users_ == 0) throw_bug("{}: released more often than acquired", parameter_->fqn);
   if (--users_ > 0) return;
-  free_storage(gathered_);
+  free_storage(all_gather_output_);
   parameter_->derived.reset();
 }
 
@@ -104,12 +104,8 @@ void ShardedParameter::contents_changed() {
 
 void ShardedParameter::encode(const GatherCodec& codec, const at::Tensor& scale) {
   parameter_->encoded_scale.copy_(scale);
-  if (master_.numel() > 0) codec.encode(master_, scale.to(master_.device()), unpadded(wire_));
+  if (master_.numel() > 0) codec.encode(master_, scale.to(master_.device()), unpadded(all_gather_input_));
   stale_ = false;
-}
-
-int64_t ShardedParameter::unsharded_bytes() const {
-  return direct_ ? 0 : static_cast<int64_t>(gathered_.storage().nbytes());
 }
 
 }  // namespace hyperion

@@ -1,6 +1,6 @@
-// One parameter of the model as this rank holds it: the master rows that the optimizer updates, their copy in
-// the compute dtype that is gathered, the reduced gradient rows, and the unsharded weight that layers read
-// while it is gathered.
+// One parameter of the model as this rank holds it. Its local shard: the master rows that the optimizer
+// updates, their copy in the compute dtype that is all-gathered, and the reduced gradient rows. And the
+// unsharded weight that layers read while it is gathered.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,8 +16,8 @@ namespace hyperion {
 
 struct ShardingOptions {
   at::Device device = at::kCPU;  // where layers compute
-  at::Device state_device =
-      at::kCPU;  // where master, gradient and optimizer state live (CPU offload: the host)
+  // Where master, gradient and optimizer state are kept (CPU offload: the host).
+  at::Device state_device = at::kCPU;
   at::ScalarType state_dtype = at::kFloat;  // of master, gradient and optimizer state
   at::ScalarType compute_dtype = at::kBFloat16;
   at::ScalarType reduce_dtype = at::kFloat;    // gradients are summed in it
@@ -42,24 +42,24 @@ class ShardedParameter {
   bool has_separate_compute_shard() const { return !compute_shard_.is_same(master_); }
 
   int64_t padded_numel() const { return layout_.rows_per_rank() * parameter_->row_numel(); }
-  // 1-D [padded_numel] in the compute dtype, or encoded: what this rank sends in a gather.
-  const at::Tensor& wire() const { return wire_; }
+  // 1-D [padded_numel] in the compute dtype, or encoded: what this rank sends in an all-gather.
+  const at::Tensor& all_gather_input() const { return all_gather_input_; }
   bool encoded() const { return parameter_->encoded.defined(); }
 
-  // Master and compute shard have new contents: what was derived or encoded from the old ones is void.
+  // Call when master and compute shard have new contents: what was derived or encoded from the old ones
+  // becomes invalid.
   void contents_changed();
   bool needs_encoding() const { return stale_ && encoded(); }
   // scale: 0-dim, on the compute device.
   void encode(const GatherCodec& codec, const at::Tensor& scale);
-  // 1-D [world * padded_numel]: where a gather lands. Without storage while sharded.
-  const at::Tensor& gathered() const { return gathered_; }
+  // 1-D [world * padded_numel]: what an all-gather writes. Without storage while sharded.
+  const at::Tensor& all_gather_output() const { return all_gather_output_; }
 
-  // A parameter may be used by several groups (a tied head). acquire() gives the weight storage and returns
-  // true when the caller has to fill it; release() frees it when the last user lets go. At shard degree 1 the
-  // weight is the compute shard itself and both do nothing.
+  // A parameter may be used by several groups (a tied head). acquire() allocates the unsharded weight and
+  // returns true when the caller has to fill it; release() frees it when no group uses it any more. At shard
+  // degree 1 the weight is the compute shard itself and both do nothing.
   bool acquire();
   void release();
-  int64_t unsharded_bytes() const;  // 0 while sharded (and always at degree 1)
 
   // The rows of this rank inside a padded 1-D buffer, as [local rows, ...].
   at::Tensor unpadded(const at::Tensor& padded) const;
@@ -68,9 +68,9 @@ class ShardedParameter {
   ParameterPtr parameter_;
   ShardLayout layout_;
   int rank_;
-  at::Tensor master_, grad_, compute_shard_, wire_, gathered_;
+  at::Tensor master_, grad_, compute_shard_, all_gather_input_, all_gather_output_;
   int users_ = 0;
-  bool stale_ = true;    // wire_ does not show the master, where it is encoded
+  bool stale_ = true;    // where encoded: the all-gather input is older than the master
   bool direct_ = false;  // layers read the compute shard itself
 };
 

@@ -22,7 +22,7 @@ namespace hyperion {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using Rows = std::vector<const std::byte*>;  // one pointer a rank, in rank order
+using Rows = std::vector<const std::byte*>;  // one pointer per rank, in rank order
 
 // out = rows[0] op rows[1] op ..., in that order, 16-bit floats in single precision; out may be one of the
 // rows.
@@ -66,11 +66,11 @@ void reduce_rows(at::ScalarType dtype, std::byte* out, const Rows& rows, int64_t
 // An operation cut into messages. Message m covers elements [m * step, min(count, (m + 1) * step)).
 struct Operation {
   int64_t count = 0;   // elements a message can cover in all; 0 = one empty message (a barrier)
-  int64_t step = 1;    // elements a message
-  size_t payload = 0;  // bytes a message takes at most
+  int64_t step = 1;    // elements per message
+  size_t payload = 0;  // bytes of a message at most
   uint32_t written = 0, read = 0;
   std::function<void(std::byte* to, int64_t begin, int64_t length)> write;
-  std::function<void(const Rows& from, int64_t begin, int64_t length)> take;
+  std::function<void(const Rows& from, int64_t begin, int64_t length)> read_from;
   at::Tensor out, in;  // kept alive
 
   uint32_t messages() const { return static_cast<uint32_t>(std::max<int64_t>(1, (count + step - 1) / step)); }
@@ -81,11 +81,10 @@ struct Operation {
 
 class SharedMemoryCommunicator : public Communicator {
  public:
-  // `segments`: one a rank, this rank's own among them.
+  // `segments`: one per rank, this rank's own among them.
   SharedMemoryCommunicator(std::string name, int rank, std::vector<int> global_ranks,
-                           std::shared_ptr<CommLedger> ledger, std::vector<SharedSegment> segments,
-                           std::chrono::milliseconds timeout)
-      : Communicator(std::move(name), rank, std::move(global_ranks), std::move(ledger)),
+                           std::vector<SharedSegment> segments, std::chrono::milliseconds timeout)
+      : Communicator(std::move(name), rank, std::move(global_ranks)),
         segments_(std::move(segments)),
         timeout_(timeout) {}
 
@@ -94,26 +93,26 @@ class SharedMemoryCommunicator : public Communicator {
 
  private:
   Finish do_all_gather(const at::Tensor& out, const at::Tensor& in) override {
-    auto operation = make(out, in, in.numel(), 1);
+    auto operation = make_operation(out, in, in.numel(), 1);
     const size_t width = in.element_size();
     auto* to = static_cast<std::byte*>(out.data_ptr());
     const auto* from = static_cast<const std::byte*>(in.data_ptr());
     operation->write = [=](std::byte* message, int64_t begin, int64_t length) {
       std::memcpy(message, from + begin * width, length * width);
     };
-    operation->take = [=, this, count = in.numel()](const Rows& rows, int64_t begin, int64_t length) {
+    operation->read_from = [=, this, count = in.numel()](const Rows& rows, int64_t begin, int64_t length) {
       for (int r = 0; r < size(); ++r) {
         std::byte* slot = to + (r * count + begin) * width;
         const std::byte* source = r == rank() ? from + begin * width : rows[r];
         if (slot != source) std::memcpy(slot, source, length * width);
       }
     };
-    return submit(std::move(operation));
+    return enqueue(std::move(operation));
   }
 
   // A message holds this rank's terms for every rank: [size, length]. Its own are read where they are.
   Finish do_reduce_scatter_sum(const at::Tensor& out, const at::Tensor& in) override {
-    auto operation = make(out, in, out.numel(), size());
+    auto operation = make_operation(out, in, out.numel(), size());
     const size_t width = in.element_size();
     const int64_t count = out.numel();
     auto* to = static_cast<std::byte*>(out.data_ptr());
@@ -124,52 +123,41 @@ class SharedMemoryCommunicator : public Communicator {
           std::memcpy(message + r * length * width, from + (r * count + begin) * width, length * width);
       }
     };
-    operation->take = [=, this, dtype = in.scalar_type()](const Rows& rows, int64_t begin, int64_t length) {
+    operation->read_from = [=, this, dtype = in.scalar_type()](const Rows& rows, int64_t begin,
+                                                               int64_t length) {
       Rows terms;
       for (int r = 0; r < size(); ++r) {
         terms.push_back(r == rank() ? from + (r * count + begin) * width : rows[r] + rank() * length * width);
       }
       reduce_rows(dtype, to + begin * width, terms, length, /*max=*/false);
     };
-    return submit(std::move(operation));
+    return enqueue(std::move(operation));
   }
 
   // Everyone adds up everything: more reading than a ring, but one round, and the same bits everywhere.
   Finish do_all_reduce(const at::Tensor& tensor, bool max) override {
-    auto operation = make(tensor, tensor, tensor.numel(), 1);
+    auto operation = make_operation(tensor, tensor, tensor.numel(), 1);
     const size_t width = tensor.element_size();
     auto* data = static_cast<std::byte*>(tensor.data_ptr());
     operation->write = [=](std::byte* message, int64_t begin, int64_t length) {
       std::memcpy(message, data + begin * width, length * width);
     };
-    operation->take = [=, dtype = tensor.scalar_type()](const Rows& rows, int64_t begin, int64_t length) {
+    operation->read_from = [=, dtype = tensor.scalar_type()](const Rows& rows, int64_t begin,
+                                                             int64_t length) {
       reduce_rows(dtype, data + begin * width, rows, length, max);
     };
-    return submit(std::move(operation));
-  }
-
-  Finish do_broadcast(const at::Tensor& tensor, int root) override {
-    auto operation = make(tensor, tensor, tensor.numel(), 1);
-    const size_t width = tensor.element_size();
-    auto* data = static_cast<std::byte*>(tensor.data_ptr());
-    operation->write = [=, this](std::byte* message, int64_t begin, int64_t length) {
-      if (rank() == root) std::memcpy(message, data + begin * width, length * width);
-    };
-    operation->take = [=, this](const Rows& rows, int64_t begin, int64_t length) {
-      if (rank() != root) std::memcpy(data + begin * width, rows[root], length * width);
-    };
-    return submit(std::move(operation));
+    return enqueue(std::move(operation));
   }
 
   Finish do_barrier() override {
     auto operation = std::make_shared<Operation>();
     operation->write = [](std::byte*, int64_t, int64_t) {};
-    operation->take = [](const Rows&, int64_t, int64_t) {};
-    return submit(std::move(operation));
+    operation->read_from = [](const Rows&, int64_t, int64_t) {};
+    return enqueue(std::move(operation));
   }
 
-  static std::shared_ptr<Operation> make(const at::Tensor& out, const at::Tensor& in, int64_t count,
-                                         int rows) {
+  static std::shared_ptr<Operation> make_operation(const at::Tensor& out, const at::Tensor& in, int64_t count,
+                                                   int rows) {
     auto operation = std::make_shared<Operation>();
     const int64_t bytes =
         static_cast<int64_t>(in.element_size()) * rows;  // that one element puts into a message
@@ -181,26 +169,26 @@ class SharedMemoryCommunicator : public Communicator {
     return operation;
   }
 
-  Finish submit(std::shared_ptr<Operation> operation) {
+  Finish enqueue(std::shared_ptr<Operation> operation) {
     queue_.push_back(operation);
-    while (write_next()) {
+    while (write_next_message()) {
     }
     return [this, operation = std::move(operation)] {
       while (!operation->done()) {
-        while (write_next()) {
+        while (write_next_message()) {
         }
-        read_next();
+        read_next_message();
       }
     };
   }
 
-  // Writes the next message of the first operation that has one left, if there is room. Never waits.
-  bool write_next() {
+  // Writes the next message of the first operation that has one left, if the ring has space. Never waits.
+  bool write_next_message() {
     const auto found =
         std::find_if(queue_.begin(), queue_.end(), [](const auto& o) { return o->written < o->messages(); });
     if (found == queue_.end()) return false;
     Operation& operation = **found;
-    const auto offset = room_for(operation.payload);
+    const auto offset = allocate_in_ring(operation.payload);
     if (!offset) return false;
     SharedSegment::Header& own = segments_[rank()].header();
     operation.write(segments_[rank()].payload(*offset), operation.begin(operation.written),
@@ -213,7 +201,7 @@ class SharedMemoryCommunicator : public Communicator {
   }
 
   // Where a message of so many bytes fits into the own ring, behind those that a peer has yet to read.
-  std::optional<uint64_t> room_for(size_t bytes) {
+  std::optional<uint64_t> allocate_in_ring(size_t bytes) {
     uint32_t oldest = written_;
     for (const auto& segment : segments_) {
       const uint32_t completed = segment.header().completed.load(std::memory_order_acquire);
@@ -235,12 +223,12 @@ class SharedMemoryCommunicator : public Communicator {
     return start + size < tail ? take(start) : std::nullopt;
   }
 
-  // Waits for every peer's next message and takes it; or, when the own next message is still unwritten for
-  // want of room, waits for a peer to make some.
-  void read_next() {
+  // Waits for every peer's next message and reads it; or, when the own next message is still unwritten
+  // because the ring is full, waits until the peers have read enough.
+  void read_next_message() {
     const auto deadline = Clock::now() + timeout_;
     if (written_ == read_) {
-      wait_for_room(deadline);
+      wait_for_ring_space(deadline);
       return;
     }
     Operation& operation = *queue_.front();
@@ -250,7 +238,7 @@ class SharedMemoryCommunicator : public Communicator {
                  [&](uint32_t posted) { return static_cast<int32_t>(posted - read_) > 0; });
       rows.push_back(segments_[r].message(read_));
     }
-    operation.take(rows, operation.begin(operation.read), operation.length(operation.read));
+    operation.read_from(rows, operation.begin(operation.read), operation.length(operation.read));
     ++operation.read;
     auto& completed = segments_[rank()].header().completed;
     completed.store(++read_, std::memory_order_release);
@@ -258,7 +246,7 @@ class SharedMemoryCommunicator : public Communicator {
     if (operation.done()) queue_.pop_front();
   }
 
-  void wait_for_room(Clock::time_point deadline) {
+  void wait_for_ring_space(Clock::time_point deadline) {
     for (int r = 0; r < size(); ++r) {
       wait_until(r, segments_[r].header().completed, deadline, "has not finished the ones before",
                  [&](uint32_t completed) { return completed == written_; });
@@ -296,7 +284,6 @@ class SharedMemoryCommunicator : public Communicator {
 
 std::unique_ptr<Communicator> make_shared_memory_communicator(std::string name, int rank,
                                                               std::vector<int> global_ranks,
-                                                              std::shared_ptr<CommLedger> ledger,
                                                               c10d::Store& store,
                                                               std::chrono::milliseconds timeout) {
   const int size = static_cast<int>(global_ranks.size());
@@ -327,7 +314,7 @@ std::unique_ptr<Communicator> make_shared_memory_communicator(std::string name, 
   }
   if (!good) return nullptr;
   return std::make_unique<SharedMemoryCommunicator>(std::move(name), rank, std::move(global_ranks),
-                                                    std::move(ledger), std::move(segments), timeout);
+                                                    std::move(segments), timeout);
 }
 
 }  // namespace hyperion

@@ -22,7 +22,6 @@ namespace hyperion {
 // memory of another (separate PID namespaces): then use Gloo.
 std::unique_ptr<Communicator> make_shared_memory_communicator(std::string name, int rank,
                                                               std::vector<int> global_ranks,
-                                                              std::shared_ptr<CommLedger> ledger,
                                                               c10d::Store& store,
                                                               std::chrono::milliseconds timeout);
 

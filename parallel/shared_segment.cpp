@@ -21,7 +21,7 @@ namespace {
 constexpr size_t kSize = sizeof(SharedSegment::Header) + SharedSegment::kCapacity;
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
 
-void* map(int fd) {
+void* map_segment(int fd) {
   void* memory = mmap(nullptr, kSize, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   return memory == MAP_FAILED ? nullptr : memory;
 }
@@ -32,7 +32,7 @@ std::optional<SharedSegment> SharedSegment::create() {
   const int fd = memfd_create("hyperion", MFD_CLOEXEC);
   if (fd < 0) return std::nullopt;
   SharedSegment segment(fd, nullptr);
-  if (ftruncate(fd, kSize) == 0 && flock(fd, LOCK_EX | LOCK_NB) == 0) segment.memory_ = map(fd);
+  if (ftruncate(fd, kSize) == 0 && flock(fd, LOCK_EX | LOCK_NB) == 0) segment.memory_ = map_segment(fd);
   if (segment.memory_ == nullptr) return std::nullopt;
   return segment;  // fresh pages are zero, and so are all counters
 }
@@ -40,7 +40,7 @@ std::optional<SharedSegment> SharedSegment::create() {
 std::optional<SharedSegment> SharedSegment::open(int pid, int fd) {
   const int own = ::open(fmt::format("/proc/{}/fd/{}", pid, fd).c_str(), O_RDWR | O_CLOEXEC);
   if (own < 0) return std::nullopt;
-  void* memory = lseek(own, 0, SEEK_END) == static_cast<off_t>(kSize) ? map(own) : nullptr;
+  void* memory = lseek(own, 0, SEEK_END) == static_cast<off_t>(kSize) ? map_segment(own) : nullptr;
   if (memory == nullptr) {
     close(own);
     return std::nullopt;

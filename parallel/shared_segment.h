@@ -13,8 +13,8 @@ namespace hyperion {
 
 class SharedSegment {
  public:
-  static constexpr uint32_t kSlots = 64;                 // messages under way at most
-  static constexpr size_t kCapacity = size_t{16} << 20;  // bytes of payload under way at most
+  static constexpr uint32_t kSlots = 64;                 // messages in flight at most
+  static constexpr size_t kCapacity = size_t{16} << 20;  // bytes of payload in flight at most
   static constexpr size_t kMaxMessage = size_t{1}
                                         << 20;  // well below the capacity: sending and reading overlap
 

@@ -26,6 +26,7 @@
 #include "trainer/config/expand.h"
 #include "trainer/data/sources.h"
 #include "trainer/float8_setup.h"
+#include "trainer/fsdp_model.h"
 #include "trainer/hf_model.h"
 #include "trainer/metrics/step_line.h"
 #include "trainer/options.h"
@@ -33,7 +34,6 @@
 #include "trainer/runtime.h"
 #include "trainer/size_estimate.h"
 #include "trainer/stored_weights.h"
-#include "trainer/unit_walk.h"
 
 namespace hyperion {
 namespace fs = std::filesystem;
@@ -199,8 +199,8 @@ struct DescribedState {
             convert_to_float8(model, plan.config, {.cpu = false, .compute_capability = 90, .name = "a GPU"})),
         groups(mesh, environment, {.backend = CommBackend::kFake}),
         fsdp(groups.get(MeshDim::kFsdp), groups.get(MeshDim::kDpReplicate), sharding(plan.config, float8)),
-        walk(model, fsdp, walk_options(plan.config, model)),
-        parameters(walk.parameters()),
+        fsdp_model(model, fsdp, fsdp_model_options(plan.config, model)),
+        parameters(fsdp_model.parameters()),
         adam(parameters, adam_options(plan.config.optimizer)) {
     for (const std::string& warning : float8.warnings) log_warning("{}", warning);
     if (plan.config.ema.enable)
@@ -225,7 +225,7 @@ struct DescribedState {
   Float8Setup float8;
   ProcessGroups groups;
   FsdpContext fsdp;
-  UnitWalk walk;
+  FsdpModel fsdp_model;
   std::vector<ShardedParameterPtr> parameters;
   Adam adam;
   std::unique_ptr<Ema> ema;

@@ -10,7 +10,6 @@
 #include "trainer/config/job_config.h"
 #include "trainer/data/loader.h"
 #include "trainer/data/tokenizer.h"
-#include "trainer/unit_walk.h"
 
 namespace hyperion {
 

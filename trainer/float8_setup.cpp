@@ -8,9 +8,9 @@
 #include <fmt/ranges.h>
 
 #include "base/error.h"
+#include "models/activation_checkpoint.h"
 #include "models/float8/choice.h"
 #include "models/float8/gather.h"
-#include "models/recompute.h"
 #include "trainer/job_state.h"
 
 namespace hyperion {
@@ -69,14 +69,14 @@ Float8Setup convert_to_float8(Transformer& model, const JobConfig& config, const
   setup.recipe = recipe_of(config);
   const float8::Gemm gemm = gemm_of(config, setup.recipe, device);
   setup.counters = std::make_shared<float8::Counters>();
-  const auto strategy = float8::make_strategy(setup.recipe, gemm, setup.counters);
+  const auto matmuls = std::make_shared<const float8::LinearMatmuls>(setup.recipe, gemm, setup.counters);
 
   const auto linears = model.linears();
   std::vector<float8::LinearShape> shapes;
   for (const auto& [name, linear] : linears)
     shapes.push_back({name, linear->weight()->shape.at(0), linear->weight()->shape.at(1)});
-  setup.warnings = float8::unmatched(shapes, options.filter_fqns);
-  const auto choices = float8::choose(shapes, options.filter_fqns, setup.recipe);
+  setup.warnings = float8::unmatched_filters(shapes, options.filter_fqns);
+  const auto choices = float8::choose_layers(shapes, options.filter_fqns, setup.recipe);
   std::map<std::string, std::vector<std::string>> left_alone;  // by reason
   std::set<const Parameter*> gathered;
   for (size_t i = 0; i < linears.size(); ++i) {
@@ -85,7 +85,7 @@ Float8Setup convert_to_float8(Transformer& model, const JobConfig& config, const
       left_alone[choices[i].why_not].push_back(name);
       continue;
     }
-    linear->set_strategy(strategy);
+    linear->set_float8(matmuls);
     setup.converted.push_back(name);
     // A tied head's weight is the embedding's table too, which reads it in the compute dtype.
     if (linear->weight()->aliases.empty()) gathered.insert(linear->weight().get());
@@ -107,21 +107,21 @@ Float8Setup convert_to_float8(Transformer& model, const JobConfig& config, const
   return setup;
 }
 
-int64_t float8_products(Transformer& model, const Float8Setup& setup, const WalkOptions& walk) {
+int64_t float8_products(Transformer& model, const Float8Setup& setup, const FsdpModelOptions& options) {
   if (!setup.counters) return 0;
   const std::set<std::string> converted(setup.converted.begin(), setup.converted.end());
   const int64_t once = 1 + float8::backward_products(setup.recipe);
   int64_t products = converted.contains("output") ? once : 0;
   for (size_t block = 0; block < model.blocks().size(); ++block) {
-    const BlockCheckpoint checkpoint = walk.checkpoint.at(block);
-    RecomputeTape tape(walk.always_recompute);
+    const ActivationCheckpoint checkpoint = options.checkpoint.at(block);
+    SelectiveCheckpoint selective(options.always_recompute);
     const std::string prefix = fmt::format("layers.{}.", block);
     for (const auto& [name, linear] : model.linears()) {
       if (!name.starts_with(prefix)) continue;
-      const bool kept =
-          checkpoint == BlockCheckpoint::kNone ||
-          (checkpoint == BlockCheckpoint::kOperations && tape.keep_next_matmul(linear->weight()->shape));
-      if (converted.contains(name)) products += once + (kept ? 0 : 1);
+      const bool saved =
+          checkpoint == ActivationCheckpoint::kNone || (checkpoint == ActivationCheckpoint::kSelectiveOp &&
+                                                        selective.saves_next_matmul(linear->weight()->shape));
+      if (converted.contains(name)) products += once + (saved ? 0 : 1);
     }
   }
   return products;
@@ -138,13 +138,14 @@ std::string describe_gathers(const std::vector<ShardedParameterPtr>& parameters,
   for (const ShardedParameterPtr& parameter : parameters)
     (parameter->encoded() ? encoded : others) += parameter->parameter().numel();
   if (fsdp.shard().size() == 1)
-    return fmt::format("float8: nothing is gathered; weights are cast once a step, from their {}",
+    return fmt::format("float8: nothing is all-gathered; weights are cast once per step, from their {}",
                        encoded > 0 ? "fp32 masters" : fmt::format("{} copies", plain));
   if (encoded == 0)
-    return fmt::format("float8: weights are gathered in {} ({}) and cast after each gather", plain,
+    return fmt::format("float8: weights are all-gathered in {} ({}) and cast after each all-gather", plain,
                        mib(others * width));
   return fmt::format(
-      "float8: a gather of all weights moves {} in float8_e4m3fn (in {} they would be {}) and {} of norms, "
+      "float8: an all-gather of all weights moves {} in float8_e4m3fn (in {} they would be {}) and {} of "
+      "norms, "
       "embedding and layers left alone in {}",
       mib(encoded), plain, mib(encoded * width), mib(others * width), plain);
 }

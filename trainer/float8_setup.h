@@ -5,11 +5,11 @@
 #include <string>
 #include <vector>
 
-#include "models/float8/strategy.h"
+#include "models/float8/linear_matmuls.h"
 #include "models/transformer.h"
 #include "parallel/gather_codec.h"
 #include "trainer/config/job_config.h"
-#include "trainer/unit_walk.h"
+#include "trainer/fsdp_model.h"
 
 namespace hyperion {
 
@@ -18,7 +18,7 @@ struct Float8Setup {
   std::shared_ptr<float8::Counters> counters;  // null: FP8 is off
   std::shared_ptr<const GatherCodec> codec;    // null: weights are gathered in the compute dtype
   std::vector<std::string> converted;          // module names, in the order of forward
-  std::vector<std::string> log, warnings;      // what is on and what is not, for people
+  std::vector<std::string> log, warnings;      // what is on and what is not
 };
 
 // Where FP8 products would run.
@@ -28,15 +28,15 @@ struct Float8Device {
   std::string name{};
 };
 
-// Gives the layers that [quantize.linear.float8] chooses their FP8 strategy; nothing when the converter is
+// Gives the layers that [quantize.linear.float8] chooses FP8 products; nothing when the converter is
 // not listed. Before the model is sharded. Throws Error(kUsage) for a recipe that the device cannot run.
 Float8Setup convert_to_float8(Transformer& model, const JobConfig& config, const Float8Device& device);
 
 // FP8 products of one microbatch of training on this rank: forward, what activation checkpointing runs again,
 // and backward.
-int64_t float8_products(Transformer& model, const Float8Setup& setup, const WalkOptions& walk);
+int64_t float8_products(Transformer& model, const Float8Setup& setup, const FsdpModelOptions& options);
 
-// How weights reach their layers, for the log: what a gather of all moves in FP8, what that would be in the
+// How weights reach their layers, for the log: what an all-gather of all moves in FP8, what that would be in the
 // compute dtype, and the rest; all in bytes of the unsharded tensors.
 std::string describe_gathers(const std::vector<ShardedParameterPtr>& parameters, const FsdpContext& fsdp);
 

@@ -13,13 +13,13 @@ at::ScalarType dtype_of(const std::string& name) {
   throw_config("dtype \"{}\": expected \"float32\" or \"bfloat16\"", name);
 }
 
-BlockCheckpoint checkpoint_of(const JobConfig::ActivationCheckpoint& options, int64_t layer) {
-  if (options.mode == "none") return BlockCheckpoint::kNone;
-  if (options.mode == "full") return BlockCheckpoint::kFull;
-  if (options.selective_ac_option == "op") return BlockCheckpoint::kOperations;
+ActivationCheckpoint activation_checkpoint_of(const JobConfig::ActivationCheckpoint& options, int64_t layer) {
+  if (options.mode == "none") return ActivationCheckpoint::kNone;
+  if (options.mode == "full") return ActivationCheckpoint::kFull;
+  if (options.selective_ac_option == "op") return ActivationCheckpoint::kSelectiveOp;
   const int64_t every =
       std::stoll(options.selective_ac_option);  // checked by the schema: a positive whole number
-  return (layer + 1) % every == 0 ? BlockCheckpoint::kFull : BlockCheckpoint::kNone;
+  return (layer + 1) % every == 0 ? ActivationCheckpoint::kFull : ActivationCheckpoint::kNone;
 }
 
 }  // namespace
@@ -70,14 +70,11 @@ ShardingOptions sharding_options(const JobConfig::Training& training, at::Device
           .codec = std::move(codec)};
 }
 
-WalkOptions walk_options(const JobConfig& config, const Transformer& model) {
-  WalkOptions options;
-  const std::string& reshard = config.parallelism.fsdp_reshard_after_forward;
-  options.reshard = reshard == "never"    ? ReshardPolicy::kNever
-                    : reshard == "always" ? ReshardPolicy::kAlways
-                                          : ReshardPolicy::kDefault;
+FsdpModelOptions fsdp_model_options(const JobConfig& config, const Transformer& model) {
+  FsdpModelOptions options;
+  options.reshard_after_forward = config.parallelism.fsdp_reshard_after_forward != "never";  // or "default"
   for (int64_t layer = 0; layer < model.args().n_layers; ++layer)
-    options.checkpoint.push_back(checkpoint_of(config.activation_checkpoint, layer));
+    options.checkpoint.push_back(activation_checkpoint_of(config.activation_checkpoint, layer));
   for (const std::string& part : config.activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns)
     for (const ParameterPtr& parameter : model.parameters())
       if (parameter->fqn.find(part) != std::string::npos)

@@ -1,14 +1,14 @@
-// From configuration values to what the parts take: model dimensions, sharding, walk and optimizer options.
-// Pure.
+// From configuration values to what the parts take: model dimensions, sharding, activation checkpointing and
+// optimizer options.
 #pragma once
 
 #include "models/model_args.h"
 #include "parallel/sharded_parameter.h"
 #include "trainer/config/job_config.h"
 #include "trainer/config/validate.h"
+#include "trainer/fsdp_model.h"
 #include "trainer/optim/adam.h"
 #include "trainer/optim/ema.h"
-#include "trainer/unit_walk.h"
 
 namespace hyperion {
 
@@ -17,7 +17,7 @@ ModelArgs model_args(const JobConfig::Model& model, bool any_dimensions = false)
 ModelFacts model_facts(const ModelArgs& model);
 ShardingOptions sharding_options(const JobConfig::Training& training, at::Device device,
                                  std::shared_ptr<const GatherCodec> codec);
-WalkOptions walk_options(const JobConfig& config, const Transformer& model);
+FsdpModelOptions fsdp_model_options(const JobConfig& config, const Transformer& model);
 AdamOptions adam_options(const JobConfig::Optimizer& optimizer);
 EmaOptions ema_options(const JobConfig::Ema& ema);
 

@@ -46,9 +46,9 @@ uint64_t common_seed(const JobConfig& config, const Runtime& runtime) {
   return std::stoull(runtime.groups->host().all_gather_text(std::to_string(own)).front());
 }
 
-std::vector<at::Tensor> all_grads(const UnitWalk& walk) {
+std::vector<at::Tensor> all_grads(const FsdpModel& model) {
   std::vector<at::Tensor> grads;
-  for (const auto& group : walk.groups())
+  for (const auto& group : model.groups())
     if (group->owned_grads().numel() > 0) grads.push_back(group->owned_grads());
   return grads;
 }
@@ -74,9 +74,9 @@ Trainer::Trainer(const ResolvedConfig& resolved, const std::vector<std::string>&
           model_, config_, {runtime_.device.is_cpu(), runtime_.compute_capability, runtime_.device_name})),
       fsdp_(runtime_.group(MeshDim::kFsdp), runtime_.group(MeshDim::kDpReplicate),
             sharding_options(config_.training, runtime_.device, float8_.codec)),
-      walk_(model_, fsdp_, walk_options(config_, model_)),
-      grads_(all_grads(walk_)),
-      optimizer_(walk_.parameters(), adam_options(config_.optimizer)),
+      fsdp_model_(model_, fsdp_, fsdp_model_options(config_, model_)),
+      grads_(all_grads(fsdp_model_)),
+      optimizer_(fsdp_model_.parameters(), adam_options(config_.optimizer)),
       schedule_(schedule_of(config_)),
       mover_(model_, runtime_.device),
       validator_(config_, runtime_,
@@ -97,7 +97,7 @@ Trainer::Trainer(const ResolvedConfig& resolved, const std::vector<std::string>&
         training.global_batch_size / (training.local_batch_size * runtime_.mesh->degree(MeshDim::kBatch));
   for (const std::string& line : float8_.log) log_info("{}", line);
   for (const std::string& warning : float8_.warnings) log_warning("{}", warning);
-  if (float8_.counters) log_info("{}", describe_gathers(walk_.parameters(), fsdp_));
+  if (float8_.counters) log_info("{}", describe_gathers(fsdp_model_.parameters(), fsdp_));
   failpoint("init.model");
   if (!access_.finished()) initialise_weights();
   make_components();
@@ -133,7 +133,7 @@ CheckpointAccess Trainer::open_checkpoints() const {
 void Trainer::make_components() {
   for (const std::string& note : plan_.notes) log_info("{}", note);
   for (const std::string& warning : plan_.warnings) log_warning("{}", warning);
-  const auto parameters = walk_.parameters();
+  const auto parameters = fsdp_model_.parameters();
   if (config_.ema.enable) ema_ = std::make_unique<Ema>(parameters, ema_options(config_.ema));
   components_ = state_components({parameters, *runtime_.mesh, runtime_.rank(), runtime_.device, optimizer_,
                                   ema_.get(), state_, *loader_, plan_, configured_.config});
@@ -163,7 +163,7 @@ void Trainer::load_checkpoint() {
   if (access_.chosen() == nullptr) return;
   checkpoints_->load(
       [this](const ChosenCheckpoint& chosen) { return hugging_face_names(model_args_, chosen.names); });
-  walk_.weights_changed();
+  fsdp_model_.weights_changed();
   const ChosenCheckpoint& chosen = *access_.chosen();
   resumed_step_ = state_.step;
   if (ema_ && chosen.components.contains("model") && !chosen.components.contains("ema")) ema_->restart();
@@ -191,7 +191,8 @@ void Trainer::continue_data() {
 // The first step has run the FP8 products that the configuration promises, or none of its claims can be
 // trusted.
 void Trainer::check_float8() {
-  const int64_t planned = microbatches_ * float8_products(model_, float8_, walk_options(config_, model_));
+  const int64_t planned =
+      microbatches_ * float8_products(model_, float8_, fsdp_model_options(config_, model_));
   const int64_t found = float8_.counters->products;
   if (found != planned)
     throw_bug("float8: the first step ran {} FP8 products where {} were planned", found, planned);
@@ -204,7 +205,7 @@ double Trainer::learning_rate(int64_t step) const {
 
 void Trainer::initialise_weights() {
   set_phase("initial weights");
-  const std::vector<ShardedParameterPtr> parameters = walk_.parameters();
+  const std::vector<ShardedParameterPtr> parameters = fsdp_model_.parameters();
   uint64_t total = 0, done = 0;
   for (const ShardedParameterPtr& parameter : parameters)
     total += static_cast<uint64_t>(parameter->master().numel());
@@ -221,7 +222,7 @@ void Trainer::initialise_weights() {
     }
     if (parameter->has_separate_compute_shard()) parameter->compute_shard().copy_(master);
   }
-  walk_.weights_changed();
+  fsdp_model_.weights_changed();
 }
 
 std::string Trainer::seed_origin() const {
@@ -309,12 +310,12 @@ bool Trainer::train_step(int64_t step) {
   set_running_step(step);
   if (const uint64_t epoch = loader_->state().position.epoch; epoch != before.position.epoch)
     log_info("The training data start over in step {}: epoch {}", step, epoch + 1);
-  walk_.begin_step(step);
+  fsdp_model_.begin_step(step);
   const at::Tensor scale = at::full({}, 1.0 / static_cast<double>(data.global_valid),
                                     at::TensorOptions(at::kFloat).device(runtime_.device));
   std::vector<at::Tensor> losses;
   for (const Batch& batch : data.batches)
-    losses.push_back(walk_.forward_backward(mover_.move(batch), scale, &batch == &data.batches.back()));
+    losses.push_back(fsdp_model_.forward_backward(mover_.move(batch), scale, &batch == &data.batches.back()));
   if (const char* folder = std::getenv("HYPERION_DUMP_GRADIENTS"); folder != nullptr && step == 1)
     dump_gradients(folder);
 
@@ -338,7 +339,7 @@ bool Trainer::train_step(int64_t step) {
     const TraceRange range("optimizer");
     optimizer_.step(learning_rate(step), skip);
     if (ema_) ema_->update(step, skip);
-    walk_.weights_changed();
+    fsdp_model_.weights_changed();
   }
   guard_.raise(/*wait=*/false);
 
@@ -390,12 +391,12 @@ void Trainer::validate(int64_t step) {
     checkpoints_ ? checkpoints_->before_update()
                  : void();  // the averages take the weights' place for a while
     ema_->swap_in();
-    walk_.weights_changed();
+    fsdp_model_.weights_changed();
   }
-  const Validator::Result result = validator_.run(walk_, mover_);
+  const Validator::Result result = validator_.run(fsdp_model_, mover_);
   if (averaged) {
     ema_->swap_out();
-    walk_.weights_changed();
+    fsdp_model_.weights_changed();
   }
   metrics_->add_batch(result.tokens, 0.0);
   metrics_->log_validation(step, result.loss);
@@ -516,7 +517,7 @@ std::string Trainer::state_table() const {
 void Trainer::dump_gradients(const std::string& folder) const {
   if (runtime_.world_size() != 1) throw_config("HYPERION_DUMP_GRADIENTS needs a job of one rank");
   make_folders(folder);
-  for (const ShardedParameterPtr& parameter : walk_.parameters()) {
+  for (const ShardedParameterPtr& parameter : fsdp_model_.parameters()) {
     const at::Tensor grad = parameter->grad().to(at::kCPU, at::kFloat).contiguous();
     std::ofstream file(std::filesystem::path(folder) / (parameter->parameter().fqn + ".f32"),
                        std::ios::binary);

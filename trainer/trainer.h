@@ -11,6 +11,7 @@
 #include "trainer/data_setup.h"
 #include "trainer/finite_guard.h"
 #include "trainer/float8_setup.h"
+#include "trainer/fsdp_model.h"
 #include "trainer/job_record.h"
 #include "trainer/job_state.h"
 #include "trainer/metrics/memory.h"
@@ -21,7 +22,6 @@
 #include "trainer/optim/lr_schedule.h"
 #include "trainer/resume_policy.h"
 #include "trainer/runtime.h"
-#include "trainer/unit_walk.h"
 #include "trainer/validator.h"
 
 namespace hyperion {
@@ -73,7 +73,7 @@ class Trainer {
   Transformer model_;
   const Float8Setup float8_;
   FsdpContext fsdp_;
-  UnitWalk walk_;
+  FsdpModel fsdp_model_;
   std::vector<at::Tensor> grads_;  // every sharded gradient of this rank, by group
   Adam optimizer_;
   std::unique_ptr<Ema> ema_;  // null when off

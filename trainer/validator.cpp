@@ -19,19 +19,19 @@ Validator::Validator(const JobConfig& config, const Runtime& runtime, std::uniqu
       runtime_(runtime),
       loader_(std::move(loader)) {}
 
-Validator::Result Validator::run(UnitWalk& walk, BatchMover& mover) {
+Validator::Result Validator::run(FsdpModel& model, BatchMover& mover) {
   loader_->reset();
   at::Tensor sums = at::zeros({3}, at::TensorOptions(at::kDouble));  // loss, valid tokens, sequences
   Result result;
   const uint64_t end = sequences_ ? static_cast<uint64_t>(*sequences_) : std::numeric_limits<uint64_t>::max();
   Progress progress("validation", static_cast<uint64_t>(sequences_.value_or(std::max<int64_t>(steps_, 0))),
                     sequences_ ? "sequences" : "batches");
-  // Every rank makes the same number of batches, because the model is walked together.
+  // Every rank makes the same number of batches, because the all-gathers are collective.
   for (int64_t step = 0; (steps_ < 0 || step < steps_) && loader_->state().sequence < end; ++step) {
     std::optional<Batch> batch = loader_->next();
     if (!batch) break;
     ignore_sequences_from(end, *batch);
-    sums[0] += walk.loss_sum(mover.move(*batch)).to(at::kCPU, at::kDouble);
+    sums[0] += model.loss_sum(mover.move(*batch)).to(at::kCPU, at::kDouble);
     sums[1] += static_cast<double>(valid_tokens(*batch));
     sums[2] += static_cast<double>(sequences_with_labels(*batch));
     result.tokens += batch->rows * batch->seq_len;

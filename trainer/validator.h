@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "trainer/data_setup.h"
+#include "trainer/fsdp_model.h"
 #include "trainer/runtime.h"
 
 namespace hyperion {
@@ -20,7 +21,7 @@ class Validator {
     double loss = 0;     // mean over all valid tokens of all ranks
     int64_t tokens = 0;  // seen by this rank
   };
-  Result run(UnitWalk& walk, BatchMover& mover);
+  Result run(FsdpModel& model, BatchMover& mover);
 
  private:
   bool enabled_;

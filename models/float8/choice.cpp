@@ -18,7 +18,8 @@ bool too_small(const LinearShape& layer, Recipe recipe) {
   return n <= 2048 || k <= 1024 || (n <= 4096 && k <= 2048);
 }
 
-std::string why_not(const LinearShape& layer, const std::vector<std::string>& filter, Recipe recipe) {
+std::string reason_to_leave_out(const LinearShape& layer, const std::vector<std::string>& filter,
+                                Recipe recipe) {
   for (const std::string& part : filter)
     if (part != kAutoFilter && layer.name.find(part) != std::string::npos)
       return fmt::format("\"{}\" is in filter_fqns", part);
@@ -31,20 +32,21 @@ std::string why_not(const LinearShape& layer, const std::vector<std::string>& fi
 
 }  // namespace
 
-std::vector<Choice> choose(const std::vector<LinearShape>& layers, const std::vector<std::string>& filter,
-                           Recipe recipe) {
+std::vector<Choice> choose_layers(const std::vector<LinearShape>& layers,
+                                  const std::vector<std::string>& filter, Recipe recipe) {
   if (recipe == Recipe::kRowwiseWithGwHp && std::ranges::find(filter, kAutoFilter) != filter.end())
     throw_config(
         "quantize.linear.float8.filter_fqns: {} has no rule for recipe_name = \"{}\"; name the layers to "
         "leave out",
         kAutoFilter, name_of(recipe));
   std::vector<Choice> choices;
-  for (const LinearShape& layer : layers) choices.push_back({layer.name, why_not(layer, filter, recipe)});
+  for (const LinearShape& layer : layers)
+    choices.push_back({layer.name, reason_to_leave_out(layer, filter, recipe)});
   return choices;
 }
 
-std::vector<std::string> unmatched(const std::vector<LinearShape>& layers,
-                                   const std::vector<std::string>& filter) {
+std::vector<std::string> unmatched_filters(const std::vector<LinearShape>& layers,
+                                           const std::vector<std::string>& filter) {
   std::set<std::string> parts = {kAutoFilter};
   for (const LinearShape& layer : layers) {
     parts.insert(layer.name);

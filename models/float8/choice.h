@@ -1,4 +1,4 @@
-// Which linear layers are converted to FP8, and why the others are not. Pure.
+// Which linear layers are converted to FP8, and why the others are not.
 #pragma once
 
 #include <cstdint>
@@ -22,13 +22,14 @@ struct Choice {
 // The pseudo-name in a filter that leaves out layers too small to gain, by torchao's rules.
 inline constexpr const char* kAutoFilter = "auto_filter_small_kn";
 
-// One choice a layer, in their order. A layer is left out when an entry of `filter` is part of its name, when
-// an extent is no multiple of 16, and by kAutoFilter (which kRowwiseWithGwHp does not know: Error(kUsage)).
-std::vector<Choice> choose(const std::vector<LinearShape>& layers, const std::vector<std::string>& filter,
-                           Recipe recipe);
+// One choice per layer, in their order. A layer is left out when an entry of `filter` is part of its name,
+// when an extent is no multiple of 16, and by kAutoFilter (which kRowwiseWithGwHp does not know:
+// Error(kUsage)).
+std::vector<Choice> choose_layers(const std::vector<LinearShape>& layers,
+                                  const std::vector<std::string>& filter, Recipe recipe);
 
 // A sentence for each entry of `filter` that matches no layer, with the nearest part of a name that there is.
-std::vector<std::string> unmatched(const std::vector<LinearShape>& layers,
-                                   const std::vector<std::string>& filter);
+std::vector<std::string> unmatched_filters(const std::vector<LinearShape>& layers,
+                                           const std::vector<std::string>& filter);
 
 }  // namespace hyperion::float8

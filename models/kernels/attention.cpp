@@ -25,13 +25,13 @@ namespace {
 
 constexpr double kNoDropout = 0.0;
 
-std::optional<at::Tensor> optional(const at::Tensor& tensor) {
+std::optional<at::Tensor> as_optional(const at::Tensor& tensor) {
   return tensor.defined() ? std::optional<at::Tensor>(tensor) : std::nullopt;
 }
 
-// The CPU's flash kernels run bf16 through the same slow products as matmul.h; widen under the same
-// condition.
-at::Tensor widened(const at::Tensor& t) {
+// The CPU's flash kernels run bf16 through the same slow products as matmul.h: bf16 is widened to fp32 under
+// the same condition.
+at::Tensor to_product_dtype(const at::Tensor& t) {
   return t.scalar_type() == at::kBFloat16 && widens_bf16() ? t.to(at::kFloat) : t;
 }
 
@@ -46,7 +46,8 @@ at::Tensor sum_heads(const at::Tensor& grad, int64_t kv_heads) {
   return grad.unflatten(1, {kv_heads, grad.size(1) / kv_heads}).sum(2);
 }
 
-at::Tensor additive(const at::Tensor& mask, at::ScalarType dtype) {
+// 0 where `mask` is true, else -infinity.
+at::Tensor additive_mask(const at::Tensor& mask, at::ScalarType dtype) {
   if (!mask.defined()) return {};
   const auto options = at::TensorOptions(dtype).device(mask.device());
   return at::where(mask, at::zeros({}, options),
@@ -55,19 +56,20 @@ at::Tensor additive(const at::Tensor& mask, at::ScalarType dtype) {
 
 AttentionResult cpu_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             const at::Tensor& mask) {
-  const at::Tensor wide_q = widened(q);
+  const at::Tensor wide_q = to_product_dtype(q);
   auto [out, lse] = at::_scaled_dot_product_flash_attention_for_cpu(
-      wide_q, widened(k), widened(v), kNoDropout, !mask.defined(),
-      optional(additive(mask, wide_q.scalar_type())));
+      wide_q, to_product_dtype(k), to_product_dtype(v), kNoDropout, !mask.defined(),
+      as_optional(additive_mask(mask, wide_q.scalar_type())));
   return {out.to(q.scalar_type()), {lse}};
 }
 
 AttentionGradients cpu_backward(const at::Tensor& grad, const at::Tensor& q, const at::Tensor& k,
                                 const at::Tensor& v, const at::Tensor& mask, const AttentionResult& result) {
-  const at::Tensor wide_q = widened(q);
+  const at::Tensor wide_q = to_product_dtype(q);
   auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
-      widened(grad), wide_q, widened(k), widened(v), widened(result.output), result.extras.at(0), kNoDropout,
-      !mask.defined(), optional(additive(mask, wide_q.scalar_type())));
+      to_product_dtype(grad), wide_q, to_product_dtype(k), to_product_dtype(v),
+      to_product_dtype(result.output), result.extras.at(0), kNoDropout, !mask.defined(),
+      as_optional(additive_mask(mask, wide_q.scalar_type())));
   return {dq.to(q.scalar_type()), dk.to(q.scalar_type()), dv.to(q.scalar_type())};
 }
 
@@ -75,16 +77,16 @@ AttentionGradients cpu_backward(const at::Tensor& grad, const at::Tensor& q, con
 // head change no product; the scale is that of the true dimension.
 constexpr int64_t kAlignment = 8;
 
-at::Tensor padded(const at::Tensor& t) {
+at::Tensor pad_last_dim(const at::Tensor& t) {
   const int64_t over = t.size(-1) % kAlignment;
   return over == 0 ? t : at::constant_pad_nd(t, {0, kAlignment - over});
 }
 
 struct CudaInput {
   CudaInput(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& mask)
-      : q(padded(q)),
-        k(padded(k)),
-        v(padded(v)),
+      : q(pad_last_dim(q)),
+        k(pad_last_dim(k)),
+        v(pad_last_dim(v)),
         mask(mask),
         head_dim(q.size(3)),
         scale(1 / std::sqrt(static_cast<double>(q.size(3)))) {}
@@ -92,7 +94,7 @@ struct CudaInput {
   // 0 where q may attend, else -infinity: [batch, heads, seq, seq], one copy for all heads.
   at::Tensor bias() const {
     if (!mask.defined()) return {};
-    const at::Tensor rows = padded(additive(mask, q.scalar_type())).narrow(3, 0, mask.size(3));
+    const at::Tensor rows = pad_last_dim(additive_mask(mask, q.scalar_type())).narrow(3, 0, mask.size(3));
     return rows.expand({q.size(0), q.size(1), q.size(2), k.size(2)});
   }
 
@@ -133,7 +135,7 @@ AttentionGradients flash_backward(const at::Tensor& grad, const CudaInput& in,
 AttentionResult efficient_forward(const CudaInput& in) {
   const int64_t heads = in.q.size(1);
   auto [out, lse, seed, offset] = at::_scaled_dot_product_efficient_attention(
-      in.q, repeat_heads(in.k, heads), repeat_heads(in.v, heads), optional(in.bias()),
+      in.q, repeat_heads(in.k, heads), repeat_heads(in.v, heads), as_optional(in.bias()),
       /*compute_log_sumexp=*/true, kNoDropout, !in.mask.defined(), in.scale);
   return {out, {lse, seed, offset}};
 }
@@ -165,17 +167,17 @@ AttentionResult cuda_forward(const CudaInput& in) {
 }
 
 AttentionGradients cuda_backward(const at::Tensor& grad, const CudaInput& in, AttentionResult result) {
-  result.output = padded(result.output);
+  result.output = pad_last_dim(result.output);
   AttentionGradients grads;
   switch (attention_kernel(in.q, in.mask.defined())) {
     case AttentionKernel::kCudnn:
-      grads = cudnn_backward(padded(grad), in, result);
+      grads = cudnn_backward(pad_last_dim(grad), in, result);
       break;
     case AttentionKernel::kFlash:
-      grads = flash_backward(padded(grad), in, result);
+      grads = flash_backward(pad_last_dim(grad), in, result);
       break;
     case AttentionKernel::kEfficient:
-      grads = efficient_backward(padded(grad), in, result);
+      grads = efficient_backward(pad_last_dim(grad), in, result);
   }
   for (at::Tensor* t : {&grads.q, &grads.k, &grads.v}) *t = t->narrow(3, 0, in.head_dim);
   return grads;

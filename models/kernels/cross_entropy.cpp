@@ -15,7 +15,7 @@
 namespace hyperion::kernels {
 namespace {
 
-at::Tensor fused(const at::Tensor& logits, const at::Tensor& labels, const at::Tensor* scale) {
+at::Tensor fused_cross_entropy(const at::Tensor& logits, const at::Tensor& labels, const at::Tensor* scale) {
   const int64_t count = logits.size(0), vocab = logits.size(1);
   const at::Tensor losses = at::zeros({count}, logits.options().dtype(at::kDouble));
   const auto* label = labels.const_data_ptr<int64_t>();
@@ -48,7 +48,7 @@ at::Tensor fused(const at::Tensor& logits, const at::Tensor& labels, const at::T
 
 at::Tensor cross_entropy(at::Tensor logits, const at::Tensor& labels, const at::Tensor* scale) {
   if (has_fused(logits) && logits.is_contiguous() && labels.is_contiguous())
-    return fused(logits, labels, scale);
+    return fused_cross_entropy(logits, labels, scale);
   return plain::cross_entropy(std::move(logits), labels, scale);
 }
 
@@ -56,14 +56,14 @@ at::Tensor cross_entropy(at::Tensor logits, const at::Tensor& labels, const at::
 at::Tensor plain::cross_entropy(at::Tensor logits, const at::Tensor& labels, const at::Tensor* scale) {
   const int64_t wide_bytes = logits.is_cpu() ? int64_t{8} << 20 : int64_t{256} << 20;
   const int64_t step = std::max<int64_t>(1, wide_bytes / (logits.size(1) * 4));
-  at::Tensor total = at::zeros({}, logits.options().dtype(wide(logits)));
+  at::Tensor total = at::zeros({}, logits.options().dtype(opmath_dtype(logits)));
   for (int64_t first = 0; first < logits.size(0); first += step) {
     const int64_t count = std::min(step, logits.size(0) - first);
     at::Tensor part = logits.narrow(0, first, count);
     const at::Tensor label = labels.narrow(0, first, count).unsqueeze(1);
     const at::Tensor valid = label.ne(kIgnoredLabel);
     const at::Tensor target = label.clamp_min(0);
-    at::Tensor log_p = at::_log_softmax(part.to(wide(logits)), 1, /*half_to_float=*/false);
+    at::Tensor log_p = at::_log_softmax(part.to(opmath_dtype(logits)), 1, /*half_to_float=*/false);
     total.sub_((log_p.gather(1, target) * valid).sum());
     if (scale == nullptr) continue;
     at::Tensor grad = log_p.exp_();

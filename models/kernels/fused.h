@@ -1,4 +1,4 @@
-// When the fused CPU kernels serve, and how they see tensors.
+// Which tensors the fused CPU kernels take, and in which type they compute.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,8 +7,8 @@
 
 namespace hyperion::kernels {
 
-// The dtype arithmetic runs in: fp64 stays, everything else is widened to fp32.
-inline at::ScalarType wide(const at::Tensor& t) {
+// The dtype of arithmetic and sums: fp64 stays, everything else is widened to fp32.
+inline at::ScalarType opmath_dtype(const at::Tensor& t) {
   return t.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 

@@ -44,7 +44,7 @@ std::pair<at::Tensor, at::Tensor> fused_backward(const at::Tensor& grad, const a
   const int64_t tasks = (count + kRowsPerTask - 1) / kRowsPerTask;
   at::Tensor dx = at::empty_like(x);
   at::Tensor dw =
-      at::zeros({tasks, n}, x.options().dtype(at::kFloat));  // one row a task, added up in order below
+      at::zeros({tasks, n}, x.options().dtype(at::kFloat));  // one row per task, added up in order below
   const at::Tensor w = weight.to(at::kFloat);
   with_element_type(x, [&]<typename T>(T) {
     const T *xs = x.const_data_ptr<T>(), *gs = grad.const_data_ptr<T>();
@@ -78,19 +78,19 @@ std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, cons
 namespace plain {
 
 RmsNormResult rms_norm_forward(const at::Tensor& x, const at::Tensor& weight, double eps) {
-  const at::Tensor wide_x = x.to(wide(x));
+  const at::Tensor wide_x = x.to(opmath_dtype(x));
   const at::Tensor rstd = at::rsqrt(wide_x.square().mean(-1, /*keepdim=*/true).add_(eps));
-  return {(wide_x * rstd).mul_(weight.to(wide(x))).to(x.scalar_type()), rstd.flatten()};
+  return {(wide_x * rstd).mul_(weight.to(opmath_dtype(x))).to(x.scalar_type()), rstd.flatten()};
 }
 
 std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, const at::Tensor& x,
                                                     const at::Tensor& weight, const at::Tensor& rstd) {
-  const at::Tensor wide_grad = grad.to(wide(x));
+  const at::Tensor wide_grad = grad.to(opmath_dtype(x));
   std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
   shape.back() = 1;
   const at::Tensor factor = rstd.view(shape);
-  const at::Tensor normed = x.to(wide(x)) * factor;
-  const at::Tensor grad_normed = wide_grad * weight.to(wide(x));
+  const at::Tensor normed = x.to(opmath_dtype(x)) * factor;
+  const at::Tensor grad_normed = wide_grad * weight.to(opmath_dtype(x));
   const at::Tensor mean = (grad_normed * normed).mean(-1, /*keepdim=*/true);
   const at::Tensor dx = (grad_normed - normed * mean).mul_(factor);
   const at::Tensor dw = (wide_grad * normed).reshape({-1, x.size(-1)}).sum(0);

@@ -11,8 +11,8 @@
 namespace hyperion::kernels {
 namespace {
 
-at::Tensor fused(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, RopeStyle style,
-                 bool inverse) {
+at::Tensor fused_rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, RopeStyle style,
+                      bool inverse) {
   const int64_t heads = x.size(2), half = x.size(3) / 2, width = heads * 2 * half;
   const int64_t positions = cos.numel() / half;  // seq, or batch * seq
   at::Tensor y = at::empty_like(x);
@@ -40,20 +40,21 @@ at::Tensor fused(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& s
 at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, RopeStyle style,
                 bool inverse) {
   if (has_fused(x) && cos.scalar_type() == at::kFloat)
-    return fused(x.contiguous(), cos.contiguous(), sin.contiguous(), style, inverse);
+    return fused_rope(x.contiguous(), cos.contiguous(), sin.contiguous(), style, inverse);
   return plain::rope(x, cos, sin, style, inverse);
 }
 
 at::Tensor plain::rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, RopeStyle style,
                        bool inverse) {
-  const at::Tensor c = cos.unsqueeze(-2).to(wide(x));  // [seq, 1, half] broadcasts over batch and heads
-  const at::Tensor s = (inverse ? sin.neg() : sin).unsqueeze(-2).to(wide(x));
+  const at::Tensor c =
+      cos.unsqueeze(-2).to(opmath_dtype(x));  // [seq, 1, half] broadcasts over batch and heads
+  const at::Tensor s = (inverse ? sin.neg() : sin).unsqueeze(-2).to(opmath_dtype(x));
   if (style == RopeStyle::kInterleaved) {
-    const at::Tensor pairs = x.to(wide(x)).unflatten(-1, {x.size(-1) / 2, 2});
+    const at::Tensor pairs = x.to(opmath_dtype(x)).unflatten(-1, {x.size(-1) / 2, 2});
     const at::Tensor a = pairs.select(-1, 0), b = pairs.select(-1, 1);
     return at::stack({a * c - b * s, a * s + b * c}, -1).flatten(-2).to(x.scalar_type());
   }
-  const auto halves = x.to(wide(x)).chunk(2, -1);
+  const auto halves = x.to(opmath_dtype(x)).chunk(2, -1);
   return at::cat({halves[0] * c - halves[1] * s, halves[1] * c + halves[0] * s}, -1).to(x.scalar_type());
 }
 

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kBlock = 4096;
 
-at::Tensor fused(const at::Tensor& x) {
+at::Tensor fused_sum_of_squares(const at::Tensor& x) {
   const int64_t n = x.numel(), blocks = (n + kBlock - 1) / kBlock;
   const at::Tensor partial = at::zeros({blocks}, at::TensorOptions(at::kDouble));
   with_element_type(x, [&]<typename T>(T) {
@@ -31,7 +31,7 @@ at::Tensor fused(const at::Tensor& x) {
 }  // namespace
 
 at::Tensor sum_of_squares(const at::Tensor& x) {
-  return has_fused(x) ? fused(x.contiguous()) : plain::sum_of_squares(x);
+  return has_fused(x) ? fused_sum_of_squares(x.contiguous()) : plain::sum_of_squares(x);
 }
 
 at::Tensor plain::sum_of_squares(const at::Tensor& x) {

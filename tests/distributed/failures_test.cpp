@@ -48,7 +48,7 @@ TEST_CASE("a timeout names rank and group and operation and phase") {
     PhaseGuard phase("step 17 backward layers.3");
     at::Tensor out = at::empty({10}), in = at::ones({30});
     if (environment.rank == 1) std::this_thread::sleep_for(seconds(6));
-    groups.get(MeshDim::kFsdp).reduce_scatter_sum(out, in);
+    groups.get(MeshDim::kFsdp).start_reduce_scatter_sum(out, in).wait();
     return {};
   });
   for (int rank : {0, 2}) {

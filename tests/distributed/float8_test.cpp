@@ -16,25 +16,25 @@ TinyJob float8_job(const char* recipe, bool gather = false, MeshConfig mesh = {}
 
 int64_t padded(TinyTraining& training, bool converted) {
   int64_t sum = 0;
-  for (const auto& parameter : training.walk().parameters())
+  for (const auto& parameter : training.fsdp_model().parameters())
     if (parameter->encoded() == converted) sum += parameter->padded_numel();
   return sum;
 }
 
 int64_t counted(TinyTraining& training, const std::string& operation, bool calls) {
-  const auto entry = training.groups().ledger().entry("fsdp/0", operation);
+  const auto entry = training.ledger().entry("fsdp/0", operation);
   return calls ? entry.calls : entry.bytes;
 }
 
 }  // namespace
 
-TEST_CASE("FP8 gathers move exactly half the bytes of the converted weights and all of the others") {
+TEST_CASE("FP8 all-gathers move exactly half the bytes of the converted weights and all of the others") {
   const auto results = run_ranks(2, [](const Environment& environment) -> std::vector<double> {
     TinyTraining training(float8_job("tensorwise", /*gather=*/true), environment);
     const int64_t before = counted(training, "all_gather", false);
     training.step(0);
     int64_t blocks_encoded = 0, blocks_others = 0;
-    for (const auto& group : training.walk().groups())
+    for (const auto& group : training.fsdp_model().groups())
       if (group->name().starts_with("layers"))
         for (const auto& parameter : group->parameters())
           (parameter->encoded() ? blocks_encoded : blocks_others) += parameter->padded_numel();
@@ -96,29 +96,28 @@ TEST_CASE("FP8 does not depend on the mesh when microbatches are equal") {
   }
 }
 
-TEST_CASE("activation checkpointing and prefetch and resharding change no bit in FP8") {
+TEST_CASE("activation checkpointing and resharding change no bit in FP8") {
   for (const char* recipe : {"tensorwise", "rowwise", "rowwise_with_gw_hp"}) {
-    const auto run = [&](BlockCheckpoint checkpoint, ReshardPolicy reshard, bool prefetch) {
+    const auto run = [&](ActivationCheckpoint checkpoint, bool reshard_after_forward) {
       return run_ranks(2,
                        [&](const Environment& environment) {
                          TinyJob job = float8_job(recipe);
                          job.checkpoint = checkpoint;
-                         job.reshard = reshard;
-                         job.prefetch_forward = prefetch;
+                         job.reshard_after_forward = reshard_after_forward;
                          return train_tiny(job, environment, 3);
                        })
           .front();
     };
-    const auto plain = run(BlockCheckpoint::kNone, ReshardPolicy::kDefault, true);
-    CHECK(plain == run(BlockCheckpoint::kFull, ReshardPolicy::kDefault, true));
-    CHECK(plain == run(BlockCheckpoint::kOperations, ReshardPolicy::kDefault, false));
-    CHECK(plain == run(BlockCheckpoint::kNone, ReshardPolicy::kNever, true));
+    const auto plain = run(ActivationCheckpoint::kNone, true);
+    CHECK(plain == run(ActivationCheckpoint::kFull, true));
+    CHECK(plain == run(ActivationCheckpoint::kSelectiveOp, true));
+    CHECK(plain == run(ActivationCheckpoint::kNone, false));
   }
 }
 
 TEST_CASE("FP8 products are as many as planned and weights are cast as seldom as promised") {
-  for (const BlockCheckpoint checkpoint :
-       {BlockCheckpoint::kNone, BlockCheckpoint::kFull, BlockCheckpoint::kOperations}) {
+  for (const ActivationCheckpoint checkpoint :
+       {ActivationCheckpoint::kNone, ActivationCheckpoint::kFull, ActivationCheckpoint::kSelectiveOp}) {
     for (const char* recipe : {"tensorwise", "rowwise", "rowwise_with_gw_hp"}) {
       const auto counts = run_ranks(1, [&](const Environment& environment) -> std::vector<double> {
         TinyJob job = float8_job(recipe);
@@ -138,13 +137,13 @@ TEST_CASE("FP8 products are as many as planned and weights are cast as seldom as
       CHECK(counts[0][2] == 2 * 21 * (std::string(recipe) == "tensorwise" ? 1 : 2));
     }
   }
-  const auto casts = [](bool gather, ReshardPolicy reshard) {
+  const auto casts = [](bool gather, bool reshard_after_forward) {
     return run_ranks(2,
                      [=](const Environment& environment) -> std::vector<double> {
                        TinyJob job = float8_job("tensorwise", gather);
-                       job.reshard = reshard;
+                       job.reshard_after_forward = reshard_after_forward;
                        job.accumulation = 3;
-                       job.checkpoint = BlockCheckpoint::kFull;
+                       job.checkpoint = ActivationCheckpoint::kFull;
                        TinyTraining training(job, environment);
                        training.step(0);
                        return {static_cast<double>(training.float8().counters->weight_casts)};
@@ -152,29 +151,31 @@ TEST_CASE("FP8 products are as many as planned and weights are cast as seldom as
         .front()
         .front();
   };
-  CHECK(casts(true, ReshardPolicy::kDefault) == 0);            // encoded by the gather
-  CHECK(casts(false, ReshardPolicy::kDefault) == 3 * 2 * 21);  // forward; recompute and backward together
-  CHECK(casts(false, ReshardPolicy::kNever) == 3 * 21);        // unsharded from forward to backward
+  CHECK(casts(true, true) == 0);            // encoded before the all-gather
+  CHECK(casts(false, true) == 3 * 2 * 21);  // forward; recompute and backward together
+  CHECK(casts(false, false) == 3 * 21);     // unsharded from forward to backward
 }
 
 TEST_CASE("a weight gathered in FP8 keeps no bf16 copy") {
   const auto results = run_ranks(3, [](const Environment& environment) -> std::vector<double> {
     TinyTraining training(float8_job("tensorwise", /*gather=*/true), environment);
     training.step(0);
-    double unsharded = 0, wires = 0, expected = 0;
-    for (const auto& group : training.walk().groups())
-      unsharded += static_cast<double>(group->unsharded_bytes());
-    for (const auto& parameter : training.walk().parameters()) {
-      wires += static_cast<double>(parameter->wire().nbytes());
+    double unsharded = 0, sent = 0, expected = 0, copies = 0;
+    for (const auto& group : training.fsdp_model().groups())
+      unsharded += static_cast<double>(TinyTraining::gathered_bytes(*group));
+    for (const auto& parameter : training.fsdp_model().parameters()) {
+      sent += static_cast<double>(parameter->all_gather_input().nbytes());
       expected += static_cast<double>(parameter->padded_numel()) * (parameter->encoded() ? 1 : 2);
-      if (parameter->encoded() && parameter->parameter().weight.storage().nbytes() != 0) wires = -1;
-      if (parameter->parameter().derived) wires = -2;
+      if (parameter->encoded())
+        copies += static_cast<double>(parameter->parameter().weight.storage().nbytes());
+      if (parameter->parameter().derived) ++copies;
     }
-    return {unsharded, wires, expected};
+    return {unsharded, sent, expected, copies};
   });
   for (const auto& rank : results) {
     CHECK(rank[0] == 0);
     CHECK(rank[1] == rank[2]);
+    CHECK(rank[3] == 0);
   }
 }
 

@@ -1,4 +1,4 @@
-// What a job computes in which dtype, on real ranks: weights, residual stream, wire, state, loss.
+// What a job computes in which dtype, on real ranks: weights, residual stream, collectives, state, loss.
 #include <catch2/catch.hpp>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -8,6 +8,7 @@
 
 #include "tests/distributed/ranks.h"
 #include "tests/distributed/tiny_training.h"
+#include "tests/distributed/trace_ranges.h"
 
 namespace hyperion {
 namespace {
@@ -47,33 +48,39 @@ std::string observed_dtypes(const TinyJob& job, const Environment& environment) 
   TinyTraining training(job, environment);
   const c10::impl::IncludeDispatchKeyGuard watch(c10::DispatchKey::TESTING_ONLY_GenericMode);
   Dtypes weights, logits, state;
-  training.fsdp().on_event = [&](const std::string& event) {
-    residual.watching = event.starts_with("run layers.");
-    for (const auto& group : training.walk().groups()) {
-      if (event != "run " + group->name()) continue;
-      for (const auto& parameter : group->parameters())
-        weights.insert({parameter->parameter().weight.scalar_type(), parameter->gathered().scalar_type()});
-    }
-    if (event == "run norm,output")
-      logits.insert(training.model().head().logits(at::zeros({1, 2, 18}, job.compute)).scalar_type());
-  };
-  training.step(0);
-  residual.watching = false;
+  {
+    const TraceRangeListener listener(
+        [&](const std::string& range) {
+          residual.watching = range.starts_with("forward layers.");
+          for (const auto& unit : training.fsdp_model().groups()) {
+            if (range != "forward " + unit->name() && range != "forward and backward " + unit->name())
+              continue;
+            for (const auto& parameter : unit->parameters())
+              weights.insert({parameter->parameter().weight.scalar_type(),
+                              parameter->all_gather_output().scalar_type()});
+          }
+          if (range == "forward and backward norm,output")
+            logits.insert(training.model().head().logits(at::zeros({1, 2, 18}, job.compute)).scalar_type());
+        },
+        [](const std::string&) { residual.watching = false; });
+    training.step(0);
+  }
   if (residual.additions != 2 * 3) throw std::runtime_error("the three blocks have two residual sums each");
-  for (const auto& parameter : training.walk().parameters())
+  for (const auto& parameter : training.fsdp_model().parameters())
     state.insert({parameter->master().scalar_type(), parameter->grad().scalar_type()});
   for (const auto& moments : {training.optimizer().exp_avg(), training.optimizer().exp_avg_sq()})
     for (const at::Tensor& moment : moments) state.insert(moment.scalar_type());
 
   const at::Tensor tokens = at::ones({1, 4}, at::kLong);
   const Microbatch batch{tokens, tokens, training.model().context(4, at::kCPU)};
-  training.walk().begin_step(1);
-  const Dtypes loss = {training.walk().loss_sum(batch).scalar_type(),
-                       training.walk().forward_backward(batch, at::ones({}), true).scalar_type()};
+  training.fsdp_model().begin_step(1);
+  const Dtypes loss = {training.fsdp_model().loss_sum(batch).scalar_type(),
+                       training.fsdp_model().forward_backward(batch, at::ones({}), true).scalar_type()};
   std::string seen = fmt::format("state {}, weights {}, residual {}, logits {}, loss {}", text(state),
                                  text(weights), text(residual.dtypes), text(logits), text(loss));
-  for (const auto& [operation, dtypes] : training.shard_traffic().dtypes())
-    seen += fmt::format(", {} {}", operation, text(dtypes));
+  for (const auto& [operation, dtypes] : training.sent_dtypes())
+    if (operation.starts_with("fsdp/0 ") && environment.world_size > 1)
+      seen += fmt::format(", {} {}", operation.substr(7), text(dtypes));
   return seen;
 }
 
@@ -85,15 +92,15 @@ TEST_CASE("bf16 is the dtype of weights and residual stream and fp32 that of sta
     at::ScalarType compute;
     const char* expected;
   };
-  // Gathers move bytes; fsdp_test.cpp counts that they are the weights'.
+  // All-gathers move bytes; fsdp_test.cpp counts that they are the weights'. The all-reduce is the norm's.
   const Case is = GENERATE(
       Case{1, at::kBFloat16, "state Float, weights BFloat16, residual BFloat16, logits BFloat16, loss Float"},
       Case{2, at::kBFloat16,
            "state Float, weights BFloat16, residual BFloat16, logits BFloat16, loss Float, "
-           "all_gather Byte, reduce_scatter Float"},
+           "all_gather Byte, all_reduce Double, reduce_scatter Float"},
       Case{2, at::kFloat,
            "state Float, weights Float, residual Float, logits Float, loss Float, "
-           "all_gather Byte, reduce_scatter Float"});
+           "all_gather Byte, all_reduce Double, reduce_scatter Float"});
   for (const RankOutcome& rank :
        run_ranks_outcome(is.ranks, [is](const Environment& environment) -> std::vector<double> {
          const std::string seen = observed_dtypes({.compute = is.compute}, environment);

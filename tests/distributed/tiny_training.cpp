@@ -61,25 +61,38 @@ TinyTraining::TinyTraining(const TinyJob& job, const Environment& environment)
           CommOptions{.backend = job.fake               ? CommBackend::kFake
                                  : job.device.is_cuda() ? CommBackend::kNccl
                                                         : CommBackend::kGloo,
+                      .shared_memory = job.shared_memory,
                       .device_index = std::max<int>(0, job.device.index())})) {
   const ShardingOptions sharding{.device = job.device,
                                  .state_device = job.offload ? at::Device(at::kCPU) : job.device,
                                  .compute_dtype = job.compute,
                                  .codec = float8_.codec};
-  shard_ = std::make_unique<RecordingCommunicator>(groups_->get(MeshDim::kFsdp));
-  fsdp_ = std::make_unique<FsdpContext>(*shard_, groups_->get(MeshDim::kDpReplicate), sharding);
-  walk_options_ = {.reshard = job.reshard, .prefetch_forward = job.prefetch_forward};
-  walk_options_.checkpoint.assign(model_.blocks().size(), job.checkpoint);
-  walk_ = std::make_unique<UnitWalk>(model_, *fsdp_, walk_options_);
-  for (const ShardedParameterPtr& parameter : walk_->parameters()) {
+  groups_->set_observer([this](const CommOperation& operation) {
+    const std::string group(operation.group), name(operation.name);
+    ledger_.add(group, name, operation.sent_bytes);
+    sent_dtypes_[group + " " + name].insert(operation.dtype);
+  });
+  fsdp_ = std::make_unique<FsdpContext>(groups_->get(MeshDim::kFsdp), groups_->get(MeshDim::kDpReplicate),
+                                        sharding);
+  options_.reshard_after_forward = job.reshard_after_forward;
+  options_.checkpoint.assign(model_.blocks().size(), job.checkpoint);
+  fsdp_model_ = std::make_unique<FsdpModel>(model_, *fsdp_, options_);
+  for (const ShardedParameterPtr& parameter : fsdp_model_->parameters()) {
     at::Tensor master = parameter->master();
     initialize(parameter->parameter(), 1, parameter->first_row(), master);
     parameter->compute_shard().copy_(master);
   }
-  walk_->weights_changed();
-  for (const auto& group : walk_->groups())
+  fsdp_model_->weights_changed();
+  for (const auto& group : fsdp_model_->groups())
     if (group->owned_grads().numel() > 0) grads_.push_back(group->owned_grads());
-  optimizer_ = std::make_unique<Adam>(walk_->parameters(), AdamOptions{});
+  optimizer_ = std::make_unique<Adam>(fsdp_model_->parameters(), AdamOptions{});
+}
+
+int64_t TinyTraining::gathered_bytes(const ShardGroup& unit) {
+  int64_t bytes = 0;
+  for (const ShardedParameterPtr& parameter : unit.parameters())
+    bytes += static_cast<int64_t>(parameter->all_gather_output().storage().nbytes());
+  return bytes;
 }
 
 Microbatch TinyTraining::microbatch(int64_t step, int64_t index) const {
@@ -101,16 +114,16 @@ Microbatch TinyTraining::microbatch(int64_t step, int64_t index) const {
 }
 
 std::pair<double, double> TinyTraining::step(int64_t step) {
-  walk_->begin_step(step);
+  fsdp_model_->begin_step(step);
   const at::Tensor scale =
       at::full({}, 1.0 / (kGlobalBatch * kSeqLen), at::TensorOptions(at::kFloat).device(job_.device));
   const at::Tensor loss = at::zeros({}, at::TensorOptions(at::kFloat).device(job_.device));
   for (int64_t i = 0; i < job_.accumulation; ++i)
-    loss.add_(walk_->forward_backward(microbatch(step, i), scale, i + 1 == job_.accumulation));
+    loss.add_(fsdp_model_->forward_backward(microbatch(step, i), scale, i + 1 == job_.accumulation));
   const at::Tensor norm = global_grad_norm(grads_, groups_->get(MeshDim::kFsdp));
   clip_gradients(grads_, norm, 1.0);
   optimizer_->step(1e-2, at::zeros({}, norm.options().dtype(at::kFloat)));
-  walk_->weights_changed();
+  fsdp_model_->weights_changed();
   groups_->get(MeshDim::kLoss).all_reduce_sum(loss);
   return {loss.item<double>() / (kGlobalBatch * kSeqLen), norm.item<double>()};
 }

@@ -1,17 +1,18 @@
-// A small training job for tests: the real walk, sharding and optimizer on a model whose dimensions divide by
-// nothing.
+// A small training job for tests: the real FSDP model and optimizer, with dimensions that divide by nothing.
 #pragma once
 
+#include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "models/registry.h"
+#include "parallel/ledger.h"
 #include "parallel/process_group.h"
-#include "tests/distributed/recording_communicator.h"
 #include "trainer/float8_setup.h"
+#include "trainer/fsdp_model.h"
 #include "trainer/optim/adam.h"
-#include "trainer/unit_walk.h"
 
 namespace hyperion {
 
@@ -19,13 +20,13 @@ struct TinyJob {
   const char* model = "llama3";
   MeshConfig mesh{};
   at::ScalarType compute = at::kFloat;
-  ReshardPolicy reshard = ReshardPolicy::kDefault;
-  BlockCheckpoint checkpoint = BlockCheckpoint::kNone;
+  bool reshard_after_forward = true;
+  ActivationCheckpoint checkpoint = ActivationCheckpoint::kNone;
   int64_t accumulation = 1;
-  bool prefetch_forward = true;
   at::Device device = at::kCPU;
-  bool offload = false;  // master weights, gradients and optimizer state on the host
-  bool fake = false;     // no other ranks: a dry run of this one
+  bool offload = false;       // master weights, gradients and optimizer state on the host
+  bool fake = false;          // no other ranks: a dry run of this one
+  bool shared_memory = true;  // on a CPU; false: Gloo over sockets
   // FP8 linears: a recipe's name. The model's extents then are multiples of 16, the vocabulary apart.
   std::string float8{};
   bool float8_gather = false, float8_precompute = true, float8_emulate = true;
@@ -40,15 +41,18 @@ class TinyTraining {
   std::pair<double, double> step(int64_t step);
 
   ProcessGroups& groups() { return *groups_; }
-  FsdpContext& fsdp() { return *fsdp_; }
-  UnitWalk& walk() { return *walk_; }
+  FsdpModel& fsdp_model() { return *fsdp_model_; }
   const Transformer& model() const { return model_; }
   const Adam& optimizer() const { return *optimizer_; }
   const Float8Setup& float8() const { return float8_; }
   // FP8 products of one microbatch, by the plan.
-  int64_t float8_planned() { return float8_products(model_, float8_, walk_options_); }
-  // What went over the shard group: dtypes by operation.
-  const RecordingCommunicator& shard_traffic() const { return *shard_; }
+  int64_t float8_planned() { return float8_products(model_, float8_, options_); }
+  // What this rank has sent so far.
+  CommLedger& ledger() { return ledger_; }
+  // The dtypes of the groups' collectives so far: "fsdp/0 all_gather" -> Byte.
+  const std::map<std::string, std::set<at::ScalarType>>& sent_dtypes() const { return sent_dtypes_; }
+  // Of the unit's weights: 0 while they are sharded.
+  static int64_t gathered_bytes(const ShardGroup& unit);
 
  private:
   Microbatch microbatch(int64_t step, int64_t index) const;
@@ -58,11 +62,12 @@ class TinyTraining {
   int rank_;
   Transformer model_;
   Float8Setup float8_;
-  WalkOptions walk_options_;
+  FsdpModelOptions options_;
+  CommLedger ledger_;
+  std::map<std::string, std::set<at::ScalarType>> sent_dtypes_;
   std::unique_ptr<ProcessGroups> groups_;
-  std::unique_ptr<RecordingCommunicator> shard_;
   std::unique_ptr<FsdpContext> fsdp_;
-  std::unique_ptr<UnitWalk> walk_;
+  std::unique_ptr<FsdpModel> fsdp_model_;
   std::vector<at::Tensor> grads_;
   std::unique_ptr<Adam> optimizer_;
 };

@@ -25,7 +25,7 @@ class Log(Float8):
     def test_it_says_what_is_on_and_what_is_left_alone(self):
         job = self.run_job(ON, TABLE + "filter_fqns=output", code=0,
                            says=["float8: 14 of 15 linear layers converted, recipe tensorwise, products by _scaled_mm on CPU",
-                                 'float8: left alone: output: "output" is in filter_fqns', "nothing is gathered; weights are cast once a step, from their bfloat16 copies",
+                                 'float8: left alone: output: "output" is in filter_fqns', "nothing is all-gathered; weights are cast once per step, from their bfloat16 copies",
                                  "float8: the first step ran 84 FP8 products, as planned"])
         (warning,) = [line for line in job.text().splitlines() if "WARNING" in line]
         self.assertIn("quantize.linear.float8.emulate = true gives the same results", warning)

@@ -5,8 +5,8 @@
 #include <ATen/ATen.h>
 
 #include "models/float8/cast.h"
+#include "models/float8/linear_matmuls.h"
 #include "models/float8/scaled_matmul.h"
-#include "models/float8/strategy.h"
 #include "tests/distributed/ranks.h"
 #include "tests/distributed/tiny_training.h"
 #include "tests/gpu/gpu.h"
@@ -163,7 +163,7 @@ TEST_CASE("FP8 products of a GPU are near their emulation for every recipe and l
         };
         const Tensor x = random(m, k), grad = random(m, n), weight = random(n, k);
         const auto run = [&](Gemm gemm, bool encoded) {
-          const auto strategy = make_strategy(recipe, gemm, std::make_shared<Counters>());
+          const LinearMatmuls matmuls(recipe, gemm, std::make_shared<Counters>());
           const ParameterPtr parameter = make_parameter("w.weight", {n, k}, Init::ones());
           parameter->weight = weight;
           if (encoded) {
@@ -172,8 +172,8 @@ TEST_CASE("FP8 products of a GPU are near their emulation for every recipe and l
             parameter->encoded_scale = master.scale;
           }
           // Gradients come in other layouts than row-major as well.
-          const auto back = strategy->backward(grad.t().contiguous().t(), x, *parameter);
-          return std::vector<Tensor>{strategy->forward(x, *parameter), back.x, back.weight};
+          const auto back = matmuls.gradients(grad.t().contiguous().t(), x, *parameter);
+          return std::vector<Tensor>{matmuls.output(x, *parameter), back.x, back.weight};
         };
         for (bool encoded : {false, true}) {
           if (encoded && recipe != Recipe::kTensorwise) continue;

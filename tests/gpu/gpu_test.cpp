@@ -1,4 +1,4 @@
-// The real device: NCCL, streams and the walk on a GPU, against the CPU.
+// The real device: NCCL, streams and training steps on a GPU, against the CPU.
 #include "tests/gpu/gpu.h"
 
 #include <cstdio>
@@ -13,7 +13,7 @@
 
 namespace hyperion {
 
-TEST_CASE("the walk on one GPU trains to the losses of the CPU") {
+TEST_CASE("one GPU trains to the losses of the CPU") {
   if (gpus() == 0) return;
   const auto on = [](bool gpu) {
     return run_ranks(
@@ -33,8 +33,8 @@ TEST_CASE("the walk on one GPU trains to the losses of the CPU") {
 
 TEST_CASE("every checkpointing mode and bf16 train on a GPU") {
   if (gpus() == 0) return;
-  for (BlockCheckpoint mode :
-       {BlockCheckpoint::kNone, BlockCheckpoint::kFull, BlockCheckpoint::kOperations}) {
+  for (ActivationCheckpoint mode :
+       {ActivationCheckpoint::kNone, ActivationCheckpoint::kFull, ActivationCheckpoint::kSelectiveOp}) {
     const auto values =
         run_ranks(
             1,
@@ -74,8 +74,8 @@ TEST_CASE("FSDP over NCCL trains to the losses of one GPU") {
 
 TEST_CASE("a rank of four that talks to nobody gives the numbers of the CPU whatever runs ahead") {
   if (gpus() == 0) return;
-  for (ReshardPolicy reshard : {ReshardPolicy::kNever, ReshardPolicy::kAlways}) {
-    TinyJob job{.reshard = reshard, .fake = true};
+  for (bool reshard : {false, true}) {
+    TinyJob job{.reshard_after_forward = reshard, .fake = true};
     job.mesh.dp_shard = 4;
     const auto on = [&](bool gpu) {
       return run_ranks(

@@ -13,6 +13,8 @@
 namespace hyperion {
 
 struct AdamOptions {
+  // Fused: one kernel of libtorch. The other two compute the formula operation by operation: foreach on all
+  // tensors at once, for-loop on one tensor after the other, which needs less temporary memory.
   enum class Implementation { kFused, kForeach, kForLoop };
   bool decoupled_decay = true;  // AdamW; false: Adam, decay joins the gradient
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1;
@@ -22,7 +24,7 @@ struct AdamOptions {
 class Adam {
  public:
   // States are allocated at once, as zeros: nothing is allocated at the first step.
-  Adam(std::vector<ShardedParameterPtr> parameters, const AdamOptions& options);
+  Adam(const std::vector<ShardedParameterPtr>& parameters, const AdamOptions& options);
 
   // One update from the sharded gradients. `skip`: 0-dim float tensor on the gradients' device; where it is 1
   // (a non-finite loss or norm) no weight and no state changes, decided on the device.
@@ -35,14 +37,18 @@ class Adam {
   const at::Tensor& step_count() const { return step_; }
 
  private:
-  void fused(double lr, const at::Tensor& skip);
-  void foreach (const std::vector<size_t>& which, double lr, const at::Tensor& skip);
+  // Tensors that are updated together; entry i of each list belongs to the same parameter.
+  struct TensorLists {
+    std::vector<at::Tensor> params, grads, exp_avgs, exp_avg_sqs;
+  };
+  void update_fused(TensorLists& tensors, double lr, const at::Tensor& skip) const;
+  void update_by_formula(TensorLists& tensors, double lr, const at::Tensor& skip) const;
 
   AdamOptions options_;
-  std::vector<ShardedParameterPtr> parameters_;
-  std::vector<at::Tensor> masters_, grads_, exp_avg_, exp_avg_sq_;  // of every parameter
-  std::vector<size_t> filled_;  // those of which this rank holds rows; the others have nothing to update
-  at::Tensor step_;             // fp32 0-dim: updates done
+  std::vector<at::Tensor> exp_avg_, exp_avg_sq_;  // of every parameter
+  std::vector<TensorLists> updates_;  // of the parameters that this rank holds rows of: one list, or one each
+  std::vector<at::Tensor> masters_to_copy_, compute_shards_;  // where the compute dtype is another one
+  at::Tensor step_;                                           // fp32 0-dim: updates done
 };
 
 }  // namespace hyperion

@@ -12,10 +12,10 @@ namespace hyperion {
 namespace {
 
 constexpr int64_t kExchangeBytes = 16 << 20;
-constexpr int64_t kGrain = 1 << 15;  // elements of a thread's part, at least
+constexpr int64_t kGrain = 1 << 15;  // elements per thread, at least
 
-// One pass over memory on the CPU. Every element goes through the same two roundings wherever it lies, so a
-// shard's average is bit for bit that part of the whole's.
+// One pass over memory on the CPU. Every element goes through the same two roundings whichever shard holds
+// it, so a shard's average is bit for bit that part of the whole's.
 template <typename T>
 void average_rows(T* average, const T* weight, int64_t count, T share) {
   at::parallel_for(0, count, kGrain, [=](int64_t begin, int64_t end) {
@@ -55,12 +55,12 @@ void Ema::update(int64_t step, const at::Tensor& skip) {
   if (step % options_.every != 0 || filled_.empty()) return;
   at::NoGradGuard no_grad;
   if (filled_.front().staged.defined())
-    average_on_host(skip);
+    start_update_on_host(skip);
   else
-    average_here(skip);
+    update_in_place(skip);
 }
 
-void Ema::average_here(const at::Tensor& skip) {
+void Ema::update_in_place(const at::Tensor& skip) {
   if (filled_.front().average.is_cpu()) {
     if (skip.item<double>() != 0) return;
     for (const Pair& pair : filled_) average_rows(pair.average, pair.weight, 1 - options_.decay);
@@ -76,8 +76,8 @@ void Ema::average_here(const at::Tensor& skip) {
   at::_foreach_lerp_(averages, weights, std::vector<at::Tensor>(averages.size(), share));
 }
 
-void Ema::average_on_host(const at::Tensor& skip) {
-  join();
+void Ema::start_update_on_host(const at::Tensor& skip) {
+  wait_for_worker();
   for (const Pair& pair : filled_) pair.staged.copy_(pair.weight, /*non_blocking=*/true);
   if (!staged_skip_.defined())
     staged_skip_ = at::empty_like(skip, skip.options().device(at::kCPU).pinned_memory(true));
@@ -90,20 +90,20 @@ void Ema::average_on_host(const at::Tensor& skip) {
   });
 }
 
-void Ema::join() {
+void Ema::wait_for_worker() {
   if (worker_.valid()) worker_.get();
 }
 
 void Ema::restart() {
-  if (swapped_) throw_bug("the average of the weights starts anew while it is swapped in");
+  if (swapped_) throw_bug("the average of the weights is restarted while it is swapped in");
   at::NoGradGuard no_grad;
-  join();
+  wait_for_worker();
   for (const Pair& pair : filled_) pair.average.copy_(pair.weight);
 }
 
 const std::vector<at::Tensor>& Ema::tensors() {
   if (swapped_) throw_bug("the average of the weights is read while it is swapped in");
-  join();
+  wait_for_worker();
   return averages_;
 }
 
@@ -116,8 +116,8 @@ int64_t Ema::bytes() const {
 void Ema::swap_in() {
   if (swapped_) throw_bug("the average of the weights is swapped in twice");
   at::NoGradGuard no_grad;
-  join();
-  exchange();
+  wait_for_worker();
+  exchange_masters_and_averages();
   for (size_t i = 0; i < parameters_.size(); ++i)
     if (parameters_[i]->has_separate_compute_shard()) parameters_[i]->compute_shard().copy_(averages_[i]);
   swapped_ = true;
@@ -126,14 +126,14 @@ void Ema::swap_in() {
 void Ema::swap_out() {
   if (!swapped_) throw_bug("the average of the weights is swapped out, but was not in");
   at::NoGradGuard no_grad;
-  exchange();
+  exchange_masters_and_averages();
   for (const ShardedParameterPtr& parameter : parameters_)
     if (parameter->has_separate_compute_shard()) parameter->compute_shard().copy_(parameter->master());
   swapped_ = false;
 }
 
-// Weights and averages change places where the masters themselves are what the model reads.
-void Ema::exchange() {
+// Where the masters themselves are what the model reads; through a small buffer.
+void Ema::exchange_masters_and_averages() {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (parameters_[i]->has_separate_compute_shard() || averages_[i].numel() == 0) continue;
     const at::Tensor a = averages_[i].view(-1), b = parameters_[i]->master().view(-1);

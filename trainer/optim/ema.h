@@ -1,5 +1,5 @@
 // The exponential moving average of the weights: ema = decay * ema + (1 - decay) * weight, in the masters'
-// dtype (fp32, or fp64), sharded as they are. 4 bytes a parameter over the shard degree. Each update rounds
+// dtype (fp32, or fp64), sharded as they are. 4 bytes per parameter over the shard degree. Each update rounds
 // once or twice, by 1 ulp in all; in the worst case these add up to 1 / (2 (1 - decay)) ulps.
 #pragma once
 
@@ -34,7 +34,7 @@ class Ema {
   // After optimizer step `step` (from 1): updates when it is a multiple of `every`. `skip`: as of Adam::step;
   // where it is 1 the average does not change, decided on the device.
   void update(int64_t step, const at::Tensor& skip);
-  // The average becomes the weights of now.
+  // The average becomes the present weights.
   void restart();
 
   // The average of parameter i, in the order given: [local rows, ...]. The tensors stay the same for good; a
@@ -43,8 +43,8 @@ class Ema {
   int64_t bytes() const;  // held by this rank for the average
 
   // Between swap_in() and swap_out() the model computes with the average. Where the compute dtype is not the
-  // masters', its copies are overwritten and written again from the masters; else weights and average change
-  // places, through a buffer of at most 16 MiB. Afterwards both are bit for bit what they were.
+  // masters', its copies are overwritten and written again from the masters; else weights and average are
+  // exchanged, through a buffer of at most 16 MiB. Afterwards both are bit for bit what they were.
   void swap_in();
   void swap_out();
   bool swapped() const { return swapped_; }
@@ -54,10 +54,10 @@ class Ema {
     at::Tensor average, weight;
     at::Tensor staged;  // pinned copy of `weight` (on_cpu on a GPU)
   };
-  void average_here(const at::Tensor& skip);
-  void average_on_host(const at::Tensor& skip);
-  void join();
-  void exchange();
+  void update_in_place(const at::Tensor& skip);
+  void start_update_on_host(const at::Tensor& skip);
+  void wait_for_worker();
+  void exchange_masters_and_averages();
 
   std::vector<ShardedParameterPtr> parameters_;
   EmaOptions options_;

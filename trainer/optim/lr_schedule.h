@@ -1,4 +1,4 @@
-// The learning-rate curve of v0.2.2: linear warm-up, a stable stretch, decay ("WSD"). Pure.
+// The learning-rate curve of v0.2.2: linear warm-up, a stable stretch, decay ("WSD").
 #pragma once
 
 #include <cstdint>

@@ -1,20 +1,20 @@
 // FP8 linears against torchao's emulation, bit for bit (tests/goldens/float8, made by
 // tests/interop/float8_goldens.py), and libtorch's FP8 product against the emulation.
-#include <ATen/ops/from_blob.h>
-#include <torch/torch.h>
+#include <cmath>
+#include <map>
 
 #include <catch2/catch.hpp>
 #include <nlohmann/json.hpp>
 
-#include <cmath>
-#include <map>
+#include <ATen/ops/from_blob.h>
+#include <torch/torch.h>
 
 #include "base/error.h"
 #include "base/files.h"
 #include "models/float8/choice.h"
 #include "models/float8/gather.h"
+#include "models/float8/linear_matmuls.h"
 #include "models/float8/quantize.h"
-#include "models/float8/strategy.h"
 #include "tests/unit/error_of.h"
 
 using namespace hyperion;
@@ -83,7 +83,7 @@ struct Layer {
     parameter->weight = w.detach().clone().requires_grad_();
   }
   Products run(Recipe recipe, Gemm gemm, const Tensor& x, const Tensor& dy) {
-    const Linear linear(parameter, make_strategy(recipe, gemm, counters));
+    const Linear linear(parameter, std::make_shared<const LinearMatmuls>(recipe, gemm, counters));
     const Tensor leaf = x.detach().clone().requires_grad_();
     const Tensor out = linear.forward(leaf);
     const auto grads = torch::autograd::grad({out}, {leaf, parameter->weight}, {dy});
@@ -226,7 +226,7 @@ TEST_CASE("layers are chosen by name and extents and torchao's rules") {
                                            {"output", 128256, 4096}};
   const auto reasons = [&](const std::vector<std::string>& filter, Recipe recipe) {
     std::vector<std::string> all;
-    for (const Choice& choice : choose(layers, filter, recipe)) all.push_back(choice.why_not);
+    for (const Choice& choice : choose_layers(layers, filter, recipe)) all.push_back(choice.why_not);
     return all;
   };
   const auto plain = reasons({"output", "attention.wk"}, Recipe::kTensorwise);
@@ -243,8 +243,8 @@ TEST_CASE("layers are chosen by name and extents and torchao's rules") {
   CHECK_THAT(rowwise[1], Contains("too small"));
   CHECK_THAT(error_of(ExitCode::kUsage, [&] { reasons({kAutoFilter}, Recipe::kRowwiseWithGwHp); }),
              Contains("rowwise_with_gw_hp"));
-  CHECK(unmatched(layers, {"output", kAutoFilter, "layers.0"}).empty());
-  const auto sentences = unmatched(layers, {"feedforward.w1"});
+  CHECK(unmatched_filters(layers, {"output", kAutoFilter, "layers.0"}).empty());
+  const auto sentences = unmatched_filters(layers, {"feedforward.w1"});
   REQUIRE(sentences.size() == 1);
   CHECK_THAT(sentences[0], Contains("did you mean feed_forward.w1"));
 }

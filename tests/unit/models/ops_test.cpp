@@ -1,13 +1,13 @@
-// Each operation against libtorch's own autograd in fp64, and the recompute tape.
+// Each operation against libtorch's own autograd in fp64, and the selective checkpoint.
 #include "models/ops.h"
-
-#include <torch/torch.h>
 
 #include <catch2/catch.hpp>
 
+#include <torch/torch.h>
+
+#include "models/activation_checkpoint.h"
 #include "models/kernels/attention.h"
 #include "models/linear.h"
-#include "models/recompute.h"
 #include "models/registry.h"
 #include "models/transformer.h"
 
@@ -20,12 +20,10 @@ Tensor leaf(at::IntArrayRef shape) {
   return torch::randn(shape, torch::kDouble).requires_grad_();
 }
 
-// The layer's graph reads its parameter, which therefore stays.
 Tensor apply_linear(const Tensor& x, const Tensor& weight) {
-  static std::vector<ParameterPtr> alive;
-  alive.push_back(make_parameter("w", weight.sizes().vec(), Init::ones()));
-  alive.back()->weight = weight;
-  return Linear(alive.back()).forward(x);
+  const ParameterPtr parameter = make_parameter("w", weight.sizes().vec(), Init::ones());
+  parameter->weight = weight;
+  return Linear(parameter).forward(x);
 }
 
 // Outputs and gradients of `ours` and `reference` agree on the same leaves.
@@ -140,31 +138,50 @@ TEST_CASE("a recomputed block has bitwise the same gradients and keeps four of s
   block.forward(x, context).backward(seed);
   const auto plain = gradients();
 
-  const RecomputeTape::Shapes none;
-  RecomputeTape tape(none);
+  const SelectiveCheckpoint::Shapes none;
+  SelectiveCheckpoint checkpoint(none);
   Tensor first;
   {
     torch::NoGradGuard no_grad;
-    TapeScope scope(&tape);
+    SelectiveCheckpointScope scope(&checkpoint);
     first = block.forward(x, context);
   }
-  tape.start_replay();
+  checkpoint.start_recompute();
   {
-    TapeScope scope(&tape);
+    SelectiveCheckpointScope scope(&checkpoint);
     const Tensor again = block.forward(x, context);
     CHECK(again.equal(first));
     again.backward(seed);
   }
-  const auto replayed = gradients();
-  for (size_t i = 0; i < plain.size(); ++i) CHECK(plain[i].equal(replayed[i]));
-  CHECK_THROWS(tape.pop());  // all that was kept was read: four products and one attention
+  const auto recomputed = gradients();
+  for (size_t i = 0; i < plain.size(); ++i) CHECK(plain[i].equal(recomputed[i]));
+  CHECK_THROWS(checkpoint.take_saved());  // all that was saved was read: four products and one attention
 }
 
-TEST_CASE("products with weights of a chosen shape are never kept and do not count") {
-  const RecomputeTape::Shapes gate = {{4, 8}};
-  RecomputeTape tape(gate);
-  CHECK(tape.keep_next_matmul({8, 8}));
-  CHECK_FALSE(tape.keep_next_matmul({4, 8}));
-  CHECK_FALSE(tape.keep_next_matmul({8, 8}));
-  CHECK(tape.keep_next_matmul({8, 8}));
+TEST_CASE("a linear layer may end before the backward of its output") {
+  std::weak_ptr<Parameter> parameter;
+  const Tensor x = torch::randn({3, 4}, torch::requires_grad()),
+               weight = torch::randn({2, 4}, torch::requires_grad());
+  Tensor out;
+  {
+    const ParameterPtr owned = make_parameter("w.weight", {2, 4}, Init::ones());
+    owned->weight = weight;
+    parameter = owned;
+    out = Linear(owned).forward(x);
+  }
+  CHECK_FALSE(parameter.expired());  // the graph holds it
+  out.sum().backward();
+  CHECK(torch::allclose(x.grad(), torch::ones({3, 2}).mm(weight)));
+  CHECK(torch::allclose(weight.grad(), torch::ones({2, 3}).mm(x)));
+  out.reset();
+  CHECK(parameter.expired());
+}
+
+TEST_CASE("products with weights of a chosen shape are never saved and do not count") {
+  const SelectiveCheckpoint::Shapes gate = {{4, 8}};
+  SelectiveCheckpoint checkpoint(gate);
+  CHECK(checkpoint.saves_next_matmul({8, 8}));
+  CHECK_FALSE(checkpoint.saves_next_matmul({4, 8}));
+  CHECK_FALSE(checkpoint.saves_next_matmul({8, 8}));
+  CHECK(checkpoint.saves_next_matmul({8, 8}));
 }

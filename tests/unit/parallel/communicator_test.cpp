@@ -5,17 +5,16 @@
 #include <ATen/ATen.h>
 
 #include "base/error.h"
+#include "parallel/ledger.h"
 #include "parallel/phase.h"
 
 namespace hyperion {
 namespace {
 
-std::shared_ptr<CommLedger> g_ledger = std::make_shared<CommLedger>();
-
 // A group whose every operation breaks, at once or when waited for.
 class BrokenCommunicator : public Communicator {
  public:
-  explicit BrokenCommunicator(bool late) : Communicator("fsdp/1", 1, {4, 5}, nullptr), late_(late) {}
+  explicit BrokenCommunicator(bool late) : Communicator("fsdp/1", 1, {4, 5}), late_(late) {}
   std::string_view backend() const override { return "broken"; }
   void set_timeout(std::chrono::milliseconds) override {}
 
@@ -27,7 +26,6 @@ class BrokenCommunicator : public Communicator {
   Finish do_all_gather(const at::Tensor&, const at::Tensor&) override { return broken(); }
   Finish do_reduce_scatter_sum(const at::Tensor&, const at::Tensor&) override { return broken(); }
   Finish do_all_reduce(const at::Tensor&, bool) override { return broken(); }
-  Finish do_broadcast(const at::Tensor&, int) override { return broken(); }
   Finish do_barrier() override { return broken(); }
   bool late_;
 };
@@ -35,8 +33,7 @@ class BrokenCommunicator : public Communicator {
 }  // namespace
 
 TEST_CASE("a fake group gathers its input into every slot and leaves reductions as they are") {
-  g_ledger->reset();
-  const auto group = make_fake_communicator("fsdp/0", 2, {0, 1, 2, 3}, g_ledger);
+  const auto group = make_fake_communicator("fsdp/0", 2, {0, 1, 2, 3});
   CHECK(group->size() == 4);
   CHECK(group->backend() == "fake");
   const at::Tensor in = at::arange(5, at::kFloat);
@@ -44,21 +41,39 @@ TEST_CASE("a fake group gathers its input into every slot and leaves reductions 
   group->all_gather_into(out, in);
   for (int r = 0; r < 4; ++r) CHECK(out[r].equal(in));
   at::Tensor chunk = at::zeros({5}), full = at::arange(20, at::kFloat);
-  group->reduce_scatter_sum(chunk, full);
+  group->start_reduce_scatter_sum(chunk, full).wait();
   CHECK(chunk.equal(full.narrow(0, 10, 5)));
   group->all_reduce_sum(full);
   CHECK(full.equal(at::arange(20, at::kFloat)));
-  group->broadcast(full, 3);
   group->barrier();
   CHECK(group->all_gather_text("x") == std::vector<std::string>(4, "x"));
-  CHECK(g_ledger->entry("fsdp/0", "reduce_scatter").bytes == 3 * 5 * 4);
-  CHECK(g_ledger->entry("fsdp/0", "all_reduce").bytes == 2 * 80 * 3 / 4);
-  CHECK(g_ledger->entry("fsdp/0", "broadcast").bytes == 60);
+}
+
+TEST_CASE("an observer is told group and dtype and sent bytes of every collective that moves something") {
+  const auto group = make_fake_communicator("fsdp/0", 2, {0, 1, 2, 3});
+  const at::Tensor chunk = at::zeros({5}), full = at::zeros({20}), small = at::zeros({7}, at::kBFloat16);
+  group->all_reduce_sum(full);  // before anybody observes
+  CommLedger ledger;
+  std::vector<at::ScalarType> dtypes;
+  group->set_observer([&](const CommOperation& operation) {
+    ledger.add(std::string(operation.group), std::string(operation.name), operation.sent_bytes);
+    dtypes.push_back(operation.dtype);
+  });
+  group->start_reduce_scatter_sum(chunk, full).wait();
+  group->all_reduce_sum(full);
+  group->all_gather_into(at::zeros({28}, at::kBFloat16), small);
+  group->barrier();
+  group->all_reduce_max(at::zeros({0}));
+  CHECK(ledger.entry("fsdp/0", "reduce_scatter").bytes == 3 * 5 * 4);
+  CHECK(ledger.entry("fsdp/0", "all_reduce").bytes == 2 * 80 * 3 / 4);
+  CHECK(ledger.entry("fsdp/0", "all_gather").bytes == 3 * 7 * 2);
+  CHECK(dtypes == std::vector<at::ScalarType>{at::kFloat, at::kFloat, at::kBFloat16});
 }
 
 TEST_CASE("a group of one sends nothing and copies nothing in place") {
-  g_ledger->reset();
-  const auto group = make_solo_communicator("fsdp/0", 3, g_ledger);
+  const auto group = make_solo_communicator("fsdp/0", 3);
+  int64_t sent = 0;
+  group->set_observer([&](const CommOperation& operation) { sent += operation.sent_bytes; });
   CHECK(group->size() == 1);
   CHECK(group->rank() == 0);
   CHECK(group->global_ranks() == std::vector<int>{3});
@@ -66,19 +81,18 @@ TEST_CASE("a group of one sends nothing and copies nothing in place") {
   CHECK(group->start_all_gather_into(both, both).done());
   group->all_gather_into(other, both);
   CHECK(other.view({-1}).equal(both));
-  group->reduce_scatter_sum(other, at::ones({6}));
+  group->start_reduce_scatter_sum(other, at::ones({6})).wait();
   CHECK(other.sum().item<float>() == 6);
-  CHECK(g_ledger->total_bytes() == 0);
+  CHECK(sent == 0);
   CHECK(group->all_gather_text("me") == std::vector<std::string>{"me"});
 }
 
 TEST_CASE("tensors that do not fit together are refused before anything is sent") {
-  const auto group = make_fake_communicator("fsdp/0", 0, {0, 1}, nullptr);
+  const auto group = make_fake_communicator("fsdp/0", 0, {0, 1});
   CHECK_THROWS_AS(group->all_gather_into(at::zeros({7}), at::zeros({3})), Error);
   CHECK_THROWS_AS(group->all_gather_into(at::zeros({6}), at::zeros({3}, at::kBFloat16)), Error);
-  CHECK_THROWS_AS(group->reduce_scatter_sum(at::zeros({3}), at::zeros({7})), Error);
+  CHECK_THROWS_AS(group->start_reduce_scatter_sum(at::zeros({3}), at::zeros({7})), Error);
   CHECK_THROWS_AS(group->all_reduce_sum(at::zeros({4, 4}).t().narrow(0, 0, 2)), Error);
-  CHECK_THROWS_AS(group->broadcast(at::zeros({1}), 2), Error);
 }
 
 TEST_CASE("a failure names rank and group and operation and the phase in which it started") {

@@ -102,15 +102,15 @@ TEST_CASE("an HSDP mesh of eight ranks has the expected groups and names") {
   CHECK(mesh.group_name(5, MeshDim::kFsdp) == "fsdp/1");
   CHECK(mesh.group_name(5, MeshDim::kDpReplicate) == "dp_replicate/1");
   CHECK(mesh.group_name(5, MeshDim::kWorld) == "world/0");
-  CHECK(mesh.fsdp_enabled());
-  CHECK(mesh.hsdp_enabled());
+  CHECK(mesh.degree(MeshDim::kFsdp) == 4);
+  CHECK(mesh.degree(MeshDim::kDpReplicate) == 2);
   CHECK(mesh.describe() == "pp 1 x dp_replicate 2 x dp_shard 4 x cp 1 x tp 1 = 8 ranks");
 }
 
 TEST_CASE("context parallel ranks shard parameters too") {
   const Mesh mesh({.dp_shard = 1, .cp = 2, .tp = 2}, 4);
-  CHECK(mesh.fsdp_enabled());
-  CHECK_FALSE(mesh.hsdp_enabled());
+  CHECK(mesh.degree(MeshDim::kFsdp) == 2);
+  CHECK(mesh.degree(MeshDim::kDpReplicate) == 1);
   CHECK(mesh.group(1, MeshDim::kFsdp) == Ranks{1, 3});
   CHECK(mesh.degree(MeshDim::kBatch) == 1);
   CHECK(mesh.degree(MeshDim::kLoss) == 2);
@@ -118,8 +118,7 @@ TEST_CASE("context parallel ranks shard parameters too") {
 
 TEST_CASE("replicas alone are no FSDP") {
   const Mesh mesh({.dp_replicate = 4, .dp_shard = 1}, 4);
-  CHECK_FALSE(mesh.fsdp_enabled());
-  CHECK_FALSE(mesh.hsdp_enabled());
+  CHECK(mesh.degree(MeshDim::kFsdp) == 1);
   CHECK(mesh.degree(MeshDim::kBatch) == 4);
 }
 

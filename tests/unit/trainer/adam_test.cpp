@@ -62,6 +62,20 @@ TEST_CASE("AdamW and Adam equal torch in every implementation") {
   CHECK(ours.step_count().item<float>() == 5);
 }
 
+TEST_CASE("foreach and for-loop update to the same bits") {
+  const bool decoupled = GENERATE(true, false);
+  const auto weights_after = [&](Implementation implementation) {
+    Shards shards(at::kFloat);
+    Adam adam(shards.all, {.decoupled_decay = decoupled, .implementation = implementation});
+    for (int step = 0; step < 5; ++step) {
+      shards.set_grads(step);
+      adam.step(1e-2, step == 2 ? kSkip : kGo);
+    }
+    return torch::cat({shards.all[0]->master().flatten(), shards.all[1]->master().flatten()});
+  };
+  CHECK(weights_after(Implementation::kForeach).equal(weights_after(Implementation::kForLoop)));
+}
+
 TEST_CASE("a skipped update changes no weight and no state even with non-finite gradients") {
   const bool decoupled = GENERATE(true, false);
   const Implementation implementation =

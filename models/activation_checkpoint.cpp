@@ -1,0 +1,35 @@
+#include "models/activation_checkpoint.h"
+
+#include "base/error.h"
+
+namespace hyperion {
+namespace {
+thread_local SelectiveCheckpoint* active_checkpoint = nullptr;
+}
+
+bool SelectiveCheckpoint::saves_next_matmul(at::IntArrayRef weight_shape) {
+  for (const auto& shape : always_recompute_)
+    if (weight_shape == at::IntArrayRef(shape)) return false;
+  return ++matmuls_ % 2 == 1;
+}
+
+SelectiveCheckpoint::Results SelectiveCheckpoint::take_saved() {
+  if (saved_.empty())
+    throw_bug("activation checkpointing: the recomputed unit asked for a result that was not kept");
+  Results results = std::move(saved_.front());
+  saved_.pop_front();
+  return results;
+}
+
+SelectiveCheckpointScope::SelectiveCheckpointScope(SelectiveCheckpoint* checkpoint)
+    : previous_(active_checkpoint) {
+  active_checkpoint = checkpoint;
+}
+SelectiveCheckpointScope::~SelectiveCheckpointScope() {
+  active_checkpoint = previous_;
+}
+SelectiveCheckpoint* SelectiveCheckpointScope::active() {
+  return active_checkpoint;
+}
+
+}  // namespace hyperion

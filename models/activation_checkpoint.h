@@ -1,0 +1,78 @@
+// Activation checkpointing of a block, and its selective form by operation: the results of chosen operations
+// of one forward are saved, so that running the block again in backward reads them instead of computing them.
+// Linear layers and attention consult the SelectiveCheckpoint that is active on their thread.
+//
+// The rule is v0.2.2's: attention is saved, and every second matrix product, starting with the first (in a
+// Llama block: wq, wv, w1 and w2 are saved; wk, wo and w3 are recomputed). Products with weights of chosen
+// shapes are always recomputed and do not count.
+#pragma once
+
+#include <deque>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace hyperion {
+
+enum class ActivationCheckpoint {
+  kNone,         // autograd keeps what the block's operations saved
+  kFull,         // only the block's input is kept; the block is run again in backward
+  kSelectiveOp,  // as kFull, with a SelectiveCheckpoint
+};
+
+class SelectiveCheckpoint {
+ public:
+  using Results = std::vector<at::Tensor>;
+  using Shapes = std::vector<std::vector<int64_t>>;
+
+  // `always_recompute`: shapes [out, in] of weights; it must outlive the checkpoint.
+  explicit SelectiveCheckpoint(const Shapes& always_recompute) : always_recompute_(always_recompute) {}
+
+  // Whether the next matrix product, with a weight of this shape, is one of the saved ones. Call once for
+  // each, in order.
+  bool saves_next_matmul(at::IntArrayRef weight_shape);
+
+  void save(Results results) { saved_.push_back(std::move(results)); }
+
+  // From now on the block runs again: saved results are taken in the order in which they were saved.
+  void start_recompute() {
+    recomputing_ = true;
+    matmuls_ = 0;
+  }
+  bool recomputing() const { return recomputing_; }
+  Results take_saved();  // Error(kBug) when the second run asks for more than the first one saved
+
+ private:
+  const Shapes& always_recompute_;
+  std::deque<Results> saved_;
+  int64_t matmuls_ = 0;
+  bool recomputing_ = false;
+};
+
+// Makes `checkpoint` the active one of this thread while in scope (nullptr: none).
+class SelectiveCheckpointScope {
+ public:
+  explicit SelectiveCheckpointScope(SelectiveCheckpoint* checkpoint);
+  ~SelectiveCheckpointScope();
+  SelectiveCheckpointScope(const SelectiveCheckpointScope&) = delete;
+  SelectiveCheckpointScope& operator=(const SelectiveCheckpointScope&) = delete;
+
+  static SelectiveCheckpoint* active();
+
+ private:
+  SelectiveCheckpoint* previous_;
+};
+
+// compute(), or what the active checkpoint saved of it when the block is being run again. save: whether this
+// result is one of those that are saved.
+template <typename Compute>
+SelectiveCheckpoint::Results saved_or_computed(bool save, Compute compute) {
+  SelectiveCheckpoint* checkpoint = SelectiveCheckpointScope::active();
+  if (checkpoint == nullptr || !save) return compute();
+  if (checkpoint->recomputing()) return checkpoint->take_saved();
+  SelectiveCheckpoint::Results results = compute();
+  checkpoint->save(results);
+  return results;
+}
+
+}  // namespace hyperion

@@ -1,0 +1,58 @@
+// The three matrix products of a linear layer in FP8: which operand is cast how, for each recipe.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "models/float8/cast.h"
+#include "models/float8/recipe.h"
+#include "models/float8/scaled_matmul.h"
+#include "models/linear.h"
+
+namespace hyperion::float8 {
+
+// What has been done, on the training thread.
+struct Counters {
+  int64_t products = 0;      // FP8 matrix products
+  int64_t weight_casts = 0;  // copies of weights made from bf16; gathered ones are not counted
+};
+
+// How the operands of the three products are scaled: out = x w^T, grad_x = g w, grad_w = g^T x.
+struct Scalings {
+  Scaling x_out{}, w_out{};
+  Scaling g_x{}, w_x{};
+  std::optional<Scaling> g_w, x_w;  // none: grad_w is in high precision
+};
+
+// Activations and gradients are cast for each product; torchao's order of rounding throughout. A weight is
+// cast once as long as its contents stay, and not at all when it was gathered in FP8 (Parameter::encoded,
+// tensor-wise in e4m3: the tensorwise recipe only). One object serves all layers: what is cast of a weight
+// hangs on its Parameter.
+class LinearMatmuls {
+ public:
+  LinearMatmuls(Recipe recipe, Gemm gemm, std::shared_ptr<Counters> counters);
+
+  // On rows, as Linear's: x [m, in], grad [m, out], weight [out, in].
+  at::Tensor output(const at::Tensor& x, const Parameter& weight) const;
+  LinearGradients gradients(const at::Tensor& grad, const at::Tensor& x, const Parameter& weight) const;
+
+ private:
+  struct WeightCopies;
+  at::Tensor multiply(const Quantized& a, const Quantized& b, at::ScalarType out, bool fast_accumulate) const;
+  Operands cast_operands(const at::Tensor& x, const std::optional<Scaling>& rows,
+                         const std::optional<Scaling>& columns) const;
+  WeightCopies& weight_copies(const Parameter& weight) const;
+  const Quantized& weight_for_grad_x(const Parameter& weight) const;
+
+  Scalings scalings_;
+  Gemm gemm_;
+  std::shared_ptr<Counters> counters_;
+};
+
+// FP8 products in one backward of one layer.
+constexpr int backward_products(Recipe recipe) {
+  return recipe == Recipe::kRowwiseWithGwHp ? 1 : 2;
+}
+
+}  // namespace hyperion::float8
