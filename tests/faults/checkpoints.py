@@ -34,8 +34,9 @@ class CheckpointTest(JobTest):
                 for line in self.metrics(folder) if "grad_norm" in line}
 
     def saved(self):
-        """Steps with a folder, and everything else in there that is not the lock."""
-        names = sorted(path.name for path in self.steps_folder.iterdir() if path.name != ".lock")
+        """Steps with a folder, and everything else in there that is not the lock; nothing where there is no folder, which
+        a run that saved nothing takes away again."""
+        names = sorted(path.name for path in self.steps_folder.glob("*") if path.name != ".lock")
         steps = sorted(int(name[5:]) for name in names if name.startswith("step-"))
         return steps, [name for name in names if not name.startswith("step-")]
 
