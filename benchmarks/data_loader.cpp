@@ -14,7 +14,7 @@
 #include "trainer/data/json_lines.h"
 #include "trainer/data/loader.h"
 #include "trainer/data/token_shards.h"
-#include "trainer/data/tokenizer.h"
+#include "trainer/data/tokenizer/tokenizer.h"
 
 using namespace hyperion;
 namespace fs = std::filesystem;

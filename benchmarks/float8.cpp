@@ -17,9 +17,9 @@
 #include "base/error.h"
 #include "models/float8/cast.h"
 #include "models/float8/linear_matmuls.h"
-#include "parallel/device.h"
-#include "parallel/device_library.h"
-#include "parallel/streams.h"
+#include "base/device/device.h"
+#include "base/device/device_library.h"
+#include "base/device/streams.h"
 
 using namespace hyperion;
 using at::Tensor;

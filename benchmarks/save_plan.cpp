@@ -10,7 +10,7 @@
 #include <fmt/format.h>
 #include <sys/resource.h>
 
-#include "checkpoint/format/metadata.h"
+#include "checkpoint/format/dcp/metadata.h"
 
 using namespace hyperion;
 

@@ -1,6 +1,6 @@
 // Megabytes a second of one thread of the tokenizer: benchmark_tokenizer TOKENIZER FILE... prints a JSON line
 // a file. benchmarks/tokenizer.py runs it beside Hugging Face `tokenizers`.
-#include "trainer/data/tokenizer.h"
+#include "trainer/data/tokenizer/tokenizer.h"
 
 #include <algorithm>
 #include <cstdio>

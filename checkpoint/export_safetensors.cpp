@@ -13,8 +13,8 @@
 #include "base/resources.h"
 #include "checkpoint/cast.h"
 #include "checkpoint/finite.h"
-#include "checkpoint/format/safetensors.h"
-#include "checkpoint/format/safetensors_writer.h"
+#include "checkpoint/format/safetensors/safetensors.h"
+#include "checkpoint/format/safetensors/safetensors_writer.h"
 #include "checkpoint/save_job.h"
 
 namespace hyperion {

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/dtype.h"
+#include "checkpoint/types/dtype.h"
 
 namespace hyperion {
 

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/index.h"
-#include "checkpoint/object.h"
+#include "checkpoint/types/index.h"
+#include "checkpoint/types/object.h"
 #include "checkpoint/state.h"
 #include "checkpoint/storage/manifest.h"
 

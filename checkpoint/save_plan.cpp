@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 #include "base/hash.h"
-#include "checkpoint/format/archive.h"
+#include "checkpoint/format/dcp/archive.h"
 
 namespace hyperion {
 namespace {

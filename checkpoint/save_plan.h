@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/index.h"
+#include "checkpoint/types/index.h"
 #include "checkpoint/state.h"
 
 namespace hyperion {

@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/dtype.h"
-#include "checkpoint/index.h"
-#include "checkpoint/object.h"
+#include "checkpoint/types/dtype.h"
+#include "checkpoint/types/index.h"
+#include "checkpoint/types/object.h"
 
 namespace hyperion {
 

@@ -11,7 +11,7 @@
 
 #include "base/parameter.h"
 #include "models/linear.h"
-#include "models/model_args.h"
+#include "models/flavors/model_args.h"
 
 namespace hyperion {
 

@@ -3,7 +3,7 @@
 // Every rank of the group must issue the same operations in the same order. `start_x(...)` returns a Pending
 // to wait for; `x(...)`, where it exists, starts and waits. On CPU (Gloo, shared memory) waiting blocks the
 // host. On CUDA (NCCL) both forms enqueue on the current stream and wait() does nothing more: order other
-// streams by events (parallel/streams.h). One thread at a time may use a communicator. Tensors must be
+// streams by events (base/device/streams.h). One thread at a time may use a communicator. Tensors must be
 // contiguous, on the group's device (all-reduces over NCCL take host tensors as well), and must not be
 // touched between start and wait.
 #pragma once

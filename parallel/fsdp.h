@@ -16,7 +16,7 @@
 
 #include "parallel/communicator.h"
 #include "parallel/sharded_parameter.h"
-#include "parallel/streams.h"
+#include "base/device/streams.h"
 
 namespace hyperion {
 

@@ -15,7 +15,7 @@
 #include "base/log.h"
 #include "base/resources.h"
 #include "parallel/backend_communicator.h"
-#include "parallel/device_library.h"
+#include "base/device/device_library.h"
 #include "parallel/failure_record.h"
 #include "parallel/network.h"
 #include "parallel/phase.h"

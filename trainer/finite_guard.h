@@ -10,7 +10,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "parallel/communicator.h"
-#include "parallel/streams.h"
+#include "base/device/streams.h"
 
 namespace hyperion {
 

@@ -4,9 +4,9 @@
 
 #include <memory>
 
-#include "trainer/data_setup.h"
+#include "trainer/setup/data_setup.h"
 #include "trainer/fsdp_model.h"
-#include "trainer/runtime.h"
+#include "trainer/runtime/runtime.h"
 
 namespace hyperion {
 

@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-#include "checkpoint/index.h"
+#include "checkpoint/types/index.h"
 
 namespace hyperion {
 

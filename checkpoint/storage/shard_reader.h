@@ -11,7 +11,7 @@
 
 #include "base/durable.h"
 #include "base/files.h"
-#include "checkpoint/byte_source.h"
+#include "checkpoint/types/byte_source.h"
 #include "checkpoint/storage/block_stream.h"
 
 namespace hyperion {

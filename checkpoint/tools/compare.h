@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "checkpoint/dtype.h"
+#include "checkpoint/types/dtype.h"
 
 namespace hyperion {
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/format/archive.h"
+#include "checkpoint/format/dcp/archive.h"
 #include "checkpoint/loader.h"
 #include "checkpoint/storage/shard_reader.h"
 

@@ -15,7 +15,7 @@
 #include "base/progress.h"
 #include "checkpoint/cast.h"
 #include "checkpoint/finite.h"
-#include "checkpoint/format/safetensors_writer.h"
+#include "checkpoint/format/safetensors/safetensors_writer.h"
 #include "checkpoint/save_job.h"
 #include "checkpoint/storage/checkpoint_folder.h"
 #include "checkpoint/tools/content.h"

@@ -13,7 +13,7 @@
 #include "base/progress.h"
 #include "checkpoint/cast.h"
 #include "checkpoint/names.h"
-#include "checkpoint/object.h"
+#include "checkpoint/types/object.h"
 #include "checkpoint/tools/compare.h"
 #include "checkpoint/tools/content.h"
 #include "checkpoint/tools/digest.h"

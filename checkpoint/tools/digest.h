@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "checkpoint/loader.h"
-#include "checkpoint/object.h"
+#include "checkpoint/types/object.h"
 
 namespace hyperion {
 

@@ -8,7 +8,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include "checkpoint/object.h"
+#include "checkpoint/types/object.h"
 
 namespace hyperion {
 namespace {

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "checkpoint/index.h"
+#include "checkpoint/types/index.h"
 #include "checkpoint/tools/digest.h"
 
 namespace hyperion {

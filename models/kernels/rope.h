@@ -3,7 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "models/model_args.h"
+#include "models/flavors/model_args.h"
 
 namespace hyperion::kernels {
 

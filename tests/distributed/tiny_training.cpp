@@ -6,7 +6,7 @@
 
 #include "base/philox.h"
 #include "models/init.h"
-#include "parallel/device_library.h"
+#include "base/device/device_library.h"
 #include "trainer/optim/grad_clip.h"
 
 namespace hyperion {

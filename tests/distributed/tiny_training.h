@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "models/registry.h"
+#include "models/flavors/registry.h"
 #include "parallel/ledger.h"
 #include "parallel/process_group.h"
-#include "trainer/float8_setup.h"
+#include "trainer/setup/float8_setup.h"
 #include "trainer/fsdp_model.h"
 #include "trainer/optim/adam.h"
 

@@ -1,5 +1,5 @@
 // Any bytes as a .metadata file; an index that is accepted must survive a round trip.
-#include "checkpoint/format/metadata.h"
+#include "checkpoint/format/dcp/metadata.h"
 #include "tests/fuzz/fuzz.h"
 
 using namespace hyperion;

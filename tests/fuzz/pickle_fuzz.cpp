@@ -1,6 +1,6 @@
 // Any bytes as a pickle, and its value as a plain value; what can be read must survive a round trip.
-#include "checkpoint/format/pickle_object.h"
-#include "checkpoint/format/pickle_reader.h"
+#include "checkpoint/format/pickle/pickle_object.h"
+#include "checkpoint/format/pickle/pickle_reader.h"
 #include "tests/fuzz/fuzz.h"
 
 using namespace hyperion;

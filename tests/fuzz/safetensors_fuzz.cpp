@@ -1,5 +1,5 @@
 // Any bytes as a safetensors file; and as the header of one whose length is right.
-#include "checkpoint/format/safetensors.h"
+#include "checkpoint/format/safetensors/safetensors.h"
 #include "tests/fuzz/fuzz.h"
 
 using namespace hyperion;

@@ -1,8 +1,8 @@
 // Any bytes as the entry of a .distcp file; and as the data.pkl of an otherwise sound one, whose checksums no
 // mutation would get right.
-#include "checkpoint/format/archive.h"
-#include "checkpoint/format/zip_slice.h"
-#include "checkpoint/format/zip_writer.h"
+#include "checkpoint/format/dcp/archive.h"
+#include "checkpoint/format/zip/zip_slice.h"
+#include "checkpoint/format/zip/zip_writer.h"
 #include "tests/fuzz/fuzz.h"
 
 using namespace hyperion;

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "parallel/device.h"
-#include "parallel/device_library.h"
+#include "base/device/device.h"
+#include "base/device/device_library.h"
 #include "tests/distributed/ranks.h"
 
 namespace hyperion {

@@ -7,7 +7,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "parallel/backend_communicator.h"
-#include "parallel/device_library.h"
+#include "base/device/device_library.h"
 #include "tests/gpu/gpu.h"
 
 namespace hyperion {

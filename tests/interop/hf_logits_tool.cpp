@@ -20,10 +20,10 @@
 
 #include "base/error.h"
 #include "base/files.h"
-#include "checkpoint/format/safetensors.h"
-#include "checkpoint/format/safetensors_writer.h"
-#include "models/hugging_face.h"
-#include "models/hugging_face_config.h"
+#include "checkpoint/format/safetensors/safetensors.h"
+#include "checkpoint/format/safetensors/safetensors_writer.h"
+#include "trainer/hugging_face/names.h"
+#include "trainer/hugging_face/config.h"
 #include "models/init.h"
 #include "models/transformer.h"
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "trainer/data/tokenizer.h"
+#include "trainer/data/tokenizer/tokenizer.h"
 
 namespace {
 

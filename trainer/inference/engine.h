@@ -10,7 +10,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "models/transformer.h"
-#include "trainer/data_setup.h"
+#include "trainer/setup/data_setup.h"
 
 namespace hyperion {
 

@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 #include "base/progress.h"
-#include "trainer/data_setup.h"
+#include "trainer/setup/data_setup.h"
 
 namespace hyperion {
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "trainer/data/tokenizer.h"
+#include "trainer/data/tokenizer/tokenizer.h"
 #include "trainer/inference/engine.h"
 
 namespace hyperion {

@@ -5,7 +5,7 @@
 
 #include <catch2/catch.hpp>
 
-#include "checkpoint/format/archive.h"
+#include "checkpoint/format/dcp/archive.h"
 
 namespace hyperion {
 namespace {

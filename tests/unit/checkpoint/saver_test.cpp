@@ -11,8 +11,8 @@
 
 #include "base/failpoint.h"
 #include "checkpoint/export_safetensors.h"
-#include "checkpoint/format/archive.h"
-#include "checkpoint/format/crc32.h"
+#include "checkpoint/format/dcp/archive.h"
+#include "checkpoint/format/zip/crc32.h"
 #include "checkpoint/loader.h"
 #include "checkpoint/misfit.h"
 #include "tests/unit/error_of.h"

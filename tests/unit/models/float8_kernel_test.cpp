@@ -7,7 +7,7 @@
 
 #include "models/float8/cast.h"
 #include "models/float8/scaled_matmul.h"
-#include "parallel/device_library.h"
+#include "base/device/device_library.h"
 #include "tests/unit/models/float8_bits.h"
 
 // The kernel comes after what stands in for CUDA.

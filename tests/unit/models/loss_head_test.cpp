@@ -2,7 +2,7 @@
 
 #include <catch2/catch.hpp>
 
-#include "models/registry.h"
+#include "models/flavors/registry.h"
 #include "models/transformer.h"
 
 using namespace hyperion;

@@ -8,7 +8,7 @@
 #include "models/activation_checkpoint.h"
 #include "models/kernels/attention.h"
 #include "models/linear.h"
-#include "models/registry.h"
+#include "models/flavors/registry.h"
 #include "models/transformer.h"
 
 using namespace hyperion;

@@ -7,7 +7,7 @@
 #include <cmath>
 
 #include "models/init.h"
-#include "models/registry.h"
+#include "models/flavors/registry.h"
 #include "models/rope.h"
 
 using namespace hyperion;

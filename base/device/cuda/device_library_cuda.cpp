@@ -1,0 +1,104 @@
+// The functions of DeviceLibrary over libtorch's CUDA allocator, the CUDA runtime and ProcessGroupNCCL.
+#include <cuda_runtime_api.h>
+#include <fmt/format.h>
+#include <nccl.h>
+
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <torch/csrc/cuda/memory_snapshot.h>
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+
+#include "base/device/device_library.h"
+
+namespace hyperion {
+namespace {
+
+cudaDeviceProp properties(int index) {
+  cudaDeviceProp result;
+  C10_CUDA_CHECK(cudaGetDeviceProperties(&result, index));
+  return result;
+}
+
+int device_count() {
+  return c10::cuda::device_count();
+}
+
+void set_device(int index) {
+  c10::cuda::set_device(static_cast<c10::DeviceIndex>(index));
+}
+
+std::string device_name(int index) {
+  return properties(index).name;
+}
+
+int compute_capability(int index) {
+  const cudaDeviceProp device = properties(index);
+  return 10 * device.major + device.minor;
+}
+
+int64_t total_memory(int index) {
+  return static_cast<int64_t>(properties(index).totalGlobalMem);
+}
+
+void* allocate_pinned(uint64_t bytes) {
+  void* memory = nullptr;
+  if (cudaHostAlloc(&memory, bytes, cudaHostAllocPortable) == cudaSuccess) return memory;
+  cudaGetLastError();  // else the next launch would report it
+  return nullptr;
+}
+
+void free_pinned(void* memory) {
+  C10_CUDA_CHECK_WARN(cudaFreeHost(memory));
+}
+
+std::string versions() {
+  int cuda = 0, nccl = 0;
+  C10_CUDA_CHECK(cudaRuntimeGetVersion(&cuda));
+  TORCH_CHECK(ncclGetVersion(&nccl) == ncclSuccess, "NCCL does not tell its version");
+  return fmt::format("CUDA {}.{}, NCCL {}.{}.{}", cuda / 1000, cuda % 1000 / 10, nccl / 10000,
+                     nccl % 10000 / 100, nccl % 100);
+}
+
+void record_memory_history(int max_entries) {
+  const std::optional<std::string> enabled =
+      max_entries > 0 ? std::optional<std::string>("all") : std::nullopt;
+  torch::cuda::_record_memory_history(enabled, "all", "all", static_cast<size_t>(max_entries));
+}
+
+std::string memory_snapshot() {
+  return torch::cuda::_memory_snapshot_pickled();
+}
+
+c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                                                    int size, const NcclOptions& options) {
+  const auto nccl = c10d::ProcessGroupNCCL::Options::create(options.high_priority);
+  nccl->timeout = options.timeout;
+  nccl->group_name = options.name;
+  auto group = c10::make_intrusive<c10d::ProcessGroupNCCL>(store, rank, size, nccl);
+  group->setGroupUid(options.name);
+  group->setBoundDeviceId(c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(options.device_index)));
+  return group;
+}
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) const DeviceLibrary* hyperion_device_library() {
+  static const DeviceLibrary library = {
+      .version = DeviceLibrary::kVersion,
+      .struct_size = sizeof(DeviceLibrary),
+      .device_count = device_count,
+      .set_device = set_device,
+      .device_name = device_name,
+      .compute_capability = compute_capability,
+      .total_memory = total_memory,
+      .allocate_pinned = allocate_pinned,
+      .free_pinned = free_pinned,
+      .versions = versions,
+      .record_memory_history = record_memory_history,
+      .memory_snapshot = memory_snapshot,
+      .make_nccl_backend = make_nccl_backend,
+  };
+  return &library;
+}
+
+}  // namespace hyperion

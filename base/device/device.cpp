@@ -1,0 +1,49 @@
+#include "base/device/device.h"
+
+#include <memory>
+
+#include <dlfcn.h>
+
+#include "base/error.h"
+
+namespace hyperion {
+
+DriverProbe probe_driver() {
+  // The driver stays loaded: CUDA libraries loaded later use it, and unloading it is not safe.
+  void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) return {0, "the NVIDIA driver's libcuda.so.1 was not found"};
+  const auto initialise = reinterpret_cast<int (*)(unsigned)>(dlsym(library, "cuInit"));
+  const auto count = reinterpret_cast<int (*)(int*)>(dlsym(library, "cuDeviceGetCount"));
+  if (initialise == nullptr || count == nullptr) return {0, "libcuda.so.1 lacks cuInit or cuDeviceGetCount"};
+  constexpr int kNoDevice = 100;  // CUDA_ERROR_NO_DEVICE
+  int result = initialise(0);
+  int devices = 0;
+  if (result == 0) result = count(&devices);
+  if (result == kNoDevice) return {0, "the NVIDIA driver sees no device"};
+  if (result != 0) return {0, fmt::format("the NVIDIA driver did not initialise (CUresult {})", result)};
+  return {devices, devices > 0 ? "" : "the NVIDIA driver sees no device"};
+}
+
+DeviceKind choose_device(const std::optional<std::string>& wanted, const DriverProbe& driver,
+                         const std::function<std::string()>& library_problem) {
+  const std::string choice = wanted && !wanted->empty() ? *wanted : "auto";
+  if (choice != "auto" && choice != "cpu" && choice != "cuda") {
+    throw_config("HYPERION_DEVICE is '{}', expected auto, cpu or cuda", choice);
+  }
+  if (choice == "cpu" || (choice == "auto" && driver.devices == 0)) return DeviceKind::kCpu;
+  if (driver.devices == 0) {
+    throw_config(
+        "HYPERION_DEVICE is cuda, but there is no GPU: {}; use HYPERION_DEVICE=cpu to train on the CPU",
+        driver.reason);
+  }
+  if (const std::string problem = library_problem(); !problem.empty()) {
+    throw_config(
+        "this machine has {} GPU{}, but Hyperion's CUDA library cannot be used: {}; build with a CUDA "
+        "toolkit "
+        "(HYPERION_CUDA=ON), or set HYPERION_DEVICE=cpu to train on the CPU",
+        driver.devices, driver.devices == 1 ? "" : "s", problem);
+  }
+  return DeviceKind::kCuda;
+}
+
+}  // namespace hyperion

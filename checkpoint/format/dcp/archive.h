@@ -1,0 +1,59 @@
+// The entries of .distcp files: each one complete torch.save archive (a zip file) of one tensor or one plain
+// value, readable by torch.load when it is cut out.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "checkpoint/types/byte_source.h"
+#include "checkpoint/types/dtype.h"
+#include "checkpoint/format/zip/zip_slice.h"
+#include "checkpoint/types/index.h"
+#include "checkpoint/types/object.h"
+
+namespace hyperion {
+
+// --- writing ---
+
+// An archive of a contiguous row-major tensor is head + its elements' bytes + tail; the elements begin at a
+// multiple of 64 from the archive's begin. Arithmetic only: the total length, and where the elements begin.
+uint64_t tensor_archive_bytes(Dtype dtype, const Dims& shape);
+uint64_t tensor_archive_data_offset(Dtype dtype, const Dims& shape);
+std::string tensor_archive_head(Dtype dtype, const Dims& shape);
+std::string tensor_archive_tail(Dtype dtype, const Dims& shape, uint32_t crc);  // crc32() of the elements
+
+std::string object_archive(const Object& object);
+
+// --- reading ---
+
+struct TensorArchive {
+  Dtype dtype = Dtype::kFloat32;
+  Dims shape, strides;       // strides in elements, none negative
+  int64_t first = 0;         // element of the record where the tensor begins
+  uint64_t data_offset = 0;  // of the record in the archive
+  uint64_t data_bytes = 0;
+  std::optional<uint32_t> crc;  // of the record; none when it was written with checksums off
+};
+
+// Reads and checks everything but the elements: the tensor lies inside its record. Throws Error(kBadData)
+// naming the file for what is not an archive of one plain tensor.
+TensorArchive open_tensor_archive(ByteSource& entry);
+
+// Compares the elements with their checksum, if there is one. Throws Error(kBadData). `look`: see
+// zip_slice.h.
+void check_crc(ByteSource& entry, const TensorArchive& archive, const LookAtBytes& look = {});
+
+// The value in an archive of a plain value; checksums verified. Pickles that lie in its bytes are left alone.
+// Throws Error(kBadData).
+Object read_object_archive(ByteSource& entry);
+
+// Copies the box of `shape` at `offset` to `out`, contiguous and row-major. The box must be inside the tensor
+// (else Error(kBug)). One read when the box is contiguous in the file, few for other layouts.
+void read_box(ByteSource& entry, const TensorArchive& archive, const Dims& offset, const Dims& shape,
+              void* out);
+
+// The same for rows [first_row, first_row + rows) of a tensor of at least one dimension.
+void read_rows(ByteSource& entry, const TensorArchive& archive, int64_t first_row, int64_t rows, void* out);
+
+}  // namespace hyperion

@@ -1,0 +1,26 @@
+// The .metadata file of PyTorch's Distributed Checkpoint: the index of a checkpoint folder as one pickle.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "checkpoint/types/index.h"
+
+namespace hyperion {
+
+// The file's content. Every chunk and object must have its place set. Throws Error(kBug) for an index of bare
+// bytes.
+std::string encode_metadata(const CheckpointIndex& index);
+
+// The index that `bytes`, the content of the file `path`, describe. Checked: every tensor is filled by its
+// chunks without gap or overlap, everything has its place, and places are names of files in the folder itself
+// (whether the files are long enough is for whoever opens them). Throws Error(kBadData) naming path and key.
+CheckpointIndex decode_metadata(std::span<const std::byte> bytes, const std::string& path);
+
+// Throws Error(kBadData), beginning with `who`, unless `file` can only be a file of the folder itself: one
+// path component of at most 255 bytes, neither "." nor "..".
+void check_file_name(const std::string& who, std::string_view file);
+
+}  // namespace hyperion

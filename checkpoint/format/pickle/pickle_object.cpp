@@ -1,0 +1,178 @@
+#include "checkpoint/format/pickle/pickle_object.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace hyperion {
+namespace {
+
+constexpr size_t kMostText = size_t{1} << 16;
+constexpr int kMostDepth = 64;
+
+class Unfolder {
+ public:
+  using Kind = PickleValue::Kind;
+
+  Unfolder(const std::string& what, size_t input_bytes)
+      : what_(what),
+        // A value takes a byte of pickle or more; shared ones count each time they are met.
+        budget_(std::min(64 * input_bytes + (size_t{1} << 20), 8 * input_bytes + (size_t{64} << 20))) {}
+
+  Object unfold(PickleValue value, int depth) {
+    if (depth > kMostDepth) throw_data("{}: its values are nested deeper than {}", what_, kMostDepth);
+    spend(sizeof(Object));
+    switch (value.kind()) {
+      case Kind::kNone:
+        return {};
+      case Kind::kBool:
+        return *value.boolean();
+      case Kind::kInt:
+        return *value.integer();
+      case Kind::kDouble:
+        return *value.number();
+      case Kind::kText:
+        return text(*value.text());
+      case Kind::kBytes:
+        return bytes(*value.bytes());
+      case Kind::kList:
+        return sequence(value, Sequence::Kind::kList, depth);
+      case Kind::kTuple:
+        return sequence(value, Sequence::Kind::kTuple, depth);
+      case Kind::kSet:
+        return sequence(value, Sequence::Kind::kSet, depth);
+      case Kind::kDict: {
+        Dict dict;
+        value.for_each_item([&](PickleValue key, PickleValue item) {
+          Object unfolded_key = unfold(key, depth + 1);
+          dict.items.emplace_back(std::move(unfolded_key), unfold(item, depth + 1));
+        });
+        return dict;
+      }
+      case Kind::kInstance:
+        return call(value, depth);
+      default:
+        throw_data("{}: it names a class where a plain value is expected", what_);
+    }
+  }
+
+ private:
+  void spend(size_t bytes) {
+    if (bytes > budget_) throw_data("{}: it unfolds to far more than its own size", what_);
+    budget_ -= bytes;
+  }
+  Object text(std::string_view value) {
+    if (value.size() > kMostText)
+      throw_data("{}: a text of {} bytes; at most {} are read", what_, value.size(), kMostText);
+    spend(value.size());
+    return std::string(value);
+  }
+  Object bytes(std::string_view value) {
+    spend(value.size());
+    return Bytes{std::string(value)};
+  }
+  Object sequence(PickleValue value, Sequence::Kind kind, int depth) {
+    Sequence sequence{.kind = kind, .items = {}};
+    value.for_each([&](PickleValue item) { sequence.items.push_back(unfold(item, depth + 1)); });
+    return sequence;
+  }
+
+  // The three calls by which protocol 2 writes bytes and sets.
+  Object call(PickleValue value, int depth) {
+    const PickleClass which = value.instance()->which;
+    const std::vector<PickleValue> args = *value.instance_args()->tuple();
+    if (which == PickleClass::kBytes && args.empty()) return Bytes{};
+    if (which == PickleClass::kEncode && args.size() == 2 && args[0].text() &&
+        (args[1].text() == "latin1" || args[1].text() == "latin-1"))
+      return from_latin1(*args[0].text());
+    if (which == PickleClass::kSet && args.empty())
+      return Sequence{.kind = Sequence::Kind::kSet, .items = {}};
+    if (which == PickleClass::kSet && args.size() == 1) return sequence(args[0], Sequence::Kind::kSet, depth);
+    if (which == PickleClass::kRebuildTensorV2 || which == PickleClass::kRebuildTensorV3)
+      throw_data(
+          "{}: it holds a tensor inside a plain value, which is not read; save it under a key of its own",
+          what_);
+    throw_data("{}: it holds an instance of a class where a plain value is expected", what_);
+  }
+  Object from_latin1(std::string_view text) {
+    spend(text.size());
+    std::string value;
+    value.reserve(text.size());
+    for (size_t i = 0; i < text.size();
+         ++i) {  // valid UTF-8: U+0080 to U+00FF are C2 and C3 with one byte more
+      const auto lead = static_cast<unsigned char>(text[i]);
+      if (lead > 0xC3) throw_data("{}: its bytes are not written as Latin-1 text", what_);
+      value += lead < 0x80 ? text[i] : static_cast<char>((lead & 3) << 6 | (text[++i] & 0x3F));
+    }
+    return Bytes{std::move(value)};
+  }
+
+  const std::string& what_;
+  size_t budget_;
+};
+
+void write_items(PickleWriter& writer, const std::vector<Object>& items) {
+  for (const Object& item : items) write_object(writer, item);
+}
+
+void write_list(PickleWriter& writer, const std::vector<Object>& items) {
+  writer.op(PickleOp::kEmptyList);
+  if (items.empty()) return;
+  writer.op(PickleOp::kMark);
+  write_items(writer, items);
+  writer.op(PickleOp::kAppends);
+}
+
+void write_sequence(PickleWriter& writer, const Sequence& sequence) {
+  switch (sequence.kind) {
+    case Sequence::Kind::kList:
+      write_list(writer, sequence.items);
+      break;
+    case Sequence::Kind::kTuple:
+      if (PickleWriter::tuple_needs_mark(sequence.items.size())) writer.op(PickleOp::kMark);
+      write_items(writer, sequence.items);
+      writer.tuple(sequence.items.size());
+      break;
+    case Sequence::Kind::kSet:
+      writer.global("__builtin__", "set");
+      write_list(writer, sequence.items);
+      writer.tuple(1);
+      writer.op(PickleOp::kReduce);
+      break;
+  }
+}
+
+}  // namespace
+
+Object object_from_pickle(PickleValue value, const std::string& what, size_t input_bytes) {
+  return Unfolder(what, input_bytes).unfold(value, 0);
+}
+
+void write_object(PickleWriter& writer, const Object& object) {
+  if (object.is_none()) {
+    writer.none();
+  } else if (const bool* flag = object.get_if<bool>()) {
+    writer.boolean(*flag);
+  } else if (const int64_t* integer = object.get_if<int64_t>()) {
+    writer.integer(*integer);
+  } else if (const double* number = object.get_if<double>()) {
+    writer.number(*number);
+  } else if (const std::string* text = object.get_if<std::string>()) {
+    writer.text(*text);
+  } else if (const Bytes* bytes = object.get_if<Bytes>()) {
+    writer.bytes(bytes->value);
+  } else if (const Sequence* sequence = object.get_if<Sequence>()) {
+    write_sequence(writer, *sequence);
+  } else if (const Dict* dict = object.get_if<Dict>()) {
+    writer.op(PickleOp::kEmptyDict);
+    if (dict->items.empty()) return;
+    writer.op(PickleOp::kMark);
+    for (const auto& [key, item] : dict->items) {
+      write_object(writer, key);
+      write_object(writer, item);
+    }
+    writer.op(PickleOp::kSetItems);
+  }
+}
+
+}  // namespace hyperion

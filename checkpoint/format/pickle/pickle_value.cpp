@@ -1,0 +1,190 @@
+#include "checkpoint/format/pickle/pickle_value.h"
+
+#include <array>
+
+namespace hyperion {
+namespace {
+
+struct Known {
+  std::string_view module, name;
+  PickleClass which;
+};
+
+constexpr std::string_view kMetadataModule = "torch.distributed.checkpoint.metadata";
+constexpr std::array kKnown = {
+    Known{kMetadataModule, "Metadata", PickleClass::kMetadata},
+    Known{kMetadataModule, "TensorStorageMetadata", PickleClass::kTensorStorageMetadata},
+    Known{kMetadataModule, "TensorProperties", PickleClass::kTensorProperties},
+    Known{kMetadataModule, "ChunkStorageMetadata", PickleClass::kChunkStorageMetadata},
+    Known{kMetadataModule, "BytesStorageMetadata", PickleClass::kBytesStorageMetadata},
+    Known{kMetadataModule, "MetadataIndex", PickleClass::kMetadataIndex},
+    Known{kMetadataModule, "StorageMeta", PickleClass::kStorageMeta},
+    Known{kMetadataModule, "_MEM_FORMAT_ENCODING", PickleClass::kMemoryFormat},
+    Known{"torch.distributed.checkpoint.filesystem", "_StorageInfo", PickleClass::kStorageInfo},
+    Known{"torch", "Size", PickleClass::kSize},
+    Known{"torch.serialization", "_get_layout", PickleClass::kGetLayout},
+    Known{"pathlib", "PosixPath", PickleClass::kPath},
+    Known{"pathlib", "PurePosixPath", PickleClass::kPath},
+    Known{"pathlib", "WindowsPath", PickleClass::kPath},
+    Known{"pathlib", "PureWindowsPath", PickleClass::kPath},
+    Known{"pathlib._local", "PosixPath", PickleClass::kPath},
+    Known{"pathlib._local", "PurePosixPath", PickleClass::kPath},
+    Known{"pathlib._local", "WindowsPath", PickleClass::kPath},
+    Known{"pathlib._local", "PureWindowsPath", PickleClass::kPath},
+    Known{"collections", "OrderedDict", PickleClass::kOrderedDict},
+    Known{"torch._utils", "_rebuild_tensor_v2", PickleClass::kRebuildTensorV2},
+    Known{"torch._utils", "_rebuild_tensor_v3", PickleClass::kRebuildTensorV3},
+    Known{"torch.storage", "UntypedStorage", PickleClass::kUntypedStorage},
+    Known{"_codecs", "encode", PickleClass::kEncode},
+    Known{"__builtin__", "bytes", PickleClass::kBytes},
+    Known{"builtins", "bytes", PickleClass::kBytes},
+    Known{"__builtin__", "set", PickleClass::kSet},
+    Known{"builtins", "set", PickleClass::kSet},
+    Known{"__builtin__", "frozenset", PickleClass::kSet},
+    Known{"builtins", "frozenset", PickleClass::kSet},
+    Known{"__builtin__", "getattr", PickleClass::kGetAttribute},
+    Known{"builtins", "getattr", PickleClass::kGetAttribute},
+};
+
+struct Storage {
+  std::string_view name;
+  Dtype dtype;
+};
+
+constexpr std::array kStorages = {
+    Storage{"FloatStorage", Dtype::kFloat32},
+    Storage{"DoubleStorage", Dtype::kFloat64},
+    Storage{"HalfStorage", Dtype::kFloat16},
+    Storage{"BFloat16Storage", Dtype::kBFloat16},
+    Storage{"LongStorage", Dtype::kInt64},
+    Storage{"IntStorage", Dtype::kInt32},
+    Storage{"ShortStorage", Dtype::kInt16},
+    Storage{"CharStorage", Dtype::kInt8},
+    Storage{"ByteStorage", Dtype::kUInt8},
+    Storage{"BoolStorage", Dtype::kBool},
+    Storage{"ComplexFloatStorage", Dtype::kComplex64},
+    Storage{"ComplexDoubleStorage", Dtype::kComplex128},
+};
+
+}  // namespace
+
+std::optional<PickleGlobal> find_pickle_global(std::string_view module, std::string_view name) {
+  for (const Known& known : kKnown)
+    if (known.name == name && known.module == module) return PickleGlobal{known.which, Dtype::kFloat32};
+  if (module != "torch") return std::nullopt;
+  if (const auto dtype = dtype_from_torch(name)) return PickleGlobal{PickleClass::kDtype, *dtype};
+  for (const Storage& storage : kStorages)
+    if (storage.name == name) return PickleGlobal{PickleClass::kStorage, storage.dtype};
+  return std::nullopt;
+}
+
+std::string_view torch_storage_class(Dtype dtype) {
+  for (const Storage& storage : kStorages)
+    if (storage.dtype == dtype) return storage.name;
+  return {};
+}
+
+bool is_utf8(std::string_view text) {
+  const auto* at = reinterpret_cast<const unsigned char*>(text.data());
+  const auto* const end = at + text.size();
+  while (at < end) {
+    if (*at < 0x80) {
+      ++at;
+      continue;
+    }
+    const int more = *at >= 0xF0 ? 3 : *at >= 0xE0 ? 2 : 1;
+    if (*at < 0xC2 || *at > 0xF4 || end - at <= more) return false;
+    uint32_t code = *at & (0x3F >> more);
+    for (int i = 1; i <= more; ++i) {
+      if ((at[i] & 0xC0) != 0x80) return false;
+      code = code << 6 | (at[i] & 0x3F);
+    }
+    constexpr uint32_t kSmallest[] = {0, 0x80, 0x800, 0x10000};
+    if (code < kSmallest[more] || code > 0x10FFFF || (code >= 0xD800 && code < 0xE000)) return false;
+    at += more + 1;
+  }
+  return true;
+}
+
+const PickleNode* PickleValue::node() const {
+  return (ref_ & PickleTree::kSmallInt) ? nullptr : &tree_->nodes_[ref_];
+}
+
+PickleValue::Kind PickleValue::kind() const {
+  const PickleNode* node = this->node();
+  return node ? node->kind : Kind::kInt;
+}
+
+std::optional<int64_t> PickleValue::integer() const {
+  const PickleNode* node = this->node();
+  if (!node) return static_cast<int32_t>(ref_ << 1) >> 1;
+  return node->kind == Kind::kInt ? std::optional(node->integer) : std::nullopt;
+}
+
+std::optional<bool> PickleValue::boolean() const {
+  return kind() == Kind::kBool ? std::optional(node()->integer != 0) : std::nullopt;
+}
+
+std::optional<double> PickleValue::number() const {
+  return kind() == Kind::kDouble ? std::optional(node()->number) : std::nullopt;
+}
+
+std::optional<std::string_view> PickleValue::text() const {
+  if (kind() != Kind::kText) return std::nullopt;
+  return tree_->input_.substr(node()->at.first, node()->count);
+}
+
+std::optional<std::string_view> PickleValue::bytes() const {
+  if (kind() != Kind::kBytes) return std::nullopt;
+  return tree_->input_.substr(node()->at.first, node()->count);
+}
+
+std::optional<PickleGlobal> PickleValue::global() const {
+  return kind() == Kind::kGlobal ? std::optional(node()->global) : std::nullopt;
+}
+
+std::optional<PickleGlobal> PickleValue::instance() const {
+  return kind() == Kind::kInstance ? std::optional(node()->global) : std::nullopt;
+}
+
+bool PickleValue::is_instance_of(PickleClass which) const {
+  return kind() == Kind::kInstance && node()->global.which == which;
+}
+
+std::optional<PickleValue> PickleValue::instance_args() const {
+  if (kind() != Kind::kInstance) return std::nullopt;
+  return PickleValue(*tree_, node()->at.first);
+}
+
+std::optional<PickleValue> PickleValue::instance_state() const {
+  if (kind() != Kind::kInstance || node()->at.second == PickleTree::kAbsent) return std::nullopt;
+  return PickleValue(*tree_, node()->at.second);
+}
+
+std::optional<PickleValue> PickleValue::persistent_id() const {
+  if (kind() != Kind::kPersistentId) return std::nullopt;
+  return PickleValue(*tree_, node()->at.first);
+}
+
+std::optional<std::vector<PickleValue>> PickleValue::tuple() const {
+  if (kind() != Kind::kTuple) return std::nullopt;
+  std::vector<PickleValue> items;
+  items.reserve(node()->count);
+  for_each([&](PickleValue item) { items.push_back(item); });
+  return items;
+}
+
+size_t PickleValue::size() const {
+  const PickleNode* node = this->node();
+  return node && kind() >= Kind::kList && kind() <= Kind::kDict ? node->count : 0;
+}
+
+std::optional<PickleValue> PickleValue::find(std::string_view key) const {
+  std::optional<PickleValue> found;
+  for_each_item([&](PickleValue name, PickleValue value) {
+    if (name.text() == key) found = value;
+  });
+  return found;
+}
+
+}  // namespace hyperion

@@ -1,0 +1,53 @@
+// Emits pickles of protocol 2, which every reader of PyTorch's files takes, the restricted one included.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "checkpoint/format/pickle/pickle_opcodes.h"
+
+namespace hyperion {
+
+class PickleWriter {
+ public:
+  PickleWriter() : out_("\x80\x02", 2) {}
+
+  void none() { op(PickleOp::kNone); }
+  void boolean(bool value) { op(value ? PickleOp::kTrue : PickleOp::kFalse); }
+  void integer(int64_t value);
+  void number(double value);
+  void text(std::string_view value);   // must be UTF-8
+  void bytes(std::string_view value);  // as _codecs.encode(text, "latin1")
+  void global(std::string_view module, std::string_view name);
+
+  // Containers, instances and calls: op() after their parts, as pickle_opcodes.h lists them.
+  void op(PickleOp code) { out_.push_back(static_cast<char>(code)); }
+  // Makes a tuple of `count` values; more than three need an op(kMark) before the first.
+  void tuple(size_t count);
+  static bool tuple_needs_mark(size_t count) { return count > 3; }
+
+  // Remembers the value just written, and writes it again.
+  uint32_t put();
+  void get(uint32_t slot);
+
+  void reserve(size_t bytes) { out_.reserve(bytes); }
+  std::string finish() {
+    op(PickleOp::kStop);
+    return std::move(out_);
+  }
+
+ private:
+  template <typename T>
+  void raw(T value) {
+    out_.append(reinterpret_cast<const char*>(&value), sizeof(T));
+  }
+  std::string out_;
+  uint32_t slots_ = 0;
+};
+
+// Bytes that PickleWriter::integer takes.
+size_t pickled_bytes(int64_t value);
+
+}  // namespace hyperion

@@ -1,0 +1,42 @@
+// The zip archives that PyTorch's files consist of: everything stored, nothing compressed. Trusts no length,
+// offset or name it reads.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "checkpoint/types/byte_source.h"
+
+namespace hyperion {
+
+struct ZipRecord {
+  std::string name;  // without the archive's folder: "data.pkl", "data/0"
+  uint64_t data_offset = 0, data_bytes = 0;
+  uint32_t crc = 0;
+  // False when the archive was written with checksums off (all of them 0): there is nothing to verify.
+  bool has_crc = false;
+};
+
+struct ZipSlice {
+  std::vector<ZipRecord> records;
+  const ZipRecord* find(std::string_view name) const;
+};
+
+// The table of contents of an archive that fills `archive`. Checked: records lie inside, do not overlap, are
+// stored plainly, share one folder, are named once, and their local headers agree. Throws Error(kBadData)
+// naming the file; also when there are more than `most_records`.
+ZipSlice open_zip(ByteSource& archive, size_t most_records = 16);
+
+// The record's bytes; its checksum must be right where there is one. Throws Error(kBadData).
+std::string read_record(ByteSource& archive, const ZipRecord& record);
+
+// Compares the checksum of a record with its bytes, reading them in pieces of a multiple of 16 bytes, each of
+// which `look` is called with, also where there is no checksum. Throws Error(kBadData) naming file, record
+// and both values. Without a checksum and `look` nothing is read.
+using LookAtBytes = std::function<void(const char* data, uint64_t bytes)>;
+void check_crc(ByteSource& archive, const ZipRecord& record, const LookAtBytes& look = {});
+
+}  // namespace hyperion

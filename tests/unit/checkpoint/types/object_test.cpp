@@ -1,0 +1,43 @@
+#include "checkpoint/types/object.h"
+
+#include <limits>
+
+#include <catch2/catch.hpp>
+
+#include "checkpoint/types/dtype.h"
+
+using namespace hyperion;
+
+TEST_CASE("values are printed as Python prints them") {
+  CHECK(repr(Object()) == "None");
+  CHECK(repr(true) == "True");
+  CHECK(repr(7) == "7");
+  CHECK(repr(1.0) == "1.0");
+  CHECK(repr(3e-4) == "0.0003");
+  CHECK(repr(1e30) == "1e+30");
+  CHECK(repr(std::numeric_limits<double>::infinity()) == "inf");
+  CHECK(repr(Object::tuple({0.9, 0.95})) == "(0.9, 0.95)");
+  CHECK(repr(Object::tuple({1})) == "(1,)");
+  CHECK(repr(Object::list({"a", Object()})) == "['a', None]");
+  CHECK(repr(Dict{{{"k", 1}}}) == "{'k': 1}");
+  CHECK(repr(Sequence{Sequence::Kind::kSet, {1}}) == "{1}");
+  CHECK(repr(Sequence{Sequence::Kind::kSet, {}}) == "set()");
+  CHECK(repr(Bytes{"abc"}) == "<3 bytes>");
+}
+
+TEST_CASE("long and hostile texts are fit for a message") {
+  CHECK(repr(std::string(500, 'x')).size() < 140);
+  CHECK(repr(Object::list(std::vector<Object>(1000, 7))).size() < 140);
+  CHECK(printable("a\nb\x1b[0m") == "a\\x0ab\\x1b[0m");
+  CHECK(printable(std::string(119, 'x') + "\xc3\xa9y") == std::string(119, 'x') + "\xc3\xa9...");
+}
+
+TEST_CASE("every dtype is found under its own names") {
+  for (int i = 0; i <= static_cast<int>(Dtype::kFloat8E8M0FNU); ++i) {
+    const auto dtype = static_cast<Dtype>(i);
+    CHECK(dtype_from_torch(torch_name(dtype)) == dtype);
+    if (!safetensors_name(dtype).empty()) CHECK(dtype_from_safetensors(safetensors_name(dtype)) == dtype);
+  }
+  CHECK_FALSE(dtype_from_torch("float128"));
+  CHECK_FALSE(dtype_from_safetensors(""));
+}

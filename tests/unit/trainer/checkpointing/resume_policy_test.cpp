@@ -1,0 +1,473 @@
+// What a resume takes from where: rows C3 to C10 of the acceptance list, without files or ranks.
+#include "trainer/checkpointing/resume_policy.h"
+
+#include <functional>
+
+#include <catch2/catch.hpp>
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "tests/unit/error_of.h"
+#include "trainer/config/schema.h"
+
+using namespace hyperion;
+using Catch::Contains;
+using Catch::EndsWith;
+
+namespace {
+
+const std::string kBase = "[training]\nsteps = 10\n[optimizer]\nlr = 0.1\n[lr_scheduler]\nwarmup_steps = 2\n";
+
+ResolvedConfig config(const std::vector<Override>& overrides = {}) {
+  return parse_config(kBase, "job.toml", overrides);
+}
+
+TrajectoryFacts facts() {
+  TrajectoryFacts facts;
+  facts.global_batch_size = 16;
+  facts.seed = 7;
+  facts.data = 0xabc;
+  return facts;
+}
+
+std::set<std::string> all() {
+  return {component_names().begin(), component_names().end()};
+}
+
+ResumePlan resume(const ResolvedConfig& now, int64_t step, const TrajectoryFacts& new_facts = facts(),
+                  std::set<std::string> components = all()) {
+  return resume_plan(
+      now, new_facts,
+      {LoadSource::kOwn, std::move(components), fresh_plan(config(), facts()).trajectory, step});
+}
+
+double lr(const ResumePlan& plan, int64_t step) {
+  return plan.config.optimizer.lr * schedule_of(plan.config).factor(step - 1 - plan.schedule_start);
+}
+
+std::string refusal(const std::function<void()>& act, ExitCode code = ExitCode::kUsage) {
+  return error_of(code, act);
+}
+
+std::string joined(const std::vector<std::string>& lines) {
+  std::string text;
+  for (const std::string& line : lines) text += line + "\n";
+  return text;
+}
+
+}  // namespace
+
+TEST_CASE("C3 a new training.steps leaves the learning rate of every step as it was") {
+  const ResumePlan before = fresh_plan(config(), facts());
+  for (const char* steps : {"5", "9", "10"}) {
+    const ResumePlan after = resume(config({{"training.steps", steps}}), 4);
+    for (int64_t step = 1; step <= 10; ++step) CHECK(lr(after, step) == lr(before, step));
+    CHECK(*after.trajectory.find("lr_scheduler.total_steps") == "10");
+    if (std::string(steps) != "10") CHECK_THAT(joined(after.notes), Contains("keeps its 10 steps"));
+  }
+}
+
+TEST_CASE("C3 an explicit total_steps wins over the stored curve") {
+  const ResumePlan plan = resume(config({{"lr_scheduler.total_steps", "40"}, {"training.steps", "40"}}), 4);
+  CHECK(plan.config.lr_scheduler.total_steps == 40);
+  CHECK_THAT(joined(plan.notes), Contains("from 10 to 40 steps"));
+  CHECK(plan.warnings.empty());
+}
+
+TEST_CASE("a run that would train beyond its curve at a rate of 0 is refused with two ways out") {
+  // Whether all steps that are left lie there or only the last one.
+  for (const int64_t step : {int64_t{4}, int64_t{9}, int64_t{10}, int64_t{11}})
+    for (const char* steps : {"12", "20"}) {
+      const std::string text = refusal([&] { resume(config({{"training.steps", steps}}), step); });
+      CHECK_THAT(text, Contains("ends at step 10") &&
+                           Contains(fmt::format("steps {} to training.steps = {}",
+                                                std::max<int64_t>(step, 10) + 1, steps)) &&
+                           Contains(fmt::format("start with --lr_scheduler.total_steps={} for", steps)) &&
+                           EndsWith("or with --lr_scheduler.min_lr_factor=0.1 "
+                                    "--checkpoint.on_config_change=override for a floor"));
+      CHECK_NOTHROW(resume(config({{"training.steps", steps}, {"lr_scheduler.total_steps", steps}}), step));
+      CHECK_NOTHROW(resume(config({{"training.steps", steps},
+                                   {"lr_scheduler.min_lr_factor", "0.1"},
+                                   {"checkpoint.on_config_change", "override"}}),
+                           step));
+    }
+  CHECK_NOTHROW(resume(config(), 10));  // nothing is left to train
+  CHECK_NOTHROW(resume(config({{"training.steps", "11"}}), 11));
+}
+
+TEST_CASE("a new run whose curve is too short is refused too, and needs no permission for a floor") {
+  const Override more = {"training.steps", "12"}, curve = {"lr_scheduler.total_steps", "10"};
+  const std::string text = refusal([&] { fresh_plan(config({more, curve}), facts()); });
+  CHECK_THAT(text, Contains("steps 11 to training.steps = 12") && Contains("total_steps=12 ") &&
+                       EndsWith("with --lr_scheduler.min_lr_factor=0.1 for a floor"));
+  const ResumePlan floor = fresh_plan(config({more, curve, {"lr_scheduler.min_lr_factor", "0.1"}}), facts());
+  CHECK_THAT(joined(floor.warnings), Contains("ends at step 10") && Contains("lr = 0.01"));
+  CHECK_NOTHROW(fresh_plan(config({more, curve, {"optimizer.lr", "0"}}), facts()));
+  CHECK_NOTHROW(fresh_plan(config({more, curve, {"lr_scheduler.decay_ratio", "0"}}), facts()));  // stays at 1
+}
+
+TEST_CASE("a run of the usual kind passes, however small the rate of its last step is") {
+  for (const char* type : {"linear", "sqrt", "cosine"})
+    for (const char* ratio : {"None", "0", "0.001", "1"})
+      for (const char* warmup : {"0", "1", "999", "1000", "2000"})
+        CHECK_NOTHROW(fresh_plan(config({{"training.steps", "1000"},
+                                         {"lr_scheduler.warmup_steps", warmup},
+                                         {"lr_scheduler.decay_type", type},
+                                         {"lr_scheduler.decay_ratio", ratio}}),
+                                 facts()));
+  CHECK_NOTHROW(fresh_plan(config({{"training.steps", "1"}, {"lr_scheduler.warmup_steps", "0"}}), facts()));
+  CHECK_NOTHROW(
+      fresh_plan(config({{"training.steps", "1000000000"}, {"lr_scheduler.decay_type", "cosine"}}), facts()));
+}
+
+TEST_CASE("the remedies of a refused curve suit the way in which the job resumes") {
+  const std::vector<Override> transferred = {{"checkpoint.enable", "true"},
+                                             {"checkpoint.resume_mode", "transfer"},
+                                             {"checkpoint.initial_load_path", "old/step-10"},
+                                             {"training.steps", "20"}};
+  CHECK_THAT(
+      refusal([&] { resume(config(transferred), 9); }),  // its own second start recovers
+      EndsWith("=0.1 --checkpoint.resume_mode=recover --checkpoint.on_config_change=override for a floor"));
+  CHECK_THAT(refusal([&] {
+               resume(config({{"checkpoint.resume_mode", "continue"}, {"training.steps", "20"}}), 9);
+             }),
+             EndsWith("with --lr_scheduler.min_lr_factor=0.1 for a floor"));
+  // A curve that began later counts its steps from there.
+  Trajectory stored = fresh_plan(config(), facts()).trajectory;
+  stored.set("lr_scheduler.start_step", "10");
+  const auto longer = [&](const std::vector<Override>& overrides) {
+    return resume_plan(config(overrides), facts(), {LoadSource::kOwn, all(), stored, 15});
+  };
+  CHECK_THAT(refusal([&] {
+               longer({{"training.steps", "30"}});
+             }),
+             Contains("ends at step 20") && Contains("start with --lr_scheduler.total_steps=20 for"));
+  CHECK_NOTHROW(longer({{"training.steps", "30"}, {"lr_scheduler.total_steps", "20"}}));
+}
+
+TEST_CASE("C4 a run beyond its curve stays at the floor and says so once") {
+  const ResolvedConfig now = config({{"training.steps", "30"},
+                                     {"lr_scheduler.min_lr_factor", "0.1"},
+                                     {"checkpoint.on_config_change", "override"}});
+  const ResumePlan plan = resume(now, 8);
+  REQUIRE(plan.warnings.size() == 1);
+  CHECK_THAT(plan.warnings[0], Contains("ends at step 10") && Contains("lr = 0.01"));
+  double last = 1;
+  for (int64_t step = 9; step <= 30; ++step) {
+    CHECK(lr(plan, step) >= 0.01 - 1e-12);
+    CHECK(lr(plan, step) <= last);
+    last = lr(plan, step);
+  }
+}
+
+TEST_CASE("C5 every setting that shapes the curve is stored and compared") {
+  const Trajectory stored = fresh_plan(config(), facts()).trajectory;
+  for (const char* key :
+       {"optimizer.name", "optimizer.lr", "optimizer.beta1", "optimizer.beta2", "optimizer.eps",
+        "optimizer.weight_decay", "lr_scheduler.warmup_steps", "lr_scheduler.total_steps",
+        "lr_scheduler.decay_ratio", "lr_scheduler.decay_type", "lr_scheduler.min_lr_factor",
+        "training.global_batch_size", "training.seq_len", "training.max_norm", "debug.seed", "data"})
+    CHECK(stored.find(key) != nullptr);
+
+  const std::vector<Override> changed = {{"optimizer.lr", "0.2"},
+                                         {"lr_scheduler.warmup_steps", "3"},
+                                         {"lr_scheduler.decay_ratio", ".5"},
+                                         {"lr_scheduler.decay_type", "cosine"},
+                                         {"lr_scheduler.min_lr_factor", ".1"},
+                                         {"debug.seed", "8"}};
+  for (const Override& one : changed) {
+    CAPTURE(one.name);
+    TrajectoryFacts new_facts = facts();
+    if (one.name == "debug.seed") new_facts.seed = 8;
+    const std::string text = refusal([&] { resume(config({one}), 4, new_facts); });
+    CHECK_THAT(text, Contains("\n  " + one.name + ": saved ") && Contains("(command line)"));
+
+    const ResumePlan kept = resume(config({one, {"checkpoint.on_config_change", "keep"}}), 4, new_facts);
+    CHECK(kept.trajectory == stored);
+    CHECK(kept.notes.size() == 1);
+    CHECK(kept.seed == 7);
+
+    const ResumePlan taken = resume(config({one, {"checkpoint.on_config_change", "override"}}), 4, new_facts);
+    CHECK_FALSE(taken.trajectory == stored);
+    CHECK_THAT(joined(taken.notes), Contains(one.name));
+  }
+  const ResumePlan kept =
+      resume(config({{"optimizer.lr", "0.2"}, {"checkpoint.on_config_change", "keep"}}), 4);
+  CHECK(kept.config.optimizer.lr == 0.1);
+  CHECK_FALSE(kept.config.lr_scheduler.decay_ratio.has_value());
+}
+
+TEST_CASE("C6 recover refuses changed settings all in one message") {
+  TrajectoryFacts other = facts();
+  other.global_batch_size = 8;
+  const std::string text = refusal([&] {
+    resume(config({{"optimizer.lr", "0.2"}, {"training.max_norm", "2"}}), 4, other);
+  });
+  CHECK_THAT(text, Contains("step 4") && Contains("optimizer.lr: saved 0.1, configured 0.2 (command line)") &&
+                       Contains("training.max_norm: saved 1.0, configured 2.0") &&
+                       Contains("training.global_batch_size: saved 16, configured 8 (default)") &&
+                       Contains("on_config_change"));
+  CHECK_NOTHROW(resume(config(), 4));
+}
+
+TEST_CASE(
+    "a refusal of changed settings offers only those values of on_config_change with which the resume "
+    "passes") {
+  const std::string keep = "--checkpoint.on_config_change=keep",
+                    override_ = "--checkpoint.on_config_change=override";
+  CHECK_THAT(refusal([&] {
+               resume(config({{"optimizer.lr", "0.2"}}), 4);
+             }),
+             Contains(keep) && Contains(override_));
+  // The saved floor is 0, and the curve of 10 steps ends before the run.
+  const std::vector<Override> longer = {{"training.steps", "12"}, {"lr_scheduler.min_lr_factor", "0.1"}};
+  CHECK_THAT(refusal([&] { resume(config(longer), 4); }), !Contains(keep) && Contains(override_));
+  // Neither helps alone: the message says what is in the way, and that remedy works beside it.
+  CHECK_THAT(refusal([&] {
+               resume(config({{"training.steps", "12"}, {"optimizer.lr", "0.2"}}), 4);
+             }),
+             !Contains(keep) && Contains("Start with " + override_) &&
+                 Contains("--lr_scheduler.total_steps=12 for"));
+  CHECK_NOTHROW(resume(config({{"training.steps", "12"},
+                               {"optimizer.lr", "0.2"},
+                               {"checkpoint.on_config_change", "override"},
+                               {"lr_scheduler.total_steps", "12"}}),
+                       4));
+  TrajectoryFacts other = facts();
+  other.model.rope_theta = 10000;
+  CHECK_THAT(refusal([&] { resume(config(), 4, other); }), !Contains(keep) && Contains(override_));
+}
+
+TEST_CASE("parts that are left out by choice are named with what the run begins with in their place") {
+  const std::vector<Override> leave = {{"checkpoint.exclude_from_loading", "dataloader,rng"}};
+  const auto warnings = [](const std::vector<Override>& keys, LoadSource source, bool weights_only = false) {
+    const ResolvedConfig now = config(keys);
+    ResumeRequest request{source, components_to_load(now.config, source, weights_only),
+                          fresh_plan(config(), facts()).trajectory, 4};
+    request.left_out = parts_left_out(now.config, source, weights_only);
+    return joined(resume_plan(now, facts(), request).warnings);
+  };
+  CHECK(warnings({}, LoadSource::kOwn).empty());
+  CHECK(warnings(leave, LoadSource::kOwn, /*weights_only=*/true).empty());
+  CHECK(warnings(leave, LoadSource::kInitial).empty());  // the model alone is read in any case
+  CHECK_THAT(
+      warnings(leave, LoadSource::kOwn),
+      Contains(
+          "checkpoint.exclude_from_loading (command line): dataloader, rng of the checkpoint at step 4 are "
+          "not read: the data start from their beginning (epoch 1 in the order of seed 7); random "
+          "numbers start from the seed; this happens at every start"));
+  CHECK_THAT(
+      warnings({{"checkpoint.components", "model,optimizer,lr_scheduler,train_state,rng"}}, LoadSource::kOwn),
+      Contains("checkpoint.components (command line): dataloader of the checkpoint at step 4 is not read"));
+  const std::vector<Override> once = {leave[0],
+                                      {"checkpoint.resume_mode", "continue"},
+                                      {"checkpoint.initial_load_path", "x/step-4"},
+                                      {"checkpoint.initial_load_model_only", "false"}};
+  CHECK_THAT(warnings(once, LoadSource::kInitial), Contains("are not read") && !Contains("every start"));
+  CHECK(warnings(once, LoadSource::kOwn).empty());
+}
+
+TEST_CASE("the options that give a job the model of a checkpoint are those that differ") {
+  const auto model = [](const std::vector<Override>& keys) { return config(keys).config.model; };
+  const auto small = model({{"model.args.n_layers", "2"}, {"model.flavor", "debugmodel"}});
+  CHECK(model_options(small, small).empty());
+  CHECK(model_options(small, model({{"model.args.n_layers", "3"}, {"model.hf_assets_path", "x"}})) ==
+        "--model.args.n_layers=2");
+  CHECK(model_options(model({}), model({{"model.args.dim", "64"}})) == "--model.args.dim=None");
+}
+
+TEST_CASE("C6 what a configuration cannot bring back is refused by name") {
+  TrajectoryFacts other = facts();
+  other.model.rope_theta = 10000;
+  CHECK_THAT(refusal([&] {
+               resume(config({{"checkpoint.on_config_change", "keep"}}), 4, other);
+             }),
+             Contains("model.args.rope_theta"));
+  CHECK_NOTHROW(resume(config({{"checkpoint.on_config_change", "override"}}), 4, other));
+  other = facts();
+  other.global_batch_size = 24;  // three ranks of 8 sequences cannot make the saved 16
+  other.data_parallel_degree = 3;
+  CHECK_THAT(refusal([&] {
+               resume(config({{"checkpoint.on_config_change", "keep"}}), 4, other);
+             }),
+             Contains("training.global_batch_size"));
+  other.data_parallel_degree = 2;
+  CHECK(
+      resume(config({{"checkpoint.on_config_change", "keep"}}), 4, other).config.training.global_batch_size ==
+      16);
+}
+
+TEST_CASE("other data are refused with both places and no remedy that is refused in turn") {
+  ResumeRequest request{
+      LoadSource::kOwn, all(), fresh_plan(config(), facts()).trajectory, 4, 0x1234567800000000,
+      "/old/data.jsonl"};
+  TrajectoryFacts now = facts();
+  now.data_place = "/new/data.jsonl";
+  for (const char* policy : {"error", "keep", "override"}) {
+    const std::string text = refusal([&] {
+      resume_plan(config({{"checkpoint.on_config_change", policy}}), now, request);
+    });
+    CHECK_THAT(
+        text,
+        Contains("/old/data.jsonl (fingerprint 12345678) there, /new/data.jsonl (fingerprint "
+                 "00000000) here, chosen by training.dataset_path (default)") &&
+            Contains("start once with --checkpoint.exclude_from_loading=dataloader (and without it again") &&
+            !Contains("on_config_change"));
+  }
+  // Beside other changes in the same message; also where the curve is not loaded, or has no record.
+  CHECK_THAT(refusal([&] {
+               resume_plan(config({{"optimizer.lr", "0.2"}}), now, request);
+             }),
+             Contains("optimizer.lr: saved 0.1") && Contains("/old/data.jsonl"));
+  request.stored.reset();
+  request.data_place.clear();
+  CHECK_THAT(refusal([&] { resume_plan(config(), now, request); }), Contains("data that it does not name"));
+  request.components.erase("dataloader");
+  CHECK_NOTHROW(resume_plan(config(), now, request));
+}
+
+TEST_CASE("how a part is left out follows from the keys that choose parts") {
+  const auto remedy = [](const std::vector<Override>& keys, LoadSource source = LoadSource::kOwn) {
+    return leave_out_remedy(config(keys).config, source, "dataloader");
+  };
+  const std::string after = " (and without it again when that start has saved a checkpoint)";
+  CHECK(remedy({}) == "start once with --checkpoint.exclude_from_loading=dataloader" + after);
+  CHECK(remedy({{"checkpoint.exclude_from_loading", "rng"}}) ==
+        "start once with --checkpoint.exclude_from_loading=rng,dataloader" + after);
+  CHECK(remedy({{"checkpoint.components", "model,dataloader"}}) ==
+        "start once with --checkpoint.components=model" + after);
+  const std::vector<Override> elsewhere = {{"checkpoint.initial_load_path", "x/step-1"},
+                                           {"checkpoint.resume_mode", "continue"}};
+  CHECK(remedy(elsewhere) ==
+        "start once with --checkpoint.resume_mode=recover --checkpoint.exclude_from_loading=dataloader" +
+            after);
+  CHECK(remedy(elsewhere, LoadSource::kInitial) == "start with --checkpoint.exclude_from_loading=dataloader");
+}
+
+TEST_CASE("C7 transfer takes the weights and starts everything else anew") {
+  const ResolvedConfig now = config({{"checkpoint.enable", "true"},
+                                     {"checkpoint.resume_mode", "transfer"},
+                                     {"checkpoint.initial_load_path", "old/step-10"},
+                                     {"optimizer.lr", "0.5"},
+                                     {"training.steps", "50"}});
+  const auto parts = components_to_load(now.config, LoadSource::kInitial, false);
+  CHECK(parts == std::set<std::string>{"model"});
+  const ResumePlan plan =
+      resume_plan(now, facts(), {LoadSource::kInitial, parts, fresh_plan(config(), facts()).trajectory, 10});
+  CHECK(plan.trajectory == fresh_plan(now, facts()).trajectory);
+  CHECK(plan.schedule_start == 0);
+  CHECK(plan.config.lr_scheduler.total_steps == 50);
+  CHECK(lr(plan, 1) == 0.25);
+  // Killed and started again with the same command it goes on from what it saved itself.
+  CHECK(resume_mode(now.config, LoadSource::kOwn) == "recover");
+  CHECK(components_to_load(now.config, LoadSource::kOwn, false).contains("optimizer"));
+}
+
+TEST_CASE("C8 continue takes the configuration and starts the curve at the loaded step") {
+  const ResolvedConfig now = config({{"checkpoint.resume_mode", "continue"},
+                                     {"checkpoint.exclude_from_loading", "lr_scheduler,optimizer"},
+                                     {"optimizer.lr", "0.5"},
+                                     {"training.steps", "30"}});
+  const auto parts = components_to_load(now.config, LoadSource::kOwn, false);
+  CHECK(parts == std::set<std::string>{"model", "dataloader", "train_state", "rng"});
+  const ResumePlan plan = resume(now, 10, facts(), parts);
+  CHECK(plan.schedule_start == 10);
+  CHECK(plan.config.lr_scheduler.total_steps == 20);  // the steps that are left
+  CHECK(lr(plan, 11) == 0.25);
+  CHECK(lr(plan, 12) == 0.5);
+  CHECK(lr(plan, 30) > 0);
+  CHECK_THAT(joined(plan.notes), Contains("starts again at step 11 and has 20 steps"));
+
+  // The second resume keeps that curve.
+  const ResumePlan again = resume_plan(config({{"optimizer.lr", "0.5"}, {"training.steps", "30"}}), facts(),
+                                       {LoadSource::kOwn, all(), plan.trajectory, 20});
+  for (int64_t step = 21; step <= 30; ++step) CHECK(lr(again, step) == lr(plan, step));
+}
+
+TEST_CASE("C8 continue takes changed settings without a policy and names them") {
+  const ResumePlan plan =
+      resume(config({{"checkpoint.resume_mode", "continue"}, {"optimizer.lr", "0.5"}}), 4);
+  CHECK(plan.config.optimizer.lr == 0.5);
+  CHECK_THAT(joined(plan.notes), Contains("optimizer.lr: taking 0.5 from the configuration (saved: 0.1)"));
+}
+
+TEST_CASE("C9 every subset of the components can be chosen") {
+  const std::vector<std::string>& names = component_names();
+  REQUIRE(names.size() == 7);
+  for (unsigned bits = 1; bits < 1u << names.size(); ++bits) {
+    std::string chosen, rest;
+    std::set<std::string> expected;
+    for (size_t i = 0; i < names.size(); ++i) {
+      std::string& list = (bits >> i & 1) != 0 ? chosen : rest;
+      list += (list.empty() ? "" : ",") + names[i];
+      if ((bits >> i & 1) != 0) expected.insert(names[i]);
+    }
+    const std::vector<Override> ema = {{"ema.enable", "true"}};
+    CHECK(components_to_load(config({{"checkpoint.components", chosen}, ema[0]}).config, LoadSource::kOwn,
+                             false) == expected);
+    CHECK(components_to_load(config({{"checkpoint.exclude_from_loading", rest}, ema[0]}).config,
+                             LoadSource::kOwn, false) == expected);
+  }
+  CHECK(components_to_load(config().config, LoadSource::kOwn, false).size() == 6);  // no EMA to fill
+  CHECK(components_to_load(config().config, LoadSource::kOwn, true) == std::set<std::string>{"model"});
+  CHECK(components_to_load(config().config, LoadSource::kInitial, false) == std::set<std::string>{"model"});
+}
+
+TEST_CASE("C9 only settings of the loaded components are compared") {
+  const ResolvedConfig now = config({{"optimizer.lr", "0.2"}, {"optimizer.beta1", "0.5"}});
+  CHECK_NOTHROW(resume(now, 4, facts(), {"model", "train_state", "dataloader"}));
+  CHECK_THAT(refusal([&] { resume(now, 4, facts(), {"optimizer"}); }), Contains("beta1"));
+  const ResumePlan fresh = resume(now, 4, facts(), {"model"});
+  CHECK(fresh.schedule_start == 0);
+}
+
+TEST_CASE("C10 the configuration is compared key by key") {
+  const TextTable before = config_entries(config().config);
+  CHECK(before.size() > 180);
+  CHECK_THAT(config_comparison(before, config_entries(config().config)), Contains("is the checkpoint's"));
+  const TextTable after = config_entries(config({{"training.steps", "20"}, {"job.description", "x"}}).config);
+  const std::string text = config_comparison(before, after);
+  CHECK_THAT(text, Contains("2 keys") && Contains("training.steps: 10 -> 20") &&
+                       Contains("job.description: \"default job\" -> \"x\""));
+  CHECK(config_hash(before) != config_hash(after));
+  CHECK_THAT(config_comparison({{"gone", "1"}}, {{"new", "2"}}),
+             Contains("gone: 1 -> (no such key)") && Contains("new: (new key) -> 2"));
+}
+
+TEST_CASE("a checkpoint of another trainer takes the curve from the configuration and says so") {
+  const ResumePlan plan = resume_plan(config(), facts(), {LoadSource::kOwn, all(), std::nullopt, 4});
+  CHECK(plan.config.lr_scheduler.total_steps == 10);
+  CHECK(plan.schedule_start == 0);
+  CHECK(plan.seed == 7);
+  REQUIRE(plan.notes.size() == 1);
+  CHECK_THAT(plan.notes[0], Contains("not Hyperion's") && Contains("10 steps") && Contains("lr = 0.1"));
+}
+
+TEST_CASE("an unset seed continues with the saved one") {
+  TrajectoryFacts drawn = facts();
+  drawn.seed = 99;
+  CHECK(resume(config(), 4, drawn).seed == 7);
+  CHECK(*resume(config(), 4, drawn).trajectory.find("debug.seed") == "7");
+}
+
+TEST_CASE("tables pass through checkpoints and hostile ones are refused") {
+  const TextTable table = fresh_plan(config(), facts()).trajectory.entries;
+  CHECK(text_table(to_object(table), "step-1") == table);
+  const auto bad = [](const Object& object) {
+    return refusal([&] { text_table(object, "step-1: trajectory"); }, ExitCode::kBadData);
+  };
+  CHECK_THAT(bad(Object(3)), Contains("step-1: trajectory"));
+  CHECK_FALSE(bad(Dict{{{Object("a"), Object(1)}}}).empty());
+  CHECK_FALSE(bad(Dict{{{Object(1), Object("a")}}}).empty());
+  CHECK_FALSE(bad(to_object({{"a", std::string(100000, 'x')}})).empty());
+  Trajectory stored = fresh_plan(config(), facts()).trajectory;
+  for (const char* text : {"0", "-5", "x", "99999999999999999999"}) {
+    stored.set("lr_scheduler.total_steps", text);
+    CHECK_FALSE(refusal(
+                    [&] {
+                      resume_plan(config(), facts(), {LoadSource::kOwn, all(), stored, 4});
+                    },
+                    ExitCode::kBadData)
+                    .empty());
+  }
+}

@@ -1,0 +1,125 @@
+#include "trainer/hugging_face/hf_model.h"
+
+#include <fstream>
+
+#include <catch2/catch.hpp>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "tests/unit/error_of.h"
+#include "trainer/setup/options.h"
+
+using namespace hyperion;
+using Catch::Contains;
+namespace fs = std::filesystem;
+
+namespace {
+
+struct Folder {
+  fs::path path = fs::temp_directory_path() / fmt::format("hyperion_hf_model_{}", ::getpid());
+  Folder() { fs::create_directories(path); }
+  ~Folder() { fs::remove_all(path); }
+};
+
+constexpr const char* kConfig = R"({"model_type": "llama", "hidden_size": 60, "intermediate_size": 77,
+  "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 14, "vocab_size": 1009,
+  "rms_norm_eps": 2e-05, "tie_word_embeddings": true, "max_position_embeddings": 512, "rope_theta": 1234.5,
+  "rope_scaling": {"rope_type": "llama3", "factor": 3, "low_freq_factor": 1.5, "high_freq_factor": 6,
+                   "original_max_position_embeddings": 128}})";
+
+ResolvedConfig resolve(const std::string& toml, const fs::path& base = "/") {
+  ResolvedConfig resolved = parse_config(toml, "job.toml", {});
+  resolve_hf_model(resolved, base);
+  return resolved;
+}
+
+}  // namespace
+
+TEST_CASE("dimensions that do not fit together are refused at the place of the key that is set") {
+  const auto refusal = [](const std::string& args) {
+    return error_of(ExitCode::kUsage, [&] { resolve("[model]\nflavor = \"8B\"\n[model.args]\n" + args); });
+  };
+  CHECK_THAT(refusal("n_heads = 12"),
+             Contains("job.toml:4:11: model.args.n_heads = 12: n_heads is 12, expected a "
+                      "multiple of n_kv_heads = 8"));
+  CHECK_THAT(refusal("n_kv_heads = 5"), Contains("job.toml:4:14: model.args.n_kv_heads = 5: n_heads is 32"));
+  CHECK_THAT(refusal("head_dim = 15"),
+             Contains("job.toml:4:12: model.args.head_dim = 15: head_dim is 15, expected"));
+  CHECK_THAT(refusal("dim = 96"),
+             Contains("job.toml:4:7: model.args.dim = 96: head_dim is 3 (dim 96 / 32 heads)"));
+  CHECK_THAT(refusal("rope_theta = 0.5"), Contains("job.toml:4:14: model.args.rope_theta = 0.5: "));
+  CHECK_THAT(refusal("n_kv_heads = 5\nhead_dim = 15"), Contains("2 problems"));
+}
+
+TEST_CASE("a flavour of another size is named with the nearest one") {
+  CHECK_THAT(
+      error_of(ExitCode::kUsage, [] { resolve("[model]\nflavor = \"7B\""); }),
+      Contains(
+          "job.toml:2:10: model.flavor = \"7B\": llama3 has no such flavour; known: debugmodel, 1B, 3B, 8B, "
+          "70B, 405B, from_hf; did you mean 8B?"));
+}
+
+TEST_CASE("flavour from_hf takes every dimension from config.json") {
+  Folder folder;
+  std::ofstream(folder.path / "config.json") << kConfig;
+  const std::string here = folder.path.string();
+  const std::string model = "[model]\nflavor = \"from_hf\"\n";
+  const ResolvedConfig resolved = resolve(model + "hf_assets_path = \"" + here + "\"\n");
+  const ModelArgs args = model_args(resolved.config.model);
+  CHECK(args.dim == 60);
+  CHECK(args.n_layers == 3);
+  CHECK(args.n_heads == 6);
+  CHECK(args.n_kv_heads == 2);
+  CHECK(args.head_dim == 14);
+  CHECK(args.hidden_dim == 77);
+  CHECK(args.vocab_size == 1009);
+  CHECK(args.max_seq_len == 512);
+  CHECK(args.norm_eps == 2e-5);
+  CHECK(args.rope_theta == 1234.5);
+  CHECK(args.rope_scaling);
+  CHECK(args.rope_factor == 3);
+  CHECK(args.rope_low_freq_factor == 1.5);
+  CHECK(args.rope_high_freq_factor == 6);
+  CHECK(args.rope_original_length == 128);
+  CHECK(args.tied);
+  CHECK_FALSE(args.qk_norm);
+  CHECK(resolved.origin("model.args.dim") == here + "/config.json");
+
+  const ResolvedConfig beside =
+      resolve(model + "hf_assets_path = \"/none\"\n[checkpoint]\ninitial_load_path = \"" + here +
+              "\"\n[model.args]\nn_layers = 1\n");
+  CHECK(model_args(beside.config.model).n_layers == 1);
+  CHECK(beside.origin("model.args.n_layers") != here + "/config.json");
+  CHECK(model_args(beside.config.model).dim == 60);
+}
+
+TEST_CASE("flavour from_hf without a fitting config.json is refused in one sentence") {
+  Folder folder;
+  const std::string model =
+      "[model]\nflavor = \"from_hf\"\nhf_assets_path = \"" + folder.path.string() + "\"\n";
+  CHECK_THROWS_WITH(resolve(model), Contains("no config.json in " + folder.path.string()));
+  CHECK_THROWS_WITH(model_args(parse_config(model, "job.toml", {}).config.model), Contains("dim is 0"));
+  std::ofstream(folder.path / "config.json") << kConfig;
+  CHECK_THROWS_WITH(resolve(model + "name = \"qwen3\"\n"), Contains("set model.name = \"llama3\""));
+  std::ofstream(folder.path / "config.json") << "{";
+  try {
+    resolve(model);
+    FAIL("accepted");
+  } catch (const Error& error) {
+    CHECK(error.code() == ExitCode::kUsage);
+    CHECK_THAT(error.what(), Contains("config.json") && Contains("JSON"));
+  }
+  CHECK(resolve("[model]\nflavor = \"8B\"\n").origins.size() == 1);
+}
+
+TEST_CASE("a flavour that the model does not have is named with its place") {
+  const std::string experts =
+      error_of(ExitCode::kUsage, [] { resolve("[model]\nname = \"qwen3\"\nflavor = \"30B-A3B\"\n"); });
+  CHECK_THAT(experts,
+             Contains("job.toml:3:10: model.flavor = \"30B-A3B\": models with experts are not available "
+                      "yet; known: debugmodel, 0.6B, 1.7B,"));
+  const std::string typo = error_of(ExitCode::kUsage, [] { resolve("[model]\nflavor = \"debugmodle\"\n"); });
+  CHECK_THAT(typo, Contains("job.toml:2:10: model.flavor = \"debugmodle\": llama3 has no such flavour") &&
+                       Contains("did you mean debugmodel?"));
+}

@@ -1,0 +1,207 @@
+#include "trainer/hugging_face/names.h"
+
+#include <numeric>
+#include <set>
+
+#include <catch2/catch.hpp>
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "base/json.h"
+#include "trainer/hugging_face/config.h"
+#include "models/flavors/registry.h"
+#include "models/transformer.h"
+
+using namespace hyperion;
+using Catch::Contains;
+
+namespace {
+
+const char* const kLlama = R"({"model_type": "llama", "hidden_size": 48, "intermediate_size": 100,
+  "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2, "vocab_size": 1009,
+  "rms_norm_eps": 1e-05, "max_position_embeddings": 4096)";
+
+ModelArgs llama(const std::string& more) {
+  return parse_hf_config(kLlama + more + "}", "config.json");
+}
+ModelArgs changed(const std::string& field, const nlohmann::json& value) {
+  nlohmann::json config = nlohmann::json::parse(std::string(kLlama) + "}");
+  config[field] = value;
+  return parse_hf_config(config.dump(), "config.json");
+}
+
+}  // namespace
+
+TEST_CASE("every parameter has a Hugging Face name that leads back to it") {
+  for (const ModelArgs& args : {model_args("llama3", "debugmodel"), model_args("qwen3", "debugmodel"),
+                                model_args("qwen3", "8B", {.n_layers = 11})}) {
+    std::set<std::string> names;
+    for (const ParameterPtr& parameter : Transformer(args).parameters()) {
+      CAPTURE(args.family, parameter->fqn);
+      const HfTensor tensor = hf_tensor(args, parameter->fqn);
+      CHECK(names.insert(tensor.name).second);
+      CHECK(parameter_of_hf(args, tensor.name) == parameter->fqn);
+      const bool rotated =
+          tensor.name.find("q_proj") != tensor.name.npos || tensor.name.find("k_proj") != tensor.name.npos;
+      CHECK(tensor.head_dim == (rotated && args.family == "llama3" ? args.head_dim : 0));
+      CHECK((tensor.head_dim == 0 || parameter->rows() % tensor.head_dim == 0));
+    }
+    CHECK(names.contains("lm_head.weight") == !args.tied);
+    CHECK(hf_may_ignore(args, "lm_head.weight") == args.tied);
+  }
+  const ModelArgs args = model_args("llama3", "debugmodel");
+  CHECK(hf_tensor(args, "layers.3.feed_forward.w2.weight").name == "model.layers.3.mlp.down_proj.weight");
+  CHECK(hf_may_ignore(args, "model.layers.0.self_attn.rotary_emb.inv_freq"));
+  for (const char* name :
+       {"layers.6.attention.wq.weight", "layers.0.attention.q_norm.weight", "layers.00.ffn_norm.weight",
+        "layers.-1.ffn_norm.weight", "layers.0ffn_norm.weight", "layers.", "output.bias", ""})
+    CHECK_THROWS_AS(hf_tensor(args, name), Error);
+  for (const char* name :
+       {"model.layers.6.mlp.up_proj.weight", "model.layers.1e0.mlp.up_proj.weight", "lm_head.bias",
+        "model.layers.0", "model.layers.99999999999999999999.mlp.up_proj.weight"})
+    CHECK_FALSE(parameter_of_hf(args, name).has_value());
+}
+
+TEST_CASE("rows of a rotated weight are reordered as Hugging Face converts them") {
+  const HfTensor tensor{"q", 6};
+  // their rows 0 to 5 of a head are ours 0 2 4 1 3 5
+  std::vector<int64_t> order;
+  for (int64_t row = 0; row < 12; ++row) order.push_back(our_row(tensor, row));
+  CHECK(order == std::vector<int64_t>{0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11});
+  for (int64_t row = 0; row < 24; ++row) CHECK(hf_row(tensor, our_row(tensor, row)) == row);
+  CHECK(hf_row({"v", 0}, 5) == 5);
+  CHECK(our_row({"v", 0}, 5) == 5);
+}
+
+TEST_CASE("runs cover any range of rows once and are contiguous there") {
+  CHECK((hf_runs({"v", 0}, 3, 4) == std::vector<RowRun>{{3, 1, 3, 4}}));
+  CHECK((hf_runs({"q", 6}, 0, 6) == std::vector<RowRun>{{0, 2, 0, 3}, {1, 2, 3, 3}}));
+  CHECK(hf_runs({"q", 6}, 7, 0).empty());
+  for (const int64_t head_dim : {0, 2, 4, 6, 10}) {
+    const HfTensor tensor{"q", head_dim};
+    for (int64_t first = 0; first < 30; ++first)
+      for (int64_t count = 0; first + count <= 30; ++count) {
+        std::vector<int64_t> rows;
+        for (const RowRun& run : hf_runs(tensor, first, count)) {
+          REQUIRE(run.count > 0);
+          for (int64_t i = 0; i < run.count; ++i) {
+            REQUIRE(hf_row(tensor, run.our_row + i * run.our_stride) == run.hf_row + i);
+            rows.push_back(run.our_row + i * run.our_stride);
+          }
+        }
+        std::sort(rows.begin(), rows.end());
+        std::vector<int64_t> expected(static_cast<size_t>(count));
+        std::iota(expected.begin(), expected.end(), first);
+        REQUIRE(rows == expected);
+      }
+  }
+}
+
+TEST_CASE("a config.json of either style gives the dimensions") {
+  const ModelArgs plain = llama("");
+  CHECK(plain.family == "llama3");
+  CHECK(plain.rope_style == RopeStyle::kInterleaved);
+  CHECK(plain.head_dim == 8);
+  CHECK(plain.n_kv_heads == 2);
+  CHECK(plain.hidden_dim == 100);
+  CHECK(plain.rope_theta == 10000);
+  CHECK(plain.max_seq_len == 4096);
+  CHECK_FALSE(plain.rope_scaling);
+  CHECK_FALSE(plain.tied);
+  CHECK(llama(R"(, "rope_theta": 5e5, "rope_scaling": null, "head_dim": 20)").head_dim == 20);
+  CHECK(changed("num_key_value_heads", nullptr).n_kv_heads == 6);
+  const std::string scaling = R"("factor": 32.0, "low_freq_factor": 2, "high_freq_factor": 5.5,
+                                 "original_max_position_embeddings": 1024)";
+  for (const std::string& text :
+       {R"(, "rope_theta": 7e4, "rope_scaling": {"rope_type": "llama3", )" + scaling + "}",
+        R"(, "rope_theta": 7e4, "rope_scaling": {"type": "llama3", )" + scaling + "}",
+        R"(, "rope_parameters": {"rope_theta": 7e4, "rope_type": "llama3", )" + scaling + "}",
+        R"(, "rope_theta": 7e4, "rope_parameters": {"rope_type": "llama3", )" + scaling + "}"}) {
+    const ModelArgs args = llama(text);
+    CHECK(args.rope_theta == 7e4);
+    CHECK(args.rope_scaling);
+    CHECK(args.rope_factor == 32);
+    CHECK(args.rope_low_freq_factor == 2);
+    CHECK(args.rope_high_freq_factor == 5.5);
+    CHECK(args.rope_original_length == 1024);
+  }
+  const ModelArgs qwen = changed("model_type", "qwen3");
+  CHECK(qwen.family == "qwen3");
+  CHECK(qwen.head_dim == 128);
+  CHECK(qwen.qk_norm);
+  CHECK(qwen.rope_style == RopeStyle::kHalfSplit);
+}
+
+TEST_CASE("what a config.json asks for and is not computed here is refused by name") {
+  for (const char* type : {"mistral", "qwen2", "gemma", "llama4"})
+    CHECK_THROWS_WITH(changed("model_type", type), Contains(type) && Contains("llama") && Contains("qwen3"));
+  for (const char* type : {"yarn", "linear", "dynamic", "longrope"})
+    CHECK_THROWS_WITH(changed("rope_scaling", {{"rope_type", type}, {"factor", 2.0}}), Contains(type));
+  CHECK_THROWS_WITH(changed("rope_parameters", {{"full_attention", {{"rope_theta", 1e4}}}}),
+                    Contains("full_attention"));
+  CHECK_THROWS_WITH(changed("rope_parameters", {{"partial_rotary_factor", 0.5}}),
+                    Contains("partial_rotary_factor"));
+  CHECK_THROWS_WITH(changed("hidden_act", "gelu"), Contains("gelu") && Contains("silu"));
+  for (const char* bias : {"attention_bias", "mlp_bias"})
+    CHECK_THROWS_WITH(changed(bias, true), Contains(bias));
+  CHECK_THROWS_WITH(changed("attention_dropout", 0.1), Contains("attention_dropout"));
+  CHECK_THROWS_WITH(changed("quantization_config", {{"bits", 4}}), Contains("quantization_config"));
+  CHECK_THROWS_WITH(parse_hf_config(R"({"model_type": "qwen3", "hidden_size": 48, "intermediate_size": 100,
+      "num_hidden_layers": 2, "num_attention_heads": 6, "vocab_size": 9, "use_sliding_window": true})",
+                                    "c"),
+                    Contains("use_sliding_window"));
+}
+
+TEST_CASE("a wrong config.json is a configuration error in one sentence") {
+  for (const char* key :
+       {"hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size"}) {
+    CHECK_THROWS_WITH(changed(key, nullptr), Contains(key));
+    for (const auto& bad : {nlohmann::json(0), nlohmann::json(-1), nlohmann::json("8"), nlohmann::json(8.0),
+                            nlohmann::json(uint64_t{1} << 40)})
+      CHECK_THROWS_WITH(changed(key, bad), Contains(key) && Contains(bad.dump()));
+  }
+  CHECK_THROWS_WITH(changed("num_attention_heads", 5), Contains("head_dim"));
+  CHECK_THROWS_WITH(changed("num_key_value_heads", 4), Contains("num_key_value_heads 4"));
+  CHECK_THROWS_WITH(changed("head_dim", 7), Contains("7 wide"));
+  CHECK_THROWS_WITH(changed("tie_word_embeddings", "yes"), Contains("tie_word_embeddings"));
+  CHECK_THROWS_WITH(changed("rope_scaling", 7), Contains("rope_scaling"));
+  CHECK_THROWS_WITH(changed("rope_scaling", {{"rope_type", "llama3"}}), Contains("factor"));
+  CHECK_THROWS_WITH(changed("rms_norm_eps", 0), Contains("rms_norm_eps"));
+  CHECK_THROWS_AS(parse_hf_config("[]", "c"), Error);
+  try {
+    read_hf_config("/no/such/config.json");
+    FAIL("accepted");
+  } catch (const Error& error) {
+    CHECK(error.code() == ExitCode::kUsage);
+  }
+}
+
+TEST_CASE("an exported config.json describes the same model") {
+  std::vector<ModelArgs> models = {
+      model_args("llama3", "8B"), model_args("llama3", "1B"), model_args("qwen3", "0.6B"),
+      model_args("qwen3", "debugmodel", {.dim = 50, .n_heads = 3, .n_kv_heads = 3})};
+  models.push_back(model_args("llama3", "debugmodel", {.head_dim = 20, .rope_scaling = false}));
+  for (const ModelArgs& args : models) {
+    const ModelArgs back = parse_hf_config(hf_config(args, {}), "config.json");
+    CHECK(hf_differences(args, back) == std::vector<std::string>());
+    CHECK(back.max_seq_len == args.max_seq_len);
+  }
+  const auto config = nlohmann::json::parse(hf_config(models[0], {.dtype = "bfloat16", .eos_token_id = 7}));
+  CHECK(config["architectures"] == nlohmann::json::parse(R"(["LlamaForCausalLM"])"));
+  CHECK(config["dtype"] == "bfloat16");
+  CHECK(config["eos_token_id"] == 7);
+  CHECK(config["bos_token_id"].is_null());
+  CHECK(nlohmann::json::parse(hf_generation_config({.bos_token_id = 5, .eos_token_id = 7})) ==
+        nlohmann::json({{"_from_model_config", true}, {"bos_token_id", 5}, {"eos_token_id", 7}}));
+  CHECK(hf_generation_config({}).empty());
+  CHECK_THROWS_WITH(hf_config(model_args("llama3", "debugmodel", {.qk_norm = true}), {}),
+                    Contains("qk_norm"));
+  CHECK_THROWS_WITH(
+      hf_config(model_args("llama3", "debugmodel", {.n_heads = 3, .n_kv_heads = 3, .head_dim = 4}), {}),
+      Contains("cannot be exported") && Contains("n_heads 3 does not divide dim"));
+  CHECK_THROWS_WITH(hf_config(model_args("qwen3", "debugmodel", {.qk_norm = false}), {}),
+                    Contains("no qwen3 model without it"));
+  CHECK(hf_differences(model_args("llama3", "debugmodel"),
+                       model_args("llama3", "debugmodel", {.rope_factor = 32})) ==
+        std::vector<std::string>{"rope_factor is 8, but 32 in config.json"});
+}

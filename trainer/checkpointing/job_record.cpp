@@ -1,0 +1,122 @@
+#include "trainer/checkpointing/job_record.h"
+
+#include <fmt/format.h>
+
+#include "base/durable.h"
+#include "base/error.h"
+#include "base/files.h"
+#include "base/log.h"
+#include "trainer/config/load.h"
+#include "trainer/data/tokenizer/tokenizer.h"
+#include "trainer/checkpointing/resume_policy.h"
+
+namespace hyperion {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr const char* kConfigKey = "train_state.config";
+constexpr const char *kModel = "model_config", *kTokenizerPath = "tokenizer_path",
+                     *kTokenizerHash = "tokenizer_hash", *kData = "data";
+
+// Values are as TOML writes them.
+std::string model_lines(const TextTable& entries) {
+  std::string toml;
+  for (const auto& [key, text] : entries)
+    if (key.starts_with("model.") && text != "null") toml += fmt::format("{} = {}\n", key, text);
+  return toml;
+}
+
+// Of the tokenizer at `path` now; "" when there is none that can be read.
+std::string hash_at(const fs::path& path) {
+  try {
+    return path.empty() ? "" : Tokenizer::load(path)->hash();
+  } catch (const Error&) {
+    return "";
+  }
+}
+
+std::string described(const std::string& path, const std::string& hash) {
+  return fmt::format("{} (hash {:.8})", path.empty() ? "a tokenizer" : printable(fs::path(path)), hash);
+}
+
+}  // namespace
+
+std::map<std::string, std::string> record_facts(const JobRecord& record) {
+  std::map<std::string, std::string> facts;
+  if (record.model) {
+    JobConfig config;
+    config.model = *record.model;
+    facts[kModel] = model_lines(config_entries(config));
+  }
+  if (!record.tokenizer.hash.empty()) {
+    facts[kTokenizerPath] = record.tokenizer.path;
+    facts[kTokenizerHash] = record.tokenizer.hash;
+  }
+  if (!record.data.empty()) facts[kData] = record.data;
+  return facts;
+}
+
+JobRecord read_record(const OpenCheckpoint& checkpoint) {
+  JobRecord record;
+  if (checkpoint.index.layout == CheckpointIndex::Layout::kBareBytes) {
+    const auto note = checkpoint.index.notes.find(kTokenizerHash);
+    record.tokenizer.recorded = note != checkpoint.index.notes.end();
+    const fs::path folder =
+        is_folder(checkpoint.folder) ? checkpoint.folder : checkpoint.folder.parent_path();
+    record.tokenizer.path = fs::absolute(folder).lexically_normal().string();
+    record.tokenizer.hash = record.tokenizer.recorded ? note->second : hash_at(record.tokenizer.path);
+    return record;
+  }
+  if (!checkpoint.manifest) return record;
+  const auto& facts = checkpoint.manifest->facts;
+  const auto fact = [&](const char* key) {
+    const auto found = facts.find(key);
+    return found == facts.end() ? std::string() : found->second;
+  };
+  if (const std::string toml = fact(kModel); !toml.empty())
+    record.model = parse_config(toml, checkpoint.folder.string(), {}).config.model;
+  record.tokenizer = {fact(kTokenizerPath), fact(kTokenizerHash)};
+  record.data = fact(kData);
+  return record;
+}
+
+std::optional<JobConfig::Model> saved_model(const OpenCheckpoint& checkpoint) {
+  if (auto model = read_record(checkpoint).model) return model;
+  if (!checkpoint.index.objects.contains(kConfigKey)) return std::nullopt;
+  const auto objects = load_objects(checkpoint, [](const std::string& key) { return key == kConfigKey; });
+  const TextTable entries = text_table(objects.at(kConfigKey), checkpoint.folder.string());
+  return parse_config(model_lines(entries), checkpoint.folder.string(), {}).config.model;
+}
+
+std::map<std::string, std::string> tokenizer_note(const std::string& hash) {
+  return {{kTokenizerHash, hash}};
+}
+
+bool require_same_tokenizer(const fs::path& checkpoint, const TokenizerRecord& stored,
+                            const TokenizerChoice& chosen) {
+  if (stored.hash.empty()) {
+    log_info("{} does not say which tokenizer its weights were trained with: {} could not be compared",
+             checkpoint.string(), described(chosen.path, chosen.hash));
+    return false;
+  }
+  if (stored.hash == chosen.hash) return false;
+  const std::string differ =
+      fmt::format("{}: {}: {} there, {} here, chosen by {}", checkpoint.string(),
+                  stored.recorded ? "its weights were trained with another tokenizer"
+                                  : "its folder holds another tokenizer",
+                  described(stored.path, stored.hash), described(chosen.path, chosen.hash), chosen.chosen_by);
+  if (!chosen.allowed_by.empty() || !stored.recorded) {
+    log_warning("{}{}", differ, chosen.allowed_by.empty() ? "" : " and allowed by " + chosen.allowed_by);
+    return true;
+  }
+  const bool there = hash_at(stored.path) == stored.hash;
+  const std::string other =
+      there ? chosen.choose(stored.path)
+            : fmt::format(
+                  "{}, a folder that holds the tokenizer of that hash{}", chosen.choose("FOLDER"),
+                  stored.path.empty() ? "" : " (" + printable(fs::path(stored.path)) + " does not any more)");
+  throw_config("{}. To use the one of the weights, {}; to use this one all the same, {}", differ, other,
+               chosen.allow);
+}
+
+}  // namespace hyperion

@@ -1,0 +1,282 @@
+#include "trainer/checkpointing/job_state.h"
+
+#include <cstring>
+#include <new>
+
+#include <ATen/Context.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+
+#include "base/error.h"
+#include "base/hash.h"
+#include "base/log.h"
+#include "base/device/device_library.h"
+
+namespace hyperion {
+namespace {
+
+TensorState tensor_state(std::string key, KeyPath path, const at::Tensor& tensor, Dims shape,
+                         const Placement& placement) {
+  TensorState state;
+  state.key = std::move(key);
+  state.path = std::move(path);
+  state.dtype = dtype_of(tensor.scalar_type());
+  state.shape = std::move(shape);
+  state.placement = placement;
+  state.data = tensor.numel() > 0 ? tensor.data_ptr() : nullptr;
+  state.on_device = !tensor.is_cpu();
+  return state;
+}
+
+ObjectState value(const std::string& component, const std::string& name, Object object) {
+  return {component + "." + name, {component, name}, std::move(object)};
+}
+
+// The object's value when it is there; a kind that cannot be right is the checkpoint's fault.
+template <typename T>
+std::optional<T> read(const StateComponent::Find& find, const std::string& key) {
+  const Object* object = find(key);
+  if (object == nullptr) return std::nullopt;
+  const T* found = object->get_if<T>();
+  if (found == nullptr)
+    throw_data("checkpoint: {} is {}, which is of another kind than expected", key, repr(*object));
+  return *found;
+}
+
+Bytes generator_state(const at::Generator& generator) {
+  const at::Tensor state = generator.get_state().contiguous();
+  return {std::string(static_cast<const char*>(state.data_ptr()), state.nbytes())};
+}
+
+void set_generator_state(at::Generator generator, const Bytes& bytes, const std::string& key) {
+  at::Tensor state = at::empty({static_cast<int64_t>(bytes.value.size())}, at::TensorOptions(at::kByte));
+  std::memcpy(state.data_ptr(), bytes.value.data(), bytes.value.size());
+  try {
+    generator.set_state(state);
+  } catch (const c10::Error& error) {
+    throw_data("checkpoint: {}: torch does not take it as the state of a random number generator: {}", key,
+               error.what_without_backtrace());
+  }
+}
+
+const Object* item(const Dict& dict, const char* name) {
+  for (const auto& [key, value] : dict.items)
+    if (key == Object(name)) return &value;
+  return nullptr;
+}
+
+}  // namespace
+
+Dtype dtype_of(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat:
+      return Dtype::kFloat32;
+    case at::kDouble:
+      return Dtype::kFloat64;
+    case at::kBFloat16:
+      return Dtype::kBFloat16;
+    case at::kHalf:
+      return Dtype::kFloat16;
+    case at::kLong:
+      return Dtype::kInt64;
+    default:
+      throw_bug("no state of a job is of type {}", c10::toString(type));
+  }
+}
+
+StatePlace state_place(const Mesh& mesh, int rank) {
+  StatePlace place;
+  place.rank = rank;
+  place.sharded = {mesh.degree(MeshDim::kFsdp), mesh.coordinate(rank, MeshDim::kFsdp),
+                   mesh.degree(MeshDim::kDpReplicate), mesh.coordinate(rank, MeshDim::kDpReplicate)};
+  place.replicated = {1, 0, mesh.world_size(), rank};
+  return place;
+}
+
+std::vector<TensorState> ModelState::tensors() {
+  std::vector<TensorState> states;
+  for (const ShardedParameterPtr& parameter : parameters_) {
+    const Parameter& p = parameter->parameter();
+    states.push_back(tensor_state(p.fqn, {p.fqn}, parameter->master(), p.shape, place_.sharded));
+    states.back().aliases = p.aliases;
+  }
+  return states;
+}
+
+void ModelState::load(const Find&) {
+  for (const ShardedParameterPtr& parameter : parameters_)
+    if (parameter->has_separate_compute_shard()) parameter->compute_shard().copy_(parameter->master());
+}
+
+OptimizerState::OptimizerState(const Adam& adam, const JobConfig::Optimizer& options,
+                               std::vector<ShardedParameterPtr> parameters, const StatePlace& place,
+                               Rates rates)
+    : adam_(adam),
+      options_(options),
+      parameters_(std::move(parameters)),
+      place_(place),
+      rates_(std::move(rates)) {}
+
+std::vector<TensorState> OptimizerState::tensors() {
+  std::vector<TensorState> states;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const Parameter& p = parameters_[i]->parameter();
+    const auto add = [&](const char* what, const at::Tensor& tensor, Dims shape, const Placement& placement) {
+      const std::string name = "state." + p.fqn + "." + what;
+      states.push_back(
+          tensor_state("optimizer." + name, {"optimizer", name}, tensor, std::move(shape), placement));
+    };
+    add("exp_avg", adam_.exp_avg()[i], p.shape, place_.sharded);
+    add("exp_avg_sq", adam_.exp_avg_sq()[i], p.shape, place_.sharded);
+    add("step", adam_.step_count(), {}, place_.replicated);  // one counter for all
+  }
+  return states;
+}
+
+std::vector<ObjectState> OptimizerState::objects() {
+  const auto [base_lr, next_lr] = rates_();
+  const bool fused = options_.implementation == "fused", foreach = options_.implementation == "foreach";
+  const std::vector<std::pair<const char*, Object>> options = {
+      {"lr", next_lr},
+      {"betas", Object::tuple({options_.beta1, options_.beta2})},
+      {"eps", options_.eps},
+      {"weight_decay", options_.weight_decay},
+      {"amsgrad", false},
+      {"maximize", false},
+      {"foreach", foreach},
+      {"capturable", false},
+      {"differentiable", false},
+      {"fused", fused},
+      {"decoupled_weight_decay", options_.name == "AdamW"},
+      {"initial_lr", base_lr}};
+  std::vector<ObjectState> states;
+  for (const ShardedParameterPtr& parameter : parameters_)
+    for (const auto& [name, object] : options)
+      states.push_back(value("optimizer", "param_groups." + parameter->parameter().fqn + "." + name, object));
+  return states;
+}
+
+std::vector<ObjectState> SchedulerState::objects() {
+  const Position at = position_();
+  const std::string me = name();
+  return {value(me, "base_lrs", Object::list({at.base_lr})),
+          value(me, "last_epoch", at.step),
+          value(me, "_step_count", at.step + 1),
+          value(me, "_is_initial", false),
+          value(me, "_get_lr_called_within_step", false),
+          value(me, "_last_lr", Object::list({at.next_lr})),
+          value(me, "trajectory", at.trajectory)};
+}
+
+std::vector<ObjectState> LoaderComponent::objects() {
+  return {value(name(), "position", loader_.state().to_json())};
+}
+
+void LoaderComponent::load(const Find& find) {
+  if (const auto position = read<std::string>(find, "dataloader.position"))
+    loader_.load_state(LoaderState::from_json(*position));
+}
+
+std::vector<ObjectState> TrainStateComponent::objects() {
+  // v0.2.2 keeps the count of one rank; ours, of all ranks, has a name of its own.
+  return {value(name(), "step", state_.step),
+          value(name(), "ntokens_seen", state_.tokens_seen / batch_ranks_),
+          value(name(), "global_tokens_seen", state_.tokens_seen),
+          value(name(), "last_loss", state_.last_loss),
+          value(name(), "last_loss_step", state_.last_loss_step),
+          value(name(), "config", config_)};
+}
+
+void TrainStateComponent::load(const Find& find) {
+  state_.step = read<int64_t>(find, "train_state.step").value();
+  const auto own = read<int64_t>(find, "train_state.ntokens_seen");
+  const auto ranks = read<int64_t>(find, "dataloader.world_size");
+  state_.tokens_seen =
+      read<int64_t>(find, "train_state.global_tokens_seen").value_or(own.value_or(0) * ranks.value_or(1));
+  state_.last_loss = read<double>(find, "train_state.last_loss").value_or(state_.last_loss);
+  state_.last_loss_step = read<int64_t>(find, "train_state.last_loss_step").value_or(0);
+  if (state_.step < 0 || state_.tokens_seen < 0)
+    throw_data("checkpoint: train_state says step {} and {} tokens, which cannot be", state_.step,
+               state_.tokens_seen);
+}
+
+std::vector<ObjectState> RngState::objects() {
+  Dict dict;
+  dict.items.emplace_back("world_size", int64_t{world_size_});
+  dict.items.emplace_back("cpu", generator_state(at::globalContext().defaultGenerator(at::kCPU)));
+  if (device_.is_cuda())
+    dict.items.emplace_back("cuda", generator_state(at::globalContext().defaultGenerator(device_)));
+  const std::string key = fmt::format("rank_{}", rank_);
+  ObjectState state = value(name(), key, std::move(dict));
+  state.per_rank = true;
+  return {std::move(state)};
+}
+
+void RngState::load(const Find& find) {
+  const std::string key = fmt::format("rng.rank_{}", rank_);
+  const auto dict = read<Dict>(find, key);
+  const Object* ranks = dict ? item(*dict, "world_size") : nullptr;
+  const Object* cpu = dict ? item(*dict, "cpu") : nullptr;
+  const Object* cuda = dict ? item(*dict, "cuda") : nullptr;
+  const bool fits = ranks != nullptr && *ranks == Object(int64_t{world_size_}) && cpu != nullptr &&
+                    cpu->get_if<Bytes>() != nullptr &&
+                    (!device_.is_cuda() || (cuda != nullptr && cuda->get_if<Bytes>() != nullptr));
+  if (!fits) return reseed();
+  set_generator_state(at::globalContext().defaultGenerator(at::kCPU), *cpu->get_if<Bytes>(), key);
+  if (device_.is_cuda())
+    set_generator_state(at::globalContext().defaultGenerator(device_), *cuda->get_if<Bytes>(), key);
+}
+
+void RngState::reseed() {
+  const uint64_t seed = hash_text(fmt::format("{} {} {}", seed_, state_.step, rank_));
+  at::Generator cpu = at::globalContext().defaultGenerator(at::kCPU);
+  cpu.set_current_seed(seed);
+  if (device_.is_cuda()) {
+    at::Generator cuda = at::globalContext().defaultGenerator(device_);
+    cuda.set_current_seed(seed);
+  }
+  log_info(
+      "Random number generators: no state for this mesh in the checkpoint, seeded by (seed, step, rank)");
+}
+
+std::vector<TensorState> EmaState::tensors() {
+  std::vector<TensorState> states;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const Parameter& p = parameters_[i]->parameter();
+    states.push_back(
+        tensor_state("ema." + p.fqn, {"ema", p.fqn}, ema_.tensors()[i], p.shape, place_.sharded));
+  }
+  return states;
+}
+
+namespace {
+
+at::Tensor view(void* data, uint64_t bytes, at::Device device) {
+  return at::from_blob(data, {static_cast<int64_t>(bytes)}, at::TensorOptions(at::kByte).device(device));
+}
+
+}  // namespace
+
+void DeviceMover::to_host(void* host, const TensorState& from, uint64_t offset, uint64_t bytes) {
+  if (!from.on_device) return MemoryMover::to_host(host, from, offset, bytes);
+  const StreamScope scope(stream_);
+  stream_.wait(ready_);
+  view(host, bytes, at::kCPU).copy_(view(static_cast<std::byte*>(from.data) + offset, bytes, device_), true);
+}
+
+void DeviceMover::from_host(const TensorState& to, uint64_t offset, const void* host, uint64_t bytes) {
+  if (!to.on_device) return MemoryMover::from_host(to, offset, host, bytes);
+  stream_.wait(DeviceStream::current(device_));  // what is still under way may use the old values
+  const StreamScope scope(stream_);
+  view(static_cast<std::byte*>(to.data) + offset, bytes, device_)
+      .copy_(view(const_cast<void*>(host), bytes, at::kCPU), true);
+}
+
+std::shared_ptr<std::byte> DeviceMover::allocate(uint64_t bytes) {
+  if (device_.is_cpu()) return MemoryMover::allocate(bytes);
+  void* memory = device_library().allocate_pinned(bytes);
+  if (memory == nullptr) throw std::bad_alloc();
+  return {static_cast<std::byte*>(memory), device_library().free_pinned};
+}
+
+}  // namespace hyperion

@@ -1,0 +1,173 @@
+// What a training job is made of, described for checkpoints: one StateComponent for each part that can be
+// saved and loaded alone. Names, nesting and kinds of values are torchtitan v0.2.2's where it has the part.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/state.h"
+#include "parallel/mesh.h"
+#include "base/device/streams.h"
+#include "trainer/config/job_config.h"
+#include "trainer/data/loader.h"
+#include "trainer/optim/adam.h"
+#include "trainer/optim/ema.h"
+
+namespace hyperion {
+
+// Throws Error(kBug) for a type that no state has.
+Dtype dtype_of(at::ScalarType type);
+
+// Where this rank is in the mesh, as far as its state is concerned.
+struct StatePlace {
+  Placement sharded;     // parameters: cut over the fsdp group, equal on its replicas
+  Placement replicated;  // one whole copy on every rank
+  int rank = 0;
+};
+StatePlace state_place(const Mesh& mesh, int rank);
+
+// The masters, at the root under their own names.
+class ModelState : public StateComponent {
+ public:
+  ModelState(std::vector<ShardedParameterPtr> parameters, const StatePlace& place)
+      : parameters_(std::move(parameters)), place_(place) {}
+  std::string name() const override { return "model"; }
+  std::vector<TensorState> tensors() override;
+  // The compute-dtype copies follow the masters.
+  void load(const Find&) override;
+
+ private:
+  std::vector<ShardedParameterPtr> parameters_;
+  StatePlace place_;
+};
+
+// optimizer.state.<fqn>.{exp_avg,exp_avg_sq,step} and the options of each parameter,
+// optimizer.param_groups.<fqn>.*.
+class OptimizerState : public StateComponent {
+ public:
+  // `lr`: base rate and the rate of the next step, read at every save.
+  using Rates = std::function<std::pair<double, double>()>;
+  OptimizerState(const Adam& adam, const JobConfig::Optimizer& options,
+                 std::vector<ShardedParameterPtr> parameters, const StatePlace& place, Rates rates);
+  std::string name() const override { return "optimizer"; }
+  std::vector<TensorState> tensors() override;
+  std::vector<ObjectState> objects() override;
+  std::vector<std::string> required_objects() override { return {}; }  // the configuration says the same
+
+ private:
+  const Adam& adam_;
+  const JobConfig::Optimizer& options_;
+  std::vector<ShardedParameterPtr> parameters_;
+  StatePlace place_;
+  Rates rates_;
+};
+
+// The learning-rate curve's position, and the trajectory that a resumed job has to follow.
+class SchedulerState : public StateComponent {
+ public:
+  struct Position {
+    int64_t step = 0;  // updates done
+    double base_lr = 0, next_lr = 0;
+    Object trajectory;  // resume_policy.h
+  };
+  explicit SchedulerState(std::function<Position()> position) : position_(std::move(position)) {}
+  std::string name() const override { return "lr_scheduler"; }
+  std::vector<ObjectState> objects() override;
+  std::vector<std::string> required_objects() override { return {"lr_scheduler.last_epoch"}; }
+
+ private:
+  std::function<Position()> position_;
+};
+inline constexpr const char* kTrajectoryKey = "lr_scheduler.trajectory";
+
+class LoaderComponent : public StateComponent {
+ public:
+  explicit LoaderComponent(DataLoader& loader) : loader_(loader) {}
+  std::string name() const override { return "dataloader"; }
+  std::vector<ObjectState> objects() override;
+  std::vector<std::string> required_objects() override { return {}; }  // other programs have none of ours
+  void load(const Find& find) override;
+
+ private:
+  DataLoader& loader_;
+};
+
+struct TrainState {
+  int64_t step = 0;                                             // updates done
+  int64_t tokens_seen = 0;                                      // by all ranks
+  double last_loss = std::numeric_limits<double>::quiet_NaN();  // of the last logged step
+  int64_t last_loss_step = 0;                                   // that step; 0: not known
+};
+class TrainStateComponent : public StateComponent {
+ public:
+  // `config`: the configuration of the job, for whoever resumes.
+  TrainStateComponent(TrainState& state, int64_t batch_ranks, Object config)
+      : state_(state), batch_ranks_(batch_ranks), config_(std::move(config)) {}
+  std::string name() const override { return "train_state"; }
+  std::vector<ObjectState> objects() override;
+  std::vector<std::string> required_objects() override { return {"train_state.step"}; }
+  void load(const Find& find) override;
+
+ private:
+  TrainState& state_;
+  int64_t batch_ranks_;
+  Object config_;
+};
+
+// The state of torch's random number generators, for each rank. Another number of ranks cannot use it: then
+// they are seeded by (seed, step, rank).
+class RngState : public StateComponent {
+ public:
+  RngState(at::Device device, int rank, int world_size, uint64_t seed, const TrainState& state)
+      : device_(device), rank_(rank), world_size_(world_size), seed_(seed), state_(state) {}
+  std::string name() const override { return "rng"; }
+  std::vector<ObjectState> objects() override;
+  std::vector<std::string> required_objects() override { return {}; }
+  void load(const Find& find) override;
+  void reseed();  // by (seed, step, rank)
+
+ private:
+  at::Device device_;
+  int rank_, world_size_;
+  uint64_t seed_;
+  const TrainState& state_;
+};
+
+class EmaState : public StateComponent {
+ public:
+  EmaState(Ema& ema, std::vector<ShardedParameterPtr> parameters, const StatePlace& place)
+      : ema_(ema), parameters_(std::move(parameters)), place_(place) {}
+  std::string name() const override { return "ema"; }
+  std::vector<TensorState> tensors() override;
+  // None; but at every save it waits for an update that is still under way on the host.
+  std::vector<ObjectState> objects() override { return ema_.tensors(), std::vector<ObjectState>(); }
+
+ private:
+  Ema& ema_;
+  std::vector<ShardedParameterPtr> parameters_;
+  StatePlace place_;
+};
+
+// Copies between device and pinned host memory on a stream of its own; memcpy where the state is in host
+// memory.
+class DeviceMover : public MemoryMover {
+ public:
+  explicit DeviceMover(at::Device device)
+      : device_(device), stream_(DeviceStream::from_pool(device, /*high_priority=*/false)) {}
+  void prepare() override { ready_.record(DeviceStream::current(device_)); }
+  void to_host(void* host, const TensorState& from, uint64_t offset, uint64_t bytes) override;
+  void from_host(const TensorState& to, uint64_t offset, const void* host, uint64_t bytes) override;
+  void finish() override { stream_.synchronize(); }
+  std::shared_ptr<std::byte> allocate(uint64_t bytes) override;
+
+ private:
+  at::Device device_;
+  DeviceStream stream_;
+  DeviceEvent ready_;
+};
+
+}  // namespace hyperion

@@ -1,0 +1,150 @@
+#include "trainer/checkpointing/stored_weights.h"
+
+#include <algorithm>
+#include <set>
+
+#include <fmt/ranges.h>
+
+#include "base/error.h"
+#include "base/files.h"
+#include "checkpoint/misfit.h"
+#include "checkpoint/names.h"
+#include "trainer/hugging_face/names.h"
+#include "trainer/hugging_face/config.h"
+#include "models/transformer.h"
+#include "trainer/config/overrides.h"
+#include "trainer/checkpointing/job_state.h"
+
+namespace hyperion {
+namespace {
+
+// The model's parameters, each whole.
+std::vector<TensorState> whole_parameters(const ModelArgs& args) {
+  std::vector<TensorState> states;
+  for (const ParameterPtr& parameter : Transformer(args).parameters()) {
+    TensorState& state = states.emplace_back();
+    state.key = parameter->fqn;
+    state.shape = parameter->shape;
+    state.aliases = parameter->aliases;
+  }
+  return states;
+}
+
+// "10 layers there, 8 here; dim 64 there, 32 here"; "" when nothing tells. `keys`: the parameter's name ->
+// its key.
+std::string dimension_differences(const ModelArgs& args, const CheckpointIndex& index,
+                                  const std::map<std::string, std::string>& keys) {
+  std::vector<std::string> differences;
+  const auto compare = [&](const char* text, int64_t there, int64_t here) {
+    if (there != here) differences.push_back(fmt::format(fmt::runtime(text), there, here));
+  };
+  std::set<std::string> layers;
+  for (const auto& [name, key] : keys)
+    if (name.starts_with("layers.")) layers.insert(name.substr(0, name.find('.', 7)));
+  if (!layers.empty())
+    compare("{} layers there, {} here", static_cast<int64_t>(layers.size()), args.n_layers);
+  const auto compare_extent = [&](const char* name, size_t axis, const char* text, int64_t here) {
+    const auto key = keys.find(name);
+    if (key == keys.end()) return;
+    const auto record = index.tensors.find(key->second);
+    if (record != index.tensors.end() && record->second.shape.size() == 2)
+      compare(text, record->second.shape[axis], here);
+  };
+  compare_extent("tok_embeddings.weight", 1, "dim {} there, {} here", args.dim);
+  compare_extent("tok_embeddings.weight", 0, "a vocabulary of {} there, {} here", args.vocab_size);
+  compare_extent("layers.0.attention.wq.weight", 0, "n_heads x head_dim = {} there, {} here",
+                 args.n_heads * args.head_dim);
+  compare_extent("layers.0.attention.wk.weight", 0, "n_kv_heads x head_dim = {} there, {} here",
+                 args.n_kv_heads * args.head_dim);
+  compare_extent("layers.0.feed_forward.w1.weight", 0, "hidden_dim {} there, {} here", args.hidden_dim);
+  return fmt::format("{}", fmt::join(differences, "; "));
+}
+
+}  // namespace
+
+StoredNames own_names(const OpenCheckpoint& checkpoint, const std::map<std::string, std::string>& all,
+                      bool ema) {
+  StoredNames names;
+  for (const auto& [name, key] : all) {
+    const std::string component = component_of(name);
+    if (ema && component == "ema") names.keys.emplace(name.substr(4), key);
+    if (!ema && component == "model") names.keys.emplace(name, key);
+  }
+  if (ema && names.keys.empty())
+    throw_data("{}: the checkpoint holds no averaged weights (ema)", checkpoint.folder.string());
+  return names;
+}
+
+StoredNames hugging_face_names(const ModelArgs& args, const std::map<std::string, std::string>& names) {
+  StoredNames stored;
+  for (const auto& [name, key] : names) {
+    if (const auto parameter = parameter_of_hf(args, name)) {
+      stored.keys.emplace(*parameter, key);
+    } else if (!hf_may_ignore(args, name)) {
+      stored.keys.emplace(name, key);
+    }
+  }
+  stored.row_map = [args](const std::string& fqn) { return hugging_face_place(args, fqn).second; };
+  return stored;
+}
+
+std::pair<std::string, StoredNames::RowMap> hugging_face_place(const ModelArgs& args,
+                                                               const std::string& fqn) {
+  const HfTensor tensor = hf_tensor(args, fqn);
+  StoredNames::RowMap rows;
+  if (tensor.head_dim > 0) rows = [tensor](int64_t row) { return hf_row(tensor, row); };
+  return {tensor.name, std::move(rows)};
+}
+
+void require_same_model(const ModelArgs& args, const std::filesystem::path& folder) {
+  const std::filesystem::path file = folder / "config.json";
+  if (!name_exists(file)) return;
+  const std::vector<std::string> differences = hf_differences(args, read_hf_config(file));
+  if (!differences.empty())
+    throw_config(
+        "{} describes another model than this job's: {}; choose the model's flavour, or start with {}",
+        file.string(), fmt::join(differences, "; "), override_text("model.flavor", "from_hf"));
+}
+
+void require_same_dimensions(const ModelArgs& args, const OpenCheckpoint& checkpoint,
+                             const StoredNames& names, const std::string& remedy) {
+  const std::string differences = dimension_differences(args, checkpoint.index, names.keys);
+  if (differences.empty()) return;
+  throw_misfit("the checkpoint is of another model: {} ({}); {}", differences, checkpoint.folder.string(),
+               remedy);
+}
+
+StoredWeights::StoredWeights(const std::filesystem::path& folder, const ModelArgs& args, bool ema)
+    : checkpoint_(open_checkpoint(folder)) {
+  const bool hugging_face = checkpoint_.index.layout == CheckpointIndex::Layout::kBareBytes;
+  if (hugging_face && ema)
+    throw_data("{}: safetensors hold one set of weights and no averages beside them", folder.string());
+  std::vector<std::string> keys;
+  for (const auto& [key, record] : checkpoint_.index.tensors) keys.push_back(key);
+  const std::map<std::string, std::string> all = NameMap().apply(keys);
+  const StoredNames names = hugging_face ? hugging_face_names(args, all) : own_names(checkpoint_, all, ema);
+  require_same_dimensions(args, checkpoint_, names,
+                          "name the configuration that it was trained with (--config)");
+  states_ = whole_parameters(args);
+  LoadOptions options;
+  options.allow_dtype_cast = true;
+  for (LoadItem& item : plan_load(checkpoint_, states_, names, options)) {
+    const std::string name = item.tensor->key;
+    items_.emplace(name, std::move(item));
+  }
+}
+
+void StoredWeights::load(const Parameter& parameter, const at::Tensor& weight) const {
+  LoadItem item = items_.at(parameter.fqn);
+  TensorState state = *item.tensor;
+  state.dtype = dtype_of(weight.scalar_type());
+  state.data = weight.data_ptr();
+  state.on_device = !weight.is_cpu();
+  item.tensor = &state;
+  DeviceMover mover(weight.device());
+  LoadOptions options;
+  options.verify_finite = true;
+  load_tensors(checkpoint_, {item}, mover, options);
+}
+
+}  // namespace hyperion

@@ -1,0 +1,408 @@
+#include "trainer/commands/check_command.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <spdlog/sinks/base_sink.h>
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include "base/durable.h"
+#include "base/files.h"
+#include "base/log.h"
+#include "base/standard_streams.h"
+#include "trainer/hugging_face/config.h"
+#include "models/flavors/registry.h"
+#include "trainer/checkpointing/checkpointing.h"
+#include "trainer/config/expand.h"
+#include "trainer/data/sources.h"
+#include "trainer/setup/float8_setup.h"
+#include "trainer/fsdp_model.h"
+#include "trainer/hugging_face/hf_model.h"
+#include "trainer/metrics/step_line.h"
+#include "trainer/setup/options.h"
+#include "trainer/setup/preflight.h"
+#include "trainer/runtime/runtime.h"
+#include "trainer/runtime/size_estimate.h"
+#include "trainer/checkpointing/stored_weights.h"
+
+namespace hyperion {
+namespace fs = std::filesystem;
+namespace {
+
+std::string readable_bytes(double bytes) {
+  return bytes < 1 << 30 ? fmt::format("{:.2f} MiB", bytes / (1 << 20))
+                         : fmt::format("{:.2f} GiB", bytes / (1 << 30));
+}
+
+std::string grouped(int64_t number) {
+  return python_grouped(static_cast<double>(number), 0);
+}
+
+// While it lives, warnings and errors of the log wait, so that none stands between the rows of the table. At
+// its end they are logged, each text once.
+class HeldWarnings {
+ public:
+  HeldWarnings() : sinks_(spdlog::default_logger()->sinks()) {
+    spdlog::default_logger()->sinks() = {std::make_shared<Sink>(*this)};
+  }
+  ~HeldWarnings() {
+    spdlog::default_logger()->sinks() = std::move(sinks_);
+    std::set<std::string> seen;
+    for (const auto& [level, text] : held_)
+      if (seen.insert(text).second) write_log(level, text);
+  }
+  HeldWarnings(const HeldWarnings&) = delete;
+  HeldWarnings& operator=(const HeldWarnings&) = delete;
+
+ private:
+  class Sink : public spdlog::sinks::base_sink<std::mutex> {
+   public:
+    explicit Sink(HeldWarnings& owner) : owner_(owner) {}
+
+   private:
+    void sink_it_(const spdlog::details::log_msg& message) override {
+      if (message.level >= spdlog::level::warn)
+        owner_.held_.emplace_back(message.level, std::string(message.payload.data(), message.payload.size()));
+      else
+        for (const spdlog::sink_ptr& sink : owner_.sinks_) sink->log(message);
+    }
+    void flush_() override {}
+    HeldWarnings& owner_;
+  };
+  std::vector<spdlog::sink_ptr> sinks_;
+  std::vector<std::pair<spdlog::level::level_enum, std::string>> held_;
+};
+
+// Thrown by a check that has nothing wrong to say and cannot look further, because of that row.
+struct NotChecked {
+  std::string because_of;
+};
+
+// The table: a row for each group of checks, printed when it is done.
+class Table {
+ public:
+  // `needs`: rows that must have been right, or `act`, which returns what was found, is not called. A failure
+  // is kept for finish().
+  void check(const std::string& row, const std::vector<std::string>& needs,
+             const std::function<std::string()>& act, const char* good = "right") {
+    try {
+      for (const std::string& need : needs)
+        if (culprits_.contains(need)) throw NotChecked{need};
+      line(row, good, act());
+    } catch (const NotChecked& reason) {
+      const std::string culprit = culprits_.at(reason.because_of);
+      culprits_[row] = culprit;
+      line(row, "-", fmt::format("not checked, because \"{}\" is wrong", culprit));
+    } catch (const Error& error) {
+      culprits_[row] = row;
+      line(row, "WRONG", "see below");
+      if (messages_.empty()) code_ = error.code();
+      messages_.emplace_back(error.what());
+    }
+  }
+  // Or not checked.
+  bool wrong(const std::string& row) const { return culprits_.contains(row); }
+  // Throws the first failure, with the texts of all.
+  void finish() const {
+    if (!messages_.empty()) throw Error(code_, fmt::format("{}", fmt::join(messages_, "\nhyperion: ")));
+  }
+
+ private:
+  static void line(const std::string& row, const char* verdict, const std::string& text) {
+    print_text(fmt::format("{:<16} {:<6} {}\n", row, verdict, text));
+  }
+
+  ExitCode code_ = ExitCode::kOk;
+  std::vector<std::string> messages_;
+  std::map<std::string, std::string> culprits_;  // of rows that are wrong or were not checked: the wrong row
+};
+
+Environment environment_of(const CommandLine& line, const JobConfig& config) {
+  Environment environment;
+  const int64_t ranks = line.ranks > 0 ? line.ranks : job_environment(config).world_size;
+  environment.world_size = environment.local_world_size = static_cast<int>(ranks);
+  return environment;  // of rank 0
+}
+
+std::string describe_batch(const JobConfig& config, const Mesh& mesh) {
+  const auto& training = config.training;
+  const int64_t microbatch = training.local_batch_size * mesh.degree(MeshDim::kBatch);
+  const int64_t global = training.global_batch_size > 0 ? training.global_batch_size : microbatch;
+  const int64_t ranks = mesh.degree(MeshDim::kBatch), microbatches = global / microbatch;
+  return fmt::format(
+      "{} sequences of {} per step: {} tokens ({} data-parallel rank{} x {} sequences x {} microbatch{})",
+      global, training.seq_len, grouped(global * training.seq_len), ranks, ranks == 1 ? "" : "s",
+      training.local_batch_size, microbatches, microbatches == 1 ? "" : "es");
+}
+
+std::string describe_memory(const JobConfig& config, const ModelArgs& model, const Mesh& mesh) {
+  const auto& training = config.training;
+  const int64_t microbatch = training.local_batch_size * mesh.degree(MeshDim::kBatch);
+  const int64_t microbatches = training.global_batch_size > 0 ? training.global_batch_size / microbatch : 1;
+  const JobSize size = job_size(config, model, mesh.degree(MeshDim::kFsdp), microbatches);
+  return fmt::format("{} per rank for weights, gradients and optimizer{}, and at least {} for activations",
+                     readable_bytes(size.states()),
+                     config.ema.enable ? fmt::format(", {} for averages", readable_bytes(size.averages)) : "",
+                     readable_bytes(size.activations));
+}
+
+std::string describe_files(const std::string& path) {
+  const std::vector<CorpusFile> files = find_corpus(path);
+  uint64_t bytes = 0;
+  for (const CorpusFile& file : files) bytes += file.size;
+  return fmt::format("{}: {} file{}, {} bytes", path, files.size(), files.size() == 1 ? "" : "s",
+                     grouped(static_cast<int64_t>(bytes)));
+}
+
+// Makes a file in the folder and removes it, with the folders that were missing.
+std::string probe_writable(const fs::path& folder) {
+  std::vector<fs::path> made;  // the deepest first
+  std::error_code ignored;
+  for (fs::path at = fs::absolute(folder).lexically_normal();
+       at.has_relative_path() && !fs::exists(at, ignored); at = at.parent_path())
+    if (at.has_filename()) made.push_back(at);
+  const fs::path file = folder / fmt::format(".hyperion-check-{}", ::getpid());
+  const auto remove = [&] {
+    fs::remove(file, ignored);
+    for (const fs::path& path : made) fs::remove(path, ignored);
+  };
+  fs::space_info space{};
+  try {
+    make_folders(folder);
+    write_file_atomic(file, "");
+    space = fs::space(folder);
+  } catch (const std::exception& error) {
+    remove();
+    throw Error(ExitCode::kPreCheckpoint, fmt::format("nothing can be written there: {}", error.what()));
+  }
+  remove();
+  return fmt::format("{}: {}, {} free", folder.string(), made.empty() ? "can be written" : "can be made",
+                     readable_bytes(static_cast<double>(space.available)));
+}
+
+// The state of rank 0 of the job, described but without memory, and the groups it is sharded over.
+struct DescribedState {
+  DescribedState(const ResumePlan& plan, const JobConfig& configured, const ModelArgs& args, const Mesh& mesh,
+                 const Environment& environment, DataLoader& loader)
+      : model(args, plan.config.training.loss_chunk_bytes),
+        float8(
+            convert_to_float8(model, plan.config, {.cpu = false, .compute_capability = 90, .name = "a GPU"})),
+        groups(mesh, environment, {.backend = CommBackend::kFake}),
+        fsdp(groups.get(MeshDim::kFsdp), groups.get(MeshDim::kDpReplicate), sharding(plan.config, float8)),
+        fsdp_model(model, fsdp, fsdp_model_options(plan.config, model)),
+        parameters(fsdp_model.parameters()),
+        adam(parameters, adam_options(plan.config.optimizer)) {
+    for (const std::string& warning : float8.warnings) log_warning("{}", warning);
+    if (plan.config.ema.enable)
+      ema = std::make_unique<Ema>(parameters,
+                                  EmaOptions{.decay = plan.config.ema.decay, .every = 1, .on_cpu = false});
+    components =
+        state_components({parameters, mesh, 0, at::kCPU, adam, ema.get(), state, loader, plan, configured});
+  }
+
+  static ShardingOptions sharding(const JobConfig& config, const Float8Setup& float8) {
+    ShardingOptions options = sharding_options(config.training, at::kCPU, float8.codec);
+    options.state_device = at::kMeta;
+    return options;
+  }
+  std::vector<StateComponent*> parts() const {
+    std::vector<StateComponent*> all;
+    for (const auto& component : components) all.push_back(component.get());
+    return all;
+  }
+
+  Transformer model;
+  Float8Setup float8;
+  ProcessGroups groups;
+  FsdpContext fsdp;
+  FsdpModel fsdp_model;
+  std::vector<ShardedParameterPtr> parameters;
+  Adam adam;
+  std::unique_ptr<Ema> ema;
+  TrainState state;
+  std::vector<std::unique_ptr<StateComponent>> components;
+};
+
+std::string describe_start(const JobConfig& config, const std::optional<FinishedRun>& finished,
+                           const ChosenCheckpoint* chosen, int64_t step) {
+  const int64_t last = config.training.steps;
+  if (config.checkpoint.create_seed_checkpoint) return "write the initial weights as step-0 and end";
+  if (finished)
+    return fmt::format("train nothing: {} holds the weights after step {}, and training.steps = {}",
+                       finished->path.string(), finished->step, last);
+  if (chosen == nullptr) return fmt::format("train steps 1 to {} from random weights", last);
+  const std::string path = chosen->candidate.path.string();
+  if (step >= last)
+    return fmt::format("train nothing: {} is at step {}, and training.steps = {}", path, step, last);
+  return fmt::format("{} {}, then train steps {} to {}",
+                     chosen->candidate.source == LoadSource::kOwn ? "resume from" : "load", path, step + 1,
+                     last);
+}
+
+std::string describe_model(const JobConfig::Model& named, const ModelArgs& model) {
+  const auto problem = export_problem(model);
+  return fmt::format("{} {}, {} parameters{}", named.name, named.flavor,
+                     grouped(count_parameters(model).total),
+                     problem ? "; it cannot be exported to Hugging Face: " + problem->text : "");
+}
+
+void require_input(const ResolvedConfig& resolved, const char* key) {
+  Problems problems;
+  check_input(resolved, key, install_root(), problems);
+  problems.throw_if_any("The configuration cannot be run");
+}
+
+std::string describe_settings(const ResumePlan& plan, const ChosenCheckpoint* chosen) {
+  const auto& curve = plan.config.lr_scheduler;
+  return fmt::format(
+      "{}; learning-rate curve of {} steps, warm-up {}",
+      chosen == nullptr ? "as configured" : "the configured ones and the checkpoint's go together",
+      *curve.total_steps, std::min(curve.warmup_steps, *curve.total_steps));
+}
+
+// A job's checks, in the job's order: where several are wrong, the code is that of the first.
+class JobCheck {
+ public:
+  explicit JobCheck(const CommandLine& line) : line_(line) {}
+
+  void run() {
+    const HeldWarnings held;
+    check_configuration();
+    check_data();
+    check_start();
+  }
+  void finish() const { table_.finish(); }
+
+ private:
+  const JobConfig& config() const { return resolved_->config; }
+
+  void check_configuration() {
+    table_.check("configuration", {}, [&] {
+      resolved_ = load_config(line_.config_file, line_.overrides);
+      expand_dump_folder(*resolved_);
+      for (const std::string& warning : resolved_->warnings) log_warning("{}", warning);
+      resolve_hf_model(*resolved_, install_root());
+      environment_ = environment_of(line_, config());
+      model_ = model_args(config().model);
+      facts_ = run_facts(model_, environment_.world_size);
+      check_keys(*resolved_, facts_);
+      mesh_.emplace(mesh_config(config().parallelism), environment_.world_size);
+      return line_.config_file;
+    });
+    table_.check("model", {"configuration"}, [&] { return describe_model(config().model, model_); });
+    table_.check("ranks", {"configuration"}, [&] { return mesh_->describe(); });
+    table_.check("batch", {"configuration"}, [&] { return describe_batch(config(), *mesh_); });
+  }
+
+  // What is looked at although the configuration's keys are wrong, as far as they can be read.
+  std::vector<std::string> readable_keys() const {
+    return resolved_ ? std::vector<std::string>() : std::vector<std::string>{"configuration"};
+  }
+
+  void check_data() {
+    table_.check("tokenizer", readable_keys(), [&] {
+      require_input(*resolved_, "model.hf_assets_path");
+      data_ = checked_tokenizer(*resolved_, table_.wrong("configuration") ? RunFacts() : facts_);
+      return fmt::format("{}: {} entries", data_->tokenizer_path, grouped(data_->tokenizer->vocab_size()));
+    });
+    table_.check("training data", {"configuration"}, [&] {
+      require_input(*resolved_, "training.dataset_path");
+      check_training_documents(config());
+      loader_ = training_loader(config(), tokenizer(), place());
+      return describe_files(training_files(config()));
+    });
+    if (resolved_ && config().validation.enable)
+      table_.check("validation data", {"configuration"}, [&] {
+        require_input(*resolved_, "validation.dataset_path");
+        check_validation_documents(config());
+        validation_loader(config(), tokenizer(), place());
+        return describe_files(validation_files(config()));
+      });
+  }
+
+  const DataSetup& tokenizer() const {
+    if (table_.wrong("tokenizer")) throw NotChecked{"tokenizer"};
+    return *data_;
+  }
+  LoaderPlace place() const { return loader_place(*mesh_, 0, seed(), model_); }
+  // Unset, it is drawn, and no difference.
+  uint64_t seed() const { return static_cast<uint64_t>(config().debug.seed.value_or(0)); }
+
+  void check_start() {
+    table_.check("dump folder", readable_keys(), [&] { return probe_writable(config().job.dump_folder); });
+    table_.check("checkpoints", {"configuration"}, [&] { return find_checkpoint(); });
+    table_.check("settings", {"checkpoints", "tokenizer", "training data"}, [&] {
+      plan_ = plan_run(*resolved_, model_, *mesh_, seed(), loader_->fingerprint(),
+                       job_record(*resolved_, *data_), chosen_);
+      for (const std::string& warning : plan_->warnings) log_warning("{}", warning);
+      return describe_settings(*plan_, chosen_);
+    });
+    table_.check("state", {"settings"}, [&] { return describe_state(); });
+    table_.check(
+        "memory", {"settings"}, [&] { return describe_memory(plan_->config, model_, *mesh_); }, "-");
+    table_.check(
+        "a start would", {"dump folder", "state"},
+        [&] {
+          return describe_start(plan_->config, source_ ? source_->finished() : std::nullopt, chosen_,
+                                state_->state.step);
+        }, "-");
+  }
+
+  std::string find_checkpoint() {
+    if (!config().checkpoint.enable) return "off (checkpoint.enable = false): nothing is loaded or saved";
+    const fs::path folder = fs::path(config().job.dump_folder) / config().checkpoint.folder;
+    source_.emplace(config(), CheckpointFolder(folder), install_root(), alone_);
+    if (!source_->chosen()) return fmt::format("{}: none to resume from", folder.string());
+    chosen_ = &*source_->chosen();
+    if (data_) require_checkpoint_of_job(*resolved_, model_, job_record(*resolved_, *data_), *chosen_);
+    return chosen_->candidate.path.string();
+  }
+
+  std::string describe_state() {
+    state_ = std::make_unique<DescribedState>(*plan_, config(), model_, *mesh_, environment_, *loader_);
+    if (chosen_ == nullptr) return "new weights and optimizer states";
+    const ComponentLoad load = plan_component_load(
+        *chosen_, state_->parts(), plan_->config, [&] { return hugging_face_names(model_, chosen_->names); });
+    load_values(*chosen_, state_->parts());
+    return fmt::format(
+        "{} tensors fit by name, shape and type; their bytes are compared when they are loaded",
+        load.items.size());
+  }
+
+  const CommandLine& line_;
+  Table table_;
+  std::optional<ResolvedConfig> resolved_;
+  Environment environment_;
+  ModelArgs model_;
+  RunFacts facts_;
+  std::optional<Mesh> mesh_;
+  std::optional<DataSetup> data_;
+  std::unique_ptr<DataLoader> loader_;
+  SoloCoordinator alone_;
+  std::optional<ResumeSource> source_;
+  const ChosenCheckpoint* chosen_ = nullptr;
+  std::optional<ResumePlan> plan_;
+  std::unique_ptr<DescribedState> state_;
+};
+
+}  // namespace
+
+ExitCode check_command(const CommandLine& line) {
+  if (std::getenv("HYPERION_LOG_LEVEL") == nullptr) spdlog::set_level(spdlog::level::warn);
+  JobCheck job(line);
+  job.run();
+  job.finish();
+  return ExitCode::kOk;
+}
+
+}  // namespace hyperion

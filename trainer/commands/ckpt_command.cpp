@@ -1,0 +1,196 @@
+#include "trainer/commands/ckpt_command.h"
+
+#include <algorithm>
+
+#include "base/durable.h"
+#include "base/error.h"
+#include "base/files.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "checkpoint/names.h"
+#include "checkpoint/tools/folders.h"
+#include "checkpoint/tools/tools.h"
+#include "trainer/hugging_face/names.h"
+#include "models/transformer.h"
+#include "trainer/config/load.h"
+#include "trainer/config/validate.h"
+#include "trainer/data/tokenizer/tokenizer.h"
+#include "trainer/setup/data_setup.h"
+#include "trainer/hugging_face/hf_model.h"
+#include "trainer/commands/model_source.h"
+#include "trainer/setup/options.h"
+#include "trainer/runtime/runtime.h"
+
+namespace hyperion {
+namespace fs = std::filesystem;
+namespace {
+
+// The model weights that a job of this configuration has.
+NameList names_of(const std::string& toml) {
+  ResolvedConfig resolved = load_config(toml, {});
+  resolve_hf_model(resolved, install_root());
+  NameList list{toml, {}};
+  const ModelArgs args = model_args(resolved.config.model);
+  require_memory(args, /*bytes_per_parameter=*/0, rank_memory(at::kCPU, 1));
+  for (const ParameterPtr& parameter : Transformer(args).parameters()) {
+    list.tensors.push_back({parameter->fqn, Dtype::kFloat32, parameter->shape});
+    for (const std::string& alias : parameter->aliases)
+      list.tensors.push_back({alias, Dtype::kFloat32, parameter->shape});
+  }
+  return list;
+}
+
+bool is_toml(const std::string& path) {
+  return path.ends_with(".toml");
+}
+
+// Of one side of a comparison of names.
+NameList names_at(const std::string& path) {
+  if (is_toml(path)) return names_of(path);
+  NameList stored = names_in(path);
+  std::erase_if(stored.tensors,
+                [](const NamedTensor& tensor) { return component_of(tensor.name) != "model"; });
+  return stored;
+}
+
+ExitCode diff(const CommandLine::Ckpt& options) {
+  if (is_toml(options.path) || is_toml(options.other))
+    return diff_names(names_at(options.path), names_at(options.other), options.json, stdout);
+  return diff_checkpoints({options.path, options.other, {}, options.json}, stdout);
+}
+
+// Which of our weights become which of Hugging Face's.
+std::vector<ConvertedTensor> hugging_face_tensors(const ModelArgs& args) {
+  std::vector<ConvertedTensor> tensors;
+  for (const ParameterPtr& parameter : Transformer(args).parameters()) {
+    const HfTensor stored = hf_tensor(args, parameter->fqn);
+    ConvertedTensor tensor{parameter->fqn, stored.name};
+    if (stored.head_dim > 0) tensor.row_map = [stored](int64_t row) { return our_row(stored, row); };
+    tensors.push_back(std::move(tensor));
+  }
+  return tensors;
+}
+
+std::vector<ConvertedTensor> our_tensors(const ModelArgs& args) {
+  std::vector<ConvertedTensor> tensors;
+  for (const ParameterPtr& parameter : Transformer(args).parameters()) {
+    const HfTensor stored = hf_tensor(args, parameter->fqn);
+    ConvertedTensor tensor{stored.name, parameter->fqn};
+    if (stored.head_dim > 0) tensor.row_map = [stored](int64_t row) { return hf_row(stored, row); };
+    tensors.push_back(tensor);
+    for (const std::string& alias : parameter->aliases) {
+      tensor.to = alias;
+      tensors.push_back(tensor);
+    }
+  }
+  return tensors;
+}
+
+// The tokenizer that goes into an export, so that programs open the folder by its name alone; null, said in a
+// warning, when it is not there or is not the one that the weights were trained with.
+std::unique_ptr<Tokenizer> tokenizer_for(const CommandLine::Ckpt& options, const ModelOrigin& origin,
+                                         const fs::path& path) {
+  try {
+    if (!path_exists(path)) {
+      log_warning("{}: its tokenizer, as {} names it, is not there: {}; copy the tokenizer's files into {}",
+                  options.path, origin.tokenizer_by, printable(path), options.other);
+      return nullptr;
+    }
+    auto tokenizer = Tokenizer::load(path);
+    if (origin.stored.hash.empty() || origin.stored.hash == tokenizer->hash()) return tokenizer;
+    log_warning(
+        "{} (hash {:.8}, chosen by {}) is not the tokenizer that the weights were trained with, which was {} "
+        "(hash {:.8}): it is not exported; copy that one's files into {}",
+        path.string(), tokenizer->hash(), origin.tokenizer_by, printable(fs::path(origin.stored.path)),
+        origin.stored.hash, options.other);
+  } catch (const Error& error) {
+    log_warning("{}; copy the tokenizer's files into {}", error.what(), options.other);
+  }
+  return nullptr;
+}
+
+void to_hugging_face(const CommandLine::Ckpt& options, ConvertOptions& convert) {
+  const ModelOrigin origin = model_origin(options.path, options.config);
+  const ModelArgs args = model_args(origin.model);
+  convert.tensors = [args](const auto&) { return hugging_face_tensors(args); };
+  const fs::path path = resolve_input(origin.tokenizer, install_root());
+  const auto tokenizer = tokenizer_for(options, origin, path);
+  const auto weights = open_checkpoint(options.path).index.tensors;
+  const auto weight =
+      std::ranges::find(weights, "model", [](const auto& one) { return component_of(one.first); });
+  const std::string dtype = !options.dtype.empty()    ? options.dtype
+                            : weight == weights.end() ? "float32"
+                                                      : std::string(torch_name(weight->second.dtype));
+  convert.more_files = hugging_face_files(args, dtype, tokenizer.get(), path);
+  const std::string hash = tokenizer ? tokenizer->hash() : origin.stored.hash;
+  if (!hash.empty()) convert.facts = tokenizer_note(hash);
+}
+
+void from_hugging_face(const CommandLine::Ckpt& options, ConvertOptions& convert) {
+  const ModelOrigin origin = model_origin(options.path, options.config);
+  const ModelArgs args = model_args(origin.model);
+  convert.tensors = [args](const auto&) { return our_tensors(args); };
+  convert.facts = record_facts({origin.model, origin.stored, ""});
+}
+
+// Safetensors again: a folder that is a model stays one.
+void same_model(const CommandLine::Ckpt& options, ConvertOptions& convert) {
+  const fs::path source = options.path;
+  const fs::path folder = is_folder(source) ? source : source.parent_path();
+  const TokenizerRecord stored = read_record(open_checkpoint(source)).tokenizer;
+  if (stored.recorded && !stored.hash.empty()) convert.facts = tokenizer_note(stored.hash);
+  if (!name_exists(folder / "config.json")) return;
+  convert.more_files = tokenizer_files(folder);
+  const auto file = [&](const char* name) { return read_file(folder / name, size_t{16} << 20); };
+  nlohmann::json config = parse_json(file("config.json"), (folder / "config.json").string());
+  for (const char* key : {"dtype", "torch_dtype"})
+    if (!options.dtype.empty()) config[key] = options.dtype;
+  convert.more_files["config.json"] = config.dump(2) + "\n";
+  if (name_exists(folder / "generation_config.json"))
+    convert.more_files["generation_config.json"] = file("generation_config.json");
+}
+
+ExitCode convert(const CommandLine::Ckpt& options) {
+  ConvertOptions convert;
+  convert.source = options.path;
+  convert.destination = options.other;
+  convert.format = options.to == "dcp" ? ConvertOptions::Format::kDcp : ConvertOptions::Format::kSafetensors;
+  if (!options.dtype.empty()) convert.dtype = dtype_from_torch(options.dtype);
+  convert.ema = options.ema;
+  require_checkpoint(options.path);
+  const bool from_dcp = name_exists(fs::path(options.path) / ".metadata");
+  const bool to_dcp = convert.format == ConvertOptions::Format::kDcp;
+  if (from_dcp == to_dcp && !options.config.empty())
+    throw_config("--config {}: has no use here: source and destination have the same names", options.config);
+  if (from_dcp && !to_dcp) to_hugging_face(options, convert);
+  if (!from_dcp && to_dcp) from_hugging_face(options, convert);
+  if (!from_dcp && !to_dcp) same_model(options, convert);
+  if (from_dcp && to_dcp) {
+    const OpenCheckpoint source = open_checkpoint(options.path);
+    convert.facts = record_facts({saved_model(source), read_record(source).tokenizer, ""});
+  }
+  return convert_checkpoint(convert, stdout);
+}
+
+}  // namespace
+
+ExitCode ckpt_command(const CommandLine::Ckpt& options) {
+  using Tool = CommandLine::Ckpt::Tool;
+  switch (options.tool) {
+    case Tool::kLs:
+      return list_checkpoints({options.path, options.json}, stdout);
+    case Tool::kVerify:
+      return verify_checkpoints({options.path, options.quick, options.json}, stdout);
+    case Tool::kDigest:
+      return print_digest({options.path, {.prefix = options.prefix}, options.json}, stdout);
+    case Tool::kDiff:
+      return diff(options);
+    case Tool::kConvert:
+      return convert(options);
+    case Tool::kPrune:
+      return prune_checkpoints({options.path, options.keep, options.dry_run}, stdout);
+  }
+  throw_bug("unknown checkpoint tool");
+}
+
+}  // namespace hyperion

@@ -1,0 +1,242 @@
+// The program: reads the command line, runs one subcommand, turns failures into exit codes.
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <new>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <typeinfo>
+#include <vector>
+
+#include <cxxabi.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <unistd.h>
+
+#include <c10/util/Exception.h>
+
+#include "base/durable.h"
+#include "base/error.h"
+#include "base/failpoint.h"
+#include "base/log.h"
+#include "base/resources.h"
+#include "base/standard_streams.h"
+#include "base/terminal.h"
+#include "parallel/communicator.h"
+#include "parallel/environment.h"
+#include "parallel/failure_record.h"
+#include "parallel/phase.h"
+#include "parallel/rendezvous.h"
+#include "trainer/commands/check_command.h"
+#include "trainer/commands/ckpt_command.h"
+#include "trainer/config/command_line.h"
+#include "trainer/config/expand.h"
+#include "trainer/config/load.h"
+#include "trainer/config/print.h"
+#include "trainer/config/validate.h"
+#include "trainer/commands/tokenize_command.h"
+#include "trainer/setup/data_setup.h"
+#include "trainer/hugging_face/hf_model.h"
+#include "trainer/commands/model_source.h"
+#include "trainer/setup/options.h"
+#include "trainer/commands/report_command.h"
+#include "trainer/signals.h"
+#include "trainer/trainer.h"
+#include "trainer/runtime/version.h"
+
+// The program's malloc is jemalloc, which reads this: a step's tensors take a tenth less processor time than
+// with glibc's. By default blocks of 8 MiB and more go back to the system at once, and what lies free soon; a
+// step wants the same memory again (3 to 8 % of its processor time went into giving it back and forth).
+extern "C" const char* malloc_conf;
+const char* malloc_conf = "oversize_threshold:0,dirty_decay_ms:-1";
+
+namespace hyperion {
+namespace {
+
+std::optional<int> rank_of_job;  // set in a training
+
+ExitCode train(const CommandLine& line, const std::vector<std::string>& command,
+               const Environment& environment) {
+  const int rank = environment.rank;
+  init_logging(!rank_prints(rank));
+  end_on_stop_signals(rank_prints(rank));
+  std::optional<BeforeEndBySignal> leaving;
+  if (rank > 0)
+    leaving.emplace([environment](const std::string& signal) { leave_ranks(environment, signal + " came"); });
+  arm_faults_from_environment(line.allow_faults, rank);
+  ignore_file_size_signal();
+  ResolvedConfig resolved = load_config(line.config_file, line.overrides, environment.world_size);
+  expand_dump_folder(resolved);
+  resolve_hf_model(resolved, install_root());
+  if (resolved.config.metrics.disable_color_printing) disable_terminal_escapes();
+  log_info("Starting job: {}", resolved.config.job.description);
+  for (const std::string& warning : resolved.warnings) log_warning("{}", warning);
+  const std::vector<std::string> idle = keys_without_effect(resolved);
+  if (!idle.empty()) log_info("without effect here: {}", fmt::join(idle, ", "));
+  if (resolved.config.job.print_config) log_info("Running with configuration: {}", to_json(resolved.config));
+  Trainer trainer(resolved, command);
+  if (line.dump_state_dict) {
+    print_text(trainer.state_table());
+    return ExitCode::kOk;
+  }
+  return trainer.run();
+}
+
+ExitCode train(const CommandLine& line, const std::vector<std::string>& command) {
+  ignore_closed_pipe();
+  drop_stack_frames_from_cerr();
+  const Environment environment = read_environment();
+  set_own_rank(environment);
+  rank_of_job = environment.rank;
+  try {
+    return train(line, command, environment);
+  } catch (const Error& error) {
+    const std::string message = error.what();
+    leave_ranks(environment, message.substr(0, message.find('\n')));
+    throw;
+  }
+}
+
+ExitCode show_config(const CommandLine& line) {
+  ResolvedConfig resolved = load_config(line.config_file, line.overrides);
+  resolve_hf_model(resolved, install_root());
+  RunFacts facts;
+  facts.model = model_facts(model_args(resolved.config.model));
+  validate(resolved, facts);
+  print_text(to_toml(resolved));
+  return ExitCode::kOk;
+}
+
+ExitCode run(const std::vector<std::string>& command) {
+  const CommandLine line = parse_command_line({command.begin() + 1, command.end()}, terminal_width());
+  if (line.action != CommandLine::Action::kTrain)  // which knows its rank
+    init_logging(/*quiet=*/false, LogStream::kStderr);
+  switch (line.action) {
+    case CommandLine::Action::kShow:
+      print_text(line.text);
+      return ExitCode::kOk;
+    case CommandLine::Action::kVersion:
+      print_text(version_text());
+      return ExitCode::kOk;
+    case CommandLine::Action::kTrain:
+      return train(line, command);
+    case CommandLine::Action::kCheck:
+      return check_command(line);
+    case CommandLine::Action::kConfig:
+      return show_config(line);
+    case CommandLine::Action::kTokenize:
+      return tokenize_command(line.tokenize.out,
+                              resolve_input(line.tokenize.tokenizer, install_root()).string(),
+                              line.tokenize.inputs, line.tokenize.text_field);
+    case CommandLine::Action::kGenerate:
+      return generate_command(line.generate, model_source(line.generate));
+    case CommandLine::Action::kEval:
+      return eval_command(line.eval, model_source(line.eval));
+    case CommandLine::Action::kCkpt:
+      return ckpt_command(line.ckpt);
+    case CommandLine::Action::kReport:
+      return report_command({line.report.folders, line.report.output});
+  }
+  throw_bug("unknown action");
+}
+
+// What ran out, where, and what to lower.
+std::string describe(const ExhaustedResource& resource) {
+  std::string message = rank_of_job ? fmt::format("rank {}: {}", *rank_of_job, resource.what) : resource.what;
+  if (const std::string phase = phase_of_failure(); !phase.empty())
+    message += fmt::format(" (phase '{}')", phase);
+  if (resource.kind == ExhaustedResource::Kind::kThreads)
+    return message +
+           "; lower OMP_NUM_THREADS or the number of ranks, or raise the limit (ulimit -u, pids.max of the "
+           "cgroup, or ulimit -v, which the threads' stacks count for)";
+  if (!rank_of_job) return message + "; give the command more memory, or name less to work on at once";
+  return message +
+         "; lower training.local_batch_size or training.seq_len, set activation_checkpoint.mode = \"full\", "
+         "shard over more ranks, or give the job more memory";
+}
+
+int report(const std::exception& error) {
+  if (const auto resource = exhausted_resource(error))
+    return report_failure(ExitCode::kResources, describe(*resource));
+  const auto* torch = dynamic_cast<const c10::Error*>(&error);
+  return report_failure(ExitCode::kBug, torch ? "internal error in libtorch: " + brief(*torch)
+                                              : std::string("internal error: ") + error.what());
+}
+
+// Where an exception meets no handler, as in a thread of a library.
+std::terminate_handler default_terminate = nullptr;
+void on_terminate() {
+  try {
+    if (const auto current = std::current_exception()) std::rethrow_exception(current);
+  } catch (const std::exception& error) {
+    if (const auto resource = exhausted_resource(error))
+      ::_exit(report_failure(ExitCode::kResources, describe(*resource)));
+  } catch (...) {
+  }
+  default_terminate();
+}
+
+// Before main, while libraries initialise themselves: libtorch registers thousands of operators then, and an
+// allocation that fails there would end the process by an abort without a word. Nothing may be allocated
+// here.
+void on_terminate_before_main() {
+  const std::type_info* type = abi::__cxa_current_exception_type();
+  if (type == nullptr || *type != typeid(std::bad_alloc)) default_terminate();
+  constexpr std::string_view kSentence =
+      "hyperion: memory ran out while the program was being loaded; give it more memory, or raise the limit "
+      "(ulimit -v)\n";
+  [[maybe_unused]] const auto written = ::write(STDERR_FILENO, kSentence.data(), kSentence.size());
+  ::_exit(static_cast<int>(ExitCode::kResources));
+}
+void handle_terminate_before_main(int, char**, char**) {
+  default_terminate = std::set_terminate(on_terminate_before_main);
+}
+// The loader calls what stands here before any library's initialisers.
+[[gnu::section(".preinit_array"), gnu::used]] void (*const preinit)(int, char**,
+                                                                    char**) = handle_terminate_before_main;
+
+// libgomp ends the process by exit(1) when it gets no memory or no thread. Its own line does not say whose
+// process that was.
+bool main_has_returned = false;
+void on_exit_by_library() {
+  if (main_has_returned) return;
+  ::_exit(report_failure(ExitCode::kResources,
+                         describe({ExhaustedResource::Kind::kThreads,
+                                   "a library ended the process for want of memory or threads (its "
+                                   "message is above)"})));
+}
+
+int run_and_report(const std::vector<std::string>& command) {
+  try {
+    const ExitCode code = run(command);
+    if (rank_of_job)
+      return static_cast<int>(code);  // a training prints its log alone, which nobody need read
+    if (code == ExitCode::kOk) flush_stdout();
+    return static_cast<int>(code);
+  } catch (const Error& error) {
+    return report_failure(error.code(), error.what());
+  } catch (const std::exception& error) {
+    const auto* system = dynamic_cast<const std::system_error*>(&error);
+    if (rank_of_job || system == nullptr || std::ferror(stdout) == 0) return report(error);
+    try {
+      flush_stdout(system->code().value());  // what fmt::print throws when it cannot write
+    } catch (const Error& unwritten) {
+      return report_failure(unwritten.code(), unwritten.what());
+    }
+    return report(error);
+  }
+}
+
+}  // namespace
+}  // namespace hyperion
+
+int main(int argc, char** argv) {
+  hyperion::keep_standard_streams();
+  std::set_terminate(hyperion::on_terminate);
+  std::atexit(hyperion::on_exit_by_library);
+  const int code = hyperion::run_and_report({argv, argv + argc});
+  hyperion::main_has_returned = true;
+  return code;
+}

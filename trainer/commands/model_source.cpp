@@ -1,0 +1,113 @@
+#include "trainer/commands/model_source.h"
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "base/files.h"
+#include "checkpoint/tools/folders.h"
+#include "trainer/hugging_face/config.h"
+#include "trainer/config/load.h"
+#include "trainer/config/validate.h"
+#include "trainer/setup/data_setup.h"
+#include "trainer/hugging_face/hf_model.h"
+#include "trainer/setup/options.h"
+#include "trainer/runtime/runtime.h"
+#include "trainer/checkpointing/stored_weights.h"
+
+namespace hyperion {
+namespace fs = std::filesystem;
+namespace {
+
+fs::path folder_of(const fs::path& checkpoint) {
+  return is_folder(checkpoint) ? checkpoint : checkpoint.parent_path();
+}
+
+JobConfig::Model configured_model(const std::string& file) {
+  ResolvedConfig resolved = load_config(file, {});
+  resolve_hf_model(resolved, install_root());
+  return resolved.config.model;
+}
+
+JobConfig::Model hugging_face_model(const fs::path& folder) {
+  ResolvedConfig resolved;
+  JobConfig::Model& model = resolved.config.model;
+  model.name = read_hf_config(folder / "config.json").family;
+  model.flavor = "from_hf";
+  model.hf_assets_path = fs::absolute(folder).lexically_normal().string();
+  resolve_hf_model(resolved, install_root());
+  return model;
+}
+
+ModelOrigin described_origin(const fs::path& checkpoint, const std::string& config) {
+  const OpenCheckpoint open = open_checkpoint(checkpoint);
+  ModelOrigin origin;
+  origin.stored = read_record(open).tokenizer;
+  if (!config.empty()) {
+    origin.model = configured_model(config);
+    origin.tokenizer = origin.model.hf_assets_path;
+    origin.tokenizer_by = "model.hf_assets_path of " + config;
+    return origin;
+  }
+  const fs::path folder = folder_of(checkpoint);
+  if (name_exists(folder / "config.json")) {
+    origin.model = hugging_face_model(folder);
+    origin.tokenizer = folder.string();
+    origin.tokenizer_by = "the folder of the weights";
+    return origin;
+  }
+  const auto model = saved_model(open);
+  if (!model)
+    throw_config(
+        "{}: the checkpoint does not say which model it is of: name the TOML file it was trained with "
+        "(--config)",
+        checkpoint.string());
+  origin.model = *model;
+  // The job's own path may lead to it where the absolute one does not any more.
+  const bool moved =
+      !path_exists(origin.stored.path) &&
+      (origin.stored.path.empty() || path_exists(resolve_input(model->hf_assets_path, install_root())));
+  origin.tokenizer = moved ? model->hf_assets_path : origin.stored.path;
+  origin.tokenizer_by = "the checkpoint";
+  return origin;
+}
+
+}  // namespace
+
+ModelOrigin model_origin(const fs::path& checkpoint, const std::string& config) {
+  require_checkpoint(checkpoint);
+  ModelOrigin origin = described_origin(checkpoint, config);
+  require_memory(model_args(origin.model), /*bytes_per_parameter=*/0, rank_memory(at::kCPU, 1));
+  return origin;
+}
+
+ModelSource model_source(const CommandLine::Look& look) {
+  ModelOrigin origin = model_origin(look.checkpoint, look.config);
+  ModelSource source;
+  source.args = model_args(origin.model);
+  source.tokenizer = std::move(origin.tokenizer);
+  source.tokenizer_by = std::move(origin.tokenizer_by);
+  source.stored = std::move(origin.stored);
+  const auto weights = std::make_shared<StoredWeights>(look.checkpoint, source.args, look.ema);
+  source.load = [weights](const Parameter& parameter, const at::Tensor& weight) {
+    weights->load(parameter, weight);
+  };
+  return source;
+}
+
+std::map<std::string, std::string> hugging_face_files(const ModelArgs& args, const std::string& dtype,
+                                                      const Tokenizer* tokenizer,
+                                                      const fs::path& tokenizer_path) {
+  HfExport texts{.dtype = dtype};
+  std::map<std::string, std::string> files;
+  if (tokenizer != nullptr) {
+    files = tokenizer_files(tokenizer_path);
+    texts.bos_token_id = tokenizer->bos_id();
+    texts.eos_token_id = tokenizer->eos_id();
+  }
+  files["config.json"] = hf_config(args, texts);
+  if (std::string generation = hf_generation_config(texts); !generation.empty())
+    files["generation_config.json"] = std::move(generation);
+  return files;
+}
+
+}  // namespace hyperion

@@ -1,0 +1,37 @@
+// The model behind a checkpoint, for commands that look at one: its dimensions, its weights, its tokenizer.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "trainer/config/job_config.h"
+#include "trainer/data/tokenizer/tokenizer.h"
+#include "trainer/commands/inference_commands.h"
+#include "trainer/checkpointing/job_record.h"
+
+namespace hyperion {
+
+// Which model a checkpoint is of, and which tokenizer goes with it.
+struct ModelOrigin {
+  JobConfig::Model model;    // with hf_assets_path as it was written: a path for resolve_input()
+  std::string tokenizer;     // path for resolve_input()
+  std::string tokenizer_by;  // who says so, for messages
+  TokenizerRecord stored;    // the tokenizer that the weights were trained with
+};
+
+// From the TOML file `config` when it is given, else from config.json beside safetensors, else from the
+// record in the checkpoint. Throws Error(kUsage) when none of them says, or `checkpoint` is none.
+ModelOrigin model_origin(const std::filesystem::path& checkpoint, const std::string& config);
+
+ModelSource model_source(const CommandLine::Look& look);
+
+// What lies beside safetensors and makes their folder a model that transformers and Hyperion open by its
+// name: config.json, generation_config.json and the tokenizer's files from `tokenizer_path`. Without a
+// tokenizer: config.json alone.
+std::map<std::string, std::string> hugging_face_files(const ModelArgs& args, const std::string& dtype,
+                                                      const Tokenizer* tokenizer,
+                                                      const std::filesystem::path& tokenizer_path);
+
+}  // namespace hyperion

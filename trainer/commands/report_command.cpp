@@ -1,0 +1,132 @@
+#include "trainer/commands/report_command.h"
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <map>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "base/counted.h"
+#include "base/durable.h"
+#include "base/files.h"
+#include "base/log.h"
+#include "base/nearest.h"
+#include "base/progress.h"
+#include "trainer/report/backward_lines.h"
+#include "trainer/report/page.h"
+
+namespace hyperion {
+namespace fs = std::filesystem;
+namespace {
+
+bool holds_metrics(const fs::path& folder) {
+  std::error_code error;
+  return fs::exists(fs::symlink_status(folder / "metrics.jsonl", error));
+}
+
+// The folders with metrics that were meant: the nearest one above `folder`, else those in it or one deeper.
+std::vector<std::string> nearest_with_metrics(const fs::path& folder) {
+  constexpr size_t kMostEntries = 1000, kMostNamed = 3;
+  std::vector<std::string> found;
+  fs::path above = folder.lexically_normal();
+  if (!above.has_filename()) above = above.parent_path();  // "out/"
+  while (above.has_relative_path()) {
+    const fs::path parent = above.has_parent_path() ? above.parent_path() : fs::path(".");
+    if (holds_metrics(parent)) return {parent.string()};
+    if (parent == ".") break;
+    above = parent;
+  }
+  std::error_code error;
+  fs::recursive_directory_iterator entry(folder, error);
+  for (size_t seen = 0; !error && entry != fs::recursive_directory_iterator() && seen < kMostEntries;
+       ++seen) {
+    if (entry.depth() >= 1) entry.disable_recursion_pending();
+    if (entry->is_directory(error) && holds_metrics(entry->path())) found.push_back(entry->path().string());
+    entry.increment(error);
+  }
+  std::ranges::sort(found);
+  if (found.size() > kMostNamed) found.resize(kMostNamed);
+  return found;
+}
+
+// Each folder once, whatever it is called.
+std::vector<std::string> different_folders(const std::vector<std::string>& folders) {
+  std::vector<std::string> kept;
+  std::map<fs::path, std::string> names;
+  for (const std::string& folder : folders) {
+    std::error_code error;
+    fs::path place = fs::weakly_canonical(folder, error);
+    if (error) place = folder;
+    if (!place.has_filename()) place = place.parent_path();
+    const auto [first, is_new] = names.emplace(std::move(place), folder);
+    if (is_new)
+      kept.push_back(folder);
+    else
+      log_warning("report: {} and {} are the same folder: it is shown once", printable(first->second),
+                  printable(folder));
+  }
+  return kept;
+}
+
+ReportRun read_run(const std::string& folder, size_t most_buckets) {
+  const fs::path file = fs::path(folder) / "metrics.jsonl";
+  if (!name_exists(file, ExitCode::kUsage)) {
+    std::vector<std::string> nearest = nearest_with_metrics(folder);
+    for (std::string& name : nearest) name = printable(name);
+    throw_config("report: {}: holds no metrics.jsonl: give the folder of a run (its job.dump_folder){}",
+                 printable(folder), did_you_mean(fmt::format("{}", fmt::join(nearest, " or "))));
+  }
+  ReportRun run;
+  run.name = folder;
+  run.history = RunHistory(most_buckets);
+  MetricParser parser;
+  BackwardLines lines(file);
+  Progress progress("read " + folder, lines.size(), "B");
+  while (const auto line = lines.next()) {
+    ++run.lines;
+    const auto row = line->too_long ? std::nullopt : parser.parse(line->text);
+    if (row) {
+      run.history.add_older(*row);
+    } else {
+      ++run.bad_lines;
+      run.torn_end |= !line->ended;
+    }
+    progress.update(lines.done());
+  }
+  if (run.lines == 0)
+    throw_config("report: {}: holds no line yet: a line comes with the first logged step", printable(file));
+  if (run.lines == run.bad_lines) {
+    throw_data("{}: holds {} and no row of metrics (a JSON object with \"step\" and \"time\")",
+               printable(file), counted(run.lines, "line"));
+  }
+  run.tags = parser.tags();
+  run.tags_left_out = parser.tags_left_out();
+  run.starts = read_run_starts(fs::path(folder) / "runs");
+  return run;
+}
+
+}  // namespace
+
+ExitCode report_command(const ReportOptions& options) {
+  const std::vector<std::string> folders = different_folders(options.folders);
+  if (folders.size() > kMostRuns)
+    throw_config("report: {} runs, at most {} can be told apart in one page", folders.size(), kMostRuns);
+  std::vector<ReportRun> runs;
+  for (const std::string& folder : folders) runs.push_back(read_run(folder, buckets_per_run(folders.size())));
+  const double now =
+      std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+  write_file_atomic(options.output, report_page(runs, now));
+  for (const ReportRun& run : runs) {
+    const MetricRow* newest = run.history.newest(RowKind::kTraining);
+    fmt::print("{}: {}", printable(run.name), counted(run.lines, "line"));
+    if (newest != nullptr) fmt::print(", newest step {}", newest->step);
+    if (run.bad_lines > 0) fmt::print(", {} that could not be read", run.bad_lines);
+    fmt::print("\n");
+  }
+  fmt::print("{}\n", printable(options.output));
+  return ExitCode::kOk;
+}
+
+}  // namespace hyperion

@@ -1,0 +1,72 @@
+#include "trainer/commands/tokenize_command.h"
+
+#include <chrono>
+#include <string_view>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "base/progress.h"
+#include "trainer/data/sources.h"
+#include "trainer/data/token_shards.h"
+#include "trainer/data/tokenizer/tokenizer.h"
+
+namespace hyperion {
+namespace {
+
+std::vector<CorpusFile> find_inputs(const std::vector<std::string>& inputs) {
+  std::vector<CorpusFile> files;
+  for (const std::string& input : inputs) {
+    for (CorpusFile& file : find_corpus(input, "INPUT")) {
+      if (file.shard) throw_config("{}: is a token shard already, expected text", file.path.string());
+      files.push_back(std::move(file));
+    }
+  }
+  return files;
+}
+
+void add_documents(const std::vector<CorpusFile>& files, const Encode& encode, const TextField& field,
+                   TokenShardWriter& writer) {
+  uint64_t bytes = 0;
+  for (const CorpusFile& file : files) bytes += file.size;
+  Progress progress("tokenize", bytes, "B");
+  uint64_t done = 0;
+  std::vector<int64_t> tokens;
+  for (const CorpusFile& file : files) {
+    const auto source = open_source(file, encode, field);
+    const uint64_t documents = source->documents();
+    for (uint64_t i = 0; i < documents; ++i) {
+      tokens.resize(source->open(i));
+      source->copy(0, tokens);
+      writer.add(tokens);
+      progress.update(done + static_cast<uint64_t>(static_cast<double>(file.size) * static_cast<double>(i) /
+                                                   static_cast<double>(documents)));
+    }
+    done += file.size;
+  }
+}
+
+}  // namespace
+
+ExitCode tokenize_command(const std::string& out, const std::string& tokenizer,
+                          const std::vector<std::string>& inputs, const std::string& text_field) {
+  const auto begin = std::chrono::steady_clock::now();
+  const auto loaded = Tokenizer::load(tokenizer);
+  warn_of_missing_tokens(*loaded, tokenizer);
+  const TextField field = {text_field, "--text-field"};
+  const std::vector<CorpusFile> files = find_inputs(inputs);
+  for (const CorpusFile& file : files) JsonLines::check_first_line(file.path, field);
+  TokenShardWriter writer(out, static_cast<uint64_t>(loaded->vocab_size()), tokenizer_fingerprint(tokenizer),
+                          tokenizer);
+  add_documents(
+      files, [&](std::string_view text) { return loaded->encode(text, true, true); }, field, writer);
+  const ShardHeader header = writer.finish();
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  log_info(
+      "Tokenised {} files, {} documents, {} tokens into {} in {:.1f} s ({:.0f} tokens/s): set "
+      "training.dataset_path to it",
+      files.size(), header.documents, header.tokens, out, seconds,
+      static_cast<double>(header.tokens) / seconds);
+  return ExitCode::kOk;
+}
+
+}  // namespace hyperion

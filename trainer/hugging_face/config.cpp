@@ -1,0 +1,261 @@
+#include "trainer/hugging_face/config.h"
+
+#include <fmt/ranges.h>
+
+#include "base/error.h"
+#include "base/files.h"
+#include "base/json.h"
+
+namespace hyperion {
+namespace {
+
+using nlohmann::json;
+
+constexpr size_t kMaxFileBytes = size_t{16} << 20;
+
+// A table of config.json, read with types checked. A field that is null counts as absent, as in transformers.
+class Table {
+ public:
+  Table(const json& values, std::string where) : values_(values), where_(std::move(where)) {
+    if (!values.is_object()) throw_config("{}: expected a table, not {:.60}", where_, values.dump());
+  }
+  bool has(const char* key) const { return find(key) != nullptr; }
+
+  int64_t size(const char* key, std::optional<int64_t> otherwise = {}) const {
+    const json* value = find(key);
+    if (value == nullptr && otherwise) return *otherwise;
+    if (value == nullptr) throw_config("{}: has no {}, which a model is built by", where_, key);
+    if (!value->is_number_unsigned() || *value == 0 || *value > (uint64_t{1} << 31))
+      wrong(key, *value, "a whole number from 1 to 2^31");
+    return value->get<int64_t>();
+  }
+  double number(const char* key, std::optional<double> otherwise = {}) const {
+    const json* value = find(key);
+    if (value == nullptr && otherwise) return *otherwise;
+    if (value == nullptr) throw_config("{}: has no {}", where_, key);
+    if (!value->is_number() || !(value->get<double>() > 0)) wrong(key, *value, "a number above 0");
+    return value->get<double>();
+  }
+  bool flag(const char* key) const {
+    const json* value = find(key);
+    if (value != nullptr && !value->is_boolean()) wrong(key, *value, "true or false");
+    return value != nullptr && value->get<bool>();
+  }
+  std::string text(const char* key, std::string otherwise) const {
+    const json* value = find(key);
+    if (value != nullptr && !value->is_string()) wrong(key, *value, "a text");
+    return value == nullptr ? otherwise : value->get<std::string>();
+  }
+  std::optional<Table> table(const char* key) const {
+    const json* value = find(key);
+    return value == nullptr ? std::nullopt : std::optional(Table(*value, where_ + "." + key));
+  }
+  // Refuses a switch that is on.
+  void must_be_off(const char* key, const char* meaning) const {
+    if (flag(key)) throw_config("{}: {} = true, but {}", where_, key, meaning);
+  }
+  [[noreturn]] void wrong(const char* key, const json& value, const std::string& expected) const {
+    throw_config("{}: {} is {:.60}, expected {}", where_, key, value.dump(), expected);
+  }
+  const json* find(const char* key) const {
+    const auto found = values_.find(key);
+    return found == values_.end() || found->is_null() ? nullptr : &*found;
+  }
+
+ private:
+  const json& values_;
+  std::string where_;
+};
+
+// rope_parameters, or rope_scaling before transformers 5 (which reads it first where both are there), with
+// rope_theta inside or beside.
+void read_rope(const Table& config, ModelArgs& args) {
+  const double outer_theta = config.number("rope_theta", 10000.0);
+  const auto old_style = config.table("rope_scaling");
+  const auto rope = old_style ? old_style : config.table("rope_parameters");
+  args.rope_theta = rope ? rope->number("rope_theta", outer_theta) : outer_theta;
+  for (const Table& table : {config, rope.value_or(config)})
+    if (table.number("partial_rotary_factor", 1.0) != 1.0)
+      table.wrong("partial_rotary_factor", *table.find("partial_rotary_factor"),
+                  "1 (whole heads are rotated here)");
+  const std::string type = rope ? rope->text("rope_type", rope->text("type", "default")) : "default";
+  args.rope_scaling = type == "llama3";
+  if (type == "default") {
+    for (const char* nested : {"full_attention", "sliding_attention"})
+      if (rope && rope->has(nested))
+        rope->wrong(nested, *rope->find(nested), "one set of RoPE parameters for all blocks");
+    return;
+  }
+  if (!args.rope_scaling)
+    rope->wrong("rope_type", type, "\"default\" or \"llama3\", the types computed here");
+  args.rope_factor = rope->number("factor");
+  args.rope_low_freq_factor = rope->number("low_freq_factor");
+  args.rope_high_freq_factor = rope->number("high_freq_factor");
+  args.rope_original_length = rope->size("original_max_position_embeddings", args.max_seq_len);
+  if (args.rope_factor < 1) rope->wrong("factor", args.rope_factor, "at least 1");
+  if (args.rope_high_freq_factor <= args.rope_low_freq_factor)
+    rope->wrong("high_freq_factor", args.rope_high_freq_factor, "more than low_freq_factor");
+}
+
+void read_qwen3(const Table& config, ModelArgs& args) {
+  args.family = "qwen3";
+  args.rope_style = RopeStyle::kHalfSplit;
+  args.qk_norm = true;
+  args.head_dim = config.size("head_dim", 128);
+  args.max_seq_len = config.size("max_position_embeddings", 32768);
+  config.must_be_off("use_sliding_window", "sliding windows are not computed here");
+}
+
+void read_llama(const Table& config, const std::string& name, ModelArgs& args) {
+  args.family = "llama3";
+  if (!config.has("head_dim") && args.dim % args.n_heads != 0)
+    throw_config("{}: has no head_dim, and hidden_size {} is not a multiple of num_attention_heads {}", name,
+                 args.dim, args.n_heads);
+  args.head_dim = config.size("head_dim", args.dim / args.n_heads);
+  args.max_seq_len = config.size("max_position_embeddings", 2048);
+  config.must_be_off("mlp_bias", "the feed-forward layers here have no bias");
+}
+
+}  // namespace
+
+ModelArgs parse_hf_config(std::string_view text, const std::string& name) {
+  const json values = parse_json(text, name);
+  const Table config(values, name);
+  const std::string type = config.text("model_type", "");
+  if (type != "llama" && type != "qwen3")
+    throw_config(
+        "{}: model_type is \"{:.60}\", expected \"llama\" or \"qwen3\", the models this program computes",
+        name, type);
+  ModelArgs args;
+  args.dim = config.size("hidden_size");
+  args.n_layers = config.size("num_hidden_layers");
+  args.n_heads = config.size("num_attention_heads");
+  args.n_kv_heads = config.size("num_key_value_heads", args.n_heads);
+  args.hidden_dim = config.size("intermediate_size");
+  args.vocab_size = config.size("vocab_size");
+  args.norm_eps = config.number("rms_norm_eps", 1e-6);
+  args.tied = config.flag("tie_word_embeddings");
+  if (type == "qwen3")
+    read_qwen3(config, args);
+  else
+    read_llama(config, name, args);
+  const std::string activation = config.text("hidden_act", "silu");
+  if (activation != "silu") config.wrong("hidden_act", activation, "\"silu\", the only activation here");
+  config.must_be_off("attention_bias", "the attention layers here have no bias");
+  const json* dropout = config.find("attention_dropout");
+  if (dropout != nullptr && *dropout != 0)
+    config.wrong("attention_dropout", *dropout, "0, because there is no dropout here");
+  if (config.has("quantization_config"))
+    throw_config(
+        "{}: has a quantization_config, but only plain weights are read: use the model's original files",
+        name);
+  read_rope(config, args);
+  if (args.n_heads % args.n_kv_heads != 0)
+    throw_config("{}: num_attention_heads {} is not a multiple of num_key_value_heads {}", name, args.n_heads,
+                 args.n_kv_heads);
+  if (args.head_dim % 2 != 0)
+    throw_config("{}: the heads are {} wide, expected an even number (RoPE rotates pairs)", name,
+                 args.head_dim);
+  return args;
+}
+
+ModelArgs read_hf_config(const std::filesystem::path& config_json) try {
+  return parse_hf_config(read_file(config_json, kMaxFileBytes), config_json.string());
+} catch (const Error& error) {
+  throw_config("{}", error.what());  // a configuration's fault, also when it is not valid JSON
+}
+
+std::optional<DimensionProblem> export_problem(const ModelArgs& args) {
+  const bool qwen3 = args.family == "qwen3";
+  if (args.qk_norm != qwen3)
+    return DimensionProblem{{"qk_norm"},
+                            fmt::format("qk_norm is {}, and transformers has no {} model {} it", args.qk_norm,
+                                        args.family, args.qk_norm ? "with" : "without")};
+  if (!qwen3 && args.dim % args.n_heads != 0)
+    return DimensionProblem{{"n_heads", "dim"},
+                            fmt::format("n_heads {} does not divide dim {}, and transformers refuses such a "
+                                        "llama model",
+                                        args.n_heads, args.dim)};
+  return std::nullopt;
+}
+
+std::string hf_config(const ModelArgs& args, const HfExport& options) {
+  if (const auto problem = export_problem(args))
+    throw_config("the model cannot be exported to Hugging Face: {}", problem->text);
+  const bool qwen3 = args.family == "qwen3";
+  json scaling;  // null: none
+  if (args.rope_scaling)
+    scaling = {{"rope_type", "llama3"},
+               {"factor", args.rope_factor},
+               {"low_freq_factor", args.rope_low_freq_factor},
+               {"high_freq_factor", args.rope_high_freq_factor},
+               {"original_max_position_embeddings", args.rope_original_length}};
+  json rope = args.rope_scaling ? scaling : json{{"rope_type", "default"}};
+  rope["rope_theta"] = args.rope_theta;
+  const auto token = [](const std::optional<int64_t>& id) { return id ? json(*id) : json(); };
+  json config = {{"architectures", {qwen3 ? "Qwen3ForCausalLM" : "LlamaForCausalLM"}},
+                 {"attention_bias", false},
+                 {"attention_dropout", 0.0},
+                 {"bos_token_id", token(options.bos_token_id)},
+                 {"dtype", options.dtype},
+                 {"eos_token_id", token(options.eos_token_id)},
+                 {"head_dim", args.head_dim},
+                 {"hidden_act", "silu"},
+                 {"hidden_size", args.dim},
+                 {"initializer_range", 0.02},
+                 {"intermediate_size", args.hidden_dim},
+                 {"max_position_embeddings", args.max_seq_len},
+                 {"model_type", qwen3 ? "qwen3" : "llama"},
+                 {"num_attention_heads", args.n_heads},
+                 {"num_hidden_layers", args.n_layers},
+                 {"num_key_value_heads", args.n_kv_heads},
+                 {"rms_norm_eps", args.norm_eps},
+                 {"rope_parameters", rope},
+                 {"rope_scaling", scaling},
+                 {"rope_theta", args.rope_theta},
+                 {"tie_word_embeddings", args.tied},
+                 {"torch_dtype", options.dtype},
+                 {"use_cache", true},
+                 {"vocab_size", args.vocab_size}};
+  if (qwen3)
+    config.update({{"use_sliding_window", false}, {"sliding_window", nullptr}});
+  else
+    config["mlp_bias"] = false;
+  return config.dump(2) + "\n";
+}
+
+std::string hf_generation_config(const HfExport& options) {
+  if (!options.bos_token_id && !options.eos_token_id) return "";
+  json config = {{"_from_model_config", true}};
+  if (options.bos_token_id) config["bos_token_id"] = *options.bos_token_id;
+  if (options.eos_token_id) config["eos_token_id"] = *options.eos_token_id;
+  return config.dump(2) + "\n";
+}
+
+std::vector<std::string> hf_differences(const ModelArgs& ours, const ModelArgs& config) {
+  std::vector<std::string> texts;
+  const auto compare = [&](const char* name, const auto& here, const auto& there) {
+    if (here != there) texts.push_back(fmt::format("{} is {}, but {} in config.json", name, here, there));
+  };
+  compare("model.name", ours.family, config.family);
+  compare("dim", ours.dim, config.dim);
+  compare("n_layers", ours.n_layers, config.n_layers);
+  compare("n_heads", ours.n_heads, config.n_heads);
+  compare("n_kv_heads", ours.n_kv_heads, config.n_kv_heads);
+  compare("head_dim", ours.head_dim, config.head_dim);
+  compare("hidden_dim", ours.hidden_dim, config.hidden_dim);
+  compare("vocab_size", ours.vocab_size, config.vocab_size);
+  compare("norm_eps", ours.norm_eps, config.norm_eps);
+  compare("rope_theta", ours.rope_theta, config.rope_theta);
+  compare("qk_norm", ours.qk_norm, config.qk_norm);
+  compare("tied", ours.tied, config.tied);
+  compare("rope_scaling", ours.rope_scaling, config.rope_scaling);
+  if (!ours.rope_scaling || !config.rope_scaling) return texts;
+  compare("rope_factor", ours.rope_factor, config.rope_factor);
+  compare("rope_low_freq_factor", ours.rope_low_freq_factor, config.rope_low_freq_factor);
+  compare("rope_high_freq_factor", ours.rope_high_freq_factor, config.rope_high_freq_factor);
+  compare("rope_original_length", ours.rope_original_length, config.rope_original_length);
+  return texts;
+}
+
+}  // namespace hyperion

@@ -1,0 +1,109 @@
+#include "trainer/hugging_face/hf_model.h"
+
+#include <algorithm>
+
+#include <fmt/ranges.h>
+
+#include "base/error.h"
+#include "base/files.h"
+#include "base/nearest.h"
+#include "trainer/hugging_face/config.h"
+#include "models/flavors/registry.h"
+#include "trainer/config/features.h"
+#include "trainer/config/validate.h"
+#include "trainer/setup/options.h"
+
+namespace hyperion {
+namespace fs = std::filesystem;
+namespace {
+
+fs::path find_config(const JobConfig& config, const fs::path& base) {
+  std::string looked_in;
+  for (const std::string& folder :
+       {config.checkpoint.initial_load_path.value_or(""), config.model.hf_assets_path}) {
+    if (folder.empty()) continue;
+    const fs::path file = resolve_input(folder, base) / "config.json";
+    if (name_exists(file, ExitCode::kUsage)) return file;
+    looked_in += (looked_in.empty() ? "" : " nor in ") + folder;
+  }
+  throw_config(
+      "model.flavor = \"from_hf\": no config.json in {}; set checkpoint.initial_load_path or "
+      "model.hf_assets_path to "
+      "the model's folder",
+      looked_in);
+}
+
+// The registry knows no file and line.
+void require_known_flavor(const ResolvedConfig& resolved) {
+  const JobConfig::Model& model = resolved.config.model;
+  const std::vector<std::string> known = model_flavors(model.name);
+  if (std::find(known.begin(), known.end(), model.flavor) != known.end()) return;
+  const bool experts = kExperts.on(resolved.config);
+  Problems problems;
+  problems.add(resolved, "model.flavor",
+               fmt::format("{}; known: {}{}",
+                           experts ? kExperts.refusal : fmt::format("{} has no such flavour", model.name),
+                           fmt::join(known, ", "),
+                           experts ? "" : did_you_mean(nearest_flavor(model.name, model.flavor))));
+  problems.throw_if_any("The configuration cannot be run");
+}
+
+// Each problem has the place of the key that the job sets, or the flavour's.
+void require_sound_dimensions(const ResolvedConfig& resolved) {
+  Problems problems;
+  for (const DimensionProblem& problem :
+       dimension_problems(model_args(resolved.config.model, /*any_dimensions=*/true))) {
+    std::string place = "model.flavor";
+    for (const std::string& key : problem.keys) {
+      if (!resolved.origins.contains("model.args." + key)) continue;
+      place = "model.args." + key;
+      break;
+    }
+    problems.add(resolved, place, problem.text);
+  }
+  problems.throw_if_any("The configuration cannot be run");
+}
+
+void take_hf_dimensions(ResolvedConfig& resolved, const fs::path& base) {
+  JobConfig::Model& model = resolved.config.model;
+
+  const fs::path file = find_config(resolved.config, base);
+  const ModelArgs args = read_hf_config(file);
+  if (args.family != model.name)
+    throw_config("model.name = \"{}\", but {} describes a {} model: set model.name = \"{}\"", model.name,
+                 file.string(), args.family, args.family);
+  const auto fill = [&](const char* key, auto& member, const auto& value) {
+    if (member) return;
+    member = value;
+    resolved.origins["model.args." + std::string(key)] = file.string();
+  };
+  JobConfig::Model::Args& to = model.args;
+  fill("dim", to.dim, args.dim);
+  fill("n_layers", to.n_layers, args.n_layers);
+  fill("n_heads", to.n_heads, args.n_heads);
+  fill("n_kv_heads", to.n_kv_heads, args.n_kv_heads);
+  fill("head_dim", to.head_dim, args.head_dim);
+  fill("vocab_size", to.vocab_size, args.vocab_size);
+  if (!to.multiple_of && !to.ffn_dim_multiplier) fill("hidden_dim", to.hidden_dim, args.hidden_dim);
+  fill("norm_eps", to.norm_eps, args.norm_eps);
+  fill("rope_theta", to.rope_theta, args.rope_theta);
+  fill("qk_norm", to.qk_norm, args.qk_norm);
+  fill("tied", to.tied, args.tied);
+  fill("max_seq_len", to.max_seq_len, args.max_seq_len);
+  fill("rope_scaling", to.rope_scaling, args.rope_scaling);
+  if (!args.rope_scaling) return;
+  fill("rope_factor", to.rope_factor, args.rope_factor);
+  fill("rope_low_freq_factor", to.rope_low_freq_factor, args.rope_low_freq_factor);
+  fill("rope_high_freq_factor", to.rope_high_freq_factor, args.rope_high_freq_factor);
+  fill("rope_original_length", to.rope_original_length, args.rope_original_length);
+}
+
+}  // namespace
+
+void resolve_hf_model(ResolvedConfig& resolved, const fs::path& base) {
+  require_known_flavor(resolved);
+  if (resolved.config.model.flavor == "from_hf") take_hf_dimensions(resolved, base);
+  require_sound_dimensions(resolved);
+}
+
+}  // namespace hyperion

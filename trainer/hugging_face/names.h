@@ -1,0 +1,48 @@
+// Names and row orders of the same weights in Hugging Face's checkpoints of llama and qwen3 models.
+//
+// Hugging Face rotates elements (j, j + head_dim/2) of a head, llama3 here (2j, 2j + 1): the rows of wq and
+// wk lie in another order there. Head by head, our row 2j + p is row p * head_dim/2 + j of theirs.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "models/flavors/model_args.h"
+
+namespace hyperion {
+
+// One of our parameters as Hugging Face stores it; shape and element order inside a row are the same.
+struct HfTensor {
+  std::string name;
+  int64_t head_dim = 0;  // above 0: rows are reordered in heads of this many
+  bool operator==(const HfTensor&) const = default;
+};
+
+// "layers.3.attention.wq.weight" -> "model.layers.3.self_attn.q_proj.weight". For parameters, not for the
+// second name of a tied table, which Hugging Face does not store. Throws Error(kBug) for other names.
+HfTensor hf_tensor(const ModelArgs& args, std::string_view fqn);
+
+// The reverse: our name of Hugging Face's tensor, or nothing when the model has no such parameter.
+std::optional<std::string> parameter_of_hf(const ModelArgs& args, std::string_view name);
+
+// Tensors that a Hugging Face checkpoint may hold without a parameter of ours: the rotary frequencies of old
+// files, and lm_head.weight of a tied model.
+bool hf_may_ignore(const ModelArgs& args, std::string_view name);
+
+int64_t hf_row(const HfTensor& tensor, int64_t our_row);
+int64_t our_row(const HfTensor& tensor, int64_t hf_row);
+
+// Rows our_row, our_row + our_stride, ... (count of them) are Hugging Face's rows hf_row, hf_row + 1, ...
+struct RowRun {
+  int64_t our_row = 0, our_stride = 1;
+  int64_t hf_row = 0;
+  int64_t count = 0;
+  bool operator==(const RowRun&) const = default;
+};
+// Our rows [first, first + count) as runs that are contiguous there: one, or up to two a head.
+std::vector<RowRun> hf_runs(const HfTensor& tensor, int64_t first, int64_t count);
+
+}  // namespace hyperion

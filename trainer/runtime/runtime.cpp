@@ -1,0 +1,126 @@
+#include "trainer/runtime/runtime.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+
+#include <fmt/format.h>
+
+#include "base/counted.h"
+#include "base/error.h"
+#include "base/failpoint.h"
+#include "base/files.h"
+#include "base/log.h"
+#include "base/device/device.h"
+#include "base/device/device_library.h"
+#include "trainer/checkpointing/resume_policy.h"
+#include "trainer/runtime/version.h"
+
+namespace hyperion {
+namespace {
+
+std::optional<std::string> variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? std::nullopt : std::optional<std::string>(value);
+}
+
+// What every rank of a job must have alike.
+Fingerprint job_identity(const JobConfig& config) {
+  Fingerprint identity = {{"binary", version_text()}};
+  for (const auto& [key, value] : config_entries(config)) identity[key] = value;
+  return identity;
+}
+
+}  // namespace
+
+bool is_dry_run(const JobConfig& config) {
+  return config.comm.mode == "fake_backend";
+}
+
+Environment job_environment(const JobConfig& config) {
+  if (!is_dry_run(config)) return read_environment();
+  const std::string ranks = variable("NGPU").value_or("1");
+  char* end = nullptr;
+  const long count = std::strtol(ranks.c_str(), &end, 10);
+  if (end == ranks.c_str() || *end != '\0' || count < 1 || count > 1'000'000)
+    throw_config(
+        "NGPU = \"{}\": comm.mode = \"fake_backend\" needs the number of ranks to play, 1 to 1000000", ranks);
+  Environment environment;
+  environment.world_size = environment.local_world_size = static_cast<int>(count);
+  return environment;
+}
+
+MeshConfig mesh_config(const JobConfig::Parallelism& parallelism) {
+  return {.pp = static_cast<int>(parallelism.pipeline_parallel_degree),
+          .dp_replicate = static_cast<int>(parallelism.data_parallel_replicate_degree),
+          .dp_shard = static_cast<int>(parallelism.data_parallel_shard_degree),
+          .cp = static_cast<int>(parallelism.context_parallel_degree),
+          .tp = static_cast<int>(parallelism.tensor_parallel_degree)};
+}
+
+RankMemory rank_memory(at::Device device, int ranks) {
+  const auto shared = [](MemoryLimit limit, int users) {
+    if (users > 1) limit.what += fmt::format(" for each of {} ranks", users);
+    limit.bytes /= users;
+    return limit;
+  };
+  RankMemory memory{shared(host_memory(), ranks)};
+  if (const auto own = process_memory(); own && own->bytes < memory.host.bytes) memory.host = *own;
+  if (device.is_cpu()) return memory;
+  const DeviceLibrary& library = device_library();
+  const int devices = library.device_count();
+  memory.device = shared({static_cast<double>(library.total_memory(device.index())), "the GPU's memory"},
+                         (ranks + devices - 1) / devices);
+  return memory;
+}
+
+Runtime start_runtime(const ResolvedConfig& resolved, const ModelArgs& model,
+                      const Environment& environment) {
+  const JobConfig& config = resolved.config;
+  Runtime runtime;
+  runtime.environment = environment;
+  CommOptions options;
+  options.init_timeout = std::chrono::seconds(config.comm.init_timeout_seconds);
+  options.trace_buffer_size = static_cast<int>(config.comm.trace_buf_size);
+  options.trace_prefix = config.job.dump_folder + "/" + config.comm.save_traces_folder + "/" +
+                         config.comm.save_traces_file_prefix;
+  // cuBLAS is deterministic only with a workspace of fixed size, which it reads from here when it starts.
+  if (config.debug.deterministic) ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
+  if (choose_device(variable("HYPERION_DEVICE"), probe_driver(), load_device_library) == DeviceKind::kCuda) {
+    const int index = environment.local_rank % device_library().device_count();
+    device_library().set_device(index);
+    runtime.device = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(index));
+    runtime.device_name = device_library().device_name(index);
+    runtime.compute_capability = device_library().compute_capability(index);
+    options.backend = CommBackend::kNccl;
+    options.device_index = index;
+    const std::filesystem::path dump = options.trace_prefix + std::to_string(environment.rank);
+    require_place_for_folder(dump.parent_path());
+    require_place_for_file(dump);
+    make_folders(dump.parent_path());
+  }
+  options.identity = job_identity(config);
+  if (is_dry_run(config)) {
+    options.backend = CommBackend::kFake;
+    log_warning(
+        "comm.mode = \"fake_backend\": a dry run of rank 0 of {}, which exchanges nothing with other ranks, "
+        "so "
+        "its losses mean nothing; {}no metrics and no record of the run are written",
+        counted(environment.world_size, "rank"),
+        config.checkpoint.enable
+            ? "checkpoint.enable = true has no effect (no checkpoint is loaded or saved); "
+            : "");
+  }
+  runtime.mesh = std::make_unique<Mesh>(mesh_config(config.parallelism), environment.world_size);
+  const int64_t microbatches =
+      std::max<int64_t>(1, config.training.global_batch_size /
+                               (config.training.local_batch_size * runtime.mesh->degree(MeshDim::kBatch)));
+  require_memory(resolved, job_size(config, model, runtime.mesh->degree(MeshDim::kFsdp), microbatches),
+                 rank_memory(runtime.device, is_dry_run(config) ? 1 : environment.local_world_size));
+  failpoint("init.before_pg");
+  runtime.groups = std::make_unique<ProcessGroups>(*runtime.mesh, environment, options);
+  failpoint("init.after_pg");
+  return runtime;
+}
+
+}  // namespace hyperion

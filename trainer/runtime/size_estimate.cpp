@@ -1,0 +1,138 @@
+#include "trainer/runtime/size_estimate.h"
+
+#include <algorithm>
+#include <string_view>
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "trainer/config/features.h"
+
+namespace hyperion {
+namespace {
+
+constexpr double kDescriptionOfLayer = 4096;  // its parameters' names, shapes and tensors without their bytes
+
+double bytes_of(const std::string& dtype) {
+  return dtype == "bfloat16" ? 2 : 4;
+}
+
+double tables_of(const ModelArgs& model) {
+  return (model.tied ? 1.0 : 2.0) * static_cast<double>(model.dim) * static_cast<double>(model.vocab_size);
+}
+
+// As count_parameters(), without its limit.
+double parameters_of(const ModelArgs& model) {
+  const double dim = static_cast<double>(model.dim), head = static_cast<double>(model.head_dim);
+  const double heads = static_cast<double>(model.n_heads + model.n_kv_heads);
+  const double block = dim * (2 * heads * head + 3 * static_cast<double>(model.hidden_dim) + 2);
+  return static_cast<double>(model.n_layers) * block + dim + tables_of(model);
+}
+
+std::string human(double bytes) {
+  std::string_view unit = "B";
+  for (const std::string_view larger : {"kB", "MB", "GB", "TB", "PB", "EB"}) {
+    if (bytes < 1000) break;
+    bytes /= 1000;
+    unit = larger;
+  }
+  return fmt::format("{:.{}f} {}", bytes, unit == "B" ? 0 : 1, unit);
+}
+
+struct Part {
+  std::string_view name;
+  double bytes;
+};
+
+// "3.3 PB of memory (weights 1.1 PB, gradients 2.2 PB)"
+std::string sum_of(std::vector<Part> parts) {
+  double sum = 0;
+  std::string list;
+  std::ranges::sort(parts, std::ranges::greater{}, &Part::bytes);
+  for (const Part& part : parts) {
+    sum += part.bytes;
+    if (part.bytes > 0)
+      list += fmt::format("{}{} {}", list.empty() ? "" : ", ", part.name, human(part.bytes));
+  }
+  return fmt::format("{} of memory ({})", human(sum), list);
+}
+
+double total(const std::vector<Part>& parts) {
+  double sum = 0;
+  for (const Part& part : parts) sum += part.bytes;
+  return sum;
+}
+
+std::string lack(const std::vector<Part>& needed, const MemoryLimit& limit) {
+  return fmt::format("needs at least {}, but {} is {}", sum_of(needed), limit.what, human(limit.bytes));
+}
+
+}  // namespace
+
+JobSize job_size(const JobConfig& config, const ModelArgs& model, int64_t shards, int64_t microbatches) {
+  const auto& training = config.training;
+  const double state = bytes_of(training.dtype), compute = bytes_of(training.mixed_precision_param);
+  const double copy = state == compute ? 0 : kFloat8.on(config) ? 1 : compute;
+  const double parameters = parameters_of(model) / static_cast<double>(shards);
+  JobSize size;
+  size.description = kDescriptionOfLayer * static_cast<double>(model.n_layers);
+  size.mostly_tables = 2 * tables_of(model) > parameters_of(model);
+  size.weights = parameters * (state + copy);
+  size.optimizer = 2 * parameters * state;
+  size.gradients = parameters * state;
+  if (config.ema.enable) size.averages = parameters * state;
+  if (config.checkpoint.enable && config.checkpoint.create_seed_checkpoint) return size;  // makes no step
+  const double length = static_cast<double>(training.seq_len);
+  const double tokens = static_cast<double>(training.local_batch_size) * length;
+  const double logits = static_cast<double>(model.vocab_size) * compute;  // of a token
+  const double chunk =
+      static_cast<double>(training.loss_chunk_bytes > 0 ? training.loss_chunk_bytes : 64 << 20);
+  size.activations =
+      tokens * static_cast<double>(model.dim) * compute * static_cast<double>(model.n_layers + 1) +
+      length * static_cast<double>(model.head_dim) * 4 + std::min(tokens * logits, std::max(logits, chunk));
+  if (training.document_mask) size.activations += tokens * length;                 // a byte for each pair
+  size.tokens = tokens * static_cast<double>(microbatches) * 2 * sizeof(int64_t);  // and labels
+  return size;
+}
+
+void require_memory(const ResolvedConfig& resolved, const JobSize& size, const RankMemory& memory) {
+  const bool offload = resolved.config.training.enable_cpu_offload;
+  std::vector<Part> host = {{"tokens of a step", size.tokens}, {"names and shapes", size.description}};
+  std::vector<Part> device = {{"activations of a microbatch", size.activations}};
+  auto& states = offload ? host : device;
+  states.insert(
+      states.end(),
+      {{"weights", size.weights}, {"optimizer state", size.optimizer}, {"gradients", size.gradients}});
+  auto& averages = resolved.config.ema.device == "cpu" ? host : states;
+  averages.push_back({"averaged weights", size.averages});
+  if (!memory.device) {
+    host.insert(host.end(), device.begin(), device.end());
+    device.clear();
+  }
+  Problems problems;
+  const auto check = [&](const std::vector<Part>& needed, const MemoryLimit& limit) {
+    if (total(needed) <= limit.bytes) return;
+    const bool model = size.states() + size.description > size.activations + size.tokens;
+    std::string key = "training.seq_len";
+    if (model) key = size.mostly_tables ? "model.args.vocab_size" : "model.args.n_layers";
+    if (model && !resolved.origins.contains(key)) key = "model.flavor";
+    problems.add(resolved, key,
+                 fmt::format("a rank {}; {}", lack(needed, limit),
+                             model ? "train a smaller model, or shard it over more ranks"
+                                   : "lower training.seq_len or training.local_batch_size"));
+  };
+  check(host, memory.host);
+  if (memory.device) check(device, *memory.device);
+  problems.throw_if_any("The configuration cannot be run");
+}
+
+void require_memory(const ModelArgs& model, double bytes_per_parameter, const RankMemory& memory) {
+  const double weights = parameters_of(model) * bytes_per_parameter;
+  std::vector<Part> host = {{"names and shapes", kDescriptionOfLayer * static_cast<double>(model.n_layers)}};
+  if (!memory.device) host.push_back({"weights", weights});
+  if (total(host) > memory.host.bytes) throw_config("the model {}", lack(host, memory.host));
+  if (memory.device && weights > memory.device->bytes)
+    throw_config("the model {}", lack({{"weights", weights}}, *memory.device));
+}
+
+}  // namespace hyperion

@@ -1,0 +1,44 @@
+// How much memory a job needs at the very least, compared with what there is before anything is allocated.
+// Pure.
+#pragma once
+
+#include <optional>
+
+#include "base/resources.h"
+#include "models/flavors/model_args.h"
+#include "trainer/config/load.h"
+
+namespace hyperion {
+
+// Bytes of one rank, in floating point so that no product overflows. Counts only what exists at the same time
+// in every layout: a job that needs more than this may still not fit.
+struct JobSize {
+  double weights = 0;          // masters, and their copies in the compute dtype
+  double optimizer = 0;        // both moments
+  double gradients = 0;        // of this rank's shards
+  double averages = 0;         // EMA
+  double activations = 0;      // of one microbatch: each block's input, RoPE tables, a chunk of logits
+  double tokens = 0;           // of all microbatches of a step, in host memory
+  double description = 0;      // names and shapes, in host memory
+  bool mostly_tables = false;  // more than half of the parameters are the embedding's and the head's
+
+  double states() const { return weights + optimizer + gradients; }
+};
+
+// `shards`: ranks that share one copy of the model; `microbatches`: of one step.
+JobSize job_size(const JobConfig& config, const ModelArgs& model, int64_t shards, int64_t microbatches);
+
+// What one rank may use.
+struct RankMemory {
+  MemoryLimit host;
+  std::optional<MemoryLimit> device{};  // nullopt: a CPU, everything is in host memory
+};
+
+// Throws Error(kUsage) with the sizes when the job cannot fit.
+void require_memory(const ResolvedConfig& resolved, const JobSize& size, const RankMemory& memory);
+
+// For commands that look at a model: its names and shapes, and `bytes_per_parameter` of each weight on the
+// device. Throws Error(kUsage) when they cannot fit.
+void require_memory(const ModelArgs& model, double bytes_per_parameter, const RankMemory& memory);
+
+}  // namespace hyperion

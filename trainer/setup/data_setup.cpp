@@ -1,0 +1,175 @@
+#include "trainer/setup/data_setup.h"
+
+#include <algorithm>
+
+#include <ATen/ops/from_blob.h>
+
+#include "base/error.h"
+#include "base/files.h"
+#include "base/log.h"
+#include "trainer/config/validate.h"
+#include "trainer/data/token_shards.h"
+
+namespace hyperion {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr const char* kTrainingCorpus = "data/austen.jsonl.gz";
+constexpr const char* kHeldOutCorpus = "data/austen_heldout.jsonl.gz";
+
+std::string files_of(const char* table, const std::string& dataset,
+                     const std::optional<std::string>& dataset_path, bool default_corpus,
+                     const char* corpus) {
+  if (dataset_path) return resolve_input(*dataset_path, install_root()).string();
+  if (!default_corpus)
+    throw_config(
+        "{}.dataset = \"{}\" needs {}.dataset_path: JSON-lines files with a text field, a folder or glob of "
+        "them, or token shards made by `hyperion tokenize`",
+        table, dataset, table);
+  const fs::path path = resolve_input(corpus, install_root());
+  if (!path_exists(path, ExitCode::kUsage))
+    throw_config(
+        "{}.dataset = \"{}\" stands for the default corpus, but {} is not there: run scripts/setup.sh, or "
+        "set "
+        "{}.dataset_path",
+        table, dataset, path.string(), table);
+  return path.string();
+}
+
+TextField training_field(const JobConfig& config) {
+  return {config.training.text_field, kTrainingKeys.field};
+}
+
+TextField validation_field(const JobConfig& config, const DataKeys& keys) {
+  if (!config.validation.text_field) return {config.training.text_field, keys.field, kTrainingKeys.field};
+  return {*config.validation.text_field, keys.field};
+}
+
+LoaderOptions loader_options(const DataSetup& data, const LoaderPlace& place, const std::string& path,
+                             TextField field) {
+  LoaderOptions options;
+  options.dataset_path = path;
+  options.text_field = std::move(field);
+  options.dp_rank = place.dp_rank;
+  options.dp_degree = place.dp_degree;
+  options.vocab_size = place.vocab_size;
+  options.encode = [tokenizer = data.tokenizer](std::string_view text) {
+    return tokenizer->encode(text, true, true);
+  };
+  options.tokenizer_path = data.tokenizer_path;
+  options.tokenizer_fingerprint = tokenizer_fingerprint(data.tokenizer_path);
+  return options;
+}
+
+template <typename T>
+at::Tensor to_device(const std::vector<T>& values, int64_t rows, at::Device device) {
+  if (values.empty()) return {};
+  const auto dtype = sizeof(T) == 8 ? at::kLong : at::kInt;
+  const at::Tensor view =
+      at::from_blob(const_cast<T*>(values.data()), {rows, static_cast<int64_t>(values.size()) / rows},
+                    at::TensorOptions(dtype));
+  return device.is_cpu() ? view.clone() : view.pin_memory().to(device, /*non_blocking=*/true);
+}
+
+}  // namespace
+
+fs::path install_root() {
+  std::error_code error;
+  const fs::path binary = fs::read_symlink("/proc/self/exe", error);
+  return error ? fs::current_path() : binary.parent_path().parent_path();
+}
+
+std::string training_files(const JobConfig& config) {
+  return files_of("training", config.training.dataset, config.training.dataset_path,
+                  uses_default_corpus(config), kTrainingCorpus);
+}
+
+std::string validation_files(const JobConfig& config) {
+  return files_of("validation", config.validation.dataset, config.validation.dataset_path,
+                  validates_on_default_corpus(config), kHeldOutCorpus);
+}
+
+DataSetup load_tokenizer(const JobConfig& config) {
+  const fs::path path = resolve_input(config.model.hf_assets_path, install_root());
+  DataSetup data{Tokenizer::load(path), path.string()};
+  warn_of_missing_tokens(*data.tokenizer, path);
+  return data;
+}
+
+void check_training_documents(const JobConfig& config) {
+  const std::string path = training_files(config);
+  if (uses_default_corpus(config))
+    log_info("training.dataset = \"{}\" without dataset_path: reading the default corpus {}",
+             config.training.dataset, path);
+  check_text_field(path, training_field(config), kTrainingKeys.path);
+}
+
+void check_validation_documents(const JobConfig& config, const DataKeys& keys) {
+  if (!config.validation.enable) return;
+  const std::string path = validation_files(config);
+  if (validates_on_default_corpus(config))
+    log_info("validation.dataset = \"{}\" without dataset_path: reading the default corpus {}",
+             config.validation.dataset, path);
+  check_text_field(path, validation_field(config, keys), keys.path);
+}
+
+std::string describe_training_data(const JobConfig& config) {
+  const std::string path = fs::absolute(training_files(config)).lexically_normal().string();
+  const std::string& field = config.training.text_field;
+  return field == "text" ? path : fmt::format("{}, field \"{}\"", path, field);
+}
+
+std::unique_ptr<DataLoader> training_loader(const JobConfig& config, const DataSetup& data,
+                                            const LoaderPlace& place) {
+  const auto& training = config.training;
+  LoaderOptions options = loader_options(data, place, training_files(config), training_field(config));
+  options.seq_len = training.seq_len;
+  options.rows = training.local_batch_size;
+  options.order = {.seed = place.seed, .shuffle = training.shuffle, .repeat = true};
+  options.document_mask = training.document_mask;
+  return std::make_unique<DataLoader>(std::move(options));
+}
+
+std::unique_ptr<DataLoader> validation_loader(const JobConfig& config, const DataSetup& data,
+                                              const LoaderPlace& place, const DataKeys& keys) {
+  const auto& validation = config.validation;
+  LoaderOptions options =
+      loader_options(data, place, validation_files(config), validation_field(config, keys));
+  options.dataset_key = keys.path;
+  options.seq_len = validation.seq_len;
+  options.rows = validation.local_batch_size;
+  options.order = {.seed = 0, .shuffle = false, .repeat = validation.steps > 0};
+  options.document_mask = config.training.document_mask;
+  return std::make_unique<DataLoader>(std::move(options));
+}
+
+int64_t valid_tokens(const Batch& batch) {
+  return std::count_if(batch.labels.begin(), batch.labels.end(),
+                       [](int64_t label) { return label != kIgnoreLabel; });
+}
+
+int64_t sequences_with_labels(const Batch& batch) {
+  int64_t sequences = 0;
+  for (int64_t row = 0; row < batch.rows; ++row) {
+    const auto first = batch.labels.begin() + row * batch.seq_len;
+    sequences +=
+        std::any_of(first, first + batch.seq_len, [](int64_t label) { return label != kIgnoreLabel; });
+  }
+  return sequences;
+}
+
+Microbatch BatchMover::move(const Batch& batch) {
+  Microbatch moved{
+      to_device(batch.tokens, batch.rows, device_), to_device(batch.labels, batch.rows, device_), {}};
+  if (plain_seq_len_ != batch.seq_len) {
+    plain_ = model_.context(batch.seq_len, device_);
+    plain_seq_len_ = batch.seq_len;
+  }
+  moved.context = batch.document_ids.empty()
+                      ? plain_
+                      : inside_documents(plain_, to_device(batch.positions, batch.rows, device_),
+                                         to_device(batch.document_ids, batch.rows, device_));
+  return moved;
+}
+
+}  // namespace hyperion

@@ -1,0 +1,153 @@
+#include "trainer/setup/float8_setup.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "base/error.h"
+#include "models/activation_checkpoint.h"
+#include "models/float8/choice.h"
+#include "models/float8/gather.h"
+#include "trainer/checkpointing/job_state.h"
+
+namespace hyperion {
+namespace {
+
+float8::Recipe recipe_of(const JobConfig& config) {
+  const std::string name = config.quantize.linear.float8.recipe_name.value_or("tensorwise");
+  const auto found = std::ranges::find(float8::kRecipeNames, name);
+  return static_cast<float8::Recipe>(found - float8::kRecipeNames.begin());  // the schema knows no other
+}
+
+// Where the products run. Throws Error(kUsage) when they cannot.
+float8::Gemm gemm_of(const JobConfig& config, float8::Recipe recipe, const Float8Device& device) {
+  constexpr int kFirstWithFp8 = 89;
+  if (config.quantize.linear.float8.emulate) return float8::Gemm::kEmulated;
+  if (device.cpu && recipe != float8::Recipe::kTensorwise)
+    throw_config(
+        "quantize.linear.float8.recipe_name = \"{}\": a CPU multiplies FP8 with one scale a tensor only; set "
+        "quantize.linear.float8.emulate = true, or recipe_name = \"tensorwise\"",
+        float8::name_of(recipe));
+  if (!device.cpu && device.compute_capability < kFirstWithFp8)
+    throw_config(
+        "quantize.linear.float8: {} (SM{}) has no FP8 tensor cores (SM89 or newer has); set "
+        "quantize.linear.float8.emulate = true to train with the same numbers in fp32, or remove the "
+        "converter",
+        device.name, device.compute_capability);
+  return float8::Gemm::kNative;
+}
+
+// "wq, wk and 12 more", of many names.
+std::string some_of(const std::vector<std::string>& names) {
+  constexpr size_t kShown = 3;
+  if (names.size() <= kShown) return fmt::format("{}", fmt::join(names, ", "));
+  return fmt::format("{} and {} more", fmt::join(names.begin(), names.begin() + kShown, ", "),
+                     names.size() - kShown);
+}
+
+std::shared_ptr<const GatherCodec> make_codec(std::set<const Parameter*> parameters, bool eager) {
+  GatherCodec codec;
+  codec.dtype = float8::kE4m3;
+  codec.applies = [parameters](const Parameter& parameter) { return parameters.contains(&parameter); };
+  codec.statistics = float8::gather_statistics;
+  codec.scales = float8::gather_scales;
+  codec.encode = float8::gather_encode;
+  codec.eager = eager;
+  return std::make_shared<const GatherCodec>(std::move(codec));
+}
+
+}  // namespace
+
+Float8Setup convert_to_float8(Transformer& model, const JobConfig& config, const Float8Device& device) {
+  Float8Setup setup;
+  const auto& names = config.model.converters;
+  if (std::ranges::find(names, "quantize.linear.float8") == names.end()) return setup;
+  const auto& options = config.quantize.linear.float8;
+  setup.recipe = recipe_of(config);
+  const float8::Gemm gemm = gemm_of(config, setup.recipe, device);
+  setup.counters = std::make_shared<float8::Counters>();
+  const auto matmuls = std::make_shared<const float8::LinearMatmuls>(setup.recipe, gemm, setup.counters);
+
+  const auto linears = model.linears();
+  std::vector<float8::LinearShape> shapes;
+  for (const auto& [name, linear] : linears)
+    shapes.push_back({name, linear->weight()->shape.at(0), linear->weight()->shape.at(1)});
+  setup.warnings = float8::unmatched_filters(shapes, options.filter_fqns);
+  const auto choices = float8::choose_layers(shapes, options.filter_fqns, setup.recipe);
+  std::map<std::string, std::vector<std::string>> left_alone;  // by reason
+  std::set<const Parameter*> gathered;
+  for (size_t i = 0; i < linears.size(); ++i) {
+    const auto& [name, linear] = linears[i];
+    if (!choices[i].why_not.empty()) {
+      left_alone[choices[i].why_not].push_back(name);
+      continue;
+    }
+    linear->set_float8(matmuls);
+    setup.converted.push_back(name);
+    // A tied head's weight is the embedding's table too, which reads it in the compute dtype.
+    if (linear->weight()->aliases.empty()) gathered.insert(linear->weight().get());
+  }
+  if (options.enable_fsdp_float8_all_gather)
+    setup.codec = make_codec(gathered, options.precompute_float8_dynamic_scale_for_fsdp);
+
+  if (gemm == float8::Gemm::kNative && device.cpu)
+    setup.warnings.push_back(
+        "float8: libtorch's FP8 products on a CPU take about a thousand times as long as bf16's; "
+        "quantize.linear.float8.emulate = true gives the same results within 45 dB and is hundreds of times "
+        "faster here");
+  setup.log.push_back(
+      fmt::format("float8: {} of {} linear layers converted, recipe {}, products {}", setup.converted.size(),
+                  linears.size(), float8::name_of(setup.recipe),
+                  gemm == float8::Gemm::kEmulated ? "emulated in fp32" : "by _scaled_mm on " + device.name));
+  for (const auto& [reason, layers] : left_alone)
+    setup.log.push_back(fmt::format("float8: left alone: {}: {}", some_of(layers), reason));
+  return setup;
+}
+
+int64_t float8_products(Transformer& model, const Float8Setup& setup, const FsdpModelOptions& options) {
+  if (!setup.counters) return 0;
+  const std::set<std::string> converted(setup.converted.begin(), setup.converted.end());
+  const int64_t once = 1 + float8::backward_products(setup.recipe);
+  int64_t products = converted.contains("output") ? once : 0;
+  for (size_t block = 0; block < model.blocks().size(); ++block) {
+    const ActivationCheckpoint checkpoint = options.checkpoint.at(block);
+    SelectiveCheckpoint selective(options.always_recompute);
+    const std::string prefix = fmt::format("layers.{}.", block);
+    for (const auto& [name, linear] : model.linears()) {
+      if (!name.starts_with(prefix)) continue;
+      const bool saved =
+          checkpoint == ActivationCheckpoint::kNone || (checkpoint == ActivationCheckpoint::kSelectiveOp &&
+                                                        selective.saves_next_matmul(linear->weight()->shape));
+      if (converted.contains(name)) products += once + (saved ? 0 : 1);
+    }
+  }
+  return products;
+}
+
+std::string describe_gathers(const std::vector<ShardedParameterPtr>& parameters, const FsdpContext& fsdp) {
+  const auto mib = [](int64_t bytes) {
+    return fmt::format("{:.2f} MiB", static_cast<double>(bytes) / (1 << 20));
+  };
+  const at::ScalarType compute = fsdp.options().compute_dtype;
+  const auto width = static_cast<int64_t>(c10::elementSize(compute));
+  const std::string_view plain = torch_name(dtype_of(compute));
+  int64_t encoded = 0, others = 0;
+  for (const ShardedParameterPtr& parameter : parameters)
+    (parameter->encoded() ? encoded : others) += parameter->parameter().numel();
+  if (fsdp.shard().size() == 1)
+    return fmt::format("float8: nothing is all-gathered; weights are cast once per step, from their {}",
+                       encoded > 0 ? "fp32 masters" : fmt::format("{} copies", plain));
+  if (encoded == 0)
+    return fmt::format("float8: weights are all-gathered in {} ({}) and cast after each all-gather", plain,
+                       mib(others * width));
+  return fmt::format(
+      "float8: an all-gather of all weights moves {} in float8_e4m3fn (in {} they would be {}) and {} of "
+      "norms, "
+      "embedding and layers left alone in {}",
+      mib(encoded), plain, mib(encoded * width), mib(others * width), plain);
+}
+
+}  // namespace hyperion

@@ -1,0 +1,177 @@
+#include "trainer/setup/monitoring.h"
+
+#include <ctime>
+#include <filesystem>
+#include <limits>
+#include <utility>
+
+#include <ATen/Parallel.h>
+
+#include "base/counted.h"
+#include "base/durable.h"
+#include "base/error.h"
+#include "base/files.h"
+#include "base/log.h"
+#include "models/flavors/registry.h"
+#include "base/device/device_library.h"
+#include "trainer/config/print.h"
+#include "trainer/metrics/flops.h"
+#include "trainer/metrics/gemm_peak.h"
+#include "trainer/metrics/run_folder.h"
+#include "trainer/metrics/step_line.h"
+#include "trainer/setup/options.h"
+#include "trainer/runtime/version.h"
+
+namespace hyperion {
+namespace {
+
+constexpr const char* kSeedKey = "debug.seed";
+
+// The configuration as the user gave it, with the seed that the run uses.
+std::string recorded_toml(const RunDescription& run) {
+  ResolvedConfig recorded = run.configured;
+  if (recorded.config.debug.seed || run.seed <= std::numeric_limits<int64_t>::max()) {  // TOML's largest
+    recorded.config.debug.seed = static_cast<int64_t>(run.seed);
+    if (run.seed_origin != kSeedKey) recorded.origins[kSeedKey] = run.seed_origin;
+  }
+  return to_toml(recorded);
+}
+
+// What describes the run, by rank 0; returns the name of its folder. A job that cannot write here makes no
+// step, as with its first checkpoint.
+std::string write_before_step_1(const RunDescription& run, int world_size, int64_t start_time) {
+  const std::filesystem::path folder = run.config.job.dump_folder;
+  const std::filesystem::path record =
+      write_run_record(folder, {recorded_toml(run), run.command, version_text(), world_size, start_time});
+  if (run.config.job.save_config_file) {
+    const std::filesystem::path file = folder / *run.config.job.save_config_file;
+    make_folders(file.parent_path());
+    write_file_atomic(file, to_json(run.config) + "\n");
+  }
+  return record.filename().string();
+}
+
+// The start of this run, the same on all ranks.
+struct RunStart {
+  std::time_t time = 0;
+  std::string id;
+};
+
+// Collective: rank 0 writes, and the others learn how it went.
+RunStart start_run(const RunDescription& run, const Runtime& runtime) {
+  std::string answer;
+  if (runtime.rank() == 0) {
+    const std::time_t now = std::time(nullptr);
+    try {
+      answer = fmt::format("{} {}", now, write_before_step_1(run, runtime.world_size(), now));
+    } catch (const Error& error) {
+      if (error.code() != ExitCode::kSaveFailed) throw;
+      answer = fmt::format("- {}", error.what());
+    }
+  }
+  answer = runtime.groups->host().all_gather_text(answer).front();
+  const size_t blank = answer.find(' ');
+  std::string text = answer.substr(blank + 1);
+  if (answer.starts_with("-"))
+    throw Error(
+        ExitCode::kPreCheckpoint,
+        fmt::format(
+            "the record of the run cannot be written, so no step was made: {}; see to job.dump_folder",
+            text));
+  return {static_cast<std::time_t>(std::stoll(answer.substr(0, blank))), std::move(text)};
+}
+
+// FLOP/s that the step line's mfu is a share of.
+double peak_flops(const JobConfig::Training& training, const Runtime& runtime) {
+  if (runtime.device.is_cuda()) {
+    const PeakFlops peak = gpu_peak_flops(runtime.device_name);
+    if (peak.known) {
+      log_info("mfu is a share of {:.0f} TFLOP/s, the dense bfloat16 peak of {}", peak.flops / 1e12,
+               runtime.device_name);
+    } else {
+      log_warning("no peak FLOP/s known for {}: mfu is a share of the {:.0f} TFLOP/s of an A100",
+                  runtime.device_name, peak.flops / 1e12);
+    }
+    return peak.flops;
+  }
+  const double peak = measure_gemm_peak(sharding_options(training, runtime.device, nullptr).compute_dtype);
+  const int threads = at::get_num_threads();
+  log_info(
+      "mfu is a share of {:.3f} TFLOP/s, the fastest matrix product measured just now on this rank's {} "
+      "(on a busy machine that is less than the CPU can do)",
+      peak / 1e12, counted(threads, "CPU thread"));
+  return peak;
+}
+
+}  // namespace
+
+std::unique_ptr<MemoryMonitor> make_memory_monitor(const Runtime& runtime) {
+  const bool cuda = runtime.device.is_cuda();
+  return std::make_unique<MemoryMonitor>(cuda ? runtime.device.index() : MemoryMonitor::kCpu);
+}
+
+std::unique_ptr<MetricsLogger> make_metrics(const RunDescription& run, const Runtime& runtime,
+                                            MemoryMonitor& memory, int64_t start_step) {
+  const ParameterCounts counts = count_parameters(run.model);
+  const FlopDimensions dimensions{.parameters = counts.total,
+                                  .embedding_parameters = run.model.vocab_size * run.model.dim,
+                                  .tied_head = run.model.tied,
+                                  .layers = run.model.n_layers,
+                                  .heads = run.model.n_heads,
+                                  .head_dim = run.model.head_dim,
+                                  .seq_len = run.config.training.seq_len};
+  MetricsOptions options;
+  const auto& metrics = run.config.metrics;
+  options.log_freq = metrics.log_freq;
+  const bool dry_run = is_dry_run(run.config);
+  options.enable_tensorboard = metrics.enable_tensorboard && !dry_run;
+  options.enable_jsonl = metrics.enable_jsonl && !dry_run;
+  options.save_for_all_ranks = metrics.save_for_all_ranks;
+  options.save_tb_folder = metrics.save_tb_folder;
+  options.dump_folder = run.config.job.dump_folder;
+  RunStart start = dry_run ? RunStart{std::time(nullptr), ""} : start_run(run, runtime);
+  options.start_time = start.time;
+  options.run_id = std::move(start.id);
+  options.start_step = start_step;
+  options.total_steps = run.config.training.steps;
+  options.rank = runtime.rank();
+  options.prints = rank_prints(runtime.rank());
+  options.flops_per_token_square = flops_per_token_square(dimensions);
+  options.flops_per_token_causal = flops_per_token_causal(dimensions);
+  MetricsSources sources;
+  sources.take_peak_memory = [&memory] { return memory.take_peak(); };
+  if (options.prints || options.save_for_all_ranks || options.rank == options.metrics_rank)
+    options.peak_flops = peak_flops(run.config.training, runtime);
+  auto logger = std::make_unique<MetricsLogger>(options, std::move(sources));
+  logger->log_config(recorded_toml(run));
+  log_info("Model {} {} size: {} total parameters", run.config.model.name, run.config.model.flavor,
+           python_grouped(static_cast<double>(counts.total), 0));
+  log_info("Run {}: its record is in {}", options.run_id,
+           (options.dump_folder / "runs" / options.run_id).string());
+  return logger;
+}
+
+std::unique_ptr<Profiler> make_profiler(const JobConfig::Profiling& profiling, const JobConfig::Job& job,
+                                        const Runtime& runtime) {
+  ProfilerOptions options;
+  options.enable_profiling = profiling.enable_profiling;
+  options.save_traces_folder = profiling.save_traces_folder;
+  options.profile_freq = profiling.profile_freq;
+  options.profiler_active = profiling.profiler_active;
+  options.profiler_warmup = profiling.profiler_warmup;
+  options.enable_memory_snapshot = profiling.enable_memory_snapshot;
+  options.save_memory_snapshot_folder = profiling.save_memory_snapshot_folder;
+  options.dump_folder = job.dump_folder;
+  options.rank = runtime.rank();
+  options.cuda = runtime.device.is_cuda();
+  MemorySnapshotHooks hooks;
+  if (options.cuda) {
+    hooks.start_recording = [](size_t entries) {
+      device_library().record_memory_history(static_cast<int>(entries));
+    };
+    hooks.snapshot_pickle = device_library().memory_snapshot;
+  }
+  return std::make_unique<Profiler>(options, std::move(hooks));
+}
+
+}  // namespace hyperion

@@ -1,0 +1,150 @@
+#include "trainer/setup/preflight.h"
+
+#include <fmt/format.h>
+
+#include "checkpoint/names.h"
+#include "parallel/phase.h"
+#include "trainer/runtime/batch_job.h"
+#include "trainer/config/validate.h"
+#include "trainer/checkpointing/job_state.h"
+#include "trainer/setup/options.h"
+#include "trainer/checkpointing/stored_weights.h"
+
+namespace hyperion {
+namespace {
+
+// How this job gets the model that the checkpoint is of.
+std::string model_remedy(const JobConfig& config, const ChosenCheckpoint& chosen) {
+  const auto saved = saved_model(chosen.checkpoint);
+  const std::string options = saved ? model_options(*saved, config.model) : "";
+  const std::string same = options.empty() ? "give this job that model ([model], [model.args])"
+                                           : "to use it, start with " + options;
+  return chosen.candidate.source == LoadSource::kOwn
+             ? same + "; for a new run, name another checkpoint.folder"
+             : same + ", or name another checkpoint.initial_load_path";
+}
+
+// Before anything is allocated for the model.
+void require_model_of_job(const JobConfig& config, const ModelArgs& model, const ChosenCheckpoint& chosen) {
+  if (!chosen.components.contains("model")) return;
+  const auto& [path, source, step, hugging_face] = chosen.candidate;
+  if (hugging_face) require_same_model(model, path);
+  std::map<std::string, std::string> names;
+  for (const auto& [name, key] : chosen.names)
+    if (chosen.checkpoint.index.tensors.contains(key)) names.emplace(name, key);
+  require_same_dimensions(
+      model, chosen.checkpoint,
+      hugging_face ? hugging_face_names(model, names) : own_names(chosen.checkpoint, names, /*ema=*/false),
+      model_remedy(config, chosen));
+}
+
+}  // namespace
+
+RunFacts run_facts(const ModelArgs& model, int64_t world_size) {
+  RunFacts facts;
+  facts.world_size = world_size;
+  facts.model = model_facts(model);
+  return facts;
+}
+
+void check_keys(const ResolvedConfig& resolved, const RunFacts& facts) {
+  validate(resolved, facts);
+  if (const auto& checkpoint = resolved.config.checkpoint; checkpoint.enable)
+    NameMap({checkpoint.rename.begin(), checkpoint.rename.end()});  // refuses what is no pattern
+  signal_lead();                                                    // refuses what is no number
+}
+
+DataSetup checked_tokenizer(const ResolvedConfig& resolved, RunFacts facts) {
+  set_phase("load of the tokenizer");
+  DataSetup data = load_tokenizer(resolved.config);
+  if (resolved.config.checkpoint.enable && resolved.config.checkpoint.last_save_in_hf)
+    tokenizer_files(data.tokenizer_path);  // refuses what cannot be read
+  if (!facts.model) return data;
+  facts.tokenizer_vocab_size = data.tokenizer->vocab_size();
+  validate(resolved, facts);
+  return data;
+}
+
+DataSetup checked_data(const ResolvedConfig& resolved, const ModelArgs& model, int64_t world_size) {
+  set_phase("checks of the configuration");
+  const RunFacts facts = run_facts(model, world_size);
+  validate(resolved, facts, install_root());
+  check_keys(resolved, facts);
+  DataSetup data = checked_tokenizer(resolved, facts);
+  check_training_documents(resolved.config);
+  check_validation_documents(resolved.config);
+  return data;
+}
+
+JobRecord job_record(const ResolvedConfig& resolved, const DataSetup& data) {
+  return {
+      resolved.config.model,
+      {std::filesystem::absolute(data.tokenizer_path).lexically_normal().string(), data.tokenizer->hash()},
+      describe_training_data(resolved.config)};
+}
+
+LoaderPlace loader_place(const Mesh& mesh, int rank, uint64_t seed, const ModelArgs& model) {
+  return {mesh.coordinate(rank, MeshDim::kBatch), mesh.degree(MeshDim::kBatch), seed, model.vocab_size};
+}
+
+void require_checkpoint_of_job(const ResolvedConfig& resolved, const ModelArgs& model,
+                               const JobRecord& record, const ChosenCheckpoint& chosen) {
+  require_model_of_job(resolved.config, model, chosen);
+  require_same_tokenizer(resolved, chosen, record.tokenizer);
+}
+
+ResumePlan plan_run(const ResolvedConfig& resolved, const ModelArgs& model, const Mesh& mesh, uint64_t seed,
+                    uint64_t data, const JobRecord& record, const ChosenCheckpoint* chosen) {
+  set_phase("construction of model and optimizer");  // which follows
+  TrajectoryFacts facts;
+  const auto& training = resolved.config.training;
+  facts.data_parallel_degree = mesh.degree(MeshDim::kBatch);
+  facts.global_batch_size = training.global_batch_size > 0
+                                ? training.global_batch_size
+                                : training.local_batch_size * facts.data_parallel_degree;
+  facts.seed = seed;
+  facts.data = data;
+  facts.data_place = record.data;
+  facts.model = model;
+  if (chosen == nullptr) return fresh_plan(resolved, facts);
+  require_checkpoint_of_job(resolved, model, record, *chosen);
+  ResumeRequest request;
+  request.source = chosen->candidate.source;
+  request.components = chosen->components;
+  request.left_out = chosen->left_out;
+  if (const Object* stored = chosen->find(kTrajectoryKey))
+    request.stored = Trajectory{text_table(*stored, chosen->candidate.path.string())};
+  if (const Object* step = chosen->find("train_state.step"))
+    request.step = step->get_if<int64_t>() ? *step->get_if<int64_t>() : 0;
+  if (const Object* position = chosen->find("dataloader.position");
+      position && position->get_if<std::string>())
+    request.data = LoaderState::from_json(*position->get_if<std::string>()).fingerprint;
+  request.data_place = read_record(chosen->checkpoint).data;
+  return resume_plan(resolved, facts, request);
+}
+
+std::vector<std::unique_ptr<StateComponent>> state_components(const StateSources& sources) {
+  const auto& [parameters, mesh, rank, device, adam, ema, state, loader, plan, configured] = sources;
+  const StatePlace place = state_place(mesh, rank);
+  const auto rates = [&state = state, &plan = plan, schedule = schedule_of(plan.config)] {
+    const double lr = plan.config.optimizer.lr;  // and the rate of the next step
+    return std::pair(lr, lr * schedule.factor(state.step - plan.schedule_start));
+  };
+  const auto position = [&state = state, &plan = plan, rates] {
+    const auto [lr, next_lr] = rates();
+    return SchedulerState::Position{state.step, lr, next_lr, to_object(plan.trajectory.entries)};
+  };
+  std::vector<std::unique_ptr<StateComponent>> components;
+  const auto add = [&](auto component) { components.push_back(std::move(component)); };
+  add(std::make_unique<ModelState>(parameters, place));
+  add(std::make_unique<OptimizerState>(adam, plan.config.optimizer, parameters, place, rates));
+  if (ema != nullptr) add(std::make_unique<EmaState>(*ema, parameters, place));
+  add(std::make_unique<TrainStateComponent>(state, mesh.degree(MeshDim::kBatch),
+                                            to_object(config_entries(configured))));
+  add(std::make_unique<SchedulerState>(position));
+  add(std::make_unique<LoaderComponent>(loader));
+  add(std::make_unique<RngState>(device, rank, mesh.world_size(), plan.seed, state));
+  return components;
+}
+
+}  // namespace hyperion

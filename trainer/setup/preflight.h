@@ -1,0 +1,63 @@
+// What is decided before anything is allocated on a device: the configuration as a whole, the data's place,
+// and what a start takes from a checkpoint. A job goes through it first; `hyperion check` goes through it and
+// ends.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "trainer/config/load.h"
+#include "trainer/config/validate.h"
+#include "trainer/setup/data_setup.h"
+#include "trainer/checkpointing/job_record.h"
+#include "trainer/checkpointing/job_state.h"
+#include "trainer/checkpointing/resume_policy.h"
+#include "trainer/checkpointing/resume_source.h"
+
+namespace hyperion {
+
+// What a job knows beyond its configuration, before the tokenizer is loaded.
+RunFacts run_facts(const ModelArgs& model, int64_t world_size);
+// The steps of checked_data(), which `hyperion check` makes one by one: the keys against each other and
+// against `facts`; the tokenizer, with what an export would take from it and (where `facts.model` is known)
+// the size of its vocabulary.
+void check_keys(const ResolvedConfig& resolved, const RunFacts& facts);
+DataSetup checked_tokenizer(const ResolvedConfig& resolved, RunFacts facts);
+
+// Checks the whole configuration for a job of `world_size` ranks, with the tokenizer it names, which is
+// returned. Throws Error(kUsage) or Error(kBadData).
+DataSetup checked_data(const ResolvedConfig& resolved, const ModelArgs& model, int64_t world_size);
+
+// What the checkpoints of this job say about it.
+JobRecord job_record(const ResolvedConfig& resolved, const DataSetup& data);
+
+// Of `rank`, for its loaders.
+LoaderPlace loader_place(const Mesh& mesh, int rank, uint64_t seed, const ModelArgs& model);
+
+// Throws Misfit for a checkpoint of another model, Error(kUsage) for one of another tokenizer.
+void require_checkpoint_of_job(const ResolvedConfig& resolved, const ModelArgs& model,
+                               const JobRecord& record, const ChosenCheckpoint& chosen);
+
+// What this run follows: its configuration, and the trajectory of the checkpoint it continues (null: none).
+// `seed`: the configured one; `data`: DataLoader::fingerprint(); `record`: job_record(). Throws Error(kUsage)
+// as resume_plan() does, and what require_checkpoint_of_job() throws.
+ResumePlan plan_run(const ResolvedConfig& resolved, const ModelArgs& model, const Mesh& mesh, uint64_t seed,
+                    uint64_t data, const JobRecord& record, const ChosenCheckpoint* chosen);
+
+// What a job's state is made of; all of it outlives the components that describe it.
+struct StateSources {
+  const std::vector<ShardedParameterPtr>& parameters;
+  const Mesh& mesh;
+  int rank;
+  at::Device device;
+  const Adam& adam;
+  Ema* ema;  // null when off
+  TrainState& state;
+  DataLoader& loader;
+  const ResumePlan& plan;
+  const JobConfig& configured;
+};
+// Every part of the state, in the order in which it is loaded.
+std::vector<std::unique_ptr<StateComponent>> state_components(const StateSources& sources);
+
+}  // namespace hyperion

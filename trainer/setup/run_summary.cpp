@@ -1,0 +1,60 @@
+#include "trainer/setup/run_summary.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "base/counted.h"
+
+namespace hyperion {
+namespace {
+
+std::string checkpointing_of(const JobConfig::ActivationCheckpoint& options) {
+  if (options.mode != "selective") return options.mode;
+  if (options.selective_ac_option == "op") return "selective by operation";
+  return options.selective_ac_option == "1"
+             ? "selective, every block"
+             : fmt::format("selective, every {} blocks", options.selective_ac_option);
+}
+
+// The optimizer updates weights of training.dtype; layers read copies of them where their dtype differs.
+std::string precision_of(const JobConfig::Training& training) {
+  if (training.dtype == training.mixed_precision_param)
+    return fmt::format("weights, gradients and optimizer states {}, gradients reduced in {}", training.dtype,
+                       training.mixed_precision_reduce);
+  return fmt::format(
+      "master weights, gradients and optimizer states {}, compute copies of the weights {}, gradients "
+      "reduced "
+      "in {}",
+      training.dtype, training.mixed_precision_param, training.mixed_precision_reduce);
+}
+
+// curve_cuts() warns of a warm-up that is longer than its curve and was cut to it.
+std::string warmup_of(const JobConfig& config) {
+  const int64_t configured = config.lr_scheduler.warmup_steps;
+  const int64_t warmup =
+      std::min(configured, config.lr_scheduler.total_steps.value_or(config.training.steps));
+  if (warmup < configured) return fmt::format("{}, cut from {}", warmup, configured);
+  return fmt::format("{}{}", warmup, warmup > config.training.steps ? ", more than this run has steps" : "");
+}
+
+}  // namespace
+
+std::vector<std::string> run_summary(const JobConfig& config, const RunPlace& place) {
+  const auto& training = config.training;
+  const int64_t microbatch = training.local_batch_size * place.batch_degree;
+  const int64_t global = training.global_batch_size > 0 ? training.global_batch_size : microbatch;
+  const bool cpu = place.device == "CPU";
+  return {
+      fmt::format("Device: {}{}; mesh {}", place.device,
+                  cpu ? fmt::format(", {} per rank", counted(place.threads, "thread")) : "", place.mesh),
+      fmt::format("Trainer is initialized with local batch size {}, global batch size {}, gradient "
+                  "accumulation steps {}, sequence length {}, total steps {} (warmup {}): {} tokens per step",
+                  training.local_batch_size, global, global / microbatch, training.seq_len, training.steps,
+                  warmup_of(config), global * training.seq_len),
+      fmt::format("Precision: {}; activation checkpointing {}; ema {}", precision_of(training),
+                  checkpointing_of(config.activation_checkpoint),
+                  config.ema.enable ? fmt::format("{}", config.ema.decay) : "off")};
+}
+
+}  // namespace hyperion
