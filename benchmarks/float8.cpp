@@ -14,12 +14,12 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/randn.h>
 
-#include "base/error.h"
-#include "models/float8/cast.h"
-#include "models/float8/linear_matmuls.h"
 #include "base/device/device.h"
 #include "base/device/device_library.h"
 #include "base/device/streams.h"
+#include "base/error.h"
+#include "models/float8/cast.h"
+#include "models/float8/linear_matmuls.h"
 
 using namespace hyperion;
 using at::Tensor;

@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/types/index.h"
-#include "checkpoint/types/object.h"
 #include "checkpoint/state.h"
 #include "checkpoint/storage/manifest.h"
+#include "checkpoint/types/index.h"
+#include "checkpoint/types/object.h"
 
 namespace hyperion {
 

@@ -19,8 +19,8 @@
 #include "base/resources.h"
 #include "checkpoint/finite.h"
 #include "checkpoint/format/dcp/archive.h"
-#include "checkpoint/format/zip/crc32.h"
 #include "checkpoint/format/dcp/metadata.h"
+#include "checkpoint/format/zip/crc32.h"
 #include "checkpoint/storage/shard_reader.h"
 #include "checkpoint/storage/shard_writer.h"
 

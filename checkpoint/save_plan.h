@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/types/index.h"
 #include "checkpoint/state.h"
+#include "checkpoint/types/index.h"
 
 namespace hyperion {
 

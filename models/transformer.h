@@ -3,15 +3,15 @@
 // weights through Parameter::weight and knows nothing of ranks, gathering or checkpointing.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <optional>
 #include <string>
 #include <vector>
 
+#include <ATen/core/Tensor.h>
+
 #include "base/parameter.h"
-#include "models/linear.h"
 #include "models/flavors/model_args.h"
+#include "models/linear.h"
 
 namespace hyperion {
 

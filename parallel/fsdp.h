@@ -14,9 +14,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "base/device/streams.h"
 #include "parallel/communicator.h"
 #include "parallel/sharded_parameter.h"
-#include "base/device/streams.h"
 
 namespace hyperion {
 

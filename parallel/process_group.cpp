@@ -11,11 +11,11 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "base/device/device_library.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/resources.h"
 #include "parallel/backend_communicator.h"
-#include "base/device/device_library.h"
 #include "parallel/failure_record.h"
 #include "parallel/network.h"
 #include "parallel/phase.h"

@@ -1,4 +1,4 @@
-"""Fails when an #include breaks the direction of the rooms: trainer -> {checkpoint, parallel, models} -> base.
+"""Fails when an #include leaves the folders that its file's folder may use.
 
     python3 tests/include_rules.py SOURCE_FOLDER
 """
@@ -7,28 +7,61 @@ import re
 import sys
 from pathlib import Path
 
-ALLOWED = {
-    "base": {"base"},
-    "models": {"models", "base"},
-    "parallel": {"parallel", "base"},
-    "checkpoint": {"checkpoint", "base"},
-    "trainer": {"trainer", "checkpoint", "parallel", "models", "base"},
+CHECKPOINT = ("checkpoint", "checkpoint/types", "checkpoint/format", "checkpoint/storage")
+TRAINER_PARTS = ("trainer/config", "trainer/data", "trainer/metrics", "trainer/optim", "trainer/hugging_face")
+
+# Folder -> folders that it may include, besides itself: what is below comes first. A name stands for the folder
+# and for everything in it that has no entry of its own.
+RULES = {
+    "base": (),
+    "base/device": ("base",),
+    "models/flavors": ("base",),
+    "models": ("base", "base/device", "models/flavors"),
+    "parallel": ("base", "base/device"),
+    "checkpoint/types": ("base",),
+    "checkpoint/format": ("base", "checkpoint/types"),
+    "checkpoint/storage": ("base", "checkpoint/types"),
+    "checkpoint": ("base", *CHECKPOINT),
+    "checkpoint/tools": ("base", *CHECKPOINT),
+    "trainer/config": ("base", "models/flavors"),
+    "trainer/data": ("base",),
+    "trainer/metrics": ("base",),
+    "trainer/report": ("base",),
+    "trainer/optim": ("base", "base/device", "models", "parallel"),
+    "trainer/hugging_face": ("base", "models/flavors", "trainer/config", "trainer/data"),
+    "trainer/runtime": ("base", "base/device", "models/flavors", "parallel", "trainer/config", "trainer/metrics"),
+    "trainer/checkpointing": ("base", "base/device", "models", "models/flavors", "parallel", *CHECKPOINT,
+                              *TRAINER_PARTS, "trainer/runtime"),
+    "trainer/setup": ("base", "base/device", "models", "models/flavors", "parallel", *CHECKPOINT, *TRAINER_PARTS,
+                      "trainer/runtime", "trainer/checkpointing", "trainer"),
+    "trainer/inference": ("base", "base/device", "models", "models/flavors", *TRAINER_PARTS, "trainer/setup"),
+    "trainer/commands": ("base", "base/device", "models", "models/flavors", "parallel", *CHECKPOINT,
+                              "checkpoint/tools", *TRAINER_PARTS, "trainer/runtime", "trainer/checkpointing",
+                              "trainer/setup", "trainer/inference", "trainer/report", "trainer"),
+    "trainer": ("base", "base/device", "models", "models/flavors", "parallel", *TRAINER_PARTS, "trainer/runtime",
+                "trainer/checkpointing", "trainer/setup"),
 }
-# Parts of the trainer that know nothing of models or ranks, so that they compile without libtorch.
-PURE = {folder: {"trainer", "base"} for folder in ("trainer/config", "trainer/data", "trainer/metrics", "trainer/report")}
+
+
+def folder_of(path: str) -> str:
+    """The entry of RULES that a file belongs to: the longest."""
+    folder = path.rpartition("/")[0]
+    while folder and folder not in RULES:
+        folder = folder.rpartition("/")[0]
+    return folder
 
 
 def broken_includes(root: Path):
-    for room in ALLOWED:
-        for file in sorted((root / room).rglob("*")):
+    for top in sorted({folder.split("/")[0] for folder in RULES}):
+        for file in sorted((root / top).rglob("*")):
             if file.suffix not in {".h", ".cpp", ".cu", ".cuh"}:
                 continue
-            place = file.relative_to(root)
-            allowed = PURE.get("/".join(place.parts[:2]), ALLOWED[room])
+            place = str(file.relative_to(root))
+            folder = folder_of(place)
             for number, line in enumerate(file.read_text().splitlines(), 1):
-                include = re.match(r'\s*#include "([a-z]+)/', line)
-                if include and include[1] not in allowed:
-                    yield f"{place}:{number}: {place.parts[0]} may not include {include[1]}/"
+                include = re.match(r'\s*#include "([^"]+)"', line)
+                if include and folder_of(include[1]) not in (folder, *RULES[folder]):
+                    yield f"{place}:{number}: {folder} may not include {include[1]}"
 
 
 if __name__ == "__main__":

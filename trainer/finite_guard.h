@@ -9,8 +9,8 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "parallel/communicator.h"
 #include "base/device/streams.h"
+#include "parallel/communicator.h"
 
 namespace hyperion {
 

@@ -4,9 +4,9 @@
 
 #include <memory>
 
-#include "trainer/setup/data_setup.h"
 #include "trainer/fsdp_model.h"
 #include "trainer/runtime/runtime.h"
+#include "trainer/setup/data_setup.h"
 
 namespace hyperion {
 

@@ -11,8 +11,8 @@
 
 #include "base/durable.h"
 #include "base/files.h"
-#include "checkpoint/types/byte_source.h"
 #include "checkpoint/storage/block_stream.h"
+#include "checkpoint/types/byte_source.h"
 
 namespace hyperion {
 

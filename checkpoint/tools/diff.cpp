@@ -13,7 +13,6 @@
 #include "base/progress.h"
 #include "checkpoint/cast.h"
 #include "checkpoint/names.h"
-#include "checkpoint/types/object.h"
 #include "checkpoint/tools/compare.h"
 #include "checkpoint/tools/content.h"
 #include "checkpoint/tools/digest.h"
@@ -21,6 +20,7 @@
 #include "checkpoint/tools/json_text.h"
 #include "checkpoint/tools/text_table.h"
 #include "checkpoint/tools/tools.h"
+#include "checkpoint/types/object.h"
 
 namespace hyperion {
 namespace {

@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "base/error.h"
-#include "checkpoint/types/index.h"
 #include "checkpoint/tools/digest.h"
+#include "checkpoint/types/index.h"
 
 namespace hyperion {
 

@@ -1,4 +1,5 @@
-// The dimensions that define a Llama-shaped model. A flavour is one value of this struct (models/flavors/registry.h).
+// The dimensions that define a Llama-shaped model. A flavour is one value of this struct
+// (models/flavors/registry.h).
 #pragma once
 
 #include <cstdint>

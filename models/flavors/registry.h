@@ -23,8 +23,8 @@ struct ModelOverrides {
 // The dimensions of a named flavour with overrides applied. A new dim or n_heads without head_dim keeps
 // head_dim = dim / n_heads where the flavour had it so; multiple_of or ffn_dim_multiplier recompute
 // hidden_dim by Llama's rule. The flavour "from_hf" has no dimensions but those that overrides give it
-// (trainer/hugging_face/hf_model.h). Throws Error(kUsage) for an unknown name (listing the known ones) and, unless
-// `any_dimensions`, for dimensions that do not fit together.
+// (trainer/hugging_face/hf_model.h). Throws Error(kUsage) for an unknown name (listing the known ones) and,
+// unless `any_dimensions`, for dimensions that do not fit together.
 ModelArgs model_args(std::string_view name, std::string_view flavor, const ModelOverrides& overrides = {},
                      bool any_dimensions = false);
 

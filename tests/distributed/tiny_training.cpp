@@ -4,9 +4,9 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
+#include "base/device/device_library.h"
 #include "base/philox.h"
 #include "models/init.h"
-#include "base/device/device_library.h"
 #include "trainer/optim/grad_clip.h"
 
 namespace hyperion {

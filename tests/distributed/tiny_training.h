@@ -10,9 +10,9 @@
 #include "models/flavors/registry.h"
 #include "parallel/ledger.h"
 #include "parallel/process_group.h"
-#include "trainer/setup/float8_setup.h"
 #include "trainer/fsdp_model.h"
 #include "trainer/optim/adam.h"
+#include "trainer/setup/float8_setup.h"
 
 namespace hyperion {
 

@@ -6,8 +6,8 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "parallel/backend_communicator.h"
 #include "base/device/device_library.h"
+#include "parallel/backend_communicator.h"
 #include "tests/gpu/gpu.h"
 
 namespace hyperion {

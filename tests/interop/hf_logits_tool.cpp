@@ -22,10 +22,10 @@
 #include "base/files.h"
 #include "checkpoint/format/safetensors/safetensors.h"
 #include "checkpoint/format/safetensors/safetensors_writer.h"
-#include "trainer/hugging_face/names.h"
-#include "trainer/hugging_face/config.h"
 #include "models/init.h"
 #include "models/transformer.h"
+#include "trainer/hugging_face/config.h"
+#include "trainer/hugging_face/names.h"
 
 using namespace hyperion;
 namespace fs = std::filesystem;

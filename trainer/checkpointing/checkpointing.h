@@ -10,11 +10,11 @@
 #include <vector>
 
 #include "checkpoint/saver.h"
-#include "trainer/runtime/batch_job.h"
-#include "trainer/config/job_config.h"
 #include "trainer/checkpointing/group_coordinator.h"
-#include "trainer/metrics/metrics_jsonl.h"
 #include "trainer/checkpointing/resume_source.h"
+#include "trainer/config/job_config.h"
+#include "trainer/metrics/metrics_jsonl.h"
+#include "trainer/runtime/batch_job.h"
 #include "trainer/runtime/runtime.h"
 
 namespace hyperion {

@@ -6,9 +6,10 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "base/log.h"
+#include "trainer/checkpointing/resume_policy.h"
+#include "trainer/config/entries.h"
 #include "trainer/config/load.h"
 #include "trainer/data/tokenizer/tokenizer.h"
-#include "trainer/checkpointing/resume_policy.h"
 
 namespace hyperion {
 namespace fs = std::filesystem;

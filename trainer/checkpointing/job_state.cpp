@@ -7,10 +7,10 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
+#include "base/device/device_library.h"
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/log.h"
-#include "base/device/device_library.h"
 
 namespace hyperion {
 namespace {

@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/device/streams.h"
 #include "checkpoint/state.h"
 #include "parallel/mesh.h"
-#include "base/device/streams.h"
 #include "trainer/config/job_config.h"
 #include "trainer/data/loader.h"
 #include "trainer/optim/adam.h"

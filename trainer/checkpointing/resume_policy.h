@@ -87,15 +87,6 @@ std::string leave_out_remedy(const JobConfig& config, LoadSource source, const s
 ResumePlan resume_plan(const ResolvedConfig& resolved, const TrajectoryFacts& facts,
                        const ResumeRequest& request);
 
-// The whole resolved configuration as key and text, its hash, and how it differs from the one of a
-// checkpoint: "the configuration is the checkpoint's (hash ...)", or one line with a "key: old -> new" each.
-TextTable config_entries(const JobConfig& config);
-uint64_t config_hash(const TextTable& entries);
-std::string config_comparison(const TextTable& stored, const TextTable& now);
-
-// The options that give a job the model of a checkpoint: "--model.args.n_layers=10"; "" when all are alike.
-std::string model_options(const JobConfig::Model& saved, const JobConfig::Model& now);
-
 // A table as it stands in a checkpoint: a dict of texts. `where` is for the message of Error(kBadData).
 Object to_object(const TextTable& table);
 TextTable text_table(const Object& object, const std::string& where);

@@ -9,6 +9,7 @@
 #include "base/files.h"
 #include "base/log.h"
 #include "checkpoint/misfit.h"
+#include "trainer/config/input_path.h"
 #include "trainer/config/validate.h"
 
 namespace hyperion {

@@ -14,9 +14,9 @@
 #include "checkpoint/loader.h"
 #include "checkpoint/names.h"
 #include "checkpoint/storage/checkpoint_folder.h"
-#include "trainer/config/load.h"
 #include "trainer/checkpointing/job_record.h"
 #include "trainer/checkpointing/resume_policy.h"
+#include "trainer/config/load.h"
 
 namespace hyperion {
 

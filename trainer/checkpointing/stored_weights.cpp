@@ -9,11 +9,11 @@
 #include "base/files.h"
 #include "checkpoint/misfit.h"
 #include "checkpoint/names.h"
-#include "trainer/hugging_face/names.h"
-#include "trainer/hugging_face/config.h"
 #include "models/transformer.h"
-#include "trainer/config/overrides.h"
 #include "trainer/checkpointing/job_state.h"
+#include "trainer/config/overrides.h"
+#include "trainer/hugging_face/config.h"
+#include "trainer/hugging_face/names.h"
 
 namespace hyperion {
 namespace {

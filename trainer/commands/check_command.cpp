@@ -20,20 +20,21 @@
 #include "base/files.h"
 #include "base/log.h"
 #include "base/standard_streams.h"
-#include "trainer/hugging_face/config.h"
 #include "models/flavors/registry.h"
 #include "trainer/checkpointing/checkpointing.h"
+#include "trainer/checkpointing/stored_weights.h"
 #include "trainer/config/expand.h"
+#include "trainer/config/input_path.h"
 #include "trainer/data/sources.h"
-#include "trainer/setup/float8_setup.h"
 #include "trainer/fsdp_model.h"
+#include "trainer/hugging_face/config.h"
 #include "trainer/hugging_face/hf_model.h"
 #include "trainer/metrics/step_line.h"
-#include "trainer/setup/options.h"
-#include "trainer/setup/preflight.h"
 #include "trainer/runtime/runtime.h"
 #include "trainer/runtime/size_estimate.h"
-#include "trainer/checkpointing/stored_weights.h"
+#include "trainer/setup/float8_setup.h"
+#include "trainer/setup/options.h"
+#include "trainer/setup/preflight.h"
 
 namespace hyperion {
 namespace fs = std::filesystem;
@@ -355,7 +356,8 @@ class JobCheck {
         [&] {
           return describe_start(plan_->config, source_ ? source_->finished() : std::nullopt, chosen_,
                                 state_->state.step);
-        }, "-");
+        },
+        "-");
   }
 
   std::string find_checkpoint() {

@@ -10,16 +10,19 @@
 #include "checkpoint/names.h"
 #include "checkpoint/tools/folders.h"
 #include "checkpoint/tools/tools.h"
-#include "trainer/hugging_face/names.h"
 #include "models/transformer.h"
+#include "trainer/commands/model_source.h"
+#include "trainer/config/input_path.h"
 #include "trainer/config/load.h"
+#include "trainer/config/model_args.h"
 #include "trainer/config/validate.h"
 #include "trainer/data/tokenizer/tokenizer.h"
-#include "trainer/setup/data_setup.h"
+#include "trainer/hugging_face/export_files.h"
 #include "trainer/hugging_face/hf_model.h"
-#include "trainer/commands/model_source.h"
-#include "trainer/setup/options.h"
+#include "trainer/hugging_face/names.h"
 #include "trainer/runtime/runtime.h"
+#include "trainer/setup/data_setup.h"
+#include "trainer/setup/options.h"
 
 namespace hyperion {
 namespace fs = std::filesystem;

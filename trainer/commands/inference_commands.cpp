@@ -4,11 +4,11 @@
 
 #include <fmt/format.h>
 
+#include "base/device/device.h"
+#include "base/device/device_library.h"
 #include "base/error.h"
 #include "base/shell.h"
 #include "base/standard_streams.h"
-#include "base/device/device.h"
-#include "base/device/device_library.h"
 #include "trainer/inference/evaluate.h"
 #include "trainer/inference/generate.h"
 #include "trainer/runtime/runtime.h"

@@ -4,9 +4,9 @@
 #include <string>
 
 #include "base/error.h"
+#include "trainer/checkpointing/job_record.h"
 #include "trainer/config/command_line.h"
 #include "trainer/inference/engine.h"
-#include "trainer/checkpointing/job_record.h"
 
 namespace hyperion {
 

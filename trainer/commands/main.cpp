@@ -31,20 +31,22 @@
 #include "parallel/rendezvous.h"
 #include "trainer/commands/check_command.h"
 #include "trainer/commands/ckpt_command.h"
+#include "trainer/commands/model_source.h"
+#include "trainer/commands/report_command.h"
+#include "trainer/commands/tokenize_command.h"
 #include "trainer/config/command_line.h"
 #include "trainer/config/expand.h"
+#include "trainer/config/input_path.h"
 #include "trainer/config/load.h"
+#include "trainer/config/model_args.h"
 #include "trainer/config/print.h"
 #include "trainer/config/validate.h"
-#include "trainer/commands/tokenize_command.h"
-#include "trainer/setup/data_setup.h"
 #include "trainer/hugging_face/hf_model.h"
-#include "trainer/commands/model_source.h"
+#include "trainer/runtime/version.h"
+#include "trainer/setup/data_setup.h"
 #include "trainer/setup/options.h"
-#include "trainer/commands/report_command.h"
 #include "trainer/signals.h"
 #include "trainer/trainer.h"
-#include "trainer/runtime/version.h"
 
 // The program's malloc is jemalloc, which reads this: a step's tensors take a tenth less processor time than
 // with glibc's. By default blocks of 8 MiB and more go back to the system at once, and what lies free soon; a
@@ -103,7 +105,7 @@ ExitCode show_config(const CommandLine& line) {
   ResolvedConfig resolved = load_config(line.config_file, line.overrides);
   resolve_hf_model(resolved, install_root());
   RunFacts facts;
-  facts.model = model_facts(model_args(resolved.config.model));
+  facts.model = model_args(resolved.config.model);
   validate(resolved, facts);
   print_text(to_toml(resolved));
   return ExitCode::kOk;

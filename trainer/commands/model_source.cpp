@@ -5,14 +5,16 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "checkpoint/tools/folders.h"
-#include "trainer/hugging_face/config.h"
-#include "trainer/config/load.h"
-#include "trainer/config/validate.h"
-#include "trainer/setup/data_setup.h"
-#include "trainer/hugging_face/hf_model.h"
-#include "trainer/setup/options.h"
-#include "trainer/runtime/runtime.h"
 #include "trainer/checkpointing/stored_weights.h"
+#include "trainer/config/input_path.h"
+#include "trainer/config/load.h"
+#include "trainer/config/model_args.h"
+#include "trainer/config/validate.h"
+#include "trainer/hugging_face/config.h"
+#include "trainer/hugging_face/hf_model.h"
+#include "trainer/runtime/runtime.h"
+#include "trainer/setup/data_setup.h"
+#include "trainer/setup/options.h"
 
 namespace hyperion {
 namespace fs = std::filesystem;
@@ -92,22 +94,6 @@ ModelSource model_source(const CommandLine::Look& look) {
     weights->load(parameter, weight);
   };
   return source;
-}
-
-std::map<std::string, std::string> hugging_face_files(const ModelArgs& args, const std::string& dtype,
-                                                      const Tokenizer* tokenizer,
-                                                      const fs::path& tokenizer_path) {
-  HfExport texts{.dtype = dtype};
-  std::map<std::string, std::string> files;
-  if (tokenizer != nullptr) {
-    files = tokenizer_files(tokenizer_path);
-    texts.bos_token_id = tokenizer->bos_id();
-    texts.eos_token_id = tokenizer->eos_id();
-  }
-  files["config.json"] = hf_config(args, texts);
-  if (std::string generation = hf_generation_config(texts); !generation.empty())
-    files["generation_config.json"] = std::move(generation);
-  return files;
 }
 
 }  // namespace hyperion

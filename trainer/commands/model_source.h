@@ -6,10 +6,10 @@
 #include <optional>
 #include <string>
 
+#include "trainer/checkpointing/job_record.h"
+#include "trainer/commands/inference_commands.h"
 #include "trainer/config/job_config.h"
 #include "trainer/data/tokenizer/tokenizer.h"
-#include "trainer/commands/inference_commands.h"
-#include "trainer/checkpointing/job_record.h"
 
 namespace hyperion {
 
@@ -26,12 +26,5 @@ struct ModelOrigin {
 ModelOrigin model_origin(const std::filesystem::path& checkpoint, const std::string& config);
 
 ModelSource model_source(const CommandLine::Look& look);
-
-// What lies beside safetensors and makes their folder a model that transformers and Hyperion open by its
-// name: config.json, generation_config.json and the tokenizer's files from `tokenizer_path`. Without a
-// tokenizer: config.json alone.
-std::map<std::string, std::string> hugging_face_files(const ModelArgs& args, const std::string& dtype,
-                                                      const Tokenizer* tokenizer,
-                                                      const std::filesystem::path& tokenizer_path);
 
 }  // namespace hyperion

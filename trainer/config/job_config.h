@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "models/flavors/registry.h"
+
 namespace hyperion {
 
 // A TOML table with keys of the user's own, in the order of the file.
@@ -54,28 +56,7 @@ struct JobConfig {
     bool print_after_conversion = false;
 
     // Ours: each member that is set replaces that dimension of the flavour.
-    struct Args {
-      std::optional<int64_t> dim;
-      std::optional<int64_t> n_layers;
-      std::optional<int64_t> n_heads;
-      std::optional<int64_t> n_kv_heads;
-      std::optional<int64_t> head_dim;
-      std::optional<int64_t> vocab_size;
-      std::optional<int64_t> hidden_dim;
-      std::optional<int64_t> multiple_of;
-      std::optional<double> ffn_dim_multiplier;
-      std::optional<double> norm_eps;
-      std::optional<double> rope_theta;
-      std::optional<bool> rope_scaling;
-      std::optional<double> rope_factor;
-      std::optional<double> rope_low_freq_factor;
-      std::optional<double> rope_high_freq_factor;
-      std::optional<int64_t> rope_original_length;
-      std::optional<bool> qk_norm;
-      std::optional<bool> tied;
-      std::optional<bool> depth_init;
-      std::optional<int64_t> max_seq_len;
-    } args;
+    ModelOverrides args;
   } model;
 
   struct Optimizer {

@@ -5,11 +5,11 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <glob.h>
 
-#include "base/durable.h"
 #include "base/counted.h"
+#include "base/durable.h"
 #include "trainer/config/features.h"
+#include "trainer/config/input_path.h"
 #include "trainer/config/schema.h"
 #include "trainer/config/validate_checkpoint.h"
 
@@ -143,7 +143,7 @@ void check_float8(const ResolvedConfig& resolved, Problems& problems) {
   }
 }
 
-void check_model(const ResolvedConfig& resolved, const ModelFacts& model, Problems& problems) {
+void check_model(const ResolvedConfig& resolved, const ModelArgs& model, Problems& problems) {
   const int64_t tp = resolved.config.parallelism.tensor_parallel_degree;
   if (model.n_heads % tp != 0 || model.n_kv_heads % tp != 0) {
     problems.add(resolved, "parallelism.tensor_parallel_degree",
@@ -178,15 +178,6 @@ void check_datasets(const ResolvedConfig& resolved, Problems& problems) {
   }
 }
 
-bool has_match(const fs::path& path) {
-  std::error_code error;
-  if (fs::exists(path, error)) return true;
-  glob_t matches{};
-  const bool found = ::glob(path.c_str(), GLOB_NOSORT, nullptr, &matches) == 0;
-  ::globfree(&matches);
-  return found;
-}
-
 }  // namespace
 
 void check(const ResolvedConfig& resolved, const RunFacts& facts, Problems& problems) {
@@ -217,7 +208,7 @@ void check_input(const ResolvedConfig& resolved, const char* key, const fs::path
   std::error_code error;
   if (!fs::exists(file, error) && error) {
     problems.add(resolved, key, fmt::format("cannot be read: {}", errno_text(error.value())));
-  } else if (!has_match(file)) {
+  } else if (!matches_a_file(file)) {
     problems.add(resolved, key,
                  fmt::format("no such file or folder, neither in {} nor in {}", fs::current_path().string(),
                              base.string()));
@@ -254,12 +245,6 @@ std::vector<std::string> keys_without_effect(const ResolvedConfig& resolved) {
     }
   }
   return keys;
-}
-
-fs::path resolve_input(const std::string& path, const fs::path& base) {
-  if (path.empty() || has_match(path) || fs::path(path).is_absolute()) return path;
-  const fs::path below = (base / path).lexically_normal();
-  return has_match(below) ? below : fs::path(path);
 }
 
 bool uses_default_corpus(const JobConfig& config) {

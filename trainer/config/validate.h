@@ -12,22 +12,10 @@
 
 namespace hyperion {
 
-// Dimensions of the model after [model.args].
-struct ModelFacts {
-  int64_t dim = 0;
-  int64_t n_layers = 0;
-  int64_t n_heads = 0;
-  int64_t n_kv_heads = 0;
-  int64_t vocab_size = 0;
-  int64_t max_seq_len = 0;
-  std::string not_exportable{};  // why Hugging Face's formats cannot hold the model; "": they can
-  std::vector<std::string> not_exportable_keys{};  // of [model.args], that decide it
-};
-
 // What is not known (yet) stays unset, and the checks that need it are left out.
 struct RunFacts {
   std::optional<int64_t> world_size;
-  std::optional<ModelFacts> model;
+  std::optional<ModelArgs> model;  // after [model.args]
   std::optional<int64_t> tokenizer_vocab_size;
 };
 
@@ -49,10 +37,6 @@ void validate(const ResolvedConfig& resolved, const RunFacts& facts, const std::
 
 // Keys that the job sets but that have no effect here, in the schema's order: to be logged once.
 std::vector<std::string> keys_without_effect(const ResolvedConfig& resolved);
-
-// `path` as it stands when it exists (or is absolute), else below `base` (the repository's or the bundle's
-// root) when it exists there, else `path` unchanged. A glob exists when a file matches it.
-std::filesystem::path resolve_input(const std::string& path, const std::filesystem::path& base);
 
 // The default corpus is trained on: dataset c4_test without dataset_path.
 bool uses_default_corpus(const JobConfig& config);

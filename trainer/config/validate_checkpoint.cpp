@@ -21,7 +21,7 @@ std::string places_of(const ResolvedConfig& resolved, const std::vector<std::str
   return places.empty() ? "" : fmt::format(" ({})", fmt::join(places, ", "));
 }
 
-void check_export(const ResolvedConfig& resolved, const ModelFacts& model, Problems& problems) {
+void check_export(const ResolvedConfig& resolved, const ModelArgs& model, Problems& problems) {
   if (!resolved.config.checkpoint.last_save_in_hf || model.not_exportable.empty()) return;
   problems.add(resolved, "checkpoint.last_save_in_hf",
                fmt::format("the model cannot be exported to Hugging Face: {}{}; change that, or set false",

@@ -7,11 +7,12 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "base/nearest.h"
-#include "trainer/hugging_face/config.h"
 #include "models/flavors/registry.h"
 #include "trainer/config/features.h"
+#include "trainer/config/input_path.h"
+#include "trainer/config/model_args.h"
 #include "trainer/config/validate.h"
-#include "trainer/setup/options.h"
+#include "trainer/hugging_face/config.h"
 
 namespace hyperion {
 namespace fs = std::filesystem;

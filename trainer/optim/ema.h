@@ -9,8 +9,8 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "parallel/sharded_parameter.h"
 #include "base/device/streams.h"
+#include "parallel/sharded_parameter.h"
 
 namespace hyperion {
 

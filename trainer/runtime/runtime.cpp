@@ -7,13 +7,13 @@
 #include <fmt/format.h>
 
 #include "base/counted.h"
+#include "base/device/device.h"
+#include "base/device/device_library.h"
 #include "base/error.h"
 #include "base/failpoint.h"
 #include "base/files.h"
 #include "base/log.h"
-#include "base/device/device.h"
-#include "base/device/device_library.h"
-#include "trainer/checkpointing/resume_policy.h"
+#include "trainer/config/entries.h"
 #include "trainer/runtime/version.h"
 
 namespace hyperion {

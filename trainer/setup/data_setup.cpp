@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "base/log.h"
+#include "trainer/config/input_path.h"
 #include "trainer/config/validate.h"
 #include "trainer/data/token_shards.h"
 
@@ -72,12 +73,6 @@ at::Tensor to_device(const std::vector<T>& values, int64_t rows, at::Device devi
 }
 
 }  // namespace
-
-fs::path install_root() {
-  std::error_code error;
-  const fs::path binary = fs::read_symlink("/proc/self/exe", error);
-  return error ? fs::current_path() : binary.parent_path().parent_path();
-}
 
 std::string training_files(const JobConfig& config) {
   return files_of("training", config.training.dataset, config.training.dataset_path,

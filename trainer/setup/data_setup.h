@@ -13,10 +13,6 @@
 
 namespace hyperion {
 
-// The folder that holds configs/, data/ and tests/: the parent of the one the binary lies in (a checkout or a
-// bundle).
-std::filesystem::path install_root();
-
 // The files behind the training or validation data: dataset_path when given, else the default corpus or its
 // held-out novel. Throws Error(kUsage) with the remedy when they are missing.
 std::string training_files(const JobConfig& config);

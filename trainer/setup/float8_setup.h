@@ -36,8 +36,8 @@ Float8Setup convert_to_float8(Transformer& model, const JobConfig& config, const
 // and backward.
 int64_t float8_products(Transformer& model, const Float8Setup& setup, const FsdpModelOptions& options);
 
-// How weights reach their layers, for the log: what an all-gather of all moves in FP8, what that would be in the
-// compute dtype, and the rest; all in bytes of the unsharded tensors.
+// How weights reach their layers, for the log: what an all-gather of all moves in FP8, what that would be in
+// the compute dtype, and the rest; all in bytes of the unsharded tensors.
 std::string describe_gathers(const std::vector<ShardedParameterPtr>& parameters, const FsdpContext& fsdp);
 
 }  // namespace hyperion

@@ -8,19 +8,19 @@
 #include <ATen/Parallel.h>
 
 #include "base/counted.h"
+#include "base/device/device_library.h"
 #include "base/durable.h"
 #include "base/error.h"
 #include "base/files.h"
 #include "base/log.h"
 #include "models/flavors/registry.h"
-#include "base/device/device_library.h"
 #include "trainer/config/print.h"
 #include "trainer/metrics/flops.h"
 #include "trainer/metrics/gemm_peak.h"
 #include "trainer/metrics/run_folder.h"
 #include "trainer/metrics/step_line.h"
-#include "trainer/setup/options.h"
 #include "trainer/runtime/version.h"
+#include "trainer/setup/options.h"
 
 namespace hyperion {
 namespace {

@@ -1,8 +1,8 @@
 #include "trainer/setup/options.h"
 
 #include "base/error.h"
-#include "trainer/hugging_face/config.h"
 #include "models/flavors/registry.h"
+#include "trainer/hugging_face/config.h"
 
 namespace hyperion {
 namespace {
@@ -23,42 +23,6 @@ ActivationCheckpoint activation_checkpoint_of(const JobConfig::ActivationCheckpo
 }
 
 }  // namespace
-
-ModelArgs model_args(const JobConfig::Model& model, bool any_dimensions) {
-  const auto& args = model.args;
-  return model_args(model.name, model.flavor,
-                    {.dim = args.dim,
-                     .n_layers = args.n_layers,
-                     .n_heads = args.n_heads,
-                     .n_kv_heads = args.n_kv_heads,
-                     .head_dim = args.head_dim,
-                     .vocab_size = args.vocab_size,
-                     .hidden_dim = args.hidden_dim,
-                     .multiple_of = args.multiple_of,
-                     .max_seq_len = args.max_seq_len,
-                     .ffn_dim_multiplier = args.ffn_dim_multiplier,
-                     .norm_eps = args.norm_eps,
-                     .rope_theta = args.rope_theta,
-                     .rope_factor = args.rope_factor,
-                     .rope_low_freq_factor = args.rope_low_freq_factor,
-                     .rope_high_freq_factor = args.rope_high_freq_factor,
-                     .rope_original_length = args.rope_original_length,
-                     .rope_scaling = args.rope_scaling,
-                     .qk_norm = args.qk_norm,
-                     .tied = args.tied,
-                     .depth_init = args.depth_init},
-                    any_dimensions);
-}
-
-ModelFacts model_facts(const ModelArgs& model) {
-  ModelFacts facts{model.dim,        model.n_layers,   model.n_heads,
-                   model.n_kv_heads, model.vocab_size, model.max_seq_len};
-  if (const auto problem = export_problem(model)) {
-    facts.not_exportable = problem->text;
-    facts.not_exportable_keys = problem->keys;
-  }
-  return facts;
-}
 
 ShardingOptions sharding_options(const JobConfig::Training& training, at::Device device,
                                  std::shared_ptr<const GatherCodec> codec) {

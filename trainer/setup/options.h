@@ -12,9 +12,6 @@
 
 namespace hyperion {
 
-// Throws Error(kUsage); `any_dimensions` as in models/flavors/registry.h.
-ModelArgs model_args(const JobConfig::Model& model, bool any_dimensions = false);
-ModelFacts model_facts(const ModelArgs& model);
 ShardingOptions sharding_options(const JobConfig::Training& training, at::Device device,
                                  std::shared_ptr<const GatherCodec> codec);
 FsdpModelOptions fsdp_model_options(const JobConfig& config, const Transformer& model);

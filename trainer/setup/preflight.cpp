@@ -4,11 +4,13 @@
 
 #include "checkpoint/names.h"
 #include "parallel/phase.h"
-#include "trainer/runtime/batch_job.h"
-#include "trainer/config/validate.h"
 #include "trainer/checkpointing/job_state.h"
-#include "trainer/setup/options.h"
 #include "trainer/checkpointing/stored_weights.h"
+#include "trainer/config/entries.h"
+#include "trainer/config/input_path.h"
+#include "trainer/config/validate.h"
+#include "trainer/runtime/batch_job.h"
+#include "trainer/setup/options.h"
 
 namespace hyperion {
 namespace {
@@ -43,7 +45,7 @@ void require_model_of_job(const JobConfig& config, const ModelArgs& model, const
 RunFacts run_facts(const ModelArgs& model, int64_t world_size) {
   RunFacts facts;
   facts.world_size = world_size;
-  facts.model = model_facts(model);
+  facts.model = model;
   return facts;
 }
 

@@ -6,13 +6,13 @@
 #include <memory>
 #include <vector>
 
-#include "trainer/config/load.h"
-#include "trainer/config/validate.h"
-#include "trainer/setup/data_setup.h"
 #include "trainer/checkpointing/job_record.h"
 #include "trainer/checkpointing/job_state.h"
 #include "trainer/checkpointing/resume_policy.h"
 #include "trainer/checkpointing/resume_source.h"
+#include "trainer/config/load.h"
+#include "trainer/config/validate.h"
+#include "trainer/setup/data_setup.h"
 
 namespace hyperion {
 

@@ -6,9 +6,9 @@
 #include <optional>
 #include <string>
 
+#include "checkpoint/format/zip/zip_slice.h"
 #include "checkpoint/types/byte_source.h"
 #include "checkpoint/types/dtype.h"
-#include "checkpoint/format/zip/zip_slice.h"
 #include "checkpoint/types/index.h"
 #include "checkpoint/types/object.h"
 

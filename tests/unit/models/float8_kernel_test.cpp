@@ -5,9 +5,9 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/torch.h>
 
+#include "base/device/device_library.h"
 #include "models/float8/cast.h"
 #include "models/float8/scaled_matmul.h"
-#include "base/device/device_library.h"
 #include "tests/unit/models/float8_bits.h"
 
 // The kernel comes after what stands in for CUDA.

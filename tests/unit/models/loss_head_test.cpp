@@ -1,6 +1,6 @@
-#include <torch/torch.h>
-
 #include <catch2/catch.hpp>
+
+#include <torch/torch.h>
 
 #include "models/flavors/registry.h"
 #include "models/transformer.h"

@@ -6,9 +6,9 @@
 #include <torch/torch.h>
 
 #include "models/activation_checkpoint.h"
+#include "models/flavors/registry.h"
 #include "models/kernels/attention.h"
 #include "models/linear.h"
-#include "models/flavors/registry.h"
 #include "models/transformer.h"
 
 using namespace hyperion;

@@ -1,13 +1,13 @@
 #include "models/transformer.h"
 
-#include <torch/torch.h>
+#include <cmath>
 
 #include <catch2/catch.hpp>
 
-#include <cmath>
+#include <torch/torch.h>
 
-#include "models/init.h"
 #include "models/flavors/registry.h"
+#include "models/init.h"
 #include "models/rope.h"
 
 using namespace hyperion;

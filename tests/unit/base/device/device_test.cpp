@@ -7,8 +7,8 @@
 #include <catch2/catch.hpp>
 #include <dlfcn.h>
 
-#include "base/error.h"
 #include "base/device/device_library.h"
+#include "base/error.h"
 
 namespace hyperion {
 namespace {

@@ -1,13 +1,14 @@
+#include "checkpoint/tools/digest.h"
+
 #include <set>
 
 #include <catch2/catch.hpp>
 #include <nlohmann/json.hpp>
 
 #include "base/hash.h"
-#include "checkpoint/format/zip/crc32.h"
 #include "checkpoint/format/dcp/metadata.h"
+#include "checkpoint/format/zip/crc32.h"
 #include "checkpoint/tools/content.h"
-#include "checkpoint/tools/digest.h"
 #include "checkpoint/tools/tools.h"
 #include "dcp_folder.h"
 #include "tools_fixture.h"

@@ -1,3 +1,5 @@
+#include "checkpoint/tools/verify.h"
+
 #include <catch2/catch.hpp>
 #include <nlohmann/json.hpp>
 
@@ -5,7 +7,6 @@
 #include "checkpoint/loader.h"
 #include "checkpoint/storage/shard_reader.h"
 #include "checkpoint/tools/tools.h"
-#include "checkpoint/tools/verify.h"
 #include "tools_fixture.h"
 
 using namespace hyperion;

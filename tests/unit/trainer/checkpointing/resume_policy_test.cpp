@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "tests/unit/error_of.h"
+#include "trainer/config/entries.h"
 #include "trainer/config/schema.h"
 
 using namespace hyperion;

@@ -65,9 +65,10 @@ TEST_CASE("every unknown option has its own suggestion, in the order of the comm
         "--optimizer.lr?) (see hyperion --help)");
   CHECK(refusal({"train", "f.toml", "g.toml"}) ==
         "command line: nothing more is expected, but there is \"g.toml\" (see hyperion --help)");
-  CHECK(refusal({"train", "f.toml", "--steps=5", "g.toml"}) ==
-        "command line: no such option: --steps (did you mean --training.steps?); nothing more is expected, but "
-        "there is \"g.toml\" (see hyperion --help)");
+  CHECK(
+      refusal({"train", "f.toml", "--steps=5", "g.toml"}) ==
+      "command line: no such option: --steps (did you mean --training.steps?); nothing more is expected, but "
+      "there is \"g.toml\" (see hyperion --help)");
   CHECK(refusal({"generate", "c", "--promt", "x"}) ==
         "command line: no such option: --promt (did you mean --prompt?) (see hyperion --help)");
 }

@@ -139,8 +139,9 @@ TEST_CASE("types are not converted") {
 TEST_CASE("a path that is given as a data set is told the key for paths") {
   for (const char* key : {"training", "validation"})
     for (const char* value : {"parquet/allenai/c4", "/data/x.jsonl", "wikitext"})
-      CHECK_THAT(refusal("", {{std::string(key) + ".dataset", value}}),
-                 Contains(fmt::format("; files, whatever they are called, are named by {}.dataset_path", key)));
+      CHECK_THAT(
+          refusal("", {{std::string(key) + ".dataset", value}}),
+          Contains(fmt::format("; files, whatever they are called, are named by {}.dataset_path", key)));
   CHECK_THAT(refusal("", {{"training.dataset", "jsnol"}}), Contains("did you mean jsonl?"));
 }
 

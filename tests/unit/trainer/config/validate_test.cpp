@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/files.h"
+#include "trainer/config/input_path.h"
 
 using namespace hyperion;
 using Catch::Contains;
@@ -35,7 +36,7 @@ RunFacts ranks(int64_t world_size) {
   return facts;
 }
 
-RunFacts model(ModelFacts dimensions) {
+RunFacts model(ModelArgs dimensions) {
   RunFacts facts;
   facts.model = dimensions;
   return facts;

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "tests/unit/error_of.h"
+#include "trainer/config/model_args.h"
 #include "trainer/setup/options.h"
 
 using namespace hyperion;

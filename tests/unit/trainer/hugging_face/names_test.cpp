@@ -8,9 +8,9 @@
 
 #include "base/error.h"
 #include "base/json.h"
-#include "trainer/hugging_face/config.h"
 #include "models/flavors/registry.h"
 #include "models/transformer.h"
+#include "trainer/hugging_face/config.h"
 
 using namespace hyperion;
 using Catch::Contains;

@@ -12,8 +12,8 @@
 #include <torch/torch.h>
 
 #include "base/error.h"
-#include "models/init.h"
 #include "models/flavors/registry.h"
+#include "models/init.h"
 #include "trainer/inference/evaluate.h"
 #include "trainer/inference/generate.h"
 

@@ -1,9 +1,9 @@
 // Our Adam and AdamW against torch::optim, every implementation, and the masked update.
 #include "trainer/optim/adam.h"
 
-#include <torch/torch.h>
-
 #include <catch2/catch.hpp>
+
+#include <torch/torch.h>
 
 using namespace hyperion;
 using at::Tensor;

@@ -1,8 +1,8 @@
 #include "trainer/optim/grad_clip.h"
 
-#include <torch/torch.h>
-
 #include <catch2/catch.hpp>
+
+#include <torch/torch.h>
 
 using namespace hyperion;
 

@@ -2,8 +2,8 @@
 
 #include <numeric>
 
-#include "checkpoint/format/zip/crc32.h"
 #include "checkpoint/format/pickle/pickle_writer.h"
+#include "checkpoint/format/zip/crc32.h"
 #include "checkpoint/format/zip/zip_writer.h"
 #include "format_fixtures.h"
 

@@ -7,8 +7,8 @@
 
 #include "base/files.h"
 #include "checkpoint/format/dcp/archive.h"
-#include "checkpoint/format/zip/crc32.h"
 #include "checkpoint/format/dcp/metadata.h"
+#include "checkpoint/format/zip/crc32.h"
 
 namespace hyperion::test {
 namespace {

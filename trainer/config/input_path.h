@@ -1,0 +1,20 @@
+// Where the files are that a configuration names by relative paths.
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+namespace hyperion {
+
+// The folder that holds configs/, data/ and tests/: the parent of the one the binary is in (a checkout or a
+// bundle).
+std::filesystem::path install_root();
+
+// `path` as it stands when it exists (or is absolute), else below `base` (install_root(), but for tests) when
+// it exists there, else `path` unchanged. A glob exists when a file matches it.
+std::filesystem::path resolve_input(const std::string& path, const std::filesystem::path& base);
+
+// Whether `path` exists, or is a glob that a file matches.
+bool matches_a_file(const std::filesystem::path& path);
+
+}  // namespace hyperion
