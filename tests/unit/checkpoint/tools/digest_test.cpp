@@ -10,8 +10,8 @@
 #include "checkpoint/format/zip/crc32.h"
 #include "checkpoint/tools/content.h"
 #include "checkpoint/tools/tools.h"
-#include "dcp_folder.h"
-#include "tools_fixture.h"
+#include "tests/unit/checkpoint/format/dcp/dcp_folder.h"
+#include "tests/unit/checkpoint/tools/fixture.h"
 
 using namespace hyperion;
 using namespace hyperion::test;

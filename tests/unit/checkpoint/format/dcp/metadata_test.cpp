@@ -4,7 +4,7 @@
 #include <functional>
 
 #include "base/files.h"
-#include "format_fixtures.h"
+#include "tests/unit/checkpoint/format/format_fixtures.h"
 
 using namespace hyperion;
 using namespace hyperion::test;
