@@ -79,6 +79,19 @@ std::string configuration_key(const std::string& key) {
   return key.starts_with("model.") ? "model.args." + key.substr(6) : key;
 }
 
+// Where the configured value of `key` was set, or what it follows from.
+std::string origin_of(const ResolvedConfig& resolved, const std::string& key) {
+  const auto set = [&](const char* other) { return resolved.origins.contains(other); };
+  if (resolved.origins.contains(key)) return resolved.origin(key);
+  if (key == kGlobalBatch && set("training.local_batch_size"))
+    return "training.local_batch_size: " + resolved.origin("training.local_batch_size") +
+           ", times the data-parallel ranks";
+  if (key == kGlobalBatch) return "training.local_batch_size times the data-parallel ranks";
+  if (key.starts_with("model.args.") && set("model.flavor"))
+    return "the flavour's, model.flavor: " + resolved.origin("model.flavor");
+  return resolved.origin(key);
+}
+
 struct Change {
   std::string key, saved, configured;
 };
@@ -100,7 +113,7 @@ std::string change_lines(const ResolvedConfig& resolved, const std::vector<Chang
   for (const Change& change : found) {
     const std::string key = configuration_key(change.key);
     text += fmt::format("\n  {}: saved {}, configured {} ({})", key, printable(change.saved),
-                        change.configured, resolved.origin(key));
+                        change.configured, origin_of(resolved, key));
   }
   return text;
 }
@@ -197,7 +210,11 @@ std::string beginning_of(const std::string& part, const ResumePlan& plan, int64_
   if (part == "ema") return "the averages start from the weights";
   if (part == "lr_scheduler") return fmt::format("the learning-rate curve starts at step {}", step + 1);
   if (part == "dataloader")
-    return fmt::format("the data start from their beginning (epoch 1 in the order of seed {})", plan.seed);
+    return plan.config.debug.seed
+               ? fmt::format("the data start from their beginning (epoch 1 in the order of seed {})",
+                             plan.seed)
+               : "the data start from their beginning (epoch 1 in the order of a new seed, as debug.seed is "
+                 "unset)";
   if (part == "train_state") return "steps are counted from 0";
   return "random numbers start from the seed";
 }

@@ -59,6 +59,13 @@ CLI::Validator at_least(double minimum) {
           ""};
 }
 
+// As for the options of a job: a remedy that a message prints can be pasted behind the command.
+void let_last_value_win(CLI::App& command) {
+  for (CLI::Option* option : command.get_options())
+    if (!option->get_positional() && option->get_items_expected_max() == 1) option->take_last();
+  for (CLI::App* subcommand : command.get_subcommands({})) let_last_value_win(*subcommand);
+}
+
 void add_config(CLI::App& command, std::string& config) {
   command.add_option("--config", config, "TOML file with the model, where the checkpoint names none");
 }
@@ -291,6 +298,7 @@ CommandLine parse_command_line(std::vector<std::string> arguments, int width) {
   add_report(app, result.report);
   app.require_subcommand(0, 1);
 
+  let_last_value_win(app);
   require_known_commands(app, arguments);
   std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
   try {

@@ -44,8 +44,11 @@ void check_saving(const ResolvedConfig& resolved, const RunFacts& facts, Problem
   if (c.load_only && c.enable_first_step_checkpoint)
     problems.add(resolved, "checkpoint.enable_first_step_checkpoint", "load_only = true saves nothing");
   if (c.last_save_in_hf && !c.last_save_model_only) {
-    problems.add(resolved, "checkpoint.last_save_in_hf",
-                 "expected last_save_model_only = true beside it: safetensors hold weights alone");
+    problems.add(
+        resolved, "checkpoint.last_save_in_hf",
+        fmt::format("expected last_save_model_only = true with it, as safetensors hold weights alone; it "
+                    "is false ({})",
+                    resolved.origin("checkpoint.last_save_model_only")));
   }
   if (c.export_dtype != "float32" && !c.last_save_model_only) {
     problems.add(resolved, "checkpoint.export_dtype",

@@ -54,13 +54,22 @@ void require_sound_dimensions(const ResolvedConfig& resolved) {
   Problems problems;
   for (const DimensionProblem& problem :
        dimension_problems(model_args(resolved.config.model, /*any_dimensions=*/true))) {
-    std::string place = "model.flavor";
+    std::string place, text = problem.text;
+    std::vector<std::string> inherited;
     for (const std::string& key : problem.keys) {
-      if (!resolved.origins.contains("model.args." + key)) continue;
-      place = "model.args." + key;
-      break;
+      if (!resolved.origins.contains("model.args." + key)) {
+        inherited.push_back(key);
+      } else if (place.empty()) {
+        place = "model.args." + key;
+      }
     }
-    problems.add(resolved, place, problem.text);
+    if (place.empty()) {
+      place = "model.flavor";
+    } else if (!inherited.empty()) {
+      text += fmt::format("; model.flavor = \"{}\" gives {}, which model.args can set too",
+                          resolved.config.model.flavor, fmt::join(inherited, " and "));
+    }
+    problems.add(resolved, place, text);
   }
   problems.throw_if_any("The configuration cannot be run");
 }
