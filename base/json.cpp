@@ -36,7 +36,11 @@ class Builder : public nlohmann::json_sax<json> {
     return true;
   }
   bool parse_error(size_t, const std::string&, const nlohmann::detail::exception& error) override {
-    return fail(fmt::format("{:.300}", error.what()));
+    std::string text;  // it quotes bytes that may be no UTF-8
+    for (const char* c = error.what(); *c != '\0' && text.size() < 300; ++c)
+      text += static_cast<unsigned char>(*c) < 0x80 ? std::string(1, *c)
+                                                    : fmt::format("\\x{:02x}", static_cast<unsigned char>(*c));
+    return fail(text);
   }
 
   json root;
