@@ -14,6 +14,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/stack.h>
 
+#include "base/collective.h"
 #include "base/durable.h"
 #include "base/failpoint.h"
 #include "base/log.h"
@@ -44,9 +45,10 @@ namespace {
 // debug.seed, or a random one of rank 0's.
 uint64_t common_seed(const JobConfig& config, const Runtime& runtime) {
   if (config.debug.seed) return static_cast<uint64_t>(*config.debug.seed);
-  std::random_device device;
-  const uint64_t own = ((uint64_t{device()} << 32) | device()) >> 1;  // one that debug.seed can be set to
-  return std::stoull(runtime.groups->host().all_gather_text(std::to_string(own)).front());
+  return std::stoull(from_rank_0(runtime.groups->host(), [] {
+    std::random_device device;  // a seed that debug.seed can be set to
+    return std::to_string(((uint64_t{device()} << 32) | device()) >> 1);
+  }));
 }
 
 std::vector<at::Tensor> all_grads(const FsdpModel& model) {

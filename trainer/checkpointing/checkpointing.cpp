@@ -5,12 +5,12 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "base/collective.h"
 #include "base/counted.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/progress.h"
 #include "checkpoint/export_safetensors.h"
-#include "checkpoint/misfit.h"
 #include "parallel/phase.h"
 #include "parallel/trace_range.h"
 
@@ -121,7 +121,7 @@ void load_values(const ChosenCheckpoint& chosen, const std::vector<StateComponen
         component->load([&](const std::string& key) { return chosen.find(key); });
   } catch (const Error& error) {
     if (error.code() != ExitCode::kBadData) throw;
-    throw Misfit(fmt::format("{}: {}", chosen.candidate.path.string(), error.what()));
+    throw IncompatibleCheckpoint(fmt::format("{}: {}", chosen.candidate.path.string(), error.what()));
   }
 }
 
@@ -129,26 +129,24 @@ CheckpointAccess::CheckpointAccess(const JobConfig& config, const Runtime& runti
                                    const fs::path& install_root) {
   if (!config.checkpoint.enable || is_dry_run(config)) return;
   path_ = fs::path(config.job.dump_folder) / config.checkpoint.folder;
-  std::shared_ptr<Communicator> group = runtime.groups->new_host_group("checkpoint");
-  group->set_timeout(kSlowestSave);
-  ranks_ = std::make_unique<GroupCoordinator>(std::move(group));
-  std::string error;
-  if (runtime.rank() == 0 && !config.checkpoint.load_only) {
-    try {
-      lock_.emplace(path_);
-      const int removed = CheckpointFolder(path_).clean_leftovers(*lock_);
-      if (removed > 0)
-        log_info("Removed {} of an earlier run from {}", counted(removed, "unfinished checkpoint"),
-                 path_.string());
-    } catch (const Error& failure) {
-      const bool usage = failure.code() == ExitCode::kUsage;  // another run holds the folder
-      error = fmt::format("{} {}{}", static_cast<int>(usage ? ExitCode::kUsage : ExitCode::kPreCheckpoint),
-                          usage ? "" : "[pre-checkpoint] rank 0: ", failure.what());
-    }
-  }
-  error = ranks_->all_gather(error).front();
-  if (!error.empty()) throw Error(static_cast<ExitCode>(std::stoi(error)), error.substr(error.find(' ') + 1));
+  ranks_ = runtime.groups->new_host_group("checkpoint");
+  ranks_->set_timeout(kSlowestSave);
+  if (!config.checkpoint.load_only) from_rank_0(*ranks_, [&] { lock_folder(); });
   source_ = std::make_unique<ResumeSource>(config, CheckpointFolder(path_), install_root, *ranks_);
+}
+
+// Rank 0, for all.
+void CheckpointAccess::lock_folder() {
+  try {
+    lock_.emplace(path_);
+    const int removed = CheckpointFolder(path_).clean_leftovers(*lock_);
+    if (removed > 0)
+      log_info("Removed {} of an earlier run from {}", counted(removed, "unfinished checkpoint"),
+               path_.string());
+  } catch (const Error& error) {
+    if (error.code() == ExitCode::kUsage) throw;  // another run holds the folder
+    throw Error(ExitCode::kPreCheckpoint, fmt::format("[pre-checkpoint] rank 0: {}", error.what()));
+  }
 }
 
 Checkpointing::Checkpointing(const JobConfig& config, const Runtime& runtime, CheckpointAccess& access,
@@ -200,8 +198,7 @@ void Checkpointing::load(const std::function<StoredNames(const ChosenCheckpoint&
     const ChosenCheckpoint& chosen = *access_.chosen();
     const PhaseGuard phase("load of a checkpoint");
     log_info("Loading the checkpoint from {}.", chosen.candidate.path.string());
-    LoadFailure failure;
-    try {
+    const auto load_chosen = [&] {
       ComponentLoad load =
           plan_component_load(chosen, components_, config_, [&] { return hugging_face_names(chosen); });
       log_casts(load.items, chosen.candidate.hugging_face);
@@ -213,11 +210,8 @@ void Checkpointing::load(const std::function<StoredNames(const ChosenCheckpoint&
       load_values(chosen, components_);
       log_info("Finished loading the checkpoint: {} on this rank.",
                bandwidth(static_cast<double>(report.bytes), report.seconds));
-    } catch (const Error& error) {
-      if (error.code() == ExitCode::kCommunication) throw;
-      failure = LoadFailure(error, runtime_.rank());
-    }
-    if (!access_.settle(failure)) continue;
+    };
+    if (!access_.use(load_chosen)) continue;
     log_newer(chosen);
     return;
   }
@@ -287,16 +281,7 @@ void Checkpointing::before_update() {
 
 // A signal may have any step saved. Rank 0 looks for all.
 void Checkpointing::require_free_names(int64_t first, int64_t last) const {
-  std::string taken;
-  if (runtime_.rank() == 0) {
-    try {
-      CheckpointFolder(access_.folder()).require_free_names(first, last);
-    } catch (const Error& error) {
-      taken = error.what();
-    }
-  }
-  taken = access_.ranks().all_gather(taken).front();
-  if (!taken.empty()) throw Error(ExitCode::kPreCheckpoint, taken);
+  from_rank_0(access_.ranks(), [&] { CheckpointFolder(access_.folder()).require_free_names(first, last); });
 }
 
 bool Checkpointing::due(int64_t step) const {

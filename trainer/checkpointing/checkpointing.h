@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "checkpoint/saver.h"
-#include "trainer/checkpointing/group_coordinator.h"
+#include "parallel/communicator.h"
 #include "trainer/checkpointing/resume_source.h"
 #include "trainer/config/job_config.h"
 #include "trainer/metrics/metrics_jsonl.h"
@@ -39,12 +39,13 @@ class CheckpointAccess {
     static const std::optional<FinishedRun> kNone;
     return source_ ? source_->finished() : kNone;
   }
-  // See ResumeSource::settle.
-  bool settle(const LoadFailure& failure) { return source_->settle(failure); }
+  // See ResumeSource::use.
+  bool use(const std::function<void()>& action) { return source_->use(action); }
 
  private:
+  void lock_folder();
   std::filesystem::path path_;
-  std::unique_ptr<GroupCoordinator> ranks_;
+  std::shared_ptr<Communicator> ranks_;
   std::optional<FolderLock> lock_;  // rank 0 holds it for all
   std::unique_ptr<ResumeSource> source_;
 };
@@ -57,11 +58,12 @@ struct ComponentLoad {
   LoadOptions options;
 };
 // `hugging_face_names`: how the model's weights are named and laid out in one of Hugging Face's. Throws
-// Misfit.
+// IncompatibleCheckpoint.
 ComponentLoad plan_component_load(const ChosenCheckpoint& chosen,
                                   const std::vector<StateComponent*>& components, const JobConfig& config,
                                   const std::function<StoredNames()>& hugging_face_names);
-// Gives the components the values of the checkpoint. Throws Misfit for what one does not take.
+// Gives the components the values of the checkpoint. Throws IncompatibleCheckpoint for what one does not
+// take.
 void load_values(const ChosenCheckpoint& chosen, const std::vector<StateComponent*>& components);
 
 class Checkpointing {

@@ -6,9 +6,9 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include "base/collective.h"
 #include "base/files.h"
 #include "base/log.h"
-#include "checkpoint/misfit.h"
 #include "trainer/config/input_path.h"
 #include "trainer/config/validate.h"
 
@@ -24,8 +24,8 @@ struct FoundStart {
 };
 
 // What rank 0 found, on its way to the others.
-std::string to_text(const FoundStart& found, const std::string& error) {
-  Json json = {{"error", error}, {"candidates", Json::array()}};
+std::string to_text(const FoundStart& found) {
+  Json json = {{"candidates", Json::array()}};
   for (const Candidate& c : found.candidates)
     json["candidates"].push_back({c.path.string(), c.source == LoadSource::kOwn, c.step, c.hugging_face});
   if (const auto& finished = found.finished)
@@ -35,8 +35,6 @@ std::string to_text(const FoundStart& found, const std::string& error) {
 
 FoundStart from_text(const std::string& text) {
   const Json json = Json::parse(text);
-  const std::string error = json.at("error");
-  if (!error.empty()) throw Error(ExitCode::kBadData, error);
   FoundStart found;
   for (const Json& c : json.at("candidates")) {
     const std::string path = c.at(0);
@@ -48,30 +46,6 @@ FoundStart from_text(const std::string& text) {
     found.finished = {path, finished->at(1), step < 0 ? std::nullopt : std::optional(step)};
   }
   return found;
-}
-
-std::string to_text(const LoadFailure& failure) {
-  return fmt::format("{} {:d} {}", static_cast<int>(failure.code), failure.damaged, failure.why);
-}
-
-LoadFailure failure_from_text(const std::string& text) {
-  LoadFailure failure;
-  const size_t flag = text.find(' ') + 1;
-  failure.code = static_cast<ExitCode>(std::stoi(text));
-  failure.damaged = text.at(flag) == '1';
-  failure.why = text.substr(flag + 2);
-  return failure;
-}
-
-// The failure that decides: one that no earlier checkpoint mends goes before damage.
-LoadFailure worst_of(const std::vector<std::string>& texts) {
-  LoadFailure worst;
-  for (const std::string& text : texts) {
-    LoadFailure failure = failure_from_text(text);
-    if (failure.code == ExitCode::kOk) continue;
-    if (worst.code == ExitCode::kOk || (worst.damaged && !failure.damaged)) worst = std::move(failure);
-  }
-  return worst;
 }
 
 bool holds_optimizer(const OpenCheckpoint& checkpoint) {
@@ -198,64 +172,53 @@ bool holds_weights_alone(const FoundCheckpoint& found) {
   }
 }
 
-// Damage may be what one rank alone sees; what does not fit is the same for all.
-LoadFailure::LoadFailure(const Error& error, int rank)
-    : code(error.code()),
-      damaged(error.code() == ExitCode::kBadData && dynamic_cast<const Misfit*>(&error) == nullptr &&
-              dynamic_cast<const PermissionDenied*>(&error) == nullptr),
-      why(damaged ? fmt::format("rank {}: {}", rank, error.what()) : error.what()) {
-  if (dynamic_cast<const PermissionDenied*>(&error) != nullptr)
-    why += "; give the job's user the permission to read it, or move it away";
-}
-
 ResumeSource::ResumeSource(const JobConfig& config, const CheckpointFolder& folder,
                            const fs::path& install_root, Coordinator& ranks)
     : config_(config), ranks_(ranks) {
-  std::string text;
-  if (ranks.rank() == 0) {
-    try {
-      text = to_text(find_start(config, folder, install_root), "");
-    } catch (const Error& error) {
-      text = to_text({}, error.what());
-    }
-  }
-  FoundStart found = from_text(ranks.all_gather(text).front());
+  FoundStart found =
+      from_text(from_rank_0(ranks, [&] { return to_text(find_start(config, folder, install_root)); }));
   candidates_ = std::move(found.candidates);
   finished_ = std::move(found.finished);
   if (!candidates_.empty()) open_next();
 }
 
-bool ResumeSource::settle(const LoadFailure& failure) {
-  if (accepted(failure)) return true;
+bool ResumeSource::use(const std::function<void()>& action) {
+  if (usable(action)) return true;
   open_next();
   return false;
 }
 
 // Opens the next candidate that every rank can open.
 void ResumeSource::open_next() {
-  while (true) {
+  bool opened = false;
+  while (!opened) {
     const Candidate& candidate = candidates_[next_++];
-    LoadFailure failure;
-    try {
-      chosen_ = open(candidate);
-    } catch (const Error& error) {
-      failure = LoadFailure(error, ranks_.rank());
-    }
-    if (accepted(failure)) return;
+    opened = usable([&] { chosen_ = open(candidate); });
   }
 }
 
-// Whether every rank can use the candidate last opened. False: some cannot, and there is one before it to
-// try.
-bool ResumeSource::accepted(const LoadFailure& failure) {
-  const LoadFailure worst = worst_of(ranks_.all_gather(to_text(failure)));
-  if (worst.code == ExitCode::kOk) return true;
-  const bool more = next_ < candidates_.size() && config_.checkpoint.on_corrupt == "previous" &&
-                    config_.checkpoint.load_step == -1;
-  if (!worst.damaged || !more) throw Error(worst.code, worst.why);
-  log_warning("Checkpoint {} cannot be used, trying the one before it: {}",
-              candidates_[next_ - 1].path.string(), worst.why);
-  return false;
+// Whether every rank can do `action` with the candidate last opened. False: it is damaged, and there is one
+// before it to try.
+bool ResumeSource::usable(const std::function<void()>& action) {
+  try {
+    collectively(ranks_, [&] {
+      try {
+        action();
+      } catch (const PermissionDenied& error) {
+        throw PermissionDenied(
+            error.code(),
+            fmt::format("{}; give the job's user the permission to read it, or move it away", error.what()));
+      }
+    });
+    return true;
+  } catch (const Error& error) {
+    const bool more = next_ < candidates_.size() && config_.checkpoint.on_corrupt == "previous" &&
+                      config_.checkpoint.load_step == -1;
+    if (!more || !is_damage(error)) throw;
+    log_warning("Checkpoint {} cannot be used, trying the one before it: {}",
+                candidates_[next_ - 1].path.string(), error.what());
+    return false;
+  }
 }
 
 // Averages that the checkpoint or the job does not have.
@@ -272,7 +235,7 @@ void ResumeSource::settle_ema(ChosenCheckpoint& chosen) const {
   }
   if (there || !chosen.components.contains("ema")) return;
   if (config_.ema.on_missing == "error")
-    throw_misfit(
+    throw_incompatible(
         "{}: ema.enable = true, but the checkpoint holds no averaged weights; to start them from "
         "the weights, start with {}",
         chosen.candidate.path.string(), override_text("ema.on_missing", "init_from_model"));

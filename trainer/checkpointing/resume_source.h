@@ -3,14 +3,14 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
-#include "base/error.h"
-#include "checkpoint/coordinator.h"
+#include "base/collective.h"
 #include "checkpoint/loader.h"
 #include "checkpoint/names.h"
 #include "checkpoint/storage/checkpoint_folder.h"
@@ -54,16 +54,6 @@ struct FinishedRun {
 // for Hugging Face. Reads the index of a complete checkpoint that another program wrote.
 bool holds_weights_alone(const FoundCheckpoint& found);
 
-// Why a rank cannot use a checkpoint.
-struct LoadFailure {
-  ExitCode code = ExitCode::kOk;  // kOk: it can
-  bool damaged = false;           // the one before may do; everything else ends the job
-  std::string why{};
-
-  LoadFailure() = default;
-  LoadFailure(const Error& error, int rank);
-};
-
 class ResumeSource {
  public:
   // `folder`: of the job's own checkpoints. Collective. Throws Error(kBadData) when what the configuration
@@ -75,14 +65,14 @@ class ResumeSource {
   // Instead of a chosen one.
   const std::optional<FinishedRun>& finished() const { return finished_; }
 
-  // After every rank has tried to load the chosen one; `failure`: this rank's. True when all could. False
-  // when it is damaged: chosen() is then the one before it, as checkpoint.on_corrupt says. Collective. Throws
-  // the failure, the same on every rank, when there is none before it and when it is no damage.
-  bool settle(const LoadFailure& failure);
+  // Runs `action`, which uses the chosen one, on every rank. True when it succeeded on all. False when the
+  // checkpoint is damaged: chosen() is then the one before it, as checkpoint.on_corrupt says. Collective.
+  // Throws the failure, the same on every rank, when there is none before it and when it is no damage.
+  bool use(const std::function<void()>& action);
 
  private:
   void open_next();
-  bool accepted(const LoadFailure& failure);
+  bool usable(const std::function<void()>& action);
   ChosenCheckpoint open(const Candidate& candidate) const;
   void settle_ema(ChosenCheckpoint& chosen) const;
 

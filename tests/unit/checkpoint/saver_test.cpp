@@ -9,12 +9,12 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include "base/collective.h"
 #include "base/failpoint.h"
 #include "checkpoint/export_safetensors.h"
 #include "checkpoint/format/dcp/archive.h"
 #include "checkpoint/format/zip/crc32.h"
 #include "checkpoint/loader.h"
-#include "checkpoint/misfit.h"
 #include "tests/unit/error_of.h"
 #include "thread_ranks.h"
 
@@ -389,7 +389,8 @@ TEST_CASE("C5 E5 names and shapes and types that do not fit are listed at once b
   CHECK_THROWS_WITH(
       plan_load(checkpoint, tensors, {.keys = {{"dummy.weight", "dummy.weight"}}}, {}),
       Catch::Contains("dummy.weigth") && Catch::Contains("[11, 3]") && Catch::Contains("[10, 3]"));
-  CHECK_THROWS_AS(plan_load(checkpoint, tensors, {.keys = {{"dummy.weight", "dummy.weight"}}}, {}), Misfit);
+  CHECK_THROWS_AS(plan_load(checkpoint, tensors, {.keys = {{"dummy.weight", "dummy.weight"}}}, {}),
+                  IncompatibleCheckpoint);
   tensors = saved.tensors();
   tensors[0].dtype = Dtype::kBFloat16;
   CHECK_THROWS_WITH(
