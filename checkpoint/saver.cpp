@@ -150,6 +150,11 @@ void Saver::refresh_tensors() {
   ++counters_.state_builds;
 }
 
+const std::vector<TensorState>& Saver::tensors() {
+  refresh_tensors();
+  return tensors_;
+}
+
 Saver::Planned Saver::make_plan(const SaveContent& content) {
   failpoint("ckpt.plan");
   Planned planned;
@@ -202,6 +207,7 @@ SaveJob Saver::make_job(int64_t step, const SaveContent& content, const Planned&
   job.model_dtype = content.model_dtype;
   job.few_files = options_.writers == Writers::kOneReplica;
   std::vector<ObjectState> objects;
+  for (StateComponent* component : components_) component->wait_for_update();
   for (StateComponent* component : components_)
     for (ObjectState& object : component->objects())
       if (!content.wanted || content.wanted(object.key)) objects.push_back(std::move(object));
@@ -246,7 +252,7 @@ void Saver::tidy(const SaveReport& report) {
   folder_.purge({.keep = options_.keep_latest, .newest = report.step});
 }
 
-SaveReport Saver::validate(int64_t step, bool keep, bool probe) {
+SaveReport Saver::preflight(int64_t step, bool keep, bool probe) {
   finish();
   try {
     refresh_tensors();

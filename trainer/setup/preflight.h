@@ -9,7 +9,7 @@
 #include "trainer/checkpointing/job_record.h"
 #include "trainer/checkpointing/job_state.h"
 #include "trainer/checkpointing/resume_policy.h"
-#include "trainer/checkpointing/resume_source.h"
+#include "trainer/checkpointing/start.h"
 #include "trainer/config/load.h"
 #include "trainer/config/validate.h"
 #include "trainer/setup/data_setup.h"

@@ -23,7 +23,7 @@
 #include "checkpoint/format/zip/crc32.h"
 #include "checkpoint/loader.h"
 #include "checkpoint/saver.h"
-#include "thread_ranks.h"
+#include "tests/unit/checkpoint/thread_ranks.h"
 
 namespace hyperion::test {
 

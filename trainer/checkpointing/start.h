@@ -1,5 +1,5 @@
 // Which checkpoint a job starts from: its own newest one that is whole, the one its configuration names, or
-// none. Rank 0 looks and decides, all ranks open the same.
+// none. Rank 0 lists them, all ranks open the same.
 #pragma once
 
 #include <filesystem>
@@ -20,6 +20,7 @@
 
 namespace hyperion {
 
+// A checkpoint that a job may start from.
 struct Candidate {
   std::filesystem::path path;
   LoadSource source = LoadSource::kOwn;
@@ -43,46 +44,36 @@ struct ChosenCheckpoint {
 };
 
 // A job that has nothing left to do: its newest checkpoint holds the weights of its last step alone, from
-// which no run could go on.
+// which no run can resume.
 struct FinishedRun {
   std::filesystem::path path;
   int64_t step = 0;
-  std::optional<int64_t> resumable_step{};  // of the newest checkpoint that a longer run would go on from
+  std::optional<int64_t> resumable_step{};  // of the newest checkpoint that a longer run would resume from
 };
 
-// Whether nothing but weights is in it, so that no run goes on from it: a last save of weights, or an export
+// What a job starts from: a checkpoint, a run that is finished, or neither.
+struct Start {
+  std::optional<ChosenCheckpoint> checkpoint{};
+  std::optional<FinishedRun> finished{};
+  std::vector<Candidate> untried{};  // newest first
+};
+
+// `folder`: of the job's own checkpoints. Lists them, or what the configuration names to start from, and
+// opens the newest that every rank can open: from a damaged one it goes to the one before, as
+// checkpoint.on_corrupt says. Collective. Throws Error(kBadData), the same on every rank, when what the
+// configuration names is not there or no checkpoint can be used; IncompatibleCheckpoint.
+Start choose_start(const JobConfig& config, const CheckpointFolder& folder,
+                   const std::filesystem::path& install_root, Coordinator& ranks);
+// After the load of start.checkpoint has failed with `error` on every rank: opens the newest one before it
+// that every rank can open. False when the failure is no damage or none is before it. Collective.
+bool choose_older(const JobConfig& config, Start& start, const Error& error, Coordinator& ranks);
+
+// collectively() for what reads a checkpoint: where a permission is missing the message says what to do.
+void read_collectively(Coordinator& ranks, const std::function<void()>& action);
+
+// Whether nothing but weights is in it, so that no run resumes from it: a last save of weights, or an export
 // for Hugging Face. Reads the index of a complete checkpoint that another program wrote.
 bool holds_weights_alone(const FoundCheckpoint& found);
-
-class ResumeSource {
- public:
-  // `folder`: of the job's own checkpoints. Collective. Throws Error(kBadData) when what the configuration
-  // names is not there or cannot be used.
-  ResumeSource(const JobConfig& config, const CheckpointFolder& folder,
-               const std::filesystem::path& install_root, Coordinator& ranks);
-
-  const std::optional<ChosenCheckpoint>& chosen() const { return chosen_; }
-  // Instead of a chosen one.
-  const std::optional<FinishedRun>& finished() const { return finished_; }
-
-  // Runs `action`, which uses the chosen one, on every rank. True when it succeeded on all. False when the
-  // checkpoint is damaged: chosen() is then the one before it, as checkpoint.on_corrupt says. Collective.
-  // Throws the failure, the same on every rank, when there is none before it and when it is no damage.
-  bool use(const std::function<void()>& action);
-
- private:
-  void open_next();
-  bool usable(const std::function<void()>& action);
-  ChosenCheckpoint open(const Candidate& candidate) const;
-  void settle_ema(ChosenCheckpoint& chosen) const;
-
-  const JobConfig& config_;
-  Coordinator& ranks_;
-  std::vector<Candidate> candidates_;  // best first
-  std::optional<FinishedRun> finished_{};
-  size_t next_ = 0;
-  std::optional<ChosenCheckpoint> chosen_;
-};
 
 // Throws Error(kUsage), with the ways out, when the weights that are loaded were trained with another
 // tokenizer than this job's, unless checkpoint.allow_other_tokenizer says that they may be.
