@@ -13,9 +13,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/collective.h"
 #include "base/durable.h"
 #include "base/error.h"
-#include "checkpoint/coordinator.h"
 
 namespace hyperion {
 

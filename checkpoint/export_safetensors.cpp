@@ -10,7 +10,6 @@
 
 #include "base/durable.h"
 #include "base/error.h"
-#include "base/resources.h"
 #include "checkpoint/cast.h"
 #include "checkpoint/finite.h"
 #include "checkpoint/format/safetensors/safetensors.h"
@@ -158,47 +157,39 @@ void export_safetensors(int64_t step, const std::string& save_id, const std::vec
   mover.prepare();
   const bool lead = ranks.rank() == 0;
   const fs::path incoming = folder.incoming(save_id);
-  // Each stage on every rank (or rank 0 alone); all learn of the first failure, and the unfinished folder
-  // goes.
-  const auto stage = [&](bool mine, const auto& action) {
-    std::string error;
-    try {
-      if (mine) action();
-    } catch (const std::exception& failure) {
-      const auto resource = exhausted_resource(failure);
-      error = fmt::format("rank {}: {}", ranks.rank(), resource ? resource->what : failure.what());
-    }
-    for (const std::string& text : ranks.all_gather(error)) {
-      if (text.empty()) continue;
-      if (lead) folder.abandon(incoming);
-      throw Error(ExitCode::kSaveFailed, text);
-    }
-  };
   std::vector<SafetensorsTensor> planned;
   for (const ExportedTensor& tensor : tensors)
     planned.push_back({tensor.name, tensor.dtype, tensor.tensor->shape});
   const SafetensorsPlan plan = plan_safetensors(planned, kSafetensorsFileBytes, notes);
-  stage(lead, [&] {
-    folder.begin(save_id, /*coordinator=*/true);
-    make_files(plan, incoming);
-  });
-  NotFinite not_finite;
-  stage(true, [&] { write_own_rows(plan, tensors, incoming, mover, not_finite); });
-  const std::string found = first_of_ranks(ranks.all_gather(
-      not_finite.empty() ? "" : fmt::format("rank {}: {}", ranks.rank(), not_finite.text())));
-  if (!found.empty()) {
-    std::string failure;
-    if (lead) {
-      failure = explain_not_finite(step, found, tensors.front().dtype, folder);
-      folder.abandon(incoming);
-    }
-    throw Error(ExitCode::kNonFinite, ranks.all_gather(failure).front());
+  try {
+    collectively(ranks, [&] {
+      if (!lead) return;
+      run_save_part([&] {
+        folder.begin(save_id, /*coordinator=*/true);
+        make_files(plan, incoming);
+      });
+    });
+    collectively(ranks, [&] {
+      NotFinite not_finite;
+      run_save_part([&] { write_own_rows(plan, tensors, incoming, mover, not_finite); });
+      if (!not_finite.empty()) throw Error(ExitCode::kNonFinite, not_finite.text());
+    });
+    collectively(ranks, [&] {
+      if (!lead) return;
+      run_save_part([&] {
+        for (const auto& [name, text] : more_files) write_text(incoming / name, text);
+        if (!plan.index.empty()) write_text(incoming / kSafetensorsIndex, plan.index);
+        folder.commit(incoming, step);
+      });
+    });
+  } catch (const Error& error) {
+    if (error.code() == ExitCode::kCommunication) throw;
+    if (lead) folder.abandon(incoming);
+    if (error.code() != ExitCode::kNonFinite) throw;
+    throw Error(error.code(), from_rank_0(ranks, [&] {
+                  return explain_not_finite(step, error.what(), tensors.front().dtype, folder);
+                }));
   }
-  stage(lead, [&] {
-    for (const auto& [name, text] : more_files) write_text(incoming / name, text);
-    if (!plan.index.empty()) write_text(incoming / kSafetensorsIndex, plan.index);
-    folder.commit(incoming, step);
-  });
 }
 
 }  // namespace hyperion

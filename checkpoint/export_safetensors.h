@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/coordinator.h"
+#include "base/collective.h"
 #include "checkpoint/state.h"
 #include "checkpoint/storage/checkpoint_folder.h"
 

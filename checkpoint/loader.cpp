@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "base/collective.h"
 #include "base/error.h"
 #include "base/failpoint.h"
 #include "base/files.h"
@@ -16,7 +17,6 @@
 #include "checkpoint/format/dcp/archive.h"
 #include "checkpoint/format/dcp/metadata.h"
 #include "checkpoint/format/safetensors/safetensors.h"
-#include "checkpoint/misfit.h"
 #include "checkpoint/names.h"
 #include "checkpoint/storage/shard_reader.h"
 
@@ -208,7 +208,7 @@ void find_chunks(const LoadItem& item, const OpenCheckpoint& checkpoint, std::ve
   for (const Chunk& chunk : item.record->chunks) {
     for (size_t d = 1; d < chunk.shape.size(); ++d) {
       if (chunk.shape[d] != item.record->shape[d])
-        throw_misfit(
+        throw_incompatible(
             "{}: tensor {} is cut along dimension {}, which is not supported (only rows may be): write it "
             "again "
             "without tensor parallelism",
@@ -220,8 +220,8 @@ void find_chunks(const LoadItem& item, const OpenCheckpoint& checkpoint, std::ve
     if (overlap || item.row_map) reads.push_back({&item, &chunk});
   }
   if (item.row_map && item.record->chunks.size() != 1)
-    throw_misfit("{}: tensor {} is in {} pieces: consolidate the safetensors files first",
-                 checkpoint.folder.string(), item.tensor->key, item.record->chunks.size());
+    throw_incompatible("{}: tensor {} is in {} pieces: consolidate the safetensors files first",
+                       checkpoint.folder.string(), item.tensor->key, item.record->chunks.size());
 }
 
 // Performs `reads`, which lie front to back in one file.
@@ -312,7 +312,7 @@ std::vector<LoadItem> plan_load(const OpenCheckpoint& checkpoint, const std::vec
     const bool castable = std::ranges::any_of(items, [](const LoadItem& item) {
       return item.record->dtype != item.tensor->dtype && can_cast(item.record->dtype, item.tensor->dtype);
     });
-    throw_misfit("{}{}", problem, castable && !options.allow_dtype_cast ? "; " + options.remedy : "");
+    throw_incompatible("{}{}", problem, castable && !options.allow_dtype_cast ? "; " + options.remedy : "");
   }
   return items;
 }

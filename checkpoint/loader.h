@@ -50,8 +50,8 @@ struct LoadOptions {
   std::function<void(uint64_t bytes)> on_progress{};  // with the bytes of the state that have been filled
 };
 
-// What a load is going to do. Pure, from names and shapes; throws Misfit with ONE message that lists every
-// missing name (with the nearest ones that exist), every shape and type that differs.
+// What a load is going to do. Pure, from names and shapes; throws IncompatibleCheckpoint with ONE message
+// that lists every missing name (with the nearest ones that exist), every shape and type that differs.
 struct LoadItem {
   const TensorState* tensor = nullptr;
   const TensorRecord* record = nullptr;
@@ -60,8 +60,8 @@ struct LoadItem {
 std::vector<LoadItem> plan_load(const OpenCheckpoint& checkpoint, const std::vector<TensorState>& tensors,
                                 const StoredNames& names, const LoadOptions& options);
 
-// Fills this rank's rows of every tensor. Throws Error(kBadData) naming file, byte range and tensor; Misfit
-// for tensors in pieces that it cannot put together.
+// Fills this rank's rows of every tensor. Throws Error(kBadData) naming file, byte range and tensor;
+// IncompatibleCheckpoint for tensors in pieces that it cannot put together.
 struct LoadReport {
   uint64_t bytes = 0;
   double seconds = 0;

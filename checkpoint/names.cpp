@@ -8,11 +8,11 @@
 #include <fmt/format.h>
 #include <pcre2.h>
 
+#include "base/collective.h"
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/nearest.h"
-#include "checkpoint/misfit.h"
 
 namespace hyperion {
 namespace {
@@ -175,7 +175,7 @@ std::map<std::string, std::string> NameMap::apply(const std::vector<std::string>
   for (const std::string& key : keys) {
     const auto [place, added] = mapped.emplace(apply(key), key);
     if (!added)
-      throw_misfit(
+      throw_incompatible(
           "the checkpoint's keys {} and {} both become {}: change checkpoint.rename so that they stay "
           "apart",
           shown(place->second), shown(key), shown(place->first));

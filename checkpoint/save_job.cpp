@@ -13,7 +13,6 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
-#include "base/counted.h"
 #include "base/error.h"
 #include "base/failpoint.h"
 #include "base/resources.h"
@@ -41,10 +40,8 @@ struct PlacedObject {
   Span where;
 };
 
-// What one rank has written, or why it could not.
+// What one rank has written.
 struct Written {
-  std::string error;
-  std::string not_finite;  // rank and tensors with NaN or infinite numbers
   std::optional<FileRecord> file;
   std::vector<PlacedObject> objects;
   std::vector<EncodedObject> forwarded;  // for rank 0 to write
@@ -132,7 +129,7 @@ KeyPath path_from_json(const Json& parts) {
 
 // Rank 0 keeps its own list of objects, which is long, to itself.
 std::string to_text(const Written& written, int rank) {
-  Json json = {{"what", "written"}, {"error", written.error}, {"not_finite", written.not_finite}};
+  Json json = {{"what", "written"}};
   if (written.file) json["file"] = Json::parse(to_json(*written.file));
   if (rank != 0) {
     for (const PlacedObject& object : written.objects)
@@ -149,8 +146,6 @@ Written from_text(const std::string& text, int rank) {
   if (!json.is_object() || json.value("what", "") != "written")
     throw_bug("save: rank {} sent something else than its result: {}", rank, text.substr(0, 200));
   Written written;
-  written.error = json.at("error");
-  written.not_finite = json.at("not_finite");
   if (json.contains("file")) written.file = file_record_from_json(json.at("file").dump());
   for (const Json& object : json.value("objects", Json::array()))
     written.objects.push_back(
@@ -201,23 +196,6 @@ void write_index(const SaveJob& job, const std::vector<Written>& all, const fs::
   failpoint("ckpt.after_meta");
 }
 
-std::string why_failed(const std::exception& error, int rank) {
-  const auto resource = exhausted_resource(error);
-  const std::string text = resource ? resource->what : error.what();
-  return text.find("rank ") != std::string::npos ? text : fmt::format("rank {}: {}", rank, text);
-}
-
-// Runs `action` on this rank; its error becomes a text that all ranks learn.
-template <typename Action>
-std::string guarded(int rank, const Action& action) {
-  try {
-    action();
-  } catch (const std::exception& error) {
-    return why_failed(error, rank);
-  }
-  return {};
-}
-
 // Which file this rank reads back: that of the same rank on the next node, or the next rank's on one node, so
 // that nobody is served by a cache of its own.
 int rank_to_verify(int rank, int size, int ranks_per_node) {
@@ -244,15 +222,16 @@ std::vector<EncodedObject> encode_objects(const std::vector<ObjectState>& object
   return encoded;
 }
 
-std::string first_of_ranks(const std::vector<std::string>& texts) {
-  std::string first;
-  int others = -1;
-  for (const std::string& text : texts) {
-    if (text.empty()) continue;
-    if (first.empty()) first = text;
-    ++others;
+void run_save_part(const std::function<void()>& part) {
+  try {
+    part();
+  } catch (const std::exception& error) {
+    if (const auto* known = dynamic_cast<const Error*>(&error);
+        known && known->code() == ExitCode::kNonFinite)
+      throw;
+    const auto resource = exhausted_resource(error);
+    throw Error(ExitCode::kSaveFailed, resource ? resource->what : error.what());
   }
-  return others > 0 ? fmt::format("{} (and {})", first, counted(others, "more rank")) : first;
 }
 
 std::string explain_not_finite(int64_t step, const std::string& found, std::optional<Dtype> model_dtype,
@@ -279,7 +258,6 @@ std::string explain_not_finite(int64_t step, const std::string& found, std::opti
 
 SaveReport write_checkpoint(const SaveJob& job, ItemReader& items, CheckpointFolder& folder,
                             Coordinator& ranks) {
-  const Clock::time_point begin = Clock::now();
   const int rank = ranks.rank();
   const bool lead = rank == 0;
   const fs::path incoming = folder.incoming(job.save_id);
@@ -287,70 +265,79 @@ SaveReport write_checkpoint(const SaveJob& job, ItemReader& items, CheckpointFol
   report.step = job.step;
   report.kind = job.kind;
 
-  // Every rank writes its file. Rank 0 leaves its own open for what others may send.
+  // Every rank writes its file. Rank 0 leaves its own open for what others may send. Numbers that are not
+  // finite decide before all else: no other disk would help.
+  Clock::time_point begin;
   Written own;
-  NotFinite not_finite;
   std::unique_ptr<ShardWriter> file;
-  own.error = guarded(rank, [&] {
-    failpoint("ckpt.before_data");
-    folder.begin(job.save_id, lead);
-    Written written;
-    file = write_own_file(job, items, incoming, rank, written, not_finite);
-    if (file && !(lead && job.few_files)) written.file = file->close();
-    failpoint("ckpt.after_data");
-    own = std::move(written);
-  });
-  if (!not_finite.empty()) own.not_finite = fmt::format("rank {}: {}", rank, not_finite.text());
-  report.write_seconds = seconds_since(begin);
   std::vector<Written> all;
   try {
-    int r = 0;
-    for (const std::string& text : ranks.all_gather(to_text(own, rank))) all.push_back(from_text(text, r++));
-  } catch (...) {  // a rank is lost: what is there is of no use
+    const std::vector<std::string> texts = collectively(ranks, [&] {
+      items.stage();
+      begin = Clock::now();
+      NotFinite not_finite;
+      std::exception_ptr failure;
+      try {
+        run_save_part([&] {
+          failpoint("ckpt.before_data");
+          folder.begin(job.save_id, lead);
+          file = write_own_file(job, items, incoming, rank, own, not_finite);
+          if (file && !(lead && job.few_files)) own.file = file->close();
+          failpoint("ckpt.after_data");
+        });
+      } catch (const Error&) {
+        failure = std::current_exception();
+      }
+      if (!not_finite.empty()) throw Error(ExitCode::kNonFinite, not_finite.text());
+      if (failure) std::rethrow_exception(failure);
+      report.write_seconds = seconds_since(begin);
+      return to_text(own, rank);
+    });
+    for (size_t r = 0; r < texts.size(); ++r) all.push_back(from_text(texts[r], static_cast<int>(r)));
+  } catch (const std::exception& error) {
     if (lead) folder.abandon(incoming);
-    throw;
+    const auto* known = dynamic_cast<const Error*>(&error);
+    if (known == nullptr || known->code() != ExitCode::kNonFinite) throw;
+    throw Error(ExitCode::kNonFinite, from_rank_0(ranks, [&] {
+                  return explain_not_finite(job.step, error.what(), job.model_dtype, folder);
+                }));
   }
   if (lead) all[0].objects = std::move(own.objects);
 
-  // Rank 0 makes it a checkpoint. Numbers that are not finite decide before all else: no other disk would
-  // help.
+  // Rank 0 makes it a checkpoint.
   const Clock::time_point commit_begin = Clock::now();
-  std::vector<std::string> errors, found;
-  for (const Written& written : all) {
-    errors.push_back(written.error);
-    found.push_back(written.not_finite);
-  }
-  std::string failure = first_of_ranks(errors);
-  const std::string first_found = first_of_ranks(found);
-  const ExitCode code = first_found.empty() ? ExitCode::kSaveFailed : ExitCode::kNonFinite;
   const fs::path final_path = job.commit ? folder.step_path(job.step) : incoming;
-  if (lead) {
-    if (!first_found.empty()) failure = explain_not_finite(job.step, first_found, job.model_dtype, folder);
-    if (failure.empty()) {
-      failure = guarded(rank, [&] {
-        if (job.few_files && file) finish_file(*file, all);
-        write_index(job, all, incoming);
-        if (job.commit) folder.commit(incoming, job.step);
-      });
-    }
-    if (!failure.empty()) folder.abandon(incoming);
-  } else {  // waits for rank 0; a test may end a rank that waits
+  if (!lead) {  // waits for rank 0; a test may end a rank that waits
     for (const char* point :
          {"ckpt.before_meta", "ckpt.after_meta", "ckpt.before_commit", "ckpt.after_commit"})
       failpoint(point);
   }
-  failure = ranks.all_gather(lead ? failure : std::string()).front();
+  collectively(ranks, [&] {
+    if (!lead) return;
+    try {
+      run_save_part([&] {
+        if (job.few_files && file) finish_file(*file, all);
+        write_index(job, all, incoming);
+        if (job.commit) folder.commit(incoming, job.step);
+      });
+    } catch (const Error&) {
+      folder.abandon(incoming);
+      throw;
+    }
+  });
   report.commit_seconds = seconds_since(commit_begin);
-  if (!failure.empty()) throw Error(code, failure);
 
   if (job.read_back) {
     const Clock::time_point verify_begin = Clock::now();
-    const std::string mismatch = guarded(rank, [&] { read_back(job, final_path, rank, ranks.size()); });
-    failure = first_of_ranks(ranks.all_gather(mismatch));
+    try {
+      collectively(ranks, [&] { run_save_part([&] { read_back(job, final_path, rank, ranks.size()); }); });
+    } catch (const Error& error) {
+      if (lead && error.code() == ExitCode::kSaveFailed) folder.discard(final_path);
+      throw;
+    }
     report.read_back_seconds = seconds_since(verify_begin);
   }
-  if (lead && (!failure.empty() || !job.commit)) folder.discard(final_path);
-  if (!failure.empty()) throw Error(ExitCode::kSaveFailed, failure);
+  if (lead && !job.commit) folder.discard(final_path);
 
   report.path = final_path;
   for (const Written& written : all) {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/coordinator.h"
+#include "base/collective.h"
 #include "checkpoint/save_plan.h"
 #include "checkpoint/storage/checkpoint_folder.h"
 #include "checkpoint/storage/manifest.h"
@@ -20,6 +20,8 @@ namespace hyperion {
 class ItemReader {
  public:
   virtual ~ItemReader() = default;
+  // Called once, before any read(), on the thread of the save. An error ends the save on every rank.
+  virtual void stage() {}
   // Calls `take` with the item's elements, in the entry's type, piece by piece in order. Pieces are valid
   // during the call only.
   using Take = std::function<void(const std::byte* data, uint64_t bytes)>;
@@ -62,14 +64,14 @@ struct SaveReport {
   std::filesystem::path path;
 };
 
-// Collective. Throws, with the same text on every rank and after the unfinished folder has been removed,
-// Error(kNonFinite) when any rank's bytes hold a number that is NaN or infinite and Error(kSaveFailed) when
-// any rank fails otherwise; Error(kCommunication) when a rank is lost.
+// Collective. Throws the same Error on every rank, after the unfinished folder has been removed: kNonFinite
+// when any rank's bytes hold a number that is NaN or infinite, kSaveFailed when any rank fails to write, what
+// ItemReader::stage throws; kCommunication when a rank is lost.
 SaveReport write_checkpoint(const SaveJob& job, ItemReader& items, CheckpointFolder& folder,
                             Coordinator& ranks);
 
-// Of one text per rank, where an empty one means nothing: the first, with how many others there are.
-std::string first_of_ranks(const std::vector<std::string>& texts);
+// Runs a part of a save: what it throws becomes Error(kSaveFailed), except for Error(kNonFinite).
+void run_save_part(const std::function<void()>& part);
 
 // What a save of `step` that found such numbers says. `found`: rank and tensors; `model_dtype`: as in
 // SaveJob.

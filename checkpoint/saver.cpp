@@ -46,17 +46,23 @@ class Saver::Items : public ItemReader {
   }
 
   uint64_t pool_bytes() const { return pool_bytes_; }
-  void use_pool(std::shared_ptr<std::byte> pool) { pool_ = std::move(pool); }
-  // stage() copies all that will be read; without a pool the live state is read until the save ends.
-  bool has_pool() const { return pool_ != nullptr || offsets_.empty(); }
+  void use_pool(std::shared_ptr<std::byte> pool) {
+    pool_ = std::move(pool);
+    staged_ = true;
+  }
+  // All that will be read is copied first; otherwise the live state is read until the save ends.
+  bool staged() const { return staged_; }
+  std::function<void()> on_staged;
 
-  void stage() {
+  void stage() override {
+    if (!staged_) return;
     failpoint("ckpt.stage");
     for (const auto& [entry, offset] : offsets_) {
       const TensorState& from = planned_.tensors[planned_.layout.entries[entry].tensor];
       mover_.to_host(pool_.get() + offset, from, 0, from.local_bytes());
     }
     mover_.finish();
+    if (on_staged) on_staged();
   }
 
   void read(const SaveItem& item, const Take& take) override {
@@ -99,6 +105,7 @@ class Saver::Items : public ItemReader {
   MemoryMover& mover_;
   std::map<uint32_t, uint64_t> offsets_;  // entry -> place in the pool
   uint64_t pool_bytes_ = 0;
+  bool staged_ = false;
   std::shared_ptr<std::byte> pool_, bounce_;
   std::vector<std::byte> converted_;
 };
@@ -141,6 +148,11 @@ void Saver::refresh_tensors() {
   full_.reset();
   partial_.reset();
   ++counters_.state_builds;
+}
+
+const std::vector<TensorState>& Saver::tensors() {
+  refresh_tensors();
+  return tensors_;
 }
 
 Saver::Planned Saver::make_plan(const SaveContent& content) {
@@ -195,6 +207,7 @@ SaveJob Saver::make_job(int64_t step, const SaveContent& content, const Planned&
   job.model_dtype = content.model_dtype;
   job.few_files = options_.writers == Writers::kOneReplica;
   std::vector<ObjectState> objects;
+  for (StateComponent* component : components_) component->wait_for_update();
   for (StateComponent* component : components_)
     for (ObjectState& object : component->objects())
       if (!content.wanted || content.wanted(object.key)) objects.push_back(std::move(object));
@@ -239,7 +252,7 @@ void Saver::tidy(const SaveReport& report) {
   folder_.purge({.keep = options_.keep_latest, .newest = report.step});
 }
 
-SaveReport Saver::validate(int64_t step, bool keep, bool probe) {
+SaveReport Saver::preflight(int64_t step, bool keep, bool probe) {
   finish();
   try {
     refresh_tensors();
@@ -259,7 +272,6 @@ SaveReport Saver::validate(int64_t step, bool keep, bool probe) {
     job.read_back = true;
     const auto items = make_items(all, options_.async != AsyncMode::kDisabled);
     mover_.prepare();
-    if (options_.async != AsyncMode::kDisabled && items->has_pool()) items->stage();
     const SaveReport report = run(job, *items);
     ++counters_.saves;
     return report;
@@ -290,15 +302,12 @@ void Saver::save(int64_t step, const SaveContent& content, bool now) {
     auto starting = std::make_unique<UnderWay>();
     starting->step = step;
     starting->items = items;
+    items->on_staged = [save = starting.get()] {
+      save->copied = true;
+      save->staged.set_value();
+    };
     starting->done = std::async(std::launch::async, [this, job = std::move(job), save = starting.get()] {
       try {
-        try {
-          save->items->stage();
-        } catch (const Error& error) {  // no other rank can say who it was
-          throw Error(error.code(), fmt::format("rank {}: {}", ranks_.rank(), error.what()));
-        }
-        save->copied = true;
-        save->staged.set_value();
         run(job, *save->items);
         save->state = UnderWay::State::kDone;
       } catch (...) {
@@ -322,7 +331,7 @@ void Saver::save(int64_t step, const SaveContent& content, bool now) {
 // of training until it times out.
 bool Saver::all_pooled(Planned& planned, const Items& items) {
   if (planned.pooled) return true;
-  const std::vector<std::string> answers = ranks_.all_gather(items.has_pool() ? "yes" : "no");
+  const std::vector<std::string> answers = ranks_.all_gather(items.staged() ? "yes" : "no");
   return planned.pooled = std::ranges::count(answers, "yes") == static_cast<ptrdiff_t>(answers.size());
 }
 

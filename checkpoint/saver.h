@@ -54,7 +54,7 @@ class Saver {
   // A save of everything, written, committed, read back from disk and compared; `keep`: it stays as
   // step-<step>, else it goes to a temporary name and is removed. `probe`: of the smallest tensor only. Warms
   // what later saves use. Throws Error(kPreCheckpoint), or Error(kNonFinite).
-  SaveReport validate(int64_t step, bool keep, bool probe = false);
+  SaveReport preflight(int64_t step, bool keep, bool probe = false);
 
   // Saves `step`. Waits for the save before it. Synchronous in mode kDisabled or when `now`.
   void save(int64_t step, const SaveContent& content = {}, bool now = false);
@@ -81,7 +81,8 @@ class Saver {
   };
   const Counters& counters() const { return counters_; }
   CheckpointFolder& folder() { return folder_; }
-  const std::vector<TensorState>& tensors() { return refresh_tensors(), tensors_; }
+  // Of all components.
+  const std::vector<TensorState>& tensors();
 
  private:
   struct Planned {

@@ -67,6 +67,8 @@ class StateComponent {
   // shapes, names and placements stay the same. All ranks must change in the same step.
   virtual std::vector<TensorState> tensors() { return {}; }
   virtual int64_t layout_version() const { return 0; }
+  // Returns when nothing changes the tensors any more. Called at every save.
+  virtual void wait_for_update() {}
   // Its values as they are now. Called at every save.
   virtual std::vector<ObjectState> objects() { return {}; }
   // Takes values back. Tensors have been filled in place before. `find` returns the object under a key of the

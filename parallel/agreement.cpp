@@ -77,7 +77,7 @@ std::string describe_disagreement(const std::vector<std::string>& serialized,
 
 void require_agreement(Communicator& group, const Fingerprint& fingerprint) {
   if (group.size() == 1) return;
-  const auto texts = group.all_gather_text(serialize_hashes(fingerprint));
+  const auto texts = group.all_gather(serialize_hashes(fingerprint));
   const std::string message = describe_disagreement(texts, group.global_ranks());
   if (!message.empty()) throw_config("{}", message);
 }

@@ -99,9 +99,9 @@ void Communicator::barrier() {
   start_operation("barrier", [&] { return do_barrier(); }).wait();
 }
 
-std::vector<std::string> Communicator::all_gather_text(const std::string& text) {
+std::vector<std::string> Communicator::all_gather(const std::string& text) {
   if (!takes_host_tensors())
-    throw_bug("all_gather_text in group {}: {} groups move no text", name_, backend());
+    throw_bug("all_gather of texts in group {}: {} groups move no text", name_, backend());
   at::Tensor lengths = at::empty({size()}, at::kLong);
   at::Tensor length = at::empty({1}, at::kLong);
   *length.data_ptr<int64_t>() = static_cast<int64_t>(text.size());

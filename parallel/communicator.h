@@ -20,6 +20,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "base/collective.h"
+
 namespace hyperion {
 
 // The message of an exception without c10's stack frames.
@@ -56,17 +58,16 @@ struct CommOperation {
 };
 using CommObserver = std::function<void(const CommOperation&)>;
 
-class Communicator {
+class Communicator : public Coordinator {
  public:
   // `rank`: index in global_ranks.
   Communicator(std::string name, int rank, std::vector<int> global_ranks);
-  virtual ~Communicator() = default;
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
   const std::string& name() const { return name_; }  // "fsdp/0"
-  int rank() const { return rank_; }                 // this rank's index in the group
-  int size() const { return static_cast<int>(global_ranks_.size()); }
+  int rank() const override { return rank_; }        // this rank's index in the group
+  int size() const override { return static_cast<int>(global_ranks_.size()); }
   const std::vector<int>& global_ranks() const { return global_ranks_; }
   virtual std::string_view backend() const = 0;  // "shm", "gloo", "nccl", "fake", "solo"
   // Whether one large message is cheaper than several small ones, even at the price of copies around it.
@@ -92,7 +93,7 @@ class Communicator {
   // Returns when every rank has arrived (on CUDA: blocks the host).
   void barrier();
   // Every rank's text, by rank. Not on groups without host tensors (NCCL): use ProcessGroups::host().
-  std::vector<std::string> all_gather_text(const std::string& text);
+  std::vector<std::string> all_gather(const std::string& text) override;
 
   // For every later operation.
   virtual void set_timeout(std::chrono::milliseconds timeout) = 0;

@@ -18,6 +18,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "base/collective.h"
 #include "base/durable.h"
 #include "base/error.h"
 #include "base/log.h"
@@ -188,7 +189,7 @@ class JoinedRanks {
       code_ = ExitCode::kUsage;
       problem_ = describe_differences(identity_, differing);
     }
-    store_.set("gate", problem_.empty() ? "" : fmt::format("{} {}", static_cast<int>(code_), problem_));
+    store_.set("gate", problem_.empty() ? "" : encode_error(Error(code_, problem_)));
     if (problem_.empty()) return;
     std::vector<std::string> told;
     std::set<int> listeners;
@@ -278,8 +279,7 @@ void join_rank0(c10d::Store& store, const Environment& environment, const Finger
   store.wait({"gate"}, timeout + seconds(5));  // rank 0 speaks first: it knows who is missing
   const std::string answer = store.get_to_str("gate");
   store.set(fmt::format("told/{}", rank), "");
-  if (!answer.empty())
-    throw Error(static_cast<ExitCode>(std::stoi(answer)), answer.substr(answer.find(' ') + 1));
+  if (!answer.empty()) throw_encoded_error(answer);
 }
 
 std::string shorten_value(const std::string& value) {

@@ -14,6 +14,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/stack.h>
 
+#include "base/collective.h"
 #include "base/durable.h"
 #include "base/failpoint.h"
 #include "base/log.h"
@@ -44,9 +45,10 @@ namespace {
 // debug.seed, or a random one of rank 0's.
 uint64_t common_seed(const JobConfig& config, const Runtime& runtime) {
   if (config.debug.seed) return static_cast<uint64_t>(*config.debug.seed);
-  std::random_device device;
-  const uint64_t own = ((uint64_t{device()} << 32) | device()) >> 1;  // one that debug.seed can be set to
-  return std::stoull(runtime.groups->host().all_gather_text(std::to_string(own)).front());
+  return std::stoull(from_rank_0(runtime.groups->host(), [] {
+    std::random_device device;  // a seed that debug.seed can be set to
+    return std::to_string(((uint64_t{device()} << 32) | device()) >> 1);
+  }));
 }
 
 std::vector<at::Tensor> all_grads(const FsdpModel& model) {
@@ -69,9 +71,9 @@ Trainer::Trainer(const ResolvedConfig& resolved, const std::vector<std::string>&
       runtime_(start_runtime(configured_, model_args_, job_environment(configured_.config))),
       configured_seed_(common_seed(configured_.config, runtime_)),
       loader_(training_loader(configured_.config, data_, place_of(runtime_, configured_seed_, model_args_))),
-      access_(open_checkpoints()),
+      checkpointer_(open_checkpoints()),
       plan_(plan_run(configured_, model_args_, *runtime_.mesh, configured_seed_, loader_->fingerprint(),
-                     job_record(configured_, data_), access_.chosen())),
+                     job_record(configured_, data_), checkpointer_.chosen())),
       model_(model_args_, config_.training.loss_chunk_bytes),
       float8_(convert_to_float8(
           model_, config_, {runtime_.device.is_cpu(), runtime_.compute_capability, runtime_.device_name})),
@@ -102,23 +104,24 @@ Trainer::Trainer(const ResolvedConfig& resolved, const std::vector<std::string>&
   for (const std::string& warning : float8_.warnings) log_warning("{}", warning);
   if (float8_.counters) log_info("{}", describe_gathers(fsdp_model_.parameters(), fsdp_));
   failpoint("init.model");
-  if (!access_.finished()) initialise_weights();
+  if (!checkpointer_.finished()) initialise_weights();
   make_components();
   load_checkpoint();
   set_phase("start of the metrics");
   memory_ = make_memory_monitor(runtime_);
   metrics_ = make_metrics({configured_, config_, model_args_, command, plan_.seed, seed_origin()}, runtime_,
                           *memory_, state_.step);
-  if (checkpoints_) {
-    checkpoints_->on_event = [this](int64_t step, const std::string& event, const EventFields& fields) {
-      metrics_->event(step, event, fields);
-    };
-  }
+  checkpointer_.on_event = [this](int64_t step, const std::string& event, const EventFields& fields) {
+    metrics_->event(step, event, fields);
+  };
   log_start();
   profiler_ = make_profiler(config_.profiling, config_.job, runtime_);
 }
 
-Trainer::~Trainer() = default;
+// A save under way reads the model and reports to the metrics.
+Trainer::~Trainer() {
+  checkpointer_.detach();
+}
 
 void Trainer::agree() const {
   require_agreement(runtime_.groups->host(), {{"seed", std::to_string(configured_seed_)},
@@ -127,9 +130,9 @@ void Trainer::agree() const {
 }
 
 // What differs between the ranks is found before anything is done with it.
-CheckpointAccess Trainer::open_checkpoints() const {
+Checkpointer Trainer::open_checkpoints() const {
   agree();
-  return CheckpointAccess(configured_.config, runtime_, install_root());
+  return Checkpointer(configured_.config, runtime_, install_root());
 }
 
 // Every part of the job's state, in the order in which it is loaded.
@@ -140,7 +143,7 @@ void Trainer::make_components() {
   if (config_.ema.enable) ema_ = std::make_unique<Ema>(parameters, ema_options(config_.ema));
   components_ = state_components({parameters, *runtime_.mesh, runtime_.rank(), runtime_.device, optimizer_,
                                   ema_.get(), state_, *loader_, plan_, configured_.config});
-  if (!access_.enabled()) return;
+  if (!checkpointer_.enabled()) return;
   std::vector<StateComponent*> all;
   for (const auto& component : components_) all.push_back(component.get());
   std::map<std::string, std::string> facts = {
@@ -149,25 +152,28 @@ void Trainer::make_components() {
       {"model", config_.model.name + " " + config_.model.flavor},
       {"mesh", runtime_.mesh->describe()}};
   facts.merge(record_facts(job_record(configured_, data_)));
-  checkpoints_ = std::make_unique<Checkpointing>(config_, runtime_, access_, all, memory_mover_, facts);
-  if (config_.checkpoint.last_save_in_hf) {
-    const auto place = [args = model_args_](const std::string& name) {
-      return hugging_face_place(args, name);
-    };
-    checkpoints_->set_hugging_face({place,
-                                    hugging_face_files(model_args_, config_.checkpoint.export_dtype,
-                                                       data_.tokenizer.get(), data_.tokenizer_path),
-                                    tokenizer_note(data_.tokenizer->hash())});
-  }
+  CheckpointedState state = {.config = config_,
+                             .components = std::move(all),
+                             .mover = memory_mover_,
+                             .facts = std::move(facts),
+                             .hugging_face_names = [this](const std::map<std::string, std::string>& names) {
+                               return hugging_face_names(model_args_, names);
+                             }};
+  if (config_.checkpoint.last_save_in_hf)
+    state.hugging_face_export = {
+        [this](const std::string& name) { return hugging_face_place(model_args_, name); },
+        hugging_face_files(model_args_, config_.checkpoint.export_dtype, data_.tokenizer.get(),
+                           data_.tokenizer_path),
+        tokenizer_note(data_.tokenizer->hash())};
+  checkpointer_.attach(std::move(state));
 }
 
 void Trainer::load_checkpoint() {
-  if (const auto& finished = access_.finished()) state_.step = finished->step;
-  if (access_.chosen() == nullptr) return;
-  checkpoints_->load(
-      [this](const ChosenCheckpoint& chosen) { return hugging_face_names(model_args_, chosen.names); });
+  if (const auto& finished = checkpointer_.finished()) state_.step = finished->step;
+  if (checkpointer_.chosen() == nullptr) return;
+  checkpointer_.load();
   fsdp_model_.weights_changed();
-  const ChosenCheckpoint& chosen = *access_.chosen();
+  const ChosenCheckpoint& chosen = *checkpointer_.chosen();
   resumed_step_ = state_.step;
   if (ema_ && chosen.components.contains("model") && !chosen.components.contains("ema")) ema_->restart();
   if (const Object* config = chosen.find("train_state.config"))
@@ -241,7 +247,7 @@ void Trainer::log_start() const {
     log_info("{}", line);
   log_info("Seed: {} ({})", plan_.seed, seed_origin());
   for (const std::string& line : runtime_.groups->network()) log_info("{}", line);
-  const ChosenCheckpoint* chosen = access_.chosen();
+  const ChosenCheckpoint* chosen = checkpointer_.chosen();
   EventFields start = {{"steps", config_.training.steps},
                        {"ranks", int64_t{runtime_.world_size()}},
                        {"seed", std::to_string(plan_.seed)}};  // text: many JSON readers keep 53 bits only
@@ -250,7 +256,7 @@ void Trainer::log_start() const {
     start.emplace_back(own ? "resumed_from" : "initial_load_path", chosen->candidate.path.string());
   }
   metrics_->event(state_.step, "start", start);
-  if (access_.finished()) return;
+  if (checkpointer_.finished()) return;
   if (const auto problem = export_problem(model_args_))
     log_info("This model cannot be exported to Hugging Face (by ckpt convert or last_save_in_hf): {}",
              problem->text);
@@ -288,7 +294,7 @@ Trainer::StepData Trainer::fetch() {
   values[0] = data.local_valid;
   values[1] = signal == StopSignal::kInterrupt;
   values[2] = signal == StopSignal::kTerminate;
-  values[3] = checkpoints_ && checkpoints_->failed();
+  values[3] = checkpointer_.failed();
   runtime_.groups->host().all_reduce_sum(counts);
   data.global_valid = values[0];
   stop_ = static_cast<int>(values[2] > 0   ? StopSignal::kTerminate
@@ -337,7 +343,7 @@ bool Trainer::train_step(int64_t step) {
     const TraceRange range("gradient clipping");
     clip_gradients(grads_, norm, config_.training.max_norm);
   }
-  if (checkpoints_) checkpoints_->before_update();
+  checkpointer_.wait();
   {
     const TraceRange range("optimizer");
     optimizer_.step(learning_rate(step), skip);
@@ -391,8 +397,7 @@ void Trainer::validate(int64_t step) {
   metrics_->begin_validation();
   const bool averaged = ema_ && config_.ema.validate_with_ema;
   if (averaged) {
-    checkpoints_ ? checkpoints_->before_update()
-                 : void();  // the averages take the weights' place for a while
+    checkpointer_.wait();  // the averages take the weights' place for a while
     ema_->swap_in();
     fsdp_model_.weights_changed();
   }
@@ -424,8 +429,8 @@ ExitCode Trainer::run() {
 }
 
 ExitCode Trainer::train() {
-  const ChosenCheckpoint* chosen = access_.chosen();
-  const auto& finished = access_.finished();
+  const ChosenCheckpoint* chosen = checkpointer_.chosen();
+  const auto& finished = checkpointer_.finished();
   const bool nothing_left = finished || (state_.step >= config_.training.steps && chosen != nullptr &&
                                          chosen->candidate.source == LoadSource::kOwn);
   if (finished) {
@@ -440,13 +445,13 @@ ExitCode Trainer::train() {
     log_info("Nothing is left to do: step {} is done already, and training.steps = {}; raise it to train on",
              state_.step, config_.training.steps);
   }
-  if (checkpoints_ && !nothing_left) {
-    if (config_.checkpoint.create_seed_checkpoint) {
-      checkpoints_->save_seed();
+  if (!nothing_left) {
+    if (checkpointer_.enabled() && config_.checkpoint.create_seed_checkpoint) {
+      checkpointer_.save_seed();
       log_info("Created a seed checkpoint");
       return ExitCode::kOk;
     }
-    checkpoints_->validate(state_.step);
+    checkpointer_.preflight(state_.step);
   }
   const int64_t first = state_.step + 1;
   catch_stop_signals(rank_prints(runtime_.rank()));
@@ -461,15 +466,15 @@ ExitCode Trainer::train() {
       throw;
     }
     if (step == first && float8_.counters) check_float8();
-    if (step > first && checkpoints_)
+    if (step > first && checkpointer_.enabled())
       save_times.after_step(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(),
-                            checkpoints_->save_seconds());
-    if (checkpoints_) {
+                            checkpointer_.save_seconds());
+    if (checkpointer_.enabled()) {
       const bool last = step == config_.training.steps;
       // Ends the job before the state of a step whose loss or norm is not finite is saved; the save itself
       // looks at the numbers of the state.
-      guard_.raise(/*wait=*/checkpoints_->due(step) || last);
-      checkpoints_->after_step(step, last, save_failed_);
+      guard_.raise(/*wait=*/checkpointer_.due(step) || last);
+      checkpointer_.save(step, last, save_failed_);
     }
     if (validator_.due(step)) validate(step);
     if (step == first) {
@@ -478,7 +483,7 @@ ExitCode Trainer::train() {
     }
   }
   guard_.raise(/*wait=*/true);
-  if (checkpoints_) checkpoints_->finish();
+  checkpointer_.finish();
   set_phase("end of training");
   runtime_.groups->world().barrier();
   failpoint("shutdown");
@@ -491,11 +496,11 @@ ExitCode Trainer::stopped(int64_t step, bool trained) {
   log_info("Stopping after step {}, as a signal asked", step);
   guard_.raise(/*wait=*/true);
   const bool interrupted = stop_ == static_cast<int>(StopSignal::kInterrupt);
-  if (!checkpoints_ || config_.checkpoint.load_only) {
+  if (!checkpointer_.enabled() || config_.checkpoint.load_only) {
     log_warning("stopped by a signal after step {}; checkpointing is off, so the state is not saved", step);
     return interrupted ? ExitCode::kInterrupted : ExitCode::kTerminated;
   }
-  if (trained) checkpoints_->save_stopped(step);
+  if (trained) checkpointer_.save_stopped(step);
   log_warning("stopped by {} after step {}; {}, start again with the same command to go on",
               interrupted ? "Ctrl-C" : "a signal", step,
               trained ? "the state is saved" : "this run made no step, so there is nothing to save");

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "trainer/checkpointing/checkpointing.h"
+#include "trainer/checkpointing/checkpointer.h"
 #include "trainer/checkpointing/job_record.h"
 #include "trainer/checkpointing/job_state.h"
 #include "trainer/checkpointing/resume_policy.h"
@@ -43,7 +43,7 @@ class Trainer {
  private:
   struct StepData;  // the microbatches of one step
   void agree() const;
-  CheckpointAccess open_checkpoints() const;
+  Checkpointer open_checkpoints() const;
   void make_components();
   void load_checkpoint();
   void continue_data();
@@ -67,7 +67,7 @@ class Trainer {
   const Runtime runtime_;
   const uint64_t configured_seed_;  // debug.seed, or one that rank 0 drew
   std::unique_ptr<DataLoader> loader_;
-  CheckpointAccess access_;
+  Checkpointer checkpointer_;
   const ResumePlan plan_;  // what the configuration and the checkpoint that is loaded come to
   const JobConfig& config_ = plan_.config;
   Transformer model_;
@@ -85,8 +85,7 @@ class Trainer {
   std::vector<std::unique_ptr<StateComponent>> components_;
   DeviceMover memory_mover_;
   std::unique_ptr<MemoryMonitor> memory_;
-  std::unique_ptr<MetricsLogger> metrics_;      // outlives checkpoints_, whose saves report to it
-  std::unique_ptr<Checkpointing> checkpoints_;  // null when off
+  std::unique_ptr<MetricsLogger> metrics_;
   std::unique_ptr<Profiler> profiler_;
   int64_t microbatches_ = 1;  // a step
   int stop_ = 0;              // the StopSignal that all ranks agreed on

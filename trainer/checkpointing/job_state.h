@@ -143,8 +143,7 @@ class EmaState : public StateComponent {
       : ema_(ema), parameters_(std::move(parameters)), place_(place) {}
   std::string name() const override { return "ema"; }
   std::vector<TensorState> tensors() override;
-  // None; but at every save it waits for an update that is still under way on the host.
-  std::vector<ObjectState> objects() override { return ema_.tensors(), std::vector<ObjectState>(); }
+  void wait_for_update() override { ema_.wait_for_update(); }
 
  private:
   Ema& ema_;

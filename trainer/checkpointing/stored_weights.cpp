@@ -5,9 +5,9 @@
 
 #include <fmt/ranges.h>
 
+#include "base/collective.h"
 #include "base/error.h"
 #include "base/files.h"
-#include "checkpoint/misfit.h"
 #include "checkpoint/names.h"
 #include "models/transformer.h"
 #include "trainer/checkpointing/job_state.h"
@@ -110,8 +110,8 @@ void require_same_dimensions(const ModelArgs& args, const OpenCheckpoint& checkp
                              const StoredNames& names, const std::string& remedy) {
   const std::string differences = dimension_differences(args, checkpoint.index, names.keys);
   if (differences.empty()) return;
-  throw_misfit("the checkpoint is of another model: {} ({}); {}", differences, checkpoint.folder.string(),
-               remedy);
+  throw_incompatible("the checkpoint is of another model: {} ({}); {}", differences,
+                     checkpoint.folder.string(), remedy);
 }
 
 StoredWeights::StoredWeights(const std::filesystem::path& folder, const ModelArgs& args, bool ema)

@@ -30,8 +30,8 @@ void require_same_model(const ModelArgs& args, const std::filesystem::path& fold
 StoredNames own_names(const OpenCheckpoint& checkpoint, const std::map<std::string, std::string>& names,
                       bool ema);
 
-// Throws Misfit when the shapes of a checkpoint's weights tell that they are of another model than `args`: in
-// words ("10 layers there, 8 here; dim 64 there, 32 here"), with `remedy`.
+// Throws IncompatibleCheckpoint when the shapes of a checkpoint's weights tell that they are of another model
+// than `args`: in words ("10 layers there, 8 here; dim 64 there, 32 here"), with `remedy`.
 void require_same_dimensions(const ModelArgs& args, const OpenCheckpoint& checkpoint,
                              const StoredNames& names, const std::string& remedy);
 

@@ -21,7 +21,7 @@
 #include "base/log.h"
 #include "base/standard_streams.h"
 #include "models/flavors/registry.h"
-#include "trainer/checkpointing/checkpointing.h"
+#include "trainer/checkpointing/checkpointer.h"
 #include "trainer/checkpointing/stored_weights.h"
 #include "trainer/config/expand.h"
 #include "trainer/config/input_path.h"
@@ -336,6 +336,7 @@ class JobCheck {
     if (table_.wrong("tokenizer")) throw NotChecked{"tokenizer"};
     return *data_;
   }
+  const ChosenCheckpoint* chosen() const { return start_.checkpoint ? &*start_.checkpoint : nullptr; }
   LoaderPlace place() const { return loader_place(*mesh_, 0, seed(), model_); }
   // Unset, it is drawn, and no difference.
   uint64_t seed() const { return static_cast<uint64_t>(config().debug.seed.value_or(0)); }
@@ -345,38 +346,36 @@ class JobCheck {
     table_.check("checkpoints", {"configuration"}, [&] { return find_checkpoint(); });
     table_.check("settings", {"checkpoints", "tokenizer", "training data"}, [&] {
       plan_ = plan_run(*resolved_, model_, *mesh_, seed(), loader_->fingerprint(),
-                       job_record(*resolved_, *data_), chosen_);
+                       job_record(*resolved_, *data_), chosen());
       for (const std::string& warning : plan_->warnings) log_warning("{}", warning);
-      return describe_settings(*plan_, chosen_);
+      return describe_settings(*plan_, chosen());
     });
     table_.check("state", {"settings"}, [&] { return describe_state(); });
     table_.check(
         "memory", {"settings"}, [&] { return describe_memory(plan_->config, model_, *mesh_); }, "-");
     table_.check(
         "a start would", {"dump folder", "state"},
-        [&] {
-          return describe_start(plan_->config, source_ ? source_->finished() : std::nullopt, chosen_,
-                                state_->state.step);
-        },
-        "-");
+        [&] { return describe_start(plan_->config, start_.finished, chosen(), state_->state.step); }, "-");
   }
 
   std::string find_checkpoint() {
     if (!config().checkpoint.enable) return "off (checkpoint.enable = false): nothing is loaded or saved";
     const fs::path folder = fs::path(config().job.dump_folder) / config().checkpoint.folder;
-    source_.emplace(config(), CheckpointFolder(folder), install_root(), alone_);
-    if (!source_->chosen()) return fmt::format("{}: none to resume from", folder.string());
-    chosen_ = &*source_->chosen();
-    if (data_) require_checkpoint_of_job(*resolved_, model_, job_record(*resolved_, *data_), *chosen_);
-    return chosen_->candidate.path.string();
+    SoloCoordinator alone;
+    start_ = choose_start(config(), CheckpointFolder(folder), install_root(), alone);
+    if (!start_.checkpoint) return fmt::format("{}: none to resume from", folder.string());
+    if (data_)
+      require_checkpoint_of_job(*resolved_, model_, job_record(*resolved_, *data_), *start_.checkpoint);
+    return start_.checkpoint->candidate.path.string();
   }
 
   std::string describe_state() {
     state_ = std::make_unique<DescribedState>(*plan_, config(), model_, *mesh_, environment_, *loader_);
-    if (chosen_ == nullptr) return "new weights and optimizer states";
-    const ComponentLoad load = plan_component_load(
-        *chosen_, state_->parts(), plan_->config, [&] { return hugging_face_names(model_, chosen_->names); });
-    load_values(*chosen_, state_->parts());
+    if (!start_.checkpoint) return "new weights and optimizer states";
+    const ComponentLoad load = plan_component_load(*start_.checkpoint, state_->parts(), plan_->config, [&] {
+      return hugging_face_names(model_, start_.checkpoint->names);
+    });
+    load_values(*start_.checkpoint, state_->parts());
     return fmt::format(
         "{} tensors fit by name, shape and type; their bytes are compared when they are loaded",
         load.items.size());
@@ -391,9 +390,7 @@ class JobCheck {
   std::optional<Mesh> mesh_;
   std::optional<DataSetup> data_;
   std::unique_ptr<DataLoader> loader_;
-  SoloCoordinator alone_;
-  std::optional<ResumeSource> source_;
-  const ChosenCheckpoint* chosen_ = nullptr;
+  Start start_;
   std::optional<ResumePlan> plan_;
   std::unique_ptr<DescribedState> state_;
 };

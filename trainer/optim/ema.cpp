@@ -77,7 +77,7 @@ void Ema::update_in_place(const at::Tensor& skip) {
 }
 
 void Ema::start_update_on_host(const at::Tensor& skip) {
-  wait_for_worker();
+  wait_for_update();
   for (const Pair& pair : filled_) pair.staged.copy_(pair.weight, /*non_blocking=*/true);
   if (!staged_skip_.defined())
     staged_skip_ = at::empty_like(skip, skip.options().device(at::kCPU).pinned_memory(true));
@@ -90,20 +90,20 @@ void Ema::start_update_on_host(const at::Tensor& skip) {
   });
 }
 
-void Ema::wait_for_worker() {
+void Ema::wait_for_update() {
   if (worker_.valid()) worker_.get();
 }
 
 void Ema::restart() {
   if (swapped_) throw_bug("the average of the weights is restarted while it is swapped in");
   at::NoGradGuard no_grad;
-  wait_for_worker();
+  wait_for_update();
   for (const Pair& pair : filled_) pair.average.copy_(pair.weight);
 }
 
 const std::vector<at::Tensor>& Ema::tensors() {
   if (swapped_) throw_bug("the average of the weights is read while it is swapped in");
-  wait_for_worker();
+  wait_for_update();
   return averages_;
 }
 
@@ -116,7 +116,7 @@ int64_t Ema::bytes() const {
 void Ema::swap_in() {
   if (swapped_) throw_bug("the average of the weights is swapped in twice");
   at::NoGradGuard no_grad;
-  wait_for_worker();
+  wait_for_update();
   exchange_masters_and_averages();
   for (size_t i = 0; i < parameters_.size(); ++i)
     if (parameters_[i]->has_separate_compute_shard()) parameters_[i]->compute_shard().copy_(averages_[i]);

@@ -40,6 +40,8 @@ class Ema {
   // The average of parameter i, in the order given: [local rows, ...]. The tensors stay the same for good; a
   // checkpoint reads and fills them in place, after this call. Throws Error(kBug) while they are swapped in.
   const std::vector<at::Tensor>& tensors();
+  // Returns when no update is under way on the host.
+  void wait_for_update();
   int64_t bytes() const;  // held by this rank for the average
 
   // Between swap_in() and swap_out() the model computes with the average. Where the compute dtype is not the
@@ -56,7 +58,6 @@ class Ema {
   };
   void update_in_place(const at::Tensor& skip);
   void start_update_on_host(const at::Tensor& skip);
-  void wait_for_worker();
   void exchange_masters_and_averages();
 
   std::vector<ShardedParameterPtr> parameters_;

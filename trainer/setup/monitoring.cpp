@@ -7,6 +7,7 @@
 
 #include <ATen/Parallel.h>
 
+#include "base/collective.h"
 #include "base/counted.h"
 #include "base/device/device_library.h"
 #include "base/durable.h"
@@ -59,26 +60,19 @@ struct RunStart {
 
 // Collective: rank 0 writes, and the others learn how it went.
 RunStart start_run(const RunDescription& run, const Runtime& runtime) {
-  std::string answer;
-  if (runtime.rank() == 0) {
+  const std::string text = from_rank_0(runtime.groups->host(), [&] {
     const std::time_t now = std::time(nullptr);
     try {
-      answer = fmt::format("{} {}", now, write_before_step_1(run, runtime.world_size(), now));
+      return fmt::format("{} {}", now, write_before_step_1(run, runtime.world_size(), now));
     } catch (const Error& error) {
       if (error.code() != ExitCode::kSaveFailed) throw;
-      answer = fmt::format("- {}", error.what());
+      throw Error(ExitCode::kPreCheckpoint,
+                  fmt::format("the record of the run cannot be written, so no step was made: {}; see to "
+                              "job.dump_folder",
+                              error.what()));
     }
-  }
-  answer = runtime.groups->host().all_gather_text(answer).front();
-  const size_t blank = answer.find(' ');
-  std::string text = answer.substr(blank + 1);
-  if (answer.starts_with("-"))
-    throw Error(
-        ExitCode::kPreCheckpoint,
-        fmt::format(
-            "the record of the run cannot be written, so no step was made: {}; see to job.dump_folder",
-            text));
-  return {static_cast<std::time_t>(std::stoll(answer.substr(0, blank))), std::move(text)};
+  });
+  return {static_cast<std::time_t>(std::stoll(text)), text.substr(text.find(' ') + 1)};
 }
 
 // FLOP/s that the step line's mfu is a share of.

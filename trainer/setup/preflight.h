@@ -9,7 +9,7 @@
 #include "trainer/checkpointing/job_record.h"
 #include "trainer/checkpointing/job_state.h"
 #include "trainer/checkpointing/resume_policy.h"
-#include "trainer/checkpointing/resume_source.h"
+#include "trainer/checkpointing/start.h"
 #include "trainer/config/load.h"
 #include "trainer/config/validate.h"
 #include "trainer/setup/data_setup.h"
@@ -34,7 +34,8 @@ JobRecord job_record(const ResolvedConfig& resolved, const DataSetup& data);
 // Of `rank`, for its loaders.
 LoaderPlace loader_place(const Mesh& mesh, int rank, uint64_t seed, const ModelArgs& model);
 
-// Throws Misfit for a checkpoint of another model, Error(kUsage) for one of another tokenizer.
+// Throws IncompatibleCheckpoint for a checkpoint of another model, Error(kUsage) for one of another
+// tokenizer.
 void require_checkpoint_of_job(const ResolvedConfig& resolved, const ModelArgs& model,
                                const JobRecord& record, const ChosenCheckpoint& chosen);
 

@@ -9,12 +9,12 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include "base/collective.h"
 #include "base/failpoint.h"
 #include "checkpoint/export_safetensors.h"
 #include "checkpoint/format/dcp/archive.h"
 #include "checkpoint/format/zip/crc32.h"
 #include "checkpoint/loader.h"
-#include "checkpoint/misfit.h"
 #include "tests/unit/error_of.h"
 #include "thread_ranks.h"
 
@@ -257,6 +257,34 @@ TEST_CASE("F-D2 a failure of one rank fails the save on every rank with its name
   CHECK(names == std::vector<std::string>{"step-1", "step-3"});
 }
 
+TEST_CASE("a rank that cannot copy its state ends a background save on every rank with the same message") {
+  const Folder folder;
+  std::vector<std::string> said(3);
+  ThreadRanks::run(3, [&](Coordinator& ranks) {
+    Dummy dummy(30, 3, ranks.rank());
+    MemoryMover mover;
+    Saver saver({.folder = folder.path, .async = AsyncMode::kAsync}, {&dummy}, ranks, mover);
+    saver.save(1);
+    saver.finish();
+    if (ranks.rank() == 0) arm_faults("point=ckpt.stage;action=throw", 0);  // of the rank that comes first
+    ranks.all_gather("");
+    said[static_cast<size_t>(ranks.rank())] = error_of(ExitCode::kBug, [&] {
+      saver.save(2);
+      saver.finish();
+    });
+    ranks.all_gather("");
+    if (ranks.rank() == 0) arm_faults("", 0);
+    ranks.all_gather("");
+    saver.save(3);
+    saver.finish();
+  });
+  CHECK_THAT(said[0],
+             Catch::StartsWith("rank ") && Catch::Contains("the fault armed at ckpt.stage was thrown"));
+  CHECK(said == std::vector<std::string>(3, said[0]));
+  CHECK_FALSE(fs::exists(folder.path / "step-2"));
+  CHECK(fs::exists(folder.path / "step-3"));
+}
+
 TEST_CASE("a state with NaN or infinite numbers is saved on no rank and nothing finite goes") {
   const Folder folder;
   const auto names = [&] {
@@ -274,7 +302,7 @@ TEST_CASE("a state with NaN or infinite numbers is saved on no rank and nothing 
         Dummy dummy(30, 3, ranks.rank());
         MemoryMover mover;
         Saver saver({.folder = folder.path, .async = mode, .keep_latest = 2}, {&dummy}, ranks, mover);
-        saver.validate(0, /*keep=*/true);
+        saver.preflight(0, /*keep=*/true);
         saver.save(1);
         saver.save(2);
         saver.finish();
@@ -310,7 +338,7 @@ TEST_CASE("a first save with NaN leaves nothing behind and says that there is no
   dummy.grow();
   MemoryMover mover;
   Saver saver({.folder = folder.path}, {&dummy}, alone, mover);
-  CHECK_THAT(error_of(ExitCode::kNonFinite, [&] { saver.validate(0, /*keep=*/true); }),
+  CHECK_THAT(error_of(ExitCode::kNonFinite, [&] { saver.preflight(0, /*keep=*/true); }),
              Catch::Contains("dummy.weight (1 number), dummy.more (1 number)") &&
                  Catch::Contains("no checkpoint that training could go on from is in"));
   CHECK(fs::is_empty(folder.path));
@@ -389,7 +417,8 @@ TEST_CASE("C5 E5 names and shapes and types that do not fit are listed at once b
   CHECK_THROWS_WITH(
       plan_load(checkpoint, tensors, {.keys = {{"dummy.weight", "dummy.weight"}}}, {}),
       Catch::Contains("dummy.weigth") && Catch::Contains("[11, 3]") && Catch::Contains("[10, 3]"));
-  CHECK_THROWS_AS(plan_load(checkpoint, tensors, {.keys = {{"dummy.weight", "dummy.weight"}}}, {}), Misfit);
+  CHECK_THROWS_AS(plan_load(checkpoint, tensors, {.keys = {{"dummy.weight", "dummy.weight"}}}, {}),
+                  IncompatibleCheckpoint);
   tensors = saved.tensors();
   tensors[0].dtype = Dtype::kBFloat16;
   CHECK_THROWS_WITH(

@@ -7,8 +7,8 @@
 #include <thread>
 #include <vector>
 
+#include "base/collective.h"
 #include "base/error.h"
-#include "checkpoint/coordinator.h"
 
 namespace hyperion::test {
 

@@ -46,7 +46,7 @@ TEST_CASE("a fake group gathers its input into every slot and leaves reductions 
   group->all_reduce_sum(full);
   CHECK(full.equal(at::arange(20, at::kFloat)));
   group->barrier();
-  CHECK(group->all_gather_text("x") == std::vector<std::string>(4, "x"));
+  CHECK(group->all_gather("x") == std::vector<std::string>(4, "x"));
 }
 
 TEST_CASE("an observer is told group and dtype and sent bytes of every collective that moves something") {
@@ -84,7 +84,7 @@ TEST_CASE("a group of one sends nothing and copies nothing in place") {
   group->start_reduce_scatter_sum(other, at::ones({6})).wait();
   CHECK(other.sum().item<float>() == 6);
   CHECK(sent == 0);
-  CHECK(group->all_gather_text("me") == std::vector<std::string>{"me"});
+  CHECK(group->all_gather("me") == std::vector<std::string>{"me"});
 }
 
 TEST_CASE("tensors that do not fit together are refused before anything is sent") {

@@ -1,4 +1,4 @@
-#include "trainer/checkpointing/resume_source.h"
+#include "trainer/checkpointing/start.h"
 
 #include <algorithm>
 
@@ -6,9 +6,9 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include "base/collective.h"
 #include "base/files.h"
 #include "base/log.h"
-#include "checkpoint/misfit.h"
 #include "trainer/config/input_path.h"
 #include "trainer/config/validate.h"
 
@@ -18,60 +18,29 @@ namespace {
 
 using Json = nlohmann::json;
 
-struct FoundStart {
-  std::vector<Candidate> candidates{};  // best first
-  std::optional<FinishedRun> finished{};
-};
-
 // What rank 0 found, on its way to the others.
-std::string to_text(const FoundStart& found, const std::string& error) {
-  Json json = {{"error", error}, {"candidates", Json::array()}};
-  for (const Candidate& c : found.candidates)
+std::string to_text(const Start& start) {
+  Json json = {{"candidates", Json::array()}};
+  for (const Candidate& c : start.untried)
     json["candidates"].push_back({c.path.string(), c.source == LoadSource::kOwn, c.step, c.hugging_face});
-  if (const auto& finished = found.finished)
+  if (const auto& finished = start.finished)
     json["finished"] = {finished->path.string(), finished->step, finished->resumable_step.value_or(-1)};
   return json.dump();
 }
 
-FoundStart from_text(const std::string& text) {
+Start from_text(const std::string& text) {
   const Json json = Json::parse(text);
-  const std::string error = json.at("error");
-  if (!error.empty()) throw Error(ExitCode::kBadData, error);
-  FoundStart found;
+  Start start;
   for (const Json& c : json.at("candidates")) {
     const std::string path = c.at(0);
-    found.candidates.push_back({path, c.at(1) ? LoadSource::kOwn : LoadSource::kInitial, c.at(2), c.at(3)});
+    start.untried.push_back({path, c.at(1) ? LoadSource::kOwn : LoadSource::kInitial, c.at(2), c.at(3)});
   }
   if (const auto finished = json.find("finished"); finished != json.end()) {
     const std::string path = finished->at(0);
     const int64_t step = finished->at(2);
-    found.finished = {path, finished->at(1), step < 0 ? std::nullopt : std::optional(step)};
+    start.finished = {path, finished->at(1), step < 0 ? std::nullopt : std::optional(step)};
   }
-  return found;
-}
-
-std::string to_text(const LoadFailure& failure) {
-  return fmt::format("{} {:d} {}", static_cast<int>(failure.code), failure.damaged, failure.why);
-}
-
-LoadFailure failure_from_text(const std::string& text) {
-  LoadFailure failure;
-  const size_t flag = text.find(' ') + 1;
-  failure.code = static_cast<ExitCode>(std::stoi(text));
-  failure.damaged = text.at(flag) == '1';
-  failure.why = text.substr(flag + 2);
-  return failure;
-}
-
-// The failure that decides: one that no earlier checkpoint mends goes before damage.
-LoadFailure worst_of(const std::vector<std::string>& texts) {
-  LoadFailure worst;
-  for (const std::string& text : texts) {
-    LoadFailure failure = failure_from_text(text);
-    if (failure.code == ExitCode::kOk) continue;
-    if (worst.code == ExitCode::kOk || (worst.damaged && !failure.damaged)) worst = std::move(failure);
-  }
-  return worst;
+  return start;
 }
 
 bool holds_optimizer(const OpenCheckpoint& checkpoint) {
@@ -93,10 +62,10 @@ std::string initial_load(const fs::path& path, bool hugging_face) {
 }
 
 // The job's own checkpoints, newest first; what cannot be resumed from is left out and named in the log.
-FoundStart own_checkpoints(const JobConfig& config, const CheckpointFolder& folder) {
+Start own_checkpoints(const JobConfig& config, const CheckpointFolder& folder) {
   const int64_t wanted = config.checkpoint.load_step;
-  FoundStart start;
-  std::vector<Candidate>& found = start.candidates;
+  Start start;
+  std::vector<Candidate>& found = start.untried;
   std::vector<std::string> skipped;
   std::vector<FoundCheckpoint> entries = folder.scan();
   std::ranges::sort(entries, std::greater(), &FoundCheckpoint::step);
@@ -166,13 +135,13 @@ void require_format(const fs::path& path, bool hugging_face) {
 }
 
 // The checkpoints that the job could start from, or that it has nothing left to do.
-FoundStart find_start(const JobConfig& config, const CheckpointFolder& folder, const fs::path& install_root) {
+Start list_candidates(const JobConfig& config, const CheckpointFolder& folder, const fs::path& install_root) {
   const auto& options = config.checkpoint;
-  FoundStart own;
+  Start own;
   // A seed checkpoint holds the initial weights, whatever has been trained beside it.
   if (!options.create_seed_checkpoint && (path_exists(folder.path()) || options.load_step != -1))
     own = own_checkpoints(config, folder);
-  if (!own.candidates.empty() || own.finished) {
+  if (!own.untried.empty() || own.finished) {
     if (options.initial_load_path || options.initial_load_in_hf)
       log_info("Checkpoints of this job are in {}: the initial load is not used", folder.path().string());
     return own;
@@ -183,86 +152,14 @@ FoundStart find_start(const JobConfig& config, const CheckpointFolder& folder, c
   if (!path_exists(path))
     throw_data("checkpoint.initial_load_path: there is no {} to load from", path.string());
   require_format(path, options.initial_load_in_hf);
-  return {.candidates = {{path, LoadSource::kInitial, 0, options.initial_load_in_hf}}};
-}
-
-}  // namespace
-
-bool holds_weights_alone(const FoundCheckpoint& found) {
-  if (found.kind == "model" || !name_exists(found.path / ".metadata")) return true;
-  if (found.manifest || found.step == 0) return false;  // a step-0 of torchtitan is a seed
-  try {
-    return !holds_optimizer(open_checkpoint(found.path));
-  } catch (const Error&) {
-    return false;  // damage is named when it is loaded
-  }
-}
-
-// Damage may be what one rank alone sees; what does not fit is the same for all.
-LoadFailure::LoadFailure(const Error& error, int rank)
-    : code(error.code()),
-      damaged(error.code() == ExitCode::kBadData && dynamic_cast<const Misfit*>(&error) == nullptr &&
-              dynamic_cast<const PermissionDenied*>(&error) == nullptr),
-      why(damaged ? fmt::format("rank {}: {}", rank, error.what()) : error.what()) {
-  if (dynamic_cast<const PermissionDenied*>(&error) != nullptr)
-    why += "; give the job's user the permission to read it, or move it away";
-}
-
-ResumeSource::ResumeSource(const JobConfig& config, const CheckpointFolder& folder,
-                           const fs::path& install_root, Coordinator& ranks)
-    : config_(config), ranks_(ranks) {
-  std::string text;
-  if (ranks.rank() == 0) {
-    try {
-      text = to_text(find_start(config, folder, install_root), "");
-    } catch (const Error& error) {
-      text = to_text({}, error.what());
-    }
-  }
-  FoundStart found = from_text(ranks.all_gather(text).front());
-  candidates_ = std::move(found.candidates);
-  finished_ = std::move(found.finished);
-  if (!candidates_.empty()) open_next();
-}
-
-bool ResumeSource::settle(const LoadFailure& failure) {
-  if (accepted(failure)) return true;
-  open_next();
-  return false;
-}
-
-// Opens the next candidate that every rank can open.
-void ResumeSource::open_next() {
-  while (true) {
-    const Candidate& candidate = candidates_[next_++];
-    LoadFailure failure;
-    try {
-      chosen_ = open(candidate);
-    } catch (const Error& error) {
-      failure = LoadFailure(error, ranks_.rank());
-    }
-    if (accepted(failure)) return;
-  }
-}
-
-// Whether every rank can use the candidate last opened. False: some cannot, and there is one before it to
-// try.
-bool ResumeSource::accepted(const LoadFailure& failure) {
-  const LoadFailure worst = worst_of(ranks_.all_gather(to_text(failure)));
-  if (worst.code == ExitCode::kOk) return true;
-  const bool more = next_ < candidates_.size() && config_.checkpoint.on_corrupt == "previous" &&
-                    config_.checkpoint.load_step == -1;
-  if (!worst.damaged || !more) throw Error(worst.code, worst.why);
-  log_warning("Checkpoint {} cannot be used, trying the one before it: {}",
-              candidates_[next_ - 1].path.string(), worst.why);
-  return false;
+  return {.untried = {{path, LoadSource::kInitial, 0, options.initial_load_in_hf}}};
 }
 
 // Averages that the checkpoint or the job does not have.
-void ResumeSource::settle_ema(ChosenCheckpoint& chosen) const {
+void choose_ema_source(const JobConfig& config, ChosenCheckpoint& chosen) {
   const bool there =
       std::ranges::any_of(chosen.names, [](const auto& name) { return component_of(name.first) == "ema"; });
-  if (!config_.ema.enable) {
+  if (!config.ema.enable) {
     if (there)
       log_warning(
           "{} holds averaged weights (ema), which this job does not use: they are not read and will "
@@ -271,8 +168,8 @@ void ResumeSource::settle_ema(ChosenCheckpoint& chosen) const {
     return;
   }
   if (there || !chosen.components.contains("ema")) return;
-  if (config_.ema.on_missing == "error")
-    throw_misfit(
+  if (config.ema.on_missing == "error")
+    throw_incompatible(
         "{}: ema.enable = true, but the checkpoint holds no averaged weights; to start them from "
         "the weights, start with {}",
         chosen.candidate.path.string(), override_text("ema.on_missing", "init_from_model"));
@@ -280,7 +177,7 @@ void ResumeSource::settle_ema(ChosenCheckpoint& chosen) const {
   chosen.components.erase("ema");
 }
 
-ChosenCheckpoint ResumeSource::open(const Candidate& candidate) const {
+ChosenCheckpoint open_candidate(const JobConfig& config, const Candidate& candidate) {
   ChosenCheckpoint chosen;
   chosen.candidate = candidate;
   chosen.checkpoint = open_checkpoint(candidate.path);
@@ -288,7 +185,7 @@ ChosenCheckpoint ResumeSource::open(const Candidate& candidate) const {
   std::vector<std::string> keys;
   for (const auto& [key, record] : index.tensors) keys.push_back(key);
   for (const auto& [key, record] : index.objects) keys.push_back(key);
-  RenameTable table(config_.checkpoint.rename.begin(), config_.checkpoint.rename.end());
+  RenameTable table(config.checkpoint.rename.begin(), config.checkpoint.rename.end());
   chosen.names = NameMap(table).apply(keys);
   if (candidate.hugging_face) {
     chosen.components = {"model"};
@@ -296,11 +193,11 @@ ChosenCheckpoint ResumeSource::open(const Candidate& candidate) const {
   }
   const bool seed = chosen.checkpoint.manifest && chosen.checkpoint.manifest->kind == "seed";
   const bool weights_only = seed || !holds_optimizer(chosen.checkpoint);
-  chosen.components = components_to_load(config_, candidate.source, weights_only);
-  for (const std::string& part : parts_left_out(config_, candidate.source, weights_only))
+  chosen.components = components_to_load(config, candidate.source, weights_only);
+  for (const std::string& part : parts_left_out(config, candidate.source, weights_only))
     if (std::ranges::any_of(chosen.names, [&](const auto& name) { return component_of(name.first) == part; }))
       chosen.left_out.push_back(part);
-  settle_ema(chosen);
+  choose_ema_source(config, chosen);
   const auto wanted = [&](const std::string& name) { return chosen.components.contains(component_of(name)); };
   std::set<std::string> object_keys;
   for (const auto& [name, key] : chosen.names)
@@ -312,6 +209,68 @@ ChosenCheckpoint ResumeSource::open(const Candidate& candidate) const {
     if (const auto found = objects.find(key); found != objects.end())
       chosen.objects.emplace(name, found->second);
   return chosen;
+}
+
+// Whether the job tries the checkpoint before `failed`.
+bool goes_back(const JobConfig& config, const Start& start, const Candidate& failed, const Error& error) {
+  if (!is_damage(error) || start.untried.empty() || config.checkpoint.on_corrupt != "previous" ||
+      config.checkpoint.load_step != -1)
+    return false;
+  log_warning("Checkpoint {} cannot be used, trying the one before it: {}", failed.path.string(),
+              error.what());
+  return true;
+}
+
+void open_newest(const JobConfig& config, Start& start, Coordinator& ranks) {
+  while (!start.checkpoint && !start.untried.empty()) {
+    const Candidate candidate = start.untried.front();
+    start.untried.erase(start.untried.begin());
+    try {
+      read_collectively(ranks, [&] { start.checkpoint = open_candidate(config, candidate); });
+    } catch (const Error& error) {
+      start.checkpoint.reset();
+      if (!goes_back(config, start, candidate, error)) throw;
+    }
+  }
+}
+
+}  // namespace
+
+void read_collectively(Coordinator& ranks, const std::function<void()>& action) {
+  collectively(ranks, [&] {
+    try {
+      action();
+    } catch (const PermissionDenied& error) {
+      throw PermissionDenied(
+          error.code(),
+          fmt::format("{}; give the job's user the permission to read it, or move it away", error.what()));
+    }
+  });
+}
+
+Start choose_start(const JobConfig& config, const CheckpointFolder& folder, const fs::path& install_root,
+                   Coordinator& ranks) {
+  Start start =
+      from_text(from_rank_0(ranks, [&] { return to_text(list_candidates(config, folder, install_root)); }));
+  open_newest(config, start, ranks);
+  return start;
+}
+
+bool choose_older(const JobConfig& config, Start& start, const Error& error, Coordinator& ranks) {
+  if (!goes_back(config, start, start.checkpoint->candidate, error)) return false;
+  start.checkpoint.reset();
+  open_newest(config, start, ranks);
+  return true;
+}
+
+bool holds_weights_alone(const FoundCheckpoint& found) {
+  if (found.kind == "model" || !name_exists(found.path / ".metadata")) return true;
+  if (found.manifest || found.step == 0) return false;  // a step-0 of torchtitan is a seed
+  try {
+    return !holds_optimizer(open_checkpoint(found.path));
+  } catch (const Error&) {
+    return false;  // damage is named when it is loaded
+  }
 }
 
 void require_same_tokenizer(const ResolvedConfig& resolved, const ChosenCheckpoint& chosen,

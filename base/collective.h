@@ -1,0 +1,82 @@
+// How the ranks of a job exchange small texts, and how they fail together: an error of one rank becomes the
+// same error on all of them.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "base/error.h"
+
+namespace hyperion {
+
+// A group of ranks that exchange texts. parallel/'s Communicator is one; one process alone needs no group.
+class Coordinator {
+ public:
+  virtual ~Coordinator() = default;
+  virtual int rank() const = 0;  // rank 0 coordinates
+  virtual int size() const = 0;
+  // Every rank's text, by rank, on every rank. All ranks must call it in the same order. Throws
+  // Error(kCommunication).
+  virtual std::vector<std::string> all_gather(const std::string& text) = 0;
+};
+
+class SoloCoordinator : public Coordinator {
+ public:
+  int rank() const override { return 0; }
+  int size() const override { return 1; }
+  std::vector<std::string> all_gather(const std::string& text) override { return {text}; }
+};
+
+// What was read is whole but does not fit this job: other names, shapes, types or parts. Not damage, from
+// which a job goes back to the checkpoint before: an incompatible checkpoint is for the user to settle.
+class IncompatibleCheckpoint : public Error {
+ public:
+  explicit IncompatibleCheckpoint(const std::string& message) : Error(ExitCode::kBadData, message) {}
+};
+template <typename... Args>
+[[noreturn]] void throw_incompatible(fmt::format_string<Args...> format, Args&&... args) {
+  throw IncompatibleCheckpoint(fmt::format(format, std::forward<Args>(args)...));
+}
+
+// Whether something else may succeed where this failed: an older checkpoint in the place of a damaged one,
+// the next save. Not what is the same whatever is tried: an incompatible checkpoint, a missing permission.
+bool is_damage(const Error& error);
+
+// An error as one text and back: code, type (Error, IncompatibleCheckpoint, PermissionDenied) and message.
+std::string encode_error(const Error& error);
+[[noreturn]] void throw_encoded_error(const std::string& text);
+
+// The two functions below without their templates.
+std::vector<std::string> run_on_every_rank(Coordinator& ranks, const std::function<std::string()>& action);
+std::string run_on_rank_0(Coordinator& ranks, const std::function<std::string()>& action);
+
+template <typename Action>
+std::string text_of(Action& action) {
+  if constexpr (std::is_void_v<std::invoke_result_t<Action&>>) {
+    action();
+    return {};
+  } else {
+    return action();
+  }
+}
+
+// Runs `action` on every rank; returns the texts that it returned (empty for an action without a result), by
+// rank, on every rank. When it throws on any rank, every rank throws the same Error: of a failure that is no
+// damage (see is_damage) when there is one, else of damage; of the lowest rank. The message names the rank
+// and how many others failed alike, except where the cause is the same on all ranks (usage, an incompatible
+// checkpoint, a missing permission). A rank whose action threw something else than an Error throws that, the
+// others Error(kResources) or Error(kBug). Error(kCommunication) of an action is thrown without an exchange.
+template <typename Action>
+std::vector<std::string> collectively(Coordinator& ranks, Action&& action) {
+  return run_on_every_rank(ranks, [&] { return text_of(action); });
+}
+
+// Runs `action` on rank 0 alone; every rank returns its text, or throws its Error with the message as it is.
+template <typename Action>
+std::string from_rank_0(Coordinator& ranks, Action&& action) {
+  return run_on_rank_0(ranks, [&] { return text_of(action); });
+}
+
+}  // namespace hyperion

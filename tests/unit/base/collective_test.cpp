@@ -1,0 +1,140 @@
+#include "base/collective.h"
+
+#include <array>
+#include <new>
+
+#include <catch2/catch.hpp>
+
+#include "base/files.h"
+#include "tests/unit/checkpoint/thread_ranks.h"
+
+namespace hyperion {
+namespace {
+
+using test::ThreadRanks;
+
+// What one rank's call ended with.
+struct Seen {
+  char type = '-';  // 'e': Error, 'i': IncompatibleCheckpoint, 'p': PermissionDenied, 'x': another exception
+  ExitCode code = ExitCode::kOk;
+  std::string text;
+  bool operator==(const Seen&) const = default;
+};
+
+Seen seen_of(const std::function<void()>& call) {
+  try {
+    call();
+    return {};
+  } catch (const IncompatibleCheckpoint& error) {
+    return {'i', error.code(), error.what()};
+  } catch (const PermissionDenied& error) {
+    return {'p', error.code(), error.what()};
+  } catch (const Error& error) {
+    return {'e', error.code(), error.what()};
+  } catch (const std::exception& error) {
+    return {'x', ExitCode::kOk, error.what()};
+  }
+}
+
+// collectively() on three ranks, each with its own action.
+std::array<Seen, 3> run(const std::array<std::function<void()>, 3>& actions) {
+  std::array<Seen, 3> seen;
+  ThreadRanks::run(3, [&](Coordinator& ranks) {
+    const auto rank = static_cast<size_t>(ranks.rank());
+    seen[rank] = seen_of([&] { collectively(ranks, actions[rank]); });
+    ranks.all_gather("");  // the exchanges still match
+  });
+  return seen;
+}
+
+void succeed() {}
+void damage() {
+  throw_data("step-3 is damaged\nin two lines");
+}
+void incompatible() {
+  throw_incompatible("4 layers there, 8 here");
+}
+
+void check_all(const std::array<Seen, 3>& seen, const Seen& expected) {
+  for (const Seen& one : seen) {
+    CHECK(one.type == expected.type);
+    CHECK(one.code == expected.code);
+    CHECK(one.text == expected.text);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("all ranks learn what every rank returned") {
+  ThreadRanks::run(3, [&](Coordinator& ranks) {
+    const std::vector<std::string> texts = collectively(
+        ranks, [&] { return ranks.rank() == 1 ? std::string() : "of rank " + std::to_string(ranks.rank()); });
+    if (texts != std::vector<std::string>{"of rank 0", "", "of rank 2"}) throw_bug("other texts");
+    if (from_rank_0(ranks, [&] { return "of rank " + std::to_string(ranks.rank()); }) != "of rank 0")
+      throw_bug("another text");
+  });
+}
+
+TEST_CASE("an error of one rank is thrown by every rank with its code, its type and its text") {
+  check_all(run({succeed, damage, succeed}),
+            {'e', ExitCode::kBadData, "rank 1: step-3 is damaged\nin two lines"});
+  check_all(run({succeed, incompatible, succeed}), {'i', ExitCode::kBadData, "4 layers there, 8 here"});
+  check_all(run({succeed, succeed, [] { throw PermissionDenied(ExitCode::kBadData, "may not be read"); }}),
+            {'p', ExitCode::kBadData, "may not be read"});
+  check_all(run({[] { throw_config("unknown key"); }, succeed, succeed}),
+            {'e', ExitCode::kUsage, "unknown key"});
+}
+
+TEST_CASE("a failure that no older checkpoint mends goes before damage and the lowest rank before others") {
+  check_all(run({damage, succeed, incompatible}), {'i', ExitCode::kBadData, "4 layers there, 8 here"});
+  check_all(run({succeed, damage, [] { throw_data("step-3 is short"); }}),
+            {'e', ExitCode::kBadData, "rank 1: step-3 is damaged\nin two lines (and 1 more rank)"});
+  check_all(run({[] { throw Error(ExitCode::kSaveFailed, "disk full"); },
+                 [] { throw Error(ExitCode::kNonFinite, "weight (1 number)"); }, succeed}),
+            {'e', ExitCode::kNonFinite, "rank 1: weight (1 number)"});
+}
+
+TEST_CASE("a message that names its rank is not given the rank again") {
+  check_all(run({succeed, succeed, [] { throw Error(ExitCode::kSaveFailed, "rank 2: disk full"); }}),
+            {'e', ExitCode::kSaveFailed, "rank 2: disk full"});
+}
+
+TEST_CASE("a rank that runs out of memory throws that itself and the others say so") {
+  const auto seen = run({succeed, [] { throw std::bad_alloc(); }, succeed});
+  CHECK(seen[1].type == 'x');
+  CHECK(seen[0].code == ExitCode::kResources);
+  CHECK_THAT(seen[0].text, Catch::StartsWith("rank 1: memory ran out"));
+  CHECK(seen[2] == seen[0]);
+}
+
+TEST_CASE("an error of rank 0 is thrown by every rank as it is") {
+  std::array<Seen, 3> seen;
+  std::array<int, 3> calls{};
+  ThreadRanks::run(3, [&](Coordinator& ranks) {
+    const auto rank = static_cast<size_t>(ranks.rank());
+    seen[rank] = seen_of([&] {
+      from_rank_0(ranks, [&] {
+        ++calls[rank];
+        incompatible();
+      });
+    });
+  });
+  check_all(seen, {'i', ExitCode::kBadData, "4 layers there, 8 here"});
+  CHECK(calls == std::array<int, 3>{1, 0, 0});
+}
+
+TEST_CASE("a rank that lost the others does not wait for them") {
+  SoloCoordinator alone;
+  const Seen seen = seen_of([&] { collectively(alone, [] { throw_comm("rank 1 is gone"); }); });
+  CHECK(seen == Seen{'e', ExitCode::kCommunication, "rank 1 is gone"});
+}
+
+TEST_CASE("only errors that something else may mend are damage") {
+  CHECK(is_damage(Error(ExitCode::kBadData, "")));
+  CHECK(is_damage(Error(ExitCode::kSaveFailed, "")));
+  CHECK_FALSE(is_damage(Error(ExitCode::kUsage, "")));
+  CHECK_FALSE(is_damage(IncompatibleCheckpoint("")));
+  CHECK_FALSE(is_damage(PermissionDenied(ExitCode::kBadData, "")));
+}
+
+}  // namespace hyperion

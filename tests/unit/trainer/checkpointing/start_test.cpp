@@ -1,0 +1,129 @@
+// Which checkpoint a job starts from, over folders as jobs leave them.
+#include "trainer/checkpointing/start.h"
+
+#include <fstream>
+
+#include <catch2/catch.hpp>
+#include <fmt/format.h>
+
+#include "tests/unit/checkpoint/tools/fixture.h"
+#include "tests/unit/error_of.h"
+#include "trainer/config/load.h"
+
+using namespace hyperion;
+using Catch::Contains;
+namespace fs = std::filesystem;
+
+namespace {
+
+JobConfig config(const std::vector<Override>& overrides = {}) {
+  return parse_config("[training]\nsteps = 10\n[checkpoint]\nenable = true\n", "job.toml", overrides).config;
+}
+
+// choose_start() on two ranks, which must agree. `folder`: of the job's checkpoints.
+Start start_in(const fs::path& folder, const JobConfig& config) {
+  std::vector<Start> starts(2);
+  test::ThreadRanks::run(2, [&](Coordinator& ranks) {
+    starts[static_cast<size_t>(ranks.rank())] = choose_start(config, CheckpointFolder(folder), "/", ranks);
+  });
+  CHECK(starts[0].checkpoint.has_value() == starts[1].checkpoint.has_value());
+  if (starts[0].checkpoint)
+    CHECK(starts[0].checkpoint->candidate.path == starts[1].checkpoint->candidate.path);
+  CHECK(starts[0].finished.has_value() == starts[1].finished.has_value());
+  return std::move(starts[0]);
+}
+
+// "step-4", "finished step-10", "new weights".
+std::string decision(const fs::path& folder, const JobConfig& config) {
+  const Start start = start_in(folder, config);
+  if (start.checkpoint) return start.checkpoint->candidate.path.filename().string();
+  if (start.finished) return "finished " + start.finished->path.filename().string();
+  return "new weights";
+}
+
+// Its index can no longer be decoded; names and sizes stay.
+void damage(const fs::path& checkpoint) {
+  std::fstream file(checkpoint / ".metadata", std::ios::in | std::ios::out | std::ios::binary);
+  file.write("damaged!", 8);
+}
+
+void save(const fs::path& folder, int64_t step, const std::string& kind = "full") {
+  test::ToyOptions options;
+  options.kind = kind;
+  options.without = {"ema.tok_embeddings.weight"};
+  test::save_toy(folder, step, options);
+}
+
+const Override kStop = {"checkpoint.on_corrupt", "error"};
+
+}  // namespace
+
+TEST_CASE("a job starts from the newest checkpoint that every rank can open") {
+  const test::ToolsFolder temporary;
+  const fs::path folder = temporary.path / "checkpoint";
+  CHECK(decision(folder, config()) == "new weights");
+  for (const int64_t step : {2, 4, 6}) save(folder, step);
+  CHECK(decision(folder, config()) == "step-6");
+  CHECK(decision(folder, config({{"checkpoint.load_step", "2"}})) == "step-2");
+  fs::create_directory(folder / ".incoming-1-9");
+  fs::create_directory(folder / "step-8");  // holds nothing
+  CHECK(decision(folder, config()) == "step-6");
+}
+
+TEST_CASE(
+    "from damaged checkpoints a job goes back to the one before unless its configuration says otherwise") {
+  const test::ToolsFolder temporary;
+  const fs::path folder = temporary.path / "checkpoint";
+  for (const int64_t step : {2, 4, 6}) save(folder, step);
+  damage(folder / "step-6");
+  CHECK(decision(folder, config()) == "step-4");
+  damage(folder / "step-4");
+  CHECK(decision(folder, config()) == "step-2");
+  CHECK_THAT(error_of(ExitCode::kBadData,
+                      [&] {
+                        decision(folder, config({{"checkpoint.load_step", "4"}}));
+                      }),
+             Contains("step-4"));
+  CHECK_THAT(error_of(ExitCode::kBadData, [&] { decision(folder, config({kStop})); }), Contains("step-6"));
+  damage(folder / "step-2");
+  CHECK_THAT(error_of(ExitCode::kBadData, [&] { decision(folder, config()); }), Contains("step-2"));
+}
+
+TEST_CASE("an incompatible checkpoint is not left for an older one") {
+  const test::ToolsFolder temporary;
+  const fs::path folder = temporary.path / "checkpoint";
+  for (const int64_t step : {2, 4}) save(folder, step);
+  const JobConfig averages = config({{"ema.enable", "true"}, {"ema.on_missing", "error"}});
+  CHECK_THROWS_AS(start_in(folder, averages), IncompatibleCheckpoint);
+  CHECK_THAT(error_of(ExitCode::kBadData, [&] { start_in(folder, averages); }),
+             Contains("step-4: ema.enable = true, but the checkpoint holds no averaged weights"));
+}
+
+TEST_CASE("weights of the last step alone end a run that has no steps left and are passed over otherwise") {
+  const test::ToolsFolder temporary;
+  const fs::path folder = temporary.path / "checkpoint";
+  save(folder, 8);
+  save(folder, 10, "model");
+  const Start start = start_in(folder, config());
+  REQUIRE(start.finished);
+  CHECK(start.finished->step == 10);
+  CHECK(start.finished->resumable_step == 8);
+  CHECK(decision(folder, config({{"training.steps", "12"}})) == "step-8");
+  CHECK(decision(folder, config({{"checkpoint.load_step", "8"}})) == "step-8");
+}
+
+TEST_CASE("a load that fails goes back to an older checkpoint from damage alone") {
+  const test::ToolsFolder temporary;
+  const fs::path folder = temporary.path / "checkpoint";
+  for (const int64_t step : {2, 4, 6}) save(folder, step);
+  damage(folder / "step-4");
+  SoloCoordinator alone;
+  const JobConfig job = config();
+  Start start = choose_start(job, CheckpointFolder(folder), "/", alone);
+  CHECK_FALSE(choose_older(job, start, IncompatibleCheckpoint("other shapes"), alone));
+  CHECK_FALSE(choose_older(config({kStop}), start, Error(ExitCode::kBadData, "checksum"), alone));
+  CHECK(start.checkpoint->candidate.step == 6);
+  CHECK(choose_older(job, start, Error(ExitCode::kBadData, "checksum"), alone));
+  CHECK(start.checkpoint->candidate.step == 2);
+  CHECK_FALSE(choose_older(job, start, Error(ExitCode::kBadData, "checksum"), alone));
+}

@@ -1,0 +1,137 @@
+// The checkpoints of one training job: where it starts from, when it saves, what a save holds, and what its
+// failures mean for the job. Reading and writing are checkpoint/'s.
+#pragma once
+
+#include <atomic>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/saver.h"
+#include "trainer/checkpointing/start.h"
+#include "trainer/config/job_config.h"
+#include "trainer/metrics/metrics_jsonl.h"
+#include "trainer/runtime/batch_job.h"
+#include "trainer/runtime/runtime.h"
+
+namespace hyperion {
+
+// What a load of a checkpoint into components is going to do, with everything compared that can be compared
+// without reading tensors.
+struct ComponentLoad {
+  std::vector<TensorState> tensors;
+  std::vector<LoadItem> items;  // of `tensors`
+  LoadOptions options;
+};
+// `hugging_face_names`: how the model's weights are named and laid out in one of Hugging Face's. Throws
+// IncompatibleCheckpoint.
+ComponentLoad plan_component_load(const ChosenCheckpoint& chosen,
+                                  const std::vector<StateComponent*>& components, const JobConfig& config,
+                                  const std::function<StoredNames()>& hugging_face_names);
+// Gives the components the values of the checkpoint. Throws IncompatibleCheckpoint for what one does not
+// take.
+void load_values(const ChosenCheckpoint& chosen, const std::vector<StateComponent*>& components);
+
+// For checkpoint.last_save_in_hf: the name and row order of a weight there, the files beside the weights, and
+// what is said about them.
+struct HuggingFaceExport {
+  std::function<std::pair<std::string, StoredNames::RowMap>(const std::string& name)> tensor{};
+  std::map<std::string, std::string> more_files{}, notes{};
+};
+
+// What a job loads and saves. All that it points at outlives the checkpointer.
+struct CheckpointedState {
+  const JobConfig& config;                  // that the run follows
+  std::vector<StateComponent*> components;  // in the order in which they are loaded
+  MemoryMover& mover;
+  std::map<std::string, std::string> facts;  // for every manifest
+  // How the model's weights are named and laid out in a checkpoint of Hugging Face's with these names.
+  std::function<StoredNames(const std::map<std::string, std::string>& names)> hugging_face_names;
+  HuggingFaceExport hugging_face_export{};
+};
+
+// All calls are collective, but for the getters. With checkpoint.enable = false, and in a dry run, none of
+// them does anything.
+class Checkpointer {
+ public:
+  // Before the model is made, because a checkpoint decides about the configuration: locks the folder, unless
+  // this job only loads, and chooses what the job starts from. `configured` outlives this object. Throws
+  // Error(kUsage) when another run holds the folder, Error(kPreCheckpoint), what choose_start() throws.
+  Checkpointer(const JobConfig& configured, const Runtime& runtime,
+               const std::filesystem::path& install_root);
+
+  bool enabled() const { return ranks_ != nullptr; }
+  // The checkpoint to load, or null.
+  const ChosenCheckpoint* chosen() const { return start_.checkpoint ? &*start_.checkpoint : nullptr; }
+  const std::optional<FinishedRun>& finished() const { return start_.finished; }
+
+  // Before all that follows.
+  void attach(CheckpointedState state);
+  // Ends a save that is under way, whose failure is logged. Before the state goes.
+  void detach() { saver_.reset(); }
+
+  // Fills the state from the chosen checkpoint; from a damaged one it goes to the one before, as
+  // checkpoint.on_corrupt says. Throws Error(kBadData), IncompatibleCheckpoint.
+  void load();
+
+  // Saves before the first step of this run (`step`: updates done so far) and reads back what was written,
+  // after a look for files and links that have the names of steps to be saved. Throws Error(kPreCheckpoint),
+  // Error(kNonFinite).
+  void preflight(int64_t step);
+
+  // Returns when no save reads the state any more. Before anything changes the state.
+  void wait();
+  // Whether a background save of this rank has failed: all ranks learn it in the next step's exchange.
+  bool failed() const { return saver_ && saver_->failed(); }
+
+  // Whether the save after `step` is due, apart from the job's last one.
+  bool due(int64_t step) const;
+  // After `step`: saves when that is due. `failed`: some rank's background save has failed. Throws
+  // Error(kSaveFailed) when the job's last save fails, and after a periodic one when
+  // checkpoint.on_save_failure says so; Error(kNonFinite) when the state holds NaN or infinite numbers.
+  void save(int64_t step, bool last, bool failed);
+  // The job ends after `step` by a signal: saves it, unless that was just done. Throws as save() does.
+  void save_stopped(int64_t step);
+  // create_seed_checkpoint: the initial weights as step-0.
+  void save_seed();
+  // Waits for what is being written. Throws as save() does.
+  void finish();
+
+  // Called with what metrics.jsonl records about saves; also on the thread of a save.
+  std::function<void(int64_t step, const std::string& event, const EventFields& fields)> on_event;
+
+  // Of a whole save, measured by the last one or by the preflight; 0: not yet.
+  double save_seconds() const { return save_seconds_; }
+
+ private:
+  const JobConfig::Checkpoint& options() const { return config_->checkpoint; }
+  bool saves() const { return saver_ && !options().load_only; }
+  void lock_folder();
+  void load_from(const ChosenCheckpoint& chosen);
+  void log_newer(const ChosenCheckpoint& used) const;
+  void require_free_names(int64_t first, int64_t last) const;
+  void write(int64_t step, const SaveContent& content, bool now);
+  void write_last(int64_t step);
+  void write_for_hugging_face(int64_t step);
+  void report(int64_t step, const std::string& event, const EventFields& fields) const;
+  void tolerate_failure(const std::function<void()>& action);
+
+  const JobConfig* config_;  // as configured; from attach() on what the run follows
+  const Runtime& runtime_;
+  std::filesystem::path path_;
+  std::shared_ptr<Communicator> ranks_;  // null: no checkpoints
+  std::optional<FolderLock> lock_;       // rank 0 holds it for all
+  Start start_;
+  std::optional<CheckpointedState> state_;
+  std::atomic<double> save_seconds_ = 0;    // set by the thread of a save too, which saver_'s end waits for
+  std::optional<ProgressFile> progress_{};  // of rank 0, once training is about to start
+  std::optional<Saver> saver_;
+  int64_t saved_ = -1;  // the step of the last periodic save that did not fail
+};
+
+}  // namespace hyperion

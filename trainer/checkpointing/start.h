@@ -1,0 +1,83 @@
+// Which checkpoint a job starts from: its own newest one that is whole, the one its configuration names, or
+// none. Rank 0 lists them, all ranks open the same.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/collective.h"
+#include "checkpoint/loader.h"
+#include "checkpoint/names.h"
+#include "checkpoint/storage/checkpoint_folder.h"
+#include "trainer/checkpointing/job_record.h"
+#include "trainer/checkpointing/resume_policy.h"
+#include "trainer/config/load.h"
+
+namespace hyperion {
+
+// A checkpoint that a job may start from.
+struct Candidate {
+  std::filesystem::path path;
+  LoadSource source = LoadSource::kOwn;
+  int64_t step = 0;           // of its folder's name; 0 for an initial load
+  bool hugging_face = false;  // names are Hugging Face's
+};
+
+// The checkpoint a job loads.
+struct ChosenCheckpoint {
+  Candidate candidate;
+  OpenCheckpoint checkpoint;
+  std::map<std::string, std::string> names;  // name here (or Hugging Face's) -> key in the checkpoint
+  std::set<std::string> components;          // to be loaded
+  std::vector<std::string> left_out;  // of those it holds, by checkpoint.components or exclude_from_loading
+  std::map<std::string, Object> objects;  // of the components, by name here
+
+  const Object* find(const std::string& name) const {
+    const auto found = objects.find(name);
+    return found == objects.end() ? nullptr : &found->second;
+  }
+};
+
+// A job that has nothing left to do: its newest checkpoint holds the weights of its last step alone, from
+// which no run can resume.
+struct FinishedRun {
+  std::filesystem::path path;
+  int64_t step = 0;
+  std::optional<int64_t> resumable_step{};  // of the newest checkpoint that a longer run would resume from
+};
+
+// What a job starts from: a checkpoint, a run that is finished, or neither.
+struct Start {
+  std::optional<ChosenCheckpoint> checkpoint{};
+  std::optional<FinishedRun> finished{};
+  std::vector<Candidate> untried{};  // newest first
+};
+
+// `folder`: of the job's own checkpoints. Lists them, or what the configuration names to start from, and
+// opens the newest that every rank can open: from a damaged one it goes to the one before, as
+// checkpoint.on_corrupt says. Collective. Throws Error(kBadData), the same on every rank, when what the
+// configuration names is not there or no checkpoint can be used; IncompatibleCheckpoint.
+Start choose_start(const JobConfig& config, const CheckpointFolder& folder,
+                   const std::filesystem::path& install_root, Coordinator& ranks);
+// After the load of start.checkpoint has failed with `error` on every rank: opens the newest one before it
+// that every rank can open. False when the failure is no damage or none is before it. Collective.
+bool choose_older(const JobConfig& config, Start& start, const Error& error, Coordinator& ranks);
+
+// collectively() for what reads a checkpoint: where a permission is missing the message says what to do.
+void read_collectively(Coordinator& ranks, const std::function<void()>& action);
+
+// Whether nothing but weights is in it, so that no run resumes from it: a last save of weights, or an export
+// for Hugging Face. Reads the index of a complete checkpoint that another program wrote.
+bool holds_weights_alone(const FoundCheckpoint& found);
+
+// Throws Error(kUsage), with the ways out, when the weights that are loaded were trained with another
+// tokenizer than this job's, unless checkpoint.allow_other_tokenizer says that they may be.
+void require_same_tokenizer(const ResolvedConfig& resolved, const ChosenCheckpoint& chosen,
+                            const TokenizerRecord& own);
+
+}  // namespace hyperion
