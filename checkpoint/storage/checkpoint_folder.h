@@ -37,6 +37,9 @@ struct FoundCheckpoint {
   std::string why_not;               // why it cannot be used; empty when the cheap check passed
   bool unreadable = false;           // why_not is that this user may not read it; its kind is "unreadable"
   bool complete() const { return why_not.empty(); }
+  // Not complete, although it says that it once was: it has a manifest or an index. What has neither was never
+  // finished, by another program.
+  bool damaged() const;
   // Complete, and a run of ours could go on from it: it holds the whole state, or the initial weights.
   bool resumable() const {
     return complete() && manifest && (kind == "full" || kind == "pre-checkpoint" || kind == "seed");

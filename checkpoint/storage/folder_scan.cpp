@@ -92,6 +92,10 @@ std::vector<std::string> extra_files(const fs::path& folder, const Manifest& man
   return extra;
 }
 
+bool FoundCheckpoint::damaged() const {
+  return !complete() && !unreadable && (name_exists(path / kManifestFile) || name_exists(path / ".metadata"));
+}
+
 std::vector<FoundCheckpoint> CheckpointFolder::scan(const SaveIdReader& save_id) const {
   std::vector<FoundCheckpoint> found;
   std::error_code error;

@@ -7,6 +7,7 @@ Tests are named after the acceptance checks (A1 ... E12) that they show.
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -403,6 +404,42 @@ class Faults(CheckpointTest):
                            says=["goes on from step-3; newer checkpoints stay", "(step-6, step-8)"])
         self.assertEqual(self.saved()[0][-4:], [3, 4, 6, 8])
         self.assertNotIn("newer checkpoints stay", self.run_job("--training.steps=9", "--lr_scheduler.total_steps=9", code=0).text())
+
+    def test_a_damaged_newest_checkpoint_ends_the_job_where_no_older_one_may_be_taken(self):
+        self.run_job(code=0)
+        more = ["--training.steps=9", "--lr_scheduler.total_steps=8", "--lr_scheduler.min_lr_factor=0.1",
+                "--checkpoint.on_config_change=override"]
+        kept = self.folder / "kept"
+        shutil.copytree(self.steps_folder, kept)
+        damages = {"a flipped bit in the manifest": self.flip("hyperion.json", 0.5),
+                   "an empty manifest": lambda step: os.truncate(step / "hyperion.json", 0),
+                   "a cut index": lambda step: os.truncate(step / ".metadata", 1000),
+                   "no index": lambda step: (step / ".metadata").unlink(),
+                   "a cut shard": lambda step: os.truncate(step / "__0_0.distcp", 1000),
+                   "a flipped bit in the index": self.flip(".metadata", 0.5),
+                   "no shard": lambda step: (step / "__0_0.distcp").unlink()}
+        for name, damage in damages.items():
+            with self.subTest(name):
+                shutil.rmtree(self.steps_folder)
+                shutil.copytree(kept, self.steps_folder)
+                damage(self.step(8))
+                before = self.files()
+                self.run_job(*more, "--checkpoint.on_corrupt=error", code=65, says=["step-8"])
+                self.assertEqual(self.files(), before)
+        # One kind is enough to see what a start that goes back says.
+        self.run_job(*more, code=0, says=["goes on from step-6; newer checkpoints stay", "(step-8 (damaged))",
+                                          "steps 7 to 8 are trained again"])
+
+    def test_a_run_that_counts_from_0_again_names_the_checkpoints_that_stay(self):
+        self.run_job(code=0)
+        self.run_job("--training.steps=3", "--checkpoint.exclude_from_loading=train_state", code=0,
+                     says=["train_state of the checkpoint at step 8 is not read",
+                           "starts from step-8 and counts from step 0; newer checkpoints stay", "step-6, step-8"])
+
+    def test_weights_that_would_be_taken_for_the_end_of_the_run_are_named(self):
+        self.run_job("--checkpoint.last_save_model_only", code=0)
+        self.run_job("--checkpoint.load_step=3", "--checkpoint.last_save_model_only", "--training.steps=8", code=0,
+                     says=["step-6, step-8 (weights alone)", "takes weights of the last step for the end of the run"])
 
     def test_f_n2_a_nan_in_a_checkpoint_is_refused(self):
         self.run_job("--training.steps=3", "--lr_scheduler.total_steps=8", code=0)

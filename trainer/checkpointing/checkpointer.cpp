@@ -206,38 +206,50 @@ void Checkpointer::load() {
       if (!choose_older(*config_, start_, error, *ranks_)) throw;
       continue;
     }
-    return log_newer(*start_.checkpoint);
+    return;
   }
 }
 
-// Newer checkpoints stay when a job goes on from an older one: because they are damaged, or because
-// checkpoint.load_step says so. What the next start makes of them is said while it can still be changed.
-void Checkpointer::log_newer(const ChosenCheckpoint& used) const {
-  if (used.candidate.source != LoadSource::kOwn || options().load_only || runtime_.rank() != 0) return;
+// Newer checkpoints stay when a job resumes from an older one: because they are damaged or hold weights
+// alone, or because checkpoint.load_step or the parts that are read say so. What that costs, and what the
+// next start makes of them, is said while it can still be changed. `step`: updates done in this run's count.
+void Checkpointer::log_newer(int64_t step) const {
+  if (!start_.checkpoint || start_.checkpoint->candidate.source != LoadSource::kOwn || runtime_.rank() != 0)
+    return;
   std::vector<std::string> newer;
-  int64_t weights = 0;
+  int64_t newest = step, weights = 0;
   for (const FoundCheckpoint& found : CheckpointFolder(path_).scan()) {
-    if (found.step <= used.candidate.step || !found.complete()) continue;
-    if (holds_weights_alone(found)) {
-      weights = std::max(weights, found.step);
-    } else {
-      newer.push_back(found.path.filename().string());
-    }
+    const bool alone = found.complete() && holds_weights_alone(found);
+    if (found.step <= step || !(found.complete() || found.damaged() || found.unreadable)) continue;
+    newer.push_back(found.path.filename().string() + (alone              ? " (weights alone)"
+                                                      : found.complete() ? ""
+                                                                         : " (damaged)"));
+    newest = std::max(newest, found.step);
+    if (alone) weights = std::max(weights, found.step);
   }
-  const int64_t first = used.candidate.step + 1, again = std::min(weights, config_->training.steps);
-  if (newer.empty() && again >= first)
-    log_warning(
-        "This run goes on from step-{}, the newest full checkpoint: {} again, because step-{} holds the "
-        "weights alone; with {} the last save is full",
-        used.candidate.step,
-        again == first ? fmt::format("step {} is trained", first)
-                       : fmt::format("steps {} to {} are trained", first, again),
-        weights, override_text("checkpoint.last_save_model_only", "false"));
-  if (!newer.empty())
-    log_warning(
-        "This run goes on from step-{}; newer checkpoints stay in {} until it reaches their steps ({}): a "
-        "start before that tries them first; move them away, or name the step by checkpoint.load_step",
-        used.candidate.step, path_.string(), fmt::join(newer, ", "));
+  if (newer.empty()) return;
+  const int64_t used = start_.checkpoint->candidate.step, last = std::min(newest, config_->training.steps);
+  const std::string again = last <= step ? ""
+                            : last == step + 1
+                                ? fmt::format("step {} is trained again", last)
+                                : fmt::format("steps {} to {} are trained again", step + 1, last);
+  if (newer.size() == 1 && weights > 0 && used == step) {
+    if (!again.empty())
+      log_warning(
+          "This run goes on from step-{}, the newest full checkpoint: {}, because step-{} holds the weights "
+          "alone; with {} the last save is full",
+          used, again, weights, override_text("checkpoint.last_save_model_only", "false"));
+    return;
+  }
+  log_warning(
+      "This run {}; newer checkpoints stay in {} until it reaches their steps ({}): a start before that "
+      "tries "
+      "them first{}; move them away, or name the step by checkpoint.load_step{}",
+      used == step ? fmt::format("goes on from step-{}", used)
+                   : fmt::format("starts from step-{} and counts from step {}", used, step),
+      path_.string(), fmt::join(newer, ", "),
+      weights > 0 ? ", and takes weights of the last step for the end of the run" : "",
+      again.empty() ? "" : "; " + again);
 }
 
 void Checkpointer::preflight(int64_t step) {
@@ -245,6 +257,7 @@ void Checkpointer::preflight(int64_t step) {
   const bool resumed = start_.checkpoint && start_.checkpoint->candidate.source == LoadSource::kOwn;
   require_free_names(resumed ? step + 1 : step, config_->training.steps);
   if (runtime_.rank() == 0) progress_.emplace(step);
+  log_newer(step);
   if (!options().validate_before_training) {
     log_info(
         "checkpoint.validate_before_training = false: the first checkpoint will be the first test of "

@@ -85,7 +85,11 @@ Start own_checkpoints(const JobConfig& config, const CheckpointFolder& folder) {
       found.push_back({entry.path, LoadSource::kOwn, entry.step, false});
       continue;
     }
-    if (!start.finished) log_warning("Checkpoint {} is not resumed from: {}", entry.path.string(), problem);
+    const bool newest = found.empty() && !start.finished;
+    if (newest && entry.damaged() && config.checkpoint.on_corrupt == "error")
+      throw_data("Checkpoint {} is damaged: {}; to resume from the one before it, start with {}",
+                 entry.path.string(), problem, override_text("checkpoint.on_corrupt", "previous"));
+    if (newest) log_warning("Checkpoint {} is not resumed from: {}", entry.path.string(), problem);
     skipped.push_back(fmt::format("{}: {}", entry.path.string(), problem));
   }
   if (start.finished) {

@@ -118,6 +118,7 @@ ResumePlan plan_run(const ResolvedConfig& resolved, const ModelArgs& model, cons
   request.left_out = chosen->left_out;
   if (const Object* stored = chosen->find(kTrajectoryKey))
     request.stored = Trajectory{text_table(*stored, chosen->candidate.path.string())};
+  request.step = step_of_name(chosen->candidate.path.filename().string()).value_or(0);  // unless it says
   if (const Object* step = chosen->find("train_state.step"))
     request.step = step->get_if<int64_t>() ? *step->get_if<int64_t>() : 0;
   if (const Object* position = chosen->find("dataloader.position");
