@@ -119,7 +119,8 @@ double smallest_peak(const fs::path& folder, int rank) {
 }  // namespace
 
 TEST_CASE(
-    "B1 a job holds 18 bytes a parameter and shard in bf16 and 16 in fp32 and each rank reports its peak") {
+    "a job holds 18 bytes per parameter in bf16 and 16 in fp32 divided over its shards and each rank reports "
+    "its peak") {
   const auto [dtype, bytes] = GENERATE(std::pair{"bfloat16", 18.0}, std::pair{"float32", 16.0});
   constexpr int kRanks = 2;
   const Folder folder;

@@ -30,8 +30,8 @@ struct Folder {
   ~Folder() { fs::remove_all(path); }
 };
 
-// A table of `rows` x 3 numbers cut by rows, and a step count: a component that the checkpoint has never
-// heard of (D9).
+// A table of `rows` x 3 numbers cut by rows, and a step count: a component that the checkpoint does not
+// know.
 class Dummy : public StateComponent {
  public:
   Dummy(int rows, int shards, int rank, int replicas = 1) : rows_(rows) {
@@ -115,7 +115,7 @@ void load_into(const fs::path& path, Dummy& dummy) {
 
 }  // namespace
 
-TEST_CASE("B10 C9 what any mesh has saved any other loads") {
+TEST_CASE("what any mesh has saved any other mesh loads") {
   const Folder folder;
   for (const auto& [shards, replicas] : {std::pair{1, 1}, {3, 1}, {2, 2}, {1, 4}}) {
     for (const Writers writers : {Writers::kAll, Writers::kOneReplica}) {
@@ -138,7 +138,7 @@ TEST_CASE("B10 C9 what any mesh has saved any other loads") {
   }
 }
 
-TEST_CASE("A8 B6 the second save plans nothing and exchanges two small texts") {
+TEST_CASE("the second save plans nothing and exchanges two small texts") {
   const Folder folder;
   ThreadRanks::run(4, [&](Coordinator& ranks) {
     Counting counted(ranks);
@@ -157,7 +157,7 @@ TEST_CASE("A8 B6 the second save plans nothing and exchanges two small texts") {
   });
 }
 
-TEST_CASE("A9 a component that has grown gets a new plan") {
+TEST_CASE("a component that has grown gets a new plan") {
   const Folder folder;
   ThreadRanks::run(2, [&](Coordinator& ranks) {
     Dummy dummy(10, 2, ranks.rank());
@@ -172,7 +172,7 @@ TEST_CASE("A9 a component that has grown gets a new plan") {
   CHECK(open_checkpoint(folder.path / "step-2").index.tensors.contains("dummy.more"));
 }
 
-TEST_CASE("A10 saves show the values of their moment whatever happens afterwards") {
+TEST_CASE("saves show the values of their moment whatever happens afterwards") {
   const Folder folder;
   for (const AsyncMode mode : {AsyncMode::kDisabled, AsyncMode::kAsync, AsyncMode::kOverlapped}) {
     fs::remove_all(folder.path);
@@ -195,7 +195,7 @@ TEST_CASE("A10 saves show the values of their moment whatever happens afterwards
   }
 }
 
-TEST_CASE("D5 one save is under way at a time and one pool serves all") {
+TEST_CASE("one save is under way at a time and one pool serves all") {
   const Folder folder;
   SoloCoordinator alone;
   Dummy dummy(100, 1, 0);
@@ -209,7 +209,7 @@ TEST_CASE("D5 one save is under way at a time and one pool serves all") {
   CHECK(saver.counters().pool_bytes == 1216);  // 1,200 bytes of numbers, in lines of 64
 }
 
-TEST_CASE("D6 without memory for the pool a save is written while training waits") {
+TEST_CASE("without memory for the pool a save is written while training waits") {
   const Folder folder;
   SoloCoordinator alone;
   Dummy dummy(100, 1, 0);
@@ -228,7 +228,7 @@ TEST_CASE("D6 without memory for the pool a save is written while training waits
   CHECK(loaded.is(3));
 }
 
-TEST_CASE("F-D2 a failure of one rank fails the save on every rank with its name and leaves nothing") {
+TEST_CASE("a failure of one rank fails the save on every rank with its name and leaves nothing") {
   const Folder folder;
   std::atomic<int> failed = 0;
   ThreadRanks::run(3, [&](Coordinator& ranks) {
@@ -375,7 +375,7 @@ TEST_CASE("a load names every tensor that is not finite") {
   CHECK_NOTHROW(load(false));
 }
 
-TEST_CASE("C5 E5 names and shapes and types that do not fit are listed at once before data are read") {
+TEST_CASE("names and shapes and types that do not fit are listed at once before data is read") {
   const Folder folder;
   SoloCoordinator alone;
   Dummy saved(10, 1, 0);

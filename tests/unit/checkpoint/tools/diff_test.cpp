@@ -82,7 +82,7 @@ TEST_CASE("diff compares the numbers of floating-point types with each other") {
   for (const auto& tensor : json.at("different_tensors")) CHECK(tensor.at("relative_l2") < 0.004);
 }
 
-TEST_CASE("E8 diff of names shows both sides without training") {
+TEST_CASE("diff of names shows both sides without training") {
   const NameList a{"config.toml",
                    {{"norm.weight", Dtype::kFloat32, {8}},
                     {"output.weight", Dtype::kFloat32, {4, 8}},

@@ -30,7 +30,7 @@ std::map<std::string, uint64_t> tensor_hashes(const Digest& digest) {
 
 }  // namespace
 
-TEST_CASE("DIG the digest does not depend on ranks and writers") {
+TEST_CASE("the digest does not depend on ranks and writers") {
   const ToolsFolder folder;
   const Digest one = digest_of(save_toy(folder.path / "one", 1));
   CHECK(one.entries.size() == 8);
@@ -48,7 +48,7 @@ TEST_CASE("DIG the digest does not depend on ranks and writers") {
         digest_of(folder.path / "one/step-1", {.component = "optimizer"}).total());
 }
 
-TEST_CASE("DIG what belongs to the run is left out unless asked for") {
+TEST_CASE("what belongs to the run is left out unless asked for") {
   const ToolsFolder folder;
   const fs::path path = save_toy(folder.path, 1, {.shards = 2});
   std::vector<std::string> added;
@@ -74,7 +74,7 @@ TEST_CASE("digest of nothing is refused with the nearest names") {
              Catch::Contains("--prefix rng: rng.rank_0 and all else that begins so is left out"));
 }
 
-TEST_CASE("DIG digests of PyTorch's checkpoints are those of the contents") {
+TEST_CASE("digests of PyTorch's checkpoints are those of the contents") {
   const ToolsFolder folder;
   for (const fs::directory_entry& entry : fs::directory_iterator(kGoldens)) {
     if (!entry.is_directory()) continue;
@@ -92,7 +92,7 @@ TEST_CASE("DIG digests of PyTorch's checkpoints are those of the contents") {
   }
 }
 
-TEST_CASE("DIG tensors cut along several dimensions are put together") {
+TEST_CASE("tensors cut along several dimensions are put together") {
   const ToolsFolder folder;
   std::string whole;
   for (float i = 0; i < 5 * 7; ++i) whole.append(reinterpret_cast<const char*>(&i), sizeof i);
@@ -126,7 +126,7 @@ TEST_CASE("DIG tensors cut along several dimensions are put together") {
   CHECK(box == expected);
 }
 
-TEST_CASE("DIG equal values have equal texts and unequal ones do not") {
+TEST_CASE("equal values have equal texts and unequal ones do not") {
   const Object a = Dict{{{"x", 1}, {"y", Sequence{Sequence::Kind::kSet, {2, 1}}}}};
   const Object b = Dict{{{"y", Sequence{Sequence::Kind::kSet, {1, 2}}}, {"x", 1}}};
   CHECK(canonical_text(a) == canonical_text(b));
@@ -150,7 +150,7 @@ TEST_CASE("DIG equal values have equal texts and unequal ones do not") {
   CHECK(texts.size() == different.size());
 }
 
-TEST_CASE("DIG the printed digest can be compared line by line and parsed") {
+TEST_CASE("the printed digest can be compared line by line and parsed") {
   const ToolsFolder folder;
   const fs::path path = save_toy(folder.path, 1);
   const Ran ran = run_tool([&](std::FILE* out) { return print_digest({.path = path}, out); });

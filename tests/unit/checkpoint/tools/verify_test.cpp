@@ -47,7 +47,7 @@ TEST_CASE("verify finds a good checkpoint whole") {
   CHECK(noted.notes == std::vector<std::string>{"notes.txt is no part of the checkpoint: ignored"});
 }
 
-TEST_CASE("F-C2 verify names file and bytes and tensor of a flipped bit") {
+TEST_CASE("verify names file and bytes and tensor of a flipped bit") {
   const ToolsFolder folder;
   const fs::path path = save_toy(folder.path, 3, {.shards = 2});
   const Span where = place_of(path, "norm.weight");
@@ -68,7 +68,7 @@ TEST_CASE("F-C2 verify names file and bytes and tensor of a flipped bit") {
   CHECK(json.at("damages").at(0).at("file") == where.file);
 }
 
-TEST_CASE("F-C2 verify finds flipped bits in the index and the manifest") {
+TEST_CASE("verify finds flipped bits in the index and the manifest") {
   for (const char* file : {".metadata", "hyperion.json"}) {
     const ToolsFolder folder;
     const fs::path path = save_toy(folder.path, 3);
@@ -80,7 +80,7 @@ TEST_CASE("F-C2 verify finds flipped bits in the index and the manifest") {
   }
 }
 
-TEST_CASE("F-C2 verify finds a flipped bit without a manifest by the archive") {
+TEST_CASE("verify finds a flipped bit without a manifest by the archive") {
   const ToolsFolder folder;
   const fs::path path = folder.path / "fsdp4";
   fs::copy(fs::path(HYPERION_SOURCE_DIR) / "tests/goldens/dcp/fsdp4", path);
@@ -169,7 +169,7 @@ TEST_CASE("verify names the tensors of safetensors whose numbers are not finite"
   CHECK_THAT(ran.text, Catch::Contains("tensor norm.weight holds 3 numbers that are NaN or infinite"));
 }
 
-TEST_CASE("F-C1 verify finds truncated files and says what they held") {
+TEST_CASE("verify finds truncated files and says what they held") {
   const ToolsFolder folder;
   const fs::path path = save_toy(folder.path, 3, {.shards = 2});
   const uint64_t size = fs::file_size(path / "__1_0.distcp");
@@ -184,7 +184,7 @@ TEST_CASE("F-C1 verify finds truncated files and says what they held") {
   }
 }
 
-TEST_CASE("F-C3 verify finds a file of zeros") {
+TEST_CASE("verify finds a file of zeros") {
   const ToolsFolder folder;
   const fs::path path = save_toy(folder.path, 3);
   const uint64_t size = fs::file_size(path / "__0_0.distcp");
@@ -192,7 +192,7 @@ TEST_CASE("F-C3 verify finds a file of zeros") {
   CHECK_FALSE(verify_checkpoint(path, kWhole).whole());
 }
 
-TEST_CASE("F-C4 verify finds missing and swapped files") {
+TEST_CASE("verify finds missing and swapped files") {
   const ToolsFolder folder;
   const fs::path first = save_toy(folder.path, 3, {.shards = 2});
   const fs::path second =

@@ -1,14 +1,15 @@
 """kill -9 at every point of a save, on each rank, synchronous and not, into a fresh folder and beside a checkpoint.
 
-    python3 tests/faults/kill_matrix.py build/hyperion [sample | replicas]
+    python3 tests/faults/kill_matrix_test.py build/hyperion [sample | replicas]
 
-64 cells (F-K1 ... F-K8 of the fault matrix), F-K9 and F-K10, two at a time. In each a rank dies at the point; then the
+64 cells, one kill after the commit and one inside a removal, two at a time. In each a rank dies at the point; then the
 same command is run again and must end with the loss lines of the undisturbed run. After each cell:
   I1  every folder named step-N verifies fully        I4  the restart leaves nothing unfinished behind
   I2  the checkpoint before the fault is intact       I5  the other ranks end by themselves with a documented code
   I3  curve and last checkpoint equal the control's   I6  they name a rank, and what it was doing
 
-`sample`: every point into both kinds of folder, rank and mode in turns; 18 cells. `replicas`: chosen points on meshes with replicas (B11: also a rank that writes nothing) and with averages (D16) instead.
+`sample`: every point into both kinds of folder, rank and mode in turns; 18 cells. `replicas`: chosen points on meshes with replicas
+(also a rank that writes nothing) and with averages instead.
 """
 
 import itertools
