@@ -7,7 +7,7 @@
 #include "parallel/agreement.h"
 #include "parallel/ledger.h"
 #include "parallel/process_group.h"
-#include "tests/distributed/ranks.h"
+#include "tests/support/ranks.h"
 
 namespace hyperion {
 namespace {

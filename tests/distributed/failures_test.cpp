@@ -1,8 +1,8 @@
 // What the surviving ranks say when a rank is dead, stopped, late, missing or different.
 #include <thread>
 
-#include <catch2/catch.hpp>
 #include <arpa/inet.h>
+#include <catch2/catch.hpp>
 #include <netinet/in.h>
 #include <signal.h>
 #include <sys/socket.h>
@@ -17,7 +17,7 @@
 #include "parallel/phase.h"
 #include "parallel/process_group.h"
 #include "parallel/rendezvous.h"
-#include "tests/distributed/ranks.h"
+#include "tests/support/ranks.h"
 
 namespace hyperion {
 namespace {

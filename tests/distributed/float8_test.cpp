@@ -1,11 +1,11 @@
 // FP8 linears under sharding: what travels, how often weights are cast, and that neither mesh nor options
 // change the numbers. Products are emulated, so the arithmetic is that of tests/goldens/float8.
-#include <catch2/catch.hpp>
-
 #include <cmath>
 
-#include "tests/distributed/ranks.h"
-#include "tests/distributed/tiny_training.h"
+#include <catch2/catch.hpp>
+
+#include "tests/support/ranks.h"
+#include "tests/support/tiny_training.h"
 
 namespace hyperion {
 namespace {

@@ -16,7 +16,8 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 
-#include "tests/distributed/ranks.h"
+#include "tests/support/ranks.h"
+#include "tests/support/temporary_folder.h"
 #include "trainer/config/load.h"
 #include "trainer/trainer.h"
 
@@ -74,16 +75,6 @@ int free_port() {
   return ntohs(address.sin_port);
 }
 
-struct Folder {
-  Folder() {
-    std::string name = (fs::temp_directory_path() / "hyperion-memory-XXXXXX").string();
-    if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("no temporary folder");
-    path = name;
-  }
-  ~Folder() { fs::remove_all(path); }
-  fs::path path;
-};
-
 // The job of configs/debug_model.toml on a few documents of its own.
 ResolvedConfig job(const fs::path& folder, const char* dtype) {
   std::ofstream data(folder / "data.jsonl");
@@ -123,8 +114,8 @@ TEST_CASE(
     "its peak") {
   const auto [dtype, bytes] = GENERATE(std::pair{"bfloat16", 18.0}, std::pair{"float32", 16.0});
   constexpr int kRanks = 2;
-  const Folder folder;
-  const fs::path path = folder.path;
+  const test::TemporaryFolder folder;
+  const fs::path path = folder.path();
   const ResolvedConfig resolved = job(path, dtype);
   const int port = free_port();
   const auto train = [&](const Environment& environment) -> std::vector<double> {

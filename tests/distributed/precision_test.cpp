@@ -6,9 +6,9 @@
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
-#include "tests/distributed/ranks.h"
-#include "tests/distributed/tiny_training.h"
 #include "tests/distributed/trace_ranges.h"
+#include "tests/support/ranks.h"
+#include "tests/support/tiny_training.h"
 
 namespace hyperion {
 namespace {

@@ -7,10 +7,10 @@
 #include "models/float8/cast.h"
 #include "models/float8/linear_matmuls.h"
 #include "models/float8/scaled_matmul.h"
-#include "tests/distributed/ranks.h"
-#include "tests/distributed/tiny_training.h"
 #include "tests/gpu/gpu.h"
-#include "tests/unit/models/float8_bits.h"
+#include "tests/support/float8_bits.h"
+#include "tests/support/ranks.h"
+#include "tests/support/tiny_training.h"
 
 namespace hyperion {
 namespace {

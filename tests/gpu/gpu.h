@@ -1,4 +1,4 @@
-// Where tests find their GPU. Everything CUDA happens in forked ranks (tests/distributed/ranks.h): a process
+// Where tests find their GPU. Everything CUDA happens in forked ranks (tests/support/ranks.h): a process
 // that has used CUDA cannot fork.
 #pragma once
 
@@ -12,7 +12,7 @@
 
 #include "base/device/device.h"
 #include "base/device/device_library.h"
-#include "tests/distributed/ranks.h"
+#include "tests/support/ranks.h"
 
 namespace hyperion {
 

@@ -8,8 +8,8 @@
 #include <ATen/ATen.h>
 
 #include "models/kernels/attention.h"
-#include "tests/distributed/ranks.h"
-#include "tests/distributed/tiny_training.h"
+#include "tests/support/ranks.h"
+#include "tests/support/tiny_training.h"
 
 namespace hyperion {
 

@@ -15,7 +15,7 @@
 #include "models/float8/gather.h"
 #include "models/float8/linear_matmuls.h"
 #include "models/float8/quantize.h"
-#include "tests/unit/error_of.h"
+#include "tests/support/error_of.h"
 
 using namespace hyperion;
 using namespace hyperion::float8;

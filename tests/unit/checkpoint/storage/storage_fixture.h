@@ -1,4 +1,4 @@
-// A folder of its own for each test, and bytes to fill files with.
+// A folder for each test, and bytes to fill files with.
 #pragma once
 
 #include <algorithm>
@@ -18,21 +18,17 @@
 #include "base/failpoint.h"
 #include "checkpoint/storage/checkpoint_folder.h"
 #include "checkpoint/storage/shard_writer.h"
-#include "tests/unit/error_of.h"
+#include "tests/support/error_of.h"
+#include "tests/support/temporary_folder.h"
 
 namespace hyperion {
 
 struct StorageFixture {
-  std::filesystem::path root;
-  StorageFixture() {
-    std::string name = (std::filesystem::temp_directory_path() / "hyperion-storage-XXXXXX").string();
-    root = ::mkdtemp(name.data());
-  }
+  test::TemporaryFolder folder;
+  const std::filesystem::path& root = folder.path();
   ~StorageFixture() {
     arm_faults("", 0);
     observe_durable_steps({});
-    std::error_code ignored;
-    std::filesystem::remove_all(root, ignored);
   }
 };
 

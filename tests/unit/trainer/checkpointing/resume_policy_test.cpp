@@ -7,7 +7,7 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
-#include "tests/unit/error_of.h"
+#include "tests/support/error_of.h"
 #include "trainer/config/entries.h"
 #include "trainer/config/schema.h"
 

@@ -7,7 +7,8 @@
 
 #include "base/error.h"
 #include "base/files.h"
-#include "tests/unit/error_of.h"
+#include "tests/support/error_of.h"
+#include "tests/support/temporary_folder.h"
 #include "trainer/config/schema.h"
 
 using namespace hyperion;
@@ -306,11 +307,8 @@ TEST_CASE("files that cannot be read are configuration errors that name them") {
   CHECK_THAT(refused("/"), Contains("regular file"));
   CHECK_THAT(refused("/dev/zero"), Contains("at most"));
 
-  const fs::path large =
-      fs::temp_directory_path() / ("hyperion_load_test_" + std::to_string(::getpid()) + ".toml");
-  write_file_atomic(large, std::string(1 << 20, '\n'));
-  CHECK_THAT(refused(large), Contains("at most"));
-  fs::remove(large);
+  const test::TemporaryFolder folder;
+  CHECK_THAT(refused(folder.write("large.toml", std::string(1 << 20, '\n'))), Contains("at most"));
 }
 
 TEST_CASE("the configuration may come from a pipe, but not for several ranks") {

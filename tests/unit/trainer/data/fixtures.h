@@ -1,4 +1,4 @@
-// What the data tests share: a temporary folder, compressed files, and a tokenizer of one token a byte.
+// What the data tests share: compressed files, and a tokenizer of one token a byte.
 #pragma once
 
 #include <filesystem>
@@ -7,34 +7,12 @@
 #include <string_view>
 #include <vector>
 
-#include <unistd.h>
 #include <zlib.h>
 #include <zstd.h>
 
+#include "tests/support/temporary_folder.h"
+
 namespace hyperion::test {
-
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    static int count = 0;
-    path_ = std::filesystem::temp_directory_path() /
-            ("hyperion_data_test_" + std::to_string(::getpid()) + "_" + std::to_string(count++));
-    std::filesystem::create_directories(path_);
-  }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  ~TemporaryFolder() { std::filesystem::remove_all(path_); }
-
-  const std::filesystem::path& path() const { return path_; }
-  std::string write(const std::string& name, std::string_view content) const {
-    std::filesystem::create_directories((path_ / name).parent_path());
-    std::ofstream(path_ / name, std::ios::binary) << content;
-    return (path_ / name).string();
-  }
-
- private:
-  std::filesystem::path path_;
-};
 
 inline std::string gzip(const std::string& text) {
   z_stream stream{};

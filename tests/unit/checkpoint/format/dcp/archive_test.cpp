@@ -6,6 +6,7 @@
 #include "checkpoint/format/zip/crc32.h"
 #include "checkpoint/format/zip/zip_writer.h"
 #include "format_fixtures.h"
+#include "tests/support/temporary_folder.h"
 
 using namespace hyperion;
 using namespace hyperion::test;
@@ -257,7 +258,8 @@ TEST_CASE("archives of other kinds are refused with the reason") {
 }
 
 TEST_CASE("a malicious pickle in an entry is refused by name and nothing runs") {
-  const auto canary = std::filesystem::temp_directory_path() / "hyperion-canary-archive";
+  const test::TemporaryFolder folder;
+  const auto canary = folder.path() / "canary";
   for (const MaliciousPickle& pickle : malicious_pickles(canary)) {
     const std::string archive = archive_of(pickle.bytes);
     CHECK_THAT(refusal([&] { read_object(archive); }), Catch::Contains("it names " + pickle.name + ","));

@@ -5,6 +5,7 @@
 
 #include "base/files.h"
 #include "format_fixtures.h"
+#include "tests/support/temporary_folder.h"
 
 using namespace hyperion;
 using namespace hyperion::test;
@@ -199,7 +200,8 @@ TEST_CASE("a list of a billion chunks that are not there is refused at once") {
 }
 
 TEST_CASE("a malicious pickle in place of .metadata or inside it is refused by name") {
-  const auto canary = std::filesystem::temp_directory_path() / "hyperion-canary-metadata";
+  const test::TemporaryFolder folder;
+  const auto canary = folder.path() / "canary";
   for (const MaliciousPickle& pickle : malicious_pickles(canary)) {
     CHECK_THAT(refusal([&] { decode(pickle.bytes); }), Catch::Contains("it names " + pickle.name + ","));
     // As a value that nobody would look at: in place of None, the load_id.

@@ -4,6 +4,7 @@
 #include "checkpoint/format/pickle/pickle_object.h"
 #include "checkpoint/format/pickle/pickle_reader.h"
 #include "format_fixtures.h"
+#include "tests/support/temporary_folder.h"
 
 using namespace hyperion;
 using namespace hyperion::test;
@@ -112,7 +113,8 @@ TEST_CASE("pickles that are no pickles are refused with file and position and in
 }
 
 TEST_CASE("a pickle that names a function is refused by name and nothing runs") {
-  const auto canary = std::filesystem::temp_directory_path() / "hyperion-canary-pickle";
+  const test::TemporaryFolder folder;
+  const auto canary = folder.path() / "canary";
   for (const MaliciousPickle& pickle : malicious_pickles(canary))
     CHECK_THAT(load_refusal(pickle.bytes), Catch::Contains("it names " + pickle.name + ","));
   CHECK(!std::filesystem::exists(canary));
@@ -137,7 +139,8 @@ TEST_CASE("getattr is the member of an enum that checkpoints hold and nothing el
 }
 
 TEST_CASE("a pickle inside the bytes of a plain value stays bytes") {
-  const auto canary = std::filesystem::temp_directory_path() / "hyperion-canary-bytes";
+  const test::TemporaryFolder folder;
+  const auto canary = folder.path() / "canary";
   const std::string inner = malicious_pickles(canary).front().bytes;
   CHECK(load(dump(Bytes{inner})) == Object(Bytes{inner}));
   CHECK(!std::filesystem::exists(canary));

@@ -1,4 +1,4 @@
-#include "tests/distributed/tiny_training.h"
+#include "tests/support/tiny_training.h"
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/tensor.h>

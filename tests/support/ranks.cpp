@@ -1,4 +1,4 @@
-#include "tests/distributed/ranks.h"
+#include "tests/support/ranks.h"
 
 #include <cstdio>
 #include <cstdlib>

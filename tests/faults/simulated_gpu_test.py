@@ -1,18 +1,15 @@
 """The real program on simulated GPUs (docs/simulated_gpu.md): it trains as on a CPU, no matter how late each stream is, and asks a
 steady step for nothing that costs.
 
-    python3 tests/simulated_gpu/training_test.py PROGRAM
+    python3 tests/faults/simulated_gpu_test.py build/hyperion
 
 Standard library only.
 """
 
 import collections
 import subprocess
-import sys
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "faults"))
-from jobs import BINARY, JobTest, main  # noqa: E402
+from jobs import BINARY, JobTest, main
 
 SCHEDULES = ("eager", "late", "1")
 FP8 = "--model.converters=float8"

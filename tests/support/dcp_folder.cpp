@@ -1,4 +1,4 @@
-#include "dcp_folder.h"
+#include "tests/support/dcp_folder.h"
 
 #include <fstream>
 #include <span>
