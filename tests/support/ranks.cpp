@@ -70,8 +70,10 @@ void export_environment(const Environment& environment) {
   set("MASTER_PORT", std::to_string(environment.master_port));
 }
 
-// The life of a rank. The result file gets the doubles, or the error's text when the exit code is not 0.
-[[noreturn]] void run_child(const Child& child, const Environment& environment, const RankFunction& function,
+using Function = std::function<std::string(const Environment&)>;
+
+// The life of a rank. The result file gets its bytes, or the error's text when the exit code is not 0.
+[[noreturn]] void run_child(const Child& child, const Environment& environment, const Function& function,
                             pid_t parent) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(1);  // it was killed before
@@ -83,8 +85,8 @@ void export_environment(const Environment& environment) {
   int code = 0;
   try {
     at::set_num_threads(1);
-    const auto values = function(environment);
-    write_all(child.result_fd, values.data(), values.size() * sizeof(double));
+    const std::string result = function(environment);
+    write_all(child.result_fd, result.data(), result.size());
   } catch (const Error& error) {
     code = static_cast<int>(error.code());
     write_all(child.result_fd, error.what(), std::strlen(error.what()));
@@ -125,8 +127,13 @@ void wait_for_all(std::vector<Child>& children, Clock::time_point deadline, Cloc
   }
 }
 
-std::vector<RankOutcome> run(int ranks, const RankFunction& function, std::chrono::seconds timeout,
-                             std::chrono::seconds grace, int& first_failure) {
+struct Ended {
+  std::vector<RankOutcome> outcomes;
+  std::vector<std::string> results;  // of the ranks that succeeded
+  int first_failure = -1;
+};
+
+Ended run(int ranks, const Function& function, std::chrono::seconds timeout, std::chrono::seconds grace) {
   Environment environment;
   environment.world_size = environment.local_world_size = ranks;
   environment.master_listen_fd = listening_socket(environment.master_port);
@@ -152,49 +159,44 @@ std::vector<RankOutcome> run(int ranks, const RankFunction& function, std::chron
   close(environment.master_listen_fd);
   wait_for_all(children, deadline, grace);
 
-  std::vector<RankOutcome> outcomes(ranks);
-  first_failure = -1;
+  Ended ended{std::vector<RankOutcome>(ranks), std::vector<std::string>(ranks)};
   for (int rank = 0; rank < ranks; ++rank) {
     const Child& child = children[rank];
-    RankOutcome& outcome = outcomes[rank];
-    const std::string result = read_all(child.result_fd);
+    RankOutcome& outcome = ended.outcomes[rank];
+    std::string& result = ended.results[rank] = read_all(child.result_fd);
     outcome.output = last_lines(read_all(child.output_fd));
     if (WIFSIGNALED(child.status)) {
       outcome.exit_code = 128 + WTERMSIG(child.status);
       outcome.error =
           child.ended >= deadline ? "timed out" : fmt::format("signal {}", WTERMSIG(child.status));
     } else if ((outcome.exit_code = WEXITSTATUS(child.status)) != 0) {
-      outcome.error = result;
-    } else {
-      outcome.values.resize(result.size() / sizeof(double));
-      std::memcpy(outcome.values.data(), result.data(), result.size());
+      outcome.error = std::move(result);
     }
-    if (child.status != 0 && (first_failure < 0 || child.ended < children[first_failure].ended))
-      first_failure = rank;
+    int& first = ended.first_failure;
+    if (child.status != 0 && (first < 0 || child.ended < children[first].ended)) first = rank;
   }
-  return outcomes;
+  return ended;
 }
 
 }  // namespace
 
-std::vector<std::vector<double>> run_ranks(int ranks, const RankFunction& function,
-                                           std::chrono::seconds timeout) {
-  int failed = -1;
-  auto outcomes = run(ranks, function, timeout, std::chrono::seconds(5), failed);
-  if (failed >= 0) {
+std::vector<std::string> run_ranks_bytes(int ranks, const Function& function, std::chrono::seconds timeout) {
+  Ended ended = run(ranks, function, timeout, std::chrono::seconds(5));
+  if (const int failed = ended.first_failure; failed >= 0) {
+    const RankOutcome& outcome = ended.outcomes[failed];
     throw std::runtime_error(fmt::format("rank {} of {} failed first, exit code {}: {}\nits last output:\n{}",
-                                         failed, ranks, outcomes[failed].exit_code, outcomes[failed].error,
-                                         outcomes[failed].output));
+                                         failed, ranks, outcome.exit_code, outcome.error, outcome.output));
   }
-  std::vector<std::vector<double>> values;
-  for (auto& outcome : outcomes) values.push_back(std::move(outcome.values));
-  return values;
+  return ended.results;
 }
 
-std::vector<RankOutcome> run_ranks_outcome(int ranks, const RankFunction& function,
+std::vector<RankOutcome> run_ranks_outcome(int ranks, const std::function<void(const Environment&)>& function,
                                            std::chrono::seconds timeout) {
-  int failed = -1;
-  return run(ranks, function, timeout, timeout, failed);
+  const auto without_result = [&](const Environment& environment) {
+    function(environment);
+    return std::string();
+  };
+  return run(ranks, without_result, timeout, timeout).outcomes;
 }
 
 }  // namespace hyperion

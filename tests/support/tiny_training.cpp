@@ -113,7 +113,7 @@ Microbatch TinyTraining::microbatch(int64_t step, int64_t index) const {
           ids.narrow(1, 1, kSeqLen).contiguous().to(job_.device), model_.context(kSeqLen, job_.device)};
 }
 
-std::pair<double, double> TinyTraining::step(int64_t step) {
+TinyStep TinyTraining::step(int64_t step) {
   fsdp_model_->begin_step(step);
   const at::Tensor scale =
       at::full({}, 1.0 / (kGlobalBatch * kSeqLen), at::TensorOptions(at::kFloat).device(job_.device));
@@ -128,14 +128,20 @@ std::pair<double, double> TinyTraining::step(int64_t step) {
   return {loss.item<double>() / (kGlobalBatch * kSeqLen), norm.item<double>()};
 }
 
-std::vector<double> train_tiny(const TinyJob& job, const Environment& environment, int64_t steps) {
+std::vector<TinyStep> train_tiny(const TinyJob& job, const Environment& environment, int64_t steps) {
   TinyTraining training(job, environment);
-  std::vector<double> values;
-  for (int64_t step = 0; step < steps; ++step) {
-    const auto [loss, norm] = training.step(step);
-    values.insert(values.end(), {loss, norm});
+  std::vector<TinyStep> trained;
+  for (int64_t step = 0; step < steps; ++step) trained.push_back(training.step(step));
+  return trained;
+}
+
+double largest_difference(const std::vector<TinyStep>& a, const std::vector<TinyStep>& b) {
+  double largest = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    largest = std::max(largest, std::abs(a[i].loss - b.at(i).loss) / std::abs(b[i].loss));
+    largest = std::max(largest, std::abs(a[i].grad_norm - b[i].grad_norm) / std::abs(b[i].grad_norm));
   }
-  return values;
+  return largest;
 }
 
 }  // namespace hyperion

@@ -32,13 +32,18 @@ struct TinyJob {
   bool float8_gather = false, float8_precompute = true, float8_emulate = true;
 };
 
+struct TinyStep {
+  double loss, grad_norm;
+  bool operator==(const TinyStep&) const = default;
+};
+
 class TinyTraining {
  public:
   static constexpr int64_t kGlobalBatch = 12, kSeqLen = 8, kVocab = 17;
 
   TinyTraining(const TinyJob& job, const Environment& environment);
-  // One step on global batch number `step` (the same sequences on every mesh): {global loss, gradient norm}.
-  std::pair<double, double> step(int64_t step);
+  // One step on global batch number `step`: the same sequences on every mesh.
+  TinyStep step(int64_t step);
 
   ProcessGroups& groups() { return *groups_; }
   FsdpModel& fsdp_model() { return *fsdp_model_; }
@@ -72,7 +77,9 @@ class TinyTraining {
   std::unique_ptr<Adam> optimizer_;
 };
 
-// Losses and norms of `steps` steps, one after the other.
-std::vector<double> train_tiny(const TinyJob& job, const Environment& environment, int64_t steps);
+std::vector<TinyStep> train_tiny(const TinyJob& job, const Environment& environment, int64_t steps);
+
+// The largest relative difference of two runs of equally many steps, losses and norms alike.
+double largest_difference(const std::vector<TinyStep>& a, const std::vector<TinyStep>& b);
 
 }  // namespace hyperion

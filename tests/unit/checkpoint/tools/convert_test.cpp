@@ -4,7 +4,7 @@
 
 #include "checkpoint/storage/manifest.h"
 #include "checkpoint/tools/tools.h"
-#include "tools_fixture.h"
+#include "tests/unit/checkpoint/tools/fixture.h"
 
 using namespace hyperion;
 using namespace hyperion::test;

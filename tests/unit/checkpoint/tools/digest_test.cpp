@@ -11,7 +11,7 @@
 #include "checkpoint/tools/content.h"
 #include "checkpoint/tools/tools.h"
 #include "tests/support/dcp_folder.h"
-#include "tools_fixture.h"
+#include "tests/unit/checkpoint/tools/fixture.h"
 
 using namespace hyperion;
 using namespace hyperion::test;

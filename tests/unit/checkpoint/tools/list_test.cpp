@@ -2,7 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/tools/tools.h"
-#include "tools_fixture.h"
+#include "tests/unit/checkpoint/tools/fixture.h"
 
 using namespace hyperion;
 using namespace hyperion::test;

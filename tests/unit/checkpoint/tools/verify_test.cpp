@@ -7,7 +7,7 @@
 #include "checkpoint/loader.h"
 #include "checkpoint/storage/shard_reader.h"
 #include "checkpoint/tools/tools.h"
-#include "tools_fixture.h"
+#include "tests/unit/checkpoint/tools/fixture.h"
 
 using namespace hyperion;
 using namespace hyperion::test;

@@ -6,7 +6,7 @@
 #include <catch2/catch.hpp>
 #include <sys/stat.h>
 
-#include "../error_of.h"
+#include "tests/support/error_of.h"
 #include "tests/support/temporary_folder.h"
 
 using namespace hyperion;

@@ -5,8 +5,8 @@
 #include "checkpoint/format/pickle/pickle_writer.h"
 #include "checkpoint/format/zip/crc32.h"
 #include "checkpoint/format/zip/zip_writer.h"
-#include "format_fixtures.h"
 #include "tests/support/temporary_folder.h"
+#include "tests/unit/checkpoint/format/format_fixtures.h"
 
 using namespace hyperion;
 using namespace hyperion::test;

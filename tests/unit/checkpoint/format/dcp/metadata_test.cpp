@@ -4,8 +4,8 @@
 #include <functional>
 
 #include "base/files.h"
-#include "format_fixtures.h"
 #include "tests/support/temporary_folder.h"
+#include "tests/unit/checkpoint/format/format_fixtures.h"
 
 using namespace hyperion;
 using namespace hyperion::test;
@@ -216,7 +216,7 @@ TEST_CASE("a malicious pickle in place of .metadata or inside it is refused by n
 
 TEST_CASE("an index that Python 3.11.2 pickled is read: it writes enums by getattr") {
   const std::string text =
-      read_file(std::filesystem::path(HYPERION_SOURCE_DIR) / "tests/fuzz/seeds/metadata/python311", 1 << 20);
+      read_file(std::filesystem::path(HYPERION_SOURCE_DIR) / "tests/goldens/dcp/python311.metadata", 1 << 20);
   CHECK(decode(text).tensors.at("w").shape == Dims{2, 3});
 }
 

@@ -3,8 +3,8 @@
 
 #include "checkpoint/format/pickle/pickle_object.h"
 #include "checkpoint/format/pickle/pickle_reader.h"
-#include "format_fixtures.h"
 #include "tests/support/temporary_folder.h"
+#include "tests/unit/checkpoint/format/format_fixtures.h"
 
 using namespace hyperion;
 using namespace hyperion::test;

@@ -1,7 +1,7 @@
 #include "checkpoint/format/zip/zip_slice.h"
 
 #include "checkpoint/format/zip/zip_writer.h"
-#include "format_fixtures.h"
+#include "tests/unit/checkpoint/format/format_fixtures.h"
 
 using namespace hyperion;
 using namespace hyperion::test;
