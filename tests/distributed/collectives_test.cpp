@@ -35,7 +35,7 @@ int64_t differences(const at::Tensor& a, const at::Tensor& b) {
 struct WrongElements {
   int64_t count;  // of elements per rank
   at::ScalarType dtype;
-  int64_t all_gather, all_gather_in_place, reduce_scatter, all_reduce_sum, all_reduce_max;
+  int64_t all_gather = 0, all_gather_in_place = 0, reduce_scatter = 0, all_reduce_sum = 0, all_reduce_max = 0;
 };
 
 WrongElements wrong_elements(Communicator& group, int64_t count, at::ScalarType dtype) {

@@ -103,9 +103,9 @@ TEST_CASE("activation checkpointing and resharding change no bit in FP8") {
           .front();
     };
     const auto plain = run(ActivationCheckpoint::kNone, true);
-    CHECK((plain == run(ActivationCheckpoint::kFull, true)));
-    CHECK((plain == run(ActivationCheckpoint::kSelectiveOp, true)));
-    CHECK((plain == run(ActivationCheckpoint::kNone, false)));
+    CHECK(plain == run(ActivationCheckpoint::kFull, true));
+    CHECK(plain == run(ActivationCheckpoint::kSelectiveOp, true));
+    CHECK(plain == run(ActivationCheckpoint::kNone, false));
   }
 }
 

@@ -107,7 +107,7 @@ double smallest_peak(const fs::path& folder, int rank) {
   return smallest * 1024 * 1024 * 1024;
 }
 
-struct RankMemory {
+struct MeasuredRank {
   int64_t built, trained;  // bytes of libtorch before the first step and after the last
   ExitCode code;
   double peak;  // bytes of the process
@@ -124,7 +124,7 @@ TEST_CASE(
   const fs::path path = folder.path();
   const ResolvedConfig resolved = job(path, dtype);
   const int port = free_port();
-  const auto train = [&](const Environment& environment) -> RankMemory {
+  const auto train = [&](const Environment& environment) -> MeasuredRank {
     setenv("MASTER_PORT", std::to_string(port).c_str(), 1);  // the trainer opens it itself
     setenv("HYPERION_DEVICE", "cpu", 1);
     // Leaked, for tensors that outlive everything here.
@@ -137,7 +137,7 @@ TEST_CASE(
   };
   const auto results = run_ranks(kRanks, train, std::chrono::seconds(120));
   const double expected = bytes * 6'163'712 / kRanks;
-  for (const RankMemory& rank : results) {
+  for (const MeasuredRank& rank : results) {
     CAPTURE(dtype, rank.built / expected, rank.trained / expected);
     CHECK(rank.code == ExitCode::kOk);
     CHECK(rank.built == Approx(expected).epsilon(0.02));    // state is allocated at once

@@ -3,6 +3,7 @@
 
 #include <map>
 #include <memory>
+#include <ostream>
 #include <set>
 #include <string>
 #include <vector>
@@ -35,6 +36,9 @@ struct TinyJob {
 struct TinyStep {
   double loss, grad_norm;
   bool operator==(const TinyStep&) const = default;
+  friend std::ostream& operator<<(std::ostream& out, const TinyStep& step) {
+    return out << step.loss << " (norm " << step.grad_norm << ")";
+  }
 };
 
 class TinyTraining {

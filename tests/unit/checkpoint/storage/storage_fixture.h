@@ -2,16 +2,10 @@
 #pragma once
 
 #include <algorithm>
-#include <exception>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <string>
 #include <vector>
-
-#include <stdlib.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include "base/durable.h"
 #include "base/error.h"
@@ -19,6 +13,7 @@
 #include "checkpoint/storage/checkpoint_folder.h"
 #include "checkpoint/storage/shard_writer.h"
 #include "tests/support/error_of.h"
+#include "tests/support/in_child.h"
 #include "tests/support/temporary_folder.h"
 
 namespace hyperion {
@@ -57,22 +52,6 @@ inline void damage(const std::filesystem::path& path, uint64_t offset, char mask
   const char byte = static_cast<char>(file.get() ^ mask);
   file.seekp(static_cast<std::streamoff>(offset));
   file.put(byte);
-}
-
-// Runs `action` in a process of its own; returns its wait status. The action's failure is exit code 1.
-inline int in_child(const std::function<void()>& action) {
-  const pid_t child = ::fork();
-  if (child == 0) {
-    try {
-      action();
-    } catch (...) {
-      ::_exit(1);
-    }
-    ::_exit(0);
-  }
-  int status = 0;
-  ::waitpid(child, &status, 0);
-  return status;
 }
 
 // A committed checkpoint with two files, as a save makes it.

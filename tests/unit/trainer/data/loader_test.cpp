@@ -8,7 +8,7 @@
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
-#include "tests/unit/trainer/data/fixtures.h"
+#include "tests/support/documents.h"
 #include "trainer/data/document_order.h"
 #include "trainer/data/token_shards.h"
 

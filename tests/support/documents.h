@@ -1,4 +1,4 @@
-// What the data tests share: compressed files, and a tokenizer of one token a byte.
+// Documents to train on: JSON lines, compressed files, and a tokenizer of one token per byte.
 #pragma once
 
 #include <filesystem>
