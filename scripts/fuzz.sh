@@ -27,9 +27,10 @@ corpus=$(mktemp -d)
 trap 'rm -rf "$corpus"' EXIT
 for target in "$@"; do
   [ -x "$build/fuzz_$target" ] || fail "there is no program $build/fuzz_$target" "build it: ninja -C $build fuzz_$target"
-  mkdir "$corpus/$target"
+  mkdir -p "$corpus/$target" "$corpus/seeds/$target"
+  tar -xzf "$root/tests/fuzz/seeds/$target.tar.gz" -C "$corpus/seeds/$target"
   say "$target: $limit"
   # A slow or memory-hungry input is a finding too.
   (cd "$build" && "./fuzz_$target" "$limit" "-max_len=${HYPERION_FUZZ_LENGTH:-65536}" -timeout=10 -rss_limit_mb=2048 -verbosity=0 -print_final_stats=1 \
-    -artifact_prefix="crash-$target-" "$corpus/$target" "$root/tests/fuzz/seeds/$target")
+    -artifact_prefix="crash-$target-" "$corpus/$target" "$corpus/seeds/$target")
 done

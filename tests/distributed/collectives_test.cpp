@@ -7,7 +7,7 @@
 #include "parallel/agreement.h"
 #include "parallel/ledger.h"
 #include "parallel/process_group.h"
-#include "tests/distributed/ranks.h"
+#include "tests/support/ranks.h"
 
 namespace hyperion {
 namespace {
@@ -27,28 +27,33 @@ at::Tensor numbers(int rank, int64_t count, at::ScalarType dtype) {
   return at::arange(count, at::kLong).mul_(3).add_(rank * 7).remainder_(31).to(dtype);
 }
 
-double differences(const at::Tensor& a, const at::Tensor& b) {
-  return a.ne(b).sum().item<double>();
+int64_t differences(const at::Tensor& a, const at::Tensor& b) {
+  return a.ne(b).sum().item<int64_t>();
 }
 
-// Runs all collectives with tensors of `count` elements per rank and returns how many elements were wrong in
-// each.
-std::vector<double> wrong_elements(Communicator& group, int64_t count, at::ScalarType dtype) {
+// How many elements each collective got wrong.
+struct WrongElements {
+  int64_t count;  // of elements per rank
+  at::ScalarType dtype;
+  int64_t all_gather = 0, all_gather_in_place = 0, reduce_scatter = 0, all_reduce_sum = 0, all_reduce_max = 0;
+};
+
+WrongElements wrong_elements(Communicator& group, int64_t count, at::ScalarType dtype) {
   const int rank = group.rank(), size = group.size();
-  std::vector<double> wrong;
+  WrongElements wrong{count, dtype};
 
   std::vector<at::Tensor> all;
   for (int r = 0; r < size; ++r) all.push_back(numbers(r, count, dtype));
   const at::Tensor gathered = at::cat(all);
   at::Tensor out = at::zeros({size * count}, dtype);
   group.all_gather_into(out, all[rank].clone());
-  wrong.push_back(differences(out, gathered));
+  wrong.all_gather = differences(out, gathered);
 
   out = at::zeros({size * count}, dtype);
   const at::Tensor slot = out.narrow(0, rank * count, count);
   slot.copy_(all[rank]);
   group.all_gather_into(out, slot);  // in place
-  wrong.push_back(differences(out, gathered));
+  wrong.all_gather_in_place = differences(out, gathered);
 
   at::Tensor sum = at::zeros({size * count}, dtype), most = numbers(0, size * count, dtype);
   for (int r = 0; r < size; ++r) {
@@ -57,14 +62,14 @@ std::vector<double> wrong_elements(Communicator& group, int64_t count, at::Scala
   }
   at::Tensor chunk = at::zeros({count}, dtype);
   group.start_reduce_scatter_sum(chunk, numbers(rank, size * count, dtype)).wait();
-  wrong.push_back(differences(chunk, sum.narrow(0, rank * count, count)));
+  wrong.reduce_scatter = differences(chunk, sum.narrow(0, rank * count, count));
 
   at::Tensor reduced = numbers(rank, size * count, dtype);
   group.all_reduce_sum(reduced);
-  wrong.push_back(differences(reduced, sum));
+  wrong.all_reduce_sum = differences(reduced, sum);
   reduced = numbers(rank, size * count, dtype);
   group.all_reduce_max(reduced);
-  wrong.push_back(differences(reduced, most));
+  wrong.all_reduce_max = differences(reduced, most);
   return wrong;
 }
 
@@ -76,30 +81,36 @@ TEST_CASE("every collective gives the right elements for every dtype and size") 
   CAPTURE(ranks, shared_memory);
   const auto results = run_ranks(ranks, [&](const Environment& environment) {
     ProcessGroups groups(Mesh(replicas(ranks), ranks), environment, through(shared_memory));
-    std::vector<double> wrong;
-    wrong.push_back(groups.world().backend() == (shared_memory ? "shm" : "gloo") ? 0 : 1);
-    for (auto dtype : {at::kFloat, at::kBFloat16, at::kLong, at::kByte}) {
-      for (int64_t count : {0, 7, 300001}) {
-        for (double w : wrong_elements(groups.get(MeshDim::kDpReplicate), count, dtype)) wrong.push_back(w);
-      }
-    }
+    if (groups.world().backend() != (shared_memory ? "shm" : "gloo"))
+      throw std::runtime_error("the backend is " + std::string(groups.world().backend()));
+    std::vector<WrongElements> wrong;
+    for (auto dtype : {at::kFloat, at::kBFloat16, at::kLong, at::kByte})
+      for (int64_t count : {0, 7, 300001})
+        wrong.push_back(wrong_elements(groups.get(MeshDim::kDpReplicate), count, dtype));
     return wrong;
   });
-  for (const auto& wrong : results) {
-    REQUIRE(wrong.size() == 1 + 4 * 3 * 5);
-    for (size_t i = 0; i < wrong.size(); ++i) {
-      CAPTURE(i);
-      CHECK(wrong[i] == 0);
+  for (const auto& rank : results) {
+    REQUIRE(rank.size() == 4 * 3);
+    for (const WrongElements& wrong : rank) {
+      CAPTURE(wrong.dtype, wrong.count);
+      CHECK(wrong.all_gather == 0);
+      CHECK(wrong.all_gather_in_place == 0);
+      CHECK(wrong.reduce_scatter == 0);
+      CHECK(wrong.all_reduce_sum == 0);
+      CHECK(wrong.all_reduce_max == 0);
     }
   }
 }
 
 TEST_CASE("sums add up in rank order and sixteen bit floats in single precision") {
+  struct Wrong {
+    int64_t order, precision;
+  };
   const bool shared_memory = GENERATE(true, false);
   const auto results = run_ranks(3, [&](const Environment& environment) {
     ProcessGroups groups(Mesh({}, 3), environment, through(shared_memory));
     Communicator& group = groups.get(MeshDim::kFsdp);
-    std::vector<double> wrong;
+    Wrong wrong{};
     const auto random = [](int rank) {
       auto generator = at::make_generator<at::CPUGeneratorImpl>(100 + rank);
       return at::randn({3, 1001}, generator);
@@ -107,15 +118,18 @@ TEST_CASE("sums add up in rank order and sixteen bit floats in single precision"
     const at::Tensor a = random(0), b = random(1), c = random(2);
     at::Tensor out = at::empty({1001});
     group.start_reduce_scatter_sum(out, random(environment.rank)).wait();
-    wrong.push_back(differences(out, ((a + b) + c)[environment.rank]));
+    wrong.order = differences(out, ((a + b) + c)[environment.rank]);
     // 1 + 2^-9 + 2^-9: in bfloat16 every addition alone would be rounded away.
     at::Tensor terms = at::full({3, 8}, environment.rank == 0 ? 1.0 : 1.0 / 512, at::kBFloat16);
     at::Tensor small = at::empty({8}, at::kBFloat16);
     group.start_reduce_scatter_sum(small, terms.mul_(2)).wait();
-    wrong.push_back(differences(small, at::full({8}, 2.0 + 4.0 / 512, at::kBFloat16)));
+    wrong.precision = differences(small, at::full({8}, 2.0 + 4.0 / 512, at::kBFloat16));
     return wrong;
   });
-  for (const auto& wrong : results) CHECK(wrong == std::vector<double>{0, 0});
+  for (const Wrong& wrong : results) {
+    CHECK(wrong.order == 0);
+    CHECK(wrong.precision == 0);
+  }
 }
 
 TEST_CASE("started operations overlap and complete in any order") {
@@ -135,41 +149,54 @@ TEST_CASE("started operations overlap and complete in any order") {
     reduction.wait();
     for (int i = 7; i >= 0; i -= 2) pending[i].wait();
     for (int i = 0; i < 8; i += 2) pending[i].wait();
-    double wrong = differences(chunk, at::full({3}, 2.0));
+    int64_t wrong = differences(chunk, at::full({3}, 2.0));
     for (int i = 0; i < 8; ++i) {
       wrong += differences(outs[i][0], at::full({50000}, 10.0 * i)) +
                differences(outs[i][1], at::full({50000}, 10.0 * i + 1));
     }
-    return std::vector<double>{wrong};
+    return wrong;
   });
-  for (const auto& wrong : results) CHECK(wrong[0] == 0);
+  for (const int64_t wrong : results) CHECK(wrong == 0);
 }
 
 TEST_CASE("a mesh of two by two has its groups and shares what has the same ranks") {
+  struct Groups {
+    int64_t fsdp, replicate, world, tp;  // a bit for each rank of the group
+    bool loss_is_world, dp_shard_is_fsdp, host_is_world;
+  };
   const auto results = run_ranks(4, [](const Environment& environment) {
     const Mesh mesh({.dp_replicate = 2, .dp_shard = 2}, 4);
     ProcessGroups groups(mesh, environment, {});
     const auto total = [&](MeshDim dim) {
       at::Tensor value = at::full({1}, 1 << environment.rank, at::kLong);
       groups.get(dim).all_reduce_sum(value);
-      return value.item<double>();
+      return value.item<int64_t>();
     };
     groups.world().barrier();
-    return std::vector<double>{total(MeshDim::kFsdp),
-                               total(MeshDim::kDpReplicate),
-                               total(MeshDim::kWorld),
-                               total(MeshDim::kTp),
-                               &groups.get(MeshDim::kLoss) == &groups.world() ? 1.0 : 0.0,
-                               &groups.get(MeshDim::kDpShard) == &groups.get(MeshDim::kFsdp) ? 1.0 : 0.0,
-                               &groups.host() == &groups.world() ? 1.0 : 0.0};
+    return Groups{total(MeshDim::kFsdp),
+                  total(MeshDim::kDpReplicate),
+                  total(MeshDim::kWorld),
+                  total(MeshDim::kTp),
+                  &groups.get(MeshDim::kLoss) == &groups.world(),
+                  &groups.get(MeshDim::kDpShard) == &groups.get(MeshDim::kFsdp),
+                  &groups.host() == &groups.world()};
   });
   for (int rank = 0; rank < 4; ++rank) {
-    CHECK(results[rank] == std::vector<double>{rank < 2 ? 3.0 : 12.0, rank % 2 == 0 ? 5.0 : 10.0, 15.0,
-                                               static_cast<double>(1 << rank), 1.0, 1.0, 1.0});
+    CAPTURE(rank);
+    CHECK(results[rank].fsdp == (rank < 2 ? 0b0011 : 0b1100));
+    CHECK(results[rank].replicate == (rank % 2 == 0 ? 0b0101 : 0b1010));
+    CHECK(results[rank].world == 0b1111);
+    CHECK(results[rank].tp == 1 << rank);
+    CHECK(results[rank].loss_is_world);
+    CHECK(results[rank].dp_shard_is_fsdp);
+    CHECK(results[rank].host_is_world);
   }
 }
 
 TEST_CASE("a group of all ranks that carries parameters is not the world group") {
+  struct SentBytes {
+    int64_t all_gather, reduce_scatter, all_reduce, total;
+  };
   const auto results = run_ranks(2, [](const Environment& environment) {
     ProcessGroups groups(Mesh({}, 2), environment, {});
     CommLedger ledger;
@@ -180,32 +207,36 @@ TEST_CASE("a group of all ranks that carries parameters is not the world group")
     groups.get(MeshDim::kFsdp).all_gather_into(out, in);
     groups.get(MeshDim::kFsdp).start_reduce_scatter_sum(in, out).wait();
     groups.world().all_reduce_sum(in);
-    return std::vector<double>{static_cast<double>(ledger.entry("fsdp/0", "all_gather").bytes),
-                               static_cast<double>(ledger.entry("fsdp/0", "reduce_scatter").bytes),
-                               static_cast<double>(ledger.entry("world/0", "all_reduce").bytes),
-                               static_cast<double>(ledger.total_bytes())};
+    return SentBytes{ledger.entry("fsdp/0", "all_gather").bytes,
+                     ledger.entry("fsdp/0", "reduce_scatter").bytes,
+                     ledger.entry("world/0", "all_reduce").bytes, ledger.total_bytes()};
   });
-  for (const auto& bytes : results) CHECK(bytes == std::vector<double>{400, 400, 400, 1200});
+  for (const SentBytes& sent : results) {
+    CHECK(sent.all_gather == 400);
+    CHECK(sent.reduce_scatter == 400);
+    CHECK(sent.all_reduce == 400);
+    CHECK(sent.total == 1200);
+  }
 }
 
 TEST_CASE("texts of different lengths reach every rank") {
   const auto results = run_ranks(3, [](const Environment& environment) {
     ProcessGroups groups(Mesh({}, 3), environment, {});
-    const auto texts = groups.host().all_gather(std::string(environment.rank * 1000, 'a' + environment.rank));
-    double good = 0;
-    for (int r = 0; r < 3; ++r) good += texts.at(r) == std::string(r * 1000, 'a' + r);
-    return std::vector<double>{good};
+    const auto texts =
+        groups.host().all_gather(std::string(environment.rank * 1000, 'a' + environment.rank));
+    int right = 0;
+    for (int r = 0; r < 3; ++r) right += texts.at(r) == std::string(r * 1000, 'a' + r);
+    return right;
   });
-  for (const auto& good : results) CHECK(good[0] == 3);
+  for (const int right : results) CHECK(right == 3);
 }
 
 TEST_CASE("ranks that run the same job agree") {
-  const auto results = run_ranks(2, [](const Environment& environment) {
+  const auto outcomes = run_ranks_outcome(2, [](const Environment& environment) {
     ProcessGroups groups(Mesh({}, 2), environment, {});
     require_agreement(groups.host(), {{"training.steps", "10"}, {"binary", "x"}});
-    return std::vector<double>{};
   });
-  CHECK(results.size() == 2);
+  for (const RankOutcome& rank : outcomes) CHECK(rank.error == "");
 }
 
 }  // namespace hyperion

@@ -1,8 +1,8 @@
 // What the surviving ranks say when a rank is dead, stopped, late, missing or different.
 #include <thread>
 
-#include <catch2/catch.hpp>
 #include <arpa/inet.h>
+#include <catch2/catch.hpp>
 #include <netinet/in.h>
 #include <signal.h>
 #include <sys/socket.h>
@@ -17,7 +17,7 @@
 #include "parallel/phase.h"
 #include "parallel/process_group.h"
 #include "parallel/rendezvous.h"
-#include "tests/distributed/ranks.h"
+#include "tests/support/ranks.h"
 
 namespace hyperion {
 namespace {
@@ -40,7 +40,7 @@ void check_mentions(const RankOutcome& outcome, const std::vector<std::string>& 
 
 TEST_CASE("a timeout names rank and group and operation and phase") {
   const bool shared_memory = GENERATE(true, false);
-  const auto outcomes = run_ranks_outcome(3, [&](const Environment& environment) -> std::vector<double> {
+  const auto outcomes = run_ranks_outcome(3, [&](const Environment& environment) {
     CommOptions options;
     options.shared_memory = shared_memory;
     ProcessGroups groups(Mesh({}, 3), environment, options);
@@ -49,7 +49,6 @@ TEST_CASE("a timeout names rank and group and operation and phase") {
     at::Tensor out = at::empty({10}), in = at::ones({30});
     if (environment.rank == 1) std::this_thread::sleep_for(seconds(6));
     groups.get(MeshDim::kFsdp).start_reduce_scatter_sum(out, in).wait();
-    return {};
   });
   for (int rank : {0, 2}) {
     CHECK(outcomes[rank].exit_code == kCommunication);
@@ -62,7 +61,7 @@ TEST_CASE("a timeout names rank and group and operation and phase") {
 TEST_CASE("a rank killed inside a collective is found by its peers at once") {
   const bool shared_memory = GENERATE(true, false);
   const auto begin = std::chrono::steady_clock::now();
-  const auto outcomes = run_ranks_outcome(3, [&](const Environment& environment) -> std::vector<double> {
+  const auto outcomes = run_ranks_outcome(3, [&](const Environment& environment) {
     CommOptions options;
     options.shared_memory = shared_memory;
     ProcessGroups groups(Mesh({}, 3), environment, options);
@@ -72,7 +71,6 @@ TEST_CASE("a rank killed inside a collective is found by its peers at once") {
     if (environment.rank == 2) raise(SIGKILL);
     PhaseGuard phase("step 3 forward layers.0");
     group.all_gather_into(out, in);
-    return {};
   });
   CHECK(std::chrono::steady_clock::now() - begin < seconds(40));  // far below the timeout of 300 s
   CHECK(outcomes[2].exit_code == 128 + SIGKILL);
@@ -84,13 +82,12 @@ TEST_CASE("a rank killed inside a collective is found by its peers at once") {
 }
 
 TEST_CASE("missing ranks are named when the rendezvous times out") {
-  const auto outcomes = run_ranks_outcome(3, [](const Environment& environment) -> std::vector<double> {
+  const auto outcomes = run_ranks_outcome(3, [](const Environment& environment) {
     Environment larger = environment;
     larger.world_size = larger.local_world_size = 5;
     CommOptions options;
     options.init_timeout = seconds(5);
     ProcessGroups groups(Mesh({}, 5), larger, options);
-    return {};
   });
   for (const auto& outcome : outcomes) {
     CHECK(outcome.exit_code == kCommunication);
@@ -99,7 +96,7 @@ TEST_CASE("missing ranks are named when the rendezvous times out") {
 }
 
 TEST_CASE("two processes of one rank are refused") {
-  const auto outcomes = run_ranks_outcome(3, [](const Environment& environment) -> std::vector<double> {
+  const auto outcomes = run_ranks_outcome(3, [](const Environment& environment) {
     Environment wrong = environment;
     if (wrong.rank == 2) {
       std::this_thread::sleep_for(milliseconds(300));
@@ -108,20 +105,18 @@ TEST_CASE("two processes of one rank are refused") {
     CommOptions options;
     options.init_timeout = seconds(5);
     ProcessGroups groups(Mesh({}, 3), wrong, options);
-    return {};
   });
   CHECK(outcomes[2].exit_code == kUsage);
   check_mentions(outcomes[2], {"two processes have RANK 1"});
 }
 
 TEST_CASE("an absent master is named with its address") {
-  const auto outcomes = run_ranks_outcome(2, [](const Environment& environment) -> std::vector<double> {
-    if (environment.rank == 0) return {};  // the master's port closes with it
+  const auto outcomes = run_ranks_outcome(2, [](const Environment& environment) {
+    if (environment.rank == 0) return;  // the master's port closes with it
     std::this_thread::sleep_for(milliseconds(200));
     CommOptions options;
     options.init_timeout = milliseconds(1000);
     ProcessGroups groups(Mesh({}, 2), environment, options);
-    return {};
   });
   CHECK(outcomes[1].exit_code == kCommunication);
   check_mentions(outcomes[1], {"rank 1", "127.0.0.1", "MASTER_PORT"});
@@ -129,7 +124,7 @@ TEST_CASE("an absent master is named with its address") {
 
 TEST_CASE("ranks of another world size or mesh or configuration end all ranks at once with the values") {
   const auto begin = std::chrono::steady_clock::now();
-  const auto outcomes = run_ranks_outcome(4, [](const Environment& environment) -> std::vector<double> {
+  const auto outcomes = run_ranks_outcome(4, [](const Environment& environment) {
     Environment own = environment;
     CommOptions options;
     options.identity = {{"training.seq_len", "256"}, {"optimizer.lr", "0.1"}};
@@ -138,7 +133,6 @@ TEST_CASE("ranks of another world size or mesh or configuration end all ranks at
     if (own.rank == 2) mesh.dp_replicate = 2;
     if (own.rank == 3) options.identity["optimizer.lr"] = "0.2";
     ProcessGroups groups(Mesh(mesh, own.world_size), own, options);
-    return {};
   });
   CHECK(std::chrono::steady_clock::now() - begin < seconds(30));  // far below the timeout of 300 s
   for (const auto& outcome : outcomes) {
@@ -151,11 +145,10 @@ TEST_CASE("ranks of another world size or mesh or configuration end all ranks at
 }
 
 TEST_CASE("a rank that is told to use sockets ends a job of shared memory at once") {
-  const auto outcomes = run_ranks_outcome(2, [](const Environment& environment) -> std::vector<double> {
+  const auto outcomes = run_ranks_outcome(2, [](const Environment& environment) {
     Environment own = environment;
     if (own.rank == 1) own.local_world_size = 1;
     ProcessGroups groups(Mesh({}, 2), own, {});
-    return {};
   });
   for (const auto& outcome : outcomes) {
     CHECK(outcome.exit_code == kUsage);
@@ -164,12 +157,12 @@ TEST_CASE("a rank that is told to use sockets ends a job of shared memory at onc
 }
 
 TEST_CASE("the last rank may join while rank 0 looks who is missing") {
-  const auto outcomes = run_ranks_outcome(2, [](const Environment& environment) -> std::vector<double> {
+  const auto outcomes = run_ranks_outcome(2, [](const Environment& environment) {
     CommOptions options;
     options.init_timeout = seconds(1);
     if (environment.rank == 0) {
       ProcessGroups groups(Mesh({}, 2), environment, options);
-      return {};
+      return;
     }
     c10d::TCPStoreOptions client;
     client.port = static_cast<uint16_t>(environment.master_port);
@@ -182,7 +175,6 @@ TEST_CASE("the last rank may join while rank 0 looks who is missing") {
     store.wait({"gate"}, seconds(5));
     if (!store.get_to_str("gate").empty()) throw_comm("{}", store.get_to_str("gate"));
     store.wait({"world/0/shm/at/0"}, seconds(5));  // rank 0 goes on to make groups
-    return {};
   });
   CHECK(outcomes[1].exit_code == 0);
   CHECK(outcomes[1].error == "");
@@ -211,13 +203,12 @@ TEST_CASE("the store listens on the address of the master alone") {
 }
 
 TEST_CASE("ranks that disagree all list the keys and who differs") {
-  const auto outcomes = run_ranks_outcome(3, [](const Environment& environment) -> std::vector<double> {
+  const auto outcomes = run_ranks_outcome(3, [](const Environment& environment) {
     ProcessGroups groups(Mesh({}, 3), environment, {});
     Fingerprint fingerprint = {{"training.steps", "10"}, {"training.seq_len", "256"}, {"debug.seed", "1"}};
     if (environment.rank == 1) fingerprint["training.steps"] = "11";
     if (environment.rank == 2) fingerprint["data"] = "extra";
     require_agreement(groups.host(), fingerprint);
-    return {};
   });
   for (const auto& outcome : outcomes) {
     CHECK(outcome.exit_code == kUsage);
@@ -227,13 +218,13 @@ TEST_CASE("ranks that disagree all list the keys and who differs") {
 }
 
 TEST_CASE("the harness names the first rank that failed and shows its last lines") {
-  const auto failing = [](const Environment& environment) -> std::vector<double> {
+  const auto failing = [](const Environment& environment) {
     if (environment.rank == 1) {
       std::puts("these are my last words");
       throw_data("rank one is unhappy");
     }
     std::this_thread::sleep_for(seconds(environment.rank == 0 ? 0 : 600));
-    return {1.0};
+    return 1.0;
   };
   try {
     run_ranks(3, failing);
@@ -244,12 +235,7 @@ TEST_CASE("the harness names the first rank that failed and shows its last lines
     CHECK(text.find("these are my last words") != std::string::npos);
   }
   const auto slow = run_ranks_outcome(
-      1,
-      [](const Environment&) -> std::vector<double> {
-        std::this_thread::sleep_for(seconds(600));
-        return {};
-      },
-      seconds(1));
+      1, [](const Environment&) { std::this_thread::sleep_for(seconds(600)); }, seconds(1));
   CHECK(slow[0].error == "timed out");
 }
 

@@ -1,11 +1,12 @@
 // FP8 linears under sharding: what travels, how often weights are cast, and that neither mesh nor options
 // change the numbers. Products are emulated, so the arithmetic is that of tests/goldens/float8.
-#include <catch2/catch.hpp>
-
+#include <array>
 #include <cmath>
 
-#include "tests/distributed/ranks.h"
-#include "tests/distributed/tiny_training.h"
+#include <catch2/catch.hpp>
+
+#include "tests/support/ranks.h"
+#include "tests/support/tiny_training.h"
 
 namespace hyperion {
 namespace {
@@ -14,62 +15,55 @@ TinyJob float8_job(const char* recipe, bool gather = false, MeshConfig mesh = {}
   return {.mesh = mesh, .compute = at::kBFloat16, .float8 = recipe, .float8_gather = gather};
 }
 
-int64_t padded(TinyTraining& training, bool converted) {
-  int64_t sum = 0;
-  for (const auto& parameter : training.fsdp_model().parameters())
-    if (parameter->encoded() == converted) sum += parameter->padded_numel();
-  return sum;
-}
-
-int64_t counted(TinyTraining& training, const std::string& operation, bool calls) {
-  const auto entry = training.ledger().entry("fsdp/0", operation);
-  return calls ? entry.calls : entry.bytes;
-}
-
 }  // namespace
 
 TEST_CASE("FP8 all-gathers move exactly half the bytes of the converted weights and all of the others") {
-  const auto results = run_ranks(2, [](const Environment& environment) -> std::vector<double> {
+  struct Gathered {
+    int64_t bytes;                                                 // sent in a step
+    int64_t blocks_encoded = 0, blocks_others = 0, elsewhere = 0;  // elements of this rank's shards
+  };
+  const auto results = run_ranks(2, [](const Environment& environment) {
     TinyTraining training(float8_job("tensorwise", /*gather=*/true), environment);
-    const int64_t before = counted(training, "all_gather", false);
+    training.ledger().reset();
     training.step(0);
-    int64_t blocks_encoded = 0, blocks_others = 0;
+    Gathered gathered{training.ledger().entry("fsdp/0", "all_gather").bytes};
     for (const auto& group : training.fsdp_model().groups())
-      if (group->name().starts_with("layers"))
-        for (const auto& parameter : group->parameters())
-          (parameter->encoded() ? blocks_encoded : blocks_others) += parameter->padded_numel();
-    // Blocks are gathered twice, embedding and head once; half of the whole is another rank's.
-    const int64_t expected =
-        2 * blocks_encoded + 2 * (2 * blocks_others) + 2 * (padded(training, false) - blocks_others);
-    return {static_cast<double>(counted(training, "all_gather", false) - before),
-            static_cast<double>(expected), static_cast<double>(blocks_encoded)};
+      for (const auto& parameter : group->parameters())
+        (!group->name().starts_with("layers") ? gathered.elsewhere
+         : parameter->encoded()               ? gathered.blocks_encoded
+                                              : gathered.blocks_others) += parameter->padded_numel();
+    return gathered;
   });
-  for (const auto& rank : results) {
-    CHECK(rank[0] == rank[1]);
-    CHECK(rank[2] == 3 * (32 * 32 * 2 + 2 * 16 * 32 + 3 * 48 * 32) / 2.0);
+  for (const Gathered& rank : results) {
+    // Blocks are gathered twice, embedding and head once; the half of the whole that is sent is this rank's.
+    CHECK(rank.bytes == 2 * (rank.blocks_encoded + 2 * rank.blocks_others) + 2 * rank.elsewhere);
+    CHECK(rank.blocks_encoded == 3 * (32 * 32 * 2 + 2 * 16 * 32 + 3 * 48 * 32) / 2);
   }
 }
 
 TEST_CASE("precomputed scales are one reduction a step and change no bit") {
-  const auto run = [](bool precompute, bool gather) {
-    return run_ranks(2, [=](const Environment& environment) -> std::vector<double> {
-      TinyJob job = float8_job("tensorwise", gather);
-      job.float8_precompute = precompute;
-      TinyTraining training(job, environment);
-      std::vector<double> values;
-      for (int64_t step = 0; step < 3; ++step) {
-        const auto [loss, norm] = training.step(step);
-        values.insert(values.end(), {loss, norm});
-      }
-      values.push_back(static_cast<double>(counted(training, "all_reduce", true)));
-      return values;
-    });
+  struct Trained {
+    std::array<TinyStep, 3> steps;
+    int64_t all_reduces;
   };
-  const auto fused = run(true, true), lazy = run(false, true), off = run(true, false);
-  for (size_t i = 0; i < 6; ++i) CHECK(fused[0][i] == lazy[0][i]);
-  CHECK(fused[0][6] - off[0][6] == 4);     // after the initial weights and each step
-  CHECK(lazy[0][6] - off[0][6] == 3 * 3);  // each block before its first gather of a step
-  CHECK(fused[0][0] != off[0][0]);         // the cast is of the fp32 master, not of its bf16 copy
+  const auto run = [](bool precompute, bool gather) {
+    return run_ranks(2,
+                     [=](const Environment& environment) {
+                       TinyJob job = float8_job("tensorwise", gather);
+                       job.float8_precompute = precompute;
+                       TinyTraining training(job, environment);
+                       Trained trained;
+                       for (int64_t step = 0; step < 3; ++step) trained.steps[step] = training.step(step);
+                       trained.all_reduces = training.ledger().entry("fsdp/0", "all_reduce").calls;
+                       return trained;
+                     })
+        .front();
+  };
+  const Trained fused = run(true, true), lazy = run(false, true), off = run(true, false);
+  CHECK((fused.steps == lazy.steps));
+  CHECK(fused.all_reduces - off.all_reduces == 4);     // after the initial weights and each step
+  CHECK(lazy.all_reduces - off.all_reduces == 3 * 3);  // each block before its first gather of a step
+  CHECK(fused.steps[0].loss != off.steps[0].loss);     // the cast is of the fp32 master, not of its bf16 copy
 }
 
 TEST_CASE("FP8 does not depend on the mesh when microbatches are equal") {
@@ -88,11 +82,11 @@ TEST_CASE("FP8 does not depend on the mesh when microbatches are equal") {
     const auto hybrid = run(4, {.dp_replicate = 2, .dp_shard = 2}, 1);
     INFO(recipe << (gather ? " with FP8 gather" : ""));
     for (const auto& other : {two, four, hybrid}) {
-      CHECK(other[0] == Approx(one[0]).epsilon(1e-6));
-      CHECK(other[1] == Approx(one[1]).epsilon(1e-6));
-      for (size_t step = 0; step < 20; ++step) CHECK(std::abs(other[2 * step] - one[2 * step]) < 1e-3);
+      CHECK(other[0].loss == Approx(one[0].loss).epsilon(1e-6));
+      CHECK(other[0].grad_norm == Approx(one[0].grad_norm).epsilon(1e-6));
+      for (size_t step = 0; step < 20; ++step) CHECK(std::abs(other[step].loss - one[step].loss) < 1e-3);
     }
-    CHECK(one[38] < one[0] - 0.2);  // and it learns
+    CHECK(one.back().loss < one.front().loss - 0.2);  // and it learns
   }
 }
 
@@ -116,10 +110,13 @@ TEST_CASE("activation checkpointing and resharding change no bit in FP8") {
 }
 
 TEST_CASE("FP8 products are as many as planned and weights are cast as seldom as promised") {
+  struct Counts {
+    int64_t products, planned, weight_casts;
+  };
   for (const ActivationCheckpoint checkpoint :
        {ActivationCheckpoint::kNone, ActivationCheckpoint::kFull, ActivationCheckpoint::kSelectiveOp}) {
     for (const char* recipe : {"tensorwise", "rowwise", "rowwise_with_gw_hp"}) {
-      const auto counts = run_ranks(1, [&](const Environment& environment) -> std::vector<double> {
+      const Counts counts = run_one_rank([&](const Environment& environment) -> Counts {
         TinyJob job = float8_job(recipe);
         job.checkpoint = checkpoint;
         job.accumulation = 3;
@@ -127,28 +124,25 @@ TEST_CASE("FP8 products are as many as planned and weights are cast as seldom as
         training.step(0);
         training.step(1);
         const auto& counters = *training.float8().counters;
-        return {static_cast<double>(counters.products),
-                2.0 * 3 * static_cast<double>(training.float8_planned()),
-                static_cast<double>(counters.weight_casts)};
+        return {counters.products, training.float8_planned(), counters.weight_casts};
       });
       INFO(recipe);
-      CHECK(counts[0][0] == counts[0][1]);
+      CHECK(counts.products == 2 * 3 * counts.planned);  // 2 steps of 3 microbatches
       // Shard degree 1: once a step, for each way the recipe scales a weight.
-      CHECK(counts[0][2] == 2 * 21 * (std::string(recipe) == "tensorwise" ? 1 : 2));
+      CHECK(counts.weight_casts == 2 * 21 * (std::string(recipe) == "tensorwise" ? 1 : 2));
     }
   }
   const auto casts = [](bool gather, bool reshard_after_forward) {
     return run_ranks(2,
-                     [=](const Environment& environment) -> std::vector<double> {
+                     [=](const Environment& environment) {
                        TinyJob job = float8_job("tensorwise", gather);
                        job.reshard_after_forward = reshard_after_forward;
                        job.accumulation = 3;
                        job.checkpoint = ActivationCheckpoint::kFull;
                        TinyTraining training(job, environment);
                        training.step(0);
-                       return {static_cast<double>(training.float8().counters->weight_casts)};
+                       return training.float8().counters->weight_casts;
                      })
-        .front()
         .front();
   };
   CHECK(casts(true, true) == 0);            // encoded before the all-gather
@@ -157,25 +151,31 @@ TEST_CASE("FP8 products are as many as planned and weights are cast as seldom as
 }
 
 TEST_CASE("a weight gathered in FP8 keeps no bf16 copy") {
-  const auto results = run_ranks(3, [](const Environment& environment) -> std::vector<double> {
+  struct Held {
+    int64_t gathered = 0, sent = 0, bf16_of_encoded = 0;  // bytes
+    int64_t encoded = 0, others = 0;                      // elements of this rank's shards
+    int64_t derived = 0;                                  // weights that keep a copy made from them
+  };
+  const auto results = run_ranks(3, [](const Environment& environment) {
     TinyTraining training(float8_job("tensorwise", /*gather=*/true), environment);
     training.step(0);
-    double unsharded = 0, sent = 0, expected = 0, copies = 0;
+    Held held;
     for (const auto& group : training.fsdp_model().groups())
-      unsharded += static_cast<double>(TinyTraining::gathered_bytes(*group));
+      held.gathered += TinyTraining::gathered_bytes(*group);
     for (const auto& parameter : training.fsdp_model().parameters()) {
-      sent += static_cast<double>(parameter->all_gather_input().nbytes());
-      expected += static_cast<double>(parameter->padded_numel()) * (parameter->encoded() ? 1 : 2);
+      held.sent += static_cast<int64_t>(parameter->all_gather_input().nbytes());
+      (parameter->encoded() ? held.encoded : held.others) += parameter->padded_numel();
       if (parameter->encoded())
-        copies += static_cast<double>(parameter->parameter().weight.storage().nbytes());
-      if (parameter->parameter().derived) ++copies;
+        held.bf16_of_encoded += static_cast<int64_t>(parameter->parameter().weight.storage().nbytes());
+      if (parameter->parameter().derived) ++held.derived;
     }
-    return {unsharded, sent, expected, copies};
+    return held;
   });
-  for (const auto& rank : results) {
-    CHECK(rank[0] == 0);
-    CHECK(rank[1] == rank[2]);
-    CHECK(rank[3] == 0);
+  for (const Held& rank : results) {
+    CHECK(rank.gathered == 0);
+    CHECK(rank.sent == rank.encoded + 2 * rank.others);
+    CHECK(rank.bf16_of_encoded == 0);
+    CHECK(rank.derived == 0);
   }
 }
 

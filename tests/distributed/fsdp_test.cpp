@@ -4,39 +4,33 @@
 
 #include <ATen/ATen.h>
 
-#include "tests/distributed/ranks.h"
-#include "tests/distributed/tiny_training.h"
 #include "tests/distributed/trace_ranges.h"
+#include "tests/support/ranks.h"
+#include "tests/support/tiny_training.h"
 
 namespace hyperion {
 namespace {
 
 constexpr int64_t kSteps = 20;
 
-std::vector<double> train_on(int ranks, const TinyJob& job, int64_t steps = kSteps) {
+std::vector<TinyStep> train_on(int ranks, const TinyJob& job, int64_t steps = kSteps) {
   return run_ranks(ranks, [=](const Environment& environment) { return train_tiny(job, environment, steps); })
       .front();
 }
 
-double largest_difference(const std::vector<double>& a, const std::vector<double>& b) {
+double largest_loss_difference(const std::vector<TinyStep>& a, const std::vector<TinyStep>& b) {
   double largest = 0;
   for (size_t i = 0; i < a.size(); ++i)
-    largest = std::max(largest, std::abs(a[i] - b.at(i)) / std::abs(b[i]));
+    largest = std::max(largest, std::abs(a[i].loss - b.at(i).loss) / std::abs(b[i].loss));
   return largest;
-}
-
-std::vector<double> losses(const std::vector<double>& values) {
-  std::vector<double> picked;
-  for (size_t i = 0; i < values.size(); i += 2) picked.push_back(values[i]);
-  return picked;
 }
 
 }  // namespace
 
 TEST_CASE("every mesh trains to the same losses") {
   const char* model = GENERATE("llama3", "qwen3");
-  const std::vector<double> one = losses(train_on(1, {.model = model}));
-  REQUIRE(one.back() < 0.8 * one.front());
+  const std::vector<TinyStep> one = train_on(1, {.model = model});
+  REQUIRE(one.back().loss < 0.8 * one.front().loss);
   struct Layout {
     int ranks;
     MeshConfig mesh;
@@ -47,13 +41,13 @@ TEST_CASE("every mesh trains to the same losses") {
         Layout{4, {.dp_replicate = 2}, 3}, Layout{3, {.dp_replicate = 3, .dp_shard = 1}, 2}}) {
     CAPTURE(model, layout.ranks, layout.mesh.dp_replicate, layout.accumulation);
     const TinyJob job{.model = model, .mesh = layout.mesh, .accumulation = layout.accumulation};
-    CHECK(largest_difference(losses(train_on(layout.ranks, job)), one) < 5e-6);
+    CHECK(largest_loss_difference(train_on(layout.ranks, job), one) < 5e-6);
   }
 }
 
 TEST_CASE("activation checkpointing and resharding and transports change no bit") {
   const TinyJob base{};
-  const std::vector<double> plain = train_on(2, base, 6);
+  const std::vector<TinyStep> plain = train_on(2, base, 6);
   for (ActivationCheckpoint mode : {ActivationCheckpoint::kFull, ActivationCheckpoint::kSelectiveOp}) {
     TinyJob job = base;
     job.checkpoint = mode;
@@ -67,17 +61,16 @@ TEST_CASE("activation checkpointing and resharding and transports change no bit"
 }
 
 TEST_CASE("bf16 compute trains close to fp32 but not equal") {
-  const std::vector<double> fp32 = losses(train_on(2, {})),
-                            bf16 = losses(train_on(2, {.compute = at::kBFloat16}));
-  CHECK(bf16 != fp32);
-  CHECK(largest_difference(bf16, fp32) < 0.05);
+  const std::vector<TinyStep> fp32 = train_on(2, {}), bf16 = train_on(2, {.compute = at::kBFloat16});
+  CHECK(largest_loss_difference(bf16, fp32) > 0);
+  CHECK(largest_loss_difference(bf16, fp32) < 0.05);
 }
 
 // The order of FSDP2 (2 ranks, embedding + 3 blocks + head), but for two things: in forward the next unit's
 // all-gather starts before a unit runs, not after (a GPU's queue hides the difference, a CPU has none), and
 // the embedding's weight is not gathered for its backward, which reads none.
 TEST_CASE("a step gathers and frees and reduces in the order of FSDP2 and holds two units at most") {
-  const auto outcome = run_ranks_outcome(2, [](const Environment& environment) -> std::vector<double> {
+  const auto outcome = run_ranks_outcome(2, [](const Environment& environment) {
     TinyTraining training({}, environment);
     std::string trace;
     {
@@ -115,7 +108,6 @@ TEST_CASE("a step gathers and frees and reduces in the order of FSDP2 and holds 
         "backward tok_embeddings |\n"
         "reduce-scatter tok_embeddings |\n";
     if (trace != expected) throw std::runtime_error("trace was:\n" + trace);
-    return {};
   });
   for (const RankOutcome& rank : outcome) {
     INFO(rank.error);
@@ -124,78 +116,84 @@ TEST_CASE("a step gathers and frees and reduces in the order of FSDP2 and holds 
 }
 
 TEST_CASE("a step moves the planned bytes and accumulation reduces the replicas once") {
-  const auto bytes = run_ranks(4, [](const Environment& environment) -> std::vector<double> {
+  struct Counted {
+    int64_t padded = 0, of_blocks = 0;                           // elements of a rank's shards, times ranks
+    int64_t all_gather = 0, reduce_scatter = 0, all_reduce = 0;  // bytes
+  };
+  const auto results = run_ranks(4, [](const Environment& environment) {
     TinyTraining training({.mesh = {.dp_replicate = 2}, .compute = at::kBFloat16, .accumulation = 3},
                           environment);
-    double padded = 0, blocks = 0, table = 0;
+    Counted counted;
     for (const auto& group : training.fsdp_model().groups())
       for (const auto& parameter : group->parameters()) {
-        const double n = static_cast<double>(parameter->padded_numel() * 2);
-        padded += n;
-        if (group->name().starts_with("layers")) blocks += n;
-        if (group->name() == "tok_embeddings") table += n;
+        const int64_t elements = parameter->padded_numel() * 2;
+        counted.padded += elements;
+        if (group->name().starts_with("layers")) counted.of_blocks += elements;
       }
     training.ledger().reset();
     training.step(0);
-    double gather = 0, scatter = 0, sum = 0;
     for (const auto& [key, entry] : training.ledger().entries()) {
-      if (key.first.starts_with("fsdp") && key.second == "all_gather")
-        gather += static_cast<double>(entry.bytes);
-      if (key.first.starts_with("fsdp") && key.second == "reduce_scatter")
-        scatter += static_cast<double>(entry.bytes);
-      if (key.first.starts_with("dp_replicate") && key.second == "all_reduce")
-        sum += static_cast<double>(entry.bytes);
+      const auto& [group, operation] = key;
+      if (group.starts_with("fsdp") && operation == "all_gather") counted.all_gather += entry.bytes;
+      if (group.starts_with("fsdp") && operation == "reduce_scatter") counted.reduce_scatter += entry.bytes;
+      if (group.starts_with("dp_replicate") && operation == "all_reduce") counted.all_reduce += entry.bytes;
     }
-    // per microbatch: every unit gathered once in bf16, blocks twice; fp32 gradients scattered; replicas
-    // once, at the end
-    return {gather, 3 * 0.5 * 2 * (padded + blocks), scatter, 3 * 0.5 * 4 * padded,
-            sum,    0.5 * 2 * 4 * padded / 2};
+    return counted;
   });
-  for (const auto& rank : bytes) {
-    CHECK(rank[0] == rank[1]);
-    CHECK(rank[2] == rank[3]);
-    CHECK(rank[4] == rank[5]);
+  for (const Counted& rank : results) {
+    // Half of a unit is another rank's. In each of 3 microbatches every unit is gathered once in bf16, blocks
+    // twice, and gradients are scattered in fp32; the replicas' shards are reduced once, at the end.
+    CHECK(rank.all_gather == 3 * 2 * (rank.padded + rank.of_blocks) / 2);
+    CHECK(rank.reduce_scatter == 3 * 4 * rank.padded / 2);
+    CHECK(rank.all_reduce == 4 * rank.padded / 2);
   }
 }
 
 TEST_CASE("over sockets a unit is gathered in one message and through memory in one per weight") {
-  const auto all_gathers = [](bool shared_memory) {
-    return run_ranks(2, [=](const Environment& environment) -> std::vector<double> {
+  struct Counted {
+    int64_t all_gathers, weights;  // weights gathered in a step: a block's twice
+  };
+  const auto run = [](bool shared_memory) {
+    return run_ranks(2, [=](const Environment& environment) {
       TinyTraining training({.shared_memory = shared_memory}, environment);
       training.step(0);
-      double weights = 0;  // gathered in a step: a block's twice
+      Counted counted{training.ledger().entry("fsdp/0", "all_gather").calls, 0};
       for (const auto& unit : training.fsdp_model().groups())
-        weights +=
-            static_cast<double>(unit->parameters().size()) * (unit->name().starts_with("layers") ? 2 : 1);
-      return {static_cast<double>(training.ledger().entry("fsdp/0", "all_gather").calls), weights};
+        counted.weights += std::ssize(unit->parameters()) * (unit->name().starts_with("layers") ? 2 : 1);
+      return counted;
     });
   };
-  for (const auto& rank : all_gathers(false)) CHECK(rank[0] == 5 + 3);  // units, and blocks again in backward
-  for (const auto& rank : all_gathers(true)) CHECK(rank[0] == rank[1]);
+  for (const Counted& rank : run(false)) CHECK(rank.all_gathers == 5 + 3);  // units, blocks again in backward
+  for (const Counted& rank : run(true)) CHECK(rank.all_gathers == rank.weights);
 }
 
 TEST_CASE("weights hold no storage after reshard and state takes 18 bytes per parameter in bf16") {
-  const auto results = run_ranks(3, [](const Environment& environment) -> std::vector<double> {
+  struct Held {
+    int64_t gathered = 0, state = 0;  // bytes
+    int64_t padded = 0;               // elements of this rank's shards
+  };
+  const auto results = run_ranks(3, [](const Environment& environment) {
     TinyTraining training({.compute = at::kBFloat16}, environment);
     training.step(0);
-    double unsharded = 0, state = 0, padded = 0;
-    for (const auto& group : training.fsdp_model().groups())
-      unsharded += static_cast<double>(TinyTraining::gathered_bytes(*group));
-    for (const auto& parameter : training.fsdp_model().parameters()) {
-      padded += static_cast<double>(parameter->padded_numel());
-      state += static_cast<double>(parameter->master().storage().nbytes() +
-                                   parameter->all_gather_input().storage().nbytes());
-      state += 8.0 * static_cast<double>(
-                         parameter->master().numel());  // exp_avg and exp_avg_sq have the master's shape
+    Held held;
+    const auto bytes = [](const at::Tensor& tensor) {
+      return static_cast<int64_t>(tensor.storage().nbytes());
+    };
+    for (const auto& group : training.fsdp_model().groups()) {
+      held.gathered += TinyTraining::gathered_bytes(*group);
+      held.state += bytes(group->owned_grads());
     }
-    for (const auto& group : training.fsdp_model().groups())
-      state += static_cast<double>(group->owned_grads().storage().nbytes());
-    return {unsharded, state, padded * 18};
+    for (const auto& parameter : training.fsdp_model().parameters()) {
+      held.padded += parameter->padded_numel();
+      held.state += bytes(parameter->master()) + bytes(parameter->all_gather_input());
+      held.state += 8 * parameter->master().numel();  // exp_avg and exp_avg_sq have the master's shape
+    }
+    return held;
   });
-  for (const auto& rank : results) {
-    CHECK(rank[0] == 0);
-    CHECK(rank[1] <= rank[2]);
-    CHECK(rank[1] >= rank[2] * 0.8);  // padding of this odd model has no optimizer state
+  for (const Held& rank : results) {
+    CHECK(rank.gathered == 0);
+    CHECK(rank.state <= 18 * rank.padded);
+    CHECK(rank.state >= 0.8 * 18 * rank.padded);  // padding of this odd model has no optimizer state
   }
 }
 

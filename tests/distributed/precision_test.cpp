@@ -6,9 +6,9 @@
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
-#include "tests/distributed/ranks.h"
-#include "tests/distributed/tiny_training.h"
 #include "tests/distributed/trace_ranges.h"
+#include "tests/support/ranks.h"
+#include "tests/support/tiny_training.h"
 
 namespace hyperion {
 namespace {
@@ -101,11 +101,9 @@ TEST_CASE("bf16 is the dtype of weights and residual stream and fp32 that of sta
       Case{2, at::kFloat,
            "state Float, weights Float, residual Float, logits Float, loss Float, "
            "all_gather Byte, all_reduce Double, reduce_scatter Float"});
-  for (const RankOutcome& rank :
-       run_ranks_outcome(is.ranks, [is](const Environment& environment) -> std::vector<double> {
+  for (const RankOutcome& rank : run_ranks_outcome(is.ranks, [is](const Environment& environment) {
          const std::string seen = observed_dtypes({.compute = is.compute}, environment);
          if (seen != is.expected) throw std::runtime_error(seen);
-         return {};
        })) {
     INFO(rank.output);
     CHECK(rank.error == "");

@@ -1,8 +1,6 @@
 """Checkpoints of the real program: before step 1, while training, and everything that a resumed run must keep.
 
     python3 tests/faults/checkpoint_test.py build/hyperion
-
-Tests are named after the acceptance checks (A1 ... E12) that they show.
 """
 
 import json
@@ -18,19 +16,19 @@ from jobs import BINARY, ROOT, main
 
 
 class PreCheckpoint(CheckpointTest):
-    def test_a1_a2_a5_a6_a7_a_full_checkpoint_is_written_and_read_back_before_step_1(self):
+    def test_a_full_checkpoint_is_written_and_read_back_before_step_1(self):
         job = self.run_job("--checkpoint.interval=500", "--training.steps=2", code=0, ranks=2,
                            says=["[pre-checkpoint]", "read back"])
         text = job.text()
         self.assertLess(text.index("[pre-checkpoint]"), text.index("step:  1"))
         self.assertEqual((self.saved(), self.manifest(2)["kind"]), (([2], []), "full"))
 
-    def test_a5_one_key_turns_it_off_and_the_log_says_so(self):
+    def test_one_key_turns_the_pre_checkpoint_off_and_the_log_says_so(self):
         self.run_job("--checkpoint.no_validate_before_training", "--training.steps=3", code=0,
                      says=["validate_before_training = false"])
         self.assertEqual(self.saved()[0], [3])
 
-    def test_a3_a4_a_path_that_cannot_be_used_is_73_before_any_step(self):
+    def test_a_path_that_cannot_be_used_is_73_before_any_step(self):
         (self.folder / "out").mkdir()
         (self.folder / "out" / "checkpoint").write_text("a file")
         job = self.run_job(code=73, ranks=2, says=["[pre-checkpoint]", "rank 0", str(self.steps_folder)])
@@ -52,7 +50,7 @@ class PreCheckpoint(CheckpointTest):
         self.step(9).write_text("beyond the last step")
         self.run_job(code=0, ranks=2)
 
-    def test_a4_the_same_fault_later_is_74(self):
+    def test_a_full_disk_is_73_before_step_1_and_74_in_a_later_save(self):
         fault = {"FAULT": "rank=1;point=file.write;action=errno:ENOSPC;on=__1_0"}
         self.run_job("--allow-faults", code=73, ranks=2, env=fault,
                      says=["[pre-checkpoint]", "rank 1", "No space left", "__1_0.distcp"])
@@ -62,12 +60,12 @@ class PreCheckpoint(CheckpointTest):
         self.assertNotIn("[pre-checkpoint] the checkpoint", job.text())
         self.assertEqual(self.saved()[1], [])
 
-    def test_a7_a_byte_that_changes_on_its_way_to_the_disk_is_found(self):
+    def test_a_byte_that_changes_on_its_way_to_the_disk_is_found_before_step_1(self):
         self.run_job("--allow-faults", code=73, env={"FAULT": "point=file.write;action=flip;on=__0_0"},
                      says=["[pre-checkpoint]", "__0_0.distcp"])
         self.assertEqual(self.saved(), ([], []))
 
-    def test_a12_a_run_killed_right_after_it_goes_on_from_it(self):
+    def test_a_run_killed_right_after_the_pre_checkpoint_resumes_from_it(self):
         expected = self.control(ranks=2)
         job = self.start(ranks=2)
         job.wait_for("[pre-checkpoint]")
@@ -77,7 +75,7 @@ class PreCheckpoint(CheckpointTest):
         self.run_job(code=0, ranks=2, says=["step-0"])
         self.assertEqual(self.curve(), expected)
 
-    def test_a13_on_resume_nothing_that_exists_is_touched(self):
+    def test_the_pre_checkpoint_of_a_resume_touches_nothing_that_exists(self):
         self.run_job("--training.steps=6", code=0)
         before = {path: path.stat().st_mtime_ns for path in self.steps_folder.rglob("*") if path.name != ".lock"}
         for mode in ("full", "probe"):
@@ -88,7 +86,7 @@ class PreCheckpoint(CheckpointTest):
             after = {path: path.stat().st_mtime_ns for path in before}
             self.assertEqual(after, before)
 
-    def test_a14_step_0_is_outside_keep_latest_k_and_goes_with_the_first_durable_save(self):
+    def test_step_0_is_outside_keep_latest_k_and_goes_with_the_first_durable_save(self):
         self.run_job("--checkpoint.interval=2", "--checkpoint.keep_latest_k=2", "--training.steps=8", code=0)
         self.assertEqual(self.saved(), ([6, 8], []))
 
@@ -101,30 +99,30 @@ class Resume(CheckpointTest):
                      says=["Training starts at step 4"])
         self.assertEqual(self.curve(), expected)
 
-    def test_c1_the_loss_lines_are_those_of_the_undisturbed_run(self):
+    def test_the_loss_lines_are_those_of_the_undisturbed_run_on_one_rank(self):
         self.check_resume()
 
-    def test_c1_on_two_ranks(self):
+    def test_the_loss_lines_are_those_of_the_undisturbed_run_on_two_ranks(self):
         self.check_resume(ranks=2)
 
-    def test_c1_hsdp_with_one_writing_replica(self):
+    def test_the_loss_lines_are_those_of_the_undisturbed_run_with_hsdp_and_one_writing_replica(self):
         self.check_resume("--parallelism.data_parallel_replicate_degree=2", "--training.local_batch_size=1",
                           "--checkpoint.writers=one_replica", ranks=4)
         self.assertEqual(sorted(path.name for path in self.step(3).iterdir() if path.suffix == ".distcp"),
                          ["__0_0.distcp", "__1_0.distcp"])
 
-    def test_c1_c15_with_asynchronous_saves_and_averages(self):
+    def test_the_loss_lines_are_those_of_the_undisturbed_run_with_asynchronous_saves_and_averages(self):
         for mode in ("async", "async_with_pinned_mem"):
             with self.subTest(mode=mode):
                 self.check_resume(f"--checkpoint.async_mode={mode}", "--ema.enable", ranks=2)
             self.temporary.cleanup()
             self.setUp()
 
-    def test_c13_uneven_shards(self):
+    def test_the_loss_lines_are_those_of_the_undisturbed_run_with_uneven_shards(self):
         self.check_resume("--model.args.dim=36", "--model.args.n_heads=2", "--model.args.n_kv_heads=2", "--model.args.hidden_dim=50", "--training.local_batch_size=1",
                           "--training.global_batch_size=6", ranks=3)
 
-    def test_c2_c11_another_mesh_goes_on_with_the_same_batches(self):
+    def test_another_mesh_resumes_with_the_same_batches(self):
         fp32 = "--training.mixed_precision_param=float32"
         expected = self.control(fp32)
         self.run_job(fp32, "--training.steps=3", "--lr_scheduler.total_steps=8", "--training.local_batch_size=1", ranks=4,
@@ -134,29 +132,29 @@ class Resume(CheckpointTest):
             self.assertAlmostEqual(loss, expected[step][0], delta=5e-6)
             self.assertEqual(rate, expected[step][2])
 
-    def test_c3_changing_steps_alone_never_bends_the_curve(self):
+    def test_changing_steps_alone_leaves_the_learning_rate_as_it_was(self):
         expected = self.control(steps=8)
         self.run_job("--training.steps=8", code=0)
         self.run_job("--training.steps=6", "--checkpoint.load_step=3", code=0, says=["keeps its 8 steps"])
         self.assertEqual({step: self.curve()[step] for step in expected}, expected)
 
-    def test_c6_a_changed_trajectory_is_named(self):
+    def test_a_changed_setting_of_the_trajectory_is_refused_with_both_values(self):
         self.run_job("--training.steps=4", code=0)
         self.run_job("--training.steps=4", "--optimizer.lr=1e-3", "--checkpoint.load_step=3", code=2,
                      says=["optimizer.lr", "0.0008", "0.001"])
 
-    def test_c7_transfer_takes_weights_alone(self):
+    def test_transfer_loads_weights_alone_and_starts_at_step_1(self):
         self.run_job("--training.steps=6", code=0)
         job = self.run_job("--training.steps=2", "--checkpoint.resume_mode=transfer", "--checkpoint.folder=other",
                            f"--checkpoint.initial_load_path={self.step(6)}", code=0, says=["Training starts at step 1"])
         self.assertNotIn("seeded by", job.text())
 
-    def test_c10_the_configuration_is_compared(self):
+    def test_a_resume_logs_every_key_that_differs_from_the_checkpoint(self):
         self.run_job("--training.steps=4", "--lr_scheduler.total_steps=8", code=0)
         self.run_job("--training.steps=4", "--lr_scheduler.total_steps=8", "--checkpoint.load_step=3", code=0,
                      says=["the configuration differs from the checkpoint's in 1 key: checkpoint.load_step: -1 -> 3"])
 
-    def test_c12_a_second_resume(self):
+    def test_a_run_that_resumes_twice_has_the_loss_lines_of_the_undisturbed_run(self):
         expected = self.control()
         for last in (3, 6, 8):
             self.run_job(f"--training.steps={last}", "--lr_scheduler.total_steps=8", code=0)
@@ -179,7 +177,7 @@ class Resume(CheckpointTest):
         self.assertEqual(self.saved()[0], [0, 1, 2])
 
 
-    def test_c9_every_component_loads_alone(self):
+    def test_every_component_loads_alone(self):
         self.run_job("--training.steps=6", "--lr_scheduler.total_steps=8", "--ema.enable", code=0)
         load = ["--checkpoint.resume_mode=continue", f"--checkpoint.initial_load_path={self.step(6)}",
                 "--checkpoint.no_initial_load_model_only", "--ema.enable", "--ema.on_missing=init_from_model"]
@@ -191,7 +189,7 @@ class Resume(CheckpointTest):
                              "--checkpoint.no_validate_before_training", f"--checkpoint.folder={parts}", code=0,
                              says=[f"Training starts at step {first}"])
 
-    def test_c14_the_step_after_a_resume_is_marked(self):
+    def test_the_step_after_a_resume_is_marked(self):
         self.run_job("--training.steps=3", "--lr_scheduler.total_steps=8", code=0)
         self.run_job("--training.steps=5", "--lr_scheduler.total_steps=8", code=0, says=["Resumed after step 3"])
         marks = [line["step"] for line in self.metrics() if "resume/step" in line]
@@ -199,7 +197,7 @@ class Resume(CheckpointTest):
 
 
 class Averages(CheckpointTest):
-    def test_d12_what_happens_when_only_one_side_has_them(self):
+    def test_averages_that_only_the_job_or_only_the_checkpoint_has_are_named(self):
         self.run_job("--training.steps=3", "--lr_scheduler.total_steps=8", code=0)
         more = ["--training.steps=4", "--lr_scheduler.total_steps=8", "--checkpoint.load_step=3", "--ema.enable"]
         self.run_job(*more, code=65, says=["ema.on_missing"])
@@ -207,7 +205,7 @@ class Averages(CheckpointTest):
         self.run_job("--training.steps=5", "--lr_scheduler.total_steps=8", "--checkpoint.load_step=4", code=0,
                      says=["which this job does not use"])
 
-    def test_d13_averages_that_were_loaded_are_not_overwritten(self):
+    def test_averages_that_were_loaded_are_not_overwritten(self):
         self.run_job("--training.steps=3", "--ema.enable", code=0)
         self.run_job("--ema.enable", f"--checkpoint.initial_load_path={self.step(3)}", "--checkpoint.components=model,ema",
                      "--checkpoint.resume_mode=continue", "--checkpoint.no_initial_load_model_only",
@@ -217,13 +215,13 @@ class Averages(CheckpointTest):
         self.assertIn("ema.norm.weight", first)
         self.assertEqual(first, second)
 
-    def test_d4_d7_d10_one_tree_and_one_request(self):
+    def test_averages_are_saved_in_the_same_checkpoint_as_the_weights(self):
         self.run_job("--training.steps=3", "--ema.enable", "--checkpoint.async_mode=async", ranks=2, code=0)
         listing = json.loads(self.tool("ls", self.step(3), "--json"))
         self.assertIn("ema.norm.weight", json.dumps(listing))
         self.assertEqual(self.saved(), ([3], []))
 
-    def test_d8_residence_does_not_change_the_contents(self):
+    def test_averages_on_the_host_are_saved_with_the_same_contents(self):
         digests = []
         for device in ("same", "cpu"):
             self.run_job("--training.steps=4", "--ema.enable", f"--ema.device={device}", f"--checkpoint.folder={device}",
@@ -245,7 +243,7 @@ class Contents(CheckpointTest):
             self.assertEqual(self.digest(mode, 2), self.digest("checkpoint", 2))
             self.assertEqual(self.digest(mode, 4), self.digest("checkpoint", 4))
 
-    def test_b6_b8_b10_writers_and_meshes_give_the_same_contents(self):
+    def test_all_writers_and_one_replica_save_the_same_contents_in_their_own_number_of_files(self):
         fp32 = ["--training.mixed_precision_param=float32", "--training.steps=1", "--training.local_batch_size=1"]
         hsdp = "--parallelism.data_parallel_replicate_degree=2"
         self.run_job(*fp32, hsdp, ranks=4, code=0)
@@ -255,7 +253,7 @@ class Contents(CheckpointTest):
                  for folder in ("checkpoint", "few")]
         self.assertEqual(names, [[f"__{rank}_0.distcp" for rank in range(4)], [f"__{rank}_0.distcp" for rank in range(2)]])
 
-    def test_e8_the_state_can_be_listed_and_compared_without_training(self):
+    def test_the_state_can_be_listed_and_compared_without_training(self):
         table = self.run_job("--dump-state-dict", code=0).text()
         self.assertIn("optimizer.state.layers.1.attention.wq.weight.exp_avg", table)
         self.assertNotIn("step:  1", table)
@@ -265,14 +263,14 @@ class Contents(CheckpointTest):
         (self.folder / "other.toml").write_text(other)
         self.assertIn("layers.2", self.tool("diff", self.folder / "other.toml", self.step(1), code=65))
 
-    def test_e9_renamed_tensors(self):
+    def test_a_rename_that_does_not_fit_the_model_is_refused_with_both_names(self):
         self.run_job("--training.steps=1", code=0)
         rename = ["--checkpoint.rename=norm.weight=final.weight"]
         load = ["--training.steps=1", "--checkpoint.folder=new", f"--checkpoint.initial_load_path={self.step(1)}"]
         self.run_job(*load, *rename, code=65, says=["norm.weight", "final.weight"])
         self.run_job(*load, code=0)
 
-    def test_e11_hugging_face_export_and_back(self):
+    def test_a_hugging_face_export_holds_the_weights_and_starts_a_job(self):
         self.run_job("--training.steps=2", ranks=2, code=0)
         export = ["--training.steps=2", "--checkpoint.folder=hf", "--checkpoint.last_save_in_hf",
                   "--checkpoint.last_save_model_only"]
@@ -346,20 +344,20 @@ class Faults(CheckpointTest):
             (step / name).write_bytes(data)
         return damage
 
-    def test_f_c2_a_flipped_bit_in_a_shard_falls_back(self):
+    def test_a_flipped_bit_in_a_shard_falls_back_to_the_checkpoint_before(self):
         self.damaged(self.flip("__0_0.distcp", 0.3))
 
-    def test_f_c2_in_the_index(self):
+    def test_a_flipped_bit_in_the_index_falls_back_to_the_checkpoint_before(self):
         self.damaged(self.flip(".metadata", 0.5))
 
-    def test_f_c1_c2_c4_cheap_damage_is_left_out_at_once(self):
+    def test_a_damaged_manifest_is_passed_over_and_a_truncated_shard_that_was_asked_for_is_refused(self):
         self.run_job("--training.steps=6", "--lr_scheduler.total_steps=8", code=0)
         self.flip("hyperion.json", 0.5)(self.step(6))
         self.run_job("--lr_scheduler.total_steps=8", code=0, says=["step-6 is not resumed from", "step-3"])
         os.truncate(self.step(8) / "__0_0.distcp", 1000)
         self.run_job("--training.steps=9", "--checkpoint.load_step=8", code=65, says=["__0_0.distcp", "1000"])
 
-    def test_f_c8_what_does_not_fit_is_listed_in_one_message(self):
+    def test_what_does_not_fit_is_listed_in_one_message(self):
         self.run_job("--training.steps=1", code=0)
         load = ["--training.steps=1", f"--checkpoint.initial_load_path={self.step(1)}"]
         self.run_job(*load, "--model.args.n_layers=3", "--model.args.hidden_dim=80", "--checkpoint.folder=shapes", code=65,
@@ -441,7 +439,7 @@ class Faults(CheckpointTest):
         self.run_job("--checkpoint.load_step=3", "--checkpoint.last_save_model_only", "--training.steps=8", code=0,
                      says=["step-6, step-8 (weights alone)", "takes weights of the last step for the end of the run"])
 
-    def test_f_n2_a_nan_in_a_checkpoint_is_refused(self):
+    def test_a_nan_in_a_checkpoint_is_refused(self):
         self.run_job("--training.steps=3", "--lr_scheduler.total_steps=8", code=0)
         export = self.folder / "weights"
         self.tool("convert", self.step(3), export, "--to=safetensors")
@@ -452,7 +450,7 @@ class Faults(CheckpointTest):
         self.run_job("--checkpoint.folder=other", "--checkpoint.initial_load_in_hf",
                      f"--checkpoint.initial_load_path={export}", code=65, says=["NaN"])
 
-    def test_f_r1_a_second_run_in_the_same_folder_is_refused(self):
+    def test_a_second_run_in_the_same_folder_is_refused(self):
         first = self.start("--training.steps=100000", "--checkpoint.interval=100000")
         first.wait_for("step:  2")
         other = self.folder / "second"
@@ -463,7 +461,7 @@ class Faults(CheckpointTest):
         first.ranks[0][0].kill()
         first.codes()
 
-    def test_f_r3_foreign_names_are_left_alone(self):
+    def test_foreign_names_in_the_checkpoint_folder_are_left_alone(self):
         self.run_job("--training.steps=3", "--lr_scheduler.total_steps=8", code=0)
         for name in ("tmp_step-9", "step-9.bak", "step-x"):
             (self.steps_folder / name).mkdir()

@@ -68,14 +68,14 @@ class Checkpoints(Float8):
     def digest(self, step):
         return self.tool("digest", self.step(step), "--prefix=layers.").splitlines()[:-1]
 
-    def test_e2_e3_names_and_bytes_are_those_of_a_plain_run(self):
+    def test_names_and_bytes_are_those_of_a_plain_run(self):
         self.run_job("--training.steps=1", "--checkpoint.keep_latest_k=0", "--checkpoint.create_seed_checkpoint", code=0)
         plain = self.folder / "plain"
         (self.steps_folder / "step-0").rename(plain)
         self.run_job("--training.steps=1", "--checkpoint.keep_latest_k=0", "--checkpoint.create_seed_checkpoint", *EMULATED, code=0)
         self.assertIn("equal: 84 tensors and", self.tool("diff", plain, self.step(0)))  # and code 0
 
-    def test_e6_plain_to_float8_and_back_keeps_every_bit(self):
+    def test_plain_to_float8_and_back_keeps_every_bit(self):
         self.run_job("--training.steps=2", code=0)
         reference = self.digest(2)
         for turn, options in enumerate((EMULATED + [TABLE + "enable_fsdp_float8_all_gather"], [])):

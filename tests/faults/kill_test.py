@@ -1,9 +1,9 @@
 """kill -9 at every other moment of a job than inside a save: at its start, while it loads, in a step, beside a save in the
-background; and threads that end badly. The saves are kill_matrix.py's.
+background; and threads that end badly. kill_matrix_test.py kills inside saves.
 
     python3 tests/faults/kill_test.py build/hyperion [ROUNDS=12]
 
-Tests are named after the fault cells (F-K11 ... F-K14) that they show. ROUNDS: of the job that is killed again and again.
+ROUNDS: of the job that is killed again and again.
 """
 
 import itertools
@@ -38,7 +38,7 @@ class Kill(CheckpointTest):
         self.check_killed(job, rank)
         return job
 
-    def test_f_k11_killed_while_loading_changes_nothing(self):
+    def test_a_rank_killed_while_loading_changes_nothing_in_the_folder(self):
         expected = self.control(ranks=2)
         self.run_job("--training.steps=4", *CURVE, ranks=2, code=0)
         before = self.files()
@@ -49,7 +49,7 @@ class Kill(CheckpointTest):
         self.run_job(ranks=2, code=0, says=["Training starts at step 5"])
         self.assertEqual(self.curve(), expected)
 
-    def test_f_k12_a_rank_that_never_comes_is_named(self):
+    def test_a_rank_that_never_joins_is_named(self):
         wait = "--comm.init_timeout_seconds=3"
         job = self.start(wait, ranks=2)
         job.ranks[1][0].kill()
@@ -58,7 +58,7 @@ class Kill(CheckpointTest):
         self.assertIn("1 of 2 ranks joined within 3 s, missing: rank 1", job.text())
         self.assertFalse(self.steps_folder.exists())
 
-    def test_f_k12_killed_before_the_first_step(self):
+    def test_a_rank_killed_before_the_first_step_ends_the_others_and_saves_nothing(self):
         for point, rank in itertools.product(("init.before_pg", "init.after_pg", "init.model"), (0, 1)):
             with self.subTest(point=point, rank=rank):
                 job = self.kill_at(point, rank, "--comm.init_timeout_seconds=3")
@@ -66,7 +66,7 @@ class Kill(CheckpointTest):
                 self.assertFalse(list(self.steps_folder.glob("step-*")))
         self.run_job("--training.steps=1", ranks=2, code=0)
 
-    def test_f_k13_killed_in_a_step(self):
+    def test_a_rank_killed_in_a_step_ends_the_others_and_the_same_command_resumes(self):
         expected = self.control(ranks=2)
         for nth, (point, rank) in enumerate(itertools.product(("step.data", "step.fwd", "step.bwd", "step.opt"), (0, 1))):
             with self.subTest(point=point, rank=rank):
@@ -75,7 +75,7 @@ class Kill(CheckpointTest):
                 self.run_job(*CURVE, f"--checkpoint.folder={nth}", ranks=2, code=0, says=["Training starts at step 4"])
                 self.assertEqual(self.curve(), expected)
 
-    def test_f_k13_killed_while_an_earlier_step_is_being_written(self):
+    def test_a_rank_killed_while_an_earlier_step_is_being_written_leaves_no_partial_checkpoint(self):
         expected = self.control(*ASYNC, ranks=2)
         contents = self.contents(self.folder / "control" / "out" / "checkpoint" / "step-8")
         for rank in (0, 1):
@@ -94,7 +94,7 @@ class Kill(CheckpointTest):
                 self.assertEqual(self.saved(), ([3, 6, 8], []))
                 self.assertEqual(self.contents(self.step(8)), contents)
 
-    def test_f_k14_the_end_of_a_writer_thread_is_noticed_at_once(self):
+    def test_the_end_of_a_writer_thread_is_noticed_at_once(self):
         for point, rank, policy in (("ckpt.stage", 0, "continue"), ("ckpt.stage", 1, "stop"),
                                     ("ckpt.before_data", 1, "continue"), ("ckpt.mid_data", 0, "stop"),
                                     ("ckpt.mid_data", 1, "continue"), ("ckpt.before_commit", 0, "continue")):
@@ -117,7 +117,7 @@ class Kill(CheckpointTest):
                     self.assertNotIn("step:  6", job.text())
                     self.assertEqual(self.saved()[0], [])
 
-    def test_killed_again_and_again_at_any_moment(self):
+    def test_a_job_killed_again_and_again_at_any_moment_ends_as_the_undisturbed_one(self):
         seed = random.randrange(1 << 32)
         choose = random.Random(seed)
         options = [*ASYNC, "--training.steps=40", "--checkpoint.keep_latest_k=2", "--comm.init_timeout_seconds=5"]

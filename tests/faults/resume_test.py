@@ -1,8 +1,6 @@
 """What a start takes from checkpoints, on the real program: modes, curves, meshes of up to eight ranks, seeds.
 
     python3 tests/faults/resume_test.py build/hyperion
-
-Tests are named after the acceptance checks (C4, C8) and the fault cell (F-C9) that they show.
 """
 
 import shutil
@@ -15,7 +13,7 @@ KILLED_BEFORE_AN_UPDATE = {"FAULT": "point=step.opt;action=kill"}
 
 
 class Curve(CheckpointTest):
-    def test_c4_past_its_end_the_rate_stays_at_the_floor_and_the_loss_does_not_jump(self):
+    def test_past_its_end_the_rate_stays_at_the_floor_and_the_loss_does_not_jump(self):
         floor = ["--lr_scheduler.min_lr_factor=0.1", "--lr_scheduler.decay_ratio=0.5"]
         expected = self.control(*floor)
         self.run_job(*floor, code=0)
@@ -227,7 +225,7 @@ class DryRun(CheckpointTest):
 
 
 class Continue(CheckpointTest):
-    """C8: resume_mode = "continue" reads the parts it is told to; what it does not read is as in a new run."""
+    """resume_mode = "continue" reads the parts it is told to; what it does not read is as in a new run."""
 
     def start_from(self, step, folder, *options):
         return [f"--checkpoint.folder={folder}", "--checkpoint.resume_mode=continue", "--ema.enable",
@@ -240,7 +238,7 @@ class Continue(CheckpointTest):
         (step,) = (self.folder / "out" / folder).glob("step-*")
         return int(step.name[5:]), self.contents(step)
 
-    def test_c8_each_part_can_be_left_out(self):
+    def test_each_part_can_be_left_out(self):
         self.run_job("--training.steps=3", "--lr_scheduler.total_steps=8", "--ema.enable", code=0)
         source = self.contents(self.step(3))
         _, fresh = self.loaded("fresh")
@@ -263,7 +261,7 @@ class Continue(CheckpointTest):
                         expected, key = source, key.removeprefix("ema.")
                     self.assertEqual(value, expected[key], key)
 
-    def test_c8_a_new_curve_starts_at_the_loaded_step(self):
+    def test_a_new_curve_starts_at_the_loaded_step(self):
         new = ["--optimizer.lr=4e-4", "--lr_scheduler.warmup_steps=2"]
         self.run_job("--training.steps=3", "--lr_scheduler.total_steps=8", "--ema.enable", code=0)
         rates = [rate for _, _, rate in self.control(*new, steps=5).values()]
@@ -273,7 +271,7 @@ class Continue(CheckpointTest):
             curve = self.curve()
             self.assertEqual([curve[step][2] for step in range(4, 9)], rates)
 
-    def test_c8_names_that_mean_nothing_are_refused(self):
+    def test_names_that_are_no_part_of_the_state_are_refused(self):
         self.run_job("--training.steps=1", code=0)
         for names, says in (("weights", ["exclude_from_loading", "weights", "dataloader"]),
                             ("optimizer", ["exclude_from_loading", "lr_scheduler"])):
@@ -289,7 +287,7 @@ class Meshes(CheckpointTest):
     model = ["--model.args.dim=20", "--model.args.n_heads=2", "--model.args.hidden_dim=50", "--training.steps=1",
              "--training.local_batch_size=1", "--training.global_batch_size=24", "--ema.enable"]
 
-    def test_f_c9_every_mesh_reads_what_any_other_wrote(self):
+    def test_every_mesh_reads_what_any_other_wrote(self):
         layouts = {"1": (1, []), "2": (2, []), "3": (3, []), "4": (4, []), "8": (8, []), "2x2": (4, [self.replicas(2)]),
                    "4x2": (8, [self.replicas(4)]), "2x4": (8, [self.replicas(2)])}
         pairs = [("8", name) for name in ("1", "2", "3", "4", "2x2", "4x2")]

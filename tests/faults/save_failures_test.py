@@ -75,7 +75,7 @@ class Names(CheckpointTest):
         self.run_job(*load, code=65, says=["model.Norm.weight", "norm.weight"])
         self.run_job(*load, "--checkpoint.rename=model.Norm.weight=model.norm.weight", code=0)
 
-    def test_e10_debug_shows_every_name(self):
+    def test_the_debug_log_shows_every_name(self):
         text = self.run_job("--training.steps=1", code=0, env={"HYPERION_LOG_LEVEL": "debug"}).text()
         self.assertIn("DEBUG", text)
         self.assertIn("layers.1.feed_forward.w2.weight", text)

@@ -2,8 +2,7 @@
 
     python3 tests/faults/storage_faults_test.py build/hyperion
 
-Tests are named after the acceptance check (A3) and the fault cells (F-D1 ... F-D9) that they show. Those that mount something
-run in a mount namespace of their own and skip where the machine does not allow it.
+Tests that mount something run in a mount namespace of their own and skip where the machine does not allow it.
 """
 
 import os
@@ -53,16 +52,16 @@ class Full(Mounted):
     def remount(self, options):
         subprocess.run(["mount", "-o", f"remount,{options}", self.steps_folder], check=True)
 
-    def test_a3_f_d1_a_disk_too_small_for_one(self):
+    def test_a_disk_too_small_for_a_checkpoint_is_found_before_step_1(self):
         self.tmpfs("size=1m")
         self.check_found_before_step_1(NO_SPACE, " bytes for the whole checkpoint, free: ")
         self.assertGreater(shutil.disk_usage(self.steps_folder).free, 900_000)
 
-    def test_f_d1_a_disk_that_is_full_later(self):
+    def test_a_disk_that_is_full_later_ends_the_job_and_the_same_command_resumes(self):
         self.tmpfs("size=9m")
         self.check_full_later(NO_SPACE, lambda: self.remount("size=40m"))
 
-    def test_f_d1_a_run_that_goes_on_saves_again_when_there_is_room(self):
+    def test_a_run_that_continues_after_a_failed_save_saves_again_when_there_is_space(self):
         self.tmpfs("size=20m")
         for mode in ("disabled", "async"):
             with self.subTest(mode=mode):
@@ -82,15 +81,15 @@ class Full(Mounted):
                 for step in (6, 8):
                     shutil.rmtree(self.step(step))
 
-    def test_a3_f_d4_no_inodes_for_one(self):
+    def test_too_few_inodes_for_a_checkpoint_are_found_before_step_1(self):
         self.tmpfs("nr_inodes=6")
         self.check_found_before_step_1(NO_SPACE)
 
-    def test_f_d4_no_inodes_later(self):
+    def test_inodes_that_run_out_later_end_the_job_and_the_same_command_resumes(self):
         self.tmpfs("nr_inodes=14")
         self.check_full_later(NO_SPACE, lambda: self.remount("nr_inodes=100"))
 
-    def test_f_d4_a_quota(self):
+    def test_a_quota_is_named_before_step_1_and_in_a_later_save(self):
         # Of a subvolume of btrfs: its quotas hold for root too, and need no further services.
         if not shutil.which("mkfs.btrfs") or not shutil.which("btrfs"):
             self.skipTest("btrfs-progs is not installed")
@@ -114,12 +113,12 @@ class Full(Mounted):
 
 
 class ReadOnly(Mounted):
-    def test_a3_f_d7_a_folder_on_a_read_only_mount(self):
+    def test_a_folder_on_a_read_only_mount_is_found_before_step_1(self):
         mounts.mount(self, "--bind", self.steps_folder, self.steps_folder)
         subprocess.run(["mount", "-o", "remount,bind,ro", self.steps_folder], check=True)
         self.check_found_before_step_1("Read-only file system")
 
-    def test_f_d7_checkpoints_there_can_be_used_by_a_job_that_only_loads(self):
+    def test_checkpoints_on_a_read_only_mount_can_be_used_by_a_job_that_only_loads(self):
         expected = self.control()
         self.run_job("--training.steps=6", "--lr_scheduler.total_steps=8", code=0)
         mounts.mount(self, "--bind", self.steps_folder, self.steps_folder)
@@ -131,13 +130,13 @@ class ReadOnly(Mounted):
 
 
 class Limited(CheckpointTest):
-    def test_a3_f_d3_a_limit_on_the_size_of_files_on_one_rank(self):
+    def test_a_limit_on_the_size_of_files_on_one_rank_is_found_before_step_1(self):
         job = self.run_job(ranks=2, code=73, before={1: ["prlimit", "--fsize=500000"]},
                            says=["[pre-checkpoint]", "rank 1", "__1_0.distcp", "File too large", "ulimit -f"])
         self.assertNotIn("step:  1", job.text())
         self.assertEqual(self.saved(), ([], []))
 
-    def test_a3_f_d3_a_limit_that_only_the_checkpoint_meets(self):
+    def test_a_limit_on_the_size_of_files_that_only_the_checkpoint_exceeds_is_found_before_step_1(self):
         model = ["--model.args.dim=512", "--model.args.n_heads=8"]  # 50 MB of state on each rank
         job = self.run_job(*model, ranks=2, code=73, before={1: ["prlimit", "--fsize=20000000"]},
                            says=["[pre-checkpoint]", "rank 1", "__1_0.distcp", "File too large", "ulimit -f"])
@@ -159,7 +158,7 @@ class Slow(CheckpointTest):
             time.sleep(0.01)
         return most, unfinished
 
-    def test_f_d8_a_disk_slower_than_the_interval_holds_training_back(self):
+    def test_a_disk_slower_than_the_interval_holds_training_back(self):
         options = ["--checkpoint.interval=1", "--training.steps=4", "--model.args.dim=256"]
         slow = {"env": {"FAULT": "point=file.write;on=__0_0;nth=0;action=sleep:0.15"}}  # nine times a save
         contents, peaks, texts = [], [], []
@@ -188,13 +187,13 @@ class Slow(CheckpointTest):
                      "--allow-faults", ranks=2, code=0, env={"FAULT": slow + more})
         self.assertEqual((self.curve(), self.saved()), (expected, ([3, 6, 8], [])))
 
-    def test_f_d9_a_save_slower_than_the_timeouts_ends_nothing(self):
+    def test_a_save_slower_than_the_timeouts_ends_no_rank(self):
         self.check_slower_than_the_timeouts("disabled")
 
-    def test_f_d9_nor_does_one_in_the_background(self):
+    def test_an_asynchronous_save_slower_than_the_timeouts_ends_no_rank(self):
         self.check_slower_than_the_timeouts("async_with_pinned_mem")
 
-    def test_f_d9_nor_where_one_rank_has_no_memory_for_a_copy(self):
+    def test_a_save_slower_than_the_timeouts_ends_no_rank_where_one_has_no_memory_for_a_copy(self):
         # It writes from the live state, and its next update waits for that, while the other rank could go on.
         self.check_slower_than_the_timeouts("async_with_pinned_mem", ",rank=1;point=ckpt.pool;nth=0;action=errno:ENOMEM")
 

@@ -7,10 +7,10 @@
 #include "models/float8/cast.h"
 #include "models/float8/linear_matmuls.h"
 #include "models/float8/scaled_matmul.h"
-#include "tests/distributed/ranks.h"
-#include "tests/distributed/tiny_training.h"
 #include "tests/gpu/gpu.h"
-#include "tests/unit/models/float8_bits.h"
+#include "tests/support/float8_bits.h"
+#include "tests/support/ranks.h"
+#include "tests/support/tiny_training.h"
 
 namespace hyperion {
 namespace {
@@ -18,20 +18,27 @@ namespace {
 using namespace float8;
 using at::Tensor;
 
-// Runs `function` on the first GPU in a process of its own; empty after saying why it cannot.
-std::vector<double> on_float8_gpu(const RankFunction& function) {
+// Runs `function`, which returns a vector, on the first GPU in a process of its own; empty after saying why
+// it cannot.
+template <typename Function>
+auto on_float8_gpu(const Function& function) -> std::invoke_result_t<Function, const Environment&> {
   if (gpus() == 0) return {};
-  static const std::vector<double> kTooOld = {-1e9};
-  const auto values = run_ranks(
-      1,
-      [&](const Environment& environment) {
+  const int capability = run_one_rank(
+      [](const Environment&) {
         use_gpu(0);
-        return device_library().compute_capability(0) < 89 ? kTooOld : function(environment);
+        return static_cast<int>(device_library().compute_capability(0));
       },
       kGpuTimeout);
-  if (values.front() != kTooOld) return values.front();
-  std::printf("skipped: this GPU has no FP8 (SM89 or newer has)\n");
-  return {};
+  if (capability < 89) {
+    std::printf("skipped: this GPU has no FP8 (SM89 or newer has)\n");
+    return {};
+  }
+  return run_one_rank(
+      [&](const Environment& environment) {
+        use_gpu(0);
+        return function(environment);
+      },
+      kGpuTimeout);
 }
 
 Tensor on_gpu(const Tensor& x) {
@@ -43,13 +50,13 @@ Tensor scales(at::IntArrayRef shape) {
 }
 
 // How many of the kernel's results for x differ from the plain form's: run on the GPU, and on the CPU.
-double differing_casts(const Tensor& x, const Tensor& row_scale, const Tensor& column_scale,
-                       at::ScalarType dtype) {
+int differing_casts(const Tensor& x, const Tensor& row_scale, const Tensor& column_scale,
+                    at::ScalarType dtype) {
   const auto moved = [](const Tensor& t) { return t.defined() ? on_gpu(t) : t; };
   const Tensor there = moved(x), row = moved(row_scale), column = moved(column_scale);
   const Copies kernel = cast(there, row, column, dtype), plain = plain::cast(there, row, column, dtype),
                cpu = plain::cast(x, row_scale, column_scale, dtype);
-  double differing = 0;
+  int differing = 0;
   const auto compare = [&](const Tensor& found, const Tensor& wanted) {
     if (found.defined() != wanted.defined())
       ++differing;
@@ -75,27 +82,27 @@ double sqnr(const Tensor& reference, const Tensor& other) {
 TEST_CASE("the FP8 cast on a GPU has the bits of its plain form") {
   const auto differing = on_float8_gpu([](const Environment&) {
     at::manual_seed(11);
-    std::vector<double> results;
+    std::vector<int> results;
     for (at::ScalarType from : {at::kFloat, at::kBFloat16})
       for (at::ScalarType dtype : {kE4m3, kE5m2})
         for (int64_t m : {1, 15, 16, 17, 63, 64, 65, 200, 1000})
           for (int64_t n : {16, 48, 64, 80, 256, 1040}) {
             const Tensor x = troublesome(m, n).to(from);
             const Tensor rows = scales({m, 1}), columns = scales({1, n}), one = scales({});
-            double sum = differing_casts(x, rows, columns, dtype) + differing_casts(x, one, one, dtype);
+            int sum = differing_casts(x, rows, columns, dtype) + differing_casts(x, one, one, dtype);
             sum += differing_casts(x, rows, {}, dtype) + differing_casts(x, {}, columns, dtype);
             sum += differing_casts(plain::cast(x, one, {}, dtype).rows, {}, one, dtype);
             results.push_back(sum);
           }
     return results;
   });
-  for (double count : differing) CHECK(count == 0);
+  for (const auto count : differing) CHECK(count == 0);
 }
 
 TEST_CASE("the FP8 cast on a GPU rounds every bf16 number as libtorch does and takes any address") {
-  const auto differing = on_float8_gpu([](const Environment&) -> std::vector<double> {
+  const auto differing = on_float8_gpu([](const Environment&) -> std::vector<int64_t> {
     const Tensor every = at::arange(65536, at::kInt).to(at::kShort).view(at::kBFloat16).view({512, 128});
-    double sum = 0;
+    int64_t sum = 0;
     for (at::ScalarType dtype : {kE4m3, kE5m2})
       for (double scale : {1.0, 448e12, 0.0, 1.7e-5}) {
         const Tensor one = at::full({}, scale);
@@ -111,13 +118,13 @@ TEST_CASE("the FP8 cast on a GPU rounds every bf16 number as libtorch does and t
     sum += empty.rows.numel() + empty.columns.numel();
     return {sum};
   });
-  for (double count : differing) CHECK(count == 0);
+  for (const auto count : differing) CHECK(count == 0);
 }
 
 TEST_CASE("FP8 scales of a GPU have the bits of the CPU's") {
   const auto differing = on_float8_gpu([](const Environment&) {
     at::manual_seed(13);
-    std::vector<double> results;
+    std::vector<int> results;
     for (at::ScalarType from : {at::kFloat, at::kBFloat16})
       for (at::ScalarType dtype : {kE4m3, kE5m2})
         for (auto part : {Granularity::kTensor, Granularity::kRow, Granularity::kColumn})
@@ -130,13 +137,13 @@ TEST_CASE("FP8 scales of a GPU have the bits of the CPU's") {
           }
     return results;
   });
-  for (double count : differing) CHECK(count == 0);
+  for (const auto count : differing) CHECK(count == 0);
 }
 
 TEST_CASE("FP8 products are rescaled on a GPU to the bits of the CPU's") {
   const auto differing = on_float8_gpu([](const Environment&) {
     at::manual_seed(14);
-    std::vector<double> results;
+    std::vector<int> results;
     for (const auto& [m, n] : {std::pair(1, 16), std::pair(33, 48), std::pair(1000, 1040)})
       for (const Tensor& row : {at::rand({m, 1}), at::full({}, 0.3)})
         for (const Tensor& column : {at::rand({1, n}), at::full({}, 1e-3)}) {
@@ -146,7 +153,7 @@ TEST_CASE("FP8 products are rescaled on a GPU to the bits of the CPU's") {
         }
     return results;
   });
-  for (double count : differing) CHECK(count == 0);
+  for (const auto count : differing) CHECK(count == 0);
 }
 
 // Products whose sums are fp32 differ from the emulation by bf16's rounding (50 dB); fast accumulation, in
@@ -197,13 +204,13 @@ TEST_CASE("FP8 trains on a GPU as the CPU emulates it") {
     const auto train = [](const TinyJob& job) {
       return [&job](const Environment& environment) { return train_tiny(job, environment, 20); };
     };
-    const std::vector<double> gpu = on_float8_gpu(train(native));
+    const std::vector<TinyStep> gpu = on_float8_gpu(train(native));
     if (gpu.empty()) return;
-    const std::vector<double> cpu = run_ranks(1, train(emulated)).front();
+    const std::vector<TinyStep> cpu = run_one_rank(train(emulated));
     INFO(recipe << (gather ? " with FP8 gather" : ""));
-    CHECK(gpu[0] == Approx(cpu[0]).epsilon(2e-3));
-    for (size_t step = 0; step < 20; ++step) CHECK(std::abs(gpu[2 * step] - cpu[2 * step]) < 2e-2);
-    CHECK(gpu[38] < gpu[0] - 0.2);  // and it learns
+    CHECK(gpu[0].loss == Approx(cpu[0].loss).epsilon(2e-3));
+    for (size_t step = 0; step < 20; ++step) CHECK(std::abs(gpu[step].loss - cpu[step].loss) < 2e-2);
+    CHECK(gpu.back().loss < gpu.front().loss - 0.2);  // and it learns
   }
 }
 

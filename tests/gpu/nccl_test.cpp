@@ -13,40 +13,47 @@
 namespace hyperion {
 
 TEST_CASE("every collective of NCCL does its work on one GPU and a group can be aborted") {
+  struct Right {
+    bool all_gather, reduce_scatter, all_reduce_sum, all_reduce_max, all_reduce_on_host;
+  };
   if (gpus() == 0) return;
-  const auto wrong = run_ranks(
-                         1,
-                         [](const Environment&) -> std::vector<double> {
-                           use_gpu(0);
-                           const auto backend = device_library().make_nccl_backend(
-                               c10::make_intrusive<c10d::HashStore>(), 0, 1,
-                               {.name = "test/0", .timeout = std::chrono::seconds(60)});
-                           const auto group = make_nccl_communicator("test/0", 0, {0}, backend);
-                           group->set_timeout(std::chrono::seconds(30));
-                           const at::Tensor x = at::randn({1000}, at::kCUDA);
-                           std::vector<double> wrong;
-                           const auto expect = [&](const at::Tensor& found, const at::Tensor& wanted) {
-                             wrong.push_back(found.cpu().equal(wanted.cpu()) ? 0 : 1);
-                           };
-                           at::Tensor out = at::zeros_like(x);
-                           group->all_gather_into(out, x);
-                           expect(out, x);
-                           out.zero_();
-                           group->start_reduce_scatter_sum(out, x).wait();
-                           expect(out, x);
-                           for (const at::Tensor& tensor : {x.clone(), x.cpu()}) {  // a host tensor too
-                             group->all_reduce_sum(tensor);
-                             expect(tensor, x);
-                             group->all_reduce_max(tensor);
-                             expect(tensor, x);
-                           }
-                           group->barrier();
-                           group->abort();
-                           return wrong;
-                         },
-                         kGpuTimeout)
-                         .front();
-  for (double difference : wrong) CHECK(difference == 0);
+  const Right right = run_one_rank(
+      [](const Environment&) {
+        use_gpu(0);
+        const auto backend =
+            device_library().make_nccl_backend(c10::make_intrusive<c10d::HashStore>(), 0, 1,
+                                               {.name = "test/0", .timeout = std::chrono::seconds(60)});
+        const auto group = make_nccl_communicator("test/0", 0, {0}, backend);
+        group->set_timeout(std::chrono::seconds(30));
+        const at::Tensor x = at::randn({1000}, at::kCUDA);
+        const auto equal = [](const at::Tensor& found, const at::Tensor& wanted) {
+          return found.cpu().equal(wanted.cpu());
+        };
+        Right right{};
+        at::Tensor out = at::zeros_like(x);
+        group->all_gather_into(out, x);
+        right.all_gather = equal(out, x);
+        out.zero_();
+        group->start_reduce_scatter_sum(out, x).wait();
+        right.reduce_scatter = equal(out, x);
+        const at::Tensor reduced = x.clone(), on_host = x.cpu();
+        group->all_reduce_sum(reduced);
+        right.all_reduce_sum = equal(reduced, x);
+        group->all_reduce_max(reduced);
+        right.all_reduce_max = equal(reduced, x);
+        group->all_reduce_sum(on_host);
+        group->all_reduce_max(on_host);
+        right.all_reduce_on_host = equal(on_host, x);
+        group->barrier();
+        group->abort();
+        return right;
+      },
+      kGpuTimeout);
+  CHECK(right.all_gather);
+  CHECK(right.reduce_scatter);
+  CHECK(right.all_reduce_sum);
+  CHECK(right.all_reduce_max);
+  CHECK(right.all_reduce_on_host);
 }
 
 }  // namespace hyperion

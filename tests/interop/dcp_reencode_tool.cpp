@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <exception>
 
-#include "tests/unit/checkpoint/format/dcp/dcp_folder.h"
+#include "tests/support/dcp_folder.h"
 
 int main(int count, char** arguments) {
   if (count != 4) {

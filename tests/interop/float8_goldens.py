@@ -1,11 +1,11 @@
 """The goldens of FP8 (tests/goldens/float8): what torchao 0.18.0 computes with emulate=True, for every recipe.
 
-    .venv-interop/bin/python tests/interop/float8_goldens.py            makes them anew
+    .venv-interop/bin/python tests/interop/float8_goldens.py            makes them again
     .venv-interop/bin/python tests/interop/float8_goldens.py --check    compares the committed ones with torchao; exits 1
 
-CASE.safetensors holds the inputs x, w [N, K] and dy of one linear and torchao's out, dx and dw; scales.safetensors the
-scale of many amax; quantise-{e4m3,e5m2}.safetensors the cast of hard values, row i with scale[i]. index.json describes
-the cases, with the SQNR (dB) of each result against the plain linear of the same dtype where all is finite, and that of
+RECIPE.safetensors holds for each case the inputs CASE/x, CASE/w [N, K] and CASE/dy of one linear and torchao's CASE/out,
+CASE/dx and CASE/dw; casts.safetensors the scale of many amax (scales/...) and the cast of hard values, row i with scale[i]
+(quantise-{e4m3,e5m2}/...). index.json describes the cases, with the SQNR (dB) of each result against the plain linear of the same dtype where all is finite, and that of
 every recipe on larger, ordinary matrices.
 
 A result must not depend on the order in which a matrix product is summed, for that differs between CPUs: results in bf16
@@ -387,11 +387,27 @@ def primitives() -> dict[str, dict[str, torch.Tensor]]:
 # ---- programs
 
 
+def write(name: str, groups: dict[str, dict[str, torch.Tensor]]) -> None:
+    """NAME.safetensors with the tensors GROUP/KEY."""
+    save_file({f"{group}/{key}": tensor.contiguous() for group, tensors in groups.items() for key, tensor in tensors.items()},
+              FOLDER / f"{name}.safetensors")
+
+
+def read(name: str) -> dict[str, dict[str, torch.Tensor]]:
+    """group -> key -> tensor."""
+    groups: dict[str, dict[str, torch.Tensor]] = {}
+    for path, tensor in load_file(FOLDER / f"{name}.safetensors").items():
+        group, key = path.split("/")
+        groups.setdefault(group, {})[key] = tensor
+    return groups
+
+
 def make() -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
     for old in FOLDER.glob("*.safetensors"):
         old.unlink()
-    index, alive = [], {(recipe, mutant) for recipe in RECIPES for mutant in mutants(RECIPES[recipe])}
+    index, goldens = [], {recipe: {} for recipe in RECIPES}
+    alive = {(recipe, mutant) for recipe in RECIPES for mutant in mutants(RECIPES[recipe])}
     for case in all_cases():
         x, w, dy = case.inputs()
         results = torchao_linear(case.recipe, x, w, dy)
@@ -402,12 +418,12 @@ def make() -> None:
         for name, mutant in mutants(RECIPES[case.recipe]).items():
             if any(not same(results[r], t) for r, t in stated(mutant, x, w, dy).items()):
                 alive.discard((case.recipe, name))
-        tensors = {"x": x, "w": w, "dy": dy, **results}
-        save_file({key: t.contiguous() for key, t in tensors.items()}, FOLDER / f"{case.name}.safetensors")
+        goldens[case.recipe][case.name] = {"x": x, "w": w, "dy": dy, **results}
         index.append({"name": case.name, "recipe": case.recipe, "content": case.content, "dtype": case.dtype, "x": list(x.shape),
                       "w": list(w.shape), "dy": list(dy.shape), "sqnr_db": sqnr(x, w, dy, results)})
-    for name, tensors in primitives().items():
-        save_file(tensors, FOLDER / f"{name}.safetensors")
+    for recipe, cases in goldens.items():
+        write(recipe, cases)
+    write("casts", primitives())
     head = {"made_by": "torchao 0.18.0, emulate=True, torch 2.11.0 on CPU", "typical_sqnr_db": typical_sqnr(), "cases": index}
     (FOLDER / "index.json").write_text(json.dumps(head, indent=1) + "\n")
     size = sum(f.stat().st_size for f in FOLDER.iterdir())
@@ -417,14 +433,17 @@ def make() -> None:
 
 
 def check() -> int:
-    """Number of committed files that torchao contradicts."""
+    """Number of committed cases that torchao contradicts."""
     wrong = []
     index = json.loads((FOLDER / "index.json").read_text())
+    goldens, casts = {recipe: read(recipe) for recipe in RECIPES}, read("casts")
+    if any(set(cases) != {entry["name"] for entry in index["cases"] if entry["recipe"] == recipe} for recipe, cases in goldens.items()):
+        wrong.append("the cases of index.json are not those of the files")
     for recipe, decibel in typical_sqnr().items():
         if not all(abs(value - index["typical_sqnr_db"][recipe][name]) < 0.01 for name, value in decibel.items()):
             wrong.append(f"typical SQNR of {recipe}: {decibel}")
     for entry in index["cases"]:
-        tensors = load_file(FOLDER / f"{entry['name']}.safetensors")
+        tensors = goldens[entry["recipe"]][entry["name"]]
         inputs = [tensors[name] for name in ("x", "w", "dy")]
         results = torchao_linear(entry["recipe"], *inputs)
         differ = [name for name in RESULTS if not same(results[name], tensors[name])]
@@ -432,7 +451,7 @@ def check() -> int:
         if differ or not close:
             wrong.append(f"{entry['name']}: {', '.join(differ) or 'SQNR'}")
     for name, tensors in primitives().items():
-        committed = load_file(FOLDER / f"{name}.safetensors")
+        committed = casts[name]
         if set(committed) != set(tensors) or not all(same(t, committed[key]) for key, t in tensors.items() if key != "bits"):
             wrong.append(name)
     print("\n".join(wrong) or "all goldens are what torchao computes")

@@ -6,7 +6,7 @@
 #include <catch2/catch.hpp>
 
 #include "base/files.h"
-#include "tests/unit/checkpoint/thread_ranks.h"
+#include "tests/support/thread_ranks.h"
 
 namespace hyperion {
 namespace {

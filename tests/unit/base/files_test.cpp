@@ -14,26 +14,18 @@
 
 #include "base/durable.h"
 #include "base/error.h"
+#include "tests/support/temporary_folder.h"
 
 namespace fs = std::filesystem;
-
-namespace {
-
-struct Folder {
-  Folder() { fs::create_directories(path); }
-  ~Folder() { fs::remove_all(path); }
-  const fs::path path = fs::temp_directory_path() / ("hyperion_files_test_" + std::to_string(::getpid()));
-};
-
-}  // namespace
+using hyperion::test::TemporaryFolder;
 
 TEST_CASE("files are replaced whole and read back") {
-  const Folder folder;
-  const fs::path path = folder.path / "file";
+  const TemporaryFolder folder;
+  const fs::path path = folder.path() / "file";
   hyperion::write_file_atomic(path, "one");
   hyperion::write_file_atomic(path, "second");
   CHECK(hyperion::read_file(path) == "second");
-  CHECK(std::distance(fs::directory_iterator(folder.path), fs::directory_iterator()) == 1);
+  CHECK(std::distance(fs::directory_iterator(folder.path()), fs::directory_iterator()) == 1);
 }
 
 TEST_CASE("a file that cannot be written is no damaged data") {
@@ -47,22 +39,22 @@ TEST_CASE("a file that cannot be written is no damaged data") {
 }
 
 TEST_CASE("folders are made with their parents, or refused where none can be") {
-  const fs::path folder = fs::temp_directory_path() / ("hyperion_folders_test_" + std::to_string(::getpid()));
-  hyperion::make_folders(folder / "a" / "b" / "");
-  hyperion::make_folders(folder / "a" / "b");
-  CHECK(fs::is_directory(folder / "a" / "b"));
-  fs::remove_all(folder);
+  const TemporaryFolder folder;
+  hyperion::make_folders(folder.path() / "a" / "b" / "");
+  hyperion::make_folders(folder.path() / "a" / "b");
+  CHECK(fs::is_directory(folder.path() / "a" / "b"));
   CHECK_THROWS_WITH(hyperion::make_folders("/proc/none/below"),
                     Catch::Contains("/proc/none: the folder cannot be made"));
 }
 
 TEST_CASE("what is no regular file is refused at once, and said") {
-  const Folder folder;
-  const fs::path pipe = folder.path / "pipe", socket = folder.path / "socket", link = folder.path / "link";
+  const TemporaryFolder folder;
+  const fs::path pipe = folder.path() / "pipe", socket = folder.path() / "socket",
+                 link = folder.path() / "link";
   REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
   CHECK_THROWS_WITH(hyperion::read_file(pipe), Catch::Contains("pipe: is a named pipe, not a regular file"));
   CHECK_THROWS_WITH(hyperion::InputFile(pipe), Catch::Contains("is a named pipe"));
-  CHECK_THROWS_WITH(hyperion::read_file(folder.path), Catch::Contains("is a folder, not a regular file"));
+  CHECK_THROWS_WITH(hyperion::read_file(folder.path()), Catch::Contains("is a folder, not a regular file"));
   CHECK_THROWS_WITH(hyperion::read_file("/dev/null"), Catch::Contains("is a device, not a regular file"));
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -71,7 +63,7 @@ TEST_CASE("what is no regular file is refused at once, and said") {
   const hyperion::Descriptor listener(::socket(AF_UNIX, SOCK_STREAM, 0));
   REQUIRE(::bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0);
   CHECK_THROWS_WITH(hyperion::read_file(socket), Catch::Contains("is a socket, not a regular file"));
-  hyperion::write_file_atomic(folder.path / "file", "content");
+  hyperion::write_file_atomic(folder.path() / "file", "content");
   fs::create_symlink("file", link);
   CHECK(hyperion::read_file(link) == "content");
   CHECK_THROWS_WITH(hyperion::read_file(link, 100, hyperion::Links::kRefuse),
@@ -79,8 +71,8 @@ TEST_CASE("what is no regular file is refused at once, and said") {
 }
 
 TEST_CASE("a look at a path says what the system does not tell instead of throwing as std::filesystem does") {
-  const Folder folder;
-  const fs::path loop = folder.path / "loop", file = folder.path / "file", gone = folder.path / "gone";
+  const TemporaryFolder folder;
+  const fs::path loop = folder.path() / "loop", file = folder.path() / "file", gone = folder.path() / "gone";
   fs::create_symlink("loop", loop);
   fs::create_symlink("nowhere", gone);
   hyperion::write_file_atomic(file, "content");
@@ -96,9 +88,9 @@ TEST_CASE("a look at a path says what the system does not tell instead of throwi
   CHECK(hyperion::name_exists(gone));
   CHECK_FALSE(hyperion::path_exists(gone));
   CHECK_FALSE(hyperion::path_exists(file / "inside"));
-  CHECK_FALSE(hyperion::regular_file_exists(folder.path / "none"));
+  CHECK_FALSE(hyperion::regular_file_exists(folder.path() / "none"));
   CHECK(hyperion::regular_file_exists(file));
-  CHECK(hyperion::entries_of(folder.path) == std::vector<fs::path>{file, gone, loop});
+  CHECK(hyperion::entries_of(folder.path()) == std::vector<fs::path>{file, gone, loop});
   try {
     hyperion::path_exists(loop, hyperion::ExitCode::kUsage);
   } catch (const hyperion::Error& error) {
@@ -107,8 +99,9 @@ TEST_CASE("a look at a path says what the system does not tell instead of throwi
 }
 
 TEST_CASE("a place to write at is looked at without making anything") {
-  const Folder folder;
-  const fs::path pipe = folder.path / "pipe", link = folder.path / "link", free = folder.path / "a" / "b";
+  const TemporaryFolder folder;
+  const fs::path pipe = folder.path() / "pipe", link = folder.path() / "link",
+                 free = folder.path() / "a" / "b";
   REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
   fs::create_symlink("/dev/null", link);
   for (const fs::path& taken : {pipe, link}) {
@@ -118,14 +111,14 @@ TEST_CASE("a place to write at is looked at without making anything") {
   }
   hyperion::require_place_for_file(free);
   hyperion::require_place_for_folder(free);
-  CHECK_FALSE(fs::exists(folder.path / "a"));
-  fs::create_directory_symlink(folder.path, folder.path / "elsewhere");
-  hyperion::require_place_for_folder(folder.path / "elsewhere" / "tb");
+  CHECK_FALSE(fs::exists(folder.path() / "a"));
+  fs::create_directory_symlink(folder.path(), folder.path() / "elsewhere");
+  hyperion::require_place_for_folder(folder.path() / "elsewhere" / "tb");
 }
 
 TEST_CASE("a pipe is read to its end where one is allowed, within a limit and without waiting for ever") {
-  const Folder folder;
-  const fs::path pipe = folder.path / "pipe";
+  const TemporaryFolder folder;
+  const fs::path pipe = folder.path() / "pipe";
   REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
   const std::string text(300'000, 'x');
   const auto write = [&] { std::ofstream(pipe) << text; };
@@ -140,13 +133,13 @@ TEST_CASE("a pipe is read to its end where one is allowed, within a limit and wi
   }
   CHECK_THROWS_WITH(hyperion::read_file_or_pipe(pipe, 1000, 1),
                     Catch::Contains("nothing came from it for 1 s"));
-  CHECK_THROWS_WITH(hyperion::read_file_or_pipe(folder.path, 1000), Catch::Contains("is a folder"));
+  CHECK_THROWS_WITH(hyperion::read_file_or_pipe(folder.path(), 1000), Catch::Contains("is a folder"));
   CHECK(hyperion::read_file_or_pipe("/dev/null", 1000).empty());
 }
 
 TEST_CASE("a file that becomes shorter while it is read is an error that names it") {
-  const Folder folder;
-  const fs::path path = folder.path / "file";
+  const TemporaryFolder folder;
+  const fs::path path = folder.path() / "file";
   hyperion::write_file_atomic(path, std::string(100'000, 'x'));
   const hyperion::InputFile file(path);
   fs::resize_file(path, 10'000);
@@ -157,8 +150,8 @@ TEST_CASE("a file that becomes shorter while it is read is an error that names i
 }
 
 TEST_CASE("a link in the place of a temporary file is replaced, not followed") {
-  const Folder folder;
-  const fs::path path = folder.path / "file", victim = folder.path / "victim";
+  const TemporaryFolder folder;
+  const fs::path path = folder.path() / "file", victim = folder.path() / "victim";
   const fs::path temporary = path.string() + ".tmp." + std::to_string(::getpid());
   std::ofstream(victim) << "precious";
   fs::create_symlink(victim, temporary);

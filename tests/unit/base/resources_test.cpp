@@ -10,24 +10,14 @@
 #include <catch2/catch.hpp>
 #include <unistd.h>
 
+#include "tests/support/temporary_folder.h"
+
 namespace hyperion {
 namespace fs = std::filesystem;
 namespace {
 
 // A root folder with the files of proc and sys that tell how much memory there is.
-class FakeRoot {
- public:
-  FakeRoot() : path_(fs::temp_directory_path() / ("hyperion-root-" + std::to_string(::getpid()))) {}
-  ~FakeRoot() { fs::remove_all(path_); }
-  void write(const std::string& name, const std::string& text) const {
-    fs::create_directories((path_ / name).parent_path());
-    std::ofstream(path_ / name) << text;
-  }
-  const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
+using FakeRoot = test::TemporaryFolder;
 
 }  // namespace
 

@@ -31,7 +31,7 @@ std::vector<std::string> numbered(const std::string& prefix, int count) {
 
 }  // namespace
 
-TEST_CASE("E1 segments of wrappers vanish at any depth") {
+TEST_CASE("segments of wrappers vanish at any depth") {
   for (const char* key : {"layers.0.attention.wq.weight", "_orig_mod.layers.0.attention.wq.weight",
                           "layers.0._orig_mod.attention.wq.weight", "module.layers.0.attention.wq.weight",
                           "module.module._orig_mod.layers.0.attention.wq.weight",
@@ -47,7 +47,7 @@ TEST_CASE("E1 segments of wrappers vanish at any depth") {
   CHECK(canonical_name("ema._orig_mod.norm.weight") == "ema.norm.weight");
 }
 
-TEST_CASE("E1 only whole segments of parameter names are taken for wrappers") {
+TEST_CASE("only whole segments of parameter names are taken for wrappers") {
   for (const char* key :
        {"layers.0.my_orig_mod.weight", "modules.0.weight", "dataloader.module.state", "train_state._orig_mod",
         "lr_scheduler.module", "rng.module.0", "module", "_orig_mod.module", "", "optimizer.state.x"}) {
@@ -56,7 +56,7 @@ TEST_CASE("E1 only whole segments of parameter names are taken for wrappers") {
   }
 }
 
-TEST_CASE("E1 two keys that become one are an error naming both") {
+TEST_CASE("two keys that become one are an error naming both") {
   const std::string text = message(
       [] {
         NameMap().apply(std::vector<std::string>{"norm.weight", "output.weight", "_orig_mod.norm.weight"});
@@ -65,7 +65,7 @@ TEST_CASE("E1 two keys that become one are an error naming both") {
   CHECK_THAT(text, Contains("norm.weight") && Contains("_orig_mod.norm.weight"));
 }
 
-TEST_CASE("E4 every order of wrappers gives the same names") {
+TEST_CASE("every order of wrappers gives the same names") {
   std::vector<std::string> wrappers = {"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module",
                                        "module"};
   std::sort(wrappers.begin(), wrappers.end());
@@ -78,7 +78,7 @@ TEST_CASE("E4 every order of wrappers gives the same names") {
   } while (std::next_permutation(wrappers.begin(), wrappers.end()));
 }
 
-TEST_CASE("E5 all differences come in one message with the nearest names") {
+TEST_CASE("all differences come in one message with the nearest names") {
   NameDifferences differences =
       compare_names({"a.norm.weight", "layers.0.attention.wq.weight", "output.weight"},
                     {"a.norm.weight", "layers.0.attention.wqq.weight", "extra"});
@@ -93,7 +93,7 @@ TEST_CASE("E5 all differences come in one message with the nearest names") {
   CHECK(explain_differences("x", compare_names({"a", "b"}, {"b", "a"})).empty());
 }
 
-TEST_CASE("E5 the message stays short for a checkpoint in which everything differs") {
+TEST_CASE("the message stays short for a checkpoint in which everything differs") {
   std::vector<std::string> hostile = numbered("blocks.", 5000);
   hostile.push_back(std::string(1 << 20, '\x1b'));
   const std::string text = explain_differences("x", compare_names(numbered("layers.", 5000), hostile));
@@ -102,7 +102,7 @@ TEST_CASE("E5 the message stays short for a checkpoint in which everything diffe
   CHECK(text.find('\x1b') == std::string::npos);
 }
 
-TEST_CASE("E9 old names are renamed by patterns in the order of the table") {
+TEST_CASE("old names are renamed by patterns in the order of the table") {
   const NameMap map(RenameTable{{"embed.weight", "tok_embeddings.weight"},
                                 {R"(blocks\.(\d+)\.special\.(.*))", "layers.$1.attention.$2"},
                                 {R"(blocks\.(\d+)\.(.*))", "layers.$1.$2"}});
@@ -118,7 +118,7 @@ TEST_CASE("E9 old names are renamed by patterns in the order of the table") {
   CHECK(NameMap(RenameTable{{".*", "x"}}).apply("train_state.step") == "train_state.step");
 }
 
-TEST_CASE("E9 collisions and unusable patterns are errors") {
+TEST_CASE("collisions and unusable patterns are errors") {
   CHECK_THAT(message(
                  [] {
                    NameMap(RenameTable{{"[ab]", "c"}}).apply(std::vector<std::string>{"a", "b"});
@@ -152,7 +152,7 @@ TEST_CASE("E9 collisions and unusable patterns are errors") {
              Contains("cannot be applied"));
 }
 
-TEST_CASE("E10 the hash of names changes with every name and not with their order") {
+TEST_CASE("the hash of names changes with every name and not with their order") {
   CHECK(names_hash({"a", "b"}) == names_hash({"b", "a"}));
   CHECK(names_hash({"a", "b"}) != names_hash({"ab"}));
   CHECK(names_hash({"a", "b"}) != names_hash({"a", "c"}));

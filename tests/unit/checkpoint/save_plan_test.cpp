@@ -55,7 +55,7 @@ Made make(int shards, int replicas, Writers writers) {
 
 }  // namespace
 
-TEST_CASE("B2 B3 B4 every row of every tensor has exactly one writer on any mesh") {
+TEST_CASE("every row of every tensor has exactly one writer on any mesh") {
   for (const auto& [shards, replicas] : {std::pair{1, 1}, {4, 1}, {2, 2}, {1, 4}, {3, 2}}) {
     for (const Writers writers : {Writers::kAll, Writers::kOneReplica}) {
       const auto [layout, plan] = make(shards, replicas, writers);
@@ -82,7 +82,7 @@ TEST_CASE("B2 B3 B4 every row of every tensor has exactly one writer on any mesh
   }
 }
 
-TEST_CASE("B5 B7 B8 all ranks share the work or the first replica does it") {
+TEST_CASE("all ranks share the work or the first replica does it") {
   const auto writers_of = [](const SavePlan& plan) {
     std::set<uint32_t> writers;
     for (const SaveItem& item : plan.items) writers.insert(item.writer);
@@ -113,7 +113,7 @@ TEST_CASE("an alias is written whole under its own name") {
   CHECK(index.tensors.at("tok_embeddings.weight").shape == Dims{13, 10});
 }
 
-TEST_CASE("A9 any change of names or types or shapes or placement changes the fingerprint") {
+TEST_CASE("any change of names or types or shapes or placement changes the fingerprint") {
   const uint64_t before = save_layout(job(2, 2)).fingerprint();
   CHECK(save_layout(job(2, 2, 1, 1)).fingerprint() == before);
   CHECK(save_layout(job(4, 1)).fingerprint() != before);

@@ -15,23 +15,19 @@
 #include "checkpoint/format/dcp/archive.h"
 #include "checkpoint/format/zip/crc32.h"
 #include "checkpoint/loader.h"
-#include "tests/unit/error_of.h"
-#include "thread_ranks.h"
+#include "tests/support/error_of.h"
+#include "tests/support/temporary_folder.h"
+#include "tests/support/thread_ranks.h"
 
 namespace hyperion {
 namespace {
 
 namespace fs = std::filesystem;
+using test::TemporaryFolder;
 using test::ThreadRanks;
 
-struct Folder {
-  fs::path path = fs::temp_directory_path() / fmt::format("hyperion_saver_{}", ::getpid());
-  Folder() { fs::remove_all(path); }
-  ~Folder() { fs::remove_all(path); }
-};
-
-// A table of `rows` x 3 numbers cut by rows, and a step count: a component that the checkpoint has never
-// heard of (D9).
+// A table of `rows` x 3 numbers cut by rows, and a step count: a component that the checkpoint does not
+// know.
 class Dummy : public StateComponent {
  public:
   Dummy(int rows, int shards, int rank, int replicas = 1) : rows_(rows) {
@@ -115,22 +111,22 @@ void load_into(const fs::path& path, Dummy& dummy) {
 
 }  // namespace
 
-TEST_CASE("B10 C9 what any mesh has saved any other loads") {
-  const Folder folder;
+TEST_CASE("what any mesh has saved any other mesh loads") {
+  const TemporaryFolder folder;
   for (const auto& [shards, replicas] : {std::pair{1, 1}, {3, 1}, {2, 2}, {1, 4}}) {
     for (const Writers writers : {Writers::kAll, Writers::kOneReplica}) {
-      fs::remove_all(folder.path);
+      fs::remove_all(folder.path());
       ThreadRanks::run(shards * replicas, [&, s = shards, r = replicas](Coordinator& ranks) {
         Dummy dummy(13, s, ranks.rank(), r);
         dummy.set(7);
         MemoryMover mover;
-        Saver saver({.folder = folder.path, .writers = writers}, {&dummy}, ranks, mover);
+        Saver saver({.folder = folder.path(), .writers = writers}, {&dummy}, ranks, mover);
         saver.save(1);
       });
       for (const int target : {1, 2, 3, 4, 8}) {
         for (int rank = 0; rank < target; ++rank) {
           Dummy loaded(13, target, rank);
-          load_into(folder.path / "step-1", loaded);
+          load_into(folder.path() / "step-1", loaded);
           CHECK(loaded.is(7));
         }
       }
@@ -138,13 +134,13 @@ TEST_CASE("B10 C9 what any mesh has saved any other loads") {
   }
 }
 
-TEST_CASE("A8 B6 the second save plans nothing and exchanges two small texts") {
-  const Folder folder;
+TEST_CASE("the second save plans nothing and exchanges two small texts") {
+  const TemporaryFolder folder;
   ThreadRanks::run(4, [&](Coordinator& ranks) {
     Counting counted(ranks);
     Dummy dummy(1000, 2, ranks.rank(), 2);
     MemoryMover mover;
-    Saver saver({.folder = folder.path}, {&dummy}, counted, mover);
+    Saver saver({.folder = folder.path()}, {&dummy}, counted, mover);
     saver.save(1);
     const int first = counted.exchanges;
     counted.bytes = 0;
@@ -157,29 +153,29 @@ TEST_CASE("A8 B6 the second save plans nothing and exchanges two small texts") {
   });
 }
 
-TEST_CASE("A9 a component that has grown gets a new plan") {
-  const Folder folder;
+TEST_CASE("a component that has grown gets a new plan") {
+  const TemporaryFolder folder;
   ThreadRanks::run(2, [&](Coordinator& ranks) {
     Dummy dummy(10, 2, ranks.rank());
     MemoryMover mover;
-    Saver saver({.folder = folder.path}, {&dummy}, ranks, mover);
+    Saver saver({.folder = folder.path()}, {&dummy}, ranks, mover);
     saver.save(1);
     dummy.grow();
     saver.save(2);
     if (ranks.rank() == 0) CHECK(saver.counters().plans == 2);
   });
-  CHECK(open_checkpoint(folder.path / "step-1").index.tensors.size() == 1);
-  CHECK(open_checkpoint(folder.path / "step-2").index.tensors.contains("dummy.more"));
+  CHECK(open_checkpoint(folder.path() / "step-1").index.tensors.size() == 1);
+  CHECK(open_checkpoint(folder.path() / "step-2").index.tensors.contains("dummy.more"));
 }
 
-TEST_CASE("A10 saves show the values of their moment whatever happens afterwards") {
-  const Folder folder;
+TEST_CASE("saves show the values of their moment whatever happens afterwards") {
+  const TemporaryFolder folder;
   for (const AsyncMode mode : {AsyncMode::kDisabled, AsyncMode::kAsync, AsyncMode::kOverlapped}) {
-    fs::remove_all(folder.path);
+    fs::remove_all(folder.path());
     SoloCoordinator alone;
     Dummy dummy(100, 1, 0);
     MemoryMover mover;
-    Saver saver({.folder = folder.path, .async = mode}, {&dummy}, alone, mover);
+    Saver saver({.folder = folder.path(), .async = mode}, {&dummy}, alone, mover);
     for (int step = 1; step <= 3; ++step) {
       dummy.set(static_cast<float>(step));
       saver.save(step);
@@ -188,19 +184,19 @@ TEST_CASE("A10 saves show the values of their moment whatever happens afterwards
     }
     saver.finish();
     for (int step = 1; step <= 3; ++step) {
-      load_into(folder.path / fmt::format("step-{}", step), dummy);
+      load_into(folder.path() / fmt::format("step-{}", step), dummy);
       CHECK(dummy.is(static_cast<float>(step)));
     }
     CHECK(saver.counters().saves == 3);
   }
 }
 
-TEST_CASE("D5 one save is under way at a time and one pool serves all") {
-  const Folder folder;
+TEST_CASE("one save is under way at a time and one pool serves all") {
+  const TemporaryFolder folder;
   SoloCoordinator alone;
   Dummy dummy(100, 1, 0);
   MemoryMover mover;
-  Saver saver({.folder = folder.path, .async = AsyncMode::kAsync}, {&dummy}, alone, mover);
+  Saver saver({.folder = folder.path(), .async = AsyncMode::kAsync}, {&dummy}, alone, mover);
   arm_faults("point=ckpt.before_data;action=sleep:0.05;nth=0", 0);
   for (int step = 1; step <= 4; ++step) saver.save(step);
   saver.finish();
@@ -209,13 +205,13 @@ TEST_CASE("D5 one save is under way at a time and one pool serves all") {
   CHECK(saver.counters().pool_bytes == 1216);  // 1,200 bytes of numbers, in lines of 64
 }
 
-TEST_CASE("D6 without memory for the pool a save is written while training waits") {
-  const Folder folder;
+TEST_CASE("without memory for the pool a save is written while training waits") {
+  const TemporaryFolder folder;
   SoloCoordinator alone;
   Dummy dummy(100, 1, 0);
   dummy.set(3);
   MemoryMover mover;
-  Saver saver({.folder = folder.path, .async = AsyncMode::kOverlapped}, {&dummy}, alone, mover);
+  Saver saver({.folder = folder.path(), .async = AsyncMode::kOverlapped}, {&dummy}, alone, mover);
   arm_faults("point=ckpt.pool;action=errno:ENOMEM;nth=0", 0);
   saver.save(1);
   saver.join_staging();
@@ -224,17 +220,17 @@ TEST_CASE("D6 without memory for the pool a save is written while training waits
   arm_faults("", 0);
   CHECK(saver.counters().pool_bytes == 0);
   Dummy loaded(100, 1, 0);
-  load_into(folder.path / "step-1", loaded);
+  load_into(folder.path() / "step-1", loaded);
   CHECK(loaded.is(3));
 }
 
-TEST_CASE("F-D2 a failure of one rank fails the save on every rank with its name and leaves nothing") {
-  const Folder folder;
+TEST_CASE("a failure of one rank fails the save on every rank with its name and leaves nothing") {
+  const TemporaryFolder folder;
   std::atomic<int> failed = 0;
   ThreadRanks::run(3, [&](Coordinator& ranks) {
     Dummy dummy(30, 3, ranks.rank());
     MemoryMover mover;
-    Saver saver({.folder = folder.path}, {&dummy}, ranks, mover);
+    Saver saver({.folder = folder.path()}, {&dummy}, ranks, mover);
     saver.save(1);
     if (ranks.rank() == 0) arm_faults("point=file.write;action=errno:ENOSPC;on=__1_0", 0);
     ranks.all_gather("");
@@ -252,18 +248,18 @@ TEST_CASE("F-D2 a failure of one rank fails the save on every rank with its name
   });
   CHECK(failed == 3);
   std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(folder.path)) names.push_back(entry.path().filename());
+  for (const auto& entry : fs::directory_iterator(folder.path())) names.push_back(entry.path().filename());
   std::ranges::sort(names);
   CHECK(names == std::vector<std::string>{"step-1", "step-3"});
 }
 
 TEST_CASE("a rank that cannot copy its state ends a background save on every rank with the same message") {
-  const Folder folder;
+  const TemporaryFolder folder;
   std::vector<std::string> said(3);
   ThreadRanks::run(3, [&](Coordinator& ranks) {
     Dummy dummy(30, 3, ranks.rank());
     MemoryMover mover;
-    Saver saver({.folder = folder.path, .async = AsyncMode::kAsync}, {&dummy}, ranks, mover);
+    Saver saver({.folder = folder.path(), .async = AsyncMode::kAsync}, {&dummy}, ranks, mover);
     saver.save(1);
     saver.finish();
     if (ranks.rank() == 0) arm_faults("point=ckpt.stage;action=throw", 0);  // of the rank that comes first
@@ -281,27 +277,27 @@ TEST_CASE("a rank that cannot copy its state ends a background save on every ran
   CHECK_THAT(said[0],
              Catch::StartsWith("rank ") && Catch::Contains("the fault armed at ckpt.stage was thrown"));
   CHECK(said == std::vector<std::string>(3, said[0]));
-  CHECK_FALSE(fs::exists(folder.path / "step-2"));
-  CHECK(fs::exists(folder.path / "step-3"));
+  CHECK_FALSE(fs::exists(folder.path() / "step-2"));
+  CHECK(fs::exists(folder.path() / "step-3"));
 }
 
 TEST_CASE("a state with NaN or infinite numbers is saved on no rank and nothing finite goes") {
-  const Folder folder;
+  const TemporaryFolder folder;
   const auto names = [&] {
     std::vector<std::string> names;
-    for (const auto& entry : fs::directory_iterator(folder.path)) names.push_back(entry.path().filename());
+    for (const auto& entry : fs::directory_iterator(folder.path())) names.push_back(entry.path().filename());
     std::ranges::sort(names);
     return names;
   };
   for (const AsyncMode mode : {AsyncMode::kDisabled, AsyncMode::kAsync, AsyncMode::kOverlapped}) {
     for (const float bad :
          {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
-      fs::remove_all(folder.path);
+      fs::remove_all(folder.path());
       std::vector<std::string> said(3);
       ThreadRanks::run(3, [&](Coordinator& ranks) {
         Dummy dummy(30, 3, ranks.rank());
         MemoryMover mover;
-        Saver saver({.folder = folder.path, .async = mode, .keep_latest = 2}, {&dummy}, ranks, mover);
+        Saver saver({.folder = folder.path(), .async = mode, .keep_latest = 2}, {&dummy}, ranks, mover);
         saver.preflight(0, /*keep=*/true);
         saver.save(1);
         saver.save(2);
@@ -320,37 +316,37 @@ TEST_CASE("a state with NaN or infinite numbers is saved on no rank and nothing 
         CHECK_THAT(text, Catch::Contains("the state after step 2 holds NaN or infinite numbers") &&
                              Catch::Contains("rank 1: dummy.weight (1 number)") &&
                              Catch::Contains("the newest checkpoint, which stays, is step-2 in " +
-                                             folder.path.string()));
+                                             folder.path().string()));
       }
       CHECK(names() == std::vector<std::string>{"step-1", "step-2"});
       Dummy loaded(30, 1, 0);
-      load_into(folder.path / "step-2", loaded);
+      load_into(folder.path() / "step-2", loaded);
       CHECK(loaded.is(0));
     }
   }
 }
 
 TEST_CASE("a first save with NaN leaves nothing behind and says that there is nothing to go on from") {
-  const Folder folder;
+  const TemporaryFolder folder;
   SoloCoordinator alone;
   Dummy dummy(10, 1, 0);
   dummy.numbers()[0] = std::numeric_limits<float>::quiet_NaN();
   dummy.grow();
   MemoryMover mover;
-  Saver saver({.folder = folder.path}, {&dummy}, alone, mover);
+  Saver saver({.folder = folder.path()}, {&dummy}, alone, mover);
   CHECK_THAT(error_of(ExitCode::kNonFinite, [&] { saver.preflight(0, /*keep=*/true); }),
              Catch::Contains("dummy.weight (1 number), dummy.more (1 number)") &&
                  Catch::Contains("no checkpoint that training could go on from is in"));
-  CHECK(fs::is_empty(folder.path));
+  CHECK(fs::is_empty(folder.path()));
 }
 
 TEST_CASE("numbers that the type of an export makes infinite are not saved") {
-  const Folder folder;
+  const TemporaryFolder folder;
   SoloCoordinator alone;
   Dummy dummy(10, 1, 0);
   dummy.numbers()[3] = 1e6F;
   MemoryMover mover;
-  Saver saver({.folder = folder.path}, {&dummy}, alone, mover);
+  Saver saver({.folder = folder.path()}, {&dummy}, alone, mover);
   saver.save(1);
   const TensorState weight = dummy.tensors().front();
   const auto as_safetensors = [&](Dtype dtype) {
@@ -362,25 +358,25 @@ TEST_CASE("numbers that the type of an export makes infinite are not saved") {
     CHECK_THAT(text, Catch::Contains("as float16 holds NaN or infinite numbers") &&
                          Catch::Contains("(1 number)") && Catch::Contains("step-1") &&
                          Catch::Contains("export_dtype = \"float32\""));
-  CHECK_FALSE(fs::exists(folder.path / "step-2"));
+  CHECK_FALSE(fs::exists(folder.path() / "step-2"));
   as_safetensors(Dtype::kBFloat16);
-  CHECK(fs::exists(folder.path / "step-2" / "model.safetensors"));
-  CHECK(std::distance(fs::directory_iterator(folder.path), {}) == 2);
+  CHECK(fs::exists(folder.path() / "step-2" / "model.safetensors"));
+  CHECK(std::distance(fs::directory_iterator(folder.path()), {}) == 2);
 }
 
 TEST_CASE("a load names every tensor that is not finite") {
-  const Folder folder;
+  const TemporaryFolder folder;
   SoloCoordinator alone;
   Dummy dummy(10, 1, 0);
   dummy.grow();
   MemoryMover mover;
-  Saver({.folder = folder.path}, {&dummy}, alone, mover).save(1);
+  Saver({.folder = folder.path()}, {&dummy}, alone, mover).save(1);
   // What another program wrote: the numbers change, and nothing knows their checksums.
-  fs::remove(folder.path / "step-1" / "hyperion.json");
-  OpenCheckpoint checkpoint = open_checkpoint(folder.path / "step-1");
+  fs::remove(folder.path() / "step-1" / "hyperion.json");
+  OpenCheckpoint checkpoint = open_checkpoint(folder.path() / "step-1");
   for (auto& [key, record] : checkpoint.index.tensors) {
     const Span where = record.chunks.front().where;
-    std::fstream file(folder.path / "step-1" / where.file, std::ios::in | std::ios::out | std::ios::binary);
+    std::fstream file(folder.path() / "step-1" / where.file, std::ios::in | std::ios::out | std::ios::binary);
     const std::string head = tensor_archive_head(Dtype::kFloat32, {10, 3});
     std::string data(120, '\0');
     file.seekg(static_cast<std::streamoff>(where.offset + head.size()));
@@ -403,13 +399,13 @@ TEST_CASE("a load names every tensor that is not finite") {
   CHECK_NOTHROW(load(false));
 }
 
-TEST_CASE("C5 E5 names and shapes and types that do not fit are listed at once before data are read") {
-  const Folder folder;
+TEST_CASE("names and shapes and types that do not fit are listed at once before data is read") {
+  const TemporaryFolder folder;
   SoloCoordinator alone;
   Dummy saved(10, 1, 0);
   MemoryMover mover;
-  Saver({.folder = folder.path}, {&saved}, alone, mover).save(1);
-  const OpenCheckpoint checkpoint = open_checkpoint(folder.path / "step-1");
+  Saver({.folder = folder.path()}, {&saved}, alone, mover).save(1);
+  const OpenCheckpoint checkpoint = open_checkpoint(folder.path() / "step-1");
   std::vector<TensorState> tensors = saved.tensors();
   tensors[0].shape = {11, 3};
   tensors.push_back(tensors[0]);

@@ -4,7 +4,7 @@
 #include <torch/torch.h>
 
 #include "models/float8/cast.h"
-#include "tests/unit/models/float8_bits.h"
+#include "tests/support/float8_bits.h"
 
 using namespace hyperion;
 using namespace hyperion::float8;

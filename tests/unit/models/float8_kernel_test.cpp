@@ -8,7 +8,7 @@
 #include "base/device/device_library.h"
 #include "models/float8/cast.h"
 #include "models/float8/scaled_matmul.h"
-#include "tests/unit/models/float8_bits.h"
+#include "tests/support/float8_bits.h"
 
 // The kernel comes after what stands in for CUDA.
 // clang-format off

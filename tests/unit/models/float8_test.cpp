@@ -15,7 +15,7 @@
 #include "models/float8/gather.h"
 #include "models/float8/linear_matmuls.h"
 #include "models/float8/quantize.h"
-#include "tests/unit/error_of.h"
+#include "tests/support/error_of.h"
 
 using namespace hyperion;
 using namespace hyperion::float8;
@@ -27,13 +27,16 @@ namespace {
 
 const std::filesystem::path kGoldens = HYPERION_SOURCE_DIR "/tests/goldens/float8";
 
-std::map<std::string, Tensor> golden(const std::string& name) {
+using Tensors = std::map<std::string, Tensor>;
+
+// Group -> key -> tensor of FILE.safetensors, whose names are GROUP/KEY.
+std::map<std::string, Tensors> read_goldens(const std::string& name) {
   static const std::map<std::string, at::ScalarType> kTypes = {
       {"BF16", at::kBFloat16}, {"F32", at::kFloat}, {"U8", at::kByte}};
   std::string file = read_file(kGoldens / (name + ".safetensors"));
   uint64_t length = 0;
   std::memcpy(&length, file.data(), sizeof(length));
-  std::map<std::string, Tensor> tensors;
+  std::map<std::string, Tensors> groups;
   const Json header = Json::parse(file.substr(8, length));
   for (const auto& [key, value] : header.items()) {
     if (key == "__metadata__") continue;
@@ -42,14 +45,23 @@ std::map<std::string, Tensor> golden(const std::string& name) {
     const auto end = value.at("data_offsets").at(1).get<int64_t>();
     char* data = file.data() + 8 + length + begin;
     const Tensor bytes = at::from_blob(data, {end - begin}, at::TensorOptions(at::kByte)).clone();  // aligned
-    tensors[key] = bytes.view(kTypes.at(value.at("dtype"))).view(shape);
+    const size_t slash = key.find('/');
+    groups[key.substr(0, slash)][key.substr(slash + 1)] =
+        bytes.view(kTypes.at(value.at("dtype"))).view(shape);
   }
-  return tensors;
+  return groups;
 }
 
 const Json& golden_cases() {
   static const Json index = Json::parse(read_file(kGoldens / "index.json"));
   return index.at("cases");
+}
+
+const Tensors& golden(const Json& entry) {
+  static std::map<std::string, std::map<std::string, Tensors>> recipes;
+  auto& cases = recipes[entry.at("recipe")];
+  if (cases.empty()) cases = read_goldens(entry.at("recipe"));
+  return cases.at(entry.at("name"));
 }
 
 Recipe recipe_of(const Json& entry) {
@@ -94,12 +106,13 @@ struct Layer {
 }  // namespace
 
 TEST_CASE("scales and saturating casts have torchao's bits") {
-  const auto scales = golden("scales");
+  const auto goldens = read_goldens("casts");
+  const Tensors& scales = goldens.at("scales");
   for (const auto& [name, dtype] : {std::pair("e4m3", kE4m3), std::pair("e5m2", kE5m2)}) {
     CHECK(same(scales_of(scales.at("amax"), dtype, false).scale, scales.at(name)));
     CHECK(same(scales_of(scales.at("amax"), dtype, true).scale,
                scales.at(std::string(name) + "_power_of_two")));
-    const auto casts = golden(std::string("quantise-") + name);
+    const Tensors& casts = goldens.at(std::string("quantise-") + name);
     for (int64_t row = 0; row < casts.at("x").size(0); ++row) {
       const Tensor scale = casts.at("scale")[row];
       const Quantized ours = {saturating_cast(casts.at("x")[row], scale, dtype), scale};
@@ -119,7 +132,7 @@ TEST_CASE("scales and saturating casts have torchao's bits") {
 TEST_CASE("every recipe has the bits of torchao's emulation") {
   int cases = 0;
   for (const Json& entry : golden_cases()) {
-    const auto tensors = golden(entry.at("name"));
+    const Tensors& tensors = golden(entry);
     const Products ours =
         Layer(tensors.at("w")).run(recipe_of(entry), Gemm::kEmulated, tensors.at("x"), tensors.at("dy"));
     INFO(entry.at("name").get<std::string>());
@@ -133,7 +146,7 @@ TEST_CASE("every recipe has the bits of torchao's emulation") {
 
 TEST_CASE("the distance of FP8 to high precision is torchao's") {
   for (const Json& entry : golden_cases()) {
-    const auto tensors = golden(entry.at("name"));
+    const Tensors& tensors = golden(entry);
     Layer layer(tensors.at("w"));
     const Products ours = layer.run(recipe_of(entry), Gemm::kEmulated, tensors.at("x"), tensors.at("dy"));
     const Linear plain(layer.parameter);

@@ -4,10 +4,10 @@
 
 #include <catch2/catch.hpp>
 #include <nlohmann/json.hpp>
-#include <unistd.h>
 
 #include "base/files.h"
 #include "parallel/phase.h"
+#include "tests/support/temporary_folder.h"
 
 namespace hyperion {
 namespace {
@@ -56,7 +56,8 @@ TEST_CASE("the phase of a failure is the one in which it was thrown") {
 }
 
 TEST_CASE("a failed operation is recorded at once and again with the exit code") {
-  const auto folder = std::filesystem::temp_directory_path() / fmt::format("hyperion-records-{}", ::getpid());
+  const test::TemporaryFolder temporary;
+  const std::filesystem::path folder = temporary.path() / "records";
   ::setenv("HYPERION_FAILURE_DIR", folder.c_str(), 1);
   set_own_rank(rank_of(2, 4));
   const auto record = [&] { return nlohmann::json::parse(read_file(folder / "rank_2.json")); };
@@ -81,7 +82,6 @@ TEST_CASE("a failed operation is recorded at once and again with the exit code")
   ::setenv("HYPERION_FAILURE_DIR", "/proc/no/folder", 1);
   CHECK(report_failure(ExitCode::kBug, "still reported") == 70);
   ::unsetenv("HYPERION_FAILURE_DIR");
-  std::filesystem::remove_all(folder);
   set_own_rank({});
 }
 

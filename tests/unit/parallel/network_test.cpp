@@ -5,7 +5,7 @@
 
 #include <catch2/catch.hpp>
 
-#include "tests/unit/error_of.h"
+#include "tests/support/error_of.h"
 
 namespace hyperion {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 #include "base/files.h"
-#include "tests/unit/error_of.h"
+#include "tests/support/error_of.h"
 
 namespace hyperion::test {
 

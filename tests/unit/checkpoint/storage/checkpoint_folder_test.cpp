@@ -77,7 +77,7 @@ TEST_CASE("Removing a checkpoint takes its name away durably before its files") 
   CHECK(names_in(fixture.root) == "step-2");
 }
 
-TEST_CASE("F-R4 an existing step is replaced as a whole") {
+TEST_CASE("an existing step is replaced as a whole") {
   StorageFixture fixture;
   const CheckpointFolder folder(fixture.root);
   save_checkpoint(folder, 4, "full", 1);
@@ -91,7 +91,7 @@ TEST_CASE("F-R4 an existing step is replaced as a whole") {
   CHECK(names_in(fixture.root) == "step-4");
 }
 
-TEST_CASE("F-R4 an existing step is replaced where names cannot be exchanged") {
+TEST_CASE("an existing step is replaced where names cannot be exchanged") {
   StorageFixture fixture;
   const CheckpointFolder folder(fixture.root);
   arm_faults("point=file.rename;nth=1;action=errno:EINVAL", 0);
@@ -108,7 +108,7 @@ TEST_CASE("F-R4 an existing step is replaced where names cannot be exchanged") {
   CHECK(names_in(fixture.root) == "step-4");
 }
 
-TEST_CASE("F-D5 a folder that cannot be flushed leaves things as they were") {
+TEST_CASE("a folder that cannot be flushed leaves things as they were") {
   StorageFixture fixture;
   const CheckpointFolder folder(fixture.root / "run");
   save_checkpoint(folder, 4, "full", 1);
@@ -121,7 +121,7 @@ TEST_CASE("F-D5 a folder that cannot be flushed leaves things as they were") {
   }
 }
 
-TEST_CASE("F-R3 a file with a step's name is never replaced") {
+TEST_CASE("a file with a step's name is never replaced") {
   StorageFixture fixture;
   const CheckpointFolder folder(fixture.root);
   std::ofstream(fixture.root / "step-7") << "mine";
@@ -132,7 +132,7 @@ TEST_CASE("F-R3 a file with a step's name is never replaced") {
 }
 
 TEST_CASE(
-    "F-K8 a kill before the commit leaves the previous checkpoint and a leftover that the next start "
+    "a kill before the commit leaves the previous checkpoint and a leftover that the next start "
     "removes") {
   StorageFixture fixture;
   const CheckpointFolder folder(fixture.root);
@@ -151,7 +151,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("F-K9 a kill after the commit leaves the new checkpoint") {
+TEST_CASE("a kill after the commit leaves the new checkpoint") {
   StorageFixture fixture;
   const CheckpointFolder folder(fixture.root);
   save_checkpoint(folder, 1);
@@ -167,7 +167,7 @@ TEST_CASE("F-K9 a kill after the commit leaves the new checkpoint") {
   CHECK(names_in(fixture.root) == "step-1 step-2");
 }
 
-TEST_CASE("F-K10 a kill while a checkpoint is removed leaves no half one under its name") {
+TEST_CASE("a kill while a checkpoint is removed leaves no half one under its name") {
   StorageFixture fixture;
   const CheckpointFolder folder(fixture.root);
   for (const int step : {1, 2, 3, 4}) save_checkpoint(folder, step);
@@ -187,7 +187,7 @@ TEST_CASE("F-K10 a kill while a checkpoint is removed leaves no half one under i
   CHECK(names_in(fixture.root) == "step-4 step-5");
 }
 
-TEST_CASE("F-D7 folders that cannot hold checkpoints are refused by name") {
+TEST_CASE("folders that cannot hold checkpoints are refused by name") {
   StorageFixture fixture;
   std::ofstream(fixture.root / "file") << "x";
   fs::create_symlink("nowhere", fixture.root / "dangling");
@@ -204,7 +204,7 @@ TEST_CASE("F-D7 folders that cannot hold checkpoints are refused by name") {
   fs::permissions(fixture.root / "readonly", fs::perms::owner_all);
 }
 
-TEST_CASE("F-D7 missing parents are made and odd names work") {
+TEST_CASE("missing parents are made and odd names work") {
   StorageFixture fixture;
   for (const char* name :
        {"a/b/c", "with space", "gr\xc3\xbc\xc3\x9f", "new\nline", "trailing/", "bad\xff\xfeutf8"}) {

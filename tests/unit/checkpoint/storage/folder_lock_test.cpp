@@ -7,7 +7,7 @@
 
 using namespace hyperion;
 
-TEST_CASE("F-R1 a second run in the same folder is refused with the owner and the remedy") {
+TEST_CASE("a second run in the same folder is refused with the owner and the remedy") {
   StorageFixture fixture;
   const std::filesystem::path folder = fixture.root / "checkpoint";
   std::filesystem::create_directories(folder / "other");
@@ -53,7 +53,7 @@ TEST_CASE("a lock that ends with nothing else in its folder leaves nothing that 
   CHECK(fs::exists(fixture.root / "out" / "checkpoint" / ".lock"));
 }
 
-TEST_CASE("F-R2 the lock of a run that was killed is taken over") {
+TEST_CASE("the lock of a run that was killed is taken over") {
   StorageFixture fixture;
   const int status = in_child([&] {
     const FolderLock lock(fixture.root);
@@ -64,7 +64,7 @@ TEST_CASE("F-R2 the lock of a run that was killed is taken over") {
   CHECK_NOTHROW(FolderLock(fixture.root));
 }
 
-TEST_CASE("F-R2 an owner is only taken for dead when that is certain") {
+TEST_CASE("an owner is only taken for dead when that is certain") {
   const LockOwner self{"node1", 10, 0, 500, "boot-b", ""};
   LockOwner owner{"node1", 7, 0, 300, "boot-b", "42"};
   CHECK(why_not_stale(owner, self, false, true).empty());
@@ -79,7 +79,7 @@ TEST_CASE("F-R2 an owner is only taken for dead when that is certain") {
   CHECK(why_not_stale(owner, requeued, false, false).empty());
 }
 
-TEST_CASE("F-R2 a live owner whose lock is not held is still respected") {
+TEST_CASE("a live owner whose lock is not held is still respected") {
   StorageFixture fixture;
   std::ofstream(fixture.root / ".lock") << to_json(this_process());
   CHECK_THAT(error_of(ExitCode::kUsage, [&] { FolderLock lock(fixture.root); }),

@@ -19,7 +19,7 @@ using Steps = std::vector<int64_t>;
 
 }  // namespace
 
-TEST_CASE("F-R3 only exact step names are checkpoints") {
+TEST_CASE("only exact step names are checkpoints") {
   CHECK(step_of_name("step-0") == 0);
   CHECK(step_of_name("step-12") == 12);
   for (const char* name :
@@ -28,7 +28,7 @@ TEST_CASE("F-R3 only exact step names are checkpoints") {
     CHECK_FALSE(step_of_name(name));
 }
 
-TEST_CASE("F-R3 foreign names in the folder are never listed and never removed") {
+TEST_CASE("foreign names in the folder are never listed and never removed") {
   StorageFixture fixture;
   const CheckpointFolder folder(fixture.root);
   for (const int step : {1, 2, 3}) save_checkpoint(folder, step);
@@ -47,7 +47,7 @@ TEST_CASE("F-R3 foreign names in the folder are never listed and never removed")
   CHECK(names_in(fixture.root) == "step-2 step-3 step-6 step-7 step-8 step-9.bak step-x tmp_step-9");
 }
 
-TEST_CASE("F-R3 a folder that was moved away is found empty and made again by the next save") {
+TEST_CASE("a folder that was moved away is found empty and made again by the next save") {
   StorageFixture fixture;
   const CheckpointFolder folder(fixture.root / "run");
   save_checkpoint(folder, 1);
@@ -66,24 +66,24 @@ TEST_CASE("The cheap check says why a checkpoint cannot be used") {
   CHECK(why_not().empty());
   CHECK(why_not([](const fs::path&) { return "save5n1"; }).empty());
 
-  SECTION("F-C4 files of another save") {
+  SECTION("files of another save") {
     CHECK_THAT(why_not([](const fs::path&) { return "other"; }),
                Catch::Contains("save save5n1, .metadata to save other"));
     fs::rename(path, folder.step_path(6));
     CHECK_THAT(cheap_check(folder.step_path(6), 6).why_not, Catch::Contains("its manifest is of step 5"));
   }
-  SECTION("F-C4 a missing shard; extra files are only noted") {
+  SECTION("a missing shard; extra files are only noted") {
     std::ofstream(path / "__7_0.distcp") << "stale";
     CHECK(why_not().empty());
     CHECK(extra_files(path, read_manifest(path)) == std::vector<std::string>{"__7_0.distcp"});
     fs::remove(path / "__0_0.distcp");
     CHECK_THAT(why_not(), Catch::Contains("__0_0.distcp: is missing"));
   }
-  SECTION("F-C1 a truncated shard") {
+  SECTION("a truncated shard") {
     fs::resize_file(path / "__0_0.distcp", 9999);
     CHECK_THAT(why_not(), Catch::Contains("has 9999 bytes, 10000 were written"));
   }
-  SECTION("F-C2 a damaged manifest") {
+  SECTION("a damaged manifest") {
     damage(path / kManifestFile, 30);
     CHECK_FALSE(why_not().empty());
   }

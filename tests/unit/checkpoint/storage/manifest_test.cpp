@@ -54,7 +54,7 @@ TEST_CASE("A manifest comes back from its text as it was") {
   CHECK(file_record_from_json(to_json(in.files[0])) == in.files[0]);
 }
 
-TEST_CASE("F-C2 every flipped bit of a manifest is refused") {
+TEST_CASE("every flipped bit of a manifest is refused") {
   const std::string good = to_json(example());
   int accepted = 0;
   for (size_t at = 0; at < good.size(); ++at) {
@@ -68,14 +68,14 @@ TEST_CASE("F-C2 every flipped bit of a manifest is refused") {
   CHECK(accepted == 0);
 }
 
-TEST_CASE("F-C2 a truncated or extended manifest is refused") {
+TEST_CASE("a truncated or extended manifest is refused") {
   const std::string good = to_json(example());
   for (size_t size = 0; size < good.size(); size += 7)
     CHECK(refusal(good.substr(0, size)) != "nothing was thrown");
   CHECK(refusal(good + " ") != "nothing was thrown");
 }
 
-TEST_CASE("E12 a manifest of a newer format is refused by name") {
+TEST_CASE("a manifest of a newer format is refused by name") {
   const std::string newer = edited(to_json(example()), "\"format_version\": 1", "\"format_version\": 2");
   CHECK_THAT(refusal(newer), Catch::Contains("format version 2") && Catch::Contains("newer program"));
 }
@@ -106,7 +106,7 @@ TEST_CASE("Hostile manifests are refused whatever their checksum says") {
   CHECK_THAT(refusal("[]"), Catch::Contains("not an object"));
 }
 
-TEST_CASE("F-C1 a shard of another size is named with both sizes") {
+TEST_CASE("a shard of another size is named with both sizes") {
   StorageFixture fixture;
   Manifest manifest = example();
   manifest.files = {write_shard(fixture.root, "shard", some_bytes(1000))};

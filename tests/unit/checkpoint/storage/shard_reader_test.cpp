@@ -101,7 +101,7 @@ TEST_CASE("Interrupted and short reads lose nothing") {
   CHECK_THAT(bad([&] { reader.read_text(0, kSize); }), Catch::Contains("are damaged"));
 }
 
-TEST_CASE("F-C1 a truncated shard is refused before and while it is read") {
+TEST_CASE("a truncated shard is refused before and while it is read") {
   StorageFixture fixture;
   const FileRecord record = write_shard(fixture.root, "shard", some_bytes(kSize));
   {
@@ -117,7 +117,7 @@ TEST_CASE("F-C1 a truncated shard is refused before and while it is read") {
   }
 }
 
-TEST_CASE("F-C2 a flipped bit is refused with the byte range and other blocks still read") {
+TEST_CASE("a flipped bit is refused with the byte range and other blocks still read") {
   StorageFixture fixture;
   const std::string bytes = some_bytes(kSize);
   const FileRecord record = write_shard(fixture.root, "shard", bytes);
@@ -137,7 +137,7 @@ TEST_CASE("F-C2 a flipped bit is refused with the byte range and other blocks st
   CHECK_NOTHROW(verify_file(fixture.root, record, kBlockBytes, true));
 }
 
-TEST_CASE("F-C3 a shard of zeros is refused") {
+TEST_CASE("a shard of zeros is refused") {
   StorageFixture fixture;
   const FileRecord record = write_shard(fixture.root, "shard", some_bytes(kSize));
   fs::resize_file(fixture.root / "shard", 0);
@@ -146,7 +146,7 @@ TEST_CASE("F-C3 a shard of zeros is refused") {
   CHECK_THAT(bad([&] { reader.read_text(100, 100); }), Catch::Contains("are damaged"));
 }
 
-TEST_CASE("F-C4 missing and swapped shards are refused") {
+TEST_CASE("missing and swapped shards are refused") {
   StorageFixture fixture;
   const FileRecord one = write_shard(fixture.root, "one", some_bytes(1000, 1));
   const FileRecord two = write_shard(fixture.root, "two", some_bytes(1000, 2));
@@ -158,7 +158,7 @@ TEST_CASE("F-C4 missing and swapped shards are refused") {
   CHECK_THAT(bad([&] { reader.read_text(0, 1); }), Catch::Contains("one: bytes 0 to 1000 are damaged"));
 }
 
-TEST_CASE("F-C7 a shard is never read from outside its folder") {
+TEST_CASE("a shard is never read from outside its folder") {
   StorageFixture fixture;
   const FileRecord outside = write_shard(fixture.root, "secret", "secret");
   fs::create_directory(fixture.root / "step-1");

@@ -67,7 +67,7 @@ TEST_CASE("A shard holds what was appended whatever the pieces are") {
   check_written(fixture.root, 5 * kBlockBytes + 17, 3 * kBlockBytes + 1);
 }
 
-TEST_CASE("F-D1 a full disk fails the save with what is needed and free") {
+TEST_CASE("a full disk fails the save with what is needed and free") {
   StorageFixture fixture;
   if (::geteuid() != 0) {
     std::puts("skipped: mounting a small file system needs root");
@@ -103,7 +103,7 @@ TEST_CASE("F-D1 a full disk fails the save with what is needed and free") {
   CHECK(status == 0);
 }
 
-TEST_CASE("F-D2 a disk that fills up at the index or the manifest fails the save and commits nothing") {
+TEST_CASE("a disk that fills up at the index or the manifest fails the save and commits nothing") {
   StorageFixture fixture;
   const CheckpointFolder folder(fixture.root);
   for (const char* file : {".metadata", "hyperion.json", "distcp"}) {
@@ -114,7 +114,7 @@ TEST_CASE("F-D2 a disk that fills up at the index or the manifest fails the save
   }
 }
 
-TEST_CASE("F-D2 the error of the writing thread reaches the caller") {
+TEST_CASE("the error of the writing thread reaches the caller") {
   StorageFixture fixture;
   arm_faults("point=file.write;nth=2;action=errno:ENOSPC", 0);
   const std::string bytes = some_bytes(4 * kBlockBytes);
@@ -122,7 +122,7 @@ TEST_CASE("F-D2 the error of the writing thread reaches the caller") {
              Catch::Contains("rank 1") && Catch::Contains("at byte 4194304") && Catch::Contains("ENOSPC"));
 }
 
-TEST_CASE("F-D3 the limit on file size is an error and no signal") {
+TEST_CASE("the limit on file size is an error and no signal") {
   StorageFixture fixture;
   expect_in_child(
       [&] {
@@ -134,7 +134,7 @@ TEST_CASE("F-D3 the limit on file size is an error and no signal") {
       {"rank 1", "shard", "(EFBIG)", "ulimit -f"});
 }
 
-TEST_CASE("F-D4 too many open files are named") {
+TEST_CASE("too many open files are named") {
   StorageFixture fixture;
   expect_in_child(
       [&] {
@@ -151,7 +151,7 @@ TEST_CASE("F-D4 too many open files are named") {
              Catch::Contains("cannot make") && Catch::Contains("ENOSPC"));
 }
 
-TEST_CASE("F-D5 failures of write and fsync and close fail the save and fsync is asked once") {
+TEST_CASE("failures of write and fsync and close fail the save and fsync is asked once") {
   StorageFixture fixture;
   const CheckpointFolder folder(fixture.root);
   for (const char* point : {"file.write", "file.fsync", "file.close"}) {
@@ -166,7 +166,7 @@ TEST_CASE("F-D5 failures of write and fsync and close fail the save and fsync is
   }
 }
 
-TEST_CASE("F-D6 short writes and interruptions lose nothing") {
+TEST_CASE("short writes and interruptions lose nothing") {
   StorageFixture fixture;
   arm_faults(
       "point=file.write;nth=1;action=short,point=file.write;nth=2;action=errno:EINTR,"
@@ -177,7 +177,7 @@ TEST_CASE("F-D6 short writes and interruptions lose nothing") {
   check_written(fixture.root, 100'001, 100'001);
 }
 
-TEST_CASE("F-D7 a shard takes no existing file and follows no link") {
+TEST_CASE("a shard takes no existing file and follows no link") {
   StorageFixture fixture;
   write_shard(fixture.root, "there", "first");
   CHECK_THAT(failed_save([&] { write_shard(fixture.root, "there", "second"); }), Catch::Contains("EEXIST"));
@@ -189,7 +189,7 @@ TEST_CASE("F-D7 a shard takes no existing file and follows no link") {
   CHECK_THROWS_AS(write_shard(fixture.root, "../f", "x"), Error);
 }
 
-TEST_CASE("A7 a byte that changes between memory and disk is found on reading back") {
+TEST_CASE("a byte that changes between memory and disk is found on reading back") {
   StorageFixture fixture;
   arm_faults("point=file.write;nth=2;action=flip", 0);
   const FileRecord record = write_shard(fixture.root, "shard", some_bytes(3 * kBlockBytes));

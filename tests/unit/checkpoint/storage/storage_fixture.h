@@ -1,38 +1,29 @@
-// A folder of its own for each test, and bytes to fill files with.
+// A folder for each test, and bytes to fill files with.
 #pragma once
 
 #include <algorithm>
-#include <exception>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <string>
 #include <vector>
-
-#include <stdlib.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include "base/durable.h"
 #include "base/error.h"
 #include "base/failpoint.h"
 #include "checkpoint/storage/checkpoint_folder.h"
 #include "checkpoint/storage/shard_writer.h"
-#include "tests/unit/error_of.h"
+#include "tests/support/error_of.h"
+#include "tests/support/in_child.h"
+#include "tests/support/temporary_folder.h"
 
 namespace hyperion {
 
 struct StorageFixture {
-  std::filesystem::path root;
-  StorageFixture() {
-    std::string name = (std::filesystem::temp_directory_path() / "hyperion-storage-XXXXXX").string();
-    root = ::mkdtemp(name.data());
-  }
+  test::TemporaryFolder folder;
+  const std::filesystem::path& root = folder.path();
   ~StorageFixture() {
     arm_faults("", 0);
     observe_durable_steps({});
-    std::error_code ignored;
-    std::filesystem::remove_all(root, ignored);
   }
 };
 
@@ -61,22 +52,6 @@ inline void damage(const std::filesystem::path& path, uint64_t offset, char mask
   const char byte = static_cast<char>(file.get() ^ mask);
   file.seekp(static_cast<std::streamoff>(offset));
   file.put(byte);
-}
-
-// Runs `action` in a process of its own; returns its wait status. The action's failure is exit code 1.
-inline int in_child(const std::function<void()>& action) {
-  const pid_t child = ::fork();
-  if (child == 0) {
-    try {
-      action();
-    } catch (...) {
-      ::_exit(1);
-    }
-    ::_exit(0);
-  }
-  int status = 0;
-  ::waitpid(child, &status, 0);
-  return status;
 }
 
 // A committed checkpoint with two files, as a save makes it.

@@ -47,9 +47,9 @@ uint64_t model_digest(const fs::path& path) {
 }  // namespace
 
 TEST_CASE("convert to safetensors and back gives the same weights") {
-  const ToolsFolder folder;
-  const fs::path source = save_toy(folder.path, 8, {.shards = 3});
-  const fs::path hf = folder.path / "hf", back = folder.path / "back";
+  const TemporaryFolder folder;
+  const fs::path source = save_toy(folder.path(), 8, {.shards = 3});
+  const fs::path hf = folder.path() / "hf", back = folder.path() / "back";
   const Ran out = convert({.source = source,
                            .destination = hf / "",
                            .format = Format::kSafetensors,
@@ -68,14 +68,14 @@ TEST_CASE("convert to safetensors and back gives the same weights") {
   CHECK(manifest.facts.at("converted_from") == hf.string());
   CHECK(run_tool([&](std::FILE* file) { return verify_checkpoints({.path = back}, file); }).code ==
         ExitCode::kOk);
-  for (const fs::directory_entry& entry : fs::directory_iterator(folder.path))
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder.path()))
     CHECK(entry.path().filename().string().find(".convert") == std::string::npos);
 }
 
 TEST_CASE("convert moves rows as the map says and changes types") {
-  const ToolsFolder folder;
-  const fs::path source = save_toy(folder.path, 8);
-  const fs::path hf = folder.path / "hf";
+  const TemporaryFolder folder;
+  const fs::path source = save_toy(folder.path(), 8);
+  const fs::path hf = folder.path() / "hf";
   REQUIRE(convert({.source = source,
                    .destination = hf,
                    .format = Format::kSafetensors,
@@ -97,11 +97,11 @@ TEST_CASE("convert moves rows as the map says and changes types") {
 }
 
 TEST_CASE("convert refuses numbers that are not finite by name and leaves nothing") {
-  const ToolsFolder folder;
-  const fs::path source = save_toy(folder.path, 8, {.offsets = {{"norm.weight", 1e6F}}});
-  const auto only_the_source = [&] { return std::distance(fs::directory_iterator(folder.path), {}) == 1; };
+  const TemporaryFolder folder;
+  const fs::path source = save_toy(folder.path(), 8, {.offsets = {{"norm.weight", 1e6F}}});
+  const auto only_the_source = [&] { return std::distance(fs::directory_iterator(folder.path()), {}) == 1; };
   for (const Format format : {Format::kSafetensors, Format::kDcp}) {
-    ConvertOptions options{.source = source, .destination = folder.path / "new", .format = format};
+    ConvertOptions options{.source = source, .destination = folder.path() / "new", .format = format};
     options.dtype = Dtype::kFloat16;
     const Ran large = convert(options);
     INFO(large.text);
@@ -118,7 +118,7 @@ TEST_CASE("convert refuses numbers that are not finite by name and leaves nothin
   for (const Format format : {Format::kSafetensors, Format::kDcp}) {
     for (const std::optional<Dtype> dtype : {std::optional<Dtype>(), std::optional(Dtype::kBFloat16)}) {
       const Ran ran =
-          convert({.source = source, .destination = folder.path / "new", .format = format, .dtype = dtype});
+          convert({.source = source, .destination = folder.path() / "new", .format = format, .dtype = dtype});
       INFO(ran.text);
       CHECK(ran.code == ExitCode::kBadData);
       CHECK_THAT(ran.text, Catch::Contains("holds NaN or infinite numbers") &&
@@ -131,9 +131,9 @@ TEST_CASE("convert refuses numbers that are not finite by name and leaves nothin
 }
 
 TEST_CASE("convert takes the averages on request") {
-  const ToolsFolder folder;
-  const fs::path source = save_toy(folder.path, 8, {.offsets = {{"ema.tok_embeddings.weight", 3.0F}}});
-  const fs::path ema = folder.path / "ema";
+  const TemporaryFolder folder;
+  const fs::path source = save_toy(folder.path(), 8, {.offsets = {{"ema.tok_embeddings.weight", 3.0F}}});
+  const fs::path ema = folder.path() / "ema";
   REQUIRE(convert({.source = source, .destination = ema, .format = Format::kDcp, .ema = true}).code ==
           ExitCode::kOk);
   const Digest digest = digest_of(ema), whole = digest_of(source);
@@ -142,33 +142,32 @@ TEST_CASE("convert takes the averages on request") {
   CHECK(digest.entries[0].hash ==
         std::ranges::find(whole.entries, "ema.tok_embeddings.weight", &DigestEntry::key)->hash);
   const Ran none =
-      convert({.source = ema, .destination = folder.path / "none", .format = Format::kDcp, .ema = true});
+      convert({.source = ema, .destination = folder.path() / "none", .format = Format::kDcp, .ema = true});
   CHECK(none.code == ExitCode::kBadData);
   CHECK_THAT(none.text, Catch::Contains("no averaged weights"));
 }
 
 TEST_CASE("convert writes nothing when it cannot finish") {
-  const ToolsFolder folder;
-  const fs::path source = save_toy(folder.path / "job", 8);
-  fs::create_directory(folder.path / "there");
-  CHECK(convert({.source = source, .destination = folder.path / "there"}).code == ExitCode::kUsage);
+  const TemporaryFolder folder;
+  const fs::path source = save_toy(folder.path() / "job", 8);
+  fs::create_directory(folder.path() / "there");
+  CHECK(convert({.source = source, .destination = folder.path() / "there"}).code == ExitCode::kUsage);
   flip_bit(source / "__0_0.distcp", 900);
   for (const Format format : {Format::kDcp, Format::kSafetensors})
-    CHECK(convert({.source = source, .destination = folder.path / "new", .format = format}).code !=
+    CHECK(convert({.source = source, .destination = folder.path() / "new", .format = format}).code !=
           ExitCode::kOk);
   std::vector<std::string> left;
-  for (const fs::directory_entry& entry : fs::directory_iterator(folder.path))
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder.path()))
     left.push_back(entry.path().filename().string());
   std::ranges::sort(left);
   CHECK(left == std::vector<std::string>{"job", "there"});
 }
 
 TEST_CASE("convert to a step folder gives its manifest that step") {
-  const ToolsFolder folder;
-  const fs::path source = save_toy(folder.path / "job", 8);
-  REQUIRE(
-      convert({.source = source, .destination = folder.path / "other/step-2", .format = Format::kDcp}).code ==
-      ExitCode::kOk);
-  CHECK(read_manifest(folder.path / "other/step-2").step == 2);
-  CHECK(model_digest(folder.path / "other/step-2") == model_digest(source));
+  const TemporaryFolder folder;
+  const fs::path source = save_toy(folder.path() / "job", 8);
+  REQUIRE(convert({.source = source, .destination = folder.path() / "other/step-2", .format = Format::kDcp})
+              .code == ExitCode::kOk);
+  CHECK(read_manifest(folder.path() / "other/step-2").step == 2);
+  CHECK(model_digest(folder.path() / "other/step-2") == model_digest(source));
 }

@@ -20,9 +20,9 @@ Ran diff(const fs::path& a, const fs::path& b, bool json = false, Selection only
 }  // namespace
 
 TEST_CASE("diff finds checkpoints of other meshes equal") {
-  const ToolsFolder folder;
-  const fs::path one = save_toy(folder.path / "one", 1);
-  const fs::path other = save_toy(folder.path / "other", 9, {.shards = 3});
+  const TemporaryFolder folder;
+  const fs::path one = save_toy(folder.path() / "one", 1);
+  const fs::path other = save_toy(folder.path() / "other", 9, {.shards = 3});
   const Ran ran = diff(one, other);
   CHECK(ran.code == ExitCode::kOk);
   CHECK_THAT(ran.text, Catch::EndsWith("\nequal: 6 tensors and 2 values\n"));
@@ -30,9 +30,9 @@ TEST_CASE("diff finds checkpoints of other meshes equal") {
 }
 
 TEST_CASE("diff says which numbers differ and by how much") {
-  const ToolsFolder folder;
-  const fs::path a = save_toy(folder.path / "a", 1);
-  const fs::path b = save_toy(folder.path / "b", 1,
+  const TemporaryFolder folder;
+  const fs::path a = save_toy(folder.path() / "a", 1);
+  const fs::path b = save_toy(folder.path() / "b", 1,
                               {.shards = 2,
                                .offsets = {{"norm.weight", 0.5F}},
                                .objects = {{"train_state.step", 8}, {"train_state.more", "x"}},
@@ -62,9 +62,9 @@ TEST_CASE("diff says which numbers differ and by how much") {
 }
 
 TEST_CASE("diff compares the numbers of floating-point types with each other") {
-  const ToolsFolder folder;
-  const fs::path a = save_toy(folder.path / "a", 1);
-  const fs::path b = folder.path / "half";
+  const TemporaryFolder folder;
+  const fs::path a = save_toy(folder.path() / "a", 1);
+  const fs::path b = folder.path() / "half";
   run_tool([&](std::FILE* out) {
     return convert_checkpoint({.source = a,
                                .destination = b,
@@ -82,7 +82,7 @@ TEST_CASE("diff compares the numbers of floating-point types with each other") {
   for (const auto& tensor : json.at("different_tensors")) CHECK(tensor.at("relative_l2") < 0.004);
 }
 
-TEST_CASE("E8 diff of names shows both sides without training") {
+TEST_CASE("diff of names shows both sides without training") {
   const NameList a{"config.toml",
                    {{"norm.weight", Dtype::kFloat32, {8}},
                     {"output.weight", Dtype::kFloat32, {4, 8}},
@@ -105,7 +105,7 @@ TEST_CASE("E8 diff of names shows both sides without training") {
 }
 
 TEST_CASE("diff prints whole names and one line for what differs alike in parameter groups") {
-  const ToolsFolder folder;
+  const TemporaryFolder folder;
   std::map<std::string, Object> before, after;
   for (const int layer : {0, 1, 2}) {
     const std::string group =
@@ -117,8 +117,8 @@ TEST_CASE("diff prints whole names and one line for what differs alike in parame
     before[group + ".eps"] = 0;
     after[group + ".eps"] = layer == 1 ? 1 : 0;
   }
-  const fs::path a = save_toy(folder.path / "a", 1, {.objects = before});
-  const fs::path b = save_toy(folder.path / "b", 1, {.objects = after});
+  const fs::path a = save_toy(folder.path() / "a", 1, {.objects = before});
+  const fs::path b = save_toy(folder.path() / "b", 1, {.objects = after});
   const Ran ran = diff(a, b);
   INFO(ran.text);
   CHECK_THAT(ran.text, Catch::Contains("\nlr differs in all 3 parameter groups: 0.0008 -> 0.0007\n"));
@@ -132,23 +132,23 @@ TEST_CASE("diff prints whole names and one line for what differs alike in parame
 }
 
 TEST_CASE("diff refuses what is not one checkpoint and names one") {
-  const ToolsFolder folder;
-  const fs::path one = save_toy(folder.path / "checkpoint", 3);
-  const Ran many = diff(one, folder.path / "checkpoint");
+  const TemporaryFolder folder;
+  const fs::path one = save_toy(folder.path() / "checkpoint", 3);
+  const Ran many = diff(one, folder.path() / "checkpoint");
   CHECK(many.code == ExitCode::kUsage);
   CHECK_THAT(many.text, Catch::EndsWith("is a folder of checkpoints: give one, such as " + one.string()));
-  const Ran above = diff(folder.path, one);
+  const Ran above = diff(folder.path(), one);
   CHECK(above.code == ExitCode::kUsage);
   CHECK_THAT(above.text,
              Catch::Contains("is no checkpoint") && Catch::EndsWith("; did you mean " + one.string() + "?"));
-  const Ran missing = diff(one, folder.path / "nothing");
+  const Ran missing = diff(one, folder.path() / "nothing");
   CHECK(missing.code == ExitCode::kUsage);
   CHECK_THAT(missing.text, Catch::Contains("/nothing: does not exist"));
 }
 
 TEST_CASE("diff refuses a checkpoint with a damaged tensor") {
-  const ToolsFolder folder;
-  const fs::path a = save_toy(folder.path / "a", 1), b = save_toy(folder.path / "b", 1);
+  const TemporaryFolder folder;
+  const fs::path a = save_toy(folder.path() / "a", 1), b = save_toy(folder.path() / "b", 1);
   flip_bit(b / "__0_0.distcp", 700);
   const Ran ran = diff(a, b);
   CHECK(ran.code == ExitCode::kBadData);

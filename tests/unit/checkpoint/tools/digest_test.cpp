@@ -10,7 +10,7 @@
 #include "checkpoint/format/zip/crc32.h"
 #include "checkpoint/tools/content.h"
 #include "checkpoint/tools/tools.h"
-#include "tests/unit/checkpoint/format/dcp/dcp_folder.h"
+#include "tests/support/dcp_folder.h"
 #include "tests/unit/checkpoint/tools/fixture.h"
 
 using namespace hyperion;
@@ -30,27 +30,27 @@ std::map<std::string, uint64_t> tensor_hashes(const Digest& digest) {
 
 }  // namespace
 
-TEST_CASE("DIG the digest does not depend on ranks and writers") {
-  const ToolsFolder folder;
-  const Digest one = digest_of(save_toy(folder.path / "one", 1));
+TEST_CASE("the digest does not depend on ranks and writers") {
+  const TemporaryFolder folder;
+  const Digest one = digest_of(save_toy(folder.path() / "one", 1));
   CHECK(one.entries.size() == 8);
   for (const ToyOptions& mesh : {ToyOptions{.shards = 2}, ToyOptions{.shards = 3}, ToyOptions{.shards = 7},
                                  ToyOptions{.shards = 2, .replicas = 2},
                                  ToyOptions{.shards = 2, .replicas = 2, .writers = Writers::kOneReplica}}) {
     const Digest other =
-        digest_of(save_toy(folder.path / fmt::format("{}x{}", mesh.shards, mesh.replicas), 1, mesh));
+        digest_of(save_toy(folder.path() / fmt::format("{}x{}", mesh.shards, mesh.replicas), 1, mesh));
     CHECK(other.total() == one.total());
   }
   const fs::path changed =
-      save_toy(folder.path / "changed", 1, {.shards = 3, .offsets = {{"norm.weight", 0.5F}}});
+      save_toy(folder.path() / "changed", 1, {.shards = 3, .offsets = {{"norm.weight", 0.5F}}});
   CHECK(digest_of(changed).total() != one.total());
   CHECK(digest_of(changed, {.component = "optimizer"}).total() ==
-        digest_of(folder.path / "one/step-1", {.component = "optimizer"}).total());
+        digest_of(folder.path() / "one/step-1", {.component = "optimizer"}).total());
 }
 
-TEST_CASE("DIG what belongs to the run is left out unless asked for") {
-  const ToolsFolder folder;
-  const fs::path path = save_toy(folder.path, 1, {.shards = 2});
+TEST_CASE("what belongs to the run is left out unless asked for") {
+  const TemporaryFolder folder;
+  const fs::path path = save_toy(folder.path(), 1, {.shards = 2});
   std::vector<std::string> added;
   const Digest less = digest_of(path), more = digest_of(path, {.all = true});
   for (const DigestEntry& entry : more.entries)
@@ -61,8 +61,8 @@ TEST_CASE("DIG what belongs to the run is left out unless asked for") {
 }
 
 TEST_CASE("digest of nothing is refused with the nearest names") {
-  const ToolsFolder folder;
-  const fs::path path = save_toy(folder.path, 1);
+  const TemporaryFolder folder;
+  const fs::path path = save_toy(folder.path(), 1);
   const auto digest = [&](const std::string& prefix) {
     return run_tool([&](std::FILE* out) { return print_digest({path, {.prefix = prefix}, true}, out); });
   };
@@ -74,8 +74,8 @@ TEST_CASE("digest of nothing is refused with the nearest names") {
              Catch::Contains("--prefix rng: rng.rank_0 and all else that begins so is left out"));
 }
 
-TEST_CASE("DIG digests of PyTorch's checkpoints are those of the contents") {
-  const ToolsFolder folder;
+TEST_CASE("digests of PyTorch's checkpoints are those of the contents") {
+  const TemporaryFolder folder;
   for (const fs::directory_entry& entry : fs::directory_iterator(kGoldens)) {
     if (!entry.is_directory()) continue;
     CAPTURE(entry.path().string());
@@ -86,14 +86,14 @@ TEST_CASE("DIG digests of PyTorch's checkpoints are those of the contents") {
       expected[key] = hash_bytes(tensor.bytes.data(), tensor.bytes.size());
     CHECK(tensor_hashes(digest) == expected);
     CHECK(digest.entries.size() == content.tensors.size() + content.objects.size());
-    const fs::path again = folder.path / entry.path().filename();
+    const fs::path again = folder.path() / entry.path().filename();
     write_dcp_folder(again, content, 3);
     CHECK(digest_of(again, {.all = true}).total() == digest.total());
   }
 }
 
-TEST_CASE("DIG tensors cut along several dimensions are put together") {
-  const ToolsFolder folder;
+TEST_CASE("tensors cut along several dimensions are put together") {
+  const TemporaryFolder folder;
   std::string whole;
   for (float i = 0; i < 5 * 7; ++i) whole.append(reinterpret_cast<const char*>(&i), sizeof i);
   CheckpointIndex index;
@@ -114,11 +114,11 @@ TEST_CASE("DIG tensors cut along several dimensions are put together") {
               tensor_archive_tail(Dtype::kFloat32, shape, crc32(0, piece.data(), piece.size()));
     }
   }
-  std::ofstream(folder.path / "__0_0.distcp", std::ios::binary) << file;
-  std::ofstream(folder.path / ".metadata", std::ios::binary) << encode_metadata(index);
-  CHECK(digest_of(folder.path).entries.at(0).hash == hash_bytes(whole.data(), whole.size()));
+  std::ofstream(folder.path() / "__0_0.distcp", std::ios::binary) << file;
+  std::ofstream(folder.path() / ".metadata", std::ios::binary) << encode_metadata(index);
+  CHECK(digest_of(folder.path()).entries.at(0).hash == hash_bytes(whole.data(), whole.size()));
 
-  const OpenCheckpoint checkpoint = open_checkpoint(folder.path);
+  const OpenCheckpoint checkpoint = open_checkpoint(folder.path());
   ContentReader reader(checkpoint);
   std::string box(3 * 4 * 4, '\0'), expected;
   reader.read("w", {1, 2}, {3, 4}, reinterpret_cast<std::byte*>(box.data()));
@@ -126,7 +126,7 @@ TEST_CASE("DIG tensors cut along several dimensions are put together") {
   CHECK(box == expected);
 }
 
-TEST_CASE("DIG equal values have equal texts and unequal ones do not") {
+TEST_CASE("equal values have equal texts and unequal ones do not") {
   const Object a = Dict{{{"x", 1}, {"y", Sequence{Sequence::Kind::kSet, {2, 1}}}}};
   const Object b = Dict{{{"y", Sequence{Sequence::Kind::kSet, {1, 2}}}, {"x", 1}}};
   CHECK(canonical_text(a) == canonical_text(b));
@@ -150,9 +150,9 @@ TEST_CASE("DIG equal values have equal texts and unequal ones do not") {
   CHECK(texts.size() == different.size());
 }
 
-TEST_CASE("DIG the printed digest can be compared line by line and parsed") {
-  const ToolsFolder folder;
-  const fs::path path = save_toy(folder.path, 1);
+TEST_CASE("the printed digest can be compared line by line and parsed") {
+  const TemporaryFolder folder;
+  const fs::path path = save_toy(folder.path(), 1);
   const Ran ran = run_tool([&](std::FILE* out) { return print_digest({.path = path}, out); });
   CHECK(ran.code == ExitCode::kOk);
   const Digest digest = digest_of(path);

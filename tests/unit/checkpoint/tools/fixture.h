@@ -14,7 +14,6 @@
 #include <vector>
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include "base/error.h"
 #include "base/files.h"
@@ -23,19 +22,10 @@
 #include "checkpoint/format/zip/crc32.h"
 #include "checkpoint/loader.h"
 #include "checkpoint/saver.h"
-#include "tests/unit/checkpoint/thread_ranks.h"
+#include "tests/support/temporary_folder.h"
+#include "tests/support/thread_ranks.h"
 
 namespace hyperion::test {
-
-struct ToolsFolder {
-  std::filesystem::path path =
-      std::filesystem::temp_directory_path() / fmt::format("hyperion_ckpt_tools_{}", ::getpid());
-  ToolsFolder() {
-    std::filesystem::remove_all(path);
-    std::filesystem::create_directories(path);
-  }
-  ~ToolsFolder() { std::filesystem::remove_all(path); }
-};
 
 // What a tool printed, and how it ended.
 struct Ran {

@@ -33,9 +33,9 @@ void fill(const fs::path& folder) {
 }  // namespace
 
 TEST_CASE("ls shows the checkpoints of a job and what else lies there") {
-  const ToolsFolder folder;
-  fill(folder.path);
-  const Ran ran = list(folder.path);
+  const TemporaryFolder folder;
+  fill(folder.path());
+  const Ran ran = list(folder.path());
   INFO(ran.text);
   CHECK(ran.code == ExitCode::kOk);
   CHECK_THAT(ran.text, Catch::Matches("[^]* 2 +full +2 +4 +[0-9.]+ KiB +just now +complete\n[^]*"));
@@ -44,7 +44,7 @@ TEST_CASE("ls shows the checkpoints of a job and what else lies there") {
   CHECK_THAT(ran.text, Catch::Contains("has 100 bytes"));
   CHECK_THAT(ran.text,
              Catch::Matches("[^]*\n\\.incoming-dead +a save[^]*\nstep-7 +not a[^]*\ntmp_step-9 +not a[^]*"));
-  const auto json = nlohmann::json::parse(list(folder.path, true).text);
+  const auto json = nlohmann::json::parse(list(folder.path(), true).text);
   CHECK(json.at("checkpoints").size() == 6);
   CHECK(json.at("checkpoints").at(4).at("newest") == true);
   CHECK(json.at("checkpoints").at(5).at("complete") == false);
@@ -52,8 +52,8 @@ TEST_CASE("ls shows the checkpoints of a job and what else lies there") {
 }
 
 TEST_CASE("ls of one checkpoint counts its components and lists its keys") {
-  const ToolsFolder folder;
-  const fs::path path = save_toy(folder.path, 3, {.shards = 2});
+  const TemporaryFolder folder;
+  const fs::path path = save_toy(folder.path(), 3, {.shards = 2});
   const Ran ran = list(path);
   INFO(ran.text);
   CHECK_THAT(ran.text, Catch::Contains("full, step 3, by 2 ranks, just now, 4 files"));
@@ -66,22 +66,22 @@ TEST_CASE("ls of one checkpoint counts its components and lists its keys") {
   CHECK(json.at("components").at("model").at("elements") == 93);
   const Ran hf = list(fs::path(HYPERION_SOURCE_DIR) / "tests/goldens/hf/hf_single");
   CHECK_THAT(hf.text, Catch::Contains("safetensors"));
-  CHECK(list(folder.path / "none").code == ExitCode::kUsage);
+  CHECK(list(folder.path() / "none").code == ExitCode::kUsage);
 }
 
 TEST_CASE("ls of a dump folder asks whether its checkpoints were meant") {
-  const ToolsFolder folder;
-  save_toy(folder.path / "checkpoint", 3);
-  const Ran ran = list(folder.path);
+  const TemporaryFolder folder;
+  save_toy(folder.path() / "checkpoint", 3);
+  const Ran ran = list(folder.path());
   CHECK(ran.code == ExitCode::kOk);
   CHECK_THAT(ran.text,
-             Catch::Contains(": no checkpoints; did you mean " + (folder.path / "checkpoint").string()));
+             Catch::Contains(": no checkpoints; did you mean " + (folder.path() / "checkpoint").string()));
 }
 
 TEST_CASE("prune says what would go and then removes just that") {
-  const ToolsFolder folder;
-  fill(folder.path);
-  const Ran dry = prune(folder.path, 1, true);
+  const TemporaryFolder folder;
+  fill(folder.path());
+  const Ran dry = prune(folder.path(), 1, true);
   INFO(dry.text);
   CHECK(dry.code == ExitCode::kOk);
   CHECK_THAT(dry.text, Catch::Matches("[^]* 1 +full [^]*would go +older than those kept\n[^]*"));
@@ -91,25 +91,25 @@ TEST_CASE("prune says what would go and then removes just that") {
   CHECK_THAT(dry.text, Catch::Matches("[^]* 5 +model [^]*stays +newest\n[^]*"));
   CHECK_THAT(dry.text, Catch::Contains("is not complete: never removed by itself"));
   CHECK_THAT(dry.text, Catch::Contains("2 checkpoints would be removed"));
-  for (const int step : {1, 2, 3, 4, 5, 6}) CHECK(fs::exists(folder.path / fmt::format("step-{}", step)));
+  for (const int step : {1, 2, 3, 4, 5, 6}) CHECK(fs::exists(folder.path() / fmt::format("step-{}", step)));
 
-  const Ran done = prune(folder.path, 1, false);
+  const Ran done = prune(folder.path(), 1, false);
   CHECK(done.code == ExitCode::kOk);
   CHECK_THAT(done.text, Catch::Contains("2 checkpoints removed"));
-  for (const int step : {1, 2}) CHECK_FALSE(fs::exists(folder.path / fmt::format("step-{}", step)));
+  for (const int step : {1, 2}) CHECK_FALSE(fs::exists(folder.path() / fmt::format("step-{}", step)));
   for (const char* name : {"step-3", "step-4", "step-5", "step-6", "step-7", "tmp_step-9"})
-    CHECK(fs::exists(folder.path / name));
-  CHECK_THAT(prune(folder.path, 1, false).text, Catch::Contains("0 checkpoints removed"));
+    CHECK(fs::exists(folder.path() / name));
+  CHECK_THAT(prune(folder.path(), 1, false).text, Catch::Contains("0 checkpoints removed"));
 }
 
 TEST_CASE("prune leaves a folder alone that a run writes to") {
-  const ToolsFolder folder;
-  save_toy(folder.path, 1);
-  save_toy(folder.path, 2);
-  const FolderLock lock(folder.path);
-  CHECK(prune(folder.path, 1, false).code == ExitCode::kUsage);
-  CHECK(fs::exists(folder.path / "step-1"));
-  CHECK(prune(folder.path, 1, true).code == ExitCode::kOk);
-  CHECK(prune(folder.path, 0, true).code == ExitCode::kUsage);
-  CHECK(prune(folder.path / "step-1", 1, true).code == ExitCode::kUsage);
+  const TemporaryFolder folder;
+  save_toy(folder.path(), 1);
+  save_toy(folder.path(), 2);
+  const FolderLock lock(folder.path());
+  CHECK(prune(folder.path(), 1, false).code == ExitCode::kUsage);
+  CHECK(fs::exists(folder.path() / "step-1"));
+  CHECK(prune(folder.path(), 1, true).code == ExitCode::kOk);
+  CHECK(prune(folder.path(), 0, true).code == ExitCode::kUsage);
+  CHECK(prune(folder.path() / "step-1", 1, true).code == ExitCode::kUsage);
 }

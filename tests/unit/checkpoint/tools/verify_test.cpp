@@ -34,8 +34,8 @@ bool names(const Damage& damage, const std::string& key) {
 }  // namespace
 
 TEST_CASE("verify finds a good checkpoint whole") {
-  const ToolsFolder folder;
-  const fs::path path = save_toy(folder.path, 3, {.shards = 2});
+  const TemporaryFolder folder;
+  const fs::path path = save_toy(folder.path(), 3, {.shards = 2});
   const Ran ran = verify(path, kWhole);
   INFO(ran.text);
   CHECK(ran.code == ExitCode::kOk);
@@ -47,9 +47,9 @@ TEST_CASE("verify finds a good checkpoint whole") {
   CHECK(noted.notes == std::vector<std::string>{"notes.txt is no part of the checkpoint: ignored"});
 }
 
-TEST_CASE("F-C2 verify names file and bytes and tensor of a flipped bit") {
-  const ToolsFolder folder;
-  const fs::path path = save_toy(folder.path, 3, {.shards = 2});
+TEST_CASE("verify names file and bytes and tensor of a flipped bit") {
+  const TemporaryFolder folder;
+  const fs::path path = save_toy(folder.path(), 3, {.shards = 2});
   const Span where = place_of(path, "norm.weight");
   flip_bit(path / where.file, where.offset + where.length / 2);
   CHECK(verify_checkpoint(path, kQuick).whole());  // the cheap check reads no content
@@ -68,10 +68,10 @@ TEST_CASE("F-C2 verify names file and bytes and tensor of a flipped bit") {
   CHECK(json.at("damages").at(0).at("file") == where.file);
 }
 
-TEST_CASE("F-C2 verify finds flipped bits in the index and the manifest") {
+TEST_CASE("verify finds flipped bits in the index and the manifest") {
   for (const char* file : {".metadata", "hyperion.json"}) {
-    const ToolsFolder folder;
-    const fs::path path = save_toy(folder.path, 3);
+    const TemporaryFolder folder;
+    const fs::path path = save_toy(folder.path(), 3);
     flip_bit(path / file, fs::file_size(path / file) / 2);
     const Verification found = verify_checkpoint(path, kQuick);
     CAPTURE(file);
@@ -80,9 +80,9 @@ TEST_CASE("F-C2 verify finds flipped bits in the index and the manifest") {
   }
 }
 
-TEST_CASE("F-C2 verify finds a flipped bit without a manifest by the archive") {
-  const ToolsFolder folder;
-  const fs::path path = folder.path / "fsdp4";
+TEST_CASE("verify finds a flipped bit without a manifest by the archive") {
+  const TemporaryFolder folder;
+  const fs::path path = folder.path() / "fsdp4";
   fs::copy(fs::path(HYPERION_SOURCE_DIR) / "tests/goldens/dcp/fsdp4", path);
   fs::permissions(path, fs::perms::owner_all);
   const Ran good = verify(path, kWhole);
@@ -105,8 +105,8 @@ TEST_CASE("F-C2 verify finds a flipped bit without a manifest by the archive") {
 }
 
 TEST_CASE("a quick look says that it compared sizes only and calls nothing whole or right") {
-  const ToolsFolder folder;
-  const fs::path path = save_toy(folder.path, 3);
+  const TemporaryFolder folder;
+  const fs::path path = save_toy(folder.path(), 3);
   const Span where = place_of(path, "norm.weight");
   flip_bit(path / where.file, where.offset + where.length / 2);
   const Ran ran = verify(path, kQuick);
@@ -120,8 +120,8 @@ TEST_CASE("a quick look says that it compared sizes only and calls nothing whole
 }
 
 TEST_CASE("verify names the tensors whose numbers are not finite") {
-  const ToolsFolder folder;
-  const fs::path saved = save_toy(folder.path, 3, {.shards = 2});
+  const TemporaryFolder folder;
+  const fs::path saved = save_toy(folder.path(), 3, {.shards = 2});
   const std::map<std::string, int> bad = {{"ema.tok_embeddings.weight", 2}, {"norm.weight", 1}};
   OpenCheckpoint checkpoint = open_checkpoint(saved);
   fs::path path = saved;
@@ -150,10 +150,10 @@ TEST_CASE("verify names the tensors whose numbers are not finite") {
 }
 
 TEST_CASE("verify names the tensors of safetensors whose numbers are not finite") {
-  const ToolsFolder folder;
-  const fs::path path = folder.path / "hf";
+  const TemporaryFolder folder;
+  const fs::path path = folder.path() / "hf";
   const Ran made = run_tool([&](std::FILE* out) {
-    return convert_checkpoint({.source = save_toy(folder.path, 3), .destination = path}, out);
+    return convert_checkpoint({.source = save_toy(folder.path(), 3), .destination = path}, out);
   });
   REQUIRE(made.code == ExitCode::kOk);
   CHECK_THAT(verify(path, kWhole).text,
@@ -169,9 +169,9 @@ TEST_CASE("verify names the tensors of safetensors whose numbers are not finite"
   CHECK_THAT(ran.text, Catch::Contains("tensor norm.weight holds 3 numbers that are NaN or infinite"));
 }
 
-TEST_CASE("F-C1 verify finds truncated files and says what they held") {
-  const ToolsFolder folder;
-  const fs::path path = save_toy(folder.path, 3, {.shards = 2});
+TEST_CASE("verify finds truncated files and says what they held") {
+  const TemporaryFolder folder;
+  const fs::path path = save_toy(folder.path(), 3, {.shards = 2});
   const uint64_t size = fs::file_size(path / "__1_0.distcp");
   for (const uint64_t left : {size - 1, size / 2, uint64_t{0}}) {
     fs::resize_file(path / "__1_0.distcp", left);
@@ -184,19 +184,19 @@ TEST_CASE("F-C1 verify finds truncated files and says what they held") {
   }
 }
 
-TEST_CASE("F-C3 verify finds a file of zeros") {
-  const ToolsFolder folder;
-  const fs::path path = save_toy(folder.path, 3);
+TEST_CASE("verify finds a file of zeros") {
+  const TemporaryFolder folder;
+  const fs::path path = save_toy(folder.path(), 3);
   const uint64_t size = fs::file_size(path / "__0_0.distcp");
   std::ofstream(path / "__0_0.distcp", std::ios::binary) << std::string(size, '\0');
   CHECK_FALSE(verify_checkpoint(path, kWhole).whole());
 }
 
-TEST_CASE("F-C4 verify finds missing and swapped files") {
-  const ToolsFolder folder;
-  const fs::path first = save_toy(folder.path, 3, {.shards = 2});
+TEST_CASE("verify finds missing and swapped files") {
+  const TemporaryFolder folder;
+  const fs::path first = save_toy(folder.path(), 3, {.shards = 2});
   const fs::path second =
-      save_toy(folder.path, 4, {.shards = 2, .offsets = {{"tok_embeddings.weight", 1.0F}}});
+      save_toy(folder.path(), 4, {.shards = 2, .offsets = {{"tok_embeddings.weight", 1.0F}}});
   SECTION("a missing file") {
     fs::remove(first / "__1_0.distcp");
     const Verification found = verify_checkpoint(first, kQuick);
@@ -205,7 +205,7 @@ TEST_CASE("F-C4 verify finds missing and swapped files") {
     CHECK(names(found.damages[0], "tok_embeddings.weight"));
   }
   SECTION("files of two steps") {
-    fs::rename(first / "__0_0.distcp", folder.path / "aside");
+    fs::rename(first / "__0_0.distcp", folder.path() / "aside");
     fs::rename(second / "__0_0.distcp", first / "__0_0.distcp");
     CHECK_FALSE(verify_checkpoint(first, kWhole).whole());
   }
@@ -214,31 +214,31 @@ TEST_CASE("F-C4 verify finds missing and swapped files") {
     CHECK_FALSE(verify_checkpoint(first, kQuick).whole());
   }
   SECTION("a folder with another name") {
-    fs::rename(first, folder.path / "step-5");
-    const Verification found = verify_checkpoint(folder.path / "step-5", kQuick);
+    fs::rename(first, folder.path() / "step-5");
+    const Verification found = verify_checkpoint(folder.path() / "step-5", kQuick);
     REQUIRE(found.damages.size() == 1);
     CHECK_THAT(found.damages[0].what, Catch::Contains("step 3"));
   }
 }
 
 TEST_CASE("verify of a job folder looks at every checkpoint") {
-  const ToolsFolder folder;
-  save_toy(folder.path, 3);
-  const fs::path bad = save_toy(folder.path, 4);
-  CHECK(verify(folder.path, kWhole).code == ExitCode::kOk);
+  const TemporaryFolder folder;
+  save_toy(folder.path(), 3);
+  const fs::path bad = save_toy(folder.path(), 4);
+  CHECK(verify(folder.path(), kWhole).code == ExitCode::kOk);
   fs::resize_file(bad / "__0_0.distcp", 10);
-  const Ran ran = verify(folder.path, kQuick);
+  const Ran ran = verify(folder.path(), kQuick);
   INFO(ran.text);
   CHECK(ran.code == ExitCode::kBadData);
   CHECK_THAT(ran.text,
              Catch::Contains("step-3") && Catch::Contains("sizes agree") && Catch::Contains("DAMAGED"));
-  CHECK(nlohmann::json::parse(verify(folder.path, kQuick, true).text).size() == 2);
-  CHECK(verify(folder.path / "nothing", kQuick).code == ExitCode::kUsage);
+  CHECK(nlohmann::json::parse(verify(folder.path(), kQuick, true).text).size() == 2);
+  CHECK(verify(folder.path() / "nothing", kQuick).code == ExitCode::kUsage);
 }
 
 TEST_CASE("verify counts a damaged index once") {
-  const ToolsFolder folder;
-  const fs::path path = save_toy(folder.path, 3);
+  const TemporaryFolder folder;
+  const fs::path path = save_toy(folder.path(), 3);
   flip_bit(path / ".metadata", 100);
   for (const bool quick : {kQuick, kWhole}) {
     const Ran ran = verify(path, quick);
@@ -249,24 +249,25 @@ TEST_CASE("verify counts a damaged index once") {
 }
 
 TEST_CASE("verify calls a checkpoint with an unreadable manifest damaged, as ls does") {
-  const ToolsFolder folder;
-  const fs::path path = save_toy(folder.path, 3);
+  const TemporaryFolder folder;
+  const fs::path path = save_toy(folder.path(), 3);
   flip_bit(path / "hyperion.json", 0);
   CHECK(verify_checkpoint(path, kQuick).kind == "damaged");
-  CHECK_THAT(verify(folder.path, kQuick).text, Catch::Matches("[^]*step-3 +damaged +DAMAGED: 1 problem[^]*"));
+  CHECK_THAT(verify(folder.path(), kQuick).text,
+             Catch::Matches("[^]*step-3 +damaged +DAMAGED: 1 problem[^]*"));
 }
 
 TEST_CASE("verify of a folder without checkpoints is no good answer") {
-  const ToolsFolder folder;
-  save_toy(folder.path / "out" / "checkpoint", 3);
-  fs::create_directory(folder.path / "empty");
+  const TemporaryFolder folder;
+  save_toy(folder.path() / "out" / "checkpoint", 3);
+  fs::create_directory(folder.path() / "empty");
   for (const bool json : {false, true}) {
-    const Ran empty = verify(folder.path / "empty", kWhole, json);
+    const Ran empty = verify(folder.path() / "empty", kWhole, json);
     CHECK(empty.code == ExitCode::kUsage);
     CHECK_THAT(empty.text, Catch::EndsWith("/empty: no checkpoints"));
-    const Ran above = verify(folder.path / "out", kWhole, json);
+    const Ran above = verify(folder.path() / "out", kWhole, json);
     CHECK(above.code == ExitCode::kUsage);
     CHECK_THAT(above.text, Catch::EndsWith("/out: no checkpoints; did you mean " +
-                                           (folder.path / "out" / "checkpoint").string() + "?"));
+                                           (folder.path() / "out" / "checkpoint").string() + "?"));
   }
 }

@@ -1,4 +1,4 @@
-// What a resume takes from where: rows C3 to C10 of the acceptance list, without files or ranks.
+// What a resume takes from where, without files or ranks.
 #include "trainer/checkpointing/resume_policy.h"
 
 #include <functional>
@@ -7,7 +7,7 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
-#include "tests/unit/error_of.h"
+#include "tests/support/error_of.h"
 #include "trainer/config/entries.h"
 #include "trainer/config/schema.h"
 
@@ -58,7 +58,7 @@ std::string joined(const std::vector<std::string>& lines) {
 
 }  // namespace
 
-TEST_CASE("C3 a new training.steps leaves the learning rate of every step as it was") {
+TEST_CASE("a new training.steps leaves the learning rate of every step as it was") {
   const ResumePlan before = fresh_plan(config(), facts());
   for (const char* steps : {"5", "9", "10"}) {
     const ResumePlan after = resume(config({{"training.steps", steps}}), 4);
@@ -68,7 +68,7 @@ TEST_CASE("C3 a new training.steps leaves the learning rate of every step as it 
   }
 }
 
-TEST_CASE("C3 an explicit total_steps wins over the stored curve") {
+TEST_CASE("an explicit total_steps wins over the stored curve") {
   const ResumePlan plan = resume(config({{"lr_scheduler.total_steps", "40"}, {"training.steps", "40"}}), 4);
   CHECK(plan.config.lr_scheduler.total_steps == 40);
   CHECK_THAT(joined(plan.notes), Contains("from 10 to 40 steps"));
@@ -146,7 +146,7 @@ TEST_CASE("the remedies of a refused curve suit the way in which the job resumes
   CHECK_NOTHROW(longer({{"training.steps", "30"}, {"lr_scheduler.total_steps", "20"}}));
 }
 
-TEST_CASE("C4 a run beyond its curve stays at the floor and says so once") {
+TEST_CASE("a run beyond its curve stays at the floor and says so once") {
   const ResolvedConfig now = config({{"training.steps", "30"},
                                      {"lr_scheduler.min_lr_factor", "0.1"},
                                      {"checkpoint.on_config_change", "override"}});
@@ -161,7 +161,7 @@ TEST_CASE("C4 a run beyond its curve stays at the floor and says so once") {
   }
 }
 
-TEST_CASE("C5 every setting that shapes the curve is stored and compared") {
+TEST_CASE("every setting that shapes the curve is stored and compared") {
   const Trajectory stored = fresh_plan(config(), facts()).trajectory;
   for (const char* key :
        {"optimizer.name", "optimizer.lr", "optimizer.beta1", "optimizer.beta2", "optimizer.eps",
@@ -198,7 +198,7 @@ TEST_CASE("C5 every setting that shapes the curve is stored and compared") {
   CHECK_FALSE(kept.config.lr_scheduler.decay_ratio.has_value());
 }
 
-TEST_CASE("C6 recover refuses changed settings all in one message") {
+TEST_CASE("recover refuses changed settings all in one message") {
   TrajectoryFacts other = facts();
   other.global_batch_size = 8;
   const std::string text = refusal([&] {
@@ -277,7 +277,7 @@ TEST_CASE("the options that give a job the model of a checkpoint are those that 
   CHECK(model_options(model({}), model({{"model.args.dim", "64"}})) == "--model.args.dim=None");
 }
 
-TEST_CASE("C6 what a configuration cannot bring back is refused by name") {
+TEST_CASE("what a configuration cannot bring back is refused by name") {
   TrajectoryFacts other = facts();
   other.model.rope_theta = 10000;
   CHECK_THAT(refusal([&] {
@@ -345,7 +345,7 @@ TEST_CASE("how a part is left out follows from the keys that choose parts") {
   CHECK(remedy(elsewhere, LoadSource::kInitial) == "start with --checkpoint.exclude_from_loading=dataloader");
 }
 
-TEST_CASE("C7 transfer takes the weights and starts everything else anew") {
+TEST_CASE("transfer takes the weights and starts everything else from the beginning") {
   const ResolvedConfig now = config({{"checkpoint.enable", "true"},
                                      {"checkpoint.resume_mode", "transfer"},
                                      {"checkpoint.initial_load_path", "old/step-10"},
@@ -364,7 +364,7 @@ TEST_CASE("C7 transfer takes the weights and starts everything else anew") {
   CHECK(components_to_load(now.config, LoadSource::kOwn, false).contains("optimizer"));
 }
 
-TEST_CASE("C8 continue takes the configuration and starts the curve at the loaded step") {
+TEST_CASE("continue takes the configuration and starts the curve at the loaded step") {
   const ResolvedConfig now = config({{"checkpoint.resume_mode", "continue"},
                                      {"checkpoint.exclude_from_loading", "lr_scheduler,optimizer"},
                                      {"optimizer.lr", "0.5"},
@@ -385,14 +385,14 @@ TEST_CASE("C8 continue takes the configuration and starts the curve at the loade
   for (int64_t step = 21; step <= 30; ++step) CHECK(lr(again, step) == lr(plan, step));
 }
 
-TEST_CASE("C8 continue takes changed settings without a policy and names them") {
+TEST_CASE("continue takes changed settings without a policy and names them") {
   const ResumePlan plan =
       resume(config({{"checkpoint.resume_mode", "continue"}, {"optimizer.lr", "0.5"}}), 4);
   CHECK(plan.config.optimizer.lr == 0.5);
   CHECK_THAT(joined(plan.notes), Contains("optimizer.lr: taking 0.5 from the configuration (saved: 0.1)"));
 }
 
-TEST_CASE("C9 every subset of the components can be chosen") {
+TEST_CASE("every subset of the components can be chosen") {
   const std::vector<std::string>& names = component_names();
   REQUIRE(names.size() == 7);
   for (unsigned bits = 1; bits < 1u << names.size(); ++bits) {
@@ -414,7 +414,7 @@ TEST_CASE("C9 every subset of the components can be chosen") {
   CHECK(components_to_load(config().config, LoadSource::kInitial, false) == std::set<std::string>{"model"});
 }
 
-TEST_CASE("C9 only settings of the loaded components are compared") {
+TEST_CASE("only settings of the loaded components are compared") {
   const ResolvedConfig now = config({{"optimizer.lr", "0.2"}, {"optimizer.beta1", "0.5"}});
   CHECK_NOTHROW(resume(now, 4, facts(), {"model", "train_state", "dataloader"}));
   CHECK_THAT(refusal([&] { resume(now, 4, facts(), {"optimizer"}); }), Contains("beta1"));
@@ -422,7 +422,7 @@ TEST_CASE("C9 only settings of the loaded components are compared") {
   CHECK(fresh.schedule_start == 0);
 }
 
-TEST_CASE("C10 the configuration is compared key by key") {
+TEST_CASE("the configuration is compared key by key") {
   const TextTable before = config_entries(config().config);
   CHECK(before.size() > 180);
   CHECK_THAT(config_comparison(before, config_entries(config().config)), Contains("is the checkpoint's"));

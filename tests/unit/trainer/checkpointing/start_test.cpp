@@ -7,7 +7,7 @@
 #include <fmt/format.h>
 
 #include "tests/unit/checkpoint/tools/fixture.h"
-#include "tests/unit/error_of.h"
+#include "tests/support/error_of.h"
 #include "trainer/config/load.h"
 
 using namespace hyperion;

@@ -3,7 +3,7 @@
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
-#include "tests/unit/trainer/data/fixtures.h"
+#include "tests/support/documents.h"
 #include "trainer/data/loader.h"
 #include "trainer/data/token_shards.h"
 #include "trainer/data/tokenizer/tokenizer.h"

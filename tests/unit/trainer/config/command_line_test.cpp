@@ -3,7 +3,7 @@
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
-#include "tests/unit/error_of.h"
+#include "tests/support/error_of.h"
 
 using namespace hyperion;
 using Catch::Contains;

@@ -4,7 +4,7 @@
 
 #include <catch2/catch.hpp>
 
-#include "tests/unit/error_of.h"
+#include "tests/support/error_of.h"
 
 using namespace hyperion;
 

@@ -3,7 +3,7 @@
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
-#include "tests/unit/error_of.h"
+#include "tests/support/error_of.h"
 #include "trainer/config/print.h"
 
 using namespace hyperion;
@@ -142,7 +142,7 @@ TEST_CASE("a rename table of anything but texts is refused") {
   CHECK_FALSE(refusal(many).empty());
 }
 
-TEST_CASE("B9 writers takes no value but its two") {
+TEST_CASE("checkpoint.writers takes no value but its two") {
   const std::string text = refusal("[checkpoint]\nwriters = \"some\"\n");
   CHECK_THAT(text, Contains("checkpoint.writers") && Contains("all") && Contains("one_replica"));
 }

@@ -1,10 +1,10 @@
 #include "trainer/config/validate.h"
 
 #include <catch2/catch.hpp>
-#include <unistd.h>
 
 #include "base/error.h"
 #include "base/files.h"
+#include "tests/support/temporary_folder.h"
 #include "trainer/config/input_path.h"
 
 using namespace hyperion;
@@ -41,12 +41,6 @@ RunFacts model(ModelArgs dimensions) {
   facts.model = dimensions;
   return facts;
 }
-
-struct TemporaryFolder {
-  fs::path path = fs::temp_directory_path() / ("hyperion_validate_test_" + std::to_string(::getpid()));
-  TemporaryFolder() { fs::create_directories(path); }
-  ~TemporaryFolder() { fs::remove_all(path); }
-};
 
 }  // namespace
 
@@ -230,18 +224,18 @@ TEST_CASE("validation reads the held-out novel beside the default corpus and a p
 }
 
 TEST_CASE("inputs are looked for as given and then below the base folder") {
-  const TemporaryFolder folder;
-  fs::create_directories(folder.path / "assets/tokenizer");
-  write_file_atomic(folder.path / "assets/part1.jsonl", "{}");
-  CHECK(resolve_input("./assets/tokenizer", folder.path) == folder.path / "assets/tokenizer");
-  CHECK(resolve_input("assets/*.jsonl", folder.path) == folder.path / "assets/*.jsonl");
-  CHECK(resolve_input("no/such", folder.path) == "no/such");
-  CHECK(resolve_input("/no/such", folder.path) == "/no/such");
-  CHECK(resolve_input(folder.path.string(), "/") == folder.path);
+  const test::TemporaryFolder folder;
+  fs::create_directories(folder.path() / "assets/tokenizer");
+  write_file_atomic(folder.path() / "assets/part1.jsonl", "{}");
+  CHECK(resolve_input("./assets/tokenizer", folder.path()) == folder.path() / "assets/tokenizer");
+  CHECK(resolve_input("assets/*.jsonl", folder.path()) == folder.path() / "assets/*.jsonl");
+  CHECK(resolve_input("no/such", folder.path()) == "no/such");
+  CHECK(resolve_input("/no/such", folder.path()) == "/no/such");
+  CHECK(resolve_input(folder.path().string(), "/") == folder.path());
 
   const auto input_problems = [&](const std::string& toml) {
     Problems found;
-    check_inputs(parse(toml), folder.path, found);
+    check_inputs(parse(toml), folder.path(), found);
     return found.lines();
   };
   const std::string tokenizer = "[model]\nhf_assets_path = \"assets/tokenizer\"\n";

@@ -3,7 +3,7 @@
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
-#include "tests/unit/trainer/data/fixtures.h"
+#include "tests/support/documents.h"
 
 using namespace hyperion;
 using Catch::Contains;

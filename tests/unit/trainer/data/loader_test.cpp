@@ -3,11 +3,12 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <thread>
 
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
-#include "tests/unit/trainer/data/fixtures.h"
+#include "tests/support/documents.h"
 #include "trainer/data/document_order.h"
 #include "trainer/data/token_shards.h"
 
@@ -383,11 +384,23 @@ TEST_CASE("empty documents between others are stepped over") {
   CHECK(loader.next()->tokens == I64{'a', 'b', 'a', 'b'});
 }
 
-TEST_CASE("a loader can be dropped at any moment") {
+TEST_CASE("a loader that is dropped at any moment leaves no thread behind") {
+  const auto threads = [] {
+    const std::filesystem::directory_iterator tasks("/proc/self/task");
+    return std::distance(begin(tasks), end(tasks));
+  };
   const Corpus corpus;
+  const auto before = threads();
   for (int batches = 0; batches < 20; ++batches) {
-    DataLoader loader(options_for(corpus.path().string()));
-    for (int i = 0; i < batches; ++i) loader.next();
+    {
+      DataLoader loader(options_for(corpus.path().string()));
+      for (int i = 0; i < batches; ++i) loader.next();
+      CHECK(threads() == before + (batches > 0 ? 1 : 0));  // it reads ahead
+    }
+    // The kernel may list a thread for a moment after it was joined.
+    for (int i = 0; i < 1000 && threads() > before; ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    CHECK(threads() == before);
   }
 }
 

@@ -4,7 +4,7 @@
 #include <sys/stat.h>
 
 #include "base/error.h"
-#include "tests/unit/trainer/data/fixtures.h"
+#include "tests/support/documents.h"
 #include "trainer/data/token_shards.h"
 
 using namespace hyperion;

@@ -4,10 +4,10 @@
 
 #include <catch2/catch.hpp>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include "base/error.h"
-#include "tests/unit/error_of.h"
+#include "tests/support/error_of.h"
+#include "tests/support/temporary_folder.h"
 #include "trainer/config/model_args.h"
 #include "trainer/setup/options.h"
 
@@ -16,12 +16,6 @@ using Catch::Contains;
 namespace fs = std::filesystem;
 
 namespace {
-
-struct Folder {
-  fs::path path = fs::temp_directory_path() / fmt::format("hyperion_hf_model_{}", ::getpid());
-  Folder() { fs::create_directories(path); }
-  ~Folder() { fs::remove_all(path); }
-};
 
 constexpr const char* kConfig = R"({"model_type": "llama", "hidden_size": 60, "intermediate_size": 77,
   "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 14, "vocab_size": 1009,
@@ -62,9 +56,9 @@ TEST_CASE("a flavour of another size is named with the nearest one") {
 }
 
 TEST_CASE("flavour from_hf takes every dimension from config.json") {
-  Folder folder;
-  std::ofstream(folder.path / "config.json") << kConfig;
-  const std::string here = folder.path.string();
+  const test::TemporaryFolder folder;
+  std::ofstream(folder.path() / "config.json") << kConfig;
+  const std::string here = folder.path().string();
   const std::string model = "[model]\nflavor = \"from_hf\"\n";
   const ResolvedConfig resolved = resolve(model + "hf_assets_path = \"" + here + "\"\n");
   const ModelArgs args = model_args(resolved.config.model);
@@ -96,14 +90,14 @@ TEST_CASE("flavour from_hf takes every dimension from config.json") {
 }
 
 TEST_CASE("flavour from_hf without a fitting config.json is refused in one sentence") {
-  Folder folder;
+  const test::TemporaryFolder folder;
   const std::string model =
-      "[model]\nflavor = \"from_hf\"\nhf_assets_path = \"" + folder.path.string() + "\"\n";
-  CHECK_THROWS_WITH(resolve(model), Contains("no config.json in " + folder.path.string()));
+      "[model]\nflavor = \"from_hf\"\nhf_assets_path = \"" + folder.path().string() + "\"\n";
+  CHECK_THROWS_WITH(resolve(model), Contains("no config.json in " + folder.path().string()));
   CHECK_THROWS_WITH(model_args(parse_config(model, "job.toml", {}).config.model), Contains("dim is 0"));
-  std::ofstream(folder.path / "config.json") << kConfig;
+  std::ofstream(folder.path() / "config.json") << kConfig;
   CHECK_THROWS_WITH(resolve(model + "name = \"qwen3\"\n"), Contains("set model.name = \"llama3\""));
-  std::ofstream(folder.path / "config.json") << "{";
+  std::ofstream(folder.path() / "config.json") << "{";
   try {
     resolve(model);
     FAIL("accepted");

@@ -7,13 +7,13 @@
 #include <catch2/catch.hpp>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
-#include <unistd.h>
 
 #include <torch/torch.h>
 
 #include "base/error.h"
 #include "models/flavors/registry.h"
 #include "models/init.h"
+#include "tests/support/temporary_folder.h"
 #include "trainer/inference/evaluate.h"
 #include "trainer/inference/generate.h"
 
@@ -52,12 +52,12 @@ std::vector<int64_t> prompt(int64_t length) {
 }
 
 struct Corpus {
-  fs::path path = fs::temp_directory_path() / fmt::format("hyperion_inference_{}.jsonl", ::getpid());
+  test::TemporaryFolder folder;
+  fs::path path = folder.path() / "corpus.jsonl";
   Corpus() {
     std::ofstream file(path);
     for (const char* text : {"abcdefghij", "klmnopqrst", "uv"}) file << "{\"text\": \"" << text << "\"}\n";
   }
-  ~Corpus() { fs::remove(path); }
 };
 
 std::unique_ptr<DataLoader> loader(const Corpus& corpus, int64_t seq_len, int64_t rows) {

@@ -13,7 +13,7 @@
 #include <sys/stat.h>
 
 #include "base/files.h"
-#include "temporary_folder.h"
+#include "tests/support/temporary_folder.h"
 
 using namespace hyperion;
 
@@ -61,7 +61,7 @@ TEST_CASE("An event is a line with its name and its fields as JSON") {
 }
 
 TEST_CASE("Lines that several threads append stay whole") {
-  TemporaryFolder folder;
+  test::TemporaryFolder folder;
   const auto path = folder.path() / "metrics.jsonl";
   {
     JsonlWriter writer(path);
@@ -79,7 +79,7 @@ TEST_CASE("Lines that several threads append stay whole") {
 }
 
 TEST_CASE("A metrics file is appended to and a line that a crash cut off is ended first") {
-  TemporaryFolder folder;
+  test::TemporaryFolder folder;
   const auto path = folder.path() / "a" / "metrics.jsonl";
   { JsonlWriter(path).append("{\"step\": 1}\n"); }
   { std::ofstream(path, std::ios::app) << "{\"step\": 2, \"ti"; }
@@ -91,7 +91,7 @@ TEST_CASE("A metrics file is appended to and a line that a crash cut off is ende
 }
 
 TEST_CASE("A link in the place of the metrics file is refused and what it leads to is left alone") {
-  TemporaryFolder folder;
+  test::TemporaryFolder folder;
   const auto path = folder.path() / "metrics.jsonl", victim = folder.path() / "victim";
   { std::ofstream(victim) << "precious"; }
   std::filesystem::create_symlink(victim, path);
@@ -101,7 +101,7 @@ TEST_CASE("A link in the place of the metrics file is refused and what it leads 
 }
 
 TEST_CASE("A pipe or a device in the place of the metrics file is refused") {
-  TemporaryFolder folder;
+  test::TemporaryFolder folder;
   const auto pipe = folder.path() / "pipe";
   REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
   CHECK_THROWS_WITH(JsonlWriter(pipe), Catch::Contains("pipe: is a named pipe"));
@@ -109,7 +109,7 @@ TEST_CASE("A pipe or a device in the place of the metrics file is refused") {
 }
 
 TEST_CASE("A full disk ends the metrics file but not the run") {
-  TemporaryFolder folder;
+  test::TemporaryFolder folder;
   const auto path = folder.path() / "metrics.jsonl";
   JsonlWriter writer(path);
   writer.append("1\n");

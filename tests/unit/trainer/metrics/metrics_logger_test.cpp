@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "event_reader.h"
-#include "temporary_folder.h"
+#include "tests/support/temporary_folder.h"
 
 using namespace hyperion;
 
@@ -18,7 +18,7 @@ constexpr int64_t kGiB = int64_t{1} << 30;
 
 // A logger whose clock and memory the test sets.
 struct Bench {
-  TemporaryFolder folder;
+  test::TemporaryFolder folder;
   double now = 100;
   DeviceMemory memory;
 

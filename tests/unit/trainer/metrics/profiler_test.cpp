@@ -14,7 +14,7 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "parallel/trace_range.h"
-#include "temporary_folder.h"
+#include "tests/support/temporary_folder.h"
 
 using namespace hyperion;
 
@@ -78,7 +78,7 @@ TEST_CASE("The profiler waits then warms up then records within each cycle") {
 }
 
 TEST_CASE("A chrome trace holds the operators and spans of the recorded steps only") {
-  TemporaryFolder folder;
+  test::TemporaryFolder folder;
   auto options = options_for(folder.path());
   options.profiler_active = 2;
   Profiler profiler(options);
@@ -103,7 +103,7 @@ TEST_CASE("A trace range names a unit and without a profiler allocates nothing")
   for (int i = 0; i < 1000; ++i) const TraceRange range("forward", unit);
   CHECK(allocations == before);
 
-  TemporaryFolder folder;
+  test::TemporaryFolder folder;
   Profiler profiler(options_for(folder.path()));
   for (int64_t step = 1; step <= 4; ++step) {
     { const TraceRange range("forward", unit); }
@@ -114,7 +114,7 @@ TEST_CASE("A trace range names a unit and without a profiler allocates nothing")
 }
 
 TEST_CASE("A profiler that ends or starts inside a cycle does no harm") {
-  TemporaryFolder folder;
+  test::TemporaryFolder folder;
   auto options = options_for(folder.path());
   options.start_step = 3;  // resumed right before the recorded step
   {
@@ -132,7 +132,7 @@ TEST_CASE("A profiler that ends or starts inside a cycle does no harm") {
 }
 
 TEST_CASE("A profiler schedule that does not fit is refused with its numbers") {
-  TemporaryFolder folder;
+  test::TemporaryFolder folder;
   auto options = options_for(folder.path());
   options.profiler_active = 4;
   CHECK_THROWS_WITH(Profiler(options),
@@ -140,7 +140,7 @@ TEST_CASE("A profiler schedule that does not fit is refused with its numbers") {
 }
 
 TEST_CASE("Memory snapshots come from the hooks at the profiling frequency and after an OOM") {
-  TemporaryFolder folder;
+  test::TemporaryFolder folder;
   auto options = options_for(folder.path());
   options.enable_profiling = false;
   options.enable_memory_snapshot = true;

@@ -4,12 +4,12 @@
 
 #include "base/error.h"
 #include "base/files.h"
-#include "temporary_folder.h"
+#include "tests/support/temporary_folder.h"
 
 using namespace hyperion;
 
 TEST_CASE("A run record holds configuration and command and never replaces an earlier one") {
-  TemporaryFolder folder;
+  test::TemporaryFolder folder;
   RunRecord record;
   record.resolved_toml = "[training]\nsteps = 5\n";
   record.command = {"build/hyperion", "train", "a b.toml", "--training.steps=5"};

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "event_reader.h"
-#include "temporary_folder.h"
+#include "tests/support/temporary_folder.h"
 
 using namespace hyperion;
 
@@ -19,7 +19,7 @@ TEST_CASE("crc32c equals the published check values") {
 }
 
 TEST_CASE("An event file holds its version and then every scalar and text") {
-  TemporaryFolder folder;
+  test::TemporaryFolder folder;
   std::filesystem::path path;
   {
     EventWriter writer(folder.path() / "tb" / "now");
@@ -47,7 +47,7 @@ TEST_CASE("An event file holds its version and then every scalar and text") {
 }
 
 TEST_CASE("Two writers of one process never share an event file") {
-  TemporaryFolder folder;
+  test::TemporaryFolder folder;
   EventWriter first(folder.path()), second(folder.path());
   CHECK(first.path() != second.path());
 }

@@ -43,7 +43,7 @@ std::vector<Tensor> copies(const std::vector<Tensor>& tensors) {
 
 }  // namespace
 
-TEST_CASE("D1 a thousand updates equal the average in double precision") {
+TEST_CASE("a thousand updates equal the average in double precision") {
   const at::ScalarType dtype = GENERATE(at::kFloat, at::kDouble);
   const double decay = GENERATE(0.0, 0.9, 0.999);
   const auto all = shards(0, 1, {.state_dtype = dtype, .compute_dtype = dtype});
@@ -75,7 +75,7 @@ TEST_CASE("D1 a thousand updates equal the average in double precision") {
   }
 }
 
-TEST_CASE("D1 a sharded average is bit for bit the unsharded one") {
+TEST_CASE("a sharded average is bit for bit the unsharded one") {
   const auto whole = shards(0, 1);
   set_weights(whole, 0);
   Ema unsharded(whole, {.decay = 0.99});
@@ -100,7 +100,7 @@ TEST_CASE("D1 a sharded average is bit for bit the unsharded one") {
   }
 }
 
-TEST_CASE("D2 the average costs four bytes a parameter over the shards") {
+TEST_CASE("the average takes four bytes per parameter divided by the number of shards") {
   const int64_t parameters = 37 * 5 + 3 + 64 * 129;
   CHECK(Ema(shards(0, 1), {}).bytes() == 4 * parameters);
   int64_t sum = 0;

@@ -42,7 +42,7 @@ TEST_CASE("the floor bounds the decay and not the warm-up") {
   CHECK(schedule.factor(50) == Approx(0.2));
 }
 
-TEST_CASE("C4 far beyond the horizon the factor stays at the floor and never rises or turns negative") {
+TEST_CASE("far beyond the horizon the factor stays at the floor and never rises or turns negative") {
   const DecayType type = GENERATE(DecayType::kLinear, DecayType::kSqrt, DecayType::kCosine);
   const double floor = GENERATE(0.0, 0.1, 1.0);
   const std::optional<double> ratio =
@@ -65,7 +65,7 @@ TEST_CASE("C4 far beyond the horizon the factor stays at the floor and never ris
   }
 }
 
-TEST_CASE("C4 curves of any length are computed without overflow") {
+TEST_CASE("curves of any length are computed without overflow") {
   const int64_t huge = std::numeric_limits<int64_t>::max();
   CHECK(LrSchedule(huge, 0, 0.0, DecayType::kLinear, 0).factor(huge) == 1.0);
   CHECK(LrSchedule(huge, 0, 1.0, DecayType::kLinear, 0).factor(0) == Approx(1.0));

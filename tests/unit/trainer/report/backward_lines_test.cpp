@@ -6,15 +6,15 @@
 #include <catch2/catch.hpp>
 #include <sys/stat.h>
 
-#include "../error_of.h"
-#include "../metrics/temporary_folder.h"
+#include "tests/support/error_of.h"
+#include "tests/support/temporary_folder.h"
 
 using namespace hyperion;
 
 namespace {
 
 std::vector<std::string> backward(const std::string& content, size_t longest = 100, size_t block = 1000) {
-  const TemporaryFolder folder;
+  const test::TemporaryFolder folder;
   std::ofstream(folder.path() / "f") << content;
   BackwardLines lines(folder.path() / "f", longest, block);
   std::vector<std::string> texts;
@@ -47,7 +47,7 @@ TEST_CASE("A line longer than the limit is said and passed over without being ke
 }
 
 TEST_CASE("Only a regular file is read and a named pipe does not wait") {
-  const TemporaryFolder folder;
+  const test::TemporaryFolder folder;
   const auto pipe = folder.path() / "pipe";
   REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
   CHECK_THAT(error_of(ExitCode::kBadData, [&] { BackwardLines lines(pipe); }),

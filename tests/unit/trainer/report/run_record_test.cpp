@@ -4,7 +4,7 @@
 
 #include <catch2/catch.hpp>
 
-#include "../metrics/temporary_folder.h"
+#include "tests/support/temporary_folder.h"
 
 using namespace hyperion;
 
@@ -37,7 +37,7 @@ TEST_CASE("Settings that differ are listed with a value per run") {
 }
 
 TEST_CASE("The starts of a run are read in order and a record that cannot be read is said") {
-  const TemporaryFolder folder;
+  const test::TemporaryFolder folder;
   CHECK(read_run_starts(folder.path() / "none").starts.empty());
   CHECK(read_run_starts(folder.path() / "none").problems.empty());
   for (const char* name : {"20260102-000000", "20260101-000000", "20260103-000000"}) {

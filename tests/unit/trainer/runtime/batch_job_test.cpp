@@ -3,10 +3,10 @@
 #include <filesystem>
 
 #include <catch2/catch.hpp>
-#include <unistd.h>
 
 #include "base/files.h"
-#include "tests/unit/error_of.h"
+#include "tests/support/error_of.h"
+#include "tests/support/temporary_folder.h"
 
 using namespace hyperion;
 
@@ -68,7 +68,8 @@ TEST_CASE("the lead of the warning signal is a whole number of seconds") {
 }
 
 TEST_CASE("the progress file tells the step of the start and the newest one saved") {
-  const auto path = std::filesystem::temp_directory_path() / fmt::format("hyperion-progress-{}", ::getpid());
+  const test::TemporaryFolder folder;
+  const auto path = folder.path() / "progress";
   {
     const Variable variable("HYPERION_PROGRESS_FILE", path.string());
     const ProgressFile progress(40);
@@ -76,7 +77,6 @@ TEST_CASE("the progress file tells the step of the start and the newest one save
     progress.saved(60);
     CHECK(read_file(path) == "40 60\n");
   }
-  std::filesystem::remove(path);
   ProgressFile(40).saved(60);  // nobody asked
   CHECK_FALSE(std::filesystem::exists(path));
   const Variable variable("HYPERION_PROGRESS_FILE", "/no/such/folder/file");

@@ -3,7 +3,7 @@
 #include <catch2/catch.hpp>
 
 #include "models/flavors/registry.h"
-#include "tests/unit/error_of.h"
+#include "tests/support/error_of.h"
 
 namespace hyperion {
 namespace {

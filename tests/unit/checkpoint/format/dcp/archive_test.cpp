@@ -5,6 +5,7 @@
 #include "checkpoint/format/pickle/pickle_writer.h"
 #include "checkpoint/format/zip/crc32.h"
 #include "checkpoint/format/zip/zip_writer.h"
+#include "tests/support/temporary_folder.h"
 #include "tests/unit/checkpoint/format/format_fixtures.h"
 
 using namespace hyperion;
@@ -197,7 +198,7 @@ TEST_CASE("tensors that reach outside their storage are refused") {
   CHECK_THAT(open_refusal(strided_archive({13}, {0}, 0, 12)), Catch::Contains("it was expanded"));
 }
 
-TEST_CASE("F-C2 no flipped bit of a tensor archive goes unnoticed") {
+TEST_CASE("no flipped bit of a tensor archive goes unnoticed") {
   const std::string elements = counting(6), archive = tensor_archive(Dtype::kInt32, {3, 2}, elements);
   const std::vector<int32_t> values = box(archive, {0, 0}, {3, 2});
   size_t refused = 0;
@@ -213,7 +214,7 @@ TEST_CASE("F-C2 no flipped bit of a tensor archive goes unnoticed") {
   CHECK(refused > archive.size() * 4);
 }
 
-TEST_CASE("F-C1 every prefix of an entry is refused") {
+TEST_CASE("every prefix of an entry is refused") {
   const std::string tensor = tensor_archive(Dtype::kInt32, {3, 2}, counting(6)),
                     object = object_archive("value");
   for (size_t length = 0; length < tensor.size(); ++length)
@@ -256,8 +257,9 @@ TEST_CASE("archives of other kinds are refused with the reason") {
   CHECK_THAT(refusal([&] { read_object(nothing.take_text()); }), Catch::Contains("no data.pkl"));
 }
 
-TEST_CASE("F-C6 a malicious pickle in an entry is refused by name and nothing runs") {
-  const auto canary = std::filesystem::temp_directory_path() / "hyperion-canary-archive";
+TEST_CASE("a malicious pickle in an entry is refused by name and nothing runs") {
+  const test::TemporaryFolder folder;
+  const auto canary = folder.path() / "canary";
   for (const MaliciousPickle& pickle : malicious_pickles(canary)) {
     const std::string archive = archive_of(pickle.bytes);
     CHECK_THAT(refusal([&] { read_object(archive); }), Catch::Contains("it names " + pickle.name + ","));

@@ -5,9 +5,9 @@
 #include <catch2/catch.hpp>
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
-#include <unistd.h>
 
-#include "dcp_folder.h"
+#include "tests/support/dcp_folder.h"
+#include "tests/support/temporary_folder.h"
 
 using namespace hyperion;
 namespace fs = std::filesystem;
@@ -105,13 +105,11 @@ TEST_CASE("every DCP golden of PyTorch reads with every hash and object right") 
 }
 
 TEST_CASE("what is written from a golden with other shards reads as the golden") {
-  const fs::path folder = fs::temp_directory_path() / fmt::format("hyperion-reencode-{}", ::getpid());
   for (const char* name : {"fsdp4", "misc"}) {
     for (const int shards : {1, 3}) {
-      fs::remove_all(folder);
-      test::write_dcp_folder(folder, test::read_dcp_folder(kGoldens / name), shards);
-      check_golden(test::read_dcp_folder(folder), name);
+      const test::TemporaryFolder folder;
+      test::write_dcp_folder(folder.path(), test::read_dcp_folder(kGoldens / name), shards);
+      check_golden(test::read_dcp_folder(folder.path()), name);
     }
   }
-  fs::remove_all(folder);
 }

@@ -3,6 +3,7 @@
 
 #include "checkpoint/format/pickle/pickle_object.h"
 #include "checkpoint/format/pickle/pickle_reader.h"
+#include "tests/support/temporary_folder.h"
 #include "tests/unit/checkpoint/format/format_fixtures.h"
 
 using namespace hyperion;
@@ -75,7 +76,7 @@ TEST_CASE("the memo holds references so that containers filled later are seen") 
   CHECK(load("\x80\x02]r\0\0\0\0j\0\0\0\0K\x07\x61\x30."s) == Object::list({7}));
 }
 
-TEST_CASE("F-C5 nesting and cycles and unfolding are bounded") {
+TEST_CASE("nesting and cycles and unfolding are bounded") {
   CHECK_THAT(load_refusal("\x80\x02" + std::string(100000, '(') + "."), Catch::Contains("deeper than 64"));
   CHECK_THAT(load_refusal("\x80\x02" + std::string(100, ']') + std::string(99, 'a') + "."),
              Catch::Contains("deeper than 64"));
@@ -85,7 +86,7 @@ TEST_CASE("F-C5 nesting and cycles and unfolding are bounded") {
   CHECK_THAT(load_refusal(bomb + "h\x28."), Catch::Contains("unfolds to far more"));
 }
 
-TEST_CASE("F-C5 counts beyond the file are refused at once") {
+TEST_CASE("counts beyond the file are refused at once") {
   for (const std::string& claim :
        {"X\xff\xff\xff\x3f"s, "\x8d\xff\xff\xff\xff\xff\xff\xff\xff"s, "B\xff\xff\xff\xff"s,
         "\x95\xff\xff\xff\xff\xff\xff\xff\x7f"s, "\x8b\xff\xff\xff\x7f"s})
@@ -111,14 +112,15 @@ TEST_CASE("pickles that are no pickles are refused with file and position and in
   CHECK(load(dump(Bytes{long_text})) == Object(Bytes{long_text}));
 }
 
-TEST_CASE("F-C6 a pickle that names a function is refused by name and nothing runs") {
-  const auto canary = std::filesystem::temp_directory_path() / "hyperion-canary-pickle";
+TEST_CASE("a pickle that names a function is refused by name and nothing runs") {
+  const test::TemporaryFolder folder;
+  const auto canary = folder.path() / "canary";
   for (const MaliciousPickle& pickle : malicious_pickles(canary))
     CHECK_THAT(load_refusal(pickle.bytes), Catch::Contains("it names " + pickle.name + ","));
   CHECK(!std::filesystem::exists(canary));
 }
 
-TEST_CASE("F-C6 getattr is the member of an enum that checkpoints hold and nothing else") {
+TEST_CASE("getattr is the member of an enum that checkpoints hold and nothing else") {
   using namespace std::string_literals;
   const std::string getattr =
                         "\x80\x02"
@@ -136,8 +138,9 @@ TEST_CASE("F-C6 getattr is the member of an enum that checkpoints hold and nothi
       CHECK_THAT(load_refusal(getattr + arguments + call), Catch::Contains("it calls builtins.getattr"));
 }
 
-TEST_CASE("F-C6 a pickle inside the bytes of a plain value stays bytes") {
-  const auto canary = std::filesystem::temp_directory_path() / "hyperion-canary-bytes";
+TEST_CASE("a pickle inside the bytes of a plain value stays bytes") {
+  const test::TemporaryFolder folder;
+  const auto canary = folder.path() / "canary";
   const std::string inner = malicious_pickles(canary).front().bytes;
   CHECK(load(dump(Bytes{inner})) == Object(Bytes{inner}));
   CHECK(!std::filesystem::exists(canary));

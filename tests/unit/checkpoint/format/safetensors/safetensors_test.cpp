@@ -10,20 +10,12 @@
 
 #include "base/files.h"
 #include "checkpoint/format/safetensors/safetensors_writer.h"
+#include "tests/support/temporary_folder.h"
 
 using namespace hyperion;
 namespace fs = std::filesystem;
 
 namespace {
-
-struct TemporaryFolder {
-  fs::path path = fs::temp_directory_path() / fmt::format("hyperion_safetensors_{}", ::getpid());
-  TemporaryFolder() {
-    fs::remove_all(path);
-    fs::create_directories(path);
-  }
-  ~TemporaryFolder() { fs::remove_all(path); }
-};
 
 // A file of this header and `data` bytes; `length` replaces the header's true length.
 std::string file_of(const std::string& header, size_t data, std::optional<uint64_t> length = {}) {
@@ -192,12 +184,12 @@ TEST_CASE("hostile safetensors headers are refused one rule at a time") {
 
 TEST_CASE("the safetensors index is checked against the files") {
   using Catch::Contains;
-  TemporaryFolder folder;
-  put(folder.path / "one.safetensors", file_of("{" + tensor("a", "[2]", 0, 8) + "}", 8));
-  put(folder.path / "two.safetensors", file_of("{" + tensor("b", "[1]", 0, 4) + "}", 4));
+  const test::TemporaryFolder folder;
+  put(folder.path() / "one.safetensors", file_of("{" + tensor("a", "[2]", 0, 8) + "}", 8));
+  put(folder.path() / "two.safetensors", file_of("{" + tensor("b", "[1]", 0, 4) + "}", 4));
   const auto with_index = [&](const std::string& text) {
-    put(folder.path / kSafetensorsIndex, text);
-    return read_safetensors(folder.path);
+    put(folder.path() / kSafetensorsIndex, text);
+    return read_safetensors(folder.path());
   };
   CHECK(with_index(index_json({{"a", "one.safetensors"}, {"b", "two.safetensors"}})).tensors.size() == 2);
   CHECK(with_index(index_json({{"a", "one.safetensors"}})).tensors.size() ==
@@ -219,26 +211,26 @@ TEST_CASE("the safetensors index is checked against the files") {
   CHECK_THROWS_WITH(with_index(R"({"weight_map": {"a": 7}})"), Contains("name of a file"));
   CHECK_THROWS_WITH(with_index("{}"), Contains("no table weight_map"));
   CHECK_THROWS_WITH(with_index("[]"), Contains("no table weight_map"));
-  put(folder.path / "three.safetensors", file_of("{" + tensor("a", "[2]", 0, 8) + "}", 8));
+  put(folder.path() / "three.safetensors", file_of("{" + tensor("a", "[2]", 0, 8) + "}", 8));
   CHECK_THROWS_WITH(with_index(index_json({{"a", "one.safetensors"}, {"b", "three.safetensors"}})),
                     Contains("puts into one.safetensors"));
-  fs::remove(folder.path / kSafetensorsIndex);
-  CHECK_THROWS_WITH(read_safetensors(folder.path), Contains("and so does one.safetensors"));
-  CHECK(read_safetensors(folder.path / "two.safetensors").tensors.at("b").chunks[0].where.file ==
+  fs::remove(folder.path() / kSafetensorsIndex);
+  CHECK_THROWS_WITH(read_safetensors(folder.path()), Contains("and so does one.safetensors"));
+  CHECK(read_safetensors(folder.path() / "two.safetensors").tensors.at("b").chunks[0].where.file ==
         "two.safetensors");
-  put(folder.path / kSafetensorsFile, file_of("{" + tensor("z", "[]", 0, 4) + "}", 4));
-  CHECK(read_safetensors(folder.path).tensors.contains("z"));
-  CHECK_THROWS_WITH(read_safetensors(folder.path / "none"), Contains("cannot open"));
-  fs::create_directory(folder.path / "empty");
-  CHECK_THROWS_WITH(read_safetensors(folder.path / "empty"), Contains("neither"));
+  put(folder.path() / kSafetensorsFile, file_of("{" + tensor("z", "[]", 0, 4) + "}", 4));
+  CHECK(read_safetensors(folder.path()).tensors.contains("z"));
+  CHECK_THROWS_WITH(read_safetensors(folder.path() / "none"), Contains("cannot open"));
+  fs::create_directory(folder.path() / "empty");
+  CHECK_THROWS_WITH(read_safetensors(folder.path() / "empty"), Contains("neither"));
 }
 
 TEST_CASE("shards of torch that do not fit together are refused") {
   using Catch::Contains;
-  TemporaryFolder folder;
+  const test::TemporaryFolder folder;
   const auto shard = [&](const char* file, const std::string& offsets, const std::string& shape, size_t bytes,
                          const char* dtype = "F32") {
-    put(folder.path / file,
+    put(folder.path() / file,
         file_of(
             fmt::format(R"({{"__metadata__":{{"DCP_SHARDING_INFO":"{{\"a\":{{\"saved_offsets\":{}}}}}"}},)"
                         R"("a":{{"dtype":"{}","shape":{},"data_offsets":[0,{}]}}}})",
@@ -248,23 +240,23 @@ TEST_CASE("shards of torch that do not fit together are refused") {
   shard("1.safetensors", "[0,0]", "[1,2]", 8);
   shard("2.safetensors", "[1,0]", "[2,2]", 16);
   shard("3.safetensors", "[3,0]", "[0,2]", 0);
-  const CheckpointIndex index = read_safetensors(folder.path);
+  const CheckpointIndex index = read_safetensors(folder.path());
   CHECK(index.tensors.at("a").shape == Dims{3, 2});
   CHECK(index.tensors.at("a").chunks.size() == 3);
   shard("2.safetensors", "[2,0]", "[2,2]", 16);
-  CHECK_THROWS_WITH(read_safetensors(folder.path), Contains("part of the tensor is missing"));
+  CHECK_THROWS_WITH(read_safetensors(folder.path()), Contains("part of the tensor is missing"));
   shard("2.safetensors", "[0,0]", "[2,2]", 16);
-  CHECK_THROWS_WITH(read_safetensors(folder.path), Contains("overlap"));
+  CHECK_THROWS_WITH(read_safetensors(folder.path()), Contains("overlap"));
   shard("2.safetensors", "[1,0]", "[2,2]", 8, "F16");
-  CHECK_THROWS_WITH(read_safetensors(folder.path), Contains("differ in dtype"));
+  CHECK_THROWS_WITH(read_safetensors(folder.path()), Contains("differ in dtype"));
   shard("2.safetensors", "[1]", "[2,2]", 16);
-  CHECK_THROWS_WITH(read_safetensors(folder.path), Contains("no offsets of 2 dimensions"));
+  CHECK_THROWS_WITH(read_safetensors(folder.path()), Contains("no offsets of 2 dimensions"));
   shard("2.safetensors", "[9223372036854775807,0]", "[2,2]", 16);
-  CHECK_THROWS_WITH(read_safetensors(folder.path), Contains("beyond 2^63"));
+  CHECK_THROWS_WITH(read_safetensors(folder.path()), Contains("beyond 2^63"));
   shard("2.safetensors", "[4611686018427387904,0]", "[2,2]", 16);
-  CHECK_THROWS_WITH(read_safetensors(folder.path), Contains("no possible tensor"));
-  put(folder.path / "2.safetensors", file_of(R"({"__metadata__":{"DCP_SHARDING_INFO":"["}})", 0));
-  CHECK_THROWS_WITH(read_safetensors(folder.path), Contains("DCP_SHARDING_INFO: is not valid JSON"));
+  CHECK_THROWS_WITH(read_safetensors(folder.path()), Contains("no possible tensor"));
+  put(folder.path() / "2.safetensors", file_of(R"({"__metadata__":{"DCP_SHARDING_INFO":"["}})", 0));
+  CHECK_THROWS_WITH(read_safetensors(folder.path()), Contains("DCP_SHARDING_INFO: is not valid JSON"));
 }
 
 TEST_CASE("a plan of safetensors files splits by size and aligns data") {
@@ -296,13 +288,13 @@ TEST_CASE("a plan of safetensors files splits by size and aligns data") {
 }
 
 TEST_CASE("what the safetensors writer writes is read back") {
-  TemporaryFolder folder;
+  const test::TemporaryFolder folder;
   const std::vector<SafetensorsTensor> tensors = {{"odd", Dtype::kBFloat16, {3, 5}},
                                                   {"e", Dtype::kFloat32, {0, 4}},
                                                   {"quote\"\n", Dtype::kUInt8, {7}},
                                                   {"w", Dtype::kFloat64, {2, 2}}};
   for (const uint64_t limit : {kSafetensorsFileBytes, uint64_t{32}}) {
-    const fs::path out = folder.path / std::to_string(limit);
+    const fs::path out = folder.path() / std::to_string(limit);
     {
       SafetensorsWriter writer(out, plan_safetensors(tensors, limit));
       for (size_t i = tensors.size(); i-- > 0;) {  // any order, in two pieces
@@ -332,13 +324,13 @@ TEST_CASE("what the safetensors writer writes is read back") {
 }
 
 TEST_CASE("an unfinished safetensors writer leaves nothing") {
-  TemporaryFolder folder;
+  const test::TemporaryFolder folder;
   {
-    SafetensorsWriter writer(folder.path, plan_safetensors({{"a", Dtype::kInt8, {4}}}));
+    SafetensorsWriter writer(folder.path(), plan_safetensors({{"a", Dtype::kInt8, {4}}}));
     const std::string bytes = "1234";
     writer.write(0, 0, std::as_bytes(std::span(bytes)).first(3));
     CHECK_THROWS_AS(writer.finish(), Error);
     CHECK_THROWS_AS(writer.write(0, 2, std::as_bytes(std::span(bytes)).first(3)), Error);
   }
-  CHECK(fs::is_empty(folder.path));
+  CHECK(fs::is_empty(folder.path()));
 }

@@ -64,7 +64,7 @@ TEST_CASE("an elsewhere record begins aligned and its length is what was promise
   }
 }
 
-TEST_CASE("F-C1 every prefix of a zip archive is refused") {
+TEST_CASE("every prefix of a zip archive is refused") {
   const std::string archive = two_records();
   for (size_t length = 0; length < archive.size(); ++length) {
     INFO(length);
@@ -72,10 +72,10 @@ TEST_CASE("F-C1 every prefix of a zip archive is refused") {
   }
   CHECK_THAT(open_refusal(archive.substr(0, archive.size() - 1)),
              Catch::Contains("a.distcp") && Catch::Contains("complete"));
-  CHECK_THAT(open_refusal(std::string(archive.size(), '\0')), Catch::Contains("complete"));  // F-C3
+  CHECK_THAT(open_refusal(std::string(archive.size(), '\0')), Catch::Contains("complete"));
 }
 
-TEST_CASE("F-C2 no flipped bit of a zip archive changes what is read unnoticed") {
+TEST_CASE("no flipped bit of a zip archive changes what is read unnoticed") {
   const std::string archive = two_records(), content = open_all(archive);
   size_t refused = 0;
   for (size_t bit = 0; bit < archive.size() * 8; ++bit) {

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/files.h"
+#include "tests/support/temporary_folder.h"
 
 inline const std::string kSmallTokenizer = HYPERION_SOURCE_DIR "/tests/assets/tokenizer";
 inline const std::string kSomeText =
@@ -15,22 +16,16 @@ inline const std::string kSomeText =
 
 class TokenizerFolder {
  public:
-  TokenizerFolder()
-      : path_(std::filesystem::temp_directory_path() /
-              ("hyperion_tokenizer_test_" + std::to_string(::getpid()))) {
-    std::filesystem::remove_all(path_);
-    std::filesystem::copy(kSmallTokenizer, path_);
+  TokenizerFolder() {
+    std::filesystem::copy(kSmallTokenizer, folder_.path(), std::filesystem::copy_options::recursive);
   }
-  TokenizerFolder(const TokenizerFolder&) = delete;
-  TokenizerFolder& operator=(const TokenizerFolder&) = delete;
-  ~TokenizerFolder() { std::filesystem::remove_all(path_); }
 
-  const std::filesystem::path& path() const { return path_; }
-  std::string text() const { return hyperion::read_file(path_ / "tokenizer.json"); }
+  const std::filesystem::path& path() const { return folder_.path(); }
+  std::string text() const { return hyperion::read_file(path() / "tokenizer.json"); }
   nlohmann::json content() const { return nlohmann::json::parse(text()); }
-  void write(const std::string& text) const { hyperion::write_file_atomic(path_ / "tokenizer.json", text); }
+  void write(const std::string& text) const { hyperion::write_file_atomic(path() / "tokenizer.json", text); }
   void write(const nlohmann::json& content) const { write(content.dump()); }
 
  private:
-  std::filesystem::path path_;
+  hyperion::test::TemporaryFolder folder_;
 };

@@ -1,0 +1,100 @@
+"""The real program on simulated GPUs (docs/simulated_gpu.md): it trains as on a CPU, no matter how late each stream is, and asks a
+steady step for nothing that costs.
+
+    python3 tests/faults/simulated_gpu_test.py build/hyperion
+
+Standard library only.
+"""
+
+import collections
+import subprocess
+
+from jobs import BINARY, JobTest, main
+
+SCHEDULES = ("eager", "late", "1")
+FP8 = "--model.converters=float8"
+ASYNC = "--checkpoint.async_mode=async"
+HSDP = ("--parallelism.data_parallel_replicate_degree=2", "--parallelism.data_parallel_shard_degree=2")
+JOBS = {  # what: (ranks, options)
+    "one GPU": (1, [ASYNC]),
+    "pinned, averaged": (1, ["--checkpoint.async_mode=async_with_pinned_mem", "--ema.enable"]),
+    "averaged on the host": (1, ["--ema.enable", "--ema.device=cpu"]),
+    "replicated": (2, ["--parallelism.data_parallel_replicate_degree=2", "--parallelism.data_parallel_shard_degree=1"]),
+    "recomputed, offloaded": (2, ["--activation_checkpoint.mode=full", "--training.enable_cpu_offload", ASYNC]),
+    "document masks": (1, ["--training.document_mask", "--activation_checkpoint.mode=none"]),
+    "accumulated, never resharded": (2, ["--training.global_batch_size=8", "--parallelism.fsdp_reshard_after_forward=never"]),
+    "HSDP": (4, [*HSDP, "--training.global_batch_size=16", ASYNC]),
+    "FP8 by rows": (2, [FP8, "--quantize.linear.float8.recipe_name=rowwise"]),
+    "FP8 gathered": (2, [FP8, "--quantize.linear.float8.enable_fsdp_float8_all_gather", "--training.global_batch_size=8",
+                         "--quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp"]),
+}
+
+
+class SimulatedGpu(JobTest):
+    def gpu(self, schedule="1", **more):
+        return {"HYPERION_DEVICE": "cuda", "LD_PRELOAD": BINARY.parent / "libsimulated_gpu.so",
+                "HYPERION_SIMULATED_SCHEDULE": schedule, **more}
+
+    def train(self, name, ranks, options, env):
+        """Losses of the steps, and the digest of the checkpoint at the end."""
+        folder = self.folder / name
+        folder.mkdir()
+        self.prepare(folder)
+        job = self.start("--checkpoint.enable", "--checkpoint.interval=2", *options, folder=folder, ranks=ranks, env=env)
+        codes = job.codes(120)
+        self.assertEqual(codes, [0] * ranks, job.text())
+        self.assertNotIn("Warning", job.text())
+        digest = subprocess.run([BINARY, "ckpt", "digest", folder / "out/checkpoint/step-5"], capture_output=True, text=True)
+        self.assertEqual(digest.returncode, 0, digest.stderr)
+        losses = [line["loss_metrics/global_avg_loss"] for line in self.metrics(folder) if "loss_metrics/global_avg_loss" in line]
+        self.assertEqual(len(losses), 5)
+        return losses, digest.stdout.splitlines()[-1]
+
+    def test_trains_as_on_a_cpu_and_to_the_same_bits_however_late_streams_are(self):
+        for what, (ranks, options) in JOBS.items():
+            emulated = ["--quantize.linear.float8.emulate"] if FP8 in options else []
+            losses, _ = self.train(f"{what}, CPU", ranks, options + emulated, {})
+            found = {}
+            for schedule in SCHEDULES:
+                with self.subTest(what, schedule=schedule):
+                    on_gpu, found[schedule] = self.train(f"{what}, {schedule}", ranks, options, self.gpu(schedule))
+                    for here, there in zip(on_gpu, losses):
+                        self.assertAlmostEqual(here, there, delta=2e-3)
+            self.assertEqual(len(set(found.values())), 1, found)
+
+    def test_a_loss_that_is_no_number_is_seen_however_late_it_comes(self):
+        for ranks in (1, 2):
+            for schedule in ("eager", "late"):
+                with self.subTest(ranks=ranks, schedule=schedule):
+                    self.run_job("--optimizer.lr=1e38", "--metrics.log_freq=100", code=93, ranks=ranks, env=self.gpu(schedule),
+                                 says=["step 2", "not finite", "data.jsonl:"])
+
+    def steady_step(self, *options, ranks=1):
+        """What 1 step asks of the runtime when all is warm: line of the trace -> times."""
+        counts = []
+        for steps in (6, 10):
+            trace = self.folder / f"trace-{steps}"
+            self.run_job(f"--training.steps={steps}", "--metrics.log_freq=100", *options, code=0, ranks=ranks,
+                         env=self.gpu("eager", HYPERION_SIMULATED_TRACE=trace))
+            counts.append(collections.Counter(trace.read_text().splitlines()))
+            self.assertGreater(counts[-1]["malloc\tpages"], 0, "expandable segments are not on")
+            trace.unlink()
+        few, many = counts
+        return {line: (many[line] - few[line]) / 4 / ranks for line in many if many[line] != few[line]}
+
+    def test_a_steady_step_allocates_nothing_and_waits_once_for_the_step_before(self):
+        for options, ranks in (([], 1), ([], 2), ([FP8], 1), ([FP8, "--quantize.linear.float8.enable_fsdp_float8_all_gather"], 2)):
+            with self.subTest(options=options, ranks=ranks):
+                step = self.steady_step(*options, ranks=ranks)
+                kinds = collections.Counter()
+                for line, times in step.items():
+                    kinds[line.split("\t")[0]] += times
+                self.assertGreater(kinds["kernel"], 100)
+                for kind in ("malloc", "free", "host alloc"):
+                    self.assertEqual(kinds[kind], 0, step)
+                waits = {line: times for line, times in step.items() if line.startswith(("synchronize", "copy\tto pageable"))}
+                self.assertEqual(waits, {"synchronize\tevent": 1.0})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+#include "tests/support/ranks.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <stdexcept>
+#include <thread>
+
+#include <arpa/inet.h>
+#include <fmt/format.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <ATen/Parallel.h>
+#include <c10/util/Exception.h>
+
+#include "base/error.h"
+
+namespace hyperion {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct Child {
+  pid_t pid = -1;
+  int result_fd = -1;  // memory files: unlike pipes they never fill up and need no reader
+  int output_fd = -1;
+  bool running = true;
+  int status = 0;
+  Clock::time_point ended;
+};
+
+int listening_socket(int& port) {
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof address;
+  if (fd < 0 || bind(fd, reinterpret_cast<sockaddr*>(&address), length) != 0 || listen(fd, 64) != 0 ||
+      getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0) {
+    throw std::runtime_error(fmt::format("no listening socket on 127.0.0.1: {}", std::strerror(errno)));
+  }
+  port = ntohs(address.sin_port);
+  return fd;
+}
+
+std::string read_all(int fd) {
+  std::string content(static_cast<size_t>(lseek(fd, 0, SEEK_END)), '\0');
+  if (pread(fd, content.data(), content.size(), 0) != static_cast<ssize_t>(content.size())) content.clear();
+  close(fd);
+  return content;
+}
+
+void write_all(int fd, const void* data, size_t size) {
+  if (write(fd, data, size) != static_cast<ssize_t>(size)) _exit(70);
+}
+
+void export_environment(const Environment& environment) {
+  const auto set = [](const char* name, const std::string& value) { setenv(name, value.c_str(), 1); };
+  set("RANK", std::to_string(environment.rank));
+  set("LOCAL_RANK", std::to_string(environment.local_rank));
+  set("WORLD_SIZE", std::to_string(environment.world_size));
+  set("LOCAL_WORLD_SIZE", std::to_string(environment.local_world_size));
+  set("GROUP_RANK", "0");
+  set("MASTER_ADDR", environment.master_addr);
+  set("MASTER_PORT", std::to_string(environment.master_port));
+}
+
+using Function = std::function<std::string(const Environment&)>;
+
+// The life of a rank. The result file gets its bytes, or the error's text when the exit code is not 0.
+[[noreturn]] void run_child(const Child& child, const Environment& environment, const Function& function,
+                            pid_t parent) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != parent) _exit(1);  // it was killed before
+  for (int signal_number : {SIGINT, SIGTERM, SIGSEGV, SIGABRT, SIGFPE}) signal(signal_number, SIG_DFL);
+  dup2(child.output_fd, STDOUT_FILENO);
+  dup2(child.output_fd, STDERR_FILENO);
+  setvbuf(stdout, nullptr, _IOLBF, 0);
+  export_environment(environment);
+  int code = 0;
+  try {
+    at::set_num_threads(1);
+    const std::string result = function(environment);
+    write_all(child.result_fd, result.data(), result.size());
+  } catch (const Error& error) {
+    code = static_cast<int>(error.code());
+    write_all(child.result_fd, error.what(), std::strlen(error.what()));
+  } catch (const c10::Error& error) {
+    code = 1;
+    const char* text = error.what_without_backtrace();
+    write_all(child.result_fd, text, std::strlen(text));
+  } catch (const std::exception& error) {
+    code = 1;
+    write_all(child.result_fd, error.what(), std::strlen(error.what()));
+  }
+  std::fflush(nullptr);
+  _exit(code);  // no destructors: the parent's state (Catch's, libtorch's) is not the child's to tear down
+}
+
+std::string last_lines(const std::string& text, size_t limit = 2000) {
+  return text.size() <= limit ? text : "..." + text.substr(text.size() - limit);
+}
+
+// Waits for all; after the first failure the others get `grace` more.
+void wait_for_all(std::vector<Child>& children, Clock::time_point deadline, Clock::duration grace) {
+  size_t left = children.size();
+  while (left > 0) {
+    for (Child& child : children) {
+      if (!child.running || waitpid(child.pid, &child.status, WNOHANG) != child.pid) continue;
+      child.running = false;
+      child.ended = Clock::now();
+      --left;
+      if (child.status != 0) deadline = std::min(deadline, child.ended + grace);
+    }
+    if (left > 0 && Clock::now() > deadline) {
+      for (Child& child : children) {
+        if (child.running) kill(child.pid, SIGKILL);
+      }
+      deadline = Clock::time_point::max();
+    }
+    if (left > 0) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+}
+
+struct Ended {
+  std::vector<RankOutcome> outcomes;
+  std::vector<std::string> results;  // of the ranks that succeeded
+  int first_failure = -1;
+};
+
+Ended run(int ranks, const Function& function, std::chrono::seconds timeout, std::chrono::seconds grace) {
+  Environment environment;
+  environment.world_size = environment.local_world_size = ranks;
+  environment.master_listen_fd = listening_socket(environment.master_port);
+  std::vector<Child> children(ranks);
+  const auto deadline = Clock::now() + timeout;
+  std::fflush(nullptr);
+  const pid_t parent = getpid();
+  for (int rank = 0; rank < ranks; ++rank) {
+    Child& child = children[rank];
+    child.result_fd = memfd_create("result", MFD_CLOEXEC);
+    child.output_fd = memfd_create("output", MFD_CLOEXEC);
+    environment.rank = environment.local_rank = rank;
+    child.pid = fork();
+    if (child.pid == 0) {
+      Environment own = environment;
+      if (rank != 0) {
+        close(own.master_listen_fd);
+        own.master_listen_fd = -1;
+      }
+      run_child(child, own, function, parent);
+    }
+  }
+  close(environment.master_listen_fd);
+  wait_for_all(children, deadline, grace);
+
+  Ended ended{std::vector<RankOutcome>(ranks), std::vector<std::string>(ranks)};
+  for (int rank = 0; rank < ranks; ++rank) {
+    const Child& child = children[rank];
+    RankOutcome& outcome = ended.outcomes[rank];
+    std::string& result = ended.results[rank] = read_all(child.result_fd);
+    outcome.output = last_lines(read_all(child.output_fd));
+    if (WIFSIGNALED(child.status)) {
+      outcome.exit_code = 128 + WTERMSIG(child.status);
+      outcome.error =
+          child.ended >= deadline ? "timed out" : fmt::format("signal {}", WTERMSIG(child.status));
+    } else if ((outcome.exit_code = WEXITSTATUS(child.status)) != 0) {
+      outcome.error = std::move(result);
+    }
+    int& first = ended.first_failure;
+    if (child.status != 0 && (first < 0 || child.ended < children[first].ended)) first = rank;
+  }
+  return ended;
+}
+
+}  // namespace
+
+std::vector<std::string> run_ranks_bytes(int ranks, const Function& function, std::chrono::seconds timeout) {
+  Ended ended = run(ranks, function, timeout, std::chrono::seconds(5));
+  if (const int failed = ended.first_failure; failed >= 0) {
+    const RankOutcome& outcome = ended.outcomes[failed];
+    throw std::runtime_error(fmt::format("rank {} of {} failed first, exit code {}: {}\nits last output:\n{}",
+                                         failed, ranks, outcome.exit_code, outcome.error, outcome.output));
+  }
+  return ended.results;
+}
+
+std::vector<RankOutcome> run_ranks_outcome(int ranks, const std::function<void(const Environment&)>& function,
+                                           std::chrono::seconds timeout) {
+  const auto without_result = [&](const Environment& environment) {
+    function(environment);
+    return std::string();
+  };
+  return run(ranks, without_result, timeout, timeout).outcomes;
+}
+
+}  // namespace hyperion

@@ -1,0 +1,89 @@
+// A small training job for tests: the real FSDP model and optimizer, with dimensions that divide by nothing.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <ostream>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "models/flavors/registry.h"
+#include "parallel/ledger.h"
+#include "parallel/process_group.h"
+#include "trainer/fsdp_model.h"
+#include "trainer/optim/adam.h"
+#include "trainer/setup/float8_setup.h"
+
+namespace hyperion {
+
+struct TinyJob {
+  const char* model = "llama3";
+  MeshConfig mesh{};
+  at::ScalarType compute = at::kFloat;
+  bool reshard_after_forward = true;
+  ActivationCheckpoint checkpoint = ActivationCheckpoint::kNone;
+  int64_t accumulation = 1;
+  at::Device device = at::kCPU;
+  bool offload = false;       // master weights, gradients and optimizer state on the host
+  bool fake = false;          // no other ranks: a dry run of this one
+  bool shared_memory = true;  // on a CPU; false: Gloo over sockets
+  // FP8 linears: a recipe's name. The model's extents then are multiples of 16, the vocabulary apart.
+  std::string float8{};
+  bool float8_gather = false, float8_precompute = true, float8_emulate = true;
+};
+
+struct TinyStep {
+  double loss, grad_norm;
+  bool operator==(const TinyStep&) const = default;
+  friend std::ostream& operator<<(std::ostream& out, const TinyStep& step) {
+    return out << step.loss << " (norm " << step.grad_norm << ")";
+  }
+};
+
+class TinyTraining {
+ public:
+  static constexpr int64_t kGlobalBatch = 12, kSeqLen = 8, kVocab = 17;
+
+  TinyTraining(const TinyJob& job, const Environment& environment);
+  // One step on global batch number `step`: the same sequences on every mesh.
+  TinyStep step(int64_t step);
+
+  ProcessGroups& groups() { return *groups_; }
+  FsdpModel& fsdp_model() { return *fsdp_model_; }
+  const Transformer& model() const { return model_; }
+  const Adam& optimizer() const { return *optimizer_; }
+  const Float8Setup& float8() const { return float8_; }
+  // FP8 products of one microbatch, by the plan.
+  int64_t float8_planned() { return float8_products(model_, float8_, options_); }
+  // What this rank has sent so far.
+  CommLedger& ledger() { return ledger_; }
+  // The dtypes of the groups' collectives so far: "fsdp/0 all_gather" -> Byte.
+  const std::map<std::string, std::set<at::ScalarType>>& sent_dtypes() const { return sent_dtypes_; }
+  // Of the unit's weights: 0 while they are sharded.
+  static int64_t gathered_bytes(const ShardGroup& unit);
+
+ private:
+  Microbatch microbatch(int64_t step, int64_t index) const;
+
+  TinyJob job_;
+  Mesh mesh_;
+  int rank_;
+  Transformer model_;
+  Float8Setup float8_;
+  FsdpModelOptions options_;
+  CommLedger ledger_;
+  std::map<std::string, std::set<at::ScalarType>> sent_dtypes_;
+  std::unique_ptr<ProcessGroups> groups_;
+  std::unique_ptr<FsdpContext> fsdp_;
+  std::unique_ptr<FsdpModel> fsdp_model_;
+  std::vector<at::Tensor> grads_;
+  std::unique_ptr<Adam> optimizer_;
+};
+
+std::vector<TinyStep> train_tiny(const TinyJob& job, const Environment& environment, int64_t steps);
+
+// The largest relative difference of two runs of equally many steps, losses and norms alike.
+double largest_difference(const std::vector<TinyStep>& a, const std::vector<TinyStep>& b);
+
+}  // namespace hyperion

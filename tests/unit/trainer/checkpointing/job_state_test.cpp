@@ -1,0 +1,229 @@
+// Each part of a job's state through its description: what one object says of itself, another one takes back.
+#include "trainer/checkpointing/job_state.h"
+
+#include <cmath>
+#include <cstring>
+#include <map>
+
+#include <catch2/catch.hpp>
+
+#include <torch/torch.h>
+
+#include "base/error.h"
+#include "tests/support/documents.h"
+#include "tests/support/error_of.h"
+#include "tests/support/temporary_folder.h"
+
+using namespace hyperion;
+using at::Tensor;
+using Catch::Contains;
+
+namespace {
+
+const StatePlace kAlone = {};
+
+struct Saved {
+  std::map<std::string, std::string> tensors;
+  std::map<std::string, Object> objects;
+
+  StateComponent::Find find() const {
+    return [this](const std::string& key) -> const Object* {
+      const auto found = objects.find(key);
+      return found == objects.end() ? nullptr : &found->second;
+    };
+  }
+};
+
+Saved save(StateComponent& component) {
+  Saved saved;
+  for (const TensorState& tensor : component.tensors()) {
+    CHECK(component_of(tensor.key) == component.name());
+    saved.tensors[tensor.key] = {static_cast<const char*>(tensor.data), tensor.local_bytes()};
+  }
+  for (const ObjectState& object : component.objects()) {
+    CHECK(component_of(object.key) == component.name());
+    saved.objects[object.key] = object.value;
+  }
+  for (const std::string& key : component.required_objects()) CHECK(saved.objects.contains(key));
+  return saved;
+}
+
+void load(StateComponent& component, const Saved& saved) {
+  for (const TensorState& tensor : component.tensors()) {
+    const std::string& bytes = saved.tensors.at(tensor.key);
+    REQUIRE(bytes.size() == tensor.local_bytes());
+    std::memcpy(tensor.data, bytes.data(), bytes.size());
+  }
+  component.load(saved.find());
+}
+
+// Two weights, with other numbers for every seed.
+std::vector<ShardedParameterPtr> weights(int seed) {
+  torch::manual_seed(seed);
+  std::vector<ShardedParameterPtr> all;
+  for (const auto& [name, shape] : {std::pair("w.weight", std::vector<int64_t>{7, 5}),
+                                    std::pair("norm.weight", std::vector<int64_t>{5})}) {
+    all.push_back(std::make_shared<ShardedParameter>(make_parameter(name, shape, Init::ones()), 0, 1,
+                                                     ShardingOptions{}));
+    Tensor master = all.back()->master();
+    master.normal_();
+    all.back()->compute_shard().copy_(master);
+    all.back()->bind_grad(torch::randn({master.numel()}));
+  }
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("a rank's place says which shard and which replica it holds") {
+  const StatePlace place = state_place(Mesh({.dp_replicate = 2, .dp_shard = 2}, 4), 3);
+  CHECK(place.rank == 3);
+  CHECK(place.sharded == Placement{2, 1, 2, 1});
+  CHECK(place.replicated == Placement{1, 0, 4, 3});
+}
+
+TEST_CASE("weights come back and the copies in the compute dtype follow them") {
+  const auto here = weights(1), there = weights(2);
+  ModelState from(here, kAlone), to(there, kAlone);
+  const Saved saved = save(from);
+  CHECK(saved.tensors.size() == 2);
+  load(to, saved);
+  for (size_t i = 0; i < here.size(); ++i) {
+    CHECK(there[i]->master().equal(here[i]->master()));
+    REQUIRE(there[i]->has_separate_compute_shard());
+    CHECK(there[i]->compute_shard().equal(here[i]->master().to(at::kBFloat16)));
+  }
+}
+
+TEST_CASE("an optimizer that comes back makes the same next update") {
+  const JobConfig config;
+  const auto here = weights(1), there = weights(2);
+  Adam adam(here, {}), other(there, {});
+  const Tensor go = torch::zeros({});
+  for (int step = 0; step < 3; ++step) adam.step(1e-2, go);
+  other.step(1e-1, go);
+  const auto rates = [] { return std::pair(0.5, 0.25); };
+  OptimizerState from(adam, config.optimizer, here, kAlone, rates),
+      to(other, config.optimizer, there, kAlone, rates);
+  ModelState model_from(here, kAlone), model_to(there, kAlone);
+  const Saved saved = save(from);
+  CHECK(saved.tensors.size() == 2 * 3);
+  CHECK(saved.objects.at("optimizer.param_groups.w.weight.lr") == Object(0.25));
+  CHECK(saved.objects.at("optimizer.param_groups.w.weight.initial_lr") == Object(0.5));
+  load(to, saved);
+  load(model_to, save(model_from));
+  CHECK(other.step_count().item<float>() == 3);
+  for (size_t i = 0; i < here.size(); ++i) {
+    Tensor gradient = there[i]->grad();
+    gradient.copy_(here[i]->grad());
+  }
+  adam.step(1e-2, go);
+  other.step(1e-2, go);
+  for (size_t i = 0; i < here.size(); ++i) CHECK(there[i]->master().equal(here[i]->master()));
+}
+
+TEST_CASE("the learning rate's curve is saved as torch's scheduler counts it, with the trajectory") {
+  SchedulerState state([] { return SchedulerState::Position{12, 0.5, 0.25, Object("a curve")}; });
+  const Saved saved = save(state);
+  CHECK(saved.objects.at("lr_scheduler.last_epoch") == Object(12));
+  CHECK(saved.objects.at("lr_scheduler._step_count") == Object(13));
+  CHECK(saved.objects.at("lr_scheduler.base_lrs") == Object::list({0.5}));
+  CHECK(saved.objects.at("lr_scheduler._last_lr") == Object::list({0.25}));
+  CHECK(saved.objects.at(kTrajectoryKey) == Object("a curve"));
+}
+
+TEST_CASE("a data loader that comes back gives the next batch, and one without a saved position stays") {
+  const test::TemporaryFolder folder;
+  LoaderOptions options;
+  options.dataset_path = folder.write("data.jsonl", test::json_lines(40, "doc"));
+  options.encode = test::encode_bytes;
+  options.seq_len = 16;
+  options.rows = 2;
+  DataLoader here(options), there(options), untouched(options);
+  for (int batch = 0; batch < 5; ++batch) here.next();
+  LoaderComponent from(here), to(there), other(untouched);
+  load(to, save(from));
+  const auto expected = here.next(), found = there.next();
+  CHECK(found->tokens == expected->tokens);
+  CHECK(found->labels == expected->labels);
+  other.load(Saved{}.find());
+  CHECK(untouched.next()->first_sequence == 0);
+}
+
+TEST_CASE("counters come back, also from torchtitan's per-rank count of tokens") {
+  TrainState here{12, 4096, 2.5, 10}, there;
+  TrainStateComponent from(here, 4, Object("toml")), to(there, 4, Object("toml"));
+  const Saved saved = save(from);
+  CHECK(saved.objects.at("train_state.ntokens_seen") == Object(1024));
+  load(to, saved);
+  CHECK(there.step == 12);
+  CHECK(there.tokens_seen == 4096);
+  CHECK(there.last_loss == 2.5);
+  CHECK(there.last_loss_step == 10);
+
+  TrainState theirs;
+  TrainStateComponent of_torchtitan(theirs, 2, Object());
+  load(of_torchtitan,
+       {{}, {{"train_state.step", 3}, {"train_state.ntokens_seen", 100}, {"dataloader.world_size", 8}}});
+  CHECK(theirs.step == 3);
+  CHECK(theirs.tokens_seen == 800);
+  CHECK(std::isnan(theirs.last_loss));
+}
+
+TEST_CASE("counters that cannot be right are refused by name") {
+  const auto refused = [](const Object& step) {
+    TrainState state;
+    TrainStateComponent component(state, 1, Object());
+    const Saved saved{{}, {{"train_state.step", step}}};
+    return error_of(ExitCode::kBadData, [&] { component.load(saved.find()); });
+  };
+  CHECK_THAT(refused(-1), Contains("step -1"));
+  CHECK_THAT(refused("12"), Contains("train_state.step") && Contains("another kind"));
+}
+
+TEST_CASE(
+    "random numbers go on where they were, and on another number of ranks follow from seed, step and rank") {
+  const TrainState state{5};
+  const auto component = [&](int rank, int ranks, uint64_t seed) {
+    return RngState(at::kCPU, rank, ranks, seed, state);
+  };
+  torch::manual_seed(3);
+  RngState from = component(1, 2, 9);
+  const Saved saved = save(from);
+  const Tensor expected = torch::rand({8});
+
+  torch::manual_seed(4);
+  RngState same = component(1, 2, 9);
+  load(same, saved);
+  CHECK(torch::rand({8}).equal(expected));
+
+  const auto drawn = [&](int rank, int ranks, uint64_t seed) {
+    torch::manual_seed(4);
+    RngState other = component(rank, ranks, seed);
+    other.load(saved.find());
+    return torch::rand({8});
+  };
+  const Tensor reseeded = drawn(1, 4, 9);
+  CHECK_FALSE(reseeded.equal(expected));
+  CHECK(drawn(1, 4, 9).equal(reseeded));
+  CHECK_FALSE(drawn(0, 4, 9).equal(reseeded));
+  CHECK_FALSE(drawn(1, 4, 10).equal(reseeded));
+}
+
+TEST_CASE("averages come back under the names of their weights") {
+  const auto here = weights(1), there = weights(2);
+  Ema averages(here, {}), others(there, {});
+  EmaState from(averages, here, kAlone), to(others, there, kAlone);
+  const Saved saved = save(from);
+  CHECK(saved.tensors.contains("ema.w.weight"));
+  load(to, saved);
+  for (size_t i = 0; i < here.size(); ++i) {
+    CHECK(others.tensors()[i].equal(here[i]->master()));
+    CHECK_FALSE(there[i]->master().equal(here[i]->master()));
+  }
+}
+
+TEST_CASE("a type that no part of a job has is a bug") {
+  CHECK(dtype_of(at::kBFloat16) == Dtype::kBFloat16);
+  CHECK_THAT(error_of(ExitCode::kBug, [] { dtype_of(at::kComplexFloat); }), Contains("ComplexFloat"));
+}
