@@ -7,7 +7,7 @@ What scripts/train.slurm calls when srun has ended with CODE. FOLDER holds, for 
   rank_N.json   what the rank wrote when it failed (HYPERION_FAILURE_DIR), and
   rank_N.end    "HOST", and once the rank has ended "HOST CODE SECONDS", from scripts/slurm_rank.sh;
 the folder above it the output of each rank, rank_N.HOST.log. LOG_RANK: the ranks whose output is above the summary.
-The summary goes to stderr; stdout gets one line: the exit code of the job, and the host to keep away from, if there is one.
+The summary goes to stderr; stdout gets one line: the exit code of the job, and the host to avoid, if there is one.
 scripts/launch.py, which sees its ranks end, uses the functions.
 """
 import collections

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/nearest.h"
+#include "base/printable.h"
 #include "base/progress.h"
 #include "checkpoint/state.h"
 #include "checkpoint/tools/content.h"
@@ -91,14 +92,14 @@ uint64_t selected_bytes(const CheckpointIndex& index, const Selection& only) {
 
 }  // namespace
 
-bool is_of_the_run(const std::string& key) {
+bool describes_run(const std::string& key) {
   return component_of(key) == "rng" || key.starts_with("dataloader.dp_rank_") ||
          key == "dataloader.world_size" || key == "train_state.ntokens_seen" || key == "train_state.config";
 }
 
 bool Selection::has(const std::string& key) const {
   return key.starts_with(prefix) && (component.empty() || component_of(key) == component) &&
-         (all || !is_of_the_run(key));
+         (all || !describes_run(key));
 }
 
 std::string canonical_text(const Object& object) {
@@ -131,7 +132,7 @@ Digest digest_of(const OpenCheckpoint& checkpoint, const Selection& only) {
   ContentReader contents(checkpoint);
   Progress progress("digest", selected_bytes(checkpoint.index, only), "B");
   uint64_t done = 0;
-  for (const std::string& key : keys_by_place(checkpoint.index)) {
+  for (const std::string& key : keys_in_file_order(checkpoint.index)) {
     if (!only.has(key)) continue;
     RunningHash hash;
     contents.stream(key, [&](const std::byte* data, uint64_t bytes) {

@@ -60,7 +60,7 @@ ExitCode prune_checkpoints(const PruneOptions& options, std::FILE* out) {
     const int64_t newer = std::count_if(found.begin() + static_cast<ptrdiff_t>(i) + 1, found.end(), counts);
     if (still_there) ++stuck;
     if (goes && !still_there) freed += sizes[i].bytes;
-    table.add({fmt::format("{}", one.step), kind_for_people(one.kind), human_bytes(sizes[i].bytes),
+    table.add({fmt::format("{}", one.step), kind_label(one.kind), human_bytes(sizes[i].bytes),
                human_age(now - time_of(one)),
                still_there       ? "STAYS"
                : !goes           ? "stays"

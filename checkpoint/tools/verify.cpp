@@ -10,6 +10,7 @@
 
 #include "base/counted.h"
 #include "base/error.h"
+#include "base/printable.h"
 #include "base/progress.h"
 #include "checkpoint/format/dcp/archive.h"
 #include "checkpoint/format/dcp/metadata.h"
@@ -211,7 +212,7 @@ class Verifier {
     });
   }
 
-  // Among the damages from number `first` on: what a checksum has told already.
+  // Among the damages from number `first` on: what a checksum has already shown.
   bool is_damaged(const std::string& name, const Entry& entry, size_t first) const {
     return std::any_of(result_.damages.begin() + static_cast<ptrdiff_t>(first), result_.damages.end(),
                        [&](const Damage& damage) {
@@ -239,7 +240,7 @@ class Verifier {
     });
   }
 
-  // Of a file without archives, whose numbers are all there is to look at.
+  // Of a file without archives: only its numbers can be checked.
   void check_numbers(const std::string& name, const Entry& entry, ShardReader& file) {
     guarded(name, entry.begin, entry.end, [&] {
       std::vector<std::byte> piece(std::min(kContentPiece, entry.end - entry.begin));
@@ -312,10 +313,9 @@ std::string verdict(const Verification& one, bool quick) {
   if (one.kind == "safetensors")
     return fmt::format(
         "no damage seen: {}, headers and sizes fit and all numbers are finite; not compared: the bytes of "
-        "the "
-        "numbers (safetensors have no checksums), config.json and the tokenizer's files",
+        "the numbers (safetensors have no checksums), config.json and the tokenizer's files",
         seen);
-  return fmt::format("whole: {}, every byte compared", seen);
+  return fmt::format("intact: {}, every byte compared", seen);
 }
 
 void print_one(const Verification& one, bool quick, std::FILE* out) {
@@ -329,7 +329,7 @@ void print_one(const Verification& one, bool quick, std::FILE* out) {
                : one.kind == "safetensors" ? "no damage seen"
                                            : "right"});
   }
-  fmt::print(out, "{}: {}\n\n", printable(one.folder), kind_for_people(one.kind));
+  fmt::print(out, "{}: {}\n\n", printable(one.folder), kind_label(one.kind));
   if (!table.empty()) fmt::print(out, "{}\n", table.text_for(out));
   print_damages(one, out);
   fmt::print(out, "{}\n", verdict(one, quick));
@@ -338,7 +338,7 @@ void print_one(const Verification& one, bool quick, std::FILE* out) {
 void print_all(const std::vector<Verification>& all, bool quick, std::FILE* out) {
   TextTable table({"checkpoint", "kind", "result"});
   for (const Verification& one : all)
-    table.add({one.folder.filename().string(), kind_for_people(one.kind), verdict(one, quick)});
+    table.add({one.folder.filename().string(), kind_label(one.kind), verdict(one, quick)});
   fmt::print(out, "{}", table.text_for(out));
   for (const Verification& one : all) print_damages(one, out);
 }

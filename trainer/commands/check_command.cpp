@@ -49,26 +49,26 @@ std::string grouped(int64_t number) {
   return python_grouped(static_cast<double>(number), 0);
 }
 
-// While it lives, warnings and errors of the log wait, so that none stands between the rows of the table. At
-// its end they are logged, each text once.
-class HeldWarnings {
+// Defers warnings and errors of the log, so that none appears between the rows of the table. The destructor
+// logs them, each text once.
+class DeferredWarnings {
  public:
-  HeldWarnings() : sinks_(spdlog::default_logger()->sinks()) {
+  DeferredWarnings() : sinks_(spdlog::default_logger()->sinks()) {
     spdlog::default_logger()->sinks() = {std::make_shared<Sink>(*this)};
   }
-  ~HeldWarnings() {
+  ~DeferredWarnings() {
     spdlog::default_logger()->sinks() = std::move(sinks_);
     std::set<std::string> seen;
     for (const auto& [level, text] : held_)
       if (seen.insert(text).second) write_log(level, text);
   }
-  HeldWarnings(const HeldWarnings&) = delete;
-  HeldWarnings& operator=(const HeldWarnings&) = delete;
+  DeferredWarnings(const DeferredWarnings&) = delete;
+  DeferredWarnings& operator=(const DeferredWarnings&) = delete;
 
  private:
   class Sink : public spdlog::sinks::base_sink<std::mutex> {
    public:
-    explicit Sink(HeldWarnings& owner) : owner_(owner) {}
+    explicit Sink(DeferredWarnings& owner) : owner_(owner) {}
 
    private:
     void sink_it_(const spdlog::details::log_msg& message) override {
@@ -78,29 +78,28 @@ class HeldWarnings {
         for (const spdlog::sink_ptr& sink : owner_.sinks_) sink->log(message);
     }
     void flush_() override {}
-    HeldWarnings& owner_;
+    DeferredWarnings& owner_;
   };
   std::vector<spdlog::sink_ptr> sinks_;
   std::vector<std::pair<spdlog::level::level_enum, std::string>> held_;
 };
 
-// Thrown by a check that has nothing wrong to say and cannot look further, because of that row.
-struct NotChecked {
+// Thrown by a check that cannot proceed because the named row failed.
+struct SkippedCheck {
   std::string because_of;
 };
 
 // The table: a row for each group of checks, printed when it is done.
 class Table {
  public:
-  // `needs`: rows that must have been right, or `act`, which returns what was found, is not called. A failure
-  // is kept for finish().
+  // Calls `act`, which returns what was found, unless a row of `needs` has failed. finish() reports failures.
   void check(const std::string& row, const std::vector<std::string>& needs,
              const std::function<std::string()>& act, const char* good = "right") {
     try {
       for (const std::string& need : needs)
-        if (culprits_.contains(need)) throw NotChecked{need};
+        if (culprits_.contains(need)) throw SkippedCheck{need};
       line(row, good, act());
-    } catch (const NotChecked& reason) {
+    } catch (const SkippedCheck& reason) {
       const std::string culprit = culprits_.at(reason.because_of);
       culprits_[row] = culprit;
       line(row, "-", fmt::format("not checked, because \"{}\" is wrong", culprit));
@@ -111,7 +110,7 @@ class Table {
       messages_.emplace_back(error.what());
     }
   }
-  // Or not checked.
+  // Failed or skipped.
   bool wrong(const std::string& row) const { return culprits_.contains(row); }
   // Throws the first failure, with the texts of all.
   void finish() const {
@@ -191,10 +190,10 @@ std::string probe_writable(const fs::path& folder) {
                      readable_bytes(static_cast<double>(space.available)));
 }
 
-// The state of rank 0 of the job, described but without memory, and the groups it is sharded over.
-struct DescribedState {
-  DescribedState(const ResumePlan& plan, const JobConfig& configured, const ModelArgs& args, const Mesh& mesh,
-                 const Environment& environment, DataLoader& loader)
+// The state of rank 0 on the meta device (shapes without memory), and the groups it is sharded over.
+struct MetaState {
+  MetaState(const ResumePlan& plan, const JobConfig& configured, const ModelArgs& args, const Mesh& mesh,
+            const Environment& environment, DataLoader& loader)
       : model(args, plan.config.training.loss_chunk_bytes),
         float8(
             convert_to_float8(model, plan.config, {.cpu = false, .compute_capability = 90, .name = "a GPU"})),
@@ -277,7 +276,7 @@ class JobCheck {
   explicit JobCheck(const CommandLine& line) : line_(line) {}
 
   void run() {
-    const HeldWarnings held;
+    const DeferredWarnings held;
     check_configuration();
     check_data();
     check_start();
@@ -305,7 +304,7 @@ class JobCheck {
     table_.check("batch", {"configuration"}, [&] { return describe_batch(config(), *mesh_); });
   }
 
-  // What is looked at although the configuration's keys are wrong, as far as they can be read.
+  // Needed by checks that run although keys are wrong, as long as the configuration could be read.
   std::vector<std::string> readable_keys() const {
     return resolved_ ? std::vector<std::string>() : std::vector<std::string>{"configuration"};
   }
@@ -332,11 +331,11 @@ class JobCheck {
   }
 
   const DataSetup& tokenizer() const {
-    if (table_.wrong("tokenizer")) throw NotChecked{"tokenizer"};
+    if (table_.wrong("tokenizer")) throw SkippedCheck{"tokenizer"};
     return *data_;
   }
   LoaderPlace place() const { return loader_place(*mesh_, 0, seed(), model_); }
-  // Unset, it is drawn, and no difference.
+  // An unset seed is drawn at the start and makes no difference here.
   uint64_t seed() const { return static_cast<uint64_t>(config().debug.seed.value_or(0)); }
 
   void check_start() {
@@ -371,7 +370,7 @@ class JobCheck {
   }
 
   std::string describe_state() {
-    state_ = std::make_unique<DescribedState>(*plan_, config(), model_, *mesh_, environment_, *loader_);
+    state_ = std::make_unique<MetaState>(*plan_, config(), model_, *mesh_, environment_, *loader_);
     if (chosen_ == nullptr) return "new weights and optimizer states";
     const ComponentLoad load = plan_component_load(
         *chosen_, state_->parts(), plan_->config, [&] { return hugging_face_names(model_, chosen_->names); });
@@ -394,7 +393,7 @@ class JobCheck {
   std::optional<ResumeSource> source_;
   const ChosenCheckpoint* chosen_ = nullptr;
   std::optional<ResumePlan> plan_;
-  std::unique_ptr<DescribedState> state_;
+  std::unique_ptr<MetaState> state_;
 };
 
 }  // namespace

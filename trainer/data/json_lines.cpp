@@ -27,27 +27,25 @@ bool is_blank(std::string_view line) {
 }
 
 // Formats that data sets also come in, by their first bytes, with what to do about one.
-struct OtherFormat {
+struct UnsupportedFormat {
   std::string_view magic, name, remedy;
 };
 constexpr std::string_view kConvert =
     "write it as JSON lines, for example with pandas: python3 -c \"import pandas; "
     "pandas.read_{}('IN').to_json('OUT.jsonl', orient='records', lines=True)\"";
 constexpr std::string_view kDecompress = "decompress it, or compress it with gzip or zstd";
-constexpr std::array<OtherFormat, 6> kOtherFormats = {{{"PAR1", "Parquet", kConvert},
-                                                       {"ARROW1", "Arrow", kConvert},
-                                                       {"BZh", "bzip2", kDecompress},
-                                                       {"\xFD"
-                                                        "7zXZ",
-                                                        "xz", kDecompress},
-                                                       {"\x04\x22\x4D\x18", "lz4", kDecompress},
-                                                       {"PK\x03\x04", "zip", kDecompress}}};
+constexpr std::array<UnsupportedFormat, 6> kUnsupportedFormats = {{{"PAR1", "Parquet", kConvert},
+                                                                   {"ARROW1", "Arrow", kConvert},
+                                                                   {"BZh", "bzip2", kDecompress},
+                                                                   {"\xFD\x37zXZ", "xz", kDecompress},
+                                                                   {"\x04\x22\x4D\x18", "lz4", kDecompress},
+                                                                   {"PK\x03\x04", "zip", kDecompress}}};
 
-void refuse_other_formats(const InputFile& file, const std::string& name) {
+void refuse_unsupported_formats(const InputFile& file, const std::string& name) {
   char head[8] = {};
   file.read(0, head, std::min<uint64_t>(sizeof head, file.size()));
   const std::string_view content(head, sizeof head);
-  for (const OtherFormat& format : kOtherFormats) {
+  for (const UnsupportedFormat& format : kUnsupportedFormats) {
     if (!content.starts_with(format.magic)) continue;
     const std::string reader = format.name == "Parquet" ? "parquet" : "feather";
     throw_data("{}: is {}, which is not read: {}", name, format.name,
@@ -66,7 +64,7 @@ JsonLines::JsonLines(TextField field, size_t line_limit, std::string name)
 JsonLines::JsonLines(const std::filesystem::path& path, TextField field, size_t line_limit)
     : JsonLines(std::move(field), line_limit, path.string()) {
   file_ = InputFile(path);
-  refuse_other_formats(file_, name_);
+  refuse_unsupported_formats(file_, name_);
   const Compression compression = detect_compression(file_);
   inflated_ = compression != Compression::kNone;
   if (inflated_) {
@@ -80,7 +78,7 @@ JsonLines::JsonLines(const std::filesystem::path& path, TextField field, size_t 
 void JsonLines::check_first_line(const std::filesystem::path& path, const TextField& field) {
   JsonLines lines(field, kLineLimit, path.string());
   const InputFile file(path);
-  refuse_other_formats(file, lines.name_);
+  refuse_unsupported_formats(file, lines.name_);
   const Compression compression = detect_compression(file);
   lines.inflated_ = true;
   for (uint64_t size = kFirstPiece;; size = std::min<uint64_t>(size * 8, kLineLimit + 1)) {
@@ -140,7 +138,7 @@ void JsonLines::index_lines() {
     while (at < block.size()) {
       const size_t end = std::min(block.find('\n', at), block.size());
       blank = blank && is_blank(block.substr(at, end - at));
-      if (end == block.size()) break;  // the next block goes on with this line
+      if (end == block.size()) break;  // the line continues in the next block
       end_line();
       at = end + 1;
       line_begin = begin + at;

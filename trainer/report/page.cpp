@@ -247,8 +247,7 @@ std::string starts_table(const std::vector<ReportRun>& runs) {
   return fmt::format(
       "<details><summary>Starts <small>{}{}</small></summary><div class=\"scroll\"><table><tr><th>start</th>"
       "<th>time</th><th>host</th><th>ranks</th><th>commit</th><th>command</th><th>changed since the start "
-      "before"
-      "</th></tr>{}</table></div></details>",
+      "before</th></tr>{}</table></div></details>",
       counted(count, "record"), shown < count ? fmt::format(", the newest {}", shown) : "", rows);
 }
 
@@ -325,8 +324,8 @@ std::string report_page(const std::vector<ReportRun>& runs, double now) {
   html +=
       "</table></div>\n" + control_bar(runs, superseded) +
       "\n<p class=\"note\">Dotted vertical lines: restarts. Red crosses: values that are not finite. Faint "
-      "lines: "
-      "steps that a restart made again. Shaded: smallest to largest value where a point stands for several "
+      "lines: steps that a restart made again. Shaded: smallest to largest value where a point stands for "
+      "several "
       "steps.</p>\n<div class=\"plots\">\n";
   size_t line = 0;
   for (const Plot& plot : data.plots) {

@@ -2,6 +2,7 @@
 #include <charconv>
 
 #include "base/error.h"
+#include "base/printable.h"
 #include "checkpoint/format/dcp/archive.h"
 #include "checkpoint/format/metadata_tiling.h"
 #include "checkpoint/format/pickle/pickle_object.h"

@@ -2,6 +2,7 @@
 #include <unordered_map>
 
 #include "base/error.h"
+#include "base/printable.h"
 #include "checkpoint/format/dcp/metadata.h"
 #include "checkpoint/format/metadata_tiling.h"
 #include "checkpoint/format/pickle/pickle_reader.h"

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "base/printable.h"
 #include "checkpoint/format/pickle/pickle_opcodes.h"
 #include "checkpoint/types/object.h"
 

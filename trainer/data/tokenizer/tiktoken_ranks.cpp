@@ -120,8 +120,7 @@ TokenizerSpec read_tiktoken_ranks(const std::filesystem::path& file, std::string
   if (family == families().end())
     throw_data(
         "{}: holds {} ranks; the pattern and the special tokens are known for GPT-2 (50256), Llama 3 "
-        "(128000) and Qwen "
-        "(151643) alone: convert the file to a tokenizer.json",
+        "(128000) and Qwen (151643) alone: convert the file to a tokenizer.json",
         file.string(), spec.words.size());
   for (const std::string& token : family->special) spec.add_added_token({token, -1}, -1, file.string());
   spec.merges = merges_of(spec);

@@ -259,8 +259,7 @@ void warn_of_missing_tokens(const Tokenizer& tokenizer, const std::filesystem::p
   if (!tokenizer.begins_texts() && !tokenizer.without_bos())
     log_warning(
         "the tokenizer at {} names no BOS, so documents begin without one: where the model has one, {} {} "
-        "with "
-        "\"bos_token\": \"its text\", or \"bos_token\": null where it has none",
+        "with \"bos_token\": \"its text\", or \"bos_token\": null where it has none",
         path.string(), remedy, config.string());
   if (!tokenizer.ends_texts())
     log_warning(

@@ -3,6 +3,7 @@
 #include <catch2/catch.hpp>
 #include <sys/stat.h>
 
+#include "base/printable.h"
 #include "checkpoint/storage/shard_reader.h"
 #include "tests/unit/checkpoint/storage/storage_fixture.h"
 

@@ -4,6 +4,7 @@
 
 #include <catch2/catch.hpp>
 
+#include "base/printable.h"
 #include "checkpoint/types/dtype.h"
 
 using namespace hyperion;
