@@ -51,14 +51,8 @@ constexpr std::array<Shaping, 17> kShaping = {{
     {"ema.every", "ema"},
 }};
 
-// As the command line takes it back.
-std::string text_of(const Value& value) {
-  if (const auto* text = std::get_if<std::string>(&value)) return *text;
-  return std::holds_alternative<std::monostate>(value) ? "None" : literal(value);
-}
-
 std::string text_of(const JobConfig& config, const char* key) {
-  return text_of(read(*find_option(key), config));
+  return command_line_text(read(*find_option(key), config));
 }
 
 // What shapes say nothing about.

@@ -25,6 +25,7 @@
 #include "trainer/checkpointing/stored_weights.h"
 #include "trainer/config/expand.h"
 #include "trainer/config/input_path.h"
+#include "trainer/config/model_args.h"
 #include "trainer/data/sources.h"
 #include "trainer/fsdp_model.h"
 #include "trainer/hugging_face/config.h"

@@ -41,6 +41,7 @@
 #include "trainer/config/model_args.h"
 #include "trainer/config/print.h"
 #include "trainer/config/validate.h"
+#include "trainer/hugging_face/config.h"
 #include "trainer/hugging_face/hf_model.h"
 #include "trainer/runtime/version.h"
 #include "trainer/setup/data_setup.h"
@@ -106,6 +107,7 @@ ExitCode show_config(const CommandLine& line) {
   resolve_hf_model(resolved, install_root());
   RunFacts facts;
   facts.model = model_args(resolved.config.model);
+  facts.export_problem = export_problem(*facts.model);
   validate(resolved, facts);
   print_text(to_toml(resolved));
   return ExitCode::kOk;

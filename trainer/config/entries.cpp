@@ -1,12 +1,15 @@
 #include "trainer/config/entries.h"
 
 #include <map>
+#include <set>
 #include <vector>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "base/counted.h"
 #include "base/hash.h"
+#include "trainer/config/overrides.h"
 #include "trainer/config/schema.h"
 
 namespace hyperion {
@@ -54,8 +57,9 @@ std::string model_options(const JobConfig::Model& saved, const JobConfig::Model&
   for (const Section& section : schema()) {
     for (const Option& option : section.options) {
       if (!option.name.starts_with("model.") || others.contains(option.name)) continue;
-      const std::string value = text_of(read(option, there));
-      if (value != text_of(read(option, here))) options.push_back(override_text(option.name, value));
+      const std::string value = command_line_text(read(option, there));
+      if (value != command_line_text(read(option, here)))
+        options.push_back(override_text(option.name, value));
     }
   }
   return fmt::format("{}", fmt::join(options, " "));

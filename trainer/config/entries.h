@@ -16,4 +16,7 @@ uint64_t config_hash(const TextTable& entries);
 // ...)", or one line with a "key: old -> new" each.
 std::string config_comparison(const TextTable& stored, const TextTable& now);
 
+// The options that give a job the model of a checkpoint: "--model.args.n_layers=10"; "" when all are alike.
+std::string model_options(const JobConfig::Model& saved, const JobConfig::Model& now);
+
 }  // namespace hyperion

@@ -287,6 +287,11 @@ std::string json_literal(const Value& value) {
   return table != nullptr ? table_literal(*table, "{", ": ", "}") : literal(value);
 }
 
+std::string command_line_text(const Value& value) {
+  if (const auto* text = std::get_if<std::string>(&value)) return *text;
+  return std::holds_alternative<std::monostate>(value) ? "None" : literal(value);
+}
+
 std::string expected(const Option& option) {
   switch (option.kind()) {
     case Kind::kBool:

@@ -88,6 +88,8 @@ std::optional<Value> parse_text(const Option& option, std::string_view text);
 // table is { "a" = "b" } in TOML alone; json_literal() writes {"a": "b"} for it.
 std::string literal(const Value& value);
 std::string json_literal(const Value& value);
+// As the command line takes it back: texts without quotes, "None" for what is unset.
+std::string command_line_text(const Value& value);
 
 // What the option accepts: "a whole number of at least 1, or -1", "\"full\", \"none\" or ...".
 std::string expected(const Option& option);

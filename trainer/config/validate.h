@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "models/flavors/registry.h"
 #include "trainer/config/load.h"
 
 namespace hyperion {
@@ -15,7 +16,8 @@ namespace hyperion {
 // What is not known (yet) stays unset, and the checks that need it are left out.
 struct RunFacts {
   std::optional<int64_t> world_size;
-  std::optional<ModelArgs> model;  // after [model.args]
+  std::optional<ModelArgs> model;                  // after [model.args]
+  std::optional<DimensionProblem> export_problem;  // why Hugging Face's formats cannot hold the model
   std::optional<int64_t> tokenizer_vocab_size;
 };
 

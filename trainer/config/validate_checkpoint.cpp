@@ -21,11 +21,11 @@ std::string places_of(const ResolvedConfig& resolved, const std::vector<std::str
   return places.empty() ? "" : fmt::format(" ({})", fmt::join(places, ", "));
 }
 
-void check_export(const ResolvedConfig& resolved, const ModelArgs& model, Problems& problems) {
-  if (!resolved.config.checkpoint.last_save_in_hf || model.not_exportable.empty()) return;
+void check_export(const ResolvedConfig& resolved, const RunFacts& facts, Problems& problems) {
+  if (!resolved.config.checkpoint.last_save_in_hf || !facts.export_problem) return;
   problems.add(resolved, "checkpoint.last_save_in_hf",
                fmt::format("the model cannot be exported to Hugging Face: {}{}; change that, or set false",
-                           model.not_exportable, places_of(resolved, model.not_exportable_keys)));
+                           facts.export_problem->text, places_of(resolved, facts.export_problem->keys)));
 }
 
 void check_saving(const ResolvedConfig& resolved, const RunFacts& facts, Problems& problems) {
@@ -117,7 +117,7 @@ void check_checkpoint(const ResolvedConfig& resolved, const RunFacts& facts, Pro
   const JobConfig& config = resolved.config;
   if (config.checkpoint.enable) {
     check_saving(resolved, facts, problems);
-    if (facts.model) check_export(resolved, *facts.model, problems);
+    check_export(resolved, facts, problems);
     check_loading(resolved, problems);
   } else if (config.checkpoint.initial_load_path || config.checkpoint.initial_load_in_hf) {
     problems.add(resolved,

@@ -78,7 +78,7 @@ void take_hf_dimensions(ResolvedConfig& resolved, const fs::path& base) {
     member = value;
     resolved.origins["model.args." + std::string(key)] = file.string();
   };
-  JobConfig::Model::Args& to = model.args;
+  ModelOverrides& to = model.args;
   fill("dim", to.dim, args.dim);
   fill("n_layers", to.n_layers, args.n_layers);
   fill("n_heads", to.n_heads, args.n_heads);

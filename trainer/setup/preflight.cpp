@@ -9,6 +9,7 @@
 #include "trainer/config/entries.h"
 #include "trainer/config/input_path.h"
 #include "trainer/config/validate.h"
+#include "trainer/hugging_face/config.h"
 #include "trainer/runtime/batch_job.h"
 #include "trainer/setup/options.h"
 
@@ -46,6 +47,7 @@ RunFacts run_facts(const ModelArgs& model, int64_t world_size) {
   RunFacts facts;
   facts.world_size = world_size;
   facts.model = model;
+  facts.export_problem = export_problem(model);
   return facts;
 }
 

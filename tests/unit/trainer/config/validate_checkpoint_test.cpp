@@ -31,8 +31,7 @@ std::string refusal(const std::string& toml, const std::vector<Override>& overri
 
 TEST_CASE("an export of a model that Hugging Face cannot hold is refused with both places") {
   RunFacts facts;
-  facts.model = ModelArgs{.not_exportable = "n_heads 3 does not divide dim 32",
-                          .not_exportable_keys = {"n_heads", "dim"}};
+  facts.export_problem = {{"n_heads", "dim"}, "n_heads 3 does not divide dim 32"};
   const auto found = [&](const std::string& lines) {
     Problems problems;
     check_checkpoint(parse_config(lines + "[model.args]\nn_heads = 3\n", "job.toml", {}), facts, problems);
