@@ -173,7 +173,7 @@ class Stream:
             self.source, self.child_end = os.pipe()
 
     def read(self):
-        """Passes on what is there; False at the end of the stream."""
+        """Forwards the available output; False at the end of the stream."""
         try:
             data = os.read(self.source, 65536)
         except OSError:  # how a terminal says that its other side is closed
@@ -342,7 +342,7 @@ class Job:
 
 
 def report(job, shown, log_folder, failure_folder, started):
-    """Says which rank failed first or was lost, how, and where to read on. Returns the exit code of the job."""
+    """Prints which rank failed first or was lost, how, and where its output is. Returns the exit code of the job."""
     records = failures.read_records(failure_folder)
     records = {number: record for number, record in records.items() if record["time"] >= started}  # not an earlier run's
     ends = []

@@ -47,7 +47,7 @@ class OverlapSearch {
     if (work > budget_) throw_data("{}: its chunks lie too irregularly to be checked", who_);
     budget_ -= work;
   }
-  // False when the chunks' intervals along `dim` all hang together.
+  // False when the chunks' intervals along `dim` form one connected group.
   bool separate(std::span<const Chunk*> group, size_t dim) {
     spend(group.size());
     const auto begin = [&](const Chunk* chunk) { return chunk->offset[dim]; };

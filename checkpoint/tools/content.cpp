@@ -129,9 +129,9 @@ const TensorArchive& ContentReader::archive_of(const std::string& key, const Ten
   SliceSource entry(file(chunk.where.file), chunk.where.offset, chunk.where.length);
   TensorArchive archive = open_tensor_archive(entry);
   if (archive.dtype != record.dtype || archive.shape != chunk.shape)
-    throw_data("{}: tensor {} at byte {} is {} [{}], the index says {} [{}]", entry.name(),
-               printable(key, 120), chunk.where.offset, torch_name(archive.dtype),
-               fmt::join(archive.shape, ", "), torch_name(record.dtype), fmt::join(chunk.shape, ", "));
+    throw_data("{}: tensor {} at byte {} is {} [{}], the index says {} [{}]", entry.name(), printable(key),
+               chunk.where.offset, torch_name(archive.dtype), fmt::join(archive.shape, ", "),
+               torch_name(record.dtype), fmt::join(chunk.shape, ", "));
   if (!checkpoint_.manifest) check_crc(entry, archive);
   return archives_.emplace(&chunk, std::move(archive)).first->second;
 }
@@ -154,7 +154,7 @@ void ContentReader::read(const std::string& key, const Dims& offset, const Dims&
   }
   if (missing != 0)
     throw_data("{}: tensor {} is not filled by its pieces without gap or overlap",
-               checkpoint_.folder.string(), printable(key, 120));
+               checkpoint_.folder.string(), printable(key));
 }
 
 void ContentReader::stream(const std::string& key, const Take& take) {

@@ -33,7 +33,7 @@ using Take = ItemReader::Take;
 
 constexpr std::string_view kEma = "ema.";
 
-// The model's weights, by the names that the caller knows them by.
+// The model's weights, by name without the prefix of averages.
 std::map<std::string, TensorRecord> weights_of(const OpenCheckpoint& source, bool ema) {
   std::map<std::string, TensorRecord> weights;
   for (const auto& [key, record] : source.index.tensors) {
@@ -216,7 +216,7 @@ fs::path write_safetensors(const std::vector<Weight>& weights, const ConvertOpti
   return folder;
 }
 
-// As a save of one rank, with everything that makes one durable.
+// As a save of one rank, durable like any other.
 fs::path write_dcp(const std::vector<Weight>& weights, const OpenCheckpoint& source,
                    const ConvertOptions& options, WeightReader& reader, const WorkFolder& work) {
   std::vector<TensorState> tensors;

@@ -124,7 +124,7 @@ void compare_tensors(const OpenCheckpoint& a, const OpenCheckpoint& b, const Sel
   }
   ContentReader from_a(a), from_b(b);
   Progress progress("diff", total, "numbers");
-  for (const std::string& key : keys_by_place(a.index)) {
+  for (const std::string& key : keys_in_file_order(a.index)) {
     const auto pair = both.find(key);
     if (pair == both.end()) continue;
     ValueDifference difference = compare_values(*pair->second.first, *pair->second.second, from_a, from_b);

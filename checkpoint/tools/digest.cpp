@@ -61,7 +61,7 @@ std::string text_of(const Dict& dict) {
   return joined("{", std::move(items), "}", true);
 }
 
-// Says that no name begins so, with what was probably meant.
+// Throws that no name begins so, with the nearest one.
 [[noreturn]] void refuse_prefix(const CheckpointIndex& index, const std::string& prefix) {
   std::set<std::string> beginnings, heads;  // of names, up to each of their dots
   const auto add = [&](const std::string& key) {
@@ -69,7 +69,7 @@ std::string text_of(const Dict& dict) {
       throw_config(
           "--prefix {}: {} and all else that begins so is left out: it describes the run, not the "
           "state of training",
-          printable(prefix, 120), printable(key, 120));
+          printable(prefix), printable(key));
     heads.insert(printable(key.substr(0, key.find('.')), 60));
     for (size_t dot = key.find('.'); dot != key.npos; dot = key.find('.', dot + 1))
       beginnings.insert(key.substr(0, dot));
@@ -78,9 +78,9 @@ std::string text_of(const Dict& dict) {
   for (const auto& [key, record] : index.tensors) add(key);
   for (const auto& [key, record] : index.objects) add(key);
   const std::string nearest = nearest_name(prefix, std::vector(beginnings.begin(), beginnings.end()));
-  throw_config("--prefix {}: no name begins so{}", printable(prefix, 120),
+  throw_config("--prefix {}: no name begins so{}", printable(prefix),
                nearest.empty() ? fmt::format("; names begin with {}", fmt::join(heads, ", "))
-                               : did_you_mean(printable(nearest, 120)));
+                               : did_you_mean(printable(nearest)));
 }
 
 uint64_t selected_bytes(const CheckpointIndex& index, const Selection& only) {
@@ -157,7 +157,7 @@ ExitCode print_digest(const DigestOptions& options, std::FILE* out) {
   require_checkpoint(options.path);
   const OpenCheckpoint checkpoint = open_checkpoint(options.path);
   const Digest digest = digest_of(checkpoint, options.only);
-  // The hash of nothing is no answer.
+  // An empty selection is an error: its hash would mean nothing.
   if (digest.entries.empty() && !options.only.prefix.empty())
     refuse_prefix(checkpoint.index, options.only.prefix);
   const auto tensors = static_cast<uint64_t>(std::ranges::count_if(digest.entries, &DigestEntry::is_tensor));

@@ -96,7 +96,7 @@ ExitCode list_job(const ListOptions& options, std::FILE* out) {
     fmt::print(out, "{}\n", no_checkpoints(options.path));
   else
     fmt::print(out, "{}", table.text_for(out));
-  // What the table had no room for.
+  // Reasons that the table shortened.
   for (const FoundCheckpoint& one : found)
     if (!one.complete()) fmt::print(out, "\n{}\n", escape_control_bytes(one.why_not, "\n"));
   if (!others.empty()) {

@@ -16,6 +16,7 @@
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
+#include "base/counted.h"
 #include "base/durable.h"
 #include "base/files.h"
 #include "base/log.h"
@@ -30,7 +31,6 @@
 #include "trainer/fsdp_model.h"
 #include "trainer/hugging_face/config.h"
 #include "trainer/hugging_face/hf_model.h"
-#include "trainer/metrics/step_line.h"
 #include "trainer/runtime/runtime.h"
 #include "trainer/runtime/size_estimate.h"
 #include "trainer/setup/float8_setup.h"
@@ -44,10 +44,6 @@ namespace {
 std::string readable_bytes(double bytes) {
   return bytes < 1 << 30 ? fmt::format("{:.2f} MiB", bytes / (1 << 20))
                          : fmt::format("{:.2f} GiB", bytes / (1 << 30));
-}
-
-std::string grouped(int64_t number) {
-  return python_grouped(static_cast<double>(number), 0);
 }
 
 // Defers warnings and errors of the log, so that none appears between the rows of the table. The destructor
@@ -142,8 +138,8 @@ std::string describe_batch(const JobConfig& config, const Mesh& mesh) {
   const int64_t ranks = mesh.degree(MeshDim::kBatch), microbatches = global / microbatch;
   return fmt::format(
       "{} sequences of {} per step: {} tokens ({} data-parallel rank{} x {} sequences x {} microbatch{})",
-      global, training.seq_len, grouped(global * training.seq_len), ranks, ranks == 1 ? "" : "s",
-      training.local_batch_size, microbatches, microbatches == 1 ? "" : "es");
+      global, training.seq_len, human_count(static_cast<uint64_t>(global * training.seq_len)), ranks,
+      ranks == 1 ? "" : "s", training.local_batch_size, microbatches, microbatches == 1 ? "" : "es");
 }
 
 std::string describe_memory(const JobConfig& config, const ModelArgs& model, const Mesh& mesh) {
@@ -162,7 +158,7 @@ std::string describe_files(const std::string& path) {
   uint64_t bytes = 0;
   for (const CorpusFile& file : files) bytes += file.size;
   return fmt::format("{}: {} file{}, {} bytes", path, files.size(), files.size() == 1 ? "" : "s",
-                     grouped(static_cast<int64_t>(bytes)));
+                     human_count(bytes));
 }
 
 // Makes a file in the folder and removes it, with the folders that were missing.
@@ -253,7 +249,7 @@ std::string describe_start(const JobConfig& config, const std::optional<Finished
 std::string describe_model(const JobConfig::Model& named, const ModelArgs& model) {
   const auto problem = export_problem(model);
   return fmt::format("{} {}, {} parameters{}", named.name, named.flavor,
-                     grouped(count_parameters(model).total),
+                     human_count(static_cast<uint64_t>(count_parameters(model).total)),
                      problem ? "; it cannot be exported to Hugging Face: " + problem->text : "");
 }
 
@@ -314,7 +310,8 @@ class JobCheck {
     table_.check("tokenizer", readable_keys(), [&] {
       require_input(*resolved_, "model.hf_assets_path");
       data_ = checked_tokenizer(*resolved_, table_.wrong("configuration") ? RunFacts() : facts_);
-      return fmt::format("{}: {} entries", data_->tokenizer_path, grouped(data_->tokenizer->vocab_size()));
+      return fmt::format("{}: {} entries", data_->tokenizer_path,
+                         human_count(static_cast<uint64_t>(data_->tokenizer->vocab_size())));
     });
     table_.check("training data", {"configuration"}, [&] {
       require_input(*resolved_, "training.dataset_path");

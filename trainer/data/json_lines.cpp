@@ -72,7 +72,8 @@ JsonLines::JsonLines(const std::filesystem::path& path, TextField field, size_t 
     file_ = InputFile();
   }
   index_lines();
-  if (documents() == 0) throw_data("{}: holds no document: remove the file, or write {}", name_, expected());
+  if (documents() == 0)
+    throw_data("{}: holds no document: remove the file, or write {}", name_, expected_format());
 }
 
 void JsonLines::check_first_line(const std::filesystem::path& path, const TextField& field) {
@@ -90,11 +91,11 @@ void JsonLines::check_first_line(const std::filesystem::path& path, const TextFi
   }
   lines.index_lines();
   if (lines.documents() == 0)
-    throw_data("{}: holds no document: remove the file, or write {}", lines.name_, lines.expected());
+    throw_data("{}: holds no document: remove the file, or write {}", lines.name_, lines.expected_format());
   lines.text(0);
 }
 
-std::string JsonLines::expected() const {
+std::string JsonLines::expected_format() const {
   return fmt::format("one JSON object per line with a string field \"{}\" ({})", field_.name, chosen_by());
 }
 
@@ -109,7 +110,7 @@ void JsonLines::fail_without_field(uint64_t document, const std::vector<std::str
   for (size_t i = 0; i < std::min(names.size(), kMostNames); ++i)
     there += fmt::format("{}{:?}", i == 0 ? "" : ", ", names[i].substr(0, 60));
   if (names.size() > kMostNames) there += fmt::format(" and {} more", names.size() - kMostNames);
-  // The field that a file's first line has not is the wrong one; one that a later line has not is missing.
+  // A field missing from the first line is probably the wrong field; from a later line, it is missing there.
   throw_data("{}:{}: has no field \"{}\" ({}); its fields are: {}{}: {}", name_, line(document), field_.name,
              chosen_by(), there.empty() ? "none" : there, did_you_mean(nearest_name(field_.name, names)),
              document == 0 ? fmt::format("set {} to the one with the text", field_.key)
@@ -185,7 +186,7 @@ std::string_view JsonLines::read_line(uint64_t document) {
 }
 
 std::string_view JsonLines::text(uint64_t document) {
-  if (padded_.size() > kKeptBuffer) {  // after a long line: neither its buffer nor the parser's stays
+  if (padded_.size() > kKeptBuffer) {  // after a long line: frees its buffer and the parser's
     padded_ = {};
     parser_ = std::make_unique<simdjson::dom::parser>();
   }
@@ -209,11 +210,11 @@ std::string_view JsonLines::text(uint64_t document) {
   }
   if (error)
     throw_data("{}:{}: is not valid JSON ({}); expected {}: correct or remove the line", name_,
-               line(document), simdjson::error_message(error), expected());
+               line(document), simdjson::error_message(error), expected_format());
   simdjson::dom::object object;
   if (root.get(object))
     throw_data("{}:{}: is JSON but no object; expected {}: correct or remove the line", name_, line(document),
-               expected());
+               expected_format());
   std::optional<simdjson::dom::element> field;
   for (const auto& [key, value] : object) {
     if (key != field_.name) continue;
@@ -230,7 +231,7 @@ std::string_view JsonLines::text(uint64_t document) {
   std::string_view text;
   if (field->get(text))
     throw_data("{}:{}: its \"{}\" is no string; expected {}: correct or remove the line", name_,
-               line(document), field_.name, expected());
+               line(document), field_.name, expected_format());
   return text;
 }
 

@@ -141,7 +141,7 @@ void DataLoader::prefetch(const std::stop_token& stop) {
   }
 }
 
-// The failure of the thread that reads, and whose it was: the other ranks may read their parts without one.
+// Rethrows the error of the loader's thread and names the rank: other ranks may have none.
 void DataLoader::rethrow_error() const {
   if (options_.dp_degree == 1) std::rethrow_exception(error_);
   try {

@@ -14,7 +14,6 @@
 
 #include "base/durable.h"
 #include "base/error.h"
-#include "base/printable.h"
 
 namespace fs = std::filesystem;
 
@@ -173,14 +172,6 @@ TEST_CASE("a link in the place of a temporary file is replaced, not followed") {
   CHECK_THROWS_WITH(hyperion::write_file_atomic(path, "newest"),
                     Catch::StartsWith(path.string() + ": " + temporary.string() + " is in its way"));
   CHECK(hyperion::read_file(path) == "newer");
-}
-
-TEST_CASE("control bytes are written out in paths and messages") {
-  CHECK(hyperion::printable("a\x1b[31mb\n\x7f") == "a\\x1b[31mb\\x0a\\x7f");
-  CHECK(hyperion::escape_control_bytes("one\n\ttwo\r\x1b]0;title\a", "\n\t") ==
-        "one\n\ttwo\\x0d\\x1b]0;title\\x07");
-  CHECK(hyperion::escape_control_bytes("\xC2\x9B"
-                                       "31m \xC3\xA9 \xE2\x9C\x93") == "\\x9b31m \xC3\xA9 \xE2\x9C\x93");
 }
 
 TEST_CASE("a missing, oversized or irregular file is an error that names it") {

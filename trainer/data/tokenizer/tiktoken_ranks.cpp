@@ -1,5 +1,5 @@
 // Reads tiktoken rank files: lines of "base64-of-the-bytes rank". The files hold neither the pattern nor the
-// special tokens; for the three vocabularies in use, told apart by their size, both are known here.
+// special tokens; for the three vocabularies in use, distinguished by their size, both are known here.
 #include <algorithm>
 #include <array>
 #include <charconv>

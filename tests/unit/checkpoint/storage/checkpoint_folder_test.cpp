@@ -232,7 +232,7 @@ TEST_CASE("Every rank may begin the same save") {
   CHECK_THAT(failed_save([&] { folder.begin("file", true); }), Catch::Contains("is no folder"));
 }
 
-TEST_CASE("a checkpoint that was moved aside for one that never came has its name back at the next start") {
+TEST_CASE("a checkpoint that was moved aside for one that never came is renamed back at the next start") {
   StorageFixture fixture;
   const CheckpointFolder folder(fixture.root);
   save_checkpoint(folder, 4, "full", 1);
