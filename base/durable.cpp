@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "base/failpoint.h"
+#include "base/printable.h"
 
 namespace hyperion {
 namespace fs = std::filesystem;
@@ -31,28 +32,6 @@ Descriptor::~Descriptor() {
 std::string errno_text(int number) {
   const char* name = ::strerrorname_np(number);
   return fmt::format("{} ({})", std::strerror(number), name == nullptr ? fmt::to_string(number) : name);
-}
-
-std::string escape_control_bytes(std::string_view text, std::string_view kept) {
-  std::string out;
-  out.reserve(text.size());
-  for (size_t i = 0; i < text.size(); ++i) {
-    const auto byte = static_cast<unsigned char>(text[i]);
-    const auto next = i + 1 < text.size() ? static_cast<unsigned char>(text[i + 1]) : 0;
-    if (byte == 0xC2 && next >= 0x80 && next < 0xA0) {  // U+0080 to U+009F, which steer some terminals too
-      out += fmt::format("\\x{:02x}", next);
-      ++i;
-    } else if ((byte < 0x20 || byte == 0x7F) && kept.find(text[i]) == kept.npos) {
-      out += fmt::format("\\x{:02x}", byte);
-    } else {
-      out += text[i];
-    }
-  }
-  return out;
-}
-
-std::string printable(const fs::path& path) {
-  return escape_control_bytes(path.native());
 }
 
 void sync_folder(const fs::path& folder) {

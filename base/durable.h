@@ -31,12 +31,6 @@ class Descriptor {
 
 std::string errno_text(int number);  // "No space left on device (ENOSPC)"
 
-// The text with control bytes written out ("\\x1b"), except those in `kept`: what a file name or an
-// environment variable holds must not steer a terminal.
-std::string escape_control_bytes(std::string_view text, std::string_view kept = {});
-// A path as messages show it.
-std::string printable(const std::filesystem::path& path);
-
 // The steps below throw Error(kSaveFailed) naming the path and the errno.
 void sync_folder(const std::filesystem::path& folder);
 // Makes the folder and those above it that are missing, durably. An existing one is fine.

@@ -2,11 +2,11 @@
 // docs/exit_codes.md).
 #pragma once
 
-#include <fmt/format.h>
-
 #include <stdexcept>
 #include <string>
 #include <utility>
+
+#include <fmt/format.h>
 
 namespace hyperion {
 
@@ -36,7 +36,7 @@ class Error : public std::runtime_error {
   ExitCode code_;
 };
 
-// One thrower a kind: throw_config("seq_len is {}, expected a multiple of {}", a, b).
+// One throwing function per exit code: throw_config("seq_len is {}, expected a multiple of {}", a, b).
 #define HYPERION_DEFINE_THROWER(function, exit_code)                               \
   template <typename... Args>                                                      \
   [[noreturn]] void function(fmt::format_string<Args...> format, Args&&... args) { \

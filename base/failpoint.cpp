@@ -111,7 +111,7 @@ void parse_action(std::string_view text, Fault& fault) {
   if (fault.action == Action::kErrno) fault.error_number = parse_errno(value);
 }
 
-void check(const Fault& fault, std::string_view text) {
+void require_valid(const Fault& fault, std::string_view text) {
   if (fault.point.empty() || !fault.action)
     throw_config(
         "FAULT: \"{}\" names no {}; expected for example \"rank=1;point=ckpt.after_data;nth=2;action=kill\"",
@@ -153,7 +153,7 @@ Fault parse_fault(std::string_view text) {
       throw_config("FAULT: \"{}\" is not one of rank=, point=, nth=, on=, action=", part);
     at = end + 1;
   }
-  check(fault, text);
+  require_valid(fault, text);
   return fault;
 }
 
@@ -194,8 +194,7 @@ void arm_faults_from_environment(bool allowed, int rank) {
   if (!allowed)
     throw_config(
         "the environment variable FAULT is set (\"{:.200}\"), which makes the program fail on purpose: unset "
-        "it, or "
-        "give --allow-faults in a test",
+        "it, or give --allow-faults in a test",
         spec);
   arm_faults(spec, rank);
 }

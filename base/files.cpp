@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/printable.h"
 #include "base/resources.h"
 
 namespace hyperion {

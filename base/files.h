@@ -1,4 +1,4 @@
-// Reading files that come from outside, and replacing files whole.
+// Reading files that come from outside, and replacing files atomically.
 #pragma once
 
 #include <cstddef>
@@ -18,19 +18,20 @@ namespace hyperion {
 // Whether the last part of a path may be a symbolic link.
 enum class Links { kRefuse, kFollow };
 
-// The system does not permit to look at or open a path (EACCES, EPERM): that says nothing about its content.
+// The system does not permit examining or opening a path (EACCES, EPERM): that says nothing about its
+// content.
 class PermissionDenied : public Error {
  public:
   using Error::Error;
 };
 
-// The looks at paths that come from outside, in the place of those of std::filesystem, whose exceptions would
-// count as bugs. Each throws an Error of `code`, a PermissionDenied among them, that names path and errno
-// when the system does not tell: a link leads to itself, a folder may not be searched.
+// Queries of paths that come from outside, instead of those of std::filesystem, whose exceptions would count
+// as bugs. Each throws an Error of `code` (PermissionDenied where that is the cause) that names path and
+// errno when the system gives no answer: a link leads to itself, a folder may not be searched.
 //
-// Whether there is a file, folder or something else; a link to nothing is nothing.
+// Whether there is a file, folder or anything else; false for a dangling link.
 bool path_exists(const std::filesystem::path& path, ExitCode code = ExitCode::kBadData);
-// Whether the name is there, be it of a link that leads nowhere: whoever opens it says what is wrong.
+// Whether the name exists, also as a dangling link: opening it then reports what is wrong.
 bool name_exists(const std::filesystem::path& path, ExitCode code = ExitCode::kBadData);
 // Whether there is a regular file. Throws when the name belongs to something else, a link included.
 bool regular_file_exists(const std::filesystem::path& path, ExitCode code = ExitCode::kBadData);
@@ -43,8 +44,8 @@ std::vector<std::filesystem::path> entries_of(const std::filesystem::path& folde
 // "a named pipe", of stat's st_mode.
 const char* kind_of_file(mode_t mode);
 
-// Before a job writes: throws Error(kPreCheckpoint) when the name belongs to something that is no regular
-// file; when it, or a part of it, belongs to something that is no folder. Nothing is made.
+// Before a job writes: the first throws Error(kPreCheckpoint) when the path exists and is not a regular file,
+// the second when the path, or a parent, exists and is not a folder. Nothing is created.
 void require_place_for_file(const std::filesystem::path& path);
 void require_place_for_folder(const std::filesystem::path& path);
 
@@ -80,12 +81,13 @@ std::string read_file(const std::filesystem::path& path, size_t limit = size_t{1
 // for `patience_seconds`. What a pipe gave cannot be read again.
 std::string read_file_or_pipe(const std::filesystem::path& path, size_t limit, int patience_seconds = 30);
 
-// Writes to a temporary name beside `path`, flushes to disk, renames. A reader sees the old or the new
-// content. A link under either name is replaced, never followed.
+// Writes to a temporary name in the folder of `path`, flushes to disk, renames. A reader sees the old or the
+// new content. A link under either name is replaced, never followed.
 void write_file_atomic(const std::filesystem::path& path, std::string_view content);
 
 // Makes a new file for writing; a file or link left under this name is removed first, and one that appears in
-// between is an error. Returns no descriptor, and errno, when it cannot be made.
+// between is an error. Returns an empty descriptor, and sets errno, when it
+// cannot be created.
 Descriptor create_new_file(const std::filesystem::path& path);
 
 }  // namespace hyperion

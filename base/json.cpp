@@ -56,8 +56,8 @@ class Builder : public nlohmann::json_sax<json> {
       fail(fmt::format("more than {} values", kMaxValues));
       return nullptr;
     }
-    // What the allocator gives for it, about: a container or a text has a block of its own, an entry of an
-    // object a node of the tree, and a list that grows is moved into a block of twice the size.
+    // Roughly what the allocator uses for it: one block per container or text, one tree node per entry of an
+    // object, and twice the size for a list, which doubles when it grows.
     if (value.is_structured() || value.is_string()) bytes_ += 48;
     if (value.is_string()) bytes_ += value.get_ref<const std::string&>().size();
     if (!open_.empty() && open_.back()->is_object()) {

@@ -12,8 +12,8 @@
 #include <spdlog/sinks/stdout_sinks.h>
 #include <unistd.h>
 
-#include "base/durable.h"
 #include "base/error.h"
+#include "base/printable.h"
 #include "base/terminal.h"
 
 static_assert(FMT_VERSION < 100000, "spdlog needs Debian's fmt 9, but another fmt was found first");
@@ -47,7 +47,7 @@ class LevelAndText : public spdlog::custom_flag_formatter {
   int fd_;
 };
 
-spdlog::level::level_enum chosen_level() {
+spdlog::level::level_enum level_from_environment() {
   const char* name = std::getenv("HYPERION_LOG_LEVEL");
   if (name == nullptr || *name == '\0') return spdlog::level::info;
   static constexpr std::pair<std::string_view, spdlog::level::level_enum> kLevels[] = {
@@ -74,7 +74,7 @@ void init_logging(bool quiet, LogStream stream) {
     sink = std::make_shared<spdlog::sinks::stderr_sink_mt>();
   auto logger = std::make_shared<spdlog::logger>("root", std::move(sink));
   logger->set_formatter(std::move(formatter));
-  logger->set_level(quiet ? spdlog::level::err : chosen_level());
+  logger->set_level(quiet ? spdlog::level::err : level_from_environment());
   logger->flush_on(spdlog::level::info);
   spdlog::set_default_logger(std::move(logger));
 }

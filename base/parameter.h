@@ -1,15 +1,15 @@
-// A parameter is data: its name, global shape, initial distribution, and the tensor that layers read at the
-// moment. Models declare parameters, parallel/ shards and binds them, the optimizer and the checkpoint
+// A parameter is data: its name, global shape, initial distribution, and the tensor that layers currently
+// read. Models declare parameters, parallel/ shards and binds them, the optimizer and the checkpoint
 // describe state by them; there is no second source of names or shapes.
 #pragma once
-
-#include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include <ATen/core/Tensor.h>
 
 namespace hyperion {
 
@@ -27,7 +27,7 @@ struct Init {
   }
 };
 
-// What a layer has worked out from a weight's present contents, such as its FP8 copies.
+// What a layer derives from a weight's current value, such as its FP8 copies.
 struct DerivedWeight {
   virtual ~DerivedWeight() = default;
 };
@@ -46,7 +46,8 @@ struct Parameter {
   // 1 / encoded_scale (0-dim fp32). `weight` then never has bytes and only collects the gradient.
   at::Tensor encoded{}, encoded_scale{};
 
-  // A layer may keep here what it derived from the contents; the owner drops it when they change or go.
+  // A layer may cache here what it derived from the value; the owner drops it when the value changes or is
+  // freed.
   mutable std::shared_ptr<DerivedWeight> derived{};
 
   int64_t numel() const {

@@ -69,7 +69,7 @@ void Progress::update(uint64_t done) {
   constexpr size_t kShortLogLine = 60;
   const std::string line =
       progress_line(name_, done, total_, unit_, seconds).substr(0, kShortLogLine) + "\x1b[K\r";
-  std::fputs(line.c_str(), stderr);  // fmt::print would throw where nobody reads it
+  std::fputs(line.c_str(), stderr);  // fmt::print throws when stderr is closed
 }
 
 }  // namespace hyperion

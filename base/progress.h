@@ -9,12 +9,11 @@
 namespace hyperion {
 
 // "tokenize  42% 1.2G/2.8G B, 0:45 to go, 35.1M B/s"; with a total of 0, which is unknown: "eval 1.2M tokens,
-// 35.1k tokens/s". Pure; `seconds` is the time used so far.
+// 35.1k tokens/s". `seconds`: elapsed so far.
 std::string progress_line(const std::string& name, uint64_t done, uint64_t total, const std::string& unit,
                           double seconds);
 
-// For one thread. A status line is wiped when the object goes, so that what is printed next starts on a clean
-// line.
+// For one thread. The destructor erases the status line, so that what is printed next starts on a clean line.
 class Progress {
  public:
   // total: the count of `unit` that update() reaches at the end, or 0

@@ -14,6 +14,7 @@
 
 #include "base/durable.h"
 #include "base/error.h"
+#include "base/printable.h"
 
 namespace hyperion {
 namespace {

@@ -6,11 +6,11 @@
 
 namespace hyperion {
 
-// Descriptors 0 to 2 that are closed lead to /dev/null from now on (else the next files that are opened would
-// get their numbers, and lines would be printed into them). Call it before any other file is opened.
+// Opens /dev/null on those of descriptors 0 to 2 that are closed (else the next files opened would get their
+// numbers, and lines would be printed into them). Call it before any other file is opened.
 void keep_standard_streams();
 
-// A reader of stdout that goes away makes writes fail instead of ending the process.
+// Ignores SIGPIPE: writes to a closed pipe fail instead of ending the process.
 void ignore_closed_pipe();
 
 // Prints `text` on stdout, with flush_stdout().
@@ -28,8 +28,8 @@ void flush_stdout(int earlier_error = 0);
 // "frame #0: ...").
 std::string without_stack_frames(std::string_view text);
 
-// libtorch logs through std::cerr, from threads of its own too: from now on what is written there loses its
-// stack frames, unless TORCH_SHOW_CPP_STACKTRACES=1 asks for them.
+// libtorch logs through std::cerr, from threads of its own too: removes stack frames from what is written
+// there, unless TORCH_SHOW_CPP_STACKTRACES=1.
 void drop_stack_frames_from_cerr();
 
 }  // namespace hyperion

@@ -7,7 +7,7 @@ namespace hyperion {
 // NO_COLOR is unset or empty (no-color.org), and disable_terminal_escapes() was not called.
 bool terminal_escapes(int fd);
 
-// No escape sequences from now on, on any stream (metrics.disable_color_printing).
+// terminal_escapes() is false from here on, for every stream (metrics.disable_color_printing).
 void disable_terminal_escapes();
 
 }  // namespace hyperion

@@ -1,5 +1,5 @@
-// What checkpoints cost, beside the plainest way to move the same bytes. benchmarks/ckpt.sh starts this
-// program and prints the table.
+// What checkpoints cost, compared with the plainest way to move the same bytes. benchmarks/ckpt.sh starts
+// this program and prints the table.
 //   benchmark_checkpoint PART FOLDER [VOCAB [LAYERS]]
 // PART save: 2 ranks, a round measures saves, stalls and a load. PART writers: 4 ranks as a mesh of 2 x 2, a
 // round saves with both kinds of writers. PART memory: 2 ranks, one round of 50 saves. PART ema: 2 ranks, a
@@ -70,7 +70,7 @@ double timed(Coordinator& ranks, const auto& work) {
 }
 
 // Waits until the disk has nothing left to do.
-void settle(Coordinator& ranks) {
+void flush_disk(Coordinator& ranks) {
   if (ranks.rank() == 0) ::sync();
   ranks.all_gather("");
 }
@@ -252,7 +252,7 @@ class SavePart {
     const uint64_t bytes = sync_.report.own_bytes / kDirectAlignment * kDirectAlignment;
     for (const auto& [name, way] :
          {std::pair("raw_write_buffered", Way::kBuffered), {"raw_write_direct", Way::kDirect}}) {
-      settle(ranks_);
+      flush_disk(ranks_);
       figures[name] = timed(ranks_, [&] { raw_write(path, flat_.data(), bytes, way); });
       fs::remove(path);
     }
@@ -260,7 +260,7 @@ class SavePart {
 
   void measure_sync(Json& figures) {
     sync_.clear(ranks_);
-    settle(ranks_);
+    flush_disk(ranks_);
     const double processor = processor_seconds();
     figures["sync_save"] = timed(ranks_, [&] { sync_.saver.save(++sync_.step); });
     figures["sync_save_processor"] = slowest(ranks_, processor_seconds() - processor);
@@ -276,7 +276,7 @@ class SavePart {
       for (Compute* compute : {static_cast<Compute*>(nullptr), &compute_}) {
         const std::string key = fmt::format("{}{}", name, compute != nullptr ? "_computing" : "");
         target->clear(ranks_);
-        settle(ranks_);
+        flush_disk(ranks_);
         figures[key + "_memcpy"] = memcpy_seconds();
         const Stall stall = save_async(*target, ranks_, compute, step);
         figures[key + "_stall"] = stall.stall;
@@ -347,7 +347,7 @@ class WritersPart {
     if (number % 2 != 0) std::swap(order[0], order[1]);
     for (const auto& [name, target] : order) {
       target->clear(ranks_);
-      settle(ranks_);
+      flush_disk(ranks_);
       figures[std::string(name) + "_save"] = timed(ranks_, [&] { target->saver.save(++target->step); });
       Json files = Json::object();
       for (const auto& entry : fs::directory_iterator(target->report.path))
@@ -385,7 +385,7 @@ class EmaPart {
     if (number % 2 != 0) std::swap(order[0], order[1]);
     for (const auto& [name, target] : order) {
       target->clear(ranks_);
-      settle(ranks_);
+      flush_disk(ranks_);
       figures[std::string(name) + "_stall"] = save_async(*target, ranks_, nullptr, 0).stall;
     }
     return figures;

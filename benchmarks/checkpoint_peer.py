@@ -1,4 +1,4 @@
-"""Saves and loads of PyTorch's Distributed Checkpoint (DCP), for benchmarks/ckpt.py to put beside Hyperion's.
+"""Saves and loads of PyTorch's Distributed Checkpoint (DCP), for benchmarks/ckpt.py to compare with Hyperion's.
 
     checkpoint_peer.py save|memory FOLDER [VOCAB [LAYERS]]
 

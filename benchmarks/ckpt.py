@@ -1,4 +1,4 @@
-"""The cost of checkpoints, beside PyTorch's DCP and the plainest way to move the same bytes (benchmarks/ckpt.sh starts this).
+"""The cost of checkpoints, compared with PyTorch's DCP and the plainest way to move the same bytes (benchmarks/ckpt.sh starts this).
 
 Two ranks with 256 MiB each. Rounds of Hyperion's program and of DCP's alternate; each process lives as long as the run, and
 the first save of each kind does not count. Times are those of the slowest rank. A figure is the median over the rounds; a

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checkpoints beside PyTorch's Distributed Checkpoint and beside raw input and output, interleaved.
+# Checkpoints, PyTorch's Distributed Checkpoint, and raw input and output, interleaved.
 set -euo pipefail
 usage='usage: benchmarks/ckpt.sh [PAIRS] [options of ckpt.py]   (default: 7 pairs)
   HYPERION_INTEROP_VENV=FOLDER  Python environment with torch (default .venv-interop; scripts/setup.sh --interop); without one, only ours

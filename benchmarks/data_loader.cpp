@@ -1,7 +1,7 @@
-// How many tokens a second the data loader prepares, from text and from token shards, beside the tokenizer
+// How many tokens per second the data loader prepares, from text and from token shards, and the tokenizer
 // alone.
 //   benchmark_data_loader [TOKENIZER_PATH] [CORPUS.jsonl] [OUT.json]
-// Without arguments: one token a byte, and a generated corpus of 32 MB.
+// Without arguments: one token per byte, and a generated corpus of 32 MB.
 #include <chrono>
 #include <filesystem>
 

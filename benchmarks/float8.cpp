@@ -145,7 +145,7 @@ void benchmark_casts(const Place& place, int64_t tokens, int64_t divisor, int ro
   const Case cases[] = {{"row-major, one scale", tensor, {}},
                         {"column-major, one scale", {}, tensor},
                         {"both, one scale", tensor, tensor},
-                        {"both, a scale a row and a column", row, column}};
+                        {"both, a scale per row and column", row, column}};
   std::vector<std::function<void()>> works;
   for (const Case& one : cases) {
     works.emplace_back([&] { float8::cast(x, one.row_scale, one.column_scale, float8::kE4m3); });

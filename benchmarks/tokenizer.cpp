@@ -1,5 +1,5 @@
 // Megabytes a second of one thread of the tokenizer: benchmark_tokenizer TOKENIZER FILE... prints a JSON line
-// a file. benchmarks/tokenizer.py runs it beside Hugging Face `tokenizers`.
+// a file. benchmarks/tokenizer.py compares it with Hugging Face `tokenizers`.
 #include "trainer/data/tokenizer/tokenizer.h"
 
 #include <algorithm>

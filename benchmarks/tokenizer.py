@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tokenizer speed of one thread beside Hugging Face `tokenizers`, best of 5 in processor time.
+"""Tokenizer speed of one thread and of Hugging Face `tokenizers`, best of 5 in processor time.
 
 usage: benchmarks/tokenizer.py BENCHMARK_TOKENIZER [--tokenizer FOLDER...] [--text FILE...] [--json OUT]
 

@@ -1,4 +1,4 @@
-"""Speed, memory and start-up of Hyperion beside torchtitan 0.2.2 (benchmarks/vs_torchtitan.sh starts this).
+"""Speed, memory and start-up of Hyperion and torchtitan 0.2.2 (benchmarks/vs_torchtitan.sh starts this).
 
 Both train the llama3 debugmodel from the same token shard, without activation checkpointing, watched from outside in the
 same way: a step's time is the distance of two step lines of rank 0, memory the largest resident set of a rank.
@@ -34,7 +34,7 @@ class Setting:
     title: str
     world: int
     threads: int  # a rank
-    batch: int  # sequences a rank
+    batch: int  # sequences per rank
     seq_len: int = 1024
 
 
@@ -109,7 +109,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--binary", type=Path, default=ROOT / "build" / "hyperion")
     parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=20, help="steps a run; the second half is measured")
+    parser.add_argument("--steps", type=int, default=20, help="steps per run; the second half is measured")
     parser.add_argument("--precision", choices=("bf16", "fp32"), default="bf16")
     parser.add_argument("--json", type=Path, default=ROOT / "outputs" / "vs_torchtitan.json")
     parser.add_argument("parts", nargs="*", metavar="PART", help="one_rank, fsdp2, launch (default: all)")

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Hyperion beside torchtitan 0.2.2 on this machine's CPU, interleaved.
+# Hyperion and torchtitan 0.2.2 on this machine's CPU, interleaved.
 set -euo pipefail
 usage='usage: benchmarks/vs_torchtitan.sh [options of vs_torchtitan.py]
   HYPERION_INTEROP_VENV=FOLDER  Python environment with torchtitan (default .venv-interop; scripts/setup.sh --interop)

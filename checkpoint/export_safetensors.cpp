@@ -10,6 +10,7 @@
 
 #include "base/durable.h"
 #include "base/error.h"
+#include "base/printable.h"
 #include "checkpoint/cast.h"
 #include "checkpoint/finite.h"
 #include "checkpoint/format/safetensors/safetensors.h"

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "base/counted.h"
+#include "base/printable.h"
 #include "checkpoint/types/object.h"
 
 #if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
@@ -20,7 +21,7 @@ namespace {
 
 // Every type spells NaN and infinity so that they are the largest of its words after (word << shift) ^ flip,
 // as whole numbers: a shift drops the sign, and the exponent with all bits set is above all others. So a
-// block is looked at by two operations on each word, without a branch.
+// block is scanned by two operations on each word, without a branch.
 template <typename Word, int kShift, Word kFlip>
 inline __attribute__((always_inline)) Word highest(const std::byte* data, uint64_t words) {
   const auto spelled = [data](uint64_t i) __attribute__((always_inline)) {
@@ -58,9 +59,10 @@ HYPERION_VECTORISED uint8_t highest_without_negative_zero(const std::byte* data,
   return highest<uint8_t, 0, 0x7f>(data, words);
 }
 
-// Words from `limit` on are not finite. Blocks that have one are looked at word by word.
+// Words from `limit` on are not finite. Blocks that have one are scanned word by word.
 template <typename Word>
-uint64_t count(Word (*highest_of)(const std::byte*, uint64_t), Word limit, const void* data, uint64_t bytes) {
+uint64_t count_words_from(Word (*highest_of)(const std::byte*, uint64_t), Word limit, const void* data,
+                          uint64_t bytes) {
   constexpr uint64_t kBlock = (uint64_t{16} << 10) / sizeof(Word);
   const auto* from = static_cast<const std::byte*>(data);
   uint64_t found = 0;
@@ -79,23 +81,23 @@ uint64_t count_not_finite(Dtype dtype, const void* data, uint64_t bytes) {
   switch (dtype) {
     case Dtype::kFloat32:
     case Dtype::kComplex64:
-      return count<uint32_t>(highest_32, 0xff000000, data, bytes);
+      return count_words_from<uint32_t>(highest_32, 0xff000000, data, bytes);
     case Dtype::kBFloat16:
-      return count<uint16_t>(highest_16, 0xff00, data, bytes);
+      return count_words_from<uint16_t>(highest_16, 0xff00, data, bytes);
     case Dtype::kFloat16:
-      return count<uint16_t>(highest_16, 0xf800, data, bytes);
+      return count_words_from<uint16_t>(highest_16, 0xf800, data, bytes);
     case Dtype::kFloat64:
     case Dtype::kComplex128:
-      return count<uint64_t>(highest_64, 0xffe0000000000000, data, bytes);
+      return count_words_from<uint64_t>(highest_64, 0xffe0000000000000, data, bytes);
     case Dtype::kFloat8E5M2:
-      return count<uint8_t>(highest_8, 0xf8, data, bytes);
+      return count_words_from<uint8_t>(highest_8, 0xf8, data, bytes);
     case Dtype::kFloat8E4M3FN:  // no infinity
-      return count<uint8_t>(highest_8, 0xfe, data, bytes);
+      return count_words_from<uint8_t>(highest_8, 0xfe, data, bytes);
     case Dtype::kFloat8E4M3FNUZ:
     case Dtype::kFloat8E5M2FNUZ:
-      return count<uint8_t>(highest_without_negative_zero, 0xff, data, bytes);
+      return count_words_from<uint8_t>(highest_without_negative_zero, 0xff, data, bytes);
     case Dtype::kFloat8E8M0FNU:
-      return count<uint8_t>(highest_unsigned_8, 0xff, data, bytes);
+      return count_words_from<uint8_t>(highest_unsigned_8, 0xff, data, bytes);
     case Dtype::kInt64:
     case Dtype::kInt32:
     case Dtype::kInt16:

@@ -14,10 +14,10 @@ namespace hyperion {
 // complex number count apart. 0 for types that have no such numbers.
 uint64_t count_not_finite(Dtype dtype, const void* data, uint64_t bytes);
 
-// The tensors that hold such numbers, as far as they have been looked at.
+// The tensors scanned so far that hold such numbers.
 class NotFinite {
  public:
-  // Looks at one piece of a tensor. Returns how many it found.
+  // Scans one piece of a tensor. Returns how many it found.
   uint64_t look_at(const std::string& tensor, Dtype dtype, const void* data, uint64_t bytes);
   void add(const std::string& tensor, uint64_t count);
 

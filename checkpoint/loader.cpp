@@ -36,14 +36,14 @@ uint64_t row_bytes(Dtype dtype, const Dims& shape) {
   return bytes;
 }
 
-// One chunk that has rows this rank wants.
-struct Read {
+// One chunk that has rows of this rank.
+struct ChunkRead {
   const LoadItem* item;
   const Chunk* chunk;
 };
 
-// Rows of the tensor that this rank wants and the chunk has: [begin, end), none when end <= begin.
-std::pair<int64_t, int64_t> common_rows(const Read& read) {
+// Rows of this rank that the chunk has: [begin, end), none when end <= begin.
+std::pair<int64_t, int64_t> common_rows(const ChunkRead& read) {
   const Rows wanted = read.item->tensor->rows();
   const Rows stored = read.item->tensor->shape.empty()
                           ? Rows{0, 1}
@@ -53,7 +53,7 @@ std::pair<int64_t, int64_t> common_rows(const Read& read) {
 }
 
 // What ChunkReader and RowLoader are going to read of an archive that we wrote: its head, then the rows.
-void add_ranges(const Read& read, std::vector<ByteRange>& ranges) {
+void add_ranges(const ChunkRead& read, std::vector<ByteRange>& ranges) {
   const auto& [where, dtype, shape] =
       std::tie(read.chunk->where, read.item->record->dtype, read.chunk->shape);
   const auto [begin, end] = common_rows(read);
@@ -68,7 +68,7 @@ void add_ranges(const Read& read, std::vector<ByteRange>& ranges) {
 // The bytes of one chunk: rows in the stored type, verified.
 class ChunkReader {
  public:
-  ChunkReader(ShardReader& file, const OpenCheckpoint& checkpoint, const Read& read, bool check_crcs)
+  ChunkReader(ShardReader& file, const OpenCheckpoint& checkpoint, const ChunkRead& read, bool check_crcs)
       : read_(read), entry_(file, read.chunk->where.offset, read.chunk->where.length) {
     const Dtype dtype = read.item->record->dtype;
     const Dims& shape = read.chunk->shape;
@@ -76,7 +76,7 @@ class ChunkReader {
       data_offset_ = 0;
       return;
     }
-    // What we write ourselves is known byte by byte; everything else is taken apart.
+    // The layout of what we write ourselves is known; everything else is parsed.
     const std::string head = tensor_archive_head(dtype, shape);
     if (entry_.size() == tensor_archive_bytes(dtype, shape) && entry_.read_text(0, head.size()) == head &&
         !check_crcs) {
@@ -101,7 +101,7 @@ class ChunkReader {
   }
 
  private:
-  const Read& read_;
+  const ChunkRead& read_;
   SliceSource entry_;
   uint64_t data_offset_ = 0;
   std::optional<TensorArchive> archive_;
@@ -112,7 +112,7 @@ class RowLoader {
  public:
   RowLoader(MemoryMover& mover, const LoadOptions& options) : mover_(mover), options_(options) {}
 
-  void load(const Read& read, ChunkReader& chunk) {
+  void load(const ChunkRead& read, ChunkReader& chunk) {
     if (read.item->row_map) return load_mapped(read, chunk);
     const auto [begin, end] = common_rows(read);
     const int64_t stored = read.chunk->shape.empty() ? 0 : read.chunk->offset.front();
@@ -126,7 +126,7 @@ class RowLoader {
  private:
   // The rows of a piece lie scattered in a short stretch of the stored ones (one head): the stretch is read
   // once.
-  void load_mapped(const Read& read, ChunkReader& chunk) {
+  void load_mapped(const ChunkRead& read, ChunkReader& chunk) {
     const auto& map = read.item->row_map;
     const Rows wanted = read.item->tensor->rows();
     const uint64_t width = row_bytes(read.item->record->dtype, read.item->record->shape);
@@ -147,9 +147,10 @@ class RowLoader {
   }
 
   // Calls fetch(first row, rows, out) for pieces of rows [begin, end) of the tensor, and puts what it
-  // fetched, in the stored type, where the tensor lives. Whole where that is host memory of the same type.
+  // fetched, in the stored type, into the tensor's memory. One piece where that is host memory of the same
+  // type.
   template <typename Fetch>
-  void each_piece(const Read& read, int64_t begin, int64_t end, const Fetch& fetch) {
+  void each_piece(const ChunkRead& read, int64_t begin, int64_t end, const Fetch& fetch) {
     const TensorState& tensor = *read.item->tensor;
     const Dtype stored = read.item->record->dtype;
     const uint64_t from_width = row_bytes(stored, tensor.shape),
@@ -200,9 +201,9 @@ class RowLoader {
   uint64_t filled_ = 0;  // of the state
 };
 
-// Chunks of the item that this rank needs rows of. Rows of a chunk must be whole: what is cut along other
-// dimensions comes from meshes with tensor parallelism.
-void find_chunks(const LoadItem& item, const OpenCheckpoint& checkpoint, std::vector<Read>& reads) {
+// Chunks of the item that hold rows of this rank. Rows must not be split: chunks cut along other dimensions
+// come from meshes with tensor parallelism.
+void find_chunks(const LoadItem& item, const OpenCheckpoint& checkpoint, std::vector<ChunkRead>& reads) {
   const Rows wanted = item.tensor->rows();
   if (wanted.count == 0) return;
   for (const Chunk& chunk : item.record->chunks) {
@@ -210,8 +211,7 @@ void find_chunks(const LoadItem& item, const OpenCheckpoint& checkpoint, std::ve
       if (chunk.shape[d] != item.record->shape[d])
         throw_incompatible(
             "{}: tensor {} is cut along dimension {}, which is not supported (only rows may be): write it "
-            "again "
-            "without tensor parallelism",
+            "again without tensor parallelism",
             checkpoint.folder.string(), item.tensor->key, d);
     }
     const bool overlap = chunk.shape.empty() ||
@@ -225,7 +225,7 @@ void find_chunks(const LoadItem& item, const OpenCheckpoint& checkpoint, std::ve
 }
 
 // Performs `reads`, which lie front to back in one file.
-void load_file(const OpenCheckpoint& checkpoint, std::span<const Read> reads, const LoadOptions& options,
+void load_file(const OpenCheckpoint& checkpoint, std::span<const ChunkRead> reads, const LoadOptions& options,
                RowLoader& rows) {
   const bool archives = checkpoint.index.layout == CheckpointIndex::Layout::kArchives;
   const bool check_crcs = archives && (!checkpoint.manifest || options.full_verify);
@@ -234,10 +234,10 @@ void load_file(const OpenCheckpoint& checkpoint, std::span<const Read> reads, co
                    archives ? Links::kRefuse : Links::kFollow);
   if (archives && !check_crcs) {
     std::vector<ByteRange> ranges;
-    for (const Read& read : reads) add_ranges(read, ranges);
+    for (const ChunkRead& read : reads) add_ranges(read, ranges);
     file.expect(ranges);
   }
-  for (const Read& read : reads) {
+  for (const ChunkRead& read : reads) {
     ChunkReader chunk(file, checkpoint, read, check_crcs);
     rows.load(read, chunk);
   }
@@ -320,14 +320,14 @@ std::vector<LoadItem> plan_load(const OpenCheckpoint& checkpoint, const std::vec
 LoadReport load_tensors(const OpenCheckpoint& checkpoint, const std::vector<LoadItem>& items,
                         MemoryMover& mover, const LoadOptions& options) {
   const auto begin = std::chrono::steady_clock::now();
-  std::vector<Read> reads;
+  std::vector<ChunkRead> reads;
   for (const LoadItem& item : items) find_chunks(item, checkpoint, reads);
   // File by file, front to back: one pass over each.
-  std::ranges::stable_sort(reads, [](const Read& a, const Read& b) {
+  std::ranges::stable_sort(reads, [](const ChunkRead& a, const ChunkRead& b) {
     return std::tie(a.chunk->where.file, a.chunk->where.offset) <
            std::tie(b.chunk->where.file, b.chunk->where.offset);
   });
-  const auto another_file = [](const Read& a, const Read& b) {
+  const auto another_file = [](const ChunkRead& a, const ChunkRead& b) {
     return a.chunk->where.file != b.chunk->where.file;
   };
   RowLoader rows(mover, options);

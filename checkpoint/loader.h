@@ -31,9 +31,9 @@ struct OpenCheckpoint {
 // each other and with the sizes of the files. Throws Error(kBadData) naming what does not fit.
 OpenCheckpoint open_checkpoint(const std::filesystem::path& folder);
 
-// Which tensors of a checkpoint are wanted, by the names they have here.
+// Which tensors of a checkpoint to load, by the names they have in this job.
 struct StoredNames {
-  std::map<std::string, std::string> keys;  // name here -> key in the index
+  std::map<std::string, std::string> keys;  // name in this job -> key in the index
   // Row r of tensor `name` is row row_map(name)(r) of the stored one, for Hugging Face's order of rotary
   // rows. Empty, or returning an empty function: rows are the same.
   using RowMap = std::function<int64_t(int64_t)>;
@@ -42,16 +42,16 @@ struct StoredNames {
 
 struct LoadOptions {
   bool allow_dtype_cast = false;  // else a stored type that differs is an error
-  bool full_verify =
-      false;  // CRCs of archives too, where checksums of the manifest have been compared already
+  // CRCs of archives too, where the manifest's checksums have been compared already.
+  bool full_verify = false;
   bool verify_finite = false;                  // NaN or infinite numbers are an error, after all was read
   std::string remedy{};                        // how to allow a cast, for the message
-  std::vector<std::string> missing_objects{};  // that the caller has missed: reported with the tensors
+  std::vector<std::string> missing_objects{};  // missing too: reported with the tensors
   std::function<void(uint64_t bytes)> on_progress{};  // with the bytes of the state that have been filled
 };
 
-// What a load is going to do. Pure, from names and shapes; throws IncompatibleCheckpoint with ONE message
-// that lists every missing name (with the nearest ones that exist), every shape and type that differs.
+// What a load will do, from names and shapes: no I/O, no collectives. Throws IncompatibleCheckpoint with ONE
+// message that lists every missing name (with the nearest ones that exist), every shape and type that differs.
 struct LoadItem {
   const TensorState* tensor = nullptr;
   const TensorRecord* record = nullptr;

@@ -13,6 +13,7 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/nearest.h"
+#include "base/printable.h"
 
 namespace hyperion {
 namespace {
@@ -21,45 +22,44 @@ namespace {
 constexpr std::array<std::string_view, 4> kWrappers = {"_orig_mod", "_checkpoint_wrapped_module",
                                                        "_fsdp_wrapped_module", "module"};
 // Components whose keys hold a parameter's name, and whether a segment of their own follows it.
-struct Nested {
+struct ParameterPrefix {
   std::string_view prefix;
   bool has_suffix;
 };
-constexpr std::array<Nested, 3> kNested = {
+constexpr std::array<ParameterPrefix, 3> kParameterPrefixes = {
     {{"optimizer.state.", true}, {"optimizer.param_groups.", true}, {"ema.", false}}};
 // Components without parameter names.
 constexpr std::array<std::string_view, 5> kOthers = {"optimizer.", "lr_scheduler.", "dataloader.",
                                                      "train_state.", "rng."};
 
 constexpr size_t kMostShown = 20;  // names of each kind
-constexpr size_t kLongestShown = 200;
 constexpr size_t kLongestPattern = 4096;
 constexpr size_t kLongestName = 65536;
 constexpr uint32_t kMatchLimit = 1'000'000;  // steps of the matcher for one name
 
 // A key as prefix + parameter name + suffix; a parameter name is empty for keys that hold none.
-struct Parts {
+struct KeyParts {
   std::string_view prefix, name, suffix;
 };
 
-Parts split(std::string_view key) {
-  for (const Nested& nested : kNested) {
-    if (!key.starts_with(nested.prefix)) continue;
-    std::string_view name = key.substr(nested.prefix.size()), suffix;
-    if (nested.has_suffix) {
+KeyParts split_key(std::string_view key) {
+  for (const ParameterPrefix& known : kParameterPrefixes) {
+    if (!key.starts_with(known.prefix)) continue;
+    std::string_view name = key.substr(known.prefix.size()), suffix;
+    if (known.has_suffix) {
       const size_t dot = name.rfind('.');
       if (dot == std::string_view::npos) return {key, {}, {}};
       suffix = name.substr(dot);
       name = name.substr(0, dot);
     }
-    return {nested.prefix, name, suffix};
+    return {known.prefix, name, suffix};
   }
   for (const std::string_view other : kOthers)
     if (key.starts_with(other)) return {key, {}, {}};
   return {{}, key, {}};
 }
 
-std::string join(const Parts& parts, std::string_view name) {
+std::string join_key(const KeyParts& parts, std::string_view name) {
   return std::string(parts.prefix).append(name).append(parts.suffix);
 }
 
@@ -76,15 +76,6 @@ std::string without_wrappers(std::string_view name) {
   return result.empty() ? std::string(name) : result;
 }
 
-// For a message: without control characters, of bounded length.
-std::string shown(std::string_view name) {
-  std::string text(name.substr(0, kLongestShown));
-  if (name.size() > kLongestShown) text += "...";
-  for (char& c : text)
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
-  return text;
-}
-
 std::string pcre2_text(int code) {
   std::array<PCRE2_UCHAR, 256> buffer{};
   pcre2_get_error_message(code, buffer.data(), buffer.size());
@@ -92,7 +83,7 @@ std::string pcre2_text(int code) {
 }
 
 template <typename Items, typename Line>
-std::string listed(const char* what, const Items& items, Line line) {
+std::string list_lines(const char* what, const Items& items, Line line) {
   if (items.empty()) return "";
   std::string text = fmt::format("\n  {} {}:", items.size(), what);
   for (size_t i = 0; i < std::min(items.size(), kMostShown); ++i) text += "\n    " + line(items[i]);
@@ -103,8 +94,8 @@ std::string listed(const char* what, const Items& items, Line line) {
 }  // namespace
 
 std::string canonical_name(std::string_view key) {
-  const Parts parts = split(key);
-  return parts.name.empty() ? std::string(key) : join(parts, without_wrappers(parts.name));
+  const KeyParts parts = split_key(key);
+  return parts.name.empty() ? std::string(key) : join_key(parts, without_wrappers(parts.name));
 }
 
 struct NameMap::Rule {
@@ -117,7 +108,7 @@ struct NameMap::Rule {
 NameMap::NameMap(const RenameTable& table) {
   for (const auto& [pattern, replacement] : table) {
     if (pattern.size() > kLongestPattern || replacement.size() > kLongestPattern)
-      throw_config("checkpoint.rename: \"{}\": expected a name of at most {} bytes", shown(pattern),
+      throw_config("checkpoint.rename: \"{}\": expected a name of at most {} bytes", printable(pattern),
                    kLongestPattern);
     auto rule = std::make_unique<Rule>();
     rule->pattern = pattern;
@@ -129,19 +120,19 @@ NameMap::NameMap(const RenameTable& table) {
                                    &offset, nullptr));
     if (!rule->code)
       throw_config("checkpoint.rename: \"{}\" is not a regular expression: {} at character {}",
-                   shown(pattern), pcre2_text(error), offset);
+                   printable(pattern), pcre2_text(error), offset);
     pcre2_set_match_limit(rule->context.get(), kMatchLimit);
     pcre2_set_depth_limit(rule->context.get(), kMatchLimit / 100);
     pcre2_set_heap_limit(rule->context.get(), 64 * 1024);  // KiB
     rules_.push_back(std::move(rule));
-    renamed("");  // a replacement that cannot be used is found now
+    rename_parameter("");  // a replacement that cannot be used is found now
   }
 }
 NameMap::~NameMap() = default;
 NameMap::NameMap(NameMap&&) noexcept = default;
 NameMap& NameMap::operator=(NameMap&&) noexcept = default;
 
-std::optional<std::string> NameMap::renamed(const std::string& name) const {
+std::optional<std::string> NameMap::rename_parameter(const std::string& name) const {
   for (const auto& rule : rules_) {
     std::string result(name.size() * 2 + rule->replacement.size() * 2 + 64, '\0');
     PCRE2_SIZE length = result.size();
@@ -151,8 +142,9 @@ std::optional<std::string> NameMap::renamed(const std::string& name) const {
                          rule->replacement.size(), reinterpret_cast<PCRE2_UCHAR*>(result.data()), &length);
     if (count == 0) continue;
     if (count < 0)
-      throw_config("checkpoint.rename: \"{}\" -> \"{}\" cannot be applied to {}: {}", shown(rule->pattern),
-                   shown(rule->replacement), shown(name), pcre2_text(count));
+      throw_config("checkpoint.rename: \"{}\" -> \"{}\" cannot be applied to {}: {}",
+                   printable(rule->pattern), printable(rule->replacement), printable(name),
+                   pcre2_text(count));
     result.resize(length);
     return result;
   }
@@ -162,10 +154,10 @@ std::optional<std::string> NameMap::renamed(const std::string& name) const {
 std::string NameMap::apply(const std::string& key) const {
   std::string name = canonical_name(key);
   if (rules_.empty() || name.size() > kLongestName) return name;
-  const Parts parts = split(name);
+  const KeyParts parts = split_key(name);
   if (parts.name.empty()) return name;
-  const std::optional<std::string> changed = renamed(std::string(parts.name));
-  return changed ? join(parts, *changed) : name;
+  const std::optional<std::string> changed = rename_parameter(std::string(parts.name));
+  return changed ? join_key(parts, *changed) : name;
 }
 
 std::map<std::string, std::string> NameMap::apply(const std::vector<std::string>& keys) const {
@@ -178,7 +170,7 @@ std::map<std::string, std::string> NameMap::apply(const std::vector<std::string>
       throw_incompatible(
           "the checkpoint's keys {} and {} both become {}: change checkpoint.rename so that they stay "
           "apart",
-          shown(place->second), shown(key), shown(place->first));
+          printable(place->second), printable(key), printable(place->first));
     names.push_back(place->first);
   }
   trace_names("wrapper segments and checkpoint.rename", names, before);
@@ -197,7 +189,7 @@ uint64_t trace_names(std::string_view stage, const std::vector<std::string>& nam
   const uint64_t hash = names_hash(names);
   spdlog::debug("names after {}: {}, hash {:016x}{}", stage, names.size(), hash,
                 expected && *expected != hash ? fmt::format(", CHANGED from {:016x}", *expected) : "");
-  for (const std::string& name : names) spdlog::debug("  {}", shown(name));
+  for (const std::string& name : names) spdlog::debug("  {}", printable(name));
   return hash;
 }
 
@@ -215,13 +207,15 @@ NameDifferences compare_names(std::vector<std::string> wanted, std::vector<std::
 std::string explain_differences(const std::string& where, const NameDifferences& differences) {
   if (differences.empty()) return "";
   std::string text = where + " does not fit this job:";
-  text += listed("missing", differences.missing, [&](const std::string& name) {
+  text += list_lines("missing", differences.missing, [&](const std::string& name) {
     const std::string nearest = nearest_name(name, differences.unexpected);
-    return shown(name) + (nearest.empty() ? "" : fmt::format(" (nearest there: {})", shown(nearest)));
+    return printable(name) + (nearest.empty() ? "" : fmt::format(" (nearest there: {})", printable(nearest)));
   });
-  text += listed("unexpected", differences.unexpected, [](const std::string& name) { return shown(name); });
-  text += listed("mismatched", differences.mismatched, [](const Mismatch& mismatch) {
-    return fmt::format("{}: expected {}, found {}", shown(mismatch.name), mismatch.wanted, mismatch.found);
+  text += list_lines("unexpected", differences.unexpected,
+                     [](const std::string& name) { return printable(name); });
+  text += list_lines("mismatched", differences.mismatched, [](const Mismatch& mismatch) {
+    return fmt::format("{}: expected {}, found {}", printable(mismatch.name), mismatch.wanted,
+                       mismatch.found);
   });
   text +=
       "\n  Give names that only differ in spelling in [checkpoint.rename], and leave out whole parts with "

@@ -32,16 +32,17 @@ class NameMap {
   NameMap(NameMap&&) noexcept;
   NameMap& operator=(NameMap&&) noexcept;
 
-  // The name that `key` of a checkpoint has here. Throws Error(kUsage) when a pattern needs too long for it.
+  // The name that `key` of a checkpoint has in this job. Throws Error(kUsage) when a pattern needs too long
+  // for it.
   std::string apply(const std::string& key) const;
 
-  // Name here -> key in the checkpoint, for all `keys`. Throws Error(kBadData) naming both when two keys get
-  // the same name. Logs the names at level debug.
+  // Name in this job -> key in the checkpoint, for all `keys`. Throws Error(kBadData) naming both when two
+  // keys get the same name. Logs the names at level debug.
   std::map<std::string, std::string> apply(const std::vector<std::string>& keys) const;
 
  private:
   struct Rule;
-  std::optional<std::string> renamed(const std::string& name) const;
+  std::optional<std::string> rename_parameter(const std::string& name) const;
   std::vector<std::unique_ptr<Rule>> rules_;
 };
 

@@ -15,6 +15,7 @@
 
 #include "base/error.h"
 #include "base/failpoint.h"
+#include "base/printable.h"
 #include "base/resources.h"
 #include "checkpoint/finite.h"
 #include "checkpoint/format/dcp/archive.h"

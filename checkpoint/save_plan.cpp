@@ -38,9 +38,9 @@ std::vector<uint32_t> holders(const SaveLayout::Kind& kind, size_t index,
 }
 
 // Archive lengths of one entry: its parts have at most three different numbers of rows.
-class Lengths {
+class ArchiveLengths {
  public:
-  explicit Lengths(const SaveLayout::Entry& entry) : entry_(entry) {}
+  explicit ArchiveLengths(const SaveLayout::Entry& entry) : entry_(entry) {}
   uint64_t of(int64_t rows) {
     for (const auto& [known, length] : known_)
       if (known == rows) return length;
@@ -183,7 +183,7 @@ SavePlan make_save_plan(const SaveLayout& layout, const std::vector<RankPlace>& 
     const SaveLayout::Kind& kind = layout.kinds[entry.kind];
     const uint64_t per_row = row_bytes(entry);
     if (per_row == 0) continue;
-    Lengths lengths(entry);
+    ArchiveLengths lengths(entry);
     for (int shard = 0; shard < kind.shards; ++shard) {
       const Rows rows = entry.shape.empty() ? Rows{0, 1} : rows_of(entry.shape.front(), kind.shards, shard);
       if (rows.count == 0) continue;

@@ -1,5 +1,6 @@
-// Who writes which piece of the state, and where in its file. Pure: every rank computes the same plan from
-// the layout of the state and the ranks' places in it, so that no rank sends another a list of what it holds.
+// Which rank writes which rows of the state, and where in its file. No I/O, no collectives: every rank
+// computes the same plan from the layout of the state and the ranks' placements, so that no rank sends
+// another a list of its local shards.
 #pragma once
 
 #include <cstdint>
@@ -16,23 +17,22 @@ enum class Writers {
   kOneReplica,  // the first replica alone writes: fewer and larger files
 };
 
-// What does not change from save to save: the tensors, and how each lies over the ranks. Equal on all ranks.
+// What does not change from save to save: the tensors and their sharding. Equal on all ranks.
 struct SaveLayout {
   struct Entry {
     std::string key;
     KeyPath path;
     Dtype dtype = Dtype::kFloat32;
     Dims shape;
-    uint32_t kind = 0;  // index into kinds
-    uint32_t tensor =
-        0;  // index of the tensor it shows in the list the layout was made of (aliases share one)
+    uint32_t kind = 0;    // index into kinds
+    uint32_t tensor = 0;  // index in the list that the layout was made of (aliases share one)
   };
   struct Kind {
     int shards = 1, replicas = 1;
     bool operator==(const Kind&) const = default;
   };
   std::vector<Entry> entries;  // every tensor under its key and then under each alias
-  std::vector<Kind> kinds;     // the different ways of lying over the ranks
+  std::vector<Kind> kinds;     // distinct placements
 
   // Of names, types, shapes and kinds: equal layouts give equal plans.
   uint64_t fingerprint() const;
@@ -40,7 +40,7 @@ struct SaveLayout {
 
 SaveLayout save_layout(const std::vector<TensorState>& tensors);
 
-// One rank's place: its part and replica number for every kind of the layout.
+// One rank's shard and replica number for every kind of the layout.
 struct RankPlace {
   std::vector<std::pair<int, int>> parts;  // {shard, replica}
   bool operator==(const RankPlace&) const = default;
@@ -49,7 +49,7 @@ struct RankPlace {
   static RankPlace from_text(const std::string& text);
 };
 
-// This rank's place among `kinds`, from the placements of its tensors.
+// This rank's shard and replica for each of `kinds`, from the placements of its tensors.
 RankPlace rank_place(const SaveLayout& layout, const std::vector<TensorState>& tensors);
 
 // A piece of one entry in one file: rows [first_row, first_row + rows) of it.

@@ -16,9 +16,9 @@
 
 namespace hyperion {
 
-// How a tensor lies over the ranks: its first dimension cut by torch.chunk's rule into `shards` parts (1: not
-// cut), of which this rank holds part `shard`; each part is held by `replicas` ranks, of which this one is
-// number `replica`.
+// Sharding of a tensor: its first dimension is cut by torch.chunk's rule into `shards` parts (1: not
+// sharded), of which this rank holds part `shard`; each part is held by `replicas` ranks, of which this one
+// is number `replica`.
 struct Placement {
   int shards = 1, shard = 0;
   int replicas = 1, replica = 0;
@@ -31,7 +31,7 @@ struct Rows {
 };
 Rows rows_of(int64_t rows, int shards, int shard);
 
-// A tensor in memory: this rank's rows of it, contiguous and row-major.
+// A tensor in memory: this rank's local shard of it, contiguous and row-major.
 struct TensorState {
   std::string key;  // on disk: "layers.0.attention.wq.weight", "optimizer.state.norm.weight.exp_avg"
   KeyPath path;     // in the nested state: {"optimizer", "state.norm.weight.exp_avg"}
@@ -40,8 +40,8 @@ struct TensorState {
   Placement placement;
   void* data = nullptr;    // live memory, of the host or the device; null when this rank has no rows
   bool on_device = false;  // `data` is device memory
-  // Other names the same tensor is saved under (a tied head); written whole again, because DCP knows no
-  // links.
+  // Other names the same tensor is saved under (a tied head); its data is written again under each, because
+  // DCP has no links.
   std::vector<std::string> aliases;
 
   Rows rows() const;  // this rank's; {0, 1} for a 0-dim tensor
@@ -83,14 +83,13 @@ class StateComponent {
 // one of the non-model components, else "model".
 std::string component_of(const std::string& key);
 
-// Moves bytes between host memory and wherever tensors live. The default is memcpy.
+// Moves bytes between host memory and the memory of tensors. The default is memcpy.
 class MemoryMover {
  public:
   virtual ~MemoryMover() = default;
-  // On the training thread, before another thread copies: what is queued on the device by now comes before
-  // the copies.
+  // On the training thread, before another thread copies: the copies wait for what is queued on the device.
   virtual void prepare() {}
-  // Start, then finish() once for all; the source must not change in between.
+  // Asynchronous until finish(); the source must not change in between.
   virtual void to_host(void* host, const TensorState& from, uint64_t offset, uint64_t bytes);
   virtual void from_host(const TensorState& to, uint64_t offset, const void* host, uint64_t bytes);
   virtual void finish() {}

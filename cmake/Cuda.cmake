@@ -21,7 +21,7 @@ set(CMAKE_CUDA_RUNTIME_LIBRARY None)  # hyperion_cuda names it: a wheel has no l
 enable_language(CUDA)
 string(REGEX MATCH "^[0-9]+\\.[0-9]+" HYPERION_CUDA_VERSION ${CMAKE_CUDA_COMPILER_VERSION})
 
-# NCCL and the CUDA runtime are in the toolkit or in the wheels beside torch.
+# NCCL and the CUDA runtime are in the toolkit or in the wheels installed with torch.
 get_filename_component(wheels ${HYPERION_TORCH}/../nvidia ABSOLUTE)
 find_path(HYPERION_NCCL_INCLUDE nccl.h REQUIRED HINTS ${wheels}/nccl/include ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
 find_library(HYPERION_NCCL NAMES nccl libnccl.so.2 NAMES_PER_DIR REQUIRED HINTS ${wheels}/nccl/lib ${CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES})
@@ -31,7 +31,7 @@ string(REGEX REPLACE "[^0-9;]+" "" nccl_lines "${nccl_lines}")
 string(REPLACE ";" "." HYPERION_NCCL_VERSION "${nccl_lines}")
 if(NOT HYPERION_NCCL_VERSION MATCHES "^2\\.28\\.")  # libtorch's ProcessGroupNCCL options hold a structure of that header by value
   message(FATAL_ERROR "${HYPERION_NCCL_INCLUDE}/nccl.h is NCCL ${HYPERION_NCCL_VERSION}, but torch 2.11 is made with 2.28: "
-                      "install nvidia-nccl-cu13==2.28.9 beside torch")
+                      "install nvidia-nccl-cu13==2.28.9 with torch")
 endif()
 
 add_library(hyperion_cuda_headers INTERFACE)

@@ -50,7 +50,7 @@ target_compile_options(hyperion_torch INTERFACE
 target_compile_definitions(hyperion_torch INTERFACE USE_DISTRIBUTED USE_C10D_GLOO)
 target_link_libraries(hyperion_torch INTERFACE torch_cpu c10 Threads::Threads)
 
-# libtorch_cpu needs libcudart and libcupti even on a CPU. It finds them in the wheels beside torch by itself, in a toolkit by our
+# libtorch_cpu needs libcudart and libcupti even on a CPU. It finds them in the wheels installed with torch by itself, in a toolkit by our
 # programs' RPATH (which, unlike the newer RUNPATH, also serves the libraries that libtorch loads).
 foreach(folder $ENV{CUDA_HOME}/lib64 /usr/local/cuda/lib64)
   if(EXISTS ${folder})

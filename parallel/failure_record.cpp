@@ -11,8 +11,8 @@
 #include <nlohmann/json.hpp>
 #include <unistd.h>
 
-#include "base/durable.h"
 #include "base/files.h"
+#include "base/printable.h"
 #include "base/terminal.h"
 #include "parallel/phase.h"
 

@@ -94,9 +94,9 @@ void ShardGroup::start_unshard() {
     if (parameter->acquire()) missing.push_back(parameter.get());
   if (missing.empty()) return;
   const TraceRange range("all-gather", name_);
-  // On a GPU the all-gather runs on a stream of its own, beside the computation of the unit before. It must
-  // not start writing before the compute stream's earlier work is done: that may still read the memory that
-  // this group's weights have just been given.
+  // On a GPU the all-gather runs on a stream of its own and overlaps the computation of the unit before. It
+  // must not start writing before the compute stream's earlier work is done: that may still read the memory
+  // that this group's weights have just been given.
   context_.gather_stream_.wait(DeviceStream::current(context_.options().device));
   StreamScope scope(context_.gather_stream_);
   if (context_.shard().prefers_one_message())
@@ -170,7 +170,7 @@ void ShardGroup::zero_grads() {
 }
 
 void ShardGroup::reduce(bool last_microbatch) {
-  // The reduction of the unit before has run beside this unit's backward. It is finished before the next one
+  // The reduction of the unit before has overlapped this unit's backward. It is finished before the next one
   // starts, so that the buffers of one unit are the most that reductions hold.
   context_.finish_reduction();
   at::NoGradGuard no_grad;
@@ -218,8 +218,8 @@ at::Tensor ShardGroup::pack_gradients() {
 void ShardGroup::start_reduce_scatter() {
   const TraceRange range("reduce-scatter", name_);
   const at::Tensor packed = pack_gradients();
-  // The reduction runs on a stream of its own, beside the backward of the next unit, once the compute stream
-  // has packed the gradients.
+  // The reduction runs on a stream of its own, overlapping the backward of the next unit, once the compute
+  // stream has packed the gradients.
   context_.reduce_stream_.wait(DeviceStream::current(context_.options().device));
   StreamScope scope(context_.reduce_stream_);
   const at::Tensor local_sum = at::empty({packed.size(1)}, packed.options());

@@ -73,7 +73,7 @@ class ShardGroup {
 
   // Starts the all-gather of the weights; does nothing when they are gathered or in flight.
   void start_unshard();
-  // What the current stream runs next may read the weights. Starts the all-gather if nobody has.
+  // What the current stream runs next may read the weights. Starts the all-gather if it has not been started.
   void finish_unshard();
   // Frees the gathered weights.
   void reshard();

@@ -12,8 +12,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "base/durable.h"
 #include "base/error.h"
+#include "base/printable.h"
 
 namespace hyperion {
 namespace {
@@ -157,7 +157,7 @@ std::vector<std::string> describe_network(const std::vector<NetworkInterface>& g
   std::string line = fmt::format("Network: Gloo on {}, {}", fmt::join(interfaces, " and "), gloo.front().why);
   std::set<std::string> set;
   for (const auto& [name, value] : variables) {
-    settings.push_back(name + "=" + printable(value));
+    settings.push_back(name + "=" + escape_control_bytes(value));
     if (!value.empty()) set.insert(name);
   }
   if (nccl) {

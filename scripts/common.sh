@@ -1,4 +1,4 @@
-# Shared by the scripts of this folder: where things are, and how they speak. Sourced, never run.
+# Shared by the scripts of this folder: paths and messages. Sourced, never run.
 # shellcheck shell=bash
 
 root=$(dirname "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")")  # the source tree, or the unpacked bundle
@@ -12,7 +12,7 @@ fail() {
   exit 2
 }
 
-# help_for USAGE ARGUMENT...: prints it and ends well when one of the arguments asks for it; before anything is done.
+# help_for USAGE ARGUMENT...: prints it and exits 0 when one of the arguments asks for help.
 help_for() {
   local usage=$1 argument
   shift

@@ -7,7 +7,7 @@ What scripts/train.slurm calls when srun has ended with CODE. FOLDER holds, for 
   rank_N.json   what the rank wrote when it failed (HYPERION_FAILURE_DIR), and
   rank_N.end    "HOST", and once the rank has ended "HOST CODE SECONDS", from scripts/slurm_rank.sh;
 the folder above it the output of each rank, rank_N.HOST.log. LOG_RANK: the ranks whose output is above the summary.
-The summary goes to stderr; stdout gets one line: the exit code of the job, and the host to keep away from, if there is one.
+The summary goes to stderr; stdout gets one line: the exit code of the job, and the host to avoid, if there is one.
 scripts/launch.py, which sees its ranks end, uses the functions.
 """
 import collections
@@ -21,7 +21,7 @@ import sys
 
 DONE, COMMUNICATION, STOPPED_SAVED, TERMINATED = 0, 71, 75, 143  # docs/exit_codes.md
 INTERRUPTED = (130, TERMINATED)
-LAST_LINES = 15  # of a rank's output, for one that left no word
+LAST_LINES = 15  # of a rank's output, for one without a record
 ENDED_BY_US_SECONDS = 5.0  # a rank that ends so long after the first failure was ended because of it
 
 
@@ -67,8 +67,8 @@ def read_records(folder):
 
 
 def find_cause(ends, shown=frozenset()):
-    """The Cause among RankEnds, or None when no rank failed. A rank that only lost a peer is the cause of nothing as long
-    as there is another one. Of ranks that failed alike it is one of those whose output is shown: they have said why."""
+    """The Cause among RankEnds, or None when no rank failed. A rank that only lost a peer is not the cause as long
+    as there is another failure. Of ranks that failed alike it is one of those whose output is shown."""
     reports = collections.defaultdict(list)
     for end in sorted(ends, key=lambda end: end.record.get("time", 0.0)):
         for lost in end.record.get("lost", []):
@@ -101,7 +101,7 @@ def place(record):
 
 
 def summary(cause, last_lines=None, said_above=False):
-    """The lines that tell of a Cause. last_lines: of the rank's output, for one that left no word of its own. said_above:
+    """The lines that tell of a Cause. last_lines: of the rank's output, for one without a record. said_above:
     its output has been shown."""
     rank, record = cause.rank, cause.rank.record
     host = record.get("host") or rank.host

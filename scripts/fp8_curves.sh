@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Loss curves of FP8 recipes beside bf16's: the debug model on the default corpus, the same tokens and initial weights for all. Writes
+# Loss curves of FP8 recipes compared with bf16: the debug model on the default corpus, the same tokens and initial weights for all. Writes
 # docs/float8_curves.png and the table of docs/float8_curves.md; fails when a recipe's final smoothed loss is more than 1 % off.
 set -euo pipefail
 # shellcheck source=scripts/common.sh

@@ -163,7 +163,7 @@ def last_lines(text, count):
 
 
 def read_training(output):
-    """How the loss went and the last step line's figures; raises ValueError when the loss did not fall."""
+    """First and last loss and the last step line's figures; raises ValueError when the loss did not fall."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", output)
     steps = re.findall(r"step:\s*\d+\s+loss:\s*(\S+)\s+grad_norm:\s*\S+\s+(memory:.*)", plain)
     if len(steps) < 2:

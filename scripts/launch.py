@@ -13,7 +13,7 @@ What it reads from the environment:
   HYPERION_DEVICE   cpu: use no GPU even where there is one
   OMP_NUM_THREADS   CPU threads per rank; default: an equal share of the cores
 Each rank gets RANK, LOCAL_RANK, GROUP_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as from torchrun,
-and HYPERION_FAILURE_DIR: a folder beside its output where it records how it failed.
+and HYPERION_FAILURE_DIR: a folder next to its output where it records how it failed.
 
 A rank that fails ends the job: the others get TERM, and KILL five seconds later. One summary says which rank failed first
 or was lost, its exit code or signal, host, operation and phase, what it said last, and who lost it; its code is returned
@@ -100,7 +100,7 @@ def free_port():
 
 
 def check_cuda_library(program, gpus):
-    """A GPU that the binary has no code for must not lead to a run on the CPU that nobody asked for."""
+    """A GPU that the binary has no code for must not lead to a silent run on the CPU."""
     folder = pathlib.Path(program).resolve().parent
     libraries = [folder / "libhyperion_cuda.so", folder / "libexec" / "libhyperion_cuda.so"]  # of a build, of a bundle
     if gpus and pathlib.Path(program).name == "hyperion" and not any(library.exists() for library in libraries):
@@ -150,7 +150,7 @@ def shown_ranks():
 
 def die_with_launcher(launcher):
     """Runs in the child: should the launcher, a process number, be killed, the rank gets TERM. Until the program runs, the
-    child has the launcher's handlers, which would swallow it; and a launcher that was killed before is nobody's parent."""
+    child has the launcher's handlers, which would swallow it; and a launcher that was killed before has no children."""
     pr_set_pdeathsig = 1
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
@@ -173,7 +173,7 @@ class Stream:
             self.source, self.child_end = os.pipe()
 
     def read(self):
-        """Passes on what is there; False at the end of the stream."""
+        """Forwards the available output; False at the end of the stream."""
         try:
             data = os.read(self.source, 65536)
         except OSError:  # how a terminal says that its other side is closed
@@ -192,7 +192,7 @@ class Stream:
                 data = data[os.write(self.target, data) :]
             except BlockingIOError:  # our stream is in non-blocking mode, and full
                 select.select([], [self.target], [])
-            except OSError:  # nobody reads any more (`| head`): go on, the log file has it
+            except OSError:  # the reader has closed the pipe (`| head`): continue, the log file has it
                 self.target = None
                 return
 
@@ -308,7 +308,7 @@ class Job:
 
     def is_failure(self, code):
         orderly = {failures.DONE, failures.STOPPED_SAVED}
-        if self.asked_to_stop:  # the ranks end by what was asked for, each in its own time
+        if self.asked_to_stop:  # the ranks end by the signal, each in its own time
             orderly |= {130, failures.TERMINATED, 128 + signal.SIGUSR1}
         return code not in orderly
 
@@ -342,7 +342,7 @@ class Job:
 
 
 def report(job, shown, log_folder, failure_folder, started):
-    """Says which rank failed first or was lost, how, and where to read on. Returns the exit code of the job."""
+    """Prints which rank failed first or was lost, how, and where its output is. Returns the exit code of the job."""
     records = failures.read_records(failure_folder)
     records = {number: record for number, record in records.items() if record["time"] >= started}  # not an earlier run's
     ends = []

@@ -52,7 +52,7 @@ if has_version_14 clang-tidy; then
   if [ ${#files[@]} -gt 0 ]; then
     torch=$(setup_result torch) cuda_home=$(setup_result cuda_home)
     [ -n "$torch" ] || fail "Hyperion is not set up" "run scripts/setup.sh"
-    # clang cannot read the precompiled headers of gcc, so it is told of compilations without
+    # clang cannot read the precompiled headers of gcc, so it gets compile commands without
     CUDA_HOME=$cuda_home cmake -S . -B build/lint -G Ninja -DHYPERION_PCH=OFF -DHYPERION_TORCH="$torch" >build/lint.log ||
       fail "CMake could not configure the build (its messages are above)" "see build/lint.log"
     printf '%s\0' "${files[@]}" | xargs -0 -n 1 -P "$(nproc)" clang-tidy --quiet -p build/lint || status=1

@@ -7,7 +7,7 @@ set -euo pipefail
 
 usage='usage: scripts/package.sh [--no-build]   (--no-build: package what build/ holds)'
 help_for "$usage" "$@"
-highest_glibc=2.36 highest_glibcxx=3.4.30  # of Debian 12: a bundle made on a newer system would surprise its users
+highest_glibc=2.36 highest_glibcxx=3.4.30  # of Debian 12: a bundle made on a newer system would not run there
 largest_mib=30
 
 build=$root/build

@@ -24,7 +24,7 @@ import zlib
 PACKAGE = "r-cran-janeaustenr"
 DATABASE = "usr/lib/R/site-library/janeaustenr/data/Rdata.rdb"
 HELD_OUT = "Persuasion"
-# sha256 of the uncompressed files. What the package holds is judged by these alone, whatever its version.
+# sha256 of the uncompressed files. The contents of the package are checked by these alone, whatever its version.
 FILES = {
     "austen.jsonl.gz": "d801064350495525c7f511e1dbdb5b51a32f67a752d1a27485a7c1253ce2d505",
     "austen_heldout.jsonl.gz": "5e9d7aacd3c71d88401df54ca9aa07392c3909653151a2b8ca86777abda8f9ea",

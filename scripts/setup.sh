@@ -6,7 +6,7 @@ set -euo pipefail
 
 usage='usage: scripts/setup.sh [--interop] [--no-apt]
   --interop  also make .venv-interop, the Python environment of the tests against PyTorch and torchtitan
-  --no-apt   do not look at Debian packages (they are provided in another way)
+  --no-apt   do not check Debian packages (they are provided in another way)
   HYPERION_TORCH=FOLDER   use the torch folder of an installed torch 2.11 instead of downloading one; remembered
   HYPERION_PYTHON=PROGRAM the Python (3.10 to 3.14) the virtual environments are made with; default python3
   HYPERION_CUDA=ON|OFF    set up for compiling CUDA code, or not; default: when a CUDA toolkit or a GPU is there'
@@ -86,7 +86,7 @@ pip_install() {
   say "$3: into ${1##*/} ($4 to download, less what is there)"
   [ -t 2 ] || quiet=(--quiet)  # on a terminal pip shows how far the download is
   retry "$1/bin/python" -m pip install "${quiet[@]}" --no-compile --no-deps --require-hashes -r "$requirements/$2.lock" >&2 ||
-    fail "pip could not install scripts/requirements/$2.lock" "check the network and pip's settings ($1/bin/python -m pip config list), then run this again: it goes on where it stopped"
+    fail "pip could not install scripts/requirements/$2.lock" "check the network and pip's settings ($1/bin/python -m pip config list), then run this again: it continues where it stopped"
   cp "$requirements/$2.lock" "$1/"
 }
 

@@ -118,7 +118,7 @@ at::Tensor FsdpModel::forward_backward(const Microbatch& batch, const at::Tensor
   groups_[head]->reduce(last);
 
   // From the last block to the first: this block's gradients are complete after its backward, so their
-  // reduce-scatter starts at once and runs beside the backward of the block before it.
+  // reduce-scatter starts at once and overlaps the backward of the block before it.
   failpoint("step.bwd");
   for (size_t block = blocks; block-- > 0;) {
     const size_t unit = block + 1;

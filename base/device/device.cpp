@@ -39,8 +39,7 @@ DeviceKind choose_device(const std::optional<std::string>& wanted, const DriverP
   if (const std::string problem = library_problem(); !problem.empty()) {
     throw_config(
         "this machine has {} GPU{}, but Hyperion's CUDA library cannot be used: {}; build with a CUDA "
-        "toolkit "
-        "(HYPERION_CUDA=ON), or set HYPERION_DEVICE=cpu to train on the CPU",
+        "toolkit (HYPERION_CUDA=ON), or set HYPERION_DEVICE=cpu to train on the CPU",
         driver.devices, driver.devices == 1 ? "" : "s", problem);
   }
   return DeviceKind::kCuda;

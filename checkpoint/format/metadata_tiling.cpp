@@ -13,18 +13,18 @@
 namespace hyperion {
 namespace {
 
-std::string place(const Chunk& chunk) {
+std::string describe_chunk(const Chunk& chunk) {
   return fmt::format("at [{}] of shape [{}]", fmt::join(chunk.offset, ", "), fmt::join(chunk.shape, ", "));
 }
 
 void check_inside(const std::string& who, const Chunk& chunk, const Dims& shape) {
   if (chunk.offset.size() != shape.size() || chunk.shape.size() != shape.size())
-    throw_data("{}: the chunk {} has another rank than the tensor, whose shape is [{}]", who, place(chunk),
-               fmt::join(shape, ", "));
+    throw_data("{}: the chunk {} has another rank than the tensor, whose shape is [{}]", who,
+               describe_chunk(chunk), fmt::join(shape, ", "));
   for (size_t dim = 0; dim < shape.size(); ++dim)
     if (chunk.offset[dim] < 0 || chunk.shape[dim] < 0 || chunk.offset[dim] > shape[dim] ||
         chunk.shape[dim] > shape[dim] - chunk.offset[dim])
-      throw_data("{}: the chunk {} is not inside the tensor, whose shape is [{}]", who, place(chunk),
+      throw_data("{}: the chunk {} is not inside the tensor, whose shape is [{}]", who, describe_chunk(chunk),
                  fmt::join(shape, ", "));
 }
 
@@ -47,7 +47,7 @@ class OverlapSearch {
     if (work > budget_) throw_data("{}: its chunks lie too irregularly to be checked", who_);
     budget_ -= work;
   }
-  // False when the chunks' intervals along `dim` all hang together.
+  // False when the chunks' intervals along `dim` form one connected group.
   bool separate(std::span<const Chunk*> group, size_t dim) {
     spend(group.size());
     const auto begin = [&](const Chunk* chunk) { return chunk->offset[dim]; };
@@ -69,7 +69,8 @@ class OverlapSearch {
       spend(i);
       for (size_t j = 0; j < i; ++j)
         if (overlap(*group[i], *group[j]))
-          throw_data("{}: the chunks {} and {} overlap", who_, place(*group[j]), place(*group[i]));
+          throw_data("{}: the chunks {} and {} overlap", who_, describe_chunk(*group[j]),
+                     describe_chunk(*group[i]));
     }
   }
   bool overlap(const Chunk& a, const Chunk& b) const {

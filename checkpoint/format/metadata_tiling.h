@@ -11,7 +11,7 @@ namespace hyperion {
 // Elements of a box, or nothing when they do not fit in 63 bits or an extent is negative.
 std::optional<int64_t> element_count(const Dims& shape);
 
-// Throws Error(kBadData) naming `who` (file and key) and the chunk at fault. Empty chunks are welcome. Time
+// Throws Error(kBadData) naming `who` (file and key) and the chunk at fault. Empty chunks are allowed. Time
 // is n log n for everything that shards along dimensions produce; a layout so irregular that it would take
 // longer is refused.
 void check_tiling(const std::string& who, const TensorRecord& tensor);

@@ -16,7 +16,7 @@ namespace hyperion {
 namespace {
 
 constexpr size_t kThreads = 2;  // while one hashes, the other waits for the disk
-constexpr size_t kSlots = 4;    // of blocks in memory: the taker's, one a thread, and one that is ready
+constexpr size_t kSlots = 4;    // of blocks in memory: the consumer's, one per thread, and one that is ready
 
 uint64_t aligned(uint64_t bytes) {
   return (bytes + kDirectAlignment - 1) / kDirectAlignment * kDirectAlignment;
@@ -25,11 +25,11 @@ uint64_t aligned(uint64_t bytes) {
 }  // namespace
 
 void read_exactly(int fd, const std::string& path, uint64_t offset, std::byte* out, uint64_t bytes,
-                  uint64_t room) {
+                  uint64_t capacity) {
   for (uint64_t done = 0; done < bytes;) {
     const FaultEffect fault = failpoint("file.read", path);
-    const uint64_t half = (room - done) / 2 / kDirectAlignment * kDirectAlignment + kDirectAlignment;
-    const uint64_t asked = fault.short_write ? std::min(half, room - done) : room - done;
+    const uint64_t half = (capacity - done) / 2 / kDirectAlignment * kDirectAlignment + kDirectAlignment;
+    const uint64_t asked = fault.short_write ? std::min(half, capacity - done) : capacity - done;
     ssize_t n = -1;
     if ((errno = fault.error_number) == 0)
       n = ::pread(fd, out + done, asked, static_cast<off_t>(offset + done));
@@ -65,7 +65,8 @@ BlockStream::BlockStream(const BlockFile& file, std::vector<uint64_t> blocks)
   try {
     while (threads_.size() < std::min(kThreads, blocks_.size()))
       threads_.emplace_back([this] { read_ahead(); });
-  } catch (const std::system_error&) {  // no thread to be had: those there are do it all, or the taker
+  } catch (
+      const std::system_error&) {  // out of threads: those that started read everything, or the consumer does
   }
 }
 

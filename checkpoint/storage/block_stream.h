@@ -1,5 +1,5 @@
-// Reads blocks of a file in a given order, ahead of the one that takes them, and compares each with its
-// checksum: while the taker copies one block, threads wait for the disk and hash the next ones.
+// Reads blocks of a file in a given order, ahead of the consumer, and compares each with its checksum: while
+// the consumer copies one block, threads wait for the disk and hash the next ones.
 #pragma once
 
 #include <condition_variable>
@@ -17,7 +17,7 @@
 
 namespace hyperion {
 
-// An open file with what is known of its blocks. All of it outlives whoever reads it.
+// An open file and the record of its blocks. Both outlive their readers.
 struct BlockFile {
   int fd;
   const std::string& path;  // for messages
@@ -25,20 +25,20 @@ struct BlockFile {
   uint64_t block_bytes;
 };
 
-// Reads [offset, offset + bytes) from `fd`. Direct input may be asked for more than the file has: for `room`
-// bytes. Throws Error(kBadData) naming path and byte.
+// Reads [offset, offset + bytes) from `fd` into `out`, which has `capacity` bytes: direct input reads up to
+// that many, beyond the end of the file. Throws Error(kBadData) naming path and byte.
 void read_exactly(int fd, const std::string& path, uint64_t offset, std::byte* out, uint64_t bytes,
-                  uint64_t room);
+                  uint64_t capacity);
 
-// One whole block into `out`, which has room for it rounded up to kDirectAlignment. Returns its bytes. Throws
-// Error(kBadData) naming the path and the byte range when its checksum is another one.
+// One block into `out`, whose capacity is that of the block rounded up to kDirectAlignment. Returns its
+// bytes. Throws Error(kBadData) naming the path and the byte range when the checksum differs.
 uint64_t read_block(const BlockFile& file, uint64_t block, std::byte* out);
 
-// For one taker.
+// For one consumer.
 class BlockStream {
  public:
   BlockStream(const BlockFile& file, std::vector<uint64_t> blocks);
-  ~BlockStream();  // what was not taken is not waited for
+  ~BlockStream();  // does not wait for blocks that were not taken
   BlockStream(const BlockStream&) = delete;
   BlockStream& operator=(const BlockStream&) = delete;
 
@@ -67,7 +67,7 @@ class BlockStream {
   size_t released_ = 0;  // places whose slots may be filled again
   bool stop_ = false;
 
-  size_t taken_ = 0;  // the taker's own
+  size_t taken_ = 0;  // used by the consumer only
   std::vector<std::thread> threads_;
 };
 

@@ -12,6 +12,7 @@
 #include "base/failpoint.h"
 #include "base/files.h"
 #include "base/log.h"
+#include "base/printable.h"
 
 namespace hyperion {
 namespace fs = std::filesystem;
@@ -37,7 +38,7 @@ void remove_tree(const fs::path& folder, bool purging) {
     durable_step("unlink", folder);
 }
 
-// Of this process: one removal never meets the rest of another.
+// Unique in this process, so that two removals never collide.
 fs::path new_trash(const fs::path& folder) {
   static std::atomic<int> count{0};
   fs::path path;
@@ -46,9 +47,9 @@ fs::path new_trash(const fs::path& folder) {
   return path;
 }
 
-// The name that commit() took from `path` when it moved it aside for a successor that never got that name;
-// empty when `path` is anything else.
-fs::path name_to_give_back(const fs::path& path) {
+// The name that `path` had before commit() moved it aside for a successor that was never committed; empty
+// when `path` is anything else.
+fs::path name_to_restore(const fs::path& path) {
   const std::string name = path.filename().native();
   if (!name.starts_with(kReplacedPrefix)) return {};
   const std::string step = name.substr(kReplacedPrefix.size());
@@ -124,15 +125,15 @@ int CheckpointFolder::clean_leftovers(const FolderLock& lock) const {
       stale.push_back(it->path());
   }
   for (const fs::path& path : stale) {
-    if (const fs::path name = name_to_give_back(path); !name.empty()) {
+    if (const fs::path name = name_to_restore(path); !name.empty()) {
       // The lock keeps others from making it in between; not all file systems know kNoReplace.
       if (const int failure = rename_entry(path, name, RenameMode::kReplace); failure != 0) {
-        log_warning("{}: cannot have its name {} back: {}", printable(path), name.filename().native(),
+        log_warning("{}: cannot be renamed back to {}: {}", printable(path), name.filename().native(),
                     errno_text(failure));
         continue;
       }
       sync_folder(folder_);
-      log_warning("{}: was moved aside by a save that did not end; it has its name back", printable(name));
+      log_warning("{}: was moved aside by a save that did not finish; it was renamed back", printable(name));
       continue;
     }
     log_info("{}: left by a run that ended in the middle; removed", printable(path));

@@ -1,7 +1,7 @@
 // The folder that holds a run's checkpoints, each in a folder step-N. A checkpoint is visible or absent,
-// never half: it is written under a temporary name, flushed, and renamed.
+// never partial: it is written under a temporary name, flushed, and renamed.
 //
-//   step-<N>         a checkpoint, once it is there
+//   step-<N>         a committed checkpoint
 //   .incoming-<id>   one that is being written
 //   .trash-<id>      one that is being removed
 //   .lock            of the run that writes here
@@ -40,7 +40,7 @@ struct FoundCheckpoint {
   // Not complete, although it says that it once was: it has a manifest or an index. What has neither was never
   // finished, by another program.
   bool damaged() const;
-  // Complete, and a run of ours could go on from it: it holds the whole state, or the initial weights.
+  // Complete, and a job can resume from it: it holds the full state, or the initial weights.
   bool resumable() const {
     return complete() && manifest && (kind == "full" || kind == "pre-checkpoint" || kind == "seed");
   }
@@ -56,16 +56,16 @@ FoundCheckpoint cheap_check(const std::filesystem::path& folder, int64_t step,
 // Files in the folder that its manifest does not list: they are ignored, and named in a note.
 std::vector<std::string> extra_files(const std::filesystem::path& folder, const Manifest& manifest);
 
-// Which checkpoints stay. Those of other programs and those that are not complete are neither counted nor
-// removed; a "seed" stays. Beside them stay the newest `keep` (all for 0), the newest one that holds
-// everything, and `newest`, which counts as the newest one whatever its number. A "pre-checkpoint" does not
-// count, and goes when a "full" one with a higher step is there.
+// Which checkpoints are kept. Those of other programs and those that are not complete are neither counted nor
+// removed; a "seed" is kept. Of the others, the newest `keep` are kept (all for 0), the newest one with the
+// full state, and `newest`, which counts as the newest one whatever its number. A "pre-checkpoint" does not
+// count, and is removed when a "full" one with a higher step exists.
 struct PurgeRule {
   int64_t keep = 0;
   int64_t newest = -1;                                    // the step that was just saved, or -1
-  std::function<bool(const FoundCheckpoint&)> protect{};  // others that stay
+  std::function<bool(const FoundCheckpoint&)> protect{};  // others to keep
 };
-// The steps to remove, ascending. Pure.
+// The steps to remove, ascending. No I/O, no collectives.
 std::vector<int64_t> steps_to_purge(const std::vector<FoundCheckpoint>& found, const PurgeRule& rule);
 
 // Failures of a save are Error(kSaveFailed) with path and errno. One thread at a time.
@@ -83,20 +83,19 @@ class CheckpointFolder {
   // Makes incoming(save_id), by every rank of the save; the coordinator makes its name durable.
   std::filesystem::path begin(const std::string& save_id, bool coordinator) const;
   // By the coordinator, when every file in `incoming` is on disk: flushes the folder, gives it the name
-  // step-N and flushes that. A folder that had the name is exchanged and removed; on failure it has it still.
+  // step-N and flushes that. A folder that had the name is exchanged and removed; on failure it keeps it.
   void commit(const std::filesystem::path& incoming, int64_t step) const;
-  // Removes what a failed save left, so that its space is free again. Failures are warnings.
+  // Removes what a failed save left behind. Failures are warnings.
   void abandon(const std::filesystem::path& incoming) const noexcept;
-  // Removes a checkpoint: it loses its name first. Failures are warnings.
+  // Removes a checkpoint: renames it to a temporary name, then deletes its files. Failures are warnings.
   void discard(const std::filesystem::path& checkpoint) const noexcept;
   // Before a run that may save any step from `first` to `last`: throws Error(kPreCheckpoint) when one of
   // those names belongs to a file or a link.
   void require_free_names(int64_t first, int64_t last) const;
   // Removes what `rule` does not keep and returns those steps. Failures are warnings.
   std::vector<int64_t> purge(const PurgeRule& rule) const;
-  // At the start of a run: removes what runs that died left under temporary names, but for a checkpoint that
-  // was moved aside and whose successor did not get its name: that one is given its name back. Returns how
-  // many were removed.
+  // At the start of a run: removes what runs that died left under temporary names. A checkpoint that was
+  // moved aside and whose successor was never committed is renamed back. Returns how many were removed.
   int clean_leftovers(const FolderLock& lock) const;
 
  private:

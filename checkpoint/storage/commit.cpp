@@ -1,4 +1,4 @@
-// How a checkpoint comes into being: begin() and commit().
+// Writing a checkpoint folder: begin() and commit().
 #include <cerrno>
 
 #include <fcntl.h>
@@ -8,6 +8,7 @@
 #include "base/durable.h"
 #include "base/error.h"
 #include "base/failpoint.h"
+#include "base/printable.h"
 #include "checkpoint/storage/checkpoint_folder.h"
 
 namespace hyperion {
@@ -29,9 +30,9 @@ bool is_unsupported(int error) {
   return error == EINVAL || error == ENOSYS || error == ENOTSUP;
 }
 
-// Gives `from` the name `to`. What had it is then under the name `from`, or, where the file system cannot
-// exchange names, under `aside`. Returns the path of the old one, empty when there was none.
-fs::path take_name(const fs::path& from, const fs::path& to, const fs::path& aside) {
+// Renames `from` to `to`. What was at `to` is then at `from`, or, where the file system cannot exchange
+// names, at `aside`. Returns the path of the old one, empty when there was none.
+fs::path rename_into_place(const fs::path& from, const fs::path& to, const fs::path& aside) {
   struct stat info {};
   const bool exists = ::lstat(to.c_str(), &info) == 0;
   if (exists && !S_ISDIR(info.st_mode))
@@ -51,8 +52,8 @@ fs::path take_name(const fs::path& from, const fs::path& to, const fs::path& asi
   return exists ? aside : fs::path();
 }
 
-// Undoes take_name(), as far as possible.
-void give_back(const fs::path& from, const fs::path& to, const fs::path& old) {
+// Undoes rename_into_place(), as far as possible.
+void undo_rename(const fs::path& from, const fs::path& to, const fs::path& old) {
   if (old == from && rename_entry(from, to, RenameMode::kExchange) == 0) return;
   rename_entry(to, from, RenameMode::kReplace);
   if (!old.empty() && old != from) rename_entry(old, to, RenameMode::kReplace);
@@ -78,14 +79,14 @@ void CheckpointFolder::commit(const fs::path& incoming, int64_t step) const {
   sync_file(incoming / kManifestFile);
   sync_folder(incoming);
   const fs::path to = step_path(step);
-  // Not a name that a rename of the same save could meet, nor one that looks like a checkpoint.
+  // A name that no other rename of this save uses, and that does not look like a checkpoint.
   const fs::path aside =
       folder_ / fmt::format("{}{}-{}", kReplacedPrefix, step, incoming.filename().native());
-  const fs::path old = take_name(incoming, to, aside);
+  const fs::path old = rename_into_place(incoming, to, aside);
   try {
     sync_folder(folder_);
-  } catch (const Error&) {  // not known to be on disk: then it shall not be seen either
-    give_back(incoming, to, old);
+  } catch (const Error&) {  // not known to be on disk: it must not become visible
+    undo_rename(incoming, to, old);
     throw;
   }
   failpoint("ckpt.after_commit");

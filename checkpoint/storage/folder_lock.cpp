@@ -19,6 +19,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "base/printable.h"
 
 namespace hyperion {
 namespace fs = std::filesystem;
@@ -43,7 +44,7 @@ int64_t start_ticks_of(int64_t pid) {
   return at == line.npos ? 0 : std::atoll(line.c_str() + at);
 }
 
-bool runs(const LockOwner& owner) {
+bool is_running(const LockOwner& owner) {
   return owner.start_ticks != 0 && start_ticks_of(owner.pid) == owner.start_ticks;
 }
 
@@ -131,15 +132,16 @@ std::optional<LockOwner> lock_owner_from_json(std::string_view text) {
     value = found->get<int64_t>();
     return value >= 0 && value < int64_t{1} << 37;  // a date that has a year of four digits
   };
-  const bool whole = text_at("host", owner.host) && number_at("pid", owner.pid) &&
-                     number_at("unix_time", owner.unix_time) && number_at("start_ticks", owner.start_ticks) &&
-                     text_at("boot_id", owner.boot_id) && text_at("job", owner.job);
-  return whole ? std::optional(owner) : std::nullopt;
+  const bool complete = text_at("host", owner.host) && number_at("pid", owner.pid) &&
+                        number_at("unix_time", owner.unix_time) &&
+                        number_at("start_ticks", owner.start_ticks) && text_at("boot_id", owner.boot_id) &&
+                        text_at("job", owner.job);
+  return complete ? std::optional(owner) : std::nullopt;
 }
 
 std::string why_not_stale(const LockOwner& owner, const LockOwner& self, bool owner_runs,
                           bool locks_reach_other_hosts) {
-  if (owner.host == self.host && owner.boot_id != self.boot_id) return {};  // the host was started anew since
+  if (owner.host == self.host && owner.boot_id != self.boot_id) return {};  // the host was rebooted since
   if (owner.host == self.host) return owner_runs ? "that process runs" : "";
   if (!owner.job.empty() && owner.job == self.job)
     return {};  // the batch system ended it before it started us
@@ -172,7 +174,8 @@ FolderLock::FolderLock(const fs::path& folder) : folder_(folder), made_(missing_
                  printable(folder));
   const LockOwner self = this_process();
   if (owner) {
-    const std::string doubt = why_not_stale(*owner, self, runs(*owner), locks_reach_other_hosts(file_.get()));
+    const std::string doubt =
+        why_not_stale(*owner, self, is_running(*owner), locks_reach_other_hosts(file_.get()));
     if (!doubt.empty())
       throw_config("{}: {} was writing checkpoints here, and {}; if it is gone, remove {} and start again",
                    printable(folder), describe(*owner), doubt, printable(path));
@@ -190,10 +193,10 @@ FolderLock::~FolderLock() {
     ::unlink((folder_ / kLockFile).c_str());
     file_ = Descriptor();
     for (const fs::path& folder : made_)
-      if (::rmdir(folder.c_str()) != 0) break;  // something else lies in it
+      if (::rmdir(folder.c_str()) != 0) break;  // something else is in it
     return;
   }
-  if (file_ && ::ftruncate(file_.get(), 0) != 0)  // an owner that ended in order leaves no name
+  if (file_ && ::ftruncate(file_.get(), 0) != 0)  // an owner that ended normally leaves no record
     log_warning("{}: the folder's lock cannot be cleared: {}", printable(folder_), errno_text(errno));
 }
 

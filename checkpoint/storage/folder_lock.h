@@ -26,14 +26,14 @@ LockOwner this_process();
 std::string to_json(const LockOwner& owner);
 std::optional<LockOwner> lock_owner_from_json(std::string_view text);  // nothing for any other text
 
-// An owner is on record, yet nobody holds the lock of the file: did the owner die? Returns why that is not
-// certain, or nothing. `locks_reach_other_hosts`: what flock() says holds for every host of this file system.
+// The file names an owner, but no process holds its lock: did the owner die? Returns why that is not certain,
+// or an empty text. `locks_reach_other_hosts`: what flock() says holds for every host of this file system.
 std::string why_not_stale(const LockOwner& owner, const LockOwner& self, bool owner_runs,
                           bool locks_reach_other_hosts);
 
 // The lock of a folder, a flock() on its file .lock, which names the owner. It ends with the process however
-// that ends; an owner that died is replaced. Readers need no lock. Where nothing but the lock is in the
-// folder at the end, it removes what it made: its file and the folders.
+// that ends; an owner that died is replaced. Readers need no lock. The destructor
+// removes the file and the folders that the constructor made, if nothing else is in them.
 class FolderLock {
  public:
   // Makes the folder if need be. Throws Error(kUsage) naming host, process and start of the run that holds

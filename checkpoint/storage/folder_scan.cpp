@@ -9,6 +9,7 @@
 #include "base/durable.h"
 #include "base/error.h"
 #include "base/files.h"
+#include "base/printable.h"
 #include "checkpoint/storage/checkpoint_folder.h"
 
 namespace hyperion {
@@ -27,7 +28,7 @@ bool has_safetensors(const fs::path& folder) {
          });
 }
 
-void check(FoundCheckpoint& found, const fs::path& folder, int64_t step, const SaveIdReader& save_id) {
+void examine(FoundCheckpoint& found, const fs::path& folder, int64_t step, const SaveIdReader& save_id) {
   found.kind = "damaged";
   const bool dcp = regular_file_exists(folder / ".metadata");
   found.kind = dcp ? "foreign" : "safetensors";
@@ -48,7 +49,7 @@ void check(FoundCheckpoint& found, const fs::path& folder, int64_t step, const S
                printable(folder), kManifestFile, found.manifest->save_id, id);
 }
 
-bool holds_everything(const FoundCheckpoint& found) {
+bool holds_full_state(const FoundCheckpoint& found) {
   return found.kind == "full" || found.kind == "pre-checkpoint";
 }
 
@@ -70,7 +71,7 @@ FoundCheckpoint cheap_check(const fs::path& folder, int64_t step, const SaveIdRe
   found.step = step;
   found.path = folder;
   try {
-    check(found, folder, step, save_id);
+    examine(found, folder, step, save_id);
   } catch (const PermissionDenied& error) {
     found.kind = "unreadable";
     found.unreadable = true;
@@ -135,8 +136,8 @@ std::vector<int64_t> steps_to_purge(const std::vector<FoundCheckpoint>& found, c
   std::ranges::sort(ours, [&](const FoundCheckpoint* a, const FoundCheckpoint* b) {
     return std::pair(a->step == rule.newest, a->step) > std::pair(b->step == rule.newest, b->step);
   });
-  const auto newest_whole =
-      std::ranges::find_if(ours, [](const auto* one) { return holds_everything(*one); });
+  const auto newest_restorable =
+      std::ranges::find_if(ours, [](const auto* one) { return holds_full_state(*one); });
   int64_t newest_full = -1;
   for (const FoundCheckpoint* one : ours)
     if (one->kind == "full") newest_full = std::max(newest_full, one->step);
@@ -147,7 +148,7 @@ std::vector<int64_t> steps_to_purge(const std::vector<FoundCheckpoint>& found, c
     const FoundCheckpoint& candidate = **one;
     const bool kept = candidate.kind == "pre-checkpoint" ? candidate.step >= newest_full
                                                          : rule.keep <= 0 || counted++ < rule.keep;
-    if (kept || one == newest_whole || candidate.step == rule.newest ||
+    if (kept || one == newest_restorable || candidate.step == rule.newest ||
         (rule.protect && rule.protect(candidate)))
       continue;
     steps.push_back(candidate.step);

@@ -13,6 +13,7 @@
 #include "base/files.h"
 #include "base/hash.h"
 #include "base/json.h"
+#include "base/printable.h"
 
 namespace hyperion {
 namespace fs = std::filesystem;
@@ -106,8 +107,7 @@ void check_version(const Fields& fields, const std::string& name) {
   if (version > kManifestVersion)
     throw_data(
         "{}: has format version {}, this program reads versions up to {}: load the checkpoint with the newer "
-        "program "
-        "that wrote it",
+        "program that wrote it",
         name, version, kManifestVersion);
 }
 

@@ -1,4 +1,4 @@
-// hyperion.json, beside .metadata: what a checkpoint is (step, kind, who wrote it) and every file's size and
+// hyperion.json, next to .metadata: what a checkpoint is (step, kind, who wrote it) and every file's size and
 // checksums, so that what is read can be compared with what was written.
 #pragma once
 
@@ -37,7 +37,7 @@ struct Manifest {
   std::vector<FileRecord> files;  // all but hyperion.json itself
 };
 
-// The text ends with a checksum of everything before it: no changed bit goes unnoticed.
+// The text ends with a checksum of everything before it.
 std::string to_json(const Manifest& manifest);
 // `name` stands in messages. Throws Error(kBadData) for a text that is damaged, hostile, or of a newer
 // format.

@@ -12,12 +12,13 @@
 
 #include "base/error.h"
 #include "base/files.h"
+#include "base/printable.h"
 
 namespace hyperion {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr uint64_t kReadAhead = uint64_t{16} << 20;  // bytes asked of the disk before they are needed
+constexpr uint64_t kReadAhead = uint64_t{16} << 20;  // bytes
 
 // Opens folder/name, which must not lead out of the folder.
 Descriptor open_inside(const fs::path& folder, const std::string& name, int flags) {
@@ -61,7 +62,7 @@ std::byte* append(std::byte* to, std::span<const std::byte> bytes) {
 ShardReader::ShardReader(const fs::path& folder, const std::string& name, const FileRecord* record,
                          uint64_t block_bytes, Links links)
     : path_(printable(folder / name)), block_bytes_(block_bytes) {
-  // What is verified is read in whole blocks, for which the page cache is a detour.
+  // What is verified is read in full blocks, which gain nothing from the page cache.
   if (links == Links::kFollow) {
     InputFile file(folder / name);
     size_ = file.size();
@@ -97,12 +98,12 @@ void ShardReader::read(uint64_t offset, void* out, uint64_t bytes) {
   if (!record_) return read_unverified(offset, to, bytes);
   for (uint64_t end = offset + bytes; offset < end;) {
     const uint64_t block = offset / block_bytes_, skip = offset % block_bytes_;
-    // First block that is not whole in the request; the file's last one may be short.
-    const uint64_t whole_until = end == size_ ? record_->blocks.size() : end / block_bytes_;
+    // First block that the request does not cover completely; the file's last one may be short.
+    const uint64_t full_until = end == size_ ? record_->blocks.size() : end / block_bytes_;
     uint64_t n = std::min(end - offset, block_bytes_ - skip);
-    if (skip == 0 && whole_until > block + 1 && !is_expected(block)) {
-      n = std::min(end, whole_until * block_bytes_) - offset;
-      std::vector<uint64_t> blocks(whole_until - block);
+    if (skip == 0 && full_until > block + 1 && !is_expected(block)) {
+      n = std::min(end, full_until * block_bytes_) - offset;
+      std::vector<uint64_t> blocks(full_until - block);
       std::iota(blocks.begin(), blocks.end(), block);
       std::byte* at = to;
       for (BlockStream stream(file(), std::move(blocks)); !stream.done();) at = append(at, stream.take());
@@ -115,7 +116,7 @@ void ShardReader::read(uint64_t offset, void* out, uint64_t bytes) {
 }
 
 bool ShardReader::is_expected(uint64_t block) {
-  // What was expected and is passed over is read for nothing, but in order.
+  // Expected blocks that are skipped have been read in vain.
   while (expected_ && !expected_->done() && expected_->next_block() < block) {
     held_ = {};
     expected_->take();
@@ -125,7 +126,7 @@ bool ShardReader::is_expected(uint64_t block) {
 
 std::span<const std::byte> ShardReader::held_block(uint64_t block) {
   if (block == held_block_ && !held_.empty()) return held_;
-  held_ = {};  // until the block in it is known to be right
+  held_ = {};  // until its block is verified
   if (is_expected(block)) {
     held_ = expected_->take();
   } else {
@@ -136,7 +137,7 @@ std::span<const std::byte> ShardReader::held_block(uint64_t block) {
   return held_;
 }
 
-// Piece by piece, and the disk is asked for what comes next before it is needed.
+// Piece by piece, with read-ahead.
 void ShardReader::read_unverified(uint64_t offset, std::byte* out, uint64_t bytes) {
   for (uint64_t done = 0; done < bytes;) {
     const uint64_t n = std::min(bytes - done, block_bytes_);

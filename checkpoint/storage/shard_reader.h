@@ -23,8 +23,8 @@ struct ByteRange {
 // For one thread at a time.
 class ShardReader : public ByteSource {
  public:
-  // Links out of the folder are refused, except where a tool lays its folders out with them (the Hugging Face
-  // cache). `record`: of this file, or null when nothing is known of it: then nothing can be verified. Throws
+  // Links out of the folder are refused, except where a folder consists of them (the Hugging Face
+  // cache). `record`: of this file, or null when there is none: then nothing can be verified. Throws
   // Error(kBadData) when the file is missing, is no regular file in this folder, or has another size.
   ShardReader(const std::filesystem::path& folder, const std::string& name,
               const FileRecord* record = nullptr, uint64_t block_bytes = kBlockBytes,
@@ -34,12 +34,12 @@ class ShardReader : public ByteSource {
 
   const std::string& name() const override { return path_; }
   uint64_t size() const override { return size_; }
-  // Every block that the range touches is read whole, past the page cache where that can be, and verified;
-  // the last one that was not wanted whole is kept. A block that differs is an Error(kBadData) naming the
-  // file and the block's byte range.
+  // Every block that the range touches is read completely, bypassing the page cache where possible, and
+  // verified; the last one that was used only in part is kept. A block that differs is an Error(kBadData)
+  // naming the file and the block's byte range.
   void read(uint64_t offset, void* out, uint64_t bytes) override;
-  // Says what is going to be read, front to back: blocks of these ranges are read ahead, also across them.
-  // Reads elsewhere cost no more than without it. Does nothing where nothing can be verified.
+  // Starts reading ahead the blocks of these ranges, which are to be read in this order. Reads elsewhere cost
+  // no more than without it. Does nothing where nothing can be verified.
   void expect(const std::vector<ByteRange>& ranges);
 
  private:
@@ -59,8 +59,8 @@ class ShardReader : public ByteSource {
   std::unique_ptr<BlockStream> expected_;
 };
 
-// Reads a whole file back and compares it with its record. `direct`: from the disk itself (O_DIRECT; where
-// that is not to be had, after the file was dropped from the page cache). Throws Error(kBadData) naming the
+// Reads a file back completely and compares it with its record. `direct`: from the disk itself (O_DIRECT; if
+// that is unavailable, after the file was dropped from the page cache). Throws Error(kBadData) naming the
 // file and the byte range.
 void verify_file(const std::filesystem::path& folder, const FileRecord& record, uint64_t block_bytes,
                  bool direct);

@@ -12,12 +12,13 @@
 #include "base/error.h"
 #include "base/failpoint.h"
 #include "base/hash.h"
+#include "base/printable.h"
 
 namespace hyperion {
 namespace fs = std::filesystem;
 namespace {
 
-std::string_view remedy(int error) {
+std::string_view remedy_for(int error) {
   switch (error) {
     case ENOSPC:
       return "; free some space or inodes (checkpoint.keep_latest_k keeps fewer) or name another folder";
@@ -49,8 +50,8 @@ int open_new(const fs::path& path, int extra) {
 
 }  // namespace
 
-ShardWriter::ShardWriter(const fs::path& folder, const std::string& name, int rank, uint64_t whole)
-    : path_(folder / name), rank_(rank), whole_(whole) {
+ShardWriter::ShardWriter(const fs::path& folder, const std::string& name, int rank, uint64_t expected_total)
+    : path_(folder / name), rank_(rank), expected_total_(expected_total) {
   if (!is_plain_name(name)) throw_bug("\"{}\" is not the name of a file in a checkpoint", name);
   record_.name = name;
   file_ = Descriptor(open_new(path_, O_DIRECT));
@@ -62,7 +63,7 @@ ShardWriter::ShardWriter(const fs::path& folder, const std::string& name, int ra
   if (!file_) {
     const int error = errno;
     throw Error(ExitCode::kSaveFailed, fmt::format("rank {}: cannot make {}: {}{}", rank_, printable(path_),
-                                                   errno_text(error), remedy(error)));
+                                                   errno_text(error), remedy_for(error)));
   }
   durable_step("create", path_);
   blocks_[0] = std::make_unique<BlockBuffer>(kBlockBytes);
@@ -77,12 +78,13 @@ void ShardWriter::fail(const char* what, uint64_t at, uint64_t bytes, int error)
   struct statvfs info {};
   if (error == ENOSPC && ::fstatvfs(file_.get(), &info) == 0)
     space = fmt::format("; needed: {}, free: {}",
-                        whole_ > bytes ? fmt::format("{} bytes for the whole checkpoint", whole_)
-                                       : fmt::format("at least {} bytes", bytes),
+                        expected_total_ > bytes
+                            ? fmt::format("{} bytes for the whole checkpoint", expected_total_)
+                            : fmt::format("at least {} bytes", bytes),
                         info.f_bavail * info.f_frsize);
   throw Error(ExitCode::kSaveFailed,
               fmt::format("rank {}: cannot {} {} at byte {}: {}{}{}", rank_, what, printable(path_), at,
-                          errno_text(error), space, remedy(error)));
+                          errno_text(error), space, remedy_for(error)));
 }
 
 void ShardWriter::append(const void* data, uint64_t bytes) {
@@ -94,7 +96,7 @@ void ShardWriter::append(const void* data, uint64_t bytes) {
     record_.bytes += n;
     from += n;
     bytes -= n;
-    if (used_ == kBlockBytes) hand_over();
+    if (used_ == kBlockBytes) hand_block_to_thread();
   }
 }
 
@@ -102,7 +104,7 @@ void ShardWriter::hash_block() {
   record_.blocks.push_back(hash_bytes(blocks_[current_]->data(), used_));
 }
 
-void ShardWriter::hand_over() {
+void ShardWriter::hand_block_to_thread() {
   hash_block();
   if (!thread_.joinable()) {
     blocks_[1] = std::make_unique<BlockBuffer>(kBlockBytes);
@@ -184,7 +186,7 @@ void ShardWriter::write_block(std::byte* data, uint64_t bytes, uint64_t offset) 
     if (n <= 0) fail("write", offset + done, bytes - done, n == 0 ? EIO : errno);
     done += static_cast<uint64_t>(n);
   }
-  if (!direct_)  // a hint: fsync reports what goes wrong
+  if (!direct_)  // a hint: fsync reports failures
     ::sync_file_range(file_.get(), static_cast<off_t>(offset), static_cast<off_t>(bytes),
                       SYNC_FILE_RANGE_WRITE);
 }

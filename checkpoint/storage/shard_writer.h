@@ -1,10 +1,10 @@
 // Writes one file of a checkpoint, durably and with the checksums of its blocks.
 //
 // Bytes are copied into one of two aligned blocks and hashed there, while they are in the cache; a thread
-// writes the other block past the page cache (O_DIRECT). So the disk works from the first block on, nothing
-// is left for fsync to do, no page of the cache is spent, and a byte that changes after the hash is found
-// when the file is read. Where direct output is not to be had, writes are buffered and their write-back is
-// started at once.
+// writes the other block past the page cache (O_DIRECT). So the disk writes from the first block on, fsync
+// has nothing left to do, the page cache stays untouched, and a byte that changes after the hash is found
+// when the file is read. If O_DIRECT is unavailable, writes are buffered and their write-back is started
+// at once.
 #pragma once
 
 #include <condition_variable>
@@ -26,9 +26,10 @@ namespace hyperion {
 // and the errno; the file is of no use after it.
 class ShardWriter {
  public:
-  // Makes the file, which must not exist. For messages: `rank`, and `whole`, the bytes of all files of the
-  // checkpoint where they are known, which a full disk is told with.
-  ShardWriter(const std::filesystem::path& folder, const std::string& name, int rank, uint64_t whole = 0);
+  // Creates the file, which must not exist. For messages: `rank`, and `expected_total`, the bytes of all
+  // files of the checkpoint (0: not known), for ENOSPC.
+  ShardWriter(const std::filesystem::path& folder, const std::string& name, int rank,
+              uint64_t expected_total = 0);
   ~ShardWriter();  // without close(): what was written stays, unfinished
   ShardWriter(const ShardWriter&) = delete;
   ShardWriter& operator=(const ShardWriter&) = delete;
@@ -40,7 +41,7 @@ class ShardWriter {
 
  private:
   void hash_block();
-  void hand_over();
+  void hand_block_to_thread();
   void wait_for_thread();
   void stop_thread();
   void write_loop();
@@ -50,7 +51,7 @@ class ShardWriter {
 
   std::filesystem::path path_;
   int rank_;
-  uint64_t whole_;
+  uint64_t expected_total_;
   Descriptor file_;
   bool direct_ = true;  // touched by the thread only, while there is one
   FileRecord record_;

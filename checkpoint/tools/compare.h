@@ -16,9 +16,8 @@ class ValueDifference {
   // The next `count` elements of both. The types must be equal, or both floating-point.
   void add(const std::byte* a, const std::byte* b, uint64_t count);
 
-  uint64_t different() const {
-    return different_;
-  }                                            // elements; of one type: with other bits, else other numbers
+  // Elements that differ: in bits where both have one type, else in value.
+  uint64_t different() const { return different_; }
   bool is_float() const;                       // else the figures below have no meaning
   double max_abs() const { return max_abs_; }  // NaN when one side alone is NaN or infinite somewhere
   double relative_l2() const;                  // |a - b| / |a|; infinite for a = 0

@@ -8,6 +8,7 @@
 #include <fmt/ranges.h>
 
 #include "base/error.h"
+#include "base/printable.h"
 
 namespace hyperion {
 namespace {
@@ -19,8 +20,8 @@ struct Box {
   Dims offset, shape;
 };
 
-// What two boxes share; no elements when nothing.
-Box common(const Box& a, const Dims& offset, const Dims& shape) {
+// The intersection of two boxes; without elements when they are disjoint.
+Box intersect(const Box& a, const Dims& offset, const Dims& shape) {
   Box box = a;
   for (size_t d = 0; d < shape.size(); ++d) {
     const int64_t begin = std::max(a.offset[d], offset[d]);
@@ -31,13 +32,13 @@ Box common(const Box& a, const Dims& offset, const Dims& shape) {
   return box;
 }
 
-Dims minus(Dims a, const Dims& b) {
+Dims subtract(Dims a, const Dims& b) {
   for (size_t d = 0; d < a.size(); ++d) a[d] -= b[d];
   return a;
 }
 
-// Copies a whole row-major tensor of part.shape into its place in a row-major one of `whole`.
-void place(const std::byte* from, const Box& part, std::byte* to, const Dims& whole, size_t element) {
+// Copies a row-major tensor of part.shape to part.offset of a row-major one of shape `whole`.
+void copy_into_box(const std::byte* from, const Box& part, std::byte* to, const Dims& whole, size_t element) {
   int64_t longest = 1;  // run that is contiguous in both
   for (size_t d = whole.size(); d-- > 0;) {
     longest *= part.shape[d];
@@ -53,7 +54,7 @@ void place(const std::byte* from, const Box& part, std::byte* to, const Dims& wh
 }
 
 // Bare bytes, described as the archive of a contiguous tensor.
-TensorArchive bare(Dtype dtype, const Dims& shape, uint64_t bytes) {
+TensorArchive archive_of_bare_bytes(Dtype dtype, const Dims& shape, uint64_t bytes) {
   TensorArchive archive;
   archive.dtype = dtype;
   archive.shape = archive.strides = shape;
@@ -81,7 +82,7 @@ void each_box(const Dims& whole, int64_t most, const std::function<void(const Di
   const size_t rank = whole.size();
   if (elements_of(whole) == 0) return;
   if (rank == 0) return take({}, {});
-  // Dimensions after `cut` are whole in every box, those before it single.
+  // Every box spans the dimensions after `cut` completely and has extent 1 in those before it.
   size_t cut = rank - 1;
   int64_t inner = 1;
   while (cut > 0 && inner * whole[cut] <= most) inner *= whole[cut--];
@@ -123,13 +124,14 @@ const TensorArchive& ContentReader::archive_of(const std::string& key, const Ten
   const auto known = archives_.find(&chunk);
   if (known != archives_.end()) return known->second;
   if (checkpoint_.index.layout == CheckpointIndex::Layout::kBareBytes)
-    return archives_.emplace(&chunk, bare(record.dtype, chunk.shape, chunk.where.length)).first->second;
+    return archives_.emplace(&chunk, archive_of_bare_bytes(record.dtype, chunk.shape, chunk.where.length))
+        .first->second;
   SliceSource entry(file(chunk.where.file), chunk.where.offset, chunk.where.length);
   TensorArchive archive = open_tensor_archive(entry);
   if (archive.dtype != record.dtype || archive.shape != chunk.shape)
-    throw_data("{}: tensor {} at byte {} is {} [{}], the index says {} [{}]", entry.name(),
-               printable(key, 120), chunk.where.offset, torch_name(archive.dtype),
-               fmt::join(archive.shape, ", "), torch_name(record.dtype), fmt::join(chunk.shape, ", "));
+    throw_data("{}: tensor {} at byte {} is {} [{}], the index says {} [{}]", entry.name(), printable(key),
+               chunk.where.offset, torch_name(archive.dtype), fmt::join(archive.shape, ", "),
+               torch_name(record.dtype), fmt::join(chunk.shape, ", "));
   if (!checkpoint_.manifest) check_crc(entry, archive);
   return archives_.emplace(&chunk, std::move(archive)).first->second;
 }
@@ -139,20 +141,20 @@ void ContentReader::read(const std::string& key, const Dims& offset, const Dims&
   const size_t element = size_of(record.dtype);
   int64_t missing = elements_of(shape);
   for (const Chunk& chunk : record.chunks) {
-    const Box part = common({offset, shape}, chunk.offset, chunk.shape);
+    const Box part = intersect({offset, shape}, chunk.offset, chunk.shape);
     if (elements_of(part.shape) == 0) continue;
     const TensorArchive& archive = archive_of(key, record, chunk);
     SliceSource entry(file(chunk.where.file), chunk.where.offset, chunk.where.length);
-    const Dims inside = minus(part.offset, chunk.offset);
+    const Dims inside = subtract(part.offset, chunk.offset);
     if (part.shape == shape) return read_box(entry, archive, inside, part.shape, out);
     part_.resize(static_cast<size_t>(elements_of(part.shape)) * element);
     read_box(entry, archive, inside, part.shape, part_.data());
-    place(part_.data(), {minus(part.offset, offset), part.shape}, out, shape, element);
+    copy_into_box(part_.data(), {subtract(part.offset, offset), part.shape}, out, shape, element);
     missing -= elements_of(part.shape);
   }
   if (missing != 0)
     throw_data("{}: tensor {} is not filled by its pieces without gap or overlap",
-               checkpoint_.folder.string(), printable(key, 120));
+               checkpoint_.folder.string(), printable(key));
 }
 
 void ContentReader::stream(const std::string& key, const Take& take) {
@@ -166,7 +168,7 @@ void ContentReader::stream(const std::string& key, const Take& take) {
            });
 }
 
-std::vector<std::string> keys_by_place(const CheckpointIndex& index) {
+std::vector<std::string> keys_in_file_order(const CheckpointIndex& index) {
   std::vector<std::string> keys;
   for (const auto& [key, record] : index.tensors) keys.push_back(key);
   const auto place_of = [&](const std::string& key) {

@@ -1,5 +1,5 @@
-// The contents of a checkpoint, whatever wrote it and however it is cut: any box of any tensor, in bounded
-// memory and verified, and the order in which whole tensors are streamed.
+// The contents of a checkpoint, whatever wrote it and however it is sharded: any box of any tensor, verified
+// and in bounded memory, and the order in which tensors are streamed.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,7 @@ class ContentReader {
   // and tensor.
   void read(const std::string& key, const Dims& offset, const Dims& shape, std::byte* out);
 
-  // Calls take(data, bytes) for the whole tensor in row-major order, at most kContentPiece bytes at a time.
+  // Calls take(data, bytes) for all of the tensor in row-major order, at most kContentPiece bytes at a time.
   using Take = std::function<void(const std::byte* data, uint64_t bytes)>;
   void stream(const std::string& key, const Take& take);
 
@@ -50,7 +50,7 @@ class ContentReader {
   std::vector<std::byte> part_, piece_;
 };
 
-// All keys of tensors in the order in which they lie in the files: for one pass over each.
-std::vector<std::string> keys_by_place(const CheckpointIndex& index);
+// All keys of tensors in the order of their data in the files: for one pass over each.
+std::vector<std::string> keys_in_file_order(const CheckpointIndex& index);
 
 }  // namespace hyperion

@@ -12,6 +12,7 @@
 #include "base/durable.h"
 #include "base/error.h"
 #include "base/files.h"
+#include "base/printable.h"
 #include "base/progress.h"
 #include "checkpoint/cast.h"
 #include "checkpoint/finite.h"
@@ -32,7 +33,7 @@ using Take = ItemReader::Take;
 
 constexpr std::string_view kEma = "ema.";
 
-// The model's weights, by the names that the caller knows them by.
+// The model's weights, by name without the prefix of averages.
 std::map<std::string, TensorRecord> weights_of(const OpenCheckpoint& source, bool ema) {
   std::map<std::string, TensorRecord> weights;
   for (const auto& [key, record] : source.index.tensors) {
@@ -53,7 +54,7 @@ struct Weight {
   std::function<int64_t(int64_t)> row_map{};
 };
 
-std::vector<Weight> plan(const OpenCheckpoint& source, const ConvertOptions& options) {
+std::vector<Weight> plan_weights(const OpenCheckpoint& source, const ConvertOptions& options) {
   const std::map<std::string, TensorRecord> records = weights_of(source, options.ema);
   std::vector<ConvertedTensor> wanted;
   if (options.tensors) {
@@ -82,7 +83,7 @@ class WeightReader : public ItemReader {
   WeightReader(const OpenCheckpoint& source, const std::vector<Weight>& weights, uint64_t total)
       : contents_(source), weights_(weights), progress_("convert", total, "B") {}
 
-  // Tensors of the save's layout are the weights, in their order, and whole.
+  // The tensors of the save's layout are the weights, in their order, not sharded.
   void read(const SaveItem& item, const Take& take) override {
     stream(item.entry, [&](const std::byte* data, uint64_t bytes) {
       reading_ = false;
@@ -90,7 +91,7 @@ class WeightReader : public ItemReader {
       reading_ = true;
     });
   }
-  // Whether what went wrong is the source.
+  // Whether the failure was in reading the source.
   bool failed_to_read() const { return reading_; }
 
   // After all was streamed. Throws for numbers that are NaN or infinite: Error(kBadData) when they were read,
@@ -130,7 +131,8 @@ class WeightReader : public ItemReader {
   }
 
  private:
-  // Rows that are next to each other here lie in a short stretch there (one head), which is read whole.
+  // Neighbouring rows of the destination come from a short range of the source (one head), which is read
+  // once.
   void read_rows(const Weight& weight, Dims offset, Dims shape) {
     if (!weight.row_map || shape.empty()) return contents_.read(weight.key, offset, shape, rows_.data());
     const int64_t first = offset[0], count = shape[0];
@@ -160,7 +162,7 @@ class WeightReader : public ItemReader {
   NotFinite read_, converted_;
 };
 
-// A folder beside the destination that goes, with all that is left in it, when the conversion ends.
+// A temporary folder in the destination's parent; the destructor removes it with everything left in it.
 class WorkFolder {
  public:
   explicit WorkFolder(const fs::path& destination)
@@ -180,7 +182,7 @@ class WorkFolder {
   WorkFolder& operator=(const WorkFolder&) = delete;
   const fs::path& path() const { return path_; }
 
-  // Gives a finished folder in here its name.
+  // Renames a finished folder to the destination.
   void publish(const fs::path& finished, const fs::path& destination) const {
     sync_folder(finished);
     int error = rename_entry(finished, destination, RenameMode::kNoReplace);
@@ -214,7 +216,7 @@ fs::path write_safetensors(const std::vector<Weight>& weights, const ConvertOpti
   return folder;
 }
 
-// As a save of one rank, with everything that makes one durable.
+// As a save of one rank, durable like any other.
 fs::path write_dcp(const std::vector<Weight>& weights, const OpenCheckpoint& source,
                    const ConvertOptions& options, WeightReader& reader, const WorkFolder& work) {
   std::vector<TensorState> tensors;
@@ -257,7 +259,7 @@ ExitCode convert_checkpoint(const ConvertOptions& asked, std::FILE* out) {
     throw_config("{}: exists: give a name that is free", printable(options.destination));
   require_checkpoint(options.source);
   const OpenCheckpoint source = open_checkpoint(options.source);
-  const std::vector<Weight> weights = plan(source, options);
+  const std::vector<Weight> weights = plan_weights(source, options);
   uint64_t total = 0;
   for (const Weight& weight : weights)
     total += static_cast<uint64_t>(elements_of(weight.shape)) * size_of(weight.dtype);

@@ -10,6 +10,7 @@
 
 #include "base/counted.h"
 #include "base/nearest.h"
+#include "base/printable.h"
 #include "base/progress.h"
 #include "checkpoint/cast.h"
 #include "checkpoint/names.h"
@@ -52,9 +53,11 @@ std::string describe(const NamedTensor& tensor) {
   return fmt::format("{} [{}]", torch_name(tensor.dtype), fmt::join(tensor.shape, ", "));
 }
 
-// What stands in both lists, after noting what does not, or not alike.
-std::vector<std::pair<const NamedTensor*, const NamedTensor*>> match(const NameList& a, const NameList& b,
-                                                                     Differences& differences) {
+// The tensors that both lists have; adds those of one list alone, and other shapes and types, to
+// `differences`.
+std::vector<std::pair<const NamedTensor*, const NamedTensor*>> match_names(const NameList& a,
+                                                                           const NameList& b,
+                                                                           Differences& differences) {
   std::map<std::string, const NamedTensor*> names_b;
   for (const NamedTensor& tensor : b.tensors) names_b.emplace(tensor.name, &tensor);
   std::vector<std::pair<const NamedTensor*, const NamedTensor*>> both;
@@ -91,8 +94,8 @@ std::optional<std::string> option_of_group(const std::string& key) {
 // --- reading both ---
 
 // Both tensors side by side, piece by piece.
-ValueDifference compare(const NamedTensor& a, const NamedTensor& b, ContentReader& from_a,
-                        ContentReader& from_b) {
+ValueDifference compare_values(const NamedTensor& a, const NamedTensor& b, ContentReader& from_a,
+                               ContentReader& from_b) {
   ValueDifference difference(a.dtype, b.dtype);
   const size_t width_a = size_of(a.dtype), width_b = size_of(b.dtype);
   std::vector<std::byte> bytes_a, bytes_b;
@@ -113,7 +116,7 @@ void compare_tensors(const OpenCheckpoint& a, const OpenCheckpoint& b, const Sel
   const NameList list_a = names_of(a, only), list_b = names_of(b, only);
   std::map<std::string, std::pair<const NamedTensor*, const NamedTensor*>> both;
   uint64_t total = 0, done = 0;
-  for (const auto& pair : match(list_a, list_b, found)) {
+  for (const auto& pair : match_names(list_a, list_b, found)) {
     if (pair.first->shape != pair.second->shape) continue;
     if (pair.first->dtype != pair.second->dtype && !can_cast(pair.first->dtype, pair.second->dtype)) continue;
     both.emplace(pair.first->name, pair);
@@ -121,10 +124,10 @@ void compare_tensors(const OpenCheckpoint& a, const OpenCheckpoint& b, const Sel
   }
   ContentReader from_a(a), from_b(b);
   Progress progress("diff", total, "numbers");
-  for (const std::string& key : keys_by_place(a.index)) {
+  for (const std::string& key : keys_in_file_order(a.index)) {
     const auto pair = both.find(key);
     if (pair == both.end()) continue;
-    ValueDifference difference = compare(*pair->second.first, *pair->second.second, from_a, from_b);
+    ValueDifference difference = compare_values(*pair->second.first, *pair->second.second, from_a, from_b);
     if (difference.different() > 0) found.values.push_back({key, difference});
     progress.update(done += static_cast<uint64_t>(elements_of(pair->second.first->shape)));
   }
@@ -272,7 +275,7 @@ std::string verdict(const Differences& found, bool with_values) {
   return fmt::format("different: {}", fmt::join(parts, ", "));
 }
 
-ExitCode report(Differences& found, bool json, bool with_values, std::FILE* out) {
+ExitCode print_differences(Differences& found, bool json, bool with_values, std::FILE* out) {
   std::ranges::sort(found.only_a);
   std::ranges::sort(found.only_b);
   if (json) {
@@ -295,8 +298,8 @@ ExitCode diff_names(const NameList& a, const NameList& b, bool json, std::FILE* 
   Differences found;
   found.label_a = a.label;
   found.label_b = b.label;
-  match(a, b, found);
-  return report(found, json, /*with_values=*/false, out);
+  match_names(a, b, found);
+  return print_differences(found, json, /*with_values=*/false, out);
 }
 
 ExitCode diff_checkpoints(const DiffOptions& options, std::FILE* out) {
@@ -307,7 +310,7 @@ ExitCode diff_checkpoints(const DiffOptions& options, std::FILE* out) {
   found.label_b = options.b.string();
   compare_tensors(a, b, options.only, found);
   compare_objects(a, b, options.only, found);
-  return report(found, options.json, /*with_values=*/true, out);
+  return print_differences(found, options.json, /*with_values=*/true, out);
 }
 
 }  // namespace hyperion

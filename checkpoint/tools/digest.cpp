@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/nearest.h"
+#include "base/printable.h"
 #include "base/progress.h"
 #include "checkpoint/state.h"
 #include "checkpoint/tools/content.h"
@@ -60,7 +61,7 @@ std::string text_of(const Dict& dict) {
   return joined("{", std::move(items), "}", true);
 }
 
-// Says that no name begins so, with what was probably meant.
+// Throws that no name begins so, with the nearest one.
 [[noreturn]] void refuse_prefix(const CheckpointIndex& index, const std::string& prefix) {
   std::set<std::string> beginnings, heads;  // of names, up to each of their dots
   const auto add = [&](const std::string& key) {
@@ -68,7 +69,7 @@ std::string text_of(const Dict& dict) {
       throw_config(
           "--prefix {}: {} and all else that begins so is left out: it describes the run, not the "
           "state of training",
-          printable(prefix, 120), printable(key, 120));
+          printable(prefix), printable(key));
     heads.insert(printable(key.substr(0, key.find('.')), 60));
     for (size_t dot = key.find('.'); dot != key.npos; dot = key.find('.', dot + 1))
       beginnings.insert(key.substr(0, dot));
@@ -77,9 +78,9 @@ std::string text_of(const Dict& dict) {
   for (const auto& [key, record] : index.tensors) add(key);
   for (const auto& [key, record] : index.objects) add(key);
   const std::string nearest = nearest_name(prefix, std::vector(beginnings.begin(), beginnings.end()));
-  throw_config("--prefix {}: no name begins so{}", printable(prefix, 120),
+  throw_config("--prefix {}: no name begins so{}", printable(prefix),
                nearest.empty() ? fmt::format("; names begin with {}", fmt::join(heads, ", "))
-                               : did_you_mean(printable(nearest, 120)));
+                               : did_you_mean(printable(nearest)));
 }
 
 uint64_t selected_bytes(const CheckpointIndex& index, const Selection& only) {
@@ -91,14 +92,14 @@ uint64_t selected_bytes(const CheckpointIndex& index, const Selection& only) {
 
 }  // namespace
 
-bool is_of_the_run(const std::string& key) {
+bool describes_run(const std::string& key) {
   return component_of(key) == "rng" || key.starts_with("dataloader.dp_rank_") ||
          key == "dataloader.world_size" || key == "train_state.ntokens_seen" || key == "train_state.config";
 }
 
 bool Selection::has(const std::string& key) const {
   return key.starts_with(prefix) && (component.empty() || component_of(key) == component) &&
-         (all || !is_of_the_run(key));
+         (all || !describes_run(key));
 }
 
 std::string canonical_text(const Object& object) {
@@ -131,7 +132,7 @@ Digest digest_of(const OpenCheckpoint& checkpoint, const Selection& only) {
   ContentReader contents(checkpoint);
   Progress progress("digest", selected_bytes(checkpoint.index, only), "B");
   uint64_t done = 0;
-  for (const std::string& key : keys_by_place(checkpoint.index)) {
+  for (const std::string& key : keys_in_file_order(checkpoint.index)) {
     if (!only.has(key)) continue;
     RunningHash hash;
     contents.stream(key, [&](const std::byte* data, uint64_t bytes) {
@@ -156,7 +157,7 @@ ExitCode print_digest(const DigestOptions& options, std::FILE* out) {
   require_checkpoint(options.path);
   const OpenCheckpoint checkpoint = open_checkpoint(options.path);
   const Digest digest = digest_of(checkpoint, options.only);
-  // The hash of nothing is no answer.
+  // An empty selection is an error: its hash would mean nothing.
   if (digest.entries.empty() && !options.only.prefix.empty())
     refuse_prefix(checkpoint.index, options.only.prefix);
   const auto tensors = static_cast<uint64_t>(std::ranges::count_if(digest.entries, &DigestEntry::is_tensor));

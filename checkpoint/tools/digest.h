@@ -1,4 +1,4 @@
-// Hashes of a checkpoint's contents that do not depend on how it is cut into files, on the number of ranks,
+// Hashes of a checkpoint's contents that do not depend on its files, on the number of ranks,
 // or on the program that wrote it.
 #pragma once
 
@@ -12,18 +12,18 @@
 
 namespace hyperion {
 
-// Which keys are looked at.
+// Which keys are included.
 struct Selection {
   std::string prefix{};     // keys that begin so
   std::string component{};  // "model", "optimizer", ... (component_of in checkpoint/state.h); empty: all
-  bool all = false;         // those that belong to the run's ranks and settings too (is_of_the_run)
+  bool all = false;         // also what describes the run, not the state (describes_run)
   bool has(const std::string& key) const;
 };
 
 // Whether a key describes the run that wrote the checkpoint rather than the state of training: generators and
 // loaders of single ranks, the number of ranks, counts of one rank, and the configuration. Two meshes at the
 // same step differ in them.
-bool is_of_the_run(const std::string& key);
+bool describes_run(const std::string& key);
 
 // One text for each value, the same for equal ones: keys of dicts and items of sets are sorted, numbers keep
 // their kind and all digits.

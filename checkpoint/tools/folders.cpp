@@ -4,10 +4,10 @@
 
 #include <sys/stat.h>
 
-#include "base/durable.h"
 #include "base/error.h"
 #include "base/files.h"
 #include "base/nearest.h"
+#include "base/printable.h"
 
 namespace hyperion {
 namespace fs = std::filesystem;
@@ -87,7 +87,7 @@ int64_t time_of(const FoundCheckpoint& found) {
   return info.st_mtim.tv_sec;
 }
 
-std::string kind_for_people(const std::string& kind) {
+std::string kind_label(const std::string& kind) {
   return kind == "foreign" ? "DCP, no manifest" : kind;
 }
 

@@ -16,8 +16,8 @@ bool is_checkpoint(const std::filesystem::path& path);
 // "out: no checkpoints; did you mean out/checkpoint?", the question only where some are there.
 std::string no_checkpoints(const std::filesystem::path& folder);
 
-// For what takes one checkpoint and no folder of them. Throws Error(kUsage) that says what the path is
-// instead and names a checkpoint near it.
+// For commands that take one checkpoint and no folder of them. Throws Error(kUsage) that says what the path
+// is instead and names a checkpoint near it.
 void require_checkpoint(const std::filesystem::path& path);
 
 struct FolderSize {
@@ -27,6 +27,6 @@ FolderSize folder_size(const std::filesystem::path& path);  // of a folder's own
 
 int64_t time_of(
     const FoundCheckpoint& found);  // when it was written, by manifest or file times; unix seconds
-std::string kind_for_people(const std::string& kind);
+std::string kind_label(const std::string& kind);
 
 }  // namespace hyperion

@@ -9,6 +9,7 @@
 
 #include "base/counted.h"
 #include "base/error.h"
+#include "base/printable.h"
 #include "checkpoint/loader.h"
 #include "checkpoint/state.h"
 #include "checkpoint/storage/checkpoint_folder.h"
@@ -24,28 +25,29 @@ namespace {
 
 // --- a job's folder ---
 
-struct OtherName {
+struct UnrelatedEntry {
   std::string name, what;
 };
 
-std::vector<OtherName> other_names(const fs::path& folder, const std::vector<FoundCheckpoint>& found) {
+std::vector<UnrelatedEntry> unrelated_entries(const fs::path& folder,
+                                              const std::vector<FoundCheckpoint>& found) {
   std::set<std::string> known = {".lock"};
   for (const FoundCheckpoint& one : found) known.insert(one.path.filename().native());
-  std::vector<OtherName> others;
+  std::vector<UnrelatedEntry> others;
   std::error_code error;
   for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
     const std::string name = it->path().filename().string();
     if (known.contains(name)) continue;
-    const char* what = name.starts_with(".incoming-") ? "a save that is under way, or did not end"
+    const char* what = name.starts_with(".incoming-") ? "a save in flight, or one that did not finish"
                        : name.starts_with(".trash-")  ? "a checkpoint that is being removed"
                                                       : "not a checkpoint of this job: never touched";
     others.push_back({name, what});
   }
-  std::ranges::sort(others, {}, &OtherName::name);
+  std::ranges::sort(others, {}, &UnrelatedEntry::name);
   return others;
 }
 
-// Without the folder, which the person has just named.
+// Without the folder, which is on the command line.
 std::string state_of(const FoundCheckpoint& one) {
   if (one.complete()) return "complete";
   const std::string folder = one.path.string() + "/";
@@ -56,7 +58,7 @@ std::string state_of(const FoundCheckpoint& one) {
 
 ExitCode list_job(const ListOptions& options, std::FILE* out) {
   const std::vector<FoundCheckpoint> found = CheckpointFolder(options.path).scan();
-  const std::vector<OtherName> others = other_names(options.path, found);
+  const std::vector<UnrelatedEntry> others = unrelated_entries(options.path, found);
   const auto newest =
       std::find_if(found.rbegin(), found.rend(), [](const auto& one) { return one.complete(); });
   const int64_t newest_step = newest == found.rend() ? -1 : newest->step;
@@ -77,7 +79,7 @@ ExitCode list_job(const ListOptions& options, std::FILE* out) {
       list.push_back(std::move(item));
     }
     Json names = Json::array();
-    for (const OtherName& other : others) names.push_back({{"name", other.name}, {"what", other.what}});
+    for (const UnrelatedEntry& other : others) names.push_back({{"name", other.name}, {"what", other.what}});
     print_json({{"folder", options.path.string()}, {"checkpoints", list}, {"others", names}}, out);
     return ExitCode::kOk;
   }
@@ -85,7 +87,7 @@ ExitCode list_job(const ListOptions& options, std::FILE* out) {
   TextTable table({">step", "kind", ">world", ">files", ">size", "age", "state"});
   for (const FoundCheckpoint& one : found) {
     const FolderSize size = folder_size(one.path);
-    table.add({fmt::format("{}", one.step), kind_for_people(one.kind),
+    table.add({fmt::format("{}", one.step), kind_label(one.kind),
                one.manifest ? fmt::format("{}", one.manifest->world_size) : "-", human_count(size.files),
                human_bytes(size.bytes), human_age(now - time_of(one)),
                state_of(one) + (one.step == newest_step ? ", newest" : "")});
@@ -94,12 +96,12 @@ ExitCode list_job(const ListOptions& options, std::FILE* out) {
     fmt::print(out, "{}\n", no_checkpoints(options.path));
   else
     fmt::print(out, "{}", table.text_for(out));
-  // What the table had no room for.
+  // Reasons that the table shortened.
   for (const FoundCheckpoint& one : found)
     if (!one.complete()) fmt::print(out, "\n{}\n", escape_control_bytes(one.why_not, "\n"));
   if (!others.empty()) {
     TextTable rest({"other names", ""});
-    for (const OtherName& other : others) rest.add({other.name, other.what});
+    for (const UnrelatedEntry& other : others) rest.add({other.name, other.what});
     fmt::print(out, "\n{}", rest.text_for(out));
   }
   return ExitCode::kOk;
@@ -173,7 +175,7 @@ ExitCode list_one(const ListOptions& options, std::FILE* out) {
     return ExitCode::kOk;
   }
   const FolderSize size = folder_size(options.path);
-  fmt::print(out, "{}: {}", printable(options.path), kind_for_people(kind));
+  fmt::print(out, "{}: {}", printable(options.path), kind_label(kind));
   if (const auto& manifest = checkpoint.manifest)
     fmt::print(out, ", step {}, by {}, {}", manifest->step,
                counted(static_cast<uint64_t>(manifest->world_size), "rank"),

@@ -17,7 +17,7 @@ namespace hyperion {
 namespace fs = std::filesystem;
 namespace {
 
-// Why a checkpoint that the rule does not remove stays; `rank`: how many of those that count are newer.
+// Why the rule keeps a checkpoint; `newer`: how many newer ones count.
 std::string why_it_stays(const FoundCheckpoint& one, int64_t keep, int64_t newer) {
   if (one.unreadable) return "cannot be read: never removed";
   if (!one.complete()) return "is not complete: never removed by itself";
@@ -28,7 +28,7 @@ std::string why_it_stays(const FoundCheckpoint& one, int64_t keep, int64_t newer
   return "newest that holds everything";
 }
 
-bool counts(const FoundCheckpoint& one) {
+bool counts_for_keep(const FoundCheckpoint& one) {
   return one.complete() && one.manifest && one.kind != "seed" && one.kind != "pre-checkpoint";
 }
 
@@ -39,7 +39,7 @@ ExitCode prune_checkpoints(const PruneOptions& options, std::FILE* out) {
   if (is_checkpoint(options.path))
     throw_config("{}: is one checkpoint: give the folder that holds a job's step-N folders",
                  options.path.string());
-  // A run that writes here keeps its own order.
+  // A run that writes here removes old checkpoints itself.
   std::optional<FolderLock> lock;
   if (!options.dry_run) lock.emplace(options.path);
   const CheckpointFolder folder(options.path);
@@ -55,19 +55,20 @@ ExitCode prune_checkpoints(const PruneOptions& options, std::FILE* out) {
   size_t stuck = 0;
   for (size_t i = 0; i < found.size(); ++i) {
     const FoundCheckpoint& one = found[i];
-    const bool goes = std::ranges::binary_search(steps, one.step);
-    const bool still_there = goes && !options.dry_run && name_exists(one.path);
-    const int64_t newer = std::count_if(found.begin() + static_cast<ptrdiff_t>(i) + 1, found.end(), counts);
+    const bool removed = std::ranges::binary_search(steps, one.step);
+    const bool still_there = removed && !options.dry_run && name_exists(one.path);
+    const int64_t newer =
+        std::count_if(found.begin() + static_cast<ptrdiff_t>(i) + 1, found.end(), counts_for_keep);
     if (still_there) ++stuck;
-    if (goes && !still_there) freed += sizes[i].bytes;
-    table.add({fmt::format("{}", one.step), kind_for_people(one.kind), human_bytes(sizes[i].bytes),
+    if (removed && !still_there) freed += sizes[i].bytes;
+    table.add({fmt::format("{}", one.step), kind_label(one.kind), human_bytes(sizes[i].bytes),
                human_age(now - time_of(one)),
                still_there       ? "STAYS"
-               : !goes           ? "stays"
+               : !removed        ? "stays"
                : options.dry_run ? "would go"
                                  : "removed",
                still_there ? "cannot be removed"
-               : goes      ? "older than those kept"
+               : removed   ? "older than those kept"
                            : why_it_stays(one, options.keep, newer)});
   }
   if (table.empty())

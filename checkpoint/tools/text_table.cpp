@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include "base/printable.h"
 #include "checkpoint/types/object.h"
 
 namespace hyperion {

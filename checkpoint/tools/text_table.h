@@ -1,4 +1,4 @@
-// Tables and numbers for people, as the checkpoint tools print them.
+// Human-readable tables and numbers, as the checkpoint tools print them.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ std::string human_number(double value);   // "1.234e-05", "nan"
 // `text` in at most `width` columns: printable, and with "..." in its middle when it is longer.
 std::string shortened(std::string_view text, size_t width);
 
-// Aligned columns; where they are too wide together, the widest gives way.
+// Aligned columns; where the table is too wide, the widest column is shortened.
 constexpr size_t kTableWidth = 100;
 class TextTable {
  public:
@@ -25,7 +25,7 @@ class TextTable {
   void add(std::vector<std::string> cells);
   bool empty() const { return rows_.size() == 1; }
   std::string text(size_t width = kTableWidth) const;  // lines with their ends
-  // On a terminal kTableWidth wide; a file or another program gets every cell whole.
+  // On a terminal kTableWidth wide; in a file or pipe no cell is shortened.
   std::string text_for(std::FILE* out) const;
 
  private:

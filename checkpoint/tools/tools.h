@@ -1,9 +1,9 @@
-// The commands behind `hyperion ckpt ...`, to look at checkpoints and to work on them without a job: those of
+// The commands behind `hyperion ckpt ...`: inspect and convert checkpoints without a job. They read those of
 // Hyperion, of PyTorch's Distributed Checkpoint (torchtitan) and safetensors.
 //
-// Each prints to `out` (a table for people, or one JSON value) and returns kOk, or kBadData when it found
-// damage or a difference. What keeps it from working at all is thrown: Error(kUsage) for a wish that cannot
-// be met, Error(kBadData) for a checkpoint that cannot be read.
+// Each prints to `out` (a human-readable table, or one JSON value) and returns kOk, or kBadData when it found
+// damage or a difference. Throws Error(kUsage) for options that cannot be used, Error(kBadData) for a
+// checkpoint that cannot be read.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ struct ListOptions {
 };
 ExitCode list_checkpoints(const ListOptions& options, std::FILE* out);
 
-// --- verify: is it whole, and are its numbers finite ---
+// --- verify: is it intact, and are its numbers finite ---
 struct VerifyOptions {
   std::filesystem::path path;  // one checkpoint, or a job's folder: all of its checkpoints
   bool quick = false;          // compare sizes and ids alone; else every byte is read
@@ -52,7 +52,7 @@ struct DiffOptions {
 };
 ExitCode diff_checkpoints(const DiffOptions& options, std::FILE* out);
 
-// The same for names alone, for what has no values yet: the state that a configuration leads to.
+// The same for names alone: a configuration has names and no values.
 struct NamedTensor {
   std::string name;
   Dtype dtype = Dtype::kFloat32;
@@ -82,8 +82,8 @@ struct ConvertOptions {
   // all, under their own names. Throws what the user shall read when the weights do not fit its model.
   std::function<std::vector<ConvertedTensor>(const std::map<std::string, TensorRecord>& weights)> tensors{};
   std::map<std::string, std::string>
-      more_files{};  // name -> content, beside safetensors: config.json, a tokenizer
-  // What is said about the weights: in __metadata__ of safetensors, or in a DCP manifest beside the source's
+      more_files{};  // name -> content, written next to safetensors: config.json, a tokenizer
+  // Facts about the weights: in __metadata__ of safetensors, or in a DCP manifest together with the source's
   // facts.
   std::map<std::string, std::string> facts{};
 };

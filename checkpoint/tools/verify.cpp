@@ -10,6 +10,7 @@
 
 #include "base/counted.h"
 #include "base/error.h"
+#include "base/printable.h"
 #include "base/progress.h"
 #include "checkpoint/format/dcp/archive.h"
 #include "checkpoint/format/dcp/metadata.h"
@@ -67,7 +68,7 @@ class Verifier {
     }
   }
 
-  // A file that is read twice (the index first) fails twice in the same words: one problem.
+  // A file that is read twice (the index first) fails twice with the same message: one problem.
   void note(Damage damage) {
     for (Damage& known : result_.damages) {
       if (known.file != damage.file || known.what != damage.what) continue;
@@ -133,7 +134,7 @@ class Verifier {
                        folder.string(), manifest_->save_id, index_->save_id)});
   }
 
-  // Every file that manifest or index name, with what lies in it, by offset.
+  // Every file that manifest or index name, with its contents, by offset.
   void find_files() {
     if (manifest_)
       for (const FileRecord& record : manifest_->files) entries_[record.name];
@@ -170,7 +171,7 @@ class Verifier {
       for (const Entry& entry : entries)
         if (entry.end > reader->size())
           throw_data("{}: has {} bytes, {} lies at bytes {} to {}", reader->name(), reader->size(),
-                     printable(*entry.key, 120), entry.begin, entry.end);
+                     printable(*entry.key), entry.begin, entry.end);
     });
     const size_t damages = result_.damages.size();
     if (reader && record != nullptr && !quick_) {
@@ -188,7 +189,7 @@ class Verifier {
     result_.files.push_back(std::move(file));
   }
 
-  // From the disk, not from what the system remembers of it.
+  // From the disk, not from the page cache.
   void check_blocks(const std::string& name, ShardReader& file) {
     evict(result_.folder / name);
     std::vector<std::byte> block(std::min(kBlockBytes, file.size()));
@@ -211,7 +212,7 @@ class Verifier {
     });
   }
 
-  // Among the damages from number `first` on: what a checksum has told already.
+  // Among the damages from number `first` on: what a checksum has already shown.
   bool is_damaged(const std::string& name, const Entry& entry, size_t first) const {
     return std::any_of(result_.damages.begin() + static_cast<ptrdiff_t>(first), result_.damages.end(),
                        [&](const Damage& damage) {
@@ -239,7 +240,7 @@ class Verifier {
     });
   }
 
-  // Of a file without archives, whose numbers are all there is to look at.
+  // Of a file without archives: only its numbers can be checked.
   void check_numbers(const std::string& name, const Entry& entry, ShardReader& file) {
     guarded(name, entry.begin, entry.end, [&] {
       std::vector<std::byte> piece(std::min(kContentPiece, entry.end - entry.begin));
@@ -280,22 +281,22 @@ Json to_json(const Verification& one) {
   return json;
 }
 
-std::string some_of(const std::vector<std::string>& keys) {
+std::string list_keys(const std::vector<std::string>& keys) {
   constexpr size_t kNamed = 8;
   const auto end = keys.begin() + static_cast<ptrdiff_t>(std::min(keys.size(), kNamed));
   std::string text;
-  for (auto key = keys.begin(); key != end; ++key) text += (text.empty() ? "" : ", ") + printable(*key, 120);
+  for (auto key = keys.begin(); key != end; ++key) text += (text.empty() ? "" : ", ") + printable(*key);
   return keys.size() > kNamed ? fmt::format("{} and {} more", text, keys.size() - kNamed) : text;
 }
 
 void print_damages(const Verification& one, std::FILE* out) {
   for (const Damage& damage : one.damages) {
     fmt::print(out, "{}\n", escape_control_bytes(damage.what, "\n"));
-    if (!damage.keys.empty()) fmt::print(out, "  there: {}\n", some_of(damage.keys));
+    if (!damage.keys.empty()) fmt::print(out, "  there: {}\n", list_keys(damage.keys));
   }
   for (const auto& [key, count] : one.not_finite.tensors())
-    fmt::print(out, "{}: tensor {} holds {} that {} NaN or infinite\n", printable(one.folder),
-               printable(key, 120), counted(count, "number"), count == 1 ? "is" : "are");
+    fmt::print(out, "{}: tensor {} holds {} that {} NaN or infinite\n", printable(one.folder), printable(key),
+               counted(count, "number"), count == 1 ? "is" : "are");
   for (const std::string& note : one.notes) fmt::print(out, "note: {}\n", escape_control_bytes(note, "\n"));
 }
 
@@ -312,10 +313,9 @@ std::string verdict(const Verification& one, bool quick) {
   if (one.kind == "safetensors")
     return fmt::format(
         "no damage seen: {}, headers and sizes fit and all numbers are finite; not compared: the bytes of "
-        "the "
-        "numbers (safetensors have no checksums), config.json and the tokenizer's files",
+        "the numbers (safetensors have no checksums), config.json and the tokenizer's files",
         seen);
-  return fmt::format("whole: {}, every byte compared", seen);
+  return fmt::format("intact: {}, every byte compared", seen);
 }
 
 void print_one(const Verification& one, bool quick, std::FILE* out) {
@@ -329,7 +329,7 @@ void print_one(const Verification& one, bool quick, std::FILE* out) {
                : one.kind == "safetensors" ? "no damage seen"
                                            : "right"});
   }
-  fmt::print(out, "{}: {}\n\n", printable(one.folder), kind_for_people(one.kind));
+  fmt::print(out, "{}: {}\n\n", printable(one.folder), kind_label(one.kind));
   if (!table.empty()) fmt::print(out, "{}\n", table.text_for(out));
   print_damages(one, out);
   fmt::print(out, "{}\n", verdict(one, quick));
@@ -338,7 +338,7 @@ void print_one(const Verification& one, bool quick, std::FILE* out) {
 void print_all(const std::vector<Verification>& all, bool quick, std::FILE* out) {
   TextTable table({"checkpoint", "kind", "result"});
   for (const Verification& one : all)
-    table.add({one.folder.filename().string(), kind_for_people(one.kind), verdict(one, quick)});
+    table.add({one.folder.filename().string(), kind_label(one.kind), verdict(one, quick)});
   fmt::print(out, "{}", table.text_for(out));
   for (const Verification& one : all) print_damages(one, out);
 }
@@ -358,7 +358,7 @@ ExitCode verify_checkpoints(const VerifyOptions& options, std::FILE* out) {
     for (const FoundCheckpoint& found : CheckpointFolder(options.path).scan())
       all.push_back(verify_checkpoint(found.path, options.quick));
   }
-  // Nothing was judged: a script must not take that for a good answer.
+  // Nothing was verified: that must not look like success to a script.
   if (all.empty()) throw_config("{}", no_checkpoints(options.path));
   if (options.json) {
     Json list = Json::array();

@@ -56,7 +56,7 @@ struct CheckpointIndex {
   std::map<std::string, ObjectRecord> objects;
   std::map<std::string, KeyPath> paths;      // keys without an entry stay flat
   std::string save_id;                       // unique for each save; empty when the writer gave none
-  std::map<std::string, std::string> notes;  // texts beside the tensors: __metadata__ of safetensors files
+  std::map<std::string, std::string> notes;  // __metadata__ of safetensors files
 };
 
 }  // namespace hyperion

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "base/durable.h"
+#include "base/printable.h"
 
 namespace hyperion {
 
@@ -69,15 +69,6 @@ void append(std::string& out, const Object& object, size_t limit) {
 }
 
 }  // namespace
-
-std::string printable(std::string_view text, size_t limit) {
-  if (text.size() <= limit / 4) return escape_control_bytes(text);
-  std::string out = escape_control_bytes(text.substr(0, limit + 4));
-  size_t cut = limit;  // never inside a character
-  while (cut < out.size() && cut < limit + 4 && (out[cut] & 0xC0) == 0x80) ++cut;
-  if (out.size() > cut || text.size() > limit + 4) out = out.substr(0, cut) + "...";
-  return out;
-}
 
 std::string repr(const Object& object, size_t limit) {
   std::string out;

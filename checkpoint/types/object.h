@@ -1,5 +1,6 @@
-// The plain values a checkpoint holds beside tensors (counters, options, the loader's position): what Python
-// would call None, bool, int, float, str, bytes, list, tuple, dict and set. Nothing here can refer to code.
+// The plain values that a checkpoint holds in addition to tensors (counters, options, the loader's position):
+// what Python would call None, bool, int, float, str, bytes, list, tuple, dict and set. Nothing here can
+// refer to code.
 #pragma once
 
 #include <cstdint>
@@ -57,10 +58,7 @@ struct Object {
   bool operator==(const Object&) const = default;
 };
 
-// Text from a file, fit for a message: one line, control characters as \xNN, at most about `limit` bytes.
-std::string printable(std::string_view text, size_t limit = 120);
-
-// As Python's repr() prints it, for people: "(0.9, 0.95)". At most about `limit` characters.
+// Human-readable, as Python's repr() prints it: "(0.9, 0.95)". At most about `limit` characters.
 std::string repr(const Object& object, size_t limit = 120);
 
 }  // namespace hyperion

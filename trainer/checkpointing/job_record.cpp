@@ -2,10 +2,10 @@
 
 #include <fmt/format.h>
 
-#include "base/durable.h"
 #include "base/error.h"
 #include "base/files.h"
 #include "base/log.h"
+#include "base/printable.h"
 #include "trainer/checkpointing/resume_policy.h"
 #include "trainer/config/entries.h"
 #include "trainer/config/load.h"

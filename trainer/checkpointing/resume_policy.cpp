@@ -12,6 +12,7 @@
 #include "base/counted.h"
 #include "base/error.h"
 #include "base/hash.h"
+#include "base/printable.h"
 #include "trainer/config/schema.h"
 
 namespace hyperion {

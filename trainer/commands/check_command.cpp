@@ -16,6 +16,7 @@
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
+#include "base/counted.h"
 #include "base/durable.h"
 #include "base/files.h"
 #include "base/log.h"
@@ -30,7 +31,6 @@
 #include "trainer/fsdp_model.h"
 #include "trainer/hugging_face/config.h"
 #include "trainer/hugging_face/hf_model.h"
-#include "trainer/metrics/step_line.h"
 #include "trainer/runtime/runtime.h"
 #include "trainer/runtime/size_estimate.h"
 #include "trainer/setup/float8_setup.h"
@@ -46,30 +46,26 @@ std::string readable_bytes(double bytes) {
                          : fmt::format("{:.2f} GiB", bytes / (1 << 30));
 }
 
-std::string grouped(int64_t number) {
-  return python_grouped(static_cast<double>(number), 0);
-}
-
-// While it lives, warnings and errors of the log wait, so that none stands between the rows of the table. At
-// its end they are logged, each text once.
-class HeldWarnings {
+// Defers warnings and errors of the log, so that none appears between the rows of the table. The destructor
+// logs them, each text once.
+class DeferredWarnings {
  public:
-  HeldWarnings() : sinks_(spdlog::default_logger()->sinks()) {
+  DeferredWarnings() : sinks_(spdlog::default_logger()->sinks()) {
     spdlog::default_logger()->sinks() = {std::make_shared<Sink>(*this)};
   }
-  ~HeldWarnings() {
+  ~DeferredWarnings() {
     spdlog::default_logger()->sinks() = std::move(sinks_);
     std::set<std::string> seen;
     for (const auto& [level, text] : held_)
       if (seen.insert(text).second) write_log(level, text);
   }
-  HeldWarnings(const HeldWarnings&) = delete;
-  HeldWarnings& operator=(const HeldWarnings&) = delete;
+  DeferredWarnings(const DeferredWarnings&) = delete;
+  DeferredWarnings& operator=(const DeferredWarnings&) = delete;
 
  private:
   class Sink : public spdlog::sinks::base_sink<std::mutex> {
    public:
-    explicit Sink(HeldWarnings& owner) : owner_(owner) {}
+    explicit Sink(DeferredWarnings& owner) : owner_(owner) {}
 
    private:
     void sink_it_(const spdlog::details::log_msg& message) override {
@@ -79,29 +75,28 @@ class HeldWarnings {
         for (const spdlog::sink_ptr& sink : owner_.sinks_) sink->log(message);
     }
     void flush_() override {}
-    HeldWarnings& owner_;
+    DeferredWarnings& owner_;
   };
   std::vector<spdlog::sink_ptr> sinks_;
   std::vector<std::pair<spdlog::level::level_enum, std::string>> held_;
 };
 
-// Thrown by a check that has nothing wrong to say and cannot look further, because of that row.
-struct NotChecked {
+// Thrown by a check that cannot proceed because the named row failed.
+struct SkippedCheck {
   std::string because_of;
 };
 
 // The table: a row for each group of checks, printed when it is done.
 class Table {
  public:
-  // `needs`: rows that must have been right, or `act`, which returns what was found, is not called. A failure
-  // is kept for finish().
+  // Calls `act`, which returns what was found, unless a row of `needs` has failed. finish() reports failures.
   void check(const std::string& row, const std::vector<std::string>& needs,
              const std::function<std::string()>& act, const char* good = "right") {
     try {
       for (const std::string& need : needs)
-        if (culprits_.contains(need)) throw NotChecked{need};
+        if (culprits_.contains(need)) throw SkippedCheck{need};
       line(row, good, act());
-    } catch (const NotChecked& reason) {
+    } catch (const SkippedCheck& reason) {
       const std::string culprit = culprits_.at(reason.because_of);
       culprits_[row] = culprit;
       line(row, "-", fmt::format("not checked, because \"{}\" is wrong", culprit));
@@ -112,7 +107,7 @@ class Table {
       messages_.emplace_back(error.what());
     }
   }
-  // Or not checked.
+  // Failed or skipped.
   bool wrong(const std::string& row) const { return culprits_.contains(row); }
   // Throws the first failure, with the texts of all.
   void finish() const {
@@ -143,8 +138,8 @@ std::string describe_batch(const JobConfig& config, const Mesh& mesh) {
   const int64_t ranks = mesh.degree(MeshDim::kBatch), microbatches = global / microbatch;
   return fmt::format(
       "{} sequences of {} per step: {} tokens ({} data-parallel rank{} x {} sequences x {} microbatch{})",
-      global, training.seq_len, grouped(global * training.seq_len), ranks, ranks == 1 ? "" : "s",
-      training.local_batch_size, microbatches, microbatches == 1 ? "" : "es");
+      global, training.seq_len, human_count(static_cast<uint64_t>(global * training.seq_len)), ranks,
+      ranks == 1 ? "" : "s", training.local_batch_size, microbatches, microbatches == 1 ? "" : "es");
 }
 
 std::string describe_memory(const JobConfig& config, const ModelArgs& model, const Mesh& mesh) {
@@ -163,7 +158,7 @@ std::string describe_files(const std::string& path) {
   uint64_t bytes = 0;
   for (const CorpusFile& file : files) bytes += file.size;
   return fmt::format("{}: {} file{}, {} bytes", path, files.size(), files.size() == 1 ? "" : "s",
-                     grouped(static_cast<int64_t>(bytes)));
+                     human_count(bytes));
 }
 
 // Makes a file in the folder and removes it, with the folders that were missing.
@@ -192,10 +187,10 @@ std::string probe_writable(const fs::path& folder) {
                      readable_bytes(static_cast<double>(space.available)));
 }
 
-// The state of rank 0 of the job, described but without memory, and the groups it is sharded over.
-struct DescribedState {
-  DescribedState(const ResumePlan& plan, const JobConfig& configured, const ModelArgs& args, const Mesh& mesh,
-                 const Environment& environment, DataLoader& loader)
+// The state of rank 0 on the meta device (shapes without memory), and the groups it is sharded over.
+struct MetaState {
+  MetaState(const ResumePlan& plan, const JobConfig& configured, const ModelArgs& args, const Mesh& mesh,
+            const Environment& environment, DataLoader& loader)
       : model(args, plan.config.training.loss_chunk_bytes),
         float8(
             convert_to_float8(model, plan.config, {.cpu = false, .compute_capability = 90, .name = "a GPU"})),
@@ -254,7 +249,7 @@ std::string describe_start(const JobConfig& config, const std::optional<Finished
 std::string describe_model(const JobConfig::Model& named, const ModelArgs& model) {
   const auto problem = export_problem(model);
   return fmt::format("{} {}, {} parameters{}", named.name, named.flavor,
-                     grouped(count_parameters(model).total),
+                     human_count(static_cast<uint64_t>(count_parameters(model).total)),
                      problem ? "; it cannot be exported to Hugging Face: " + problem->text : "");
 }
 
@@ -278,7 +273,7 @@ class JobCheck {
   explicit JobCheck(const CommandLine& line) : line_(line) {}
 
   void run() {
-    const HeldWarnings held;
+    const DeferredWarnings held;
     check_configuration();
     check_data();
     check_start();
@@ -306,7 +301,7 @@ class JobCheck {
     table_.check("batch", {"configuration"}, [&] { return describe_batch(config(), *mesh_); });
   }
 
-  // What is looked at although the configuration's keys are wrong, as far as they can be read.
+  // Needed by checks that run although keys are wrong, as long as the configuration could be read.
   std::vector<std::string> readable_keys() const {
     return resolved_ ? std::vector<std::string>() : std::vector<std::string>{"configuration"};
   }
@@ -315,7 +310,8 @@ class JobCheck {
     table_.check("tokenizer", readable_keys(), [&] {
       require_input(*resolved_, "model.hf_assets_path");
       data_ = checked_tokenizer(*resolved_, table_.wrong("configuration") ? RunFacts() : facts_);
-      return fmt::format("{}: {} entries", data_->tokenizer_path, grouped(data_->tokenizer->vocab_size()));
+      return fmt::format("{}: {} entries", data_->tokenizer_path,
+                         human_count(static_cast<uint64_t>(data_->tokenizer->vocab_size())));
     });
     table_.check("training data", {"configuration"}, [&] {
       require_input(*resolved_, "training.dataset_path");
@@ -333,12 +329,12 @@ class JobCheck {
   }
 
   const DataSetup& tokenizer() const {
-    if (table_.wrong("tokenizer")) throw NotChecked{"tokenizer"};
+    if (table_.wrong("tokenizer")) throw SkippedCheck{"tokenizer"};
     return *data_;
   }
   const ChosenCheckpoint* chosen() const { return start_.checkpoint ? &*start_.checkpoint : nullptr; }
   LoaderPlace place() const { return loader_place(*mesh_, 0, seed(), model_); }
-  // Unset, it is drawn, and no difference.
+  // An unset seed is drawn at the start and makes no difference here.
   uint64_t seed() const { return static_cast<uint64_t>(config().debug.seed.value_or(0)); }
 
   void check_start() {
@@ -370,7 +366,7 @@ class JobCheck {
   }
 
   std::string describe_state() {
-    state_ = std::make_unique<DescribedState>(*plan_, config(), model_, *mesh_, environment_, *loader_);
+    state_ = std::make_unique<MetaState>(*plan_, config(), model_, *mesh_, environment_, *loader_);
     if (!start_.checkpoint) return "new weights and optimizer states";
     const ComponentLoad load = plan_component_load(*start_.checkpoint, state_->parts(), plan_->config, [&] {
       return hugging_face_names(model_, start_.checkpoint->names);
@@ -392,7 +388,7 @@ class JobCheck {
   std::unique_ptr<DataLoader> loader_;
   Start start_;
   std::optional<ResumePlan> plan_;
-  std::unique_ptr<DescribedState> state_;
+  std::unique_ptr<MetaState> state_;
 };
 
 }  // namespace

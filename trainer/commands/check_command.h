@@ -1,4 +1,4 @@
-// `hyperion check`: what a job checks before it touches a device, on a login node, without leaving anything
+// `hyperion check`: what a job checks before it touches a device, on a login node. It leaves no files
 // behind.
 #pragma once
 

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 
-#include "base/durable.h"
 #include "base/error.h"
 #include "base/files.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "base/printable.h"
 #include "checkpoint/names.h"
 #include "checkpoint/tools/folders.h"
 #include "checkpoint/tools/tools.h"
@@ -47,7 +47,7 @@ bool is_toml(const std::string& path) {
   return path.ends_with(".toml");
 }
 
-// Of one side of a comparison of names.
+// The names of one side of a comparison.
 NameList names_at(const std::string& path) {
   if (is_toml(path)) return names_of(path);
   NameList stored = names_in(path);
@@ -56,7 +56,7 @@ NameList names_at(const std::string& path) {
   return stored;
 }
 
-ExitCode diff(const CommandLine::Ckpt& options) {
+ExitCode run_diff(const CommandLine::Ckpt& options) {
   if (is_toml(options.path) || is_toml(options.other))
     return diff_names(names_at(options.path), names_at(options.other), options.json, stdout);
   return diff_checkpoints({options.path, options.other, {}, options.json}, stdout);
@@ -89,8 +89,8 @@ std::vector<ConvertedTensor> our_tensors(const ModelArgs& args) {
   return tensors;
 }
 
-// The tokenizer that goes into an export, so that programs open the folder by its name alone; null, said in a
-// warning, when it is not there or is not the one that the weights were trained with.
+// The tokenizer to export with the weights, so that other programs can open the folder; null, with a warning,
+// when it is missing or not the one that the weights were trained with.
 std::unique_ptr<Tokenizer> tokenizer_for(const CommandLine::Ckpt& options, const ModelOrigin& origin,
                                          const fs::path& path) {
   try {
@@ -112,7 +112,7 @@ std::unique_ptr<Tokenizer> tokenizer_for(const CommandLine::Ckpt& options, const
   return nullptr;
 }
 
-void to_hugging_face(const CommandLine::Ckpt& options, ConvertOptions& convert) {
+void convert_to_hugging_face(const CommandLine::Ckpt& options, ConvertOptions& convert) {
   const ModelOrigin origin = model_origin(options.path, options.config);
   const ModelArgs args = model_args(origin.model);
   convert.tensors = [args](const auto&) { return hugging_face_tensors(args); };
@@ -129,15 +129,15 @@ void to_hugging_face(const CommandLine::Ckpt& options, ConvertOptions& convert) 
   if (!hash.empty()) convert.facts = tokenizer_note(hash);
 }
 
-void from_hugging_face(const CommandLine::Ckpt& options, ConvertOptions& convert) {
+void convert_from_hugging_face(const CommandLine::Ckpt& options, ConvertOptions& convert) {
   const ModelOrigin origin = model_origin(options.path, options.config);
   const ModelArgs args = model_args(origin.model);
   convert.tensors = [args](const auto&) { return our_tensors(args); };
   convert.facts = record_facts({origin.model, origin.stored, ""});
 }
 
-// Safetensors again: a folder that is a model stays one.
-void same_model(const CommandLine::Ckpt& options, ConvertOptions& convert) {
+// From safetensors to safetensors: keeps config.json and the tokenizer.
+void keep_hugging_face_files(const CommandLine::Ckpt& options, ConvertOptions& convert) {
   const fs::path source = options.path;
   const fs::path folder = is_folder(source) ? source : source.parent_path();
   const TokenizerRecord stored = read_record(open_checkpoint(source)).tokenizer;
@@ -153,7 +153,7 @@ void same_model(const CommandLine::Ckpt& options, ConvertOptions& convert) {
     convert.more_files["generation_config.json"] = file("generation_config.json");
 }
 
-ExitCode convert(const CommandLine::Ckpt& options) {
+ExitCode run_convert(const CommandLine::Ckpt& options) {
   ConvertOptions convert;
   convert.source = options.path;
   convert.destination = options.other;
@@ -165,9 +165,9 @@ ExitCode convert(const CommandLine::Ckpt& options) {
   const bool to_dcp = convert.format == ConvertOptions::Format::kDcp;
   if (from_dcp == to_dcp && !options.config.empty())
     throw_config("--config {}: has no use here: source and destination have the same names", options.config);
-  if (from_dcp && !to_dcp) to_hugging_face(options, convert);
-  if (!from_dcp && to_dcp) from_hugging_face(options, convert);
-  if (!from_dcp && !to_dcp) same_model(options, convert);
+  if (from_dcp && !to_dcp) convert_to_hugging_face(options, convert);
+  if (!from_dcp && to_dcp) convert_from_hugging_face(options, convert);
+  if (!from_dcp && !to_dcp) keep_hugging_face_files(options, convert);
   if (from_dcp && to_dcp) {
     const OpenCheckpoint source = open_checkpoint(options.path);
     convert.facts = record_facts({saved_model(source), read_record(source).tokenizer, ""});
@@ -187,9 +187,9 @@ ExitCode ckpt_command(const CommandLine::Ckpt& options) {
     case Tool::kDigest:
       return print_digest({options.path, {.prefix = options.prefix}, options.json}, stdout);
     case Tool::kDiff:
-      return diff(options);
+      return run_diff(options);
     case Tool::kConvert:
-      return convert(options);
+      return run_convert(options);
     case Tool::kPrune:
       return prune_checkpoints({options.path, options.keep, options.dry_run}, stdout);
   }

@@ -15,7 +15,7 @@ struct ModelSource {
   ModelArgs args;
   LoadWeights load;          // the weights, or their average
   std::string tokenizer;     // path for resolve_input(): see ModelOrigin
-  std::string tokenizer_by;  // who says so
+  std::string tokenizer_by;  // what names it, for messages
   TokenizerRecord stored;    // the tokenizer that the weights were trained with
 };
 

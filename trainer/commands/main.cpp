@@ -50,15 +50,15 @@
 #include "trainer/trainer.h"
 
 // The program's malloc is jemalloc, which reads this: a step's tensors take a tenth less processor time than
-// with glibc's. By default blocks of 8 MiB and more go back to the system at once, and what lies free soon; a
-// step wants the same memory again (3 to 8 % of its processor time went into giving it back and forth).
+// with glibc's. By default blocks of 8 MiB and more are returned to the system at once, and other free memory
+// soon after; a step needs the same memory again (returning it cost 3 to 8 % of its processor time).
 extern "C" const char* malloc_conf;
 const char* malloc_conf = "oversize_threshold:0,dirty_decay_ms:-1";
 
 namespace hyperion {
 namespace {
 
-std::optional<int> rank_of_job;  // set in a training
+std::optional<int> rank_of_job;  // set by train()
 
 ExitCode train(const CommandLine& line, const std::vector<std::string>& command,
                const Environment& environment) {
@@ -115,7 +115,7 @@ ExitCode show_config(const CommandLine& line) {
 
 ExitCode run(const std::vector<std::string>& command) {
   const CommandLine line = parse_command_line({command.begin() + 1, command.end()}, terminal_width());
-  if (line.action != CommandLine::Action::kTrain)  // which knows its rank
+  if (line.action != CommandLine::Action::kTrain)  // train() does it when it knows the rank
     init_logging(/*quiet=*/false, LogStream::kStderr);
   switch (line.action) {
     case CommandLine::Action::kShow:
@@ -147,7 +147,7 @@ ExitCode run(const std::vector<std::string>& command) {
 }
 
 // What ran out, where, and what to lower.
-std::string describe(const ExhaustedResource& resource) {
+std::string exhausted_message(const ExhaustedResource& resource) {
   std::string message = rank_of_job ? fmt::format("rank {}: {}", *rank_of_job, resource.what) : resource.what;
   if (const std::string phase = phase_of_failure(); !phase.empty())
     message += fmt::format(" (phase '{}')", phase);
@@ -161,9 +161,9 @@ std::string describe(const ExhaustedResource& resource) {
          "shard over more ranks, or give the job more memory";
 }
 
-int report(const std::exception& error) {
+int report_unexpected(const std::exception& error) {
   if (const auto resource = exhausted_resource(error))
-    return report_failure(ExitCode::kResources, describe(*resource));
+    return report_failure(ExitCode::kResources, exhausted_message(*resource));
   const auto* torch = dynamic_cast<const c10::Error*>(&error);
   return report_failure(ExitCode::kBug, torch ? "internal error in libtorch: " + brief(*torch)
                                               : std::string("internal error: ") + error.what());
@@ -176,15 +176,14 @@ void on_terminate() {
     if (const auto current = std::current_exception()) std::rethrow_exception(current);
   } catch (const std::exception& error) {
     if (const auto resource = exhausted_resource(error))
-      ::_exit(report_failure(ExitCode::kResources, describe(*resource)));
+      ::_exit(report_failure(ExitCode::kResources, exhausted_message(*resource)));
   } catch (...) {
   }
   default_terminate();
 }
 
 // Before main, while libraries initialise themselves: libtorch registers thousands of operators then, and an
-// allocation that fails there would end the process by an abort without a word. Nothing may be allocated
-// here.
+// allocation that fails there would abort the process without a message. Nothing may be allocated here.
 void on_terminate_before_main() {
   const std::type_info* type = abi::__cxa_current_exception_type();
   if (type == nullptr || *type != typeid(std::bad_alloc)) default_terminate();
@@ -197,39 +196,38 @@ void on_terminate_before_main() {
 void handle_terminate_before_main(int, char**, char**) {
   default_terminate = std::set_terminate(on_terminate_before_main);
 }
-// The loader calls what stands here before any library's initialisers.
+// The dynamic loader calls this before any library's initialisers.
 [[gnu::section(".preinit_array"), gnu::used]] void (*const preinit)(int, char**,
                                                                     char**) = handle_terminate_before_main;
 
-// libgomp ends the process by exit(1) when it gets no memory or no thread. Its own line does not say whose
-// process that was.
+// libgomp calls exit(1) when it gets no memory or no thread. Its own message does not name the rank.
 bool main_has_returned = false;
 void on_exit_by_library() {
   if (main_has_returned) return;
   ::_exit(report_failure(ExitCode::kResources,
-                         describe({ExhaustedResource::Kind::kThreads,
-                                   "a library ended the process for want of memory or threads (its "
-                                   "message is above)"})));
+                         exhausted_message({ExhaustedResource::Kind::kThreads,
+                                            "a library ended the process for want of memory or threads (its "
+                                            "message is above)"})));
 }
 
 int run_and_report(const std::vector<std::string>& command) {
   try {
     const ExitCode code = run(command);
     if (rank_of_job)
-      return static_cast<int>(code);  // a training prints its log alone, which nobody need read
+      return static_cast<int>(code);  // a training prints only its log: a closed stdout is no error
     if (code == ExitCode::kOk) flush_stdout();
     return static_cast<int>(code);
   } catch (const Error& error) {
     return report_failure(error.code(), error.what());
   } catch (const std::exception& error) {
     const auto* system = dynamic_cast<const std::system_error*>(&error);
-    if (rank_of_job || system == nullptr || std::ferror(stdout) == 0) return report(error);
+    if (rank_of_job || system == nullptr || std::ferror(stdout) == 0) return report_unexpected(error);
     try {
       flush_stdout(system->code().value());  // what fmt::print throws when it cannot write
     } catch (const Error& unwritten) {
       return report_failure(unwritten.code(), unwritten.what());
     }
-    return report(error);
+    return report_unexpected(error);
   }
 }
 

@@ -1,4 +1,4 @@
-// The model behind a checkpoint, for commands that look at one: its dimensions, its weights, its tokenizer.
+// The model of a checkpoint, for commands that use one: its dimensions, its weights, its tokenizer.
 #pragma once
 
 #include <filesystem>
@@ -13,16 +13,16 @@
 
 namespace hyperion {
 
-// Which model a checkpoint is of, and which tokenizer goes with it.
+// Model and tokenizer of a checkpoint.
 struct ModelOrigin {
   JobConfig::Model model;    // with hf_assets_path as it was written: a path for resolve_input()
   std::string tokenizer;     // path for resolve_input()
-  std::string tokenizer_by;  // who says so, for messages
+  std::string tokenizer_by;  // what names it, for messages
   TokenizerRecord stored;    // the tokenizer that the weights were trained with
 };
 
-// From the TOML file `config` when it is given, else from config.json beside safetensors, else from the
-// record in the checkpoint. Throws Error(kUsage) when none of them says, or `checkpoint` is none.
+// From the TOML file `config` when it is given, else from config.json in the folder of safetensors, else from
+// the record in the checkpoint. Throws Error(kUsage) when none of them says, or `checkpoint` is none.
 ModelOrigin model_origin(const std::filesystem::path& checkpoint, const std::string& config);
 
 ModelSource model_source(const CommandLine::Look& look);

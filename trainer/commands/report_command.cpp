@@ -9,10 +9,10 @@
 #include <fmt/ranges.h>
 
 #include "base/counted.h"
-#include "base/durable.h"
 #include "base/files.h"
 #include "base/log.h"
 #include "base/nearest.h"
+#include "base/printable.h"
 #include "base/progress.h"
 #include "trainer/report/backward_lines.h"
 #include "trainer/report/page.h"
@@ -65,7 +65,7 @@ std::vector<std::string> different_folders(const std::vector<std::string>& folde
       kept.push_back(folder);
     else
       log_warning("report: {} and {} are the same folder: it is shown once", printable(first->second),
-                  printable(folder));
+                  printable(fs::path(folder)));
   }
   return kept;
 }
@@ -74,9 +74,9 @@ ReportRun read_run(const std::string& folder, size_t most_buckets) {
   const fs::path file = fs::path(folder) / "metrics.jsonl";
   if (!name_exists(file, ExitCode::kUsage)) {
     std::vector<std::string> nearest = nearest_with_metrics(folder);
-    for (std::string& name : nearest) name = printable(name);
+    for (std::string& name : nearest) name = printable(fs::path(name));
     throw_config("report: {}: holds no metrics.jsonl: give the folder of a run (its job.dump_folder){}",
-                 printable(folder), did_you_mean(fmt::format("{}", fmt::join(nearest, " or "))));
+                 printable(fs::path(folder)), did_you_mean(fmt::format("{}", fmt::join(nearest, " or "))));
   }
   ReportRun run;
   run.name = folder;
@@ -112,7 +112,7 @@ ReportRun read_run(const std::string& folder, size_t most_buckets) {
 ExitCode report_command(const ReportOptions& options) {
   const std::vector<std::string> folders = different_folders(options.folders);
   if (folders.size() > kMostRuns)
-    throw_config("report: {} runs, at most {} can be told apart in one page", folders.size(), kMostRuns);
+    throw_config("report: {} runs, at most {} can be distinguished on one page", folders.size(), kMostRuns);
   std::vector<ReportRun> runs;
   for (const std::string& folder : folders) runs.push_back(read_run(folder, buckets_per_run(folders.size())));
   const double now =
@@ -120,12 +120,12 @@ ExitCode report_command(const ReportOptions& options) {
   write_file_atomic(options.output, report_page(runs, now));
   for (const ReportRun& run : runs) {
     const MetricRow* newest = run.history.newest(RowKind::kTraining);
-    fmt::print("{}: {}", printable(run.name), counted(run.lines, "line"));
+    fmt::print("{}: {}", printable(fs::path(run.name)), counted(run.lines, "line"));
     if (newest != nullptr) fmt::print(", newest step {}", newest->step);
     if (run.bad_lines > 0) fmt::print(", {} that could not be read", run.bad_lines);
     fmt::print("\n");
   }
-  fmt::print("{}\n", printable(options.output));
+  fmt::print("{}\n", printable(fs::path(options.output)));
   return ExitCode::kOk;
 }
 

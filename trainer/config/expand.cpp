@@ -4,8 +4,8 @@
 #include <cctype>
 #include <cstdlib>
 
-#include "base/durable.h"
 #include "base/error.h"
+#include "base/printable.h"
 
 namespace hyperion {
 namespace {
@@ -49,8 +49,8 @@ void expand_dump_folder(ResolvedConfig& resolved, const VariableLookup& lookup) 
   try {
     folder = expand_variables(folder, lookup);
   } catch (const Error& error) {
-    throw_config("{}: job.dump_folder = \"{}\": {}", resolved.origin("job.dump_folder"), printable(folder),
-                 error.what());
+    throw_config("{}: job.dump_folder = \"{}\": {}", resolved.origin("job.dump_folder"),
+                 printable(std::filesystem::path(folder)), error.what());
   }
 }
 

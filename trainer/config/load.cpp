@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "base/nearest.h"
+#include "base/printable.h"
 #include "trainer/config/guard.h"
 #include "trainer/config/schema.h"
 #include "trainer/config/suggest.h"

@@ -10,6 +10,7 @@
 #include <zstd.h>
 
 #include "base/error.h"
+#include "base/printable.h"
 
 namespace hyperion {
 namespace {

@@ -18,7 +18,7 @@ Compression detect_compression(const InputFile& file);
 // GiB.
 uint64_t inflation_limit(uint64_t compressed);
 
-// Text in pages of its own, which grow without being copied and go back to the system at once.
+// Text in pages of its own, which grow without being copied and are returned to the system at once.
 class InflatedText {
  public:
   InflatedText() = default;
@@ -47,7 +47,7 @@ class InflatedText {
 // that names it when the data is damaged, ends early, or decompresses to more than `limit` bytes.
 InflatedText decompress(const InputFile& file, Compression compression, uint64_t limit);
 
-// The first `size` bytes of the text, or all when there are fewer; what follows is not looked at.
+// The first `size` bytes of the text, or all when there are fewer; what follows is not read.
 InflatedText decompress_begin(const InputFile& file, Compression compression, uint64_t size);
 
 }  // namespace hyperion

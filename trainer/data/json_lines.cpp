@@ -27,27 +27,25 @@ bool is_blank(std::string_view line) {
 }
 
 // Formats that data sets also come in, by their first bytes, with what to do about one.
-struct OtherFormat {
+struct UnsupportedFormat {
   std::string_view magic, name, remedy;
 };
 constexpr std::string_view kConvert =
     "write it as JSON lines, for example with pandas: python3 -c \"import pandas; "
     "pandas.read_{}('IN').to_json('OUT.jsonl', orient='records', lines=True)\"";
 constexpr std::string_view kDecompress = "decompress it, or compress it with gzip or zstd";
-constexpr std::array<OtherFormat, 6> kOtherFormats = {{{"PAR1", "Parquet", kConvert},
-                                                       {"ARROW1", "Arrow", kConvert},
-                                                       {"BZh", "bzip2", kDecompress},
-                                                       {"\xFD"
-                                                        "7zXZ",
-                                                        "xz", kDecompress},
-                                                       {"\x04\x22\x4D\x18", "lz4", kDecompress},
-                                                       {"PK\x03\x04", "zip", kDecompress}}};
+constexpr std::array<UnsupportedFormat, 6> kUnsupportedFormats = {{{"PAR1", "Parquet", kConvert},
+                                                                   {"ARROW1", "Arrow", kConvert},
+                                                                   {"BZh", "bzip2", kDecompress},
+                                                                   {"\xFD\x37zXZ", "xz", kDecompress},
+                                                                   {"\x04\x22\x4D\x18", "lz4", kDecompress},
+                                                                   {"PK\x03\x04", "zip", kDecompress}}};
 
-void refuse_other_formats(const InputFile& file, const std::string& name) {
+void refuse_unsupported_formats(const InputFile& file, const std::string& name) {
   char head[8] = {};
   file.read(0, head, std::min<uint64_t>(sizeof head, file.size()));
   const std::string_view content(head, sizeof head);
-  for (const OtherFormat& format : kOtherFormats) {
+  for (const UnsupportedFormat& format : kUnsupportedFormats) {
     if (!content.starts_with(format.magic)) continue;
     const std::string reader = format.name == "Parquet" ? "parquet" : "feather";
     throw_data("{}: is {}, which is not read: {}", name, format.name,
@@ -66,7 +64,7 @@ JsonLines::JsonLines(TextField field, size_t line_limit, std::string name)
 JsonLines::JsonLines(const std::filesystem::path& path, TextField field, size_t line_limit)
     : JsonLines(std::move(field), line_limit, path.string()) {
   file_ = InputFile(path);
-  refuse_other_formats(file_, name_);
+  refuse_unsupported_formats(file_, name_);
   const Compression compression = detect_compression(file_);
   inflated_ = compression != Compression::kNone;
   if (inflated_) {
@@ -74,13 +72,14 @@ JsonLines::JsonLines(const std::filesystem::path& path, TextField field, size_t 
     file_ = InputFile();
   }
   index_lines();
-  if (documents() == 0) throw_data("{}: holds no document: remove the file, or write {}", name_, expected());
+  if (documents() == 0)
+    throw_data("{}: holds no document: remove the file, or write {}", name_, expected_format());
 }
 
 void JsonLines::check_first_line(const std::filesystem::path& path, const TextField& field) {
   JsonLines lines(field, kLineLimit, path.string());
   const InputFile file(path);
-  refuse_other_formats(file, lines.name_);
+  refuse_unsupported_formats(file, lines.name_);
   const Compression compression = detect_compression(file);
   lines.inflated_ = true;
   for (uint64_t size = kFirstPiece;; size = std::min<uint64_t>(size * 8, kLineLimit + 1)) {
@@ -92,11 +91,11 @@ void JsonLines::check_first_line(const std::filesystem::path& path, const TextFi
   }
   lines.index_lines();
   if (lines.documents() == 0)
-    throw_data("{}: holds no document: remove the file, or write {}", lines.name_, lines.expected());
+    throw_data("{}: holds no document: remove the file, or write {}", lines.name_, lines.expected_format());
   lines.text(0);
 }
 
-std::string JsonLines::expected() const {
+std::string JsonLines::expected_format() const {
   return fmt::format("one JSON object per line with a string field \"{}\" ({})", field_.name, chosen_by());
 }
 
@@ -111,7 +110,7 @@ void JsonLines::fail_without_field(uint64_t document, const std::vector<std::str
   for (size_t i = 0; i < std::min(names.size(), kMostNames); ++i)
     there += fmt::format("{}{:?}", i == 0 ? "" : ", ", names[i].substr(0, 60));
   if (names.size() > kMostNames) there += fmt::format(" and {} more", names.size() - kMostNames);
-  // The field that a file's first line has not is the wrong one; one that a later line has not is missing.
+  // A field missing from the first line is probably the wrong field; from a later line, it is missing there.
   throw_data("{}:{}: has no field \"{}\" ({}); its fields are: {}{}: {}", name_, line(document), field_.name,
              chosen_by(), there.empty() ? "none" : there, did_you_mean(nearest_name(field_.name, names)),
              document == 0 ? fmt::format("set {} to the one with the text", field_.key)
@@ -140,7 +139,7 @@ void JsonLines::index_lines() {
     while (at < block.size()) {
       const size_t end = std::min(block.find('\n', at), block.size());
       blank = blank && is_blank(block.substr(at, end - at));
-      if (end == block.size()) break;  // the next block goes on with this line
+      if (end == block.size()) break;  // the line continues in the next block
       end_line();
       at = end + 1;
       line_begin = begin + at;
@@ -187,7 +186,7 @@ std::string_view JsonLines::read_line(uint64_t document) {
 }
 
 std::string_view JsonLines::text(uint64_t document) {
-  if (padded_.size() > kKeptBuffer) {  // after a long line: neither its buffer nor the parser's stays
+  if (padded_.size() > kKeptBuffer) {  // after a long line: frees its buffer and the parser's
     padded_ = {};
     parser_ = std::make_unique<simdjson::dom::parser>();
   }
@@ -211,11 +210,11 @@ std::string_view JsonLines::text(uint64_t document) {
   }
   if (error)
     throw_data("{}:{}: is not valid JSON ({}); expected {}: correct or remove the line", name_,
-               line(document), simdjson::error_message(error), expected());
+               line(document), simdjson::error_message(error), expected_format());
   simdjson::dom::object object;
   if (root.get(object))
     throw_data("{}:{}: is JSON but no object; expected {}: correct or remove the line", name_, line(document),
-               expected());
+               expected_format());
   std::optional<simdjson::dom::element> field;
   for (const auto& [key, value] : object) {
     if (key != field_.name) continue;
@@ -232,7 +231,7 @@ std::string_view JsonLines::text(uint64_t document) {
   std::string_view text;
   if (field->get(text))
     throw_data("{}:{}: its \"{}\" is no string; expected {}: correct or remove the line", name_,
-               line(document), field_.name, expected());
+               line(document), field_.name, expected_format());
   return text;
 }
 

@@ -57,7 +57,7 @@ class JsonLines {
   void index_lines();
   // Reads the document's line into padded_ and returns it; of one over the limit not all.
   std::string_view read_line(uint64_t document);
-  std::string expected() const;
+  std::string expected_format() const;
   std::string chosen_by() const;  // the key of the field
   [[noreturn]] void fail_without_field(uint64_t document, const std::vector<std::string>& names) const;
 

@@ -11,7 +11,7 @@
 namespace hyperion {
 namespace {
 
-constexpr size_t kSeen = 256;  // microbatches that where() remembers
+constexpr size_t kRememberedBatches = 256;  // microbatches that where() remembers
 
 void check_shard(const CorpusFile& file, const LoaderOptions& options) {
   const auto path = file.path / "index.json";
@@ -54,28 +54,28 @@ DataLoader::DataLoader(LoaderOptions options) : options_(std::move(options)), st
 }
 
 DataLoader::~DataLoader() {
-  stop();
+  stop_thread();
 }
 
-void DataLoader::stop() {
+void DataLoader::stop_thread() {
   if (thread_.joinable()) {
     thread_.request_stop();
     thread_.join();
   }
 }
 
-void DataLoader::restart(const LoaderState& state) {
-  stop();
+void DataLoader::restart_from(const LoaderState& state) {
+  stop_thread();
   ready_.clear();
   error_ = nullptr;
-  seen_.clear();
+  sources_.clear();
   stream_.seek(state.position, state.seed);
   made_ = state.sequence;
   state_ = state;
 }
 
 void DataLoader::reset() {
-  restart(initial_);
+  restart_from(initial_);
 }
 
 void DataLoader::load_state(const LoaderState& state) {
@@ -94,25 +94,25 @@ void DataLoader::load_state(const LoaderState& state) {
   if (state.seed != initial_.seed)
     log_info("The data order continues with the checkpoint's seed {} instead of {}", state.seed,
              initial_.seed);
-  restart(state);
+  restart_from(state);
 }
 
-DataLoader::Ready DataLoader::make() {
+DataLoader::PreparedBatch DataLoader::prepare_batch() {
   const size_t own = static_cast<size_t>(options_.rows * options_.seq_len);
   const size_t before = own * static_cast<size_t>(options_.dp_rank);
   const size_t after = own * static_cast<size_t>(options_.dp_degree - 1 - options_.dp_rank);
-  Ready ready;
-  if (stream_.has(2)) {  // an input and its label: else every rank would see nothing but padding
-    const std::string begin = stream_.where();
+  PreparedBatch ready;
+  if (stream_.has_tokens(2)) {  // an input and its label: else every rank would get nothing but padding
+    const std::string begin = stream_.describe_position();
     std::vector<int64_t> tokens(own + 1);
-    std::vector<Piece> pieces;
+    std::vector<DocumentSpan> spans;
     stream_.skip(before);
-    tokens.resize(stream_.read_window(tokens, pieces));
-    ready.batch = pack(tokens, pieces, options_.rows, options_.seq_len, options_.document_mask);
+    tokens.resize(stream_.read_window(tokens, spans));
+    ready.batch = pack(tokens, spans, options_.rows, options_.seq_len, options_.document_mask);
     ready.batch->first_sequence = made_ + static_cast<uint64_t>(options_.dp_rank * options_.rows);
     stream_.skip(after);
     made_ += static_cast<uint64_t>(options_.dp_degree * options_.rows);
-    ready.range = begin + ".." + stream_.where();
+    ready.range = begin + ".." + stream_.describe_position();
   } else if (made_ == 0) {
     throw_data("dataset {}: holds fewer than 2 tokens, too few for one prediction", options_.dataset_path);
   }
@@ -123,10 +123,10 @@ DataLoader::Ready DataLoader::make() {
   return ready;
 }
 
-void DataLoader::work(const std::stop_token& stop) {
+void DataLoader::prefetch(const std::stop_token& stop) {
   try {
     for (bool more = true; more;) {
-      Ready ready = make();
+      PreparedBatch ready = prepare_batch();
       more = ready.batch.has_value();
       std::unique_lock lock(mutex_);
       const size_t depth = static_cast<size_t>(options_.prefetch);
@@ -141,7 +141,7 @@ void DataLoader::work(const std::stop_token& stop) {
   }
 }
 
-// The failure of the thread that reads, and whose it was: the other ranks may read their parts without one.
+// Rethrows the error of the loader's thread and names the rank: other ranks may have none.
 void DataLoader::rethrow_error() const {
   if (options_.dp_degree == 1) std::rethrow_exception(error_);
   try {
@@ -153,8 +153,8 @@ void DataLoader::rethrow_error() const {
 
 std::optional<Batch> DataLoader::next() {
   const auto begin = std::chrono::steady_clock::now();
-  if (!thread_.joinable()) thread_ = std::jthread([this](const std::stop_token& stop) { work(stop); });
-  Ready ready;
+  if (!thread_.joinable()) thread_ = std::jthread([this](const std::stop_token& stop) { prefetch(stop); });
+  PreparedBatch ready;
   {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return !ready_.empty() || error_; });
@@ -165,18 +165,18 @@ std::optional<Batch> DataLoader::next() {
     changed_.notify_all();
   }
   wait_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  seen_.push_back({state_.sequence, ready.after.sequence, ready.batch->first_sequence, ready.batch->sources,
-                   ready.range});
-  if (seen_.size() > kSeen) seen_.pop_front();
+  sources_.push_back({state_.sequence, ready.after.sequence, ready.batch->first_sequence,
+                      ready.batch->sources, ready.range});
+  if (sources_.size() > kRememberedBatches) sources_.pop_front();
   state_ = ready.after;
   return std::move(ready.batch);
 }
 
 std::string DataLoader::where(uint64_t sequence) const {
-  for (const Seen& seen : seen_) {
-    if (sequence < seen.first || sequence >= seen.end) continue;
-    const uint64_t row = sequence - seen.own;  // wraps to a large number before the first
-    return row < seen.sources.size() ? seen.sources[row] : seen.range;
+  for (const BatchSources& batch : sources_) {
+    if (sequence < batch.first || sequence >= batch.end) continue;
+    const uint64_t row = sequence - batch.own;  // wraps to a large number before the first
+    return row < batch.sources.size() ? batch.sources[row] : batch.range;
   }
   return fmt::format("sequence {}, read too long ago to be remembered", sequence);
 }

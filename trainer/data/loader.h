@@ -2,7 +2,7 @@
 // thread.
 //
 // The rule that makes every mesh see the same data: microbatch k of the job is the next D * L sequences of
-// the stream (D data-parallel ranks, L rows each), and rank d gets those from d * L. With A microbatches a
+// the stream (D data-parallel ranks, L rows each), and rank d gets those from d * L. With A microbatches per
 // step and a global batch of G = A * D * L, batch n is sequences [n * G, (n + 1) * G), and microbatch a, rank
 // d, row l holds number a * D * L + d * L + l of it. Every rank walks the whole stream and keeps its own
 // rows: text is tokenised by every rank, shards (token_shards.h) are skipped over.
@@ -26,7 +26,7 @@ namespace hyperion {
 
 struct LoaderOptions {
   std::string dataset_path;                           // see find_corpus
-  std::string dataset_key = "training.dataset_path";  // where the person wrote it, for messages
+  std::string dataset_key = "training.dataset_path";  // the option that set it, for messages
   TextField text_field;                               // of JSON lines
   Encode encode;                                      // not needed when the path holds token shards only
   std::string tokenizer_fingerprint;                  // see token_shards.h; compared with the shards'
@@ -51,8 +51,8 @@ class DataLoader {
   DataLoader& operator=(const DataLoader&) = delete;
 
   // The next microbatch; nothing at the end of a one-pass loader, at the same call on every rank: the last
-  // microbatch is filled with padding (label -100), perhaps all of it on this rank. Throws what went wrong in
-  // the thread.
+  // microbatch is filled with padding (label -100), perhaps all of it on this rank. Throws what the thread
+  // threw.
   std::optional<Batch> next();
 
   // What was consumed by next() so far.
@@ -63,8 +63,8 @@ class DataLoader {
   // Back to the first sequence.
   void reset();
 
-  // "file:line..file:line" of a sequence that next() returned lately; for a sequence of another rank, the
-  // range of the microbatch that held it. For the report about a non-finite loss.
+  // "file:line..file:line" of a sequence of one of the last microbatches; for a sequence of another rank, the
+  // range of the microbatch that held it. For the message about a non-finite loss.
   std::string where(uint64_t sequence) const;
 
   uint64_t fingerprint() const { return initial_.fingerprint; }
@@ -72,34 +72,34 @@ class DataLoader {
   double wait_seconds() const { return wait_seconds_; }
 
  private:
-  struct Ready {
+  struct PreparedBatch {
     std::optional<Batch> batch;
     LoaderState after;
     std::string range;  // of all ranks' rows
   };
-  struct Seen {
+  struct BatchSources {
     uint64_t first, end;  // all ranks' sequences
     uint64_t own;         // this rank's first
     std::vector<std::string> sources;
     std::string range;
   };
-  void work(const std::stop_token& stop);
+  void prefetch(const std::stop_token& stop);
   [[noreturn]] void rethrow_error() const;
-  Ready make();
-  void stop();
-  void restart(const LoaderState& state);
+  PreparedBatch prepare_batch();
+  void stop_thread();
+  void restart_from(const LoaderState& state);
 
   LoaderOptions options_;
   TokenStream stream_;  // the thread's while it runs
   uint64_t made_ = 0;   // sequences; the thread's, too
   LoaderState initial_;
   LoaderState state_;
-  std::deque<Seen> seen_;
+  std::deque<BatchSources> sources_;
   double wait_seconds_ = 0;
 
   std::mutex mutex_;  // guards ready_ and error_
   std::condition_variable_any changed_;
-  std::deque<Ready> ready_;
+  std::deque<PreparedBatch> ready_;
   std::exception_ptr error_;
   std::jthread thread_;  // last: ends before what it uses
 };

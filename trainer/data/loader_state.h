@@ -1,4 +1,4 @@
-// The loader's place in the data: what a checkpoint holds of it. It counts what was consumed, not what was
+// The loader's position in the data, as a checkpoint holds it. It counts what was consumed, not what was
 // prefetched, and holds no rank or mesh, so it is valid at any data-parallel degree, batch size and sequence
 // length.
 #pragma once

@@ -5,7 +5,7 @@
 namespace hyperion {
 namespace {
 
-std::vector<std::string> row_sources(std::span<const Piece> pieces, size_t tokens, int64_t rows,
+std::vector<std::string> row_sources(std::span<const DocumentSpan> spans, size_t tokens, int64_t rows,
                                      size_t seq_len) {
   std::vector<std::string> sources;
   size_t first = 0;
@@ -15,29 +15,29 @@ std::vector<std::string> row_sources(std::span<const Piece> pieces, size_t token
       sources.emplace_back("padding");
       continue;
     }
-    while (first + 1 < pieces.size() && pieces[first + 1].begin <= begin) ++first;
+    while (first + 1 < spans.size() && spans[first + 1].begin <= begin) ++first;
     size_t last = first;
-    while (last + 1 < pieces.size() && pieces[last + 1].begin < begin + seq_len) ++last;
-    const bool one = pieces[first].where == pieces[last].where;
-    sources.push_back(one ? pieces[first].where : pieces[first].where + ".." + pieces[last].where);
+    while (last + 1 < spans.size() && spans[last + 1].begin < begin + seq_len) ++last;
+    const bool one = spans[first].where == spans[last].where;
+    sources.push_back(one ? spans[first].where : spans[first].where + ".." + spans[last].where);
   }
   return sources;
 }
 
-void mask_documents(std::span<const Piece> pieces, Batch& batch) {
-  for (const Piece& piece : pieces) {
-    if (piece.begin > 0 && piece.begin <= batch.labels.size()) batch.labels[piece.begin - 1] = kIgnoreLabel;
+void mask_documents(std::span<const DocumentSpan> spans, Batch& batch) {
+  for (const DocumentSpan& span : spans) {
+    if (span.begin > 0 && span.begin <= batch.labels.size()) batch.labels[span.begin - 1] = kIgnoreLabel;
   }
   batch.positions.resize(batch.tokens.size());
   batch.document_ids.resize(batch.tokens.size());
   const size_t seq_len = static_cast<size_t>(batch.seq_len);
-  size_t next = 0;  // the first piece that begins after token i - 1
+  size_t next = 0;  // the first span that begins after token i - 1
   size_t begin = 0;
   int32_t document = 0;
   for (size_t i = 0; i < batch.tokens.size(); ++i) {
     const bool new_row = i % seq_len == 0;
     bool new_document = false;
-    for (; next < pieces.size() && pieces[next].begin <= i; ++next) new_document = true;
+    for (; next < spans.size() && spans[next].begin <= i; ++next) new_document = true;
     if (new_row || new_document) begin = i;
     document = new_row ? 0 : document + (new_document ? 1 : 0);
     batch.positions[i] = static_cast<int32_t>(i - begin);
@@ -47,8 +47,8 @@ void mask_documents(std::span<const Piece> pieces, Batch& batch) {
 
 }  // namespace
 
-Batch pack(std::span<const int64_t> tokens, std::span<const Piece> pieces, int64_t rows, int64_t seq_len,
-           bool document_mask) {
+Batch pack(std::span<const int64_t> tokens, std::span<const DocumentSpan> spans, int64_t rows,
+           int64_t seq_len, bool document_mask) {
   Batch batch;
   batch.rows = rows;
   batch.seq_len = seq_len;
@@ -60,8 +60,8 @@ Batch pack(std::span<const int64_t> tokens, std::span<const Piece> pieces, int64
   if (labels > 0)
     batch.labels.assign(tokens.begin() + 1, tokens.begin() + 1 + static_cast<ptrdiff_t>(labels));
   batch.labels.resize(size, kIgnoreLabel);
-  batch.sources = row_sources(pieces, inputs, rows, static_cast<size_t>(seq_len));
-  if (document_mask) mask_documents(pieces, batch);
+  batch.sources = row_sources(spans, inputs, rows, static_cast<size_t>(seq_len));
+  if (document_mask) mask_documents(spans, batch);
   return batch;
 }
 

@@ -1,8 +1,8 @@
-// Cutting the token stream into sequences: pure functions.
+// Cutting the token stream into sequences. No I/O.
 //
 // Sequence i is tokens [i*S, i*S + S] of the stream: S inputs and, shifted by one, S labels, so that
 // neighbours share one token and every transition is trained on once. (torchtitan v0.2.2 cuts S + 1 tokens
-// off and loses one transition a sequence.) Labels cross document boundaries as in v0.2.2, unless document
+// off and loses one transition per sequence.) Labels cross document boundaries as in v0.2.2, unless document
 // masking is on.
 #pragma once
 
@@ -17,9 +17,9 @@ namespace hyperion {
 // A label that is not trained on and does not count as a valid token.
 inline constexpr int64_t kIgnoreLabel = -100;
 
-// A document's part in a run of tokens.
-struct Piece {
-  size_t begin;       // the run's token at which it begins
+// The part of a document in a window of tokens.
+struct DocumentSpan {
+  size_t begin;       // index of its first token in the window
   std::string where;  // "file:line"
 };
 
@@ -31,7 +31,7 @@ struct Batch {
   std::vector<int64_t> tokens;
   std::vector<int64_t> labels;
   // With document masking, else empty: the position inside the document's part of this row (0 at the row's
-  // begin, also where a document goes on from the row before), and the number of that part in the row, from
+  // begin, also where a document continues from the row before), and the number of that part in the row, from
   // 0.
   std::vector<int32_t> positions;
   std::vector<int32_t> document_ids;
@@ -39,11 +39,11 @@ struct Batch {
 };
 
 // Packs `tokens`, rows * seq_len + 1 of the stream, or fewer at its end: what is missing becomes token 0 with
-// label -100. `pieces` begin in ascending order, the first at 0. With `document_mask`, the label at a
+// label -100. `spans` begin in ascending order, the first at 0. With `document_mask`, the label at a
 // document's last token, which is the next document's first token, is -100 and positions and document ids are
 // filled.
-Batch pack(std::span<const int64_t> tokens, std::span<const Piece> pieces, int64_t rows, int64_t seq_len,
-           bool document_mask);
+Batch pack(std::span<const int64_t> tokens, std::span<const DocumentSpan> spans, int64_t rows,
+           int64_t seq_len, bool document_mask);
 
 // Labels of the rows whose sequence is `end` or a later one become -100.
 void ignore_sequences_from(uint64_t end, Batch& batch);

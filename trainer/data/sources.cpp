@@ -47,7 +47,7 @@ bool named_like_json_lines(fs::path path) {
   return kind == ".json" || kind == ".jsonl" || kind == ".ndjson";
 }
 
-CorpusFile describe(const fs::path& path, const fs::path& root) {
+CorpusFile make_corpus_file(const fs::path& path, const fs::path& root) {
   const bool shard = is_token_shard(path);
   const fs::path content = shard ? path / "tokens.bin" : path;
   std::error_code error;
@@ -65,7 +65,7 @@ CorpusFile describe(const fs::path& path, const fs::path& root) {
 // relative to `root`.
 void add_path(const fs::path& path, const fs::path& root, std::vector<CorpusFile>& files) {
   if (!is_folder(path) || is_token_shard(path)) {
-    files.push_back(describe(path, root));
+    files.push_back(make_corpus_file(path, root));
     return;
   }
   std::error_code ignored;
@@ -73,7 +73,7 @@ void add_path(const fs::path& path, const fs::path& root, std::vector<CorpusFile
     if (fs::is_directory(fs::symlink_status(entry, ignored)))
       add_path(entry, root, files);
     else if (is_token_shard(entry) || (named_like_json_lines(entry) && !is_folder(entry)))
-      files.push_back(describe(entry, root));
+      files.push_back(make_corpus_file(entry, root));
   }
 }
 

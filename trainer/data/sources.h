@@ -43,7 +43,7 @@ struct CorpusFile {
 // The files behind a dataset path, sorted by name. A path is a file of JSON lines, a token shard, a folder,
 // or a glob pattern (* ? [...] {a,b}) of these. A folder is searched recursively for token shards and for
 // names that end in .json, .jsonl or .ndjson, plain or with .gz or .zst. Throws Error(kBadData) when there
-// are none or one is empty; `key`: where the person wrote the path.
+// are none or one is empty; `key`: the option that set the path.
 std::vector<CorpusFile> find_corpus(const std::string& dataset_path,
                                     const std::string& key = "training.dataset_path");
 

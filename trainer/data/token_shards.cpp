@@ -287,7 +287,7 @@ ShardHeader TokenShardWriter::finish() {
   header_.tokens_xxh3 = hash_hex(InputFile(temporary_ / "tokens.bin"));
   header_.documents_xxh3 = hash_hex(InputFile(temporary_ / "documents.bin"));
   write_file_atomic(temporary_ / "index.json", shard_header_json(header_));
-  // rename(2) replaces an empty folder, and refuses one that somebody filled meanwhile
+  // rename(2) replaces an empty folder, and refuses one that was filled meanwhile
   if (std::rename(temporary_.c_str(), folder_.c_str()) != 0)
     throw Error(ExitCode::kSaveFailed,
                 fmt::format("token shard {}: cannot be renamed to {}: {}", temporary_.string(),

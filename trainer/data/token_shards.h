@@ -2,7 +2,8 @@
 //
 //   tokens.bin     every token of every document in order (BOS and EOS included), little endian, no header;
 //                  uint16 when the vocabulary has at most 65,536 entries, else uint32
-//   documents.bin  one little-endian uint64 a document: the index in tokens.bin where it ends (exclusive), so
+//   documents.bin  one little-endian uint64 per document: the index in tokens.bin where it ends (exclusive),
+//   so
 //                  document i is tokens [end[i-1], end[i]); non-decreasing, the last one is the token count
 //   index.json     {"format": "hyperion-token-shard", "version": 1,
 //                   "dtype": "uint16" or "uint32",
@@ -82,8 +83,8 @@ class ShardSource : public DocumentSource {
   mutable std::vector<std::byte> stored_;  // tokens as the file has them
 };
 
-// Writes a shard beside `folder` under a temporary name; finish() checksums it and renames it into place.
-// Without finish() nothing stays behind. `folder` must be missing or empty, else Error(kUsage).
+// Writes a shard under a temporary name next to `folder`; finish() checksums it and renames it into place.
+// Without finish() nothing is left behind. `folder` must be missing or empty, else Error(kUsage).
 class TokenShardWriter {
  public:
   TokenShardWriter(const std::filesystem::path& folder, uint64_t vocab_size, std::string tokenizer,

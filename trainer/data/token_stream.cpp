@@ -40,7 +40,7 @@ void TokenStream::open_document() {
   open_ = true;
 }
 
-bool TokenStream::settle() {
+bool TokenStream::advance_to_token() {
   const uint64_t first_epoch = position_.epoch;
   while (options_.repeat || position_.epoch == 0) {
     if (!open_) open_document();
@@ -49,7 +49,7 @@ bool TokenStream::settle() {
       throw_data(
           "data position: token {} of {}, which has {} tokens: the data or the tokenizer changed since it "
           "was saved",
-          position_.token, where(), length_);
+          position_.token, describe_position(), length_);
     }
     open_ = false;
     position_.token = 0;
@@ -65,7 +65,7 @@ bool TokenStream::settle() {
 }
 
 StreamPosition TokenStream::position() {
-  settle();
+  advance_to_token();
   return position_;
 }
 
@@ -73,11 +73,11 @@ void TokenStream::seek(const StreamPosition& position, uint64_t seed) {
   options_.seed = seed;
   position_ = position;
   open_ = false;
-  settle();
+  advance_to_token();
 }
 
-bool TokenStream::has(size_t count) {
-  if (!settle()) return count == 0;
+bool TokenStream::has_tokens(size_t count) {
+  if (!advance_to_token()) return count == 0;
   if (options_.repeat || length_ - position_.token >= count) return true;
   const StreamPosition before = position_;
   const bool enough = skip(count) == count;
@@ -86,9 +86,9 @@ bool TokenStream::has(size_t count) {
 }
 
 template <typename Take>
-size_t TokenStream::advance(size_t count, const Take& take) {
+size_t TokenStream::consume(size_t count, const Take& take) {
   size_t done = 0;
-  while (done < count && settle()) {
+  while (done < count && advance_to_token()) {
     const size_t part = std::min<uint64_t>(count - done, length_ - position_.token);
     take(done, part);
     position_.token += part;
@@ -97,23 +97,23 @@ size_t TokenStream::advance(size_t count, const Take& take) {
   return done;
 }
 
-size_t TokenStream::read_window(std::span<int64_t> out, std::vector<Piece>& pieces) {
+size_t TokenStream::read_window(std::span<int64_t> out, std::vector<DocumentSpan>& spans) {
   const size_t inputs = out.size() - 1;
-  const size_t count = advance(inputs, [&](size_t begin, size_t part) {
-    pieces.push_back({begin, where()});
+  const size_t count = consume(inputs, [&](size_t begin, size_t part) {
+    spans.push_back({begin, describe_position()});
     source_->copy(position_.token, out.subspan(begin, part));
   });
-  if (count < inputs || !settle()) return count;
-  if (position_.token == 0) pieces.push_back({inputs, where()});
+  if (count < inputs || !advance_to_token()) return count;
+  if (position_.token == 0) spans.push_back({inputs, describe_position()});
   source_->copy(position_.token, out.last(1));
   return out.size();
 }
 
 size_t TokenStream::skip(size_t count) {
-  return advance(count, [](size_t, size_t) {});
+  return consume(count, [](size_t, size_t) {});
 }
 
-std::string TokenStream::where() {
+std::string TokenStream::describe_position() {
   if (!document_) return "the end of the data";
   return fmt::format("{}:{}", files_[*file_].path.string(), source_->line(*document_));
 }

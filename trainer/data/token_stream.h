@@ -28,8 +28,8 @@ struct StreamPosition {
 
 struct StreamOptions {
   uint64_t seed = 0;
-  bool shuffle = true;  // files, then the documents inside each file, anew every epoch
-  bool repeat = true;   // go on with the next epoch; else the stream ends after the first
+  bool shuffle = true;  // files, then the documents inside each file, in a new order every epoch
+  bool repeat = true;   // continue with the next epoch; else the stream ends after the first
 };
 
 // One file is open at a time. Not for use by two threads at once.
@@ -44,15 +44,15 @@ class TokenStream {
   // `seed` replaces the one of the options.
   void seek(const StreamPosition& position, uint64_t seed);
   // At least `count` tokens are left. May open the documents that hold them.
-  bool has(size_t count);
+  bool has_tokens(size_t count);
 
   // Fills `out` with the next tokens and steps over all but the last, which the next sequence begins with.
-  // Appends a Piece, counted from out[0], for each document touched. Returns how many there were: fewer only
-  // at the stream's end.
-  size_t read_window(std::span<int64_t> out, std::vector<Piece>& pieces);
+  // Appends a DocumentSpan, counted from out[0], for each document touched. Returns how many there were:
+  // fewer only at the stream's end.
+  size_t read_window(std::span<int64_t> out, std::vector<DocumentSpan>& spans);
   size_t skip(size_t count);
   // "file:line" of the document with the next token.
-  std::string where();
+  std::string describe_position();
 
   const StreamOptions& options() const { return options_; }
   const std::vector<CorpusFile>& files() const { return files_; }
@@ -60,10 +60,10 @@ class TokenStream {
  private:
   // Opens the file and the document of position_ when they are not open.
   void open_document();
-  // Steps over documents that are used up, so that position_ is at a token. False at the end of the stream.
-  bool settle();
+  // Skips exhausted documents, so that position_ is at a token (or the stream has ended: false).
+  bool advance_to_token();
   template <typename Take>
-  size_t advance(size_t count, const Take& take);
+  size_t consume(size_t count, const Take& take);
 
   std::vector<CorpusFile> files_;
   Encode encode_;

@@ -68,7 +68,7 @@ class Table {
 };
 
 // rope_parameters, or rope_scaling before transformers 5 (which reads it first where both are there), with
-// rope_theta inside or beside.
+// rope_theta inside or next to it.
 void read_rope(const Table& config, ModelArgs& args) {
   const double outer_theta = config.number("rope_theta", 10000.0);
   const auto old_style = config.table("rope_scaling");

@@ -21,7 +21,7 @@ namespace hyperion {
 ModelArgs parse_hf_config(std::string_view text, const std::string& name);
 ModelArgs read_hf_config(const std::filesystem::path& config_json);
 
-// What export writes beside the dimensions.
+// What export writes in addition to the dimensions.
 struct HfExport {
   std::string dtype = "float32";  // of the weights, as torch names it
   std::optional<int64_t> bos_token_id{}, eos_token_id{};

@@ -10,7 +10,7 @@
 
 namespace hyperion {
 
-// What lies beside safetensors and makes their folder a model that transformers and Hyperion open by its
+// The files next to safetensors that make their folder a model which transformers and Hyperion open by its
 // name: config.json, generation_config.json and the tokenizer's files from `tokenizer_path`. Without a
 // tokenizer: config.json alone.
 std::map<std::string, std::string> hugging_face_files(const ModelArgs& args, const std::string& dtype,

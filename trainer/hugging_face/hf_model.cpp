@@ -29,8 +29,7 @@ fs::path find_config(const JobConfig& config, const fs::path& base) {
   }
   throw_config(
       "model.flavor = \"from_hf\": no config.json in {}; set checkpoint.initial_load_path or "
-      "model.hf_assets_path to "
-      "the model's folder",
+      "model.hf_assets_path to the model's folder",
       looked_in);
 }
 

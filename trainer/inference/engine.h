@@ -1,4 +1,4 @@
-// A model on one device, unsharded, to be looked at: logits of sequences and the loss on a data set. It knows
+// Inference with a model on one device, unsharded: logits of sequences and the loss on a data set. It knows
 // no checkpoint format: weights come from a callback.
 #pragma once
 
@@ -19,8 +19,8 @@ using LoadWeights = std::function<void(const Parameter& parameter, const at::Ten
 
 class InferenceEngine {
  public:
-  // One parameter after the other goes through `load`, so host memory beyond the model holds the largest of
-  // them once. dtype: of the weights and of what is computed.
+  // Loads one parameter at a time, so host memory beyond the model is that of the largest parameter. dtype:
+  // of the weights and of what is computed.
   InferenceEngine(const ModelArgs& args, at::Device device, at::ScalarType dtype, const LoadWeights& load);
 
   const ModelArgs& args() const { return model_.args(); }

@@ -21,7 +21,7 @@ struct Evaluation {
 // Error(kBadData) when there is nothing to predict and Error(kNonFinite) when the loss is no finite number.
 Evaluation evaluate(InferenceEngine& engine, DataLoader& loader, int64_t max_batches = 0);
 
-// For people, and as one JSON object.
+// Human-readable, and as one JSON object.
 std::string evaluation_table(const Evaluation& evaluation, const std::string& checkpoint,
                              const std::string& data);
 std::string evaluation_json(const Evaluation& evaluation, const std::string& checkpoint,

@@ -79,11 +79,12 @@ int64_t sample(std::span<const float> logits, const SamplingOptions& options, in
   return order[std::min(static_cast<size_t>(chosen), order.size() - 1)];
 }
 
-Generated generate(const InferenceEngine& engine, std::span<const int64_t> prompt, std::optional<int64_t> eos,
-                   const SamplingOptions& options, const std::function<void(int64_t)>& each) {
+Generation generate(const InferenceEngine& engine, std::span<const int64_t> prompt,
+                    std::optional<int64_t> eos, const SamplingOptions& options,
+                    const std::function<void(int64_t)>& each) {
   if (prompt.empty()) throw_bug("generate() needs a token to begin with");
   std::vector<int64_t> tokens(prompt.begin(), prompt.end());
-  Generated result;
+  Generation result;
   const int64_t limit = engine.args().max_seq_len - static_cast<int64_t>(tokens.size());
   for (int64_t n = 0; n < std::min(options.max_tokens, limit); ++n) {
     const at::Tensor logits = engine.next_logits(tokens);
@@ -113,10 +114,10 @@ std::string generate_text(const InferenceEngine& engine, const Tokenizer& tokeni
         "the tokenizer's id {} is beyond the model's vocabulary of {}: name the model's own tokenizer",
         largest, engine.args().vocab_size);
   Printer printer(tokenizer);
-  const Generated made = generate(engine, std::vector<int64_t>(ids.begin(), ids.end()), tokenizer.eos_id(),
-                                  options, [&](int64_t token) {
-                                    if (print) printer.add(token);
-                                  });
+  const Generation made = generate(engine, std::vector<int64_t>(ids.begin(), ids.end()), tokenizer.eos_id(),
+                                   options, [&](int64_t token) {
+                                     if (print) printer.add(token);
+                                   });
   if (print) printer.finish();
   return tokenizer.decode(std::vector<int32_t>(made.tokens.begin(), made.tokens.end()));
 }

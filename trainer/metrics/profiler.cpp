@@ -16,6 +16,7 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "base/log.h"
+#include "base/printable.h"
 
 namespace hyperion {
 namespace {

@@ -1,4 +1,4 @@
-// Axes of a plot: where the ticks are and how numbers are written. Pure.
+// Axes of a plot: where the ticks are and how numbers are written. No I/O.
 #pragma once
 
 #include <string>
@@ -30,7 +30,7 @@ Interval log_interval(Interval data);
 // Whether a log scale shows this data better: all of it positive, over at least two powers of ten.
 bool wants_log_scale(Interval data);
 
-// "1.5M", "20k", "0.25", "3e-4": what an axis writes beside a tick.
+// "1.5M", "20k", "0.25", "3e-4": the label of a tick.
 std::string tick_label(double value);
 // "1,234,567", "0.0123457", "3.2e-05": six significant digits.
 std::string number_text(double value);

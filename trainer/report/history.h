@@ -1,5 +1,5 @@
-// What happened in a run, from the rows of its metrics.jsonl: one line of steps without those that a restart
-// made again, and these apart. Pure; memory does not grow with the number of rows.
+// What happened in a run, from the rows of its metrics.jsonl: the current steps, and separately those that a
+// restart repeated. No I/O; memory does not grow with the number of rows.
 #pragma once
 
 #include <array>

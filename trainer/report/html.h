@@ -1,4 +1,4 @@
-// Text from outside in an HTML page. Pure.
+// Text from outside in an HTML page. No I/O.
 #pragma once
 
 #include <string>

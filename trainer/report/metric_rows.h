@@ -1,4 +1,5 @@
-// Lines of metrics.jsonl as rows of numbers. The file may come from anywhere: nothing in it is trusted. Pure.
+// Lines of metrics.jsonl as rows of numbers. The file may come from anywhere: nothing in it is trusted. No
+// I/O.
 #pragma once
 
 #include <cstdint>

@@ -34,10 +34,6 @@ std::string utc_text(double unix_seconds) {
   return fmt::format("{:%Y-%m-%d %H:%M:%S} UTC", fmt::gmtime(static_cast<std::time_t>(unix_seconds)));
 }
 
-std::string grouped(int64_t count) {
-  return number_text(static_cast<double>(count));
-}
-
 // What is shown of one run as it is now.
 class NewestState {
  public:
@@ -51,7 +47,9 @@ class NewestState {
     html += fmt::format("<td class=\"number large\">{}</td>", step());
     html += cell("large", number_of(training, "loss_metrics/global_avg_loss"));
     const std::string loss = number_of(validation, "validation_metrics/loss");
-    html += cell("large", loss, loss == "-" ? "" : fmt::format("at step {}", grouped(validation->step)));
+    html += cell(
+        "large", loss,
+        loss == "-" ? "" : fmt::format("at step {}", human_count(static_cast<uint64_t>(validation->step))));
     html += cell("", number_of(training, "grad_norm"));
     html += cell("", number_of(training, "lr"));
     html += cell("", number_of(training, "throughput(tps)"), number_of(training, "mfu(%)", 3, "MFU ", " %"));
@@ -60,9 +58,8 @@ class NewestState {
     html += cell("", number_of(training, "memory/max_reserved(GiB)", 4, "", " GiB"),
                  number_of(training, "memory/max_reserved(%)", 3, "", " %"));
     html += cell("", number_of(training, "n_tokens_seen"));
-    html +=
-        fmt::format("<td class=\"number\">{}</td>",
-                    grouped(static_cast<int64_t>(std::max<uint64_t>(run_.history.attempt_count(), 1)) - 1));
+    html += fmt::format("<td class=\"number\">{}</td>",
+                        human_count(std::max<uint64_t>(run_.history.attempt_count(), 1) - 1));
     return html + "</tr>";
   }
 
@@ -123,14 +120,14 @@ class NewestState {
     const MetricRow* row = run_.history.newest(RowKind::kTraining);
     if (row == nullptr) row = run_.history.newest(RowKind::kEvent);
     if (row == nullptr) return "-";
-    std::string html = grouped(row->step);
+    std::string html = human_count(static_cast<uint64_t>(row->step));
     const std::string text = setting("training.steps");
     int64_t steps = 0;
     std::from_chars(text.data(), text.data() + text.size(), steps);
     if (steps < 1) return html;
     html += fmt::format("<small>of {} ({:.0f} %)</small><progress value=\"{}\" max=\"{}\"></progress>",
-                        grouped(steps), 100 * static_cast<double>(row->step) / static_cast<double>(steps),
-                        row->step, steps);
+                        human_count(static_cast<uint64_t>(steps)),
+                        100 * static_cast<double>(row->step) / static_cast<double>(steps), row->step, steps);
     const auto left = value(row, "time_metrics/eta(s)");
     if (left && std::isfinite(*left) && *left > 0)
       html += fmt::format("<small>{} to go then</small>", duration_text(*left));
@@ -148,8 +145,8 @@ class NewestState {
     for (const MetricRow& event : run_.history.events()) failed += event.event == "checkpoint_failed";
     if (failed > 0) warn(counted(failed, "checkpoint") + " could not be saved: see the events");
     if (run_.bad_lines > 0) {
-      warn(fmt::format("{} of {} in metrics.jsonl could not be read{}",
-                       grouped(static_cast<int64_t>(run_.bad_lines)), counted(run_.lines, "line"),
+      warn(fmt::format("{} of {} in metrics.jsonl could not be read{}", human_count(run_.bad_lines),
+                       counted(run_.lines, "line"),
                        run_.torn_end ? "; the last one is torn or being written" : ""));
     }
     if (run_.tags_left_out > 0)
@@ -212,13 +209,14 @@ std::string difference_table(const std::vector<ReportRun>& runs) {
   return html + "</table></div>";
 }
 
-// What differs from the start before, "key: old -> new" per line.
-std::string changes(const Settings& before, const Settings& after) {
+// The settings that differ from the start before, "key: old -> new" per line.
+std::string changed_settings(const Settings& before, const Settings& after) {
   std::string html;
   for (const Difference& row : differences({&before, &after})) {
-    const auto shown = [](const std::string& value) { return value.empty() ? "not set" : value; };
+    const auto value_or_not_set = [](const std::string& value) { return value.empty() ? "not set" : value; };
     html += fmt::format("<code>{}: {} \u2192 {}</code><br>", html_text(row.key, 200),
-                        html_text(shown(row.values[0]), 200), html_text(shown(row.values[1]), 200));
+                        html_text(value_or_not_set(row.values[0]), 200),
+                        html_text(value_or_not_set(row.values[1]), 200));
   }
   return html;
 }
@@ -240,15 +238,14 @@ std::string starts_table(const std::vector<ReportRun>& runs) {
           "<td>{}</td></tr>",
           swatch(run), html_text(starts[i].name, 100), fact("start"), fact("host"), fact("ranks"),
           fact("commit").substr(0, 12), fact("command"),
-          i > 0 ? changes(starts[i - 1].settings, starts[i].settings) : "");
+          i > 0 ? changed_settings(starts[i - 1].settings, starts[i].settings) : "");
     }
   }
   if (count == 0) return "";
   return fmt::format(
       "<details><summary>Starts <small>{}{}</small></summary><div class=\"scroll\"><table><tr><th>start</th>"
       "<th>time</th><th>host</th><th>ranks</th><th>commit</th><th>command</th><th>changed since the start "
-      "before"
-      "</th></tr>{}</table></div></details>",
+      "before</th></tr>{}</table></div></details>",
       counted(count, "record"), shown < count ? fmt::format(", the newest {}", shown) : "", rows);
 }
 
@@ -262,7 +259,7 @@ std::string events_table(const std::vector<ReportRun>& runs) {
       rows +=
           fmt::format("<tr><td>{}{}</td><td>{}</td><td class=\"number\">{}</td><td><code>{}</code></td></tr>",
                       swatch(run), utc_text(event.value(kTimeTag).value_or(0)), html_text(event.event),
-                      grouped(event.step), html_text(event.details));
+                      human_count(static_cast<uint64_t>(event.step)), html_text(event.details));
   }
   if (count == 0) return "";
   return fmt::format(
@@ -325,9 +322,8 @@ std::string report_page(const std::vector<ReportRun>& runs, double now) {
   html +=
       "</table></div>\n" + control_bar(runs, superseded) +
       "\n<p class=\"note\">Dotted vertical lines: restarts. Red crosses: values that are not finite. Faint "
-      "lines: "
-      "steps that a restart made again. Shaded: smallest to largest value where a point stands for several "
-      "steps.</p>\n<div class=\"plots\">\n";
+      "lines: steps that a restart made again. Shaded: smallest to largest value where a point stands for "
+      "several steps.</p>\n<div class=\"plots\">\n";
   size_t line = 0;
   for (const Plot& plot : data.plots) {
     html += figure(plot, data, line);

@@ -1,4 +1,4 @@
-// The page of `hyperion report`. Pure.
+// The page of `hyperion report`. No I/O.
 #pragma once
 
 #include <string>

@@ -38,20 +38,20 @@ struct Paths {
 // Gaps stay gaps; a value between two gaps is a dot, and so are all of a line with few of them.
 Paths paths_of(const PlotLine& line, const std::vector<double>& x, const Scale& across, const Scale& up) {
   Paths paths;
-  const auto shown = [&](size_t i) {
+  const auto is_finite_point = [&](size_t i) {
     return i < line.mean.size() && std::isfinite(across(x[i])) && std::isfinite(up(line.mean[i]));
   };
   const bool few = line.mean.size() <= 40;
   for (size_t i = 0; i < line.mean.size(); ++i) {
-    if (!shown(i)) continue;
-    const bool starts = i == 0 || !shown(i - 1), ends = !shown(i + 1);
+    if (!is_finite_point(i)) continue;
+    const bool starts = i == 0 || !is_finite_point(i - 1), ends = !is_finite_point(i + 1);
     const double px = across(x[i]), py = up(line.mean[i]);
     paths.mean += fmt::format("{}{:.1f},{:.1f}", starts ? 'M' : 'L', px, py);
     if (few || (starts && ends)) paths.dots += fmt::format("M{:.1f},{:.1f}h0", px, py);
     if (!starts || line.low.empty()) continue;
     std::string back;
     size_t at = i;
-    for (; shown(at); ++at) {
+    for (; is_finite_point(at); ++at) {
       const double low = std::isfinite(up(line.low[at])) ? up(line.low[at]) : up.from;
       paths.band += fmt::format("{}{:.1f},{:.1f}", at == i ? 'M' : 'L', across(x[at]), up(line.high[at]));
       back.insert(0, fmt::format("L{:.1f},{:.1f}", across(x[at]), low));

@@ -1,4 +1,4 @@
-// Plots as SVG text: lines over the step, the tokens seen or the time. Pure.
+// Plots as SVG text: lines over the step, the tokens seen or the time. No I/O.
 #pragma once
 
 #include <array>

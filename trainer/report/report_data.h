@@ -1,4 +1,4 @@
-// From the rows of runs to the plots of a page. Pure.
+// From the rows of runs to the plots of a page. No I/O.
 #pragma once
 
 #include <array>

@@ -1,5 +1,5 @@
 // A long series of rows in bounded memory: rows of neighbouring steps share a bucket, which keeps the
-// smallest, the largest and the mean value of every tag. Pure.
+// smallest, the largest and the mean value of every tag. No I/O.
 #pragma once
 
 #include <cstddef>

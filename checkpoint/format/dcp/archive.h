@@ -1,5 +1,5 @@
 // The entries of .distcp files: each one complete torch.save archive (a zip file) of one tensor or one plain
-// value, readable by torch.load when it is cut out.
+// value, which torch.load reads when it is cut out.
 #pragma once
 
 #include <cstdint>
@@ -44,7 +44,7 @@ TensorArchive open_tensor_archive(ByteSource& entry);
 // zip_slice.h.
 void check_crc(ByteSource& entry, const TensorArchive& archive, const LookAtBytes& look = {});
 
-// The value in an archive of a plain value; checksums verified. Pickles that lie in its bytes are left alone.
+// The value in an archive of a plain value; checksums verified. Pickles inside its bytes are not decoded.
 // Throws Error(kBadData).
 Object read_object_archive(ByteSource& entry);
 

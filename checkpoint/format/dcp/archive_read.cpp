@@ -2,6 +2,7 @@
 #include <charconv>
 
 #include "base/error.h"
+#include "base/printable.h"
 #include "checkpoint/format/dcp/archive.h"
 #include "checkpoint/format/metadata_tiling.h"
 #include "checkpoint/format/pickle/pickle_object.h"
@@ -14,7 +15,7 @@ namespace {
 constexpr uint64_t kMostTensorPickle = 1 << 16;
 constexpr uint64_t kMostObjectPickle = uint64_t{1} << 30;
 
-// Keeps both ends of an archive, where everything but the elements stands: two reads instead of twenty.
+// Caches both ends of an archive, which hold everything but the elements: two reads instead of twenty.
 class EdgeCache : public ByteSource {
  public:
   explicit EdgeCache(ByteSource& whole) : whole_(whole), size_(whole.size()) {
@@ -125,7 +126,7 @@ class TensorPickle {
     for (const PickleValue& part : *parts) dims.push_back(whole_number(part, what));
     return dims;
   }
-  // ('storage', class, key, location, count); where it once lived does not matter.
+  // ('storage', class, key, location, count); the location (device) is ignored.
   void storage(PickleValue value) {
     const auto id = value.persistent_id();
     const auto parts = id ? id->tuple() : std::nullopt;

@@ -10,13 +10,14 @@
 
 namespace hyperion {
 
-// The file's content. Every chunk and object must have its place set. Throws Error(kBug) for an index of bare
-// bytes.
+// The file's content. Every chunk and object must have its location set. Throws Error(kBug) for an index of
+// bare bytes.
 std::string encode_metadata(const CheckpointIndex& index);
 
 // The index that `bytes`, the content of the file `path`, describe. Checked: every tensor is filled by its
-// chunks without gap or overlap, everything has its place, and places are names of files in the folder itself
-// (whether the files are long enough is for whoever opens them). Throws Error(kBadData) naming path and key.
+// chunks without gap or overlap, everything has a location, and locations name files in the folder itself
+// (whether the files are long enough is checked when they are opened). Throws Error(kBadData) naming path and
+// key.
 CheckpointIndex decode_metadata(std::span<const std::byte> bytes, const std::string& path);
 
 // Throws Error(kBadData), beginning with `who`, unless `file` can only be a file of the folder itself: one

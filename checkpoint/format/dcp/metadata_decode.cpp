@@ -2,6 +2,7 @@
 #include <unordered_map>
 
 #include "base/error.h"
+#include "base/printable.h"
 #include "checkpoint/format/dcp/metadata.h"
 #include "checkpoint/format/metadata_tiling.h"
 #include "checkpoint/format/pickle/pickle_reader.h"
@@ -12,9 +13,9 @@ namespace {
 
 constexpr size_t kMostKey = size_t{1} << 16;
 constexpr size_t kMostRank = 64;
-// A pickle may refer to one value any number of times, so what it says can be far larger than the file.
-// Looking at a value costs 1, keeping it the bytes it takes; everything together at most this, which is
-// several times what torch's files need.
+// A pickle may refer to one value any number of times, so its content can be far larger than the file.
+// Visiting a value costs 1, keeping it the bytes it takes; the sum is limited to this, several times what
+// torch's files need.
 constexpr uint64_t kWorkPerByte = 16;
 constexpr uint64_t kWorkOfSmallFile = uint64_t{4} << 20;
 
@@ -44,7 +45,7 @@ class MetadataReader {
   }
 
  private:
-  // Where the bytes of one chunk or object lie.
+  // Where the bytes of one chunk or object are.
   struct Entry {
     bool is_object = false;
     Dims offset;

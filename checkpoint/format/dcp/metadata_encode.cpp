@@ -7,7 +7,7 @@
 namespace hyperion {
 namespace {
 
-// Names that stand in the file once and are referred to by memo slot from then on.
+// Names that are written once and referred to by memo slot afterwards.
 class Names {
  public:
   explicit Names(PickleWriter& writer) : writer_(writer) {}
@@ -202,7 +202,7 @@ class MetadataWriter {
     end_dict();
   }
 
-  // A checkpoint is where it is found: checkpoint_id is ".", so that a moved folder tells no lie.
+  // checkpoint_id is ".", which stays true when the folder is moved.
   void storage_meta() {
     begin(kMetadata, "StorageMeta");
     field("checkpoint_id");

@@ -10,11 +10,11 @@ namespace {
 constexpr size_t kMostText = size_t{1} << 16;
 constexpr int kMostDepth = 64;
 
-class Unfolder {
+class ObjectDecoder {
  public:
   using Kind = PickleValue::Kind;
 
-  Unfolder(const std::string& what, size_t input_bytes)
+  ObjectDecoder(const std::string& what, size_t input_bytes)
       : what_(what),
         // A value takes a byte of pickle or more; shared ones count each time they are met.
         budget_(std::min(64 * input_bytes + (size_t{1} << 20), 8 * input_bytes + (size_t{64} << 20))) {}
@@ -145,7 +145,7 @@ void write_sequence(PickleWriter& writer, const Sequence& sequence) {
 }  // namespace
 
 Object object_from_pickle(PickleValue value, const std::string& what, size_t input_bytes) {
-  return Unfolder(what, input_bytes).unfold(value, 0);
+  return ObjectDecoder(what, input_bytes).unfold(value, 0);
 }
 
 void write_object(PickleWriter& writer, const Object& object) {

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "base/printable.h"
 #include "checkpoint/format/pickle/pickle_opcodes.h"
 #include "checkpoint/types/object.h"
 
@@ -40,8 +41,7 @@ class PickleMachine {
     tree_.nodes_[true_].integer = 1;
     empty_tuple_ = add(PickleNode(Kind::kTuple));
     most_bytes_ = 4 * input.size() + (size_t{1} << 16);
-    tree_.nodes_.reserve(input.size() /
-                         8);  // what big files need about; pages that stay untouched cost nothing
+    tree_.nodes_.reserve(input.size() / 8);  // about what big files need; untouched pages cost nothing
     tree_.links_.reserve(input.size() / 4);
   }
 

@@ -5,81 +5,81 @@
 namespace hyperion {
 namespace {
 
-struct Known {
+struct KnownGlobal {
   std::string_view module, name;
   PickleClass which;
 };
 
 constexpr std::string_view kMetadataModule = "torch.distributed.checkpoint.metadata";
-constexpr std::array kKnown = {
-    Known{kMetadataModule, "Metadata", PickleClass::kMetadata},
-    Known{kMetadataModule, "TensorStorageMetadata", PickleClass::kTensorStorageMetadata},
-    Known{kMetadataModule, "TensorProperties", PickleClass::kTensorProperties},
-    Known{kMetadataModule, "ChunkStorageMetadata", PickleClass::kChunkStorageMetadata},
-    Known{kMetadataModule, "BytesStorageMetadata", PickleClass::kBytesStorageMetadata},
-    Known{kMetadataModule, "MetadataIndex", PickleClass::kMetadataIndex},
-    Known{kMetadataModule, "StorageMeta", PickleClass::kStorageMeta},
-    Known{kMetadataModule, "_MEM_FORMAT_ENCODING", PickleClass::kMemoryFormat},
-    Known{"torch.distributed.checkpoint.filesystem", "_StorageInfo", PickleClass::kStorageInfo},
-    Known{"torch", "Size", PickleClass::kSize},
-    Known{"torch.serialization", "_get_layout", PickleClass::kGetLayout},
-    Known{"pathlib", "PosixPath", PickleClass::kPath},
-    Known{"pathlib", "PurePosixPath", PickleClass::kPath},
-    Known{"pathlib", "WindowsPath", PickleClass::kPath},
-    Known{"pathlib", "PureWindowsPath", PickleClass::kPath},
-    Known{"pathlib._local", "PosixPath", PickleClass::kPath},
-    Known{"pathlib._local", "PurePosixPath", PickleClass::kPath},
-    Known{"pathlib._local", "WindowsPath", PickleClass::kPath},
-    Known{"pathlib._local", "PureWindowsPath", PickleClass::kPath},
-    Known{"collections", "OrderedDict", PickleClass::kOrderedDict},
-    Known{"torch._utils", "_rebuild_tensor_v2", PickleClass::kRebuildTensorV2},
-    Known{"torch._utils", "_rebuild_tensor_v3", PickleClass::kRebuildTensorV3},
-    Known{"torch.storage", "UntypedStorage", PickleClass::kUntypedStorage},
-    Known{"_codecs", "encode", PickleClass::kEncode},
-    Known{"__builtin__", "bytes", PickleClass::kBytes},
-    Known{"builtins", "bytes", PickleClass::kBytes},
-    Known{"__builtin__", "set", PickleClass::kSet},
-    Known{"builtins", "set", PickleClass::kSet},
-    Known{"__builtin__", "frozenset", PickleClass::kSet},
-    Known{"builtins", "frozenset", PickleClass::kSet},
-    Known{"__builtin__", "getattr", PickleClass::kGetAttribute},
-    Known{"builtins", "getattr", PickleClass::kGetAttribute},
+constexpr std::array kKnownGlobals = {
+    KnownGlobal{kMetadataModule, "Metadata", PickleClass::kMetadata},
+    KnownGlobal{kMetadataModule, "TensorStorageMetadata", PickleClass::kTensorStorageMetadata},
+    KnownGlobal{kMetadataModule, "TensorProperties", PickleClass::kTensorProperties},
+    KnownGlobal{kMetadataModule, "ChunkStorageMetadata", PickleClass::kChunkStorageMetadata},
+    KnownGlobal{kMetadataModule, "BytesStorageMetadata", PickleClass::kBytesStorageMetadata},
+    KnownGlobal{kMetadataModule, "MetadataIndex", PickleClass::kMetadataIndex},
+    KnownGlobal{kMetadataModule, "StorageMeta", PickleClass::kStorageMeta},
+    KnownGlobal{kMetadataModule, "_MEM_FORMAT_ENCODING", PickleClass::kMemoryFormat},
+    KnownGlobal{"torch.distributed.checkpoint.filesystem", "_StorageInfo", PickleClass::kStorageInfo},
+    KnownGlobal{"torch", "Size", PickleClass::kSize},
+    KnownGlobal{"torch.serialization", "_get_layout", PickleClass::kGetLayout},
+    KnownGlobal{"pathlib", "PosixPath", PickleClass::kPath},
+    KnownGlobal{"pathlib", "PurePosixPath", PickleClass::kPath},
+    KnownGlobal{"pathlib", "WindowsPath", PickleClass::kPath},
+    KnownGlobal{"pathlib", "PureWindowsPath", PickleClass::kPath},
+    KnownGlobal{"pathlib._local", "PosixPath", PickleClass::kPath},
+    KnownGlobal{"pathlib._local", "PurePosixPath", PickleClass::kPath},
+    KnownGlobal{"pathlib._local", "WindowsPath", PickleClass::kPath},
+    KnownGlobal{"pathlib._local", "PureWindowsPath", PickleClass::kPath},
+    KnownGlobal{"collections", "OrderedDict", PickleClass::kOrderedDict},
+    KnownGlobal{"torch._utils", "_rebuild_tensor_v2", PickleClass::kRebuildTensorV2},
+    KnownGlobal{"torch._utils", "_rebuild_tensor_v3", PickleClass::kRebuildTensorV3},
+    KnownGlobal{"torch.storage", "UntypedStorage", PickleClass::kUntypedStorage},
+    KnownGlobal{"_codecs", "encode", PickleClass::kEncode},
+    KnownGlobal{"__builtin__", "bytes", PickleClass::kBytes},
+    KnownGlobal{"builtins", "bytes", PickleClass::kBytes},
+    KnownGlobal{"__builtin__", "set", PickleClass::kSet},
+    KnownGlobal{"builtins", "set", PickleClass::kSet},
+    KnownGlobal{"__builtin__", "frozenset", PickleClass::kSet},
+    KnownGlobal{"builtins", "frozenset", PickleClass::kSet},
+    KnownGlobal{"__builtin__", "getattr", PickleClass::kGetAttribute},
+    KnownGlobal{"builtins", "getattr", PickleClass::kGetAttribute},
 };
 
-struct Storage {
+struct StorageClass {
   std::string_view name;
   Dtype dtype;
 };
 
 constexpr std::array kStorages = {
-    Storage{"FloatStorage", Dtype::kFloat32},
-    Storage{"DoubleStorage", Dtype::kFloat64},
-    Storage{"HalfStorage", Dtype::kFloat16},
-    Storage{"BFloat16Storage", Dtype::kBFloat16},
-    Storage{"LongStorage", Dtype::kInt64},
-    Storage{"IntStorage", Dtype::kInt32},
-    Storage{"ShortStorage", Dtype::kInt16},
-    Storage{"CharStorage", Dtype::kInt8},
-    Storage{"ByteStorage", Dtype::kUInt8},
-    Storage{"BoolStorage", Dtype::kBool},
-    Storage{"ComplexFloatStorage", Dtype::kComplex64},
-    Storage{"ComplexDoubleStorage", Dtype::kComplex128},
+    StorageClass{"FloatStorage", Dtype::kFloat32},
+    StorageClass{"DoubleStorage", Dtype::kFloat64},
+    StorageClass{"HalfStorage", Dtype::kFloat16},
+    StorageClass{"BFloat16Storage", Dtype::kBFloat16},
+    StorageClass{"LongStorage", Dtype::kInt64},
+    StorageClass{"IntStorage", Dtype::kInt32},
+    StorageClass{"ShortStorage", Dtype::kInt16},
+    StorageClass{"CharStorage", Dtype::kInt8},
+    StorageClass{"ByteStorage", Dtype::kUInt8},
+    StorageClass{"BoolStorage", Dtype::kBool},
+    StorageClass{"ComplexFloatStorage", Dtype::kComplex64},
+    StorageClass{"ComplexDoubleStorage", Dtype::kComplex128},
 };
 
 }  // namespace
 
 std::optional<PickleGlobal> find_pickle_global(std::string_view module, std::string_view name) {
-  for (const Known& known : kKnown)
+  for (const KnownGlobal& known : kKnownGlobals)
     if (known.name == name && known.module == module) return PickleGlobal{known.which, Dtype::kFloat32};
   if (module != "torch") return std::nullopt;
   if (const auto dtype = dtype_from_torch(name)) return PickleGlobal{PickleClass::kDtype, *dtype};
-  for (const Storage& storage : kStorages)
+  for (const StorageClass& storage : kStorages)
     if (storage.name == name) return PickleGlobal{PickleClass::kStorage, storage.dtype};
   return std::nullopt;
 }
 
 std::string_view torch_storage_class(Dtype dtype) {
-  for (const Storage& storage : kStorages)
+  for (const StorageClass& storage : kStorages)
     if (storage.dtype == dtype) return storage.name;
   return {};
 }

@@ -107,7 +107,7 @@ class PickleValue {
   uint32_t ref_;
 };
 
-// 16 bytes a value, and small whole numbers none: they live in the reference itself.
+// 16 bytes per value; small integers take none, they are stored in the reference itself.
 struct PickleNode {
   struct Links {
     uint32_t first, second;
@@ -133,7 +133,7 @@ static_assert(sizeof(PickleNode) == 16);
 class PickleTree {
  public:
   static constexpr uint32_t kAbsent = std::numeric_limits<int32_t>::max();
-  static constexpr uint32_t kSmallInt = 0x80000000;  // set: the other 31 bits are a whole number
+  static constexpr uint32_t kSmallInt = 0x80000000;  // set: the other 31 bits are an integer
 
   PickleValue root() const { return {*this, root_}; }
   const std::string& name() const { return name_; }  // of the file, for messages

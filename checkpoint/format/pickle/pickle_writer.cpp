@@ -63,7 +63,7 @@ void PickleWriter::bytes(std::string_view value) {
     global("__builtin__", "bytes");
     op(PickleOp::kEmptyTuple);
   } else {
-    std::string latin1;  // one code point a byte
+    std::string latin1;  // one code point per byte
     latin1.reserve(value.size() + value.size() / 2);
     for (const char c : value) {
       const auto byte = static_cast<unsigned char>(c);

@@ -8,6 +8,7 @@
 
 #include "base/files.h"
 #include "base/json.h"
+#include "base/printable.h"
 #include "checkpoint/format/metadata_tiling.h"
 
 namespace hyperion {

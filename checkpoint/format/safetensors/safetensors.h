@@ -33,9 +33,9 @@ SafetensorsHeader read_safetensors_header(ByteSource& file);
 
 // What a model's folder, or one file, holds. As transformers does, a folder is read from model.safetensors,
 // else through model.safetensors.index.json (checked against the files), else from every *.safetensors file
-// in it, as torch does, whose shards become one tensor each. The spans' files lie in the folder, or beside
-// `path` when that is a file. Links are followed, because Hugging Face's own cache consists of them. Throws
-// Error(kBadData).
+// in it, as torch does, whose shards become one tensor each. The spans' files are in the folder, or in the
+// folder of `path` when that is a file. Links are followed, because Hugging Face's own cache consists of
+// them. Throws Error(kBadData).
 CheckpointIndex read_safetensors(const std::filesystem::path& path);
 
 }  // namespace hyperion

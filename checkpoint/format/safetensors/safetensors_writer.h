@@ -26,7 +26,7 @@ struct SafetensorsPlan {
   struct File {
     std::string name;    // "model.safetensors" or "model-00001-of-00003.safetensors"
     std::string header;  // what the file begins with; the data begins 8-aligned after it
-    uint64_t bytes = 0;  // of the whole file
+    uint64_t bytes = 0;  // header and data
   };
   struct Place {
     size_t file = 0;      // in `files`
@@ -34,7 +34,7 @@ struct SafetensorsPlan {
     uint64_t bytes = 0;
   };
   std::vector<File> files;
-  std::vector<Place> places;  // one a tensor, in the order given
+  std::vector<Place> places;  // one per tensor, in the order given
   std::string index;          // the text of model.safetensors.index.json; empty for a single file
 };
 
@@ -42,8 +42,8 @@ constexpr uint64_t kSafetensorsFileBytes = 5'000'000'000;  // of tensors in one 
 
 // Fills files in the given order up to max_file_bytes of tensors (a larger tensor has a file of its own);
 // within a file wider elements come first, so that each tensor is aligned to its elements. `notes` stand in
-// the __metadata__ of every file. Pure. Throws Error(kBadData) for a dtype, name or note the format does not
-// have.
+// the __metadata__ of every file. No I/O, no collectives. Throws Error(kBadData) for a dtype, name or note
+// that the format does not have.
 SafetensorsPlan plan_safetensors(const std::vector<SafetensorsTensor>& tensors,
                                  uint64_t max_file_bytes = kSafetensorsFileBytes,
                                  const std::map<std::string, std::string>& notes = {});

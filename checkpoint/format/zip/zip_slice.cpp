@@ -4,6 +4,7 @@
 #include <cstring>
 #include <optional>
 
+#include "base/printable.h"
 #include "checkpoint/format/zip/crc32.h"
 #include "checkpoint/format/zip/zip_layout.h"
 #include "checkpoint/types/object.h"
@@ -234,8 +235,7 @@ void compare_crc(const ByteSource& archive, const ZipRecord& record, uint32_t cr
   if (record.has_crc && crc != record.crc)
     throw_data(
         "{}: the record '{}' (from byte {} of its archive, {} bytes) has the checksum {:08x}, expected "
-        "{:08x}: "
-        "it is damaged",
+        "{:08x}: it is damaged",
         archive.name(), printable(record.name), record.data_offset, record.data_bytes, crc, record.crc);
 }
 

@@ -14,7 +14,7 @@ class ZipWriter {
   void add(std::string_view name, std::string_view content);
 
   // A record whose `bytes` bytes are not here. After begin_elsewhere, text() ends where they begin, a
-  // multiple of `alignment` from the archive's begin; text() goes on behind them with end_elsewhere.
+  // multiple of `alignment` from the start of the archive; end_elsewhere() continues after them.
   void begin_elsewhere(std::string_view name, uint64_t bytes, uint64_t alignment);
   void end_elsewhere(uint32_t crc);
 

@@ -167,14 +167,6 @@ TEST_CASE("a link in the place of a temporary file is replaced, not followed") {
   CHECK(hyperion::read_file(path) == "newer");
 }
 
-TEST_CASE("control bytes are written out in paths and messages") {
-  CHECK(hyperion::printable("a\x1b[31mb\n\x7f") == "a\\x1b[31mb\\x0a\\x7f");
-  CHECK(hyperion::escape_control_bytes("one\n\ttwo\r\x1b]0;title\a", "\n\t") ==
-        "one\n\ttwo\\x0d\\x1b]0;title\\x07");
-  CHECK(hyperion::escape_control_bytes("\xC2\x9B"
-                                       "31m \xC3\xA9 \xE2\x9C\x93") == "\\x9b31m \xC3\xA9 \xE2\x9C\x93");
-}
-
 TEST_CASE("a missing, oversized or irregular file is an error that names it") {
   CHECK_THROWS_WITH(hyperion::read_file("/no/such/file"), Catch::Contains("/no/such/file"));
   CHECK_THROWS_AS(hyperion::read_file("/"), hyperion::Error);

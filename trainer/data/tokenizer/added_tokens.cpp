@@ -62,7 +62,7 @@ const AddedToken* AddedTokenFinder::longest_at(std::string_view sentence, size_t
 
 void AddedTokenFinder::split(std::string_view sentence, const std::function<void(std::string_view)>& text,
                              const std::function<void(int32_t)>& token) const {
-  size_t done = 0;  // up to here everything was handed on
+  size_t done = 0;  // everything before it has been passed on
   for (size_t i = 0; i < sentence.size();) {
     size_t end = i;
     const AddedToken* found =

@@ -46,7 +46,7 @@ class MergeTable {
   unsigned shift_ = 0;
 };
 
-// Merges a word's symbols. Keeps its work space between calls: one instance a thread.
+// Merges a word's symbols. Keeps its buffers between calls: one instance per thread.
 class WordMerger {
  public:
   // Merges `symbols` in place: n^2 steps for a short word, n log n for a long one. At most 2^32 - 1 symbols.

@@ -12,7 +12,7 @@
 namespace hyperion {
 namespace {
 
-// Characters that NFC leaves alone whatever stands beside them, as long as all of a text is of these.
+// Characters that NFC leaves unchanged in a text that consists of these alone.
 constexpr CodePointRange kInert[] = {
     {0x000, 0x2FF},   {0x400, 0x482},   {0x48A, 0x52F},   {0x2002, 0x20CF},
     {0x2190, 0x2328}, {0x2460, 0x2ADB}, {0x3000, 0x3029}, {0x3030, 0x3098},
@@ -23,7 +23,7 @@ uint8_t combining_class(utf8proc_int32_t c) {
   return static_cast<uint8_t>(utf8proc_get_property(c)->combining_class);
 }
 
-// Whether Hugging Face's normalizer takes a character as one that stands alone, though utf8proc knows better.
+// Whether Hugging Face's normalizer treats a character as not composing, although utf8proc composes it.
 bool stands_alone(char32_t c) {
   return (combining_class(static_cast<utf8proc_int32_t>(c)) != 0 && !contains(kNfcMarkRanges, c)) ||
          contains(kNfcUnknownRanges, c);

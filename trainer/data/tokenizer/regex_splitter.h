@@ -1,7 +1,7 @@
 // Splits text at the matches of any other regular expression, by PCRE2. The pattern is translated from the
 // dialect of Hugging Face `tokenizers` (Oniguruma): \p{L}, \p{N} and \s become the ranges of
-// unicode_classes.h, and what means something else in PCRE2 (\h, \w, (?m), nested classes ...) is refused by
-// name. Other properties, \p{Lu} say, follow PCRE2's own Unicode version.
+// unicode_classes.h, and what means something else in PCRE2 (\h, \w, (?m), nested classes ...) is refused
+// explicitly. Other properties, \p{Lu} say, follow PCRE2's own Unicode version.
 #pragma once
 
 #include <cstddef>

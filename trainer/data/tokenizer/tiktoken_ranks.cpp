@@ -1,5 +1,5 @@
 // Reads tiktoken rank files: lines of "base64-of-the-bytes rank". The files hold neither the pattern nor the
-// special tokens; for the three vocabularies in use, told apart by their size, both are known here.
+// special tokens; for the three vocabularies in use, distinguished by their size, both are known here.
 #include <algorithm>
 #include <array>
 #include <charconv>
@@ -120,8 +120,7 @@ TokenizerSpec read_tiktoken_ranks(const std::filesystem::path& file, std::string
   if (family == families().end())
     throw_data(
         "{}: holds {} ranks; the pattern and the special tokens are known for GPT-2 (50256), Llama 3 "
-        "(128000) and Qwen "
-        "(151643) alone: convert the file to a tokenizer.json",
+        "(128000) and Qwen (151643) alone: convert the file to a tokenizer.json",
         file.string(), spec.words.size());
   for (const std::string& token : family->special) spec.add_added_token({token, -1}, -1, file.string());
   spec.merges = merges_of(spec);

@@ -24,7 +24,7 @@ constexpr size_t kLargestFile = size_t{64} << 20;
 // as much memory.
 constexpr size_t kMaxWord = size_t{8} << 20;
 constexpr size_t kKeptIds = size_t{1}
-                            << 20;  // work space larger than this is freed after the text that needed it
+                            << 20;  // buffers larger than this is freed after the text that needed it
 constexpr size_t kMaxText = (size_t{1} << 31) - 1;  // bytes: positions in a word are 32-bit
 
 struct Scratch {
@@ -259,8 +259,7 @@ void warn_of_missing_tokens(const Tokenizer& tokenizer, const std::filesystem::p
   if (!tokenizer.begins_texts() && !tokenizer.without_bos())
     log_warning(
         "the tokenizer at {} names no BOS, so documents begin without one: where the model has one, {} {} "
-        "with "
-        "\"bos_token\": \"its text\", or \"bos_token\": null where it has none",
+        "with \"bos_token\": \"its text\", or \"bos_token\": null where it has none",
         path.string(), remedy, config.string());
   if (!tokenizer.ends_texts())
     log_warning(

@@ -18,8 +18,8 @@ namespace hyperion {
 class Tokenizer {
  public:
   // `path`: a folder that holds tokenizer.json (or a tokenizer.model / *.tiktoken rank file), or one such
-  // file. tokenizer_config.json beside it, when there, names BOS and EOS. Throws Error(kBadData) naming file
-  // and cause.
+  // file. tokenizer_config.json in the same folder, if any, names BOS and EOS. Throws Error(kBadData) naming
+  // file and cause.
   static std::unique_ptr<Tokenizer> load(const std::filesystem::path& path);
 
   ~Tokenizer();
@@ -60,8 +60,8 @@ class Tokenizer {
   std::unique_ptr<Impl> impl_;
 };
 
-// The files of the tokenizer at `path` (as load() takes it), name -> content, as they belong beside a model's
-// weights: whatever of them is there. Empty when there is no tokenizer.
+// The files of the tokenizer at `path` (as load() takes it), name -> content, to export with a model's
+// weights: those that exist. Empty when there is no tokenizer.
 std::map<std::string, std::string> tokenizer_files(const std::filesystem::path& path);
 
 // A warning for each of BOS and EOS that texts get none of, with the file to add and what it means for

@@ -18,7 +18,7 @@ using nlohmann::json;
 constexpr size_t kMaxFileBytes = size_t{64} << 20;  // the largest known is 35 MB
 constexpr size_t kMaxDepth = 64;
 
-json parse(const std::filesystem::path& path) {
+json parse_file(const std::filesystem::path& path) {
   return parse_json(read_file(path, kMaxFileBytes), path.string(), kMaxDepth);
 }
 
@@ -222,7 +222,7 @@ AddedToken added_token(const Node& token, const std::string& content) {
 }  // namespace
 
 TokenizerSpec read_tokenizer_json(const std::filesystem::path& file) {
-  const json document = parse(file);
+  const json document = parse_file(file);
   const Node root(&document, file.string());
   for (const char* key : {"truncation", "padding"})
     if (!root[key].is_null()) root[key].refuse(key, "null");
@@ -246,7 +246,7 @@ TokenizerSpec read_tokenizer_json(const std::filesystem::path& file) {
 void apply_tokenizer_config(const std::filesystem::path& file, TokenizerSpec& spec) {
   const std::filesystem::path path = file.parent_path() / "tokenizer_config.json";
   if (!name_exists(path)) return;
-  const json document = parse(path);
+  const json document = parse_file(path);
   const Node root(&document, path.string());
   if (document.is_object() && document.contains("bos_token") && root["bos_token"].is_null())
     spec.without_bos = spec.bos.empty();

@@ -14,11 +14,11 @@
 
 namespace hyperion {
 
-constexpr int64_t kMaxTokenId =
-    (1 << 21) - 1;  // larger than any vocabulary in use, small enough for tables by id
+// Larger than any vocabulary in use, small enough for tables by id.
+constexpr int64_t kMaxTokenId = (1 << 21) - 1;
 constexpr size_t kMaxAddedTokenBytes = 1024;  // bounds the time to look for added tokens
-constexpr size_t kMaxAddedTokens =
-    32768;  // each is compared with those before it; files in use have a few thousand
+// Each is compared with those before it; files in use have a few thousand.
+constexpr size_t kMaxAddedTokens = 32768;
 
 struct TokenizerSpec {
   std::unordered_map<std::string, int32_t> vocabulary;  // token as the file writes it -> id
@@ -47,7 +47,7 @@ struct TokenizerSpec {
 // Readers. `file`: the tokenizer file. Throw Error(kBadData) naming file, place and cause.
 TokenizerSpec read_tokenizer_json(const std::filesystem::path& file);
 TokenizerSpec read_tiktoken_ranks(const std::filesystem::path& file, std::string_view content);
-// Applies the tokenizer_config.json beside a tokenizer file, as v0.2.2 does: BOS, EOS and further special
+// Applies the tokenizer_config.json next to a tokenizer file, as v0.2.2 does: BOS, EOS and further special
 // tokens.
 void apply_tokenizer_config(const std::filesystem::path& file, TokenizerSpec& spec);
 

@@ -1,5 +1,5 @@
-// The token ids of short words seen before: a fixed-size, direct-mapped table, one a thread. A word hashes to
-// one slot, and a new word replaces the old one, so no text can make it grow or slow.
+// The token ids of short words seen before: a fixed-size, direct-mapped table, one per thread. A word hashes
+// to one slot, and a new word replaces the old one, so no text can make it grow or slow.
 #pragma once
 
 #include <algorithm>

@@ -3,6 +3,7 @@
 #include <catch2/catch.hpp>
 #include <sys/stat.h>
 
+#include "base/printable.h"
 #include "checkpoint/storage/shard_reader.h"
 #include "tests/unit/checkpoint/storage/storage_fixture.h"
 
@@ -231,7 +232,7 @@ TEST_CASE("Every rank may begin the same save") {
   CHECK_THAT(failed_save([&] { folder.begin("file", true); }), Catch::Contains("is no folder"));
 }
 
-TEST_CASE("a checkpoint that was moved aside for one that never came has its name back at the next start") {
+TEST_CASE("a checkpoint that was moved aside for one that never came is renamed back at the next start") {
   StorageFixture fixture;
   const CheckpointFolder folder(fixture.root);
   save_checkpoint(folder, 4, "full", 1);

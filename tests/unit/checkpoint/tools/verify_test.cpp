@@ -39,7 +39,7 @@ TEST_CASE("verify finds a good checkpoint whole") {
   const Ran ran = verify(path, kWhole);
   INFO(ran.text);
   CHECK(ran.code == ExitCode::kOk);
-  CHECK_THAT(ran.text, Catch::Contains("whole: 3 files, ") && Catch::Contains("every byte compared") &&
+  CHECK_THAT(ran.text, Catch::Contains("intact: 3 files, ") && Catch::Contains("every byte compared") &&
                            Catch::Contains("size, checksums, CRCs, numbers  right"));
   std::ofstream(path / "notes.txt") << "mine";
   const Verification noted = verify_checkpoint(path, kQuick);
@@ -113,7 +113,7 @@ TEST_CASE("a quick look says that it compared sizes only and calls nothing whole
   INFO(ran.text);
   CHECK(ran.code == ExitCode::kOk);
   CHECK_THAT(ran.text, Catch::Contains("size only  agrees") && !Catch::Contains("right") &&
-                           Catch::Contains("sizes agree: 2 files, ") && !Catch::Contains("whole") &&
+                           Catch::Contains("sizes agree: 2 files, ") && !Catch::Contains("intact") &&
                            Catch::Contains("no content was read (--quick)"));
   CHECK(run_tool([&](std::FILE* out) { return verify_checkpoints({.path = path}, out); }).code ==
         ExitCode::kBadData);
@@ -160,7 +160,7 @@ TEST_CASE("verify names the tensors of safetensors whose numbers are not finite"
              Catch::Contains("header, size, numbers  no damage seen") &&
                  Catch::Contains("no damage seen: 1 file, ") &&
                  Catch::Contains("not compared: the bytes of the numbers (safetensors have no checksums)") &&
-                 !Catch::Contains("whole"));
+                 !Catch::Contains("intact"));
   const OpenCheckpoint checkpoint = open_checkpoint(path);
   put_not_finite(checkpoint, "norm.weight", 3);
   const Ran ran = verify(path, kWhole);

@@ -25,7 +25,7 @@ TEST_CASE("sequences from a given one on have no labels") {
 
 TEST_CASE("labels are the next tokens and rows share one token") {
   const I64 tokens = {10, 11, 12, 13, 14, 15, 16};
-  const std::vector<Piece> pieces = {{0, "f:1"}, {4, "f:2"}};
+  const std::vector<DocumentSpan> pieces = {{0, "f:1"}, {4, "f:2"}};
   const Batch batch = pack(tokens, pieces, 2, 3, false);
   CHECK(batch.tokens == I64{10, 11, 12, 13, 14, 15});
   CHECK(batch.labels == I64{11, 12, 13, 14, 15, 16});
@@ -36,7 +36,7 @@ TEST_CASE("labels are the next tokens and rows share one token") {
 
 TEST_CASE("document masking drops the transition between documents and restarts positions") {
   const I64 tokens = {1, 2, 3, 4, 5, 6, 7, 8, 9};
-  const std::vector<Piece> pieces = {{0, "f:1"}, {2, "f:2"}, {4, "f:3"}, {5, "f:4"}, {8, "f:5"}};
+  const std::vector<DocumentSpan> pieces = {{0, "f:1"}, {2, "f:2"}, {4, "f:3"}, {5, "f:4"}, {8, "f:5"}};
   const Batch batch = pack(tokens, pieces, 2, 4, true);
   CHECK(batch.labels == I64{2, -100, 4, -100, -100, 7, 8, -100});
   CHECK(batch.positions == I32{0, 1, 0, 1, 0, 0, 1, 2});
@@ -46,7 +46,7 @@ TEST_CASE("document masking drops the transition between documents and restarts 
 
 TEST_CASE("a document that goes on in the next row starts again at position 0 there") {
   const I64 tokens = {1, 2, 3, 4, 5, 6, 7};
-  const std::vector<Piece> pieces = {{0, "f:1"}};
+  const std::vector<DocumentSpan> pieces = {{0, "f:1"}};
   const Batch batch = pack(tokens, pieces, 2, 3, true);
   CHECK(batch.positions == I32{0, 1, 2, 0, 1, 2});
   CHECK(batch.document_ids == I32{0, 0, 0, 0, 0, 0});
@@ -54,7 +54,7 @@ TEST_CASE("a document that goes on in the next row starts again at position 0 th
 }
 
 TEST_CASE("what is missing at the end is padding without labels") {
-  const std::vector<Piece> pieces = {{0, "f:1"}};
+  const std::vector<DocumentSpan> pieces = {{0, "f:1"}};
   const Batch batch = pack(I64{1, 2, 3, 4}, pieces, 3, 2, false);
   CHECK(batch.tokens == I64{1, 2, 3, 4, 0, 0});
   CHECK(batch.labels == I64{2, 3, 4, -100, -100, -100});

@@ -89,7 +89,7 @@ TEST_CASE("the logits of the last token are those of the whole sequence") {
 
 TEST_CASE("greedy generation takes the likeliest token each time") {
   const InferenceEngine model = engine();
-  const Generated made = generate(model, prompt(4), std::nullopt, {.max_tokens = 6});
+  const Generation made = generate(model, prompt(4), std::nullopt, {.max_tokens = 6});
   REQUIRE(made.tokens.size() == 6);
   CHECK_FALSE(made.ended);
   std::vector<int64_t> tokens = prompt(4);
@@ -101,10 +101,10 @@ TEST_CASE("greedy generation takes the likeliest token each time") {
 
 TEST_CASE("generation ends at EOS and at the model's last position") {
   const InferenceEngine model = engine();
-  const Generated free = generate(model, prompt(4), std::nullopt, {.max_tokens = 100});
+  const Generation free = generate(model, prompt(4), std::nullopt, {.max_tokens = 100});
   CHECK(free.tokens.size() == 20);  // of 24 positions
   const int64_t eos = free.tokens[2];
-  const Generated ended = generate(model, prompt(4), eos, {.max_tokens = 100});
+  const Generation ended = generate(model, prompt(4), eos, {.max_tokens = 100});
   CHECK(ended.ended);
   CHECK(ended.tokens.size() <= 2);
   for (const int64_t token : ended.tokens) CHECK(token != eos);
