@@ -75,15 +75,17 @@ LoadFailure worst_of(const std::vector<std::string>& texts) {
 }
 
 bool holds_optimizer(const OpenCheckpoint& checkpoint) {
-  return std::ranges::any_of(checkpoint.index.tensors,
-                             [](const auto& tensor) { return component_of(tensor.first) == "optimizer"; });
+  return std::ranges::any_of(checkpoint.index.tensors, [](const auto& tensor) {
+    return component_of(tensor.first) == kOptimizerComponent;
+  });
 }
 
 // The explicit wish for weights of a checkpoint that holds nothing else.
 bool wants_weights_only(const JobConfig& config) {
   const auto& wanted = config.checkpoint.components;
-  return !wanted.empty() &&
-         std::ranges::all_of(wanted, [](const std::string& c) { return c == "model" || c == "ema"; });
+  return !wanted.empty() && std::ranges::all_of(wanted, [](const std::string& c) {
+    return c == kModelComponent || c == kEmaComponent;
+  });
 }
 
 // The options that start a job from `path`.
@@ -189,7 +191,7 @@ FoundStart find_start(const JobConfig& config, const CheckpointFolder& folder, c
 }  // namespace
 
 bool holds_weights_alone(const FoundCheckpoint& found) {
-  if (found.kind == "model" || !name_exists(found.path / ".metadata")) return true;
+  if (found.kind == CheckpointKind::kModel || !name_exists(found.path / ".metadata")) return true;
   if (found.manifest || found.step == 0) return false;  // a step-0 of torchtitan is a seed
   try {
     return !holds_optimizer(open_checkpoint(found.path));
@@ -250,7 +252,7 @@ void ResumeSource::open_next() {
 bool ResumeSource::accepted(const LoadFailure& failure) {
   const LoadFailure worst = worst_of(ranks_.all_gather(to_text(failure)));
   if (worst.code == ExitCode::kOk) return true;
-  const bool more = next_ < candidates_.size() && config_.checkpoint.on_corrupt == "previous" &&
+  const bool more = next_ < candidates_.size() && config_.checkpoint.on_corrupt == OnCorrupt::kPrevious &&
                     config_.checkpoint.load_step == -1;
   if (!worst.damaged || !more) throw Error(worst.code, worst.why);
   log_warning("Checkpoint {} cannot be used, trying the one before it: {}",
@@ -260,8 +262,8 @@ bool ResumeSource::accepted(const LoadFailure& failure) {
 
 // Averages that the checkpoint or the job does not have.
 void ResumeSource::settle_ema(ChosenCheckpoint& chosen) const {
-  const bool there =
-      std::ranges::any_of(chosen.names, [](const auto& name) { return component_of(name.first) == "ema"; });
+  const bool there = std::ranges::any_of(
+      chosen.names, [](const auto& name) { return component_of(name.first) == kEmaComponent; });
   if (!config_.ema.enable) {
     if (there)
       log_warning(
@@ -271,7 +273,7 @@ void ResumeSource::settle_ema(ChosenCheckpoint& chosen) const {
     return;
   }
   if (there || !chosen.components.contains("ema")) return;
-  if (config_.ema.on_missing == "error")
+  if (config_.ema.on_missing == OnMissingEma::kError)
     throw_misfit(
         "{}: ema.enable = true, but the checkpoint holds no averaged weights; to start them from "
         "the weights, start with {}",
@@ -294,7 +296,7 @@ ChosenCheckpoint ResumeSource::open(const Candidate& candidate) const {
     chosen.components = {"model"};
     return chosen;
   }
-  const bool seed = chosen.checkpoint.manifest && chosen.checkpoint.manifest->kind == "seed";
+  const bool seed = chosen.checkpoint.manifest && chosen.checkpoint.manifest->kind == CheckpointKind::kSeed;
   const bool weights_only = seed || !holds_optimizer(chosen.checkpoint);
   chosen.components = components_to_load(config_, candidate.source, weights_only);
   for (const std::string& part : parts_left_out(config_, candidate.source, weights_only))
