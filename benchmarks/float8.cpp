@@ -85,7 +85,7 @@ std::vector<Way> ways(const Place& place) {
     const bool native = !place.device.is_cpu() || recipe == Recipe::kTensorwise;
     const auto matmuls = std::make_shared<const float8::LinearMatmuls>(
         recipe, native ? Gemm::kNative : Gemm::kEmulated, std::make_shared<float8::Counters>());
-    const std::string name(float8::name_of(recipe));
+    const std::string name(text_of(recipe));
     all.push_back({native ? name : name + " (emulated)", matmuls});
     if (recipe == Recipe::kTensorwise) all.push_back({name + ", FP8 gather", matmuls, /*encoded=*/true});
   }

@@ -40,7 +40,7 @@ std::vector<EncodedObject> encode_objects(const std::vector<ObjectState>& object
 struct SaveJob {
   int64_t step = 0;
   std::string save_id;
-  std::string kind;                          // "full", "model", "pre-checkpoint", "seed"
+  CheckpointKind kind = CheckpointKind::kFull;
   std::map<std::string, std::string> facts;  // further lines of the manifest
   const SaveLayout* layout = nullptr;
   const SavePlan* plan = nullptr;
@@ -57,7 +57,7 @@ struct SaveJob {
 
 struct SaveReport {
   int64_t step = 0;
-  std::string kind;
+  CheckpointKind kind = CheckpointKind::kFull;
   uint64_t own_bytes = 0, total_bytes = 0;  // of files
   int files = 0;
   double write_seconds = 0, commit_seconds = 0, read_back_seconds = 0;

@@ -8,14 +8,10 @@
 #include <vector>
 
 #include "checkpoint/state.h"
+#include "checkpoint/types/choices.h"
 #include "checkpoint/types/index.h"
 
 namespace hyperion {
-
-enum class Writers {
-  kAll,         // replicas share the work: every rank writes, in parallel
-  kOneReplica,  // the first replica alone writes: fewer and larger files
-};
 
 // What does not change from save to save: the tensors and their sharding. Equal on all ranks.
 struct SaveLayout {

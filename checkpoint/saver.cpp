@@ -30,7 +30,7 @@ std::string random_id() {
 }
 
 bool is_model_number(const TensorState& tensor) {
-  return component_of(tensor.key) == "model" && can_cast(tensor.dtype, Dtype::kFloat32);
+  return component_of(tensor.key) == kModelComponent && can_cast(tensor.dtype, Dtype::kFloat32);
 }
 
 }  // namespace
@@ -248,7 +248,7 @@ SaveReport Saver::run(const SaveJob& job, Items& items) {
 
 // Rank 0: what a new checkpoint makes superfluous goes.
 void Saver::tidy(const SaveReport& report) {
-  if (report.kind == "pre-checkpoint" || report.kind == "seed") return;
+  if (report.kind == CheckpointKind::kPreCheckpoint || report.kind == CheckpointKind::kSeed) return;
   folder_.purge({.keep = options_.keep_latest, .newest = report.step});
 }
 
@@ -256,7 +256,7 @@ SaveReport Saver::preflight(int64_t step, bool keep, bool probe) {
   finish();
   try {
     refresh_tensors();
-    SaveContent content{.kind = "pre-checkpoint"};
+    SaveContent content{.kind = CheckpointKind::kPreCheckpoint};
     if (probe && !tensors_.empty()) {
       const auto size = [](const TensorState& tensor) {
         int64_t elements = 1;

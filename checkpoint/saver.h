@@ -20,12 +20,6 @@
 
 namespace hyperion {
 
-enum class AsyncMode {
-  kDisabled,    // save() returns when the checkpoint is durable
-  kAsync,       // ... when its data have been copied
-  kOverlapped,  // ... at once; the copy must be joined before anything changes the state (join_staging)
-};
-
 struct SaverOptions {
   std::filesystem::path folder;  // of the step-N folders
   Writers writers = Writers::kAll;
@@ -37,7 +31,7 @@ struct SaverOptions {
 
 // What a save holds.
 struct SaveContent {
-  std::string kind = "full";
+  CheckpointKind kind = CheckpointKind::kFull;
   std::function<bool(const std::string& key)> wanted{};  // which tensors and objects; empty: all
   std::optional<Dtype> model_dtype{};                    // floating-point tensors are written in it
 };

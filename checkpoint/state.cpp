@@ -36,11 +36,9 @@ std::vector<std::string> StateComponent::required_objects() {
 }
 
 std::string component_of(const std::string& key) {
-  static constexpr std::array<std::string_view, 6> kOthers = {"optimizer",   "lr_scheduler", "dataloader",
-                                                              "train_state", "rng",          "ema"};
   const std::string first = key.substr(0, key.find('.'));
-  const bool other = first.size() < key.size() && std::ranges::find(kOthers, first) != kOthers.end();
-  return other ? first : "model";
+  const bool named = first.size() < key.size() && std::ranges::count(kStateComponents, first) > 0;
+  return named ? first : std::string(kModelComponent);
 }
 
 void MemoryMover::to_host(void* host, const TensorState& from, uint64_t offset, uint64_t bytes) {

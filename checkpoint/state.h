@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/types/choices.h"
 #include "checkpoint/types/dtype.h"
 #include "checkpoint/types/index.h"
 #include "checkpoint/types/object.h"
@@ -57,8 +58,7 @@ struct ObjectState {
   bool per_rank = false;
 };
 
-// One part of a job's state that can be saved and loaded alone: "model", "optimizer", "lr_scheduler",
-// "dataloader", "train_state", "rng", "ema".
+// One part of a job's state that can be saved and loaded alone; name() is one of kStateComponents.
 class StateComponent {
  public:
   virtual ~StateComponent() = default;

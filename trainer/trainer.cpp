@@ -81,10 +81,10 @@ Trainer::Trainer(const ResolvedConfig& resolved, const std::vector<std::string>&
             sharding_options(config_.training, runtime_.device, float8_.codec)),
       fsdp_model_(model_, fsdp_, fsdp_model_options(config_, model_)),
       grads_(all_grads(fsdp_model_)),
-      optimizer_(fsdp_model_.parameters(), adam_options(config_.optimizer)),
+      optimizer_(fsdp_model_.parameters(), config_.optimizer),
       schedule_(schedule_of(config_)),
       mover_(model_, runtime_.device),
-      validator_(config_, runtime_,
+      validator_(config_.validation, runtime_,
                  config_.validation.enable
                      ? validation_loader(config_, data_, place_of(runtime_, plan_.seed, model_args_))
                      : nullptr),
@@ -115,7 +115,7 @@ Trainer::Trainer(const ResolvedConfig& resolved, const std::vector<std::string>&
     metrics_->event(step, event, fields);
   };
   log_start();
-  profiler_ = make_profiler(config_.profiling, config_.job, runtime_);
+  profiler_ = make_profiler(config_.profiling, config_.job, runtime_, state_.step);
 }
 
 // A save under way reads the model and reports to the metrics.
@@ -140,7 +140,7 @@ void Trainer::make_components() {
   for (const std::string& note : plan_.notes) log_info("{}", note);
   for (const std::string& warning : plan_.warnings) log_warning("{}", warning);
   const auto parameters = fsdp_model_.parameters();
-  if (config_.ema.enable) ema_ = std::make_unique<Ema>(parameters, ema_options(config_.ema));
+  if (config_.ema.enable) ema_ = std::make_unique<Ema>(parameters, config_.ema);
   components_ = state_components({parameters, *runtime_.mesh, runtime_.rank(), runtime_.device, optimizer_,
                                   ema_.get(), state_, *loader_, plan_, configured_.config});
   if (!checkpointer_.enabled()) return;
@@ -262,7 +262,7 @@ void Trainer::log_start() const {
              problem->text);
   if (chosen != nullptr && chosen->components.contains("model")) return;  // the load has said so
   log_info("Weights: initialised at random (seed {})", plan_.seed);
-  if (config_.model.flavor == "from_hf" && !is_dry_run(config_))
+  if (config_.model.flavor == kFlavorFromHf && !is_dry_run(config_))
     log_warning(
         "model.flavor = \"from_hf\" takes the model's shape alone: to start from its weights set "
         "checkpoint.enable = true and checkpoint.initial_load_in_hf = true");

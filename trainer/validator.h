@@ -12,10 +12,10 @@ namespace hyperion {
 
 class Validator {
  public:
-  Validator(const JobConfig& config, const Runtime& runtime, std::unique_ptr<DataLoader> loader);
+  Validator(const JobConfig::Validation& options, const Runtime& runtime, std::unique_ptr<DataLoader> loader);
 
   // After step 1 and every multiple of validation.freq.
-  bool due(int64_t step) const { return enabled_ && (step == 1 || step % freq_ == 0); }
+  bool due(int64_t step) const { return options_.enable && (step == 1 || step % options_.freq == 0); }
 
   struct Result {
     double loss = 0;     // mean over all valid tokens of all ranks
@@ -24,9 +24,7 @@ class Validator {
   Result run(FsdpModel& model, BatchMover& mover);
 
  private:
-  bool enabled_;
-  int64_t freq_, steps_;
-  std::optional<int64_t> sequences_;
+  JobConfig::Validation options_;
   bool warned_ = false;  // that the data hold fewer sequences
   const Runtime& runtime_;
   std::unique_ptr<DataLoader> loader_;

@@ -32,18 +32,16 @@ std::optional<int64_t> step_of_name(std::string_view name);
 struct FoundCheckpoint {
   int64_t step = 0;
   std::filesystem::path path;
-  std::optional<Manifest> manifest;  // nothing for checkpoints of other programs
-  std::string kind;                  // the manifest's; "foreign" (.metadata) or "safetensors" without one
-  std::string why_not;               // why it cannot be used; empty when the cheap check passed
-  bool unreadable = false;           // why_not is that this user may not read it; its kind is "unreadable"
+  std::optional<Manifest> manifest;                // nothing for checkpoints of other programs
+  CheckpointKind kind = CheckpointKind::kDamaged;  // the manifest's, where there is one
+  std::string why_not;                             // why it cannot be used; empty when the cheap check passed
+  bool unreadable = false;                         // why_not is that this user may not read it
   bool complete() const { return why_not.empty(); }
   // Not complete, although it says that it once was: it has a manifest or an index. What has neither was never
   // finished, by another program.
   bool damaged() const;
   // Complete, and a job can resume from it: it holds the full state, or the initial weights.
-  bool resumable() const {
-    return complete() && manifest && (kind == "full" || kind == "pre-checkpoint" || kind == "seed");
-  }
+  bool resumable() const { return complete() && manifest && kind != CheckpointKind::kModel; }
 };
 
 // The save id inside a checkpoint's .metadata, empty when it has none. It may throw Error(kBadData).
@@ -57,9 +55,9 @@ FoundCheckpoint cheap_check(const std::filesystem::path& folder, int64_t step,
 std::vector<std::string> extra_files(const std::filesystem::path& folder, const Manifest& manifest);
 
 // Which checkpoints are kept. Those of other programs and those that are not complete are neither counted nor
-// removed; a "seed" is kept. Of the others, the newest `keep` are kept (all for 0), the newest one with the
-// full state, and `newest`, which counts as the newest one whatever its number. A "pre-checkpoint" does not
-// count, and is removed when a "full" one with a higher step exists.
+// removed; a seed is kept. Of the others, the newest `keep` are kept (all for 0), the newest one with the
+// full state, and `newest`, which counts as the newest one whatever its number. A pre-checkpoint does not
+// count, and is removed when a full one with a higher step exists.
 struct PurgeRule {
   int64_t keep = 0;
   int64_t newest = -1;                                    // the step that was just saved, or -1

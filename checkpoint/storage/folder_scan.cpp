@@ -29,13 +29,12 @@ bool has_safetensors(const fs::path& folder) {
 }
 
 void examine(FoundCheckpoint& found, const fs::path& folder, int64_t step, const SaveIdReader& save_id) {
-  found.kind = "damaged";
   const bool dcp = regular_file_exists(folder / ".metadata");
-  found.kind = dcp ? "foreign" : "safetensors";
+  found.kind = dcp ? CheckpointKind::kForeign : CheckpointKind::kSafetensors;
   if (!dcp && !has_safetensors(folder))
     throw_data("{}: has no .metadata and no *.safetensors: it is no checkpoint", printable(folder));
   if (!name_exists(folder / kManifestFile)) return;
-  found.kind = "damaged";
+  found.kind = CheckpointKind::kDamaged;
   found.manifest = read_manifest(folder);
   found.kind = found.manifest->kind;
   if (found.manifest->step != step)
@@ -50,7 +49,7 @@ void examine(FoundCheckpoint& found, const fs::path& folder, int64_t step, const
 }
 
 bool holds_full_state(const FoundCheckpoint& found) {
-  return found.kind == "full" || found.kind == "pre-checkpoint";
+  return found.kind == CheckpointKind::kFull || found.kind == CheckpointKind::kPreCheckpoint;
 }
 
 }  // namespace
@@ -73,7 +72,7 @@ FoundCheckpoint cheap_check(const fs::path& folder, int64_t step, const SaveIdRe
   try {
     examine(found, folder, step, save_id);
   } catch (const PermissionDenied& error) {
-    found.kind = "unreadable";
+    found.kind = CheckpointKind::kUnreadable;
     found.unreadable = true;
     found.why_not = error.what();
   } catch (const Error& error) {
@@ -132,7 +131,7 @@ void CheckpointFolder::require_free_names(int64_t first, int64_t last) const {
 std::vector<int64_t> steps_to_purge(const std::vector<FoundCheckpoint>& found, const PurgeRule& rule) {
   std::vector<const FoundCheckpoint*> ours;  // the newest first
   for (const FoundCheckpoint& one : found)
-    if (one.complete() && one.manifest && one.kind != "seed") ours.push_back(&one);
+    if (one.complete() && one.manifest && one.kind != CheckpointKind::kSeed) ours.push_back(&one);
   std::ranges::sort(ours, [&](const FoundCheckpoint* a, const FoundCheckpoint* b) {
     return std::pair(a->step == rule.newest, a->step) > std::pair(b->step == rule.newest, b->step);
   });
@@ -140,14 +139,15 @@ std::vector<int64_t> steps_to_purge(const std::vector<FoundCheckpoint>& found, c
       std::ranges::find_if(ours, [](const auto* one) { return holds_full_state(*one); });
   int64_t newest_full = -1;
   for (const FoundCheckpoint* one : ours)
-    if (one->kind == "full") newest_full = std::max(newest_full, one->step);
+    if (one->kind == CheckpointKind::kFull) newest_full = std::max(newest_full, one->step);
 
   std::vector<int64_t> steps;
   int64_t counted = 0;
   for (auto one = ours.begin(); one != ours.end(); ++one) {
     const FoundCheckpoint& candidate = **one;
-    const bool kept = candidate.kind == "pre-checkpoint" ? candidate.step >= newest_full
-                                                         : rule.keep <= 0 || counted++ < rule.keep;
+    const bool kept = candidate.kind == CheckpointKind::kPreCheckpoint
+                           ? candidate.step >= newest_full
+                           : rule.keep <= 0 || counted++ < rule.keep;
     if (kept || one == newest_restorable || candidate.step == rule.newest ||
         (rule.protect && rule.protect(candidate)))
       continue;

@@ -111,6 +111,15 @@ void check_version(const Fields& fields, const std::string& name) {
         name, version, kManifestVersion);
 }
 
+CheckpointKind kind_of(const Fields& fields, const std::string& name) {
+  const std::string& text = fields.text("kind");
+  const auto kind = choice_of<CheckpointKind>(text);
+  if (!kind || *kind > CheckpointKind::kPreCheckpoint)
+    throw_data("{}: kind \"{:.40}\" is none of a checkpoint: load it with the program that wrote it", name,
+               printable(text));
+  return *kind;
+}
+
 // The digits are the last thing but kTail, and cover everything before them.
 void check_own_checksum(std::string_view text, const Fields& fields, const std::string& name) {
   const size_t tail = 16 + kTail.size();
@@ -144,7 +153,7 @@ std::string to_json(const Manifest& manifest) {
                {"save_id", manifest.save_id},
                {"step", manifest.step},
                {"world_size", manifest.world_size},
-               {"kind", manifest.kind},
+               {"kind", text_of(manifest.kind)},
                {"config_hash", manifest.config_hash},
                {"writer", manifest.writer},
                {"unix_time", manifest.unix_time},
@@ -168,7 +177,7 @@ Manifest manifest_from_json(std::string_view text, const std::string& name) {
   manifest.save_id = fields.text("save_id");
   manifest.step = fields.integer("step", 0);
   manifest.world_size = static_cast<int>(fields.integer("world_size", 1, 10'000'000));
-  manifest.kind = fields.text("kind");
+  manifest.kind = kind_of(fields, name);
   manifest.config_hash = fields.text("config_hash");
   manifest.writer = fields.text("writer");
   manifest.unix_time = fields.integer("unix_time", -kMaxInteger);

@@ -9,6 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/choice.h"
+
 namespace hyperion {
 
 constexpr const char* kManifestFile = "hyperion.json";
@@ -24,14 +26,36 @@ struct FileRecord {
   uint64_t checksum() const;  // XXH3-64 of the blocks' hashes, little-endian, one after another
 };
 
+enum class CheckpointKind {
+  kFull,           // the whole state
+  kModel,          // weights alone
+  kSeed,           // the initial weights, written by a job that ends then
+  kPreCheckpoint,  // the whole state, written before step 1 to prove that a checkpoint can be saved
+  // Of folders without a manifest that says it:
+  kForeign,      // another program's checkpoint in DCP format
+  kSafetensors,  // weights in safetensors
+  kDamaged,      // the manifest cannot be read
+  kUnreadable,   // this user may not read it
+};
+constexpr auto choices(CheckpointKind) {
+  return choice_list<CheckpointKind>({{CheckpointKind::kFull, "full"},
+                                      {CheckpointKind::kModel, "model"},
+                                      {CheckpointKind::kSeed, "seed"},
+                                      {CheckpointKind::kPreCheckpoint, "pre-checkpoint"},
+                                      {CheckpointKind::kForeign, "foreign"},
+                                      {CheckpointKind::kSafetensors, "safetensors"},
+                                      {CheckpointKind::kDamaged, "damaged"},
+                                      {CheckpointKind::kUnreadable, "unreadable"}});
+}
+
 struct Manifest {
   int format_version = kManifestVersion;
   std::string save_id;  // also in .metadata
   int64_t step = 0;
   int world_size = 1;
-  std::string kind;         // "full", "model", "seed", "pre-checkpoint"
-  std::string config_hash;  // of the resolved configuration
-  std::string writer;       // program and version
+  CheckpointKind kind = CheckpointKind::kFull;  // one of the first four
+  std::string config_hash;                      // of the resolved configuration
+  std::string writer;                           // program and version
   int64_t unix_time = 0;
   std::map<std::string, std::string> facts;
   std::vector<FileRecord> files;  // all but hyperion.json itself

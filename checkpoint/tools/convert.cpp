@@ -37,7 +37,7 @@ constexpr std::string_view kEma = "ema.";
 std::map<std::string, TensorRecord> weights_of(const OpenCheckpoint& source, bool ema) {
   std::map<std::string, TensorRecord> weights;
   for (const auto& [key, record] : source.index.tensors) {
-    if (component_of(key) != (ema ? "ema" : "model")) continue;
+    if (component_of(key) != (ema ? kEmaComponent : kModelComponent)) continue;
     weights.emplace(ema ? key.substr(kEma.size()) : key, record);
   }
   if (weights.empty())
@@ -233,7 +233,7 @@ fs::path write_dcp(const std::vector<Weight>& weights, const OpenCheckpoint& sou
   job.step = step_of_name(options.destination.filename().native())
                  .value_or(source.manifest ? source.manifest->step : 0);
   job.save_id = fmt::format("converted-{:x}-{}", ::time(nullptr), ::getpid());
-  job.kind = "model";
+  job.kind = CheckpointKind::kModel;
   job.facts = options.facts;
   if (source.manifest) job.facts.insert(source.manifest->facts.begin(), source.manifest->facts.end());
   job.facts["converted_from"] = fs::absolute(options.source).lexically_normal().string();

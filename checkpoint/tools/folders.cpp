@@ -87,8 +87,8 @@ int64_t time_of(const FoundCheckpoint& found) {
   return info.st_mtim.tv_sec;
 }
 
-std::string kind_label(const std::string& kind) {
-  return kind == "foreign" ? "DCP, no manifest" : kind;
+std::string kind_label(CheckpointKind kind) {
+  return kind == CheckpointKind::kForeign ? "DCP, no manifest" : std::string(text_of(kind));
 }
 
 }  // namespace hyperion

@@ -27,6 +27,6 @@ FolderSize folder_size(const std::filesystem::path& path);  // of a folder's own
 
 int64_t time_of(
     const FoundCheckpoint& found);  // when it was written, by manifest or file times; unix seconds
-std::string kind_label(const std::string& kind);
+std::string kind_label(CheckpointKind kind);
 
 }  // namespace hyperion

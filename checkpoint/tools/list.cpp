@@ -68,7 +68,7 @@ ExitCode list_job(const ListOptions& options, std::FILE* out) {
       const FolderSize size = folder_size(one.path);
       Json item = {{"name", one.path.filename().string()},
                    {"step", one.step},
-                   {"kind", one.kind},
+                   {"kind", text_of(one.kind)},
                    {"files", size.files},
                    {"bytes", size.bytes},
                    {"unix_time", time_of(one)},
@@ -139,8 +139,8 @@ Json chunks_json(const TensorRecord& record) {
   return chunks;
 }
 
-void print_one_json(const OpenCheckpoint& checkpoint, const std::string& kind, std::FILE* out) {
-  Json json = {{"folder", checkpoint.folder.string()}, {"kind", kind}};
+void print_one_json(const OpenCheckpoint& checkpoint, CheckpointKind kind, std::FILE* out) {
+  Json json = {{"folder", checkpoint.folder.string()}, {"kind", text_of(kind)}};
   if (checkpoint.manifest) {
     const Manifest& manifest = *checkpoint.manifest;
     json["step"] = manifest.step;
@@ -169,7 +169,9 @@ void print_one_json(const OpenCheckpoint& checkpoint, const std::string& kind, s
 ExitCode list_one(const ListOptions& options, std::FILE* out) {
   const OpenCheckpoint checkpoint = open_checkpoint(options.path);
   const bool bare = checkpoint.index.layout == CheckpointIndex::Layout::kBareBytes;
-  const std::string kind = checkpoint.manifest ? checkpoint.manifest->kind : bare ? "safetensors" : "foreign";
+  const CheckpointKind kind = checkpoint.manifest ? checkpoint.manifest->kind
+                              : bare              ? CheckpointKind::kSafetensors
+                                                  : CheckpointKind::kForeign;
   if (options.json) {
     print_one_json(checkpoint, kind, out);
     return ExitCode::kOk;

@@ -22,14 +22,15 @@ std::string why_it_stays(const FoundCheckpoint& one, int64_t keep, int64_t newer
   if (one.unreadable) return "cannot be read: never removed";
   if (!one.complete()) return "is not complete: never removed by itself";
   if (!one.manifest) return "is of another program: never removed";
-  if (one.kind == "seed") return "is a seed";
-  if (one.kind == "pre-checkpoint") return "no newer full checkpoint is there";
+  if (one.kind == CheckpointKind::kSeed) return "is a seed";
+  if (one.kind == CheckpointKind::kPreCheckpoint) return "no newer full checkpoint is there";
   if (newer < keep) return newer == 0 ? "newest" : fmt::format("among the newest {}", keep);
   return "newest that holds everything";
 }
 
 bool counts_for_keep(const FoundCheckpoint& one) {
-  return one.complete() && one.manifest && one.kind != "seed" && one.kind != "pre-checkpoint";
+  return one.complete() && one.manifest && one.kind != CheckpointKind::kSeed &&
+         one.kind != CheckpointKind::kPreCheckpoint;
 }
 
 }  // namespace

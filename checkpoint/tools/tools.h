@@ -17,6 +17,7 @@
 
 #include "base/error.h"
 #include "checkpoint/tools/digest.h"
+#include "checkpoint/types/choices.h"
 #include "checkpoint/types/index.h"
 
 namespace hyperion {
@@ -74,7 +75,7 @@ struct ConvertedTensor {
 };
 struct ConvertOptions {
   std::filesystem::path source, destination;  // the destination must not exist
-  enum class Format { kDcp, kSafetensors };
+  using Format = WeightFormat;
   Format format = Format::kSafetensors;
   std::optional<Dtype> dtype{};  // of floating-point tensors; nothing: as they are
   bool ema = false;              // the averages instead of the weights

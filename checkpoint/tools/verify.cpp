@@ -112,12 +112,12 @@ class Verifier {
     const fs::path& folder = result_.folder;
     std::error_code error;
     if (!has_manifest_file_ && !fs::exists(fs::symlink_status(folder / ".metadata", error))) {
-      result_.kind = "safetensors";
+      result_.kind = CheckpointKind::kSafetensors;
       guarded(folder.filename().string(), 0, 0, [&] { index_ = read_safetensors(folder); });
       if (fs::is_regular_file(folder, error)) result_.folder = folder.parent_path();
       return;
     }
-    if (result_.kind.empty()) result_.kind = has_manifest_file_ ? "damaged" : "foreign";
+    if (!has_manifest_file_) result_.kind = CheckpointKind::kForeign;
     const FileRecord* record = record_of(".metadata");
     if (manifest_ && record == nullptr)
       result_.damages.push_back({".metadata", folder.string() + ": hyperion.json does not list .metadata"});
@@ -138,7 +138,7 @@ class Verifier {
   void find_files() {
     if (manifest_)
       for (const FileRecord& record : manifest_->files) entries_[record.name];
-    else if (result_.kind != "safetensors")
+    else if (result_.kind != CheckpointKind::kSafetensors)
       entries_[".metadata"];
     if (index_) {
       for (const auto& [key, record] : index_->tensors)
@@ -266,7 +266,7 @@ class Verifier {
 // --- printing ---
 
 Json to_json(const Verification& one) {
-  Json json = {{"folder", one.folder.string()}, {"kind", one.kind}, {"whole", one.whole()}};
+  Json json = {{"folder", one.folder.string()}, {"kind", text_of(one.kind)}, {"whole", one.whole()}};
   json["files"] = json["damages"] = json["not_finite"] = Json::array();
   for (const VerifiedFile& file : one.files)
     json["files"].push_back({{"name", file.name}, {"bytes", file.bytes}, {"compared", file.compared}});
@@ -310,7 +310,7 @@ std::string verdict(const Verification& one, bool quick) {
   if (not_finite > 0) return "NOT FINITE: " + counted(not_finite, "tensor");
   const std::string seen = fmt::format("{}, {}", counted(one.files.size(), "file"), human_bytes(bytes));
   if (quick) return fmt::format("sizes agree: {}, no content was read (--quick)", seen);
-  if (one.kind == "safetensors")
+  if (one.kind == CheckpointKind::kSafetensors)
     return fmt::format(
         "no damage seen: {}, headers and sizes fit and all numbers are finite; not compared: the bytes of "
         "the numbers (safetensors have no checksums), config.json and the tokenizer's files",
@@ -323,11 +323,11 @@ void print_one(const Verification& one, bool quick, std::FILE* out) {
   for (const VerifiedFile& file : one.files) {
     const bool bad = std::ranges::find(one.damages, file.name, &Damage::file) != one.damages.end();
     table.add({file.name, human_bytes(file.bytes), file.compared + (quick ? " only" : ""),
-               bad                         ? "DAMAGED"
-               : !file.finite              ? "NOT FINITE"
-               : quick                     ? "agrees"
-               : one.kind == "safetensors" ? "no damage seen"
-                                           : "right"});
+               bad                                        ? "DAMAGED"
+               : !file.finite                             ? "NOT FINITE"
+               : quick                                    ? "agrees"
+               : one.kind == CheckpointKind::kSafetensors ? "no damage seen"
+                                                          : "right"});
   }
   fmt::print(out, "{}: {}\n\n", printable(one.folder), kind_label(one.kind));
   if (!table.empty()) fmt::print(out, "{}\n", table.text_for(out));

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "checkpoint/finite.h"
+#include "checkpoint/storage/manifest.h"
 
 namespace hyperion {
 
@@ -26,8 +27,7 @@ struct VerifiedFile {
 
 struct Verification {
   std::filesystem::path folder;
-  std::string
-      kind;  // the manifest's, "damaged" (it cannot be read), "foreign" (DCP without one), "safetensors"
+  CheckpointKind kind = CheckpointKind::kDamaged;  // the manifest's, where it can be read
   std::vector<VerifiedFile> files;
   std::vector<Damage> damages;
   NotFinite not_finite;            // tensors that hold NaN or infinite numbers

@@ -73,7 +73,7 @@ const std::map<std::string, Flavors, std::less<>>& registry() {
         {"8B", llama3(4096, 32, 32, 8, swiglu_width(4096, 1.3, 1024), 128256)},
         {"70B", llama3(8192, 80, 64, 8, swiglu_width(8192, 1.3, 4096), 128256)},
         {"405B", llama3(16384, 126, 128, 8, swiglu_width(16384, 1.2, 4096), 128256)},
-        {"from_hf", from_hf(ModelArgs())}}},
+        {kFlavorFromHf, from_hf(ModelArgs())}}},
       {"qwen3",
        {{"debugmodel", qwen3(256, 8, 16, 8, 3072, 2048, true)},
         {"0.6B", qwen3(1024, 28, 16, 8, 3072, 151936, true)},
@@ -82,7 +82,7 @@ const std::map<std::string, Flavors, std::less<>>& registry() {
         {"8B", qwen3(4096, 36, 32, 8, 12288, 151936, false)},
         {"14B", qwen3(5120, 40, 40, 8, 17408, 151936, false)},
         {"32B", qwen3(5120, 64, 64, 8, 25600, 151936, false)},
-        {"from_hf", from_hf(qwen3(128, 1, 1, 1, 1, 1, false))}}},
+        {kFlavorFromHf, from_hf(qwen3(128, 1, 1, 1, 1, 1, false))}}},
   };
   return kRegistry;
 }

@@ -10,21 +10,19 @@
 
 namespace hyperion {
 
+// The flavour that has no dimensions but those that overrides give it (trainer/hugging_face/hf_model.h).
+constexpr const char* kFlavorFromHf = "from_hf";
+
 // Changes to a flavour's dimensions; an unset field keeps the flavour's value.
 struct ModelOverrides {
-  std::optional<int64_t> dim{}, n_layers{}, n_heads{}, n_kv_heads{}, head_dim{}, vocab_size{}, hidden_dim{};
-  std::optional<int64_t> multiple_of{}, max_seq_len{};
-  std::optional<double> ffn_dim_multiplier{}, norm_eps{}, rope_theta{};
-  std::optional<double> rope_factor{}, rope_low_freq_factor{}, rope_high_freq_factor{};
-  std::optional<int64_t> rope_original_length{};
-  std::optional<bool> rope_scaling{}, qk_norm{}, tied{}, depth_init{};
+#define OVERRIDE(type, key, ...) std::optional<type> key{};
+#include "models/flavors/overrides.def"
 };
 
 // The dimensions of a named flavour with overrides applied. A new dim or n_heads without head_dim keeps
 // head_dim = dim / n_heads where the flavour had it so; multiple_of or ffn_dim_multiplier recompute
-// hidden_dim by Llama's rule. The flavour "from_hf" has no dimensions but those that overrides give it
-// (trainer/hugging_face/hf_model.h). Throws Error(kUsage) for an unknown name (listing the known ones) and,
-// unless `any_dimensions`, for dimensions that do not fit together.
+// hidden_dim by Llama's rule. Throws Error(kUsage) for an unknown name (listing the known ones) and, unless
+// `any_dimensions`, for dimensions that do not fit together.
 ModelArgs model_args(std::string_view name, std::string_view flavor, const ModelOverrides& overrides = {},
                      bool any_dimensions = false);
 
@@ -37,7 +35,7 @@ struct DimensionProblem {
 std::vector<DimensionProblem> dimension_problems(const ModelArgs& args);
 
 std::vector<std::string> model_names();
-// From the smallest to the largest; "from_hf", which has no size, is the last.
+// From the smallest to the largest; kFlavorFromHf, which has no size, is the last.
 std::vector<std::string> model_flavors(std::string_view name);
 // The flavour that was meant by an unknown one: the nearest size ("7B": 8B), else the nearest name; "" for
 // none.

@@ -38,7 +38,7 @@ std::vector<Choice> choose_layers(const std::vector<LinearShape>& layers,
     throw_config(
         "quantize.linear.float8.filter_fqns: {} has no rule for recipe_name = \"{}\"; name the layers to "
         "leave out",
-        kAutoFilter, name_of(recipe));
+        kAutoFilter, text_of(recipe));
   std::vector<Choice> choices;
   for (const LinearShape& layer : layers)
     choices.push_back({layer.name, reason_to_leave_out(layer, filter, recipe)});

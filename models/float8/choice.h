@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "models/float8/recipe.h"
+#include "models/flavors/float8_recipe.h"
 
 namespace hyperion::float8 {
 

@@ -5,8 +5,8 @@
 #include <memory>
 #include <optional>
 
+#include "models/flavors/float8_recipe.h"
 #include "models/float8/cast.h"
-#include "models/float8/recipe.h"
 #include "models/float8/scaled_matmul.h"
 #include "models/linear.h"
 

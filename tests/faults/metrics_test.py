@@ -136,6 +136,15 @@ class Traces(JobTest):
         self.assertEqual(len(found["forward layers.1"]), 3)  # two steps and the validation
         self.assertIn("all-gather wait layers.1", found)
 
+    def test_a_resumed_job_records_the_first_step_when_the_cycle_says_so(self):
+        saved = ("--checkpoint.enable", "--checkpoint.interval=3", "--checkpoint.no_last_save_model_only")
+        self.run_job(*saved, "--training.steps=3", code=0)
+        self.run_job(*saved, "--training.steps=4", "--lr_scheduler.total_steps=3", "--lr_scheduler.min_lr_factor=0.1",
+                     "--checkpoint.on_config_change=override", "--profiling.enable_profiling", "--profiling.profile_freq=2",
+                     "--profiling.profiler_active=1", "--profiling.profiler_warmup=0", code=0)
+        trace = json.loads((self.folder / "out/profile_traces/iteration_4/rank0_trace.json").read_text())
+        self.assertIn("ProfilerStep#4", {event.get("name") for event in trace["traceEvents"]})
+
     def test_a_trace_names_the_sum_over_replicas(self):
         found = self.ranges("--parallelism.data_parallel_replicate_degree=2", "--parallelism.data_parallel_shard_degree=1")
         for name in ("all-reduce layers.0", "all-reduce wait layers.0", "all-reduce norm,output"):

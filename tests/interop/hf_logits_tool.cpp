@@ -123,7 +123,7 @@ int run(const std::vector<std::string>& words) {
   }
   const fs::path folder = words[2];
   const Transformer model(read_hf_config(folder / "config.json"));
-  const Dtype dtype = exporting ? dtype_from_torch(words[4]).value() : Dtype::kFloat32;
+  const Dtype dtype = exporting ? choice_of<Dtype>(words[4]).value() : Dtype::kFloat32;
   if (words.size() > 6)
     draw_weights(model, std::stoull(words[6]), dtype);
   else

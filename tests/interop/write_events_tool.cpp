@@ -36,14 +36,13 @@ void print_step_lines() {
 }
 
 void write_run(const char* folder) {
-  MetricsOptions options;
-  options.dump_folder = folder;
-  options.enable_tensorboard = true;
-  options.log_freq = 10;
-  options.flops_per_token_square = options.flops_per_token_causal = 1e6;
-  options.peak_flops = 1e12;
-  options.prints = false;
-  MetricsLogger logger(options, {});
+  const JobConfig::Metrics options{.log_freq = 10, .enable_tensorboard = true};
+  const MeasuredRun run{.dump_folder = folder,
+                        .prints = false,
+                        .flops_per_token_square = 1e6,
+                        .flops_per_token_causal = 1e6,
+                        .peak_flops = 1e12};
+  MetricsLogger logger(options, run, {});
   logger.log_config("[training]\nsteps = 500  # \xC3\xA9\n");
   for (int64_t step = 1; step <= 500; ++step) {
     logger.add_batch(64, 1e-6);

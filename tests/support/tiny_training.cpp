@@ -35,9 +35,9 @@ ModelArgs tiny_args(const TinyJob& job) {
 Float8Setup convert(Transformer& model, const TinyJob& job) {
   if (job.float8.empty()) return {};
   JobConfig config;
-  config.model.converters = {"quantize.linear.float8"};
+  config.model.converters = {Converter::kFloat8};
   auto& float8 = config.quantize.linear.float8;
-  float8.recipe_name = job.float8;
+  float8.recipe_name = choice_of<float8::Recipe>(job.float8).value();
   float8.emulate = job.float8_emulate;
   float8.enable_fsdp_float8_all_gather = job.float8_gather;
   float8.precompute_float8_dynamic_scale_for_fsdp = job.float8_precompute;
@@ -85,7 +85,7 @@ TinyTraining::TinyTraining(const TinyJob& job, const Environment& environment)
   fsdp_model_->weights_changed();
   for (const auto& group : fsdp_model_->groups())
     if (group->owned_grads().numel() > 0) grads_.push_back(group->owned_grads());
-  optimizer_ = std::make_unique<Adam>(fsdp_model_->parameters(), AdamOptions{});
+  optimizer_ = std::make_unique<Adam>(fsdp_model_->parameters(), JobConfig::Optimizer{});
 }
 
 int64_t TinyTraining::gathered_bytes(const ShardGroup& unit) {

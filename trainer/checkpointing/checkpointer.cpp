@@ -28,18 +28,12 @@ SaverOptions saver_options(const JobConfig& config, const Runtime& runtime, cons
   const auto& options = config.checkpoint;
   SaverOptions saver;
   saver.folder = folder;
-  saver.writers = options.writers == "one_replica" ? Writers::kOneReplica : Writers::kAll;
-  saver.async = options.async_mode == "async"                   ? AsyncMode::kAsync
-                : options.async_mode == "async_with_pinned_mem" ? AsyncMode::kOverlapped
-                                                                : AsyncMode::kDisabled;
+  saver.writers = options.writers;
+  saver.async = options.async_mode;
   saver.keep_latest = options.keep_latest_k;
   saver.ranks_per_node = runtime.environment.local_world_size;
   saver.facts = std::move(facts);
   return saver;
-}
-
-Dtype export_dtype(const JobConfig& config) {
-  return dtype_from_torch(config.checkpoint.export_dtype).value();
 }
 
 std::string bandwidth(double bytes, double seconds) {
@@ -53,14 +47,14 @@ void log_durable(const SaveReport& report) {
            counted(report.files, "file"), report.path.string());
 }
 
-SaveContent model_only(const JobConfig& config, std::string kind) {
-  return {.kind = std::move(kind),
+SaveContent model_only(const JobConfig& config, CheckpointKind kind) {
+  return {.kind = kind,
           .wanted =
               [](const std::string& key) {
                 const std::string component = component_of(key);
-                return component == "model" || component == "ema";
+                return component == kModelComponent || component == kEmaComponent;
               },
-          .model_dtype = export_dtype(config)};
+          .model_dtype = config.checkpoint.export_dtype};
 }
 
 // One line for each pair of types that differ between file and memory: foreign weights come in any type.
@@ -164,7 +158,7 @@ void Checkpointer::attach(CheckpointedState state) {
     save_seconds_ = saved.write_seconds + saved.commit_seconds;
     if (progress_) progress_->saved(saved.step);
     report(saved.step, "checkpoint_durable",
-           {{"kind", saved.kind},
+           {{"kind", std::string(text_of(saved.kind))},
             {"bytes", static_cast<int64_t>(saved.total_bytes)},
             {"files", int64_t{saved.files}},
             {"write_seconds", saved.write_seconds},
@@ -174,7 +168,7 @@ void Checkpointer::attach(CheckpointedState state) {
     log_info("Checkpoint step-{} is staged; training waited {:.3f} s", step, stall_seconds);
     report(step, "checkpoint_staged", {{"stall_seconds", stall_seconds}});
   };
-  if (options().async_mode == "async_with_pinned_mem" && runtime_.device.is_cpu())
+  if (options().async_mode == AsyncMode::kOverlapped && runtime_.device.is_cpu())
     log_info("checkpoint.async_mode = \"async_with_pinned_mem\": on a CPU the same pool is used, unpinned");
 }
 
@@ -265,7 +259,7 @@ void Checkpointer::preflight(int64_t step) {
     return;
   }
   const PhaseGuard phase("pre-checkpoint");
-  const bool probe = resumed && options().validate_on_resume == "probe";
+  const bool probe = resumed && options().validate_on_resume == ResumePreflight::kProbe;
   const SaveReport report = saver_->preflight(step, /*keep=*/!resumed, probe);
   if (!probe) save_seconds_ = report.write_seconds + report.commit_seconds;
   log_info(
@@ -300,7 +294,7 @@ void Checkpointer::tolerate_failure(const std::function<void()>& action) {
     action();
   } catch (const Error& error) {
     const int64_t step = std::exchange(saved_, -1);
-    if (error.code() != ExitCode::kSaveFailed || options().on_save_failure != "continue") throw;
+    if (error.code() != ExitCode::kSaveFailed || options().on_save_failure != OnSaveFailure::kContinue) throw;
     log_error("A checkpoint could not be saved, training goes on (checkpoint.on_save_failure): {}",
               error.what());
     report(step, "checkpoint_failed", {{"message", std::string(error.what())}});
@@ -310,7 +304,7 @@ void Checkpointer::tolerate_failure(const std::function<void()>& action) {
 // No other save is under way. One in the background reports itself when its data have been copied; for a
 // synchronous one training waited until its end.
 void Checkpointer::write(int64_t step, const SaveContent& content, bool now) {
-  const bool background = !now && options().async_mode != "disabled";
+  const bool background = !now && options().async_mode != AsyncMode::kDisabled;
   const TraceRange range(background ? "checkpoint staging" : "checkpoint save");
   const int64_t saves = saver_->counters().saves;
   saver_->save(step, content, now);
@@ -322,9 +316,9 @@ void Checkpointer::write(int64_t step, const SaveContent& content, bool now) {
 void Checkpointer::write_for_hugging_face(int64_t step) {
   std::vector<ExportedTensor> tensors;
   for (const TensorState& tensor : saver_->tensors()) {
-    if (component_of(tensor.key) != "model") continue;
+    if (component_of(tensor.key) != kModelComponent) continue;
     auto [name, row_map] = state_->hugging_face_export.tensor(tensor.key);
-    tensors.push_back({&tensor, std::move(name), export_dtype(*config_), std::move(row_map)});
+    tensors.push_back({&tensor, std::move(name), options().export_dtype, std::move(row_map)});
   }
   const auto begin = std::chrono::steady_clock::now();
   export_safetensors(step, fmt::format("export-{}", step), tensors, state_->hugging_face_export.more_files,
@@ -332,7 +326,7 @@ void Checkpointer::write_for_hugging_face(int64_t step) {
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   report(step, "checkpoint_durable", {{"kind", std::string("hugging_face")}, {"write_seconds", seconds}});
   report(step, "checkpoint_staged", {{"stall_seconds", seconds}});
-  log_info("The last checkpoint holds the model for Hugging Face, as {}: {}", options().export_dtype,
+  log_info("The last checkpoint holds the model for Hugging Face, as {}: {}", torch_name(options().export_dtype),
            saver_->folder().step_path(step).string());
 }
 
@@ -340,8 +334,8 @@ void Checkpointer::write_last(int64_t step) {
   if (options().last_save_in_hf) return write_for_hugging_face(step);
   if (!options().last_save_model_only) return write(step, {}, /*now=*/true);
   log_info("The last checkpoint holds the model alone, as {} (checkpoint.last_save_model_only)",
-           options().export_dtype);
-  write(step, model_only(*config_, "model"), /*now=*/true);
+           torch_name(options().export_dtype));
+  write(step, model_only(*config_, CheckpointKind::kModel), /*now=*/true);
 }
 
 void Checkpointer::save(int64_t step, bool last, bool failed) {
@@ -375,7 +369,7 @@ void Checkpointer::finish() {
 void Checkpointer::save_seed() {
   require_free_names(0, 0);
   const bool model = options().last_save_model_only;
-  SaveContent content = model ? model_only(*config_, "seed") : SaveContent{.kind = "seed"};
+  SaveContent content = model ? model_only(*config_, CheckpointKind::kSeed) : SaveContent{.kind = CheckpointKind::kSeed};
   write(0, content, /*now=*/true);
 }
 

@@ -15,6 +15,12 @@
 namespace hyperion {
 namespace {
 
+constexpr std::pair<Dtype, at::ScalarType> kTypes[] = {{Dtype::kFloat32, at::kFloat},
+                                                       {Dtype::kFloat64, at::kDouble},
+                                                       {Dtype::kBFloat16, at::kBFloat16},
+                                                       {Dtype::kFloat16, at::kHalf},
+                                                       {Dtype::kInt64, at::kLong}};
+
 TensorState tensor_state(std::string key, KeyPath path, const at::Tensor& tensor, Dims shape,
                          const Placement& placement) {
   TensorState state;
@@ -68,20 +74,15 @@ const Object* item(const Dict& dict, const char* name) {
 }  // namespace
 
 Dtype dtype_of(at::ScalarType type) {
-  switch (type) {
-    case at::kFloat:
-      return Dtype::kFloat32;
-    case at::kDouble:
-      return Dtype::kFloat64;
-    case at::kBFloat16:
-      return Dtype::kBFloat16;
-    case at::kHalf:
-      return Dtype::kFloat16;
-    case at::kLong:
-      return Dtype::kInt64;
-    default:
-      throw_bug("no state of a job is of type {}", c10::toString(type));
-  }
+  for (const auto& [ours, torchs] : kTypes)
+    if (torchs == type) return ours;
+  throw_bug("no state of a job is of type {}", c10::toString(type));
+}
+
+at::ScalarType scalar_type(Dtype dtype) {
+  for (const auto& [ours, torchs] : kTypes)
+    if (ours == dtype) return torchs;
+  throw_bug("no state of a job is of type {}", torch_name(dtype));
 }
 
 StatePlace state_place(const Mesh& mesh, int rank) {
@@ -135,7 +136,8 @@ std::vector<TensorState> OptimizerState::tensors() {
 
 std::vector<ObjectState> OptimizerState::objects() {
   const auto [base_lr, next_lr] = rates_();
-  const bool fused = options_.implementation == "fused", foreach = options_.implementation == "foreach";
+  const bool fused = options_.implementation == OptimizerImplementation::kFused,
+             foreach = options_.implementation == OptimizerImplementation::kForeach;
   const std::vector<std::pair<const char*, Object>> options = {
       {"lr", next_lr},
       {"betas", Object::tuple({options_.beta1, options_.beta2})},
@@ -147,7 +149,7 @@ std::vector<ObjectState> OptimizerState::objects() {
       {"capturable", false},
       {"differentiable", false},
       {"fused", fused},
-      {"decoupled_weight_decay", options_.name == "AdamW"},
+      {"decoupled_weight_decay", options_.name == OptimizerName::kAdamW},
       {"initial_lr", base_lr}};
   std::vector<ObjectState> states;
   for (const ShardedParameterPtr& parameter : parameters_)

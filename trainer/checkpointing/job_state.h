@@ -19,8 +19,9 @@
 
 namespace hyperion {
 
-// Throws Error(kBug) for a type that no state has.
+// Throw Error(kBug) for a type that no state has.
 Dtype dtype_of(at::ScalarType type);
+at::ScalarType scalar_type(Dtype dtype);
 
 // Where this rank is in the mesh, as far as its state is concerned.
 struct StatePlace {

@@ -29,26 +29,26 @@ constexpr size_t kMostEntries = 10'000, kLongestText = 65'536;
 // loaded is not compared.
 struct Shaping {
   const char* key;
-  const char* component;
+  std::string_view component;
 };
 constexpr std::array<Shaping, 17> kShaping = {{
-    {"optimizer.name", "optimizer"},
-    {"optimizer.beta1", "optimizer"},
-    {"optimizer.beta2", "optimizer"},
-    {"optimizer.eps", "optimizer"},
-    {"optimizer.weight_decay", "optimizer"},
-    {"optimizer.lr", "lr_scheduler"},
-    {"lr_scheduler.warmup_steps", "lr_scheduler"},
-    {"lr_scheduler.decay_ratio", "lr_scheduler"},
-    {"lr_scheduler.decay_type", "lr_scheduler"},
-    {"lr_scheduler.min_lr_factor", "lr_scheduler"},
-    {"training.seq_len", "train_state"},
-    {"training.max_norm", "train_state"},
-    {"training.mixed_precision_param", "train_state"},
-    {"training.shuffle", "dataloader"},
-    {"training.document_mask", "dataloader"},
-    {"ema.decay", "ema"},
-    {"ema.every", "ema"},
+    {"optimizer.name", kOptimizerComponent},
+    {"optimizer.beta1", kOptimizerComponent},
+    {"optimizer.beta2", kOptimizerComponent},
+    {"optimizer.eps", kOptimizerComponent},
+    {"optimizer.weight_decay", kOptimizerComponent},
+    {"optimizer.lr", kSchedulerComponent},
+    {"lr_scheduler.warmup_steps", kSchedulerComponent},
+    {"lr_scheduler.decay_ratio", kSchedulerComponent},
+    {"lr_scheduler.decay_type", kSchedulerComponent},
+    {"lr_scheduler.min_lr_factor", kSchedulerComponent},
+    {"training.seq_len", kTrainStateComponent},
+    {"training.max_norm", kTrainStateComponent},
+    {"training.mixed_precision_param", kTrainStateComponent},
+    {"training.shuffle", kLoaderComponent},
+    {"training.document_mask", kLoaderComponent},
+    {"ema.decay", kEmaComponent},
+    {"ema.every", kEmaComponent},
 }};
 
 std::string text_of(const JobConfig& config, const char* key) {
@@ -70,7 +70,7 @@ std::string owner(const std::string& key) {
   if (key == kSeed) return "dataloader";
   if (key == kGlobalBatch) return "train_state";
   for (const Shaping& shaping : kShaping)
-    if (key == shaping.key) return shaping.component;
+    if (key == shaping.key) return std::string(shaping.component);
   return "";  // the curve's length and start, and the data, have rules of their own
 }
 
@@ -155,11 +155,11 @@ std::string ways_out(const ResolvedConfig& resolved, const TrajectoryFacts& fact
   settings.data.reset();  // judged apart
   std::vector<std::string> ways;
   std::string obstacle;
-  for (const auto& [policy, meaning] : {std::pair("keep", "to go on with the saved values"),
-                                        {"override", "to go on with the configured ones"}}) {
+  for (const auto& [policy, meaning] : {std::pair(OnConfigChange::kKeep, "to go on with the saved values"),
+                                        {OnConfigChange::kOverride, "to go on with the configured ones"}}) {
     ResolvedConfig tried = resolved;
     tried.config.checkpoint.on_config_change = policy;
-    const std::string option = override_text("checkpoint.on_config_change", policy);
+    const std::string option = override_text("checkpoint.on_config_change", std::string(text_of(policy)));
     try {
       resume_plan(tried, facts, settings);
       ways.push_back(fmt::format("{} {}", option, meaning));
@@ -172,13 +172,14 @@ std::string ways_out(const ResolvedConfig& resolved, const TrajectoryFacts& fact
 
 void apply_policy(const ResolvedConfig& resolved, const TrajectoryFacts& facts, const ResumeRequest& request,
                   const std::vector<Change>& found, const std::string& data, ResumePlan& plan) {
-  const std::string mode = resume_mode(resolved.config, request.source);
-  const std::string policy = mode == "recover" ? resolved.config.checkpoint.on_config_change : "override";
+  const OnConfigChange policy = resume_mode(resolved.config, request.source) == ResumeMode::kRecover
+                                    ? resolved.config.checkpoint.on_config_change
+                                    : OnConfigChange::kOverride;
   std::vector<Change> impossible;
   for (const Change& change : found) {
-    if (policy == "keep" && !keep(change, facts, plan)) impossible.push_back(change);
+    if (policy == OnConfigChange::kKeep && !keep(change, facts, plan)) impossible.push_back(change);
   }
-  if (policy == "error" && !found.empty()) {
+  if (policy == OnConfigChange::kError && !found.empty()) {
     throw_config("The checkpoint at step {} was saved with other settings:{}\n{}{}{}", request.step,
                  change_lines(resolved, found), ways_out(resolved, facts, request), data.empty() ? "" : "\n",
                  data);
@@ -188,12 +189,12 @@ void apply_policy(const ResolvedConfig& resolved, const TrajectoryFacts& facts, 
     throw_config(
         "The checkpoint at step {} was saved with other settings that {} cannot bring back:{}\nConfigure the "
         "saved values, or start with {} to go on with the configured ones.",
-        request.step, override_text("checkpoint.on_config_change", policy),
+        request.step, override_text("checkpoint.on_config_change", std::string(text_of(policy))),
         change_lines(resolved, impossible), override_text("checkpoint.on_config_change", "override"));
   }
   for (const Change& change : found) {
     const std::string key = configuration_key(change.key);
-    if (policy == "keep") {
+    if (policy == OnConfigChange::kKeep) {
       plan.trajectory.set(change.key, change.saved);
       plan.notes.push_back(fmt::format("{}: keeping {} from the checkpoint (configured: {})", key,
                                        change.saved, change.configured));
@@ -206,17 +207,17 @@ void apply_policy(const ResolvedConfig& resolved, const TrajectoryFacts& facts, 
 
 // What a run without this part of a checkpoint begins with.
 std::string beginning_of(const std::string& part, const ResumePlan& plan, int64_t step) {
-  if (part == "model") return "the weights are random";
-  if (part == "optimizer") return "the optimizer's moments start from 0";
-  if (part == "ema") return "the averages start from the weights";
-  if (part == "lr_scheduler") return fmt::format("the learning-rate curve starts at step {}", step + 1);
-  if (part == "dataloader")
+  if (part == kModelComponent) return "the weights are random";
+  if (part == kOptimizerComponent) return "the optimizer's moments start from 0";
+  if (part == kEmaComponent) return "the averages start from the weights";
+  if (part == kSchedulerComponent) return fmt::format("the learning-rate curve starts at step {}", step + 1);
+  if (part == kLoaderComponent)
     return plan.config.debug.seed
                ? fmt::format("the data start from their beginning (epoch 1 in the order of seed {})",
                              plan.seed)
                : "the data start from their beginning (epoch 1 in the order of a new seed, as debug.seed is "
                  "unset)";
-  if (part == "train_state") return "steps are counted from 0";
+  if (part == kTrainStateComponent) return "steps are counted from 0";
   return "random numbers start from the seed";
 }
 
@@ -306,10 +307,10 @@ std::string floor_remedy(const ResolvedConfig& resolved, const ResumeRequest* re
   std::vector<std::string> options = {override_text("lr_scheduler.min_lr_factor", "0.1")};
   const bool compared = request != nullptr && request->stored &&
                         request->components.contains(owner("lr_scheduler.min_lr_factor")) &&
-                        resume_mode(resolved.config, request->source) == "recover";
-  if (compared && resolved.config.checkpoint.resume_mode != "recover")
+                        resume_mode(resolved.config, request->source) == ResumeMode::kRecover;
+  if (compared && resolved.config.checkpoint.resume_mode != ResumeMode::kRecover)
     options.push_back(override_text("checkpoint.resume_mode", "recover"));
-  if (compared && resolved.config.checkpoint.on_config_change != "override")
+  if (compared && resolved.config.checkpoint.on_config_change != OnConfigChange::kOverride)
     options.push_back(override_text("checkpoint.on_config_change", "override"));
   return fmt::format("{}", fmt::join(options, " "));
 }
@@ -342,24 +343,18 @@ bool starts_elsewhere(const JobConfig::Checkpoint& checkpoint) {
 
 }  // namespace
 
-const std::vector<std::string>& component_names() {
-  static const std::vector<std::string> names = {"model",      "optimizer",   "ema", "lr_scheduler",
-                                                 "dataloader", "train_state", "rng"};
-  return names;
-}
-
-std::string resume_mode(const JobConfig& config, LoadSource source) {
+ResumeMode resume_mode(const JobConfig& config, LoadSource source) {
   const bool recovers = source == LoadSource::kOwn && starts_elsewhere(config.checkpoint);
-  return recovers ? "recover" : config.checkpoint.resume_mode;
+  return recovers ? ResumeMode::kRecover : config.checkpoint.resume_mode;
 }
 
 std::set<std::string> components_to_load(const JobConfig& config, LoadSource source, bool weights_only) {
   const auto& c = config.checkpoint;
-  const std::string mode = resume_mode(config, source);
-  if (weights_only || mode == "transfer" || (source == LoadSource::kInitial && c.initial_load_model_only))
+  const ResumeMode mode = resume_mode(config, source);
+  if (weights_only || mode == ResumeMode::kTransfer ||
+      (source == LoadSource::kInitial && c.initial_load_model_only))
     return {"model"};
-  const std::vector<std::string>& every = component_names();
-  std::set<std::string> chosen(every.begin(), every.end());
+  std::set<std::string> chosen(kStateComponents.begin(), kStateComponents.end());
   // Chosen for the start from elsewhere; what the job saved itself is whole again.
   if (mode == c.resume_mode) {
     if (!c.components.empty()) chosen = {c.components.begin(), c.components.end()};
@@ -376,8 +371,8 @@ std::vector<std::string> parts_left_out(const JobConfig& config, LoadSource sour
   const std::set<std::string> every = components_to_load(whole, source, weights_only),
                               read = components_to_load(config, source, weights_only);
   std::vector<std::string> parts;
-  for (const std::string& part : component_names())
-    if (every.contains(part) && !read.contains(part)) parts.push_back(part);
+  for (const std::string_view part : kStateComponents)
+    if (every.contains(std::string(part)) && !read.contains(std::string(part))) parts.emplace_back(part);
   return parts;
 }
 
@@ -416,16 +411,13 @@ void Trajectory::set(const std::string& key, std::string text) {
 }
 
 LrSchedule schedule_of(const JobConfig& config) {
-  const auto& options = config.lr_scheduler;
-  return {options.total_steps.value_or(config.training.steps), options.warmup_steps, options.decay_ratio,
-          decay_type(options.decay_type), options.min_lr_factor};
+  return {config.lr_scheduler, config.training.steps};
 }
 
 namespace {
 
 void warn_of_cuts(ResumePlan& plan) {
-  const auto& options = plan.config.lr_scheduler;
-  std::ranges::move(curve_cuts(*options.total_steps, options.warmup_steps, options.decay_ratio),
+  std::ranges::move(curve_cuts(plan.config.lr_scheduler, plan.config.training.steps),
                     std::back_inserter(plan.warnings));
 }
 
@@ -438,7 +430,7 @@ ResumePlan configured_plan(const ResolvedConfig& resolved, const TrajectoryFacts
       resolved.config.lr_scheduler.total_steps.value_or(resolved.config.training.steps);
   Trajectory& t = plan.trajectory;
   for (const Shaping& shaping : kShaping)
-    if (std::string_view(shaping.component) != "ema" || resolved.config.ema.enable)
+    if (shaping.component != kEmaComponent || resolved.config.ema.enable)
       t.set(shaping.key, text_of(resolved.config, shaping.key));
   t.set(kHorizon, std::to_string(*plan.config.lr_scheduler.total_steps));
   t.set(kStart, "0");
@@ -467,7 +459,8 @@ ResumePlan resume_plan(const ResolvedConfig& resolved, const TrajectoryFacts& fa
     apply_policy(resolved, facts, request,
                  changes(resolved, plan.trajectory, *request.stored, request.components), data, plan);
     const std::string* seed = request.stored->find(kSeed);
-    const bool keeps = resolved.config.checkpoint.on_config_change == "keep" || !resolved.config.debug.seed;
+    const bool keeps =
+        resolved.config.checkpoint.on_config_change == OnConfigChange::kKeep || !resolved.config.debug.seed;
     if (seed != nullptr && keeps && request.components.contains("dataloader")) {
       plan.seed = seed_of(*seed);
       plan.trajectory.set(kSeed, *seed);

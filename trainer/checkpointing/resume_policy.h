@@ -16,9 +16,6 @@
 
 namespace hyperion {
 
-// The parts of a state that can be loaded alone, in the order in which they are loaded.
-const std::vector<std::string>& component_names();
-
 enum class LoadSource {
   kOwn,      // a checkpoint that this job wrote into its own folder
   kInitial,  // initial_load_path or Hugging Face weights
@@ -26,7 +23,7 @@ enum class LoadSource {
 
 // resume_mode for this source: a job that was started from elsewhere recovers from its own checkpoints, so
 // that starting it again with the same command goes on.
-std::string resume_mode(const JobConfig& config, LoadSource source);
+ResumeMode resume_mode(const JobConfig& config, LoadSource source);
 
 // The components to read. `weights_only`: the checkpoint holds the model alone (a seed, a last save).
 std::set<std::string> components_to_load(const JobConfig& config, LoadSource source, bool weights_only);

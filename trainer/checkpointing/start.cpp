@@ -44,15 +44,17 @@ Start from_text(const std::string& text) {
 }
 
 bool holds_optimizer(const OpenCheckpoint& checkpoint) {
-  return std::ranges::any_of(checkpoint.index.tensors,
-                             [](const auto& tensor) { return component_of(tensor.first) == "optimizer"; });
+  return std::ranges::any_of(checkpoint.index.tensors, [](const auto& tensor) {
+    return component_of(tensor.first) == kOptimizerComponent;
+  });
 }
 
 // The explicit wish for weights of a checkpoint that holds nothing else.
 bool wants_weights_only(const JobConfig& config) {
   const auto& wanted = config.checkpoint.components;
-  return !wanted.empty() &&
-         std::ranges::all_of(wanted, [](const std::string& c) { return c == "model" || c == "ema"; });
+  return !wanted.empty() && std::ranges::all_of(wanted, [](const std::string& c) {
+    return c == kModelComponent || c == kEmaComponent;
+  });
 }
 
 // The options that start a job from `path`.
@@ -86,7 +88,7 @@ Start own_checkpoints(const JobConfig& config, const CheckpointFolder& folder) {
       continue;
     }
     const bool newest = found.empty() && !start.finished;
-    if (newest && entry.damaged() && config.checkpoint.on_corrupt == "error")
+    if (newest && entry.damaged() && config.checkpoint.on_corrupt == OnCorrupt::kError)
       throw_data("Checkpoint {} is damaged: {}; to resume from the one before it, start with {}",
                  entry.path.string(), problem, override_text("checkpoint.on_corrupt", "previous"));
     if (newest) log_warning("Checkpoint {} is not resumed from: {}", entry.path.string(), problem);
@@ -162,7 +164,7 @@ Start list_candidates(const JobConfig& config, const CheckpointFolder& folder, c
 // Averages that the checkpoint or the job does not have.
 void choose_ema_source(const JobConfig& config, ChosenCheckpoint& chosen) {
   const bool there =
-      std::ranges::any_of(chosen.names, [](const auto& name) { return component_of(name.first) == "ema"; });
+      std::ranges::any_of(chosen.names, [](const auto& name) { return component_of(name.first) == kEmaComponent; });
   if (!config.ema.enable) {
     if (there)
       log_warning(
@@ -172,7 +174,7 @@ void choose_ema_source(const JobConfig& config, ChosenCheckpoint& chosen) {
     return;
   }
   if (there || !chosen.components.contains("ema")) return;
-  if (config.ema.on_missing == "error")
+  if (config.ema.on_missing == OnMissingEma::kError)
     throw_incompatible(
         "{}: ema.enable = true, but the checkpoint holds no averaged weights; to start them from "
         "the weights, start with {}",
@@ -195,7 +197,7 @@ ChosenCheckpoint open_candidate(const JobConfig& config, const Candidate& candid
     chosen.components = {"model"};
     return chosen;
   }
-  const bool seed = chosen.checkpoint.manifest && chosen.checkpoint.manifest->kind == "seed";
+  const bool seed = chosen.checkpoint.manifest && chosen.checkpoint.manifest->kind == CheckpointKind::kSeed;
   const bool weights_only = seed || !holds_optimizer(chosen.checkpoint);
   chosen.components = components_to_load(config, candidate.source, weights_only);
   for (const std::string& part : parts_left_out(config, candidate.source, weights_only))
@@ -217,7 +219,7 @@ ChosenCheckpoint open_candidate(const JobConfig& config, const Candidate& candid
 
 // Whether the job tries the checkpoint before `failed`.
 bool goes_back(const JobConfig& config, const Start& start, const Candidate& failed, const Error& error) {
-  if (!is_damage(error) || start.untried.empty() || config.checkpoint.on_corrupt != "previous" ||
+  if (!is_damage(error) || start.untried.empty() || config.checkpoint.on_corrupt != OnCorrupt::kPrevious ||
       config.checkpoint.load_step != -1)
     return false;
   log_warning("Checkpoint {} cannot be used, trying the one before it: {}", failed.path.string(),
@@ -268,7 +270,7 @@ bool choose_older(const JobConfig& config, Start& start, const Error& error, Coo
 }
 
 bool holds_weights_alone(const FoundCheckpoint& found) {
-  if (found.kind == "model" || !name_exists(found.path / ".metadata")) return true;
+  if (found.kind == CheckpointKind::kModel || !name_exists(found.path / ".metadata")) return true;
   if (found.manifest || found.step == 0) return false;  // a step-0 of torchtitan is a seed
   try {
     return !holds_optimizer(open_checkpoint(found.path));

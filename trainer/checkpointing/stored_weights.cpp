@@ -67,8 +67,8 @@ StoredNames own_names(const OpenCheckpoint& checkpoint, const std::map<std::stri
   StoredNames names;
   for (const auto& [name, key] : all) {
     const std::string component = component_of(name);
-    if (ema && component == "ema") names.keys.emplace(name.substr(4), key);
-    if (!ema && component == "model") names.keys.emplace(name, key);
+    if (ema && component == kEmaComponent) names.keys.emplace(name.substr(4), key);
+    if (!ema && component == kModelComponent) names.keys.emplace(name, key);
   }
   if (ema && names.keys.empty())
     throw_data("{}: the checkpoint holds no averaged weights (ema)", checkpoint.folder.string());

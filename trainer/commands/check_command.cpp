@@ -198,11 +198,11 @@ struct MetaState {
         fsdp(groups.get(MeshDim::kFsdp), groups.get(MeshDim::kDpReplicate), sharding(plan.config, float8)),
         fsdp_model(model, fsdp, fsdp_model_options(plan.config, model)),
         parameters(fsdp_model.parameters()),
-        adam(parameters, adam_options(plan.config.optimizer)) {
+        adam(parameters, plan.config.optimizer) {
     for (const std::string& warning : float8.warnings) log_warning("{}", warning);
-    if (plan.config.ema.enable)
-      ema = std::make_unique<Ema>(parameters,
-                                  EmaOptions{.decay = plan.config.ema.decay, .every = 1, .on_cpu = false});
+    JobConfig::Ema averages = plan.config.ema;
+    averages.device = EmaDevice::kSame;  // no memory, as the weights
+    if (averages.enable) ema = std::make_unique<Ema>(parameters, averages);
     components =
         state_components({parameters, mesh, 0, at::kCPU, adam, ema.get(), state, loader, plan, configured});
   }

@@ -52,7 +52,7 @@ NameList names_at(const std::string& path) {
   if (is_toml(path)) return names_of(path);
   NameList stored = names_in(path);
   std::erase_if(stored.tensors,
-                [](const NamedTensor& tensor) { return component_of(tensor.name) != "model"; });
+                [](const NamedTensor& tensor) { return component_of(tensor.name) != kModelComponent; });
   return stored;
 }
 
@@ -120,10 +120,10 @@ void convert_to_hugging_face(const CommandLine::Ckpt& options, ConvertOptions& c
   const auto tokenizer = tokenizer_for(options, origin, path);
   const auto weights = open_checkpoint(options.path).index.tensors;
   const auto weight =
-      std::ranges::find(weights, "model", [](const auto& one) { return component_of(one.first); });
-  const std::string dtype = !options.dtype.empty()    ? options.dtype
-                            : weight == weights.end() ? "float32"
-                                                      : std::string(torch_name(weight->second.dtype));
+      std::ranges::find(weights, kModelComponent, [](const auto& one) { return component_of(one.first); });
+  const Dtype dtype = options.dtype             ? *options.dtype
+                      : weight == weights.end() ? Dtype::kFloat32
+                                                : weight->second.dtype;
   convert.more_files = hugging_face_files(args, dtype, tokenizer.get(), path);
   const std::string hash = tokenizer ? tokenizer->hash() : origin.stored.hash;
   if (!hash.empty()) convert.facts = tokenizer_note(hash);
@@ -147,7 +147,7 @@ void keep_hugging_face_files(const CommandLine::Ckpt& options, ConvertOptions& c
   const auto file = [&](const char* name) { return read_file(folder / name, size_t{16} << 20); };
   nlohmann::json config = parse_json(file("config.json"), (folder / "config.json").string());
   for (const char* key : {"dtype", "torch_dtype"})
-    if (!options.dtype.empty()) config[key] = options.dtype;
+    if (options.dtype) config[key] = torch_name(*options.dtype);
   convert.more_files["config.json"] = config.dump(2) + "\n";
   if (name_exists(folder / "generation_config.json"))
     convert.more_files["generation_config.json"] = file("generation_config.json");
@@ -157,12 +157,12 @@ ExitCode run_convert(const CommandLine::Ckpt& options) {
   ConvertOptions convert;
   convert.source = options.path;
   convert.destination = options.other;
-  convert.format = options.to == "dcp" ? ConvertOptions::Format::kDcp : ConvertOptions::Format::kSafetensors;
-  if (!options.dtype.empty()) convert.dtype = dtype_from_torch(options.dtype);
+  convert.format = options.to;
+  convert.dtype = options.dtype;
   convert.ema = options.ema;
   require_checkpoint(options.path);
   const bool from_dcp = name_exists(fs::path(options.path) / ".metadata");
-  const bool to_dcp = convert.format == ConvertOptions::Format::kDcp;
+  const bool to_dcp = convert.format == WeightFormat::kDcp;
   if (from_dcp == to_dcp && !options.config.empty())
     throw_config("--config {}: has no use here: source and destination have the same names", options.config);
   if (from_dcp && !to_dcp) convert_to_hugging_face(options, convert);

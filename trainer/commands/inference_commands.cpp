@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/shell.h"
 #include "base/standard_streams.h"
+#include "trainer/checkpointing/job_state.h"
 #include "trainer/inference/evaluate.h"
 #include "trainer/inference/generate.h"
 #include "trainer/runtime/runtime.h"
@@ -26,7 +27,7 @@ at::Device inference_device() {
 
 InferenceEngine make_engine(const CommandLine::Look& options, const ModelSource& source) {
   const at::Device device = inference_device();
-  const at::ScalarType dtype = options.dtype == "bfloat16" ? at::kBFloat16 : at::kFloat;
+  const at::ScalarType dtype = scalar_type(options.dtype);
   require_memory(source.args, static_cast<double>(c10::elementSize(dtype)), rank_memory(device, 1));
   return {source.args, device, dtype, source.load};
 }

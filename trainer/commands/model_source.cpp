@@ -34,7 +34,7 @@ JobConfig::Model hugging_face_model(const fs::path& folder) {
   ResolvedConfig resolved;
   JobConfig::Model& model = resolved.config.model;
   model.name = read_hf_config(folder / "config.json").family;
-  model.flavor = "from_hf";
+  model.flavor = kFlavorFromHf;
   model.hf_assets_path = fs::absolute(folder).lexically_normal().string();
   resolve_hf_model(resolved, install_root());
   return model;

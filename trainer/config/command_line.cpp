@@ -66,6 +66,14 @@ void let_last_value_win(CLI::App& command) {
   for (CLI::App* subcommand : command.get_subcommands({})) let_last_value_win(*subcommand);
 }
 
+// An option for an enumeration's texts; `texts`: those that it takes.
+template <Chosen E, typename Target>
+CLI::Option* add_choice(CLI::App& command, const char* name, Target& target, const char* meaning,
+                        const std::vector<std::string>& texts = texts_of<E>()) {
+  const auto set = [&target](const std::string& text) { target = choice_of<E>(text).value(); };
+  return command.add_option_function<std::string>(name, set, meaning)->check(CLI::IsMember(texts));
+}
+
 void add_config(CLI::App& command, std::string& config) {
   command.add_option("--config", config, "TOML file with the model, where the checkpoint names none");
 }
@@ -75,8 +83,8 @@ void add_look(CLI::App& command, CommandLine::Look& look) {
       ->required();
   add_config(command, look.config);
   command.add_option("--tokenizer", look.tokenizer, "Folder with the tokenizer's files");
-  command.add_option("--dtype", look.dtype, "Type of weights and arithmetic: float32 or bfloat16")
-      ->check(CLI::IsMember({"float32", "bfloat16"}));
+  add_choice<Dtype>(command, "--dtype", look.dtype, "Type of weights and arithmetic: float32 or bfloat16",
+                    {"float32", "bfloat16"});
   command.add_flag("--ema", look.ema, "Use the averaged weights");
   command.add_flag("--allow-other-tokenizer", look.allow_other_tokenizer,
                    "Take a tokenizer that the weights were not trained with");
@@ -148,11 +156,9 @@ void add_ckpt(CLI::App& app, CommandLine::Ckpt& ckpt) {
 
   CLI::App* convert = add("convert", Tool::kConvert, "SRC", "A checkpoint", "Write it in another format");
   convert->add_option("DST", ckpt.other, "Folder to write")->required();
-  convert->add_option("--to", ckpt.to, "dcp or safetensors")
-      ->required()
-      ->check(CLI::IsMember({"dcp", "safetensors"}));
-  convert->add_option("--dtype", ckpt.dtype, "float32, bfloat16 or float16; as they are unless set")
-      ->check(CLI::IsMember({"float32", "bfloat16", "float16"}));
+  add_choice<WeightFormat>(*convert, "--to", ckpt.to, "dcp or safetensors")->required();
+  add_choice<Dtype>(*convert, "--dtype", ckpt.dtype, "float32, bfloat16 or float16; as they are unless set",
+                    {"float32", "bfloat16", "float16"});
   add_config(*convert, ckpt.config);
   convert->add_flag("--ema", ckpt.ema, "The averaged weights instead of the weights");
 

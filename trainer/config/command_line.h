@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "trainer/config/choices.h"
 #include "trainer/config/overrides.h"
 
 namespace hyperion {
@@ -34,7 +36,7 @@ struct CommandLine {
     std::string checkpoint;
     std::string config;                  // TOML with the model, for checkpoints that do not name theirs
     std::string tokenizer;               // folder; empty: the one the checkpoint's configuration names
-    std::string dtype = "float32";       // or "bfloat16": of weights and arithmetic
+    Dtype dtype = Dtype::kFloat32;       // or kBFloat16: of weights and arithmetic
     bool ema = false;                    // the averaged weights
     bool allow_other_tokenizer = false;  // than the one the weights were trained with
   };
@@ -59,10 +61,10 @@ struct CommandLine {
     std::string path;   // the folder; the source of convert, one side of diff (which may be a TOML file)
     std::string other;  // the other side of diff (as well), the destination of convert
     bool json = false;
-    bool quick = false;    // verify: sizes and ids alone
-    std::string prefix;    // digest: names that begin so
-    std::string to;        // convert: "dcp" or "safetensors"
-    std::string dtype;     // convert: "float32", "bfloat16", "float16", or empty: as they are
+    bool quick = false;                            // verify: sizes and ids alone
+    std::string prefix;                            // digest: names that begin so
+    WeightFormat to = WeightFormat::kSafetensors;  // convert
+    std::optional<Dtype> dtype;                    // convert; as they are unless set
     std::string config;    // convert: TOML with the model, for checkpoints that do not name theirs
     bool ema = false;      // convert: the averaged weights
     int64_t keep = 0;      // prune: newest complete checkpoints that stay

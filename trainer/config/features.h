@@ -1,5 +1,5 @@
 // What a configuration can switch on, with the sentence that refuses it where it does not exist (yet).
-// Whoever builds a feature empties its refusal in features.cpp: the check, --help and the docs follow.
+// Whoever builds a feature empties its refusal in features.def: the check, --help and the docs follow.
 #pragma once
 
 #include <vector>
@@ -8,11 +8,8 @@
 
 namespace hyperion {
 
-extern const Feature kCustomConfigModule, kProfiling, kMemorySnapshot, kTensorBoard, kWandb, kConverters,
-    kFloat8, kMx, kGroupedFloat8, kGroupedMx, kEarlyStep, kBfloat16Masters, kTensorParallel,
-    kPipelineParallel, kContextParallel, kExpertParallel, kCheckpoint, kHfQuantized, kEma, kSelective,
-    kMemoryBudget, kCompile, kLocalTensor, kMemoryEstimation, kFaultTolerance, kCustomImport,
-    kCustomArgsModule, kValidation, kDeterministic, kExperts;
+#define FEATURE(name, ...) extern const Feature name;
+#include "trainer/config/features.def"
 
 const std::vector<const Feature*>& features();
 

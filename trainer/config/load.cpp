@@ -264,8 +264,8 @@ void modernise(ResolvedConfig& resolved) {
     resolved.origins.erase("model.tokenizer_path");
   }
   // The name in v0.2.2's llama3_405b preset, which v0.2.2 itself does not know.
-  std::replace(model.converters.begin(), model.converters.end(), std::string("float8"),
-               std::string("quantize.linear.float8"));
+  std::replace(model.converters.begin(), model.converters.end(), Converter::kFormerFloat8,
+               Converter::kFloat8);
 }
 
 }  // namespace

@@ -12,25 +12,6 @@
 namespace hyperion {
 namespace {
 
-// The type that is stored, and whether it sits in a std::optional.
-template <typename T>
-struct Stored {
-  using Type = T;
-  static constexpr bool kOptional = false;
-};
-template <typename T>
-struct Stored<std::optional<T>> {
-  using Type = T;
-  static constexpr bool kOptional = true;
-};
-template <typename Pointer>
-using StoredAt = Stored<std::remove_pointer_t<Pointer>>;
-
-Field default_field(const Option& option) {
-  static JobConfig defaults;
-  return option.field(defaults);
-}
-
 bool in_range(const Option& option, double value) {
   if (!std::isfinite(value)) return false;
   if (option.special && value == static_cast<double>(*option.special)) return true;
@@ -174,26 +155,6 @@ bool acceptable(const Option& option, const Value& value) {
 
 }  // namespace
 
-Kind Option::kind() const {
-  return std::visit(
-      [](auto* pointer) {
-        using T = typename StoredAt<decltype(pointer)>::Type;
-        if constexpr (std::is_same_v<T, bool>) return Kind::kBool;
-        if constexpr (std::is_same_v<T, int64_t>) return Kind::kInteger;
-        if constexpr (std::is_same_v<T, double>) return Kind::kNumber;
-        if constexpr (std::is_same_v<T, std::string>) return Kind::kText;
-        if constexpr (std::is_same_v<T, std::vector<std::string>>) return Kind::kList;
-        if constexpr (std::is_same_v<T, TextTable>) return Kind::kTable;
-        return Kind::kListOfLists;
-      },
-      default_field(*this));
-}
-
-bool Option::optional() const {
-  return std::visit([](auto* pointer) { return StoredAt<decltype(pointer)>::kOptional; },
-                    default_field(*this));
-}
-
 std::string_view Option::section() const {
   return std::string_view(name).substr(0, name.rfind('.'));
 }
@@ -202,35 +163,12 @@ std::string_view Option::key() const {
 }
 
 bool assign(const Option& option, const Value& value, JobConfig& config) {
-  if (!acceptable(option, value)) return false;
-  return std::visit(
-      [&](auto* target) {
-        using Place = StoredAt<decltype(target)>;
-        using T = typename Place::Type;
-        if (const T* same = std::get_if<T>(&value)) return *target = *same, true;
-        if constexpr (std::is_same_v<T, double>) {
-          if (const auto* whole = std::get_if<int64_t>(&value))
-            return *target = static_cast<double>(*whole), true;
-        }
-        if constexpr (Place::kOptional) {
-          if (std::holds_alternative<std::monostate>(value)) return target->reset(), true;
-        }
-        return false;
-      },
-      option.field(config));
+  return acceptable(option, value) &&
+         option.type->assign(value, reinterpret_cast<std::byte*>(&config) + option.offset);
 }
 
 Value read(const Option& option, const JobConfig& config) {
-  // The field of a const config is only read here.
-  return std::visit(
-      [](const auto* source) -> Value {
-        if constexpr (StoredAt<std::remove_const_t<std::remove_pointer_t<decltype(source)>>*>::kOptional) {
-          return source->has_value() ? Value(**source) : Value();
-        } else {
-          return Value(*source);
-        }
-      },
-      option.field(const_cast<JobConfig&>(config)));
+  return option.type->read(reinterpret_cast<const std::byte*>(&config) + option.offset);
 }
 
 std::optional<Value> parse_text(const Option& option, std::string_view text) {

@@ -3,8 +3,11 @@
 // work from it.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -14,17 +17,20 @@
 
 namespace hyperion {
 
-// The member of a JobConfig that an option sets.
-using Field =
-    std::variant<bool*, int64_t*, double*, std::string*, std::vector<std::string>*, std::optional<bool>*,
-                 std::optional<int64_t>*, std::optional<double>*, std::optional<std::string>*,
-                 std::optional<std::vector<std::vector<std::string>>>*, TextTable*>;
-
 // A value on its way into or out of a JobConfig; monostate: not set.
 using Value = std::variant<std::monostate, bool, int64_t, double, std::string, std::vector<std::string>,
                            std::vector<std::vector<std::string>>, TextTable>;
 
 enum class Kind { kBool, kInteger, kNumber, kText, kList, kListOfLists, kTable };
+
+// How members of one C++ type are read and written: member_type.h has them all.
+struct MemberType {
+  Kind kind;
+  bool optional;                     // it may be unset
+  std::vector<std::string> choices;  // the texts of an enumeration
+  Value (*read)(const void* member);
+  bool (*assign)(const Value& value, void* member);  // false: the value is of another type
+};
 
 // A capability that the configuration switches on. Options that belong to it only matter while it is on.
 struct Feature {
@@ -35,9 +41,10 @@ struct Feature {
 };
 
 struct Option {
-  std::string name;  // dotted: "training.dataloader.num_workers"
-  Field (*field)(JobConfig&);
-  std::string meaning;
+  std::string name{};  // dotted: "training.dataloader.num_workers"
+  const MemberType* type = nullptr;
+  size_t offset = 0;  // of the member in a JobConfig, in bytes
+  std::string meaning{};
 
   std::vector<std::string> choices{};  // of a text, or of each entry of a list
   std::optional<double> minimum{};     // of a number, inclusive unless above_minimum
@@ -56,7 +63,17 @@ struct Option {
   Option& at_most(double value) { return maximum = value, *this; }
   Option& below(double value) { return maximum = value, below_maximum = true, *this; }
   Option& or_value(int64_t value) { return special = value, *this; }
-  Option& one_of(std::vector<std::string> values) { return choices = std::move(values), *this; }
+  Option& one_of(std::vector<std::string> texts) { return choices = std::move(texts), *this; }
+  Option& one_of(std::span<const std::string_view> texts) {
+    return choices = {texts.begin(), texts.end()}, *this;
+  }
+  // Of an enumeration: these values alone.
+  template <Chosen E>
+  Option& only(std::initializer_list<E> values) {
+    choices.clear();
+    for (const E value : values) choices.emplace_back(text_of(value));
+    return *this;
+  }
   Option& number_text_or(std::string value, std::string form_text) {
     return choices = {std::move(value)}, form = std::move(form_text), *this;
   }
@@ -65,8 +82,8 @@ struct Option {
   Option& only_python() { return python_only = true, *this; }
   Option& own() { return ours = true, *this; }
 
-  Kind kind() const;
-  bool optional() const;  // it may be unset
+  Kind kind() const { return type->kind; }
+  bool optional() const { return type->optional; }
 
   // "training.dataloader" and "num_workers".
   std::string_view section() const;

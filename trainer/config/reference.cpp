@@ -13,7 +13,7 @@ namespace {
 
 const char* const kIntroduction = R"(# Configuration
 
-<!-- Written by `hyperion config --reference` from trainer/config/schema.cpp. Do not edit. -->
+<!-- Written by `hyperion config --reference` from trainer/config/options.def. Do not edit. -->
 
 A job is described by a TOML file with the tables, keys and defaults of torchtitan v0.2.2. Every key can be set on the
 command line too: `--training.steps 100`, `--training.steps=100`, `--metrics.enable_tensorboard`,

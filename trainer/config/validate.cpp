@@ -130,12 +130,12 @@ void check_float8(const ResolvedConfig& resolved, Problems& problems) {
   if (!kFloat8.on(resolved.config)) return;
   const auto& f = resolved.config.quantize.linear.float8;
   const std::string prefix = "quantize.linear.float8.";
-  const std::string recipe = f.recipe_name.value_or("tensorwise");
-  if (f.enable_fsdp_float8_all_gather && recipe != "tensorwise") {
+  const float8::Recipe recipe = f.recipe_name.value_or(float8::Recipe::kTensorwise);
+  if (f.enable_fsdp_float8_all_gather && recipe != float8::Recipe::kTensorwise) {
     problems.add(resolved, prefix + "enable_fsdp_float8_all_gather",
                  fmt::format("recipe_name = \"{}\" has a scale for each row, which shards do not share; set "
                              "false, or recipe_name = \"tensorwise\"",
-                             recipe));
+                             text_of(recipe)));
   }
   if (f.precompute_float8_dynamic_scale_for_fsdp && !f.enable_fsdp_float8_all_gather) {
     problems.add(resolved, prefix + "precompute_float8_dynamic_scale_for_fsdp",
@@ -248,13 +248,18 @@ std::vector<std::string> keys_without_effect(const ResolvedConfig& resolved) {
 }
 
 bool uses_default_corpus(const JobConfig& config) {
-  return config.training.dataset == "c4_test" && !config.training.dataset_path;
+  return config.training.dataset == Dataset::kC4Test && !config.training.dataset_path;
 }
 
 bool validates_on_default_corpus(const JobConfig& config) {
   const auto& v = config.validation;
-  return !v.dataset_path &&
-         (v.dataset == "c4_test" || (v.dataset == "c4_validation" && uses_default_corpus(config)));
+  return !v.dataset_path && (v.dataset == Dataset::kC4Test ||
+                             (v.dataset == Dataset::kC4Validation && uses_default_corpus(config)));
+}
+
+std::optional<int64_t> checkpointed_blocks(const JobConfig::ActivationCheckpoint& options) {
+  if (options.selective_ac_option == "op") return std::nullopt;
+  return std::stoll(options.selective_ac_option);  // the schema takes nothing else
 }
 
 int64_t data_parallel_degree(const JobConfig& config, int64_t world_size) {

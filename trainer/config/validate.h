@@ -46,6 +46,10 @@ bool uses_default_corpus(const JobConfig& config);
 // default corpus, without dataset_path.
 bool validates_on_default_corpus(const JobConfig& config);
 
+// Under selective activation checkpointing every Nth block is recomputed in full; nothing: expensive
+// operations are saved ("op").
+std::optional<int64_t> checkpointed_blocks(const JobConfig::ActivationCheckpoint& options);
+
 // Data-parallel ranks: the world without pp, cp and tp. Only for a configuration whose mesh fits (check()).
 int64_t data_parallel_degree(const JobConfig& config, int64_t world_size);
 

@@ -8,7 +8,7 @@
 namespace hyperion {
 namespace {
 
-bool lists(const std::vector<std::string>& names, const std::string& name) {
+bool lists(const std::vector<std::string>& names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
@@ -30,7 +30,7 @@ void check_export(const ResolvedConfig& resolved, const RunFacts& facts, Problem
 
 void check_saving(const ResolvedConfig& resolved, const RunFacts& facts, Problems& problems) {
   const auto& c = resolved.config.checkpoint;
-  if (c.create_seed_checkpoint && resolved.config.comm.mode == "fake_backend") {
+  if (c.create_seed_checkpoint && resolved.config.comm.mode == CommMode::kFakeBackend) {
     problems.add(resolved, "checkpoint.create_seed_checkpoint",
                  "a dry run (comm.mode = \"fake_backend\") saves nothing");
   } else if (c.create_seed_checkpoint && facts.world_size.value_or(1) != 1) {
@@ -50,7 +50,7 @@ void check_saving(const ResolvedConfig& resolved, const RunFacts& facts, Problem
                     "is false ({})",
                     resolved.origin("checkpoint.last_save_model_only")));
   }
-  if (c.export_dtype != "float32" && !c.last_save_model_only) {
+  if (c.export_dtype != Dtype::kFloat32 && !c.last_save_model_only) {
     problems.add(resolved, "checkpoint.export_dtype",
                  "expected last_save_model_only = true beside it: only a last save of weights alone is "
                  "converted");
@@ -60,7 +60,8 @@ void check_saving(const ResolvedConfig& resolved, const RunFacts& facts, Problem
 // What v0.2.2 and Hyperion offer to choose parts by must not say two things.
 void check_parts(const ResolvedConfig& resolved, Problems& problems) {
   const auto& c = resolved.config.checkpoint;
-  if (lists(c.exclude_from_loading, "optimizer") && !lists(c.exclude_from_loading, "lr_scheduler")) {
+  if (lists(c.exclude_from_loading, kOptimizerComponent) &&
+      !lists(c.exclude_from_loading, kSchedulerComponent)) {
     problems.add(resolved, "checkpoint.exclude_from_loading",
                  "expected lr_scheduler beside optimizer: a curve that goes on does not fit moments that "
                  "start anew");
@@ -87,7 +88,7 @@ void check_transfer(const ResolvedConfig& resolved, Problems& problems) {
     problems.add(resolved, "checkpoint.components",
                  "resume_mode = \"transfer\" takes the model alone: set resume_mode = \"continue\"");
   }
-  if (lists(c.exclude_from_loading, "model")) {
+  if (lists(c.exclude_from_loading, kModelComponent)) {
     problems.add(resolved, "checkpoint.exclude_from_loading",
                  "resume_mode = \"transfer\" takes the model and nothing else");
   }
@@ -99,17 +100,17 @@ void check_loading(const ResolvedConfig& resolved, Problems& problems) {
     problems.add(resolved, "checkpoint.initial_load_in_hf",
                  "expected initial_load_model_only = true beside it: safetensors hold weights alone");
   }
-  if (c.resume_mode == "transfer") check_transfer(resolved, problems);
-  if (c.resume_mode == "continue" && c.initial_load_path && c.initial_load_model_only) {
+  if (c.resume_mode == ResumeMode::kTransfer) check_transfer(resolved, problems);
+  if (c.resume_mode == ResumeMode::kContinue && c.initial_load_path && c.initial_load_model_only) {
     problems.add(resolved, "checkpoint.initial_load_model_only",
                  "resume_mode = \"continue\" reads more than the model: set false, or resume_mode = "
                  "\"transfer\"");
   }
-  if (c.resume_mode != "recover" && c.on_config_change != "error") {
+  if (c.resume_mode != ResumeMode::kRecover && c.on_config_change != OnConfigChange::kError) {
     problems.add(resolved, "checkpoint.on_config_change",
                  fmt::format("only resume_mode = \"recover\" compares settings; \"{}\" takes those of the "
                              "configuration",
-                             c.resume_mode));
+                             text_of(c.resume_mode)));
   }
   check_parts(resolved, problems);
 }

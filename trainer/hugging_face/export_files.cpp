@@ -7,10 +7,10 @@
 namespace hyperion {
 namespace fs = std::filesystem;
 
-std::map<std::string, std::string> hugging_face_files(const ModelArgs& args, const std::string& dtype,
+std::map<std::string, std::string> hugging_face_files(const ModelArgs& args, Dtype dtype,
                                                       const Tokenizer* tokenizer,
                                                       const fs::path& tokenizer_path) {
-  HfExport texts{.dtype = dtype};
+  HfExport texts{.dtype = std::string(torch_name(dtype))};
   std::map<std::string, std::string> files;
   if (tokenizer != nullptr) {
     files = tokenizer_files(tokenizer_path);

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "models/flavors/model_args.h"
+#include "trainer/config/choices.h"
 #include "trainer/data/tokenizer/tokenizer.h"
 
 namespace hyperion {
@@ -13,7 +14,7 @@ namespace hyperion {
 // The files next to safetensors that make their folder a model which transformers and Hyperion open by its
 // name: config.json, generation_config.json and the tokenizer's files from `tokenizer_path`. Without a
 // tokenizer: config.json alone.
-std::map<std::string, std::string> hugging_face_files(const ModelArgs& args, const std::string& dtype,
+std::map<std::string, std::string> hugging_face_files(const ModelArgs& args, Dtype dtype,
                                                       const Tokenizer* tokenizer,
                                                       const std::filesystem::path& tokenizer_path);
 

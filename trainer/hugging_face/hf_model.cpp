@@ -111,7 +111,7 @@ void take_hf_dimensions(ResolvedConfig& resolved, const fs::path& base) {
 
 void resolve_hf_model(ResolvedConfig& resolved, const fs::path& base) {
   require_known_flavor(resolved);
-  if (resolved.config.model.flavor == "from_hf") take_hf_dimensions(resolved, base);
+  if (resolved.config.model.flavor == kFlavorFromHf) take_hf_dimensions(resolved, base);
   require_sound_dimensions(resolved);
 }
 

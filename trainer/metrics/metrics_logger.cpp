@@ -49,24 +49,26 @@ void append_memory(MetricList& list, const std::string& prefix, const DeviceMemo
 
 }  // namespace
 
-MetricsLogger::MetricsLogger(MetricsOptions options, MetricsSources sources)
-    : options_(std::move(options)), sources_(std::move(sources)), color_(terminal_escapes(STDOUT_FILENO)) {
+MetricsLogger::MetricsLogger(const JobConfig::Metrics& options, MeasuredRun run, MetricsSources sources)
+    : options_(options),
+      run_(std::move(run)),
+      sources_(std::move(sources)),
+      color_(terminal_escapes(STDOUT_FILENO)) {
   if (options_.log_freq < 1) throw_config("metrics.log_freq is {}, expected at least 1", options_.log_freq);
   if (!sources_.clock) sources_.clock = steady_seconds;
-  start_window(options_.start_step);
+  start_window(run_.start_step);
   if (!writes_files()) return;
 
-  const std::string rank_folder = fmt::format("rank_{}", options_.rank);
+  const std::string rank_folder = fmt::format("rank_{}", run_.rank);
   if (options_.enable_tensorboard) {
-    auto folder = options_.dump_folder / options_.save_tb_folder /
-                  fmt::format("{:%Y%m%d-%H%M}", fmt::localtime(options_.start_time));
+    auto folder = run_.dump_folder / options_.save_tb_folder /
+                  fmt::format("{:%Y%m%d-%H%M}", fmt::localtime(run_.start_time));
     if (options_.save_for_all_ranks) folder /= rank_folder;
     tensorboard_.emplace(folder);
     log_info("TensorBoard logging enabled. Logs will be saved at {}", folder.string());
   }
   if (options_.enable_jsonl) {
-    const bool main = options_.rank == options_.metrics_rank;
-    jsonl_.emplace((main ? options_.dump_folder : options_.dump_folder / rank_folder) / "metrics.jsonl");
+    jsonl_.emplace((run_.rank == 0 ? run_.dump_folder : run_.dump_folder / rank_folder) / "metrics.jsonl");
   }
 }
 
@@ -86,12 +88,12 @@ void MetricsLogger::log(const StepMetrics& m) {
   const double batches = static_cast<double>(std::max<int64_t>(window_.batches, 1));
   const double tps = tokens_per_second(seconds);
   const DeviceMemory memory = take_memory();
-  if (options_.prints || writes_files()) {
-    const double tflops = options_.flops_per_token_square * tps / 1e12;
+  if (run_.prints || writes_files()) {
+    const double tflops = run_.flops_per_token_square * tps / 1e12;
     const auto mfu = [&](double flops_per_token) {
-      return options_.peak_flops > 0 ? 100 * flops_per_token * tps / options_.peak_flops : 0.0;
+      return run_.peak_flops > 0 ? 100 * flops_per_token * tps / run_.peak_flops : 0.0;
     };
-    const double mfu_square = mfu(options_.flops_per_token_square);
+    const double mfu_square = mfu(run_.flops_per_token_square);
     const double step_seconds = seconds / steps;
     const double data_percent = seconds > 0 ? 100 * window_.data_seconds / seconds : 0.0;
     const double left = seconds_left(m.step, step_seconds);
@@ -103,7 +105,7 @@ void MetricsLogger::log(const StepMetrics& m) {
         {"throughput(tps)", tps},
         {"tflops", tflops},
         {"mfu(%)", mfu_square},
-        {"mfu_causal(%)", mfu(options_.flops_per_token_causal)},  // ours
+        {"mfu_causal(%)", mfu(run_.flops_per_token_causal)},  // ours
         {"time_metrics/end_to_end(s)", step_seconds},
         {"time_metrics/data_loading(s)", window_.data_seconds / batches},
         {"time_metrics/data_loading(%)", data_percent},
@@ -118,7 +120,7 @@ void MetricsLogger::log(const StepMetrics& m) {
     write(m.step, list);
     log_coloured(step_line(
         {m.step, m.global_avg_loss, m.grad_norm, gib(memory.max_reserved_bytes), memory.max_reserved_percent,
-         tps, tflops, mfu_square, options_.total_steps, m.lr, step_seconds, data_percent, left},
+         tps, tflops, mfu_square, run_.total_steps, m.lr, step_seconds, data_percent, left},
         color_));
     warn_about_memory(memory);
   }
@@ -136,7 +138,7 @@ void MetricsLogger::log_validation(int64_t step, double loss, const MetricList& 
   const double seconds = sources_.clock() - window_.start;
   const double tps = tokens_per_second(seconds);
   const DeviceMemory memory = take_memory();
-  if (options_.prints || writes_files()) {
+  if (run_.prints || writes_files()) {
     MetricList list = {{"validation_metrics/loss", loss}, {"validation_metrics/throughput(tps)", tps}};
     append_memory(list, "validation_metrics/", memory);
     list.insert(list.end(), extra.begin(), extra.end());
@@ -149,12 +151,12 @@ void MetricsLogger::log_validation(int64_t step, double loss, const MetricList& 
 }
 
 void MetricsLogger::event(int64_t step, const std::string& name, const EventFields& fields) {
-  if (jsonl_) jsonl_->append(event_json_line({step, unix_seconds(), options_.run_id}, name, fields));
+  if (jsonl_) jsonl_->append(event_json_line({step, unix_seconds(), run_.run_id}, name, fields));
 }
 
 void MetricsLogger::log_config(const std::string& toml) {
   if (!tensorboard_) return;
-  tensorboard_->text("config", "```toml\n" + toml + "\n```", options_.start_step, unix_seconds());
+  tensorboard_->text("config", "```toml\n" + toml + "\n```", run_.start_step, unix_seconds());
   tensorboard_->flush();
 }
 
@@ -165,7 +167,7 @@ void MetricsLogger::start_window(int64_t steps_done) {
 }
 
 double MetricsLogger::tokens_per_second(double seconds) const {
-  const double shared_seconds = seconds * static_cast<double>(options_.non_data_parallel_size);
+  const double shared_seconds = seconds * static_cast<double>(run_.non_data_parallel_size);
   return shared_seconds > 0 ? static_cast<double>(window_.tokens) / shared_seconds : 0.0;
 }
 
@@ -176,7 +178,7 @@ double MetricsLogger::seconds_left(int64_t step, double step_seconds) {
   if (!first_logged_) first_logged_ = {step, now};
   const auto [first, then] = *first_logged_;
   const double each = step > first ? (now - then) / static_cast<double>(step - first) : step_seconds;
-  return each * static_cast<double>(std::max<int64_t>(options_.total_steps - step, 0));
+  return each * static_cast<double>(std::max<int64_t>(run_.total_steps - step, 0));
 }
 
 DeviceMemory MetricsLogger::take_memory() {
@@ -195,7 +197,7 @@ void MetricsLogger::warn_about_memory(const DeviceMemory& memory) {
 
 void MetricsLogger::write(int64_t step, const MetricList& metrics) {
   const double time = unix_seconds();
-  if (jsonl_) jsonl_->append(json_line({step, time, options_.run_id}, metrics));
+  if (jsonl_) jsonl_->append(json_line({step, time, run_.run_id}, metrics));
   if (!tensorboard_) return;
   for (const auto& [tag, value] : metrics) tensorboard_->scalar(tag, value, step, time);
   tensorboard_->flush();

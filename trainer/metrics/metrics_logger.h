@@ -9,26 +9,21 @@
 #include <optional>
 #include <string>
 
+#include "trainer/config/job_config.h"
 #include "trainer/metrics/memory.h"
 #include "trainer/metrics/metrics_jsonl.h"
 #include "trainer/metrics/tensorboard.h"
 
 namespace hyperion {
 
-struct MetricsOptions {
-  int64_t log_freq = 10;  // metrics.*, as in the TOML file
-  bool enable_tensorboard = false;
-  bool enable_jsonl = true;
-  bool save_for_all_ranks = false;
-  std::string save_tb_folder = "tb";
-
+// What is measured, beside [metrics].
+struct MeasuredRun {
   std::filesystem::path dump_folder = "outputs";
   std::time_t start_time = std::time(nullptr);  // names the TensorBoard folder; give all ranks the same
   std::string run_id{};                         // give all ranks the same; see run_folder.h
   int64_t start_step = 0;                       // the last step already done: 0, or the one resumed from
   int64_t total_steps = 0;                      // training.steps
   int rank = 0;
-  int metrics_rank = 0;                // the rank that writes files unless save_for_all_ranks
   bool prints = true;                  // whether this rank's log lines are shown: rank_prints() of base/log.h
   int64_t non_data_parallel_size = 1;  // cp * tp * pp: ranks that share the same tokens
 
@@ -36,6 +31,11 @@ struct MetricsOptions {
   double flops_per_token_causal = 0;
   double peak_flops = 0;  // FLOP/s of this rank's device, which MFU is a share of
 };
+
+// Whether this rank writes metrics to files: rank 0, or every one.
+inline bool rank_writes_metrics(const JobConfig::Metrics& options, int rank) {
+  return options.save_for_all_ranks || rank == 0;
+}
 
 // Where measured numbers come from; each one may be empty (zero then; the clock: the steady clock).
 struct MetricsSources {
@@ -55,10 +55,10 @@ struct StepMetrics {
 
 class MetricsLogger {
  public:
-  // Files: <dump>/<save_tb_folder>/YYYYMMDD-HHMM[/rank_N], <dump>/metrics.jsonl (other ranks than
-  // metrics_rank, when all save: <dump>/rank_N/metrics.jsonl). Throws Error(kUsage) when one cannot be
+  // Files: <dump>/<save_tb_folder>/YYYYMMDD-HHMM[/rank_N], <dump>/metrics.jsonl (other ranks than rank 0,
+  // when all save: <dump>/rank_N/metrics.jsonl). Throws Error(kUsage) when one cannot be
   // created.
-  MetricsLogger(MetricsOptions options, MetricsSources sources);
+  MetricsLogger(const JobConfig::Metrics& options, MeasuredRun run, MetricsSources sources);
 
   // For every (micro)batch fetched: its tokens on this rank and the seconds the fetch took.
   void add_batch(int64_t tokens, double data_loading_seconds);
@@ -89,7 +89,7 @@ class MetricsLogger {
     DeviceMemory memory;     // peaks so far, as far as they were taken already
   };
 
-  bool writes_files() const { return options_.save_for_all_ranks || options_.rank == options_.metrics_rank; }
+  bool writes_files() const { return rank_writes_metrics(options_, run_.rank); }
   void start_window(int64_t steps_done);
   double tokens_per_second(double seconds) const;
   double seconds_left(int64_t step, double step_seconds);
@@ -97,7 +97,8 @@ class MetricsLogger {
   void warn_about_memory(const DeviceMemory& memory);
   void write(int64_t step, const MetricList& metrics);
 
-  MetricsOptions options_;
+  JobConfig::Metrics options_;
+  MeasuredRun run_;
   MetricsSources sources_;
   bool color_;
   std::optional<EventWriter> tensorboard_;

@@ -98,30 +98,31 @@ struct Profiler::Recording {
   std::optional<at::RecordFunction> span;
 };
 
-ProfilerPhase profiler_phase(const ProfilerOptions& o, int64_t steps_done) {
+ProfilerPhase profiler_phase(const JobConfig::Profiling& o, int64_t steps_done) {
   const int64_t wait = o.profile_freq - (o.profiler_active + o.profiler_warmup);
   const int64_t at = steps_done % o.profile_freq;
   if (at < wait) return ProfilerPhase::kWait;
   return at < wait + o.profiler_warmup ? ProfilerPhase::kWarmUp : ProfilerPhase::kRecord;
 }
 
-Profiler::Profiler(ProfilerOptions options, MemorySnapshotHooks hooks)
-    : options_(std::move(options)), hooks_(std::move(hooks)) {
-  const ProfilerOptions& o = options_;
-  if (o.enable_profiling) require_place_for_folder(o.dump_folder / o.save_traces_folder);
-  if (o.enable_memory_snapshot) require_place_for_folder(o.dump_folder / o.save_memory_snapshot_folder);
+Profiler::Profiler(const JobConfig::Profiling& options, ProfiledRun run, MemorySnapshotHooks hooks)
+    : options_(options), run_(std::move(run)), hooks_(std::move(hooks)) {
+  const JobConfig::Profiling& o = options_;
+  if (o.enable_profiling) require_place_for_folder(run_.dump_folder / o.save_traces_folder);
+  if (o.enable_memory_snapshot) require_place_for_folder(run_.dump_folder / o.save_memory_snapshot_folder);
   if (o.profile_freq < 1 || o.profiler_active < 1 || o.profiler_warmup < 0 ||
       o.profiler_active > o.profile_freq - o.profiler_warmup)
     throw_config("profiling: profiler_active ({}) + profiler_warmup ({}) must be at most profile_freq ({})",
                  o.profiler_active, o.profiler_warmup, o.profile_freq);
   if (o.enable_profiling) {
-    log_info("Profiling active. Traces will be saved at {}", (o.dump_folder / o.save_traces_folder).string());
-    enter(profiler_phase(o, o.start_step), o.start_step);
+    log_info("Profiling active. Traces will be saved at {}",
+             (run_.dump_folder / o.save_traces_folder).string());
+    enter(profiler_phase(o, run_.start_step), run_.start_step);
   }
   if (!o.enable_memory_snapshot) return;
   if (hooks_.start_recording) {
     log_info("Memory profiler active. Snapshot will be saved at {}",
-             (o.dump_folder / o.save_memory_snapshot_folder).string());
+             (run_.dump_folder / o.save_memory_snapshot_folder).string());
     hooks_.start_recording(kSnapshotEntries);
   } else {
     log_info(
@@ -147,7 +148,7 @@ void Profiler::out_of_memory(int64_t steps_done) {
 
 void Profiler::enter(ProfilerPhase phase, int64_t steps_done) {
   if (phase == ProfilerPhase::kWait) return;
-  if (!recording_) recording_ = std::make_unique<Recording>(options_.cuda);
+  if (!recording_) recording_ = std::make_unique<Recording>(run_.cuda);
   if (phase == ProfilerPhase::kWarmUp) return;
   if (!recording_->enabled) recording_->start();
   recording_->mark_step(steps_done + 1);
@@ -158,10 +159,9 @@ void Profiler::save_trace(int64_t step) {
   const auto begin = std::chrono::steady_clock::now();
   const auto result = recording_->stop();
   recording_.reset();
-  const auto folder =
-      iteration_folder(options_.dump_folder / options_.save_traces_folder, std::to_string(step));
+  const auto folder = iteration_folder(run_.dump_folder / options_.save_traces_folder, std::to_string(step));
   if (folder.empty()) return;
-  save_result(*result, folder / fmt::format("rank{}_trace.json", options_.rank));
+  save_result(*result, folder / fmt::format("rank{}_trace.json", run_.rank));
   log_info("Finished dumping profiler traces in {:.2f} seconds", seconds_since(begin));
 }
 
@@ -169,11 +169,10 @@ void Profiler::save_snapshot(const std::string& iteration) {
   if (!hooks_.snapshot_pickle) return;
   log_info("Dumping memory snapshot at step {}", iteration);
   const auto begin = std::chrono::steady_clock::now();
-  const auto folder =
-      iteration_folder(options_.dump_folder / options_.save_memory_snapshot_folder, iteration);
+  const auto folder = iteration_folder(run_.dump_folder / options_.save_memory_snapshot_folder, iteration);
   if (folder.empty()) return;
   try {
-    write_file_atomic(folder / fmt::format("rank{}_memory_snapshot.pickle", options_.rank),
+    write_file_atomic(folder / fmt::format("rank{}_memory_snapshot.pickle", run_.rank),
                       hooks_.snapshot_pickle());
     log_info("Finished dumping memory snapshot in {:.2f} seconds", seconds_since(begin));
   } catch (const Error& error) {

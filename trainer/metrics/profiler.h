@@ -9,17 +9,12 @@
 #include <memory>
 #include <string>
 
+#include "trainer/config/job_config.h"
+
 namespace hyperion {
 
-struct ProfilerOptions {
-  bool enable_profiling = false;  // profiling.*, as in the TOML file
-  std::string save_traces_folder = "profile_traces";
-  int64_t profile_freq = 10;
-  int64_t profiler_active = 1;
-  int64_t profiler_warmup = 3;
-  bool enable_memory_snapshot = false;
-  std::string save_memory_snapshot_folder = "memory_snapshot";
-
+// What is profiled, beside [profiling].
+struct ProfiledRun {
   std::filesystem::path dump_folder = "outputs";
   int rank = 0;
   bool cuda = false;       // record GPU kernels too
@@ -37,7 +32,7 @@ enum class ProfilerPhase { kWait, kWarmUp, kRecord };
 // The phase of the training step after `steps_done` steps. Cycles of profile_freq steps: wait, then warmup,
 // then active; what is recorded is written at the end of the cycle, after steps profile_freq, 2 *
 // profile_freq, ...
-ProfilerPhase profiler_phase(const ProfilerOptions& options, int64_t steps_done);
+ProfilerPhase profiler_phase(const JobConfig::Profiling& options, int64_t steps_done);
 
 // Files: <dump>/<save_traces_folder>/iteration_<N>/rank<R>_trace.json and
 // <dump>/<save_memory_snapshot_folder>/iteration_<N>/rank<R>_memory_snapshot.pickle. A failed write is a
@@ -46,7 +41,7 @@ ProfilerPhase profiler_phase(const ProfilerOptions& options, int64_t steps_done)
 class Profiler {
  public:
   // Throws Error(kUsage) when active + warmup do not fit into profile_freq.
-  explicit Profiler(ProfilerOptions options, MemorySnapshotHooks hooks = {});
+  Profiler(const JobConfig::Profiling& options, ProfiledRun run, MemorySnapshotHooks hooks = {});
   ~Profiler();  // drops an unfinished recording
   Profiler(const Profiler&) = delete;
   Profiler& operator=(const Profiler&) = delete;
@@ -63,7 +58,8 @@ class Profiler {
   void save_trace(int64_t step);
   void save_snapshot(const std::string& iteration);
 
-  ProfilerOptions options_;
+  JobConfig::Profiling options_;
+  ProfiledRun run_;
   MemorySnapshotHooks hooks_;
   std::unique_ptr<Recording> recording_;  // from warm-up on
 };

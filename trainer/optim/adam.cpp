@@ -15,9 +15,9 @@
 
 namespace hyperion {
 
-Adam::Adam(const std::vector<ShardedParameterPtr>& parameters, const AdamOptions& options)
+Adam::Adam(const std::vector<ShardedParameterPtr>& parameters, const JobConfig::Optimizer& options)
     : options_(options) {
-  const bool one_by_one = options.implementation == AdamOptions::Implementation::kForLoop;
+  const bool one_by_one = options.implementation == OptimizerImplementation::kForLoop;
   for (const ShardedParameterPtr& parameter : parameters) {
     const at::Tensor& master = parameter->master();
     exp_avg_.push_back(at::zeros_like(master));
@@ -42,7 +42,7 @@ void Adam::step(double lr, const at::Tensor& skip) {
   at::NoGradGuard no_grad;
   step_.add_(1 - skip);
   for (TensorLists& tensors : updates_) {
-    if (options_.implementation == AdamOptions::Implementation::kFused)
+    if (options_.implementation == OptimizerImplementation::kFused)
       update_fused(tensors, lr, skip);
     else
       update_by_formula(tensors, lr, skip);
@@ -58,7 +58,7 @@ void Adam::update_fused(TensorLists& tensors, double lr, const at::Tensor& skip)
                  options_.weight_decay, options_.eps, /*amsgrad=*/false, /*maximize=*/false,
                  /*grad_scale=*/std::nullopt, /*found_inf=*/skip);
   };
-  if (options_.decoupled_decay)
+  if (options_.name == OptimizerName::kAdamW)
     update([](auto&&... args) { at::_fused_adamw_(args...); });
   else
     update([](auto&&... args) { at::_fused_adam_(args...); });
@@ -77,7 +77,7 @@ void Adam::update_by_formula(TensorLists& tensors, double lr, const at::Tensor& 
   auto& [theta, g, m, v] = tensors;
   const double beta1 = options_.beta1, beta2 = options_.beta2, lambda = options_.weight_decay;
   const at::Tensor go = 1 - skip;  // 1, or 0 where the update is skipped
-  if (options_.decoupled_decay)
+  if (options_.name == OptimizerName::kAdamW)
     at::_foreach_mul_(theta, 1 - go * (lr * lambda));
   else if (lambda != 0)
     at::_foreach_add_(g, theta, lambda);

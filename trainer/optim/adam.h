@@ -3,28 +3,20 @@
 // update it writes the compute-dtype copy of every shard, so that the next step casts nothing.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <string>
 #include <vector>
 
+#include <ATen/core/Tensor.h>
+
 #include "parallel/sharded_parameter.h"
+#include "trainer/config/job_config.h"
 
 namespace hyperion {
-
-struct AdamOptions {
-  // Fused: one kernel of libtorch. The other two compute the formula operation by operation: foreach on all
-  // tensors at once, for-loop on one tensor after the other, which needs less temporary memory.
-  enum class Implementation { kFused, kForeach, kForLoop };
-  bool decoupled_decay = true;  // AdamW; false: Adam, decay joins the gradient
-  double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1;
-  Implementation implementation = Implementation::kFused;
-};
 
 class Adam {
  public:
   // States are allocated at once, as zeros: nothing is allocated at the first step.
-  Adam(const std::vector<ShardedParameterPtr>& parameters, const AdamOptions& options);
+  Adam(const std::vector<ShardedParameterPtr>& parameters, const JobConfig::Optimizer& options);
 
   // One update from the sharded gradients. `skip`: 0-dim float tensor on the gradients' device; where it is 1
   // (a non-finite loss or norm) no weight and no state changes, decided on the device.
@@ -44,7 +36,7 @@ class Adam {
   void update_fused(TensorLists& tensors, double lr, const at::Tensor& skip) const;
   void update_by_formula(TensorLists& tensors, double lr, const at::Tensor& skip) const;
 
-  AdamOptions options_;
+  JobConfig::Optimizer options_;
   std::vector<at::Tensor> exp_avg_, exp_avg_sq_;  // of every parameter
   std::vector<TensorLists> updates_;  // of the parameters that this rank holds rows of: one list, or one each
   std::vector<at::Tensor> masters_to_copy_, compute_shards_;  // where the compute dtype is another one

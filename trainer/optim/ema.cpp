@@ -33,11 +33,11 @@ void average_rows(const at::Tensor& average, const at::Tensor& weight, double sh
 
 }  // namespace
 
-Ema::Ema(std::vector<ShardedParameterPtr> parameters, const EmaOptions& options)
+Ema::Ema(std::vector<ShardedParameterPtr> parameters, const JobConfig::Ema& options)
     : parameters_(std::move(parameters)), options_(options) {
   for (const ShardedParameterPtr& parameter : parameters_) {
     const at::Tensor& weight = parameter->master();
-    const bool moves = options_.on_cpu && !weight.is_cpu();
+    const bool moves = options_.device == EmaDevice::kCpu && !weight.is_cpu();
     averages_.push_back(moves ? weight.to(at::kCPU) : weight.clone());
     if (weight.numel() == 0) continue;
     filled_.push_back({averages_.back(), weight, {}});

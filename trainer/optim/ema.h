@@ -11,22 +11,17 @@
 
 #include "base/device/streams.h"
 #include "parallel/sharded_parameter.h"
+#include "trainer/config/job_config.h"
 
 namespace hyperion {
 
-struct EmaOptions {
-  double decay = 0.999;
-  int64_t every = 1;    // optimizer steps between two updates
-  bool on_cpu = false;  // keep the average in host memory when the masters are on a GPU
-};
-
-// For one thread. With on_cpu on a GPU, update() only queues copies of the masters into pinned memory on the
-// current stream; a thread waits for them and does the arithmetic while training goes on, and the next
-// update() or any access waits for that thread. Otherwise nothing here waits for the device.
+// For one thread. With ema.device = "cpu" on a GPU, update() only queues copies of the masters into pinned
+// memory on the current stream; a thread waits for them and does the arithmetic while training goes on, and
+// the next update() or any access waits for that thread. Otherwise nothing here waits for the device.
 class Ema {
  public:
   // The average starts as the weights are now: load or initialise them first, or call restart() afterwards.
-  Ema(std::vector<ShardedParameterPtr> parameters, const EmaOptions& options);
+  Ema(std::vector<ShardedParameterPtr> parameters, const JobConfig::Ema& options);
   ~Ema();
   Ema(const Ema&) = delete;
   Ema& operator=(const Ema&) = delete;
@@ -54,14 +49,14 @@ class Ema {
  private:
   struct Pair {  // of one parameter that this rank holds rows of
     at::Tensor average, weight;
-    at::Tensor staged;  // pinned copy of `weight` (on_cpu on a GPU)
+    at::Tensor staged;  // pinned copy of `weight` (average on the host, weight on a GPU)
   };
   void update_in_place(const at::Tensor& skip);
   void start_update_on_host(const at::Tensor& skip);
   void exchange_masters_and_averages();
 
   std::vector<ShardedParameterPtr> parameters_;
-  EmaOptions options_;
+  JobConfig::Ema options_;
   std::vector<at::Tensor> averages_;  // of every parameter
   std::vector<Pair> filled_;
   at::Tensor staged_skip_;

@@ -7,7 +7,6 @@
 #include <fmt/format.h>
 
 #include "base/counted.h"
-#include "base/error.h"
 
 namespace hyperion {
 namespace {
@@ -21,8 +20,9 @@ int64_t decay_steps(int64_t total_steps, double ratio) {
 
 }  // namespace
 
-std::vector<std::string> curve_cuts(int64_t total_steps, int64_t warmup_steps,
-                                    std::optional<double> decay_ratio) {
+std::vector<std::string> curve_cuts(const JobConfig::LrScheduler& options, int64_t steps) {
+  const int64_t total_steps = options.total_steps.value_or(steps), warmup_steps = options.warmup_steps;
+  const std::optional<double> decay_ratio = options.decay_ratio;
   std::vector<std::string> cuts;
   const int64_t warmup = std::min(warmup_steps, total_steps);
   if (warmup_steps > total_steps)
@@ -40,20 +40,12 @@ std::vector<std::string> curve_cuts(int64_t total_steps, int64_t warmup_steps,
   return cuts;
 }
 
-DecayType decay_type(const std::string& name) {
-  if (name == "linear") return DecayType::kLinear;
-  if (name == "sqrt") return DecayType::kSqrt;
-  if (name == "cosine") return DecayType::kCosine;
-  throw_config("lr_scheduler.decay_type = \"{}\": expected \"linear\", \"sqrt\" or \"cosine\"", name);
-}
-
-LrSchedule::LrSchedule(int64_t total_steps, int64_t warmup_steps, std::optional<double> decay_ratio,
-                       DecayType type, double min_factor)
-    : type_(type), min_factor_(min_factor) {
-  total_steps = std::min(total_steps, kEndless);
-  warmup_ = std::min(warmup_steps, total_steps);
+LrSchedule::LrSchedule(const JobConfig::LrScheduler& options, int64_t steps)
+    : type_(options.decay_type), min_factor_(options.min_lr_factor) {
+  const int64_t total_steps = std::min(options.total_steps.value_or(steps), kEndless);
+  warmup_ = std::min(options.warmup_steps, total_steps);
   decay_ = total_steps - warmup_;
-  if (decay_ratio) decay_ = std::min(decay_, decay_steps(total_steps, *decay_ratio));
+  if (options.decay_ratio) decay_ = std::min(decay_, decay_steps(total_steps, *options.decay_ratio));
   stable_ = total_steps + 1 - warmup_ - decay_;
 }
 

@@ -2,26 +2,22 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
+#include "trainer/config/job_config.h"
+
 namespace hyperion {
 
-enum class DecayType { kLinear, kSqrt, kCosine };
-DecayType decay_type(const std::string& name);  // "linear", "sqrt", "cosine"; else Error(kUsage)
-
-// What of a curve does not fit into its steps and is cut, a sentence each.
-std::vector<std::string> curve_cuts(int64_t total_steps, int64_t warmup_steps,
-                                    std::optional<double> decay_ratio);
+// What of a curve does not fit into its steps and is cut, a sentence each. `steps`: as of LrSchedule.
+std::vector<std::string> curve_cuts(const JobConfig::LrScheduler& options, int64_t steps);
 
 class LrSchedule {
  public:
-  // total_steps is the horizon of the curve. Without decay_ratio the decay starts right after warm-up; with
-  // it, the last round(total_steps * decay_ratio) steps decay (half to even). Parts that do not fit are cut:
-  // warm-up first keeps.
-  LrSchedule(int64_t total_steps, int64_t warmup_steps, std::optional<double> decay_ratio, DecayType type,
-             double min_factor);
+  // The horizon of the curve is options.total_steps, or `steps` where that is not set. Without decay_ratio
+  // the decay starts right after warm-up; with it, the last round(total_steps * decay_ratio) steps decay
+  // (half to even). Parts that do not fit are cut: warm-up first keeps.
+  LrSchedule(const JobConfig::LrScheduler& options, int64_t steps);
 
   // The factor of the base rate in 0-based step s:
   //   s < W: (s+1)/W;  s < W+S: 1;  else m + (1-m) f(p), p = (s+1-(W+S))/D, f = 1-p | 1-sqrt(p) | (1+cos(pi

@@ -70,7 +70,7 @@ std::optional<int64_t> signal_lead() {
 
 SaveTimeCheck::SaveTimeCheck(const JobConfig::Checkpoint& checkpoint, std::optional<int64_t> lead)
     : times_{.interval = checkpoint.interval,
-             .background = checkpoint.async_mode != "disabled",
+             .background = checkpoint.async_mode != AsyncMode::kDisabled,
              .lead = lead},
       done_(!checkpoint.enable || checkpoint.load_only) {}
 

@@ -34,7 +34,7 @@ Fingerprint job_identity(const JobConfig& config) {
 }  // namespace
 
 bool is_dry_run(const JobConfig& config) {
-  return config.comm.mode == "fake_backend";
+  return config.comm.mode == CommMode::kFakeBackend;
 }
 
 Environment job_environment(const JobConfig& config) {

@@ -13,10 +13,6 @@ namespace {
 
 constexpr double kDescriptionOfLayer = 4096;  // its parameters' names, shapes and tensors without their bytes
 
-double bytes_of(const std::string& dtype) {
-  return dtype == "bfloat16" ? 2 : 4;
-}
-
 double tables_of(const ModelArgs& model) {
   return (model.tied ? 1.0 : 2.0) * static_cast<double>(model.dim) * static_cast<double>(model.vocab_size);
 }
@@ -71,7 +67,8 @@ std::string lack(const std::vector<Part>& needed, const MemoryLimit& limit) {
 
 JobSize job_size(const JobConfig& config, const ModelArgs& model, int64_t shards, int64_t microbatches) {
   const auto& training = config.training;
-  const double state = bytes_of(training.dtype), compute = bytes_of(training.mixed_precision_param);
+  const double state = static_cast<double>(size_of(training.dtype)),
+               compute = static_cast<double>(size_of(training.mixed_precision_param));
   const double copy = state == compute ? 0 : kFloat8.on(config) ? 1 : compute;
   const double parameters = parameters_of(model) / static_cast<double>(shards);
   JobSize size;
@@ -103,7 +100,7 @@ void require_memory(const ResolvedConfig& resolved, const JobSize& size, const R
   states.insert(
       states.end(),
       {{"weights", size.weights}, {"optimizer state", size.optimizer}, {"gradients", size.gradients}});
-  auto& averages = resolved.config.ema.device == "cpu" ? host : states;
+  auto& averages = resolved.config.ema.device == EmaDevice::kCpu ? host : states;
   averages.push_back({"averaged weights", size.averages});
   if (!memory.device) {
     host.insert(host.end(), device.begin(), device.end());

@@ -18,22 +18,21 @@ namespace {
 constexpr const char* kTrainingCorpus = "data/austen.jsonl.gz";
 constexpr const char* kHeldOutCorpus = "data/austen_heldout.jsonl.gz";
 
-std::string files_of(const char* table, const std::string& dataset,
-                     const std::optional<std::string>& dataset_path, bool default_corpus,
-                     const char* corpus) {
+std::string files_of(const char* table, Dataset dataset, const std::optional<std::string>& dataset_path,
+                     bool default_corpus, const char* corpus) {
   if (dataset_path) return resolve_input(*dataset_path, install_root()).string();
   if (!default_corpus)
     throw_config(
         "{}.dataset = \"{}\" needs {}.dataset_path: JSON-lines files with a text field, a folder or glob of "
         "them, or token shards made by `hyperion tokenize`",
-        table, dataset, table);
+        table, text_of(dataset), table);
   const fs::path path = resolve_input(corpus, install_root());
   if (!path_exists(path, ExitCode::kUsage))
     throw_config(
         "{}.dataset = \"{}\" stands for the default corpus, but {} is not there: run scripts/setup.sh, or "
         "set "
         "{}.dataset_path",
-        table, dataset, path.string(), table);
+        table, text_of(dataset), path.string(), table);
   return path.string();
 }
 
@@ -95,7 +94,7 @@ void check_training_documents(const JobConfig& config) {
   const std::string path = training_files(config);
   if (uses_default_corpus(config))
     log_info("training.dataset = \"{}\" without dataset_path: reading the default corpus {}",
-             config.training.dataset, path);
+             text_of(config.training.dataset), path);
   check_text_field(path, training_field(config), kTrainingKeys.path);
 }
 
@@ -104,7 +103,7 @@ void check_validation_documents(const JobConfig& config, const DataKeys& keys) {
   const std::string path = validation_files(config);
   if (validates_on_default_corpus(config))
     log_info("validation.dataset = \"{}\" without dataset_path: reading the default corpus {}",
-             config.validation.dataset, path);
+             text_of(config.validation.dataset), path);
   check_text_field(path, validation_field(config, keys), keys.path);
 }
 

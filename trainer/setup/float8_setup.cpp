@@ -12,15 +12,10 @@
 #include "models/float8/choice.h"
 #include "models/float8/gather.h"
 #include "trainer/checkpointing/job_state.h"
+#include "trainer/config/features.h"
 
 namespace hyperion {
 namespace {
-
-float8::Recipe recipe_of(const JobConfig& config) {
-  const std::string name = config.quantize.linear.float8.recipe_name.value_or("tensorwise");
-  const auto found = std::ranges::find(float8::kRecipeNames, name);
-  return static_cast<float8::Recipe>(found - float8::kRecipeNames.begin());  // the schema knows no other
-}
 
 // Where the products run. Throws Error(kUsage) when they cannot.
 float8::Gemm gemm_of(const JobConfig& config, float8::Recipe recipe, const Float8Device& device) {
@@ -30,7 +25,7 @@ float8::Gemm gemm_of(const JobConfig& config, float8::Recipe recipe, const Float
     throw_config(
         "quantize.linear.float8.recipe_name = \"{}\": a CPU multiplies FP8 with one scale a tensor only; set "
         "quantize.linear.float8.emulate = true, or recipe_name = \"tensorwise\"",
-        float8::name_of(recipe));
+        text_of(recipe));
   if (!device.cpu && device.compute_capability < kFirstWithFp8)
     throw_config(
         "quantize.linear.float8: {} (SM{}) has no FP8 tensor cores (SM89 or newer has); set "
@@ -63,10 +58,9 @@ std::shared_ptr<const GatherCodec> make_codec(std::set<const Parameter*> paramet
 
 Float8Setup convert_to_float8(Transformer& model, const JobConfig& config, const Float8Device& device) {
   Float8Setup setup;
-  const auto& names = config.model.converters;
-  if (std::ranges::find(names, "quantize.linear.float8") == names.end()) return setup;
+  if (!kFloat8.on(config)) return setup;
   const auto& options = config.quantize.linear.float8;
-  setup.recipe = recipe_of(config);
+  setup.recipe = options.recipe_name.value_or(float8::Recipe::kTensorwise);
   const float8::Gemm gemm = gemm_of(config, setup.recipe, device);
   setup.counters = std::make_shared<float8::Counters>();
   const auto matmuls = std::make_shared<const float8::LinearMatmuls>(setup.recipe, gemm, setup.counters);
@@ -100,7 +94,7 @@ Float8Setup convert_to_float8(Transformer& model, const JobConfig& config, const
         "faster here");
   setup.log.push_back(
       fmt::format("float8: {} of {} linear layers converted, recipe {}, products {}", setup.converted.size(),
-                  linears.size(), float8::name_of(setup.recipe),
+                  linears.size(), text_of(setup.recipe),
                   gemm == float8::Gemm::kEmulated ? "emulated in fp32" : "by _scaled_mm on " + device.name));
   for (const auto& [reason, layers] : left_alone)
     setup.log.push_back(fmt::format("float8: left alone: {}: {}", some_of(layers), reason));

@@ -15,13 +15,13 @@
 #include "base/files.h"
 #include "base/log.h"
 #include "models/flavors/registry.h"
+#include "trainer/checkpointing/job_state.h"
 #include "trainer/config/print.h"
 #include "trainer/metrics/flops.h"
 #include "trainer/metrics/gemm_peak.h"
 #include "trainer/metrics/run_folder.h"
 #include "trainer/metrics/step_line.h"
 #include "trainer/runtime/version.h"
-#include "trainer/setup/options.h"
 
 namespace hyperion {
 namespace {
@@ -88,7 +88,7 @@ double peak_flops(const JobConfig::Training& training, const Runtime& runtime) {
     }
     return peak.flops;
   }
-  const double peak = measure_gemm_peak(sharding_options(training, runtime.device, nullptr).compute_dtype);
+  const double peak = measure_gemm_peak(scalar_type(training.mixed_precision_param));
   const int threads = at::get_num_threads();
   log_info(
       "mfu is a share of {:.3f} TFLOP/s, the fastest matrix product measured just now on this rank's {} "
@@ -114,58 +114,47 @@ std::unique_ptr<MetricsLogger> make_metrics(const RunDescription& run, const Run
                                   .heads = run.model.n_heads,
                                   .head_dim = run.model.head_dim,
                                   .seq_len = run.config.training.seq_len};
-  MetricsOptions options;
-  const auto& metrics = run.config.metrics;
-  options.log_freq = metrics.log_freq;
+  JobConfig::Metrics options = run.config.metrics;
   const bool dry_run = is_dry_run(run.config);
-  options.enable_tensorboard = metrics.enable_tensorboard && !dry_run;
-  options.enable_jsonl = metrics.enable_jsonl && !dry_run;
-  options.save_for_all_ranks = metrics.save_for_all_ranks;
-  options.save_tb_folder = metrics.save_tb_folder;
-  options.dump_folder = run.config.job.dump_folder;
+  if (dry_run) options.enable_tensorboard = options.enable_jsonl = false;
   RunStart start = dry_run ? RunStart{std::time(nullptr), ""} : start_run(run, runtime);
-  options.start_time = start.time;
-  options.run_id = std::move(start.id);
-  options.start_step = start_step;
-  options.total_steps = run.config.training.steps;
-  options.rank = runtime.rank();
-  options.prints = rank_prints(runtime.rank());
-  options.flops_per_token_square = flops_per_token_square(dimensions);
-  options.flops_per_token_causal = flops_per_token_causal(dimensions);
+  MeasuredRun measured{.dump_folder = run.config.job.dump_folder,
+                       .start_time = start.time,
+                       .run_id = std::move(start.id),
+                       .start_step = start_step,
+                       .total_steps = run.config.training.steps,
+                       .rank = runtime.rank(),
+                       .prints = rank_prints(runtime.rank()),
+                       .non_data_parallel_size = runtime.world_size() / runtime.mesh->degree(MeshDim::kBatch),
+                       .flops_per_token_square = flops_per_token_square(dimensions),
+                       .flops_per_token_causal = flops_per_token_causal(dimensions)};
   MetricsSources sources;
   sources.take_peak_memory = [&memory] { return memory.take_peak(); };
-  if (options.prints || options.save_for_all_ranks || options.rank == options.metrics_rank)
-    options.peak_flops = peak_flops(run.config.training, runtime);
-  auto logger = std::make_unique<MetricsLogger>(options, std::move(sources));
+  if (measured.prints || rank_writes_metrics(options, measured.rank))
+    measured.peak_flops = peak_flops(run.config.training, runtime);
+  auto logger = std::make_unique<MetricsLogger>(options, measured, std::move(sources));
   logger->log_config(recorded_toml(run));
   log_info("Model {} {} size: {} total parameters", run.config.model.name, run.config.model.flavor,
            python_grouped(static_cast<double>(counts.total), 0));
-  log_info("Run {}: its record is in {}", options.run_id,
-           (options.dump_folder / "runs" / options.run_id).string());
+  log_info("Run {}: its record is in {}", measured.run_id,
+           (measured.dump_folder / "runs" / measured.run_id).string());
   return logger;
 }
 
 std::unique_ptr<Profiler> make_profiler(const JobConfig::Profiling& profiling, const JobConfig::Job& job,
-                                        const Runtime& runtime) {
-  ProfilerOptions options;
-  options.enable_profiling = profiling.enable_profiling;
-  options.save_traces_folder = profiling.save_traces_folder;
-  options.profile_freq = profiling.profile_freq;
-  options.profiler_active = profiling.profiler_active;
-  options.profiler_warmup = profiling.profiler_warmup;
-  options.enable_memory_snapshot = profiling.enable_memory_snapshot;
-  options.save_memory_snapshot_folder = profiling.save_memory_snapshot_folder;
-  options.dump_folder = job.dump_folder;
-  options.rank = runtime.rank();
-  options.cuda = runtime.device.is_cuda();
+                                        const Runtime& runtime, int64_t start_step) {
+  const ProfiledRun run{.dump_folder = job.dump_folder,
+                        .rank = runtime.rank(),
+                        .cuda = runtime.device.is_cuda(),
+                        .start_step = start_step};
   MemorySnapshotHooks hooks;
-  if (options.cuda) {
+  if (run.cuda) {
     hooks.start_recording = [](size_t entries) {
       device_library().record_memory_history(static_cast<int>(entries));
     };
     hooks.snapshot_pickle = device_library().memory_snapshot;
   }
-  return std::make_unique<Profiler>(options, std::move(hooks));
+  return std::make_unique<Profiler>(profiling, run, std::move(hooks));
 }
 
 }  // namespace hyperion

@@ -33,6 +33,6 @@ std::unique_ptr<MetricsLogger> make_metrics(const RunDescription& run, const Run
                                             MemoryMonitor& memory, int64_t start_step);
 
 std::unique_ptr<Profiler> make_profiler(const JobConfig::Profiling& profiling, const JobConfig::Job& job,
-                                        const Runtime& runtime);
+                                        const Runtime& runtime, int64_t start_step);
 
 }  // namespace hyperion

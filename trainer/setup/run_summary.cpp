@@ -5,28 +5,29 @@
 #include <fmt/format.h>
 
 #include "base/counted.h"
+#include "trainer/config/validate.h"
 
 namespace hyperion {
 namespace {
 
 std::string checkpointing_of(const JobConfig::ActivationCheckpoint& options) {
-  if (options.mode != "selective") return options.mode;
-  if (options.selective_ac_option == "op") return "selective by operation";
-  return options.selective_ac_option == "1"
-             ? "selective, every block"
-             : fmt::format("selective, every {} blocks", options.selective_ac_option);
+  if (options.mode != RecomputeMode::kSelective) return std::string(text_of(options.mode));
+  const std::optional<int64_t> every = checkpointed_blocks(options);
+  if (!every) return "selective by operation";
+  return *every == 1 ? "selective, every block" : fmt::format("selective, every {} blocks", *every);
 }
 
 // The optimizer updates weights of training.dtype; layers read copies of them where their dtype differs.
 std::string precision_of(const JobConfig::Training& training) {
   if (training.dtype == training.mixed_precision_param)
-    return fmt::format("weights, gradients and optimizer states {}, gradients reduced in {}", training.dtype,
-                       training.mixed_precision_reduce);
+    return fmt::format("weights, gradients and optimizer states {}, gradients reduced in {}",
+                       text_of(training.dtype), text_of(training.mixed_precision_reduce));
   return fmt::format(
       "master weights, gradients and optimizer states {}, compute copies of the weights {}, gradients "
       "reduced "
       "in {}",
-      training.dtype, training.mixed_precision_param, training.mixed_precision_reduce);
+      text_of(training.dtype), text_of(training.mixed_precision_param),
+      text_of(training.mixed_precision_reduce));
 }
 
 // curve_cuts() warns of a warm-up that is longer than its curve and was cut to it.

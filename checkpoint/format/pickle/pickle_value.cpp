@@ -72,7 +72,7 @@ std::optional<PickleGlobal> find_pickle_global(std::string_view module, std::str
   for (const KnownGlobal& known : kKnownGlobals)
     if (known.name == name && known.module == module) return PickleGlobal{known.which, Dtype::kFloat32};
   if (module != "torch") return std::nullopt;
-  if (const auto dtype = dtype_from_torch(name)) return PickleGlobal{PickleClass::kDtype, *dtype};
+  if (const auto dtype = choice_of<Dtype>(name)) return PickleGlobal{PickleClass::kDtype, *dtype};
   for (const StorageClass& storage : kStorages)
     if (storage.name == name) return PickleGlobal{PickleClass::kStorage, storage.dtype};
   return std::nullopt;

@@ -352,7 +352,7 @@ TEST_CASE("numbers that the type of an export makes infinite are not saved") {
   const auto as_safetensors = [&](Dtype dtype) {
     export_safetensors(2, "export-2", {{&weight, "w", dtype}}, {}, {}, saver.folder(), alone, mover);
   };
-  const SaveContent narrow{.kind = "model", .model_dtype = Dtype::kFloat16};
+  const SaveContent narrow{.kind = CheckpointKind::kModel, .model_dtype = Dtype::kFloat16};
   for (const std::string& text : {error_of(ExitCode::kNonFinite, [&] { as_safetensors(Dtype::kFloat16); }),
                                   error_of(ExitCode::kNonFinite, [&] { saver.save(2, narrow, true); })})
     CHECK_THAT(text, Catch::Contains("as float16 holds NaN or infinite numbers") &&

@@ -66,8 +66,7 @@ const Tensors& golden(const Json& entry) {
 
 Recipe recipe_of(const Json& entry) {
   const std::string name = entry.at("recipe");
-  for (const Recipe recipe : {Recipe::kTensorwise, Recipe::kRowwise, Recipe::kRowwiseWithGwHp})
-    if (name == name_of(recipe)) return recipe;
+  if (const auto recipe = choice_of<Recipe>(name)) return *recipe;
   throw_bug("a golden of an unknown recipe: {}", name);
 }
 

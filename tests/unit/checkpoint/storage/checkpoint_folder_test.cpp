@@ -81,10 +81,10 @@ TEST_CASE("Removing a checkpoint takes its name away durably before its files") 
 TEST_CASE("an existing step is replaced as a whole") {
   StorageFixture fixture;
   const CheckpointFolder folder(fixture.root);
-  save_checkpoint(folder, 4, "full", 1);
+  save_checkpoint(folder, 4, CheckpointKind::kFull, 1);
   std::ofstream(folder.step_path(4) / "__9_0.distcp") << "of a larger world";
   const std::vector<std::string> steps =
-      steps_of(fixture.root, [&] { save_checkpoint(folder, 4, "full", 2); });
+      steps_of(fixture.root, [&] { save_checkpoint(folder, 4, CheckpointKind::kFull, 2); });
   const size_t exchanged = position(steps, "exchange step-4");
   CHECK(steps[exchanged + 1] == "fsync .");
   CHECK(save_id_at(folder, 4) == "save4n2");
@@ -96,14 +96,14 @@ TEST_CASE("an existing step is replaced where names cannot be exchanged") {
   StorageFixture fixture;
   const CheckpointFolder folder(fixture.root);
   arm_faults("point=file.rename;nth=1;action=errno:EINVAL", 0);
-  save_checkpoint(folder, 4, "full", 1);
+  save_checkpoint(folder, 4, CheckpointKind::kFull, 1);
   arm_faults("point=file.rename;nth=1;action=errno:EINVAL", 0);
-  save_checkpoint(folder, 4, "full", 2);
+  save_checkpoint(folder, 4, CheckpointKind::kFull, 2);
   CHECK(save_id_at(folder, 4) == "save4n2");
   CHECK(names_in(fixture.root) == "step-4");
   // ... and keeps its name when the new one cannot have it.
   arm_faults("point=file.rename;nth=1;action=errno:EINVAL,point=file.rename;nth=3;action=errno:EIO", 0);
-  CHECK_THAT(failed_save([&] { save_checkpoint(folder, 4, "full", 3); }),
+  CHECK_THAT(failed_save([&] { save_checkpoint(folder, 4, CheckpointKind::kFull, 3); }),
              Catch::Contains("cannot get its name"));
   CHECK(save_id_at(folder, 4) == "save4n2");
   CHECK(names_in(fixture.root) == "step-4");
@@ -112,11 +112,12 @@ TEST_CASE("an existing step is replaced where names cannot be exchanged") {
 TEST_CASE("a folder that cannot be flushed leaves things as they were") {
   StorageFixture fixture;
   const CheckpointFolder folder(fixture.root / "run");
-  save_checkpoint(folder, 4, "full", 1);
+  save_checkpoint(folder, 4, CheckpointKind::kFull, 1);
   for (const int step : {4, 5}) {
     // Flushes: the shard, the index, the manifest; the parent at begin, the new folder, and the parent again.
     arm_faults("point=file.fsync;nth=6;action=errno:EIO", 0);
-    CHECK_THAT(failed_save([&] { save_checkpoint(folder, step, "full", 2); }), Catch::Contains("(EIO)"));
+    CHECK_THAT(failed_save([&] { save_checkpoint(folder, step, CheckpointKind::kFull, 2); }),
+               Catch::Contains("(EIO)"));
     CHECK(save_id_at(folder, 4) == "save4n1");
     CHECK(names_in(folder.path()) == "step-4");
   }
@@ -141,7 +142,7 @@ TEST_CASE(
   for (const int step : {1, 2}) {
     const int status = in_child([&] {
       arm_faults("point=ckpt.before_commit;action=kill", 0);
-      save_checkpoint(folder, step, "full", 2);
+      save_checkpoint(folder, step, CheckpointKind::kFull, 2);
     });
     CHECK((WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL));
     CHECK(save_id_at(folder, 1) == "save1n1");
@@ -159,7 +160,7 @@ TEST_CASE("a kill after the commit leaves the new checkpoint") {
   for (const int step : {1, 2}) {
     in_child([&] {
       arm_faults("point=ckpt.after_commit;action=kill", 0);
-      save_checkpoint(folder, step, "full", 2);
+      save_checkpoint(folder, step, CheckpointKind::kFull, 2);
     });
     CHECK(save_id_at(folder, step) == fmt::format("save{}n2", step));
     const FolderLock lock(fixture.root);
@@ -235,11 +236,11 @@ TEST_CASE("Every rank may begin the same save") {
 TEST_CASE("a checkpoint that was moved aside for one that never came is renamed back at the next start") {
   StorageFixture fixture;
   const CheckpointFolder folder(fixture.root);
-  save_checkpoint(folder, 4, "full", 1);
+  save_checkpoint(folder, 4, CheckpointKind::kFull, 1);
   const int status = in_child([&] {
     // Names cannot be exchanged: the old one moves aside, and the kill comes before the new one has its name.
     arm_faults("point=file.rename;nth=1;action=errno:EINVAL,point=file.rename;nth=3;action=kill", 0);
-    save_checkpoint(folder, 4, "full", 2);
+    save_checkpoint(folder, 4, CheckpointKind::kFull, 2);
   });
   CHECK((WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL));
   CHECK_FALSE(fs::exists(folder.step_path(4)));

@@ -7,7 +7,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-FoundCheckpoint found(int64_t step, const std::string& kind) {
+FoundCheckpoint found(int64_t step, CheckpointKind kind) {
   FoundCheckpoint one;
   one.step = step;
   one.kind = kind;
@@ -94,15 +94,16 @@ TEST_CASE("The cheap check says why a checkpoint cannot be used") {
   SECTION("other programs' checkpoints have no manifest") {
     fs::remove(path / kManifestFile);
     CHECK(why_not().empty());
-    CHECK(cheap_check(path, 5).kind == "foreign");
+    CHECK(cheap_check(path, 5).kind == CheckpointKind::kForeign);
     fs::rename(path / ".metadata", path / "model.safetensors");
-    CHECK(cheap_check(path, 5).kind == "safetensors");
+    CHECK(cheap_check(path, 5).kind == CheckpointKind::kSafetensors);
   }
 }
 
 TEST_CASE("Only our own complete checkpoints count and are removed") {
-  std::vector<FoundCheckpoint> all = {found(0, "pre-checkpoint"), found(10, "full"), found(20, "full"),
-                                      found(30, "full"), found(40, "model")};
+  std::vector<FoundCheckpoint> all = {found(0, CheckpointKind::kPreCheckpoint),
+                                      found(10, CheckpointKind::kFull), found(20, CheckpointKind::kFull),
+                                      found(30, CheckpointKind::kFull), found(40, CheckpointKind::kModel)};
   CHECK(steps_to_purge(all, {}) == Steps{0});  // the trial run goes when a full one is there
   CHECK(steps_to_purge(all, {.keep = 2}) == Steps{0, 10, 20});
   CHECK(steps_to_purge(all, {.keep = 1}) == Steps{0, 10, 20});  // the newest full one stays to resume from
@@ -114,6 +115,10 @@ TEST_CASE("Only our own complete checkpoints count and are removed") {
   CHECK(steps_to_purge(all, {.keep = 2}) == Steps{0, 10});
   all[2].manifest.reset();  // torchtitan's
   CHECK(steps_to_purge(all, {.keep = 1}) == Steps{0});
-  CHECK(steps_to_purge({found(0, "seed"), found(1, "full"), found(2, "full")}, {.keep = 1}) == Steps{1});
-  CHECK(steps_to_purge({found(0, "pre-checkpoint"), found(1, "model")}, {.keep = 1}).empty());
+  CHECK(steps_to_purge({found(0, CheckpointKind::kSeed), found(1, CheckpointKind::kFull),
+                        found(2, CheckpointKind::kFull)},
+                       {.keep = 1}) == Steps{1});
+  CHECK(steps_to_purge({found(0, CheckpointKind::kPreCheckpoint), found(1, CheckpointKind::kModel)},
+                       {.keep = 1})
+            .empty());
 }

@@ -14,7 +14,7 @@ Manifest example() {
   manifest.save_id = "5f0c";
   manifest.step = 1200;
   manifest.world_size = 4;
-  manifest.kind = "full";
+  manifest.kind = CheckpointKind::kFull;
   manifest.config_hash = "00ff";
   manifest.writer = "hyperion 0.1.0";
   manifest.unix_time = 1'700'000'000;
@@ -98,6 +98,8 @@ TEST_CASE("Hostile manifests are refused whatever their checksum says") {
   refused("\"step\": 1200", "\"step\": -1", "\"step\"");
   refused("\"block_bytes\": 4194304", "\"block_bytes\": 1", "\"block_bytes\"");
   refused("\"kind\": \"full\"", "\"kind\": [\"full\"]", "\"kind\"");
+  refused("\"kind\": \"full\"", "\"kind\": \"half\"", "kind \"half\" is none of a checkpoint");
+  refused("\"kind\": \"full\"", "\"kind\": \"damaged\"", "kind \"damaged\" is none of a checkpoint");
   refused("ffffffffffffffff", "FFFFFFFFFFFFFFFF", "16 hexadecimal digits");
   refused("ffffffffffffffff", "fffffffffffffffe", "does not belong to its blocks");
   refused("\"step\": 1200", "\"step\": 1200, \"step\": 1200", "twice");

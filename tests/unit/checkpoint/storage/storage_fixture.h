@@ -56,7 +56,7 @@ inline void damage(const std::filesystem::path& path, uint64_t offset, char mask
 
 // A committed checkpoint with two files, as a save makes it.
 inline Manifest save_checkpoint(const CheckpointFolder& folder, int64_t step,
-                                const std::string& kind = "full", uint32_t seed = 1) {
+                                CheckpointKind kind = CheckpointKind::kFull, uint32_t seed = 1) {
   const std::string id = "save" + std::to_string(step) + "n" + std::to_string(seed);
   const std::filesystem::path incoming = folder.begin(id, true);
   Manifest manifest;

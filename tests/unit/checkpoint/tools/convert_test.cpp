@@ -64,7 +64,7 @@ TEST_CASE("convert to safetensors and back gives the same weights") {
   CHECK(in.code == ExitCode::kOk);
   CHECK(model_digest(back) == model_digest(source));
   const Manifest manifest = read_manifest(back);
-  CHECK(manifest.kind == "model");
+  CHECK(manifest.kind == CheckpointKind::kModel);
   CHECK(manifest.facts.at("converted_from") == hf.string());
   CHECK(run_tool([&](std::FILE* file) { return verify_checkpoints({.path = back}, file); }).code ==
         ExitCode::kOk);

@@ -98,7 +98,7 @@ struct ToyOptions {
   int shards = 1, replicas = 1;
   Writers writers = Writers::kAll;
   int64_t keep = 0;
-  std::string kind = "full";
+  CheckpointKind kind = CheckpointKind::kFull;
   std::map<std::string, float> offsets{};   // added to the first number of a tensor
   std::map<std::string, Object> objects{};  // instead of the default's, or beside it
   std::vector<std::string> without{};       // keys left out
@@ -174,7 +174,7 @@ inline std::filesystem::path save_toy(const std::filesystem::path& folder, int64
                 mover);
     SaveContent content;
     content.kind = options.kind;
-    if (options.kind == "model")
+    if (options.kind == CheckpointKind::kModel)
       content.wanted = [](const std::string& key) { return component_of(key) == "model"; };
     saver.save(step, content);
   });

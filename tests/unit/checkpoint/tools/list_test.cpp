@@ -22,7 +22,7 @@ Ran prune(const fs::path& path, int64_t keep, bool dry_run) {
 // A job's folder: full steps 1, 2 and 4, weights of 5, a truncated 6, one of PyTorch, and foreign names.
 void fill(const fs::path& folder) {
   for (const int64_t step : {1, 2, 4}) save_toy(folder, step, {.shards = 2});
-  save_toy(folder, 5, {.kind = "model"});
+  save_toy(folder, 5, {.kind = CheckpointKind::kModel});
   fs::resize_file(save_toy(folder, 6) / "__0_0.distcp", 100);
   fs::copy(fs::path(HYPERION_SOURCE_DIR) / "tests/goldens/dcp/misc", folder / "step-3");
   fs::create_directory(folder / ".incoming-dead");

@@ -33,9 +33,9 @@ TEST_CASE("long and hostile texts are fit for a message") {
 TEST_CASE("every dtype is found under its own names") {
   for (int i = 0; i <= static_cast<int>(Dtype::kFloat8E8M0FNU); ++i) {
     const auto dtype = static_cast<Dtype>(i);
-    CHECK(dtype_from_torch(torch_name(dtype)) == dtype);
+    CHECK(choice_of<Dtype>(torch_name(dtype)) == dtype);
     if (!safetensors_name(dtype).empty()) CHECK(dtype_from_safetensors(safetensors_name(dtype)) == dtype);
   }
-  CHECK_FALSE(dtype_from_torch("float128"));
+  CHECK_FALSE(choice_of<Dtype>("float128"));
   CHECK_FALSE(dtype_from_safetensors(""));
 }

@@ -32,7 +32,7 @@ TrajectoryFacts facts() {
 }
 
 std::set<std::string> all() {
-  return {component_names().begin(), component_names().end()};
+  return {kStateComponents.begin(), kStateComponents.end()};
 }
 
 ResumePlan resume(const ResolvedConfig& now, int64_t step, const TrajectoryFacts& new_facts = facts(),
@@ -360,7 +360,7 @@ TEST_CASE("transfer takes the weights and starts everything else from the beginn
   CHECK(plan.config.lr_scheduler.total_steps == 50);
   CHECK(lr(plan, 1) == 0.25);
   // Killed and started again with the same command it goes on from what it saved itself.
-  CHECK(resume_mode(now.config, LoadSource::kOwn) == "recover");
+  CHECK(resume_mode(now.config, LoadSource::kOwn) == ResumeMode::kRecover);
   CHECK(components_to_load(now.config, LoadSource::kOwn, false).contains("optimizer"));
 }
 
@@ -393,7 +393,7 @@ TEST_CASE("continue takes changed settings without a policy and names them") {
 }
 
 TEST_CASE("every subset of the components can be chosen") {
-  const std::vector<std::string>& names = component_names();
+  const std::vector<std::string> names(kStateComponents.begin(), kStateComponents.end());
   REQUIRE(names.size() == 7);
   for (unsigned bits = 1; bits < 1u << names.size(); ++bits) {
     std::string chosen, rest;

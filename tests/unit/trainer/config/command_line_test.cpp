@@ -106,7 +106,7 @@ TEST_CASE("generate takes a checkpoint a prompt and how to draw") {
   CHECK(line.generate.top_k == 40);
   CHECK(line.generate.seed == 18446744073709551615u);
   CHECK(line.generate.ema);
-  CHECK(line.generate.dtype == "bfloat16");
+  CHECK(line.generate.dtype == Dtype::kBFloat16);
   CHECK_THAT(refusal({"generate", "c"}), Contains("--prompt"));
   CHECK_THAT(refusal({"generate", "--prompt", "x"}), Contains("CKPT"));
   for (const char* bad : {"--max-tokens=0", "--temperature=-1", "--temperature=nan", "--top-k=-1",
@@ -161,8 +161,8 @@ TEST_CASE("ckpt knows six tools") {
   CHECK(convert.tool == Tool::kConvert);
   CHECK(convert.path == "s");
   CHECK(convert.other == "d");
-  CHECK(convert.to == "safetensors");
-  CHECK(convert.dtype == "float16");
+  CHECK(convert.to == WeightFormat::kSafetensors);
+  CHECK(convert.dtype == Dtype::kFloat16);
   CHECK(convert.ema);
   CHECK(ckpt({"prune", "d", "--keep", "2", "--dry-run"}).keep == 2);
   CHECK(ckpt({"prune", "d", "--keep", "2", "--dry-run"}).dry_run);

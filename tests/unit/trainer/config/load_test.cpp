@@ -67,7 +67,7 @@ filter_fqns = []
   CHECK(config.training.max_norm == 2.0);
   CHECK(config.training.dataset_path == "a/b");
   CHECK(config.training.dataloader.num_workers == 4);
-  CHECK(config.model.converters == std::vector<std::string>{"quantize.linear.float8"});
+  CHECK(config.model.converters == std::vector{Converter::kFloat8});
   CHECK(config.model.args.dim == 512);
   CHECK(config.optimizer.lr == 3e-4);
   CHECK(config.compile.enable);
@@ -298,7 +298,7 @@ TEST_CASE("tokenizer_path is read as hf_assets_path with a warning") {
 
 TEST_CASE("the short name of the float8 converter is understood") {
   CHECK(parse("[model]\nconverters = [\"float8\"]").config.model.converters ==
-        std::vector<std::string>{"quantize.linear.float8"});
+        std::vector{Converter::kFloat8});
 }
 
 TEST_CASE("files that cannot be read are configuration errors that name them") {

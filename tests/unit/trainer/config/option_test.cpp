@@ -81,6 +81,29 @@ TEST_CASE("choices are checked in texts and in every entry of a list") {
   CHECK_FALSE(accepts("model.converters", std::vector<std::string>{"quantize.linear.float8", "fp8"}));
 }
 
+TEST_CASE("keys of enumerations take and give the texts declared beside them") {
+  JobConfig config;
+  CHECK(assign(option("optimizer.name"), std::string("Adam"), config));
+  CHECK(config.optimizer.name == OptimizerName::kAdam);
+  CHECK(read(option("optimizer.name"), config) == Value(std::string("Adam")));
+  CHECK(option("optimizer.name").choices == std::vector<std::string>{"AdamW", "Adam"});
+
+  const std::vector<std::string> both = {"quantize.linear.mx", "quantize.linear.float8"};
+  CHECK(assign(option("model.converters"), both, config));
+  CHECK(config.model.converters == std::vector{Converter::kMx, Converter::kFloat8});
+  CHECK(read(option("model.converters"), config) == Value(both));
+
+  const Option& recipe = option("quantize.linear.float8.recipe_name");
+  CHECK(recipe.optional());
+  CHECK(assign(recipe, std::string("rowwise"), config));
+  CHECK(config.quantize.linear.float8.recipe_name == float8::Recipe::kRowwise);
+  CHECK(assign(recipe, Value(), config));
+  CHECK_FALSE(config.quantize.linear.float8.recipe_name.has_value());
+
+  CHECK_FALSE(accepts("training.mixed_precision_reduce", std::string("bfloat16")));  // .only() some of them
+  CHECK_FALSE(accepts("checkpoint.export_dtype", std::string("int64")));
+}
+
 TEST_CASE("selective checkpointing takes op or a positive number as text") {
   CHECK(accepts("activation_checkpoint.selective_ac_option", std::string("op")));
   CHECK(accepts("activation_checkpoint.selective_ac_option", std::string("2")));

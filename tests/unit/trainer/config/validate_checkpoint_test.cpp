@@ -55,7 +55,7 @@ TEST_CASE("checkpointing runs with its defaults and with those of v0.2.2") {
   CHECK(problems("load_only = true\nasync_mode = \"async\"\n").empty());
   const JobConfig config;
   CHECK(config.checkpoint.validate_before_training);
-  CHECK(config.checkpoint.on_config_change == "error");
+  CHECK(config.checkpoint.on_config_change == OnConfigChange::kError);
 }
 
 TEST_CASE("saves that contradict each other are refused by name") {

@@ -22,17 +22,13 @@ struct Bench {
   double now = 100;
   DeviceMemory memory;
 
-  MetricsOptions options() const {
-    MetricsOptions o;
-    o.dump_folder = folder.path();
-    o.enable_tensorboard = true;
-    o.run_id = "20260220-120000";
-    o.total_steps = 110;
-    o.flops_per_token_square = 2e9;
-    o.flops_per_token_causal = 1e9;
-    o.peak_flops = 4e12;
-    return o;
-  }
+  JobConfig::Metrics options{.enable_tensorboard = true};
+  MeasuredRun run{.dump_folder = folder.path(),
+                  .run_id = "20260220-120000",
+                  .total_steps = 110,
+                  .flops_per_token_square = 2e9,
+                  .flops_per_token_causal = 1e9,
+                  .peak_flops = 4e12};
   MetricsSources sources() {
     return {.take_peak_memory = [this] { return std::exchange(memory, DeviceMemory{}); },
             .clock = [this] { return now; }};
@@ -53,7 +49,7 @@ StepMetrics metrics_of(int64_t step) {
 
 TEST_CASE("Step 1 and multiples of log_freq are logged") {
   Bench bench;
-  const MetricsLogger logger(bench.options(), bench.sources());
+  const MetricsLogger logger(bench.options, bench.run, bench.sources());
   std::vector<int64_t> logged;
   for (int64_t step = 1; step <= 30; ++step)
     if (logger.should_log(step)) logged.push_back(step);
@@ -62,9 +58,8 @@ TEST_CASE("Step 1 and multiples of log_freq are logged") {
 
 TEST_CASE("Rates count tokens and seconds since the last logged step") {
   Bench bench;
-  auto options = bench.options();
-  options.non_data_parallel_size = 2;
-  MetricsLogger logger(options, bench.sources());
+  bench.run.non_data_parallel_size = 2;
+  MetricsLogger logger(bench.options, bench.run, bench.sources());
 
   bench.now += 2;
   bench.memory = {2 * kGiB, 3 * kGiB, 20, 30, 0, 0};
@@ -98,7 +93,7 @@ TEST_CASE("Rates count tokens and seconds since the last logged step") {
 
 TEST_CASE("The time that is left counts validations and not the slow first step") {
   Bench bench;
-  MetricsLogger logger(bench.options(), bench.sources());
+  MetricsLogger logger(bench.options, bench.run, bench.sources());
   bench.now += 30;
   logger.log(metrics_of(1));
   bench.now += 10;
@@ -113,7 +108,7 @@ TEST_CASE("The time that is left counts validations and not the slow first step"
 
 TEST_CASE("Every line names the run and events keep their order among the metrics") {
   Bench bench;
-  MetricsLogger logger(bench.options(), bench.sources());
+  MetricsLogger logger(bench.options, bench.run, bench.sources());
   logger.event(0, "start", {{"ranks", int64_t{4}}});
   logger.log(metrics_of(1));
   logger.event(1, "checkpoint_staged", {{"stall_seconds", 0.5}});
@@ -131,9 +126,8 @@ TEST_CASE("Every line names the run and events keep their order among the metric
 
 TEST_CASE("A run that resumes divides by the steps it did itself") {
   Bench bench;
-  auto options = bench.options();
-  options.start_step = 17;
-  MetricsLogger logger(options, bench.sources());
+  bench.run.start_step = 17;
+  MetricsLogger logger(bench.options, bench.run, bench.sources());
   bench.now += 6;
   logger.add_batch(10, 0);
   logger.log(metrics_of(20));
@@ -142,7 +136,7 @@ TEST_CASE("A run that resumes divides by the steps it did itself") {
 
 TEST_CASE("A validation run has its own figures and leaves those of training alone") {
   Bench bench;
-  MetricsLogger logger(bench.options(), bench.sources());
+  MetricsLogger logger(bench.options, bench.run, bench.sources());
   bench.now += 1;
   logger.add_batch(1000, 0.25);
   bench.memory.max_reserved_bytes = 5 * kGiB;
@@ -170,11 +164,10 @@ TEST_CASE("A validation run has its own figures and leaves those of training alo
 
 TEST_CASE("TensorBoard gets the tags of v0.2.2 in its folder") {
   Bench bench;
-  auto options = bench.options();
-  options.start_time = 1771588800;
-  options.enable_jsonl = false;
+  bench.run.start_time = 1771588800;
+  bench.options.enable_jsonl = false;
   {
-    MetricsLogger logger(options, bench.sources());
+    MetricsLogger logger(bench.options, bench.run, bench.sources());
     bench.now += 1;
     logger.add_batch(1, 0);
     auto metrics = metrics_of(1);
@@ -186,7 +179,7 @@ TEST_CASE("TensorBoard gets the tags of v0.2.2 in its folder") {
   }
   const auto file = only_file(bench.folder.path());
   char stamp[32];
-  std::strftime(stamp, sizeof stamp, "%Y%m%d-%H%M", std::localtime(&options.start_time));
+  std::strftime(stamp, sizeof stamp, "%Y%m%d-%H%M", std::localtime(&bench.run.start_time));
   CHECK(file.parent_path() == bench.folder.path() / "tb" / stamp);
   std::vector<std::string> tags;
   for (const auto& event : read_events(file))
@@ -222,24 +215,22 @@ TEST_CASE("TensorBoard gets the tags of v0.2.2 in its folder") {
 
 TEST_CASE("Only the metrics rank writes files unless all ranks save") {
   Bench bench;
-  auto options = bench.options();
-  options.rank = 3;
-  options.prints = false;
+  bench.run.rank = 3;
+  bench.run.prints = false;
   {
-    MetricsLogger silent(options, bench.sources());
+    MetricsLogger silent(bench.options, bench.run, bench.sources());
     silent.log(metrics_of(1));
   }
   CHECK(std::filesystem::is_empty(bench.folder.path()));
 
-  options.save_for_all_ranks = true;
-  { MetricsLogger(options, bench.sources()).log(metrics_of(1)); }
+  bench.options.save_for_all_ranks = true;
+  { MetricsLogger(bench.options, bench.run, bench.sources()).log(metrics_of(1)); }
   CHECK(std::filesystem::exists(bench.folder.path() / "rank_3" / "metrics.jsonl"));
   CHECK(only_file(bench.folder.path() / "tb").parent_path().filename() == "rank_3");
 }
 
 TEST_CASE("A log_freq of 0 is refused") {
   Bench bench;
-  auto options = bench.options();
-  options.log_freq = 0;
-  CHECK_THROWS_AS(MetricsLogger(options, bench.sources()), Error);
+  bench.options.log_freq = 0;
+  CHECK_THROWS_AS(MetricsLogger(bench.options, bench.run, bench.sources()), Error);
 }

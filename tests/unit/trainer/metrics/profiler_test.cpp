@@ -38,14 +38,12 @@ void operator delete(void* memory, std::size_t) noexcept {
 
 namespace {
 
-ProfilerOptions options_for(const std::filesystem::path& folder) {
-  ProfilerOptions options;
-  options.enable_profiling = true;
-  options.profile_freq = 4;
-  options.profiler_warmup = 1;
-  options.dump_folder = folder;
-  options.rank = 2;
-  return options;
+JobConfig::Profiling every_4_steps() {
+  return {.enable_profiling = true, .profile_freq = 4, .profiler_warmup = 1};
+}
+
+ProfiledRun run_in(const TemporaryFolder& folder, int64_t start_step = 0) {
+  return {.dump_folder = folder.path(), .rank = 2, .start_step = start_step};
 }
 
 void train_one_step() {
@@ -67,7 +65,7 @@ int count(const std::vector<nlohmann::json>& events, const std::string& name) {
 }  // namespace
 
 TEST_CASE("The profiler waits then warms up then records within each cycle") {
-  ProfilerOptions options;  // v0.2.2's defaults: 10, 3 and 1
+  const JobConfig::Profiling options;  // v0.2.2's defaults: 10, 3 and 1
   for (const int64_t cycle : {0, 10, 20}) {
     for (int64_t step = 0; step < 6; ++step)
       CHECK(profiler_phase(options, cycle + step) == ProfilerPhase::kWait);
@@ -79,9 +77,9 @@ TEST_CASE("The profiler waits then warms up then records within each cycle") {
 
 TEST_CASE("A chrome trace holds the operators and spans of the recorded steps only") {
   test::TemporaryFolder folder;
-  auto options = options_for(folder.path());
+  auto options = every_4_steps();
   options.profiler_active = 2;
-  Profiler profiler(options);
+  Profiler profiler(options, run_in(folder));
   for (int64_t step = 1; step <= 9; ++step) {
     train_one_step();
     profiler.step(step);
@@ -104,7 +102,7 @@ TEST_CASE("A trace range names a unit and without a profiler allocates nothing")
   CHECK(allocations == before);
 
   test::TemporaryFolder folder;
-  Profiler profiler(options_for(folder.path()));
+  Profiler profiler(every_4_steps(), run_in(folder));
   for (int64_t step = 1; step <= 4; ++step) {
     { const TraceRange range("forward", unit); }
     profiler.step(step);
@@ -115,17 +113,14 @@ TEST_CASE("A trace range names a unit and without a profiler allocates nothing")
 
 TEST_CASE("A profiler that ends or starts inside a cycle does no harm") {
   test::TemporaryFolder folder;
-  auto options = options_for(folder.path());
-  options.start_step = 3;  // resumed right before the recorded step
   {
-    Profiler profiler(options);
+    Profiler profiler(every_4_steps(), run_in(folder, 3));  // resumed right before the recorded step
     train_one_step();
     profiler.step(4);
   }
   CHECK(count(events_of(folder.path() / "profile_traces/iteration_4/rank2_trace.json"), "aten::mm") == 1);
-  options.start_step = 0;
   {
-    Profiler profiler(options);
+    Profiler profiler(every_4_steps(), run_in(folder));
     for (int64_t step = 1; step <= 3; ++step) profiler.step(step);  // ends while recording
     train_one_step();
   }
@@ -133,20 +128,21 @@ TEST_CASE("A profiler that ends or starts inside a cycle does no harm") {
 
 TEST_CASE("A profiler schedule that does not fit is refused with its numbers") {
   test::TemporaryFolder folder;
-  auto options = options_for(folder.path());
+  auto options = every_4_steps();
   options.profiler_active = 4;
-  CHECK_THROWS_WITH(Profiler(options),
+  CHECK_THROWS_WITH(Profiler(options, run_in(folder)),
                     Catch::Contains("profiler_active (4)") && Catch::Contains("profile_freq (4)"));
 }
 
 TEST_CASE("Memory snapshots come from the hooks at the profiling frequency and after an OOM") {
   test::TemporaryFolder folder;
-  auto options = options_for(folder.path());
+  auto options = every_4_steps();
   options.enable_profiling = false;
   options.enable_memory_snapshot = true;
   size_t entries = 0;
   {
-    Profiler profiler(options, {[&](size_t n) { entries = n; }, [] { return std::string("pickle"); }});
+    Profiler profiler(options, run_in(folder),
+                      {[&](size_t n) { entries = n; }, [] { return std::string("pickle"); }});
     for (int64_t step = 1; step <= 5; ++step) profiler.step(step);
     profiler.out_of_memory(5);
   }
@@ -155,7 +151,7 @@ TEST_CASE("Memory snapshots come from the hooks at the profiling frequency and a
   CHECK(read_file(base / "iteration_4" / "rank2_memory_snapshot.pickle") == "pickle");
   CHECK(read_file(base / "iteration_5_exit" / "rank2_memory_snapshot.pickle") == "pickle");
   CHECK_FALSE(std::filesystem::exists(base / "iteration_5"));
-  Profiler without_hooks(options);  // a CPU: nothing to record and no error
+  Profiler without_hooks(options, run_in(folder));  // a CPU: nothing to record and no error
   without_hooks.step(4);
   without_hooks.out_of_memory(4);
 }

@@ -7,7 +7,7 @@
 
 using namespace hyperion;
 using at::Tensor;
-using Implementation = AdamOptions::Implementation;
+using Implementation = OptimizerImplementation;
 
 namespace {
 
@@ -36,16 +36,15 @@ const Tensor kGo = torch::zeros({}), kSkip = torch::ones({});
 }  // namespace
 
 TEST_CASE("AdamW and Adam equal torch in every implementation") {
-  const bool decoupled = GENERATE(true, false);
+  const OptimizerName name = GENERATE(OptimizerName::kAdamW, OptimizerName::kAdam);
   const Implementation implementation =
       GENERATE(Implementation::kFused, Implementation::kForeach, Implementation::kForLoop);
   Shards shards(at::kFloat);
   std::vector<Tensor> reference;
   for (const auto& shard : shards.all) reference.push_back(shard->master().clone().requires_grad_());
-  Adam ours(shards.all,
-            {.decoupled_decay = decoupled, .weight_decay = 0.1, .implementation = implementation});
+  Adam ours(shards.all, {.name = name, .weight_decay = 0.1, .implementation = implementation});
   std::unique_ptr<torch::optim::Optimizer> theirs;
-  if (decoupled)
+  if (name == OptimizerName::kAdamW)
     theirs = std::make_unique<torch::optim::AdamW>(
         reference, torch::optim::AdamWOptions(1e-2).betas({0.9, 0.95}).eps(1e-8).weight_decay(0.1));
   else
@@ -63,10 +62,10 @@ TEST_CASE("AdamW and Adam equal torch in every implementation") {
 }
 
 TEST_CASE("foreach and for-loop update to the same bits") {
-  const bool decoupled = GENERATE(true, false);
+  const OptimizerName name = GENERATE(OptimizerName::kAdamW, OptimizerName::kAdam);
   const auto weights_after = [&](Implementation implementation) {
     Shards shards(at::kFloat);
-    Adam adam(shards.all, {.decoupled_decay = decoupled, .implementation = implementation});
+    Adam adam(shards.all, {.name = name, .implementation = implementation});
     for (int step = 0; step < 5; ++step) {
       shards.set_grads(step);
       adam.step(1e-2, step == 2 ? kSkip : kGo);
@@ -77,11 +76,11 @@ TEST_CASE("foreach and for-loop update to the same bits") {
 }
 
 TEST_CASE("a skipped update changes no weight and no state even with non-finite gradients") {
-  const bool decoupled = GENERATE(true, false);
+  const OptimizerName name = GENERATE(OptimizerName::kAdamW, OptimizerName::kAdam);
   const Implementation implementation =
       GENERATE(Implementation::kFused, Implementation::kForeach, Implementation::kForLoop);
   Shards shards(at::kFloat);
-  Adam adam(shards.all, {.decoupled_decay = decoupled, .implementation = implementation});
+  Adam adam(shards.all, {.name = name, .implementation = implementation});
   shards.set_grads(0);
   adam.step(1e-2, kGo);
   const Tensor weight = shards.all[0]->master().clone(), m = adam.exp_avg()[0].clone(),

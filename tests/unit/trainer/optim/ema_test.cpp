@@ -106,7 +106,7 @@ TEST_CASE("the average takes four bytes per parameter divided by the number of s
   int64_t sum = 0;
   for (int rank = 0; rank < 3; ++rank) sum += Ema(shards(rank, 3), {}).bytes();
   CHECK(sum == 4 * parameters);
-  CHECK(Ema(shards(0, 1), {.on_cpu = true}).bytes() == 4 * parameters);
+  CHECK(Ema(shards(0, 1), {.device = EmaDevice::kCpu}).bytes() == 4 * parameters);
 }
 
 TEST_CASE("the average moves every so many steps and not in skipped ones") {

@@ -17,8 +17,8 @@ const Float8Device kCpu{}, kAmpere{.cpu = false, .compute_capability = 80, .name
 Float8Setup convert(const char* recipe, const Float8Device& device, bool emulate = false) {
   Transformer model(model_args("llama3", "debugmodel", {.n_layers = 1, .vocab_size = 64}));
   JobConfig config;
-  config.model.converters = {"quantize.linear.float8"};
-  config.quantize.linear.float8.recipe_name = recipe;
+  config.model.converters = {Converter::kFloat8};
+  config.quantize.linear.float8.recipe_name = choice_of<float8::Recipe>(recipe).value();
   config.quantize.linear.float8.emulate = emulate;
   return convert_to_float8(model, config, device);
 }

@@ -13,7 +13,7 @@ TEST_CASE("What is running stands in three lines") {
   config.lr_scheduler.warmup_steps = 5;
   config.ema.enable = true;
   config.ema.decay = 0.99;
-  config.activation_checkpoint.mode = "selective";
+  config.activation_checkpoint.mode = RecomputeMode::kSelective;
   config.activation_checkpoint.selective_ac_option = "2";
   CHECK(run_summary(config, {"CPU", 1, "2 x 2 = 4 ranks", 4}) ==
         std::vector<std::string>{
@@ -24,7 +24,7 @@ TEST_CASE("What is running stands in three lines") {
             "weights bfloat16, gradients reduced in float32; activation checkpointing selective, every 2 "
             "blocks; ema 0.99"});
 
-  config.training.dtype = config.training.mixed_precision_param = "bfloat16";
+  config.training.dtype = config.training.mixed_precision_param = Dtype::kBFloat16;
   CHECK(run_summary(config, {"CPU", 1, "1 rank", 1})[2].starts_with(
       "Precision: weights, gradients and optimizer states bfloat16, gradients reduced in float32;"));
 

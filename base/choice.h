@@ -1,0 +1,60 @@
+// Enumerations with texts. An enumeration whose values users name declares its texts once, beside itself:
+//
+//   enum class Shape { kRound, kSquare };
+//   constexpr auto choices(Shape) {
+//     return choice_list<Shape>({{Shape::kRound, "round"}, {Shape::kSquare, "square"}});
+//   }
+//
+// The configuration's schema, the command line, files and messages read and write values by these texts.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+namespace hyperion {
+
+template <typename E>
+struct Choice {
+  E value;
+  std::string_view text;
+};
+
+template <typename E, size_t N>
+constexpr std::array<Choice<E>, N> choice_list(const Choice<E> (&list)[N]) {
+  return std::to_array(list);
+}
+
+template <typename E>
+concept Chosen = std::is_enum_v<E> && requires(E value) {
+  choices(value);
+};
+
+template <Chosen E>
+constexpr std::string_view text_of(E value) {
+  for (const Choice<E>& choice : choices(value))
+    if (choice.value == value) return choice.text;
+  return {};
+}
+
+// The texts of all its values, in the order of choices().
+template <Chosen E>
+std::vector<std::string> texts_of() {
+  std::vector<std::string> texts;
+  for (const Choice<E>& choice : choices(E{})) texts.emplace_back(choice.text);
+  return texts;
+}
+
+// The value of this text; nothing when none has it.
+template <Chosen E>
+constexpr std::optional<E> choice_of(std::string_view text) {
+  for (const Choice<E>& choice : choices(E{}))
+    if (choice.text == text) return choice.value;
+  return std::nullopt;
+}
+
+}  // namespace hyperion

@@ -1,0 +1,50 @@
+// What a user chooses about saving: the configuration and the saver share these.
+#pragma once
+
+#include <array>
+#include <string_view>
+
+#include "base/choice.h"
+
+namespace hyperion {
+
+enum class AsyncMode {
+  kDisabled,    // a save returns when the checkpoint is durable
+  kAsync,       // ... when its data have been copied
+  kOverlapped,  // ... at once; the copy must be joined before anything changes the state
+};
+constexpr auto choices(AsyncMode) {
+  return choice_list<AsyncMode>({{AsyncMode::kDisabled, "disabled"},
+                                 {AsyncMode::kAsync, "async"},
+                                 {AsyncMode::kOverlapped, "async_with_pinned_mem"}});
+}
+
+enum class Writers {
+  kAll,         // replicas share the work: every rank writes, in parallel
+  kOneReplica,  // the first replica alone writes: fewer and larger files
+};
+constexpr auto choices(Writers) {
+  return choice_list<Writers>({{Writers::kAll, "all"}, {Writers::kOneReplica, "one_replica"}});
+}
+
+// The format of a model's weights.
+enum class WeightFormat { kDcp, kSafetensors };
+constexpr auto choices(WeightFormat) {
+  return choice_list<WeightFormat>(
+      {{WeightFormat::kDcp, "dcp"}, {WeightFormat::kSafetensors, "safetensors"}});
+}
+
+// The components of a job's state, each of which can be saved and loaded alone. On disk, a name begins with
+// that of its component; the model's stand at the root.
+inline constexpr std::string_view kModelComponent = "model";
+inline constexpr std::string_view kOptimizerComponent = "optimizer";
+inline constexpr std::string_view kSchedulerComponent = "lr_scheduler";
+inline constexpr std::string_view kLoaderComponent = "dataloader";
+inline constexpr std::string_view kTrainStateComponent = "train_state";
+inline constexpr std::string_view kRngComponent = "rng";
+inline constexpr std::string_view kEmaComponent = "ema";
+inline constexpr std::array kStateComponents = {kModelComponent,  kOptimizerComponent,  kSchedulerComponent,
+                                                kLoaderComponent, kTrainStateComponent, kRngComponent,
+                                                kEmaComponent};
+
+}  // namespace hyperion

@@ -1,0 +1,112 @@
+// The enumerations that configuration keys take, each with its texts beside it. Those that other folders
+// declare: AsyncMode and Writers (checkpoint/types/choices.h), Dtype, float8::Recipe.
+#pragma once
+
+#include "base/choice.h"
+#include "checkpoint/types/choices.h"
+#include "checkpoint/types/dtype.h"
+#include "models/flavors/float8_recipe.h"
+
+namespace hyperion {
+
+enum class Converter { kFloat8, kMx, kGroupedFloat8, kGroupedMx, kFormerFloat8 };
+constexpr auto choices(Converter) {
+  return choice_list<Converter>({{Converter::kFloat8, "quantize.linear.float8"},
+                                 {Converter::kMx, "quantize.linear.mx"},
+                                 {Converter::kGroupedFloat8, "quantize.grouped_mm.float8"},
+                                 {Converter::kGroupedMx, "quantize.grouped_mm.mx"},
+                                 {Converter::kFormerFloat8, "float8"}});
+}
+
+enum class OptimizerName { kAdamW, kAdam };
+constexpr auto choices(OptimizerName) {
+  return choice_list<OptimizerName>({{OptimizerName::kAdamW, "AdamW"}, {OptimizerName::kAdam, "Adam"}});
+}
+
+// Fused: one kernel of libtorch. The other two compute the formula operation by operation: foreach on all
+// tensors at once, for-loop on one tensor after the other, which needs less temporary memory.
+enum class OptimizerImplementation { kForLoop, kForeach, kFused };
+constexpr auto choices(OptimizerImplementation) {
+  return choice_list<OptimizerImplementation>({{OptimizerImplementation::kForLoop, "for-loop"},
+                                               {OptimizerImplementation::kForeach, "foreach"},
+                                               {OptimizerImplementation::kFused, "fused"}});
+}
+
+enum class DecayType { kLinear, kSqrt, kCosine };
+constexpr auto choices(DecayType) {
+  return choice_list<DecayType>(
+      {{DecayType::kLinear, "linear"}, {DecayType::kSqrt, "sqrt"}, {DecayType::kCosine, "cosine"}});
+}
+
+enum class Dataset { kC4Validation, kC4Test, kC4, kJsonl };
+constexpr auto choices(Dataset) {
+  return choice_list<Dataset>({{Dataset::kC4Validation, "c4_validation"},
+                               {Dataset::kC4Test, "c4_test"},
+                               {Dataset::kC4, "c4"},
+                               {Dataset::kJsonl, "jsonl"}});
+}
+
+enum class ReshardAfterForward { kDefault, kAlways, kNever };
+constexpr auto choices(ReshardAfterForward) {
+  return choice_list<ReshardAfterForward>({{ReshardAfterForward::kDefault, "default"},
+                                           {ReshardAfterForward::kAlways, "always"},
+                                           {ReshardAfterForward::kNever, "never"}});
+}
+
+// What the preflight of a resumed job writes.
+enum class ResumePreflight { kFull, kProbe };
+constexpr auto choices(ResumePreflight) {
+  return choice_list<ResumePreflight>({{ResumePreflight::kFull, "full"}, {ResumePreflight::kProbe, "probe"}});
+}
+
+enum class OnSaveFailure { kStop, kContinue };
+constexpr auto choices(OnSaveFailure) {
+  return choice_list<OnSaveFailure>({{OnSaveFailure::kStop, "stop"}, {OnSaveFailure::kContinue, "continue"}});
+}
+
+enum class ResumeMode { kRecover, kTransfer, kContinue };
+constexpr auto choices(ResumeMode) {
+  return choice_list<ResumeMode>({{ResumeMode::kRecover, "recover"},
+                                  {ResumeMode::kTransfer, "transfer"},
+                                  {ResumeMode::kContinue, "continue"}});
+}
+
+enum class OnConfigChange { kError, kKeep, kOverride };
+constexpr auto choices(OnConfigChange) {
+  return choice_list<OnConfigChange>({{OnConfigChange::kError, "error"},
+                                      {OnConfigChange::kKeep, "keep"},
+                                      {OnConfigChange::kOverride, "override"}});
+}
+
+enum class OnCorrupt { kPrevious, kError };
+constexpr auto choices(OnCorrupt) {
+  return choice_list<OnCorrupt>({{OnCorrupt::kPrevious, "previous"}, {OnCorrupt::kError, "error"}});
+}
+
+enum class EmaDevice { kSame, kCpu };
+constexpr auto choices(EmaDevice) {
+  return choice_list<EmaDevice>({{EmaDevice::kSame, "same"}, {EmaDevice::kCpu, "cpu"}});
+}
+
+enum class OnMissingEma { kError, kInitFromModel };
+constexpr auto choices(OnMissingEma) {
+  return choice_list<OnMissingEma>(
+      {{OnMissingEma::kError, "error"}, {OnMissingEma::kInitFromModel, "init_from_model"}});
+}
+
+enum class RecomputeMode { kSelective, kFull, kMemoryBudget, kNone };
+constexpr auto choices(RecomputeMode) {
+  return choice_list<RecomputeMode>({{RecomputeMode::kSelective, "selective"},
+                                     {RecomputeMode::kFull, "full"},
+                                     {RecomputeMode::kMemoryBudget, "memory_budget"},
+                                     {RecomputeMode::kNone, "none"}});
+}
+
+enum class CommMode { kDefault, kFakeBackend, kLocalTensor };
+constexpr auto choices(CommMode) {
+  return choice_list<CommMode>({{CommMode::kDefault, "default"},
+                                {CommMode::kFakeBackend, "fake_backend"},
+                                {CommMode::kLocalTensor, "local_tensor"}});
+}
+
+}  // namespace hyperion
