@@ -53,7 +53,7 @@ std::vector<std::string> run_on_every_rank(Coordinator& ranks, const std::functi
 std::string run_on_rank_0(Coordinator& ranks, const std::function<std::string()>& action);
 
 template <typename Action>
-std::string text_of(Action& action) {
+std::string run_for_text(Action& action) {
   if constexpr (std::is_void_v<std::invoke_result_t<Action&>>) {
     action();
     return {};
@@ -70,13 +70,13 @@ std::string text_of(Action& action) {
 // others Error(kResources) or Error(kBug). Error(kCommunication) of an action is thrown without an exchange.
 template <typename Action>
 std::vector<std::string> collectively(Coordinator& ranks, Action&& action) {
-  return run_on_every_rank(ranks, [&] { return text_of(action); });
+  return run_on_every_rank(ranks, [&] { return run_for_text(action); });
 }
 
 // Runs `action` on rank 0 alone; every rank returns its text, or throws its Error with the message as it is.
 template <typename Action>
 std::string from_rank_0(Coordinator& ranks, Action&& action) {
-  return run_on_rank_0(ranks, [&] { return text_of(action); });
+  return run_on_rank_0(ranks, [&] { return run_for_text(action); });
 }
 
 }  // namespace hyperion
