@@ -168,7 +168,7 @@ TEST_CASE("validation counts sequences of all ranks or batches per rank") {
 }
 
 TEST_CASE("the vocabulary must hold the tokenizer") {
-  RunFacts facts = model({256, 6, 16, 16, 2048, 131072});
+  RunFacts facts = model({.max_seq_len = 131072});
   facts.tokenizer_vocab_size = 2048;
   CHECK(problem("", facts).empty());
   facts.tokenizer_vocab_size = 128256;
@@ -184,11 +184,11 @@ TEST_CASE("sequences must fit the positions of the model") {
 }
 
 TEST_CASE("sequences must fit the positions of a named flavour that no key changes") {
-  CHECK(problem("[training]\nseq_len = 4096", model({256, 6, 16, 16, 2048, 4096})).empty());
-  CHECK_THAT(problem("[training]\nseq_len = 4097", model({256, 6, 16, 16, 2048, 4096})),
+  CHECK(problem("[training]\nseq_len = 4096", model({.max_seq_len = 4096})).empty());
+  CHECK_THAT(problem("[training]\nseq_len = 4097", model({.max_seq_len = 4096})),
              Contains("training.seq_len = 4097: expected at most the 4096 positions of llama3 debugmodel") &&
                  Contains("set model.args.max_seq_len = 4097"));
-  CHECK(problem("[validation]\nseq_len = 8192", model({256, 6, 16, 16, 2048, 4096})).empty());
+  CHECK(problem("[validation]\nseq_len = 8192", model({.max_seq_len = 4096})).empty());
 }
 
 TEST_CASE("sequences are divided by tensor and context parallelism") {
