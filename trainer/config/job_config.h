@@ -18,8 +18,8 @@ namespace hyperion {
 using TextTable = std::vector<std::pair<std::string, std::string>>;
 
 struct JobConfig {
-#define SECTION(Type, name, ...) struct Type {
-#define TABLES(Type, name) struct Type {
+#define TABLE(Type, name, ...) struct Type {
+#define GROUP(Type, name) struct Type {
 #define OPTION(type, key, value, ...) type key = value;
 #define OVERRIDES(Type, name, ...) Type name;
 #define OVERRIDE(...)

@@ -49,17 +49,17 @@ class SchemaBuilder {
 std::vector<Section> build() {
   SchemaBuilder builder;
   const JobConfig& table = builder.config();
-#define TABLES(Type, member)          \
+#define GROUP(Type, member)           \
   {                                   \
     const auto& outer = table;        \
     const auto& table = outer.member; \
     builder.begin(#member, nullptr);
-#define SECTION(Type, member, meaning, ...) \
-  {                                         \
-    const auto& outer = table;              \
-    const auto& table = outer.member;       \
+#define TABLE(Type, member, meaning, ...) \
+  {                                       \
+    const auto& outer = table;            \
+    const auto& table = outer.member;     \
     builder.begin(#member, meaning, Option() __VA_ARGS__);
-#define OVERRIDES(...) SECTION(__VA_ARGS__)
+#define OVERRIDES(...) TABLE(__VA_ARGS__)
 #define OPTION(type, key, value, meaning, ...) builder.add(#key, table.key, meaning) __VA_ARGS__;
 #define OVERRIDE(type, key, meaning, ...) builder.add(#key, table.key, meaning) __VA_ARGS__;
 #define END_OVERRIDES() END(args)
