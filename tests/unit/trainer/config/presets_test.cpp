@@ -13,7 +13,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-const fs::path kPresets = HYPERION_SOURCE_DIR "/tests/unit/config/presets";
+const fs::path kPresets = HYPERION_SOURCE_DIR "/tests/unit/trainer/config/presets";
 
 std::vector<std::string> verdict(const fs::path& file, std::vector<Override> overrides, int64_t world_size) {
   const ResolvedConfig resolved = load_config(file, overrides);
