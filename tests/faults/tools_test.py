@@ -2,7 +2,7 @@
 
     python3 tests/faults/tools_test.py build/hyperion
 
-Standard library only. The tools' own cases are in tests/unit/checkpoint/tools_*_test.cpp.
+Standard library only. The tools' own cases are in tests/unit/checkpoint/tools/.
 """
 
 import shutil

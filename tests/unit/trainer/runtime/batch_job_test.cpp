@@ -77,6 +77,7 @@ TEST_CASE("the progress file tells the step of the start and the newest one save
     progress.saved(60);
     CHECK(read_file(path) == "40 60\n");
   }
+  std::filesystem::remove(path);
   ProgressFile(40).saved(60);  // nobody asked
   CHECK_FALSE(std::filesystem::exists(path));
   const Variable variable("HYPERION_PROGRESS_FILE", "/no/such/folder/file");
