@@ -361,22 +361,22 @@ class Faults(CheckpointTest):
         self.run_job("--training.steps=1", code=0)
         load = ["--training.steps=1", f"--checkpoint.initial_load_path={self.step(1)}"]
         self.run_job(*load, "--model.args.n_layers=3", "--model.args.hidden_dim=80", "--checkpoint.folder=shapes", code=65,
-                     says=["missing", "layers.2.attention.wq.weight", "layers.0.feed_forward.w1.weight", "[80, 32]"])
+                     says=["the checkpoint is of another model: 2 layers there, 3 here", "80 here"])
         self.run_job(*load, "--model.args.n_layers=1", "--checkpoint.folder=extra", code=65,
-                     says=["unexpected", "layers.1.attention.wq.weight"])
+                     says=["the checkpoint is of another model: 2 layers there, 1 here"])
         narrow = self.folder / "narrow"
         self.tool("convert", self.step(1), narrow, "--to=dcp", "--dtype=bfloat16")
         load = ["--training.steps=1", f"--checkpoint.initial_load_path={narrow}", "--checkpoint.folder=cast"]
         self.run_job(*load, code=65, says=["bfloat16", "float32", "checkpoint.allow_dtype_cast"])
         self.run_job(*load, "--checkpoint.allow_dtype_cast", code=0, says=["WARNING", "Training starts at step 1"])
 
-    def test_a_misfit_is_no_damage_no_older_checkpoint_is_tried_and_nothing_is_written(self):
+    def test_an_incompatible_checkpoint_is_no_damage_and_no_older_one_is_tried_and_nothing_is_written(self):
         keep = ["--lr_scheduler.total_steps=20", "--checkpoint.interval=100"]
         self.run_job(*keep, "--ema.enable", "--training.steps=4", ranks=2, code=0)
         self.run_job(*keep, "--training.steps=12", ranks=2, code=0)
         before = self.files()
         for options, says in ((["--ema.enable"], "holds no averaged weights"),
-                              (["--model.args.n_layers=3", "--model.args.hidden_dim=80"], "layers.2.attention.wq.weight"),
+                              (["--model.args.n_layers=3", "--model.args.hidden_dim=80"], "2 layers there, 3 here"),
                               (["--checkpoint.rename=norm.weight=output.weight"], "both become"),
                               (["--checkpoint.on_config_change=override", "--training.no_shuffle"], "training.shuffle")):
             with self.subTest(says=says):

@@ -204,54 +204,16 @@ void Checkpointer::load() {
   }
 }
 
-// Newer checkpoints stay when a job resumes from an older one: because they are damaged or hold weights
-// alone, or because checkpoint.load_step or the parts that are read say so. What that costs, and what the
-// next start makes of them, is said while it can still be changed. `step`: updates done in this run's count.
-void Checkpointer::log_newer(int64_t step) const {
-  if (!start_.checkpoint || start_.checkpoint->candidate.source != LoadSource::kOwn || runtime_.rank() != 0)
-    return;
-  std::vector<std::string> newer;
-  int64_t newest = step, weights = 0;
-  for (const FoundCheckpoint& found : CheckpointFolder(path_).scan()) {
-    const bool alone = found.complete() && holds_weights_alone(found);
-    if (found.step <= step || !(found.complete() || found.damaged() || found.unreadable)) continue;
-    newer.push_back(found.path.filename().string() + (alone              ? " (weights alone)"
-                                                      : found.complete() ? ""
-                                                                         : " (damaged)"));
-    newest = std::max(newest, found.step);
-    if (alone) weights = std::max(weights, found.step);
-  }
-  if (newer.empty()) return;
-  const int64_t used = start_.checkpoint->candidate.step, last = std::min(newest, config_->training.steps);
-  const std::string again = last <= step ? ""
-                            : last == step + 1
-                                ? fmt::format("step {} is trained again", last)
-                                : fmt::format("steps {} to {} are trained again", step + 1, last);
-  if (newer.size() == 1 && weights > 0 && used == step) {
-    if (!again.empty())
-      log_warning(
-          "This run goes on from step-{}, the newest full checkpoint: {}, because step-{} holds the weights "
-          "alone; with {} the last save is full",
-          used, again, weights, override_text("checkpoint.last_save_model_only", "false"));
-    return;
-  }
-  log_warning(
-      "This run {}; newer checkpoints stay in {} until it reaches their steps ({}): a start before that "
-      "tries "
-      "them first{}; move them away, or name the step by checkpoint.load_step{}",
-      used == step ? fmt::format("goes on from step-{}", used)
-                   : fmt::format("starts from step-{} and counts from step {}", used, step),
-      path_.string(), fmt::join(newer, ", "),
-      weights > 0 ? ", and takes weights of the last step for the end of the run" : "",
-      again.empty() ? "" : "; " + again);
-}
-
 void Checkpointer::preflight(int64_t step) {
   if (!saves()) return;
   const bool resumed = start_.checkpoint && start_.checkpoint->candidate.source == LoadSource::kOwn;
   require_free_names(resumed ? step + 1 : step, config_->training.steps);
   if (runtime_.rank() == 0) progress_.emplace(step);
-  log_newer(step);
+  if (runtime_.rank() == 0)
+    if (const std::string warning =
+            newer_checkpoints(start_, CheckpointFolder(path_), step, config_->training.steps);
+        !warning.empty())
+      log_warning("{}", warning);
   if (!options().validate_before_training) {
     log_info(
         "checkpoint.validate_before_training = false: the first checkpoint will be the first test of "
@@ -326,8 +288,8 @@ void Checkpointer::write_for_hugging_face(int64_t step) {
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   report(step, "checkpoint_durable", {{"kind", std::string("hugging_face")}, {"write_seconds", seconds}});
   report(step, "checkpoint_staged", {{"stall_seconds", seconds}});
-  log_info("The last checkpoint holds the model for Hugging Face, as {}: {}", torch_name(options().export_dtype),
-           saver_->folder().step_path(step).string());
+  log_info("The last checkpoint holds the model for Hugging Face, as {}: {}",
+           torch_name(options().export_dtype), saver_->folder().step_path(step).string());
 }
 
 void Checkpointer::write_last(int64_t step) {
@@ -369,7 +331,8 @@ void Checkpointer::finish() {
 void Checkpointer::save_seed() {
   require_free_names(0, 0);
   const bool model = options().last_save_model_only;
-  SaveContent content = model ? model_only(*config_, CheckpointKind::kSeed) : SaveContent{.kind = CheckpointKind::kSeed};
+  SaveContent content =
+      model ? model_only(*config_, CheckpointKind::kSeed) : SaveContent{.kind = CheckpointKind::kSeed};
   write(0, content, /*now=*/true);
 }
 

@@ -113,7 +113,6 @@ class Checkpointer {
   bool saves() const { return saver_ && !options().load_only; }
   void lock_folder();
   void load_from(const ChosenCheckpoint& chosen);
-  void log_newer(int64_t step) const;
   void require_free_names(int64_t first, int64_t last) const;
   void write(int64_t step, const SaveContent& content, bool now);
   void write_last(int64_t step);

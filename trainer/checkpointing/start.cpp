@@ -163,8 +163,8 @@ Start list_candidates(const JobConfig& config, const CheckpointFolder& folder, c
 
 // Averages that the checkpoint or the job does not have.
 void choose_ema_source(const JobConfig& config, ChosenCheckpoint& chosen) {
-  const bool there =
-      std::ranges::any_of(chosen.names, [](const auto& name) { return component_of(name.first) == kEmaComponent; });
+  const bool there = std::ranges::any_of(
+      chosen.names, [](const auto& name) { return component_of(name.first) == kEmaComponent; });
   if (!config.ema.enable) {
     if (there)
       log_warning(
@@ -277,6 +277,44 @@ bool holds_weights_alone(const FoundCheckpoint& found) {
   } catch (const Error&) {
     return false;  // damage is named when it is loaded
   }
+}
+
+std::string newer_checkpoints(const Start& start, const CheckpointFolder& folder, int64_t step,
+                              int64_t last) {
+  if (!start.checkpoint || start.checkpoint->candidate.source != LoadSource::kOwn) return "";
+  std::vector<std::string> newer;
+  int64_t newest = step, weights = 0;
+  for (const FoundCheckpoint& found : folder.scan()) {
+    if (found.step <= step || !(found.complete() || found.damaged() || found.unreadable)) continue;
+    const bool alone = found.complete() && holds_weights_alone(found);
+    newer.push_back(found.path.filename().string() + (alone              ? " (weights alone)"
+                                                      : found.complete() ? ""
+                                                                         : " (damaged)"));
+    newest = std::max(newest, found.step);
+    if (alone) weights = std::max(weights, found.step);
+  }
+  if (newer.empty()) return "";
+  const int64_t used = start.checkpoint->candidate.step, end = std::min(newest, last);
+  const std::string again = end <= step ? ""
+                            : end == step + 1
+                                ? fmt::format("step {} is trained again", end)
+                                : fmt::format("steps {} to {} are trained again", step + 1, end);
+  if (newer.size() == 1 && weights > 0 && used == step) {
+    if (again.empty()) return "";
+    return fmt::format(
+        "This run goes on from step-{}, the newest full checkpoint: {}, because step-{} holds the weights "
+        "alone; with {} the last save is full",
+        used, again, weights, override_text("checkpoint.last_save_model_only", "false"));
+  }
+  return fmt::format(
+      "This run {}; newer checkpoints stay in {} until it reaches their steps ({}): a start before that "
+      "tries "
+      "them first{}; move them away, or name the step by checkpoint.load_step{}",
+      used == step ? fmt::format("goes on from step-{}", used)
+                   : fmt::format("starts from step-{} and counts from step {}", used, step),
+      folder.path().string(), fmt::join(newer, ", "),
+      weights > 0 ? ", and takes weights of the last step for the end of the run" : "",
+      again.empty() ? "" : "; " + again);
 }
 
 void require_same_tokenizer(const ResolvedConfig& resolved, const ChosenCheckpoint& chosen,

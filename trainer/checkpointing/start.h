@@ -71,6 +71,12 @@ bool choose_older(const JobConfig& config, Start& start, const Error& error, Coo
 // collectively() for what reads a checkpoint: where a permission is missing the message says what to do.
 void read_collectively(Coordinator& ranks, const std::function<void()>& action);
 
+// The warning of a job that resumes from an older checkpoint than the newest one: which stay, because they
+// are damaged or hold weights alone, or because checkpoint.load_step or the parts that are read say so; which
+// steps are trained again; and what the next start makes of them. "" when none is newer. `step`: updates done
+// in this run's count; `last`: training.steps.
+std::string newer_checkpoints(const Start& start, const CheckpointFolder& folder, int64_t step, int64_t last);
+
 // Whether nothing but weights is in it, so that no run resumes from it: a last save of weights, or an export
 // for Hugging Face. Reads the index of a complete checkpoint that another program wrote.
 bool holds_weights_alone(const FoundCheckpoint& found);

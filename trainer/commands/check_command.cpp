@@ -28,6 +28,7 @@
 #include "trainer/config/input_path.h"
 #include "trainer/config/model_args.h"
 #include "trainer/data/sources.h"
+#include "trainer/data/token_shards.h"
 #include "trainer/fsdp_model.h"
 #include "trainer/hugging_face/config.h"
 #include "trainer/hugging_face/hf_model.h"
@@ -151,6 +152,12 @@ std::string describe_memory(const JobConfig& config, const ModelArgs& model, con
                      readable_bytes(size.states()),
                      config.ema.enable ? fmt::format(", {} for averages", readable_bytes(size.averages)) : "",
                      readable_bytes(size.activations));
+}
+
+// A job reads tokens in pieces, in the order of its shuffle, and cannot compare them with a checksum.
+void verify_token_shards(const std::string& path) {
+  for (const CorpusFile& file : find_corpus(path))
+    if (file.shard) ShardSource(file.path).verify();
 }
 
 std::string describe_files(const std::string& path) {
@@ -316,6 +323,7 @@ class JobCheck {
     table_.check("training data", {"configuration"}, [&] {
       require_input(*resolved_, "training.dataset_path");
       check_training_documents(config());
+      verify_token_shards(training_files(config()));
       loader_ = training_loader(config(), tokenizer(), place());
       return describe_files(training_files(config()));
     });
@@ -350,16 +358,27 @@ class JobCheck {
     table_.check(
         "memory", {"settings"}, [&] { return describe_memory(plan_->config, model_, *mesh_); }, "-");
     table_.check(
-        "a start would", {"dump folder", "state"},
-        [&] { return describe_start(plan_->config, start_.finished, chosen(), state_->state.step); }, "-");
+        "a start would", {"dump folder", "validation data", "state"},
+        [&] {
+          const int64_t step = state_->state.step, last = config().training.steps;
+          if (const std::string warning = newer_checkpoints(start_, checkpoint_folder(), step, last);
+              step < last && !warning.empty())
+            log_warning("{}", warning);
+          return describe_start(plan_->config, start_.finished, chosen(), step);
+        },
+        "-");
+  }
+
+  CheckpointFolder checkpoint_folder() const {
+    return CheckpointFolder(fs::path(config().job.dump_folder) / config().checkpoint.folder);
   }
 
   std::string find_checkpoint() {
     if (!config().checkpoint.enable) return "off (checkpoint.enable = false): nothing is loaded or saved";
-    const fs::path folder = fs::path(config().job.dump_folder) / config().checkpoint.folder;
     SoloCoordinator alone;
-    start_ = choose_start(config(), CheckpointFolder(folder), install_root(), alone);
-    if (!start_.checkpoint) return fmt::format("{}: none to resume from", folder.string());
+    start_ = choose_start(config(), checkpoint_folder(), install_root(), alone);
+    if (!start_.checkpoint)
+      return fmt::format("{}: none to resume from", checkpoint_folder().path().string());
     if (data_)
       require_checkpoint_of_job(*resolved_, model_, job_record(*resolved_, *data_), *start_.checkpoint);
     return start_.checkpoint->candidate.path.string();

@@ -136,8 +136,9 @@ std::unique_ptr<MetricsLogger> make_metrics(const RunDescription& run, const Run
   logger->log_config(recorded_toml(run));
   log_info("Model {} {} size: {} total parameters", run.config.model.name, run.config.model.flavor,
            python_grouped(static_cast<double>(counts.total), 0));
-  log_info("Run {}: its record is in {}", measured.run_id,
-           (measured.dump_folder / "runs" / measured.run_id).string());
+  if (!measured.run_id.empty())  // a dry run has none
+    log_info("Run {}: its record is in {}", measured.run_id,
+             (measured.dump_folder / "runs" / measured.run_id).string());
   return logger;
 }
 

@@ -47,7 +47,7 @@ void damage(const fs::path& checkpoint) {
   file.write("damaged!", 8);
 }
 
-void save(const fs::path& folder, int64_t step, const std::string& kind = "full") {
+void save(const fs::path& folder, int64_t step, CheckpointKind kind = CheckpointKind::kFull) {
   test::ToyOptions options;
   options.kind = kind;
   options.without = {"ema.tok_embeddings.weight"};
@@ -59,8 +59,8 @@ const Override kStop = {"checkpoint.on_corrupt", "error"};
 }  // namespace
 
 TEST_CASE("a job starts from the newest checkpoint that every rank can open") {
-  const test::ToolsFolder temporary;
-  const fs::path folder = temporary.path / "checkpoint";
+  const test::TemporaryFolder temporary;
+  const fs::path folder = temporary.path() / "checkpoint";
   CHECK(decision(folder, config()) == "new weights");
   for (const int64_t step : {2, 4, 6}) save(folder, step);
   CHECK(decision(folder, config()) == "step-6");
@@ -72,8 +72,8 @@ TEST_CASE("a job starts from the newest checkpoint that every rank can open") {
 
 TEST_CASE(
     "from damaged checkpoints a job goes back to the one before unless its configuration says otherwise") {
-  const test::ToolsFolder temporary;
-  const fs::path folder = temporary.path / "checkpoint";
+  const test::TemporaryFolder temporary;
+  const fs::path folder = temporary.path() / "checkpoint";
   for (const int64_t step : {2, 4, 6}) save(folder, step);
   damage(folder / "step-6");
   CHECK(decision(folder, config()) == "step-4");
@@ -90,8 +90,8 @@ TEST_CASE(
 }
 
 TEST_CASE("an incompatible checkpoint is not left for an older one") {
-  const test::ToolsFolder temporary;
-  const fs::path folder = temporary.path / "checkpoint";
+  const test::TemporaryFolder temporary;
+  const fs::path folder = temporary.path() / "checkpoint";
   for (const int64_t step : {2, 4}) save(folder, step);
   const JobConfig averages = config({{"ema.enable", "true"}, {"ema.on_missing", "error"}});
   CHECK_THROWS_AS(start_in(folder, averages), IncompatibleCheckpoint);
@@ -100,10 +100,10 @@ TEST_CASE("an incompatible checkpoint is not left for an older one") {
 }
 
 TEST_CASE("weights of the last step alone end a run that has no steps left and are passed over otherwise") {
-  const test::ToolsFolder temporary;
-  const fs::path folder = temporary.path / "checkpoint";
+  const test::TemporaryFolder temporary;
+  const fs::path folder = temporary.path() / "checkpoint";
   save(folder, 8);
-  save(folder, 10, "model");
+  save(folder, 10, CheckpointKind::kModel);
   const Start start = start_in(folder, config());
   REQUIRE(start.finished);
   CHECK(start.finished->step == 10);
@@ -113,8 +113,8 @@ TEST_CASE("weights of the last step alone end a run that has no steps left and a
 }
 
 TEST_CASE("a load that fails goes back to an older checkpoint from damage alone") {
-  const test::ToolsFolder temporary;
-  const fs::path folder = temporary.path / "checkpoint";
+  const test::TemporaryFolder temporary;
+  const fs::path folder = temporary.path() / "checkpoint";
   for (const int64_t step : {2, 4, 6}) save(folder, step);
   damage(folder / "step-4");
   SoloCoordinator alone;

@@ -42,7 +42,7 @@ JobConfig::Profiling every_4_steps() {
   return {.enable_profiling = true, .profile_freq = 4, .profiler_warmup = 1};
 }
 
-ProfiledRun run_in(const TemporaryFolder& folder, int64_t start_step = 0) {
+ProfiledRun run_in(const test::TemporaryFolder& folder, int64_t start_step = 0) {
   return {.dump_folder = folder.path(), .rank = 2, .start_step = start_step};
 }
 
