@@ -38,8 +38,9 @@ class Builder : public nlohmann::json_sax<json> {
   bool parse_error(size_t, const std::string&, const nlohmann::detail::exception& error) override {
     std::string text;  // it quotes bytes that may be no UTF-8
     for (const char* c = error.what(); *c != '\0' && text.size() < 300; ++c)
-      text += static_cast<unsigned char>(*c) < 0x80 ? std::string(1, *c)
-                                                    : fmt::format("\\x{:02x}", static_cast<unsigned char>(*c));
+      text += static_cast<unsigned char>(*c) < 0x80
+                  ? std::string(1, *c)
+                  : fmt::format("\\x{:02x}", static_cast<unsigned char>(*c));
     return fail(text);
   }
 

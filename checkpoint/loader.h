@@ -51,7 +51,8 @@ struct LoadOptions {
 };
 
 // What a load will do, from names and shapes: no I/O, no collectives. Throws IncompatibleCheckpoint with ONE
-// message that lists every missing name (with the nearest ones that exist), every shape and type that differs.
+// message that lists every missing name (with the nearest ones that exist), every shape and type that
+// differs.
 struct LoadItem {
   const TensorState* tensor = nullptr;
   const TensorRecord* record = nullptr;

@@ -146,8 +146,8 @@ std::vector<int64_t> steps_to_purge(const std::vector<FoundCheckpoint>& found, c
   for (auto one = ours.begin(); one != ours.end(); ++one) {
     const FoundCheckpoint& candidate = **one;
     const bool kept = candidate.kind == CheckpointKind::kPreCheckpoint
-                           ? candidate.step >= newest_full
-                           : rule.keep <= 0 || counted++ < rule.keep;
+                          ? candidate.step >= newest_full
+                          : rule.keep <= 0 || counted++ < rule.keep;
     if (kept || one == newest_restorable || candidate.step == rule.newest ||
         (rule.protect && rule.protect(candidate)))
       continue;

@@ -154,7 +154,9 @@ class Check(CheckpointTest):
         self.assertEqual(done.returncode, 0, done.stdout)
         lines = done.stdout.splitlines()
         warnings = [i for i, line in enumerate(lines) if "WARNING" in line]
-        self.assertEqual(len(warnings), 2, done.stdout)
+        self.assertEqual(len(warnings), 3, done.stdout)
+        self.assertIn("(step-6 (damaged))", lines[warnings[2]])
+        self.assertIn("steps 4 to 6 are trained again", lines[warnings[2]])
         self.assertGreater(min(warnings), max(i for i, line in enumerate(lines) if line.startswith("a start would")))
 
     def test_all_wrong_keys_are_reported_as_by_a_job(self):

@@ -175,7 +175,7 @@ class Report(CheckpointTest):
         (self.folder / "link").symlink_to("good")
         for other in (good, "good/", "./good", "link", self.folder / "good"):
             said = self.report(good, other, says=[f"good and {other} are the same folder: it is shown once"])
-            self.assertEqual(said.count("1 lines"), 1, said)
+            self.assertEqual(said.count("good: 1 line,"), 1, said)
 
     def test_a_folder_without_metrics_names_the_nearest_one_that_has_some(self):
         for name in ("out", "all", "all/a", "all/deep", "all/deep/b"):

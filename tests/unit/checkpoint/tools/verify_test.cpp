@@ -253,7 +253,8 @@ TEST_CASE("verify calls a checkpoint with an unreadable manifest damaged, as ls 
   const fs::path path = save_toy(folder.path(), 3);
   flip_bit(path / "hyperion.json", 0);
   CHECK(verify_checkpoint(path, kQuick).kind == CheckpointKind::kDamaged);
-  CHECK_THAT(verify(folder.path(), kQuick).text, Catch::Matches("[^]*step-3 +damaged +DAMAGED: 1 problem[^]*"));
+  CHECK_THAT(verify(folder.path(), kQuick).text,
+             Catch::Matches("[^]*step-3 +damaged +DAMAGED: 1 problem[^]*"));
 }
 
 TEST_CASE("verify of a folder without checkpoints is no good answer") {

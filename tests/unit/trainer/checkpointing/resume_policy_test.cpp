@@ -206,7 +206,8 @@ TEST_CASE("recover refuses changed settings all in one message") {
   });
   CHECK_THAT(text, Contains("step 4") && Contains("optimizer.lr: saved 0.1, configured 0.2 (command line)") &&
                        Contains("training.max_norm: saved 1.0, configured 2.0") &&
-                       Contains("training.global_batch_size: saved 16, configured 8 (default)") &&
+                       Contains("training.global_batch_size: saved 16, configured 8 "
+                                "(training.local_batch_size times the data-parallel ranks)") &&
                        Contains("on_config_change"));
   CHECK_NOTHROW(resume(config(), 4));
 }
@@ -255,7 +256,8 @@ TEST_CASE("parts that are left out by choice are named with what the run begins 
       warnings(leave, LoadSource::kOwn),
       Contains(
           "checkpoint.exclude_from_loading (command line): dataloader, rng of the checkpoint at step 4 are "
-          "not read: the data start from their beginning (epoch 1 in the order of seed 7); random "
+          "not read: the data start from their beginning (epoch 1 in the order of a new seed, as debug.seed "
+          "is unset); random "
           "numbers start from the seed; this happens at every start"));
   CHECK_THAT(
       warnings({{"checkpoint.components", "model,optimizer,lr_scheduler,train_state,rng"}}, LoadSource::kOwn),
