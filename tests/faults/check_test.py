@@ -8,7 +8,7 @@ import re
 import subprocess
 
 from checkpoints import CheckpointTest
-from jobs import BINARY, main
+from jobs import BINARY, ROOT, main
 
 
 class Check(CheckpointTest):
@@ -84,6 +84,17 @@ class Check(CheckpointTest):
     def test_other_text_in_a_data_file_is_found(self):
         (self.folder / "data.jsonl").write_bytes(b"PAR1")
         self.check(code=65, says=["is Parquet, which is not read"])
+
+    def test_a_token_shard_whose_tokens_have_changed_is_found(self):
+        shard = self.folder / "shard"
+        subprocess.run([BINARY, "tokenize", "--out", str(shard), "--tokenizer", str(ROOT / "tests/assets/tokenizer"),
+                        str(self.folder / "data.jsonl")], check=True, capture_output=True, timeout=60)
+        self.check("--training.dataset=jsonl", f"--training.dataset_path={shard}")
+        tokens = bytearray((shard / "tokens.bin").read_bytes())
+        tokens[100] ^= 1
+        (shard / "tokens.bin").write_bytes(tokens)
+        self.check("--training.dataset=jsonl", f"--training.dataset_path={shard}", code=65,
+                   says=["training data    WRONG", "tokens.bin does not have the checksum in index.json"])
 
     def test_a_dump_folder_that_cannot_be_written_is_73_and_nothing_stays_of_one_that_can(self):
         self.check("--job.dump_folder=a/b/c", says=["a/b/c: can be made"])

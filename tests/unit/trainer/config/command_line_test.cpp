@@ -94,6 +94,11 @@ TEST_CASE("train may print its state and let failpoints act") {
   CHECK(parse({"--job.config_file", "f.toml", "--allow-faults"}).allow_faults);
 }
 
+TEST_CASE("the last of a repeated option of a tool counts as a remedy is pasted behind the command") {
+  const auto line = parse({"generate", "c", "--prompt", "x", "--tokenizer", "a", "--tokenizer", "b"});
+  CHECK(line.generate.tokenizer == "b");
+}
+
 TEST_CASE("generate takes a checkpoint a prompt and how to draw") {
   const CommandLine line =
       parse({"generate", "out/step-10", "--prompt", "It was. --a.b", "--max-tokens", "5", "--temperature=0.8",
