@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "base/nearest.h"
 #include "base/printable.h"
+#include "checkpoint/state.h"
 
 namespace hyperion {
 namespace {
@@ -28,9 +29,6 @@ struct ParameterPrefix {
 };
 constexpr std::array<ParameterPrefix, 3> kParameterPrefixes = {
     {{"optimizer.state.", true}, {"optimizer.param_groups.", true}, {"ema.", false}}};
-// Components without parameter names.
-constexpr std::array<std::string_view, 5> kOthers = {"optimizer.", "lr_scheduler.", "dataloader.",
-                                                     "train_state.", "rng."};
 
 constexpr size_t kMostShown = 20;  // names of each kind
 constexpr size_t kLongestPattern = 4096;
@@ -54,8 +52,7 @@ KeyParts split_key(std::string_view key) {
     }
     return {known.prefix, name, suffix};
   }
-  for (const std::string_view other : kOthers)
-    if (key.starts_with(other)) return {key, {}, {}};
+  if (component_of(std::string(key)) != kModelComponent) return {key, {}, {}};
   return {{}, key, {}};
 }
 

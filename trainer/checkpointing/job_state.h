@@ -36,7 +36,7 @@ class ModelState : public StateComponent {
  public:
   ModelState(std::vector<ShardedParameterPtr> parameters, const StatePlace& place)
       : parameters_(std::move(parameters)), place_(place) {}
-  std::string name() const override { return "model"; }
+  std::string name() const override { return std::string(kModelComponent); }
   std::vector<TensorState> tensors() override;
   // The compute-dtype copies follow the masters.
   void load(const Find&) override;
@@ -54,7 +54,7 @@ class OptimizerState : public StateComponent {
   using Rates = std::function<std::pair<double, double>()>;
   OptimizerState(const Adam& adam, const JobConfig::Optimizer& options,
                  std::vector<ShardedParameterPtr> parameters, const StatePlace& place, Rates rates);
-  std::string name() const override { return "optimizer"; }
+  std::string name() const override { return std::string(kOptimizerComponent); }
   std::vector<TensorState> tensors() override;
   std::vector<ObjectState> objects() override;
   std::vector<std::string> required_objects() override { return {}; }  // the configuration says the same
@@ -76,7 +76,7 @@ class SchedulerState : public StateComponent {
     Object trajectory;  // resume_policy.h
   };
   explicit SchedulerState(std::function<Position()> position) : position_(std::move(position)) {}
-  std::string name() const override { return "lr_scheduler"; }
+  std::string name() const override { return std::string(kSchedulerComponent); }
   std::vector<ObjectState> objects() override;
   std::vector<std::string> required_objects() override { return {"lr_scheduler.last_epoch"}; }
 
@@ -88,7 +88,7 @@ inline constexpr const char* kTrajectoryKey = "lr_scheduler.trajectory";
 class LoaderComponent : public StateComponent {
  public:
   explicit LoaderComponent(DataLoader& loader) : loader_(loader) {}
-  std::string name() const override { return "dataloader"; }
+  std::string name() const override { return std::string(kLoaderComponent); }
   std::vector<ObjectState> objects() override;
   std::vector<std::string> required_objects() override { return {}; }  // other programs have none of ours
   void load(const Find& find) override;
@@ -108,7 +108,7 @@ class TrainStateComponent : public StateComponent {
   // `config`: the configuration of the job, for whoever resumes.
   TrainStateComponent(TrainState& state, int64_t batch_ranks, Object config)
       : state_(state), batch_ranks_(batch_ranks), config_(std::move(config)) {}
-  std::string name() const override { return "train_state"; }
+  std::string name() const override { return std::string(kTrainStateComponent); }
   std::vector<ObjectState> objects() override;
   std::vector<std::string> required_objects() override { return {"train_state.step"}; }
   void load(const Find& find) override;
@@ -125,7 +125,7 @@ class RngState : public StateComponent {
  public:
   RngState(at::Device device, int rank, int world_size, uint64_t seed, const TrainState& state)
       : device_(device), rank_(rank), world_size_(world_size), seed_(seed), state_(state) {}
-  std::string name() const override { return "rng"; }
+  std::string name() const override { return std::string(kRngComponent); }
   std::vector<ObjectState> objects() override;
   std::vector<std::string> required_objects() override { return {}; }
   void load(const Find& find) override;
@@ -142,7 +142,7 @@ class EmaState : public StateComponent {
  public:
   EmaState(Ema& ema, std::vector<ShardedParameterPtr> parameters, const StatePlace& place)
       : ema_(ema), parameters_(std::move(parameters)), place_(place) {}
-  std::string name() const override { return "ema"; }
+  std::string name() const override { return std::string(kEmaComponent); }
   std::vector<TensorState> tensors() override;
   void wait_for_update() override { ema_.wait_for_update(); }
 
