@@ -209,11 +209,10 @@ void Checkpointer::preflight(int64_t step) {
   const bool resumed = start_.checkpoint && start_.checkpoint->candidate.source == LoadSource::kOwn;
   require_free_names(resumed ? step + 1 : step, config_->training.steps);
   if (runtime_.rank() == 0) progress_.emplace(step);
-  if (runtime_.rank() == 0)
-    if (const std::string warning =
-            newer_checkpoints(start_, CheckpointFolder(path_), step, config_->training.steps);
-        !warning.empty())
-      log_warning("{}", warning);
+  const std::string warning = from_rank_0(*ranks_, [&] {
+    return newer_checkpoints(start_, CheckpointFolder(path_), step, config_->training.steps);
+  });
+  if (runtime_.rank() == 0 && !warning.empty()) log_warning("{}", warning);
   if (!options().validate_before_training) {
     log_info(
         "checkpoint.validate_before_training = false: the first checkpoint will be the first test of "
@@ -226,8 +225,7 @@ void Checkpointer::preflight(int64_t step) {
   if (!probe) save_seconds_ = report.write_seconds + report.commit_seconds;
   log_info(
       "[pre-checkpoint] {} written, read back and compared{}; read back in {:.2f} s; a periodic save will "
-      "take about "
-      "{:.2f} s",
+      "take about {:.2f} s",
       bandwidth(static_cast<double>(report.total_bytes), report.write_seconds + report.commit_seconds),
       resumed ? " under a temporary name" : fmt::format(" as {}", report.path.string()),
       report.read_back_seconds, report.write_seconds + report.commit_seconds);
