@@ -49,6 +49,13 @@ class SelectiveCheckpoint {
   bool recomputing_ = false;
 };
 
+// What backward runs again of a whole model.
+struct ActivationCheckpointing {
+  std::vector<ActivationCheckpoint> blocks{};  // one per block
+  // Under kSelectiveOp: shapes of weights whose products are never saved.
+  SelectiveCheckpoint::Shapes always_recompute{};
+};
+
 // Makes `checkpoint` the active one of this thread while in scope (nullptr: none).
 class SelectiveCheckpointScope {
  public:

@@ -33,7 +33,7 @@ RULES = {
     "trainer/checkpointing": ("base", "base/device", "models", "models/flavors", "parallel", *CHECKPOINT,
                               *TRAINER_PARTS, "trainer/runtime"),
     "trainer/setup": ("base", "base/device", "models", "models/flavors", "parallel", *CHECKPOINT, *TRAINER_PARTS,
-                      "trainer/runtime", "trainer/checkpointing", "trainer"),
+                      "trainer/runtime", "trainer/checkpointing"),
     "trainer/inference": ("base", "base/device", "models", "models/flavors", *TRAINER_PARTS, "trainer/setup"),
     "trainer/commands": ("base", "base/device", "models", "models/flavors", "parallel", *CHECKPOINT,
                               "checkpoint/tools", *TRAINER_PARTS, "trainer/runtime", "trainer/checkpointing",

@@ -18,7 +18,7 @@ struct FsdpModel::SavedForward {
 
 FsdpModel::FsdpModel(const Transformer& model, FsdpContext& fsdp, FsdpModelOptions options)
     : model_(model), fsdp_(fsdp), options_(std::move(options)) {
-  options_.checkpoint.resize(model.blocks().size(), ActivationCheckpoint::kNone);
+  options_.checkpointing.blocks.resize(model.blocks().size(), ActivationCheckpoint::kNone);
   std::map<const Parameter*, ShardedParameterPtr> known;
   for (const UnitParameters& unit : model.units())
     groups_.push_back(std::make_unique<ShardGroup>(unit.name, unit.parameters, known, fsdp));
@@ -59,12 +59,12 @@ at::Tensor FsdpModel::forward_block(size_t block, const at::Tensor& input, const
   // A detached leaf ends the graph here: each block's backward is a call of its own, and its input's .grad()
   // is what the block before continues with.
   saved.input = input.detach().requires_grad_();
-  if (options_.checkpoint[block] == ActivationCheckpoint::kNone) {
+  if (options_.checkpointing.blocks[block] == ActivationCheckpoint::kNone) {
     saved.output = model_.blocks()[block].forward(saved.input, batch.context);
     return saved.output;
   }
-  if (options_.checkpoint[block] == ActivationCheckpoint::kSelectiveOp)
-    saved.selective = std::make_unique<SelectiveCheckpoint>(options_.always_recompute);
+  if (options_.checkpointing.blocks[block] == ActivationCheckpoint::kSelectiveOp)
+    saved.selective = std::make_unique<SelectiveCheckpoint>(options_.checkpointing.always_recompute);
   at::NoGradGuard no_grad;  // no graph: nothing but the input and what `selective` saves outlives this call
   SelectiveCheckpointScope scope(saved.selective.get());
   return model_.blocks()[block].forward(saved.input, batch.context);

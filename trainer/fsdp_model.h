@@ -21,9 +21,7 @@ namespace hyperion {
 struct FsdpModelOptions {
   // false: a block's weights stay gathered from its forward to its backward.
   bool reshard_after_forward = true;
-  std::vector<ActivationCheckpoint> checkpoint{};  // one per block
-  // Under kSelectiveOp: shapes of weights whose products are never saved.
-  SelectiveCheckpoint::Shapes always_recompute{};
+  ActivationCheckpointing checkpointing{};
 };
 
 class FsdpModel {

@@ -75,7 +75,7 @@ TinyTraining::TinyTraining(const TinyJob& job, const Environment& environment)
   fsdp_ = std::make_unique<FsdpContext>(groups_->get(MeshDim::kFsdp), groups_->get(MeshDim::kDpReplicate),
                                         sharding);
   options_.reshard_after_forward = job.reshard_after_forward;
-  options_.checkpoint.assign(model_.blocks().size(), job.checkpoint);
+  options_.checkpointing.blocks.assign(model_.blocks().size(), job.checkpoint);
   fsdp_model_ = std::make_unique<FsdpModel>(model_, *fsdp_, options_);
   for (const ShardedParameterPtr& parameter : fsdp_model_->parameters()) {
     at::Tensor master = parameter->master();

@@ -55,7 +55,7 @@ class TinyTraining {
   const Adam& optimizer() const { return *optimizer_; }
   const Float8Setup& float8() const { return float8_; }
   // FP8 products of one microbatch, by the plan.
-  int64_t float8_planned() { return float8_products(model_, float8_, options_); }
+  int64_t float8_planned() { return float8_products(model_, float8_, options_.checkpointing); }
   // What this rank has sent so far.
   CommLedger& ledger() { return ledger_; }
   // The dtypes of the groups' collectives so far: "fsdp/0 all_gather" -> Byte.

@@ -72,8 +72,6 @@ class Checkpointer {
 
   // Before all that follows.
   void attach(CheckpointedState state);
-  // Ends a save that is under way, whose failure is logged. Before the state goes.
-  void detach() { saver_.reset(); }
 
   // Fills the state from the chosen checkpoint; from a damaged one it goes to the one before, as
   // checkpoint.on_corrupt says. Throws Error(kBadData), IncompatibleCheckpoint.

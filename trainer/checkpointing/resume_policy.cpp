@@ -414,6 +414,10 @@ LrSchedule schedule_of(const JobConfig& config) {
   return {config.lr_scheduler, config.training.steps};
 }
 
+double learning_rate(const ResumePlan& plan, int64_t step) {
+  return plan.config.optimizer.lr * schedule_of(plan.config).factor(step - 1 - plan.schedule_start);
+}
+
 namespace {
 
 void warn_of_cuts(ResumePlan& plan) {

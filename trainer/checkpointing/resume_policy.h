@@ -59,6 +59,8 @@ struct ResumePlan {
 };
 
 LrSchedule schedule_of(const JobConfig& config);
+// Of 1-based `step`.
+double learning_rate(const ResumePlan& plan, int64_t step);
 
 // A run from step 0. Throws Error(kUsage) when its curve ends before its steps do with a learning rate of 0.
 ResumePlan fresh_plan(const ResolvedConfig& resolved, const TrajectoryFacts& facts);

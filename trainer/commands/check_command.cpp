@@ -29,14 +29,13 @@
 #include "trainer/config/model_args.h"
 #include "trainer/data/sources.h"
 #include "trainer/data/token_shards.h"
-#include "trainer/fsdp_model.h"
 #include "trainer/hugging_face/config.h"
 #include "trainer/hugging_face/hf_model.h"
+#include "trainer/model_and_optimizer.h"
 #include "trainer/runtime/runtime.h"
 #include "trainer/runtime/size_estimate.h"
-#include "trainer/setup/float8_setup.h"
-#include "trainer/setup/options.h"
 #include "trainer/setup/preflight.h"
+#include "trainer/training_state.h"
 
 namespace hyperion {
 namespace fs = std::filesystem;
@@ -194,47 +193,29 @@ std::string probe_writable(const fs::path& folder) {
                      readable_bytes(static_cast<double>(space.available)));
 }
 
-// The state of rank 0 on the meta device (shapes without memory), and the groups it is sharded over.
-struct MetaState {
-  MetaState(const ResumePlan& plan, const JobConfig& configured, const ModelArgs& args, const Mesh& mesh,
-            const Environment& environment, DataLoader& loader)
-      : model(args, plan.config.training.loss_chunk_bytes),
-        float8(
-            convert_to_float8(model, plan.config, {.cpu = false, .compute_capability = 90, .name = "a GPU"})),
-        groups(mesh, environment, {.backend = CommBackend::kFake}),
-        fsdp(groups.get(MeshDim::kFsdp), groups.get(MeshDim::kDpReplicate), sharding(plan.config, float8)),
-        fsdp_model(model, fsdp, fsdp_model_options(plan.config, model)),
-        parameters(fsdp_model.parameters()),
-        adam(parameters, plan.config.optimizer) {
-    for (const std::string& warning : float8.warnings) log_warning("{}", warning);
+// The state of rank 0 in shapes without memory, and the groups it is sharded over.
+struct StateShapes {
+  StateShapes(const ResumePlan& plan, const JobConfig& configured, const ModelArgs& args, const Mesh& mesh,
+              const Environment& environment, DataLoader& loader)
+      : groups(mesh, environment, {.backend = CommBackend::kFake}),
+        model(make_model_and_optimizer(args, plan.config,
+                                       {.groups = groups,
+                                        .device = at::kCPU,
+                                        .float8 = {.cpu = false, .compute_capability = 90, .name = "a GPU"},
+                                        .without_memory = true})) {
+    for (const std::string& warning : model.float8.warnings) log_warning("{}", warning);
     JobConfig::Ema averages = plan.config.ema;
     averages.device = EmaDevice::kSame;  // no memory, as the weights
-    if (averages.enable) ema = std::make_unique<Ema>(parameters, averages);
-    components =
-        state_components({parameters, mesh, 0, at::kCPU, adam, ema.get(), state, loader, plan, configured});
+    if (averages.enable) model.ema = std::make_unique<Ema>(model.parameters, averages);
+    components = state_components({model, mesh, 0, at::kCPU, state, loader, plan, configured});
+    for (const auto& component : components) parts.push_back(component.get());
   }
 
-  static ShardingOptions sharding(const JobConfig& config, const Float8Setup& float8) {
-    ShardingOptions options = sharding_options(config.training, at::kCPU, float8.codec);
-    options.state_device = at::kMeta;
-    return options;
-  }
-  std::vector<StateComponent*> parts() const {
-    std::vector<StateComponent*> all;
-    for (const auto& component : components) all.push_back(component.get());
-    return all;
-  }
-
-  Transformer model;
-  Float8Setup float8;
   ProcessGroups groups;
-  FsdpContext fsdp;
-  FsdpModel fsdp_model;
-  std::vector<ShardedParameterPtr> parameters;
-  Adam adam;
-  std::unique_ptr<Ema> ema;
+  ModelAndOptimizer model;
   TrainState state;
-  std::vector<std::unique_ptr<StateComponent>> components;
+  StateComponents components;
+  std::vector<StateComponent*> parts;
 };
 
 std::string describe_start(const JobConfig& config, const std::optional<FinishedRun>& finished,
@@ -385,12 +366,12 @@ class JobCheck {
   }
 
   std::string describe_state() {
-    state_ = std::make_unique<MetaState>(*plan_, config(), model_, *mesh_, environment_, *loader_);
+    state_ = std::make_unique<StateShapes>(*plan_, config(), model_, *mesh_, environment_, *loader_);
     if (!start_.checkpoint) return "new weights and optimizer states";
-    const ComponentLoad load = plan_component_load(*start_.checkpoint, state_->parts(), plan_->config, [&] {
+    const ComponentLoad load = plan_component_load(*start_.checkpoint, state_->parts, plan_->config, [&] {
       return hugging_face_names(model_, start_.checkpoint->names);
     });
-    load_values(*start_.checkpoint, state_->parts());
+    load_values(*start_.checkpoint, state_->parts);
     return fmt::format(
         "{} tensors fit by name, shape and type; their bytes are compared when they are loaded",
         load.items.size());
@@ -407,7 +388,7 @@ class JobCheck {
   std::unique_ptr<DataLoader> loader_;
   Start start_;
   std::optional<ResumePlan> plan_;
-  std::unique_ptr<MetaState> state_;
+  std::unique_ptr<StateShapes> state_;
 };
 
 }  // namespace

@@ -45,7 +45,6 @@
 #include "trainer/hugging_face/hf_model.h"
 #include "trainer/runtime/version.h"
 #include "trainer/setup/data_setup.h"
-#include "trainer/setup/options.h"
 #include "trainer/signals.h"
 #include "trainer/trainer.h"
 
@@ -81,7 +80,7 @@ ExitCode train(const CommandLine& line, const std::vector<std::string>& command,
   if (resolved.config.job.print_config) log_info("Running with configuration: {}", to_json(resolved.config));
   Trainer trainer(resolved, command);
   if (line.dump_state_dict) {
-    print_text(trainer.state_table());
+    print_text(state_table(trainer.components()));
     return ExitCode::kOk;
   }
   return trainer.run();

@@ -14,7 +14,6 @@
 #include "trainer/hugging_face/hf_model.h"
 #include "trainer/runtime/runtime.h"
 #include "trainer/setup/data_setup.h"
-#include "trainer/setup/options.h"
 
 namespace hyperion {
 namespace fs = std::filesystem;

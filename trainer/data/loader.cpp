@@ -78,6 +78,11 @@ void DataLoader::reset() {
   restart_from(initial_);
 }
 
+void DataLoader::reset(uint64_t seed) {
+  initial_.seed = seed;
+  reset();
+}
+
 void DataLoader::load_state(const LoaderState& state) {
   if (state.fingerprint != initial_.fingerprint) {
     throw_data(

@@ -62,6 +62,8 @@ class DataLoader {
   void load_state(const LoaderState& state);
   // Back to the first sequence.
   void reset();
+  // Back to the first sequence of the order of another seed.
+  void reset(uint64_t seed);
 
   // "file:line..file:line" of a sequence of one of the last microbatches; for a sequence of another rank, the
   // range of the microbatch that held it. For the message about a non-finite loss.

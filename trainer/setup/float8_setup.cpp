@@ -8,7 +8,7 @@
 #include <fmt/ranges.h>
 
 #include "base/error.h"
-#include "models/activation_checkpoint.h"
+#include "base/log.h"
 #include "models/float8/choice.h"
 #include "models/float8/gather.h"
 #include "trainer/checkpointing/job_state.h"
@@ -101,14 +101,15 @@ Float8Setup convert_to_float8(Transformer& model, const JobConfig& config, const
   return setup;
 }
 
-int64_t float8_products(Transformer& model, const Float8Setup& setup, const FsdpModelOptions& options) {
+int64_t float8_products(Transformer& model, const Float8Setup& setup,
+                        const ActivationCheckpointing& checkpointing) {
   if (!setup.counters) return 0;
   const std::set<std::string> converted(setup.converted.begin(), setup.converted.end());
   const int64_t once = 1 + float8::backward_products(setup.recipe);
   int64_t products = converted.contains("output") ? once : 0;
   for (size_t block = 0; block < model.blocks().size(); ++block) {
-    const ActivationCheckpoint checkpoint = options.checkpoint.at(block);
-    SelectiveCheckpoint selective(options.always_recompute);
+    const ActivationCheckpoint checkpoint = checkpointing.blocks.at(block);
+    SelectiveCheckpoint selective(checkpointing.always_recompute);
     const std::string prefix = fmt::format("layers.{}.", block);
     for (const auto& [name, linear] : model.linears()) {
       if (!name.starts_with(prefix)) continue;
@@ -119,6 +120,13 @@ int64_t float8_products(Transformer& model, const Float8Setup& setup, const Fsdp
     }
   }
   return products;
+}
+
+void require_float8_products(const Float8Setup& setup, int64_t planned) {
+  const int64_t found = setup.counters->products;
+  if (found != planned)
+    throw_bug("float8: the first step ran {} FP8 products where {} were planned", found, planned);
+  log_info("float8: the first step ran {} FP8 products, as planned", found);
 }
 
 std::string describe_gathers(const std::vector<ShardedParameterPtr>& parameters, const FsdpContext& fsdp) {

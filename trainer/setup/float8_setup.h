@@ -5,11 +5,12 @@
 #include <string>
 #include <vector>
 
+#include "models/activation_checkpoint.h"
 #include "models/float8/linear_matmuls.h"
 #include "models/transformer.h"
+#include "parallel/fsdp.h"
 #include "parallel/gather_codec.h"
 #include "trainer/config/job_config.h"
-#include "trainer/fsdp_model.h"
 
 namespace hyperion {
 
@@ -34,7 +35,11 @@ Float8Setup convert_to_float8(Transformer& model, const JobConfig& config, const
 
 // FP8 products of one microbatch of training on this rank: forward, what activation checkpointing runs again,
 // and backward.
-int64_t float8_products(Transformer& model, const Float8Setup& setup, const FsdpModelOptions& options);
+int64_t float8_products(Transformer& model, const Float8Setup& setup,
+                        const ActivationCheckpointing& checkpointing);
+// Throws Error(kBug) unless that many products have run so far: the first step has run what the configuration
+// promises, or none of its claims can be trusted.
+void require_float8_products(const Float8Setup& setup, int64_t planned);
 
 // How weights reach their layers, for the log: what an all-gather of all moves in FP8, what that would be in
 // the compute dtype, and the rest; all in bytes of the unsharded tensors.

@@ -16,24 +16,34 @@
 #include "base/log.h"
 #include "models/flavors/registry.h"
 #include "trainer/checkpointing/job_state.h"
+#include "trainer/config/model_args.h"
 #include "trainer/config/print.h"
 #include "trainer/metrics/flops.h"
+#include "trainer/hugging_face/config.h"
 #include "trainer/metrics/gemm_peak.h"
+#include "trainer/metrics/memory.h"
 #include "trainer/metrics/run_folder.h"
 #include "trainer/metrics/step_line.h"
 #include "trainer/runtime/version.h"
+#include "trainer/setup/run_summary.h"
 
 namespace hyperion {
 namespace {
 
 constexpr const char* kSeedKey = "debug.seed";
 
+// Where the run's seed came from: kSeedKey, or in words.
+std::string seed_origin(const RunDescription& run) {
+  if (run.seed != run.job.seed) return "saved in the checkpoint";
+  return run.job.configured.config.debug.seed ? kSeedKey : "chosen by rank 0";
+}
+
 // The configuration as the user gave it, with the seed that the run uses.
 std::string recorded_toml(const RunDescription& run) {
-  ResolvedConfig recorded = run.configured;
+  ResolvedConfig recorded = run.job.configured;
   if (recorded.config.debug.seed || run.seed <= std::numeric_limits<int64_t>::max()) {  // TOML's largest
     recorded.config.debug.seed = static_cast<int64_t>(run.seed);
-    if (run.seed_origin != kSeedKey) recorded.origins[kSeedKey] = run.seed_origin;
+    if (seed_origin(run) != kSeedKey) recorded.origins[kSeedKey] = seed_origin(run);
   }
   return to_toml(recorded);
 }
@@ -59,7 +69,8 @@ struct RunStart {
 };
 
 // Collective: rank 0 writes, and the others learn how it went.
-RunStart start_run(const RunDescription& run, const Runtime& runtime) {
+RunStart start_run(const RunDescription& run) {
+  const Runtime& runtime = run.job.runtime;
   const std::string text = from_rank_0(runtime.groups->host(), [&] {
     const std::time_t now = std::time(nullptr);
     try {
@@ -99,25 +110,23 @@ double peak_flops(const JobConfig::Training& training, const Runtime& runtime) {
 
 }  // namespace
 
-std::unique_ptr<MemoryMonitor> make_memory_monitor(const Runtime& runtime) {
-  const bool cuda = runtime.device.is_cuda();
-  return std::make_unique<MemoryMonitor>(cuda ? runtime.device.index() : MemoryMonitor::kCpu);
-}
-
-std::unique_ptr<MetricsLogger> make_metrics(const RunDescription& run, const Runtime& runtime,
-                                            MemoryMonitor& memory, int64_t start_step) {
-  const ParameterCounts counts = count_parameters(run.model);
+std::unique_ptr<MetricsLogger> make_metrics(const RunDescription& run, int64_t start_step) {
+  const Runtime& runtime = run.job.runtime;
+  const ModelArgs& model = run.job.model;
+  const auto memory = std::make_shared<MemoryMonitor>(runtime.device.is_cuda() ? runtime.device.index()
+                                                                               : MemoryMonitor::kCpu);
+  const ParameterCounts counts = count_parameters(model);
   const FlopDimensions dimensions{.parameters = counts.total,
-                                  .embedding_parameters = run.model.vocab_size * run.model.dim,
-                                  .tied_head = run.model.tied,
-                                  .layers = run.model.n_layers,
-                                  .heads = run.model.n_heads,
-                                  .head_dim = run.model.head_dim,
+                                  .embedding_parameters = model.vocab_size * model.dim,
+                                  .tied_head = model.tied,
+                                  .layers = model.n_layers,
+                                  .heads = model.n_heads,
+                                  .head_dim = model.head_dim,
                                   .seq_len = run.config.training.seq_len};
   JobConfig::Metrics options = run.config.metrics;
   const bool dry_run = is_dry_run(run.config);
   if (dry_run) options.enable_tensorboard = options.enable_jsonl = false;
-  RunStart start = dry_run ? RunStart{std::time(nullptr), ""} : start_run(run, runtime);
+  RunStart start = dry_run ? RunStart{std::time(nullptr), ""} : start_run(run);
   MeasuredRun measured{.dump_folder = run.config.job.dump_folder,
                        .start_time = start.time,
                        .run_id = std::move(start.id),
@@ -129,7 +138,7 @@ std::unique_ptr<MetricsLogger> make_metrics(const RunDescription& run, const Run
                        .flops_per_token_square = flops_per_token_square(dimensions),
                        .flops_per_token_causal = flops_per_token_causal(dimensions)};
   MetricsSources sources;
-  sources.take_peak_memory = [&memory] { return memory.take_peak(); };
+  sources.take_peak_memory = [memory] { return memory->take_peak(); };
   if (measured.prints || rank_writes_metrics(options, measured.rank))
     measured.peak_flops = peak_flops(run.config.training, runtime);
   auto logger = std::make_unique<MetricsLogger>(options, measured, std::move(sources));
@@ -140,6 +149,37 @@ std::unique_ptr<MetricsLogger> make_metrics(const RunDescription& run, const Run
     log_info("Run {}: its record is in {}", measured.run_id,
              (measured.dump_folder / "runs" / measured.run_id).string());
   return logger;
+}
+
+void log_start(const RunDescription& run, const Checkpointer& checkpointer, int64_t start_step,
+               MetricsLogger& metrics) {
+  const Runtime& runtime = run.job.runtime;
+  for (const std::string& line :
+       run_summary(run.config, {runtime.device_name, at::get_num_threads(), runtime.mesh->describe(),
+                                runtime.mesh->degree(MeshDim::kBatch)}))
+    log_info("{}", line);
+  log_info("Seed: {} ({})", run.seed, seed_origin(run));
+  for (const std::string& line : runtime.groups->network()) log_info("{}", line);
+  const ChosenCheckpoint* chosen = checkpointer.chosen();
+  EventFields start = {{"steps", run.config.training.steps},
+                       {"ranks", int64_t{runtime.world_size()}},
+                       {"seed", std::to_string(run.seed)}};  // text: many JSON readers keep 53 bits only
+  if (chosen != nullptr) {
+    const bool own = chosen->candidate.source == LoadSource::kOwn;
+    start.emplace_back(own ? "resumed_from" : "initial_load_path", chosen->candidate.path.string());
+  }
+  metrics.event(start_step, "start", start);
+  if (checkpointer.finished()) return;
+  if (const auto problem = export_problem(run.job.model))
+    log_info("This model cannot be exported to Hugging Face (by ckpt convert or last_save_in_hf): {}",
+             problem->text);
+  if (chosen != nullptr && chosen->components.contains(std::string(kModelComponent)))
+    return;  // the load has said so
+  log_info("Weights: initialised at random (seed {})", run.seed);
+  if (run.config.model.flavor == kFlavorFromHf && !is_dry_run(run.config))
+    log_warning(
+        "model.flavor = \"from_hf\" takes the model's shape alone: to start from its weights set "
+        "checkpoint.enable = true and checkpoint.initial_load_in_hf = true");
 }
 
 std::unique_ptr<Profiler> make_profiler(const JobConfig::Profiling& profiling, const JobConfig::Job& job,

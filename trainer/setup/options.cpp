@@ -26,17 +26,15 @@ ShardingOptions sharding_options(const JobConfig::Training& training, at::Device
           .codec = std::move(codec)};
 }
 
-FsdpModelOptions fsdp_model_options(const JobConfig& config, const Transformer& model) {
-  FsdpModelOptions options;
-  options.reshard_after_forward =
-      config.parallelism.fsdp_reshard_after_forward != ReshardAfterForward::kNever;
+ActivationCheckpointing activation_checkpointing(const JobConfig& config, const Transformer& model) {
+  ActivationCheckpointing checkpointing;
   for (int64_t layer = 0; layer < model.args().n_layers; ++layer)
-    options.checkpoint.push_back(activation_checkpoint_of(config.activation_checkpoint, layer));
+    checkpointing.blocks.push_back(activation_checkpoint_of(config.activation_checkpoint, layer));
   for (const std::string& part : config.activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns)
     for (const ParameterPtr& parameter : model.parameters())
       if (parameter->fqn.find(part) != std::string::npos)
-        options.always_recompute.push_back(parameter->shape);
-  return options;
+        checkpointing.always_recompute.push_back(parameter->shape);
+  return checkpointing;
 }
 
 }  // namespace hyperion

@@ -11,7 +11,6 @@
 #include "trainer/config/validate.h"
 #include "trainer/hugging_face/config.h"
 #include "trainer/runtime/batch_job.h"
-#include "trainer/setup/options.h"
 
 namespace hyperion {
 namespace {
@@ -126,30 +125,6 @@ ResumePlan plan_run(const ResolvedConfig& resolved, const ModelArgs& model, cons
     request.data = LoaderState::from_json(*position->get_if<std::string>()).fingerprint;
   request.data_place = read_record(chosen->checkpoint).data;
   return resume_plan(resolved, facts, request);
-}
-
-std::vector<std::unique_ptr<StateComponent>> state_components(const StateSources& sources) {
-  const auto& [parameters, mesh, rank, device, adam, ema, state, loader, plan, configured] = sources;
-  const StatePlace place = state_place(mesh, rank);
-  const auto rates = [&state = state, &plan = plan, schedule = schedule_of(plan.config)] {
-    const double lr = plan.config.optimizer.lr;  // and the rate of the next step
-    return std::pair(lr, lr * schedule.factor(state.step - plan.schedule_start));
-  };
-  const auto position = [&state = state, &plan = plan, rates] {
-    const auto [lr, next_lr] = rates();
-    return SchedulerState::Position{state.step, lr, next_lr, to_object(plan.trajectory.entries)};
-  };
-  std::vector<std::unique_ptr<StateComponent>> components;
-  const auto add = [&](auto component) { components.push_back(std::move(component)); };
-  add(std::make_unique<ModelState>(parameters, place));
-  add(std::make_unique<OptimizerState>(adam, plan.config.optimizer, parameters, place, rates));
-  if (ema != nullptr) add(std::make_unique<EmaState>(*ema, parameters, place));
-  add(std::make_unique<TrainStateComponent>(state, mesh.degree(MeshDim::kBatch),
-                                            to_object(config_entries(configured))));
-  add(std::make_unique<SchedulerState>(position));
-  add(std::make_unique<LoaderComponent>(loader));
-  add(std::make_unique<RngState>(device, rank, mesh.world_size(), plan.seed, state));
-  return components;
 }
 
 }  // namespace hyperion

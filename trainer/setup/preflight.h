@@ -3,11 +3,7 @@
 // ends.
 #pragma once
 
-#include <memory>
-#include <vector>
-
 #include "trainer/checkpointing/job_record.h"
-#include "trainer/checkpointing/job_state.h"
 #include "trainer/checkpointing/resume_policy.h"
 #include "trainer/checkpointing/start.h"
 #include "trainer/config/load.h"
@@ -44,21 +40,5 @@ void require_checkpoint_of_job(const ResolvedConfig& resolved, const ModelArgs& 
 // as resume_plan() does, and what require_checkpoint_of_job() throws.
 ResumePlan plan_run(const ResolvedConfig& resolved, const ModelArgs& model, const Mesh& mesh, uint64_t seed,
                     uint64_t data, const JobRecord& record, const ChosenCheckpoint* chosen);
-
-// What a job's state is made of; all of it outlives the components that describe it.
-struct StateSources {
-  const std::vector<ShardedParameterPtr>& parameters;
-  const Mesh& mesh;
-  int rank;
-  at::Device device;
-  const Adam& adam;
-  Ema* ema;  // null when off
-  TrainState& state;
-  DataLoader& loader;
-  const ResumePlan& plan;
-  const JobConfig& configured;
-};
-// Every part of the state, in the order in which it is loaded.
-std::vector<std::unique_ptr<StateComponent>> state_components(const StateSources& sources);
 
 }  // namespace hyperion

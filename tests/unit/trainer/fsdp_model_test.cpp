@@ -36,7 +36,7 @@ struct OneRank {
   explicit OneRank(const char* name, ActivationCheckpoint checkpoint = ActivationCheckpoint::kNone)
       : model(small(name)),
         context(*shard, *replicate, {.compute_dtype = at::kFloat}),
-        fsdp(model, context, {.checkpoint = std::vector<ActivationCheckpoint>(3, checkpoint)}) {
+        fsdp(model, context, {.checkpointing = {std::vector<ActivationCheckpoint>(3, checkpoint)}}) {
     for (const ShardedParameterPtr& parameter : fsdp.parameters()) {
       Tensor master = parameter->master();
       initialize(parameter->parameter(), 1, 0, master);

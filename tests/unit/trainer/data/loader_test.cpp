@@ -219,6 +219,20 @@ TEST_CASE("a state continues with the seed it was saved with") {
   CHECK(other.state().seed == 99);
 }
 
+TEST_CASE("a loader that is reset to another seed gives what a new one with that seed gives") {
+  const Corpus corpus;
+  LoaderOptions options = options_for(corpus.path().string());
+  DataLoader reset(options);
+  for (int i = 0; i < 3; ++i) reset.next();
+  reset.reset(99);
+  options.order.seed = 99;
+  DataLoader fresh(options);
+  CHECK(reset.state() == fresh.state());
+  for (int i = 0; i < 200; ++i) REQUIRE(reset.next()->tokens == fresh.next()->tokens);
+  reset.reset();
+  CHECK(reset.state().seed == 99);
+}
+
 TEST_CASE("a state of other data or a damaged one is refused") {
   const Corpus corpus;
   const LoaderOptions options = options_for(corpus.path().string());

@@ -1,0 +1,31 @@
+// What a training job is, before any weight exists: its configuration, its ranks, its data and its seed.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "models/flavors/model_args.h"
+#include "trainer/checkpointing/job_record.h"
+#include "trainer/config/load.h"
+#include "trainer/data/loader.h"
+#include "trainer/runtime/runtime.h"
+#include "trainer/setup/data_setup.h"
+
+namespace hyperion {
+
+struct Job {
+  ResolvedConfig configured;  // as the user gave it
+  ModelArgs model;
+  DataSetup data;
+  Runtime runtime;
+  uint64_t seed = 0;  // debug.seed, or one that rank 0 drew
+  std::unique_ptr<DataLoader> loader;
+  JobRecord record;  // what its checkpoints say about it
+};
+
+// Checks the configuration as a whole before it touches a device, joins the other ranks, opens the data, and
+// compares with the other ranks what must be the same on all. Collective. Throws Error for everything that
+// ends a job at this point.
+Job start_job(const ResolvedConfig& resolved);
+
+}  // namespace hyperion

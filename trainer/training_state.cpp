@@ -1,0 +1,75 @@
+#include "trainer/training_state.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "trainer/checkpointing/stored_weights.h"
+#include "trainer/config/entries.h"
+#include "trainer/hugging_face/export_files.h"
+#include "trainer/runtime/version.h"
+
+namespace hyperion {
+
+StateComponents state_components(const StateSources& sources) {
+  const auto& [model, mesh, rank, device, state, loader, plan, configured] = sources;
+  const StatePlace place = state_place(mesh, rank);
+  const auto rates = [&state = state, &plan = plan] {
+    return std::pair(plan.config.optimizer.lr, learning_rate(plan, state.step + 1));
+  };
+  const auto position = [&state = state, &plan = plan, rates] {
+    const auto [lr, next_lr] = rates();
+    return SchedulerState::Position{state.step, lr, next_lr, to_object(plan.trajectory.entries)};
+  };
+  StateComponents components;
+  const auto add = [&](auto component) { components.push_back(std::move(component)); };
+  add(std::make_unique<ModelState>(model.parameters, place));
+  add(std::make_unique<OptimizerState>(*model.optimizer, plan.config.optimizer, model.parameters, place,
+                                       rates));
+  if (model.ema) add(std::make_unique<EmaState>(*model.ema, model.parameters, place));
+  add(std::make_unique<TrainStateComponent>(state, mesh.degree(MeshDim::kBatch),
+                                            to_object(config_entries(configured))));
+  add(std::make_unique<SchedulerState>(position));
+  add(std::make_unique<LoaderComponent>(loader));
+  add(std::make_unique<RngState>(device, rank, mesh.world_size(), plan.seed, state));
+  return components;
+}
+
+CheckpointedState checkpointed_state(const Job& job, const ResumePlan& plan,
+                                     const StateComponents& components, MemoryMover& mover) {
+  std::map<std::string, std::string> facts = {
+      {"config_hash", fmt::format("{:016x}", config_hash(config_entries(job.configured.config)))},
+      {"version", version_text()},
+      {"model", plan.config.model.name + " " + plan.config.model.flavor},
+      {"mesh", job.runtime.mesh->describe()}};
+  facts.merge(record_facts(job.record));
+  CheckpointedState state = {.config = plan.config,
+                             .components = {},
+                             .mover = mover,
+                             .facts = std::move(facts),
+                             .hugging_face_names = [&job](const std::map<std::string, std::string>& names) {
+                               return hugging_face_names(job.model, names);
+                             }};
+  for (const auto& component : components) state.components.push_back(component.get());
+  if (plan.config.checkpoint.last_save_in_hf)
+    state.hugging_face_export = {
+        [&job](const std::string& name) { return hugging_face_place(job.model, name); },
+        hugging_face_files(job.model, plan.config.checkpoint.export_dtype, job.data.tokenizer.get(),
+                           job.data.tokenizer_path),
+        tokenizer_note(job.data.tokenizer->hash())};
+  return state;
+}
+
+std::string state_table(const StateComponents& components) {
+  std::string table;
+  for (const auto& component : components) {
+    for (const TensorState& tensor : component->tensors())
+      table +=
+          fmt::format("{:<72} {:<9} [{}]  {} shards x {} replicas\n", tensor.key, torch_name(tensor.dtype),
+                      fmt::join(tensor.shape, ", "), tensor.placement.shards, tensor.placement.replicas);
+    for (const ObjectState& object : component->objects())
+      table += fmt::format("{:<72} {}\n", object.key, repr(object.value, 60));
+  }
+  return table;
+}
+
+}  // namespace hyperion

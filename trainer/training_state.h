@@ -1,0 +1,39 @@
+// A job's state as its checkpoints hold it: every part of it, and what a save says beside them.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "trainer/checkpointing/checkpointer.h"
+#include "trainer/checkpointing/job_state.h"
+#include "trainer/checkpointing/resume_policy.h"
+#include "trainer/model_and_optimizer.h"
+#include "trainer/setup/job.h"
+
+namespace hyperion {
+
+using StateComponents = std::vector<std::unique_ptr<StateComponent>>;
+
+// What the parts describe; all of it outlives them.
+struct StateSources {
+  const ModelAndOptimizer& model;
+  const Mesh& mesh;
+  int rank;
+  at::Device device;
+  TrainState& state;
+  DataLoader& loader;
+  const ResumePlan& plan;
+  const JobConfig& configured;
+};
+// Every part of the state, in the order in which it is loaded.
+StateComponents state_components(const StateSources& sources);
+
+// What the job loads and saves. All arguments outlive it.
+CheckpointedState checkpointed_state(const Job& job, const ResumePlan& plan,
+                                     const StateComponents& components, MemoryMover& mover);
+
+// For --dump_state_dict: names, types, shapes and how each tensor is sharded over the ranks, a line each.
+std::string state_table(const StateComponents& components);
+
+}  // namespace hyperion
