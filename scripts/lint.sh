@@ -4,18 +4,20 @@ set -euo pipefail
 # shellcheck source=scripts/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-usage='usage: scripts/lint.sh [--base COMMIT | --all]
+usage='usage: scripts/lint.sh [--base COMMIT | --all | --minutes N]
   --base COMMIT  clang-tidy reads the files changed since COMMIT; default: where the branch left main, on main itself its last commit
   --all          clang-tidy reads every file: an hour of two cores
+  --minutes N    clang-tidy reads files for N minutes, those that were changed last first
   clang-format and clang-tidy of version 14 (Debian: apt-get install clang-format clang-tidy); without one of them its part is
   skipped, and said so'
 help_for "$usage" "$@"
 cd "$root"
-base='' all=false
+base='' all=false minutes=''
 case ${1:-} in
   '') ;;
   --base) base=${2:?"$usage"} ;;
   --all) all=true ;;
+  --minutes) minutes=${2:?"$usage"} ;;
   *) fail "unknown argument '$1'" "$usage" ;;
 esac
 status=0
@@ -42,8 +44,13 @@ default_base() {
 # A header is read with the source file of its name.
 files_to_read() {
   local folders=(base checkpoint models parallel trainer)
-  if $all; then git ls-files "${folders[@]}"; else git diff --name-only --diff-filter=d "${base:-$(default_base)}" -- "${folders[@]}"; fi |
-    sed -n 's/\.\(cpp\|h\)$/.cpp/p' | sort -u | while IFS= read -r file; do if [ -e "$file" ]; then echo "$file"; fi; done
+  if $all; then
+    git ls-files "${folders[@]}"
+  elif [ -n "$minutes" ]; then
+    git log --format= --name-only -- "${folders[@]}"
+  else
+    git diff --name-only --diff-filter=d "${base:-$(default_base)}" -- "${folders[@]}"
+  fi | sed -n 's/\.\(cpp\|h\)$/.cpp/p' | awk '!seen[$0]++' | while IFS= read -r file; do if [ -e "$file" ]; then echo "$file"; fi; done
 }
 
 if has_version_14 clang-tidy; then
@@ -55,7 +62,12 @@ if has_version_14 clang-tidy; then
     # clang cannot read the precompiled headers of gcc, so it gets compile commands without
     CUDA_HOME=$cuda_home cmake -S . -B build/lint -G Ninja -DHYPERION_PCH=OFF -DHYPERION_TORCH="$torch" >build/lint.log ||
       fail "CMake could not configure the build (its messages are above)" "see build/lint.log"
-    printf '%s\0' "${files[@]}" | xargs -0 -n 1 -P "$(nproc)" clang-tidy --quiet -p build/lint || status=1
+    end=$((minutes ? SECONDS + 60 * minutes : 1000000)) read_files=0
+    while [ $read_files -lt ${#files[@]} ] && [ $SECONDS -lt $end ]; do  # as many at once as there are cores
+      printf '%s\0' "${files[@]:read_files:$(nproc)}" | xargs -0 -n 1 -P "$(nproc)" clang-tidy --quiet -p build/lint || status=1
+      read_files=$((read_files + $(nproc)))
+    done
+    [ $read_files -ge ${#files[@]} ] || say "clang-tidy read the $read_files that were changed last, for $minutes minutes"
   fi
 fi
 [ $status = 0 ] || fail "the checks found what is above" "mend it; for layout: clang-format --sort-includes=0 -i FILE"

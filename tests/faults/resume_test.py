@@ -147,7 +147,7 @@ class Finished(CheckpointTest):
                     text = self.run_job(*last, ranks=ranks, code=0).text()
                     self.assertIn("Nothing is left to do", text)
                     self.assertIn("step-8 holds the weights after step 8, and training.steps = 8", text)
-                    self.assertIn("would go on from step-6", text)
+                    self.assertIn("would resume from step-6", text)
                     self.assertNotIn("Training starts", text)
                     self.assertNotIn("WARNING", text)
                 self.run_job(*last, "--training.steps=7", code=0, says=["Nothing is left to do"])
