@@ -1,6 +1,7 @@
 #include "parallel/backend_communicator.h"
 
 #include <ATen/ops/add.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
@@ -42,7 +43,6 @@ class GlooCommunicator : public BackendCommunicator {
  public:
   using BackendCommunicator::BackendCommunicator;
   std::string_view backend() const override { return "gloo"; }
-  bool prefers_one_message() const override { return true; }  // over sockets every message costs a round trip
 
  private:
   static Finish wait_for(c10::intrusive_ptr<c10d::Work> work) {
@@ -52,6 +52,24 @@ class GlooCommunicator : public BackendCommunicator {
   Finish do_all_gather(const at::Tensor& out, const at::Tensor& in) override {
     at::Tensor to = out.view({-1}), from = in.view({-1});
     return wait_for(c10d_backend()._allgather_base(to, from));
+  }
+  // One message of [world, bytes of all parts], because over sockets each costs a round trip; then a copy
+  // into each part.
+  Finish do_all_gather_parts(const std::vector<GatherPart>& parts) override {
+    std::vector<at::Tensor> inputs;
+    for (const GatherPart& part : parts) inputs.push_back(part.in.view({-1}));
+    at::Tensor own = at::cat(inputs);
+    at::Tensor all = at::empty({size(), own.numel()}, own.options());
+    at::Tensor to = all.view({-1});
+    auto work = c10d_backend()._allgather_base(to, own);
+    return [this, work = std::move(work), all, own, parts] {
+      work->wait();
+      int64_t offset = 0;
+      for (const auto& [out, in] : parts) {
+        out.view({size(), in.numel()}).copy_(all.narrow(1, offset, in.numel()));
+        offset += in.numel();
+      }
+    };
   }
   // Gloo's own reduce-scatter is an all-reduce and a slice: twice the bytes. Here every rank sends each peer
   // its chunk and adds up what it receives in rank order.
@@ -96,6 +114,18 @@ class NcclCommunicator : public BackendCommunicator {
     c10d::AllgatherOptions options;
     options.asyncOp = false;
     c10d_backend()._allgather_base(to, from, options);
+    return nullptr;
+  }
+  // One launch for all parts.
+  Finish do_all_gather_parts(const std::vector<GatherPart>& parts) override {
+    std::vector<at::Tensor> to, from;
+    for (const auto& [out, in] : parts) {
+      to.push_back(out.view({-1}));
+      from.push_back(in.view({-1}));
+    }
+    c10d::AllgatherOptions options;
+    options.asyncOp = false;
+    c10d_backend().allgather_into_tensor_coalesced(to, from, options);
     return nullptr;
   }
   Finish do_reduce_scatter_sum(const at::Tensor& out, const at::Tensor& in) override {

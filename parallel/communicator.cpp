@@ -73,11 +73,28 @@ Pending Communicator::start_operation(const char* operation, const std::function
   return Pending([guarded, phase = std::move(phase), finish = std::move(finish)] { guarded(phase, finish); });
 }
 
-Pending Communicator::start_all_gather_into(const at::Tensor& out, const at::Tensor& in) {
-  require_matching_tensors(out.numel() == in.numel() * size(), *this, "all_gather", out, in);
-  if (in.numel() == 0) return {};
-  tell_observer("all_gather", in.scalar_type(), static_cast<int64_t>(in.nbytes()) * (size() - 1));
-  return start_operation("all_gather", [&] { return do_all_gather(out, in); });
+Pending Communicator::start_all_gather_into(std::vector<GatherPart> parts) {
+  for (const auto& [out, in] : parts)
+    require_matching_tensors(out.numel() == in.numel() * size() && in.dtype() == parts[0].in.dtype(), *this,
+                             "all_gather", out, in);
+  std::erase_if(parts, [](const GatherPart& part) { return part.in.numel() == 0; });
+  if (parts.empty()) return {};
+  int64_t bytes = 0;
+  for (const GatherPart& part : parts) bytes += static_cast<int64_t>(part.in.nbytes());
+  tell_observer("all_gather", parts[0].in.scalar_type(), bytes * (size() - 1));
+  return start_operation("all_gather", [&] {
+    return parts.size() == 1 ? do_all_gather(parts[0].out, parts[0].in) : do_all_gather_parts(parts);
+  });
+}
+
+Communicator::Finish Communicator::do_all_gather_parts(const std::vector<GatherPart>& parts) {
+  std::vector<Finish> finishes;
+  for (const auto& [out, in] : parts)
+    if (Finish finish = do_all_gather(out, in)) finishes.push_back(std::move(finish));
+  if (finishes.empty()) return nullptr;
+  return [finishes = std::move(finishes)] {
+    for (const Finish& finish : finishes) finish();
+  };
 }
 
 Pending Communicator::start_reduce_scatter_sum(const at::Tensor& out, const at::Tensor& in) {
@@ -130,9 +147,16 @@ class LocalCommunicator : public Communicator {
   void set_timeout(std::chrono::milliseconds) override {}
 
  private:
+  // One copy whatever the number of ranks, as wide as the addresses allow: a GPU copies bytes at a tenth of
+  // the speed of 16-byte elements.
   Finish do_all_gather(const at::Tensor& out, const at::Tensor& in) override {
-    const at::Tensor slots = out.view({size(), -1});
-    for (int r = 0; r < size(); ++r) copy(slots[r], in);
+    if (size() == 1) {
+      copy(out, in);
+      return nullptr;
+    }
+    const at::ScalarType width = widest_type(out, in);
+    const at::Tensor slots = out.view({-1}).view(width).view({size(), -1});
+    slots.copy_(in.view({-1}).view(width).expand({size(), -1}), /*non_blocking=*/true);
     return nullptr;
   }
   Finish do_reduce_scatter_sum(const at::Tensor& out, const at::Tensor& in) override {
@@ -142,6 +166,18 @@ class LocalCommunicator : public Communicator {
   Finish do_all_reduce(const at::Tensor&, bool) override { return nullptr; }
   Finish do_barrier() override { return nullptr; }
 
+  // A type in which both tensors can be viewed.
+  static at::ScalarType widest_type(const at::Tensor& a, const at::Tensor& b) {
+    for (const at::ScalarType type : {at::kComplexDouble, at::kLong, at::kInt}) {
+      const size_t width = c10::elementSize(type);
+      const auto fits = [width](const at::Tensor& tensor) {
+        const auto offset = static_cast<size_t>(tensor.storage_offset()) * tensor.element_size();
+        return (tensor.nbytes() | offset | reinterpret_cast<uintptr_t>(tensor.const_data_ptr())) % width == 0;
+      };
+      if (fits(a) && fits(b)) return type;
+    }
+    return a.scalar_type();
+  }
   static void copy(const at::Tensor& to, const at::Tensor& from) {
     if (to.data_ptr() != from.data_ptr()) to.view({-1}).copy_(from.view({-1}), /*non_blocking=*/true);
   }

@@ -58,6 +58,11 @@ struct CommOperation {
 };
 using CommObserver = std::function<void(const CommOperation&)>;
 
+// Of an all-gather.
+struct GatherPart {
+  at::Tensor out, in;
+};
+
 class Communicator : public Coordinator {
  public:
   // `rank`: index in global_ranks.
@@ -70,13 +75,15 @@ class Communicator : public Coordinator {
   int size() const override { return static_cast<int>(global_ranks_.size()); }
   const std::vector<int>& global_ranks() const { return global_ranks_; }
   virtual std::string_view backend() const = 0;  // "shm", "gloo", "nccl", "fake", "solo"
-  // Whether one large message is cheaper than several small ones, even at the price of copies around it.
-  virtual bool prefers_one_message() const { return false; }
   // Whether every operation takes CPU tensors.
   virtual bool takes_host_tensors() const { return true; }
 
   // out[r] = in of rank r. out has size() times the elements of in, same dtype; `in` may be out's own slot.
-  Pending start_all_gather_into(const at::Tensor& out, const at::Tensor& in);
+  Pending start_all_gather_into(const at::Tensor& out, const at::Tensor& in) {
+    return start_all_gather_into({{out, in}});
+  }
+  // Several at once, as one operation; all of one dtype.
+  Pending start_all_gather_into(std::vector<GatherPart> parts);
   void all_gather_into(const at::Tensor& out, const at::Tensor& in) { start_all_gather_into(out, in).wait(); }
 
   // out = sum over ranks r of (chunk rank() of r's in), added in rank order on CPU. in has size() times the
@@ -116,6 +123,7 @@ class Communicator : public Coordinator {
 
  private:
   virtual Finish do_all_gather(const at::Tensor& out, const at::Tensor& in) = 0;
+  virtual Finish do_all_gather_parts(const std::vector<GatherPart>& parts);  // one after the other
   virtual Finish do_reduce_scatter_sum(const at::Tensor& out, const at::Tensor& in) = 0;
   virtual Finish do_all_reduce(const at::Tensor& tensor, bool max) = 0;
   virtual Finish do_barrier() = 0;

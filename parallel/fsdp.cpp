@@ -1,5 +1,9 @@
 #include "parallel/fsdp.h"
 
+#include <algorithm>
+#include <utility>
+
+#include <ATen/ops/_chunk_cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
@@ -9,9 +13,37 @@
 namespace hyperion {
 namespace {
 
-// All-gathers move bytes: the parameters of a group may differ in dtype.
-at::Tensor as_bytes(const at::Tensor& flat) {
-  return flat.view(at::kByte);
+// Writes the rows of a gradient into `slots`, [world, padded numel]: row r is what rank r holds of it, in
+// torch.chunk's layout. Some ranks hold full rows, then one may hold fewer, and the rest none: the number of
+// copies does not depend on the number of ranks.
+void pack(const at::Tensor& grad, const at::Tensor& slots) {
+  if (!grad.defined()) {
+    slots.zero_();
+    return;
+  }
+  const at::Tensor flat = grad.reshape(-1);
+  const int64_t count = slots.size(1), full = flat.numel() / count, rest = flat.numel() % count;
+  slots.narrow(0, 0, full).copy_(flat.narrow(0, 0, full * count).view({full, count}));
+  if (rest > 0) {
+    const at::Tensor last = slots.select(0, full);
+    last.narrow(0, 0, rest).copy_(flat.narrow(0, full * count, rest));
+    last.narrow(0, rest, count - rest).zero_();
+  }
+  const int64_t used = full + (rest > 0 ? 1 : 0);
+  if (used < slots.size(0)) slots.narrow(0, used, slots.size(0) - used).zero_();
+}
+
+// Whether libtorch's kernel for it takes these: one launch for all.
+bool chunk_cat_takes(const std::vector<at::Tensor>& grads, const at::Tensor& packed) {
+  constexpr int64_t kMostChunks = 65'535;  // of its grid
+  return packed.is_cuda() && packed.size(0) <= kMostChunks &&
+         std::ranges::all_of(grads,
+                             [&](const auto& grad) {
+                               return grad.defined() && grad.is_contiguous() &&
+                                      grad.scalar_type() == grads[0].scalar_type();
+                             }) &&
+         (grads[0].scalar_type() == packed.scalar_type() ||
+          (grads[0].scalar_type() == at::kBFloat16 && packed.scalar_type() == at::kFloat));
 }
 
 }  // namespace
@@ -99,62 +131,29 @@ void ShardGroup::start_unshard() {
   // that this group's weights have just been given.
   context_.gather_stream_.wait(DeviceStream::current(context_.options().device));
   StreamScope scope(context_.gather_stream_);
-  if (context_.shard().prefers_one_message())
-    start_flat_all_gather(missing);
-  else
-    start_separate_all_gathers(missing);
+  // One operation for the group, straight from the shards into the weights; all as bytes, because the
+  // parameters of a group may differ in dtype.
+  std::vector<GatherPart> parts;
+  for (const ShardedParameter* parameter : missing) {
+    const at::Tensor all = parameter->all_gather_output().view(at::kByte);
+    at::Tensor own = parameter->all_gather_input().view(at::kByte);
+    if (own.device() != all.device()) {  // offloaded state
+      const at::Tensor slot = all.narrow(0, context_.shard().rank() * own.numel(), own.numel());
+      slot.copy_(own, /*non_blocking=*/true);
+      own = slot;
+    }
+    parts.push_back({all, own});
+  }
+  all_gather_ = context_.shard().start_all_gather_into(std::move(parts));
   gathered_.record(context_.gather_stream_);  // finish_unshard() makes the compute stream wait for this point
-}
-
-// One collective for the group, and then a copy into each parameter.
-void ShardGroup::start_flat_all_gather(const std::vector<ShardedParameter*>& missing) {
-  int64_t sum = 0;
-  for (const ShardedParameter* parameter : missing)
-    sum += static_cast<int64_t>(parameter->all_gather_input().nbytes());
-  flat_buffer_ = at::empty({context_.shard().size(), sum},
-                           at::TensorOptions(at::kByte).device(context_.options().device));
-  in_flat_buffer_ = missing;
-  const at::Tensor own = flat_buffer_.select(0, context_.shard().rank());
-  int64_t offset = 0;
-  for (const ShardedParameter* parameter : missing) {
-    const at::Tensor part = as_bytes(parameter->all_gather_input());
-    own.narrow(0, offset, part.numel()).copy_(part);
-    offset += part.numel();
-  }
-  all_gathers_.push_back(context_.shard().start_all_gather_into(flat_buffer_.view({-1}), own));
-}
-
-void ShardGroup::copy_out_of_flat_buffer() {
-  int64_t offset = 0;
-  for (const ShardedParameter* parameter : in_flat_buffer_) {
-    const auto count = static_cast<int64_t>(parameter->all_gather_input().nbytes());
-    as_bytes(parameter->all_gather_output())
-        .view({context_.shard().size(), count})
-        .copy_(flat_buffer_.narrow(1, offset, count));
-    offset += count;
-  }
-  flat_buffer_.reset();
-}
-
-// One collective per parameter, which writes the weight in place: no copy afterwards.
-void ShardGroup::start_separate_all_gathers(const std::vector<ShardedParameter*>& missing) {
-  for (const ShardedParameter* parameter : missing) {
-    const at::Tensor all = as_bytes(parameter->all_gather_output());
-    const at::Tensor part = as_bytes(parameter->all_gather_input());
-    const at::Tensor own = all.narrow(0, context_.shard().rank() * part.numel(), part.numel());
-    own.copy_(part, /*non_blocking=*/true);
-    all_gathers_.push_back(context_.shard().start_all_gather_into(all, own));
-  }
 }
 
 void ShardGroup::finish_unshard() {
   start_unshard();
   if (state_ == State::kUnsharded) return;
   const TraceRange range("all-gather wait", name_);
-  for (Pending& operation : all_gathers_) operation.wait();  // blocks the host on a CPU only
-  all_gathers_.clear();
+  all_gather_.wait();  // blocks the host on a CPU only
   DeviceStream::current(context_.options().device).wait(gathered_);
-  if (flat_buffer_.defined()) copy_out_of_flat_buffer();
   state_ = State::kUnsharded;
 }
 
@@ -195,21 +194,19 @@ at::Tensor ShardGroup::pack_gradients() {
   const ShardingOptions& options = context_.options();
   const at::Tensor packed =
       at::empty({world, sum}, at::TensorOptions(options.reduce_dtype).device(options.device));
+  std::vector<at::Tensor> grads;
+  for (const ShardedParameterPtr& parameter : parameters_)
+    grads.push_back(std::exchange(parameter->parameter().weight.mutable_grad(), {}));
+  if (chunk_cat_takes(grads, packed)) {
+    at::Tensor out = packed;
+    at::_chunk_cat_out(out, grads, /*dim=*/0, /*num_chunks=*/world);
+    return packed;
+  }
   int64_t offset = 0;
-  for (const ShardedParameterPtr& parameter : parameters_) {
-    const int64_t count = parameter->padded_numel();
-    const int64_t row_numel = parameter->parameter().row_numel();
-    at::Tensor& grad = parameter->parameter().weight.mutable_grad();
-    for (int64_t rank = 0; rank < world; ++rank) {
-      // Ranks at the end may hold fewer rows than the first, or none: the rest is padding.
-      const int64_t used = grad.defined() ? parameter->layout().count(rank) * row_numel : 0;
-      at::Tensor slot = packed.select(0, rank).narrow(0, offset, count);
-      if (used > 0)
-        slot.narrow(0, 0, used)
-            .copy_(grad.reshape(-1).narrow(0, parameter->layout().begin(rank) * row_numel, used));
-      if (used < count) slot.narrow(0, used, count - used).zero_();
-    }
-    grad.reset();
+  for (size_t i = 0; i < grads.size(); ++i) {
+    const int64_t count = parameters_[i]->padded_numel();
+    pack(grads[i], packed.narrow(1, offset, count));
+    grads[i].reset();
     offset += count;
   }
   return packed;
@@ -228,6 +225,10 @@ void ShardGroup::start_reduce_scatter() {
 }
 
 void ShardGroup::add_to_sharded_gradients(const at::Tensor& local_sum) {
+  if (owned_.size() == parameters_.size()) {
+    grads_.add_(local_sum.to(grads_.device()));
+    return;
+  }
   int64_t offset = 0;
   for (const ShardedParameterPtr& parameter : parameters_) {
     const at::Tensor part = parameter->unpadded(local_sum.narrow(0, offset, parameter->padded_numel()));

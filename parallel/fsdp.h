@@ -87,9 +87,6 @@ class ShardGroup {
  private:
   friend class FsdpContext;
   enum class State { kSharded, kGathering, kUnsharded };
-  void start_flat_all_gather(const std::vector<ShardedParameter*>& missing);
-  void copy_out_of_flat_buffer();
-  void start_separate_all_gathers(const std::vector<ShardedParameter*>& missing);
   at::Tensor pack_gradients();
   void add_to_sharded_gradients(const at::Tensor& local_sum);
   void start_reduce_scatter();
@@ -100,9 +97,7 @@ class ShardGroup {
   std::vector<ShardedParameterPtr> parameters_, owned_;
   at::Tensor grads_;
   State state_ = State::kSharded;
-  std::vector<Pending> all_gathers_;  // in flight
-  at::Tensor flat_buffer_;            // of a flat all-gather in flight: bytes [world, sum of inputs]
-  std::vector<ShardedParameter*> in_flat_buffer_;  // the parameters it holds, in order
+  Pending all_gather_;  // in flight
   DeviceEvent gathered_;
 };
 

@@ -102,6 +102,30 @@ TEST_CASE("every collective gives the right elements for every dtype and size") 
   }
 }
 
+TEST_CASE("tensors that are gathered at once arrive as those gathered alone") {
+  const bool shared_memory = GENERATE(true, false);
+  const auto results = run_ranks(3, [&](const Environment& environment) {
+    ProcessGroups groups(Mesh({}, 3), environment, through(shared_memory));
+    Communicator& group = groups.get(MeshDim::kFsdp);
+    std::vector<GatherPart> parts;
+    std::vector<at::Tensor> expected;
+    for (const int64_t count : {7, 0, 300001, 1}) {
+      std::vector<at::Tensor> all;
+      for (int r = 0; r < 3; ++r) all.push_back(numbers(r, count, at::kFloat));
+      parts.push_back({at::zeros({3 * count}), all[static_cast<size_t>(environment.rank)]});
+      expected.push_back(at::cat(all));
+    }
+    Pending first = group.start_all_gather_into(parts);
+    at::Tensor sum = at::ones({2});
+    group.all_reduce_sum(sum);  // while the first is in flight
+    first.wait();
+    int64_t wrong = differences(sum, at::full({2}, 3.0));
+    for (size_t i = 0; i < parts.size(); ++i) wrong += differences(parts[i].out, expected[i]);
+    return wrong;
+  });
+  for (const int64_t wrong : results) CHECK(wrong == 0);
+}
+
 TEST_CASE("sums add up in rank order and sixteen bit floats in single precision") {
   struct Wrong {
     int64_t order, precision;

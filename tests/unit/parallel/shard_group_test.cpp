@@ -1,0 +1,80 @@
+// The weights of one unit over ranks that exchange nothing: what each rank keeps of a gradient.
+#include "parallel/fsdp.h"
+
+#include <map>
+
+#include <catch2/catch.hpp>
+
+#include <ATen/ATen.h>
+
+namespace hyperion {
+namespace {
+
+constexpr int kWorld = 4;
+
+// The gradients that rank `rank` of kWorld holds after a step with these gradients of a unit's weights.
+std::vector<at::Tensor> kept_gradients(int rank, const std::vector<at::Tensor>& gradients,
+                                       const ShardingOptions& options) {
+  const auto shard = make_fake_communicator("fsdp/0", rank, {0, 1, 2, 3});
+  const auto replicate = make_solo_communicator("dp_replicate/0", rank);
+  FsdpContext context(*shard, *replicate, options);
+  std::vector<ParameterPtr> parameters;
+  for (size_t i = 0; i < gradients.size(); ++i)
+    parameters.push_back(
+        make_parameter("weight " + std::to_string(i), gradients[i].sizes().vec(), Init::ones()));
+  std::map<const Parameter*, ShardedParameterPtr> known;
+  ShardGroup unit("unit", parameters, known, context);
+  unit.zero_grads();
+  unit.finish_unshard();
+  for (size_t i = 0; i < gradients.size(); ++i) parameters[i]->weight.mutable_grad() = gradients[i];
+  unit.reduce(/*last_microbatch=*/true);
+  context.finish_reduction();
+  std::vector<at::Tensor> kept;
+  for (const ShardedParameterPtr& parameter : unit.parameters()) kept.push_back(parameter->grad());
+  return kept;
+}
+
+}  // namespace
+
+TEST_CASE("a rank keeps the rows of a gradient that torch.chunk gives it") {
+  const auto [compute, reduce] =
+      GENERATE(std::pair{at::kFloat, at::kFloat}, std::pair{at::kBFloat16, at::kFloat},
+               std::pair{at::kBFloat16, at::kBFloat16});
+  const ShardingOptions options{.compute_dtype = compute, .reduce_dtype = reduce};
+  std::vector<at::Tensor> gradients;
+  for (const int64_t rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17})
+    gradients.push_back(at::randn({rows, 3}).to(compute));
+  gradients.push_back(at::randn({3, 10}).to(compute).t());  // not contiguous
+  gradients.push_back(at::randn({13}).to(compute));
+  for (int rank = 0; rank < kWorld; ++rank) {
+    const std::vector<at::Tensor> kept = kept_gradients(rank, gradients, options);
+    for (size_t i = 0; i < gradients.size(); ++i) {
+      CAPTURE(rank, gradients[i].sizes().vec());
+      const std::vector<at::Tensor> chunks = gradients[i].chunk(kWorld);
+      if (static_cast<size_t>(rank) < chunks.size())
+        CHECK(kept[i].equal(chunks[static_cast<size_t>(rank)].to(reduce).to(at::kFloat)));
+      else
+        CHECK(kept[i].numel() == 0);
+    }
+  }
+}
+
+TEST_CASE("a weight without a gradient adds nothing") {
+  const std::vector<at::Tensor> gradients = {at::ones({5, 2}), at::ones({8})};
+  const auto shard = make_fake_communicator("fsdp/0", 1, {0, 1, 2, 3});
+  const auto replicate = make_solo_communicator("dp_replicate/0", 1);
+  FsdpContext context(*shard, *replicate, {.compute_dtype = at::kFloat});
+  const std::vector<ParameterPtr> parameters = {make_parameter("a", {5, 2}, Init::ones()),
+                                                make_parameter("b", {8}, Init::ones())};
+  std::map<const Parameter*, ShardedParameterPtr> known;
+  ShardGroup unit("unit", parameters, known, context);
+  unit.zero_grads();
+  unit.finish_unshard();
+  parameters[1]->weight.mutable_grad() = at::ones({8});
+  unit.reduce(/*last_microbatch=*/true);
+  context.finish_reduction();
+  CHECK(unit.parameters()[0]->grad().equal(at::zeros({2, 2})));
+  CHECK(unit.parameters()[1]->grad().equal(at::ones({2})));
+}
+
+}  // namespace hyperion
