@@ -1,5 +1,7 @@
 #include "parallel/backend_communicator.h"
 
+#include <exception>
+
 #include <ATen/ops/add.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
@@ -22,6 +24,7 @@ class BackendCommunicator : public Communicator {
 
  protected:
   c10d::Backend& c10d_backend() { return *backend_; }
+  void leak() { backend_.release(); }
 
  private:
   c10::intrusive_ptr<c10d::Backend> backend_;
@@ -99,8 +102,14 @@ class NcclCommunicator : public BackendCommunicator {
   std::string_view backend() const override { return "nccl"; }
   bool takes_host_tensors() const override { return false; }
 
-  // libtorch's destructor would do it too, but warn of it.
+  // libtorch's destructor would do it too, but warn of it. Both wait for all queued kernels, which wait for
+  // the other ranks: on the way out after a failure, when one of them may be gone, the communicator is left
+  // to the end of the process.
   ~NcclCommunicator() override {
+    if (std::uncaught_exceptions() > 0) {
+      leak();
+      return;
+    }
     try {
       c10d_backend().shutdown();
     } catch (const std::exception& error) {

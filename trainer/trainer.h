@@ -36,6 +36,7 @@ class Trainer {
   ExitCode run();
 
   const StateComponents& components() const { return components_; }
+  bool on_gpu() const { return job_.runtime.device.is_cuda(); }
 
  private:
   struct StepInput;  // the microbatches of one step, and what all ranks know before it

@@ -69,13 +69,32 @@ class SimulatedGpu(JobTest):
                     self.run_job("--optimizer.lr=1e38", "--metrics.log_freq=100", code=93, ranks=ranks, env=self.gpu(schedule),
                                  says=["step 2", "not finite", "data.jsonl:"])
 
-    def steady_step(self, *options, ranks=1):
+    def test_a_rank_that_fails_beside_a_collective_nobody_joins_ends_with_its_own_sentence(self):
+        job = self.start("--allow-faults", ranks=2, env=self.gpu("late", FAULT="rank=1;point=step.fwd;nth=3;action=stop,"
+                                                                              "rank=0;point=step.bwd;nth=3;action=throw"))
+        job.ranks[0][0].wait(timeout=30)
+        self.assertEqual(job.ranks[0][0].returncode, 70, job.text())
+        self.assertIn("the fault armed at step.bwd was thrown", job.text().splitlines()[-1])
+
+    def test_a_units_gathers_are_one_launch_and_none_grow_with_the_ranks(self):
+        step = self.steady_step("--activation_checkpoint.mode=none", ranks=2)
+        blocks = 2  # beside them the embedding and the head, gathered once
+        self.assertEqual(step["nccl\tgroup of all gather"] + step.get("nccl\tall gather", 0), 2 * blocks + 2)
+        self.assertEqual(step["nccl\treduce scatter"], blocks + 2)
+        kernels = {}
+        for ranks in (8, 64, 1024):
+            dry_run = self.steady_step("--comm.mode=fake_backend", "--activation_checkpoint.mode=none",
+                                       env={"NGPU": str(ranks), "HYPERION_SIMULATED_GPUS": "8", "HYPERION_SIMULATED_COMPUTE": "off"})
+            kernels[ranks] = sum(times for line, times in dry_run.items() if line.startswith("kernel"))
+        self.assertLess(max(kernels.values()), 1.02 * kernels[8], kernels)
+
+    def steady_step(self, *options, ranks=1, env=None):
         """What 1 step asks of the runtime when all is warm: line of the trace -> times."""
         counts = []
         for steps in (6, 10):
             trace = self.folder / f"trace-{steps}"
             self.run_job(f"--training.steps={steps}", "--metrics.log_freq=100", *options, code=0, ranks=ranks,
-                         env=self.gpu("eager", HYPERION_SIMULATED_TRACE=trace))
+                         env=self.gpu("eager", HYPERION_SIMULATED_TRACE=trace, **(env or {})))
             counts.append(collections.Counter(trace.read_text().splitlines()))
             self.assertGreater(counts[-1]["malloc\tpages"], 0, "expandable segments are not on")
             trace.unlink()

@@ -8,6 +8,8 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -75,8 +77,8 @@ at::ScalarType scalar_type(ncclDataType_t type) {
   }
 }
 
-[[noreturn]] void stop(const char* why) {
-  std::fprintf(stderr, "simulated NCCL: %s\n", why);
+[[noreturn]] void stop(const std::string& why) {
+  std::fprintf(stderr, "simulated NCCL: %s\n", why.c_str());
   std::_Exit(99);
 }
 
@@ -85,9 +87,14 @@ at::ScalarType scalar_type(ncclDataType_t type) {
 struct ncclComm {
   int rank, size;
   Shared* shared;
-  uint64_t enqueued = 0;
+  std::atomic<uint64_t> enqueued = 0;
   std::atomic<uint64_t> turn = 0;
   std::atomic<bool> aborted = false;
+
+  // Returns when all that was enqueued has run, as NCCL does; a lost peer keeps it waiting until an abort.
+  void finish() const {
+    while (turn < enqueued && !aborted) std::this_thread::yield();
+  }
 
   // Whatever their streams, a communicator's collectives run in the order of their calls.
   void enqueue(cudaStream_t stream, const Work& work) {
@@ -128,6 +135,51 @@ void in_parts(const ncclComm& comm, const void* give, size_t bytes, const Take& 
     take(first, length);
     comm.barrier();
   }
+}
+
+// A call between ncclGroupStart and ncclGroupEnd.
+struct Call {
+  std::string name;
+  ncclComm_t comm;
+  cudaStream_t stream;
+  const std::byte* from;
+  size_t from_bytes;
+  std::byte* to;
+  size_t to_bytes;
+  Work work;
+};
+thread_local int group_depth = 0;
+thread_local std::vector<Call> group;
+
+bool overlap(const std::byte* a, size_t a_bytes, const std::byte* b, size_t b_bytes) {
+  return a < b + b_bytes && b < a + a_bytes;
+}
+
+// What NCCL leaves undefined: calls of a group run at the same time.
+void check_group() {
+  for (const Call& call : group) {
+    if (call.comm != group[0].comm || call.stream != group[0].stream)
+      stop("a group of calls on different communicators or streams");
+    for (const Call& other : group) {
+      if (&other == &call) continue;
+      if (overlap(call.to, call.to_bytes, other.to, other.to_bytes) ||
+          overlap(call.to, call.to_bytes, other.from, other.from_bytes))
+        stop("two calls of a group, " + call.name + " and " + other.name + ", use the same memory");
+    }
+  }
+}
+
+// Runs on its stream; inside a group with the other calls of the group, as one launch.
+ncclResult_t launch(const char* name, ncclComm_t comm, cudaStream_t stream, const void* from,
+                    size_t from_bytes, void* to, size_t to_bytes, Work work) {
+  if (group_depth > 0) {
+    group.push_back({name, comm, stream, static_cast<const std::byte*>(from), from_bytes,
+                     static_cast<std::byte*>(to), to_bytes, std::move(work)});
+    return ncclSuccess;
+  }
+  trace("nccl", name);
+  comm->enqueue(stream, std::move(work));
+  return ncclSuccess;
 }
 
 // The reduction over the ranks' slots, in their order; sums of short floats in fp32.
@@ -188,10 +240,12 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id,
 ncclResult_t ncclCommInitRank(ncclComm_t* comm, int size, ncclUniqueId id, int rank) {
   return ncclCommInitRankConfig(comm, size, id, rank, nullptr);
 }
-ncclResult_t ncclCommFinalize(ncclComm_t) {
+ncclResult_t ncclCommFinalize(ncclComm_t comm) {
+  comm->finish();
   return ncclSuccess;
 }
-ncclResult_t ncclCommDestroy(ncclComm_t) {
+ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+  comm->finish();
   return ncclSuccess;
 }
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
@@ -217,62 +271,65 @@ ncclResult_t ncclCommDeregister(ncclComm_t, void*) {
   return ncclSuccess;
 }
 ncclResult_t ncclGroupStart() {
+  ++group_depth;
   return ncclSuccess;
 }
 ncclResult_t ncclGroupEnd() {
+  if (group_depth == 0) stop("the end of a group that was not started");
+  if (--group_depth > 0 || group.empty()) return ncclSuccess;
+  check_group();
+  trace("nccl", (group.size() == 1 ? group[0].name : "group of " + group[0].name).c_str());
+  group[0].comm->enqueue(group[0].stream, [calls = group] {
+    for (const Call& call : calls) call.work();
+  });
+  group.clear();
   return ncclSuccess;
 }
 
 ncclResult_t ncclAllGather(const void* from, void* to, size_t count, ncclDataType_t type, ncclComm_t comm,
                            cudaStream_t stream) {
-  trace("nccl", "all gather");
   const size_t bytes = count * item_size(type);
-  comm->enqueue(stream, [=] {
+  return launch("all gather", comm, stream, from, bytes, to, bytes * static_cast<size_t>(comm->size), [=] {
     in_parts(*comm, from, bytes, [&](size_t first, size_t length) {
       for (int rank = 0; rank < comm->size; ++rank)
         std::memcpy(static_cast<std::byte*>(to) + bytes * static_cast<size_t>(rank) + first, comm->slot(rank),
                     length);
     });
   });
-  return ncclSuccess;
 }
 
 ncclResult_t ncclAllReduce(const void* from, void* to, size_t count, ncclDataType_t type, ncclRedOp_t op,
                            ncclComm_t comm, cudaStream_t stream) {
-  trace("nccl", "all reduce");
-  comm->enqueue(stream, [=] {
-    in_parts(*comm, from, count * item_size(type), [&](size_t first, size_t length) {
+  const size_t bytes = count * item_size(type);
+  return launch("all reduce", comm, stream, from, bytes, to, bytes, [=] {
+    in_parts(*comm, from, bytes, [&](size_t first, size_t length) {
       reduce_slots(*comm, static_cast<std::byte*>(to) + first, length, type, op);
     });
   });
-  return ncclSuccess;
 }
 
 ncclResult_t ncclReduceScatter(const void* from, void* to, size_t count, ncclDataType_t type, ncclRedOp_t op,
                                ncclComm_t comm, cudaStream_t stream) {
-  trace("nccl", "reduce scatter");
   const size_t bytes = count * item_size(type);
-  comm->enqueue(stream, [=] {
-    for (int target = 0; target < comm->size; ++target)
-      in_parts(*comm, static_cast<const std::byte*>(from) + bytes * static_cast<size_t>(target), bytes,
-               [&](size_t first, size_t length) {
-                 if (target == comm->rank)
-                   reduce_slots(*comm, static_cast<std::byte*>(to) + first, length, type, op);
-               });
-  });
-  return ncclSuccess;
+  return launch("reduce scatter", comm, stream, from, bytes * static_cast<size_t>(comm->size), to, bytes,
+                [=] {
+                  for (int target = 0; target < comm->size; ++target)
+                    in_parts(*comm, static_cast<const std::byte*>(from) + bytes * static_cast<size_t>(target),
+                             bytes, [&](size_t first, size_t length) {
+                               if (target == comm->rank)
+                                 reduce_slots(*comm, static_cast<std::byte*>(to) + first, length, type, op);
+                             });
+                });
 }
 
 ncclResult_t ncclBroadcast(const void* from, void* to, size_t count, ncclDataType_t type, int root,
                            ncclComm_t comm, cudaStream_t stream) {
-  trace("nccl", "broadcast");
-  comm->enqueue(stream, [=] {
-    in_parts(*comm, comm->rank == root ? from : to, count * item_size(type),
-             [&](size_t first, size_t length) {
-               std::memcpy(static_cast<std::byte*>(to) + first, comm->slot(root), length);
-             });
+  const size_t bytes = count * item_size(type);
+  return launch("broadcast", comm, stream, from, bytes, to, bytes, [=] {
+    in_parts(*comm, comm->rank == root ? from : to, bytes, [&](size_t first, size_t length) {
+      std::memcpy(static_cast<std::byte*>(to) + first, comm->slot(root), length);
+    });
   });
-  return ncclSuccess;
 }
 ncclResult_t ncclBcast(void* memory, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
                        cudaStream_t stream) {

@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <memory>
 #include <new>
 #include <optional>
 #include <string>
@@ -13,6 +14,7 @@
 #include <cxxabi.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <spdlog/spdlog.h>
 #include <unistd.h>
 
 #include <c10/util/Exception.h>
@@ -57,7 +59,8 @@ const char* malloc_conf = "oversize_threshold:0,dirty_decay_ms:-1";
 namespace hyperion {
 namespace {
 
-std::optional<int> rank_of_job;  // set by train()
+std::optional<int> rank_of_job;         // set by train()
+bool ends_without_destructors = false;  // likewise, when a job on a GPU has failed
 
 ExitCode train(const CommandLine& line, const std::vector<std::string>& command,
                const Environment& environment) {
@@ -78,12 +81,21 @@ ExitCode train(const CommandLine& line, const std::vector<std::string>& command,
   const std::vector<std::string> idle = keys_without_effect(resolved);
   if (!idle.empty()) log_info("without effect here: {}", fmt::join(idle, ", "));
   if (resolved.config.job.print_config) log_info("Running with configuration: {}", to_json(resolved.config));
-  Trainer trainer(resolved, command);
+  auto trainer = std::make_unique<Trainer>(resolved, command);
   if (line.dump_state_dict) {
-    print_text(state_table(trainer.components()));
+    print_text(state_table(trainer->components()));
     return ExitCode::kOk;
   }
-  return trainer.run();
+  try {
+    return trainer->run();
+  } catch (...) {
+    // What waits for a GPU on its way out may wait for a collective that a lost rank will never join.
+    if (trainer->on_gpu()) {
+      ends_without_destructors = true;
+      trainer.release();
+    }
+    throw;
+  }
 }
 
 ExitCode train(const CommandLine& line, const std::vector<std::string>& command) {
@@ -239,5 +251,9 @@ int main(int argc, char** argv) {
   std::atexit(hyperion::on_exit_by_library);
   const int code = hyperion::run_and_report({argv, argv + argc});
   hyperion::main_has_returned = true;
+  if (hyperion::ends_without_destructors) {
+    spdlog::default_logger()->flush();
+    ::_exit(code);
+  }
   return code;
 }
