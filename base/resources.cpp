@@ -111,4 +111,11 @@ std::optional<MemoryLimit> process_memory() {
                      "the limit of this process's address space (ulimit -v)"};
 }
 
+void raise_open_file_limit() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &limit);  // below the hard limit it cannot be refused
+}
+
 }  // namespace hyperion

@@ -31,4 +31,8 @@ MemoryLimit host_memory(const std::filesystem::path& root = "/");
 // Of this process alone (RLIMIT_AS, `ulimit -v`); nullopt: none.
 std::optional<MemoryLimit> process_memory();
 
+// Raises this process's limit of open files to the most that it may set itself: a rank has a socket for each
+// rank that it talks to.
+void raise_open_file_limit();
+
 }  // namespace hyperion

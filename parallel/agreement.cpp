@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "base/rank_list.h"
 
 namespace hyperion {
 namespace {
@@ -63,7 +64,7 @@ std::string describe_disagreement(const std::vector<std::string>& serialized,
       if (values[r] != common) differing.push_back(global_ranks[r]);
     }
     if (!differing.empty())
-      lines.push_back(fmt::format("\n  {}: rank {} differs", key, fmt::join(differing, " ")));
+      lines.push_back(fmt::format("\n  {}: rank {} differs", key, rank_list(differing)));
   }
   if (lines.empty()) return "";
   const size_t listed = std::min(lines.size(), kMaxListed);

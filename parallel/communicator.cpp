@@ -3,12 +3,11 @@
 #include <algorithm>
 #include <cstring>
 
-#include <fmt/ranges.h>
-
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
 #include "base/error.h"
+#include "base/rank_list.h"
 #include "base/resources.h"
 #include "base/standard_streams.h"
 #include "parallel/failure_record.h"
@@ -47,8 +46,8 @@ void Communicator::throw_failure(const char* operation, const std::string& phase
   const PostMortem others = ask_others_ ? ask_others_(operation, phase) : PostMortem{};
   record_lost_ranks(others.silent);
   throw_comm("rank {}: {} (number {} of group {}, ranks {}) failed{}: {}{}", global_ranks_[rank_], operation,
-             sequence_, name_, fmt::join(global_ranks_, " "),
-             phase.empty() ? "" : " in phase '" + phase + "'", why, others.text);
+             sequence_, name_, rank_list(global_ranks_), phase.empty() ? "" : " in phase '" + phase + "'",
+             why, others.text);
 }
 
 void Communicator::tell_observer(const char* operation, at::ScalarType dtype, int64_t sent_bytes) const {

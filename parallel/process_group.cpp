@@ -14,6 +14,7 @@
 #include "base/device/device_library.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/rank_list.h"
 #include "base/resources.h"
 #include "parallel/backend_communicator.h"
 #include "parallel/failure_record.h"
@@ -147,7 +148,7 @@ std::shared_ptr<Communicator> ProcessGroups::make_group(const std::string& name,
   } catch (const std::exception& error) {
     if (exhausted_resource(error)) throw;
     throw_comm("rank {} could not connect group {} (ranks {}): {}", rendezvous_->environment.rank, name,
-               fmt::join(ranks, " "), brief(error));
+               rank_list(ranks), brief(error));
   }
   group->set_post_mortem(
       [rendezvous = rendezvous_.get(), ranks](const std::string& operation, const std::string& phase) {
@@ -165,6 +166,8 @@ Communicator::PostMortem collect_failure_notes(c10d::Store& store, int own_rank,
   const auto key = [](int rank) { return fmt::format("failed/{}", rank); };
   std::vector<int> silent;
   std::string reports;
+  constexpr int kReported = 3;
+  int reported = 0;
   store.set(key(own_rank), note);
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(2);
   for (int rank : ranks) {
@@ -175,14 +178,15 @@ Communicator::PostMortem collect_failure_notes(c10d::Store& store, int own_rank,
     if (!store.check({key(rank)})) {
       silent.push_back(rank);
     } else {
-      reports += fmt::format("; rank {} failed too: {}", rank, store.get_to_str(key(rank)));
+      if (++reported <= kReported)
+        reports += fmt::format("; rank {} failed too: {}", rank, store.get_to_str(key(rank)));
     }
   }
+  if (reported > kReported) reports += fmt::format("; and {} more ranks", reported - kReported);
   // The store ends with rank 0: let those read it whose operation failed a little later.
   if (own_rank == 0) std::this_thread::sleep_until(deadline + std::chrono::seconds(1));
   if (silent.empty()) return {reports, {}};
-  return {fmt::format("; no word from rank {}: see its log first{}", fmt::join(silent, " "), reports),
-          silent};
+  return {fmt::format("; no word from rank {}: see its log first{}", rank_list(silent), reports), silent};
 }
 
 }  // namespace

@@ -22,6 +22,7 @@
 #include "base/durable.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/rank_list.h"
 #include "parallel/backend_communicator.h"
 
 namespace hyperion {
@@ -220,8 +221,7 @@ class JoinedRanks {
     if (!missing.empty()) {
       problem_ = fmt::format(
           "{} of {} ranks joined within {} s, missing: rank {}; see the logs of the missing ranks",
-          world_ - missing.size(), world_, static_cast<double>(timeout.count()) / 1000.0,
-          fmt::join(missing, " "));
+          world_ - missing.size(), world_, static_cast<double>(timeout.count()) / 1000.0, rank_list(missing));
       return;
     }
     try {  // the last one joined a moment ago
@@ -353,7 +353,7 @@ std::string describe_differences(const Fingerprint& rank0, const std::vector<Dif
     std::string line =
         fmt::format("\n  {}: {} on rank 0", key, shorten_value(found == rank0.end() ? "" : found->second));
     for (const auto& [value, which] : values)
-      line += fmt::format(", {} on rank {}", shorten_value(value), fmt::join(which, " "));
+      line += fmt::format(", {} on rank {}", shorten_value(value), rank_list(which));
     lines.push_back(std::move(line));
   }
   const size_t listed = std::min(lines.size(), kMostListed);

@@ -72,6 +72,7 @@ ExitCode train(const CommandLine& line, const std::vector<std::string>& command,
     leaving.emplace([environment](const std::string& signal) { leave_ranks(environment, signal + " came"); });
   arm_faults_from_environment(line.allow_faults, rank);
   ignore_file_size_signal();
+  raise_open_file_limit();
   ResolvedConfig resolved = load_config(line.config_file, line.overrides, environment.world_size);
   expand_dump_folder(resolved);
   resolve_hf_model(resolved, install_root());

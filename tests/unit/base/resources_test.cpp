@@ -8,6 +8,8 @@
 #include <system_error>
 
 #include <catch2/catch.hpp>
+
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "tests/support/temporary_folder.h"
@@ -80,6 +82,19 @@ TEST_CASE("The memory of a host is what it has or what a cgroup leaves of it") {
   root.write("proc/self/cgroup", "5:cpu,memory:/old\n1:name=systemd:/x\n");
   root.write("sys/fs/cgroup/memory/old/memory.limit_in_bytes", "300000\n");
   CHECK(host_memory(root.path()).bytes == 300000 + 24 * 1024);
+}
+
+TEST_CASE("the limit of open files is raised as far as a process may") {
+  rlimit before{};
+  REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
+  rlimit low = before;
+  low.rlim_cur = 64;
+  REQUIRE(::setrlimit(RLIMIT_NOFILE, &low) == 0);
+  raise_open_file_limit();
+  rlimit raised{};
+  REQUIRE(::getrlimit(RLIMIT_NOFILE, &raised) == 0);
+  ::setrlimit(RLIMIT_NOFILE, &before);
+  CHECK(raised.rlim_cur == before.rlim_max);
 }
 
 }  // namespace hyperion
