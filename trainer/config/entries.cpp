@@ -16,9 +16,8 @@ namespace hyperion {
 
 TextTable config_entries(const JobConfig& config) {
   TextTable entries;
-  for (const Section& section : schema())
-    for (const Option& option : section.options)
-      entries.emplace_back(option.name, literal(read(option, config)));
+  for (const Option& option : all_options())
+    entries.emplace_back(option.name, toml_text(read(option, config)));
   return entries;
 }
 
@@ -54,13 +53,10 @@ std::string model_options(const JobConfig::Model& saved, const JobConfig::Model&
   there.model = saved;
   here.model = now;
   std::vector<std::string> options;
-  for (const Section& section : schema()) {
-    for (const Option& option : section.options) {
-      if (!option.name.starts_with("model.") || others.contains(option.name)) continue;
-      const std::string value = command_line_text(read(option, there));
-      if (value != command_line_text(read(option, here)))
-        options.push_back(override_text(option.name, value));
-    }
+  for (const Option& option : all_options()) {
+    if (!option.name.starts_with("model.") || others.contains(option.name)) continue;
+    const Value value = read(option, there);
+    if (value != read(option, here)) options.push_back(override_text(option.name, command_line_text(value)));
   }
   return fmt::format("{}", fmt::join(options, " "));
 }

@@ -21,6 +21,7 @@ namespace hyperion {
 using Value = std::variant<std::monostate, bool, int64_t, double, std::string, std::vector<std::string>,
                            std::vector<std::vector<std::string>>, TextTable>;
 
+// The alternatives of Value but monostate, in its order.
 enum class Kind { kBool, kInteger, kNumber, kText, kList, kListOfLists, kTable };
 
 // How members of one C++ type are read and written: member_type.h has them all.
@@ -101,10 +102,9 @@ Value read(const Option& option, const JobConfig& config);
 // that type.
 std::optional<Value> parse_text(const Option& option, std::string_view text);
 
-// As TOML writes it, which is JSON as well: 0.0008, "text", ["a", "b"]; "null" when unset (JSON only). A
-// table is { "a" = "b" } in TOML alone; json_literal() writes {"a": "b"} for it.
-std::string literal(const Value& value);
-std::string json_literal(const Value& value);
+// As TOML writes it: 0.0008, "text", ["a", "b"], { "a" = "b" }; "null" for what is unset, which TOML cannot
+// write.
+std::string toml_text(const Value& value);
 // As the command line takes it back: texts without quotes, "None" for what is unset.
 std::string command_line_text(const Value& value);
 

@@ -31,7 +31,7 @@ tune Python; those that a job sets are logged once.
 
 std::string default_text(const Option& option) {
   const Value value = read(option, JobConfig());
-  return std::holds_alternative<std::monostate>(value) ? "not set" : literal(value);
+  return std::holds_alternative<std::monostate>(value) ? "not set" : toml_text(value);
 }
 
 // The words of `text` in lines of `width` columns, each behind `indent` blanks.

@@ -80,9 +80,7 @@ const std::vector<Section>& schema() {
 const Option* find_option(std::string_view name) {
   static const auto by_name = [] {
     std::unordered_map<std::string_view, const Option*> map;
-    for (const Section& section : schema()) {
-      for (const Option& option : section.options) map[option.name] = &option;
-    }
+    for (const Option& option : all_options()) map[option.name] = &option;
     return map;
   }();
   const auto found = by_name.find(name);

@@ -4,7 +4,6 @@
 #include <limits>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include "base/counted.h"
 #include "base/durable.h"
@@ -235,14 +234,11 @@ void validate(const ResolvedConfig& resolved, const RunFacts& facts, const fs::p
 
 std::vector<std::string> keys_without_effect(const ResolvedConfig& resolved) {
   std::vector<std::string> keys;
-  for (const Section& section : schema()) {
-    for (const Option& option : section.options) {
-      const bool active = option.feature == nullptr || option.feature->on(resolved.config);
-      // A key set to its default asks for nothing.
-      if (option.python_only && active && read(option, resolved.config) != read(option, JobConfig())) {
-        keys.push_back(option.name);
-      }
-    }
+  for (const Option& option : all_options()) {
+    const bool active = option.feature == nullptr || option.feature->on(resolved.config);
+    // A key set to its default asks for nothing.
+    if (option.python_only && active && read(option, resolved.config) != read(option, JobConfig()))
+      keys.push_back(option.name);
   }
   return keys;
 }
