@@ -31,7 +31,7 @@
 #include "parallel/rendezvous.h"
 #include "trainer/commands/check_command.h"
 #include "trainer/commands/ckpt_command.h"
-#include "trainer/commands/model_source.h"
+#include "trainer/commands/inference_commands.h"
 #include "trainer/commands/report_command.h"
 #include "trainer/commands/tokenize_command.h"
 #include "trainer/config/command_line.h"
@@ -131,9 +131,7 @@ ExitCode run(const std::vector<std::string>& command) {
     case CommandLine::Action::kConfig:
       return show_config(line);
     case CommandLine::Action::kTokenize:
-      return tokenize_command(line.tokenize.out,
-                              resolve_input(line.tokenize.tokenizer, install_root()).string(),
-                              line.tokenize.inputs, line.tokenize.text_field);
+      return tokenize_command(line.tokenize);
     case CommandLine::Action::kGenerate:
       return generate_command(line.generate, model_source(line.generate));
     case CommandLine::Action::kEval:
@@ -141,7 +139,7 @@ ExitCode run(const std::vector<std::string>& command) {
     case CommandLine::Action::kCkpt:
       return ckpt_command(line.ckpt);
     case CommandLine::Action::kReport:
-      return report_command({line.report.folders, line.report.output});
+      return report_command(line.report);
   }
   throw_bug("unknown action");
 }

@@ -82,14 +82,11 @@ ModelOrigin model_origin(const fs::path& checkpoint, const std::string& config) 
   return origin;
 }
 
-ModelSource model_source(const CommandLine::Look& look) {
-  ModelOrigin origin = model_origin(look.checkpoint, look.config);
+ModelSource model_source(const CommandLine::Inference& options) {
   ModelSource source;
-  source.args = model_args(origin.model);
-  source.tokenizer = std::move(origin.tokenizer);
-  source.tokenizer_by = std::move(origin.tokenizer_by);
-  source.stored = std::move(origin.stored);
-  const auto weights = std::make_shared<StoredWeights>(look.checkpoint, source.args, look.ema);
+  source.origin = model_origin(options.checkpoint, options.config);
+  source.args = model_args(source.origin.model);
+  const auto weights = std::make_shared<StoredWeights>(options.checkpoint, source.args, options.ema);
   source.load = [weights](const Parameter& parameter, const at::Tensor& weight) {
     weights->load(parameter, weight);
   };

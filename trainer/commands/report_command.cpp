@@ -109,7 +109,7 @@ ReportRun read_run(const std::string& folder, size_t most_buckets) {
 
 }  // namespace
 
-ExitCode report_command(const ReportOptions& options) {
+ExitCode report_command(const CommandLine::Report& options) {
   const std::vector<std::string> folders = different_folders(options.folders);
   if (folders.size() > kMostRuns)
     throw_config("report: {} runs, at most {} can be distinguished on one page", folders.size(), kMostRuns);

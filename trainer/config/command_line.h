@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "trainer/config/choices.h"
+#include "trainer/config/job_config.h"
 #include "trainer/config/overrides.h"
 
 namespace hyperion {
@@ -25,29 +25,29 @@ struct CommandLine {
     kReport,    // metrics of runs as a page by `report`
   };
   struct Tokenize {
-    std::string out;                  // folder to write
-    std::string tokenizer;            // folder with tokenizer files
-    std::string text_field = "text";  // of the lines
-    std::vector<std::string> inputs;  // files, folders or globs of JSON lines
+    std::string out;                                            // folder to write
+    std::string tokenizer = JobConfig::Model().hf_assets_path;  // folder with tokenizer files
+    std::string text_field = "text";                            // of the lines
+    std::vector<std::string> inputs;                            // files, folders or globs of JSON lines
   };
 
-  // What generate and eval take alike: a checkpoint to look at, as step-N folder or safetensors.
-  struct Look {
-    std::string checkpoint;
+  // Options that generate and eval have in common.
+  struct Inference {
+    std::string checkpoint;              // a step-N folder, or safetensors
     std::string config;                  // TOML with the model, for checkpoints that do not name theirs
     std::string tokenizer;               // folder; empty: the one the checkpoint's configuration names
     Dtype dtype = Dtype::kFloat32;       // or kBFloat16: of weights and arithmetic
     bool ema = false;                    // the averaged weights
     bool allow_other_tokenizer = false;  // than the one the weights were trained with
   };
-  struct Generate : Look {
+  struct Generate : Inference {
     std::string prompt;
     int64_t max_tokens = 128;
     double temperature = 0;
     int64_t top_k = 0;
     uint64_t seed = 0;
   };
-  struct Eval : Look {
+  struct Eval : Inference {
     std::string data;                 // as training.dataset_path
     std::string text_field = "text";  // as training.text_field
     int64_t seq_len = 2048;
@@ -62,18 +62,18 @@ struct CommandLine {
     std::string other;  // the other side of diff (as well), the destination of convert
     bool json = false;
     bool quick = false;                            // verify: sizes and ids alone
-    std::string prefix;                            // digest: names that begin so
+    std::string prefix;                            // digest: only names that begin with it
     WeightFormat to = WeightFormat::kSafetensors;  // convert
     std::optional<Dtype> dtype;                    // convert; as they are unless set
     std::string config;    // convert: TOML with the model, for checkpoints that do not name theirs
     bool ema = false;      // convert: the averaged weights
-    int64_t keep = 0;      // prune: newest complete checkpoints that stay
-    bool dry_run = false;  // prune: say what would go
+    int64_t keep = 0;      // prune: how many of the newest complete checkpoints stay
+    bool dry_run = false;  // prune: print what would be removed
   };
 
   struct Report {
-    std::vector<std::string> folders;  // of runs
-    std::string output = "report.html";
+    std::vector<std::string> folders;    // of runs: their job.dump_folder
+    std::string output = "report.html";  // the HTML file
   };
 
   Action action = Action::kShow;

@@ -83,6 +83,8 @@ TEST_CASE("tokenize takes a folder a tokenizer and inputs") {
   CHECK_THAT(refusal({"tokenize", "a.jsonl"}), Contains("--out"));
   CHECK_THAT(refusal({"tokenize", "--out", "o"}), Contains("INPUT"));
   CHECK_THAT(refusal({"tokenize", "--out", "o", "a", "--training.steps", "5"}), Contains("training.steps"));
+  CHECK_THAT(refusal({"tokenize", "--out", "o", "a", "--job.config_file", "f.toml"}),
+             Contains("--job.config_file: tokenize takes no configuration keys"));
 }
 
 TEST_CASE("train may print its state and let failpoints act") {
