@@ -2,8 +2,8 @@
 #pragma once
 
 #include "base/error.h"
+#include "trainer/commands/command_line.h"
 #include "trainer/commands/model_source.h"
-#include "trainer/config/command_line.h"
 
 namespace hyperion {
 

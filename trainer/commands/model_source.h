@@ -5,7 +5,7 @@
 #include <string>
 
 #include "trainer/checkpointing/job_record.h"
-#include "trainer/config/command_line.h"
+#include "trainer/commands/command_line.h"
 #include "trainer/inference/engine.h"
 
 namespace hyperion {

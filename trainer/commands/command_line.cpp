@@ -1,4 +1,4 @@
-#include "trainer/config/command_line.h"
+#include "trainer/commands/command_line.h"
 
 #include <algorithm>
 #include <charconv>
