@@ -65,9 +65,9 @@ ExitCode train(const CommandLine& line, const std::vector<std::string>& command,
   const int rank = environment.rank;
   init_logging(!rank_prints(rank));
   end_on_stop_signals(rank_prints(rank));
-  std::optional<BeforeEndBySignal> leaving;
+  std::optional<BeforeEndBySignal> before_end;
   if (rank > 0)
-    leaving.emplace([environment](const std::string& signal) { leave_ranks(environment, signal + " came"); });
+    before_end.emplace([environment](const std::string& signal) { leave_ranks(environment, signal + " came"); });
   arm_faults_from_environment(line.allow_faults, rank);
   ignore_file_size_signal();
   ResolvedConfig resolved = load_config(line.config_file, line.overrides, environment.world_size);
@@ -76,8 +76,8 @@ ExitCode train(const CommandLine& line, const std::vector<std::string>& command,
   if (resolved.config.metrics.disable_color_printing) disable_terminal_escapes();
   log_info("Starting job: {}", resolved.config.job.description);
   for (const std::string& warning : resolved.warnings) log_warning("{}", warning);
-  const std::vector<std::string> idle = keys_without_effect(resolved);
-  if (!idle.empty()) log_info("without effect here: {}", fmt::join(idle, ", "));
+  const std::vector<std::string> unused = keys_without_effect(resolved);
+  if (!unused.empty()) log_info("Keys without effect, as they configure Python: {}", fmt::join(unused, ", "));
   if (resolved.config.job.print_config) log_info("Running with configuration: {}", to_json(resolved.config));
   Trainer trainer(resolved, command);
   if (line.dump_state_dict) {
@@ -108,7 +108,7 @@ ExitCode show_config(const CommandLine& line) {
   RunFacts facts;
   facts.model = model_args(resolved.config.model);
   facts.export_problem = export_problem(*facts.model);
-  validate(resolved, facts);
+  require_valid_config(resolved, facts);
   print_text(to_toml(resolved));
   return ExitCode::kOk;
 }

@@ -13,7 +13,7 @@ constexpr size_t kMostCommas = 5000;   // of a file
 
 }  // namespace
 
-std::optional<std::string> unsafe_toml(std::string_view text) {
+std::optional<std::string> toml_guard_problem(std::string_view text) {
   if (text.size() > kLargestToml)
     return fmt::format("1:1: the file has {} bytes, at most {} are read", text.size(), kLargestToml);
   size_t line = 1, line_start = 0, brackets = 0, dots = 0, commas = 0;

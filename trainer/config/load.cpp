@@ -175,7 +175,7 @@ class FileReader {
 
 void read_toml(const std::string& text, const std::string& name, ResolvedConfig& resolved,
                Problems& problems) {
-  if (const auto unsafe = unsafe_toml(text)) return problems.add(fmt::format("{}:{}", name, *unsafe));
+  if (const auto unsafe = toml_guard_problem(text)) return problems.add(fmt::format("{}:{}", name, *unsafe));
   toml::value root;
   try {
     std::istringstream stream(text);

@@ -56,8 +56,8 @@ struct Option {
   std::string form{};  // a text must be a positive whole number or one of `choices`; how to say it
   bool path = false;   // of a file or folder: not empty, which would stand for the current folder
   const Feature* feature = nullptr;  // the option matters while this is on
-  bool python_only = false;          // accepted, without effect here
-  bool ours = false;                 // not in torchtitan v0.2.2
+  bool python_only = false;          // configures Python: accepted, without effect
+  bool in_torchtitan = true;         // torchtitan v0.2.2 has this key
 
   Option& at_least(double value) { return minimum = value, *this; }
   Option& above(double value) { return minimum = value, above_minimum = true, *this; }
@@ -81,7 +81,7 @@ struct Option {
   Option& a_path() { return path = true, *this; }
   Option& when(const Feature& value) { return feature = &value, *this; }
   Option& only_python() { return python_only = true, *this; }
-  Option& own() { return ours = true, *this; }
+  Option& hyperion_only() { return in_torchtitan = false, *this; }
 
   Kind kind() const { return type->kind; }
   bool optional() const { return type->optional; }

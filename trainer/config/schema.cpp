@@ -94,7 +94,7 @@ bool is_section(std::string_view name) {
   });
 }
 
-std::string status(const Option& option) {
+std::string status_text(const Option& option) {
   if (option.python_only) return "no effect here";
   return option.feature != nullptr && !option.feature->refusal.empty() ? "not available" : "works";
 }

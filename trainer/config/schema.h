@@ -28,7 +28,7 @@ const Option* find_option(std::string_view name);
 // True for "training", "training.dataloader" and "quantize" (a table that only holds tables).
 bool is_section(std::string_view name);
 
-// A short statement for readers: "works", "not available", "no effect here".
-std::string status(const Option& option);
+// For --help and the reference: "works", "not available", "no effect here".
+std::string status_text(const Option& option);
 
 }  // namespace hyperion
