@@ -99,13 +99,14 @@ CLI::App* add_tokenize(CLI::App& app, CommandLine::Tokenize& tokenize) {
 CLI::App* add_generate(CLI::App& app, CommandLine::Generate& generate) {
   CLI::App* command = app.add_subcommand("generate", "Continue a text with a checkpoint's model");
   add_inference_options(*command, generate);
+  SamplingOptions& sampling = generate.sampling;
   command->add_option("--prompt", generate.prompt, "The text to continue")->required();
-  command->add_option("--max-tokens", generate.max_tokens, "Most new tokens (128)")->check(at_least(1));
-  command->add_option("--temperature", generate.temperature, "0: always the likeliest token (default)")
+  command->add_option("--max-tokens", sampling.max_tokens, "Most new tokens (128)")->check(at_least(1));
+  command->add_option("--temperature", sampling.temperature, "0: always the likeliest token (default)")
       ->check(at_least(0));
-  command->add_option("--top-k", generate.top_k, "Draw among the k likeliest; 0: among all (default)")
+  command->add_option("--top-k", sampling.top_k, "Draw among the k likeliest; 0: among all (default)")
       ->check(at_least(0));
-  command->add_option("--seed", generate.seed, "Of the draws (0)")->check(at_least(0));
+  command->add_option("--seed", sampling.seed, "Of the draws (0)")->check(at_least(0));
   return command;
 }
 
@@ -127,51 +128,56 @@ CLI::App* add_ckpt(CLI::App& app, CommandLine::Ckpt& ckpt) {
   using Tool = CommandLine::Ckpt::Tool;
   CLI::App* group = app.add_subcommand("ckpt", "Tools for checkpoints");
   group->require_subcommand(1);
-  const auto add = [&](const char* name, Tool tool, const char* path, const char* what, const char* meaning) {
+  const auto add = [&](const char* name, Tool tool, const char* meaning) {
     CLI::App* command = group->add_subcommand(name, meaning);
-    command->add_option(path, ckpt.path, what)->required();
     command->callback([&ckpt, tool] { ckpt.tool = tool; });
     return command;
   };
-  const auto add_json = [&](CLI::App* command) {
-    command->add_flag("--json", ckpt.json, "Print JSON instead of a table");
+  const auto add_path = [](CLI::App* command, const char* name, std::filesystem::path& path,
+                           const char* meaning) { command->add_option(name, path, meaning)->required(); };
+  const auto add_json = [](CLI::App* command, bool& json) {
+    command->add_flag("--json", json, "Print JSON instead of a table");
   };
-  add_json(
-      add("ls", Tool::kLs, "DIR", "A folder of checkpoints, or one", "List checkpoints or what one holds"));
+  CLI::App* ls = add("ls", Tool::kLs, "List checkpoints or what one holds");
+  add_path(ls, "DIR", ckpt.ls.path, "A folder of checkpoints, or one");
+  add_json(ls, ckpt.ls.json);
 
-  CLI::App* verify =
-      add("verify", Tool::kVerify, "DIR", "A checkpoint, or a folder of them", "Check the files");
-  CLI::Option* quick =
-      verify->add_flag("--quick", ckpt.quick, "Compare sizes and ids alone, without reading the content");
+  CLI::App* verify = add("verify", Tool::kVerify, "Check the files");
+  add_path(verify, "DIR", ckpt.verify.path, "A checkpoint, or a folder of them");
+  CLI::Option* quick = verify->add_flag("--quick", ckpt.verify.quick,
+                                        "Compare sizes and ids alone, without reading the content");
   verify
       ->add_flag_callback(
           "--full", [] {}, "Read every byte, which is the default")
       ->excludes(quick);
-  add_json(verify);
+  add_json(verify, ckpt.verify.json);
 
-  CLI::App* digest =
-      add("digest", Tool::kDigest, "DIR", "A checkpoint", "Hash every tensor, whatever its shards");
-  digest->add_option("--prefix", ckpt.prefix, "Only names that begin so");
-  add_json(digest);
+  CLI::App* digest = add("digest", Tool::kDigest, "Hash every tensor, whatever its shards");
+  add_path(digest, "DIR", ckpt.digest.path, "A checkpoint");
+  digest->add_option("--prefix", ckpt.digest.only.prefix, "Only names that begin with it");
+  add_json(digest, ckpt.digest.json);
 
-  CLI::App* diff = add("diff", Tool::kDiff, "A", "A checkpoint, or a TOML file: the state it would have",
-                       "Compare two checkpoints");
-  diff->add_option("B", ckpt.other, "The same")->required();
-  add_json(diff);
+  CLI::App* diff = add("diff", Tool::kDiff, "Compare two checkpoints");
+  add_path(diff, "A", ckpt.diff.a, "A checkpoint, or a TOML file: the state it would have");
+  add_path(diff, "B", ckpt.diff.b, "The same");
+  add_json(diff, ckpt.diff.json);
 
-  CLI::App* convert = add("convert", Tool::kConvert, "SRC", "A checkpoint", "Write it in another format");
-  convert->add_option("DST", ckpt.other, "Folder to write")->required();
-  add_choice<WeightFormat>(*convert, "--to", ckpt.to, "dcp or safetensors")->required();
-  add_choice<Dtype>(*convert, "--dtype", ckpt.dtype, "float32, bfloat16 or float16; as they are unless set",
+  CLI::App* convert = add("convert", Tool::kConvert, "Write it in another format");
+  add_path(convert, "SRC", ckpt.convert.source, "A checkpoint");
+  add_path(convert, "DST", ckpt.convert.destination, "Folder to write");
+  add_choice<WeightFormat>(*convert, "--to", ckpt.convert.format, "dcp or safetensors")->required();
+  add_choice<Dtype>(*convert, "--dtype", ckpt.convert.dtype,
+                    "float32, bfloat16 or float16; as they are unless set",
                     {"float32", "bfloat16", "float16"});
   add_config(*convert, ckpt.config);
-  convert->add_flag("--ema", ckpt.ema, "The averaged weights instead of the weights");
+  convert->add_flag("--ema", ckpt.convert.ema, "The averaged weights instead of the weights");
 
-  CLI::App* prune = add("prune", Tool::kPrune, "DIR", "A folder of checkpoints", "Remove old checkpoints");
-  prune->add_option("--keep", ckpt.keep, "Newest complete checkpoints that stay")
+  CLI::App* prune = add("prune", Tool::kPrune, "Remove old checkpoints");
+  add_path(prune, "DIR", ckpt.prune.path, "A folder of checkpoints");
+  prune->add_option("--keep", ckpt.prune.keep, "Newest complete checkpoints that stay")
       ->required()
       ->check(at_least(1));
-  prune->add_flag("--dry-run", ckpt.dry_run, "Only say what would be removed");
+  prune->add_flag("--dry-run", ckpt.prune.dry_run, "Only print what would be removed");
   return group;
 }
 

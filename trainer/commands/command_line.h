@@ -2,12 +2,13 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
+#include "checkpoint/tools/tools.h"
 #include "trainer/config/job_config.h"
 #include "trainer/config/overrides.h"
+#include "trainer/inference/generate.h"
 
 namespace hyperion {
 
@@ -42,10 +43,7 @@ struct CommandLine {
   };
   struct Generate : Inference {
     std::string prompt;
-    int64_t max_tokens = 128;
-    double temperature = 0;
-    int64_t top_k = 0;
-    uint64_t seed = 0;
+    SamplingOptions sampling;
   };
   struct Eval : Inference {
     std::string data;                 // as training.dataset_path
@@ -58,17 +56,14 @@ struct CommandLine {
   struct Ckpt {
     enum class Tool { kLs, kVerify, kDigest, kDiff, kConvert, kPrune };
     Tool tool = Tool::kLs;
-    std::string path;   // the folder; the source of convert, one side of diff (which may be a TOML file)
-    std::string other;  // the other side of diff (as well), the destination of convert
-    bool json = false;
-    bool quick = false;                            // verify: sizes and ids alone
-    std::string prefix;                            // digest: only names that begin with it
-    WeightFormat to = WeightFormat::kSafetensors;  // convert
-    std::optional<Dtype> dtype;                    // convert; as they are unless set
-    std::string config;    // convert: TOML with the model, for checkpoints that do not name theirs
-    bool ema = false;      // convert: the averaged weights
-    int64_t keep = 0;      // prune: how many of the newest complete checkpoints stay
-    bool dry_run = false;  // prune: print what would be removed
+    // Of the tool that is named.
+    ListOptions ls;
+    VerifyOptions verify;
+    DigestOptions digest;
+    DiffOptions diff;  // a side may be a TOML file: the state that its job would have
+    ConvertOptions convert;
+    std::string config;  // convert: TOML with the model, for checkpoints that do not name theirs
+    PruneOptions prune;
   };
 
   struct Report {

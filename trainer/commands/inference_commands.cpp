@@ -71,9 +71,8 @@ DataSetup matching_tokenizer(const CommandLine::Inference& options, const ModelS
 ExitCode generate_command(const CommandLine::Generate& options, const ModelSource& source) {
   const DataSetup data = matching_tokenizer(options, source);
   const InferenceEngine engine = make_engine(options, source);
-  const SamplingOptions sampling = {options.max_tokens, options.temperature, options.top_k, options.seed};
   print_outside_text(options.prompt);
-  generate_text(engine, *data.tokenizer, options.prompt, sampling, /*print=*/true);
+  generate_text(engine, *data.tokenizer, options.prompt, options.sampling, /*print=*/true);
   return ExitCode::kOk;
 }
 

@@ -20,16 +20,6 @@ namespace hyperion {
 namespace fs = std::filesystem;
 namespace {
 
-fs::path folder_of(const fs::path& checkpoint) {
-  return is_folder(checkpoint) ? checkpoint : checkpoint.parent_path();
-}
-
-JobConfig::Model configured_model(const std::string& file) {
-  ResolvedConfig resolved = load_config(file, {});
-  resolve_hf_model(resolved, install_root());
-  return resolved.config.model;
-}
-
 JobConfig::Model hugging_face_model(const fs::path& folder) {
   ResolvedConfig resolved;
   JobConfig::Model& model = resolved.config.model;
@@ -40,17 +30,19 @@ JobConfig::Model hugging_face_model(const fs::path& folder) {
   return model;
 }
 
-ModelOrigin described_origin(const fs::path& checkpoint, const std::string& config) {
+ModelOrigin find_origin(const fs::path& checkpoint, const std::string& config) {
   const OpenCheckpoint open = open_checkpoint(checkpoint);
   ModelOrigin origin;
   origin.stored = read_record(open).tokenizer;
   if (!config.empty()) {
-    origin.model = configured_model(config);
+    ResolvedConfig resolved = load_config(config, {});
+    resolve_hf_model(resolved, install_root());
+    origin.model = resolved.config.model;
     origin.tokenizer = origin.model.hf_assets_path;
     origin.tokenizer_by = "model.hf_assets_path of " + config;
     return origin;
   }
-  const fs::path folder = folder_of(checkpoint);
+  const fs::path folder = is_folder(checkpoint) ? checkpoint : checkpoint.parent_path();
   if (name_exists(folder / "config.json")) {
     origin.model = hugging_face_model(folder);
     origin.tokenizer = folder.string();
@@ -77,7 +69,7 @@ ModelOrigin described_origin(const fs::path& checkpoint, const std::string& conf
 
 ModelOrigin model_origin(const fs::path& checkpoint, const std::string& config) {
   require_checkpoint(checkpoint);
-  ModelOrigin origin = described_origin(checkpoint, config);
+  ModelOrigin origin = find_origin(checkpoint, config);
   require_memory(model_args(origin.model), /*bytes_per_parameter=*/0, rank_memory(at::kCPU, 1));
   return origin;
 }

@@ -96,7 +96,7 @@ ReportRun read_run(const std::string& folder, size_t most_buckets) {
     progress.update(lines.done());
   }
   if (run.lines == 0)
-    throw_config("report: {}: holds no line yet: a line comes with the first logged step", printable(file));
+    throw_config("report: {}: holds no line yet: the first logged step writes one", printable(file));
   if (run.lines == run.bad_lines) {
     throw_data("{}: holds {} and no row of metrics (a JSON object with \"step\" and \"time\")",
                printable(file), counted(run.lines, "line"));
