@@ -83,45 +83,46 @@ class DeferredWarnings {
 
 // Thrown by a check that cannot proceed because the named row failed.
 struct SkippedCheck {
-  std::string because_of;
+  std::string failed_row;
 };
 
 // The table: a row for each group of checks, printed when it is done.
 class Table {
  public:
-  // Calls `act`, which returns what was found, unless a row of `needs` has failed. finish() reports failures.
+  // Calls `check_row`, which returns what it found, unless a row of `needs` has failed. throw_if_any_failed()
+  // reports the failures.
   void check(const std::string& row, const std::vector<std::string>& needs,
-             const std::function<std::string()>& act, const char* good = "right") {
+             const std::function<std::string()>& check_row, const char* passed = "right") {
     try {
       for (const std::string& need : needs)
-        if (culprits_.contains(need)) throw SkippedCheck{need};
-      line(row, good, act());
+        if (failed_rows_.contains(need)) throw SkippedCheck{need};
+      print_row(row, passed, check_row());
     } catch (const SkippedCheck& reason) {
-      const std::string culprit = culprits_.at(reason.because_of);
-      culprits_[row] = culprit;
-      line(row, "-", fmt::format("not checked, because \"{}\" is wrong", culprit));
+      const std::string failed_row = failed_rows_.at(reason.failed_row);
+      failed_rows_[row] = failed_row;
+      print_row(row, "-", fmt::format("not checked, because \"{}\" is wrong", failed_row));
     } catch (const Error& error) {
-      culprits_[row] = row;
-      line(row, "WRONG", "see below");
+      failed_rows_[row] = row;
+      print_row(row, "WRONG", "see below");
       if (messages_.empty()) code_ = error.code();
       messages_.emplace_back(error.what());
     }
   }
-  // Failed or skipped.
-  bool wrong(const std::string& row) const { return culprits_.contains(row); }
+  bool failed_or_skipped(const std::string& row) const { return failed_rows_.contains(row); }
   // Throws the first failure, with the texts of all.
-  void finish() const {
+  void throw_if_any_failed() const {
     if (!messages_.empty()) throw Error(code_, fmt::format("{}", fmt::join(messages_, "\nhyperion: ")));
   }
 
  private:
-  static void line(const std::string& row, const char* verdict, const std::string& text) {
+  static void print_row(const std::string& row, const char* verdict, const std::string& text) {
     print_text(fmt::format("{:<16} {:<6} {}\n", row, verdict, text));
   }
 
   ExitCode code_ = ExitCode::kOk;
   std::vector<std::string> messages_;
-  std::map<std::string, std::string> culprits_;  // of rows that are wrong or were not checked: the wrong row
+  // Of each row that is wrong or was not checked: the row that is wrong.
+  std::map<std::string, std::string> failed_rows_;
 };
 
 Environment environment_of(const CommandLine& line, const JobConfig& config) {
@@ -151,12 +152,6 @@ std::string describe_memory(const JobConfig& config, const ModelArgs& model, con
                      readable_bytes(size.states()),
                      config.ema.enable ? fmt::format(", {} for averages", readable_bytes(size.averages)) : "",
                      readable_bytes(size.activations));
-}
-
-// A job reads tokens in pieces, in the order of its shuffle, and cannot compare them with a checksum.
-void verify_token_shards(const std::string& path) {
-  for (const CorpusFile& file : find_corpus(path))
-    if (file.shard) ShardSource(file.path).verify();
 }
 
 std::string describe_files(const std::string& path) {
@@ -266,7 +261,7 @@ class JobCheck {
     check_data();
     check_start();
   }
-  void finish() const { table_.finish(); }
+  void throw_if_any_failed() const { table_.throw_if_any_failed(); }
 
  private:
   const JobConfig& config() const { return resolved_->config; }
@@ -297,14 +292,16 @@ class JobCheck {
   void check_data() {
     table_.check("tokenizer", readable_keys(), [&] {
       require_input(*resolved_, "model.hf_assets_path");
-      data_ = checked_tokenizer(*resolved_, table_.wrong("configuration") ? RunFacts() : facts_);
+      data_ = checked_tokenizer(*resolved_, table_.failed_or_skipped("configuration") ? RunFacts() : facts_);
       return fmt::format("{}: {} entries", data_->tokenizer_path,
                          human_count(static_cast<uint64_t>(data_->tokenizer->vocab_size())));
     });
     table_.check("training data", {"configuration"}, [&] {
       require_input(*resolved_, "training.dataset_path");
       check_training_documents(config());
-      verify_token_shards(training_files(config()));
+      // A job reads tokens in the order of its shuffle and cannot compare them with a checksum.
+      for (const CorpusFile& file : find_corpus(training_files(config())))
+        if (file.shard) ShardSource(file.path).verify();
       loader_ = training_loader(config(), tokenizer(), place());
       return describe_files(training_files(config()));
     });
@@ -318,7 +315,7 @@ class JobCheck {
   }
 
   const DataSetup& tokenizer() const {
-    if (table_.wrong("tokenizer")) throw SkippedCheck{"tokenizer"};
+    if (table_.failed_or_skipped("tokenizer")) throw SkippedCheck{"tokenizer"};
     return *data_;
   }
   const ChosenCheckpoint* chosen() const { return start_.checkpoint ? &*start_.checkpoint : nullptr; }
@@ -397,7 +394,7 @@ ExitCode check_command(const CommandLine& line) {
   if (std::getenv("HYPERION_LOG_LEVEL") == nullptr) spdlog::set_level(spdlog::level::warn);
   JobCheck job(line);
   job.run();
-  job.finish();
+  job.throw_if_any_failed();
   return ExitCode::kOk;
 }
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "base/error.h"
-#include "trainer/config/command_line.h"
+#include "trainer/commands/command_line.h"
 
 namespace hyperion {
 

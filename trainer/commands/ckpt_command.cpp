@@ -28,10 +28,10 @@ namespace fs = std::filesystem;
 namespace {
 
 // The model weights that a job of this configuration has.
-NameList names_of(const std::string& toml) {
+NameList names_of_job(const fs::path& toml) {
   ResolvedConfig resolved = load_config(toml, {});
   resolve_hf_model(resolved, install_root());
-  NameList list{toml, {}};
+  NameList list{toml.string(), {}};
   const ModelArgs args = model_args(resolved.config.model);
   require_memory(args, /*bytes_per_parameter=*/0, rank_memory(at::kCPU, 1));
   for (const ParameterPtr& parameter : Transformer(args).parameters()) {
@@ -42,23 +42,17 @@ NameList names_of(const std::string& toml) {
   return list;
 }
 
-bool is_toml(const std::string& path) {
-  return path.ends_with(".toml");
+bool is_toml(const fs::path& path) {
+  return path.native().ends_with(".toml");
 }
 
 // The names of one side of a comparison.
-NameList names_at(const std::string& path) {
-  if (is_toml(path)) return names_of(path);
+NameList names_at(const fs::path& path) {
+  if (is_toml(path)) return names_of_job(path);
   NameList stored = names_in(path);
   std::erase_if(stored.tensors,
                 [](const NamedTensor& tensor) { return component_of(tensor.name) != kModelComponent; });
   return stored;
-}
-
-ExitCode run_diff(const CommandLine::Ckpt& options) {
-  if (is_toml(options.path) || is_toml(options.other))
-    return diff_names(names_at(options.path), names_at(options.other), options.json, stdout);
-  return diff_checkpoints({options.path, options.other, {}, options.json}, stdout);
 }
 
 // Which of our weights become which of Hugging Face's.
@@ -90,12 +84,13 @@ std::vector<ConvertedTensor> our_tensors(const ModelArgs& args) {
 
 // The tokenizer to export with the weights, so that other programs can open the folder; null, with a warning,
 // when it is missing or not the one that the weights were trained with.
-std::unique_ptr<Tokenizer> tokenizer_for(const CommandLine::Ckpt& options, const ModelOrigin& origin,
+std::unique_ptr<Tokenizer> tokenizer_for(const ConvertOptions& convert, const ModelOrigin& origin,
                                          const fs::path& path) {
   try {
     if (!path_exists(path)) {
       log_warning("{}: its tokenizer, as {} names it, is not there: {}; copy the tokenizer's files into {}",
-                  options.path, origin.tokenizer_by, printable(path), options.other);
+                  convert.source.string(), origin.tokenizer_by, printable(path),
+                  convert.destination.string());
       return nullptr;
     }
     auto tokenizer = Tokenizer::load(path);
@@ -104,23 +99,23 @@ std::unique_ptr<Tokenizer> tokenizer_for(const CommandLine::Ckpt& options, const
         "{} (hash {:.8}, chosen by {}) is not the tokenizer that the weights were trained with, which was {} "
         "(hash {:.8}): it is not exported; copy that one's files into {}",
         path.string(), tokenizer->hash(), origin.tokenizer_by, printable(fs::path(origin.stored.path)),
-        origin.stored.hash, options.other);
+        origin.stored.hash, convert.destination.string());
   } catch (const Error& error) {
-    log_warning("{}; copy the tokenizer's files into {}", error.what(), options.other);
+    log_warning("{}; copy the tokenizer's files into {}", error.what(), convert.destination.string());
   }
   return nullptr;
 }
 
-void convert_to_hugging_face(const CommandLine::Ckpt& options, ConvertOptions& convert) {
-  const ModelOrigin origin = model_origin(options.path, options.config);
+void convert_to_hugging_face(const std::string& config, ConvertOptions& convert) {
+  const ModelOrigin origin = model_origin(convert.source, config);
   const ModelArgs args = model_args(origin.model);
   convert.tensors = [args](const auto&) { return hugging_face_tensors(args); };
   const fs::path path = resolve_input(origin.tokenizer, install_root());
-  const auto tokenizer = tokenizer_for(options, origin, path);
-  const auto weights = open_checkpoint(options.path).index.tensors;
+  const auto tokenizer = tokenizer_for(convert, origin, path);
+  const auto weights = open_checkpoint(convert.source).index.tensors;
   const auto weight =
       std::ranges::find(weights, kModelComponent, [](const auto& one) { return component_of(one.first); });
-  const Dtype dtype = options.dtype             ? *options.dtype
+  const Dtype dtype = convert.dtype             ? *convert.dtype
                       : weight == weights.end() ? Dtype::kFloat32
                                                 : weight->second.dtype;
   convert.more_files = hugging_face_files(args, dtype, tokenizer.get(), path);
@@ -128,16 +123,16 @@ void convert_to_hugging_face(const CommandLine::Ckpt& options, ConvertOptions& c
   if (!hash.empty()) convert.facts = tokenizer_note(hash);
 }
 
-void convert_from_hugging_face(const CommandLine::Ckpt& options, ConvertOptions& convert) {
-  const ModelOrigin origin = model_origin(options.path, options.config);
+void convert_from_hugging_face(const std::string& config, ConvertOptions& convert) {
+  const ModelOrigin origin = model_origin(convert.source, config);
   const ModelArgs args = model_args(origin.model);
   convert.tensors = [args](const auto&) { return our_tensors(args); };
   convert.facts = record_facts({origin.model, origin.stored, ""});
 }
 
 // From safetensors to safetensors: keeps config.json and the tokenizer.
-void keep_hugging_face_files(const CommandLine::Ckpt& options, ConvertOptions& convert) {
-  const fs::path source = options.path;
+void keep_hugging_face_files(ConvertOptions& convert) {
+  const fs::path& source = convert.source;
   const fs::path folder = is_folder(source) ? source : source.parent_path();
   const TokenizerRecord stored = read_record(open_checkpoint(source)).tokenizer;
   if (stored.recorded && !stored.hash.empty()) convert.facts = tokenizer_note(stored.hash);
@@ -146,29 +141,23 @@ void keep_hugging_face_files(const CommandLine::Ckpt& options, ConvertOptions& c
   const auto file = [&](const char* name) { return read_file(folder / name, size_t{16} << 20); };
   nlohmann::json config = parse_json(file("config.json"), (folder / "config.json").string());
   for (const char* key : {"dtype", "torch_dtype"})
-    if (options.dtype) config[key] = torch_name(*options.dtype);
+    if (convert.dtype) config[key] = torch_name(*convert.dtype);
   convert.more_files["config.json"] = config.dump(2) + "\n";
   if (name_exists(folder / "generation_config.json"))
     convert.more_files["generation_config.json"] = file("generation_config.json");
 }
 
-ExitCode run_convert(const CommandLine::Ckpt& options) {
-  ConvertOptions convert;
-  convert.source = options.path;
-  convert.destination = options.other;
-  convert.format = options.to;
-  convert.dtype = options.dtype;
-  convert.ema = options.ema;
-  require_checkpoint(options.path);
-  const bool from_dcp = name_exists(fs::path(options.path) / ".metadata");
+ExitCode convert_weights(ConvertOptions convert, const std::string& config) {
+  require_checkpoint(convert.source);
+  const bool from_dcp = name_exists(convert.source / ".metadata");
   const bool to_dcp = convert.format == WeightFormat::kDcp;
-  if (from_dcp == to_dcp && !options.config.empty())
-    throw_config("--config {}: has no use here: source and destination have the same names", options.config);
-  if (from_dcp && !to_dcp) convert_to_hugging_face(options, convert);
-  if (!from_dcp && to_dcp) convert_from_hugging_face(options, convert);
-  if (!from_dcp && !to_dcp) keep_hugging_face_files(options, convert);
+  if (from_dcp == to_dcp && !config.empty())
+    throw_config("--config {}: has no use here: source and destination have the same names", config);
+  if (from_dcp && !to_dcp) convert_to_hugging_face(config, convert);
+  if (!from_dcp && to_dcp) convert_from_hugging_face(config, convert);
+  if (!from_dcp && !to_dcp) keep_hugging_face_files(convert);
   if (from_dcp && to_dcp) {
-    const OpenCheckpoint source = open_checkpoint(options.path);
+    const OpenCheckpoint source = open_checkpoint(convert.source);
     convert.facts = record_facts({saved_model(source), read_record(source).tokenizer, ""});
   }
   return convert_checkpoint(convert, stdout);
@@ -180,17 +169,20 @@ ExitCode ckpt_command(const CommandLine::Ckpt& options) {
   using Tool = CommandLine::Ckpt::Tool;
   switch (options.tool) {
     case Tool::kLs:
-      return list_checkpoints({options.path, options.json}, stdout);
+      return list_checkpoints(options.ls, stdout);
     case Tool::kVerify:
-      return verify_checkpoints({options.path, options.quick, options.json}, stdout);
+      return verify_checkpoints(options.verify, stdout);
     case Tool::kDigest:
-      return print_digest({options.path, {.prefix = options.prefix}, options.json}, stdout);
-    case Tool::kDiff:
-      return run_diff(options);
+      return print_digest(options.digest, stdout);
+    case Tool::kDiff: {
+      const auto& [a, b, only, json] = options.diff;
+      if (is_toml(a) || is_toml(b)) return diff_names(names_at(a), names_at(b), json, stdout);
+      return diff_checkpoints(options.diff, stdout);
+    }
     case Tool::kConvert:
-      return run_convert(options);
+      return convert_weights(options.convert, options.config);
     case Tool::kPrune:
-      return prune_checkpoints({options.path, options.keep, options.dry_run}, stdout);
+      return prune_checkpoints(options.prune, stdout);
   }
   throw_bug("unknown checkpoint tool");
 }

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "base/error.h"
-#include "trainer/config/command_line.h"
+#include "trainer/commands/command_line.h"
 
 namespace hyperion {
 

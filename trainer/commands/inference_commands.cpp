@@ -25,7 +25,7 @@ at::Device inference_device() {
   return {at::kCUDA, 0};
 }
 
-InferenceEngine make_engine(const CommandLine::Look& options, const ModelSource& source) {
+InferenceEngine make_engine(const CommandLine::Inference& options, const ModelSource& source) {
   const at::Device device = inference_device();
   const at::ScalarType dtype = scalar_type(options.dtype);
   require_memory(source.args, static_cast<double>(c10::elementSize(dtype)), rank_memory(device, 1));
@@ -33,14 +33,14 @@ InferenceEngine make_engine(const CommandLine::Look& options, const ModelSource&
 }
 
 // The part of a job's configuration that finds the tokenizer.
-JobConfig job_config(const CommandLine::Look& options, const ModelSource& source) {
+JobConfig job_config(const CommandLine::Inference& options, const ModelSource& source) {
   JobConfig config;
-  config.model.hf_assets_path = options.tokenizer.empty() ? source.tokenizer : options.tokenizer;
+  config.model.hf_assets_path = options.tokenizer.empty() ? source.origin.tokenizer : options.tokenizer;
   return config;
 }
 
 // The tokenizer of the command, which is the one that the weights were trained with.
-DataSetup matching_tokenizer(const CommandLine::Look& options, const ModelSource& source) {
+DataSetup matching_tokenizer(const CommandLine::Inference& options, const ModelSource& source) {
   const bool named = !options.tokenizer.empty();
   DataSetup data;
   try {
@@ -51,12 +51,12 @@ DataSetup matching_tokenizer(const CommandLine::Look& options, const ModelSource
         error.code(),
         fmt::format("{}: its tokenizer, as {} names it, cannot be used: {}; name the folder that it is in "
                     "now with --tokenizer",
-                    options.checkpoint, source.tokenizer_by, error.what()));
+                    options.checkpoint, source.origin.tokenizer_by, error.what()));
   }
-  require_same_tokenizer(options.checkpoint, source.stored,
+  require_same_tokenizer(options.checkpoint, source.origin.stored,
                          {.path = data.tokenizer_path,
                           .hash = data.tokenizer->hash(),
-                          .chosen_by = named ? "--tokenizer" : source.tokenizer_by,
+                          .chosen_by = named ? "--tokenizer" : source.origin.tokenizer_by,
                           .choose =
                               [](const std::string& path) {
                                 return "start with " + shell_command({"--tokenizer", path});
@@ -71,9 +71,8 @@ DataSetup matching_tokenizer(const CommandLine::Look& options, const ModelSource
 ExitCode generate_command(const CommandLine::Generate& options, const ModelSource& source) {
   const DataSetup data = matching_tokenizer(options, source);
   const InferenceEngine engine = make_engine(options, source);
-  const SamplingOptions sampling = {options.max_tokens, options.temperature, options.top_k, options.seed};
   print_outside_text(options.prompt);
-  generate_text(engine, *data.tokenizer, options.prompt, sampling, /*print=*/true);
+  generate_text(engine, *data.tokenizer, options.prompt, options.sampling, /*print=*/true);
   return ExitCode::kOk;
 }
 

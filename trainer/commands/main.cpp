@@ -33,10 +33,10 @@
 #include "parallel/rendezvous.h"
 #include "trainer/commands/check_command.h"
 #include "trainer/commands/ckpt_command.h"
-#include "trainer/commands/model_source.h"
+#include "trainer/commands/command_line.h"
+#include "trainer/commands/inference_commands.h"
 #include "trainer/commands/report_command.h"
 #include "trainer/commands/tokenize_command.h"
-#include "trainer/config/command_line.h"
 #include "trainer/config/expand.h"
 #include "trainer/config/input_path.h"
 #include "trainer/config/load.h"
@@ -67,9 +67,9 @@ ExitCode train(const CommandLine& line, const std::vector<std::string>& command,
   const int rank = environment.rank;
   init_logging(!rank_prints(rank));
   end_on_stop_signals(rank_prints(rank));
-  std::optional<BeforeEndBySignal> leaving;
+  std::optional<BeforeEndBySignal> before_end;
   if (rank > 0)
-    leaving.emplace([environment](const std::string& signal) { leave_ranks(environment, signal + " came"); });
+    before_end.emplace([environment](const std::string& signal) { leave_ranks(environment, signal + " came"); });
   arm_faults_from_environment(line.allow_faults, rank);
   ignore_file_size_signal();
   raise_open_file_limit();
@@ -79,8 +79,8 @@ ExitCode train(const CommandLine& line, const std::vector<std::string>& command,
   if (resolved.config.metrics.disable_color_printing) disable_terminal_escapes();
   log_info("Starting job: {}", resolved.config.job.description);
   for (const std::string& warning : resolved.warnings) log_warning("{}", warning);
-  const std::vector<std::string> idle = keys_without_effect(resolved);
-  if (!idle.empty()) log_info("without effect here: {}", fmt::join(idle, ", "));
+  const std::vector<std::string> unused = keys_without_effect(resolved);
+  if (!unused.empty()) log_info("Keys without effect, as they configure Python: {}", fmt::join(unused, ", "));
   if (resolved.config.job.print_config) log_info("Running with configuration: {}", to_json(resolved.config));
   auto trainer = std::make_unique<Trainer>(resolved, command);
   if (line.dump_state_dict) {
@@ -120,7 +120,7 @@ ExitCode show_config(const CommandLine& line) {
   RunFacts facts;
   facts.model = model_args(resolved.config.model);
   facts.export_problem = export_problem(*facts.model);
-  validate(resolved, facts);
+  require_valid_config(resolved, facts);
   print_text(to_toml(resolved));
   return ExitCode::kOk;
 }
@@ -143,9 +143,7 @@ ExitCode run(const std::vector<std::string>& command) {
     case CommandLine::Action::kConfig:
       return show_config(line);
     case CommandLine::Action::kTokenize:
-      return tokenize_command(line.tokenize.out,
-                              resolve_input(line.tokenize.tokenizer, install_root()).string(),
-                              line.tokenize.inputs, line.tokenize.text_field);
+      return tokenize_command(line.tokenize);
     case CommandLine::Action::kGenerate:
       return generate_command(line.generate, model_source(line.generate));
     case CommandLine::Action::kEval:
@@ -153,7 +151,7 @@ ExitCode run(const std::vector<std::string>& command) {
     case CommandLine::Action::kCkpt:
       return ckpt_command(line.ckpt);
     case CommandLine::Action::kReport:
-      return report_command({line.report.folders, line.report.output});
+      return report_command(line.report);
   }
   throw_bug("unknown action");
 }

@@ -19,16 +19,6 @@ namespace hyperion {
 namespace fs = std::filesystem;
 namespace {
 
-fs::path folder_of(const fs::path& checkpoint) {
-  return is_folder(checkpoint) ? checkpoint : checkpoint.parent_path();
-}
-
-JobConfig::Model configured_model(const std::string& file) {
-  ResolvedConfig resolved = load_config(file, {});
-  resolve_hf_model(resolved, install_root());
-  return resolved.config.model;
-}
-
 JobConfig::Model hugging_face_model(const fs::path& folder) {
   ResolvedConfig resolved;
   JobConfig::Model& model = resolved.config.model;
@@ -39,17 +29,19 @@ JobConfig::Model hugging_face_model(const fs::path& folder) {
   return model;
 }
 
-ModelOrigin described_origin(const fs::path& checkpoint, const std::string& config) {
+ModelOrigin find_origin(const fs::path& checkpoint, const std::string& config) {
   const OpenCheckpoint open = open_checkpoint(checkpoint);
   ModelOrigin origin;
   origin.stored = read_record(open).tokenizer;
   if (!config.empty()) {
-    origin.model = configured_model(config);
+    ResolvedConfig resolved = load_config(config, {});
+    resolve_hf_model(resolved, install_root());
+    origin.model = resolved.config.model;
     origin.tokenizer = origin.model.hf_assets_path;
     origin.tokenizer_by = "model.hf_assets_path of " + config;
     return origin;
   }
-  const fs::path folder = folder_of(checkpoint);
+  const fs::path folder = is_folder(checkpoint) ? checkpoint : checkpoint.parent_path();
   if (name_exists(folder / "config.json")) {
     origin.model = hugging_face_model(folder);
     origin.tokenizer = folder.string();
@@ -76,19 +68,16 @@ ModelOrigin described_origin(const fs::path& checkpoint, const std::string& conf
 
 ModelOrigin model_origin(const fs::path& checkpoint, const std::string& config) {
   require_checkpoint(checkpoint);
-  ModelOrigin origin = described_origin(checkpoint, config);
+  ModelOrigin origin = find_origin(checkpoint, config);
   require_memory(model_args(origin.model), /*bytes_per_parameter=*/0, rank_memory(at::kCPU, 1));
   return origin;
 }
 
-ModelSource model_source(const CommandLine::Look& look) {
-  ModelOrigin origin = model_origin(look.checkpoint, look.config);
+ModelSource model_source(const CommandLine::Inference& options) {
   ModelSource source;
-  source.args = model_args(origin.model);
-  source.tokenizer = std::move(origin.tokenizer);
-  source.tokenizer_by = std::move(origin.tokenizer_by);
-  source.stored = std::move(origin.stored);
-  const auto weights = std::make_shared<StoredWeights>(look.checkpoint, source.args, look.ema);
+  source.origin = model_origin(options.checkpoint, options.config);
+  source.args = model_args(source.origin.model);
+  const auto weights = std::make_shared<StoredWeights>(options.checkpoint, source.args, options.ema);
   source.load = [weights](const Parameter& parameter, const at::Tensor& weight) {
     weights->load(parameter, weight);
   };

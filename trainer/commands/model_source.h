@@ -2,14 +2,11 @@
 #pragma once
 
 #include <filesystem>
-#include <map>
-#include <optional>
 #include <string>
 
 #include "trainer/checkpointing/job_record.h"
-#include "trainer/commands/inference_commands.h"
-#include "trainer/config/job_config.h"
-#include "trainer/data/tokenizer/tokenizer.h"
+#include "trainer/commands/command_line.h"
+#include "trainer/inference/engine.h"
 
 namespace hyperion {
 
@@ -22,9 +19,17 @@ struct ModelOrigin {
 };
 
 // From the TOML file `config` when it is given, else from config.json in the folder of safetensors, else from
-// the record in the checkpoint. Throws Error(kUsage) when none of them says, or `checkpoint` is none.
+// the record in the checkpoint. Throws Error(kUsage) when none of them names the model, or `checkpoint` is no
+// checkpoint.
 ModelOrigin model_origin(const std::filesystem::path& checkpoint, const std::string& config);
 
-ModelSource model_source(const CommandLine::Look& look);
+// What generate and eval need of a checkpoint, whatever its format.
+struct ModelSource {
+  ModelOrigin origin;
+  ModelArgs args;
+  LoadWeights load;  // the weights, or their average
+};
+
+ModelSource model_source(const CommandLine::Inference& options);
 
 }  // namespace hyperion

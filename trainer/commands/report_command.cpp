@@ -96,7 +96,7 @@ ReportRun read_run(const std::string& folder, size_t most_buckets) {
     progress.update(lines.done());
   }
   if (run.lines == 0)
-    throw_config("report: {}: holds no line yet: a line comes with the first logged step", printable(file));
+    throw_config("report: {}: holds no line yet: the first logged step writes one", printable(file));
   if (run.lines == run.bad_lines) {
     throw_data("{}: holds {} and no row of metrics (a JSON object with \"step\" and \"time\")",
                printable(file), counted(run.lines, "line"));
@@ -109,7 +109,7 @@ ReportRun read_run(const std::string& folder, size_t most_buckets) {
 
 }  // namespace
 
-ExitCode report_command(const ReportOptions& options) {
+ExitCode report_command(const CommandLine::Report& options) {
   const std::vector<std::string> folders = different_folders(options.folders);
   if (folders.size() > kMostRuns)
     throw_config("report: {} runs, at most {} can be distinguished on one page", folders.size(), kMostRuns);

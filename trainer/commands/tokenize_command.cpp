@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/progress.h"
+#include "trainer/config/input_path.h"
 #include "trainer/data/sources.h"
 #include "trainer/data/token_shards.h"
 #include "trainer/data/tokenizer/tokenizer.h"
@@ -47,16 +48,16 @@ void add_documents(const std::vector<CorpusFile>& files, const Encode& encode, c
 
 }  // namespace
 
-ExitCode tokenize_command(const std::string& out, const std::string& tokenizer,
-                          const std::vector<std::string>& inputs, const std::string& text_field) {
+ExitCode tokenize_command(const CommandLine::Tokenize& options) {
   const auto begin = std::chrono::steady_clock::now();
+  const std::string tokenizer = resolve_input(options.tokenizer, install_root()).string();
   const auto loaded = Tokenizer::load(tokenizer);
   warn_of_missing_tokens(*loaded, tokenizer);
-  const TextField field = {text_field, "--text-field"};
-  const std::vector<CorpusFile> files = find_inputs(inputs);
+  const TextField field = {options.text_field, "--text-field"};
+  const std::vector<CorpusFile> files = find_inputs(options.inputs);
   for (const CorpusFile& file : files) JsonLines::check_first_line(file.path, field);
-  TokenShardWriter writer(out, static_cast<uint64_t>(loaded->vocab_size()), tokenizer_fingerprint(tokenizer),
-                          tokenizer);
+  TokenShardWriter writer(options.out, static_cast<uint64_t>(loaded->vocab_size()),
+                          tokenizer_fingerprint(tokenizer), tokenizer);
   add_documents(
       files, [&](std::string_view text) { return loaded->encode(text, true, true); }, field, writer);
   const ShardHeader header = writer.finish();
@@ -64,7 +65,7 @@ ExitCode tokenize_command(const std::string& out, const std::string& tokenizer,
   log_info(
       "Tokenised {} files, {} documents, {} tokens into {} in {:.1f} s ({:.0f} tokens/s): set "
       "training.dataset_path to it",
-      files.size(), header.documents, header.tokens, out, seconds,
+      files.size(), header.documents, header.tokens, options.out, seconds,
       static_cast<double>(header.tokens) / seconds);
   return ExitCode::kOk;
 }

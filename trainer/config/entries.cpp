@@ -16,9 +16,8 @@ namespace hyperion {
 
 TextTable config_entries(const JobConfig& config) {
   TextTable entries;
-  for (const Section& section : schema())
-    for (const Option& option : section.options)
-      entries.emplace_back(option.name, literal(read(option, config)));
+  for (const Option& option : all_options())
+    entries.emplace_back(option.name, toml_text(read(option, config)));
   return entries;
 }
 
@@ -31,19 +30,15 @@ uint64_t config_hash(const TextTable& entries) {
 std::string config_comparison(const TextTable& stored, const TextTable& now) {
   if (stored == now)
     return fmt::format("the configuration is the checkpoint's (hash {:016x})", config_hash(now));
-  const std::map<std::string, std::string> before(stored.begin(), stored.end()),
-      after(now.begin(), now.end());
-  std::vector<std::string> lines;
-  for (const auto& [key, text] : after) {
-    const auto old = before.find(key);
-    if (old == before.end() || old->second != text)
-      lines.push_back(
-          fmt::format("{}: {} -> {}", key, old == before.end() ? "(new key)" : old->second, text));
-  }
-  for (const auto& [key, text] : before)
-    if (!after.contains(key)) lines.push_back(fmt::format("{}: {} -> (no such key)", key, text));
+  std::map<std::string, std::pair<std::string, std::string>> values;
+  for (const auto& [key, text] : stored) values[key] = {text, "(no such key)"};
+  for (const auto& [key, text] : now) values.try_emplace(key, "(new key)", "").first->second.second = text;
+  std::vector<std::string> changes;
+  for (const auto& [key, value] : values)
+    if (value.first != value.second)
+      changes.push_back(fmt::format("{}: {} -> {}", key, value.first, value.second));
   return fmt::format("the configuration differs from the checkpoint's in {}: {}",
-                     counted(lines.size(), "key"), fmt::join(lines, ", "));
+                     counted(changes.size(), "key"), fmt::join(changes, ", "));
 }
 
 std::string model_options(const JobConfig::Model& saved, const JobConfig::Model& now) {
@@ -54,13 +49,10 @@ std::string model_options(const JobConfig::Model& saved, const JobConfig::Model&
   there.model = saved;
   here.model = now;
   std::vector<std::string> options;
-  for (const Section& section : schema()) {
-    for (const Option& option : section.options) {
-      if (!option.name.starts_with("model.") || others.contains(option.name)) continue;
-      const std::string value = command_line_text(read(option, there));
-      if (value != command_line_text(read(option, here)))
-        options.push_back(override_text(option.name, value));
-    }
+  for (const Option& option : all_options()) {
+    if (!option.name.starts_with("model.") || others.contains(option.name)) continue;
+    const Value value = read(option, there);
+    if (value != read(option, here)) options.push_back(override_text(option.name, command_line_text(value)));
   }
   return fmt::format("{}", fmt::join(options, " "));
 }

@@ -15,27 +15,28 @@ bool is_name(const std::string& text) {
          std::ranges::all_of(text, [](unsigned char c) { return std::isalnum(c) != 0 || c == '_'; });
 }
 
-std::string value_of(const std::string& name, const VariableLookup& lookup, const std::string& remedy) {
-  auto value = lookup(name);
-  if (!value || value->empty())
-    throw_config("the environment variable {} is {}: {}", name, value ? "empty" : "not set", remedy);
-  return *std::move(value);
+std::string environment_value(const std::string& name, const char* remedy) {
+  const char* value = std::getenv(name.c_str());
+  if (value == nullptr || *value == '\0')
+    throw_config("the environment variable {} is {}: {}", name, value != nullptr ? "empty" : "not set",
+                 remedy);
+  return value;
 }
 
 }  // namespace
 
-std::string expand_variables(const std::string& text, const VariableLookup& lookup) {
+std::string expand_variables(const std::string& text) {
   std::string result;
   for (size_t at = 0; at < text.size();) {
     if (text.compare(at, 2, "%j") == 0) {
-      result +=
-          value_of("SLURM_JOB_ID", lookup, "%j is the number of a SLURM job, and this is none; write it out");
+      result += environment_value("SLURM_JOB_ID",
+                                  "%j is the number of a SLURM job, and this is none; write it out");
       at += 2;
     } else if (text.compare(at, 2, "${") == 0) {
       const size_t end = text.find('}', at);
       const std::string name = end == std::string::npos ? "" : text.substr(at + 2, end - at - 2);
       if (!is_name(name)) throw_config("'{}': expected ${{NAME}}", printable(text.substr(at)));
-      result += value_of(name, lookup, "set it, or write the value instead");
+      result += environment_value(name, "set it, or write the value instead");
       at = end + 1;
     } else {
       result += text[at++];
@@ -44,21 +45,14 @@ std::string expand_variables(const std::string& text, const VariableLookup& look
   return result;
 }
 
-void expand_dump_folder(ResolvedConfig& resolved, const VariableLookup& lookup) {
+void expand_dump_folder(ResolvedConfig& resolved) {
   std::string& folder = resolved.config.job.dump_folder;
   try {
-    folder = expand_variables(folder, lookup);
+    folder = expand_variables(folder);
   } catch (const Error& error) {
     throw_config("{}: job.dump_folder = \"{}\": {}", resolved.origin("job.dump_folder"),
                  printable(std::filesystem::path(folder)), error.what());
   }
-}
-
-void expand_dump_folder(ResolvedConfig& resolved) {
-  expand_dump_folder(resolved, [](const std::string& name) -> std::optional<std::string> {
-    const char* value = std::getenv(name.c_str());
-    return value == nullptr ? std::nullopt : std::optional<std::string>(value);
-  });
 }
 
 }  // namespace hyperion

@@ -7,7 +7,7 @@ namespace {
 
 using Config = const JobConfig&;
 
-bool lists(Config config, Converter converter) {
+bool has_converter(Config config, Converter converter) {
   const auto& names = config.model.converters;
   return std::find(names.begin(), names.end(), converter) != names.end();
 }

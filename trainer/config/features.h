@@ -1,5 +1,5 @@
-// What a configuration can switch on, with the sentence that refuses it where it does not exist (yet).
-// Whoever builds a feature empties its refusal in features.def: the check, --help and the docs follow.
+// The features that a configuration can switch on, with the reason why one is refused that does not exist
+// yet. A new feature gets the refusal "" in features.def: the check, --help and the reference follow.
 #pragma once
 
 #include <vector>

@@ -1,4 +1,4 @@
-// From a TOML file and the command line to a JobConfig that knows where each of its values came from.
+// Reads a TOML file and the command line into a JobConfig, and records where each of its values came from.
 #pragma once
 
 #include <filesystem>
@@ -30,7 +30,7 @@ class Problems {
   // A problem of one key: "ORIGIN: key = value: TEXT".
   void add(const ResolvedConfig& resolved, const std::string& key, const std::string& text);
   const std::vector<std::string>& lines() const { return lines_; }
-  // Throws Error(kUsage) with one line a problem when there are any.
+  // Throws Error(kUsage) with one line per problem when there are any.
   void throw_if_any(std::string_view what) const;
 
  private:

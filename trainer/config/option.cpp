@@ -76,7 +76,8 @@ std::optional<Value> parse_table(std::string_view text) {
   return Value(std::move(table));
 }
 
-std::string quoted(std::string_view text) {
+// A basic string of TOML, with its quotes.
+std::string toml_string(std::string_view text) {
   std::string out = "\"";
   for (const char c : text) {
     const auto byte = static_cast<unsigned char>(c);
@@ -96,20 +97,6 @@ std::string quoted(std::string_view text) {
   return out + '"';
 }
 
-std::string table_literal(const TextTable& table, std::string_view open, std::string_view assigns,
-                          std::string_view close) {
-  std::string text;
-  for (const auto& [key, value] : table)
-    text += fmt::format("{}{}{}{}", text.empty() ? open : ", ", quoted(key), assigns, quoted(value));
-  return text.empty() ? "{}" : text.append(close);
-}
-
-std::string number_literal(double value) {
-  std::string text = fmt::format("{}", value);
-  if (text.find_first_of(".ein") == std::string::npos) text += ".0";
-  return text;
-}
-
 std::string range_text(const Option& option) {
   std::string text;
   if (option.minimum)
@@ -126,7 +113,7 @@ std::string choices_text(const Option& option) {
   std::string text;
   for (size_t i = 0; i < option.choices.size(); ++i) {
     if (i > 0) text += i + 1 == option.choices.size() ? " or " : ", ";
-    text += quoted(option.choices[i]);
+    text += toml_string(option.choices[i]);
   }
   return text;
 }
@@ -197,37 +184,36 @@ std::optional<Value> parse_text(const Option& option, std::string_view text) {
   return Value(std::move(lists));
 }
 
-std::string literal(const Value& value) {
+std::string toml_text(const Value& value) {
   return std::visit(
       [](const auto& held) -> std::string {
         using T = std::decay_t<decltype(held)>;
         if constexpr (std::is_same_v<T, std::monostate>) {
           return "null";
         } else if constexpr (std::is_same_v<T, double>) {
-          return number_literal(held);
+          const std::string text = fmt::format("{}", held);
+          return text.find_first_of(".ein") == std::string::npos ? text + ".0" : text;
         } else if constexpr (std::is_same_v<T, std::string>) {
-          return quoted(held);
+          return toml_string(held);
         } else if constexpr (std::is_same_v<T, bool> || std::is_same_v<T, int64_t>) {
           return fmt::format("{}", held);
         } else if constexpr (std::is_same_v<T, TextTable>) {
-          return table_literal(held, "{ ", " = ", " }");
+          std::vector<std::string> entries;
+          for (const auto& [key, text] : held)
+            entries.push_back(fmt::format("{} = {}", toml_string(key), toml_string(text)));
+          return entries.empty() ? "{}" : fmt::format("{{ {} }}", fmt::join(entries, ", "));
         } else {
           std::vector<std::string> entries;
-          for (const auto& entry : held) entries.push_back(literal(Value(entry)));
+          for (const auto& entry : held) entries.push_back(toml_text(Value(entry)));
           return fmt::format("[{}]", fmt::join(entries, ", "));
         }
       },
       value);
 }
 
-std::string json_literal(const Value& value) {
-  const auto* table = std::get_if<TextTable>(&value);
-  return table != nullptr ? table_literal(*table, "{", ": ", "}") : literal(value);
-}
-
 std::string command_line_text(const Value& value) {
   if (const auto* text = std::get_if<std::string>(&value)) return *text;
-  return std::holds_alternative<std::monostate>(value) ? "None" : literal(value);
+  return std::holds_alternative<std::monostate>(value) ? "None" : toml_text(value);
 }
 
 std::string expected(const Option& option) {

@@ -21,6 +21,7 @@ namespace hyperion {
 using Value = std::variant<std::monostate, bool, int64_t, double, std::string, std::vector<std::string>,
                            std::vector<std::vector<std::string>>, TextTable>;
 
+// The alternatives of Value but monostate, in its order.
 enum class Kind { kBool, kInteger, kNumber, kText, kList, kListOfLists, kTable };
 
 // How members of one C++ type are read and written: member_type.h has them all.
@@ -55,8 +56,8 @@ struct Option {
   std::string form{};  // a text must be a positive whole number or one of `choices`; how to say it
   bool path = false;   // of a file or folder: not empty, which would stand for the current folder
   const Feature* feature = nullptr;  // the option matters while this is on
-  bool python_only = false;          // accepted, without effect here
-  bool ours = false;                 // not in torchtitan v0.2.2
+  bool python_only = false;          // configures Python: accepted, without effect
+  bool in_torchtitan = true;         // torchtitan v0.2.2 has this key
 
   Option& at_least(double value) { return minimum = value, *this; }
   Option& above(double value) { return minimum = value, above_minimum = true, *this; }
@@ -80,7 +81,7 @@ struct Option {
   Option& a_path() { return path = true, *this; }
   Option& when(const Feature& value) { return feature = &value, *this; }
   Option& only_python() { return python_only = true, *this; }
-  Option& own() { return ours = true, *this; }
+  Option& hyperion_only() { return in_torchtitan = false, *this; }
 
   Kind kind() const { return type->kind; }
   bool optional() const { return type->optional; }
@@ -101,10 +102,9 @@ Value read(const Option& option, const JobConfig& config);
 // that type.
 std::optional<Value> parse_text(const Option& option, std::string_view text);
 
-// As TOML writes it, which is JSON as well: 0.0008, "text", ["a", "b"]; "null" when unset (JSON only). A
-// table is { "a" = "b" } in TOML alone; json_literal() writes {"a": "b"} for it.
-std::string literal(const Value& value);
-std::string json_literal(const Value& value);
+// As TOML writes it: 0.0008, "text", ["a", "b"], { "a" = "b" }; "null" for what is unset, which TOML cannot
+// write.
+std::string toml_text(const Value& value);
 // As the command line takes it back: texts without quotes, "None" for what is unset.
 std::string command_line_text(const Value& value);
 

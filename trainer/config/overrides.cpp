@@ -9,26 +9,22 @@
 namespace hyperion {
 namespace {
 
-bool is_bool(const Option* option) {
+bool is_flag(const Option* option) {
   return option != nullptr && option->kind() == Kind::kBool;
 }
 
 // The option that "a.no_b" negates, when there is one.
-const Option* negated(const std::string& name) {
+const Option* negated_flag(const std::string& name) {
   const size_t key = name.rfind('.') + 1;
   if (name.compare(key, 3, "no_") != 0) return nullptr;
   const Option* option = find_option(name.substr(0, key) + name.substr(key + 3));
-  return is_bool(option) ? option : nullptr;
+  return is_flag(option) ? option : nullptr;
 }
 
-bool is_truth(const std::string& text) {
-  return text == "true" || text == "false" || text == "True" || text == "False";
-}
-
-// Whether the argument behind the option `name` is its value. An unknown option takes one unless that looks
-// like the file.
-bool takes(const Option* option, const std::string& next) {
-  if (is_bool(option)) return is_truth(next);
+// Whether `next`, the argument behind the option, is its value. An unknown option has one unless that looks
+// like the configuration file.
+bool is_value_of(const Option* option, const std::string& next) {
+  if (is_flag(option)) return parse_text(*option, next).has_value();
   return !next.starts_with("--") && (option != nullptr || !next.ends_with(".toml"));
 }
 
@@ -52,13 +48,13 @@ std::vector<Override> take_overrides(std::vector<std::string>& arguments) {
     name.erase(0, 2);
     std::replace(name.begin(), name.end(), '-', '_');
     const Option* option = find_option(name);
-    if (const Option* off = option == nullptr && equals == std::string::npos ? negated(name) : nullptr) {
+    if (const Option* off = option == nullptr && equals == std::string::npos ? negated_flag(name) : nullptr) {
       overrides.push_back({off->name, "false"});
     } else if (equals != std::string::npos) {
       overrides.push_back({name, argument.substr(equals + 1)});
-    } else if (i + 1 < arguments.size() && takes(option, arguments[i + 1])) {
+    } else if (i + 1 < arguments.size() && is_value_of(option, arguments[i + 1])) {
       overrides.push_back({name, arguments[++i]});
-    } else if (is_bool(option)) {
+    } else if (is_flag(option)) {
       overrides.push_back({name, "true"});
     } else {
       overrides.push_back({name, "", false});

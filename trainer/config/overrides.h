@@ -7,7 +7,7 @@
 
 namespace hyperion {
 
-// One option, in the order typed. `name` is dotted with underscores and need not exist; reading the
+// One option, in the order of the command line. `name` is dotted with underscores and need not exist; reading the
 // configuration checks name and value (load.h), so that all mistakes are reported together.
 struct Override {
   std::string name;

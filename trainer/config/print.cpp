@@ -1,5 +1,8 @@
 #include "trainer/config/print.h"
 
+#include <algorithm>
+#include <type_traits>
+
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
@@ -15,7 +18,7 @@ std::string to_toml(const ResolvedConfig& resolved) {
       const Value value = read(option, resolved.config);
       const std::string setting = std::holds_alternative<std::monostate>(value)
                                       ? fmt::format("# {} is not set", option.key())
-                                      : fmt::format("{} = {}", option.key(), literal(value));
+                                      : fmt::format("{} = {}", option.key(), toml_text(value));
       text += fmt::format("{:<48}  # {}\n", setting, resolved.origin(option.name));
     }
   }
@@ -23,16 +26,24 @@ std::string to_toml(const ResolvedConfig& resolved) {
 }
 
 std::string to_json(const JobConfig& config) {
-  nlohmann::ordered_json tree;
-  for (const Section& section : schema()) {
-    for (const Option& option : section.options) {
-      std::string path = "/" + option.name;
-      std::replace(path.begin(), path.end(), '.', '/');
-      tree[nlohmann::ordered_json::json_pointer(path)] =
-          nlohmann::ordered_json::parse(json_literal(read(option, config)));
-    }
+  using Json = nlohmann::ordered_json;
+  Json tree;
+  for (const Option& option : all_options()) {
+    std::string path = "/" + option.name;
+    std::replace(path.begin(), path.end(), '.', '/');
+    tree[Json::json_pointer(path)] = std::visit(
+        [](const auto& held) -> Json {
+          using T = std::decay_t<decltype(held)>;
+          if constexpr (std::is_same_v<T, std::monostate>)
+            return nullptr;
+          else if constexpr (std::is_same_v<T, TextTable>)
+            return Json::object_t(held.begin(), held.end());
+          else
+            return held;
+        },
+        read(option, config));
   }
-  return tree.dump(2);
+  return tree.dump(2, ' ', false, Json::error_handler_t::replace);
 }
 
 }  // namespace hyperion

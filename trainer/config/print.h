@@ -11,7 +11,7 @@ namespace hyperion {
 // are comments. Reading it again gives the same configuration.
 std::string to_toml(const ResolvedConfig& resolved);
 
-// The same values as JSON, one object a table; unset keys are null.
+// The same values as JSON, one object per table; unset keys are null.
 std::string to_json(const JobConfig& config);
 
 }  // namespace hyperion

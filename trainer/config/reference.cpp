@@ -31,11 +31,11 @@ tune Python; those that a job sets are logged once.
 
 std::string default_text(const Option& option) {
   const Value value = read(option, JobConfig());
-  return std::holds_alternative<std::monostate>(value) ? "not set" : literal(value);
+  return std::holds_alternative<std::monostate>(value) ? "not set" : toml_text(value);
 }
 
 // The words of `text` in lines of `width` columns, each behind `indent` blanks.
-std::string wrapped(const std::string& text, size_t indent, size_t width) {
+std::string wrap_words(const std::string& text, size_t indent, size_t width) {
   std::string out, line;
   std::istringstream words(text);
   const auto flush = [&] {
@@ -50,11 +50,11 @@ std::string wrapped(const std::string& text, size_t indent, size_t width) {
   return out;
 }
 
-// What the option accepts beyond its type; "" when any value of the type will do.
-std::string values_text(const Option& option) {
+// The option's meaning, and what it accepts unless any value of its type will do.
+std::string meaning_and_values(const Option& option) {
   const bool limited = !option.choices.empty() || option.minimum || option.maximum || option.special ||
                        !option.form.empty() || option.path;
-  return limited ? expected(option) : "";
+  return limited ? fmt::format("{} Expects {}.", option.meaning, expected(option)) : option.meaning;
 }
 
 }  // namespace
@@ -66,14 +66,12 @@ std::string options_help(int width) {
     text += fmt::format("\n[{}] {}\n", section.name, section.meaning);
     for (const Option& option : section.options) {
       const bool flag = option.kind() == Kind::kBool;
-      text += wrapped(fmt::format("--{}{} ({}, default {})", option.name, flag ? "" : " VALUE",
-                                  type_name(option), default_text(option)),
-                      2, columns);
-      std::string meaning = option.meaning;
-      if (const std::string values = values_text(option); !values.empty())
-        meaning += fmt::format(" Expects {}.", values);
-      if (status(option) != "works") meaning += fmt::format(" ({})", status(option));
-      text += wrapped(meaning, 6, columns);
+      text += wrap_words(fmt::format("--{}{} ({}, default {})", option.name, flag ? "" : " VALUE",
+                                     type_name(option), default_text(option)),
+                         2, columns);
+      std::string meaning = meaning_and_values(option);
+      if (status_text(option) != "works") meaning += fmt::format(" ({})", status_text(option));
+      text += wrap_words(meaning, 6, columns);
     }
   }
   return text;
@@ -86,14 +84,12 @@ std::string configuration_reference() {
         "\n## [{}]\n\n{}\n\n| key | type | default | meaning | when | status |\n|---|---|---|---|---|---|\n",
         section.name, section.meaning);
     for (const Option& option : section.options) {
-      std::string meaning = option.meaning;
-      if (const std::string values = values_text(option); !values.empty())
-        meaning += fmt::format(" Expects {}.", values);
-      if (option.ours) meaning += " *Hyperion's own key.*";
+      std::string meaning = meaning_and_values(option);
+      if (!option.in_torchtitan) meaning += " *Hyperion's own key.*";
       const std::string when =
           option.feature == nullptr || option.feature->key == option.name ? "" : option.feature->condition;
       text += fmt::format("| `{}` | {} | `{}` | {} | {} | {} |\n", option.key(), type_name(option),
-                          default_text(option), meaning, when, status(option));
+                          default_text(option), meaning, when, status_text(option));
     }
   }
   text += "\n## Not available\n\n| key | refused when | because |\n|---|---|---|\n";

@@ -1,4 +1,4 @@
-// The schema for readers: `--help` and docs/configuration.md.
+// The schema as text: `--help` and docs/configuration.md.
 #pragma once
 
 #include <string>

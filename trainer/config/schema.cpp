@@ -80,9 +80,7 @@ const std::vector<Section>& schema() {
 const Option* find_option(std::string_view name) {
   static const auto by_name = [] {
     std::unordered_map<std::string_view, const Option*> map;
-    for (const Section& section : schema()) {
-      for (const Option& option : section.options) map[option.name] = &option;
-    }
+    for (const Option& option : all_options()) map[option.name] = &option;
     return map;
   }();
   const auto found = by_name.find(name);
@@ -96,7 +94,7 @@ bool is_section(std::string_view name) {
   });
 }
 
-std::string status(const Option& option) {
+std::string status_text(const Option& option) {
   if (option.python_only) return "no effect here";
   return option.feature != nullptr && !option.feature->refusal.empty() ? "not available" : "works";
 }

@@ -2,6 +2,7 @@
 // reader, the command line, `--help`, `hyperion config` and docs/configuration.md.
 #pragma once
 
+#include <ranges>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -17,13 +18,17 @@ struct Section {
 };
 
 const std::vector<Section>& schema();
+// The options of all sections, in the order of the schema.
+inline auto all_options() {
+  return schema() | std::views::transform(&Section::options) | std::views::join;
+}
 
 // The option of this dotted name, or null.
 const Option* find_option(std::string_view name);
 // True for "training", "training.dataloader" and "quantize" (a table that only holds tables).
 bool is_section(std::string_view name);
 
-// A short statement for readers: "works", "not available", "no effect here".
-std::string status(const Option& option);
+// For --help and the reference: "works", "not available", "no effect here".
+std::string status_text(const Option& option);
 
 }  // namespace hyperion

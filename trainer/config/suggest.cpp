@@ -1,7 +1,6 @@
 #include "trainer/config/suggest.h"
 
 #include <algorithm>
-#include <limits>
 #include <vector>
 
 #include "base/nearest.h"
@@ -9,12 +8,6 @@
 
 namespace hyperion {
 namespace {
-
-constexpr size_t kLongestName = 100;  // a longer one is like no key
-
-std::string_view last_part(std::string_view name) {
-  return name.substr(name.rfind('.') + 1);
-}
 
 // What other programs call a key, when its own name is far from theirs.
 struct Synonyms {
@@ -89,68 +82,41 @@ const std::vector<Synonyms>& synonyms() {
   return list;
 }
 
-// Of keys with the right last part: the one in the same section, else the one whose whole name is nearest.
-class NearestName {
- public:
-  explicit NearestName(std::string_view name) : name_(name) {}
-  void add(std::string_view key) {
-    const size_t distance = edit_distance(name_, key);
-    if (distance >= distance_) return;
-    distance_ = distance;
-    best_ = key;
-  }
-  const std::string& best() const { return best_; }
-
- private:
-  std::string_view name_;
-  size_t distance_ = std::numeric_limits<size_t>::max();
-  std::string best_;
-};
-
 }  // namespace
 
 std::string nearest_key(std::string_view name) {
-  if (name.size() > kLongestName) return "";
-  const std::string_view key = last_part(name);
-  NearestName same(name), synonym(name);
-  for (const Section& section : schema())
-    for (const Option& option : section.options)
-      if (option.key() == key) same.add(option.name);
-  if (!same.best().empty()) return same.best();
-  for (const Synonyms& entry : synonyms())
-    if (std::ranges::find(entry.words, key) != entry.words.end()) synonym.add(entry.key);
-  if (!synonym.best().empty()) return synonym.best();
+  if (name.size() > kLongestSuggested) return "";
+  const size_t key_start = name.rfind('.') + 1;
+  const std::string_view section = name.substr(0, key_start), key = name.substr(key_start);
+  // Of several keys with the right last part, the one whose whole name is nearest: it is in the same section.
+  std::vector<std::string> meant;
+  for (const Option& option : all_options())
+    if (option.key() == key) meant.push_back(option.name);
+  if (meant.empty())
+    for (const Synonyms& entry : synonyms())
+      if (std::ranges::find(entry.words, key) != entry.words.end()) meant.emplace_back(entry.key);
+  if (!meant.empty())
+    return std::ranges::min(meant, {}, [&](const std::string& full) { return edit_distance(name, full); });
   std::string best;
   size_t best_distance = suggestion_tolerance(key) + 1;
-  for (const Section& section : schema()) {
-    for (const Option& option : section.options) {
-      // In another section the key must be nearly the same, and loses against the same section.
-      const bool at_home =
-          name.substr(0, name.size() - key.size()) == option.name.substr(0, option.name.rfind('.') + 1);
-      const size_t distance =
-          at_home ? edit_distance(key, option.key())
-                  : std::min(edit_distance(name, option.name), 1 + 2 * edit_distance(key, option.key()));
-      if (distance < best_distance) {
-        best = option.name;
-        best_distance = distance;
-      }
+  for (const Option& option : all_options()) {
+    // In another section the key must be nearly the same, and loses against the same section.
+    const bool same_section = section == option.name.substr(0, option.name.rfind('.') + 1);
+    const size_t distance =
+        same_section ? edit_distance(key, option.key())
+                     : std::min(edit_distance(name, option.name), 1 + 2 * edit_distance(key, option.key()));
+    if (distance < best_distance) {
+      best = option.name;
+      best_distance = distance;
     }
   }
   return best;
 }
 
 std::string nearest_section(std::string_view name) {
-  if (name.size() > kLongestName) return "";
-  std::string best;
-  size_t best_distance = suggestion_tolerance(name) + 1;
-  for (const Section& section : schema()) {
-    const size_t distance = edit_distance(name, section.name);
-    if (distance < best_distance) {
-      best = section.name;
-      best_distance = distance;
-    }
-  }
-  return best;
+  std::vector<std::string> names;
+  for (const Section& section : schema()) names.push_back(section.name);
+  return nearest_name(name, names);
 }
 
 }  // namespace hyperion

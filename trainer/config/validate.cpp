@@ -4,7 +4,6 @@
 #include <limits>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include "base/counted.h"
 #include "base/durable.h"
@@ -103,7 +102,7 @@ void check_optimizer(const ResolvedConfig& resolved, Problems& problems) {
       problems.add(
           resolved, key,
           "expected at most 0.9999999: a larger number is 1 in fp32, in which the update is computed, "
-          "and its moment would never move");
+          "and its moment would never change");
 }
 
 void check_profiling(const ResolvedConfig& resolved, Problems& problems) {
@@ -122,7 +121,7 @@ void check_validation(const ResolvedConfig& resolved, Problems& problems) {
   problems.add(
       resolved, "validation.sequences",
       fmt::format("counts the sequences of all ranks, and validation.steps = {} ({}) the batches per rank: "
-                  "set one of them (--validation.sequences None takes it back)",
+                  "set one of them (--validation.sequences None unsets it)",
                   v.steps, resolved.origin("validation.steps")));
 }
 
@@ -139,7 +138,7 @@ void check_float8(const ResolvedConfig& resolved, Problems& problems) {
   }
   if (f.precompute_float8_dynamic_scale_for_fsdp && !f.enable_fsdp_float8_all_gather) {
     problems.add(resolved, prefix + "precompute_float8_dynamic_scale_for_fsdp",
-                 "expected enable_fsdp_float8_all_gather = true beside it: these are its scales");
+                 "expected enable_fsdp_float8_all_gather = true too, whose scales these are");
   }
 }
 
@@ -166,21 +165,20 @@ void check_datasets(const ResolvedConfig& resolved, Problems& problems) {
   if (!config.training.dataset_path && !uses_default_corpus(config)) {
     problems.add(resolved, "training.dataset",
                  "expected training.dataset_path (a file, folder or glob of JSON lines, or a folder of token "
-                 "shards) beside it, "
-                 "because nothing is downloaded; \"c4_test\" alone is the default corpus");
+                 "shards) too, because nothing is downloaded; \"c4_test\" alone is the default corpus");
   }
   if (config.validation.enable && !config.validation.dataset_path && !validates_on_default_corpus(config)) {
     problems.add(
         resolved, "validation.dataset",
         "expected validation.dataset_path (a file, folder or glob of JSON lines, or a folder of token "
-        "shards) beside "
-        "it, because nothing is downloaded; \"c4_test\" alone is the novel held out of the default corpus");
+        "shards) too, because nothing is downloaded; \"c4_test\" alone is the novel held out of the default "
+        "corpus");
   }
 }
 
 }  // namespace
 
-void check(const ResolvedConfig& resolved, const RunFacts& facts, Problems& problems) {
+void check_config(const ResolvedConfig& resolved, const RunFacts& facts, Problems& problems) {
   check_features(resolved, problems);
   if (facts.world_size) check_mesh_and_batch(resolved, *facts.world_size, problems);
   std::optional<int64_t> positions = resolved.config.model.args.max_seq_len;
@@ -215,34 +213,23 @@ void check_input(const ResolvedConfig& resolved, const char* key, const fs::path
   }
 }
 
-void check_inputs(const ResolvedConfig& resolved, const fs::path& base, Problems& problems) {
-  for (const char* key : {"model.hf_assets_path", "training.dataset_path", "validation.dataset_path"})
-    check_input(resolved, key, base, problems);
-}
-
-void validate(const ResolvedConfig& resolved, const RunFacts& facts) {
+void require_valid_config(const ResolvedConfig& resolved, const RunFacts& facts,
+                          const std::optional<fs::path>& base) {
   Problems problems;
-  check(resolved, facts, problems);
-  problems.throw_if_any("The configuration cannot be run");
-}
-
-void validate(const ResolvedConfig& resolved, const RunFacts& facts, const fs::path& base) {
-  Problems problems;
-  check(resolved, facts, problems);
-  check_inputs(resolved, base, problems);
+  check_config(resolved, facts, problems);
+  if (base)
+    for (const char* key : {"model.hf_assets_path", "training.dataset_path", "validation.dataset_path"})
+      check_input(resolved, key, *base, problems);
   problems.throw_if_any("The configuration cannot be run");
 }
 
 std::vector<std::string> keys_without_effect(const ResolvedConfig& resolved) {
   std::vector<std::string> keys;
-  for (const Section& section : schema()) {
-    for (const Option& option : section.options) {
-      const bool active = option.feature == nullptr || option.feature->on(resolved.config);
-      // A key set to its default asks for nothing.
-      if (option.python_only && active && read(option, resolved.config) != read(option, JobConfig())) {
-        keys.push_back(option.name);
-      }
-    }
+  for (const Option& option : all_options()) {
+    const bool active = option.feature == nullptr || option.feature->on(resolved.config);
+    // A key set to its default asks for nothing.
+    if (option.python_only && active && read(option, resolved.config) != read(option, JobConfig()))
+      keys.push_back(option.name);
   }
   return keys;
 }

@@ -23,34 +23,33 @@ struct RunFacts {
 
 // Adds to `problems`: switched-on features that are not available, and keys that contradict each other or the
 // facts.
-void check(const ResolvedConfig& resolved, const RunFacts& facts, Problems& problems);
+void check_config(const ResolvedConfig& resolved, const RunFacts& facts, Problems& problems);
 
 // Adds to `problems`: that the path of `key` (model.hf_assets_path, training.dataset_path or
 // validation.dataset_path) is needed and does not exist. `base` as for resolve_input.
 void check_input(const ResolvedConfig& resolved, const char* key, const std::filesystem::path& base,
                  Problems& problems);
-// The same for all three.
-void check_inputs(const ResolvedConfig& resolved, const std::filesystem::path& base, Problems& problems);
 
-// check() of everything at hand; throws Error(kUsage) with all problems.
-void validate(const ResolvedConfig& resolved, const RunFacts& facts);
-// The same with check_inputs().
-void validate(const ResolvedConfig& resolved, const RunFacts& facts, const std::filesystem::path& base);
+// Throws Error(kUsage) with all that check_config() and, where `base` is given, check_input() of every path
+// find.
+void require_valid_config(const ResolvedConfig& resolved, const RunFacts& facts,
+                          const std::optional<std::filesystem::path>& base = {});
 
 // Keys that the job sets but that have no effect here, in the schema's order: to be logged once.
 std::vector<std::string> keys_without_effect(const ResolvedConfig& resolved);
 
 // The default corpus is trained on: dataset c4_test without dataset_path.
 bool uses_default_corpus(const JobConfig& config);
-// Validation reads the novel held out of the default corpus: dataset c4_test, or c4_validation beside the
-// default corpus, without dataset_path.
+// Validation reads the novel held out of the default corpus: dataset c4_test, or c4_validation while
+// training reads the default corpus, without dataset_path.
 bool validates_on_default_corpus(const JobConfig& config);
 
 // Under selective activation checkpointing every Nth block is recomputed in full; nothing: expensive
 // operations are saved ("op").
 std::optional<int64_t> checkpointed_blocks(const JobConfig::ActivationCheckpoint& options);
 
-// Data-parallel ranks: the world without pp, cp and tp. Only for a configuration whose mesh fits (check()).
+// Data-parallel ranks: the world without pp, cp and tp. Only for a configuration whose mesh fits
+// (check_config()).
 int64_t data_parallel_degree(const JobConfig& config, int64_t world_size);
 
 }  // namespace hyperion

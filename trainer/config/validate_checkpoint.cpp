@@ -8,12 +8,12 @@
 namespace hyperion {
 namespace {
 
-bool lists(const std::vector<std::string>& names, std::string_view name) {
+bool contains(const std::vector<std::string>& names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
 // Where the keys that decide it are set: " (model.args.n_heads: job.toml:5:11)".
-std::string places_of(const ResolvedConfig& resolved, const std::vector<std::string>& keys) {
+std::string model_args_origins(const ResolvedConfig& resolved, const std::vector<std::string>& keys) {
   std::vector<std::string> places;
   for (const std::string& key : keys)
     if (const auto found = resolved.origins.find("model.args." + key); found != resolved.origins.end())
@@ -23,9 +23,10 @@ std::string places_of(const ResolvedConfig& resolved, const std::vector<std::str
 
 void check_export(const ResolvedConfig& resolved, const RunFacts& facts, Problems& problems) {
   if (!resolved.config.checkpoint.last_save_in_hf || !facts.export_problem) return;
-  problems.add(resolved, "checkpoint.last_save_in_hf",
-               fmt::format("the model cannot be exported to Hugging Face: {}{}; change that, or set false",
-                           facts.export_problem->text, places_of(resolved, facts.export_problem->keys)));
+  problems.add(
+      resolved, "checkpoint.last_save_in_hf",
+      fmt::format("the model cannot be exported to Hugging Face: {}{}; change that, or set false",
+                  facts.export_problem->text, model_args_origins(resolved, facts.export_problem->keys)));
 }
 
 void check_saving(const ResolvedConfig& resolved, const RunFacts& facts, Problems& problems) {
@@ -52,24 +53,24 @@ void check_saving(const ResolvedConfig& resolved, const RunFacts& facts, Problem
   }
   if (c.export_dtype != Dtype::kFloat32 && !c.last_save_model_only) {
     problems.add(resolved, "checkpoint.export_dtype",
-                 "expected last_save_model_only = true beside it: only a last save of weights alone is "
+                 "expected last_save_model_only = true too: only a last save of weights alone is "
                  "converted");
   }
 }
 
-// What v0.2.2 and Hyperion offer to choose parts by must not say two things.
-void check_parts(const ResolvedConfig& resolved, Problems& problems) {
+// exclude_from_loading (v0.2.2's key) and components (Hyperion's) must not contradict each other.
+void check_components(const ResolvedConfig& resolved, Problems& problems) {
   const auto& c = resolved.config.checkpoint;
-  if (lists(c.exclude_from_loading, kOptimizerComponent) &&
-      !lists(c.exclude_from_loading, kSchedulerComponent)) {
+  if (contains(c.exclude_from_loading, kOptimizerComponent) &&
+      !contains(c.exclude_from_loading, kSchedulerComponent)) {
     problems.add(resolved, "checkpoint.exclude_from_loading",
-                 "expected lr_scheduler beside optimizer: a curve that goes on does not fit moments that "
-                 "start anew");
+                 "expected lr_scheduler in the list too: the learning-rate schedule would resume while the "
+                 "optimizer's moments start from 0");
   }
-  for (const std::string& part : c.components) {
-    if (lists(c.exclude_from_loading, part)) {
+  for (const std::string& component : c.components) {
+    if (contains(c.exclude_from_loading, component)) {
       problems.add(resolved, "checkpoint.components",
-                   fmt::format("{} is in exclude_from_loading too: name it in one of them", part));
+                   fmt::format("{} is in exclude_from_loading too: name it in one of them", component));
     }
   }
 }
@@ -78,19 +79,19 @@ void check_transfer(const ResolvedConfig& resolved, Problems& problems) {
   const auto& c = resolved.config.checkpoint;
   if (!c.initial_load_path && !c.initial_load_in_hf) {
     problems.add(resolved, "checkpoint.resume_mode",
-                 "expected initial_load_path beside it: the step-N folder whose weights are taken");
+                 "expected initial_load_path too: the step-N folder whose weights are loaded");
   }
   if (!c.initial_load_model_only) {
     problems.add(resolved, "checkpoint.initial_load_model_only",
-                 "resume_mode = \"transfer\" takes the model alone: set true, or resume_mode = \"continue\"");
+                 "resume_mode = \"transfer\" loads the model alone: set true, or resume_mode = \"continue\"");
   }
   if (!c.components.empty() && c.components != std::vector<std::string>{"model"}) {
     problems.add(resolved, "checkpoint.components",
-                 "resume_mode = \"transfer\" takes the model alone: set resume_mode = \"continue\"");
+                 "resume_mode = \"transfer\" loads the model alone: set resume_mode = \"continue\"");
   }
-  if (lists(c.exclude_from_loading, kModelComponent)) {
+  if (contains(c.exclude_from_loading, kModelComponent)) {
     problems.add(resolved, "checkpoint.exclude_from_loading",
-                 "resume_mode = \"transfer\" takes the model and nothing else");
+                 "resume_mode = \"transfer\" loads the model and nothing else");
   }
 }
 
@@ -98,12 +99,12 @@ void check_loading(const ResolvedConfig& resolved, Problems& problems) {
   const auto& c = resolved.config.checkpoint;
   if (c.initial_load_in_hf && !c.initial_load_model_only) {
     problems.add(resolved, "checkpoint.initial_load_in_hf",
-                 "expected initial_load_model_only = true beside it: safetensors hold weights alone");
+                 "expected initial_load_model_only = true too: safetensors hold weights alone");
   }
   if (c.resume_mode == ResumeMode::kTransfer) check_transfer(resolved, problems);
   if (c.resume_mode == ResumeMode::kContinue && c.initial_load_path && c.initial_load_model_only) {
     problems.add(resolved, "checkpoint.initial_load_model_only",
-                 "resume_mode = \"continue\" reads more than the model: set false, or resume_mode = "
+                 "resume_mode = \"continue\" loads more than the model: set false, or resume_mode = "
                  "\"transfer\"");
   }
   if (c.resume_mode != ResumeMode::kRecover && c.on_config_change != OnConfigChange::kError) {
@@ -112,7 +113,7 @@ void check_loading(const ResolvedConfig& resolved, Problems& problems) {
                              "configuration",
                              text_of(c.resume_mode)));
   }
-  check_parts(resolved, problems);
+  check_components(resolved, problems);
 }
 
 }  // namespace
@@ -127,11 +128,11 @@ void check_checkpoint(const ResolvedConfig& resolved, const RunFacts& facts, Pro
     problems.add(resolved,
                  config.checkpoint.initial_load_path ? "checkpoint.initial_load_path"
                                                      : "checkpoint.initial_load_in_hf",
-                 "expected checkpoint.enable = true beside it: without checkpoints nothing is loaded and the "
+                 "expected checkpoint.enable = true too: without checkpoints nothing is loaded and the "
                  "weights would be random; add checkpoint.load_only = true to load and save nothing");
   }
   if (config.ema.enable && config.ema.validate_with_ema && !config.validation.enable)
-    problems.add(resolved, "ema.validate_with_ema", "expected validation.enable = true beside it");
+    problems.add(resolved, "ema.validate_with_ema", "expected validation.enable = true too");
 }
 
 }  // namespace hyperion

@@ -13,7 +13,7 @@
 #include "base/log.h"
 #include "base/nearest.h"
 #include "base/progress.h"
-#include "trainer/data/tokenizer/utf8.h"
+#include "base/utf8.h"
 
 namespace hyperion {
 namespace {

@@ -4,7 +4,7 @@
 // The rule that makes every mesh see the same data: microbatch k of the job is the next D * L sequences of
 // the stream (D data-parallel ranks, L rows each), and rank d gets those from d * L. With A microbatches per
 // step and a global batch of G = A * D * L, batch n is sequences [n * G, (n + 1) * G), and microbatch a, rank
-// d, row l holds number a * D * L + d * L + l of it. Every rank walks the whole stream and keeps its own
+// d, row l holds number a * D * L + d * L + l of it. Every rank reads the whole stream and keeps its own
 // rows: text is tokenised by every rank, shards (token_shards.h) are skipped over.
 #pragma once
 

@@ -35,7 +35,7 @@ class DocumentSource {
 
 struct CorpusFile {
   std::filesystem::path path;
-  std::string name;  // relative to the dataset path: the same wherever the data lies
+  std::string name;  // relative to the dataset path: the same wherever the data is stored
   uint64_t size;     // bytes on disk (of a shard: of its tokens)
   bool shard;        // a folder with a token shard
 };

@@ -2,8 +2,7 @@
 //
 //   tokens.bin     every token of every document in order (BOS and EOS included), little endian, no header;
 //                  uint16 when the vocabulary has at most 65,536 entries, else uint32
-//   documents.bin  one little-endian uint64 per document: the index in tokens.bin where it ends (exclusive),
-//   so
+//   documents.bin  one little-endian uint64 per document: the index in tokens.bin where it ends (exclusive);
 //                  document i is tokens [end[i-1], end[i]); non-decreasing, the last one is the token count
 //   index.json     {"format": "hyperion-token-shard", "version": 1,
 //                   "dtype": "uint16" or "uint32",

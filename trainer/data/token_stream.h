@@ -1,5 +1,5 @@
 // The one global token stream: documents in the order of (seed, epoch), back to back, epoch after epoch.
-// Every rank walks the same stream, so it is the same on any mesh, and a position in it is a few numbers.
+// Every rank reads the same stream, so it is the same on any mesh, and a position in it is a few numbers.
 #pragma once
 
 #include <cstddef>

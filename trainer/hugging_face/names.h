@@ -1,7 +1,7 @@
 // Names and row orders of the same weights in Hugging Face's checkpoints of llama and qwen3 models.
 //
 // Hugging Face rotates elements (j, j + head_dim/2) of a head, llama3 here (2j, 2j + 1): the rows of wq and
-// wk lie in another order there. Head by head, our row 2j + p is row p * head_dim/2 + j of theirs.
+// wk are in another order there. Head by head, our row 2j + p is row p * head_dim/2 + j of theirs.
 #pragma once
 
 #include <cstdint>

@@ -12,9 +12,9 @@
 namespace hyperion {
 namespace {
 
-// Bytes at the end of `text` that may be the begin of a character still to be completed: U+FFFD, which
-// decode() puts for them.
-size_t open_end(const std::string& text) {
+// Bytes at the end of `text` that may be the start of a character whose other bytes come with the next token:
+// decode() writes U+FFFD for them.
+size_t incomplete_bytes(const std::string& text) {
   constexpr std::string_view kReplacement = "\xef\xbf\xbd";
   size_t open = 0;
   while (std::string_view(text).substr(0, text.size() - open).ends_with(kReplacement))
@@ -29,7 +29,7 @@ class Printer {
   void add(int64_t token) {
     ids_.push_back(static_cast<int32_t>(token));
     const std::string text = tokenizer_.decode(ids_);
-    write(text, text.size() - open_end(text));
+    write(text, text.size() - incomplete_bytes(text));
   }
   void finish() {
     const std::string text = tokenizer_.decode(ids_);

@@ -11,7 +11,7 @@ double matmul_flops(double parameters) {
   return 6.0 * parameters;
 }
 
-// Scores and value aggregation: 2 matmuls forward, 4 backward, 2 FLOPs a multiply-add.
+// Scores and value aggregation: 2 matmuls forward, 4 backward, 2 FLOPs per multiply-add.
 double attention_flops(const FlopDimensions& d) {
   return 6.0 * static_cast<double>(d.layers * d.heads) * static_cast<double>(2 * d.head_dim * d.seq_len);
 }

@@ -24,7 +24,7 @@ int64_t physical_memory() {
   return int64_t{::sysconf(_SC_PHYS_PAGES)} * ::sysconf(_SC_PAGESIZE);
 }
 
-// VmHWM of /proc/self/status, which reset_peak() can lower; without /proc the peak of the whole life.
+// VmHWM of /proc/self/status, which reset_peak() can lower; without /proc the peak since the process started.
 int64_t peak_resident_bytes() {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);) {

@@ -16,7 +16,7 @@
 
 namespace hyperion {
 
-// What is measured, beside [metrics].
+// Facts of the run that [metrics] does not hold.
 struct MeasuredRun {
   std::filesystem::path dump_folder = "outputs";
   std::time_t start_time = std::time(nullptr);  // names the TensorBoard folder; give all ranks the same

@@ -13,7 +13,7 @@
 
 namespace hyperion {
 
-// What is profiled, beside [profiling].
+// Facts of the run that [profiling] does not hold.
 struct ProfiledRun {
   std::filesystem::path dump_folder = "outputs";
   int rank = 0;

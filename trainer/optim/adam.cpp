@@ -76,17 +76,17 @@ void Adam::update_fused(TensorLists& tensors, double lr, const at::Tensor& skip)
 void Adam::update_by_formula(TensorLists& tensors, double lr, const at::Tensor& skip) const {
   auto& [theta, g, m, v] = tensors;
   const double beta1 = options_.beta1, beta2 = options_.beta2, lambda = options_.weight_decay;
-  const at::Tensor go = 1 - skip;  // 1, or 0 where the update is skipped
+  const at::Tensor not_skipped = 1 - skip;  // 1, or 0 where the update is skipped
   if (options_.name == OptimizerName::kAdamW)
-    at::_foreach_mul_(theta, 1 - go * (lr * lambda));
+    at::_foreach_mul_(theta, 1 - not_skipped * (lr * lambda));
   else if (lambda != 0)
     at::_foreach_add_(g, theta, lambda);
   const at::Tensor skipped = skip.ne(0);
   for (at::Tensor& grad : g) grad.masked_fill_(skipped, 0);  // a product with 0 would keep NaN
 
-  at::_foreach_mul_(m, 1 - go * (1 - beta1));
+  at::_foreach_mul_(m, 1 - not_skipped * (1 - beta1));
   at::_foreach_add_(m, g, 1 - beta1);
-  at::_foreach_mul_(v, 1 - go * (1 - beta2));
+  at::_foreach_mul_(v, 1 - not_skipped * (1 - beta2));
   at::_foreach_addcmul_(v, g, g, 1 - beta2);
 
   const at::Tensor t = step_.clamp_min(1);  // 0 before the first update that is not skipped
@@ -96,7 +96,7 @@ void Adam::update_by_formula(TensorLists& tensors, double lr, const at::Tensor& 
   at::_foreach_mul_(denominator, bias_correction2_sqrt.reciprocal());
   at::_foreach_add_(denominator, options_.eps);
   std::vector<at::Tensor> update = at::_foreach_div(m, denominator);
-  at::_foreach_mul_(update, go * (-lr) / bias_correction1);
+  at::_foreach_mul_(update, not_skipped * (-lr) / bias_correction1);
   at::_foreach_add_(theta, update);
 }
 

@@ -16,7 +16,7 @@
 namespace hyperion {
 
 // For one thread. With ema.device = "cpu" on a GPU, update() only queues copies of the masters into pinned
-// memory on the current stream; a thread waits for them and does the arithmetic while training goes on, and
+// memory on the current stream; a thread waits for them and does the arithmetic while training continues, and
 // the next update() or any access waits for that thread. Otherwise nothing here waits for the device.
 class Ema {
  public:

@@ -6,6 +6,8 @@
 
 #include <fmt/format.h>
 
+#include "base/counted.h"
+
 namespace hyperion {
 namespace {
 
@@ -63,10 +65,10 @@ std::vector<Tick> log_ticks(Interval interval, int wanted) {
 
 Interval linear_interval(Interval data, bool from_zero) {
   // differences of values near the largest double are infinite, those of the smallest ones 0
-  const auto tame = [](double value) {
+  const auto clamp_extremes = [](double value) {
     return std::abs(value) < 1e-290 ? 0 : std::clamp(value, -1e300, 1e300);
   };
-  data = {tame(data.low), tame(data.high)};
+  data = {clamp_extremes(data.low), clamp_extremes(data.high)};
   if (from_zero && data.low >= 0) return {0, data.high > 0 ? data.high * 1.06 : 1};
   double margin = (data.high - data.low) * 0.05;
   // a constant, or differences that double arithmetic does not resolve
@@ -104,9 +106,7 @@ std::string number_text(double value) {
   if (!std::isfinite(value)) return std::isnan(value) ? "NaN" : value > 0 ? "infinity" : "-infinity";
   const bool whole = value == std::floor(value);
   if (std::abs(value) >= 1e15 || (std::abs(value) < 1e5 && !whole)) return fmt::format("{:.6g}", value);
-  std::string digits = fmt::format("{:.0f}", std::abs(value));
-  for (size_t at = digits.size(); at > 3;) digits.insert(at -= 3, 1, ',');
-  return (value < 0 ? "-" : "") + digits;
+  return (value < 0 ? "-" : "") + human_count(static_cast<uint64_t>(std::nearbyint(std::abs(value))));
 }
 
 TimeUnit time_unit(double seconds) {

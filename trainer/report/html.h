@@ -8,7 +8,7 @@ namespace hyperion {
 
 // For the text of an element and for an attribute in quotes: & < > " ' as entities; control bytes, what is
 // not UTF-8 and the characters that turn the direction of writing as U+FFFD. At most `longest` bytes are
-// taken, "…" then says so.
+// taken, and "…" follows.
 std::string html_text(std::string_view text, size_t longest = 2000);
 
 }  // namespace hyperion

@@ -34,7 +34,7 @@ std::string utc_text(double unix_seconds) {
   return fmt::format("{:%Y-%m-%d %H:%M:%S} UTC", fmt::gmtime(static_cast<std::time_t>(unix_seconds)));
 }
 
-// What is shown of one run as it is now.
+// The newest values of one run: its row in the table at the top.
 class NewestState {
  public:
   NewestState(const ReportRun& run, double now) : run_(run), now_(now) {}
@@ -81,7 +81,7 @@ class NewestState {
                        below.empty() || below == "-" ? "" : "<small>" + below + "</small>");
   }
 
-  // "-" where the row does not say
+  // "-" where the row has no value
   std::string number_of(const MetricRow* row, const std::string& tag, int digits = 5, const char* before = "",
                         const char* after = "") const {
     const auto number = value(row, tag);
@@ -130,7 +130,7 @@ class NewestState {
                         100 * static_cast<double>(row->step) / static_cast<double>(steps), row->step, steps);
     const auto left = value(row, "time_metrics/eta(s)");
     if (left && std::isfinite(*left) && *left > 0)
-      html += fmt::format("<small>{} to go then</small>", duration_text(*left));
+      html += fmt::format("<small>{} left</small>", duration_text(*left));
     return html;
   }
 
@@ -169,7 +169,7 @@ std::string control_bar(const std::vector<ReportRun>& runs, bool superseded) {
       "<output>0.00</output></label>";
   if (superseded)
     html +=
-        "<label><input id=\"superseded\" type=\"checkbox\" checked> steps that a restart made again</label>";
+        "<label><input id=\"superseded\" type=\"checkbox\" checked> steps that were repeated after a restart</label>";
   for (size_t i = 0; i < runs.size(); ++i)
     html += fmt::format("<button class=\"run\" type=\"button\" aria-pressed=\"true\">{}{}</button>",
                         swatch(i), html_text(runs[i].name, 200));
@@ -322,7 +322,7 @@ std::string report_page(const std::vector<ReportRun>& runs, double now) {
   html +=
       "</table></div>\n" + control_bar(runs, superseded) +
       "\n<p class=\"note\">Dotted vertical lines: restarts. Red crosses: values that are not finite. Faint "
-      "lines: steps that a restart made again. Shaded: smallest to largest value where a point stands for "
+      "lines: steps that were repeated after a restart. Shaded: smallest to largest value where a point stands for "
       "several steps.</p>\n<div class=\"plots\">\n";
   size_t line = 0;
   for (const Plot& plot : data.plots) {

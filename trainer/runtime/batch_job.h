@@ -43,15 +43,15 @@ class SaveTimeCheck {
 };
 
 // The file that HYPERION_PROGRESS_FILE names: two numbers, the steps done when this start began and the
-// newest step that it has saved. Who starts jobs again learns from it whether that would lead anywhere. Rank
-// 0 alone.
+// newest step that it has saved. A script that requeues the job learns from it whether another start would
+// make progress. Rank 0 alone.
 class ProgressFile {
  public:
   explicit ProgressFile(int64_t started_after);
   void saved(int64_t step) const;  // callable from the thread of a save; a failure to write is logged
 
  private:
-  std::filesystem::path path_;  // empty: nobody asked
+  std::filesystem::path path_;  // empty: HYPERION_PROGRESS_FILE is not set
   int64_t started_after_;
 };
 

@@ -24,7 +24,7 @@ std::optional<std::string> variable(const char* name) {
   return value == nullptr ? std::nullopt : std::optional<std::string>(value);
 }
 
-// What every rank of a job must have alike.
+// What must be the same on every rank of a job.
 Fingerprint job_identity(const JobConfig& config) {
   Fingerprint identity = {{"binary", version_text()}};
   for (const auto& [key, value] : config_entries(config)) identity[key] = value;

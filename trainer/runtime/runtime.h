@@ -26,7 +26,7 @@ struct Runtime {
   Communicator& group(MeshDim dim) const { return groups->get(dim); }
 };
 
-// The ranks of this job: torchrun's or SLURM's variables; with comm.mode = "fake_backend" one process plays
+// The ranks of this job: torchrun's or SLURM's variables; with comm.mode = "fake_backend" one process runs as
 // rank 0 of NGPU ranks.
 Environment job_environment(const JobConfig& config);
 

@@ -114,7 +114,7 @@ void require_memory(const ResolvedConfig& resolved, const JobSize& size, const R
     if (model) key = size.mostly_tables ? "model.args.vocab_size" : "model.args.n_layers";
     if (model && !resolved.origins.contains(key)) key = "model.flavor";
     problems.add(resolved, key,
-                 fmt::format("a rank {}; {}", lack(needed, limit),
+                 fmt::format("each rank {}; {}", lack(needed, limit),
                              model ? "train a smaller model, or shard it over more ranks"
                                    : "lower training.seq_len or training.local_batch_size"));
   };

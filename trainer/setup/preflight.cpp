@@ -51,7 +51,7 @@ RunFacts run_facts(const ModelArgs& model, int64_t world_size) {
 }
 
 void check_keys(const ResolvedConfig& resolved, const RunFacts& facts) {
-  validate(resolved, facts);
+  require_valid_config(resolved, facts);
   if (const auto& checkpoint = resolved.config.checkpoint; checkpoint.enable)
     NameMap({checkpoint.rename.begin(), checkpoint.rename.end()});  // refuses what is no pattern
   signal_lead();                                                    // refuses what is no number
@@ -64,14 +64,14 @@ DataSetup checked_tokenizer(const ResolvedConfig& resolved, RunFacts facts) {
     tokenizer_files(data.tokenizer_path);  // refuses what cannot be read
   if (!facts.model) return data;
   facts.tokenizer_vocab_size = data.tokenizer->vocab_size();
-  validate(resolved, facts);
+  require_valid_config(resolved, facts);
   return data;
 }
 
 DataSetup checked_data(const ResolvedConfig& resolved, const ModelArgs& model, int64_t world_size) {
   set_phase("checks of the configuration");
   const RunFacts facts = run_facts(model, world_size);
-  validate(resolved, facts, install_root());
+  require_valid_config(resolved, facts, install_root());
   check_keys(resolved, facts);
   DataSetup data = checked_tokenizer(resolved, facts);
   check_training_documents(resolved.config);

@@ -24,7 +24,7 @@ constexpr size_t kLargestFile = size_t{64} << 20;
 // as much memory.
 constexpr size_t kMaxWord = size_t{8} << 20;
 constexpr size_t kKeptIds = size_t{1}
-                            << 20;  // buffers larger than this is freed after the text that needed it
+                            << 20;  // buffers larger than this are freed after the text that needed it
 constexpr size_t kMaxText = (size_t{1} << 31) - 1;  // bytes: positions in a word are 32-bit
 
 struct Scratch {

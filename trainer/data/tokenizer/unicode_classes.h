@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <span>
 
+#include "base/utf8.h"
 #include "trainer/data/tokenizer/unicode_ranges.h"
-#include "trainer/data/tokenizer/utf8.h"
 
 namespace hyperion {
 

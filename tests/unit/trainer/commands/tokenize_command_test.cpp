@@ -39,7 +39,7 @@ TEST_CASE("tokenize writes a shard that trains like its text") {
   folder.write("text/2.jsonl.gz", test::gzip("{\"text\": \"abcd\"}\n"));
   const std::string text = (folder.path() / "text").string();
   const std::string out = (folder.path() / "shard").string();
-  tokenize_command(out, tokenizer_path, {text});
+  tokenize_command({out, tokenizer_path, "text", {text}});
 
   ShardSource shard(out);
   shard.verify();
@@ -70,12 +70,15 @@ TEST_CASE("tokenize writes a shard that trains like its text") {
   };
   CHECK(batches(out) == batches(text));
 
-  CHECK_THROWS_WITH(tokenize_command(out, tokenizer_path, {text}), Contains("not empty"));
-  CHECK_THROWS_WITH(tokenize_command(out + "2", tokenizer_path, {out}), Contains("token shard already"));
-  CHECK_THROWS_WITH(tokenize_command(out + "2", tokenizer_path, {"/no/such"}), Contains("/no/such"));
+  CHECK_THROWS_WITH(tokenize_command({out, tokenizer_path, "text", {text}}), Contains("not empty"));
+  CHECK_THROWS_WITH(tokenize_command({out + "2", tokenizer_path, "text", {out}}),
+                    Contains("token shard already"));
+  CHECK_THROWS_WITH(tokenize_command({out + "2", tokenizer_path, "text", {"/no/such"}}),
+                    Contains("/no/such"));
   folder.write("bad.jsonl", "{\"text\": 1}\n");
-  CHECK_THROWS_WITH(tokenize_command(out + "2", tokenizer_path, {(folder.path() / "bad.jsonl").string()}),
-                    Contains("bad.jsonl:1:"));
+  CHECK_THROWS_WITH(
+      tokenize_command({out + "2", tokenizer_path, "text", {(folder.path() / "bad.jsonl").string()}}),
+      Contains("bad.jsonl:1:"));
   CHECK_FALSE(std::filesystem::exists(out + "2"));
   CHECK(std::distance(std::filesystem::directory_iterator(folder.path()),
                       std::filesystem::directory_iterator()) == 4);

@@ -1,5 +1,6 @@
 #include "trainer/config/expand.h"
 
+#include <cstdlib>
 #include <map>
 
 #include <catch2/catch.hpp>
@@ -10,29 +11,39 @@ using namespace hyperion;
 
 namespace {
 
-VariableLookup variables(std::map<std::string, std::string> values) {
-  return [values = std::move(values)](const std::string& name) -> std::optional<std::string> {
-    const auto found = values.find(name);
-    return found == values.end() ? std::nullopt : std::optional(found->second);
-  };
-}
+// Environment variables as long as it lives. The names that the tests use are unset otherwise.
+class Variables {
+ public:
+  explicit Variables(const std::map<std::string, std::string>& values) {
+    for (const char* name : kNames) ::unsetenv(name);
+    for (const auto& [name, value] : values) ::setenv(name.c_str(), value.c_str(), 1);
+  }
+  ~Variables() {
+    for (const char* name : kNames) ::unsetenv(name);
+  }
+  Variables(const Variables&) = delete;
+  Variables& operator=(const Variables&) = delete;
+
+ private:
+  static constexpr const char* kNames[] = {"SCRATCH", "A", "A_1", "SLURM_JOB_ID"};
+};
 
 }  // namespace
 
 TEST_CASE("the dump folder takes environment variables and the number of the SLURM job") {
-  const auto lookup =
-      variables({{"SCRATCH", "/scratch/anna"}, {"A_1", "$B %j ${C}"}, {"SLURM_JOB_ID", "4711"}});
-  CHECK(expand_variables("${SCRATCH}/run-%j", lookup) == "/scratch/anna/run-4711");
-  CHECK(expand_variables("%j%j", lookup) == "47114711");
-  CHECK(expand_variables("${A_1}", lookup) == "$B %j ${C}");  // a value is not expanded again
+  const Variables set({{"SCRATCH", "/scratch/anna"}, {"A_1", "$B %j ${C}"}, {"SLURM_JOB_ID", "4711"}});
+  CHECK(expand_variables("${SCRATCH}/run-%j") == "/scratch/anna/run-4711");
+  CHECK(expand_variables("%j%j") == "47114711");
+  CHECK(expand_variables("${A_1}") == "$B %j ${C}");  // a value is not expanded again
   for (const char* plain : {"", "./outputs", "100%", "50%off", "$HOME/x", "a$", "{SCRATCH}", "%", "$}"})
-    CHECK(expand_variables(plain, lookup) == plain);
+    CHECK(expand_variables(plain) == plain);
 }
 
 TEST_CASE("a dump folder whose variable is missing is refused with its place and the remedy") {
-  const auto refusal = [](const std::string& folder, std::map<std::string, std::string> values) {
+  const auto refusal = [](const std::string& folder, const std::map<std::string, std::string>& values) {
+    const Variables set(values);
     ResolvedConfig resolved = parse_config("[job]\ndump_folder = \"" + folder + "\"\n", "job.toml", {});
-    return error_of(ExitCode::kUsage, [&] { expand_dump_folder(resolved, variables(std::move(values))); });
+    return error_of(ExitCode::kUsage, [&] { expand_dump_folder(resolved); });
   };
   CHECK(refusal("${SCRATCH}/x", {}) ==
         "job.toml:2:15: job.dump_folder = \"${SCRATCH}/x\": the environment variable SCRATCH is not set: set "

@@ -155,6 +155,8 @@ TEST_CASE("numbers that do not fit are refused and not clamped") {
   CHECK_THAT(refusal("[optimizer]\neps = 0"), Contains("optimizer.eps = 0: expected a number above 0"));
   CHECK(parse("[training]\nsteps = 9_223_372_036_854_775_807").config.training.steps == INT64_MAX);
   CHECK(parse("[debug]\nseed = 0x10").config.debug.seed == 16);
+  CHECK_THAT(refusal("[debug]\nseed = 0xffffffffffffffffff"),
+             Contains("debug.seed = 0xffffffffffffffffff: expected"));
 }
 
 TEST_CASE("NaN and infinity are refused for every key that takes a number") {

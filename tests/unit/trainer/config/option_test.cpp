@@ -137,14 +137,14 @@ TEST_CASE("command-line texts are read by the type of their option") {
 }
 
 TEST_CASE("literals are TOML and keep their type") {
-  CHECK(literal(Value(8e-4)) == "0.0008");
-  CHECK(literal(Value(1.0)) == "1.0");
-  CHECK(literal(Value(1e-8)) == "1e-08");
-  CHECK(literal(Value(int64_t{-1})) == "-1");
-  CHECK(literal(Value(true)) == "true");
-  CHECK(literal(Value(std::string("a\"\\\n\x7f"))) == "\"a\\\"\\\\\\n\\u007f\"");
-  CHECK(literal(Value(std::vector<std::string>{"a", "b"})) == "[\"a\", \"b\"]");
-  CHECK(literal(Value(std::vector<std::vector<std::string>>{{"a"}, {}})) == "[[\"a\"], []]");
+  CHECK(toml_text(Value(8e-4)) == "0.0008");
+  CHECK(toml_text(Value(1.0)) == "1.0");
+  CHECK(toml_text(Value(1e-8)) == "1e-08");
+  CHECK(toml_text(Value(int64_t{-1})) == "-1");
+  CHECK(toml_text(Value(true)) == "true");
+  CHECK(toml_text(Value(std::string("a\"\\\n\x7f"))) == "\"a\\\"\\\\\\n\\u007f\"");
+  CHECK(toml_text(Value(std::vector<std::string>{"a", "b"})) == "[\"a\", \"b\"]");
+  CHECK(toml_text(Value(std::vector<std::vector<std::string>>{{"a"}, {}})) == "[[\"a\"], []]");
 }
 
 TEST_CASE("what an option expects is said in words") {

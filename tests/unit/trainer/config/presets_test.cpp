@@ -20,7 +20,7 @@ std::vector<std::string> verdict(const fs::path& file, std::vector<Override> ove
   RunFacts facts;
   facts.world_size = world_size;
   Problems problems;
-  check(resolved, facts, problems);
+  check_config(resolved, facts, problems);
   // Whatever the verdict, the resolved form reads back.
   CHECK(to_json(parse_config(to_toml(resolved), "printed", {}).config) == to_json(resolved.config));
   return problems.lines();

@@ -10,7 +10,7 @@
 using namespace hyperion;
 
 TEST_CASE("docs configuration reference is what the schema says today") {
-  // Fails after a change of the schema: write the file anew with `hyperion config --reference`.
+  // Fails after a change of the schema: write the file again with `hyperion config --reference`.
   CHECK(read_file(HYPERION_SOURCE_DIR "/docs/configuration.md") == configuration_reference());
 }
 

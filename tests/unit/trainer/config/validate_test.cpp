@@ -19,7 +19,7 @@ ResolvedConfig parse(const std::string& toml) {
 
 std::vector<std::string> problems(const std::string& toml, const RunFacts& facts = {}) {
   Problems found;
-  check(parse(toml), facts, found);
+  check_config(parse(toml), facts, found);
   return found.lines();
 }
 
@@ -109,7 +109,7 @@ TEST_CASE("float8 options that exclude each other are refused where float8 is on
   const std::string rowwise = "recipe_name = \"rowwise\"\nenable_fsdp_float8_all_gather = true";
   const std::string alone = "precompute_float8_dynamic_scale_for_fsdp = true";
   CHECK_THAT(problem(on + rowwise), Contains("a scale for each row, which shards do not share"));
-  CHECK_THAT(problem(on + alone), Contains("expected enable_fsdp_float8_all_gather = true beside it"));
+  CHECK_THAT(problem(on + alone), Contains("expected enable_fsdp_float8_all_gather = true too"));
   CHECK(problem(on + "recipe_name = \"tensorwise\"\nenable_fsdp_float8_all_gather = true\n" + alone).empty());
   CHECK(problem(table + rowwise).empty());  // the converter is not listed
 }
@@ -122,7 +122,7 @@ TEST_CASE("keys of a feature that is off are kept") {
       "[activation_checkpoint]\nmemory_budget = 0.25\n[fault_tolerance]\ngroup_size = 2\n"
       "[profiling]\nprofile_freq = 1\nprofiler_warmup = 5\n[validation]\ndataset = \"c4\"\n");
   Problems found;
-  check(resolved, ranks(2), found);
+  check_config(resolved, ranks(2), found);
   CHECK(found.lines().empty());
   CHECK(resolved.config.checkpoint.load_step == 5);
   CHECK(resolved.config.activation_checkpoint.memory_budget == 0.25);
@@ -155,9 +155,9 @@ TEST_CASE("validation counts sequences of all ranks or batches per rank") {
              Contains("job.toml:2:13: validation.sequences = 80: ") &&
                  Contains("steps = 10 (job.toml:3:9)") && Contains("--validation.sequences None"));
   Problems found;
-  check(parse_config("[validation]\nsequences = 80", "job.toml",
-                     {{"validation.sequences", "None"}, {"validation.steps", "10"}}),
-        {}, found);
+  check_config(parse_config("[validation]\nsequences = 80", "job.toml",
+                            {{"validation.sequences", "None"}, {"validation.steps", "10"}}),
+               {}, found);
   CHECK(found.lines().empty());
 }
 
@@ -235,7 +235,8 @@ TEST_CASE("inputs are looked for as given and then below the base folder") {
 
   const auto input_problems = [&](const std::string& toml) {
     Problems found;
-    check_inputs(parse(toml), folder.path(), found);
+    for (const char* key : {"model.hf_assets_path", "training.dataset_path", "validation.dataset_path"})
+      check_input(parse(toml), key, folder.path(), found);
     return found.lines();
   };
   const std::string tokenizer = "[model]\nhf_assets_path = \"assets/tokenizer\"\n";
@@ -248,11 +249,11 @@ TEST_CASE("inputs are looked for as given and then below the base folder") {
   CHECK_THAT(lines[0], Contains("job.toml:2:18: model.hf_assets_path = \"none\": no such file or folder"));
 }
 
-TEST_CASE("validate reports everything in one error") {
+TEST_CASE("a configuration that is not valid is refused with all problems in one error") {
   try {
-    validate(parse("[checkpoint]\nenable = true\nload_only = true\ncreate_seed_checkpoint = "
-                   "true\n[training]\ndataset = \"c4\"\nglobal_batch_size = 9\n"),
-             ranks(2));
+    require_valid_config(parse("[checkpoint]\nenable = true\nload_only = true\ncreate_seed_checkpoint = "
+                               "true\n[training]\ndataset = \"c4\"\nglobal_batch_size = 9\n"),
+                         ranks(2));
     FAIL("accepted");
   } catch (const Error& error) {
     CHECK(error.code() == ExitCode::kUsage);

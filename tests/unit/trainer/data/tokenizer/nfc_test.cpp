@@ -2,7 +2,7 @@
 
 #include <catch2/catch.hpp>
 
-#include "trainer/data/tokenizer/utf8.h"
+#include "base/utf8.h"
 
 using hyperion::may_change_under_nfc;
 using hyperion::to_nfc;

@@ -1,4 +1,4 @@
-// UTF-8 for the tokenizer: validate once, then decode without checks.
+// UTF-8 text from outside: validate it once, then decode it without checks.
 #pragma once
 
 #include <cstddef>

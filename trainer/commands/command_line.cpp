@@ -1,4 +1,4 @@
-#include "trainer/config/command_line.h"
+#include "trainer/commands/command_line.h"
 
 #include <algorithm>
 #include <charconv>
@@ -14,7 +14,6 @@
 
 #include "base/error.h"
 #include "base/nearest.h"
-#include "trainer/config/job_config.h"
 #include "trainer/config/reference.h"
 #include "trainer/config/suggest.h"
 
@@ -27,25 +26,20 @@ for true and false; "-" and "_" are alike; lists are a,b; None unsets an optiona
 `hyperion train --help` lists them all.
 )";
 
-// --job.config_file among the overrides names the file.
-std::string take_config_file(std::vector<Override>& overrides) {
-  std::string file;
+// The TOML file of a job: the plain argument, or --job.config_file, which is removed from the overrides.
+std::string take_config_file(const std::string& argument, std::vector<Override>& overrides) {
+  std::string option;
   std::erase_if(overrides, [&](const Override& override) {
     if (override.name != "job.config_file") return false;
     if (override.value.empty())
       throw_config("command line: --job.config_file: expected the path of a TOML file");
-    file = override.value;
+    option = override.value;
     return true;
   });
-  return file;
-}
-
-std::string chosen_file(const std::string& positional, const std::string& option) {
-  if (!positional.empty() && !option.empty()) {
-    throw_config("command line: two configuration files, {} and --job.config_file {}: name one", positional,
+  if (!argument.empty() && !option.empty())
+    throw_config("command line: two configuration files, {} and --job.config_file {}: name one", argument,
                  option);
-  }
-  return positional.empty() ? option : positional;
+  return argument.empty() ? option : argument;
 }
 
 // CLI::Range lets NaN pass.
@@ -59,11 +53,12 @@ CLI::Validator at_least(double minimum) {
           ""};
 }
 
-// As for the options of a job: a remedy that a message prints can be pasted behind the command.
-void let_last_value_win(CLI::App& command) {
+// Of a repeated option the last value counts, as for configuration keys: a remedy that a message prints can
+// be pasted behind the command.
+void take_last_values(CLI::App& command) {
   for (CLI::Option* option : command.get_options())
     if (!option->get_positional() && option->get_items_expected_max() == 1) option->take_last();
-  for (CLI::App* subcommand : command.get_subcommands({})) let_last_value_win(*subcommand);
+  for (CLI::App* subcommand : command.get_subcommands({})) take_last_values(*subcommand);
 }
 
 // An option for an enumeration's texts; `texts`: those that it takes.
@@ -78,34 +73,46 @@ void add_config(CLI::App& command, std::string& config) {
   command.add_option("--config", config, "TOML file with the model, where the checkpoint names none");
 }
 
-void add_look(CLI::App& command, CommandLine::Look& look) {
-  command.add_option("CKPT", look.checkpoint, "Folder of a checkpoint (step-N) or of safetensors")
+void add_inference_options(CLI::App& command, CommandLine::Inference& inference) {
+  command.add_option("CKPT", inference.checkpoint, "Folder of a checkpoint (step-N) or of safetensors")
       ->required();
-  add_config(command, look.config);
-  command.add_option("--tokenizer", look.tokenizer, "Folder with the tokenizer's files");
-  add_choice<Dtype>(command, "--dtype", look.dtype, "Type of weights and arithmetic: float32 or bfloat16",
-                    {"float32", "bfloat16"});
-  command.add_flag("--ema", look.ema, "Use the averaged weights");
-  command.add_flag("--allow-other-tokenizer", look.allow_other_tokenizer,
+  add_config(command, inference.config);
+  command.add_option("--tokenizer", inference.tokenizer, "Folder with the tokenizer's files");
+  add_choice<Dtype>(command, "--dtype", inference.dtype,
+                    "Type of weights and arithmetic: float32 or bfloat16", {"float32", "bfloat16"});
+  command.add_flag("--ema", inference.ema, "Use the averaged weights");
+  command.add_flag("--allow-other-tokenizer", inference.allow_other_tokenizer,
                    "Take a tokenizer that the weights were not trained with");
-  command.footer("");
 }
 
-void add_generate(CLI::App& app, CommandLine::Generate& generate) {
+CLI::App* add_tokenize(CLI::App& app, CommandLine::Tokenize& tokenize) {
+  CLI::App* command = app.add_subcommand("tokenize", "Write JSON lines as token shards");
+  command->add_option("--out", tokenize.out, "Folder to write")->required();
+  command->add_option("--tokenizer", tokenize.tokenizer, "Folder with the tokenizer's files")
+      ->capture_default_str();
+  command->add_option("--text-field", tokenize.text_field, "Field of each line that holds the text (text)");
+  command->add_option("INPUT", tokenize.inputs, "Files, folders or globs of JSON lines (plain, .gz, .zst)")
+      ->required();
+  return command;
+}
+
+CLI::App* add_generate(CLI::App& app, CommandLine::Generate& generate) {
   CLI::App* command = app.add_subcommand("generate", "Continue a text with a checkpoint's model");
-  add_look(*command, generate);
+  add_inference_options(*command, generate);
+  SamplingOptions& sampling = generate.sampling;
   command->add_option("--prompt", generate.prompt, "The text to continue")->required();
-  command->add_option("--max-tokens", generate.max_tokens, "Most new tokens (128)")->check(at_least(1));
-  command->add_option("--temperature", generate.temperature, "0: always the likeliest token (default)")
+  command->add_option("--max-tokens", sampling.max_tokens, "Most new tokens (128)")->check(at_least(1));
+  command->add_option("--temperature", sampling.temperature, "0: always the likeliest token (default)")
       ->check(at_least(0));
-  command->add_option("--top-k", generate.top_k, "Draw among the k likeliest; 0: among all (default)")
+  command->add_option("--top-k", sampling.top_k, "Draw among the k likeliest; 0: among all (default)")
       ->check(at_least(0));
-  command->add_option("--seed", generate.seed, "Of the draws (0)")->check(at_least(0));
+  command->add_option("--seed", sampling.seed, "Of the draws (0)")->check(at_least(0));
+  return command;
 }
 
-void add_eval(CLI::App& app, CommandLine::Eval& eval) {
+CLI::App* add_eval(CLI::App& app, CommandLine::Eval& eval) {
   CLI::App* command = app.add_subcommand("eval", "Loss of a checkpoint's model on a data set");
-  add_look(*command, eval);
+  add_inference_options(*command, eval);
   command->add_option("--data", eval.data, "JSON lines or token shards, as training.dataset_path")
       ->required();
   command->add_option("--text-field", eval.text_field, "Field of each line that holds the text (text)");
@@ -114,66 +121,71 @@ void add_eval(CLI::App& app, CommandLine::Eval& eval) {
   command->add_option("--max-batches", eval.max_batches, "Batches to read; 0: all (default)")
       ->check(at_least(0));
   command->add_flag("--json", eval.json, "Print JSON instead of a table");
+  return command;
 }
 
-void add_ckpt(CLI::App& app, CommandLine::Ckpt& ckpt) {
+CLI::App* add_ckpt(CLI::App& app, CommandLine::Ckpt& ckpt) {
   using Tool = CommandLine::Ckpt::Tool;
   CLI::App* group = app.add_subcommand("ckpt", "Tools for checkpoints");
   group->require_subcommand(1);
-  group->footer("");
-  const auto add = [&](const char* name, Tool tool, const char* path, const char* what, const char* meaning) {
+  const auto add = [&](const char* name, Tool tool, const char* meaning) {
     CLI::App* command = group->add_subcommand(name, meaning);
-    command->add_option(path, ckpt.path, what)->required();
-    command->footer("");
     command->callback([&ckpt, tool] { ckpt.tool = tool; });
     return command;
   };
-  const auto add_json = [&](CLI::App* command) {
-    command->add_flag("--json", ckpt.json, "Print JSON instead of a table");
+  const auto add_path = [](CLI::App* command, const char* name, std::filesystem::path& path,
+                           const char* meaning) { command->add_option(name, path, meaning)->required(); };
+  const auto add_json = [](CLI::App* command, bool& json) {
+    command->add_flag("--json", json, "Print JSON instead of a table");
   };
-  add_json(
-      add("ls", Tool::kLs, "DIR", "A folder of checkpoints, or one", "List checkpoints or what one holds"));
+  CLI::App* ls = add("ls", Tool::kLs, "List checkpoints or what one holds");
+  add_path(ls, "DIR", ckpt.ls.path, "A folder of checkpoints, or one");
+  add_json(ls, ckpt.ls.json);
 
-  CLI::App* verify =
-      add("verify", Tool::kVerify, "DIR", "A checkpoint, or a folder of them", "Check the files");
-  CLI::Option* quick =
-      verify->add_flag("--quick", ckpt.quick, "Compare sizes and ids alone, without reading the content");
+  CLI::App* verify = add("verify", Tool::kVerify, "Check the files");
+  add_path(verify, "DIR", ckpt.verify.path, "A checkpoint, or a folder of them");
+  CLI::Option* quick = verify->add_flag("--quick", ckpt.verify.quick,
+                                        "Compare sizes and ids alone, without reading the content");
   verify
       ->add_flag_callback(
           "--full", [] {}, "Read every byte, which is the default")
       ->excludes(quick);
-  add_json(verify);
+  add_json(verify, ckpt.verify.json);
 
-  CLI::App* digest =
-      add("digest", Tool::kDigest, "DIR", "A checkpoint", "Hash every tensor, whatever its shards");
-  digest->add_option("--prefix", ckpt.prefix, "Only names that begin so");
-  add_json(digest);
+  CLI::App* digest = add("digest", Tool::kDigest, "Hash every tensor, whatever its shards");
+  add_path(digest, "DIR", ckpt.digest.path, "A checkpoint");
+  digest->add_option("--prefix", ckpt.digest.only.prefix, "Only names that begin with it");
+  add_json(digest, ckpt.digest.json);
 
-  CLI::App* diff = add("diff", Tool::kDiff, "A", "A checkpoint, or a TOML file: the state it would have",
-                       "Compare two checkpoints");
-  diff->add_option("B", ckpt.other, "The same")->required();
-  add_json(diff);
+  CLI::App* diff = add("diff", Tool::kDiff, "Compare two checkpoints");
+  add_path(diff, "A", ckpt.diff.a, "A checkpoint, or a TOML file: the state it would have");
+  add_path(diff, "B", ckpt.diff.b, "The same");
+  add_json(diff, ckpt.diff.json);
 
-  CLI::App* convert = add("convert", Tool::kConvert, "SRC", "A checkpoint", "Write it in another format");
-  convert->add_option("DST", ckpt.other, "Folder to write")->required();
-  add_choice<WeightFormat>(*convert, "--to", ckpt.to, "dcp or safetensors")->required();
-  add_choice<Dtype>(*convert, "--dtype", ckpt.dtype, "float32, bfloat16 or float16; as they are unless set",
+  CLI::App* convert = add("convert", Tool::kConvert, "Write it in another format");
+  add_path(convert, "SRC", ckpt.convert.source, "A checkpoint");
+  add_path(convert, "DST", ckpt.convert.destination, "Folder to write");
+  add_choice<WeightFormat>(*convert, "--to", ckpt.convert.format, "dcp or safetensors")->required();
+  add_choice<Dtype>(*convert, "--dtype", ckpt.convert.dtype,
+                    "float32, bfloat16 or float16; as they are unless set",
                     {"float32", "bfloat16", "float16"});
   add_config(*convert, ckpt.config);
-  convert->add_flag("--ema", ckpt.ema, "The averaged weights instead of the weights");
+  convert->add_flag("--ema", ckpt.convert.ema, "The averaged weights instead of the weights");
 
-  CLI::App* prune = add("prune", Tool::kPrune, "DIR", "A folder of checkpoints", "Remove old checkpoints");
-  prune->add_option("--keep", ckpt.keep, "Newest complete checkpoints that stay")
+  CLI::App* prune = add("prune", Tool::kPrune, "Remove old checkpoints");
+  add_path(prune, "DIR", ckpt.prune.path, "A folder of checkpoints");
+  prune->add_option("--keep", ckpt.prune.keep, "Newest complete checkpoints that stay")
       ->required()
       ->check(at_least(1));
-  prune->add_flag("--dry-run", ckpt.dry_run, "Only say what would be removed");
+  prune->add_flag("--dry-run", ckpt.prune.dry_run, "Only print what would be removed");
+  return group;
 }
 
-void add_report(CLI::App& app, CommandLine::Report& report) {
+CLI::App* add_report(CLI::App& app, CommandLine::Report& report) {
   CLI::App* command = app.add_subcommand("report", "Plot the metrics of runs in one HTML page");
   command->add_option("DIR", report.folders, "Folders of runs (their job.dump_folder)")->required();
   command->add_option("-o,--output", report.output, "The HTML file to write (report.html)");
-  command->footer("");
+  return command;
 }
 
 std::vector<std::string> names_of_commands(const CLI::App& app) {
@@ -245,23 +257,15 @@ std::string describe_extras(const CLI::App& command, const std::vector<std::stri
   return text;
 }
 
-// Actions of subcommands that take no configuration keys.
-void refuse_overrides(const CommandLine& line, const char* subcommand) {
-  if (!line.overrides.empty())
-    throw_config("command line: --{}: {} takes no configuration keys", line.overrides.front().name,
-                 subcommand);
-}
-
 }  // namespace
 
 CommandLine parse_command_line(std::vector<std::string> arguments, int width) {
+  using Action = CommandLine::Action;
   CommandLine result;
   result.overrides = take_overrides(arguments);
-  const std::string option_file = take_config_file(result.overrides);
 
   CLI::App app("Hyperion trains Llama-style models by torchtitan v0.2.2 TOML files.", "hyperion");
   app.get_formatter()->column_width(34);
-  app.footer(kOverridesHelp);
   bool version = false, reference = false;
   std::string file;
   app.add_flag("--version", version, "Print the versions of Hyperion and of what it is built with");
@@ -273,7 +277,6 @@ CommandLine parse_command_line(std::vector<std::string> arguments, int width) {
                       "Print names, shapes and types of the training state and end");
     command->add_flag("--allow-faults", result.allow_faults, "Let failpoints act (tests)");
   }
-  train->footer("");
 
   CLI::App* config =
       app.add_subcommand("config", "Print the resolved configuration and where each value came from");
@@ -284,27 +287,16 @@ CommandLine parse_command_line(std::vector<std::string> arguments, int width) {
       "check", "Check what a job does before it touches a device: on a login node, nothing is left behind");
   check->add_option("FILE", file, "The TOML file");
   check->add_option("--ranks", result.ranks, "Ranks of the job; those of the environment (or 1) unless set")
-      ->check(at_least(1))
       ->check(CLI::Range(int64_t{1}, int64_t{1'000'000}));
 
-  CLI::App* tokenize = app.add_subcommand("tokenize", "Write JSON lines as token shards");
-  tokenize->add_option("--out", result.tokenize.out, "Folder to write")->required();
-  tokenize->add_option("--tokenizer", result.tokenize.tokenizer, "Folder with the tokenizer's files")
-      ->default_str(JobConfig::Model().hf_assets_path);
-  tokenize->add_option("--text-field", result.tokenize.text_field,
-                       "Field of each line that holds the text (text)");
-  tokenize
-      ->add_option("INPUT", result.tokenize.inputs,
-                   "Files, folders or globs of JSON lines (plain, .gz, .zst)")
-      ->required();
-  tokenize->footer("");
-  add_generate(app, result.generate);
-  add_eval(app, result.eval);
-  add_ckpt(app, result.ckpt);
-  add_report(app, result.report);
+  const std::pair<CLI::App*, Action> tools[] = {{add_tokenize(app, result.tokenize), Action::kTokenize},
+                                                {add_generate(app, result.generate), Action::kGenerate},
+                                                {add_eval(app, result.eval), Action::kEval},
+                                                {add_ckpt(app, result.ckpt), Action::kCkpt},
+                                                {add_report(app, result.report), Action::kReport}};
   app.require_subcommand(0, 1);
-
-  let_last_value_win(app);
+  for (CLI::App* command : {&app, config, check}) command->footer(kOverridesHelp);
+  take_last_values(app);
   require_known_commands(app, arguments);
   std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
   try {
@@ -322,40 +314,26 @@ CommandLine parse_command_line(std::vector<std::string> arguments, int width) {
   }
 
   if (version) {
-    result.action = CommandLine::Action::kVersion;
+    result.action = Action::kVersion;
     return result;
   }
-  const std::pair<const char*, CommandLine::Action> tools[] = {{"tokenize", CommandLine::Action::kTokenize},
-                                                               {"generate", CommandLine::Action::kGenerate},
-                                                               {"eval", CommandLine::Action::kEval},
-                                                               {"ckpt", CommandLine::Action::kCkpt},
-                                                               {"report", CommandLine::Action::kReport}};
-  for (const auto& [name, action] : tools) {
-    if (!app.got_subcommand(name)) continue;
-    refuse_overrides(result, name);
-    if (result.tokenize.tokenizer.empty()) result.tokenize.tokenizer = JobConfig::Model().hf_assets_path;
+  for (const auto& [command, action] : tools) {
+    if (!command->parsed()) continue;
+    if (!result.overrides.empty())
+      throw_config("command line: --{}: {} takes no configuration keys", result.overrides.front().name,
+                   command->get_name());
     result.action = action;
     return result;
   }
-  if (reference) {
-    result.text = configuration_reference();
-    return result;
-  }
-  result.config_file = chosen_file(file, option_file);
-  if (result.config_file.empty()) {
-    if (arguments.empty() && result.overrides.empty() && !train->parsed() && !config->parsed() &&
-        !check->parsed()) {
-      result.text = app.help();  // `hyperion` alone
-      return result;
-    }
+  if (reference) result.text = configuration_reference();
+  if (app.get_subcommands().empty() && result.overrides.empty()) result.text = app.help();
+  if (!result.text.empty()) return result;
+  result.config_file = take_config_file(file, result.overrides);
+  const CLI::App* command = config->parsed() ? config : check->parsed() ? check : train;
+  if (result.config_file.empty())
     throw_config("command line: no configuration file: write hyperion {} FILE.toml [overrides]",
-                 config->parsed()  ? "config"
-                 : check->parsed() ? "check"
-                                   : "train");
-  }
-  result.action = config->parsed()  ? CommandLine::Action::kConfig
-                  : check->parsed() ? CommandLine::Action::kCheck
-                                    : CommandLine::Action::kTrain;
+                 command->get_name());
+  result.action = command == config ? Action::kConfig : command == check ? Action::kCheck : Action::kTrain;
   return result;
 }
 

@@ -2,12 +2,13 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
-#include "trainer/config/choices.h"
+#include "checkpoint/tools/tools.h"
+#include "trainer/config/job_config.h"
 #include "trainer/config/overrides.h"
+#include "trainer/inference/generate.h"
 
 namespace hyperion {
 
@@ -25,29 +26,26 @@ struct CommandLine {
     kReport,    // metrics of runs as a page by `report`
   };
   struct Tokenize {
-    std::string out;                  // folder to write
-    std::string tokenizer;            // folder with tokenizer files
-    std::string text_field = "text";  // of the lines
-    std::vector<std::string> inputs;  // files, folders or globs of JSON lines
+    std::string out;                                            // folder to write
+    std::string tokenizer = JobConfig::Model().hf_assets_path;  // folder with tokenizer files
+    std::string text_field = "text";                            // of the lines
+    std::vector<std::string> inputs;                            // files, folders or globs of JSON lines
   };
 
-  // What generate and eval take alike: a checkpoint to look at, as step-N folder or safetensors.
-  struct Look {
-    std::string checkpoint;
+  // Options that generate and eval have in common.
+  struct Inference {
+    std::string checkpoint;              // a step-N folder, or safetensors
     std::string config;                  // TOML with the model, for checkpoints that do not name theirs
     std::string tokenizer;               // folder; empty: the one the checkpoint's configuration names
     Dtype dtype = Dtype::kFloat32;       // or kBFloat16: of weights and arithmetic
     bool ema = false;                    // the averaged weights
     bool allow_other_tokenizer = false;  // than the one the weights were trained with
   };
-  struct Generate : Look {
+  struct Generate : Inference {
     std::string prompt;
-    int64_t max_tokens = 128;
-    double temperature = 0;
-    int64_t top_k = 0;
-    uint64_t seed = 0;
+    SamplingOptions sampling;
   };
-  struct Eval : Look {
+  struct Eval : Inference {
     std::string data;                 // as training.dataset_path
     std::string text_field = "text";  // as training.text_field
     int64_t seq_len = 2048;
@@ -58,22 +56,19 @@ struct CommandLine {
   struct Ckpt {
     enum class Tool { kLs, kVerify, kDigest, kDiff, kConvert, kPrune };
     Tool tool = Tool::kLs;
-    std::string path;   // the folder; the source of convert, one side of diff (which may be a TOML file)
-    std::string other;  // the other side of diff (as well), the destination of convert
-    bool json = false;
-    bool quick = false;                            // verify: sizes and ids alone
-    std::string prefix;                            // digest: names that begin so
-    WeightFormat to = WeightFormat::kSafetensors;  // convert
-    std::optional<Dtype> dtype;                    // convert; as they are unless set
-    std::string config;    // convert: TOML with the model, for checkpoints that do not name theirs
-    bool ema = false;      // convert: the averaged weights
-    int64_t keep = 0;      // prune: newest complete checkpoints that stay
-    bool dry_run = false;  // prune: say what would go
+    // Of the tool that is named.
+    ListOptions ls;
+    VerifyOptions verify;
+    DigestOptions digest;
+    DiffOptions diff;  // a side may be a TOML file: the state that its job would have
+    ConvertOptions convert;
+    std::string config;  // convert: TOML with the model, for checkpoints that do not name theirs
+    PruneOptions prune;
   };
 
   struct Report {
-    std::vector<std::string> folders;  // of runs
-    std::string output = "report.html";
+    std::vector<std::string> folders;    // of runs: their job.dump_folder
+    std::string output = "report.html";  // the HTML file
   };
 
   Action action = Action::kShow;

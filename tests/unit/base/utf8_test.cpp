@@ -1,4 +1,4 @@
-#include "trainer/data/tokenizer/utf8.h"
+#include "base/utf8.h"
 
 #include <catch2/catch.hpp>
 

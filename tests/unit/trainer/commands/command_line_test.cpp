@@ -1,4 +1,4 @@
-#include "trainer/config/command_line.h"
+#include "trainer/commands/command_line.h"
 
 #include <catch2/catch.hpp>
 
@@ -83,6 +83,8 @@ TEST_CASE("tokenize takes a folder a tokenizer and inputs") {
   CHECK_THAT(refusal({"tokenize", "a.jsonl"}), Contains("--out"));
   CHECK_THAT(refusal({"tokenize", "--out", "o"}), Contains("INPUT"));
   CHECK_THAT(refusal({"tokenize", "--out", "o", "a", "--training.steps", "5"}), Contains("training.steps"));
+  CHECK_THAT(refusal({"tokenize", "--out", "o", "a", "--job.config_file", "f.toml"}),
+             Contains("--job.config_file: tokenize takes no configuration keys"));
 }
 
 TEST_CASE("train may print its state and let failpoints act") {
@@ -106,10 +108,10 @@ TEST_CASE("generate takes a checkpoint a prompt and how to draw") {
   CHECK(line.action == Action::kGenerate);
   CHECK(line.generate.checkpoint == "out/step-10");
   CHECK(line.generate.prompt == "It was. --a.b");
-  CHECK(line.generate.max_tokens == 5);
-  CHECK(line.generate.temperature == 0.8);
-  CHECK(line.generate.top_k == 40);
-  CHECK(line.generate.seed == 18446744073709551615u);
+  CHECK(line.generate.sampling.max_tokens == 5);
+  CHECK(line.generate.sampling.temperature == 0.8);
+  CHECK(line.generate.sampling.top_k == 40);
+  CHECK(line.generate.sampling.seed == 18446744073709551615u);
   CHECK(line.generate.ema);
   CHECK(line.generate.dtype == Dtype::kBFloat16);
   CHECK_THAT(refusal({"generate", "c"}), Contains("--prompt"));
@@ -150,27 +152,27 @@ TEST_CASE("ckpt knows six tools") {
     return line.ckpt;
   };
   CHECK(ckpt({"ls", "d"}).tool == Tool::kLs);
-  CHECK(ckpt({"ls", "d", "--json"}).json);
+  CHECK(ckpt({"ls", "d", "--json"}).ls.json);
   CHECK(ckpt({"verify", "d", "--full"}).tool == Tool::kVerify);
-  CHECK_FALSE(ckpt({"verify", "--full", "d"}).quick);
-  CHECK_FALSE(ckpt({"verify", "d"}).quick);
-  CHECK(ckpt({"verify", "--quick", "d"}).quick);
+  CHECK_FALSE(ckpt({"verify", "--full", "d"}).verify.quick);
+  CHECK_FALSE(ckpt({"verify", "d"}).verify.quick);
+  CHECK(ckpt({"verify", "--quick", "d"}).verify.quick);
   CHECK_THAT(refusal({"ckpt", "verify", "d", "--quick", "--full"}),
              Contains("--quick") && Contains("--full"));
-  CHECK(ckpt({"digest", "d", "--prefix", "layers.0."}).prefix == "layers.0.");
+  CHECK(ckpt({"digest", "d", "--prefix", "layers.0."}).digest.only.prefix == "layers.0.");
   CHECK(ckpt({"diff", "a", "b"}).tool == Tool::kDiff);
-  CHECK(ckpt({"diff", "a.toml", "b"}).path == "a.toml");
-  CHECK(ckpt({"diff", "a", "b"}).other == "b");
+  CHECK(ckpt({"diff", "a.toml", "b"}).diff.a == "a.toml");
+  CHECK(ckpt({"diff", "a", "b"}).diff.b == "b");
   const CommandLine::Ckpt convert =
       ckpt({"convert", "s", "d", "--to", "safetensors", "--dtype=float16", "--ema"});
   CHECK(convert.tool == Tool::kConvert);
-  CHECK(convert.path == "s");
-  CHECK(convert.other == "d");
-  CHECK(convert.to == WeightFormat::kSafetensors);
-  CHECK(convert.dtype == Dtype::kFloat16);
-  CHECK(convert.ema);
-  CHECK(ckpt({"prune", "d", "--keep", "2", "--dry-run"}).keep == 2);
-  CHECK(ckpt({"prune", "d", "--keep", "2", "--dry-run"}).dry_run);
+  CHECK(convert.convert.source == "s");
+  CHECK(convert.convert.destination == "d");
+  CHECK(convert.convert.format == WeightFormat::kSafetensors);
+  CHECK(convert.convert.dtype == Dtype::kFloat16);
+  CHECK(convert.convert.ema);
+  CHECK(ckpt({"prune", "d", "--keep", "2", "--dry-run"}).prune.keep == 2);
+  CHECK(ckpt({"prune", "d", "--keep", "2", "--dry-run"}).prune.dry_run);
   const std::string tools = "ls, verify, digest, diff, convert and prune";
   CHECK(refusal({"ckpt"}) == "command line: ckpt: name a tool: " + tools);
   CHECK(refusal({"ckpt", "nonsense", "d"}) == "command line: no tool \"nonsense\"; there are " + tools);
