@@ -44,8 +44,8 @@ struct ChunkRead {
 
 // Rows of this rank that the chunk has: [begin, end), none when end <= begin.
 std::pair<int64_t, int64_t> common_rows(const ChunkRead& read) {
-  const Rows wanted = read.item->tensor->rows();
-  const Rows stored = read.item->tensor->shape.empty()
+  const Rows wanted = read.item->tensor.rows();
+  const Rows stored = read.item->tensor.shape.empty()
                           ? Rows{0, 1}
                           : Rows{read.chunk->offset.front(), read.chunk->shape.front()};
   return {std::max(wanted.begin, stored.begin),
@@ -85,7 +85,7 @@ class ChunkReader {
     }
     archive_ = open_tensor_archive(entry_);
     if (archive_->dtype != dtype || archive_->shape != shape)
-      throw_data("{}: tensor {} at byte {} is {}, its index says {}", file.name(), read.item->tensor->key,
+      throw_data("{}: tensor {} at byte {} is {}, its index says {}", file.name(), read.item->tensor.key,
                  read.chunk->where.offset, describe(archive_->dtype, archive_->shape),
                  describe(dtype, shape));
     if (check_crcs) check_crc(entry_, *archive_);
@@ -128,7 +128,7 @@ class RowLoader {
   // once.
   void load_mapped(const ChunkRead& read, ChunkReader& chunk) {
     const auto& map = read.item->row_map;
-    const Rows wanted = read.item->tensor->rows();
+    const Rows wanted = read.item->tensor.rows();
     const uint64_t width = row_bytes(read.item->record->dtype, read.item->record->shape);
     std::vector<std::byte> stretch;
     each_piece(read, wanted.begin, wanted.begin + wanted.count,
@@ -151,7 +151,7 @@ class RowLoader {
   // type.
   template <typename Fetch>
   void each_piece(const ChunkRead& read, int64_t begin, int64_t end, const Fetch& fetch) {
-    const TensorState& tensor = *read.item->tensor;
+    const TensorState& tensor = read.item->tensor;
     const Dtype stored = read.item->record->dtype;
     const uint64_t from_width = row_bytes(stored, tensor.shape),
                    to_width = row_bytes(tensor.dtype, tensor.shape);
@@ -204,7 +204,7 @@ class RowLoader {
 // Chunks of the item that hold rows of this rank. Rows must not be split: chunks cut along other dimensions
 // come from meshes with tensor parallelism.
 void find_chunks(const LoadItem& item, const OpenCheckpoint& checkpoint, std::vector<ChunkRead>& reads) {
-  const Rows wanted = item.tensor->rows();
+  const Rows wanted = item.tensor.rows();
   if (wanted.count == 0) return;
   for (const Chunk& chunk : item.record->chunks) {
     for (size_t d = 1; d < chunk.shape.size(); ++d) {
@@ -212,7 +212,7 @@ void find_chunks(const LoadItem& item, const OpenCheckpoint& checkpoint, std::ve
         throw_incompatible(
             "{}: tensor {} is cut along dimension {}, which is not supported (only rows may be): write it "
             "again without tensor parallelism",
-            checkpoint.folder.string(), item.tensor->key, d);
+            checkpoint.folder.string(), item.tensor.key, d);
     }
     const bool overlap = chunk.shape.empty() ||
                          (chunk.shape.front() > 0 && chunk.offset.front() < wanted.begin + wanted.count &&
@@ -221,7 +221,7 @@ void find_chunks(const LoadItem& item, const OpenCheckpoint& checkpoint, std::ve
   }
   if (item.row_map && item.record->chunks.size() != 1)
     throw_incompatible("{}: tensor {} is in {} pieces: consolidate the safetensors files first",
-                       checkpoint.folder.string(), item.tensor->key, item.record->chunks.size());
+                       checkpoint.folder.string(), item.tensor.key, item.record->chunks.size());
 }
 
 // Performs `reads`, which lie front to back in one file.
@@ -305,12 +305,12 @@ std::vector<LoadItem> plan_load(const OpenCheckpoint& checkpoint, const std::vec
       differences.mismatched.push_back(
           {tensor.key, describe(tensor.dtype, tensor.shape), describe(record.dtype, record.shape)});
     }
-    items.push_back({&tensor, &record, names.row_map ? names.row_map(tensor.key) : StoredNames::RowMap()});
+    items.push_back({tensor, &record, names.row_map ? names.row_map(tensor.key) : StoredNames::RowMap()});
   }
   const std::string problem = explain_differences(checkpoint.folder.string(), differences);
   if (!problem.empty()) {
     const bool castable = std::ranges::any_of(items, [](const LoadItem& item) {
-      return item.record->dtype != item.tensor->dtype && can_cast(item.record->dtype, item.tensor->dtype);
+      return item.record->dtype != item.tensor.dtype && can_cast(item.record->dtype, item.tensor.dtype);
     });
     throw_incompatible("{}{}", problem, castable && !options.allow_dtype_cast ? "; " + options.remedy : "");
   }

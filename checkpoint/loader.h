@@ -41,23 +41,24 @@ struct StoredNames {
 };
 
 struct LoadOptions {
-  bool allow_dtype_cast = false;  // else a stored type that differs is an error
-  // CRCs of archives too, where the manifest's checksums have been compared already.
-  bool full_verify = false;
-  bool verify_finite = false;                  // NaN or infinite numbers are an error, after all was read
+  // Of plan_load:
+  bool allow_dtype_cast = false;               // else a stored type that differs is an error
   std::string remedy{};                        // how to allow a cast, for the message
   std::vector<std::string> missing_objects{};  // missing too: reported with the tensors
+  // Of load_tensors:
+  bool full_verify = false;    // CRCs of archives too, where the manifest's checksums have been compared
+  bool verify_finite = false;  // NaN or infinite numbers are an error, after all was read
   std::function<void(uint64_t bytes)> on_progress{};  // with the bytes of the state that have been filled
 };
 
-// What a load will do, from names and shapes: no I/O, no collectives. Throws IncompatibleCheckpoint with ONE
-// message that lists every missing name (with the nearest ones that exist), every shape and type that
-// differs.
+// One tensor of a load, compared by name, shape and type.
 struct LoadItem {
-  const TensorState* tensor = nullptr;
-  const TensorRecord* record = nullptr;
+  TensorState tensor;                    // to be filled
+  const TensorRecord* record = nullptr;  // in the checkpoint's index
   StoredNames::RowMap row_map{};
 };
+// No I/O, no collectives. Throws IncompatibleCheckpoint with ONE message that lists every missing name (with
+// the nearest ones that exist), every shape and type that differs.
 std::vector<LoadItem> plan_load(const OpenCheckpoint& checkpoint, const std::vector<TensorState>& tensors,
                                 const StoredNames& names, const LoadOptions& options);
 

@@ -237,9 +237,9 @@ void run_save_part(const std::function<void()>& part) {
 
 std::string explain_not_finite(int64_t step, const std::string& found, std::optional<Dtype> model_dtype,
                                const CheckpointFolder& folder) {
-  std::string stays = "no checkpoint that training could go on from is";
+  std::string stays = "no checkpoint that training could resume from is";
   try {
-    for (const FoundCheckpoint& one : folder.scan())
+    for (const StepFolder& one : folder.scan())
       if (one.step <= step && one.resumable())
         stays = fmt::format("the newest checkpoint, which stays, is step-{}", one.step);
   } catch (const Error& error) {
@@ -249,7 +249,7 @@ std::string explain_not_finite(int64_t step, const std::string& found, std::opti
   const std::string type = narrow ? std::string(torch_name(*model_dtype)) : "";
   return fmt::format(
       "the state after step {}{} holds NaN or infinite numbers and is not saved: {}; {} in {}; look at "
-      "optimizer.lr and the data before training goes on{}",
+      "optimizer.lr and the data before training continues{}",
       step, narrow ? " as " + type : "", found, stays, printable(folder.path()),
       narrow
           ? fmt::format("; numbers that are only too large for {} need checkpoint.export_dtype = \"float32\"",

@@ -241,15 +241,11 @@ std::shared_ptr<Saver::Items> Saver::make_items(const Planned& planned, bool sta
 
 SaveReport Saver::run(const SaveJob& job, Items& items) {
   const SaveReport report = write_checkpoint(job, items, folder_, ranks_);
-  if (ranks_.rank() == 0 && job.commit) tidy(report);
+  const bool supersedes = job.kind != CheckpointKind::kPreCheckpoint && job.kind != CheckpointKind::kSeed;
+  if (ranks_.rank() == 0 && job.commit && supersedes)
+    folder_.purge({.keep = options_.keep_latest, .newest = report.step});
   if (on_durable && job.commit) on_durable(report);
   return report;
-}
-
-// Rank 0: what a new checkpoint makes superfluous goes.
-void Saver::tidy(const SaveReport& report) {
-  if (report.kind == CheckpointKind::kPreCheckpoint || report.kind == CheckpointKind::kSeed) return;
-  folder_.purge({.keep = options_.keep_latest, .newest = report.step});
 }
 
 SaveReport Saver::preflight(int64_t step, bool keep, bool probe) {
@@ -284,7 +280,7 @@ SaveReport Saver::preflight(int64_t step, bool keep, bool probe) {
   }
 }
 
-void Saver::save(int64_t step, const SaveContent& content, bool now) {
+bool Saver::save(int64_t step, const SaveContent& content, bool now) {
   finish();
   const Clock::time_point begin = Clock::now();
   Planned& what = planned(content);
@@ -325,7 +321,8 @@ void Saver::save(int64_t step, const SaveContent& content, bool now) {
     if (options_.async == AsyncMode::kAsync) under_way_->staging.wait();
   }
   counters_.stall_seconds = seconds_since(begin);
-  if (options_.async == AsyncMode::kAsync) tell_staged();
+  if (options_.async == AsyncMode::kAsync) report_staged();
+  return !background;
 }
 
 // A rank without a pool writes while training waits. Then all wait, or the others would sit in a collective
@@ -336,7 +333,7 @@ bool Saver::all_pooled(Planned& planned, const Items& items) {
   return planned.pooled = std::ranges::count(answers, "yes") == static_cast<ptrdiff_t>(answers.size());
 }
 
-void Saver::tell_staged() {
+void Saver::report_staged() {
   if (under_way_ && under_way_->copied.exchange(false) && on_staged)
     on_staged(under_way_->step, counters_.stall_seconds);
 }
@@ -346,7 +343,7 @@ void Saver::join_staging() {
   const Clock::time_point begin = Clock::now();
   under_way_->staging.wait();
   counters_.stall_seconds += seconds_since(begin);
-  tell_staged();
+  report_staged();
 }
 
 bool Saver::ended() const {

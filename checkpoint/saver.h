@@ -1,4 +1,4 @@
-// Saves the state of a job, at once or while training goes on. One save at a time: its data are copied to a
+// Saves the state of a job, at once or while training continues. One save at a time: its data are copied to a
 // pool that was allocated once (or read where they are, when training waits), a thread writes and commits
 // them.
 //
@@ -50,8 +50,9 @@ class Saver {
   // what later saves use. Throws Error(kPreCheckpoint), or Error(kNonFinite).
   SaveReport preflight(int64_t step, bool keep, bool probe = false);
 
-  // Saves `step`. Waits for the save before it. Synchronous in mode kDisabled or when `now`.
-  void save(int64_t step, const SaveContent& content = {}, bool now = false);
+  // Saves `step`. Waits for the save before it. Synchronous in mode kDisabled or when `now`. Returns whether
+  // the checkpoint is durable already; else a thread writes it.
+  bool save(int64_t step, const SaveContent& content = {}, bool now = false);
 
   // Returns when nothing reads the live state any more. Call before the state changes.
   void join_staging();
@@ -94,8 +95,7 @@ class Saver {
   SaveJob make_job(int64_t step, const SaveContent& content, const Planned& planned);
   std::shared_ptr<Items> make_items(const Planned& planned, bool staged);
   SaveReport run(const SaveJob& job, Items& items);
-  void tidy(const SaveReport& report);
-  void tell_staged();
+  void report_staged();
   bool all_pooled(Planned& planned, const Items& items);
 
   SaverOptions options_;

@@ -153,18 +153,15 @@ void Trainer::make_components() {
       {"mesh", runtime_.mesh->describe()}};
   facts.merge(record_facts(job_record(configured_, data_)));
   CheckpointedState state = {.config = config_,
+                             .model = model_args_,
                              .components = std::move(all),
                              .mover = memory_mover_,
-                             .facts = std::move(facts),
-                             .hugging_face_names = [this](const std::map<std::string, std::string>& names) {
-                               return hugging_face_names(model_args_, names);
-                             }};
-  if (config_.checkpoint.last_save_in_hf)
-    state.hugging_face_export = {
-        [this](const std::string& name) { return hugging_face_place(model_args_, name); },
-        hugging_face_files(model_args_, config_.checkpoint.export_dtype, data_.tokenizer.get(),
-                           data_.tokenizer_path),
-        tokenizer_note(data_.tokenizer->hash())};
+                             .facts = std::move(facts)};
+  if (config_.checkpoint.last_save_in_hf) {
+    state.export_files = hugging_face_files(model_args_, config_.checkpoint.export_dtype,
+                                            data_.tokenizer.get(), data_.tokenizer_path);
+    state.export_notes = tokenizer_note(data_.tokenizer->hash());
+  }
   checkpointer_.attach(std::move(state));
 }
 
@@ -176,10 +173,10 @@ void Trainer::load_checkpoint() {
   const ChosenCheckpoint& chosen = *checkpointer_.chosen();
   resumed_step_ = state_.step;
   if (ema_ && chosen.components.contains("model") && !chosen.components.contains("ema")) ema_->restart();
-  if (const Object* config = chosen.find("train_state.config"))
-    log_info("{}", config_comparison(text_table(*config, chosen.candidate.path.string()),
+  if (const Object* config = chosen.find_object(kConfigKey))
+    log_info("{}", config_comparison(text_table(*config, chosen.path.string()),
                                      config_entries(configured_.config)));
-  if (chosen.components.contains("dataloader") && chosen.find("dataloader.position") == nullptr)
+  if (chosen.components.contains("dataloader") && chosen.find_object(kLoaderPositionKey) == nullptr)
     continue_data();
 }
 
@@ -252,8 +249,8 @@ void Trainer::log_start() const {
                        {"ranks", int64_t{runtime_.world_size()}},
                        {"seed", std::to_string(plan_.seed)}};  // text: many JSON readers keep 53 bits only
   if (chosen != nullptr) {
-    const bool own = chosen->candidate.source == LoadSource::kOwn;
-    start.emplace_back(own ? "resumed_from" : "initial_load_path", chosen->candidate.path.string());
+    const bool own = chosen->source == LoadSource::kOwn;
+    start.emplace_back(own ? "resumed_from" : "initial_load_path", chosen->path.string());
   }
   metrics_->event(state_.step, "start", start);
   if (checkpointer_.finished()) return;
@@ -432,7 +429,7 @@ ExitCode Trainer::train() {
   const ChosenCheckpoint* chosen = checkpointer_.chosen();
   const auto& finished = checkpointer_.finished();
   const bool nothing_left = finished || (state_.step >= config_.training.steps && chosen != nullptr &&
-                                         chosen->candidate.source == LoadSource::kOwn);
+                                         chosen->source == LoadSource::kOwn);
   if (finished) {
     log_info("Nothing is left to do: {} holds the weights after step {}, and training.steps = {}{}",
              finished->path.string(), finished->step, config_.training.steps,

@@ -28,7 +28,7 @@ bool has_safetensors(const fs::path& folder) {
          });
 }
 
-void examine(FoundCheckpoint& found, const fs::path& folder, int64_t step, const SaveIdReader& save_id) {
+void examine(StepFolder& found, const fs::path& folder, int64_t step, const SaveIdReader& save_id) {
   const bool dcp = regular_file_exists(folder / ".metadata");
   found.kind = dcp ? CheckpointKind::kForeign : CheckpointKind::kSafetensors;
   if (!dcp && !has_safetensors(folder))
@@ -48,7 +48,7 @@ void examine(FoundCheckpoint& found, const fs::path& folder, int64_t step, const
                printable(folder), kManifestFile, found.manifest->save_id, id);
 }
 
-bool holds_full_state(const FoundCheckpoint& found) {
+bool holds_full_state(const StepFolder& found) {
   return found.kind == CheckpointKind::kFull || found.kind == CheckpointKind::kPreCheckpoint;
 }
 
@@ -65,8 +65,8 @@ std::optional<int64_t> step_of_name(std::string_view name) {
   return exact && step >= 0 ? std::optional(step) : std::nullopt;
 }
 
-FoundCheckpoint cheap_check(const fs::path& folder, int64_t step, const SaveIdReader& save_id) {
-  FoundCheckpoint found;
+StepFolder cheap_check(const fs::path& folder, int64_t step, const SaveIdReader& save_id) {
+  StepFolder found;
   found.step = step;
   found.path = folder;
   try {
@@ -92,12 +92,12 @@ std::vector<std::string> extra_files(const fs::path& folder, const Manifest& man
   return extra;
 }
 
-bool FoundCheckpoint::damaged() const {
+bool StepFolder::damaged() const {
   return !complete() && !unreadable && (name_exists(path / kManifestFile) || name_exists(path / ".metadata"));
 }
 
-std::vector<FoundCheckpoint> CheckpointFolder::scan(const SaveIdReader& save_id) const {
-  std::vector<FoundCheckpoint> found;
+std::vector<StepFolder> CheckpointFolder::scan(const SaveIdReader& save_id) const {
+  std::vector<StepFolder> found;
   std::error_code error;
   fs::directory_iterator it(folder_, error);
   if (error == std::errc::no_such_file_or_directory) return found;
@@ -108,7 +108,7 @@ std::vector<FoundCheckpoint> CheckpointFolder::scan(const SaveIdReader& save_id)
     found.push_back(cheap_check(it->path(), *step, save_id));
   }
   if (error) throw_data("{}: cannot be listed: {}", printable(folder_), errno_text(error.value()));
-  std::ranges::sort(found, {}, &FoundCheckpoint::step);
+  std::ranges::sort(found, {}, &StepFolder::step);
   return found;
 }
 
@@ -128,23 +128,23 @@ void CheckpointFolder::require_free_names(int64_t first, int64_t last) const {
   }
 }
 
-std::vector<int64_t> steps_to_purge(const std::vector<FoundCheckpoint>& found, const PurgeRule& rule) {
-  std::vector<const FoundCheckpoint*> ours;  // the newest first
-  for (const FoundCheckpoint& one : found)
+std::vector<int64_t> steps_to_purge(const std::vector<StepFolder>& found, const PurgeRule& rule) {
+  std::vector<const StepFolder*> ours;  // the newest first
+  for (const StepFolder& one : found)
     if (one.complete() && one.manifest && one.kind != CheckpointKind::kSeed) ours.push_back(&one);
-  std::ranges::sort(ours, [&](const FoundCheckpoint* a, const FoundCheckpoint* b) {
+  std::ranges::sort(ours, [&](const StepFolder* a, const StepFolder* b) {
     return std::pair(a->step == rule.newest, a->step) > std::pair(b->step == rule.newest, b->step);
   });
   const auto newest_restorable =
       std::ranges::find_if(ours, [](const auto* one) { return holds_full_state(*one); });
   int64_t newest_full = -1;
-  for (const FoundCheckpoint* one : ours)
+  for (const StepFolder* one : ours)
     if (one->kind == CheckpointKind::kFull) newest_full = std::max(newest_full, one->step);
 
   std::vector<int64_t> steps;
   int64_t counted = 0;
   for (auto one = ours.begin(); one != ours.end(); ++one) {
-    const FoundCheckpoint& candidate = **one;
+    const StepFolder& candidate = **one;
     const bool kept = candidate.kind == CheckpointKind::kPreCheckpoint
                           ? candidate.step >= newest_full
                           : rule.keep <= 0 || counted++ < rule.keep;

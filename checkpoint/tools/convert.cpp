@@ -31,14 +31,12 @@ namespace {
 using Format = ConvertOptions::Format;
 using Take = ItemReader::Take;
 
-constexpr std::string_view kEma = "ema.";
-
 // The model's weights, by name without the prefix of averages.
 std::map<std::string, TensorRecord> weights_of(const OpenCheckpoint& source, bool ema) {
   std::map<std::string, TensorRecord> weights;
   for (const auto& [key, record] : source.index.tensors) {
     if (component_of(key) != (ema ? kEmaComponent : kModelComponent)) continue;
-    weights.emplace(ema ? key.substr(kEma.size()) : key, record);
+    weights.emplace(ema ? key.substr(kEmaPrefix.size()) : key, record);
   }
   if (weights.empty())
     throw_data("{}: holds no {}", source.folder.string(),
@@ -71,8 +69,8 @@ std::vector<Weight> plan_weights(const OpenCheckpoint& source, const ConvertOpti
     if (!names.insert(one.to).second) throw_bug("convert: two tensors become {}", one.to);
     const TensorRecord& record = found->second;
     const bool cast = options.dtype && can_cast(record.dtype, *options.dtype);
-    weights.push_back({one.to, (options.ema ? std::string(kEma) : "") + one.from, record.shape, record.dtype,
-                       cast ? *options.dtype : record.dtype, std::move(one.row_map)});
+    weights.push_back({one.to, (options.ema ? std::string(kEmaPrefix) : "") + one.from, record.shape,
+                       record.dtype, cast ? *options.dtype : record.dtype, std::move(one.row_map)});
   }
   return weights;
 }

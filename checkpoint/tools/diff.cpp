@@ -86,8 +86,7 @@ NameList names_of(const OpenCheckpoint& checkpoint, const Selection& only) {
 
 // "lr" of "optimizer.param_groups.layers.0.attention.wq.weight.lr": each parameter is a group of its own.
 std::optional<std::string> option_of_group(const std::string& key) {
-  constexpr std::string_view kGroups = "optimizer.param_groups.";
-  if (!key.starts_with(kGroups)) return std::nullopt;
+  if (!key.starts_with(kParameterGroupPrefix)) return std::nullopt;
   return key.substr(key.rfind('.') + 1);
 }
 

@@ -355,7 +355,7 @@ ExitCode verify_checkpoints(const VerifyOptions& options, std::FILE* out) {
   if (one) {
     all.push_back(verify_checkpoint(options.path, options.quick));
   } else {
-    for (const FoundCheckpoint& found : CheckpointFolder(options.path).scan())
+    for (const StepFolder& found : CheckpointFolder(options.path).scan())
       all.push_back(verify_checkpoint(found.path, options.quick));
   }
   // Nothing was verified: that must not look like success to a script.

@@ -47,7 +47,6 @@ class StoredWeights {
 
  private:
   OpenCheckpoint checkpoint_;
-  std::vector<TensorState> states_;
   std::map<std::string, LoadItem> items_;  // by the parameter's name
 };
 

@@ -178,8 +178,7 @@ TEST_CASE("a kill while a checkpoint is removed leaves no half one under its nam
     folder.purge({.keep = 2});
   });
   CHECK((WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL));
-  for (const FoundCheckpoint& one : folder.scan())
-    CHECK(save_id_at(folder, one.step) == one.manifest->save_id);
+  for (const StepFolder& one : folder.scan()) CHECK(save_id_at(folder, one.step) == one.manifest->save_id);
   CHECK_FALSE(fs::exists(folder.step_path(1)));
   CHECK(names_in(fixture.root).starts_with(".trash-"));
   const FolderLock lock(fixture.root);

@@ -7,8 +7,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
-FoundCheckpoint found(int64_t step, CheckpointKind kind) {
-  FoundCheckpoint one;
+StepFolder found(int64_t step, CheckpointKind kind) {
+  StepFolder one;
   one.step = step;
   one.kind = kind;
   one.manifest.emplace();
@@ -38,7 +38,7 @@ TEST_CASE("foreign names in the folder are never listed and never removed") {
   fs::create_directory_symlink("step-3", fixture.root / "step-8");
   fs::create_directory(fixture.root / "step-6");
   Steps steps;
-  for (const FoundCheckpoint& one : folder.scan()) {
+  for (const StepFolder& one : folder.scan()) {
     steps.push_back(one.step);
     CHECK(one.complete() == (one.step != 6));
   }
@@ -101,9 +101,9 @@ TEST_CASE("The cheap check says why a checkpoint cannot be used") {
 }
 
 TEST_CASE("Only our own complete checkpoints count and are removed") {
-  std::vector<FoundCheckpoint> all = {found(0, CheckpointKind::kPreCheckpoint),
-                                      found(10, CheckpointKind::kFull), found(20, CheckpointKind::kFull),
-                                      found(30, CheckpointKind::kFull), found(40, CheckpointKind::kModel)};
+  std::vector<StepFolder> all = {found(0, CheckpointKind::kPreCheckpoint), found(10, CheckpointKind::kFull),
+                                 found(20, CheckpointKind::kFull), found(30, CheckpointKind::kFull),
+                                 found(40, CheckpointKind::kModel)};
   CHECK(steps_to_purge(all, {}) == Steps{0});  // the trial run goes when a full one is there
   CHECK(steps_to_purge(all, {.keep = 2}) == Steps{0, 10, 20});
   CHECK(steps_to_purge(all, {.keep = 1}) == Steps{0, 10, 20});  // the newest full one stays to resume from
