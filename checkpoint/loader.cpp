@@ -230,7 +230,7 @@ void load_file(const OpenCheckpoint& checkpoint, std::span<const ChunkRead> read
   const bool archives = checkpoint.index.layout == CheckpointIndex::Layout::kArchives;
   const bool check_crcs = archives && (!checkpoint.manifest || options.full_verify);
   const std::string& name = reads.front().chunk->where.file;
-  ShardReader file(checkpoint.folder, name, checkpoint.record(name), kBlockBytes,
+  ShardReader file(checkpoint.folder, name, checkpoint.record(name),
                    archives ? Links::kRefuse : Links::kFollow);
   if (archives && !check_crcs) {
     std::vector<ByteRange> ranges;
@@ -274,7 +274,7 @@ OpenCheckpoint open_checkpoint(const fs::path& folder) {
     check_sizes(folder, *checkpoint.manifest);
   }
   const FileRecord* record = checkpoint.record(".metadata");
-  ShardReader file(folder, ".metadata", record, kBlockBytes);
+  ShardReader file(folder, ".metadata", record);
   const std::string bytes = file.read_text(0, file.size());
   checkpoint.index = decode_metadata(std::as_bytes(std::span(bytes)), file.name());
   if (checkpoint.manifest) check_against_manifest(checkpoint);
@@ -354,7 +354,7 @@ std::map<std::string, Object> load_objects(const OpenCheckpoint& checkpoint,
     const std::string& name = record.where.file;
     auto file = files.find(name);
     if (file == files.end())
-      file = files.try_emplace(name, checkpoint.folder, name, checkpoint.record(name), kBlockBytes).first;
+      file = files.try_emplace(name, checkpoint.folder, name, checkpoint.record(name)).first;
     SliceSource entry(file->second, record.where.offset, record.where.length);
     objects.emplace(key, read_object_archive(entry));
   }

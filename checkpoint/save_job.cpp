@@ -208,8 +208,7 @@ void read_back(const SaveJob& job, const fs::path& path, int rank, int size) {
   const Manifest manifest = read_manifest(path);
   const std::string name = shard_file_name(rank_to_verify(rank, size, job.ranks_per_node));
   for (const FileRecord& file : manifest.files)
-    if (file.name == name || (rank == 0 && file.name == ".metadata"))
-      verify_file(path, file, kBlockBytes, /*direct=*/true);
+    if (file.name == name || (rank == 0 && file.name == ".metadata")) verify_file(path, file);
 }
 
 }  // namespace

@@ -28,7 +28,7 @@ bool has_safetensors(const fs::path& folder) {
          });
 }
 
-void examine(StepFolder& found, const fs::path& folder, int64_t step, const SaveIdReader& save_id) {
+void examine(StepFolder& found, const fs::path& folder, int64_t step) {
   const bool dcp = regular_file_exists(folder / ".metadata");
   found.kind = dcp ? CheckpointKind::kForeign : CheckpointKind::kSafetensors;
   if (!dcp && !has_safetensors(folder))
@@ -41,11 +41,6 @@ void examine(StepFolder& found, const fs::path& folder, int64_t step, const Save
     throw_data("{}: its manifest is of step {}: the folder was renamed or its files were swapped",
                printable(folder), found.manifest->step);
   check_sizes(folder, *found.manifest);
-  if (!save_id || !dcp) return;
-  const std::string id = save_id(folder);
-  if (id != found.manifest->save_id)
-    throw_data("{}: {} belongs to save {}, .metadata to save {}: files of two saves are mixed",
-               printable(folder), kManifestFile, found.manifest->save_id, id);
 }
 
 bool holds_full_state(const StepFolder& found) {
@@ -65,12 +60,12 @@ std::optional<int64_t> step_of_name(std::string_view name) {
   return exact && step >= 0 ? std::optional(step) : std::nullopt;
 }
 
-StepFolder cheap_check(const fs::path& folder, int64_t step, const SaveIdReader& save_id) {
+StepFolder cheap_check(const fs::path& folder, int64_t step) {
   StepFolder found;
   found.step = step;
   found.path = folder;
   try {
-    examine(found, folder, step, save_id);
+    examine(found, folder, step);
   } catch (const PermissionDenied& error) {
     found.kind = CheckpointKind::kUnreadable;
     found.unreadable = true;
@@ -96,7 +91,7 @@ bool StepFolder::damaged() const {
   return !complete() && !unreadable && (name_exists(path / kManifestFile) || name_exists(path / ".metadata"));
 }
 
-std::vector<StepFolder> CheckpointFolder::scan(const SaveIdReader& save_id) const {
+std::vector<StepFolder> CheckpointFolder::scan() const {
   std::vector<StepFolder> found;
   std::error_code error;
   fs::directory_iterator it(folder_, error);
@@ -105,7 +100,7 @@ std::vector<StepFolder> CheckpointFolder::scan(const SaveIdReader& save_id) cons
     const std::optional<int64_t> step = step_of_name(it->path().filename().native());
     struct stat info {};
     if (!step || ::lstat(it->path().c_str(), &info) != 0 || !S_ISDIR(info.st_mode)) continue;
-    found.push_back(cheap_check(it->path(), *step, save_id));
+    found.push_back(cheap_check(it->path(), *step));
   }
   if (error) throw_data("{}: cannot be listed: {}", printable(folder_), errno_text(error.value()));
   std::ranges::sort(found, {}, &StepFolder::step);
@@ -148,9 +143,7 @@ std::vector<int64_t> steps_to_purge(const std::vector<StepFolder>& found, const 
     const bool kept = candidate.kind == CheckpointKind::kPreCheckpoint
                           ? candidate.step >= newest_full
                           : rule.keep <= 0 || counted++ < rule.keep;
-    if (kept || one == newest_restorable || candidate.step == rule.newest ||
-        (rule.protect && rule.protect(candidate)))
-      continue;
+    if (kept || one == newest_restorable || candidate.step == rule.newest) continue;
     steps.push_back(candidate.step);
   }
   std::ranges::sort(steps);

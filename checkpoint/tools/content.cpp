@@ -106,7 +106,7 @@ ShardReader& ContentReader::file(const std::string& name) {
   auto& reader = files_[name];
   if (!reader) {
     const bool bare_bytes = checkpoint_.index.layout == CheckpointIndex::Layout::kBareBytes;
-    reader = std::make_unique<ShardReader>(checkpoint_.folder, name, checkpoint_.record(name), kBlockBytes,
+    reader = std::make_unique<ShardReader>(checkpoint_.folder, name, checkpoint_.record(name),
                                            bare_bytes ? Links::kFollow : Links::kRefuse);
     opened_.push_back(name);
     if (opened_.size() > kOpenFiles) {

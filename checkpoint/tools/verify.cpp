@@ -167,7 +167,7 @@ class Verifier {
       if (manifest_ && record == nullptr)
         throw_data("{}: .metadata names the file {}, which hyperion.json does not list",
                    result_.folder.string(), name);
-      reader.emplace(result_.folder, name, record, kBlockBytes, links);
+      reader.emplace(result_.folder, name, record, links);
       for (const Entry& entry : entries)
         if (entry.end > reader->size())
           throw_data("{}: has {} bytes, {} lies at bytes {} to {}", reader->name(), reader->size(),
@@ -203,7 +203,7 @@ class Verifier {
   void check_entries(const std::string& name, const std::vector<Entry>& entries, size_t known_damages,
                      Links links, bool bare) {
     guarded(name, 0, 0, [&] {
-      ShardReader file(result_.folder, name, nullptr, kBlockBytes, links);
+      ShardReader file(result_.folder, name, nullptr, links);
       for (const Entry& entry : entries) {
         if (entry.end <= file.size() && !is_damaged(name, entry, known_damages))
           bare ? check_numbers(name, entry, file) : check_archive(name, entry, file);

@@ -12,6 +12,7 @@
 namespace hyperion {
 namespace {
 
+constexpr size_t kMostRecords = 16;
 constexpr uint64_t kMostDirectory = 64 << 10;
 
 // Little-endian fields of a header, one after the other. Reading past the end throws.
@@ -51,12 +52,12 @@ struct Directory {
 
 class ZipReader {
  public:
-  ZipReader(ByteSource& archive, size_t most_records) : archive_(archive), most_records_(most_records) {}
+  explicit ZipReader(ByteSource& archive) : archive_(archive) {}
 
   ZipSlice read() {
     const Directory directory = find_directory();
-    if (directory.records > most_records_)
-      fail("its archive has {} records; at most {} are expected", directory.records, most_records_);
+    if (directory.records > kMostRecords)
+      fail("its archive has {} records; at most {} are expected", directory.records, kMostRecords);
     if (directory.bytes > kMostDirectory || directory.bytes > directory.end ||
         directory.at != directory.end - directory.bytes)
       fail("its archive's directory (bytes {} to {}) does not end where it should, at {}", directory.at,
@@ -225,7 +226,6 @@ class ZipReader {
   }
 
   ByteSource& archive_;
-  size_t most_records_;
   std::string folder_;
   std::vector<std::string> names_;
   std::vector<std::pair<uint64_t, uint64_t>> ranges_;
@@ -246,8 +246,8 @@ const ZipRecord* ZipSlice::find(std::string_view name) const {
   return found == records.end() ? nullptr : &*found;
 }
 
-ZipSlice open_zip(ByteSource& archive, size_t most_records) {
-  return ZipReader(archive, most_records).read();
+ZipSlice open_zip(ByteSource& archive) {
+  return ZipReader(archive).read();
 }
 
 std::string read_record(ByteSource& archive, const ZipRecord& record) {

@@ -27,8 +27,8 @@ struct ZipSlice {
 
 // The table of contents of an archive that fills `archive`. Checked: records lie inside, do not overlap, are
 // stored plainly, share one folder, are named once, and their local headers agree. Throws Error(kBadData)
-// naming the file; also when there are more than `most_records`.
-ZipSlice open_zip(ByteSource& archive, size_t most_records = 16);
+// naming the file; also when there are more than 16.
+ZipSlice open_zip(ByteSource& archive);
 
 // The record's bytes; its checksum must be right where there is one. Throws Error(kBadData).
 std::string read_record(ByteSource& archive, const ZipRecord& record);
