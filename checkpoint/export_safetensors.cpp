@@ -158,7 +158,7 @@ void export_safetensors(int64_t step, const std::string& save_id, const std::vec
   mover.prepare();
   const bool lead = ranks.rank() == 0;
   const fs::path incoming = folder.incoming(save_id);
-  std::vector<SafetensorsTensor> planned;
+  std::vector<NamedTensor> planned;
   for (const ExportedTensor& tensor : tensors)
     planned.push_back({tensor.name, tensor.dtype, tensor.tensor->shape});
   const SafetensorsPlan plan = plan_safetensors(planned, kSafetensorsFileBytes, notes);

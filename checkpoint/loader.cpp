@@ -26,10 +26,6 @@ namespace {
 
 constexpr uint64_t kPiece = uint64_t{64} << 20;  // bytes that are converted or moved to a device at a time
 
-std::string describe(Dtype dtype, const Dims& shape) {
-  return fmt::format("{} [{}]", torch_name(dtype), fmt::join(shape, ", "));
-}
-
 uint64_t row_bytes(Dtype dtype, const Dims& shape) {
   uint64_t bytes = size_of(dtype);
   for (size_t i = 1; i < shape.size(); ++i) bytes *= static_cast<uint64_t>(shape[i]);
@@ -83,11 +79,7 @@ class ChunkReader {
       data_offset_ = head.size();
       return;
     }
-    archive_ = open_tensor_archive(entry_);
-    if (archive_->dtype != dtype || archive_->shape != shape)
-      throw_data("{}: tensor {} at byte {} is {}, its index says {}", file.name(), read.item->tensor.key,
-                 read.chunk->where.offset, describe(archive_->dtype, archive_->shape),
-                 describe(dtype, shape));
+    archive_ = open_tensor_archive(entry_, read.item->tensor.key, *read.item->record, *read.chunk);
     if (check_crcs) check_crc(entry_, *archive_);
   }
 
@@ -124,25 +116,13 @@ class RowLoader {
   const NotFinite& not_finite() const { return not_finite_; }
 
  private:
-  // The rows of a piece lie scattered in a short stretch of the stored ones (one head): the stretch is read
-  // once.
   void load_mapped(const ChunkRead& read, ChunkReader& chunk) {
-    const auto& map = read.item->row_map;
     const Rows wanted = read.item->tensor.rows();
     const uint64_t width = row_bytes(read.item->record->dtype, read.item->record->shape);
-    std::vector<std::byte> stretch;
+    const auto fetch = [&](int64_t first, int64_t count, std::byte* out) { chunk.rows(first, count, out); };
     each_piece(read, wanted.begin, wanted.begin + wanted.count,
                [&](int64_t first, int64_t count, std::byte* out) {
-                 int64_t low = map(first), high = low;
-                 for (int64_t row = first; row < first + count; ++row) {
-                   low = std::min(low, map(row));
-                   high = std::max(high, map(row));
-                 }
-                 stretch.resize(static_cast<uint64_t>(high - low + 1) * width);
-                 chunk.rows(low, high - low + 1, stretch.data());
-                 for (int64_t row = 0; row < count; ++row)
-                   std::memcpy(out + static_cast<uint64_t>(row) * width,
-                               stretch.data() + static_cast<uint64_t>(map(first + row) - low) * width, width);
+                 read_mapped_rows(read.item->row_map, first, count, width, out, fetch);
                });
   }
 
@@ -243,13 +223,6 @@ void load_file(const OpenCheckpoint& checkpoint, std::span<const ChunkRead> read
   }
 }
 
-void check_against_manifest(const OpenCheckpoint& checkpoint) {
-  const Manifest& manifest = *checkpoint.manifest;
-  if (manifest.save_id != checkpoint.index.save_id)
-    throw_data("{}: hyperion.json belongs to save {}, .metadata to save {}: files of two saves are mixed",
-               checkpoint.folder.string(), manifest.save_id, checkpoint.index.save_id);
-}
-
 }  // namespace
 
 const FileRecord* OpenCheckpoint::record(const std::string& file) const {
@@ -277,8 +250,28 @@ OpenCheckpoint open_checkpoint(const fs::path& folder) {
   ShardReader file(folder, ".metadata", record);
   const std::string bytes = file.read_text(0, file.size());
   checkpoint.index = decode_metadata(std::as_bytes(std::span(bytes)), file.name());
-  if (checkpoint.manifest) check_against_manifest(checkpoint);
+  if (checkpoint.manifest) require_same_save(folder, *checkpoint.manifest, checkpoint.index);
   return checkpoint;
+}
+
+void require_same_save(const fs::path& folder, const Manifest& manifest, const CheckpointIndex& index) {
+  if (manifest.save_id != index.save_id)
+    throw_data("{}: hyperion.json belongs to save {}, .metadata to save {}: files of two saves are mixed",
+               folder.string(), manifest.save_id, index.save_id);
+}
+
+void read_mapped_rows(const RowMap& row_map, int64_t first, int64_t count, uint64_t width, std::byte* out,
+                      const std::function<void(int64_t first, int64_t count, std::byte* out)>& fetch) {
+  std::vector<int64_t> stored;
+  for (int64_t row = first; row < first + count; ++row) stored.push_back(row_map(row));
+  if (stored.empty()) return;
+  const auto [low, high] = std::ranges::minmax(stored);
+  std::vector<std::byte> stretch(static_cast<uint64_t>(high - low + 1) * width);
+  fetch(low, high - low + 1, stretch.data());
+  for (const int64_t row : stored) {
+    std::memcpy(out, stretch.data() + static_cast<uint64_t>(row - low) * width, width);
+    out += width;
+  }
 }
 
 std::vector<LoadItem> plan_load(const OpenCheckpoint& checkpoint, const std::vector<TensorState>& tensors,
@@ -302,10 +295,10 @@ std::vector<LoadItem> plan_load(const OpenCheckpoint& checkpoint, const std::vec
     const bool type_fits =
         record.dtype == tensor.dtype || (options.allow_dtype_cast && can_cast(record.dtype, tensor.dtype));
     if (record.shape != tensor.shape || !type_fits) {
-      differences.mismatched.push_back(
-          {tensor.key, describe(tensor.dtype, tensor.shape), describe(record.dtype, record.shape)});
+      differences.mismatched.push_back({tensor.key, describe_tensor(tensor.dtype, tensor.shape),
+                                        describe_tensor(record.dtype, record.shape)});
     }
-    items.push_back({tensor, &record, names.row_map ? names.row_map(tensor.key) : StoredNames::RowMap()});
+    items.push_back({tensor, &record, names.row_map ? names.row_map(tensor.key) : RowMap()});
   }
   const std::string problem = explain_differences(checkpoint.folder.string(), differences);
   if (!problem.empty()) {

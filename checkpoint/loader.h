@@ -31,12 +31,23 @@ struct OpenCheckpoint {
 // each other and with the sizes of the files. Throws Error(kBadData) naming what does not fit.
 OpenCheckpoint open_checkpoint(const std::filesystem::path& folder);
 
+// Throws Error(kBadData) when they are of two saves.
+void require_same_save(const std::filesystem::path& folder, const Manifest& manifest,
+                       const CheckpointIndex& index);
+
+// From a row of a tensor of this job to the row of the stored one; empty: rows are the same.
+using RowMap = std::function<int64_t(int64_t)>;
+
+// Reads rows [first, first + count) of a tensor of this job, `width` bytes each, whose stored rows lie
+// scattered in a short stretch (one attention head): fetch(first stored row, rows, where to) is called once
+// for the stretch.
+void read_mapped_rows(const RowMap& row_map, int64_t first, int64_t count, uint64_t width, std::byte* out,
+                      const std::function<void(int64_t first, int64_t count, std::byte* out)>& fetch);
+
 // Which tensors of a checkpoint to load, by the names they have in this job.
 struct StoredNames {
   std::map<std::string, std::string> keys;  // name in this job -> key in the index
-  // Row r of tensor `name` is row row_map(name)(r) of the stored one, for Hugging Face's order of rotary
-  // rows. Empty, or returning an empty function: rows are the same.
-  using RowMap = std::function<int64_t(int64_t)>;
+  // For Hugging Face's order of rotary rows. Empty: all rows are the same.
   std::function<RowMap(const std::string& name)> row_map{};
 };
 
@@ -55,7 +66,7 @@ struct LoadOptions {
 struct LoadItem {
   TensorState tensor;                    // to be filled
   const TensorRecord* record = nullptr;  // in the checkpoint's index
-  StoredNames::RowMap row_map{};
+  RowMap row_map{};
 };
 // No I/O, no collectives. Throws IncompatibleCheckpoint with ONE message that lists every missing name (with
 // the nearest ones that exist), every shape and type that differs.

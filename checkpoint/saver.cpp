@@ -12,6 +12,7 @@
 #include "base/failpoint.h"
 #include "base/log.h"
 #include "checkpoint/cast.h"
+#include "checkpoint/format/metadata_tiling.h"
 #include "checkpoint/names.h"
 
 namespace hyperion {
@@ -254,11 +255,7 @@ SaveReport Saver::preflight(int64_t step, bool keep, bool probe) {
     refresh_tensors();
     SaveContent content{.kind = CheckpointKind::kPreCheckpoint};
     if (probe && !tensors_.empty()) {
-      const auto size = [](const TensorState& tensor) {
-        int64_t elements = 1;
-        for (const int64_t extent : tensor.shape) elements *= extent;
-        return elements;
-      };
+      const auto size = [](const TensorState& tensor) { return element_count(tensor.shape).value(); };
       const std::string smallest = std::ranges::min(tensors_, {}, size).key;
       content.wanted = [smallest](const std::string& key) { return key == smallest; };
     }

@@ -49,10 +49,6 @@ struct Differences {
   }
 };
 
-std::string describe(const NamedTensor& tensor) {
-  return fmt::format("{} [{}]", torch_name(tensor.dtype), fmt::join(tensor.shape, ", "));
-}
-
 // The tensors that both lists have; adds those of one list alone, and other shapes and types, to
 // `differences`.
 std::vector<std::pair<const NamedTensor*, const NamedTensor*>> match_names(const NameList& a,
@@ -69,7 +65,8 @@ std::vector<std::pair<const NamedTensor*, const NamedTensor*>> match_names(const
     }
     both.emplace_back(&tensor, found->second);
     if (tensor.shape != found->second->shape || tensor.dtype != found->second->dtype)
-      differences.mismatched.push_back({tensor.name, describe(tensor), describe(*found->second)});
+      differences.mismatched.push_back({tensor.name, describe_tensor(tensor.dtype, tensor.shape),
+                                        describe_tensor(found->second->dtype, found->second->shape)});
     names_b.erase(found);
   }
   for (const auto& [name, tensor] : names_b) differences.only_b.push_back(name);

@@ -54,11 +54,6 @@ struct DiffOptions {
 ExitCode diff_checkpoints(const DiffOptions& options, std::FILE* out);
 
 // The same for names alone: a configuration has names and no values.
-struct NamedTensor {
-  std::string name;
-  Dtype dtype = Dtype::kFloat32;
-  Dims shape;
-};
 struct NameList {
   std::string label;  // where it comes from
   std::vector<NamedTensor> tensors;
@@ -71,7 +66,7 @@ ExitCode diff_names(const NameList& a, const NameList& b, bool json, std::FILE* 
 // the same. `shape` and type are the source's.
 struct ConvertedTensor {
   std::string from, to;
-  std::function<int64_t(int64_t)> row_map{};
+  RowMap row_map{};
 };
 struct ConvertOptions {
   std::filesystem::path source, destination;  // the destination must not exist

@@ -126,12 +126,8 @@ class Verifier {
       const std::string bytes = file.read_text(0, file.size());
       index_ = decode_metadata(std::as_bytes(std::span(bytes)), file.name());
     });
-    if (manifest_ && index_ && index_->save_id != manifest_->save_id)
-      result_.damages.push_back(
-          {".metadata",
-           fmt::format("{}: hyperion.json belongs to save {}, .metadata to save {}: files of two saves "
-                       "are mixed",
-                       folder.string(), manifest_->save_id, index_->save_id)});
+    if (manifest_ && index_)
+      guarded(".metadata", 0, 0, [&] { require_same_save(folder, *manifest_, *index_); });
   }
 
   // Every file that manifest or index name, with its contents, by offset.
@@ -227,11 +223,7 @@ class Verifier {
         read_object_archive(slice);
         return;
       }
-      const TensorArchive archive = open_tensor_archive(slice);
-      if (archive.dtype != entry.tensor->dtype || archive.shape != entry.chunk->shape)
-        throw_data("{}: bytes {} to {} hold {} [{}], the index says {} [{}]", file.name(), entry.begin,
-                   entry.end, torch_name(archive.dtype), fmt::join(archive.shape, ", "),
-                   torch_name(entry.tensor->dtype), fmt::join(entry.chunk->shape, ", "));
+      const TensorArchive archive = open_tensor_archive(slice, *entry.key, *entry.tensor, *entry.chunk);
       NotFinite numbers;
       check_crc(slice, archive, [&](const char* data, uint64_t bytes) {
         numbers.look_at(*entry.key, archive.dtype, data, bytes);

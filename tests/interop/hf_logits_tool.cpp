@@ -87,7 +87,7 @@ void draw_weights(const Transformer& model, uint64_t seed, Dtype rounded_to) {
 }
 
 void write_weights(const Transformer& model, const fs::path& out, Dtype dtype, uint64_t max_file_bytes) {
-  std::vector<SafetensorsTensor> tensors;
+  std::vector<NamedTensor> tensors;
   for (const ParameterPtr& parameter : model.parameters())
     tensors.push_back({hf_tensor(model.args(), parameter->fqn).name, dtype, parameter->shape});
   SafetensorsWriter writer(out, plan_safetensors(tensors, max_file_bytes));

@@ -88,10 +88,9 @@ StoredNames hugging_face_names(const ModelArgs& args, const std::map<std::string
   return stored;
 }
 
-std::pair<std::string, StoredNames::RowMap> hugging_face_place(const ModelArgs& args,
-                                                               const std::string& fqn) {
+std::pair<std::string, RowMap> hugging_face_place(const ModelArgs& args, const std::string& fqn) {
   const HfTensor tensor = hf_tensor(args, fqn);
-  StoredNames::RowMap rows;
+  RowMap rows;
   if (tensor.head_dim > 0) rows = [tensor](int64_t row) { return hf_row(tensor, row); };
   return {tensor.name, std::move(rows)};
 }

@@ -39,6 +39,9 @@ struct TensorArchive {
 // Reads and checks everything but the elements: the tensor lies inside its record. Throws Error(kBadData)
 // naming the file for what is not an archive of one plain tensor.
 TensorArchive open_tensor_archive(ByteSource& entry);
+// The same for the chunk of tensor `key` that the index says is there: also of its type and shape.
+TensorArchive open_tensor_archive(ByteSource& entry, const std::string& key, const TensorRecord& record,
+                                  const Chunk& chunk);
 
 // Compares the elements with their checksum, if there is one. Throws Error(kBadData). `look`: see
 // zip_slice.h.

@@ -21,15 +21,15 @@ namespace {
 
 using nlohmann::json;
 
-uint64_t bytes_of(const SafetensorsTensor& tensor) {
+uint64_t bytes_of(const NamedTensor& tensor) {
   uint64_t bytes = size_of(tensor.dtype);
   for (const int64_t extent : tensor.shape) bytes *= static_cast<uint64_t>(extent);
   return bytes;
 }
 
-void check_names(const std::vector<SafetensorsTensor>& tensors) {
+void check_names(const std::vector<NamedTensor>& tensors) {
   std::set<std::string_view> names;
-  for (const SafetensorsTensor& tensor : tensors) {
+  for (const NamedTensor& tensor : tensors) {
     if (safetensors_name(tensor.dtype).empty())
       throw_data("tensor \"{}\" is {}, which safetensors does not have: convert it to another dtype",
                  tensor.name, torch_name(tensor.dtype));
@@ -39,8 +39,7 @@ void check_names(const std::vector<SafetensorsTensor>& tensors) {
 }
 
 // Numbers of the tensors in each file.
-std::vector<std::vector<size_t>> split(const std::vector<SafetensorsTensor>& tensors,
-                                       uint64_t max_file_bytes) {
+std::vector<std::vector<size_t>> split(const std::vector<NamedTensor>& tensors, uint64_t max_file_bytes) {
   std::vector<std::vector<size_t>> files(1);
   uint64_t bytes = 0;
   for (size_t i = 0; i < tensors.size(); ++i) {
@@ -60,14 +59,14 @@ std::vector<std::vector<size_t>> split(const std::vector<SafetensorsTensor>& ten
 }
 
 // Length, JSON and the spaces that align what follows.
-std::string header_of(const std::vector<SafetensorsTensor>& tensors, const std::vector<size_t>& members,
+std::string header_of(const std::vector<NamedTensor>& tensors, const std::vector<size_t>& members,
                       const std::map<std::string, std::string>& notes) {
   json metadata = notes;
   metadata["format"] = "pt";  // transformers asks for it
   std::string text = R"({"__metadata__":)" + metadata.dump();
   uint64_t begin = 0;
   for (const size_t i : members) {
-    const SafetensorsTensor& tensor = tensors[i];
+    const NamedTensor& tensor = tensors[i];
     const uint64_t end = begin + bytes_of(tensor);
     text +=
         fmt::format(R"(,{}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", json(tensor.name).dump(),
@@ -90,7 +89,7 @@ std::string header_of(const std::vector<SafetensorsTensor>& tensors, const std::
 
 }  // namespace
 
-SafetensorsPlan plan_safetensors(const std::vector<SafetensorsTensor>& tensors, uint64_t max_file_bytes,
+SafetensorsPlan plan_safetensors(const std::vector<NamedTensor>& tensors, uint64_t max_file_bytes,
                                  const std::map<std::string, std::string>& notes) try {
   check_names(tensors);
   const std::vector<std::vector<size_t>> files = split(tensors, max_file_bytes);

@@ -16,12 +16,6 @@
 
 namespace hyperion {
 
-struct SafetensorsTensor {
-  std::string name;
-  Dtype dtype = Dtype::kFloat32;
-  Dims shape;
-};
-
 struct SafetensorsPlan {
   struct File {
     std::string name;    // "model.safetensors" or "model-00001-of-00003.safetensors"
@@ -44,7 +38,7 @@ constexpr uint64_t kSafetensorsFileBytes = 5'000'000'000;  // of tensors in one 
 // within a file wider elements come first, so that each tensor is aligned to its elements. `notes` stand in
 // the __metadata__ of every file. No I/O, no collectives. Throws Error(kBadData) for a dtype, name or note
 // that the format does not have.
-SafetensorsPlan plan_safetensors(const std::vector<SafetensorsTensor>& tensors,
+SafetensorsPlan plan_safetensors(const std::vector<NamedTensor>& tensors,
                                  uint64_t max_file_bytes = kSafetensorsFileBytes,
                                  const std::map<std::string, std::string>& notes = {});
 

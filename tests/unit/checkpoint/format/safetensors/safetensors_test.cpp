@@ -260,11 +260,11 @@ TEST_CASE("shards of torch that do not fit together are refused") {
 }
 
 TEST_CASE("a plan of safetensors files splits by size and aligns data") {
-  const std::vector<SafetensorsTensor> tensors = {{"a", Dtype::kBFloat16, {3, 5}},
-                                                  {"b", Dtype::kFloat32, {2}},
-                                                  {"big", Dtype::kUInt8, {100}},
-                                                  {"e", Dtype::kFloat32, {0, 4}},
-                                                  {"s", Dtype::kInt64, {}}};
+  const std::vector<NamedTensor> tensors = {{"a", Dtype::kBFloat16, {3, 5}},
+                                            {"b", Dtype::kFloat32, {2}},
+                                            {"big", Dtype::kUInt8, {100}},
+                                            {"e", Dtype::kFloat32, {0, 4}},
+                                            {"s", Dtype::kInt64, {}}};
   const SafetensorsPlan one = plan_safetensors(tensors);
   REQUIRE(one.files.size() == 1);
   CHECK(one.files[0].name == "model.safetensors");
@@ -289,10 +289,10 @@ TEST_CASE("a plan of safetensors files splits by size and aligns data") {
 
 TEST_CASE("what the safetensors writer writes is read back") {
   const test::TemporaryFolder folder;
-  const std::vector<SafetensorsTensor> tensors = {{"odd", Dtype::kBFloat16, {3, 5}},
-                                                  {"e", Dtype::kFloat32, {0, 4}},
-                                                  {"quote\"\n", Dtype::kUInt8, {7}},
-                                                  {"w", Dtype::kFloat64, {2, 2}}};
+  const std::vector<NamedTensor> tensors = {{"odd", Dtype::kBFloat16, {3, 5}},
+                                            {"e", Dtype::kFloat32, {0, 4}},
+                                            {"quote\"\n", Dtype::kUInt8, {7}},
+                                            {"w", Dtype::kFloat64, {2, 2}}};
   for (const uint64_t limit : {kSafetensorsFileBytes, uint64_t{32}}) {
     const fs::path out = folder.path() / std::to_string(limit);
     {
