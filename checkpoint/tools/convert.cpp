@@ -191,7 +191,10 @@ fs::path write_safetensors(const std::vector<Weight>& weights, const ConvertOpti
   std::vector<NamedTensor> tensors;
   for (const Weight& weight : weights) tensors.push_back({weight.to, weight.dtype, weight.shape});
   const fs::path folder = work.path() / "safetensors";
-  SafetensorsWriter writer(folder, plan_safetensors(tensors, kSafetensorsFileBytes, options.facts));
+  const SafetensorsPlan plan = plan_safetensors(tensors, kSafetensorsFileBytes, options.facts);
+  make_folders(folder);
+  create_safetensors(folder, plan);
+  SafetensorsWriter writer(folder, plan);
   for (size_t i = 0; i < weights.size(); ++i) {
     uint64_t offset = 0;
     reader.stream(i, [&](const std::byte* data, uint64_t bytes) {
@@ -200,7 +203,7 @@ fs::path write_safetensors(const std::vector<Weight>& weights, const ConvertOpti
     });
   }
   reader.require_finite(options);
-  writer.finish();
+  writer.sync();
   for (const auto& [name, content] : options.more_files) write_file_atomic(folder / name, content);
   return folder;
 }
