@@ -51,7 +51,7 @@ class RowWriter {
     mover_.finish();
     stored_.resize(to_bytes(count));
     cast(from.dtype, fetched_.data(), tensor_.dtype, stored_.data(), static_cast<uint64_t>(count * width_));
-    not_finite_.look_at(tensor_.name, tensor_.dtype, stored_.data(), stored_.size());
+    not_finite_.scan(tensor_.name, tensor_.dtype, stored_.data(), stored_.size());
     if (!tensor_.row_map) return writer_.write(number_, to_bytes(begin + first), stored_);
     // Stored rows that follow each other go out in one write.
     std::vector<std::pair<int64_t, int64_t>> order;  // {stored row, row of the piece}

@@ -155,7 +155,7 @@ class RowLoader {
         cast(stored, out, tensor.dtype, converted, to_bytes / size_of(tensor.dtype));
         out = converted;
       }
-      if (options_.verify_finite) not_finite_.look_at(tensor.key, tensor.dtype, out, to_bytes);
+      if (options_.verify_finite) not_finite_.scan(tensor.key, tensor.dtype, out, to_bytes);
       if (tensor.on_device) {
         mover_.from_host(tensor, to_offset, out, to_bytes);
         mover_.finish();
@@ -204,7 +204,7 @@ void find_chunks(const LoadItem& item, const OpenCheckpoint& checkpoint, std::ve
                        checkpoint.folder.string(), item.tensor.key, item.record->chunks.size());
 }
 
-// Performs `reads`, which lie front to back in one file.
+// Performs `reads`, which are of one file and ordered by offset.
 void load_file(const OpenCheckpoint& checkpoint, std::span<const ChunkRead> reads, const LoadOptions& options,
                RowLoader& rows) {
   const bool archives = checkpoint.index.layout == CheckpointIndex::Layout::kArchives;
@@ -315,7 +315,7 @@ LoadReport load_tensors(const OpenCheckpoint& checkpoint, const std::vector<Load
   const auto begin = std::chrono::steady_clock::now();
   std::vector<ChunkRead> reads;
   for (const LoadItem& item : items) find_chunks(item, checkpoint, reads);
-  // File by file, front to back: one pass over each.
+  // By file and offset: one pass over each file.
   std::ranges::stable_sort(reads, [](const ChunkRead& a, const ChunkRead& b) {
     return std::tie(a.chunk->where.file, a.chunk->where.offset) <
            std::tie(b.chunk->where.file, b.chunk->where.offset);

@@ -38,7 +38,7 @@ void require_same_save(const std::filesystem::path& folder, const Manifest& mani
 // From a row of a tensor of this job to the row of the stored one; empty: rows are the same.
 using RowMap = std::function<int64_t(int64_t)>;
 
-// Reads rows [first, first + count) of a tensor of this job, `width` bytes each, whose stored rows lie
+// Reads rows [first, first + count) of a tensor of this job, `width` bytes each, whose stored rows are
 // scattered in a short stretch (one attention head): fetch(first stored row, rows, where to) is called once
 // for the stretch.
 void read_mapped_rows(const RowMap& row_map, int64_t first, int64_t count, uint64_t width, std::byte* out,

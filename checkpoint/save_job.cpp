@@ -59,13 +59,13 @@ void write_item(const SaveLayout& layout, const SaveItem& item, ItemReader& item
   file.append(head.data(), head.size());
   uint32_t crc = 0;
   items.read(item, [&](const std::byte* data, uint64_t bytes) {
-    // In pieces so small that the look at the numbers and the copy find them in the first-level cache, where
-    // the checksum has brought them: that saves more than the look costs.
+    // In pieces so small that the scan for NaN and the copy find them in the first-level cache, where the
+    // checksum has brought them: that saves more time than the scan takes.
     constexpr uint64_t kPiece = uint64_t{8} << 10;
     for (uint64_t at = 0; at < bytes; at += kPiece) {
       const uint64_t length = std::min(kPiece, bytes - at);
       crc = crc32(crc, data + at, length);
-      not_finite.look_at(layout.entries[item.entry].key, dtype, data + at, length);
+      not_finite.scan(layout.entries[item.entry].key, dtype, data + at, length);
       file.append(data + at, length);
     }
   });
@@ -198,7 +198,7 @@ void write_index(const SaveJob& job, const std::vector<Written>& all, const fs::
 }
 
 // Which file this rank reads back: that of the same rank on the next node, or the next rank's on one node, so
-// that nobody is served by a cache of its own.
+// that no rank reads from its own page cache.
 int rank_to_verify(int rank, int size, int ranks_per_node) {
   return (rank + (size > ranks_per_node ? ranks_per_node : 1)) % size;
 }

@@ -28,25 +28,6 @@ bool has_safetensors(const fs::path& folder) {
          });
 }
 
-void examine(StepFolder& found, const fs::path& folder, int64_t step) {
-  const bool dcp = regular_file_exists(folder / ".metadata");
-  found.kind = dcp ? CheckpointKind::kForeign : CheckpointKind::kSafetensors;
-  if (!dcp && !has_safetensors(folder))
-    throw_data("{}: has no .metadata and no *.safetensors: it is no checkpoint", printable(folder));
-  if (!name_exists(folder / kManifestFile)) return;
-  found.kind = CheckpointKind::kDamaged;
-  found.manifest = read_manifest(folder);
-  found.kind = found.manifest->kind;
-  if (found.manifest->step != step)
-    throw_data("{}: its manifest is of step {}: the folder was renamed or its files were swapped",
-               printable(folder), found.manifest->step);
-  check_sizes(folder, *found.manifest);
-}
-
-bool holds_full_state(const StepFolder& found) {
-  return found.kind == CheckpointKind::kFull || found.kind == CheckpointKind::kPreCheckpoint;
-}
-
 }  // namespace
 
 std::optional<int64_t> step_of_name(std::string_view name) {
@@ -65,7 +46,18 @@ StepFolder cheap_check(const fs::path& folder, int64_t step) {
   found.step = step;
   found.path = folder;
   try {
-    examine(found, folder, step);
+    const bool dcp = regular_file_exists(folder / ".metadata");
+    found.kind = dcp ? CheckpointKind::kForeign : CheckpointKind::kSafetensors;
+    if (!dcp && !has_safetensors(folder))
+      throw_data("{}: has no .metadata and no *.safetensors: it is no checkpoint", printable(folder));
+    if (!name_exists(folder / kManifestFile)) return found;
+    found.kind = CheckpointKind::kDamaged;
+    found.manifest = read_manifest(folder);
+    found.kind = found.manifest->kind;
+    if (found.manifest->step != step)
+      throw_data("{}: its manifest is of step {}: the folder was renamed or its files were swapped",
+                 printable(folder), found.manifest->step);
+    check_sizes(folder, *found.manifest);
   } catch (const PermissionDenied& error) {
     found.kind = CheckpointKind::kUnreadable;
     found.unreadable = true;
@@ -130,8 +122,9 @@ std::vector<int64_t> steps_to_purge(const std::vector<StepFolder>& found, const 
   std::ranges::sort(ours, [&](const StepFolder* a, const StepFolder* b) {
     return std::pair(a->step == rule.newest, a->step) > std::pair(b->step == rule.newest, b->step);
   });
-  const auto newest_restorable =
-      std::ranges::find_if(ours, [](const auto* one) { return holds_full_state(*one); });
+  const auto newest_restorable = std::ranges::find_if(ours, [](const auto* one) {
+    return one->kind == CheckpointKind::kFull || one->kind == CheckpointKind::kPreCheckpoint;
+  });
   int64_t newest_full = -1;
   for (const StepFolder* one : ours)
     if (one->kind == CheckpointKind::kFull) newest_full = std::max(newest_full, one->step);

@@ -64,7 +64,7 @@ struct Manifest {
 
 // The text ends with a checksum of everything before it.
 std::string to_json(const Manifest& manifest);
-// `name` stands in messages. Throws Error(kBadData) for a text that is damaged, hostile, or of a newer
+// `name`: for messages. Throws Error(kBadData) for a text that is damaged, hostile, or of a newer
 // format.
 Manifest manifest_from_json(std::string_view text, const std::string& name = kManifestFile);
 

@@ -116,7 +116,7 @@ void ShardReader::read(uint64_t offset, void* out, uint64_t bytes) {
 }
 
 bool ShardReader::is_expected(uint64_t block) {
-  // Expected blocks that are skipped have been read in vain.
+  // Expected blocks that are skipped are dropped.
   while (expected_ && !expected_->done() && expected_->next_block() < block) {
     held_ = {};
     expected_->take();

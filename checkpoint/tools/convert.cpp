@@ -114,12 +114,11 @@ class WeightReader : public ItemReader {
                const auto count = static_cast<uint64_t>(elements_of(shape));
                rows_.resize(count * from);
                read_rows(weight, offset, shape);
-               const bool finite =
-                   read_.look_at(weight.key, weight.from_dtype, rows_.data(), count * from) == 0;
+               const bool finite = read_.scan(weight.key, weight.from_dtype, rows_.data(), count * from) == 0;
                if (weight.dtype != weight.from_dtype) {
                  cast_.resize(count * to);
                  cast(weight.from_dtype, rows_.data(), weight.dtype, cast_.data(), count);
-                 if (finite) converted_.look_at(weight.to, weight.dtype, cast_.data(), count * to);
+                 if (finite) converted_.scan(weight.to, weight.dtype, cast_.data(), count * to);
                }
                take(weight.dtype == weight.from_dtype ? rows_.data() : cast_.data(), count * to);
                progress_.update(done_ += count * to);

@@ -253,9 +253,9 @@ void print_differences(const Differences& found, std::FILE* out) {
 }
 
 // The last line: the answer in one sentence.
-std::string verdict(const Differences& found, bool with_values) {
+std::string summarize(const Differences& found, bool with_values) {
   std::vector<std::string> parts;
-  const auto note = [&](size_t count, const char* noun, const char* what) {
+  const auto add = [&](size_t count, const char* noun, const char* what) {
     if (count > 0) parts.push_back(counted(count, noun) + what);
   };
   if (found.empty()) {
@@ -263,11 +263,11 @@ std::string verdict(const Differences& found, bool with_values) {
     return with_values ? fmt::format("equal: {} and {}", tensors, counted(found.objects, "value"))
                        : fmt::format("equal names, shapes and types: {}", tensors);
   }
-  note(found.only_a.size(), "name", " only in A");
-  note(found.only_b.size(), "name", " only in B");
-  note(found.mismatched.size(), "tensor", " of another shape or type");
-  note(found.values.size(), "tensor", " with other numbers");
-  note(found.object_values.size(), "other value", "");
+  add(found.only_a.size(), "name", " only in A");
+  add(found.only_b.size(), "name", " only in B");
+  add(found.mismatched.size(), "tensor", " of another shape or type");
+  add(found.values.size(), "tensor", " with other numbers");
+  add(found.object_values.size(), "other value", "");
   return fmt::format("different: {}", fmt::join(parts, ", "));
 }
 
@@ -278,7 +278,7 @@ ExitCode print_differences(Differences& found, bool json, bool with_values, std:
     print_differences_json(found, out);
   } else {
     print_differences(found, out);
-    fmt::print(out, "{}\n", verdict(found, with_values));
+    fmt::print(out, "{}\n", summarize(found, with_values));
   }
   return found.empty() ? ExitCode::kOk : ExitCode::kBadData;
 }

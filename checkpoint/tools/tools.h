@@ -83,7 +83,7 @@ struct ConvertOptions {
   // facts.
   std::map<std::string, std::string> facts{};
 };
-// The destination appears whole or not at all. Throws Error(kSaveFailed) for failures to write.
+// The destination appears atomically. Throws Error(kSaveFailed) for failures to write.
 ExitCode convert_checkpoint(const ConvertOptions& options, std::FILE* out);
 
 // --- prune: removes old checkpoints by the rule that saves follow ---

@@ -215,7 +215,7 @@ void Checkpointer::wait() {
   saver_->join_staging();
 }
 
-// A signal may have any step saved. Rank 0 looks for all.
+// Any step may be saved, because a signal may come in any. Rank 0 checks for all.
 void Checkpointer::require_free_names(int64_t first, int64_t last) const {
   from_rank_0(*ranks_, [&] { CheckpointFolder(path_).require_free_names(first, last); });
 }
@@ -276,8 +276,8 @@ void Checkpointer::write_last(int64_t step) {
 
 void Checkpointer::save(int64_t step, bool last, bool failed) {
   if (!saves()) return;
-  // A failure that this rank alone knows of waits until the ranks have told each other.
-  if (failed || (saver_->ended() && !saver_->failed())) finish();
+  // A failure that only this rank knows is thrown after the exchange in the next step.
+  if (failed || (saver_->save_ended() && !saver_->save_failed())) finish();
   if (!last && !due(step)) return;
   const PhaseGuard phase(fmt::format("step {} checkpoint", step));
   finish();  // so that the failure of the save before it does not cost this one
@@ -294,7 +294,7 @@ void Checkpointer::save_stopped(int64_t step) {
 
 void Checkpointer::finish() {
   if (!saver_) return;
-  const bool waits = saver_->writing();
+  const bool waits = saver_->save_in_flight();
   const auto begin = std::chrono::steady_clock::now();
   tolerate_failure([&] { saver_->finish(); });
   if (waits)

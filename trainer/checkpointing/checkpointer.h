@@ -61,19 +61,19 @@ class Checkpointer {
   // Ends a save that is under way, whose failure is logged. Before the state goes.
   void detach() { saver_.reset(); }
 
-  // Fills the state from the chosen checkpoint; from a damaged one it goes to the one before, as
+  // Fills the state from the chosen checkpoint; from a damaged one it falls back to the one before, as
   // checkpoint.on_corrupt says. Throws Error(kBadData), IncompatibleCheckpoint.
   void load();
 
   // Saves before the first step of this run (`step`: updates done so far) and reads back what was written,
-  // after a look for files and links that have the names of steps to be saved. Throws Error(kPreCheckpoint),
+  // after a check that no file or link has the name of a step to be saved. Throws Error(kPreCheckpoint),
   // Error(kNonFinite).
   void preflight(int64_t step);
 
   // Returns when no save reads the state any more. Before anything changes the state.
   void wait();
   // Whether a background save of this rank has failed: all ranks learn it in the next step's exchange.
-  bool failed() const { return saver_ && saver_->failed(); }
+  bool failed() const { return saver_ && saver_->save_failed(); }
 
   // Whether the save after `step` is due, apart from the job's last one.
   bool due(int64_t step) const;

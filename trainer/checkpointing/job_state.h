@@ -103,7 +103,7 @@ struct TrainState {
 };
 class TrainStateComponent : public StateComponent {
  public:
-  // `config`: the configuration of the job, for whoever resumes.
+  // `config`: the configuration of the job; a resume is compared with it.
   TrainStateComponent(TrainState& state, int64_t batch_ranks, Object config)
       : state_(state), batch_ranks_(batch_ranks), config_(std::move(config)) {}
   std::string name() const override { return std::string(kTrainStateComponent); }

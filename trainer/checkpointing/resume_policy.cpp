@@ -286,18 +286,16 @@ void place_curve(const ResolvedConfig& resolved, const ResumeRequest& request, R
   const std::string* saved = find_setting(*request.stored, kHorizon);
   if (saved == nullptr) return;
   const auto stored = stored_number<int64_t>(*saved, kHorizon, 1);
-  if (config.lr_scheduler.total_steps) {
-    if (stored != *horizon)
-      plan.notes.push_back(fmt::format("lr_scheduler.total_steps: the curve changes from {} to {}", stored,
-                                       counted(*horizon, "step")));
-    return;
-  }
+  const bool configured = config.lr_scheduler.total_steps.has_value();
   if (stored != *horizon)
     plan.notes.push_back(
-        fmt::format("the learning-rate curve keeps its {} from the checkpoint, whatever training.steps "
-                    "= {} is; set lr_scheduler.total_steps to change it",
-                    counted(stored, "step"), config.training.steps));
-  horizon = stored;
+        configured
+            ? fmt::format("lr_scheduler.total_steps: the curve changes from {} to {}", stored,
+                          counted(*horizon, "step"))
+            : fmt::format("the learning-rate curve keeps its {} from the checkpoint, whatever training.steps "
+                          "= {} is; set lr_scheduler.total_steps to change it",
+                          counted(stored, "step"), config.training.steps));
+  if (!configured) horizon = stored;
 }
 
 // The options that give the curve a floor above 0, as the resume takes them: where the stored floor is
@@ -305,7 +303,7 @@ void place_curve(const ResolvedConfig& resolved, const ResumeRequest& request, R
 std::string floor_remedy(const ResolvedConfig& resolved, const ResumeRequest* request) {
   std::vector<std::string> options = {override_text("lr_scheduler.min_lr_factor", "0.1")};
   const bool compared = request != nullptr && request->stored &&
-                        request->components.contains(component_of_setting("lr_scheduler.min_lr_factor")) &&
+                        request->components.contains(kSchedulerComponent) &&
                         resume_mode(resolved.config, request->source) == ResumeMode::kRecover;
   if (compared && resolved.config.checkpoint.resume_mode != ResumeMode::kRecover)
     options.push_back(override_text("checkpoint.resume_mode", "recover"));

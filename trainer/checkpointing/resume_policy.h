@@ -76,11 +76,11 @@ std::string leave_out_remedy(const JobConfig& config, LoadSource source, std::st
 
 // Throws Error(kUsage) when the settings that shape the curve differ and checkpoint.on_config_change does not
 // say what to do (one message with all of them, and the values with which this resume would pass), and when
-// steps that are left lie beyond the end of a curve whose floor is 0.
+// remaining steps are beyond the end of a curve whose floor is 0.
 ResumePlan resume_plan(const ResolvedConfig& resolved, const TrajectoryFacts& facts,
                        const ResumeRequest& request);
 
-// A table as it stands in a checkpoint: a dict of texts. `where` is for the message of Error(kBadData).
+// A table as a checkpoint stores it: a dict of texts. `where` is for the message of Error(kBadData).
 Object to_object(const TextTable& table);
 TextTable text_table(const Object& object, const std::string& where);
 

@@ -102,7 +102,7 @@ Json list_checkpoints(const JobConfig& config, const CheckpointFolder& folder, c
       if (wanted != -1 && entry.step != wanted) continue;
       const bool newest = usable.empty() && finished.empty();
       const bool dcp = name_exists(entry.path / ".metadata");
-      std::string problem = entry.unreadable ? "" : entry.why_not;  // the job ends when it comes to it
+      std::string problem = entry.unreadable ? "" : entry.why_not;  // the job ends when it opens it
       if (entry.complete() && holds_weights_alone(entry) && !(dcp && wants_weights_only(config))) {
         if (newest && wanted == -1 && entry.step >= config.training.steps) {
           finished = entry.path.string();
@@ -191,15 +191,14 @@ ChosenCheckpoint open_for_job(const JobConfig& config, const fs::path& path, Loa
     if (std::ranges::any_of(chosen.names, [&](const auto& name) { return component_of(name.first) == part; }))
       chosen.left_out.push_back(part);
   choose_ema_source(config, chosen);
-  const auto wanted = [&](const std::string& name) { return chosen.components.contains(component_of(name)); };
-  std::set<std::string> object_keys;
+  std::map<std::string, std::string> wanted;  // objects: key -> name
   for (const auto& [name, key] : chosen.names)
-    if (index.objects.contains(key) && (wanted(name) || name == kLoaderRanksKey)) object_keys.insert(key);
-  const std::map<std::string, Object> objects =
-      load_objects(chosen.checkpoint, [&](const std::string& key) { return object_keys.contains(key); });
-  for (const auto& [name, key] : chosen.names)
-    if (const auto found = objects.find(key); found != objects.end())
-      chosen.objects.emplace(name, found->second);
+    if (index.objects.contains(key) &&
+        (chosen.components.contains(component_of(name)) || name == kLoaderRanksKey))
+      wanted.emplace(key, name);
+  for (auto& [key, object] :
+       load_objects(chosen.checkpoint, [&](const std::string& key) { return wanted.contains(key); }))
+    chosen.objects.emplace(wanted.at(key), std::move(object));
   return chosen;
 }
 

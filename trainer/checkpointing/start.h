@@ -54,7 +54,7 @@ struct Start {
 };
 
 // `folder`: of the job's own checkpoints. Lists them, or what the configuration names to start from, and
-// opens the newest that every rank can open: from a damaged one it goes to the one before, as
+// opens the newest that every rank can open: from a damaged one it falls back to the one before, as
 // checkpoint.on_corrupt says. Collective. Throws Error(kBadData), the same on every rank, when what the
 // configuration names is not there or no checkpoint can be used; IncompatibleCheckpoint.
 Start choose_start(const JobConfig& config, const CheckpointFolder& folder,

@@ -30,7 +30,7 @@ std::vector<TensorState> whole_parameters(const ModelArgs& args) {
   return states;
 }
 
-// "10 layers there, 8 here; dim 64 there, 32 here"; "" when nothing tells. `keys`: the parameter's name ->
+// "10 layers there, 8 here; dim 64 there, 32 here"; "" when none is known. `keys`: the parameter's name ->
 // its key.
 std::string dimension_differences(const ModelArgs& args, const CheckpointIndex& index,
                                   const std::map<std::string, std::string>& keys) {

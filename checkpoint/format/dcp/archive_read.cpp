@@ -197,11 +197,11 @@ TensorArchive open_tensor_archive(ByteSource& entry, const std::string& key, con
   return archive;
 }
 
-void check_crc(ByteSource& entry, const TensorArchive& archive, const LookAtBytes& look) {
+void check_crc(ByteSource& entry, const TensorArchive& archive, const ScanBytes& scan) {
   check_crc(entry,
             ZipRecord{"data/0", archive.data_offset, archive.data_bytes, archive.crc.value_or(0),
                       archive.crc.has_value()},
-            look);
+            scan);
 }
 
 Object read_object_archive(ByteSource& entry) {

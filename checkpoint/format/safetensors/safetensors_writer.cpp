@@ -41,7 +41,8 @@ void check_names(const std::vector<NamedTensor>& tensors) {
 }
 
 // Numbers of the tensors in each file.
-std::vector<std::vector<size_t>> split(const std::vector<NamedTensor>& tensors, uint64_t max_file_bytes) {
+std::vector<std::vector<size_t>> assign_files(const std::vector<NamedTensor>& tensors,
+                                              uint64_t max_file_bytes) {
   std::vector<std::vector<size_t>> files(1);
   uint64_t bytes = 0;
   for (size_t i = 0; i < tensors.size(); ++i) {
@@ -61,8 +62,8 @@ std::vector<std::vector<size_t>> split(const std::vector<NamedTensor>& tensors, 
 }
 
 // Length, JSON and the spaces that align what follows.
-std::string header_of(const std::vector<NamedTensor>& tensors, const std::vector<size_t>& members,
-                      const std::map<std::string, std::string>& notes) {
+std::string make_header(const std::vector<NamedTensor>& tensors, const std::vector<size_t>& members,
+                        const std::map<std::string, std::string>& notes) {
   json metadata = notes;
   metadata["format"] = "pt";  // transformers asks for it
   std::string text = R"({"__metadata__":)" + metadata.dump();
@@ -89,7 +90,7 @@ std::string header_of(const std::vector<NamedTensor>& tensors, const std::vector
 SafetensorsPlan plan_safetensors(const std::vector<NamedTensor>& tensors, uint64_t max_file_bytes,
                                  const std::map<std::string, std::string>& notes) try {
   check_names(tensors);
-  const std::vector<std::vector<size_t>> files = split(tensors, max_file_bytes);
+  const std::vector<std::vector<size_t>> files = assign_files(tensors, max_file_bytes);
   SafetensorsPlan plan;
   plan.places.resize(tensors.size());
   json weight_map = json::object();
@@ -98,7 +99,7 @@ SafetensorsPlan plan_safetensors(const std::vector<NamedTensor>& tensors, uint64
     SafetensorsPlan::File file{files.size() == 1
                                    ? kSafetensorsFile
                                    : fmt::format("model-{:05}-of-{:05}.safetensors", f + 1, files.size()),
-                               header_of(tensors, files[f], notes), 0};
+                               make_header(tensors, files[f], notes), 0};
     file.bytes = file.header.size();
     for (const size_t i : files[f]) {
       plan.places[i] = {f, file.bytes, bytes_of(tensors[i])};

@@ -34,9 +34,9 @@ struct SafetensorsPlan {
 constexpr uint64_t kSafetensorsFileBytes = 5'000'000'000;  // of tensors in one file, as Hugging Face has it
 
 // Fills files in the given order up to max_file_bytes of tensors (a larger tensor has a file of its own);
-// within a file wider elements come first, so that each tensor is aligned to its elements. `notes` stand in
-// the __metadata__ of every file. No I/O, no collectives. Throws Error(kBadData) for a dtype, name or note
-// that the format does not have.
+// within a file wider elements come first, so that each tensor is aligned to its elements. `notes` go
+// into the __metadata__ of every file. No I/O, no collectives. Throws Error(kBadData) for a dtype, name or
+// note that the format does not have.
 SafetensorsPlan plan_safetensors(const std::vector<NamedTensor>& tensors,
                                  uint64_t max_file_bytes = kSafetensorsFileBytes,
                                  const std::map<std::string, std::string>& notes = {});

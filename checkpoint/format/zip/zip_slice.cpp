@@ -196,7 +196,7 @@ class ZipReader {
     local.name = std::string_view(rest).substr(0, name);
     if (local.packed == zip::kIn64 || local.bytes == zip::kIn64)
       widen(local, std::string_view(rest).substr(name), false);
-    // With a descriptor, sizes and checksum stand behind the data and are 0 here.
+    // With a descriptor, sizes and checksum follow the data and are 0 here.
     const bool later = header.flags & zip::kHasDescriptor;
     const auto same = [&](uint64_t here, uint64_t there) { return here == there || (later && here == 0); };
     if (local.name != header.name || local.flags != header.flags || local.method != header.method ||
@@ -256,8 +256,8 @@ std::string read_record(ByteSource& archive, const ZipRecord& record) {
   return text;
 }
 
-void check_crc(ByteSource& archive, const ZipRecord& record, const LookAtBytes& look) {
-  if (!record.has_crc && !look) return;
+void check_crc(ByteSource& archive, const ZipRecord& record, const ScanBytes& scan) {
+  if (!record.has_crc && !scan) return;
   constexpr uint64_t kPiece = 1 << 20;
   std::string piece(std::min(kPiece, record.data_bytes), '\0');
   uint32_t crc = 0;
@@ -265,7 +265,7 @@ void check_crc(ByteSource& archive, const ZipRecord& record, const LookAtBytes& 
     const uint64_t bytes = std::min(kPiece, record.data_bytes - done);
     archive.read(record.data_offset + done, piece.data(), bytes);
     crc = crc32(crc, piece.data(), bytes);
-    if (look) look(piece.data(), bytes);
+    if (scan) scan(piece.data(), bytes);
   }
   compare_crc(archive, record, crc);
 }
