@@ -180,7 +180,7 @@ Stall save_async(Target& target, Coordinator& ranks, Compute* compute, double st
     const Clock::time_point window_begin = Clock::now();
     double joined = 0;
     int steps = 0;
-    while (steps < kWindow || !target.saver.ended()) {
+    while (steps < kWindow || !target.saver.save_ended()) {
       compute->step();
       if (++steps == kWindow / 2) joined = join();
     }

@@ -1,19 +1,14 @@
 #include "checkpoint/export_safetensors.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <numeric>
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
-#include "base/durable.h"
 #include "base/error.h"
-#include "base/printable.h"
+#include "base/files.h"
 #include "checkpoint/cast.h"
 #include "checkpoint/finite.h"
-#include "checkpoint/format/safetensors/safetensors.h"
 #include "checkpoint/format/safetensors/safetensors_writer.h"
 #include "checkpoint/save_job.h"
 
@@ -23,49 +18,12 @@ namespace {
 
 constexpr uint64_t kPiece = uint64_t{16} << 20;  // bytes of a tensor at a time
 
-// A file that several ranks write, each other parts of it.
-class SharedFile {
- public:
-  SharedFile(fs::path path, bool create)
-      : path_(std::move(path)),
-        file_(::open(path_.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW | (create ? O_CREAT | O_EXCL : 0),
-                     0666)) {
-    if (!file_) fail("open");
-  }
-  void write(uint64_t offset, const void* data, uint64_t bytes) {
-    const auto* from = static_cast<const char*>(data);
-    while (bytes > 0) {
-      const ssize_t written = ::pwrite(file_.get(), from, bytes, static_cast<off_t>(offset));
-      if (written < 0 && errno == EINTR) continue;
-      if (written <= 0) fail("write");
-      from += written;
-      offset += static_cast<uint64_t>(written);
-      bytes -= static_cast<uint64_t>(written);
-    }
-  }
-  void set_size(uint64_t bytes) {
-    if (::ftruncate(file_.get(), static_cast<off_t>(bytes)) != 0) fail("size");
-  }
-  void sync() {
-    if (::fsync(file_.get()) != 0) fail("flush");
-  }
-
- private:
-  [[noreturn]] void fail(const char* what) const {
-    const int error = errno;
-    throw Error(ExitCode::kSaveFailed,
-                fmt::format("cannot {} {}: {}", what, printable(path_), errno_text(error)));
-  }
-  fs::path path_;
-  Descriptor file_;
-};
-
 // Rows of this rank, in the stored type, written where the plan has them.
 class RowWriter {
  public:
-  RowWriter(const ExportedTensor& tensor, uint64_t place, SharedFile& file, MemoryMover& mover,
+  RowWriter(const ExportedTensor& tensor, size_t number, SafetensorsWriter& writer, MemoryMover& mover,
             NotFinite& not_finite)
-      : tensor_(tensor), place_(place), file_(file), mover_(mover), not_finite_(not_finite) {
+      : tensor_(tensor), number_(number), writer_(writer), mover_(mover), not_finite_(not_finite) {
     const Dims& shape = tensor.tensor->shape;
     width_ =
         std::accumulate(shape.begin() + (shape.empty() ? 0 : 1), shape.end(), int64_t{1}, std::multiplies());
@@ -93,9 +51,8 @@ class RowWriter {
     mover_.finish();
     stored_.resize(to_bytes(count));
     cast(from.dtype, fetched_.data(), tensor_.dtype, stored_.data(), static_cast<uint64_t>(count * width_));
-    not_finite_.look_at(tensor_.name, tensor_.dtype, stored_.data(), stored_.size());
-    if (!tensor_.row_map)
-      return file_.write(place_ + to_bytes(begin + first), stored_.data(), stored_.size());
+    not_finite_.scan(tensor_.name, tensor_.dtype, stored_.data(), stored_.size());
+    if (!tensor_.row_map) return writer_.write(number_, to_bytes(begin + first), stored_);
     // Stored rows that follow each other go out in one write.
     std::vector<std::pair<int64_t, int64_t>> order;  // {stored row, row of the piece}
     for (int64_t row = 0; row < count; ++row) order.emplace_back(tensor_.row_map(begin + first + row), row);
@@ -109,45 +66,18 @@ class RowWriter {
         const auto row = stored_.begin() + static_cast<ptrdiff_t>(to_bytes(order[i].second));
         gathered_.insert(gathered_.end(), row, row + static_cast<ptrdiff_t>(to_bytes(1)));
       }
-      file_.write(place_ + to_bytes(start), gathered_.data(), gathered_.size());
+      writer_.write(number_, to_bytes(start), gathered_);
     }
   }
 
   const ExportedTensor& tensor_;
-  uint64_t place_;
-  SharedFile& file_;
+  size_t number_;  // in the plan
+  SafetensorsWriter& writer_;
   MemoryMover& mover_;
   NotFinite& not_finite_;
   int64_t width_ = 1;  // elements of a row
   std::vector<std::byte> fetched_, stored_, gathered_;
 };
-
-void make_files(const SafetensorsPlan& plan, const fs::path& incoming) {
-  for (const SafetensorsPlan::File& planned : plan.files) {
-    SharedFile file(incoming / planned.name, /*create=*/true);
-    file.set_size(planned.bytes);
-    file.write(0, planned.header.data(), planned.header.size());
-    file.sync();
-  }
-}
-
-void write_own_rows(const SafetensorsPlan& plan, const std::vector<ExportedTensor>& tensors,
-                    const fs::path& incoming, MemoryMover& mover, NotFinite& not_finite) {
-  for (size_t f = 0; f < plan.files.size(); ++f) {
-    SharedFile file(incoming / plan.files[f].name, /*create=*/false);
-    for (size_t i = 0; i < tensors.size(); ++i) {
-      if (plan.places[i].file != f || tensors[i].tensor->placement.replica != 0) continue;
-      RowWriter(tensors[i], plan.places[i].offset, file, mover, not_finite).write();
-    }
-    file.sync();
-  }
-}
-
-void write_text(const fs::path& path, const std::string& text) {
-  SharedFile file(path, /*create=*/true);
-  file.write(0, text.data(), text.size());
-  file.sync();
-}
 
 }  // namespace
 
@@ -158,7 +88,7 @@ void export_safetensors(int64_t step, const std::string& save_id, const std::vec
   mover.prepare();
   const bool lead = ranks.rank() == 0;
   const fs::path incoming = folder.incoming(save_id);
-  std::vector<SafetensorsTensor> planned;
+  std::vector<NamedTensor> planned;
   for (const ExportedTensor& tensor : tensors)
     planned.push_back({tensor.name, tensor.dtype, tensor.tensor->shape});
   const SafetensorsPlan plan = plan_safetensors(planned, kSafetensorsFileBytes, notes);
@@ -167,19 +97,24 @@ void export_safetensors(int64_t step, const std::string& save_id, const std::vec
       if (!lead) return;
       run_save_part([&] {
         folder.begin(save_id, /*coordinator=*/true);
-        make_files(plan, incoming);
+        create_safetensors(incoming, plan);
       });
     });
     collectively(ranks, [&] {
       NotFinite not_finite;
-      run_save_part([&] { write_own_rows(plan, tensors, incoming, mover, not_finite); });
+      run_save_part([&] {
+        SafetensorsWriter writer(incoming, plan);
+        for (size_t i = 0; i < tensors.size(); ++i)
+          if (tensors[i].tensor->placement.replica == 0)
+            RowWriter(tensors[i], i, writer, mover, not_finite).write();
+        writer.sync();
+      });
       if (!not_finite.empty()) throw Error(ExitCode::kNonFinite, not_finite.text());
     });
     collectively(ranks, [&] {
       if (!lead) return;
       run_save_part([&] {
-        for (const auto& [name, text] : more_files) write_text(incoming / name, text);
-        if (!plan.index.empty()) write_text(incoming / kSafetensorsIndex, plan.index);
+        for (const auto& [name, text] : more_files) write_file_atomic(incoming / name, text);
         folder.commit(incoming, step);
       });
     });

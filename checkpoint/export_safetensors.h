@@ -20,7 +20,7 @@ struct ExportedTensor {
   std::function<int64_t(int64_t)> row_map{};  // from a row of the tensor to the stored row; empty: the same
 };
 
-// The folder becomes step-<step> of `folder`, whole or not at all. `more_files`: name and content, written
+// The folder becomes step-<step> of `folder`, atomically. `more_files`: name and content, written
 // beside (config.json). `notes`: see plan_safetensors. Collective. Throws Error(kSaveFailed), or
 // Error(kNonFinite) for NaN and infinite numbers, with the same text on every rank.
 void export_safetensors(int64_t step, const std::string& save_id, const std::vector<ExportedTensor>& tensors,

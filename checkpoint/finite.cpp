@@ -112,7 +112,7 @@ uint64_t count_not_finite(Dtype dtype, const void* data, uint64_t bytes) {
   return 0;
 }
 
-uint64_t NotFinite::look_at(const std::string& tensor, Dtype dtype, const void* data, uint64_t bytes) {
+uint64_t NotFinite::scan(const std::string& tensor, Dtype dtype, const void* data, uint64_t bytes) {
   const uint64_t count = count_not_finite(dtype, data, bytes);
   if (count > 0) add(tensor, count);
   return count;

@@ -18,7 +18,7 @@ uint64_t count_not_finite(Dtype dtype, const void* data, uint64_t bytes);
 class NotFinite {
  public:
   // Scans one piece of a tensor. Returns how many it found.
-  uint64_t look_at(const std::string& tensor, Dtype dtype, const void* data, uint64_t bytes);
+  uint64_t scan(const std::string& tensor, Dtype dtype, const void* data, uint64_t bytes);
   void add(const std::string& tensor, uint64_t count);
 
   bool empty() const { return tensors_.empty(); }

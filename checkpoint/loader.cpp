@@ -26,10 +26,6 @@ namespace {
 
 constexpr uint64_t kPiece = uint64_t{64} << 20;  // bytes that are converted or moved to a device at a time
 
-std::string describe(Dtype dtype, const Dims& shape) {
-  return fmt::format("{} [{}]", torch_name(dtype), fmt::join(shape, ", "));
-}
-
 uint64_t row_bytes(Dtype dtype, const Dims& shape) {
   uint64_t bytes = size_of(dtype);
   for (size_t i = 1; i < shape.size(); ++i) bytes *= static_cast<uint64_t>(shape[i]);
@@ -44,8 +40,8 @@ struct ChunkRead {
 
 // Rows of this rank that the chunk has: [begin, end), none when end <= begin.
 std::pair<int64_t, int64_t> common_rows(const ChunkRead& read) {
-  const Rows wanted = read.item->tensor->rows();
-  const Rows stored = read.item->tensor->shape.empty()
+  const Rows wanted = read.item->tensor.rows();
+  const Rows stored = read.item->tensor.shape.empty()
                           ? Rows{0, 1}
                           : Rows{read.chunk->offset.front(), read.chunk->shape.front()};
   return {std::max(wanted.begin, stored.begin),
@@ -83,11 +79,7 @@ class ChunkReader {
       data_offset_ = head.size();
       return;
     }
-    archive_ = open_tensor_archive(entry_);
-    if (archive_->dtype != dtype || archive_->shape != shape)
-      throw_data("{}: tensor {} at byte {} is {}, its index says {}", file.name(), read.item->tensor->key,
-                 read.chunk->where.offset, describe(archive_->dtype, archive_->shape),
-                 describe(dtype, shape));
+    archive_ = open_tensor_archive(entry_, read.item->tensor.key, *read.item->record, *read.chunk);
     if (check_crcs) check_crc(entry_, *archive_);
   }
 
@@ -124,25 +116,13 @@ class RowLoader {
   const NotFinite& not_finite() const { return not_finite_; }
 
  private:
-  // The rows of a piece lie scattered in a short stretch of the stored ones (one head): the stretch is read
-  // once.
   void load_mapped(const ChunkRead& read, ChunkReader& chunk) {
-    const auto& map = read.item->row_map;
-    const Rows wanted = read.item->tensor->rows();
+    const Rows wanted = read.item->tensor.rows();
     const uint64_t width = row_bytes(read.item->record->dtype, read.item->record->shape);
-    std::vector<std::byte> stretch;
+    const auto fetch = [&](int64_t first, int64_t count, std::byte* out) { chunk.rows(first, count, out); };
     each_piece(read, wanted.begin, wanted.begin + wanted.count,
                [&](int64_t first, int64_t count, std::byte* out) {
-                 int64_t low = map(first), high = low;
-                 for (int64_t row = first; row < first + count; ++row) {
-                   low = std::min(low, map(row));
-                   high = std::max(high, map(row));
-                 }
-                 stretch.resize(static_cast<uint64_t>(high - low + 1) * width);
-                 chunk.rows(low, high - low + 1, stretch.data());
-                 for (int64_t row = 0; row < count; ++row)
-                   std::memcpy(out + static_cast<uint64_t>(row) * width,
-                               stretch.data() + static_cast<uint64_t>(map(first + row) - low) * width, width);
+                 read_mapped_rows(read.item->row_map, first, count, width, out, fetch);
                });
   }
 
@@ -151,7 +131,7 @@ class RowLoader {
   // type.
   template <typename Fetch>
   void each_piece(const ChunkRead& read, int64_t begin, int64_t end, const Fetch& fetch) {
-    const TensorState& tensor = *read.item->tensor;
+    const TensorState& tensor = read.item->tensor;
     const Dtype stored = read.item->record->dtype;
     const uint64_t from_width = row_bytes(stored, tensor.shape),
                    to_width = row_bytes(tensor.dtype, tensor.shape);
@@ -175,7 +155,7 @@ class RowLoader {
         cast(stored, out, tensor.dtype, converted, to_bytes / size_of(tensor.dtype));
         out = converted;
       }
-      if (options_.verify_finite) not_finite_.look_at(tensor.key, tensor.dtype, out, to_bytes);
+      if (options_.verify_finite) not_finite_.scan(tensor.key, tensor.dtype, out, to_bytes);
       if (tensor.on_device) {
         mover_.from_host(tensor, to_offset, out, to_bytes);
         mover_.finish();
@@ -204,7 +184,7 @@ class RowLoader {
 // Chunks of the item that hold rows of this rank. Rows must not be split: chunks cut along other dimensions
 // come from meshes with tensor parallelism.
 void find_chunks(const LoadItem& item, const OpenCheckpoint& checkpoint, std::vector<ChunkRead>& reads) {
-  const Rows wanted = item.tensor->rows();
+  const Rows wanted = item.tensor.rows();
   if (wanted.count == 0) return;
   for (const Chunk& chunk : item.record->chunks) {
     for (size_t d = 1; d < chunk.shape.size(); ++d) {
@@ -212,7 +192,7 @@ void find_chunks(const LoadItem& item, const OpenCheckpoint& checkpoint, std::ve
         throw_incompatible(
             "{}: tensor {} is cut along dimension {}, which is not supported (only rows may be): write it "
             "again without tensor parallelism",
-            checkpoint.folder.string(), item.tensor->key, d);
+            checkpoint.folder.string(), item.tensor.key, d);
     }
     const bool overlap = chunk.shape.empty() ||
                          (chunk.shape.front() > 0 && chunk.offset.front() < wanted.begin + wanted.count &&
@@ -221,16 +201,16 @@ void find_chunks(const LoadItem& item, const OpenCheckpoint& checkpoint, std::ve
   }
   if (item.row_map && item.record->chunks.size() != 1)
     throw_incompatible("{}: tensor {} is in {} pieces: consolidate the safetensors files first",
-                       checkpoint.folder.string(), item.tensor->key, item.record->chunks.size());
+                       checkpoint.folder.string(), item.tensor.key, item.record->chunks.size());
 }
 
-// Performs `reads`, which lie front to back in one file.
+// Performs `reads`, which are of one file and ordered by offset.
 void load_file(const OpenCheckpoint& checkpoint, std::span<const ChunkRead> reads, const LoadOptions& options,
                RowLoader& rows) {
   const bool archives = checkpoint.index.layout == CheckpointIndex::Layout::kArchives;
   const bool check_crcs = archives && (!checkpoint.manifest || options.full_verify);
   const std::string& name = reads.front().chunk->where.file;
-  ShardReader file(checkpoint.folder, name, checkpoint.record(name), kBlockBytes,
+  ShardReader file(checkpoint.folder, name, checkpoint.record(name),
                    archives ? Links::kRefuse : Links::kFollow);
   if (archives && !check_crcs) {
     std::vector<ByteRange> ranges;
@@ -241,13 +221,6 @@ void load_file(const OpenCheckpoint& checkpoint, std::span<const ChunkRead> read
     ChunkReader chunk(file, checkpoint, read, check_crcs);
     rows.load(read, chunk);
   }
-}
-
-void check_against_manifest(const OpenCheckpoint& checkpoint) {
-  const Manifest& manifest = *checkpoint.manifest;
-  if (manifest.save_id != checkpoint.index.save_id)
-    throw_data("{}: hyperion.json belongs to save {}, .metadata to save {}: files of two saves are mixed",
-               checkpoint.folder.string(), manifest.save_id, checkpoint.index.save_id);
 }
 
 }  // namespace
@@ -274,11 +247,31 @@ OpenCheckpoint open_checkpoint(const fs::path& folder) {
     check_sizes(folder, *checkpoint.manifest);
   }
   const FileRecord* record = checkpoint.record(".metadata");
-  ShardReader file(folder, ".metadata", record, kBlockBytes);
+  ShardReader file(folder, ".metadata", record);
   const std::string bytes = file.read_text(0, file.size());
   checkpoint.index = decode_metadata(std::as_bytes(std::span(bytes)), file.name());
-  if (checkpoint.manifest) check_against_manifest(checkpoint);
+  if (checkpoint.manifest) require_same_save(folder, *checkpoint.manifest, checkpoint.index);
   return checkpoint;
+}
+
+void require_same_save(const fs::path& folder, const Manifest& manifest, const CheckpointIndex& index) {
+  if (manifest.save_id != index.save_id)
+    throw_data("{}: hyperion.json belongs to save {}, .metadata to save {}: files of two saves are mixed",
+               folder.string(), manifest.save_id, index.save_id);
+}
+
+void read_mapped_rows(const RowMap& row_map, int64_t first, int64_t count, uint64_t width, std::byte* out,
+                      const std::function<void(int64_t first, int64_t count, std::byte* out)>& fetch) {
+  std::vector<int64_t> stored;
+  for (int64_t row = first; row < first + count; ++row) stored.push_back(row_map(row));
+  if (stored.empty()) return;
+  const auto [low, high] = std::ranges::minmax(stored);
+  std::vector<std::byte> stretch(static_cast<uint64_t>(high - low + 1) * width);
+  fetch(low, high - low + 1, stretch.data());
+  for (const int64_t row : stored) {
+    std::memcpy(out, stretch.data() + static_cast<uint64_t>(row - low) * width, width);
+    out += width;
+  }
 }
 
 std::vector<LoadItem> plan_load(const OpenCheckpoint& checkpoint, const std::vector<TensorState>& tensors,
@@ -302,15 +295,15 @@ std::vector<LoadItem> plan_load(const OpenCheckpoint& checkpoint, const std::vec
     const bool type_fits =
         record.dtype == tensor.dtype || (options.allow_dtype_cast && can_cast(record.dtype, tensor.dtype));
     if (record.shape != tensor.shape || !type_fits) {
-      differences.mismatched.push_back(
-          {tensor.key, describe(tensor.dtype, tensor.shape), describe(record.dtype, record.shape)});
+      differences.mismatched.push_back({tensor.key, describe_tensor(tensor.dtype, tensor.shape),
+                                        describe_tensor(record.dtype, record.shape)});
     }
-    items.push_back({&tensor, &record, names.row_map ? names.row_map(tensor.key) : StoredNames::RowMap()});
+    items.push_back({tensor, &record, names.row_map ? names.row_map(tensor.key) : RowMap()});
   }
   const std::string problem = explain_differences(checkpoint.folder.string(), differences);
   if (!problem.empty()) {
     const bool castable = std::ranges::any_of(items, [](const LoadItem& item) {
-      return item.record->dtype != item.tensor->dtype && can_cast(item.record->dtype, item.tensor->dtype);
+      return item.record->dtype != item.tensor.dtype && can_cast(item.record->dtype, item.tensor.dtype);
     });
     throw_incompatible("{}{}", problem, castable && !options.allow_dtype_cast ? "; " + options.remedy : "");
   }
@@ -322,7 +315,7 @@ LoadReport load_tensors(const OpenCheckpoint& checkpoint, const std::vector<Load
   const auto begin = std::chrono::steady_clock::now();
   std::vector<ChunkRead> reads;
   for (const LoadItem& item : items) find_chunks(item, checkpoint, reads);
-  // File by file, front to back: one pass over each.
+  // By file and offset: one pass over each file.
   std::ranges::stable_sort(reads, [](const ChunkRead& a, const ChunkRead& b) {
     return std::tie(a.chunk->where.file, a.chunk->where.offset) <
            std::tie(b.chunk->where.file, b.chunk->where.offset);
@@ -354,7 +347,7 @@ std::map<std::string, Object> load_objects(const OpenCheckpoint& checkpoint,
     const std::string& name = record.where.file;
     auto file = files.find(name);
     if (file == files.end())
-      file = files.try_emplace(name, checkpoint.folder, name, checkpoint.record(name), kBlockBytes).first;
+      file = files.try_emplace(name, checkpoint.folder, name, checkpoint.record(name)).first;
     SliceSource entry(file->second, record.where.offset, record.where.length);
     objects.emplace(key, read_object_archive(entry));
   }

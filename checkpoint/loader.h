@@ -31,33 +31,45 @@ struct OpenCheckpoint {
 // each other and with the sizes of the files. Throws Error(kBadData) naming what does not fit.
 OpenCheckpoint open_checkpoint(const std::filesystem::path& folder);
 
+// Throws Error(kBadData) when they are of two saves.
+void require_same_save(const std::filesystem::path& folder, const Manifest& manifest,
+                       const CheckpointIndex& index);
+
+// From a row of a tensor of this job to the row of the stored one; empty: rows are the same.
+using RowMap = std::function<int64_t(int64_t)>;
+
+// Reads rows [first, first + count) of a tensor of this job, `width` bytes each, whose stored rows are
+// scattered in a short stretch (one attention head): fetch(first stored row, rows, where to) is called once
+// for the stretch.
+void read_mapped_rows(const RowMap& row_map, int64_t first, int64_t count, uint64_t width, std::byte* out,
+                      const std::function<void(int64_t first, int64_t count, std::byte* out)>& fetch);
+
 // Which tensors of a checkpoint to load, by the names they have in this job.
 struct StoredNames {
   std::map<std::string, std::string> keys;  // name in this job -> key in the index
-  // Row r of tensor `name` is row row_map(name)(r) of the stored one, for Hugging Face's order of rotary
-  // rows. Empty, or returning an empty function: rows are the same.
-  using RowMap = std::function<int64_t(int64_t)>;
+  // For Hugging Face's order of rotary rows. Empty: all rows are the same.
   std::function<RowMap(const std::string& name)> row_map{};
 };
 
 struct LoadOptions {
-  bool allow_dtype_cast = false;  // else a stored type that differs is an error
-  // CRCs of archives too, where the manifest's checksums have been compared already.
-  bool full_verify = false;
-  bool verify_finite = false;                  // NaN or infinite numbers are an error, after all was read
+  // Of plan_load:
+  bool allow_dtype_cast = false;               // else a stored type that differs is an error
   std::string remedy{};                        // how to allow a cast, for the message
   std::vector<std::string> missing_objects{};  // missing too: reported with the tensors
+  // Of load_tensors:
+  bool full_verify = false;    // CRCs of archives too, where the manifest's checksums have been compared
+  bool verify_finite = false;  // NaN or infinite numbers are an error, after all was read
   std::function<void(uint64_t bytes)> on_progress{};  // with the bytes of the state that have been filled
 };
 
-// What a load will do, from names and shapes: no I/O, no collectives. Throws IncompatibleCheckpoint with ONE
-// message that lists every missing name (with the nearest ones that exist), every shape and type that
-// differs.
+// One tensor of a load, compared by name, shape and type.
 struct LoadItem {
-  const TensorState* tensor = nullptr;
-  const TensorRecord* record = nullptr;
-  StoredNames::RowMap row_map{};
+  TensorState tensor;                    // to be filled
+  const TensorRecord* record = nullptr;  // in the checkpoint's index
+  RowMap row_map{};
 };
+// No I/O, no collectives. Throws IncompatibleCheckpoint with ONE message that lists every missing name (with
+// the nearest ones that exist), every shape and type that differs.
 std::vector<LoadItem> plan_load(const OpenCheckpoint& checkpoint, const std::vector<TensorState>& tensors,
                                 const StoredNames& names, const LoadOptions& options);
 

@@ -28,7 +28,7 @@ struct ParameterPrefix {
   bool has_suffix;
 };
 constexpr std::array<ParameterPrefix, 3> kParameterPrefixes = {
-    {{"optimizer.state.", true}, {"optimizer.param_groups.", true}, {"ema.", false}}};
+    {{kMomentsPrefix, true}, {kParameterGroupPrefix, true}, {kEmaPrefix, false}}};
 
 constexpr size_t kMostShown = 20;  // names of each kind
 constexpr size_t kLongestPattern = 4096;

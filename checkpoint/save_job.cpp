@@ -59,13 +59,13 @@ void write_item(const SaveLayout& layout, const SaveItem& item, ItemReader& item
   file.append(head.data(), head.size());
   uint32_t crc = 0;
   items.read(item, [&](const std::byte* data, uint64_t bytes) {
-    // In pieces so small that the look at the numbers and the copy find them in the first-level cache, where
-    // the checksum has brought them: that saves more than the look costs.
+    // In pieces so small that the scan for NaN and the copy find them in the first-level cache, where the
+    // checksum has brought them: that saves more time than the scan takes.
     constexpr uint64_t kPiece = uint64_t{8} << 10;
     for (uint64_t at = 0; at < bytes; at += kPiece) {
       const uint64_t length = std::min(kPiece, bytes - at);
       crc = crc32(crc, data + at, length);
-      not_finite.look_at(layout.entries[item.entry].key, dtype, data + at, length);
+      not_finite.scan(layout.entries[item.entry].key, dtype, data + at, length);
       file.append(data + at, length);
     }
   });
@@ -198,7 +198,7 @@ void write_index(const SaveJob& job, const std::vector<Written>& all, const fs::
 }
 
 // Which file this rank reads back: that of the same rank on the next node, or the next rank's on one node, so
-// that nobody is served by a cache of its own.
+// that no rank reads from its own page cache.
 int rank_to_verify(int rank, int size, int ranks_per_node) {
   return (rank + (size > ranks_per_node ? ranks_per_node : 1)) % size;
 }
@@ -208,8 +208,7 @@ void read_back(const SaveJob& job, const fs::path& path, int rank, int size) {
   const Manifest manifest = read_manifest(path);
   const std::string name = shard_file_name(rank_to_verify(rank, size, job.ranks_per_node));
   for (const FileRecord& file : manifest.files)
-    if (file.name == name || (rank == 0 && file.name == ".metadata"))
-      verify_file(path, file, kBlockBytes, /*direct=*/true);
+    if (file.name == name || (rank == 0 && file.name == ".metadata")) verify_file(path, file);
 }
 
 }  // namespace
@@ -237,9 +236,9 @@ void run_save_part(const std::function<void()>& part) {
 
 std::string explain_not_finite(int64_t step, const std::string& found, std::optional<Dtype> model_dtype,
                                const CheckpointFolder& folder) {
-  std::string stays = "no checkpoint that training could go on from is";
+  std::string stays = "no checkpoint that training could resume from is";
   try {
-    for (const FoundCheckpoint& one : folder.scan())
+    for (const StepFolder& one : folder.scan())
       if (one.step <= step && one.resumable())
         stays = fmt::format("the newest checkpoint, which stays, is step-{}", one.step);
   } catch (const Error& error) {
@@ -249,7 +248,7 @@ std::string explain_not_finite(int64_t step, const std::string& found, std::opti
   const std::string type = narrow ? std::string(torch_name(*model_dtype)) : "";
   return fmt::format(
       "the state after step {}{} holds NaN or infinite numbers and is not saved: {}; {} in {}; look at "
-      "optimizer.lr and the data before training goes on{}",
+      "optimizer.lr and the data before training continues{}",
       step, narrow ? " as " + type : "", found, stays, printable(folder.path()),
       narrow
           ? fmt::format("; numbers that are only too large for {} need checkpoint.export_dtype = \"float32\"",

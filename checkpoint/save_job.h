@@ -16,7 +16,7 @@
 
 namespace hyperion {
 
-// Where the bytes of a rank's own items come from.
+// The source of the bytes of a rank's own items.
 class ItemReader {
  public:
   virtual ~ItemReader() = default;
@@ -28,7 +28,7 @@ class ItemReader {
   virtual void read(const SaveItem& item, const Take& take) = 0;
 };
 
-// A value as it will lie in the file.
+// A value, encoded for the file.
 struct EncodedObject {
   std::string key;
   KeyPath path;

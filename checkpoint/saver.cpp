@@ -12,6 +12,7 @@
 #include "base/failpoint.h"
 #include "base/log.h"
 #include "checkpoint/cast.h"
+#include "checkpoint/format/metadata_tiling.h"
 #include "checkpoint/names.h"
 
 namespace hyperion {
@@ -21,16 +22,6 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
-// Lower-case hexadecimal, different for every run.
-std::string random_id() {
-  std::random_device device;
-  return fmt::format("{:08x}{:08x}", device(), device());
-}
-
-bool is_model_number(const TensorState& tensor) {
-  return component_of(tensor.key) == kModelComponent && can_cast(tensor.dtype, Dtype::kFloat32);
 }
 
 }  // namespace
@@ -69,9 +60,9 @@ class Saver::Items : public ItemReader {
     const TensorState& from = tensor(item);
     const uint64_t bytes = from.local_bytes();
     if (pool_) {
-      deliver(item, pool_.get() + offsets_.at(item.entry), bytes, take);
+      take_converted(item, pool_.get() + offsets_.at(item.entry), bytes, take);
     } else if (!from.on_device) {
-      deliver(item, static_cast<const std::byte*>(from.data), bytes, take);
+      take_converted(item, static_cast<const std::byte*>(from.data), bytes, take);
     } else {
       constexpr uint64_t kPiece = uint64_t{64} << 20;
       if (!bounce_) bounce_ = mover_.allocate(kPiece);
@@ -79,7 +70,7 @@ class Saver::Items : public ItemReader {
         const uint64_t length = std::min(kPiece, bytes - at);
         mover_.to_host(bounce_.get(), from, at, length);
         mover_.finish();
-        deliver(item, bounce_.get(), length, take);
+        take_converted(item, bounce_.get(), length, take);
       }
     }
   }
@@ -89,7 +80,7 @@ class Saver::Items : public ItemReader {
     return planned_.tensors[planned_.layout.entries[item.entry].tensor];
   }
 
-  void deliver(const SaveItem& item, const std::byte* data, uint64_t bytes, const Take& take) {
+  void take_converted(const SaveItem& item, const std::byte* data, uint64_t bytes, const Take& take) {
     const Dtype from = tensor(item).dtype, to = planned_.layout.entries[item.entry].dtype;
     if (from == to) return take(data, bytes);
     constexpr uint64_t kCount = uint64_t{1} << 20;
@@ -163,15 +154,19 @@ Saver::Planned Saver::make_plan(const SaveContent& content) {
   planned.layout = save_layout(planned.tensors);
   if (content.model_dtype) {
     for (SaveLayout::Entry& entry : planned.layout.entries)
-      if (is_model_number(planned.tensors[entry.tensor])) entry.dtype = *content.model_dtype;
+      if (component_of(planned.tensors[entry.tensor].key) == kModelComponent &&
+          can_cast(entry.dtype, *content.model_dtype))
+        entry.dtype = *content.model_dtype;
   }
   std::vector<std::string> names;
   for (const TensorState& tensor : planned.tensors) names.push_back(tensor.key);
   trace_names("planning a save", names);
-  planned.fingerprint = planned.layout.fingerprint();
-  const std::string own = fmt::format("plan|{:016x}|{}|{}", planned.fingerprint,
-                                      rank_place(planned.layout, planned.tensors).to_text(),
-                                      ranks_.rank() == 0 && run_id_.empty() ? random_id() : run_id_);
+  if (ranks_.rank() == 0 && run_id_.empty()) {
+    std::random_device device;
+    run_id_ = fmt::format("{:08x}{:08x}", device(), device());
+  }
+  const std::string own = fmt::format("plan|{:016x}|{}|{}", planned.layout.fingerprint(),
+                                      rank_place(planned.layout, planned.tensors).to_text(), run_id_);
   const std::vector<std::string> texts = ranks_.all_gather(own);
   std::vector<RankPlace> places;
   const std::string start = own.substr(0, own.find('|', 5) + 1);
@@ -188,7 +183,7 @@ Saver::Planned Saver::make_plan(const SaveContent& content) {
   return planned;
 }
 
-Saver::Planned& Saver::planned(const SaveContent& content) {
+Saver::Planned& Saver::plan_for(const SaveContent& content) {
   refresh_tensors();
   if (content.wanted || content.model_dtype) return partial_.emplace(make_plan(content));
   if (!full_) full_ = make_plan(content);
@@ -239,17 +234,13 @@ std::shared_ptr<Saver::Items> Saver::make_items(const Planned& planned, bool sta
   return items;
 }
 
-SaveReport Saver::run(const SaveJob& job, Items& items) {
+SaveReport Saver::write_and_purge(const SaveJob& job, Items& items) {
   const SaveReport report = write_checkpoint(job, items, folder_, ranks_);
-  if (ranks_.rank() == 0 && job.commit) tidy(report);
+  const bool supersedes = job.kind != CheckpointKind::kPreCheckpoint && job.kind != CheckpointKind::kSeed;
+  if (ranks_.rank() == 0 && job.commit && supersedes)
+    folder_.purge({.keep = options_.keep_latest, .newest = report.step});
   if (on_durable && job.commit) on_durable(report);
   return report;
-}
-
-// Rank 0: what a new checkpoint makes superfluous goes.
-void Saver::tidy(const SaveReport& report) {
-  if (report.kind == CheckpointKind::kPreCheckpoint || report.kind == CheckpointKind::kSeed) return;
-  folder_.purge({.keep = options_.keep_latest, .newest = report.step});
 }
 
 SaveReport Saver::preflight(int64_t step, bool keep, bool probe) {
@@ -258,21 +249,17 @@ SaveReport Saver::preflight(int64_t step, bool keep, bool probe) {
     refresh_tensors();
     SaveContent content{.kind = CheckpointKind::kPreCheckpoint};
     if (probe && !tensors_.empty()) {
-      const auto size = [](const TensorState& tensor) {
-        int64_t elements = 1;
-        for (const int64_t extent : tensor.shape) elements *= extent;
-        return elements;
-      };
+      const auto size = [](const TensorState& tensor) { return element_count(tensor.shape).value(); };
       const std::string smallest = std::ranges::min(tensors_, {}, size).key;
       content.wanted = [smallest](const std::string& key) { return key == smallest; };
     }
-    const Planned& all = planned(content);
+    const Planned& all = plan_for(content);
     SaveJob job = make_job(step, content, all);
     job.commit = keep;
     job.read_back = true;
     const auto items = make_items(all, options_.async != AsyncMode::kDisabled);
     mover_.prepare();
-    const SaveReport report = run(job, *items);
+    const SaveReport report = write_and_purge(job, *items);
     ++counters_.saves;
     return report;
   } catch (const Error& error) {
@@ -284,20 +271,20 @@ SaveReport Saver::preflight(int64_t step, bool keep, bool probe) {
   }
 }
 
-void Saver::save(int64_t step, const SaveContent& content, bool now) {
+bool Saver::save(int64_t step, const SaveContent& content, bool now) {
   finish();
   const Clock::time_point begin = Clock::now();
-  Planned& what = planned(content);
+  Planned& what = plan_for(content);
   SaveJob job = make_job(step, content, what);
   bool background = options_.async != AsyncMode::kDisabled && !now;
   std::shared_ptr<Items> items = make_items(what, background);
-  if (background && !all_pooled(what, *items)) {
+  if (background && !every_rank_has_pool(what, *items)) {
     background = false;
     items = make_items(what, /*staged=*/false);
   }
   mover_.prepare();
   if (!background) {
-    run(job, *items);
+    write_and_purge(job, *items);
     ++counters_.saves;
   } else {
     auto starting = std::make_unique<UnderWay>();
@@ -309,7 +296,7 @@ void Saver::save(int64_t step, const SaveContent& content, bool now) {
     };
     starting->done = std::async(std::launch::async, [this, job = std::move(job), save = starting.get()] {
       try {
-        run(job, *save->items);
+        write_and_purge(job, *save->items);
         save->state = UnderWay::State::kDone;
       } catch (...) {
         try {
@@ -325,18 +312,19 @@ void Saver::save(int64_t step, const SaveContent& content, bool now) {
     if (options_.async == AsyncMode::kAsync) under_way_->staging.wait();
   }
   counters_.stall_seconds = seconds_since(begin);
-  if (options_.async == AsyncMode::kAsync) tell_staged();
+  if (options_.async == AsyncMode::kAsync) report_staged();
+  return !background;
 }
 
 // A rank without a pool writes while training waits. Then all wait, or the others would sit in a collective
 // of training until it times out.
-bool Saver::all_pooled(Planned& planned, const Items& items) {
+bool Saver::every_rank_has_pool(Planned& planned, const Items& items) {
   if (planned.pooled) return true;
   const std::vector<std::string> answers = ranks_.all_gather(items.staged() ? "yes" : "no");
   return planned.pooled = std::ranges::count(answers, "yes") == static_cast<ptrdiff_t>(answers.size());
 }
 
-void Saver::tell_staged() {
+void Saver::report_staged() {
   if (under_way_ && under_way_->copied.exchange(false) && on_staged)
     on_staged(under_way_->step, counters_.stall_seconds);
 }
@@ -346,13 +334,13 @@ void Saver::join_staging() {
   const Clock::time_point begin = Clock::now();
   under_way_->staging.wait();
   counters_.stall_seconds += seconds_since(begin);
-  tell_staged();
+  report_staged();
 }
 
-bool Saver::ended() const {
+bool Saver::save_ended() const {
   return under_way_ && under_way_->state != UnderWay::State::kRunning;
 }
-bool Saver::failed() const {
+bool Saver::save_failed() const {
   return under_way_ && under_way_->state == UnderWay::State::kFailed;
 }
 

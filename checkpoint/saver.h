@@ -1,4 +1,4 @@
-// Saves the state of a job, at once or while training goes on. One save at a time: its data are copied to a
+// Saves the state of a job, at once or while training continues. One save at a time: its data are copied to a
 // pool that was allocated once (or read where they are, when training waits), a thread writes and commits
 // them.
 //
@@ -50,15 +50,16 @@ class Saver {
   // what later saves use. Throws Error(kPreCheckpoint), or Error(kNonFinite).
   SaveReport preflight(int64_t step, bool keep, bool probe = false);
 
-  // Saves `step`. Waits for the save before it. Synchronous in mode kDisabled or when `now`.
-  void save(int64_t step, const SaveContent& content = {}, bool now = false);
+  // Saves `step`. Waits for the save before it. Synchronous in mode kDisabled or when `now`. Returns whether
+  // the checkpoint is durable already; else a thread writes it.
+  bool save(int64_t step, const SaveContent& content = {}, bool now = false);
 
   // Returns when nothing reads the live state any more. Call before the state changes.
   void join_staging();
-  // Whether a save has ended since, well or badly: finish() will not wait long.
-  bool ended() const;
-  bool failed() const;  // it has ended, badly
-  bool writing() const { return under_way_ && !ended(); }
+  // Whether the save in the background has ended, with or without success: finish() will not wait long.
+  bool save_ended() const;
+  bool save_failed() const;
+  bool save_in_flight() const { return under_way_ && !save_ended(); }
   // Waits for the save under way, if any. Throws what write_checkpoint() threw.
   void finish();
 
@@ -82,21 +83,19 @@ class Saver {
   struct Planned {
     std::vector<TensorState> tensors;  // those it holds
     SaveLayout layout;
-    uint64_t fingerprint = 0;
     SavePlan plan;
     bool pooled = false;  // every rank has a pool for it
   };
   struct UnderWay;  // the save that a thread works on
   class Items;
   void refresh_tensors();
-  Planned& planned(const SaveContent& content);
+  Planned& plan_for(const SaveContent& content);
   Planned make_plan(const SaveContent& content);
   SaveJob make_job(int64_t step, const SaveContent& content, const Planned& planned);
   std::shared_ptr<Items> make_items(const Planned& planned, bool staged);
-  SaveReport run(const SaveJob& job, Items& items);
-  void tidy(const SaveReport& report);
-  void tell_staged();
-  bool all_pooled(Planned& planned, const Items& items);
+  SaveReport write_and_purge(const SaveJob& job, Items& items);
+  void report_staged();
+  bool every_rank_has_pool(Planned& planned, const Items& items);
 
   SaverOptions options_;
   std::vector<StateComponent*> components_;

@@ -7,7 +7,9 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "checkpoint/types/choices.h"
@@ -80,8 +82,23 @@ class StateComponent {
 };
 
 // The name under which a key belongs to a component: everything before the first dot when that is the name of
-// one of the non-model components, else "model".
+// one of the other components, else kModelComponent.
 std::string component_of(const std::string& key);
+
+// Names of components: a subset of kStateComponents.
+using ComponentSet = std::set<std::string, std::less<>>;
+
+// Keys of values that others than their component read, and what keys of parameters begin with.
+inline constexpr std::string_view kTrajectoryKey = "lr_scheduler.trajectory";
+inline constexpr std::string_view kLoaderPositionKey = "dataloader.position";
+inline constexpr std::string_view kLoaderRanksKey = "dataloader.world_size";    // torchtitan's
+inline constexpr std::string_view kLoaderOfRankPrefix = "dataloader.dp_rank_";  // torchtitan's
+inline constexpr std::string_view kStepKey = "train_state.step";
+inline constexpr std::string_view kTokensOfRankKey = "train_state.ntokens_seen";
+inline constexpr std::string_view kConfigKey = "train_state.config";
+inline constexpr std::string_view kMomentsPrefix = "optimizer.state.";
+inline constexpr std::string_view kParameterGroupPrefix = "optimizer.param_groups.";
+inline constexpr std::string_view kEmaPrefix = "ema.";
 
 // Moves bytes between host memory and the memory of tensors. The default is memcpy.
 class MemoryMover {

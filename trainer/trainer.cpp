@@ -118,15 +118,13 @@ void Trainer::load_checkpoint() {
   checkpointer_->load();
   model_.fsdp_model->weights_changed();
   const ChosenCheckpoint& chosen = *checkpointer_->chosen();
-  const auto loads = [&](std::string_view component) {
-    return chosen.components.contains(std::string(component));
-  };
   resumed_step_ = state_.step;
-  if (model_.ema && loads(kModelComponent) && !loads(kEmaComponent)) model_.ema->restart();
-  if (const Object* saved = chosen.find("train_state.config"))
-    log_info("{}", config_comparison(text_table(*saved, chosen.candidate.path.string()),
+  if (model_.ema && chosen.components.contains(kModelComponent) && !chosen.components.contains(kEmaComponent))
+    model_.ema->restart();
+  if (const Object* saved = chosen.find_object(kConfigKey))
+    log_info("{}", config_comparison(text_table(*saved, chosen.path.string()),
                                      config_entries(job_.configured.config)));
-  if (loads(kLoaderComponent) && chosen.find("dataloader.position") == nullptr)
+  if (chosen.components.contains(kLoaderComponent) && chosen.find_object(kLoaderPositionKey) == nullptr)
     skip_trained_data(*job_.loader, state_.step, microbatches_);
 }
 
@@ -161,8 +159,7 @@ bool Trainer::nothing_is_left() const {
                  : "");
     return true;
   }
-  if (chosen == nullptr || chosen->candidate.source != LoadSource::kOwn ||
-      state_.step < config().training.steps)
+  if (chosen == nullptr || chosen->source != LoadSource::kOwn || state_.step < config().training.steps)
     return false;
   log_info("Nothing is left to do: step {} is done already, and training.steps = {}; raise it to train on",
            state_.step, config().training.steps);

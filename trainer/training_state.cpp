@@ -18,7 +18,7 @@ StateComponents state_components(const StateSources& sources) {
   };
   const auto position = [&state = state, &plan = plan, rates] {
     const auto [lr, next_lr] = rates();
-    return SchedulerState::Position{state.step, lr, next_lr, to_object(plan.trajectory.entries)};
+    return SchedulerState::Position{state.step, lr, next_lr, to_object(plan.trajectory)};
   };
   StateComponents components;
   const auto add = [&](auto component) { components.push_back(std::move(component)); };
@@ -42,20 +42,14 @@ CheckpointedState checkpointed_state(const Job& job, const ResumePlan& plan,
       {"model", plan.config.model.name + " " + plan.config.model.flavor},
       {"mesh", job.runtime.mesh->describe()}};
   facts.merge(record_facts(job.record));
-  CheckpointedState state = {.config = plan.config,
-                             .components = {},
-                             .mover = mover,
-                             .facts = std::move(facts),
-                             .hugging_face_names = [&job](const std::map<std::string, std::string>& names) {
-                               return hugging_face_names(job.model, names);
-                             }};
+  CheckpointedState state = {
+      .config = plan.config, .model = job.model, .components = {}, .mover = mover, .facts = std::move(facts)};
   for (const auto& component : components) state.components.push_back(component.get());
-  if (plan.config.checkpoint.last_save_in_hf)
-    state.hugging_face_export = {
-        [&job](const std::string& name) { return hugging_face_place(job.model, name); },
-        hugging_face_files(job.model, plan.config.checkpoint.export_dtype, job.data.tokenizer.get(),
-                           job.data.tokenizer_path),
-        tokenizer_note(job.data.tokenizer->hash())};
+  if (plan.config.checkpoint.last_save_in_hf) {
+    state.export_files = hugging_face_files(job.model, plan.config.checkpoint.export_dtype,
+                                            job.data.tokenizer.get(), job.data.tokenizer_path);
+    state.export_notes = tokenizer_note(job.data.tokenizer->hash());
+  }
   return state;
 }
 

@@ -47,8 +47,8 @@ void read_exactly(int fd, const std::string& path, uint64_t offset, std::byte* o
 }
 
 uint64_t read_block(const BlockFile& file, uint64_t block, std::byte* out) {
-  const uint64_t offset = block * file.block_bytes;
-  const uint64_t bytes = std::min(file.block_bytes, file.record.bytes - offset);
+  const uint64_t offset = block * kBlockBytes;
+  const uint64_t bytes = std::min(kBlockBytes, file.record.bytes - offset);
   read_exactly(file.fd, file.path, offset, out, bytes, aligned(bytes));
   const uint64_t actual = hash_bytes(out, bytes), written = file.record.blocks[block];
   if (actual != written)
@@ -61,7 +61,7 @@ BlockStream::BlockStream(const BlockFile& file, std::vector<uint64_t> blocks)
     : file_(file),
       blocks_(std::move(blocks)),
       slots_(std::clamp<size_t>(blocks_.size(), 1, kSlots)),
-      buffer_(slots_.size() * aligned(file.block_bytes)) {
+      buffer_(slots_.size() * aligned(kBlockBytes)) {
   try {
     while (threads_.size() < std::min(kThreads, blocks_.size()))
       threads_.emplace_back([this] { read_ahead(); });
@@ -82,7 +82,7 @@ BlockStream::~BlockStream() {
 void BlockStream::fill(Slot& slot, size_t place) {
   slot.error = nullptr;
   try {
-    std::byte* const out = buffer_.data() + place % slots_.size() * aligned(file_.block_bytes);
+    std::byte* const out = buffer_.data() + place % slots_.size() * aligned(kBlockBytes);
     slot.data = {out, read_block(file_, blocks_[place], out)};
   } catch (...) {
     slot.error = std::current_exception();

@@ -22,7 +22,6 @@ struct BlockFile {
   int fd;
   const std::string& path;  // for messages
   const FileRecord& record;
-  uint64_t block_bytes;
 };
 
 // Reads [offset, offset + bytes) from `fd` into `out`, which has `capacity` bytes: direct input reads up to

@@ -11,7 +11,6 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -29,7 +28,7 @@ constexpr std::string_view kReplacedPrefix = ".trash-replaced-";
 std::optional<int64_t> step_of_name(std::string_view name);
 
 // A folder named step-N.
-struct FoundCheckpoint {
+struct StepFolder {
   int64_t step = 0;
   std::filesystem::path path;
   std::optional<Manifest> manifest;                // nothing for checkpoints of other programs
@@ -44,13 +43,9 @@ struct FoundCheckpoint {
   bool resumable() const { return complete() && manifest && kind != CheckpointKind::kModel; }
 };
 
-// The save id inside a checkpoint's .metadata, empty when it has none. It may throw Error(kBadData).
-using SaveIdReader = std::function<std::string(const std::filesystem::path& folder)>;
-
-// Manifest, its step, the names and sizes of all files, and (with a reader) the save id; no content is read.
-// Fills all fields but `path` and `step`.
-FoundCheckpoint cheap_check(const std::filesystem::path& folder, int64_t step,
-                            const SaveIdReader& save_id = {});
+// Manifest, its step, the names and sizes of all files; no content is read. Fills all fields but `path` and
+// `step`.
+StepFolder cheap_check(const std::filesystem::path& folder, int64_t step);
 // Files in the folder that its manifest does not list: they are ignored, and named in a note.
 std::vector<std::string> extra_files(const std::filesystem::path& folder, const Manifest& manifest);
 
@@ -60,11 +55,10 @@ std::vector<std::string> extra_files(const std::filesystem::path& folder, const 
 // count, and is removed when a full one with a higher step exists.
 struct PurgeRule {
   int64_t keep = 0;
-  int64_t newest = -1;                                    // the step that was just saved, or -1
-  std::function<bool(const FoundCheckpoint&)> protect{};  // others to keep
+  int64_t newest = -1;  // the step that was just saved, or -1
 };
 // The steps to remove, ascending. No I/O, no collectives.
-std::vector<int64_t> steps_to_purge(const std::vector<FoundCheckpoint>& found, const PurgeRule& rule);
+std::vector<int64_t> steps_to_purge(const std::vector<StepFolder>& found, const PurgeRule& rule);
 
 // Failures of a save are Error(kSaveFailed) with path and errno. One thread at a time.
 class CheckpointFolder {
@@ -76,7 +70,7 @@ class CheckpointFolder {
 
   // All folders named step-N, by step; symbolic links and files are passed over. Empty when the folder does
   // not exist. Needs no lock.
-  std::vector<FoundCheckpoint> scan(const SaveIdReader& save_id = {}) const;
+  std::vector<StepFolder> scan() const;
 
   // Makes incoming(save_id), by every rank of the save; the coordinator makes its name durable.
   std::filesystem::path begin(const std::string& save_id, bool coordinator) const;

@@ -28,30 +28,6 @@ bool has_safetensors(const fs::path& folder) {
          });
 }
 
-void examine(FoundCheckpoint& found, const fs::path& folder, int64_t step, const SaveIdReader& save_id) {
-  const bool dcp = regular_file_exists(folder / ".metadata");
-  found.kind = dcp ? CheckpointKind::kForeign : CheckpointKind::kSafetensors;
-  if (!dcp && !has_safetensors(folder))
-    throw_data("{}: has no .metadata and no *.safetensors: it is no checkpoint", printable(folder));
-  if (!name_exists(folder / kManifestFile)) return;
-  found.kind = CheckpointKind::kDamaged;
-  found.manifest = read_manifest(folder);
-  found.kind = found.manifest->kind;
-  if (found.manifest->step != step)
-    throw_data("{}: its manifest is of step {}: the folder was renamed or its files were swapped",
-               printable(folder), found.manifest->step);
-  check_sizes(folder, *found.manifest);
-  if (!save_id || !dcp) return;
-  const std::string id = save_id(folder);
-  if (id != found.manifest->save_id)
-    throw_data("{}: {} belongs to save {}, .metadata to save {}: files of two saves are mixed",
-               printable(folder), kManifestFile, found.manifest->save_id, id);
-}
-
-bool holds_full_state(const FoundCheckpoint& found) {
-  return found.kind == CheckpointKind::kFull || found.kind == CheckpointKind::kPreCheckpoint;
-}
-
 }  // namespace
 
 std::optional<int64_t> step_of_name(std::string_view name) {
@@ -65,12 +41,23 @@ std::optional<int64_t> step_of_name(std::string_view name) {
   return exact && step >= 0 ? std::optional(step) : std::nullopt;
 }
 
-FoundCheckpoint cheap_check(const fs::path& folder, int64_t step, const SaveIdReader& save_id) {
-  FoundCheckpoint found;
+StepFolder cheap_check(const fs::path& folder, int64_t step) {
+  StepFolder found;
   found.step = step;
   found.path = folder;
   try {
-    examine(found, folder, step, save_id);
+    const bool dcp = regular_file_exists(folder / ".metadata");
+    found.kind = dcp ? CheckpointKind::kForeign : CheckpointKind::kSafetensors;
+    if (!dcp && !has_safetensors(folder))
+      throw_data("{}: has no .metadata and no *.safetensors: it is no checkpoint", printable(folder));
+    if (!name_exists(folder / kManifestFile)) return found;
+    found.kind = CheckpointKind::kDamaged;
+    found.manifest = read_manifest(folder);
+    found.kind = found.manifest->kind;
+    if (found.manifest->step != step)
+      throw_data("{}: its manifest is of step {}: the folder was renamed or its files were swapped",
+                 printable(folder), found.manifest->step);
+    check_sizes(folder, *found.manifest);
   } catch (const PermissionDenied& error) {
     found.kind = CheckpointKind::kUnreadable;
     found.unreadable = true;
@@ -92,12 +79,12 @@ std::vector<std::string> extra_files(const fs::path& folder, const Manifest& man
   return extra;
 }
 
-bool FoundCheckpoint::damaged() const {
+bool StepFolder::damaged() const {
   return !complete() && !unreadable && (name_exists(path / kManifestFile) || name_exists(path / ".metadata"));
 }
 
-std::vector<FoundCheckpoint> CheckpointFolder::scan(const SaveIdReader& save_id) const {
-  std::vector<FoundCheckpoint> found;
+std::vector<StepFolder> CheckpointFolder::scan() const {
+  std::vector<StepFolder> found;
   std::error_code error;
   fs::directory_iterator it(folder_, error);
   if (error == std::errc::no_such_file_or_directory) return found;
@@ -105,10 +92,10 @@ std::vector<FoundCheckpoint> CheckpointFolder::scan(const SaveIdReader& save_id)
     const std::optional<int64_t> step = step_of_name(it->path().filename().native());
     struct stat info {};
     if (!step || ::lstat(it->path().c_str(), &info) != 0 || !S_ISDIR(info.st_mode)) continue;
-    found.push_back(cheap_check(it->path(), *step, save_id));
+    found.push_back(cheap_check(it->path(), *step));
   }
   if (error) throw_data("{}: cannot be listed: {}", printable(folder_), errno_text(error.value()));
-  std::ranges::sort(found, {}, &FoundCheckpoint::step);
+  std::ranges::sort(found, {}, &StepFolder::step);
   return found;
 }
 
@@ -128,29 +115,28 @@ void CheckpointFolder::require_free_names(int64_t first, int64_t last) const {
   }
 }
 
-std::vector<int64_t> steps_to_purge(const std::vector<FoundCheckpoint>& found, const PurgeRule& rule) {
-  std::vector<const FoundCheckpoint*> ours;  // the newest first
-  for (const FoundCheckpoint& one : found)
+std::vector<int64_t> steps_to_purge(const std::vector<StepFolder>& found, const PurgeRule& rule) {
+  std::vector<const StepFolder*> ours;  // the newest first
+  for (const StepFolder& one : found)
     if (one.complete() && one.manifest && one.kind != CheckpointKind::kSeed) ours.push_back(&one);
-  std::ranges::sort(ours, [&](const FoundCheckpoint* a, const FoundCheckpoint* b) {
+  std::ranges::sort(ours, [&](const StepFolder* a, const StepFolder* b) {
     return std::pair(a->step == rule.newest, a->step) > std::pair(b->step == rule.newest, b->step);
   });
-  const auto newest_restorable =
-      std::ranges::find_if(ours, [](const auto* one) { return holds_full_state(*one); });
+  const auto newest_restorable = std::ranges::find_if(ours, [](const auto* one) {
+    return one->kind == CheckpointKind::kFull || one->kind == CheckpointKind::kPreCheckpoint;
+  });
   int64_t newest_full = -1;
-  for (const FoundCheckpoint* one : ours)
+  for (const StepFolder* one : ours)
     if (one->kind == CheckpointKind::kFull) newest_full = std::max(newest_full, one->step);
 
   std::vector<int64_t> steps;
   int64_t counted = 0;
   for (auto one = ours.begin(); one != ours.end(); ++one) {
-    const FoundCheckpoint& candidate = **one;
+    const StepFolder& candidate = **one;
     const bool kept = candidate.kind == CheckpointKind::kPreCheckpoint
                           ? candidate.step >= newest_full
                           : rule.keep <= 0 || counted++ < rule.keep;
-    if (kept || one == newest_restorable || candidate.step == rule.newest ||
-        (rule.protect && rule.protect(candidate)))
-      continue;
+    if (kept || one == newest_restorable || candidate.step == rule.newest) continue;
     steps.push_back(candidate.step);
   }
   std::ranges::sort(steps);

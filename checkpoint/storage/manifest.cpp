@@ -135,11 +135,6 @@ uint64_t FileRecord::checksum() const {
   return hash_bytes(blocks.data(), blocks.size() * sizeof(uint64_t));
 }
 
-bool is_plain_name(std::string_view name) {
-  return !name.empty() && name.size() <= 255 && name != "." && name != ".." && name.find('/') == name.npos &&
-         name.find('\0') == name.npos;
-}
-
 std::string to_json(const FileRecord& record) {
   return record_to_json(record).dump();
 }

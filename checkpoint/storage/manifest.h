@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/choice.h"
+#include "checkpoint/types/index.h"
 
 namespace hyperion {
 
@@ -63,15 +64,12 @@ struct Manifest {
 
 // The text ends with a checksum of everything before it.
 std::string to_json(const Manifest& manifest);
-// `name` stands in messages. Throws Error(kBadData) for a text that is damaged, hostile, or of a newer
+// `name`: for messages. Throws Error(kBadData) for a text that is damaged, hostile, or of a newer
 // format.
 Manifest manifest_from_json(std::string_view text, const std::string& name = kManifestFile);
 
 std::string to_json(const FileRecord& record);
 FileRecord file_record_from_json(std::string_view text);
-
-// A name that stays in its folder: one path component, at most 255 bytes.
-bool is_plain_name(std::string_view name);
 
 // Of a checkpoint's folder. Throws Error(kBadData).
 Manifest read_manifest(const std::filesystem::path& folder);

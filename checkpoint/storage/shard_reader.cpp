@@ -43,11 +43,11 @@ Descriptor open_inside(const fs::path& folder, const std::string& name, int flag
   throw_data("{}", problem);
 }
 
-void require_record(const std::string& path, uint64_t size, const FileRecord& record, uint64_t block_bytes) {
+void require_record(const std::string& path, uint64_t size, const FileRecord& record) {
   if (size != record.bytes)
     throw_data("{}: has {} bytes, {} were written: the file was truncated or replaced", path, size,
                record.bytes);
-  const uint64_t blocks = size / block_bytes + (size % block_bytes != 0 ? 1 : 0);
+  const uint64_t blocks = size / kBlockBytes + (size % kBlockBytes != 0 ? 1 : 0);
   if (record.blocks.size() != blocks)
     throw_data("{}: has {} checksums, its {} bytes need {}", path, record.blocks.size(), size, blocks);
 }
@@ -60,8 +60,8 @@ std::byte* append(std::byte* to, std::span<const std::byte> bytes) {
 }  // namespace
 
 ShardReader::ShardReader(const fs::path& folder, const std::string& name, const FileRecord* record,
-                         uint64_t block_bytes, Links links)
-    : path_(printable(folder / name)), block_bytes_(block_bytes) {
+                         Links links)
+    : path_(printable(folder / name)) {
   // What is verified is read in full blocks, which gain nothing from the page cache.
   if (links == Links::kFollow) {
     InputFile file(folder / name);
@@ -74,7 +74,7 @@ ShardReader::ShardReader(const fs::path& folder, const std::string& name, const 
     size_ = regular_size(file_.get(), folder / name);
   }
   if (record == nullptr) return;
-  require_record(path_, size_, *record, block_bytes);
+  require_record(path_, size_, *record);
   record_ = *record;
 }
 
@@ -84,9 +84,9 @@ void ShardReader::expect(const std::vector<ByteRange>& ranges) {
   for (const ByteRange& range : ranges) {
     require_inside(range.offset, range.bytes);
     if (range.bytes == 0) continue;
-    uint64_t block = range.offset / block_bytes_;
+    uint64_t block = range.offset / kBlockBytes;
     if (!blocks.empty()) block = std::max(block, blocks.back() + 1);
-    for (; block <= (range.offset + range.bytes - 1) / block_bytes_; ++block) blocks.push_back(block);
+    for (; block <= (range.offset + range.bytes - 1) / kBlockBytes; ++block) blocks.push_back(block);
   }
   expected_ = std::make_unique<BlockStream>(file(), std::move(blocks));
   held_ = {};
@@ -97,12 +97,12 @@ void ShardReader::read(uint64_t offset, void* out, uint64_t bytes) {
   auto* to = static_cast<std::byte*>(out);
   if (!record_) return read_unverified(offset, to, bytes);
   for (uint64_t end = offset + bytes; offset < end;) {
-    const uint64_t block = offset / block_bytes_, skip = offset % block_bytes_;
+    const uint64_t block = offset / kBlockBytes, skip = offset % kBlockBytes;
     // First block that the request does not cover completely; the file's last one may be short.
-    const uint64_t full_until = end == size_ ? record_->blocks.size() : end / block_bytes_;
-    uint64_t n = std::min(end - offset, block_bytes_ - skip);
+    const uint64_t full_until = end == size_ ? record_->blocks.size() : end / kBlockBytes;
+    uint64_t n = std::min(end - offset, kBlockBytes - skip);
     if (skip == 0 && full_until > block + 1 && !is_expected(block)) {
-      n = std::min(end, full_until * block_bytes_) - offset;
+      n = std::min(end, full_until * kBlockBytes) - offset;
       std::vector<uint64_t> blocks(full_until - block);
       std::iota(blocks.begin(), blocks.end(), block);
       std::byte* at = to;
@@ -116,7 +116,7 @@ void ShardReader::read(uint64_t offset, void* out, uint64_t bytes) {
 }
 
 bool ShardReader::is_expected(uint64_t block) {
-  // Expected blocks that are skipped have been read in vain.
+  // Expected blocks that are skipped are dropped.
   while (expected_ && !expected_->done() && expected_->next_block() < block) {
     held_ = {};
     expected_->take();
@@ -130,7 +130,7 @@ std::span<const std::byte> ShardReader::held_block(uint64_t block) {
   if (is_expected(block)) {
     held_ = expected_->take();
   } else {
-    if (!own_) own_ = std::make_unique<BlockBuffer>(block_bytes_);
+    if (!own_) own_ = std::make_unique<BlockBuffer>(kBlockBytes);
     held_ = {own_->data(), read_block(file(), block, own_->data())};
   }
   held_block_ = block;
@@ -140,7 +140,7 @@ std::span<const std::byte> ShardReader::held_block(uint64_t block) {
 // Piece by piece, with read-ahead.
 void ShardReader::read_unverified(uint64_t offset, std::byte* out, uint64_t bytes) {
   for (uint64_t done = 0; done < bytes;) {
-    const uint64_t n = std::min(bytes - done, block_bytes_);
+    const uint64_t n = std::min(bytes - done, kBlockBytes);
     const uint64_t ahead = std::min(bytes - done - n, kReadAhead);
     if (ahead > 0)
       ::posix_fadvise(file_.get(), static_cast<off_t>(offset + done + n), static_cast<off_t>(ahead),
@@ -150,19 +150,18 @@ void ShardReader::read_unverified(uint64_t offset, std::byte* out, uint64_t byte
   }
 }
 
-void verify_file(const fs::path& folder, const FileRecord& record, uint64_t block_bytes, bool direct) {
+void verify_file(const fs::path& folder, const FileRecord& record) {
   const std::string path = printable(folder / record.name);
-  Descriptor file = direct ? open_inside(folder, record.name, O_DIRECT) : Descriptor();
+  Descriptor file = open_inside(folder, record.name, O_DIRECT);
   if (!file) {  // no direct input here
-    if (direct) evict(folder / record.name);
+    evict(folder / record.name);
     file = open_inside(folder, record.name, 0);
   }
   if (!file) throw_data("{}: cannot be opened", path);
-  require_record(path, regular_size(file.get(), folder / record.name), record, block_bytes);
+  require_record(path, regular_size(file.get(), folder / record.name), record);
   std::vector<uint64_t> blocks(record.blocks.size());
   std::iota(blocks.begin(), blocks.end(), 0);
-  for (BlockStream stream({file.get(), path, record, block_bytes}, std::move(blocks)); !stream.done();)
-    stream.take();
+  for (BlockStream stream({file.get(), path, record}, std::move(blocks)); !stream.done();) stream.take();
 }
 
 void evict(const fs::path& path) {

@@ -27,8 +27,7 @@ class ShardReader : public ByteSource {
   // cache). `record`: of this file, or null when there is none: then nothing can be verified. Throws
   // Error(kBadData) when the file is missing, is no regular file in this folder, or has another size.
   ShardReader(const std::filesystem::path& folder, const std::string& name,
-              const FileRecord* record = nullptr, uint64_t block_bytes = kBlockBytes,
-              Links links = Links::kRefuse);
+              const FileRecord* record = nullptr, Links links = Links::kRefuse);
   ShardReader(const ShardReader&) = delete;
   ShardReader& operator=(const ShardReader&) = delete;
 
@@ -43,7 +42,7 @@ class ShardReader : public ByteSource {
   void expect(const std::vector<ByteRange>& ranges);
 
  private:
-  BlockFile file() const { return {file_.get(), path_, *record_, block_bytes_}; }
+  BlockFile file() const { return {file_.get(), path_, *record_}; }
   bool is_expected(uint64_t block);
   std::span<const std::byte> held_block(uint64_t block);
   void read_unverified(uint64_t offset, std::byte* out, uint64_t bytes);
@@ -51,7 +50,6 @@ class ShardReader : public ByteSource {
   std::string path_;
   Descriptor file_;
   uint64_t size_ = 0;
-  uint64_t block_bytes_;
   std::optional<FileRecord> record_;
   std::span<const std::byte> held_;  // all of held_block_, in own_ or in expected_; or empty
   uint64_t held_block_ = 0;
@@ -59,11 +57,10 @@ class ShardReader : public ByteSource {
   std::unique_ptr<BlockStream> expected_;
 };
 
-// Reads a file back completely and compares it with its record. `direct`: from the disk itself (O_DIRECT; if
-// that is unavailable, after the file was dropped from the page cache). Throws Error(kBadData) naming the
-// file and the byte range.
-void verify_file(const std::filesystem::path& folder, const FileRecord& record, uint64_t block_bytes,
-                 bool direct);
+// Reads a file back completely, from the disk itself (O_DIRECT; if that is unavailable, after the file was
+// dropped from the page cache), and compares it with its record. Throws Error(kBadData) naming the file and
+// the byte range.
+void verify_file(const std::filesystem::path& folder, const FileRecord& record);
 
 // Flushes a file and drops it from the page cache.
 void evict(const std::filesystem::path& path);

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/printable.h"
+#include "checkpoint/format/metadata_tiling.h"
 
 namespace hyperion {
 namespace {
@@ -70,12 +71,9 @@ TensorArchive archive_of_bare_bytes(Dtype dtype, const Dims& shape, uint64_t byt
 }  // namespace
 
 int64_t elements_of(const Dims& shape) {
-  if (std::ranges::find(shape, 0) != shape.end()) return 0;
-  int64_t count = 1;
-  for (const int64_t extent : shape)
-    if (__builtin_mul_overflow(count, extent, &count))
-      throw_data("a tensor of shape [{}] has more elements than 2^63", fmt::join(shape, ", "));
-  return count;
+  const std::optional<int64_t> count = element_count(shape);
+  if (!count) throw_data("a tensor of shape [{}] has more elements than 2^63", fmt::join(shape, ", "));
+  return *count;
 }
 
 void each_box(const Dims& whole, int64_t most, const std::function<void(const Dims&, const Dims&)>& take) {
@@ -106,7 +104,7 @@ ShardReader& ContentReader::file(const std::string& name) {
   auto& reader = files_[name];
   if (!reader) {
     const bool bare_bytes = checkpoint_.index.layout == CheckpointIndex::Layout::kBareBytes;
-    reader = std::make_unique<ShardReader>(checkpoint_.folder, name, checkpoint_.record(name), kBlockBytes,
+    reader = std::make_unique<ShardReader>(checkpoint_.folder, name, checkpoint_.record(name),
                                            bare_bytes ? Links::kFollow : Links::kRefuse);
     opened_.push_back(name);
     if (opened_.size() > kOpenFiles) {
@@ -127,11 +125,7 @@ const TensorArchive& ContentReader::archive_of(const std::string& key, const Ten
     return archives_.emplace(&chunk, archive_of_bare_bytes(record.dtype, chunk.shape, chunk.where.length))
         .first->second;
   SliceSource entry(file(chunk.where.file), chunk.where.offset, chunk.where.length);
-  TensorArchive archive = open_tensor_archive(entry);
-  if (archive.dtype != record.dtype || archive.shape != chunk.shape)
-    throw_data("{}: tensor {} at byte {} is {} [{}], the index says {} [{}]", entry.name(), printable(key),
-               chunk.where.offset, torch_name(archive.dtype), fmt::join(archive.shape, ", "),
-               torch_name(record.dtype), fmt::join(chunk.shape, ", "));
+  TensorArchive archive = open_tensor_archive(entry, key, record, chunk);
   if (!checkpoint_.manifest) check_crc(entry, archive);
   return archives_.emplace(&chunk, std::move(archive)).first->second;
 }

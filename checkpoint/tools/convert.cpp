@@ -1,6 +1,5 @@
 // ckpt convert
 #include <algorithm>
-#include <cstring>
 #include <memory>
 #include <set>
 #include <system_error>
@@ -31,14 +30,12 @@ namespace {
 using Format = ConvertOptions::Format;
 using Take = ItemReader::Take;
 
-constexpr std::string_view kEma = "ema.";
-
 // The model's weights, by name without the prefix of averages.
 std::map<std::string, TensorRecord> weights_of(const OpenCheckpoint& source, bool ema) {
   std::map<std::string, TensorRecord> weights;
   for (const auto& [key, record] : source.index.tensors) {
     if (component_of(key) != (ema ? kEmaComponent : kModelComponent)) continue;
-    weights.emplace(ema ? key.substr(kEma.size()) : key, record);
+    weights.emplace(ema ? key.substr(kEmaPrefix.size()) : key, record);
   }
   if (weights.empty())
     throw_data("{}: holds no {}", source.folder.string(),
@@ -51,7 +48,7 @@ struct Weight {
   std::string to, key;  // key: in the source's index
   Dims shape;
   Dtype from_dtype = Dtype::kFloat32, dtype = Dtype::kFloat32;
-  std::function<int64_t(int64_t)> row_map{};
+  RowMap row_map{};
 };
 
 std::vector<Weight> plan_weights(const OpenCheckpoint& source, const ConvertOptions& options) {
@@ -71,8 +68,8 @@ std::vector<Weight> plan_weights(const OpenCheckpoint& source, const ConvertOpti
     if (!names.insert(one.to).second) throw_bug("convert: two tensors become {}", one.to);
     const TensorRecord& record = found->second;
     const bool cast = options.dtype && can_cast(record.dtype, *options.dtype);
-    weights.push_back({one.to, (options.ema ? std::string(kEma) : "") + one.from, record.shape, record.dtype,
-                       cast ? *options.dtype : record.dtype, std::move(one.row_map)});
+    weights.push_back({one.to, (options.ema ? std::string(kEmaPrefix) : "") + one.from, record.shape,
+                       record.dtype, cast ? *options.dtype : record.dtype, std::move(one.row_map)});
   }
   return weights;
 }
@@ -117,12 +114,11 @@ class WeightReader : public ItemReader {
                const auto count = static_cast<uint64_t>(elements_of(shape));
                rows_.resize(count * from);
                read_rows(weight, offset, shape);
-               const bool finite =
-                   read_.look_at(weight.key, weight.from_dtype, rows_.data(), count * from) == 0;
+               const bool finite = read_.scan(weight.key, weight.from_dtype, rows_.data(), count * from) == 0;
                if (weight.dtype != weight.from_dtype) {
                  cast_.resize(count * to);
                  cast(weight.from_dtype, rows_.data(), weight.dtype, cast_.data(), count);
-                 if (finite) converted_.look_at(weight.to, weight.dtype, cast_.data(), count * to);
+                 if (finite) converted_.scan(weight.to, weight.dtype, cast_.data(), count * to);
                }
                take(weight.dtype == weight.from_dtype ? rows_.data() : cast_.data(), count * to);
                progress_.update(done_ += count * to);
@@ -131,26 +127,18 @@ class WeightReader : public ItemReader {
   }
 
  private:
-  // Neighbouring rows of the destination come from a short range of the source (one head), which is read
-  // once.
   void read_rows(const Weight& weight, Dims offset, Dims shape) {
     if (!weight.row_map || shape.empty()) return contents_.read(weight.key, offset, shape, rows_.data());
-    const int64_t first = offset[0], count = shape[0];
-    int64_t low = weight.row_map(first), high = low;
-    for (int64_t row = first; row < first + count; ++row) {
-      low = std::min(low, weight.row_map(row));
-      high = std::max(high, weight.row_map(row));
-    }
-    if (low < 0 || high >= weight.shape[0])
-      throw_bug("convert: rows of {} come from rows {} to {} of {}", weight.to, low, high, weight.key);
-    const uint64_t width = rows_.size() / static_cast<uint64_t>(count);
-    offset[0] = low;
-    shape[0] = high - low + 1;
-    stretch_.resize(static_cast<uint64_t>(shape[0]) * width);
-    contents_.read(weight.key, offset, shape, stretch_.data());
-    for (int64_t row = 0; row < count; ++row)
-      std::memcpy(rows_.data() + static_cast<uint64_t>(row) * width,
-                  stretch_.data() + static_cast<uint64_t>(weight.row_map(first + row) - low) * width, width);
+    const auto count = static_cast<uint64_t>(shape[0]);
+    read_mapped_rows(weight.row_map, offset[0], shape[0], rows_.size() / count, rows_.data(),
+                     [&](int64_t first, int64_t stored, std::byte* out) {
+                       if (first < 0 || first + stored > weight.shape[0])
+                         throw_bug("convert: rows of {} come from rows {} to {} of {}", weight.to, first,
+                                   first + stored - 1, weight.key);
+                       offset[0] = first;
+                       shape[0] = stored;
+                       contents_.read(weight.key, offset, shape, out);
+                     });
   }
 
   ContentReader contents_;
@@ -158,7 +146,7 @@ class WeightReader : public ItemReader {
   Progress progress_;
   uint64_t done_ = 0;
   bool reading_ = false;
-  std::vector<std::byte> rows_, stretch_, cast_;
+  std::vector<std::byte> rows_, cast_;
   NotFinite read_, converted_;
 };
 
@@ -199,10 +187,13 @@ class WorkFolder {
 
 fs::path write_safetensors(const std::vector<Weight>& weights, const ConvertOptions& options,
                            WeightReader& reader, const WorkFolder& work) {
-  std::vector<SafetensorsTensor> tensors;
+  std::vector<NamedTensor> tensors;
   for (const Weight& weight : weights) tensors.push_back({weight.to, weight.dtype, weight.shape});
   const fs::path folder = work.path() / "safetensors";
-  SafetensorsWriter writer(folder, plan_safetensors(tensors, kSafetensorsFileBytes, options.facts));
+  const SafetensorsPlan plan = plan_safetensors(tensors, kSafetensorsFileBytes, options.facts);
+  make_folders(folder);
+  create_safetensors(folder, plan);
+  SafetensorsWriter writer(folder, plan);
   for (size_t i = 0; i < weights.size(); ++i) {
     uint64_t offset = 0;
     reader.stream(i, [&](const std::byte* data, uint64_t bytes) {
@@ -211,7 +202,7 @@ fs::path write_safetensors(const std::vector<Weight>& weights, const ConvertOpti
     });
   }
   reader.require_finite(options);
-  writer.finish();
+  writer.sync();
   for (const auto& [name, content] : options.more_files) write_file_atomic(folder / name, content);
   return folder;
 }

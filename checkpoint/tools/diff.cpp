@@ -49,10 +49,6 @@ struct Differences {
   }
 };
 
-std::string describe(const NamedTensor& tensor) {
-  return fmt::format("{} [{}]", torch_name(tensor.dtype), fmt::join(tensor.shape, ", "));
-}
-
 // The tensors that both lists have; adds those of one list alone, and other shapes and types, to
 // `differences`.
 std::vector<std::pair<const NamedTensor*, const NamedTensor*>> match_names(const NameList& a,
@@ -69,7 +65,8 @@ std::vector<std::pair<const NamedTensor*, const NamedTensor*>> match_names(const
     }
     both.emplace_back(&tensor, found->second);
     if (tensor.shape != found->second->shape || tensor.dtype != found->second->dtype)
-      differences.mismatched.push_back({tensor.name, describe(tensor), describe(*found->second)});
+      differences.mismatched.push_back({tensor.name, describe_tensor(tensor.dtype, tensor.shape),
+                                        describe_tensor(found->second->dtype, found->second->shape)});
     names_b.erase(found);
   }
   for (const auto& [name, tensor] : names_b) differences.only_b.push_back(name);
@@ -86,8 +83,7 @@ NameList names_of(const OpenCheckpoint& checkpoint, const Selection& only) {
 
 // "lr" of "optimizer.param_groups.layers.0.attention.wq.weight.lr": each parameter is a group of its own.
 std::optional<std::string> option_of_group(const std::string& key) {
-  constexpr std::string_view kGroups = "optimizer.param_groups.";
-  if (!key.starts_with(kGroups)) return std::nullopt;
+  if (!key.starts_with(kParameterGroupPrefix)) return std::nullopt;
   return key.substr(key.rfind('.') + 1);
 }
 
@@ -257,9 +253,9 @@ void print_differences(const Differences& found, std::FILE* out) {
 }
 
 // The last line: the answer in one sentence.
-std::string verdict(const Differences& found, bool with_values) {
+std::string summarize(const Differences& found, bool with_values) {
   std::vector<std::string> parts;
-  const auto note = [&](size_t count, const char* noun, const char* what) {
+  const auto add = [&](size_t count, const char* noun, const char* what) {
     if (count > 0) parts.push_back(counted(count, noun) + what);
   };
   if (found.empty()) {
@@ -267,11 +263,11 @@ std::string verdict(const Differences& found, bool with_values) {
     return with_values ? fmt::format("equal: {} and {}", tensors, counted(found.objects, "value"))
                        : fmt::format("equal names, shapes and types: {}", tensors);
   }
-  note(found.only_a.size(), "name", " only in A");
-  note(found.only_b.size(), "name", " only in B");
-  note(found.mismatched.size(), "tensor", " of another shape or type");
-  note(found.values.size(), "tensor", " with other numbers");
-  note(found.object_values.size(), "other value", "");
+  add(found.only_a.size(), "name", " only in A");
+  add(found.only_b.size(), "name", " only in B");
+  add(found.mismatched.size(), "tensor", " of another shape or type");
+  add(found.values.size(), "tensor", " with other numbers");
+  add(found.object_values.size(), "other value", "");
   return fmt::format("different: {}", fmt::join(parts, ", "));
 }
 
@@ -282,7 +278,7 @@ ExitCode print_differences(Differences& found, bool json, bool with_values, std:
     print_differences_json(found, out);
   } else {
     print_differences(found, out);
-    fmt::print(out, "{}\n", verdict(found, with_values));
+    fmt::print(out, "{}\n", summarize(found, with_values));
   }
   return found.empty() ? ExitCode::kOk : ExitCode::kBadData;
 }

@@ -93,8 +93,8 @@ uint64_t selected_bytes(const CheckpointIndex& index, const Selection& only) {
 }  // namespace
 
 bool describes_run(const std::string& key) {
-  return component_of(key) == kRngComponent || key.starts_with("dataloader.dp_rank_") ||
-         key == "dataloader.world_size" || key == "train_state.ntokens_seen" || key == "train_state.config";
+  return component_of(key) == kRngComponent || key.starts_with(kLoaderOfRankPrefix) ||
+         key == kLoaderRanksKey || key == kTokensOfRankKey || key == kConfigKey;
 }
 
 bool Selection::has(const std::string& key) const {

@@ -26,7 +26,7 @@ fs::path example_in(const fs::path& folder) {
   if (!fs::is_directory(folder, error)) return {};
   fs::path example;
   bool complete = false;
-  for (const FoundCheckpoint& one : CheckpointFolder(folder).scan()) {
+  for (const StepFolder& one : CheckpointFolder(folder).scan()) {
     if (complete && !one.complete()) continue;
     example = one.path;
     complete = one.complete();
@@ -80,7 +80,7 @@ FolderSize folder_size(const fs::path& path) {
   return size;
 }
 
-int64_t time_of(const FoundCheckpoint& found) {
+int64_t time_of(const StepFolder& found) {
   if (found.manifest) return found.manifest->unix_time;
   struct stat info {};
   if (::stat((found.path / ".metadata").c_str(), &info) != 0) ::stat(found.path.c_str(), &info);

@@ -25,8 +25,7 @@ struct FolderSize {
 };
 FolderSize folder_size(const std::filesystem::path& path);  // of a folder's own files, or of one file
 
-int64_t time_of(
-    const FoundCheckpoint& found);  // when it was written, by manifest or file times; unix seconds
+int64_t time_of(const StepFolder& found);  // when it was written, by manifest or file times; unix seconds
 std::string kind_label(CheckpointKind kind);
 
 }  // namespace hyperion

@@ -29,10 +29,9 @@ struct UnrelatedEntry {
   std::string name, what;
 };
 
-std::vector<UnrelatedEntry> unrelated_entries(const fs::path& folder,
-                                              const std::vector<FoundCheckpoint>& found) {
+std::vector<UnrelatedEntry> unrelated_entries(const fs::path& folder, const std::vector<StepFolder>& found) {
   std::set<std::string> known = {".lock"};
-  for (const FoundCheckpoint& one : found) known.insert(one.path.filename().native());
+  for (const StepFolder& one : found) known.insert(one.path.filename().native());
   std::vector<UnrelatedEntry> others;
   std::error_code error;
   for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
@@ -48,7 +47,7 @@ std::vector<UnrelatedEntry> unrelated_entries(const fs::path& folder,
 }
 
 // Without the folder, which is on the command line.
-std::string state_of(const FoundCheckpoint& one) {
+std::string state_of(const StepFolder& one) {
   if (one.complete()) return "complete";
   const std::string folder = one.path.string() + "/";
   std::string why = one.why_not;
@@ -57,14 +56,14 @@ std::string state_of(const FoundCheckpoint& one) {
 }
 
 ExitCode list_job(const ListOptions& options, std::FILE* out) {
-  const std::vector<FoundCheckpoint> found = CheckpointFolder(options.path).scan();
+  const std::vector<StepFolder> found = CheckpointFolder(options.path).scan();
   const std::vector<UnrelatedEntry> others = unrelated_entries(options.path, found);
   const auto newest =
       std::find_if(found.rbegin(), found.rend(), [](const auto& one) { return one.complete(); });
   const int64_t newest_step = newest == found.rend() ? -1 : newest->step;
   if (options.json) {
     Json list = Json::array();
-    for (const FoundCheckpoint& one : found) {
+    for (const StepFolder& one : found) {
       const FolderSize size = folder_size(one.path);
       Json item = {{"name", one.path.filename().string()},
                    {"step", one.step},
@@ -85,7 +84,7 @@ ExitCode list_job(const ListOptions& options, std::FILE* out) {
   }
   const int64_t now = std::time(nullptr);
   TextTable table({">step", "kind", ">world", ">files", ">size", "age", "state"});
-  for (const FoundCheckpoint& one : found) {
+  for (const StepFolder& one : found) {
     const FolderSize size = folder_size(one.path);
     table.add({fmt::format("{}", one.step), kind_label(one.kind),
                one.manifest ? fmt::format("{}", one.manifest->world_size) : "-", human_count(size.files),
@@ -97,7 +96,7 @@ ExitCode list_job(const ListOptions& options, std::FILE* out) {
   else
     fmt::print(out, "{}", table.text_for(out));
   // Reasons that the table shortened.
-  for (const FoundCheckpoint& one : found)
+  for (const StepFolder& one : found)
     if (!one.complete()) fmt::print(out, "\n{}\n", escape_control_bytes(one.why_not, "\n"));
   if (!others.empty()) {
     TextTable rest({"other names", ""});

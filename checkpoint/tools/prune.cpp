@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 namespace {
 
 // Why the rule keeps a checkpoint; `newer`: how many newer ones count.
-std::string why_it_stays(const FoundCheckpoint& one, int64_t keep, int64_t newer) {
+std::string why_it_stays(const StepFolder& one, int64_t keep, int64_t newer) {
   if (one.unreadable) return "cannot be read: never removed";
   if (!one.complete()) return "is not complete: never removed by itself";
   if (!one.manifest) return "is of another program: never removed";
@@ -28,7 +28,7 @@ std::string why_it_stays(const FoundCheckpoint& one, int64_t keep, int64_t newer
   return "newest that holds everything";
 }
 
-bool counts_for_keep(const FoundCheckpoint& one) {
+bool counts_for_keep(const StepFolder& one) {
   return one.complete() && one.manifest && one.kind != CheckpointKind::kSeed &&
          one.kind != CheckpointKind::kPreCheckpoint;
 }
@@ -45,9 +45,9 @@ ExitCode prune_checkpoints(const PruneOptions& options, std::FILE* out) {
   if (!options.dry_run) lock.emplace(options.path);
   const CheckpointFolder folder(options.path);
   const PurgeRule rule{.keep = options.keep};
-  const std::vector<FoundCheckpoint> found = folder.scan();
+  const std::vector<StepFolder> found = folder.scan();
   std::vector<FolderSize> sizes;
-  for (const FoundCheckpoint& one : found) sizes.push_back(folder_size(one.path));
+  for (const StepFolder& one : found) sizes.push_back(folder_size(one.path));
   const std::vector<int64_t> steps = options.dry_run ? steps_to_purge(found, rule) : folder.purge(rule);
 
   TextTable table({">step", "kind", ">size", "age", "", "why"});
@@ -55,7 +55,7 @@ ExitCode prune_checkpoints(const PruneOptions& options, std::FILE* out) {
   uint64_t freed = 0;
   size_t stuck = 0;
   for (size_t i = 0; i < found.size(); ++i) {
-    const FoundCheckpoint& one = found[i];
+    const StepFolder& one = found[i];
     const bool removed = std::ranges::binary_search(steps, one.step);
     const bool still_there = removed && !options.dry_run && name_exists(one.path);
     const int64_t newer =

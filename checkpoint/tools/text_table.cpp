@@ -21,7 +21,7 @@ bool continues_character(char c) {
   return (c & 0xC0) == 0x80;
 }
 
-size_t columns(std::string_view text) {
+size_t count_columns(std::string_view text) {
   return static_cast<size_t>(std::ranges::count_if(text, [](char c) { return !continues_character(c); }));
 }
 
@@ -56,9 +56,9 @@ std::string human_number(double value) {
   return fmt::format("{:.4g}", value);
 }
 
-std::string shortened(std::string_view text, size_t width) {
+std::string shorten(std::string_view text, size_t width) {
   const std::string clean = printable(text, text.size() * 4);
-  const size_t total = columns(clean);
+  const size_t total = count_columns(clean);
   if (total <= width) return clean;
   const size_t head = (width - 3) / 2, tail = width - 3 - head;
   std::string begin, end;
@@ -93,7 +93,7 @@ std::string TextTable::text_for(std::FILE* out) const {
 std::string TextTable::text(size_t width) const {
   std::vector<size_t> widths(right_.size(), 0);
   for (const auto& row : rows_)
-    for (size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], columns(row[c]));
+    for (size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], count_columns(row[c]));
   const size_t gaps = kGap.size() * (widths.size() - 1);
   size_t total = std::accumulate(widths.begin(), widths.end(), gaps);
   while (total > width) {
@@ -106,8 +106,8 @@ std::string TextTable::text(size_t width) const {
   for (const auto& row : rows_) {
     std::string line;
     for (size_t c = 0; c < row.size(); ++c) {
-      const std::string cell = shortened(row[c], widths[c]);
-      const std::string padding(widths[c] - columns(cell), ' ');
+      const std::string cell = shorten(row[c], widths[c]);
+      const std::string padding(widths[c] - count_columns(cell), ' ');
       if (c > 0) line += kGap;
       line += right_[c] ? padding + cell : cell + padding;
     }

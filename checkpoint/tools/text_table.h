@@ -14,7 +14,7 @@ std::string human_age(int64_t seconds);   // "3 h ago"; "in the future" for a cl
 std::string human_number(double value);   // "1.234e-05", "nan"
 
 // `text` in at most `width` columns: printable, and with "..." in its middle when it is longer.
-std::string shortened(std::string_view text, size_t width);
+std::string shorten(std::string_view text, size_t width);
 
 // Aligned columns; where the table is too wide, the widest column is shortened.
 constexpr size_t kTableWidth = 100;

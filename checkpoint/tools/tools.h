@@ -54,11 +54,6 @@ struct DiffOptions {
 ExitCode diff_checkpoints(const DiffOptions& options, std::FILE* out);
 
 // The same for names alone: a configuration has names and no values.
-struct NamedTensor {
-  std::string name;
-  Dtype dtype = Dtype::kFloat32;
-  Dims shape;
-};
 struct NameList {
   std::string label;  // where it comes from
   std::vector<NamedTensor> tensors;
@@ -71,7 +66,7 @@ ExitCode diff_names(const NameList& a, const NameList& b, bool json, std::FILE* 
 // the same. `shape` and type are the source's.
 struct ConvertedTensor {
   std::string from, to;
-  std::function<int64_t(int64_t)> row_map{};
+  RowMap row_map{};
 };
 struct ConvertOptions {
   std::filesystem::path source, destination;  // the destination must not exist
@@ -88,7 +83,7 @@ struct ConvertOptions {
   // facts.
   std::map<std::string, std::string> facts{};
 };
-// The destination appears whole or not at all. Throws Error(kSaveFailed) for failures to write.
+// The destination appears atomically. Throws Error(kSaveFailed) for failures to write.
 ExitCode convert_checkpoint(const ConvertOptions& options, std::FILE* out);
 
 // --- prune: removes old checkpoints by the rule that saves follow ---

@@ -58,18 +58,18 @@ class Verifier {
  private:
   // Runs `action`; its error becomes a damage of these bytes of a file.
   template <typename Action>
-  bool guarded(const std::string& file, uint64_t begin, uint64_t end, const Action& action) {
+  bool record_damage(const std::string& file, uint64_t begin, uint64_t end, const Action& action) {
     try {
       action();
       return true;
     } catch (const Error& error) {
-      note({file, error.what(), begin, end, keys_at(file, begin, end)});
+      add_damage({file, error.what(), begin, end, keys_at(file, begin, end)});
       return false;
     }
   }
 
   // A file that is read twice (the index first) fails twice with the same message: one problem.
-  void note(Damage damage) {
+  void add_damage(Damage damage) {
     for (Damage& known : result_.damages) {
       if (known.file != damage.file || known.what != damage.what) continue;
       if (known.end == 0) known = std::move(damage);
@@ -97,7 +97,7 @@ class Verifier {
     std::error_code error;
     has_manifest_file_ = fs::exists(fs::symlink_status(result_.folder / kManifestFile, error));
     if (!has_manifest_file_) return;
-    guarded(kManifestFile, 0, 0, [&] { manifest_ = read_manifest(result_.folder); });
+    record_damage(kManifestFile, 0, 0, [&] { manifest_ = read_manifest(result_.folder); });
     if (!manifest_) return;
     result_.kind = manifest_->kind;
     const auto step = step_of_name((result_.folder / "").parent_path().filename().native());
@@ -113,7 +113,7 @@ class Verifier {
     std::error_code error;
     if (!has_manifest_file_ && !fs::exists(fs::symlink_status(folder / ".metadata", error))) {
       result_.kind = CheckpointKind::kSafetensors;
-      guarded(folder.filename().string(), 0, 0, [&] { index_ = read_safetensors(folder); });
+      record_damage(folder.filename().string(), 0, 0, [&] { index_ = read_safetensors(folder); });
       if (fs::is_regular_file(folder, error)) result_.folder = folder.parent_path();
       return;
     }
@@ -121,17 +121,13 @@ class Verifier {
     const FileRecord* record = record_of(".metadata");
     if (manifest_ && record == nullptr)
       result_.damages.push_back({".metadata", folder.string() + ": hyperion.json does not list .metadata"});
-    guarded(".metadata", 0, 0, [&] {
+    record_damage(".metadata", 0, 0, [&] {
       ShardReader file(folder, ".metadata", record);
       const std::string bytes = file.read_text(0, file.size());
       index_ = decode_metadata(std::as_bytes(std::span(bytes)), file.name());
     });
-    if (manifest_ && index_ && index_->save_id != manifest_->save_id)
-      result_.damages.push_back(
-          {".metadata",
-           fmt::format("{}: hyperion.json belongs to save {}, .metadata to save {}: files of two saves "
-                       "are mixed",
-                       folder.string(), manifest_->save_id, index_->save_id)});
+    if (manifest_ && index_)
+      record_damage(".metadata", 0, 0, [&] { require_same_save(folder, *manifest_, *index_); });
   }
 
   // Every file that manifest or index name, with its contents, by offset.
@@ -163,11 +159,11 @@ class Verifier {
     VerifiedFile file{name, sizes_[name], bare ? "header, size" : record != nullptr ? "size" : "index"};
     const Links links = bare ? Links::kFollow : Links::kRefuse;
     std::optional<ShardReader> reader;
-    guarded(name, 0, 0, [&] {
+    record_damage(name, 0, 0, [&] {
       if (manifest_ && record == nullptr)
         throw_data("{}: .metadata names the file {}, which hyperion.json does not list",
                    result_.folder.string(), name);
-      reader.emplace(result_.folder, name, record, kBlockBytes, links);
+      reader.emplace(result_.folder, name, record, links);
       for (const Entry& entry : entries)
         if (entry.end > reader->size())
           throw_data("{}: has {} bytes, {} lies at bytes {} to {}", reader->name(), reader->size(),
@@ -195,15 +191,15 @@ class Verifier {
     std::vector<std::byte> block(std::min(kBlockBytes, file.size()));
     for (uint64_t at = 0; at < file.size(); at += kBlockBytes) {
       const uint64_t bytes = std::min(kBlockBytes, file.size() - at);
-      guarded(name, at, at + bytes, [&] { file.read(at, block.data(), bytes); });
+      record_damage(name, at, at + bytes, [&] { file.read(at, block.data(), bytes); });
       progress_->update(done_ + at);
     }
   }
 
   void check_entries(const std::string& name, const std::vector<Entry>& entries, size_t known_damages,
                      Links links, bool bare) {
-    guarded(name, 0, 0, [&] {
-      ShardReader file(result_.folder, name, nullptr, kBlockBytes, links);
+    record_damage(name, 0, 0, [&] {
+      ShardReader file(result_.folder, name, nullptr, links);
       for (const Entry& entry : entries) {
         if (entry.end <= file.size() && !is_damaged(name, entry, known_damages))
           bare ? check_numbers(name, entry, file) : check_archive(name, entry, file);
@@ -221,20 +217,16 @@ class Verifier {
   }
 
   void check_archive(const std::string& name, const Entry& entry, ShardReader& file) {
-    guarded(name, entry.begin, entry.end, [&] {
+    record_damage(name, entry.begin, entry.end, [&] {
       SliceSource slice(file, entry.begin, entry.end - entry.begin);
       if (entry.tensor == nullptr) {
         read_object_archive(slice);
         return;
       }
-      const TensorArchive archive = open_tensor_archive(slice);
-      if (archive.dtype != entry.tensor->dtype || archive.shape != entry.chunk->shape)
-        throw_data("{}: bytes {} to {} hold {} [{}], the index says {} [{}]", file.name(), entry.begin,
-                   entry.end, torch_name(archive.dtype), fmt::join(archive.shape, ", "),
-                   torch_name(entry.tensor->dtype), fmt::join(entry.chunk->shape, ", "));
+      const TensorArchive archive = open_tensor_archive(slice, *entry.key, *entry.tensor, *entry.chunk);
       NotFinite numbers;
       check_crc(slice, archive, [&](const char* data, uint64_t bytes) {
-        numbers.look_at(*entry.key, archive.dtype, data, bytes);
+        numbers.scan(*entry.key, archive.dtype, data, bytes);
       });
       for (const auto& [key, count] : numbers.tensors()) result_.not_finite.add(key, count);
     });
@@ -242,12 +234,12 @@ class Verifier {
 
   // Of a file without archives: only its numbers can be checked.
   void check_numbers(const std::string& name, const Entry& entry, ShardReader& file) {
-    guarded(name, entry.begin, entry.end, [&] {
+    record_damage(name, entry.begin, entry.end, [&] {
       std::vector<std::byte> piece(std::min(kContentPiece, entry.end - entry.begin));
       for (uint64_t at = entry.begin; at < entry.end; at += piece.size()) {
         const uint64_t bytes = std::min<uint64_t>(piece.size(), entry.end - at);
         file.read(at, piece.data(), bytes);
-        result_.not_finite.look_at(*entry.key, entry.tensor->dtype, piece.data(), bytes);
+        result_.not_finite.scan(*entry.key, entry.tensor->dtype, piece.data(), bytes);
       }
     });
   }
@@ -300,7 +292,7 @@ void print_damages(const Verification& one, std::FILE* out) {
   for (const std::string& note : one.notes) fmt::print(out, "note: {}\n", escape_control_bytes(note, "\n"));
 }
 
-std::string verdict(const Verification& one, bool quick) {
+std::string summarize(const Verification& one, bool quick) {
   uint64_t bytes = 0;
   for (const VerifiedFile& file : one.files) bytes += file.bytes;
   const size_t not_finite = one.not_finite.tensors().size();
@@ -332,13 +324,13 @@ void print_one(const Verification& one, bool quick, std::FILE* out) {
   fmt::print(out, "{}: {}\n\n", printable(one.folder), kind_label(one.kind));
   if (!table.empty()) fmt::print(out, "{}\n", table.text_for(out));
   print_damages(one, out);
-  fmt::print(out, "{}\n", verdict(one, quick));
+  fmt::print(out, "{}\n", summarize(one, quick));
 }
 
 void print_all(const std::vector<Verification>& all, bool quick, std::FILE* out) {
   TextTable table({"checkpoint", "kind", "result"});
   for (const Verification& one : all)
-    table.add({one.folder.filename().string(), kind_label(one.kind), verdict(one, quick)});
+    table.add({one.folder.filename().string(), kind_label(one.kind), summarize(one, quick)});
   fmt::print(out, "{}", table.text_for(out));
   for (const Verification& one : all) print_damages(one, out);
 }
@@ -355,7 +347,7 @@ ExitCode verify_checkpoints(const VerifyOptions& options, std::FILE* out) {
   if (one) {
     all.push_back(verify_checkpoint(options.path, options.quick));
   } else {
-    for (const FoundCheckpoint& found : CheckpointFolder(options.path).scan())
+    for (const StepFolder& found : CheckpointFolder(options.path).scan())
       all.push_back(verify_checkpoint(found.path, options.quick));
   }
   // Nothing was verified: that must not look like success to a script.

@@ -1,4 +1,4 @@
-// Looks for damage in a checkpoint, all of it, and says what lies there.
+// Finds all damage in a checkpoint and names the tensors and values that it affects.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ struct Damage {
   std::string file;
   std::string what;                 // one sentence that names path and bytes
   uint64_t begin = 0, end = 0;      // bytes of the file; both 0: all of it
-  std::vector<std::string> keys{};  // tensors and values that lie there, as far as the index can be read
+  std::vector<std::string> keys{};  // tensors and values in those bytes, as far as the index can be read
 };
 
 struct VerifiedFile {
@@ -38,7 +38,7 @@ struct Verification {
 // Manifest, save id, sizes, that the index points inside the files, the checksums of all blocks, the CRCs of
 // all archives, and that all numbers of tensors are finite (a view's with those of its storage). `quick`:
 // manifest, save id, sizes and index alone. Every failure to read is a Damage; nothing is thrown for what
-// lies on disk.
+// is on disk.
 Verification verify_checkpoint(const std::filesystem::path& folder, bool quick = false);
 
 }  // namespace hyperion

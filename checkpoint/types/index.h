@@ -7,8 +7,11 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
+
+#include <fmt/ranges.h>
 
 #include "checkpoint/types/dtype.h"
 
@@ -16,9 +19,26 @@ namespace hyperion {
 
 using Dims = std::vector<int64_t>;
 
+// "float32 [8, 4]"
+inline std::string describe_tensor(Dtype dtype, const Dims& shape) {
+  return fmt::format("{} [{}]", torch_name(dtype), fmt::join(shape, ", "));
+}
+
+struct NamedTensor {
+  std::string name;
+  Dtype dtype = Dtype::kFloat32;
+  Dims shape;
+};
+
+// A name that stays in its folder: one path component, at most 255 bytes.
+inline bool is_plain_name(std::string_view name) {
+  return !name.empty() && name.size() <= 255 && name != "." && name != ".." && name.find('/') == name.npos &&
+         name.find('\0') == name.npos;
+}
+
 // A byte range of one file of the folder.
 struct Span {
-  std::string file;  // one path component, never with a slash
+  std::string file;  // a plain name
   uint64_t offset = 0;
   uint64_t length = 0;
   bool operator==(const Span&) const = default;

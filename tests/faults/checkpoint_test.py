@@ -399,7 +399,7 @@ class Faults(CheckpointTest):
     def test_newer_checkpoints_that_stay_are_named(self):
         self.run_job(code=0)
         job = self.run_job("--checkpoint.load_step=3", "--training.steps=4", code=0,
-                           says=["goes on from step-3; newer checkpoints stay", "(step-6, step-8)"])
+                           says=["resumes from step-3; newer checkpoints stay", "(step-6, step-8)"])
         self.assertEqual(self.saved()[0][-4:], [3, 4, 6, 8])
         self.assertNotIn("newer checkpoints stay", self.run_job("--training.steps=9", "--lr_scheduler.total_steps=9", code=0).text())
 
@@ -425,7 +425,7 @@ class Faults(CheckpointTest):
                 self.run_job(*more, "--checkpoint.on_corrupt=error", code=65, says=["step-8"])
                 self.assertEqual(self.files(), before)
         # One kind is enough to see what a start that goes back says.
-        self.run_job(*more, code=0, says=["goes on from step-6; newer checkpoints stay", "(step-8 (damaged))",
+        self.run_job(*more, code=0, says=["resumes from step-6; newer checkpoints stay", "(step-8 (damaged))",
                                           "steps 7 to 8 are trained again"])
 
     def test_a_run_that_counts_from_0_again_names_the_checkpoints_that_stay(self):

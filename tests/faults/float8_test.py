@@ -79,7 +79,7 @@ class Checkpoints(Float8):
         self.run_job("--training.steps=2", code=0)
         reference = self.digest(2)
         for turn, options in enumerate((EMULATED + [TABLE + "enable_fsdp_float8_all_gather"], [])):
-            # A run that goes on from step 2 and ends there saves what it has loaded.
+            # A run that resumes from step 2 and ends there saves what it has loaded.
             self.run_job("--training.steps=2", f"--checkpoint.folder=turn{turn}", "--checkpoint.initial_load_model_only",
                          f"--checkpoint.initial_load_path={self.step(2)}", "--checkpoint.create_seed_checkpoint", *options, code=0)
             self.steps_folder = self.folder / "out" / f"turn{turn}"

@@ -110,7 +110,7 @@ class Kill(CheckpointTest):
                 self.check_whole()
                 if policy == "continue" and point != "ckpt.stage":  # that is no failure of storage
                     self.assertEqual(codes, [0, 0], job.text())
-                    self.assertIn(f"training goes on (checkpoint.on_save_failure): rank {rank}", job.text())
+                    self.assertIn(f"training continues (checkpoint.on_save_failure): rank {rank}", job.text())
                     self.assertEqual(self.saved(), ([6, 8], []))
                 else:
                     self.assertTrue(set(codes) <= {70, 71, 74}, codes)

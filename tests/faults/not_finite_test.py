@@ -100,7 +100,7 @@ class Reads(CheckpointTest):
         load = ["--checkpoint.initial_load_in_hf", f"--checkpoint.initial_load_path={self.model}"]
         self.run_job(*load, code=65, says=["holds NaN or infinite numbers", "weight (1 number)"])
         self.run_job(*load, "--checkpoint.no_verify_finite", code=93,
-                     says=["the state after step 0", "no checkpoint that training could go on from"])
+                     says=["the state after step 0", "no checkpoint that training could resume from"])
         self.run_job(*load, "--checkpoint.no_verify_finite", "--checkpoint.create_seed_checkpoint", code=93,
                      says=["the state after step 0"])
         self.assertEqual(self.saved(), ([], []))

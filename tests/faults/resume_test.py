@@ -164,10 +164,10 @@ class Finished(CheckpointTest):
     def test_a_longer_run_says_from_where_it_goes_on_and_what_it_trains_again(self):
         self.run_job(*self.last, "--lr_scheduler.total_steps=12", code=0)
         text = self.run_job(*self.last, "--training.steps=12", code=0, says=["Training starts at step 7"]).text()
-        self.assertIn("goes on from step-6, the newest full checkpoint: steps 7 to 8 are trained again, because step-8 "
+        self.assertIn("resumes from step-6, the newest full checkpoint: steps 7 to 8 are trained again, because step-8 "
                       "holds the weights alone", text)
         text = self.run_job(*self.last, "--training.steps=13", "--lr_scheduler.total_steps=13", code=0).text()
-        self.assertIn("goes on from step-9, the newest full checkpoint: steps 10 to 12 are trained again", text)
+        self.assertIn("resumes from step-9, the newest full checkpoint: steps 10 to 12 are trained again", text)
 
     def test_weights_alone_that_another_program_saved_last_are_passed_over_too(self):
         self.run_job(*self.last, code=0)

@@ -21,7 +21,7 @@ class SaveFailures(CheckpointTest):
             with self.subTest(mode=mode):
                 job = self.run_job("--allow-faults", "--checkpoint.on_save_failure=continue", "--checkpoint.interval=2",
                                    f"--checkpoint.async_mode={mode}", ranks=2, code=0, env=self.failing(2),
-                                   says=["training goes on", "Input/output error"])
+                                   says=["training continues", "Input/output error"])
                 self.assertEqual(self.saved(), ([4, 6, 8], []))
                 staged = job.text().count("is staged")
                 self.assertEqual(staged, 0 if mode == "disabled" else 3, job.text())

@@ -72,7 +72,7 @@ class Full(Mounted):
                 filler = self.steps_folder / "filler"
                 with open(filler, "wb") as file:
                     os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(self.steps_folder).free)
-                job.wait_for("training goes on")
+                job.wait_for("training continues")
                 self.assertEqual(self.saved(), ([0], ["filler"]))
                 filler.unlink()
                 self.assertEqual(job.codes(), [0, 0], job.text())

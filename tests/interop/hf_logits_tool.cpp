@@ -87,10 +87,13 @@ void draw_weights(const Transformer& model, uint64_t seed, Dtype rounded_to) {
 }
 
 void write_weights(const Transformer& model, const fs::path& out, Dtype dtype, uint64_t max_file_bytes) {
-  std::vector<SafetensorsTensor> tensors;
+  std::vector<NamedTensor> tensors;
   for (const ParameterPtr& parameter : model.parameters())
     tensors.push_back({hf_tensor(model.args(), parameter->fqn).name, dtype, parameter->shape});
-  SafetensorsWriter writer(out, plan_safetensors(tensors, max_file_bytes));
+  const SafetensorsPlan plan = plan_safetensors(tensors, max_file_bytes);
+  fs::create_directories(out);
+  create_safetensors(out, plan);
+  SafetensorsWriter writer(out, plan);
   for (size_t i = 0; i < tensors.size(); ++i) {
     const Parameter& parameter = *model.parameters()[i];
     const at::Tensor stored = reorder(parameter.weight, hf_tensor(model.args(), parameter.fqn), true)
@@ -98,7 +101,6 @@ void write_weights(const Transformer& model, const fs::path& out, Dtype dtype, u
                                   .contiguous();
     writer.write(i, 0, {static_cast<const std::byte*>(stored.const_data_ptr()), stored.nbytes()});
   }
-  writer.finish();
   write_file_atomic(out / "config.json", hf_config(model.args(), {.dtype = std::string(torch_name(dtype))}));
 }
 

@@ -14,6 +14,7 @@
 #include "checkpoint/export_safetensors.h"
 #include "parallel/phase.h"
 #include "parallel/trace_range.h"
+#include "trainer/checkpointing/stored_weights.h"
 
 namespace hyperion {
 namespace fs = std::filesystem;
@@ -23,28 +24,9 @@ namespace {
 // its disk is slow must not end the job.
 constexpr std::chrono::hours kSlowestSave{1};
 
-SaverOptions saver_options(const JobConfig& config, const Runtime& runtime, const fs::path& folder,
-                           std::map<std::string, std::string> facts) {
-  const auto& options = config.checkpoint;
-  SaverOptions saver;
-  saver.folder = folder;
-  saver.writers = options.writers;
-  saver.async = options.async_mode;
-  saver.keep_latest = options.keep_latest_k;
-  saver.ranks_per_node = runtime.environment.local_world_size;
-  saver.facts = std::move(facts);
-  return saver;
-}
-
-std::string bandwidth(double bytes, double seconds) {
+std::string describe_transfer(double bytes, double seconds) {
   return fmt::format("{:.2f} GiB in {:.2f} s ({:.2f} GiB/s)", bytes / (1 << 30), seconds,
                      bytes / (1 << 30) / std::max(seconds, 1e-9));
-}
-
-void log_durable(const SaveReport& report) {
-  log_info("Checkpoint step-{} is durable: {} in {} at {}", report.step,
-           bandwidth(static_cast<double>(report.total_bytes), report.write_seconds + report.commit_seconds),
-           counted(report.files, "file"), report.path.string());
 }
 
 SaveContent model_only(const JobConfig& config, CheckpointKind kind) {
@@ -61,7 +43,7 @@ SaveContent model_only(const JobConfig& config, CheckpointKind kind) {
 void log_casts(const std::vector<LoadItem>& items, bool foreign) {
   std::map<std::pair<Dtype, Dtype>, int> casts;
   for (const LoadItem& item : items)
-    if (item.record->dtype != item.tensor->dtype) ++casts[{item.record->dtype, item.tensor->dtype}];
+    if (item.record->dtype != item.tensor.dtype) ++casts[{item.record->dtype, item.tensor.dtype}];
   for (const auto& [types, count] : casts) {
     const std::string line =
         fmt::format("{} of the checkpoint: {}, converted to {}", counted(count, "tensor"),
@@ -73,42 +55,29 @@ void log_casts(const std::vector<LoadItem>& items, bool foreign) {
   }
 }
 
-// The names of the chosen components' tensors; `required` objects that it holds are crossed out.
-StoredNames stored_names(const ChosenCheckpoint& chosen, std::vector<std::string>& required) {
+}  // namespace
+
+std::vector<LoadItem> plan_component_load(const ChosenCheckpoint& chosen,
+                                          const std::vector<StateComponent*>& components,
+                                          const JobConfig& config, const ModelArgs& model) {
+  LoadOptions options;
+  options.allow_dtype_cast = config.checkpoint.allow_dtype_cast || chosen.hugging_face;
+  options.remedy = "to convert, start with " + override_text("checkpoint.allow_dtype_cast", "true");
+  std::vector<TensorState> tensors;
+  for (StateComponent* component : components) {
+    if (!chosen.components.contains(component->name())) continue;
+    std::ranges::move(component->tensors(), std::back_inserter(tensors));
+    if (chosen.hugging_face) continue;
+    for (std::string& key : component->required_objects())
+      if (chosen.find_object(key) == nullptr) options.missing_objects.push_back(std::move(key));
+  }
+  if (chosen.hugging_face)
+    return plan_load(chosen.checkpoint, tensors, hugging_face_names(model, chosen.names), options);
   StoredNames names;
   for (const auto& [name, key] : chosen.names)
     if (chosen.components.contains(component_of(name)) && chosen.checkpoint.index.tensors.contains(key))
       names.keys.emplace(name, key);
-  std::erase_if(required, [&](const std::string& key) { return chosen.find(key) != nullptr; });
-  return names;
-}
-
-}  // namespace
-
-ComponentLoad plan_component_load(const ChosenCheckpoint& chosen,
-                                  const std::vector<StateComponent*>& components, const JobConfig& config,
-                                  const std::function<StoredNames()>& hugging_face_names) {
-  ComponentLoad load;
-  LoadOptions& options = load.options;
-  options.allow_dtype_cast = config.checkpoint.allow_dtype_cast || chosen.candidate.hugging_face;
-  options.full_verify = config.checkpoint.full_verify_on_load;
-  options.verify_finite = config.checkpoint.verify_finite;
-  options.remedy = "to convert, start with " + override_text("checkpoint.allow_dtype_cast", "true");
-  std::vector<std::string> required;
-  for (StateComponent* component : components) {
-    if (!chosen.components.contains(component->name())) continue;
-    std::ranges::move(component->tensors(), std::back_inserter(load.tensors));
-    std::ranges::copy(component->required_objects(), std::back_inserter(required));
-  }
-  StoredNames names;
-  if (chosen.candidate.hugging_face) {
-    names = hugging_face_names();
-  } else {
-    names = stored_names(chosen, required);
-    options.missing_objects = std::move(required);
-  }
-  load.items = plan_load(chosen.checkpoint, load.tensors, names, options);
-  return load;
+  return plan_load(chosen.checkpoint, tensors, names, options);
 }
 
 // The bytes have been verified before: what a component does not take of them is no damage.
@@ -116,10 +85,10 @@ void load_values(const ChosenCheckpoint& chosen, const std::vector<StateComponen
   try {
     for (StateComponent* component : components)
       if (chosen.components.contains(component->name()))
-        component->load([&](const std::string& key) { return chosen.find(key); });
+        component->load([&](const std::string& key) { return chosen.find_object(key); });
   } catch (const Error& error) {
     if (error.code() != ExitCode::kBadData) throw;
-    throw IncompatibleCheckpoint(fmt::format("{}: {}", chosen.candidate.path.string(), error.what()));
+    throw IncompatibleCheckpoint(fmt::format("{}: {}", chosen.path.string(), error.what()));
   }
 }
 
@@ -129,75 +98,83 @@ Checkpointer::Checkpointer(const JobConfig& configured, const Runtime& runtime, 
   path_ = fs::path(configured.job.dump_folder) / options().folder;
   ranks_ = runtime.groups->new_host_group("checkpoint");
   ranks_->set_timeout(kSlowestSave);
-  if (!options().load_only) from_rank_0(*ranks_, [&] { lock_folder(); });
+  if (!options().load_only)
+    from_rank_0(*ranks_, [&] {
+      try {
+        lock_.emplace(path_);
+        const int removed = CheckpointFolder(path_).clean_leftovers(*lock_);
+        if (removed > 0)
+          log_info("Removed {} of an earlier run from {}", counted(removed, "unfinished checkpoint"),
+                   path_.string());
+      } catch (const Error& error) {
+        if (error.code() == ExitCode::kUsage) throw;  // another run holds the folder
+        throw Error(ExitCode::kPreCheckpoint, fmt::format("[pre-checkpoint] rank 0: {}", error.what()));
+      }
+    });
   start_ = choose_start(configured, CheckpointFolder(path_), install_root, *ranks_);
-}
-
-// Rank 0, for all.
-void Checkpointer::lock_folder() {
-  try {
-    lock_.emplace(path_);
-    const int removed = CheckpointFolder(path_).clean_leftovers(*lock_);
-    if (removed > 0)
-      log_info("Removed {} of an earlier run from {}", counted(removed, "unfinished checkpoint"),
-               path_.string());
-  } catch (const Error& error) {
-    if (error.code() == ExitCode::kUsage) throw;  // another run holds the folder
-    throw Error(ExitCode::kPreCheckpoint, fmt::format("[pre-checkpoint] rank 0: {}", error.what()));
-  }
 }
 
 void Checkpointer::attach(CheckpointedState state) {
   if (!enabled()) return;
   state_.emplace(std::move(state));
   config_ = &state_->config;
-  saver_.emplace(saver_options(*config_, runtime_, path_, state_->facts), state_->components, *ranks_,
-                 state_->mover);
+  saver_.emplace(SaverOptions{.folder = path_,
+                              .writers = options().writers,
+                              .async = options().async_mode,
+                              .keep_latest = options().keep_latest_k,
+                              .ranks_per_node = runtime_.environment.local_world_size,
+                              .facts = state_->facts},
+                 state_->components, *ranks_, state_->mover);
   saver_->on_durable = [this](const SaveReport& saved) {
-    log_durable(saved);
     save_seconds_ = saved.write_seconds + saved.commit_seconds;
+    log_info("Checkpoint step-{} is durable: {} in {} at {}", saved.step,
+             describe_transfer(static_cast<double>(saved.total_bytes), save_seconds_),
+             counted(saved.files, "file"), saved.path.string());
     if (progress_) progress_->saved(saved.step);
-    report(saved.step, "checkpoint_durable",
-           {{"kind", std::string(text_of(saved.kind))},
-            {"bytes", static_cast<int64_t>(saved.total_bytes)},
-            {"files", int64_t{saved.files}},
-            {"write_seconds", saved.write_seconds},
-            {"commit_seconds", saved.commit_seconds}});
+    send_event(saved.step, "checkpoint_durable",
+               {{"kind", std::string(text_of(saved.kind))},
+                {"bytes", static_cast<int64_t>(saved.total_bytes)},
+                {"files", int64_t{saved.files}},
+                {"write_seconds", saved.write_seconds},
+                {"commit_seconds", saved.commit_seconds}});
   };
   saver_->on_staged = [this](int64_t step, double stall_seconds) {
     log_info("Checkpoint step-{} is staged; training waited {:.3f} s", step, stall_seconds);
-    report(step, "checkpoint_staged", {{"stall_seconds", stall_seconds}});
+    send_event(step, "checkpoint_staged", {{"stall_seconds", stall_seconds}});
   };
   if (options().async_mode == AsyncMode::kOverlapped && runtime_.device.is_cpu())
     log_info("checkpoint.async_mode = \"async_with_pinned_mem\": on a CPU the same pool is used, unpinned");
 }
 
-void Checkpointer::report(int64_t step, const std::string& event, const EventFields& fields) const {
+void Checkpointer::send_event(int64_t step, const std::string& event, const EventFields& fields) const {
   if (on_event) on_event(step, event, fields);
 }
 
 void Checkpointer::load_from(const ChosenCheckpoint& chosen) {
-  ComponentLoad load = plan_component_load(chosen, state_->components, *config_,
-                                           [&] { return state_->hugging_face_names(chosen.names); });
-  log_casts(load.items, chosen.candidate.hugging_face);
+  const std::vector<LoadItem> items =
+      plan_component_load(chosen, state_->components, *config_, state_->model);
+  log_casts(items, chosen.hugging_face);
   uint64_t total = 0;
-  for (const LoadItem& item : load.items) total += item.tensor->local_bytes();
+  for (const LoadItem& item : items) total += item.tensor.local_bytes();
   Progress progress("loading", total, "B");
-  load.options.on_progress = [&progress](uint64_t bytes) { progress.update(bytes); };
-  const LoadReport report = load_tensors(chosen.checkpoint, load.items, state_->mover, load.options);
+  LoadOptions load;
+  load.full_verify = options().full_verify_on_load;
+  load.verify_finite = options().verify_finite;
+  load.on_progress = [&progress](uint64_t bytes) { progress.update(bytes); };
+  const LoadReport report = load_tensors(chosen.checkpoint, items, state_->mover, load);
   load_values(chosen, state_->components);
   log_info("Finished loading the checkpoint: {} on this rank.",
-           bandwidth(static_cast<double>(report.bytes), report.seconds));
+           describe_transfer(static_cast<double>(report.bytes), report.seconds));
 }
 
 void Checkpointer::load() {
   while (start_.checkpoint) {
     const PhaseGuard phase("load of a checkpoint");
-    log_info("Loading the checkpoint from {}.", start_.checkpoint->candidate.path.string());
+    log_info("Loading the checkpoint from {}.", start_.checkpoint->path.string());
     try {
       read_collectively(*ranks_, [&] { load_from(*start_.checkpoint); });
     } catch (const Error& error) {
-      if (!choose_older(*config_, start_, error, *ranks_)) throw;
+      if (!fall_back_to_older(*config_, start_, error, *ranks_)) throw;
       continue;
     }
     return;
@@ -206,11 +183,11 @@ void Checkpointer::load() {
 
 void Checkpointer::preflight(int64_t step) {
   if (!saves()) return;
-  const bool resumed = start_.checkpoint && start_.checkpoint->candidate.source == LoadSource::kOwn;
+  const bool resumed = start_.checkpoint && start_.checkpoint->source == LoadSource::kOwn;
   require_free_names(resumed ? step + 1 : step, config_->training.steps);
   if (runtime_.rank() == 0) progress_.emplace(step);
   const std::string warning = from_rank_0(*ranks_, [&] {
-    return newer_checkpoints(start_, CheckpointFolder(path_), step, config_->training.steps);
+    return explain_newer_checkpoints(start_, CheckpointFolder(path_), step, config_->training.steps);
   });
   if (runtime_.rank() == 0 && !warning.empty()) log_warning("{}", warning);
   if (!options().validate_before_training) {
@@ -226,7 +203,8 @@ void Checkpointer::preflight(int64_t step) {
   log_info(
       "[pre-checkpoint] {} written, read back and compared{}; read back in {:.2f} s; a periodic save will "
       "take about {:.2f} s",
-      bandwidth(static_cast<double>(report.total_bytes), report.write_seconds + report.commit_seconds),
+      describe_transfer(static_cast<double>(report.total_bytes),
+                        report.write_seconds + report.commit_seconds),
       resumed ? " under a temporary name" : fmt::format(" as {}", report.path.string()),
       report.read_back_seconds, report.write_seconds + report.commit_seconds);
 }
@@ -237,7 +215,7 @@ void Checkpointer::wait() {
   saver_->join_staging();
 }
 
-// A signal may have any step saved. Rank 0 looks for all.
+// Any step may be saved, because a signal may come in any. Rank 0 checks for all.
 void Checkpointer::require_free_names(int64_t first, int64_t last) const {
   from_rank_0(*ranks_, [&] { CheckpointFolder(path_).require_free_names(first, last); });
 }
@@ -247,17 +225,17 @@ bool Checkpointer::due(int64_t step) const {
   return step % options().interval == 0 || (step == 1 && options().enable_first_step_checkpoint);
 }
 
-// A periodic save that failed ends the job, or is reported and forgotten; one that found NaN or infinite
-// numbers always ends it.
+// A periodic save that failed ends the job, or is reported and training continues; one that found NaN or
+// infinite numbers always ends it.
 void Checkpointer::tolerate_failure(const std::function<void()>& action) {
   try {
     action();
   } catch (const Error& error) {
     const int64_t step = std::exchange(saved_, -1);
     if (error.code() != ExitCode::kSaveFailed || options().on_save_failure != OnSaveFailure::kContinue) throw;
-    log_error("A checkpoint could not be saved, training goes on (checkpoint.on_save_failure): {}",
+    log_error("A checkpoint could not be saved, training continues (checkpoint.on_save_failure): {}",
               error.what());
-    report(step, "checkpoint_failed", {{"message", std::string(error.what())}});
+    send_event(step, "checkpoint_failed", {{"message", std::string(error.what())}});
   }
 }
 
@@ -266,10 +244,8 @@ void Checkpointer::tolerate_failure(const std::function<void()>& action) {
 void Checkpointer::write(int64_t step, const SaveContent& content, bool now) {
   const bool background = !now && options().async_mode != AsyncMode::kDisabled;
   const TraceRange range(background ? "checkpoint staging" : "checkpoint save");
-  const int64_t saves = saver_->counters().saves;
-  saver_->save(step, content, now);
-  if (saver_->counters().saves > saves)
-    report(step, "checkpoint_staged", {{"stall_seconds", saver_->counters().stall_seconds}});
+  const bool written = saver_->save(step, content, now);
+  if (written) send_event(step, "checkpoint_staged", {{"stall_seconds", saver_->counters().stall_seconds}});
 }
 
 // The model alone, as transformers reads it.
@@ -277,15 +253,15 @@ void Checkpointer::write_for_hugging_face(int64_t step) {
   std::vector<ExportedTensor> tensors;
   for (const TensorState& tensor : saver_->tensors()) {
     if (component_of(tensor.key) != kModelComponent) continue;
-    auto [name, row_map] = state_->hugging_face_export.tensor(tensor.key);
+    auto [name, row_map] = hugging_face_place(state_->model, tensor.key);
     tensors.push_back({&tensor, std::move(name), options().export_dtype, std::move(row_map)});
   }
   const auto begin = std::chrono::steady_clock::now();
-  export_safetensors(step, fmt::format("export-{}", step), tensors, state_->hugging_face_export.more_files,
-                     state_->hugging_face_export.notes, saver_->folder(), *ranks_, state_->mover);
+  export_safetensors(step, fmt::format("export-{}", step), tensors, state_->export_files,
+                     state_->export_notes, saver_->folder(), *ranks_, state_->mover);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  report(step, "checkpoint_durable", {{"kind", std::string("hugging_face")}, {"write_seconds", seconds}});
-  report(step, "checkpoint_staged", {{"stall_seconds", seconds}});
+  send_event(step, "checkpoint_durable", {{"kind", std::string("hugging_face")}, {"write_seconds", seconds}});
+  send_event(step, "checkpoint_staged", {{"stall_seconds", seconds}});
   log_info("The last checkpoint holds the model for Hugging Face, as {}: {}",
            torch_name(options().export_dtype), saver_->folder().step_path(step).string());
 }
@@ -300,8 +276,8 @@ void Checkpointer::write_last(int64_t step) {
 
 void Checkpointer::save(int64_t step, bool last, bool failed) {
   if (!saves()) return;
-  // A failure that this rank alone knows of waits until the ranks have told each other.
-  if (failed || (saver_->ended() && !saver_->failed())) finish();
+  // A failure that only this rank knows is thrown after the exchange in the next step.
+  if (failed || (saver_->save_ended() && !saver_->save_failed())) finish();
   if (!last && !due(step)) return;
   const PhaseGuard phase(fmt::format("step {} checkpoint", step));
   finish();  // so that the failure of the save before it does not cost this one
@@ -318,7 +294,7 @@ void Checkpointer::save_stopped(int64_t step) {
 
 void Checkpointer::finish() {
   if (!saver_) return;
-  const bool waits = saver_->writing();
+  const bool waits = saver_->save_in_flight();
   const auto begin = std::chrono::steady_clock::now();
   tolerate_failure([&] { saver_->finish(); });
   if (waits)

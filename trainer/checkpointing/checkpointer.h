@@ -9,7 +9,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "checkpoint/saver.h"
@@ -21,38 +20,25 @@
 
 namespace hyperion {
 
-// What a load of a checkpoint into components is going to do, with everything compared that can be compared
-// without reading tensors.
-struct ComponentLoad {
-  std::vector<TensorState> tensors;
-  std::vector<LoadItem> items;  // of `tensors`
-  LoadOptions options;
-};
-// `hugging_face_names`: how the model's weights are named and laid out in one of Hugging Face's. Throws
+// The tensors that a load of the chosen checkpoint fills: everything is compared that can be compared without
+// reading tensors. `model`: whose weights Hugging Face's names and row order are translated for. Throws
 // IncompatibleCheckpoint.
-ComponentLoad plan_component_load(const ChosenCheckpoint& chosen,
-                                  const std::vector<StateComponent*>& components, const JobConfig& config,
-                                  const std::function<StoredNames()>& hugging_face_names);
+std::vector<LoadItem> plan_component_load(const ChosenCheckpoint& chosen,
+                                          const std::vector<StateComponent*>& components,
+                                          const JobConfig& config, const ModelArgs& model);
 // Gives the components the values of the checkpoint. Throws IncompatibleCheckpoint for what one does not
 // take.
 void load_values(const ChosenCheckpoint& chosen, const std::vector<StateComponent*>& components);
 
-// For checkpoint.last_save_in_hf: the name and row order of a weight there, the files beside the weights, and
-// what is said about them.
-struct HuggingFaceExport {
-  std::function<std::pair<std::string, StoredNames::RowMap>(const std::string& name)> tensor{};
-  std::map<std::string, std::string> more_files{}, notes{};
-};
-
 // What a job loads and saves. All that it points at outlives the checkpointer.
 struct CheckpointedState {
-  const JobConfig& config;                  // that the run follows
+  const JobConfig& config;  // that the run follows
+  const ModelArgs& model;
   std::vector<StateComponent*> components;  // in the order in which they are loaded
   MemoryMover& mover;
   std::map<std::string, std::string> facts;  // for every manifest
-  // How the model's weights are named and laid out in a checkpoint of Hugging Face's with these names.
-  std::function<StoredNames(const std::map<std::string, std::string>& names)> hugging_face_names;
-  HuggingFaceExport hugging_face_export{};
+  // For checkpoint.last_save_in_hf: files beside the weights (name -> content), and notes in their headers.
+  std::map<std::string, std::string> export_files{}, export_notes{};
 };
 
 // All calls are collective, but for the getters. With checkpoint.enable = false, and in a dry run, none of
@@ -73,19 +59,19 @@ class Checkpointer {
   // Before all that follows.
   void attach(CheckpointedState state);
 
-  // Fills the state from the chosen checkpoint; from a damaged one it goes to the one before, as
+  // Fills the state from the chosen checkpoint; from a damaged one it falls back to the one before, as
   // checkpoint.on_corrupt says. Throws Error(kBadData), IncompatibleCheckpoint.
   void load();
 
   // Saves before the first step of this run (`step`: updates done so far) and reads back what was written,
-  // after a look for files and links that have the names of steps to be saved. Throws Error(kPreCheckpoint),
+  // after a check that no file or link has the name of a step to be saved. Throws Error(kPreCheckpoint),
   // Error(kNonFinite).
   void preflight(int64_t step);
 
   // Returns when no save reads the state any more. Before anything changes the state.
   void wait();
   // Whether a background save of this rank has failed: all ranks learn it in the next step's exchange.
-  bool failed() const { return saver_ && saver_->failed(); }
+  bool failed() const { return saver_ && saver_->save_failed(); }
 
   // Whether the save after `step` is due, apart from the job's last one.
   bool due(int64_t step) const;
@@ -109,13 +95,12 @@ class Checkpointer {
  private:
   const JobConfig::Checkpoint& options() const { return config_->checkpoint; }
   bool saves() const { return saver_ && !options().load_only; }
-  void lock_folder();
   void load_from(const ChosenCheckpoint& chosen);
   void require_free_names(int64_t first, int64_t last) const;
   void write(int64_t step, const SaveContent& content, bool now);
   void write_last(int64_t step);
   void write_for_hugging_face(int64_t step);
-  void report(int64_t step, const std::string& event, const EventFields& fields) const;
+  void send_event(int64_t step, const std::string& event, const EventFields& fields) const;
   void tolerate_failure(const std::function<void()>& action);
 
   const JobConfig* config_;  // as configured; from attach() on what the run follows

@@ -15,7 +15,6 @@ namespace hyperion {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr const char* kConfigKey = "train_state.config";
 constexpr const char *kModel = "model_config", *kTokenizerPath = "tokenizer_path",
                      *kTokenizerHash = "tokenizer_hash", *kData = "data";
 
@@ -28,7 +27,7 @@ std::string model_lines(const TextTable& entries) {
 }
 
 // Of the tokenizer at `path` now; "" when there is none that can be read.
-std::string hash_at(const fs::path& path) {
+std::string tokenizer_hash_at(const fs::path& path) {
   try {
     return path.empty() ? "" : Tokenizer::load(path)->hash();
   } catch (const Error&) {
@@ -36,7 +35,7 @@ std::string hash_at(const fs::path& path) {
   }
 }
 
-std::string described(const std::string& path, const std::string& hash) {
+std::string describe_tokenizer(const std::string& path, const std::string& hash) {
   return fmt::format("{} (hash {:.8})", path.empty() ? "a tokenizer" : printable(fs::path(path)), hash);
 }
 
@@ -65,7 +64,8 @@ JobRecord read_record(const OpenCheckpoint& checkpoint) {
     const fs::path folder =
         is_folder(checkpoint.folder) ? checkpoint.folder : checkpoint.folder.parent_path();
     record.tokenizer.path = fs::absolute(folder).lexically_normal().string();
-    record.tokenizer.hash = record.tokenizer.recorded ? note->second : hash_at(record.tokenizer.path);
+    record.tokenizer.hash =
+        record.tokenizer.recorded ? note->second : tokenizer_hash_at(record.tokenizer.path);
     return record;
   }
   if (!checkpoint.manifest) return record;
@@ -83,9 +83,9 @@ JobRecord read_record(const OpenCheckpoint& checkpoint) {
 
 std::optional<JobConfig::Model> saved_model(const OpenCheckpoint& checkpoint) {
   if (auto model = read_record(checkpoint).model) return model;
-  if (!checkpoint.index.objects.contains(kConfigKey)) return std::nullopt;
   const auto objects = load_objects(checkpoint, [](const std::string& key) { return key == kConfigKey; });
-  const TextTable entries = text_table(objects.at(kConfigKey), checkpoint.folder.string());
+  if (objects.empty()) return std::nullopt;
+  const TextTable entries = text_table(objects.begin()->second, checkpoint.folder.string());
   return parse_config(model_lines(entries), checkpoint.folder.string(), {}).config.model;
 }
 
@@ -97,20 +97,20 @@ bool require_same_tokenizer(const fs::path& checkpoint, const TokenizerRecord& s
                             const TokenizerChoice& chosen) {
   if (stored.hash.empty()) {
     log_info("{} does not say which tokenizer its weights were trained with: {} could not be compared",
-             checkpoint.string(), described(chosen.path, chosen.hash));
+             checkpoint.string(), describe_tokenizer(chosen.path, chosen.hash));
     return false;
   }
   if (stored.hash == chosen.hash) return false;
-  const std::string differ =
-      fmt::format("{}: {}: {} there, {} here, chosen by {}", checkpoint.string(),
-                  stored.recorded ? "its weights were trained with another tokenizer"
-                                  : "its folder holds another tokenizer",
-                  described(stored.path, stored.hash), described(chosen.path, chosen.hash), chosen.chosen_by);
+  const std::string differ = fmt::format("{}: {}: {} there, {} here, chosen by {}", checkpoint.string(),
+                                         stored.recorded ? "its weights were trained with another tokenizer"
+                                                         : "its folder holds another tokenizer",
+                                         describe_tokenizer(stored.path, stored.hash),
+                                         describe_tokenizer(chosen.path, chosen.hash), chosen.chosen_by);
   if (!chosen.allowed_by.empty() || !stored.recorded) {
     log_warning("{}{}", differ, chosen.allowed_by.empty() ? "" : " and allowed by " + chosen.allowed_by);
     return true;
   }
-  const bool there = hash_at(stored.path) == stored.hash;
+  const bool there = tokenizer_hash_at(stored.path) == stored.hash;
   const std::string other =
       there ? chosen.choose(stored.path)
             : fmt::format(

@@ -18,7 +18,7 @@ namespace hyperion {
 struct TokenizerRecord {
   std::string path;      // where it was
   std::string hash;      // Tokenizer::hash(); "" when the checkpoint does not say
-  bool recorded = true;  // false: it lies beside weights that do not say what they were trained with
+  bool recorded = true;  // false: it is in the folder of weights that do not say what they were trained with
 };
 
 struct JobRecord {

@@ -34,13 +34,14 @@ TensorState tensor_state(std::string key, KeyPath path, const at::Tensor& tensor
   return state;
 }
 
-ObjectState value(const std::string& component, const std::string& name, Object object) {
+ObjectState object_state(const std::string& component, const std::string& name, Object object) {
   return {component + "." + name, {component, name}, std::move(object)};
 }
 
 // The object's value when it is there; a kind that cannot be right is the checkpoint's fault.
 template <typename T>
-std::optional<T> read(const StateComponent::Find& find, const std::string& key) {
+std::optional<T> read_value(const StateComponent::Find& find, std::string_view name) {
+  const std::string key(name);
   const Object* object = find(key);
   if (object == nullptr) return std::nullopt;
   const T* found = object->get_if<T>();
@@ -65,7 +66,7 @@ void set_generator_state(at::Generator generator, const Bytes& bytes, const std:
   }
 }
 
-const Object* item(const Dict& dict, const char* name) {
+const Object* find_item(const Dict& dict, const char* name) {
   for (const auto& [key, value] : dict.items)
     if (key == Object(name)) return &value;
   return nullptr;
@@ -87,7 +88,6 @@ at::ScalarType scalar_type(Dtype dtype) {
 
 StatePlace state_place(const Mesh& mesh, int rank) {
   StatePlace place;
-  place.rank = rank;
   place.sharded = {mesh.degree(MeshDim::kFsdp), mesh.coordinate(rank, MeshDim::kFsdp),
                    mesh.degree(MeshDim::kDpReplicate), mesh.coordinate(rank, MeshDim::kDpReplicate)};
   place.replicated = {1, 0, mesh.world_size(), rank};
@@ -123,9 +123,9 @@ std::vector<TensorState> OptimizerState::tensors() {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const Parameter& p = parameters_[i]->parameter();
     const auto add = [&](const char* what, const at::Tensor& tensor, Dims shape, const Placement& placement) {
-      const std::string name = "state." + p.fqn + "." + what;
+      const std::string path = fmt::format("state.{}.{}", p.fqn, what);
       states.push_back(
-          tensor_state("optimizer." + name, {"optimizer", name}, tensor, std::move(shape), placement));
+          tensor_state(name() + "." + path, {name(), path}, tensor, std::move(shape), placement));
     };
     add("exp_avg", adam_.exp_avg()[i], p.shape, place_.sharded);
     add("exp_avg_sq", adam_.exp_avg_sq()[i], p.shape, place_.sharded);
@@ -153,90 +153,91 @@ std::vector<ObjectState> OptimizerState::objects() {
       {"initial_lr", base_lr}};
   std::vector<ObjectState> states;
   for (const ShardedParameterPtr& parameter : parameters_)
-    for (const auto& [name, object] : options)
-      states.push_back(value("optimizer", "param_groups." + parameter->parameter().fqn + "." + name, object));
+    for (const auto& [option, object] : options)
+      states.push_back(object_state(
+          name(), fmt::format("param_groups.{}.{}", parameter->parameter().fqn, option), object));
   return states;
 }
 
 std::vector<ObjectState> SchedulerState::objects() {
   const Position at = position_();
   const std::string me = name();
-  return {value(me, "base_lrs", Object::list({at.base_lr})),
-          value(me, "last_epoch", at.step),
-          value(me, "_step_count", at.step + 1),
-          value(me, "_is_initial", false),
-          value(me, "_get_lr_called_within_step", false),
-          value(me, "_last_lr", Object::list({at.next_lr})),
-          value(me, "trajectory", at.trajectory)};
+  return {object_state(me, "base_lrs", Object::list({at.base_lr})),
+          object_state(me, "last_epoch", at.step),
+          object_state(me, "_step_count", at.step + 1),
+          object_state(me, "_is_initial", false),
+          object_state(me, "_get_lr_called_within_step", false),
+          object_state(me, "_last_lr", Object::list({at.next_lr})),
+          object_state(me, "trajectory", at.trajectory)};
 }
 
 std::vector<ObjectState> LoaderComponent::objects() {
-  return {value(name(), "position", loader_.state().to_json())};
+  return {object_state(name(), "position", loader_.state().to_json())};
 }
 
 void LoaderComponent::load(const Find& find) {
-  if (const auto position = read<std::string>(find, "dataloader.position"))
+  if (const auto position = read_value<std::string>(find, kLoaderPositionKey))
     loader_.load_state(LoaderState::from_json(*position));
 }
 
 std::vector<ObjectState> TrainStateComponent::objects() {
   // v0.2.2 keeps the count of one rank; ours, of all ranks, has a name of its own.
-  return {value(name(), "step", state_.step),
-          value(name(), "ntokens_seen", state_.tokens_seen / batch_ranks_),
-          value(name(), "global_tokens_seen", state_.tokens_seen),
-          value(name(), "last_loss", state_.last_loss),
-          value(name(), "last_loss_step", state_.last_loss_step),
-          value(name(), "config", config_)};
+  return {object_state(name(), "step", state_.step),
+          object_state(name(), "ntokens_seen", state_.tokens_seen / batch_ranks_),
+          object_state(name(), "global_tokens_seen", state_.tokens_seen),
+          object_state(name(), "last_loss", state_.last_loss),
+          object_state(name(), "last_loss_step", state_.last_loss_step),
+          object_state(name(), "config", config_)};
 }
 
 void TrainStateComponent::load(const Find& find) {
-  state_.step = read<int64_t>(find, "train_state.step").value();
-  const auto own = read<int64_t>(find, "train_state.ntokens_seen");
-  const auto ranks = read<int64_t>(find, "dataloader.world_size");
+  state_.step = read_value<int64_t>(find, kStepKey).value();
+  const auto own = read_value<int64_t>(find, kTokensOfRankKey);
+  const auto ranks = read_value<int64_t>(find, kLoaderRanksKey);
   state_.tokens_seen =
-      read<int64_t>(find, "train_state.global_tokens_seen").value_or(own.value_or(0) * ranks.value_or(1));
-  state_.last_loss = read<double>(find, "train_state.last_loss").value_or(state_.last_loss);
-  state_.last_loss_step = read<int64_t>(find, "train_state.last_loss_step").value_or(0);
+      read_value<int64_t>(find, name() + ".global_tokens_seen").value_or(own.value_or(0) * ranks.value_or(1));
+  state_.last_loss = read_value<double>(find, name() + ".last_loss").value_or(state_.last_loss);
+  state_.last_loss_step = read_value<int64_t>(find, name() + ".last_loss_step").value_or(0);
   if (state_.step < 0 || state_.tokens_seen < 0)
     throw_data("checkpoint: train_state says step {} and {} tokens, which cannot be", state_.step,
                state_.tokens_seen);
 }
 
+std::vector<std::pair<const char*, at::Generator>> RngState::generators() const {
+  std::vector<std::pair<const char*, at::Generator>> all = {
+      {"cpu", at::globalContext().defaultGenerator(at::kCPU)}};
+  if (device_.is_cuda()) all.emplace_back("cuda", at::globalContext().defaultGenerator(device_));
+  return all;
+}
+
 std::vector<ObjectState> RngState::objects() {
   Dict dict;
   dict.items.emplace_back("world_size", int64_t{world_size_});
-  dict.items.emplace_back("cpu", generator_state(at::globalContext().defaultGenerator(at::kCPU)));
-  if (device_.is_cuda())
-    dict.items.emplace_back("cuda", generator_state(at::globalContext().defaultGenerator(device_)));
-  const std::string key = fmt::format("rank_{}", rank_);
-  ObjectState state = value(name(), key, std::move(dict));
+  for (const auto& [which, generator] : generators())
+    dict.items.emplace_back(which, generator_state(generator));
+  ObjectState state = object_state(name(), fmt::format("rank_{}", rank_), std::move(dict));
   state.per_rank = true;
   return {std::move(state)};
 }
 
 void RngState::load(const Find& find) {
-  const std::string key = fmt::format("rng.rank_{}", rank_);
-  const auto dict = read<Dict>(find, key);
-  const Object* ranks = dict ? item(*dict, "world_size") : nullptr;
-  const Object* cpu = dict ? item(*dict, "cpu") : nullptr;
-  const Object* cuda = dict ? item(*dict, "cuda") : nullptr;
-  const bool fits = ranks != nullptr && *ranks == Object(int64_t{world_size_}) && cpu != nullptr &&
-                    cpu->get_if<Bytes>() != nullptr &&
-                    (!device_.is_cuda() || (cuda != nullptr && cuda->get_if<Bytes>() != nullptr));
+  const std::string key = fmt::format("{}.rank_{}", name(), rank_);
+  const auto dict = read_value<Dict>(find, key);
+  const Object* ranks = dict ? find_item(*dict, "world_size") : nullptr;
+  bool fits = ranks != nullptr && *ranks == Object(int64_t{world_size_});
+  std::vector<std::pair<at::Generator, const Bytes*>> states;
+  for (const auto& [which, generator] : generators()) {
+    const Object* state = fits ? find_item(*dict, which) : nullptr;
+    fits = state != nullptr && state->get_if<Bytes>() != nullptr;
+    if (fits) states.emplace_back(generator, state->get_if<Bytes>());
+  }
   if (!fits) return reseed();
-  set_generator_state(at::globalContext().defaultGenerator(at::kCPU), *cpu->get_if<Bytes>(), key);
-  if (device_.is_cuda())
-    set_generator_state(at::globalContext().defaultGenerator(device_), *cuda->get_if<Bytes>(), key);
+  for (const auto& [generator, state] : states) set_generator_state(generator, *state, key);
 }
 
 void RngState::reseed() {
   const uint64_t seed = hash_text(fmt::format("{} {} {}", seed_, state_.step, rank_));
-  at::Generator cpu = at::globalContext().defaultGenerator(at::kCPU);
-  cpu.set_current_seed(seed);
-  if (device_.is_cuda()) {
-    at::Generator cuda = at::globalContext().defaultGenerator(device_);
-    cuda.set_current_seed(seed);
-  }
+  for (auto& [which, generator] : generators()) generator.set_current_seed(seed);
   log_info(
       "Random number generators: no state for this mesh in the checkpoint, seeded by (seed, step, rank)");
 }
@@ -246,14 +247,14 @@ std::vector<TensorState> EmaState::tensors() {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const Parameter& p = parameters_[i]->parameter();
     states.push_back(
-        tensor_state("ema." + p.fqn, {"ema", p.fqn}, ema_.tensors()[i], p.shape, place_.sharded));
+        tensor_state(name() + "." + p.fqn, {name(), p.fqn}, ema_.tensors()[i], p.shape, place_.sharded));
   }
   return states;
 }
 
 namespace {
 
-at::Tensor view(void* data, uint64_t bytes, at::Device device) {
+at::Tensor bytes_at(void* data, uint64_t bytes, at::Device device) {
   return at::from_blob(data, {static_cast<int64_t>(bytes)}, at::TensorOptions(at::kByte).device(device));
 }
 
@@ -263,15 +264,16 @@ void DeviceMover::to_host(void* host, const TensorState& from, uint64_t offset, 
   if (!from.on_device) return MemoryMover::to_host(host, from, offset, bytes);
   const StreamScope scope(stream_);
   stream_.wait(ready_);
-  view(host, bytes, at::kCPU).copy_(view(static_cast<std::byte*>(from.data) + offset, bytes, device_), true);
+  bytes_at(host, bytes, at::kCPU)
+      .copy_(bytes_at(static_cast<std::byte*>(from.data) + offset, bytes, device_), true);
 }
 
 void DeviceMover::from_host(const TensorState& to, uint64_t offset, const void* host, uint64_t bytes) {
   if (!to.on_device) return MemoryMover::from_host(to, offset, host, bytes);
   stream_.wait(DeviceStream::current(device_));  // what is still under way may use the old values
   const StreamScope scope(stream_);
-  view(static_cast<std::byte*>(to.data) + offset, bytes, device_)
-      .copy_(view(const_cast<void*>(host), bytes, at::kCPU), true);
+  bytes_at(static_cast<std::byte*>(to.data) + offset, bytes, device_)
+      .copy_(bytes_at(const_cast<void*>(host), bytes, at::kCPU), true);
 }
 
 std::shared_ptr<std::byte> DeviceMover::allocate(uint64_t bytes) {

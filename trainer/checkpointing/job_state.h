@@ -27,7 +27,6 @@ at::ScalarType scalar_type(Dtype dtype);
 struct StatePlace {
   Placement sharded;     // parameters: cut over the fsdp group, equal on its replicas
   Placement replicated;  // one whole copy on every rank
-  int rank = 0;
 };
 StatePlace state_place(const Mesh& mesh, int rank);
 
@@ -78,12 +77,11 @@ class SchedulerState : public StateComponent {
   explicit SchedulerState(std::function<Position()> position) : position_(std::move(position)) {}
   std::string name() const override { return std::string(kSchedulerComponent); }
   std::vector<ObjectState> objects() override;
-  std::vector<std::string> required_objects() override { return {"lr_scheduler.last_epoch"}; }
+  std::vector<std::string> required_objects() override { return {name() + ".last_epoch"}; }
 
  private:
   std::function<Position()> position_;
 };
-inline constexpr const char* kTrajectoryKey = "lr_scheduler.trajectory";
 
 class LoaderComponent : public StateComponent {
  public:
@@ -105,12 +103,12 @@ struct TrainState {
 };
 class TrainStateComponent : public StateComponent {
  public:
-  // `config`: the configuration of the job, for whoever resumes.
+  // `config`: the configuration of the job; a resume is compared with it.
   TrainStateComponent(TrainState& state, int64_t batch_ranks, Object config)
       : state_(state), batch_ranks_(batch_ranks), config_(std::move(config)) {}
   std::string name() const override { return std::string(kTrainStateComponent); }
   std::vector<ObjectState> objects() override;
-  std::vector<std::string> required_objects() override { return {"train_state.step"}; }
+  std::vector<std::string> required_objects() override { return {std::string(kStepKey)}; }
   void load(const Find& find) override;
 
  private:
@@ -132,6 +130,9 @@ class RngState : public StateComponent {
   void reseed();  // by (seed, step, rank)
 
  private:
+  // Torch's, each with the name of its state in a checkpoint.
+  std::vector<std::pair<const char*, at::Generator>> generators() const;
+
   at::Device device_;
   int rank_, world_size_;
   uint64_t seed_;

@@ -25,13 +25,13 @@ constexpr const char* kSeed = "debug.seed";
 constexpr const char* kData = "data";
 constexpr size_t kMostEntries = 10'000, kLongestText = 65'536;
 
-// Keys of the configuration that shape the curve, with the component that the setting belongs to: what is not
-// loaded is not compared.
-struct Shaping {
+// Keys of the configuration that shape the curve, with the component that the setting belongs to: a setting
+// is compared when its component is loaded.
+struct Setting {
   const char* key;
   std::string_view component;
 };
-constexpr std::array<Shaping, 17> kShaping = {{
+constexpr std::array<Setting, 17> kSettings = {{
     {"optimizer.name", kOptimizerComponent},
     {"optimizer.beta1", kOptimizerComponent},
     {"optimizer.beta2", kOptimizerComponent},
@@ -51,10 +51,6 @@ constexpr std::array<Shaping, 17> kShaping = {{
     {"ema.every", kEmaComponent},
 }};
 
-std::string text_of(const JobConfig& config, const char* key) {
-  return command_line_text(read(*find_option(key), config));
-}
-
 // What shapes say nothing about.
 TextTable model_entries(const ModelArgs& model) {
   return {{"model.n_heads", fmt::format("{}", model.n_heads)},
@@ -65,12 +61,13 @@ TextTable model_entries(const ModelArgs& model) {
           {"model.rope_style", model.rope_style == RopeStyle::kInterleaved ? "interleaved" : "half-split"}};
 }
 
-std::string owner(const std::string& key) {
-  if (key.starts_with("model.")) return "model";
-  if (key == kSeed) return "dataloader";
-  if (key == kGlobalBatch) return "train_state";
-  for (const Shaping& shaping : kShaping)
-    if (key == shaping.key) return std::string(shaping.component);
+// "" for what is never compared here.
+std::string_view component_of_setting(const std::string& key) {
+  if (key.starts_with("model.")) return kModelComponent;
+  if (key == kSeed) return kLoaderComponent;
+  if (key == kGlobalBatch) return kTrainStateComponent;
+  for (const Setting& setting : kSettings)
+    if (key == setting.key) return setting.component;
   return "";  // the curve's length and start, and the data, have rules of their own
 }
 
@@ -93,16 +90,22 @@ std::string origin_of(const ResolvedConfig& resolved, const std::string& key) {
   return resolved.origin(key);
 }
 
+void set_setting(Trajectory& trajectory, std::string_view key, std::string text) {
+  for (auto& [name, value] : trajectory)
+    if (name == key) return void(value = std::move(text));
+  trajectory.emplace_back(key, std::move(text));
+}
+
 struct Change {
   std::string key, saved, configured;
 };
 
-std::vector<Change> changes(const ResolvedConfig& resolved, const Trajectory& configured,
-                            const Trajectory& stored, const std::set<std::string>& components) {
+std::vector<Change> changed_settings(const ResolvedConfig& resolved, const Trajectory& configured,
+                                     const Trajectory& stored, const ComponentSet& components) {
   std::vector<Change> found;
-  for (const auto& [key, now] : configured.entries) {
-    const std::string* saved = stored.find(key);
-    if (saved == nullptr || *saved == now || !components.contains(owner(key))) continue;
+  for (const auto& [key, now] : configured) {
+    const std::string* saved = find_setting(stored, key);
+    if (saved == nullptr || *saved == now || !components.contains(component_of_setting(key))) continue;
     if (key == kSeed && !resolved.config.debug.seed) continue;  // not asked for: the saved one is used
     found.push_back({key, *saved, now});
   }
@@ -120,7 +123,7 @@ std::string change_lines(const ResolvedConfig& resolved, const std::vector<Chang
 }
 
 // Puts a saved value into the configuration. False for what a configuration cannot bring back.
-bool keep(const Change& change, const TrajectoryFacts& facts, ResumePlan& plan) {
+bool take_saved_value(const Change& change, const TrajectoryFacts& facts, ResumePlan& plan) {
   if (change.key == kSeed) return true;  // resume_plan() takes it over in any case
   const Option* option = find_option(change.key);
   if (option == nullptr) return false;
@@ -133,18 +136,19 @@ bool keep(const Change& change, const TrajectoryFacts& facts, ResumePlan& plan) 
 // The loader's position means something in the same data alone. "" when they are.
 std::string data_difference(const ResolvedConfig& resolved, const TrajectoryFacts& facts,
                             const ResumeRequest& request) {
-  if (!request.components.contains("dataloader") || !request.data || *request.data == facts.data) return "";
+  if (!request.components.contains(kLoaderComponent) || !request.data || *request.data == facts.data)
+    return "";
   const auto place = [](const std::string& where, uint64_t fingerprint) {
     return fmt::format("{} (fingerprint {:08x})", where.empty() ? "data that it does not name" : where,
                        fingerprint >> 32);
   };
   return fmt::format(
-      "The checkpoint at step {} goes on in other data than this job's: {} there, {} here, chosen by "
+      "The checkpoint at step {} resumes in other data than this job's: {} there, {} here, chosen by "
       "training.dataset_path ({}) and training.text_field ({}); file names, sizes or the tokenizer differ. "
       "Configure the data that it was trained on; or, to begin these from their beginning, {}.",
       request.step, place(request.data_place, *request.data), place(facts.data_place, facts.data),
       resolved.origin("training.dataset_path"), resolved.origin("training.text_field"),
-      leave_out_remedy(resolved.config, request.source, "dataloader"));
+      leave_out_remedy(resolved.config, request.source, kLoaderComponent));
 }
 
 // The ways out of a refusal for `found` with checkpoint.on_config_change = "error": those values with which
@@ -155,8 +159,8 @@ std::string ways_out(const ResolvedConfig& resolved, const TrajectoryFacts& fact
   settings.data.reset();  // judged apart
   std::vector<std::string> ways;
   std::string obstacle;
-  for (const auto& [policy, meaning] : {std::pair(OnConfigChange::kKeep, "to go on with the saved values"),
-                                        {OnConfigChange::kOverride, "to go on with the configured ones"}}) {
+  for (const auto& [policy, meaning] : {std::pair(OnConfigChange::kKeep, "to resume with the saved values"),
+                                        {OnConfigChange::kOverride, "to resume with the configured ones"}}) {
     ResolvedConfig tried = resolved;
     tried.config.checkpoint.on_config_change = policy;
     const std::string option = override_text("checkpoint.on_config_change", std::string(text_of(policy)));
@@ -177,7 +181,8 @@ void apply_policy(const ResolvedConfig& resolved, const TrajectoryFacts& facts, 
                                     : OnConfigChange::kOverride;
   std::vector<Change> impossible;
   for (const Change& change : found) {
-    if (policy == OnConfigChange::kKeep && !keep(change, facts, plan)) impossible.push_back(change);
+    if (policy == OnConfigChange::kKeep && !take_saved_value(change, facts, plan))
+      impossible.push_back(change);
   }
   if (policy == OnConfigChange::kError && !found.empty()) {
     throw_config("The checkpoint at step {} was saved with other settings:{}\n{}{}{}", request.step,
@@ -188,14 +193,14 @@ void apply_policy(const ResolvedConfig& resolved, const TrajectoryFacts& facts, 
   if (!impossible.empty()) {
     throw_config(
         "The checkpoint at step {} was saved with other settings that {} cannot bring back:{}\nConfigure the "
-        "saved values, or start with {} to go on with the configured ones.",
+        "saved values, or start with {} to resume with the configured ones.",
         request.step, override_text("checkpoint.on_config_change", std::string(text_of(policy))),
         change_lines(resolved, impossible), override_text("checkpoint.on_config_change", "override"));
   }
   for (const Change& change : found) {
     const std::string key = configuration_key(change.key);
     if (policy == OnConfigChange::kKeep) {
-      plan.trajectory.set(change.key, change.saved);
+      set_setting(plan.trajectory, change.key, change.saved);
       plan.notes.push_back(fmt::format("{}: keeping {} from the checkpoint (configured: {})", key,
                                        change.saved, change.configured));
     } else {
@@ -205,8 +210,8 @@ void apply_policy(const ResolvedConfig& resolved, const TrajectoryFacts& facts, 
   }
 }
 
-// What a run without this part of a checkpoint begins with.
-std::string beginning_of(const std::string& part, const ResumePlan& plan, int64_t step) {
+// What a run begins with in the place of a component that it does not load.
+std::string describe_beginning(std::string_view part, const ResumePlan& plan, int64_t step) {
   if (part == kModelComponent) return "the weights are random";
   if (part == kOptimizerComponent) return "the optimizer's moments start from 0";
   if (part == kEmaComponent) return "the averages start from the weights";
@@ -225,7 +230,7 @@ std::string beginning_of(const std::string& part, const ResumePlan& plan, int64_
 // say, at every start.
 void warn_of_left_out(const ResolvedConfig& resolved, const ResumeRequest& request, ResumePlan& plan) {
   const auto& checkpoint = resolved.config.checkpoint;
-  const int64_t step = request.components.contains("train_state") ? request.step : 0;
+  const int64_t step = request.components.contains(kTrainStateComponent) ? request.step : 0;
   const bool again = resume_mode(resolved.config, LoadSource::kOwn) == checkpoint.resume_mode;
   for (const char* key : {"checkpoint.exclude_from_loading", "checkpoint.components"}) {
     const bool by_name = key == std::string_view("checkpoint.exclude_from_loading");
@@ -234,7 +239,7 @@ void warn_of_left_out(const ResolvedConfig& resolved, const ResumeRequest& reque
     for (const std::string& part : request.left_out) {
       if (by_name != (std::ranges::count(checkpoint.exclude_from_loading, part) > 0)) continue;
       parts.push_back(part);
-      beginnings.push_back(beginning_of(part, plan, step));
+      beginnings.push_back(describe_beginning(part, plan, step));
     }
     if (parts.empty()) continue;
     plan.warnings.push_back(fmt::format(
@@ -245,29 +250,23 @@ void warn_of_left_out(const ResolvedConfig& resolved, const ResumeRequest& reque
   }
 }
 
-int64_t whole_number(const std::string& text, const char* key, int64_t minimum) {
-  const auto value = parse_text(*find_option("training.steps"), text);
-  const auto* number = value ? std::get_if<int64_t>(&*value) : nullptr;
-  if (number == nullptr || *number < minimum)
+// `text`: the value of `key` in the checkpoint's trajectory.
+template <typename Number>
+Number stored_number(const std::string& text, const char* key, Number minimum) {
+  Number number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size() || number < minimum)
     throw_data("the checkpoint's {} is \"{}\", expected a whole number of at least {}", key, printable(text),
                minimum);
-  return *number;
-}
-
-uint64_t seed_of(const std::string& text) {
-  uint64_t seed = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seed);
-  if (error != std::errc() || end != text.data() + text.size())
-    throw_data("the checkpoint's {} is \"{}\", expected a whole number", kSeed, printable(text));
-  return seed;
+  return number;
 }
 
 // Length and start of the curve: the checkpoint's, unless the curve is not loaded.
 void place_curve(const ResolvedConfig& resolved, const ResumeRequest& request, ResumePlan& plan) {
   const JobConfig& config = resolved.config;
   auto& horizon = plan.config.lr_scheduler.total_steps;
-  if (!request.components.contains("train_state")) return;  // counts from step 0 again
-  if (!request.components.contains("lr_scheduler")) {
+  if (!request.components.contains(kTrainStateComponent)) return;  // counts from step 0 again
+  if (!request.components.contains(kSchedulerComponent)) {
     plan.schedule_start = request.step;
     if (!config.lr_scheduler.total_steps)
       horizon = std::max<int64_t>(1, config.training.steps - request.step);
@@ -282,23 +281,21 @@ void place_curve(const ResolvedConfig& resolved, const ResumeRequest& request, R
         counted(*horizon, "step"), config.optimizer.lr));
     return;
   }
-  if (const std::string* start = request.stored->find(kStart))
-    plan.schedule_start = whole_number(*start, kStart, 0);
-  const std::string* saved = request.stored->find(kHorizon);
+  if (const std::string* start = find_setting(*request.stored, kStart))
+    plan.schedule_start = stored_number<int64_t>(*start, kStart, 0);
+  const std::string* saved = find_setting(*request.stored, kHorizon);
   if (saved == nullptr) return;
-  const int64_t stored = whole_number(*saved, kHorizon, 1);
-  if (config.lr_scheduler.total_steps) {
-    if (stored != *horizon)
-      plan.notes.push_back(fmt::format("lr_scheduler.total_steps: the curve changes from {} to {}", stored,
-                                       counted(*horizon, "step")));
-    return;
-  }
+  const auto stored = stored_number<int64_t>(*saved, kHorizon, 1);
+  const bool configured = config.lr_scheduler.total_steps.has_value();
   if (stored != *horizon)
     plan.notes.push_back(
-        fmt::format("the learning-rate curve keeps its {} from the checkpoint, whatever training.steps "
-                    "= {} is; set lr_scheduler.total_steps to change it",
-                    counted(stored, "step"), config.training.steps));
-  horizon = stored;
+        configured
+            ? fmt::format("lr_scheduler.total_steps: the curve changes from {} to {}", stored,
+                          counted(*horizon, "step"))
+            : fmt::format("the learning-rate curve keeps its {} from the checkpoint, whatever training.steps "
+                          "= {} is; set lr_scheduler.total_steps to change it",
+                          counted(stored, "step"), config.training.steps));
+  if (!configured) horizon = stored;
 }
 
 // The options that give the curve a floor above 0, as the resume takes them: where the stored floor is
@@ -306,7 +303,7 @@ void place_curve(const ResolvedConfig& resolved, const ResumeRequest& request, R
 std::string floor_remedy(const ResolvedConfig& resolved, const ResumeRequest* request) {
   std::vector<std::string> options = {override_text("lr_scheduler.min_lr_factor", "0.1")};
   const bool compared = request != nullptr && request->stored &&
-                        request->components.contains(owner("lr_scheduler.min_lr_factor")) &&
+                        request->components.contains(kSchedulerComponent) &&
                         resume_mode(resolved.config, request->source) == ResumeMode::kRecover;
   if (compared && resolved.config.checkpoint.resume_mode != ResumeMode::kRecover)
     options.push_back(override_text("checkpoint.resume_mode", "recover"));
@@ -317,9 +314,11 @@ std::string floor_remedy(const ResolvedConfig& resolved, const ResumeRequest* re
 
 // No step may train with a rate of 0 because its curve has ended. `step`: updates done; `request`: null for a
 // run from step 0.
-void check_rates(const ResolvedConfig& resolved, int64_t step, const ResumeRequest* request,
+void check_curve(const ResolvedConfig& resolved, int64_t step, const ResumeRequest* request,
                  ResumePlan& plan) {
   const JobConfig& config = plan.config;
+  std::ranges::move(curve_cuts(config.lr_scheduler, config.training.steps),
+                    std::back_inserter(plan.warnings));
   const int64_t total = *config.lr_scheduler.total_steps, last = config.training.steps;
   if (last <= step || last - plan.schedule_start <= total || config.optimizer.lr == 0) return;
   const int64_t end = plan.schedule_start + total;  // the curve's last step
@@ -337,46 +336,75 @@ void check_rates(const ResolvedConfig& resolved, int64_t step, const ResumeReque
                   config.optimizer.lr * floor));
 }
 
-bool starts_elsewhere(const JobConfig::Checkpoint& checkpoint) {
-  return checkpoint.initial_load_path || checkpoint.initial_load_in_hf;
+// All that a checkpoint can give this job, before checkpoint.components and exclude_from_loading choose.
+ComponentSet loadable_components(const JobConfig& config, LoadSource source, bool weights_only) {
+  if (weights_only || resume_mode(config, source) == ResumeMode::kTransfer ||
+      (source == LoadSource::kInitial && config.checkpoint.initial_load_model_only))
+    return {std::string(kModelComponent)};
+  ComponentSet components(kStateComponents.begin(), kStateComponents.end());
+  if (!config.ema.enable) components.erase(std::string(kEmaComponent));
+  return components;
+}
+
+// Whether checkpoint.components or exclude_from_loading leave the component out.
+bool is_left_out(const JobConfig::Checkpoint& checkpoint, const std::string& component) {
+  const auto& chosen = checkpoint.components;
+  return (!chosen.empty() && std::ranges::count(chosen, component) == 0) ||
+         std::ranges::count(checkpoint.exclude_from_loading, component) > 0;
+}
+
+// As the configuration says, with nothing judged yet.
+ResumePlan configured_plan(const ResolvedConfig& resolved, const TrajectoryFacts& facts) {
+  ResumePlan plan;
+  plan.config = resolved.config;
+  plan.seed = facts.seed;
+  plan.config.lr_scheduler.total_steps =
+      resolved.config.lr_scheduler.total_steps.value_or(resolved.config.training.steps);
+  const auto set = [&](std::string_view key, std::string text) {
+    set_setting(plan.trajectory, key, std::move(text));
+  };
+  for (const Setting& setting : kSettings)
+    if (setting.component != kEmaComponent || resolved.config.ema.enable)
+      set(setting.key, command_line_text(read(*find_option(setting.key), resolved.config)));
+  set(kHorizon, std::to_string(*plan.config.lr_scheduler.total_steps));
+  set(kStart, "0");
+  set(kGlobalBatch, std::to_string(facts.global_batch_size));
+  set(kSeed, std::to_string(facts.seed));
+  set(kData, fmt::format("{:016x}", facts.data));
+  for (const auto& [key, text] : model_entries(facts.model)) set(key, text);
+  return plan;
 }
 
 }  // namespace
 
 ResumeMode resume_mode(const JobConfig& config, LoadSource source) {
-  const bool recovers = source == LoadSource::kOwn && starts_elsewhere(config.checkpoint);
-  return recovers ? ResumeMode::kRecover : config.checkpoint.resume_mode;
+  const auto& checkpoint = config.checkpoint;
+  const bool starts_elsewhere = checkpoint.initial_load_path || checkpoint.initial_load_in_hf;
+  return source == LoadSource::kOwn && starts_elsewhere ? ResumeMode::kRecover : checkpoint.resume_mode;
 }
 
-std::set<std::string> components_to_load(const JobConfig& config, LoadSource source, bool weights_only) {
-  const auto& c = config.checkpoint;
-  const ResumeMode mode = resume_mode(config, source);
-  if (weights_only || mode == ResumeMode::kTransfer ||
-      (source == LoadSource::kInitial && c.initial_load_model_only))
-    return {"model"};
-  std::set<std::string> chosen(kStateComponents.begin(), kStateComponents.end());
-  // Chosen for the start from elsewhere; what the job saved itself is whole again.
-  if (mode == c.resume_mode) {
-    if (!c.components.empty()) chosen = {c.components.begin(), c.components.end()};
-    for (const std::string& part : c.exclude_from_loading) chosen.erase(part);
-  }
-  if (!config.ema.enable) chosen.erase("ema");
-  return chosen;
+std::vector<std::string> components_left_out(const JobConfig& config, LoadSource source, bool weights_only) {
+  std::vector<std::string> left_out;
+  const ComponentSet loadable = loadable_components(config, source, weights_only);
+  // Components are chosen for the start from elsewhere; of what the job saved itself all are read again. Of
+  // weights alone nothing can be left out.
+  if (loadable.size() == 1 || resume_mode(config, source) != config.checkpoint.resume_mode) return left_out;
+  for (const std::string_view name : kStateComponents)
+    if (const std::string component(name);
+        loadable.contains(component) && is_left_out(config.checkpoint, component))
+      left_out.push_back(component);
+  return left_out;
 }
 
-std::vector<std::string> parts_left_out(const JobConfig& config, LoadSource source, bool weights_only) {
-  JobConfig whole = config;
-  whole.checkpoint.components.clear();
-  whole.checkpoint.exclude_from_loading.clear();
-  const std::set<std::string> every = components_to_load(whole, source, weights_only),
-                              read = components_to_load(config, source, weights_only);
-  std::vector<std::string> parts;
-  for (const std::string_view part : kStateComponents)
-    if (every.contains(std::string(part)) && !read.contains(std::string(part))) parts.emplace_back(part);
-  return parts;
+ComponentSet components_to_load(const JobConfig& config, LoadSource source, bool weights_only) {
+  ComponentSet components = loadable_components(config, source, weights_only);
+  for (const std::string& component : components_left_out(config, source, weights_only))
+    components.erase(component);
+  return components;
 }
 
-std::string leave_out_remedy(const JobConfig& config, LoadSource source, const std::string& part) {
+std::string leave_out_remedy(const JobConfig& config, LoadSource source, std::string_view component) {
+  const std::string part(component);
   const auto& checkpoint = config.checkpoint;
   std::string options;
   if (resume_mode(config, source) != checkpoint.resume_mode) {  // the choice of parts was for the first start
@@ -398,16 +426,9 @@ std::string leave_out_remedy(const JobConfig& config, LoadSource source, const s
                      again ? " (and without it again when that start has saved a checkpoint)" : "");
 }
 
-const std::string* Trajectory::find(std::string_view key) const {
-  for (const auto& [name, text] : entries)
-    if (name == key) return &text;
-  return nullptr;
-}
-
-void Trajectory::set(const std::string& key, std::string text) {
-  for (auto& [name, value] : entries)
-    if (name == key) return void(value = std::move(text));
-  entries.emplace_back(key, std::move(text));
+const std::string* find_setting(const Trajectory& trajectory, std::string_view key) {
+  const auto found = std::ranges::find(trajectory, key, &TextTable::value_type::first);
+  return found == trajectory.end() ? nullptr : &found->second;
 }
 
 LrSchedule schedule_of(const JobConfig& config) {
@@ -418,39 +439,9 @@ double learning_rate(const ResumePlan& plan, int64_t step) {
   return plan.config.optimizer.lr * schedule_of(plan.config).factor(step - 1 - plan.schedule_start);
 }
 
-namespace {
-
-void warn_of_cuts(ResumePlan& plan) {
-  std::ranges::move(curve_cuts(plan.config.lr_scheduler, plan.config.training.steps),
-                    std::back_inserter(plan.warnings));
-}
-
-// As the configuration says, with nothing judged yet.
-ResumePlan configured_plan(const ResolvedConfig& resolved, const TrajectoryFacts& facts) {
-  ResumePlan plan;
-  plan.config = resolved.config;
-  plan.seed = facts.seed;
-  plan.config.lr_scheduler.total_steps =
-      resolved.config.lr_scheduler.total_steps.value_or(resolved.config.training.steps);
-  Trajectory& t = plan.trajectory;
-  for (const Shaping& shaping : kShaping)
-    if (shaping.component != kEmaComponent || resolved.config.ema.enable)
-      t.set(shaping.key, text_of(resolved.config, shaping.key));
-  t.set(kHorizon, std::to_string(*plan.config.lr_scheduler.total_steps));
-  t.set(kStart, "0");
-  t.set(kGlobalBatch, std::to_string(facts.global_batch_size));
-  t.set(kSeed, std::to_string(facts.seed));
-  t.set(kData, fmt::format("{:016x}", facts.data));
-  for (const auto& [key, text] : model_entries(facts.model)) t.set(key, text);
-  return plan;
-}
-
-}  // namespace
-
 ResumePlan fresh_plan(const ResolvedConfig& resolved, const TrajectoryFacts& facts) {
   ResumePlan plan = configured_plan(resolved, facts);
-  warn_of_cuts(plan);
-  check_rates(resolved, 0, nullptr, plan);
+  check_curve(resolved, 0, nullptr, plan);
   return plan;
 }
 
@@ -461,21 +452,21 @@ ResumePlan resume_plan(const ResolvedConfig& resolved, const TrajectoryFacts& fa
   if (!request.stored && !data.empty()) throw_config("{}", data);
   if (request.stored) {
     apply_policy(resolved, facts, request,
-                 changes(resolved, plan.trajectory, *request.stored, request.components), data, plan);
-    const std::string* seed = request.stored->find(kSeed);
+                 changed_settings(resolved, plan.trajectory, *request.stored, request.components), data,
+                 plan);
+    const std::string* seed = find_setting(*request.stored, kSeed);
     const bool keeps =
         resolved.config.checkpoint.on_config_change == OnConfigChange::kKeep || !resolved.config.debug.seed;
-    if (seed != nullptr && keeps && request.components.contains("dataloader")) {
-      plan.seed = seed_of(*seed);
-      plan.trajectory.set(kSeed, *seed);
+    if (seed != nullptr && keeps && request.components.contains(kLoaderComponent)) {
+      plan.seed = stored_number<uint64_t>(*seed, kSeed, 0);
+      set_setting(plan.trajectory, kSeed, *seed);
     }
   }
   place_curve(resolved, request, plan);
-  plan.trajectory.set(kHorizon, std::to_string(*plan.config.lr_scheduler.total_steps));
-  plan.trajectory.set(kStart, std::to_string(plan.schedule_start));
+  set_setting(plan.trajectory, kHorizon, std::to_string(*plan.config.lr_scheduler.total_steps));
+  set_setting(plan.trajectory, kStart, std::to_string(plan.schedule_start));
   warn_of_left_out(resolved, request, plan);
-  warn_of_cuts(plan);
-  check_rates(resolved, request.components.contains("train_state") ? request.step : 0, &request, plan);
+  check_curve(resolved, request.components.contains(kTrainStateComponent) ? request.step : 0, &request, plan);
   return plan;
 }
 

@@ -4,11 +4,11 @@
 
 #include <cstdint>
 #include <optional>
-#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "checkpoint/state.h"
 #include "checkpoint/types/object.h"
 #include "models/flavors/model_args.h"
 #include "trainer/config/load.h"
@@ -22,22 +22,19 @@ enum class LoadSource {
 };
 
 // resume_mode for this source: a job that was started from elsewhere recovers from its own checkpoints, so
-// that starting it again with the same command goes on.
+// that it resumes when the same command starts it again.
 ResumeMode resume_mode(const JobConfig& config, LoadSource source);
 
 // The components to read. `weights_only`: the checkpoint holds the model alone (a seed, a last save).
-std::set<std::string> components_to_load(const JobConfig& config, LoadSource source, bool weights_only);
+ComponentSet components_to_load(const JobConfig& config, LoadSource source, bool weights_only);
 
-// The parts that would be read if checkpoint.components and exclude_from_loading did not leave them out.
-std::vector<std::string> parts_left_out(const JobConfig& config, LoadSource source, bool weights_only);
+// Those that are not read because checkpoint.components or exclude_from_loading leave them out.
+std::vector<std::string> components_left_out(const JobConfig& config, LoadSource source, bool weights_only);
 
 // Everything that shapes the loss curve, as key and text in a fixed order. Stored in every checkpoint.
-struct Trajectory {
-  TextTable entries;
-  const std::string* find(std::string_view key) const;
-  void set(const std::string& key, std::string text);
-  bool operator==(const Trajectory&) const = default;
-};
+using Trajectory = TextTable;
+// The text of `key`; null when the trajectory does not have it.
+const std::string* find_setting(const Trajectory& trajectory, std::string_view key);
 
 struct TrajectoryFacts {  // what the configuration alone does not say
   int64_t data_parallel_degree = 1;
@@ -48,7 +45,7 @@ struct TrajectoryFacts {  // what the configuration alone does not say
   ModelArgs model;
 };
 
-// What the run starts with, or goes on with.
+// What the run starts or resumes with.
 struct ResumePlan {
   JobConfig config;                // as configured, with the saved values that win; total_steps is always set
   uint64_t seed = 0;               // for weights, data order and RNG
@@ -67,26 +64,25 @@ ResumePlan fresh_plan(const ResolvedConfig& resolved, const TrajectoryFacts& fac
 
 struct ResumeRequest {
   LoadSource source = LoadSource::kOwn;
-  std::set<std::string> components;     // those that are loaded
+  ComponentSet components;              // those that are loaded
   std::optional<Trajectory> stored;     // none: a checkpoint that is not Hyperion's
   int64_t step = 0;                     // of the checkpoint
   std::optional<uint64_t> data{};       // the fingerprint of its position in the data, where it has one
   std::string data_place{};             // where the documents were; "" when it does not say
-  std::vector<std::string> left_out{};  // parts_left_out() that the checkpoint holds
+  std::vector<std::string> left_out{};  // components_left_out() that it holds
 };
 
-// How to leave a part of the state in a checkpoint, by the options that apply to this source: "start once
-// with
+// How to leave a component of a checkpoint out, by the options that apply to this source: "start once with
 // --checkpoint.exclude_from_loading=dataloader (and without it again ...)".
-std::string leave_out_remedy(const JobConfig& config, LoadSource source, const std::string& part);
+std::string leave_out_remedy(const JobConfig& config, LoadSource source, std::string_view component);
 
 // Throws Error(kUsage) when the settings that shape the curve differ and checkpoint.on_config_change does not
 // say what to do (one message with all of them, and the values with which this resume would pass), and when
-// steps that are left lie beyond the end of a curve whose floor is 0.
+// remaining steps are beyond the end of a curve whose floor is 0.
 ResumePlan resume_plan(const ResolvedConfig& resolved, const TrajectoryFacts& facts,
                        const ResumeRequest& request);
 
-// A table as it stands in a checkpoint: a dict of texts. `where` is for the message of Error(kBadData).
+// A table as a checkpoint stores it: a dict of texts. `where` is for the message of Error(kBadData).
 Object to_object(const TextTable& table);
 TextTable text_table(const Object& object, const std::string& where);
 

@@ -18,29 +18,9 @@ namespace {
 
 using Json = nlohmann::json;
 
-// What rank 0 found, on its way to the others.
-std::string to_text(const Start& start) {
-  Json json = {{"candidates", Json::array()}};
-  for (const Candidate& c : start.untried)
-    json["candidates"].push_back({c.path.string(), c.source == LoadSource::kOwn, c.step, c.hugging_face});
-  if (const auto& finished = start.finished)
-    json["finished"] = {finished->path.string(), finished->step, finished->resumable_step.value_or(-1)};
-  return json.dump();
-}
-
-Start from_text(const std::string& text) {
-  const Json json = Json::parse(text);
-  Start start;
-  for (const Json& c : json.at("candidates")) {
-    const std::string path = c.at(0);
-    start.untried.push_back({path, c.at(1) ? LoadSource::kOwn : LoadSource::kInitial, c.at(2), c.at(3)});
-  }
-  if (const auto finished = json.find("finished"); finished != json.end()) {
-    const std::string path = finished->at(0);
-    const int64_t step = finished->at(2);
-    start.finished = {path, finished->at(1), step < 0 ? std::nullopt : std::optional(step)};
-  }
-  return start;
+// Of a folder step-N.
+int64_t step_of_folder(const fs::path& folder) {
+  return step_of_name(folder.filename().string()).value();
 }
 
 bool holds_optimizer(const OpenCheckpoint& checkpoint) {
@@ -57,56 +37,22 @@ bool wants_weights_only(const JobConfig& config) {
   });
 }
 
+// Whether no run can resume from it because it holds nothing but weights: a last save of weights, or an
+// export for Hugging Face. Reads the index of a complete checkpoint that another program wrote.
+bool holds_weights_alone(const StepFolder& found) {
+  if (found.kind == CheckpointKind::kModel || !name_exists(found.path / ".metadata")) return true;
+  if (found.manifest || found.step == 0) return false;  // a step-0 of torchtitan is a seed
+  try {
+    return !holds_optimizer(open_checkpoint(found.path));
+  } catch (const Error&) {
+    return false;  // damage is named when it is loaded
+  }
+}
+
 // The options that start a job from `path`.
 std::string initial_load(const fs::path& path, bool hugging_face) {
   return override_text("checkpoint.initial_load_path", path.string()) + " " +
          override_text("checkpoint.initial_load_in_hf", hugging_face ? "true" : "false");
-}
-
-// The job's own checkpoints, newest first; what cannot be resumed from is left out and named in the log.
-Start own_checkpoints(const JobConfig& config, const CheckpointFolder& folder) {
-  const int64_t wanted = config.checkpoint.load_step;
-  Start start;
-  std::vector<Candidate>& found = start.untried;
-  std::vector<std::string> skipped;
-  std::vector<FoundCheckpoint> entries = folder.scan();
-  std::ranges::sort(entries, std::greater(), &FoundCheckpoint::step);
-  for (const FoundCheckpoint& entry : entries) {
-    if (wanted != -1 && entry.step != wanted) continue;
-    const bool weights = !entry.unreadable && entry.complete() && holds_weights_alone(entry) &&
-                         !(wants_weights_only(config) && name_exists(entry.path / ".metadata"));
-    if (weights && wanted == -1 && found.empty() && !start.finished && entry.step >= config.training.steps) {
-      start.finished = {entry.path, entry.step};
-      continue;
-    }
-    std::string problem = entry.unreadable ? "" : entry.why_not;  // the job ends when it comes to it
-    if (weights)
-      problem = fmt::format("it holds weights alone; a new run, in another folder, starts from them with {}",
-                            initial_load(entry.path, !name_exists(entry.path / ".metadata")));
-    if (problem.empty()) {
-      found.push_back({entry.path, LoadSource::kOwn, entry.step, false});
-      continue;
-    }
-    const bool newest = found.empty() && !start.finished;
-    if (newest && entry.damaged() && config.checkpoint.on_corrupt == OnCorrupt::kError)
-      throw_data("Checkpoint {} is damaged: {}; to resume from the one before it, start with {}",
-                 entry.path.string(), problem, override_text("checkpoint.on_corrupt", "previous"));
-    if (newest) log_warning("Checkpoint {} is not resumed from: {}", entry.path.string(), problem);
-    skipped.push_back(fmt::format("{}: {}", entry.path.string(), problem));
-  }
-  if (start.finished) {
-    if (!found.empty()) start.finished->resumable_step = found.front().step;
-    found.clear();
-    return start;
-  }
-  if (!found.empty()) return start;
-  if (!skipped.empty())
-    throw_data("no checkpoint in {} can be resumed from: {}", folder.path().string(),
-               fmt::join(skipped, "; "));
-  if (wanted != -1)
-    throw_data("checkpoint.load_step = {}: there is no step-{} in {}", wanted, wanted,
-               folder.path().string());
-  return start;
 }
 
 // `path`, where the job starts from, is in the format that the configuration says.
@@ -140,25 +86,64 @@ void require_format(const fs::path& path, bool hugging_face) {
       steps.empty() ? "" : fmt::format("; {} is in it", steps.back()));
 }
 
-// The checkpoints that the job could start from, or that it has nothing left to do.
-Start list_candidates(const JobConfig& config, const CheckpointFolder& folder, const fs::path& install_root) {
+// The checkpoints that the job could load, newest first ("untried"), whether they are its "own", and the one
+// that says that nothing is left to do ("finished", else ""). For rank 0.
+Json list_checkpoints(const JobConfig& config, const CheckpointFolder& folder, const fs::path& install_root) {
   const auto& options = config.checkpoint;
-  Start own;
+  const bool initial = options.initial_load_path || options.initial_load_in_hf;
+  const int64_t wanted = options.load_step;
   // A seed checkpoint holds the initial weights, whatever has been trained beside it.
-  if (!options.create_seed_checkpoint && (path_exists(folder.path()) || options.load_step != -1))
-    own = own_checkpoints(config, folder);
-  if (!own.untried.empty() || own.finished) {
-    if (options.initial_load_path || options.initial_load_in_hf)
-      log_info("Checkpoints of this job are in {}: the initial load is not used", folder.path().string());
-    return own;
+  if (!options.create_seed_checkpoint && (path_exists(folder.path()) || wanted != -1)) {
+    std::vector<std::string> usable, skipped;
+    std::string finished;
+    std::vector<StepFolder> entries = folder.scan();
+    std::ranges::sort(entries, std::greater(), &StepFolder::step);
+    for (const StepFolder& entry : entries) {
+      if (wanted != -1 && entry.step != wanted) continue;
+      const bool newest = usable.empty() && finished.empty();
+      const bool dcp = name_exists(entry.path / ".metadata");
+      std::string problem = entry.unreadable ? "" : entry.why_not;  // the job ends when it opens it
+      if (entry.complete() && holds_weights_alone(entry) && !(dcp && wants_weights_only(config))) {
+        if (newest && wanted == -1 && entry.step >= config.training.steps) {
+          finished = entry.path.string();
+          continue;
+        }
+        problem =
+            fmt::format("it holds weights alone; a new run, in another folder, starts from them with {}",
+                        initial_load(entry.path, /*hugging_face=*/!dcp));
+      }
+      if (problem.empty()) {
+        usable.push_back(entry.path.string());
+        continue;
+      }
+      if (newest && entry.damaged() && options.on_corrupt == OnCorrupt::kError)
+        throw_data("Checkpoint {} is damaged: {}; to resume from the one before it, start with {}",
+                   entry.path.string(), problem, override_text("checkpoint.on_corrupt", "previous"));
+      if (newest) log_warning("Checkpoint {} is not resumed from: {}", entry.path.string(), problem);
+      skipped.push_back(fmt::format("{}: {}", entry.path.string(), problem));
+    }
+    if (!usable.empty() || !finished.empty()) {
+      if (initial)
+        log_info("Checkpoints of this job are in {}: the initial load is not used", folder.path().string());
+      return {{"own", true}, {"finished", finished}, {"untried", usable}};
+    }
+    if (!skipped.empty())
+      throw_data("no checkpoint in {} can be resumed from: {}", folder.path().string(),
+                 fmt::join(skipped, "; "));
+    if (wanted != -1)
+      throw_data("checkpoint.load_step = {}: there is no step-{} in {}", wanted, wanted,
+                 folder.path().string());
   }
-  if (!options.initial_load_path && !options.initial_load_in_hf) return {};
-  const fs::path path =
-      resolve_input(options.initial_load_path.value_or(config.model.hf_assets_path), install_root);
-  if (!path_exists(path))
-    throw_data("checkpoint.initial_load_path: there is no {} to load from", path.string());
-  require_format(path, options.initial_load_in_hf);
-  return {.untried = {{path, LoadSource::kInitial, 0, options.initial_load_in_hf}}};
+  std::vector<std::string> untried;
+  if (initial) {
+    const fs::path path =
+        resolve_input(options.initial_load_path.value_or(config.model.hf_assets_path), install_root);
+    if (!path_exists(path))
+      throw_data("checkpoint.initial_load_path: there is no {} to load from", path.string());
+    require_format(path, options.initial_load_in_hf);
+    untried.push_back(path.string());
+  }
+  return {{"own", false}, {"finished", ""}, {"untried", untried}};
 }
 
 // Averages that the checkpoint or the job does not have.
@@ -170,72 +155,70 @@ void choose_ema_source(const JobConfig& config, ChosenCheckpoint& chosen) {
       log_warning(
           "{} holds averaged weights (ema), which this job does not use: they are not read and will "
           "not be in its own checkpoints",
-          chosen.candidate.path.string());
+          chosen.path.string());
     return;
   }
-  if (there || !chosen.components.contains("ema")) return;
+  if (there || !chosen.components.contains(kEmaComponent)) return;
   if (config.ema.on_missing == OnMissingEma::kError)
     throw_incompatible(
         "{}: ema.enable = true, but the checkpoint holds no averaged weights; to start them from "
         "the weights, start with {}",
-        chosen.candidate.path.string(), override_text("ema.on_missing", "init_from_model"));
-  log_info("The averaged weights (ema) start from the weights of {}", chosen.candidate.path.string());
-  chosen.components.erase("ema");
+        chosen.path.string(), override_text("ema.on_missing", "init_from_model"));
+  log_info("The averaged weights (ema) start from the weights of {}", chosen.path.string());
+  chosen.components.erase(std::string(kEmaComponent));
 }
 
-ChosenCheckpoint open_candidate(const JobConfig& config, const Candidate& candidate) {
+ChosenCheckpoint open_for_job(const JobConfig& config, const fs::path& path, LoadSource source) {
   ChosenCheckpoint chosen;
-  chosen.candidate = candidate;
-  chosen.checkpoint = open_checkpoint(candidate.path);
+  chosen.path = path;
+  chosen.source = source;
+  chosen.hugging_face = source == LoadSource::kInitial && config.checkpoint.initial_load_in_hf;
+  chosen.checkpoint = open_checkpoint(path);
   const CheckpointIndex& index = chosen.checkpoint.index;
   std::vector<std::string> keys;
   for (const auto& [key, record] : index.tensors) keys.push_back(key);
   for (const auto& [key, record] : index.objects) keys.push_back(key);
   RenameTable table(config.checkpoint.rename.begin(), config.checkpoint.rename.end());
   chosen.names = NameMap(table).apply(keys);
-  if (candidate.hugging_face) {
-    chosen.components = {"model"};
+  if (chosen.hugging_face) {
+    chosen.components.emplace(kModelComponent);
     return chosen;
   }
   const bool seed = chosen.checkpoint.manifest && chosen.checkpoint.manifest->kind == CheckpointKind::kSeed;
   const bool weights_only = seed || !holds_optimizer(chosen.checkpoint);
-  chosen.components = components_to_load(config, candidate.source, weights_only);
-  for (const std::string& part : parts_left_out(config, candidate.source, weights_only))
+  chosen.components = components_to_load(config, source, weights_only);
+  for (const std::string& part : components_left_out(config, source, weights_only))
     if (std::ranges::any_of(chosen.names, [&](const auto& name) { return component_of(name.first) == part; }))
       chosen.left_out.push_back(part);
   choose_ema_source(config, chosen);
-  const auto wanted = [&](const std::string& name) { return chosen.components.contains(component_of(name)); };
-  std::set<std::string> object_keys;
+  std::map<std::string, std::string> wanted;  // objects: key -> name
   for (const auto& [name, key] : chosen.names)
-    if (index.objects.contains(key) && (wanted(name) || name == "dataloader.world_size"))
-      object_keys.insert(key);
-  const std::map<std::string, Object> objects =
-      load_objects(chosen.checkpoint, [&](const std::string& key) { return object_keys.contains(key); });
-  for (const auto& [name, key] : chosen.names)
-    if (const auto found = objects.find(key); found != objects.end())
-      chosen.objects.emplace(name, found->second);
+    if (index.objects.contains(key) &&
+        (chosen.components.contains(component_of(name)) || name == kLoaderRanksKey))
+      wanted.emplace(key, name);
+  for (auto& [key, object] :
+       load_objects(chosen.checkpoint, [&](const std::string& key) { return wanted.contains(key); }))
+    chosen.objects.emplace(wanted.at(key), std::move(object));
   return chosen;
 }
 
-// Whether the job tries the checkpoint before `failed`.
-bool goes_back(const JobConfig& config, const Start& start, const Candidate& failed, const Error& error) {
+bool may_fall_back(const JobConfig& config, const Start& start, const fs::path& failed, const Error& error) {
   if (!is_damage(error) || start.untried.empty() || config.checkpoint.on_corrupt != OnCorrupt::kPrevious ||
       config.checkpoint.load_step != -1)
     return false;
-  log_warning("Checkpoint {} cannot be used, trying the one before it: {}", failed.path.string(),
-              error.what());
+  log_warning("Checkpoint {} cannot be used, trying the one before it: {}", failed.string(), error.what());
   return true;
 }
 
-void open_newest(const JobConfig& config, Start& start, Coordinator& ranks) {
+void open_newest(const JobConfig& config, LoadSource source, Start& start, Coordinator& ranks) {
   while (!start.checkpoint && !start.untried.empty()) {
-    const Candidate candidate = start.untried.front();
+    const fs::path path = start.untried.front();
     start.untried.erase(start.untried.begin());
     try {
-      read_collectively(ranks, [&] { start.checkpoint = open_candidate(config, candidate); });
+      read_collectively(ranks, [&] { start.checkpoint = open_for_job(config, path, source); });
     } catch (const Error& error) {
       start.checkpoint.reset();
-      if (!goes_back(config, start, candidate, error)) throw;
+      if (!may_fall_back(config, start, path, error)) throw;
     }
   }
 }
@@ -256,35 +239,32 @@ void read_collectively(Coordinator& ranks, const std::function<void()>& action) 
 
 Start choose_start(const JobConfig& config, const CheckpointFolder& folder, const fs::path& install_root,
                    Coordinator& ranks) {
-  Start start =
-      from_text(from_rank_0(ranks, [&] { return to_text(list_candidates(config, folder, install_root)); }));
-  open_newest(config, start, ranks);
+  const Json list =
+      Json::parse(from_rank_0(ranks, [&] { return list_checkpoints(config, folder, install_root).dump(); }));
+  Start start;
+  for (const Json& path : list.at("untried")) start.untried.emplace_back(path.get<std::string>());
+  if (const fs::path finished = list.at("finished").get<std::string>(); !finished.empty()) {
+    start.finished = {finished, step_of_folder(finished)};
+    if (!start.untried.empty()) start.finished->resumable_step = step_of_folder(start.untried.front());
+    return start;
+  }
+  open_newest(config, list.at("own") ? LoadSource::kOwn : LoadSource::kInitial, start, ranks);
   return start;
 }
 
-bool choose_older(const JobConfig& config, Start& start, const Error& error, Coordinator& ranks) {
-  if (!goes_back(config, start, start.checkpoint->candidate, error)) return false;
+bool fall_back_to_older(const JobConfig& config, Start& start, const Error& error, Coordinator& ranks) {
+  if (!may_fall_back(config, start, start.checkpoint->path, error)) return false;
   start.checkpoint.reset();
-  open_newest(config, start, ranks);
+  open_newest(config, LoadSource::kOwn, start, ranks);
   return true;
 }
 
-bool holds_weights_alone(const FoundCheckpoint& found) {
-  if (found.kind == CheckpointKind::kModel || !name_exists(found.path / ".metadata")) return true;
-  if (found.manifest || found.step == 0) return false;  // a step-0 of torchtitan is a seed
-  try {
-    return !holds_optimizer(open_checkpoint(found.path));
-  } catch (const Error&) {
-    return false;  // damage is named when it is loaded
-  }
-}
-
-std::string newer_checkpoints(const Start& start, const CheckpointFolder& folder, int64_t step,
-                              int64_t last) {
-  if (!start.checkpoint || start.checkpoint->candidate.source != LoadSource::kOwn) return "";
+std::string explain_newer_checkpoints(const Start& start, const CheckpointFolder& folder, int64_t step,
+                                      int64_t last) {
+  if (!start.checkpoint || start.checkpoint->source != LoadSource::kOwn) return "";
   std::vector<std::string> newer;
   int64_t newest = step, weights = 0;
-  for (const FoundCheckpoint& found : folder.scan()) {
+  for (const StepFolder& found : folder.scan()) {
     if (found.step <= step || !(found.complete() || found.damaged() || found.unreadable)) continue;
     const bool alone = found.complete() && holds_weights_alone(found);
     newer.push_back(found.path.filename().string() + (alone              ? " (weights alone)"
@@ -294,7 +274,7 @@ std::string newer_checkpoints(const Start& start, const CheckpointFolder& folder
     if (alone) weights = std::max(weights, found.step);
   }
   if (newer.empty()) return "";
-  const int64_t used = start.checkpoint->candidate.step, end = std::min(newest, last);
+  const int64_t used = step_of_folder(start.checkpoint->path), end = std::min(newest, last);
   const std::string again = end <= step ? ""
                             : end == step + 1
                                 ? fmt::format("step {} is trained again", end)
@@ -302,15 +282,14 @@ std::string newer_checkpoints(const Start& start, const CheckpointFolder& folder
   if (newer.size() == 1 && weights > 0 && used == step) {
     if (again.empty()) return "";
     return fmt::format(
-        "This run goes on from step-{}, the newest full checkpoint: {}, because step-{} holds the weights "
+        "This run resumes from step-{}, the newest full checkpoint: {}, because step-{} holds the weights "
         "alone; with {} the last save is full",
         used, again, weights, override_text("checkpoint.last_save_model_only", "false"));
   }
   return fmt::format(
       "This run {}; newer checkpoints stay in {} until it reaches their steps ({}): a start before that "
-      "tries "
-      "them first{}; move them away, or name the step by checkpoint.load_step{}",
-      used == step ? fmt::format("goes on from step-{}", used)
+      "tries them first{}; move them away, or name the step by checkpoint.load_step{}",
+      used == step ? fmt::format("resumes from step-{}", used)
                    : fmt::format("starts from step-{} and counts from step {}", used, step),
       folder.path().string(), fmt::join(newer, ", "),
       weights > 0 ? ", and takes weights of the last step for the end of the run" : "",
@@ -321,14 +300,14 @@ void require_same_tokenizer(const ResolvedConfig& resolved, const ChosenCheckpoi
                             const TokenizerRecord& own) {
   const bool allowed = resolved.config.checkpoint.allow_other_tokenizer;
   const bool position =
-      chosen.components.contains("dataloader") && chosen.find("dataloader.position") != nullptr;
-  const std::string leave_out = leave_out_remedy(resolved.config, chosen.candidate.source, "dataloader");
+      chosen.components.contains(kLoaderComponent) && chosen.find_object(kLoaderPositionKey) != nullptr;
+  const std::string leave_out = leave_out_remedy(resolved.config, chosen.source, kLoaderComponent);
   std::string allow = "start with " + override_text("checkpoint.allow_other_tokenizer", "true");
   if (position && !allowed)
     allow +=
         fmt::format(" and, because the position in the data counts the other one's tokens, {}", leave_out);
   const bool differs = require_same_tokenizer(
-      chosen.candidate.path, read_record(chosen.checkpoint).tokenizer,
+      chosen.path, read_record(chosen.checkpoint).tokenizer,
       {.path = own.path,
        .hash = own.hash,
        .chosen_by = fmt::format("model.hf_assets_path ({})", resolved.origin("model.hf_assets_path")),
@@ -340,7 +319,7 @@ void require_same_tokenizer(const ResolvedConfig& resolved, const ChosenCheckpoi
        .allowed_by = allowed ? "checkpoint.allow_other_tokenizer" : ""});
   if (differs && position)
     throw_config("{}: its position in the data counts the tokens of another tokenizer: {}",
-                 chosen.candidate.path.string(), leave_out);
+                 chosen.path.string(), leave_out);
 }
 
 }  // namespace hyperion

@@ -6,8 +6,8 @@
 #include <functional>
 #include <map>
 #include <optional>
-#include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/collective.h"
@@ -20,24 +20,19 @@
 
 namespace hyperion {
 
-// A checkpoint that a job may start from.
-struct Candidate {
-  std::filesystem::path path;
-  LoadSource source = LoadSource::kOwn;
-  int64_t step = 0;           // of its folder's name; 0 for an initial load
-  bool hugging_face = false;  // names are Hugging Face's
-};
-
 // The checkpoint a job loads.
 struct ChosenCheckpoint {
-  Candidate candidate;
+  std::filesystem::path path;
+  LoadSource source = LoadSource::kOwn;
+  bool hugging_face = false;  // names are Hugging Face's
   OpenCheckpoint checkpoint;
   std::map<std::string, std::string> names;  // name here (or Hugging Face's) -> key in the checkpoint
-  std::set<std::string> components;          // to be loaded
+  ComponentSet components;                   // to be loaded
   std::vector<std::string> left_out;  // of those it holds, by checkpoint.components or exclude_from_loading
-  std::map<std::string, Object> objects;  // of the components, by name here
+  std::map<std::string, Object, std::less<>> objects;  // of the components, by name here
 
-  const Object* find(const std::string& name) const {
+  // Null when it holds no such value, or the value belongs to a component that is not loaded.
+  const Object* find_object(std::string_view name) const {
     const auto found = objects.find(name);
     return found == objects.end() ? nullptr : &found->second;
   }
@@ -55,18 +50,18 @@ struct FinishedRun {
 struct Start {
   std::optional<ChosenCheckpoint> checkpoint{};
   std::optional<FinishedRun> finished{};
-  std::vector<Candidate> untried{};  // newest first
+  std::vector<std::filesystem::path> untried{};  // the job's own checkpoints before it, newest first
 };
 
 // `folder`: of the job's own checkpoints. Lists them, or what the configuration names to start from, and
-// opens the newest that every rank can open: from a damaged one it goes to the one before, as
+// opens the newest that every rank can open: from a damaged one it falls back to the one before, as
 // checkpoint.on_corrupt says. Collective. Throws Error(kBadData), the same on every rank, when what the
 // configuration names is not there or no checkpoint can be used; IncompatibleCheckpoint.
 Start choose_start(const JobConfig& config, const CheckpointFolder& folder,
                    const std::filesystem::path& install_root, Coordinator& ranks);
 // After the load of start.checkpoint has failed with `error` on every rank: opens the newest one before it
 // that every rank can open. False when the failure is no damage or none is before it. Collective.
-bool choose_older(const JobConfig& config, Start& start, const Error& error, Coordinator& ranks);
+bool fall_back_to_older(const JobConfig& config, Start& start, const Error& error, Coordinator& ranks);
 
 // collectively() for what reads a checkpoint: where a permission is missing the message says what to do.
 void read_collectively(Coordinator& ranks, const std::function<void()>& action);
@@ -75,11 +70,8 @@ void read_collectively(Coordinator& ranks, const std::function<void()>& action);
 // are damaged or hold weights alone, or because checkpoint.load_step or the parts that are read say so; which
 // steps are trained again; and what the next start makes of them. "" when none is newer. `step`: updates done
 // in this run's count; `last`: training.steps.
-std::string newer_checkpoints(const Start& start, const CheckpointFolder& folder, int64_t step, int64_t last);
-
-// Whether nothing but weights is in it, so that no run resumes from it: a last save of weights, or an export
-// for Hugging Face. Reads the index of a complete checkpoint that another program wrote.
-bool holds_weights_alone(const FoundCheckpoint& found);
+std::string explain_newer_checkpoints(const Start& start, const CheckpointFolder& folder, int64_t step,
+                                      int64_t last);
 
 // Throws Error(kUsage), with the ways out, when the weights that are loaded were trained with another
 // tokenizer than this job's, unless checkpoint.allow_other_tokenizer says that they may be.

@@ -30,7 +30,7 @@ std::vector<TensorState> whole_parameters(const ModelArgs& args) {
   return states;
 }
 
-// "10 layers there, 8 here; dim 64 there, 32 here"; "" when nothing tells. `keys`: the parameter's name ->
+// "10 layers there, 8 here; dim 64 there, 32 here"; "" when none is known. `keys`: the parameter's name ->
 // its key.
 std::string dimension_differences(const ModelArgs& args, const CheckpointIndex& index,
                                   const std::map<std::string, std::string>& keys) {
@@ -67,7 +67,7 @@ StoredNames own_names(const OpenCheckpoint& checkpoint, const std::map<std::stri
   StoredNames names;
   for (const auto& [name, key] : all) {
     const std::string component = component_of(name);
-    if (ema && component == kEmaComponent) names.keys.emplace(name.substr(4), key);
+    if (ema && component == kEmaComponent) names.keys.emplace(name.substr(kEmaPrefix.size()), key);
     if (!ema && component == kModelComponent) names.keys.emplace(name, key);
   }
   if (ema && names.keys.empty())
@@ -88,10 +88,9 @@ StoredNames hugging_face_names(const ModelArgs& args, const std::map<std::string
   return stored;
 }
 
-std::pair<std::string, StoredNames::RowMap> hugging_face_place(const ModelArgs& args,
-                                                               const std::string& fqn) {
+std::pair<std::string, RowMap> hugging_face_place(const ModelArgs& args, const std::string& fqn) {
   const HfTensor tensor = hf_tensor(args, fqn);
-  StoredNames::RowMap rows;
+  RowMap rows;
   if (tensor.head_dim > 0) rows = [tensor](int64_t row) { return hf_row(tensor, row); };
   return {tensor.name, std::move(rows)};
 }
@@ -125,22 +124,17 @@ StoredWeights::StoredWeights(const std::filesystem::path& folder, const ModelArg
   const StoredNames names = hugging_face ? hugging_face_names(args, all) : own_names(checkpoint_, all, ema);
   require_same_dimensions(args, checkpoint_, names,
                           "name the configuration that it was trained with (--config)");
-  states_ = whole_parameters(args);
   LoadOptions options;
   options.allow_dtype_cast = true;
-  for (LoadItem& item : plan_load(checkpoint_, states_, names, options)) {
-    const std::string name = item.tensor->key;
-    items_.emplace(name, std::move(item));
-  }
+  for (const LoadItem& item : plan_load(checkpoint_, whole_parameters(args), names, options))
+    items_.emplace(item.tensor.key, item);
 }
 
 void StoredWeights::load(const Parameter& parameter, const at::Tensor& weight) const {
   LoadItem item = items_.at(parameter.fqn);
-  TensorState state = *item.tensor;
-  state.dtype = dtype_of(weight.scalar_type());
-  state.data = weight.data_ptr();
-  state.on_device = !weight.is_cpu();
-  item.tensor = &state;
+  item.tensor.dtype = dtype_of(weight.scalar_type());
+  item.tensor.data = weight.data_ptr();
+  item.tensor.on_device = !weight.is_cpu();
   DeviceMover mover(weight.device());
   LoadOptions options;
   options.verify_finite = true;

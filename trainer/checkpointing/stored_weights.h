@@ -21,7 +21,7 @@ namespace hyperion {
 StoredNames hugging_face_names(const ModelArgs& args, const std::map<std::string, std::string>& names);
 
 // The other way: the name that parameter `fqn` has there, and the order of its rows (empty: as here).
-std::pair<std::string, StoredNames::RowMap> hugging_face_place(const ModelArgs& args, const std::string& fqn);
+std::pair<std::string, RowMap> hugging_face_place(const ModelArgs& args, const std::string& fqn);
 
 // Throws Error(kUsage) when config.json beside Hugging Face's weights describes another model than `args`.
 void require_same_model(const ModelArgs& args, const std::filesystem::path& folder);
@@ -47,7 +47,6 @@ class StoredWeights {
 
  private:
   OpenCheckpoint checkpoint_;
-  std::vector<TensorState> states_;
   std::map<std::string, LoadItem> items_;  // by the parameter's name
 };
 

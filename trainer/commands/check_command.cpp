@@ -221,12 +221,11 @@ std::string describe_start(const JobConfig& config, const std::optional<Finished
     return fmt::format("train nothing: {} holds the weights after step {}, and training.steps = {}",
                        finished->path.string(), finished->step, last);
   if (chosen == nullptr) return fmt::format("train steps 1 to {} from random weights", last);
-  const std::string path = chosen->candidate.path.string();
+  const std::string path = chosen->path.string();
   if (step >= last)
     return fmt::format("train nothing: {} is at step {}, and training.steps = {}", path, step, last);
   return fmt::format("{} {}, then train steps {} to {}",
-                     chosen->candidate.source == LoadSource::kOwn ? "resume from" : "load", path, step + 1,
-                     last);
+                     chosen->source == LoadSource::kOwn ? "resume from" : "load", path, step + 1, last);
 }
 
 std::string describe_model(const JobConfig::Model& named, const ModelArgs& model) {
@@ -339,7 +338,7 @@ class JobCheck {
         "a start would", {"dump folder", "validation data", "state"},
         [&] {
           const int64_t step = state_->state.step, last = config().training.steps;
-          if (const std::string warning = newer_checkpoints(start_, checkpoint_folder(), step, last);
+          if (const std::string warning = explain_newer_checkpoints(start_, checkpoint_folder(), step, last);
               step < last && !warning.empty())
             log_warning("{}", warning);
           return describe_start(plan_->config, start_.finished, chosen(), step);
@@ -359,19 +358,17 @@ class JobCheck {
       return fmt::format("{}: none to resume from", checkpoint_folder().path().string());
     if (data_)
       require_checkpoint_of_job(*resolved_, model_, job_record(*resolved_, *data_), *start_.checkpoint);
-    return start_.checkpoint->candidate.path.string();
+    return start_.checkpoint->path.string();
   }
 
   std::string describe_state() {
     state_ = std::make_unique<StateShapes>(*plan_, config(), model_, *mesh_, environment_, *loader_);
     if (!start_.checkpoint) return "new weights and optimizer states";
-    const ComponentLoad load = plan_component_load(*start_.checkpoint, state_->parts, plan_->config, [&] {
-      return hugging_face_names(model_, start_.checkpoint->names);
-    });
+    const auto items = plan_component_load(*start_.checkpoint, state_->parts, plan_->config, model_);
     load_values(*start_.checkpoint, state_->parts);
     return fmt::format(
         "{} tensors fit by name, shape and type; their bytes are compared when they are loaded",
-        load.items.size());
+        items.size());
   }
 
   const CommandLine& line_;

@@ -165,16 +165,15 @@ void log_start(const RunDescription& run, const Checkpointer& checkpointer, int6
                        {"ranks", int64_t{runtime.world_size()}},
                        {"seed", std::to_string(run.seed)}};  // text: many JSON readers keep 53 bits only
   if (chosen != nullptr) {
-    const bool own = chosen->candidate.source == LoadSource::kOwn;
-    start.emplace_back(own ? "resumed_from" : "initial_load_path", chosen->candidate.path.string());
+    const bool own = chosen->source == LoadSource::kOwn;
+    start.emplace_back(own ? "resumed_from" : "initial_load_path", chosen->path.string());
   }
   metrics.event(start_step, "start", start);
   if (checkpointer.finished()) return;
   if (const auto problem = export_problem(run.job.model))
     log_info("This model cannot be exported to Hugging Face (by ckpt convert or last_save_in_hf): {}",
              problem->text);
-  if (chosen != nullptr && chosen->components.contains(std::string(kModelComponent)))
-    return;  // the load has said so
+  if (chosen != nullptr && chosen->components.contains(kModelComponent)) return;  // the load has said so
   log_info("Weights: initialised at random (seed {})", run.seed);
   if (run.config.model.flavor == kFlavorFromHf && !is_dry_run(run.config))
     log_warning(

@@ -21,23 +21,21 @@ std::string model_remedy(const JobConfig& config, const ChosenCheckpoint& chosen
   const std::string options = saved ? model_options(*saved, config.model) : "";
   const std::string same = options.empty() ? "give this job that model ([model], [model.args])"
                                            : "to use it, start with " + options;
-  return chosen.candidate.source == LoadSource::kOwn
-             ? same + "; for a new run, name another checkpoint.folder"
-             : same + ", or name another checkpoint.initial_load_path";
+  return chosen.source == LoadSource::kOwn ? same + "; for a new run, name another checkpoint.folder"
+                                           : same + ", or name another checkpoint.initial_load_path";
 }
 
 // Before anything is allocated for the model.
 void require_model_of_job(const JobConfig& config, const ModelArgs& model, const ChosenCheckpoint& chosen) {
-  if (!chosen.components.contains("model")) return;
-  const auto& [path, source, step, hugging_face] = chosen.candidate;
-  if (hugging_face) require_same_model(model, path);
+  if (!chosen.components.contains(kModelComponent)) return;
+  if (chosen.hugging_face) require_same_model(model, chosen.path);
   std::map<std::string, std::string> names;
   for (const auto& [name, key] : chosen.names)
     if (chosen.checkpoint.index.tensors.contains(key)) names.emplace(name, key);
-  require_same_dimensions(
-      model, chosen.checkpoint,
-      hugging_face ? hugging_face_names(model, names) : own_names(chosen.checkpoint, names, /*ema=*/false),
-      model_remedy(config, chosen));
+  require_same_dimensions(model, chosen.checkpoint,
+                          chosen.hugging_face ? hugging_face_names(model, names)
+                                              : own_names(chosen.checkpoint, names, /*ema=*/false),
+                          model_remedy(config, chosen));
 }
 
 }  // namespace
@@ -112,15 +110,15 @@ ResumePlan plan_run(const ResolvedConfig& resolved, const ModelArgs& model, cons
   if (chosen == nullptr) return fresh_plan(resolved, facts);
   require_checkpoint_of_job(resolved, model, record, *chosen);
   ResumeRequest request;
-  request.source = chosen->candidate.source;
+  request.source = chosen->source;
   request.components = chosen->components;
   request.left_out = chosen->left_out;
-  if (const Object* stored = chosen->find(kTrajectoryKey))
-    request.stored = Trajectory{text_table(*stored, chosen->candidate.path.string())};
-  request.step = step_of_name(chosen->candidate.path.filename().string()).value_or(0);  // unless it says
-  if (const Object* step = chosen->find("train_state.step"))
+  if (const Object* stored = chosen->find_object(kTrajectoryKey))
+    request.stored = text_table(*stored, chosen->path.string());
+  request.step = step_of_name(chosen->path.filename().string()).value_or(0);  // unless it says
+  if (const Object* step = chosen->find_object(kStepKey))
     request.step = step->get_if<int64_t>() ? *step->get_if<int64_t>() : 0;
-  if (const Object* position = chosen->find("dataloader.position");
+  if (const Object* position = chosen->find_object(kLoaderPositionKey);
       position && position->get_if<std::string>())
     request.data = LoaderState::from_json(*position->get_if<std::string>()).fingerprint;
   request.data_place = read_record(chosen->checkpoint).data;

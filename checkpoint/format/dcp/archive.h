@@ -36,13 +36,16 @@ struct TensorArchive {
   std::optional<uint32_t> crc;  // of the record; none when it was written with checksums off
 };
 
-// Reads and checks everything but the elements: the tensor lies inside its record. Throws Error(kBadData)
+// Reads and checks everything but the elements: the tensor is inside its record. Throws Error(kBadData)
 // naming the file for what is not an archive of one plain tensor.
 TensorArchive open_tensor_archive(ByteSource& entry);
+// The same for the chunk of tensor `key` that the index says is there: also of its type and shape.
+TensorArchive open_tensor_archive(ByteSource& entry, const std::string& key, const TensorRecord& record,
+                                  const Chunk& chunk);
 
-// Compares the elements with their checksum, if there is one. Throws Error(kBadData). `look`: see
+// Compares the elements with their checksum, if there is one. Throws Error(kBadData). `scan`: see
 // zip_slice.h.
-void check_crc(ByteSource& entry, const TensorArchive& archive, const LookAtBytes& look = {});
+void check_crc(ByteSource& entry, const TensorArchive& archive, const ScanBytes& scan = {});
 
 // The value in an archive of a plain value; checksums verified. Pickles inside its bytes are not decoded.
 // Throws Error(kBadData).

@@ -187,11 +187,21 @@ TensorArchive open_tensor_archive(ByteSource& entry) {
   return std::move(tensor.archive);
 }
 
-void check_crc(ByteSource& entry, const TensorArchive& archive, const LookAtBytes& look) {
+TensorArchive open_tensor_archive(ByteSource& entry, const std::string& key, const TensorRecord& record,
+                                  const Chunk& chunk) {
+  TensorArchive archive = open_tensor_archive(entry);
+  if (archive.dtype != record.dtype || archive.shape != chunk.shape)
+    throw_data("{}: tensor {} at bytes {} to {} is {}, the index says {}", entry.name(), printable(key),
+               chunk.where.offset, chunk.where.offset + chunk.where.length,
+               describe_tensor(archive.dtype, archive.shape), describe_tensor(record.dtype, chunk.shape));
+  return archive;
+}
+
+void check_crc(ByteSource& entry, const TensorArchive& archive, const ScanBytes& scan) {
   check_crc(entry,
             ZipRecord{"data/0", archive.data_offset, archive.data_bytes, archive.crc.value_or(0),
                       archive.crc.has_value()},
-            look);
+            scan);
 }
 
 Object read_object_archive(ByteSource& entry) {

@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <span>
 #include <string>
-#include <string_view>
 
 #include "checkpoint/types/index.h"
 
@@ -19,9 +18,5 @@ std::string encode_metadata(const CheckpointIndex& index);
 // (whether the files are long enough is checked when they are opened). Throws Error(kBadData) naming path and
 // key.
 CheckpointIndex decode_metadata(std::span<const std::byte> bytes, const std::string& path);
-
-// Throws Error(kBadData), beginning with `who`, unless `file` can only be a file of the folder itself: one
-// path component of at most 255 bytes, neither "." nor "..".
-void check_file_name(const std::string& who, std::string_view file);
 
 }  // namespace hyperion

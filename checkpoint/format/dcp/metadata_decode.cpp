@@ -145,17 +145,15 @@ class MetadataReader {
     if (!file) fail("the relative_path of '{}' is no text", printable(key));
     charge(file->size());
     if (!is_plain_name(*file))
-      check_file_name(fmt::format("{}: the relative_path of '{}'", path_, printable(key)), *file);
+      fail(
+          "the relative_path of '{}' is '{}', which is no plain name of a file in the checkpoint's own "
+          "folder",
+          printable(key), printable(*file));
     const uint64_t offset =
         position_of(need(fields, "offset", "a _StorageInfo"), "the offset of a _StorageInfo");
     const uint64_t length =
         position_of(need(fields, "length", "a _StorageInfo"), "the length of a _StorageInfo");
     return {std::string(*file), offset, length};  // both below 2^63: their sum fits
-  }
-  // Quick test for what nearly all names look like, so that no message is built for them.
-  static bool is_plain_name(std::string_view file) {
-    return file.starts_with("__") && file.size() < 32 &&
-           file.find_first_of(std::string_view("/\0", 2)) == file.npos;
   }
 
   const Entry* find_entry(const std::string& key, const Chunk* chunk) const {
@@ -277,13 +275,6 @@ class MetadataReader {
 };
 
 }  // namespace
-
-void check_file_name(const std::string& who, std::string_view file) {
-  if (file.empty() || file == "." || file == ".." || file.size() > 255 ||
-      file.find_first_of(std::string_view("/\0", 2)) != std::string_view::npos)
-    throw_data("{} is '{}', which is no plain name of a file in the checkpoint's own folder", who,
-               printable(file));
-}
 
 CheckpointIndex decode_metadata(std::span<const std::byte> bytes, const std::string& path) {
   return MetadataReader(bytes, path).read();

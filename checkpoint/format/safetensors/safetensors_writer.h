@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
-#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -15,12 +14,6 @@
 #include "checkpoint/types/index.h"
 
 namespace hyperion {
-
-struct SafetensorsTensor {
-  std::string name;
-  Dtype dtype = Dtype::kFloat32;
-  Dims shape;
-};
 
 struct SafetensorsPlan {
   struct File {
@@ -41,35 +34,33 @@ struct SafetensorsPlan {
 constexpr uint64_t kSafetensorsFileBytes = 5'000'000'000;  // of tensors in one file, as Hugging Face has it
 
 // Fills files in the given order up to max_file_bytes of tensors (a larger tensor has a file of its own);
-// within a file wider elements come first, so that each tensor is aligned to its elements. `notes` stand in
-// the __metadata__ of every file. No I/O, no collectives. Throws Error(kBadData) for a dtype, name or note
-// that the format does not have.
-SafetensorsPlan plan_safetensors(const std::vector<SafetensorsTensor>& tensors,
+// within a file wider elements come first, so that each tensor is aligned to its elements. `notes` go
+// into the __metadata__ of every file. No I/O, no collectives. Throws Error(kBadData) for a dtype, name or
+// note that the format does not have.
+SafetensorsPlan plan_safetensors(const std::vector<NamedTensor>& tensors,
                                  uint64_t max_file_bytes = kSafetensorsFileBytes,
                                  const std::map<std::string, std::string>& notes = {});
 
-// Writes a planned folder from one process. Files have temporary names until finish(); an unfinished writer
-// removes them. Throws Error(kSaveFailed) naming file and errno, and Error(kUsage) for a folder that already
-// holds safetensors.
+// Makes the files of a plan in `folder`, with their headers and sizes, and the index; by one process, before
+// any writer. What has one of their names is an error. Error(kSaveFailed) names file and errno.
+void create_safetensors(const std::filesystem::path& folder, const SafetensorsPlan& plan);
+
+// Writes tensors into the files that create_safetensors() has made. Any number of processes may write, each
+// other bytes. Throws Error(kSaveFailed) naming file and errno.
 class SafetensorsWriter {
  public:
-  SafetensorsWriter(std::filesystem::path folder, SafetensorsPlan plan);  // makes the folder
+  class File;
+  SafetensorsWriter(const std::filesystem::path& folder, SafetensorsPlan plan);
   ~SafetensorsWriter();
-  SafetensorsWriter(const SafetensorsWriter&) = delete;
-  SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
 
-  // Bytes [offset, offset + bytes.size()) of a tensor (row-major, little-endian), in any order, each once.
+  // Bytes [offset, offset + bytes.size()) of a tensor (row-major, little-endian), in any order.
   void write(size_t tensor, uint64_t offset, std::span<const std::byte> bytes);
-  // Makes everything durable, renames, and writes the index last.
-  void finish();
+  // What was written is on disk when it returns; the folder's entries are not, see sync_folder().
+  void sync();
 
  private:
-  class TemporaryFile;
-
-  std::filesystem::path folder_;
   SafetensorsPlan plan_;
-  std::vector<std::unique_ptr<TemporaryFile>> files_;  // by number in the plan
-  uint64_t missing_ = 0;                               // bytes of tensors not yet written
+  std::vector<File> files_;  // by number in the plan
 };
 
 }  // namespace hyperion

@@ -15,7 +15,7 @@ constexpr uint64_t kLocalBytes = 30, kCentralBytes = 46, kEndBytes = 22, kEnd64B
                    kLocator64Bytes = 20;
 constexpr uint16_t kHasDescriptor = 0x0008, kUtf8Name = 0x0800;
 constexpr uint16_t kExtra64 = 1;        // the extra field with 64-bit sizes
-constexpr uint32_t kIn64 = 0xFFFFFFFF;  // a 32-bit field whose value stands in a 64-bit one
+constexpr uint32_t kIn64 = 0xFFFFFFFF;  // a 32-bit field whose value is in a 64-bit one
 constexpr uint16_t kShortIn64 = 0xFFFF;
 constexpr uint16_t kStored = 0;
 

@@ -12,6 +12,7 @@
 namespace hyperion {
 namespace {
 
+constexpr size_t kMostRecords = 16;
 constexpr uint64_t kMostDirectory = 64 << 10;
 
 // Little-endian fields of a header, one after the other. Reading past the end throws.
@@ -51,12 +52,12 @@ struct Directory {
 
 class ZipReader {
  public:
-  ZipReader(ByteSource& archive, size_t most_records) : archive_(archive), most_records_(most_records) {}
+  explicit ZipReader(ByteSource& archive) : archive_(archive) {}
 
   ZipSlice read() {
     const Directory directory = find_directory();
-    if (directory.records > most_records_)
-      fail("its archive has {} records; at most {} are expected", directory.records, most_records_);
+    if (directory.records > kMostRecords)
+      fail("its archive has {} records; at most {} are expected", directory.records, kMostRecords);
     if (directory.bytes > kMostDirectory || directory.bytes > directory.end ||
         directory.at != directory.end - directory.bytes)
       fail("its archive's directory (bytes {} to {}) does not end where it should, at {}", directory.at,
@@ -195,7 +196,7 @@ class ZipReader {
     local.name = std::string_view(rest).substr(0, name);
     if (local.packed == zip::kIn64 || local.bytes == zip::kIn64)
       widen(local, std::string_view(rest).substr(name), false);
-    // With a descriptor, sizes and checksum stand behind the data and are 0 here.
+    // With a descriptor, sizes and checksum follow the data and are 0 here.
     const bool later = header.flags & zip::kHasDescriptor;
     const auto same = [&](uint64_t here, uint64_t there) { return here == there || (later && here == 0); };
     if (local.name != header.name || local.flags != header.flags || local.method != header.method ||
@@ -225,7 +226,6 @@ class ZipReader {
   }
 
   ByteSource& archive_;
-  size_t most_records_;
   std::string folder_;
   std::vector<std::string> names_;
   std::vector<std::pair<uint64_t, uint64_t>> ranges_;
@@ -246,8 +246,8 @@ const ZipRecord* ZipSlice::find(std::string_view name) const {
   return found == records.end() ? nullptr : &*found;
 }
 
-ZipSlice open_zip(ByteSource& archive, size_t most_records) {
-  return ZipReader(archive, most_records).read();
+ZipSlice open_zip(ByteSource& archive) {
+  return ZipReader(archive).read();
 }
 
 std::string read_record(ByteSource& archive, const ZipRecord& record) {
@@ -256,8 +256,8 @@ std::string read_record(ByteSource& archive, const ZipRecord& record) {
   return text;
 }
 
-void check_crc(ByteSource& archive, const ZipRecord& record, const LookAtBytes& look) {
-  if (!record.has_crc && !look) return;
+void check_crc(ByteSource& archive, const ZipRecord& record, const ScanBytes& scan) {
+  if (!record.has_crc && !scan) return;
   constexpr uint64_t kPiece = 1 << 20;
   std::string piece(std::min(kPiece, record.data_bytes), '\0');
   uint32_t crc = 0;
@@ -265,7 +265,7 @@ void check_crc(ByteSource& archive, const ZipRecord& record, const LookAtBytes& 
     const uint64_t bytes = std::min(kPiece, record.data_bytes - done);
     archive.read(record.data_offset + done, piece.data(), bytes);
     crc = crc32(crc, piece.data(), bytes);
-    if (look) look(piece.data(), bytes);
+    if (scan) scan(piece.data(), bytes);
   }
   compare_crc(archive, record, crc);
 }

@@ -25,18 +25,18 @@ struct ZipSlice {
   const ZipRecord* find(std::string_view name) const;
 };
 
-// The table of contents of an archive that fills `archive`. Checked: records lie inside, do not overlap, are
+// The table of contents of an archive that fills `archive`. Checked: records are inside, do not overlap, are
 // stored plainly, share one folder, are named once, and their local headers agree. Throws Error(kBadData)
-// naming the file; also when there are more than `most_records`.
-ZipSlice open_zip(ByteSource& archive, size_t most_records = 16);
+// naming the file; also when there are more than 16.
+ZipSlice open_zip(ByteSource& archive);
 
 // The record's bytes; its checksum must be right where there is one. Throws Error(kBadData).
 std::string read_record(ByteSource& archive, const ZipRecord& record);
 
-// Compares the checksum of a record with its bytes, reading them in pieces of a multiple of 16 bytes, each of
-// which `look` is called with, also where there is no checksum. Throws Error(kBadData) naming file, record
-// and both values. Without a checksum and `look` nothing is read.
-using LookAtBytes = std::function<void(const char* data, uint64_t bytes)>;
-void check_crc(ByteSource& archive, const ZipRecord& record, const LookAtBytes& look = {});
+// Compares the checksum of a record with its bytes, reading them in pieces of a multiple of 16 bytes, with
+// each of which `scan` is called, also where there is no checksum. Throws Error(kBadData) naming file, record
+// and both values. Without a checksum and `scan` nothing is read.
+using ScanBytes = std::function<void(const char* data, uint64_t bytes)>;
+void check_crc(ByteSource& archive, const ZipRecord& record, const ScanBytes& scan = {});
 
 }  // namespace hyperion

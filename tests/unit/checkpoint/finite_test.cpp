@@ -75,12 +75,12 @@ TEST_CASE("the first tensors that are not finite are named and the others are co
   NotFinite found;
   CHECK(found.empty());
   const std::vector<float> good(10, 1), bad(10, std::nanf(""));
-  CHECK(found.look_at("good", Dtype::kFloat32, good.data(), 40) == 0);
+  CHECK(found.scan("good", Dtype::kFloat32, good.data(), 40) == 0);
   CHECK(found.empty());
-  found.look_at("a", Dtype::kFloat32, bad.data(), 4);
+  found.scan("a", Dtype::kFloat32, bad.data(), 4);
   CHECK(found.text() == "a (1 number)");
-  found.look_at("b", Dtype::kFloat32, bad.data(), 40);
-  found.look_at("a", Dtype::kFloat32, bad.data(), 8);
+  found.scan("b", Dtype::kFloat32, bad.data(), 40);
+  found.scan("a", Dtype::kFloat32, bad.data(), 8);
   CHECK(found.text() == "a (3 numbers), b (10 numbers)");
   for (const char* name : {"c", "d", "e", "f", "g\n"}) found.add(name, 2);
   CHECK(found.text() ==

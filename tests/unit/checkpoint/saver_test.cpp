@@ -326,7 +326,7 @@ TEST_CASE("a state with NaN or infinite numbers is saved on no rank and nothing 
   }
 }
 
-TEST_CASE("a first save with NaN leaves nothing behind and says that there is nothing to go on from") {
+TEST_CASE("a first save with NaN leaves nothing behind and says that there is nothing to resume from") {
   const TemporaryFolder folder;
   SoloCoordinator alone;
   Dummy dummy(10, 1, 0);
@@ -336,7 +336,7 @@ TEST_CASE("a first save with NaN leaves nothing behind and says that there is no
   Saver saver({.folder = folder.path()}, {&dummy}, alone, mover);
   CHECK_THAT(error_of(ExitCode::kNonFinite, [&] { saver.preflight(0, /*keep=*/true); }),
              Catch::Contains("dummy.weight (1 number), dummy.more (1 number)") &&
-                 Catch::Contains("no checkpoint that training could go on from is in"));
+                 Catch::Contains("no checkpoint that training could resume from is in"));
   CHECK(fs::is_empty(folder.path()));
 }
 

@@ -113,7 +113,7 @@ TEST_CASE("a truncated shard is refused before and while it is read") {
     fs::resize_file(fixture.root / "shard", size);
     const auto refused = Catch::Contains("has " + std::to_string(size) + " bytes, " + std::to_string(kSize));
     CHECK_THAT(bad([&] { ShardReader(fixture.root, "shard", &record); }), refused);
-    CHECK_THAT(bad([&] { verify_file(fixture.root, record, kBlockBytes, true); }), refused);
+    CHECK_THAT(bad([&] { verify_file(fixture.root, record); }), refused);
   }
 }
 
@@ -131,10 +131,10 @@ TEST_CASE("a flipped bit is refused with the byte range and other blocks still r
     CHECK_THAT(bad([&] { reader.read_text(at, 1); }), Catch::Contains(range));
     CHECK_THAT(bad([&] { reader.read_text(block * kBlockBytes + (at == 0), 10); }), Catch::Contains(range));
     CHECK(reader.read_text(3 * kBlockBytes - 5, 10) == bytes.substr(3 * kBlockBytes - 5, 10));
-    CHECK_THAT(bad([&] { verify_file(fixture.root, record, kBlockBytes, true); }), Catch::Contains(range));
+    CHECK_THAT(bad([&] { verify_file(fixture.root, record); }), Catch::Contains(range));
     damage(fixture.root / "shard", at);
   }
-  CHECK_NOTHROW(verify_file(fixture.root, record, kBlockBytes, true));
+  CHECK_NOTHROW(verify_file(fixture.root, record));
 }
 
 TEST_CASE("a shard of zeros is refused") {
@@ -171,9 +171,9 @@ TEST_CASE("a shard is never read from outside its folder") {
     CHECK(bad([&] { ShardReader(folder, name); }).find(folder.string()) == 0);
     FileRecord record = outside;
     record.name = name;
-    CHECK(bad([&] { verify_file(folder, record, kBlockBytes, true); }).find(folder.string()) == 0);
+    CHECK(bad([&] { verify_file(folder, record); }).find(folder.string()) == 0);
   }
   CHECK_THAT(bad([&] { ShardReader(folder, std::string("a\0b", 3)); }), Catch::Contains("not the name"));
-  ShardReader followed(folder, "link", nullptr, kBlockBytes, Links::kFollow);
+  ShardReader followed(folder, "link", nullptr, Links::kFollow);
   CHECK(followed.read_text(0, 6) == "secret");
 }

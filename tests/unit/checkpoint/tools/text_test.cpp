@@ -22,10 +22,10 @@ TEST_CASE("numbers for people are short and have units") {
 }
 
 TEST_CASE("long texts lose their middle and stay printable") {
-  CHECK(shortened("abcdefghijklmnop", 16) == "abcdefghijklmnop");
-  CHECK(shortened("abcdefghijklmnopq", 11) == "abcd...nopq");
-  CHECK(shortened("a\nb", 10) == "a\\x0ab");
-  CHECK(shortened("äöüäöüäöüäöü", 9) == "äöü...äöü");
+  CHECK(shorten("abcdefghijklmnop", 16) == "abcdefghijklmnop");
+  CHECK(shorten("abcdefghijklmnopq", 11) == "abcd...nopq");
+  CHECK(shorten("a\nb", 10) == "a\\x0ab");
+  CHECK(shorten("äöüäöüäöüäöü", 9) == "äöü...äöü");
 }
 
 TEST_CASE("tables are aligned and no wider than a hundred columns") {

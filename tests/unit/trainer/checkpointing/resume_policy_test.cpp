@@ -1,6 +1,7 @@
 // What a resume takes from where, without files or ranks.
 #include "trainer/checkpointing/resume_policy.h"
 
+#include <algorithm>
 #include <functional>
 
 #include <catch2/catch.hpp>
@@ -31,15 +32,19 @@ TrajectoryFacts facts() {
   return facts;
 }
 
-std::set<std::string> all() {
+ComponentSet all() {
   return {kStateComponents.begin(), kStateComponents.end()};
 }
 
 ResumePlan resume(const ResolvedConfig& now, int64_t step, const TrajectoryFacts& new_facts = facts(),
-                  std::set<std::string> components = all()) {
+                  ComponentSet components = all()) {
   return resume_plan(
       now, new_facts,
       {LoadSource::kOwn, std::move(components), fresh_plan(config(), facts()).trajectory, step});
+}
+
+void set_setting(Trajectory& trajectory, const std::string& key, const std::string& text) {
+  *std::ranges::find(trajectory, key, &TextTable::value_type::first) = {key, text};
 }
 
 double lr(const ResumePlan& plan, int64_t step) {
@@ -63,7 +68,7 @@ TEST_CASE("a new training.steps leaves the learning rate of every step as it was
   for (const char* steps : {"5", "9", "10"}) {
     const ResumePlan after = resume(config({{"training.steps", steps}}), 4);
     for (int64_t step = 1; step <= 10; ++step) CHECK(lr(after, step) == lr(before, step));
-    CHECK(*after.trajectory.find("lr_scheduler.total_steps") == "10");
+    CHECK(*find_setting(after.trajectory, "lr_scheduler.total_steps") == "10");
     if (std::string(steps) != "10") CHECK_THAT(joined(after.notes), Contains("keeps its 10 steps"));
   }
 }
@@ -135,7 +140,7 @@ TEST_CASE("the remedies of a refused curve suit the way in which the job resumes
              EndsWith("with --lr_scheduler.min_lr_factor=0.1 for a floor"));
   // A curve that began later counts its steps from there.
   Trajectory stored = fresh_plan(config(), facts()).trajectory;
-  stored.set("lr_scheduler.start_step", "10");
+  set_setting(stored, "lr_scheduler.start_step", "10");
   const auto longer = [&](const std::vector<Override>& overrides) {
     return resume_plan(config(overrides), facts(), {LoadSource::kOwn, all(), stored, 15});
   };
@@ -168,7 +173,7 @@ TEST_CASE("every setting that shapes the curve is stored and compared") {
         "optimizer.weight_decay", "lr_scheduler.warmup_steps", "lr_scheduler.total_steps",
         "lr_scheduler.decay_ratio", "lr_scheduler.decay_type", "lr_scheduler.min_lr_factor",
         "training.global_batch_size", "training.seq_len", "training.max_norm", "debug.seed", "data"})
-    CHECK(stored.find(key) != nullptr);
+    CHECK(find_setting(stored, key) != nullptr);
 
   const std::vector<Override> changed = {{"optimizer.lr", "0.2"},
                                          {"lr_scheduler.warmup_steps", "3"},
@@ -246,7 +251,7 @@ TEST_CASE("parts that are left out by choice are named with what the run begins 
     const ResolvedConfig now = config(keys);
     ResumeRequest request{source, components_to_load(now.config, source, weights_only),
                           fresh_plan(config(), facts()).trajectory, 4};
-    request.left_out = parts_left_out(now.config, source, weights_only);
+    request.left_out = components_left_out(now.config, source, weights_only);
     return joined(resume_plan(now, facts(), request).warnings);
   };
   CHECK(warnings({}, LoadSource::kOwn).empty());
@@ -354,7 +359,7 @@ TEST_CASE("transfer takes the weights and starts everything else from the beginn
                                      {"optimizer.lr", "0.5"},
                                      {"training.steps", "50"}});
   const auto parts = components_to_load(now.config, LoadSource::kInitial, false);
-  CHECK(parts == std::set<std::string>{"model"});
+  CHECK(parts == ComponentSet{"model"});
   const ResumePlan plan =
       resume_plan(now, facts(), {LoadSource::kInitial, parts, fresh_plan(config(), facts()).trajectory, 10});
   CHECK(plan.trajectory == fresh_plan(now, facts()).trajectory);
@@ -372,7 +377,7 @@ TEST_CASE("continue takes the configuration and starts the curve at the loaded s
                                      {"optimizer.lr", "0.5"},
                                      {"training.steps", "30"}});
   const auto parts = components_to_load(now.config, LoadSource::kOwn, false);
-  CHECK(parts == std::set<std::string>{"model", "dataloader", "train_state", "rng"});
+  CHECK(parts == ComponentSet{"model", "dataloader", "train_state", "rng"});
   const ResumePlan plan = resume(now, 10, facts(), parts);
   CHECK(plan.schedule_start == 10);
   CHECK(plan.config.lr_scheduler.total_steps == 20);  // the steps that are left
@@ -399,7 +404,7 @@ TEST_CASE("every subset of the components can be chosen") {
   REQUIRE(names.size() == 7);
   for (unsigned bits = 1; bits < 1u << names.size(); ++bits) {
     std::string chosen, rest;
-    std::set<std::string> expected;
+    ComponentSet expected;
     for (size_t i = 0; i < names.size(); ++i) {
       std::string& list = (bits >> i & 1) != 0 ? chosen : rest;
       list += (list.empty() ? "" : ",") + names[i];
@@ -412,8 +417,8 @@ TEST_CASE("every subset of the components can be chosen") {
                              LoadSource::kOwn, false) == expected);
   }
   CHECK(components_to_load(config().config, LoadSource::kOwn, false).size() == 6);  // no EMA to fill
-  CHECK(components_to_load(config().config, LoadSource::kOwn, true) == std::set<std::string>{"model"});
-  CHECK(components_to_load(config().config, LoadSource::kInitial, false) == std::set<std::string>{"model"});
+  CHECK(components_to_load(config().config, LoadSource::kOwn, true) == ComponentSet{"model"});
+  CHECK(components_to_load(config().config, LoadSource::kInitial, false) == ComponentSet{"model"});
 }
 
 TEST_CASE("only settings of the loaded components are compared") {
@@ -450,11 +455,11 @@ TEST_CASE("an unset seed continues with the saved one") {
   TrajectoryFacts drawn = facts();
   drawn.seed = 99;
   CHECK(resume(config(), 4, drawn).seed == 7);
-  CHECK(*resume(config(), 4, drawn).trajectory.find("debug.seed") == "7");
+  CHECK(*find_setting(resume(config(), 4, drawn).trajectory, "debug.seed") == "7");
 }
 
 TEST_CASE("tables pass through checkpoints and hostile ones are refused") {
-  const TextTable table = fresh_plan(config(), facts()).trajectory.entries;
+  const TextTable table = fresh_plan(config(), facts()).trajectory;
   CHECK(text_table(to_object(table), "step-1") == table);
   const auto bad = [](const Object& object) {
     return refusal([&] { text_table(object, "step-1: trajectory"); }, ExitCode::kBadData);
@@ -465,7 +470,7 @@ TEST_CASE("tables pass through checkpoints and hostile ones are refused") {
   CHECK_FALSE(bad(to_object({{"a", std::string(100000, 'x')}})).empty());
   Trajectory stored = fresh_plan(config(), facts()).trajectory;
   for (const char* text : {"0", "-5", "x", "99999999999999999999"}) {
-    stored.set("lr_scheduler.total_steps", text);
+    set_setting(stored, "lr_scheduler.total_steps", text);
     CHECK_FALSE(refusal(
                     [&] {
                       resume_plan(config(), facts(), {LoadSource::kOwn, all(), stored, 4});

@@ -27,8 +27,7 @@ Start start_in(const fs::path& folder, const JobConfig& config) {
     starts[static_cast<size_t>(ranks.rank())] = choose_start(config, CheckpointFolder(folder), "/", ranks);
   });
   CHECK(starts[0].checkpoint.has_value() == starts[1].checkpoint.has_value());
-  if (starts[0].checkpoint)
-    CHECK(starts[0].checkpoint->candidate.path == starts[1].checkpoint->candidate.path);
+  if (starts[0].checkpoint) CHECK(starts[0].checkpoint->path == starts[1].checkpoint->path);
   CHECK(starts[0].finished.has_value() == starts[1].finished.has_value());
   return std::move(starts[0]);
 }
@@ -36,7 +35,7 @@ Start start_in(const fs::path& folder, const JobConfig& config) {
 // "step-4", "finished step-10", "new weights".
 std::string decision(const fs::path& folder, const JobConfig& config) {
   const Start start = start_in(folder, config);
-  if (start.checkpoint) return start.checkpoint->candidate.path.filename().string();
+  if (start.checkpoint) return start.checkpoint->path.filename().string();
   if (start.finished) return "finished " + start.finished->path.filename().string();
   return "new weights";
 }
@@ -120,10 +119,10 @@ TEST_CASE("a load that fails goes back to an older checkpoint from damage alone"
   SoloCoordinator alone;
   const JobConfig job = config();
   Start start = choose_start(job, CheckpointFolder(folder), "/", alone);
-  CHECK_FALSE(choose_older(job, start, IncompatibleCheckpoint("other shapes"), alone));
-  CHECK_FALSE(choose_older(config({kStop}), start, Error(ExitCode::kBadData, "checksum"), alone));
-  CHECK(start.checkpoint->candidate.step == 6);
-  CHECK(choose_older(job, start, Error(ExitCode::kBadData, "checksum"), alone));
-  CHECK(start.checkpoint->candidate.step == 2);
-  CHECK_FALSE(choose_older(job, start, Error(ExitCode::kBadData, "checksum"), alone));
+  CHECK_FALSE(fall_back_to_older(job, start, IncompatibleCheckpoint("other shapes"), alone));
+  CHECK_FALSE(fall_back_to_older(config({kStop}), start, Error(ExitCode::kBadData, "checksum"), alone));
+  CHECK(start.checkpoint->path.filename() == "step-6");
+  CHECK(fall_back_to_older(job, start, Error(ExitCode::kBadData, "checksum"), alone));
+  CHECK(start.checkpoint->path.filename() == "step-2");
+  CHECK_FALSE(fall_back_to_older(job, start, Error(ExitCode::kBadData, "checksum"), alone));
 }

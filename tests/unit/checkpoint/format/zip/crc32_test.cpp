@@ -11,5 +11,4 @@ TEST_CASE("the CRC-32 of zip archives over known texts and pieces") {
   CHECK(crc32(0, text.data(), text.size()) == 0xCBF43926);
   CHECK(crc32(0, nullptr, 0) == 0);
   CHECK(crc32(crc32(0, "1234", 4), "56789", 5) == 0xCBF43926);
-  CHECK(crc32_combine(crc32(0, "1234", 4), crc32(0, "56789", 5), 5) == 0xCBF43926);
 }
