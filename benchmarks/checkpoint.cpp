@@ -27,6 +27,7 @@
 #include "checkpoint/storage/shard_reader.h"
 
 using namespace hyperion;
+using namespace hyperion::checkpoint;
 namespace fs = std::filesystem;
 
 namespace {

@@ -17,7 +17,7 @@
 #include "base/durable.h"
 #include "base/error.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 
 // Everybody sends its text to rank 0, which sends all of them back.
 class SocketRanks : public Coordinator {
@@ -115,4 +115,4 @@ bool run_ranks(int size, const Body& body) {
   return good;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -12,7 +12,7 @@
 
 #include "checkpoint/state.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 
 // A parameter of the model; checkpoint_peer.py has the same list.
 using NamedShape = std::pair<std::string, Dims>;
@@ -104,4 +104,4 @@ class LlamaState : public StateComponent {
   std::vector<std::unique_ptr<float[]>> memory_;
 };
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -17,6 +17,7 @@
 #include "trainer/data/tokenizer/tokenizer.h"
 
 using namespace hyperion;
+using namespace hyperion::trainer;
 namespace fs = std::filesystem;
 
 namespace {

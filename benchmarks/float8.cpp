@@ -111,7 +111,7 @@ void benchmark_layers(const Place& place, int64_t tokens, int64_t divisor, int r
         parameter->encoded = quantized.values;
         parameter->encoded_scale = quantized.scale;
       }
-      works.emplace_back([=, linear = Linear(parameter, way.float8)] {
+      works.emplace_back([=, linear = models::Linear(parameter, way.float8)] {
         parameter->derived.reset();
         linear.output(x);
         linear.gradients(grad, x);

@@ -13,6 +13,7 @@
 #include "checkpoint/format/dcp/metadata.h"
 
 using namespace hyperion;
+using namespace hyperion::checkpoint;
 
 namespace {
 

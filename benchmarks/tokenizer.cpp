@@ -19,7 +19,7 @@ int main(int argc, char** argv) try {
   }
   // processor time, which other programs on the machine disturb less than the clock on the wall
   const auto now = [] { return static_cast<double>(std::clock()) / CLOCKS_PER_SEC; };
-  const auto tokenizer = hyperion::Tokenizer::load(argv[1]);
+  const auto tokenizer = hyperion::trainer::Tokenizer::load(argv[1]);
   for (int i = 2; i < argc; ++i) {
     const std::string text = hyperion::read_file(argv[i]);
     std::vector<double> seconds;

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 namespace {
 
 struct BFloat16 {
@@ -103,4 +103,4 @@ void cast(Dtype from, const void* in, Dtype to, void* out, uint64_t count) {
   }
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -6,7 +6,7 @@
 
 #include "checkpoint/types/dtype.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 
 // Whether cast() converts between the two (float32, float64, float16 and bfloat16, each to each).
 bool can_cast(Dtype from, Dtype to);
@@ -14,4 +14,4 @@ bool can_cast(Dtype from, Dtype to);
 // Converts `count` elements. The ranges do not overlap and need no alignment beyond their element's.
 void cast(Dtype from, const void* in, Dtype to, void* out, uint64_t count);
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -12,7 +12,7 @@
 #include "checkpoint/format/safetensors/safetensors_writer.h"
 #include "checkpoint/save_job.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
@@ -128,4 +128,4 @@ void export_safetensors(int64_t step, const std::string& save_id, const std::vec
   }
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

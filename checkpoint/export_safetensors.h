@@ -11,7 +11,7 @@
 #include "checkpoint/state.h"
 #include "checkpoint/storage/checkpoint_folder.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 
 struct ExportedTensor {
   const TensorState* tensor = nullptr;
@@ -28,4 +28,4 @@ void export_safetensors(int64_t step, const std::string& save_id, const std::vec
                         const std::map<std::string, std::string>& notes, const CheckpointFolder& folder,
                         Coordinator& ranks, MemoryMover& mover);
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

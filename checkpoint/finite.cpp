@@ -16,7 +16,7 @@
 #define HYPERION_VECTORISED
 #endif
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 namespace {
 
 // Every type spells NaN and infinity so that they are the largest of its words after (word << shift) ^ flip,
@@ -146,4 +146,4 @@ std::string NotFinite::text() const {
   return text;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

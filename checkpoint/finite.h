@@ -8,7 +8,7 @@
 
 #include "checkpoint/types/dtype.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 
 // How many of the numbers in `bytes` bytes at `data` (of any alignment) are NaN or infinite; the parts of a
 // complex number count apart. 0 for types that have no such numbers.
@@ -31,4 +31,4 @@ class NotFinite {
   std::vector<std::pair<std::string, uint64_t>> tensors_;  // name, count; in the order they were found
 };
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -20,7 +20,7 @@
 #include "checkpoint/names.h"
 #include "checkpoint/storage/shard_reader.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
@@ -354,4 +354,4 @@ std::map<std::string, Object> load_objects(const OpenCheckpoint& checkpoint,
   return objects;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -14,7 +14,7 @@
 #include "checkpoint/types/index.h"
 #include "checkpoint/types/object.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 
 // A checkpoint folder that was opened: its index, and the manifest when Hyperion wrote it.
 struct OpenCheckpoint {
@@ -86,4 +86,4 @@ LoadReport load_tensors(const OpenCheckpoint& checkpoint, const std::vector<Load
 std::map<std::string, Object> load_objects(const OpenCheckpoint& checkpoint,
                                            const std::function<bool(const std::string& key)>& wanted);
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -16,7 +16,7 @@
 #include "base/printable.h"
 #include "checkpoint/state.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 namespace {
 
 // Segments that wrappers insert and models do not use.
@@ -220,4 +220,4 @@ std::string explain_differences(const std::string& where, const NameDifferences&
   return text;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 
 // `key` without the segments that wrappers add (torch.compile's _orig_mod, _checkpoint_wrapped_module,
 // _fsdp_wrapped_module, DistributedDataParallel's module), at any depth, also inside optimizer and EMA keys:
@@ -71,4 +71,4 @@ NameDifferences compare_names(std::vector<std::string> wanted, std::vector<std::
 // when there are none. `where`: the checkpoint's folder.
 std::string explain_differences(const std::string& where, const NameDifferences& differences);
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -24,7 +24,7 @@
 #include "checkpoint/storage/shard_reader.h"
 #include "checkpoint/storage/shard_writer.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
@@ -349,4 +349,4 @@ SaveReport write_checkpoint(const SaveJob& job, ItemReader& items, CheckpointFol
   return report;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -14,7 +14,7 @@
 #include "checkpoint/storage/checkpoint_folder.h"
 #include "checkpoint/storage/manifest.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 
 // The source of the bytes of a rank's own items.
 class ItemReader {
@@ -78,4 +78,4 @@ void run_save_part(const std::function<void()>& part);
 std::string explain_not_finite(int64_t step, const std::string& found, std::optional<Dtype> model_dtype,
                                const CheckpointFolder& folder);
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

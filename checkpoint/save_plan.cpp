@@ -12,7 +12,7 @@
 #include "base/hash.h"
 #include "checkpoint/format/dcp/archive.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 namespace {
 
 constexpr uint32_t kNobody = std::numeric_limits<uint32_t>::max();
@@ -231,4 +231,4 @@ CheckpointIndex index_of(const SaveLayout& layout, const SavePlan& plan) {
   return index;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -11,7 +11,7 @@
 #include "checkpoint/types/choices.h"
 #include "checkpoint/types/index.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 
 // What does not change from save to save: the tensors and their sharding. Equal on all ranks.
 struct SaveLayout {
@@ -75,4 +75,4 @@ CheckpointIndex index_of(const SaveLayout& layout, const SavePlan& plan);
 
 Dims item_shape(const SaveLayout& layout, const SaveItem& item);
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -15,7 +15,7 @@
 #include "checkpoint/format/metadata_tiling.h"
 #include "checkpoint/names.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -352,4 +352,4 @@ void Saver::finish() {
   ++counters_.saves;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -18,7 +18,7 @@
 #include "checkpoint/save_job.h"
 #include "checkpoint/state.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 
 struct SaverOptions {
   std::filesystem::path folder;  // of the step-N folders
@@ -114,4 +114,4 @@ class Saver {
   Counters counters_;
 };
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

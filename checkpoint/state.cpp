@@ -5,7 +5,7 @@
 #include <cstring>
 #include <string_view>
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 
 Rows rows_of(int64_t rows, int shards, int shard) {
   const int64_t each = (rows + shards - 1) / shards;
@@ -53,4 +53,4 @@ std::shared_ptr<std::byte> MemoryMover::allocate(uint64_t bytes) {
   return {new std::byte[bytes], std::default_delete<std::byte[]>()};
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -17,7 +17,7 @@
 #include "checkpoint/types/index.h"
 #include "checkpoint/types/object.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 
 // Sharding of a tensor: its first dimension is cut by torch.chunk's rule into `shards` parts (1: not
 // sharded), of which this rank holds part `shard`; each part is held by `replicas` ranks, of which this one
@@ -114,4 +114,4 @@ class MemoryMover {
   virtual std::shared_ptr<std::byte> allocate(uint64_t bytes);
 };
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -2,7 +2,7 @@
 
 #include "base/error.h"
 
-namespace hyperion {
+namespace hyperion::models {
 namespace {
 thread_local SelectiveCheckpoint* active_checkpoint = nullptr;
 }
@@ -32,4 +32,4 @@ SelectiveCheckpoint* SelectiveCheckpointScope::active() {
   return active_checkpoint;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::models

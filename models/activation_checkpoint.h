@@ -12,7 +12,7 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace hyperion {
+namespace hyperion::models {
 
 enum class ActivationCheckpoint {
   kNone,         // autograd keeps what the block's operations saved
@@ -82,4 +82,4 @@ SelectiveCheckpoint::Results saved_or_computed(bool save, Compute compute) {
   return results;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::models

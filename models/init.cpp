@@ -10,7 +10,7 @@
 #include "base/hash.h"
 #include "base/philox.h"
 
-namespace hyperion {
+namespace hyperion::models {
 namespace {
 
 double polynomial(const double (&c)[8], double x) {
@@ -129,4 +129,4 @@ void initialize(const Parameter& parameter, uint64_t seed, int64_t first_row, at
   shard.copy_(values);
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::models

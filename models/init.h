@@ -6,7 +6,7 @@
 
 #include "base/parameter.h"
 
-namespace hyperion {
+namespace hyperion::models {
 
 // Fills `shard` (fp32 or fp64 or bf16, on the CPU or a device, rows [first_row, first_row + shard.size(0)) of
 // the parameter) with its initial values.
@@ -21,4 +21,4 @@ void initialize(const Parameter& parameter, uint64_t seed, int64_t first_row, at
 // about 16 digits. p in (0, 1).
 double normal_quantile(double p);
 
-}  // namespace hyperion
+}  // namespace hyperion::models

@@ -7,7 +7,7 @@
 #include "models/float8/linear_matmuls.h"
 #include "models/kernels/matmul.h"
 
-namespace hyperion {
+namespace hyperion::models {
 namespace {
 
 using at::Tensor;
@@ -63,4 +63,4 @@ LinearGradients Linear::gradients(const Tensor& grad, const Tensor& x) const {
   return {kernels::matmul(grad, weight_->weight), kernels::matmul(grad.t(), x)};
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::models

@@ -9,11 +9,11 @@
 
 #include "base/parameter.h"
 
-namespace hyperion {
-
-namespace float8 {
+namespace hyperion::float8 {
 class LinearMatmuls;
 }
+
+namespace hyperion::models {
 
 struct LinearGradients {
   at::Tensor x;       // grad times weight -> [m, in]
@@ -46,4 +46,4 @@ class Linear {
   std::shared_ptr<const float8::LinearMatmuls> float8_;
 };
 
-}  // namespace hyperion
+}  // namespace hyperion::models

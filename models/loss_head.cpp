@@ -11,7 +11,7 @@
 #include "models/ops.h"
 #include "models/transformer.h"
 
-namespace hyperion {
+namespace hyperion::models {
 namespace {
 
 void accumulate_grad(const at::Tensor& weight, const at::Tensor& grad) {
@@ -90,4 +90,4 @@ at::Tensor LossHead::logits(const at::Tensor& x) const {
   return output_.forward(ops::rms_norm(x, norm_->weight, norm_eps_));
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::models

@@ -10,7 +10,7 @@
 #include "models/kernels/rope.h"
 #include "models/kernels/swiglu.h"
 
-namespace hyperion::ops {
+namespace hyperion::models::ops {
 namespace {
 
 using at::Tensor;
@@ -114,4 +114,4 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor
   return AttentionFunction::apply(q, k, v, mask.defined() ? std::optional<Tensor>(mask) : std::nullopt);
 }
 
-}  // namespace hyperion::ops
+}  // namespace hyperion::models::ops

@@ -8,7 +8,7 @@
 
 #include "models/flavors/model_args.h"
 
-namespace hyperion::ops {
+namespace hyperion::models::ops {
 
 // Rows of weight [vocab, dim] for tokens int64 [batch, seq] -> [batch, seq, dim].
 at::Tensor embedding(const at::Tensor& tokens, const at::Tensor& weight);
@@ -27,4 +27,4 @@ at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
 // Causal attention; shapes as in models/kernels/attention.h.
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& mask);
 
-}  // namespace hyperion::ops
+}  // namespace hyperion::models::ops

@@ -6,7 +6,7 @@
 #include <ATen/ops/pow.h>
 #include <ATen/ops/where.h>
 
-namespace hyperion {
+namespace hyperion::models {
 
 at::Tensor rope_frequencies(const ModelArgs& args) {
   const at::Tensor exponents = at::arange(0, args.head_dim, 2, at::kFloat) / args.head_dim;
@@ -22,4 +22,4 @@ at::Tensor rope_frequencies(const ModelArgs& args) {
   return at::where(between, blended, stretched);
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::models

@@ -11,7 +11,7 @@
 #include "models/ops.h"
 #include "models/rope.h"
 
-namespace hyperion {
+namespace hyperion::models {
 namespace {
 
 Linear block_linear(int64_t layer, const char* name, int64_t out, int64_t in, double std) {
@@ -159,4 +159,4 @@ SequenceContext inside_documents(const SequenceContext& plain, const at::Tensor&
   return {at_positions(plain.cos), at_positions(plain.sin), same.tril().unsqueeze(1)};
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::models

@@ -13,7 +13,7 @@
 #include "models/flavors/model_args.h"
 #include "models/linear.h"
 
-namespace hyperion {
+namespace hyperion::models {
 
 // What every block of one microbatch shares.
 struct SequenceContext {
@@ -130,4 +130,4 @@ class Transformer {
   std::vector<UnitParameters> units_;
 };
 
-}  // namespace hyperion
+}  // namespace hyperion::models

@@ -9,7 +9,7 @@
 #include "base/hash.h"
 #include "base/rank_list.h"
 
-namespace hyperion {
+namespace hyperion::parallel {
 namespace {
 
 constexpr size_t kMaxListed = 20;
@@ -83,4 +83,4 @@ void require_agreement(Communicator& group, const Fingerprint& fingerprint) {
   if (!message.empty()) throw_config("{}", message);
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::parallel

@@ -8,7 +8,7 @@
 
 #include "parallel/communicator.h"
 
-namespace hyperion {
+namespace hyperion::parallel {
 
 using Fingerprint =
     std::map<std::string, std::string>;  // "training.steps" -> "100", "binary" -> "0.1.0 3f2a..."
@@ -22,4 +22,4 @@ std::string serialize_hashes(const Fingerprint& fingerprint);
 std::string describe_disagreement(const std::vector<std::string>& serialized,
                                   const std::vector<int>& global_ranks);
 
-}  // namespace hyperion
+}  // namespace hyperion::parallel

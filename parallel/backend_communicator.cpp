@@ -10,7 +10,7 @@
 #include "base/log.h"
 #include "parallel/network.h"
 
-namespace hyperion {
+namespace hyperion::parallel {
 namespace {
 
 class BackendCommunicator : public Communicator {
@@ -186,4 +186,4 @@ std::unique_ptr<Communicator> make_nccl_communicator(std::string name, int rank,
                                             std::move(backend));
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::parallel

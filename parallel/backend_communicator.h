@@ -16,7 +16,7 @@ class Store;
 class Backend;
 }  // namespace c10d
 
-namespace hyperion {
+namespace hyperion::parallel {
 
 // Connects the group over gloo_interfaces() (parallel/network.h): collective over its ranks, `store` must be
 // scoped to the group.
@@ -31,4 +31,4 @@ std::unique_ptr<Communicator> make_nccl_communicator(std::string name, int rank,
                                                      std::vector<int> global_ranks,
                                                      c10::intrusive_ptr<c10d::Backend> backend);
 
-}  // namespace hyperion
+}  // namespace hyperion::parallel

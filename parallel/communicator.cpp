@@ -13,7 +13,7 @@
 #include "parallel/failure_record.h"
 #include "parallel/phase.h"
 
-namespace hyperion {
+namespace hyperion::parallel {
 namespace {
 
 void require_matching_tensors(bool good, const Communicator& group, const char* operation,
@@ -193,4 +193,4 @@ std::unique_ptr<Communicator> make_fake_communicator(std::string name, int rank,
   return std::make_unique<LocalCommunicator>(std::move(name), rank, std::move(global_ranks));
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::parallel

@@ -22,7 +22,7 @@
 
 #include "base/collective.h"
 
-namespace hyperion {
+namespace hyperion::parallel {
 
 // The message of an exception without c10's stack frames.
 std::string brief(const std::exception& error);
@@ -151,4 +151,4 @@ std::unique_ptr<Communicator> make_solo_communicator(std::string name, int globa
 std::unique_ptr<Communicator> make_fake_communicator(std::string name, int rank,
                                                      std::vector<int> global_ranks);
 
-}  // namespace hyperion
+}  // namespace hyperion::parallel

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 
-namespace hyperion {
+namespace hyperion::parallel {
 namespace {
 
 constexpr int64_t kMaxRanks = 1 << 20;
@@ -208,4 +208,4 @@ std::vector<std::string> expand_node_list(std::string_view list) {
   return hosts;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::parallel

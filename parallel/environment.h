@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-namespace hyperion {
+namespace hyperion::parallel {
 
 struct Environment {
   int rank = 0;
@@ -41,4 +41,4 @@ Environment read_environment();  // from the process's own environment
 // Throws Error(kUsage) on a malformed list or one of more than 100,000 hosts.
 std::vector<std::string> expand_node_list(std::string_view list);
 
-}  // namespace hyperion
+}  // namespace hyperion::parallel

@@ -16,7 +16,7 @@
 #include "base/terminal.h"
 #include "parallel/phase.h"
 
-namespace hyperion {
+namespace hyperion::parallel {
 namespace {
 
 struct Own {
@@ -107,4 +107,4 @@ int report_failure(ExitCode code, const std::string& message) {
   return static_cast<int>(code);
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::parallel

@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "parallel/environment.h"
 
-namespace hyperion {
+namespace hyperion::parallel {
 
 // Which rank this process is, for every record and message below. Called once, before anything can fail.
 void set_own_rank(const Environment& environment);
@@ -41,4 +41,4 @@ int report_failure(ExitCode code, const std::string& message);
 std::string failure_sentence(ExitCode code, const std::string& message, const Environment& environment,
                              const std::string& host, const std::string& phase);
 
-}  // namespace hyperion
+}  // namespace hyperion::parallel

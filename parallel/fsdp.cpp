@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "parallel/trace_range.h"
 
-namespace hyperion {
+namespace hyperion::parallel {
 namespace {
 
 // Writes the rows of a gradient into `slots`, [world, padded numel]: row r is what rank r holds of it, in
@@ -254,4 +254,4 @@ void ShardGroup::start_replica_all_reduce() {
       FsdpContext::Reduction{this, std::move(operation), send_buffer, /*local_sum=*/{}});
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::parallel

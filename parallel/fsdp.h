@@ -18,7 +18,7 @@
 #include "parallel/communicator.h"
 #include "parallel/sharded_parameter.h"
 
-namespace hyperion {
+namespace hyperion::parallel {
 
 class ShardGroup;
 
@@ -101,4 +101,4 @@ class ShardGroup {
   DeviceEvent gathered_;
 };
 
-}  // namespace hyperion
+}  // namespace hyperion::parallel

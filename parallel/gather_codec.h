@@ -10,7 +10,7 @@
 
 #include "base/parameter.h"
 
-namespace hyperion {
+namespace hyperion::parallel {
 
 struct GatherCodec {
   at::ScalarType dtype = at::kByte;  // of an encoded element
@@ -28,4 +28,4 @@ struct GatherCodec {
   bool eager = true;
 };
 
-}  // namespace hyperion
+}  // namespace hyperion::parallel

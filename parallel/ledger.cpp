@@ -1,6 +1,6 @@
 #include "parallel/ledger.h"
 
-namespace hyperion {
+namespace hyperion::parallel {
 
 void CommLedger::add(const std::string& group, const std::string& operation, int64_t bytes) {
   std::lock_guard lock(mutex_);
@@ -32,4 +32,4 @@ void CommLedger::reset() {
   entries_.clear();
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::parallel

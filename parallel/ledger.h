@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-namespace hyperion {
+namespace hyperion::parallel {
 
 // The convention is that of ring algorithms, whatever the backend really does, with W ranks and B bytes in
 // the full (gathered) tensor: all-gather and reduce-scatter (W-1)/W * B, all-reduce 2 (W-1)/W * B. Safe to
@@ -33,4 +33,4 @@ class CommLedger {
   std::map<Key, Entry> entries_;
 };
 
-}  // namespace hyperion
+}  // namespace hyperion::parallel

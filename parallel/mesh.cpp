@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 
-namespace hyperion {
+namespace hyperion::parallel {
 namespace {
 
 constexpr std::array<std::string_view, kMeshDims.size()> kNames = {
@@ -129,4 +129,4 @@ std::string Mesh::describe() const {
   return fmt::format("{} = {} rank{}", product_text(degrees_), world_size_, world_size_ == 1 ? "" : "s");
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::parallel

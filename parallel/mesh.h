@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-namespace hyperion {
+namespace hyperion::parallel {
 
 // Degrees as the user wrote them. dp_shard = -1 takes what the others leave of the world size.
 struct MeshConfig {
@@ -66,4 +66,4 @@ class Mesh {
   int world_size_;
 };
 
-}  // namespace hyperion
+}  // namespace hyperion::parallel

@@ -15,7 +15,7 @@
 #include "base/error.h"
 #include "base/printable.h"
 
-namespace hyperion {
+namespace hyperion::parallel {
 namespace {
 
 std::string numeric_host(const sockaddr* address) {
@@ -174,4 +174,4 @@ std::vector<std::string> describe_network(const std::vector<NetworkInterface>& g
   return lines;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::parallel

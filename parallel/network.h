@@ -9,7 +9,7 @@
 
 #include "parallel/environment.h"
 
-namespace hyperion {
+namespace hyperion::parallel {
 
 struct NetworkInterface {
   std::string name;     // "eth0"; empty where no interface has the address
@@ -37,4 +37,4 @@ void set_unless_user_did(const std::map<std::string, std::string>& variables);
 std::vector<std::string> describe_network(const std::vector<NetworkInterface>& gloo, bool nccl,
                                           const std::vector<std::pair<std::string, std::string>>& variables);
 
-}  // namespace hyperion
+}  // namespace hyperion::parallel

@@ -3,7 +3,7 @@
 #include <exception>
 #include <mutex>
 
-namespace hyperion {
+namespace hyperion::parallel {
 namespace {
 
 struct Phase {
@@ -46,4 +46,4 @@ PhaseGuard::~PhaseGuard() {
   phase().text = former_;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::parallel

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-namespace hyperion {
+namespace hyperion::parallel {
 
 // Sets the process-wide phase: cheap, callable from any thread. Empty = nothing to say.
 void set_phase(std::string_view phase);
@@ -28,4 +28,4 @@ class PhaseGuard {
   int exceptions_;  // in flight when the scope began
 };
 
-}  // namespace hyperion
+}  // namespace hyperion::parallel

@@ -23,7 +23,7 @@
 #include "parallel/rendezvous.h"
 #include "parallel/shared_memory_communicator.h"
 
-namespace hyperion {
+namespace hyperion::parallel {
 namespace {
 
 using std::chrono::milliseconds;
@@ -226,4 +226,4 @@ void ProcessGroups::abort() {
   if (host_) host_->abort();
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::parallel

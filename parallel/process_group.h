@@ -12,7 +12,7 @@
 #include "parallel/environment.h"
 #include "parallel/mesh.h"
 
-namespace hyperion {
+namespace hyperion::parallel {
 
 enum class CommBackend { kGloo, kNccl, kFake };  // CPU, CUDA, dry run
 
@@ -78,4 +78,4 @@ class ProcessGroups {
   std::vector<std::string> network_;
 };
 
-}  // namespace hyperion
+}  // namespace hyperion::parallel

@@ -25,7 +25,7 @@
 #include "base/rank_list.h"
 #include "parallel/backend_communicator.h"
 
-namespace hyperion {
+namespace hyperion::parallel {
 namespace {
 
 using std::chrono::milliseconds;
@@ -367,4 +367,4 @@ std::string describe_differences(const Fingerprint& rank0, const std::vector<Dif
   return message;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::parallel

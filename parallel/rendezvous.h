@@ -15,7 +15,7 @@ namespace c10d {
 class Store;
 }
 
-namespace hyperion {
+namespace hyperion::parallel {
 
 // Collective: rank 0 opens the store (unless torchrun's agent has), the others connect. Returns it when every
 // rank has joined with `identity` equal to rank 0's. Else every rank that has joined throws the same error:
@@ -40,4 +40,4 @@ struct DifferingRank {
 };
 std::string describe_differences(const Fingerprint& rank0, const std::vector<DifferingRank>& ranks);
 
-}  // namespace hyperion
+}  // namespace hyperion::parallel

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
-namespace hyperion {
+namespace hyperion::parallel {
 
 struct ShardLayout {
   int64_t rows = 0;
@@ -19,4 +19,4 @@ struct ShardLayout {
   int64_t count(int64_t rank) const { return end(rank) - begin(rank); }
 };
 
-}  // namespace hyperion
+}  // namespace hyperion::parallel

@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 
-namespace hyperion {
+namespace hyperion::parallel {
 namespace {
 
 // Autograd keeps the unsharded leaf (and views of it) alive between forward and backward. They share one
@@ -108,4 +108,4 @@ void ShardedParameter::encode(const GatherCodec& codec, const at::Tensor& scale)
   stale_ = false;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::parallel

@@ -12,7 +12,7 @@
 #include "parallel/gather_codec.h"
 #include "parallel/shard_layout.h"
 
-namespace hyperion {
+namespace hyperion::parallel {
 
 struct ShardingOptions {
   at::Device device = at::kCPU;  // where layers compute
@@ -76,4 +76,4 @@ class ShardedParameter {
 
 using ShardedParameterPtr = std::shared_ptr<ShardedParameter>;
 
-}  // namespace hyperion
+}  // namespace hyperion::parallel

@@ -18,7 +18,7 @@
 #include "base/log.h"
 #include "parallel/shared_segment.h"
 
-namespace hyperion {
+namespace hyperion::parallel {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -317,4 +317,4 @@ std::unique_ptr<Communicator> make_shared_memory_communicator(std::string name, 
                                                     std::move(segments), timeout);
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::parallel

@@ -16,7 +16,7 @@ namespace c10d {
 class Store;
 }  // namespace c10d
 
-namespace hyperion {
+namespace hyperion::parallel {
 
 // Collective over the group; `store` must be scoped to it. Null on every rank when any rank cannot map the
 // memory of another (separate PID namespaces): then use Gloo.
@@ -25,4 +25,4 @@ std::unique_ptr<Communicator> make_shared_memory_communicator(std::string name, 
                                                               c10d::Store& store,
                                                               std::chrono::milliseconds timeout);
 
-}  // namespace hyperion
+}  // namespace hyperion::parallel

@@ -15,7 +15,7 @@
 
 #include "base/error.h"
 
-namespace hyperion {
+namespace hyperion::parallel {
 namespace {
 
 constexpr size_t kSize = sizeof(SharedSegment::Header) + SharedSegment::kCapacity;
@@ -75,4 +75,4 @@ void wake_all(const std::atomic<uint32_t>& counter) {
   syscall(SYS_futex, &counter, FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::parallel

@@ -8,7 +8,7 @@
 
 #include <ATen/record_function.h>
 
-namespace hyperion {
+namespace hyperion::parallel {
 
 // A range from here to the end of the scope, on the thread that trains. Without a profiler it costs one look
 // at thread-local state: the name is put together only where somebody records it.
@@ -29,4 +29,4 @@ class TraceRange {
   std::optional<at::RecordFunction> record_;
 };
 
-}  // namespace hyperion
+}  // namespace hyperion::parallel

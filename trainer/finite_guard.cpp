@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 at::Tensor FiniteGuard::check(int64_t step, const std::vector<at::Tensor>& losses, const at::Tensor& norm,
                               std::function<std::string(size_t)> describe) {
@@ -52,4 +52,4 @@ void FiniteGuard::raise(Verdict& verdict) const {
           verdict.step, values[1], where));
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -12,12 +12,12 @@
 #include "base/device/streams.h"
 #include "parallel/communicator.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 class FiniteGuard {
  public:
   // `group`: all ranks whose losses add up; they agree on the verdict.
-  explicit FiniteGuard(Communicator& group) : group_(group) {}
+  explicit FiniteGuard(parallel::Communicator& group) : group_(group) {}
 
   // After the gradient norm of `step` is known. `losses`: this rank's microbatch losses (0-dim);
   // `describe(i)`: where microbatch i's sequences come from. Returns the optimizer's skip flag: 0-dim float,
@@ -38,8 +38,8 @@ class FiniteGuard {
   };
   void raise(Verdict& verdict) const;
 
-  Communicator& group_;
+  parallel::Communicator& group_;
   Verdict current_, previous_;
 };
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -8,33 +8,33 @@
 #include "parallel/phase.h"
 #include "parallel/trace_range.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 struct FsdpModel::SavedForward {
   at::Tensor input;   // the unit's input as a detached leaf
   at::Tensor output;  // with its graph, unless the unit is run again
-  std::unique_ptr<SelectiveCheckpoint> selective;
+  std::unique_ptr<models::SelectiveCheckpoint> selective;
 };
 
-FsdpModel::FsdpModel(const Transformer& model, FsdpContext& fsdp, FsdpModelOptions options)
+FsdpModel::FsdpModel(const models::Transformer& model, parallel::FsdpContext& fsdp, FsdpModelOptions options)
     : model_(model), fsdp_(fsdp), options_(std::move(options)) {
-  options_.checkpointing.blocks.resize(model.blocks().size(), ActivationCheckpoint::kNone);
-  std::map<const Parameter*, ShardedParameterPtr> known;
-  for (const UnitParameters& unit : model.units())
-    groups_.push_back(std::make_unique<ShardGroup>(unit.name, unit.parameters, known, fsdp));
+  options_.checkpointing.blocks.resize(model.blocks().size(), models::ActivationCheckpoint::kNone);
+  std::map<const Parameter*, parallel::ShardedParameterPtr> known;
+  for (const models::UnitParameters& unit : model.units())
+    groups_.push_back(std::make_unique<parallel::ShardGroup>(unit.name, unit.parameters, known, fsdp));
 }
 
-std::vector<ShardedParameterPtr> FsdpModel::parameters() const {
-  std::vector<ShardedParameterPtr> all;
+std::vector<parallel::ShardedParameterPtr> FsdpModel::parameters() const {
+  std::vector<parallel::ShardedParameterPtr> all;
   for (const auto& group : groups_) all.insert(all.end(), group->owned().begin(), group->owned().end());
   return all;
 }
 
 void FsdpModel::weights_changed() {
-  const std::vector<ShardedParameterPtr> all = parameters();
-  for (const ShardedParameterPtr& parameter : all) parameter->contents_changed();
+  const std::vector<parallel::ShardedParameterPtr> all = parameters();
+  for (const parallel::ShardedParameterPtr& parameter : all) parameter->contents_changed();
   const auto& codec = fsdp_.options().codec;
-  if (codec && codec->eager) encode_changed_weights(fsdp_, all);
+  if (codec && codec->eager) parallel::encode_changed_weights(fsdp_, all);
 }
 
 void FsdpModel::begin_step(int64_t step) {
@@ -43,7 +43,7 @@ void FsdpModel::begin_step(int64_t step) {
 }
 
 void FsdpModel::set_unit_phase(const char* what, size_t unit) const {
-  set_phase(fmt::format("step {} {} {}", step_, what, groups_[unit]->name()));
+  parallel::set_phase(fmt::format("step {} {} {}", step_, what, groups_[unit]->name()));
 }
 
 // Waits for the weights of `unit` and starts the all-gather of those of `next`, which runs while `unit`
@@ -53,30 +53,30 @@ void FsdpModel::unshard_and_prefetch(size_t unit, std::optional<size_t> next) {
   if (next) groups_[*next]->start_unshard();
 }
 
-at::Tensor FsdpModel::forward_block(size_t block, const at::Tensor& input, const Microbatch& batch,
+at::Tensor FsdpModel::forward_block(size_t block, const at::Tensor& input, const models::Microbatch& batch,
                                     SavedForward& saved) {
-  const TraceRange range("forward", groups_[block + 1]->name());
+  const parallel::TraceRange range("forward", groups_[block + 1]->name());
   // A detached leaf ends the graph here: each block's backward is a call of its own, and its input's .grad()
   // is what the block before continues with.
   saved.input = input.detach().requires_grad_();
-  if (options_.checkpointing.blocks[block] == ActivationCheckpoint::kNone) {
+  if (options_.checkpointing.blocks[block] == models::ActivationCheckpoint::kNone) {
     saved.output = model_.blocks()[block].forward(saved.input, batch.context);
     return saved.output;
   }
-  if (options_.checkpointing.blocks[block] == ActivationCheckpoint::kSelectiveOp)
-    saved.selective = std::make_unique<SelectiveCheckpoint>(options_.checkpointing.always_recompute);
+  if (options_.checkpointing.blocks[block] == models::ActivationCheckpoint::kSelectiveOp)
+    saved.selective = std::make_unique<models::SelectiveCheckpoint>(options_.checkpointing.always_recompute);
   at::NoGradGuard no_grad;  // no graph: nothing but the input and what `selective` saves outlives this call
-  SelectiveCheckpointScope scope(saved.selective.get());
+  models::SelectiveCheckpointScope scope(saved.selective.get());
   return model_.blocks()[block].forward(saved.input, batch.context);
 }
 
-at::Tensor FsdpModel::backward_block(size_t block, const at::Tensor& grad, const Microbatch& batch,
+at::Tensor FsdpModel::backward_block(size_t block, const at::Tensor& grad, const models::Microbatch& batch,
                                      SavedForward& saved) {
-  const TraceRange range("backward", groups_[block + 1]->name());
+  const parallel::TraceRange range("backward", groups_[block + 1]->name());
   if (!saved.output.defined()) {
-    const TraceRange recompute("recompute", groups_[block + 1]->name());
+    const parallel::TraceRange recompute("recompute", groups_[block + 1]->name());
     if (saved.selective) saved.selective->start_recompute();
-    SelectiveCheckpointScope scope(saved.selective.get());
+    models::SelectiveCheckpointScope scope(saved.selective.get());
     saved.output = model_.blocks()[block].forward(saved.input, batch.context);
   }
   torch::autograd::backward({saved.output}, {grad});
@@ -85,7 +85,7 @@ at::Tensor FsdpModel::backward_block(size_t block, const at::Tensor& grad, const
   return grad_input;
 }
 
-at::Tensor FsdpModel::forward_backward(const Microbatch& batch, const at::Tensor& scale, bool last) {
+at::Tensor FsdpModel::forward_backward(const models::Microbatch& batch, const at::Tensor& scale, bool last) {
   const size_t blocks = model_.blocks().size(), head = blocks + 1;  // unit 0 is the embedding
   std::vector<SavedForward> saved(blocks + 1);
 
@@ -94,7 +94,7 @@ at::Tensor FsdpModel::forward_backward(const Microbatch& batch, const at::Tensor
   unshard_and_prefetch(0, 1);
   at::Tensor x;
   {
-    const TraceRange range("forward", groups_[0]->name());
+    const parallel::TraceRange range("forward", groups_[0]->name());
     x = saved[0].output = model_.embedding().forward(batch.tokens);
   }
   if (options_.reshard_after_forward) groups_[0]->reshard();
@@ -111,7 +111,7 @@ at::Tensor FsdpModel::forward_backward(const Microbatch& batch, const at::Tensor
   set_unit_phase("forward", head);
   unshard_and_prefetch(head, blocks);
   auto [loss, grad] = [&] {
-    const TraceRange range("forward and backward", groups_[head]->name());
+    const parallel::TraceRange range("forward and backward", groups_[head]->name());
     return model_.head().loss_and_grad(x.detach(), batch.labels, scale);
   }();
   groups_[head]->reshard();
@@ -131,7 +131,7 @@ at::Tensor FsdpModel::forward_backward(const Microbatch& batch, const at::Tensor
   }
   set_unit_phase("backward", 0);
   {
-    const TraceRange range("backward", groups_[0]->name());
+    const parallel::TraceRange range("backward", groups_[0]->name());
     torch::autograd::backward({saved[0].output}, {grad});
   }
   groups_[0]->reshard();  // it is still gathered where weights stay gathered after forward
@@ -140,7 +140,7 @@ at::Tensor FsdpModel::forward_backward(const Microbatch& batch, const at::Tensor
   return loss;
 }
 
-at::Tensor FsdpModel::loss_sum(const Microbatch& batch) {
+at::Tensor FsdpModel::loss_sum(const models::Microbatch& batch) {
   at::NoGradGuard no_grad;
   const size_t head = groups_.size() - 1;
   set_unit_phase("validation", 0);
@@ -151,7 +151,7 @@ at::Tensor FsdpModel::loss_sum(const Microbatch& batch) {
     const size_t unit = block + 1;
     set_unit_phase("validation", unit);
     unshard_and_prefetch(unit, unit + 1);
-    const TraceRange range("forward", groups_[unit]->name());
+    const parallel::TraceRange range("forward", groups_[unit]->name());
     x = model_.blocks()[block].forward(x, batch.context);
     groups_[unit]->reshard();
   }
@@ -162,4 +162,4 @@ at::Tensor FsdpModel::loss_sum(const Microbatch& batch) {
   return loss;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -16,21 +16,21 @@
 #include "models/transformer.h"
 #include "parallel/fsdp.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 struct FsdpModelOptions {
   // false: a block's weights stay gathered from its forward to its backward.
   bool reshard_after_forward = true;
-  ActivationCheckpointing checkpointing{};
+  models::ActivationCheckpointing checkpointing{};
 };
 
 class FsdpModel {
  public:
   // Shards the model's parameters over the context's groups: memory for this rank's rows only is allocated.
-  FsdpModel(const Transformer& model, FsdpContext& fsdp, FsdpModelOptions options);
+  FsdpModel(const models::Transformer& model, parallel::FsdpContext& fsdp, FsdpModelOptions options);
 
-  const std::vector<std::unique_ptr<ShardGroup>>& groups() const { return groups_; }
-  std::vector<ShardedParameterPtr> parameters() const;  // every parameter once, in unit order
+  const std::vector<std::unique_ptr<parallel::ShardGroup>>& groups() const { return groups_; }
+  std::vector<parallel::ShardedParameterPtr> parameters() const;  // every parameter once, in unit order
 
   // Call after anything has written the masters: what layers and all-gathers keep of the old ones becomes
   // invalid. Collective when weights are gathered encoded.
@@ -38,27 +38,27 @@ class FsdpModel {
 
   // Adds the gradient of scale * (summed cross-entropy) to the sharded gradients; returns the unscaled sum
   // (0-dim). Gradients are complete after the call with last = true.
-  at::Tensor forward_backward(const Microbatch& batch, const at::Tensor& scale, bool last);
+  at::Tensor forward_backward(const models::Microbatch& batch, const at::Tensor& scale, bool last);
   // The summed cross-entropy without gradients.
-  at::Tensor loss_sum(const Microbatch& batch);
+  at::Tensor loss_sum(const models::Microbatch& batch);
 
   // Before the first microbatch of a step: gradients become zero, and messages name the step from now on.
   void begin_step(int64_t step);
 
  private:
   struct SavedForward;  // what the forward of one unit leaves for its backward
-  at::Tensor forward_block(size_t block, const at::Tensor& input, const Microbatch& batch,
+  at::Tensor forward_block(size_t block, const at::Tensor& input, const models::Microbatch& batch,
                            SavedForward& saved);
-  at::Tensor backward_block(size_t block, const at::Tensor& grad, const Microbatch& batch,
+  at::Tensor backward_block(size_t block, const at::Tensor& grad, const models::Microbatch& batch,
                             SavedForward& saved);
   void set_unit_phase(const char* what, size_t unit) const;
   void unshard_and_prefetch(size_t unit, std::optional<size_t> next);
 
-  const Transformer& model_;
-  FsdpContext& fsdp_;
+  const models::Transformer& model_;
+  parallel::FsdpContext& fsdp_;
   FsdpModelOptions options_;
-  std::vector<std::unique_ptr<ShardGroup>> groups_;  // one per unit: embedding, blocks, head
+  std::vector<std::unique_ptr<parallel::ShardGroup>> groups_;  // one per unit: embedding, blocks, head
   int64_t step_ = 0;
 };
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -6,7 +6,7 @@
 #include "base/durable.h"
 #include "base/error.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace {
 constexpr const char* kVariable = "HYPERION_DUMP_GRADIENTS";
 }  // namespace
@@ -18,9 +18,10 @@ std::optional<std::filesystem::path> gradient_dump_folder(int world_size) {
   return folder;
 }
 
-void dump_gradients(const std::filesystem::path& folder, const std::vector<ShardedParameterPtr>& parameters) {
+void dump_gradients(const std::filesystem::path& folder,
+                    const std::vector<parallel::ShardedParameterPtr>& parameters) {
   make_folders(folder);
-  for (const ShardedParameterPtr& parameter : parameters) {
+  for (const parallel::ShardedParameterPtr& parameter : parameters) {
     const at::Tensor grad = parameter->grad().to(at::kCPU, at::kFloat).contiguous();
     const std::filesystem::path path = folder / (parameter->parameter().fqn + ".f32");
     std::ofstream file(path, std::ios::binary);
@@ -29,4 +30,4 @@ void dump_gradients(const std::filesystem::path& folder, const std::vector<Shard
   }
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

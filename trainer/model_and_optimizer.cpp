@@ -7,17 +7,18 @@
 #include "parallel/phase.h"
 #include "trainer/setup/options.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
-ModelAndOptimizer make_model_and_optimizer(const ModelArgs& args, const JobConfig& config,
+ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const JobConfig& config,
                                            const ModelPlace& place) {
   ModelAndOptimizer made;
-  made.transformer = std::make_unique<Transformer>(args, config.training.loss_chunk_bytes);
+  made.transformer = std::make_unique<models::Transformer>(args, config.training.loss_chunk_bytes);
   made.float8 = convert_to_float8(*made.transformer, config, place.float8);
-  ShardingOptions sharding = sharding_options(config.training, place.device, made.float8.codec);
+  parallel::ShardingOptions sharding = sharding_options(config.training, place.device, made.float8.codec);
   if (place.without_memory) sharding.state_device = at::kMeta;
-  made.fsdp = std::make_unique<FsdpContext>(place.groups.get(MeshDim::kFsdp),
-                                            place.groups.get(MeshDim::kDpReplicate), sharding);
+  made.fsdp =
+      std::make_unique<parallel::FsdpContext>(place.groups.get(parallel::MeshDim::kFsdp),
+                                              place.groups.get(parallel::MeshDim::kDpReplicate), sharding);
   const FsdpModelOptions options = {
       .reshard_after_forward = config.parallelism.fsdp_reshard_after_forward != ReshardAfterForward::kNever,
       .checkpointing = activation_checkpointing(config, *made.transformer)};
@@ -31,19 +32,19 @@ ModelAndOptimizer make_model_and_optimizer(const ModelArgs& args, const JobConfi
 }
 
 void initialise_weights(const ModelAndOptimizer& model, uint64_t seed) {
-  set_phase("initial weights");
+  parallel::set_phase("initial weights");
   uint64_t total = 0, done = 0;
-  for (const ShardedParameterPtr& parameter : model.parameters)
+  for (const parallel::ShardedParameterPtr& parameter : model.parameters)
     total += static_cast<uint64_t>(parameter->master().numel());
   Progress progress("initial weights", total, "numbers");
-  for (const ShardedParameterPtr& parameter : model.parameters) {
+  for (const parallel::ShardedParameterPtr& parameter : model.parameters) {
     at::Tensor master = parameter->master();
     // In pieces for the progress line.
     const int64_t rows = master.size(0);
     const int64_t step = std::max<int64_t>(1, (int64_t{1} << 24) / parameter->parameter().row_numel());
     for (int64_t row = 0; row < rows; row += step) {
       at::Tensor piece = master.narrow(0, row, std::min(step, rows - row));
-      initialize(parameter->parameter(), seed, parameter->first_row() + row, piece);
+      models::initialize(parameter->parameter(), seed, parameter->first_row() + row, piece);
       progress.update(done += static_cast<uint64_t>(piece.numel()));
     }
     if (parameter->has_separate_compute_shard()) parameter->compute_shard().copy_(master);
@@ -51,4 +52,4 @@ void initialise_weights(const ModelAndOptimizer& model, uint64_t seed) {
   model.fsdp_model->weights_changed();
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -16,22 +16,22 @@
 #include "trainer/optim/ema.h"
 #include "trainer/setup/float8_setup.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 struct ModelAndOptimizer {
-  std::unique_ptr<Transformer> transformer;
+  std::unique_ptr<models::Transformer> transformer;
   Float8Setup float8;
   int64_t float8_products = 0;  // planned for one microbatch
-  std::unique_ptr<FsdpContext> fsdp;
+  std::unique_ptr<parallel::FsdpContext> fsdp;
   std::unique_ptr<FsdpModel> fsdp_model;
-  std::vector<ShardedParameterPtr> parameters;
+  std::vector<parallel::ShardedParameterPtr> parameters;
   std::vector<at::Tensor> grads;  // every sharded gradient of this rank, by unit
   std::unique_ptr<Adam> optimizer;
   std::unique_ptr<Ema> ema;  // null when off
 };
 
 struct ModelPlace {
-  const ProcessGroups& groups;
+  const parallel::ProcessGroups& groups;
   at::Device device;
   Float8Device float8{};
   bool without_memory = false;  // masters, gradients and states have shapes only (the meta device)
@@ -40,11 +40,11 @@ struct ModelPlace {
 // Converts the linears to FP8 and shards the model as `config` says, and allocates this rank's part, without
 // values: initialise_weights() or a load gives them. Makes no moving average, which starts from them. Throws
 // Error(kUsage) for an FP8 recipe that the device cannot run.
-ModelAndOptimizer make_model_and_optimizer(const ModelArgs& args, const JobConfig& config,
+ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const JobConfig& config,
                                            const ModelPlace& place);
 
 // The initial values of this rank's part. The value of an element depends on the seed, the parameter's name
 // and the element's place in the whole tensor alone, so that every mesh starts from the same weights.
 void initialise_weights(const ModelAndOptimizer& model, uint64_t seed);
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -14,7 +14,7 @@
 #include "base/durable.h"
 #include "base/error.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace {
 
 std::atomic<int> first_signal{0};
@@ -149,4 +149,4 @@ StopSignal stop_signal() {
   }
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

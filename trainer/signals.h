@@ -7,7 +7,7 @@
 #include <string>
 #include <thread>
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 enum class StopSignal { kNone = 0, kInterrupt = 1, kTerminate = 2 };
 
@@ -38,4 +38,4 @@ void set_running_step(int64_t step);
 // The first signal that arrived, if any (USR1, SLURM's warning, counts as TERM).
 StopSignal stop_signal();
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

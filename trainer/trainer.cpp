@@ -24,7 +24,7 @@
 #include "trainer/setup/monitoring.h"
 #include "trainer/setup/preflight.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace {
 
 // A checkpoint of another program says nothing about our order of the data: its step does.
@@ -55,7 +55,7 @@ struct Trainer::StepInput {
 
 Trainer::Trainer(const ResolvedConfig& resolved, const std::vector<std::string>& command)
     : job_(start_job(resolved)),
-      guard_(job_.runtime.group(MeshDim::kLoss)),
+      guard_(job_.runtime.group(parallel::MeshDim::kLoss)),
       memory_mover_(job_.runtime.device) {
   const Runtime& runtime = job_.runtime;
   const JobConfig& configured = job_.configured.config;
@@ -84,8 +84,8 @@ Trainer::Trainer(const ResolvedConfig& resolved, const std::vector<std::string>&
   if (training.enable_cpu_offload && runtime.device.is_cpu())
     log_info("training.enable_cpu_offload: this job runs on the CPU, so everything is in host memory anyway");
   if (training.global_batch_size > 0)
-    microbatches_ =
-        training.global_batch_size / (training.local_batch_size * runtime.mesh->degree(MeshDim::kBatch));
+    microbatches_ = training.global_batch_size /
+                    (training.local_batch_size * runtime.mesh->degree(parallel::MeshDim::kBatch));
   gradient_dump_ = gradient_dump_folder(runtime.world_size());
   for (const std::string& line : model_.float8.log) log_info("{}", line);
   for (const std::string& warning : model_.float8.warnings) log_warning("{}", warning);
@@ -102,7 +102,7 @@ Trainer::Trainer(const ResolvedConfig& resolved, const std::vector<std::string>&
   load_checkpoint();
 
   // What watches it.
-  set_phase("start of the metrics");
+  parallel::set_phase("start of the metrics");
   const RunDescription run = {job_, config(), command, plan_.seed};
   metrics_ = make_metrics(run, state_.step);
   checkpointer_->on_event = [this](int64_t step, const std::string& event, const EventFields& fields) {
@@ -119,12 +119,14 @@ void Trainer::load_checkpoint() {
   model_.fsdp_model->weights_changed();
   const ChosenCheckpoint& chosen = *checkpointer_->chosen();
   resumed_step_ = state_.step;
-  if (model_.ema && chosen.components.contains(kModelComponent) && !chosen.components.contains(kEmaComponent))
+  if (model_.ema && chosen.components.contains(checkpoint::kModelComponent) &&
+      !chosen.components.contains(checkpoint::kEmaComponent))
     model_.ema->restart();
-  if (const Object* saved = chosen.find_object(kConfigKey))
+  if (const checkpoint::Object* saved = chosen.find_object(checkpoint::kConfigKey))
     log_info("{}", config_comparison(text_table(*saved, chosen.path.string()),
                                      config_entries(job_.configured.config)));
-  if (chosen.components.contains(kLoaderComponent) && chosen.find_object(kLoaderPositionKey) == nullptr)
+  if (chosen.components.contains(checkpoint::kLoaderComponent) &&
+      chosen.find_object(checkpoint::kLoaderPositionKey) == nullptr)
     skip_trained_data(*job_.loader, state_.step, microbatches_);
 }
 
@@ -210,7 +212,7 @@ ExitCode Trainer::train() {
   }
   guard_.raise(/*wait=*/true);
   checkpointer_->finish();
-  set_phase("end of training");
+  parallel::set_phase("end of training");
   job_.runtime.groups->world().barrier();
   failpoint("shutdown");
   log_info("Training completed");
@@ -218,9 +220,9 @@ ExitCode Trainer::train() {
 }
 
 Trainer::StepInput Trainer::fetch(int64_t step) {
-  set_phase(fmt::format("step {} data", step));
+  parallel::set_phase(fmt::format("step {} data", step));
   failpoint("step.data");
-  const TraceRange range("data");
+  const parallel::TraceRange range("data");
   const LoaderState before = job_.loader->state();
   StepInput input;
   for (int64_t i = 0; i < microbatches_; ++i) {
@@ -269,8 +271,8 @@ void Trainer::train_step(int64_t step, const StepInput& input) {
   if (step == 1 && gradient_dump_) dump_gradients(*gradient_dump_, model_.parameters);
 
   failpoint("step.opt");
-  set_phase(fmt::format("step {} gradient norm", step));
-  const at::Tensor norm = global_grad_norm(model_.grads, job_.runtime.group(MeshDim::kFsdp));
+  parallel::set_phase(fmt::format("step {} gradient norm", step));
+  const at::Tensor norm = global_grad_norm(model_.grads, job_.runtime.group(parallel::MeshDim::kFsdp));
   std::vector<std::string> sources;
   for (const Batch& batch : input.batches)
     sources.push_back(fmt::format("{}", fmt::join(batch.sources, ", ")));
@@ -279,7 +281,7 @@ void Trainer::train_step(int64_t step, const StepInput& input) {
 
   checkpointer_->wait();
   {
-    const TraceRange range("optimizer");
+    const parallel::TraceRange range("optimizer");
     model_.optimizer->step(learning_rate(plan_, step), skip);
     if (model_.ema) model_.ema->update(step, skip);
     model_.fsdp_model->weights_changed();
@@ -288,20 +290,20 @@ void Trainer::train_step(int64_t step, const StepInput& input) {
 
   state_.step = step;
   state_.tokens_seen += config().training.local_batch_size * config().training.seq_len * microbatches_ *
-                        job_.runtime.mesh->degree(MeshDim::kBatch);
+                        job_.runtime.mesh->degree(parallel::MeshDim::kBatch);
   if (metrics_->should_log(step)) log_step(step, losses, input, norm);
   profiler_->step(step);
 }
 
 void Trainer::log_step(int64_t step, const std::vector<at::Tensor>& losses, const StepInput& input,
                        const at::Tensor& norm) {
-  set_phase(fmt::format("step {} metrics", step));
-  const TraceRange range("metrics");
+  parallel::set_phase(fmt::format("step {} metrics", step));
+  const parallel::TraceRange range("metrics");
   const at::Tensor local = at::stack(losses).sum();
   const at::Tensor sum = local / static_cast<double>(input.global_valid);
   const at::Tensor max = local / static_cast<double>(std::max<int64_t>(1, input.local_valid));
-  job_.runtime.group(MeshDim::kLoss).all_reduce_sum(sum);
-  job_.runtime.group(MeshDim::kLoss).all_reduce_max(max);
+  job_.runtime.group(parallel::MeshDim::kLoss).all_reduce_sum(sum);
+  job_.runtime.group(parallel::MeshDim::kLoss).all_reduce_max(max);
   StepMetrics metrics;
   metrics.step = step;
   metrics.global_avg_loss = sum.item<double>();
@@ -325,8 +327,8 @@ void Trainer::log_step(int64_t step, const std::vector<at::Tensor>& losses, cons
 }
 
 void Trainer::validate(int64_t step) {
-  set_phase(fmt::format("step {} validation", step));
-  const TraceRange range("validation");
+  parallel::set_phase(fmt::format("step {} validation", step));
+  const parallel::TraceRange range("validation");
   metrics_->begin_validation();
   const bool averaged = model_.ema && config().ema.validate_with_ema;
   if (averaged) {
@@ -359,4 +361,4 @@ ExitCode Trainer::stopped(int64_t step, StopSignal signal, bool trained) {
   return interrupted ? ExitCode::kInterrupted : ExitCode::kStoppedSaved;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

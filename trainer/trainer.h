@@ -23,7 +23,7 @@
 #include "trainer/training_state.h"
 #include "trainer/validator.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 class Trainer {
  public:
@@ -68,4 +68,4 @@ class Trainer {
   std::optional<Checkpointer> checkpointer_;  // a save reads what is above it, and ends first
 };
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

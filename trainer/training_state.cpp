@@ -8,7 +8,7 @@
 #include "trainer/hugging_face/export_files.h"
 #include "trainer/runtime/version.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 StateComponents state_components(const StateSources& sources) {
   const auto& [model, mesh, rank, device, state, loader, plan, configured] = sources;
@@ -26,7 +26,7 @@ StateComponents state_components(const StateSources& sources) {
   add(std::make_unique<OptimizerState>(*model.optimizer, plan.config.optimizer, model.parameters, place,
                                        rates));
   if (model.ema) add(std::make_unique<EmaState>(*model.ema, model.parameters, place));
-  add(std::make_unique<TrainStateComponent>(state, mesh.degree(MeshDim::kBatch),
+  add(std::make_unique<TrainStateComponent>(state, mesh.degree(parallel::MeshDim::kBatch),
                                             to_object(config_entries(configured))));
   add(std::make_unique<SchedulerState>(position));
   add(std::make_unique<LoaderComponent>(loader));
@@ -35,7 +35,7 @@ StateComponents state_components(const StateSources& sources) {
 }
 
 CheckpointedState checkpointed_state(const Job& job, const ResumePlan& plan,
-                                     const StateComponents& components, MemoryMover& mover) {
+                                     const StateComponents& components, checkpoint::MemoryMover& mover) {
   std::map<std::string, std::string> facts = {
       {"config_hash", fmt::format("{:016x}", config_hash(config_entries(job.configured.config)))},
       {"version", version_text()},
@@ -56,14 +56,14 @@ CheckpointedState checkpointed_state(const Job& job, const ResumePlan& plan,
 std::string state_table(const StateComponents& components) {
   std::string table;
   for (const auto& component : components) {
-    for (const TensorState& tensor : component->tensors())
-      table +=
-          fmt::format("{:<72} {:<9} [{}]  {} shards x {} replicas\n", tensor.key, torch_name(tensor.dtype),
-                      fmt::join(tensor.shape, ", "), tensor.placement.shards, tensor.placement.replicas);
-    for (const ObjectState& object : component->objects())
-      table += fmt::format("{:<72} {}\n", object.key, repr(object.value, 60));
+    for (const checkpoint::TensorState& tensor : component->tensors())
+      table += fmt::format("{:<72} {:<9} [{}]  {} shards x {} replicas\n", tensor.key,
+                           checkpoint::torch_name(tensor.dtype), fmt::join(tensor.shape, ", "),
+                           tensor.placement.shards, tensor.placement.replicas);
+    for (const checkpoint::ObjectState& object : component->objects())
+      table += fmt::format("{:<72} {}\n", object.key, checkpoint::repr(object.value, 60));
   }
   return table;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -11,14 +11,14 @@
 #include "trainer/model_and_optimizer.h"
 #include "trainer/setup/job.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
-using StateComponents = std::vector<std::unique_ptr<StateComponent>>;
+using StateComponents = std::vector<std::unique_ptr<checkpoint::StateComponent>>;
 
 // What the parts describe; all of it outlives them.
 struct StateSources {
   const ModelAndOptimizer& model;
-  const Mesh& mesh;
+  const parallel::Mesh& mesh;
   int rank;
   at::Device device;
   TrainState& state;
@@ -31,9 +31,9 @@ StateComponents state_components(const StateSources& sources);
 
 // What the job loads and saves. All arguments outlive it.
 CheckpointedState checkpointed_state(const Job& job, const ResumePlan& plan,
-                                     const StateComponents& components, MemoryMover& mover);
+                                     const StateComponents& components, checkpoint::MemoryMover& mover);
 
 // For --dump_state_dict: names, types, shapes and how each tensor is sharded over the ranks, a line each.
 std::string state_table(const StateComponents& components);
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -9,7 +9,7 @@
 #include "base/log.h"
 #include "base/progress.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 Validator::Validator(const JobConfig::Validation& options, const Runtime& runtime,
                      std::unique_ptr<DataLoader> loader)
@@ -37,7 +37,7 @@ Validator::Result Validator::run(FsdpModel& model, BatchMover& mover) {
     progress.update(sequences ? std::min(end, loader_->state().sequence) : static_cast<uint64_t>(step) + 1);
   }
   at::Tensor total = sums.to(runtime_.device, runtime_.device.is_cpu() ? at::kDouble : at::kFloat);
-  runtime_.group(MeshDim::kLoss).all_reduce_sum(total);
+  runtime_.group(parallel::MeshDim::kLoss).all_reduce_sum(total);
   total = total.to(at::kCPU, at::kDouble);
   if (total[1].item<double>() == 0.0) throw_data("validation: the data set holds no token to predict");
   if (sequences && total[2].item<double>() < static_cast<double>(*sequences) && !warned_) {
@@ -49,4 +49,4 @@ Validator::Result Validator::run(FsdpModel& model, BatchMover& mover) {
   return result;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

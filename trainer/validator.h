@@ -8,7 +8,7 @@
 #include "trainer/runtime/runtime.h"
 #include "trainer/setup/data_setup.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 class Validator {
  public:
@@ -30,4 +30,4 @@ class Validator {
   std::unique_ptr<DataLoader> loader_;
 };
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 namespace {
 
 std::string describe_chunk(const Chunk& chunk) {
@@ -113,4 +113,4 @@ void check_tiling(const std::string& who, const TensorRecord& tensor) {
                tensor.chunks.size(), covered, *elements);
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -6,7 +6,7 @@
 
 #include "checkpoint/types/index.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 
 // Elements of a box, or nothing when they do not fit in 63 bits or an extent is negative.
 std::optional<int64_t> element_count(const Dims& shape);
@@ -16,4 +16,4 @@ std::optional<int64_t> element_count(const Dims& shape);
 // longer is refused.
 void check_tiling(const std::string& who, const TensorRecord& tensor);
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -7,7 +7,7 @@
 
 #include <sys/mman.h>
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 
 // Of file offsets, lengths and addresses in direct transfers; the largest that common devices ask for.
 constexpr uint64_t kDirectAlignment = 4096;
@@ -32,4 +32,4 @@ class BlockBuffer {
   void* data_;
 };
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -12,7 +12,7 @@
 #include "base/failpoint.h"
 #include "base/hash.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 namespace {
 
 constexpr size_t kThreads = 2;  // while one hashes, the other waits for the disk
@@ -122,4 +122,4 @@ std::span<const std::byte> BlockStream::take() {
   return slot.data;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -15,7 +15,7 @@
 #include "checkpoint/storage/block_buffer.h"
 #include "checkpoint/storage/manifest.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 
 // An open file and the record of its blocks. Both outlive their readers.
 struct BlockFile {
@@ -70,4 +70,4 @@ class BlockStream {
   std::vector<std::thread> threads_;
 };
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

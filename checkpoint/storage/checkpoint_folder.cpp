@@ -14,7 +14,7 @@
 #include "base/log.h"
 #include "base/printable.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
@@ -143,4 +143,4 @@ int CheckpointFolder::clean_leftovers(const FolderLock& lock) const {
   return count;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -19,7 +19,7 @@
 #include "checkpoint/storage/folder_lock.h"
 #include "checkpoint/storage/manifest.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 
 // Of a folder that a save moved aside where names cannot be exchanged: this, the step, "-", anything.
 constexpr std::string_view kReplacedPrefix = ".trash-replaced-";
@@ -95,4 +95,4 @@ class CheckpointFolder {
   std::filesystem::path folder_;
 };
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

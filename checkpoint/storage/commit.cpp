@@ -11,7 +11,7 @@
 #include "base/printable.h"
 #include "checkpoint/storage/checkpoint_folder.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
@@ -93,4 +93,4 @@ void CheckpointFolder::commit(const fs::path& incoming, int64_t step) const {
   if (!old.empty()) discard(old);
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -21,7 +21,7 @@
 #include "base/log.h"
 #include "base/printable.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
@@ -200,4 +200,4 @@ FolderLock::~FolderLock() {
     log_warning("{}: the folder's lock cannot be cleared: {}", printable(folder_), errno_text(errno));
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -10,7 +10,7 @@
 
 #include "base/durable.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 
 // Who holds, or held, the lock.
 struct LockOwner {
@@ -51,4 +51,4 @@ class FolderLock {
   Descriptor file_;
 };
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -12,7 +12,7 @@
 #include "base/printable.h"
 #include "checkpoint/storage/checkpoint_folder.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
@@ -143,4 +143,4 @@ std::vector<int64_t> steps_to_purge(const std::vector<StepFolder>& found, const 
   return steps;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

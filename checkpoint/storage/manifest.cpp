@@ -15,7 +15,7 @@
 #include "base/json.h"
 #include "base/printable.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
@@ -212,4 +212,4 @@ void check_sizes(const fs::path& folder, const Manifest& manifest) {
   }
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -12,7 +12,7 @@
 #include "base/choice.h"
 #include "checkpoint/types/index.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 
 constexpr const char* kManifestFile = "hyperion.json";
 constexpr int kManifestVersion = 1;
@@ -77,4 +77,4 @@ Manifest read_manifest(const std::filesystem::path& folder);
 // with both sizes.
 void check_sizes(const std::filesystem::path& folder, const Manifest& manifest);
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -14,7 +14,7 @@
 #include "base/files.h"
 #include "base/printable.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
@@ -170,4 +170,4 @@ void evict(const fs::path& path) {
   ::posix_fadvise(file.get(), 0, 0, POSIX_FADV_DONTNEED);
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

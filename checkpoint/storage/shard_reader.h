@@ -14,7 +14,7 @@
 #include "checkpoint/storage/block_stream.h"
 #include "checkpoint/types/byte_source.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 
 struct ByteRange {
   uint64_t offset = 0, bytes = 0;
@@ -65,4 +65,4 @@ void verify_file(const std::filesystem::path& folder, const FileRecord& record);
 // Flushes a file and drops it from the page cache.
 void evict(const std::filesystem::path& path);
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -14,7 +14,7 @@
 #include "base/hash.h"
 #include "base/printable.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
@@ -212,4 +212,4 @@ FileRecord ShardWriter::close() {
   return std::move(record_);
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

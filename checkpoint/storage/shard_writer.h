@@ -20,7 +20,7 @@
 #include "checkpoint/storage/block_buffer.h"
 #include "checkpoint/storage/manifest.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 
 // For one thread at a time. Every failure is an Error(kSaveFailed) that names the rank, the path, the byte
 // and the errno; the file is of no use after it.
@@ -68,4 +68,4 @@ class ShardWriter {
   std::exception_ptr error_;
 };
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

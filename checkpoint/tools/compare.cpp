@@ -8,7 +8,7 @@
 
 #include "checkpoint/cast.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 
 bool ValueDifference::is_float() const {
   return can_cast(a_, b_);
@@ -49,4 +49,4 @@ void ValueDifference::add_numbers(const double* a, const double* b, uint64_t cou
   }
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

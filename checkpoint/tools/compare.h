@@ -6,7 +6,7 @@
 
 #include "checkpoint/types/dtype.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 
 // Sums up pieces of two tensors, a and b, as they are streamed.
 class ValueDifference {
@@ -30,4 +30,4 @@ class ValueDifference {
   double max_abs_ = 0, square_ = 0, square_a_ = 0;
 };
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

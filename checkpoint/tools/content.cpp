@@ -11,7 +11,7 @@
 #include "base/printable.h"
 #include "checkpoint/format/metadata_tiling.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 namespace {
 
 constexpr size_t kOpenFiles = 64;  // each holds a block that was verified
@@ -174,4 +174,4 @@ std::vector<std::string> keys_in_file_order(const CheckpointIndex& index) {
   return keys;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -13,7 +13,7 @@
 #include "checkpoint/loader.h"
 #include "checkpoint/storage/shard_reader.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 
 constexpr uint64_t kContentPiece = uint64_t{16} << 20;  // bytes of a tensor that tools hold at a time
 
@@ -53,4 +53,4 @@ class ContentReader {
 // All keys of tensors in the order of their data in the files: for one pass over each.
 std::vector<std::string> keys_in_file_order(const CheckpointIndex& index);
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -23,7 +23,7 @@
 #include "checkpoint/tools/text_table.h"
 #include "checkpoint/tools/tools.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
@@ -267,4 +267,4 @@ ExitCode convert_checkpoint(const ConvertOptions& asked, std::FILE* out) {
   return ExitCode::kOk;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -23,7 +23,7 @@
 #include "checkpoint/tools/tools.h"
 #include "checkpoint/types/object.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 namespace {
 
 constexpr size_t kShown = 40;  // rows of a table; --json has all
@@ -309,4 +309,4 @@ ExitCode diff_checkpoints(const DiffOptions& options, std::FILE* out) {
   return print_differences(found, options.json, /*with_values=*/true, out);
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -20,7 +20,7 @@
 #include "checkpoint/tools/text_table.h"
 #include "checkpoint/tools/tools.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 namespace {
 
 std::string quoted_text(std::string_view text) {
@@ -185,4 +185,4 @@ ExitCode print_digest(const DigestOptions& options, std::FILE* out) {
   return ExitCode::kOk;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

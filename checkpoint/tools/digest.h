@@ -10,7 +10,7 @@
 #include "checkpoint/loader.h"
 #include "checkpoint/types/object.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 
 // Which keys are included.
 struct Selection {
@@ -47,4 +47,4 @@ struct Digest {
 Digest digest_of(const OpenCheckpoint& checkpoint, const Selection& only = {});
 Digest digest_of(const std::filesystem::path& checkpoint, const Selection& only = {});
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -9,7 +9,7 @@
 #include "base/nearest.h"
 #include "base/printable.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 namespace fs = std::filesystem;
 
 namespace {
@@ -91,4 +91,4 @@ std::string kind_label(CheckpointKind kind) {
   return kind == CheckpointKind::kForeign ? "DCP, no manifest" : std::string(text_of(kind));
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

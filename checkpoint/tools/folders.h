@@ -7,7 +7,7 @@
 
 #include "checkpoint/storage/checkpoint_folder.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 
 // Whether `path` itself is a checkpoint (a DCP folder, one with safetensors, or a .safetensors file) and not
 // a folder of checkpoints. Throws Error(kUsage) when it does not exist or is some other file.
@@ -28,4 +28,4 @@ FolderSize folder_size(const std::filesystem::path& path);  // of a folder's own
 int64_t time_of(const StepFolder& found);  // when it was written, by manifest or file times; unix seconds
 std::string kind_label(CheckpointKind kind);
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

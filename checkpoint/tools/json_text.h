@@ -6,7 +6,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 
 using Json = nlohmann::ordered_json;
 
@@ -15,4 +15,4 @@ inline void print_json(const Json& json, std::FILE* out) {
   fmt::print(out, "{}\n", json.dump(1, ' ', false, Json::error_handler_t::replace));
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

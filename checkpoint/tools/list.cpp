@@ -19,7 +19,7 @@
 #include "checkpoint/tools/text_table.h"
 #include "checkpoint/tools/tools.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
@@ -197,4 +197,4 @@ ExitCode list_checkpoints(const ListOptions& options, std::FILE* out) {
   return is_checkpoint(options.path) ? list_one(options, out) : list_job(options, out);
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -13,7 +13,7 @@
 #include "checkpoint/tools/text_table.h"
 #include "checkpoint/tools/tools.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
@@ -81,4 +81,4 @@ ExitCode prune_checkpoints(const PruneOptions& options, std::FILE* out) {
   return stuck == 0 ? ExitCode::kOk : ExitCode::kSaveFailed;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -11,7 +11,7 @@
 #include "base/printable.h"
 #include "checkpoint/types/object.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 namespace {
 
 constexpr std::string_view kGap = "  ";
@@ -117,4 +117,4 @@ std::string TextTable::text(size_t width) const {
   return out;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 
 std::string human_bytes(uint64_t bytes);  // "1.50 GiB"
 std::string human_age(int64_t seconds);   // "3 h ago"; "in the future" for a clock that was wrong
@@ -33,4 +33,4 @@ class TextTable {
   std::vector<std::vector<std::string>> rows_;  // the headings first
 };
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -20,7 +20,7 @@
 #include "checkpoint/types/choices.h"
 #include "checkpoint/types/index.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 
 // --- ls: what is there, by metadata alone ---
 struct ListOptions {
@@ -94,4 +94,4 @@ struct PruneOptions {
 };
 ExitCode prune_checkpoints(const PruneOptions& options, std::FILE* out);
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

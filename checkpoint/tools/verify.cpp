@@ -23,7 +23,7 @@
 #include "checkpoint/tools/text_table.h"
 #include "checkpoint/tools/tools.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
@@ -364,4 +364,4 @@ ExitCode verify_checkpoints(const VerifyOptions& options, std::FILE* out) {
   return std::ranges::all_of(all, &Verification::whole) ? ExitCode::kOk : ExitCode::kBadData;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -9,7 +9,7 @@
 #include "checkpoint/finite.h"
 #include "checkpoint/storage/manifest.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 
 struct Damage {
   std::string file;
@@ -41,4 +41,4 @@ struct Verification {
 // is on disk.
 Verification verify_checkpoint(const std::filesystem::path& folder, bool quick = false);
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

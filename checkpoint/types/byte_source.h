@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 
 class ByteSource {
  public:
@@ -66,4 +66,4 @@ class SliceSource : public ByteSource {
   uint64_t begin_, bytes_;
 };
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -6,7 +6,7 @@
 
 #include "base/choice.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 
 enum class AsyncMode {
   kDisabled,    // a save returns when the checkpoint is durable
@@ -47,4 +47,4 @@ inline constexpr std::array kStateComponents = {kModelComponent,  kOptimizerComp
                                                 kLoaderComponent, kTrainStateComponent, kRngComponent,
                                                 kEmaComponent};
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -2,7 +2,7 @@
 
 #include <array>
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 namespace {
 
 struct Entry {
@@ -44,4 +44,4 @@ std::optional<Dtype> dtype_from_safetensors(std::string_view name) {
   return std::nullopt;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

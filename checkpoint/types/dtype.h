@@ -8,7 +8,7 @@
 
 #include "base/choice.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 
 enum class Dtype : uint8_t {
   kFloat32,
@@ -68,4 +68,4 @@ size_t size_of(Dtype dtype);  // bytes of one element
 std::string_view safetensors_name(Dtype dtype);
 std::optional<Dtype> dtype_from_safetensors(std::string_view name);
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -15,7 +15,7 @@
 
 #include "checkpoint/types/dtype.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 
 using Dims = std::vector<int64_t>;
 
@@ -79,4 +79,4 @@ struct CheckpointIndex {
   std::map<std::string, std::string> notes;  // __metadata__ of safetensors files
 };
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

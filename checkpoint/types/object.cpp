@@ -4,7 +4,7 @@
 
 #include "base/printable.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 
 bool Sequence::operator==(const Sequence& other) const {
   return kind == other.kind && items == other.items;
@@ -76,4 +76,4 @@ std::string repr(const Object& object, size_t limit) {
   return out;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

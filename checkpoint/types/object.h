@@ -11,7 +11,7 @@
 #include <variant>
 #include <vector>
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 
 struct Object;
 
@@ -61,4 +61,4 @@ struct Object {
 // Human-readable, as Python's repr() prints it: "(0.9, 0.95)". At most about `limit` characters.
 std::string repr(const Object& object, size_t limit = 120);
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-namespace hyperion {
+namespace hyperion::models {
 
 enum class RopeStyle {
   kInterleaved,  // rotates elements (2j, 2j+1): llama3
@@ -47,4 +47,4 @@ struct ParameterCounts {
 };
 ParameterCounts count_parameters(const ModelArgs& args);
 
-}  // namespace hyperion
+}  // namespace hyperion::models

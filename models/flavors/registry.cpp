@@ -11,7 +11,7 @@
 #include "base/error.h"
 #include "base/nearest.h"
 
-namespace hyperion {
+namespace hyperion::models {
 namespace {
 
 constexpr double kLargestSize = 2147483648.0;  // of one dimension
@@ -259,4 +259,4 @@ ParameterCounts count_parameters(const ModelArgs& args) {
   return {args.n_layers * block + args.dim + (args.tied ? 1 : 2) * table, args.tied ? 0 : table};
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::models

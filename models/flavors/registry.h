@@ -8,7 +8,7 @@
 
 #include "models/flavors/model_args.h"
 
-namespace hyperion {
+namespace hyperion::models {
 
 // The flavour that has no dimensions but those that overrides give it (trainer/hugging_face/hf_model.h).
 constexpr const char* kFlavorFromHf = "from_hf";
@@ -41,4 +41,4 @@ std::vector<std::string> model_flavors(std::string_view name);
 // none.
 std::string nearest_flavor(std::string_view name, std::string_view flavor);
 
-}  // namespace hyperion
+}  // namespace hyperion::models

@@ -38,7 +38,8 @@ Tensor LinearMatmuls::output(const Tensor& x, const Parameter& weight) const {
   return multiply(rows, transpose(weight_copies(weight).out), x.scalar_type(), /*fast_accumulate=*/true);
 }
 
-LinearGradients LinearMatmuls::gradients(const Tensor& grad, const Tensor& x, const Parameter& weight) const {
+models::LinearGradients LinearMatmuls::gradients(const Tensor& grad, const Tensor& x,
+                                                 const Parameter& weight) const {
   const at::ScalarType dtype = grad.scalar_type();
   const Operands g = cast_operands(grad, scalings_.g_x, scalings_.g_w);
   const Tensor grad_x = multiply(g.rows, weight_for_grad_x(weight), dtype, /*fast_accumulate=*/false);

@@ -35,7 +35,8 @@ class LinearMatmuls {
 
   // On rows, as Linear's: x [m, in], grad [m, out], weight [out, in].
   at::Tensor output(const at::Tensor& x, const Parameter& weight) const;
-  LinearGradients gradients(const at::Tensor& grad, const at::Tensor& x, const Parameter& weight) const;
+  models::LinearGradients gradients(const at::Tensor& grad, const at::Tensor& x,
+                                    const Parameter& weight) const;
 
  private:
   struct WeightCopies;

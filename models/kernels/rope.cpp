@@ -11,13 +11,14 @@
 namespace hyperion::kernels {
 namespace {
 
-at::Tensor fused_rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, RopeStyle style,
-                      bool inverse) {
+at::Tensor fused_rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
+                      models::RopeStyle style, bool inverse) {
   const int64_t heads = x.size(2), half = x.size(3) / 2, width = heads * 2 * half;
   const int64_t positions = cos.numel() / half;  // seq, or batch * seq
   at::Tensor y = at::empty_like(x);
   const float sign = inverse ? -1.0F : 1.0F;
-  const auto rotate = style == RopeStyle::kInterleaved ? rows::rotate_interleaved : rows::rotate_halves;
+  const auto rotate =
+      style == models::RopeStyle::kInterleaved ? rows::rotate_interleaved : rows::rotate_halves;
   with_element_type(x, [&]<typename T>(T) {
     const T* in = x.const_data_ptr<T>();
     T* out = y.mutable_data_ptr<T>();
@@ -37,19 +38,19 @@ at::Tensor fused_rope(const at::Tensor& x, const at::Tensor& cos, const at::Tens
 
 }  // namespace
 
-at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, RopeStyle style,
+at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, models::RopeStyle style,
                 bool inverse) {
   if (has_fused(x) && cos.scalar_type() == at::kFloat)
     return fused_rope(x.contiguous(), cos.contiguous(), sin.contiguous(), style, inverse);
   return plain::rope(x, cos, sin, style, inverse);
 }
 
-at::Tensor plain::rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, RopeStyle style,
-                       bool inverse) {
+at::Tensor plain::rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
+                       models::RopeStyle style, bool inverse) {
   const at::Tensor c =
       cos.unsqueeze(-2).to(opmath_dtype(x));  // [seq, 1, half] broadcasts over batch and heads
   const at::Tensor s = (inverse ? sin.neg() : sin).unsqueeze(-2).to(opmath_dtype(x));
-  if (style == RopeStyle::kInterleaved) {
+  if (style == models::RopeStyle::kInterleaved) {
     const at::Tensor pairs = x.to(opmath_dtype(x)).unflatten(-1, {x.size(-1) / 2, 2});
     const at::Tensor a = pairs.select(-1, 0), b = pairs.select(-1, 1);
     return at::stack({a * c - b * s, a * s + b * c}, -1).flatten(-2).to(x.scalar_type());

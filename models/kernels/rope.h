@@ -9,11 +9,11 @@ namespace hyperion::kernels {
 
 // x [batch, seq, heads, head_dim]; cos, sin fp32 [seq, head_dim/2] or [batch, seq, head_dim/2]. `inverse`
 // turns back, which is also the gradient.
-at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, RopeStyle style,
+at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, models::RopeStyle style,
                 bool inverse);
 
 namespace plain {
-at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, RopeStyle style,
+at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, models::RopeStyle style,
                 bool inverse);
 }
 

@@ -9,7 +9,7 @@
 #include "parallel/process_group.h"
 #include "tests/support/ranks.h"
 
-namespace hyperion {
+namespace hyperion::parallel {
 namespace {
 
 MeshConfig replicas(int count) {
@@ -262,4 +262,4 @@ TEST_CASE("ranks that run the same job agree") {
   for (const RankOutcome& rank : outcomes) CHECK(rank.error == "");
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::parallel

@@ -19,7 +19,7 @@
 #include "parallel/rendezvous.h"
 #include "tests/support/ranks.h"
 
-namespace hyperion {
+namespace hyperion::parallel {
 namespace {
 
 using std::chrono::milliseconds;
@@ -239,4 +239,4 @@ TEST_CASE("the harness names the first rank that failed and shows its last lines
   CHECK(slow[0].error == "timed out");
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::parallel

@@ -8,8 +8,10 @@
 #include "tests/support/ranks.h"
 #include "tests/support/tiny_training.h"
 
-namespace hyperion {
+namespace hyperion::parallel {
 namespace {
+
+using models::ActivationCheckpoint;
 
 TinyJob float8_job(const char* recipe, bool gather = false, MeshConfig mesh = {}) {
   return {.mesh = mesh, .compute = at::kBFloat16, .float8 = recipe, .float8_gather = gather};
@@ -179,4 +181,4 @@ TEST_CASE("a weight gathered in FP8 keeps no bf16 copy") {
   }
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::parallel

@@ -8,7 +8,7 @@
 #include "tests/support/ranks.h"
 #include "tests/support/tiny_training.h"
 
-namespace hyperion {
+namespace hyperion::parallel {
 namespace {
 
 constexpr int64_t kSteps = 20;
@@ -48,7 +48,8 @@ TEST_CASE("every mesh trains to the same losses") {
 TEST_CASE("activation checkpointing and resharding and transports change no bit") {
   const TinyJob base{};
   const std::vector<TinyStep> plain = train_on(2, base, 6);
-  for (ActivationCheckpoint mode : {ActivationCheckpoint::kFull, ActivationCheckpoint::kSelectiveOp}) {
+  for (models::ActivationCheckpoint mode :
+       {models::ActivationCheckpoint::kFull, models::ActivationCheckpoint::kSelectiveOp}) {
     TinyJob job = base;
     job.checkpoint = mode;
     CHECK(train_on(2, job, 6) == plain);
@@ -191,4 +192,4 @@ TEST_CASE("weights hold no storage after reshard and state takes 18 bytes per pa
   }
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::parallel

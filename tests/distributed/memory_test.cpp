@@ -21,7 +21,7 @@
 #include "trainer/config/load.h"
 #include "trainer/trainer.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace {
 
 namespace fs = std::filesystem;
@@ -124,7 +124,7 @@ TEST_CASE(
   const fs::path path = folder.path();
   const ResolvedConfig resolved = job(path, dtype);
   const int port = free_port();
-  const auto train = [&](const Environment& environment) -> MeasuredRank {
+  const auto train = [&](const parallel::Environment& environment) -> MeasuredRank {
     setenv("MASTER_PORT", std::to_string(port).c_str(), 1);  // the trainer opens it itself
     setenv("HYPERION_DEVICE", "cpu", 1);
     // Leaked, for tensors that outlive everything here.
@@ -147,4 +147,4 @@ TEST_CASE(
   }
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

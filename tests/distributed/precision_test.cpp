@@ -10,7 +10,7 @@
 #include "tests/support/ranks.h"
 #include "tests/support/tiny_training.h"
 
-namespace hyperion {
+namespace hyperion::parallel {
 namespace {
 
 using Dtypes = std::set<at::ScalarType>;
@@ -72,7 +72,7 @@ std::string observed_dtypes(const TinyJob& job, const Environment& environment) 
     for (const at::Tensor& moment : moments) state.insert(moment.scalar_type());
 
   const at::Tensor tokens = at::ones({1, 4}, at::kLong);
-  const Microbatch batch{tokens, tokens, training.model().context(4, at::kCPU)};
+  const models::Microbatch batch{tokens, tokens, training.model().context(4, at::kCPU)};
   training.fsdp_model().begin_step(1);
   const Dtypes loss = {training.fsdp_model().loss_sum(batch).scalar_type(),
                        training.fsdp_model().forward_backward(batch, at::ones({}), true).scalar_type()};
@@ -110,4 +110,4 @@ TEST_CASE("bf16 is the dtype of weights and residual stream and fp32 that of sta
   }
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::parallel

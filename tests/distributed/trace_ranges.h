@@ -8,7 +8,7 @@
 
 #include <ATen/record_function.h>
 
-namespace hyperion {
+namespace hyperion::parallel {
 
 // While it lives, calls `started(name)` and `ended(name)` for each TraceRange of this thread, "forward
 // layers.0". One at a time.
@@ -40,4 +40,4 @@ class TraceRangeListener {
   at::CallbackHandle handle_;
 };
 
-}  // namespace hyperion
+}  // namespace hyperion::parallel

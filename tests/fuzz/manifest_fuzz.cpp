@@ -9,6 +9,7 @@
 #include "checkpoint/storage/manifest.h"
 
 using namespace hyperion;
+using namespace hyperion::checkpoint;
 
 namespace {
 

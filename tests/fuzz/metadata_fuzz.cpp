@@ -3,6 +3,7 @@
 #include "tests/fuzz/fuzz.h"
 
 using namespace hyperion;
+using namespace hyperion::checkpoint;
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   fuzz::expect_bad_data_at_most([&] {

@@ -3,6 +3,7 @@
 #include "tests/fuzz/fuzz.h"
 
 using namespace hyperion;
+using namespace hyperion::checkpoint;
 
 namespace {
 

@@ -6,6 +6,7 @@
 #include "tests/fuzz/fuzz.h"
 
 using namespace hyperion;
+using namespace hyperion::checkpoint;
 
 namespace {
 

@@ -16,7 +16,9 @@ namespace hyperion {
 namespace {
 
 using namespace float8;
+
 using at::Tensor;
+using parallel::Environment;
 
 // Runs `function`, which returns a vector, on the first GPU in a process of its own; empty after saying why
 // it cannot.

@@ -20,7 +20,7 @@ constexpr std::chrono::seconds kGpuTimeout{240};
 // of its own, because asking initialises CUDA.
 inline int gpus() {
   const int devices =
-      run_one_rank([](const Environment&) { return static_cast<int>(probe_driver().devices); });
+      run_one_rank([](const parallel::Environment&) { return static_cast<int>(probe_driver().devices); });
   if (devices == 0) std::printf("skipped: no GPU: %s\n", probe_driver().reason.c_str());
   return devices;
 }

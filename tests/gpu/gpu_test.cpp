@@ -17,7 +17,7 @@ TEST_CASE("one GPU trains to the losses of the CPU") {
   if (gpus() == 0) return;
   const auto on = [](bool gpu) {
     return run_one_rank(
-        [gpu](const Environment& environment) {
+        [gpu](const parallel::Environment& environment) {
           if (gpu) use_gpu(0);
           return train_tiny({.device = gpu ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU)}, environment,
                             20);
@@ -31,10 +31,11 @@ TEST_CASE("one GPU trains to the losses of the CPU") {
 
 TEST_CASE("every checkpointing mode and bf16 train on a GPU") {
   if (gpus() == 0) return;
-  for (ActivationCheckpoint mode :
-       {ActivationCheckpoint::kNone, ActivationCheckpoint::kFull, ActivationCheckpoint::kSelectiveOp}) {
+  for (models::ActivationCheckpoint mode :
+       {models::ActivationCheckpoint::kNone, models::ActivationCheckpoint::kFull,
+        models::ActivationCheckpoint::kSelectiveOp}) {
     const auto trained = run_one_rank(
-        [mode](const Environment& environment) {
+        [mode](const parallel::Environment& environment) {
           use_gpu(0);
           return train_tiny(
               {.compute = at::kBFloat16, .checkpoint = mode, .device = at::Device(at::kCUDA, 0)}, environment,
@@ -55,7 +56,7 @@ TEST_CASE("FSDP over NCCL trains to the losses of one GPU") {
   const auto on = [](int ranks) {
     return run_ranks(
                ranks,
-               [](const Environment& environment) {
+               [](const parallel::Environment& environment) {
                  use_gpu(environment.rank);
                  return train_tiny(
                      {.device = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(environment.rank))},
@@ -74,7 +75,7 @@ TEST_CASE("a rank of four that talks to nobody gives the numbers of the CPU what
     job.mesh.dp_shard = 4;
     const auto on = [&](bool gpu) {
       return run_one_rank(
-          [job, gpu](Environment environment) {
+          [job, gpu](parallel::Environment environment) {
             TinyJob here = job;
             if (gpu) {
               use_gpu(0);
@@ -96,7 +97,7 @@ TEST_CASE("state on the host trains to the losses of state on the GPU") {
   for (at::ScalarType compute : {at::kFloat, at::kBFloat16}) {
     const auto with = [&](bool offload) {
       return run_one_rank(
-          [compute, offload](const Environment& environment) {
+          [compute, offload](const parallel::Environment& environment) {
             use_gpu(0);
             return train_tiny({.compute = compute, .device = at::Device(at::kCUDA, 0), .offload = offload},
                               environment, 20);
@@ -171,7 +172,7 @@ TEST_CASE("attention on a GPU agrees with the CPU for every kernel and head size
           cases.push_back({seq, head_dim, masked, deterministic, dtype});
   // A case that throws has the error 1e6, and its message is in the test's output.
   const auto worst = run_one_rank(
-      [&cases](const Environment&) {
+      [&cases](const parallel::Environment&) {
         use_gpu(0);
         std::vector<double> results;
         for (const AttentionCase& c : cases) try {

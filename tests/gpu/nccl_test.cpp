@@ -18,12 +18,12 @@ TEST_CASE("every collective of NCCL does its work on one GPU and a group can be 
   };
   if (gpus() == 0) return;
   const Right right = run_one_rank(
-      [](const Environment&) {
+      [](const parallel::Environment&) {
         use_gpu(0);
         const auto backend =
             device_library().make_nccl_backend(c10::make_intrusive<c10d::HashStore>(), 0, 1,
                                                {.name = "test/0", .timeout = std::chrono::seconds(60)});
-        const auto group = make_nccl_communicator("test/0", 0, {0}, backend);
+        const auto group = parallel::make_nccl_communicator("test/0", 0, {0}, backend);
         group->set_timeout(std::chrono::seconds(30));
         const at::Tensor x = at::randn({1000}, at::kCUDA);
         const auto equal = [](const at::Tensor& found, const at::Tensor& wanted) {

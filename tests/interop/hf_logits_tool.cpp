@@ -32,17 +32,19 @@ namespace fs = std::filesystem;
 
 namespace {
 
+using checkpoint::Dtype;
+
 at::ScalarType scalar_type(Dtype dtype) {
   if (dtype == Dtype::kFloat32) return at::kFloat;
   if (dtype == Dtype::kBFloat16) return at::kBFloat16;
   if (dtype == Dtype::kFloat16) return at::kHalf;
-  throw_data("dtype {} is not read by this tool", torch_name(dtype));
+  throw_data("dtype {} is not read by this tool", checkpoint::torch_name(dtype));
 }
 
 // Copies rows between our order and Hugging Face's.
-at::Tensor reorder(const at::Tensor& from, const HfTensor& tensor, bool to_hf) {
+at::Tensor reorder(const at::Tensor& from, const trainer::HfTensor& tensor, bool to_hf) {
   at::Tensor to = at::empty_like(from);
-  for (const RowRun& run : hf_runs(tensor, 0, from.size(0))) {
+  for (const trainer::RowRun& run : trainer::hf_runs(tensor, 0, from.size(0))) {
     const auto ours = [&](const at::Tensor& t) {
       return t.slice(0, run.our_row, run.our_row + (run.count - 1) * run.our_stride + 1, run.our_stride);
     };
@@ -55,14 +57,14 @@ at::Tensor reorder(const at::Tensor& from, const HfTensor& tensor, bool to_hf) {
   return to;
 }
 
-void read_weights(const Transformer& model, const fs::path& folder) {
-  const CheckpointIndex index = read_safetensors(folder);
+void read_weights(const models::Transformer& model, const fs::path& folder) {
+  const checkpoint::CheckpointIndex index = checkpoint::read_safetensors(folder);
   for (const ParameterPtr& parameter : model.parameters()) {
-    const HfTensor tensor = hf_tensor(model.args(), parameter->fqn);
+    const trainer::HfTensor tensor = trainer::hf_tensor(model.args(), parameter->fqn);
     const auto found = index.tensors.find(tensor.name);
     if (found == index.tensors.end() || found->second.shape != parameter->shape)
       throw_data("{}: {} is missing or of another shape", folder.string(), tensor.name);
-    const Span where = found->second.chunks.at(0).where;
+    const checkpoint::Span where = found->second.chunks.at(0).where;
     std::string bytes(where.length, '\0');
     std::ifstream file(folder / where.file, std::ios::binary);
     file.seekg(static_cast<std::streamoff>(where.offset))
@@ -71,47 +73,49 @@ void read_weights(const Transformer& model, const fs::path& folder) {
     parameter->weight = reorder(stored.to(at::kFloat, false, true), tensor, false);
   }
   for (const auto& [name, record] : index.tensors)
-    if (!parameter_of_hf(model.args(), name) && !hf_may_ignore(model.args(), name))
+    if (!trainer::parameter_of_hf(model.args(), name) && !trainer::hf_may_ignore(model.args(), name))
       throw_data("{}: holds {}, which the model has not", folder.string(), name);
 }
 
 // Norm weights are drawn too, so that each one counts.
-void draw_weights(const Transformer& model, uint64_t seed, Dtype rounded_to) {
+void draw_weights(const models::Transformer& model, uint64_t seed, Dtype rounded_to) {
   for (const ParameterPtr& parameter : model.parameters()) {
     Parameter drawn = *parameter;
     drawn.init = Init::normal(0.3);
     parameter->weight = at::empty(parameter->shape, at::kFloat);
-    initialize(drawn, seed, 0, parameter->weight);
+    models::initialize(drawn, seed, 0, parameter->weight);
     parameter->weight = parameter->weight.to(scalar_type(rounded_to)).to(at::kFloat);
   }
 }
 
-void write_weights(const Transformer& model, const fs::path& out, Dtype dtype, uint64_t max_file_bytes) {
-  std::vector<NamedTensor> tensors;
+void write_weights(const models::Transformer& model, const fs::path& out, Dtype dtype,
+                   uint64_t max_file_bytes) {
+  std::vector<checkpoint::NamedTensor> tensors;
   for (const ParameterPtr& parameter : model.parameters())
-    tensors.push_back({hf_tensor(model.args(), parameter->fqn).name, dtype, parameter->shape});
-  const SafetensorsPlan plan = plan_safetensors(tensors, max_file_bytes);
+    tensors.push_back({trainer::hf_tensor(model.args(), parameter->fqn).name, dtype, parameter->shape});
+  const checkpoint::SafetensorsPlan plan = checkpoint::plan_safetensors(tensors, max_file_bytes);
   fs::create_directories(out);
-  create_safetensors(out, plan);
-  SafetensorsWriter writer(out, plan);
+  checkpoint::create_safetensors(out, plan);
+  checkpoint::SafetensorsWriter writer(out, plan);
   for (size_t i = 0; i < tensors.size(); ++i) {
     const Parameter& parameter = *model.parameters()[i];
-    const at::Tensor stored = reorder(parameter.weight, hf_tensor(model.args(), parameter.fqn), true)
+    const at::Tensor stored = reorder(parameter.weight, trainer::hf_tensor(model.args(), parameter.fqn), true)
                                   .to(scalar_type(dtype))
                                   .contiguous();
     writer.write(i, 0, {static_cast<const std::byte*>(stored.const_data_ptr()), stored.nbytes()});
   }
-  write_file_atomic(out / "config.json", hf_config(model.args(), {.dtype = std::string(torch_name(dtype))}));
+  write_file_atomic(out / "config.json",
+                    trainer::hf_config(model.args(), {.dtype = std::string(checkpoint::torch_name(dtype))}));
 }
 
-void print_logits(const Transformer& model) {
+void print_logits(const models::Transformer& model) {
   at::NoGradGuard no_grad;
   std::vector<int64_t> ids;
   for (int64_t id = 0; std::fread(&id, sizeof id, 1, stdin) == 1;) ids.push_back(id);
   const at::Tensor tokens = at::tensor(ids, at::kLong).unsqueeze(0);
-  const SequenceContext context = model.context(tokens.size(1), at::kCPU);
+  const models::SequenceContext context = model.context(tokens.size(1), at::kCPU);
   at::Tensor x = model.embedding().forward(tokens);
-  for (const TransformerBlock& block : model.blocks()) x = block.forward(x, context);
+  for (const models::TransformerBlock& block : model.blocks()) x = block.forward(x, context);
   const at::Tensor logits = model.head().logits(x).contiguous();
   std::fwrite(logits.const_data_ptr(), 1, logits.nbytes(), stdout);
 }
@@ -124,7 +128,7 @@ int run(const std::vector<std::string>& words) {
     return 2;
   }
   const fs::path folder = words[2];
-  const Transformer model(read_hf_config(folder / "config.json"));
+  const models::Transformer model(trainer::read_hf_config(folder / "config.json"));
   const Dtype dtype = exporting ? choice_of<Dtype>(words[4]).value() : Dtype::kFloat32;
   if (words.size() > 6)
     draw_weights(model, std::stoull(words[6]), dtype);

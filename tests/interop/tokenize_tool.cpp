@@ -27,7 +27,7 @@ int main(int argc, char** argv) try {
     std::fprintf(stderr, "usage: tokenize_tool TOKENIZER < texts > ids\n");
     return 2;
   }
-  const auto tokenizer = hyperion::Tokenizer::load(argv[1]);
+  const auto tokenizer = hyperion::trainer::Tokenizer::load(argv[1]);
   std::string text;
   uint32_t size = 0;
   while (std::fread(&size, sizeof size, 1, stdin) == 1) {

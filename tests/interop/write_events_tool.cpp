@@ -12,6 +12,7 @@
 #include "trainer/metrics/step_line.h"
 
 using namespace hyperion;
+using namespace hyperion::trainer;
 
 namespace {
 

@@ -11,6 +11,8 @@
 #include "checkpoint/format/zip/crc32.h"
 
 namespace hyperion::test {
+
+using namespace checkpoint;
 namespace {
 
 // The box `chunk` of a row-major tensor, from its own contiguous bytes.

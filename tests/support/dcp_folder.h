@@ -12,15 +12,15 @@
 namespace hyperion::test {
 
 struct WholeTensor {
-  Dtype dtype = Dtype::kFloat32;
-  Dims shape;
+  checkpoint::Dtype dtype = checkpoint::Dtype::kFloat32;
+  checkpoint::Dims shape;
   std::string bytes;  // row-major
 };
 
 struct DcpFolder {
   std::map<std::string, WholeTensor> tensors;
-  std::map<std::string, Object> objects;
-  std::map<std::string, KeyPath> paths;
+  std::map<std::string, checkpoint::Object> objects;
+  std::map<std::string, checkpoint::KeyPath> paths;
 };
 
 // Reads everything, verifying every checksum.

@@ -59,7 +59,7 @@ void write_all(int fd, const void* data, size_t size) {
   if (write(fd, data, size) != static_cast<ssize_t>(size)) _exit(70);
 }
 
-void export_environment(const Environment& environment) {
+void export_environment(const parallel::Environment& environment) {
   const auto set = [](const char* name, const std::string& value) { setenv(name, value.c_str(), 1); };
   set("RANK", std::to_string(environment.rank));
   set("LOCAL_RANK", std::to_string(environment.local_rank));
@@ -70,11 +70,11 @@ void export_environment(const Environment& environment) {
   set("MASTER_PORT", std::to_string(environment.master_port));
 }
 
-using Function = std::function<std::string(const Environment&)>;
+using Function = std::function<std::string(const parallel::Environment&)>;
 
 // The life of a rank. The result file gets its bytes, or the error's text when the exit code is not 0.
-[[noreturn]] void run_child(const Child& child, const Environment& environment, const Function& function,
-                            pid_t parent) {
+[[noreturn]] void run_child(const Child& child, const parallel::Environment& environment,
+                            const Function& function, pid_t parent) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(1);  // it was killed before
   for (int signal_number : {SIGINT, SIGTERM, SIGSEGV, SIGABRT, SIGFPE}) signal(signal_number, SIG_DFL);
@@ -134,7 +134,7 @@ struct Ended {
 };
 
 Ended run(int ranks, const Function& function, std::chrono::seconds timeout, std::chrono::seconds grace) {
-  Environment environment;
+  parallel::Environment environment;
   environment.world_size = environment.local_world_size = ranks;
   environment.master_listen_fd = listening_socket(environment.master_port);
   std::vector<Child> children(ranks);
@@ -148,7 +148,7 @@ Ended run(int ranks, const Function& function, std::chrono::seconds timeout, std
     environment.rank = environment.local_rank = rank;
     child.pid = fork();
     if (child.pid == 0) {
-      Environment own = environment;
+      parallel::Environment own = environment;
       if (rank != 0) {
         close(own.master_listen_fd);
         own.master_listen_fd = -1;
@@ -190,9 +190,10 @@ std::vector<std::string> run_ranks_bytes(int ranks, const Function& function, st
   return ended.results;
 }
 
-std::vector<RankOutcome> run_ranks_outcome(int ranks, const std::function<void(const Environment&)>& function,
+std::vector<RankOutcome> run_ranks_outcome(int ranks,
+                                           const std::function<void(const parallel::Environment&)>& function,
                                            std::chrono::seconds timeout) {
-  const auto without_result = [&](const Environment& environment) {
+  const auto without_result = [&](const parallel::Environment& environment) {
     function(environment);
     return std::string();
   };

@@ -28,13 +28,13 @@ struct RankOutcome {
 // For tests of failure: never throws for a failing rank. The environment has a port that listens already;
 // RANK, WORLD_SIZE, ... are set as well.
 std::vector<RankOutcome> run_ranks_outcome(
-    int ranks, const std::function<void(const Environment& environment)>& function,
+    int ranks, const std::function<void(const parallel::Environment& environment)>& function,
     std::chrono::seconds timeout = kRanksTimeout);
 
 // Every rank must succeed: returns the bytes of each, else throws naming the first rank that failed, its
 // error and its last lines.
 std::vector<std::string> run_ranks_bytes(
-    int ranks, const std::function<std::string(const Environment& environment)>& function,
+    int ranks, const std::function<std::string(const parallel::Environment& environment)>& function,
     std::chrono::seconds timeout);
 
 // What a rank's result looks like as bytes on its way to the test: a trivially copyable value, or a vector of
@@ -70,10 +70,12 @@ struct RankResult<std::vector<T>> {
 // Every rank must succeed: returns by rank what `function` returned.
 template <typename Function>
 auto run_ranks(int ranks, const Function& function, std::chrono::seconds timeout = kRanksTimeout) {
-  using Result = std::invoke_result_t<Function, const Environment&>;
+  using Result = std::invoke_result_t<Function, const parallel::Environment&>;
   const auto bytes = run_ranks_bytes(
       ranks,
-      [&](const Environment& environment) { return RankResult<Result>::to_bytes(function(environment)); },
+      [&](const parallel::Environment& environment) {
+        return RankResult<Result>::to_bytes(function(environment));
+      },
       timeout);
   std::vector<Result> results;
   for (const std::string& result : bytes) results.push_back(RankResult<Result>::from_bytes(result));

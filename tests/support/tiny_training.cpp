@@ -12,93 +12,94 @@
 namespace hyperion {
 namespace {
 
-ModelArgs tiny_args(const TinyJob& job) {
+models::ModelArgs tiny_args(const TinyJob& job) {
   if (!job.float8.empty())
-    return model_args(job.model, "debugmodel",
-                      {.dim = 32,
-                       .n_layers = 3,
-                       .n_heads = 2,
-                       .n_kv_heads = 1,
-                       .head_dim = 16,
-                       .vocab_size = TinyTraining::kVocab,
-                       .hidden_dim = 48});
-  return model_args(job.model, "debugmodel",
-                    {.dim = 18,
-                     .n_layers = 3,
-                     .n_heads = 3,
-                     .n_kv_heads = 1,
-                     .head_dim = 6,
-                     .vocab_size = TinyTraining::kVocab,
-                     .hidden_dim = 25});
+    return models::model_args(job.model, "debugmodel",
+                              {.dim = 32,
+                               .n_layers = 3,
+                               .n_heads = 2,
+                               .n_kv_heads = 1,
+                               .head_dim = 16,
+                               .vocab_size = TinyTraining::kVocab,
+                               .hidden_dim = 48});
+  return models::model_args(job.model, "debugmodel",
+                            {.dim = 18,
+                             .n_layers = 3,
+                             .n_heads = 3,
+                             .n_kv_heads = 1,
+                             .head_dim = 6,
+                             .vocab_size = TinyTraining::kVocab,
+                             .hidden_dim = 25});
 }
 
-Float8Setup convert(Transformer& model, const TinyJob& job) {
+trainer::Float8Setup convert(models::Transformer& model, const TinyJob& job) {
   if (job.float8.empty()) return {};
-  JobConfig config;
-  config.model.converters = {Converter::kFloat8};
+  trainer::JobConfig config;
+  config.model.converters = {trainer::Converter::kFloat8};
   auto& float8 = config.quantize.linear.float8;
   float8.recipe_name = choice_of<float8::Recipe>(job.float8).value();
   float8.emulate = job.float8_emulate;
   float8.enable_fsdp_float8_all_gather = job.float8_gather;
   float8.precompute_float8_dynamic_scale_for_fsdp = job.float8_precompute;
-  if (job.device.is_cpu()) return convert_to_float8(model, config, {});
+  if (job.device.is_cpu()) return trainer::convert_to_float8(model, config, {});
   const int index = job.device.index();
-  return convert_to_float8(
+  return trainer::convert_to_float8(
       model, config,
       {false, device_library().compute_capability(index), device_library().device_name(index)});
 }
 
 }  // namespace
 
-TinyTraining::TinyTraining(const TinyJob& job, const Environment& environment)
+TinyTraining::TinyTraining(const TinyJob& job, const parallel::Environment& environment)
     : job_(job),
       mesh_(job.mesh, environment.world_size),
       rank_(environment.rank),
       model_(tiny_args(job)),
       float8_(convert(model_, job)),
-      groups_(std::make_unique<ProcessGroups>(
+      groups_(std::make_unique<parallel::ProcessGroups>(
           mesh_, environment,
-          CommOptions{.backend = job.fake               ? CommBackend::kFake
-                                 : job.device.is_cuda() ? CommBackend::kNccl
-                                                        : CommBackend::kGloo,
-                      .shared_memory = job.shared_memory,
-                      .device_index = std::max<int>(0, job.device.index())})) {
-  const ShardingOptions sharding{.device = job.device,
-                                 .state_device = job.offload ? at::Device(at::kCPU) : job.device,
-                                 .compute_dtype = job.compute,
-                                 .codec = float8_.codec};
-  groups_->set_observer([this](const CommOperation& operation) {
+          parallel::CommOptions{.backend = job.fake               ? parallel::CommBackend::kFake
+                                           : job.device.is_cuda() ? parallel::CommBackend::kNccl
+                                                                  : parallel::CommBackend::kGloo,
+                                .shared_memory = job.shared_memory,
+                                .device_index = std::max<int>(0, job.device.index())})) {
+  const parallel::ShardingOptions sharding{.device = job.device,
+                                           .state_device = job.offload ? at::Device(at::kCPU) : job.device,
+                                           .compute_dtype = job.compute,
+                                           .codec = float8_.codec};
+  groups_->set_observer([this](const parallel::CommOperation& operation) {
     const std::string group(operation.group), name(operation.name);
     ledger_.add(group, name, operation.sent_bytes);
     sent_dtypes_[group + " " + name].insert(operation.dtype);
   });
-  fsdp_ = std::make_unique<FsdpContext>(groups_->get(MeshDim::kFsdp), groups_->get(MeshDim::kDpReplicate),
-                                        sharding);
+  fsdp_ = std::make_unique<parallel::FsdpContext>(groups_->get(parallel::MeshDim::kFsdp),
+                                                  groups_->get(parallel::MeshDim::kDpReplicate), sharding);
   options_.reshard_after_forward = job.reshard_after_forward;
   options_.checkpointing.blocks.assign(model_.blocks().size(), job.checkpoint);
-  fsdp_model_ = std::make_unique<FsdpModel>(model_, *fsdp_, options_);
-  for (const ShardedParameterPtr& parameter : fsdp_model_->parameters()) {
+  fsdp_model_ = std::make_unique<trainer::FsdpModel>(model_, *fsdp_, options_);
+  for (const parallel::ShardedParameterPtr& parameter : fsdp_model_->parameters()) {
     at::Tensor master = parameter->master();
-    initialize(parameter->parameter(), 1, parameter->first_row(), master);
+    models::initialize(parameter->parameter(), 1, parameter->first_row(), master);
     parameter->compute_shard().copy_(master);
   }
   fsdp_model_->weights_changed();
   for (const auto& group : fsdp_model_->groups())
     if (group->owned_grads().numel() > 0) grads_.push_back(group->owned_grads());
-  optimizer_ = std::make_unique<Adam>(fsdp_model_->parameters(), JobConfig::Optimizer{});
+  optimizer_ = std::make_unique<trainer::Adam>(fsdp_model_->parameters(), trainer::JobConfig::Optimizer{});
 }
 
-int64_t TinyTraining::gathered_bytes(const ShardGroup& unit) {
+int64_t TinyTraining::gathered_bytes(const parallel::ShardGroup& unit) {
   int64_t bytes = 0;
-  for (const ShardedParameterPtr& parameter : unit.parameters())
+  for (const parallel::ShardedParameterPtr& parameter : unit.parameters())
     bytes += static_cast<int64_t>(parameter->all_gather_output().storage().nbytes());
   return bytes;
 }
 
-Microbatch TinyTraining::microbatch(int64_t step, int64_t index) const {
-  const int64_t ranks = mesh_.degree(MeshDim::kBatch), rows = kGlobalBatch / (ranks * job_.accumulation);
+models::Microbatch TinyTraining::microbatch(int64_t step, int64_t index) const {
+  const int64_t ranks = mesh_.degree(parallel::MeshDim::kBatch),
+                rows = kGlobalBatch / (ranks * job_.accumulation);
   const int64_t first =
-      step * kGlobalBatch + index * ranks * rows + mesh_.coordinate(rank_, MeshDim::kBatch) * rows;
+      step * kGlobalBatch + index * ranks * rows + mesh_.coordinate(rank_, parallel::MeshDim::kBatch) * rows;
   const at::Tensor ids = at::zeros({rows, kSeqLen + 1}, at::TensorOptions(at::kLong));
   for (int64_t row = 0; row < rows; ++row) {
     int64_t token =
@@ -120,15 +121,16 @@ TinyStep TinyTraining::step(int64_t step) {
   const at::Tensor loss = at::zeros({}, at::TensorOptions(at::kFloat).device(job_.device));
   for (int64_t i = 0; i < job_.accumulation; ++i)
     loss.add_(fsdp_model_->forward_backward(microbatch(step, i), scale, i + 1 == job_.accumulation));
-  const at::Tensor norm = global_grad_norm(grads_, groups_->get(MeshDim::kFsdp));
-  clip_gradients(grads_, norm, 1.0);
+  const at::Tensor norm = trainer::global_grad_norm(grads_, groups_->get(parallel::MeshDim::kFsdp));
+  trainer::clip_gradients(grads_, norm, 1.0);
   optimizer_->step(1e-2, at::zeros({}, norm.options().dtype(at::kFloat)));
   fsdp_model_->weights_changed();
-  groups_->get(MeshDim::kLoss).all_reduce_sum(loss);
+  groups_->get(parallel::MeshDim::kLoss).all_reduce_sum(loss);
   return {loss.item<double>() / (kGlobalBatch * kSeqLen), norm.item<double>()};
 }
 
-std::vector<TinyStep> train_tiny(const TinyJob& job, const Environment& environment, int64_t steps) {
+std::vector<TinyStep> train_tiny(const TinyJob& job, const parallel::Environment& environment,
+                                 int64_t steps) {
   TinyTraining training(job, environment);
   std::vector<TinyStep> trained;
   for (int64_t step = 0; step < steps; ++step) trained.push_back(training.step(step));

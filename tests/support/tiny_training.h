@@ -19,10 +19,10 @@ namespace hyperion {
 
 struct TinyJob {
   const char* model = "llama3";
-  MeshConfig mesh{};
+  parallel::MeshConfig mesh{};
   at::ScalarType compute = at::kFloat;
   bool reshard_after_forward = true;
-  ActivationCheckpoint checkpoint = ActivationCheckpoint::kNone;
+  models::ActivationCheckpoint checkpoint = models::ActivationCheckpoint::kNone;
   int64_t accumulation = 1;
   at::Device device = at::kCPU;
   bool offload = false;       // master weights, gradients and optimizer state on the host
@@ -45,43 +45,43 @@ class TinyTraining {
  public:
   static constexpr int64_t kGlobalBatch = 12, kSeqLen = 8, kVocab = 17;
 
-  TinyTraining(const TinyJob& job, const Environment& environment);
+  TinyTraining(const TinyJob& job, const parallel::Environment& environment);
   // One step on global batch number `step`: the same sequences on every mesh.
   TinyStep step(int64_t step);
 
-  ProcessGroups& groups() { return *groups_; }
-  FsdpModel& fsdp_model() { return *fsdp_model_; }
-  const Transformer& model() const { return model_; }
-  const Adam& optimizer() const { return *optimizer_; }
-  const Float8Setup& float8() const { return float8_; }
+  parallel::ProcessGroups& groups() { return *groups_; }
+  trainer::FsdpModel& fsdp_model() { return *fsdp_model_; }
+  const models::Transformer& model() const { return model_; }
+  const trainer::Adam& optimizer() const { return *optimizer_; }
+  const trainer::Float8Setup& float8() const { return float8_; }
   // FP8 products of one microbatch, by the plan.
-  int64_t float8_planned() { return float8_products(model_, float8_, options_.checkpointing); }
+  int64_t float8_planned() { return trainer::float8_products(model_, float8_, options_.checkpointing); }
   // What this rank has sent so far.
-  CommLedger& ledger() { return ledger_; }
+  parallel::CommLedger& ledger() { return ledger_; }
   // The dtypes of the groups' collectives so far: "fsdp/0 all_gather" -> Byte.
   const std::map<std::string, std::set<at::ScalarType>>& sent_dtypes() const { return sent_dtypes_; }
   // Of the unit's weights: 0 while they are sharded.
-  static int64_t gathered_bytes(const ShardGroup& unit);
+  static int64_t gathered_bytes(const parallel::ShardGroup& unit);
 
  private:
-  Microbatch microbatch(int64_t step, int64_t index) const;
+  models::Microbatch microbatch(int64_t step, int64_t index) const;
 
   TinyJob job_;
-  Mesh mesh_;
+  parallel::Mesh mesh_;
   int rank_;
-  Transformer model_;
-  Float8Setup float8_;
-  FsdpModelOptions options_;
-  CommLedger ledger_;
+  models::Transformer model_;
+  trainer::Float8Setup float8_;
+  trainer::FsdpModelOptions options_;
+  parallel::CommLedger ledger_;
   std::map<std::string, std::set<at::ScalarType>> sent_dtypes_;
-  std::unique_ptr<ProcessGroups> groups_;
-  std::unique_ptr<FsdpContext> fsdp_;
-  std::unique_ptr<FsdpModel> fsdp_model_;
+  std::unique_ptr<parallel::ProcessGroups> groups_;
+  std::unique_ptr<parallel::FsdpContext> fsdp_;
+  std::unique_ptr<trainer::FsdpModel> fsdp_model_;
   std::vector<at::Tensor> grads_;
-  std::unique_ptr<Adam> optimizer_;
+  std::unique_ptr<trainer::Adam> optimizer_;
 };
 
-std::vector<TinyStep> train_tiny(const TinyJob& job, const Environment& environment, int64_t steps);
+std::vector<TinyStep> train_tiny(const TinyJob& job, const parallel::Environment& environment, int64_t steps);
 
 // The largest relative difference of two runs of equally many steps, losses and norms alike.
 double largest_difference(const std::vector<TinyStep>& a, const std::vector<TinyStep>& b);

@@ -16,7 +16,7 @@
 #include "parallel/trace_range.h"
 #include "trainer/checkpointing/stored_weights.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace fs = std::filesystem;
 namespace {
 
@@ -29,25 +29,25 @@ std::string describe_transfer(double bytes, double seconds) {
                      bytes / (1 << 30) / std::max(seconds, 1e-9));
 }
 
-SaveContent model_only(const JobConfig& config, CheckpointKind kind) {
+checkpoint::SaveContent model_only(const JobConfig& config, checkpoint::CheckpointKind kind) {
   return {.kind = kind,
           .wanted =
               [](const std::string& key) {
-                const std::string component = component_of(key);
-                return component == kModelComponent || component == kEmaComponent;
+                const std::string component = checkpoint::component_of(key);
+                return component == checkpoint::kModelComponent || component == checkpoint::kEmaComponent;
               },
           .model_dtype = config.checkpoint.export_dtype};
 }
 
 // One line for each pair of types that differ between file and memory: foreign weights come in any type.
-void log_casts(const std::vector<LoadItem>& items, bool foreign) {
-  std::map<std::pair<Dtype, Dtype>, int> casts;
-  for (const LoadItem& item : items)
+void log_casts(const std::vector<checkpoint::LoadItem>& items, bool foreign) {
+  std::map<std::pair<checkpoint::Dtype, checkpoint::Dtype>, int> casts;
+  for (const checkpoint::LoadItem& item : items)
     if (item.record->dtype != item.tensor.dtype) ++casts[{item.record->dtype, item.tensor.dtype}];
   for (const auto& [types, count] : casts) {
     const std::string line =
         fmt::format("{} of the checkpoint: {}, converted to {}", counted(count, "tensor"),
-                    torch_name(types.first), torch_name(types.second));
+                    checkpoint::torch_name(types.first), checkpoint::torch_name(types.second));
     if (foreign)
       log_info("{}", line);
     else
@@ -57,14 +57,14 @@ void log_casts(const std::vector<LoadItem>& items, bool foreign) {
 
 }  // namespace
 
-std::vector<LoadItem> plan_component_load(const ChosenCheckpoint& chosen,
-                                          const std::vector<StateComponent*>& components,
-                                          const JobConfig& config, const ModelArgs& model) {
-  LoadOptions options;
+std::vector<checkpoint::LoadItem> plan_component_load(
+    const ChosenCheckpoint& chosen, const std::vector<checkpoint::StateComponent*>& components,
+    const JobConfig& config, const models::ModelArgs& model) {
+  checkpoint::LoadOptions options;
   options.allow_dtype_cast = config.checkpoint.allow_dtype_cast || chosen.hugging_face;
   options.remedy = "to convert, start with " + override_text("checkpoint.allow_dtype_cast", "true");
-  std::vector<TensorState> tensors;
-  for (StateComponent* component : components) {
+  std::vector<checkpoint::TensorState> tensors;
+  for (checkpoint::StateComponent* component : components) {
     if (!chosen.components.contains(component->name())) continue;
     std::ranges::move(component->tensors(), std::back_inserter(tensors));
     if (chosen.hugging_face) continue;
@@ -72,18 +72,20 @@ std::vector<LoadItem> plan_component_load(const ChosenCheckpoint& chosen,
       if (chosen.find_object(key) == nullptr) options.missing_objects.push_back(std::move(key));
   }
   if (chosen.hugging_face)
-    return plan_load(chosen.checkpoint, tensors, hugging_face_names(model, chosen.names), options);
-  StoredNames names;
+    return checkpoint::plan_load(chosen.checkpoint, tensors, hugging_face_names(model, chosen.names),
+                                 options);
+  checkpoint::StoredNames names;
   for (const auto& [name, key] : chosen.names)
-    if (chosen.components.contains(component_of(name)) && chosen.checkpoint.index.tensors.contains(key))
+    if (chosen.components.contains(checkpoint::component_of(name)) &&
+        chosen.checkpoint.index.tensors.contains(key))
       names.keys.emplace(name, key);
-  return plan_load(chosen.checkpoint, tensors, names, options);
+  return checkpoint::plan_load(chosen.checkpoint, tensors, names, options);
 }
 
 // The bytes have been verified before: what a component does not take of them is no damage.
-void load_values(const ChosenCheckpoint& chosen, const std::vector<StateComponent*>& components) {
+void load_values(const ChosenCheckpoint& chosen, const std::vector<checkpoint::StateComponent*>& components) {
   try {
-    for (StateComponent* component : components)
+    for (checkpoint::StateComponent* component : components)
       if (chosen.components.contains(component->name()))
         component->load([&](const std::string& key) { return chosen.find_object(key); });
   } catch (const Error& error) {
@@ -102,7 +104,7 @@ Checkpointer::Checkpointer(const JobConfig& configured, const Runtime& runtime, 
     from_rank_0(*ranks_, [&] {
       try {
         lock_.emplace(path_);
-        const int removed = CheckpointFolder(path_).clean_leftovers(*lock_);
+        const int removed = checkpoint::CheckpointFolder(path_).clean_leftovers(*lock_);
         if (removed > 0)
           log_info("Removed {} of an earlier run from {}", counted(removed, "unfinished checkpoint"),
                    path_.string());
@@ -111,21 +113,21 @@ Checkpointer::Checkpointer(const JobConfig& configured, const Runtime& runtime, 
         throw Error(ExitCode::kPreCheckpoint, fmt::format("[pre-checkpoint] rank 0: {}", error.what()));
       }
     });
-  start_ = choose_start(configured, CheckpointFolder(path_), install_root, *ranks_);
+  start_ = choose_start(configured, checkpoint::CheckpointFolder(path_), install_root, *ranks_);
 }
 
 void Checkpointer::attach(CheckpointedState state) {
   if (!enabled()) return;
   state_.emplace(std::move(state));
   config_ = &state_->config;
-  saver_.emplace(SaverOptions{.folder = path_,
-                              .writers = options().writers,
-                              .async = options().async_mode,
-                              .keep_latest = options().keep_latest_k,
-                              .ranks_per_node = runtime_.environment.local_world_size,
-                              .facts = state_->facts},
+  saver_.emplace(checkpoint::SaverOptions{.folder = path_,
+                                          .writers = options().writers,
+                                          .async = options().async_mode,
+                                          .keep_latest = options().keep_latest_k,
+                                          .ranks_per_node = runtime_.environment.local_world_size,
+                                          .facts = state_->facts},
                  state_->components, *ranks_, state_->mover);
-  saver_->on_durable = [this](const SaveReport& saved) {
+  saver_->on_durable = [this](const checkpoint::SaveReport& saved) {
     save_seconds_ = saved.write_seconds + saved.commit_seconds;
     log_info("Checkpoint step-{} is durable: {} in {} at {}", saved.step,
              describe_transfer(static_cast<double>(saved.total_bytes), save_seconds_),
@@ -142,7 +144,7 @@ void Checkpointer::attach(CheckpointedState state) {
     log_info("Checkpoint step-{} is staged; training waited {:.3f} s", step, stall_seconds);
     send_event(step, "checkpoint_staged", {{"stall_seconds", stall_seconds}});
   };
-  if (options().async_mode == AsyncMode::kOverlapped && runtime_.device.is_cpu())
+  if (options().async_mode == checkpoint::AsyncMode::kOverlapped && runtime_.device.is_cpu())
     log_info("checkpoint.async_mode = \"async_with_pinned_mem\": on a CPU the same pool is used, unpinned");
 }
 
@@ -151,17 +153,18 @@ void Checkpointer::send_event(int64_t step, const std::string& event, const Even
 }
 
 void Checkpointer::load_from(const ChosenCheckpoint& chosen) {
-  const std::vector<LoadItem> items =
+  const std::vector<checkpoint::LoadItem> items =
       plan_component_load(chosen, state_->components, *config_, state_->model);
   log_casts(items, chosen.hugging_face);
   uint64_t total = 0;
-  for (const LoadItem& item : items) total += item.tensor.local_bytes();
+  for (const checkpoint::LoadItem& item : items) total += item.tensor.local_bytes();
   Progress progress("loading", total, "B");
-  LoadOptions load;
+  checkpoint::LoadOptions load;
   load.full_verify = options().full_verify_on_load;
   load.verify_finite = options().verify_finite;
   load.on_progress = [&progress](uint64_t bytes) { progress.update(bytes); };
-  const LoadReport report = load_tensors(chosen.checkpoint, items, state_->mover, load);
+  const checkpoint::LoadReport report =
+      checkpoint::load_tensors(chosen.checkpoint, items, state_->mover, load);
   load_values(chosen, state_->components);
   log_info("Finished loading the checkpoint: {} on this rank.",
            describe_transfer(static_cast<double>(report.bytes), report.seconds));
@@ -169,7 +172,7 @@ void Checkpointer::load_from(const ChosenCheckpoint& chosen) {
 
 void Checkpointer::load() {
   while (start_.checkpoint) {
-    const PhaseGuard phase("load of a checkpoint");
+    const parallel::PhaseGuard phase("load of a checkpoint");
     log_info("Loading the checkpoint from {}.", start_.checkpoint->path.string());
     try {
       read_collectively(*ranks_, [&] { load_from(*start_.checkpoint); });
@@ -187,7 +190,8 @@ void Checkpointer::preflight(int64_t step) {
   require_free_names(resumed ? step + 1 : step, config_->training.steps);
   if (runtime_.rank() == 0) progress_.emplace(step);
   const std::string warning = from_rank_0(*ranks_, [&] {
-    return explain_newer_checkpoints(start_, CheckpointFolder(path_), step, config_->training.steps);
+    return explain_newer_checkpoints(start_, checkpoint::CheckpointFolder(path_), step,
+                                     config_->training.steps);
   });
   if (runtime_.rank() == 0 && !warning.empty()) log_warning("{}", warning);
   if (!options().validate_before_training) {
@@ -196,9 +200,9 @@ void Checkpointer::preflight(int64_t step) {
         "storage");
     return;
   }
-  const PhaseGuard phase("pre-checkpoint");
+  const parallel::PhaseGuard phase("pre-checkpoint");
   const bool probe = resumed && options().validate_on_resume == ResumePreflight::kProbe;
-  const SaveReport report = saver_->preflight(step, /*keep=*/!resumed, probe);
+  const checkpoint::SaveReport report = saver_->preflight(step, /*keep=*/!resumed, probe);
   if (!probe) save_seconds_ = report.write_seconds + report.commit_seconds;
   log_info(
       "[pre-checkpoint] {} written, read back and compared{}; read back in {:.2f} s; a periodic save will "
@@ -211,13 +215,13 @@ void Checkpointer::preflight(int64_t step) {
 
 void Checkpointer::wait() {
   if (!saver_) return;
-  const TraceRange range("checkpoint staging wait");
+  const parallel::TraceRange range("checkpoint staging wait");
   saver_->join_staging();
 }
 
 // Any step may be saved, because a signal may come in any. Rank 0 checks for all.
 void Checkpointer::require_free_names(int64_t first, int64_t last) const {
-  from_rank_0(*ranks_, [&] { CheckpointFolder(path_).require_free_names(first, last); });
+  from_rank_0(*ranks_, [&] { checkpoint::CheckpointFolder(path_).require_free_names(first, last); });
 }
 
 bool Checkpointer::due(int64_t step) const {
@@ -241,37 +245,37 @@ void Checkpointer::tolerate_failure(const std::function<void()>& action) {
 
 // No other save is under way. One in the background reports itself when its data have been copied; for a
 // synchronous one training waited until its end.
-void Checkpointer::write(int64_t step, const SaveContent& content, bool now) {
-  const bool background = !now && options().async_mode != AsyncMode::kDisabled;
-  const TraceRange range(background ? "checkpoint staging" : "checkpoint save");
+void Checkpointer::write(int64_t step, const checkpoint::SaveContent& content, bool now) {
+  const bool background = !now && options().async_mode != checkpoint::AsyncMode::kDisabled;
+  const parallel::TraceRange range(background ? "checkpoint staging" : "checkpoint save");
   const bool written = saver_->save(step, content, now);
   if (written) send_event(step, "checkpoint_staged", {{"stall_seconds", saver_->counters().stall_seconds}});
 }
 
 // The model alone, as transformers reads it.
 void Checkpointer::write_for_hugging_face(int64_t step) {
-  std::vector<ExportedTensor> tensors;
-  for (const TensorState& tensor : saver_->tensors()) {
-    if (component_of(tensor.key) != kModelComponent) continue;
+  std::vector<checkpoint::ExportedTensor> tensors;
+  for (const checkpoint::TensorState& tensor : saver_->tensors()) {
+    if (checkpoint::component_of(tensor.key) != checkpoint::kModelComponent) continue;
     auto [name, row_map] = hugging_face_place(state_->model, tensor.key);
     tensors.push_back({&tensor, std::move(name), options().export_dtype, std::move(row_map)});
   }
   const auto begin = std::chrono::steady_clock::now();
-  export_safetensors(step, fmt::format("export-{}", step), tensors, state_->export_files,
-                     state_->export_notes, saver_->folder(), *ranks_, state_->mover);
+  checkpoint::export_safetensors(step, fmt::format("export-{}", step), tensors, state_->export_files,
+                                 state_->export_notes, saver_->folder(), *ranks_, state_->mover);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   send_event(step, "checkpoint_durable", {{"kind", std::string("hugging_face")}, {"write_seconds", seconds}});
   send_event(step, "checkpoint_staged", {{"stall_seconds", seconds}});
   log_info("The last checkpoint holds the model for Hugging Face, as {}: {}",
-           torch_name(options().export_dtype), saver_->folder().step_path(step).string());
+           checkpoint::torch_name(options().export_dtype), saver_->folder().step_path(step).string());
 }
 
 void Checkpointer::write_last(int64_t step) {
   if (options().last_save_in_hf) return write_for_hugging_face(step);
   if (!options().last_save_model_only) return write(step, {}, /*now=*/true);
   log_info("The last checkpoint holds the model alone, as {} (checkpoint.last_save_model_only)",
-           torch_name(options().export_dtype));
-  write(step, model_only(*config_, CheckpointKind::kModel), /*now=*/true);
+           checkpoint::torch_name(options().export_dtype));
+  write(step, model_only(*config_, checkpoint::CheckpointKind::kModel), /*now=*/true);
 }
 
 void Checkpointer::save(int64_t step, bool last, bool failed) {
@@ -279,7 +283,7 @@ void Checkpointer::save(int64_t step, bool last, bool failed) {
   // A failure that only this rank knows is thrown after the exchange in the next step.
   if (failed || (saver_->save_ended() && !saver_->save_failed())) finish();
   if (!last && !due(step)) return;
-  const PhaseGuard phase(fmt::format("step {} checkpoint", step));
+  const parallel::PhaseGuard phase(fmt::format("step {} checkpoint", step));
   finish();  // so that the failure of the save before it does not cost this one
   if (last) return write_last(step);
   saved_ = step;
@@ -287,7 +291,7 @@ void Checkpointer::save(int64_t step, bool last, bool failed) {
 }
 
 void Checkpointer::save_stopped(int64_t step) {
-  const PhaseGuard phase(fmt::format("step {} checkpoint", step));
+  const parallel::PhaseGuard phase(fmt::format("step {} checkpoint", step));
   finish();
   if (saved_ != step) write(step, {}, /*now=*/true);
 }
@@ -305,9 +309,10 @@ void Checkpointer::finish() {
 void Checkpointer::save_seed() {
   require_free_names(0, 0);
   const bool model = options().last_save_model_only;
-  SaveContent content =
-      model ? model_only(*config_, CheckpointKind::kSeed) : SaveContent{.kind = CheckpointKind::kSeed};
+  checkpoint::SaveContent content = model
+                                        ? model_only(*config_, checkpoint::CheckpointKind::kSeed)
+                                        : checkpoint::SaveContent{.kind = checkpoint::CheckpointKind::kSeed};
   write(0, content, /*now=*/true);
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

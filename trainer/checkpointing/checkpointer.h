@@ -18,24 +18,24 @@
 #include "trainer/runtime/batch_job.h"
 #include "trainer/runtime/runtime.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 // The tensors that a load of the chosen checkpoint fills: everything is compared that can be compared without
 // reading tensors. `model`: whose weights Hugging Face's names and row order are translated for. Throws
 // IncompatibleCheckpoint.
-std::vector<LoadItem> plan_component_load(const ChosenCheckpoint& chosen,
-                                          const std::vector<StateComponent*>& components,
-                                          const JobConfig& config, const ModelArgs& model);
+std::vector<checkpoint::LoadItem> plan_component_load(
+    const ChosenCheckpoint& chosen, const std::vector<checkpoint::StateComponent*>& components,
+    const JobConfig& config, const models::ModelArgs& model);
 // Gives the components the values of the checkpoint. Throws IncompatibleCheckpoint for what one does not
 // take.
-void load_values(const ChosenCheckpoint& chosen, const std::vector<StateComponent*>& components);
+void load_values(const ChosenCheckpoint& chosen, const std::vector<checkpoint::StateComponent*>& components);
 
 // What a job loads and saves. All that it points at outlives the checkpointer.
 struct CheckpointedState {
   const JobConfig& config;  // that the run follows
-  const ModelArgs& model;
-  std::vector<StateComponent*> components;  // in the order in which they are loaded
-  MemoryMover& mover;
+  const models::ModelArgs& model;
+  std::vector<checkpoint::StateComponent*> components;  // in the order in which they are loaded
+  checkpoint::MemoryMover& mover;
   std::map<std::string, std::string> facts;  // for every manifest
   // For checkpoint.last_save_in_hf: files beside the weights (name -> content), and notes in their headers.
   std::map<std::string, std::string> export_files{}, export_notes{};
@@ -97,7 +97,7 @@ class Checkpointer {
   bool saves() const { return saver_ && !options().load_only; }
   void load_from(const ChosenCheckpoint& chosen);
   void require_free_names(int64_t first, int64_t last) const;
-  void write(int64_t step, const SaveContent& content, bool now);
+  void write(int64_t step, const checkpoint::SaveContent& content, bool now);
   void write_last(int64_t step);
   void write_for_hugging_face(int64_t step);
   void send_event(int64_t step, const std::string& event, const EventFields& fields) const;
@@ -106,14 +106,14 @@ class Checkpointer {
   const JobConfig* config_;  // as configured; from attach() on what the run follows
   const Runtime& runtime_;
   std::filesystem::path path_;
-  std::shared_ptr<Communicator> ranks_;  // null: no checkpoints
-  std::optional<FolderLock> lock_;       // rank 0 holds it for all
+  std::shared_ptr<parallel::Communicator> ranks_;  // null: no checkpoints
+  std::optional<checkpoint::FolderLock> lock_;     // rank 0 holds it for all
   Start start_;
   std::optional<CheckpointedState> state_;
   std::atomic<double> save_seconds_ = 0;    // set by the thread of a save too, which saver_'s end waits for
   std::optional<ProgressFile> progress_{};  // of rank 0, once training is about to start
-  std::optional<Saver> saver_;
+  std::optional<checkpoint::Saver> saver_;
   int64_t saved_ = -1;  // the step of the last periodic save that did not fail
 };
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -11,7 +11,7 @@
 #include "trainer/config/load.h"
 #include "trainer/data/tokenizer/tokenizer.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace fs = std::filesystem;
 namespace {
 
@@ -56,9 +56,9 @@ std::map<std::string, std::string> record_facts(const JobRecord& record) {
   return facts;
 }
 
-JobRecord read_record(const OpenCheckpoint& checkpoint) {
+JobRecord read_record(const checkpoint::OpenCheckpoint& checkpoint) {
   JobRecord record;
-  if (checkpoint.index.layout == CheckpointIndex::Layout::kBareBytes) {
+  if (checkpoint.index.layout == checkpoint::CheckpointIndex::Layout::kBareBytes) {
     const auto note = checkpoint.index.notes.find(kTokenizerHash);
     record.tokenizer.recorded = note != checkpoint.index.notes.end();
     const fs::path folder =
@@ -81,9 +81,10 @@ JobRecord read_record(const OpenCheckpoint& checkpoint) {
   return record;
 }
 
-std::optional<JobConfig::Model> saved_model(const OpenCheckpoint& checkpoint) {
+std::optional<JobConfig::Model> saved_model(const checkpoint::OpenCheckpoint& checkpoint) {
   if (auto model = read_record(checkpoint).model) return model;
-  const auto objects = load_objects(checkpoint, [](const std::string& key) { return key == kConfigKey; });
+  const auto objects = checkpoint::load_objects(
+      checkpoint, [](const std::string& key) { return key == checkpoint::kConfigKey; });
   if (objects.empty()) return std::nullopt;
   const TextTable entries = text_table(objects.begin()->second, checkpoint.folder.string());
   return parse_config(model_lines(entries), checkpoint.folder.string(), {}).config.model;
@@ -120,4 +121,4 @@ bool require_same_tokenizer(const fs::path& checkpoint, const TokenizerRecord& s
                chosen.allow);
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -13,7 +13,7 @@
 #include "checkpoint/loader.h"
 #include "trainer/config/job_config.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 struct TokenizerRecord {
   std::string path;      // where it was
@@ -30,11 +30,11 @@ struct JobRecord {
 // Lines for a manifest's facts, and back. read_record() finds the tokenizer of a folder of safetensors in its
 // notes, or else beside the weights. Throws Error for lines that cannot be read.
 std::map<std::string, std::string> record_facts(const JobRecord& record);
-JobRecord read_record(const OpenCheckpoint& checkpoint);
+JobRecord read_record(const checkpoint::OpenCheckpoint& checkpoint);
 
 // The record's model, or the one in train_state.config of checkpoints that have no record of it; nothing for
 // other programs' checkpoints.
-std::optional<JobConfig::Model> saved_model(const OpenCheckpoint& checkpoint);
+std::optional<JobConfig::Model> saved_model(const checkpoint::OpenCheckpoint& checkpoint);
 
 // The note that an export for Hugging Face carries in its safetensors: see plan_safetensors.
 std::map<std::string, std::string> tokenizer_note(const std::string& hash);
@@ -54,4 +54,4 @@ struct TokenizerChoice {
 bool require_same_tokenizer(const std::filesystem::path& checkpoint, const TokenizerRecord& stored,
                             const TokenizerChoice& chosen);
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

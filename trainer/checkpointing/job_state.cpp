@@ -12,17 +12,20 @@
 #include "base/hash.h"
 #include "base/log.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace {
 
-constexpr std::pair<Dtype, at::ScalarType> kTypes[] = {{Dtype::kFloat32, at::kFloat},
-                                                       {Dtype::kFloat64, at::kDouble},
-                                                       {Dtype::kBFloat16, at::kBFloat16},
-                                                       {Dtype::kFloat16, at::kHalf},
-                                                       {Dtype::kInt64, at::kLong}};
+using checkpoint::Object, checkpoint::TensorState;
 
-TensorState tensor_state(std::string key, KeyPath path, const at::Tensor& tensor, Dims shape,
-                         const Placement& placement) {
+constexpr std::pair<checkpoint::Dtype, at::ScalarType> kTypes[] = {
+    {checkpoint::Dtype::kFloat32, at::kFloat},
+    {checkpoint::Dtype::kFloat64, at::kDouble},
+    {checkpoint::Dtype::kBFloat16, at::kBFloat16},
+    {checkpoint::Dtype::kFloat16, at::kHalf},
+    {checkpoint::Dtype::kInt64, at::kLong}};
+
+TensorState tensor_state(std::string key, checkpoint::KeyPath path, const at::Tensor& tensor,
+                         checkpoint::Dims shape, const checkpoint::Placement& placement) {
   TensorState state;
   state.key = std::move(key);
   state.path = std::move(path);
@@ -34,28 +37,29 @@ TensorState tensor_state(std::string key, KeyPath path, const at::Tensor& tensor
   return state;
 }
 
-ObjectState object_state(const std::string& component, const std::string& name, Object object) {
+checkpoint::ObjectState object_state(const std::string& component, const std::string& name, Object object) {
   return {component + "." + name, {component, name}, std::move(object)};
 }
 
 // The object's value when it is there; a kind that cannot be right is the checkpoint's fault.
 template <typename T>
-std::optional<T> read_value(const StateComponent::Find& find, std::string_view name) {
+std::optional<T> read_value(const checkpoint::StateComponent::Find& find, std::string_view name) {
   const std::string key(name);
   const Object* object = find(key);
   if (object == nullptr) return std::nullopt;
   const T* found = object->get_if<T>();
   if (found == nullptr)
-    throw_data("checkpoint: {} is {}, which is of another kind than expected", key, repr(*object));
+    throw_data("checkpoint: {} is {}, which is of another kind than expected", key,
+               checkpoint::repr(*object));
   return *found;
 }
 
-Bytes generator_state(const at::Generator& generator) {
+checkpoint::Bytes generator_state(const at::Generator& generator) {
   const at::Tensor state = generator.get_state().contiguous();
   return {std::string(static_cast<const char*>(state.data_ptr()), state.nbytes())};
 }
 
-void set_generator_state(at::Generator generator, const Bytes& bytes, const std::string& key) {
+void set_generator_state(at::Generator generator, const checkpoint::Bytes& bytes, const std::string& key) {
   at::Tensor state = at::empty({static_cast<int64_t>(bytes.value.size())}, at::TensorOptions(at::kByte));
   std::memcpy(state.data_ptr(), bytes.value.data(), bytes.value.size());
   try {
@@ -66,7 +70,7 @@ void set_generator_state(at::Generator generator, const Bytes& bytes, const std:
   }
 }
 
-const Object* find_item(const Dict& dict, const char* name) {
+const Object* find_item(const checkpoint::Dict& dict, const char* name) {
   for (const auto& [key, value] : dict.items)
     if (key == Object(name)) return &value;
   return nullptr;
@@ -74,29 +78,30 @@ const Object* find_item(const Dict& dict, const char* name) {
 
 }  // namespace
 
-Dtype dtype_of(at::ScalarType type) {
+checkpoint::Dtype dtype_of(at::ScalarType type) {
   for (const auto& [ours, torchs] : kTypes)
     if (torchs == type) return ours;
   throw_bug("no state of a job is of type {}", c10::toString(type));
 }
 
-at::ScalarType scalar_type(Dtype dtype) {
+at::ScalarType scalar_type(checkpoint::Dtype dtype) {
   for (const auto& [ours, torchs] : kTypes)
     if (ours == dtype) return torchs;
-  throw_bug("no state of a job is of type {}", torch_name(dtype));
+  throw_bug("no state of a job is of type {}", checkpoint::torch_name(dtype));
 }
 
-StatePlace state_place(const Mesh& mesh, int rank) {
+StatePlace state_place(const parallel::Mesh& mesh, int rank) {
   StatePlace place;
-  place.sharded = {mesh.degree(MeshDim::kFsdp), mesh.coordinate(rank, MeshDim::kFsdp),
-                   mesh.degree(MeshDim::kDpReplicate), mesh.coordinate(rank, MeshDim::kDpReplicate)};
+  place.sharded = {mesh.degree(parallel::MeshDim::kFsdp), mesh.coordinate(rank, parallel::MeshDim::kFsdp),
+                   mesh.degree(parallel::MeshDim::kDpReplicate),
+                   mesh.coordinate(rank, parallel::MeshDim::kDpReplicate)};
   place.replicated = {1, 0, mesh.world_size(), rank};
   return place;
 }
 
 std::vector<TensorState> ModelState::tensors() {
   std::vector<TensorState> states;
-  for (const ShardedParameterPtr& parameter : parameters_) {
+  for (const parallel::ShardedParameterPtr& parameter : parameters_) {
     const Parameter& p = parameter->parameter();
     states.push_back(tensor_state(p.fqn, {p.fqn}, parameter->master(), p.shape, place_.sharded));
     states.back().aliases = p.aliases;
@@ -105,12 +110,12 @@ std::vector<TensorState> ModelState::tensors() {
 }
 
 void ModelState::load(const Find&) {
-  for (const ShardedParameterPtr& parameter : parameters_)
+  for (const parallel::ShardedParameterPtr& parameter : parameters_)
     if (parameter->has_separate_compute_shard()) parameter->compute_shard().copy_(parameter->master());
 }
 
 OptimizerState::OptimizerState(const Adam& adam, const JobConfig::Optimizer& options,
-                               std::vector<ShardedParameterPtr> parameters, const StatePlace& place,
+                               std::vector<parallel::ShardedParameterPtr> parameters, const StatePlace& place,
                                Rates rates)
     : adam_(adam),
       options_(options),
@@ -122,7 +127,8 @@ std::vector<TensorState> OptimizerState::tensors() {
   std::vector<TensorState> states;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const Parameter& p = parameters_[i]->parameter();
-    const auto add = [&](const char* what, const at::Tensor& tensor, Dims shape, const Placement& placement) {
+    const auto add = [&](const char* what, const at::Tensor& tensor, checkpoint::Dims shape,
+                         const checkpoint::Placement& placement) {
       const std::string path = fmt::format("state.{}.{}", p.fqn, what);
       states.push_back(
           tensor_state(name() + "." + path, {name(), path}, tensor, std::move(shape), placement));
@@ -134,7 +140,7 @@ std::vector<TensorState> OptimizerState::tensors() {
   return states;
 }
 
-std::vector<ObjectState> OptimizerState::objects() {
+std::vector<checkpoint::ObjectState> OptimizerState::objects() {
   const auto [base_lr, next_lr] = rates_();
   const bool fused = options_.implementation == OptimizerImplementation::kFused,
              foreach = options_.implementation == OptimizerImplementation::kForeach;
@@ -151,15 +157,15 @@ std::vector<ObjectState> OptimizerState::objects() {
       {"fused", fused},
       {"decoupled_weight_decay", options_.name == OptimizerName::kAdamW},
       {"initial_lr", base_lr}};
-  std::vector<ObjectState> states;
-  for (const ShardedParameterPtr& parameter : parameters_)
+  std::vector<checkpoint::ObjectState> states;
+  for (const parallel::ShardedParameterPtr& parameter : parameters_)
     for (const auto& [option, object] : options)
       states.push_back(object_state(
           name(), fmt::format("param_groups.{}.{}", parameter->parameter().fqn, option), object));
   return states;
 }
 
-std::vector<ObjectState> SchedulerState::objects() {
+std::vector<checkpoint::ObjectState> SchedulerState::objects() {
   const Position at = position_();
   const std::string me = name();
   return {object_state(me, "base_lrs", Object::list({at.base_lr})),
@@ -171,16 +177,16 @@ std::vector<ObjectState> SchedulerState::objects() {
           object_state(me, "trajectory", at.trajectory)};
 }
 
-std::vector<ObjectState> LoaderComponent::objects() {
+std::vector<checkpoint::ObjectState> LoaderComponent::objects() {
   return {object_state(name(), "position", loader_.state().to_json())};
 }
 
 void LoaderComponent::load(const Find& find) {
-  if (const auto position = read_value<std::string>(find, kLoaderPositionKey))
+  if (const auto position = read_value<std::string>(find, checkpoint::kLoaderPositionKey))
     loader_.load_state(LoaderState::from_json(*position));
 }
 
-std::vector<ObjectState> TrainStateComponent::objects() {
+std::vector<checkpoint::ObjectState> TrainStateComponent::objects() {
   // v0.2.2 keeps the count of one rank; ours, of all ranks, has a name of its own.
   return {object_state(name(), "step", state_.step),
           object_state(name(), "ntokens_seen", state_.tokens_seen / batch_ranks_),
@@ -191,9 +197,9 @@ std::vector<ObjectState> TrainStateComponent::objects() {
 }
 
 void TrainStateComponent::load(const Find& find) {
-  state_.step = read_value<int64_t>(find, kStepKey).value();
-  const auto own = read_value<int64_t>(find, kTokensOfRankKey);
-  const auto ranks = read_value<int64_t>(find, kLoaderRanksKey);
+  state_.step = read_value<int64_t>(find, checkpoint::kStepKey).value();
+  const auto own = read_value<int64_t>(find, checkpoint::kTokensOfRankKey);
+  const auto ranks = read_value<int64_t>(find, checkpoint::kLoaderRanksKey);
   state_.tokens_seen =
       read_value<int64_t>(find, name() + ".global_tokens_seen").value_or(own.value_or(0) * ranks.value_or(1));
   state_.last_loss = read_value<double>(find, name() + ".last_loss").value_or(state_.last_loss);
@@ -210,26 +216,26 @@ std::vector<std::pair<const char*, at::Generator>> RngState::generators() const 
   return all;
 }
 
-std::vector<ObjectState> RngState::objects() {
-  Dict dict;
+std::vector<checkpoint::ObjectState> RngState::objects() {
+  checkpoint::Dict dict;
   dict.items.emplace_back("world_size", int64_t{world_size_});
   for (const auto& [which, generator] : generators())
     dict.items.emplace_back(which, generator_state(generator));
-  ObjectState state = object_state(name(), fmt::format("rank_{}", rank_), std::move(dict));
+  checkpoint::ObjectState state = object_state(name(), fmt::format("rank_{}", rank_), std::move(dict));
   state.per_rank = true;
   return {std::move(state)};
 }
 
 void RngState::load(const Find& find) {
   const std::string key = fmt::format("{}.rank_{}", name(), rank_);
-  const auto dict = read_value<Dict>(find, key);
+  const auto dict = read_value<checkpoint::Dict>(find, key);
   const Object* ranks = dict ? find_item(*dict, "world_size") : nullptr;
   bool fits = ranks != nullptr && *ranks == Object(int64_t{world_size_});
-  std::vector<std::pair<at::Generator, const Bytes*>> states;
+  std::vector<std::pair<at::Generator, const checkpoint::Bytes*>> states;
   for (const auto& [which, generator] : generators()) {
     const Object* state = fits ? find_item(*dict, which) : nullptr;
-    fits = state != nullptr && state->get_if<Bytes>() != nullptr;
-    if (fits) states.emplace_back(generator, state->get_if<Bytes>());
+    fits = state != nullptr && state->get_if<checkpoint::Bytes>() != nullptr;
+    if (fits) states.emplace_back(generator, state->get_if<checkpoint::Bytes>());
   }
   if (!fits) return reseed();
   for (const auto& [generator, state] : states) set_generator_state(generator, *state, key);
@@ -261,7 +267,7 @@ at::Tensor bytes_at(void* data, uint64_t bytes, at::Device device) {
 }  // namespace
 
 void DeviceMover::to_host(void* host, const TensorState& from, uint64_t offset, uint64_t bytes) {
-  if (!from.on_device) return MemoryMover::to_host(host, from, offset, bytes);
+  if (!from.on_device) return checkpoint::MemoryMover::to_host(host, from, offset, bytes);
   const StreamScope scope(stream_);
   stream_.wait(ready_);
   bytes_at(host, bytes, at::kCPU)
@@ -269,7 +275,7 @@ void DeviceMover::to_host(void* host, const TensorState& from, uint64_t offset, 
 }
 
 void DeviceMover::from_host(const TensorState& to, uint64_t offset, const void* host, uint64_t bytes) {
-  if (!to.on_device) return MemoryMover::from_host(to, offset, host, bytes);
+  if (!to.on_device) return checkpoint::MemoryMover::from_host(to, offset, host, bytes);
   stream_.wait(DeviceStream::current(device_));  // what is still under way may use the old values
   const StreamScope scope(stream_);
   bytes_at(static_cast<std::byte*>(to.data) + offset, bytes, device_)
@@ -277,10 +283,10 @@ void DeviceMover::from_host(const TensorState& to, uint64_t offset, const void* 
 }
 
 std::shared_ptr<std::byte> DeviceMover::allocate(uint64_t bytes) {
-  if (device_.is_cpu()) return MemoryMover::allocate(bytes);
+  if (device_.is_cpu()) return checkpoint::MemoryMover::allocate(bytes);
   void* memory = device_library().allocate_pinned(bytes);
   if (memory == nullptr) throw std::bad_alloc();
   return {static_cast<std::byte*>(memory), device_library().free_pinned};
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

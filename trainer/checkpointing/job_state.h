@@ -17,77 +17,77 @@
 #include "trainer/optim/adam.h"
 #include "trainer/optim/ema.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 // Throw Error(kBug) for a type that no state has.
-Dtype dtype_of(at::ScalarType type);
-at::ScalarType scalar_type(Dtype dtype);
+checkpoint::Dtype dtype_of(at::ScalarType type);
+at::ScalarType scalar_type(checkpoint::Dtype dtype);
 
 // Where this rank is in the mesh, as far as its state is concerned.
 struct StatePlace {
-  Placement sharded;     // parameters: cut over the fsdp group, equal on its replicas
-  Placement replicated;  // one whole copy on every rank
+  checkpoint::Placement sharded;     // parameters: cut over the fsdp group, equal on its replicas
+  checkpoint::Placement replicated;  // one whole copy on every rank
 };
-StatePlace state_place(const Mesh& mesh, int rank);
+StatePlace state_place(const parallel::Mesh& mesh, int rank);
 
 // The masters, at the root under their own names.
-class ModelState : public StateComponent {
+class ModelState : public checkpoint::StateComponent {
  public:
-  ModelState(std::vector<ShardedParameterPtr> parameters, const StatePlace& place)
+  ModelState(std::vector<parallel::ShardedParameterPtr> parameters, const StatePlace& place)
       : parameters_(std::move(parameters)), place_(place) {}
-  std::string name() const override { return std::string(kModelComponent); }
-  std::vector<TensorState> tensors() override;
+  std::string name() const override { return std::string(checkpoint::kModelComponent); }
+  std::vector<checkpoint::TensorState> tensors() override;
   // The compute-dtype copies follow the masters.
   void load(const Find&) override;
 
  private:
-  std::vector<ShardedParameterPtr> parameters_;
+  std::vector<parallel::ShardedParameterPtr> parameters_;
   StatePlace place_;
 };
 
 // optimizer.state.<fqn>.{exp_avg,exp_avg_sq,step} and the options of each parameter,
 // optimizer.param_groups.<fqn>.*.
-class OptimizerState : public StateComponent {
+class OptimizerState : public checkpoint::StateComponent {
  public:
   // `lr`: base rate and the rate of the next step, read at every save.
   using Rates = std::function<std::pair<double, double>()>;
   OptimizerState(const Adam& adam, const JobConfig::Optimizer& options,
-                 std::vector<ShardedParameterPtr> parameters, const StatePlace& place, Rates rates);
-  std::string name() const override { return std::string(kOptimizerComponent); }
-  std::vector<TensorState> tensors() override;
-  std::vector<ObjectState> objects() override;
+                 std::vector<parallel::ShardedParameterPtr> parameters, const StatePlace& place, Rates rates);
+  std::string name() const override { return std::string(checkpoint::kOptimizerComponent); }
+  std::vector<checkpoint::TensorState> tensors() override;
+  std::vector<checkpoint::ObjectState> objects() override;
   std::vector<std::string> required_objects() override { return {}; }  // the configuration says the same
 
  private:
   const Adam& adam_;
   const JobConfig::Optimizer& options_;
-  std::vector<ShardedParameterPtr> parameters_;
+  std::vector<parallel::ShardedParameterPtr> parameters_;
   StatePlace place_;
   Rates rates_;
 };
 
 // The learning-rate curve's position, and the trajectory that a resumed job has to follow.
-class SchedulerState : public StateComponent {
+class SchedulerState : public checkpoint::StateComponent {
  public:
   struct Position {
     int64_t step = 0;  // updates done
     double base_lr = 0, next_lr = 0;
-    Object trajectory;  // resume_policy.h
+    checkpoint::Object trajectory;  // resume_policy.h
   };
   explicit SchedulerState(std::function<Position()> position) : position_(std::move(position)) {}
-  std::string name() const override { return std::string(kSchedulerComponent); }
-  std::vector<ObjectState> objects() override;
+  std::string name() const override { return std::string(checkpoint::kSchedulerComponent); }
+  std::vector<checkpoint::ObjectState> objects() override;
   std::vector<std::string> required_objects() override { return {name() + ".last_epoch"}; }
 
  private:
   std::function<Position()> position_;
 };
 
-class LoaderComponent : public StateComponent {
+class LoaderComponent : public checkpoint::StateComponent {
  public:
   explicit LoaderComponent(DataLoader& loader) : loader_(loader) {}
-  std::string name() const override { return std::string(kLoaderComponent); }
-  std::vector<ObjectState> objects() override;
+  std::string name() const override { return std::string(checkpoint::kLoaderComponent); }
+  std::vector<checkpoint::ObjectState> objects() override;
   std::vector<std::string> required_objects() override { return {}; }  // other programs have none of ours
   void load(const Find& find) override;
 
@@ -101,30 +101,30 @@ struct TrainState {
   double last_loss = std::numeric_limits<double>::quiet_NaN();  // of the last logged step
   int64_t last_loss_step = 0;                                   // that step; 0: not known
 };
-class TrainStateComponent : public StateComponent {
+class TrainStateComponent : public checkpoint::StateComponent {
  public:
   // `config`: the configuration of the job; a resume is compared with it.
-  TrainStateComponent(TrainState& state, int64_t batch_ranks, Object config)
+  TrainStateComponent(TrainState& state, int64_t batch_ranks, checkpoint::Object config)
       : state_(state), batch_ranks_(batch_ranks), config_(std::move(config)) {}
-  std::string name() const override { return std::string(kTrainStateComponent); }
-  std::vector<ObjectState> objects() override;
-  std::vector<std::string> required_objects() override { return {std::string(kStepKey)}; }
+  std::string name() const override { return std::string(checkpoint::kTrainStateComponent); }
+  std::vector<checkpoint::ObjectState> objects() override;
+  std::vector<std::string> required_objects() override { return {std::string(checkpoint::kStepKey)}; }
   void load(const Find& find) override;
 
  private:
   TrainState& state_;
   int64_t batch_ranks_;
-  Object config_;
+  checkpoint::Object config_;
 };
 
 // The state of torch's random number generators, for each rank. Another number of ranks cannot use it: then
 // they are seeded by (seed, step, rank).
-class RngState : public StateComponent {
+class RngState : public checkpoint::StateComponent {
  public:
   RngState(at::Device device, int rank, int world_size, uint64_t seed, const TrainState& state)
       : device_(device), rank_(rank), world_size_(world_size), seed_(seed), state_(state) {}
-  std::string name() const override { return std::string(kRngComponent); }
-  std::vector<ObjectState> objects() override;
+  std::string name() const override { return std::string(checkpoint::kRngComponent); }
+  std::vector<checkpoint::ObjectState> objects() override;
   std::vector<std::string> required_objects() override { return {}; }
   void load(const Find& find) override;
   void reseed();  // by (seed, step, rank)
@@ -139,29 +139,30 @@ class RngState : public StateComponent {
   const TrainState& state_;
 };
 
-class EmaState : public StateComponent {
+class EmaState : public checkpoint::StateComponent {
  public:
-  EmaState(Ema& ema, std::vector<ShardedParameterPtr> parameters, const StatePlace& place)
+  EmaState(Ema& ema, std::vector<parallel::ShardedParameterPtr> parameters, const StatePlace& place)
       : ema_(ema), parameters_(std::move(parameters)), place_(place) {}
-  std::string name() const override { return std::string(kEmaComponent); }
-  std::vector<TensorState> tensors() override;
+  std::string name() const override { return std::string(checkpoint::kEmaComponent); }
+  std::vector<checkpoint::TensorState> tensors() override;
   void wait_for_update() override { ema_.wait_for_update(); }
 
  private:
   Ema& ema_;
-  std::vector<ShardedParameterPtr> parameters_;
+  std::vector<parallel::ShardedParameterPtr> parameters_;
   StatePlace place_;
 };
 
 // Copies between device and pinned host memory on a stream of its own; memcpy where the state is in host
 // memory.
-class DeviceMover : public MemoryMover {
+class DeviceMover : public checkpoint::MemoryMover {
  public:
   explicit DeviceMover(at::Device device)
       : device_(device), stream_(DeviceStream::from_pool(device, /*high_priority=*/false)) {}
   void prepare() override { ready_.record(DeviceStream::current(device_)); }
-  void to_host(void* host, const TensorState& from, uint64_t offset, uint64_t bytes) override;
-  void from_host(const TensorState& to, uint64_t offset, const void* host, uint64_t bytes) override;
+  void to_host(void* host, const checkpoint::TensorState& from, uint64_t offset, uint64_t bytes) override;
+  void from_host(const checkpoint::TensorState& to, uint64_t offset, const void* host,
+                 uint64_t bytes) override;
   void finish() override { stream_.synchronize(); }
   std::shared_ptr<std::byte> allocate(uint64_t bytes) override;
 
@@ -171,4 +172,4 @@ class DeviceMover : public MemoryMover {
   DeviceEvent ready_;
 };
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

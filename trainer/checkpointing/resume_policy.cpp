@@ -15,7 +15,7 @@
 #include "base/printable.h"
 #include "trainer/config/schema.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace {
 
 constexpr const char* kHorizon = "lr_scheduler.total_steps";
@@ -32,40 +32,41 @@ struct Setting {
   std::string_view component;
 };
 constexpr std::array<Setting, 17> kSettings = {{
-    {"optimizer.name", kOptimizerComponent},
-    {"optimizer.beta1", kOptimizerComponent},
-    {"optimizer.beta2", kOptimizerComponent},
-    {"optimizer.eps", kOptimizerComponent},
-    {"optimizer.weight_decay", kOptimizerComponent},
-    {"optimizer.lr", kSchedulerComponent},
-    {"lr_scheduler.warmup_steps", kSchedulerComponent},
-    {"lr_scheduler.decay_ratio", kSchedulerComponent},
-    {"lr_scheduler.decay_type", kSchedulerComponent},
-    {"lr_scheduler.min_lr_factor", kSchedulerComponent},
-    {"training.seq_len", kTrainStateComponent},
-    {"training.max_norm", kTrainStateComponent},
-    {"training.mixed_precision_param", kTrainStateComponent},
-    {"training.shuffle", kLoaderComponent},
-    {"training.document_mask", kLoaderComponent},
-    {"ema.decay", kEmaComponent},
-    {"ema.every", kEmaComponent},
+    {"optimizer.name", checkpoint::kOptimizerComponent},
+    {"optimizer.beta1", checkpoint::kOptimizerComponent},
+    {"optimizer.beta2", checkpoint::kOptimizerComponent},
+    {"optimizer.eps", checkpoint::kOptimizerComponent},
+    {"optimizer.weight_decay", checkpoint::kOptimizerComponent},
+    {"optimizer.lr", checkpoint::kSchedulerComponent},
+    {"lr_scheduler.warmup_steps", checkpoint::kSchedulerComponent},
+    {"lr_scheduler.decay_ratio", checkpoint::kSchedulerComponent},
+    {"lr_scheduler.decay_type", checkpoint::kSchedulerComponent},
+    {"lr_scheduler.min_lr_factor", checkpoint::kSchedulerComponent},
+    {"training.seq_len", checkpoint::kTrainStateComponent},
+    {"training.max_norm", checkpoint::kTrainStateComponent},
+    {"training.mixed_precision_param", checkpoint::kTrainStateComponent},
+    {"training.shuffle", checkpoint::kLoaderComponent},
+    {"training.document_mask", checkpoint::kLoaderComponent},
+    {"ema.decay", checkpoint::kEmaComponent},
+    {"ema.every", checkpoint::kEmaComponent},
 }};
 
 // What shapes say nothing about.
-TextTable model_entries(const ModelArgs& model) {
+TextTable model_entries(const models::ModelArgs& model) {
   return {{"model.n_heads", fmt::format("{}", model.n_heads)},
           {"model.n_kv_heads", fmt::format("{}", model.n_kv_heads)},
           {"model.norm_eps", fmt::format("{}", model.norm_eps)},
           {"model.rope_theta", fmt::format("{}", model.rope_theta)},
           {"model.rope_scaling", fmt::format("{}", model.rope_scaling)},
-          {"model.rope_style", model.rope_style == RopeStyle::kInterleaved ? "interleaved" : "half-split"}};
+          {"model.rope_style",
+           model.rope_style == models::RopeStyle::kInterleaved ? "interleaved" : "half-split"}};
 }
 
 // "" for what is never compared here.
 std::string_view component_of_setting(const std::string& key) {
-  if (key.starts_with("model.")) return kModelComponent;
-  if (key == kSeed) return kLoaderComponent;
-  if (key == kGlobalBatch) return kTrainStateComponent;
+  if (key.starts_with("model.")) return checkpoint::kModelComponent;
+  if (key == kSeed) return checkpoint::kLoaderComponent;
+  if (key == kGlobalBatch) return checkpoint::kTrainStateComponent;
   for (const Setting& setting : kSettings)
     if (key == setting.key) return setting.component;
   return "";  // the curve's length and start, and the data, have rules of their own
@@ -101,7 +102,7 @@ struct Change {
 };
 
 std::vector<Change> changed_settings(const ResolvedConfig& resolved, const Trajectory& configured,
-                                     const Trajectory& stored, const ComponentSet& components) {
+                                     const Trajectory& stored, const checkpoint::ComponentSet& components) {
   std::vector<Change> found;
   for (const auto& [key, now] : configured) {
     const std::string* saved = find_setting(stored, key);
@@ -136,7 +137,8 @@ bool take_saved_value(const Change& change, const TrajectoryFacts& facts, Resume
 // The loader's position means something in the same data alone. "" when they are.
 std::string data_difference(const ResolvedConfig& resolved, const TrajectoryFacts& facts,
                             const ResumeRequest& request) {
-  if (!request.components.contains(kLoaderComponent) || !request.data || *request.data == facts.data)
+  if (!request.components.contains(checkpoint::kLoaderComponent) || !request.data ||
+      *request.data == facts.data)
     return "";
   const auto place = [](const std::string& where, uint64_t fingerprint) {
     return fmt::format("{} (fingerprint {:08x})", where.empty() ? "data that it does not name" : where,
@@ -148,7 +150,7 @@ std::string data_difference(const ResolvedConfig& resolved, const TrajectoryFact
       "Configure the data that it was trained on; or, to begin these from their beginning, {}.",
       request.step, place(request.data_place, *request.data), place(facts.data_place, facts.data),
       resolved.origin("training.dataset_path"), resolved.origin("training.text_field"),
-      leave_out_remedy(resolved.config, request.source, kLoaderComponent));
+      leave_out_remedy(resolved.config, request.source, checkpoint::kLoaderComponent));
 }
 
 // The ways out of a refusal for `found` with checkpoint.on_config_change = "error": those values with which
@@ -212,17 +214,18 @@ void apply_policy(const ResolvedConfig& resolved, const TrajectoryFacts& facts, 
 
 // What a run begins with in the place of a component that it does not load.
 std::string describe_beginning(std::string_view part, const ResumePlan& plan, int64_t step) {
-  if (part == kModelComponent) return "the weights are random";
-  if (part == kOptimizerComponent) return "the optimizer's moments start from 0";
-  if (part == kEmaComponent) return "the averages start from the weights";
-  if (part == kSchedulerComponent) return fmt::format("the learning-rate curve starts at step {}", step + 1);
-  if (part == kLoaderComponent)
+  if (part == checkpoint::kModelComponent) return "the weights are random";
+  if (part == checkpoint::kOptimizerComponent) return "the optimizer's moments start from 0";
+  if (part == checkpoint::kEmaComponent) return "the averages start from the weights";
+  if (part == checkpoint::kSchedulerComponent)
+    return fmt::format("the learning-rate curve starts at step {}", step + 1);
+  if (part == checkpoint::kLoaderComponent)
     return plan.config.debug.seed
                ? fmt::format("the data start from their beginning (epoch 1 in the order of seed {})",
                              plan.seed)
                : "the data start from their beginning (epoch 1 in the order of a new seed, as debug.seed is "
                  "unset)";
-  if (part == kTrainStateComponent) return "steps are counted from 0";
+  if (part == checkpoint::kTrainStateComponent) return "steps are counted from 0";
   return "random numbers start from the seed";
 }
 
@@ -230,7 +233,7 @@ std::string describe_beginning(std::string_view part, const ResumePlan& plan, in
 // say, at every start.
 void warn_of_left_out(const ResolvedConfig& resolved, const ResumeRequest& request, ResumePlan& plan) {
   const auto& checkpoint = resolved.config.checkpoint;
-  const int64_t step = request.components.contains(kTrainStateComponent) ? request.step : 0;
+  const int64_t step = request.components.contains(checkpoint::kTrainStateComponent) ? request.step : 0;
   const bool again = resume_mode(resolved.config, LoadSource::kOwn) == checkpoint.resume_mode;
   for (const char* key : {"checkpoint.exclude_from_loading", "checkpoint.components"}) {
     const bool by_name = key == std::string_view("checkpoint.exclude_from_loading");
@@ -265,8 +268,8 @@ Number stored_number(const std::string& text, const char* key, Number minimum) {
 void place_curve(const ResolvedConfig& resolved, const ResumeRequest& request, ResumePlan& plan) {
   const JobConfig& config = resolved.config;
   auto& horizon = plan.config.lr_scheduler.total_steps;
-  if (!request.components.contains(kTrainStateComponent)) return;  // counts from step 0 again
-  if (!request.components.contains(kSchedulerComponent)) {
+  if (!request.components.contains(checkpoint::kTrainStateComponent)) return;  // counts from step 0 again
+  if (!request.components.contains(checkpoint::kSchedulerComponent)) {
     plan.schedule_start = request.step;
     if (!config.lr_scheduler.total_steps)
       horizon = std::max<int64_t>(1, config.training.steps - request.step);
@@ -303,7 +306,7 @@ void place_curve(const ResolvedConfig& resolved, const ResumeRequest& request, R
 std::string floor_remedy(const ResolvedConfig& resolved, const ResumeRequest* request) {
   std::vector<std::string> options = {override_text("lr_scheduler.min_lr_factor", "0.1")};
   const bool compared = request != nullptr && request->stored &&
-                        request->components.contains(kSchedulerComponent) &&
+                        request->components.contains(checkpoint::kSchedulerComponent) &&
                         resume_mode(resolved.config, request->source) == ResumeMode::kRecover;
   if (compared && resolved.config.checkpoint.resume_mode != ResumeMode::kRecover)
     options.push_back(override_text("checkpoint.resume_mode", "recover"));
@@ -337,12 +340,13 @@ void check_curve(const ResolvedConfig& resolved, int64_t step, const ResumeReque
 }
 
 // All that a checkpoint can give this job, before checkpoint.components and exclude_from_loading choose.
-ComponentSet loadable_components(const JobConfig& config, LoadSource source, bool weights_only) {
+checkpoint::ComponentSet loadable_components(const JobConfig& config, LoadSource source, bool weights_only) {
   if (weights_only || resume_mode(config, source) == ResumeMode::kTransfer ||
       (source == LoadSource::kInitial && config.checkpoint.initial_load_model_only))
-    return {std::string(kModelComponent)};
-  ComponentSet components(kStateComponents.begin(), kStateComponents.end());
-  if (!config.ema.enable) components.erase(std::string(kEmaComponent));
+    return {std::string(checkpoint::kModelComponent)};
+  checkpoint::ComponentSet components(checkpoint::kStateComponents.begin(),
+                                      checkpoint::kStateComponents.end());
+  if (!config.ema.enable) components.erase(std::string(checkpoint::kEmaComponent));
   return components;
 }
 
@@ -364,7 +368,7 @@ ResumePlan configured_plan(const ResolvedConfig& resolved, const TrajectoryFacts
     set_setting(plan.trajectory, key, std::move(text));
   };
   for (const Setting& setting : kSettings)
-    if (setting.component != kEmaComponent || resolved.config.ema.enable)
+    if (setting.component != checkpoint::kEmaComponent || resolved.config.ema.enable)
       set(setting.key, command_line_text(read(*find_option(setting.key), resolved.config)));
   set(kHorizon, std::to_string(*plan.config.lr_scheduler.total_steps));
   set(kStart, "0");
@@ -385,19 +389,19 @@ ResumeMode resume_mode(const JobConfig& config, LoadSource source) {
 
 std::vector<std::string> components_left_out(const JobConfig& config, LoadSource source, bool weights_only) {
   std::vector<std::string> left_out;
-  const ComponentSet loadable = loadable_components(config, source, weights_only);
+  const checkpoint::ComponentSet loadable = loadable_components(config, source, weights_only);
   // Components are chosen for the start from elsewhere; of what the job saved itself all are read again. Of
   // weights alone nothing can be left out.
   if (loadable.size() == 1 || resume_mode(config, source) != config.checkpoint.resume_mode) return left_out;
-  for (const std::string_view name : kStateComponents)
+  for (const std::string_view name : checkpoint::kStateComponents)
     if (const std::string component(name);
         loadable.contains(component) && is_left_out(config.checkpoint, component))
       left_out.push_back(component);
   return left_out;
 }
 
-ComponentSet components_to_load(const JobConfig& config, LoadSource source, bool weights_only) {
-  ComponentSet components = loadable_components(config, source, weights_only);
+checkpoint::ComponentSet components_to_load(const JobConfig& config, LoadSource source, bool weights_only) {
+  checkpoint::ComponentSet components = loadable_components(config, source, weights_only);
   for (const std::string& component : components_left_out(config, source, weights_only))
     components.erase(component);
   return components;
@@ -457,7 +461,7 @@ ResumePlan resume_plan(const ResolvedConfig& resolved, const TrajectoryFacts& fa
     const std::string* seed = find_setting(*request.stored, kSeed);
     const bool keeps =
         resolved.config.checkpoint.on_config_change == OnConfigChange::kKeep || !resolved.config.debug.seed;
-    if (seed != nullptr && keeps && request.components.contains(kLoaderComponent)) {
+    if (seed != nullptr && keeps && request.components.contains(checkpoint::kLoaderComponent)) {
       plan.seed = stored_number<uint64_t>(*seed, kSeed, 0);
       set_setting(plan.trajectory, kSeed, *seed);
     }
@@ -466,28 +470,31 @@ ResumePlan resume_plan(const ResolvedConfig& resolved, const TrajectoryFacts& fa
   set_setting(plan.trajectory, kHorizon, std::to_string(*plan.config.lr_scheduler.total_steps));
   set_setting(plan.trajectory, kStart, std::to_string(plan.schedule_start));
   warn_of_left_out(resolved, request, plan);
-  check_curve(resolved, request.components.contains(kTrainStateComponent) ? request.step : 0, &request, plan);
+  check_curve(resolved, request.components.contains(checkpoint::kTrainStateComponent) ? request.step : 0,
+              &request, plan);
   return plan;
 }
 
-Object to_object(const TextTable& table) {
-  Dict dict;
-  for (const auto& [key, text] : table) dict.items.emplace_back(Object(key), Object(text));
+checkpoint::Object to_object(const TextTable& table) {
+  checkpoint::Dict dict;
+  for (const auto& [key, text] : table)
+    dict.items.emplace_back(checkpoint::Object(key), checkpoint::Object(text));
   return dict;
 }
 
-TextTable text_table(const Object& object, const std::string& where) {
-  const auto* dict = object.get_if<Dict>();
+TextTable text_table(const checkpoint::Object& object, const std::string& where) {
+  const auto* dict = object.get_if<checkpoint::Dict>();
   if (dict == nullptr || dict->items.size() > kMostEntries)
-    throw_data("{}: expected a dict of at most {} texts, found {}", where, kMostEntries, repr(object));
+    throw_data("{}: expected a dict of at most {} texts, found {}", where, kMostEntries,
+               checkpoint::repr(object));
   TextTable table;
   for (const auto& [key, value] : dict->items) {
     const auto *name = key.get_if<std::string>(), *text = value.get_if<std::string>();
     if (name == nullptr || text == nullptr || name->size() + text->size() > kLongestText)
-      throw_data("{}: expected texts, found {}: {}", where, repr(key), repr(value));
+      throw_data("{}: expected texts, found {}: {}", where, checkpoint::repr(key), checkpoint::repr(value));
     table.emplace_back(*name, *text);
   }
   return table;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -14,7 +14,7 @@
 #include "trainer/config/load.h"
 #include "trainer/optim/lr_schedule.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 enum class LoadSource {
   kOwn,      // a checkpoint that this job wrote into its own folder
@@ -26,7 +26,7 @@ enum class LoadSource {
 ResumeMode resume_mode(const JobConfig& config, LoadSource source);
 
 // The components to read. `weights_only`: the checkpoint holds the model alone (a seed, a last save).
-ComponentSet components_to_load(const JobConfig& config, LoadSource source, bool weights_only);
+checkpoint::ComponentSet components_to_load(const JobConfig& config, LoadSource source, bool weights_only);
 
 // Those that are not read because checkpoint.components or exclude_from_loading leave them out.
 std::vector<std::string> components_left_out(const JobConfig& config, LoadSource source, bool weights_only);
@@ -42,7 +42,7 @@ struct TrajectoryFacts {  // what the configuration alone does not say
   uint64_t seed = 0;              // debug.seed, or the one rank 0 drew
   uint64_t data = 0;              // DataLoader::fingerprint()
   std::string data_place{};       // where the documents are, for messages
-  ModelArgs model;
+  models::ModelArgs model;
 };
 
 // What the run starts or resumes with.
@@ -64,7 +64,7 @@ ResumePlan fresh_plan(const ResolvedConfig& resolved, const TrajectoryFacts& fac
 
 struct ResumeRequest {
   LoadSource source = LoadSource::kOwn;
-  ComponentSet components;              // those that are loaded
+  checkpoint::ComponentSet components;  // those that are loaded
   std::optional<Trajectory> stored;     // none: a checkpoint that is not Hyperion's
   int64_t step = 0;                     // of the checkpoint
   std::optional<uint64_t> data{};       // the fingerprint of its position in the data, where it has one
@@ -83,7 +83,7 @@ ResumePlan resume_plan(const ResolvedConfig& resolved, const TrajectoryFacts& fa
                        const ResumeRequest& request);
 
 // A table as a checkpoint stores it: a dict of texts. `where` is for the message of Error(kBadData).
-Object to_object(const TextTable& table);
-TextTable text_table(const Object& object, const std::string& where);
+checkpoint::Object to_object(const TextTable& table);
+TextTable text_table(const checkpoint::Object& object, const std::string& where);
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -12,7 +12,7 @@
 #include "trainer/config/input_path.h"
 #include "trainer/config/validate.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace fs = std::filesystem;
 namespace {
 
@@ -20,12 +20,12 @@ using Json = nlohmann::json;
 
 // Of a folder step-N.
 int64_t step_of_folder(const fs::path& folder) {
-  return step_of_name(folder.filename().string()).value();
+  return checkpoint::step_of_name(folder.filename().string()).value();
 }
 
-bool holds_optimizer(const OpenCheckpoint& checkpoint) {
+bool holds_optimizer(const checkpoint::OpenCheckpoint& checkpoint) {
   return std::ranges::any_of(checkpoint.index.tensors, [](const auto& tensor) {
-    return component_of(tensor.first) == kOptimizerComponent;
+    return checkpoint::component_of(tensor.first) == checkpoint::kOptimizerComponent;
   });
 }
 
@@ -33,17 +33,17 @@ bool holds_optimizer(const OpenCheckpoint& checkpoint) {
 bool wants_weights_only(const JobConfig& config) {
   const auto& wanted = config.checkpoint.components;
   return !wanted.empty() && std::ranges::all_of(wanted, [](const std::string& c) {
-    return c == kModelComponent || c == kEmaComponent;
+    return c == checkpoint::kModelComponent || c == checkpoint::kEmaComponent;
   });
 }
 
 // Whether no run can resume from it because it holds nothing but weights: a last save of weights, or an
 // export for Hugging Face. Reads the index of a complete checkpoint that another program wrote.
-bool holds_weights_alone(const StepFolder& found) {
-  if (found.kind == CheckpointKind::kModel || !name_exists(found.path / ".metadata")) return true;
+bool holds_weights_alone(const checkpoint::StepFolder& found) {
+  if (found.kind == checkpoint::CheckpointKind::kModel || !name_exists(found.path / ".metadata")) return true;
   if (found.manifest || found.step == 0) return false;  // a step-0 of torchtitan is a seed
   try {
-    return !holds_optimizer(open_checkpoint(found.path));
+    return !holds_optimizer(checkpoint::open_checkpoint(found.path));
   } catch (const Error&) {
     return false;  // damage is named when it is loaded
   }
@@ -69,7 +69,7 @@ void require_format(const fs::path& path, bool hugging_face) {
   if (is_folder(path)) {
     for (const fs::path& entry : entries_of(path)) {
       if (entry.extension() == ".safetensors") safetensors = true;
-      if (step_of_name(entry.filename().string())) steps.push_back(entry.filename().string());
+      if (checkpoint::step_of_name(entry.filename().string())) steps.push_back(entry.filename().string());
     }
   }
   if (hugging_face == safetensors && safetensors) return;
@@ -78,7 +78,8 @@ void require_format(const fs::path& path, bool hugging_face) {
         "checkpoint.initial_load_path: {} holds safetensors (Hugging Face's format) and no checkpoint in DCP "
         "format: start with {}",
         path.string(), initial_load(path, /*hugging_face=*/true));
-  std::ranges::sort(steps, {}, [](const std::string& name) { return step_of_name(name).value(); });
+  std::ranges::sort(steps, {},
+                    [](const std::string& name) { return checkpoint::step_of_name(name).value(); });
   throw_data(
       "checkpoint.initial_load_path: {} holds no {}: name the folder of one {}{}", path.string(),
       hugging_face ? "safetensors" : ".metadata",
@@ -88,7 +89,8 @@ void require_format(const fs::path& path, bool hugging_face) {
 
 // The checkpoints that the job could load, newest first ("untried"), whether they are its "own", and the one
 // that says that nothing is left to do ("finished", else ""). For rank 0.
-Json list_checkpoints(const JobConfig& config, const CheckpointFolder& folder, const fs::path& install_root) {
+Json list_checkpoints(const JobConfig& config, const checkpoint::CheckpointFolder& folder,
+                      const fs::path& install_root) {
   const auto& options = config.checkpoint;
   const bool initial = options.initial_load_path || options.initial_load_in_hf;
   const int64_t wanted = options.load_step;
@@ -96,9 +98,9 @@ Json list_checkpoints(const JobConfig& config, const CheckpointFolder& folder, c
   if (!options.create_seed_checkpoint && (path_exists(folder.path()) || wanted != -1)) {
     std::vector<std::string> usable, skipped;
     std::string finished;
-    std::vector<StepFolder> entries = folder.scan();
-    std::ranges::sort(entries, std::greater(), &StepFolder::step);
-    for (const StepFolder& entry : entries) {
+    std::vector<checkpoint::StepFolder> entries = folder.scan();
+    std::ranges::sort(entries, std::greater(), &checkpoint::StepFolder::step);
+    for (const checkpoint::StepFolder& entry : entries) {
       if (wanted != -1 && entry.step != wanted) continue;
       const bool newest = usable.empty() && finished.empty();
       const bool dcp = name_exists(entry.path / ".metadata");
@@ -148,8 +150,9 @@ Json list_checkpoints(const JobConfig& config, const CheckpointFolder& folder, c
 
 // Averages that the checkpoint or the job does not have.
 void choose_ema_source(const JobConfig& config, ChosenCheckpoint& chosen) {
-  const bool there = std::ranges::any_of(
-      chosen.names, [](const auto& name) { return component_of(name.first) == kEmaComponent; });
+  const bool there = std::ranges::any_of(chosen.names, [](const auto& name) {
+    return checkpoint::component_of(name.first) == checkpoint::kEmaComponent;
+  });
   if (!config.ema.enable) {
     if (there)
       log_warning(
@@ -158,14 +161,14 @@ void choose_ema_source(const JobConfig& config, ChosenCheckpoint& chosen) {
           chosen.path.string());
     return;
   }
-  if (there || !chosen.components.contains(kEmaComponent)) return;
+  if (there || !chosen.components.contains(checkpoint::kEmaComponent)) return;
   if (config.ema.on_missing == OnMissingEma::kError)
     throw_incompatible(
         "{}: ema.enable = true, but the checkpoint holds no averaged weights; to start them from "
         "the weights, start with {}",
         chosen.path.string(), override_text("ema.on_missing", "init_from_model"));
   log_info("The averaged weights (ema) start from the weights of {}", chosen.path.string());
-  chosen.components.erase(std::string(kEmaComponent));
+  chosen.components.erase(std::string(checkpoint::kEmaComponent));
 }
 
 ChosenCheckpoint open_for_job(const JobConfig& config, const fs::path& path, LoadSource source) {
@@ -173,31 +176,33 @@ ChosenCheckpoint open_for_job(const JobConfig& config, const fs::path& path, Loa
   chosen.path = path;
   chosen.source = source;
   chosen.hugging_face = source == LoadSource::kInitial && config.checkpoint.initial_load_in_hf;
-  chosen.checkpoint = open_checkpoint(path);
-  const CheckpointIndex& index = chosen.checkpoint.index;
+  chosen.checkpoint = checkpoint::open_checkpoint(path);
+  const checkpoint::CheckpointIndex& index = chosen.checkpoint.index;
   std::vector<std::string> keys;
   for (const auto& [key, record] : index.tensors) keys.push_back(key);
   for (const auto& [key, record] : index.objects) keys.push_back(key);
-  RenameTable table(config.checkpoint.rename.begin(), config.checkpoint.rename.end());
-  chosen.names = NameMap(table).apply(keys);
+  checkpoint::RenameTable table(config.checkpoint.rename.begin(), config.checkpoint.rename.end());
+  chosen.names = checkpoint::NameMap(table).apply(keys);
   if (chosen.hugging_face) {
-    chosen.components.emplace(kModelComponent);
+    chosen.components.emplace(checkpoint::kModelComponent);
     return chosen;
   }
-  const bool seed = chosen.checkpoint.manifest && chosen.checkpoint.manifest->kind == CheckpointKind::kSeed;
+  const bool seed =
+      chosen.checkpoint.manifest && chosen.checkpoint.manifest->kind == checkpoint::CheckpointKind::kSeed;
   const bool weights_only = seed || !holds_optimizer(chosen.checkpoint);
   chosen.components = components_to_load(config, source, weights_only);
   for (const std::string& part : components_left_out(config, source, weights_only))
-    if (std::ranges::any_of(chosen.names, [&](const auto& name) { return component_of(name.first) == part; }))
+    if (std::ranges::any_of(chosen.names,
+                            [&](const auto& name) { return checkpoint::component_of(name.first) == part; }))
       chosen.left_out.push_back(part);
   choose_ema_source(config, chosen);
   std::map<std::string, std::string> wanted;  // objects: key -> name
   for (const auto& [name, key] : chosen.names)
     if (index.objects.contains(key) &&
-        (chosen.components.contains(component_of(name)) || name == kLoaderRanksKey))
+        (chosen.components.contains(checkpoint::component_of(name)) || name == checkpoint::kLoaderRanksKey))
       wanted.emplace(key, name);
-  for (auto& [key, object] :
-       load_objects(chosen.checkpoint, [&](const std::string& key) { return wanted.contains(key); }))
+  for (auto& [key, object] : checkpoint::load_objects(
+           chosen.checkpoint, [&](const std::string& key) { return wanted.contains(key); }))
     chosen.objects.emplace(wanted.at(key), std::move(object));
   return chosen;
 }
@@ -237,8 +242,8 @@ void read_collectively(Coordinator& ranks, const std::function<void()>& action) 
   });
 }
 
-Start choose_start(const JobConfig& config, const CheckpointFolder& folder, const fs::path& install_root,
-                   Coordinator& ranks) {
+Start choose_start(const JobConfig& config, const checkpoint::CheckpointFolder& folder,
+                   const fs::path& install_root, Coordinator& ranks) {
   const Json list =
       Json::parse(from_rank_0(ranks, [&] { return list_checkpoints(config, folder, install_root).dump(); }));
   Start start;
@@ -259,12 +264,12 @@ bool fall_back_to_older(const JobConfig& config, Start& start, const Error& erro
   return true;
 }
 
-std::string explain_newer_checkpoints(const Start& start, const CheckpointFolder& folder, int64_t step,
-                                      int64_t last) {
+std::string explain_newer_checkpoints(const Start& start, const checkpoint::CheckpointFolder& folder,
+                                      int64_t step, int64_t last) {
   if (!start.checkpoint || start.checkpoint->source != LoadSource::kOwn) return "";
   std::vector<std::string> newer;
   int64_t newest = step, weights = 0;
-  for (const StepFolder& found : folder.scan()) {
+  for (const checkpoint::StepFolder& found : folder.scan()) {
     if (found.step <= step || !(found.complete() || found.damaged() || found.unreadable)) continue;
     const bool alone = found.complete() && holds_weights_alone(found);
     newer.push_back(found.path.filename().string() + (alone              ? " (weights alone)"
@@ -299,9 +304,10 @@ std::string explain_newer_checkpoints(const Start& start, const CheckpointFolder
 void require_same_tokenizer(const ResolvedConfig& resolved, const ChosenCheckpoint& chosen,
                             const TokenizerRecord& own) {
   const bool allowed = resolved.config.checkpoint.allow_other_tokenizer;
-  const bool position =
-      chosen.components.contains(kLoaderComponent) && chosen.find_object(kLoaderPositionKey) != nullptr;
-  const std::string leave_out = leave_out_remedy(resolved.config, chosen.source, kLoaderComponent);
+  const bool position = chosen.components.contains(checkpoint::kLoaderComponent) &&
+                        chosen.find_object(checkpoint::kLoaderPositionKey) != nullptr;
+  const std::string leave_out =
+      leave_out_remedy(resolved.config, chosen.source, checkpoint::kLoaderComponent);
   std::string allow = "start with " + override_text("checkpoint.allow_other_tokenizer", "true");
   if (position && !allowed)
     allow +=
@@ -322,4 +328,4 @@ void require_same_tokenizer(const ResolvedConfig& resolved, const ChosenCheckpoi
                  chosen.path.string(), leave_out);
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -18,21 +18,21 @@
 #include "trainer/checkpointing/resume_policy.h"
 #include "trainer/config/load.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 // The checkpoint a job loads.
 struct ChosenCheckpoint {
   std::filesystem::path path;
   LoadSource source = LoadSource::kOwn;
   bool hugging_face = false;  // names are Hugging Face's
-  OpenCheckpoint checkpoint;
+  checkpoint::OpenCheckpoint checkpoint;
   std::map<std::string, std::string> names;  // name here (or Hugging Face's) -> key in the checkpoint
-  ComponentSet components;                   // to be loaded
+  checkpoint::ComponentSet components;       // to be loaded
   std::vector<std::string> left_out;  // of those it holds, by checkpoint.components or exclude_from_loading
-  std::map<std::string, Object, std::less<>> objects;  // of the components, by name here
+  std::map<std::string, checkpoint::Object, std::less<>> objects;  // of the components, by name here
 
   // Null when it holds no such value, or the value belongs to a component that is not loaded.
-  const Object* find_object(std::string_view name) const {
+  const checkpoint::Object* find_object(std::string_view name) const {
     const auto found = objects.find(name);
     return found == objects.end() ? nullptr : &found->second;
   }
@@ -57,7 +57,7 @@ struct Start {
 // opens the newest that every rank can open: from a damaged one it falls back to the one before, as
 // checkpoint.on_corrupt says. Collective. Throws Error(kBadData), the same on every rank, when what the
 // configuration names is not there or no checkpoint can be used; IncompatibleCheckpoint.
-Start choose_start(const JobConfig& config, const CheckpointFolder& folder,
+Start choose_start(const JobConfig& config, const checkpoint::CheckpointFolder& folder,
                    const std::filesystem::path& install_root, Coordinator& ranks);
 // After the load of start.checkpoint has failed with `error` on every rank: opens the newest one before it
 // that every rank can open. False when the failure is no damage or none is before it. Collective.
@@ -70,12 +70,12 @@ void read_collectively(Coordinator& ranks, const std::function<void()>& action);
 // are damaged or hold weights alone, or because checkpoint.load_step or the parts that are read say so; which
 // steps are trained again; and what the next start makes of them. "" when none is newer. `step`: updates done
 // in this run's count; `last`: training.steps.
-std::string explain_newer_checkpoints(const Start& start, const CheckpointFolder& folder, int64_t step,
-                                      int64_t last);
+std::string explain_newer_checkpoints(const Start& start, const checkpoint::CheckpointFolder& folder,
+                                      int64_t step, int64_t last);
 
 // Throws Error(kUsage), with the ways out, when the weights that are loaded were trained with another
 // tokenizer than this job's, unless checkpoint.allow_other_tokenizer says that they may be.
 void require_same_tokenizer(const ResolvedConfig& resolved, const ChosenCheckpoint& chosen,
                             const TokenizerRecord& own);
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -15,14 +15,14 @@
 #include "trainer/hugging_face/config.h"
 #include "trainer/hugging_face/names.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace {
 
 // The model's parameters, each whole.
-std::vector<TensorState> whole_parameters(const ModelArgs& args) {
-  std::vector<TensorState> states;
-  for (const ParameterPtr& parameter : Transformer(args).parameters()) {
-    TensorState& state = states.emplace_back();
+std::vector<checkpoint::TensorState> whole_parameters(const models::ModelArgs& args) {
+  std::vector<checkpoint::TensorState> states;
+  for (const ParameterPtr& parameter : models::Transformer(args).parameters()) {
+    checkpoint::TensorState& state = states.emplace_back();
     state.key = parameter->fqn;
     state.shape = parameter->shape;
     state.aliases = parameter->aliases;
@@ -32,7 +32,7 @@ std::vector<TensorState> whole_parameters(const ModelArgs& args) {
 
 // "10 layers there, 8 here; dim 64 there, 32 here"; "" when none is known. `keys`: the parameter's name ->
 // its key.
-std::string dimension_differences(const ModelArgs& args, const CheckpointIndex& index,
+std::string dimension_differences(const models::ModelArgs& args, const checkpoint::CheckpointIndex& index,
                                   const std::map<std::string, std::string>& keys) {
   std::vector<std::string> differences;
   const auto compare = [&](const char* text, int64_t there, int64_t here) {
@@ -62,21 +62,23 @@ std::string dimension_differences(const ModelArgs& args, const CheckpointIndex& 
 
 }  // namespace
 
-StoredNames own_names(const OpenCheckpoint& checkpoint, const std::map<std::string, std::string>& all,
-                      bool ema) {
-  StoredNames names;
+checkpoint::StoredNames own_names(const checkpoint::OpenCheckpoint& checkpoint,
+                                  const std::map<std::string, std::string>& all, bool ema) {
+  checkpoint::StoredNames names;
   for (const auto& [name, key] : all) {
-    const std::string component = component_of(name);
-    if (ema && component == kEmaComponent) names.keys.emplace(name.substr(kEmaPrefix.size()), key);
-    if (!ema && component == kModelComponent) names.keys.emplace(name, key);
+    const std::string component = checkpoint::component_of(name);
+    if (ema && component == checkpoint::kEmaComponent)
+      names.keys.emplace(name.substr(checkpoint::kEmaPrefix.size()), key);
+    if (!ema && component == checkpoint::kModelComponent) names.keys.emplace(name, key);
   }
   if (ema && names.keys.empty())
     throw_data("{}: the checkpoint holds no averaged weights (ema)", checkpoint.folder.string());
   return names;
 }
 
-StoredNames hugging_face_names(const ModelArgs& args, const std::map<std::string, std::string>& names) {
-  StoredNames stored;
+checkpoint::StoredNames hugging_face_names(const models::ModelArgs& args,
+                                           const std::map<std::string, std::string>& names) {
+  checkpoint::StoredNames stored;
   for (const auto& [name, key] : names) {
     if (const auto parameter = parameter_of_hf(args, name)) {
       stored.keys.emplace(*parameter, key);
@@ -88,14 +90,15 @@ StoredNames hugging_face_names(const ModelArgs& args, const std::map<std::string
   return stored;
 }
 
-std::pair<std::string, RowMap> hugging_face_place(const ModelArgs& args, const std::string& fqn) {
+std::pair<std::string, checkpoint::RowMap> hugging_face_place(const models::ModelArgs& args,
+                                                              const std::string& fqn) {
   const HfTensor tensor = hf_tensor(args, fqn);
-  RowMap rows;
+  checkpoint::RowMap rows;
   if (tensor.head_dim > 0) rows = [tensor](int64_t row) { return hf_row(tensor, row); };
   return {tensor.name, std::move(rows)};
 }
 
-void require_same_model(const ModelArgs& args, const std::filesystem::path& folder) {
+void require_same_model(const models::ModelArgs& args, const std::filesystem::path& folder) {
   const std::filesystem::path file = folder / "config.json";
   if (!name_exists(file)) return;
   const std::vector<std::string> differences = hf_differences(args, read_hf_config(file));
@@ -105,40 +108,42 @@ void require_same_model(const ModelArgs& args, const std::filesystem::path& fold
         file.string(), fmt::join(differences, "; "), override_text("model.flavor", "from_hf"));
 }
 
-void require_same_dimensions(const ModelArgs& args, const OpenCheckpoint& checkpoint,
-                             const StoredNames& names, const std::string& remedy) {
+void require_same_dimensions(const models::ModelArgs& args, const checkpoint::OpenCheckpoint& checkpoint,
+                             const checkpoint::StoredNames& names, const std::string& remedy) {
   const std::string differences = dimension_differences(args, checkpoint.index, names.keys);
   if (differences.empty()) return;
   throw_incompatible("the checkpoint is of another model: {} ({}); {}", differences,
                      checkpoint.folder.string(), remedy);
 }
 
-StoredWeights::StoredWeights(const std::filesystem::path& folder, const ModelArgs& args, bool ema)
-    : checkpoint_(open_checkpoint(folder)) {
-  const bool hugging_face = checkpoint_.index.layout == CheckpointIndex::Layout::kBareBytes;
+StoredWeights::StoredWeights(const std::filesystem::path& folder, const models::ModelArgs& args, bool ema)
+    : checkpoint_(checkpoint::open_checkpoint(folder)) {
+  const bool hugging_face = checkpoint_.index.layout == checkpoint::CheckpointIndex::Layout::kBareBytes;
   if (hugging_face && ema)
     throw_data("{}: safetensors hold one set of weights and no averages beside them", folder.string());
   std::vector<std::string> keys;
   for (const auto& [key, record] : checkpoint_.index.tensors) keys.push_back(key);
-  const std::map<std::string, std::string> all = NameMap().apply(keys);
-  const StoredNames names = hugging_face ? hugging_face_names(args, all) : own_names(checkpoint_, all, ema);
+  const std::map<std::string, std::string> all = checkpoint::NameMap().apply(keys);
+  const checkpoint::StoredNames names =
+      hugging_face ? hugging_face_names(args, all) : own_names(checkpoint_, all, ema);
   require_same_dimensions(args, checkpoint_, names,
                           "name the configuration that it was trained with (--config)");
-  LoadOptions options;
+  checkpoint::LoadOptions options;
   options.allow_dtype_cast = true;
-  for (const LoadItem& item : plan_load(checkpoint_, whole_parameters(args), names, options))
+  for (const checkpoint::LoadItem& item :
+       checkpoint::plan_load(checkpoint_, whole_parameters(args), names, options))
     items_.emplace(item.tensor.key, item);
 }
 
 void StoredWeights::load(const Parameter& parameter, const at::Tensor& weight) const {
-  LoadItem item = items_.at(parameter.fqn);
+  checkpoint::LoadItem item = items_.at(parameter.fqn);
   item.tensor.dtype = dtype_of(weight.scalar_type());
   item.tensor.data = weight.data_ptr();
   item.tensor.on_device = !weight.is_cpu();
   DeviceMover mover(weight.device());
-  LoadOptions options;
+  checkpoint::LoadOptions options;
   options.verify_finite = true;
-  load_tensors(checkpoint_, {item}, mover, options);
+  checkpoint::load_tensors(checkpoint_, {item}, mover, options);
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

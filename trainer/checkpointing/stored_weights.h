@@ -12,42 +12,44 @@
 #include "checkpoint/loader.h"
 #include "models/flavors/model_args.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 // Where the model's parameters are in Hugging Face's safetensors, with the order of rotary rows there.
 // `names`: Hugging Face's name -> key in the checkpoint. Tensors that no parameter corresponds to keep their
 // name, so that they are reported as unexpected. (Shapes alone do not tell two models apart: see
 // require_same_model.)
-StoredNames hugging_face_names(const ModelArgs& args, const std::map<std::string, std::string>& names);
+checkpoint::StoredNames hugging_face_names(const models::ModelArgs& args,
+                                           const std::map<std::string, std::string>& names);
 
 // The other way: the name that parameter `fqn` has there, and the order of its rows (empty: as here).
-std::pair<std::string, RowMap> hugging_face_place(const ModelArgs& args, const std::string& fqn);
+std::pair<std::string, checkpoint::RowMap> hugging_face_place(const models::ModelArgs& args,
+                                                              const std::string& fqn);
 
 // Throws Error(kUsage) when config.json beside Hugging Face's weights describes another model than `args`.
-void require_same_model(const ModelArgs& args, const std::filesystem::path& folder);
+void require_same_model(const models::ModelArgs& args, const std::filesystem::path& folder);
 
 // Names of a DCP checkpoint's model, or of its averages without their prefix. `names`: name here -> key.
-StoredNames own_names(const OpenCheckpoint& checkpoint, const std::map<std::string, std::string>& names,
-                      bool ema);
+checkpoint::StoredNames own_names(const checkpoint::OpenCheckpoint& checkpoint,
+                                  const std::map<std::string, std::string>& names, bool ema);
 
 // Throws IncompatibleCheckpoint when the shapes of a checkpoint's weights tell that they are of another model
 // than `args`: in words ("10 layers there, 8 here; dim 64 there, 32 here"), with `remedy`.
-void require_same_dimensions(const ModelArgs& args, const OpenCheckpoint& checkpoint,
-                             const StoredNames& names, const std::string& remedy);
+void require_same_dimensions(const models::ModelArgs& args, const checkpoint::OpenCheckpoint& checkpoint,
+                             const checkpoint::StoredNames& names, const std::string& remedy);
 
 // Whole weights of a checkpoint, one parameter at a time, on one process: for evaluation and generation.
 class StoredWeights {
  public:
   // `ema`: the averages instead. Names and shapes must be the model's; floating-point types are converted.
   // Throws Error(kBadData) with all differences.
-  StoredWeights(const std::filesystem::path& checkpoint, const ModelArgs& args, bool ema);
+  StoredWeights(const std::filesystem::path& checkpoint, const models::ModelArgs& args, bool ema);
   // `weight`: contiguous, of the parameter's global shape. Throws Error(kBadData) when it holds NaN or
   // infinite numbers.
   void load(const Parameter& parameter, const at::Tensor& weight) const;
 
  private:
-  OpenCheckpoint checkpoint_;
-  std::map<std::string, LoadItem> items_;  // by the parameter's name
+  checkpoint::OpenCheckpoint checkpoint_;
+  std::map<std::string, checkpoint::LoadItem> items_;  // by the parameter's name
 };
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -37,7 +37,7 @@
 #include "trainer/setup/preflight.h"
 #include "trainer/training_state.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace fs = std::filesystem;
 namespace {
 
@@ -125,29 +125,30 @@ class Table {
   std::map<std::string, std::string> failed_rows_;
 };
 
-Environment environment_of(const CommandLine& line, const JobConfig& config) {
-  Environment environment;
+parallel::Environment environment_of(const CommandLine& line, const JobConfig& config) {
+  parallel::Environment environment;
   const int64_t ranks = line.ranks > 0 ? line.ranks : job_environment(config).world_size;
   environment.world_size = environment.local_world_size = static_cast<int>(ranks);
   return environment;  // of rank 0
 }
 
-std::string describe_batch(const JobConfig& config, const Mesh& mesh) {
+std::string describe_batch(const JobConfig& config, const parallel::Mesh& mesh) {
   const auto& training = config.training;
-  const int64_t microbatch = training.local_batch_size * mesh.degree(MeshDim::kBatch);
+  const int64_t microbatch = training.local_batch_size * mesh.degree(parallel::MeshDim::kBatch);
   const int64_t global = training.global_batch_size > 0 ? training.global_batch_size : microbatch;
-  const int64_t ranks = mesh.degree(MeshDim::kBatch), microbatches = global / microbatch;
+  const int64_t ranks = mesh.degree(parallel::MeshDim::kBatch), microbatches = global / microbatch;
   return fmt::format(
       "{} sequences of {} per step: {} tokens ({} data-parallel rank{} x {} sequences x {} microbatch{})",
       global, training.seq_len, human_count(static_cast<uint64_t>(global * training.seq_len)), ranks,
       ranks == 1 ? "" : "s", training.local_batch_size, microbatches, microbatches == 1 ? "" : "es");
 }
 
-std::string describe_memory(const JobConfig& config, const ModelArgs& model, const Mesh& mesh) {
+std::string describe_memory(const JobConfig& config, const models::ModelArgs& model,
+                            const parallel::Mesh& mesh) {
   const auto& training = config.training;
-  const int64_t microbatch = training.local_batch_size * mesh.degree(MeshDim::kBatch);
+  const int64_t microbatch = training.local_batch_size * mesh.degree(parallel::MeshDim::kBatch);
   const int64_t microbatches = training.global_batch_size > 0 ? training.global_batch_size / microbatch : 1;
-  const JobSize size = job_size(config, model, mesh.degree(MeshDim::kFsdp), microbatches);
+  const JobSize size = job_size(config, model, mesh.degree(parallel::MeshDim::kFsdp), microbatches);
   return fmt::format("{} per rank for weights, gradients and optimizer{}, and at least {} for activations",
                      readable_bytes(size.states()),
                      config.ema.enable ? fmt::format(", {} for averages", readable_bytes(size.averages)) : "",
@@ -190,9 +191,9 @@ std::string probe_writable(const fs::path& folder) {
 
 // The state of rank 0 in shapes without memory, and the groups it is sharded over.
 struct StateShapes {
-  StateShapes(const ResumePlan& plan, const JobConfig& configured, const ModelArgs& args, const Mesh& mesh,
-              const Environment& environment, DataLoader& loader)
-      : groups(mesh, environment, {.backend = CommBackend::kFake}),
+  StateShapes(const ResumePlan& plan, const JobConfig& configured, const models::ModelArgs& args,
+              const parallel::Mesh& mesh, const parallel::Environment& environment, DataLoader& loader)
+      : groups(mesh, environment, {.backend = parallel::CommBackend::kFake}),
         model(make_model_and_optimizer(args, plan.config,
                                        {.groups = groups,
                                         .device = at::kCPU,
@@ -206,11 +207,11 @@ struct StateShapes {
     for (const auto& component : components) parts.push_back(component.get());
   }
 
-  ProcessGroups groups;
+  parallel::ProcessGroups groups;
   ModelAndOptimizer model;
   TrainState state;
   StateComponents components;
-  std::vector<StateComponent*> parts;
+  std::vector<checkpoint::StateComponent*> parts;
 };
 
 std::string describe_start(const JobConfig& config, const std::optional<FinishedRun>& finished,
@@ -228,10 +229,10 @@ std::string describe_start(const JobConfig& config, const std::optional<Finished
                      chosen->source == LoadSource::kOwn ? "resume from" : "load", path, step + 1, last);
 }
 
-std::string describe_model(const JobConfig::Model& named, const ModelArgs& model) {
+std::string describe_model(const JobConfig::Model& named, const models::ModelArgs& model) {
   const auto problem = export_problem(model);
   return fmt::format("{} {}, {} parameters{}", named.name, named.flavor,
-                     human_count(static_cast<uint64_t>(count_parameters(model).total)),
+                     human_count(static_cast<uint64_t>(models::count_parameters(model).total)),
                      problem ? "; it cannot be exported to Hugging Face: " + problem->text : "");
 }
 
@@ -346,8 +347,8 @@ class JobCheck {
         "-");
   }
 
-  CheckpointFolder checkpoint_folder() const {
-    return CheckpointFolder(fs::path(config().job.dump_folder) / config().checkpoint.folder);
+  checkpoint::CheckpointFolder checkpoint_folder() const {
+    return checkpoint::CheckpointFolder(fs::path(config().job.dump_folder) / config().checkpoint.folder);
   }
 
   std::string find_checkpoint() {
@@ -374,10 +375,10 @@ class JobCheck {
   const CommandLine& line_;
   Table table_;
   std::optional<ResolvedConfig> resolved_;
-  Environment environment_;
-  ModelArgs model_;
+  parallel::Environment environment_;
+  models::ModelArgs model_;
   RunFacts facts_;
-  std::optional<Mesh> mesh_;
+  std::optional<parallel::Mesh> mesh_;
   std::optional<DataSetup> data_;
   std::unique_ptr<DataLoader> loader_;
   Start start_;
@@ -395,4 +396,4 @@ ExitCode check_command(const CommandLine& line) {
   return ExitCode::kOk;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

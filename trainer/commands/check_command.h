@@ -5,10 +5,10 @@
 #include "base/error.h"
 #include "trainer/commands/command_line.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 // Prints a table of what was checked, and what a start would do. Throws the first failure, which is what the
 // job would end with, with all that were found in its text.
 ExitCode check_command(const CommandLine& line);
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

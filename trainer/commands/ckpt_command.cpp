@@ -23,21 +23,21 @@
 #include "trainer/runtime/runtime.h"
 #include "trainer/setup/data_setup.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace fs = std::filesystem;
 namespace {
 
 // The model weights that a job of this configuration has.
-NameList names_of_job(const fs::path& toml) {
+checkpoint::NameList names_of_job(const fs::path& toml) {
   ResolvedConfig resolved = load_config(toml, {});
   resolve_hf_model(resolved, install_root());
-  NameList list{toml.string(), {}};
-  const ModelArgs args = model_args(resolved.config.model);
+  checkpoint::NameList list{toml.string(), {}};
+  const models::ModelArgs args = model_args(resolved.config.model);
   require_memory(args, /*bytes_per_parameter=*/0, rank_memory(at::kCPU, 1));
-  for (const ParameterPtr& parameter : Transformer(args).parameters()) {
-    list.tensors.push_back({parameter->fqn, Dtype::kFloat32, parameter->shape});
+  for (const ParameterPtr& parameter : models::Transformer(args).parameters()) {
+    list.tensors.push_back({parameter->fqn, checkpoint::Dtype::kFloat32, parameter->shape});
     for (const std::string& alias : parameter->aliases)
-      list.tensors.push_back({alias, Dtype::kFloat32, parameter->shape});
+      list.tensors.push_back({alias, checkpoint::Dtype::kFloat32, parameter->shape});
   }
   return list;
 }
@@ -47,31 +47,32 @@ bool is_toml(const fs::path& path) {
 }
 
 // The names of one side of a comparison.
-NameList names_at(const fs::path& path) {
+checkpoint::NameList names_at(const fs::path& path) {
   if (is_toml(path)) return names_of_job(path);
-  NameList stored = names_in(path);
-  std::erase_if(stored.tensors,
-                [](const NamedTensor& tensor) { return component_of(tensor.name) != kModelComponent; });
+  checkpoint::NameList stored = checkpoint::names_in(path);
+  std::erase_if(stored.tensors, [](const checkpoint::NamedTensor& tensor) {
+    return checkpoint::component_of(tensor.name) != checkpoint::kModelComponent;
+  });
   return stored;
 }
 
 // Which of our weights become which of Hugging Face's.
-std::vector<ConvertedTensor> hugging_face_tensors(const ModelArgs& args) {
-  std::vector<ConvertedTensor> tensors;
-  for (const ParameterPtr& parameter : Transformer(args).parameters()) {
+std::vector<checkpoint::ConvertedTensor> hugging_face_tensors(const models::ModelArgs& args) {
+  std::vector<checkpoint::ConvertedTensor> tensors;
+  for (const ParameterPtr& parameter : models::Transformer(args).parameters()) {
     const HfTensor stored = hf_tensor(args, parameter->fqn);
-    ConvertedTensor tensor{parameter->fqn, stored.name};
+    checkpoint::ConvertedTensor tensor{parameter->fqn, stored.name};
     if (stored.head_dim > 0) tensor.row_map = [stored](int64_t row) { return our_row(stored, row); };
     tensors.push_back(std::move(tensor));
   }
   return tensors;
 }
 
-std::vector<ConvertedTensor> our_tensors(const ModelArgs& args) {
-  std::vector<ConvertedTensor> tensors;
-  for (const ParameterPtr& parameter : Transformer(args).parameters()) {
+std::vector<checkpoint::ConvertedTensor> our_tensors(const models::ModelArgs& args) {
+  std::vector<checkpoint::ConvertedTensor> tensors;
+  for (const ParameterPtr& parameter : models::Transformer(args).parameters()) {
     const HfTensor stored = hf_tensor(args, parameter->fqn);
-    ConvertedTensor tensor{stored.name, parameter->fqn};
+    checkpoint::ConvertedTensor tensor{stored.name, parameter->fqn};
     if (stored.head_dim > 0) tensor.row_map = [stored](int64_t row) { return hf_row(stored, row); };
     tensors.push_back(tensor);
     for (const std::string& alias : parameter->aliases) {
@@ -84,7 +85,7 @@ std::vector<ConvertedTensor> our_tensors(const ModelArgs& args) {
 
 // The tokenizer to export with the weights, so that other programs can open the folder; null, with a warning,
 // when it is missing or not the one that the weights were trained with.
-std::unique_ptr<Tokenizer> tokenizer_for(const ConvertOptions& convert, const ModelOrigin& origin,
+std::unique_ptr<Tokenizer> tokenizer_for(const checkpoint::ConvertOptions& convert, const ModelOrigin& origin,
                                          const fs::path& path) {
   try {
     if (!path_exists(path)) {
@@ -106,61 +107,61 @@ std::unique_ptr<Tokenizer> tokenizer_for(const ConvertOptions& convert, const Mo
   return nullptr;
 }
 
-void convert_to_hugging_face(const std::string& config, ConvertOptions& convert) {
+void convert_to_hugging_face(const std::string& config, checkpoint::ConvertOptions& convert) {
   const ModelOrigin origin = model_origin(convert.source, config);
-  const ModelArgs args = model_args(origin.model);
+  const models::ModelArgs args = model_args(origin.model);
   convert.tensors = [args](const auto&) { return hugging_face_tensors(args); };
   const fs::path path = resolve_input(origin.tokenizer, install_root());
   const auto tokenizer = tokenizer_for(convert, origin, path);
-  const auto weights = open_checkpoint(convert.source).index.tensors;
-  const auto weight =
-      std::ranges::find(weights, kModelComponent, [](const auto& one) { return component_of(one.first); });
-  const Dtype dtype = convert.dtype             ? *convert.dtype
-                      : weight == weights.end() ? Dtype::kFloat32
-                                                : weight->second.dtype;
+  const auto weights = checkpoint::open_checkpoint(convert.source).index.tensors;
+  const auto weight = std::ranges::find(weights, checkpoint::kModelComponent,
+                                        [](const auto& one) { return checkpoint::component_of(one.first); });
+  const checkpoint::Dtype dtype = convert.dtype             ? *convert.dtype
+                                  : weight == weights.end() ? checkpoint::Dtype::kFloat32
+                                                            : weight->second.dtype;
   convert.more_files = hugging_face_files(args, dtype, tokenizer.get(), path);
   const std::string hash = tokenizer ? tokenizer->hash() : origin.stored.hash;
   if (!hash.empty()) convert.facts = tokenizer_note(hash);
 }
 
-void convert_from_hugging_face(const std::string& config, ConvertOptions& convert) {
+void convert_from_hugging_face(const std::string& config, checkpoint::ConvertOptions& convert) {
   const ModelOrigin origin = model_origin(convert.source, config);
-  const ModelArgs args = model_args(origin.model);
+  const models::ModelArgs args = model_args(origin.model);
   convert.tensors = [args](const auto&) { return our_tensors(args); };
   convert.facts = record_facts({origin.model, origin.stored, ""});
 }
 
 // From safetensors to safetensors: keeps config.json and the tokenizer.
-void keep_hugging_face_files(ConvertOptions& convert) {
+void keep_hugging_face_files(checkpoint::ConvertOptions& convert) {
   const fs::path& source = convert.source;
   const fs::path folder = is_folder(source) ? source : source.parent_path();
-  const TokenizerRecord stored = read_record(open_checkpoint(source)).tokenizer;
+  const TokenizerRecord stored = read_record(checkpoint::open_checkpoint(source)).tokenizer;
   if (stored.recorded && !stored.hash.empty()) convert.facts = tokenizer_note(stored.hash);
   if (!name_exists(folder / "config.json")) return;
   convert.more_files = tokenizer_files(folder);
   const auto file = [&](const char* name) { return read_file(folder / name, size_t{16} << 20); };
   nlohmann::json config = parse_json(file("config.json"), (folder / "config.json").string());
   for (const char* key : {"dtype", "torch_dtype"})
-    if (convert.dtype) config[key] = torch_name(*convert.dtype);
+    if (convert.dtype) config[key] = checkpoint::torch_name(*convert.dtype);
   convert.more_files["config.json"] = config.dump(2) + "\n";
   if (name_exists(folder / "generation_config.json"))
     convert.more_files["generation_config.json"] = file("generation_config.json");
 }
 
-ExitCode convert_weights(ConvertOptions convert, const std::string& config) {
-  require_checkpoint(convert.source);
+ExitCode convert_weights(checkpoint::ConvertOptions convert, const std::string& config) {
+  checkpoint::require_checkpoint(convert.source);
   const bool from_dcp = name_exists(convert.source / ".metadata");
-  const bool to_dcp = convert.format == WeightFormat::kDcp;
+  const bool to_dcp = convert.format == checkpoint::WeightFormat::kDcp;
   if (from_dcp == to_dcp && !config.empty())
     throw_config("--config {}: has no use here: source and destination have the same names", config);
   if (from_dcp && !to_dcp) convert_to_hugging_face(config, convert);
   if (!from_dcp && to_dcp) convert_from_hugging_face(config, convert);
   if (!from_dcp && !to_dcp) keep_hugging_face_files(convert);
   if (from_dcp && to_dcp) {
-    const OpenCheckpoint source = open_checkpoint(convert.source);
+    const checkpoint::OpenCheckpoint source = checkpoint::open_checkpoint(convert.source);
     convert.facts = record_facts({saved_model(source), read_record(source).tokenizer, ""});
   }
-  return convert_checkpoint(convert, stdout);
+  return checkpoint::convert_checkpoint(convert, stdout);
 }
 
 }  // namespace
@@ -169,22 +170,22 @@ ExitCode ckpt_command(const CommandLine::Ckpt& options) {
   using Tool = CommandLine::Ckpt::Tool;
   switch (options.tool) {
     case Tool::kLs:
-      return list_checkpoints(options.ls, stdout);
+      return checkpoint::list_checkpoints(options.ls, stdout);
     case Tool::kVerify:
-      return verify_checkpoints(options.verify, stdout);
+      return checkpoint::verify_checkpoints(options.verify, stdout);
     case Tool::kDigest:
-      return print_digest(options.digest, stdout);
+      return checkpoint::print_digest(options.digest, stdout);
     case Tool::kDiff: {
       const auto& [a, b, only, json] = options.diff;
-      if (is_toml(a) || is_toml(b)) return diff_names(names_at(a), names_at(b), json, stdout);
-      return diff_checkpoints(options.diff, stdout);
+      if (is_toml(a) || is_toml(b)) return checkpoint::diff_names(names_at(a), names_at(b), json, stdout);
+      return checkpoint::diff_checkpoints(options.diff, stdout);
     }
     case Tool::kConvert:
       return convert_weights(options.convert, options.config);
     case Tool::kPrune:
-      return prune_checkpoints(options.prune, stdout);
+      return checkpoint::prune_checkpoints(options.prune, stdout);
   }
   throw_bug("unknown checkpoint tool");
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -4,8 +4,8 @@
 #include "base/error.h"
 #include "trainer/commands/command_line.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 ExitCode ckpt_command(const CommandLine::Ckpt& options);
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -17,7 +17,7 @@
 #include "trainer/config/reference.h"
 #include "trainer/config/suggest.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace {
 
 const char* const kOverridesHelp = R"(
@@ -78,8 +78,9 @@ void add_inference_options(CLI::App& command, CommandLine::Inference& inference)
       ->required();
   add_config(command, inference.config);
   command.add_option("--tokenizer", inference.tokenizer, "Folder with the tokenizer's files");
-  add_choice<Dtype>(command, "--dtype", inference.dtype,
-                    "Type of weights and arithmetic: float32 or bfloat16", {"float32", "bfloat16"});
+  add_choice<checkpoint::Dtype>(command, "--dtype", inference.dtype,
+                                "Type of weights and arithmetic: float32 or bfloat16",
+                                {"float32", "bfloat16"});
   command.add_flag("--ema", inference.ema, "Use the averaged weights");
   command.add_flag("--allow-other-tokenizer", inference.allow_other_tokenizer,
                    "Take a tokenizer that the weights were not trained with");
@@ -165,10 +166,11 @@ CLI::App* add_ckpt(CLI::App& app, CommandLine::Ckpt& ckpt) {
   CLI::App* convert = add("convert", Tool::kConvert, "Write it in another format");
   add_path(convert, "SRC", ckpt.convert.source, "A checkpoint");
   add_path(convert, "DST", ckpt.convert.destination, "Folder to write");
-  add_choice<WeightFormat>(*convert, "--to", ckpt.convert.format, "dcp or safetensors")->required();
-  add_choice<Dtype>(*convert, "--dtype", ckpt.convert.dtype,
-                    "float32, bfloat16 or float16; as they are unless set",
-                    {"float32", "bfloat16", "float16"});
+  add_choice<checkpoint::WeightFormat>(*convert, "--to", ckpt.convert.format, "dcp or safetensors")
+      ->required();
+  add_choice<checkpoint::Dtype>(*convert, "--dtype", ckpt.convert.dtype,
+                                "float32, bfloat16 or float16; as they are unless set",
+                                {"float32", "bfloat16", "float16"});
   add_config(*convert, ckpt.config);
   convert->add_flag("--ema", ckpt.convert.ema, "The averaged weights instead of the weights");
 
@@ -345,4 +347,4 @@ int terminal_width() {
   return columns > 0 ? columns : 100;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -10,7 +10,7 @@
 #include "trainer/config/overrides.h"
 #include "trainer/inference/generate.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 struct CommandLine {
   enum class Action {
@@ -34,12 +34,12 @@ struct CommandLine {
 
   // Options that generate and eval have in common.
   struct Inference {
-    std::string checkpoint;              // a step-N folder, or safetensors
-    std::string config;                  // TOML with the model, for checkpoints that do not name theirs
-    std::string tokenizer;               // folder; empty: the one the checkpoint's configuration names
-    Dtype dtype = Dtype::kFloat32;       // or kBFloat16: of weights and arithmetic
-    bool ema = false;                    // the averaged weights
-    bool allow_other_tokenizer = false;  // than the one the weights were trained with
+    std::string checkpoint;  // a step-N folder, or safetensors
+    std::string config;      // TOML with the model, for checkpoints that do not name theirs
+    std::string tokenizer;   // folder; empty: the one the checkpoint's configuration names
+    checkpoint::Dtype dtype = checkpoint::Dtype::kFloat32;  // or kBFloat16: of weights and arithmetic
+    bool ema = false;                                       // the averaged weights
+    bool allow_other_tokenizer = false;                     // than the one the weights were trained with
   };
   struct Generate : Inference {
     std::string prompt;
@@ -57,13 +57,13 @@ struct CommandLine {
     enum class Tool { kLs, kVerify, kDigest, kDiff, kConvert, kPrune };
     Tool tool = Tool::kLs;
     // Of the tool that is named.
-    ListOptions ls;
-    VerifyOptions verify;
-    DigestOptions digest;
-    DiffOptions diff;  // a side may be a TOML file: the state that its job would have
-    ConvertOptions convert;
+    checkpoint::ListOptions ls;
+    checkpoint::VerifyOptions verify;
+    checkpoint::DigestOptions digest;
+    checkpoint::DiffOptions diff;  // a side may be a TOML file: the state that its job would have
+    checkpoint::ConvertOptions convert;
     std::string config;  // convert: TOML with the model, for checkpoints that do not name theirs
-    PruneOptions prune;
+    checkpoint::PruneOptions prune;
   };
 
   struct Report {
@@ -99,4 +99,4 @@ CommandLine parse_command_line(std::vector<std::string> arguments, int width);
 // Columns of the terminal on stdout: by the terminal, else COLUMNS, else 100.
 int terminal_width();
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

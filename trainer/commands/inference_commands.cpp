@@ -14,7 +14,7 @@
 #include "trainer/inference/generate.h"
 #include "trainer/runtime/runtime.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace {
 
 at::Device inference_device() {
@@ -97,4 +97,4 @@ ExitCode eval_command(const CommandLine::Eval& options, const ModelSource& sourc
   return ExitCode::kOk;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

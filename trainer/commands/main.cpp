@@ -56,20 +56,21 @@
 extern "C" const char* malloc_conf;
 const char* malloc_conf = "oversize_threshold:0,dirty_decay_ms:-1";
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace {
 
 std::optional<int> rank_of_job;         // set by train()
 bool ends_without_destructors = false;  // likewise, when a job on a GPU has failed
 
 ExitCode train(const CommandLine& line, const std::vector<std::string>& command,
-               const Environment& environment) {
+               const parallel::Environment& environment) {
   const int rank = environment.rank;
   init_logging(!rank_prints(rank));
   end_on_stop_signals(rank_prints(rank));
   std::optional<BeforeEndBySignal> before_end;
   if (rank > 0)
-    before_end.emplace([environment](const std::string& signal) { leave_ranks(environment, signal + " came"); });
+    before_end.emplace(
+        [environment](const std::string& signal) { parallel::leave_ranks(environment, signal + " came"); });
   arm_faults_from_environment(line.allow_faults, rank);
   ignore_file_size_signal();
   raise_open_file_limit();
@@ -102,14 +103,14 @@ ExitCode train(const CommandLine& line, const std::vector<std::string>& command,
 ExitCode train(const CommandLine& line, const std::vector<std::string>& command) {
   ignore_closed_pipe();
   drop_stack_frames_from_cerr();
-  const Environment environment = read_environment();
-  set_own_rank(environment);
+  const parallel::Environment environment = parallel::read_environment();
+  parallel::set_own_rank(environment);
   rank_of_job = environment.rank;
   try {
     return train(line, command, environment);
   } catch (const Error& error) {
     const std::string message = error.what();
-    leave_ranks(environment, message.substr(0, message.find('\n')));
+    parallel::leave_ranks(environment, message.substr(0, message.find('\n')));
     throw;
   }
 }
@@ -159,7 +160,7 @@ ExitCode run(const std::vector<std::string>& command) {
 // What ran out, where, and what to lower.
 std::string exhausted_message(const ExhaustedResource& resource) {
   std::string message = rank_of_job ? fmt::format("rank {}: {}", *rank_of_job, resource.what) : resource.what;
-  if (const std::string phase = phase_of_failure(); !phase.empty())
+  if (const std::string phase = parallel::phase_of_failure(); !phase.empty())
     message += fmt::format(" (phase '{}')", phase);
   if (resource.kind == ExhaustedResource::Kind::kThreads)
     return message +
@@ -173,10 +174,11 @@ std::string exhausted_message(const ExhaustedResource& resource) {
 
 int report_unexpected(const std::exception& error) {
   if (const auto resource = exhausted_resource(error))
-    return report_failure(ExitCode::kResources, exhausted_message(*resource));
+    return parallel::report_failure(ExitCode::kResources, exhausted_message(*resource));
   const auto* torch = dynamic_cast<const c10::Error*>(&error);
-  return report_failure(ExitCode::kBug, torch ? "internal error in libtorch: " + brief(*torch)
-                                              : std::string("internal error: ") + error.what());
+  return parallel::report_failure(ExitCode::kBug,
+                                  torch ? "internal error in libtorch: " + parallel::brief(*torch)
+                                        : std::string("internal error: ") + error.what());
 }
 
 // Where an exception meets no handler, as in a thread of a library.
@@ -186,7 +188,7 @@ void on_terminate() {
     if (const auto current = std::current_exception()) std::rethrow_exception(current);
   } catch (const std::exception& error) {
     if (const auto resource = exhausted_resource(error))
-      ::_exit(report_failure(ExitCode::kResources, exhausted_message(*resource)));
+      ::_exit(parallel::report_failure(ExitCode::kResources, exhausted_message(*resource)));
   } catch (...) {
   }
   default_terminate();
@@ -214,10 +216,11 @@ void handle_terminate_before_main(int, char**, char**) {
 bool main_has_returned = false;
 void on_exit_by_library() {
   if (main_has_returned) return;
-  ::_exit(report_failure(ExitCode::kResources,
-                         exhausted_message({ExhaustedResource::Kind::kThreads,
-                                            "a library ended the process for want of memory or threads (its "
-                                            "message is above)"})));
+  ::_exit(parallel::report_failure(
+      ExitCode::kResources,
+      exhausted_message({ExhaustedResource::Kind::kThreads,
+                         "a library ended the process for want of memory or threads (its "
+                         "message is above)"})));
 }
 
 int run_and_report(const std::vector<std::string>& command) {
@@ -228,29 +231,29 @@ int run_and_report(const std::vector<std::string>& command) {
     if (code == ExitCode::kOk) flush_stdout();
     return static_cast<int>(code);
   } catch (const Error& error) {
-    return report_failure(error.code(), error.what());
+    return parallel::report_failure(error.code(), error.what());
   } catch (const std::exception& error) {
     const auto* system = dynamic_cast<const std::system_error*>(&error);
     if (rank_of_job || system == nullptr || std::ferror(stdout) == 0) return report_unexpected(error);
     try {
       flush_stdout(system->code().value());  // what fmt::print throws when it cannot write
     } catch (const Error& unwritten) {
-      return report_failure(unwritten.code(), unwritten.what());
+      return parallel::report_failure(unwritten.code(), unwritten.what());
     }
     return report_unexpected(error);
   }
 }
 
 }  // namespace
-}  // namespace hyperion
+}  // namespace hyperion::trainer
 
 int main(int argc, char** argv) {
   hyperion::keep_standard_streams();
-  std::set_terminate(hyperion::on_terminate);
-  std::atexit(hyperion::on_exit_by_library);
-  const int code = hyperion::run_and_report({argv, argv + argc});
-  hyperion::main_has_returned = true;
-  if (hyperion::ends_without_destructors) {
+  std::set_terminate(hyperion::trainer::on_terminate);
+  std::atexit(hyperion::trainer::on_exit_by_library);
+  const int code = hyperion::trainer::run_and_report({argv, argv + argc});
+  hyperion::trainer::main_has_returned = true;
+  if (hyperion::trainer::ends_without_destructors) {
     spdlog::default_logger()->flush();
     ::_exit(code);
   }

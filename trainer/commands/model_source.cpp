@@ -15,7 +15,7 @@
 #include "trainer/runtime/runtime.h"
 #include "trainer/setup/data_setup.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace fs = std::filesystem;
 namespace {
 
@@ -23,14 +23,14 @@ JobConfig::Model hugging_face_model(const fs::path& folder) {
   ResolvedConfig resolved;
   JobConfig::Model& model = resolved.config.model;
   model.name = read_hf_config(folder / "config.json").family;
-  model.flavor = kFlavorFromHf;
+  model.flavor = models::kFlavorFromHf;
   model.hf_assets_path = fs::absolute(folder).lexically_normal().string();
   resolve_hf_model(resolved, install_root());
   return model;
 }
 
 ModelOrigin find_origin(const fs::path& checkpoint, const std::string& config) {
-  const OpenCheckpoint open = open_checkpoint(checkpoint);
+  const checkpoint::OpenCheckpoint open = checkpoint::open_checkpoint(checkpoint);
   ModelOrigin origin;
   origin.stored = read_record(open).tokenizer;
   if (!config.empty()) {
@@ -67,7 +67,7 @@ ModelOrigin find_origin(const fs::path& checkpoint, const std::string& config) {
 }  // namespace
 
 ModelOrigin model_origin(const fs::path& checkpoint, const std::string& config) {
-  require_checkpoint(checkpoint);
+  checkpoint::require_checkpoint(checkpoint);
   ModelOrigin origin = find_origin(checkpoint, config);
   require_memory(model_args(origin.model), /*bytes_per_parameter=*/0, rank_memory(at::kCPU, 1));
   return origin;
@@ -84,4 +84,4 @@ ModelSource model_source(const CommandLine::Inference& options) {
   return source;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

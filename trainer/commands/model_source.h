@@ -8,7 +8,7 @@
 #include "trainer/commands/command_line.h"
 #include "trainer/inference/engine.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 // Model and tokenizer of a checkpoint.
 struct ModelOrigin {
@@ -26,10 +26,10 @@ ModelOrigin model_origin(const std::filesystem::path& checkpoint, const std::str
 // What generate and eval need of a checkpoint, whatever its format.
 struct ModelSource {
   ModelOrigin origin;
-  ModelArgs args;
+  models::ModelArgs args;
   LoadWeights load;  // the weights, or their average
 };
 
 ModelSource model_source(const CommandLine::Inference& options);
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

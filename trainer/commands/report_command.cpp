@@ -17,7 +17,7 @@
 #include "trainer/report/backward_lines.h"
 #include "trainer/report/page.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace fs = std::filesystem;
 namespace {
 
@@ -129,4 +129,4 @@ ExitCode report_command(const CommandLine::Report& options) {
   return ExitCode::kOk;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

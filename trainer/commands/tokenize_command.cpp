@@ -11,7 +11,7 @@
 #include "trainer/data/token_shards.h"
 #include "trainer/data/tokenizer/tokenizer.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace {
 
 std::vector<CorpusFile> find_inputs(const std::vector<std::string>& inputs) {
@@ -70,4 +70,4 @@ ExitCode tokenize_command(const CommandLine::Tokenize& options) {
   return ExitCode::kOk;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "base/printable.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace {
 
 bool is_name(const std::string& text) {
@@ -55,4 +55,4 @@ void expand_dump_folder(ResolvedConfig& resolved) {
   }
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

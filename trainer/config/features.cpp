@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace {
 
 using Config = const JobConfig&;
@@ -31,4 +31,4 @@ const std::vector<const Feature*>& features() {
   return all;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -2,7 +2,7 @@
 
 #include <glob.h>
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace fs = std::filesystem;
 
 fs::path install_root() {
@@ -26,4 +26,4 @@ fs::path resolve_input(const std::string& path, const fs::path& base) {
   return matches_a_file(below) ? below : fs::path(path);
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <string>
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 // The folder that holds configs/, data/ and tests/: the parent of the one the binary is in (a checkout or a
 // bundle).
@@ -17,4 +17,4 @@ std::filesystem::path resolve_input(const std::string& path, const std::filesyst
 // Whether `path` exists, or is a glob that a file matches.
 bool matches_a_file(const std::filesystem::path& path);
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -18,7 +18,7 @@
 #include "trainer/config/schema.h"
 #include "trainer/config/suggest.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace {
 
 constexpr size_t kMostProblems = 50;  // more are only counted
@@ -297,4 +297,4 @@ ResolvedConfig load_config(const std::filesystem::path& file, const std::vector<
   return resolved;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -9,7 +9,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace {
 
 bool in_range(const Option& option, double value) {
@@ -244,4 +244,4 @@ std::string type_name(const Option& option) {
   return kNames[static_cast<int>(option.kind())];
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -6,7 +6,7 @@
 #include "base/nearest.h"
 #include "trainer/config/schema.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace {
 
 // What other programs call a key, when its own name is far from theirs.
@@ -119,4 +119,4 @@ std::string nearest_section(std::string_view name) {
   return nearest_name(name, names);
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

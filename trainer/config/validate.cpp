@@ -12,7 +12,7 @@
 #include "trainer/config/schema.h"
 #include "trainer/config/validate_checkpoint.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace fs = std::filesystem;
 namespace {
 
@@ -142,7 +142,7 @@ void check_float8(const ResolvedConfig& resolved, Problems& problems) {
   }
 }
 
-void check_model(const ResolvedConfig& resolved, const ModelArgs& model, Problems& problems) {
+void check_model(const ResolvedConfig& resolved, const models::ModelArgs& model, Problems& problems) {
   const int64_t tp = resolved.config.parallelism.tensor_parallel_degree;
   if (model.n_heads % tp != 0 || model.n_kv_heads % tp != 0) {
     problems.add(resolved, "parallelism.tensor_parallel_degree",
@@ -254,4 +254,4 @@ int64_t data_parallel_degree(const JobConfig& config, int64_t world_size) {
   return world_size / p.pipeline_parallel_degree / p.context_parallel_degree / p.tensor_parallel_degree;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -11,13 +11,13 @@
 #include "models/flavors/registry.h"
 #include "trainer/config/load.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 // What is not known (yet) stays unset, and the checks that need it are left out.
 struct RunFacts {
   std::optional<int64_t> world_size;
-  std::optional<ModelArgs> model;                  // after [model.args]
-  std::optional<DimensionProblem> export_problem;  // why Hugging Face's formats cannot hold the model
+  std::optional<models::ModelArgs> model;                  // after [model.args]
+  std::optional<models::DimensionProblem> export_problem;  // why Hugging Face's formats cannot hold the model
   std::optional<int64_t> tokenizer_vocab_size;
 };
 
@@ -52,4 +52,4 @@ std::optional<int64_t> checkpointed_blocks(const JobConfig::ActivationCheckpoint
 // (check_config()).
 int64_t data_parallel_degree(const JobConfig& config, int64_t world_size);
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

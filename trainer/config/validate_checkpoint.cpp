@@ -5,7 +5,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace {
 
 bool contains(const std::vector<std::string>& names, std::string_view name) {
@@ -51,7 +51,7 @@ void check_saving(const ResolvedConfig& resolved, const RunFacts& facts, Problem
                     "is false ({})",
                     resolved.origin("checkpoint.last_save_model_only")));
   }
-  if (c.export_dtype != Dtype::kFloat32 && !c.last_save_model_only) {
+  if (c.export_dtype != checkpoint::Dtype::kFloat32 && !c.last_save_model_only) {
     problems.add(resolved, "checkpoint.export_dtype",
                  "expected last_save_model_only = true too: only a last save of weights alone is "
                  "converted");
@@ -61,8 +61,8 @@ void check_saving(const ResolvedConfig& resolved, const RunFacts& facts, Problem
 // exclude_from_loading (v0.2.2's key) and components (Hyperion's) must not contradict each other.
 void check_components(const ResolvedConfig& resolved, Problems& problems) {
   const auto& c = resolved.config.checkpoint;
-  if (contains(c.exclude_from_loading, kOptimizerComponent) &&
-      !contains(c.exclude_from_loading, kSchedulerComponent)) {
+  if (contains(c.exclude_from_loading, checkpoint::kOptimizerComponent) &&
+      !contains(c.exclude_from_loading, checkpoint::kSchedulerComponent)) {
     problems.add(resolved, "checkpoint.exclude_from_loading",
                  "expected lr_scheduler in the list too: the learning-rate schedule would resume while the "
                  "optimizer's moments start from 0");
@@ -89,7 +89,7 @@ void check_transfer(const ResolvedConfig& resolved, Problems& problems) {
     problems.add(resolved, "checkpoint.components",
                  "resume_mode = \"transfer\" loads the model alone: set resume_mode = \"continue\"");
   }
-  if (contains(c.exclude_from_loading, kModelComponent)) {
+  if (contains(c.exclude_from_loading, checkpoint::kModelComponent)) {
     problems.add(resolved, "checkpoint.exclude_from_loading",
                  "resume_mode = \"transfer\" loads the model and nothing else");
   }
@@ -135,4 +135,4 @@ void check_checkpoint(const ResolvedConfig& resolved, const RunFacts& facts, Pro
     problems.add(resolved, "ema.validate_with_ema", "expected validation.enable = true too");
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -12,7 +12,7 @@
 #include "base/error.h"
 #include "base/printable.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace {
 
 // The file, piece by piece.
@@ -177,4 +177,4 @@ InflatedText decompress_begin(const InputFile& file, Compression compression, ui
   return text;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -8,7 +8,7 @@
 
 #include "base/files.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 enum class Compression { kNone, kGzip, kZstd };
 
@@ -50,4 +50,4 @@ InflatedText decompress(const InputFile& file, Compression compression, uint64_t
 // The first `size` bytes of the text, or all when there are fewer; what follows is not read.
 InflatedText decompress_begin(const InputFile& file, Compression compression, uint64_t size);
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

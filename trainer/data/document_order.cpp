@@ -4,7 +4,7 @@
 
 #include "base/philox.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 Permutation::Permutation(uint64_t size, uint64_t seed, uint64_t epoch, uint32_t stream, bool shuffle)
     : size_(size), seed_(seed), stream_(epoch << 32 | stream), shuffle_(shuffle && size > 1) {
@@ -32,4 +32,4 @@ uint64_t Permutation::operator()(uint64_t index) const {
   return index;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 // A pseudo-random permutation of [0, size): a Feistel network of Philox rounds on the next even number of
 // bits, walked until the value falls inside (Black & Rogaway, "Ciphers with Arbitrary Finite Domains", 2002,
@@ -36,4 +36,4 @@ inline Permutation document_order(uint64_t documents, uint32_t file, uint64_t se
   return {documents, seed, epoch, file + 1, shuffle};
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

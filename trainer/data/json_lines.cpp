@@ -15,7 +15,7 @@
 #include "base/progress.h"
 #include "base/utf8.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace {
 
 constexpr size_t kReadBlock = size_t{1} << 20;
@@ -235,4 +235,4 @@ std::string_view JsonLines::text(uint64_t document) {
   return text;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

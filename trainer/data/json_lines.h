@@ -18,7 +18,7 @@ namespace simdjson::dom {
 class parser;
 }
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 // The field of each line that holds the document's text.
 struct TextField {
@@ -74,4 +74,4 @@ class JsonLines {
   bool warned_ = false;       // of bytes that are not UTF-8
 };
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -8,7 +8,7 @@
 #include "base/log.h"
 #include "trainer/data/token_shards.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace {
 
 constexpr size_t kRememberedBatches = 256;  // microbatches that where() remembers
@@ -186,4 +186,4 @@ std::string DataLoader::where(uint64_t sequence) const {
   return fmt::format("sequence {}, read too long ago to be remembered", sequence);
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -22,7 +22,7 @@
 #include "trainer/data/packing.h"
 #include "trainer/data/token_stream.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 struct LoaderOptions {
   std::string dataset_path;                           // see find_corpus
@@ -106,4 +106,4 @@ class DataLoader {
   std::jthread thread_;  // last: ends before what it uses
 };
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 std::string LoaderState::to_json() const {
   return nlohmann::ordered_json{{"version", 1},
@@ -52,4 +52,4 @@ LoaderState LoaderState::from_json(std::string_view text) {
   return state;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -9,7 +9,7 @@
 
 #include "trainer/data/token_stream.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 struct LoaderState {
   StreamPosition position;  // of the next token
@@ -27,4 +27,4 @@ struct LoaderState {
   static LoaderState from_json(std::string_view text);
 };
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace {
 
 std::vector<std::string> row_sources(std::span<const DocumentSpan> spans, size_t tokens, int64_t rows,
@@ -72,4 +72,4 @@ void ignore_sequences_from(uint64_t end, Batch& batch) {
   std::fill(batch.labels.begin() + static_cast<ptrdiff_t>(first), batch.labels.end(), kIgnoreLabel);
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

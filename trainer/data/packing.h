@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 // A label that is not trained on and does not count as a valid token.
 inline constexpr int64_t kIgnoreLabel = -100;
@@ -48,4 +48,4 @@ Batch pack(std::span<const int64_t> tokens, std::span<const DocumentSpan> spans,
 // Labels of the rows whose sequence is `end` or a later one become -100.
 void ignore_sequences_from(uint64_t end, Batch& batch);
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -9,7 +9,7 @@
 #include "base/hash.h"
 #include "trainer/data/token_shards.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace fs = std::filesystem;
 namespace {
 
@@ -142,4 +142,4 @@ std::unique_ptr<DocumentSource> open_source(const CorpusFile& file, const Encode
   return std::make_unique<TextSource>(file.path, encode, field);
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -13,7 +13,7 @@
 
 #include "trainer/data/json_lines.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 // The tokens of one document's text, BOS and EOS included where the tokenizer has them.
 using Encode = std::function<std::vector<int32_t>(std::string_view)>;
@@ -59,4 +59,4 @@ void check_text_field(const std::string& dataset_path, const TextField& field, c
 std::unique_ptr<DocumentSource> open_source(const CorpusFile& file, const Encode& encode,
                                             const TextField& field = {});
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

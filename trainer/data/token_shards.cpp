@@ -14,7 +14,7 @@
 #include "base/files.h"
 #include "base/hash.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace fs = std::filesystem;
 namespace {
 
@@ -296,4 +296,4 @@ ShardHeader TokenShardWriter::finish() {
   return header_;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

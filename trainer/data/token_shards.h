@@ -32,7 +32,7 @@
 #include "base/files.h"
 #include "trainer/data/sources.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 // True when `folder` is a folder whose index.json says that it is a token shard.
 bool is_token_shard(const std::filesystem::path& folder);
@@ -111,4 +111,4 @@ class TokenShardWriter {
   File ends_;
 };
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 TokenStream::TokenStream(std::vector<CorpusFile> files, Encode encode, const StreamOptions& options,
                          TextField field)
@@ -118,4 +118,4 @@ std::string TokenStream::describe_position() {
   return fmt::format("{}:{}", files_[*file_].path.string(), source_->line(*document_));
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -14,7 +14,7 @@
 #include "trainer/data/packing.h"
 #include "trainer/data/sources.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 // The next token to come. `file` and `document` count in the epoch's order, not the corpus's, so the position
 // is meaningful with the same seed and data only.
@@ -77,4 +77,4 @@ class TokenStream {
   bool open_ = false;                 // the open document is position_'s
 };
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

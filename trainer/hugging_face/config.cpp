@@ -6,9 +6,10 @@
 #include "base/files.h"
 #include "base/json.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace {
 
+using models::ModelArgs;
 using nlohmann::json;
 
 constexpr size_t kMaxFileBytes = size_t{16} << 20;
@@ -99,7 +100,7 @@ void read_rope(const Table& config, ModelArgs& args) {
 
 void read_qwen3(const Table& config, ModelArgs& args) {
   args.family = "qwen3";
-  args.rope_style = RopeStyle::kHalfSplit;
+  args.rope_style = models::RopeStyle::kHalfSplit;
   args.qk_norm = true;
   args.head_dim = config.size("head_dim", 128);
   args.max_seq_len = config.size("max_position_embeddings", 32768);
@@ -165,17 +166,19 @@ ModelArgs read_hf_config(const std::filesystem::path& config_json) try {
   throw_config("{}", error.what());  // a configuration's fault, also when it is not valid JSON
 }
 
-std::optional<DimensionProblem> export_problem(const ModelArgs& args) {
+std::optional<models::DimensionProblem> export_problem(const ModelArgs& args) {
   const bool qwen3 = args.family == "qwen3";
   if (args.qk_norm != qwen3)
-    return DimensionProblem{{"qk_norm"},
-                            fmt::format("qk_norm is {}, and transformers has no {} model {} it", args.qk_norm,
-                                        args.family, args.qk_norm ? "with" : "without")};
+    return models::DimensionProblem{
+        {"qk_norm"},
+        fmt::format("qk_norm is {}, and transformers has no {} model {} it", args.qk_norm, args.family,
+                    args.qk_norm ? "with" : "without")};
   if (!qwen3 && args.dim % args.n_heads != 0)
-    return DimensionProblem{{"n_heads", "dim"},
-                            fmt::format("n_heads {} does not divide dim {}, and transformers refuses such a "
-                                        "llama model",
-                                        args.n_heads, args.dim)};
+    return models::DimensionProblem{
+        {"n_heads", "dim"},
+        fmt::format("n_heads {} does not divide dim {}, and transformers refuses such a "
+                    "llama model",
+                    args.n_heads, args.dim)};
   return std::nullopt;
 }
 
@@ -258,4 +261,4 @@ std::vector<std::string> hf_differences(const ModelArgs& ours, const ModelArgs& 
   return texts;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

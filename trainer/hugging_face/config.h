@@ -11,15 +11,15 @@
 #include "models/flavors/model_args.h"
 #include "models/flavors/registry.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 // The dimensions a config.json of model_type llama or qwen3 describes, written by transformers 4 (rope_theta,
 // rope_scaling) or 5 (rope_parameters). What it leaves out has the default of transformers' LlamaConfig or
 // Qwen3Config (and as many key-value heads as heads), except sizes, which must be there. `name` stands for
 // the file in messages. Throws Error(kUsage) with one sentence for anything that this program would compute
 // differently: other model types, RoPE types, activations, biases and sliding windows.
-ModelArgs parse_hf_config(std::string_view text, const std::string& name);
-ModelArgs read_hf_config(const std::filesystem::path& config_json);
+models::ModelArgs parse_hf_config(std::string_view text, const std::string& name);
+models::ModelArgs read_hf_config(const std::filesystem::path& config_json);
 
 // What export writes in addition to the dimensions.
 struct HfExport {
@@ -28,9 +28,9 @@ struct HfExport {
 };
 // Why transformers has no such model, so that it cannot be exported: the one place that decides it. nullopt:
 // it can be.
-std::optional<DimensionProblem> export_problem(const ModelArgs& args);
+std::optional<models::DimensionProblem> export_problem(const models::ModelArgs& args);
 // The text of a config.json that transformers 4 and 5 read alike. Throws Error(kUsage) with export_problem().
-std::string hf_config(const ModelArgs& args, const HfExport& options);
+std::string hf_config(const models::ModelArgs& args, const HfExport& options);
 // The text of a generation_config.json, by which transformers' generate() begins and stops; "" when neither
 // token is known.
 std::string hf_generation_config(const HfExport& options);
@@ -38,6 +38,6 @@ std::string hf_generation_config(const HfExport& options);
 // One sentence for each dimension in which `ours` differs from what config.json describes, so that a flavour
 // is not filled with another model's weights: "rope_factor is 8, but 32 in config.json". max_seq_len and how
 // weights are initialised do not count.
-std::vector<std::string> hf_differences(const ModelArgs& ours, const ModelArgs& config);
+std::vector<std::string> hf_differences(const models::ModelArgs& ours, const models::ModelArgs& config);
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -4,13 +4,13 @@
 
 #include "trainer/hugging_face/config.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace fs = std::filesystem;
 
-std::map<std::string, std::string> hugging_face_files(const ModelArgs& args, Dtype dtype,
+std::map<std::string, std::string> hugging_face_files(const models::ModelArgs& args, checkpoint::Dtype dtype,
                                                       const Tokenizer* tokenizer,
                                                       const fs::path& tokenizer_path) {
-  HfExport texts{.dtype = std::string(torch_name(dtype))};
+  HfExport texts{.dtype = std::string(checkpoint::torch_name(dtype))};
   std::map<std::string, std::string> files;
   if (tokenizer != nullptr) {
     files = tokenizer_files(tokenizer_path);
@@ -23,4 +23,4 @@ std::map<std::string, std::string> hugging_face_files(const ModelArgs& args, Dty
   return files;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -14,7 +14,7 @@
 #include "trainer/config/validate.h"
 #include "trainer/hugging_face/config.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace fs = std::filesystem;
 namespace {
 
@@ -36,7 +36,7 @@ fs::path find_config(const JobConfig& config, const fs::path& base) {
 // The registry knows no file and line.
 void require_known_flavor(const ResolvedConfig& resolved) {
   const JobConfig::Model& model = resolved.config.model;
-  const std::vector<std::string> known = model_flavors(model.name);
+  const std::vector<std::string> known = models::model_flavors(model.name);
   if (std::find(known.begin(), known.end(), model.flavor) != known.end()) return;
   const bool experts = kExperts.on(resolved.config);
   Problems problems;
@@ -44,15 +44,15 @@ void require_known_flavor(const ResolvedConfig& resolved) {
                fmt::format("{}; known: {}{}",
                            experts ? kExperts.refusal : fmt::format("{} has no such flavour", model.name),
                            fmt::join(known, ", "),
-                           experts ? "" : did_you_mean(nearest_flavor(model.name, model.flavor))));
+                           experts ? "" : did_you_mean(models::nearest_flavor(model.name, model.flavor))));
   problems.throw_if_any("The configuration cannot be run");
 }
 
 // Each problem has the place of the key that the job sets, or the flavour's.
 void require_sound_dimensions(const ResolvedConfig& resolved) {
   Problems problems;
-  for (const DimensionProblem& problem :
-       dimension_problems(model_args(resolved.config.model, /*any_dimensions=*/true))) {
+  for (const models::DimensionProblem& problem :
+       models::dimension_problems(model_args(resolved.config.model, /*any_dimensions=*/true))) {
     std::string place, text = problem.text;
     std::vector<std::string> inherited;
     for (const std::string& key : problem.keys) {
@@ -77,7 +77,7 @@ void take_hf_dimensions(ResolvedConfig& resolved, const fs::path& base) {
   JobConfig::Model& model = resolved.config.model;
 
   const fs::path file = find_config(resolved.config, base);
-  const ModelArgs args = read_hf_config(file);
+  const models::ModelArgs args = read_hf_config(file);
   if (args.family != model.name)
     throw_config("model.name = \"{}\", but {} describes a {} model: set model.name = \"{}\"", model.name,
                  file.string(), args.family, args.family);
@@ -86,7 +86,7 @@ void take_hf_dimensions(ResolvedConfig& resolved, const fs::path& base) {
     member = value;
     resolved.origins["model.args." + std::string(key)] = file.string();
   };
-  ModelOverrides& to = model.args;
+  models::ModelOverrides& to = model.args;
   fill("dim", to.dim, args.dim);
   fill("n_layers", to.n_layers, args.n_layers);
   fill("n_heads", to.n_heads, args.n_heads);
@@ -111,8 +111,8 @@ void take_hf_dimensions(ResolvedConfig& resolved, const fs::path& base) {
 
 void resolve_hf_model(ResolvedConfig& resolved, const fs::path& base) {
   require_known_flavor(resolved);
-  if (resolved.config.model.flavor == kFlavorFromHf) take_hf_dimensions(resolved, base);
+  if (resolved.config.model.flavor == models::kFlavorFromHf) take_hf_dimensions(resolved, base);
   require_sound_dimensions(resolved);
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

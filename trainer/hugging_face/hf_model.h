@@ -5,7 +5,7 @@
 
 #include "trainer/config/load.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 // With that flavour, fills every key of [model.args] that the job leaves unset from config.json in
 // checkpoint.initial_load_path or, when that is not set or holds none, in model.hf_assets_path; each then has
@@ -14,4 +14,4 @@ namespace hyperion {
 // Error(kUsage), also for dimensions that do not fit together, each with the place of its key.
 void resolve_hf_model(ResolvedConfig& resolved, const std::filesystem::path& base);
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

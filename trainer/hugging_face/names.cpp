@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace {
 
 struct Names {
@@ -37,7 +37,8 @@ struct BlockName {
   int64_t layer = 0;
   std::string_view rest;
 };
-std::optional<BlockName> block_name(const ModelArgs& args, std::string_view name, std::string_view prefix) {
+std::optional<BlockName> block_name(const models::ModelArgs& args, std::string_view name,
+                                    std::string_view prefix) {
   if (!name.starts_with(prefix)) return std::nullopt;
   name.remove_prefix(prefix.size());
   BlockName block;
@@ -50,13 +51,13 @@ std::optional<BlockName> block_name(const ModelArgs& args, std::string_view name
   return block;
 }
 
-bool exists(const ModelArgs& args, std::string_view ours) {
+bool exists(const models::ModelArgs& args, std::string_view ours) {
   if (ours == "output.weight") return !args.tied;
   return args.qk_norm || (ours != "attention.q_norm.weight" && ours != "attention.k_norm.weight");
 }
 
 // `name` in the other notation, or nothing.
-std::optional<std::string> translate(const ModelArgs& args, std::string_view name,
+std::optional<std::string> translate(const models::ModelArgs& args, std::string_view name,
                                      std::string_view Names::*from, std::string_view Names::*to) {
   const bool to_theirs = to == &Names::theirs;
   for (const Names& names : kModelNames)
@@ -71,18 +72,18 @@ std::optional<std::string> translate(const ModelArgs& args, std::string_view nam
 
 }  // namespace
 
-HfTensor hf_tensor(const ModelArgs& args, std::string_view fqn) {
+HfTensor hf_tensor(const models::ModelArgs& args, std::string_view fqn) {
   const auto name = translate(args, fqn, &Names::ours, &Names::theirs);
   if (!name) throw_bug("parameter \"{}\" has no name in Hugging Face's {}", fqn, args.family);
   const bool rotated = fqn.ends_with("attention.wq.weight") || fqn.ends_with("attention.wk.weight");
-  return {*name, rotated && args.rope_style == RopeStyle::kInterleaved ? args.head_dim : 0};
+  return {*name, rotated && args.rope_style == models::RopeStyle::kInterleaved ? args.head_dim : 0};
 }
 
-std::optional<std::string> parameter_of_hf(const ModelArgs& args, std::string_view name) {
+std::optional<std::string> parameter_of_hf(const models::ModelArgs& args, std::string_view name) {
   return translate(args, name, &Names::theirs, &Names::ours);
 }
 
-bool hf_may_ignore(const ModelArgs& args, std::string_view name) {
+bool hf_may_ignore(const models::ModelArgs& args, std::string_view name) {
   return name.ends_with(".rotary_emb.inv_freq") || (args.tied && name == "lm_head.weight");
 }
 
@@ -112,4 +113,4 @@ std::vector<RowRun> hf_runs(const HfTensor& tensor, int64_t first, int64_t count
   return runs;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -12,7 +12,7 @@
 
 #include "models/flavors/model_args.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 // One of our parameters as Hugging Face stores it; shape and element order inside a row are the same.
 struct HfTensor {
@@ -23,14 +23,14 @@ struct HfTensor {
 
 // "layers.3.attention.wq.weight" -> "model.layers.3.self_attn.q_proj.weight". For parameters, not for the
 // second name of a tied table, which Hugging Face does not store. Throws Error(kBug) for other names.
-HfTensor hf_tensor(const ModelArgs& args, std::string_view fqn);
+HfTensor hf_tensor(const models::ModelArgs& args, std::string_view fqn);
 
 // The reverse: our name of Hugging Face's tensor, or nothing when the model has no such parameter.
-std::optional<std::string> parameter_of_hf(const ModelArgs& args, std::string_view name);
+std::optional<std::string> parameter_of_hf(const models::ModelArgs& args, std::string_view name);
 
 // Tensors that a Hugging Face checkpoint may hold without a parameter of ours: the rotary frequencies of old
 // files, and lm_head.weight of a tied model.
-bool hf_may_ignore(const ModelArgs& args, std::string_view name);
+bool hf_may_ignore(const models::ModelArgs& args, std::string_view name);
 
 int64_t hf_row(const HfTensor& tensor, int64_t our_row);
 int64_t our_row(const HfTensor& tensor, int64_t hf_row);
@@ -45,4 +45,4 @@ struct RowRun {
 // Our rows [first, first + count) as runs that are contiguous there: one, or up to two a head.
 std::vector<RowRun> hf_runs(const HfTensor& tensor, int64_t first, int64_t count);
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

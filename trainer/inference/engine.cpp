@@ -5,9 +5,9 @@
 
 #include "base/progress.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
-InferenceEngine::InferenceEngine(const ModelArgs& args, at::Device device, at::ScalarType dtype,
+InferenceEngine::InferenceEngine(const models::ModelArgs& args, at::Device device, at::ScalarType dtype,
                                  const LoadWeights& load)
     : model_(args), device_(device) {
   uint64_t total = 0, done = 0;
@@ -22,13 +22,13 @@ InferenceEngine::InferenceEngine(const ModelArgs& args, at::Device device, at::S
   }
 }
 
-SequenceContext InferenceEngine::context(int64_t seq_len) const {
+models::SequenceContext InferenceEngine::context(int64_t seq_len) const {
   return model_.context(seq_len, device_);
 }
 
-at::Tensor InferenceEngine::hidden(const at::Tensor& tokens, const SequenceContext& context) const {
+at::Tensor InferenceEngine::hidden(const at::Tensor& tokens, const models::SequenceContext& context) const {
   at::Tensor x = model_.embedding().forward(tokens);
-  for (const TransformerBlock& block : model_.blocks()) x = block.forward(x, context);
+  for (const models::TransformerBlock& block : model_.blocks()) x = block.forward(x, context);
   return x;
 }
 
@@ -48,8 +48,8 @@ at::Tensor InferenceEngine::next_logits(std::span<const int64_t> tokens) const {
 
 double InferenceEngine::loss_sum(const Batch& batch) {
   at::NoGradGuard no_grad;
-  const Microbatch moved = mover_.move(batch);
+  const models::Microbatch moved = mover_.move(batch);
   return model_.head().loss_sum(hidden(moved.tokens, moved.context), moved.labels).item<double>();
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -12,7 +12,7 @@
 #include "models/transformer.h"
 #include "trainer/setup/data_setup.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 // Fills `weight` (global shape, contiguous, on the CPU, fp32) with the parameter's values.
 using LoadWeights = std::function<void(const Parameter& parameter, const at::Tensor& weight)>;
@@ -21,9 +21,10 @@ class InferenceEngine {
  public:
   // Loads one parameter at a time, so host memory beyond the model is that of the largest parameter. dtype:
   // of the weights and of what is computed.
-  InferenceEngine(const ModelArgs& args, at::Device device, at::ScalarType dtype, const LoadWeights& load);
+  InferenceEngine(const models::ModelArgs& args, at::Device device, at::ScalarType dtype,
+                  const LoadWeights& load);
 
-  const ModelArgs& args() const { return model_.args(); }
+  const models::ModelArgs& args() const { return model_.args(); }
   at::Device device() const { return device_; }
 
   // tokens int64 [batch, seq] (any device) -> logits [batch, seq, vocab] in the dtype.
@@ -34,12 +35,12 @@ class InferenceEngine {
   double loss_sum(const Batch& batch);
 
  private:
-  at::Tensor hidden(const at::Tensor& tokens, const SequenceContext& context) const;
-  SequenceContext context(int64_t seq_len) const;
+  at::Tensor hidden(const at::Tensor& tokens, const models::SequenceContext& context) const;
+  models::SequenceContext context(int64_t seq_len) const;
 
-  Transformer model_;
+  models::Transformer model_;
   at::Device device_;
   BatchMover mover_{model_, device_};
 };
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

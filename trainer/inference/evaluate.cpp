@@ -11,7 +11,7 @@
 #include "base/progress.h"
 #include "trainer/setup/data_setup.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 Evaluation evaluate(InferenceEngine& engine, DataLoader& loader, int64_t max_batches) {
   const auto begin = std::chrono::steady_clock::now();
@@ -61,4 +61,4 @@ std::string evaluation_json(const Evaluation& evaluation, const std::string& che
   return json.dump(2) + "\n";
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

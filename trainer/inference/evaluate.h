@@ -7,7 +7,7 @@
 #include "trainer/data/loader.h"
 #include "trainer/inference/engine.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 struct Evaluation {
   double loss = 0;        // mean cross-entropy over all tokens, in nats
@@ -27,4 +27,4 @@ std::string evaluation_table(const Evaluation& evaluation, const std::string& ch
 std::string evaluation_json(const Evaluation& evaluation, const std::string& checkpoint,
                             const std::string& data);
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -9,7 +9,7 @@
 #include "base/philox.h"
 #include "base/standard_streams.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace {
 
 // Bytes at the end of `text` that may be the start of a character whose other bytes come with the next token:
@@ -122,4 +122,4 @@ std::string generate_text(const InferenceEngine& engine, const Tokenizer& tokeni
   return tokenizer.decode(std::vector<int32_t>(made.tokens.begin(), made.tokens.end()));
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

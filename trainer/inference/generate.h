@@ -11,7 +11,7 @@
 #include "trainer/data/tokenizer/tokenizer.h"
 #include "trainer/inference/engine.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 struct SamplingOptions {
   int64_t max_tokens = 128;
@@ -42,4 +42,4 @@ Generation generate(const InferenceEngine& engine, std::span<const int64_t> prom
 std::string generate_text(const InferenceEngine& engine, const Tokenizer& tokenizer,
                           const std::string& prompt, const SamplingOptions& options, bool print);
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

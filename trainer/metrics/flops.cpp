@@ -4,7 +4,7 @@
 #include <cctype>
 #include <string>
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace {
 
 double matmul_flops(double parameters) {
@@ -54,4 +54,4 @@ PeakFlops gpu_peak_flops(std::string_view device_name) {
   return {kA100, false};
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string_view>
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 // The dimensions of a dense transformer that its FLOPs depend on.
 struct FlopDimensions {
@@ -34,4 +34,4 @@ struct PeakFlops {
 // case. FP8 runs are measured against the same figure, as in v0.2.2.
 PeakFlops gpu_peak_flops(std::string_view device_name);
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

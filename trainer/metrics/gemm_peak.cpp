@@ -6,7 +6,7 @@
 #include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace {
 
 double now() {
@@ -47,4 +47,4 @@ double measure_gemm_peak(at::ScalarType dtype, double seconds) {
   return dtype == at::kFloat ? fp32 : std::max(fp32, peak_of(dtype, seconds / 2));
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -15,7 +15,7 @@
 #include "base/log.h"
 #include "base/printable.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace {
 
 std::string json_string(std::string_view text) {
@@ -107,4 +107,4 @@ void JsonlWriter::append(const std::string& line) {
   fd_ = -1;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

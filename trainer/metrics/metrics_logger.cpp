@@ -14,7 +14,7 @@
 #include "base/terminal.h"
 #include "trainer/metrics/step_line.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace {
 
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
@@ -203,4 +203,4 @@ void MetricsLogger::write(int64_t step, const MetricList& metrics) {
   tensorboard_->flush();
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -14,7 +14,7 @@
 #include "trainer/metrics/metrics_jsonl.h"
 #include "trainer/metrics/tensorboard.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 // Facts of the run that [metrics] does not hold.
 struct MeasuredRun {
@@ -110,4 +110,4 @@ class MetricsLogger {
   int64_t warned_ooms_ = 0;
 };
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -18,7 +18,7 @@
 #include "base/log.h"
 #include "base/printable.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace {
 
 namespace kineto = torch::autograd::profiler;
@@ -180,4 +180,4 @@ void Profiler::save_snapshot(const std::string& iteration) {
   }
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -11,7 +11,7 @@
 
 #include "trainer/config/job_config.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 // Facts of the run that [profiling] does not hold.
 struct ProfiledRun {
@@ -64,4 +64,4 @@ class Profiler {
   std::unique_ptr<Recording> recording_;  // from warm-up on
 };
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

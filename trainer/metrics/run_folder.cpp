@@ -8,7 +8,7 @@
 #include "base/files.h"
 #include "base/shell.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace {
 
 // create_directory() says whether it was the one that made the folder, so two runs never get the same one.
@@ -49,4 +49,4 @@ std::filesystem::path write_run_record(const std::filesystem::path& dump_folder,
   return folder;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

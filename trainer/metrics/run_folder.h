@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 struct RunRecord {
   std::string resolved_toml;         // the complete configuration, as `hyperion config` prints it
@@ -26,4 +26,4 @@ std::filesystem::path write_run_record(const std::filesystem::path& dump_folder,
 // The git commit this program was configured from; "unknown" when the source was no git checkout.
 std::string source_commit();
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -15,7 +15,7 @@
 #include "base/log.h"
 #include "base/printable.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace {
 
 static_assert(std::endian::native == std::endian::little, "event files are little-endian");
@@ -169,4 +169,4 @@ void EventWriter::flush() {
   file_ = nullptr;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

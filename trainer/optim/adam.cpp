@@ -13,12 +13,12 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
-namespace hyperion {
+namespace hyperion::trainer {
 
-Adam::Adam(const std::vector<ShardedParameterPtr>& parameters, const JobConfig::Optimizer& options)
+Adam::Adam(const std::vector<parallel::ShardedParameterPtr>& parameters, const JobConfig::Optimizer& options)
     : options_(options) {
   const bool one_by_one = options.implementation == OptimizerImplementation::kForLoop;
-  for (const ShardedParameterPtr& parameter : parameters) {
+  for (const parallel::ShardedParameterPtr& parameter : parameters) {
     const at::Tensor& master = parameter->master();
     exp_avg_.push_back(at::zeros_like(master));
     exp_avg_sq_.push_back(at::zeros_like(master));
@@ -100,4 +100,4 @@ void Adam::update_by_formula(TensorLists& tensors, double lr, const at::Tensor& 
   at::_foreach_add_(theta, update);
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -11,12 +11,12 @@
 #include "parallel/sharded_parameter.h"
 #include "trainer/config/job_config.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 class Adam {
  public:
   // States are allocated at once, as zeros: nothing is allocated at the first step.
-  Adam(const std::vector<ShardedParameterPtr>& parameters, const JobConfig::Optimizer& options);
+  Adam(const std::vector<parallel::ShardedParameterPtr>& parameters, const JobConfig::Optimizer& options);
 
   // One update from the sharded gradients. `skip`: 0-dim float tensor on the gradients' device; where it is 1
   // (a non-finite loss or norm) no weight and no state changes, decided on the device.
@@ -43,4 +43,4 @@ class Adam {
   at::Tensor step_;                                           // fp32 0-dim: updates done
 };
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace {
 
 constexpr int64_t kExchangeBytes = 16 << 20;
@@ -33,9 +33,9 @@ void average_rows(const at::Tensor& average, const at::Tensor& weight, double sh
 
 }  // namespace
 
-Ema::Ema(std::vector<ShardedParameterPtr> parameters, const JobConfig::Ema& options)
+Ema::Ema(std::vector<parallel::ShardedParameterPtr> parameters, const JobConfig::Ema& options)
     : parameters_(std::move(parameters)), options_(options) {
-  for (const ShardedParameterPtr& parameter : parameters_) {
+  for (const parallel::ShardedParameterPtr& parameter : parameters_) {
     const at::Tensor& weight = parameter->master();
     const bool moves = options_.device == EmaDevice::kCpu && !weight.is_cpu();
     averages_.push_back(moves ? weight.to(at::kCPU) : weight.clone());
@@ -127,7 +127,7 @@ void Ema::swap_out() {
   if (!swapped_) throw_bug("the average of the weights is swapped out, but was not in");
   at::NoGradGuard no_grad;
   exchange_masters_and_averages();
-  for (const ShardedParameterPtr& parameter : parameters_)
+  for (const parallel::ShardedParameterPtr& parameter : parameters_)
     if (parameter->has_separate_compute_shard()) parameter->compute_shard().copy_(parameter->master());
   swapped_ = false;
 }
@@ -147,4 +147,4 @@ void Ema::exchange_masters_and_averages() {
   }
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -13,7 +13,7 @@
 #include "parallel/sharded_parameter.h"
 #include "trainer/config/job_config.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 // For one thread. With ema.device = "cpu" on a GPU, update() only queues copies of the masters into pinned
 // memory on the current stream; a thread waits for them and does the arithmetic while training continues, and
@@ -21,7 +21,7 @@ namespace hyperion {
 class Ema {
  public:
   // The average starts as the weights are now: load or initialise them first, or call restart() afterwards.
-  Ema(std::vector<ShardedParameterPtr> parameters, const JobConfig::Ema& options);
+  Ema(std::vector<parallel::ShardedParameterPtr> parameters, const JobConfig::Ema& options);
   ~Ema();
   Ema(const Ema&) = delete;
   Ema& operator=(const Ema&) = delete;
@@ -55,7 +55,7 @@ class Ema {
   void start_update_on_host(const at::Tensor& skip);
   void exchange_masters_and_averages();
 
-  std::vector<ShardedParameterPtr> parameters_;
+  std::vector<parallel::ShardedParameterPtr> parameters_;
   JobConfig::Ema options_;
   std::vector<at::Tensor> averages_;  // of every parameter
   std::vector<Pair> filled_;
@@ -65,4 +65,4 @@ class Ema {
   bool swapped_ = false;
 };
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -8,7 +8,7 @@
 
 #include "base/counted.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace {
 
 constexpr int64_t kEndless = int64_t{1} << 53;  // steps; keeps sums in 64 bits and products exact in a double
@@ -70,4 +70,4 @@ double LrSchedule::factor(int64_t step) const {
   return min_factor_ + (1.0 - min_factor_) * shape;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -7,7 +7,7 @@
 
 #include "trainer/config/job_config.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 // What of a curve does not fit into its steps and is cut, a sentence each. `steps`: as of LrSchedule.
 std::vector<std::string> curve_cuts(const JobConfig::LrScheduler& options, int64_t steps);
@@ -32,4 +32,4 @@ class LrSchedule {
   double min_factor_;
 };
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

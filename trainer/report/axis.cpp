@@ -8,7 +8,7 @@
 
 #include "base/counted.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace {
 
 // The smallest of 1, 2, 5 times a power of ten that is at least `width`.
@@ -115,4 +115,4 @@ TimeUnit time_unit(double seconds) {
   return {};
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 struct Tick {
   double value = 0;
@@ -42,4 +42,4 @@ struct TimeUnit {
 };
 TimeUnit time_unit(double seconds);
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

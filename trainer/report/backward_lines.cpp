@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 BackwardLines::BackwardLines(const std::filesystem::path& path, size_t longest_line, size_t block)
     : file_(path), longest_line_(longest_line), block_(block), size_(file_.size()), begin_(size_) {}
@@ -45,4 +45,4 @@ std::optional<BackwardLines::Line> BackwardLines::next() {
   }
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -9,7 +9,7 @@
 
 #include "base/files.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 class BackwardLines {
  public:
@@ -40,4 +40,4 @@ class BackwardLines {
   bool last_line_ = true;
 };
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 RunHistory::RunHistory(size_t most_buckets) {
   current_.fill(StepBuckets(most_buckets));
@@ -69,4 +69,4 @@ const MetricRow* RunHistory::newest(RowKind kind) const {
   return row ? &*row : nullptr;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

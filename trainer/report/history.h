@@ -12,7 +12,7 @@
 #include "trainer/report/metric_rows.h"
 #include "trainer/report/step_buckets.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 // Rows that one start of the job wrote.
 struct Attempt {
@@ -65,4 +65,4 @@ class RunHistory {
   std::optional<int64_t> first_non_finite_;
 };
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -2,7 +2,7 @@
 
 #include "base/utf8.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace {
 
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
@@ -53,4 +53,4 @@ std::string html_text(std::string_view text, size_t longest) {
   return out;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

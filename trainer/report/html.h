@@ -4,11 +4,11 @@
 #include <string>
 #include <string_view>
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 // For the text of an element and for an attribute in quotes: & < > " ' as entities; control bytes, what is
 // not UTF-8 and the characters that turn the direction of writing as U+FFFD. At most `longest` bytes are
 // taken, and "…" follows.
 std::string html_text(std::string_view text, size_t longest = 2000);
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

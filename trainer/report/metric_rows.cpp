@@ -7,7 +7,7 @@
 #include <fmt/format.h>
 #include <simdjson.h>
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace {
 
 constexpr int64_t kLargestStep = int64_t{1} << 53;
@@ -96,4 +96,4 @@ std::optional<MetricRow> MetricParser::parse(std::string_view line) {
   return row;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

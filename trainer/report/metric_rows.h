@@ -15,7 +15,7 @@ namespace simdjson::dom {
 class parser;
 }
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 enum class RowKind { kTraining, kValidation, kEvent };  // an event, or a row without a loss
 inline constexpr int kRowKinds = 3;
@@ -71,4 +71,4 @@ class MetricParser {
   uint64_t tags_left_out_ = 0;
 };
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

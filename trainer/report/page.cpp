@@ -11,7 +11,7 @@
 #include "trainer/report/html.h"
 #include "trainer/report/page_assets.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace {
 
 std::string swatch(size_t run) {
@@ -169,7 +169,8 @@ std::string control_bar(const std::vector<ReportRun>& runs, bool superseded) {
       "<output>0.00</output></label>";
   if (superseded)
     html +=
-        "<label><input id=\"superseded\" type=\"checkbox\" checked> steps that were repeated after a restart</label>";
+        "<label><input id=\"superseded\" type=\"checkbox\" checked> steps that were repeated after a "
+        "restart</label>";
   for (size_t i = 0; i < runs.size(); ++i)
     html += fmt::format("<button class=\"run\" type=\"button\" aria-pressed=\"true\">{}{}</button>",
                         swatch(i), html_text(runs[i].name, 200));
@@ -322,7 +323,8 @@ std::string report_page(const std::vector<ReportRun>& runs, double now) {
   html +=
       "</table></div>\n" + control_bar(runs, superseded) +
       "\n<p class=\"note\">Dotted vertical lines: restarts. Red crosses: values that are not finite. Faint "
-      "lines: steps that were repeated after a restart. Shaded: smallest to largest value where a point stands for "
+      "lines: steps that were repeated after a restart. Shaded: smallest to largest value where a point "
+      "stands for "
       "several steps.</p>\n<div class=\"plots\">\n";
   size_t line = 0;
   for (const Plot& plot : data.plots) {
@@ -345,4 +347,4 @@ std::string report_page(const std::vector<ReportRun>& runs, double now) {
   return html + "<script>" + kPageScript + "</script>\n</body></html>\n";
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

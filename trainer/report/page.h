@@ -6,7 +6,7 @@
 
 #include "trainer/report/report_data.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 // Runs are told apart by colour and dash: as many as there are pairs of them.
 inline constexpr size_t kMostRuns = 14;
@@ -14,4 +14,4 @@ inline constexpr size_t kMostRuns = 14;
 // A complete HTML document that loads nothing. `now`: seconds since 1970, for the age of the newest lines.
 std::string report_page(const std::vector<ReportRun>& runs, double now);
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -1,6 +1,6 @@
 #include "trainer/report/page_assets.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 // The colours are those of Okabe and Ito, which people with any kind of colour blindness tell apart, a little
 // lighter on a dark page. Runs 8 to 14 have them again, dashed.
@@ -224,4 +224,4 @@ all('.bar .run').forEach((button, run) => {
 
 const char* const kPageScriptHash = "2H+BWwxibTZZp0tqJFC3gmrpDumgD/fIWTpS5ggnoq8=";
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

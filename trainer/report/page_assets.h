@@ -1,7 +1,7 @@
 // Style and script of the report's page: constants, into which nothing from outside goes.
 #pragma once
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 extern const char* const kPageStyle;
 extern const char* const kPageScript;
@@ -9,4 +9,4 @@ extern const char* const kPageScript;
 // that nothing else in the page could run even if it got past html_text().
 extern const char* const kPageScriptHash;
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -7,7 +7,7 @@
 
 #include "trainer/report/html.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace {
 
 using Frame = PlotFrame;
@@ -192,4 +192,4 @@ std::string lines_json(const Plot& plot) {
   return json;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

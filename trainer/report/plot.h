@@ -7,7 +7,7 @@
 
 #include "trainer/report/axis.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 enum PlotAxis { kStepAxis, kTokensAxis, kTimeAxis, kPlotAxes };
 
@@ -65,4 +65,4 @@ std::string lines_json(const Plot& plot);
 // A JSON array with null for what is not finite.
 std::string json_numbers(const std::vector<double>& values);
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -5,7 +5,7 @@
 #include <optional>
 #include <set>
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace {
 
 struct PlotSpec {
@@ -257,4 +257,4 @@ ReportData report_data(const std::vector<ReportRun>& runs) {
   return std::move(builder.data);
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

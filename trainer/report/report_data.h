@@ -11,7 +11,7 @@
 #include "trainer/report/plot.h"
 #include "trainer/report/run_record.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 struct ReportRun {
   std::string name;               // the folder, as the command line names it
@@ -44,4 +44,4 @@ ReportData report_data(const std::vector<ReportRun>& runs);
 // them, NaN for empty lists.
 double interpolate(const std::vector<double>& xs, const std::vector<double>& ys, double x);
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "base/files.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace fs = std::filesystem;
 namespace {
 
@@ -119,4 +119,4 @@ std::vector<Difference> differences(const std::vector<const Settings*>& columns)
   return result;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 // Key ("training.steps") to value as the file writes it ("10", "\"llama3\""). Reads what `hyperion config`
 // prints, a key per line, and passes over lines of any other form: no TOML parser is given a file from
@@ -43,4 +43,4 @@ struct Difference {
 };
 std::vector<Difference> differences(const std::vector<const Settings*>& columns);
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

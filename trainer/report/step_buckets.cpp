@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 void ValueRange::add(double value) {
   if (!std::isfinite(value)) {
@@ -67,4 +67,4 @@ bool StepBuckets::has(int tag) const {
   });
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 // Of one tag in one bucket. NaN and infinities are counted and left out of the rest.
 struct ValueRange {
@@ -58,4 +58,4 @@ class StepBuckets {
   std::map<int64_t, Bucket> buckets_;
 };
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

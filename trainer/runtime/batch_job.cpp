@@ -12,7 +12,7 @@
 #include "base/files.h"
 #include "base/log.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace {
 
 constexpr int64_t kTimedSteps = 10;           // on a GPU the host is ahead of some of them
@@ -70,7 +70,7 @@ std::optional<int64_t> signal_lead() {
 
 SaveTimeCheck::SaveTimeCheck(const JobConfig::Checkpoint& checkpoint, std::optional<int64_t> lead)
     : times_{.interval = checkpoint.interval,
-             .background = checkpoint.async_mode != AsyncMode::kDisabled,
+             .background = checkpoint.async_mode != checkpoint::AsyncMode::kDisabled,
              .lead = lead},
       done_(!checkpoint.enable || checkpoint.load_only) {}
 
@@ -100,4 +100,4 @@ void ProgressFile::saved(int64_t step) const {
   }
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -10,7 +10,7 @@
 
 #include "trainer/config/job_config.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 struct SaveTimes {
   double step_seconds = 0, save_seconds = 0;
@@ -55,4 +55,4 @@ class ProgressFile {
   int64_t started_after_;
 };
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

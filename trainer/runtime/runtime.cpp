@@ -16,7 +16,7 @@
 #include "trainer/config/entries.h"
 #include "trainer/runtime/version.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace {
 
 std::optional<std::string> variable(const char* name) {
@@ -25,8 +25,8 @@ std::optional<std::string> variable(const char* name) {
 }
 
 // What must be the same on every rank of a job.
-Fingerprint job_identity(const JobConfig& config) {
-  Fingerprint identity = {{"binary", version_text()}};
+parallel::Fingerprint job_identity(const JobConfig& config) {
+  parallel::Fingerprint identity = {{"binary", version_text()}};
   for (const auto& [key, value] : config_entries(config)) identity[key] = value;
   return identity;
 }
@@ -37,20 +37,20 @@ bool is_dry_run(const JobConfig& config) {
   return config.comm.mode == CommMode::kFakeBackend;
 }
 
-Environment job_environment(const JobConfig& config) {
-  if (!is_dry_run(config)) return read_environment();
+parallel::Environment job_environment(const JobConfig& config) {
+  if (!is_dry_run(config)) return parallel::read_environment();
   const std::string ranks = variable("NGPU").value_or("1");
   char* end = nullptr;
   const long count = std::strtol(ranks.c_str(), &end, 10);
   if (end == ranks.c_str() || *end != '\0' || count < 1 || count > 1'000'000)
     throw_config(
         "NGPU = \"{}\": comm.mode = \"fake_backend\" needs the number of ranks to play, 1 to 1000000", ranks);
-  Environment environment;
+  parallel::Environment environment;
   environment.world_size = environment.local_world_size = static_cast<int>(count);
   return environment;
 }
 
-MeshConfig mesh_config(const JobConfig::Parallelism& parallelism) {
+parallel::MeshConfig mesh_config(const JobConfig::Parallelism& parallelism) {
   return {.pp = static_cast<int>(parallelism.pipeline_parallel_degree),
           .dp_replicate = static_cast<int>(parallelism.data_parallel_replicate_degree),
           .dp_shard = static_cast<int>(parallelism.data_parallel_shard_degree),
@@ -74,12 +74,12 @@ RankMemory rank_memory(at::Device device, int ranks) {
   return memory;
 }
 
-Runtime start_runtime(const ResolvedConfig& resolved, const ModelArgs& model,
-                      const Environment& environment) {
+Runtime start_runtime(const ResolvedConfig& resolved, const models::ModelArgs& model,
+                      const parallel::Environment& environment) {
   const JobConfig& config = resolved.config;
   Runtime runtime;
   runtime.environment = environment;
-  CommOptions options;
+  parallel::CommOptions options;
   options.init_timeout = std::chrono::seconds(config.comm.init_timeout_seconds);
   options.trace_buffer_size = static_cast<int>(config.comm.trace_buf_size);
   options.trace_prefix = config.job.dump_folder + "/" + config.comm.save_traces_folder + "/" +
@@ -92,7 +92,7 @@ Runtime start_runtime(const ResolvedConfig& resolved, const ModelArgs& model,
     runtime.device = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(index));
     runtime.device_name = device_library().device_name(index);
     runtime.compute_capability = device_library().compute_capability(index);
-    options.backend = CommBackend::kNccl;
+    options.backend = parallel::CommBackend::kNccl;
     options.device_index = index;
     const std::filesystem::path dump = options.trace_prefix + std::to_string(environment.rank);
     require_place_for_folder(dump.parent_path());
@@ -101,7 +101,7 @@ Runtime start_runtime(const ResolvedConfig& resolved, const ModelArgs& model,
   }
   options.identity = job_identity(config);
   if (is_dry_run(config)) {
-    options.backend = CommBackend::kFake;
+    options.backend = parallel::CommBackend::kFake;
     log_warning(
         "comm.mode = \"fake_backend\": a dry run of rank 0 of {}, which exchanges nothing with other ranks, "
         "so "
@@ -111,16 +111,17 @@ Runtime start_runtime(const ResolvedConfig& resolved, const ModelArgs& model,
             ? "checkpoint.enable = true has no effect (no checkpoint is loaded or saved); "
             : "");
   }
-  runtime.mesh = std::make_unique<Mesh>(mesh_config(config.parallelism), environment.world_size);
-  const int64_t microbatches =
-      std::max<int64_t>(1, config.training.global_batch_size /
-                               (config.training.local_batch_size * runtime.mesh->degree(MeshDim::kBatch)));
-  require_memory(resolved, job_size(config, model, runtime.mesh->degree(MeshDim::kFsdp), microbatches),
+  runtime.mesh = std::make_unique<parallel::Mesh>(mesh_config(config.parallelism), environment.world_size);
+  const int64_t microbatches = std::max<int64_t>(
+      1, config.training.global_batch_size /
+             (config.training.local_batch_size * runtime.mesh->degree(parallel::MeshDim::kBatch)));
+  require_memory(resolved,
+                 job_size(config, model, runtime.mesh->degree(parallel::MeshDim::kFsdp), microbatches),
                  rank_memory(runtime.device, is_dry_run(config) ? 1 : environment.local_world_size));
   failpoint("init.before_pg");
-  runtime.groups = std::make_unique<ProcessGroups>(*runtime.mesh, environment, options);
+  runtime.groups = std::make_unique<parallel::ProcessGroups>(*runtime.mesh, environment, options);
   failpoint("init.after_pg");
   return runtime;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -11,36 +11,37 @@
 #include "parallel/process_group.h"
 #include "trainer/runtime/size_estimate.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 struct Runtime {
-  Environment environment;
+  parallel::Environment environment;
   at::Device device = at::kCPU;
   std::string device_name = "CPU";
   int compute_capability = 0;  // of a GPU: 90 for SM90
-  std::unique_ptr<Mesh> mesh;
-  std::unique_ptr<ProcessGroups> groups;
+  std::unique_ptr<parallel::Mesh> mesh;
+  std::unique_ptr<parallel::ProcessGroups> groups;
 
   int rank() const { return environment.rank; }
   int world_size() const { return environment.world_size; }
-  Communicator& group(MeshDim dim) const { return groups->get(dim); }
+  parallel::Communicator& group(parallel::MeshDim dim) const { return groups->get(dim); }
 };
 
 // The ranks of this job: torchrun's or SLURM's variables; with comm.mode = "fake_backend" one process runs as
 // rank 0 of NGPU ranks.
-Environment job_environment(const JobConfig& config);
+parallel::Environment job_environment(const JobConfig& config);
 
 // comm.mode = "fake_backend": nothing is exchanged with the other ranks, so what is computed means nothing
 // and none of it is kept. No checkpoint is loaded or saved, no metrics and no record of the run are written.
 bool is_dry_run(const JobConfig& config);
 
-MeshConfig mesh_config(const JobConfig::Parallelism& parallelism);
+parallel::MeshConfig mesh_config(const JobConfig::Parallelism& parallelism);
 
 // Chooses the device (HYPERION_DEVICE) and checks that the job can fit into its memory and the host's, joins
 // the other ranks, builds the groups. Throws Error(kUsage) or Error(kCommunication).
-Runtime start_runtime(const ResolvedConfig& resolved, const ModelArgs& model, const Environment& environment);
+Runtime start_runtime(const ResolvedConfig& resolved, const models::ModelArgs& model,
+                      const parallel::Environment& environment);
 
 // What one of `ranks` ranks of this host may use; `device` is a CPU or a GPU that has been chosen.
 RankMemory rank_memory(at::Device device, int ranks);
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -8,17 +8,17 @@
 #include "base/error.h"
 #include "trainer/config/features.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace {
 
 constexpr double kDescriptionOfLayer = 4096;  // its parameters' names, shapes and tensors without their bytes
 
-double tables_of(const ModelArgs& model) {
+double tables_of(const models::ModelArgs& model) {
   return (model.tied ? 1.0 : 2.0) * static_cast<double>(model.dim) * static_cast<double>(model.vocab_size);
 }
 
 // As count_parameters(), without its limit.
-double parameters_of(const ModelArgs& model) {
+double parameters_of(const models::ModelArgs& model) {
   const double dim = static_cast<double>(model.dim), head = static_cast<double>(model.head_dim);
   const double heads = static_cast<double>(model.n_heads + model.n_kv_heads);
   const double block = dim * (2 * heads * head + 3 * static_cast<double>(model.hidden_dim) + 2);
@@ -65,10 +65,11 @@ std::string lack(const std::vector<Part>& needed, const MemoryLimit& limit) {
 
 }  // namespace
 
-JobSize job_size(const JobConfig& config, const ModelArgs& model, int64_t shards, int64_t microbatches) {
+JobSize job_size(const JobConfig& config, const models::ModelArgs& model, int64_t shards,
+                 int64_t microbatches) {
   const auto& training = config.training;
-  const double state = static_cast<double>(size_of(training.dtype)),
-               compute = static_cast<double>(size_of(training.mixed_precision_param));
+  const double state = static_cast<double>(checkpoint::size_of(training.dtype)),
+               compute = static_cast<double>(checkpoint::size_of(training.mixed_precision_param));
   const double copy = state == compute ? 0 : kFloat8.on(config) ? 1 : compute;
   const double parameters = parameters_of(model) / static_cast<double>(shards);
   JobSize size;
@@ -123,7 +124,7 @@ void require_memory(const ResolvedConfig& resolved, const JobSize& size, const R
   problems.throw_if_any("The configuration cannot be run");
 }
 
-void require_memory(const ModelArgs& model, double bytes_per_parameter, const RankMemory& memory) {
+void require_memory(const models::ModelArgs& model, double bytes_per_parameter, const RankMemory& memory) {
   const double weights = parameters_of(model) * bytes_per_parameter;
   std::vector<Part> host = {{"names and shapes", kDescriptionOfLayer * static_cast<double>(model.n_layers)}};
   if (!memory.device) host.push_back({"weights", weights});
@@ -132,4 +133,4 @@ void require_memory(const ModelArgs& model, double bytes_per_parameter, const Ra
     throw_config("the model {}", lack({{"weights", weights}}, *memory.device));
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -8,7 +8,7 @@
 #include "models/flavors/model_args.h"
 #include "trainer/config/load.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 // Bytes of one rank, in floating point so that no product overflows. Counts only what exists at the same time
 // in every layout: a job that needs more than this may still not fit.
@@ -26,7 +26,8 @@ struct JobSize {
 };
 
 // `shards`: ranks that share one copy of the model; `microbatches`: of one step.
-JobSize job_size(const JobConfig& config, const ModelArgs& model, int64_t shards, int64_t microbatches);
+JobSize job_size(const JobConfig& config, const models::ModelArgs& model, int64_t shards,
+                 int64_t microbatches);
 
 // What one rank may use.
 struct RankMemory {
@@ -39,6 +40,6 @@ void require_memory(const ResolvedConfig& resolved, const JobSize& size, const R
 
 // For commands that look at a model: its names and shapes, and `bytes_per_parameter` of each weight on the
 // device. Throws Error(kUsage) when they cannot fit.
-void require_memory(const ModelArgs& model, double bytes_per_parameter, const RankMemory& memory);
+void require_memory(const models::ModelArgs& model, double bytes_per_parameter, const RankMemory& memory);
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

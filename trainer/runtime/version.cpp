@@ -6,7 +6,7 @@
 
 #include "trainer/metrics/run_folder.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 std::string version_text() {
   return fmt::format("hyperion {} ({})\ncompiler {}\nlibtorch {}\nCUDA {}\nNCCL {}\nfmt {}.{}.{}\n",
@@ -15,4 +15,4 @@ std::string version_text() {
                      FMT_VERSION / 100 % 100, FMT_VERSION % 100);
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

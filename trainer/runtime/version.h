@@ -3,10 +3,10 @@
 
 #include <string>
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 // Several lines: Hyperion and its commit, compiler, libtorch, CUDA and NCCL (of our CUDA library, when it was
 // built), fmt.
 std::string version_text();
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

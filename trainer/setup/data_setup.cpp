@@ -11,7 +11,7 @@
 #include "trainer/config/validate.h"
 #include "trainer/data/token_shards.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace fs = std::filesystem;
 namespace {
 
@@ -152,8 +152,8 @@ int64_t sequences_with_labels(const Batch& batch) {
   return sequences;
 }
 
-Microbatch BatchMover::move(const Batch& batch) {
-  Microbatch moved{
+models::Microbatch BatchMover::move(const Batch& batch) {
+  models::Microbatch moved{
       to_device(batch.tokens, batch.rows, device_), to_device(batch.labels, batch.rows, device_), {}};
   if (plain_seq_len_ != batch.seq_len) {
     plain_ = model_.context(batch.seq_len, device_);
@@ -161,9 +161,9 @@ Microbatch BatchMover::move(const Batch& batch) {
   }
   moved.context = batch.document_ids.empty()
                       ? plain_
-                      : inside_documents(plain_, to_device(batch.positions, batch.rows, device_),
-                                         to_device(batch.document_ids, batch.rows, device_));
+                      : models::inside_documents(plain_, to_device(batch.positions, batch.rows, device_),
+                                                 to_device(batch.document_ids, batch.rows, device_));
   return moved;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -11,7 +11,7 @@
 #include "trainer/data/loader.h"
 #include "trainer/data/tokenizer/tokenizer.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 // The files behind the training or validation data: dataset_path when given, else the default corpus or its
 // held-out novel. Throws Error(kUsage) with the remedy when they are missing.
@@ -59,14 +59,14 @@ int64_t sequences_with_labels(const Batch& batch);
 // masks.
 class BatchMover {
  public:
-  BatchMover(const Transformer& model, at::Device device) : model_(model), device_(device) {}
-  Microbatch move(const Batch& batch);
+  BatchMover(const models::Transformer& model, at::Device device) : model_(model), device_(device) {}
+  models::Microbatch move(const Batch& batch);
 
  private:
-  const Transformer& model_;
+  const models::Transformer& model_;
   at::Device device_;
-  SequenceContext plain_;
+  models::SequenceContext plain_;
   int64_t plain_seq_len_ = 0;
 };
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

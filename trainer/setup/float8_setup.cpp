@@ -14,7 +14,7 @@
 #include "trainer/checkpointing/job_state.h"
 #include "trainer/config/features.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace {
 
 // Where the products run. Throws Error(kUsage) when they cannot.
@@ -43,20 +43,21 @@ std::string some_of(const std::vector<std::string>& names) {
                      names.size() - kShown);
 }
 
-std::shared_ptr<const GatherCodec> make_codec(std::set<const Parameter*> parameters, bool eager) {
-  GatherCodec codec;
+std::shared_ptr<const parallel::GatherCodec> make_codec(std::set<const Parameter*> parameters, bool eager) {
+  parallel::GatherCodec codec;
   codec.dtype = float8::kE4m3;
   codec.applies = [parameters](const Parameter& parameter) { return parameters.contains(&parameter); };
   codec.statistics = float8::gather_statistics;
   codec.scales = float8::gather_scales;
   codec.encode = float8::gather_encode;
   codec.eager = eager;
-  return std::make_shared<const GatherCodec>(std::move(codec));
+  return std::make_shared<const parallel::GatherCodec>(std::move(codec));
 }
 
 }  // namespace
 
-Float8Setup convert_to_float8(Transformer& model, const JobConfig& config, const Float8Device& device) {
+Float8Setup convert_to_float8(models::Transformer& model, const JobConfig& config,
+                              const Float8Device& device) {
   Float8Setup setup;
   if (!kFloat8.on(config)) return setup;
   const auto& options = config.quantize.linear.float8;
@@ -101,21 +102,21 @@ Float8Setup convert_to_float8(Transformer& model, const JobConfig& config, const
   return setup;
 }
 
-int64_t float8_products(Transformer& model, const Float8Setup& setup,
-                        const ActivationCheckpointing& checkpointing) {
+int64_t float8_products(models::Transformer& model, const Float8Setup& setup,
+                        const models::ActivationCheckpointing& checkpointing) {
   if (!setup.counters) return 0;
   const std::set<std::string> converted(setup.converted.begin(), setup.converted.end());
   const int64_t once = 1 + float8::backward_products(setup.recipe);
   int64_t products = converted.contains("output") ? once : 0;
   for (size_t block = 0; block < model.blocks().size(); ++block) {
-    const ActivationCheckpoint checkpoint = checkpointing.blocks.at(block);
-    SelectiveCheckpoint selective(checkpointing.always_recompute);
+    const models::ActivationCheckpoint checkpoint = checkpointing.blocks.at(block);
+    models::SelectiveCheckpoint selective(checkpointing.always_recompute);
     const std::string prefix = fmt::format("layers.{}.", block);
     for (const auto& [name, linear] : model.linears()) {
       if (!name.starts_with(prefix)) continue;
-      const bool saved =
-          checkpoint == ActivationCheckpoint::kNone || (checkpoint == ActivationCheckpoint::kSelectiveOp &&
-                                                        selective.saves_next_matmul(linear->weight()->shape));
+      const bool saved = checkpoint == models::ActivationCheckpoint::kNone ||
+                         (checkpoint == models::ActivationCheckpoint::kSelectiveOp &&
+                          selective.saves_next_matmul(linear->weight()->shape));
       if (converted.contains(name)) products += once + (saved ? 0 : 1);
     }
   }
@@ -129,15 +130,16 @@ void require_float8_products(const Float8Setup& setup, int64_t planned) {
   log_info("float8: the first step ran {} FP8 products, as planned", found);
 }
 
-std::string describe_gathers(const std::vector<ShardedParameterPtr>& parameters, const FsdpContext& fsdp) {
+std::string describe_gathers(const std::vector<parallel::ShardedParameterPtr>& parameters,
+                             const parallel::FsdpContext& fsdp) {
   const auto mib = [](int64_t bytes) {
     return fmt::format("{:.2f} MiB", static_cast<double>(bytes) / (1 << 20));
   };
   const at::ScalarType compute = fsdp.options().compute_dtype;
   const auto width = static_cast<int64_t>(c10::elementSize(compute));
-  const std::string_view plain = torch_name(dtype_of(compute));
+  const std::string_view plain = checkpoint::torch_name(dtype_of(compute));
   int64_t encoded = 0, others = 0;
-  for (const ShardedParameterPtr& parameter : parameters)
+  for (const parallel::ShardedParameterPtr& parameter : parameters)
     (parameter->encoded() ? encoded : others) += parameter->parameter().numel();
   if (fsdp.shard().size() == 1)
     return fmt::format("float8: nothing is all-gathered; weights are cast once per step, from their {}",
@@ -152,4 +154,4 @@ std::string describe_gathers(const std::vector<ShardedParameterPtr>& parameters,
       mib(encoded), plain, mib(encoded * width), mib(others * width), plain);
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

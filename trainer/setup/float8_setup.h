@@ -12,14 +12,14 @@
 #include "parallel/gather_codec.h"
 #include "trainer/config/job_config.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 struct Float8Setup {
   float8::Recipe recipe = float8::Recipe::kTensorwise;
-  std::shared_ptr<float8::Counters> counters;  // null: FP8 is off
-  std::shared_ptr<const GatherCodec> codec;    // null: weights are gathered in the compute dtype
-  std::vector<std::string> converted;          // module names, in the order of forward
-  std::vector<std::string> log, warnings;      // what is on and what is not
+  std::shared_ptr<float8::Counters> counters;          // null: FP8 is off
+  std::shared_ptr<const parallel::GatherCodec> codec;  // null: weights are gathered in the compute dtype
+  std::vector<std::string> converted;                  // module names, in the order of forward
+  std::vector<std::string> log, warnings;              // what is on and what is not
 };
 
 // Where FP8 products would run.
@@ -31,18 +31,20 @@ struct Float8Device {
 
 // Gives the layers that [quantize.linear.float8] chooses FP8 products; nothing when the converter is
 // not listed. Before the model is sharded. Throws Error(kUsage) for a recipe that the device cannot run.
-Float8Setup convert_to_float8(Transformer& model, const JobConfig& config, const Float8Device& device);
+Float8Setup convert_to_float8(models::Transformer& model, const JobConfig& config,
+                              const Float8Device& device);
 
 // FP8 products of one microbatch of training on this rank: forward, what activation checkpointing runs again,
 // and backward.
-int64_t float8_products(Transformer& model, const Float8Setup& setup,
-                        const ActivationCheckpointing& checkpointing);
+int64_t float8_products(models::Transformer& model, const Float8Setup& setup,
+                        const models::ActivationCheckpointing& checkpointing);
 // Throws Error(kBug) unless that many products have run so far: the first step has run what the configuration
 // promises, or none of its claims can be trusted.
 void require_float8_products(const Float8Setup& setup, int64_t planned);
 
 // How weights reach their layers, for the log: what an all-gather of all moves in FP8, what that would be in
 // the compute dtype, and the rest; all in bytes of the unsharded tensors.
-std::string describe_gathers(const std::vector<ShardedParameterPtr>& parameters, const FsdpContext& fsdp);
+std::string describe_gathers(const std::vector<parallel::ShardedParameterPtr>& parameters,
+                             const parallel::FsdpContext& fsdp);
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -8,7 +8,7 @@
 #include "trainer/config/model_args.h"
 #include "trainer/setup/preflight.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace {
 
 // debug.seed, or a random one of rank 0's.
@@ -27,7 +27,7 @@ Job start_job(const ResolvedConfig& resolved) {
   job.configured = resolved;
   const JobConfig& config = job.configured.config;
   job.model = model_args(config.model);
-  const Environment environment = job_environment(config);
+  const parallel::Environment environment = job_environment(config);
   job.data = checked_data(resolved, job.model, environment.world_size);
   job.runtime = start_runtime(resolved, job.model, environment);
   job.seed = common_seed(config, job.runtime);
@@ -35,10 +35,11 @@ Job start_job(const ResolvedConfig& resolved) {
                                loader_place(*job.runtime.mesh, job.runtime.rank(), job.seed, job.model));
   job.record = job_record(resolved, job.data);
   // What differs between the ranks is found before anything is done with it.
-  require_agreement(job.runtime.groups->host(), {{"seed", std::to_string(job.seed)},
-                                                 {"data", std::to_string(job.loader->fingerprint())},
-                                                 {"tokenizer", job.data.tokenizer->hash()}});
+  parallel::require_agreement(job.runtime.groups->host(),
+                              {{"seed", std::to_string(job.seed)},
+                               {"data", std::to_string(job.loader->fingerprint())},
+                               {"tokenizer", job.data.tokenizer->hash()}});
   return job;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

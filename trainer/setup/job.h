@@ -11,11 +11,11 @@
 #include "trainer/runtime/runtime.h"
 #include "trainer/setup/data_setup.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 struct Job {
   ResolvedConfig configured;  // as the user gave it
-  ModelArgs model;
+  models::ModelArgs model;
   DataSetup data;
   Runtime runtime;
   uint64_t seed = 0;  // debug.seed, or one that rank 0 drew
@@ -28,4 +28,4 @@ struct Job {
 // ends a job at this point.
 Job start_job(const ResolvedConfig& resolved);
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

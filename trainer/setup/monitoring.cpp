@@ -27,7 +27,7 @@
 #include "trainer/runtime/version.h"
 #include "trainer/setup/run_summary.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace {
 
 constexpr const char* kSeedKey = "debug.seed";
@@ -112,10 +112,10 @@ double peak_flops(const JobConfig::Training& training, const Runtime& runtime) {
 
 std::unique_ptr<MetricsLogger> make_metrics(const RunDescription& run, int64_t start_step) {
   const Runtime& runtime = run.job.runtime;
-  const ModelArgs& model = run.job.model;
+  const models::ModelArgs& model = run.job.model;
   const auto memory = std::make_shared<MemoryMonitor>(runtime.device.is_cuda() ? runtime.device.index()
                                                                                : MemoryMonitor::kCpu);
-  const ParameterCounts counts = count_parameters(model);
+  const models::ParameterCounts counts = models::count_parameters(model);
   const FlopDimensions dimensions{.parameters = counts.total,
                                   .embedding_parameters = model.vocab_size * model.dim,
                                   .tied_head = model.tied,
@@ -127,16 +127,17 @@ std::unique_ptr<MetricsLogger> make_metrics(const RunDescription& run, int64_t s
   const bool dry_run = is_dry_run(run.config);
   if (dry_run) options.enable_tensorboard = options.enable_jsonl = false;
   RunStart start = dry_run ? RunStart{std::time(nullptr), ""} : start_run(run);
-  MeasuredRun measured{.dump_folder = run.config.job.dump_folder,
-                       .start_time = start.time,
-                       .run_id = std::move(start.id),
-                       .start_step = start_step,
-                       .total_steps = run.config.training.steps,
-                       .rank = runtime.rank(),
-                       .prints = rank_prints(runtime.rank()),
-                       .non_data_parallel_size = runtime.world_size() / runtime.mesh->degree(MeshDim::kBatch),
-                       .flops_per_token_square = flops_per_token_square(dimensions),
-                       .flops_per_token_causal = flops_per_token_causal(dimensions)};
+  MeasuredRun measured{
+      .dump_folder = run.config.job.dump_folder,
+      .start_time = start.time,
+      .run_id = std::move(start.id),
+      .start_step = start_step,
+      .total_steps = run.config.training.steps,
+      .rank = runtime.rank(),
+      .prints = rank_prints(runtime.rank()),
+      .non_data_parallel_size = runtime.world_size() / runtime.mesh->degree(parallel::MeshDim::kBatch),
+      .flops_per_token_square = flops_per_token_square(dimensions),
+      .flops_per_token_causal = flops_per_token_causal(dimensions)};
   MetricsSources sources;
   sources.take_peak_memory = [memory] { return memory->take_peak(); };
   if (measured.prints || rank_writes_metrics(options, measured.rank))
@@ -156,7 +157,7 @@ void log_start(const RunDescription& run, const Checkpointer& checkpointer, int6
   const Runtime& runtime = run.job.runtime;
   for (const std::string& line :
        run_summary(run.config, {runtime.device_name, at::get_num_threads(), runtime.mesh->describe(),
-                                runtime.mesh->degree(MeshDim::kBatch)}))
+                                runtime.mesh->degree(parallel::MeshDim::kBatch)}))
     log_info("{}", line);
   log_info("Seed: {} ({})", run.seed, seed_origin(run));
   for (const std::string& line : runtime.groups->network()) log_info("{}", line);
@@ -173,9 +174,10 @@ void log_start(const RunDescription& run, const Checkpointer& checkpointer, int6
   if (const auto problem = export_problem(run.job.model))
     log_info("This model cannot be exported to Hugging Face (by ckpt convert or last_save_in_hf): {}",
              problem->text);
-  if (chosen != nullptr && chosen->components.contains(kModelComponent)) return;  // the load has said so
+  if (chosen != nullptr && chosen->components.contains(checkpoint::kModelComponent))
+    return;  // the load has said so
   log_info("Weights: initialised at random (seed {})", run.seed);
-  if (run.config.model.flavor == kFlavorFromHf && !is_dry_run(run.config))
+  if (run.config.model.flavor == models::kFlavorFromHf && !is_dry_run(run.config))
     log_warning(
         "model.flavor = \"from_hf\" takes the model's shape alone: to start from its weights set "
         "checkpoint.enable = true and checkpoint.initial_load_in_hf = true");
@@ -197,4 +199,4 @@ std::unique_ptr<Profiler> make_profiler(const JobConfig::Profiling& profiling, c
   return std::make_unique<Profiler>(profiling, run, std::move(hooks));
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -13,7 +13,7 @@
 #include "trainer/runtime/runtime.h"
 #include "trainer/setup/job.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 // For the run's record.
 struct RunDescription {
@@ -34,4 +34,4 @@ void log_start(const RunDescription& run, const Checkpointer& checkpointer, int6
 std::unique_ptr<Profiler> make_profiler(const JobConfig::Profiling& profiling, const JobConfig::Job& job,
                                         const Runtime& runtime, int64_t start_step);
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -3,21 +3,23 @@
 #include "trainer/checkpointing/job_state.h"
 #include "trainer/config/validate.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace {
 
-ActivationCheckpoint activation_checkpoint_of(const JobConfig::ActivationCheckpoint& options, int64_t layer) {
-  if (options.mode == RecomputeMode::kNone) return ActivationCheckpoint::kNone;
-  if (options.mode == RecomputeMode::kFull) return ActivationCheckpoint::kFull;
+models::ActivationCheckpoint activation_checkpoint_of(const JobConfig::ActivationCheckpoint& options,
+                                                      int64_t layer) {
+  if (options.mode == RecomputeMode::kNone) return models::ActivationCheckpoint::kNone;
+  if (options.mode == RecomputeMode::kFull) return models::ActivationCheckpoint::kFull;
   const std::optional<int64_t> every = checkpointed_blocks(options);
-  if (!every) return ActivationCheckpoint::kSelectiveOp;
-  return (layer + 1) % *every == 0 ? ActivationCheckpoint::kFull : ActivationCheckpoint::kNone;
+  if (!every) return models::ActivationCheckpoint::kSelectiveOp;
+  return (layer + 1) % *every == 0 ? models::ActivationCheckpoint::kFull
+                                   : models::ActivationCheckpoint::kNone;
 }
 
 }  // namespace
 
-ShardingOptions sharding_options(const JobConfig::Training& training, at::Device device,
-                                 std::shared_ptr<const GatherCodec> codec) {
+parallel::ShardingOptions sharding_options(const JobConfig::Training& training, at::Device device,
+                                           std::shared_ptr<const parallel::GatherCodec> codec) {
   return {.device = device,
           .state_device = training.enable_cpu_offload ? at::Device(at::kCPU) : device,
           .state_dtype = scalar_type(training.dtype),
@@ -26,8 +28,9 @@ ShardingOptions sharding_options(const JobConfig::Training& training, at::Device
           .codec = std::move(codec)};
 }
 
-ActivationCheckpointing activation_checkpointing(const JobConfig& config, const Transformer& model) {
-  ActivationCheckpointing checkpointing;
+models::ActivationCheckpointing activation_checkpointing(const JobConfig& config,
+                                                         const models::Transformer& model) {
+  models::ActivationCheckpointing checkpointing;
   for (int64_t layer = 0; layer < model.args().n_layers; ++layer)
     checkpointing.blocks.push_back(activation_checkpoint_of(config.activation_checkpoint, layer));
   for (const std::string& part : config.activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns)
@@ -37,4 +40,4 @@ ActivationCheckpointing activation_checkpointing(const JobConfig& config, const 
   return checkpointing;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

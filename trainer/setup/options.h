@@ -8,10 +8,11 @@
 #include "parallel/sharded_parameter.h"
 #include "trainer/config/job_config.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
-ShardingOptions sharding_options(const JobConfig::Training& training, at::Device device,
-                                 std::shared_ptr<const GatherCodec> codec);
-ActivationCheckpointing activation_checkpointing(const JobConfig& config, const Transformer& model);
+parallel::ShardingOptions sharding_options(const JobConfig::Training& training, at::Device device,
+                                           std::shared_ptr<const parallel::GatherCodec> codec);
+models::ActivationCheckpointing activation_checkpointing(const JobConfig& config,
+                                                         const models::Transformer& model);
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

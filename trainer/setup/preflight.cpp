@@ -12,7 +12,7 @@
 #include "trainer/hugging_face/config.h"
 #include "trainer/runtime/batch_job.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace {
 
 // How this job gets the model that the checkpoint is of.
@@ -26,8 +26,9 @@ std::string model_remedy(const JobConfig& config, const ChosenCheckpoint& chosen
 }
 
 // Before anything is allocated for the model.
-void require_model_of_job(const JobConfig& config, const ModelArgs& model, const ChosenCheckpoint& chosen) {
-  if (!chosen.components.contains(kModelComponent)) return;
+void require_model_of_job(const JobConfig& config, const models::ModelArgs& model,
+                          const ChosenCheckpoint& chosen) {
+  if (!chosen.components.contains(checkpoint::kModelComponent)) return;
   if (chosen.hugging_face) require_same_model(model, chosen.path);
   std::map<std::string, std::string> names;
   for (const auto& [name, key] : chosen.names)
@@ -40,7 +41,7 @@ void require_model_of_job(const JobConfig& config, const ModelArgs& model, const
 
 }  // namespace
 
-RunFacts run_facts(const ModelArgs& model, int64_t world_size) {
+RunFacts run_facts(const models::ModelArgs& model, int64_t world_size) {
   RunFacts facts;
   facts.world_size = world_size;
   facts.model = model;
@@ -51,12 +52,12 @@ RunFacts run_facts(const ModelArgs& model, int64_t world_size) {
 void check_keys(const ResolvedConfig& resolved, const RunFacts& facts) {
   require_valid_config(resolved, facts);
   if (const auto& checkpoint = resolved.config.checkpoint; checkpoint.enable)
-    NameMap({checkpoint.rename.begin(), checkpoint.rename.end()});  // refuses what is no pattern
-  signal_lead();                                                    // refuses what is no number
+    checkpoint::NameMap({checkpoint.rename.begin(), checkpoint.rename.end()});  // refuses what is no pattern
+  signal_lead();                                                                // refuses what is no number
 }
 
 DataSetup checked_tokenizer(const ResolvedConfig& resolved, RunFacts facts) {
-  set_phase("load of the tokenizer");
+  parallel::set_phase("load of the tokenizer");
   DataSetup data = load_tokenizer(resolved.config);
   if (resolved.config.checkpoint.enable && resolved.config.checkpoint.last_save_in_hf)
     tokenizer_files(data.tokenizer_path);  // refuses what cannot be read
@@ -66,8 +67,8 @@ DataSetup checked_tokenizer(const ResolvedConfig& resolved, RunFacts facts) {
   return data;
 }
 
-DataSetup checked_data(const ResolvedConfig& resolved, const ModelArgs& model, int64_t world_size) {
-  set_phase("checks of the configuration");
+DataSetup checked_data(const ResolvedConfig& resolved, const models::ModelArgs& model, int64_t world_size) {
+  parallel::set_phase("checks of the configuration");
   const RunFacts facts = run_facts(model, world_size);
   require_valid_config(resolved, facts, install_root());
   check_keys(resolved, facts);
@@ -84,22 +85,25 @@ JobRecord job_record(const ResolvedConfig& resolved, const DataSetup& data) {
       describe_training_data(resolved.config)};
 }
 
-LoaderPlace loader_place(const Mesh& mesh, int rank, uint64_t seed, const ModelArgs& model) {
-  return {mesh.coordinate(rank, MeshDim::kBatch), mesh.degree(MeshDim::kBatch), seed, model.vocab_size};
+LoaderPlace loader_place(const parallel::Mesh& mesh, int rank, uint64_t seed,
+                         const models::ModelArgs& model) {
+  return {mesh.coordinate(rank, parallel::MeshDim::kBatch), mesh.degree(parallel::MeshDim::kBatch), seed,
+          model.vocab_size};
 }
 
-void require_checkpoint_of_job(const ResolvedConfig& resolved, const ModelArgs& model,
+void require_checkpoint_of_job(const ResolvedConfig& resolved, const models::ModelArgs& model,
                                const JobRecord& record, const ChosenCheckpoint& chosen) {
   require_model_of_job(resolved.config, model, chosen);
   require_same_tokenizer(resolved, chosen, record.tokenizer);
 }
 
-ResumePlan plan_run(const ResolvedConfig& resolved, const ModelArgs& model, const Mesh& mesh, uint64_t seed,
-                    uint64_t data, const JobRecord& record, const ChosenCheckpoint* chosen) {
-  set_phase("construction of model and optimizer");  // which follows
+ResumePlan plan_run(const ResolvedConfig& resolved, const models::ModelArgs& model,
+                    const parallel::Mesh& mesh, uint64_t seed, uint64_t data, const JobRecord& record,
+                    const ChosenCheckpoint* chosen) {
+  parallel::set_phase("construction of model and optimizer");  // which follows
   TrajectoryFacts facts;
   const auto& training = resolved.config.training;
-  facts.data_parallel_degree = mesh.degree(MeshDim::kBatch);
+  facts.data_parallel_degree = mesh.degree(parallel::MeshDim::kBatch);
   facts.global_batch_size = training.global_batch_size > 0
                                 ? training.global_batch_size
                                 : training.local_batch_size * facts.data_parallel_degree;
@@ -113,16 +117,16 @@ ResumePlan plan_run(const ResolvedConfig& resolved, const ModelArgs& model, cons
   request.source = chosen->source;
   request.components = chosen->components;
   request.left_out = chosen->left_out;
-  if (const Object* stored = chosen->find_object(kTrajectoryKey))
+  if (const checkpoint::Object* stored = chosen->find_object(checkpoint::kTrajectoryKey))
     request.stored = text_table(*stored, chosen->path.string());
-  request.step = step_of_name(chosen->path.filename().string()).value_or(0);  // unless it says
-  if (const Object* step = chosen->find_object(kStepKey))
+  request.step = checkpoint::step_of_name(chosen->path.filename().string()).value_or(0);  // unless it says
+  if (const checkpoint::Object* step = chosen->find_object(checkpoint::kStepKey))
     request.step = step->get_if<int64_t>() ? *step->get_if<int64_t>() : 0;
-  if (const Object* position = chosen->find_object(kLoaderPositionKey);
+  if (const checkpoint::Object* position = chosen->find_object(checkpoint::kLoaderPositionKey);
       position && position->get_if<std::string>())
     request.data = LoaderState::from_json(*position->get_if<std::string>()).fingerprint;
   request.data_place = read_record(chosen->checkpoint).data;
   return resume_plan(resolved, facts, request);
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

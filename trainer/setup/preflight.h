@@ -10,10 +10,10 @@
 #include "trainer/config/validate.h"
 #include "trainer/setup/data_setup.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 // What a job knows beyond its configuration, before the tokenizer is loaded.
-RunFacts run_facts(const ModelArgs& model, int64_t world_size);
+RunFacts run_facts(const models::ModelArgs& model, int64_t world_size);
 // The steps of checked_data(), which `hyperion check` makes one by one: the keys against each other and
 // against `facts`; the tokenizer, with what an export would take from it and (where `facts.model` is known)
 // the size of its vocabulary.
@@ -22,23 +22,24 @@ DataSetup checked_tokenizer(const ResolvedConfig& resolved, RunFacts facts);
 
 // Checks the whole configuration for a job of `world_size` ranks, with the tokenizer it names, which is
 // returned. Throws Error(kUsage) or Error(kBadData).
-DataSetup checked_data(const ResolvedConfig& resolved, const ModelArgs& model, int64_t world_size);
+DataSetup checked_data(const ResolvedConfig& resolved, const models::ModelArgs& model, int64_t world_size);
 
 // What the checkpoints of this job say about it.
 JobRecord job_record(const ResolvedConfig& resolved, const DataSetup& data);
 
 // Of `rank`, for its loaders.
-LoaderPlace loader_place(const Mesh& mesh, int rank, uint64_t seed, const ModelArgs& model);
+LoaderPlace loader_place(const parallel::Mesh& mesh, int rank, uint64_t seed, const models::ModelArgs& model);
 
 // Throws IncompatibleCheckpoint for a checkpoint of another model, Error(kUsage) for one of another
 // tokenizer.
-void require_checkpoint_of_job(const ResolvedConfig& resolved, const ModelArgs& model,
+void require_checkpoint_of_job(const ResolvedConfig& resolved, const models::ModelArgs& model,
                                const JobRecord& record, const ChosenCheckpoint& chosen);
 
 // What this run follows: its configuration, and the trajectory of the checkpoint it continues (null: none).
 // `seed`: the configured one; `data`: DataLoader::fingerprint(); `record`: job_record(). Throws Error(kUsage)
 // as resume_plan() does, and what require_checkpoint_of_job() throws.
-ResumePlan plan_run(const ResolvedConfig& resolved, const ModelArgs& model, const Mesh& mesh, uint64_t seed,
-                    uint64_t data, const JobRecord& record, const ChosenCheckpoint* chosen);
+ResumePlan plan_run(const ResolvedConfig& resolved, const models::ModelArgs& model,
+                    const parallel::Mesh& mesh, uint64_t seed, uint64_t data, const JobRecord& record,
+                    const ChosenCheckpoint* chosen);
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -7,7 +7,7 @@
 #include "base/counted.h"
 #include "trainer/config/validate.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace {
 
 std::string checkpointing_of(const JobConfig::ActivationCheckpoint& options) {
@@ -58,4 +58,4 @@ std::vector<std::string> run_summary(const JobConfig& config, const RunPlace& pl
                   config.ema.enable ? fmt::format("{}", config.ema.decay) : "off")};
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -7,7 +7,7 @@
 
 #include "trainer/config/job_config.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 struct RunPlace {
   std::string device;        // "NVIDIA H100", "CPU"
@@ -19,4 +19,4 @@ struct RunPlace {
 // Devices and mesh; batch, steps and tokens; precision, activation checkpointing and EMA.
 std::vector<std::string> run_summary(const JobConfig& config, const RunPlace& place);
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -12,7 +12,7 @@
 #include "checkpoint/types/index.h"
 #include "checkpoint/types/object.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 
 // --- writing ---
 
@@ -59,4 +59,4 @@ void read_box(ByteSource& entry, const TensorArchive& archive, const Dims& offse
 // The same for rows [first_row, first_row + rows) of a tensor of at least one dimension.
 void read_rows(ByteSource& entry, const TensorArchive& archive, int64_t first_row, int64_t rows, void* out);
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -4,7 +4,7 @@
 #include "base/error.h"
 #include "checkpoint/format/dcp/archive.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 namespace {
 
 constexpr int64_t kMostSpan = 16 << 20;   // bytes held to gather strided elements from
@@ -122,4 +122,4 @@ void read_rows(ByteSource& entry, const TensorArchive& archive, int64_t first_ro
   read_box(entry, archive, offset, shape, out);
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -9,7 +9,7 @@
 #include "checkpoint/format/pickle/pickle_reader.h"
 #include "checkpoint/format/zip/zip_slice.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 namespace {
 
 constexpr uint64_t kMostTensorPickle = 1 << 16;
@@ -212,4 +212,4 @@ Object read_object_archive(ByteSource& entry) {
   return object_from_pickle(tree.root(), entry.name(), pickle.size());
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -6,7 +6,7 @@
 #include "checkpoint/format/pickle/pickle_object.h"
 #include "checkpoint/format/zip/zip_writer.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 namespace {
 
 constexpr uint64_t kAlignment = 64;
@@ -138,4 +138,4 @@ std::string object_archive(const Object& object) {
   return zip.take_text();
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -7,7 +7,7 @@
 
 #include "checkpoint/types/index.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 
 // The file's content. Every chunk and object must have its location set. Throws Error(kBug) for an index of
 // bare bytes.
@@ -19,4 +19,4 @@ std::string encode_metadata(const CheckpointIndex& index);
 // key.
 CheckpointIndex decode_metadata(std::span<const std::byte> bytes, const std::string& path);
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -8,7 +8,7 @@
 #include "checkpoint/format/pickle/pickle_reader.h"
 #include "checkpoint/types/object.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 namespace {
 
 constexpr size_t kMostKey = size_t{1} << 16;
@@ -280,4 +280,4 @@ CheckpointIndex decode_metadata(std::span<const std::byte> bytes, const std::str
   return MetadataReader(bytes, path).read();
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -4,7 +4,7 @@
 #include "checkpoint/format/dcp/metadata.h"
 #include "checkpoint/format/pickle/pickle_writer.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 namespace {
 
 // Names that are written once and referred to by memo slot afterwards.
@@ -230,4 +230,4 @@ std::string encode_metadata(const CheckpointIndex& index) {
   return MetadataWriter(index).write();
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 namespace {
 
 constexpr size_t kMostText = size_t{1} << 16;
@@ -175,4 +175,4 @@ void write_object(PickleWriter& writer, const Object& object) {
   }
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -7,7 +7,7 @@
 #include "checkpoint/format/pickle/pickle_writer.h"
 #include "checkpoint/types/object.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 
 // The plain value that `value` encodes. Bytes stay bytes, whatever they hold. `what` is for messages ("the
 // object 'train_state.step' of ..."), `input_bytes` the pickle's length: a small pickle that unfolds to a
@@ -17,4 +17,4 @@ Object object_from_pickle(PickleValue value, const std::string& what, size_t inp
 // Writes one value. Throws Error(kBug) when a text in it is not UTF-8.
 void write_object(PickleWriter& writer, const Object& object);
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 
 enum class PickleOp : uint8_t {
   kProto = 0x80,
@@ -56,4 +56,4 @@ enum class PickleOp : uint8_t {
   kGet4 = 'j',
 };
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

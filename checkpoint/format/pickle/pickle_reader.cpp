@@ -9,7 +9,7 @@
 #include "checkpoint/format/pickle/pickle_opcodes.h"
 #include "checkpoint/types/object.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 namespace {
 
 constexpr size_t kMostInput = size_t{1} << 30;
@@ -449,4 +449,4 @@ PickleTree read_pickle(std::span<const std::byte> input, const std::string& name
   return PickleMachine({reinterpret_cast<const char*>(input.data()), input.size()}, name).run();
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

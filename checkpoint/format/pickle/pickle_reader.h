@@ -7,7 +7,7 @@
 
 #include "checkpoint/format/pickle/pickle_value.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 
 // The value that `input` (at most 1 GiB; it must outlive the tree) encodes. `name` is the file's, for
 // messages. Memory stays below about four times the input. Throws Error(kBadData) naming file, position and
@@ -15,4 +15,4 @@ namespace hyperion {
 // has an integer outside 64 bits, or names a class or function other than those of PickleClass.
 PickleTree read_pickle(std::span<const std::byte> input, const std::string& name);
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -2,7 +2,7 @@
 
 #include <array>
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 namespace {
 
 struct KnownGlobal {
@@ -187,4 +187,4 @@ std::optional<PickleValue> PickleValue::find(std::string_view key) const {
   return found;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -11,7 +11,7 @@
 
 #include "checkpoint/types/dtype.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 
 // Everything a checkpoint's pickles may name.
 enum class PickleClass : uint8_t {
@@ -169,4 +169,4 @@ void PickleValue::for_each_item(F f) const {
       f(PickleValue(*tree_, links[segment + 2 + i]), PickleValue(*tree_, links[segment + 3 + i]));
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "checkpoint/format/pickle/pickle_value.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 namespace {
 
 // Bytes of the shortest two's complement form.
@@ -113,4 +113,4 @@ void PickleWriter::get(uint32_t slot) {
   }
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -8,7 +8,7 @@
 
 #include "checkpoint/format/pickle/pickle_opcodes.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 
 class PickleWriter {
  public:
@@ -50,4 +50,4 @@ class PickleWriter {
 // Bytes that PickleWriter::integer takes.
 size_t pickled_bytes(int64_t value);
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -11,7 +11,7 @@
 #include "base/printable.h"
 #include "checkpoint/format/metadata_tiling.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
@@ -265,4 +265,4 @@ CheckpointIndex read_safetensors(const fs::path& path) {
   return index;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

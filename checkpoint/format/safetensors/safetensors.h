@@ -10,7 +10,7 @@
 #include "checkpoint/types/byte_source.h"
 #include "checkpoint/types/index.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 
 struct SafetensorsHeader {
   struct Tensor {
@@ -38,4 +38,4 @@ SafetensorsHeader read_safetensors_header(ByteSource& file);
 // them. Throws Error(kBadData).
 CheckpointIndex read_safetensors(const std::filesystem::path& path);
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -17,7 +17,7 @@
 #include "base/printable.h"
 #include "checkpoint/format/safetensors/safetensors.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
@@ -178,4 +178,4 @@ void SafetensorsWriter::sync() {
   for (File& file : files_) file.sync();
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

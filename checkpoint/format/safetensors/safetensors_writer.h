@@ -13,7 +13,7 @@
 #include "checkpoint/types/dtype.h"
 #include "checkpoint/types/index.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 
 struct SafetensorsPlan {
   struct File {
@@ -63,4 +63,4 @@ class SafetensorsWriter {
   std::vector<File> files_;  // by number in the plan
 };
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -4,9 +4,9 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 
 // Continues `crc` (0 at the begin) over `bytes` more bytes.
 uint32_t crc32(uint32_t crc, const void* data, size_t bytes);
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

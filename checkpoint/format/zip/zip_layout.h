@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-namespace hyperion::zip {
+namespace hyperion::checkpoint::zip {
 
 constexpr uint32_t kLocalHeader = 0x04034b50;
 constexpr uint32_t kDescriptor = 0x08074b50;
@@ -19,4 +19,4 @@ constexpr uint32_t kIn64 = 0xFFFFFFFF;  // a 32-bit field whose value is in a 64
 constexpr uint16_t kShortIn64 = 0xFFFF;
 constexpr uint16_t kStored = 0;
 
-}  // namespace hyperion::zip
+}  // namespace hyperion::checkpoint::zip

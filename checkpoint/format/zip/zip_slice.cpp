@@ -9,7 +9,7 @@
 #include "checkpoint/format/zip/zip_layout.h"
 #include "checkpoint/types/object.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 namespace {
 
 constexpr size_t kMostRecords = 16;
@@ -270,4 +270,4 @@ void check_crc(ByteSource& archive, const ZipRecord& record, const ScanBytes& sc
   compare_crc(archive, record, crc);
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

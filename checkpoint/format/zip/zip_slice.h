@@ -10,7 +10,7 @@
 
 #include "checkpoint/types/byte_source.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 
 struct ZipRecord {
   std::string name;  // without the archive's folder: "data.pkl", "data/0"
@@ -39,4 +39,4 @@ std::string read_record(ByteSource& archive, const ZipRecord& record);
 using ScanBytes = std::function<void(const char* data, uint64_t bytes)>;
 void check_crc(ByteSource& archive, const ZipRecord& record, const ScanBytes& scan = {});
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

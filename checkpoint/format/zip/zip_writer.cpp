@@ -6,7 +6,7 @@
 #include "checkpoint/format/zip/crc32.h"
 #include "checkpoint/format/zip/zip_layout.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 namespace {
 
 constexpr std::string_view kFolder = "archive/";
@@ -155,4 +155,4 @@ std::string ZipWriter::take_text() {
   return std::exchange(text_, {});
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 
 class ZipWriter {
  public:
@@ -48,4 +48,4 @@ class ZipWriter {
   std::vector<Record> records_;
 };
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

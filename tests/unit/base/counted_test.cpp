@@ -2,7 +2,7 @@
 
 #include <catch2/catch.hpp>
 
-using namespace hyperion;
+namespace hyperion {
 
 TEST_CASE("a number is grouped by thousands and its noun is plural unless there is one") {
   CHECK(human_count(999) == "999");
@@ -13,3 +13,5 @@ TEST_CASE("a number is grouped by thousands and its noun is plural unless there 
   CHECK(counted(int64_t{1}, "entry", "entries") == "1 entry");
   CHECK(counted(size_t{2}, "entry", "entries") == "2 entries");
 }
+
+}  // namespace hyperion

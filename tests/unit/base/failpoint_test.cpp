@@ -11,8 +11,7 @@
 
 #include "base/error.h"
 
-using namespace hyperion;
-
+namespace hyperion {
 namespace {
 
 std::string refusal(const std::string& spec) {
@@ -101,3 +100,5 @@ TEST_CASE("The variable FAULT is refused unless faults are allowed") {
   ::unsetenv("FAULT");
   CHECK_NOTHROW(arm_faults_from_environment(false, 0));
 }
+
+}  // namespace hyperion

@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 
-using namespace hyperion;
+namespace hyperion {
 
 TEST_CASE("LOG_RANK names the ranks that print") {
   CHECK(rank_prints(0, ""));
@@ -34,3 +34,5 @@ TEST_CASE("control bytes in a message are written out and only our own lines hav
   spdlog::set_default_logger(before);
   CHECK(out.str() == "name\\x1b[31m\\x0d\n\tnext line\nbell\\x07\n\x1b[31mstep\x1b[39m\n");
 }
+
+}  // namespace hyperion

@@ -5,7 +5,7 @@
 
 #include <catch2/catch.hpp>
 
-using namespace hyperion;
+namespace hyperion {
 
 TEST_CASE("the distance counts insertions deletions substitutions and swaps") {
   CHECK(edit_distance("", "abc") == 3);
@@ -32,3 +32,5 @@ TEST_CASE("the nearest name is suggested only when it is near") {
   CHECK(did_you_mean("x") == "; did you mean x?");
   CHECK(did_you_mean("").empty());
 }
+
+}  // namespace hyperion

@@ -2,8 +2,7 @@
 
 #include <catch2/catch.hpp>
 
-using hyperion::escape_control_bytes;
-using hyperion::printable;
+namespace hyperion {
 
 TEST_CASE("control bytes are written out in paths and messages") {
   CHECK(printable("a\x1b[31mb\n\x7f") == "a\\x1b[31mb\\x0a\\x7f");
@@ -19,3 +18,5 @@ TEST_CASE("a long text is cut between characters and a path is never cut") {
   CHECK(printable(name).size() < 140);
   CHECK(printable(std::filesystem::path(name)) == name);
 }
+
+}  // namespace hyperion

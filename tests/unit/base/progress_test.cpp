@@ -7,7 +7,7 @@
 #include <spdlog/sinks/ostream_sink.h>
 #include <spdlog/spdlog.h>
 
-using hyperion::progress_line;
+namespace hyperion {
 
 TEST_CASE("a progress line shows share and rate and time to go") {
   CHECK(progress_line("tokenize", 1'250'000'000, 2'500'000'000, "B", 45) ==
@@ -27,16 +27,16 @@ TEST_CASE("off a terminal progress is a log line at intervals and none for short
   spdlog::set_default_logger(
       std::make_shared<spdlog::logger>("test", std::make_shared<spdlog::sinks::ostream_sink_mt>(text)));
   {
-    hyperion::Progress brief("brief", 100, "B");
+    Progress brief("brief", 100, "B");
     brief.update(100);
-    hyperion::Progress work("loading", 100, "B", std::chrono::milliseconds(20));
+    Progress work("loading", 100, "B", std::chrono::milliseconds(20));
     work.update(10);
     std::this_thread::sleep_for(std::chrono::milliseconds(25));
     work.update(50);
     work.update(60);
   }
   spdlog::default_logger()->set_level(spdlog::level::err);  // a rank that LOG_RANK leaves out
-  hyperion::Progress silent("silent", 100, "B", std::chrono::milliseconds(0));
+  Progress silent("silent", 100, "B", std::chrono::milliseconds(0));
   silent.update(50);
   spdlog::set_default_logger(former);
   ::unsetenv("NO_COLOR");
@@ -44,3 +44,5 @@ TEST_CASE("off a terminal progress is a log line at intervals and none for short
   CHECK_THAT(lines, Catch::Contains("loading  50% 50/100 B"));
   CHECK(std::count(lines.begin(), lines.end(), '\n') == 1);
 }
+
+}  // namespace hyperion

@@ -2,7 +2,7 @@
 
 #include <catch2/catch.hpp>
 
-using namespace hyperion;
+namespace hyperion {
 
 TEST_CASE("stack frames of libtorch leave a message and everything else stays") {
   CHECK(without_stack_frames(
@@ -15,3 +15,5 @@ TEST_CASE("stack frames of libtorch leave a message and everything else stays") 
   CHECK(without_stack_frames("one\n\ntwo") == "one\n\ntwo");
   CHECK(without_stack_frames("").empty());
 }
+
+}  // namespace hyperion

@@ -6,7 +6,7 @@
 #include <pty.h>
 #include <unistd.h>
 
-using hyperion::terminal_escapes;
+namespace hyperion {
 
 TEST_CASE("escape sequences are for terminals that are not dumb and without NO_COLOR") {
   int leader = -1, terminal = -1, pipes[2];
@@ -29,7 +29,9 @@ TEST_CASE("escape sequences are for terminals that are not dumb and without NO_C
   CHECK_FALSE(terminal_escapes(terminal));
   ::setenv("TERM", "xterm-256color", 1);
 
-  hyperion::disable_terminal_escapes();
+  disable_terminal_escapes();
   CHECK_FALSE(terminal_escapes(terminal));
   for (const int fd : {leader, terminal, pipes[0], pipes[1]}) ::close(fd);
 }
+
+}  // namespace hyperion

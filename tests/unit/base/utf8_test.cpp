@@ -2,8 +2,7 @@
 
 #include <catch2/catch.hpp>
 
-using hyperion::is_valid_utf8;
-using hyperion::replace_ill_formed;
+namespace hyperion {
 
 TEST_CASE("well-formed UTF-8 is told from ill-formed") {
   for (const char* good :
@@ -28,9 +27,11 @@ TEST_CASE("each maximal ill-formed part becomes one replacement character as in 
 TEST_CASE("code points survive encoding and decoding") {
   for (const char32_t c : {0x0u, 0x7Fu, 0x80u, 0x7FFu, 0x800u, 0xFFFFu, 0x10000u, 0x10FFFFu}) {
     std::string text;
-    hyperion::append_utf8(text, c);
+    append_utf8(text, c);
     CHECK(is_valid_utf8(text));
-    CHECK(hyperion::decode_at(text, 0).value == c);
-    CHECK(hyperion::decode_at(text, 0).size == text.size());
+    CHECK(decode_at(text, 0).value == c);
+    CHECK(decode_at(text, 0).size == text.size());
   }
 }
+
+}  // namespace hyperion

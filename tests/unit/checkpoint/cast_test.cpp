@@ -7,7 +7,7 @@
 
 #include <catch2/catch.hpp>
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 namespace {
 
 uint16_t to16(Dtype type, float value) {
@@ -61,4 +61,4 @@ TEST_CASE("only floating-point types are converted") {
   CHECK(single == 1.0f / 3.0f);
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

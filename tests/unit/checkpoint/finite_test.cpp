@@ -10,7 +10,7 @@
 
 #include "checkpoint/cast.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 namespace {
 
 template <typename Word>
@@ -88,4 +88,4 @@ TEST_CASE("the first tensors that are not finite are named and the others are co
   CHECK(found.total() == 23);
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

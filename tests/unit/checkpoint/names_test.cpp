@@ -7,7 +7,8 @@
 
 #include "base/error.h"
 
-using namespace hyperion;
+namespace hyperion::checkpoint {
+
 using Catch::Contains;
 
 namespace {
@@ -158,3 +159,5 @@ TEST_CASE("the hash of names changes with every name and not with their order") 
   CHECK(names_hash({"a", "b"}) != names_hash({"a", "c"}));
   CHECK(names_hash({}) != names_hash({""}));
 }
+
+}  // namespace hyperion::checkpoint

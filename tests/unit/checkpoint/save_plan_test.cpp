@@ -7,7 +7,7 @@
 
 #include "checkpoint/format/dcp/archive.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 namespace {
 
 TensorState tensor(std::string key, Dims shape, int shards, int replicas) {
@@ -155,4 +155,4 @@ TEST_CASE("rows are cut as torch chunk cuts them") {
   CHECK(component_of("ema") == "model");
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

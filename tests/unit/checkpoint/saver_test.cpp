@@ -19,7 +19,7 @@
 #include "tests/support/temporary_folder.h"
 #include "tests/support/thread_ranks.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
@@ -425,4 +425,4 @@ TEST_CASE("names and shapes and types that do not fit are listed at once before 
           .size() == 1);
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

@@ -27,7 +27,7 @@ inline void __syncthreads() {
   block_barrier->arrive_and_wait();
 }
 
-namespace hyperion {
+namespace hyperion::models {
 
 // kernel(arguments...) with `blocks` blocks of `threads` threads.
 template <typename Kernel, typename... Arguments>
@@ -46,4 +46,4 @@ void run_blocks(unsigned blocks, unsigned threads, Kernel kernel, const Argument
     });
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::models

@@ -6,8 +6,9 @@
 #include "models/float8/cast.h"
 #include "tests/support/float8_bits.h"
 
-using namespace hyperion;
-using namespace hyperion::float8;
+namespace hyperion::models {
+
+using namespace float8;
 using at::Tensor;
 
 TEST_CASE("both copies of an operand have the bits of separate casts in the layouts that products want") {
@@ -56,3 +57,5 @@ TEST_CASE("operands are scaled as each of their copies alone") {
   CHECK(!quantize_operands(x, row, std::nullopt).columns.values.defined());
   CHECK(!quantize_operands(x, std::nullopt, column).rows.values.defined());
 }
+
+}  // namespace hyperion::models

@@ -18,8 +18,9 @@
 #include "models/float8/cuda/scale_kernel.cuh"
 // clang-format on
 
-using namespace hyperion;
-using namespace hyperion::float8;
+namespace hyperion::models {
+
+using namespace float8;
 using at::Tensor;
 
 namespace {
@@ -176,3 +177,5 @@ TEST_CASE("the CUDA library brings the FP8 operators of its tensors") {
   REQUIRE(load_device_library() == "");
   for (const char* name : operators) CHECK(have_kernel(name));
 }
+
+}  // namespace hyperion::models

@@ -17,8 +17,9 @@
 #include "models/float8/quantize.h"
 #include "tests/support/error_of.h"
 
-using namespace hyperion;
-using namespace hyperion::float8;
+namespace hyperion::models {
+
+using namespace float8;
 using at::Tensor;
 using Catch::Contains;
 using Json = nlohmann::json;
@@ -260,3 +261,5 @@ TEST_CASE("layers are chosen by name and extents and torchao's rules") {
   REQUIRE(sentences.size() == 1);
   CHECK_THAT(sentences[0], Contains("did you mean feed_forward.w1"));
 }
+
+}  // namespace hyperion::models

@@ -7,8 +7,7 @@
 
 #include <cmath>
 
-using namespace hyperion;
-
+namespace hyperion::models {
 namespace {
 
 at::Tensor drawn(const Parameter& parameter, uint64_t seed, int64_t first_row, int64_t rows) {
@@ -54,3 +53,5 @@ TEST_CASE("weights follow the distribution asked for") {
   const Parameter ones{"c", {3}, Init::ones(), {}, {}};
   CHECK(drawn(ones, 1, 0, 3).equal(at::ones({3})));
 }
+
+}  // namespace hyperion::models

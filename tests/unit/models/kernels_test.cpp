@@ -10,7 +10,8 @@
 #include "models/kernels/sum_of_squares.h"
 #include "models/kernels/swiglu.h"
 
-using namespace hyperion;
+namespace hyperion::models {
+
 using at::Tensor;
 
 namespace {
@@ -114,3 +115,5 @@ TEST_CASE("non-finite activations stay visible through the fused kernels") {
   CHECK(kernels::swiglu_forward(x, x)[0][3].isnan().item<bool>());
   CHECK_FALSE(kernels::cross_entropy(x, torch::zeros({2}, torch::kLong), nullptr).isfinite().item<bool>());
 }
+
+}  // namespace hyperion::models

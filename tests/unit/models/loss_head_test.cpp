@@ -5,7 +5,8 @@
 #include "models/flavors/registry.h"
 #include "models/transformer.h"
 
-using namespace hyperion;
+namespace hyperion::models {
+
 using at::Tensor;
 
 namespace {
@@ -59,3 +60,5 @@ TEST_CASE("gradients of several microbatches add up") {
   h.head.loss_and_grad(h.x, h.labels, scale);
   CHECK(at::allclose(h.output->weight.grad(), once * 2));
 }
+
+}  // namespace hyperion::models

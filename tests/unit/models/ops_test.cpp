@@ -11,7 +11,8 @@
 #include "models/linear.h"
 #include "models/transformer.h"
 
-using namespace hyperion;
+namespace hyperion::models {
+
 using at::Tensor;
 
 namespace {
@@ -185,3 +186,5 @@ TEST_CASE("products with weights of a chosen shape are never saved and do not co
   CHECK_FALSE(checkpoint.saves_next_matmul({8, 8}));
   CHECK(checkpoint.saves_next_matmul({8, 8}));
 }
+
+}  // namespace hyperion::models

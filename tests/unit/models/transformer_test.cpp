@@ -10,7 +10,8 @@
 #include "models/init.h"
 #include "models/rope.h"
 
-using namespace hyperion;
+namespace hyperion::models {
+
 using at::Tensor;
 
 namespace {
@@ -127,3 +128,5 @@ TEST_CASE("with document masks a packed row equals its documents alone") {
   CHECK_FALSE(at::allclose(packed.narrow(1, 4, 5), logits(tokens, model.context(9, at::kCPU)).narrow(1, 4, 5),
                            1e-3, 1e-4));
 }
+
+}  // namespace hyperion::models

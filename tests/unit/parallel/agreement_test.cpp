@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 
-namespace hyperion {
+namespace hyperion::parallel {
 namespace {
 
 const Fingerprint kJob = {{"binary", "1"}, {"data", "austen"}, {"training.steps", "10"}};
@@ -53,4 +53,4 @@ TEST_CASE("values may hold any bytes and long lists are cut") {
   CHECK(text.find("and 30 more") != std::string::npos);
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::parallel

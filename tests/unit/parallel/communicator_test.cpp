@@ -8,7 +8,7 @@
 #include "parallel/ledger.h"
 #include "parallel/phase.h"
 
-namespace hyperion {
+namespace hyperion::parallel {
 namespace {
 
 // A group whose every operation breaks, at once or when waited for.
@@ -153,4 +153,4 @@ TEST_CASE("a failure names rank and group and operation and the phase in which i
   }
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::parallel

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 
-namespace hyperion {
+namespace hyperion::parallel {
 namespace {
 
 using Variables = std::map<std::string, std::string>;
@@ -142,4 +142,4 @@ TEST_CASE("malformed and hostile node lists are refused") {
   CHECK_THROWS_AS(expand_node_list(deep), Error);
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::parallel

@@ -9,7 +9,7 @@
 #include "parallel/phase.h"
 #include "tests/support/temporary_folder.h"
 
-namespace hyperion {
+namespace hyperion::parallel {
 namespace {
 
 Environment rank_of(int rank, int world_size) {
@@ -85,4 +85,4 @@ TEST_CASE("a failed operation is recorded at once and again with the exit code")
   set_own_rank({});
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::parallel

@@ -5,7 +5,7 @@
 
 #include <catch2/catch.hpp>
 
-namespace hyperion {
+namespace hyperion::parallel {
 
 TEST_CASE("the ledger adds up per group and operation") {
   CommLedger ledger;
@@ -33,4 +33,4 @@ TEST_CASE("the ledger may be used from several threads") {
   CHECK(ledger.entry("g", "op").calls == 4000);
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::parallel

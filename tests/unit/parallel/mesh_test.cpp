@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 
-namespace hyperion {
+namespace hyperion::parallel {
 namespace {
 
 using Ranks = std::vector<int>;
@@ -122,4 +122,4 @@ TEST_CASE("replicas alone are no FSDP") {
   CHECK(mesh.degree(MeshDim::kBatch) == 4);
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::parallel

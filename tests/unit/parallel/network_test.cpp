@@ -7,7 +7,7 @@
 
 #include "tests/support/error_of.h"
 
-namespace hyperion {
+namespace hyperion::parallel {
 namespace {
 
 Environment two_hosts(const std::string& master) {
@@ -74,4 +74,4 @@ TEST_CASE("the log of a start shows the interface and the variables that the use
                  "not set"));
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::parallel

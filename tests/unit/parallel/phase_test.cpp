@@ -2,7 +2,7 @@
 
 #include <catch2/catch.hpp>
 
-namespace hyperion {
+namespace hyperion::parallel {
 
 TEST_CASE("phases nest and are restored") {
   set_phase("step 1");
@@ -19,4 +19,4 @@ TEST_CASE("phases nest and are restored") {
   CHECK(current_phase().empty());
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::parallel

@@ -4,7 +4,7 @@
 
 #include <ATen/ATen.h>
 
-namespace hyperion {
+namespace hyperion::parallel {
 
 TEST_CASE("a dry run has every group of any world in one process") {
   Environment environment;
@@ -50,4 +50,4 @@ TEST_CASE("the flight recorder is set up by the keys of v0.2.2") {
         Variables{{"TORCH_NCCL_ASYNC_ERROR_HANDLING", "3"}, {"TORCH_FR_BUFFER_SIZE", "0"}});
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::parallel

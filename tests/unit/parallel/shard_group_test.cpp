@@ -7,7 +7,7 @@
 
 #include <ATen/ATen.h>
 
-namespace hyperion {
+namespace hyperion::parallel {
 namespace {
 
 constexpr int kWorld = 4;
@@ -77,4 +77,4 @@ TEST_CASE("a weight without a gradient adds nothing") {
   CHECK(unit.parameters()[1]->grad().equal(at::ones({2})));
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::parallel

@@ -8,7 +8,8 @@
 
 #include "tests/support/error_of.h"
 
-using namespace hyperion;
+namespace hyperion::trainer {
+
 using Catch::Contains;
 
 namespace {
@@ -22,9 +23,9 @@ std::string sequence(size_t microbatch) {
 }
 
 // A group of two whose other rank has always seen a number that is not finite.
-class NonFinitePeer : public Communicator {
+class NonFinitePeer : public parallel::Communicator {
  public:
-  NonFinitePeer() : Communicator("loss/0", 0, {0, 1}) {}
+  NonFinitePeer() : parallel::Communicator("loss/0", 0, {0, 1}) {}
   std::string_view backend() const override { return "test"; }
   void set_timeout(std::chrono::milliseconds) override {}
 
@@ -45,7 +46,7 @@ std::string raised(FiniteGuard& guard) {
 }  // namespace
 
 TEST_CASE("finite losses and a finite norm let the optimizer update") {
-  const auto group = make_solo_communicator("loss/0", 0);
+  const auto group = parallel::make_solo_communicator("loss/0", 0);
   FiniteGuard guard(*group);
   guard.raise(true);  // before the first step
   CHECK(guard.check(1, {scalar(3.5), scalar(1e30)}, scalar(0), sequence).item<float>() == 0);
@@ -54,7 +55,7 @@ TEST_CASE("finite losses and a finite norm let the optimizer update") {
 }
 
 TEST_CASE("a loss that is not finite skips the update and names its step, value and sequences") {
-  const auto group = make_solo_communicator("loss/0", 0);
+  const auto group = parallel::make_solo_communicator("loss/0", 0);
   for (const double bad : {double{NAN}, double{INFINITY}, -double{INFINITY}}) {
     FiniteGuard guard(*group);
     CHECK(guard.check(7, {scalar(3.5), scalar(bad)}, scalar(1), sequence).item<float>() == 1);
@@ -66,7 +67,7 @@ TEST_CASE("a loss that is not finite skips the update and names its step, value 
 }
 
 TEST_CASE("a norm that is not finite names all sequences of the step") {
-  const auto group = make_solo_communicator("loss/0", 0);
+  const auto group = parallel::make_solo_communicator("loss/0", 0);
   FiniteGuard guard(*group);
   CHECK(guard.check(7, {scalar(3.5), scalar(2)}, scalar(INFINITY), sequence).item<float>() == 1);
   CHECK_THAT(raised(guard),
@@ -82,9 +83,11 @@ TEST_CASE("a number of another rank that is not finite skips the update here too
 }
 
 TEST_CASE("a verdict that nobody has read is not lost when the next step is finite") {
-  const auto group = make_solo_communicator("loss/0", 0);
+  const auto group = parallel::make_solo_communicator("loss/0", 0);
   FiniteGuard guard(*group);
   guard.check(7, {scalar(NAN)}, scalar(1), sequence);
   guard.check(8, {scalar(2)}, scalar(1), sequence);
   CHECK_THAT(raised(guard), Contains("step 7"));
 }
+
+}  // namespace hyperion::trainer

@@ -10,41 +10,43 @@
 #include "models/flavors/registry.h"
 #include "models/init.h"
 
-using namespace hyperion;
+namespace hyperion::trainer {
+
 using at::Tensor;
 
 namespace {
 
-ModelArgs small(const char* name) {
-  return model_args(name, "debugmodel",
-                    {.dim = 12,
-                     .n_layers = 3,
-                     .n_heads = 3,
-                     .n_kv_heads = 1,
-                     .head_dim = 4,
-                     .vocab_size = 19,
-                     .hidden_dim = 25});
+models::ModelArgs small(const char* name) {
+  return models::model_args(name, "debugmodel",
+                            {.dim = 12,
+                             .n_layers = 3,
+                             .n_heads = 3,
+                             .n_kv_heads = 1,
+                             .head_dim = 4,
+                             .vocab_size = 19,
+                             .hidden_dim = 25});
 }
 
 struct OneRank {
-  Transformer model;
-  std::unique_ptr<Communicator> shard = make_solo_communicator("fsdp/0", 0);
-  std::unique_ptr<Communicator> replicate = make_solo_communicator("dp_replicate/0", 0);
-  FsdpContext context;
+  models::Transformer model;
+  std::unique_ptr<parallel::Communicator> shard = parallel::make_solo_communicator("fsdp/0", 0);
+  std::unique_ptr<parallel::Communicator> replicate = parallel::make_solo_communicator("dp_replicate/0", 0);
+  parallel::FsdpContext context;
   FsdpModel fsdp;
 
-  explicit OneRank(const char* name, ActivationCheckpoint checkpoint = ActivationCheckpoint::kNone)
+  explicit OneRank(const char* name,
+                   models::ActivationCheckpoint checkpoint = models::ActivationCheckpoint::kNone)
       : model(small(name)),
         context(*shard, *replicate, {.compute_dtype = at::kFloat}),
-        fsdp(model, context, {.checkpointing = {std::vector<ActivationCheckpoint>(3, checkpoint)}}) {
-    for (const ShardedParameterPtr& parameter : fsdp.parameters()) {
+        fsdp(model, context, {.checkpointing = {std::vector<models::ActivationCheckpoint>(3, checkpoint)}}) {
+    for (const parallel::ShardedParameterPtr& parameter : fsdp.parameters()) {
       Tensor master = parameter->master();
-      initialize(parameter->parameter(), 1, 0, master);
+      models::initialize(parameter->parameter(), 1, 0, master);
     }
     fsdp.weights_changed();
     fsdp.begin_step(1);
   }
-  Microbatch batch(int seed) const {
+  models::Microbatch batch(int seed) const {
     torch::manual_seed(seed);
     Tensor labels = torch::randint(19, {2, 7}, torch::kLong);
     labels.index_put_({0, 3}, -100);
@@ -52,7 +54,8 @@ struct OneRank {
   }
   std::vector<Tensor> gradients() const {
     std::vector<Tensor> all;
-    for (const ShardedParameterPtr& parameter : fsdp.parameters()) all.push_back(parameter->grad().clone());
+    for (const parallel::ShardedParameterPtr& parameter : fsdp.parameters())
+      all.push_back(parameter->grad().clone());
     return all;
   }
 };
@@ -63,13 +66,13 @@ struct LossAndGradients {
 };
 
 // The same weights in a model that no unit's step touches.
-LossAndGradients plain(const char* name, const OneRank& rank, const Microbatch& batch, double scale) {
-  const Transformer model(small(name));
+LossAndGradients plain(const char* name, const OneRank& rank, const models::Microbatch& batch, double scale) {
+  const models::Transformer model(small(name));
   const auto parameters = model.parameters();
   for (size_t i = 0; i < parameters.size(); ++i)
     parameters[i]->weight = rank.fsdp.parameters()[i]->master().clone().requires_grad_();
   Tensor x = model.embedding().forward(batch.tokens);
-  for (const TransformerBlock& block : model.blocks()) x = block.forward(x, batch.context);
+  for (const models::TransformerBlock& block : model.blocks()) x = block.forward(x, batch.context);
   const auto [loss, grad] = model.head().loss_and_grad(x.detach(), batch.labels, torch::full({}, scale));
   torch::autograd::backward({x}, {grad});
   std::vector<Tensor> gradients;
@@ -81,10 +84,10 @@ LossAndGradients plain(const char* name, const OneRank& rank, const Microbatch& 
 
 TEST_CASE("one rank has the loss and the gradients of the plain model") {
   const char* name = GENERATE("llama3", "qwen3");  // qwen3: the head's weight is the embedding's
-  const auto checkpoint =
-      GENERATE(ActivationCheckpoint::kNone, ActivationCheckpoint::kFull, ActivationCheckpoint::kSelectiveOp);
+  const auto checkpoint = GENERATE(models::ActivationCheckpoint::kNone, models::ActivationCheckpoint::kFull,
+                                   models::ActivationCheckpoint::kSelectiveOp);
   OneRank rank(name, checkpoint);
-  const Microbatch batch = rank.batch(3);
+  const models::Microbatch batch = rank.batch(3);
   const double loss = rank.fsdp.forward_backward(batch, torch::full({}, 0.25), true).item<double>();
   const auto expected = plain(name, rank, batch, 0.25), unscaled = plain(name, rank, batch, 1);
   CHECK(loss == Approx(expected.loss));
@@ -101,7 +104,7 @@ TEST_CASE("one rank has the loss and the gradients of the plain model") {
 TEST_CASE("gradients of microbatches add up until the next step begins") {
   OneRank rank("llama3");
   const Tensor scale = torch::full({}, 0.5);
-  const Microbatch first = rank.batch(3), second = rank.batch(4);
+  const models::Microbatch first = rank.batch(3), second = rank.batch(4);
   rank.fsdp.forward_backward(first, scale, true);
   const auto alone = rank.gradients();
   rank.fsdp.begin_step(2);
@@ -114,7 +117,7 @@ TEST_CASE("gradients of microbatches add up until the next step begins") {
 
 TEST_CASE("the loss alone is that of a training step and leaves gradients as they are") {
   OneRank rank("llama3");
-  const Microbatch batch = rank.batch(3);
+  const models::Microbatch batch = rank.batch(3);
   CHECK(rank.fsdp.loss_sum(batch).item<double>() == Approx(plain("llama3", rank, batch, 1).loss));
   for (const Tensor& gradient : rank.gradients()) CHECK(gradient.abs().max().item<double>() == 0);
 }
@@ -124,8 +127,10 @@ TEST_CASE("weights are unit by unit and a tied table is there once") {
     const OneRank rank(name);
     CHECK(rank.fsdp.groups().size() == 3 + 2);
     std::set<std::string> names;
-    for (const ShardedParameterPtr& parameter : rank.fsdp.parameters())
+    for (const parallel::ShardedParameterPtr& parameter : rank.fsdp.parameters())
       CHECK(names.insert(parameter->parameter().fqn).second);
     CHECK(names.size() == rank.model.parameters().size());
   }
 }
+
+}  // namespace hyperion::trainer

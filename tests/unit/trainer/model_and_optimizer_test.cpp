@@ -16,7 +16,8 @@
 #include "trainer/gradient_dump.h"
 #include "trainer/training_state.h"
 
-using namespace hyperion;
+namespace hyperion::trainer {
+
 using at::Tensor;
 using Catch::Contains;
 
@@ -31,13 +32,13 @@ JobConfig config(const std::vector<Override>& overrides = {}) {
 struct Rank {
   Rank(int rank, int world, const JobConfig& config, bool without_memory = false)
       : mesh({}, world),
-        groups(mesh, {.rank = rank, .world_size = world}, {.backend = CommBackend::kFake}),
+        groups(mesh, {.rank = rank, .world_size = world}, {.backend = parallel::CommBackend::kFake}),
         args(model_args(config.model)),
         model(make_model_and_optimizer(
             args, config, {.groups = groups, .device = at::kCPU, .without_memory = without_memory})) {}
-  Mesh mesh;
-  ProcessGroups groups;
-  ModelArgs args;
+  parallel::Mesh mesh;
+  parallel::ProcessGroups groups;
+  models::ModelArgs args;
   ModelAndOptimizer model;
 };
 
@@ -100,7 +101,8 @@ TEST_CASE("the state has each part once and model, optimizer and their place in 
 
 TEST_CASE("gradients are written whole for a job of one rank and refused for several") {
   Rank rank(0, 1, config());
-  for (const ShardedParameterPtr& parameter : rank.model.parameters) Tensor(parameter->grad()).fill_(0.5);
+  for (const parallel::ShardedParameterPtr& parameter : rank.model.parameters)
+    Tensor(parameter->grad()).fill_(0.5);
   const test::TemporaryFolder folder;
   setenv("HYPERION_DUMP_GRADIENTS", (folder.path() / "gradients").c_str(), 1);
   const auto path = gradient_dump_folder(1);
@@ -110,7 +112,7 @@ TEST_CASE("gradients are written whole for a job of one rank and refused for sev
   CHECK_FALSE(gradient_dump_folder(2));
   REQUIRE(path);
   dump_gradients(*path, rank.model.parameters);
-  for (const ShardedParameterPtr& parameter : rank.model.parameters) {
+  for (const parallel::ShardedParameterPtr& parameter : rank.model.parameters) {
     std::ifstream file(*path / (parameter->parameter().fqn + ".f32"), std::ios::binary);
     std::vector<float> values(static_cast<size_t>(parameter->master().numel()) + 1);
     file.read(reinterpret_cast<char*>(values.data()),
@@ -119,3 +121,5 @@ TEST_CASE("gradients are written whole for a job of one rank and refused for sev
     CHECK(std::all_of(values.begin(), values.end() - 1, [](float value) { return value == 0.5F; }));
   }
 }
+
+}  // namespace hyperion::trainer

@@ -13,7 +13,8 @@
 #include "tests/support/in_child.h"
 #include "tests/support/temporary_folder.h"
 
-using namespace hyperion;
+namespace hyperion::trainer {
+
 using Catch::Contains;
 
 namespace {
@@ -131,3 +132,5 @@ TEST_CASE("the first signal of a training is answered with the step that it lets
   CHECK(answer(0, SIGINT) ==
         "[hyperion] Ctrl-C received: stopping before the first step (a second one ends the job at once)\n");
 }
+
+}  // namespace hyperion::trainer

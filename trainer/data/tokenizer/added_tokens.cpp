@@ -4,7 +4,7 @@
 
 #include "trainer/data/tokenizer/unicode_classes.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace {
 
 bool is_space(char32_t c) {
@@ -82,4 +82,4 @@ void AddedTokenFinder::split(std::string_view sentence, const std::function<void
   if (done < sentence.size()) text(sentence.substr(done));
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

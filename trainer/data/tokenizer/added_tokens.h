@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 struct AddedToken {
   std::string content;
@@ -41,4 +41,4 @@ class AddedTokenFinder {
   std::array<bool, 256> starts_{};  // bytes that some token starts with
 };
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -4,7 +4,7 @@
 #include <functional>
 #include <utility>
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace {
 
 constexpr size_t kShortWord = 100;  // symbols; measured: the two ways take the same time at 80 to 150
@@ -101,4 +101,4 @@ void WordMerger::merge_long(const MergeTable& table, std::vector<int32_t>& symbo
   symbols.resize(kept);
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 // (left id, right id) -> (rank, merged id): an open-addressing table, at most half full.
 class MergeTable {
@@ -61,4 +61,4 @@ class WordMerger {
   std::vector<uint64_t> queue_;
 };
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -11,7 +11,7 @@
 
 #include "base/utf8.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 constexpr bool is_own_byte_character(int byte) {
   return (byte >= 0x21 && byte <= 0x7E) || (byte >= 0xA1 && byte <= 0xAC) || byte >= 0xAE;
@@ -40,4 +40,4 @@ inline std::optional<std::string> bytes_of_token(std::string_view token) {
   return bytes;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

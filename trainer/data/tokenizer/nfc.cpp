@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "trainer/data/tokenizer/unicode_classes.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace {
 
 // Characters that NFC leaves unchanged in a text that consists of these alone.
@@ -91,4 +91,4 @@ std::string to_nfc(std::string_view text) {
   return result;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 // Whether valid UTF-8 may change under NFC. False for ASCII, Latin-1, Cyrillic, Chinese, Japanese, composed
 // Korean; other scripts may answer true for text that is in NFC already.
@@ -14,4 +14,4 @@ bool may_change_under_nfc(std::string_view text);
 // NFC of valid UTF-8, in time linear in its length (times log of its longest run of combining marks).
 std::string to_nfc(std::string_view text);
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -1,6 +1,6 @@
 #include "trainer/data/tokenizer/pretokenizer.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 void Pretokenizer::add_split(std::string_view pattern, bool keep_matches, bool keep_gaps,
                              const std::string& where) {
@@ -44,4 +44,4 @@ void Pretokenizer::run(size_t step, std::string_view text,
   }
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -11,7 +11,7 @@
 #include "trainer/data/tokenizer/regex_splitter.h"
 #include "trainer/data/tokenizer/word_scanner.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 class Pretokenizer {
  public:
@@ -38,4 +38,4 @@ class Pretokenizer {
   std::vector<Step> steps_;
 };
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

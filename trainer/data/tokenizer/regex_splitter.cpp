@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "trainer/data/tokenizer/unicode_classes.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace {
 
 constexpr uint32_t kMatchLimit = 10'000'000;
@@ -187,4 +187,4 @@ std::string quoted_pattern(std::string_view text) {
   return pattern;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

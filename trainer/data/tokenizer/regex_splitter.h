@@ -11,7 +11,7 @@
 #include <string_view>
 #include <utility>
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 class RegexSplitter {
  public:
@@ -30,4 +30,4 @@ class RegexSplitter {
 // A pattern that matches `text` itself.
 std::string quoted_pattern(std::string_view text);
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

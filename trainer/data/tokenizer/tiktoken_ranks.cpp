@@ -10,7 +10,7 @@
 #include "trainer/data/tokenizer/vocabulary.h"
 #include "trainer/data/tokenizer/word_scanner.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace {
 
 struct Family {
@@ -133,4 +133,4 @@ TokenizerSpec read_tiktoken_ranks(const std::filesystem::path& file, std::string
   return spec;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -16,7 +16,7 @@
 #include "trainer/data/tokenizer/vocabulary.h"
 #include "trainer/data/tokenizer/word_cache.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace {
 
 constexpr size_t kLargestFile = size_t{64} << 20;
@@ -269,4 +269,4 @@ void warn_of_missing_tokens(const Tokenizer& tokenizer, const std::filesystem::p
         path.string(), remedy, config.string());
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

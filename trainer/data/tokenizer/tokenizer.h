@@ -13,7 +13,7 @@
 #include <string_view>
 #include <vector>
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 class Tokenizer {
  public:
@@ -68,4 +68,4 @@ std::map<std::string, std::string> tokenizer_files(const std::filesystem::path& 
 // packing. `path`: where the tokenizer was loaded from.
 void warn_of_missing_tokens(const Tokenizer& tokenizer, const std::filesystem::path& path);
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -10,7 +10,7 @@
 #include "trainer/data/tokenizer/byte_level.h"
 #include "trainer/data/tokenizer/vocabulary.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace {
 
 using nlohmann::json;
@@ -276,4 +276,4 @@ void apply_tokenizer_config(const std::filesystem::path& file, TokenizerSpec& sp
     spec.add_added_token(added_token(token, token["content"].text()), id, token.where());
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

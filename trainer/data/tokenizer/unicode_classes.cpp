@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 std::span<const CodePointRange> ranges_of(CharClass char_class) {
   switch (char_class) {
     case CharClass::kLetter:
@@ -36,4 +36,4 @@ bool contains(std::span<const CodePointRange> ranges, char32_t c) {
   return range != ranges.end() && range->first <= c;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

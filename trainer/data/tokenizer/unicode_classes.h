@@ -8,7 +8,7 @@
 #include "base/utf8.h"
 #include "trainer/data/tokenizer/unicode_ranges.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 enum class CharClass : uint8_t { kOther, kLetter, kNumber, kSpace };
 
@@ -21,4 +21,4 @@ const CharClass* char_classes();
 // Whether `c` is in one of the ascending ranges.
 bool contains(std::span<const CodePointRange> ranges, char32_t c);
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -1,7 +1,7 @@
 // Made by scripts/make_unicode_tables.py from tokenizers 0.23.3: ascending, inclusive ranges.
 #pragma once
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 struct CodePointRange {
   char32_t first, last;
@@ -224,4 +224,4 @@ inline constexpr CodePointRange kNfcUnknownRanges[] = {
     {0x11938, 0x11938},
 };
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "trainer/data/tokenizer/byte_level.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 void TokenizerSpec::add_model_token(const std::string& name, const std::string& bytes, bool is_word,
                                     int64_t id, const std::string& where) {
@@ -58,4 +58,4 @@ void TokenizerSpec::add_added_token(AddedToken token, int64_t id, const std::str
   added.push_back(std::move(token));
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -12,7 +12,7 @@
 #include "trainer/data/tokenizer/bpe_merge.h"
 #include "trainer/data/tokenizer/pretokenizer.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 // Larger than any vocabulary in use, small enough for tables by id.
 constexpr int64_t kMaxTokenId = (1 << 21) - 1;
@@ -51,4 +51,4 @@ TokenizerSpec read_tiktoken_ranks(const std::filesystem::path& file, std::string
 // tokens.
 void apply_tokenizer_config(const std::filesystem::path& file, TokenizerSpec& spec);
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 class WordCache {
  public:
@@ -77,4 +77,4 @@ class WordCache {
   std::vector<Slot> slots_ = std::vector<Slot>(size_t{1} << kBits);
 };
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

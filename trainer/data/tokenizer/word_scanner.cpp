@@ -3,7 +3,7 @@
 #include <array>
 #include <string>
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 const std::string_view kGpt2Pattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
@@ -109,4 +109,4 @@ size_t WordScanner::llama_end(std::string_view text, size_t begin) const {
   return space_end(text, begin);
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -8,7 +8,7 @@
 
 #include "trainer/data/tokenizer/unicode_classes.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 // The patterns, as regular expressions: GPT-2's, Llama 3's, Qwen's.
 extern const std::string_view kGpt2Pattern;
@@ -45,4 +45,4 @@ class WordScanner {
   size_t max_digits_;  // digits in a word, Llama 3: 3, Qwen: 1; 0: GPT-2's pattern
 };
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -11,7 +11,7 @@
 #include "base/files.h"
 #include "tests/support/error_of.h"
 
-namespace hyperion::test {
+namespace hyperion::checkpoint {
 
 using namespace std::string_literals;
 
@@ -82,4 +82,4 @@ inline std::vector<MaliciousPickle> malicious_pickles(const std::filesystem::pat
   };
 }
 
-}  // namespace hyperion::test
+}  // namespace hyperion::checkpoint

@@ -7,7 +7,7 @@
 #include "checkpoint/storage/shard_reader.h"
 #include "tests/unit/checkpoint/storage/storage_fixture.h"
 
-using namespace hyperion;
+namespace hyperion::checkpoint {
 namespace fs = std::filesystem;
 
 namespace {
@@ -284,3 +284,5 @@ TEST_CASE("Leftovers are removed and everything else stays") {
   CHECK(folder.clean_leftovers(lock) == 2);
   CHECK(names_in(fixture.root) == ".incoming-note .other .trash-link step-1");
 }
+
+}  // namespace hyperion::checkpoint

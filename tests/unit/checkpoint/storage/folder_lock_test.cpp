@@ -5,7 +5,7 @@
 
 #include "tests/unit/checkpoint/storage/storage_fixture.h"
 
-using namespace hyperion;
+namespace hyperion::checkpoint {
 
 TEST_CASE("a second run in the same folder is refused with the owner and the remedy") {
   StorageFixture fixture;
@@ -101,3 +101,5 @@ TEST_CASE("A lock file with anything in it does not stop a run") {
   const LockOwner self = this_process();
   CHECK(lock_owner_from_json(to_json(self)) == self);
 }
+
+}  // namespace hyperion::checkpoint

@@ -2,7 +2,7 @@
 
 #include "tests/unit/checkpoint/storage/storage_fixture.h"
 
-using namespace hyperion;
+namespace hyperion::checkpoint {
 namespace fs = std::filesystem;
 
 namespace {
@@ -117,3 +117,5 @@ TEST_CASE("Only our own complete checkpoints count and are removed") {
                        {.keep = 1})
             .empty());
 }
+
+}  // namespace hyperion::checkpoint

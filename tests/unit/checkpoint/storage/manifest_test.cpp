@@ -5,8 +5,7 @@
 #include "base/hash.h"
 #include "tests/unit/checkpoint/storage/storage_fixture.h"
 
-using namespace hyperion;
-
+namespace hyperion::checkpoint {
 namespace {
 
 Manifest example() {
@@ -135,3 +134,5 @@ TEST_CASE("a manifest that is a link is refused, wherever it leads") {
   CHECK_THAT(error_of(ExitCode::kBadData, [&] { read_manifest(fixture.root); }),
              Catch::Contains("hyperion.json") && Catch::Contains("links are not followed"));
 }
+
+}  // namespace hyperion::checkpoint

@@ -5,7 +5,7 @@
 
 #include "tests/unit/checkpoint/storage/storage_fixture.h"
 
-using namespace hyperion;
+namespace hyperion::checkpoint {
 namespace fs = std::filesystem;
 
 namespace {
@@ -177,3 +177,5 @@ TEST_CASE("a shard is never read from outside its folder") {
   ShardReader followed(folder, "link", nullptr, Links::kFollow);
   CHECK(followed.read_text(0, 6) == "secret");
 }
+
+}  // namespace hyperion::checkpoint

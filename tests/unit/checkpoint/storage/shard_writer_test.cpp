@@ -12,7 +12,7 @@
 #include "checkpoint/storage/shard_reader.h"
 #include "tests/unit/checkpoint/storage/storage_fixture.h"
 
-using namespace hyperion;
+namespace hyperion::checkpoint {
 namespace fs = std::filesystem;
 
 namespace {
@@ -195,3 +195,5 @@ TEST_CASE("a byte that changes between memory and disk is found on reading back"
   CHECK_THAT(error_of(ExitCode::kBadData, [&] { verify_file(fixture.root, record); }),
              Catch::Contains("shard: bytes 4194304 to 8388608 are damaged"));
 }
+
+}  // namespace hyperion::checkpoint

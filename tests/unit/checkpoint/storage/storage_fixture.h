@@ -16,7 +16,7 @@
 #include "tests/support/in_child.h"
 #include "tests/support/temporary_folder.h"
 
-namespace hyperion {
+namespace hyperion::checkpoint {
 
 struct StorageFixture {
   test::TemporaryFolder folder;
@@ -87,4 +87,4 @@ inline std::string names_in(const std::filesystem::path& folder) {
   return text;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::checkpoint

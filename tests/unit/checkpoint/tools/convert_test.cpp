@@ -6,8 +6,9 @@
 #include "checkpoint/tools/tools.h"
 #include "tests/unit/checkpoint/tools/fixture.h"
 
-using namespace hyperion;
-using namespace hyperion::test;
+namespace hyperion::checkpoint {
+
+using namespace test;
 namespace fs = std::filesystem;
 using Format = ConvertOptions::Format;
 
@@ -171,3 +172,5 @@ TEST_CASE("convert to a step folder gives its manifest that step") {
   CHECK(read_manifest(folder.path() / "other/step-2").step == 2);
   CHECK(model_digest(folder.path() / "other/step-2") == model_digest(source));
 }
+
+}  // namespace hyperion::checkpoint

@@ -6,8 +6,9 @@
 #include "checkpoint/tools/tools.h"
 #include "tests/unit/checkpoint/tools/fixture.h"
 
-using namespace hyperion;
-using namespace hyperion::test;
+namespace hyperion::checkpoint {
+
+using namespace test;
 namespace fs = std::filesystem;
 
 namespace {
@@ -154,3 +155,5 @@ TEST_CASE("diff refuses a checkpoint with a damaged tensor") {
   CHECK(ran.code == ExitCode::kBadData);
   CHECK_THAT(ran.text, Catch::Contains("__0_0.distcp") && Catch::Contains("damaged"));
 }
+
+}  // namespace hyperion::checkpoint

@@ -13,8 +13,9 @@
 #include "tests/support/dcp_folder.h"
 #include "tests/unit/checkpoint/tools/fixture.h"
 
-using namespace hyperion;
-using namespace hyperion::test;
+namespace hyperion::checkpoint {
+
+using namespace test;
 namespace fs = std::filesystem;
 
 namespace {
@@ -165,3 +166,5 @@ TEST_CASE("the printed digest can be compared line by line and parsed") {
   CHECK(json.at("total") == fmt::format("{:016x}", digest.total()));
   CHECK(json.at("entries").size() == 8);
 }
+
+}  // namespace hyperion::checkpoint

@@ -25,7 +25,7 @@
 #include "tests/support/temporary_folder.h"
 #include "tests/support/thread_ranks.h"
 
-namespace hyperion::test {
+namespace hyperion::checkpoint {
 
 // What a tool printed, and how it ended.
 struct Ran {
@@ -167,7 +167,7 @@ class ToyState : public StateComponent {
 // Writes folder/step-<step> and returns its path.
 inline std::filesystem::path save_toy(const std::filesystem::path& folder, int64_t step,
                                       const ToyOptions& options = {}) {
-  ThreadRanks::run(options.shards * options.replicas, [&](Coordinator& ranks) {
+  test::ThreadRanks::run(options.shards * options.replicas, [&](Coordinator& ranks) {
     ToyState state(options, ranks.rank());
     MemoryMover mover;
     Saver saver({.folder = folder, .writers = options.writers, .keep_latest = options.keep}, {&state}, ranks,
@@ -181,4 +181,4 @@ inline std::filesystem::path save_toy(const std::filesystem::path& folder, int64
   return folder / fmt::format("step-{}", step);
 }
 
-}  // namespace hyperion::test
+}  // namespace hyperion::checkpoint

@@ -4,8 +4,9 @@
 #include "checkpoint/tools/tools.h"
 #include "tests/unit/checkpoint/tools/fixture.h"
 
-using namespace hyperion;
-using namespace hyperion::test;
+namespace hyperion::checkpoint {
+
+using namespace test;
 namespace fs = std::filesystem;
 
 namespace {
@@ -113,3 +114,5 @@ TEST_CASE("prune leaves a folder alone that a run writes to") {
   CHECK(prune(folder.path(), 0, true).code == ExitCode::kUsage);
   CHECK(prune(folder.path() / "step-1", 1, true).code == ExitCode::kUsage);
 }
+
+}  // namespace hyperion::checkpoint

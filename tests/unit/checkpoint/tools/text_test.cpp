@@ -7,7 +7,7 @@
 #include "checkpoint/tools/content.h"
 #include "checkpoint/tools/text_table.h"
 
-using namespace hyperion;
+namespace hyperion::checkpoint {
 
 TEST_CASE("numbers for people are short and have units") {
   CHECK(human_bytes(0) == "0 B");
@@ -104,3 +104,5 @@ TEST_CASE("differences are counted by bits and measured as numbers") {
   CHECK(whole.different() == 1);
   CHECK_FALSE(whole.is_float());
 }
+
+}  // namespace hyperion::checkpoint

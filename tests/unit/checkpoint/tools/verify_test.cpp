@@ -9,8 +9,9 @@
 #include "checkpoint/tools/tools.h"
 #include "tests/unit/checkpoint/tools/fixture.h"
 
-using namespace hyperion;
-using namespace hyperion::test;
+namespace hyperion::checkpoint {
+
+using namespace test;
 namespace fs = std::filesystem;
 
 namespace {
@@ -271,3 +272,5 @@ TEST_CASE("verify of a folder without checkpoints is no good answer") {
                                            (folder.path() / "out" / "checkpoint").string() + "?"));
   }
 }
+
+}  // namespace hyperion::checkpoint

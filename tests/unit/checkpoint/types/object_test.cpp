@@ -6,7 +6,7 @@
 
 #include "checkpoint/types/dtype.h"
 
-using namespace hyperion;
+namespace hyperion::checkpoint {
 
 TEST_CASE("values are printed as Python prints them") {
   CHECK(repr(Object()) == "None");
@@ -39,3 +39,5 @@ TEST_CASE("every dtype is found under its own names") {
   CHECK_FALSE(choice_of<Dtype>("float128"));
   CHECK_FALSE(dtype_from_safetensors(""));
 }
+
+}  // namespace hyperion::checkpoint

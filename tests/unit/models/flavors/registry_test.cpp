@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "models/transformer.h"
 
-using namespace hyperion;
+namespace hyperion::models {
 
 TEST_CASE("flavours have the published parameter counts") {
   struct Case {
@@ -81,3 +81,5 @@ TEST_CASE("unknown names and unfit dimensions are refused with what is known") {
   CHECK_THROWS_AS(model_args("llama3", "8B", {.n_layers = 0}), Error);
   CHECK_THROWS_AS(model_args("llama3", "debugmodel", {.head_dim = 15}), Error);
 }
+
+}  // namespace hyperion::models

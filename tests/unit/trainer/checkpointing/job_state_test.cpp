@@ -14,9 +14,11 @@
 #include "tests/support/error_of.h"
 #include "tests/support/temporary_folder.h"
 
-using namespace hyperion;
+namespace hyperion::trainer {
+
 using at::Tensor;
 using Catch::Contains;
+using checkpoint::Object;
 
 namespace {
 
@@ -26,7 +28,7 @@ struct Saved {
   std::map<std::string, std::string> tensors;
   std::map<std::string, Object> objects;
 
-  StateComponent::Find find() const {
+  checkpoint::StateComponent::Find find() const {
     return [this](const std::string& key) -> const Object* {
       const auto found = objects.find(key);
       return found == objects.end() ? nullptr : &found->second;
@@ -34,22 +36,22 @@ struct Saved {
   }
 };
 
-Saved save(StateComponent& component) {
+Saved save(checkpoint::StateComponent& component) {
   Saved saved;
-  for (const TensorState& tensor : component.tensors()) {
-    CHECK(component_of(tensor.key) == component.name());
+  for (const checkpoint::TensorState& tensor : component.tensors()) {
+    CHECK(checkpoint::component_of(tensor.key) == component.name());
     saved.tensors[tensor.key] = {static_cast<const char*>(tensor.data), tensor.local_bytes()};
   }
-  for (const ObjectState& object : component.objects()) {
-    CHECK(component_of(object.key) == component.name());
+  for (const checkpoint::ObjectState& object : component.objects()) {
+    CHECK(checkpoint::component_of(object.key) == component.name());
     saved.objects[object.key] = object.value;
   }
   for (const std::string& key : component.required_objects()) CHECK(saved.objects.contains(key));
   return saved;
 }
 
-void load(StateComponent& component, const Saved& saved) {
-  for (const TensorState& tensor : component.tensors()) {
+void load(checkpoint::StateComponent& component, const Saved& saved) {
+  for (const checkpoint::TensorState& tensor : component.tensors()) {
     const std::string& bytes = saved.tensors.at(tensor.key);
     REQUIRE(bytes.size() == tensor.local_bytes());
     std::memcpy(tensor.data, bytes.data(), bytes.size());
@@ -58,13 +60,13 @@ void load(StateComponent& component, const Saved& saved) {
 }
 
 // Two weights, with other numbers for every seed.
-std::vector<ShardedParameterPtr> weights(int seed) {
+std::vector<parallel::ShardedParameterPtr> weights(int seed) {
   torch::manual_seed(seed);
-  std::vector<ShardedParameterPtr> all;
+  std::vector<parallel::ShardedParameterPtr> all;
   for (const auto& [name, shape] : {std::pair("w.weight", std::vector<int64_t>{7, 5}),
                                     std::pair("norm.weight", std::vector<int64_t>{5})}) {
-    all.push_back(std::make_shared<ShardedParameter>(make_parameter(name, shape, Init::ones()), 0, 1,
-                                                     ShardingOptions{}));
+    all.push_back(std::make_shared<parallel::ShardedParameter>(make_parameter(name, shape, Init::ones()), 0,
+                                                               1, parallel::ShardingOptions{}));
     Tensor master = all.back()->master();
     master.normal_();
     all.back()->compute_shard().copy_(master);
@@ -76,9 +78,9 @@ std::vector<ShardedParameterPtr> weights(int seed) {
 }  // namespace
 
 TEST_CASE("a rank's place says which shard and which replica it holds") {
-  const StatePlace place = state_place(Mesh({.dp_replicate = 2, .dp_shard = 2}, 4), 3);
-  CHECK(place.sharded == Placement{2, 1, 2, 1});
-  CHECK(place.replicated == Placement{1, 0, 4, 3});
+  const StatePlace place = state_place(parallel::Mesh({.dp_replicate = 2, .dp_shard = 2}, 4), 3);
+  CHECK(place.sharded == checkpoint::Placement{2, 1, 2, 1});
+  CHECK(place.replicated == checkpoint::Placement{1, 0, 4, 3});
 }
 
 TEST_CASE("weights come back and the copies in the compute dtype follow them") {
@@ -128,7 +130,7 @@ TEST_CASE("the learning rate's curve is saved as torch's scheduler counts it, wi
   CHECK(saved.objects.at("lr_scheduler._step_count") == Object(13));
   CHECK(saved.objects.at("lr_scheduler.base_lrs") == Object::list({0.5}));
   CHECK(saved.objects.at("lr_scheduler._last_lr") == Object::list({0.25}));
-  CHECK(saved.objects.at(std::string(kTrajectoryKey)) == Object("a curve"));
+  CHECK(saved.objects.at(std::string(checkpoint::kTrajectoryKey)) == Object("a curve"));
 }
 
 TEST_CASE("a data loader that comes back gives the next batch, and one without a saved position stays") {
@@ -223,6 +225,8 @@ TEST_CASE("averages come back under the names of their weights") {
 }
 
 TEST_CASE("a type that no part of a job has is a bug") {
-  CHECK(dtype_of(at::kBFloat16) == Dtype::kBFloat16);
+  CHECK(dtype_of(at::kBFloat16) == checkpoint::Dtype::kBFloat16);
   CHECK_THAT(error_of(ExitCode::kBug, [] { dtype_of(at::kComplexFloat); }), Contains("ComplexFloat"));
 }
+
+}  // namespace hyperion::trainer

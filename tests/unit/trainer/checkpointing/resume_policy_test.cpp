@@ -12,7 +12,8 @@
 #include "trainer/config/entries.h"
 #include "trainer/config/schema.h"
 
-using namespace hyperion;
+namespace hyperion::trainer {
+
 using Catch::Contains;
 using Catch::EndsWith;
 
@@ -32,12 +33,12 @@ TrajectoryFacts facts() {
   return facts;
 }
 
-ComponentSet all() {
-  return {kStateComponents.begin(), kStateComponents.end()};
+checkpoint::ComponentSet all() {
+  return {checkpoint::kStateComponents.begin(), checkpoint::kStateComponents.end()};
 }
 
 ResumePlan resume(const ResolvedConfig& now, int64_t step, const TrajectoryFacts& new_facts = facts(),
-                  ComponentSet components = all()) {
+                  checkpoint::ComponentSet components = all()) {
   return resume_plan(
       now, new_facts,
       {LoadSource::kOwn, std::move(components), fresh_plan(config(), facts()).trajectory, step});
@@ -359,7 +360,7 @@ TEST_CASE("transfer takes the weights and starts everything else from the beginn
                                      {"optimizer.lr", "0.5"},
                                      {"training.steps", "50"}});
   const auto parts = components_to_load(now.config, LoadSource::kInitial, false);
-  CHECK(parts == ComponentSet{"model"});
+  CHECK(parts == checkpoint::ComponentSet{"model"});
   const ResumePlan plan =
       resume_plan(now, facts(), {LoadSource::kInitial, parts, fresh_plan(config(), facts()).trajectory, 10});
   CHECK(plan.trajectory == fresh_plan(now, facts()).trajectory);
@@ -377,7 +378,7 @@ TEST_CASE("continue takes the configuration and starts the curve at the loaded s
                                      {"optimizer.lr", "0.5"},
                                      {"training.steps", "30"}});
   const auto parts = components_to_load(now.config, LoadSource::kOwn, false);
-  CHECK(parts == ComponentSet{"model", "dataloader", "train_state", "rng"});
+  CHECK(parts == checkpoint::ComponentSet{"model", "dataloader", "train_state", "rng"});
   const ResumePlan plan = resume(now, 10, facts(), parts);
   CHECK(plan.schedule_start == 10);
   CHECK(plan.config.lr_scheduler.total_steps == 20);  // the steps that are left
@@ -400,11 +401,12 @@ TEST_CASE("continue takes changed settings without a policy and names them") {
 }
 
 TEST_CASE("every subset of the components can be chosen") {
-  const std::vector<std::string> names(kStateComponents.begin(), kStateComponents.end());
+  const std::vector<std::string> names(checkpoint::kStateComponents.begin(),
+                                       checkpoint::kStateComponents.end());
   REQUIRE(names.size() == 7);
   for (unsigned bits = 1; bits < 1u << names.size(); ++bits) {
     std::string chosen, rest;
-    ComponentSet expected;
+    checkpoint::ComponentSet expected;
     for (size_t i = 0; i < names.size(); ++i) {
       std::string& list = (bits >> i & 1) != 0 ? chosen : rest;
       list += (list.empty() ? "" : ",") + names[i];
@@ -417,8 +419,9 @@ TEST_CASE("every subset of the components can be chosen") {
                              LoadSource::kOwn, false) == expected);
   }
   CHECK(components_to_load(config().config, LoadSource::kOwn, false).size() == 6);  // no EMA to fill
-  CHECK(components_to_load(config().config, LoadSource::kOwn, true) == ComponentSet{"model"});
-  CHECK(components_to_load(config().config, LoadSource::kInitial, false) == ComponentSet{"model"});
+  CHECK(components_to_load(config().config, LoadSource::kOwn, true) == checkpoint::ComponentSet{"model"});
+  CHECK(components_to_load(config().config, LoadSource::kInitial, false) ==
+        checkpoint::ComponentSet{"model"});
 }
 
 TEST_CASE("only settings of the loaded components are compared") {
@@ -461,12 +464,12 @@ TEST_CASE("an unset seed continues with the saved one") {
 TEST_CASE("tables pass through checkpoints and hostile ones are refused") {
   const TextTable table = fresh_plan(config(), facts()).trajectory;
   CHECK(text_table(to_object(table), "step-1") == table);
-  const auto bad = [](const Object& object) {
+  const auto bad = [](const checkpoint::Object& object) {
     return refusal([&] { text_table(object, "step-1: trajectory"); }, ExitCode::kBadData);
   };
-  CHECK_THAT(bad(Object(3)), Contains("step-1: trajectory"));
-  CHECK_FALSE(bad(Dict{{{Object("a"), Object(1)}}}).empty());
-  CHECK_FALSE(bad(Dict{{{Object(1), Object("a")}}}).empty());
+  CHECK_THAT(bad(checkpoint::Object(3)), Contains("step-1: trajectory"));
+  CHECK_FALSE(bad(checkpoint::Dict{{{checkpoint::Object("a"), checkpoint::Object(1)}}}).empty());
+  CHECK_FALSE(bad(checkpoint::Dict{{{checkpoint::Object(1), checkpoint::Object("a")}}}).empty());
   CHECK_FALSE(bad(to_object({{"a", std::string(100000, 'x')}})).empty());
   Trajectory stored = fresh_plan(config(), facts()).trajectory;
   for (const char* text : {"0", "-5", "x", "99999999999999999999"}) {
@@ -479,3 +482,5 @@ TEST_CASE("tables pass through checkpoints and hostile ones are refused") {
                     .empty());
   }
 }
+
+}  // namespace hyperion::trainer

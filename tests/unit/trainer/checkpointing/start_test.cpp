@@ -10,7 +10,8 @@
 #include "tests/support/error_of.h"
 #include "trainer/config/load.h"
 
-using namespace hyperion;
+namespace hyperion::trainer {
+
 using Catch::Contains;
 namespace fs = std::filesystem;
 
@@ -24,7 +25,8 @@ JobConfig config(const std::vector<Override>& overrides = {}) {
 Start start_in(const fs::path& folder, const JobConfig& config) {
   std::vector<Start> starts(2);
   test::ThreadRanks::run(2, [&](Coordinator& ranks) {
-    starts[static_cast<size_t>(ranks.rank())] = choose_start(config, CheckpointFolder(folder), "/", ranks);
+    starts[static_cast<size_t>(ranks.rank())] =
+        choose_start(config, checkpoint::CheckpointFolder(folder), "/", ranks);
   });
   CHECK(starts[0].checkpoint.has_value() == starts[1].checkpoint.has_value());
   if (starts[0].checkpoint) CHECK(starts[0].checkpoint->path == starts[1].checkpoint->path);
@@ -46,11 +48,12 @@ void damage(const fs::path& checkpoint) {
   file.write("damaged!", 8);
 }
 
-void save(const fs::path& folder, int64_t step, CheckpointKind kind = CheckpointKind::kFull) {
-  test::ToyOptions options;
+void save(const fs::path& folder, int64_t step,
+          checkpoint::CheckpointKind kind = checkpoint::CheckpointKind::kFull) {
+  checkpoint::ToyOptions options;
   options.kind = kind;
   options.without = {"ema.tok_embeddings.weight"};
-  test::save_toy(folder, step, options);
+  checkpoint::save_toy(folder, step, options);
 }
 
 const Override kStop = {"checkpoint.on_corrupt", "error"};
@@ -102,7 +105,7 @@ TEST_CASE("weights of the last step alone end a run that has no steps left and a
   const test::TemporaryFolder temporary;
   const fs::path folder = temporary.path() / "checkpoint";
   save(folder, 8);
-  save(folder, 10, CheckpointKind::kModel);
+  save(folder, 10, checkpoint::CheckpointKind::kModel);
   const Start start = start_in(folder, config());
   REQUIRE(start.finished);
   CHECK(start.finished->step == 10);
@@ -118,7 +121,7 @@ TEST_CASE("a load that fails goes back to an older checkpoint from damage alone"
   damage(folder / "step-4");
   SoloCoordinator alone;
   const JobConfig job = config();
-  Start start = choose_start(job, CheckpointFolder(folder), "/", alone);
+  Start start = choose_start(job, checkpoint::CheckpointFolder(folder), "/", alone);
   CHECK_FALSE(fall_back_to_older(job, start, IncompatibleCheckpoint("other shapes"), alone));
   CHECK_FALSE(fall_back_to_older(config({kStop}), start, Error(ExitCode::kBadData, "checksum"), alone));
   CHECK(start.checkpoint->path.filename() == "step-6");
@@ -126,3 +129,5 @@ TEST_CASE("a load that fails goes back to an older checkpoint from damage alone"
   CHECK(start.checkpoint->path.filename() == "step-2");
   CHECK_FALSE(fall_back_to_older(job, start, Error(ExitCode::kBadData, "checksum"), alone));
 }
+
+}  // namespace hyperion::trainer

@@ -5,7 +5,8 @@
 #include "base/error.h"
 #include "tests/support/error_of.h"
 
-using namespace hyperion;
+namespace hyperion::trainer {
+
 using Catch::Contains;
 using Action = CommandLine::Action;
 
@@ -113,7 +114,7 @@ TEST_CASE("generate takes a checkpoint a prompt and how to draw") {
   CHECK(line.generate.sampling.top_k == 40);
   CHECK(line.generate.sampling.seed == 18446744073709551615u);
   CHECK(line.generate.ema);
-  CHECK(line.generate.dtype == Dtype::kBFloat16);
+  CHECK(line.generate.dtype == checkpoint::Dtype::kBFloat16);
   CHECK_THAT(refusal({"generate", "c"}), Contains("--prompt"));
   CHECK_THAT(refusal({"generate", "--prompt", "x"}), Contains("CKPT"));
   for (const char* bad : {"--max-tokens=0", "--temperature=-1", "--temperature=nan", "--top-k=-1",
@@ -168,8 +169,8 @@ TEST_CASE("ckpt knows six tools") {
   CHECK(convert.tool == Tool::kConvert);
   CHECK(convert.convert.source == "s");
   CHECK(convert.convert.destination == "d");
-  CHECK(convert.convert.format == WeightFormat::kSafetensors);
-  CHECK(convert.convert.dtype == Dtype::kFloat16);
+  CHECK(convert.convert.format == checkpoint::WeightFormat::kSafetensors);
+  CHECK(convert.convert.dtype == checkpoint::Dtype::kFloat16);
   CHECK(convert.convert.ema);
   CHECK(ckpt({"prune", "d", "--keep", "2", "--dry-run"}).prune.keep == 2);
   CHECK(ckpt({"prune", "d", "--keep", "2", "--dry-run"}).prune.dry_run);
@@ -220,3 +221,5 @@ TEST_CASE("mistakes on the command line are usage errors") {
   CHECK_THAT(refusal({"verify", "d"}), Contains("did you mean ckpt verify?"));
   CHECK_THAT(refusal({"train", "--job.config_file"}), Contains("job.config_file"));
 }
+
+}  // namespace hyperion::trainer

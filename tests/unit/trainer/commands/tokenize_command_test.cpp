@@ -8,7 +8,8 @@
 #include "trainer/data/token_shards.h"
 #include "trainer/data/tokenizer/tokenizer.h"
 
-using namespace hyperion;
+namespace hyperion::trainer {
+
 using Catch::Contains;
 
 namespace {
@@ -83,3 +84,5 @@ TEST_CASE("tokenize writes a shard that trains like its text") {
   CHECK(std::distance(std::filesystem::directory_iterator(folder.path()),
                       std::filesystem::directory_iterator()) == 4);
 }
+
+}  // namespace hyperion::trainer

@@ -7,8 +7,7 @@
 
 #include "tests/support/error_of.h"
 
-using namespace hyperion;
-
+namespace hyperion::trainer {
 namespace {
 
 // Environment variables as long as it lives. The names that the tests use are unset otherwise.
@@ -54,3 +53,5 @@ TEST_CASE("a dump folder whose variable is missing is refused with its place and
   for (const char* bad : {"${", "${}", "${A", "x${1A}", "${A B}", "${A-b}"})
     CHECK_THAT(refusal(bad, {{"A", "a"}}), Catch::Contains("expected ${NAME}"));
 }
+
+}  // namespace hyperion::trainer

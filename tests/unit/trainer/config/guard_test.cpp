@@ -2,8 +2,7 @@
 
 #include <catch2/catch.hpp>
 
-using hyperion::kLargestToml;
-using hyperion::toml_guard_problem;
+namespace hyperion::trainer {
 
 namespace {
 
@@ -50,3 +49,5 @@ TEST_CASE("bytes that are not text are placed") {
     CHECK_FALSE(toml_guard_problem(good).has_value());
   }
 }
+
+}  // namespace hyperion::trainer

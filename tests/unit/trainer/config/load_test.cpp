@@ -11,7 +11,8 @@
 #include "tests/support/temporary_folder.h"
 #include "trainer/config/schema.h"
 
-using namespace hyperion;
+namespace hyperion::trainer {
+
 using Catch::Contains;
 using Catch::Equals;
 namespace fs = std::filesystem;
@@ -351,3 +352,5 @@ TEST_CASE("a loaded file is remembered as the configuration file") {
   CHECK(resolved.config.training.steps == 3);
   CHECK(resolved.config.model.flavor == "debugmodel");
 }
+
+}  // namespace hyperion::trainer

@@ -6,8 +6,7 @@
 
 #include "trainer/config/schema.h"
 
-using namespace hyperion;
-
+namespace hyperion::trainer {
 namespace {
 
 const Option& option(const std::string& name) {
@@ -154,3 +153,5 @@ TEST_CASE("what an option expects is said in words") {
   CHECK(expected(option("optimizer.name")) == "\"AdamW\" or \"Adam\"");
   CHECK(expected(option("compile.components")) == "a list of \"model\" or \"loss\"");
 }
+
+}  // namespace hyperion::trainer

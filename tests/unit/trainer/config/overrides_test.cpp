@@ -2,8 +2,7 @@
 
 #include <catch2/catch.hpp>
 
-using hyperion::Override;
-using hyperion::take_overrides;
+namespace hyperion::trainer {
 
 namespace {
 
@@ -62,8 +61,10 @@ TEST_CASE("plain options and paths with dots are left alone") {
 }
 
 TEST_CASE("an option is written as a shell and the command line take it back") {
-  CHECK(hyperion::override_text("optimizer.lr", "0.1") == "--optimizer.lr=0.1");
-  CHECK(hyperion::override_text("checkpoint.exclude_from_loading", "rng,dataloader") ==
+  CHECK(override_text("optimizer.lr", "0.1") == "--optimizer.lr=0.1");
+  CHECK(override_text("checkpoint.exclude_from_loading", "rng,dataloader") ==
         "--checkpoint.exclude_from_loading=rng,dataloader");
-  CHECK(hyperion::override_text("job.dump_folder", "my runs") == "'--job.dump_folder=my runs'");
+  CHECK(override_text("job.dump_folder", "my runs") == "'--job.dump_folder=my runs'");
 }
+
+}  // namespace hyperion::trainer

@@ -7,7 +7,8 @@
 #include "trainer/config/print.h"
 #include "trainer/config/validate.h"
 
-using namespace hyperion;
+namespace hyperion::trainer {
+
 using Catch::Contains;
 namespace fs = std::filesystem;
 
@@ -82,3 +83,5 @@ TEST_CASE("the debug configuration has the values of v0.2.2") {
   CHECK(config.activation_checkpoint.selective_ac_option == "2");
   CHECK(uses_default_corpus(config));
 }
+
+}  // namespace hyperion::trainer

@@ -5,7 +5,7 @@
 
 #include "trainer/config/schema.h"
 
-using namespace hyperion;
+namespace hyperion::trainer {
 
 TEST_CASE("the printed configuration reads back as the same configuration") {
   const ResolvedConfig resolved = parse_config(
@@ -44,3 +44,5 @@ TEST_CASE("the JSON form has every key in nested objects") {
   for (const Section& section : schema()) keys += section.options.size();
   CHECK(json.flatten().size() >= keys);
 }
+
+}  // namespace hyperion::trainer

@@ -6,7 +6,7 @@
 
 #include "trainer/config/features.h"
 
-using namespace hyperion;
+namespace hyperion::trainer {
 
 TEST_CASE("every option has its own name and member and stands in its section") {
   std::set<std::string> names;
@@ -78,3 +78,5 @@ TEST_CASE("the defaults are those of torchtitan 0.2.2") {
   CHECK(config.comm.init_timeout_seconds == 300);
   CHECK(config.comm.train_timeout_seconds == 100);
 }
+
+}  // namespace hyperion::trainer

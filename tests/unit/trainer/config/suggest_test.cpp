@@ -4,8 +4,7 @@
 
 #include "trainer/config/schema.h"
 
-using hyperion::nearest_key;
-using hyperion::nearest_section;
+namespace hyperion::trainer {
 
 TEST_CASE("a misspelt key finds the one that was meant") {
   CHECK(nearest_key("training.stesp") == "training.steps");
@@ -97,7 +96,7 @@ TEST_CASE("every key that a word of another program stands for exists") {
                            "gradient_checkpointing",
                            "profile"}) {
     CAPTURE(word);
-    CHECK(hyperion::find_option(nearest_key(word)) != nullptr);
+    CHECK(find_option(nearest_key(word)) != nullptr);
   }
 }
 
@@ -112,3 +111,5 @@ TEST_CASE("a misspelt section finds the one that was meant") {
   CHECK(nearest_section("activation_checkpointing") == "activation_checkpoint");
   CHECK(nearest_section("lr_schedule") == "lr_scheduler");
 }
+
+}  // namespace hyperion::trainer

@@ -6,7 +6,8 @@
 #include "tests/support/error_of.h"
 #include "trainer/config/print.h"
 
-using namespace hyperion;
+namespace hyperion::trainer {
+
 using Catch::Contains;
 
 namespace {
@@ -76,7 +77,8 @@ TEST_CASE("saves that contradict each other are refused by name") {
 TEST_CASE("loads that contradict each other are refused by name") {
   CHECK_THAT(problems("initial_load_in_hf = true\ninitial_load_model_only = false"),
              Contains("checkpoint.initial_load_in_hf"));
-  CHECK_THAT(problems("exclude_from_loading = [\"optimizer\"]"), Contains("expected lr_scheduler in the list too"));
+  CHECK_THAT(problems("exclude_from_loading = [\"optimizer\"]"),
+             Contains("expected lr_scheduler in the list too"));
   CHECK(problems("exclude_from_loading = [\"optimizer\", \"lr_scheduler\"]").empty());
   CHECK(problems("exclude_from_loading = [\"dataloader\", \"ema\", \"rng\"]").empty());
   CHECK_THAT(problems("components = [\"model\", \"ema\"]\nexclude_from_loading = [\"ema\"]"),
@@ -157,3 +159,5 @@ TEST_CASE("weights that would not be loaded are refused while checkpoints are of
     CHECK(problems(line).empty());
   }
 }
+
+}  // namespace hyperion::trainer

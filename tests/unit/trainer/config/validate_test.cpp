@@ -7,7 +7,8 @@
 #include "tests/support/temporary_folder.h"
 #include "trainer/config/input_path.h"
 
-using namespace hyperion;
+namespace hyperion::trainer {
+
 using Catch::Contains;
 namespace fs = std::filesystem;
 
@@ -36,7 +37,7 @@ RunFacts ranks(int64_t world_size) {
   return facts;
 }
 
-RunFacts model(ModelArgs dimensions) {
+RunFacts model(models::ModelArgs dimensions) {
   RunFacts facts;
   facts.model = dimensions;
   return facts;
@@ -262,3 +263,5 @@ TEST_CASE("a configuration that is not valid is refused with all problems in one
                                  Contains("training.dataset") && Contains("training.global_batch_size"));
   }
 }
+
+}  // namespace hyperion::trainer

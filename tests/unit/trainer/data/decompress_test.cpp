@@ -5,8 +5,7 @@
 #include "base/error.h"
 #include "tests/support/documents.h"
 
-using namespace hyperion;
-
+namespace hyperion::trainer {
 namespace {
 
 Compression compression_of(const std::string& content) {
@@ -83,3 +82,5 @@ TEST_CASE("damaged compressed data is an error that names the file") {
   CHECK_THROWS_AS(unpack(packed), Error);
   CHECK_THROWS_WITH(unpack(test::zstd("x") + "garbage"), Catch::Contains("damaged zstd"));
 }
+
+}  // namespace hyperion::trainer

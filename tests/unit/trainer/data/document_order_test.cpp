@@ -7,7 +7,7 @@
 
 #include <catch2/catch.hpp>
 
-using hyperion::Permutation;
+namespace hyperion::trainer {
 
 namespace {
 
@@ -41,12 +41,11 @@ TEST_CASE("a permutation depends on seed and epoch and stream and nothing else")
 
 // A change of this order would silently change the data of resumed jobs.
 TEST_CASE("the order of ten documents is the recorded one") {
-  CHECK(all(hyperion::document_order(10, 0, 42, 0, true), 10) ==
-        std::vector<uint64_t>{1, 5, 7, 6, 4, 8, 2, 9, 3, 0});
+  CHECK(all(document_order(10, 0, 42, 0, true), 10) == std::vector<uint64_t>{1, 5, 7, 6, 4, 8, 2, 9, 3, 0});
 }
 
 TEST_CASE("without shuffling the order is that of the files") {
-  CHECK(all(hyperion::file_order(5, 9, 2, false), 5) == std::vector<uint64_t>{0, 1, 2, 3, 4});
+  CHECK(all(file_order(5, 9, 2, false), 5) == std::vector<uint64_t>{0, 1, 2, 3, 4});
 }
 
 TEST_CASE("every order of three documents comes up about equally often") {
@@ -61,3 +60,5 @@ TEST_CASE("a very large permutation stays in range") {
   const Permutation permutation(size, 1, 0, 0, true);
   for (uint64_t i = 0; i < 100; ++i) CHECK(permutation(size - 1 - i) < size);
 }
+
+}  // namespace hyperion::trainer

@@ -5,7 +5,8 @@
 #include "base/error.h"
 #include "tests/support/documents.h"
 
-using namespace hyperion;
+namespace hyperion::trainer {
+
 using Catch::Contains;
 
 TEST_CASE("plain and gz and zst files give the same documents in any order") {
@@ -202,3 +203,5 @@ TEST_CASE("the first line is checked without reading the rest of a compressed fi
   JsonLines::check_first_line(folder.write("cut", packed), {});
   CHECK_THROWS_WITH(JsonLines(folder.write("cut", packed)), Contains("ends early"));
 }
+
+}  // namespace hyperion::trainer

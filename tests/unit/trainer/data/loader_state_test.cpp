@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 
-using hyperion::LoaderState;
+namespace hyperion::trainer {
 
 TEST_CASE("a loader state survives JSON in a few bytes") {
   LoaderState state;
@@ -35,5 +35,7 @@ TEST_CASE("a damaged loader state is an error that names the field") {
                     Catch::Contains("token_offset"));
   CHECK_THROWS_WITH(LoaderState::from_json(changed("true", "1")), Catch::Contains("shuffle"));
   CHECK_THROWS_WITH(LoaderState::from_json(changed("0000000000000000", "xyz")), Catch::Contains("xyz"));
-  CHECK_THROWS_AS(LoaderState::from_json(std::string(100000, '[')), hyperion::Error);
+  CHECK_THROWS_AS(LoaderState::from_json(std::string(100000, '[')), Error);
 }
+
+}  // namespace hyperion::trainer

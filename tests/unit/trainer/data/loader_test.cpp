@@ -12,7 +12,8 @@
 #include "trainer/data/document_order.h"
 #include "trainer/data/token_shards.h"
 
-using namespace hyperion;
+namespace hyperion::trainer {
+
 using Catch::Contains;
 using I64 = std::vector<int64_t>;
 
@@ -463,3 +464,5 @@ TEST_CASE("a shard of one document keeps its order whatever the seed") {
     }
   }
 }
+
+}  // namespace hyperion::trainer

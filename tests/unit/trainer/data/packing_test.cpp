@@ -4,7 +4,8 @@
 
 #include <catch2/catch.hpp>
 
-using namespace hyperion;
+namespace hyperion::trainer {
+
 using I64 = std::vector<int64_t>;
 using I32 = std::vector<int32_t>;
 
@@ -63,3 +64,5 @@ TEST_CASE("what is missing at the end is padding without labels") {
   CHECK(empty.tokens == I64{0, 0});
   CHECK(empty.labels == I64{-100, -100});
 }
+
+}  // namespace hyperion::trainer

@@ -7,7 +7,7 @@
 #include "tests/support/documents.h"
 #include "trainer/data/token_shards.h"
 
-using namespace hyperion;
+namespace hyperion::trainer {
 namespace fs = std::filesystem;
 
 namespace {
@@ -103,3 +103,5 @@ TEST_CASE("a source gives the tokens of any document in part or whole") {
   CHECK(tokens == std::vector<int64_t>{'a', 'b'});
   CHECK(source->line(1) == 2);
 }
+
+}  // namespace hyperion::trainer

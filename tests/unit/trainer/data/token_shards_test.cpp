@@ -5,7 +5,8 @@
 #include "base/error.h"
 #include "tests/support/documents.h"
 
-using namespace hyperion;
+namespace hyperion::trainer {
+
 using Catch::Contains;
 using I64 = std::vector<int64_t>;
 namespace fs = std::filesystem;
@@ -173,3 +174,5 @@ TEST_CASE("the tokenizer fingerprint follows the file and not its folder") {
   CHECK(a != tokenizer_fingerprint(folder.path() / "c"));
   CHECK_THROWS_AS(tokenizer_fingerprint(folder.path()), Error);
 }
+
+}  // namespace hyperion::trainer

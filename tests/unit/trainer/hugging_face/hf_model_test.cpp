@@ -11,7 +11,8 @@
 #include "trainer/config/model_args.h"
 #include "trainer/setup/options.h"
 
-using namespace hyperion;
+namespace hyperion::trainer {
+
 using Catch::Contains;
 namespace fs = std::filesystem;
 
@@ -61,7 +62,7 @@ TEST_CASE("flavour from_hf takes every dimension from config.json") {
   const std::string here = folder.path().string();
   const std::string model = "[model]\nflavor = \"from_hf\"\n";
   const ResolvedConfig resolved = resolve(model + "hf_assets_path = \"" + here + "\"\n");
-  const ModelArgs args = model_args(resolved.config.model);
+  const models::ModelArgs args = model_args(resolved.config.model);
   CHECK(args.dim == 60);
   CHECK(args.n_layers == 3);
   CHECK(args.n_heads == 6);
@@ -118,3 +119,5 @@ TEST_CASE("a flavour that the model does not have is named with its place") {
   CHECK_THAT(typo, Contains("job.toml:2:10: model.flavor = \"debugmodle\": llama3 has no such flavour") &&
                        Contains("did you mean debugmodel?"));
 }
+
+}  // namespace hyperion::trainer

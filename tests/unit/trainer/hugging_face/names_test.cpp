@@ -12,8 +12,10 @@
 #include "models/transformer.h"
 #include "trainer/hugging_face/config.h"
 
-using namespace hyperion;
+namespace hyperion::trainer {
+
 using Catch::Contains;
+using models::ModelArgs;
 
 namespace {
 
@@ -33,10 +35,11 @@ ModelArgs changed(const std::string& field, const nlohmann::json& value) {
 }  // namespace
 
 TEST_CASE("every parameter has a Hugging Face name that leads back to it") {
-  for (const ModelArgs& args : {model_args("llama3", "debugmodel"), model_args("qwen3", "debugmodel"),
-                                model_args("qwen3", "8B", {.n_layers = 11})}) {
+  for (const ModelArgs& args :
+       {models::model_args("llama3", "debugmodel"), models::model_args("qwen3", "debugmodel"),
+        models::model_args("qwen3", "8B", {.n_layers = 11})}) {
     std::set<std::string> names;
-    for (const ParameterPtr& parameter : Transformer(args).parameters()) {
+    for (const ParameterPtr& parameter : models::Transformer(args).parameters()) {
       CAPTURE(args.family, parameter->fqn);
       const HfTensor tensor = hf_tensor(args, parameter->fqn);
       CHECK(names.insert(tensor.name).second);
@@ -49,7 +52,7 @@ TEST_CASE("every parameter has a Hugging Face name that leads back to it") {
     CHECK(names.contains("lm_head.weight") == !args.tied);
     CHECK(hf_may_ignore(args, "lm_head.weight") == args.tied);
   }
-  const ModelArgs args = model_args("llama3", "debugmodel");
+  const ModelArgs args = models::model_args("llama3", "debugmodel");
   CHECK(hf_tensor(args, "layers.3.feed_forward.w2.weight").name == "model.layers.3.mlp.down_proj.weight");
   CHECK(hf_may_ignore(args, "model.layers.0.self_attn.rotary_emb.inv_freq"));
   for (const char* name :
@@ -100,7 +103,7 @@ TEST_CASE("runs cover any range of rows once and are contiguous there") {
 TEST_CASE("a config.json of either style gives the dimensions") {
   const ModelArgs plain = llama("");
   CHECK(plain.family == "llama3");
-  CHECK(plain.rope_style == RopeStyle::kInterleaved);
+  CHECK(plain.rope_style == models::RopeStyle::kInterleaved);
   CHECK(plain.head_dim == 8);
   CHECK(plain.n_kv_heads == 2);
   CHECK(plain.hidden_dim == 100);
@@ -129,7 +132,7 @@ TEST_CASE("a config.json of either style gives the dimensions") {
   CHECK(qwen.family == "qwen3");
   CHECK(qwen.head_dim == 128);
   CHECK(qwen.qk_norm);
-  CHECK(qwen.rope_style == RopeStyle::kHalfSplit);
+  CHECK(qwen.rope_style == models::RopeStyle::kHalfSplit);
 }
 
 TEST_CASE("what a config.json asks for and is not computed here is refused by name") {
@@ -178,9 +181,10 @@ TEST_CASE("a wrong config.json is a configuration error in one sentence") {
 
 TEST_CASE("an exported config.json describes the same model") {
   std::vector<ModelArgs> models = {
-      model_args("llama3", "8B"), model_args("llama3", "1B"), model_args("qwen3", "0.6B"),
-      model_args("qwen3", "debugmodel", {.dim = 50, .n_heads = 3, .n_kv_heads = 3})};
-  models.push_back(model_args("llama3", "debugmodel", {.head_dim = 20, .rope_scaling = false}));
+      models::model_args("llama3", "8B"), models::model_args("llama3", "1B"),
+      models::model_args("qwen3", "0.6B"),
+      models::model_args("qwen3", "debugmodel", {.dim = 50, .n_heads = 3, .n_kv_heads = 3})};
+  models.push_back(models::model_args("llama3", "debugmodel", {.head_dim = 20, .rope_scaling = false}));
   for (const ModelArgs& args : models) {
     const ModelArgs back = parse_hf_config(hf_config(args, {}), "config.json");
     CHECK(hf_differences(args, back) == std::vector<std::string>());
@@ -194,14 +198,17 @@ TEST_CASE("an exported config.json describes the same model") {
   CHECK(nlohmann::json::parse(hf_generation_config({.bos_token_id = 5, .eos_token_id = 7})) ==
         nlohmann::json({{"_from_model_config", true}, {"bos_token_id", 5}, {"eos_token_id", 7}}));
   CHECK(hf_generation_config({}).empty());
-  CHECK_THROWS_WITH(hf_config(model_args("llama3", "debugmodel", {.qk_norm = true}), {}),
+  CHECK_THROWS_WITH(hf_config(models::model_args("llama3", "debugmodel", {.qk_norm = true}), {}),
                     Contains("qk_norm"));
   CHECK_THROWS_WITH(
-      hf_config(model_args("llama3", "debugmodel", {.n_heads = 3, .n_kv_heads = 3, .head_dim = 4}), {}),
+      hf_config(models::model_args("llama3", "debugmodel", {.n_heads = 3, .n_kv_heads = 3, .head_dim = 4}),
+                {}),
       Contains("cannot be exported") && Contains("n_heads 3 does not divide dim"));
-  CHECK_THROWS_WITH(hf_config(model_args("qwen3", "debugmodel", {.qk_norm = false}), {}),
+  CHECK_THROWS_WITH(hf_config(models::model_args("qwen3", "debugmodel", {.qk_norm = false}), {}),
                     Contains("no qwen3 model without it"));
-  CHECK(hf_differences(model_args("llama3", "debugmodel"),
-                       model_args("llama3", "debugmodel", {.rope_factor = 32})) ==
+  CHECK(hf_differences(models::model_args("llama3", "debugmodel"),
+                       models::model_args("llama3", "debugmodel", {.rope_factor = 32})) ==
         std::vector<std::string>{"rope_factor is 8, but 32 in config.json"});
 }
+
+}  // namespace hyperion::trainer

@@ -17,27 +17,28 @@
 #include "trainer/inference/evaluate.h"
 #include "trainer/inference/generate.h"
 
-using namespace hyperion;
+namespace hyperion::trainer {
+
 using at::Tensor;
 namespace fs = std::filesystem;
 
 namespace {
 
-ModelArgs tiny() {
-  return model_args("llama3", "debugmodel",
-                    {.dim = 32,
-                     .n_layers = 2,
-                     .n_heads = 4,
-                     .n_kv_heads = 2,
-                     .head_dim = 8,
-                     .vocab_size = 64,
-                     .hidden_dim = 48,
-                     .max_seq_len = 24});
+models::ModelArgs tiny() {
+  return models::model_args("llama3", "debugmodel",
+                            {.dim = 32,
+                             .n_layers = 2,
+                             .n_heads = 4,
+                             .n_kv_heads = 2,
+                             .head_dim = 8,
+                             .vocab_size = 64,
+                             .hidden_dim = 48,
+                             .max_seq_len = 24});
 }
 
 void load(const Parameter& parameter, const Tensor& weight) {
   Tensor rows = weight;
-  initialize(parameter, /*seed=*/3, /*first_row=*/0, rows);
+  models::initialize(parameter, /*seed=*/3, /*first_row=*/0, rows);
 }
 
 InferenceEngine engine() {
@@ -171,3 +172,5 @@ TEST_CASE("evaluations print as a table and as JSON") {
   CHECK(json["loss"] == 2.5);
   CHECK(json["checkpoint"] == "out/step-5");
 }
+
+}  // namespace hyperion::trainer

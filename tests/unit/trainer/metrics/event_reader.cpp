@@ -6,6 +6,8 @@
 
 #include "base/files.h"
 
+namespace hyperion::trainer {
+
 namespace {
 
 // Bit by bit, unlike the writer's table.
@@ -114,7 +116,7 @@ ReadEvent read_event(std::string_view message) {
 }  // namespace
 
 std::vector<ReadEvent> read_events(const std::filesystem::path& file) {
-  const std::string content = hyperion::read_file(file);
+  const std::string content = read_file(file);
   std::vector<ReadEvent> events;
   Reader reader(content);
   while (!reader.done()) {
@@ -141,3 +143,5 @@ std::filesystem::path only_file(const std::filesystem::path& folder) {
   if (found.empty()) throw std::runtime_error("no file in " + folder.string());
   return found;
 }
+
+}  // namespace hyperion::trainer

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+namespace hyperion::trainer {
+
 struct ReadEvent {
   double wall_time = 0;
   int64_t step = 0;
@@ -22,3 +24,5 @@ std::vector<ReadEvent> read_events(const std::filesystem::path& file);
 
 // The only regular file below `folder`; throws unless there is exactly one.
 std::filesystem::path only_file(const std::filesystem::path& folder);
+
+}  // namespace hyperion::trainer

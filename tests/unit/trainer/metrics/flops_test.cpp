@@ -2,8 +2,7 @@
 
 #include <catch2/catch.hpp>
 
-using namespace hyperion;
-
+namespace hyperion::trainer {
 namespace {
 
 FlopDimensions llama(int64_t parameters, int64_t vocab, int64_t dim, int64_t layers, int64_t heads,
@@ -54,3 +53,5 @@ TEST_CASE("Peak FLOPs are found by the driver's device names whatever their case
   CHECK(unknown.flops == 312e12);
   CHECK_FALSE(unknown.known);
 }
+
+}  // namespace hyperion::trainer

@@ -8,8 +8,7 @@
 #include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
 
-using namespace hyperion;
-
+namespace hyperion::trainer {
 namespace {
 
 // FLOP/s of the best of many matmuls of size n, measured here.
@@ -37,3 +36,5 @@ TEST_CASE("The matmul peak of a CPU is what matmuls reach, and no less for bf16 
   CHECK(fp32 < reached * 10);
   CHECK(bf16 > fp32 / 10);
 }
+
+}  // namespace hyperion::trainer

@@ -4,7 +4,7 @@
 
 #include <ATen/ops/ones.h>
 
-using namespace hyperion;
+namespace hyperion::trainer {
 
 TEST_CASE("Peak memory on a CPU includes a tensor that is gone again") {
   MemoryMonitor monitor(MemoryMonitor::kCpu);
@@ -21,3 +21,5 @@ TEST_CASE("Peak memory on a CPU includes a tensor that is gone again") {
   CHECK(during.max_active_bytes == during.max_reserved_bytes);
   CHECK(monitor.take_peak().max_active_bytes <= during.max_active_bytes);
 }
+
+}  // namespace hyperion::trainer

@@ -10,8 +10,7 @@
 #include "event_reader.h"
 #include "tests/support/temporary_folder.h"
 
-using namespace hyperion;
-
+namespace hyperion::trainer {
 namespace {
 
 constexpr int64_t kGiB = int64_t{1} << 30;
@@ -234,3 +233,5 @@ TEST_CASE("A log_freq of 0 is refused") {
   bench.options.log_freq = 0;
   CHECK_THROWS_AS(MetricsLogger(bench.options, bench.run, bench.sources()), Error);
 }
+
+}  // namespace hyperion::trainer

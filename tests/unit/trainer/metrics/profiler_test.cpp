@@ -16,8 +16,6 @@
 #include "parallel/trace_range.h"
 #include "tests/support/temporary_folder.h"
 
-using namespace hyperion;
-
 namespace {
 
 thread_local int64_t allocations = 0;  // of this thread
@@ -36,6 +34,7 @@ void operator delete(void* memory, std::size_t) noexcept {
   std::free(memory);
 }
 
+namespace hyperion::trainer {
 namespace {
 
 JobConfig::Profiling every_4_steps() {
@@ -96,15 +95,15 @@ TEST_CASE("A chrome trace holds the operators and spans of the recorded steps on
 
 TEST_CASE("A trace range names a unit and without a profiler allocates nothing") {
   const std::string unit = "layers.3 with a name that no small string holds";
-  { const TraceRange first("forward", unit); }  // the thread's state of the profiler
+  { const parallel::TraceRange first("forward", unit); }  // the thread's state of the profiler
   const int64_t before = allocations;
-  for (int i = 0; i < 1000; ++i) const TraceRange range("forward", unit);
+  for (int i = 0; i < 1000; ++i) const parallel::TraceRange range("forward", unit);
   CHECK(allocations == before);
 
   test::TemporaryFolder folder;
   Profiler profiler(every_4_steps(), run_in(folder));
   for (int64_t step = 1; step <= 4; ++step) {
-    { const TraceRange range("forward", unit); }
+    { const parallel::TraceRange range("forward", unit); }
     profiler.step(step);
   }
   const auto events = events_of(folder.path() / "profile_traces/iteration_4/rank2_trace.json");
@@ -155,3 +154,5 @@ TEST_CASE("Memory snapshots come from the hooks at the profiling frequency and a
   without_hooks.step(4);
   without_hooks.out_of_memory(4);
 }
+
+}  // namespace hyperion::trainer

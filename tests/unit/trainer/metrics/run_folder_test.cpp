@@ -6,7 +6,7 @@
 #include "base/files.h"
 #include "tests/support/temporary_folder.h"
 
-using namespace hyperion;
+namespace hyperion::trainer {
 
 TEST_CASE("A run record holds configuration and command and never replaces an earlier one") {
   test::TemporaryFolder folder;
@@ -39,3 +39,5 @@ TEST_CASE("The source commit is a full hash or unknown") {
 TEST_CASE("A dump folder that cannot be made is an error that names it") {
   CHECK_THROWS_WITH(write_run_record("/proc/none", {}), Catch::Contains("/proc/none"));
 }
+
+}  // namespace hyperion::trainer

@@ -6,7 +6,7 @@
 
 #include <catch2/catch.hpp>
 
-using namespace hyperion;
+namespace hyperion::trainer {
 
 // The expected lines are what Python prints for v0.2.2's format strings and these numbers.
 namespace {
@@ -87,3 +87,5 @@ TEST_CASE("Numbers are rounded and grouped as Python does it") {
   CHECK(python_grouped(1e15, 2) == "1,000,000,000,000,000.00");
   CHECK(python_grouped(std::nan(""), 2) == "nan");
 }
+
+}  // namespace hyperion::trainer

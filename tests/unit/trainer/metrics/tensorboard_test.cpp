@@ -8,7 +8,7 @@
 #include "event_reader.h"
 #include "tests/support/temporary_folder.h"
 
-using namespace hyperion;
+namespace hyperion::trainer {
 
 // Check values of RFC 3720, appendix B.4.
 TEST_CASE("crc32c equals the published check values") {
@@ -56,3 +56,5 @@ TEST_CASE("An impossible TensorBoard folder is an error that names it") {
   CHECK_THROWS_WITH(EventWriter("/proc/none/tb"), Catch::Contains("/proc/none/tb"));
   CHECK_THROWS_WITH(EventWriter("/dev/null/tb"), Catch::Contains("/dev/null: is a device, not a folder"));
 }
+
+}  // namespace hyperion::trainer

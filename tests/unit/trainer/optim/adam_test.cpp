@@ -5,7 +5,8 @@
 
 #include <torch/torch.h>
 
-using namespace hyperion;
+namespace hyperion::trainer {
+
 using at::Tensor;
 using Implementation = OptimizerImplementation;
 
@@ -16,8 +17,8 @@ struct Shards {
     torch::manual_seed(11);
     for (int64_t rows : {5, 3}) {
       auto parameter = make_parameter("p" + std::to_string(rows), {rows, 4}, Init::ones());
-      const ShardingOptions options{.compute_dtype = compute};
-      all.push_back(std::make_shared<ShardedParameter>(parameter, 0, 1, options));
+      const parallel::ShardingOptions options{.compute_dtype = compute};
+      all.push_back(std::make_shared<parallel::ShardedParameter>(parameter, 0, 1, options));
       grads.push_back(torch::zeros({rows * 4}));
       all.back()->bind_grad(grads.back());
       all.back()->master().copy_(torch::randn({rows, 4}));
@@ -27,7 +28,7 @@ struct Shards {
     torch::manual_seed(100 + step);
     for (Tensor& grad : grads) grad.copy_(torch::randn_like(grad));
   }
-  std::vector<ShardedParameterPtr> all;
+  std::vector<parallel::ShardedParameterPtr> all;
   std::vector<Tensor> grads;
 };
 
@@ -104,3 +105,5 @@ TEST_CASE("the update writes the bf16 copy that is gathered") {
     CHECK(shard->parameter().weight.data_ptr() == shard->compute_shard().data_ptr());
   }
 }
+
+}  // namespace hyperion::trainer

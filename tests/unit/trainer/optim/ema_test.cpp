@@ -8,7 +8,8 @@
 
 #include "base/error.h"
 
-using namespace hyperion;
+namespace hyperion::trainer {
+
 using at::Tensor;
 
 namespace {
@@ -16,16 +17,17 @@ namespace {
 const Tensor kGo = torch::zeros({}), kSkip = torch::ones({});
 
 // Rank `rank` of `world`'s shards of parameters with these shapes.
-std::vector<ShardedParameterPtr> shards(int rank, int world, const ShardingOptions& options = {}) {
-  std::vector<ShardedParameterPtr> all;
+std::vector<parallel::ShardedParameterPtr> shards(int rank, int world,
+                                                  const parallel::ShardingOptions& options = {}) {
+  std::vector<parallel::ShardedParameterPtr> all;
   for (const std::vector<int64_t>& shape : {std::vector<int64_t>{37, 5}, {3}, {64, 129}})
-    all.push_back(
-        std::make_shared<ShardedParameter>(make_parameter("p", shape, Init::ones()), rank, world, options));
+    all.push_back(std::make_shared<parallel::ShardedParameter>(make_parameter("p", shape, Init::ones()), rank,
+                                                               world, options));
   return all;
 }
 
 // The weights of a step, the same for every sharding.
-void set_weights(const std::vector<ShardedParameterPtr>& all, int step) {
+void set_weights(const std::vector<parallel::ShardedParameterPtr>& all, int step) {
   for (size_t i = 0; i < all.size(); ++i) {
     torch::manual_seed(1000 * step + static_cast<int>(i));
     const Tensor whole = torch::randn(all[i]->parameter().shape, torch::kDouble);
@@ -155,3 +157,5 @@ TEST_CASE("swapping the average in and out restores weights and average bit for 
   }
   CHECK_THROWS_AS(ema.swap_out(), Error);
 }
+
+}  // namespace hyperion::trainer

@@ -4,7 +4,7 @@
 
 #include <torch/torch.h>
 
-using namespace hyperion;
+namespace hyperion::trainer {
 
 TEST_CASE("norm and clipping equal torch's clip_grad_norm_") {
   torch::manual_seed(3);
@@ -15,7 +15,7 @@ TEST_CASE("norm and clipping equal torch's clip_grad_norm_") {
       theirs.push_back(torch::zeros({n}).requires_grad_());
       theirs.back().mutable_grad() = ours.back().clone();
     }
-    auto solo = make_solo_communicator("fsdp/0", 0);
+    auto solo = parallel::make_solo_communicator("fsdp/0", 0);
     const at::Tensor norm = global_grad_norm(ours, *solo);
     clip_gradients(ours, norm, max_norm);
     const double expected = torch::nn::utils::clip_grad_norm_(theirs, max_norm);
@@ -26,6 +26,8 @@ TEST_CASE("norm and clipping equal torch's clip_grad_norm_") {
 
 TEST_CASE("a non-finite gradient makes the norm non-finite") {
   std::vector<at::Tensor> grads = {torch::tensor({1.0F, NAN})};
-  auto solo = make_solo_communicator("fsdp/0", 0);
+  auto solo = parallel::make_solo_communicator("fsdp/0", 0);
   CHECK_FALSE(std::isfinite(global_grad_norm(grads, *solo).item<double>()));
 }
+
+}  // namespace hyperion::trainer

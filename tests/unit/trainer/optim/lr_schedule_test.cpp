@@ -8,9 +8,7 @@
 
 #include <catch2/catch.hpp>
 
-using hyperion::DecayType;
-using hyperion::JobConfig;
-using hyperion::LrSchedule;
+namespace hyperion::trainer {
 
 namespace {
 
@@ -24,7 +22,7 @@ LrSchedule curve(int64_t total, int64_t warmup, std::optional<double> ratio, Dec
 }
 
 std::vector<std::string> cuts(int64_t steps, int64_t warmup, std::optional<double> ratio) {
-  return hyperion::curve_cuts({.warmup_steps = warmup, .decay_ratio = ratio}, steps);
+  return curve_cuts({.warmup_steps = warmup, .decay_ratio = ratio}, steps);
 }
 
 void check_curve(const LrSchedule& schedule, const std::vector<double>& expected) {
@@ -112,3 +110,5 @@ TEST_CASE("a curve without a length of its own is as long as the training") {
   CHECK(LrSchedule(options, 10).factor(5) == Approx(0.5));
   CHECK(LrSchedule(options, 20).factor(5) == Approx(0.75));
 }
+
+}  // namespace hyperion::trainer

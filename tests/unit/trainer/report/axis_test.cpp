@@ -4,8 +4,7 @@
 
 #include <catch2/catch.hpp>
 
-using namespace hyperion;
-
+namespace hyperion::trainer {
 namespace {
 std::vector<std::string> labels(const std::vector<Tick>& ticks) {
   std::vector<std::string> texts;
@@ -78,3 +77,5 @@ TEST_CASE("Time is shown in the largest unit of which there are three") {
   CHECK(time_unit(3 * 3600).name == std::string("hours"));
   CHECK(time_unit(1e6).name == std::string("days"));
 }
+
+}  // namespace hyperion::trainer

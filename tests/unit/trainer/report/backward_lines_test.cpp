@@ -9,8 +9,7 @@
 #include "tests/support/error_of.h"
 #include "tests/support/temporary_folder.h"
 
-using namespace hyperion;
-
+namespace hyperion::trainer {
 namespace {
 
 std::vector<std::string> backward(const std::string& content, size_t longest = 100, size_t block = 1000) {
@@ -57,3 +56,5 @@ TEST_CASE("Only a regular file is read and a named pipe does not wait") {
   CHECK_THAT(error_of(ExitCode::kBadData, [&] { BackwardLines lines(folder.path() / "none"); }),
              Catch::Contains("cannot open"));
 }
+
+}  // namespace hyperion::trainer

@@ -4,7 +4,8 @@
 
 #include "rows.h"
 
-using namespace hyperion;
+namespace hyperion::trainer {
+
 using Line = std::vector<std::pair<double, double>>;
 
 TEST_CASE("Of a step that a restart made again the newer row counts and the older one is kept apart") {
@@ -105,3 +106,5 @@ TEST_CASE("Ten thousand restarts are counted and the newest kept") {
   CHECK(history.attempts().size() == RunHistory::kMostAttempts);
   CHECK(line_of(history.current(RowKind::kTraining), kLossTag) == Line{{1, 9999}});
 }
+
+}  // namespace hyperion::trainer

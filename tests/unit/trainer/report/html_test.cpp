@@ -2,7 +2,7 @@
 
 #include <catch2/catch.hpp>
 
-using namespace hyperion;
+namespace hyperion::trainer {
 
 TEST_CASE("Text from outside never becomes markup") {
   CHECK(html_text("<script>alert('1')</script>") == "&lt;script&gt;alert(&#39;1&#39;)&lt;/script&gt;");
@@ -26,3 +26,5 @@ TEST_CASE("Long text is cut between characters and says so") {
   CHECK(html_text("\u4E2D\u4E2D", 2) == "\u4E2D\u2026");
   CHECK(html_text("abc", 3) == "abc");
 }
+
+}  // namespace hyperion::trainer

@@ -5,7 +5,7 @@
 
 #include <catch2/catch.hpp>
 
-using namespace hyperion;
+namespace hyperion::trainer {
 
 TEST_CASE("A line of metrics becomes a row of its numbers") {
   MetricParser parser;
@@ -60,3 +60,5 @@ TEST_CASE("More different names than a report keeps are left out and counted") {
   CHECK(parser.tags_left_out() == MetricParser::kMostTags + kKnownTags);
   CHECK(parser.parse(R"({"step": 2, "time": 1, "grad_norm": 3})")->value(kGradNormTag) == 3);
 }
+
+}  // namespace hyperion::trainer

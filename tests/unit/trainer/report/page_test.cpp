@@ -4,8 +4,7 @@
 
 #include "rows.h"
 
-using namespace hyperion;
-
+namespace hyperion::trainer {
 namespace {
 
 // A run in which everything that can come from outside tries to be a script.
@@ -69,3 +68,5 @@ TEST_CASE("A page of many runs of a million steps stays under a few megabytes") 
   }
   CHECK(report_page(runs, 1.8e9).size() < 4'000'000);
 }
+
+}  // namespace hyperion::trainer

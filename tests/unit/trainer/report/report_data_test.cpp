@@ -7,8 +7,7 @@
 
 #include "rows.h"
 
-using namespace hyperion;
-
+namespace hyperion::trainer {
 namespace {
 
 ReportRun run_of(const std::vector<std::string>& lines) {
@@ -88,3 +87,5 @@ TEST_CASE("Interpolation keeps to the ends of what is known") {
   CHECK(interpolate({1, 3}, {10, 30}, 9) == 30);
   CHECK(std::isnan(interpolate({}, {}, 1)));
 }
+
+}  // namespace hyperion::trainer

@@ -8,7 +8,7 @@
 
 #include "trainer/report/history.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 inline std::string training_line(int64_t step, double loss, double time, const std::string& more = "") {
   return fmt::format("{{\"step\": {}, \"time\": {}, \"loss_metrics/global_avg_loss\": {}{}}}", step, time,
@@ -32,4 +32,4 @@ inline std::vector<std::pair<double, double>> line_of(const StepBuckets& buckets
   return line;
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -6,7 +6,7 @@
 
 #include "tests/support/temporary_folder.h"
 
-using namespace hyperion;
+namespace hyperion::trainer {
 
 TEST_CASE("Settings are read as hyperion config prints them") {
   const Settings settings = parse_settings(R"([job]
@@ -57,3 +57,5 @@ TEST_CASE("The starts of a run are read in order and a record that cannot be rea
   REQUIRE(starts.problems.size() == 1);
   CHECK_THAT(starts.problems[0], Catch::Contains("20260103-000000"));
 }
+
+}  // namespace hyperion::trainer

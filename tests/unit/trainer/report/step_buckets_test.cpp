@@ -6,7 +6,7 @@
 
 #include <catch2/catch.hpp>
 
-using namespace hyperion;
+namespace hyperion::trainer {
 
 TEST_CASE("Buckets keep the smallest, the largest and the mean value of their steps") {
   StepBuckets buckets(4);
@@ -78,3 +78,5 @@ TEST_CASE("Steps far apart take few buckets") {
   for (int power = 0; power <= 53; ++power) buckets.add(int64_t{1} << power, {{0, 1.0}});
   CHECK(buckets.buckets().size() <= 10);
 }
+
+}  // namespace hyperion::trainer

@@ -8,8 +8,7 @@
 #include "tests/support/error_of.h"
 #include "tests/support/temporary_folder.h"
 
-using namespace hyperion;
-
+namespace hyperion::trainer {
 namespace {
 
 // A variable of the environment for the length of a scope.
@@ -83,3 +82,5 @@ TEST_CASE("the progress file tells the step of the start and the newest one save
   const Variable variable("HYPERION_PROGRESS_FILE", "/no/such/folder/file");
   ProgressFile(40).saved(60);  // is logged
 }
+
+}  // namespace hyperion::trainer

@@ -5,7 +5,7 @@
 #include "models/flavors/registry.h"
 #include "tests/support/error_of.h"
 
-namespace hyperion {
+namespace hyperion::trainer {
 namespace {
 
 using Catch::Contains;
@@ -16,7 +16,7 @@ ResolvedConfig resolved(const std::string& toml) {
   return parse_config(toml, "job.toml", {});
 }
 
-std::string refusal(const std::string& toml, const ModelArgs& model, double host, int64_t shards = 1,
+std::string refusal(const std::string& toml, const models::ModelArgs& model, double host, int64_t shards = 1,
                     std::optional<double> device = std::nullopt) {
   const ResolvedConfig config = resolved(toml);
   RankMemory memory{{host, "this host's memory"}};
@@ -29,8 +29,8 @@ std::string refusal(const std::string& toml, const ModelArgs& model, double host
 }  // namespace
 
 TEST_CASE("A job's least size is its states and what one microbatch keeps") {
-  const ModelArgs model = model_args("llama3", "8B");
-  const auto parameters = static_cast<double>(count_parameters(model).total);
+  const models::ModelArgs model = models::model_args("llama3", "8B");
+  const auto parameters = static_cast<double>(models::count_parameters(model).total);
   JobConfig config = resolved("[training]\nseq_len = 8192\nlocal_batch_size = 1").config;
   const JobSize whole = job_size(config, model, 1, 1);
   CHECK(whole.states() == Approx(18 * parameters));   // fp32 master, two moments, gradient; the bf16 copy
@@ -45,20 +45,21 @@ TEST_CASE("A job's least size is its states and what one microbatch keeps") {
 }
 
 TEST_CASE("A model or sequence that cannot fit is refused with the sizes and the key") {
-  const ModelArgs debug = model_args("llama3", "debugmodel");
+  const models::ModelArgs debug = models::model_args("llama3", "debugmodel");
   CHECK(refusal("", debug, kGB).empty());
-  const std::string deep = refusal("[model.args]\nn_layers = 1000000000",
-                                   model_args("llama3", "debugmodel", {.n_layers = 1'000'000'000}), 24 * kGB);
+  const std::string deep =
+      refusal("[model.args]\nn_layers = 1000000000",
+              models::model_args("llama3", "debugmodel", {.n_layers = 1'000'000'000}), 24 * kGB);
   CHECK_THAT(deep, Contains("job.toml:2:12: model.args.n_layers = 1000000000") && Contains("PB of memory") &&
                        Contains("optimizer state") && Contains("but this host's memory is 24.0 GB"));
   const std::string length = refusal("[training]\nseq_len = 999999999", debug, 24 * kGB);
   CHECK_THAT(length, Contains("training.seq_len = 999999999") && Contains("TB of memory") &&
                          Contains("activations") && Contains("local_batch_size"));
-  CHECK_THAT(refusal("", model_args("llama3", "405B"), 24 * kGB), Contains("model.flavor"));
+  CHECK_THAT(refusal("", models::model_args("llama3", "405B"), 24 * kGB), Contains("model.flavor"));
 }
 
 TEST_CASE("What is on a GPU is compared with the GPU's memory and the rest with the host's") {
-  const ModelArgs model = model_args("llama3", "8B");  // 18 bytes each: 144 GB
+  const models::ModelArgs model = models::model_args("llama3", "8B");  // 18 bytes each: 144 GB
   const std::string toml = "[training]\nlocal_batch_size = 1";
   CHECK_THAT(refusal(toml, model, 64 * kGB, 1, 80 * kGB), Contains("but the GPU's memory is 80.0 GB"));
   CHECK(refusal(toml, model, 64 * kGB, 8, 80 * kGB).empty());
@@ -68,18 +69,19 @@ TEST_CASE("What is on a GPU is compared with the GPU's memory and the rest with 
 }
 
 TEST_CASE("No size overflows") {
-  const ModelArgs largest = model_args("llama3", "debugmodel", {.dim = 1 << 20, .n_layers = 1 << 10});
+  const models::ModelArgs largest =
+      models::model_args("llama3", "debugmodel", {.dim = 1 << 20, .n_layers = 1 << 10});
   JobConfig config = resolved("[training]\nseq_len = 1000000000\nlocal_batch_size = 1000000000").config;
   const JobSize size = job_size(config, largest, 1, 1'000'000'000);
   CHECK(size.tokens > 1e27);
   CHECK(size.activations > 1e26);
   CHECK_THAT(error_of(ExitCode::kUsage,
                       [] {
-                        model_args(
+                        models::model_args(
                             "llama3", "debugmodel",
                             {.dim = 1'000'000'000, .n_layers = 1'000'000'000, .hidden_dim = 1'000'000'000});
                       }),
              Contains("more than any memory can hold"));
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

@@ -6,7 +6,8 @@
 #include "models/flavors/registry.h"
 #include "tests/support/error_of.h"
 
-using namespace hyperion;
+namespace hyperion::trainer {
+
 using Catch::Contains;
 
 namespace {
@@ -15,7 +16,7 @@ const Float8Device kCpu{}, kAmpere{.cpu = false, .compute_capability = 80, .name
     kAda{.cpu = false, .compute_capability = 89, .name = "NVIDIA L4"};
 
 Float8Setup convert(const char* recipe, const Float8Device& device, bool emulate = false) {
-  Transformer model(model_args("llama3", "debugmodel", {.n_layers = 1, .vocab_size = 64}));
+  models::Transformer model(models::model_args("llama3", "debugmodel", {.n_layers = 1, .vocab_size = 64}));
   JobConfig config;
   config.model.converters = {Converter::kFloat8};
   config.quantize.linear.float8.recipe_name = choice_of<float8::Recipe>(recipe).value();
@@ -47,3 +48,5 @@ TEST_CASE("a CPU multiplies FP8 with one scale a tensor and emulates the other r
     CHECK(convert(recipe, kCpu, true).converted.size() == 8);
   }
 }
+
+}  // namespace hyperion::trainer

@@ -2,7 +2,7 @@
 
 #include <catch2/catch.hpp>
 
-namespace hyperion {
+namespace hyperion::trainer {
 
 TEST_CASE("What is running stands in three lines") {
   JobConfig config;
@@ -24,7 +24,7 @@ TEST_CASE("What is running stands in three lines") {
             "weights bfloat16, gradients reduced in float32; activation checkpointing selective, every 2 "
             "blocks; ema 0.99"});
 
-  config.training.dtype = config.training.mixed_precision_param = Dtype::kBFloat16;
+  config.training.dtype = config.training.mixed_precision_param = checkpoint::Dtype::kBFloat16;
   CHECK(run_summary(config, {"CPU", 1, "1 rank", 1})[2].starts_with(
       "Precision: weights, gradients and optimizer states bfloat16, gradients reduced in float32;"));
 
@@ -51,4 +51,4 @@ TEST_CASE("A warm-up that is longer than the run or was cut says so") {
   CHECK(has("total steps 2 (warmup 2):"));
 }
 
-}  // namespace hyperion
+}  // namespace hyperion::trainer

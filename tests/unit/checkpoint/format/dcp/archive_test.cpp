@@ -8,8 +8,9 @@
 #include "tests/support/temporary_folder.h"
 #include "tests/unit/checkpoint/format/format_fixtures.h"
 
-using namespace hyperion;
-using namespace hyperion::test;
+namespace hyperion::checkpoint {
+
+using namespace test;
 
 namespace {
 
@@ -267,3 +268,5 @@ TEST_CASE("a malicious pickle in an entry is refused by name and nothing runs") 
   }
   CHECK(!std::filesystem::exists(canary));
 }
+
+}  // namespace hyperion::checkpoint

@@ -9,7 +9,7 @@
 #include "tests/support/dcp_folder.h"
 #include "tests/support/temporary_folder.h"
 
-using namespace hyperion;
+namespace hyperion::checkpoint {
 namespace fs = std::filesystem;
 
 namespace {
@@ -113,3 +113,5 @@ TEST_CASE("what is written from a golden with other shards reads as the golden")
     }
   }
 }
+
+}  // namespace hyperion::checkpoint

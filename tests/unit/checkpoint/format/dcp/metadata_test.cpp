@@ -7,8 +7,9 @@
 #include "tests/support/temporary_folder.h"
 #include "tests/unit/checkpoint/format/format_fixtures.h"
 
-using namespace hyperion;
-using namespace hyperion::test;
+namespace hyperion::checkpoint {
+
+using namespace test;
 
 namespace {
 
@@ -275,3 +276,5 @@ TEST_CASE("a quarter of a million chunks are written and read in bounded memory"
   CHECK(read.tensors.size() == 1000);
   CHECK(read.tensors.begin()->second.chunks.size() == 250);
 }
+
+}  // namespace hyperion::checkpoint

@@ -6,8 +6,9 @@
 #include "tests/support/temporary_folder.h"
 #include "tests/unit/checkpoint/format/format_fixtures.h"
 
-using namespace hyperion;
-using namespace hyperion::test;
+namespace hyperion::checkpoint {
+
+using namespace test;
 
 namespace {
 
@@ -157,3 +158,5 @@ TEST_CASE("memory stays in proportion to the pickle") {
   const std::string many = "\x80\x02" + std::string(4 << 20, ']');
   CHECK_THAT(load_refusal(many + "."), Catch::Contains("four times"));
 }
+
+}  // namespace hyperion::checkpoint

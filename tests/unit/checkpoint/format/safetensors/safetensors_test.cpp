@@ -12,7 +12,7 @@
 #include "checkpoint/format/safetensors/safetensors_writer.h"
 #include "tests/support/temporary_folder.h"
 
-using namespace hyperion;
+namespace hyperion::checkpoint {
 namespace fs = std::filesystem;
 
 namespace {
@@ -321,3 +321,5 @@ TEST_CASE("what the safetensors writer writes is read back") {
     CHECK(fs::exists(out / kSafetensorsIndex) == (limit == 32));
   }
 }
+
+}  // namespace hyperion::checkpoint

@@ -4,7 +4,7 @@
 
 #include <catch2/catch.hpp>
 
-using namespace hyperion;
+namespace hyperion::checkpoint {
 
 TEST_CASE("the CRC-32 of zip archives over known texts and pieces") {
   const std::string text = "123456789";
@@ -12,3 +12,5 @@ TEST_CASE("the CRC-32 of zip archives over known texts and pieces") {
   CHECK(crc32(0, nullptr, 0) == 0);
   CHECK(crc32(crc32(0, "1234", 4), "56789", 5) == 0xCBF43926);
 }
+
+}  // namespace hyperion::checkpoint

@@ -3,8 +3,7 @@
 #include "checkpoint/format/zip/zip_writer.h"
 #include "tests/unit/checkpoint/format/format_fixtures.h"
 
-using namespace hyperion;
-using namespace hyperion::test;
+namespace hyperion::checkpoint {
 
 namespace {
 
@@ -136,3 +135,5 @@ TEST_CASE("an archive written with checksums off is read and says so") {
   MemorySource source("a.distcp", bytes_of(archive));
   for (const ZipRecord& record : open_zip(source).records) CHECK_FALSE(record.has_crc);
 }
+
+}  // namespace hyperion::checkpoint

@@ -2,7 +2,7 @@
 
 #include <catch2/catch.hpp>
 
-using hyperion::AddedTokenFinder;
+namespace hyperion::trainer {
 
 namespace {
 
@@ -35,3 +35,5 @@ TEST_CASE("lstrip and rstrip take the white space beside a token") {
   CHECK(split(finder, "a <r>\t\u00a0b") == "[a ]2[b]");
   CHECK(split(finder, "<r>  <l> \u4e2d <l>") == "21[ \u4e2d]1");
 }
+
+}  // namespace hyperion::trainer

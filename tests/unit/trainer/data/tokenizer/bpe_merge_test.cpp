@@ -4,8 +4,7 @@
 
 #include <catch2/catch.hpp>
 
-using hyperion::MergeTable;
-using hyperion::WordMerger;
+namespace hyperion::trainer {
 
 namespace {
 
@@ -54,3 +53,5 @@ TEST_CASE("short and long words merge as the definition says") {
     }
   }
 }
+
+}  // namespace hyperion::trainer

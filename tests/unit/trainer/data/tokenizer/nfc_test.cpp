@@ -4,8 +4,7 @@
 
 #include "base/utf8.h"
 
-using hyperion::may_change_under_nfc;
-using hyperion::to_nfc;
+namespace hyperion::trainer {
 
 TEST_CASE("text is composed and its marks are put in order") {
   CHECK(to_nfc("e\u0301te\u0301") == "\u00e9t\u00e9");
@@ -20,10 +19,10 @@ TEST_CASE("text is composed and its marks are put in order") {
 }
 
 TEST_CASE("characters that skip normalisation are ones it leaves alone") {
-  for (char32_t c = 0; c <= hyperion::kMaxCodePoint; ++c) {
+  for (char32_t c = 0; c <= kMaxCodePoint; ++c) {
     if (c >= 0xD800 && c < 0xE000) continue;
     std::string text;
-    hyperion::append_utf8(text, c);
+    append_utf8(text, c);
     if (!may_change_under_nfc(text) && to_nfc(text) != text) {
       CAPTURE(static_cast<uint32_t>(c));
       REQUIRE(to_nfc(text) == text);
@@ -40,3 +39,5 @@ TEST_CASE("a megabyte of combining marks in the worst order takes a moment") {
   for (int i = 0; i < 250000; ++i) text += "\u0323";
   CHECK(to_nfc(text).starts_with("\u1ea1\u0323"));
 }
+
+}  // namespace hyperion::trainer

@@ -7,7 +7,7 @@
 #include "tests/unit/trainer/data/tokenizer/tokenizer_fixtures.h"
 #include "trainer/data/tokenizer/tokenizer.h"
 
-using hyperion::Tokenizer;
+namespace hyperion::trainer {
 
 namespace {
 
@@ -47,7 +47,7 @@ TEST_CASE("a rank file is read with the pattern and special tokens of its family
   const TokenizerFolder folder;
   std::filesystem::remove(folder.path() / "tokenizer.json");
   std::filesystem::remove(folder.path() / "tokenizer_config.json");
-  hyperion::write_file_atomic(folder.path() / "gpt2.tiktoken", gpt2_sized_ranks());
+  write_file_atomic(folder.path() / "gpt2.tiktoken", gpt2_sized_ranks());
   const auto tokenizer = Tokenizer::load(folder.path());
   CHECK(tokenizer->vocab_size() == 50257);
   CHECK(tokenizer->bos_id() == 50256);
@@ -60,10 +60,10 @@ TEST_CASE("a damaged or unknown rank file is an error that names the line") {
   const TokenizerFolder folder;
   const std::filesystem::path file = folder.path() / "tokenizer.model";
   const auto failure = [&](const std::string& content) {
-    hyperion::write_file_atomic(file, content);
+    write_file_atomic(file, content);
     try {
       Tokenizer::load(file);
-    } catch (const hyperion::Error& error) {
+    } catch (const Error& error) {
       return std::string(error.what());
     }
     return std::string();
@@ -78,3 +78,5 @@ TEST_CASE("a damaged or unknown rank file is an error that names the line") {
   CHECK_THAT(failure("YQ== 0\n"), Catch::Contains("holds 1 ranks"));
   CHECK_THAT(failure(""), Catch::Contains("holds 0 ranks"));
 }
+
+}  // namespace hyperion::trainer

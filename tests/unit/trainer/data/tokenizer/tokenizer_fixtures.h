@@ -10,6 +10,8 @@
 #include "base/files.h"
 #include "tests/support/temporary_folder.h"
 
+namespace hyperion::trainer {
+
 inline const std::string kSmallTokenizer = HYPERION_SOURCE_DIR "/tests/assets/tokenizer";
 inline const std::string kSomeText =
     "It is a truth \u4e2d\u6587 universally  acknowledged, <|end_of_text|> 1813\n\nx";
@@ -21,11 +23,13 @@ class TokenizerFolder {
   }
 
   const std::filesystem::path& path() const { return folder_.path(); }
-  std::string text() const { return hyperion::read_file(path() / "tokenizer.json"); }
+  std::string text() const { return read_file(path() / "tokenizer.json"); }
   nlohmann::json content() const { return nlohmann::json::parse(text()); }
-  void write(const std::string& text) const { hyperion::write_file_atomic(path() / "tokenizer.json", text); }
+  void write(const std::string& text) const { write_file_atomic(path() / "tokenizer.json", text); }
   void write(const nlohmann::json& content) const { write(content.dump()); }
 
  private:
-  hyperion::test::TemporaryFolder folder_;
+  test::TemporaryFolder folder_;
 };
+
+}  // namespace hyperion::trainer

@@ -10,8 +10,8 @@
 #include "tests/unit/trainer/data/tokenizer/tokenizer_fixtures.h"
 #include "trainer/data/tokenizer/tokenizer.h"
 
-using hyperion::Error;
-using hyperion::Tokenizer;
+namespace hyperion::trainer {
+
 using nlohmann::json;
 
 namespace {
@@ -22,7 +22,7 @@ std::string failure(const TokenizerFolder& folder) {
     Tokenizer::load(folder.path())->encode(kSomeText, true, true);
     return "";
   } catch (const Error& error) {
-    CHECK(error.code() == hyperion::ExitCode::kBadData);
+    CHECK(error.code() == ExitCode::kBadData);
     return error.what();
   }
 }
@@ -143,7 +143,7 @@ TEST_CASE("a damaged tokenizer_config is an error") {
   for (const char* bad :
        {"[]", "{\"bos_token\": 3}", "{\"bos_token\": {\"x\": 1}}", "{\"added_tokens_decoder\": {\"x\": {}}}",
         "{\"added_tokens_decoder\": {\"5\": {\"content\": \"<new>\"}}}"}) {
-    hyperion::write_file_atomic(folder.path() / "tokenizer_config.json", bad);
+    write_file_atomic(folder.path() / "tokenizer_config.json", bad);
     CHECK_THAT(failure(folder), Catch::Contains("tokenizer_config.json"));
   }
 }
@@ -152,7 +152,7 @@ TEST_CASE("a tokenizer's hash is of what defines the ids and not of its path or 
   const TokenizerFolder folder;
   const auto hash = [&] { return Tokenizer::load(folder.path())->hash(); };
   const auto config = [&](const std::string& text) {
-    hyperion::write_file_atomic(folder.path() / "tokenizer_config.json", text);
+    write_file_atomic(folder.path() / "tokenizer_config.json", text);
   };
   const std::string original = Tokenizer::load(kSmallTokenizer)->hash();
   CHECK(original.size() == 16);
@@ -173,7 +173,7 @@ TEST_CASE("a tokenizer says whether texts begin and end with a token") {
   const TokenizerFolder folder;
   const auto load = [&](const std::string& config) {
     std::filesystem::remove(folder.path() / "tokenizer_config.json");
-    if (!config.empty()) hyperion::write_file_atomic(folder.path() / "tokenizer_config.json", config);
+    if (!config.empty()) write_file_atomic(folder.path() / "tokenizer_config.json", config);
     return Tokenizer::load(folder.path());
   };
   const auto none = load("");
@@ -193,3 +193,5 @@ TEST_CASE("a tokenizer says whether texts begin and end with a token") {
   folder.write(content);
   CHECK(load("")->begins_texts());
 }
+
+}  // namespace hyperion::trainer

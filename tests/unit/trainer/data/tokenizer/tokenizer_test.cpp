@@ -10,7 +10,8 @@
 #include "base/files.h"
 #include "tests/unit/trainer/data/tokenizer/tokenizer_fixtures.h"
 
-using hyperion::Tokenizer;
+namespace hyperion::trainer {
+
 using Ids = std::vector<int32_t>;
 
 TEST_CASE("the committed tokenizers give the ids of Hugging Face") {
@@ -93,8 +94,8 @@ TEST_CASE("without tokenizer_config there is no BOS and none is added") {
 
 TEST_CASE("tokenizer_config adds tokens that the tokenizer lacks") {
   const TokenizerFolder folder;
-  hyperion::write_file_atomic(folder.path() / "tokenizer_config.json",
-                              R"({"eos_token": {"content": "<|end_of_text|>"}, "pad_token": "<pad>",
+  write_file_atomic(folder.path() / "tokenizer_config.json",
+                    R"({"eos_token": {"content": "<|end_of_text|>"}, "pad_token": "<pad>",
                                   "added_tokens_decoder": {"2049": {"content": "<x>", "lstrip": true}}})");
   const auto tokenizer = Tokenizer::load(folder.path());
   CHECK(tokenizer->vocab_size() == 2050);
@@ -107,3 +108,5 @@ TEST_CASE("a folder without a tokenizer and a missing file are errors that name 
                     Catch::Contains("docs") && Catch::Contains("tokenizer.json"));
   CHECK_THROWS_WITH(Tokenizer::load("/no/such/tokenizer.json"), Catch::Contains("/no/such/tokenizer.json"));
 }
+
+}  // namespace hyperion::trainer

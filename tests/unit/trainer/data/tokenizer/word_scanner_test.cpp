@@ -7,7 +7,7 @@
 
 #include "trainer/data/tokenizer/regex_splitter.h"
 
-using hyperion::WordScanner;
+namespace hyperion::trainer {
 
 namespace {
 
@@ -23,7 +23,7 @@ Words scan(std::string_view pattern, const std::string& text) {
   return words;
 }
 
-Words match(const hyperion::RegexSplitter& splitter, const std::string& text) {
+Words match(const RegexSplitter& splitter, const std::string& text) {
   Words words;
   size_t done = 0;
   while (const auto word = splitter.next(text, done)) {
@@ -36,26 +36,25 @@ Words match(const hyperion::RegexSplitter& splitter, const std::string& text) {
 }  // namespace
 
 TEST_CASE("GPT-2 words") {
-  CHECK(scan(hyperion::kGpt2Pattern, "I'll  pay 1234 yen!?\n\n ok 'S\t") ==
+  CHECK(scan(kGpt2Pattern, "I'll  pay 1234 yen!?\n\n ok 'S\t") ==
         Words{"I", "'ll", " ", " pay", " 1234", " yen", "!?", "\n\n", " ok", " '", "S", "\t"});
 }
 
 TEST_CASE("Llama 3 and Qwen words") {
-  CHECK(scan(hyperion::kLlama3Pattern, "I'LL  pay 12345 yen!?\r\n\n ok\t\n  x\u00a0y") ==
+  CHECK(scan(kLlama3Pattern, "I'LL  pay 12345 yen!?\r\n\n ok\t\n  x\u00a0y") ==
         Words{"I", "'LL", " ", " pay", " ", "123", "45", " yen", "!?\r\n\n", " ok", "\t\n", " ", " x",
               "\u00a0y"});
-  CHECK(scan(hyperion::kQwenPattern, "a12 (b)  ") == Words{"a", "1", "2", " (", "b", ")", "  "});
-  CHECK(scan(hyperion::kLlama3Pattern, "x'\u017f'\u017ft") == Words{"x", "'\u017f", "'\u017f", "t"});
-  CHECK(scan(hyperion::kLlama3Pattern, "\u180ea") == Words{"\u180ea"});
+  CHECK(scan(kQwenPattern, "a12 (b)  ") == Words{"a", "1", "2", " (", "b", ")", "  "});
+  CHECK(scan(kLlama3Pattern, "x'\u017f'\u017ft") == Words{"x", "'\u017f", "'\u017f", "t"});
+  CHECK(scan(kLlama3Pattern, "\u180ea") == Words{"\u180ea"});
 }
 
 TEST_CASE("the scanner agrees with the regular expression on every short text of one character a class") {
   const Words alphabet = {"'",  "s",  "L",  "\u017f", "4", "\u0663", " ",
                           "\n", "\r", "\t", "\u3000", "!", "\u4e2d", "\u0301"};
   const size_t texts = alphabet.size() * alphabet.size() * alphabet.size() * alphabet.size();
-  for (const std::string_view pattern :
-       {hyperion::kGpt2Pattern, hyperion::kLlama3Pattern, hyperion::kQwenPattern}) {
-    const hyperion::RegexSplitter splitter(pattern, "test");
+  for (const std::string_view pattern : {kGpt2Pattern, kLlama3Pattern, kQwenPattern}) {
+    const RegexSplitter splitter(pattern, "test");
     for (size_t number = 0; number < texts; ++number) {
       std::string text;
       for (size_t rest = number; rest > 0; rest /= alphabet.size()) text += alphabet[rest % alphabet.size()];
@@ -67,3 +66,5 @@ TEST_CASE("the scanner agrees with the regular expression on every short text of
     }
   }
 }
+
+}  // namespace hyperion::trainer
