@@ -2,7 +2,8 @@
 //
 // Every rank of the group must issue the same operations in the same order. `start_x(...)` returns a Pending
 // to wait for; `x(...)`, where it exists, starts and waits. On CPU (Gloo, shared memory) waiting blocks the
-// host. On CUDA (NCCL) both forms enqueue on the current stream and wait() does nothing more: order other
+// host. On CUDA (NCCL) both forms enqueue on the current stream and wait() does nothing more, but for an
+// all-reduce of a host tensor, whose result it copies back: order other
 // streams by events (base/device/streams.h). One thread at a time may use a communicator. Tensors must be
 // contiguous, on the group's device (all-reduces over NCCL take host tensors as well), and must not be
 // touched between start and wait.
@@ -58,7 +59,7 @@ struct CommOperation {
 };
 using CommObserver = std::function<void(const CommOperation&)>;
 
-// Of an all-gather.
+// One tensor of an all-gather: out[r] = in of rank r.
 struct GatherPart {
   at::Tensor out, in;
 };

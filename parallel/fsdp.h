@@ -56,7 +56,7 @@ class FsdpContext {
 };
 
 // Encodes the all-gather inputs of those `parameters` whose masters have changed since: one all-reduce of
-// their maxima for all of them. Collective over the shard group.
+// their maxima for all of them. Collective over the fsdp group.
 void encode_changed_weights(const FsdpContext& context, const std::vector<ShardedParameterPtr>& parameters);
 
 class ShardGroup {
@@ -80,7 +80,7 @@ class ShardGroup {
 
   // Sets the sharded gradients to zero, before the first microbatch of a step.
   void zero_grads();
-  // Takes the .grad() of the weights and starts adding its sum over the shard group to the sharded gradients.
+  // Takes the .grad() of the weights and starts adding its sum over the fsdp group to the sharded gradients.
   // On the last microbatch of a step replicas are summed too.
   void reduce(bool last_microbatch);
 

@@ -16,7 +16,7 @@ struct GatherCodec {
   at::ScalarType dtype = at::kByte;  // of an encoded element
   std::function<bool(const Parameter&)> applies{};
 
-  // Of master rows on each rank: fp32 [n] on `device`. Their maximum over the shard group is what scales()
+  // Of master rows on each rank: fp32 [n] on `device`. Their maximum over the fsdp group is what scales()
   // takes: fp32 [n] of factors.
   std::function<at::Tensor(const std::vector<at::Tensor>& masters, at::Device device)> statistics{};
   std::function<at::Tensor(const at::Tensor& maxima)> scales{};

@@ -1,4 +1,4 @@
-// Which rows of a parameter each rank of the shard group holds: torch.chunk's arithmetic on the first
+// Which rows of a parameter each rank of the fsdp group holds: torch.chunk's arithmetic on the first
 // dimension, so a rank's part may be short or empty; rank 0's is never short.
 #pragma once
 

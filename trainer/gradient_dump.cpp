@@ -3,6 +3,8 @@
 #include <cstdlib>
 #include <fstream>
 
+#include <fmt/format.h>
+
 #include "base/durable.h"
 #include "base/error.h"
 
@@ -26,7 +28,9 @@ void dump_gradients(const std::filesystem::path& folder,
     const std::filesystem::path path = folder / (parameter->parameter().fqn + ".f32");
     std::ofstream file(path, std::ios::binary);
     file.write(static_cast<const char*>(grad.data_ptr()), static_cast<std::streamsize>(grad.nbytes()));
-    if (!file) throw_config("{}: cannot write {}", kVariable, path.string());
+    file.close();
+    if (!file)
+      throw Error(ExitCode::kSaveFailed, fmt::format("{}: cannot write {}", kVariable, path.string()));
   }
 }
 

@@ -62,8 +62,7 @@ Trainer::Trainer(const ResolvedConfig& resolved, const std::vector<std::string>&
 
   // What it continues.
   checkpointer_.emplace(configured, runtime, install_root());
-  plan_ = plan_run(job_.configured, job_.model, *runtime.mesh, job_.seed, job_.loader->fingerprint(),
-                   job_.record, checkpointer_->chosen());
+  plan_ = plan();
   if (plan_.seed != job_.seed) job_.loader->reset(plan_.seed);
 
   // What trains.
@@ -91,7 +90,9 @@ Trainer::Trainer(const ResolvedConfig& resolved, const std::vector<std::string>&
   for (const std::string& warning : model_.float8.warnings) log_warning("{}", warning);
   if (model_.float8.counters) log_info("{}", describe_gathers(model_.parameters, *model_.fsdp));
   failpoint("init.model");
-  if (!checkpointer_->finished()) initialise_weights(model_, plan_.seed);
+  const ChosenCheckpoint* chosen = checkpointer_->chosen();
+  const bool loads_weights = chosen != nullptr && chosen->components.contains(checkpoint::kModelComponent);
+  if (!checkpointer_->finished() && !loads_weights) initialise_weights(model_, plan_.seed);
   for (const std::string& note : plan_.notes) log_info("{}", note);
   for (const std::string& warning : plan_.warnings) log_warning("{}", warning);
   if (config().ema.enable) model_.ema = std::make_unique<Ema>(model_.parameters, config().ema);
@@ -112,12 +113,31 @@ Trainer::Trainer(const ResolvedConfig& resolved, const std::vector<std::string>&
   profiler_ = make_profiler(config().profiling, config().job, runtime, state_.step);
 }
 
+ResumePlan Trainer::plan() const {
+  return plan_run(job_.configured, job_.model, *job_.runtime.mesh, job_.seed, job_.loader->fingerprint(),
+                  job_.record, checkpointer_->chosen());
+}
+
 void Trainer::load_checkpoint() {
   if (const auto& finished = checkpointer_->finished()) state_.step = finished->step;
   if (checkpointer_->chosen() == nullptr) return;
+  const std::filesystem::path planned = checkpointer_->chosen()->path;
   checkpointer_->load();
   model_.fsdp_model->weights_changed();
   const ChosenCheckpoint& chosen = *checkpointer_->chosen();
+  if (chosen.path != planned) {  // damage was found, and the one before it was loaded
+    ResumePlan again = plan();
+    if (again.seed != plan_.seed || config_entries(again.config) != config_entries(plan_.config))
+      throw_data(
+          "{} is damaged, and {} before it was saved with other settings than those that this start has "
+          "prepared for: start again with {}",
+          planned.string(), chosen.path.string(),
+          override_text(
+              "checkpoint.load_step",
+              std::to_string(checkpoint::step_of_name(chosen.path.filename().string()).value_or(0))));
+    for (const std::string& note : again.notes) log_info("{}", note);
+    plan_ = std::move(again);
+  }
   resumed_step_ = state_.step;
   if (model_.ema && chosen.components.contains(checkpoint::kModelComponent) &&
       !chosen.components.contains(checkpoint::kEmaComponent))
@@ -140,6 +160,7 @@ ExitCode Trainer::run() {
     return code;
   } catch (const Error& error) {
     ended(error.what(), error.code());
+    if (error.code() == ExitCode::kNonFinite) finish_saves();
     throw;
   } catch (const std::exception& error) {
     const auto resource = exhausted_resource(error);
@@ -148,9 +169,17 @@ ExitCode Trainer::run() {
   }
 }
 
+// All ranks have found the same numbers not finite: the save of an earlier step that is under way is whole.
+void Trainer::finish_saves() {
+  try {
+    checkpointer_->finish();
+  } catch (const std::exception& error) {
+    log_error("{}", error.what());
+  }
+}
+
 // Says so when the run has made all its steps.
 bool Trainer::nothing_is_left() const {
-  const ChosenCheckpoint* chosen = checkpointer_->chosen();
   if (const auto& finished = checkpointer_->finished()) {
     log_info("Nothing is left to do: {} holds the weights after step {}, and training.steps = {}{}",
              finished->path.string(), finished->step, config().training.steps,
@@ -161,6 +190,7 @@ bool Trainer::nothing_is_left() const {
                  : "");
     return true;
   }
+  const ChosenCheckpoint* chosen = checkpointer_->chosen();
   if (chosen == nullptr || chosen->source != LoadSource::kOwn || state_.step < config().training.steps)
     return false;
   log_info("Nothing is left to do: step {} is done already, and training.steps = {}; raise it to train on",

@@ -41,7 +41,9 @@ class Trainer {
  private:
   struct StepInput;  // the microbatches of one step, and what all ranks know before it
   const JobConfig& config() const { return plan_.config; }
+  ResumePlan plan() const;
   void load_checkpoint();
+  void finish_saves();
   ExitCode train();
   bool nothing_is_left() const;
   StepInput fetch(int64_t step);

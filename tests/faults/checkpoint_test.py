@@ -143,6 +143,12 @@ class Resume(CheckpointTest):
         self.run_job("--training.steps=4", "--optimizer.lr=1e-3", "--checkpoint.load_step=3", code=2,
                      says=["optimizer.lr", "0.0008", "0.001"])
 
+    def test_settings_are_compared_although_the_learning_rate_curve_is_left_out(self):
+        self.run_job("--training.steps=4", code=0)
+        left_out = ["--training.steps=6", "--checkpoint.exclude_from_loading=lr_scheduler"]
+        self.run_job(*left_out, "--training.max_norm=0.5", code=2, says=["training.max_norm: saved 1.0, configured 0.5"])
+        self.run_job(*left_out, "--optimizer.lr=1e-3", code=0, says=["the learning-rate curve starts again at step 5"])
+
     def test_transfer_loads_weights_alone_and_starts_at_step_1(self):
         self.run_job("--training.steps=6", code=0)
         job = self.run_job("--training.steps=2", "--checkpoint.resume_mode=transfer", "--checkpoint.folder=other",
@@ -346,6 +352,20 @@ class Faults(CheckpointTest):
 
     def test_a_flipped_bit_in_a_shard_falls_back_to_the_checkpoint_before(self):
         self.damaged(self.flip("__0_0.distcp", 0.3))
+
+    def test_the_checkpoint_before_a_damaged_one_is_compared_with_the_settings_too(self):
+        curve = "--lr_scheduler.total_steps=8"
+        self.run_job("--training.steps=3", curve, code=0)
+        self.run_job("--training.steps=6", curve, "--training.max_norm=0.5", "--checkpoint.on_config_change=override", code=0)
+        # The second read of the file is the load's; the first one reads the values by which the start is decided.
+        damaged = {"ranks": 1, "env": {"FAULT": "point=file.read;on=step-6/__0_0;action=flip;nth=2"}}
+        changed = [curve, "--training.max_norm=0.5", "--training.steps=7", "--allow-faults"]
+        self.run_job(*changed, **damaged, code=2,
+                     says=["step 3 was saved with other settings", "training.max_norm: saved 1.0, configured 0.5"])
+        self.run_job(*changed, "--optimizer.lr=8e-4", "--checkpoint.on_config_change=keep", **damaged, code=65,
+                     says=["step-6 is damaged", "step-3 before it was saved with other settings", "--checkpoint.load_step=3"])
+        self.run_job(*changed, "--checkpoint.on_config_change=override", **damaged, code=0,
+                     says=["training.max_norm: taking 0.5 from the configuration (saved: 1.0)", "Training starts at step 4"])
 
     def test_a_flipped_bit_in_the_index_falls_back_to_the_checkpoint_before(self):
         self.damaged(self.flip(".metadata", 0.5))

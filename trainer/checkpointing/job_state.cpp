@@ -237,15 +237,17 @@ void RngState::load(const Find& find) {
     fits = state != nullptr && state->get_if<checkpoint::Bytes>() != nullptr;
     if (fits) states.emplace_back(generator, state->get_if<checkpoint::Bytes>());
   }
-  if (!fits) return reseed();
+  if (!fits) {
+    log_info(
+        "Random number generators: no state for this mesh in the checkpoint, seeded by (seed, step, rank)");
+    return reseed();
+  }
   for (const auto& [generator, state] : states) set_generator_state(generator, *state, key);
 }
 
 void RngState::reseed() {
   const uint64_t seed = hash_text(fmt::format("{} {} {}", seed_, state_.step, rank_));
   for (auto& [which, generator] : generators()) generator.set_current_seed(seed);
-  log_info(
-      "Random number generators: no state for this mesh in the checkpoint, seeded by (seed, step, rank)");
 }
 
 std::vector<TensorState> EmaState::tensors() {

@@ -122,7 +122,9 @@ class TrainStateComponent : public checkpoint::StateComponent {
 class RngState : public checkpoint::StateComponent {
  public:
   RngState(at::Device device, int rank, int world_size, uint64_t seed, const TrainState& state)
-      : device_(device), rank_(rank), world_size_(world_size), seed_(seed), state_(state) {}
+      : device_(device), rank_(rank), world_size_(world_size), seed_(seed), state_(state) {
+    reseed();
+  }
   std::string name() const override { return std::string(checkpoint::kRngComponent); }
   std::vector<checkpoint::ObjectState> objects() override;
   std::vector<std::string> required_objects() override { return {}; }

@@ -226,7 +226,8 @@ std::string describe_beginning(std::string_view part, const ResumePlan& plan, in
                : "the data start from their beginning (epoch 1 in the order of a new seed, as debug.seed is "
                  "unset)";
   if (part == checkpoint::kTrainStateComponent) return "steps are counted from 0";
-  return "random numbers start from the seed";
+  if (part == checkpoint::kRngComponent) return "random numbers start from the seed";
+  throw_bug("no text says what a run begins with without {}", part);
 }
 
 // A choice of parts stays in a command that is started again: a job that is requeued would begin its data,

@@ -199,7 +199,8 @@ ChosenCheckpoint open_for_job(const JobConfig& config, const fs::path& path, Loa
   std::map<std::string, std::string> wanted;  // objects: key -> name
   for (const auto& [name, key] : chosen.names)
     if (index.objects.contains(key) &&
-        (chosen.components.contains(checkpoint::component_of(name)) || name == checkpoint::kLoaderRanksKey))
+        (chosen.components.contains(checkpoint::component_of(name)) || name == checkpoint::kLoaderRanksKey ||
+         (name == checkpoint::kTrajectoryKey && source == LoadSource::kOwn)))  // compared on every resume
       wanted.emplace(key, name);
   for (auto& [key, object] : checkpoint::load_objects(
            chosen.checkpoint, [&](const std::string& key) { return wanted.contains(key); }))

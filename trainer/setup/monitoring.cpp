@@ -57,7 +57,9 @@ std::string write_before_step_1(const RunDescription& run, int world_size, int64
   if (run.config.job.save_config_file) {
     const std::filesystem::path file = folder / *run.config.job.save_config_file;
     make_folders(file.parent_path());
-    write_file_atomic(file, to_json(run.config) + "\n");
+    JobConfig recorded = run.config;
+    if (recorded.debug.seed) recorded.debug.seed = static_cast<int64_t>(run.seed);  // a saved one may win
+    write_file_atomic(file, to_json(recorded) + "\n");
   }
   return record.filename().string();
 }
