@@ -1,5 +1,6 @@
 #include "parallel/backend_communicator.h"
 
+#include <atomic>
 #include <exception>
 
 #include <ATen/ops/add.h>
@@ -13,6 +14,8 @@
 namespace hyperion::parallel {
 namespace {
 
+std::atomic<bool> left_behind = false;  // some communicator
+
 class BackendCommunicator : public Communicator {
  public:
   BackendCommunicator(std::string name, int rank, std::vector<int> global_ranks,
@@ -24,7 +27,10 @@ class BackendCommunicator : public Communicator {
 
  protected:
   c10d::Backend& c10d_backend() { return *backend_; }
-  void leak() { backend_.release(); }
+  void leak() {
+    backend_.release();
+    left_behind = true;
+  }
 
  private:
   c10::intrusive_ptr<c10d::Backend> backend_;
@@ -177,6 +183,10 @@ std::unique_ptr<Communicator> make_gloo_communicator(std::string name, int rank,
   auto backend = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, options);
   return std::make_unique<GlooCommunicator>(std::move(name), rank, std::move(global_ranks),
                                             std::move(backend));
+}
+
+bool communicators_left_behind() {
+  return left_behind;
 }
 
 std::unique_ptr<Communicator> make_nccl_communicator(std::string name, int rank,

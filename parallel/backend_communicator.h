@@ -31,4 +31,8 @@ std::unique_ptr<Communicator> make_nccl_communicator(std::string name, int rank,
                                                      std::vector<int> global_ranks,
                                                      c10::intrusive_ptr<c10d::Backend> backend);
 
+// Whether a failure has left communicators of NCCL to the end of the process: it must end without
+// destructors, because their threads still run.
+bool communicators_left_behind();
+
 }  // namespace hyperion::parallel

@@ -40,14 +40,14 @@ std::string brief(const std::exception& error) {
 Communicator::Communicator(std::string name, int rank, std::vector<int> global_ranks)
     : name_(std::move(name)), rank_(rank), global_ranks_(std::move(global_ranks)) {}
 
-void Communicator::throw_failure(const char* operation, const std::string& phase,
+void Communicator::throw_failure(const char* operation, int64_t number, const std::string& phase,
                                  const std::string& why) const {
-  record_failed_operation({operation, sequence_, name_, phase, why});
+  record_failed_operation({operation, number, name_, phase, why});
   const PostMortem others = ask_others_ ? ask_others_(operation, phase) : PostMortem{};
   record_lost_ranks(others.silent);
   throw_comm("rank {}: {} (number {} of group {}, ranks {}) failed{}: {}{}", global_ranks_[rank_], operation,
-             sequence_, name_, rank_list(global_ranks_), phase.empty() ? "" : " in phase '" + phase + "'",
-             why, others.text);
+             number, name_, rank_list(global_ranks_), phase.empty() ? "" : " in phase '" + phase + "'", why,
+             others.text);
 }
 
 void Communicator::tell_observer(const char* operation, at::ScalarType dtype, int64_t sent_bytes) const {
@@ -55,15 +55,14 @@ void Communicator::tell_observer(const char* operation, at::ScalarType dtype, in
 }
 
 Pending Communicator::start_operation(const char* operation, const std::function<Finish()>& start) {
-  ++sequence_;
-  const auto guarded = [this, operation](const std::string& phase, const auto& action) {
+  const auto guarded = [this, operation, number = ++sequence_](const std::string& phase, const auto& action) {
     try {
       return action();
     } catch (const Error&) {
       throw;
     } catch (const std::exception& error) {
       if (exhausted_resource(error)) throw;
-      throw_failure(operation, phase, brief(error));
+      throw_failure(operation, number, phase, brief(error));
     }
   };
   std::string phase = current_phase();

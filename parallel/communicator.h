@@ -133,7 +133,7 @@ class Communicator : public Coordinator {
   // Calls `start`, and wraps what it returns so that errors name rank, group, operation and phase.
   Pending start_operation(const char* operation, const std::function<Finish()>& start);
   void tell_observer(const char* operation, at::ScalarType dtype, int64_t sent_bytes) const;
-  [[noreturn]] void throw_failure(const char* operation, const std::string& phase,
+  [[noreturn]] void throw_failure(const char* operation, int64_t number, const std::string& phase,
                                   const std::string& why) const;
 
   std::string name_;

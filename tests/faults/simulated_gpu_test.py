@@ -76,6 +76,11 @@ class SimulatedGpu(JobTest):
         self.assertEqual(job.ranks[0][0].returncode, 70, job.text())
         self.assertIn("the fault armed at step.bwd was thrown", job.text().splitlines()[-1])
 
+    def test_a_resume_that_is_refused_ends_every_rank_with_its_code(self):
+        self.run_job("--checkpoint.enable", "--training.steps=2", code=0, ranks=2, env=self.gpu())
+        job = self.run_job("--checkpoint.enable", "--training.max_norm=0.5", code=2, ranks=2, env=self.gpu())
+        self.assertIn("training.max_norm", job.text())
+
     def test_a_units_gathers_are_one_launch_and_none_grow_with_the_ranks(self):
         step = self.steady_step("--activation_checkpoint.mode=none", ranks=2)
         blocks = 2  # beside them the embedding and the head, gathered once

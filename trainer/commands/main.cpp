@@ -26,6 +26,7 @@
 #include "base/resources.h"
 #include "base/standard_streams.h"
 #include "base/terminal.h"
+#include "parallel/backend_communicator.h"
 #include "parallel/communicator.h"
 #include "parallel/environment.h"
 #include "parallel/failure_record.h"
@@ -253,7 +254,7 @@ int main(int argc, char** argv) {
   std::atexit(hyperion::trainer::on_exit_by_library);
   const int code = hyperion::trainer::run_and_report({argv, argv + argc});
   hyperion::trainer::main_has_returned = true;
-  if (hyperion::trainer::ends_without_destructors) {
+  if (hyperion::trainer::ends_without_destructors || hyperion::parallel::communicators_left_behind()) {
     spdlog::default_logger()->flush();
     ::_exit(code);
   }

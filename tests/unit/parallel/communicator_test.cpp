@@ -140,6 +140,7 @@ TEST_CASE("a failure names rank and group and operation and the phase in which i
         pending = group.start_all_gather_into(out, in);
       }
       set_phase("elsewhere");
+      const Pending later = group.start_all_gather_into(out, in);  // has the number 2
       pending.wait();
       FAIL("no error");
     } catch (const Error& error) {
