@@ -103,9 +103,10 @@ Json list_checkpoints(const JobConfig& config, const checkpoint::CheckpointFolde
     for (const checkpoint::StepFolder& entry : entries) {
       if (wanted != -1 && entry.step != wanted) continue;
       const bool newest = usable.empty() && finished.empty();
-      const bool dcp = name_exists(entry.path / ".metadata");
+      const bool dcp = !entry.unreadable && name_exists(entry.path / ".metadata");
       std::string problem = entry.unreadable ? "" : entry.why_not;  // the job ends when it opens it
-      if (entry.complete() && holds_weights_alone(entry) && !(dcp && wants_weights_only(config))) {
+      if (!entry.unreadable && entry.complete() && holds_weights_alone(entry) &&
+          !(dcp && wants_weights_only(config))) {
         if (newest && wanted == -1 && entry.step >= config.training.steps) {
           finished = entry.path.string();
           continue;
