@@ -62,7 +62,47 @@ std::string outcome_of(const std::function<std::string()>& action, std::exceptio
   }
 }
 
+// Rank 0: what to tell all ranks about their outcomes, from which it takes the first character. Empty when
+// none failed; else the rank whose failure counts, a blank, and the error that all ranks throw.
+std::string verdict_of(std::vector<std::string>& outcomes) {
+  std::optional<Failure> first;
+  size_t first_rank = 0;
+  int others = 0;
+  for (size_t rank = 0; rank < outcomes.size(); ++rank) {
+    std::string& text = outcomes[rank];
+    if (text.starts_with(kText)) {
+      text.erase(0, 1);
+      continue;
+    }
+    Failure failure = decode(text);
+    if (!first || (first->damage() && !failure.damage())) {
+      first = std::move(failure);
+      first_rank = rank;
+      others = 0;
+    } else if (failure.same_cause(*first)) {
+      ++others;
+    }
+  }
+  if (!first) return {};
+  if (!first->same_on_all_ranks()) {
+    const std::string who = fmt::format("rank {}: ", first_rank);
+    if (!first->message.starts_with(who)) first->message = who + first->message;
+    if (others > 0) first->message += fmt::format(" (and {})", counted(others, "more rank"));
+  }
+  return fmt::format("{} {}", first_rank, encode(first->type, first->code, first->message));
+}
+
 }  // namespace
+
+std::vector<std::string> Coordinator::gather(const std::string& text) {
+  std::vector<std::string> texts = all_gather(text);
+  if (rank() != 0) texts.clear();
+  return texts;
+}
+
+std::string Coordinator::broadcast(const std::string& text) {
+  return all_gather(rank() == 0 ? text : std::string()).front();
+}
 
 bool is_damage(const Error& error) {
   return Failure{.type = type_of(error), .code = error.code()}.damage();
@@ -78,38 +118,18 @@ void throw_encoded_error(const std::string& text) {
 
 std::vector<std::string> run_on_every_rank(Coordinator& ranks, const std::function<std::string()>& action) {
   std::exception_ptr unknown;
-  std::vector<std::string> texts = ranks.all_gather(outcome_of(action, unknown));
-  std::optional<Failure> first;
-  int first_rank = 0, others = 0;
-  for (int rank = 0; rank < ranks.size(); ++rank) {
-    std::string& text = texts.at(static_cast<size_t>(rank));
-    if (text.starts_with(kText)) {
-      text.erase(0, 1);
-      continue;
-    }
-    Failure failure = decode(text);
-    if (!first || (first->damage() && !failure.damage())) {
-      first = std::move(failure);
-      first_rank = rank;
-      others = 0;
-    } else if (failure.same_cause(*first)) {
-      ++others;
-    }
-  }
-  if (!first) return texts;
-  if (unknown && first_rank == ranks.rank()) std::rethrow_exception(unknown);
-  if (!first->same_on_all_ranks()) {
-    const std::string who = fmt::format("rank {}: ", first_rank);
-    if (!first->message.starts_with(who)) first->message = who + first->message;
-    if (others > 0) first->message += fmt::format(" (and {})", counted(others, "more rank"));
-  }
-  throw_failure(*first);
+  std::vector<std::string> texts = ranks.gather(outcome_of(action, unknown));
+  const std::string verdict = ranks.broadcast(ranks.rank() == 0 ? verdict_of(texts) : std::string());
+  if (verdict.empty()) return texts;
+  const size_t blank = verdict.find(' ');
+  if (unknown && std::stoi(verdict.substr(0, blank)) == ranks.rank()) std::rethrow_exception(unknown);
+  throw_encoded_error(verdict.substr(blank + 1));
 }
 
 std::string run_on_rank_0(Coordinator& ranks, const std::function<std::string()>& action) {
   std::exception_ptr unknown;
   const bool first = ranks.rank() == 0;
-  const std::string text = ranks.all_gather(first ? outcome_of(action, unknown) : std::string()).front();
+  const std::string text = ranks.broadcast(first ? outcome_of(action, unknown) : std::string());
   if (text.starts_with(kText)) return text.substr(1);
   if (unknown) std::rethrow_exception(unknown);
   throw_encoded_error(text);

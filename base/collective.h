@@ -17,9 +17,13 @@ class Coordinator {
   virtual ~Coordinator() = default;
   virtual int rank() const = 0;  // rank 0 coordinates
   virtual int size() const = 0;
-  // Every rank's text, by rank, on every rank. All ranks must call it in the same order. Throws
-  // Error(kCommunication).
+  // All ranks must call these three in the same order. They throw Error(kCommunication).
+  // Every rank's text, by rank, on every rank: what a rank receives grows with the number of ranks.
   virtual std::vector<std::string> all_gather(const std::string& text) = 0;
+  // Every rank's text, by rank, on rank 0; nothing on the others.
+  virtual std::vector<std::string> gather(const std::string& text);
+  // Rank 0's text on every rank; the other ranks' texts are ignored.
+  virtual std::string broadcast(const std::string& text);
 };
 
 class SoloCoordinator : public Coordinator {
@@ -62,12 +66,13 @@ std::string run_for_text(Action& action) {
   }
 }
 
-// Runs `action` on every rank; returns the texts that it returned (empty for an action without a result), by
-// rank, on every rank. When it throws on any rank, every rank throws the same Error: of a failure that is no
-// damage (see is_damage) when there is one, else of damage; of the lowest rank. The message names the rank
-// and how many others failed alike, except where the cause is the same on all ranks (usage, an incompatible
-// checkpoint, a missing permission). A rank whose action threw something else than an Error throws that, the
-// others Error(kResources) or Error(kBug). Error(kCommunication) of an action is thrown without an exchange.
+// Runs `action` on every rank; returns on rank 0 the texts that it returned (empty for an action without a
+// result), by rank, and nothing on the others. When it throws on any rank, every rank throws the same Error:
+// of a failure that is no damage (see is_damage) when there is one, else of damage; of the lowest rank. The
+// message names the rank and how many others failed alike, except where the cause is the same on all ranks
+// (usage, an incompatible checkpoint, a missing permission). A rank whose action threw something else than an
+// Error throws that, the others Error(kResources) or Error(kBug). Error(kCommunication) of an action is
+// thrown without an exchange.
 template <typename Action>
 std::vector<std::string> collectively(Coordinator& ranks, Action&& action) {
   return run_on_every_rank(ranks, [&] { return run_for_text(action); });

@@ -73,21 +73,22 @@ int main(int argc, char** argv) {
     places.push_back(place);
   }
   SavePlan plan;
-  const double plan_seconds = median_of_7([&] { plan = make_save_plan(layout, places, Writers::kAll); });
-  std::vector<SaveItem> own;
-  const double own_seconds = median_of_7([&] { own = plan.of_rank(ranks - 1); });
+  const double plan_seconds =
+      median_of_7([&] { plan = make_save_plan(layout, places, Writers::kAll, ranks - 1); });
   const long plan_mib = peak_mib();
 
+  int64_t items = 0;
+  for_each_item(layout, plan, [&](const SaveItem&) { ++items; });
   CheckpointIndex index;
   const double index_seconds = seconds_of([&] { index = index_of(layout, plan); });
   std::string metadata;
   const double encode_seconds = seconds_of([&] { metadata = encode_metadata(index); });
   fmt::print(
       "{{\"tensors\": {}, \"ranks\": {}, \"replicas\": {}, \"items\": {}, \"items_of_last_rank\": {}, "
-      "\"layout\": {:.4f}, \"fingerprint\": {:.4f}, \"plan\": {:.4f}, \"own_items\": {:.4f}, "
+      "\"layout\": {:.4f}, \"fingerprint\": {:.4f}, \"plan\": {:.4f}, "
       "\"planning\": {:.4f}, \"peak_mib_planning\": {}, \"index\": {:.3f}, \"encode_metadata\": {:.3f}, "
       "\"metadata_mib\": {}, \"peak_mib\": {}}}\n",
-      count, ranks, replicas, plan.items.size(), own.size(), layout_seconds, fingerprint_seconds,
-      plan_seconds, own_seconds, layout_seconds + fingerprint_seconds + plan_seconds + own_seconds, plan_mib,
-      index_seconds, encode_seconds, metadata.size() >> 20, peak_mib());
+      count, ranks, replicas, items, plan.own.size(), layout_seconds, fingerprint_seconds, plan_seconds,
+      layout_seconds + fingerprint_seconds + plan_seconds, plan_mib, index_seconds, encode_seconds,
+      metadata.size() >> 20, peak_mib());
 }

@@ -82,7 +82,7 @@ void append_object(const EncodedObject& object, const std::string& name, ShardWr
 // This rank's file, not closed yet; null when it has nothing to write.
 std::unique_ptr<ShardWriter> write_own_file(const SaveJob& job, ItemReader& items, const fs::path& incoming,
                                             int rank, Written& written, NotFinite& not_finite) {
-  const std::vector<SaveItem> own = job.plan->of_rank(rank);
+  const std::vector<SaveItem>& own = job.plan->own;
   if (own.empty() && job.few_files && rank != 0) {
     written.forwarded = job.objects;
     return nullptr;
@@ -270,9 +270,9 @@ SaveReport write_checkpoint(const SaveJob& job, ItemReader& items, CheckpointFol
   Clock::time_point begin;
   Written own;
   std::unique_ptr<ShardWriter> file;
-  std::vector<Written> all;
+  std::vector<Written> all;  // by rank; on rank 0 alone
   try {
-    const std::vector<std::string> texts = collectively(ranks, [&] {
+    std::vector<std::string> texts = collectively(ranks, [&] {
       items.stage();
       begin = Clock::now();
       NotFinite not_finite;
@@ -293,7 +293,10 @@ SaveReport write_checkpoint(const SaveJob& job, ItemReader& items, CheckpointFol
       report.write_seconds = seconds_since(begin);
       return to_text(own, rank);
     });
-    for (size_t r = 0; r < texts.size(); ++r) all.push_back(from_text(texts[r], static_cast<int>(r)));
+    for (std::string& text : texts) {  // those of many ranks are long: none is kept
+      all.push_back(from_text(text, static_cast<int>(all.size())));
+      text = {};
+    }
   } catch (const std::exception& error) {
     if (lead) folder.abandon(incoming);
     const auto* known = dynamic_cast<const Error*>(&error);
@@ -312,18 +315,25 @@ SaveReport write_checkpoint(const SaveJob& job, ItemReader& items, CheckpointFol
          {"ckpt.before_meta", "ckpt.after_meta", "ckpt.before_commit", "ckpt.after_commit"})
       failpoint(point);
   }
-  collectively(ranks, [&] {
-    if (!lead) return;
+  const std::string totals = from_rank_0(ranks, [&] {
     try {
       run_save_part([&] {
         if (job.few_files && file) finish_file(*file, all);
         write_index(job, all, incoming);
         if (job.commit) folder.commit(incoming, job.step);
       });
-    } catch (const Error&) {
+    } catch (const Error& error) {
       folder.abandon(incoming);
-      throw;
+      const std::string what = error.what();
+      throw Error(error.code(), what.starts_with("rank 0: ") ? what : "rank 0: " + what);
     }
+    uint64_t files = 0, bytes = 0;
+    for (const Written& written : all) {
+      if (!written.file) continue;
+      ++files;
+      bytes += written.file->bytes;
+    }
+    return fmt::format("{} {}", files, bytes);
   });
   report.commit_seconds = seconds_since(commit_begin);
 
@@ -340,12 +350,9 @@ SaveReport write_checkpoint(const SaveJob& job, ItemReader& items, CheckpointFol
   if (lead && !job.commit) folder.discard(final_path);
 
   report.path = final_path;
-  for (const Written& written : all) {
-    if (!written.file) continue;
-    ++report.files;
-    report.total_bytes += written.file->bytes;
-  }
-  if (all[rank].file) report.own_bytes = all[rank].file->bytes;
+  report.files = std::stoi(totals);
+  report.total_bytes = std::stoull(totals.substr(totals.find(' ') + 1));
+  if (const auto& written = lead ? all[0].file : own.file) report.own_bytes = written->bytes;
   return report;
 }
 

@@ -1,5 +1,6 @@
 // One save, from a plan to a committed folder: every rank writes its file, rank 0 writes the index and the
-// manifest and renames the folder into place. Two exchanges of text, whatever the size of the model.
+// manifest and renames the folder into place. The ranks send rank 0 what they have written, and rank 0 says
+// twice how it went: three small texts, whatever the size of the model.
 #pragma once
 
 #include <filesystem>
@@ -43,7 +44,7 @@ struct SaveJob {
   CheckpointKind kind = CheckpointKind::kFull;
   std::map<std::string, std::string> facts;  // further lines of the manifest
   const SaveLayout* layout = nullptr;
-  const SavePlan* plan = nullptr;
+  const SavePlan* plan = nullptr;  // of this rank
   std::vector<EncodedObject> objects;
   // Ranks without tensors to write send their objects to rank 0 instead of making files of their own.
   bool few_files = false;

@@ -18,8 +18,8 @@ namespace {
 constexpr uint32_t kNobody = std::numeric_limits<uint32_t>::max();
 
 // Which rank holds part s as replica r of a kind: [shards * replicas] ranks.
-std::vector<uint32_t> holders(const SaveLayout::Kind& kind, size_t index,
-                              const std::vector<RankPlace>& places) {
+std::vector<uint32_t> holders_of(const SaveLayout::Kind& kind, size_t index,
+                                 const std::vector<RankPlace>& places) {
   std::vector<uint32_t> ranks(static_cast<size_t>(kind.shards) * kind.replicas, kNobody);
   for (size_t rank = 0; rank < places.size(); ++rank) {
     const auto [shard, replica] = places[rank].parts.at(index);
@@ -37,58 +37,105 @@ std::vector<uint32_t> holders(const SaveLayout::Kind& kind, size_t index,
   return ranks;
 }
 
-// Archive lengths of one entry: its parts have at most three different numbers of rows.
-class ArchiveLengths {
- public:
-  explicit ArchiveLengths(const SaveLayout::Entry& entry) : entry_(entry) {}
-  uint64_t of(int64_t rows) {
-    for (const auto& [known, length] : known_)
-      if (known == rows) return length;
-    Dims shape = entry_.shape;
-    if (!shape.empty()) shape.front() = rows;
-    return known_.emplace_back(rows, tensor_archive_bytes(entry_.dtype, shape)).second;
-  }
-
- private:
-  const SaveLayout::Entry& entry_;
-  std::vector<std::pair<int64_t, uint64_t>> known_;
-};
-
 uint64_t row_bytes(const SaveLayout::Entry& entry) {
   uint64_t bytes = size_of(entry.dtype);
   for (size_t i = 1; i < entry.shape.size(); ++i) bytes *= static_cast<uint64_t>(entry.shape[i]);
   return bytes;
 }
 
-// Puts the rank that writes each piece where the number of its part stands. Of replicas the first one writes,
-// or they share: the largest pieces are given out first, each to the one with the least so far, so that files
-// come out equal.
-void assign_writers(const SaveLayout& layout, const std::vector<std::vector<uint32_t>>& held, Writers writers,
-                    SavePlan& plan) {
+// Parts of an entry that have equally many rows, one after another. An entry has at most two such runs with
+// rows: rows_of() cuts equal parts, then one of what is left, then empty ones.
+struct Run {
+  uint32_t entry = 0;
+  int first_part = 0, parts = 0;
+  int64_t first_row = 0;
+  int64_t rows = 0;     // of each part
+  uint64_t length = 0;  // of its archive
+};
+
+std::vector<Run> runs_of(const SaveLayout& layout) {
+  std::vector<Run> runs;
+  for (size_t e = 0; e < layout.entries.size(); ++e) {
+    const SaveLayout::Entry& entry = layout.entries[e];
+    if (row_bytes(entry) == 0) continue;
+    const auto add = [&](int first_part, int parts, int64_t first_row, int64_t rows) {
+      Dims shape = entry.shape;
+      if (!shape.empty()) shape.front() = rows;
+      runs.push_back({static_cast<uint32_t>(e), first_part, parts, first_row, rows,
+                      tensor_archive_bytes(entry.dtype, shape)});
+    };
+    const int parts = layout.kinds[entry.kind].shards;
+    if (entry.shape.empty()) {
+      add(0, parts, 0, 1);
+      continue;
+    }
+    const int64_t rows = rows_of(entry.shape.front(), parts, 0).count;
+    if (rows == 0) continue;
+    const int whole = static_cast<int>(entry.shape.front() / rows);
+    add(0, whole, 0, rows);
+    if (const int64_t left = entry.shape.front() % rows; left > 0) add(whole, 1, whole * rows, left);
+  }
+  return runs;
+}
+
+// The ranks that hold part `part` of an entry.
+std::span<const uint32_t> replicas_of(const SaveLayout& layout, const SavePlan& plan, uint32_t entry,
+                                      int part) {
+  const uint32_t kind = layout.entries[entry].kind;
+  const auto count = static_cast<size_t>(layout.kinds[kind].replicas);
+  return std::span(plan.holders[kind]).subspan(static_cast<size_t>(part) * count, count);
+}
+
+bool shares(const SaveLayout& layout, const SavePlan& plan, const Run& run) {
+  return plan.replicas_share && layout.kinds[layout.entries[run.entry].kind].replicas > 1;
+}
+
+// Replicas share their pieces: the largest ones are given out first, each to the replica with the least so
+// far, so that files come out equal.
+void share_pieces(const SaveLayout& layout, const std::vector<Run>& runs, SavePlan& plan) {
+  struct SharedRun {
+    const Run* run;
+    size_t first_writer;  // index into shared_writers
+  };
+  std::vector<SharedRun> shared;
   std::vector<uint64_t> load(plan.file_bytes.size());
-  std::vector<SaveItem*> shared;
-  const auto replicas = [&](const SaveItem& item) {
-    const uint32_t kind = layout.entries[item.entry].kind;
-    const int count = layout.kinds[kind].replicas;
-    return std::span(held[kind])
-        .subspan(static_cast<size_t>(item.writer) * static_cast<size_t>(count), static_cast<size_t>(count));
-  };
-  const auto give = [&](SaveItem& item, uint32_t rank) {
-    item.writer = rank;
-    load[rank] += item.length;
-  };
-  for (SaveItem& item : plan.items) {
-    const auto ranks = replicas(item);
-    if (ranks.size() == 1 || writers == Writers::kOneReplica) {
-      give(item, ranks.front());
+  size_t pieces = 0;
+  for (const Run& run : runs) {
+    if (shares(layout, plan, run)) {
+      shared.push_back({&run, pieces});
+      pieces += static_cast<size_t>(run.parts);
     } else {
-      shared.push_back(&item);
+      for (int i = 0; i < run.parts; ++i)
+        load[replicas_of(layout, plan, run.entry, run.first_part + i).front()] += run.length;
     }
   }
-  std::ranges::stable_sort(shared, std::greater(), [](const SaveItem* item) { return item->length; });
-  for (SaveItem* item : shared) {
-    const auto ranks = replicas(*item);
-    give(*item, *std::ranges::min_element(ranks, {}, [&](uint32_t rank) { return load[rank]; }));
+  plan.shared_writers.resize(pieces);
+  std::ranges::stable_sort(shared, std::greater(), [](const SharedRun& one) { return one.run->length; });
+  for (const auto& [run, first_writer] : shared) {
+    for (int i = 0; i < run->parts; ++i) {
+      const auto ranks = replicas_of(layout, plan, run->entry, run->first_part + i);
+      const uint32_t writer = *std::ranges::min_element(ranks, {}, [&](uint32_t rank) { return load[rank]; });
+      plan.shared_writers[first_writer + static_cast<size_t>(i)] = writer;
+      load[writer] += run->length;
+    }
+  }
+}
+
+// Calls visit(item) for every item in order. `file_bytes`: by rank, of the items so far.
+template <typename Visit>
+void visit_items(const SaveLayout& layout, const std::vector<Run>& runs, const SavePlan& plan,
+                 std::vector<uint64_t>& file_bytes, const Visit& visit) {
+  size_t shared = 0;
+  for (const Run& run : runs) {
+    const bool is_shared = shares(layout, plan, run);
+    const int64_t step = layout.entries[run.entry].shape.empty() ? 0 : run.rows;
+    for (int i = 0; i < run.parts; ++i) {
+      const uint32_t writer = is_shared ? plan.shared_writers[shared++]
+                                        : replicas_of(layout, plan, run.entry, run.first_part + i).front();
+      const int64_t first_row = run.first_row + i * step;
+      visit(SaveItem{run.entry, writer, first_row, run.rows, file_bytes[writer], run.length});
+      file_bytes[writer] += run.length;
+    }
   }
 }
 
@@ -162,42 +209,27 @@ RankPlace rank_place(const SaveLayout& layout, const std::vector<TensorState>& t
   return place;
 }
 
-std::vector<SaveItem> SavePlan::of_rank(int rank) const {
-  std::vector<SaveItem> own;
-  std::ranges::copy_if(items, std::back_inserter(own),
-                       [&](const SaveItem& item) { return item.writer == static_cast<uint32_t>(rank); });
-  return own;  // offsets grow with the order of items
+SavePlan make_save_plan(const SaveLayout& layout, const std::vector<RankPlace>& places, Writers writers,
+                        int own) {
+  SavePlan plan;
+  for (size_t k = 0; k < layout.kinds.size(); ++k)
+    plan.holders.push_back(holders_of(layout.kinds[k], k, places));
+  plan.file_bytes.resize(places.size());
+  plan.replicas_share = writers == Writers::kAll;
+  const std::vector<Run> runs = runs_of(layout);
+  for (const Run& run : runs)
+    plan.data_bytes += row_bytes(layout.entries[run.entry]) * static_cast<uint64_t>(run.rows * run.parts);
+  share_pieces(layout, runs, plan);
+  visit_items(layout, runs, plan, plan.file_bytes, [&](const SaveItem& item) {
+    if (item.writer == static_cast<uint32_t>(own)) plan.own.push_back(item);
+  });
+  return plan;
 }
 
-SavePlan make_save_plan(const SaveLayout& layout, const std::vector<RankPlace>& places, Writers writers) {
-  std::vector<std::vector<uint32_t>> held;
-  for (size_t k = 0; k < layout.kinds.size(); ++k) held.push_back(holders(layout.kinds[k], k, places));
-  SavePlan plan;
-  plan.file_bytes.resize(places.size());
-  size_t pieces = 0;
-  for (const SaveLayout::Entry& entry : layout.entries)
-    pieces += static_cast<size_t>(layout.kinds[entry.kind].shards);
-  plan.items.reserve(pieces);
-  for (size_t e = 0; e < layout.entries.size(); ++e) {
-    const SaveLayout::Entry& entry = layout.entries[e];
-    const SaveLayout::Kind& kind = layout.kinds[entry.kind];
-    const uint64_t per_row = row_bytes(entry);
-    if (per_row == 0) continue;
-    ArchiveLengths lengths(entry);
-    for (int shard = 0; shard < kind.shards; ++shard) {
-      const Rows rows = entry.shape.empty() ? Rows{0, 1} : rows_of(entry.shape.front(), kind.shards, shard);
-      if (rows.count == 0) continue;
-      plan.items.push_back({static_cast<uint32_t>(e), static_cast<uint32_t>(shard), rows.begin, rows.count, 0,
-                            lengths.of(rows.count)});
-      plan.data_bytes += per_row * static_cast<uint64_t>(rows.count);
-    }
-  }
-  assign_writers(layout, held, writers, plan);
-  for (SaveItem& item : plan.items) {
-    item.offset = plan.file_bytes[item.writer];
-    plan.file_bytes[item.writer] += item.length;
-  }
-  return plan;
+void for_each_item(const SaveLayout& layout, const SavePlan& plan,
+                   const std::function<void(const SaveItem& item)>& visit) {
+  std::vector<uint64_t> file_bytes(plan.file_bytes.size());
+  visit_items(layout, runs_of(layout), plan, file_bytes, visit);
 }
 
 std::string shard_file_name(int rank) {
@@ -215,19 +247,18 @@ CheckpointIndex index_of(const SaveLayout& layout, const SavePlan& plan) {
   std::vector<std::string> files;  // by rank
   for (size_t rank = 0; rank < plan.file_bytes.size(); ++rank)
     files.push_back(shard_file_name(static_cast<int>(rank)));
-  auto item = plan.items.begin();
-  for (size_t e = 0; e < layout.entries.size(); ++e) {
-    const SaveLayout::Entry& entry = layout.entries[e];
+  std::vector<TensorRecord*> records;  // by entry
+  for (const SaveLayout::Entry& entry : layout.entries) {
     index.paths.try_emplace(entry.key, entry.path);
-    TensorRecord& record =
-        index.tensors.try_emplace(entry.key, TensorRecord{entry.dtype, entry.shape, {}}).first->second;
-    for (; item != plan.items.end() && item->entry == e; ++item) {
-      Dims offset(entry.shape.size(), 0);
-      if (!offset.empty()) offset.front() = item->first_row;
-      record.chunks.push_back(
-          {std::move(offset), item_shape(layout, *item), {files[item->writer], item->offset, item->length}});
-    }
+    records.push_back(
+        &index.tensors.try_emplace(entry.key, TensorRecord{entry.dtype, entry.shape, {}}).first->second);
   }
+  for_each_item(layout, plan, [&](const SaveItem& item) {
+    Dims offset(layout.entries[item.entry].shape.size(), 0);
+    if (!offset.empty()) offset.front() = item.first_row;
+    records[item.entry]->chunks.push_back(
+        {std::move(offset), item_shape(layout, item), {files[item.writer], item.offset, item.length}});
+  });
   return index;
 }
 

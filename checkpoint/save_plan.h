@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -54,18 +55,29 @@ struct SaveItem {
   uint32_t writer = 0;  // rank
   int64_t first_row = 0, rows = 0;
   uint64_t offset = 0, length = 0;  // of its archive in the writer's file
+  bool operator==(const SaveItem&) const = default;
 };
 
+// As seen by one rank. Of the items of the others it holds only what it takes to list them: its size does not
+// grow with entries times ranks, except for the writers of pieces that replicas share.
 struct SavePlan {
-  std::vector<SaveItem> items;       // by entry, then by row; pieces without elements are left out
+  std::vector<SaveItem> own;         // by offset
   std::vector<uint64_t> file_bytes;  // by rank: all archives of tensors; objects follow them
   uint64_t data_bytes = 0;           // of all items, elements only
 
-  std::vector<SaveItem> of_rank(int rank) const;  // by offset
+  std::vector<std::vector<uint32_t>> holders;  // by kind: the ranks of each part, replica by replica
+  bool replicas_share = false;                 // the pieces; else the first replica writes all
+  std::vector<uint32_t> shared_writers;        // of the pieces that replicas share, in the order of items
 };
 
-// Throws Error(kBug) when the places do not cover every part of every tensor exactly `replicas` times.
-SavePlan make_save_plan(const SaveLayout& layout, const std::vector<RankPlace>& places, Writers writers);
+// Of rank `own`. Throws Error(kBug) when the places do not cover every part of every tensor exactly
+// `replicas` times.
+SavePlan make_save_plan(const SaveLayout& layout, const std::vector<RankPlace>& places, Writers writers,
+                        int own);
+
+// Calls `visit` for the items of all ranks: by entry, then by row; pieces without elements are left out.
+void for_each_item(const SaveLayout& layout, const SavePlan& plan,
+                   const std::function<void(const SaveItem& item)>& visit);
 
 // The file of a rank.
 std::string shard_file_name(int rank);  // "__3_0.distcp"

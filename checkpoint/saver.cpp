@@ -5,6 +5,7 @@
 #include <chrono>
 #include <new>
 #include <random>
+#include <sstream>
 
 #include <fmt/format.h>
 
@@ -29,8 +30,8 @@ double seconds_since(Clock::time_point begin) {
 // The bytes of this rank's items: in the pool, or where they live.
 class Saver::Items : public ItemReader {
  public:
-  Items(const Planned& planned, int rank, MemoryMover& mover) : planned_(planned), mover_(mover) {
-    for (const SaveItem& item : planned.plan.of_rank(rank)) {
+  Items(const Planned& planned, MemoryMover& mover) : planned_(planned), mover_(mover) {
+    for (const SaveItem& item : planned.plan.own) {
       offsets_.emplace(item.entry, pool_bytes_);
       pool_bytes_ += (tensor(item).local_bytes() + 63) / 64 * 64;
     }
@@ -146,6 +147,17 @@ const std::vector<TensorState>& Saver::tensors() {
   return tensors_;
 }
 
+// Of every rank; nothing when the options do not say it.
+std::vector<RankPlace> Saver::known_places(const SaveLayout& layout) const {
+  std::vector<RankPlace> places;
+  if (!options_.place_of) return places;
+  places.resize(static_cast<size_t>(ranks_.size()));
+  for (size_t rank = 0; rank < places.size(); ++rank)
+    for (const SaveLayout::Kind& kind : layout.kinds)
+      places[rank].parts.push_back(options_.place_of(kind, static_cast<int>(rank)));
+  return places;
+}
+
 Saver::Planned Saver::make_plan(const SaveContent& content) {
   failpoint("ckpt.plan");
   Planned planned;
@@ -165,20 +177,30 @@ Saver::Planned Saver::make_plan(const SaveContent& content) {
     std::random_device device;
     run_id_ = fmt::format("{:08x}{:08x}", device(), device());
   }
-  const std::string own = fmt::format("plan|{:016x}|{}|{}", planned.layout.fingerprint(),
-                                      rank_place(planned.layout, planned.tensors).to_text(), run_id_);
-  const std::vector<std::string> texts = ranks_.all_gather(own);
-  std::vector<RankPlace> places;
-  const std::string start = own.substr(0, own.find('|', 5) + 1);
-  for (size_t r = 0; r < texts.size(); ++r) {
-    if (!texts[r].starts_with(start))
-      throw_bug("checkpoint: rank {} and rank {} plan different saves ({} and {})", r, ranks_.rank(),
-                texts[r], own);
-    const size_t bar = texts[r].find('|', start.size());
-    places.push_back(RankPlace::from_text(texts[r].substr(start.size(), bar - start.size())));
-    if (r == 0) run_id_ = texts[r].substr(bar + 1);
-  }
-  planned.plan = make_save_plan(planned.layout, places, options_.writers);
+  const RankPlace own_place = rank_place(planned.layout, planned.tensors);
+  std::vector<RankPlace> places = known_places(planned.layout);
+  const std::string layout = fmt::format("{:016x}", planned.layout.fingerprint());
+  const std::vector<std::string> texts = collectively(ranks_, [&] {
+    if (places.empty()) return layout + own_place.to_text();
+    const RankPlace& known = places[static_cast<size_t>(ranks_.rank())];
+    if (known != own_place)
+      throw_bug("save plan: a rank of this place holds {}, this one holds {}", known.to_text(),
+                own_place.to_text());
+    return layout;
+  });
+  // The run's number, and where it is not known to all the place of each rank.
+  std::istringstream answer(from_rank_0(ranks_, [&] {
+    std::string text = run_id_;
+    for (size_t r = 0; r < texts.size(); ++r) {
+      if (!texts[r].starts_with(layout))
+        throw_bug("checkpoint: rank {} and rank 0 plan different saves ({} and {})", r, texts[r], texts[0]);
+      if (places.empty()) text += '\n' + texts[r].substr(layout.size());
+    }
+    return text + '\n';
+  }));
+  std::getline(answer, run_id_);
+  for (std::string place; std::getline(answer, place);) places.push_back(RankPlace::from_text(place));
+  planned.plan = make_save_plan(planned.layout, places, options_.writers, ranks_.rank());
   ++counters_.plans;
   return planned;
 }
@@ -212,7 +234,7 @@ SaveJob Saver::make_job(int64_t step, const SaveContent& content, const Planned&
 
 // Items that read from the pool when `staged` and there is memory for it, else from where the state lives.
 std::shared_ptr<Saver::Items> Saver::make_items(const Planned& planned, bool staged) {
-  auto items = std::make_shared<Items>(planned, ranks_.rank(), mover_);
+  auto items = std::make_shared<Items>(planned, mover_);
   if (!staged) return items;
   try {
     if (pool_size_ < items->pool_bytes()) {
@@ -320,8 +342,9 @@ bool Saver::save(int64_t step, const SaveContent& content, bool now) {
 // of training until it times out.
 bool Saver::every_rank_has_pool(Planned& planned, const Items& items) {
   if (planned.pooled) return true;
-  const std::vector<std::string> answers = ranks_.all_gather(items.staged() ? "yes" : "no");
-  return planned.pooled = std::ranges::count(answers, "yes") == static_cast<ptrdiff_t>(answers.size());
+  const std::vector<std::string> answers = ranks_.gather(items.staged() ? "yes" : "no");
+  const bool all = std::ranges::count(answers, "yes") == ranks_.size();
+  return planned.pooled = ranks_.broadcast(all ? "yes" : "no") == "yes";
 }
 
 void Saver::report_staged() {

@@ -3,6 +3,7 @@
 #include <set>
 #include <sstream>
 
+#include <ATen/ops/empty.h>
 #include <fmt/ranges.h>
 
 #include "base/error.h"
@@ -78,9 +79,17 @@ std::string describe_disagreement(const std::vector<std::string>& serialized,
 
 void require_agreement(Communicator& group, const Fingerprint& fingerprint) {
   if (group.size() == 1) return;
-  const auto texts = group.all_gather(serialize_hashes(fingerprint));
-  const std::string message = describe_disagreement(texts, group.global_ranks());
-  if (!message.empty()) throw_config("{}", message);
+  const std::string own = serialize_hashes(fingerprint);
+  const auto hash = static_cast<int64_t>(hash_text(own));
+  at::Tensor extremes = at::empty({2}, at::kLong);  // the largest hash, and the complement of the smallest
+  auto* extreme = extremes.data_ptr<int64_t>();
+  extreme[0] = hash;
+  extreme[1] = ~hash;
+  group.all_reduce_max(extremes);
+  if (extreme[0] == ~extreme[1]) return;
+  const std::vector<std::string> texts = group.gather(own);
+  const bool first = group.rank() == 0;
+  throw_config("{}", group.broadcast(first ? describe_disagreement(texts, group.global_ranks()) : ""));
 }
 
 }  // namespace hyperion::parallel

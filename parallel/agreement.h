@@ -14,7 +14,8 @@ using Fingerprint =
     std::map<std::string, std::string>;  // "training.steps" -> "100", "binary" -> "0.1.0 3f2a..."
 
 // Collective. Throws Error(kUsage) on every rank when any entry differs: the keys, and which ranks differ
-// from the majority. Values travel as XXH3 hashes.
+// from the majority. Ranks that agree exchange one XXH3 hash of all entries; only where it differs those of
+// the entries go to rank 0.
 void require_agreement(Communicator& group, const Fingerprint& fingerprint);
 
 // The pure part: one line per rank's serialized hashes in, the message out; empty when all agree.

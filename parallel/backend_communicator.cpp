@@ -98,6 +98,16 @@ class GlooCommunicator : public BackendCommunicator {
     return wait_for(c10d_backend().allreduce(tensors, options));
   }
   Finish do_barrier() override { return wait_for(c10d_backend().barrier()); }
+  Finish do_gather(const at::Tensor& out, const at::Tensor& in) override {
+    std::vector<at::Tensor> own = {in};
+    std::vector<std::vector<at::Tensor>> all;
+    if (rank() == 0) all.push_back(out.unbind(0));
+    return wait_for(c10d_backend().gather(all, own));
+  }
+  Finish do_broadcast(const at::Tensor& tensor) override {
+    std::vector<at::Tensor> tensors = {tensor};
+    return wait_for(c10d_backend().broadcast(tensors));
+  }
 };
 
 // --- NCCL: asyncOp = false launches on the current stream, so there is nothing to wait for ---

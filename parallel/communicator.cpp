@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
 #include "base/error.h"
@@ -114,6 +115,96 @@ void Communicator::barrier() {
   start_operation("barrier", [&] { return do_barrier(); }).wait();
 }
 
+Communicator::Finish Communicator::do_gather(const at::Tensor&, const at::Tensor&) {
+  throw_bug("gather of texts in group {}: {} groups move no text", name_, backend());
+}
+
+Communicator::Finish Communicator::do_broadcast(const at::Tensor&) {
+  throw_bug("broadcast of a text in group {}: {} groups move no text", name_, backend());
+}
+
+at::Tensor Communicator::gather_bytes(const at::Tensor& in) {
+  const bool first = rank() == 0;
+  const at::Tensor out = first ? at::empty({size(), in.numel()}, at::kByte) : at::Tensor();
+  tell_observer("gather", at::kByte, first ? 0 : in.numel());
+  start_operation("gather", [&] { return do_gather(out, in); }).wait();
+  return out;
+}
+
+void Communicator::broadcast_bytes(const at::Tensor& bytes) {
+  tell_observer("broadcast", at::kByte, rank() == 0 ? bytes.numel() : 0);
+  start_operation("broadcast", [&] { return do_broadcast(bytes); }).wait();
+}
+
+namespace {
+
+// How a text travels: its length and its first bytes, and only where it is longer the rest.
+constexpr size_t kHeadBytes = 256, kHeadText = kHeadBytes - sizeof(uint64_t);
+
+at::Tensor head_of(const std::string& text) {
+  const at::Tensor head = at::zeros({kHeadBytes}, at::kByte);
+  auto* bytes = static_cast<char*>(head.data_ptr());
+  const uint64_t length = text.size();
+  std::memcpy(bytes, &length, sizeof length);
+  std::memcpy(bytes + sizeof length, text.data(), std::min(text.size(), kHeadText));
+  return head;
+}
+
+// The part of a text behind its head, with zeros up to `length` bytes.
+at::Tensor rest_of(const std::string& text, size_t length) {
+  const at::Tensor rest = at::zeros({static_cast<int64_t>(length)}, at::kByte);
+  if (text.size() > kHeadText) std::memcpy(rest.data_ptr(), text.data() + kHeadText, text.size() - kHeadText);
+  return rest;
+}
+
+uint64_t length_in(const void* head) {
+  uint64_t length = 0;
+  std::memcpy(&length, head, sizeof length);
+  return length;
+}
+
+std::string text_in(const void* head, const void* rest) {
+  const uint64_t length = length_in(head);
+  std::string text(static_cast<const char*>(head) + sizeof length, std::min(length, uint64_t{kHeadText}));
+  if (length > kHeadText) text.append(static_cast<const char*>(rest), length - kHeadText);
+  return text;
+}
+
+}  // namespace
+
+std::vector<std::string> Communicator::gather(const std::string& text) {
+  const at::Tensor heads = gather_bytes(head_of(text));
+  const auto head = [&](int r) { return static_cast<const char*>(heads.data_ptr()) + r * kHeadBytes; };
+  const at::Tensor longest = at::zeros({sizeof(uint64_t)}, at::kByte);
+  if (rank() == 0) {
+    uint64_t length = 0;
+    for (int r = 0; r < size(); ++r) length = std::max(length, length_in(head(r)));
+    std::memcpy(longest.data_ptr(), &length, sizeof length);
+  }
+  broadcast_bytes(longest);
+  const uint64_t length = length_in(longest.data_ptr());
+  const size_t rest_bytes = length > kHeadText ? length - kHeadText : 0;
+  at::Tensor rests;
+  if (rest_bytes > 0) rests = gather_bytes(rest_of(text, rest_bytes));
+  std::vector<std::string> texts;
+  if (rank() != 0) return texts;
+  for (int r = 0; r < size(); ++r) {
+    texts.push_back(text_in(
+        head(r), rest_bytes > 0 ? static_cast<const char*>(rests.data_ptr()) + r * rest_bytes : nullptr));
+  }
+  return texts;
+}
+
+std::string Communicator::broadcast(const std::string& text) {
+  const at::Tensor head = head_of(rank() == 0 ? text : std::string());
+  broadcast_bytes(head);
+  const uint64_t length = length_in(head.data_ptr());
+  if (length <= kHeadText) return text_in(head.data_ptr(), nullptr);
+  const at::Tensor rest = rest_of(rank() == 0 ? text : std::string(), length - kHeadText);
+  broadcast_bytes(rest);
+  return text_in(head.data_ptr(), rest.data_ptr());
+}
+
 std::vector<std::string> Communicator::all_gather(const std::string& text) {
   if (!takes_host_tensors())
     throw_bug("all_gather of texts in group {}: {} groups move no text", name_, backend());
@@ -163,6 +254,10 @@ class LocalCommunicator : public Communicator {
   }
   Finish do_all_reduce(const at::Tensor&, bool) override { return nullptr; }
   Finish do_barrier() override { return nullptr; }
+  Finish do_gather(const at::Tensor& out, const at::Tensor& in) override {
+    return rank() == 0 ? do_all_gather(out, in) : nullptr;
+  }
+  Finish do_broadcast(const at::Tensor&) override { return nullptr; }
 
   // A type in which both tensors can be viewed.
   static at::ScalarType widest_type(const at::Tensor& a, const at::Tensor& b) {

@@ -53,7 +53,7 @@ class [[nodiscard]] Pending {
 // A collective that a rank starts, as an observer sees it.
 struct CommOperation {
   std::string_view group;  // "fsdp/0"
-  std::string_view name;   // "all_gather", "reduce_scatter", "all_reduce"
+  std::string_view name;   // "all_gather", "reduce_scatter", "all_reduce", "gather", "broadcast"
   at::ScalarType dtype;
   int64_t sent_bytes;  // by this rank, in the convention of CommLedger (parallel/ledger.h)
 };
@@ -100,8 +100,10 @@ class Communicator : public Coordinator {
 
   // Returns when every rank has arrived (on CUDA: blocks the host).
   void barrier();
-  // Every rank's text, by rank. Not on groups without host tensors (NCCL): use ProcessGroups::host().
+  // Texts. Not on groups without host tensors (NCCL): use ProcessGroups::host().
   std::vector<std::string> all_gather(const std::string& text) override;
+  std::vector<std::string> gather(const std::string& text) override;
+  std::string broadcast(const std::string& text) override;
 
   // For every later operation.
   virtual void set_timeout(std::chrono::milliseconds timeout) = 0;
@@ -128,10 +130,16 @@ class Communicator : public Coordinator {
   virtual Finish do_reduce_scatter_sum(const at::Tensor& out, const at::Tensor& in) = 0;
   virtual Finish do_all_reduce(const at::Tensor& tensor, bool max) = 0;
   virtual Finish do_barrier() = 0;
+  // Bytes of texts, to and from the group's rank 0: out[r] = in of rank r (`out` is undefined on the others),
+  // and rank 0's tensor into that of all. Without an implementation in groups that move no text.
+  virtual Finish do_gather(const at::Tensor& out, const at::Tensor& in);
+  virtual Finish do_broadcast(const at::Tensor& tensor);
 
   Pending start_all_reduce(const at::Tensor& tensor, bool max);
   // Calls `start`, and wraps what it returns so that errors name rank, group, operation and phase.
   Pending start_operation(const char* operation, const std::function<Finish()>& start);
+  at::Tensor gather_bytes(const at::Tensor& in);
+  void broadcast_bytes(const at::Tensor& bytes);
   void tell_observer(const char* operation, at::ScalarType dtype, int64_t sent_bytes) const;
   [[noreturn]] void throw_failure(const char* operation, int64_t number, const std::string& phase,
                                   const std::string& why) const;

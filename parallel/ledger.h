@@ -11,8 +11,8 @@
 namespace hyperion::parallel {
 
 // The convention is that of ring algorithms, whatever the backend really does, with W ranks and B bytes in
-// the full (gathered) tensor: all-gather and reduce-scatter (W-1)/W * B, all-reduce 2 (W-1)/W * B. Safe to
-// use from several threads.
+// the full (gathered) tensor: all-gather and reduce-scatter (W-1)/W * B, all-reduce 2 (W-1)/W * B; a gather
+// and a broadcast count each byte once, for the rank that has it. Safe to use from several threads.
 class CommLedger {
  public:
   struct Entry {

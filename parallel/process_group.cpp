@@ -2,10 +2,7 @@
 
 #include <cstdlib>
 #include <exception>
-#include <future>
-#include <thread>
 
-#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -20,6 +17,7 @@
 #include "parallel/failure_record.h"
 #include "parallel/network.h"
 #include "parallel/phase.h"
+#include "parallel/post_mortem.h"
 #include "parallel/rendezvous.h"
 #include "parallel/shared_memory_communicator.h"
 
@@ -150,64 +148,11 @@ std::shared_ptr<Communicator> ProcessGroups::make_group(const std::string& name,
     throw_comm("rank {} could not connect group {} (ranks {}): {}", rendezvous_->environment.rank, name,
                rank_list(ranks), brief(error));
   }
-  group->set_post_mortem(
-      [rendezvous = rendezvous_.get(), ranks](const std::string& operation, const std::string& phase) {
-        return ask_others(*rendezvous, ranks, operation, phase);
-      });
+  group->set_post_mortem([base = rendezvous_->store, own = rendezvous_->environment.rank, ranks](
+                             const std::string& operation, const std::string& phase) {
+    return ask_others(base, own, ranks, operation, phase);
+  });
   return group;
-}
-
-namespace {
-
-// Every rank that fails leaves a note in the store. Those of the group that leave none within two seconds are
-// the ones to look at: they are dead, stopped, or busy elsewhere.
-Communicator::PostMortem collect_failure_notes(c10d::Store& store, int own_rank,
-                                               const std::vector<int>& ranks, const std::string& note) {
-  const auto key = [](int rank) { return fmt::format("failed/{}", rank); };
-  std::vector<int> silent;
-  std::string reports;
-  constexpr int kReported = 3;
-  int reported = 0;
-  store.set(key(own_rank), note);
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(2);
-  for (int rank : ranks) {
-    if (rank == own_rank) continue;
-    while (!store.check({key(rank)}) && std::chrono::steady_clock::now() < deadline) {
-      std::this_thread::sleep_for(milliseconds(50));
-    }
-    if (!store.check({key(rank)})) {
-      silent.push_back(rank);
-    } else {
-      if (++reported <= kReported)
-        reports += fmt::format("; rank {} failed too: {}", rank, store.get_to_str(key(rank)));
-    }
-  }
-  if (reported > kReported) reports += fmt::format("; and {} more ranks", reported - kReported);
-  // The store ends with rank 0: let those read it whose operation failed a little later.
-  if (own_rank == 0) std::this_thread::sleep_until(deadline + std::chrono::seconds(1));
-  if (silent.empty()) return {reports, {}};
-  return {fmt::format("; no word from rank {}: see its log first{}", rank_list(silent), reports), silent};
-}
-
-}  // namespace
-
-// The store's calls know no timeout, and where the way to its host is cut they do not return. So a thread of
-// its own asks, which is left behind when it takes too long.
-Communicator::PostMortem ProcessGroups::ask_others(const Rendezvous& rendezvous,
-                                                   const std::vector<int>& ranks,
-                                                   const std::string& operation, const std::string& phase) {
-  auto ask = std::packaged_task<Communicator::PostMortem()>(
-      [store = rendezvous.store, rank = rendezvous.environment.rank, ranks,
-       note = fmt::format("{} in phase '{}'", operation, phase)] {
-        return collect_failure_notes(*store, rank, ranks, note);
-      });
-  std::future<Communicator::PostMortem> answer = ask.get_future();
-  try {
-    std::thread(std::move(ask)).detach();
-    if (answer.wait_for(std::chrono::seconds(5)) == std::future_status::ready) return answer.get();
-  } catch (const std::exception&) {
-  }
-  return {"; rank 0, which holds the rendezvous, does not answer: see its log first", {0}};
 }
 
 void ProcessGroups::set_observer(const CommObserver& observer) {

@@ -156,6 +156,33 @@ class SharedMemoryCommunicator : public Communicator {
     return enqueue(std::move(operation));
   }
 
+  // Rank 0 reads what all have written.
+  Finish do_gather(const at::Tensor& out, const at::Tensor& in) override {
+    if (rank() == 0) return do_all_gather(out, in);
+    auto operation = make_operation(in, in, in.numel(), 1);
+    const auto* from = static_cast<const std::byte*>(in.data_ptr());
+    operation->write = [=](std::byte* message, int64_t begin, int64_t length) {
+      std::memcpy(message, from + begin, length);
+    };
+    operation->read_from = [](const Rows&, int64_t, int64_t) {};
+    return enqueue(std::move(operation));
+  }
+
+  // All read what rank 0 has written; the messages of the others are empty.
+  Finish do_broadcast(const at::Tensor& tensor) override {
+    auto operation = make_operation(tensor, tensor, tensor.numel(), 1);
+    const bool first = rank() == 0;
+    if (!first) operation->payload = 0;
+    auto* data = static_cast<std::byte*>(tensor.data_ptr());
+    operation->write = [=](std::byte* message, int64_t begin, int64_t length) {
+      if (first) std::memcpy(message, data + begin, length);
+    };
+    operation->read_from = [=](const Rows& rows, int64_t begin, int64_t length) {
+      if (!first) std::memcpy(data + begin, rows[0], length);
+    };
+    return enqueue(std::move(operation));
+  }
+
   static std::shared_ptr<Operation> make_operation(const at::Tensor& out, const at::Tensor& in, int64_t count,
                                                    int rows) {
     auto operation = std::make_shared<Operation>();

@@ -254,12 +254,48 @@ TEST_CASE("texts of different lengths reach every rank") {
   for (const int right : results) CHECK(right == 3);
 }
 
-TEST_CASE("ranks that run the same job agree") {
-  const auto outcomes = run_ranks_outcome(2, [](const Environment& environment) {
-    ProcessGroups groups(Mesh({}, 2), environment, {});
-    require_agreement(groups.host(), {{"training.steps", "10"}, {"binary", "x"}});
+TEST_CASE("a text of any length reaches rank 0 from all ranks and all ranks from rank 0") {
+  const bool shared_memory = GENERATE(true, false);
+  const auto results = run_ranks(3, [&](const Environment& environment) {
+    CommOptions options;
+    options.shared_memory = shared_memory;
+    ProcessGroups groups(Mesh({}, 3), environment, options);
+    Communicator& host = groups.host();
+    const auto of = [](int rank, size_t length) {
+      return std::string(length, static_cast<char>('a' + rank));
+    };
+    int right = 0;
+    // Around the bytes that travel with the length, and more than a message of shared memory.
+    for (const size_t length : {0, 1, 247, 248, 249, 5000, 3'000'001}) {
+      const std::vector<std::string> texts = host.gather(of(host.rank(), length * host.rank()));
+      const std::vector<std::string> expected = {"", of(1, length), of(2, 2 * length)};
+      right += texts == (host.rank() == 0 ? expected : std::vector<std::string>());
+      right += host.broadcast(of(host.rank(), length)) == of(0, length);
+    }
+    return right;
   });
-  for (const RankOutcome& rank : outcomes) CHECK(rank.error == "");
+  for (const int right : results) CHECK(right == 14);
+}
+
+TEST_CASE("ranks that run the same job agree with one number each") {
+  struct Sent {
+    int64_t reductions, bytes;
+  };
+  const auto results = run_ranks(3, [](const Environment& environment) {
+    ProcessGroups groups(Mesh({}, 3), environment, {});
+    CommLedger ledger;
+    groups.set_observer([&](const CommOperation& operation) {
+      ledger.add(std::string(operation.group), std::string(operation.name), operation.sent_bytes);
+    });
+    Fingerprint fingerprint = {{"training.steps", "10"}, {"binary", "x"}};
+    for (int i = 0; i < 100; ++i) fingerprint[std::to_string(i)] = "equal";
+    require_agreement(groups.host(), fingerprint);
+    return Sent{ledger.entry("world/0", "all_reduce").calls, ledger.total_bytes()};
+  });
+  for (const Sent& sent : results) {
+    CHECK(sent.reductions == 1);
+    CHECK(sent.bytes == 2 * 16 * 2 / 3);
+  }
 }
 
 }  // namespace hyperion::parallel

@@ -65,14 +65,58 @@ void check_all(const std::array<Seen, 3>& seen, const Seen& expected) {
 
 }  // namespace
 
-TEST_CASE("all ranks learn what every rank returned") {
+TEST_CASE("rank 0 learns what every rank returned and all ranks what rank 0 did") {
   ThreadRanks::run(3, [&](Coordinator& ranks) {
     const std::vector<std::string> texts = collectively(
         ranks, [&] { return ranks.rank() == 1 ? std::string() : "of rank " + std::to_string(ranks.rank()); });
-    if (texts != std::vector<std::string>{"of rank 0", "", "of rank 2"}) throw_bug("other texts");
+    const std::vector<std::string> expected = {"of rank 0", "", "of rank 2"};
+    if (texts != (ranks.rank() == 0 ? expected : std::vector<std::string>())) throw_bug("other texts");
     if (from_rank_0(ranks, [&] { return "of rank " + std::to_string(ranks.rank()); }) != "of rank 0")
       throw_bug("another text");
   });
+}
+
+TEST_CASE("the texts of all ranks reach no rank but rank 0") {
+  // Refuses the exchange that sends all texts to all ranks, and adds up the bytes that this rank receives.
+  class Receiving : public Coordinator {
+   public:
+    explicit Receiving(Coordinator& inner) : inner_(inner) {}
+    int rank() const override { return inner_.rank(); }
+    int size() const override { return inner_.size(); }
+    std::vector<std::string> all_gather(const std::string&) override { throw_bug("all texts to all ranks"); }
+    std::vector<std::string> gather(const std::string& text) override {
+      std::vector<std::string> texts = inner_.gather(text);
+      for (const std::string& one : texts) bytes += one.size();
+      return texts;
+    }
+    std::string broadcast(const std::string& text) override {
+      std::string said = inner_.broadcast(text);
+      bytes += said.size();
+      return said;
+    }
+    size_t bytes = 0;
+
+   private:
+    Coordinator& inner_;
+  };
+  std::array<size_t, 16> received{};
+  std::array<Seen, 16> seen;
+  ThreadRanks::run(16, [&](Coordinator& inner) {
+    Receiving ranks(inner);
+    const auto rank = static_cast<size_t>(ranks.rank());
+    collectively(ranks, [] { return std::string(1000, 'x'); });
+    from_rank_0(ranks, [] { return std::string(10, 'y'); });
+    received[rank] = ranks.bytes;
+    seen[rank] = seen_of([&] {
+      collectively(ranks, [&] {
+        if (rank % 2 == 1) damage();
+      });
+    });
+  });
+  CHECK(received[0] > 16'000);
+  for (size_t rank = 1; rank < 16; ++rank) CHECK(received[rank] < 20);
+  for (const Seen& one : seen)
+    CHECK(one == Seen{'e', ExitCode::kBadData, "rank 1: step-3 is damaged\nin two lines (and 7 more ranks)"});
 }
 
 TEST_CASE("an error of one rank is thrown by every rank with its code, its type and its text") {

@@ -1,7 +1,11 @@
 #include "checkpoint/save_plan.h"
 
+#include <algorithm>
+#include <functional>
 #include <map>
+#include <random>
 #include <set>
+#include <span>
 
 #include <catch2/catch.hpp>
 
@@ -49,8 +53,64 @@ Made make(int shards, int replicas, Writers writers) {
   for (int replica = 0; replica < replicas; ++replica)
     for (int shard = 0; shard < shards; ++shard)
       places.push_back(rank_place(made.layout, job(shards, replicas, shard, replica)));
-  made.plan = make_save_plan(made.layout, places, writers);
+  made.plan = make_save_plan(made.layout, places, writers, 0);
   return made;
+}
+
+std::vector<SaveItem> items_of(const SaveLayout& layout, const SavePlan& plan) {
+  std::vector<SaveItem> items;
+  for_each_item(layout, plan, [&](const SaveItem& item) { items.push_back(item); });
+  return items;
+}
+
+// A plan that is made as it is defined, with all items in memory: every part of every entry is a piece; a
+// piece that replicas share goes, the longest first, to the replica that has the least to write so far.
+std::vector<SaveItem> plan_with_all_items(const SaveLayout& layout, const std::vector<RankPlace>& places,
+                                          Writers writers) {
+  const auto replicas_of = [&](const SaveItem& item) {  // `writer` holds the part
+    const uint32_t kind = layout.entries[item.entry].kind;
+    std::vector<uint32_t> ranks(static_cast<size_t>(layout.kinds[kind].replicas));
+    for (uint32_t rank = 0; rank < places.size(); ++rank) {
+      const auto [shard, replica] = places[rank].parts[kind];
+      if (static_cast<uint32_t>(shard) == item.writer) ranks[static_cast<size_t>(replica)] = rank;
+    }
+    return ranks;
+  };
+  std::vector<SaveItem> items;
+  for (uint32_t e = 0; e < layout.entries.size(); ++e) {
+    const SaveLayout::Entry& entry = layout.entries[e];
+    const int shards = layout.kinds[entry.kind].shards;
+    for (int shard = 0; shard < shards; ++shard) {
+      const Rows rows = entry.shape.empty() ? Rows{0, 1} : rows_of(entry.shape.front(), shards, shard);
+      SaveItem item{e, static_cast<uint32_t>(shard), rows.begin, rows.count, 0, 0};
+      const Dims shape = item_shape(layout, item);
+      if (std::ranges::find(shape, 0) != shape.end()) continue;
+      item.length = tensor_archive_bytes(entry.dtype, shape);
+      items.push_back(item);
+    }
+  }
+  std::vector<uint64_t> load(places.size()), position(places.size());
+  std::vector<SaveItem*> shared;
+  for (SaveItem& item : items) {
+    const std::vector<uint32_t> ranks = replicas_of(item);
+    if (ranks.size() > 1 && writers == Writers::kAll) {
+      shared.push_back(&item);
+      continue;
+    }
+    item.writer = ranks.front();
+    load[item.writer] += item.length;
+  }
+  std::ranges::stable_sort(shared, std::greater(), [](const SaveItem* item) { return item->length; });
+  for (SaveItem* item : shared) {
+    const std::vector<uint32_t> ranks = replicas_of(*item);
+    item->writer = *std::ranges::min_element(ranks, {}, [&](uint32_t rank) { return load[rank]; });
+    load[item->writer] += item->length;
+  }
+  for (SaveItem& item : items) {
+    item.offset = position[item.writer];
+    position[item.writer] += item.length;
+  }
+  return items;
 }
 
 }  // namespace
@@ -62,7 +122,7 @@ TEST_CASE("every row of every tensor has exactly one writer on any mesh") {
       std::map<uint32_t, int64_t> next_row;
       std::map<uint32_t, uint64_t> position;
       uint64_t bytes = 0;
-      for (const SaveItem& item : plan.items) {
+      for (const SaveItem& item : items_of(layout, plan)) {
         CHECK(item.first_row == next_row[item.entry]);
         next_row[item.entry] += item.rows;
         CHECK(item.offset == position[item.writer]);
@@ -83,13 +143,13 @@ TEST_CASE("every row of every tensor has exactly one writer on any mesh") {
 }
 
 TEST_CASE("all ranks share the work or the first replica does it") {
-  const auto writers_of = [](const SavePlan& plan) {
+  const auto writers_of = [](const Made& made) {
     std::set<uint32_t> writers;
-    for (const SaveItem& item : plan.items) writers.insert(item.writer);
+    for (const SaveItem& item : items_of(made.layout, made.plan)) writers.insert(item.writer);
     return writers;
   };
-  CHECK(writers_of(make(2, 2, Writers::kAll).plan) == std::set<uint32_t>{0, 1, 2, 3});
-  CHECK(writers_of(make(2, 2, Writers::kOneReplica).plan) == std::set<uint32_t>{0, 1});
+  CHECK(writers_of(make(2, 2, Writers::kAll)) == std::set<uint32_t>{0, 1, 2, 3});
+  CHECK(writers_of(make(2, 2, Writers::kOneReplica)) == std::set<uint32_t>{0, 1});
   // Pieces of 100, 60, 50, 40 and 10 rows over two replicas: 130 rows each, give or take the archives' own
   // bytes.
   std::vector<TensorState> tensors, others;
@@ -100,8 +160,71 @@ TEST_CASE("all ranks share the work or the first replica does it") {
   }
   const SaveLayout layout = save_layout(tensors);
   const SavePlan plan =
-      make_save_plan(layout, {rank_place(layout, tensors), rank_place(layout, others)}, Writers::kAll);
+      make_save_plan(layout, {rank_place(layout, tensors), rank_place(layout, others)}, Writers::kAll, 0);
   for (const uint64_t bytes : plan.file_bytes) CHECK(bytes == Approx(130 * 4000).epsilon(0.02));
+}
+
+TEST_CASE("a plan that holds one rank's items is that of all items at once") {
+  std::mt19937 random(7);
+  const auto pick = [&](int first, int last) { return std::uniform_int_distribution(first, last)(random); };
+  for (int turn = 0; turn < 200; ++turn) {
+    const int shards = pick(1, 7), replicas = pick(1, 4), world = shards * replicas;
+    SaveLayout layout;
+    layout.kinds = {{shards, replicas}, {1, world}};
+    std::vector<RankPlace> places(static_cast<size_t>(world));
+    std::vector<int> ranks;  // which rank has which place
+    for (int i = 0; i < world; ++i) ranks.push_back(i);
+    std::ranges::shuffle(ranks, random);
+    for (int i = 0; i < world; ++i)
+      places[static_cast<size_t>(ranks[static_cast<size_t>(i)])].parts = {{i % shards, i / shards}, {0, i}};
+    for (int e = pick(0, 12); e > 0; --e) {
+      SaveLayout::Entry entry;
+      entry.key = std::to_string(e);
+      entry.dtype = pick(0, 1) == 0 ? Dtype::kFloat32 : Dtype::kBFloat16;
+      entry.kind = static_cast<uint32_t>(pick(0, 1));
+      for (int dim = pick(0, 2); dim > 0; --dim) entry.shape.push_back(pick(0, 20));
+      layout.entries.push_back(entry);
+    }
+    for (const Writers writers : {Writers::kAll, Writers::kOneReplica}) {
+      const std::vector<SaveItem> expected = plan_with_all_items(layout, places, writers);
+      std::vector<uint64_t> bytes(places.size());
+      for (const SaveItem& item : expected) bytes[item.writer] += item.length;
+      for (int rank = 0; rank < world; ++rank) {
+        const SavePlan plan = make_save_plan(layout, places, writers, rank);
+        std::vector<SaveItem> own;
+        std::ranges::copy_if(expected, std::back_inserter(own), [&](const SaveItem& item) {
+          return item.writer == static_cast<uint32_t>(rank);
+        });
+        CHECK(items_of(layout, plan) == expected);
+        CHECK(plan.own == own);
+        CHECK(plan.file_bytes == bytes);
+      }
+    }
+  }
+}
+
+TEST_CASE("what a rank of 16,384 holds of a plan is small with and without replicas") {
+  for (const int replicas : {1, 256}) {
+    const int world = 16384, shards = world / replicas;
+    SaveLayout layout;
+    layout.kinds = {{shards, replicas}, {1, world}};
+    for (int e = 0; e < 1164; ++e) {
+      SaveLayout::Entry entry;
+      entry.key = std::to_string(e);
+      entry.kind = e % 4 == 3 ? 1 : 0;
+      if (e % 4 != 3) entry.shape = {16384, 128};
+      layout.entries.push_back(entry);
+    }
+    std::vector<RankPlace> places(static_cast<size_t>(world));
+    for (int rank = 0; rank < world; ++rank)
+      places[static_cast<size_t>(rank)].parts = {{rank % shards, rank / shards}, {0, rank}};
+    const SavePlan plan = make_save_plan(layout, places, Writers::kAll, 1);
+    size_t bytes = plan.own.capacity() * sizeof(SaveItem) + plan.file_bytes.capacity() * sizeof(uint64_t) +
+                   plan.shared_writers.capacity() * sizeof(uint32_t);
+    for (const auto& holders : plan.holders) bytes += holders.capacity() * sizeof(uint32_t);
+    CHECK(bytes < size_t{1} << 20);  // all items at once: 873 x 16384 x 48 bytes without replicas
+    CHECK(plan.data_bytes == uint64_t{873} * 16384 * 128 * 4 + 291 * 4);
+  }
 }
 
 TEST_CASE("an alias is written whole under its own name") {
@@ -131,9 +254,9 @@ TEST_CASE("any change of names or types or shapes or placement changes the finge
 TEST_CASE("places that leave a part out or give it twice are a bug") {
   const SaveLayout layout = save_layout(job(2, 1));
   const RankPlace first = rank_place(layout, job(2, 1, 0, 0));
-  CHECK_THROWS_WITH(make_save_plan(layout, {first, first}, Writers::kAll),
+  CHECK_THROWS_WITH(make_save_plan(layout, {first, first}, Writers::kAll, 0),
                     Catch::Contains("both hold part 0"));
-  CHECK_THROWS_WITH(make_save_plan(layout, {first}, Writers::kAll), Catch::Contains("not all held"));
+  CHECK_THROWS_WITH(make_save_plan(layout, {first}, Writers::kAll, 0), Catch::Contains("not all held"));
 }
 
 TEST_CASE("a place survives its text form") {

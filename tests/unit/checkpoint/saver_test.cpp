@@ -3,6 +3,7 @@
 #include <cstring>
 #include <fstream>
 #include <limits>
+#include <map>
 #include <numeric>
 
 #include <catch2/catch.hpp>
@@ -11,6 +12,7 @@
 
 #include "base/collective.h"
 #include "base/failpoint.h"
+#include "base/files.h"
 #include "checkpoint/export_safetensors.h"
 #include "checkpoint/format/dcp/archive.h"
 #include "checkpoint/format/zip/crc32.h"
@@ -77,16 +79,23 @@ class Dummy : public StateComponent {
   int64_t step_ = 0;
 };
 
-// Counts the exchanges of the rank it wraps, and their bytes.
+// Counts the exchanges of the rank it wraps, and the bytes that this rank gives and receives.
 class Counting : public Coordinator {
  public:
   explicit Counting(Coordinator& inner) : inner_(inner) {}
   int rank() const override { return inner_.rank(); }
   int size() const override { return inner_.size(); }
-  std::vector<std::string> all_gather(const std::string& text) override {
+  std::vector<std::string> all_gather(const std::string&) override { throw_bug("all texts to all ranks"); }
+  std::vector<std::string> gather(const std::string& text) override {
     ++exchanges;
     bytes += text.size();
-    return inner_.all_gather(text);
+    return inner_.gather(text);
+  }
+  std::string broadcast(const std::string& text) override {
+    ++exchanges;
+    std::string said = inner_.broadcast(text);
+    bytes += said.size();
+    return said;
   }
   int exchanges = 0;
   size_t bytes = 0;
@@ -134,7 +143,7 @@ TEST_CASE("what any mesh has saved any other mesh loads") {
   }
 }
 
-TEST_CASE("the second save plans nothing and exchanges two small texts") {
+TEST_CASE("the second save plans nothing and exchanges three small texts") {
   const TemporaryFolder folder;
   ThreadRanks::run(4, [&](Coordinator& ranks) {
     Counting counted(ranks);
@@ -146,11 +155,87 @@ TEST_CASE("the second save plans nothing and exchanges two small texts") {
     counted.bytes = 0;
     saver.save(2);
     if (ranks.rank() != 0) return;  // Catch is for one thread
-    CHECK(counted.exchanges - first == 2);
+    CHECK(counted.exchanges - first == 3);
     CHECK(counted.bytes < 1000);
     CHECK(saver.counters().plans == 1);
     CHECK(saver.counters().state_builds == 1);
   });
+}
+
+TEST_CASE("ranks that know each other's places exchange none of them and save the same") {
+  constexpr int kShards = 4, kReplicas = 16;
+  const auto place_of = [](const SaveLayout::Kind& kind, int rank) {
+    return kind.shards == kShards ? std::pair(rank % kShards, rank / kShards) : std::pair(0, rank);
+  };
+  const TemporaryFolder told, known;
+  size_t planning[2] = {};
+  for (const bool knows : {false, true}) {
+    ThreadRanks::run(kShards * kReplicas, [&](Coordinator& ranks) {
+      Counting counted(ranks);
+      Dummy dummy(1000, kShards, ranks.rank(), kReplicas);
+      dummy.set(7);
+      MemoryMover mover;
+      SaverOptions options{.folder = (knows ? known : told).path()};
+      if (knows) options.place_of = place_of;
+      Saver saver(std::move(options), {&dummy}, counted, mover);
+      saver.save(1);
+      const size_t with_plan = counted.bytes;
+      counted.bytes = 0;
+      saver.save(2);
+      if (ranks.rank() == 1) planning[knows] = with_plan - counted.bytes;
+    });
+  }
+  CHECK(planning[0] > 64 * 3);  // a line of each rank
+  CHECK(planning[1] < 60);
+  const auto files = [](const TemporaryFolder& folder) {
+    std::map<std::string, std::string> content;
+    for (const auto& entry : fs::directory_iterator(folder.path() / "step-1"))
+      if (entry.path().extension() == ".distcp")
+        content[entry.path().filename()] = read_file(entry.path(), 1 << 20);
+    return content;
+  };
+  CHECK(files(told).size() == kShards);
+  CHECK(files(told) == files(known));
+}
+
+TEST_CASE("a rank that is not where the others take it to be is a bug that every rank names") {
+  const TemporaryFolder folder;
+  std::atomic<int> named = 0;
+  ThreadRanks::run(2, [&](Coordinator& ranks) {
+    Dummy dummy(100, 2, ranks.rank());
+    MemoryMover mover;
+    Saver saver({.folder = folder.path(),
+                 .place_of = [](const SaveLayout::Kind&, int rank) { return std::pair(1 - rank, 0); }},
+                {&dummy}, ranks, mover);
+    try {
+      saver.save(1);
+    } catch (const Error& error) {
+      named += error.code() == ExitCode::kBug &&
+               std::string(error.what()).find("rank 0: save plan: a rank of this place holds 1:0") == 0;
+    }
+  });
+  CHECK(named == 2);
+}
+
+TEST_CASE("every rank reports the files and bytes of the whole save") {
+  const TemporaryFolder folder;
+  std::vector<SaveReport> reports(4);
+  ThreadRanks::run(4, [&](Coordinator& ranks) {
+    Dummy dummy(1000, 4, ranks.rank());
+    MemoryMover mover;
+    Saver saver({.folder = folder.path()}, {&dummy}, ranks, mover);
+    saver.on_durable = [&](const SaveReport& report) { reports[static_cast<size_t>(ranks.rank())] = report; };
+    saver.save(1);
+  });
+  uint64_t bytes = 0;
+  for (int rank = 0; rank < 4; ++rank) {
+    const SaveReport& report = reports[static_cast<size_t>(rank)];
+    CHECK(report.files == 4);
+    CHECK(report.total_bytes == reports[0].total_bytes);
+    CHECK(report.own_bytes == fs::file_size(folder.path() / "step-1" / shard_file_name(rank)));
+    bytes += report.own_bytes;
+  }
+  CHECK(bytes == reports[0].total_bytes);
 }
 
 TEST_CASE("a component that has grown gets a new plan") {

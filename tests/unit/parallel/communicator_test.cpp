@@ -47,6 +47,10 @@ TEST_CASE("a fake group gathers its input into every slot and leaves reductions 
   CHECK(full.equal(at::arange(20, at::kFloat)));
   group->barrier();
   CHECK(group->all_gather("x") == std::vector<std::string>(4, "x"));
+  CHECK(group->gather("x").empty());  // it is not rank 0
+  const std::string text(1000, 'x');
+  CHECK(make_fake_communicator("fsdp/0", 0, {0, 1, 2})->gather(text) == std::vector<std::string>(3, text));
+  CHECK(make_fake_communicator("fsdp/0", 0, {0, 1, 2})->broadcast(text) == text);
 }
 
 TEST_CASE("a fake group gathers tensors of any size and alignment and several at once") {
@@ -116,6 +120,14 @@ TEST_CASE("a group of one sends nothing and copies nothing in place") {
   CHECK(other.sum().item<float>() == 6);
   CHECK(sent == 0);
   CHECK(group->all_gather("me") == std::vector<std::string>{"me"});
+  CHECK(group->gather("me") == std::vector<std::string>{"me"});
+  CHECK(group->broadcast("me") == "me");
+}
+
+TEST_CASE("a group that moves no text refuses one by name") {
+  BrokenCommunicator group(false);
+  CHECK_THROWS_WITH(group.gather("x"), Catch::Contains("group fsdp/1: broken groups move no text"));
+  CHECK_THROWS_WITH(group.broadcast("x"), Catch::Contains("group fsdp/1: broken groups move no text"));
 }
 
 TEST_CASE("tensors that do not fit together are refused before anything is sent") {

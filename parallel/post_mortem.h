@@ -1,0 +1,38 @@
+// What the ranks of a job find out about each other once an operation has failed: every rank that fails
+// leaves a note in the store of the rendezvous, and the first of them names the ranks that leave none. Four
+// requests per rank, whatever the number of ranks; the first one asks a few times more.
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include <c10/util/intrusive_ptr.h>
+
+#include "parallel/communicator.h"
+
+namespace c10d {
+class Store;
+}
+
+namespace hyperion::parallel {
+
+// The post-mortem of a rank whose `operation` over the ranks of `group` has failed. Takes five seconds at
+// most; never throws.
+Communicator::PostMortem ask_others(const c10::intrusive_ptr<c10d::Store>& store, int own_rank,
+                                    const std::vector<int>& group, const std::string& operation,
+                                    const std::string& phase);
+
+// Its three parts. They throw what the store throws.
+// Returns the rank that collects the notes: the first one that has left one.
+int leave_failure_note(c10d::Store& store, int own_rank, const std::vector<int>& group,
+                       const std::string& note);
+// On that rank: publishes who has failed and which ranks of their groups are silent; before `patience` is
+// over only when none is.
+void collect_failure_notes(c10d::Store& store, std::chrono::milliseconds patience);
+// On every rank, as text and silent ranks; the rank itself is left out. Names `collector` as the silent one
+// when it has published nothing within `patience`.
+Communicator::PostMortem read_failure_notes(c10d::Store& store, int own_rank, int collector,
+                                            std::chrono::milliseconds patience);
+
+}  // namespace hyperion::parallel
