@@ -3,8 +3,6 @@
 //   benchmark_float8 [ROUNDS]
 // Prints two Markdown tables and a summary. On a CPU the shapes are small and all but tensorwise is emulated:
 // it shows that everything runs, not how fast. A GPU without FP8: exit code 77.
-#include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -14,10 +12,8 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/randn.h>
 
-#include "base/device/device.h"
-#include "base/device/device_library.h"
-#include "base/device/streams.h"
 #include "base/error.h"
+#include "benchmarks/device_timing.h"
 #include "models/float8/cast.h"
 #include "models/float8/linear_matmuls.h"
 
@@ -27,42 +23,9 @@ using float8::Gemm, float8::Recipe;
 
 namespace {
 
-struct Place {
-  at::Device device = at::kCPU;
-  std::string name = "CPU";
-  int compute_capability = 0;
-};
-
-Place choose_place() {
-  const char* wanted = std::getenv("HYPERION_DEVICE");
-  const auto choice = wanted ? std::optional<std::string>(wanted) : std::nullopt;
-  if (choose_device(choice, probe_driver(), load_device_library) == DeviceKind::kCpu) return {};
-  const DeviceLibrary& library = device_library();
-  library.set_device(0);
-  return {at::Device(at::kCUDA, 0), library.device_name(0), library.compute_capability(0)};
-}
-
-// Medians of seconds. All works take turns, so that whatever else happens to the machine happens to each.
-std::vector<double> interleaved(const std::vector<std::function<void()>>& works, at::Device device,
-                                int rounds) {
-  const DeviceStream stream = DeviceStream::current(device);
-  const int times = device.is_cpu() ? 1 : 5;  // so that launching one hides behind running another
-  std::vector<std::vector<double>> seconds(works.size());
-  for (int round = -2; round < rounds; ++round)
-    for (size_t i = 0; i < works.size(); ++i) {
-      stream.synchronize();
-      const auto begin = std::chrono::steady_clock::now();
-      for (int time = 0; time < times; ++time) works[i]();
-      stream.synchronize();
-      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-      if (round >= 0) seconds[i].push_back(took.count() / times);  // the first rounds warm up
-    }
-  std::vector<double> medians;
-  for (auto& one : seconds) {
-    std::ranges::nth_element(one, one.begin() + std::ssize(one) / 2);
-    medians.push_back(one[one.size() / 2]);
-  }
-  return medians;
+std::vector<double> medians_of(const std::vector<std::function<void()>>& works, const BenchmarkDevice& place,
+                               int rounds) {
+  return interleaved_medians(works, place.device, rounds, place.device.is_cpu() ? 1 : 5);
 }
 
 struct Layer {
@@ -79,7 +42,7 @@ struct Way {
   bool encoded = false;                                 // the weight was gathered in FP8
 };
 
-std::vector<Way> ways(const Place& place) {
+std::vector<Way> ways(const BenchmarkDevice& place) {
   std::vector<Way> all = {{"bf16", nullptr}};
   for (const Recipe recipe : {Recipe::kTensorwise, Recipe::kRowwise, Recipe::kRowwiseWithGwHp}) {
     const bool native = !place.device.is_cpu() || recipe == Recipe::kTensorwise;
@@ -92,7 +55,7 @@ std::vector<Way> ways(const Place& place) {
   return all;
 }
 
-void benchmark_layers(const Place& place, int64_t tokens, int64_t divisor, int rounds) {
+void benchmark_layers(const BenchmarkDevice& place, int64_t tokens, int64_t divisor, int rounds) {
   const std::vector<Way> all = ways(place);
   const auto random = [&](int64_t rows, int64_t columns) {
     return at::randn({rows, columns}, place.device).to(at::kBFloat16);
@@ -117,7 +80,7 @@ void benchmark_layers(const Place& place, int64_t tokens, int64_t divisor, int r
         linear.gradients(grad, x);
       });
     }
-    const std::vector<double> seconds = interleaved(works, place.device, rounds);
+    const std::vector<double> seconds = medians_of(works, place, rounds);
     const double operations = 6.0 * static_cast<double>(tokens * out * in);
     for (size_t i = 0; i < all.size(); ++i) {
       fmt::print("| {} | {}, {}, {} | {} | {:.3f} | {:.4g} | {:.2f} |\n", layer.name, tokens, in, out,
@@ -130,7 +93,7 @@ void benchmark_layers(const Place& place, int64_t tokens, int64_t divisor, int r
                block[0] / block[i]);
 }
 
-void benchmark_casts(const Place& place, int64_t tokens, int64_t divisor, int rounds) {
+void benchmark_casts(const BenchmarkDevice& place, int64_t tokens, int64_t divisor, int rounds) {
   const int64_t in = 4096 / divisor;
   const Tensor x = at::randn({tokens, in}, place.device).to(at::kBFloat16);
   const auto scale = [&](float8::Granularity granularity) {
@@ -151,7 +114,7 @@ void benchmark_casts(const Place& place, int64_t tokens, int64_t divisor, int ro
     works.emplace_back([&] { float8::cast(x, one.row_scale, one.column_scale, float8::kE4m3); });
     works.emplace_back([&] { float8::plain::cast(x, one.row_scale, one.column_scale, float8::kE4m3); });
   }
-  const std::vector<double> seconds = interleaved(works, place.device, rounds);
+  const std::vector<double> seconds = medians_of(works, place, rounds);
   fmt::print("\n| cast of bf16 [{}, {}] | ms | GB/s | in ATen operations, ms |\n|---|---:|---:|---:|\n",
              tokens, in);
   for (size_t i = 0; i < std::size(cases); ++i) {
@@ -170,7 +133,7 @@ int main(int argc, char** argv) try {
     std::fprintf(stderr, "usage: benchmark_float8 [ROUNDS]\n");
     return 2;
   }
-  const Place place = choose_place();
+  const BenchmarkDevice place = choose_benchmark_device();
   if (!place.device.is_cpu() && place.compute_capability < 89) {
     fmt::print("skipped: {} (SM{}) has no FP8\n", place.name, place.compute_capability);
     return 77;

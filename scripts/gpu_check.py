@@ -1,31 +1,34 @@
 #!/usr/bin/env python3
 """The checks behind scripts/gpu_check.sh; and, for scripts/package.sh, the list of tests and benchmarks that need a GPU.
 
-usage: gpu_check.py --root FOLDER [--json FILE]             runs the checks of a source tree (built) or of a bundle
+usage: gpu_check.py --root FOLDER [options]                 runs the checks of a source tree (built) or of a bundle
        gpu_check.py --list-gpu-tests BUILD --into FILE.json writes how the tests of label gpu are started, with paths of
                                                             a bundle, and prints the programs that they need
+
+The report is written again after each check, so that a run that is cut off leaves what it found. A check that does not end within its
+limit is ended with all it started. Exit code: 0 all passed, 1 something failed, 2 it cannot run, 128 + signal when TERM or INT came.
 """
 import argparse
 import json
 import os
 import pathlib
+import platform
 import re
 import subprocess
 import sys
 import tempfile
 import time
 
-BUDGET_SECONDS = 570  # of all checks together
+import bounded_command
+import gpu_checks
+
+BUDGET_SECONDS = 570  # of the checks of a part
+MACHINE_SECONDS = 15  # to find out what the machine has
 SKIPPED = 77  # exit code of a test that cannot run here
 LAST_LINES = 40
-REPORTED_CHARACTERS = 20000  # of what a failed check printed, in the JSON report
-BENCHMARKS = ["benchmark_float8"]
-FIRST_WITH_FP8 = 8.9  # compute capability
-
-
-class Result:
-    def __init__(self, kind, name, outcome, seconds=0.0, note="", output=""):
-        self.kind, self.name, self.outcome, self.seconds, self.note, self.output = kind, name, outcome, seconds, note, output
+REPORTED_CHARACTERS = 20000  # of what a failed check printed, in the report
+PROGRAMS = ["benchmark_gpu", "benchmark_float8"]
+GPU_FREED_SECONDS = 5.0  # for processes that were ended to leave the GPU
 
 
 # --- the tests that need a GPU, as ctest knows them --------------------------------------------------------------------
@@ -55,7 +58,7 @@ def ctest_gpu_tests(build):
 def list_gpu_tests(build, into):
     build = pathlib.Path(build).resolve()
     source = build.parent
-    programs = {str(build / name) for name in BENCHMARKS if (build / name).exists()}
+    programs = {str(build / name) for name in PROGRAMS if (build / name).exists()}
 
     def relocate(word):
         if os.path.isabs(word) and pathlib.Path(word).parent == build and os.access(word, os.X_OK):
@@ -77,128 +80,238 @@ def gpu_tests(root):
     return json.loads((root / "gpu_tests.json").read_text().replace("{root}", str(root)))
 
 
+# --- the machine -------------------------------------------------------------------------------------------------------
+
+
+def query_gpus(fields, what="gpu"):
+    """Lines of nvidia-smi; SystemExit where it cannot be run."""
+    query = ["nvidia-smi", f"--query-{what}={fields}", "--format=csv,noheader"]
+    try:
+        return subprocess.run(query, capture_output=True, text=True, timeout=MACHINE_SECONDS).stdout.splitlines()
+    except (OSError, subprocess.TimeoutExpired) as error:
+        print(f"[gpu_check] nvidia-smi cannot be run ({error})\n  remedy: install the NVIDIA driver's tools", file=sys.stderr)
+        sys.exit(2)
+
+
+# Run by the Python whose torch the bundle uses. The import of the peer is what its own start would fail with.
+FACTS = """
+import json, sys
+facts = {"python": sys.version.split()[0]}
+try:
+    import torch
+    facts.update(torch=torch.__version__, torch_commit=torch.version.git_version, cuda=torch.version.cuda)
+    if torch.version.cuda:
+        facts.update(cudnn=torch.backends.cudnn.version(), nccl=".".join(map(str, torch.cuda.nccl.version())))
+except Exception as error:
+    facts["torch"] = f"cannot be imported: {error}"
+sys.path.insert(0, sys.argv[1])
+try:
+    import torchtitan_gpu
+    facts["torchtitan"] = torchtitan_gpu.version()
+except Exception as error:
+    facts["no_torchtitan"] = f"{type(error).__name__}: {error}"
+print("facts " + json.dumps(facts))
+"""
+
+
+def machine(root, gpus):
+    """What the report says about where it was made."""
+    found = {"gpus": gpus, "clocks": query_gpus("clocks.sm,clocks.mem,clocks.max.sm,power.limit,temperature.gpu"),
+             "system": platform.platform(), "cpus": os.cpu_count()}
+    if (root / "BUNDLE").exists():
+        found["bundle"] = (root / "BUNDLE").read_text()
+    with tempfile.TemporaryDirectory(prefix="hyperion-gpu-check-") as folder:
+        output = pathlib.Path(folder) / "output"
+        command = [sys.executable, "-c", FACTS, str(root / "benchmarks")]
+        code, _ = bounded_command.run(command, MACHINE_SECONDS, output, root, dict(os.environ))
+        lines = [line for line in output.read_text(errors="replace").splitlines() if line.startswith("facts ")]
+    facts = json.loads(lines[0][len("facts "):]) if lines else {"no_torchtitan": f"Python's packages could not be asked (exit code {code})"}
+    if str(facts.get("torch", "cannot")).startswith("cannot"):
+        listed = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True, timeout=MACHINE_SECONDS).stdout
+        found["cuda_libraries"] = [line.strip() for line in listed.splitlines() if "libcuda" in line]
+    return {**found, **facts}
+
+
 # --- running -----------------------------------------------------------------------------------------------------------
-
-
-class Checks:
-    def __init__(self, root):
-        self.root = root
-        bundle = (root / "BUNDLE").exists()
-        self.binary = root / "hyperion" if bundle else root / "build" / "hyperion"
-        self.programs = root / "libexec" if bundle else root / "build"
-        self.end = time.monotonic() + BUDGET_SECONDS
-        self.results = []
-
-    def add(self, result):
-        self.results.append(result)
-        print(f"  {result.outcome:<7} {result.seconds:7.1f} s  {result.kind:<9} {result.name}  {result.note}", flush=True)
-
-    def run(self, kind, name, command, seconds, environment=None, note=lambda output: "", skip=()):
-        """Runs a command; its exit code decides, and `note` (which may raise ValueError) reads its output. `skip`: expressions;
-        a command that prints a line with one of them was skipped."""
-        left = self.end - time.monotonic()
-        if left < 5:
-            return self.add(Result(kind, name, "skipped", 0.0, "no time left"))
-        start = time.monotonic()
-        try:
-            done = subprocess.run(
-                command,
-                cwd=self.root,
-                env={**os.environ, **(environment or {})},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                timeout=min(seconds, left),
-            )
-            code, output = done.returncode, done.stdout
-        except subprocess.TimeoutExpired as expired:
-            output = expired.stdout or ""
-            output = output.decode(errors="replace") if isinstance(output, bytes) else output
-            code = f"no end after {min(seconds, left):.0f} s"
-        except OSError as error:
-            code, output = str(error), ""
-        took = time.monotonic() - start
-        why = [line for line in output.splitlines() if any(re.search(text, line) for text in skip)]
-        if code == SKIPPED or (code == 0 and why):
-            return self.add(Result(kind, name, "skipped", took, why[0] if why else last_lines(output, 1)))
-        if code == 0:
-            try:
-                return self.add(Result(kind, name, "passed", took, note(output)))
-            except ValueError as error:
-                code = str(error)
-        print(last_lines(output, LAST_LINES), file=sys.stderr)
-        why = f"exit code {code}" if isinstance(code, int) else code
-        return self.add(Result(kind, name, "FAILED", took, why, output[-REPORTED_CHARACTERS:]))
-
-    def train(self, name, ranks, options):
-        with tempfile.TemporaryDirectory(prefix="hyperion-gpu-check-") as folder:
-            command = [sys.executable, str(self.root / "scripts" / "launch.py"), str(self.binary), "train"]
-            command += [str(self.root / "configs" / "debug_model.toml"), f"--job.dump_folder={folder}", *options]
-            self.run("training", name, command, 120, {"NPROC": str(ranks), "HYPERION_DEVICE": "cuda"}, read_training)
-
-    def all(self, gpus, with_fp8):
-        for test in gpu_tests(self.root):
-            environment = dict(entry.split("=", 1) for entry in test["environment"])
-            self.run("test", test["name"], test["command"], test["seconds"], environment, skip=test["skip"])
-        self.train("1 GPU, 50 steps", 1, ["--training.steps=50"])
-        for recipe, further in (("tensorwise", ["--quantize.linear.float8.enable_fsdp_float8_all_gather"]), ("rowwise", [])):
-            name = f"1 GPU, FP8 {recipe}, 50 steps"
-            if with_fp8:
-                options = ["--model.converters=quantize.linear.float8", f"--quantize.linear.float8.recipe_name={recipe}", *further]
-                self.train(name, 1, ["--training.steps=50", *options])
-            else:
-                self.add(Result("training", name, "skipped", 0.0, "this GPU has no FP8"))
-        if gpus > 1:
-            self.train(f"{gpus} GPUs, FSDP over NCCL, 20 steps", gpus, ["--training.steps=20"])
-        else:
-            self.add(Result("training", "several GPUs over NCCL", "skipped", 0.0, "this host has one GPU"))
-        for name in BENCHMARKS:
-            self.run("benchmark", name, [str(self.programs / name)], 180, note=lambda output: "\n" + output)
 
 
 def last_lines(text, count):
     return "\n".join([line for line in text.splitlines() if line.strip()][-count:])
 
 
-def read_training(output):
-    """First and last loss and the last step line's figures; raises ValueError when the loss did not fall."""
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", output)
-    steps = re.findall(r"step:\s*\d+\s+loss:\s*(\S+)\s+grad_norm:\s*\S+\s+(memory:.*)", plain)
-    if len(steps) < 2:
-        raise ValueError("fewer than two step lines")
-    (first, _), (last, figures) = steps[0], steps[-1]
-    if not float(last) < float(first):
-        raise ValueError(f"the loss did not fall: {first} at first, {last} at last")
-    return f"loss {first} -> {last}; {figures.strip()}"
+def install_peer(wheels, packages, environment):
+    """Installs the wheels of a folder into the folder `packages`, for the checks alone; nothing is fetched."""
+    files = sorted(map(str, wheels.glob("*.whl")))
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--no-compile", "--target", packages, *files]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    if not files or done.returncode:
+        why = last_lines(done.stderr, 1) if files else "it holds no *.whl"
+        print(f"[gpu_check] the wheels of {wheels} cannot be installed ({why})\n  remedy: see docs/operations.md", file=sys.stderr)
+        sys.exit(2)
+    for place in (environment, os.environ):
+        place["PYTHONPATH"] = packages + (os.pathsep + place["PYTHONPATH"] if place.get("PYTHONPATH") else "")
+
+
+class Run:
+    """The checks' results, and the report that holds them."""
+
+    def __init__(self, root, report, path):
+        self.root, self.report, self.path = root, report, path
+        self.busy_before = set(query_gpus("pid", "compute-apps"))
+        self.used = {}  # seconds of each allotment
+        self.environment = dict(os.environ)
+        if preload := self.environment.pop("HYPERION_GPU_CHECK_PRELOAD", ""):
+            self.environment["LD_PRELOAD"] = preload  # a simulated GPU (docs/simulated_gpu.md), for the checks alone
+
+    def write(self, state):
+        self.report["state"] = state
+        new = self.path.with_name(self.path.name + ".new")
+        new.write_text(json.dumps(self.report, indent=1) + "\n")
+        new.replace(self.path)
+
+    def add(self, part, check, outcome, seconds=0.0, note="", output="", figures=None):
+        self.report["checks"].append({"part": part, "kind": check.kind, "name": check.name, "outcome": outcome,
+                                      "seconds": round(seconds, 3), "note": note, "output": output, "figures": figures or {}})
+        print(f"  {outcome:<7} {seconds:7.1f} s  {check.kind:<10} {check.name}  {note}", flush=True)
+        self.write("running")
+
+    def check(self, part, check, left):
+        """Runs it in `left` seconds at most."""
+        limit = min(check.limit, left)
+        if check.allotment:
+            limit = min(limit, gpu_checks.ALLOTMENTS[check.allotment] - self.used.get(check.allotment, 0.0))
+        if check.skipped or limit < 2:
+            return self.add(part, check, "skipped", note=check.skipped or "no time left")
+        start = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="hyperion-gpu-check-", ignore_cleanup_errors=True) as folder:
+            outcome = self.outcome(check, start + limit, pathlib.Path(folder))
+        took = time.monotonic() - start
+        self.used[check.allotment] = self.used.get(check.allotment, 0.0) + took
+        return self.add(part, check, outcome.pop("outcome"), took, **outcome)
+
+    def outcome(self, check, end, folder):
+        output, code, killed = "", 0, 0
+        for number, words in enumerate(check.commands):
+            file = folder / f"output.{number}"
+            try:
+                code, killed = bounded_command.run([word.replace("{folder}", str(folder)) for word in words], end - time.monotonic(), file,
+                                                   self.root, {**self.environment, **check.environment})
+            except OSError as error:
+                code = str(error)
+            output += file.read_text(errors="replace") if file.exists() else ""
+            if code != 0:
+                break
+        if code is None:
+            code = f"no end within the limit of {check.limit:.0f} s" + (f"; {killed} processes ignored TERM" if killed else "")
+            self.wait_for_free_gpu()
+        said = [line for line in output.splitlines() if any(re.search(text, line) for text in check.skip)]
+        if code == SKIPPED or (code == 0 and said):
+            return {"outcome": "skipped", "note": said[0] if said else last_lines(output, 1)}
+        if code == 0:
+            try:
+                note, figures = check.read(output, folder)
+                return {"outcome": "passed", "note": note, "figures": figures}
+            except ValueError as error:
+                code = str(error)
+        print(last_lines(output, LAST_LINES), file=sys.stderr)
+        return {"outcome": "FAILED", "note": f"exit code {code}" if isinstance(code, int) else code, "output": output[-REPORTED_CHARACTERS:]}
+
+    def wait_for_free_gpu(self):
+        end = time.monotonic() + GPU_FREED_SECONDS
+        while set(query_gpus("pid", "compute-apps")) - self.busy_before and time.monotonic() < end:
+            time.sleep(0.2)
+
+
+def comparison(checks):
+    """Lines: the speed of each training of part 1, beside torchtitan's and as a share of what the card's matrix products reach."""
+    speeds = {(check["kind"], check["name"]): check["figures"] for check in checks if "tps" in check["figures"]}
+    ceilings = [row["tflops"] for check in checks if check["name"] == "ceilings" for row in check["figures"].get("rows", []) if "tflops" in row]
+    for (kind, name), figures in speeds.items():
+        text = f"{kind}, {name}: {figures['tps']:,.0f} tokens/s"
+        if ceilings and max(ceilings) > 0:
+            text += f", {100 * figures['tflops'] / max(ceilings):.0f} % of the fastest matrix product"
+        peer = speeds.get(("torchtitan", name.removeprefix("FP8, "))) if kind == "rank 0" else None
+        if peer and peer["tps"] > 0:
+            text += f", {figures['tps'] / peer['tps']:.2f} x torchtitan in bf16"
+        yield text
+
+
+def run_parts(options, run, place):
+    for part, chosen in options.chosen.items():
+        print(f"part {part}: limits of {gpu_checks.limits(chosen):.0f} s in all", flush=True)
+        end = time.monotonic() + options.budget
+        for check in chosen:
+            run.check(part, check, end - time.monotonic())
+
+
+def choose(options, place):
+    """The checks of each part that was asked for."""
+    parts = [1, 2] if options.part == "all" else [int(options.part)]
+    chosen = {}
+    for part in parts:
+        checks = gpu_checks.PARTS[part](place)
+        total = MACHINE_SECONDS + gpu_checks.limits(checks)
+        if total > gpu_checks.PART_SECONDS:
+            raise AssertionError(f"the limits of part {part} add up to {total} s, at most {gpu_checks.PART_SECONDS} s expected")
+        chosen[part] = [check for check in checks if options.only in check.name]
+    if not any(chosen.values()):
+        print(f"[gpu_check] no check of part {options.part} has '{options.only}' in its name\n  remedy: see --list", file=sys.stderr)
+        sys.exit(2)
+    return chosen
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=pathlib.Path)
-    parser.add_argument("--json", type=pathlib.Path, default=pathlib.Path("gpu_check.json"))
+    parser.add_argument("--part", choices=("1", "2", "all"), default="all", help="1 measures, 2 tests; each takes less than ten minutes")
+    parser.add_argument("--only", metavar="NAME", default="", help="checks with this in their name")
+    parser.add_argument("--budget", metavar="SECONDS", type=float, default=BUDGET_SECONDS, help="of each part (570)")
+    parser.add_argument("--json", type=pathlib.Path, help="the report; default: gpu_check.json, or gpu_check.partN.json of one part")
+    parser.add_argument("--peer", metavar="FOLDER", type=pathlib.Path, help="wheels of torchtitan 0.2.2 and what it needs")
+    parser.add_argument("--small", action="store_true", help="a rehearsal: small models and tensors")
+    parser.add_argument("--list", action="store_true", help="print the checks and their limits")
     parser.add_argument("--list-gpu-tests", metavar="BUILD")
     parser.add_argument("--into", metavar="FILE.json")
     options = parser.parse_args()
     if options.list_gpu_tests:
         return list_gpu_tests(options.list_gpu_tests, options.into)
 
-    query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total,compute_cap", "--format=csv,noheader"]
-    try:
-        gpus = subprocess.run(query, capture_output=True, text=True, timeout=60).stdout.splitlines()
-    except OSError as error:
-        sys.exit(f"[gpu_check] nvidia-smi cannot be run ({error})\n  remedy: install the NVIDIA driver's tools")
+    bounded_command.prepare()
+    start, root = time.monotonic(), options.root.resolve()
+    gpus = query_gpus("name,driver_version,memory.total,compute_cap")
     print(*(f"GPU {index}: {gpu}" for index, gpu in enumerate(gpus)), sep="\n")
-    checks = Checks(options.root.resolve())
-    checks.all(len(gpus), all(float(gpu.rsplit(",", 1)[1]) >= FIRST_WITH_FP8 for gpu in gpus))
-
-    outcomes = [result.outcome for result in checks.results]
-    report = {"gpus": gpus, "checks": [vars(result) for result in checks.results]}
-    options.json.write_text(json.dumps(report, indent=1) + "\n")
+    bundle = (root / "BUNDLE").exists()
+    place = gpu_checks.Place(root, root / "hyperion" if bundle else root / "build" / "hyperion", root / "libexec" if bundle else root / "build",
+                             gpu_tests(root), [float(gpu.rsplit(",", 1)[1]) for gpu in gpus], options.small, "")
+    options.chosen = choose(options, place)
+    if options.list:
+        for part, chosen in options.chosen.items():
+            print(*(f"part {part}  {check.limit:4.0f} s  {check.kind:<10} {check.name}" for check in chosen), sep="\n")
+        return 0
+    path = options.json or pathlib.Path("gpu_check.json" if options.part == "all" else f"gpu_check.part{options.part}.json")
+    report = {"state": "running", "small": options.small, "machine": {}, "checks": []}
+    with tempfile.TemporaryDirectory(prefix="hyperion-gpu-check-", ignore_cleanup_errors=True) as packages:
+        code, state = 0, "done"
+        try:
+            run = Run(root, report, path)
+            if options.peer:
+                install_peer(options.peer, packages, run.environment)
+            report["machine"] = machine(root, gpus)
+            missing = report["machine"].get("no_torchtitan", "")
+            place.peer = f"torchtitan cannot be imported ({missing})" if missing else ""
+            options.chosen = choose(options, place)
+            run.write("running")
+            run_parts(options, run, place)
+        except bounded_command.Stopped as stopped:
+            bounded_command.end_descendants()
+            code, state = 128 + stopped.number, f"stopped by {stopped}"
+        report["seconds"] = round(time.monotonic() - start, 3)
+        run.write(state)
+    print(*comparison(report["checks"]), sep="\n")
+    outcomes = [check["outcome"] for check in report["checks"]]
     failed = outcomes.count("FAILED")
-    print(f"{outcomes.count('passed')} passed, {failed} failed, {outcomes.count('skipped')} skipped; {options.json}")
-    return 1 if failed else 0
+    print(f"{outcomes.count('passed')} passed, {failed} failed, {outcomes.count('skipped')} skipped; {state}; {path}")
+    return code or (1 if failed else 0)
 
 
 if __name__ == "__main__":

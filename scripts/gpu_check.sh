@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Everything of Hyperion that needs a GPU, from the source tree or from a bundle, in under ten minutes, without a network:
-# tests, training on one and on all GPUs (NCCL), benchmarks. Prints a table, writes gpu_check.json.
+# Everything of Hyperion that needs a GPU, from the source tree or from a bundle, without a network: part 1 measures, part 2 tests, each
+# in under ten minutes. Prints a table and writes a report, which is whole at any moment.
 set -euo pipefail
 # shellcheck source=scripts/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-usage='usage: scripts/gpu_check.sh [--json FILE]   exit code: 0 all passed, 1 something failed, 2 no GPU'
+usage='usage: scripts/gpu_check.sh [--part 1|2|all] [--only NAME] [--budget SECONDS] [--json FILE] [--peer FOLDER] [--small] [--list]
+exit code: 0 all passed, 1 something failed, 2 no GPU, 128 + signal when TERM or INT came (docs/operations.md)'
 help_for "$usage" "$@"
 gpu_present || fail "there is no GPU on this host (no /dev/nvidia*, and nvidia-smi lists none)" "run it where there is one"
 if [ -e "$root/BUNDLE" ]; then

@@ -5,20 +5,45 @@ set -euo pipefail
 # shellcheck source=scripts/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-usage='usage: scripts/package.sh [--no-build]   (--no-build: package what build/ holds)'
+usage='usage: scripts/package.sh [--no-build] [--into FOLDER] [--peer]
+  --no-build  package what build/ holds
+  --into      the folder of the archive; default: dist
+  --peer      make only FOLDER/hyperion-peer.tar.gz: wheels of torchtitan 0.2.2 and what it needs, for gpu_check.sh --peer'
 help_for "$usage" "$@"
 highest_glibc=2.36 highest_glibcxx=3.4.30  # of Debian 12: a bundle made on a newer system would not run there
 largest_mib=30
 
-build=$root/build
-case ${1:-} in
-  '')
-    "$root/scripts/setup.sh"
-    "$root/scripts/build.sh"
-    ;;
-  --no-build) ;;
-  *) fail "unknown argument '$1'" "$usage" ;;
-esac
+build=$root/build dist=$root/dist build_first=yes peer=no
+while [ $# -gt 0 ]; do
+  case $1 in
+    --no-build) build_first=no ;;
+    --peer) peer=yes ;;
+    --into)
+      [ $# -gt 1 ] || fail "--into names no folder" "$usage"
+      mkdir -p "$2"
+      dist=$(cd "$2" && pwd)
+      shift
+      ;;
+    *) fail "unknown argument '$1'" "$usage" ;;
+  esac
+  shift
+done
+
+# The wheels run with Python 3.12; torch, triton, tokenizers and safetensors are expected where they are used.
+if [ $peer = yes ]; then
+  wheels=$dist/hyperion-peer
+  rm -rf "$wheels"
+  mkdir -p "$wheels"
+  retry "${HYPERION_PYTHON:-python3}" -m pip download -q --no-deps --only-binary=:all: --python-version 3.12 --dest "$wheels" \
+    torchtitan==0.2.2 tyro==1.0.17 docstring_parser==0.18.0 || fail "the wheels cannot be downloaded" "see pip's message above"
+  tar -C "$dist" --sort=name --owner=0 --group=0 --numeric-owner -czf "$wheels.tar.gz" hyperion-peer
+  say "$wheels.tar.gz: $(du -h "$wheels.tar.gz" | cut -f1)"
+  exit 0
+fi
+if [ $build_first = yes ]; then
+  "$root/scripts/setup.sh"
+  "$root/scripts/build.sh"
+fi
 [ -x "$build/hyperion" ] || fail "there is no $build/hyperion" "run scripts/build.sh"
 for tool in patchelf strip objdump; do
   command -v $tool >/dev/null || fail "$tool is not installed" "run scripts/setup.sh"
@@ -26,9 +51,9 @@ done
 
 version=$(sed -n 's/^project(hyperion VERSION \([0-9.]*\).*/\1/p' "$root/CMakeLists.txt")
 name=hyperion-$version-$(uname -m)
-stage=$root/dist/$name
+stage=$dist/$name
 rm -rf "$stage"
-mkdir -p "$stage"/{libexec,lib/fallback,lib/licenses,scripts,tests/assets}
+mkdir -p "$stage"/{libexec,lib/fallback,lib/licenses,scripts,benchmarks,tests/assets}
 
 # --- programs ---------------------------------------------------------------------------------------------------------
 # The tests of the label gpu are described by ctest; their programs, the benchmarks that need a GPU and how all are started go
@@ -66,9 +91,11 @@ for library in libstdc++.so.6 libgcc_s.so.1; do
 done
 
 # --- everything else --------------------------------------------------------------------------------------------------
-for script in common.sh train.sh launch.py failures.py train.slurm slurm_rank.sh gpu_check.sh gpu_check.py bundle_environment.sh; do
+for script in common.sh train.sh launch.py failures.py train.slurm slurm_rank.sh gpu_check.sh gpu_check.py gpu_checks.py gpu_trace.py \
+  bounded_command.py bundle_environment.sh; do
   install -m 755 "$root/scripts/$script" "$stage/scripts/$script"
 done
+install -m 644 "$root/benchmarks/torchtitan_gpu.py" "$stage/benchmarks/"
 for part in configs docs README.md LICENSE; do
   if [ -e "$root/$part" ]; then cp -r "$root/$part" "$stage/"; fi
 done
@@ -100,8 +127,8 @@ needs: $(uname -m), GLIBC $glibc, any Python's torch 2.11; GLIBCXX $glibcxx (bro
 CUDA code: $([ -e "$stage/libexec/libhyperion_cuda.so" ] && echo yes || echo no)
 END
 
-archive=$root/dist/$name.tar.gz
-tar -C "$root/dist" --sort=name --owner=0 --group=0 --numeric-owner -cf - "$name" | gzip -9 >"$archive.new"
+archive=$dist/$name.tar.gz
+tar -C "$dist" --sort=name --owner=0 --group=0 --numeric-owner -cf - "$name" | gzip -9 >"$archive.new"
 mv "$archive.new" "$archive"
 size=$(stat -c %s "$archive")
 say "highest symbol versions needed: GLIBC $glibc, GLIBCXX $glibcxx (the bundle brings a C++ library for systems with an older one)"

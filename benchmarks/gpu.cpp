@@ -1,0 +1,387 @@
+// What a GPU reaches in the operations that a training of llama3 8B consists of, each with a check of its
+// numbers where it could be wrong:
+//   benchmark_gpu [--small] ceilings | attention | block | operations | float8
+// Prints a JSON object per line; one with "wrong" says what is wrong, and the exit code is then 1. --small:
+// sizes for a rehearsal on a simulated GPU. Without a GPU: exit code 77.
+#include <cmath>
+#include <cstdio>
+#include <string_view>
+
+#include <fmt/format.h>
+
+#include <ATen/ATen.h>
+
+#include "benchmarks/device_timing.h"
+#include "base/error.h"
+#include "models/flavors/registry.h"
+#include "models/float8/cast.h"
+#include "models/float8/scaled_matmul.h"
+#include "models/kernels/attention.h"
+#include "models/kernels/cross_entropy.h"
+#include "models/kernels/rms_norm.h"
+#include "models/kernels/rope.h"
+#include "models/kernels/swiglu.h"
+#include "models/transformer.h"
+
+using namespace hyperion;
+using at::Tensor;
+using Works = std::vector<std::function<void()>>;
+
+namespace {
+
+constexpr int kRounds = 9;
+constexpr int64_t kWorlds[] = {8, 64, 256, 1024};
+// One BF16 rounding is up to 2^-9 of a value; sums of a block's length leave about this of the norm.
+constexpr double kBf16Error = 0.02;
+
+bool small = false;
+bool found_wrong = false;
+
+int64_t size(int64_t whole, int64_t rehearsed) {
+  return small ? rehearsed : whole;
+}
+
+Tensor random(at::IntArrayRef shape, at::ScalarType dtype = at::kBFloat16) {
+  return at::randn(shape, at::TensorOptions(at::kCUDA)).to(dtype);
+}
+
+// `fields`: further members of the object, each with a comma before it. `wrong`: what is wrong, or "".
+void print_row(std::string_view name, const std::string& fields, const std::string& wrong = "") {
+  fmt::print("{{\"name\": \"{}\"{}{}}}\n", name, fields,
+             wrong.empty() ? "" : fmt::format(", \"wrong\": \"{}\"", wrong));
+  std::fflush(stdout);
+  found_wrong = found_wrong || !wrong.empty();
+}
+
+std::vector<double> medians(const Works& works, int times) {
+  return interleaved_medians(works, at::kCUDA, small ? 1 : kRounds, small ? 1 : times);
+}
+
+double seconds_of(const std::function<void()>& work, int times = 5) {
+  return medians({work}, times)[0];
+}
+
+double relative_error(const Tensor& found, const Tensor& reference) {
+  const Tensor wanted = reference.to(at::kFloat);
+  return ((found.to(at::kFloat) - wanted).norm() / wanted.norm()).item<double>();
+}
+
+float8::Quantized transposed(const float8::Quantized& x) {
+  return {x.values.t(), x.scale.t(), x.inverse.defined() ? x.inverse.t() : x.inverse};
+}
+
+// NaN never passes.
+std::string error_over(double error, double limit) {
+  return error <= limit ? "" : fmt::format("relative error {:.3g}, at most {:.3g} expected", error, limit);
+}
+
+// --- ceilings ----------------------------------------------------------------------------------------------
+
+struct Product {
+  const char* name;
+  int64_t m, k, n;
+};
+
+std::vector<Product> products() {
+  const int64_t tokens = size(8192, 64), by = size(1, 64);
+  return {{"8192 x 8192 x 8192", size(8192, 128), size(8192, 128), size(8192, 128)},
+          {"wq, wo", tokens, 4096 / by, 4096 / by},
+          {"wk, wv", tokens, 4096 / by, 1024 / by},
+          {"w1, w3", tokens, 4096 / by, 14336 / by},
+          {"w2", tokens, 14336 / by, 4096 / by}};
+}
+
+void ceilings(const BenchmarkDevice& place) {
+  for (const Product& product : products()) {
+    const Tensor a = random({product.m, product.k}), b = random({product.n, product.k});
+    Works works = {[&] { at::mm(a, b.t()); }};
+    std::vector<std::string> names = {"bf16"};
+    if (place.compute_capability >= 89)
+      for (const auto granularity : {float8::Granularity::kTensor, float8::Granularity::kRow}) {
+        const float8::Quantized rows = float8::quantize(a, {.granularity = granularity});
+        float8::Quantized columns = float8::quantize(b, {.granularity = granularity});
+        columns = transposed(columns);
+        works.emplace_back([rows, columns] {
+          float8::scaled_matmul(rows, columns, at::kBFloat16, /*fast_accumulate=*/true,
+                                float8::Gemm::kNative);
+        });
+        names.emplace_back(granularity == float8::Granularity::kTensor ? "FP8 tensorwise" : "FP8 rowwise");
+      }
+    const std::vector<double> seconds = medians(works, 5);
+    const double operations = 2.0 * static_cast<double>(product.m * product.k * product.n);
+    for (size_t i = 0; i < works.size(); ++i)
+      print_row(fmt::format("{}, {}", product.name, names[i]),
+                fmt::format(", \"ms\": {:.4f}, \"tflops\": {:.1f}", 1e3 * seconds[i],
+                            operations / seconds[i] / 1e12));
+  }
+  const int64_t bytes = size(int64_t{2} << 30, 1 << 16), host_bytes = size(256 << 20, 1 << 16);
+  const auto buffer = [](int64_t count) {
+    return at::zeros({count}, at::TensorOptions(at::kByte).device(at::kCUDA));
+  };
+  Tensor from = buffer(bytes), to = buffer(bytes), on_device = buffer(host_bytes);
+  Tensor on_host = at::zeros({host_bytes}, at::kByte).pin_memory();
+  const auto print_copy = [](const char* name, double moved, double seconds) {
+    print_row(name,
+              fmt::format(", \"ms\": {:.4f}, \"gb_per_s\": {:.1f}", 1e3 * seconds, moved / seconds / 1e9));
+  };
+  print_copy("copy on the device, bytes read and written", 2.0 * static_cast<double>(bytes),
+             seconds_of([&] { to.copy_(from); }));
+  print_copy("copy to the device from pinned memory", static_cast<double>(host_bytes),
+             seconds_of([&] { on_device.copy_(on_host, true); }));
+  print_copy("copy from the device to pinned memory", static_cast<double>(host_bytes),
+             seconds_of([&] { on_host.copy_(on_device, true); }));
+}
+
+// --- attention ---------------------------------------------------------------------------------------------
+
+// Causal attention of the last `rows` queries, in fp32.
+Tensor last_rows_of_attention(const Tensor& q, const Tensor& k, const Tensor& v, int64_t rows) {
+  const int64_t seq = q.size(2), repeated = q.size(1) / k.size(1);
+  const Tensor queries = q.narrow(2, seq - rows, rows).to(at::kFloat);
+  const Tensor keys = k.to(at::kFloat).repeat_interleave(repeated, 1);
+  Tensor scores = at::matmul(queries, keys.transpose(2, 3)) / std::sqrt(static_cast<double>(q.size(3)));
+  const Tensor hidden = at::ones({rows, seq}, q.options().dtype(at::kBool)).triu(seq - rows + 1);
+  scores.masked_fill_(hidden, -INFINITY);
+  return at::matmul(at::softmax(scores, -1), v.to(at::kFloat).repeat_interleave(repeated, 1));
+}
+
+// The kernel of the product, then flash, which it takes where deterministic algorithms are asked for.
+void attention(const BenchmarkDevice&) {
+  const int64_t heads = size(32, 4), kv_heads = size(8, 2), seq = size(8192, 64), head_dim = 128;
+  const Tensor q = random({1, heads, seq, head_dim}), k = random({1, kv_heads, seq, head_dim}),
+               v = random({1, kv_heads, seq, head_dim}), grad = random({1, heads, seq, head_dim});
+  const int64_t rows = size(256, 16);
+  const Tensor reference = last_rows_of_attention(q, k, v, rows);
+  const double operations =
+      2.0 * static_cast<double>(heads) * static_cast<double>(seq * seq) * static_cast<double>(head_dim);
+  for (const bool deterministic : {false, true}) {
+    at::globalContext().setDeterministicAlgorithms(deterministic, /*warn_only=*/true);
+    const bool cudnn = kernels::attention_kernel(q, false) == kernels::AttentionKernel::kCudnn;
+    const char* name = cudnn ? "attention, cuDNN" : "attention, flash";
+    const auto begin = std::chrono::steady_clock::now();
+    kernels::AttentionResult result = kernels::attention_forward(q, k, v, {});
+    kernels::AttentionGradients gradients = kernels::attention_backward(grad, q, k, v, {}, result);
+    DeviceStream::current(at::kCUDA).synchronize();
+    const std::chrono::duration<double> first = std::chrono::steady_clock::now() - begin;
+    const double error = relative_error(result.output.narrow(2, seq - rows, rows), reference);
+    std::string wrong = error_over(error, kBf16Error);
+    for (int repetition = 0; repetition < (small ? 2 : 20) && wrong.empty(); ++repetition) {
+      result = kernels::attention_forward(q, k, v, {});
+      gradients = kernels::attention_backward(grad, q, k, v, {}, result);
+      for (const Tensor& tensor : {result.output, gradients.q, gradients.k, gradients.v})
+        if (!at::isfinite(tensor).all().item<bool>()) wrong = "a result is not finite";
+    }
+    const double forward = seconds_of([&] { kernels::attention_forward(q, k, v, {}); });
+    const double backward = seconds_of([&] { kernels::attention_backward(grad, q, k, v, {}, result); });
+    print_row(name,
+              fmt::format(", \"first_call_ms\": {:.1f}, \"forward_ms\": {:.4f}, \"backward_ms\": {:.4f}, "
+                          "\"forward_tflops\": {:.1f}, \"backward_tflops\": {:.1f}, \"error\": {:.3g}",
+                          1e3 * first.count(), 1e3 * forward, 1e3 * backward, operations / forward / 1e12,
+                          2.5 * operations / backward / 1e12, error),
+              wrong);
+  }
+  at::globalContext().setDeterministicAlgorithms(false, false);
+}
+
+// --- one block ---------------------------------------------------------------------------------------------
+
+models::ModelArgs block_args() {
+  models::ModelArgs args = models::model_args("llama3", "8B");
+  if (small) {
+    args.dim = 128;
+    args.n_heads = 4;
+    args.n_kv_heads = 2;
+    args.head_dim = 32;
+    args.hidden_dim = 256;
+  }
+  return args;
+}
+
+struct BlockResult {
+  std::vector<std::string> names;
+  std::vector<Tensor> tensors;  // the output, and the gradients of the input and of each weight
+};
+
+BlockResult run_block(const models::TransformerBlock& block, const std::vector<Tensor>& weights,
+                      const Tensor& x, const Tensor& grad, const models::SequenceContext& context,
+                      at::ScalarType dtype) {
+  const std::vector<ParameterPtr> parameters = block.parameters();
+  for (size_t i = 0; i < parameters.size(); ++i)
+    parameters[i]->weight = weights[i].to(dtype).detach().requires_grad_();
+  const Tensor input = x.to(dtype).detach().requires_grad_();
+  const Tensor output = block.forward(input, context);
+  output.backward(grad.to(dtype));
+  BlockResult result{{"output", "gradient of the input"}, {output.detach(), input.grad()}};
+  for (const ParameterPtr& parameter : parameters) {
+    result.names.push_back("gradient of " + parameter->fqn);
+    result.tensors.push_back(parameter->weight.grad());
+    parameter->weight.reset();
+  }
+  return result;
+}
+
+// In bf16, as a training computes, against fp32 from the same bf16 numbers.
+void block(const BenchmarkDevice&) {
+  const models::ModelArgs args = block_args();
+  const models::TransformerBlock transformer_block(args, 0);
+  const int64_t tokens = size(2048, 32);
+  std::vector<Tensor> weights;
+  for (const ParameterPtr& parameter : transformer_block.parameters())
+    weights.push_back(
+        parameter->shape.size() == 1
+            ? random(parameter->shape).mul_(0.1).add_(1)
+            : random(parameter->shape).mul_(1 / std::sqrt(static_cast<double>(parameter->shape[1]))));
+  const Tensor x = random({1, tokens, args.dim}), grad = random({1, tokens, args.dim});
+  const models::SequenceContext context = models::Transformer(args).context(tokens, at::kCUDA);
+  const BlockResult wide = run_block(transformer_block, weights, x, grad, context, at::kFloat);
+  const BlockResult narrow = run_block(transformer_block, weights, x, grad, context, at::kBFloat16);
+  for (size_t i = 0; i < wide.names.size(); ++i) {
+    const double error = relative_error(narrow.tensors[i], wide.tensors[i]);
+    print_row(wide.names[i], fmt::format(", \"error\": {:.3g}", error), error_over(error, kBf16Error));
+  }
+}
+
+// --- operations --------------------------------------------------------------------------------------------
+
+// The gradients of a block of 8B, and where rank r of `world` finds its rows of all.
+void pack_rows(int64_t world, double copy_bytes_per_second) {
+  std::vector<Tensor> grads;
+  int64_t columns = 0, numel = 0;
+  for (const ParameterPtr& parameter : models::TransformerBlock(block_args(), 0).parameters()) {
+    grads.push_back(random(parameter->shape));
+    columns += (parameter->rows() + world - 1) / world * parameter->row_numel();
+    numel += parameter->numel();
+  }
+  Tensor packed = at::empty({world, columns}, at::TensorOptions(at::kFloat).device(at::kCUDA));
+  const double seconds = seconds_of([&] { at::_chunk_cat_out(packed, grads, 0, world); });
+  std::string wrong;
+  const Tensor rows = grads[0].chunk(world, 0)[0].reshape(-1).to(at::kFloat);
+  if (!at::equal(packed[0].narrow(0, 0, rows.numel()), rows)) wrong = "rank 0's rows are not its chunk";
+  const double bytes = static_cast<double>(2 * numel + 4 * packed.numel());
+  print_row(fmt::format("pack of a block's gradients, {} ranks", world),
+            fmt::format(", \"us\": {:.1f}, \"gb_per_s\": {:.1f}, \"of_copy\": {:.3f}", 1e6 * seconds,
+                        bytes / seconds / 1e9, bytes / seconds / copy_bytes_per_second),
+            wrong);
+}
+
+void operations(const BenchmarkDevice&) {
+  const int64_t tokens = size(8192, 32), dim = size(4096, 128), hidden = size(14336, 256),
+                heads = size(32, 2), vocabulary = size(128256, 512), count = size(100'000'000, 4096);
+  const auto fp32 = [](at::IntArrayRef shape) { return random(shape, at::kFloat); };
+  const Tensor x = random({tokens, dim}), grad = random({tokens, dim}), weight = random({dim});
+  const Tensor gate = random({tokens, hidden}), up = random({tokens, hidden}),
+               out_grad = random({tokens, hidden});
+  const Tensor q = random({1, tokens, heads, 128}), cos = fp32({tokens, 64}), sin = fp32({tokens, 64});
+  const Tensor logits = random({size(1024, 32), vocabulary}), scale = at::ones({}, cos.options());
+  const Tensor labels =
+      at::randint(vocabulary, {logits.size(0)}, at::TensorOptions(at::kLong).device(at::kCUDA));
+  const std::vector<Tensor> one = {fp32({count})}, other = {fp32({count})}, moment = {at::zeros_like(one[0])},
+                            square = {at::zeros_like(one[0])};
+  std::vector<Tensor> steps = {at::ones({}, cos.options())};
+  const Tensor rstd = kernels::rms_norm_forward(x, weight, 1e-5).rstd;
+  Tensor copied = at::empty_like(gate);
+  const Tensor shard = random({size(218'112'000, 4096) / 8});
+  Tensor gathered = at::empty({8, shard.numel()}, shard.options());
+
+  struct Operation {
+    const char* name;
+    double bytes;  // each input read once, each output written once
+    std::function<void()> work;
+  };
+  const auto bf16 = [](int64_t numel) { return 2.0 * static_cast<double>(numel); };
+  const double row = bf16(tokens * dim), wide = bf16(tokens * hidden),
+               numbers = 4.0 * static_cast<double>(count);
+  const Operation all[] = {
+      {"copy", 2 * wide, [&] { copied.copy_(gate); }},
+      {"RMSNorm forward", 2 * row, [&] { kernels::rms_norm_forward(x, weight, 1e-5); }},
+      {"RMSNorm forward, libtorch's fused", 2 * row, [&] { at::_fused_rms_norm(x, {dim}, weight, 1e-5); }},
+      {"RMSNorm backward", 3 * row, [&] { kernels::rms_norm_backward(grad, x, weight, rstd); }},
+      {"RoPE", 2 * bf16(q.numel()),
+       [&] { kernels::rope(q, cos, sin, models::RopeStyle::kInterleaved, false); }},
+      {"SwiGLU forward", 3 * wide, [&] { kernels::swiglu_forward(gate, up); }},
+      {"SwiGLU backward", 5 * wide, [&] { kernels::swiglu_backward(out_grad, gate, up); }},
+      {"cross-entropy and its gradient", 2 * bf16(logits.numel()),
+       [&] { kernels::cross_entropy(logits, labels, &scale); }},
+      {"AdamW, fused", 7 * numbers,
+       [&] {
+         at::_fused_adamw_(one, other, moment, square, {}, steps, 1e-4, 0.9, 0.95, 0.1, 1e-8,
+                           /*amsgrad=*/false,
+                           /*maximize=*/false);
+       }},
+      {"norm of gradients", numbers, [&] { at::_foreach_norm(other, 2); }},
+      {"scaling of gradients", 2 * numbers, [&] { at::_foreach_mul_(other, scale); }},
+      {"gather of a dry run, 8 ranks", bf16(9 * shard.numel()), [&] {
+         gathered.copy_(shard.view({1, -1}).expand({8, -1}));
+       }}};
+  double copy = 0;
+  for (const Operation& operation : all) {
+    const double seconds = seconds_of(operation.work, 10), rate = operation.bytes / seconds;
+    if (copy == 0) copy = rate;
+    print_row(operation.name, fmt::format(", \"us\": {:.1f}, \"gb_per_s\": {:.1f}, \"of_copy\": {:.3f}",
+                                          1e6 * seconds, rate / 1e9, rate / copy));
+  }
+  for (const int64_t world : kWorlds) pack_rows(world, copy);
+}
+
+// --- FP8 ---------------------------------------------------------------------------------------------------
+
+// What libtorch takes and refuses is data. A product that it takes has to be near its emulation.
+void float8_shapes(const BenchmarkDevice& place) {
+  if (place.compute_capability < 89) return print_row("FP8", ", \"accepted\": false");
+  for (const auto granularity : {float8::Granularity::kTensor, float8::Granularity::kRow})
+    for (const int64_t rows : {int64_t{1}, int64_t{16}, int64_t{17}, int64_t{33}, size(8192, 64)}) {
+      const float8::Quantized a = float8::quantize(random({rows, 256}), {.granularity = granularity});
+      float8::Quantized b = float8::quantize(random({128, 256}), {.granularity = granularity});
+      b = transposed(b);
+      const auto product = [&](float8::Gemm gemm) {
+        return float8::scaled_matmul(a, b, at::kBFloat16, /*fast_accumulate=*/true, gemm);
+      };
+      const std::string name = fmt::format(
+          "FP8 {}, {} rows", granularity == float8::Granularity::kTensor ? "tensorwise" : "rowwise", rows);
+      try {
+        const double error = relative_error(product(float8::Gemm::kNative), product(float8::Gemm::kEmulated));
+        print_row(name, fmt::format(", \"accepted\": true, \"error\": {:.3g}", error),
+                  error_over(error, kBf16Error));
+      } catch (const c10::Error& error) {
+        print_row(name, ", \"accepted\": false");
+        fmt::print(stderr, "{}: {}\n", name, error.what_without_backtrace());
+      }
+    }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  const std::vector<std::string_view> words(argv + 1, argv + argc);
+  small = std::ranges::find(words, "--small") != words.end();
+  struct Part {
+    std::string_view name;
+    void (*run)(const BenchmarkDevice&);
+    bool gradients = false;
+  };
+  constexpr Part kParts[] = {{"ceilings", ceilings},
+                             {"attention", attention},
+                             {"block", block, true},
+                             {"operations", operations},
+                             {"float8", float8_shapes}};
+  const auto part = std::ranges::find(kParts, words.empty() ? "" : words.back(), &Part::name);
+  if (part == std::end(kParts) || std::ssize(words) != 1 + (small ? 1 : 0)) {
+    std::fprintf(stderr,
+                 "usage: benchmark_gpu [--small] ceilings | attention | block | operations | float8\n");
+    return 2;
+  }
+  const BenchmarkDevice place = choose_benchmark_device();
+  if (place.device.is_cpu()) {
+    fmt::print("skipped: there is no GPU\n");
+    return 77;
+  }
+  const at::AutoGradMode gradients(part->gradients);
+  part->run(place);
+  return found_wrong ? 1 : 0;
+} catch (const Error& error) {
+  std::fprintf(stderr, "%s\n", error.what());
+  return static_cast<int>(error.code());
+} catch (const c10::Error& error) {
+  std::fprintf(stderr, "%s\n", error.what_without_backtrace());
+  return 1;
+}

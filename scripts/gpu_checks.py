@@ -1,0 +1,228 @@
+"""What scripts/gpu_check.py runs, in two parts, with a limit for each check; and how its output is read.
+
+Part 1 measures: what the card can do, a step of llama3 8B as rank 0 of 8 (collectives are copies on this GPU), torchtitan 0.2.2 on the
+same task. Part 2 tests: kernels, numbers, several GPUs, FP8, memory errors.
+"""
+import dataclasses
+import importlib.util
+import json
+import pathlib
+import re
+import shutil
+import statistics
+import sys
+from typing import Callable
+
+import gpu_trace
+
+PART_SECONDS = 540  # the limits of a part's checks add up to no more
+FIRST_WITH_FP8 = 8.9  # compute capability
+LARGE = "configs/llama3_8b.toml"
+DEBUG = "configs/debug_model.toml"
+ASSETS = ["--model.hf_assets_path=tests/assets/tokenizer", "--training.dataset=c4_test"]
+FP8 = ["--model.converters=quantize.linear.float8", "--quantize.linear.float8.recipe_name=tensorwise",
+       "--quantize.linear.float8.enable_fsdp_float8_all_gather"]
+# FLOPs of a token of llama3 8B with 8192 tokens: torchtitan's formula behind mfu counts every pair of tokens, a causal model needs half.
+MATMUL_FLOPS, ATTENTION_FLOPS = 6 * (8_030_261_248 - 128_256 * 4096), 6 * 32 * 32 * 2 * 128 * 8192
+CAUSAL_SHARE = (MATMUL_FLOPS + ATTENTION_FLOPS / 2) / (MATMUL_FLOPS + ATTENTION_FLOPS)
+
+
+@dataclasses.dataclass
+class Check:
+    """`commands`: run one after the other until one fails, together within `limit` seconds; "{folder}" in a word stands for a new
+    folder. `read`: output and folder -> (a note, figures); raises ValueError when they are wrong. `skipped`: why the check cannot
+    run here. `skip`: expressions; a command that prints a line with one of them was skipped."""
+
+    kind: str
+    name: str
+    limit: float
+    commands: list
+    environment: dict = dataclasses.field(default_factory=dict)
+    read: Callable = lambda output, folder: ("", {})
+    skipped: str = ""
+    skip: tuple = ()
+    allotment: str = ""  # checks of one allotment share ALLOTMENTS[allotment] seconds
+
+
+ALLOTMENTS = {"gpu tests": 150}
+
+
+@dataclasses.dataclass
+class Place:
+    root: pathlib.Path
+    binary: pathlib.Path
+    programs: pathlib.Path  # the folder of tests and benchmarks
+    tests: list  # of label gpu
+    capabilities: list  # of each GPU
+    small: bool  # a rehearsal: a small model in the place of 8B, small tensors
+    peer: str  # what is missing for torchtitan; "": nothing
+
+
+# --- reading outputs ---------------------------------------------------------------------------------------------------
+
+STEP = re.compile(r"step:\s*(\d+)\s+loss:\s*(\S+)\s+grad_norm:\s*(\S+)\s+memory:\s*([\d.]+)GiB\([^)]*\)\s+tps:\s*([\d,]+)\s+"
+                  r"tflops:\s*([\d.,]+)\s+mfu:\s*([\d.]+)%")
+
+
+def steps_of(output):
+    """[{step, loss, ...}] of the step lines of Hyperion or torchtitan."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", output)
+    names = ("step", "loss", "grad_norm", "reserved_gib", "tps", "tflops", "mfu")
+    return [dict(zip(names, (float(value.replace(",", "")) for value in found))) for found in STEP.findall(plain)]
+
+
+def falling_loss(output, _):
+    steps = steps_of(output)
+    if len(steps) < 2:
+        raise ValueError("fewer than two step lines")
+    first, last = steps[0], steps[-1]
+    if not last["loss"] < first["loss"]:
+        raise ValueError(f"the loss did not fall: {first['loss']} at first, {last['loss']} at last")
+    return (f"loss {first['loss']} -> {last['loss']}; memory: {last['reserved_gib']}GiB  tps: {last['tps']:,.0f}", {"steps": steps})
+
+
+def speed(output, _):
+    """Medians of the steps from the fourth on."""
+    steps = steps_of(output)
+    warm = [step for step in steps if step["step"] >= 4]
+    if not warm:
+        raise ValueError("no step line of step 4 or later")
+    figures = {name: statistics.median(step[name] for step in warm) for name in ("tps", "tflops", "mfu")}
+    figures["mfu_causal"] = figures["mfu"] * CAUSAL_SHARE
+    figures["reserved_gib"] = max(step["reserved_gib"] for step in steps)
+    return (f"{figures['tps']:,.0f} tokens/s, {figures['tflops']:.0f} TFLOP/s, MFU {figures['mfu']:.1f} % "
+            f"(causal {figures['mfu_causal']:.1f} %), {figures['reserved_gib']:.1f} GiB reserved", figures)
+
+
+def same_losses(output, _):
+    """Of two trainings, one after the other: the first on the GPU, the second on the CPU."""
+    losses = [step["loss"] for step in steps_of(output)]
+    half = len(losses) // 2
+    if half < 2 or len(losses) != 2 * half:
+        raise ValueError(f"{len(losses)} step lines of two trainings")
+    apart = max(abs(here - there) for here, there in zip(losses[:half], losses[half:]))
+    if not apart < 0.02:
+        raise ValueError(f"the losses are up to {apart:.4f} apart")
+    return f"losses at most {apart:.5f} apart over {half} steps", {"gpu": losses[:half], "cpu": losses[half:]}
+
+
+def json_lines(output, _):
+    rows = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    if not rows:
+        raise ValueError("no figures were printed")
+    wrong = [row for row in rows if row.get("wrong")]
+    if wrong:
+        raise ValueError("; ".join(f"{row['name']}: {row['wrong']}" for row in wrong))
+    return f"{len(rows)} figures", {"rows": rows}
+
+
+def traced(_, folder):
+    traces = sorted(folder.glob("profile_traces/iteration_*/rank0_trace.json"))
+    if not traces:
+        raise ValueError("no trace was written")
+    table = gpu_trace.reduce(json.loads(traces[-1].read_text()))
+    if not table["launches_per_step"]:
+        return "the trace holds no kernels: the profiler has no access to this GPU", table
+    return f"{table['launches_per_step']:,.0f} launches per step, GPU busy {100 * table['busy']:.1f} %", table
+
+
+# --- the checks --------------------------------------------------------------------------------------------------------
+
+
+SMALL_BATCH = ["--training.local_batch_size=1", "--training.seq_len=64"]
+
+
+def benchmark(place, part, limit):
+    small = ["--small"] if place.small else []
+    return Check("benchmark", part, limit, [[str(place.programs / "benchmark_gpu"), *small, part]], read=json_lines)
+
+
+def rank_0(place, name, limit, mode, options=(), ranks=8, steps=8, read=speed, skipped=""):
+    model = DEBUG if place.small else LARGE
+    command = [str(place.binary), "train", model, "--comm.mode=fake_backend", *ASSETS, f"--training.steps={steps}", "--metrics.log_freq=1",
+               "--metrics.disable_color_printing", f"--activation_checkpoint.mode={mode}", "--job.dump_folder={folder}", *options, *(SMALL_BATCH if place.small else [])]
+    return Check("rank 0", name, limit, [command], {"NGPU": str(ranks), "HYPERION_DEVICE": "cuda"}, read, skipped)
+
+
+def torchtitan(place, name, limit, mode, compiled=False):
+    model = "debugmodel" if place.small else "8B"
+    command = [sys.executable, str(place.root / "benchmarks" / "torchtitan_gpu.py"), "--comm.mode", "fake_backend", "--model.name", "llama3",
+               "--model.flavor", model, "--training.local_batch_size", "1", "--training.seq_len", "64" if place.small else "8192",
+               "--training.steps", "8", "--metrics.log_freq", "1", "--metrics.disable_color_printing", "--activation_checkpoint.mode", mode,
+               "--activation_checkpoint.selective_ac_option", "op", "--job.dump_folder", "{folder}"]
+    command += ["--compile.enable"] if compiled else []
+    skipped = place.peer
+    if compiled and not skipped:
+        missing = [tool for tool in ("gcc",) if not shutil.which(tool)] + [name for name in ("triton",) if not importlib.util.find_spec(name)]
+        skipped = f"no {' and no '.join(missing)}, which torch.compile needs" if missing else ""
+    environment = {"NGPU": "8", "WORLD_SIZE": "8", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29777",
+                   "HF_HUB_OFFLINE": "1"}
+    return Check("torchtitan", name, limit, [command], environment, speed, skipped)
+
+
+def training(place, name, limit, options, ranks=1, skipped="", read=falling_loss, devices=("cuda",)):
+    commands = []
+    for device in devices:
+        launch = ["env", f"HYPERION_DEVICE={device}", f"NPROC={ranks}", sys.executable, str(place.root / "scripts" / "launch.py")]
+        commands.append([*launch, str(place.binary), "train", DEBUG, "--metrics.log_freq=1", "--metrics.disable_color_printing",
+                         f"--job.dump_folder={{folder}}/{device}", *options, *(SMALL_BATCH if place.small else [])])
+    return Check("training", name, limit, commands, read=read, skipped=skipped)
+
+
+def no_fp8(place):
+    return "" if all(capability >= FIRST_WITH_FP8 for capability in place.capabilities) else "this GPU has no FP8"
+
+
+def part_1(place):
+    profiled = ["--profiling.enable_profiling", "--profiling.profile_freq=6", "--profiling.profiler_warmup=1",
+                "--profiling.profiler_active=2"]
+    return [
+        benchmark(place, "ceilings", 30),
+        benchmark(place, "attention", 30),
+        rank_0(place, "none", 45, "none"),
+        rank_0(place, "selective", 45, "selective"),
+        torchtitan(place, "selective", 90, "selective"),
+        torchtitan(place, "none", 60, "none"),
+        rank_0(place, "trace, selective", 45, "selective", profiled, steps=6, read=traced),
+        rank_0(place, "FP8, none", 45, "none", FP8, skipped=no_fp8(place)),
+        rank_0(place, "FP8, selective", 45, "selective", FP8, skipped=no_fp8(place)),
+        rank_0(place, "full", 45, "full"),
+        rank_0(place, "none, of 1024", 45, "none", ranks=1024),
+    ]
+
+
+def part_2(place):
+    def gpu_test(test):
+        environment = dict(entry.split("=", 1) for entry in test["environment"])
+        return Check("test", test["name"], 60, [test["command"]], environment, skip=tuple(test["skip"]), allotment="gpu tests")
+
+    gpus, steps = len(place.capabilities), f"--training.steps={6 if place.small else 20}"
+    sanitizer = shutil.which("compute-sanitizer")
+    casts = [str(place.programs / "gpu_tests"), "the FP8 cast on a GPU*"]
+    return [
+        *(gpu_test(test) for test in place.tests),
+        training(place, "losses as on the CPU", 40, [steps, "--training.local_batch_size=1", "--debug.seed=1"],
+                 read=same_losses, devices=("cuda", "cpu")),
+        training(place, "FP8 tensorwise", 20, [steps, *FP8], skipped=no_fp8(place)),
+        training(place, "FP8 rowwise", 20, [steps, FP8[0], "--quantize.linear.float8.recipe_name=rowwise"],
+                 skipped=no_fp8(place)),
+        training(place, "all GPUs, FSDP over NCCL", 40, [steps], ranks=gpus,
+                 skipped="this host has one GPU" if gpus == 1 else ""),
+        benchmark(place, "block", 30),
+        benchmark(place, "operations", 40),
+        benchmark(place, "float8", 20),
+        Check("benchmark", "FP8 layers", 40, [[str(place.programs / "benchmark_float8"), "5"]], read=lambda output, _: ("\n" + output, {})),
+        torchtitan(place, "compiled, none", 80, "none", compiled=True),
+        Check("memory", "memcheck and racecheck of the FP8 casts", 45,
+              [[str(sanitizer), "--tool", tool, "--target-processes", "all", "--error-exitcode", "1", *casts] for tool in ("memcheck", "racecheck")],
+              skipped="" if sanitizer else "no compute-sanitizer on the PATH"),
+    ]
+
+
+PARTS = {1: part_1, 2: part_2}
+
+
+def limits(checks):
+    """The sum of the limits, an allotment counted once."""
+    shared = {check.allotment for check in checks if check.allotment}
+    return sum(ALLOTMENTS[name] for name in shared) + sum(check.limit for check in checks if not check.allotment)

@@ -1,0 +1,74 @@
+#!/usr/bin/env python3
+"""Reduces a trace of [profiling] to a table: the GPU's time by kind of kernel, how busy it was, the largest gaps.
+
+usage: gpu_trace.py rank0_trace.json
+"""
+import collections
+import json
+import re
+import sys
+
+KINDS = (  # the first expression that is found in a kernel's name decides
+    ("collectives", r"nccl"),
+    ("attention", r"(?i)flash|fmha|sdpa|attention|cudnn_generated"),
+    ("matrix products", r"(?i)gemm|nvjet|cutlass|xmma|cublas"),
+    ("FP8 casts", r"float8|fp8|e4m3|e5m2"),
+    ("packing", r"chunk_cat"),
+    ("optimizer and norms of many tensors", r"multi_tensor_apply"),
+    ("copies", r"(?i)memcpy|direct_copy|copy_kernel|CatArray"),
+    ("fills", r"(?i)memset|FillFunctor"),
+    ("softmax and cross-entropy", r"(?i)softmax|nll_loss"),
+    ("reductions", r"(?i)reduce_kernel"),
+    ("element by element", r"(?i)elementwise"),
+)
+ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
+GAPS = 10
+
+
+def kind_of(name):
+    return next((kind for kind, expression in KINDS if re.search(expression, name)), "other")
+
+
+def reduce(trace):
+    """{steps, launches_per_step, busy, ms_per_step, kinds: {kind: {ms_per_step, launches_per_step}}, gaps: [{ms, after, before}]} of a
+    Chrome trace. `busy`: the share of the time between the first kernel and the last in which any ran. Times are of one step."""
+    events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
+    steps = max(1, len({event["name"] for event in events if event["name"].startswith("ProfilerStep#")}))
+    work = sorted((event for event in events if event.get("cat") in ON_GPU), key=lambda event: event["ts"])
+    kinds = collections.defaultdict(lambda: {"ms_per_step": 0.0, "launches_per_step": 0.0})
+    gaps, busy, end, last = [], 0.0, None, ""
+    for event in work:
+        begin, until = float(event["ts"]), float(event["ts"]) + float(event["dur"])
+        kind = kinds[kind_of(event["name"])]
+        kind["ms_per_step"] += float(event["dur"]) / 1e3 / steps
+        kind["launches_per_step"] += 1 / steps
+        if end is not None and begin > end:
+            gaps.append({"ms": (begin - end) / 1e3, "after": last, "before": event["name"]})
+        busy += max(0.0, until - max(begin, begin if end is None else end))
+        if end is None or until > end:
+            end, last = until, event["name"]
+    span = end - float(work[0]["ts"]) if work else 0.0
+    return {
+        "steps": steps,
+        "launches_per_step": len(work) / steps,
+        "busy": busy / span if span else 0.0,
+        "ms_per_step": span / 1e3 / steps,
+        "kinds": dict(sorted(kinds.items(), key=lambda entry: -entry[1]["ms_per_step"])),
+        "gaps": sorted(gaps, key=lambda gap: -gap["ms"])[:GAPS],
+    }
+
+
+def table(reduced):
+    lines = [f"{reduced['steps']} steps of {reduced['ms_per_step']:.2f} ms, {reduced['launches_per_step']:,.0f} launches each, "
+             f"GPU busy {100 * reduced['busy']:.1f} %", "", "| kind | ms per step | launches per step |", "|---|---:|---:|"]
+    lines += [f"| {kind} | {row['ms_per_step']:.3f} | {row['launches_per_step']:,.0f} |" for kind, row in reduced["kinds"].items()]
+    lines += ["", "| gap, ms | after | before |", "|---:|---|---|"]
+    lines += [f"| {gap['ms']:.3f} | {gap['after'][:60]} | {gap['before'][:60]} |" for gap in reduced["gaps"]]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    with open(sys.argv[1], encoding="utf-8") as file:
+        print(table(reduce(json.load(file))))
