@@ -14,6 +14,7 @@
 #include "checkpoint/export_safetensors.h"
 #include "parallel/phase.h"
 #include "parallel/trace_range.h"
+#include "trainer/checkpointing/job_state.h"
 #include "trainer/checkpointing/stored_weights.h"
 
 namespace hyperion::trainer {
@@ -94,6 +95,20 @@ void load_values(const ChosenCheckpoint& chosen, const std::vector<checkpoint::S
   }
 }
 
+namespace {
+
+// What `rank` holds of the tensors of a kind, {shard, replica}: all tensors of a job are placed by
+// state_place().
+std::pair<int, int> place_in_kind(const parallel::Mesh& mesh, const checkpoint::SaveLayout::Kind& kind,
+                                  int rank) {
+  const StatePlace place = state_place(mesh, rank);
+  for (const checkpoint::Placement& one : {place.sharded, place.replicated})
+    if (one.shards == kind.shards && one.replicas == kind.replicas) return {one.shard, one.replica};
+  throw_bug("no state of this job is held as {} shards x {} replicas", kind.shards, kind.replicas);
+}
+
+}  // namespace
+
 Checkpointer::Checkpointer(const JobConfig& configured, const Runtime& runtime, const fs::path& install_root)
     : config_(&configured), runtime_(runtime) {
   if (!options().enable || is_dry_run(configured)) return;
@@ -125,7 +140,11 @@ void Checkpointer::attach(CheckpointedState state) {
                                           .async = options().async_mode,
                                           .keep_latest = options().keep_latest_k,
                                           .ranks_per_node = runtime_.environment.local_world_size,
-                                          .facts = state_->facts},
+                                          .facts = state_->facts,
+                                          .place_of =
+                                              [&mesh = *runtime_.mesh](const auto& kind, int rank) {
+                                                return place_in_kind(mesh, kind, rank);
+                                              }},
                  state_->components, *ranks_, state_->mover);
   saver_->on_durable = [this](const checkpoint::SaveReport& saved) {
     save_seconds_ = saved.write_seconds + saved.commit_seconds;
