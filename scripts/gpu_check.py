@@ -93,10 +93,17 @@ def query_gpus(fields, what="gpu"):
         sys.exit(2)
 
 
-# Run by the Python whose torch the bundle uses. The import of the peer is what its own start would fail with.
+# Run by the Python whose torch the bundle uses; a line of facts before and after the import of torch, which may take long.
 FACTS = """
 import json, sys
 facts = {"python": sys.version.split()[0]}
+sys.path.insert(0, sys.argv[1])
+try:
+    import torchtitan_gpu
+    facts["torchtitan"] = torchtitan_gpu.version()
+except Exception as error:
+    facts["no_torchtitan"] = f"{type(error).__name__}: {error}"
+print("facts " + json.dumps(facts), flush=True)
 try:
     import torch
     facts.update(torch=torch.__version__, torch_commit=torch.version.git_version, cuda=torch.version.cuda)
@@ -104,12 +111,6 @@ try:
         facts.update(cudnn=torch.backends.cudnn.version(), nccl=".".join(map(str, torch.cuda.nccl.version())))
 except Exception as error:
     facts["torch"] = f"cannot be imported: {error}"
-sys.path.insert(0, sys.argv[1])
-try:
-    import torchtitan_gpu
-    facts["torchtitan"] = torchtitan_gpu.version()
-except Exception as error:
-    facts["no_torchtitan"] = f"{type(error).__name__}: {error}"
 print("facts " + json.dumps(facts))
 """
 
@@ -125,7 +126,7 @@ def machine(root, gpus):
         command = [sys.executable, "-c", FACTS, str(root / "benchmarks")]
         code, _ = bounded_command.run(command, MACHINE_SECONDS, output, root, dict(os.environ))
         lines = [line for line in output.read_text(errors="replace").splitlines() if line.startswith("facts ")]
-    facts = json.loads(lines[0][len("facts "):]) if lines else {"no_torchtitan": f"Python's packages could not be asked (exit code {code})"}
+    facts = json.loads(lines[-1][len("facts "):]) if lines else {"no_torchtitan": f"Python's packages could not be asked (exit code {code})"}
     if str(facts.get("torch", "cannot")).startswith("cannot"):
         listed = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True, timeout=MACHINE_SECONDS).stdout
         found["cuda_libraries"] = [line.strip() for line in listed.splitlines() if "libcuda" in line]

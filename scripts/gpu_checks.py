@@ -197,21 +197,23 @@ def part_2(place):
         return Check("test", test["name"], 60, [test["command"]], environment, skip=tuple(test["skip"]), allotment="gpu tests")
 
     gpus, steps = len(place.capabilities), f"--training.steps={6 if place.small else 20}"
+    learns = speed if place.small else falling_loss  # a few tokens per step do not lower the loss for certain
     sanitizer = shutil.which("compute-sanitizer")
     casts = [str(place.programs / "gpu_tests"), "the FP8 cast on a GPU*"]
     return [
         *(gpu_test(test) for test in place.tests),
         training(place, "losses as on the CPU", 40, [steps, "--training.local_batch_size=1", "--debug.seed=1"],
                  read=same_losses, devices=("cuda", "cpu")),
-        training(place, "FP8 tensorwise", 20, [steps, *FP8], skipped=no_fp8(place)),
+        training(place, "FP8 tensorwise", 20, [steps, *FP8], skipped=no_fp8(place), read=learns),
         training(place, "FP8 rowwise", 20, [steps, FP8[0], "--quantize.linear.float8.recipe_name=rowwise"],
-                 skipped=no_fp8(place)),
+                 skipped=no_fp8(place), read=learns),
         training(place, "all GPUs, FSDP over NCCL", 40, [steps], ranks=gpus,
                  skipped="this host has one GPU" if gpus == 1 else ""),
         benchmark(place, "block", 30),
         benchmark(place, "operations", 40),
         benchmark(place, "float8", 20),
-        Check("benchmark", "FP8 layers", 40, [[str(place.programs / "benchmark_float8"), "5"]], read=lambda output, _: ("\n" + output, {})),
+        Check("benchmark", "FP8 layers", 40, [[str(place.programs / "benchmark_float8"), "5"]], read=lambda output, _: ("\n" + output, {}),
+              skipped="its layers are those of 8B, too large for a rehearsal" if place.small else ""),
         torchtitan(place, "compiled, none", 80, "none", compiled=True),
         Check("memory", "memcheck and racecheck of the FP8 casts", 45,
               [[str(sanitizer), "--tool", tool, "--target-processes", "all", "--error-exitcode", "1", *casts] for tool in ("memcheck", "racecheck")],

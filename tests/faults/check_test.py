@@ -38,7 +38,9 @@ class Check(CheckpointTest):
     def test_a_fresh_start_is_described_for_any_number_of_ranks(self):
         self.check("--ranks=2", says=["2 ranks", "4 sequences of 32 per step: 128 tokens", "2,048 entries", "none to resume from",
                                       "train steps 1 to 8 from random weights"])
-        self.check("--ranks=1000", "--training.global_batch_size=2000", says=["1000 ranks", "2000 sequences of 32"])
+        self.check("--ranks=1000", "--training.global_batch_size=2000", says=["1000 ranks", "2000 sequences of 32",
+                   "sharded over 1,000 ranks without replicas", "data_parallel_shard_degree = 100 with data_parallel_replicate_degree = 10",
+                   "of them padding"])
         self.check(says=["1 rank"])
         self.check("--no-such", code=2)
         help_text = subprocess.run([BINARY, "check", "--help"], capture_output=True, text=True, timeout=60).stdout

@@ -64,7 +64,8 @@ class GpuCheckTest(unittest.TestCase):
         (self.folder / "bin" / "nvidia-smi").chmod(0o755)
 
     def environment(self):
-        return {**os.environ, "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}", "HYPERION_GPU_CHECK_PRELOAD": str(PRELOAD),
+        setup = dict(line.split(" ", 1) for line in (BINARY.parent / "setup").read_text().splitlines() if " " in line)
+        return {"HYPERION_TORCH": setup["torch"], **os.environ, "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}", "HYPERION_GPU_CHECK_PRELOAD": str(PRELOAD),
                 "HYPERION_PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
 
     def bundle(self, *tests):

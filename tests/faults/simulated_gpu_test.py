@@ -9,7 +9,7 @@ Standard library only.
 import collections
 import subprocess
 
-from jobs import BINARY, JobTest, main
+from jobs import BINARY, ROOT, JobTest, main
 
 SCHEDULES = ("eager", "late", "1")
 FP8 = "--model.converters=float8"
@@ -68,6 +68,16 @@ class SimulatedGpu(JobTest):
                 with self.subTest(ranks=ranks, schedule=schedule):
                     self.run_job("--optimizer.lr=1e38", "--metrics.log_freq=100", code=93, ranks=ranks, env=self.gpu(schedule),
                                  says=["step 2", "not finite", "data.jsonl:"])
+
+    def test_text_that_one_thread_cannot_tokenise_for_the_gpu_is_said_at_the_start_and_shards_are_not(self):
+        (self.folder / "data.jsonl").rename(self.folder / "text.jsonl")
+        text, shards = (f"--training.dataset_path={self.folder / name}" for name in ("text.jsonl", "shards"))
+        made = subprocess.run([BINARY, "tokenize", self.folder / "text.jsonl", "--out", self.folder / "shards", "--tokenizer",
+                               ROOT / "tests/assets/tokenizer"], capture_output=True, text=True)
+        self.assertEqual(made.returncode, 0, made.stderr)
+        warning = "text is tokenised by one thread on each rank, for all 1 rank"
+        self.run_job(text, code=0, says=[warning, "hyperion tokenize"], env=self.gpu())
+        self.assertNotIn(warning, self.run_job(shards, code=0, env=self.gpu()).text())
 
     def test_a_rank_that_fails_beside_a_collective_nobody_joins_ends_with_its_own_sentence(self):
         job = self.start("--allow-faults", ranks=2, env=self.gpu("late", FAULT="rank=1;point=step.fwd;nth=3;action=stop,"

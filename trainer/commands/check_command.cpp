@@ -35,6 +35,7 @@
 #include "trainer/runtime/runtime.h"
 #include "trainer/runtime/size_estimate.h"
 #include "trainer/setup/preflight.h"
+#include "trainer/setup/sharding_advice.h"
 #include "trainer/training_state.h"
 
 namespace hyperion::trainer {
@@ -280,7 +281,10 @@ class JobCheck {
       return line_.config_file;
     });
     table_.check("model", {"configuration"}, [&] { return describe_model(config().model, model_); });
-    table_.check("ranks", {"configuration"}, [&] { return mesh_->describe(); });
+    table_.check("ranks", {"configuration"}, [&] {
+      for (const std::string& warning : sharding_advice(config(), model_, *mesh_)) log_warning("{}", warning);
+      return mesh_->describe();
+    });
     table_.check("batch", {"configuration"}, [&] { return describe_batch(config(), *mesh_); });
   }
 

@@ -76,7 +76,7 @@ JsonLines::JsonLines(const std::filesystem::path& path, TextField field, size_t 
     throw_data("{}: holds no document: remove the file, or write {}", name_, expected_format());
 }
 
-void JsonLines::check_first_line(const std::filesystem::path& path, const TextField& field) {
+std::string JsonLines::check_first_line(const std::filesystem::path& path, const TextField& field) {
   JsonLines lines(field, kLineLimit, path.string());
   const InputFile file(path);
   refuse_unsupported_formats(file, lines.name_);
@@ -92,7 +92,7 @@ void JsonLines::check_first_line(const std::filesystem::path& path, const TextFi
   lines.index_lines();
   if (lines.documents() == 0)
     throw_data("{}: holds no document: remove the file, or write {}", lines.name_, lines.expected_format());
-  lines.text(0);
+  return std::string(lines.text(0));
 }
 
 std::string JsonLines::expected_format() const {

@@ -45,8 +45,9 @@ class JsonLines {
   // when the field is no string, the line is over the limit, or the file became shorter.
   std::string_view text(uint64_t document);
 
-  // text() of a file's first document, without reading the rest of a compressed file.
-  static void check_first_line(const std::filesystem::path& path, const TextField& field);
+  // text() of a file's first document, with all that it throws, without reading the rest of a compressed
+  // file.
+  static std::string check_first_line(const std::filesystem::path& path, const TextField& field);
 
  private:
   struct Blank {

@@ -26,6 +26,8 @@
 #include "trainer/metrics/step_line.h"
 #include "trainer/runtime/version.h"
 #include "trainer/setup/run_summary.h"
+#include "trainer/setup/sharding_advice.h"
+#include "trainer/setup/text_rate.h"
 
 namespace hyperion::trainer {
 namespace {
@@ -88,6 +90,32 @@ RunStart start_run(const RunDescription& run) {
   return {static_cast<std::time_t>(std::stoll(text)), text.substr(text.find(' ') + 1)};
 }
 
+FlopDimensions flop_dimensions(const models::ModelArgs& model, int64_t seq_len) {
+  return {.parameters = models::count_parameters(model).total,
+          .embedding_parameters = model.vocab_size * model.dim,
+          .tied_head = model.tied,
+          .layers = model.n_layers,
+          .heads = model.n_heads,
+          .head_dim = model.head_dim,
+          .seq_len = seq_len};
+}
+
+// Measured on the rank that prints it.
+void warn_of_slow_tokenizer(const RunDescription& run) {
+  constexpr double kUtilisation = 0.4;  // of the peak: what a well-tuned training reaches
+  const Runtime& runtime = run.job.runtime;
+  if (!runtime.device.is_cuda() || !rank_prints(runtime.rank())) return;
+  const std::vector<std::string> documents = sample_of_text(run.config);
+  if (documents.empty()) return;
+  const double flops_per_token =
+      flops_per_token_causal(flop_dimensions(run.job.model, run.config.training.seq_len));
+  const auto advice =
+      text_rate_advice(tokenizer_rate(*run.job.data.tokenizer, documents),
+                       kUtilisation * gpu_peak_flops(runtime.device_name).flops / flops_per_token,
+                       runtime.mesh->degree(parallel::MeshDim::kBatch));
+  if (advice) log_warning("{}", *advice);
+}
+
 // FLOP/s that the step line's mfu is a share of.
 double peak_flops(const JobConfig::Training& training, const Runtime& runtime) {
   if (runtime.device.is_cuda()) {
@@ -118,13 +146,7 @@ std::unique_ptr<MetricsLogger> make_metrics(const RunDescription& run, int64_t s
   const auto memory = std::make_shared<MemoryMonitor>(runtime.device.is_cuda() ? runtime.device.index()
                                                                                : MemoryMonitor::kCpu);
   const models::ParameterCounts counts = models::count_parameters(model);
-  const FlopDimensions dimensions{.parameters = counts.total,
-                                  .embedding_parameters = model.vocab_size * model.dim,
-                                  .tied_head = model.tied,
-                                  .layers = model.n_layers,
-                                  .heads = model.n_heads,
-                                  .head_dim = model.head_dim,
-                                  .seq_len = run.config.training.seq_len};
+  const FlopDimensions dimensions = flop_dimensions(model, run.config.training.seq_len);
   JobConfig::Metrics options = run.config.metrics;
   const bool dry_run = is_dry_run(run.config);
   if (dry_run) options.enable_tensorboard = options.enable_jsonl = false;
@@ -161,6 +183,9 @@ void log_start(const RunDescription& run, const Checkpointer& checkpointer, int6
        run_summary(run.config, {runtime.device_name, at::get_num_threads(), runtime.mesh->describe(),
                                 runtime.mesh->degree(parallel::MeshDim::kBatch)}))
     log_info("{}", line);
+  for (const std::string& warning : sharding_advice(run.config, run.job.model, *runtime.mesh))
+    log_warning("{}", warning);
+  warn_of_slow_tokenizer(run);
   log_info("Seed: {} ({})", run.seed, seed_origin(run));
   for (const std::string& line : runtime.groups->network()) log_info("{}", line);
   const ChosenCheckpoint* chosen = checkpointer.chosen();

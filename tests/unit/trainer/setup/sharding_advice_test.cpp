@@ -1,0 +1,51 @@
+#include "trainer/setup/sharding_advice.h"
+
+#include <catch2/catch.hpp>
+
+#include "models/flavors/registry.h"
+
+namespace hyperion::trainer {
+namespace {
+
+using Catch::Matchers::Contains;
+
+std::vector<std::string> advice_for(const char* flavor, int shard, int replicate = 1) {
+  return sharding_advice(JobConfig(), models::model_args("llama3", flavor),
+                         parallel::Mesh({.dp_replicate = replicate, .dp_shard = shard}, shard * replicate));
+}
+
+}  // namespace
+
+TEST_CASE("FSDP without replicas over more than 512 ranks is told the degrees of HSDP that fit") {
+  CHECK(advice_for("8B", 8).empty());
+  CHECK(advice_for("8B", 512).empty());
+  CHECK(advice_for("8B", 64, 256).empty());
+
+  const auto many = advice_for("8B", 1024);
+  REQUIRE(many.size() == 1);
+  CHECK_THAT(many[0], Contains("sharded over 1,024 ranks without replicas"));
+  CHECK_THAT(many[0], Contains("data_parallel_shard_degree = 64 with data_parallel_replicate_degree = 16"));
+  CHECK_THAT(many[0], Contains("2.1 GiB instead of 0.1 GiB per rank"));
+
+  // A model of which 64 ranks could not hold a copy is sharded over more.
+  const auto large = advice_for("405B", 2048);
+  REQUIRE(large.size() == 1);
+  CHECK_THAT(large[0], Contains("data_parallel_shard_degree = 256 with data_parallel_replicate_degree = 8"));
+
+  // A prime number of ranks has no degrees to propose.
+  const auto prime = advice_for("8B", 521);
+  REQUIRE(!prime.empty());
+  CHECK_THAT(prime[0], Contains("sharded over 521 ranks") && !Contains("HSDP"));
+}
+
+TEST_CASE("Shards that are mostly padding are said with the parameters that have too few rows") {
+  const auto advice = advice_for("8B", 16384);
+  REQUIRE(advice.size() == 2);
+  CHECK_THAT(advice[1], Contains("16,384 shards"));
+  CHECK_THAT(advice[1], Contains("move 2.67 times the model's bytes, 63 % of them padding"));
+  CHECK_THAT(advice[1], Contains("attention.wk.weight with 1,024 rows 16.0"));
+  CHECK(advice_for("8B", 4096).size() == 2);
+  CHECK(advice_for("8B", 4096, 2).size() == 1);  // replicas change nothing about the padding
+}
+
+}  // namespace hyperion::trainer

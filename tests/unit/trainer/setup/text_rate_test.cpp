@@ -1,0 +1,18 @@
+#include "trainer/setup/text_rate.h"
+
+#include <catch2/catch.hpp>
+
+namespace hyperion::trainer {
+
+using Catch::Matchers::Contains;
+
+TEST_CASE("Text that one thread cannot tokenise for all GPUs is worth a warning with both rates") {
+  CHECK(!text_rate_advice(3e6, 7e3, 8));
+  CHECK(!text_rate_advice(3e6, 3e5, 8));  // 2.4 of 3 million: the last that can be depended on
+  const auto advice = text_rate_advice(3.1e6, 7e3, 1024);
+  REQUIRE(advice);
+  CHECK_THAT(*advice, Contains("1,024 ranks") && Contains("at most 3,100,000 tokens/s") &&
+                          Contains("about 7,168,000 tokens/s") && Contains("hyperion tokenize"));
+}
+
+}  // namespace hyperion::trainer

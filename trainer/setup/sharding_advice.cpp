@@ -1,0 +1,104 @@
+#include "trainer/setup/sharding_advice.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "base/counted.h"
+#include "models/transformer.h"
+#include "parallel/shard_layout.h"
+#include "trainer/runtime/size_estimate.h"
+
+namespace hyperion::trainer {
+namespace {
+
+constexpr int64_t kManyShards = 512;     // more than this without replicas is worth a warning
+constexpr int64_t kProposedShards = 64;  // of HSDP, at least
+constexpr double kProposedBytes = 32e9;  // of weights, gradients and optimizer per rank, at most
+constexpr double kMuchPadding = 1.1;     // bytes of the padded shards to those of the parameters
+constexpr size_t kNamedParameters = 3;
+
+double states_gib(const JobConfig& config, const models::ModelArgs& model, int64_t shards) {
+  const JobSize size = job_size(config, model, shards, /*microbatches=*/1);
+  return (size.states() + size.averages) / (1 << 30);
+}
+
+// The fewest shards that divide `shards`, are not many and leave room for activations.
+std::optional<int64_t> proposed_shards(const JobConfig& config, const models::ModelArgs& model,
+                                       int64_t shards) {
+  for (int64_t fewer = kProposedShards; fewer <= kManyShards; ++fewer)
+    if (shards % fewer == 0 && states_gib(config, model, fewer) * (1 << 30) <= kProposedBytes) return fewer;
+  return std::nullopt;
+}
+
+std::string advice_on_replicas(const JobConfig& config, const models::ModelArgs& model, int64_t shards) {
+  const std::string cost = fmt::format(
+      "parallelism.data_parallel_shard_degree: the parameters are sharded over {} ranks without replicas, so "
+      "every all-gather and reduce-scatter waits for all of them, and takes more steps the more there are",
+      human_count(static_cast<uint64_t>(shards)));
+  const std::optional<int64_t> fewer = proposed_shards(config, model, shards);
+  if (!fewer) return cost;
+  return fmt::format(
+      "{}; data_parallel_shard_degree = {} with data_parallel_replicate_degree = {} (HSDP) shards over {} "
+      "ranks, for {:.1f} GiB instead of {:.1f} GiB per rank for weights, gradients and optimizer{}",
+      cost, *fewer, shards / *fewer, *fewer, states_gib(config, model, *fewer),
+      states_gib(config, model, shards), config.ema.enable ? " and averages" : "");
+}
+
+struct Padding {
+  std::string name;  // without the number of its layer
+  int64_t rows = 0;
+  double times = 1;  // padded to true
+};
+
+// "layers.3.attention.wk.weight" -> "attention.wk.weight"
+std::string name_in_layer(const std::string& fqn) {
+  constexpr std::string_view kLayers = "layers.";
+  if (!fqn.starts_with(kLayers)) return fqn;
+  return fqn.substr(fqn.find('.', kLayers.size()) + 1);
+}
+
+std::optional<std::string> advice_on_padding(const models::ModelArgs& model, int64_t shards) {
+  double padded = 0, numel = 0;
+  std::map<std::string, Padding> by_name;
+  for (const ParameterPtr& parameter : models::Transformer(model).parameters()) {
+    const double rows =
+        static_cast<double>(parallel::ShardLayout{parameter->rows(), shards}.rows_per_rank() * shards);
+    padded += rows * static_cast<double>(parameter->row_numel());
+    numel += static_cast<double>(parameter->numel());
+    const std::string name = name_in_layer(parameter->fqn);
+    by_name[name] = {name, parameter->rows(), rows / static_cast<double>(parameter->rows())};
+  }
+  if (padded <= kMuchPadding * numel) return std::nullopt;
+  std::vector<Padding> worst;
+  for (const auto& [name, padding] : by_name) worst.push_back(padding);
+  std::ranges::stable_sort(worst, std::ranges::greater{}, &Padding::times);
+  worst.resize(std::min(worst.size(), kNamedParameters));
+  std::vector<std::string> named;
+  for (const Padding& one : worst)
+    named.push_back(fmt::format("{} with {} rows {:.1f}", one.name,
+                                human_count(static_cast<uint64_t>(one.rows)), one.times));
+  return fmt::format(
+      "parallelism.data_parallel_shard_degree: {} shards of a parameter hold whole rows, each as many as the "
+      "largest: all-gathers move {:.2f} times the model's bytes, {:.0f} % of them padding (times its size: "
+      "{}); shard over fewer ranks, with replicas",
+      human_count(static_cast<uint64_t>(shards)), padded / numel, 100 * (1 - numel / padded),
+      fmt::join(named, ", "));
+}
+
+}  // namespace
+
+std::vector<std::string> sharding_advice(const JobConfig& config, const models::ModelArgs& model,
+                                         const parallel::Mesh& mesh) {
+  const int64_t shards = mesh.degree(parallel::MeshDim::kFsdp);
+  std::vector<std::string> advice;
+  if (shards > kManyShards && mesh.degree(parallel::MeshDim::kDpReplicate) == 1)
+    advice.push_back(advice_on_replicas(config, model, shards));
+  if (auto padding = advice_on_padding(model, shards)) advice.push_back(*std::move(padding));
+  return advice;
+}
+
+}  // namespace hyperion::trainer

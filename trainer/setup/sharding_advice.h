@@ -1,0 +1,18 @@
+// What a job pays for how its parameters are sharded, where another mesh would cost less. Pure.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "models/flavors/model_args.h"
+#include "parallel/mesh.h"
+#include "trainer/config/job_config.h"
+
+namespace hyperion::trainer {
+
+// Sentences for warnings: one about FSDP without replicas over very many ranks, with degrees of HSDP that
+// fit; one about parameters that have too few rows for so many shards. None for most jobs.
+std::vector<std::string> sharding_advice(const JobConfig& config, const models::ModelArgs& model,
+                                         const parallel::Mesh& mesh);
+
+}  // namespace hyperion::trainer

@@ -1,0 +1,60 @@
+#include "trainer/setup/text_rate.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include <fmt/format.h>
+
+#include "base/counted.h"
+#include "trainer/data/sources.h"
+#include "trainer/setup/data_setup.h"
+
+namespace hyperion::trainer {
+namespace {
+
+constexpr size_t kSampledFiles = 16;
+constexpr size_t kSampledBytes = size_t{64} << 10;  // of a document
+constexpr std::chrono::milliseconds kMeasured(100);
+constexpr double kDependable = 0.8;  // share of the measured rate: the thread also reads and cuts batches
+
+}  // namespace
+
+std::vector<std::string> sample_of_text(const JobConfig& config) {
+  std::vector<std::string> documents;
+  for (const CorpusFile& file : find_corpus(training_files(config))) {
+    if (documents.size() == kSampledFiles) break;
+    if (file.shard) continue;
+    documents.push_back(
+        JsonLines::check_first_line(file.path, {config.training.text_field, kTrainingKeys.field}));
+    documents.back().resize(std::min(documents.back().size(), kSampledBytes));
+  }
+  return documents;
+}
+
+double tokenizer_rate(const Tokenizer& tokenizer, const std::vector<std::string>& documents) {
+  using Clock = std::chrono::steady_clock;
+  const auto pass = [&] {
+    size_t tokens = 0;
+    for (const std::string& document : documents) tokens += tokenizer.encode(document, true, true).size();
+    return tokens;
+  };
+  pass();  // fills the caches
+  const auto begin = Clock::now();
+  size_t tokens = 0;
+  do tokens += pass();
+  while (Clock::now() - begin < kMeasured);
+  return static_cast<double>(tokens) / std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+std::optional<std::string> text_rate_advice(double thread_rate, double gpu_rate, int64_t ranks) {
+  const double needed = gpu_rate * static_cast<double>(ranks);
+  if (needed <= kDependable * thread_rate) return std::nullopt;
+  const auto readable = [](double rate) { return human_count(static_cast<uint64_t>(rate)); };
+  return fmt::format(
+      "training.dataset_path: text is tokenised by one thread on each rank, for all {} that read different "
+      "data: at most {} tokens/s here, and they would use about {} tokens/s; run `hyperion tokenize` once "
+      "and train from its token shards",
+      counted(ranks, "rank"), readable(thread_rate), readable(needed));
+}
+
+}  // namespace hyperion::trainer

@@ -1,0 +1,25 @@
+// Whether the thread that tokenises text on each rank can feed the GPUs: it reads the whole stream, the
+// documents of all ranks (trainer/data/loader.h).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "trainer/config/job_config.h"
+#include "trainer/data/tokenizer/tokenizer.h"
+
+namespace hyperion::trainer {
+
+// The first document of each of the first files with training text; none where all are token shards.
+std::vector<std::string> sample_of_text(const JobConfig& config);
+
+// Tokens per second of one thread, measured on `documents` for a tenth of a second after one pass over them.
+double tokenizer_rate(const Tokenizer& tokenizer, const std::vector<std::string>& documents);
+
+// The sentence of a warning where `ranks` GPUs that each train on `gpu_rate` tokens per second need more than
+// a thread that tokenises `thread_rate` can be expected to give. Pure.
+std::optional<std::string> text_rate_advice(double thread_rate, double gpu_rate, int64_t ranks);
+
+}  // namespace hyperion::trainer
