@@ -78,6 +78,11 @@ void record_failed_operation(FailedOperation operation) {
   write_record(ExitCode::kCommunication, own().operation->phase, own().operation->cause);
 }
 
+bool operation_failed() {
+  std::lock_guard lock(own().mutex);
+  return own().operation.has_value();
+}
+
 void record_lost_ranks(std::vector<int> lost) {
   std::lock_guard lock(own().mutex);
   if (!own().operation || lost.empty()) return;

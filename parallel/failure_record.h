@@ -29,6 +29,7 @@ struct FailedOperation {
 // any moment now, and a GPU's communicator may hang on the way out. Callable from any thread; the first one
 // counts, because those that follow are its consequence.
 void record_failed_operation(FailedOperation operation);
+bool operation_failed();  // one has been remembered
 // Adds the ranks that did not answer to the record of that operation.
 void record_lost_ranks(std::vector<int> lost);
 

@@ -1,8 +1,8 @@
 #include "parallel/process_group.h"
 
-#include <cstdlib>
 #include <exception>
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -14,43 +14,30 @@
 #include "base/rank_list.h"
 #include "base/resources.h"
 #include "parallel/backend_communicator.h"
-#include "parallel/failure_record.h"
+#include "parallel/nccl_job.h"
 #include "parallel/network.h"
+#include "parallel/peer_watch.h"
 #include "parallel/phase.h"
 #include "parallel/post_mortem.h"
 #include "parallel/rendezvous.h"
 #include "parallel/shared_memory_communicator.h"
 
 namespace hyperion::parallel {
-namespace {
 
 using std::chrono::milliseconds;
-
-// What to say when NCCL's watchdog thread ends the process: c10d throws there, where no caller can catch it.
-std::terminate_handler terminate_before = nullptr;
-[[noreturn]] void on_terminate() {
-  std::string why = "unknown error";
-  try {
-    if (const auto current = std::current_exception()) std::rethrow_exception(current);
-  } catch (const std::exception& error) {
-    if (exhausted_resource(error) && terminate_before != nullptr) terminate_before();
-    why = brief(error);
-  } catch (...) {
-  }
-  spdlog::default_logger()->flush();
-  _exit(report_failure(ExitCode::kCommunication, "communication failed: " + why));
-}
-
-}  // namespace
 
 std::map<std::string, std::string> nccl_environment(const CommOptions& options) {
   // 3 = on an error leave the clean-up to the end of the process: other modes abort before the recorder has
   // dumped.
   std::map<std::string, std::string> result = {
       {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "3"},
+      // All that a communicator needs is allocated when it is made, not by the first collective of a kind.
+      {"NCCL_RUNTIME_CONNECT", "0"},
       {"TORCH_FR_BUFFER_SIZE", std::to_string(options.trace_buffer_size)}};
   if (options.trace_buffer_size > 0) {
     result.emplace("TORCH_NCCL_DUMP_ON_TIMEOUT", "1");
+    // The watchdog ends the job after four times this, whether the dump was faster or not.
+    result.emplace("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "2500");
     if (!options.trace_prefix.empty()) result["TORCH_FR_DUMP_TEMP_FILE"] = options.trace_prefix;
   }
   return result;
@@ -59,6 +46,10 @@ std::map<std::string, std::string> nccl_environment(const CommOptions& options) 
 struct ProcessGroups::Rendezvous {
   Environment environment;
   c10::intrusive_ptr<c10d::Store> store;
+  std::unique_ptr<PeerWatch> watch;  // over NCCL
+  ~Rendezvous() {
+    if (watch) forget_others();
+  }
 };
 
 ProcessGroups::ProcessGroups(const Mesh& mesh, const Environment& environment, const CommOptions& options)
@@ -70,8 +61,8 @@ ProcessGroups::ProcessGroups(const Mesh& mesh, const Environment& environment, c
     network_ = describe_network(gloo_interfaces(environment), options.backend == CommBackend::kNccl,
                                 network_variables());
     if (options.backend == CommBackend::kNccl) {
+      require_consistent_variables();
       set_unless_user_did(nccl_environment(options));
-      if (std::get_terminate() != on_terminate) terminate_before = std::set_terminate(on_terminate);
     }
     Fingerprint identity = options.identity;
     identity["WORLD_SIZE"] = std::to_string(environment.world_size);
@@ -79,6 +70,13 @@ ProcessGroups::ProcessGroups(const Mesh& mesh, const Environment& environment, c
     identity["device"] = options.backend == CommBackend::kNccl ? "cuda" : "cpu";
     identity["WORLD_SIZE = LOCAL_WORLD_SIZE"] = environment.single_host() ? "yes" : "no";
     rendezvous_->store = join_ranks(environment, identity, options.init_timeout);
+    if (options.backend == CommBackend::kNccl) {
+      rendezvous_->watch =
+          std::make_unique<PeerWatch>(*rendezvous_->store, environment, options.init_timeout);
+      report_failures_of_threads(
+          [rendezvous = rendezvous_.get(), ranks = mesh.group(environment.rank, MeshDim::kWorld)](
+              const std::string& phase) { return ask_others(*rendezvous, ranks, "a collective", phase); });
+    }
   }
 
   std::map<std::vector<int>, std::shared_ptr<Communicator>> shareable;
@@ -107,6 +105,10 @@ ProcessGroups::ProcessGroups(const Mesh& mesh, const Environment& environment, c
 
 ProcessGroups::~ProcessGroups() = default;
 
+void ProcessGroups::leave(PeerWatch::End end) {
+  if (rendezvous_->watch) rendezvous_->watch->leave(end);
+}
+
 CommOptions ProcessGroups::host_options() const {
   CommOptions options = options_;
   if (options.backend == CommBackend::kNccl) options.backend = CommBackend::kGloo;
@@ -118,6 +120,27 @@ std::shared_ptr<Communicator> ProcessGroups::new_host_group(const std::string& n
   group->set_observer(observer_);
   return group;
 }
+
+namespace {
+
+// NCCL, which allocates some hundred megabytes for a group, says "unhandled cuda error" when it gets none.
+void throw_if_gpu_is_full(const std::exception& error, int rank, int device, const std::string& group) {
+  constexpr double kGiB = 1 << 30;
+  const DeviceLibrary::Memory memory = device_library().memory(device);
+  const bool cuda_failed =
+      std::string_view(error.what()).find("unhandled cuda error") != std::string_view::npos;
+  if (!exhausted_resource(error) && !(cuda_failed && static_cast<double>(memory.free) < 0.5 * kGiB)) return;
+  const auto gib = [](int64_t bytes) { return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / kGiB); };
+  throw Error(
+      ExitCode::kResources,
+      fmt::format("rank {}: the memory of GPU {} ran out while NCCL connected group {}: of {} are {} free, "
+                  "{} reserved for this rank's tensors, {} used by contexts, NCCL and other processes; "
+                  "end other programs on that GPU",
+                  rank, device, group, gib(memory.total), gib(memory.free), gib(memory.reserved),
+                  gib(memory.total - memory.free - memory.reserved)));
+}
+
+}  // namespace
 
 std::shared_ptr<Communicator> ProcessGroups::make_group(const std::string& name, int rank,
                                                         const std::vector<int>& ranks,
@@ -136,6 +159,7 @@ std::shared_ptr<Communicator> ProcessGroups::make_group(const std::string& name,
             make_gloo_communicator(name, rank, ranks, store, rendezvous_->environment, options.init_timeout);
       }
     } else {
+      const PhaseGuard phase(fmt::format("connection of group {}", name));
       const NcclOptions nccl{name, options.init_timeout, options.device_index, true};
       const int size = static_cast<int>(ranks.size());
       group = make_nccl_communicator(name, rank, ranks,
@@ -144,13 +168,21 @@ std::shared_ptr<Communicator> ProcessGroups::make_group(const std::string& name,
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
+    if (options.backend == CommBackend::kNccl)
+      throw_if_gpu_is_full(error, rendezvous_->environment.rank, options.device_index, name);
     if (exhausted_resource(error)) throw;
     throw_comm("rank {} could not connect group {} (ranks {}): {}", rendezvous_->environment.rank, name,
                rank_list(ranks), brief(error));
   }
-  group->set_post_mortem([base = rendezvous_->store, own = rendezvous_->environment.rank, ranks](
-                             const std::string& operation, const std::string& phase) {
-    return ask_others(base, own, ranks, operation, phase);
+  group->set_post_mortem([rendezvous = rendezvous_.get(), ranks](const std::string& operation,
+                                                                 const std::string& phase) {
+    if (rendezvous->watch) {  // which knows, and needs no store, that a lost rank 0 would have taken along
+      const std::vector<int> lost = rendezvous->watch->lost_ranks(milliseconds(500));
+      if (!lost.empty())
+        return Communicator::PostMortem{fmt::format("; rank {} is lost: see its log first", rank_list(lost)),
+                                        lost};
+    }
+    return ask_others(rendezvous->store, rendezvous->environment.rank, ranks, operation, phase);
   });
   return group;
 }

@@ -11,6 +11,7 @@
 #include "parallel/communicator.h"
 #include "parallel/environment.h"
 #include "parallel/mesh.h"
+#include "parallel/peer_watch.h"
 
 namespace hyperion::parallel {
 
@@ -59,6 +60,9 @@ class ProcessGroups {
   // For every later operation of every group: the trainer calls it after the first step of the run.
   void set_timeout(std::chrono::milliseconds timeout);
   void abort();
+  // The peers are told how this rank ends, which watch each other over NCCL (PeerWatch): before it leaves a
+  // job that is done, or fails.
+  void leave(PeerWatch::End end);
   // For the log of a start: the interface of this rank and the user's variables; empty where nothing is sent.
   const std::vector<std::string>& network() const { return network_; }
 

@@ -151,20 +151,23 @@ void Trainer::load_checkpoint() {
 }
 
 ExitCode Trainer::run() {
-  const auto ended = [this](const std::string& reason, ExitCode code) {
+  using parallel::PeerWatch;
+  const auto ended = [this](const std::string& reason, ExitCode code, PeerWatch::End end) {
+    job_.runtime.groups->leave(end);
     metrics_->event(state_.step, "end", {{"reason", reason}, {"exit_code", static_cast<int64_t>(code)}});
   };
   try {
     const ExitCode code = train();
-    ended(code == ExitCode::kOk ? "completed" : "stopped by a signal", code);
+    ended(code == ExitCode::kOk ? "completed" : "stopped by a signal", code, PeerWatch::End::kDone);
     return code;
   } catch (const Error& error) {
-    ended(error.what(), error.code());
+    ended(error.what(), error.code(), PeerWatch::End::kFailed);
     if (error.code() == ExitCode::kNonFinite) finish_saves();
     throw;
   } catch (const std::exception& error) {
     const auto resource = exhausted_resource(error);
-    ended(resource ? resource->what : error.what(), resource ? ExitCode::kResources : ExitCode::kBug);
+    ended(resource ? resource->what : error.what(), resource ? ExitCode::kResources : ExitCode::kBug,
+          PeerWatch::End::kFailed);
     throw;
   }
 }

@@ -25,7 +25,7 @@ struct NcclOptions {
 
 // Every function may throw c10::Error. Device indices count the visible devices.
 struct DeviceLibrary {
-  static constexpr uint32_t kVersion = 3;  // raised whenever this struct changes
+  static constexpr uint32_t kVersion = 4;  // raised whenever this struct changes
   uint32_t version;
   uint32_t struct_size;
 
@@ -34,6 +34,11 @@ struct DeviceLibrary {
   std::string (*device_name)(int index);
   int (*compute_capability)(int index);  // 90 for SM90
   int64_t (*total_memory)(int index);
+  struct Memory {
+    int64_t free = 0, total = 0;  // of the device, whoever uses it
+    int64_t reserved = 0;         // by libtorch's allocator, for this process's tensors
+  };
+  Memory (*memory)(int index);
   // Page-locked host memory of exactly this size; nullptr when there is none. (libtorch's own pool rounds up
   // to a power of two and never gives back.)
   void* (*allocate_pinned)(uint64_t bytes);
@@ -43,6 +48,7 @@ struct DeviceLibrary {
   void (*record_memory_history)(int max_entries);  // 0 stops recording
   std::string (*memory_snapshot)();                // a pickle for pytorch.org/memory_viz
 
+  // Connected when it returns: collective over the group's ranks.
   c10::intrusive_ptr<c10d::Backend> (*make_nccl_backend)(const c10::intrusive_ptr<c10d::Store>& store,
                                                          int rank, int size, const NcclOptions& options);
 };

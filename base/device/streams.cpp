@@ -1,5 +1,6 @@
 #include "base/device/streams.h"
 
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 namespace hyperion {
@@ -11,7 +12,11 @@ void DeviceEvent::record(const DeviceStream& stream) {
 }
 
 void DeviceEvent::wait_on_host() const {
-  if (event_) event_->synchronize();
+  if (!event_) return;
+  // Else the runtime would make a context on the first GPU for a thread that has not chosen one: half a
+  // gigabyte of another rank's memory.
+  const c10::DeviceGuard guard(event_->device());
+  event_->synchronize();
 }
 
 DeviceStream DeviceStream::current(c10::Device device) {

@@ -1,4 +1,6 @@
 // What the surviving ranks say when a rank is dead, stopped, late, missing or different.
+#include <functional>
+#include <new>
 #include <thread>
 
 #include <arpa/inet.h>
@@ -9,11 +11,15 @@
 #include <unistd.h>
 
 #include <ATen/ATen.h>
+#include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "base/error.h"
 #include "parallel/agreement.h"
+#include "parallel/failure_record.h"
+#include "parallel/nccl_job.h"
+#include "parallel/peer_watch.h"
 #include "parallel/phase.h"
 #include "parallel/process_group.h"
 #include "parallel/rendezvous.h"
@@ -79,6 +85,54 @@ TEST_CASE("a rank killed inside a collective is found by its peers at once") {
     check_mentions(outcomes[rank],
                    {"all_gather", "fsdp/0", "step 3 forward layers.0", "no word from rank 2"});
   }
+}
+
+TEST_CASE("a watched rank ends its peers unless it has taken leave") {
+  struct Case {
+    std::function<void(PeerWatch&)> end;
+    int exit_code;
+    const char* said;
+  };
+  for (const auto& [end, exit_code, said] :
+       std::vector<Case>{{[](PeerWatch&) { raise(SIGKILL); }, kCommunication, "rank 1 has ended"},
+                         {[](PeerWatch&) { throw_data("unhappy"); }, kCommunication, "rank 1 has failed"},
+                         {[](PeerWatch& watch) { watch.leave(PeerWatch::End::kDone); }, 0, ""},
+                         {[](PeerWatch&) {}, 0, ""}}) {
+    const auto outcomes = run_ranks_outcome(3, [&](const Environment& environment) {
+      set_own_rank(environment);
+      const auto store = join_ranks(environment, {}, seconds(20));
+      PeerWatch watch(*store, environment, seconds(20));
+      set_phase("step 3");
+      environment.rank == 1 ? end(watch) : std::this_thread::sleep_for(seconds(14));
+    });
+    for (int rank : {0, 2}) {
+      CAPTURE(said, outcomes[rank].output);
+      CHECK(outcomes[rank].exit_code == exit_code);
+      CHECK(outcomes[rank].output.find(said) != std::string::npos);
+      CHECK((outcomes[rank].output.find("in phase 'step 3'") != std::string::npos) == (exit_code != 0));
+    }
+  }
+}
+
+TEST_CASE("a thread of libtorch that fails ends the process with the code of what it met") {
+  const auto thrown_in_a_thread = [](const auto& error) {
+    return run_ranks_outcome(1, [&](const Environment&) {
+      std::set_terminate([] { ::_exit(static_cast<int>(ExitCode::kResources)); });  // the program's own
+      report_failures_of_threads([](const std::string&) {
+        return Communicator::PostMortem{"; no word from rank 3", {3}};
+      });
+      std::thread([&] { throw error; }).join();
+    })[0];
+  };
+  const c10::SourceLocation here = {__func__, __FILE__, static_cast<uint32_t>(__LINE__)};
+  const RankOutcome lost = thrown_in_a_thread(c10::DistBackendError(here, "Watchdog caught a timeout"));
+  CHECK(lost.exit_code == kCommunication);
+  CHECK(lost.output.find("Watchdog caught a timeout; no word from rank 3") != std::string::npos);
+  const RankOutcome bug =
+      thrown_in_a_thread(c10::DistBackendError(here, "CUDA error: an illegal memory access"));
+  CHECK(bug.exit_code == static_cast<int>(ExitCode::kBug));
+  CHECK(bug.output.find("internal error on the GPU: CUDA error") != std::string::npos);
+  CHECK(thrown_in_a_thread(std::bad_alloc()).exit_code == static_cast<int>(ExitCode::kResources));
 }
 
 TEST_CASE("missing ranks are named when the rendezvous times out") {

@@ -91,6 +91,25 @@ class SimulatedGpu(JobTest):
         job = self.run_job("--checkpoint.enable", "--training.max_norm=0.5", code=2, ranks=2, env=self.gpu())
         self.assertIn("training.max_norm", job.text())
 
+    def test_ranks_are_connected_before_anything_is_computed_and_make_contexts_on_their_own_gpus_alone(self):
+        trace = self.folder / "trace"
+        for what in ([ASYNC, "--checkpoint.enable", "--ema.enable", "--ema.device=cpu"], HSDP):
+            self.run_job(*what, "--training.steps=3", code=0, ranks=4,
+                         env=self.gpu("1", HYPERION_SIMULATED_TRACE=trace))
+            lines = trace.read_text().splitlines()
+            trace.unlink()
+            kinds = [line.split("\t")[0] for line in lines]
+            connected = len(lines) - 1 - lines[::-1].index("nccl\tinit")
+            self.assertLess(connected, kinds.index("kernel"))
+            contexts = [line.split()[1:] for line in lines if line.startswith("context")]
+            self.assertEqual(sorted(device for device, _ in contexts), ["0", "1", "2", "3"], contexts)
+            self.assertEqual(len({process for _, process in contexts}), 4, contexts)
+
+    def test_a_gpu_without_room_for_nccl_is_out_of_memory_and_what_holds_it_is_said(self):
+        self.run_job(code=72, ranks=2, env=self.gpu(HYPERION_SIMULATED_MEMORY=400 << 20),
+                     says=["the memory of GPU 0 ran out while NCCL connected group fsdp/0: of 0.39 GiB are 0.14 GiB free",
+                           "0.00 GiB reserved for this rank's tensors, 0.25 GiB used by contexts, NCCL and other processes"])
+
     def test_a_units_gathers_are_one_launch_and_none_grow_with_the_ranks(self):
         step = self.steady_step("--activation_checkpoint.mode=none", ranks=2)
         blocks = 2  # beside them the embedding and the head, gathered once

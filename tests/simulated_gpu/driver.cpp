@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <sys/mman.h>
 
+#include "tests/simulated_gpu/context.h"
 #include "tests/simulated_gpu/memory.h"
 #include "tests/simulated_gpu/stream.h"
 #include "tests/simulated_gpu/trace.h"
@@ -27,9 +28,9 @@ CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice
   *value = attribute == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
   return CUDA_SUCCESS;
 }
-CUresult cuDevicePrimaryCtxGetState(CUdevice, unsigned* flags, int* active) {
+CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned* flags, int* active) {
   *flags = 0;
-  *active = 1;
+  *active = has_context(device) ? 1 : 0;
   return CUDA_SUCCESS;
 }
 CUresult cuCtxGetCurrent(CUcontext* context) {

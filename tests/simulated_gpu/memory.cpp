@@ -34,9 +34,17 @@ bool computing() {
   return given == nullptr || std::strcmp(given, "off") != 0;
 }
 
+size_t device_memory() {
+  static const size_t bytes = [] {
+    const char* given = std::getenv("HYPERION_SIMULATED_MEMORY");
+    return given == nullptr ? size_t{80} << 30 : std::strtoull(given, nullptr, 10);
+  }();
+  return bytes;
+}
+
 void* allocate(size_t bytes, MemoryKind kind) {
   const std::lock_guard lock(g_mutex);
-  if (kind == MemoryKind::kDevice && g_in_use + bytes > kDeviceMemory) return nullptr;
+  if (kind == MemoryKind::kDevice && g_in_use + bytes > device_memory()) return nullptr;
   void* memory = mmap(nullptr, std::max<size_t>(bytes, 1), PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) return nullptr;
@@ -59,7 +67,7 @@ void release(void* memory) {
 
 bool make_pages(size_t bytes) {
   const std::lock_guard lock(g_mutex);
-  if (g_in_use + bytes > kDeviceMemory) return false;
+  if (g_in_use + bytes > device_memory()) return false;
   g_in_use += bytes;
   return true;
 }

@@ -7,7 +7,8 @@ namespace simulated_gpu {
 
 enum class MemoryKind { kPageable, kPinned, kDevice };
 
-constexpr size_t kDeviceMemory = size_t{80} << 30;
+// Of each GPU: HYPERION_SIMULATED_MEMORY bytes; 80 GiB.
+size_t device_memory();
 
 // False where HYPERION_SIMULATED_COMPUTE=off: then nothing is computed, copied or sent, so that models of any
 // size show what they ask a GPU for. Device memory holds zeros.

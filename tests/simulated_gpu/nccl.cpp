@@ -29,6 +29,7 @@ namespace {
 constexpr size_t kSlot = 1 << 20;
 constexpr int kMostRanks = 64;
 constexpr std::chrono::minutes kPatience{5};
+constexpr size_t kBuffers = size_t{256} << 20;  // device memory of a communicator
 
 struct alignas(64) Shared {
   std::atomic<uint32_t> arrived, round;
@@ -211,8 +212,9 @@ ncclResult_t ncclGetVersion(int* version) {
   *version = NCCL_VERSION_CODE;
   return ncclSuccess;
 }
-const char* ncclGetErrorString(ncclResult_t) {
-  return "error of the simulated NCCL";
+const char* ncclGetErrorString(ncclResult_t result) {
+  return result == ncclUnhandledCudaError ? "unhandled cuda error (run with NCCL_DEBUG=INFO for details)"
+                                          : "error of the simulated NCCL";
 }
 const char* ncclGetLastError(ncclComm_t) {
   return "";
@@ -226,6 +228,8 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
 
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id, int rank, ncclConfig_t*) {
   if (size > kMostRanks) return ncclInvalidArgument;
+  trace("nccl", "init");
+  if (!make_pages(kBuffers)) return ncclUnhandledCudaError;
   const int file = shm_open(id.internal, O_RDWR | O_CREAT, 0600);
   const size_t bytes = sizeof(Shared) + kSlot * static_cast<size_t>(size);
   if (file < 0 || ftruncate(file, static_cast<off_t>(bytes)) != 0) return ncclSystemError;
@@ -246,6 +250,7 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm) {
 }
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   comm->finish();
+  drop_pages(kBuffers);
   return ncclSuccess;
 }
 ncclResult_t ncclCommAbort(ncclComm_t comm) {

@@ -1,5 +1,7 @@
 // The functions of the CUDA runtime that libtorch calls. Kernels are launched into nothing: what they would
 // have computed, operators.cpp computes.
+#include <array>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -12,13 +14,24 @@
 #include <vector>
 
 #include <cuda_runtime_api.h>
+#include <unistd.h>
 
+#include "tests/simulated_gpu/context.h"
 #include "tests/simulated_gpu/memory.h"
 #include "tests/simulated_gpu/operators.h"
 #include "tests/simulated_gpu/stream.h"
 #include "tests/simulated_gpu/trace.h"
 
 using namespace simulated_gpu;
+
+namespace simulated_gpu {
+
+std::atomic<bool>& has_context(int device) {
+  static std::array<std::atomic<bool>, 256> contexts{};
+  return contexts.at(static_cast<size_t>(device));
+}
+
+}  // namespace simulated_gpu
 
 namespace {
 
@@ -34,6 +47,14 @@ cudaError_t failed(cudaError_t error) {
 int devices() {
   const char* given = std::getenv("HYPERION_SIMULATED_GPUS");
   return given == nullptr ? 4 : std::atoi(given);
+}
+
+// Most calls make a context on the calling thread's device, if it has none, as the runtime's do. On a real
+// GPU each takes half a gigabyte.
+void need_context() {
+  std::atomic<bool>& made = has_context(t_device);
+  if (!made && !made.exchange(true))
+    trace("context", (std::to_string(t_device) + " " + std::to_string(getpid())).c_str());
 }
 
 struct Event {
@@ -60,6 +81,7 @@ std::map<const void*, std::string>& kernels() {
 }
 
 cudaError_t launch(const void* function, dim3 grid, dim3 block) {
+  need_context();
   if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.y > 65535 || grid.z > 65535 || block.x == 0 ||
       block.x * block.y * block.z > 1024)
     return failed(cudaErrorInvalidConfiguration);
@@ -73,6 +95,7 @@ cudaError_t launch(const void* function, dim3 grid, dim3 block) {
 
 // The host's half of a copy: pageable memory is read before the call returns, and written before it too.
 cudaError_t copy(void* to, const void* from, size_t bytes, cudaStream_t stream) {
+  need_context();
   if (bytes == 0 || (!computing() && kind_of(to) == MemoryKind::kDevice)) return cudaSuccess;
   Stream& queue = stream_of(stream);
   const bool to_host = kind_of(to) == MemoryKind::kPageable,
@@ -106,13 +129,14 @@ cudaError_t cudaGetDevice(int* device) {
 cudaError_t cudaSetDevice(int device) {
   if (device < 0 || device >= devices()) return failed(cudaErrorInvalidDevice);
   t_device = device;
+  need_context();
   return cudaSuccess;
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   take_over_operators();
   *properties = {};
   std::strcpy(properties->name, "NVIDIA H100 80GB HBM3 (simulated)");
-  properties->totalGlobalMem = kDeviceMemory;
+  properties->totalGlobalMem = device_memory();
   properties->sharedMemPerBlock = 48 << 10;
   properties->sharedMemPerBlockOptin = 227 << 10;
   properties->sharedMemPerMultiprocessor = 228 << 10;
@@ -187,6 +211,7 @@ cudaError_t cudaDeviceCanAccessPeer(int* can, int, int) {
   return cudaSuccess;
 }
 cudaError_t cudaDeviceSynchronize() {
+  need_context();
   trace("synchronize", "device");
   wait_for_all_streams();
   return cudaSuccess;
@@ -225,18 +250,21 @@ const char* cudaGetErrorString(cudaError_t error) {
 // --- memory ---
 
 cudaError_t cudaMalloc(void** memory, size_t bytes) {
+  need_context();
   trace("malloc", "");
   *memory = allocate(bytes, MemoryKind::kDevice);
   return *memory == nullptr ? failed(cudaErrorMemoryAllocation) : cudaSuccess;
 }
 cudaError_t cudaFree(void* memory) {
   if (memory == nullptr) return cudaSuccess;
+  need_context();
   trace("free", "");
   wait_for_all_streams();
   release(memory);
   return cudaSuccess;
 }
 cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned) {
+  need_context();
   trace("host alloc", "");
   *memory = allocate(bytes, MemoryKind::kPinned);
   return *memory == nullptr ? failed(cudaErrorMemoryAllocation) : cudaSuccess;
@@ -245,8 +273,9 @@ cudaError_t cudaFreeHost(void* memory) {
   return cudaFree(memory);
 }
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
-  *total = kDeviceMemory;
-  *free = kDeviceMemory - device_memory_in_use();
+  need_context();
+  *total = device_memory();
+  *free = device_memory() - device_memory_in_use();
   return cudaSuccess;
 }
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* memory) {
@@ -272,6 +301,7 @@ cudaError_t cudaMemcpyPeerAsync(void* to, int, const void* from, int, size_t byt
   return copy(to, from, bytes, stream);
 }
 cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t stream) {
+  need_context();
   trace("memset", "");
   if (bytes > 0 && computing()) stream_of(stream).enqueue([=] { std::memset(memory, value, bytes); });
   return cudaSuccess;
@@ -283,6 +313,7 @@ cudaError_t cudaMemset(void* memory, int value, size_t bytes) {
 // --- streams and events ---
 
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
+  need_context();
   *stream = static_cast<cudaStream_t>(new_stream());
   return cudaSuccess;
 }
@@ -293,15 +324,18 @@ cudaError_t cudaStreamDestroy(cudaStream_t) {
   return cudaSuccess;
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  need_context();
   Stream& queue = stream_of(stream);
   return queue.done(queue.newest()) ? cudaSuccess : cudaErrorNotReady;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  need_context();
   trace("synchronize", "stream");
   stream_of(stream).wait();
   return cudaSuccess;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  need_context();
   const Event now = event_of(event);
   if (now.stream == nullptr || now.stream == &stream_of(stream)) return cudaSuccess;
   stream_of(stream).enqueue([now] { now.stream->wait(now.number); });
@@ -322,6 +356,7 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) {
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  need_context();
   *event = reinterpret_cast<cudaEvent_t>(new Event);
   return cudaSuccess;
 }
@@ -333,6 +368,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
   return cudaSuccess;
 }
 cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned) {
+  need_context();
   Event& e = event_of(event);
   e.stream = &stream_of(stream);
   e.number = e.stream->newest();
@@ -343,10 +379,12 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   return cudaEventRecordWithFlags(event, stream, 0);
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
+  need_context();
   const Event& e = event_of(event);
   return e.stream == nullptr || e.stream->done(e.number) ? cudaSuccess : failed(cudaErrorNotReady);
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  need_context();
   trace("synchronize", "event");
   const Event e = event_of(event);
   if (e.stream != nullptr) e.stream->wait(e.number);

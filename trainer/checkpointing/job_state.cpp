@@ -6,6 +6,7 @@
 #include <ATen/Context.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <c10/core/DeviceGuard.h>
 
 #include "base/device/device_library.h"
 #include "base/error.h"
@@ -288,7 +289,10 @@ std::shared_ptr<std::byte> DeviceMover::allocate(uint64_t bytes) {
   if (device_.is_cpu()) return checkpoint::MemoryMover::allocate(bytes);
   void* memory = device_library().allocate_pinned(bytes);
   if (memory == nullptr) throw std::bad_alloc();
-  return {static_cast<std::byte*>(memory), device_library().free_pinned};
+  return {static_cast<std::byte*>(memory), [device = device_](void* pinned) {
+            const c10::DeviceGuard guard(device);  // in whatever thread
+            device_library().free_pinned(pinned);
+          }};
 }
 
 }  // namespace hyperion::trainer

@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 #include <nccl.h>
 
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
 #include <torch/csrc/cuda/memory_snapshot.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
@@ -38,6 +40,20 @@ int compute_capability(int index) {
 
 int64_t total_memory(int index) {
   return static_cast<int64_t>(properties(index).totalGlobalMem);
+}
+
+DeviceLibrary::Memory memory(int index) {
+  const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(index));
+  size_t free = 0, total = 0;
+  C10_CUDA_CHECK(cudaMemGetInfo(&free, &total));
+  DeviceLibrary::Memory result{static_cast<int64_t>(free), static_cast<int64_t>(total)};
+  auto* const allocator = c10::cuda::CUDACachingAllocator::get();
+  if (allocator->initialized()) {
+    using c10::CachingDeviceAllocator::StatType;
+    const auto stats = allocator->getDeviceStats(static_cast<c10::DeviceIndex>(index));
+    result.reserved = stats.reserved_bytes[static_cast<size_t>(StatType::AGGREGATE)].current;
+  }
+  return result;
 }
 
 void* allocate_pinned(uint64_t bytes) {
@@ -76,7 +92,9 @@ c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const c10::intrusive_ptr<c10
   nccl->group_name = options.name;
   auto group = c10::make_intrusive<c10d::ProcessGroupNCCL>(store, rank, size, nccl);
   group->setGroupUid(options.name);
-  group->setBoundDeviceId(c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(options.device_index)));
+  const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(options.device_index));
+  group->setBoundDeviceId(device);
+  group->eagerConnectSingleDevice(device);
   return group;
 }
 
@@ -91,6 +109,7 @@ extern "C" __attribute__((visibility("default"))) const DeviceLibrary* hyperion_
       .device_name = device_name,
       .compute_capability = compute_capability,
       .total_memory = total_memory,
+      .memory = memory,
       .allocate_pinned = allocate_pinned,
       .free_pinned = free_pinned,
       .versions = versions,

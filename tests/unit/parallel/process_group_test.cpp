@@ -42,12 +42,15 @@ TEST_CASE("the flight recorder is set up by the keys of v0.2.2") {
   options.trace_prefix = "out/comm_traces/rank_";
   using Variables = std::map<std::string, std::string>;
   CHECK(nccl_environment(options) == Variables{{"TORCH_NCCL_ASYNC_ERROR_HANDLING", "3"},
+                                               {"NCCL_RUNTIME_CONNECT", "0"},
                                                {"TORCH_FR_BUFFER_SIZE", "100"},
                                                {"TORCH_NCCL_DUMP_ON_TIMEOUT", "1"},
+                                               {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "2500"},
                                                {"TORCH_FR_DUMP_TEMP_FILE", "out/comm_traces/rank_"}});
   options.trace_buffer_size = 0;
-  CHECK(nccl_environment(options) ==
-        Variables{{"TORCH_NCCL_ASYNC_ERROR_HANDLING", "3"}, {"TORCH_FR_BUFFER_SIZE", "0"}});
+  CHECK(nccl_environment(options) == Variables{{"TORCH_NCCL_ASYNC_ERROR_HANDLING", "3"},
+                                               {"NCCL_RUNTIME_CONNECT", "0"},
+                                               {"TORCH_FR_BUFFER_SIZE", "0"}});
 }
 
 }  // namespace hyperion::parallel

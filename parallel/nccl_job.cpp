@@ -1,0 +1,181 @@
+#include "parallel/nccl_job.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <mutex>
+#include <string_view>
+#include <utility>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <net/if.h>
+#include <unistd.h>
+
+#include <c10/util/Exception.h>
+
+#include "base/log.h"
+#include "base/printable.h"
+#include "base/resources.h"
+#include "parallel/failure_record.h"
+#include "parallel/phase.h"
+
+namespace hyperion::parallel {
+namespace {
+
+struct Others {
+  std::mutex mutex;
+  std::function<Communicator::PostMortem(const std::string&)> ask;
+};
+Others& others() {
+  static Others* instance = new Others;  // never destroyed: a thread may fail while the process ends
+  return *instance;
+}
+
+std::terminate_handler terminate_before = nullptr;
+
+[[noreturn]] void end_process(ExitCode code, const std::string& why) {
+  std::string message =
+      (code == ExitCode::kBug ? "internal error on the GPU: " : "communication failed: ") + why;
+  if (code == ExitCode::kCommunication) {
+    const std::string phase = current_phase();
+    record_failed_operation({"", 0, "", phase, why});
+    const std::lock_guard lock(others().mutex);
+    if (others().ask) {
+      const Communicator::PostMortem answer = others().ask(phase);
+      record_lost_ranks(answer.silent);
+      message += answer.text;
+    }
+  }
+  spdlog::default_logger()->flush();
+  ::_exit(report_failure(code, message));
+}
+
+[[noreturn]] void on_terminate() {
+  try {
+    if (const auto current = std::current_exception()) std::rethrow_exception(current);
+  } catch (const std::exception& error) {
+    if (const auto code = code_of_thread_failure(error)) end_process(*code, brief(error));
+  } catch (...) {
+  }
+  if (terminate_before != nullptr) terminate_before();
+  std::abort();
+}
+
+}  // namespace
+
+std::optional<ExitCode> code_of_thread_failure(const std::exception& error) {
+  if (exhausted_resource(error)) return std::nullopt;
+  // The watchdog gives all that it meets the type of a communication error, and the text says what it was.
+  const std::string_view text = error.what();
+  if (dynamic_cast<const c10::AcceleratorError*>(&error) != nullptr ||
+      text.find("CUDA error: ") != std::string_view::npos)
+    return ExitCode::kBug;
+  if (dynamic_cast<const c10::DistError*>(&error) != nullptr) return ExitCode::kCommunication;
+  return std::nullopt;
+}
+
+void report_failures_of_threads(std::function<Communicator::PostMortem(const std::string&)> ask_others) {
+  const std::lock_guard lock(others().mutex);
+  others().ask = std::move(ask_others);
+  if (std::get_terminate() != on_terminate) terminate_before = std::set_terminate(on_terminate);
+}
+
+void forget_others() {
+  const std::lock_guard lock(others().mutex);
+  others().ask = nullptr;
+}
+
+VariableProblems contradicting_variables(const EnvironmentLookup& lookup,
+                                         const std::set<std::string>& interfaces) {
+  VariableProblems problems;
+  const auto shown = [](const std::string& name, const std::string& value) {
+    return fmt::format("{}={}", name, printable(value));
+  };
+  const auto is_on = [&](const char* name) {
+    const auto value = lookup(name);
+    return value && (*value == "1" || *value == "true" || *value == "yes" || *value == "y");
+  };
+  // libtorch reads the first name and falls back to the second one.
+  for (const auto& [name, older] : std::initializer_list<std::pair<const char*, const char*>>{
+           {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"},
+           {"TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT"},
+           {"TORCH_NCCL_DESYNC_DEBUG", "NCCL_DESYNC_DEBUG"},
+           {"TORCH_NCCL_ENABLE_TIMING", "NCCL_ENABLE_TIMING"},
+           {"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"},
+           {"TORCH_FR_CPP_STACK", "TORCH_NCCL_TRACE_CPP_STACK"},
+           {"TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"},
+           {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}}) {
+    const auto value = lookup(name), other = lookup(older);
+    if (value && other && *value != *other)
+      problems.refused.push_back(fmt::format("{} and {} are two names of one setting: unset one of them",
+                                             shown(name, *value), shown(older, *other)));
+  }
+  if (is_on("TORCH_NCCL_BLOCKING_WAIT") || is_on("NCCL_BLOCKING_WAIT"))
+    problems.refused.emplace_back(
+        "TORCH_NCCL_BLOCKING_WAIT=1 makes the host wait for each collective and its watchdog end nothing: "
+        "unset "
+        "it; comm.train_timeout_seconds is the limit of a collective");
+  if (is_on("TORCH_NCCL_USE_COMM_NONBLOCKING"))
+    problems.refused.emplace_back(
+        "TORCH_NCCL_USE_COMM_NONBLOCKING=1 connects the ranks in the background, but they are connected at "
+        "start here, before memory is full: unset it");
+  if (is_on("TORCH_NCCL_DUMP_ON_TIMEOUT")) {
+    if (const auto mode = lookup("TORCH_NCCL_ASYNC_ERROR_HANDLING"); mode && *mode != "3")
+      problems.refused.push_back(fmt::format(
+          "TORCH_NCCL_DUMP_ON_TIMEOUT=1 asks for a dump of the flight recorder, but with {} a failed "
+          "collective ends before it is written: set it to 3, or unset it",
+          shown("TORCH_NCCL_ASYNC_ERROR_HANDLING", *mode)));
+    for (const char* name : {"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"})
+      if (const auto size = lookup(name); size && *size == "0")
+        problems.refused.push_back(
+            fmt::format("TORCH_NCCL_DUMP_ON_TIMEOUT=1 asks for a dump of the flight recorder, which {}=0 "
+                        "turns off: unset one "
+                        "of them",
+                        name));
+  }
+  // NCCL's rule: a list of prefixes, "=" before it for whole names, "^" for all but these.
+  if (const auto wanted = lookup("NCCL_SOCKET_IFNAME");
+      wanted && !wanted->empty() && wanted->front() != '^') {
+    const bool whole = wanted->front() == '=';
+    std::string_view list = *wanted;
+    list.remove_prefix(whole ? 1 : 0);
+    bool found = false;
+    while (!list.empty() && !found) {
+      const size_t comma = std::min(list.find(','), list.size());
+      std::string_view one = list.substr(0, comma);
+      one = one.substr(0, one.find(':'));  // a port may follow
+      for (const std::string& interface : interfaces)
+        found = found ||
+                (!one.empty() && (whole ? interface == one : std::string_view(interface).starts_with(one)));
+      list.remove_prefix(std::min(comma + 1, list.size()));
+    }
+    if (!found)
+      problems.refused.push_back(fmt::format("{} names no network interface of this host, which has {}",
+                                             shown("NCCL_SOCKET_IFNAME", *wanted),
+                                             fmt::join(interfaces, ", ")));
+  }
+  if (const auto connections = lookup("CUDA_DEVICE_MAX_CONNECTIONS"); connections && *connections == "1")
+    problems.warned.emplace_back(
+        "CUDA_DEVICE_MAX_CONNECTIONS=1 makes streams run one after the other: gathers and reductions do not "
+        "overlap with computation");
+  return problems;
+}
+
+void require_consistent_variables() {
+  std::set<std::string> interfaces;
+  if (struct if_nameindex* const list = ::if_nameindex(); list != nullptr) {
+    for (const struct if_nameindex* entry = list; entry->if_index != 0; ++entry)
+      interfaces.insert(entry->if_name);
+    ::if_freenameindex(list);
+  }
+  const VariableProblems problems = contradicting_variables(
+      [](const std::string& name) {
+        const char* value = std::getenv(name.c_str());
+        return value == nullptr ? std::nullopt : std::optional<std::string>(value);
+      },
+      interfaces);
+  for (const std::string& warning : problems.warned) log_warning("{}", warning);
+  if (!problems.refused.empty()) throw_config("{}", fmt::join(problems.refused, "\n"));
+}
+
+}  // namespace hyperion::parallel

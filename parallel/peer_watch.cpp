@@ -1,0 +1,189 @@
+#include "parallel/peer_watch.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <exception>
+#include <optional>
+#include <utility>
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <c10/util/Exception.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "base/rank_list.h"
+#include "parallel/failure_record.h"
+#include "parallel/phase.h"
+
+namespace hyperion::parallel {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds, std::chrono::seconds;
+
+constexpr milliseconds kPoll{200};
+// How long a rank has to end by itself, with a better sentence than ours, when a peer
+constexpr seconds kAfterLoss{2};      // ended without a word,
+constexpr seconds kWhileFailing{8};   // the same, and an operation of this rank has failed by it already,
+constexpr seconds kAfterFailure{10};  // failed: for a reason that this rank may be about to find as well.
+
+Descriptor make_own_file() {
+  Descriptor file(::memfd_create("hyperion-rank", MFD_CLOEXEC));
+  if (!file || ::flock(file.get(), LOCK_EX | LOCK_NB) != 0) return {};
+  return file;
+}
+
+std::string host_name() {
+  char name[256] = "";
+  ::gethostname(name, sizeof name - 1);
+  return name;
+}
+
+ino_t inode_of(int fd) {
+  struct stat status {};
+  return ::fstat(fd, &status) == 0 ? status.st_ino : 0;
+}
+
+std::string address_of(int fd) {
+  if (fd < 0) return "";
+  return fmt::format("/proc/{}/fd/{} {} {}", ::getpid(), fd, inode_of(fd), host_name());
+}
+
+// The file of another process; none when it is on another host or its files cannot be seen from here.
+Descriptor open_file_at(const std::string& address) {
+  char path[64] = "";
+  unsigned long long inode = 0;
+  int length = 0;
+  if (std::sscanf(address.c_str(), "%63s %llu %n", path, &inode, &length) != 2) return {};
+  if (address.substr(static_cast<size_t>(length)) != host_name()) return {};
+  Descriptor file(::open(path, O_RDONLY | O_CLOEXEC));
+  if (!file || inode_of(file.get()) != inode) return {};
+  return file;
+}
+
+// Whether the process whose file this is has ended.
+bool owner_ended(int fd) {
+  if (::flock(fd, LOCK_SH | LOCK_NB) != 0) return false;
+  ::flock(fd, LOCK_UN);
+  return true;
+}
+
+std::optional<PeerWatch::End> mark_in(int fd) {
+  char mark = 0;
+  if (::pread(fd, &mark, 1, 0) != 1) return std::nullopt;
+  return static_cast<PeerWatch::End>(mark);
+}
+
+void write_mark(int fd, PeerWatch::End end) {
+  const char mark = static_cast<char>(end);
+  if (fd >= 0 && ::pwrite(fd, &mark, 1, 0) != 1)
+    log_warning("the peers could not be told that this rank ends");
+}
+
+std::string address_key(int rank) {
+  return fmt::format("watch/{}", rank);
+}
+std::string opened_key(int rank) {
+  return fmt::format("watches/{}", rank);
+}
+
+}  // namespace
+
+PeerWatch::PeerWatch(c10d::Store& store, const Environment& environment, milliseconds timeout)
+    : own_rank_(environment.rank), own_file_(make_own_file()) {
+  store.set(address_key(own_rank_), address_of(own_file_.get()));
+  // Launchers number the ranks of a host one after the other; where SLURM was told otherwise, the host's name
+  // in the address does not fit, and the timeout is what ends a job that has lost a rank.
+  const int first = std::max(0, own_rank_ - environment.local_rank);
+  const int end = std::min(environment.world_size, first + environment.local_world_size);
+  std::vector<int> unseen;
+  const auto wait_for = [&](const std::string& key, int rank) {
+    try {
+      store.wait({key}, timeout);
+    } catch (const c10::Error&) {
+      throw_comm("rank {}: rank {} of this host met the others, but did not start; see its log", own_rank_,
+                 rank);
+    }
+  };
+  for (int rank = first; rank < end; ++rank) {
+    if (rank == own_rank_) continue;
+    wait_for(address_key(rank), rank);
+    if (Descriptor file = open_file_at(store.get_to_str(address_key(rank))))
+      peers_.push_back({rank, std::move(file)});
+    else
+      unseen.push_back(rank);
+  }
+  // A rank that ended before the others have its file could not be told from one that cannot be seen.
+  store.set(opened_key(own_rank_), "");
+  for (int rank = first; rank < end; ++rank) wait_for(opened_key(rank), rank);
+  if (!unseen.empty())
+    log_warning(
+        "rank {} cannot see whether rank {} is alive (another host, or a container of its own): if it is "
+        "killed, this rank ends when comm.train_timeout_seconds have passed",
+        own_rank_, rank_list(unseen));
+  if (!peers_.empty()) thread_ = std::thread([this] { watch(); });
+}
+
+PeerWatch::~PeerWatch() {
+  leave(std::uncaught_exceptions() > 0 ? End::kFailed : End::kDone);
+  if (thread_.joinable()) thread_.join();
+}
+
+void PeerWatch::leave(End end) {
+  const std::lock_guard lock(mutex_);
+  if (std::exchange(left_, true)) return;
+  write_mark(own_file_.get(), end);
+  changed_.notify_all();
+}
+
+std::vector<int> PeerWatch::lost_ranks(milliseconds patience) {
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, patience, [this] { return !lost_.empty(); });
+  return lost_;
+}
+
+void PeerWatch::watch() {
+  std::unique_lock lock(mutex_);
+  while (!changed_.wait_for(lock, kPoll, [this] { return left_; })) {
+    // Of ranks that end at the same time, those that say why do so because of those that do not.
+    if (lost_.empty() || lost_failed_) look_at_peers();
+    if (lost_.empty()) continue;
+    const auto patience = lost_failed_ ? kAfterFailure : operation_failed() ? kWhileFailing : kAfterLoss;
+    if (Clock::now() - lost_at_ > patience) end_process();
+  }
+}
+
+void PeerWatch::look_at_peers() {
+  std::vector<int> ended, failed;
+  for (const Peer& peer : peers_) {
+    const bool has_ended = owner_ended(peer.file.get());  // before its mark, which it would have set by then
+    const std::optional<End> mark = mark_in(peer.file.get());
+    if (mark == End::kFailed) failed.push_back(peer.rank);
+    if (has_ended && !mark) ended.push_back(peer.rank);
+  }
+  if (ended.empty() && (failed.empty() || lost_failed_)) return;
+  lost_failed_ = ended.empty();
+  lost_ = lost_failed_ ? failed : ended;
+  lost_at_ = Clock::now();
+  changed_.notify_all();
+}
+
+// Nothing may wait for the GPU any more, and the main thread does: so no exception and no destructor.
+void PeerWatch::end_process() {
+  write_mark(own_file_.get(), End::kFailed);  // else the peers would take this rank for the one that was lost
+  const std::string why = fmt::format("rank {} has {}", rank_list(lost_), lost_failed_ ? "failed" : "ended");
+  record_failed_operation({"", 0, "", current_phase(), why, lost_});
+  record_lost_ranks(lost_);  // of an operation that had failed by then
+  spdlog::default_logger()->flush();
+  ::_exit(report_failure(ExitCode::kCommunication,
+                         fmt::format("{}, and this rank waits for it: see its log first", why)));
+}
+
+}  // namespace hyperion::parallel

@@ -1,0 +1,63 @@
+// Ends this rank when another rank of its host has been lost. Where ranks exchange over NCCL nothing else
+// does it in time: a collective that a lost rank never joins runs on the device, the host waits for it in
+// some call, and NCCL's watchdog gives up when the timeout has passed, if it knows the collective at all.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "base/durable.h"
+#include "parallel/environment.h"
+
+namespace c10d {
+class Store;
+}
+
+namespace hyperion::parallel {
+
+// Each rank holds a lock on a memory file of its own, which the kernel releases when the process ends,
+// however it ends; a rank that ends in order marks the file first. A thread of every rank looks at the files
+// of the other ranks of the host.
+class PeerWatch {
+ public:
+  // How a rank ends that can still say so. The peers of a rank that is done go on without it.
+  enum class End : char { kDone = 'd', kFailed = 'f' };
+
+  // Collective over the ranks of this host. Throws Error(kCommunication) naming a rank that has not come
+  // within `timeout`.
+  PeerWatch(c10d::Store& store, const Environment& environment, std::chrono::milliseconds timeout);
+  // Leaves: as failed while an exception is on its way.
+  ~PeerWatch();
+  PeerWatch(const PeerWatch&) = delete;
+  PeerWatch& operator=(const PeerWatch&) = delete;
+
+  // Tells the peers how this rank ends, and stops watching them. The first call counts.
+  void leave(End end);
+  // The ranks that have been lost; waits up to `patience` for the first.
+  std::vector<int> lost_ranks(std::chrono::milliseconds patience);
+
+ private:
+  struct Peer {
+    int rank = 0;
+    Descriptor file;
+  };
+  void watch();
+  void look_at_peers();
+  [[noreturn]] void end_process();
+
+  const int own_rank_;
+  Descriptor own_file_;
+  std::vector<Peer> peers_;
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable changed_;
+  bool left_ = false;
+  std::vector<int> lost_;     // in order of their numbers
+  bool lost_failed_ = false;  // they have said that they failed; otherwise they ended without a word
+  std::chrono::steady_clock::time_point lost_at_;
+  std::thread thread_;
+};
+
+}  // namespace hyperion::parallel
