@@ -74,8 +74,10 @@ ProcessGroups::ProcessGroups(const Mesh& mesh, const Environment& environment, c
       rendezvous_->watch =
           std::make_unique<PeerWatch>(*rendezvous_->store, environment, options.init_timeout);
       report_failures_of_threads(
-          [rendezvous = rendezvous_.get(), ranks = mesh.group(environment.rank, MeshDim::kWorld)](
-              const std::string& phase) { return ask_others(*rendezvous, ranks, "a collective", phase); });
+          [rendezvous = rendezvous_.get(),
+           ranks = mesh.group(environment.rank, MeshDim::kWorld)](const std::string& phase) {
+            return find_lost_ranks(*rendezvous, ranks, "a collective", phase);
+          });
     }
   }
 
@@ -174,17 +176,22 @@ std::shared_ptr<Communicator> ProcessGroups::make_group(const std::string& name,
     throw_comm("rank {} could not connect group {} (ranks {}): {}", rendezvous_->environment.rank, name,
                rank_list(ranks), brief(error));
   }
-  group->set_post_mortem([rendezvous = rendezvous_.get(), ranks](const std::string& operation,
-                                                                 const std::string& phase) {
-    if (rendezvous->watch) {  // which knows, and needs no store, that a lost rank 0 would have taken along
-      const std::vector<int> lost = rendezvous->watch->lost_ranks(milliseconds(500));
-      if (!lost.empty())
-        return Communicator::PostMortem{fmt::format("; rank {} is lost: see its log first", rank_list(lost)),
-                                        lost};
-    }
-    return ask_others(rendezvous->store, rendezvous->environment.rank, ranks, operation, phase);
-  });
+  group->set_post_mortem(
+      [rendezvous = rendezvous_.get(), ranks](const std::string& operation, const std::string& phase) {
+        return find_lost_ranks(*rendezvous, ranks, operation, phase);
+      });
   return group;
+}
+
+Communicator::PostMortem ProcessGroups::find_lost_ranks(const Rendezvous& rendezvous,
+                                                        const std::vector<int>& ranks,
+                                                        const std::string& operation,
+                                                        const std::string& phase) {
+  if (rendezvous.watch) {  // which knows, and needs no store, that a lost rank 0 would have taken along
+    const std::vector<int> lost = rendezvous.watch->lost_ranks(milliseconds(500));
+    if (!lost.empty()) return {fmt::format("; rank {} is lost: see its log first", rank_list(lost)), lost};
+  }
+  return ask_others(rendezvous.store, rendezvous.environment.rank, ranks, operation, phase);
 }
 
 void ProcessGroups::set_observer(const CommObserver& observer) {

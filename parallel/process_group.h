@@ -71,6 +71,8 @@ class ProcessGroups {
   CommOptions host_options() const;
   std::shared_ptr<Communicator> make_group(const std::string& name, int rank, const std::vector<int>& ranks,
                                            const CommOptions& options);
+  static Communicator::PostMortem find_lost_ranks(const Rendezvous& rendezvous, const std::vector<int>& ranks,
+                                                  const std::string& operation, const std::string& phase);
 
   CommOptions options_;
   std::unique_ptr<Rendezvous> rendezvous_;
