@@ -183,7 +183,8 @@ TEST_CASE("counters that cannot be right are refused by name") {
 }
 
 TEST_CASE(
-    "random numbers continue where they were, and on another number of ranks follow from seed, step and rank") {
+    "random numbers continue where they were, and on another number of ranks follow from seed, step and "
+    "rank") {
   const TrainState state{5};
   const auto component = [&](int rank, int ranks, uint64_t seed) {
     return RngState(at::kCPU, rank, ranks, seed, state);
