@@ -116,7 +116,8 @@ class Communicator : public Coordinator {
   void set_post_mortem(AskOthers ask) { ask_others_ = std::move(ask); }
   // Called for every later collective of at least one element, on the thread that starts it.
   void set_observer(CommObserver observer) { observer_ = std::move(observer); }
-  // Gives up connections at once, so that peers notice; for the way out after a failure.
+  // Gives up connections at once, so that peers notice. Only tests do: a job on GPUs that fails leaves its
+  // communicators to the end of the process.
   virtual void abort() {}
 
  protected:

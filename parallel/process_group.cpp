@@ -205,9 +205,4 @@ void ProcessGroups::set_timeout(milliseconds timeout) {
   if (host_) host_->set_timeout(timeout);
 }
 
-void ProcessGroups::abort() {
-  for (auto& [dim, group] : groups_) group->abort();
-  if (host_) host_->abort();
-}
-
 }  // namespace hyperion::parallel

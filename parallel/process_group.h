@@ -59,7 +59,6 @@ class ProcessGroups {
   void set_observer(const CommObserver& observer);
   // For every later operation of every group: the trainer calls it after the first step of the run.
   void set_timeout(std::chrono::milliseconds timeout);
-  void abort();
   // The peers are told how this rank ends, which watch each other over NCCL (PeerWatch): before it leaves a
   // job that is done, or fails.
   void leave(PeerWatch::End end);

@@ -117,8 +117,8 @@ class TrainStateComponent : public checkpoint::StateComponent {
   checkpoint::Object config_;
 };
 
-// The state of torch's random number generators, for each rank. Another number of ranks cannot use it: then
-// they are seeded by (seed, step, rank).
+// The state of torch's random number generators, for each rank. Where none is loaded, or one of another
+// number of ranks, they are seeded by (seed, step, rank).
 class RngState : public checkpoint::StateComponent {
  public:
   RngState(at::Device device, int rank, int world_size, uint64_t seed, const TrainState& state)
@@ -129,9 +129,9 @@ class RngState : public checkpoint::StateComponent {
   std::vector<checkpoint::ObjectState> objects() override;
   std::vector<std::string> required_objects() override { return {}; }
   void load(const Find& find) override;
-  void reseed();  // by (seed, step, rank)
 
  private:
+  void reseed();  // by (seed, step, rank)
   // Torch's, each with the name of its state in a checkpoint.
   std::vector<std::pair<const char*, at::Generator>> generators() const;
 
