@@ -70,8 +70,8 @@ struct Fault {
 };
 
 std::atomic<bool> armed{false};
-std::mutex mutex;
-std::vector<Fault> faults;  // guarded by mutex
+std::mutex faults_mutex;
+std::vector<Fault> faults;  // guarded by faults_mutex
 
 const FaultPoint* find_point(std::string_view name) {
   const auto found = std::ranges::find(kFaultPoints, name, &FaultPoint::name);
@@ -159,7 +159,7 @@ Fault parse_fault(std::string_view text) {
 
 // The fault that this call of the point triggers, if any.
 std::optional<Fault> triggered(std::string_view point, std::string_view subject) {
-  const std::lock_guard lock(mutex);
+  const std::lock_guard lock(faults_mutex);
   std::optional<Fault> hit;
   for (Fault& fault : faults) {
     if (fault.point != point || subject.find(fault.on) == subject.npos) continue;
@@ -183,7 +183,7 @@ void arm_faults(std::string_view spec, int rank) {
     if (fault.rank < 0 || fault.rank == rank) parsed.push_back(std::move(fault));
     at = end + 1;
   }
-  const std::lock_guard lock(mutex);
+  const std::lock_guard lock(faults_mutex);
   faults = std::move(parsed);
   armed.store(!faults.empty(), std::memory_order_relaxed);
 }

@@ -16,7 +16,7 @@ namespace hyperion::checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr uint64_t kPiece = uint64_t{16} << 20;  // bytes of a tensor at a time
+constexpr uint64_t kConvertedAtATime = uint64_t{16} << 20;  // bytes of a tensor at a time
 
 // Rows of this rank, in the stored type, written where the plan has them.
 class RowWriter {
@@ -32,7 +32,7 @@ class RowWriter {
   void write() {
     const Rows rows = tensor_.tensor->rows();
     const int64_t step =
-        std::max<int64_t>(1, static_cast<int64_t>(kPiece / std::max<uint64_t>(1, to_bytes(1))));
+        std::max<int64_t>(1, static_cast<int64_t>(kConvertedAtATime / std::max<uint64_t>(1, to_bytes(1))));
     for (int64_t row = 0; row < rows.count; row += step)
       write_rows(rows.begin, row, std::min(step, rows.count - row));
   }

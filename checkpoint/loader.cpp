@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "base/clock.h"
 #include "base/collective.h"
 #include "base/error.h"
 #include "base/failpoint.h"
@@ -335,7 +336,7 @@ LoadReport load_tensors(const OpenCheckpoint& checkpoint, const std::vector<Load
     throw_data("{}: holds NaN or infinite numbers, in {}: name another checkpoint",
                checkpoint.folder.string(), rows.not_finite().text());
   failpoint("load.done");
-  return {rows.bytes(), std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()};
+  return {rows.bytes(), seconds_since(begin)};
 }
 
 std::map<std::string, Object> load_objects(const OpenCheckpoint& checkpoint,

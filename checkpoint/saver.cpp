@@ -9,6 +9,7 @@
 
 #include <fmt/format.h>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/failpoint.h"
 #include "base/log.h"
@@ -17,15 +18,6 @@
 #include "checkpoint/names.h"
 
 namespace hyperion::checkpoint {
-namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
-}  // namespace
 
 // The bytes of this rank's items: in the pool, or where they live.
 class Saver::Items : public ItemReader {
@@ -295,7 +287,7 @@ SaveReport Saver::preflight(int64_t step, bool keep, bool probe) {
 
 bool Saver::save(int64_t step, const SaveContent& content, bool now) {
   finish();
-  const Clock::time_point begin = Clock::now();
+  const auto begin = std::chrono::steady_clock::now();
   Planned& what = plan_for(content);
   SaveJob job = make_job(step, content, what);
   bool background = options_.async != AsyncMode::kDisabled && !now;
@@ -354,7 +346,7 @@ void Saver::report_staged() {
 
 void Saver::join_staging() {
   if (!under_way_) return;
-  const Clock::time_point begin = Clock::now();
+  const auto begin = std::chrono::steady_clock::now();
   under_way_->staging.wait();
   counters_.stall_seconds += seconds_since(begin);
   report_staged();

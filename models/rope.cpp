@@ -2,6 +2,7 @@
 
 #include <numbers>
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/where.h>

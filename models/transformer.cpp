@@ -1,5 +1,6 @@
 #include "models/transformer.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/tril.h>

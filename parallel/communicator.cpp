@@ -146,7 +146,7 @@ at::Tensor head_of(const std::string& text) {
   auto* bytes = static_cast<char*>(head.data_ptr());
   const uint64_t length = text.size();
   std::memcpy(bytes, &length, sizeof length);
-  std::memcpy(bytes + sizeof length, text.data(), std::min(text.size(), kHeadText));
+  std::copy_n(text.data(), std::min(text.size(), kHeadText), bytes + sizeof length);
   return head;
 }
 

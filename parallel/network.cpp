@@ -135,13 +135,13 @@ std::vector<std::pair<std::string, std::string>> network_variables() {
 }
 
 void set_unless_user_did(const std::map<std::string, std::string>& variables) {
-  static const std::map<std::string, const char*> kOlderNames = {
+  static const std::map<std::string, const char*> older_names = {
       {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"},
       {"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"},
       {"TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"}};
   for (const auto& [name, value] : variables) {
-    const auto older = kOlderNames.find(name);
-    if (older != kOlderNames.end() && std::getenv(older->second) != nullptr) continue;
+    const auto older = older_names.find(name);
+    if (older != older_names.end() && std::getenv(older->second) != nullptr) continue;
     setenv(name.c_str(), value.c_str(), /*overwrite=*/0);
   }
 }

@@ -1,73 +1,55 @@
 #!/usr/bin/env bash
-# Checks the source: include rules and layout of every file, clang-tidy on the files that changed.
+# Checks the source: include rules, layout, and clang-tidy on every source file of the program.
 set -euo pipefail
 # shellcheck source=scripts/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-usage='usage: scripts/lint.sh [--base COMMIT | --all | --minutes N]
-  --base COMMIT  clang-tidy reads the files changed since COMMIT; default: where the branch left main, on main itself its last commit
-  --all          clang-tidy reads every file: an hour of two cores
-  --minutes N    clang-tidy reads files for N minutes, those that were changed last first
-  clang-format and clang-tidy of version 14 (Debian: apt-get install clang-format clang-tidy); without one of them its part is
-  skipped, and said so'
+usage='usage: scripts/lint.sh [--quick]
+  --quick  without clang-tidy, which takes some four minutes of two cores
+  needs clang-format of version 14 and clang-tidy of version 16 (Debian: apt-get install clang-format-14 clang-tidy-16); without one
+  of them its part is skipped, and said so'
 help_for "$usage" "$@"
 cd "$root"
-base='' all=false minutes=''
+tidy=true
 case ${1:-} in
   '') ;;
-  --base) base=${2:?"$usage"} ;;
-  --all) all=true ;;
-  --minutes) minutes=${2:?"$usage"} ;;
+  --quick) tidy=false ;;
   *) fail "unknown argument '$1'" "$usage" ;;
 esac
 status=0
 
-has_version_14() {  # PROGRAM
-  [[ $("$1" --version 2>/dev/null) == *"version 14."* ]] || { say "skipped: there is no $1 14 (Debian: apt-get install $1)"; return 1; }
+# Prints the first of the programs that is of the version; says that there is none otherwise.
+find_version() {  # VERSION PROGRAM...
+  local version=$1 program
+  shift
+  for program in "$@"; do
+    if [[ $("$program" --version 2>/dev/null) == *"version $version."* ]]; then echo "$program"; return; fi
+  done
+  say "skipped: there is no $1 (Debian: apt-get install $1)" >&2
 }
 
 say "include rules"
 python3 tests/include_rules.py "$root" || status=1
 
 # The order of includes is not checked: Catch's must follow libtorch's, for both define CHECK.
-if has_version_14 clang-format; then
+clang_format=$(find_version 14 clang-format-14 clang-format)
+if [ -n "$clang_format" ]; then
   say "layout of all files"
-  git ls-files '*.cpp' '*.h' '*.cu' '*.cuh' | xargs clang-format --sort-includes=0 --dry-run -Werror || status=1
+  git ls-files '*.cpp' '*.h' '*.cu' '*.cuh' | xargs "$clang_format" --sort-includes=0 --dry-run -Werror || status=1
 fi
 
-default_base() {
-  local main
-  main=$(git rev-parse --verify --quiet main || git rev-parse --verify --quiet origin/main || git rev-parse HEAD)
-  if [ "$main" = "$(git rev-parse HEAD)" ]; then git rev-parse --verify --quiet HEAD^ || echo HEAD; else git merge-base "$main" HEAD; fi
-}
-
-# A header is read with the source file of its name.
-files_to_read() {
-  local folders=(base checkpoint models parallel trainer)
-  if $all; then
-    git ls-files "${folders[@]}"
-  elif [ -n "$minutes" ]; then
-    git log --format= --name-only -- "${folders[@]}"
-  else
-    git diff --name-only --diff-filter=d "${base:-$(default_base)}" -- "${folders[@]}"
-  fi | sed -n 's/\.\(cpp\|h\)$/.cpp/p' | awk '!seen[$0]++' | while IFS= read -r file; do if [ -e "$file" ]; then echo "$file"; fi; done
-}
-
-if has_version_14 clang-tidy; then
-  mapfile -t files < <(files_to_read)
-  say "clang-tidy on ${#files[@]} files"
-  if [ ${#files[@]} -gt 0 ]; then
-    torch=$(setup_result torch) cuda_home=$(setup_result cuda_home)
-    [ -n "$torch" ] || fail "Hyperion is not set up" "run scripts/setup.sh"
-    # clang cannot read the precompiled headers of gcc, so it gets compile commands without
-    CUDA_HOME=$cuda_home cmake -S . -B build/lint -G Ninja -DHYPERION_PCH=OFF -DHYPERION_TORCH="$torch" >build/lint.log ||
-      fail "CMake could not configure the build (its messages are above)" "see build/lint.log"
-    end=$((minutes ? SECONDS + 60 * minutes : 1000000)) read_files=0
-    while [ $read_files -lt ${#files[@]} ] && [ $SECONDS -lt $end ]; do  # as many at once as there are cores
-      printf '%s\0' "${files[@]:read_files:$(nproc)}" | xargs -0 -n 1 -P "$(nproc)" clang-tidy --quiet -p build/lint || status=1
-      read_files=$((read_files + $(nproc)))
-    done
-    [ $read_files -ge ${#files[@]} ] || say "clang-tidy read the $read_files that were changed last, for $minutes minutes"
-  fi
+# The files of a library are read as one (CMake's unity build): libtorch's headers, which are nearly all of the work, once per library
+# instead of once per file. Names in anonymous namespaces must therefore differ within a library.
+if $tidy; then clang_tidy=$(find_version 16 clang-tidy-16 clang-tidy); else clang_tidy=''; fi
+if [ -n "$clang_tidy" ]; then
+  torch=$(setup_result torch) cuda_home=$(setup_result cuda_home)
+  [ -n "$torch" ] || fail "Hyperion is not set up" "run scripts/setup.sh"
+  # without precompiled headers: clang cannot read those of gcc
+  CUDA_HOME=$cuda_home cmake -S . -B build/lint -G Ninja -DHYPERION_PCH=OFF -DHYPERION_TORCH="$torch" -DCMAKE_UNITY_BUILD=ON \
+    -DCMAKE_UNITY_BUILD_BATCH_SIZE=0 >build/lint.log || fail "CMake could not configure the build (its messages are above)" "see build/lint.log"
+  folders=(build/lint/{base,checkpoint,models,parallel,trainer})
+  mapfile -t libraries < <(find "${folders[@]}" -name 'unity_*_cxx.cxx' -printf '%s %p\n' | sort -rn | cut -d ' ' -f 2)
+  say "clang-tidy on ${#libraries[@]} libraries"
+  printf '%s\0' "${libraries[@]}" | xargs -0 -n 1 -P "$(nproc)" "$clang_tidy" --quiet -p build/lint || status=1
 fi
 [ $status = 0 ] || fail "the checks found what is above" "mend it; for layout: clang-format --sort-includes=0 -i FILE"

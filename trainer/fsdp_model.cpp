@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include "base/failpoint.h"

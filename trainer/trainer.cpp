@@ -7,9 +7,12 @@
 #include <fmt/format.h>
 
 #include <ATen/Context.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
 
+#include "base/clock.h"
 #include "base/failpoint.h"
 #include "base/log.h"
 #include "base/progress.h"
@@ -229,9 +232,7 @@ ExitCode Trainer::train() {
     if (step == first && model_.float8.counters)
       require_float8_products(model_.float8, microbatches_ * model_.float8_products);
     if (checkpointer_->enabled()) {
-      if (step > first)
-        save_times.after_step(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(),
-                              checkpointer_->save_seconds());
+      if (step > first) save_times.after_step(seconds_since(begin), checkpointer_->save_seconds());
       // Ends the job before the state of a step whose loss or norm is not finite is saved; the save itself
       // looks at the numbers of the state.
       guard_.raise(/*wait=*/checkpointer_->due(step) || step == last);

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <limits>
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 
 #include "base/error.h"
 #include "base/log.h"

@@ -30,9 +30,9 @@ void read_exactly(int fd, const std::string& path, uint64_t offset, std::byte* o
     const FaultEffect fault = failpoint("file.read", path);
     const uint64_t half = (capacity - done) / 2 / kDirectAlignment * kDirectAlignment + kDirectAlignment;
     const uint64_t asked = fault.short_write ? std::min(half, capacity - done) : capacity - done;
+    errno = fault.error_number;
     ssize_t n = -1;
-    if ((errno = fault.error_number) == 0)
-      n = ::pread(fd, out + done, asked, static_cast<off_t>(offset + done));
+    if (errno == 0) n = ::pread(fd, out + done, asked, static_cast<off_t>(offset + done));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && errno == EINVAL) {
       const int flags = ::fcntl(fd, F_GETFL);

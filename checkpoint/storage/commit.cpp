@@ -43,9 +43,12 @@ fs::path rename_into_place(const fs::path& from, const fs::path& to, const fs::p
   int error = rename_entry(from, to, exists ? RenameMode::kExchange : RenameMode::kNoReplace);
   if (error == 0) return exists ? from : fs::path();
   if (!is_unsupported(error)) fail(to, "the checkpoint cannot get its name", error);
-  if (exists && (error = rename_entry(to, aside, RenameMode::kReplace)) != 0)
-    fail(to, "the older checkpoint cannot be moved aside", error);
-  if ((error = rename_entry(from, to, RenameMode::kReplace)) != 0) {
+  if (exists) {
+    error = rename_entry(to, aside, RenameMode::kReplace);
+    if (error != 0) fail(to, "the older checkpoint cannot be moved aside", error);
+  }
+  error = rename_entry(from, to, RenameMode::kReplace);
+  if (error != 0) {
     if (exists) rename_entry(aside, to, RenameMode::kReplace);
     fail(to, "the checkpoint cannot get its name", error);
   }

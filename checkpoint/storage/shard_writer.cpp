@@ -175,9 +175,9 @@ void ShardWriter::write_block(std::byte* data, uint64_t bytes, uint64_t offset) 
     const FaultEffect fault = failpoint("file.write", path_.native());
     if (fault.flip) data[done] ^= std::byte{1};
     const uint64_t asked = fault.short_write ? (bytes - done + 1) / 2 : bytes - done;
+    errno = fault.error_number;
     ssize_t n = -1;
-    if ((errno = fault.error_number) == 0)
-      n = ::pwrite(file_.get(), data + done, asked, static_cast<off_t>(offset + done));
+    if (errno == 0) n = ::pwrite(file_.get(), data + done, asked, static_cast<off_t>(offset + done));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && errno == EINVAL && direct_) {
       write_buffered();

@@ -40,7 +40,7 @@ std::string joined(const char* open, std::vector<std::string> items, const char*
   return fmt::format("{}{}{}", open, fmt::join(items, ","), close);
 }
 
-std::string text_of(const Sequence& sequence) {
+std::string items_text(const Sequence& sequence) {
   std::vector<std::string> items;
   for (const Object& item : sequence.items) items.push_back(canonical_text(item));
   switch (sequence.kind) {
@@ -54,7 +54,7 @@ std::string text_of(const Sequence& sequence) {
   return {};
 }
 
-std::string text_of(const Dict& dict) {
+std::string items_text(const Dict& dict) {
   std::vector<std::string> items;
   for (const auto& [key, value] : dict.items)
     items.push_back(canonical_text(key) + ":" + canonical_text(value));
@@ -110,8 +110,8 @@ std::string canonical_text(const Object& object) {
                               : fmt::format("float({:016x})", std::bit_cast<uint64_t>(*number));
   if (const std::string* text = object.get_if<std::string>()) return quoted_text(*text);
   if (const Bytes* bytes = object.get_if<Bytes>()) return "bytes" + quoted_text(bytes->value);
-  if (const Sequence* sequence = object.get_if<Sequence>()) return text_of(*sequence);
-  if (const Dict* dict = object.get_if<Dict>()) return text_of(*dict);
+  if (const Sequence* sequence = object.get_if<Sequence>()) return items_text(*sequence);
+  if (const Dict* dict = object.get_if<Dict>()) return items_text(*dict);
   return "none";
 }
 

@@ -63,7 +63,7 @@ ModelArgs from_hf(ModelArgs args) {
 }
 
 const std::map<std::string, Flavors, std::less<>>& registry() {
-  static const std::map<std::string, Flavors, std::less<>> kRegistry = {
+  static const std::map<std::string, Flavors, std::less<>> flavors = {
       {"llama3",
        {{"debugmodel", llama3(256, 6, 16, 16, swiglu_width(256, 0, 256), 2048)},
         // 1B and 3B: the sizes of Llama 3.2 (Meta's model cards and config.json files: hidden_size,
@@ -84,7 +84,7 @@ const std::map<std::string, Flavors, std::less<>>& registry() {
         {"32B", qwen3(5120, 64, 64, 8, 25600, 151936, false)},
         {kFlavorFromHf, from_hf(qwen3(128, 1, 1, 1, 1, 1, false))}}},
   };
-  return kRegistry;
+  return flavors;
 }
 
 const Flavors& flavors_of(std::string_view name) {

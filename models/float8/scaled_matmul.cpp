@@ -36,7 +36,7 @@ at::Tensor inverse_of(const Quantized& x) {
   return x.inverse.defined() ? x.inverse : x.scale.reciprocal();
 }
 
-at::Tensor& plain_rescale_(at::Tensor& product, const at::Tensor& row, const at::Tensor& column) {
+at::Tensor& plain_rescale_in_place(at::Tensor& product, const at::Tensor& row, const at::Tensor& column) {
   return product.mul_(row).mul_(column);
 }
 
@@ -47,10 +47,10 @@ TORCH_LIBRARY_FRAGMENT(hyperion, library) {
   library.def("float8_rescale_(Tensor(a!) product, Tensor row, Tensor column) -> Tensor(a!)");
 }
 TORCH_LIBRARY_IMPL(hyperion, CompositeExplicitAutograd, library) {
-  library.impl("float8_rescale_", plain_rescale_);
+  library.impl("float8_rescale_", plain_rescale_in_place);
 }
 
-at::Tensor& rescale_(at::Tensor& product, const at::Tensor& row, const at::Tensor& column) {
+at::Tensor& rescale_in_place(at::Tensor& product, const at::Tensor& row, const at::Tensor& column) {
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("hyperion::float8_rescale_", "")
                              .typed<at::Tensor&(at::Tensor&, const at::Tensor&, const at::Tensor&)>();
@@ -72,7 +72,7 @@ at::Tensor scaled_matmul(const Quantized& a, const Quantized& b, at::ScalarType 
   }
   const at::Tensor one = at::ones({}, a.scale.options());
   at::Tensor product = multiply(a.values, b.values, one, one, at::kBFloat16, false);
-  return rescale_(product, inverse_a, inverse_b).to(out);
+  return rescale_in_place(product, inverse_a, inverse_b).to(out);
 }
 
 }  // namespace hyperion::float8

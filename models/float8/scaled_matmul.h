@@ -24,6 +24,6 @@ at::Tensor scaled_matmul(const Quantized& a, const Quantized& b, at::ScalarType 
 
 // product [m, n] in bf16, times row (0-dim or [m, 1]), times column (0-dim or [1, n]), rounded after each; in
 // place. On a GPU, where n must be a multiple of 8, in one pass (models/float8/cuda).
-at::Tensor& rescale_(at::Tensor& product, const at::Tensor& row, const at::Tensor& column);
+at::Tensor& rescale_in_place(at::Tensor& product, const at::Tensor& row, const at::Tensor& column);
 
 }  // namespace hyperion::float8

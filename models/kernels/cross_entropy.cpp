@@ -1,6 +1,7 @@
 #include "models/kernels/cross_entropy.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/_log_softmax.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full_like.h>
@@ -46,14 +47,14 @@ at::Tensor fused_cross_entropy(const at::Tensor& logits, const at::Tensor& label
 
 }  // namespace
 
-at::Tensor cross_entropy(at::Tensor logits, const at::Tensor& labels, const at::Tensor* scale) {
+at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels, const at::Tensor* scale) {
   if (has_fused(logits) && logits.is_contiguous() && labels.is_contiguous())
     return fused_cross_entropy(logits, labels, scale);
-  return plain::cross_entropy(std::move(logits), labels, scale);
+  return plain::cross_entropy(logits, labels, scale);
 }
 
 // A few rows at a time in fp32: what a CPU's caches hold, what keeps a GPU's launches few.
-at::Tensor plain::cross_entropy(at::Tensor logits, const at::Tensor& labels, const at::Tensor* scale) {
+at::Tensor plain::cross_entropy(const at::Tensor& logits, const at::Tensor& labels, const at::Tensor* scale) {
   const int64_t wide_bytes = logits.is_cpu() ? int64_t{8} << 20 : int64_t{256} << 20;
   const int64_t step = std::max<int64_t>(1, wide_bytes / (logits.size(1) * 4));
   at::Tensor total = at::zeros({}, logits.options().dtype(opmath_dtype(logits)));

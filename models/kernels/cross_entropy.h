@@ -11,10 +11,10 @@ inline constexpr int64_t kIgnoredLabel = -100;
 // logits [rows, vocab]; labels int64 [rows], kIgnoredLabel = not counted. Returns the sum as a 0-dim fp32
 // tensor (fp64 for fp64). With `scale` (0-dim), logits become scale * (softmax - onehot), zero in ignored
 // rows.
-at::Tensor cross_entropy(at::Tensor logits, const at::Tensor& labels, const at::Tensor* scale);
+at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels, const at::Tensor* scale);
 
 namespace plain {
-at::Tensor cross_entropy(at::Tensor logits, const at::Tensor& labels, const at::Tensor* scale);
+at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels, const at::Tensor* scale);
 }
 
 }  // namespace hyperion::kernels

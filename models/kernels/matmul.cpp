@@ -5,8 +5,8 @@
 namespace hyperion::kernels {
 
 bool widens_bf16() {
-  static const bool kWiden = !__builtin_cpu_supports("avx512bf16");
-  return kWiden;
+  static const bool widen = !__builtin_cpu_supports("avx512bf16");
+  return widen;
 }
 
 at::Tensor matmul(const at::Tensor& a, const at::Tensor& b) {

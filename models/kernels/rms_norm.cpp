@@ -1,6 +1,7 @@
 #include "models/kernels/rms_norm.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/rsqrt.h>

@@ -1,6 +1,7 @@
 #include "models/kernels/swiglu.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/silu_backward.h>
@@ -11,14 +12,14 @@
 namespace hyperion::kernels {
 namespace {
 
-constexpr int64_t kBlock = 1024;  // elements worked on in cache at a time
+constexpr int64_t kCacheBlock = 1024;  // elements worked on in cache at a time
 
 // Runs work(first, count) over blocks of n elements, in parallel.
 template <typename Work>
 void for_blocks(int64_t n, Work work) {
-  at::parallel_for(0, (n + kBlock - 1) / kBlock, 8, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, (n + kCacheBlock - 1) / kCacheBlock, 8, [&](int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block)
-      work(block * kBlock, std::min(kBlock, n - block * kBlock));
+      work(block * kCacheBlock, std::min(kCacheBlock, n - block * kCacheBlock));
   });
 }
 
@@ -26,7 +27,7 @@ void for_blocks(int64_t n, Work work) {
 template <typename T>
 void round_to(float* row, int64_t n) {
   if constexpr (!std::is_same_v<T, float>) {
-    T stored[kBlock];
+    T stored[kCacheBlock];
     rows::narrow(row, stored, n);
     rows::widen(stored, row, n);
   }
@@ -36,7 +37,7 @@ at::Tensor fused_forward(const at::Tensor& gate, const at::Tensor& up) {
   at::Tensor y = at::empty_like(gate);
   with_element_type(gate, [&]<typename T>(T) {
     for_blocks(gate.numel(), [&](int64_t first, int64_t n) {
-      float *g = rows::scratch(0, kBlock), *u = rows::scratch(1, kBlock);
+      float *g = rows::scratch(0, kCacheBlock), *u = rows::scratch(1, kCacheBlock);
       rows::widen(gate.const_data_ptr<T>() + first, g, n);
       rows::widen(up.const_data_ptr<T>() + first, u, n);
       rows::silu(g, g, n);
@@ -53,8 +54,9 @@ std::pair<at::Tensor, at::Tensor> fused_backward(const at::Tensor& grad, const a
   at::Tensor dgate = at::empty_like(gate), dup = at::empty_like(up);
   with_element_type(gate, [&]<typename T>(T) {
     for_blocks(gate.numel(), [&](int64_t first, int64_t n) {
-      float *g = rows::scratch(0, kBlock), *u = rows::scratch(1, kBlock), *d = rows::scratch(2, kBlock);
-      float* a = rows::scratch(3, kBlock);
+      float *g = rows::scratch(0, kCacheBlock), *u = rows::scratch(1, kCacheBlock),
+            *d = rows::scratch(2, kCacheBlock);
+      float* a = rows::scratch(3, kCacheBlock);
       rows::widen(gate.const_data_ptr<T>() + first, g, n);
       rows::widen(up.const_data_ptr<T>() + first, u, n);
       rows::widen(grad.const_data_ptr<T>() + first, d, n);

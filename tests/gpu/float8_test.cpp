@@ -150,8 +150,8 @@ TEST_CASE("FP8 products are rescaled on a GPU to the bits of the CPU's") {
       for (const Tensor& row : {at::rand({m, 1}), at::full({}, 0.3)})
         for (const Tensor& column : {at::rand({1, n}), at::full({}, 1e-3)}) {
           Tensor cpu = at::randn({m, n}).mul(1000).to(at::kBFloat16), gpu = on_gpu(cpu);
-          rescale_(gpu, on_gpu(row), on_gpu(column));
-          results.push_back(rescale_(cpu, row, column).equal(gpu.cpu()) ? 0 : 1);
+          rescale_in_place(gpu, on_gpu(row), on_gpu(column));
+          results.push_back(rescale_in_place(cpu, row, column).equal(gpu.cpu()) ? 0 : 1);
         }
     return results;
   });

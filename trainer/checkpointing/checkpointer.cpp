@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "base/clock.h"
 #include "base/collective.h"
 #include "base/counted.h"
 #include "base/error.h"
@@ -282,7 +283,7 @@ void Checkpointer::write_for_hugging_face(int64_t step) {
   const auto begin = std::chrono::steady_clock::now();
   checkpoint::export_safetensors(step, fmt::format("export-{}", step), tensors, state_->export_files,
                                  state_->export_notes, saver_->folder(), *ranks_, state_->mover);
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  const double seconds = seconds_since(begin);
   send_event(step, "checkpoint_durable", {{"kind", std::string("hugging_face")}, {"write_seconds", seconds}});
   send_event(step, "checkpoint_staged", {{"stall_seconds", seconds}});
   log_info("The last checkpoint holds the model for Hugging Face, as {}: {}",
@@ -320,9 +321,7 @@ void Checkpointer::finish() {
   const bool waits = saver_->save_in_flight();
   const auto begin = std::chrono::steady_clock::now();
   tolerate_failure([&] { saver_->finish(); });
-  if (waits)
-    log_info("Training waited {:.3f} s for a save to end",
-             std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  if (waits) log_info("Training waited {:.3f} s for a save to end", seconds_since(begin));
 }
 
 void Checkpointer::save_seed() {

@@ -95,7 +95,7 @@ ExitCode train(const CommandLine& line, const std::vector<std::string>& command,
     // What waits for a GPU on its way out may wait for a collective that a lost rank will never join.
     if (trainer->on_gpu()) {
       ends_without_destructors = true;
-      trainer.release();
+      static_cast<void>(trainer.release());
     }
     throw;
   }
@@ -210,8 +210,8 @@ void handle_terminate_before_main(int, char**, char**) {
   default_terminate = std::set_terminate(on_terminate_before_main);
 }
 // The dynamic loader calls this before any library's initialisers.
-[[gnu::section(".preinit_array"), gnu::used]] void (*const preinit)(int, char**,
-                                                                    char**) = handle_terminate_before_main;
+[[gnu::section(".preinit_array"), gnu::used]] void (*const kPreinit)(int, char**,
+                                                                     char**) = handle_terminate_before_main;
 
 // libgomp calls exit(1) when it gets no memory or no thread. Its own message does not name the rank.
 bool main_has_returned = false;

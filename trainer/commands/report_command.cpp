@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "base/clock.h"
 #include "base/counted.h"
 #include "base/files.h"
 #include "base/log.h"
@@ -115,9 +116,7 @@ ExitCode report_command(const CommandLine::Report& options) {
     throw_config("report: {} runs, at most {} can be distinguished on one page", folders.size(), kMostRuns);
   std::vector<ReportRun> runs;
   for (const std::string& folder : folders) runs.push_back(read_run(folder, buckets_per_run(folders.size())));
-  const double now =
-      std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-  write_file_atomic(options.output, report_page(runs, now));
+  write_file_atomic(options.output, report_page(runs, unix_seconds()));
   for (const ReportRun& run : runs) {
     const MetricRow* newest = run.history.newest(RowKind::kTraining);
     fmt::print("{}: {}", printable(fs::path(run.name)), counted(run.lines, "line"));

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <string_view>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/progress.h"
@@ -61,7 +62,7 @@ ExitCode tokenize_command(const CommandLine::Tokenize& options) {
   add_documents(
       files, [&](std::string_view text) { return loaded->encode(text, true, true); }, field, writer);
   const ShardHeader header = writer.finish();
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  const double seconds = seconds_since(begin);
   log_info(
       "Tokenised {} files, {} documents, {} tokens into {} in {:.1f} s ({:.0f} tokens/s): set "
       "training.dataset_path to it",

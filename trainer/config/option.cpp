@@ -239,8 +239,8 @@ std::string expected(const Option& option) {
 }
 
 std::string type_name(const Option& option) {
-  static const char* const kNames[] = {"true/false", "integer",       "number", "text",
-                                       "list",       "list of lists", "table"};
+  static constexpr const char* kNames[] = {"true/false", "integer",       "number", "text",
+                                           "list",       "list of lists", "table"};
   return kNames[static_cast<int>(option.kind())];
 }
 

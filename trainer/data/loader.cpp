@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/log.h"
@@ -169,7 +170,7 @@ std::optional<Batch> DataLoader::next() {
     ready_.pop_front();
     changed_.notify_all();
   }
-  wait_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  wait_seconds_ += seconds_since(begin);
   sources_.push_back({state_.sequence, ready.after.sequence, ready.batch->first_sequence,
                       ready.batch->sources, ready.range});
   if (sources_.size() > kRememberedBatches) sources_.pop_front();

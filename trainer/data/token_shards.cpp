@@ -23,7 +23,7 @@ static_assert(std::endian::native == std::endian::little, "token shards are read
 constexpr std::string_view kFormat = "hyperion-token-shard";
 constexpr uint64_t kNarrowVocabulary = 65536;
 
-constexpr uint64_t kReadBlock = uint64_t{1} << 20;
+constexpr uint64_t kHashBlock = uint64_t{1} << 20;
 constexpr size_t kMaxHeader = size_t{1} << 20;
 
 // Calls take(bytes) for the whole file, block by block.
@@ -31,7 +31,7 @@ template <typename Take>
 void each_block(const InputFile& file, const Take& take) {
   std::vector<std::byte> block;
   for (uint64_t at = 0; at < file.size(); at += block.size()) {
-    block.resize(std::min(kReadBlock, file.size() - at));
+    block.resize(std::min(kHashBlock, file.size() - at));
     file.read(at, block.data(), block.size());
     take(std::span<const std::byte>(block));
   }
@@ -66,12 +66,13 @@ class Fields {
   [[noreturn]] void fail(const char* key, const std::string& expected) const {
     const auto found = json_.find(key);
     throw_data("token shard header {}: {} is {}, expected {}: write the shard again with hyperion tokenize",
-               path_.string(), key, found == json_.end() ? "missing" : found->dump(-1, ' ', true, Ignore),
+               path_.string(), key,
+               found == json_.end() ? "missing"
+                                    : found->dump(-1, ' ', true, nlohmann::json::error_handler_t::replace),
                expected);
   }
 
  private:
-  static constexpr auto Ignore = nlohmann::json::error_handler_t::replace;
   const fs::path& path_;
   nlohmann::json json_;
 };

@@ -1,5 +1,7 @@
 #include "trainer/hugging_face/config.h"
 
+#include <utility>
+
 #include <fmt/ranges.h>
 
 #include "base/error.h"
@@ -45,7 +47,7 @@ class Table {
   std::string text(const char* key, std::string otherwise) const {
     const json* value = find(key);
     if (value != nullptr && !value->is_string()) wrong(key, *value, "a text");
-    return value == nullptr ? otherwise : value->get<std::string>();
+    return value == nullptr ? std::move(otherwise) : value->get<std::string>();
   }
   std::optional<Table> table(const char* key) const {
     const json* value = find(key);

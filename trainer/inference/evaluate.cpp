@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/progress.h"
 #include "trainer/setup/data_setup.h"
@@ -37,7 +38,7 @@ Evaluation evaluate(InferenceEngine& engine, DataLoader& loader, int64_t max_bat
                     "with",
                     result.loss));
   result.perplexity = std::exp(result.loss);
-  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  result.seconds = seconds_since(begin);
   return result;
 }
 

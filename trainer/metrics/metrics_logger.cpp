@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/counted.h"
 #include "base/error.h"
 #include "base/log.h"
@@ -21,9 +22,6 @@ constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 
 double steady_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-double unix_seconds() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
 double gib(int64_t bytes) {

@@ -13,6 +13,7 @@
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/files.h"
 #include "base/log.h"
@@ -26,10 +27,6 @@ using torch::profiler::impl::ActivityType;
 
 // The number of allocations and frees a snapshot keeps, v0.2.2's.
 constexpr size_t kSnapshotEntries = 100000;
-
-double seconds_since(std::chrono::steady_clock::time_point begin) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-}
 
 // <base>/<folder>/iteration_<..>/, created; empty with a warning when that fails.
 std::filesystem::path iteration_folder(const std::filesystem::path& base, const std::string& iteration) {

@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_lerp.h>
 #include <ATen/ops/empty_like.h>
 

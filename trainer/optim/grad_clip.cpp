@@ -1,5 +1,6 @@
 #include "trainer/optim/grad_clip.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/zeros.h>
 
 #include "models/kernels/sum_of_squares.h"

@@ -46,7 +46,9 @@ std::string some_of(const std::vector<std::string>& names) {
 std::shared_ptr<const parallel::GatherCodec> make_codec(std::set<const Parameter*> parameters, bool eager) {
   parallel::GatherCodec codec;
   codec.dtype = float8::kE4m3;
-  codec.applies = [parameters](const Parameter& parameter) { return parameters.contains(&parameter); };
+  codec.applies = [parameters = std::move(parameters)](const Parameter& parameter) {
+    return parameters.contains(&parameter);
+  };
   codec.statistics = float8::gather_statistics;
   codec.scales = float8::gather_scales;
   codec.encode = float8::gather_encode;

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include "base/clock.h"
 #include "base/counted.h"
 #include "trainer/data/sources.h"
 #include "trainer/setup/data_setup.h"
@@ -14,7 +15,7 @@ namespace {
 
 constexpr size_t kSampledFiles = 16;
 constexpr size_t kSampledBytes = size_t{64} << 10;  // of a document
-constexpr std::chrono::milliseconds kMeasured(100);
+constexpr double kMeasuredSeconds = 0.1;
 constexpr double kDependable = 0.8;  // share of the measured rate: the thread also reads and cuts batches
 
 }  // namespace
@@ -32,18 +33,17 @@ std::vector<std::string> sample_of_text(const JobConfig& config) {
 }
 
 double tokenizer_rate(const Tokenizer& tokenizer, const std::vector<std::string>& documents) {
-  using Clock = std::chrono::steady_clock;
   const auto pass = [&] {
     size_t tokens = 0;
     for (const std::string& document : documents) tokens += tokenizer.encode(document, true, true).size();
     return tokens;
   };
   pass();  // fills the caches
-  const auto begin = Clock::now();
+  const auto begin = std::chrono::steady_clock::now();
   size_t tokens = 0;
   do tokens += pass();
-  while (Clock::now() - begin < kMeasured);
-  return static_cast<double>(tokens) / std::chrono::duration<double>(Clock::now() - begin).count();
+  while (seconds_since(begin) < kMeasuredSeconds);
+  return static_cast<double>(tokens) / seconds_since(begin);
 }
 
 std::optional<std::string> text_rate_advice(double thread_rate, double gpu_rate, int64_t ranks) {

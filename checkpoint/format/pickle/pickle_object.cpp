@@ -8,7 +8,6 @@ namespace hyperion::checkpoint {
 namespace {
 
 constexpr size_t kMostText = size_t{1} << 16;
-constexpr int kMostDepth = 64;
 
 class ObjectDecoder {
  public:
@@ -20,7 +19,8 @@ class ObjectDecoder {
         budget_(std::min(64 * input_bytes + (size_t{1} << 20), 8 * input_bytes + (size_t{64} << 20))) {}
 
   Object unfold(PickleValue value, int depth) {
-    if (depth > kMostDepth) throw_data("{}: its values are nested deeper than {}", what_, kMostDepth);
+    if (depth > kMostPickleDepth)
+      throw_data("{}: its values are nested deeper than {}", what_, kMostPickleDepth);
     spend(sizeof(Object));
     switch (value.kind()) {
       case Kind::kNone:

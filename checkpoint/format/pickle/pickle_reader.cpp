@@ -14,7 +14,6 @@ namespace {
 
 constexpr size_t kMostInput = size_t{1} << 30;
 constexpr size_t kMostMarks = 64;
-constexpr uint8_t kMostDepth = 64;
 
 template <typename T>
 T little_endian(std::string_view bytes) {
@@ -304,7 +303,7 @@ class PickleMachine {
   // The depth of something at least `depth` deep that gets `child`.
   uint8_t deeper(uint32_t child, uint8_t depth) const {
     const uint8_t below = child & PickleTree::kSmallInt ? 0 : tree_.nodes_[child].depth;
-    if (below >= kMostDepth) fail("values are nested deeper than 64");
+    if (below >= kMostPickleDepth) fail("values are nested deeper than {}", kMostPickleDepth);
     return std::max<uint8_t>(depth, below + 1);
   }
 

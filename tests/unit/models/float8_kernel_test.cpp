@@ -161,7 +161,7 @@ TEST_CASE("the source of the CUDA rescaling gives the bits of the plain form") {
                                   .each_row = row.numel() > 1,
                                   .each_column = column.numel() > 1};
         run_blocks(static_cast<unsigned>(blocks_of(task)), kRescaleThreads, rescale_chunk, task);
-        CHECK(ours.narrow(0, 0, m).equal(rescale_(plain, row, column)));
+        CHECK(ours.narrow(0, 0, m).equal(rescale_in_place(plain, row, column)));
         CHECK(ours[m].equal(product[m]));
       }
   }
