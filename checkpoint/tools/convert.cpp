@@ -18,9 +18,9 @@
 #include "checkpoint/format/safetensors/safetensors_writer.h"
 #include "checkpoint/save_job.h"
 #include "checkpoint/storage/checkpoint_folder.h"
+#include "checkpoint/tools/aligned_table.h"
 #include "checkpoint/tools/content.h"
 #include "checkpoint/tools/folders.h"
-#include "checkpoint/tools/text_table.h"
 #include "checkpoint/tools/tools.h"
 
 namespace hyperion::checkpoint {

@@ -14,12 +14,12 @@
 #include "base/progress.h"
 #include "checkpoint/cast.h"
 #include "checkpoint/names.h"
+#include "checkpoint/tools/aligned_table.h"
 #include "checkpoint/tools/compare.h"
 #include "checkpoint/tools/content.h"
 #include "checkpoint/tools/digest.h"
 #include "checkpoint/tools/folders.h"
 #include "checkpoint/tools/json_text.h"
-#include "checkpoint/tools/text_table.h"
 #include "checkpoint/tools/tools.h"
 #include "checkpoint/types/object.h"
 
@@ -180,7 +180,7 @@ void print_differences_json(const Differences& found, std::FILE* out) {
 template <typename List, typename Row>
 void print_rows(const std::vector<std::string>& headings, const List& list, const Row& row, std::FILE* out) {
   if (list.empty()) return;
-  TextTable table(headings);
+  AlignedTable table(headings);
   for (size_t i = 0; i < std::min(list.size(), kShown); ++i) table.add(row(list[i]));
   fmt::print(out, "{}", table.text_for(out));
   if (list.size() > kShown)

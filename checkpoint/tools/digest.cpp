@@ -14,10 +14,10 @@
 #include "base/printable.h"
 #include "base/progress.h"
 #include "checkpoint/state.h"
+#include "checkpoint/tools/aligned_table.h"
 #include "checkpoint/tools/content.h"
 #include "checkpoint/tools/folders.h"
 #include "checkpoint/tools/json_text.h"
-#include "checkpoint/tools/text_table.h"
 #include "checkpoint/tools/tools.h"
 
 namespace hyperion::checkpoint {

@@ -13,10 +13,10 @@
 #include "checkpoint/loader.h"
 #include "checkpoint/state.h"
 #include "checkpoint/storage/checkpoint_folder.h"
+#include "checkpoint/tools/aligned_table.h"
 #include "checkpoint/tools/content.h"
 #include "checkpoint/tools/folders.h"
 #include "checkpoint/tools/json_text.h"
-#include "checkpoint/tools/text_table.h"
 #include "checkpoint/tools/tools.h"
 
 namespace hyperion::checkpoint {
@@ -83,7 +83,7 @@ ExitCode list_job(const ListOptions& options, std::FILE* out) {
     return ExitCode::kOk;
   }
   const int64_t now = std::time(nullptr);
-  TextTable table({">step", "kind", ">world", ">files", ">size", "age", "state"});
+  AlignedTable table({">step", "kind", ">world", ">files", ">size", "age", "state"});
   for (const StepFolder& one : found) {
     const FolderSize size = folder_size(one.path);
     table.add({fmt::format("{}", one.step), kind_label(one.kind),
@@ -99,7 +99,7 @@ ExitCode list_job(const ListOptions& options, std::FILE* out) {
   for (const StepFolder& one : found)
     if (!one.complete()) fmt::print(out, "\n{}\n", escape_control_bytes(one.why_not, "\n"));
   if (!others.empty()) {
-    TextTable rest({"other names", ""});
+    AlignedTable rest({"other names", ""});
     for (const UnrelatedEntry& other : others) rest.add({other.name, other.what});
     fmt::print(out, "\n{}", rest.text_for(out));
   }
@@ -182,7 +182,7 @@ ExitCode list_one(const ListOptions& options, std::FILE* out) {
                counted(static_cast<uint64_t>(manifest->world_size), "rank"),
                human_age(std::time(nullptr) - manifest->unix_time));
   fmt::print(out, ", {}, {}\n\n", counted(size.files, "file"), human_bytes(size.bytes));
-  TextTable table({"component", ">tensors", ">elements", ">size", "dtypes", ">values"});
+  AlignedTable table({"component", ">tensors", ">elements", ">size", "dtypes", ">values"});
   for (const auto& [name, component] : components_of(checkpoint.index))
     table.add({name, human_count(component.tensors), human_count(component.elements),
                human_bytes(component.bytes), fmt::format("{}", fmt::join(component.dtypes, " ")),

@@ -9,8 +9,8 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "checkpoint/storage/checkpoint_folder.h"
+#include "checkpoint/tools/aligned_table.h"
 #include "checkpoint/tools/folders.h"
-#include "checkpoint/tools/text_table.h"
 #include "checkpoint/tools/tools.h"
 
 namespace hyperion::checkpoint {
@@ -50,7 +50,7 @@ ExitCode prune_checkpoints(const PruneOptions& options, std::FILE* out) {
   for (const StepFolder& one : found) sizes.push_back(folder_size(one.path));
   const std::vector<int64_t> steps = options.dry_run ? steps_to_purge(found, rule) : folder.purge(rule);
 
-  TextTable table({">step", "kind", ">size", "age", "", "why"});
+  AlignedTable table({">step", "kind", ">size", "age", "", "why"});
   const int64_t now = std::time(nullptr);
   uint64_t freed = 0;
   size_t stuck = 0;

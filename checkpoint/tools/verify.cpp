@@ -17,10 +17,10 @@
 #include "checkpoint/format/safetensors/safetensors.h"
 #include "checkpoint/storage/checkpoint_folder.h"
 #include "checkpoint/storage/shard_reader.h"
+#include "checkpoint/tools/aligned_table.h"
 #include "checkpoint/tools/content.h"
 #include "checkpoint/tools/folders.h"
 #include "checkpoint/tools/json_text.h"
-#include "checkpoint/tools/text_table.h"
 #include "checkpoint/tools/tools.h"
 
 namespace hyperion::checkpoint {
@@ -311,7 +311,7 @@ std::string summarize(const Verification& one, bool quick) {
 }
 
 void print_one(const Verification& one, bool quick, std::FILE* out) {
-  TextTable table({"file", ">size", "compared", "result"});
+  AlignedTable table({"file", ">size", "compared", "result"});
   for (const VerifiedFile& file : one.files) {
     const bool bad = std::ranges::find(one.damages, file.name, &Damage::file) != one.damages.end();
     table.add({file.name, human_bytes(file.bytes), file.compared + (quick ? " only" : ""),
@@ -328,7 +328,7 @@ void print_one(const Verification& one, bool quick, std::FILE* out) {
 }
 
 void print_all(const std::vector<Verification>& all, bool quick, std::FILE* out) {
-  TextTable table({"checkpoint", "kind", "result"});
+  AlignedTable table({"checkpoint", "kind", "result"});
   for (const Verification& one : all)
     table.add({one.folder.filename().string(), kind_label(one.kind), summarize(one, quick)});
   fmt::print(out, "{}", table.text_for(out));

@@ -5,7 +5,7 @@
 
 #include "checkpoint/tools/compare.h"
 #include "checkpoint/tools/content.h"
-#include "checkpoint/tools/text_table.h"
+#include "checkpoint/tools/aligned_table.h"
 
 namespace hyperion::checkpoint {
 
@@ -29,7 +29,7 @@ TEST_CASE("long texts lose their middle and stay printable") {
 }
 
 TEST_CASE("tables are aligned and no wider than a hundred columns") {
-  TextTable table({"name", ">size", "what"});
+  AlignedTable table({"name", ">size", "what"});
   table.add({"a", "10", "x"});
   table.add({std::string(150, 'n'), "5", std::string(80, 'w')});
   const std::string text = table.text();

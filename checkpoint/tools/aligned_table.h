@@ -18,10 +18,10 @@ std::string shorten(std::string_view text, size_t width);
 
 // Aligned columns; where the table is too wide, the widest column is shortened.
 constexpr size_t kTableWidth = 100;
-class TextTable {
+class AlignedTable {
  public:
   // A heading that begins with '>' makes its column flush right.
-  explicit TextTable(std::vector<std::string> headings);
+  explicit AlignedTable(std::vector<std::string> headings);
   void add(std::vector<std::string> cells);
   bool empty() const { return rows_.size() == 1; }
   std::string text(size_t width = kTableWidth) const;  // lines with their ends

@@ -1,4 +1,4 @@
-#include "checkpoint/tools/text_table.h"
+#include "checkpoint/tools/aligned_table.h"
 
 #include <algorithm>
 #include <array>
@@ -71,7 +71,7 @@ std::string shorten(std::string_view text, size_t width) {
   return begin + "..." + end;
 }
 
-TextTable::TextTable(std::vector<std::string> headings) {
+AlignedTable::AlignedTable(std::vector<std::string> headings) {
   for (std::string& heading : headings) {
     right_.push_back(heading.starts_with('>'));
     if (right_.back()) heading.erase(0, 1);
@@ -79,18 +79,18 @@ TextTable::TextTable(std::vector<std::string> headings) {
   rows_.push_back(std::move(headings));
 }
 
-void TextTable::add(std::vector<std::string> cells) {
+void AlignedTable::add(std::vector<std::string> cells) {
   cells.resize(right_.size());
   for (std::string& cell : cells) cell = printable(cell, cell.size() * 4);
   rows_.push_back(std::move(cells));
 }
 
-std::string TextTable::text_for(std::FILE* out) const {
+std::string AlignedTable::text_for(std::FILE* out) const {
   const int file = ::fileno(out);
   return text(file >= 0 && ::isatty(file) ? kTableWidth : std::numeric_limits<size_t>::max());
 }
 
-std::string TextTable::text(size_t width) const {
+std::string AlignedTable::text(size_t width) const {
   std::vector<size_t> widths(right_.size(), 0);
   for (const auto& row : rows_)
     for (size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], count_columns(row[c]));
