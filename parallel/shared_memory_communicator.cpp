@@ -198,17 +198,22 @@ class SharedMemoryCommunicator : public Communicator {
   }
 
   Finish enqueue(std::shared_ptr<Operation> operation) {
-    if (segments_.empty()) throw std::runtime_error("this rank has given up the group");
+    require_segments();
     queue_.push_back(operation);
     while (write_next_message()) {
     }
     return [this, operation = std::move(operation)] {
       while (!operation->done()) {
+        require_segments();
         while (write_next_message()) {
         }
         read_next_message();
       }
     };
+  }
+
+  void require_segments() const {
+    if (segments_.empty()) throw std::runtime_error("this rank has given up the group");
   }
 
   // Writes the next message of the first operation that has one left, if the ring has space. Never waits.

@@ -111,4 +111,22 @@ TEST_CASE("a killed member or leader ends every rank of a tree and is named by a
   }
 }
 
+TEST_CASE("a rank that gives up a group fails its peers at once and makes no operation in it any more") {
+  const bool shared_memory = GENERATE(true, false);
+  const auto begin = std::chrono::steady_clock::now();
+  const auto outcomes = run_ranks_outcome(2, [&](const Environment& own) {
+    CommOptions options;
+    options.shared_memory = shared_memory;
+    ProcessGroups groups(Mesh({}, 2), own, options);
+    groups.world().barrier();
+    if (own.rank == 1) groups.world().abort();
+    groups.world().all_gather("text");
+  });
+  CHECK(std::chrono::steady_clock::now() - begin < seconds(40));  // far below the timeout of 300 s
+  CAPTURE(outcomes[0].error);
+  for (const RankOutcome& outcome : outcomes)
+    CHECK(outcome.exit_code == static_cast<int>(ExitCode::kCommunication));
+  CHECK(outcomes[1].error.find("this rank has given up the") != std::string::npos);
+}
+
 }  // namespace hyperion::parallel
