@@ -2,6 +2,8 @@
 
 #include <atomic>
 #include <exception>
+#include <stdexcept>
+#include <utility>
 
 #include <ATen/ops/add.h>
 #include <ATen/ops/cat.h>
@@ -22,11 +24,15 @@ class BackendCommunicator : public Communicator {
                       c10::intrusive_ptr<c10d::Backend> backend)
       : Communicator(std::move(name), rank, std::move(global_ranks)), backend_(std::move(backend)) {}
 
-  void set_timeout(std::chrono::milliseconds timeout) override { backend_->setTimeout(timeout); }
+  void set_timeout(std::chrono::milliseconds timeout) override { c10d_backend().setTimeout(timeout); }
   void abort() override { backend_->abort(); }
 
  protected:
-  c10d::Backend& c10d_backend() { return *backend_; }
+  c10d::Backend& c10d_backend() {
+    if (!backend_) throw std::runtime_error("this rank has given up the connections");
+    return *backend_;
+  }
+  void close_connections() { backend_.reset(); }
   void leak() {
     backend_.release();
     left_behind = true;
@@ -52,10 +58,12 @@ class GlooCommunicator : public BackendCommunicator {
  public:
   using BackendCommunicator::BackendCommunicator;
   std::string_view backend() const override { return "gloo"; }
+  void abort() override { close_connections(); }
 
  private:
+  // A work holds the connections: one that has failed is released before anybody hears of it.
   static Finish wait_for(c10::intrusive_ptr<c10d::Work> work) {
-    return [work = std::move(work)] { work->wait(); };
+    return [work = std::move(work)]() mutable { std::exchange(work, nullptr)->wait(); };
   }
 
   Finish do_all_gather(const at::Tensor& out, const at::Tensor& in) override {

@@ -115,9 +115,9 @@ class Communicator : public Coordinator {
   using AskOthers = std::function<PostMortem(const std::string& operation, const std::string& phase)>;
   void set_post_mortem(AskOthers ask) { ask_others_ = std::move(ask); }
   // Called for every later collective of at least one element, on the thread that starts it.
-  void set_observer(CommObserver observer) { observer_ = std::move(observer); }
-  // Gives up connections at once, so that peers notice. Only tests do: a job on GPUs that fails leaves its
-  // communicators to the end of the process.
+  virtual void set_observer(CommObserver observer) { observer_ = std::move(observer); }
+  // Gives up connections at once, so that peers notice. A host tree that has failed does; over NCCL only
+  // tests: there a job that fails leaves its communicators to the end of the process.
   virtual void abort() {}
 
  protected:

@@ -1,6 +1,7 @@
 #include "parallel/process_group.h"
 
 #include <exception>
+#include <numeric>
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -14,6 +15,7 @@
 #include "base/rank_list.h"
 #include "base/resources.h"
 #include "parallel/backend_communicator.h"
+#include "parallel/host_tree.h"
 #include "parallel/nccl_job.h"
 #include "parallel/network.h"
 #include "parallel/peer_watch.h"
@@ -93,16 +95,23 @@ ProcessGroups::ProcessGroups(const Mesh& mesh, const Environment& environment, c
       group = found->second;
     } else {
       group = make_group(mesh.group_name(environment.rank, dim), mesh.coordinate(environment.rank, dim),
-                         ranks, options);
+                         ranks, options, environment.single_host());
     }
     // A later dimension of the same ranks joins the most specific group: dp_shard the fsdp one, batch the
     // world.
     if (dim != MeshDim::kDpReplicate) shareable.try_emplace(ranks, group);
   }
-  if (options.backend == CommBackend::kNccl && environment.world_size > 1) {
-    host_ =
-        make_group("host/0", environment.rank, mesh.group(environment.rank, MeshDim::kWorld), host_options());
+  if (!real) {
+    options_.host_fan_out = 0;
+    return;
   }
+  if (options.backend == CommBackend::kNccl && !environment.single_host() && options.host_fan_out == 0)
+    options_.host_fan_out = kHostFanOut;
+  if (options_.host_fan_out > 0) {
+    ranks_per_node_ = agree_on_ranks_per_node(*rendezvous_->store, environment);
+    network_.push_back(describe_host_tree(environment, ranks_per_node_, options_.host_fan_out));
+  }
+  if (options.backend == CommBackend::kNccl || options_.host_fan_out > 0) host_ = make_host_group("host/0");
 }
 
 ProcessGroups::~ProcessGroups() = default;
@@ -111,14 +120,31 @@ void ProcessGroups::leave(PeerWatch::End end) {
   if (rendezvous_->watch) rendezvous_->watch->leave(end);
 }
 
-CommOptions ProcessGroups::host_options() const {
+std::shared_ptr<Communicator> ProcessGroups::make_host_group(const std::string& name) {
+  const int rank = rendezvous_->environment.rank, world = rendezvous_->environment.world_size;
   CommOptions options = options_;
   if (options.backend == CommBackend::kNccl) options.backend = CommBackend::kGloo;
-  return options;
+  if (options.host_fan_out == 0) {
+    std::vector<int> ranks(static_cast<size_t>(world));
+    std::iota(ranks.begin(), ranks.end(), 0);
+    return make_group(name, rank, ranks, options, rendezvous_->environment.single_host());
+  }
+  std::vector<std::shared_ptr<Communicator>> groups;
+  for (const HostTreeLevel& level : host_tree_plan(name, rank, world, ranks_per_node_, options.host_fan_out))
+    groups.push_back(make_group(level.name, level.index, level.ranks, options, level.one_node));
+  const std::shared_ptr<Communicator> tree = make_host_tree(name, rank, world, groups);
+  for (const auto& group : groups) {
+    group->set_post_mortem([rendezvous = rendezvous_.get(), tree = tree.get(), ranks = group->global_ranks()](
+                               const std::string& operation, const std::string& phase) {
+      tree->abort();  // so that the ranks of the other groups notice, before they are asked
+      return find_lost_ranks(*rendezvous, ranks, operation, phase);
+    });
+  }
+  return tree;
 }
 
 std::shared_ptr<Communicator> ProcessGroups::new_host_group(const std::string& name) {
-  auto group = make_group(name + "/0", rendezvous_->environment.rank, world().global_ranks(), host_options());
+  auto group = make_host_group(name + "/0");
   group->set_observer(observer_);
   return group;
 }
@@ -146,14 +172,14 @@ void throw_if_gpu_is_full(const std::exception& error, int rank, int device, con
 
 std::shared_ptr<Communicator> ProcessGroups::make_group(const std::string& name, int rank,
                                                         const std::vector<int>& ranks,
-                                                        const CommOptions& options) {
+                                                        const CommOptions& options, bool one_host) {
   if (ranks.size() == 1) return make_solo_communicator(name, ranks[0]);
   if (options.backend == CommBackend::kFake) return make_fake_communicator(name, rank, ranks);
   const auto store = c10::make_intrusive<c10d::PrefixStore>(name, rendezvous_->store);
   std::shared_ptr<Communicator> group;
   try {
     if (options.backend == CommBackend::kGloo) {
-      if (options.shared_memory && rendezvous_->environment.single_host()) {
+      if (options.shared_memory && one_host) {
         group = make_shared_memory_communicator(name, rank, ranks, *store, options.init_timeout);
       }
       if (!group) {
@@ -189,7 +215,12 @@ Communicator::PostMortem ProcessGroups::find_lost_ranks(const Rendezvous& rendez
                                                         const std::string& phase) {
   if (rendezvous.watch) {  // which knows, and needs no store, that a lost rank 0 would have taken along
     const std::vector<int> lost = rendezvous.watch->lost_ranks(milliseconds(500));
-    if (!lost.empty()) return {fmt::format("; rank {} is lost: see its log first", rank_list(lost)), lost};
+    if (!lost.empty()) {
+      // The ranks of other hosts ask the store who has failed, and would miss this one.
+      if (!rendezvous.environment.single_host() && lost.front() != 0)
+        ask_others(rendezvous.store, rendezvous.environment.rank, ranks, operation, phase);
+      return {fmt::format("; rank {} is lost: see its log first", rank_list(lost)), lost};
+    }
   }
   return ask_others(rendezvous.store, rendezvous.environment.rank, ranks, operation, phase);
 }

@@ -27,6 +27,9 @@ struct CommOptions {
   int trace_buffer_size = 20000;  // NCCL flight recorder: operations kept; 0 = off
   std::string trace_prefix{};     // NCCL flight recorder: dump file is <trace_prefix><rank>
   Fingerprint identity{};         // what must be equal on all ranks, beside the mesh: configuration, binary
+  // Members of a group of the tree that host() is then (parallel/host_tree.h). 0: kHostFanOut over NCCL where
+  // there are several hosts; elsewhere host() is one flat group.
+  int host_fan_out = 0;
 };
 
 // The environment variables NCCL's flight recorder and error handling read; set before the first group
@@ -46,8 +49,8 @@ class ProcessGroups {
 
   Communicator& get(MeshDim dim) const { return *groups_.at(dim); }
   Communicator& world() const { return get(MeshDim::kWorld); }
-  // All ranks, for CPU tensors and text whatever the device (Gloo beside NCCL; the world group itself
-  // otherwise).
+  // All ranks, for CPU tensors and text whatever the device. Beside NCCL a tree over several hosts
+  // (parallel/host_tree.h), shared memory or Gloo on one; otherwise the world group itself.
   Communicator& host() const { return host_ ? *host_ : world(); }
 
   // One more group of all ranks, for CPU tensors and text, with connections and a timeout of its own: for a
@@ -67,17 +70,19 @@ class ProcessGroups {
 
  private:
   struct Rendezvous;
-  CommOptions host_options() const;
+  // `one_host`: all of `ranks` are on this host.
   std::shared_ptr<Communicator> make_group(const std::string& name, int rank, const std::vector<int>& ranks,
-                                           const CommOptions& options);
+                                           const CommOptions& options, bool one_host);
+  std::shared_ptr<Communicator> make_host_group(const std::string& name);
   static Communicator::PostMortem find_lost_ranks(const Rendezvous& rendezvous, const std::vector<int>& ranks,
                                                   const std::string& operation, const std::string& phase);
 
-  CommOptions options_;
+  CommOptions options_;  // its host_fan_out is what is in use: 0 without a tree
+  int ranks_per_node_ = 1;
   std::unique_ptr<Rendezvous> rendezvous_;
   CommObserver observer_;
   std::map<MeshDim, std::shared_ptr<Communicator>> groups_;
-  std::shared_ptr<Communicator> host_;
+  std::shared_ptr<Communicator> host_;  // null: the world group
   std::vector<std::string> network_;
 };
 

@@ -90,6 +90,7 @@ class SharedMemoryCommunicator : public Communicator {
 
   std::string_view backend() const override { return "shm"; }
   void set_timeout(std::chrono::milliseconds timeout) override { timeout_ = timeout; }
+  void abort() override { segments_.clear(); }  // peers see it as the end of this rank
 
  private:
   Finish do_all_gather(const at::Tensor& out, const at::Tensor& in) override {
@@ -197,16 +198,22 @@ class SharedMemoryCommunicator : public Communicator {
   }
 
   Finish enqueue(std::shared_ptr<Operation> operation) {
+    require_segments();
     queue_.push_back(operation);
     while (write_next_message()) {
     }
     return [this, operation = std::move(operation)] {
       while (!operation->done()) {
+        require_segments();
         while (write_next_message()) {
         }
         read_next_message();
       }
     };
+  }
+
+  void require_segments() const {
+    if (segments_.empty()) throw std::runtime_error("this rank has given up the group");
   }
 
   // Writes the next message of the first operation that has one left, if the ring has space. Never waits.
@@ -319,7 +326,14 @@ std::unique_ptr<Communicator> make_shared_memory_communicator(std::string name, 
   if (!own)
     log_warning("rank {}: no shared memory between the ranks of this host ({}): they use Gloo",
                 global_ranks[rank], std::strerror(errno));
+  // What every rank has said, in two requests to the store.
+  const auto said = [&](const char* what) {
+    std::vector<std::string> keys;
+    for (int r = 0; r < size; ++r) keys.push_back(key(what, r));
+    return store.multiGet(keys);
+  };
   store.set(key("at", rank), own ? fmt::format("{} {}", getpid(), own->fd()) : "none");
+  const auto places = said("at");
   std::vector<SharedSegment> segments;
   bool good = own.has_value();
   for (int r = 0; r < size && good; ++r) {
@@ -327,18 +341,16 @@ std::unique_ptr<Communicator> make_shared_memory_communicator(std::string name, 
       segments.push_back(std::move(*own));
       continue;
     }
-    store.wait({key("at", r)}, timeout);
     int pid = 0, fd = -1;
-    good = std::sscanf(store.get_to_str(key("at", r)).c_str(), "%d %d", &pid, &fd) == 2;
+    const std::string place(places[r].begin(), places[r].end());
+    good = std::sscanf(place.c_str(), "%d %d", &pid, &fd) == 2;
     auto peer = good ? SharedSegment::open(pid, fd) : std::nullopt;
     good = peer.has_value();
     if (peer) segments.push_back(std::move(*peer));
   }
   store.set(key("good", rank), good ? "yes" : "no");
-  for (int r = 0; r < size; ++r) {
-    store.wait({key("good", r)}, timeout);
-    good = good && store.get_to_str(key("good", r)) == "yes";
-  }
+  for (const std::vector<uint8_t>& answer : said("good"))
+    good = good && std::string(answer.begin(), answer.end()) == "yes";
   if (!good) return nullptr;
   return std::make_unique<SharedMemoryCommunicator>(std::move(name), rank, std::move(global_ranks),
                                                     std::move(segments), timeout);

@@ -98,14 +98,14 @@ class TwoHosts(unittest.TestCase):
         self.addCleanup(self.hosts.__exit__)
         self.launchers, self.logs = [], []
 
-    def start(self, *options, ranks_a_host=1, before=()):
+    def start(self, *options, ranks_a_host=1, before=(), env=None):
         """launch.py on both hosts, each in a folder of its own, for hosts need share no disk; `before`: words before it."""
         own = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT", "LOG_RANK", "GLOO_SOCKET_IFNAME")
         for host, name in enumerate(self.hosts.names):
             (self.folder / name).mkdir()
             environment = {key: value for key, value in os.environ.items() if key not in own}
             environment |= {"NPROC": str(ranks_a_host), "NNODES": "2", "NODE_RANK": str(host), "MASTER_ADDR": ADDRESSES[0],
-                            "HYPERION_DEVICE": "cpu", "OMP_NUM_THREADS": "1", "LOG_RANK": f"{host * ranks_a_host}"}
+                            "HYPERION_DEVICE": "cpu", "OMP_NUM_THREADS": "1", "LOG_RANK": f"{host * ranks_a_host}", **(env or {})}
             log = open(self.folder / name / "log", "w+")
             self.addCleanup(log.close)
             command = ["ip", "netns", "exec", name, *before, sys.executable, ROOT / "scripts" / "launch.py", BINARY, "train",
@@ -150,6 +150,42 @@ class TwoHosts(unittest.TestCase):
         self.start("--parallelism.data_parallel_replicate_degree=2", ranks_a_host=2)
         self.check_trained()
 
+    def wait_for(self, text, host=0):
+        end = time.monotonic() + LIMIT
+        while text not in self.text(host):
+            self.assertLess(time.monotonic(), end, self.text(0) + self.text(1))
+            self.assertEqual([process.poll() for process in self.launchers], [None, None], self.text(0) + self.text(1))
+            time.sleep(0.05)
+
+    def connections(self):
+        """TCP connections of each rank, by rank."""
+        counts = {}
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                variables = dict(entry.split("=", 1) for entry in (process / "environ").read_text().split("\0") if "=" in entry)
+                if Path(os.readlink(process / "exe")) != BINARY or variables.get("HYPERION_TEST_FOLDER") != str(self.folder):
+                    continue
+                established = {fields[9] for name in ("tcp", "tcp6") for line in (process / "net" / name).read_text().splitlines()
+                               if (fields := line.split())[3] == "01"}
+                open_files = [os.readlink(file) for file in (process / "fd").iterdir()]
+                counts[int(variables["RANK"])] = sum(file[8:-1] in established for file in open_files if file.startswith("socket:["))
+            except OSError:  # it has just ended
+                pass
+        return counts
+
+    @unittest.skipUnless((BINARY.parent / "libsimulated_gpu.so").exists(), "built without CUDA")
+    def test_gpu_ranks_of_a_host_exchange_through_its_leader(self):
+        self.start("--training.steps=1000000", "--checkpoint.enable", f"--job.dump_folder={self.folder}/out", ranks_a_host=3,
+                   env={"HYPERION_DEVICE": "cuda", "LD_PRELOAD": BINARY.parent / "libsimulated_gpu.so",
+                        "HYPERION_SIMULATED_GPUS": "3", "HYPERION_TEST_FOLDER": self.folder})
+        self.wait_for("step:  3")
+        self.assertIn("Network: host groups are trees of 2 levels: the 3 ranks of a node, then groups of at most 64", self.text(0))
+        # Between the leaders one of host/0 and one of checkpoint/0; those to the store end at rank 0, which has one itself.
+        self.assertEqual(self.connections(), {0: 1 + 6 + 2, 1: 1, 2: 1, 3: 1 + 2, 4: 1, 5: 1})
+        self.launchers[0].terminate()  # one host gets the signal, all ranks stop after the same step
+        codes, text = self.codes()
+        self.assertEqual(codes, [75, 75], text)
+
     def test_a_name_server_that_does_not_answer_is_not_asked(self):
         (self.folder / "resolv.conf").write_text(f"nameserver {ADDRESSES[1]}\n")
         silent = ("import socket, sys\n"
@@ -185,11 +221,7 @@ class TwoHosts(unittest.TestCase):
 
     def test_a_cut_cable_ends_both_hosts_with_71(self):
         self.start("--training.steps=1000000", "--comm.train_timeout_seconds=5")
-        end = time.monotonic() + LIMIT
-        while "step:  3" not in self.text(0):
-            self.assertLess(time.monotonic(), end, self.text(0) + self.text(1))
-            self.assertEqual([process.poll() for process in self.launchers], [None, None], self.text(0) + self.text(1))
-            time.sleep(0.05)
+        self.wait_for("step:  3")
         self.hosts.cut_cable()
         codes, text = self.codes()
         self.assertEqual(codes, [71, 71], text)
