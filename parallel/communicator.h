@@ -153,6 +153,23 @@ class Communicator : public Coordinator {
   int64_t sequence_ = 0;  // operations so far
 };
 
+// All-reduces over ranks that are no group of their own, but groups one after the other: the ranks that shard
+// one copy of the model, then the replicas. Sums of floats may differ between the ranks in their last digit.
+class ReduceChain {
+ public:
+  explicit ReduceChain(std::vector<Communicator*> groups) : groups_(std::move(groups)) {}
+
+  void all_reduce_sum(const at::Tensor& tensor) const {
+    for (Communicator* group : groups_) group->all_reduce_sum(tensor);
+  }
+  void all_reduce_max(const at::Tensor& tensor) const {
+    for (Communicator* group : groups_) group->all_reduce_max(tensor);
+  }
+
+ private:
+  std::vector<Communicator*> groups_;
+};
+
 // A group of one rank: nothing is sent; an all-gather or reduction copies unless it is in place.
 std::unique_ptr<Communicator> make_solo_communicator(std::string name, int global_rank);
 // A group of any size in one process, for dry runs: an all-gather copies the input into every slot, a

@@ -88,6 +88,8 @@ ProcessGroups::ProcessGroups(const Mesh& mesh, const Environment& environment, c
   // ranks.
   for (MeshDim dim : {MeshDim::kWorld, MeshDim::kFsdp, MeshDim::kDpReplicate, MeshDim::kPp, MeshDim::kTp,
                       MeshDim::kCp, MeshDim::kDpShard, MeshDim::kBatch, MeshDim::kLoss}) {
+    const bool of_all_replicas = dim == MeshDim::kWorld || dim == MeshDim::kBatch || dim == MeshDim::kLoss;
+    if (real && options.backend == CommBackend::kNccl && of_all_replicas) continue;
     const std::vector<int> ranks = mesh.group(environment.rank, dim);
     const bool own = dim == MeshDim::kFsdp || dim == MeshDim::kDpReplicate;
     auto& group = groups_[dim];
@@ -115,6 +117,20 @@ ProcessGroups::ProcessGroups(const Mesh& mesh, const Environment& environment, c
 }
 
 ProcessGroups::~ProcessGroups() = default;
+
+Communicator& ProcessGroups::get(MeshDim dim) const {
+  const auto group = groups_.find(dim);
+  if (group == groups_.end()) throw_bug("over NCCL there is no group of dimension {}", name_of(dim));
+  return *group->second;
+}
+
+ReduceChain ProcessGroups::loss_groups() const {
+  if (groups_.contains(MeshDim::kLoss)) return ReduceChain({&get(MeshDim::kLoss)});
+  std::vector<Communicator*> chain;
+  for (const MeshDim dim : {MeshDim::kFsdp, MeshDim::kDpReplicate})
+    if (get(dim).size() > 1) chain.push_back(&get(dim));
+  return ReduceChain(std::move(chain));
+}
 
 void ProcessGroups::leave(PeerWatch::End end) {
   if (rendezvous_->watch) rendezvous_->watch->leave(end);

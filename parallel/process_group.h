@@ -39,7 +39,8 @@ std::map<std::string, std::string> nccl_environment(const CommOptions& options);
 // Construction is collective: every rank of the world makes the same groups in the same order. Dimensions of
 // degree 1 have no connections. Dimensions with the same ranks share a communicator (batch and loss with
 // world, dp_shard with fsdp), but fsdp and dp_replicate never share with world, so their traffic does not
-// queue behind it.
+// queue behind it. Over NCCL, where a communicator takes memory of the GPU and connections of its own, world,
+// batch and loss are not made: host() and loss_groups() do what they are for.
 class ProcessGroups {
  public:
   // Throws Error(kCommunication) when not every rank joins within init_timeout, naming the missing ranks, and
@@ -47,11 +48,14 @@ class ProcessGroups {
   ProcessGroups(const Mesh& mesh, const Environment& environment, const CommOptions& options);
   ~ProcessGroups();
 
-  Communicator& get(MeshDim dim) const { return *groups_.at(dim); }
+  // Throws Error(kBug) for a dimension that has no group over NCCL.
+  Communicator& get(MeshDim dim) const;
   Communicator& world() const { return get(MeshDim::kWorld); }
   // All ranks, for CPU tensors and text whatever the device. Beside NCCL a tree over several hosts
   // (parallel/host_tree.h), shared memory or Gloo on one; otherwise the world group itself.
   Communicator& host() const { return host_ ? *host_ : world(); }
+  // The ranks whose token counts and losses add up: the loss group, over NCCL fsdp and then dp_replicate.
+  ReduceChain loss_groups() const;
 
   // One more group of all ranks, for CPU tensors and text, with connections and a timeout of its own: for a
   // thread whose exchanges must not mix with training's. Collective.

@@ -5,24 +5,33 @@
 #include <fmt/format.h>
 
 #include <ATen/ops/cat.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/stack.h>
 
 #include "base/error.h"
 
 namespace hyperion::trainer {
+namespace {
 
-at::Tensor FiniteGuard::check(int64_t step, const std::vector<at::Tensor>& losses, const at::Tensor& norm,
+// The order of a verdict's values.
+enum Value { kSkip, kStop, kSaveFailed, kNorm, kScale, kLosses };
+
+}  // namespace
+
+at::Tensor FiniteGuard::check(const StepFlags& own, const std::vector<at::Tensor>& losses,
+                              const at::Tensor& norm, const at::Tensor& scale,
                               std::function<std::string(size_t)> describe) {
-  std::vector<at::Tensor> values = {norm.to(at::kFloat)};
+  std::vector<at::Tensor> values = {norm.to(at::kFloat), scale.to(norm.device())};
   for (const at::Tensor& loss : losses) values.push_back(loss.to(norm.device(), at::kFloat));
   const at::Tensor all = at::stack(values);
   const at::Tensor skip = all.isfinite().all().logical_not().to(at::kFloat);
-  group_.all_reduce_max(skip);
+  const auto flag = [&](int value) { return at::full({}, value, skip.options()); };
+  const at::Tensor flags = at::stack({skip, flag(static_cast<int>(own.stop)), flag(own.save_failed)});
+  groups_.all_reduce_max(flags);
   previous_ = std::move(current_);
-  current_ = {
-      step, at::cat({skip.view({1}), all}).to(at::kCPU, /*non_blocking=*/true), {}, std::move(describe)};
+  current_ = {own.step, at::cat({flags, all}).to(at::kCPU, /*non_blocking=*/true), {}, std::move(describe)};
   current_.copied.record(DeviceStream::current(norm.device()));
-  return skip;
+  return flags.select(0, kSkip);
 }
 
 void FiniteGuard::raise(bool wait) {
@@ -30,26 +39,30 @@ void FiniteGuard::raise(bool wait) {
   if (wait || !current_.copied.recorded()) raise(current_);
 }
 
-void FiniteGuard::raise(Verdict& verdict) const {
+void FiniteGuard::raise(Verdict& verdict) {
   if (!verdict.values.defined()) return;
   verdict.copied.wait_on_host();
   const float* values = verdict.values.data_ptr<float>();
-  if (values[0] == 0.0F) return;
+  if (verdict.step > agreed_.step)
+    agreed_ = {verdict.step, static_cast<StopSignal>(static_cast<int>(values[kStop])),
+               values[kSaveFailed] != 0};
+  if (values[kSkip] == 0.0F) return;
+  if (std::isinf(values[kScale])) throw_data("training: none of the step's tokens has a label to learn from");
   std::string where;
-  for (int64_t i = 2; i < verdict.values.numel(); ++i)
+  for (int64_t i = kLosses; i < verdict.values.numel(); ++i)
     if (!std::isfinite(values[i]))
-      where += fmt::format("; loss {} on {}", values[i], verdict.describe(static_cast<size_t>(i - 2)));
+      where += fmt::format("; loss {} on {}", values[i], verdict.describe(static_cast<size_t>(i - kLosses)));
   if (where.empty()) {
     where = "; this rank's losses are finite; its sequences were";
-    for (int64_t i = 2; i < verdict.values.numel(); ++i)
-      where += " " + verdict.describe(static_cast<size_t>(i - 2));
+    for (int64_t i = kLosses; i < verdict.values.numel(); ++i)
+      where += " " + verdict.describe(static_cast<size_t>(i - kLosses));
   }
   throw Error(
       ExitCode::kNonFinite,
       fmt::format(
           "step {}: the loss or the gradient norm is not finite (norm {}){}. The weights are those "
           "before this step. Look at these documents, lower optimizer.lr, or resume from an earlier state",
-          verdict.step, values[1], where));
+          verdict.step, values[kNorm], where));
 }
 
 }  // namespace hyperion::trainer

@@ -1,5 +1,6 @@
 // A non-finite loss or gradient norm never reaches the weights: the optimizer is told on the device to skip,
-// and the job ends as soon as the host knows, naming the step and the data.
+// and the job ends as soon as the host knows, naming the step and the data. What the ranks of a GPU job tell
+// each other in a step (trainer/step_agreement.h) travels with this verdict.
 #pragma once
 
 #include <cstdint>
@@ -11,35 +12,42 @@
 
 #include "base/device/streams.h"
 #include "parallel/communicator.h"
+#include "trainer/step_agreement.h"
 
 namespace hyperion::trainer {
 
 class FiniteGuard {
  public:
-  // `group`: all ranks whose losses add up; they agree on the verdict.
-  explicit FiniteGuard(parallel::Communicator& group) : group_(group) {}
+  // `groups`: all ranks whose losses add up; they agree on the verdict.
+  explicit FiniteGuard(parallel::ReduceChain groups) : groups_(std::move(groups)) {}
 
-  // After the gradient norm of `step` is known. `losses`: this rank's microbatch losses (0-dim);
+  // After the gradient norm of the step `own.step` is known. `own`: what this rank tells the others;
+  // `losses`: its microbatch losses (0-dim); `scale`: what they were multiplied by (loss_scale);
   // `describe(i)`: where microbatch i's sequences come from. Returns the optimizer's skip flag: 0-dim float,
   // 1 when anything is not finite.
-  at::Tensor check(int64_t step, const std::vector<at::Tensor>& losses, const at::Tensor& norm,
-                   std::function<std::string(size_t)> describe);
+  at::Tensor check(const StepFlags& own, const std::vector<at::Tensor>& losses, const at::Tensor& norm,
+                   const at::Tensor& scale, std::function<std::string(size_t)> describe);
 
-  // Throws Error(kNonFinite) when the step last checked (on a GPU: the one before) was not finite. `wait`:
-  // also on a GPU the last one; before a save and at the end of training.
+  // Throws Error(kNonFinite) when the step last checked (on a GPU: the one before) was not finite,
+  // Error(kBadData) when it had no valid token. `wait`: also on a GPU the last one; before a save, before a
+  // step is logged and at the end of training.
   void raise(bool wait);
+
+  // What some rank told in the newest step that raise() has looked at.
+  const StepFlags& agreed() const { return agreed_; }
 
  private:
   struct Verdict {
     int64_t step = 0;
-    at::Tensor values;  // on the host: [skip, norm, losses...]
+    at::Tensor values;  // on the host: [skip, stop, save failed, norm, scale, losses...]
     DeviceEvent copied;
     std::function<std::string(size_t)> describe;
   };
-  void raise(Verdict& verdict) const;
+  void raise(Verdict& verdict);
 
-  parallel::Communicator& group_;
+  parallel::ReduceChain groups_;
   Verdict current_, previous_;
+  StepFlags agreed_;
 };
 
 }  // namespace hyperion::trainer

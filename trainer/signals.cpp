@@ -21,7 +21,7 @@ std::atomic<int> first_signal{0};
 static_assert(std::atomic<int>::is_always_lock_free, "a signal handler may only touch lock-free atomics");
 
 std::atomic<bool> acknowledges{false};
-std::atomic<int64_t> running_step{-1};
+std::atomic<int64_t> running_step{-1}, last_step{-1};
 std::atomic<int> end_of_start{-1};  // the pipe to BeforeEndBySignal's thread, once
 
 // A line, made of what a signal handler may use.
@@ -72,13 +72,21 @@ extern "C" void on_signal_while_starting(int signal) {
 }
 
 void acknowledge(int signal) {
-  const int64_t step = running_step.load();
+  const int64_t step = running_step.load(), last = last_step.load();
   Line line = received(signal);
   if (step >= 0) {
     line.add(" in step ");
     line.add(step);
   }
-  line.add(step >= 0 ? ": stopping after it" : ": stopping before the first step");
+  if (step < 0) {
+    line.add(": stopping before the first step");
+  } else if (last <= step) {
+    line.add(": stopping after it");
+  } else {
+    line.add(": stopping after step ");
+    line.add(last);
+    line.add(" at the latest");
+  }
   line.add(signal == SIGUSR1 ? "\n" : " (a second one ends the job at once)\n");
   line.write();
 }
@@ -134,7 +142,8 @@ void catch_stop_signals(bool acknowledge) {
   install(on_stop_signal);
 }
 
-void set_running_step(int64_t step) {
+void set_running_step(int64_t step, int64_t last) {
+  last_step = last;
   running_step = step;
 }
 

@@ -1,5 +1,6 @@
 // Ctrl-C, TERM and USR1. While a job starts they end the process at once; in training the first one lets the
-// running step finish, and a second Ctrl-C or TERM ends the process at once.
+// running step finish, on GPUs one or two more (trainer/step_agreement.h), and a second Ctrl-C or TERM ends
+// the process at once.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +34,9 @@ class BeforeEndBySignal {
 // For training. `acknowledge`: the first signal is answered at once, by a line on stdout that names the
 // running step.
 void catch_stop_signals(bool acknowledge);
-void set_running_step(int64_t step);
+// `last`: the step after which a signal that comes now ends the job at the latest: `step`, on a GPU a later
+// one.
+void set_running_step(int64_t step, int64_t last);
 
 // The first signal that arrived, if any (USR1, SLURM's warning, counts as TERM).
 StopSignal stop_signal();

@@ -50,15 +50,13 @@ void skip_trained_data(DataLoader& loader, int64_t step, int64_t microbatches) {
 // valid tokens.
 struct Trainer::StepInput {
   std::vector<Batch> batches;
-  int64_t local_valid = 0;              // tokens with a label
-  int64_t global_valid = 0;             // of all ranks
-  StopSignal stop = StopSignal::kNone;  // the ranks agreed to stop: the step is not made, its data stay
-  bool save_failed = false;             // on some rank, in the background
+  int64_t local_valid = 0;  // tokens with a label
+  at::Tensor global_valid;  // of all ranks: 0-dim int64 on the device
 };
 
 Trainer::Trainer(const ResolvedConfig& resolved, const std::vector<std::string>& command)
     : job_(start_job(resolved)),
-      guard_(job_.runtime.group(parallel::MeshDim::kLoss)),
+      guard_(job_.runtime.groups->loss_groups()),
       memory_mover_(job_.runtime.device) {
   const Runtime& runtime = job_.runtime;
   const JobConfig& configured = job_.configured.config;
@@ -216,13 +214,16 @@ ExitCode Trainer::train() {
     checkpointer_->preflight(state_.step);
   }
   const int64_t first = state_.step + 1, last = config().training.steps;
+  if (on_gpu() && !nothing_left) set_running_step(first, first + 1);
   catch_stop_signals(rank_prints(job_.runtime.rank()));
   if (!nothing_left) log_info("Training starts at step {}", first);
   SaveTimeCheck save_times(options, signal_lead());
+  int64_t handled_failure = 0;  // the step after which all ranks dealt with a failed save
   for (int64_t step = first; step <= last; ++step) {
     const auto begin = std::chrono::steady_clock::now();
-    const StepInput input = fetch(step);
-    if (input.stop != StopSignal::kNone) return stopped(step - 1, input.stop, /*trained=*/step > first);
+    // On a CPU the ranks agree in fetch(), on a GPU they have done so in a step before.
+    const StepInput input = agreed_.stop == StopSignal::kNone ? fetch(step) : StepInput{};
+    if (agreed_.stop != StopSignal::kNone) return stopped(step - 1, agreed_.stop, /*trained=*/step > first);
     try {
       train_step(step, input);
     } catch (const c10::OutOfMemoryError&) {
@@ -235,19 +236,22 @@ ExitCode Trainer::train() {
       if (step > first) save_times.after_step(seconds_since(begin), checkpointer_->save_seconds());
       // Ends the job before the state of a step whose loss or norm is not finite is saved; the save itself
       // looks at the numbers of the state.
-      guard_.raise(/*wait=*/checkpointer_->due(step) || step == last);
-      checkpointer_->save(step, step == last, input.save_failed);
+      read_verdicts(/*wait=*/checkpointer_->due(step) || step == last);
+      // On a GPU a failure is told again until all ranks have dealt with it.
+      const bool save_failed = agreed_.save_failed && agreed_.step > handled_failure;
+      if (save_failed) handled_failure = step;
+      checkpointer_->save(step, step == last, save_failed);
     }
     if (validator_ && validator_->due(step)) validate(step);
     if (step == first) {
-      job_.runtime.groups->world().barrier();
+      job_.runtime.groups->host().barrier();
       job_.runtime.groups->set_timeout(std::chrono::seconds(config().comm.train_timeout_seconds));
     }
   }
   guard_.raise(/*wait=*/true);
   checkpointer_->finish();
   parallel::set_phase("end of training");
-  job_.runtime.groups->world().barrier();
+  job_.runtime.groups->host().barrier();
   failpoint("shutdown");
   log_info("Training completed");
   return ExitCode::kOk;
@@ -266,27 +270,22 @@ Trainer::StepInput Trainer::fetch(int64_t step) {
     input.local_valid += valid_tokens(batch);
     metrics_->add_batch(batch.rows * batch.seq_len, job_.loader->wait_seconds() - waited);
   }
-  // One small host-side sum a step: valid tokens, who was asked to stop, whose save failed: all ranks act on
-  // it after the same step.
-  const at::Tensor counts = at::zeros({4}, at::TensorOptions(at::kLong));
-  auto* values = counts.data_ptr<int64_t>();
-  const StopSignal signal = stop_signal();
-  values[0] = input.local_valid;
-  values[1] = signal == StopSignal::kInterrupt;
-  values[2] = signal == StopSignal::kTerminate;
-  values[3] = checkpointer_->failed();
-  job_.runtime.groups->host().all_reduce_sum(counts);
-  input.global_valid = values[0];
-  input.stop = values[2] > 0   ? StopSignal::kTerminate
-               : values[1] > 0 ? StopSignal::kInterrupt
-                               : StopSignal::kNone;
-  input.save_failed = values[3] > 0;
-  if (input.stop != StopSignal::kNone) {
-    job_.loader->load_state(before);
-    return input;
+  if (on_gpu()) {
+    input.global_valid =
+        sum_valid_tokens(job_.runtime.groups->loss_groups(), input.local_valid, job_.runtime.device);
+    set_running_step(step, step + 1);
+  } else {
+    const StepFlags own = {step, stop_signal(), checkpointer_->failed()};
+    const StepTotals totals = exchange_on_host(job_.runtime.groups->host(), input.local_valid, own);
+    agreed_ = totals.flags;
+    if (agreed_.stop != StopSignal::kNone) {  // the step is not made, its data stay
+      job_.loader->load_state(before);
+      return input;
+    }
+    if (totals.valid_tokens == 0) throw_data("training: none of the step's tokens has a label to learn from");
+    input.global_valid = at::full({}, totals.valid_tokens, at::TensorOptions(at::kLong));
+    set_running_step(step, step);
   }
-  if (input.global_valid == 0) throw_data("training: none of the step's tokens has a label to learn from");
-  set_running_step(step);
   if (const uint64_t epoch = job_.loader->state().position.epoch; epoch != before.position.epoch)
     log_info("The training data start over in step {}: epoch {}", step, epoch + 1);
   return input;
@@ -296,8 +295,7 @@ Trainer::StepInput Trainer::fetch(int64_t step) {
 // training.max_norm.
 void Trainer::train_step(int64_t step, const StepInput& input) {
   model_.fsdp_model->begin_step(step);
-  const at::Tensor scale = at::full({}, 1.0 / static_cast<double>(input.global_valid),
-                                    at::TensorOptions(at::kFloat).device(job_.runtime.device));
+  const at::Tensor scale = loss_scale(input.global_valid);
   std::vector<at::Tensor> losses;
   for (const Batch& batch : input.batches)
     losses.push_back(model_.fsdp_model->forward_backward(mover_->move(batch), scale,
@@ -310,7 +308,13 @@ void Trainer::train_step(int64_t step, const StepInput& input) {
   std::vector<std::string> sources;
   for (const Batch& batch : input.batches)
     sources.push_back(fmt::format("{}", fmt::join(batch.sources, ", ")));
-  const at::Tensor skip = guard_.check(step, losses, norm, [sources](size_t i) { return sources.at(i); });
+  StepFlags own = {.step = step};
+  if (on_gpu()) {
+    set_running_step(step, step + 2);  // what comes from here on is told in the next step
+    own = {step, stop_signal(), checkpointer_->failed()};
+  }
+  const at::Tensor skip =
+      guard_.check(own, losses, norm, scale, [sources](size_t i) { return sources.at(i); });
   clip_gradients(model_.grads, norm, config().training.max_norm);
 
   checkpointer_->wait();
@@ -320,7 +324,7 @@ void Trainer::train_step(int64_t step, const StepInput& input) {
     if (model_.ema) model_.ema->update(step, skip);
     model_.fsdp_model->weights_changed();
   }
-  guard_.raise(/*wait=*/false);
+  read_verdicts(/*wait=*/metrics_->should_log(step));  // logging waits for the step's numbers anyway
 
   state_.step = step;
   state_.tokens_seen += config().training.local_batch_size * config().training.seq_len * microbatches_ *
@@ -329,15 +333,23 @@ void Trainer::train_step(int64_t step, const StepInput& input) {
   profiler_->step(step);
 }
 
+// Ends the job where the loss of a step was not finite. On a GPU the ranks learn from the same verdicts who
+// was asked to stop and whose save has failed.
+void Trainer::read_verdicts(bool wait) {
+  guard_.raise(wait);
+  if (on_gpu()) agreed_ = guard_.agreed();
+}
+
 void Trainer::log_step(int64_t step, const std::vector<at::Tensor>& losses, const StepInput& input,
                        const at::Tensor& norm) {
   parallel::set_phase(fmt::format("step {} metrics", step));
   const parallel::TraceRange range("metrics");
   const at::Tensor local = at::stack(losses).sum();
-  const at::Tensor sum = local / static_cast<double>(input.global_valid);
+  const at::Tensor sum = local / input.global_valid.to(local.scalar_type());
   const at::Tensor max = local / static_cast<double>(std::max<int64_t>(1, input.local_valid));
-  job_.runtime.group(parallel::MeshDim::kLoss).all_reduce_sum(sum);
-  job_.runtime.group(parallel::MeshDim::kLoss).all_reduce_max(max);
+  const parallel::ReduceChain groups = job_.runtime.groups->loss_groups();
+  groups.all_reduce_sum(sum);
+  groups.all_reduce_max(max);
   StepMetrics metrics;
   metrics.step = step;
   metrics.global_avg_loss = sum.item<double>();

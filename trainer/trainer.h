@@ -48,6 +48,7 @@ class Trainer {
   bool nothing_is_left() const;
   StepInput fetch(int64_t step);
   void train_step(int64_t step, const StepInput& input);
+  void read_verdicts(bool wait);
   void log_step(int64_t step, const std::vector<at::Tensor>& losses, const StepInput& input,
                 const at::Tensor& norm);
   void validate(int64_t step);
@@ -63,6 +64,7 @@ class Trainer {
   std::optional<BatchMover> mover_;
   std::optional<Validator> validator_;  // none: off
   FiniteGuard guard_;
+  StepFlags agreed_;  // what all ranks know of each other
   StateComponents components_;
   DeviceMover memory_mover_;
   std::unique_ptr<MetricsLogger> metrics_;

@@ -39,7 +39,7 @@ Validator::Result Validator::run(FsdpModel& model, BatchMover& mover) {
     progress.update(sequences ? std::min(end, loader_->state().sequence) : static_cast<uint64_t>(step) + 1);
   }
   at::Tensor total = sums.to(runtime_.device, runtime_.device.is_cpu() ? at::kDouble : at::kFloat);
-  runtime_.group(parallel::MeshDim::kLoss).all_reduce_sum(total);
+  runtime_.groups->loss_groups().all_reduce_sum(total);
   total = total.to(at::kCPU, at::kDouble);
   if (total[1].item<double>() == 0.0) throw_data("validation: the data set holds no token to predict");
   if (sequences && total[2].item<double>() < static_cast<double>(*sequences) && !warned_) {

@@ -7,7 +7,10 @@ Standard library only.
 """
 
 import collections
+import json
+import signal
 import subprocess
+import time
 
 from jobs import BINARY, ROOT, JobTest, main
 
@@ -15,15 +18,17 @@ SCHEDULES = ("eager", "late", "1")
 FP8 = "--model.converters=float8"
 ASYNC = "--checkpoint.async_mode=async"
 HSDP = ("--parallelism.data_parallel_replicate_degree=2", "--parallelism.data_parallel_shard_degree=2")
+VALIDATION = ("--validation.enable", "--validation.dataset=jsonl", "--validation.dataset_path=data.jsonl", "--validation.seq_len=32",
+              "--validation.sequences=7", "--validation.freq=5")
 JOBS = {  # what: (ranks, options)
     "one GPU": (1, [ASYNC]),
     "pinned, averaged": (1, ["--checkpoint.async_mode=async_with_pinned_mem", "--ema.enable"]),
     "averaged on the host": (1, ["--ema.enable", "--ema.device=cpu"]),
     "replicated": (2, ["--parallelism.data_parallel_replicate_degree=2", "--parallelism.data_parallel_shard_degree=1"]),
     "recomputed, offloaded": (2, ["--activation_checkpoint.mode=full", "--training.enable_cpu_offload", ASYNC]),
-    "document masks": (1, ["--training.document_mask", "--activation_checkpoint.mode=none"]),
+    "document masks, so ranks have different numbers of labels": (2, ["--training.document_mask", "--activation_checkpoint.mode=none"]),
     "accumulated, never resharded": (2, ["--training.global_batch_size=8", "--parallelism.fsdp_reshard_after_forward=never"]),
-    "HSDP": (4, [*HSDP, "--training.global_batch_size=16", ASYNC]),
+    "HSDP": (4, [*HSDP, "--training.global_batch_size=16", ASYNC, *VALIDATION]),
     "FP8 by rows": (2, [FP8, "--quantize.linear.float8.recipe_name=rowwise"]),
     "FP8 gathered": (2, [FP8, "--quantize.linear.float8.enable_fsdp_float8_all_gather", "--training.global_batch_size=8",
                          "--quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp"]),
@@ -36,7 +41,7 @@ class SimulatedGpu(JobTest):
                 "HYPERION_SIMULATED_SCHEDULE": schedule, **more}
 
     def train(self, name, ranks, options, env):
-        """Losses of the steps, and the digest of the checkpoint at the end."""
+        """Losses of the steps and validations, and the digest of the checkpoint at the end."""
         folder = self.folder / name
         folder.mkdir()
         self.prepare(folder)
@@ -46,8 +51,8 @@ class SimulatedGpu(JobTest):
         self.assertNotIn("Warning", job.text())
         digest = subprocess.run([BINARY, "ckpt", "digest", folder / "out/checkpoint/step-5"], capture_output=True, text=True)
         self.assertEqual(digest.returncode, 0, digest.stderr)
-        losses = [line["loss_metrics/global_avg_loss"] for line in self.metrics(folder) if "loss_metrics/global_avg_loss" in line]
-        self.assertEqual(len(losses), 5)
+        losses = [line[key] for line in self.metrics(folder) for key in ("loss_metrics/global_avg_loss", "validation_metrics/loss") if key in line]
+        self.assertEqual(len(losses), 7 if "--validation.enable" in options else 5)
         return losses, digest.stdout.splitlines()[-1]
 
     def test_trains_as_on_a_cpu_and_to_the_same_bits_however_late_streams_are(self):
@@ -93,7 +98,8 @@ class SimulatedGpu(JobTest):
 
     def test_ranks_are_connected_before_anything_is_computed_and_make_contexts_on_their_own_gpus_alone(self):
         trace = self.folder / "trace"
-        for what in ([ASYNC, "--checkpoint.enable", "--ema.enable", "--ema.device=cpu"], HSDP):
+        # The ranks have no communicator of them all: of its shards each has one, and with replicas one of these.
+        for communicators, what in ((1, [ASYNC, "--checkpoint.enable", "--ema.enable", "--ema.device=cpu"]), (2, HSDP)):
             self.run_job(*what, "--training.steps=3", code=0, ranks=4,
                          env=self.gpu("1", HYPERION_SIMULATED_TRACE=trace))
             lines = trace.read_text().splitlines()
@@ -101,9 +107,49 @@ class SimulatedGpu(JobTest):
             kinds = [line.split("\t")[0] for line in lines]
             connected = len(lines) - 1 - lines[::-1].index("nccl\tinit")
             self.assertLess(connected, kinds.index("kernel"))
+            self.assertEqual(lines.count("nccl\tinit"), 4 * communicators)
             contexts = [line.split()[1:] for line in lines if line.startswith("context")]
             self.assertEqual(sorted(device for device, _ in contexts), ["0", "1", "2", "3"], contexts)
             self.assertEqual(len({process for _, process in contexts}), 4, contexts)
+
+    def test_a_stop_signal_to_one_rank_ends_all_after_the_same_step_with_their_state_saved(self):
+        options = ["--allow-faults", "--checkpoint.enable", "--checkpoint.interval=1000", "--metrics.log_freq=1000", "--training.steps=1000"]
+        for number, code in ((signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)):
+            with self.subTest(number):
+                job = self.start(*options, f"--job.dump_folder={self.folder / number.name}", ranks=2,
+                                 env=self.gpu(FAULT="point=step.fwd;action=sleep:1;nth=3"))
+                job.wait_for("step:  1")
+                time.sleep(0.7)  # asleep in step 3, whose verdict tells all ranks of it in the next one
+                job.ranks[1][0].send_signal(number)
+                self.assertEqual(job.codes(), [code, code], job.text())
+                self.assertIn("received in step 3: stopping after step 4 at the latest", job.text(1))
+                for rank in range(2):
+                    self.assertIn("Stopping after step 4, as a signal asked", job.text(rank))
+                    self.assertIn("after step 4; the state is saved", job.text(rank))
+                saved = self.folder / number.name / "checkpoint" / "step-4"
+                self.assertTrue((saved / ".metadata").exists(), job.text())
+
+    def test_a_save_that_fails_in_the_background_is_dealt_with_by_all_ranks_after_the_same_step(self):
+        options = ["--allow-faults", "--checkpoint.enable", "--checkpoint.interval=4", "--metrics.log_freq=100", "--training.steps=9", ASYNC]
+        env = self.gpu(FAULT="point=file.write;action=errno:EIO;on=__0_0;nth=2", HYPERION_FAILURE_DIR=self.folder / "failures")
+        job = self.run_job(*options, ranks=2, code=74, env=env)
+        for rank in range(2):
+            self.assertIn("Input/output error", job.text(rank))
+        ends = {json.loads(record.read_text())["phase"].split()[1] for record in (self.folder / "failures").glob("rank_*.json")}
+        self.assertEqual(len(ends), 1, ends)
+        job = self.run_job(*options, "--checkpoint.on_save_failure=continue", f"--job.dump_folder={self.folder / 'continued'}", ranks=2,
+                           code=0, env=env)
+        for rank in range(2):
+            self.assertEqual(job.text(rank).count("A checkpoint could not be saved, training continues"), 1, job.text(rank))
+        self.assertTrue((self.folder / "continued/checkpoint/step-8/.metadata").exists())
+
+    def test_a_step_without_a_token_to_predict_ends_as_on_a_cpu(self):
+        (self.folder / "data.jsonl").write_text("{\"text\": \"\"}\n" * 50)  # two tokens each, the second of which has no label
+        options = ["--training.document_mask", "--training.seq_len=1", "--training.local_batch_size=1"]
+        for env, frequency in (({}, 1), (self.gpu("late"), 1), (self.gpu("eager"), 100)):
+            job = self.run_job(*options, f"--metrics.log_freq={frequency}", code=65, env=env,
+                               says=["training: none of the step's tokens has a label to learn from"])
+            self.assertNotRegex(job.text(), r"step:  2|\bnan\b")
 
     def test_a_gpu_without_room_for_nccl_is_out_of_memory_and_what_holds_it_is_said(self):
         self.run_job(code=72, ranks=2, env=self.gpu(HYPERION_SIMULATED_MEMORY=400 << 20),
@@ -115,12 +161,14 @@ class SimulatedGpu(JobTest):
         blocks = 2  # beside them the embedding and the head, gathered once
         self.assertEqual(step["nccl\tgroup of all gather"] + step.get("nccl\tall gather", 0), 2 * blocks + 2)
         self.assertEqual(step["nccl\treduce scatter"], blocks + 2)
-        kernels = {}
-        for ranks in (8, 64, 1024):
+        kernels, operators = {}, {}
+        for ranks in (8, 64, 1024, 16384):
             dry_run = self.steady_step("--comm.mode=fake_backend", "--activation_checkpoint.mode=none",
                                        env={"NGPU": str(ranks), "HYPERION_SIMULATED_GPUS": "8", "HYPERION_SIMULATED_COMPUTE": "off"})
             kernels[ranks] = sum(times for line, times in dry_run.items() if line.startswith("kernel"))
+            operators[ranks] = sum(times for line, times in dry_run.items() if line.startswith("operator"))
         self.assertLess(max(kernels.values()), 1.02 * kernels[8], kernels)
+        self.assertLess(max(operators.values()), 1.02 * operators[8], operators)
 
     def steady_step(self, *options, ranks=1, env=None):
         """What 1 step asks of the runtime when all is warm: line of the trace -> times."""

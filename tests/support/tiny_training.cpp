@@ -125,7 +125,7 @@ TinyStep TinyTraining::step(int64_t step) {
   trainer::clip_gradients(grads_, norm, 1.0);
   optimizer_->step(1e-2, at::zeros({}, norm.options().dtype(at::kFloat)));
   fsdp_model_->weights_changed();
-  groups_->get(parallel::MeshDim::kLoss).all_reduce_sum(loss);
+  groups_->loss_groups().all_reduce_sum(loss);
   return {loss.item<double>() / (kGlobalBatch * kSeqLen), norm.item<double>()};
 }
 

@@ -300,7 +300,7 @@ void Checkpointer::write_last(int64_t step) {
 
 void Checkpointer::save(int64_t step, bool last, bool failed) {
   if (!saves()) return;
-  // A failure that only this rank knows is thrown after the exchange in the next step.
+  // A failure that only this rank knows is thrown when all ranks have learnt of it.
   if (failed || (saver_->save_ended() && !saver_->save_failed())) finish();
   if (!last && !due(step)) return;
   const parallel::PhaseGuard phase(fmt::format("step {} checkpoint", step));

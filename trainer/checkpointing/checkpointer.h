@@ -70,7 +70,7 @@ class Checkpointer {
 
   // Returns when no save reads the state any more. Before anything changes the state.
   void wait();
-  // Whether a background save of this rank has failed: all ranks learn it in the next step's exchange.
+  // Whether a background save of this rank has failed: all ranks learn it from what a step exchanges.
   bool failed() const { return saver_ && saver_->save_failed(); }
 
   // Whether the save after `step` is due, apart from the job's last one.

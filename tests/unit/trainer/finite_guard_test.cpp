@@ -5,6 +5,7 @@
 #include <catch2/catch.hpp>
 
 #include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
 
 #include "tests/support/error_of.h"
 
@@ -47,9 +48,9 @@ std::string raised(FiniteGuard& guard) {
 
 TEST_CASE("finite losses and a finite norm let the optimizer update") {
   const auto group = parallel::make_solo_communicator("loss/0", 0);
-  FiniteGuard guard(*group);
+  FiniteGuard guard(parallel::ReduceChain({group.get()}));
   guard.raise(true);  // before the first step
-  CHECK(guard.check(1, {scalar(3.5), scalar(1e30)}, scalar(0), sequence).item<float>() == 0);
+  CHECK(guard.check({1}, {scalar(3.5), scalar(1e30)}, scalar(0), scalar(0.5), sequence).item<float>() == 0);
   guard.raise(false);
   guard.raise(true);
 }
@@ -57,8 +58,8 @@ TEST_CASE("finite losses and a finite norm let the optimizer update") {
 TEST_CASE("a loss that is not finite skips the update and names its step, value and sequences") {
   const auto group = parallel::make_solo_communicator("loss/0", 0);
   for (const double bad : {double{NAN}, double{INFINITY}, -double{INFINITY}}) {
-    FiniteGuard guard(*group);
-    CHECK(guard.check(7, {scalar(3.5), scalar(bad)}, scalar(1), sequence).item<float>() == 1);
+    FiniteGuard guard(parallel::ReduceChain({group.get()}));
+    CHECK(guard.check({7}, {scalar(3.5), scalar(bad)}, scalar(1), scalar(0.5), sequence).item<float>() == 1);
     const std::string text = raised(guard);
     CHECK_THAT(text, Contains("step 7: the loss or the gradient norm is not finite (norm 1)"));
     CHECK_THAT(text, Contains(std::isnan(bad) ? "nan on data.jsonl:11" : "inf on data.jsonl:11"));
@@ -68,8 +69,9 @@ TEST_CASE("a loss that is not finite skips the update and names its step, value 
 
 TEST_CASE("a norm that is not finite names all sequences of the step") {
   const auto group = parallel::make_solo_communicator("loss/0", 0);
-  FiniteGuard guard(*group);
-  CHECK(guard.check(7, {scalar(3.5), scalar(2)}, scalar(INFINITY), sequence).item<float>() == 1);
+  FiniteGuard guard(parallel::ReduceChain({group.get()}));
+  CHECK(guard.check({7}, {scalar(3.5), scalar(2)}, scalar(INFINITY), scalar(0.5), sequence).item<float>() ==
+        1);
   CHECK_THAT(raised(guard),
              Contains("(norm inf)") &&
                  Contains("this rank's losses are finite; its sequences were data.jsonl:10 data.jsonl:11"));
@@ -77,16 +79,51 @@ TEST_CASE("a norm that is not finite names all sequences of the step") {
 
 TEST_CASE("a number of another rank that is not finite skips the update here too") {
   NonFinitePeer group;
-  FiniteGuard guard(group);
-  CHECK(guard.check(7, {scalar(3.5)}, scalar(1), sequence).item<float>() == 1);
+  FiniteGuard guard(parallel::ReduceChain({&group}));
+  CHECK(guard.check({7}, {scalar(3.5)}, scalar(1), scalar(0.5), sequence).item<float>() == 1);
   CHECK_THAT(raised(guard), Contains("step 7") && Contains("this rank's losses are finite"));
 }
 
 TEST_CASE("a verdict that nobody has read is not lost when the next step is finite") {
   const auto group = parallel::make_solo_communicator("loss/0", 0);
-  FiniteGuard guard(*group);
-  guard.check(7, {scalar(NAN)}, scalar(1), sequence);
-  guard.check(8, {scalar(2)}, scalar(1), sequence);
+  FiniteGuard guard(parallel::ReduceChain({group.get()}));
+  guard.check({7}, {scalar(NAN)}, scalar(1), scalar(0.5), sequence);
+  guard.check({8}, {scalar(2)}, scalar(1), scalar(0.5), sequence);
+  CHECK_THAT(raised(guard), Contains("step 7"));
+}
+
+TEST_CASE(
+    "a step without a token to predict skips the update and is bad data, not a loss that is not finite") {
+  const auto group = parallel::make_solo_communicator("loss/0", 0);
+  FiniteGuard guard(parallel::ReduceChain({group.get()}));
+  const at::Tensor scale = loss_scale(at::zeros({}, at::TensorOptions(at::kLong)));
+  CHECK(guard.check({7}, {scalar(0)}, scalar(0), scale, sequence).item<float>() == 1);
+  CHECK_THAT(error_of(ExitCode::kBadData, [&] { guard.raise(false); }),
+             Contains("training: none of the step's tokens has a label to learn from"));
+}
+
+TEST_CASE(
+    "what a rank tells the others is known with the verdict of its step, and an older verdict changes "
+    "nothing") {
+  const auto group = parallel::make_solo_communicator("loss/0", 0);
+  FiniteGuard guard(parallel::ReduceChain({group.get()}));
+  guard.check({7}, {scalar(1)}, scalar(1), scalar(1), sequence);
+  guard.raise(true);
+  CHECK(guard.agreed().step == 7);
+  CHECK(guard.agreed().stop == StopSignal::kNone);
+  guard.check({8, StopSignal::kTerminate, /*save_failed=*/true}, {scalar(1)}, scalar(1), scalar(1), sequence);
+  guard.raise(true);
+  guard.raise(false);
+  CHECK(guard.agreed().step == 8);
+  CHECK(guard.agreed().stop == StopSignal::kTerminate);
+  CHECK(guard.agreed().save_failed);
+}
+
+TEST_CASE("ranks that are two groups in turn agree on a verdict that only one group has seen") {
+  const auto shards = parallel::make_solo_communicator("fsdp/0", 0);
+  NonFinitePeer replicas;
+  FiniteGuard guard(parallel::ReduceChain({shards.get(), &replicas}));
+  CHECK(guard.check({7}, {scalar(3.5)}, scalar(1), scalar(1), sequence).item<float>() == 1);
   CHECK_THAT(raised(guard), Contains("step 7"));
 }
 

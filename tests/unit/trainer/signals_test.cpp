@@ -117,19 +117,21 @@ TEST_CASE("a second Ctrl-C or TERM ends a training at once") {
 }
 
 TEST_CASE("the first signal of a training is answered with the step that it lets finish") {
-  const auto answer = [](int64_t step, int signal) {
+  const auto answer = [](int64_t step, int64_t last, int signal) {
     return in_process([=] {
              catch_stop_signals(true);
-             if (step > 0) set_running_step(step);
+             if (step > 0) set_running_step(step, last);
              ::raise(signal);
              ::raise(SIGUSR1);
            })
         .output;
   };
-  CHECK(answer(12, SIGTERM) ==
+  CHECK(answer(12, 12, SIGTERM) ==
         "[hyperion] TERM received in step 12: stopping after it (a second one ends the job at once)\n");
-  CHECK(answer(12, SIGUSR1) == "[hyperion] USR1 received in step 12: stopping after it\n");
-  CHECK(answer(0, SIGINT) ==
+  CHECK(answer(12, 12, SIGUSR1) == "[hyperion] USR1 received in step 12: stopping after it\n");
+  CHECK(answer(12, 13, SIGUSR1) ==
+        "[hyperion] USR1 received in step 12: stopping after step 13 at the latest\n");
+  CHECK(answer(0, 0, SIGINT) ==
         "[hyperion] Ctrl-C received: stopping before the first step (a second one ends the job at once)\n");
 }
 
