@@ -17,6 +17,7 @@
 #include "base/printable.h"
 #include "base/resources.h"
 #include "parallel/failure_record.h"
+#include "parallel/peer_watch.h"
 #include "parallel/phase.h"
 
 namespace hyperion::parallel {
@@ -39,6 +40,7 @@ std::terminate_handler terminate_before = nullptr;
   if (code == ExitCode::kCommunication) {
     const std::string phase = current_phase();
     record_failed_operation({"", 0, "", phase, why});
+    PeerWatch::announce_failure();  // it may take seconds until all is known
     const std::lock_guard lock(others().mutex);
     if (others().ask) {
       const Communicator::PostMortem answer = others().ask(phase);

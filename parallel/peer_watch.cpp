@@ -4,10 +4,12 @@
 #include <cstdio>
 #include <exception>
 #include <optional>
+#include <sstream>
 #include <utility>
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -77,7 +79,7 @@ bool owner_ended(int fd) {
 
 std::optional<PeerWatch::End> mark_in(int fd) {
   char mark = 0;
-  if (::pread(fd, &mark, 1, 0) != 1) return std::nullopt;
+  if (::pread(fd, &mark, 1, 0) != 1 || mark == 0) return std::nullopt;
   return static_cast<PeerWatch::End>(mark);
 }
 
@@ -86,6 +88,34 @@ void write_mark(int fd, PeerWatch::End end) {
   if (fd >= 0 && ::pwrite(fd, &mark, 1, 0) != 1)
     log_warning("the peers could not be told that this rank ends");
 }
+
+// What the first rank of a host knows of other hosts, in its file: a text for each kind of loss, with a mark
+// before it that is set when the text is whole.
+constexpr size_t kLongestText = 1000;
+
+off_t place_of_loss(bool failed) {
+  return failed ? 4096 : 2048;
+}
+
+void write_loss(int fd, const HostLinks::Loss& loss) {
+  const std::string text = fmt::format("{} ", fmt::join(loss.ranks, " ")).substr(0, kLongestText);
+  const off_t place = place_of_loss(loss.failed);
+  const bool written = fd >= 0 && ::pwrite(fd, text.data(), text.size(), place + 1) > 0;
+  if (!written || ::pwrite(fd, "!", 1, place) != 1)
+    log_warning("the peers of this host could not be told of ranks that were lost on others");
+}
+
+std::optional<HostLinks::Loss> read_loss(int fd, bool failed) {
+  char text[kLongestText + 2] = "";
+  if (::pread(fd, text, sizeof text - 1, place_of_loss(failed)) < 2 || text[0] != '!') return std::nullopt;
+  HostLinks::Loss loss{{}, failed};
+  std::istringstream words(text + 1);
+  for (int rank = 0; words >> rank;) loss.ranks.push_back(rank);
+  return loss;
+}
+
+std::mutex current_mutex;
+PeerWatch* current = nullptr;  // guarded by current_mutex
 
 std::string address_key(int rank) {
   return fmt::format("watch/{}", rank);
@@ -128,10 +158,20 @@ PeerWatch::PeerWatch(c10d::Store& store, const Environment& environment, millise
         "rank {} cannot see whether rank {} is alive (another host, or a container of its own): if it is "
         "killed, this rank ends when comm.train_timeout_seconds have passed",
         own_rank_, rank_list(unseen));
-  if (!peers_.empty()) thread_ = std::thread([this] { watch(); });
+  if (!environment.single_host() && (own_rank_ == 0 || environment.local_rank == 0))
+    links_.emplace(store, environment, timeout);
+  {
+    const std::lock_guard lock(current_mutex);
+    current = this;
+  }
+  if (!peers_.empty() || links_) thread_ = std::thread([this] { watch(); });
 }
 
 PeerWatch::~PeerWatch() {
+  {
+    const std::lock_guard lock(current_mutex);
+    current = nullptr;
+  }
   leave(std::uncaught_exceptions() > 0 ? End::kFailed : End::kDone);
   if (thread_.joinable()) thread_.join();
 }
@@ -140,13 +180,23 @@ void PeerWatch::leave(End end) {
   const std::lock_guard lock(mutex_);
   if (std::exchange(left_, true)) return;
   write_mark(own_file_.get(), end);
+  if (links_ && end == End::kDone) links_->tell_done();
+  if (links_ && end == End::kFailed) links_->tell({{own_rank_}, true});
   changed_.notify_all();
+}
+
+void PeerWatch::announce_failure() {
+  const std::lock_guard lock(current_mutex);
+  if (current == nullptr) return;
+  const std::lock_guard watch_lock(current->mutex_);
+  write_mark(current->own_file_.get(), End::kFailed);
+  if (current->links_) current->links_->tell({{current->own_rank_}, true});
 }
 
 std::vector<int> PeerWatch::lost_ranks(milliseconds patience) {
   std::unique_lock lock(mutex_);
-  changed_.wait_for(lock, patience, [this] { return !lost_.empty(); });
-  return lost_;
+  const auto found = [this] { return !lost_.empty() && !lost_failed_; };
+  return changed_.wait_for(lock, patience, found) ? lost_ : std::vector<int>();
 }
 
 void PeerWatch::watch() {
@@ -161,26 +211,42 @@ void PeerWatch::watch() {
 }
 
 void PeerWatch::look_at_peers() {
-  std::vector<int> ended, failed;
+  HostLinks::Loss ended, failed{{}, true};
   for (const Peer& peer : peers_) {
     const bool has_ended = owner_ended(peer.file.get());  // before its mark, which it would have set by then
     const std::optional<End> mark = mark_in(peer.file.get());
-    if (mark == End::kFailed) failed.push_back(peer.rank);
-    if (has_ended && !mark) ended.push_back(peer.rank);
+    if (mark == End::kFailed) failed.ranks.push_back(peer.rank);
+    if (has_ended && !mark) ended.ranks.push_back(peer.rank);
   }
-  if (ended.empty() && (failed.empty() || lost_failed_)) return;
-  lost_failed_ = ended.empty();
-  lost_ = lost_failed_ ? failed : ended;
+  set_lost(ended, /*tell_hosts=*/true);
+  set_lost(failed, true);
+  if (links_)
+    for (const HostLinks::Loss& loss : links_->news()) {
+      write_loss(own_file_.get(), loss);
+      set_lost(loss, false);
+    }
+  for (const Peer& peer : peers_)
+    for (const bool of_failed : {false, true})
+      if (const auto loss = read_loss(peer.file.get(), of_failed)) set_lost(*loss, false);
+}
+
+// Ranks that ended without a word are why others fail.
+void PeerWatch::set_lost(const HostLinks::Loss& loss, bool tell_hosts) {
+  if (loss.ranks.empty() || (!lost_.empty() && (loss.failed || !lost_failed_))) return;
+  lost_ = loss.ranks;
+  lost_failed_ = loss.failed;
   lost_at_ = Clock::now();
+  if (tell_hosts && links_) links_->tell(loss);
   changed_.notify_all();
 }
 
 // Nothing may wait for the GPU any more, and the main thread does: so no exception and no destructor.
 void PeerWatch::end_process() {
   write_mark(own_file_.get(), End::kFailed);  // else the peers would take this rank for the one that was lost
+  if (links_) links_->tell({{own_rank_}, true});
   const std::string why = fmt::format("rank {} has {}", rank_list(lost_), lost_failed_ ? "failed" : "ended");
   record_failed_operation({"", 0, "", current_phase(), why, lost_});
-  record_lost_ranks(lost_);  // of an operation that had failed by then
+  if (!lost_failed_) record_lost_ranks(lost_);  // of an operation that had failed by then
   spdlog::default_logger()->flush();
   ::_exit(report_failure(ExitCode::kCommunication,
                          fmt::format("{}, and this rank waits for it: see its log first", why)));

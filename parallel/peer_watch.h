@@ -1,4 +1,4 @@
-// Ends this rank when another rank of its host has been lost. Where ranks exchange over NCCL nothing else
+// Ends this rank when another rank has been lost. Where ranks exchange over NCCL nothing else
 // does it in time: a collective that a lost rank never joins runs on the device, the host waits for it in
 // some call, and NCCL's watchdog gives up when the timeout has passed, if it knows the collective at all.
 #pragma once
@@ -6,11 +6,13 @@
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
 #include "base/durable.h"
 #include "parallel/environment.h"
+#include "parallel/host_links.h"
 
 namespace c10d {
 class Store;
@@ -20,13 +22,14 @@ namespace hyperion::parallel {
 
 // Each rank holds a lock on a memory file of its own, which the kernel releases when the process ends,
 // however it ends; a rank that ends in order marks the file first. A thread of every rank looks at the files
-// of the other ranks of the host.
+// of the other ranks of the host. The first rank of a host tells the other hosts what it finds (HostLinks),
+// and writes what they tell it into its file.
 class PeerWatch {
  public:
   // How a rank ends that can still say so. The peers of a rank that is done go on without it.
   enum class End : char { kDone = 'd', kFailed = 'f' };
 
-  // Collective over the ranks of this host. Throws Error(kCommunication) naming a rank that has not come
+  // Collective. Throws Error(kCommunication) naming a rank that has not come
   // within `timeout`.
   PeerWatch(c10d::Store& store, const Environment& environment, std::chrono::milliseconds timeout);
   // Leaves: as failed while an exception is on its way.
@@ -36,8 +39,11 @@ class PeerWatch {
 
   // Tells the peers how this rank ends, and stops watching them. The first call counts.
   void leave(End end);
-  // The ranks that have been lost; waits up to `patience` for the first.
+  // The ranks that have ended without a word; waits up to `patience` for the first.
   std::vector<int> lost_ranks(std::chrono::milliseconds patience);
+  // Of the watch of this process, if there is one: the peers are told that this rank fails, and watching goes
+  // on. For a thread that ends the process by itself.
+  static void announce_failure();
 
  private:
   struct Peer {
@@ -46,12 +52,14 @@ class PeerWatch {
   };
   void watch();
   void look_at_peers();
+  void set_lost(const HostLinks::Loss& loss, bool tell_hosts);
   [[noreturn]] void end_process();
 
   const int own_rank_;
   Descriptor own_file_;
   std::vector<Peer> peers_;
-  std::mutex mutex_;  // guards what follows
+  std::optional<HostLinks> links_;  // guarded by mutex_
+  std::mutex mutex_;                // guards what follows
   std::condition_variable changed_;
   bool left_ = false;
   std::vector<int> lost_;     // in order of their numbers

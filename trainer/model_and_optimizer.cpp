@@ -5,12 +5,14 @@
 #include "base/progress.h"
 #include "models/init.h"
 #include "parallel/phase.h"
+#include "trainer/setup/attention_setup.h"
 #include "trainer/setup/options.h"
 
 namespace hyperion::trainer {
 
 ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const JobConfig& config,
                                            const ModelPlace& place) {
+  if (!place.without_memory) choose_attention(args, config, place.device, place.groups.host());
   ModelAndOptimizer made;
   made.transformer = std::make_unique<models::Transformer>(args, config.training.loss_chunk_bytes);
   made.float8 = convert_to_float8(*made.transformer, config, place.float8);

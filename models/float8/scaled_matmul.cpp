@@ -1,5 +1,9 @@
 #include "models/float8/scaled_matmul.h"
 
+#include <map>
+#include <mutex>
+#include <string>
+
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_scaled_mm.h>
@@ -36,6 +40,16 @@ at::Tensor inverse_of(const Quantized& x) {
   return x.inverse.defined() ? x.inverse : x.scale.reciprocal();
 }
 
+// The scale of operands that are rescaled after their product: made once for a device, not for each product.
+at::Tensor one_on(at::Device device) {
+  static std::mutex mutex;
+  static auto* const ones = new std::map<std::string, at::Tensor>;  // CUDA may be gone when a process ends
+  const std::lock_guard lock(mutex);
+  at::Tensor& one = (*ones)[device.str()];
+  if (!one.defined()) one = at::ones({}, at::TensorOptions(at::kFloat).device(device));
+  return one;
+}
+
 at::Tensor& plain_rescale_in_place(at::Tensor& product, const at::Tensor& row, const at::Tensor& column) {
   return product.mul_(row).mul_(column);
 }
@@ -63,15 +77,12 @@ at::Tensor scaled_matmul(const Quantized& a, const Quantized& b, at::ScalarType 
   if (gemm == Gemm::kEmulated) return at::mm(dequantize(a), dequantize(b)).to(out);
   check_operands(a.values, b.values);
   const at::Tensor inverse_a = inverse_of(a), inverse_b = inverse_of(b);
-  if (a.scale.dim() == 0 && b.scale.dim() == 0)
-    return multiply(a.values, b.values, inverse_a, inverse_b, out, fast_accumulate);
-  if (fast_accumulate) {  // the row-wise kernel writes bf16 only
-    const at::Tensor rows = inverse_a.expand({a.values.size(0), 1}).contiguous();
-    const at::Tensor columns = inverse_b.expand({1, b.values.size(1)}).contiguous();
-    return multiply(a.values, b.values, rows, columns, at::kBFloat16, true).to(out);
-  }
-  const at::Tensor one = at::ones({}, a.scale.options());
-  at::Tensor product = multiply(a.values, b.values, one, one, at::kBFloat16, false);
+  const bool whole_a = a.scale.dim() == 0, whole_b = b.scale.dim() == 0;
+  if (whole_a && whole_b) return multiply(a.values, b.values, inverse_a, inverse_b, out, fast_accumulate);
+  if (fast_accumulate && !whole_a && !whole_b)  // the row-wise kernel writes bf16 only
+    return multiply(a.values, b.values, inverse_a, inverse_b, at::kBFloat16, true).to(out);
+  const at::Tensor one = one_on(a.scale.device());
+  at::Tensor product = multiply(a.values, b.values, one, one, at::kBFloat16, fast_accumulate);
   return rescale_in_place(product, inverse_a, inverse_b).to(out);
 }
 

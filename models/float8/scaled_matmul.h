@@ -12,13 +12,12 @@ enum class Gemm {
   kEmulated  // dequantize, multiply in fp32, round once: what the hardware approximates
 };
 
-// a [m, k] times b [k, n] -> [m, n] in `out`. Scales: both 0-dim, or a's [m, 1] and b's [1, n] (a 0-dim one
-// beside such a vector is repeated). Not both in e5m2.
+// a [m, k] times b [k, n] -> [m, n] in `out`. Scales: 0-dim, or a's [m, 1] and b's [1, n]. Not both in e5m2.
 //
 // kNative wants what Hopper wants, on every device: a row-major, b column-major, k and n multiples of 16;
-// Error(kBug) otherwise. fast_accumulate: Hopper's, with fewer bits between its partial sums. Without it,
-// vectors of scales are applied to the product after its rounding to bf16, as torchao does: the row-wise
-// kernel knows fast accumulation alone.
+// Error(kBug) otherwise. fast_accumulate: Hopper's, with fewer bits between its partial sums. Without it, or
+// beside a 0-dim scale, a vector of scales is applied to the product after its rounding to bf16, as torchao
+// does: the row-wise kernel knows fast accumulation and two vectors alone.
 at::Tensor scaled_matmul(const Quantized& a, const Quantized& b, at::ScalarType out, bool fast_accumulate,
                          Gemm gemm);
 

@@ -14,6 +14,7 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
+#include <atomic>
 #include <cmath>
 #include <limits>
 #include <optional>
@@ -183,14 +184,20 @@ AttentionGradients cuda_backward(const at::Tensor& grad, const CudaInput& in, At
   return grads;
 }
 
+std::atomic<bool> cudnn_allowed{true};
+
 }  // namespace
+
+void allow_cudnn_attention(bool allowed) {
+  cudnn_allowed = allowed;
+}
 
 AttentionKernel attention_kernel(const at::Tensor& q, bool masked) {
   constexpr int64_t kCudnnHeadDim = 128, kFlashHeadDim = 256, kCommonLength = 64;
   if (masked || q.scalar_type() == at::kFloat || q.size(3) > kFlashHeadDim)
     return AttentionKernel::kEfficient;
   if (q.size(3) > kCudnnHeadDim || q.size(2) % kCommonLength != 0 ||
-      at::globalContext().deterministicAlgorithms())
+      at::globalContext().deterministicAlgorithms() || !cudnn_allowed)
     return AttentionKernel::kFlash;
   return AttentionKernel::kCudnn;
 }

@@ -26,6 +26,9 @@ AttentionResult attention_forward(const at::Tensor& q, const at::Tensor& k, cons
 // algorithms. The efficient kernels serve fp32, masks and every head_dim.
 enum class AttentionKernel { kCudnn, kFlash, kEfficient };
 AttentionKernel attention_kernel(const at::Tensor& q, bool masked);
+// Whether attention_kernel() may choose cuDNN from now on, in the whole process (true at first); flash serves
+// in its place. Not to be changed between a forward and its backward.
+void allow_cudnn_attention(bool allowed);
 
 struct AttentionGradients {
   at::Tensor q, k, v;

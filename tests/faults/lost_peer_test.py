@@ -9,9 +9,11 @@ Standard library only.
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 
-from jobs import BINARY, JobTest, main
+from jobs import BINARY, ROOT, JobTest, main
 
 KILLED_AT = {  # what the killed rank was doing: point of the fault
     "start": "point=init.model",
@@ -22,7 +24,7 @@ KILLED_AT = {  # what the killed rank was doing: point of the fault
 LONG = "--training.steps=100000"
 
 
-class LostPeer(JobTest):
+class GpuRanks(JobTest):
     def gpus(self, schedule="1", **more):
         return {"HYPERION_DEVICE": "cuda", "LD_PRELOAD": BINARY.parent / "libsimulated_gpu.so",
                 "HYPERION_SIMULATED_SCHEDULE": schedule, "HYPERION_FAILURE_DIR": self.folder / "failures", **more}
@@ -42,26 +44,77 @@ class LostPeer(JobTest):
             process.wait(timeout=60)
         return time.monotonic() - begin
 
+    def check_survivors(self, job, lost):
+        """Ended in time, with a record each of whom they lost and what they were doing."""
+        took = self.seconds_to_end(job, lost)
+        survivors = set(range(len(job.ranks))) - {lost}
+        said = "\n".join(job.text(rank) for rank in survivors)
+        codes = [process.returncode for process, _ in job.ranks]
+        self.assertEqual(codes, [-signal.SIGKILL if rank == lost else 71 for rank in range(len(job.ranks))], said)
+        self.assertLess(took, 10, said)
+        records = self.records()
+        self.assertEqual(set(records), survivors)
+        for record in records.values():
+            self.assertEqual((record["code"], record["lost"]), (71, [lost]), records)
+            self.assertNotEqual(record["phase"], "")
+            self.assertRegex(record["message"], f"rank {lost} ")
+        return records, said
+
+
+class LostPeer(GpuRanks):
     def test_survivors_of_a_killed_rank_end_within_ten_seconds_and_record_whom_they_lost(self):
-        for schedule in ("eager", "late"):
-            for what, point in KILLED_AT.items():
+        for schedule in ("eager", "late", "1"):
+            for what, point in KILLED_AT.items() if schedule != "1" else [("forward", KILLED_AT["forward"])]:
                 for killed in (1, 0) if what == "forward" else (1,):  # 0 holds the store
                     with self.subTest(schedule=schedule, killed=killed, what=what):
                         self.forget_records()
                         job = self.start(LONG, "--allow-faults", "--checkpoint.enable", "--checkpoint.interval=2", ranks=3,
                                          env=self.gpus(schedule, FAULT=f"rank={killed};{point};action=kill"))
-                        seconds = self.seconds_to_end(job, killed)
-                        survivors = {0, 1, 2} - {killed}
-                        said = "\n".join(job.text(rank) for rank in survivors)
-                        codes = [process.returncode for process, _ in job.ranks]
-                        self.assertEqual(codes, [-signal.SIGKILL if rank == killed else 71 for rank in range(3)], said)
-                        self.assertLess(seconds, 10, said)
-                        records = self.records()
-                        self.assertEqual(set(records), survivors)
-                        for record in records.values():
-                            self.assertEqual((record["code"], record["lost"]), (71, [killed]), records)
-                            self.assertNotEqual(record["phase"], "")
-                            self.assertRegex(record["message"], f"rank {killed} ")
+                        self.check_survivors(job, killed)
+
+    def test_a_rank_that_is_killed_in_a_validation_is_lost_in_it(self):
+        job = self.start(LONG, "--validation.enable", "--validation.dataset=jsonl", f"--validation.dataset_path={self.folder}/data.jsonl",
+                         "--validation.freq=2", "--validation.steps=100000", ranks=3, env=self.gpus())
+        job.wait_for("step:  1")
+        time.sleep(1)  # a validation without end
+        job.ranks[1][0].kill()
+        records, _ = self.check_survivors(job, 1)
+        for record in records.values():
+            self.assertIn("validation", record["phase"])
+
+    def test_a_rank_that_hangs_is_named_by_those_that_time_out(self):
+        job = self.start(LONG, "--comm.train_timeout_seconds=3", ranks=3, env=self.gpus())
+        job.wait_for("step:  3")
+        job.ranks[1][0].send_signal(signal.SIGSTOP)
+        for rank in (0, 2):
+            job.ranks[rank][0].wait(timeout=60)
+            self.assertEqual(job.ranks[rank][0].returncode, 71, job.text(rank))
+        records = self.records()
+        self.assertEqual(set(records), {0, 2})
+        for record in records.values():
+            self.assertEqual((record["code"], record["lost"]), (71, [1]), job.text() + job.text(2))
+            self.assertRegex(record["phase"], r"step \d")
+
+    def test_the_launcher_names_the_killed_rank_once(self):
+        kept = {name: value for name, value in os.environ.items() if name not in ("LOG_RANK", "RANK", "WORLD_SIZE")}
+        program = self.folder / "program"  # the launcher itself is not to load the library
+        library = BINARY.parent / "libsimulated_gpu.so"
+        program.write_text(f'#!/bin/sh\nLD_PRELOAD={library} exec {BINARY} "$@"\n')
+        program.chmod(0o755)
+        done = subprocess.run([sys.executable, ROOT / "scripts/launch.py", program, "train", self.folder / "job.toml", LONG, "--allow-faults"],
+                              env={**kept, "NPROC": "3", "HYPERION_DEVICE": "cuda", "OMP_NUM_THREADS": "1",
+                                   "HYPERION_LOG_DIR": f"{self.folder}/logs", "FAULT": "rank=1;point=step.bwd;nth=4;action=kill"},
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=self.folder, timeout=60)
+        self.assertEqual(done.returncode, 137, done.stdout)
+        self.assertEqual(done.stdout.count("[launch] rank 1 failed with signal 9 (SIGKILL)"), 1, done.stdout)
+        self.assertRegex(done.stdout, r"\[launch\] 2 other ranks lost it: .*phase 'step \d")
+
+    def test_nccl_that_reports_a_lost_peer_ends_the_job_with_what_it_says(self):
+        # Without a flight recorder there is no dump to wait for: NCCL is the first to speak.
+        job = self.start(LONG, "--allow-faults", "--comm.trace_buf_size=0", ranks=3,
+                         env=self.gpus("late", FAULT="rank=1;point=step.bwd;nth=4;action=kill", HYPERION_SIMULATED_NCCL="remote_error"))
+        records, said = self.check_survivors(job, 1)
+        self.assertIn("remote process exited or there was a network error", said)
 
     def test_peers_of_a_rank_that_fails_alone_end_with_71_and_it_with_its_own_code(self):
         for schedule in ("eager", "late"):
@@ -79,6 +132,20 @@ class LostPeer(JobTest):
         self.assertEqual(job.codes(), [0, 0], job.text() + job.text(1))
         self.assertEqual(self.records(), {})
 
+    def test_a_healthy_job_is_never_ended_by_its_watch(self):
+        for start in range(6):  # each ends its ranks in another order
+            job = self.start("--training.steps=1", ranks=3, env=self.gpus(("eager", "late", str(start))[start % 3]))
+            self.assertEqual(job.codes(), [0] * 3, job.text() + job.text(1))
+        self.assertEqual(self.records(), {})
+
+    def test_data_that_become_unreadable_are_65_on_the_rank_that_reads_them_and_71_on_the_others(self):
+        job = self.start(LONG, ranks=3, env=self.gpus("late"))
+        job.wait_for("step:  2")
+        os.truncate(self.folder / "data.jsonl", 2000)
+        codes = job.codes()
+        self.assertIn(65, codes, job.text() + job.text(1))
+        self.assertLessEqual(set(codes), {65, 71}, job.text() + job.text(1))
+
     def test_what_all_ranks_agree_upon_keeps_its_code_on_all_of_them(self):
         job = self.start("--optimizer.lr=1e38", "--metrics.log_freq=100", ranks=2, env=self.gpus("late"))
         self.assertEqual(job.codes(), [93, 93], job.text() + job.text(1))
@@ -91,6 +158,51 @@ class LostPeer(JobTest):
                     for rank in told:
                         os.kill(job.ranks[rank][0].pid, stop)
                     self.assertEqual(job.codes(), [code, code], job.text() + job.text(1))
+
+
+class TwoHosts(GpuRanks):
+    """Hosts are told apart by the ranks' own numbers: 0 1 and 2 3. Ranks 0 and 2 tell the other host."""
+
+    def hosts(self, ranks_of_each):
+        """What stands before each rank's command: the numbers that a launcher on each host would give it."""
+        places = [(index, count) for count in ranks_of_each for index in range(count)]
+        return {rank: ["env", f"LOCAL_RANK={index}", f"LOCAL_WORLD_SIZE={count}"] for rank, (index, count) in enumerate(places)}
+
+    def two_hosts(self, *options, env):
+        return self.start(*options, ranks=4, env=env, before=self.hosts([2, 2]))
+
+    def test_ranks_of_another_host_notice_a_killed_rank_within_ten_seconds(self):
+        for killed, schedule in ((1, "eager"), (3, "late"), (2, "eager"), (0, "late")):
+            with self.subTest(killed=killed, schedule=schedule):
+                self.forget_records()
+                job = self.two_hosts(LONG, "--allow-faults", env=self.gpus(schedule, FAULT=f"rank={killed};point=step.bwd;nth=4;action=kill"))
+                self.check_survivors(job, killed)
+
+    def test_a_host_of_one_rank_is_noticed_by_the_other_while_all_wait_for_a_gpu(self):
+        for killed in (0, 1):
+            with self.subTest(killed=killed):
+                self.forget_records()
+                job = self.start(LONG, "--allow-faults", "--comm.train_timeout_seconds=300", ranks=2, before=self.hosts([1, 1]),
+                                 env=self.gpus("late", FAULT=f"rank={killed};point=step.bwd;nth=4;action=kill"))
+                self.check_survivors(job, killed)
+
+    def test_a_rank_of_another_host_that_fails_alone_keeps_its_code_and_is_named(self):
+        job = self.two_hosts(LONG, "--allow-faults", env=self.gpus("late", FAULT="rank=3;point=step.fwd;nth=4;action=throw"))
+        self.assertEqual(job.codes(), [71, 71, 71, 70], job.text() + job.text(3))
+        for rank in range(3):
+            self.assertEqual(self.records()[rank]["lost"], [3])
+
+    def test_two_hosts_that_lose_nobody_end_in_order(self):
+        job = self.two_hosts("--allow-faults", env=self.gpus("late", FAULT="rank=3;point=shutdown;action=sleep:4"))
+        self.assertEqual(job.codes(), [0] * 4, job.text() + job.text(3))
+        self.assertNotIn("comm.train_timeout_seconds have passed", job.text() + job.text(2))
+        job = self.two_hosts("--optimizer.lr=1e38", "--metrics.log_freq=100", env=self.gpus())
+        self.assertEqual(job.codes(), [93] * 4, job.text() + job.text(3))
+        job = self.two_hosts(LONG, "--checkpoint.enable", "--checkpoint.interval=1000", env=self.gpus())
+        job.wait_for("step:  2")
+        job.ranks[3][0].terminate()
+        self.assertEqual(job.codes(), [75] * 4, job.text() + job.text(3))
+
 
 
 if __name__ == "__main__":

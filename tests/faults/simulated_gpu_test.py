@@ -183,6 +183,12 @@ class SimulatedGpu(JobTest):
         few, many = counts
         return {line: (many[line] - few[line]) / 4 / ranks for line in many if many[line] != few[line]}
 
+    def test_fp8_products_by_rows_make_no_scales_of_their_own(self):
+        fills = "operator\taten::fill_"
+        step = self.steady_step(FP8, "--quantize.linear.float8.recipe_name=rowwise")
+        self.assertGreater(step["operator\thyperion::float8_rescale_"], 20)
+        self.assertEqual(step[fills], self.steady_step()[fills])
+
     def test_a_steady_step_allocates_nothing_and_waits_once_for_the_step_before(self):
         for options, ranks in (([], 1), ([], 2), ([FP8], 1), ([FP8, "--quantize.linear.float8.enable_fsdp_float8_all_gather"], 2)):
             with self.subTest(options=options, ranks=ranks):

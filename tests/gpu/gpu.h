@@ -4,8 +4,10 @@
 
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 
 #include "base/device/device.h"
 #include "base/device/device_library.h"
@@ -23,6 +25,12 @@ inline int gpus() {
       run_one_rank([](const parallel::Environment&) { return static_cast<int>(probe_driver().devices); });
   if (devices == 0) std::printf("skipped: no GPU: %s\n", probe_driver().reason.c_str());
   return devices;
+}
+
+// Whether the GPUs are tests/simulated_gpu's.
+inline bool simulated() {
+  const char* preloaded = std::getenv("LD_PRELOAD");
+  return preloaded != nullptr && std::string_view(preloaded).find("simulated_gpu") != std::string_view::npos;
 }
 
 inline void use_gpu(int index) {

@@ -8,6 +8,7 @@
 
 #include "base/device/device_library.h"
 #include "parallel/backend_communicator.h"
+#include "parallel/rendezvous.h"
 #include "tests/gpu/gpu.h"
 
 namespace hyperion {
@@ -54,6 +55,47 @@ TEST_CASE("every collective of NCCL does its work on one GPU and a group can be 
   CHECK(right.all_reduce_sum);
   CHECK(right.all_reduce_max);
   CHECK(right.all_reduce_on_host);
+}
+
+TEST_CASE("simulated NCCL stops ranks that make different calls and says which") {
+  if (!simulated()) return static_cast<void>(std::printf("skipped: a real NCCL hangs\n"));
+  using parallel::Communicator;
+  const std::string of_rank_0 = "rank 0 all reduce of 8 x Float (sum)";
+  const std::vector<std::pair<std::function<void(Communicator&)>, std::string>> cases = {
+      {[](Communicator& group) { group.all_reduce_max(at::ones({8}, at::kCUDA)); },
+       "rank 1 all reduce of 8 x Float (max)"},
+      {[](Communicator& group) { group.all_reduce_sum(at::ones({9}, at::kCUDA)); },
+       "rank 1 all reduce of 9 x Float (sum)"},
+      {[](Communicator& group) { group.all_reduce_sum(at::ones({8}, at::kCUDA).to(at::kBFloat16)); },
+       "rank 1 all reduce of 8 x BFloat16 (sum)"},
+      {[](Communicator& group) {
+         group.all_gather_into(at::empty({16}, at::kCUDA), at::ones({8}, at::kCUDA));
+       },
+       "rank 1 all gather of 8 x Float"}};
+  for (const auto& [call, of_rank_1] : cases) {
+    const auto outcomes = run_ranks_outcome(
+        2,
+        [&](const parallel::Environment& environment) {
+          use_gpu(environment.rank);
+          const auto store = parallel::join_ranks(environment, {}, std::chrono::seconds(60));
+          const auto backend = device_library().make_nccl_backend(
+              store, environment.rank, 2,
+              {.name = "test/0", .timeout = std::chrono::seconds(60), .device_index = environment.rank});
+          const auto group = parallel::make_nccl_communicator("test/0", environment.rank, {0, 1}, backend);
+          const at::Tensor ones = at::ones({8}, at::kCUDA);
+          group->all_reduce_sum(ones);  // the same on both ranks
+          if (ones.cpu().sum().item<float>() != 16) throw std::runtime_error("not the sum");
+          environment.rank == 0 ? group->all_reduce_sum(ones) : call(*group);
+          ones.cpu();
+        },
+        kGpuTimeout);
+    for (const RankOutcome& outcome : outcomes) {
+      CAPTURE(of_rank_1, outcome.error, outcome.output);
+      CHECK(outcome.exit_code == 99);
+      for (const std::string& text : {std::string("ranks make different calls: "), of_rank_0, of_rank_1})
+        CHECK(outcome.output.find(text) != std::string::npos);
+    }
+  }
 }
 
 }  // namespace hyperion

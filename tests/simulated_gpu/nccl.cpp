@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <random>
 #include <string>
 #include <thread>
@@ -31,8 +32,15 @@ constexpr int kMostRanks = 64;
 constexpr std::chrono::minutes kPatience{5};
 constexpr size_t kBuffers = size_t{256} << 20;  // device memory of a communicator
 
+struct Member {
+  pid_t process;
+  std::atomic<bool> left;  // in order, so that nobody misses it
+  char call[128];          // the collective that it is in
+};
+
 struct alignas(64) Shared {
   std::atomic<uint32_t> arrived, round;
+  Member members[kMostRanks];
 
   // After it, a slot of kSlot bytes for each rank.
   std::byte* slots() { return reinterpret_cast<std::byte*>(this + 1); }
@@ -107,6 +115,14 @@ struct ncclComm {
     });
   }
 
+  // What NCCL cannot see: that would hang, or mix up memory.
+  void require_same_call() const {
+    for (int other = 0; other < size; ++other)
+      if (std::strcmp(shared->members[other].call, shared->members[rank].call) != 0)
+        stop("ranks make different calls: rank " + std::to_string(rank) + " " + shared->members[rank].call +
+             ", rank " + std::to_string(other) + " " + shared->members[other].call);
+  }
+
   std::byte* slot(int of) const { return shared->slots() + kSlot * static_cast<size_t>(of); }
 
   void barrier() const {
@@ -133,6 +149,7 @@ void in_parts(const ncclComm& comm, const void* give, size_t bytes, const Take& 
     const size_t length = std::min(kSlot, bytes - first);
     std::memcpy(comm.slot(comm.rank), static_cast<const std::byte*>(give) + first, length);
     comm.barrier();
+    comm.require_same_call();
     take(first, length);
     comm.barrier();
   }
@@ -170,17 +187,69 @@ void check_group() {
   }
 }
 
+// What the ranks must agree upon in a call.
+struct Signature {
+  size_t count;
+  ncclDataType_t type;
+  std::string more{};  // which reduction, or the root of a broadcast
+};
+
+std::string name_of(ncclRedOp_t op) {
+  switch (op) {
+    case ncclSum:
+      return " (sum)";
+    case ncclAvg:
+      return " (average)";
+    case ncclMax:
+      return " (max)";
+    case ncclMin:
+      return " (min)";
+    default:
+      return " (reduction " + std::to_string(op) + ")";
+  }
+}
+
 // Runs on its stream; inside a group with the other calls of the group, as one launch.
-ncclResult_t launch(const char* name, ncclComm_t comm, cudaStream_t stream, const void* from,
-                    size_t from_bytes, void* to, size_t to_bytes, Work work) {
+ncclResult_t launch(const char* name, const Signature& signature, ncclComm_t comm, cudaStream_t stream,
+                    const void* from, size_t from_bytes, void* to, size_t to_bytes, const Work& collective) {
+  const Work work = [name, signature, comm, collective] {
+    Member& own = comm->shared->members[comm->rank];
+    std::snprintf(own.call, sizeof own.call, "%s of %zu x %s%s", name, signature.count,
+                  at::toString(scalar_type(signature.type)), signature.more.c_str());
+    collective();
+  };
   if (group_depth > 0) {
     group.push_back({name, comm, stream, static_cast<const std::byte*>(from), from_bytes,
-                     static_cast<std::byte*>(to), to_bytes, std::move(work)});
+                     static_cast<std::byte*>(to), to_bytes, work});
     return ncclSuccess;
   }
   trace("nccl", name);
-  comm->enqueue(stream, std::move(work));
+  comm->enqueue(stream, work);
   return ncclSuccess;
+}
+
+// HYPERION_SIMULATED_NCCL=remote_error: a lost peer is noticed, as over InfiniBand; else nothing is, as over
+// NVLink.
+bool reports_lost_peers() {
+  const char* value = std::getenv("HYPERION_SIMULATED_NCCL");
+  if (value == nullptr || *value == '\0') return false;
+  if (std::string(value) == "remote_error") return true;
+  stop("HYPERION_SIMULATED_NCCL is '" + std::string(value) + "', expected remote_error");
+}
+
+// Also of a process that its parent has not waited for yet.
+bool has_ended(pid_t process) {
+  std::ifstream file("/proc/" + std::to_string(process) + "/stat");
+  std::string text;
+  std::getline(file, text);
+  const size_t name_end = text.rfind(')');  // "PID (NAME) STATE ..."
+  return name_end == std::string::npos || text.find_first_of("ZX", name_end) == name_end + 2;
+}
+
+bool has_lost_a_peer(const ncclComm& comm) {
+  for (int rank = 0; rank < comm.size; ++rank)
+    if (const Member& peer = comm.shared->members[rank]; has_ended(peer.process) && !peer.left) return true;
+  return false;
 }
 
 // The reduction over the ranks' slots, in their order; sums of short floats in fp32.
@@ -213,6 +282,7 @@ ncclResult_t ncclGetVersion(int* version) {
   return ncclSuccess;
 }
 const char* ncclGetErrorString(ncclResult_t result) {
+  if (result == ncclRemoteError) return "remote process exited or there was a network error";
   return result == ncclUnhandledCudaError ? "unhandled cuda error (run with NCCL_DEBUG=INFO for details)"
                                           : "error of the simulated NCCL";
 }
@@ -237,6 +307,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id,
   close(file);
   if (memory == MAP_FAILED) return ncclSystemError;
   *comm = new ncclComm{.rank = rank, .size = size, .shared = static_cast<Shared*>(memory)};
+  (*comm)->shared->members[rank].process = getpid();
   (*comm)->barrier();
   if (rank == 0) shm_unlink(id.internal);
   return ncclSuccess;
@@ -246,10 +317,12 @@ ncclResult_t ncclCommInitRank(ncclComm_t* comm, int size, ncclUniqueId id, int r
 }
 ncclResult_t ncclCommFinalize(ncclComm_t comm) {
   comm->finish();
+  comm->shared->members[comm->rank].left = true;
   return ncclSuccess;
 }
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   comm->finish();
+  comm->shared->members[comm->rank].left = true;
   drop_pages(kBuffers);
   return ncclSuccess;
 }
@@ -257,8 +330,9 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
   comm->aborted = true;
   return ncclSuccess;
 }
-ncclResult_t ncclCommGetAsyncError(ncclComm_t, ncclResult_t* error) {
-  *error = ncclSuccess;
+ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
+  static const bool reports = reports_lost_peers();
+  *error = reports && has_lost_a_peer(*comm) ? ncclRemoteError : ncclSuccess;
   return ncclSuccess;
 }
 ncclResult_t ncclCommCount(ncclComm_t comm, int* count) {
@@ -294,19 +368,20 @@ ncclResult_t ncclGroupEnd() {
 ncclResult_t ncclAllGather(const void* from, void* to, size_t count, ncclDataType_t type, ncclComm_t comm,
                            cudaStream_t stream) {
   const size_t bytes = count * item_size(type);
-  return launch("all gather", comm, stream, from, bytes, to, bytes * static_cast<size_t>(comm->size), [=] {
-    in_parts(*comm, from, bytes, [&](size_t first, size_t length) {
-      for (int rank = 0; rank < comm->size; ++rank)
-        std::memcpy(static_cast<std::byte*>(to) + bytes * static_cast<size_t>(rank) + first, comm->slot(rank),
-                    length);
-    });
-  });
+  return launch("all gather", {count, type}, comm, stream, from, bytes, to,
+                bytes * static_cast<size_t>(comm->size), [=] {
+                  in_parts(*comm, from, bytes, [&](size_t first, size_t length) {
+                    for (int rank = 0; rank < comm->size; ++rank)
+                      std::memcpy(static_cast<std::byte*>(to) + bytes * static_cast<size_t>(rank) + first,
+                                  comm->slot(rank), length);
+                  });
+                });
 }
 
 ncclResult_t ncclAllReduce(const void* from, void* to, size_t count, ncclDataType_t type, ncclRedOp_t op,
                            ncclComm_t comm, cudaStream_t stream) {
   const size_t bytes = count * item_size(type);
-  return launch("all reduce", comm, stream, from, bytes, to, bytes, [=] {
+  return launch("all reduce", {count, type, name_of(op)}, comm, stream, from, bytes, to, bytes, [=] {
     in_parts(*comm, from, bytes, [&](size_t first, size_t length) {
       reduce_slots(*comm, static_cast<std::byte*>(to) + first, length, type, op);
     });
@@ -316,8 +391,8 @@ ncclResult_t ncclAllReduce(const void* from, void* to, size_t count, ncclDataTyp
 ncclResult_t ncclReduceScatter(const void* from, void* to, size_t count, ncclDataType_t type, ncclRedOp_t op,
                                ncclComm_t comm, cudaStream_t stream) {
   const size_t bytes = count * item_size(type);
-  return launch("reduce scatter", comm, stream, from, bytes * static_cast<size_t>(comm->size), to, bytes,
-                [=] {
+  return launch("reduce scatter", {count, type, name_of(op)}, comm, stream, from,
+                bytes * static_cast<size_t>(comm->size), to, bytes, [=] {
                   for (int target = 0; target < comm->size; ++target)
                     in_parts(*comm, static_cast<const std::byte*>(from) + bytes * static_cast<size_t>(target),
                              bytes, [&](size_t first, size_t length) {
@@ -330,11 +405,12 @@ ncclResult_t ncclReduceScatter(const void* from, void* to, size_t count, ncclDat
 ncclResult_t ncclBroadcast(const void* from, void* to, size_t count, ncclDataType_t type, int root,
                            ncclComm_t comm, cudaStream_t stream) {
   const size_t bytes = count * item_size(type);
-  return launch("broadcast", comm, stream, from, bytes, to, bytes, [=] {
-    in_parts(*comm, comm->rank == root ? from : to, bytes, [&](size_t first, size_t length) {
-      std::memcpy(static_cast<std::byte*>(to) + first, comm->slot(root), length);
-    });
-  });
+  return launch("broadcast", {count, type, " from rank " + std::to_string(root)}, comm, stream, from, bytes,
+                to, bytes, [=] {
+                  in_parts(*comm, comm->rank == root ? from : to, bytes, [&](size_t first, size_t length) {
+                    std::memcpy(static_cast<std::byte*>(to) + first, comm->slot(root), length);
+                  });
+                });
 }
 ncclResult_t ncclBcast(void* memory, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
                        cudaStream_t stream) {

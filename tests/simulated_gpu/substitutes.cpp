@@ -1,5 +1,7 @@
 #include "tests/simulated_gpu/substitutes.h"
 
+#include <cstdio>
+#include <cstdlib>
 #include <map>
 
 #include <ATen/ATen.h>
@@ -71,12 +73,22 @@ Values efficient_backward(const Values& a) {
                   a[0].toTensor(), a[5].toTensor(), a[6].toTensor().narrow(2, 0, q.size(2)).contiguous());
 }
 
+// HYPERION_SIMULATED_CUDNN: "refuse", as a version that has no plan for the shape, or "wrong".
+std::string cudnn_fault() {
+  const char* value = std::getenv("HYPERION_SIMULATED_CUDNN");
+  const std::string fault = value == nullptr ? "" : value;
+  if (fault.empty() || fault == "refuse" || fault == "wrong") return fault;
+  std::fprintf(stderr, "HYPERION_SIMULATED_CUDNN is '%s', expected refuse or wrong\n", value);
+  std::_Exit(99);
+}
+
 Values cudnn(const Values& a) {
   auto [out, lse] = forward(
       {a[0].toTensor(), a[1].toTensor(), a[2].toTensor(), tensor(a[3]), a[6].toBool(), scale_of(a[8])});
-  return {out, lse.unsqueeze(-1)};
+  return {cudnn_fault() == "wrong" ? out * 1.1 : out, lse.unsqueeze(-1)};
 }
 Values cudnn_results(const Values& a) {
+  TORCH_CHECK(cudnn_fault() != "refuse", "No valid execution plans built.");
   const Tensor q = a[0].toTensor();
   return {at::empty_like(q),
           at::empty({q.size(0), q.size(1), q.size(2), 1}, q.options().dtype(at::kFloat)),

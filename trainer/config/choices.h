@@ -53,6 +53,15 @@ constexpr auto choices(ReshardAfterForward) {
                                            {ReshardAfterForward::kNever, "never"}});
 }
 
+// Whether cuDNN's attention is used on GPUs where it serves: after a trial, or else not; or else the job
+// ends; never.
+enum class AttentionChoice { kAuto, kCudnn, kFlash };
+constexpr auto choices(AttentionChoice) {
+  return choice_list<AttentionChoice>({{AttentionChoice::kAuto, "auto"},
+                                       {AttentionChoice::kCudnn, "cudnn"},
+                                       {AttentionChoice::kFlash, "flash"}});
+}
+
 // What the preflight of a resumed job writes.
 enum class ResumePreflight { kFull, kProbe };
 constexpr auto choices(ResumePreflight) {

@@ -106,6 +106,10 @@ TEST_CASE("a GPU's attention kernel follows from dtype and head size and length 
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
   CHECK(attention_kernel(q(128, 128), false) == AttentionKernel::kFlash);
   at::globalContext().setDeterministicAlgorithms(false, false);
+  kernels::allow_cudnn_attention(false);
+  CHECK(attention_kernel(q(128, 128), false) == AttentionKernel::kFlash);
+  CHECK(attention_kernel(q(128, 128), true) == AttentionKernel::kEfficient);
+  kernels::allow_cudnn_attention(true);
 }
 
 TEST_CASE("results have the input's dtype and bf16 differs from fp32") {

@@ -1,0 +1,161 @@
+// What hosts tell each other about lost ranks, with a process for each host.
+#include <functional>
+#include <thread>
+
+#include <arpa/inet.h>
+#include <catch2/catch.hpp>
+#include <fmt/format.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "base/durable.h"
+#include "base/error.h"
+#include "parallel/host_links.h"
+#include "parallel/peer_watch.h"
+#include "parallel/phase.h"
+#include "parallel/rendezvous.h"
+#include "tests/support/ranks.h"
+
+namespace hyperion::parallel {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using Clock = std::chrono::steady_clock;
+
+// "ended 1 2", "failed 3": the first that a host hears within `patience`; empty: nothing.
+std::string first_news(HostLinks& links, seconds patience) {
+  for (const auto end = Clock::now() + patience; Clock::now() < end;) {
+    for (const HostLinks::Loss& loss : links.news()) {
+      std::string text = loss.failed ? "failed" : "ended";
+      for (const int rank : loss.ranks) text += fmt::format(" {}", rank);
+      return text;
+    }
+    std::this_thread::sleep_for(milliseconds(20));
+  }
+  return "";
+}
+
+void wait_for_all(c10d::Store& store, const Environment& environment) {
+  store.set(fmt::format("ready/{}", environment.rank), "");
+  for (int rank = 0; rank < environment.world_size; ++rank)
+    store.wait({fmt::format("ready/{}", rank)}, seconds(20));
+  std::this_thread::sleep_for(milliseconds(300));  // rank 0, which holds the store, may be the one that ends
+}
+
+// Runs `act` on one host of three, and returns what each heard; "" for the host that acted.
+std::vector<std::string> heard(int acting, const std::function<void(HostLinks&)>& act, seconds patience) {
+  const auto outcomes = run_ranks_outcome(3, [&](const Environment& environment) {
+    Environment host = environment;
+    host.local_rank = 0;
+    host.local_world_size = 1;
+    const auto store = join_ranks(environment, {}, seconds(20));
+    HostLinks links(*store, host, seconds(20));
+    wait_for_all(*store, host);
+    if (host.rank == acting) {
+      act(links);
+      if (host.rank == 0) std::this_thread::sleep_for(patience);  // it holds the store
+      return;
+    }
+    // The error is how a rank of run_ranks_outcome tells more than a code.
+    const std::string news = first_news(links, patience);
+    std::this_thread::sleep_for(seconds(1));  // or the others hear that this one ends
+    throw_data("{}", news);
+  });
+  std::vector<std::string> texts;
+  for (const RankOutcome& outcome : outcomes) texts.push_back(outcome.error);
+  return texts;
+}
+
+}  // namespace
+
+TEST_CASE("every host hears within a second that a process has ended and of ranks that others tell") {
+  const auto kill = [](HostLinks&) { ::raise(SIGKILL); };
+  CHECK(heard(1, kill, seconds(3)) == std::vector<std::string>{"ended 1", "signal 9", "ended 1"});
+  CHECK(heard(0, kill, seconds(3)) == std::vector<std::string>{"signal 9", "ended 0", "ended 0"});
+  const auto tell = [](HostLinks& links) { links.tell({{5, 7}, false}); };
+  CHECK(heard(2, tell, seconds(3)) == std::vector<std::string>{"ended 5 7", "ended 5 7", ""});
+  CHECK(heard(0, tell, seconds(3)) == std::vector<std::string>{"", "ended 5 7", "ended 5 7"});
+  const auto fail = [](HostLinks& links) { links.tell({{2}, true}); };
+  CHECK(heard(2, fail, seconds(3)) == std::vector<std::string>{"failed 2", "failed 2", ""});
+}
+
+TEST_CASE("a host that is done is no loss") {
+  const auto done = [](HostLinks& links) { links.tell_done(); };
+  CHECK(heard(1, done, seconds(2)) == std::vector<std::string>(3));
+}
+
+TEST_CASE("a connection that is not of the job is not heard") {
+  const auto outcomes = run_ranks_outcome(2, [](const Environment& environment) {
+    Environment host = environment;
+    host.local_rank = 0;
+    host.local_world_size = 1;
+    const auto store = join_ranks(environment, {}, seconds(20));
+    HostLinks links(*store, host, seconds(20));
+    if (host.rank == 0) {
+      const std::string news = first_news(links, seconds(2));
+      if (!news.empty()) throw_data("{}", news);
+      store->wait({"done"}, seconds(20));
+      return;
+    }
+    const int port = std::stoi(store->get_to_str("watch/rank0"));
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_port = htons(static_cast<uint16_t>(port));
+    for (const std::string text :
+         {"", "0123456789abcdef 1\nended 0\n", "nothing", "GET / HTTP/1.1\r\n\r\n"}) {
+      const Descriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+      if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0)
+        throw_data("not connected");
+      if (!text.empty() && ::send(socket.get(), text.data(), text.size(), MSG_NOSIGNAL) < 0)
+        throw_data("not sent");
+    }
+    std::this_thread::sleep_for(seconds(2));
+    store->set("done", "");
+  });
+  for (const RankOutcome& outcome : outcomes) CHECK(outcome.error == "");
+}
+
+TEST_CASE("ranks of two hosts end within seconds when one of them is killed and do not when it takes leave") {
+  struct Case {
+    int rank;
+    std::function<void(PeerWatch&)> end;
+    int exit_code;
+    std::string said;
+  };
+  const int communication = static_cast<int>(ExitCode::kCommunication);
+  const auto kill = [](PeerWatch&) { ::raise(SIGKILL); };
+  for (const auto& [lost, end, exit_code, said] :
+       std::vector<Case>{{3, kill, communication, "rank 3 has ended"},
+                         {2, kill, communication, "rank 2 has ended"},
+                         {0, kill, communication, "rank 0 has ended"},
+                         {3, [](PeerWatch& watch) { watch.leave(PeerWatch::End::kDone); }, 0, ""}}) {
+    const auto begin = Clock::now();
+    const auto outcomes = run_ranks_outcome(4, [&](const Environment& environment) {
+      Environment on_host = environment;
+      on_host.local_rank = environment.rank % 2;
+      on_host.local_world_size = 2;
+      const auto store = join_ranks(environment, {}, seconds(20));
+      PeerWatch watch(*store, on_host, seconds(20));
+      wait_for_all(*store, on_host);
+      set_phase("step 3");
+      environment.rank == lost ? end(watch) : std::this_thread::sleep_for(seconds(exit_code == 0 ? 4 : 30));
+      // All ends are in order, and rank 0's store is the last.
+      if (environment.rank == 0) std::this_thread::sleep_for(seconds(1));
+    });
+    CHECK(Clock::now() - begin < seconds(20));
+    for (int rank = 0; rank < 4; ++rank) {
+      if (rank == lost) continue;
+      CAPTURE(lost, said, rank, outcomes[rank].output);
+      CHECK(outcomes[rank].exit_code == exit_code);
+      CHECK(outcomes[rank].output.find(said) != std::string::npos);
+    }
+  }
+}
+
+}  // namespace hyperion::parallel

@@ -1,0 +1,91 @@
+"""model.attention: cuDNN's attention is tried before the model is made, on simulated GPUs (docs/simulated_gpu.md) whose cuDNN works,
+refuses, or is wrong.
+
+    python3 tests/faults/attention_test.py build/hyperion
+
+Standard library only.
+"""
+
+import collections
+
+from jobs import BINARY, JobTest, main
+
+FORWARD = {kernel: f"operator\taten::_scaled_dot_product_{kernel}_attention" for kernel in ("cudnn", "flash", "efficient")}
+SHORT = ("--training.steps=2", "--training.seq_len=64")  # cuDNN serves multiples of 64
+STEPS_FORWARD = 2 * 2 * 2  # steps, blocks, and each block again before its backward
+
+
+class Attention(JobTest):
+    def run_on_gpus(self, *options, cudnn="", ranks=1, code=0, says=(), before=None):
+        """The job, and how often each kernel of attention was called."""
+        trace = self.folder / "trace"
+        trace.unlink(missing_ok=True)
+        job = self.run_job(*SHORT, "--activation_checkpoint.mode=full", *options, ranks=ranks, code=code, says=says, before=before,
+                           env={"HYPERION_DEVICE": "cuda", "LD_PRELOAD": BINARY.parent / "libsimulated_gpu.so",
+                                "HYPERION_SIMULATED_TRACE": trace, "HYPERION_SIMULATED_CUDNN": cudnn})
+        counts = collections.Counter(trace.read_text().splitlines())
+        return job, {kernel: counts[line] for kernel, line in FORWARD.items()}
+
+    def test_cudnn_is_tried_before_the_model_is_made_and_what_the_job_asks_for_is_done(self):
+        warning = "cuDNN's attention failed its trial on 4 x 2 heads of 8, 64 tokens: on rank 0: "
+        reasons = {"refuse": "No valid execution plans built", "wrong": "its output differs from flash attention's by"}
+        heads = "--model.args.n_kv_heads=2"
+        for choice in ("auto", "cudnn", "flash"):
+            for cudnn in ("", "refuse", "wrong"):
+                with self.subTest(choice=choice, cudnn=cudnn):
+                    option = f"--model.attention={choice}"
+                    if choice == "cudnn" and cudnn:
+                        job, _ = self.run_on_gpus(option, heads, cudnn=cudnn, code=2, says=[
+                            'model.attention = "cudnn": cuDNN\'s attention failed its trial on 4 x 2 heads of 8, 64 tokens', reasons[cudnn]])
+                        self.assertNotIn("Training starts", job.text())
+                        continue
+                    job, calls = self.run_on_gpus(option, heads, cudnn=cudnn)
+                    if choice == "flash" or cudnn:
+                        self.assertEqual(calls["flash"], STEPS_FORWARD + (cudnn == "wrong" and choice == "auto"), calls)
+                        self.assertIn("Attention: flash, for 4 x 2 heads of 8, 64 tokens", job.text())
+                    else:
+                        self.assertEqual(calls["cudnn"], STEPS_FORWARD + 1, calls)
+                        self.assertIn("Attention: cuDNN, tried on 4 x 2 heads of 8, 64 tokens", job.text())
+                    if choice == "auto" and cudnn:
+                        self.assertIn(warning + reasons[cudnn], job.text())
+                        self.assertEqual(calls["cudnn"], 1, calls)
+                    else:
+                        self.assertNotIn("failed its trial", job.text())
+                    if choice == "flash":
+                        self.assertEqual(calls["cudnn"], 0, calls)
+
+    def test_a_cudnn_that_fails_on_one_rank_is_used_on_none(self):
+        one = {1: ["env", "HYPERION_SIMULATED_CUDNN=refuse"]}
+        job, calls = self.run_on_gpus("--model.attention=auto", ranks=2, before=one)
+        self.assertEqual((calls["cudnn"], calls["flash"]), (2, 1 + 2 * STEPS_FORWARD), calls)
+        self.assertIn("64 tokens: it failed on rank 1, see its log. Every rank uses flash attention", job.text())
+        self.assertIn("on rank 1: No valid execution plans built", job.text(1))
+        job, _ = self.run_on_gpus("--model.attention=cudnn", ranks=2, before=one, code=2)
+        self.assertIn("it failed on rank 1, see its log", job.text())
+        self.assertIn("on rank 1: No valid execution plans built", job.text(1))
+
+    def test_the_length_of_the_validation_is_tried_too(self):
+        validation = ("--validation.enable", "--validation.dataset=jsonl", f"--validation.dataset_path={self.folder}/data.jsonl",
+                      "--validation.steps=1", "--validation.freq=100", "--validation.seq_len=128")
+        _, calls = self.run_on_gpus(*validation)
+        with_one = self.run_on_gpus(*validation, "--validation.seq_len=64")[1]
+        self.assertEqual(calls["cudnn"], with_one["cudnn"] + 1)
+
+    def test_where_cudnn_does_not_serve_auto_takes_another_kernel_and_cudnn_is_refused(self):
+        for option, kernel in (("--training.document_mask", "efficient"), ("--training.mixed_precision_param=float32", "efficient"),
+                               ("--training.seq_len=32", "flash"), ("--debug.deterministic", "flash"), ("--model.args.head_dim=136", "flash")):
+            with self.subTest(option):
+                _, calls = self.run_on_gpus(option)
+                self.assertEqual({name for name, times in calls.items() if times}, {kernel})
+                self.run_on_gpus(option, "--model.attention=cudnn", code=2,
+                                 says=['model.attention = "cudnn": cuDNN serves bfloat16 without training.document_mask'])
+
+    def test_a_cpu_takes_every_value_but_cudnn(self):
+        for choice in ("auto", "flash"):
+            self.assertNotIn("Attention:", self.run_job("--training.steps=1", f"--model.attention={choice}", code=0).text())
+        self.run_job("--model.attention=cudnn", code=2, says=['model.attention = "cudnn": this job runs on a CPU, which has no cuDNN'])
+        self.run_job("--model.attention=sdpa", code=2, says=["model.attention", "auto", "cudnn", "flash"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+#include "trainer/setup/attention_setup.h"
+
+#include <cmath>
+#include <set>
+#include <string>
+#include <tuple>
+
+#include <fmt/format.h>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/linspace.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
+#include <c10/util/Exception.h>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "models/kernels/attention.h"
+#include "parallel/phase.h"
+#include "trainer/checkpointing/job_state.h"
+
+namespace hyperion::trainer {
+namespace {
+
+using at::Tensor;
+using kernels::AttentionKernel;
+
+constexpr double kLargestError = 0.05;  // of two bf16 kernels: about 0.005
+
+struct Shape {
+  int64_t heads, kv_heads, head_dim, length;
+  at::ScalarType dtype;
+
+  std::string describe() const {
+    return fmt::format("{} x {} heads of {}, {} tokens", heads, kv_heads, head_dim, length);
+  }
+};
+
+// [1, heads, length, head_dim] in the layout that the model's blocks have. The heads differ. Random numbers
+// of the device are left alone: they are part of a job's state.
+Tensor make_input(const Shape& shape, int64_t heads, uint64_t seed, at::Device device) {
+  const auto options = at::TensorOptions(at::kFloat);
+  const Tensor values =
+      at::randn({shape.length, 1, shape.head_dim}, at::detail::createCPUGenerator(seed), options);
+  const Tensor of_heads = at::linspace(0.5, 1.5, heads, options).view({heads, 1});
+  return (values.to(device) * of_heads.to(device)).to(shape.dtype).unsqueeze(0).transpose(1, 2);
+}
+
+struct Results {
+  Tensor output;
+  kernels::AttentionGradients gradients;
+};
+
+Results compute(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& grad) {
+  const kernels::AttentionResult result = kernels::attention_forward(q, k, v, {});
+  return {result.output, kernels::attention_backward(grad, q, k, v, {}, result)};
+}
+
+// Why cuDNN cannot be used for this shape; empty: it can. Leaves cuDNN allowed.
+std::string try_cudnn(const Shape& shape, at::Device device) {
+  const Tensor q = make_input(shape, shape.heads, 1, device),
+               k = make_input(shape, shape.kv_heads, 2, device),
+               v = make_input(shape, shape.kv_heads, 3, device),
+               grad = make_input(shape, shape.heads, 4, device);
+  Results cudnn;
+  try {
+    cudnn = compute(q, k, v, grad);
+  } catch (const c10::OutOfMemoryError&) {
+    throw;
+  } catch (const c10::AcceleratorError&) {
+    throw;  // the GPU is of no use to this process any more
+  } catch (const c10::Error& error) {
+    return parallel::brief(error);
+  }
+  kernels::allow_cudnn_attention(false);
+  const Results flash = compute(q, k, v, grad);
+  kernels::allow_cudnn_attention(true);
+  const auto norm = [](const Tensor& x) {
+    return at::linalg_vector_norm(x, 2, at::OptionalIntArrayRef(), false, at::kFloat).item<double>();
+  };
+  for (const auto& [what, found, wanted] :
+       {std::tuple("output", cudnn.output, flash.output),
+        std::tuple("gradient of the queries", cudnn.gradients.q, flash.gradients.q),
+        std::tuple("gradient of the keys", cudnn.gradients.k, flash.gradients.k),
+        std::tuple("gradient of the values", cudnn.gradients.v, flash.gradients.v)}) {
+    const double difference = norm(found - wanted), size = norm(wanted);
+    if (!(difference <= kLargestError * size))  // nor where one is NaN
+      return fmt::format("its {} differs from flash attention's by {:.3g} of {:.3g} (at most {:.0f} % may)",
+                         what, difference, size, 100 * kLargestError);
+  }
+  return "";
+}
+
+}  // namespace
+
+void choose_attention(const models::ModelArgs& args, const JobConfig& config, at::Device device,
+                      parallel::Communicator& ranks) {
+  const AttentionChoice choice = config.model.attention;
+  const bool required = choice == AttentionChoice::kCudnn;
+  if (device.is_cpu()) {
+    if (required)
+      throw_config(
+          "model.attention = \"cudnn\": this job runs on a CPU, which has no cuDNN; set model.attention = "
+          "\"auto\"");
+    return;
+  }
+  const Shape training{args.n_heads, args.n_kv_heads, args.head_dim, config.training.seq_len,
+                       scalar_type(config.training.mixed_precision_param)};
+  std::set<int64_t> lengths = {training.length};
+  if (config.validation.enable) lengths.insert(config.validation.seq_len);
+  const auto kernel_of = [&](int64_t length) {
+    const Tensor q = at::empty({1, training.heads, length, training.head_dim},
+                               at::TensorOptions(training.dtype).device(at::kMeta));
+    const AttentionKernel kernel = kernels::attention_kernel(q, config.training.document_mask);
+    return kernel == AttentionKernel::kCudnn && config.debug.deterministic ? AttentionKernel::kFlash : kernel;
+  };
+  kernels::allow_cudnn_attention(true);
+  const AttentionKernel by_rule = kernel_of(training.length);
+  if (required && by_rule != AttentionKernel::kCudnn)
+    throw_config(
+        "model.attention = \"cudnn\": cuDNN serves bfloat16 without training.document_mask, heads of up to "
+        "128, "
+        "lengths that are multiples of 64, and not debug.deterministic; this job has {}, {}{}{}; set "
+        "model.attention = \"auto\"",
+        training.describe(), checkpoint::torch_name(config.training.mixed_precision_param),
+        config.training.document_mask ? ", training.document_mask" : "",
+        config.debug.deterministic ? ", debug.deterministic" : "");
+
+  const parallel::PhaseGuard phase("trial of cuDNN's attention");
+  bool tried = false;
+  std::string why_not;
+  for (const int64_t length : lengths) {
+    if (choice == AttentionChoice::kFlash || kernel_of(length) != AttentionKernel::kCudnn) continue;
+    tried = true;
+    Shape shape = training;
+    shape.length = length;
+    why_not = try_cudnn(shape, device);
+    if (why_not.empty()) continue;
+    if (length != training.length) why_not += fmt::format(" ({} tokens)", length);
+    break;
+  }
+  if (tried) {
+    const Tensor failed = at::zeros({1}, at::TensorOptions(at::kLong));  // the highest rank that failed, + 1
+    if (!why_not.empty()) failed.fill_(ranks.rank() + 1);
+    ranks.all_reduce_max(failed);
+    const int64_t rank = failed.item<int64_t>() - 1;
+    if (rank >= 0) {
+      const std::string why = why_not.empty() ? fmt::format("it failed on rank {}, see its log", rank)
+                                              : fmt::format("on rank {}: {}", ranks.rank(), why_not);
+      if (required)
+        throw_config(
+            "model.attention = \"cudnn\": cuDNN's attention failed its trial on {}: {}; set model.attention "
+            "= "
+            "\"auto\" or \"flash\"",
+            training.describe(), why);
+      log_warning(
+          "cuDNN's attention failed its trial on {}: {}. Every rank uses flash attention; model.attention = "
+          "\"flash\" leaves the trial out",
+          training.describe(), why);
+      kernels::allow_cudnn_attention(false);
+    }
+  }
+  if (choice == AttentionChoice::kFlash) kernels::allow_cudnn_attention(false);
+
+  switch (kernel_of(training.length)) {
+    case AttentionKernel::kCudnn:
+      log_info("Attention: cuDNN, tried on {}", training.describe());
+      break;
+    case AttentionKernel::kFlash:
+      log_info("Attention: flash, for {}", training.describe());
+      break;
+    case AttentionKernel::kEfficient:
+      log_info("Attention: memory-efficient, for {}", training.describe());
+  }
+}
+
+}  // namespace hyperion::trainer
