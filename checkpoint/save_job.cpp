@@ -20,8 +20,8 @@
 #include "base/resources.h"
 #include "checkpoint/finite.h"
 #include "checkpoint/format/dcp/archive.h"
-#include "checkpoint/format/dcp/metadata.h"
 #include "checkpoint/format/zip/crc32.h"
+#include "checkpoint/save_index.h"
 #include "checkpoint/storage/shard_reader.h"
 #include "checkpoint/storage/shard_writer.h"
 
@@ -153,12 +153,6 @@ Written from_text(const std::string& text, int rank) {
   return written;
 }
 
-FileRecord write_small_file(const fs::path& folder, const std::string& name, const std::string& content) {
-  ShardWriter file(folder, name, 0);
-  file.append(content.data(), content.size());
-  return file.close();
-}
-
 // Rank 0: the objects that other ranks sent go into its file.
 void finish_file(ShardWriter& file, std::vector<Written>& all) {
   for (Written& written : all)
@@ -170,7 +164,7 @@ void finish_file(ShardWriter& file, std::vector<Written>& all) {
 // Rank 0: the index, then the manifest, both on disk when it returns.
 void write_index(const SaveJob& job, const std::vector<Written>& all, const fs::path& incoming) {
   failpoint("ckpt.before_meta");
-  CheckpointIndex index = index_of(*job.layout, *job.plan);
+  CheckpointIndex index;  // the tensors are the plan's
   index.save_id = job.save_id;
   Manifest manifest;
   manifest.save_id = job.save_id;
@@ -189,8 +183,14 @@ void write_index(const SaveJob& job, const std::vector<Written>& all, const fs::
       index.paths[object.key] = object.path;
     }
   }
-  manifest.files.push_back(write_small_file(incoming, ".metadata", encode_metadata(index)));
-  write_small_file(incoming, kManifestFile, to_json(manifest));
+  ShardWriter metadata(incoming, ".metadata", 0);
+  encode_save_index(*job.layout, *job.plan, index,
+                    [&](std::string_view piece) { metadata.append(piece.data(), piece.size()); });
+  manifest.files.push_back(metadata.close());
+  ShardWriter file(incoming, kManifestFile, 0);
+  const std::string text = to_json(manifest);
+  file.append(text.data(), text.size());
+  file.close();
   failpoint("ckpt.after_meta");
 }
 

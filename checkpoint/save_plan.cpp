@@ -242,24 +242,4 @@ Dims item_shape(const SaveLayout& layout, const SaveItem& item) {
   return shape;
 }
 
-CheckpointIndex index_of(const SaveLayout& layout, const SavePlan& plan) {
-  CheckpointIndex index;
-  std::vector<std::string> files;  // by rank
-  for (size_t rank = 0; rank < plan.file_bytes.size(); ++rank)
-    files.push_back(shard_file_name(static_cast<int>(rank)));
-  std::vector<TensorRecord*> records;  // by entry
-  for (const SaveLayout::Entry& entry : layout.entries) {
-    index.paths.try_emplace(entry.key, entry.path);
-    records.push_back(
-        &index.tensors.try_emplace(entry.key, TensorRecord{entry.dtype, entry.shape, {}}).first->second);
-  }
-  for_each_item(layout, plan, [&](const SaveItem& item) {
-    Dims offset(layout.entries[item.entry].shape.size(), 0);
-    if (!offset.empty()) offset.front() = item.first_row;
-    records[item.entry]->chunks.push_back(
-        {std::move(offset), item_shape(layout, item), {files[item.writer], item.offset, item.length}});
-  });
-  return index;
-}
-
 }  // namespace hyperion::checkpoint

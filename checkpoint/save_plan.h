@@ -82,9 +82,6 @@ void for_each_item(const SaveLayout& layout, const SavePlan& plan,
 // The file of a rank.
 std::string shard_file_name(int rank);  // "__3_0.distcp"
 
-// The index of the checkpoint, without objects.
-CheckpointIndex index_of(const SaveLayout& layout, const SavePlan& plan);
-
 Dims item_shape(const SaveLayout& layout, const SaveItem& item);
 
 }  // namespace hyperion::checkpoint

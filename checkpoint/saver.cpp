@@ -16,6 +16,7 @@
 #include "checkpoint/cast.h"
 #include "checkpoint/format/metadata_tiling.h"
 #include "checkpoint/names.h"
+#include "checkpoint/save_index.h"
 
 namespace hyperion::checkpoint {
 
@@ -255,6 +256,12 @@ SaveReport Saver::write_and_purge(const SaveJob& job, Items& items) {
     folder_.purge({.keep = options_.keep_latest, .newest = report.step});
   if (on_durable && job.commit) on_durable(report);
   return report;
+}
+
+uint64_t Saver::index_bytes() {
+  const Planned& all = plan_for({});
+  return std::stoull(
+      from_rank_0(ranks_, [&] { return std::to_string(save_index_bytes(all.layout, all.plan)); }));
 }
 
 SaveReport Saver::preflight(int64_t step, bool keep, bool probe) {

@@ -47,6 +47,10 @@ class Saver {
   Saver(const Saver&) = delete;
   Saver& operator=(const Saver&) = delete;
 
+  // Bytes of the .metadata of a save of everything, but for its objects. Throws Error(kSaveFailed) when they
+  // are more than readers accept.
+  uint64_t index_bytes();
+
   // A save of everything, written, committed, read back from disk and compared; `keep`: it stays as
   // step-<step>, else it goes to a temporary name and is removed. `probe`: of the smallest tensor only. Warms
   // what later saves use. Throws Error(kPreCheckpoint), or Error(kNonFinite).

@@ -204,6 +204,26 @@ void Checkpointer::load() {
   }
 }
 
+// What a reader of a checkpoint takes into memory as a whole, and how it grows, is said before step 1.
+void Checkpointer::announce_index_size() {
+  constexpr uint64_t kLargeIndex = uint64_t{256} << 20;
+  uint64_t bytes = 0;
+  try {
+    bytes = saver_->index_bytes();
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::kSaveFailed) throw;
+    throw Error(ExitCode::kPreCheckpoint,
+                fmt::format("[pre-checkpoint] nothing was trained: {}", error.what()));
+  }
+  log_info("The index of a checkpoint (.metadata) takes {:.1f} MiB", static_cast<double>(bytes) / (1 << 20));
+  if (bytes > kLargeIndex && runtime_.rank() == 0)
+    log_warning(
+        "the index of a checkpoint (.metadata) takes {} MiB, because every tensor is cut into {} shards, and "
+        "every rank decodes it when the job resumes; with parallelism.data_parallel_replicate_degree above 1 "
+        "(HSDP) it is smaller by that factor",
+        bytes >> 20, runtime_.mesh->degree(parallel::MeshDim::kFsdp));
+}
+
 void Checkpointer::preflight(int64_t step) {
   if (!saves()) return;
   const bool resumed = start_.checkpoint && start_.checkpoint->source == LoadSource::kOwn;
@@ -214,6 +234,7 @@ void Checkpointer::preflight(int64_t step) {
                                      config_->training.steps);
   });
   if (runtime_.rank() == 0 && !warning.empty()) log_warning("{}", warning);
+  announce_index_size();
   if (!options().validate_before_training) {
     log_info(
         "checkpoint.validate_before_training = false: the first checkpoint will be the first test of "

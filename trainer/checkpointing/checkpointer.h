@@ -96,6 +96,7 @@ class Checkpointer {
   const JobConfig::Checkpoint& options() const { return config_->checkpoint; }
   bool saves() const { return saver_ && !options().load_only; }
   void load_from(const ChosenCheckpoint& chosen);
+  void announce_index_size();
   void require_free_names(int64_t first, int64_t last) const;
   void write(int64_t step, const checkpoint::SaveContent& content, bool now);
   void write_last(int64_t step);

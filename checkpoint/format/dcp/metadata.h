@@ -2,12 +2,35 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "checkpoint/types/index.h"
 
 namespace hyperion::checkpoint {
+
+// The tensors of an index, for an encoder that never has all their chunks in memory.
+class IndexTensors {
+ public:
+  struct Tensor {
+    const std::string& key;
+    Dtype dtype;
+    const Dims& shape;
+    const KeyPath* path;  // null: flat
+  };
+  virtual ~IndexTensors() = default;
+  virtual size_t size() const = 0;
+  virtual Tensor at(size_t number) const = 0;  // in the order of keys
+  // Calls `visit` for the chunks of tensor `number`, each valid during the call only. The encoder asks for
+  // those of tensor 0, 1, ..., and then once more.
+  virtual void visit_chunks(size_t number, const std::function<void(const Chunk& chunk)>& visit) = 0;
+};
+
+// Encodes the file piece by piece, of about a MiB each: `tensors`, and of `rest` all but its tensors.
+void encode_metadata(IndexTensors& tensors, const CheckpointIndex& rest,
+                     const std::function<void(std::string_view piece)>& take);
 
 // The file's content. Every chunk and object must have its location set. Throws Error(kBug) for an index of
 // bare bytes.

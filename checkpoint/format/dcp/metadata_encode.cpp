@@ -33,15 +33,14 @@ class Names {
 
 class MetadataWriter {
  public:
-  explicit MetadataWriter(const CheckpointIndex& index) : index_(index) {
-    size_t chunks = index.objects.size();
-    for (const auto& [key, tensor] : index.tensors) chunks += tensor.chunks.size();
-    writer_.reserve(4096 + 128 * chunks + 256 * (index.tensors.size() + index.objects.size()));
-    tensor_slots_.reserve(index.tensors.size());
-    object_slots_.reserve(index.objects.size());
+  MetadataWriter(IndexTensors& tensors, const CheckpointIndex& rest,
+                 const std::function<void(std::string_view piece)>& take)
+      : tensors_(tensors), rest_(rest), take_(take) {
+    tensor_slots_.reserve(tensors.size());
+    object_slots_.reserve(rest.objects.size());
   }
 
-  std::string write() {
+  void write() {
     begin(kMetadata, "Metadata");
     field("state_dict_metadata");
     state_dict_metadata();
@@ -54,12 +53,17 @@ class MetadataWriter {
     field("version");
     writer_.text("1.0.0");
     end();
-    return writer_.finish();
+    take_(writer_.finish());
   }
 
  private:
   static constexpr const char* kMetadata = "torch.distributed.checkpoint.metadata";
   static constexpr const char* kFilesystem = "torch.distributed.checkpoint.filesystem";
+  static constexpr size_t kPiece = size_t{1} << 20;
+
+  void take_full_piece() {
+    if (writer_.size() >= kPiece) writer_.take(take_);
+  }
 
   void field(const char* name) { names_.text(name); }
   void instance(const char* module, const char* name) {
@@ -112,8 +116,9 @@ class MetadataWriter {
 
   void state_dict_metadata() {
     begin_dict();
-    for (const auto& [key, tensor] : index_.tensors) {
-      writer_.text(key);
+    for (size_t number = 0; number < tensors_.size(); ++number) {
+      const IndexTensors::Tensor tensor = tensors_.at(number);
+      writer_.text(tensor.key);
       tensor_slots_.push_back(writer_.put());
       begin(kMetadata, "TensorStorageMetadata");
       field("properties");
@@ -123,18 +128,19 @@ class MetadataWriter {
       field("chunks");
       writer_.op(PickleOp::kEmptyList);
       writer_.op(PickleOp::kMark);
-      for (const Chunk& chunk : tensor.chunks) {
+      tensors_.visit_chunks(number, [&](const Chunk& chunk) {
         begin(kMetadata, "ChunkStorageMetadata");
         field("offsets");
         size(chunk.offset);
         field("sizes");
         size(chunk.shape);
         end();
-      }
+        take_full_piece();
+      });
       writer_.op(PickleOp::kAppends);
       end();
     }
-    for (const auto& [key, object] : index_.objects) {
+    for (const auto& [key, object] : rest_.objects) {
       writer_.text(key);
       object_slots_.push_back(writer_.put());
       instance(kMetadata, "BytesStorageMetadata");
@@ -142,11 +148,10 @@ class MetadataWriter {
     end_dict();
   }
 
-  void path(uint32_t key_slot, const std::string& key) {
+  void path(uint32_t key_slot, const std::string& key, const KeyPath* known) {
     writer_.get(key_slot);
-    const auto found = index_.paths.find(key);
     const KeyPath flat = {key};
-    const KeyPath& path = found == index_.paths.end() ? flat : found->second;
+    const KeyPath& path = known == nullptr ? flat : *known;
     if (PickleWriter::tuple_needs_mark(path.size())) writer_.op(PickleOp::kMark);
     for (const auto& part : path) {
       if (const int64_t* position = std::get_if<int64_t>(&part))
@@ -160,10 +165,15 @@ class MetadataWriter {
   }
   void planner_data() {
     begin_dict();
+    for (size_t number = 0; number < tensors_.size(); ++number) {
+      const IndexTensors::Tensor tensor = tensors_.at(number);
+      path(tensor_slots_[number], tensor.key, tensor.path);
+    }
     size_t next = 0;
-    for (const auto& [key, tensor] : index_.tensors) path(tensor_slots_[next++], key);
-    next = 0;
-    for (const auto& [key, object] : index_.objects) path(object_slots_[next++], key);
+    for (const auto& [key, object] : rest_.objects) {
+      const auto found = rest_.paths.find(key);
+      path(object_slots_[next++], key, found == rest_.paths.end() ? nullptr : &found->second);
+    }
     end_dict();
   }
 
@@ -191,14 +201,15 @@ class MetadataWriter {
   }
   void storage_data() {
     begin_dict();
-    size_t next = 0;
-    for (const auto& [key, tensor] : index_.tensors) {
-      const uint32_t slot = tensor_slots_[next++];
-      for (size_t i = 0; i < tensor.chunks.size(); ++i)
-        entry(slot, &tensor.chunks[i], i, tensor.chunks[i].where);
+    for (size_t number = 0; number < tensors_.size(); ++number) {
+      size_t position = 0;
+      tensors_.visit_chunks(number, [&](const Chunk& chunk) {
+        entry(tensor_slots_[number], &chunk, position++, chunk.where);
+        take_full_piece();
+      });
     }
-    next = 0;
-    for (const auto& [key, object] : index_.objects) entry(object_slots_[next++], nullptr, 0, object.where);
+    size_t next = 0;
+    for (const auto& [key, object] : rest_.objects) entry(object_slots_[next++], nullptr, 0, object.where);
     end_dict();
   }
 
@@ -208,7 +219,7 @@ class MetadataWriter {
     field("checkpoint_id");
     writer_.text(".");
     field("save_id");
-    writer_.text(index_.save_id);
+    writer_.text(rest_.save_id);
     field("load_id");
     writer_.none();
     field("modules");
@@ -216,18 +227,55 @@ class MetadataWriter {
     end();
   }
 
-  const CheckpointIndex& index_;
+  IndexTensors& tensors_;
+  const CheckpointIndex& rest_;
+  const std::function<void(std::string_view piece)>& take_;
   PickleWriter writer_;
   Names names_{writer_};
   std::vector<uint32_t> tensor_slots_, object_slots_;
 };
 
+// The tensors of an index that is in memory.
+class TensorsOfIndex : public IndexTensors {
+ public:
+  explicit TensorsOfIndex(const CheckpointIndex& index) {
+    for (const auto& [key, record] : index.tensors) {
+      const auto path = index.paths.find(key);
+      tensors_.push_back({key, record, path == index.paths.end() ? nullptr : &path->second});
+    }
+  }
+  size_t size() const override { return tensors_.size(); }
+  Tensor at(size_t number) const override {
+    const auto& [key, record, path] = tensors_[number];
+    return {key, record.dtype, record.shape, path};
+  }
+  void visit_chunks(size_t number, const std::function<void(const Chunk& chunk)>& visit) override {
+    for (const Chunk& chunk : tensors_[number].record.chunks) visit(chunk);
+  }
+
+ private:
+  struct One {
+    const std::string& key;
+    const TensorRecord& record;
+    const KeyPath* path;
+  };
+  std::vector<One> tensors_;
+};
+
 }  // namespace
+
+void encode_metadata(IndexTensors& tensors, const CheckpointIndex& rest,
+                     const std::function<void(std::string_view piece)>& take) {
+  MetadataWriter(tensors, rest, take).write();
+}
 
 std::string encode_metadata(const CheckpointIndex& index) {
   if (index.layout != CheckpointIndex::Layout::kArchives)
     throw_bug("an index of bare bytes cannot be written as .metadata, whose entries are archives");
-  return MetadataWriter(index).write();
+  TensorsOfIndex tensors(index);
+  std::string bytes;
+  encode_metadata(tensors, index, [&](std::string_view piece) { bytes += piece; });
+  return bytes;
 }
 
 }  // namespace hyperion::checkpoint

@@ -12,7 +12,6 @@
 namespace hyperion::checkpoint {
 namespace {
 
-constexpr size_t kMostInput = size_t{1} << 30;
 constexpr size_t kMostMarks = 64;
 
 template <typename T>
@@ -32,8 +31,8 @@ class PickleMachine {
   PickleMachine(std::string_view input, const std::string& name) {
     tree_.name_ = name;
     tree_.input_ = input;
-    if (input.size() > kMostInput)
-      throw_data("{}: a pickle of {} bytes; at most {} are read", name, input.size(), kMostInput);
+    if (input.size() > kMostPickleBytes)
+      throw_data("{}: a pickle of {} bytes; at most {} are read", name, input.size(), kMostPickleBytes);
     none_ = add(PickleNode());
     false_ = add(PickleNode(Kind::kBool));
     true_ = add(PickleNode(Kind::kBool));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -33,6 +34,12 @@ class PickleWriter {
   void get(uint32_t slot);
 
   void reserve(size_t bytes) { out_.reserve(bytes); }
+  // What was written since the last take(): a long pickle need not be held as a whole.
+  size_t size() const { return out_.size(); }
+  void take(const std::function<void(std::string_view bytes)>& take_bytes) {
+    take_bytes(out_);
+    out_.clear();
+  }
   std::string finish() {
     op(PickleOp::kStop);
     return std::move(out_);

@@ -10,6 +10,8 @@
 #include <catch2/catch.hpp>
 
 #include "checkpoint/format/dcp/archive.h"
+#include "checkpoint/format/dcp/metadata.h"
+#include "checkpoint/save_index.h"
 
 namespace hyperion::checkpoint {
 namespace {
@@ -231,7 +233,9 @@ TEST_CASE("an alias is written whole under its own name") {
   const auto [layout, plan] = make(2, 1, Writers::kAll);
   REQUIRE(layout.entries[1].key == "output.weight");
   CHECK(layout.entries[1].path == KeyPath{"output.weight"});
-  const CheckpointIndex index = index_of(layout, plan);
+  std::string bytes;
+  encode_save_index(layout, plan, {}, [&](std::string_view piece) { bytes += piece; });
+  const CheckpointIndex index = decode_metadata(std::as_bytes(std::span(bytes)), "test");
   CHECK(index.tensors.at("output.weight").chunks.size() == 2);
   CHECK(index.tensors.at("tok_embeddings.weight").shape == Dims{13, 10});
 }

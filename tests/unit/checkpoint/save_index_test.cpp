@@ -1,0 +1,127 @@
+#include "checkpoint/save_index.h"
+
+#include <algorithm>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <catch2/catch.hpp>
+
+#include "base/error.h"
+#include "checkpoint/format/dcp/metadata.h"
+
+namespace hyperion::checkpoint {
+namespace {
+
+// All of an index in memory, as it is defined.
+CheckpointIndex index_in_memory(const SaveLayout& layout, const SavePlan& plan, CheckpointIndex index) {
+  for (const SaveLayout::Entry& entry : layout.entries) {
+    index.paths.try_emplace(entry.key, entry.path);
+    index.tensors.try_emplace(entry.key, TensorRecord{entry.dtype, entry.shape, {}});
+  }
+  for_each_item(layout, plan, [&](const SaveItem& item) {
+    const SaveLayout::Entry& entry = layout.entries[item.entry];
+    Dims offset(entry.shape.size(), 0);
+    if (!offset.empty()) offset.front() = item.first_row;
+    index.tensors.at(entry.key).chunks.push_back(
+        {offset,
+         item_shape(layout, item),
+         {shard_file_name(static_cast<int>(item.writer)), item.offset, item.length}});
+  });
+  return index;
+}
+
+struct Planned {
+  SaveLayout layout;
+  SavePlan plan;
+};
+
+// Entries of kinds shards x replicas and 1 x ranks; ranks have their places in any order.
+Planned random_save(std::mt19937& random) {
+  const auto pick = [&](int first, int last) { return std::uniform_int_distribution(first, last)(random); };
+  const int shards = pick(1, 7), replicas = pick(1, 4), world = shards * replicas;
+  Planned made;
+  made.layout.kinds = {{shards, replicas}, {1, world}};
+  std::vector<RankPlace> places;
+  for (int i = 0; i < world; ++i) places.push_back({{{i % shards, i / shards}, {0, i}}});
+  std::ranges::shuffle(places, random);
+  for (int e = pick(0, 12); e > 0; --e) {
+    SaveLayout::Entry entry;
+    entry.key = std::to_string(e * 7 % 13) + "." + std::to_string(pick(0, 9));
+    entry.path = pick(0, 1) == 0 ? KeyPath{entry.key} : KeyPath{"optimizer", "state." + entry.key};
+    entry.dtype = pick(0, 1) == 0 ? Dtype::kFloat32 : Dtype::kBFloat16;
+    entry.kind = static_cast<uint32_t>(pick(0, 1));
+    for (int dim = pick(0, 2); dim > 0; --dim) entry.shape.push_back(pick(0, 2000));
+    made.layout.entries.push_back(entry);
+  }
+  made.plan = make_save_plan(made.layout, places, pick(0, 1) == 0 ? Writers::kAll : Writers::kOneReplica, 0);
+  return made;
+}
+
+SaveLayout layout_of_matrices(int entries, int shards) {
+  SaveLayout layout;
+  layout.kinds = {{shards, 1}};
+  for (int e = 0; e < entries; ++e) {
+    SaveLayout::Entry entry;
+    entry.key = "layers." + std::to_string(e) + ".weight";
+    entry.path = {entry.key};
+    entry.shape = {shards, 16};
+    layout.entries.push_back(entry);
+  }
+  return layout;
+}
+
+SavePlan plan_of(const SaveLayout& layout) {
+  std::vector<RankPlace> places;
+  for (int rank = 0; rank < layout.kinds[0].shards; ++rank) places.push_back({{{rank, 0}}});
+  return make_save_plan(layout, places, Writers::kAll, 0);
+}
+
+}  // namespace
+
+TEST_CASE("an index that is encoded while the plan is walked has the bytes of one that is in memory") {
+  std::mt19937 random(11);
+  for (int turn = 0; turn < 200; ++turn) {
+    const auto [layout, plan] = random_save(random);
+    CheckpointIndex rest;
+    rest.save_id = "save-" + std::to_string(turn);
+    rest.objects["trainer.step"] = {{"__0_0.distcp", 77, 5}};
+    rest.paths["trainer.step"] = {"trainer", "step"};
+    rest.objects["a"] = {{"__0_0.distcp", 99, 5}};  // flat, and before all tensors by name
+    const std::string expected = encode_metadata(index_in_memory(layout, plan, rest));
+    for (const size_t items_at_once : {1, 20, 1 << 20}) {
+      std::string bytes;
+      encode_save_index(layout, plan, rest, [&](std::string_view piece) { bytes += piece; },
+                        {.items_at_once = items_at_once});
+      REQUIRE(bytes == expected);
+    }
+  }
+}
+
+TEST_CASE("an index comes in pieces whose size does not grow with the number of shards") {
+  const SaveLayout layout = layout_of_matrices(30, 2000);
+  const SavePlan plan = plan_of(layout);
+  size_t largest = 0, all = 0;
+  encode_save_index(layout, plan, {}, [&](std::string_view piece) {
+    largest = std::max(largest, piece.size());
+    all += piece.size();
+  });
+  CHECK(all > size_t{4} << 20);
+  CHECK(largest < (size_t{1} << 20) + 4096);
+  CHECK(save_index_bytes(layout, plan) == all);
+}
+
+TEST_CASE("an index beyond what readers accept is refused by its size") {
+  const SaveLayout layout = layout_of_matrices(50, 2000);
+  try {
+    save_index_bytes(layout, plan_of(layout), {.most_bytes = uint64_t{1} << 20});
+    FAIL("it was accepted");
+  } catch (const Error& error) {
+    CHECK(error.code() == ExitCode::kSaveFailed);
+    CHECK_THAT(error.what(), Catch::Contains("50 tensors in 100000 pieces") &&
+                                 Catch::Contains("1 MiB that readers accept") &&
+                                 Catch::Contains("data_parallel_replicate_degree"));
+  }
+}
+
+}  // namespace hyperion::checkpoint
