@@ -325,28 +325,32 @@ void operations(const BenchmarkDevice&) {
 
 // --- FP8 ---------------------------------------------------------------------------------------------------
 
-// What libtorch takes and refuses is data. A product that it takes has to be near its emulation.
+// What libtorch takes and refuses is data: of forward products, and of those of the backward, whose sums are
+// fp32. A product that it takes has to be near its emulation.
 void float8_shapes(const BenchmarkDevice& place) {
   if (place.compute_capability < 89) return print_row("FP8", ", \"accepted\": false");
   for (const auto granularity : {float8::Granularity::kTensor, float8::Granularity::kRow})
-    for (const int64_t rows : {int64_t{1}, int64_t{16}, int64_t{17}, int64_t{33}, size(8192, 64)}) {
-      const float8::Quantized a = float8::quantize(random({rows, 256}), {.granularity = granularity});
-      float8::Quantized b = float8::quantize(random({128, 256}), {.granularity = granularity});
-      b = transposed(b);
-      const auto product = [&](float8::Gemm gemm) {
-        return float8::scaled_matmul(a, b, at::kBFloat16, /*fast_accumulate=*/true, gemm);
-      };
-      const std::string name = fmt::format(
-          "FP8 {}, {} rows", granularity == float8::Granularity::kTensor ? "tensorwise" : "rowwise", rows);
-      try {
-        const double error = relative_error(product(float8::Gemm::kNative), product(float8::Gemm::kEmulated));
-        print_row(name, fmt::format(", \"accepted\": true, \"error\": {:.3g}", error),
-                  error_over(error, kBf16Error));
-      } catch (const c10::Error& error) {
-        print_row(name, ", \"accepted\": false");
-        fmt::print(stderr, "{}: {}\n", name, error.what_without_backtrace());
+    for (const bool backward : {false, true})
+      for (const int64_t rows : {int64_t{1}, int64_t{16}, int64_t{17}, int64_t{33}, size(8192, 64)}) {
+        const float8::Quantized a = float8::quantize(random({rows, 256}), {.granularity = granularity});
+        float8::Quantized b = float8::quantize(random({128, 256}), {.granularity = granularity});
+        b = transposed(b);
+        const auto product = [&](float8::Gemm gemm) {
+          return float8::scaled_matmul(a, b, at::kBFloat16, /*fast_accumulate=*/!backward, gemm);
+        };
+        const std::string name = fmt::format(
+            "FP8 {}{}, {} rows", granularity == float8::Granularity::kTensor ? "tensorwise" : "rowwise",
+            backward ? " backward" : "", rows);
+        try {
+          const double error =
+              relative_error(product(float8::Gemm::kNative), product(float8::Gemm::kEmulated));
+          print_row(name, fmt::format(", \"accepted\": true, \"error\": {:.3g}", error),
+                    error_over(error, kBf16Error));
+        } catch (const c10::Error& error) {
+          print_row(name, ", \"accepted\": false");
+          fmt::print(stderr, "{}: {}\n", name, error.what_without_backtrace());
+        }
       }
-    }
 }
 
 }  // namespace

@@ -158,6 +158,9 @@ TEST_CASE("FP8 products are rescaled on a GPU to the bits of the CPU's") {
   for (const auto count : differing) CHECK(count == 0);
 }
 
+// What libtorch and cuBLAS refuse of rows that 16 does not divide is for gpu_check to record
+// (benchmarks/gpu.cpp): a refusal is no failure there. libtorch's own checks run on a simulated GPU too, and
+// refuse none of them.
 // Products whose sums are fp32 differ from the emulation by bf16's rounding (50 dB); fast accumulation, in
 // the forward product alone, keeps fewer bits between its partial sums.
 TEST_CASE("FP8 products of a GPU are near their emulation for every recipe and layout") {
@@ -186,7 +189,14 @@ TEST_CASE("FP8 products of a GPU are near their emulation for every recipe and l
         };
         for (bool encoded : {false, true}) {
           if (encoded && recipe != Recipe::kTensorwise) continue;
-          const auto native = run(Gemm::kNative, encoded), emulated = run(Gemm::kEmulated, encoded);
+          std::vector<Tensor> native;
+          try {
+            native = run(Gemm::kNative, encoded);
+          } catch (const c10::Error&) {
+            if (m % 16 == 0 || simulated()) throw;
+            continue;
+          }
+          const auto emulated = run(Gemm::kEmulated, encoded);
           for (size_t i = 0; i < native.size(); ++i)
             results.push_back(sqnr(emulated[i], native[i]) - (i == 0 ? 35 : 45));
         }
