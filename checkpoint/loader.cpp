@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/failpoint.h"
 #include "base/files.h"
+#include "base/printable.h"
 #include "checkpoint/cast.h"
 #include "checkpoint/finite.h"
 #include "checkpoint/format/dcp/archive.h"
@@ -234,24 +235,65 @@ const FileRecord* OpenCheckpoint::record(const std::string& file) const {
   return &*found;
 }
 
-OpenCheckpoint open_checkpoint(const fs::path& folder) {
+std::optional<IndexFiles> read_index_files(const fs::path& folder) {
+  if (!name_exists(folder / ".metadata")) return std::nullopt;
+  IndexFiles files;
+  OpenCheckpoint checkpoint;  // for the record of .metadata
+  checkpoint.folder = folder;
+  if (name_exists(folder / kManifestFile)) {
+    files.manifest = read_manifest_text(folder);
+    checkpoint.manifest = manifest_from_json(*files.manifest, printable(folder / kManifestFile));
+    check_sizes(folder, *checkpoint.manifest);
+  }
+  ShardReader file(folder, ".metadata", checkpoint.record(".metadata"));
+  files.metadata = file.read_text(0, file.size());
+  return files;
+}
+
+namespace {
+
+// Rank 0's text on every rank, in pieces: what is under way takes no second copy of a long one.
+std::string broadcast_text(const std::string& text, Coordinator& ranks) {
+  constexpr size_t kBroadcastPiece = size_t{16} << 20;
+  const size_t size = std::stoull(ranks.broadcast(std::to_string(text.size())));
+  std::string whole;
+  whole.reserve(size);
+  while (whole.size() < size)
+    whole += ranks.broadcast(ranks.rank() == 0 ? text.substr(whole.size(), kBroadcastPiece) : std::string());
+  return whole;
+}
+
+}  // namespace
+
+std::optional<IndexFiles> broadcast_index_files(std::optional<IndexFiles> files, Coordinator& ranks) {
+  if (ranks.size() == 1) return files;
+  const std::string parts = ranks.broadcast(!files ? "" : files->manifest ? "2" : "1");
+  if (parts.empty()) return std::nullopt;
+  if (!files) files.emplace();  // not rank 0
+  files->metadata = broadcast_text(files->metadata, ranks);
+  if (parts == "2") files->manifest = broadcast_text(files->manifest.value_or(""), ranks);
+  return files;
+}
+
+OpenCheckpoint decode_index_files(const fs::path& folder, const IndexFiles& files) {
   failpoint("load.meta");
   OpenCheckpoint checkpoint;
   checkpoint.folder = folder;
-  if (!name_exists(folder / ".metadata")) {
-    checkpoint.index = read_safetensors(folder);
-    if (!is_folder(folder)) checkpoint.folder = folder.parent_path();
-    return checkpoint;
-  }
-  if (name_exists(folder / kManifestFile)) {
-    checkpoint.manifest = read_manifest(folder);
-    check_sizes(folder, *checkpoint.manifest);
-  }
-  const FileRecord* record = checkpoint.record(".metadata");
-  ShardReader file(folder, ".metadata", record);
-  const std::string bytes = file.read_text(0, file.size());
-  checkpoint.index = decode_metadata(std::as_bytes(std::span(bytes)), file.name());
+  if (files.manifest)
+    checkpoint.manifest = manifest_from_json(*files.manifest, printable(folder / kManifestFile));
+  checkpoint.index =
+      decode_metadata(std::as_bytes(std::span(files.metadata)), printable(folder / ".metadata"));
   if (checkpoint.manifest) require_same_save(folder, *checkpoint.manifest, checkpoint.index);
+  return checkpoint;
+}
+
+OpenCheckpoint open_checkpoint(const fs::path& folder) {
+  if (const std::optional<IndexFiles> files = read_index_files(folder))
+    return decode_index_files(folder, *files);
+  failpoint("load.meta");
+  OpenCheckpoint checkpoint;
+  checkpoint.folder = is_folder(folder) ? folder : folder.parent_path();
+  checkpoint.index = read_safetensors(folder);
   return checkpoint;
 }
 

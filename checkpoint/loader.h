@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/collective.h"
 #include "checkpoint/state.h"
 #include "checkpoint/storage/manifest.h"
 #include "checkpoint/types/index.h"
@@ -30,6 +31,17 @@ struct OpenCheckpoint {
 // Reads .metadata (or, without one, the headers of safetensors files) and hyperion.json; compares them with
 // each other and with the sizes of the files. Throws Error(kBadData) naming what does not fit.
 OpenCheckpoint open_checkpoint(const std::filesystem::path& folder);
+
+// The same in two steps, so that one rank reads for many. The files of a checkpoint in DCP format that
+// describe it; of other checkpoints nothing. Compares hyperion.json with the sizes of the files.
+struct IndexFiles {
+  std::string metadata;
+  std::optional<std::string> manifest;  // hyperion.json, where there is one
+};
+std::optional<IndexFiles> read_index_files(const std::filesystem::path& folder);
+// Rank 0's files on every rank. Collective.
+std::optional<IndexFiles> broadcast_index_files(std::optional<IndexFiles> files, Coordinator& ranks);
+OpenCheckpoint decode_index_files(const std::filesystem::path& folder, const IndexFiles& files);
 
 // Throws Error(kBadData) when they are of two saves.
 void require_same_save(const std::filesystem::path& folder, const Manifest& manifest,

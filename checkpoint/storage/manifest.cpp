@@ -192,9 +192,12 @@ Manifest manifest_from_json(std::string_view text, const std::string& name) {
   return manifest;
 }
 
+std::string read_manifest_text(const fs::path& folder) {
+  return read_file(folder / kManifestFile, kMaxTextBytes, Links::kRefuse);
+}
+
 Manifest read_manifest(const fs::path& folder) {
-  const fs::path path = folder / kManifestFile;
-  return manifest_from_json(read_file(path, kMaxTextBytes, Links::kRefuse), printable(path));
+  return manifest_from_json(read_manifest_text(folder), printable(folder / kManifestFile));
 }
 
 void check_sizes(const fs::path& folder, const Manifest& manifest) {

@@ -71,7 +71,8 @@ Manifest manifest_from_json(std::string_view text, const std::string& name = kMa
 std::string to_json(const FileRecord& record);
 FileRecord file_record_from_json(std::string_view text);
 
-// Of a checkpoint's folder. Throws Error(kBadData).
+// Of a checkpoint's folder. Both throw Error(kBadData).
+std::string read_manifest_text(const std::filesystem::path& folder);
 Manifest read_manifest(const std::filesystem::path& folder);
 // Every file is a regular file of its recorded size. Throws Error(kBadData) naming the first that is not,
 // with both sizes.

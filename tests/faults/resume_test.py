@@ -308,6 +308,23 @@ class Meshes(CheckpointTest):
                 self.assertEqual(self.contents(self.folder / "out" / f"{source}-{target}" / "step-1"), sources[source])
 
 
+class Folders(CheckpointTest):
+    def test_a_folder_that_rank_0_alone_sees_is_no_checkpoint_to_resume_from_and_none_to_go_back_from(self):
+        self.run_job("--job.dump_folder=out", ranks=2, code=0)
+        elsewhere = self.folder / "elsewhere"
+        elsewhere.mkdir()
+        for replaced in (False, True):  # nothing is there, or another file
+            if replaced:
+                shutil.copytree(self.folder / "out", elsewhere / "out")
+                with open(elsewhere / "out" / "checkpoint" / "step-8" / ".metadata", "ab") as file:
+                    file.write(b".")
+            self.run_job("--job.dump_folder=out", "--training.steps=10", "--lr_scheduler.total_steps=8",
+                         "--lr_scheduler.min_lr_factor=0.1", ranks=2, before={1: ["env", "-C", elsewhere]}, code=65,
+                         says=["rank 1: out/checkpoint/step-8/.metadata", "but rank 0 reads",
+                               "must be on a file system that all nodes share"])
+        self.assertEqual(self.saved()[0], [0, 3, 6, 8])
+
+
 class OtherModels(CheckpointTest):
     def test_a_checkpoint_of_a_model_of_another_depth_is_refused_in_one_line_that_says_both(self):
         self.run_job("--training.steps=3", "--lr_scheduler.total_steps=8", code=0)

@@ -172,12 +172,14 @@ void choose_ema_source(const JobConfig& config, ChosenCheckpoint& chosen) {
   chosen.components.erase(std::string(checkpoint::kEmaComponent));
 }
 
-ChosenCheckpoint open_for_job(const JobConfig& config, const fs::path& path, LoadSource source) {
+ChosenCheckpoint open_for_job(const JobConfig& config, const fs::path& path, LoadSource source,
+                              const std::optional<checkpoint::IndexFiles>& files) {
   ChosenCheckpoint chosen;
   chosen.path = path;
   chosen.source = source;
   chosen.hugging_face = source == LoadSource::kInitial && config.checkpoint.initial_load_in_hf;
-  chosen.checkpoint = checkpoint::open_checkpoint(path);
+  chosen.checkpoint =
+      files ? checkpoint::decode_index_files(path, *files) : checkpoint::open_checkpoint(path);
   const checkpoint::CheckpointIndex& index = chosen.checkpoint.index;
   std::vector<std::string> keys;
   for (const auto& [key, record] : index.tensors) keys.push_back(key);
@@ -217,12 +219,36 @@ bool may_fall_back(const JobConfig& config, const Start& start, const fs::path& 
   return true;
 }
 
+// No damage, from which the job would go back to an older checkpoint: this rank would not find the files of
+// that one either.
+void require_same_folder(const fs::path& path, const checkpoint::IndexFiles& files, int rank) {
+  std::error_code error;
+  const uint64_t bytes = fs::file_size(path / ".metadata", error);
+  if (error || bytes != files.metadata.size())
+    throw_incompatible(
+        "rank {}: {} {}, but rank 0 reads {} bytes from it: checkpoint.folder must be on a file system that "
+        "all nodes share",
+        rank, (path / ".metadata").string(),
+        error ? fmt::format("cannot be read here ({})", error.message())
+              : fmt::format("has {} bytes here", bytes),
+        files.metadata.size());
+}
+
 void open_newest(const JobConfig& config, LoadSource source, Start& start, Coordinator& ranks) {
   while (!start.checkpoint && !start.untried.empty()) {
     const fs::path path = start.untried.front();
     start.untried.erase(start.untried.begin());
     try {
-      read_collectively(ranks, [&] { start.checkpoint = open_for_job(config, path, source); });
+      // Rank 0 reads what describes the checkpoint, and sends it to the others.
+      std::optional<checkpoint::IndexFiles> files;
+      read_collectively(ranks, [&] {
+        if (ranks.rank() == 0) files = checkpoint::read_index_files(path);
+      });
+      files = checkpoint::broadcast_index_files(std::move(files), ranks);
+      read_collectively(ranks, [&] {
+        if (files) require_same_folder(path, *files, ranks.rank());
+        start.checkpoint = open_for_job(config, path, source, files);
+      });
     } catch (const Error& error) {
       start.checkpoint.reset();
       if (!may_fall_back(config, start, path, error)) throw;
