@@ -19,7 +19,8 @@ TEST_CASE("Peak memory on a CPU includes a tensor that is gone again") {
   const DeviceMemory during = monitor.take_peak();
   CHECK(during.max_active_bytes - before.max_active_bytes > kBytes / 2);
   CHECK(during.max_active_bytes == during.max_reserved_bytes);
-  CHECK(monitor.take_peak().max_active_bytes <= during.max_active_bytes);
+  constexpr int64_t kGrown = int64_t{1} << 20;  // by the program itself, meanwhile
+  CHECK(monitor.take_peak().max_active_bytes <= during.max_active_bytes + kGrown);
 }
 
 }  // namespace hyperion::trainer
