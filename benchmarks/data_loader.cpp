@@ -2,13 +2,17 @@
 // alone.
 //   benchmark_data_loader [TOKENIZER_PATH] [CORPUS.jsonl] [OUT.json]
 // Without arguments: one token per byte, and a generated corpus of 32 MB.
+#include <barrier>
 #include <chrono>
+#include <ctime>
 #include <filesystem>
+#include <thread>
 
 #include <fmt/format.h>
 #include <unistd.h>
 #include <zlib.h>
 
+#include "base/collective.h"
 #include "base/files.h"
 #include "base/philox.h"
 #include "trainer/data/json_lines.h"
@@ -71,6 +75,65 @@ double loader_rate(const fs::path& path, const Encode& encode, int64_t degree) {
   return static_cast<double>(loader.state().sequence * kSeqLen) / seconds;
 }
 
+// Two ranks of a job as threads.
+class PairOfRanks {
+ public:
+  class Member : public Coordinator {
+   public:
+    Member(PairOfRanks& ranks, int rank) : ranks_(ranks), rank_(rank) {}
+    int rank() const override { return rank_; }
+    int size() const override { return 2; }
+    std::vector<std::string> all_gather(const std::string& text) override {
+      ranks_.texts_[static_cast<size_t>(rank_)] = text;
+      ranks_.barrier_.arrive_and_wait();
+      std::vector<std::string> all = ranks_.texts_;
+      ranks_.barrier_.arrive_and_wait();
+      return all;
+    }
+
+   private:
+    PairOfRanks& ranks_;
+    int rank_;
+  };
+
+ private:
+  std::vector<std::string> texts_ = std::vector<std::string>(2);
+  std::barrier<> barrier_{2};
+};
+
+struct PairRate {
+  double rate = 0;       // tokens of the global stream per second
+  double processor = 0;  // seconds of all threads per million of these tokens
+};
+
+// Two ranks of one node that read the same microbatches of the stream; `together`: each tokenises its share.
+PairRate pair_rate(const fs::path& path, const Encode& encode, int64_t tokens, bool together) {
+  PairOfRanks ranks;
+  const int64_t batches = tokens / (2 * kSeqLen * kRows);
+  const std::clock_t begin = std::clock();
+  const double seconds = seconds_of([&] {
+    std::vector<std::jthread> threads;
+    for (int rank = 0; rank < 2; ++rank) {
+      threads.emplace_back([&, rank] {
+        PairOfRanks::Member member(ranks, rank);
+        LoaderOptions options;
+        options.dataset_path = path.string();
+        options.encode = encode;
+        options.seq_len = kSeqLen;
+        options.rows = kRows;
+        options.dp_degree = 2;
+        options.dp_rank = rank;
+        if (together) options.node = NodeDocuments::make(member);
+        DataLoader loader(options);
+        for (int64_t i = 0; i < batches; ++i) loader.next();
+        member.all_gather("");  // neither tokenises for the other what no rank asks for
+      });
+    }
+  });
+  const double read = static_cast<double>(batches * 2 * kSeqLen * kRows);
+  return {read / seconds, static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC / read * 1e6};
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -109,6 +172,14 @@ int main(int argc, char** argv) {
   results.emplace_back("tokenizer alone, one thread", static_cast<double>(tokens) / tokenise);
   results.emplace_back("loader, text", loader_rate(folder / "text.jsonl", encode, 1));
   results.emplace_back("loader, text.gz", loader_rate(folder / "text.jsonl.gz", encode, 1));
+  std::vector<std::string> notes;
+  for (const bool together : {false, true}) {
+    const PairRate pair = pair_rate(folder / "text.jsonl", encode, static_cast<int64_t>(tokens), together);
+    const std::string name =
+        together ? "loader, text, 2 ranks together" : "loader, text, 2 ranks, each alone";
+    results.emplace_back(name, pair.rate);
+    notes.push_back(fmt::format("{}: {:.3f} processor seconds per million tokens", name, pair.processor));
+  }
   results.emplace_back("loader, token shard", loader_rate(folder / "shard", encode, 1));
   results.emplace_back("loader, token shard, global stream at 64 ranks",
                        loader_rate(folder / "shard", encode, 64));
@@ -120,5 +191,6 @@ int main(int argc, char** argv) {
     fmt::print("{:<50}{:>10.2f} M tokens/s\n", name, rate / 1e6);
     json += fmt::format("{}\"{}\": {:.0f}", json.empty() ? "" : ", ", name, rate);
   }
+  for (const std::string& note : notes) fmt::print("{}\n", note);
   if (argc > 3) write_file_atomic(argv[3], "{" + json + "}\n");
 }

@@ -16,7 +16,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "parallel/shared_segment.h"
+#include "base/shared_segment.h"
 
 namespace hyperion::parallel {
 namespace {

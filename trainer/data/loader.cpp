@@ -52,6 +52,8 @@ DataLoader::DataLoader(LoaderOptions options) : options_(std::move(options)), st
   if (options_.text_field.name != TextField().name)
     initial_.fingerprint = hash_text(options_.text_field.name, initial_.fingerprint);
   state_ = initial_;
+  const bool text = std::ranges::none_of(stream_.files(), &CorpusFile::shard);
+  if (!text || !options_.order.repeat) options_.node.reset();
 }
 
 DataLoader::~DataLoader() {
@@ -61,7 +63,9 @@ DataLoader::~DataLoader() {
 void DataLoader::stop_thread() {
   if (thread_.joinable()) {
     thread_.request_stop();
+    if (options_.node) options_.node->interrupt();
     thread_.join();
+    if (options_.node) options_.node->stop();
   }
 }
 
@@ -159,7 +163,18 @@ void DataLoader::rethrow_error() const {
 
 std::optional<Batch> DataLoader::next() {
   const auto begin = std::chrono::steady_clock::now();
-  if (!thread_.joinable()) thread_ = std::jthread([this](const std::stop_token& stop) { prefetch(stop); });
+  if (!thread_.joinable()) {
+    try {
+      const int64_t tokens = options_.dp_degree * options_.rows * options_.seq_len;  // of a microbatch
+      if (options_.node)
+        stream_.share(*options_.node,
+                      static_cast<uint64_t>(tokens) * static_cast<uint64_t>(options_.prefetch));
+    } catch (...) {
+      error_ = std::current_exception();
+      rethrow_error();
+    }
+    thread_ = std::jthread([this](const std::stop_token& stop) { prefetch(stop); });
+  }
   PreparedBatch ready;
   {
     std::unique_lock lock(mutex_);

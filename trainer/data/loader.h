@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <deque>
 #include <exception>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -39,6 +40,8 @@ struct LoaderOptions {
   StreamOptions order;         // training repeats; validation is {.shuffle = false, .repeat = false}
   bool document_mask = false;  // see packing.h
   int prefetch = 4;            // microbatches kept ready
+  // The ranks of this node tokenise together. Used where all files are text and the order repeats.
+  std::shared_ptr<NodeDocuments> node{};
 };
 
 // next(), state() and the like are for one thread; the loader's own thread starts with the first next().
@@ -72,6 +75,8 @@ class DataLoader {
   uint64_t fingerprint() const { return initial_.fingerprint; }
   // Seconds that next() waited for data since the loader was made.
   double wait_seconds() const { return wait_seconds_; }
+  // That tokenise the stream together: 1, or the ranks of this node.
+  int tokenising_ranks() const { return options_.node ? options_.node->ranks_of_node() : 1; }
 
  private:
   struct PreparedBatch {

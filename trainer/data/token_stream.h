@@ -10,21 +10,11 @@
 #include <string>
 #include <vector>
 
-#include "trainer/data/document_order.h"
+#include "trainer/data/corpus_reader.h"
+#include "trainer/data/node_documents.h"
 #include "trainer/data/packing.h"
-#include "trainer/data/sources.h"
 
 namespace hyperion::trainer {
-
-// The next token to come. `file` and `document` count in the epoch's order, not the corpus's, so the position
-// is meaningful with the same seed and data only.
-struct StreamPosition {
-  uint64_t epoch = 0;
-  uint64_t file = 0;
-  uint64_t document = 0;
-  uint64_t token = 0;
-  bool operator==(const StreamPosition&) const = default;
-};
 
 struct StreamOptions {
   uint64_t seed = 0;
@@ -32,7 +22,7 @@ struct StreamOptions {
   bool repeat = true;   // continue with the next epoch; else the stream ends after the first
 };
 
-// One file is open at a time. Not for use by two threads at once.
+// Not for use by two threads at once.
 // All of it throws Error(kBadData) naming file:line for data that cannot be used.
 class TokenStream {
  public:
@@ -41,8 +31,11 @@ class TokenStream {
 
   // Always at an existing token, unless the stream ended.
   StreamPosition position();
-  // `seed` replaces the one of the options.
+  // `seed` replaces the one of the options. The documents are this stream's own again.
   void seek(const StreamPosition& position, uint64_t seed);
+  // From here on, until seek(), the documents come from the ranks of this node, which tokenise about
+  // so far ahead. For streams that repeat.
+  void share(NodeDocuments& node, uint64_t tokens_ahead);
   // At least `count` tokens are left. May open the documents that hold them.
   bool has_tokens(size_t count);
 
@@ -55,26 +48,24 @@ class TokenStream {
   std::string describe_position();
 
   const StreamOptions& options() const { return options_; }
-  const std::vector<CorpusFile>& files() const { return files_; }
+  const std::vector<CorpusFile>& files() const { return reader_.files(); }
 
  private:
   // Opens the file and the document of position_ when they are not open.
   void open_document();
   // Skips exhausted documents, so that position_ is at a token (or the stream has ended: false).
   bool advance_to_token();
+  void copy_tokens(uint64_t offset, std::span<int64_t> out) const;
   template <typename Take>
   size_t consume(size_t count, const Take& take);
 
-  std::vector<CorpusFile> files_;
-  Encode encode_;
+  CorpusReader reader_;  // while `node_` is set, the thread's of that
   StreamOptions options_;
-  TextField field_;
   StreamPosition position_;
-  std::unique_ptr<DocumentSource> source_;
-  std::optional<size_t> file_;        // index in files_ of source_
-  std::optional<uint64_t> document_;  // index in source_ of the open document
-  uint64_t length_ = 0;               // of the open document
-  bool open_ = false;                 // the open document is position_'s
+  NodeDocuments* node_ = nullptr;
+  std::optional<DocumentInfo> document_;  // that was opened last
+  std::vector<int32_t> tokens_;           // its tokens, where it comes from the node
+  bool open_ = false;                     // it is position_'s
 };
 
 }  // namespace hyperion::trainer

@@ -114,13 +114,14 @@ std::string describe_training_data(const JobConfig& config) {
 }
 
 std::unique_ptr<DataLoader> training_loader(const JobConfig& config, const DataSetup& data,
-                                            const LoaderPlace& place) {
+                                            const LoaderPlace& place, std::shared_ptr<NodeDocuments> node) {
   const auto& training = config.training;
   LoaderOptions options = loader_options(data, place, training_files(config), training_field(config));
   options.seq_len = training.seq_len;
   options.rows = training.local_batch_size;
   options.order = {.seed = place.seed, .shuffle = training.shuffle, .repeat = true};
   options.document_mask = training.document_mask;
+  options.node = std::move(node);
   return std::make_unique<DataLoader>(std::move(options));
 }
 

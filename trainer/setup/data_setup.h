@@ -43,8 +43,10 @@ struct LoaderPlace {  // of this rank in the mesh, and what the stream is shuffl
   uint64_t seed = 0;
   int64_t vocab_size = 0;
 };
+// `node`: the ranks of this node tokenise together (see LoaderOptions).
 std::unique_ptr<DataLoader> training_loader(const JobConfig& config, const DataSetup& data,
-                                            const LoaderPlace& place);
+                                            const LoaderPlace& place,
+                                            std::shared_ptr<NodeDocuments> node = nullptr);
 std::unique_ptr<DataLoader> validation_loader(const JobConfig& config, const DataSetup& data,
                                               const LoaderPlace& place,
                                               const DataKeys& keys = kValidationKeys);

@@ -31,8 +31,9 @@ Job start_job(const ResolvedConfig& resolved) {
   job.data = checked_data(resolved, job.model, environment.world_size);
   job.runtime = start_runtime(resolved, job.model, environment);
   job.seed = common_seed(config, job.runtime);
-  job.loader = training_loader(config, job.data,
-                               loader_place(*job.runtime.mesh, job.runtime.rank(), job.seed, job.model));
+  job.loader = training_loader(
+      config, job.data, loader_place(*job.runtime.mesh, job.runtime.rank(), job.seed, job.model),
+      is_dry_run(config) ? nullptr : NodeDocuments::make(job.runtime.groups->host()));
   job.record = job_record(resolved, job.data);
   // What differs between the ranks is found before anything is done with it.
   parallel::require_agreement(job.runtime.groups->host(),

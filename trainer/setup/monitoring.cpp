@@ -112,7 +112,7 @@ void warn_of_slow_tokenizer(const RunDescription& run) {
   const auto advice =
       text_rate_advice(tokenizer_rate(*run.job.data.tokenizer, documents),
                        kUtilisation * gpu_peak_flops(runtime.device_name).flops / flops_per_token,
-                       runtime.mesh->degree(parallel::MeshDim::kBatch));
+                       runtime.mesh->degree(parallel::MeshDim::kBatch), run.job.loader->tokenising_ranks());
   if (advice) log_warning("{}", *advice);
 }
 

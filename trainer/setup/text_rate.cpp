@@ -46,15 +46,18 @@ double tokenizer_rate(const Tokenizer& tokenizer, const std::vector<std::string>
   return static_cast<double>(tokens) / seconds_since(begin);
 }
 
-std::optional<std::string> text_rate_advice(double thread_rate, double gpu_rate, int64_t ranks) {
+std::optional<std::string> text_rate_advice(double thread_rate, double gpu_rate, int64_t ranks,
+                                            int64_t threads) {
   const double needed = gpu_rate * static_cast<double>(ranks);
-  if (needed <= kDependable * thread_rate) return std::nullopt;
+  const double given = thread_rate * static_cast<double>(threads);
+  if (needed <= kDependable * given) return std::nullopt;
   const auto readable = [](double rate) { return human_count(static_cast<uint64_t>(rate)); };
   return fmt::format(
-      "training.dataset_path: text is tokenised by one thread on each rank, for all {} that read different "
-      "data: at most {} tokens/s here, and they would use about {} tokens/s; run `hyperion tokenize` once "
-      "and train from its token shards",
-      counted(ranks, "rank"), readable(thread_rate), readable(needed));
+      "training.dataset_path: text is tokenised by {} {}, for all {} that read different data: at most {} "
+      "tokens/s here, and they would use about {} tokens/s; run `hyperion tokenize` once and train from its "
+      "token shards",
+      threads == 1 ? "one thread on each" : fmt::format("the {} threads of each", threads),
+      threads == 1 ? "rank" : "node", counted(ranks, "rank"), readable(given), readable(needed));
 }
 
 }  // namespace hyperion::trainer

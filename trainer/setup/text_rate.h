@@ -1,4 +1,4 @@
-// Whether the thread that tokenises text on each rank can feed the GPUs: it reads the whole stream, the
+// Whether the threads that tokenise text can feed the GPUs: those of a node read the whole stream, the
 // documents of all ranks (trainer/data/loader.h).
 #pragma once
 
@@ -19,7 +19,8 @@ std::vector<std::string> sample_of_text(const JobConfig& config);
 double tokenizer_rate(const Tokenizer& tokenizer, const std::vector<std::string>& documents);
 
 // The sentence of a warning where `ranks` GPUs that each train on `gpu_rate` tokens per second need more than
-// a thread that tokenises `thread_rate` can be expected to give. Pure.
-std::optional<std::string> text_rate_advice(double thread_rate, double gpu_rate, int64_t ranks);
+// can be expected of `threads` that tokenise together, `thread_rate` tokens per second each. Pure.
+std::optional<std::string> text_rate_advice(double thread_rate, double gpu_rate, int64_t ranks,
+                                            int64_t threads);
 
 }  // namespace hyperion::trainer

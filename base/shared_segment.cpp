@@ -1,4 +1,4 @@
-#include "parallel/shared_segment.h"
+#include "base/shared_segment.h"
 
 #include <cerrno>
 #include <cstring>
@@ -15,7 +15,7 @@
 
 #include "base/error.h"
 
-namespace hyperion::parallel {
+namespace hyperion {
 namespace {
 
 constexpr size_t kSize = sizeof(SharedSegment::Header) + SharedSegment::kCapacity;
@@ -75,4 +75,4 @@ void wake_all(const std::atomic<uint32_t>& counter) {
   syscall(SYS_futex, &counter, FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
 }
 
-}  // namespace hyperion::parallel
+}  // namespace hyperion

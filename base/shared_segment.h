@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <optional>
 
-namespace hyperion::parallel {
+namespace hyperion {
 
 class SharedSegment {
  public:
@@ -52,4 +52,4 @@ class SharedSegment {
 void wait_for_change(const std::atomic<uint32_t>& counter, uint32_t seen);
 void wake_all(const std::atomic<uint32_t>& counter);
 
-}  // namespace hyperion::parallel
+}  // namespace hyperion
