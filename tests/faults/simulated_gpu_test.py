@@ -152,8 +152,8 @@ class SimulatedGpu(JobTest):
             self.assertNotRegex(job.text(), r"step:  2|\bnan\b")
 
     def test_a_gpu_without_room_for_nccl_is_out_of_memory_and_what_holds_it_is_said(self):
-        self.run_job(code=72, ranks=2, env=self.gpu(HYPERION_SIMULATED_MEMORY=400 << 20),
-                     says=["the memory of GPU 0 ran out while NCCL connected group fsdp/0: of 0.39 GiB are 0.14 GiB free",
+        self.run_job("--parallelism.data_parallel_replicate_degree=2", code=72, ranks=4, env=self.gpu(HYPERION_SIMULATED_MEMORY=400 << 20),
+                     says=["the memory of GPU 0 ran out while NCCL connected group dp_replicate/0: of 0.39 GiB are 0.14 GiB free",
                            "0.00 GiB reserved for this rank's tensors, 0.25 GiB used by contexts, NCCL and other processes"])
 
     def test_a_units_gathers_are_one_launch_and_none_grow_with_the_ranks(self):

@@ -22,7 +22,6 @@ constexpr const char* kHorizon = "lr_scheduler.total_steps";
 constexpr const char* kStart = "lr_scheduler.start_step";  // no key of the configuration
 constexpr const char* kGlobalBatch = "training.global_batch_size";
 constexpr const char* kSeed = "debug.seed";
-constexpr const char* kDataSetting = "data";
 constexpr size_t kMostEntries = 10'000, kLongestText = 65'536;
 
 // Keys of the configuration that shape the curve, with the component that the setting belongs to: a setting
@@ -375,7 +374,7 @@ ResumePlan configured_plan(const ResolvedConfig& resolved, const TrajectoryFacts
   set(kStart, "0");
   set(kGlobalBatch, std::to_string(facts.global_batch_size));
   set(kSeed, std::to_string(facts.seed));
-  set(kDataSetting, fmt::format("{:016x}", facts.data));
+  set("data", fmt::format("{:016x}", facts.data));
   for (const auto& [key, text] : model_entries(facts.model)) set(key, text);
   return plan;
 }
