@@ -112,20 +112,27 @@ struct StartModel {
   std::vector<HostTreeLevel> plan(int rank) const {
     return host_tree_plan("host/0", rank, world, ranks_per_node, fan_out);
   }
+  // Whose first ranks have a connection to rank 0 (HostLinks).
+  int other_hosts() const { return (world - 1) / ranks_per_node; }
+  bool is_first_of_another_host(int rank) const { return rank > 0 && rank % ranks_per_node == 0; }
   // To the store, after the rendezvous.
   int64_t requests(int rank) const {
     const int node = rank / ranks_per_node;
-    int64_t count = 3 * std::min(ranks_per_node, world - node * ranks_per_node);  // PeerWatch
-    count += 3 + (rank == 0);                                                     // where ranks are placed
+    int64_t count = 3 * std::min(ranks_per_node, world - node * ranks_per_node);     // PeerWatch
+    count += 3 + (rank == 0);                                                        // where ranks are placed
+    count += is_first_of_another_host(rank) ? 2 : (rank == 0 && other_hosts() > 0);  // HostLinks
     for (const HostTreeLevel& level : plan(rank)) {
       const auto members = static_cast<int64_t>(level.ranks.size());
       if (members > 1) count += kTrees * (level.one_node ? 4 : 2 * members + 1);
     }
     return count;
   }
-  // To the store, to the members of its groups over Gloo, and one per such a group that listens.
+  // To the store, to the members of its groups over Gloo, and one per such a group that listens; to rank 0
+  // from the first ranks of other hosts.
   int64_t sockets(int rank) const {
     int64_t count = 1 + (rank == 0 ? world : 0);
+    if (rank == 0 && other_hosts() > 0) count += 1 + other_hosts();
+    if (is_first_of_another_host(rank)) ++count;
     for (const HostTreeLevel& level : plan(rank))
       if (!level.one_node && level.ranks.size() > 1)
         count += kTrees * static_cast<int64_t>(level.ranks.size());
@@ -185,6 +192,10 @@ Cost real_start(const Environment& own, int ranks_per_node, int fan_out) {
   trees[1]->barrier();
   cost.requests = store->requests;
   cost.stored_bytes = store->stored_bytes;
+  // Rank 0's PeerWatch accepts the connections of other hosts when it looks the next time.
+  const StartModel job{own.world_size, ranks_per_node, fan_out};
+  for (int i = 0; i < 100 && open_sockets() - sockets < job.sockets(own.rank); ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
   cost.sockets = open_sockets() - sockets;
   cost.memory = static_cast<double>(resident_kib() - resident) / 1024;
   trees[1]->barrier();

@@ -180,8 +180,9 @@ class TwoHosts(unittest.TestCase):
                         "HYPERION_SIMULATED_GPUS": "3", "HYPERION_TEST_FOLDER": self.folder})
         self.wait_for("step:  3")
         self.assertIn("Network: host groups are trees of 2 levels: the 3 ranks of a node, then groups of at most 64", self.text(0))
-        # Between the leaders one of host/0 and one of checkpoint/0; those to the store end at rank 0, which has one itself.
-        self.assertEqual(self.connections(), {0: 1 + 6 + 2, 1: 1, 2: 1, 3: 1 + 2, 4: 1, 5: 1})
+        # Between the leaders one of host/0, one of checkpoint/0 and one that tells of lost ranks; those to the store end at rank 0, which has
+        # one itself.
+        self.assertEqual(self.connections(), {0: 1 + 6 + 3, 1: 1, 2: 1, 3: 1 + 3, 4: 1, 5: 1})
         self.launchers[0].terminate()  # one host gets the signal, all ranks stop after the same step
         codes, text = self.codes()
         self.assertEqual(codes, [75, 75], text)
