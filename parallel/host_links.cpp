@@ -48,7 +48,7 @@ void watch_connection(int socket) {
   set_option(socket, IPPROTO_TCP, TCP_NODELAY, 1);
 }
 
-sockaddr_storage address_of(int socket) {
+sockaddr_storage own_socket_address(int socket) {
   sockaddr_storage address{};
   socklen_t length = sizeof address;
   ::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &length);
@@ -62,7 +62,7 @@ bool is_loopback(const sockaddr_storage& address) {
 }
 
 int port_of(int socket) {
-  const sockaddr_storage address = address_of(socket);
+  const sockaddr_storage address = own_socket_address(socket);
   return ntohs(address.ss_family == AF_INET ? reinterpret_cast<const sockaddr_in&>(address).sin_port
                                             : reinterpret_cast<const sockaddr_in6&>(address).sin6_port);
 }
@@ -109,7 +109,8 @@ void HostLinks::listen(c10d::Store& store, const Environment& environment) {
   token_ = make_token();
   listener_ = Descriptor(listen_on(environment.master_addr, 0));
   // As the rendezvous: an address that other hosts cannot reach is not the one that they know.
-  if (!listener_ || is_loopback(address_of(listener_.get()))) listener_ = Descriptor(listen_on("::", 0));
+  if (!listener_ || is_loopback(own_socket_address(listener_.get())))
+    listener_ = Descriptor(listen_on("::", 0));
   if (!listener_) listener_ = Descriptor(listen_on("0.0.0.0", 0));
   if (!listener_) {
     log_warning(

@@ -14,7 +14,7 @@ namespace hyperion::trainer {
 namespace {
 
 // The order of a verdict's values.
-enum Value { kSkip, kStop, kSaveFailed, kNorm, kScale, kLosses };
+enum AgreedNumber { kSkip, kStop, kSaveFailed, kNorm, kScale, kLosses };
 
 }  // namespace
 
