@@ -5,11 +5,14 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+
+#include "base/box.h"
 
 namespace hyperion {
 
@@ -38,34 +41,50 @@ struct Parameter {
   Init init;
   std::vector<std::string> aliases{};  // further names it is saved under (a tied head)
 
-  // What layers read: an autograd leaf of `shape` in the compute dtype. Its owner (parallel/) creates it once
-  // and fills and empties its storage; its .grad() collects this rank's gradient until the owner reduces it.
+  // The dimension that ranks which share the work of a batch may divide; none for what each of them needs
+  // whole.
+  std::optional<int> split{};
+  // What divide() left for the layers of this rank: the cuts of the global tensor, and the shape after them.
+  std::vector<Cut> cuts{};
+  std::vector<int64_t> local{};
+
+  // What layers read: an autograd leaf of shape `local` in the compute dtype. Its owner (parallel/) creates
+  // it once and fills and empties its storage; its .grad() collects this rank's gradient until the owner
+  // reduces it.
   at::Tensor weight{};
 
-  // Set where the owner gathers the contents in an encoded form instead: `encoded` of `shape`, in units of
-  // 1 / encoded_scale (0-dim fp32). `weight` then never has bytes and only collects the gradient.
+  // Set where the owner gathers the contents in an encoded form instead: `encoded` of shape `local`, in units
+  // of 1 / encoded_scale (0-dim fp32). `weight` then never has bytes and only collects the gradient.
   at::Tensor encoded{}, encoded_scale{};
 
   // A layer may cache here what it derived from the value; the owner drops it when the value changes or is
   // freed.
   mutable std::shared_ptr<DerivedWeight> derived{};
 
-  int64_t numel() const {
-    int64_t n = 1;
-    for (int64_t extent : shape) n *= extent;
-    return n;
+  // Leaves this rank's part of `parts` along `split`; nothing changes for a parameter without one. Before the
+  // weight exists.
+  void divide(int64_t parts, int64_t index) {
+    if (!split || parts == 1) return;
+    cuts.push_back({.dim = *split, .parts = parts, .index = index});
+    local = box_of(shape, cuts).shape;
   }
-  int64_t rows() const { return shape.at(0); }
-  int64_t row_numel() const { return rows() == 0 ? 0 : numel() / rows(); }
+
+  int64_t numel() const { return whole_box(shape).numel(); }  // of the whole tensor
+  // Of the part that layers read.
+  int64_t rows() const { return local.at(0); }
+  int64_t row_numel() const { return rows() == 0 ? 0 : whole_box(local).numel() / rows(); }
 };
 
 using ParameterPtr = std::shared_ptr<Parameter>;
 
-inline ParameterPtr make_parameter(std::string fqn, std::vector<int64_t> shape, Init init) {
+inline ParameterPtr make_parameter(std::string fqn, std::vector<int64_t> shape, Init init,
+                                   std::optional<int> split = {}) {
   auto parameter = std::make_shared<Parameter>();
   parameter->fqn = std::move(fqn);
   parameter->shape = std::move(shape);
+  parameter->local = parameter->shape;
   parameter->init = init;
+  parameter->split = split;
   return parameter;
 }
 

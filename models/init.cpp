@@ -113,21 +113,19 @@ double normal_quantile(double p) {
   return q < 0 ? -z : z;
 }
 
-void initialize(const Parameter& parameter, uint64_t seed, int64_t first_row, at::Tensor& shard) {
+void initialize(const Parameter& parameter, uint64_t seed, const Box& box, at::Tensor& part) {
   at::NoGradGuard no_grad;
   if (parameter.init.kind == Init::Kind::kOnes) {
-    shard.fill_(1.0);
+    part.fill_(1.0);
     return;
   }
   const RandomStream stream = stream_of(parameter, seed);
-  const int64_t first = first_row * parameter.row_numel();
-  if (shard.is_cpu() && shard.scalar_type() == at::kFloat && shard.is_contiguous()) {
-    fill_from(stream, first, shard.numel(), shard.data_ptr<float>());
-    return;
-  }
-  at::Tensor values = at::empty(shard.sizes(), at::TensorOptions(at::kFloat));
-  fill_from(stream, first, values.numel(), values.data_ptr<float>());
-  shard.copy_(values);
+  const bool direct = part.is_cpu() && part.scalar_type() == at::kFloat && part.is_contiguous();
+  const at::Tensor values = direct ? part : at::empty(part.sizes(), at::TensorOptions(at::kFloat));
+  float* out = values.data_ptr<float>();
+  for_each_run(parameter.shape, box,
+               [&](const Run& run) { fill_from(stream, run.in_tensor, run.count, out + run.in_box); });
+  if (!direct) part.copy_(values);
 }
 
 }  // namespace hyperion::models

@@ -15,9 +15,13 @@
 namespace hyperion::models {
 namespace {
 
-Linear block_linear(int64_t layer, const char* name, int64_t out, int64_t in, double std) {
+// What Parameter::split says of a linear layer's weight [out, in].
+constexpr int kByRows = 0, kByColumns = 1;
+
+Linear block_linear(int64_t layer, const char* name, int64_t out, int64_t in, double std,
+                    int split = kByRows) {
   return Linear(make_parameter(fmt::format("layers.{}.{}.weight", layer, name), {out, in},
-                               Init::truncated_normal(std, -2.0, 2.0)));
+                               Init::truncated_normal(std, -2.0, 2.0), split));
 }
 
 double residual_std(const ModelArgs& args, int64_t layer) {
@@ -37,9 +41,10 @@ TransformerBlock::TransformerBlock(const ModelArgs& args, int64_t layer)
       wk_(block_linear(layer, "attention.wk", args.n_kv_heads * args.head_dim, args.dim, 0.02)),
       wv_(block_linear(layer, "attention.wv", args.n_kv_heads * args.head_dim, args.dim, 0.02)),
       wo_(block_linear(layer, "attention.wo", args.dim, args.n_heads * args.head_dim,
-                       residual_std(args, layer))),
+                       residual_std(args, layer), kByColumns)),
       w1_(block_linear(layer, "feed_forward.w1", args.hidden_dim, args.dim, 0.02)),
-      w2_(block_linear(layer, "feed_forward.w2", args.dim, args.hidden_dim, residual_std(args, layer))),
+      w2_(block_linear(layer, "feed_forward.w2", args.dim, args.hidden_dim, residual_std(args, layer),
+                       kByColumns)),
       w3_(block_linear(layer, "feed_forward.w3", args.hidden_dim, args.dim, residual_std(args, layer))) {
   auto norm = [&](const char* name, int64_t width) {
     return make_parameter(fmt::format("layers.{}.{}.weight", layer, name), {width}, Init::ones());
@@ -97,7 +102,7 @@ Init head_init(const ModelArgs& args) {
 // A tied table takes the head's distribution, as v0.2.2's tied models do: the head needs its scale.
 ParameterPtr make_table(const ModelArgs& args) {
   const Init init = args.tied ? head_init(args) : Init::normal(1.0);
-  ParameterPtr table = make_parameter("tok_embeddings.weight", {args.vocab_size, args.dim}, init);
+  ParameterPtr table = make_parameter("tok_embeddings.weight", {args.vocab_size, args.dim}, init, kByRows);
   if (args.tied) table->aliases = {"output.weight"};
   return table;
 }
@@ -110,12 +115,13 @@ std::vector<TransformerBlock> make_blocks(const ModelArgs& args) {
 
 }  // namespace
 
-Transformer::Transformer(const ModelArgs& args, int64_t loss_chunk_bytes)
+Transformer::Transformer(const ModelArgs& args, int64_t loss_chunk_bytes, const Regions& regions)
     : args_(args),
       table_(make_table(args)),
       norm_(make_parameter("norm.weight", {args.dim}, Init::ones())),
-      output_(args.tied ? table_
-                        : make_parameter("output.weight", {args.vocab_size, args.dim}, head_init(args))),
+      output_(args.tied
+                  ? table_
+                  : make_parameter("output.weight", {args.vocab_size, args.dim}, head_init(args), kByRows)),
       embedding_(table_),
       blocks_(make_blocks(args)),
       head_(args, norm_, output_, loss_chunk_bytes) {
@@ -123,6 +129,9 @@ Transformer::Transformer(const ModelArgs& args, int64_t loss_chunk_bytes)
   for (size_t layer = 0; layer < blocks_.size(); ++layer)
     units_.push_back({fmt::format("layers.{}", layer), blocks_[layer].parameters()});
   units_.push_back({"norm,output", {norm_, output_}});
+  if (regions.tensor != nullptr)
+    for (const ParameterPtr& parameter : parameters())
+      parameter->divide(regions.tensor->size(), regions.tensor->rank());
 }
 
 std::vector<ParameterPtr> Transformer::parameters() const {

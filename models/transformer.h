@@ -12,6 +12,7 @@
 #include "base/parameter.h"
 #include "models/flavors/model_args.h"
 #include "models/linear.h"
+#include "models/regions.h"
 
 namespace hyperion::models {
 
@@ -102,8 +103,8 @@ struct UnitParameters {
 
 class Transformer {
  public:
-  // loss_chunk_bytes: see LossHead.
-  explicit Transformer(const ModelArgs& args, int64_t loss_chunk_bytes = 0);
+  // loss_chunk_bytes: see LossHead. Parameters are divided over the ranks of `regions`.
+  explicit Transformer(const ModelArgs& args, int64_t loss_chunk_bytes = 0, const Regions& regions = {});
 
   const ModelArgs& args() const { return args_; }
   const TokenEmbedding& embedding() const { return embedding_; }

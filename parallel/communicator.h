@@ -22,33 +22,12 @@
 #include <ATen/core/Tensor.h>
 
 #include "base/collective.h"
+#include "base/exchange.h"
 
 namespace hyperion::parallel {
 
 // The message of an exception without c10's stack frames.
 std::string brief(const std::exception& error);
-
-// An operation in flight. Dropping it without wait() is allowed, but then the tensors must outlive the
-// group's next operation and their content is unspecified.
-class [[nodiscard]] Pending {
- public:
-  Pending() = default;  // already complete
-  explicit Pending(std::function<void()> finish) : finish_(std::move(finish)) {}
-  Pending(Pending&& other) noexcept : finish_(std::exchange(other.finish_, nullptr)) {}
-  Pending& operator=(Pending&& other) noexcept {
-    finish_ = std::exchange(other.finish_, nullptr);
-    return *this;
-  }
-
-  bool done() const { return finish_ == nullptr; }
-  // Throws Error(kCommunication) naming rank, group, operation and phase. The second call does nothing.
-  void wait() {
-    if (auto finish = std::exchange(finish_, nullptr)) finish();
-  }
-
- private:
-  std::function<void()> finish_;
-};
 
 // A collective that a rank starts, as an observer sees it.
 struct CommOperation {
@@ -64,7 +43,7 @@ struct GatherPart {
   at::Tensor out, in;
 };
 
-class Communicator : public Coordinator {
+class Communicator : public Coordinator, public Exchange {
  public:
   // `rank`: index in global_ranks.
   Communicator(std::string name, int rank, std::vector<int> global_ranks);
@@ -79,23 +58,23 @@ class Communicator : public Coordinator {
   // Whether every operation takes CPU tensors.
   virtual bool takes_host_tensors() const { return true; }
 
-  // out[r] = in of rank r. out has size() times the elements of in, same dtype; `in` may be out's own slot.
-  Pending start_all_gather_into(const at::Tensor& out, const at::Tensor& in) {
-    return start_all_gather_into({{out, in}});
-  }
   // Several at once, as one operation; all of one dtype.
   Pending start_all_gather_into(std::vector<GatherPart> parts);
+  Pending start_all_gather_into(const at::Tensor& out, const at::Tensor& in) override {
+    return start_all_gather_into({{out, in}});
+  }
   void all_gather_into(const at::Tensor& out, const at::Tensor& in) { start_all_gather_into(out, in).wait(); }
 
-  // out = sum over ranks r of (chunk rank() of r's in), added in rank order on CPU. in has size() times the
-  // elements of out, same dtype, one of float32, float64, bfloat16, float16, int64, int32; 16-bit floats add
-  // up in float32.
-  Pending start_reduce_scatter_sum(const at::Tensor& out, const at::Tensor& in);
+  // Sums add up in rank order on CPU.
+  Pending start_reduce_scatter_sum(const at::Tensor& out, const at::Tensor& in) override;
 
-  // In place; dtypes as above. The result has the same bits on every rank.
-  Pending start_all_reduce_sum(const at::Tensor& tensor) { return start_all_reduce(tensor, /*max=*/false); }
+  Pending start_all_reduce_sum(const at::Tensor& tensor) override {
+    return start_all_reduce(tensor, /*max=*/false);
+  }
   void all_reduce_sum(const at::Tensor& tensor) { start_all_reduce_sum(tensor).wait(); }
-  Pending start_all_reduce_max(const at::Tensor& tensor) { return start_all_reduce(tensor, /*max=*/true); }
+  Pending start_all_reduce_max(const at::Tensor& tensor) override {
+    return start_all_reduce(tensor, /*max=*/true);
+  }
   void all_reduce_max(const at::Tensor& tensor) { start_all_reduce_max(tensor).wait(); }
 
   // Returns when every rank has arrived (on CUDA: blocks the host).

@@ -45,7 +45,7 @@ at::Tensor tensor_without_bytes(at::IntArrayRef shape, const at::TensorOptions& 
 
 ShardedParameter::ShardedParameter(ParameterPtr parameter, int rank, int world,
                                    const ShardingOptions& options)
-    : parameter_(std::move(parameter)), layout_{parameter_->rows(), world}, rank_(rank) {
+    : parameter_(std::move(parameter)), rank_(rank), world_(world) {
   const bool pinned = options.state_device.is_cpu() && !options.device.is_cpu();
   const auto state =
       at::TensorOptions(options.state_dtype).device(options.state_device).pinned_memory(pinned);
@@ -67,18 +67,24 @@ ShardedParameter::ShardedParameter(ParameterPtr parameter, int rank, int world,
   all_gather_output_ = direct_ ? all_gather_input_ : tensor_without_bytes({world * padded_numel()}, gathered);
   const auto compute = gathered.dtype(options.compute_dtype);
   if (encoded) {
-    parameter_->encoded = tensor_on_storage(all_gather_output_.storage(), parameter_->shape, gathered);
+    parameter_->encoded = tensor_on_storage(all_gather_output_.storage(), parameter_->local, gathered);
     parameter_->encoded_scale = at::ones({}, compute.dtype(at::kFloat));
-    parameter_->weight = tensor_without_bytes(parameter_->shape, compute);
+    parameter_->weight = tensor_without_bytes(parameter_->local, compute);
   } else {
-    parameter_->weight = tensor_on_storage(all_gather_output_.storage(), parameter_->shape, compute);
+    parameter_->weight = tensor_on_storage(all_gather_output_.storage(), parameter_->local, compute);
   }
   parameter_->weight.requires_grad_();
 }
 
+std::vector<Cut> ShardedParameter::cuts() const {
+  std::vector<Cut> all = parameter_->cuts;
+  all.push_back({.dim = 0, .parts = world_, .index = rank_});
+  return all;
+}
+
 at::Tensor ShardedParameter::unpadded(const at::Tensor& padded) const {
-  std::vector<int64_t> shape = parameter_->shape;
-  shape[0] = layout_.count(rank_);
+  std::vector<int64_t> shape = parameter_->local;
+  shape[0] = chunk_of(shape[0], world_, rank_).count;
   return padded.narrow(0, 0, shape[0] * parameter_->row_numel()).view(shape);
 }
 

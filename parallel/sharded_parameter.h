@@ -10,7 +10,6 @@
 
 #include "base/parameter.h"
 #include "parallel/gather_codec.h"
-#include "parallel/shard_layout.h"
 
 namespace hyperion::parallel {
 
@@ -29,8 +28,10 @@ class ShardedParameter {
   ShardedParameter(ParameterPtr parameter, int rank, int world, const ShardingOptions& options);
 
   const Parameter& parameter() const { return *parameter_; }
-  const ShardLayout& layout() const { return layout_; }
-  int64_t first_row() const { return layout_.begin(rank_); }
+  // How the whole tensor was cut to give this rank's shard: as its layers divide it (Parameter::cuts), then
+  // by rows over the fsdp group; and the box of it that is left.
+  std::vector<Cut> cuts() const;
+  Box box() const { return box_of(parameter_->shape, cuts()); }
 
   // This rank's rows, unpadded: [local rows, ...]. `grad` is bound by the owning ShardGroup.
   const at::Tensor& master() const { return master_; }
@@ -41,7 +42,10 @@ class ShardedParameter {
   const at::Tensor& compute_shard() const { return compute_shard_; }
   bool has_separate_compute_shard() const { return !compute_shard_.is_same(master_); }
 
-  int64_t padded_numel() const { return layout_.rows_per_rank() * parameter_->row_numel(); }
+  // Of what every rank of the fsdp group stores: that of rank 0, whose rows are never fewer.
+  int64_t padded_numel() const {
+    return chunk_of(parameter_->rows(), world_, 0).count * parameter_->row_numel();
+  }
   // 1-D [padded_numel] in the compute dtype, or encoded: what this rank sends in an all-gather.
   const at::Tensor& all_gather_input() const { return all_gather_input_; }
   bool encoded() const { return parameter_->encoded.defined(); }
@@ -66,8 +70,7 @@ class ShardedParameter {
 
  private:
   ParameterPtr parameter_;
-  ShardLayout layout_;
-  int rank_;
+  int rank_, world_;
   at::Tensor master_, grad_, compute_shard_, all_gather_input_, all_gather_output_;
   int users_ = 0;
   bool stale_ = true;    // where encoded: the all-gather input is older than the master

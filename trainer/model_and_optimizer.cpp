@@ -41,12 +41,16 @@ void initialise_weights(const ModelAndOptimizer& model, uint64_t seed) {
   Progress progress("initial weights", total, "numbers");
   for (const parallel::ShardedParameterPtr& parameter : model.parameters) {
     at::Tensor master = parameter->master();
+    const Box box = parameter->box();
     // In pieces for the progress line.
     const int64_t rows = master.size(0);
     const int64_t step = std::max<int64_t>(1, (int64_t{1} << 24) / parameter->parameter().row_numel());
     for (int64_t row = 0; row < rows; row += step) {
       at::Tensor piece = master.narrow(0, row, std::min(step, rows - row));
-      models::initialize(parameter->parameter(), seed, parameter->first_row() + row, piece);
+      Box part = box;
+      part.offset[0] += row;
+      part.shape[0] = piece.size(0);
+      models::initialize(parameter->parameter(), seed, part, piece);
       progress.update(done += static_cast<uint64_t>(piece.numel()));
     }
     if (parameter->has_separate_compute_shard()) parameter->compute_shard().copy_(master);

@@ -83,7 +83,7 @@ void draw_weights(const models::Transformer& model, uint64_t seed, Dtype rounded
     Parameter drawn = *parameter;
     drawn.init = Init::normal(0.3);
     parameter->weight = at::empty(parameter->shape, at::kFloat);
-    models::initialize(drawn, seed, 0, parameter->weight);
+    models::initialize(drawn, seed, whole_box(drawn.shape), parameter->weight);
     parameter->weight = parameter->weight.to(scalar_type(rounded_to)).to(at::kFloat);
   }
 }

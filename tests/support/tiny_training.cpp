@@ -79,7 +79,7 @@ TinyTraining::TinyTraining(const TinyJob& job, const parallel::Environment& envi
   fsdp_model_ = std::make_unique<trainer::FsdpModel>(model_, *fsdp_, options_);
   for (const parallel::ShardedParameterPtr& parameter : fsdp_model_->parameters()) {
     at::Tensor master = parameter->master();
-    models::initialize(parameter->parameter(), 1, parameter->first_row(), master);
+    models::initialize(parameter->parameter(), 1, parameter->box(), master);
     parameter->compute_shard().copy_(master);
   }
   fsdp_model_->weights_changed();

@@ -9,7 +9,7 @@
 
 #include "base/counted.h"
 #include "models/transformer.h"
-#include "parallel/shard_layout.h"
+#include "base/box.h"
 #include "trainer/runtime/size_estimate.h"
 
 namespace hyperion::trainer {
@@ -65,8 +65,7 @@ std::optional<std::string> advice_on_padding(const models::ModelArgs& model, int
   double padded = 0, numel = 0;
   std::map<std::string, Padding> by_name;
   for (const ParameterPtr& parameter : models::Transformer(model).parameters()) {
-    const double rows =
-        static_cast<double>(parallel::ShardLayout{parameter->rows(), shards}.rows_per_rank() * shards);
+    const double rows = static_cast<double>(chunk_of(parameter->rows(), shards, 0).count * shards);
     padded += rows * static_cast<double>(parameter->row_numel());
     numel += static_cast<double>(parameter->numel());
     const std::string name = name_in_layer(parameter->fqn);

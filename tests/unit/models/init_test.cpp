@@ -11,10 +11,11 @@ namespace hyperion::models {
 namespace {
 
 at::Tensor drawn(const Parameter& parameter, uint64_t seed, int64_t first_row, int64_t rows) {
-  std::vector<int64_t> shape = parameter.shape;
-  shape[0] = rows;
-  at::Tensor shard = at::zeros(shape);
-  initialize(parameter, seed, first_row, shard);
+  Box box = whole_box(parameter.shape);
+  box.offset[0] = first_row;
+  box.shape[0] = rows;
+  at::Tensor shard = at::zeros(box.shape);
+  initialize(parameter, seed, box, shard);
   return shard;
 }
 
@@ -39,6 +40,21 @@ TEST_CASE("an element depends on seed and name and index alone") {
   Parameter other = weight;
   other.fqn = "layers.1.attention.wq.weight";
   CHECK_FALSE(drawn(other, 42, 0, 7).equal(whole));
+}
+
+TEST_CASE("the columns that a rank holds are those of the whole weight") {
+  const Parameter weight{
+      "layers.0.attention.wo.weight", {7, 10}, Init::truncated_normal(0.02, -2, 2), {}, {}};
+  const at::Tensor whole = drawn(weight, 42, 0, 7);
+  for (int64_t part = 0; part < 4; ++part) {
+    const std::vector<Cut> cuts = {{.dim = 1, .parts = 4, .index = part}, {.dim = 0, .parts = 2, .index = 1}};
+    const Box box = box_of(weight.shape, cuts);
+    for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
+      at::Tensor tile = at::zeros(box.shape, dtype);
+      initialize(weight, 42, box, tile);
+      CHECK(tile.equal(whole.narrow(0, 4, 3).narrow(1, box.offset[1], box.shape[1]).to(dtype)));
+    }
+  }
 }
 
 TEST_CASE("weights follow the distribution asked for") {

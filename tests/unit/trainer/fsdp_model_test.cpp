@@ -41,7 +41,7 @@ struct OneRank {
         fsdp(model, context, {.checkpointing = {std::vector<models::ActivationCheckpoint>(3, checkpoint)}}) {
     for (const parallel::ShardedParameterPtr& parameter : fsdp.parameters()) {
       Tensor master = parameter->master();
-      models::initialize(parameter->parameter(), 1, 0, master);
+      models::initialize(parameter->parameter(), 1, parameter->box(), master);
     }
     fsdp.weights_changed();
     fsdp.begin_step(1);

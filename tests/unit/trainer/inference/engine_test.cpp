@@ -38,7 +38,7 @@ models::ModelArgs tiny() {
 
 void load(const Parameter& parameter, const Tensor& weight) {
   Tensor rows = weight;
-  models::initialize(parameter, /*seed=*/3, /*first_row=*/0, rows);
+  models::initialize(parameter, /*seed=*/3, whole_box(parameter.shape), rows);
 }
 
 InferenceEngine engine() {

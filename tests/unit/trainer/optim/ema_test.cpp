@@ -32,7 +32,7 @@ void set_weights(const std::vector<parallel::ShardedParameterPtr>& all, int step
     torch::manual_seed(1000 * step + static_cast<int>(i));
     const Tensor whole = torch::randn(all[i]->parameter().shape, torch::kDouble);
     Tensor master = all[i]->master();
-    master.copy_(whole.narrow(0, all[i]->first_row(), master.size(0)));
+    master.copy_(whole.narrow(0, all[i]->box().offset[0], master.size(0)));
     if (all[i]->has_separate_compute_shard()) all[i]->compute_shard().copy_(master);
   }
 }
@@ -96,7 +96,7 @@ TEST_CASE("a sharded average is bit for bit the unsharded one") {
       }
       for (size_t i = 0; i < part.size(); ++i) {
         const Tensor& mine = ema.tensors()[i];
-        CHECK(mine.equal(unsharded.tensors()[i].narrow(0, part[i]->first_row(), mine.size(0))));
+        CHECK(mine.equal(unsharded.tensors()[i].narrow(0, part[i]->box().offset[0], mine.size(0))));
       }
     }
   }
