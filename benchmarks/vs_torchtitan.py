@@ -34,13 +34,18 @@ class Setting:
     title: str
     world: int
     threads: int  # a rank
-    batch: int  # sequences per rank
+    batch: int  # sequences per rank, or per group of tensor parallel ranks
     seq_len: int = 1024
+    tensor: int = 1  # tensor parallel ranks
 
 
 THROUGHPUT = {
     "one_rank": Setting("1 rank x 2 threads, 2 x 1024", 1, 2, 2),
     "fsdp2": Setting("FSDP on 2 ranks x 1 thread, 1 x 1024 each", 2, 1, 1),
+}
+TENSOR_PARALLEL = {
+    "tp2": Setting("TP on 2 ranks x 1 thread, 2 x 1024", 2, 1, 2, tensor=2),
+    "fsdp2_tp2": Setting("FSDP 2 x TP 2, 4 ranks x 1 thread, 1 x 1024", 4, 1, 1, tensor=2),
 }
 LAUNCH = Setting("launch to first step line, 1 x 256", 1, 2, 1, 256)
 
@@ -55,7 +60,8 @@ class Bench:
     def arguments(self, setting: Setting, steps: int) -> list[str]:
         dtype = {"bf16": "bfloat16", "fp32": "float32"}[self.options.precision]
         return [f"--training.local_batch_size={setting.batch}", f"--training.seq_len={setting.seq_len}",
-                f"--training.steps={steps}", f"--training.mixed_precision_param={dtype}"]
+                f"--training.steps={steps}", f"--training.mixed_precision_param={dtype}",
+                f"--parallelism.tensor_parallel_degree={setting.tensor}"]
 
     def look_around(self) -> None:
         """Notes how much of the machine others use, over one second before a run."""
@@ -85,7 +91,8 @@ class Bench:
 def measure(run: Run, setting: Setting, steps: int) -> dict[str, float]:
     times = run.step_seconds
     step = statistics.median(times[k] - times[k - 1] for k in range(steps // 2 + 1, steps + 1))
-    return {"step_seconds": step, "tokens_per_second_per_rank": setting.batch * setting.seq_len / step,
+    return {"step_seconds": step, "tokens_per_second_per_rank": setting.batch * setting.seq_len / setting.tensor / step,
+            "processor_seconds": run.processor_seconds,
             "peak_rss_mib": max(run.peak_rss) / 2**20}
 
 
@@ -112,10 +119,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20, help="steps per run; the second half is measured")
     parser.add_argument("--precision", choices=("bf16", "fp32"), default="bf16")
     parser.add_argument("--json", type=Path, default=ROOT / "outputs" / "vs_torchtitan.json")
-    parser.add_argument("parts", nargs="*", metavar="PART", help="one_rank, fsdp2, launch (default: all)")
+    parser.add_argument("parts", nargs="*", metavar="PART", help="one_rank, fsdp2, launch (default: these), tp2, fsdp2_tp2")
     options = parser.parse_args()
-    known = [*THROUGHPUT, "launch"]
-    parts = options.parts or known
+    settings = THROUGHPUT | TENSOR_PARALLEL
+    known = [*settings, "launch"]
+    parts = options.parts or [*THROUGHPUT, "launch"]
     if set(parts) - set(known) or options.repetitions < 1 or options.steps < 2:
         parser.error(f"parts are {', '.join(known)}; at least 1 repetition and 2 steps")
 
@@ -128,7 +136,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         bench = Bench(options, Path(temporary))
         for part in parts:
-            setting = THROUGHPUT.get(part, LAUNCH)
+            setting = settings.get(part, LAUNCH)
             ours, theirs = [], []
             for _ in range(options.repetitions):
                 if part == "launch":
@@ -147,6 +155,7 @@ def main() -> None:
             else:
                 print_row(setting.title, figures["tokens_per_second_per_rank"], "tok/s/rank", 0)
                 print_row("   peak resident memory of a rank", figures["peak_rss_mib"], "MiB", 0)
+                print_row("   processor time of all ranks", figures["processor_seconds"], "s", 1)
     result["busy_before_runs"] = bench.busy
     print(f"the machine was {100 * min(bench.busy):.0f} to {100 * max(bench.busy):.0f} % busy before the runs"
           + (": too busy for figures to quote" if max(bench.busy) > 0.2 else ""))

@@ -283,7 +283,7 @@ def main():
     print(*(f"GPU {index}: {gpu}" for index, gpu in enumerate(gpus)), sep="\n")
     bundle = (root / "BUNDLE").exists()
     place = gpu_checks.Place(root, root / "hyperion" if bundle else root / "build" / "hyperion", root / "libexec" if bundle else root / "build",
-                             gpu_tests(root), [float(gpu.rsplit(",", 1)[1]) for gpu in gpus], options.small, "")
+                             gpu_tests(root), [float(gpu.rsplit(",", 1)[1]) for gpu in gpus], options.small, "", simulated="HYPERION_GPU_CHECK_PRELOAD" in os.environ)
     options.chosen = choose(options, place)
     if options.list:
         for part, chosen in options.chosen.items():

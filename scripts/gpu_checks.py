@@ -56,6 +56,7 @@ class Place:
     capabilities: list  # of each GPU
     small: bool  # a rehearsal: a small model in the place of 8B, small tensors
     peer: str  # what is missing for torchtitan; "": nothing
+    simulated: bool = False  # the GPU
 
 
 # --- reading outputs ---------------------------------------------------------------------------------------------------
@@ -152,11 +153,15 @@ def torchtitan(place, name, limit, mode, compiled=False):
                "--activation_checkpoint.selective_ac_option", "op", "--job.dump_folder", "{folder}"]
     command += ["--compile.enable"] if compiled else []
     skipped = place.peer
-    if compiled and not skipped:
+    if compiled and place.simulated:
+        skipped = "a simulated GPU has no driver for Triton"
+    elif compiled and not skipped:
         missing = [tool for tool in ("gcc",) if not shutil.which(tool)] + [name for name in ("triton",) if not importlib.util.find_spec(name)]
         skipped = f"no {' and no '.join(missing)}, which torch.compile needs" if missing else ""
     environment = {"NGPU": "8", "WORLD_SIZE": "8", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29777",
                    "HF_HUB_OFFLINE": "1"}
+    if place.simulated:  # which has no kernels that are compiled while running: torchtitan's initial weights need one
+        environment["HYPERION_PEER_SKIP_INIT"] = "1"
     return Check("torchtitan", name, limit, [command], environment, speed, skipped)
 
 

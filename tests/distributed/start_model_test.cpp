@@ -156,7 +156,8 @@ struct StartModel {
 
 struct Cost {
   int64_t requests = 0, sockets = 0, stored_bytes = 0, exchange_operations = 0;
-  double memory = 0;  // MiB
+  double memory = 0;     // MiB
+  double processor = 0;  // seconds
 };
 
 Cost real_start(const Environment& own, int ranks_per_node, int fan_out) {
@@ -166,6 +167,7 @@ Cost real_start(const Environment& own, int ranks_per_node, int fan_out) {
   environment.node = own.rank / ranks_per_node;
   environment.local_rank = own.rank % ranks_per_node;
   const int64_t sockets = open_sockets(), resident = resident_kib();
+  const double processor = processor_seconds();
   const auto store = c10::make_intrusive<CountingStore>(join_ranks(environment, {}, seconds(60)));
   PeerWatch watch(*store, environment, seconds(60));
   const int per_node = agree_on_ranks_per_node(*store, environment);
@@ -190,6 +192,7 @@ Cost real_start(const Environment& own, int ranks_per_node, int fan_out) {
   const at::Tensor number = at::ones({4}, at::kLong);
   trees[0]->all_reduce_sum(number);
   trees[1]->barrier();
+  cost.processor = processor_seconds() - processor;
   cost.requests = store->requests;
   cost.stored_bytes = store->stored_bytes;
   // Rank 0's PeerWatch accepts the connections of other hosts when it looks the next time.
@@ -217,6 +220,7 @@ void compare_with_real_starts(const std::vector<StartModel>& jobs) {
         CHECK(cost.memory < 1.5 * job.memory(rank));
         CHECK(job.memory(rank) < 1.5 * cost.memory);
       }
+      std::printf("W %d per node %d fan %d rank %d: requests %ld sockets %ld processor %.4f s\n", job.world, job.ranks_per_node, job.fan_out, rank, cost.requests, cost.sockets, cost.processor);
       CHECK(cost.stored_bytes < 2048);
       int64_t groups = 0;
       for (const HostTreeLevel& level : job.plan(rank)) groups += level.ranks.size() > 1;

@@ -113,7 +113,7 @@ def judge(binary: Path, python: Path, name: str, live: str) -> list[Finding]:
         for what, (error, step) in largest_errors(ours, theirs).items():
             findings.append(Finding(row, what, f"step {step}", error, tolerance[what]))
     if case.precision == "bf16":  # a run that silently stays in fp32 would pass everything above
-        twin = golden(name.replace("bf16", "fp32").replace("fsdp4", "fsdp2") + "-small")
+        twin = golden(name.replace("bf16", "fp32").replace("fsdp4", "fsdp2").removesuffix("-tp2") + "-small")
         difference = largest_errors(ours, twin)["losses"][0]
         if not difference > TOLERANCE["fp32"]["losses"]:
             findings.append(Finding(name, "losses", "bf16 equals fp32: not computed in bf16", float("inf"), 0.0))

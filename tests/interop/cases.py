@@ -21,6 +21,7 @@ class Case:
     precision: str = "fp32"
     replicate: int = 1
     shard: int = 1
+    tensor: int = 1
     accumulation: int = 1
     small: bool = False  # the batch of the bf16 runs: a CPU without AVX-512 computes bf16 a hundred times slower
     steps: int = 20
@@ -30,8 +31,13 @@ class Case:
     loop: bool = False  # the peer is float8_loop.py, on one rank
 
     @property
-    def world(self) -> int:
+    def batches(self) -> int:
+        """Ranks, or groups of tensor parallel ranks, that read different data."""
         return self.replicate * self.shard
+
+    @property
+    def world(self) -> int:
+        return self.batches * self.tensor
 
     @property
     def seq_len(self) -> int:
@@ -47,11 +53,12 @@ class Case:
         return [
             f"--training.steps={self.steps}",
             f"--training.seq_len={self.seq_len}",
-            f"--training.local_batch_size={self.global_batch // (self.world * self.accumulation)}",
+            f"--training.local_batch_size={self.global_batch // (self.batches * self.accumulation)}",
             f"--training.global_batch_size={self.global_batch}",
             f"--training.mixed_precision_param={dtype}",
             f"--parallelism.data_parallel_replicate_degree={self.replicate}",
             f"--parallelism.data_parallel_shard_degree={self.shard}",
+            *([f"--parallelism.tensor_parallel_degree={self.tensor}"] if self.tensor > 1 else []),
             *(self._float8_arguments() if self.float8 else []),
         ]
 
@@ -83,6 +90,8 @@ def _meshes(model: str) -> dict[str, Case]:
         f"{model}-fp32-fsdp2-accumulate": Case(model, shard=2, accumulation=2),
         f"{model}-fp32-fsdp4": Case(model, shard=4),
         f"{model}-fp32-hsdp2x2": Case(model, replicate=2, shard=2),
+        f"{model}-fp32-tp2": Case(model, tensor=2),
+        f"{model}-fp32-fsdp2-tp2": Case(model, shard=2, tensor=2),
         f"{model}-fp32-fsdp2-small": Case(model, shard=2, small=True),  # the twin that bf16 must differ from
     }
 
@@ -91,6 +100,7 @@ CASES: dict[str, Case] = _meshes("llama3") | _meshes("qwen3")
 # bf16 on llama3 alone: on a CPU without AVX-512 torchtitan takes an hour for qwen3's 20 steps
 CASES["llama3-bf16-fsdp2"] = Case("llama3", "bf16", shard=2, small=True)
 CASES["llama3-bf16-fsdp4"] = Case("llama3", "bf16", shard=4, small=True)
+CASES["llama3-bf16-fsdp2-tp2"] = Case("llama3", "bf16", shard=2, tensor=2, small=True)
 
 _FSDP2 = CASES["llama3-bf16-fsdp2"]
 _LOOP = Case("llama3", "bf16", small=True, loop=True)

@@ -27,6 +27,7 @@ class Run:
     seconds: float = 0.0
     step_seconds: dict[int, float] = field(default_factory=dict)  # step -> arrival of rank 0's step line
     peak_rss: list[int] = field(default_factory=list)  # by rank
+    processor_seconds: float = 0.0  # of all ranks
 
 
 def _die_with_parent(parent: int) -> None:
@@ -69,6 +70,7 @@ def run_ranks(command: list[str], world: int, threads: int = 1, env: dict | None
         processes[rank].returncode = os.waitstatus_to_exitcode(status)
         run.peak_rss[rank] = usage.ru_maxrss * 1024
         with changed:
+            run.processor_seconds += usage.ru_utime + usage.ru_stime
             codes[rank] = processes[rank].returncode
             changed.notify()
 

@@ -117,6 +117,21 @@ Values scaled_product(const Values& a) {
   return {product.to(dtype)};
 }
 
+// Of y = x * rstd * weight over the last dimensions, whose shape is a[2].
+Values fused_rms_norm_backward(const Values& a) {
+  const Tensor x = a[1].toTensor(), rstd = a[3].toTensor(), weight = tensor(a[4]);
+  const auto normalized = static_cast<int64_t>(a[2].toIntVector().size());
+  std::vector<int64_t> leading, last;
+  for (int64_t d = 0; d < x.dim(); ++d) (d < x.dim() - normalized ? leading : last).push_back(d);
+  const Tensor grad = a[0].toTensor().to(at::kFloat), scaled = x.to(at::kFloat) * rstd;
+  const Tensor weighted = weight.defined() ? grad * weight.to(at::kFloat) : grad;
+  const Tensor grad_x = rstd * (weighted - scaled * (weighted * scaled).mean(last, /*keepdim=*/true));
+  if (!weight.defined()) return {grad_x.to(x.scalar_type()), Tensor()};
+  const Tensor product = grad * scaled;
+  return {grad_x.to(x.scalar_type()),
+          (leading.empty() ? product : product.sum(leading)).to(weight.scalar_type())};
+}
+
 }  // namespace
 
 const Substitute* substitute_for(const std::string& name) {
@@ -127,6 +142,7 @@ const Substitute* substitute_for(const std::string& name) {
       {"aten::_scaled_dot_product_efficient_attention_backward", {efficient_backward, nullptr}},
       {"aten::_scaled_dot_product_cudnn_attention", {cudnn, cudnn_results}},
       {"aten::_scaled_dot_product_cudnn_attention_backward", {cudnn_backward, cudnn_backward_results}},
+      {"aten::_fused_rms_norm_backward", {fused_rms_norm_backward, nullptr}},
       {"aten::_scaled_mm", {scaled_product, nullptr}},
   };
   const auto found = all.find(name);

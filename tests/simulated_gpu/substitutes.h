@@ -1,4 +1,5 @@
-// Operators that only GPUs have, and what computes the same on a CPU: attention kernels and FP8 products.
+// Operators that only GPUs have, and what computes the same on a CPU: attention kernels, FP8
+// products and the backward of the fused RMSNorm.
 #pragma once
 
 #include <string>

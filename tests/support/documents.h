@@ -55,4 +55,14 @@ inline std::string json_lines(int documents, const std::string& name) {
   return lines;
 }
 
+// Three files, one of each kind, 60 documents in all.
+class Corpus : public TemporaryFolder {
+ public:
+  Corpus() {
+    write("a.jsonl", json_lines(20, "alpha"));
+    write("b.jsonl.gz", gzip(json_lines(15, "beta")));
+    write("c.jsonl.zst", zstd(json_lines(25, "gamma")));
+  }
+};
+
 }  // namespace hyperion::test

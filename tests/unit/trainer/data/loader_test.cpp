@@ -19,16 +19,6 @@ using I64 = std::vector<int64_t>;
 
 namespace {
 
-// Three files, one of each kind, 60 documents in all.
-class Corpus : public test::TemporaryFolder {
- public:
-  Corpus() {
-    write("a.jsonl", test::json_lines(20, "alpha"));
-    write("b.jsonl.gz", test::gzip(test::json_lines(15, "beta")));
-    write("c.jsonl.zst", test::zstd(test::json_lines(25, "gamma")));
-  }
-};
-
 LoaderOptions options_for(const std::string& path, int64_t seq_len = 32, int64_t rows = 2) {
   LoaderOptions options;
   options.dataset_path = path;
@@ -77,7 +67,7 @@ std::map<uint64_t, Sequence> run_mesh(const LoaderOptions& options, int64_t degr
 }
 
 // The stream written down naively: every text of the corpus in the order of the pure functions.
-I64 naive_stream(const Corpus& corpus, uint64_t seed, bool shuffle, uint64_t epochs) {
+I64 naive_stream(const test::Corpus& corpus, uint64_t seed, bool shuffle, uint64_t epochs) {
   const std::vector<CorpusFile> files = find_corpus(corpus.path().string());
   I64 stream;
   for (uint64_t epoch = 0; epoch < epochs; ++epoch) {
@@ -97,7 +87,7 @@ I64 naive_stream(const Corpus& corpus, uint64_t seed, bool shuffle, uint64_t epo
 }  // namespace
 
 TEST_CASE("sequences are the stream cut every seq_len tokens through three epochs") {
-  const Corpus corpus;
+  const test::Corpus corpus;
   for (const bool shuffle : {true, false}) {
     const I64 stream = naive_stream(corpus, 5, shuffle, 3);
     LoaderOptions options = options_for(corpus.path().string());
@@ -116,7 +106,7 @@ TEST_CASE("sequences are the stream cut every seq_len tokens through three epoch
 }
 
 TEST_CASE("epochs are shuffled differently and hold the same documents") {
-  const Corpus corpus;
+  const test::Corpus corpus;
   const I64 one = naive_stream(corpus, 5, true, 1);
   const I64 two = naive_stream(corpus, 5, true, 2);
   I64 second(two.begin() + one.size(), two.end());
@@ -126,7 +116,7 @@ TEST_CASE("epochs are shuffled differently and hold the same documents") {
 }
 
 TEST_CASE("every mesh and accumulation with the same global batch sees the same batches") {
-  const Corpus corpus;
+  const test::Corpus corpus;
   const LoaderOptions options = options_for(corpus.path().string());
   const int64_t global = 36;
   const int steps = 4;
@@ -143,7 +133,7 @@ TEST_CASE("every mesh and accumulation with the same global batch sees the same 
 }
 
 TEST_CASE("microbatch a of rank d holds the rows of the stated rule") {
-  const Corpus corpus;
+  const test::Corpus corpus;
   const LoaderOptions options = options_for(corpus.path().string());
   const int64_t degree = 3, accumulate = 2, rows = 4, global = degree * accumulate * rows;
   for (int64_t rank = 0; rank < degree; ++rank) {
@@ -158,7 +148,7 @@ TEST_CASE("microbatch a of rank d holds the rows of the stated rule") {
 }
 
 TEST_CASE("a restored loader continues exactly where the saved one was") {
-  const Corpus corpus;
+  const test::Corpus corpus;
   const LoaderOptions options = options_for(corpus.path().string(), 16, 2);
   DataLoader original(options);
   for (int i = 0; i < 250; ++i) original.next();
@@ -181,7 +171,7 @@ TEST_CASE("a restored loader continues exactly where the saved one was") {
 }
 
 TEST_CASE("a state is valid at any data-parallel degree") {
-  const Corpus corpus;
+  const test::Corpus corpus;
   const LoaderOptions options = options_for(corpus.path().string(), 16);
   LoaderState saved;
   run_mesh(options, 2, 6, 25, nullptr, &saved);  // 300 sequences
@@ -193,7 +183,7 @@ TEST_CASE("a state is valid at any data-parallel degree") {
 }
 
 TEST_CASE("the state counts what was consumed and not what was prefetched") {
-  const Corpus corpus;
+  const test::Corpus corpus;
   LoaderOptions options = options_for(corpus.path().string());
   LoaderState states[2];
   for (int i = 0; i < 2; ++i) {
@@ -207,7 +197,7 @@ TEST_CASE("the state counts what was consumed and not what was prefetched") {
 }
 
 TEST_CASE("a state continues with the seed it was saved with") {
-  const Corpus corpus;
+  const test::Corpus corpus;
   LoaderOptions options = options_for(corpus.path().string());
   DataLoader original(options);
   for (int i = 0; i < 10; ++i) original.next();
@@ -221,7 +211,7 @@ TEST_CASE("a state continues with the seed it was saved with") {
 }
 
 TEST_CASE("a loader that is reset to another seed gives what a new one with that seed gives") {
-  const Corpus corpus;
+  const test::Corpus corpus;
   LoaderOptions options = options_for(corpus.path().string());
   DataLoader reset(options);
   for (int i = 0; i < 3; ++i) reset.next();
@@ -235,7 +225,7 @@ TEST_CASE("a loader that is reset to another seed gives what a new one with that
 }
 
 TEST_CASE("a state of other data or a damaged one is refused") {
-  const Corpus corpus;
+  const test::Corpus corpus;
   const LoaderOptions options = options_for(corpus.path().string());
   DataLoader loader(options);
   loader.next();
@@ -276,7 +266,7 @@ TEST_CASE("a document longer than many sequences is cut like any other") {
 }
 
 TEST_CASE("a one-pass loader ends at the same call on every rank and repeats after reset") {
-  const Corpus corpus;
+  const test::Corpus corpus;
   const I64 stream = naive_stream(corpus, 0, false, 1);
   for (const int64_t degree : {1, 2, 3, 4}) {
     CAPTURE(degree);
@@ -329,7 +319,7 @@ TEST_CASE("a one-pass loader never gives a microbatch without any label") {
 }
 
 TEST_CASE("document masking gives positions and ids that agree across ranks") {
-  const Corpus corpus;
+  const test::Corpus corpus;
   LoaderOptions options = options_for(corpus.path().string(), 64, 4);
   options.document_mask = true;
   DataLoader whole(options);
@@ -404,7 +394,7 @@ TEST_CASE("a loader that is dropped at any moment leaves no thread behind") {
     const std::filesystem::directory_iterator tasks("/proc/self/task");
     return std::distance(begin(tasks), end(tasks));
   };
-  const Corpus corpus;
+  const test::Corpus corpus;
   const auto before = threads();
   for (int batches = 0; batches < 20; ++batches) {
     {

@@ -24,15 +24,6 @@ using Catch::Contains;
 
 namespace {
 
-class Corpus : public test::TemporaryFolder {
- public:
-  Corpus() {
-    write("a.jsonl", test::json_lines(20, "alpha"));
-    write("b.jsonl.gz", test::gzip(test::json_lines(15, "beta")));
-    write("c.jsonl.zst", test::zstd(test::json_lines(25, "gamma")));
-  }
-};
-
 LoaderOptions options_for(const std::string& path, int64_t degree, int64_t rank,
                           std::shared_ptr<NodeDocuments> node = nullptr) {
   LoaderOptions options;
@@ -93,7 +84,7 @@ class SocketRanks : public Coordinator {
 }  // namespace
 
 TEST_CASE("ranks of a node that tokenise together get the batches that each would make alone") {
-  const Corpus corpus;
+  const test::Corpus corpus;
   for (const int size : {1, 2, 4}) {
     test::ThreadRanks::run(size, [&](Coordinator& ranks) {
       std::shared_ptr<NodeDocuments> node = NodeDocuments::make(ranks);
@@ -129,7 +120,7 @@ TEST_CASE("a rank tokenises its share of the documents and no other rank's") {
 }
 
 TEST_CASE("ranks of a node go to another place and another seed in the middle and read on together") {
-  const Corpus corpus;
+  const test::Corpus corpus;
   test::ThreadRanks::run(4, [&](Coordinator& ranks) {
     DataLoader alone(options_for(corpus.path(), 4, ranks.rank()));
     DataLoader together(options_for(corpus.path(), 4, ranks.rank(), NodeDocuments::make(ranks)));
@@ -165,7 +156,7 @@ TEST_CASE("documents larger than the memory that ranks share pass through it in 
 }
 
 TEST_CASE("a rank that ends early leaves the others all that they need for the batches it had") {
-  const Corpus corpus;
+  const test::Corpus corpus;
   for (int turn = 0; turn < 20; ++turn) {
     test::ThreadRanks::run(3, [&](Coordinator& ranks) {
       DataLoader alone(options_for(corpus.path(), 3, ranks.rank()));
@@ -229,7 +220,7 @@ TEST_CASE("a killed rank of the node is named by those that wait for its documen
 }
 
 TEST_CASE("token shards and one pass over text are read by each rank alone") {
-  const Corpus corpus;
+  const test::Corpus corpus;
   test::ThreadRanks::run(2, [&](Coordinator& ranks) {
     LoaderOptions options = options_for(corpus.path(), 2, ranks.rank(), NodeDocuments::make(ranks));
     options.order.repeat = false;
