@@ -27,7 +27,13 @@ class Run:
     seconds: float = 0.0
     step_seconds: dict[int, float] = field(default_factory=dict)  # step -> arrival of rank 0's step line
     peak_rss: list[int] = field(default_factory=list)  # by rank
+    start_rss: int = 0  # of rank 0, resident when our first step begins
     processor_seconds: float = 0.0  # of all ranks
+
+
+def _resident(process: int) -> int:
+    pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _die_with_parent(parent: int) -> None:
@@ -66,6 +72,8 @@ def run_ranks(command: list[str], world: int, threads: int = 1, env: dict | None
             match = _STEP_LINE.search(line)
             if rank == 0 and match:
                 run.step_seconds.setdefault(int(match[1]), time.perf_counter() - start)
+            if rank == 0 and "Training starts at step" in line:
+                run.start_rss = _resident(processes[0].pid)
         _, status, usage = os.wait4(processes[rank].pid, 0)
         processes[rank].returncode = os.waitstatus_to_exitcode(status)
         run.peak_rss[rank] = usage.ru_maxrss * 1024
