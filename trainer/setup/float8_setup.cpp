@@ -71,7 +71,7 @@ Float8Setup convert_to_float8(models::Transformer& model, const JobConfig& confi
   const auto linears = model.linears();
   std::vector<float8::LinearShape> shapes;
   for (const auto& [name, linear] : linears)
-    shapes.push_back({name, linear->weight()->local.at(0), linear->weight()->local.at(1)});
+    shapes.push_back({name, linear->weight()->shape.at(0), linear->weight()->shape.at(1)});
   setup.warnings = float8::unmatched_filters(shapes, options.filter_fqns);
   const auto choices = float8::choose_layers(shapes, options.filter_fqns, setup.recipe);
   std::map<std::string, std::vector<std::string>> left_alone;  // by reason
@@ -79,11 +79,7 @@ Float8Setup convert_to_float8(models::Transformer& model, const JobConfig& confi
   for (size_t i = 0; i < linears.size(); ++i) {
     const auto& [name, linear] = linears[i];
     if (!choices[i].why_not.empty()) {
-      const Parameter& weight = *linear->weight();
-      left_alone[choices[i].why_not + (weight.cuts.empty() ? ""
-                                                           : fmt::format(" (this rank's part of {} x {})",
-                                                                         weight.shape[0], weight.shape[1]))]
-          .push_back(name);
+      left_alone[choices[i].why_not].push_back(name);
       continue;
     }
     linear->set_float8(matmuls);
