@@ -83,7 +83,7 @@ at::Tensor FsdpModel::backward_block(size_t block, const at::Tensor& grad, const
     const parallel::TraceRange recompute("recompute", groups_[block + 1]->name());
     if (saved.selective) saved.selective->start_recompute();
     models::SelectiveCheckpointScope scope(saved.selective.get());
-    saved.output = model_.blocks()[block].forward(saved.input, batch.context);
+    saved.output = model_.blocks()[block].forward(saved.input, batch.context, models::BlockRun::kAgain);
   }
   torch::autograd::backward({saved.output}, {grad});
   const at::Tensor grad_input = saved.input.grad();
