@@ -101,7 +101,7 @@ ProcessGroups::ProcessGroups(const Mesh& mesh, const Environment& environment, c
     }
     // A later dimension of the same ranks joins the most specific group: dp_shard the fsdp one, batch the
     // world.
-    if (dim != MeshDim::kDpReplicate) shareable.try_emplace(ranks, group);
+    if (dim != MeshDim::kDpReplicate && dim != MeshDim::kTp) shareable.try_emplace(ranks, group);
   }
   if (!real) {
     options_.host_fan_out = 0;
