@@ -4,6 +4,7 @@
 #include <optional>
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/aminmax.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/embedding_dense_backward.h>
 #include <ATen/ops/empty.h>
@@ -13,6 +14,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/custom_class.h>
 
+#include "base/error.h"
 #include "models/activation_checkpoint.h"
 #include "models/float8/linear_matmuls.h"
 
@@ -165,6 +167,11 @@ struct RowFunction : Function<RowFunction> {
 // of the part for tokens of other ranks' parts.
 Tensor rows_of_table(const Tensor& tokens, const Parameter& table, int64_t ranks) {
   const int64_t first = box_of(table.shape, table.cuts).offset[0], rows = table.rows();
+  if (tokens.is_cpu() && tokens.numel() > 0)  // as an embedding that one rank has whole refuses it
+    if (const auto [least, most] = at::aminmax(tokens);
+        most.item<int64_t>() >= table.shape[0] || least.item<int64_t>() < 0)
+      throw_bug("a token is outside the vocabulary of {}: the smallest is {}, the largest {}", table.shape[0],
+                least.item<int64_t>(), most.item<int64_t>());
   const Tensor row = in_rank_order(tokens, ranks) - first;
   return at::where(row.ge(0).logical_and_(row.lt(rows)), row, rows);
 }
@@ -215,7 +222,7 @@ GatheredRows::GatheredRows(const Tensor& shard, const std::vector<const Linear*>
   const std::vector<int64_t> shape = {ranks->size() * own.size(0), own.size(1)};
   if (const auto scaling = common_scaling(layers, role)) {
     const at::ScalarType dtype = rows_.dtype;
-    const float8::Quantized part = float8::quantize_operands(own, scaling, {}, {ranks, 0}).rows;
+    const float8::Quantized part = layers.front()->float8()->cast_shard(own, *scaling, *ranks);
     own = part.values.view(at::kByte);
     const Tensor all = at::empty(shape, own.options());
     rows_ = Operand({all.view(scaling->dtype), part.scale, part.inverse}, dtype);

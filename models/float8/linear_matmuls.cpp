@@ -44,6 +44,11 @@ std::optional<Scaling> LinearMatmuls::one_scale_of_gradient() const {
   return one ? std::optional(scalings_.g_x) : std::nullopt;
 }
 
+Quantized LinearMatmuls::cast_shard(const Tensor& rows, const Scaling& scaling, Exchange& ranks) const {
+  ++counters_->operand_casts;
+  return quantize_operands(rows.contiguous(), scaling, std::nullopt, {&ranks, 0}).rows;
+}
+
 Tensor LinearMatmuls::output(Operand& x, const Parameter& weight, Exchange* ranks) const {
   add_copies(x, scalings_.x_out, std::nullopt);
   return multiply(x.rows, transpose(weight_copies(weight, ranks).out), x.dtype, /*fast_accumulate=*/true);
@@ -88,6 +93,7 @@ void LinearMatmuls::add_copies(Operand& x, std::optional<Scaling> rows,
   if (x.columns.values.defined()) columns.reset();
   if (x.values.defined()) {
     if (!rows && !columns) return;
+    counters_->operand_casts += rows && columns && rows != columns ? 2 : 1;
     const Operands made = cast_operands(x.values, rows, columns);
     if (rows) x.rows = made.rows;
     if (columns) x.columns = made.columns;

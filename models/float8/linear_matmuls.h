@@ -14,8 +14,9 @@ namespace hyperion::float8 {
 
 // What has been done, on the training thread.
 struct Counters {
-  int64_t products = 0;      // FP8 matrix products
-  int64_t weight_casts = 0;  // copies of weights made from bf16; gathered ones are not counted
+  int64_t products = 0;       // FP8 matrix products
+  int64_t weight_casts = 0;   // copies of weights made from bf16; gathered ones are not counted
+  int64_t operand_casts = 0;  // of activations and gradients; several layouts of the same numbers count once
 };
 
 // How the operands of the three products are scaled: out = x w^T, grad_x = g w, grad_w = g^T x.
@@ -44,6 +45,8 @@ class LinearMatmuls {
   // scale for the tensor: its FP8 form then serves them all. None for recipes that need more forms.
   std::optional<Scaling> one_scale_of_input() const;
   std::optional<Scaling> one_scale_of_gradient() const;
+  // This rank's rows of an operand, with such a scaling, as all `ranks` gather it.
+  Quantized cast_shard(const at::Tensor& rows, const Scaling& scaling, Exchange& ranks) const;
 
  private:
   struct WeightCopies;

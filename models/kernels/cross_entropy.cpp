@@ -159,6 +159,11 @@ at::Tensor plain::cross_entropy(const at::Tensor& logits, const at::Tensor& labe
 at::Tensor plain::vocab_statistics(const at::Tensor& logits, const at::Tensor& labels,
                                    const VocabPart& part) {
   const auto options = logits.options().dtype(opmath_dtype(logits));
+  if (labels.is_cpu()) {
+    const at::Tensor counted = labels.masked_select(labels.ne(kIgnoredLabel));
+    for (int64_t i = 0; i < counted.numel(); ++i)
+      require_label(counted.const_data_ptr<int64_t>()[i], part.whole);
+  }
   at::Tensor statistics = at::zeros({logits.size(0), 3}, options);
   if (logits.size(1) == 0) {
     statistics.select(1, 0).fill_(-std::numeric_limits<double>::infinity());

@@ -191,6 +191,25 @@ TEST_CASE("tensor-wise FP8 gathers bytes and row-wise recipes the compute dtype"
   }
 }
 
+TEST_CASE("FP8 products on tensor parallel ranks are not repeated where the sum of the ranks is kept") {
+  for (const auto& [checkpoint, again] :
+       {std::pair(ActivationCheckpoint::kNone, 0), std::pair(ActivationCheckpoint::kFull, 6),
+        std::pair(ActivationCheckpoint::kSelectiveOp, 2)}) {
+    DividedJob job = kJob;
+    job.checkpoint = checkpoint;
+    const auto results = run_ranks(2, [&](const Environment& environment) {
+      TensorGroup group(job, environment);
+      Transformer model(args_of(job), 0, {&group.ranks});
+      materialise(model, at::kBFloat16);
+      const auto counters = convert(model, Recipe::kTensorwise);
+      run(job, model);
+      return counters->products;
+    });
+    // Three of each of seven layers; of the head two for the gradients, and its logits twice (loss_sum).
+    for (const int64_t products : results) CHECK(products == 2 * (21 + again) + 4);
+  }
+}
+
 TEST_CASE("an FP8 layer computes the same bits beside one that multiplies in the compute dtype") {
   const auto results = run_ranks(2, [](const Environment& environment) {
     TensorGroup group(kJob, environment);

@@ -6,6 +6,8 @@
 
 #include <c10/core/CPUAllocator.h>
 
+#include "base/error.h"
+#include "models/tensor_region.h"
 #include "tests/support/counting_allocator.h"
 #include "tests/support/divided_model.h"
 
@@ -108,6 +110,26 @@ TEST_CASE("tensor parallel ranks may have an empty part of the vocabulary and of
   check_equal_to_one_rank(job, 4);
   job.loss_parallel = false;
   check_equal_to_one_rank(job, 4);
+}
+
+TEST_CASE("a token or label outside the vocabulary is refused on tensor parallel ranks too") {
+  const auto outcomes = run_ranks_outcome(2, [](const Environment& environment) {
+    const Job job = odd_job("llama3", 2);
+    TensorGroup group(job, environment);
+    const Transformer model(args_of(job), 0, {&group.ranks});
+    materialise(model, at::kDouble);
+    const Tensor x = at::randn({1, kSeq / 2, job.dim}, at::kDouble);
+    try {
+      model.head().loss_sum(x, at::full({1, kSeq}, 17, at::kLong));
+    } catch (const std::exception& error) {
+      if (std::string(error.what()).find("label 17") == std::string::npos) throw;
+      model.embedding().forward(at::full({1, kSeq}, 17, at::kLong));
+    }
+  });
+  for (const RankOutcome& rank : outcomes) {
+    CHECK(rank.exit_code == static_cast<int>(ExitCode::kBug));
+    CHECK_THAT(rank.error, Catch::Contains("a token is outside the vocabulary of 17"));
+  }
 }
 
 TEST_CASE("activation checkpointing under tensor parallelism equals one rank without it") {
@@ -246,6 +268,63 @@ TEST_CASE("units exchange exactly the planned bytes for every checkpointing mode
     CHECK(rank.head == 2 * n + statistics);
     CHECK(rank.loss_alone == n + statistics);
     CHECK(rank.embedding_backward == n);
+  }
+}
+
+TEST_CASE("a column node whose results were saved gathers its input in backward only") {
+  struct Counted {
+    int64_t forward = 0, again = 0, backward = 0;  // calls of all_gather
+    bool equal = false;                            // to gradients without a checkpoint
+  };
+  const auto results = run_ranks(2, [](const Environment& environment) {
+    TensorGroup group({}, environment);
+    const ParameterPtr parameter = make_parameter("w.weight", {10, 6}, Init::ones(), 0);
+    parameter->divide(2, group.ranks.rank());
+    at::manual_seed(4 + group.ranks.rank());
+    parameter->weight = at::randn({5, 6}).requires_grad_();
+    const Linear layer(parameter, nullptr, &group.ranks);
+    const Tensor x = at::randn({2, 3, 6}).requires_grad_(), grad = at::randn({2, 2, 3, 5});
+    const auto gradients = [&] {
+      const std::vector<Tensor> both = {x.grad().clone(), parameter->weight.grad().clone()};
+      x.mutable_grad().reset();
+      parameter->weight.mutable_grad().reset();
+      return both;
+    };
+    torch::autograd::backward({column_linear(x, {&layer})[0]}, {grad});
+    const std::vector<Tensor> plain = gradients();
+    const auto gathers = [&] {
+      const int64_t calls = group.ledger.entry("tp", "all_gather").calls;
+      group.ledger.reset();
+      return calls;
+    };
+    gathers();
+    const SelectiveCheckpoint::Shapes no_shapes;
+    SelectiveCheckpoint checkpoint(no_shapes);
+    Counted counted;
+    Tensor output;
+    {
+      const at::NoGradGuard no_grad;
+      const SelectiveCheckpointScope scope(&checkpoint);
+      column_linear(x, {&layer});
+      counted.forward = gathers();
+    }
+    checkpoint.start_recompute();
+    {
+      const SelectiveCheckpointScope scope(&checkpoint);
+      output = column_linear(x, {&layer})[0];
+      counted.again = gathers();
+    }
+    torch::autograd::backward({output}, {grad});
+    counted.backward = gathers();
+    const std::vector<Tensor> again = gradients();
+    counted.equal = again[0].equal(plain[0]) && again[1].equal(plain[1]);
+    return counted;
+  });
+  for (const Counted& rank : results) {
+    CHECK(rank.forward == 1);
+    CHECK(rank.again == 0);
+    CHECK(rank.backward == 1);
+    CHECK(rank.equal);
   }
 }
 

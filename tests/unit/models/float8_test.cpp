@@ -214,7 +214,7 @@ TEST_CASE("a weight is cast once as long as its contents stay") {
   }
 }
 
-TEST_CASE("a block that is run again leaves out its last product") {
+TEST_CASE("layers of one input cast it once and a block that is run again leaves out its last product") {
   ModelArgs args =
       model_args("llama3", "debugmodel", {.dim = 32, .n_layers = 1, .n_heads = 2, .n_kv_heads = 1});
   const auto counters = std::make_shared<Counters>();
@@ -228,9 +228,13 @@ TEST_CASE("a block that is run again leaves out its last product") {
   const Tensor x = torch::randn({2, 4, 32}).to(at::kBFloat16).requires_grad_();
   block.forward(x, context);
   CHECK(counters->products == 7);
+  CHECK(counters->operand_casts == 4);  // the inputs of wq, wk and wv, of wo, of w1 and w3, and of w2
   const Tensor again = block.forward(x, context, BlockRun::kAgain);
   CHECK(counters->products == 7 + 6);
   CHECK(again.sizes() == x.sizes());
+  again.backward(torch::ones_like(again));
+  CHECK(counters->products == 7 + 6 + 14);
+  CHECK(counters->operand_casts == 4 + 3 + 7 + 4);  // each layer's gradient, and the four inputs once more
 }
 
 TEST_CASE("a weight that was gathered in FP8 is used as it came") {
