@@ -32,6 +32,14 @@ std::vector<Box> boxes_of_flat_rows(const Box& whole, size_t dim, Range rows) {
   return boxes;
 }
 
+void require_cut(const Cut& cut, const std::vector<int64_t>& shape) {
+  const auto& [dim, span, parts, index] = cut;
+  const auto d = static_cast<size_t>(dim);
+  if (dim < 0 || d + static_cast<size_t>(span) > shape.size() || parts < 1 || index < 0 || index >= parts)
+    throw_bug("part {} of {} of dimension {} (span {}) of a tensor of {} dimensions", index, parts, dim, span,
+              shape.size());
+}
+
 }  // namespace
 
 Range chunk_of(int64_t extent, int64_t parts, int64_t index) {
@@ -52,27 +60,25 @@ Box whole_box(std::vector<int64_t> shape) {
 }
 
 std::vector<Box> boxes_of(const std::vector<int64_t>& shape, std::span<const Cut> cuts) {
-  Box box = whole_box(shape);
-  for (size_t i = 0; i < cuts.size(); ++i) {
-    const auto& [dim, span, parts, index] = cuts[i];
-    const auto d = static_cast<size_t>(dim);
-    if (dim < 0 || d + static_cast<size_t>(span) > shape.size() || parts < 1 || index < 0 || index >= parts)
-      throw_bug("part {} of {} of dimension {} (span {}) of a tensor of {} dimensions", index, parts, dim,
-                span, shape.size());
-    if (span == 2) {
-      if (i + 1 < cuts.size()) throw_bug("a cut follows one of two dimensions taken as one");
-      return boxes_of_flat_rows(box, d, chunk_of(box.shape[d] * box.shape[d + 1], parts, index));
-    }
-    const auto [begin, count] = chunk_of(box.shape[d], parts, index);
-    box.offset[d] += begin;
-    box.shape[d] = count;
-  }
-  return {box};
+  if (cuts.empty() || cuts.back().span == 1) return {box_of(shape, cuts)};
+  require_cut(cuts.back(), shape);
+  const auto& [dim, span, parts, index] = cuts.back();
+  const auto d = static_cast<size_t>(dim);
+  const Box box = box_of(shape, cuts.first(cuts.size() - 1));
+  return boxes_of_flat_rows(box, d, chunk_of(box.shape[d] * box.shape[d + 1], parts, index));
 }
 
 Box box_of(const std::vector<int64_t>& shape, std::span<const Cut> cuts) {
-  if (!cuts.empty() && cuts.back().span != 1) throw_bug("one box was asked for, of a cut of two dimensions");
-  return boxes_of(shape, cuts)[0];
+  Box box = whole_box(shape);
+  for (const Cut& cut : cuts) {
+    require_cut(cut, shape);
+    if (cut.span != 1) throw_bug("one box was asked for, of a cut of two dimensions");
+    const auto d = static_cast<size_t>(cut.dim);
+    const auto [begin, count] = chunk_of(box.shape[d], cut.parts, cut.index);
+    box.offset[d] += begin;
+    box.shape[d] = count;
+  }
+  return box;
 }
 
 std::optional<Box> intersection(const Box& a, const Box& b) {

@@ -41,6 +41,14 @@ double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
+Placement rows_of_fsdp(int shards, int shard, int replicas = 1, int replica = 0) {
+  return {.cuts = {{.parts = shards, .index = shard}}, .replicas = replicas, .replica = replica};
+}
+
+Placement on_every_rank(const Coordinator& ranks) {
+  return {.cuts = {}, .replicas = ranks.size(), .replica = ranks.rank()};
+}
+
 [[noreturn]] void fail(const char* what, const fs::path& path) {
   throw Error(ExitCode::kSaveFailed, fmt::format("{} {}: {}", what, path.string(), errno_text(errno)));
 }
@@ -199,8 +207,8 @@ class SavePart {
   SavePart(fs::path folder, const std::vector<NamedShape>& shapes, SocketRanks& ranks)
       : folder_(std::move(folder)),
         ranks_(ranks),
-        state_(shapes, {2, ranks.rank(), 1, 0}, {1, 0, 2, ranks.rank()}),
-        loaded_(shapes, {2, ranks.rank(), 1, 0}, {1, 0, 2, ranks.rank()}),
+        state_(shapes, rows_of_fsdp(2, ranks.rank()), on_every_rank(ranks)),
+        loaded_(shapes, rows_of_fsdp(2, ranks.rank()), on_every_rank(ranks)),
         flat_(state_.bytes() + 2 * kTransfer),
         sync_(folder_ / "sync", AsyncMode::kDisabled, state_, ranks, mover_),
         async_(folder_ / "async", AsyncMode::kAsync, state_, ranks, mover_),
@@ -333,7 +341,7 @@ class WritersPart {
  public:
   WritersPart(const fs::path& folder, const std::vector<NamedShape>& shapes, SocketRanks& ranks)
       : ranks_(ranks),
-        state_(shapes, {2, ranks.rank() % 2, 2, ranks.rank() / 2}, {1, 0, 4, ranks.rank()}),
+        state_(shapes, rows_of_fsdp(2, ranks.rank() % 2, 2, ranks.rank() / 2), on_every_rank(ranks)),
         all_(folder / "all", AsyncMode::kDisabled, state_, ranks, mover_, Writers::kAll),
         one_(folder / "one_replica", AsyncMode::kDisabled, state_, ranks, mover_, Writers::kOneReplica) {
     for (Target* target : {&all_, &one_}) {
@@ -370,8 +378,8 @@ class EmaPart {
  public:
   EmaPart(const fs::path& folder, const std::vector<NamedShape>& shapes, SocketRanks& ranks)
       : ranks_(ranks),
-        plain_(shapes, {2, ranks.rank(), 1, 0}, {1, 0, 2, ranks.rank()}),
-        averaged_(shapes, {2, ranks.rank(), 1, 0}, {1, 0, 2, ranks.rank()}, /*ema=*/true),
+        plain_(shapes, rows_of_fsdp(2, ranks.rank()), on_every_rank(ranks)),
+        averaged_(shapes, rows_of_fsdp(2, ranks.rank()), on_every_rank(ranks), /*ema=*/true),
         without_(folder / "without", AsyncMode::kAsync, plain_, ranks, mover_),
         with_(folder / "with", AsyncMode::kAsync, averaged_, ranks, mover_) {
     for (Target* target : {&without_, &with_}) {
@@ -403,7 +411,7 @@ class MemoryPart {
  public:
   MemoryPart(const fs::path& folder, const std::vector<NamedShape>& shapes, SocketRanks& ranks)
       : ranks_(ranks),
-        state_(shapes, {2, ranks.rank(), 1, 0}, {1, 0, 2, ranks.rank()}),
+        state_(shapes, rows_of_fsdp(2, ranks.rank()), on_every_rank(ranks)),
         target_(folder / "memory", AsyncMode::kOverlapped, state_, ranks, mover_) {}
 
   Json round(int) {

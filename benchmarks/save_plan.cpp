@@ -38,7 +38,8 @@ long peak_mib() {
 
 // Matrices, vectors and single numbers, named as in a deep model with its optimizer.
 std::vector<TensorState> make_tensors(int64_t count, int ranks, int replicas) {
-  const Placement sharded{ranks / replicas, 0, replicas, 0}, whole{1, 0, ranks, 0};
+  const Placement sharded{.cuts = {{.parts = ranks / replicas}}, .replicas = replicas},
+      whole{.cuts = {}, .replicas = ranks};
   std::vector<TensorState> tensors;
   for (int64_t i = 0; i < count; ++i) {
     TensorState tensor;
@@ -69,7 +70,7 @@ int main(int argc, char** argv) {
   for (int rank = 0; rank < ranks; ++rank) {
     RankPlace place;
     for (const SaveLayout::Kind& kind : layout.kinds)
-      place.parts.emplace_back(rank % kind.shards, rank / kind.shards);
+      place.parts.push_back(HeldPart{rank % kind.parts(), rank / kind.parts()});
     places.push_back(place);
   }
   SavePlan plan;

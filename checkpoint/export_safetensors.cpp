@@ -1,7 +1,8 @@
 #include "checkpoint/export_safetensors.h"
 
 #include <algorithm>
-#include <numeric>
+#include <span>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -18,55 +19,74 @@ namespace {
 
 constexpr uint64_t kConvertedAtATime = uint64_t{16} << 20;  // bytes of a tensor at a time
 
-// Rows of this rank, in the stored type, written where the plan has them.
-class RowWriter {
+// Writes this rank's part of a tensor, in the stored type, where the plan has it. Elements that follow each
+// other in the file go out in one write: all of whole rows, of columns a run of each row.
+class PartWriter {
  public:
-  RowWriter(const ExportedTensor& tensor, size_t number, SafetensorsWriter& writer, MemoryMover& mover,
-            NotFinite& not_finite)
-      : tensor_(tensor), number_(number), writer_(writer), mover_(mover), not_finite_(not_finite) {
-    const Dims& shape = tensor.tensor->shape;
-    width_ =
-        std::accumulate(shape.begin() + (shape.empty() ? 0 : 1), shape.end(), int64_t{1}, std::multiplies());
-  }
+  PartWriter(const ExportedTensor& tensor, size_t number, SafetensorsWriter& writer, MemoryMover& mover,
+             NotFinite& not_finite)
+      : tensor_(tensor), number_(number), writer_(writer), mover_(mover), not_finite_(not_finite) {}
 
   void write() {
-    const Rows rows = tensor_.tensor->rows();
-    const int64_t step =
-        std::max<int64_t>(1, static_cast<int64_t>(kConvertedAtATime / std::max<uint64_t>(1, to_bytes(1))));
-    for (int64_t row = 0; row < rows.count; row += step)
-      write_rows(rows.begin, row, std::min(step, rows.count - row));
+    const Box own = tensor_.tensor->box();
+    if (own.numel() == 0) return;
+    const int64_t rows = own.shape.empty() ? 1 : own.shape.front();
+    const uint64_t row_bytes = static_cast<uint64_t>(own.numel() / rows) * size_of(tensor_.dtype);
+    const int64_t step = std::max<int64_t>(1, static_cast<int64_t>(kConvertedAtATime / row_bytes));
+    uint64_t fetched = 0;  // bytes of the tensor's memory
+    for (int64_t row = 0; row < rows; row += step) {
+      Box piece = own;
+      if (!piece.shape.empty()) {
+        piece.offset.front() += row;
+        piece.shape.front() = std::min(step, rows - row);
+      }
+      fetched += convert(piece, fetched);
+      if (tensor_.row_map) {
+        write_mapped(piece, row_bytes);
+      } else {
+        write_box(piece, stored_);
+      }
+    }
   }
 
  private:
-  uint64_t to_bytes(int64_t rows) const {
-    return static_cast<uint64_t>(rows * width_) * size_of(tensor_.dtype);
+  // Puts the piece that begins at byte `offset` of the tensor's memory into stored_. Returns its bytes there.
+  uint64_t convert(const Box& piece, uint64_t offset) {
+    const TensorState& from = *tensor_.tensor;
+    const auto elements = static_cast<uint64_t>(piece.numel());
+    fetched_.resize(elements * size_of(from.dtype));
+    mover_.to_host(fetched_.data(), from, offset, fetched_.size());
+    mover_.finish();
+    stored_.resize(elements * size_of(tensor_.dtype));
+    cast(from.dtype, fetched_.data(), tensor_.dtype, stored_.data(), elements);
+    not_finite_.scan(tensor_.name, tensor_.dtype, stored_.data(), stored_.size());
+    return fetched_.size();
   }
 
-  // Rows [first, first + count) of this rank's.
-  void write_rows(int64_t begin, int64_t first, int64_t count) {
-    const TensorState& from = *tensor_.tensor;
-    const uint64_t from_bytes = static_cast<uint64_t>(width_) * size_of(from.dtype);
-    fetched_.resize(static_cast<uint64_t>(count) * from_bytes);
-    mover_.to_host(fetched_.data(), from, static_cast<uint64_t>(first) * from_bytes, fetched_.size());
-    mover_.finish();
-    stored_.resize(to_bytes(count));
-    cast(from.dtype, fetched_.data(), tensor_.dtype, stored_.data(), static_cast<uint64_t>(count * width_));
-    not_finite_.scan(tensor_.name, tensor_.dtype, stored_.data(), stored_.size());
-    if (!tensor_.row_map) return writer_.write(number_, to_bytes(begin + first), stored_);
-    // Stored rows that follow each other go out in one write.
-    std::vector<std::pair<int64_t, int64_t>> order;  // {stored row, row of the piece}
-    for (int64_t row = 0; row < count; ++row) order.emplace_back(tensor_.row_map(begin + first + row), row);
+  void write_box(const Box& box, std::span<const std::byte> content) {
+    const uint64_t element = size_of(tensor_.dtype);
+    for_each_run(tensor_.tensor->shape, box, [&](const Run& run) {
+      writer_.write(number_, static_cast<uint64_t>(run.in_tensor) * element,
+                    content.subspan(static_cast<uint64_t>(run.in_box) * element,
+                                    static_cast<uint64_t>(run.count) * element));
+    });
+  }
+
+  // The rows in stored_, in the order of the stored tensor, as boxes of rows that follow each other there.
+  void write_mapped(Box piece, uint64_t row_bytes) {
+    std::vector<std::pair<int64_t, uint64_t>> order;  // {stored row, its place in stored_}
+    for (int64_t row = 0; row < piece.shape[0]; ++row)
+      order.emplace_back(tensor_.row_map(piece.offset[0] + row), static_cast<uint64_t>(row) * row_bytes);
     std::ranges::sort(order);
     for (size_t i = 0; i < order.size();) {
-      const int64_t start = order[i].first;
+      piece.offset[0] = order[i].first;
+      piece.shape[0] = 0;
       gathered_.clear();
-      for (;
-           i < order.size() && order[i].first == start + static_cast<int64_t>(gathered_.size() / to_bytes(1));
-           ++i) {
-        const auto row = stored_.begin() + static_cast<ptrdiff_t>(to_bytes(order[i].second));
-        gathered_.insert(gathered_.end(), row, row + static_cast<ptrdiff_t>(to_bytes(1)));
+      for (; i < order.size() && order[i].first == piece.offset[0] + piece.shape[0]; ++i, ++piece.shape[0]) {
+        const auto row = stored_.begin() + static_cast<ptrdiff_t>(order[i].second);
+        gathered_.insert(gathered_.end(), row, row + static_cast<ptrdiff_t>(row_bytes));
       }
-      writer_.write(number_, to_bytes(start), gathered_);
+      write_box(piece, gathered_);
     }
   }
 
@@ -75,7 +95,6 @@ class RowWriter {
   SafetensorsWriter& writer_;
   MemoryMover& mover_;
   NotFinite& not_finite_;
-  int64_t width_ = 1;  // elements of a row
   std::vector<std::byte> fetched_, stored_, gathered_;
 };
 
@@ -104,9 +123,11 @@ void export_safetensors(int64_t step, const std::string& save_id, const std::vec
       NotFinite not_finite;
       run_save_part([&] {
         SafetensorsWriter writer(incoming, plan);
-        for (size_t i = 0; i < tensors.size(); ++i)
-          if (tensors[i].tensor->placement.replica == 0)
-            RowWriter(tensors[i], i, writer, mover, not_finite).write();
+        for (size_t i = 0; i < tensors.size(); ++i) {
+          const Placement& placement = tensors[i].tensor->placement;
+          if (placement.here && placement.replica == 0)
+            PartWriter(tensors[i], i, writer, mover, not_finite).write();
+        }
         writer.sync();
       });
       if (!not_finite.empty()) throw Error(ExitCode::kNonFinite, not_finite.text());

@@ -1,4 +1,4 @@
-// Writes weights of a job as one folder of safetensors: every rank its own rows into the same files, so that
+// Writes weights of a job as one folder of safetensors: every rank its own parts into the same files, so that
 // no rank ever holds a whole tensor.
 #pragma once
 

@@ -28,138 +28,146 @@ namespace {
 
 constexpr uint64_t kPiece = uint64_t{64} << 20;  // bytes that are converted or moved to a device at a time
 
-uint64_t row_bytes(Dtype dtype, const Dims& shape) {
-  uint64_t bytes = size_of(dtype);
-  for (size_t i = 1; i < shape.size(); ++i) bytes *= static_cast<uint64_t>(shape[i]);
-  return bytes;
-}
-
-// One chunk that has rows of this rank.
+// One chunk that has elements of this rank's part.
 struct ChunkRead {
   const LoadItem* item;
   const Chunk* chunk;
 };
 
-// Rows of this rank that the chunk has: [begin, end), none when end <= begin.
-std::pair<int64_t, int64_t> common_rows(const ChunkRead& read) {
-  const Rows wanted = read.item->tensor.rows();
-  const Rows stored = read.item->tensor.shape.empty()
-                          ? Rows{0, 1}
-                          : Rows{read.chunk->offset.front(), read.chunk->shape.front()};
-  return {std::max(wanted.begin, stored.begin),
-          std::min(wanted.begin + wanted.count, stored.begin + stored.count)};
+// The elements of this rank's part that the chunk has.
+Box common_box(const ChunkRead& read) {
+  const std::optional<Box> both =
+      intersection(read.item->tensor.box(), {read.chunk->offset, read.chunk->shape});
+  if (!both) throw_bug("load: a chunk of {} without elements of this rank", read.item->tensor.key);
+  return *both;
 }
 
-// What ChunkReader and RowLoader are going to read of an archive that we wrote: its head, then the rows.
+// What BoxLoader is going to read of an archive that we wrote: its head, then all from the first to the last
+// element; of a chunk that is wider than this rank's part, what lies between its columns is in the same
+// blocks.
 void add_ranges(const ChunkRead& read, std::vector<ByteRange>& ranges) {
   const auto& [where, dtype, shape] =
       std::tie(read.chunk->where, read.item->record->dtype, read.chunk->shape);
-  const auto [begin, end] = common_rows(read);
-  if (read.item->row_map || shape.empty() || end <= begin)
-    return ranges.push_back({where.offset, where.length});
-  const uint64_t head = tensor_archive_head(dtype, shape).size(), width = row_bytes(dtype, shape);
+  if (read.item->row_map) return ranges.push_back({where.offset, where.length});
+  const Box box = relative_to(read.chunk->offset, common_box(read));
+  uint64_t first = 0, last = 0;
+  for (size_t d = 0; d < shape.size(); ++d) {
+    first = first * static_cast<uint64_t>(shape[d]) + static_cast<uint64_t>(box.offset[d]);
+    last = last * static_cast<uint64_t>(shape[d]) + static_cast<uint64_t>(box.offset[d] + box.shape[d] - 1);
+  }
+  const uint64_t head = tensor_archive_head(dtype, shape).size();
   ranges.push_back({where.offset, head});
-  ranges.push_back({where.offset + head + static_cast<uint64_t>(begin - read.chunk->offset.front()) * width,
-                    static_cast<uint64_t>(end - begin) * width});
+  ranges.push_back({where.offset + head + first * size_of(dtype), (last - first + 1) * size_of(dtype)});
 }
 
-// The bytes of one chunk: rows in the stored type, verified.
+// The bytes of one chunk: elements in the stored type, verified.
 class ChunkReader {
  public:
   ChunkReader(ShardReader& file, const OpenCheckpoint& checkpoint, const ChunkRead& read, bool check_crcs)
-      : read_(read), entry_(file, read.chunk->where.offset, read.chunk->where.length) {
+      : chunk_(*read.chunk), entry_(file, chunk_.where.offset, chunk_.where.length) {
     const Dtype dtype = read.item->record->dtype;
-    const Dims& shape = read.chunk->shape;
     if (checkpoint.index.layout == CheckpointIndex::Layout::kBareBytes) {
-      data_offset_ = 0;
+      archive_ = row_major_archive(dtype, chunk_.shape, 0);
       return;
     }
     // The layout of what we write ourselves is known; everything else is parsed.
-    const std::string head = tensor_archive_head(dtype, shape);
-    if (entry_.size() == tensor_archive_bytes(dtype, shape) && entry_.read_text(0, head.size()) == head &&
-        !check_crcs) {
-      data_offset_ = head.size();
+    const std::string head = tensor_archive_head(dtype, chunk_.shape);
+    if (!check_crcs && entry_.size() == tensor_archive_bytes(dtype, chunk_.shape) &&
+        entry_.read_text(0, head.size()) == head) {
+      archive_ = row_major_archive(dtype, chunk_.shape, head.size());
       return;
     }
-    archive_ = open_tensor_archive(entry_, read.item->tensor.key, *read.item->record, *read.chunk);
-    if (check_crcs) check_crc(entry_, *archive_);
+    archive_ = open_tensor_archive(entry_, read.item->tensor.key, *read.item->record, chunk_);
+    if (check_crcs) check_crc(entry_, archive_);
   }
 
-  // Rows [first, first + count) of the chunk, row-major.
-  void rows(int64_t first, int64_t count, std::byte* out) {
-    if (archive_ && archive_->shape.empty()) return read_box(entry_, *archive_, {}, {}, out);
-    if (archive_) return read_rows(entry_, *archive_, first, count, out);
-    const uint64_t bytes = row_bytes(read_.item->record->dtype, read_.chunk->shape);
-    entry_.read(data_offset_ + static_cast<uint64_t>(first) * bytes, out,
-                static_cast<uint64_t>(count) * bytes);
+  // The elements of `box`, a box of the whole tensor inside the chunk, row-major.
+  void read(const Box& box, std::byte* out) {
+    read_box(entry_, archive_, relative_to(chunk_.offset, box), out);
   }
 
  private:
-  const ChunkRead& read_;
+  const Chunk& chunk_;
   SliceSource entry_;
-  uint64_t data_offset_ = 0;
-  std::optional<TensorArchive> archive_;
+  TensorArchive archive_;
 };
 
-// Copies rows of chunks into a tensor of the state.
-class RowLoader {
+// Copies elements of chunks into tensors of the state.
+class BoxLoader {
  public:
-  RowLoader(MemoryMover& mover, const LoadOptions& options) : mover_(mover), options_(options) {}
+  BoxLoader(MemoryMover& mover, const LoadOptions& options) : mover_(mover), options_(options) {}
 
   void load(const ChunkRead& read, ChunkReader& chunk) {
-    if (read.item->row_map) return load_mapped(read, chunk);
-    const auto [begin, end] = common_rows(read);
-    const int64_t stored = read.chunk->shape.empty() ? 0 : read.chunk->offset.front();
-    each_piece(read, begin, end,
-               [&](int64_t first, int64_t count, std::byte* out) { chunk.rows(first - stored, count, out); });
+    if (read.item->row_map) return load_mapped(*read.item, chunk);
+    each_piece(*read.item, common_box(read),
+               [&](const Box& piece, std::byte* out) { chunk.read(piece, out); });
   }
 
   uint64_t bytes() const { return bytes_; }
   const NotFinite& not_finite() const { return not_finite_; }
 
  private:
-  void load_mapped(const ChunkRead& read, ChunkReader& chunk) {
-    const Rows wanted = read.item->tensor.rows();
-    const uint64_t width = row_bytes(read.item->record->dtype, read.item->record->shape);
-    const auto fetch = [&](int64_t first, int64_t count, std::byte* out) { chunk.rows(first, count, out); };
-    each_piece(read, wanted.begin, wanted.begin + wanted.count,
-               [&](int64_t first, int64_t count, std::byte* out) {
-                 read_mapped_rows(read.item->row_map, first, count, width, out, fetch);
-               });
+  // From the only chunk of a tensor.
+  void load_mapped(const LoadItem& item, ChunkReader& chunk) {
+    each_piece(item, item.tensor.box(), [&](Box piece, std::byte* out) {
+      const int64_t first_row = piece.offset[0], rows = piece.shape[0];
+      const uint64_t row_bytes = static_cast<uint64_t>(piece.numel() / rows) * size_of(item.record->dtype);
+      read_mapped_rows(item.row_map, first_row, rows, row_bytes, out,
+                       [&](int64_t first, int64_t count, std::byte* to) {
+                         piece.offset[0] = first;
+                         piece.shape[0] = count;
+                         chunk.read(piece, to);
+                       });
+    });
   }
 
-  // Calls fetch(first row, rows, out) for pieces of rows [begin, end) of the tensor, and puts what it
-  // fetched, in the stored type, into the tensor's memory. One piece where that is host memory of the same
-  // type.
+  // Calls fetch(piece, out) for pieces of `box`, some of its rows each, and puts what it fetched, row-major
+  // and in the stored type, into the tensor's memory. One piece where that is host memory of the same type
+  // and has no other columns.
   template <typename Fetch>
-  void each_piece(const ChunkRead& read, int64_t begin, int64_t end, const Fetch& fetch) {
-    const TensorState& tensor = read.item->tensor;
-    const Dtype stored = read.item->record->dtype;
-    const uint64_t from_width = row_bytes(stored, tensor.shape),
-                   to_width = row_bytes(tensor.dtype, tensor.shape);
-    if (from_width == 0 || end <= begin) return;
-    const bool direct = !tensor.on_device && stored == tensor.dtype;
-    const int64_t step = direct && !read.item->row_map
-                             ? end - begin
-                             : std::max<int64_t>(1, static_cast<int64_t>(kPiece / from_width));
-    for (int64_t row = begin; row < end; row += step) {
-      const int64_t count = std::min(step, end - row);
-      const uint64_t to_offset = static_cast<uint64_t>(row - tensor.rows().begin) * to_width;
-      const uint64_t to_bytes = static_cast<uint64_t>(count) * to_width;
-      std::byte* out = direct ? static_cast<std::byte*>(tensor.data) + to_offset
-                              : buffer(fetched_, static_cast<uint64_t>(count) * from_width);
-      fetch(row, count, out);
-      bytes_ += static_cast<uint64_t>(count) * from_width;
-      filled_ += to_bytes;
+  void each_piece(const LoadItem& item, const Box& box, const Fetch& fetch) {
+    const TensorState& tensor = item.tensor;
+    const Box own = tensor.box();
+    const Dtype stored = item.record->dtype;
+    const uint64_t from_size = size_of(stored), to_size = size_of(tensor.dtype);
+    const int64_t rows = box.shape.empty() ? 1 : box.shape.front(), width = box.numel() / rows;
+    const bool whole_rows =
+        own.shape.empty() || std::equal(own.shape.begin() + 1, own.shape.end(), box.shape.begin() + 1);
+    const bool in_place = whole_rows && !tensor.on_device;
+    const bool direct = in_place && stored == tensor.dtype;
+    const int64_t step =
+        direct && !item.row_map
+            ? rows
+            : std::max<int64_t>(1, static_cast<int64_t>(kPiece / (static_cast<uint64_t>(width) * from_size)));
+    for (int64_t row = 0; row < rows; row += step) {
+      Box piece = box;
+      if (!piece.shape.empty()) {
+        piece.offset.front() += row;
+        piece.shape.front() = std::min(step, rows - row);
+      }
+      const auto elements = static_cast<uint64_t>(piece.numel());
+      const Box place = relative_to(own.offset, piece);
+      std::byte* const to =
+          in_place
+              ? static_cast<std::byte*>(tensor.data) +
+                    (place.offset.empty() ? 0 : static_cast<uint64_t>(place.offset.front() * width)) * to_size
+              : nullptr;
+      std::byte* out = direct ? to : buffer(fetched_, elements * from_size);
+      fetch(piece, out);
+      bytes_ += elements * from_size;
+      filled_ += elements * to_size;
       if (stored != tensor.dtype) {
-        std::byte* converted = tensor.on_device ? buffer(converted_, to_bytes)
-                                                : static_cast<std::byte*>(tensor.data) + to_offset;
-        cast(stored, out, tensor.dtype, converted, to_bytes / size_of(tensor.dtype));
+        std::byte* const converted = in_place ? to : buffer(converted_, elements * to_size);
+        cast(stored, out, tensor.dtype, converted, elements);
         out = converted;
       }
-      if (options_.verify_finite) not_finite_.scan(tensor.key, tensor.dtype, out, to_bytes);
-      if (tensor.on_device) {
-        mover_.from_host(tensor, to_offset, out, to_bytes);
+      if (options_.verify_finite) not_finite_.scan(tensor.key, tensor.dtype, out, elements * to_size);
+      if (!in_place) {
+        for_each_run(own.shape, place, [&](const Run& run) {
+          mover_.from_host(tensor, static_cast<uint64_t>(run.in_tensor) * to_size,
+                           out + static_cast<uint64_t>(run.in_box) * to_size,
+                           static_cast<uint64_t>(run.count) * to_size);
+        });
         mover_.finish();
       }
       if (options_.on_progress) options_.on_progress(filled_);
@@ -183,32 +191,30 @@ class RowLoader {
   uint64_t filled_ = 0;  // of the state
 };
 
-// Chunks of the item that hold rows of this rank. Rows must not be split: chunks cut along other dimensions
-// come from meshes with tensor parallelism.
+// Whether the chunk has elements of `box`. Every rank asks it of every chunk.
+bool overlaps(const Chunk& chunk, const Box& box) {
+  for (size_t d = 0; d < box.shape.size(); ++d)
+    if (chunk.shape[d] == 0 || chunk.offset[d] >= box.offset[d] + box.shape[d] ||
+        box.offset[d] >= chunk.offset[d] + chunk.shape[d])
+      return false;
+  return true;
+}
+
+// Chunks of the item that hold elements of this rank's part.
 void find_chunks(const LoadItem& item, const OpenCheckpoint& checkpoint, std::vector<ChunkRead>& reads) {
-  const Rows wanted = item.tensor.rows();
-  if (wanted.count == 0) return;
-  for (const Chunk& chunk : item.record->chunks) {
-    for (size_t d = 1; d < chunk.shape.size(); ++d) {
-      if (chunk.shape[d] != item.record->shape[d])
-        throw_incompatible(
-            "{}: tensor {} is cut along dimension {}, which is not supported (only rows may be): write it "
-            "again without tensor parallelism",
-            checkpoint.folder.string(), item.tensor.key, d);
-    }
-    const bool overlap = chunk.shape.empty() ||
-                         (chunk.shape.front() > 0 && chunk.offset.front() < wanted.begin + wanted.count &&
-                          wanted.begin < chunk.offset.front() + chunk.shape.front());
-    if (overlap || item.row_map) reads.push_back({&item, &chunk});
-  }
+  if (!item.tensor.placement.here) return;
+  const Box wanted = item.tensor.box();
+  if (wanted.numel() == 0) return;
   if (item.row_map && item.record->chunks.size() != 1)
     throw_incompatible("{}: tensor {} is in {} pieces: consolidate the safetensors files first",
                        checkpoint.folder.string(), item.tensor.key, item.record->chunks.size());
+  for (const Chunk& chunk : item.record->chunks)
+    if (item.row_map || overlaps(chunk, wanted)) reads.push_back({&item, &chunk});
 }
 
 // Performs `reads`, which are of one file and ordered by offset.
 void load_file(const OpenCheckpoint& checkpoint, std::span<const ChunkRead> reads, const LoadOptions& options,
-               RowLoader& rows) {
+               BoxLoader& loader) {
   const bool archives = checkpoint.index.layout == CheckpointIndex::Layout::kArchives;
   const bool check_crcs = archives && (!checkpoint.manifest || options.full_verify);
   const std::string& name = reads.front().chunk->where.file;
@@ -220,8 +226,15 @@ void load_file(const OpenCheckpoint& checkpoint, std::span<const ChunkRead> read
     file.expect(ranges);
   }
   for (const ChunkRead& read : reads) {
-    ChunkReader chunk(file, checkpoint, read, check_crcs);
-    rows.load(read, chunk);
+    try {
+      ChunkReader chunk(file, checkpoint, read, check_crcs);
+      loader.load(read, chunk);
+    } catch (const Error& error) {
+      const std::string& key = read.item->tensor.key;
+      const std::string what = error.what();
+      if (error.code() != ExitCode::kBadData || what.find(key) != std::string::npos) throw;
+      throw_data("{} (while tensor {} was read)", what, printable(key));
+    }
   }
 }
 
@@ -366,19 +379,19 @@ LoadReport load_tensors(const OpenCheckpoint& checkpoint, const std::vector<Load
   const auto another_file = [](const ChunkRead& a, const ChunkRead& b) {
     return a.chunk->where.file != b.chunk->where.file;
   };
-  RowLoader rows(mover, options);
+  BoxLoader loader(mover, options);
   for (auto first = reads.begin(); first != reads.end();) {
     auto last = std::ranges::adjacent_find(first, reads.end(), another_file);
     if (last != reads.end()) ++last;
-    load_file(checkpoint, {first, last}, options, rows);
+    load_file(checkpoint, {first, last}, options, loader);
     failpoint("load.mid_data");
     first = last;
   }
-  if (!rows.not_finite().empty())
+  if (!loader.not_finite().empty())
     throw_data("{}: holds NaN or infinite numbers, in {}: name another checkpoint",
-               checkpoint.folder.string(), rows.not_finite().text());
+               checkpoint.folder.string(), loader.not_finite().text());
   failpoint("load.done");
-  return {rows.bytes(), seconds_since(begin)};
+  return {loader.bytes(), seconds_since(begin)};
 }
 
 std::map<std::string, Object> load_objects(const OpenCheckpoint& checkpoint,

@@ -1,5 +1,5 @@
 // Reads a checkpoint into the state of a job, whatever mesh wrote it: names are matched first, all of them;
-// then every rank reads the rows it holds and verifies what it reads.
+// then every rank reads its part of every tensor and verifies what it reads.
 #pragma once
 
 #include <filesystem>
@@ -47,6 +47,12 @@ OpenCheckpoint decode_index_files(const std::filesystem::path& folder, const Ind
 void require_same_save(const std::filesystem::path& folder, const Manifest& manifest,
                        const CheckpointIndex& index);
 
+// `box` as counted from `origin`, such as a chunk's offset.
+inline Box relative_to(const Dims& origin, Box box) {
+  for (size_t d = 0; d < origin.size(); ++d) box.offset[d] -= origin[d];
+  return box;
+}
+
 // From a row of a tensor of this job to the row of the stored one; empty: rows are the same.
 using RowMap = std::function<int64_t(int64_t)>;
 
@@ -85,8 +91,11 @@ struct LoadItem {
 std::vector<LoadItem> plan_load(const OpenCheckpoint& checkpoint, const std::vector<TensorState>& tensors,
                                 const StoredNames& names, const LoadOptions& options);
 
-// Fills this rank's rows of every tensor. Throws Error(kBadData) naming file, byte range and tensor;
-// IncompatibleCheckpoint for tensors in pieces that it cannot put together.
+// Fills this rank's part of every tensor that is here, however the stored one is cut. Where that is wider
+// than the part, only runs of its rows are read (see read_box()); blocks that a manifest has checksums of are
+// read whole, each once. Memory: two pieces of 64 MiB of a tensor, and what a mapped order of rows adds to
+// one. Throws Error(kBadData) naming file, byte range and tensor; IncompatibleCheckpoint for rows in another
+// order in a tensor of several pieces.
 struct LoadReport {
   uint64_t bytes = 0;
   double seconds = 0;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -45,9 +46,9 @@ class PlannedTensors : public IndexTensors {
     Chunk chunk;
     for (uint64_t i = first_item_[number]; i < first_item_[number + 1]; ++i) {
       const SaveItem& item = items_[i - first_item_[begin_]];
-      chunk.shape = item_shape(layout_, item);
-      chunk.offset.assign(chunk.shape.size(), 0);
-      if (!chunk.offset.empty()) chunk.offset.front() = item.first_row;
+      Box box = item_box(layout_, item);
+      chunk.offset = std::move(box.offset);
+      chunk.shape = std::move(box.shape);
       chunk.where = {files_[item.writer], item.offset, item.length};
       visit(chunk);
     }

@@ -14,7 +14,7 @@
 namespace hyperion::checkpoint {
 
 struct IndexLimits {
-  size_t items_at_once = size_t{1} << 20;  // of the plan, in memory (40 MiB); more of them make it faster
+  size_t items_at_once = size_t{1} << 20;  // of the plan, in memory (32 MiB); more of them make it faster
   uint64_t most_bytes = kMostPickleBytes;  // that readers accept
 };
 

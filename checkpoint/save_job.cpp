@@ -48,7 +48,7 @@ struct Written {
 void write_item(const SaveLayout& layout, const SaveItem& item, ItemReader& items, ShardWriter& file,
                 NotFinite& not_finite) {
   const Dtype dtype = layout.entries[item.entry].dtype;
-  const Dims shape = item_shape(layout, item);
+  const Dims shape = item_box(layout, item).shape;
   if (file.position() != item.offset)
     throw_bug("save: {} lies at byte {}, planned was {}", layout.entries[item.entry].key, file.position(),
               item.offset);

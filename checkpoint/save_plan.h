@@ -1,10 +1,11 @@
-// Which rank writes which rows of the state, and where in its file. No I/O, no collectives: every rank
+// Which rank writes which part of the state, and where in its file. No I/O, no collectives: every rank
 // computes the same plan from the layout of the state and the ranks' placements, so that no rank sends
 // another a list of its local shards.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,9 +25,14 @@ struct SaveLayout {
     uint32_t kind = 0;    // index into kinds
     uint32_t tensor = 0;  // index in the list that the layout was made of (aliases share one)
   };
+  // How tensors are placed, whichever rank looks at them.
   struct Kind {
-    int shards = 1, replicas = 1;
+    std::vector<Cut> cuts;  // as in Placement, each of index 0
+    int replicas = 1;
+    int home = 0;
     bool operator==(const Kind&) const = default;
+
+    int parts() const;  // the product of those of the cuts
   };
   std::vector<Entry> entries;  // every tensor under its key and then under each alias
   std::vector<Kind> kinds;     // distinct placements
@@ -35,25 +41,34 @@ struct SaveLayout {
   uint64_t fingerprint() const;
 };
 
+// Throws Error(kBug) for a tensor whose cuts do not leave one box.
 SaveLayout save_layout(const std::vector<TensorState>& tensors);
 
-// One rank's shard and replica number for every kind of the layout.
+// Which part of the tensors of a kind a rank holds, and the number of its replica. Parts are numbered as the
+// cuts count: the index of the last cut changes first.
+struct HeldPart {
+  int part = 0, replica = 0;
+  bool operator==(const HeldPart&) const = default;
+};
+
+// What one rank holds of each kind of the layout; nothing of kinds whose home is another stage.
 struct RankPlace {
-  std::vector<std::pair<int, int>> parts;  // {shard, replica}
+  std::vector<std::optional<HeldPart>> parts;
   bool operator==(const RankPlace&) const = default;
 
-  std::string to_text() const;  // "0:1 0:0"
+  std::string to_text() const;  // "0:1 - 0:0"
   static RankPlace from_text(const std::string& text);
 };
 
-// This rank's shard and replica for each of `kinds`, from the placements of its tensors.
+// That of this rank, from the placements of its tensors. Throws Error(kBug) when it holds different parts of
+// the tensors of one kind.
 RankPlace rank_place(const SaveLayout& layout, const std::vector<TensorState>& tensors);
 
-// A piece of one entry in one file: rows [first_row, first_row + rows) of it.
+// A part of one entry in one file.
 struct SaveItem {
   uint32_t entry = 0;
-  uint32_t writer = 0;  // rank
-  int64_t first_row = 0, rows = 0;
+  uint32_t writer = 0;              // rank
+  uint32_t part = 0;                // its number, see HeldPart
   uint64_t offset = 0, length = 0;  // of its archive in the writer's file
   bool operator==(const SaveItem&) const = default;
 };
@@ -70,18 +85,19 @@ struct SavePlan {
   std::vector<uint32_t> shared_writers;        // of the pieces that replicas share, in the order of items
 };
 
-// Of rank `own`. Throws Error(kBug) when the places do not cover every part of every tensor exactly
-// `replicas` times.
+// Of rank `own`. Throws Error(kBug) when the places do not cover every part of every kind exactly `replicas`
+// times.
 SavePlan make_save_plan(const SaveLayout& layout, const std::vector<RankPlace>& places, Writers writers,
                         int own);
 
-// Calls `visit` for the items of all ranks: by entry, then by row; pieces without elements are left out.
+// Calls `visit` for the items of all ranks: by entry, then by part; parts without elements are left out.
 void for_each_item(const SaveLayout& layout, const SavePlan& plan,
                    const std::function<void(const SaveItem& item)>& visit);
 
 // The file of a rank.
 std::string shard_file_name(int rank);  // "__3_0.distcp"
 
-Dims item_shape(const SaveLayout& layout, const SaveItem& item);
+// The part of its tensor that an item is.
+Box item_box(const SaveLayout& layout, const SaveItem& item);
 
 }  // namespace hyperion::checkpoint

@@ -27,8 +27,8 @@ struct SaverOptions {
   int64_t keep_latest = 0;  // 0: all
   int ranks_per_node = 1;
   std::map<std::string, std::string> facts{};  // go into every manifest: versions, configuration's hash
-  // {shard, replica} that a rank holds of the tensors of a kind. Without it the ranks tell each other.
-  std::function<std::pair<int, int>(const SaveLayout::Kind& kind, int rank)> place_of{};
+  // What a rank holds of the tensors of a kind. Without it the ranks tell each other.
+  std::function<std::optional<HeldPart>(const SaveLayout::Kind& kind, int rank)> place_of{};
 };
 
 // What a save holds.

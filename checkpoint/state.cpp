@@ -7,26 +7,8 @@
 
 namespace hyperion::checkpoint {
 
-Rows rows_of(int64_t rows, int shards, int shard) {
-  const int64_t each = (rows + shards - 1) / shards;
-  const int64_t begin = std::min(rows, shard * each);
-  return {begin, std::min(rows, begin + each) - begin};
-}
-
-Rows TensorState::rows() const {
-  return shape.empty() ? Rows{0, 1} : rows_of(shape.front(), placement.shards, placement.shard);
-}
-
-Dims TensorState::local_shape() const {
-  Dims local = shape;
-  if (!local.empty()) local.front() = rows().count;
-  return local;
-}
-
 uint64_t TensorState::local_bytes() const {
-  uint64_t bytes = size_of(dtype);
-  for (const int64_t extent : local_shape()) bytes *= static_cast<uint64_t>(extent);
-  return bytes;
+  return placement.here ? static_cast<uint64_t>(box().numel()) * size_of(dtype) : 0;
 }
 
 std::vector<std::string> StateComponent::required_objects() {

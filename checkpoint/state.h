@@ -12,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/box.h"
 #include "checkpoint/types/choices.h"
 #include "checkpoint/types/dtype.h"
 #include "checkpoint/types/index.h"
@@ -19,20 +20,16 @@
 
 namespace hyperion::checkpoint {
 
-// Sharding of a tensor: its first dimension is cut by torch.chunk's rule into `shards` parts (1: not
-// sharded), of which this rank holds part `shard`; each part is held by `replicas` ranks, of which this one
-// is number `replica`.
+// How the ranks hold a tensor. Without cuts each of them has it whole.
 struct Placement {
-  int shards = 1, shard = 0;
-  int replicas = 1, replica = 0;
+  std::vector<Cut> cuts;          // that leave this rank's part, one box (base/box.h: box_of)
+  int replicas = 1, replica = 0;  // how many ranks hold that part; this rank's number among them
+  int home = 0;                   // the pipeline stage whose ranks hold the tensor
+  // Whether this rank is one of them. Else it describes the tensor without data, and the indices of the cuts
+  // and `replica` mean nothing.
+  bool here = true;
   bool operator==(const Placement&) const = default;
 };
-
-// First row and number of rows of part `shard` of `rows` rows (the last parts may be short or empty).
-struct Rows {
-  int64_t begin = 0, count = 0;
-};
-Rows rows_of(int64_t rows, int shards, int shard);
 
 // A tensor in memory: this rank's local shard of it, contiguous and row-major.
 struct TensorState {
@@ -41,15 +38,16 @@ struct TensorState {
   Dtype dtype = Dtype::kFloat32;
   Dims shape;  // global
   Placement placement;
-  void* data = nullptr;    // live memory, of the host or the device; null when this rank has no rows
+  void* data = nullptr;    // live memory, of the host or the device; null when this rank has no elements
   bool on_device = false;  // `data` is device memory
   // Other names the same tensor is saved under (a tied head); its data is written again under each, because
   // DCP has no links.
   std::vector<std::string> aliases;
 
-  Rows rows() const;  // this rank's; {0, 1} for a 0-dim tensor
-  Dims local_shape() const;
-  uint64_t local_bytes() const;
+  // This rank's part of the tensor, which may be without elements. Throws Error(kBug) for cuts that a tensor
+  // of this shape cannot have.
+  Box box() const { return box_of(shape, placement.cuts); }
+  uint64_t local_bytes() const;  // 0 for a tensor that is not here
 };
 
 // A small value. Equal on all ranks unless `per_rank`, in which case each rank has a key of its own.

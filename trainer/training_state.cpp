@@ -12,7 +12,7 @@ namespace hyperion::trainer {
 
 StateComponents state_components(const StateSources& sources) {
   const auto& [model, mesh, rank, device, state, loader, plan, configured] = sources;
-  const StatePlace place = state_place(mesh, rank);
+  const MeshPlace place = {mesh, rank};
   const auto rates = [&state = state, &plan = plan] {
     return std::pair(plan.config.optimizer.lr, learning_rate(plan, state.step + 1));
   };
@@ -56,10 +56,17 @@ CheckpointedState checkpointed_state(const Job& job, const ResumePlan& plan,
 std::string state_table(const StateComponents& components) {
   std::string table;
   for (const auto& component : components) {
-    for (const checkpoint::TensorState& tensor : component->tensors())
-      table += fmt::format("{:<72} {:<9} [{}]  {} shards x {} replicas\n", tensor.key,
-                           checkpoint::torch_name(tensor.dtype), fmt::join(tensor.shape, ", "),
-                           tensor.placement.shards, tensor.placement.replicas);
+    for (const checkpoint::TensorState& tensor : component->tensors()) {
+      int64_t shards = 1;
+      std::string cuts;
+      for (const Cut& cut : tensor.placement.cuts) {
+        shards *= cut.parts;
+        if (cut.parts > 1) cuts += fmt::format(", dim {} in {}", cut.dim, cut.parts);
+      }
+      table += fmt::format("{:<72} {:<9} [{}]  {} shards x {} replicas{}\n", tensor.key,
+                           checkpoint::torch_name(tensor.dtype), fmt::join(tensor.shape, ", "), shards,
+                           tensor.placement.replicas, cuts);
+    }
     for (const checkpoint::ObjectState& object : component->objects())
       table += fmt::format("{:<72} {}\n", object.key, checkpoint::repr(object.value, 60));
   }

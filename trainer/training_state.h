@@ -33,7 +33,8 @@ StateComponents state_components(const StateSources& sources);
 CheckpointedState checkpointed_state(const Job& job, const ResumePlan& plan,
                                      const StateComponents& components, checkpoint::MemoryMover& mover);
 
-// For --dump_state_dict: names, types, shapes and how each tensor is sharded over the ranks, a line each.
+// For --dump_state_dict: names, types, shapes and how each tensor is sharded over the ranks, a line each:
+// "... 8 shards x 1 replicas, dim 1 in 2, dim 0 in 4", where the cuts are in the order in which they apply.
 std::string state_table(const StateComponents& components);
 
 }  // namespace hyperion::trainer

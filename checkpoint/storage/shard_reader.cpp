@@ -137,6 +137,11 @@ std::span<const std::byte> ShardReader::held_block(uint64_t block) {
   return held_;
 }
 
+void ShardReader::will_read(uint64_t offset, uint64_t bytes) {
+  if (!record_)
+    ::posix_fadvise(file_.get(), static_cast<off_t>(offset), static_cast<off_t>(bytes), POSIX_FADV_WILLNEED);
+}
+
 // Piece by piece, with read-ahead.
 void ShardReader::read_unverified(uint64_t offset, std::byte* out, uint64_t bytes) {
   for (uint64_t done = 0; done < bytes;) {

@@ -37,6 +37,8 @@ class ShardReader : public ByteSource {
   // verified; the last one that was used only in part is kept. A block that differs is an Error(kBadData)
   // naming the file and the block's byte range.
   void read(uint64_t offset, void* out, uint64_t bytes) override;
+  // For what is read without being verified; blocks that are have expect().
+  void will_read(uint64_t offset, uint64_t bytes) override;
   // Starts reading ahead the blocks of these ranges, which are to be read in this order. Reads elsewhere cost
   // no more than without it. Does nothing where nothing can be verified.
   void expect(const std::vector<ByteRange>& ranges);

@@ -19,9 +19,9 @@ constexpr uint64_t kContentPiece = uint64_t{16} << 20;  // bytes of a tensor tha
 
 int64_t elements_of(const Dims& shape);  // 1 without dimensions; Error(kBadData) from 2^63 on
 
-// Calls take(offset, shape) for boxes of at most `most` elements that fill a tensor of `whole`, each a
-// contiguous run of its row-major order, in that order. None for a tensor without elements.
-void each_box(const Dims& whole, int64_t most, const std::function<void(const Dims&, const Dims&)>& take);
+// Calls take(box) for boxes of at most `most` elements that fill a tensor of `whole`, each a contiguous run
+// of its row-major order, in that order. None for a tensor without elements.
+void each_box(const Dims& whole, int64_t most, const std::function<void(const Box&)>& take);
 
 // For one thread. What is read was compared with the manifest's checksums, or, without a manifest, with the
 // CRCs of archives (safetensors have neither).
@@ -30,9 +30,8 @@ class ContentReader {
   // The checkpoint must outlive the reader.
   explicit ContentReader(const OpenCheckpoint& checkpoint) : checkpoint_(checkpoint) {}
 
-  // The box of `shape` at `offset` of tensor `key`, row-major, to `out`. Throws Error(kBadData) naming file
-  // and tensor.
-  void read(const std::string& key, const Dims& offset, const Dims& shape, std::byte* out);
+  // A box of tensor `key`, row-major, to `out`. Throws Error(kBadData) naming file and tensor.
+  void read(const std::string& key, const Box& wanted, std::byte* out);
 
   // Calls take(data, bytes) for all of the tensor in row-major order, at most kContentPiece bytes at a time.
   using Take = std::function<void(const std::byte* data, uint64_t bytes)>;

@@ -109,35 +109,34 @@ class WeightReader : public ItemReader {
     const Weight& weight = weights_[number];
     reading_ = true;
     const size_t from = size_of(weight.from_dtype), to = size_of(weight.dtype);
-    each_box(weight.shape, static_cast<int64_t>(kContentPiece / std::max(from, to)),
-             [&](const Dims& offset, const Dims& shape) {
-               const auto count = static_cast<uint64_t>(elements_of(shape));
-               rows_.resize(count * from);
-               read_rows(weight, offset, shape);
-               const bool finite = read_.scan(weight.key, weight.from_dtype, rows_.data(), count * from) == 0;
-               if (weight.dtype != weight.from_dtype) {
-                 cast_.resize(count * to);
-                 cast(weight.from_dtype, rows_.data(), weight.dtype, cast_.data(), count);
-                 if (finite) converted_.scan(weight.to, weight.dtype, cast_.data(), count * to);
-               }
-               take(weight.dtype == weight.from_dtype ? rows_.data() : cast_.data(), count * to);
-               progress_.update(done_ += count * to);
-             });
+    each_box(weight.shape, static_cast<int64_t>(kContentPiece / std::max(from, to)), [&](const Box& box) {
+      const auto count = static_cast<uint64_t>(elements_of(box.shape));
+      rows_.resize(count * from);
+      read_rows(weight, box);
+      const bool finite = read_.scan(weight.key, weight.from_dtype, rows_.data(), count * from) == 0;
+      if (weight.dtype != weight.from_dtype) {
+        cast_.resize(count * to);
+        cast(weight.from_dtype, rows_.data(), weight.dtype, cast_.data(), count);
+        if (finite) converted_.scan(weight.to, weight.dtype, cast_.data(), count * to);
+      }
+      take(weight.dtype == weight.from_dtype ? rows_.data() : cast_.data(), count * to);
+      progress_.update(done_ += count * to);
+    });
     reading_ = false;
   }
 
  private:
-  void read_rows(const Weight& weight, Dims offset, Dims shape) {
-    if (!weight.row_map || shape.empty()) return contents_.read(weight.key, offset, shape, rows_.data());
-    const auto count = static_cast<uint64_t>(shape[0]);
-    read_mapped_rows(weight.row_map, offset[0], shape[0], rows_.size() / count, rows_.data(),
-                     [&](int64_t first, int64_t stored, std::byte* out) {
+  void read_rows(const Weight& weight, Box box) {
+    if (!weight.row_map || box.shape.empty()) return contents_.read(weight.key, box, rows_.data());
+    const int64_t count = box.shape[0];
+    read_mapped_rows(weight.row_map, box.offset[0], count, rows_.size() / static_cast<uint64_t>(count),
+                     rows_.data(), [&](int64_t first, int64_t stored, std::byte* out) {
                        if (first < 0 || first + stored > weight.shape[0])
                          throw_bug("convert: rows of {} come from rows {} to {} of {}", weight.to, first,
                                    first + stored - 1, weight.key);
-                       offset[0] = first;
-                       shape[0] = stored;
-                       contents_.read(weight.key, offset, shape, out);
+                       box.offset[0] = first;
+                       box.shape[0] = stored;
+                       contents_.read(weight.key, box, out);
                      });
   }
 

@@ -96,12 +96,12 @@ ValueDifference compare_values(const NamedTensor& a, const NamedTensor& b, Conte
   const size_t width_a = size_of(a.dtype), width_b = size_of(b.dtype);
   std::vector<std::byte> bytes_a, bytes_b;
   const auto most = static_cast<int64_t>(kContentPiece / std::max(width_a, width_b));
-  each_box(a.shape, most, [&](const Dims& offset, const Dims& shape) {
-    const auto count = static_cast<uint64_t>(elements_of(shape));
+  each_box(a.shape, most, [&](const Box& box) {
+    const auto count = static_cast<uint64_t>(elements_of(box.shape));
     bytes_a.resize(count * width_a);
     bytes_b.resize(count * width_b);
-    from_a.read(a.name, offset, shape, bytes_a.data());
-    from_b.read(b.name, offset, shape, bytes_b.data());
+    from_a.read(a.name, box, bytes_a.data());
+    from_b.read(b.name, box, bytes_b.data());
     difference.add(bytes_a.data(), bytes_b.data(), count);
   });
   return difference;

@@ -18,6 +18,8 @@ class ByteSource {
   virtual uint64_t size() const = 0;
   // Throws Error(kBadData) naming the file when the range is not inside it or cannot be read.
   virtual void read(uint64_t offset, void* out, uint64_t bytes) = 0;
+  // Says that the range is going to be read soon: what can fetch it meanwhile does.
+  virtual void will_read(uint64_t /*offset*/, uint64_t /*bytes*/) {}
 
   std::string read_text(uint64_t offset, uint64_t bytes) {
     require_inside(offset, bytes);
@@ -60,6 +62,7 @@ class SliceSource : public ByteSource {
     require_inside(offset, bytes);
     whole_.read(begin_ + offset, out, bytes);
   }
+  void will_read(uint64_t offset, uint64_t bytes) override { whole_.will_read(begin_ + offset, bytes); }
 
  private:
   ByteSource& whole_;

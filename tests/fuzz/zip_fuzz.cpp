@@ -18,7 +18,7 @@ void read_as_tensor(std::span<const std::byte> bytes) {
     for (const int64_t extent : archive.shape) elements *= static_cast<uint64_t>(extent);
     if (elements <= 1 << 16) {  // strides of 0 make big tensors of few bytes
       std::string out(elements * size_of(archive.dtype), '\0');
-      read_box(entry, archive, Dims(archive.shape.size(), 0), archive.shape, out.data());
+      read_box(entry, archive, whole_box(archive.shape), out.data());
     }
     check_crc(entry, archive);
   });

@@ -18,18 +18,11 @@ namespace {
 // The box `chunk` of a row-major tensor, from its own contiguous bytes.
 void place(const std::string& piece, const Chunk& chunk, WholeTensor& tensor) {
   const size_t element = size_of(tensor.dtype);
-  size_t count = 1;
-  for (const int64_t extent : chunk.shape) count *= static_cast<size_t>(extent);
-  for (size_t i = 0; i < count; ++i) {
-    size_t rest = i, to = 0, stride = 1;
-    for (size_t dim = chunk.shape.size(); dim-- > 0;) {
-      const auto extent = static_cast<size_t>(chunk.shape[dim]);
-      to += (rest % extent + static_cast<size_t>(chunk.offset[dim])) * stride;
-      rest /= extent;
-      stride *= static_cast<size_t>(tensor.shape[dim]);
-    }
-    tensor.bytes.replace(to * element, element, piece, i * element, element);
-  }
+  for_each_run(tensor.shape, {chunk.offset, chunk.shape}, [&](const Run& run) {
+    const size_t bytes = static_cast<size_t>(run.count) * element;
+    tensor.bytes.replace(static_cast<size_t>(run.in_tensor) * element, bytes, piece,
+                         static_cast<size_t>(run.in_box) * element, bytes);
+  });
 }
 
 size_t bytes_of(Dtype dtype, const Dims& shape) {
@@ -63,7 +56,7 @@ DcpFolder read_dcp_folder(const std::filesystem::path& folder) {
                      key);
         check_crc(source, archive);
         std::string piece(bytes_of(record.dtype, chunk.shape), '\0');
-        read_box(source, archive, Dims(chunk.shape.size(), 0), chunk.shape, piece.data());
+        read_box(source, archive, whole_box(chunk.shape), piece.data());
         place(piece, chunk, tensor);
       });
     }

@@ -96,20 +96,6 @@ void load_values(const ChosenCheckpoint& chosen, const std::vector<checkpoint::S
   }
 }
 
-namespace {
-
-// What `rank` holds of the tensors of a kind, {shard, replica}: all tensors of a job are placed by
-// state_place().
-std::pair<int, int> place_in_kind(const parallel::Mesh& mesh, const checkpoint::SaveLayout::Kind& kind,
-                                  int rank) {
-  const StatePlace place = state_place(mesh, rank);
-  for (const checkpoint::Placement& one : {place.sharded, place.replicated})
-    if (one.shards == kind.shards && one.replicas == kind.replicas) return {one.shard, one.replica};
-  throw_bug("no state of this job is held as {} shards x {} replicas", kind.shards, kind.replicas);
-}
-
-}  // namespace
-
 Checkpointer::Checkpointer(const JobConfig& configured, const Runtime& runtime, const fs::path& install_root)
     : config_(&configured), runtime_(runtime) {
   if (!options().enable || is_dry_run(configured)) return;
@@ -144,7 +130,7 @@ void Checkpointer::attach(CheckpointedState state) {
                                           .facts = state_->facts,
                                           .place_of =
                                               [&mesh = *runtime_.mesh](const auto& kind, int rank) {
-                                                return place_in_kind(mesh, kind, rank);
+                                                return held_part_of(kind, {mesh, rank});
                                               }},
                  state_->components, *ranks_, state_->mover);
   saver_->on_durable = [this](const checkpoint::SaveReport& saved) {

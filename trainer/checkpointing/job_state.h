@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/device/streams.h"
+#include "checkpoint/save_plan.h"
 #include "checkpoint/state.h"
 #include "parallel/mesh.h"
 #include "trainer/config/job_config.h"
@@ -23,17 +24,25 @@ namespace hyperion::trainer {
 checkpoint::Dtype dtype_of(at::ScalarType type);
 at::ScalarType scalar_type(checkpoint::Dtype dtype);
 
-// Where this rank is in the mesh, as far as its state is concerned.
-struct StatePlace {
-  checkpoint::Placement sharded;     // parameters: cut over the fsdp group, equal on its replicas
-  checkpoint::Placement replicated;  // one whole copy on every rank
+// This rank's place in the mesh.
+struct MeshPlace {
+  parallel::Mesh mesh;
+  int rank = 0;
 };
-StatePlace state_place(const parallel::Mesh& mesh, int rank);
+
+// How the ranks hold a parameter, its moments and its average. It is cut as ShardedParameter::cuts() says;
+// its replicas are the ranks along dp_replicate, and for a parameter that the tensor parallel group does not
+// divide those of that group too.
+checkpoint::Placement placement_of(const parallel::ShardedParameter& parameter, const MeshPlace& place);
+// Of state that every rank has whole.
+checkpoint::Placement whole_placement(const MeshPlace& place);
+// What the rank at a place holds of tensors that are placed by one of these.
+checkpoint::HeldPart held_part_of(const checkpoint::SaveLayout::Kind& kind, const MeshPlace& place);
 
 // The masters, at the root under their own names.
 class ModelState : public checkpoint::StateComponent {
  public:
-  ModelState(std::vector<parallel::ShardedParameterPtr> parameters, const StatePlace& place)
+  ModelState(std::vector<parallel::ShardedParameterPtr> parameters, const MeshPlace& place)
       : parameters_(std::move(parameters)), place_(place) {}
   std::string name() const override { return std::string(checkpoint::kModelComponent); }
   std::vector<checkpoint::TensorState> tensors() override;
@@ -42,7 +51,7 @@ class ModelState : public checkpoint::StateComponent {
 
  private:
   std::vector<parallel::ShardedParameterPtr> parameters_;
-  StatePlace place_;
+  MeshPlace place_;
 };
 
 // optimizer.state.<fqn>.{exp_avg,exp_avg_sq,step} and the options of each parameter,
@@ -52,7 +61,7 @@ class OptimizerState : public checkpoint::StateComponent {
   // `lr`: base rate and the rate of the next step, read at every save.
   using Rates = std::function<std::pair<double, double>()>;
   OptimizerState(const Adam& adam, const JobConfig::Optimizer& options,
-                 std::vector<parallel::ShardedParameterPtr> parameters, const StatePlace& place, Rates rates);
+                 std::vector<parallel::ShardedParameterPtr> parameters, const MeshPlace& place, Rates rates);
   std::string name() const override { return std::string(checkpoint::kOptimizerComponent); }
   std::vector<checkpoint::TensorState> tensors() override;
   std::vector<checkpoint::ObjectState> objects() override;
@@ -62,7 +71,7 @@ class OptimizerState : public checkpoint::StateComponent {
   const Adam& adam_;
   const JobConfig::Optimizer& options_;
   std::vector<parallel::ShardedParameterPtr> parameters_;
-  StatePlace place_;
+  MeshPlace place_;
   Rates rates_;
 };
 
@@ -143,7 +152,7 @@ class RngState : public checkpoint::StateComponent {
 
 class EmaState : public checkpoint::StateComponent {
  public:
-  EmaState(Ema& ema, std::vector<parallel::ShardedParameterPtr> parameters, const StatePlace& place)
+  EmaState(Ema& ema, std::vector<parallel::ShardedParameterPtr> parameters, const MeshPlace& place)
       : ema_(ema), parameters_(std::move(parameters)), place_(place) {}
   std::string name() const override { return std::string(checkpoint::kEmaComponent); }
   std::vector<checkpoint::TensorState> tensors() override;
@@ -152,7 +161,7 @@ class EmaState : public checkpoint::StateComponent {
  private:
   Ema& ema_;
   std::vector<parallel::ShardedParameterPtr> parameters_;
-  StatePlace place_;
+  MeshPlace place_;
 };
 
 // Copies between device and pinned host memory on a stream of its own; memcpy where the state is in host

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "base/box.h"
 #include "checkpoint/format/zip/zip_slice.h"
 #include "checkpoint/types/byte_source.h"
 #include "checkpoint/types/dtype.h"
@@ -51,12 +52,14 @@ void check_crc(ByteSource& entry, const TensorArchive& archive, const ScanBytes&
 // Throws Error(kBadData).
 Object read_object_archive(ByteSource& entry);
 
-// Copies the box of `shape` at `offset` to `out`, contiguous and row-major. The box must be inside the tensor
-// (else Error(kBug)). One read when the box is contiguous in the file, few for other layouts.
-void read_box(ByteSource& entry, const TensorArchive& archive, const Dims& offset, const Dims& shape,
-              void* out);
+// What open_tensor_archive() returns for a row-major tensor whose elements begin at byte `data_offset`,
+// without a checksum. For bytes whose layout is known.
+TensorArchive row_major_archive(Dtype dtype, const Dims& shape, uint64_t data_offset);
 
-// The same for rows [first_row, first_row + rows) of a tensor of at least one dimension.
-void read_rows(ByteSource& entry, const TensorArchive& archive, int64_t first_row, int64_t rows, void* out);
+// Copies a box of the tensor to `out`, contiguous and row-major. The box must be inside the tensor (else
+// Error(kBug)). One read when the box is contiguous in the file. Of columns each run is read for itself, and
+// the bytes between two runs only where they are fewer than a page (which comes from the disk either way) or
+// where the runs are very short; at most 16 MiB are held for that.
+void read_box(ByteSource& entry, const TensorArchive& archive, const Box& box, void* out);
 
 }  // namespace hyperion::checkpoint

@@ -7,54 +7,57 @@
 namespace hyperion::checkpoint {
 namespace {
 
-constexpr int64_t kMostSpan = 16 << 20;   // bytes held to gather strided elements from
-constexpr int64_t kSmallSpan = 64 << 10;  // bytes for which one more read is not worth it
+constexpr int64_t kMostSpan = 16 << 20;      // bytes held to gather runs from
+constexpr int64_t kPageBytes = 4 << 10;      // what a disk or a file server reads at least
+constexpr int64_t kShortRun = 1 << 10;       // bytes: runs shorter than this are gathered from
+constexpr int64_t kGatheredSpan = 64 << 10;  // stretches of this many, whatever lies between them
 
 // A box of a strided tensor on its way to row-major memory.
-struct Box {
+struct StridedBox {
   int64_t first = 0;     // element of the record
   Dims shape, from, to;  // strides in elements, in the record and in memory
   std::byte* out = nullptr;
 };
 
-class BoxReader {
+class StridedReader {
  public:
-  BoxReader(ByteSource& entry, const TensorArchive& archive)
+  StridedReader(ByteSource& entry, const TensorArchive& archive)
       : entry_(entry), archive_(archive), element_(static_cast<int64_t>(size_of(archive.dtype))) {}
 
   // Halves the box along its longest stride until a part is contiguous on both sides, or so dense in the file
-  // that reading all between its first and last element is cheaper than reading each run.
-  void read(const Box& box) {
-    const int64_t bytes = element_ * count(box);
-    if (is_contiguous(box)) return fetch(box.first, bytes, box.out);
+  // that all between its first and last element is read, see read_box().
+  void read(const StridedBox& box, bool announced = false) {
+    if (is_contiguous(box)) return fetch(box.first, element_ * count(box), box.out);
     const int64_t span = element_ * (1 + last_of(box));
-    if (span <= kMostSpan && (span <= kSmallSpan || span / 4 <= bytes)) {
+    if (span <= kMostSpan && is_dense(box, span)) {
       buffer_.resize(static_cast<size_t>(span));
       fetch(box.first, span, buffer_.data());
       return gather(box, 0, buffer_.data(), box.out);
     }
+    // So that a disk or a file server looks for many runs at once.
+    if (!announced && element_ * count(box) <= kMostSpan) announced = announce(box);
     const size_t dim = longest_stride(box);
-    Box low = box, high = box;
+    StridedBox low = box, high = box;
     low.shape[dim] = box.shape[dim] / 2;
     high.shape[dim] -= low.shape[dim];
     high.first += low.shape[dim] * box.from[dim];
     high.out += low.shape[dim] * box.to[dim] * element_;
-    read(low);
-    read(high);
+    read(low, announced);
+    read(high, announced);
   }
 
  private:
-  static int64_t count(const Box& box) {
+  static int64_t count(const StridedBox& box) {
     int64_t count = 1;
     for (const int64_t extent : box.shape) count *= extent;
     return count;
   }
-  static int64_t last_of(const Box& box) {
+  static int64_t last_of(const StridedBox& box) {
     int64_t last = 0;
     for (size_t dim = 0; dim < box.shape.size(); ++dim) last += (box.shape[dim] - 1) * box.from[dim];
     return last;
   }
-  static bool is_contiguous(const Box& box) {
+  static bool is_contiguous(const StridedBox& box) {
     int64_t expected = 1;
     for (size_t dim = box.shape.size(); dim-- > 0;) {
       if (box.shape[dim] == 1) continue;
@@ -63,17 +66,46 @@ class BoxReader {
     }
     return true;
   }
-  static size_t longest_stride(const Box& box) {
+  // Whether what lies between its first and last element is to be read in one piece.
+  bool is_dense(const StridedBox& box, int64_t span) const {
+    std::vector<size_t> dims;  // by stride
+    for (size_t dim = 0; dim < box.shape.size(); ++dim)
+      if (box.shape[dim] > 1) dims.push_back(dim);
+    std::ranges::sort(dims, {}, [&](size_t dim) { return box.from[dim]; });
+    // In elements: from the first to the last one of the dimensions so far, of the first run, of the widest
+    // gap.
+    int64_t reach = 1, run = 0, gap = 0;
+    for (const size_t dim : dims) {
+      if (box.from[dim] > reach && run == 0) run = reach;
+      gap = std::max(gap, box.from[dim] - reach);
+      reach += (box.shape[dim] - 1) * box.from[dim];
+    }
+    const bool short_runs = run > 0 && element_ * run < kShortRun;
+    return element_ * gap < kPageBytes || (short_runs && span <= kGatheredSpan);
+  }
+  static size_t longest_stride(const StridedBox& box) {
     size_t best = 0;
     for (size_t dim = 1; dim < box.shape.size(); ++dim)
       if (box.shape[best] == 1 || (box.shape[dim] > 1 && box.from[dim] > box.from[best])) best = dim;
     return best;
   }
+  // Tells the source of the runs of a box that is contiguous in its last dimension. Returns whether it is.
+  bool announce(const StridedBox& box) {
+    if (box.from.back() != 1) return false;
+    const auto run = static_cast<uint64_t>(element_ * box.shape.back());
+    const auto visit = [&](const auto& self, size_t dim, int64_t first) -> void {
+      if (dim + 1 == box.shape.size())
+        return entry_.will_read(archive_.data_offset + static_cast<uint64_t>(first * element_), run);
+      for (int64_t i = 0; i < box.shape[dim]; ++i) self(self, dim + 1, first + i * box.from[dim]);
+    };
+    visit(visit, 0, box.first);
+    return true;
+  }
   void fetch(int64_t first, int64_t bytes, void* out) {
     entry_.read(archive_.data_offset + static_cast<uint64_t>(first * element_), out,
                 static_cast<uint64_t>(bytes));
   }
-  void gather(const Box& box, size_t dim, const std::byte* from, std::byte* to) const {
+  void gather(const StridedBox& box, size_t dim, const std::byte* from, std::byte* to) const {
     if (dim == box.shape.size()) {
       std::memcpy(to, from, static_cast<size_t>(element_));
       return;
@@ -95,12 +127,23 @@ class BoxReader {
 
 }  // namespace
 
-void read_box(ByteSource& entry, const TensorArchive& archive, const Dims& offset, const Dims& shape,
-              void* out) {
+TensorArchive row_major_archive(Dtype dtype, const Dims& shape, uint64_t data_offset) {
+  TensorArchive archive;
+  archive.dtype = dtype;
+  archive.shape = archive.strides = shape;
+  archive.data_offset = data_offset;
+  int64_t stride = 1;
+  for (size_t dim = shape.size(); dim-- > 0; stride *= shape[dim]) archive.strides[dim] = stride;
+  archive.data_bytes = static_cast<uint64_t>(stride) * size_of(dtype);
+  return archive;
+}
+
+void read_box(ByteSource& entry, const TensorArchive& archive, const Box& wanted, void* out) {
+  const auto& [offset, shape] = wanted;
   const size_t rank = archive.shape.size();
   if (offset.size() != rank || shape.size() != rank)
     throw_bug("a box of another rank than the tensor's is wanted");
-  Box box{archive.first, shape, archive.strides, Dims(rank), static_cast<std::byte*>(out)};
+  StridedBox box{archive.first, shape, archive.strides, Dims(rank), static_cast<std::byte*>(out)};
   int64_t stride = 1;
   for (size_t dim = rank; dim-- > 0;) {
     if (offset[dim] < 0 || shape[dim] < 0 || offset[dim] > archive.shape[dim] ||
@@ -111,15 +154,7 @@ void read_box(ByteSource& entry, const TensorArchive& archive, const Dims& offse
     box.to[dim] = stride;
     stride *= shape[dim];
   }
-  BoxReader(entry, archive).read(box);
-}
-
-void read_rows(ByteSource& entry, const TensorArchive& archive, int64_t first_row, int64_t rows, void* out) {
-  if (archive.shape.empty()) throw_bug("rows of a tensor without dimensions are wanted");
-  Dims offset(archive.shape.size(), 0), shape = archive.shape;
-  offset[0] = first_row;
-  shape[0] = rows;
-  read_box(entry, archive, offset, shape, out);
+  StridedReader(entry, archive).read(box);
 }
 
 }  // namespace hyperion::checkpoint

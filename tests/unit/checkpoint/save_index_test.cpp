@@ -21,12 +21,9 @@ CheckpointIndex index_in_memory(const SaveLayout& layout, const SavePlan& plan, 
   }
   for_each_item(layout, plan, [&](const SaveItem& item) {
     const SaveLayout::Entry& entry = layout.entries[item.entry];
-    Dims offset(entry.shape.size(), 0);
-    if (!offset.empty()) offset.front() = item.first_row;
+    const Box box = item_box(layout, item);
     index.tensors.at(entry.key).chunks.push_back(
-        {offset,
-         item_shape(layout, item),
-         {shard_file_name(static_cast<int>(item.writer)), item.offset, item.length}});
+        {box.offset, box.shape, {shard_file_name(static_cast<int>(item.writer)), item.offset, item.length}});
   });
   return index;
 }
@@ -36,22 +33,27 @@ struct Planned {
   SavePlan plan;
 };
 
-// Entries of kinds shards x replicas and 1 x ranks; ranks have their places in any order.
+// Entries cut by rows, by columns and then rows, and whole ones; ranks have their places in any order.
 Planned random_save(std::mt19937& random) {
   const auto pick = [&](int first, int last) { return std::uniform_int_distribution(first, last)(random); };
-  const int shards = pick(1, 7), replicas = pick(1, 4), world = shards * replicas;
+  const int shards = pick(1, 7), replicas = pick(1, 4), count = pick(1, 3), world = shards * replicas * count;
   Planned made;
-  made.layout.kinds = {{shards, replicas}, {1, world}};
-  std::vector<RankPlace> places;
-  for (int i = 0; i < world; ++i) places.push_back({{{i % shards, i / shards}, {0, i}}});
+  made.layout.kinds = {{{{.parts = shards}}, replicas * count},
+                       {{{.dim = 1, .parts = count}, {.parts = shards}}, replicas},
+                       {{}, world}};
+  std::vector<RankPlace> places(static_cast<size_t>(world));
+  for (int i = 0; i < world; ++i)
+    for (const SaveLayout::Kind& kind : made.layout.kinds)
+      places[static_cast<size_t>(i)].parts.push_back(HeldPart{i % kind.parts(), i / kind.parts()});
   std::ranges::shuffle(places, random);
   for (int e = pick(0, 12); e > 0; --e) {
     SaveLayout::Entry entry;
     entry.key = std::to_string(e * 7 % 13) + "." + std::to_string(pick(0, 9));
     entry.path = pick(0, 1) == 0 ? KeyPath{entry.key} : KeyPath{"optimizer", "state." + entry.key};
     entry.dtype = pick(0, 1) == 0 ? Dtype::kFloat32 : Dtype::kBFloat16;
-    entry.kind = static_cast<uint32_t>(pick(0, 1));
-    for (int dim = pick(0, 2); dim > 0; --dim) entry.shape.push_back(pick(0, 2000));
+    entry.kind = static_cast<uint32_t>(pick(0, 2));
+    for (int dim = pick(entry.kind == 2 ? 0 : static_cast<int>(entry.kind) + 1, 2); dim > 0; --dim)
+      entry.shape.push_back(pick(0, 2000));
     made.layout.entries.push_back(entry);
   }
   made.plan = make_save_plan(made.layout, places, pick(0, 1) == 0 ? Writers::kAll : Writers::kOneReplica, 0);
@@ -60,7 +62,7 @@ Planned random_save(std::mt19937& random) {
 
 SaveLayout layout_of_matrices(int entries, int shards) {
   SaveLayout layout;
-  layout.kinds = {{shards, 1}};
+  layout.kinds = {{{{.parts = shards}}, 1}};
   for (int e = 0; e < entries; ++e) {
     SaveLayout::Entry entry;
     entry.key = "layers." + std::to_string(e) + ".weight";
@@ -73,7 +75,7 @@ SaveLayout layout_of_matrices(int entries, int shards) {
 
 SavePlan plan_of(const SaveLayout& layout) {
   std::vector<RankPlace> places;
-  for (int rank = 0; rank < layout.kinds[0].shards; ++rank) places.push_back({{{rank, 0}}});
+  for (int rank = 0; rank < layout.kinds[0].parts(); ++rank) places.push_back({{HeldPart{rank, 0}}});
   return make_save_plan(layout, places, Writers::kAll, 0);
 }
 

@@ -18,6 +18,7 @@
 #include "checkpoint/format/zip/crc32.h"
 #include "checkpoint/loader.h"
 #include "tests/support/error_of.h"
+#include "tests/support/placements.h"
 #include "tests/support/temporary_folder.h"
 #include "tests/support/thread_ranks.h"
 
@@ -36,19 +37,19 @@ class Dummy : public StateComponent {
     table_.key = "dummy.weight";
     table_.path = {"dummy.weight"};
     table_.shape = {rows, 3};
-    table_.placement = {shards, rank % shards, replicas, rank / shards};
-    numbers_.resize(static_cast<size_t>(table_.rows().count) * 3);
+    table_.placement = test::cut_by_rows(shards, rank % shards, replicas, rank / shards);
+    numbers_.resize(static_cast<size_t>(table_.box().numel()));
     table_.data = numbers_.empty() ? nullptr : numbers_.data();
     set(0);
   }
   // Element i of the whole table is i + base.
   void set(float base) {
-    std::iota(numbers_.begin(), numbers_.end(), base + static_cast<float>(table_.rows().begin * 3));
+    std::iota(numbers_.begin(), numbers_.end(), base + static_cast<float>(table_.box().offset[0] * 3));
     step_ = static_cast<int64_t>(base);
   }
   bool is(float base) const {
     for (size_t i = 0; i < numbers_.size(); ++i)
-      if (numbers_[i] != base + static_cast<float>(table_.rows().begin * 3 + static_cast<int64_t>(i)))
+      if (numbers_[i] != base + static_cast<float>(table_.box().offset[0] * 3 + static_cast<int64_t>(i)))
         return false;
     return step_ == static_cast<int64_t>(base);
   }
@@ -165,7 +166,7 @@ TEST_CASE("the second save plans nothing and exchanges three small texts") {
 TEST_CASE("ranks that know each other's places exchange none of them and save the same") {
   constexpr int kShards = 4, kReplicas = 16;
   const auto place_of = [](const SaveLayout::Kind& kind, int rank) {
-    return kind.shards == kShards ? std::pair(rank % kShards, rank / kShards) : std::pair(0, rank);
+    return kind.parts() == kShards ? HeldPart{rank % kShards, rank / kShards} : HeldPart{0, rank};
   };
   const TemporaryFolder told, known;
   size_t planning[2] = {};
@@ -205,7 +206,10 @@ TEST_CASE("a rank that is not where the others take it to be is a bug that every
     Dummy dummy(100, 2, ranks.rank());
     MemoryMover mover;
     Saver saver({.folder = folder.path(),
-                 .place_of = [](const SaveLayout::Kind&, int rank) { return std::pair(1 - rank, 0); }},
+                 .place_of =
+                     [](const SaveLayout::Kind&, int rank) {
+                       return HeldPart{1 - rank, 0};
+                     }},
                 {&dummy}, ranks, mover);
     try {
       saver.save(1);

@@ -35,11 +35,15 @@ TEST_CASE("the digest does not depend on ranks and writers") {
   const TemporaryFolder folder;
   const Digest one = digest_of(save_toy(folder.path() / "one", 1));
   CHECK(one.entries.size() == 8);
-  for (const ToyOptions& mesh : {ToyOptions{.shards = 2}, ToyOptions{.shards = 3}, ToyOptions{.shards = 7},
-                                 ToyOptions{.shards = 2, .replicas = 2},
-                                 ToyOptions{.shards = 2, .replicas = 2, .writers = Writers::kOneReplica}}) {
-    const Digest other =
-        digest_of(save_toy(folder.path() / fmt::format("{}x{}", mesh.shards, mesh.replicas), 1, mesh));
+  for (const ToyOptions& mesh :
+       {ToyOptions{.shards = 2}, ToyOptions{.shards = 3}, ToyOptions{.shards = 7},
+        ToyOptions{.shards = 2, .replicas = 2}, ToyOptions{.tensor = 2}, ToyOptions{.tensor = 4},
+        ToyOptions{.shards = 2, .tensor = 2}, ToyOptions{.shards = 3, .tensor = 3},
+        ToyOptions{.shards = 2, .replicas = 2, .tensor = 2},
+        ToyOptions{.replicas = 2, .tensor = 3, .writers = Writers::kOneReplica},
+        ToyOptions{.shards = 2, .replicas = 2, .writers = Writers::kOneReplica}}) {
+    const Digest other = digest_of(
+        save_toy(folder.path() / fmt::format("{}x{}x{}", mesh.shards, mesh.replicas, mesh.tensor), 1, mesh));
     CHECK(other.total() == one.total());
   }
   const fs::path changed =
@@ -122,7 +126,7 @@ TEST_CASE("tensors cut along several dimensions are put together") {
   const OpenCheckpoint checkpoint = open_checkpoint(folder.path());
   ContentReader reader(checkpoint);
   std::string box(3 * 4 * 4, '\0'), expected;
-  reader.read("w", {1, 2}, {3, 4}, reinterpret_cast<std::byte*>(box.data()));
+  reader.read("w", {{1, 2}, {3, 4}}, reinterpret_cast<std::byte*>(box.data()));
   for (size_t r = 1; r < 4; ++r) expected += whole.substr((r * 7 + 2) * 4, 16);
   CHECK(box == expected);
 }

@@ -10,7 +10,9 @@
 #include <functional>
 #include <limits>
 #include <map>
+#include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <fmt/format.h>
@@ -22,6 +24,7 @@
 #include "checkpoint/format/zip/crc32.h"
 #include "checkpoint/loader.h"
 #include "checkpoint/saver.h"
+#include "tests/support/placements.h"
 #include "tests/support/temporary_folder.h"
 #include "tests/support/thread_ranks.h"
 
@@ -96,24 +99,28 @@ inline void rewrite_manifest(const std::filesystem::path& checkpoint) {
 // How the state of a toy job differs from the default.
 struct ToyOptions {
   int shards = 1, replicas = 1;
+  int tensor = 1;  // ranks that divide the matrices: the table by rows, wq by columns
   Writers writers = Writers::kAll;
   int64_t keep = 0;
   CheckpointKind kind = CheckpointKind::kFull;
   std::map<std::string, float> offsets{};   // added to the first number of a tensor
   std::map<std::string, Object> objects{};  // instead of the default's, or beside it
   std::vector<std::string> without{};       // keys left out
+
+  int ranks() const { return shards * replicas * tensor; }
 };
 
 // A few tensors of every component, uneven over 3 ranks, and values.
 class ToyState : public StateComponent {
  public:
   ToyState(const ToyOptions& options, int rank) : options_(options), rank_(rank) {
-    add("tok_embeddings.weight", {}, {10, 4}, true);
-    add("layers.0.attention.wq.weight", {}, {8, 6}, true);
-    add("norm.weight", {}, {5}, true);
-    add("optimizer.state.norm.weight.exp_avg", {"optimizer", "state.norm.weight.exp_avg"}, {5}, true);
-    add("optimizer.state.norm.weight.step", {"optimizer", "state.norm.weight.step"}, {}, false);
-    add("ema.tok_embeddings.weight", {"ema", "tok_embeddings.weight"}, {10, 4}, true);
+    add("tok_embeddings.weight", {}, {10, 4}, placed(0));
+    add("layers.0.attention.wq.weight", {}, {8, 6}, placed(1));
+    add("norm.weight", {}, {5}, placed({}));
+    add("optimizer.state.norm.weight.exp_avg", {"optimizer", "state.norm.weight.exp_avg"}, {5}, placed({}));
+    add("optimizer.state.norm.weight.step", {"optimizer", "state.norm.weight.step"}, {},
+        test::whole_on(options.ranks(), rank));
+    add("ema.tok_embeddings.weight", {"ema", "tok_embeddings.weight"}, {10, 4}, placed(0));
   }
   std::string name() const override { return "model"; }
   std::vector<TensorState> tensors() override { return tensors_; }
@@ -134,26 +141,35 @@ class ToyState : public StateComponent {
   }
 
  private:
-  void add(const std::string& key, KeyPath path, const Dims& shape, bool cut) {
+  // Ranks are numbered replica by replica, in one shard by shard. What they do not divide is equal on all of
+  // them.
+  Placement placed(std::optional<int> split) const {
+    const auto& [shards, replicas, tensor] = std::tie(options_.shards, options_.replicas, options_.tensor);
+    const int number = rank_ % tensor, shard = rank_ / tensor % shards, replica = rank_ / tensor / shards;
+    const Cut rows = {.parts = shards, .index = shard};
+    if (split && tensor > 1)
+      return {.cuts = {{.dim = *split, .parts = tensor, .index = number}, rows},
+              .replicas = replicas,
+              .replica = replica};
+    return {.cuts = {rows}, .replicas = replicas * tensor, .replica = replica * tensor + number};
+  }
+
+  void add(const std::string& key, KeyPath path, const Dims& shape, Placement placement) {
     if (std::find(options_.without.begin(), options_.without.end(), key) != options_.without.end()) return;
     TensorState tensor;
     tensor.key = key;
     tensor.path = path.empty() ? KeyPath{key} : path;
     tensor.shape = shape;
-    const int ranks = options_.shards * options_.replicas;
-    tensor.placement =
-        cut ? Placement{options_.shards, rank_ % options_.shards, options_.replicas, rank_ / options_.shards}
-            : Placement{1, 0, ranks, rank_};
-    int64_t width = 1;
-    for (size_t d = 1; d < shape.size(); ++d) width *= shape[d];
+    tensor.placement = std::move(placement);
     std::vector<float>& numbers = numbers_.emplace_back();
     numbers.reserve(64);
-    const Rows rows = tensor.rows();
-    for (int64_t i = rows.begin * width; i < (rows.begin + rows.count) * width; ++i) {
-      const auto offset = options_.offsets.find(key);
-      numbers.push_back(static_cast<float>(i) + static_cast<float>(key.size()) / 64 +
-                        (i == 0 && offset != options_.offsets.end() ? offset->second : 0));
-    }
+    for_each_run(shape, tensor.box(), [&](const Run& run) {
+      for (int64_t i = run.in_tensor; i < run.in_tensor + run.count; ++i) {
+        const auto offset = options_.offsets.find(key);
+        numbers.push_back(static_cast<float>(i) + static_cast<float>(key.size()) / 64 +
+                          (i == 0 && offset != options_.offsets.end() ? offset->second : 0));
+      }
+    });
     tensor.data = numbers.empty() ? nullptr : numbers.data();
     tensors_.push_back(std::move(tensor));
   }
@@ -167,7 +183,7 @@ class ToyState : public StateComponent {
 // Writes folder/step-<step> and returns its path.
 inline std::filesystem::path save_toy(const std::filesystem::path& folder, int64_t step,
                                       const ToyOptions& options = {}) {
-  test::ThreadRanks::run(options.shards * options.replicas, [&](Coordinator& ranks) {
+  test::ThreadRanks::run(options.ranks(), [&](Coordinator& ranks) {
     ToyState state(options, ranks.rank());
     MemoryMover mover;
     Saver saver({.folder = folder, .writers = options.writers, .keep_latest = options.keep}, {&state}, ranks,

@@ -49,12 +49,12 @@ TEST_CASE("boxes fill a tensor in row-major order within their limit") {
        {Dims{}, Dims{7}, Dims{3, 5}, Dims{2, 3, 4}, Dims{4, 1, 6}, Dims{1, 1}, Dims{2, 0, 3}}) {
     for (const int64_t most : {1, 2, 5, 12, 1000}) {
       int64_t next = 0;
-      each_box(whole, most, [&](const Dims& offset, const Dims& shape) {
+      each_box(whole, most, [&](const Box& box) {
         int64_t at = 0;
-        for (size_t d = 0; d < whole.size(); ++d) at = at * whole[d] + offset[d];
+        for (size_t d = 0; d < whole.size(); ++d) at = at * whole[d] + box.offset[d];
         CHECK(at == next);
-        CHECK(elements_of(shape) <= most);
-        next += elements_of(shape);
+        CHECK(elements_of(box.shape) <= most);
+        next += elements_of(box.shape);
       });
       CHECK(next == elements_of(whole));
     }

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <map>
+#include <optional>
 
 #include <catch2/catch.hpp>
 
@@ -22,7 +23,7 @@ using checkpoint::Object;
 
 namespace {
 
-const StatePlace kAlone = {};
+const MeshPlace kAlone = {parallel::Mesh({}, 1), 0};
 
 struct Saved {
   std::map<std::string, std::string> tensors;
@@ -77,10 +78,29 @@ std::vector<parallel::ShardedParameterPtr> weights(int seed) {
 
 }  // namespace
 
-TEST_CASE("a rank's place says which shard and which replica it holds") {
-  const StatePlace place = state_place(parallel::Mesh({.dp_replicate = 2, .dp_shard = 2}, 4), 3);
-  CHECK(place.sharded == checkpoint::Placement{2, 1, 2, 1});
-  CHECK(place.replicated == checkpoint::Placement{1, 0, 4, 3});
+TEST_CASE(
+    "replicas of a parameter are those of dp_replicate, and of the tensor parallel group where it does not "
+    "divide") {
+  const parallel::Mesh mesh({.dp_replicate = 2, .dp_shard = 3, .tp = 4}, 24);
+  for (int rank = 0; rank < 24; ++rank) {
+    const MeshPlace place = {mesh, rank};
+    const int replicate = rank / 12, shard = rank / 4 % 3, tp = rank % 4;
+    const auto held = [&](std::vector<int64_t> shape, std::optional<int> split) {
+      const ParameterPtr parameter = make_parameter("w", std::move(shape), Init::ones(), split);
+      parameter->divide(4, tp);
+      return placement_of(parallel::ShardedParameter(parameter, shard, 3, {}), place);
+    };
+    const Cut rows = {.parts = 3, .index = shard};
+    CHECK(held({8, 6}, 0) == checkpoint::Placement{.cuts = {{.parts = 4, .index = tp}, rows},
+                                                   .replicas = 2,
+                                                   .replica = replicate});
+    CHECK(held({8, 6}, 1) == checkpoint::Placement{.cuts = {{.dim = 1, .parts = 4, .index = tp}, rows},
+                                                   .replicas = 2,
+                                                   .replica = replicate});
+    CHECK(held({8}, {}) ==
+          checkpoint::Placement{.cuts = {rows}, .replicas = 8, .replica = replicate * 4 + tp});
+    CHECK(whole_placement(place) == checkpoint::Placement{.cuts = {}, .replicas = 24, .replica = rank});
+  }
 }
 
 TEST_CASE("weights come back and the copies in the compute dtype follow them") {

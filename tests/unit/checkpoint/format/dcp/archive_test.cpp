@@ -83,7 +83,7 @@ std::vector<int32_t> box(const std::string& bytes, const Dims& offset, const Dim
   size_t count = 1;
   for (const int64_t extent : shape) count *= static_cast<size_t>(extent);
   std::vector<int32_t> values(count);
-  read_box(entry, archive, offset, shape, values.data());
+  read_box(entry, archive, {offset, shape}, values.data());
   return values;
 }
 
@@ -165,7 +165,7 @@ TEST_CASE("boxes and rows of strided tensors come out row-major") {
   CHECK(box(strided_archive({}, {}, 5, 12), {}, {}) == std::vector<int32_t>{5});
   MemorySource entry("__0_0.distcp", bytes_of(transposed));
   std::vector<int32_t> rows(8);
-  read_rows(entry, open_tensor_archive(entry), 1, 2, rows.data());
+  read_box(entry, open_tensor_archive(entry), {{1, 0}, {2, 4}}, rows.data());
   CHECK(rows == std::vector<int32_t>{1, 4, 7, 10, 2, 5, 8, 11});
 }
 
@@ -178,6 +178,41 @@ TEST_CASE("a big strided tensor is read in parts") {
     for (int64_t row = 0; row < kRows - 5; ++row)
       right &= values[static_cast<size_t>(column * (kRows - 5) + row)] == (row + 5) * kColumns + column + 10;
   CHECK(right);
+}
+
+TEST_CASE("runs of columns are announced before they are read, and gaps of a page or more are not read") {
+  // A tensor of 64 rows whose bytes nobody has.
+  class Watched : public ByteSource {
+   public:
+    explicit Watched(uint64_t bytes) : bytes_(bytes) {}
+    const std::string& name() const override { return name_; }
+    uint64_t size() const override { return bytes_; }
+    void read(uint64_t offset, void*, uint64_t bytes) override { read_.emplace_back(offset, bytes); }
+    void will_read(uint64_t offset, uint64_t bytes) override {
+      CHECK(read_.empty());
+      announced_.emplace_back(offset, bytes);
+    }
+    std::vector<std::pair<uint64_t, uint64_t>> announced_, read_;
+
+   private:
+    std::string name_ = "watched";
+    uint64_t bytes_;
+  };
+  const auto watch = [](int64_t width, int64_t first, int64_t columns) {
+    const TensorArchive archive = row_major_archive(Dtype::kFloat32, {64, width}, 100);
+    Watched source(100 + archive.data_bytes);
+    std::vector<float> out(static_cast<size_t>(64 * columns));
+    read_box(source, archive, {{0, first}, {64, columns}}, out.data());
+    return source;
+  };
+  const Watched wide = watch(4096, 1024, 1024);
+  REQUIRE(wide.read_.size() == 64);
+  CHECK(wide.announced_ == wide.read_);
+  for (uint64_t row = 0; row < 64; ++row)
+    CHECK(wide.read_[row] == std::pair<uint64_t, uint64_t>{100 + (row * 4096 + 1024) * 4, 4096});
+  CHECK(watch(2047, 1000, 1024).read_.size() == 1);   // gaps of 4,092 bytes
+  CHECK(watch(2048, 1000, 1024).read_.size() == 64);  // of 4,096
+  CHECK(watch(4096, 0, 255).read_.size() == 16);      // runs of less than 1 KiB: four rows at a time
 }
 
 TEST_CASE("tensors that reach outside their storage are refused") {
