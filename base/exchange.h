@@ -1,13 +1,17 @@
 // How layers whose ranks share the work of one batch exchange tensors. parallel/'s Communicator is one; the
 // trainer hands it to the models, which know no backend.
 //
-// Every rank of the group must start the same operations in the same order. Tensors must be contiguous, on
-// the group's device, and must not be touched between start and wait.
+// Every rank of the group must start the same collectives in the same order. Transfers between two ranks are
+// matched by their order on both, an all-to-all counting as one in each direction. Over NCCL the operations
+// of a group run one after the other: there collectives and transfers must be in one order as well. Tensors
+// must be contiguous, on the group's device, and must not be touched between start and wait.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <utility>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -35,6 +39,14 @@ class [[nodiscard]] Pending {
   std::function<void()> finish_;
 };
 
+// A tensor on its way from one rank of a group to another.
+struct Transfer {
+  enum class Kind { kSend, kReceive };
+  Kind kind = Kind::kSend;
+  at::Tensor tensor{};
+  int peer = 0;  // index in the group, another rank than this one
+};
+
 class Exchange {
  public:
   virtual ~Exchange() = default;
@@ -51,6 +63,23 @@ class Exchange {
   // In place; dtypes as above. The result has the same bits on every rank.
   virtual Pending start_all_reduce_sum(const at::Tensor& tensor) = 0;
   virtual Pending start_all_reduce_max(const at::Tensor& tensor) = 0;
+
+  // Row blocks in rank order: the in_rows[r] rows of `in` go to rank r, out_rows[r] rows of `out` come from
+  // it (its in_rows[rank()]); zero is allowed. Both [sum of rows, ...] with rows of one size and one dtype.
+  virtual Pending start_all_to_all(const at::Tensor& out, const at::Tensor& in,
+                                   std::span<const int64_t> out_rows, std::span<const int64_t> in_rows) = 0;
+
+  // Sends and receives at once, as one operation: what a rank receives has the number of elements and the
+  // dtype that its peer sends. Start what two ranks send each other before waiting for any of it, and over
+  // NCCL in one call: two ranks that both wait for their send have a deadlock, which ends by the group's
+  // timeout. (Through shared memory a send is complete once it is written; some 2 MiB need no receiver.)
+  virtual Pending start_transfers(std::vector<Transfer> transfers) = 0;
+  Pending start_send(const at::Tensor& tensor, int peer) {
+    return start_transfers({{Transfer::Kind::kSend, tensor, peer}});
+  }
+  Pending start_recv(const at::Tensor& tensor, int peer) {
+    return start_transfers({{Transfer::Kind::kReceive, tensor, peer}});
+  }
 };
 
 }  // namespace hyperion

@@ -33,6 +33,7 @@ constexpr std::array kFaultPoints = {
     FaultPoint{"step.data"},
     FaultPoint{"step.fwd"},
     FaultPoint{"step.bwd"},
+    FaultPoint{"step.sum"},
     FaultPoint{"step.opt"},
     FaultPoint{"ckpt.plan"},
     FaultPoint{"ckpt.pool", /*takes_errno=*/true},

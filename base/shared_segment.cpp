@@ -19,40 +19,43 @@ namespace hyperion {
 namespace {
 
 constexpr size_t kSize = sizeof(SharedSegment::Header) + SharedSegment::kCapacity;
+static_assert(sizeof(SharedSegment::Header) % 64 == 0 && SharedSegment::kCapacity % 64 == 0);
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
 
-void* map_segment(int fd) {
-  void* memory = mmap(nullptr, kSize, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+void* map_segment(int fd, size_t size) {
+  void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   return memory == MAP_FAILED ? nullptr : memory;
 }
 
 }  // namespace
 
-std::optional<SharedSegment> SharedSegment::create() {
+std::optional<SharedSegment> SharedSegment::create(size_t extra) {
   const int fd = memfd_create("hyperion", MFD_CLOEXEC);
   if (fd < 0) return std::nullopt;
-  SharedSegment segment(fd, nullptr);
-  if (ftruncate(fd, kSize) == 0 && flock(fd, LOCK_EX | LOCK_NB) == 0) segment.memory_ = map_segment(fd);
+  SharedSegment segment(fd, nullptr, kSize + extra);
+  if (ftruncate(fd, static_cast<off_t>(segment.size_)) == 0 && flock(fd, LOCK_EX | LOCK_NB) == 0)
+    segment.memory_ = map_segment(fd, segment.size_);
   if (segment.memory_ == nullptr) return std::nullopt;
   return segment;  // fresh pages are zero, and so are all counters
 }
 
-std::optional<SharedSegment> SharedSegment::open(int pid, int fd) {
+std::optional<SharedSegment> SharedSegment::open(int pid, int fd, size_t extra) {
   const int own = ::open(fmt::format("/proc/{}/fd/{}", pid, fd).c_str(), O_RDWR | O_CLOEXEC);
   if (own < 0) return std::nullopt;
-  void* memory = lseek(own, 0, SEEK_END) == static_cast<off_t>(kSize) ? map_segment(own) : nullptr;
+  const size_t size = kSize + extra;
+  void* memory = lseek(own, 0, SEEK_END) == static_cast<off_t>(size) ? map_segment(own, size) : nullptr;
   if (memory == nullptr) {
     close(own);
     return std::nullopt;
   }
-  return SharedSegment(own, memory);
+  return SharedSegment(own, memory, size);
 }
 
 SharedSegment::SharedSegment(SharedSegment&& other) noexcept
-    : fd_(std::exchange(other.fd_, -1)), memory_(std::exchange(other.memory_, nullptr)) {}
+    : fd_(std::exchange(other.fd_, -1)), memory_(std::exchange(other.memory_, nullptr)), size_(other.size_) {}
 
 SharedSegment::~SharedSegment() {
-  if (memory_ != nullptr) munmap(memory_, kSize);
+  if (memory_ != nullptr) munmap(memory_, size_);
   if (fd_ >= 0) close(fd_);
 }
 

@@ -21,14 +21,19 @@ class SharedSegment {
   struct Header {
     alignas(64) std::atomic<uint32_t> posted;     // messages written so far (wraps around)
     alignas(64) std::atomic<uint32_t> completed;  // messages of all peers that this rank has read
-    std::array<uint64_t, kSlots> offsets;         // where message m starts: offsets[m % kSlots]
+    // For a rank that waits for several counters at once: while `listening` is not 0, peers count up `bell`
+    // and wake it after each change.
+    alignas(64) std::atomic<uint32_t> bell;
+    std::atomic<uint32_t> listening;
+    std::array<uint64_t, kSlots> offsets;  // where message m starts: offsets[m % kSlots]
   };
 
-  // A new segment of this process; it holds a lock that ends with the process. Nothing when the system gives
-  // none (errno says why): a limit on the size of files holds for memory files too.
-  static std::optional<SharedSegment> create();
-  // Another process's segment; nothing when it cannot be opened.
-  static std::optional<SharedSegment> open(int pid, int fd);
+  // A new segment of this process, with `extra` bytes of zeros behind the ring, which take memory where they
+  // are written; it holds a lock that ends with the process. Nothing when the system gives none (errno says
+  // why): a limit on the size of files holds for memory files too.
+  static std::optional<SharedSegment> create(size_t extra = 0);
+  // Another process's segment; nothing when it cannot be opened, or has another size.
+  static std::optional<SharedSegment> open(int pid, int fd, size_t extra = 0);
   SharedSegment(SharedSegment&& other) noexcept;
   SharedSegment& operator=(SharedSegment&&) = delete;
   ~SharedSegment();
@@ -38,14 +43,16 @@ class SharedSegment {
   std::byte* payload(uint64_t offset) const {
     return static_cast<std::byte*>(memory_) + sizeof(Header) + offset;
   }
+  std::byte* extra() const { return payload(kCapacity); }  // aligned to 64
   const std::byte* message(uint32_t index) const { return payload(header().offsets[index % kSlots]); }
   // Whether the process that created the segment has ended (as seen by a process that opened it).
   bool owner_ended() const;
 
  private:
-  SharedSegment(int fd, void* memory) : fd_(fd), memory_(memory) {}
+  SharedSegment(int fd, void* memory, size_t size) : fd_(fd), memory_(memory), size_(size) {}
   int fd_;
   void* memory_;
+  size_t size_;
 };
 
 // Sleeps until `counter` no longer holds `seen`, a wake-up, or 100 ms. Works between processes.

@@ -76,8 +76,10 @@ void benchmark_layers(const BenchmarkDevice& place, int64_t tokens, int64_t divi
       }
       works.emplace_back([=, linear = models::Linear(parameter, way.float8)] {
         parameter->derived.reset();
-        linear.output(x);
-        linear.gradients(grad, x);
+        models::Operand input(x), again(x), gradient(grad);  // backward casts the input once more
+        linear.output(input);
+        linear.input_gradient(gradient);
+        linear.weight_gradient(gradient, again);
       });
     }
     const std::vector<double> seconds = medians_of(works, place, rounds);

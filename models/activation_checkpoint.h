@@ -3,8 +3,10 @@
 // Linear layers and attention consult the SelectiveCheckpoint that is active on their thread.
 //
 // The rule is v0.2.2's: attention is saved, and every second matrix product, starting with the first (in a
-// Llama block: wq, wv, w1 and w2 are saved; wk, wo and w3 are recomputed). Products with weights of chosen
-// shapes are always recomputed and do not count.
+// Llama block: wq, wv and w1 are saved; wk, wo and w3 are recomputed). Products with weights of chosen shapes
+// are always recomputed and do not count. The block's last product, w2, counts but is neither saved nor
+// repeated: nobody reads the result of a block that is run again. With a tensor parallel group what wo's
+// ranks have added up is saved too, 1/T of a product, so that the exchange is not repeated.
 #pragma once
 
 #include <deque>
@@ -25,7 +27,7 @@ class SelectiveCheckpoint {
   using Results = std::vector<at::Tensor>;
   using Shapes = std::vector<std::vector<int64_t>>;
 
-  // `always_recompute`: shapes [out, in] of weights; it must outlive the checkpoint.
+  // `always_recompute`: global shapes [out, in] of weights; it must outlive the checkpoint.
   explicit SelectiveCheckpoint(const Shapes& always_recompute) : always_recompute_(always_recompute) {}
 
   // Whether the next matrix product, with a weight of this shape, is one of the saved ones. Call once for

@@ -1,5 +1,6 @@
 // A linear layer without bias. Its three matrix products run in the operands' dtype or in FP8; its weight
 // keeps name, shape and dtype either way, so that checkpoints and sharding do not depend on it.
+// models/tensor_region.h makes differentiable nodes of them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,7 +8,9 @@
 #include <memory>
 #include <utility>
 
+#include "base/exchange.h"
 #include "base/parameter.h"
+#include "models/operand.h"
 
 namespace hyperion::float8 {
 class LinearMatmuls;
@@ -15,27 +18,24 @@ class LinearMatmuls;
 
 namespace hyperion::models {
 
-struct LinearGradients {
-  at::Tensor x;       // grad times weight -> [m, in]
-  at::Tensor weight;  // grad transposed times x -> [out, in]; both in grad's dtype
-};
-
 class Linear {
  public:
-  // `float8` null: products in the operands' dtype.
-  explicit Linear(ParameterPtr weight, std::shared_ptr<const float8::LinearMatmuls> float8 = nullptr)
-      : weight_(std::move(weight)), float8_(std::move(float8)) {}
+  // `float8` null: products in the operands' dtype. `ranks`: those that divide the weight (Parameter::split)
+  // and the sequence between matrices; null: this rank has it whole.
+  explicit Linear(ParameterPtr weight, std::shared_ptr<const float8::LinearMatmuls> float8 = nullptr,
+                  Exchange* ranks = nullptr)
+      : weight_(std::move(weight)), float8_(std::move(float8)), ranks_(ranks) {}
 
   const ParameterPtr& weight() const { return weight_; }  // [out, in]
   void set_float8(std::shared_ptr<const float8::LinearMatmuls> float8) { float8_ = std::move(float8); }
+  const float8::LinearMatmuls* float8() const { return float8_.get(); }
+  Exchange* ranks() const { return ranks_; }
 
-  // x [..., in] -> [..., out], differentiable. Consults the active SelectiveCheckpoint
-  // (models/activation_checkpoint.h).
-  at::Tensor forward(const at::Tensor& x) const;
-
-  // The products of forward and backward on rows, without autograd: x [m, in], grad [m, out].
-  at::Tensor output(const at::Tensor& x) const;  // x times weight transposed -> [m, out] in x's dtype
-  LinearGradients gradients(const at::Tensor& grad, const at::Tensor& x) const;
+  // The products of forward and backward with this rank's part of the weight, without autograd: x [m, in],
+  // grad [m, out].
+  at::Tensor output(Operand& x) const;                          // x times weight transposed -> [m, out]
+  at::Tensor input_gradient(Operand& grad) const;               // grad times weight -> [m, in]
+  at::Tensor weight_gradient(Operand& grad, Operand& x) const;  // grad transposed times x -> [out, in]
 
   // Whether a row's results depend on the other rows of the call (in FP8 rows share scales), so that the
   // layer must not be run in chunks.
@@ -44,6 +44,7 @@ class Linear {
  private:
   ParameterPtr weight_;
   std::shared_ptr<const float8::LinearMatmuls> float8_;
+  Exchange* ranks_;
 };
 
 }  // namespace hyperion::models

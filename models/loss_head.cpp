@@ -1,14 +1,18 @@
 // The last unit: final norm, head and cross-entropy, chunk by chunk.
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
+#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
 
+#include "base/error.h"
 #include "models/kernels/cross_entropy.h"
 #include "models/kernels/fused.h"
 #include "models/ops.h"
+#include "models/tensor_region.h"
 #include "models/transformer.h"
 
 namespace hyperion::models {
@@ -22,33 +26,147 @@ void accumulate_grad(const at::Tensor& weight, const at::Tensor& grad) {
     slot = grad;
 }
 
+// The columns of this rank's logits.
+kernels::VocabPart vocab_part(const Parameter& weight) {
+  return {box_of(weight.shape, weight.cuts).offset[0], weight.shape[0]};
+}
+
+struct RowLosses {
+  at::Tensor sum;          // 0-dim
+  at::Tensor log_sum_exp;  // [rows]
+};
+
+// From every rank's vocab_statistics, [ranks, rows, 3], in rank order: the same bits on every rank.
+RowLosses combine_statistics(const at::Tensor& statistics, const at::Tensor& labels) {
+  const at::Tensor most = statistics.select(2, 0).amax(0);
+  at::Tensor sum = at::zeros_like(most), picked = at::zeros_like(most);
+  for (int64_t rank = 0; rank < statistics.size(0); ++rank) {
+    const at::Tensor own = statistics.select(0, rank);
+    sum.add_(own.select(1, 1) * (own.select(1, 0) - most).exp_());
+    picked.add_(own.select(1, 2));
+  }
+  const at::Tensor log_sum_exp = sum.log_().add_(most);
+  const at::Tensor losses = log_sum_exp.to(at::kDouble) - picked.to(at::kDouble);
+  const at::Tensor counted =
+      at::where(labels.ne(kernels::kIgnoredLabel), losses, at::zeros({}, losses.options()));
+  return {counted.sum().to(statistics.scalar_type()), log_sum_exp};
+}
+
 }  // namespace
 
-LossHead::LossHead(const ModelArgs& args, ParameterPtr norm, ParameterPtr output, int64_t chunk_bytes)
+// What the chunks are cut from.
+struct LossHead::Rows {
+  Rows(const at::Tensor& normed, const at::Tensor& labels, const Linear& output)
+      : count(labels.numel()),
+        labels(output.ranks() == nullptr ? labels.flatten() : in_rank_order(labels, output.ranks()->size())),
+        options(normed.options()),
+        gathered(normed.detach(), {&output}, GatheredRows::Role::kInput),
+        operand(gathered.wait()) {}
+  Rows(const Rows&) = delete;
+  Rows& operator=(const Rows&) = delete;
+
+  int64_t count;
+  at::Tensor labels;  // [count], in the order of the rows
+  at::TensorOptions options;
+  GatheredRows gathered;  // the normed input of all tokens
+  Operand& operand;
+};
+
+struct LossHead::Chunk {
+  int64_t first = 0, count = 0;
+  Operand rows;
+  at::Tensor labels;
+  at::Tensor logits{};  // of this rank's part of the vocabulary; then the gradient
+  // With a tensor parallel group, of all ranks: statistics [ranks, count, 3], or their logits, padded to
+  // equal parts.
+  at::Tensor own{}, all{};
+  Pending exchange{};
+};
+
+LossHead::LossHead(const ModelArgs& args, ParameterPtr norm, ParameterPtr output, int64_t chunk_bytes,
+                   const Regions& regions)
     : norm_eps_(args.norm_eps),
       chunk_bytes_(chunk_bytes),
       norm_(std::move(norm)),
-      output_(std::move(output)) {}
+      output_(std::move(output), nullptr, regions.tensor),
+      loss_parallel_(regions.loss_parallel) {}
 
-int64_t LossHead::rows_per_chunk(const at::Tensor& x) const {
-  if (output_.couples_rows()) return x.numel() / x.size(-1);
-  const int64_t row_bytes = output_.weight()->rows() * static_cast<int64_t>(x.element_size());
-  const int64_t automatic = x.is_cpu() ? int64_t{64} << 20 : int64_t{1} << 30;
+// The same on every rank of the group, whose parts of the vocabulary may differ.
+int64_t LossHead::rows_per_chunk(const Rows& rows) const {
+  if (output_.couples_rows()) return rows.count;
+  const int64_t parts = output_.ranks() == nullptr || !loss_parallel_ ? 1 : output_.ranks()->size();
+  const int64_t columns = chunk_of(output_.weight()->shape[0], parts, 0).count;
+  const int64_t row_bytes = columns * static_cast<int64_t>(rows.options.dtype().itemsize());
+  const int64_t automatic = rows.options.device().is_cpu() ? int64_t{64} << 20 : int64_t{1} << 30;
   return std::max<int64_t>(1, (chunk_bytes_ > 0 ? chunk_bytes_ : automatic) / row_bytes);
+}
+
+LossHead::Chunk LossHead::start_chunk(Rows& rows, int64_t first, int64_t count) const {
+  Chunk chunk{
+      .first = first,
+      .count = count,
+      .rows = count == rows.count ? rows.operand : Operand(rows.operand.values.narrow(0, first, count)),
+      .labels = rows.labels.narrow(0, first, count)};
+  chunk.logits = output_.output(chunk.rows);
+  Exchange* ranks = output_.ranks();
+  if (ranks == nullptr) return chunk;
+  const Parameter& weight = *output_.weight();
+  if (loss_parallel_) {
+    chunk.own = kernels::vocab_statistics(chunk.logits, chunk.labels, vocab_part(weight));
+  } else {
+    const int64_t columns = chunk_of(weight.shape[0], ranks->size(), 0).count;
+    chunk.own = at::zeros({count, columns}, chunk.logits.options());
+    chunk.own.narrow(1, 0, weight.rows()).copy_(chunk.logits);
+    chunk.logits.reset();
+  }
+  chunk.all = at::empty({ranks->size(), count, chunk.own.size(1)}, chunk.own.options());
+  chunk.exchange = ranks->start_all_gather_into(chunk.all, chunk.own);
+  return chunk;
+}
+
+// The chunk's loss; with `scale` its logits become their gradient.
+at::Tensor LossHead::finish_chunk(Chunk& chunk, const at::Tensor* scale) const {
+  if (output_.ranks() == nullptr) return kernels::cross_entropy(chunk.logits, chunk.labels, scale);
+  chunk.exchange.wait();
+  const Parameter& weight = *output_.weight();
+  const kernels::VocabPart part = vocab_part(weight);
+  if (loss_parallel_) {
+    const RowLosses losses = combine_statistics(chunk.all, chunk.labels);
+    if (scale != nullptr)
+      kernels::vocab_gradient(chunk.logits, chunk.labels, part, losses.log_sum_exp, *scale);
+    return losses.sum;
+  }
+  // Only the last parts are short, so the padding is all behind the vocabulary.
+  const at::Tensor whole = chunk.all.transpose(0, 1).flatten(1).narrow(1, 0, part.whole).contiguous();
+  const at::Tensor loss = kernels::cross_entropy(whole, chunk.labels, scale);
+  if (scale != nullptr) chunk.logits = whole.narrow(1, part.first, weight.rows()).contiguous();
+  return loss;
+}
+
+// The sum of the chunks' losses; calls each(chunk), after its finish_chunk, in order.
+template <typename EachChunk>
+at::Tensor LossHead::add_up_loss(Rows& rows, const at::Tensor* scale, const EachChunk& each) const {
+  const bool ahead =
+      output_.ranks() != nullptr && loss_parallel_;  // a chunk's exchange overlaps the next product
+  const int64_t step = rows_per_chunk(rows);
+  const at::ScalarType dtype = rows.operand.dtype == at::kDouble ? at::kDouble : at::kFloat;
+  at::Tensor total = at::zeros({}, rows.options.dtype(dtype));
+  std::optional<Chunk> next;
+  for (int64_t first = 0; first < rows.count; first += step) {
+    const auto start = [&](int64_t at) { return start_chunk(rows, at, std::min(step, rows.count - at)); };
+    Chunk chunk = next ? std::move(*next) : start(first);
+    next.reset();
+    if (ahead && first + step < rows.count) next.emplace(start(first + step));
+    total.add_(finish_chunk(chunk, scale));
+    each(chunk);
+  }
+  return total;
 }
 
 at::Tensor LossHead::loss_sum(const at::Tensor& x, const at::Tensor& labels) const {
   at::NoGradGuard no_grad;
-  const at::Tensor h = ops::rms_norm(x, norm_->weight, norm_eps_).flatten(0, 1);
-  const at::Tensor flat_labels = labels.flatten();
-  at::Tensor total = at::zeros({}, h.options().dtype(kernels::opmath_dtype(h)));
-  const int64_t step = rows_per_chunk(x);
-  for (int64_t first = 0; first < h.size(0); first += step) {
-    const int64_t count = std::min(step, h.size(0) - first);
-    total.add_(kernels::cross_entropy(output_.output(h.narrow(0, first, count)),
-                                      flat_labels.narrow(0, first, count), nullptr));
-  }
-  return total;
+  Rows rows(ops::rms_norm(x, norm_->weight, norm_eps_), labels, output_);
+  return add_up_loss(rows, nullptr, [](const Chunk&) {});
 }
 
 LossHead::LossAndGrad LossHead::loss_and_grad(const at::Tensor& x, const at::Tensor& labels,
@@ -60,34 +178,34 @@ LossHead::LossAndGrad LossHead::loss_and_grad(const at::Tensor& x, const at::Ten
   }();
   at::NoGradGuard no_grad;
   const at::Tensor& weight = output_.weight()->weight;
-  const at::Tensor h = normed.detach().flatten(0, 1);
-  const at::Tensor flat_labels = labels.flatten();
-  const int64_t step = rows_per_chunk(x);
-  at::Tensor loss = at::zeros({}, h.options().dtype(kernels::opmath_dtype(h)));
-  at::Tensor grad_h = at::empty_like(h);
+  Rows rows(normed, labels, output_);
+  at::Tensor grad_h = at::empty({rows.count, x.size(-1)}, x.options());
   at::Tensor grad_weight;  // in fp32 when several chunks add up, so that bf16 rounds once
-  for (int64_t first = 0; first < h.size(0); first += step) {
-    const int64_t count = std::min(step, h.size(0) - first);
-    const at::Tensor rows = h.narrow(0, first, count);
-    at::Tensor logits = output_.output(rows);
-    loss.add_(kernels::cross_entropy(logits, flat_labels.narrow(0, first, count), &scale));
-    auto [grad_rows, part] = output_.gradients(logits, rows);
-    grad_h.narrow(0, first, count).copy_(grad_rows);
-    if (count == h.size(0))
+  std::optional<ScatteredRows> scattered;
+  const at::Tensor loss = add_up_loss(rows, &scale, [&](Chunk& chunk) {
+    Operand grad(chunk.logits);
+    grad_h.narrow(0, chunk.first, chunk.count).copy_(output_.input_gradient(grad));
+    if (output_.ranks() != nullptr && chunk.first + chunk.count == rows.count)
+      scattered.emplace(grad_h, *output_.ranks());
+    const at::Tensor part = output_.weight_gradient(grad, chunk.rows);
+    if (chunk.count == rows.count)
       grad_weight = part;
     else if (!grad_weight.defined())
-      grad_weight = part.to(kernels::opmath_dtype(h));
+      grad_weight = part.to(kernels::opmath_dtype(x));
     else
       grad_weight.add_(part);
-  }
+  });
   accumulate_grad(weight, grad_weight.to(weight.scalar_type()));
-  torch::autograd::backward({normed}, {grad_h.view(x.sizes())});
+  torch::autograd::backward({normed}, {(scattered ? scattered->wait() : grad_h).view(x.sizes())});
   return {loss, leaf.grad()};
 }
 
 at::Tensor LossHead::logits(const at::Tensor& x) const {
+  if (output_.ranks() != nullptr) throw_bug("logits of a model that is divided over a tensor parallel group");
   at::NoGradGuard no_grad;
-  return output_.forward(ops::rms_norm(x, norm_->weight, norm_eps_));
+  const at::Tensor normed = ops::rms_norm(x, norm_->weight, norm_eps_);
+  Operand rows(normed.flatten(0, 1));
+  return output_.output(rows).unflatten(0, {x.size(0), x.size(1)});
 }
 
 }  // namespace hyperion::models

@@ -46,16 +46,18 @@ struct RmsNormFunction : Function<RmsNormFunction> {
 
 struct RopeFunction : Function<RopeFunction> {
   static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& cos, const Tensor& sin,
-                        int64_t style) {
+                        int64_t style, int64_t parts) {
     context->save_for_backward({cos, sin});
     context->saved_data["style"] = style;
-    return kernels::rope(x, cos, sin, static_cast<RopeStyle>(style), /*inverse=*/false);
+    context->saved_data["parts"] = parts;
+    return kernels::rope(x, cos, sin, static_cast<RopeStyle>(style), /*inverse=*/false, parts);
   }
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const auto saved = context->get_saved_variables();
     const auto style = static_cast<RopeStyle>(context->saved_data["style"].toInt());
-    return {kernels::rope(grads[0], saved[0], saved[1], style, /*inverse=*/true), Tensor(), Tensor(),
-            Tensor()};
+    const int64_t parts = context->saved_data["parts"].toInt();
+    return {kernels::rope(grads[0], saved[0], saved[1], style, /*inverse=*/true, parts), Tensor(), Tensor(),
+            Tensor(), Tensor()};
   }
 };
 
@@ -103,8 +105,8 @@ Tensor embedding(const Tensor& tokens, const Tensor& weight) {
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
   return RmsNormFunction::apply(x, weight, eps);
 }
-Tensor rope(const Tensor& x, const Tensor& cos, const Tensor& sin, RopeStyle style) {
-  return RopeFunction::apply(x, cos, sin, static_cast<int64_t>(style));
+Tensor rope(const Tensor& x, const Tensor& cos, const Tensor& sin, RopeStyle style, int64_t parts) {
+  return RopeFunction::apply(x, cos, sin, static_cast<int64_t>(style), parts);
 }
 Tensor swiglu(const Tensor& gate, const Tensor& up) {
   return SwigluFunction::apply(gate, up);

@@ -1,4 +1,4 @@
-// The differentiable operations a model is made of, linear layers (models/linear.h) apart. Each is one
+// The differentiable operations a model is made of, linear layers (models/tensor_region.h) apart. Each is one
 // autograd node that saves its inputs and little else; arithmetic inside is at least fp32 (fp64 for fp64
 // inputs) and each result is rounded once to the input's dtype. attention consults the active
 // SelectiveCheckpoint (models/activation_checkpoint.h).
@@ -18,8 +18,10 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 
 // Rotates pairs of x [batch, seq, heads, head_dim] by the angles whose cosines and sines are given, fp32
 // [seq, head_dim/2] or, with per-document positions, [batch, seq, head_dim/2]. Which elements pair up is the
-// style's.
-at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, RopeStyle style);
+// style's. With parts > 1 x is [parts, batch, seq / parts, heads, head_dim], and the result [batch, seq,
+// ...].
+at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, RopeStyle style,
+                int64_t parts = 1);
 
 // silu(gate) * up, element by element.
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);

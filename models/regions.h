@@ -1,5 +1,11 @@
 // The ranks that share the work of one batch with this one. Without any (the default) every layer is whole on
 // this rank.
+//
+// With a tensor parallel group of T ranks each of them is given the same whole microbatch, [batch, seq] with
+// seq a multiple of T, and has its part of every sequence, [batch, seq / T, dim], between blocks. Gradients
+// of parameters that all T ranks have (Parameter::split is unset: the norms, and those of queries and keys)
+// are of this rank's tokens and heads alone: whoever runs the model adds them up over the group. All others
+// are complete for this rank's part. The loss is the whole one on every rank.
 #pragma once
 
 #include "base/exchange.h"

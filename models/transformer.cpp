@@ -11,6 +11,7 @@
 
 #include "models/ops.h"
 #include "models/rope.h"
+#include "models/tensor_region.h"
 
 namespace hyperion::models {
 namespace {
@@ -18,10 +19,10 @@ namespace {
 // What Parameter::split says of a linear layer's weight [out, in].
 constexpr int kByRows = 0, kByColumns = 1;
 
-Linear block_linear(int64_t layer, const char* name, int64_t out, int64_t in, double std,
-                    int split = kByRows) {
-  return Linear(make_parameter(fmt::format("layers.{}.{}.weight", layer, name), {out, in},
-                               Init::truncated_normal(std, -2.0, 2.0), split));
+ParameterPtr block_weight(int64_t layer, const char* name, int64_t out, int64_t in, double std,
+                          int split = kByRows) {
+  return make_parameter(fmt::format("layers.{}.{}.weight", layer, name), {out, in},
+                        Init::truncated_normal(std, -2.0, 2.0), split);
 }
 
 double residual_std(const ModelArgs& args, int64_t layer) {
@@ -32,20 +33,27 @@ double residual_std(const ModelArgs& args, int64_t layer) {
 }  // namespace
 
 at::Tensor TokenEmbedding::forward(const at::Tensor& tokens) const {
-  return ops::embedding(tokens, table_->weight);
+  return ranks_ == nullptr ? ops::embedding(tokens, table_->weight)
+                           : embedding_over_ranks(tokens, *table_, *ranks_);
 }
 
-TransformerBlock::TransformerBlock(const ModelArgs& args, int64_t layer)
+TransformerBlock::TransformerBlock(const ModelArgs& args, int64_t layer, Exchange* ranks)
     : args_(args),
-      wq_(block_linear(layer, "attention.wq", args.n_heads * args.head_dim, args.dim, 0.02)),
-      wk_(block_linear(layer, "attention.wk", args.n_kv_heads * args.head_dim, args.dim, 0.02)),
-      wv_(block_linear(layer, "attention.wv", args.n_kv_heads * args.head_dim, args.dim, 0.02)),
-      wo_(block_linear(layer, "attention.wo", args.dim, args.n_heads * args.head_dim,
-                       residual_std(args, layer), kByColumns)),
-      w1_(block_linear(layer, "feed_forward.w1", args.hidden_dim, args.dim, 0.02)),
-      w2_(block_linear(layer, "feed_forward.w2", args.dim, args.hidden_dim, residual_std(args, layer),
-                       kByColumns)),
-      w3_(block_linear(layer, "feed_forward.w3", args.hidden_dim, args.dim, residual_std(args, layer))) {
+      ranks_(ranks),
+      wq_(block_weight(layer, "attention.wq", args.n_heads * args.head_dim, args.dim, 0.02), nullptr, ranks),
+      wk_(block_weight(layer, "attention.wk", args.n_kv_heads * args.head_dim, args.dim, 0.02), nullptr,
+          ranks),
+      wv_(block_weight(layer, "attention.wv", args.n_kv_heads * args.head_dim, args.dim, 0.02), nullptr,
+          ranks),
+      wo_(block_weight(layer, "attention.wo", args.dim, args.n_heads * args.head_dim,
+                       residual_std(args, layer), kByColumns),
+          nullptr, ranks),
+      w1_(block_weight(layer, "feed_forward.w1", args.hidden_dim, args.dim, 0.02), nullptr, ranks),
+      w2_(block_weight(layer, "feed_forward.w2", args.dim, args.hidden_dim, residual_std(args, layer),
+                       kByColumns),
+          nullptr, ranks),
+      w3_(block_weight(layer, "feed_forward.w3", args.hidden_dim, args.dim, residual_std(args, layer)),
+          nullptr, ranks) {
   auto norm = [&](const char* name, int64_t width) {
     return make_parameter(fmt::format("layers.{}.{}.weight", layer, name), {width}, Init::ones());
   };
@@ -64,32 +72,37 @@ std::vector<ParameterPtr> TransformerBlock::parameters() const {
   return all;
 }
 
-at::Tensor TransformerBlock::forward(const at::Tensor& x, const SequenceContext& context) const {
-  const at::Tensor h = x + attention(ops::rms_norm(x, attention_norm_->weight, args_.norm_eps), context);
-  return h + feed_forward(ops::rms_norm(h, ffn_norm_->weight, args_.norm_eps));
+at::Tensor TransformerBlock::forward(const at::Tensor& x, const SequenceContext& context,
+                                     BlockRun run) const {
+  const at::Tensor h = attention(ops::rms_norm(x, attention_norm_->weight, args_.norm_eps), x, context);
+  return feed_forward(ops::rms_norm(h, ffn_norm_->weight, args_.norm_eps), h, run);
 }
 
-at::Tensor TransformerBlock::attention(const at::Tensor& x, const SequenceContext& context) const {
-  const int64_t batch = x.size(0), seq = x.size(1);
-  auto heads = [&](const at::Tensor& t) { return t.view({batch, seq, -1, args_.head_dim}); };
-  at::Tensor q = heads(wq_.forward(x));
-  at::Tensor k = heads(wk_.forward(x));
-  const at::Tensor v = heads(wv_.forward(x));
+at::Tensor TransformerBlock::attention(const at::Tensor& x, const at::Tensor& residual,
+                                       const SequenceContext& context) const {
+  // Between the nodes of linear layers tokens are whole sequences, which lie in `parts` parts, rank by rank.
+  const int64_t parts = ranks_ == nullptr ? 1 : ranks_->size();
+  const std::vector<at::Tensor> projected = column_linear(x, {&wq_, &wk_, &wv_});
+  auto heads = [&](const at::Tensor& t) { return t.unflatten(-1, {-1, args_.head_dim}); };
+  at::Tensor q = heads(projected[0]), k = heads(projected[1]), v = heads(projected[2]);
   if (q_norm_) {
     q = ops::rms_norm(q, q_norm_->weight, args_.norm_eps);
     k = ops::rms_norm(k, k_norm_->weight, args_.norm_eps);
   }
-  q = ops::rope(q, context.cos, context.sin, args_.rope_style);
-  k = ops::rope(k, context.cos, context.sin, args_.rope_style);
-  const at::Tensor out =
-      ops::attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), context.mask);
-  return wo_.forward(out.transpose(1, 2).reshape({batch, seq, -1}));
+  q = ops::rope(q, context.cos, context.sin, args_.rope_style, parts);
+  k = ops::rope(k, context.cos, context.sin, args_.rope_style, parts);
+  if (parts > 1) v = v.transpose(0, 1).flatten(1, 2);
+  at::Tensor out = ops::attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), context.mask)
+                       .transpose(1, 2);  // [batch, seq, heads, head_dim]
+  if (parts > 1) out = out.unflatten(1, {parts, -1}).transpose(0, 1);
+  return row_linear(out.flatten(-2), wo_, residual);
 }
 
-at::Tensor TransformerBlock::feed_forward(const at::Tensor& x) const {
-  const at::Tensor gate = w1_.forward(x);
-  const at::Tensor up = w3_.forward(x);
-  return w2_.forward(ops::swiglu(gate, up));
+at::Tensor TransformerBlock::feed_forward(const at::Tensor& x, const at::Tensor& residual,
+                                          BlockRun run) const {
+  const std::vector<at::Tensor> gate_up = column_linear(x, {&w1_, &w3_});
+  return row_linear(ops::swiglu(gate_up[0], gate_up[1]), w2_, residual,
+                    run == BlockRun::kAgain ? RowResult::kNotNeeded : RowResult::kNeededOnce);
 }
 
 namespace {
@@ -107,9 +120,13 @@ ParameterPtr make_table(const ModelArgs& args) {
   return table;
 }
 
-std::vector<TransformerBlock> make_blocks(const ModelArgs& args) {
+Exchange* ranks_of(const Regions& regions) {
+  return regions.tensor != nullptr && regions.tensor->size() > 1 ? regions.tensor : nullptr;
+}
+
+std::vector<TransformerBlock> make_blocks(const ModelArgs& args, const Regions& regions) {
   std::vector<TransformerBlock> blocks;
-  for (int64_t layer = 0; layer < args.n_layers; ++layer) blocks.emplace_back(args, layer);
+  for (int64_t layer = 0; layer < args.n_layers; ++layer) blocks.emplace_back(args, layer, ranks_of(regions));
   return blocks;
 }
 
@@ -122,16 +139,15 @@ Transformer::Transformer(const ModelArgs& args, int64_t loss_chunk_bytes, const 
       output_(args.tied
                   ? table_
                   : make_parameter("output.weight", {args.vocab_size, args.dim}, head_init(args), kByRows)),
-      embedding_(table_),
-      blocks_(make_blocks(args)),
-      head_(args, norm_, output_, loss_chunk_bytes) {
+      embedding_(table_, ranks_of(regions)),
+      blocks_(make_blocks(args, regions)),
+      head_(args, norm_, output_, loss_chunk_bytes, {ranks_of(regions), regions.loss_parallel}) {
   units_.push_back({"tok_embeddings", {table_}});
   for (size_t layer = 0; layer < blocks_.size(); ++layer)
     units_.push_back({fmt::format("layers.{}", layer), blocks_[layer].parameters()});
   units_.push_back({"norm,output", {norm_, output_}});
-  if (regions.tensor != nullptr)
-    for (const ParameterPtr& parameter : parameters())
-      parameter->divide(regions.tensor->size(), regions.tensor->rank());
+  if (const Exchange* ranks = ranks_of(regions))
+    for (const ParameterPtr& parameter : parameters()) parameter->divide(ranks->size(), ranks->rank());
 }
 
 std::vector<ParameterPtr> Transformer::parameters() const {

@@ -34,30 +34,46 @@ struct Microbatch {
   SequenceContext context;
 };
 
+// With a tensor parallel group (models/regions.h), [batch, seq, dim] of activations means this rank's part of
+// every sequence, [batch, seq / T, dim]; tokens, labels and the context are those of whole sequences. Every
+// rank of the group must call the same functions in the same order.
+
 class TokenEmbedding {
  public:
-  explicit TokenEmbedding(ParameterPtr table) : table_(std::move(table)) {}
+  explicit TokenEmbedding(ParameterPtr table, Exchange* ranks = nullptr)
+      : table_(std::move(table)), ranks_(ranks) {}
   // tokens int64 [batch, seq] -> [batch, seq, dim]
   at::Tensor forward(const at::Tensor& tokens) const;
 
  private:
   ParameterPtr table_;
+  Exchange* ranks_;
+};
+
+// Which run of a block within a step.
+enum class BlockRun {
+  kForward,  // its result goes to the next block
+  kAgain,    // for the graph of its backward: nobody reads the result, so what makes it last (a product, an
+             // exchange, a sum) is left out and its elements are undefined
 };
 
 class TransformerBlock {
  public:
-  TransformerBlock(const ModelArgs& args, int64_t layer);
+  TransformerBlock(const ModelArgs& args, int64_t layer, Exchange* ranks = nullptr);
   // x [batch, seq, dim] -> [batch, seq, dim]
-  at::Tensor forward(const at::Tensor& x, const SequenceContext& context) const;
+  at::Tensor forward(const at::Tensor& x, const SequenceContext& context,
+                     BlockRun run = BlockRun::kForward) const;
   std::vector<ParameterPtr> parameters() const;
   // In the order in which forward runs them.
   std::vector<Linear*> linears() { return {&wq_, &wk_, &wv_, &wo_, &w1_, &w3_, &w2_}; }
 
  private:
-  at::Tensor attention(const at::Tensor& x, const SequenceContext& context) const;
-  at::Tensor feed_forward(const at::Tensor& x) const;
+  // Each: residual + the layers' result for the normed x.
+  at::Tensor attention(const at::Tensor& x, const at::Tensor& residual, const SequenceContext& context) const;
+  at::Tensor feed_forward(const at::Tensor& x, const at::Tensor& residual, BlockRun run) const;
 
   ModelArgs args_;
+  Exchange* ranks_;
   Linear wq_, wk_, wv_, wo_, w1_, w2_, w3_;
   ParameterPtr q_norm_, k_norm_, attention_norm_, ffn_norm_;
 };
@@ -65,11 +81,16 @@ class TransformerBlock {
 class LossHead {
  public:
   // chunk_bytes bounds one chunk of logits in the compute dtype; 0 = 64 MiB on a CPU, 1 GiB on a GPU, which
-  // adds each chunk's gradient to the head's. (A head that couples rows takes all rows at once.)
-  LossHead(const ModelArgs& args, ParameterPtr norm, ParameterPtr output, int64_t chunk_bytes);
+  // adds each chunk's gradient to the head's. (A head that couples rows takes all rows at once.) With a
+  // tensor parallel group a chunk's logits are those of this rank's part of the vocabulary, and two chunks
+  // are alive at once: one's statistics are exchanged while the next one's are computed. Without loss
+  // parallel they are of the whole vocabulary, one chunk at a time.
+  LossHead(const ModelArgs& args, ParameterPtr norm, ParameterPtr output, int64_t chunk_bytes,
+           const Regions& regions = {});
 
   // Cross-entropy of x [batch, seq, dim] against labels int64 [batch, seq] (-100 = ignored), summed: fp32
-  // scalar (fp64 for an fp64 model). No gradients.
+  // scalar (fp64 for an fp64 model), of all tokens and with the same bits on every rank of a tensor parallel
+  // group. No gradients.
   at::Tensor loss_sum(const at::Tensor& x, const at::Tensor& labels) const;
 
   struct LossAndGrad {
@@ -81,18 +102,26 @@ class LossHead {
   // `scale`: 0-dim tensor.
   LossAndGrad loss_and_grad(const at::Tensor& x, const at::Tensor& labels, const at::Tensor& scale) const;
 
-  // x [batch, seq, dim] -> logits [batch, seq, vocab] in the compute dtype. No gradients.
+  // x [batch, seq, dim] -> logits [batch, seq, vocab] in the compute dtype. No gradients. Not with a tensor
+  // parallel group: Error(kBug).
   at::Tensor logits(const at::Tensor& x) const;
 
   Linear& output() { return output_; }
 
  private:
-  int64_t rows_per_chunk(const at::Tensor& x) const;
+  struct Chunk;
+  struct Rows;
+  int64_t rows_per_chunk(const Rows& rows) const;
+  Chunk start_chunk(Rows& rows, int64_t first, int64_t count) const;
+  at::Tensor finish_chunk(Chunk& chunk, const at::Tensor* scale) const;
+  template <typename EachChunk>
+  at::Tensor add_up_loss(Rows& rows, const at::Tensor* scale, const EachChunk& each) const;
 
   double norm_eps_;
   int64_t chunk_bytes_;
   ParameterPtr norm_;
   Linear output_;
+  bool loss_parallel_;
 };
 
 // A group of parameters that are gathered, used and released together.

@@ -1,6 +1,8 @@
 #include "parallel/backend_communicator.h"
 
+#include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <exception>
 #include <stdexcept>
 #include <utility>
@@ -8,9 +10,12 @@
 #include <ATen/ops/add.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
+#include "base/hash.h"
 #include "base/log.h"
+#include "parallel/mailbox.h"
 #include "parallel/network.h"
 
 namespace hyperion::parallel {
@@ -56,7 +61,11 @@ void sum_rows(const at::Tensor& out, const at::Tensor& rows) {
 
 class GlooCommunicator : public BackendCommunicator {
  public:
-  using BackendCommunicator::BackendCommunicator;
+  GlooCommunicator(std::string name, int rank, std::vector<int> global_ranks,
+                   c10::intrusive_ptr<c10d::Backend> backend)
+      : BackendCommunicator(std::move(name), rank, std::move(global_ranks), std::move(backend)),
+        sent_(static_cast<size_t>(size())),
+        received_(static_cast<size_t>(size())) {}
   std::string_view backend() const override { return "gloo"; }
   void abort() override { close_connections(); }
 
@@ -106,6 +115,80 @@ class GlooCommunicator : public BackendCommunicator {
     return wait_for(c10d_backend().allreduce(tensors, options));
   }
   Finish do_barrier() override { return wait_for(c10d_backend().barrier()); }
+
+  // Before each tensor goes its label, so that a size that differs is an error instead of a message that
+  // never comes (too long a message would end the process on a thread of Gloo's).
+  Finish do_transfers(const std::vector<Transfer>& transfers, bool of_all_to_all) override {
+    std::vector<Message> messages;
+    for (const auto& [kind, tensor, peer] : transfers)
+      messages.push_back(start_message(kind, tensor, peer, of_all_to_all));
+    return [this, messages = std::move(messages)]() mutable {
+      // What cannot be received is found before anything waits for its peer, which may have found the same.
+      for (const auto& step : {wait_for_label, wait_for_payload}) {
+        for (Message& message : messages) {
+          try {
+            step(message);
+          } catch (const std::exception& error) {
+            const std::string why =
+                fmt::format("with rank {}: {}", global_ranks()[message.peer], brief(error));
+            messages.clear();  // releases the connections
+            throw std::runtime_error(why);
+          }
+        }
+      }
+    };
+  }
+
+  struct Message {
+    Transfer::Kind kind;
+    int peer;
+    MailboxMemory::Label expected;
+    at::Tensor label, payload;  // bytes; the payload may be empty and is then not sent
+    c10::intrusive_ptr<c10d::Work> label_work, payload_work;
+  };
+
+  Message start_message(Transfer::Kind kind, const at::Tensor& tensor, int peer, bool of_all_to_all) {
+    const bool sends = kind == Transfer::Kind::kSend;
+    Message message{kind,
+                    peer,
+                    MailItem(tensor, of_all_to_all).label,
+                    at::empty({sizeof message.expected}, at::kByte),
+                    tensor.view({-1}).view(at::kByte),
+                    nullptr,
+                    nullptr};
+    if (sends) std::memcpy(message.label.data_ptr(), &message.expected, sizeof message.expected);
+    const auto [label_tag, payload_tag] =
+        tags((sends ? sent_ : received_)[static_cast<size_t>(peer)]++, message.expected);
+    const auto start = [&](const at::Tensor& bytes, int tag) {
+      std::vector<at::Tensor> tensors = {bytes};
+      return sends ? c10d_backend().send(tensors, peer, tag) : c10d_backend().recv(tensors, peer, tag);
+    };
+    message.label_work = start(message.label, label_tag);
+    if (message.payload.numel() > 0) message.payload_work = start(message.payload, payload_tag);
+    return message;
+  }
+
+  // Of the pair's message `number`. What both ranks expect is part of the second tag: a payload that does not
+  // fit meets no receiver.
+  static std::pair<int, int> tags(uint32_t number, const MailboxMemory::Label& label) {
+    const auto of_number = static_cast<int>(number % (1U << 14U));
+    const auto of_label = static_cast<int>(hash_bytes(&label, sizeof label) % (1U << 16U));
+    return {of_number, (1 << 30) | (of_number << 16) | of_label};
+  }
+
+  static void wait_for_label(Message& message) {
+    if (message.kind == Transfer::Kind::kSend) return;
+    message.label_work->wait();
+    MailboxMemory::Label sent{};
+    std::memcpy(&sent, message.label.const_data_ptr(), sizeof sent);
+    if (const std::string problem = label_mismatch(sent, message.expected); !problem.empty())
+      throw std::runtime_error(problem);
+  }
+  static void wait_for_payload(Message& message) {
+    if (message.kind == Transfer::Kind::kSend) message.label_work->wait();
+    if (message.payload_work) message.payload_work->wait();
+  }
+
   Finish do_gather(const at::Tensor& out, const at::Tensor& in) override {
     std::vector<at::Tensor> own = {in};
     std::vector<std::vector<at::Tensor>> all;
@@ -116,6 +199,8 @@ class GlooCommunicator : public BackendCommunicator {
     std::vector<at::Tensor> tensors = {tensor};
     return wait_for(c10d_backend().broadcast(tensors));
   }
+
+  std::vector<uint32_t> sent_, received_;  // messages so far, by peer
 };
 
 // --- NCCL: asyncOp = false launches on the current stream, so there is nothing to wait for ---
@@ -180,6 +265,19 @@ class NcclCommunicator : public BackendCommunicator {
   }
   Finish do_barrier() override {
     return [work = c10d_backend().barrier()] { work->wait(); };
+  }
+  // One group call. NCCL connects two ranks when they send each other something for the first time.
+  Finish do_transfers(const std::vector<Transfer>& transfers, bool /*of_all_to_all*/) override {
+    if (std::ranges::all_of(transfers, [](const Transfer& transfer) { return transfer.tensor.numel() == 0; }))
+      return nullptr;
+    c10d_backend().startCoalescing();
+    for (const auto& [kind, tensor, peer] : transfers) {
+      if (tensor.numel() == 0) continue;
+      std::vector<at::Tensor> tensors = {tensor};
+      kind == Transfer::Kind::kSend ? c10d_backend().send(tensors, peer, 0)
+                                    : c10d_backend().recv(tensors, peer, 0);
+    }
+    return [work = c10d_backend().endCoalescing(), transfers] { work->wait(); };
   }
 };
 

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
+#include <c10/util/accumulate.h>
 
 #include "base/error.h"
 #include "base/rank_list.h"
@@ -41,7 +43,7 @@ std::string brief(const std::exception& error) {
 Communicator::Communicator(std::string name, int rank, std::vector<int> global_ranks)
     : name_(std::move(name)), rank_(rank), global_ranks_(std::move(global_ranks)) {}
 
-void Communicator::throw_failure(const char* operation, int64_t number, const std::string& phase,
+void Communicator::throw_failure(const std::string& operation, int64_t number, const std::string& phase,
                                  const std::string& why) const {
   record_failed_operation({operation, number, name_, phase, why});
   const PostMortem others = ask_others_ ? ask_others_(operation, phase) : PostMortem{};
@@ -55,8 +57,10 @@ void Communicator::tell_observer(const char* operation, at::ScalarType dtype, in
   if (observer_) observer_({name_, operation, dtype, sent_bytes});
 }
 
-Pending Communicator::start_operation(const char* operation, const std::function<Finish()>& start) {
-  const auto guarded = [this, operation, number = ++sequence_](const std::string& phase, const auto& action) {
+Pending Communicator::start_operation(const std::string& operation, int64_t number,
+                                      const std::function<Finish()>& start) {
+  set_newest_operation(operation, number, name_);
+  const auto guarded = [this, operation, number](const std::string& phase, const auto& action) {
     try {
       return action();
     } catch (const Error&) {
@@ -81,7 +85,7 @@ Pending Communicator::start_all_gather_into(std::vector<GatherPart> parts) {
   int64_t bytes = 0;
   for (const GatherPart& part : parts) bytes += static_cast<int64_t>(part.in.nbytes());
   tell_observer("all_gather", parts[0].in.scalar_type(), bytes * (size() - 1));
-  return start_operation("all_gather", [&] {
+  return start_collective("all_gather", [&] {
     return parts.size() == 1 ? do_all_gather(parts[0].out, parts[0].in) : do_all_gather_parts(parts);
   });
 }
@@ -100,7 +104,7 @@ Pending Communicator::start_reduce_scatter_sum(const at::Tensor& out, const at::
   require_matching_tensors(in.numel() == out.numel() * size(), *this, "reduce_scatter", out, in);
   if (out.numel() == 0) return {};
   tell_observer("reduce_scatter", in.scalar_type(), static_cast<int64_t>(out.nbytes()) * (size() - 1));
-  return start_operation("reduce_scatter", [&] { return do_reduce_scatter_sum(out, in); });
+  return start_collective("reduce_scatter", [&] { return do_reduce_scatter_sum(out, in); });
 }
 
 Pending Communicator::start_all_reduce(const at::Tensor& tensor, bool max) {
@@ -108,11 +112,76 @@ Pending Communicator::start_all_reduce(const at::Tensor& tensor, bool max) {
   if (tensor.numel() == 0) return {};
   tell_observer("all_reduce", tensor.scalar_type(),
                 2 * static_cast<int64_t>(tensor.nbytes()) * (size() - 1) / size());
-  return start_operation("all_reduce", [&] { return do_all_reduce(tensor, max); });
+  return start_collective("all_reduce", [&] { return do_all_reduce(tensor, max); });
+}
+
+Pending Communicator::start_all_to_all(const at::Tensor& out, const at::Tensor& in,
+                                       std::span<const int64_t> out_rows, std::span<const int64_t> in_rows) {
+  const auto ranks = static_cast<size_t>(size()), own = static_cast<size_t>(rank());
+  // The elements of a row: -1 where the counts are not those of the tensor's rows.
+  const auto row_numel = [&](const at::Tensor& tensor, std::span<const int64_t> counts) -> int64_t {
+    if (counts.size() != ranks || tensor.dim() == 0 ||
+        std::ranges::any_of(counts, [](int64_t n) { return n < 0; }))
+      return -1;
+    const int64_t rows = std::accumulate(counts.begin(), counts.end(), int64_t{0});
+    return rows == tensor.size(0) ? c10::multiply_integers(tensor.sizes().slice(1)) : -1;
+  };
+  const int64_t width = row_numel(in, in_rows);
+  require_matching_tensors(width >= 0 && width == row_numel(out, out_rows) && in_rows[own] == out_rows[own],
+                           *this, "all_to_all", out, in);
+  std::vector<Transfer> transfers;
+  at::Tensor own_out, own_in;
+  int64_t out_row = 0, in_row = 0;
+  for (size_t r = 0; r < ranks; ++r) {
+    const at::Tensor from = out.narrow(0, out_row, out_rows[r]), to = in.narrow(0, in_row, in_rows[r]);
+    if (r == own) {
+      own_out = from;
+      own_in = to;
+    } else {
+      transfers.push_back({Transfer::Kind::kSend, to, static_cast<int>(r)});
+      transfers.push_back({Transfer::Kind::kReceive, from, static_cast<int>(r)});
+    }
+    out_row += out_rows[r];
+    in_row += in_rows[r];
+  }
+  if (out.numel() > 0 || in.numel() > 0)
+    tell_observer("all_to_all", in.scalar_type(), static_cast<int64_t>(in.nbytes() - own_in.nbytes()));
+  return start_collective("all_to_all", [&]() -> Finish {
+    own_out.copy_(own_in, /*non_blocking=*/true);
+    return transfers.empty() ? nullptr : do_transfers(transfers, /*of_all_to_all=*/true);
+  });
+}
+
+Pending Communicator::start_transfers(std::vector<Transfer> transfers) {
+  for (const auto& [kind, tensor, peer] : transfers) {
+    if (peer < 0 || peer >= size() || peer == rank_)
+      throw_bug("group {}: rank {} of {} has no peer {} to exchange a tensor with", name_, rank_, size(),
+                peer);
+    require_matching_tensors(true, *this, kind == Transfer::Kind::kSend ? "send" : "recv", tensor, tensor);
+    if (kind == Transfer::Kind::kSend && tensor.numel() > 0)
+      tell_observer("send", tensor.scalar_type(), static_cast<int64_t>(tensor.nbytes()));
+  }
+  if (transfers.empty()) return {};
+  return start_operation(describe(transfers), ++transfers_,
+                         [&] { return do_transfers(transfers, /*of_all_to_all=*/false); });
+}
+
+// "send to rank 3 and recv from rank 5"
+std::string Communicator::describe(const std::vector<Transfer>& transfers) const {
+  std::string text;
+  for (const auto& [kind, tensor, peer] : transfers) {
+    text += fmt::format("{}{} rank {}", text.empty() ? "" : " and ",
+                        kind == Transfer::Kind::kSend ? "send to" : "recv from", global_ranks_[peer]);
+  }
+  return text;
+}
+
+Communicator::Finish Communicator::do_transfers(const std::vector<Transfer>&, bool) {
+  throw_bug("group {}: {} groups move nothing between two ranks", name_, backend());
 }
 
 void Communicator::barrier() {
-  start_operation("barrier", [&] { return do_barrier(); }).wait();
+  start_collective("barrier", [&] { return do_barrier(); }).wait();
 }
 
 Communicator::Finish Communicator::do_gather(const at::Tensor&, const at::Tensor&) {
@@ -127,13 +196,13 @@ at::Tensor Communicator::gather_bytes(const at::Tensor& in) {
   const bool first = rank() == 0;
   const at::Tensor out = first ? at::empty({size(), in.numel()}, at::kByte) : at::Tensor();
   tell_observer("gather", at::kByte, first ? 0 : in.numel());
-  start_operation("gather", [&] { return do_gather(out, in); }).wait();
+  start_collective("gather", [&] { return do_gather(out, in); }).wait();
   return out;
 }
 
 void Communicator::broadcast_bytes(const at::Tensor& bytes) {
   tell_observer("broadcast", at::kByte, rank() == 0 ? bytes.numel() : 0);
-  start_operation("broadcast", [&] { return do_broadcast(bytes); }).wait();
+  start_collective("broadcast", [&] { return do_broadcast(bytes); }).wait();
 }
 
 namespace {
@@ -254,6 +323,11 @@ class LocalCommunicator : public Communicator {
   }
   Finish do_all_reduce(const at::Tensor&, bool) override { return nullptr; }
   Finish do_barrier() override { return nullptr; }
+  Finish do_transfers(const std::vector<Transfer>& transfers, bool) override {
+    for (const auto& [kind, tensor, peer] : transfers)
+      if (kind == Transfer::Kind::kReceive) tensor.zero_();
+    return nullptr;
+  }
   Finish do_gather(const at::Tensor& out, const at::Tensor& in) override {
     return rank() == 0 ? do_all_gather(out, in) : nullptr;
   }

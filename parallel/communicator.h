@@ -1,12 +1,13 @@
 // Collectives over one group of ranks. Every tensor that one rank sends to another goes through here.
 //
-// Every rank of the group must issue the same operations in the same order. `start_x(...)` returns a Pending
-// to wait for; `x(...)`, where it exists, starts and waits. On CPU (Gloo, shared memory) waiting blocks the
-// host. On CUDA (NCCL) both forms enqueue on the current stream and wait() does nothing more, but for an
-// all-reduce of a host tensor, whose result it copies back: order other
-// streams by events (base/device/streams.h). One thread at a time may use a communicator. Tensors must be
-// contiguous, on the group's device (all-reduces over NCCL take host tensors as well), and must not be
-// touched between start and wait.
+// Every rank of the group must issue the same collectives in the same order (base/exchange.h says what holds
+// for transfers). `start_x(...)` returns a Pending to wait for; `x(...)`, where it exists, starts and waits.
+// On CPU (Gloo, shared memory) waiting blocks the host. On CUDA (NCCL) collectives are enqueued on the
+// current stream and wait() does nothing more, but for an all-reduce of a host tensor, whose result it copies
+// back: order other streams by events (base/device/streams.h). All-to-alls and transfers run on a stream of
+// NCCL's, after what the current stream has been given, and wait() makes the stream that is current then wait
+// for them. One thread at a time may use a communicator. Tensors must be contiguous, on the group's device
+// (all-reduces over NCCL take host tensors as well), and must not be touched between start and wait.
 #pragma once
 
 #include <chrono>
@@ -14,6 +15,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -32,7 +34,9 @@ std::string brief(const std::exception& error);
 // A collective that a rank starts, as an observer sees it.
 struct CommOperation {
   std::string_view group;  // "fsdp/0"
-  std::string_view name;   // "all_gather", "reduce_scatter", "all_reduce", "gather", "broadcast"
+  // "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send" (a receive is not told of), "gather",
+  // "broadcast"
+  std::string_view name;
   at::ScalarType dtype;
   int64_t sent_bytes;  // by this rank, in the convention of CommLedger (parallel/ledger.h)
 };
@@ -77,6 +81,12 @@ class Communicator : public Coordinator, public Exchange {
   }
   void all_reduce_max(const at::Tensor& tensor) { start_all_reduce_max(tensor).wait(); }
 
+  // A size or dtype that differs from the peer's is an error of the rank that receives, but over NCCL, which
+  // does not notice: there the group's timeout ends the job.
+  Pending start_all_to_all(const at::Tensor& out, const at::Tensor& in, std::span<const int64_t> out_rows,
+                           std::span<const int64_t> in_rows) override;
+  Pending start_transfers(std::vector<Transfer> transfers) override;
+
   // Returns when every rank has arrived (on CUDA: blocks the host).
   void barrier();
   // Texts. Not on groups without host tensors (NCCL): use ProcessGroups::host().
@@ -110,18 +120,26 @@ class Communicator : public Coordinator, public Exchange {
   virtual Finish do_reduce_scatter_sum(const at::Tensor& out, const at::Tensor& in) = 0;
   virtual Finish do_all_reduce(const at::Tensor& tensor, bool max) = 0;
   virtual Finish do_barrier() = 0;
+  // The messages of one operation, empty ones too; `of_all_to_all`: the blocks of other ranks. Without an
+  // implementation in groups that move nothing between two ranks.
+  virtual Finish do_transfers(const std::vector<Transfer>& transfers, bool of_all_to_all);
   // Bytes of texts, to and from the group's rank 0: out[r] = in of rank r (`out` is undefined on the others),
   // and rank 0's tensor into that of all. Without an implementation in groups that move no text.
   virtual Finish do_gather(const at::Tensor& out, const at::Tensor& in);
   virtual Finish do_broadcast(const at::Tensor& tensor);
 
   Pending start_all_reduce(const at::Tensor& tensor, bool max);
-  // Calls `start`, and wraps what it returns so that errors name rank, group, operation and phase.
-  Pending start_operation(const char* operation, const std::function<Finish()>& start);
+  // Calls `start`, and wraps what it returns so that errors name rank, group, operation and phase. `number`:
+  // of the group's collectives, or of this rank's transfers.
+  Pending start_operation(const std::string& operation, int64_t number, const std::function<Finish()>& start);
+  Pending start_collective(const char* operation, const std::function<Finish()>& start) {
+    return start_operation(operation, ++sequence_, start);
+  }
+  std::string describe(const std::vector<Transfer>& transfers) const;
   at::Tensor gather_bytes(const at::Tensor& in);
   void broadcast_bytes(const at::Tensor& bytes);
   void tell_observer(const char* operation, at::ScalarType dtype, int64_t sent_bytes) const;
-  [[noreturn]] void throw_failure(const char* operation, int64_t number, const std::string& phase,
+  [[noreturn]] void throw_failure(const std::string& operation, int64_t number, const std::string& phase,
                                   const std::string& why) const;
 
   std::string name_;
@@ -129,7 +147,8 @@ class Communicator : public Coordinator, public Exchange {
   std::vector<int> global_ranks_;
   AskOthers ask_others_;
   CommObserver observer_;
-  int64_t sequence_ = 0;  // operations so far
+  int64_t sequence_ = 0;   // collectives so far
+  int64_t transfers_ = 0;  // start_transfers() so far
 };
 
 // All-reduces over ranks that are no group of their own, but groups one after the other: the ranks that shard
@@ -152,8 +171,9 @@ class ReduceChain {
 // A group of one rank: nothing is sent; an all-gather or reduction copies unless it is in place.
 std::unique_ptr<Communicator> make_solo_communicator(std::string name, int global_rank);
 // A group of any size in one process, for dry runs: an all-gather copies the input into every slot, a
-// reduce-scatter copies the rank's own chunk, everything else leaves its tensor as it is. Its observer is
-// told the bytes that a real group would send.
+// reduce-scatter copies the rank's own chunk, what comes from another rank by an all-to-all or a transfer is
+// zero, everything else leaves its tensor as it is. Its observer is told the bytes that a real group would
+// send.
 std::unique_ptr<Communicator> make_fake_communicator(std::string name, int rank,
                                                      std::vector<int> global_ranks);
 

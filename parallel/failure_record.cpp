@@ -23,6 +23,8 @@ struct Own {
   std::mutex mutex;
   Environment environment;
   std::optional<FailedOperation> operation;  // the first that failed: what follows is its consequence
+  std::string newest, newest_group;          // started last
+  int64_t newest_number = 0;
 };
 
 Own& own() {
@@ -88,6 +90,19 @@ void record_lost_ranks(std::vector<int> lost) {
   if (!own().operation || lost.empty()) return;
   own().operation->lost = std::move(lost);
   write_record(ExitCode::kCommunication, own().operation->phase, own().operation->cause);
+}
+
+void set_newest_operation(const std::string& operation, int64_t number, const std::string& group) {
+  std::lock_guard lock(own().mutex);
+  own().newest = operation;  // keeps its capacity: no allocation in the steady state
+  own().newest_group = group;
+  own().newest_number = number;
+}
+
+std::string newest_operation() {
+  std::lock_guard lock(own().mutex);
+  if (own().newest.empty()) return "";
+  return fmt::format("{}, number {} of group {}", own().newest, own().newest_number, own().newest_group);
 }
 
 std::string failure_sentence(ExitCode code, const std::string& message, const Environment& environment,

@@ -33,6 +33,12 @@ bool operation_failed();  // one has been remembered
 // Adds the ranks that did not answer to the record of that operation.
 void record_lost_ranks(std::vector<int> lost);
 
+// The operation that this process has started last, on any group: where ranks exchange over NCCL the host
+// runs ahead of the device, so it is the last one that may be waiting. Callable from any thread.
+void set_newest_operation(const std::string& operation, int64_t number, const std::string& group);
+// "all_gather, number 12 of group tp/0"; empty before the first.
+std::string newest_operation();
+
 // The last thing that a failing process calls: writes its sentence to stderr and its record. The sentence
 // names rank, host and phase where there are several ranks; a configuration refused before they met is the
 // same on all of them and is given as it is. Never throws; returns the exit code.

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include <ATen/ops/_chunk_cat.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
@@ -48,9 +49,11 @@ bool chunk_cat_takes(const std::vector<at::Tensor>& grads, const at::Tensor& pac
 
 }  // namespace
 
-FsdpContext::FsdpContext(Communicator& shard, Communicator& replicate, const ShardingOptions& options)
+FsdpContext::FsdpContext(Communicator& shard, Communicator& replicate, const ShardingOptions& options,
+                         Communicator* tensor)
     : shard_(shard),
       replicate_(replicate),
+      tensor_(tensor),
       options_(options),
       gather_stream_(DeviceStream::from_pool(options.device, /*high_priority=*/true)),
       reduce_stream_(DeviceStream::from_pool(options.device, /*high_priority=*/true)) {}
@@ -72,6 +75,19 @@ void FsdpContext::complete_on_reduce_stream(Reduction& reduction) {
   reduced_.record(reduce_stream_);
 }
 
+void FsdpContext::sum_over_tensor_ranks(const std::vector<at::Tensor>& replicated) const {
+  if (replicated.empty()) return;
+  const TraceRange range("all-reduce", "replicated gradients");
+  at::NoGradGuard no_grad;
+  const at::Tensor packed = at::cat(replicated);
+  tensor_->all_reduce_sum(packed);
+  int64_t offset = 0;
+  for (const at::Tensor& gradient : replicated) {
+    gradient.copy_(packed.narrow(0, offset, gradient.numel()));
+    offset += gradient.numel();
+  }
+}
+
 void encode_changed_weights(const FsdpContext& context, const std::vector<ShardedParameterPtr>& parameters) {
   std::vector<ShardedParameter*> changed;
   std::vector<at::Tensor> masters;
@@ -85,6 +101,7 @@ void encode_changed_weights(const FsdpContext& context, const std::vector<Sharde
   const GatherCodec& codec = *context.options().codec;
   const at::Tensor maxima = codec.statistics(masters, context.options().device);
   context.shard().all_reduce_max(maxima);
+  if (context.tensor() != nullptr) context.tensor()->all_reduce_max(maxima);
   const at::Tensor scales = codec.scales(maxima);
   for (size_t i = 0; i < changed.size(); ++i)
     changed[i]->encode(codec, scales.select(0, static_cast<int64_t>(i)));
@@ -114,6 +131,23 @@ ShardGroup::ShardGroup(std::string name, const std::vector<ParameterPtr>& parame
     parameter->bind_grad(grads_.narrow(0, offset, parameter->padded_numel()));
     offset += parameter->padded_numel();
   }
+}
+
+LocalGradients ShardGroup::local_gradients() const {
+  LocalGradients gradients;
+  if (context_.tensor() == nullptr) {
+    if (grads_.numel() > 0) gradients.divided.push_back(grads_);
+    return gradients;
+  }
+  const auto divided = [&](size_t i) { return !owned_[i]->parameter().cuts.empty(); };
+  int64_t begin = 0, end = 0;
+  for (size_t i = 0; i < owned_.size(); ++i) {
+    end += owned_[i]->padded_numel();
+    if (i + 1 < owned_.size() && divided(i + 1) == divided(i)) continue;
+    (divided(i) ? gradients.divided : gradients.replicated).push_back(grads_.narrow(0, begin, end - begin));
+    begin = end;
+  }
+  return gradients;
 }
 
 void ShardGroup::start_unshard() {

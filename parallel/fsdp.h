@@ -3,6 +3,9 @@
 // when to reduce their gradients. Hybrid sharding (HSDP) and plain replication are the same with another pair
 // of communicators.
 //
+// Under tensor parallelism the weights of a unit are those that this rank's layers read (Parameter::local);
+// what every tensor parallel rank has whole has a gradient that is the sum of theirs.
+//
 // All reductions are sums: the loss is already divided by the global number of valid tokens.
 #pragma once
 
@@ -22,19 +25,34 @@ namespace hyperion::parallel {
 
 class ShardGroup;
 
-// What the groups of one model share: the two communicators, the streams beside the compute stream, and the
+// The sharded gradients of this rank, padding included (its values are zero); each element once.
+struct LocalGradients {
+  // Of parameters that no other tensor parallel rank has the same rows of; without tensor parallelism of all.
+  std::vector<at::Tensor> divided;
+  // Of parameters that every tensor parallel rank has whole, sharded over fsdp alike.
+  std::vector<at::Tensor> replicated;
+};
+
+// What the groups of one model share: the communicators, the streams beside the compute stream, and the
 // one reduction in flight.
 class FsdpContext {
  public:
-  FsdpContext(Communicator& shard, Communicator& replicate, const ShardingOptions& options);
+  // `tensor`: the ranks that have divided the parameters (Parameter::cuts); null: none.
+  FsdpContext(Communicator& shard, Communicator& replicate, const ShardingOptions& options,
+              Communicator* tensor = nullptr);
 
   Communicator& shard() const { return shard_; }
   Communicator& replicate() const { return replicate_; }
+  Communicator* tensor() const { return tensor_; }
   const ShardingOptions& options() const { return options_; }
 
   // Completes the reduction in flight; what the compute stream runs next may read all gradients that were
   // reduced so far. Call at the end of backward.
   void finish_reduction();
+
+  // Adds up LocalGradients::replicated over the tensor parallel ranks, as one tensor in their dtype. Once a
+  // step, when all other sums are complete.
+  void sum_over_tensor_ranks(const std::vector<at::Tensor>& replicated) const;
 
  private:
   friend class ShardGroup;
@@ -49,6 +67,7 @@ class FsdpContext {
 
   Communicator& shard_;
   Communicator& replicate_;
+  Communicator* tensor_;
   ShardingOptions options_;
   DeviceStream gather_stream_, reduce_stream_;
   std::optional<Reduction> in_flight_;
@@ -56,7 +75,7 @@ class FsdpContext {
 };
 
 // Encodes the all-gather inputs of those `parameters` whose masters have changed since: one all-reduce of
-// their maxima for all of them. Collective over the fsdp group.
+// their maxima for all of them. Collective over the fsdp group and the tensor parallel ranks.
 void encode_changed_weights(const FsdpContext& context, const std::vector<ShardedParameterPtr>& parameters);
 
 class ShardGroup {
@@ -70,6 +89,8 @@ class ShardGroup {
   const std::vector<ShardedParameterPtr>& parameters() const { return parameters_; }
   const std::vector<ShardedParameterPtr>& owned() const { return owned_; }
   const at::Tensor& owned_grads() const { return grads_; }  // 1-D, the padded rows of all own parameters
+  // Views of owned_grads(), one for each stretch of parameters that are divided, or are not.
+  LocalGradients local_gradients() const;
 
   // Starts the all-gather of the weights; does nothing when they are gathered or in flight.
   void start_unshard();

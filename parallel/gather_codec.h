@@ -16,8 +16,8 @@ struct GatherCodec {
   at::ScalarType dtype = at::kByte;  // of an encoded element
   std::function<bool(const Parameter&)> applies{};
 
-  // Of master rows on each rank: fp32 [n] on `device`. Their maximum over the fsdp group is what scales()
-  // takes: fp32 [n] of factors.
+  // Of master rows on each rank: fp32 [n] on `device`. Their maximum over all ranks with a part of the
+  // parameter is what scales() takes: fp32 [n] of factors.
   std::function<at::Tensor(const std::vector<at::Tensor>& masters, at::Device device)> statistics{};
   std::function<at::Tensor(const at::Tensor& maxima)> scales{};
   // Master rows to `out`, of the same shape in `dtype`. scale: 0-dim, on the master's device.

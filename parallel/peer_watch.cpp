@@ -248,8 +248,11 @@ void PeerWatch::end_process() {
   record_failed_operation({"", 0, "", current_phase(), why, lost_});
   if (!lost_failed_) record_lost_ranks(lost_);  // of an operation that had failed by then
   spdlog::default_logger()->flush();
-  ::_exit(report_failure(ExitCode::kCommunication,
-                         fmt::format("{}, and this rank waits for it: see its log first", why)));
+  const std::string newest = newest_operation();
+  ::_exit(report_failure(
+      ExitCode::kCommunication,
+      fmt::format("{}, and this rank waits for it: see its log first{}", why,
+                  newest.empty() ? "" : fmt::format(" (the operation started last: {})", newest))));
 }
 
 }  // namespace hyperion::parallel

@@ -84,14 +84,14 @@ ProcessGroups::ProcessGroups(const Mesh& mesh, const Environment& environment, c
   }
 
   std::map<std::vector<int>, std::shared_ptr<Communicator>> shareable;
-  // Groups that carry parameters and gradients have connections of their own; the rest share by their set of
-  // ranks.
+  // Groups that carry parameters, gradients and activations have connections of their own; the rest share by
+  // their set of ranks.
   for (MeshDim dim : {MeshDim::kWorld, MeshDim::kFsdp, MeshDim::kDpReplicate, MeshDim::kPp, MeshDim::kTp,
                       MeshDim::kCp, MeshDim::kDpShard, MeshDim::kBatch, MeshDim::kLoss}) {
     const bool of_all_replicas = dim == MeshDim::kWorld || dim == MeshDim::kBatch || dim == MeshDim::kLoss;
     if (real && options.backend == CommBackend::kNccl && of_all_replicas) continue;
     const std::vector<int> ranks = mesh.group(environment.rank, dim);
-    const bool own = dim == MeshDim::kFsdp || dim == MeshDim::kDpReplicate;
+    const bool own = dim == MeshDim::kFsdp || dim == MeshDim::kDpReplicate || dim == MeshDim::kTp;
     auto& group = groups_[dim];
     if (const auto found = shareable.find(ranks); !own && found != shareable.end()) {
       group = found->second;
@@ -101,7 +101,7 @@ ProcessGroups::ProcessGroups(const Mesh& mesh, const Environment& environment, c
     }
     // A later dimension of the same ranks joins the most specific group: dp_shard the fsdp one, batch the
     // world.
-    if (dim != MeshDim::kDpReplicate) shareable.try_emplace(ranks, group);
+    if (dim != MeshDim::kDpReplicate && dim != MeshDim::kTp) shareable.try_emplace(ranks, group);
   }
   if (!real) {
     options_.host_fan_out = 0;
@@ -126,10 +126,19 @@ Communicator& ProcessGroups::get(MeshDim dim) const {
 
 ReduceChain ProcessGroups::loss_groups() const {
   if (groups_.contains(MeshDim::kLoss)) return ReduceChain({&get(MeshDim::kLoss)});
-  std::vector<Communicator*> chain;
-  for (const MeshDim dim : {MeshDim::kFsdp, MeshDim::kDpReplicate})
-    if (get(dim).size() > 1) chain.push_back(&get(dim));
-  return ReduceChain(std::move(chain));
+  return chain({MeshDim::kFsdp, MeshDim::kDpReplicate});
+}
+
+ReduceChain ProcessGroups::all_ranks() const {
+  if (groups_.contains(MeshDim::kWorld)) return ReduceChain({&world()});
+  return chain({MeshDim::kFsdp, MeshDim::kDpReplicate, MeshDim::kTp});
+}
+
+ReduceChain ProcessGroups::chain(std::initializer_list<MeshDim> dims) const {
+  std::vector<Communicator*> groups;
+  for (const MeshDim dim : dims)
+    if (get(dim).size() > 1) groups.push_back(&get(dim));
+  return ReduceChain(std::move(groups));
 }
 
 void ProcessGroups::leave(PeerWatch::End end) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <string>
@@ -38,7 +39,7 @@ std::map<std::string, std::string> nccl_environment(const CommOptions& options);
 
 // Construction is collective: every rank of the world makes the same groups in the same order. Dimensions of
 // degree 1 have no connections. Dimensions with the same ranks share a communicator (batch and loss with
-// world, dp_shard with fsdp), but fsdp and dp_replicate never share with world, so their traffic does not
+// world, dp_shard with fsdp), but fsdp, dp_replicate and tp never share with world, so their traffic does not
 // queue behind it. Over NCCL, where a communicator takes memory of the GPU and connections of its own, world,
 // batch and loss are not made: host() and loss_groups() do what they are for.
 class ProcessGroups {
@@ -56,6 +57,8 @@ class ProcessGroups {
   Communicator& host() const { return host_ ? *host_ : world(); }
   // The ranks whose token counts and losses add up: the loss group, over NCCL fsdp and then dp_replicate.
   ReduceChain loss_groups() const;
+  // Every rank: the world group, over NCCL the loss groups and then tp.
+  ReduceChain all_ranks() const;
 
   // One more group of all ranks, for CPU tensors and text, with connections and a timeout of its own: for a
   // thread whose exchanges must not mix with training's. Collective.
@@ -78,6 +81,7 @@ class ProcessGroups {
   std::shared_ptr<Communicator> make_group(const std::string& name, int rank, const std::vector<int>& ranks,
                                            const CommOptions& options, bool one_host);
   std::shared_ptr<Communicator> make_host_group(const std::string& name);
+  ReduceChain chain(std::initializer_list<MeshDim> dims) const;  // those of several ranks
   static Communicator::PostMortem find_lost_ranks(const Rendezvous& rendezvous, const std::vector<int>& ranks,
                                                   const std::string& operation, const std::string& phase);
 

@@ -17,6 +17,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/shared_segment.h"
+#include "parallel/mailbox.h"
 
 namespace hyperion::parallel {
 namespace {
@@ -86,11 +87,23 @@ class SharedMemoryCommunicator : public Communicator {
                            std::vector<SharedSegment> segments, std::chrono::milliseconds timeout)
       : Communicator(std::move(name), rank, std::move(global_ranks)),
         segments_(std::move(segments)),
-        timeout_(timeout) {}
+        timeout_(timeout) {
+    for (int peer = 0; peer < size(); ++peer) {
+      senders_.emplace_back(mailbox_memory(segments_[this->rank()], peer));
+      receivers_.emplace_back(mailbox_memory(segments_[peer], this->rank()));
+    }
+  }
+
+  // Behind the ring of each segment a mailbox for each rank that its owner sends to.
+  static size_t mailbox_bytes(size_t ranks) { return ranks * sizeof(MailboxMemory); }
 
   std::string_view backend() const override { return "shm"; }
   void set_timeout(std::chrono::milliseconds timeout) override { timeout_ = timeout; }
-  void abort() override { segments_.clear(); }  // peers see it as the end of this rank
+  void abort() override {  // peers see it as the end of this rank
+    senders_.clear();
+    receivers_.clear();
+    segments_.clear();
+  }
 
  private:
   Finish do_all_gather(const at::Tensor& out, const at::Tensor& in) override {
@@ -184,6 +197,36 @@ class SharedMemoryCommunicator : public Communicator {
     return enqueue(std::move(operation));
   }
 
+  Finish do_transfers(const std::vector<Transfer>& transfers, bool of_all_to_all) override {
+    require_segments();
+    struct Started {
+      Transfer::Kind kind;
+      int peer;
+      std::shared_ptr<MailItem> item;
+    };
+    std::vector<Started> started;
+    for (const auto& [kind, tensor, peer] : transfers) {
+      auto item = std::make_shared<MailItem>(tensor, of_all_to_all);
+      kind == Transfer::Kind::kSend ? senders_[peer].add(item) : receivers_[peer].add(item);
+      started.push_back({kind, peer, std::move(item)});
+    }
+    advance();
+    return [this, started = std::move(started)] {
+      for (const auto& [kind, peer, item] : started) {
+        const bool sends = kind == Transfer::Kind::kSend;
+        advance_until([&item = item] { return item->done || !item->failure.empty(); },
+                      [peer = peer](int r) { return r == peer; },
+                      sends ? "has not received it" : "has not sent it");
+        if (!item->failure.empty())
+          throw std::runtime_error(fmt::format("from rank {}: {}", global_ranks()[peer], item->failure));
+      }
+    };
+  }
+
+  static MailboxMemory& mailbox_memory(const SharedSegment& segment, int index) {
+    return reinterpret_cast<MailboxMemory*>(segment.extra())[index];
+  }
+
   static std::shared_ptr<Operation> make_operation(const at::Tensor& out, const at::Tensor& in, int64_t count,
                                                    int rows) {
     auto operation = std::make_shared<Operation>();
@@ -207,7 +250,13 @@ class SharedMemoryCommunicator : public Communicator {
         require_segments();
         while (write_next_message()) {
         }
-        read_next_message();
+        if (has_transfers()) {
+          // Peers may need their data to get to this operation.
+          advance_until([&] { return operation->done() || !has_transfers(); },
+                        [this](int r) { return lags_behind(r); }, "has not started it");
+        } else {
+          read_next_message();
+        }
       }
     };
   }
@@ -231,6 +280,7 @@ class SharedMemoryCommunicator : public Communicator {
     ++operation.written;
     own.posted.store(++written_, std::memory_order_release);
     wake_all(own.posted);
+    ring_bells();
     return true;
   }
 
@@ -265,19 +315,102 @@ class SharedMemoryCommunicator : public Communicator {
       wait_for_ring_space(deadline);
       return;
     }
-    Operation& operation = *queue_.front();
-    Rows rows;
     for (int r = 0; r < size(); ++r) {
       wait_until(r, segments_[r].header().posted, deadline, "has not started it",
                  [&](uint32_t posted) { return static_cast<int32_t>(posted - read_) > 0; });
-      rows.push_back(segments_[r].message(read_));
     }
+    read_posted_message();
+  }
+
+  // The next message of every rank, which all have written.
+  void read_posted_message() {
+    Operation& operation = *queue_.front();
+    Rows rows;
+    for (int r = 0; r < size(); ++r) rows.push_back(segments_[r].message(read_));
     operation.read_from(rows, operation.begin(operation.read), operation.length(operation.read));
     ++operation.read;
     auto& completed = segments_[rank()].header().completed;
     completed.store(++read_, std::memory_order_release);
     wake_all(completed);
+    ring_bells();
     if (operation.done()) queue_.pop_front();
+  }
+
+  // Whether this rank's next step in its collectives waits for rank r: for its message, or where the ring is
+  // full for its reading.
+  bool lags_behind(int r) const {
+    const SharedSegment::Header& header = segments_[r].header();
+    if (written_ == read_) return header.completed.load(std::memory_order_acquire) != written_;
+    return static_cast<int32_t>(header.posted.load(std::memory_order_acquire) - read_) <= 0;
+  }
+
+  bool has_transfers() const {
+    const auto busy = [](const auto& box) { return !box.idle(); };
+    return std::ranges::any_of(senders_, busy) || std::ranges::any_of(receivers_, busy);
+  }
+
+  // Does all that needs no waiting, in collectives and transfers. Whether anything was done.
+  bool advance() {
+    bool moved = false;
+    while (write_next_message()) moved = true;
+    while (written_ != read_) {
+      bool posted = true;
+      for (int r = 0; r < size() && posted; ++r) posted = !lags_behind(r);
+      if (!posted) break;
+      read_posted_message();
+      moved = true;
+      while (write_next_message()) {
+      }
+    }
+    for (int peer = 0; peer < size(); ++peer) {
+      const bool sent = senders_[peer].advance(), received = receivers_[peer].advance();
+      if (sent || received) ring_bell(peer);
+      moved = moved || sent || received;
+    }
+    return moved;
+  }
+
+  // Advances until done(); sleeps on the own bell where nothing can be done. waits_for(r): whether what is
+  // waited for needs rank r, which `lacking` says about it.
+  template <typename Done, typename WaitsFor>
+  void advance_until(const Done& done, const WaitsFor& waits_for, const char* lacking) {
+    auto deadline = Clock::now() + timeout_;
+    while (true) {
+      require_segments();
+      bool moved = advance();
+      if (done()) return;
+      if (moved) {
+        deadline = Clock::now() + timeout_;
+        continue;
+      }
+      SharedSegment::Header& own = segments_[rank()].header();
+      own.listening.store(1);
+      std::atomic_thread_fence(std::memory_order_seq_cst);  // peers see it, or we what they have done
+      const uint32_t seen = own.bell.load();
+      moved = advance();
+      if (!moved) wait_for_change(own.bell, seen);
+      own.listening.store(0);
+      if (moved || own.bell.load() != seen) continue;
+      for (int r = 0; r < size(); ++r) {
+        if (r == rank() || !waits_for(r)) continue;
+        if (segments_[r].owner_ended() && !advance() && !done())
+          throw std::runtime_error(fmt::format("rank {} has ended", global_ranks()[r]));
+        if (Clock::now() > deadline && !done()) throw_timeout(r, lacking);
+      }
+    }
+  }
+
+  // After a change that rank `peer` may wait for.
+  void ring_bell(int peer) {
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    SharedSegment::Header& header = segments_[peer].header();
+    if (header.listening.load() == 0) return;
+    header.bell.fetch_add(1);
+    wake_all(header.bell);
+  }
+  void ring_bells() {
+    for (int peer = 0; peer < size(); ++peer)
+      if (peer != rank()) ring_bell(peer);
   }
 
   void wait_for_ring_space(Clock::time_point deadline) {
@@ -299,15 +432,19 @@ class SharedMemoryCommunicator : public Communicator {
           !reached(counter.load(std::memory_order_acquire))) {
         throw std::runtime_error(fmt::format("rank {} has ended", global_ranks()[peer]));
       }
-      if (Clock::now() > deadline) {
-        throw std::runtime_error(fmt::format("timed out after {} s: rank {} {}",
-                                             std::chrono::duration<double>(timeout_).count(),
-                                             global_ranks()[peer], lacking));
-      }
+      if (Clock::now() > deadline) throw_timeout(peer, lacking);
     }
   }
 
+  [[noreturn]] void throw_timeout(int peer, const char* lacking) const {
+    throw std::runtime_error(fmt::format("timed out after {} s: rank {} {}",
+                                         std::chrono::duration<double>(timeout_).count(),
+                                         global_ranks()[peer], lacking));
+  }
+
   std::vector<SharedSegment> segments_;
+  std::vector<MailSender> senders_;      // by peer
+  std::vector<MailReceiver> receivers_;  // by peer
   std::chrono::milliseconds timeout_;
   std::deque<std::shared_ptr<Operation>> queue_;  // not done yet, oldest first
   uint32_t written_ = 0, read_ = 0;  // messages so far; equal on all ranks once all have caught up
@@ -322,7 +459,8 @@ std::unique_ptr<Communicator> make_shared_memory_communicator(std::string name, 
                                                               std::chrono::milliseconds timeout) {
   const int size = static_cast<int>(global_ranks.size());
   const auto key = [](const char* what, int r) { return fmt::format("shm/{}/{}", what, r); };
-  std::optional<SharedSegment> own = SharedSegment::create();
+  std::optional<SharedSegment> own =
+      SharedSegment::create(SharedMemoryCommunicator::mailbox_bytes(global_ranks.size()));
   if (!own)
     log_warning("rank {}: no shared memory between the ranks of this host ({}): they use Gloo",
                 global_ranks[rank], std::strerror(errno));
@@ -344,7 +482,9 @@ std::unique_ptr<Communicator> make_shared_memory_communicator(std::string name, 
     int pid = 0, fd = -1;
     const std::string place(places[r].begin(), places[r].end());
     good = std::sscanf(place.c_str(), "%d %d", &pid, &fd) == 2;
-    auto peer = good ? SharedSegment::open(pid, fd) : std::nullopt;
+    auto peer =
+        good ? SharedSegment::open(pid, fd, SharedMemoryCommunicator::mailbox_bytes(global_ranks.size()))
+             : std::nullopt;
     good = peer.has_value();
     if (peer) segments.push_back(std::move(*peer));
   }

@@ -18,7 +18,7 @@ namespace hyperion::trainer {
 
 class FiniteGuard {
  public:
-  // `groups`: all ranks whose losses add up; they agree on the verdict.
+  // `groups`: all ranks of the job; they agree on the verdict.
   explicit FiniteGuard(parallel::ReduceChain groups) : groups_(std::move(groups)) {}
 
   // After the gradient norm of the step `own.step` is known. `own`: what this rank tells the others;

@@ -23,6 +23,11 @@ FsdpModel::FsdpModel(const models::Transformer& model, parallel::FsdpContext& fs
   std::map<const Parameter*, parallel::ShardedParameterPtr> known;
   for (const models::UnitParameters& unit : model.units())
     groups_.push_back(std::make_unique<parallel::ShardGroup>(unit.name, unit.parameters, known, fsdp));
+  for (const auto& group : groups_) {
+    const parallel::LocalGradients own = group->local_gradients();
+    gradients_.divided.insert(gradients_.divided.end(), own.divided.begin(), own.divided.end());
+    gradients_.replicated.insert(gradients_.replicated.end(), own.replicated.begin(), own.replicated.end());
+  }
 }
 
 std::vector<parallel::ShardedParameterPtr> FsdpModel::parameters() const {
@@ -78,7 +83,7 @@ at::Tensor FsdpModel::backward_block(size_t block, const at::Tensor& grad, const
     const parallel::TraceRange recompute("recompute", groups_[block + 1]->name());
     if (saved.selective) saved.selective->start_recompute();
     models::SelectiveCheckpointScope scope(saved.selective.get());
-    saved.output = model_.blocks()[block].forward(saved.input, batch.context);
+    saved.output = model_.blocks()[block].forward(saved.input, batch.context, models::BlockRun::kAgain);
   }
   torch::autograd::backward({saved.output}, {grad});
   const at::Tensor grad_input = saved.input.grad();
@@ -138,6 +143,11 @@ at::Tensor FsdpModel::forward_backward(const models::Microbatch& batch, const at
   groups_[0]->reshard();  // it is still gathered where weights stay gathered after forward
   groups_[0]->reduce(last);
   fsdp_.finish_reduction();
+  if (last && fsdp_.tensor() != nullptr) {
+    parallel::set_phase(fmt::format("step {} sum of replicated gradients", step_));
+    failpoint("step.sum");
+    fsdp_.sum_over_tensor_ranks(gradients_.replicated);
+  }
   return loss;
 }
 

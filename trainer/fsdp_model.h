@@ -31,6 +31,7 @@ class FsdpModel {
 
   const std::vector<std::unique_ptr<parallel::ShardGroup>>& groups() const { return groups_; }
   std::vector<parallel::ShardedParameterPtr> parameters() const;  // every parameter once, in unit order
+  const parallel::LocalGradients& gradients() const { return gradients_; }  // of all of them, by unit
 
   // Call after anything has written the masters: what layers and all-gathers keep of the old ones becomes
   // invalid. Collective when weights are gathered encoded.
@@ -58,6 +59,7 @@ class FsdpModel {
   parallel::FsdpContext& fsdp_;
   FsdpModelOptions options_;
   std::vector<std::unique_ptr<parallel::ShardGroup>> groups_;  // one per unit: embedding, blocks, head
+  parallel::LocalGradients gradients_;
   int64_t step_ = 0;
 };
 

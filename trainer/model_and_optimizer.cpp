@@ -14,21 +14,23 @@ ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const 
                                            const ModelPlace& place) {
   if (!place.without_memory) choose_attention(args, config, place.device, place.groups.host());
   ModelAndOptimizer made;
-  made.transformer = std::make_unique<models::Transformer>(args, config.training.loss_chunk_bytes);
+  parallel::Communicator& tensor_ranks = place.groups.get(parallel::MeshDim::kTp);
+  parallel::Communicator* tensor = tensor_ranks.size() > 1 ? &tensor_ranks : nullptr;
+  made.transformer = std::make_unique<models::Transformer>(
+      args, config.training.loss_chunk_bytes,
+      models::Regions{.tensor = tensor, .loss_parallel = !config.parallelism.disable_loss_parallel});
   made.float8 = convert_to_float8(*made.transformer, config, place.float8);
   parallel::ShardingOptions sharding = sharding_options(config.training, place.device, made.float8.codec);
   if (place.without_memory) sharding.state_device = at::kMeta;
-  made.fsdp =
-      std::make_unique<parallel::FsdpContext>(place.groups.get(parallel::MeshDim::kFsdp),
-                                              place.groups.get(parallel::MeshDim::kDpReplicate), sharding);
+  made.fsdp = std::make_unique<parallel::FsdpContext>(place.groups.get(parallel::MeshDim::kFsdp),
+                                                      place.groups.get(parallel::MeshDim::kDpReplicate),
+                                                      sharding, tensor);
   const FsdpModelOptions options = {
       .reshard_after_forward = config.parallelism.fsdp_reshard_after_forward != ReshardAfterForward::kNever,
       .checkpointing = activation_checkpointing(config, *made.transformer)};
   made.float8_products = float8_products(*made.transformer, made.float8, options.checkpointing);
   made.fsdp_model = std::make_unique<FsdpModel>(*made.transformer, *made.fsdp, options);
   made.parameters = made.fsdp_model->parameters();
-  for (const auto& group : made.fsdp_model->groups())
-    if (group->owned_grads().numel() > 0) made.grads.push_back(group->owned_grads());
   made.optimizer = std::make_unique<Adam>(made.parameters, config.optimizer);
   return made;
 }

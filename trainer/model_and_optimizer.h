@@ -25,7 +25,6 @@ struct ModelAndOptimizer {
   std::unique_ptr<parallel::FsdpContext> fsdp;
   std::unique_ptr<FsdpModel> fsdp_model;
   std::vector<parallel::ShardedParameterPtr> parameters;
-  std::vector<at::Tensor> grads;  // every sharded gradient of this rank, by unit
   std::unique_ptr<Adam> optimizer;
   std::unique_ptr<Ema> ema;  // null when off
 };
@@ -37,7 +36,8 @@ struct ModelPlace {
   bool without_memory = false;  // masters, gradients and states have shapes only (the meta device)
 };
 
-// Converts the linears to FP8 and shards the model as `config` says, and allocates this rank's part, without
+// Divides the model's layers over the tensor parallel ranks, converts the linears to FP8 and shards what is
+// left of them, as `config` says, and allocates this rank's part, without
 // values: initialise_weights() or a load gives them. Makes no moving average, which starts from them.
 // Collective where the device is a GPU (choose_attention). Throws Error(kUsage) for an FP8 recipe, or an
 // attention kernel, that the device cannot run.

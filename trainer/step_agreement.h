@@ -25,10 +25,11 @@ struct StepTotals {
   int64_t valid_tokens = 0;
   StepFlags flags;
 };
-// Sums over all ranks; `host` takes CPU tensors.
+// Sums over all ranks; `host` takes CPU tensors. `valid_tokens`: 0 on a rank whose batch another rank counts.
 StepTotals exchange_on_host(parallel::Communicator& host, int64_t valid_tokens, const StepFlags& own);
 
-// The number of valid tokens of all ranks, 0-dim int64 on `device`. Waits for nothing on a GPU.
+// The number of valid tokens of all ranks, 0-dim int64 on `device`; `groups`: ranks with different batches.
+// Waits for nothing on a GPU.
 at::Tensor sum_valid_tokens(const parallel::ReduceChain& groups, int64_t valid_tokens, at::Device device);
 
 // What a summed loss is multiplied by: 1 / valid_tokens (0-dim int64) as 0-dim fp32, rounded from fp64.

@@ -56,7 +56,7 @@ struct Trainer::StepInput {
 
 Trainer::Trainer(const ResolvedConfig& resolved, const std::vector<std::string>& command)
     : job_(start_job(resolved)),
-      guard_(job_.runtime.groups->loss_groups()),
+      guard_(job_.runtime.groups->all_ranks()),
       memory_mover_(job_.runtime.device) {
   const Runtime& runtime = job_.runtime;
   const JobConfig& configured = job_.configured.config;
@@ -86,7 +86,7 @@ Trainer::Trainer(const ResolvedConfig& resolved, const std::vector<std::string>&
   if (training.global_batch_size > 0)
     microbatches_ = training.global_batch_size /
                     (training.local_batch_size * runtime.mesh->degree(parallel::MeshDim::kBatch));
-  gradient_dump_ = gradient_dump_folder(runtime.world_size());
+  gradient_dump_ = gradient_dump_folder();
   for (const std::string& line : model_.float8.log) log_info("{}", line);
   for (const std::string& warning : model_.float8.warnings) log_warning("{}", warning);
   if (model_.float8.counters) log_info("{}", describe_gathers(model_.parameters, *model_.fsdp));
@@ -276,7 +276,10 @@ Trainer::StepInput Trainer::fetch(int64_t step) {
     set_running_step(step, step + 1);
   } else {
     const StepFlags own = {step, stop_signal(), checkpointer_->failed()};
-    const StepTotals totals = exchange_on_host(job_.runtime.groups->host(), input.local_valid, own);
+    // The tensor parallel ranks of a batch have the same tokens: one of them counts.
+    const bool counts = job_.runtime.mesh->coordinate(job_.runtime.rank(), parallel::MeshDim::kTp) == 0;
+    const StepTotals totals =
+        exchange_on_host(job_.runtime.groups->host(), counts ? input.local_valid : 0, own);
     agreed_ = totals.flags;
     if (agreed_.stop != StopSignal::kNone) {  // the step is not made, its data stay
       job_.loader->load_state(before);
@@ -300,11 +303,13 @@ void Trainer::train_step(int64_t step, const StepInput& input) {
   for (const Batch& batch : input.batches)
     losses.push_back(model_.fsdp_model->forward_backward(mover_->move(batch), scale,
                                                          /*last=*/&batch == &input.batches.back()));
-  if (step == 1 && gradient_dump_) dump_gradients(*gradient_dump_, model_.parameters);
+  if (step == 1 && gradient_dump_)
+    dump_gradients(*gradient_dump_, job_.runtime.rank(), job_.runtime.world_size(), model_.parameters);
 
   failpoint("step.opt");
   parallel::set_phase(fmt::format("step {} gradient norm", step));
-  const at::Tensor norm = global_grad_norm(model_.grads, job_.runtime.group(parallel::MeshDim::kFsdp));
+  const parallel::LocalGradients& gradients = model_.fsdp_model->gradients();
+  const at::Tensor norm = global_grad_norm(gradients, model_.fsdp->shard(), model_.fsdp->tensor());
   std::vector<std::string> sources;
   for (const Batch& batch : input.batches)
     sources.push_back(fmt::format("{}", fmt::join(batch.sources, ", ")));
@@ -315,7 +320,7 @@ void Trainer::train_step(int64_t step, const StepInput& input) {
   }
   const at::Tensor skip =
       guard_.check(own, losses, norm, scale, [sources](size_t i) { return sources.at(i); });
-  clip_gradients(model_.grads, norm, config().training.max_norm);
+  clip_gradients(gradients, norm, config().training.max_norm);
 
   checkpointer_->wait();
   {

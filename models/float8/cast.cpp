@@ -61,9 +61,9 @@ Copies plain::cast(const Tensor& x, const Tensor& row_scale, const Tensor& colum
 }
 
 Operands quantize_operands(const Tensor& x, const std::optional<Scaling>& rows,
-                           const std::optional<Scaling>& columns) {
+                           const std::optional<Scaling>& columns, const PartOf& part) {
   const auto scales = [&](const Scaling& scaling) {
-    return scales_of(amax(x, scaling.granularity), scaling.dtype, scaling.power_of_two);
+    return scales_of(amax(x, scaling.granularity, part), scaling.dtype, scaling.power_of_two);
   };
   const Scales of_rows = rows ? scales(*rows) : Scales();
   const Scales of_columns = !columns ? Scales() : columns == rows ? of_rows : scales(*columns);

@@ -34,8 +34,8 @@ struct Operands {
 };
 
 // Dynamic scales, then the copies that have a scaling; both in one dtype, and with one scale where the
-// scalings are equal.
+// scalings are equal. x may be a part of a matrix.
 Operands quantize_operands(const at::Tensor& x, const std::optional<Scaling>& rows,
-                           const std::optional<Scaling>& columns);
+                           const std::optional<Scaling>& columns, const PartOf& part = {});
 
 }  // namespace hyperion::float8

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include "base/box.h"
 #include "base/error.h"
 #include "base/nearest.h"
 
@@ -25,6 +26,10 @@ std::string reason_to_leave_out(const LinearShape& layer, const std::vector<std:
       return fmt::format("\"{}\" is in filter_fqns", part);
   if (layer.out % 16 != 0 || layer.in % 16 != 0)
     return fmt::format("{} x {}: an extent is no multiple of 16", layer.out, layer.in);
+  if (const int64_t divided = layer.split == 0 ? layer.out : layer.in; divided % (16 * layer.parts) != 0)
+    return fmt::format(
+        "{} x {}: the part of one of {} tensor parallel ranks is no multiple of 16 (of {}, it is {})",
+        layer.out, layer.in, layer.parts, divided, chunk_of(divided, layer.parts, 0).count);
   if (std::ranges::find(filter, kAutoFilter) != filter.end() && too_small(layer, recipe))
     return fmt::format("{} x {} is too small to gain ({})", layer.out, layer.in, kAutoFilter);
   return "";

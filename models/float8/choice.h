@@ -12,6 +12,9 @@ namespace hyperion::float8 {
 struct LinearShape {
   std::string name;  // of the module: "layers.0.attention.wq"
   int64_t out = 0, in = 0;
+  // The ranks that divide it, and along which dimension of [out, in].
+  int64_t parts = 1;
+  int split = 0;
 };
 
 struct Choice {
@@ -23,8 +26,8 @@ struct Choice {
 inline constexpr const char* kAutoFilter = "auto_filter_small_kn";
 
 // One choice per layer, in their order. A layer is left out when an entry of `filter` is part of its name,
-// when an extent is no multiple of 16, and by kAutoFilter (which kRowwiseWithGwHp does not know:
-// Error(kUsage)).
+// when an extent of the layer or of a rank's part is no multiple of 16, and by kAutoFilter (which
+// kRowwiseWithGwHp does not know: Error(kUsage)).
 std::vector<Choice> choose_layers(const std::vector<LinearShape>& layers,
                                   const std::vector<std::string>& filter, Recipe recipe);
 

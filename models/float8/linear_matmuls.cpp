@@ -6,6 +6,7 @@ namespace hyperion::float8 {
 namespace {
 
 using at::Tensor;
+using models::Operand;
 
 Scalings scalings_of(Recipe recipe) {
   if (recipe == Recipe::kTensorwise)
@@ -26,26 +27,46 @@ Quantized transpose(const Quantized& x) {
 }  // namespace
 
 struct LinearMatmuls::WeightCopies : DerivedWeight {
-  Quantized out;                    // for out: [out, in], row-major
-  std::optional<Quantized> grad_x;  // for grad_x: [out, in], column-major where that matters
+  Quantized out;     // for out: [out, in], row-major
+  Quantized grad_x;  // for grad_x: [out, in], column-major where that matters; made when it is needed
 };
 
 LinearMatmuls::LinearMatmuls(Recipe recipe, Gemm gemm, std::shared_ptr<Counters> counters)
     : scalings_(scalings_of(recipe)), gemm_(gemm), counters_(std::move(counters)) {}
 
-Tensor LinearMatmuls::output(const Tensor& x, const Parameter& weight) const {
-  const Quantized rows = cast_operands(x, scalings_.x_out, std::nullopt).rows;
-  return multiply(rows, transpose(weight_copies(weight).out), x.scalar_type(), /*fast_accumulate=*/true);
+std::optional<Scaling> LinearMatmuls::one_scale_of_input() const {
+  const bool one = scalings_.x_w == scalings_.x_out && scalings_.x_out.granularity == Granularity::kTensor;
+  return one ? std::optional(scalings_.x_out) : std::nullopt;
 }
 
-models::LinearGradients LinearMatmuls::gradients(const Tensor& grad, const Tensor& x,
-                                                 const Parameter& weight) const {
-  const at::ScalarType dtype = grad.scalar_type();
-  const Operands g = cast_operands(grad, scalings_.g_x, scalings_.g_w);
-  const Tensor grad_x = multiply(g.rows, weight_for_grad_x(weight), dtype, /*fast_accumulate=*/false);
-  if (!scalings_.x_w) return {grad_x, kernels::matmul(grad.t(), x)};
-  const Quantized inputs = cast_operands(x, std::nullopt, scalings_.x_w).columns;
-  return {grad_x, multiply(transpose(g.columns), inputs, dtype, /*fast_accumulate=*/false)};
+std::optional<Scaling> LinearMatmuls::one_scale_of_gradient() const {
+  const bool one = scalings_.g_w == scalings_.g_x && scalings_.g_x.granularity == Granularity::kTensor;
+  return one ? std::optional(scalings_.g_x) : std::nullopt;
+}
+
+Quantized LinearMatmuls::cast_shard(const Tensor& rows, const Scaling& scaling, Exchange& ranks) const {
+  ++counters_->operand_casts;
+  return quantize_operands(rows.contiguous(), scaling, std::nullopt, {&ranks, 0}).rows;
+}
+
+Tensor LinearMatmuls::output(Operand& x, const Parameter& weight, Exchange* ranks) const {
+  add_copies(x, scalings_.x_out, std::nullopt);
+  return multiply(x.rows, transpose(weight_copies(weight, ranks).out), x.dtype, /*fast_accumulate=*/true);
+}
+
+Tensor LinearMatmuls::input_gradient(Operand& grad, const Parameter& weight, Exchange* ranks) const {
+  add_copies(grad, scalings_.g_x, scalings_.g_w);
+  WeightCopies& copies = weight_copies(weight, ranks);
+  // A weight that was gathered in FP8 is laid out for grad_x only now: it may be freed before.
+  if (!copies.grad_x.values.defined()) add_column_copy(copies.grad_x, copies.out);
+  return multiply(grad.rows, copies.grad_x, grad.dtype, /*fast_accumulate=*/false);
+}
+
+Tensor LinearMatmuls::weight_gradient(Operand& grad, Operand& x) const {
+  if (!scalings_.x_w) return kernels::matmul(grad.values.t(), x.values);
+  add_copies(grad, std::nullopt, scalings_.g_w);
+  add_copies(x, std::nullopt, scalings_.x_w);
+  return multiply(transpose(grad.columns), x.columns, grad.dtype, /*fast_accumulate=*/false);
 }
 
 Tensor LinearMatmuls::multiply(const Quantized& a, const Quantized& b, at::ScalarType out,
@@ -56,23 +77,47 @@ Tensor LinearMatmuls::multiply(const Quantized& a, const Quantized& b, at::Scala
 
 // Emulated products take any layout.
 Operands LinearMatmuls::cast_operands(const Tensor& x, const std::optional<Scaling>& rows,
-                                      const std::optional<Scaling>& columns) const {
+                                      const std::optional<Scaling>& columns, const PartOf& part) const {
   const Tensor dense = x.contiguous();
-  if (gemm_ == Gemm::kNative) return quantize_operands(dense, rows, columns);
+  if (gemm_ == Gemm::kNative) return quantize_operands(dense, rows, columns, part);
   Operands operands;
-  if (rows) operands.rows = quantize(dense, *rows);
-  if (columns) operands.columns = columns == rows ? operands.rows : quantize(dense, *columns);
+  if (rows) operands.rows = quantize(dense, *rows, part);
+  if (columns) operands.columns = columns == rows ? operands.rows : quantize(dense, *columns, part);
   return operands;
 }
 
+// Makes those copies of x that have a scaling here and are not there yet.
+void LinearMatmuls::add_copies(Operand& x, std::optional<Scaling> rows,
+                               std::optional<Scaling> columns) const {
+  if (x.rows.values.defined()) rows.reset();
+  if (x.columns.values.defined()) columns.reset();
+  if (x.values.defined()) {
+    if (!rows && !columns) return;
+    counters_->operand_casts += rows && columns && rows != columns ? 2 : 1;
+    const Operands made = cast_operands(x.values, rows, columns);
+    if (rows) x.rows = made.rows;
+    if (columns) x.columns = made.columns;
+  } else if (columns) {
+    add_column_copy(x.columns, x.rows);
+  }
+}
+
+// The column-major copy of a matrix with one scale, of the bits of its row-major one.
+void LinearMatmuls::add_column_copy(Quantized& columns, const Quantized& rows) const {
+  columns = rows;
+  if (gemm_ == Gemm::kNative)
+    columns.values = cast(rows.values, {}, rows.scale, rows.values.scalar_type()).columns;
+}
+
 // The copies that hang on the parameter, made where there are none since its contents changed.
-LinearMatmuls::WeightCopies& LinearMatmuls::weight_copies(const Parameter& weight) const {
+LinearMatmuls::WeightCopies& LinearMatmuls::weight_copies(const Parameter& weight, Exchange* ranks) const {
   if (!weight.derived) {
     auto copies = std::make_shared<WeightCopies>();
     if (weight.encoded.defined()) {
       copies->out = {weight.encoded, weight.encoded_scale, weight.encoded_scale.reciprocal()};
     } else {
-      const Operands both = cast_operands(weight.weight, scalings_.w_out, scalings_.w_x);
+      const PartOf part = {ranks, weight.split.value_or(0)};
+      const Operands both = cast_operands(weight.weight, scalings_.w_out, scalings_.w_x, part);
       copies->out = both.rows;
       copies->grad_x = both.columns;
       counters_->weight_casts += scalings_.w_out == scalings_.w_x ? 1 : 2;
@@ -80,17 +125,6 @@ LinearMatmuls::WeightCopies& LinearMatmuls::weight_copies(const Parameter& weigh
     weight.derived = std::move(copies);
   }
   return static_cast<WeightCopies&>(*weight.derived);
-}
-
-// A weight that was gathered in FP8 is laid out for grad_x only when that is computed: it may be freed
-// before.
-const Quantized& LinearMatmuls::weight_for_grad_x(const Parameter& weight) const {
-  WeightCopies& copies = weight_copies(weight);
-  if (!copies.grad_x && gemm_ == Gemm::kEmulated) copies.grad_x = copies.out;
-  if (!copies.grad_x)
-    copies.grad_x = Quantized{cast(copies.out.values, {}, copies.out.scale, kE4m3).columns, copies.out.scale,
-                              copies.out.inverse};
-  return *copies.grad_x;
 }
 
 }  // namespace hyperion::float8

@@ -14,8 +14,9 @@ namespace hyperion::float8 {
 
 // What has been done, on the training thread.
 struct Counters {
-  int64_t products = 0;      // FP8 matrix products
-  int64_t weight_casts = 0;  // copies of weights made from bf16; gathered ones are not counted
+  int64_t products = 0;       // FP8 matrix products
+  int64_t weight_casts = 0;   // copies of weights made from bf16; gathered ones are not counted
+  int64_t operand_casts = 0;  // of activations and gradients; several layouts of the same numbers count once
 };
 
 // How the operands of the three products are scaled: out = x w^T, grad_x = g w, grad_w = g^T x.
@@ -25,26 +26,36 @@ struct Scalings {
   std::optional<Scaling> g_w, x_w;  // none: grad_w is in high precision
 };
 
-// Activations and gradients are cast for each product; torchao's order of rounding throughout. A weight is
-// cast once as long as its contents stay, and not at all when it was gathered in FP8 (Parameter::encoded,
-// tensor-wise in e4m3: the tensorwise recipe only). One object serves all layers: what is cast of a weight
-// hangs on its Parameter.
+// Torchao's order of rounding throughout. Activations and gradients are cast once for all products that read
+// them (models::Operand). A weight is cast once as long as its contents stay, and not at all when it was
+// gathered in FP8 (Parameter::encoded, tensor-wise in e4m3: the tensorwise recipe only). One object serves
+// all layers: what is cast of a weight hangs on its Parameter.
 class LinearMatmuls {
  public:
   LinearMatmuls(Recipe recipe, Gemm gemm, std::shared_ptr<Counters> counters);
 
-  // On rows, as Linear's: x [m, in], grad [m, out], weight [out, in].
-  at::Tensor output(const at::Tensor& x, const Parameter& weight) const;
-  models::LinearGradients gradients(const at::Tensor& grad, const at::Tensor& x,
-                                    const Parameter& weight) const;
+  // On rows, as Linear's: x [m, in], grad [m, out], weight [out, in], of which `ranks` (may be null) have a
+  // part each: scales of a weight are those of the whole, so that its bits do not depend on their number.
+  // Its first product after a change of its contents may be collective over the ranks.
+  at::Tensor output(models::Operand& x, const Parameter& weight, Exchange* ranks) const;
+  at::Tensor input_gradient(models::Operand& grad, const Parameter& weight, Exchange* ranks) const;
+  at::Tensor weight_gradient(models::Operand& grad, models::Operand& x) const;
+
+  // The scaling of a layer's input (of the gradient of its output) in all of its products, where that is one
+  // scale for the tensor: its FP8 form then serves them all. None for recipes that need more forms.
+  std::optional<Scaling> one_scale_of_input() const;
+  std::optional<Scaling> one_scale_of_gradient() const;
+  // This rank's rows of an operand, with such a scaling, as all `ranks` gather it.
+  Quantized cast_shard(const at::Tensor& rows, const Scaling& scaling, Exchange& ranks) const;
 
  private:
   struct WeightCopies;
   at::Tensor multiply(const Quantized& a, const Quantized& b, at::ScalarType out, bool fast_accumulate) const;
   Operands cast_operands(const at::Tensor& x, const std::optional<Scaling>& rows,
-                         const std::optional<Scaling>& columns) const;
-  WeightCopies& weight_copies(const Parameter& weight) const;
-  const Quantized& weight_for_grad_x(const Parameter& weight) const;
+                         const std::optional<Scaling>& columns, const PartOf& part = {}) const;
+  void add_copies(models::Operand& x, std::optional<Scaling> rows, std::optional<Scaling> columns) const;
+  void add_column_copy(Quantized& columns, const Quantized& rows) const;
+  WeightCopies& weight_copies(const Parameter& weight, Exchange* ranks) const;
 
   Scalings scalings_;
   Gemm gemm_;

@@ -20,15 +20,12 @@ double largest(at::ScalarType dtype) {
   return dtype == kE5m2 ? 57344.0 : 448.0;
 }
 
-std::tuple<at::Tensor, at::Tensor> plain_scales(const at::Tensor& amax, double largest, bool power_of_two) {
-  at::Tensor scale = (largest / amax.to(at::kDouble).clamp_min(kEps)).to(at::kFloat);
-  if (power_of_two) scale.log2_().floor_().exp2_();
-  return {scale, scale.reciprocal()};
+// The granularity with one scale for each index along `dim`.
+Granularity scaled_along(int dim) {
+  return dim == 0 ? Granularity::kRow : Granularity::kColumn;
 }
 
-}  // namespace
-
-at::Tensor amax(const at::Tensor& x, Granularity granularity) {
+at::Tensor amax_of(const at::Tensor& x, Granularity granularity) {
   if (granularity == Granularity::kTensor && x.numel() == 0) return at::zeros({}, x.options());
   std::optional<int64_t> dim;
   if (granularity != Granularity::kTensor) dim = granularity == Granularity::kRow ? 1 : 0;
@@ -38,6 +35,23 @@ at::Tensor amax(const at::Tensor& x, Granularity granularity) {
                                   /*keepdim=*/dim.has_value());
   const auto [low, high] = at::aminmax(x.detach(), dim, /*keepdim=*/dim.has_value());
   return at::maximum(low.neg(), high);
+}
+
+std::tuple<at::Tensor, at::Tensor> plain_scales(const at::Tensor& amax, double largest, bool power_of_two) {
+  at::Tensor scale = (largest / amax.to(at::kDouble).clamp_min(kEps)).to(at::kFloat);
+  if (power_of_two) scale.log2_().floor_().exp2_();
+  return {scale, scale.reciprocal()};
+}
+
+}  // namespace
+
+at::Tensor amax(const at::Tensor& x, Granularity granularity, const PartOf& part) {
+  const at::Tensor own = amax_of(x, granularity);
+  const bool divided = granularity == Granularity::kTensor || granularity == scaled_along(1 - part.dim);
+  if (part.ranks == nullptr || !divided) return own;
+  const at::Tensor largest = own.to(at::kFloat).contiguous();
+  part.ranks->start_all_reduce_max(largest).wait();
+  return largest;
 }
 
 // An operator for the reason that cast() is one.
@@ -62,8 +76,9 @@ at::Tensor saturating_cast(const at::Tensor& x, const at::Tensor& scale, at::Sca
   return x.detach().to(at::kFloat).mul(scale).clamp_(-limit, limit).to(dtype);
 }
 
-Quantized quantize(const at::Tensor& x, const Scaling& scaling) {
-  const auto [scale, inverse] = scales_of(amax(x, scaling.granularity), scaling.dtype, scaling.power_of_two);
+Quantized quantize(const at::Tensor& x, const Scaling& scaling, const PartOf& part) {
+  const auto [scale, inverse] =
+      scales_of(amax(x, scaling.granularity, part), scaling.dtype, scaling.power_of_two);
   return {saturating_cast(x, scale, scaling.dtype), scale, inverse};
 }
 

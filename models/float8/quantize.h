@@ -4,6 +4,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "base/exchange.h"
+
 namespace hyperion::float8 {
 
 inline constexpr at::ScalarType kE4m3 = at::kFloat8_e4m3fn;  // +-448, no infinities: weights, activations
@@ -30,8 +32,17 @@ struct Quantized {
   at::Tensor inverse{};  // 1 / scale, as products want it; undefined: not made yet
 };
 
-// The largest magnitude of each part, in x's dtype; NaN where there is one. An empty x has 0.
-at::Tensor amax(const at::Tensor& x, Granularity granularity);
+// Where x is one of the parts that `ranks` cut from a matrix along `dim` (null: x is whole), what shares a
+// scale is of the matrix: its bits do not depend on the number of parts.
+struct PartOf {
+  Exchange* ranks = nullptr;
+  int dim = 0;
+};
+
+// The largest magnitude of what shares each scale, in x's dtype (fp32 where ranks had to be asked: collective
+// over them unless the granularity's scales are of indices along `dim`); NaN where there is one. An empty x
+// has 0.
+at::Tensor amax(const at::Tensor& x, Granularity granularity, const PartOf& part = {});
 
 struct Scales {
   at::Tensor scale, inverse;  // fp32, of amax's shape; inverse = 1 / scale
@@ -46,7 +57,7 @@ Scales scales_of(const at::Tensor& amax, at::ScalarType dtype, bool power_of_two
 // NaN stays NaN.
 at::Tensor saturating_cast(const at::Tensor& x, const at::Tensor& scale, at::ScalarType dtype);
 
-Quantized quantize(const at::Tensor& x, const Scaling& scaling);
+Quantized quantize(const at::Tensor& x, const Scaling& scaling, const PartOf& part = {});
 
 // fp32: values / scale, a division.
 at::Tensor dequantize(const Quantized& x);

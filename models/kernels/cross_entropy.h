@@ -13,8 +13,26 @@ inline constexpr int64_t kIgnoredLabel = -100;
 // rows.
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels, const at::Tensor* scale);
 
+// Columns [first, first + logits.size(1)) of the logits of a vocabulary of `whole` entries.
+struct VocabPart {
+  int64_t first = 0, whole = 0;
+};
+
+// What ranks tell each other of their parts of each row: [rows, 3] in fp32 (fp64 for fp64): the largest
+// logit, the sum of exp(logit - largest), and the label's logit, 0 where the label is elsewhere or ignored. A
+// part without columns has (-infinity, 0, 0).
+at::Tensor vocab_statistics(const at::Tensor& logits, const at::Tensor& labels, const VocabPart& part);
+
+// Writes this part's scale * (softmax - onehot) over the logits, zero in ignored rows. log_sum_exp: of whole
+// rows, [rows], in the dtype of the statistics; scale: 0-dim.
+void vocab_gradient(const at::Tensor& logits, const at::Tensor& labels, const VocabPart& part,
+                    const at::Tensor& log_sum_exp, const at::Tensor& scale);
+
 namespace plain {
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels, const at::Tensor* scale);
-}
+at::Tensor vocab_statistics(const at::Tensor& logits, const at::Tensor& labels, const VocabPart& part);
+void vocab_gradient(const at::Tensor& logits, const at::Tensor& labels, const VocabPart& part,
+                    const at::Tensor& log_sum_exp, const at::Tensor& scale);
+}  // namespace plain
 
 }  // namespace hyperion::kernels

@@ -8,13 +8,14 @@
 namespace hyperion::kernels {
 
 // x [batch, seq, heads, head_dim]; cos, sin fp32 [seq, head_dim/2] or [batch, seq, head_dim/2]. `inverse`
-// turns back, which is also the gradient.
+// turns back, which is also the gradient. With parts > 1 what is not turned, x, or the result of `inverse`,
+// lies part by part of the sequences instead: [parts, batch, seq / parts, heads, head_dim].
 at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, models::RopeStyle style,
-                bool inverse);
+                bool inverse, int64_t parts = 1);
 
 namespace plain {
 at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, models::RopeStyle style,
-                bool inverse);
+                bool inverse, int64_t parts = 1);
 }
 
 }  // namespace hyperion::kernels

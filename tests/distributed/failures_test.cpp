@@ -87,6 +87,110 @@ TEST_CASE("a rank killed inside a collective is found by its peers at once") {
   }
 }
 
+TEST_CASE("a rank killed inside an operation of the tensor parallel group is named by the others with it") {
+  const bool shared_memory = GENERATE(true, false);
+  using Start = std::function<Pending(Communicator&)>;
+  for (const auto& [operation, start] : std::vector<std::pair<std::string, Start>>{
+           {"all_gather",
+            [](Communicator& g) { return g.start_all_gather_into(at::empty({30}), at::ones({10})); }},
+           {"reduce_scatter",
+            [](Communicator& g) { return g.start_reduce_scatter_sum(at::empty({10}), at::ones({30})); }},
+           {"all_reduce", [](Communicator& g) { return g.start_all_reduce_max(at::ones({10})); }},
+           {"all_to_all",
+            [](Communicator& g) {
+              const std::vector<int64_t> rows = {1, 1, 1};
+              return g.start_all_to_all(at::empty({3, 10}), at::ones({3, 10}), rows, rows);
+            }},
+           {"recv from rank 2", [](Communicator& g) { return g.start_recv(at::empty({10}), 2); }},
+           {"send to rank 2", [](Communicator& g) { return g.start_send(at::empty({2 << 20}), 2); }}}) {
+    const auto begin = std::chrono::steady_clock::now();
+    const auto outcomes = run_ranks_outcome(3, [&](const Environment& environment) {
+      CommOptions options;
+      options.shared_memory = shared_memory;
+      ProcessGroups groups(Mesh({.dp_shard = 1, .tp = 3}, 3), environment, options);
+      Communicator& group = groups.get(MeshDim::kTp);
+      group.all_reduce_sum(at::ones({1}));
+      PhaseGuard phase("step 3 backward layers.1");
+      if (environment.rank == 2) raise(SIGKILL);
+      start(group).wait();
+    });
+    CHECK(std::chrono::steady_clock::now() - begin < seconds(40));  // far below the timeout of 300 s
+    for (int rank : {0, 1}) {
+      CAPTURE(operation);
+      CHECK(outcomes[rank].exit_code == kCommunication);
+      check_mentions(outcomes[rank], {"rank " + std::to_string(rank) + ": " + operation + " (number ",
+                                      "of group tp/0, ranks 0 1 2", "phase 'step 3 backward layers.1'",
+                                      "no word from rank 2"});
+    }
+  }
+}
+
+TEST_CASE("messages of another size or dtype or operation than expected are refused with both") {
+  const bool shared_memory = GENERATE(true, false);
+  struct Case {
+    std::function<Pending(Communicator&)> send, receive;
+    std::string message;
+  };
+  const std::vector<int64_t> even = {1, 1}, more = {1, 2};
+  for (const auto& [send, receive, message] : std::vector<Case>{
+           {[](Communicator& g) { return g.start_send(at::ones({10}), 1); },
+            [](Communicator& g) { return g.start_recv(at::ones({9}), 0); },
+            "its next message is 40 bytes of Float in a send, and this rank expects 36 bytes of Float in a "
+            "send"},
+           {[](Communicator& g) { return g.start_send(at::ones({10}), 1); },
+            [](Communicator& g) { return g.start_recv(at::ones({10}, at::kInt), 0); },
+            "40 bytes of Float in a send, and this rank expects 40 bytes of Int in a send"},
+           {[](Communicator& g) { return g.start_send(at::ones({0}), 1); },
+            [](Communicator& g) { return g.start_recv(at::ones({10}), 0); },
+            "0 bytes of Float in a send, and this rank expects 40 bytes"},
+           {[&](Communicator& g) {
+              return g.start_all_to_all(at::ones({3, 4}), at::ones({3, 4}), more, more);
+            },
+            [&](Communicator& g) {
+              return g.start_all_to_all(at::ones({2, 4}), at::ones({2, 4}), even, even);
+            },
+            "32 bytes of Float in an all-to-all, and this rank expects 16 bytes"},
+           {[](Communicator& g) { return g.start_send(at::ones({4}), 1); },
+            [&](Communicator& g) {
+              return g.start_all_to_all(at::ones({2, 4}), at::ones({2, 4}), even, even);
+            },
+            "16 bytes of Float in a send, and this rank expects 16 bytes of Float in an all-to-all"}}) {
+    const auto outcomes = run_ranks_outcome(2, [&](const Environment& environment) {
+      CommOptions options;
+      options.shared_memory = shared_memory;
+      ProcessGroups groups(Mesh({.dp_shard = 1, .tp = 2}, 2), environment, options);
+      groups.set_timeout(seconds(8));
+      Communicator& group = groups.get(MeshDim::kTp);
+      PhaseGuard phase("step 3");
+      (environment.rank == 0 ? send : receive)(group).wait();
+      std::this_thread::sleep_for(milliseconds(environment.rank == 0 ? 500 : 0));
+    });
+    CHECK(outcomes[1].exit_code == kCommunication);
+    check_mentions(outcomes[1], {"rank 1: ", "of group tp/0", "phase 'step 3'", "rank 0: ", message});
+  }
+}
+
+TEST_CASE("a transfer that its peer does not start times out with its name") {
+  const bool shared_memory = GENERATE(true, false), sends = GENERATE(true, false);
+  const auto outcomes = run_ranks_outcome(2, [&](const Environment& environment) {
+    CommOptions options;
+    options.shared_memory = shared_memory;
+    ProcessGroups groups(Mesh({.dp_shard = 1, .tp = 2}, 2), environment, options);
+    groups.set_timeout(milliseconds(700));
+    if (environment.rank == 1) std::this_thread::sleep_for(seconds(5));
+    Communicator& group = groups.get(MeshDim::kTp);
+    PhaseGuard phase("step 17 backward layers.3");
+    const at::Tensor tensor = at::ones({1 << 20});  // more than a mailbox holds
+    if (environment.rank == 0) (sends ? group.start_send(tensor, 1) : group.start_recv(tensor, 1)).wait();
+  });
+  CAPTURE(shared_memory, sends);
+  CHECK(outcomes[0].exit_code == kCommunication);
+  check_mentions(outcomes[0], {std::string("rank 0: ") + (sends ? "send to" : "recv from") +
+                                   " rank 1 (number 1 of group tp/0, ranks 0 1) failed in phase "
+                                   "'step 17 backward layers.3'",
+                               "no word from rank 1"});
+}
+
 TEST_CASE("a watched rank ends its peers unless it has taken leave") {
   struct Case {
     std::function<void(PeerWatch&)> end;

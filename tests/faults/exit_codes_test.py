@@ -25,10 +25,16 @@ class ExitCodes(JobTest):
         self.run_job(code=2, says=["job.toml:12", "seq_length", "seq_len"])
 
     def test_unavailable_feature_is_2_by_name(self):
-        self.run_job("--parallelism.tensor_parallel_degree=2", code=2, says=["tensor_parallel_degree"])
+        self.run_job("--parallelism.pipeline_parallel_degree=2", code=2, says=["pipeline_parallel_degree"])
 
     def test_mesh_that_does_not_fit_is_2(self):
         self.run_job("--parallelism.data_parallel_shard_degree=3", code=2, says=["data_parallel_shard_degree"])
+        self.run_job("--parallelism.tensor_parallel_degree=2", code=2, says=["tensor 2 must be the 1 rank of the job"])
+
+    def test_a_tensor_parallel_degree_that_leaves_a_rank_without_a_part_is_2_with_the_key(self):
+        self.run_job("--parallelism.tensor_parallel_degree=4", "--model.args.n_heads=4", "--model.args.n_kv_heads=4",
+                     "--model.args.hidden_dim=9", ranks=4, code=2,
+                     says=["parallelism.tensor_parallel_degree = 4", "the hidden width's columns, which are 9", "lower the degree"])
 
     def test_vocabulary_larger_than_the_model_is_2_before_any_step(self):
         job = self.run_job("--model.args.vocab_size=100", code=2, says=["vocab_size", "2048"])

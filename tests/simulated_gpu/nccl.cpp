@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <optional>
 #include <random>
 #include <string>
 #include <thread>
@@ -20,6 +21,8 @@
 #include <nccl.h>
 
 #include "tests/simulated_gpu/memory.h"
+#include "tests/simulated_gpu/nccl_communicator.h"
+#include "tests/simulated_gpu/nccl_transfers.h"
 #include "tests/simulated_gpu/stream.h"
 #include "tests/simulated_gpu/trace.h"
 
@@ -27,24 +30,7 @@ using namespace simulated_gpu;
 
 namespace {
 
-constexpr size_t kSlot = 1 << 20;
-constexpr int kMostRanks = 64;
-constexpr std::chrono::minutes kPatience{5};
 constexpr size_t kBuffers = size_t{256} << 20;  // device memory of a communicator
-
-struct Member {
-  pid_t process;
-  std::atomic<bool> left;  // in order, so that nobody misses it
-  char call[128];          // the collective that it is in
-};
-
-struct alignas(64) Shared {
-  std::atomic<uint32_t> arrived, round;
-  Member members[kMostRanks];
-
-  // After it, a slot of kSlot bytes for each rank.
-  std::byte* slots() { return reinterpret_cast<std::byte*>(this + 1); }
-};
 
 size_t item_size(ncclDataType_t type) {
   switch (type) {
@@ -86,59 +72,42 @@ at::ScalarType scalar_type(ncclDataType_t type) {
   }
 }
 
-[[noreturn]] void stop(const std::string& why) {
+}  // namespace
+
+void simulated_gpu::stop(const std::string& why) {
   std::fprintf(stderr, "simulated NCCL: %s\n", why.c_str());
   std::_Exit(99);
 }
 
-}  // namespace
+void ncclComm::stop_all(const std::string& why) const {
+  std::snprintf(shared->why, sizeof shared->why, "%s", why.c_str());
+  shared->stopped = true;
+  stop(why);
+}
 
-struct ncclComm {
-  int rank, size;
-  Shared* shared;
-  std::atomic<uint64_t> enqueued = 0;
-  std::atomic<uint64_t> turn = 0;
-  std::atomic<bool> aborted = false;
+void ncclComm::wait(std::chrono::steady_clock::time_point begin) const {
+  std::this_thread::yield();
+  if (shared->stopped) stop(shared->why);
+  if (std::chrono::steady_clock::now() - begin > kPatience) stop("a rank did not come");
+}
 
-  // Returns when all that was enqueued has run, as NCCL does; a lost peer keeps it waiting until an abort.
-  void finish() const {
-    while (turn < enqueued && !aborted) std::this_thread::yield();
+void ncclComm::require_same_call() const {
+  for (int other = 0; other < size; ++other)
+    if (std::strcmp(shared->members[other].call, shared->members[rank].call) != 0)
+      stop_all("ranks make different calls: rank " + std::to_string(rank) + " " + shared->members[rank].call +
+               ", rank " + std::to_string(other) + " " + shared->members[other].call);
+}
+
+void ncclComm::barrier() const {
+  const uint32_t round = shared->round.load();
+  if (shared->arrived.fetch_add(1) + 1 == static_cast<uint32_t>(size)) {
+    shared->arrived = 0;
+    ++shared->round;
+    return;
   }
-
-  // Whatever their streams, a communicator's collectives run in the order of their calls.
-  void enqueue(cudaStream_t stream, const Work& work) {
-    if (!computing()) return;
-    stream_of(stream).enqueue([this, ticket = enqueued++, work] {
-      while (turn != ticket) std::this_thread::yield();
-      work();
-      ++turn;
-    });
-  }
-
-  // What NCCL cannot see: that would hang, or mix up memory.
-  void require_same_call() const {
-    for (int other = 0; other < size; ++other)
-      if (std::strcmp(shared->members[other].call, shared->members[rank].call) != 0)
-        stop("ranks make different calls: rank " + std::to_string(rank) + " " + shared->members[rank].call +
-             ", rank " + std::to_string(other) + " " + shared->members[other].call);
-  }
-
-  std::byte* slot(int of) const { return shared->slots() + kSlot * static_cast<size_t>(of); }
-
-  void barrier() const {
-    const uint32_t round = shared->round.load();
-    if (shared->arrived.fetch_add(1) + 1 == static_cast<uint32_t>(size)) {
-      shared->arrived = 0;
-      ++shared->round;
-      return;
-    }
-    const auto end = std::chrono::steady_clock::now() + kPatience;
-    while (shared->round.load() == round && !aborted) {
-      std::this_thread::yield();
-      if (std::chrono::steady_clock::now() > end) stop("a rank did not come");
-    }
-  }
-};
+  const auto begin = std::chrono::steady_clock::now();
+  while (shared->round.load() == round && !aborted) wait(begin);
+}
 
 namespace {
 
@@ -164,7 +133,8 @@ struct Call {
   size_t from_bytes;
   std::byte* to;
   size_t to_bytes;
-  Work work;
+  Work work;                            // of a collective
+  std::optional<Message> message = {};  // of a send or receive
 };
 thread_local int group_depth = 0;
 thread_local std::vector<Call> group;
@@ -209,23 +179,49 @@ std::string name_of(ncclRedOp_t op) {
   }
 }
 
-// Runs on its stream; inside a group with the other calls of the group, as one launch.
-ncclResult_t launch(const char* name, const Signature& signature, ncclComm_t comm, cudaStream_t stream,
-                    const void* from, size_t from_bytes, void* to, size_t to_bytes, const Work& collective) {
-  const Work work = [name, signature, comm, collective] {
-    Member& own = comm->shared->members[comm->rank];
-    std::snprintf(own.call, sizeof own.call, "%s of %zu x %s%s", name, signature.count,
-                  at::toString(scalar_type(signature.type)), signature.more.c_str());
-    collective();
-  };
+std::string describe(const Signature& signature) {
+  return std::to_string(signature.count) + " x " + at::toString(scalar_type(signature.type)) + signature.more;
+}
+
+// Runs on its stream, inside a group with the other calls of the group, as one launch.
+ncclResult_t launch(Call call) {
   if (group_depth > 0) {
-    group.push_back({name, comm, stream, static_cast<const std::byte*>(from), from_bytes,
-                     static_cast<std::byte*>(to), to_bytes, work});
+    group.push_back(std::move(call));
     return ncclSuccess;
   }
-  trace("nccl", name);
-  comm->enqueue(stream, work);
+  trace("nccl", call.name.c_str());
+  if (call.message)
+    call.comm->enqueue(call.stream, [call] { run_messages(*call.comm, {*call.message}); });
+  else
+    call.comm->enqueue(call.stream, call.work);
   return ncclSuccess;
+}
+
+ncclResult_t launch(const char* name, const Signature& signature, ncclComm_t comm, cudaStream_t stream,
+                    const void* from, size_t from_bytes, void* to, size_t to_bytes, const Work& collective) {
+  return launch({name, comm, stream, static_cast<const std::byte*>(from), from_bytes,
+                 static_cast<std::byte*>(to), to_bytes, [name, signature, comm, collective] {
+                   Member& own = comm->shared->members[comm->rank];
+                   std::snprintf(own.call, sizeof own.call, "%s of %s", name, describe(signature).c_str());
+                   ++own.collectives;
+                   collective();
+                 }});
+}
+
+ncclResult_t launch(bool sends, const std::byte* from, std::byte* to, const Signature& signature, int peer,
+                    ncclComm_t comm, cudaStream_t stream) {
+  if (peer < 0 || peer >= comm->size || peer == comm->rank)
+    stop("a message of a rank to itself or to nobody");
+  const size_t bytes = signature.count * item_size(signature.type);
+  return launch({sends ? "send" : "receive",
+                 comm,
+                 stream,
+                 from,
+                 sends ? bytes : 0,
+                 to,
+                 sends ? 0 : bytes,
+                 {},
+                 Message{sends, peer, from, to, bytes, describe(signature)}});
 }
 
 // HYPERION_SIMULATED_NCCL=remote_error: a lost peer is noticed, as over InfiniBand; else nothing is, as over
@@ -301,7 +297,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id,
   trace("nccl", "init");
   if (!make_pages(kBuffers)) return ncclUnhandledCudaError;
   const int file = shm_open(id.internal, O_RDWR | O_CREAT, 0600);
-  const size_t bytes = sizeof(Shared) + kSlot * static_cast<size_t>(size);
+  const size_t bytes = shared_bytes(size);
   if (file < 0 || ftruncate(file, static_cast<off_t>(bytes)) != 0) return ncclSystemError;
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   close(file);
@@ -359,7 +355,14 @@ ncclResult_t ncclGroupEnd() {
   check_group();
   trace("nccl", (group.size() == 1 ? group[0].name : "group of " + group[0].name).c_str());
   group[0].comm->enqueue(group[0].stream, [calls = group] {
-    for (const Call& call : calls) call.work();
+    std::vector<Message> messages;
+    for (const Call& call : calls) {
+      if (call.message)
+        messages.push_back(*call.message);
+      else
+        call.work();
+    }
+    if (!messages.empty()) run_messages(*calls[0].comm, messages);
   });
   group.clear();
   return ncclSuccess;
@@ -411,6 +414,15 @@ ncclResult_t ncclBroadcast(const void* from, void* to, size_t count, ncclDataTyp
                     std::memcpy(static_cast<std::byte*>(to) + first, comm->slot(root), length);
                   });
                 });
+}
+ncclResult_t ncclSend(const void* from, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                      cudaStream_t stream) {
+  return launch(/*sends=*/true, static_cast<const std::byte*>(from), nullptr, {count, type}, peer, comm,
+                stream);
+}
+ncclResult_t ncclRecv(void* to, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                      cudaStream_t stream) {
+  return launch(/*sends=*/false, nullptr, static_cast<std::byte*>(to), {count, type}, peer, comm, stream);
 }
 ncclResult_t ncclBcast(void* memory, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
                        cudaStream_t stream) {

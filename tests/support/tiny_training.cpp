@@ -25,8 +25,8 @@ models::ModelArgs tiny_args(const TinyJob& job) {
   return models::model_args(job.model, "debugmodel",
                             {.dim = 18,
                              .n_layers = 3,
-                             .n_heads = 3,
-                             .n_kv_heads = 1,
+                             .n_heads = job.heads,
+                             .n_kv_heads = job.kv_heads,
                              .head_dim = 6,
                              .vocab_size = TinyTraining::kVocab,
                              .hidden_dim = 25});
@@ -54,15 +54,17 @@ TinyTraining::TinyTraining(const TinyJob& job, const parallel::Environment& envi
     : job_(job),
       mesh_(job.mesh, environment.world_size),
       rank_(environment.rank),
-      model_(tiny_args(job)),
-      float8_(convert(model_, job)),
       groups_(std::make_unique<parallel::ProcessGroups>(
           mesh_, environment,
           parallel::CommOptions{.backend = job.fake               ? parallel::CommBackend::kFake
                                            : job.device.is_cuda() ? parallel::CommBackend::kNccl
                                                                   : parallel::CommBackend::kGloo,
                                 .shared_memory = job.shared_memory,
-                                .device_index = std::max<int>(0, job.device.index())})) {
+                                .device_index = std::max<int>(0, job.device.index())})),
+      tensor_(job.mesh.tp > 1 ? &groups_->get(parallel::MeshDim::kTp) : nullptr),
+      model_(tiny_args(job), /*loss_chunk_bytes=*/0,
+             {.tensor = tensor_, .loss_parallel = !job.disable_loss_parallel}),
+      float8_(convert(model_, job)) {
   const parallel::ShardingOptions sharding{.device = job.device,
                                            .state_device = job.offload ? at::Device(at::kCPU) : job.device,
                                            .compute_dtype = job.compute,
@@ -72,8 +74,15 @@ TinyTraining::TinyTraining(const TinyJob& job, const parallel::Environment& envi
     ledger_.add(group, name, operation.sent_bytes);
     sent_dtypes_[group + " " + name].insert(operation.dtype);
   });
+  parallel::Communicator* summing = tensor_;
+  if (job.omit_replicated_sum) {
+    tensor_without_sums_ =
+        parallel::make_fake_communicator("none/0", tensor_->rank(), tensor_->global_ranks());
+    summing = tensor_without_sums_.get();
+  }
   fsdp_ = std::make_unique<parallel::FsdpContext>(groups_->get(parallel::MeshDim::kFsdp),
-                                                  groups_->get(parallel::MeshDim::kDpReplicate), sharding);
+                                                  groups_->get(parallel::MeshDim::kDpReplicate), sharding,
+                                                  summing);
   options_.reshard_after_forward = job.reshard_after_forward;
   options_.checkpointing.blocks.assign(model_.blocks().size(), job.checkpoint);
   fsdp_model_ = std::make_unique<trainer::FsdpModel>(model_, *fsdp_, options_);
@@ -83,8 +92,6 @@ TinyTraining::TinyTraining(const TinyJob& job, const parallel::Environment& envi
     parameter->compute_shard().copy_(master);
   }
   fsdp_model_->weights_changed();
-  for (const auto& group : fsdp_model_->groups())
-    if (group->owned_grads().numel() > 0) grads_.push_back(group->owned_grads());
   optimizer_ = std::make_unique<trainer::Adam>(fsdp_model_->parameters(), trainer::JobConfig::Optimizer{});
 }
 
@@ -114,15 +121,38 @@ models::Microbatch TinyTraining::microbatch(int64_t step, int64_t index) const {
           ids.narrow(1, 1, kSeqLen).contiguous().to(job_.device), model_.context(kSeqLen, job_.device)};
 }
 
-TinyStep TinyTraining::step(int64_t step) {
+// The summed loss of this rank's sequences; the gradients are complete afterwards.
+at::Tensor TinyTraining::forward_backward(int64_t step) {
   fsdp_model_->begin_step(step);
   const at::Tensor scale =
       at::full({}, 1.0 / (kGlobalBatch * kSeqLen), at::TensorOptions(at::kFloat).device(job_.device));
   const at::Tensor loss = at::zeros({}, at::TensorOptions(at::kFloat).device(job_.device));
   for (int64_t i = 0; i < job_.accumulation; ++i)
     loss.add_(fsdp_model_->forward_backward(microbatch(step, i), scale, i + 1 == job_.accumulation));
-  const at::Tensor norm = trainer::global_grad_norm(grads_, groups_->get(parallel::MeshDim::kFsdp));
-  trainer::clip_gradients(grads_, norm, 1.0);
+  return loss;
+}
+
+std::vector<TinyTraining::GradientElement> TinyTraining::first_gradients() {
+  forward_backward(0);
+  std::vector<GradientElement> elements;
+  int64_t index = 0;
+  for (const parallel::ShardedParameterPtr& parameter : fsdp_model_->parameters()) {
+    const at::Tensor grad = parameter->grad().to(at::kCPU, at::kFloat).contiguous();
+    for_each_run(parameter->parameter().shape, parameter->box(), [&](const Run& run) {
+      for (int64_t i = 0; i < run.count; ++i)
+        elements.push_back({index, run.in_tensor + i, grad.data_ptr<float>()[run.in_box + i]});
+    });
+    ++index;
+  }
+  return elements;
+}
+
+TinyStep TinyTraining::step(int64_t step) {
+  const at::Tensor loss = forward_backward(step);
+  const parallel::LocalGradients& gradients = fsdp_model_->gradients();
+  const at::Tensor norm =
+      trainer::global_grad_norm(gradients, groups_->get(parallel::MeshDim::kFsdp), tensor_);
+  trainer::clip_gradients(gradients, norm, 1.0);
   optimizer_->step(1e-2, at::zeros({}, norm.options().dtype(at::kFloat)));
   fsdp_model_->weights_changed();
   groups_->loss_groups().all_reduce_sum(loss);

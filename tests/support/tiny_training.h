@@ -25,9 +25,13 @@ struct TinyJob {
   models::ActivationCheckpoint checkpoint = models::ActivationCheckpoint::kNone;
   int64_t accumulation = 1;
   at::Device device = at::kCPU;
-  bool offload = false;       // master weights, gradients and optimizer state on the host
-  bool fake = false;          // no other ranks: a dry run of this one
-  bool shared_memory = true;  // on a CPU; false: Gloo over sockets
+  bool offload = false;             // master weights, gradients and optimizer state on the host
+  bool fake = false;                // no other ranks: a dry run of this one
+  bool shared_memory = true;        // on a CPU; false: Gloo over sockets
+  int64_t heads = 3, kv_heads = 1;  // without FP8; tensor parallel ranks divide them
+  bool disable_loss_parallel = false;
+  // On purpose wrong: gradients of what tensor parallel ranks all have are not added up over them.
+  bool omit_replicated_sum = false;
   // FP8 linears: a recipe's name. The model's extents then are multiples of 16, the vocabulary apart.
   std::string float8{};
   bool float8_gather = false, float8_precompute = true, float8_emulate = true;
@@ -54,6 +58,13 @@ class TinyTraining {
   const models::Transformer& model() const { return model_; }
   const trainer::Adam& optimizer() const { return *optimizer_; }
   const trainer::Float8Setup& float8() const { return float8_; }
+  // The gradients of step 0, not clipped: of each element that this rank holds; parameters are counted in
+  // unit order, elements in the whole tensor.
+  struct GradientElement {
+    int64_t parameter, element;
+    float value;
+  };
+  std::vector<GradientElement> first_gradients();
   // FP8 products of one microbatch, by the plan.
   int64_t float8_planned() { return trainer::float8_products(model_, float8_, options_.checkpointing); }
   // What this rank has sent so far.
@@ -65,19 +76,21 @@ class TinyTraining {
 
  private:
   models::Microbatch microbatch(int64_t step, int64_t index) const;
+  at::Tensor forward_backward(int64_t step);
 
   TinyJob job_;
   parallel::Mesh mesh_;
   int rank_;
+  std::unique_ptr<parallel::ProcessGroups> groups_;
+  parallel::Communicator* tensor_;  // null: one rank
+  std::unique_ptr<parallel::Communicator> tensor_without_sums_;
   models::Transformer model_;
   trainer::Float8Setup float8_;
   trainer::FsdpModelOptions options_;
   parallel::CommLedger ledger_;
   std::map<std::string, std::set<at::ScalarType>> sent_dtypes_;
-  std::unique_ptr<parallel::ProcessGroups> groups_;
   std::unique_ptr<parallel::FsdpContext> fsdp_;
   std::unique_ptr<trainer::FsdpModel> fsdp_model_;
-  std::vector<at::Tensor> grads_;
   std::unique_ptr<trainer::Adam> optimizer_;
 };
 

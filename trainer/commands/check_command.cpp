@@ -272,6 +272,8 @@ class JobCheck {
       resolved_ = load_config(line_.config_file, line_.overrides);
       expand_dump_folder(*resolved_);
       for (const std::string& warning : resolved_->warnings) log_warning("{}", warning);
+      for (const std::string& warning : keys_of_tensor_parallelism_without_effect(*resolved_))
+        log_warning("{}", warning);
       resolve_hf_model(*resolved_, install_root());
       environment_ = environment_of(line_, config());
       model_ = model_args(config().model);
@@ -282,7 +284,9 @@ class JobCheck {
     });
     table_.check("model", {"configuration"}, [&] { return describe_model(config().model, model_); });
     table_.check("ranks", {"configuration"}, [&] {
-      for (const std::string& warning : sharding_advice(config(), model_, *mesh_)) log_warning("{}", warning);
+      for (const std::string& warning :
+           sharding_advice(config(), model_, *mesh_, environment_.local_world_size))
+        log_warning("{}", warning);
       return mesh_->describe();
     });
     table_.check("batch", {"configuration"}, [&] { return describe_batch(config(), *mesh_); });

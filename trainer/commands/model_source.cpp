@@ -4,8 +4,10 @@
 
 #include "base/error.h"
 #include "base/files.h"
+#include "base/log.h"
 #include "checkpoint/tools/folders.h"
 #include "trainer/checkpointing/stored_weights.h"
+#include "trainer/config/features.h"
 #include "trainer/config/input_path.h"
 #include "trainer/config/load.h"
 #include "trainer/config/model_args.h"
@@ -36,6 +38,9 @@ ModelOrigin find_origin(const fs::path& checkpoint, const std::string& config) {
   if (!config.empty()) {
     ResolvedConfig resolved = load_config(config, {});
     resolve_hf_model(resolved, install_root());
+    if (kTensorParallel.on(resolved.config))
+      log_info("{} = {} of {} has no effect here: this command runs on one rank", kTensorParallel.key,
+               resolved.config.parallelism.tensor_parallel_degree, config);
     origin.model = resolved.config.model;
     origin.tokenizer = origin.model.hf_assets_path;
     origin.tokenizer_by = "model.hf_assets_path of " + config;

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include "base/box.h"
 #include "base/counted.h"
 #include "base/durable.h"
 #include "trainer/config/features.h"
@@ -144,11 +145,21 @@ void check_float8(const ResolvedConfig& resolved, Problems& problems) {
 
 void check_model(const ResolvedConfig& resolved, const models::ModelArgs& model, Problems& problems) {
   const int64_t tp = resolved.config.parallelism.tensor_parallel_degree;
+  if (tp == 1) return;
   if (model.n_heads % tp != 0 || model.n_kv_heads % tp != 0) {
     problems.add(resolved, "parallelism.tensor_parallel_degree",
                  fmt::format("expected a divisor of {} heads and {} key-value heads", model.n_heads,
                              model.n_kv_heads));
   }
+  for (const auto& [what, extent] : {std::pair("the vocabulary's entries", model.vocab_size),
+                                     {"the hidden width's columns", model.hidden_dim}})
+    if (chunk_of(extent, tp, tp - 1).count == 0)
+      problems.add(
+          resolved, "parallelism.tensor_parallel_degree",
+          fmt::format("expected a degree that leaves every rank a part of {}, which are {}: parts of {} "
+                      "are {}; lower the degree",
+                      what, extent, chunk_of(extent, tp, 0).count,
+                      (extent - 1) / chunk_of(extent, tp, 0).count + 1));
 }
 
 void check_vocabulary(const ResolvedConfig& resolved, int64_t model, int64_t tokenizer, Problems& problems) {
@@ -232,6 +243,19 @@ std::vector<std::string> keys_without_effect(const ResolvedConfig& resolved) {
       keys.push_back(option.name);
   }
   return keys;
+}
+
+std::vector<std::string> keys_of_tensor_parallelism_without_effect(const ResolvedConfig& resolved) {
+  std::vector<std::string> warnings;
+  for (const Option& option : all_options()) {
+    const bool ignored = option.feature == &kTensorParallel && !kTensorParallel.on(resolved.config) &&
+                         option.name != kTensorParallel.key;
+    if (ignored && read(option, resolved.config) != read(option, JobConfig()))
+      warnings.push_back(fmt::format("{} = {} ({}) has no effect: {} is 1", option.name,
+                                     toml_text(read(option, resolved.config)), resolved.origin(option.name),
+                                     kTensorParallel.key));
+  }
+  return warnings;
 }
 
 bool uses_default_corpus(const JobConfig& config) {

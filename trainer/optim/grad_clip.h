@@ -3,18 +3,18 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <span>
-
 #include "parallel/communicator.h"
+#include "parallel/fsdp.h"
 
 namespace hyperion::trainer {
 
-// Square root of the sum of squares of all elements, summed over the ranks that hold different rows (never
-// over replicas). `grads`: this rank's gradient rows, any number of tensors; padding must be zero. 0-dim,
-// fp32 (fp64 on the CPU), on the gradients' device.
-at::Tensor global_grad_norm(std::span<const at::Tensor> grads, parallel::Communicator& shard);
+// Square root of the sum of squares of all elements, each counted once: summed over `shard`, the ranks that
+// hold different rows, and for divided parameters over `tensor` too (never over replicas). Padding must be
+// zero. 0-dim, fp32 (fp64 on the CPU), on the gradients' device; the same bits on every rank.
+at::Tensor global_grad_norm(const parallel::LocalGradients& gradients, parallel::Communicator& shard,
+                            parallel::Communicator* tensor);
 
 // Multiplies the gradients by min(1, max_norm / (norm + 1e-6)), torch's clip_grad_norm_ rule.
-void clip_gradients(std::span<const at::Tensor> grads, const at::Tensor& norm, double max_norm);
+void clip_gradients(const parallel::LocalGradients& gradients, const at::Tensor& norm, double max_norm);
 
 }  // namespace hyperion::trainer

@@ -17,12 +17,13 @@ double tables_of(const models::ModelArgs& model) {
   return (model.tied ? 1.0 : 2.0) * static_cast<double>(model.dim) * static_cast<double>(model.vocab_size);
 }
 
-// As count_parameters(), without its limit.
-double parameters_of(const models::ModelArgs& model) {
+// As count_parameters(), without its limit; of one of `tensor` ranks that divide the matrices.
+double parameters_of(const models::ModelArgs& model, double tensor = 1) {
   const double dim = static_cast<double>(model.dim), head = static_cast<double>(model.head_dim);
   const double heads = static_cast<double>(model.n_heads + model.n_kv_heads);
-  const double block = dim * (2 * heads * head + 3 * static_cast<double>(model.hidden_dim) + 2);
-  return static_cast<double>(model.n_layers) * block + dim + tables_of(model);
+  const double matrices = 2 * heads * head + 3 * static_cast<double>(model.hidden_dim);
+  const double block = dim * (matrices / tensor + 2);
+  return static_cast<double>(model.n_layers) * block + dim + tables_of(model) / tensor;
 }
 
 std::string human(double bytes) {
@@ -71,7 +72,8 @@ JobSize job_size(const JobConfig& config, const models::ModelArgs& model, int64_
   const double state = static_cast<double>(checkpoint::size_of(training.dtype)),
                compute = static_cast<double>(checkpoint::size_of(training.mixed_precision_param));
   const double copy = state == compute ? 0 : kFloat8.on(config) ? 1 : compute;
-  const double parameters = parameters_of(model) / static_cast<double>(shards);
+  const auto tensor = static_cast<double>(config.parallelism.tensor_parallel_degree);
+  const double parameters = parameters_of(model, tensor) / static_cast<double>(shards);
   JobSize size;
   size.description = kDescriptionOfLayer * static_cast<double>(model.n_layers);
   size.mostly_tables = 2 * tables_of(model) > parameters_of(model);
@@ -82,11 +84,12 @@ JobSize job_size(const JobConfig& config, const models::ModelArgs& model, int64_
   if (config.checkpoint.enable && config.checkpoint.create_seed_checkpoint) return size;  // makes no step
   const double length = static_cast<double>(training.seq_len);
   const double tokens = static_cast<double>(training.local_batch_size) * length;
-  const double logits = static_cast<double>(model.vocab_size) * compute;  // of a token
+  const double logits = static_cast<double>(model.vocab_size) * compute /
+                        (config.parallelism.disable_loss_parallel ? 1 : tensor);  // of a token
   const double chunk =
       static_cast<double>(training.loss_chunk_bytes > 0 ? training.loss_chunk_bytes : 64 << 20);
   size.activations =
-      tokens * static_cast<double>(model.dim) * compute * static_cast<double>(model.n_layers + 1) +
+      tokens / tensor * static_cast<double>(model.dim) * compute * static_cast<double>(model.n_layers + 1) +
       length * static_cast<double>(model.head_dim) * 4 + std::min(tokens * logits, std::max(logits, chunk));
   if (training.document_mask) size.activations += tokens * length;                 // a byte for each pair
   size.tokens = tokens * static_cast<double>(microbatches) * 2 * sizeof(int64_t);  // and labels

@@ -25,7 +25,7 @@ struct JobSize {
   double states() const { return weights + optimizer + gradients; }
 };
 
-// `shards`: ranks that share one copy of the model; `microbatches`: of one step.
+// `shards`: ranks that share the parameters of one tensor parallel rank (fsdp); `microbatches`: of one step.
 JobSize job_size(const JobConfig& config, const models::ModelArgs& model, int64_t shards,
                  int64_t microbatches);
 

@@ -106,8 +106,9 @@ void choose_attention(const models::ModelArgs& args, const JobConfig& config, at
           "\"auto\"");
     return;
   }
-  const Shape training{args.n_heads, args.n_kv_heads, args.head_dim, config.training.seq_len,
-                       scalar_type(config.training.mixed_precision_param)};
+  const int64_t tensor = config.parallelism.tensor_parallel_degree;  // ranks that divide the heads
+  const Shape training{args.n_heads / tensor, args.n_kv_heads / tensor, args.head_dim,
+                       config.training.seq_len, scalar_type(config.training.mixed_precision_param)};
   std::set<int64_t> lengths = {training.length};
   if (config.validation.enable) lengths.insert(config.validation.seq_len);
   const auto kernel_of = [&](int64_t length) {

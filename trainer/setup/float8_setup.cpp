@@ -70,8 +70,11 @@ Float8Setup convert_to_float8(models::Transformer& model, const JobConfig& confi
 
   const auto linears = model.linears();
   std::vector<float8::LinearShape> shapes;
-  for (const auto& [name, linear] : linears)
-    shapes.push_back({name, linear->weight()->shape.at(0), linear->weight()->shape.at(1)});
+  for (const auto& [name, linear] : linears) {
+    const Parameter& weight = *linear->weight();
+    const int64_t parts = linear->ranks() == nullptr ? 1 : linear->ranks()->size();
+    shapes.push_back({name, weight.shape.at(0), weight.shape.at(1), parts, weight.split.value_or(0)});
+  }
   setup.warnings = float8::unmatched_filters(shapes, options.filter_fqns);
   const auto choices = float8::choose_layers(shapes, options.filter_fqns, setup.recipe);
   std::map<std::string, std::vector<std::string>> left_alone;  // by reason
@@ -114,12 +117,17 @@ int64_t float8_products(models::Transformer& model, const Float8Setup& setup,
     const models::ActivationCheckpoint checkpoint = checkpointing.blocks.at(block);
     models::SelectiveCheckpoint selective(checkpointing.always_recompute);
     const std::string prefix = fmt::format("layers.{}.", block);
-    for (const auto& [name, linear] : model.linears()) {
-      if (!name.starts_with(prefix)) continue;
-      const bool saved = checkpoint == models::ActivationCheckpoint::kNone ||
-                         (checkpoint == models::ActivationCheckpoint::kSelectiveOp &&
-                          selective.saves_next_matmul(linear->weight()->shape));
-      if (converted.contains(name)) products += once + (saved ? 0 : 1);
+    auto layers = model.linears();
+    std::erase_if(layers, [&](const auto& layer) { return !layer.first.starts_with(prefix); });
+    for (const auto& [name, linear] : layers) {
+      const Parameter& weight = *linear->weight();
+      bool repeated = checkpoint != models::ActivationCheckpoint::kNone;
+      if (checkpoint == models::ActivationCheckpoint::kSelectiveOp) {
+        const bool keeps_sum = linear->ranks() != nullptr && weight.split == 1;  // of all ranks' products
+        repeated = !selective.saves_next_matmul(weight.shape) && !keeps_sum;
+      }
+      if (linear == layers.back().second) repeated = false;  // nobody reads its result again
+      if (converted.contains(name)) products += once + (repeated ? 1 : 0);
     }
   }
   return products;
@@ -142,7 +150,7 @@ std::string describe_gathers(const std::vector<parallel::ShardedParameterPtr>& p
   const std::string_view plain = checkpoint::torch_name(dtype_of(compute));
   int64_t encoded = 0, others = 0;
   for (const parallel::ShardedParameterPtr& parameter : parameters)
-    (parameter->encoded() ? encoded : others) += parameter->parameter().numel();
+    (parameter->encoded() ? encoded : others) += whole_box(parameter->parameter().local).numel();
   if (fsdp.shard().size() == 1)
     return fmt::format("float8: nothing is all-gathered; weights are cast once per step, from their {}",
                        encoded > 0 ? "fp32 masters" : fmt::format("{} copies", plain));

@@ -43,7 +43,8 @@ int64_t float8_products(models::Transformer& model, const Float8Setup& setup,
 void require_float8_products(const Float8Setup& setup, int64_t planned);
 
 // How weights reach their layers, for the log: what an all-gather of all moves in FP8, what that would be in
-// the compute dtype, and the rest; all in bytes of the unsharded tensors.
+// the compute dtype, and the rest; all in bytes of the unsharded tensors (of this rank's parts of them under
+// tensor parallelism).
 std::string describe_gathers(const std::vector<parallel::ShardedParameterPtr>& parameters,
                              const parallel::FsdpContext& fsdp);
 

@@ -109,10 +109,11 @@ void warn_of_slow_tokenizer(const RunDescription& run) {
   if (documents.empty()) return;
   const double flops_per_token =
       flops_per_token_causal(flop_dimensions(run.job.model, run.config.training.seq_len));
-  const auto advice =
-      text_rate_advice(tokenizer_rate(*run.job.data.tokenizer, documents),
-                       kUtilisation * gpu_peak_flops(runtime.device_name).flops / flops_per_token,
-                       runtime.mesh->degree(parallel::MeshDim::kBatch), run.job.loader->tokenising_ranks());
+  const int batch_degree = runtime.mesh->degree(parallel::MeshDim::kBatch);
+  const double flops = gpu_peak_flops(runtime.device_name).flops * runtime.world_size() / batch_degree;
+  const auto advice = text_rate_advice(tokenizer_rate(*run.job.data.tokenizer, documents),
+                                       kUtilisation * flops / flops_per_token, batch_degree,
+                                       run.job.loader->tokenising_ranks());
   if (advice) log_warning("{}", *advice);
 }
 
@@ -183,7 +184,8 @@ void log_start(const RunDescription& run, const Checkpointer& checkpointer, int6
        run_summary(run.config, {runtime.device_name, at::get_num_threads(), runtime.mesh->describe(),
                                 runtime.mesh->degree(parallel::MeshDim::kBatch)}))
     log_info("{}", line);
-  for (const std::string& warning : sharding_advice(run.config, run.job.model, *runtime.mesh))
+  for (const std::string& warning :
+       sharding_advice(run.config, run.job.model, *runtime.mesh, runtime.environment.local_world_size))
     log_warning("{}", warning);
   warn_of_slow_tokenizer(run);
   log_info("Seed: {} ({})", run.seed, seed_origin(run));

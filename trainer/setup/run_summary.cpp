@@ -1,6 +1,7 @@
 #include "trainer/setup/run_summary.h"
 
 #include <algorithm>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -39,6 +40,24 @@ std::string warmup_of(const JobConfig& config) {
   return fmt::format("{}{}", warmup, warmup > config.training.steps ? ", more than this run has steps" : "");
 }
 
+// What tensor parallelism does here, and what becomes of the keys beside it.
+std::vector<std::string> tensor_parallelism_of(const JobConfig& config, bool cpu) {
+  const auto& p = config.parallelism;
+  if (p.tensor_parallel_degree == 1) return {};
+  std::vector<std::string> lines = {fmt::format(
+      "Tensor parallelism: groups of {} divide each layer and between layers the sequence; {}",
+      counted(p.tensor_parallel_degree, "rank"),
+      p.disable_loss_parallel ? "the logits are gathered before the loss"
+                              : "each rank computes the logits and the loss of its part of the vocabulary")};
+  if (!p.enable_async_tensor_parallel) return lines;
+  lines.push_back(fmt::format(
+      "parallelism.enable_async_tensor_parallel: {}{}",
+      cpu ? "on a CPU the plain form runs, exchanges and products one after the other"
+          : "this dry run exchanges nothing, so it runs the plain form",
+      config.compile.enable ? "; compile.enable has no effect on it, which needs no compiler" : ""));
+  return lines;
+}
+
 }  // namespace
 
 std::vector<std::string> run_summary(const JobConfig& config, const RunPlace& place) {
@@ -46,7 +65,7 @@ std::vector<std::string> run_summary(const JobConfig& config, const RunPlace& pl
   const int64_t microbatch = training.local_batch_size * place.batch_degree;
   const int64_t global = training.global_batch_size > 0 ? training.global_batch_size : microbatch;
   const bool cpu = place.device == "CPU";
-  return {
+  std::vector<std::string> lines = {
       fmt::format("Device: {}{}; mesh {}", place.device,
                   cpu ? fmt::format(", {} per rank", counted(place.threads, "thread")) : "", place.mesh),
       fmt::format("Trainer is initialized with local batch size {}, global batch size {}, gradient "
@@ -56,6 +75,8 @@ std::vector<std::string> run_summary(const JobConfig& config, const RunPlace& pl
       fmt::format("Precision: {}; activation checkpointing {}; ema {}", precision_of(training),
                   checkpointing_of(config.activation_checkpoint),
                   config.ema.enable ? fmt::format("{}", config.ema.decay) : "off")};
+  for (std::string& line : tensor_parallelism_of(config, cpu)) lines.push_back(std::move(line));
+  return lines;
 }
 
 }  // namespace hyperion::trainer

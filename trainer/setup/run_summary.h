@@ -16,7 +16,7 @@ struct RunPlace {
   int64_t batch_degree = 1;  // ranks that read different data
 };
 
-// Devices and mesh; batch, steps and tokens; precision, activation checkpointing and EMA.
+// Devices and mesh; batch, steps and tokens; precision, activation checkpointing and EMA; tensor parallelism.
 std::vector<std::string> run_summary(const JobConfig& config, const RunPlace& place);
 
 }  // namespace hyperion::trainer

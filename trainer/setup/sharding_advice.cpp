@@ -61,13 +61,15 @@ std::string name_in_layer(const std::string& fqn) {
   return fqn.substr(fqn.find('.', kLayers.size()) + 1);
 }
 
-std::optional<std::string> advice_on_padding(const models::ModelArgs& model, int64_t shards) {
+// Of the parts of rank 0, which are the largest, where `tensor` ranks divide the parameters.
+std::optional<std::string> advice_on_padding(const models::ModelArgs& model, int64_t shards, int64_t tensor) {
   double padded = 0, numel = 0;
   std::map<std::string, Padding> by_name;
   for (const ParameterPtr& parameter : models::Transformer(model).parameters()) {
+    parameter->divide(tensor, 0);
     const double rows = static_cast<double>(chunk_of(parameter->rows(), shards, 0).count * shards);
     padded += rows * static_cast<double>(parameter->row_numel());
-    numel += static_cast<double>(parameter->numel());
+    numel += static_cast<double>(whole_box(parameter->local).numel());
     const std::string name = name_in_layer(parameter->fqn);
     by_name[name] = {name, parameter->rows(), rows / static_cast<double>(parameter->rows())};
   }
@@ -91,12 +93,20 @@ std::optional<std::string> advice_on_padding(const models::ModelArgs& model, int
 }  // namespace
 
 std::vector<std::string> sharding_advice(const JobConfig& config, const models::ModelArgs& model,
-                                         const parallel::Mesh& mesh) {
-  const int64_t shards = mesh.degree(parallel::MeshDim::kFsdp);
+                                         const parallel::Mesh& mesh, int ranks_per_node) {
+  const int64_t shards = mesh.degree(parallel::MeshDim::kFsdp), tensor = mesh.degree(parallel::MeshDim::kTp);
   std::vector<std::string> advice;
   if (shards > kManyShards && mesh.degree(parallel::MeshDim::kDpReplicate) == 1)
     advice.push_back(advice_on_replicas(config, model, shards));
-  if (auto padding = advice_on_padding(model, shards)) advice.push_back(*std::move(padding));
+  if (auto padding = advice_on_padding(model, shards, tensor)) advice.push_back(*std::move(padding));
+  if (ranks_per_node % tensor != 0)
+    advice.push_back(
+        fmt::format("parallelism.tensor_parallel_degree: {} ranks divide each layer and exchange its "
+                    "activations several times, "
+                    "and a node has {}: some of these groups lie on several nodes and exchange over the "
+                    "network; choose a "
+                    "divisor of {}",
+                    tensor, counted(ranks_per_node, "rank"), ranks_per_node));
   return advice;
 }
 

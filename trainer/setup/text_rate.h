@@ -18,8 +18,9 @@ std::vector<std::string> sample_of_text(const JobConfig& config);
 // Tokens per second of one thread, measured on `documents` for a tenth of a second after one pass over them.
 double tokenizer_rate(const Tokenizer& tokenizer, const std::vector<std::string>& documents);
 
-// The sentence of a warning where `ranks` GPUs that each train on `gpu_rate` tokens per second need more than
-// can be expected of `threads` that tokenise together, `thread_rate` tokens per second each. Pure.
+// The sentence of a warning where `ranks` that read different data, each for GPUs that train on `gpu_rate`
+// tokens per second together, need more than can be expected of `threads` that tokenise together,
+// `thread_rate` tokens per second each. Pure.
 std::optional<std::string> text_rate_advice(double thread_rate, double gpu_rate, int64_t ranks,
                                             int64_t threads);
 

@@ -38,6 +38,16 @@ inline __attribute__((always_inline)) float exp_fp32(float x) {
   return x == x ? bounded : x;
 }
 
+inline __attribute__((always_inline)) void add_up_exp(const float* x, int64_t n, float& most_of,
+                                                      float& sum_of) {
+  float most = -std::numeric_limits<float>::infinity();
+  for (int64_t i = 0; i < n; ++i) most = std::max(most, x[i]);
+  float sum = 0;
+  for (int64_t i = 0; i < n; ++i) sum += exp_fp32(x[i] - most);
+  most_of = most;
+  sum_of = sum;
+}
+
 }  // namespace
 
 HYPERION_VECTORISED void widen(const c10::BFloat16* in, float* out, int64_t n) {
@@ -109,11 +119,13 @@ HYPERION_VECTORISED void silu_backward(const float* gate, const float* g, float*
 }
 
 HYPERION_VECTORISED float log_sum_exp(const float* x, int64_t n) {
-  float most = -std::numeric_limits<float>::infinity();
-  for (int64_t i = 0; i < n; ++i) most = std::max(most, x[i]);
-  float sum = 0;
-  for (int64_t i = 0; i < n; ++i) sum += exp_fp32(x[i] - most);
+  float most = 0, sum = 0;
+  add_up_exp(x, n, most, sum);
   return most + std::log(sum);
+}
+
+HYPERION_VECTORISED void max_and_sum_exp(const float* x, int64_t n, float& most, float& sum) {
+  add_up_exp(x, n, most, sum);
 }
 
 HYPERION_VECTORISED void softmax(float* x, float lse, float factor, int64_t n) {

@@ -41,6 +41,8 @@ void silu_backward(const float* gate, const float* g, float* dgate, int64_t n);
 
 // log(sum(exp(x)))
 float log_sum_exp(const float* x, int64_t n);
+// most = max(x), -infinity for n = 0; sum = sum(exp(x - most))
+void max_and_sum_exp(const float* x, int64_t n, float& most, float& sum);
 // x = factor * exp(x - lse)
 void softmax(float* x, float lse, float factor, int64_t n);
 

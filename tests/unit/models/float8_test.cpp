@@ -11,10 +11,13 @@
 
 #include "base/error.h"
 #include "base/files.h"
+#include "models/flavors/registry.h"
 #include "models/float8/choice.h"
 #include "models/float8/gather.h"
 #include "models/float8/linear_matmuls.h"
 #include "models/float8/quantize.h"
+#include "models/tensor_region.h"
+#include "models/transformer.h"
 #include "tests/support/error_of.h"
 
 namespace hyperion::models {
@@ -97,7 +100,7 @@ struct Layer {
   Products run(Recipe recipe, Gemm gemm, const Tensor& x, const Tensor& dy) {
     const Linear linear(parameter, std::make_shared<const LinearMatmuls>(recipe, gemm, counters));
     const Tensor leaf = x.detach().clone().requires_grad_();
-    const Tensor out = linear.forward(leaf);
+    const Tensor out = column_linear(leaf, {&linear})[0];
     const auto grads = torch::autograd::grad({out}, {leaf, parameter->weight}, {dy});
     return {out.detach(), grads[0], grads[1]};
   }
@@ -151,7 +154,7 @@ TEST_CASE("the distance of FP8 to high precision is torchao's") {
     const Products ours = layer.run(recipe_of(entry), Gemm::kEmulated, tensors.at("x"), tensors.at("dy"));
     const Linear plain(layer.parameter);
     const Tensor x = tensors.at("x").clone().requires_grad_();
-    const Tensor out = plain.forward(x);
+    const Tensor out = column_linear(x, {&plain})[0];
     const auto grads = torch::autograd::grad({out}, {x, layer.parameter->weight}, {tensors.at("dy")});
     INFO(entry.at("name").get<std::string>());
     const std::pair<const char*, double> found[] = {{"out", sqnr(out.detach(), ours.out)},
@@ -209,6 +212,29 @@ TEST_CASE("a weight is cast once as long as its contents stay") {
     layer.run(recipe, Gemm::kEmulated, x, dy);
     CHECK(layer.counters->weight_casts == 2 * casts);
   }
+}
+
+TEST_CASE("layers of one input cast it once and a block that is run again leaves out its last product") {
+  ModelArgs args =
+      model_args("llama3", "debugmodel", {.dim = 32, .n_layers = 1, .n_heads = 2, .n_kv_heads = 1});
+  const auto counters = std::make_shared<Counters>();
+  Transformer model(args);
+  for (const ParameterPtr& parameter : model.parameters())
+    parameter->weight = (torch::randn(parameter->shape) * 0.2).to(at::kBFloat16).requires_grad_();
+  for (const auto& [name, linear] : model.linears())
+    linear->set_float8(std::make_shared<const LinearMatmuls>(Recipe::kTensorwise, Gemm::kEmulated, counters));
+  const TransformerBlock& block = model.blocks()[0];
+  const SequenceContext context = model.context(4, at::kCPU);
+  const Tensor x = torch::randn({2, 4, 32}).to(at::kBFloat16).requires_grad_();
+  block.forward(x, context);
+  CHECK(counters->products == 7);
+  CHECK(counters->operand_casts == 4);  // the inputs of wq, wk and wv, of wo, of w1 and w3, and of w2
+  const Tensor again = block.forward(x, context, BlockRun::kAgain);
+  CHECK(counters->products == 7 + 6);
+  CHECK(again.sizes() == x.sizes());
+  again.backward(torch::ones_like(again));
+  CHECK(counters->products == 7 + 6 + 14);
+  CHECK(counters->operand_casts == 4 + 3 + 7 + 4);  // each layer's gradient, and the four inputs once more
 }
 
 TEST_CASE("a weight that was gathered in FP8 is used as it came") {

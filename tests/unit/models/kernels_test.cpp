@@ -73,6 +73,53 @@ TEST_CASE("fused cross entropy equals its plain twin with ignored labels") {
   CHECK(logits[3].abs().max().item<double>() == 0);
 }
 
+TEST_CASE("rope reads and gives back sequences that lie in parts") {
+  torch::manual_seed(12);
+  const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16, torch::kDouble);
+  const Tensor x = values({2, 12, 3, 14}, dtype), each = torch::rand({2, 12, 7});
+  const auto in_parts = [](const Tensor& t) { return t.unflatten(1, {3, 4}).transpose(0, 1).contiguous(); };
+  for (RopeStyle style : {RopeStyle::kInterleaved, RopeStyle::kHalfSplit})
+    for (const Tensor& a : {each[0], each}) {
+      const Tensor turned = kernels::rope(x, a.cos(), a.sin(), style, /*inverse=*/false),
+                   back = kernels::rope(x, a.cos(), a.sin(), style, /*inverse=*/true);
+      CHECK(kernels::rope(in_parts(x), a.cos(), a.sin(), style, false, /*parts=*/3).equal(turned));
+      CHECK(kernels::rope(x, a.cos(), a.sin(), style, true, /*parts=*/3).equal(in_parts(back)));
+    }
+}
+
+TEST_CASE("statistics of parts of the vocabulary give the loss and gradient of whole logits") {
+  torch::manual_seed(13);
+  const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16, torch::kDouble);
+  const Tensor logits = values({19, 331}, dtype) * 5;
+  Tensor labels = torch::randint(0, 331, {19});
+  labels[3] = labels[18] = kernels::kIgnoredLabel;
+  const Tensor scale = torch::full({}, 0.125, dtype == torch::kDouble ? torch::kDouble : torch::kFloat);
+  Tensor whole = logits.clone();
+  const Tensor loss = kernels::cross_entropy(whole, labels, &scale);
+
+  const std::vector<std::pair<int64_t, int64_t>> parts = {{0, 150}, {150, 181}, {331, 0}};
+  for (const bool plain : {false, true}) {
+    std::vector<Tensor> statistics;
+    for (const auto& [first, columns] : parts) {
+      const Tensor part = logits.narrow(1, first, columns).contiguous();
+      statistics.push_back(
+          (plain ? kernels::plain::vocab_statistics : kernels::vocab_statistics)(part, labels, {first, 331}));
+    }
+    const Tensor all = torch::stack(statistics);
+    const Tensor lse = (all.select(2, 0) + all.select(2, 1).log()).logsumexp(0),
+                 picked = all.select(2, 2).sum(0);
+    CHECK(((lse - picked) * labels.ne(kernels::kIgnoredLabel)).sum().item<double>() ==
+          Approx(loss.item<double>()).epsilon(1e-5));
+    for (const auto& [first, columns] : parts) {
+      const Tensor part = logits.narrow(1, first, columns).contiguous();
+      (plain ? kernels::plain::vocab_gradient : kernels::vocab_gradient)(part, labels, {first, 331}, lse,
+                                                                         scale);
+      CHECK(close(part, whole.narrow(1, first, columns)));
+    }
+  }
+  CHECK_THROWS(kernels::vocab_statistics(torch::zeros({1, 4}), torch::full({1}, 9, torch::kLong), {4, 8}));
+}
+
 TEST_CASE("the vector exponential is exact to three units in the last place and keeps infinities and NaN") {
   // softmax(x, 0, 1) is exp(x)
   const Tensor x = torch::linspace(-87.3, 88.7, 100001), y = x.clone();

@@ -105,6 +105,48 @@ TEST_CASE("an observer is told group and dtype and sent bytes of every collectiv
   CHECK(dtypes == std::vector<at::ScalarType>{at::kFloat, at::kFloat, at::kBFloat16});
 }
 
+TEST_CASE("a fake group receives zeros and keeps its own block of an all-to-all") {
+  const auto group = make_fake_communicator("ep/0", 1, {0, 1, 2});
+  CommLedger ledger;
+  group->set_observer([&](const CommOperation& operation) {
+    ledger.add(std::string(operation.group), std::string(operation.name), operation.sent_bytes);
+  });
+  const at::Tensor in = at::arange(12, at::kFloat).view({6, 2}), out = at::full({4, 2}, 7.0);
+  const std::vector<int64_t> in_rows = {0, 2, 4}, out_rows = {1, 2, 1};
+  group->start_all_to_all(out, in, out_rows, in_rows).wait();
+  CHECK(out.narrow(0, 1, 2).equal(in.narrow(0, 0, 2)));
+  CHECK(out[0].equal(at::zeros({2})));
+  CHECK(out[3].equal(at::zeros({2})));
+  CHECK(ledger.entry("ep/0", "all_to_all").bytes == 4 * 2 * 4);
+  const at::Tensor received = at::ones({5});
+  group->start_transfers({{Transfer::Kind::kSend, in, 2}, {Transfer::Kind::kReceive, received, 0}}).wait();
+  CHECK(received.equal(at::zeros({5})));
+  CHECK(ledger.entry("ep/0", "send").bytes == 12 * 4);
+  CHECK(ledger.entry("ep/0", "send").calls == 1);
+}
+
+TEST_CASE("all-to-alls and transfers that do not fit are refused before anything is sent") {
+  const auto group = make_fake_communicator("ep/0", 1, {4, 5});
+  using Rows = std::vector<int64_t>;
+  const auto all_to_all = [&](at::IntArrayRef out, const Rows& out_rows, at::IntArrayRef in,
+                              const Rows& in_rows) {
+    return group->start_all_to_all(at::zeros(out), at::zeros(in), out_rows, in_rows);
+  };
+  all_to_all({3, 2}, {2, 1}, {1, 2}, {0, 1}).wait();
+  CHECK_THROWS_AS(all_to_all({3, 2}, {2, 2}, {1, 2}, {0, 1}), Error);     // not the rows of out
+  CHECK_THROWS_AS(all_to_all({3, 2}, {2, 1}, {1, 2}, {1, 0}), Error);     // the own block has two sizes
+  CHECK_THROWS_AS(all_to_all({3, 2}, {2, 1}, {1, 3}, {0, 1}), Error);     // rows of two sizes
+  CHECK_THROWS_AS(all_to_all({3, 2}, {2, 1, 0}, {1, 2}, {0, 1}), Error);  // of three ranks
+  CHECK_THROWS_AS(all_to_all({1, 2}, {0, 1}, {1, 2}, {-1, 2}), Error);    // less than none
+  for (const int peer : {-1, 1, 2})
+    CHECK_THROWS_WITH(group->start_send(at::zeros({1}), peer),
+                      Catch::Contains("group ep/0: rank 1 of 2 has no peer"));
+  CHECK(group->start_transfers({}).done());
+  BrokenCommunicator broken(false);
+  CHECK_THROWS_WITH(broken.start_recv(at::zeros({1}), 0),
+                    Catch::Contains("group fsdp/1: broken groups move nothing between two ranks"));
+}
+
 TEST_CASE("a group of one sends nothing and copies nothing in place") {
   const auto group = make_solo_communicator("fsdp/0", 3);
   int64_t sent = 0;
@@ -118,6 +160,9 @@ TEST_CASE("a group of one sends nothing and copies nothing in place") {
   CHECK(other.view({-1}).equal(both));
   group->start_reduce_scatter_sum(other, at::ones({6})).wait();
   CHECK(other.sum().item<float>() == 6);
+  const std::vector<int64_t> two = {2};
+  group->start_all_to_all(other.view({2, 3}), both.view({2, 3}), two, two).wait();
+  CHECK(other.view({-1}).equal(both));
   CHECK(sent == 0);
   CHECK(group->all_gather("me") == std::vector<std::string>{"me"});
   CHECK(group->gather("me") == std::vector<std::string>{"me"});

@@ -1,5 +1,7 @@
 #include "parallel/process_group.h"
 
+#include <map>
+
 #include <catch2/catch.hpp>
 
 #include <ATen/ATen.h>
@@ -25,6 +27,37 @@ TEST_CASE("a dry run has every group of any world in one process") {
   groups.get(MeshDim::kFsdp).all_gather_into(out, at::ones({3}));
   CHECK(out.sum().item<float>() == 768);
   CHECK(sent == 255 * 12);
+}
+
+TEST_CASE("the groups of data parallel ranks and the tensor parallel group together are all ranks") {
+  Environment environment;
+  environment.rank = 13;
+  environment.world_size = 16;
+  CommOptions options;
+  options.backend = CommBackend::kFake;
+  ProcessGroups groups(Mesh({.dp_replicate = 2, .dp_shard = 2, .tp = 4}, 16), environment, options);
+  CHECK(groups.get(MeshDim::kTp).name() == "tp/3");
+  CHECK(groups.get(MeshDim::kTp).global_ranks() == std::vector<int>{12, 13, 14, 15});
+  CHECK(groups.get(MeshDim::kFsdp).global_ranks() == std::vector<int>{9, 13});
+  CHECK(groups.get(MeshDim::kDpReplicate).global_ranks() == std::vector<int>{5, 13});
+  CHECK(groups.get(MeshDim::kLoss).global_ranks() == std::vector<int>{1, 5, 9, 13});
+  std::map<std::string, int> reductions;
+  groups.set_observer([&](const CommOperation& operation) { ++reductions[std::string(operation.group)]; });
+  groups.loss_groups().all_reduce_sum(at::ones({1}));
+  CHECK(reductions == std::map<std::string, int>{{groups.get(MeshDim::kLoss).name(), 1}});
+  groups.all_ranks().all_reduce_max(at::ones({1}));
+  CHECK(reductions.at("world/0") == 1);
+}
+
+TEST_CASE("a tensor parallel group of all ranks shares its connections with no other group") {
+  Environment environment;
+  environment.world_size = 4;
+  CommOptions options;
+  options.backend = CommBackend::kFake;
+  ProcessGroups groups(Mesh({.dp_shard = 1, .tp = 4}, 4), environment, options);
+  CHECK(&groups.get(MeshDim::kTp) != &groups.world());
+  CHECK(groups.get(MeshDim::kTp).name() == "tp/0");
+  CHECK(groups.get(MeshDim::kLoss).size() == 1);
 }
 
 TEST_CASE("one process needs no rendezvous") {

@@ -1,6 +1,8 @@
 // What a job trains and saves, made without other processes: as rank r of n that exchange nothing.
 #include "trainer/model_and_optimizer.h"
 
+#include <cstdlib>
+#include <cstring>
 #include <fstream>
 
 #include <catch2/catch.hpp>
@@ -8,12 +10,13 @@
 
 #include <torch/torch.h>
 
+#include "base/files.h"
 #include "tests/support/documents.h"
-#include "tests/support/error_of.h"
 #include "tests/support/temporary_folder.h"
 #include "trainer/config/load.h"
 #include "trainer/config/model_args.h"
 #include "trainer/gradient_dump.h"
+#include "trainer/runtime/runtime.h"
 #include "trainer/training_state.h"
 
 namespace hyperion::trainer {
@@ -31,7 +34,7 @@ JobConfig config(const std::vector<Override>& overrides = {}) {
 
 struct Rank {
   Rank(int rank, int world, const JobConfig& config, bool without_memory = false)
-      : mesh({}, world),
+      : mesh(mesh_config(config.parallelism), world),
         groups(mesh, {.rank = rank, .world_size = world}, {.backend = parallel::CommBackend::kFake}),
         args(model_args(config.model)),
         model(make_model_and_optimizer(
@@ -57,6 +60,25 @@ TEST_CASE("initial weights depend on the seed alone and not on the number of ran
                                    third.model.parameters[i]->master()})));
     CHECK(torch::equal(whole.model.parameters[i]->compute_shard(), expected.to(at::kBFloat16)));
     if (expected.dim() > 1) CHECK_FALSE(torch::equal(expected, other.model.parameters[i]->master()));
+  }
+}
+
+TEST_CASE("initial weights of tensor parallel ranks are their boxes of the whole ones") {
+  const JobConfig job = config();
+  Rank whole(0, 1, job);
+  initialise_weights(whole.model, 17);
+  for (int index = 0; index < 4; ++index) {
+    const Rank rank(index, 4, config({{"parallelism.tensor_parallel_degree", "2"}}));  // and two shards
+    initialise_weights(rank.model, 17);
+    for (size_t i = 0; i < whole.model.parameters.size(); ++i) {
+      Tensor expected = whole.model.parameters[i]->master();
+      const Box box = rank.model.parameters[i]->box();
+      for (size_t d = 0; d < box.shape.size(); ++d)
+        expected = expected.narrow(static_cast<int64_t>(d), box.offset[d], box.shape[d]);
+      CAPTURE(index, whole.model.parameters[i]->parameter().fqn);
+      CHECK(rank.model.parameters[i]->master().numel() <= whole.model.parameters[i]->master().numel() / 2);
+      CHECK(torch::equal(rank.model.parameters[i]->master(), expected));
+    }
   }
 }
 
@@ -99,19 +121,17 @@ TEST_CASE("the state has each part once and model, optimizer and their place in 
   CHECK_THAT(table, Contains("lr_scheduler.last_epoch"));
 }
 
-TEST_CASE("gradients are written whole for a job of one rank and refused for several") {
+TEST_CASE("gradients are written whole for a job of one rank") {
   Rank rank(0, 1, config());
   for (const parallel::ShardedParameterPtr& parameter : rank.model.parameters)
     Tensor(parameter->grad()).fill_(0.5);
   const test::TemporaryFolder folder;
   setenv("HYPERION_DUMP_GRADIENTS", (folder.path() / "gradients").c_str(), 1);
-  const auto path = gradient_dump_folder(1);
-  const std::string refused = error_of(ExitCode::kUsage, [] { gradient_dump_folder(2); });
+  const auto path = gradient_dump_folder();
   unsetenv("HYPERION_DUMP_GRADIENTS");
-  CHECK(refused == "HYPERION_DUMP_GRADIENTS needs a job of one rank, this one has 2");
-  CHECK_FALSE(gradient_dump_folder(2));
+  CHECK_FALSE(gradient_dump_folder());
   REQUIRE(path);
-  dump_gradients(*path, rank.model.parameters);
+  dump_gradients(*path, 0, 1, rank.model.parameters);
   for (const parallel::ShardedParameterPtr& parameter : rank.model.parameters) {
     std::ifstream file(*path / (parameter->parameter().fqn + ".f32"), std::ios::binary);
     std::vector<float> values(static_cast<size_t>(parameter->master().numel()) + 1);
@@ -120,6 +140,65 @@ TEST_CASE("gradients are written whole for a job of one rank and refused for sev
     CHECK(file.gcount() == parameter->master().numel() * 4);
     CHECK(std::all_of(values.begin(), values.end() - 1, [](float value) { return value == 0.5F; }));
   }
+}
+
+TEST_CASE("gradients of several ranks are written as boxes that a script joins to the whole ones") {
+  const test::TemporaryFolder folder;
+  const std::filesystem::path gradients = folder.path() / "gradients";
+  const std::string join = fmt::format("python3 {}/scripts/join_gradients.py {} > {}/said 2>&1",
+                                       HYPERION_SOURCE_DIR, gradients.string(), folder.path().string());
+  const auto said = [&] { return read_file(folder.path() / "said"); };
+  const JobConfig job = config({{"parallelism.tensor_parallel_degree", "2"}});
+  std::vector<std::unique_ptr<Rank>> ranks;
+  for (int index = 0; index < 4; ++index) {
+    ranks.push_back(std::make_unique<Rank>(index, 4, job));
+    for (const parallel::ShardedParameterPtr& parameter : ranks.back()->model.parameters) {
+      const Tensor numbers = torch::arange(parameter->parameter().numel(), torch::kFloat);
+      Tensor own = numbers.view(parameter->parameter().shape);
+      const Box box = parameter->box();
+      for (size_t d = 0; d < box.shape.size(); ++d)
+        own = own.narrow(static_cast<int64_t>(d), box.offset[d], box.shape[d]);
+      Tensor(parameter->grad()).copy_(own);
+    }
+    dump_gradients(gradients, index, 4, ranks.back()->model.parameters);
+  }
+  CHECK(std::system(join.c_str()) == 0);
+  for (const parallel::ShardedParameterPtr& parameter : ranks[0]->model.parameters) {
+    CAPTURE(parameter->parameter().fqn);
+    const std::string bytes = read_file(gradients / (parameter->parameter().fqn + ".f32"));
+    const Tensor expected = torch::arange(parameter->parameter().numel(), torch::kFloat);
+    REQUIRE(bytes.size() == expected.nbytes());
+    CHECK(std::memcmp(bytes.data(), expected.data_ptr(), bytes.size()) == 0);
+  }
+
+  std::filesystem::remove(gradients / "rank_3.gradients");
+  CHECK(std::system(join.c_str()) != 0);
+  CHECK_THAT(said(), Contains("rank_3.gradients is missing, of a job of 4 ranks"));
+  dump_gradients(gradients, 3, 4, ranks[3]->model.parameters);
+
+  // What tensor parallel ranks both have must be the same numbers.
+  for (const parallel::ShardedParameterPtr& parameter : ranks[1]->model.parameters)
+    if (parameter->parameter().fqn == "norm.weight") Tensor(parameter->grad()).fill_(0.5);
+  dump_gradients(gradients, 1, 4, ranks[1]->model.parameters);
+  CHECK(std::system(join.c_str()) != 0);
+  CHECK_THAT(said(), Contains("norm.weight: rank 1 has another number for element"));
+}
+
+TEST_CASE("a part of a gradient that no rank has written is refused") {
+  const test::TemporaryFolder folder;
+  const JobConfig job = config({{"parallelism.tensor_parallel_degree", "2"}});
+  for (int index = 0; index < 2; ++index) {
+    Rank rank(index, 2, job);
+    auto& parameters = rank.model.parameters;
+    if (index == 1) parameters.erase(parameters.begin());  // the table's other half
+    dump_gradients(folder.path(), index, 2, parameters);
+  }
+  const std::string join =
+      fmt::format("python3 {}/scripts/join_gradients.py {} --out {}/out > {}/said 2>&1", HYPERION_SOURCE_DIR,
+                  folder.path().string(), folder.path().string(), folder.path().string());
+  CHECK(std::system(join.c_str()) != 0);
+  CHECK_THAT(read_file(folder.path() / "said"),
+             Contains("tok_embeddings.weight: no rank has element 262144 of 524288"));
 }
 
 }  // namespace hyperion::trainer

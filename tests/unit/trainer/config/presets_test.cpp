@@ -44,17 +44,9 @@ TEST_CASE("v0.2.2 dense presets on c4 run once they are told where it is") {
   }
 }
 
-TEST_CASE("v0.2.2 llama3 70B preset is refused for tensor parallelism") {
-  const auto lines = verdict(kPresets / "llama3_70b.toml", {{"training.dataset_path", "c4"}}, 64);
-  REQUIRE(lines.size() == 1);
-  CHECK_THAT(lines[0],
-             Contains("parallelism.tensor_parallel_degree = 8: tensor parallelism is not available yet"));
-}
-
-TEST_CASE("v0.2.2 llama3 405B preset is refused for tensor parallelism") {
-  const auto lines = verdict(kPresets / "llama3_405b.toml", {{"training.dataset_path", "c4"}}, 128);
-  REQUIRE(lines.size() == 1);  // its FP8 gather with precomputed scales is fine
-  CHECK_THAT(lines[0], Contains("tensor parallelism is not available yet"));
+TEST_CASE("v0.2.2 presets with tensor parallelism run once they are told where c4 is") {
+  CHECK(verdict(kPresets / "llama3_70b.toml", {{"training.dataset_path", "c4"}}, 64).empty());
+  CHECK(verdict(kPresets / "llama3_405b.toml", {{"training.dataset_path", "c4"}}, 128).empty());
   CHECK(keys_without_effect(load_config(kPresets / "llama3_405b.toml", {})) ==
         std::vector<std::string>{"compile.enable"});
 }

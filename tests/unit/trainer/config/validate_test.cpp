@@ -82,7 +82,6 @@ TEST_CASE("data-parallel ranks are the world without the other dimensions") {
 
 TEST_CASE("features that are not available are refused by name") {
   const std::pair<const char*, const char*> cases[] = {
-      {"[parallelism]\ntensor_parallel_degree = 2", "tensor parallelism"},
       {"[parallelism]\npipeline_parallel_degree = 2", "pipeline parallelism"},
       {"[parallelism]\ncontext_parallel_degree = 2", "context parallelism"},
       {"[parallelism]\nexpert_parallel_degree = 2", "expert parallelism"},
@@ -184,6 +183,47 @@ TEST_CASE("sequences must fit the positions of a named flavour that no key chang
              Contains("training.seq_len = 4097: expected at most the 4096 positions of llama3 debugmodel") &&
                  Contains("set model.args.max_seq_len = 4097"));
   CHECK(problem("[validation]\nseq_len = 8192", model({.max_seq_len = 4096})).empty());
+}
+
+TEST_CASE("tensor parallel ranks divide heads and sequence and each gets a part of everything") {
+  const std::string two = "[parallelism]\ntensor_parallel_degree = 2";
+  const std::string four = "[parallelism]\ntensor_parallel_degree = 4";
+  models::ModelArgs odd{.n_heads = 4, .n_kv_heads = 2, .hidden_dim = 25, .vocab_size = 17};
+  CHECK(problem(two, model(odd)).empty());
+  CHECK_THAT(
+      problem(four, model(odd)),
+      Contains("job.toml:2:26: parallelism.tensor_parallel_degree = 4: expected a divisor of 4 heads and 2 "
+               "key-value heads"));
+  odd.n_kv_heads = 4;
+  CHECK(problem(four, model(odd)).empty());
+  odd.vocab_size = 9;  // parts of 3
+  CHECK_THAT(
+      problem(four, model(odd)),
+      Contains("parallelism.tensor_parallel_degree = 4: expected a degree that leaves every rank a part of "
+               "the vocabulary's entries, which are 9: parts of 3 are 3; lower the degree"));
+  odd.vocab_size = 17;
+  odd.hidden_dim = 3;
+  CHECK_THAT(problem(four, model(odd)),
+             Contains("the hidden width's columns, which are 3: parts of 1 are 3"));
+  CHECK_THAT(problem(four + "\n[training]\nseq_len = 10"),
+             Contains("training.seq_len = 10: expected a multiple of 4"));
+  CHECK_THAT(problem(two, ranks(3)), Contains("tensor 2 must be the 3 ranks of the job"));
+}
+
+TEST_CASE("keys of tensor parallelism without ranks for it are warned of") {
+  CHECK(keys_of_tensor_parallelism_without_effect(parse("")).empty());
+  CHECK(
+      keys_of_tensor_parallelism_without_effect(parse("[parallelism]\nenable_async_tensor_parallel = false"))
+          .empty());
+  const std::string keys = "disable_loss_parallel = true\nenable_async_tensor_parallel = true";
+  CHECK(keys_of_tensor_parallelism_without_effect(parse("[parallelism]\n" + keys)) ==
+        std::vector<std::string>{
+            "parallelism.disable_loss_parallel = true (job.toml:2:25) has no effect: "
+            "parallelism.tensor_parallel_degree is 1",
+            "parallelism.enable_async_tensor_parallel = true (job.toml:3:32) has no effect: "
+            "parallelism.tensor_parallel_degree is 1"});
+  CHECK(keys_of_tensor_parallelism_without_effect(parse("[parallelism]\ntensor_parallel_degree = 2\n" + keys))
+            .empty());
 }
 
 TEST_CASE("sequences are divided by tensor and context parallelism") {

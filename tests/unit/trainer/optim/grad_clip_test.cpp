@@ -9,15 +9,16 @@ namespace hyperion::trainer {
 TEST_CASE("norm and clipping equal torch's clip_grad_norm_") {
   torch::manual_seed(3);
   for (double max_norm : {0.5, 1.0, 1000.0}) {
-    std::vector<at::Tensor> ours, theirs;
+    parallel::LocalGradients gradients;
+    std::vector<at::Tensor>&ours = gradients.divided, theirs;
     for (int64_t n : {5, 1000, 37}) {
       ours.push_back(torch::randn({n}));
       theirs.push_back(torch::zeros({n}).requires_grad_());
       theirs.back().mutable_grad() = ours.back().clone();
     }
     auto solo = parallel::make_solo_communicator("fsdp/0", 0);
-    const at::Tensor norm = global_grad_norm(ours, *solo);
-    clip_gradients(ours, norm, max_norm);
+    const at::Tensor norm = global_grad_norm(gradients, *solo, /*tensor=*/nullptr);
+    clip_gradients(gradients, norm, max_norm);
     const double expected = torch::nn::utils::clip_grad_norm_(theirs, max_norm);
     CHECK(norm.item<double>() == Approx(expected).epsilon(1e-6));
     for (size_t i = 0; i < ours.size(); ++i) CHECK(at::allclose(ours[i], theirs[i].grad(), 1e-6, 1e-8));
@@ -25,9 +26,9 @@ TEST_CASE("norm and clipping equal torch's clip_grad_norm_") {
 }
 
 TEST_CASE("a non-finite gradient makes the norm non-finite") {
-  std::vector<at::Tensor> grads = {torch::tensor({1.0F, NAN})};
+  const parallel::LocalGradients gradients{.divided = {torch::tensor({1.0F, NAN})}, .replicated = {}};
   auto solo = parallel::make_solo_communicator("fsdp/0", 0);
-  CHECK_FALSE(std::isfinite(global_grad_norm(grads, *solo).item<double>()));
+  CHECK_FALSE(std::isfinite(global_grad_norm(gradients, *solo, nullptr).item<double>()));
 }
 
 }  // namespace hyperion::trainer

@@ -44,6 +44,26 @@ TEST_CASE("A job's least size is its states and what one microbatch keeps") {
   CHECK(job_size(config, model, 1, 1).activations == 0);
 }
 
+TEST_CASE("Tensor parallel ranks share the matrices and the kept activations but not the norms") {
+  const models::ModelArgs model = models::model_args("llama3", "8B");
+  JobConfig config = resolved(
+                         "[training]\nseq_len = 8192\nlocal_batch_size = 1\nmixed_precision_param = "
+                         "\"float32\"\nloss_chunk_bytes = 1000000000000")
+                         .config;
+  const JobSize one = job_size(config, model, 4, 1);
+  config.parallelism.tensor_parallel_degree = 8;
+  const JobSize eight = job_size(config, model, 4, 1);
+  const double norms = 65 * 4096;  // two of each of 32 blocks, and the last
+  const auto parameters = static_cast<double>(models::count_parameters(model).total);
+  CHECK(one.states() == Approx(16 * parameters / 4));
+  CHECK(eight.states() == Approx(16 * ((parameters - norms) / 8 + norms) / 4).epsilon(1e-9));
+  const double rope = 8192.0 * 128 * 4;
+  CHECK(eight.activations - rope == Approx((one.activations - rope) / 8));
+  config.parallelism.disable_loss_parallel = true;
+  CHECK(job_size(config, model, 4, 1).activations - eight.activations ==
+        Approx(7.0 / 8 * 8192 * 128256 * 4));  // all logits
+}
+
 TEST_CASE("A model or sequence that cannot fit is refused with the sizes and the key") {
   const models::ModelArgs debug = models::model_args("llama3", "debugmodel");
   CHECK(refusal("", debug, kGB).empty());

@@ -49,4 +49,47 @@ TEST_CASE("a CPU multiplies FP8 with one scale a tensor and emulates the other r
   }
 }
 
+TEST_CASE("planned FP8 products leave out what a block that is run again does not repeat") {
+  using models::ActivationCheckpoint;
+  const auto group = parallel::make_fake_communicator("tp/0", 1, {0, 1});
+  for (Exchange* ranks : {static_cast<Exchange*>(nullptr), static_cast<Exchange*>(group.get())}) {
+    models::Transformer model(models::model_args("llama3", "debugmodel", {.n_layers = 2, .vocab_size = 64}),
+                              0, {ranks});
+    JobConfig config;
+    config.model.converters = {Converter::kFloat8};
+    config.quantize.linear.float8.emulate = true;
+    const Float8Setup setup = convert_to_float8(model, config, kCpu);
+    REQUIRE(setup.converted.size() == 15);
+    const auto planned = [&](ActivationCheckpoint mode, models::SelectiveCheckpoint::Shapes never = {}) {
+      return float8_products(model, setup, {.blocks = {2, mode}, .always_recompute = std::move(never)});
+    };
+    const int64_t once = 3 * 15;
+    CHECK(planned(ActivationCheckpoint::kNone) == once);
+    CHECK(planned(ActivationCheckpoint::kFull) == once + 2 * 6);  // all but w2
+    // wk and w3; wo too, unless what the ranks added up is kept.
+    CHECK(planned(ActivationCheckpoint::kSelectiveOp) == once + 2 * (ranks == nullptr ? 3 : 2));
+    const std::vector<int64_t> w2 = model.linears()[6].second->weight()->shape;
+    CHECK(planned(ActivationCheckpoint::kSelectiveOp, {w2}) == once + 2 * (ranks == nullptr ? 3 : 2));
+  }
+}
+
+TEST_CASE("a layer whose part on a rank is no multiple of 16 is left alone with the reason") {
+  const auto group = parallel::make_fake_communicator("tp/0", 0, {0, 1});
+  models::Transformer model(
+      models::model_args("llama3", "debugmodel", {.n_layers = 1, .vocab_size = 64, .hidden_dim = 48}), 0,
+      {group.get()});
+  JobConfig config;
+  config.model.converters = {Converter::kFloat8};
+  config.quantize.linear.float8.emulate = true;
+  const Float8Setup setup = convert_to_float8(model, config, kCpu);
+  CHECK(setup.converted.size() == 5);  // w1, w3 and w2 are not among them
+  std::string log;
+  for (const std::string& line : setup.log) log += line + "\n";
+  CHECK_THAT(
+      log,
+      Contains(
+          "48 x 256: the part of one of 2 tensor parallel ranks is no multiple of 16 (of 48, it is 24)") &&
+          Contains("256 x 48: the part of one of 2"));
+}
+
 }  // namespace hyperion::trainer

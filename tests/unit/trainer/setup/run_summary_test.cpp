@@ -37,6 +37,24 @@ TEST_CASE("What is running stands in three lines") {
   CHECK(lines[2].ends_with("selective by operation; ema off"));
 }
 
+TEST_CASE("Tensor parallelism and what becomes of the keys beside it is said") {
+  JobConfig config;
+  config.parallelism.tensor_parallel_degree = 2;
+  auto lines = run_summary(config, {"CPU", 1, "2 ranks", 1});
+  REQUIRE(lines.size() == 4);
+  CHECK(lines[3] ==
+        "Tensor parallelism: groups of 2 ranks divide each layer and between layers the sequence; each rank "
+        "computes the logits and the loss of its part of the vocabulary");
+  config.parallelism.disable_loss_parallel = config.parallelism.enable_async_tensor_parallel = true;
+  config.compile.enable = true;
+  lines = run_summary(config, {"CPU", 1, "2 ranks", 1});
+  REQUIRE(lines.size() == 5);
+  CHECK(lines[3].ends_with("the logits are gathered before the loss"));
+  CHECK(lines[4] ==
+        "parallelism.enable_async_tensor_parallel: on a CPU the plain form runs, exchanges and products one "
+        "after the other; compile.enable has no effect on it, which needs no compiler");
+}
+
 TEST_CASE("A warm-up that is longer than the run or was cut says so") {
   JobConfig config;
   config.training.steps = 1;

@@ -9,9 +9,14 @@ namespace {
 
 using Catch::Matchers::Contains;
 
-std::vector<std::string> advice_for(const char* flavor, int shard, int replicate = 1) {
-  return sharding_advice(JobConfig(), models::model_args("llama3", flavor),
-                         parallel::Mesh({.dp_replicate = replicate, .dp_shard = shard}, shard * replicate));
+std::vector<std::string> advice_for(const char* flavor, int shard, int replicate = 1, int tensor = 1,
+                                    int ranks_per_node = 8) {
+  JobConfig config;
+  config.parallelism.tensor_parallel_degree = tensor;
+  return sharding_advice(config, models::model_args("llama3", flavor),
+                         parallel::Mesh({.dp_replicate = replicate, .dp_shard = shard, .tp = tensor},
+                                        shard * replicate * tensor),
+                         ranks_per_node);
 }
 
 }  // namespace
@@ -46,6 +51,23 @@ TEST_CASE("Shards that are mostly padding are said with the parameters that have
   CHECK_THAT(advice[1], Contains("attention.wk.weight with 1,024 rows 16.0"));
   CHECK(advice_for("8B", 4096).size() == 2);
   CHECK(advice_for("8B", 4096, 2).size() == 1);  // replicas change nothing about the padding
+}
+
+TEST_CASE("Padding is that of the parts which tensor parallel ranks hold") {
+  // Of the 1,024 rows of wk each of 8 ranks has 128, which 256 shards pad to twice their number.
+  CHECK(advice_for("8B", 256).empty());
+  const auto advice = advice_for("8B", 512, 1, 8);
+  REQUIRE(advice.size() == 1);
+  CHECK_THAT(advice[0], Contains("attention.wk.weight with 128 rows 4.0"));
+}
+
+TEST_CASE("Tensor parallel ranks of different nodes are warned of") {
+  CHECK(advice_for("8B", 1, 1, 8, 8).empty());
+  CHECK(advice_for("8B", 1, 1, 4, 8).empty());
+  const auto advice = advice_for("8B", 2, 1, 8, 4);
+  REQUIRE(advice.size() == 1);
+  CHECK_THAT(advice[0], Contains("parallelism.tensor_parallel_degree: 8 ranks divide each layer") &&
+                            Contains("a node has 4 ranks") && Contains("choose a divisor of 4"));
 }
 
 }  // namespace hyperion::trainer

@@ -1,0 +1,260 @@
+#include "models/tensor_region.h"
+
+#include <algorithm>
+#include <optional>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/aminmax.h>
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/embedding_dense_backward.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/custom_class.h>
+
+#include "base/error.h"
+#include "models/activation_checkpoint.h"
+#include "models/float8/linear_matmuls.h"
+
+namespace hyperion::models {
+namespace {
+
+using at::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::variable_list;
+
+Tensor as_rows(const Tensor& x) {
+  return x.flatten(0, -2);
+}
+
+// The autograd node owns copies of the layers, which share their weights: the layers themselves may move or
+// end while the graph lives.
+struct LayersOfNode : torch::CustomClassHolder {
+  std::vector<Linear> layers;
+
+  std::vector<const Linear*> pointers() const {
+    std::vector<const Linear*> all;
+    for (const Linear& layer : layers) all.push_back(&layer);
+    return all;
+  }
+};
+
+void save_layers(AutogradContext* context, const std::vector<const Linear*>& layers) {
+  auto node = c10::make_intrusive<LayersOfNode>();
+  for (const Linear* layer : layers) node->layers.push_back(*layer);
+  context->saved_data["layers"] = c10::IValue::make_capsule(std::move(node));
+}
+
+c10::intrusive_ptr<LayersOfNode> saved_layers(AutogradContext* context) {
+  return c10::static_intrusive_pointer_cast<LayersOfNode>(context->saved_data["layers"].toCapsule());
+}
+
+// The scaling with which all of `layers` would cast the rows as one tensor; none where they do not agree.
+std::optional<float8::Scaling> common_scaling(const std::vector<const Linear*>& layers,
+                                              GatheredRows::Role role) {
+  const float8::LinearMatmuls* float8 = layers.front()->float8();
+  if (float8 == nullptr ||
+      !std::ranges::all_of(layers, [&](const Linear* layer) { return layer->float8() == float8; }))
+    return std::nullopt;
+  return role == GatheredRows::Role::kInput ? float8->one_scale_of_input() : float8->one_scale_of_gradient();
+}
+
+bool saves_next_product(const Linear& layer) {
+  SelectiveCheckpoint* checkpoint = SelectiveCheckpointScope::active();
+  return checkpoint != nullptr && checkpoint->saves_next_matmul(layer.weight()->shape);
+}
+
+struct ColumnFunction : Function<ColumnFunction> {
+  static variable_list forward(AutogradContext* context, const Tensor& x, at::TensorList /*for autograd*/,
+                               const std::vector<const Linear*>& layers) {
+    save_layers(context, layers);
+    const Exchange* ranks = layers.front()->ranks();
+    std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
+    if (ranks != nullptr) shape.insert(shape.begin(), ranks->size());
+    std::optional<GatheredRows> rows;  // from the first product on
+    variable_list outputs;
+    for (const Linear* layer : layers) {
+      shape.back() = layer->weight()->rows();
+      outputs.push_back(saved_or_computed(saves_next_product(*layer), [&]() -> SelectiveCheckpoint::Results {
+        if (!rows) rows.emplace(x, layers, GatheredRows::Role::kInput);
+        return {layer->output(rows->wait()).view(shape)};
+      })[0]);
+    }
+    const bool keeps_gathered = ranks != nullptr && rows.has_value();
+    context->saved_data["gathered"] = keeps_gathered;
+    context->saved_data["dtype"] = x.scalar_type();
+    if (!keeps_gathered)
+      context->save_for_backward({x});
+    else if (const Operand& all = rows->wait(); all.values.defined())
+      context->save_for_backward({all.values});
+    else
+      context->save_for_backward({all.rows.values, all.rows.scale, all.rows.inverse});
+    return outputs;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const auto node = saved_layers(context);
+    const std::vector<const Linear*> layers = node->pointers();
+    Exchange* ranks = layers.front()->ranks();
+    const variable_list saved = context->get_saved_variables();
+    GatheredRows rows = [&] {
+      if (!context->saved_data["gathered"].toBool())
+        return GatheredRows(saved[0], layers, GatheredRows::Role::kInput);
+      if (saved.size() == 1) return GatheredRows(Operand(saved[0]));
+      return GatheredRows(
+          Operand({saved[0], saved[1], saved[2]}, context->saved_data["dtype"].toScalarType()));
+    }();
+
+    std::vector<Operand> operands;
+    for (const Tensor& grad : grads) operands.emplace_back(as_rows(grad));
+    Tensor grad_x;  // added up from the last layer to the first
+    for (size_t i = layers.size(); i-- > 0;) {
+      const Tensor part = layers[i]->input_gradient(operands[i]);
+      if (grad_x.defined())
+        grad_x.add_(part);
+      else
+        grad_x = part;
+    }
+    std::optional<ScatteredRows> scattered;
+    if (ranks != nullptr) scattered.emplace(grad_x, *ranks);
+
+    Operand& x = rows.wait();
+    variable_list result = {Tensor()};
+    for (size_t i = 0; i < layers.size(); ++i) result.push_back(layers[i]->weight_gradient(operands[i], x));
+    result.emplace_back();
+    if (scattered) grad_x = scattered->wait();
+    std::vector<int64_t> shape(grads[0].sizes().begin(), grads[0].sizes().end());
+    if (ranks != nullptr) shape.erase(shape.begin());
+    shape.back() = grad_x.size(1);
+    result[0] = grad_x.view(shape);
+    return result;
+  }
+};
+
+struct RowFunction : Function<RowFunction> {
+  static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& residual,
+                        const Tensor& /*for autograd*/, const Linear& layer, RowResult result) {
+    save_layers(context, {&layer});
+    context->save_for_backward({x});
+    const bool chosen = saves_next_product(layer);
+    if (result == RowResult::kNotNeeded) return at::empty_like(residual);
+    Exchange* ranks = layer.ranks();
+    const bool save = result == RowResult::kNeededAgain && (chosen || ranks != nullptr);
+    return saved_or_computed(save, [&]() -> SelectiveCheckpoint::Results {
+      Operand rows(as_rows(x));
+      Tensor sum = layer.output(rows);
+      if (ranks != nullptr) sum = ScatteredRows(sum, *ranks).wait();
+      return {residual + sum.view(residual.sizes())};
+    })[0];
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const auto node = saved_layers(context);
+    const Tensor x = context->get_saved_variables()[0];
+    const Linear& layer = node->layers.front();
+    GatheredRows gathered(grads[0], {&layer}, GatheredRows::Role::kGradient);
+    Operand rows(as_rows(x));
+    Operand& grad = gathered.wait();
+    const Tensor grad_x = layer.input_gradient(grad);
+    return {grad_x.view(x.sizes()), grads[0], layer.weight_gradient(grad, rows), Tensor(), Tensor()};
+  }
+};
+
+// The row of this rank's part of the table for each token, in the order of gathered rows; the number of rows
+// of the part for tokens of other ranks' parts.
+Tensor rows_of_table(const Tensor& tokens, const Parameter& table, int64_t ranks) {
+  const int64_t first = box_of(table.shape, table.cuts).offset[0], rows = table.rows();
+  if (tokens.is_cpu() && tokens.numel() > 0)  // as an embedding that one rank has whole refuses it
+    if (const auto [least, most] = at::aminmax(tokens);
+        most.item<int64_t>() >= table.shape[0] || least.item<int64_t>() < 0)
+      throw_bug("a token is outside the vocabulary of {}: the smallest is {}, the largest {}", table.shape[0],
+                least.item<int64_t>(), most.item<int64_t>());
+  const Tensor row = in_rank_order(tokens, ranks) - first;
+  return at::where(row.ge(0).logical_and_(row.lt(rows)), row, rows);
+}
+
+struct EmbeddingOverRanksFunction : Function<EmbeddingOverRanksFunction> {
+  static Tensor forward(AutogradContext* context, const Tensor& tokens, const Tensor& weight,
+                        const Parameter& table, Exchange* ranks) {
+    const Tensor row = rows_of_table(tokens, table, ranks->size());
+    context->save_for_backward({row});
+    context->saved_data["rows"] = weight.size(0);
+    context->saved_data["ranks"] = c10::IValue::make_capsule(c10::make_intrusive<ExchangeOfNode>(ranks));
+    // Exactly one rank has a term that is not zero.
+    const Tensor partial = weight.size(0) == 0 ? at::zeros({row.size(0), weight.size(1)}, weight.options())
+                                               : at::embedding(weight, row.clamp_max(weight.size(0) - 1))
+                                                     .masked_fill_(row.eq(weight.size(0)).unsqueeze(1), 0);
+    return ScatteredRows(partial, *ranks)
+        .wait()
+        .view({tokens.size(0), tokens.size(1) / ranks->size(), weight.size(1)});
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const Tensor row = context->get_saved_variables()[0];
+    const int64_t rows = context->saved_data["rows"].toInt();
+    Exchange& ranks =
+        *c10::static_intrusive_pointer_cast<ExchangeOfNode>(context->saved_data["ranks"].toCapsule())->ranks;
+    const Tensor own = as_rows(grads[0]).contiguous();
+    const Tensor all = at::empty({row.size(0), own.size(1)}, own.options());
+    ranks.start_all_gather_into(all, own).wait();
+    // One row more, for the tokens of other ranks' parts.
+    const Tensor grad = at::embedding_dense_backward(all, row, rows + 1, /*padding_idx=*/rows, false);
+    return {Tensor(), grad.narrow(0, 0, rows), Tensor(), Tensor()};
+  }
+
+ private:
+  struct ExchangeOfNode : torch::CustomClassHolder {
+    explicit ExchangeOfNode(Exchange* ranks) : ranks(ranks) {}
+    Exchange* ranks;
+  };
+};
+
+}  // namespace
+
+GatheredRows::GatheredRows(const Tensor& shard, const std::vector<const Linear*>& layers, Role role)
+    : rows_(as_rows(shard)) {
+  Exchange* ranks = layers.front()->ranks();
+  if (ranks == nullptr) return;
+  Tensor own = rows_.values.contiguous();
+  const std::vector<int64_t> shape = {ranks->size() * own.size(0), own.size(1)};
+  if (const auto scaling = common_scaling(layers, role)) {
+    const at::ScalarType dtype = rows_.dtype;
+    const float8::Quantized part = layers.front()->float8()->cast_shard(own, *scaling, *ranks);
+    own = part.values.view(at::kByte);
+    const Tensor all = at::empty(shape, own.options());
+    rows_ = Operand({all.view(scaling->dtype), part.scale, part.inverse}, dtype);
+    pending_ = ranks->start_all_gather_into(all, own);
+  } else {
+    rows_ = Operand(at::empty(shape, own.options()));
+    pending_ = ranks->start_all_gather_into(rows_.values, own);
+  }
+  own_ = own;
+}
+
+ScatteredRows::ScatteredRows(const Tensor& rows, Exchange& ranks)
+    : partial_(rows.contiguous()),
+      sum_(at::empty({rows.size(0) / ranks.size(), rows.size(1)}, rows.options())),
+      pending_(ranks.start_reduce_scatter_sum(sum_, partial_)) {}
+
+std::vector<Tensor> column_linear(const Tensor& x, const std::vector<const Linear*>& layers) {
+  variable_list weights;
+  for (const Linear* layer : layers) weights.push_back(layer->weight()->weight);
+  return ColumnFunction::apply(x, at::TensorList(weights), layers);
+}
+
+Tensor row_linear(const Tensor& x, const Linear& layer, const Tensor& residual, RowResult result) {
+  return RowFunction::apply(x, residual, layer.weight()->weight, layer, result);
+}
+
+Tensor embedding_over_ranks(const Tensor& tokens, const Parameter& table, Exchange& ranks) {
+  return EmbeddingOverRanksFunction::apply(tokens, table.weight, table, &ranks);
+}
+
+Tensor in_rank_order(const Tensor& tokens, int64_t ranks) {
+  return tokens.unflatten(1, {ranks, tokens.size(1) / ranks}).transpose(0, 1).flatten();
+}
+
+}  // namespace hyperion::models

@@ -1,0 +1,85 @@
+// The differentiable nodes of linear layers and of the embedding, whole on one rank or divided over the ranks
+// of a tensor parallel group (Linear::ranks, size T).
+//
+// Without a group x is [..., in] and a result [..., out]. With one, a rank has its part of every weight and,
+// between nodes that gather and nodes that scatter, of all tokens: a column node takes this rank's part of
+// every sequence, [batch, seq / T, in], and gives rows that lie rank by rank, [T, batch, seq / T, part of
+// out]; a row node takes such rows and gives [batch, seq / T, out]. Every rank of the group must run the same
+// nodes in the same order, backward too.
+//
+// Gradients of weights are those of this rank's part. Each sum over ranks is rounded once, to the compute
+// dtype.
+#pragma once
+
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "base/exchange.h"
+#include "base/parameter.h"
+#include "models/linear.h"
+
+namespace hyperion::models {
+
+// What a node's layers multiply, of all ranks: started by the constructor.
+class GatheredRows {
+ public:
+  // What the rows are to the layers; in FP8 it decides the format.
+  enum class Role { kInput, kGradient };
+
+  // shard [..., n], this rank's tokens -> [T * tokens, n], rank by rank; without a group the rows of `shard`.
+  // Where all `layers` multiply in FP8 with one scale per tensor, the scale is that of all ranks' rows and
+  // FP8 bytes travel; otherwise the compute dtype does.
+  GatheredRows(const at::Tensor& shard, const std::vector<const Linear*>& layers, Role role);
+  explicit GatheredRows(Operand present) : rows_(std::move(present)) {}
+  Operand& wait() {
+    pending_.wait();
+    return rows_;
+  }
+
+ private:
+  at::Tensor own_;  // alive while the exchange reads it
+  Operand rows_;
+  Pending pending_;
+};
+
+// The sum over the ranks of rows [T * tokens, n] that lie rank by rank, this rank's [tokens, n] of it:
+// started by the constructor. The rows must stay as they are until wait().
+class ScatteredRows {
+ public:
+  ScatteredRows(const at::Tensor& rows, Exchange& ranks);
+  const at::Tensor& wait() {
+    pending_.wait();
+    return sum_;
+  }
+
+ private:
+  at::Tensor partial_, sum_;
+  Pending pending_;
+};
+
+// x times the transposed weight of each layer: one result per layer. One gather serves all of them, and in
+// FP8 one cast. What backward needs of the gathered rows is kept; where a SelectiveCheckpoint had all results
+// and nothing was gathered, the shard is, and it is gathered while the input gradient is computed.
+std::vector<at::Tensor> column_linear(const at::Tensor& x, const std::vector<const Linear*>& layers);
+
+// Whether anybody reads the values of a row node's result.
+enum class RowResult {
+  kNeededAgain,  // also when the block is run again: an active SelectiveCheckpoint may save it
+  kNeededOnce,   // only in this run
+  kNotNeeded,    // nobody: neither product nor exchange is run, and the result's elements are undefined
+};
+// residual + x times the layer's transposed weight, summed over the ranks; residual [..., out] as the result.
+// Under a SelectiveCheckpoint with a group the result is saved whatever the product's turn says: it is 1/T of
+// the product, and the exchange is not repeated.
+at::Tensor row_linear(const at::Tensor& x, const Linear& layer, const at::Tensor& residual,
+                      RowResult result = RowResult::kNeededAgain);
+
+// Rows of the table for tokens int64 [batch, seq], the same on all ranks -> this rank's part of every
+// sequence, [batch, seq / T, dim]. table: this rank's part of the vocabulary.
+at::Tensor embedding_over_ranks(const at::Tensor& tokens, const Parameter& table, Exchange& ranks);
+
+// Tokens [batch, seq] in the order of gathered rows -> 1-D.
+at::Tensor in_rank_order(const at::Tensor& tokens, int64_t ranks);
+
+}  // namespace hyperion::models

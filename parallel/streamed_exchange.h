@@ -1,0 +1,54 @@
+// An exchange on a stream of its own, so that layers overlap it with products: what an operation reads has
+// been written by the stream that is current at its start, and wait() makes the stream that is current then
+// wait for the result. The host waits for nothing. On a CPU, which has no streams, it is the group itself.
+//
+// A GPU runs the operations of several NCCL communicators at the same time (fsdp's gathers and reductions,
+// tp), and each occupies the device until the other ranks have come. That ends well as long as all ranks
+// launch them in one order: the host of each rank runs the same program over the same units, so the order of
+// its calls is the same everywhere. Nothing that decides whether or when an operation is started may depend
+// on the rank's own values or on time.
+#pragma once
+
+#include <functional>
+#include <span>
+#include <vector>
+
+#include <c10/core/Device.h>
+
+#include "base/device/streams.h"
+#include "base/exchange.h"
+
+namespace hyperion::parallel {
+
+class StreamedExchange : public Exchange {
+ public:
+  // `group` outlives it.
+  StreamedExchange(Exchange& group, c10::Device device)
+      : group_(group), device_(device), stream_(DeviceStream::from_pool(device, /*high_priority=*/true)) {}
+
+  int rank() const override { return group_.rank(); }
+  int size() const override { return group_.size(); }
+
+  // The tensors are kept until wait(): later work of the stream that waits may reuse their memory.
+  Pending start_all_gather_into(const at::Tensor& out, const at::Tensor& in) override;
+  Pending start_reduce_scatter_sum(const at::Tensor& out, const at::Tensor& in) override;
+  Pending start_all_reduce_sum(const at::Tensor& tensor) override;
+  Pending start_all_reduce_max(const at::Tensor& tensor) override;
+  // These the group runs on a stream of its own already.
+  Pending start_all_to_all(const at::Tensor& out, const at::Tensor& in, std::span<const int64_t> out_rows,
+                           std::span<const int64_t> in_rows) override {
+    return group_.start_all_to_all(out, in, out_rows, in_rows);
+  }
+  Pending start_transfers(std::vector<Transfer> transfers) override {
+    return group_.start_transfers(std::move(transfers));
+  }
+
+ private:
+  Pending start_on_stream(std::vector<at::Tensor> tensors, const std::function<Pending()>& start);
+
+  Exchange& group_;
+  c10::Device device_;
+  DeviceStream stream_;
+};
+
+}  // namespace hyperion::parallel

@@ -1,0 +1,133 @@
+"""Jobs of the real program whose ranks divide the layers: the losses of one rank, the same data, gradients and validations, and what
+becomes of the others when one of them is killed.
+
+    python3 tests/faults/tensor_parallel_test.py build/hyperion
+
+Standard library only.
+"""
+
+import array
+import itertools
+import math
+import os
+import re
+import subprocess
+import sys
+
+from jobs import BINARY, ROOT, JobTest, main
+
+TP = "--parallelism.tensor_parallel_degree="
+FP32 = "--training.mixed_precision_param=float32"
+# Nothing divides by the ranks: 25 columns of the hidden width, 2051 entries of the vocabulary.
+ODD = ("--model.args.hidden_dim=25", "--model.args.vocab_size=2051", "--model.args.n_kv_heads=2", FP32)
+LONG = "--training.steps=100000"
+
+
+class TensorParallel(JobTest):
+    def train(self, *options, ranks=1, **kwargs):
+        """The lines of metrics.jsonl."""
+        (self.folder / "out" / "metrics.jsonl").unlink(missing_ok=True)
+        self.run_job(*ODD, *options, ranks=ranks, code=0, **kwargs)
+        return self.metrics()
+
+    def assert_same(self, lines, expected):
+        self.assertEqual(len(lines), len(expected))
+        for line, wanted in zip(lines, expected):
+            for name, tolerance in (("loss_metrics/global_avg_loss", 5e-6), ("grad_norm", 2e-5), ("n_tokens_seen", 0),
+                                    ("validation_metrics/loss", 5e-6)):
+                self.assertEqual(name in line, name in wanted)
+                if name in line:
+                    self.assertLessEqual(abs(line[name] - wanted[name]), tolerance * abs(wanted[name]), (name, line["step"]))
+
+    def test_every_mesh_prints_the_losses_norms_and_tokens_of_one_rank(self):
+        for more in ([], ["--training.document_mask", "--ema.enable", "--model.name=qwen3", "--activation_checkpoint.mode=full"]):
+            one = self.train("--training.local_batch_size=4", *more)
+            for ranks, batch, options in ((2, 4, ["2"]), (4, 2, ["2"]), (4, 2, ["2", "--parallelism.data_parallel_replicate_degree=2"]),
+                                          (2, 1, ["2", "--training.global_batch_size=4", "--parallelism.disable_loss_parallel"])):
+                with self.subTest(ranks=ranks, options=options, more=more):
+                    self.assert_same(self.train(TP + options[0], *options[1:], f"--training.local_batch_size={batch}", *more, ranks=ranks), one)
+
+    def test_the_launcher_trains_two_tensor_parallel_ranks(self):
+        kept = {name: value for name, value in os.environ.items() if name not in ("LOG_RANK", "RANK", "WORLD_SIZE")}
+        done = subprocess.run([ROOT / "scripts/train.sh", self.folder / "job.toml", TP + "2", *ODD], text=True, timeout=120, cwd=self.folder,
+                              env={**kept, "NPROC": "2", "HYPERION_BINARY": str(BINARY), "HYPERION_DEVICE": "cpu", "OMP_NUM_THREADS": "1"},
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        self.assertEqual(done.returncode, 0, done.stdout)
+        self.assertIn("x tp 2 = 2 ranks", done.stdout)
+        self.assertIn("Tensor parallelism: groups of 2 ranks divide each layer", done.stdout)
+        two = self.metrics()
+        self.assert_same(two, self.train())
+
+    def test_validations_count_every_sequence_once(self):
+        options = ["--validation.enable", "--validation.dataset=jsonl", f"--validation.dataset_path={self.folder}/data.jsonl",
+                   "--validation.seq_len=32", "--validation.local_batch_size=2", "--validation.sequences=7", "--training.steps=2",
+                   "--training.global_batch_size=4"]
+        one = self.train(*options)
+        self.assertTrue(any("validation_metrics/loss" in line for line in one))
+        self.assert_same(self.train(*options, TP + "2", ranks=2), one)
+        self.assert_same(self.train(*options, TP + "2", ranks=4), one)
+
+    def test_the_gradients_of_four_ranks_join_to_those_of_one(self):
+        options = ["--training.steps=1", "--training.global_batch_size=4"]
+        folders = [self.folder / "one", self.folder / "four"]
+        self.train(*options, env={"HYPERION_DUMP_GRADIENTS": folders[0]})
+        self.train(*options, TP + "2", ranks=4, env={"HYPERION_DUMP_GRADIENTS": folders[1]})
+        subprocess.run([sys.executable, ROOT / "scripts/join_gradients.py", folders[1]], check=True, timeout=60)
+        names = {path.name for path in folders[0].glob("*.f32")}
+        self.assertEqual({path.name for path in folders[1].glob("*.f32")}, names)
+        for name in names:
+            one, four = (array.array("f", (folder / name).read_bytes()) for folder in folders)
+            self.assertEqual(len(one), len(four))
+            difference = math.sqrt(sum((a - b) ** 2 for a, b in zip(one, four)))
+            self.assertLess(difference, 1e-5 * math.sqrt(sum(a * a for a in one)), name)
+
+    def test_overlap_on_a_cpu_and_keys_without_tensor_parallelism_are_said(self):
+        job = self.run_job(TP + "2", "--parallelism.enable_async_tensor_parallel", "--compile.enable", "--training.steps=1", ranks=2, code=0,
+                           says=["parallelism.enable_async_tensor_parallel: on a CPU the plain form runs",
+                                 "compile.enable has no effect on it"])
+        self.assertNotIn("WARNING", job.text())
+        self.run_job("--parallelism.disable_loss_parallel", "--training.steps=1", code=0,
+                     says=["WARNING - parallelism.disable_loss_parallel = true (command line) has no effect: "
+                           "parallelism.tensor_parallel_degree is 1"])
+
+    def test_check_counts_the_parts_of_a_rank(self):
+        def check(*options):
+            done = subprocess.run([BINARY, "check", self.folder / "job.toml", "--ranks=8", *options], capture_output=True, text=True,
+                                  timeout=60, cwd=self.folder)
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            return done.stdout
+        self.assertRegex(check(TP + "4"), r"ranks +right +pp 1 x dp_replicate 1 x dp_shard 2 x cp 1 x tp 4 = 8 ranks")
+        memory = [float(re.search(r"([\d.]+) MiB per rank for weights", check(TP + degree, "--parallelism.data_parallel_shard_degree=1",
+                  f"--parallelism.data_parallel_replicate_degree={8 // int(degree)}"))[1]) for degree in ("1", "4")]
+        self.assertTrue(0.25 <= memory[1] / memory[0] < 0.3, memory)
+
+    def test_one_rank_generates_from_a_configuration_with_tensor_parallelism_and_says_so(self):
+        self.train("--checkpoint.enable", "--checkpoint.no_last_save_model_only", "--training.steps=1")
+        text = (self.folder / "job.toml").read_text() + "[parallelism]\ntensor_parallel_degree = 2\n"
+        text = text.replace("n_heads = 4", "n_heads = 4\nhidden_dim = 25\nvocab_size = 2051\nn_kv_heads = 2")
+        (self.folder / "two.toml").write_text(text)
+        done = subprocess.run([BINARY, "generate", self.folder / "out/checkpoint/step-1", "--prompt=It", "--config=two.toml",
+                               "--max-tokens=2"], capture_output=True, text=True, timeout=60, cwd=self.folder,
+                              env={**os.environ, "HYPERION_DEVICE": "cpu"})
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("parallelism.tensor_parallel_degree = 2 of two.toml has no effect here: this command runs on one rank", done.stderr)
+
+
+class LostTensorParallelRank(JobTest):
+    KILLED_IN = {  # point of the fault, and what its peer then waits for
+        "forward": ("step.fwd", r"\w+ \(number \d+ of group tp/0, ranks 0 1\) failed in phase 'step 3 forward tok_embeddings'"),
+        "backward": ("step.bwd", r"\w+ \(number \d+ of group tp/0, ranks 0 1\) failed in phase 'step 3 backward layers\.1'"),
+        "sum": ("step.sum", r"all_reduce \(number \d+ of group tp/0, ranks 0 1\) failed in phase 'step 3 sum of replicated gradients'"),
+        "norm": ("step.opt", r"all_reduce \(number \d+ of group tp/0, ranks 0 1\) failed in phase 'step 3 gradient norm'"),
+    }
+
+    def test_ranks_that_lose_one_end_with_71_and_name_group_operation_and_phase(self):
+        for (what, (point, message)), ranks in itertools.product(self.KILLED_IN.items(), (2, 4)):
+            with self.subTest(what=what, ranks=ranks):
+                job = self.start(LONG, TP + "2", "--allow-faults", ranks=ranks, env={"FAULT": f"rank=1;point={point};nth=3;action=kill"})
+                self.assertEqual(job.codes(), [71, -9] + [71] * (ranks - 2), job.text())
+                self.assertRegex(job.text(0), message)  # of the killed rank's group
+
+
+if __name__ == "__main__":
+    main()
