@@ -292,6 +292,9 @@ class Meshes(CheckpointTest):
                    "4x2": (8, [self.replicas(4)]), "2x4": (8, [self.replicas(2)])}
         pairs = [("8", name) for name in ("1", "2", "3", "4", "2x2", "4x2")]
         pairs += [("3", "8"), ("2x2", "2x4"), ("2x2", "1")]
+        tensor = "--parallelism.tensor_parallel_degree=2"
+        layouts |= {"t2": (2, [tensor]), "2xt2": (4, [tensor]), "2x1xt2": (4, [tensor, self.replicas(2)])}
+        pairs += [("t2", "2xt2"), ("2xt2", "1"), ("2x1xt2", "t2"), ("3", "2xt2")]
         sources = {}
         for source, target in pairs:
             with self.subTest(written_by=source, read_by=target):
