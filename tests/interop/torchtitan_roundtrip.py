@@ -3,9 +3,9 @@
     tests/interop/torchtitan_roundtrip.sh [--binary build/hyperion] [llama3 qwen3 llama3-tp]
 
 torchtitan trains on an HSDP mesh of 2 x 2 and saves; Hyperion goes on from that on 1, 2, 3 and 4 ranks. Hyperion trains on
-2 ranks and saves; torchtitan goes on from that on 2 x 2 (without `dataloader`, which is Python's). In case llama3-tp torchtitan's
-mesh is FSDP 2 x TP 2. Each time the ten steps after the hand-over are compared with the run that was not interrupted. Same
-recorded tokens, global batch 12, fp32.
+2 ranks and saves; torchtitan goes on from that on 2 x 2 (without `dataloader`, which is Python's). In case llama3-tp the
+mesh is FSDP 2 x TP 2 on both sides, and Hyperion goes on from torchtitan's on 3 ranks too. Each time the ten steps after the
+hand-over are compared with the run that was not interrupted. Same recorded tokens, global batch 12, fp32.
 """
 
 import argparse
@@ -94,7 +94,7 @@ class Case:
 
 CASES = {"llama3": Case("llama3", "HSDP 2 x 2", ["1 rank", "FSDP 2", "FSDP 3", "HSDP 2 x 2"], "FSDP 2"),
          "qwen3": Case("qwen3", "HSDP 2 x 2", ["1 rank", "FSDP 2", "FSDP 3", "HSDP 2 x 2"], "FSDP 2"),
-         "llama3-tp": Case("llama3", "FSDP 2 x TP 2", ["1 rank", "FSDP 3"], "FSDP 2")}
+         "llama3-tp": Case("llama3", "FSDP 2 x TP 2", ["FSDP 3", "FSDP 2 x TP 2"], "FSDP 2 x TP 2")}
 
 
 def roundtrip(binary: Path, case: Case, folder: Path):
