@@ -292,6 +292,9 @@ class Meshes(CheckpointTest):
                    "4x2": (8, [self.replicas(4)]), "2x4": (8, [self.replicas(2)])}
         pairs = [("8", name) for name in ("1", "2", "3", "4", "2x2", "4x2")]
         pairs += [("3", "8"), ("2x2", "2x4"), ("2x2", "1")]
+        tensor = "--parallelism.tensor_parallel_degree=2"
+        layouts |= {"t2": (2, [tensor]), "2xt2": (4, [tensor]), "2x1xt2": (4, [tensor, self.replicas(2)])}
+        pairs += [("t2", "2xt2"), ("2xt2", "1"), ("2x1xt2", "t2"), ("3", "2xt2")]
         sources = {}
         for source, target in pairs:
             with self.subTest(written_by=source, read_by=target):
@@ -306,6 +309,19 @@ class Meshes(CheckpointTest):
                              *["--checkpoint.resume_mode=continue", "--checkpoint.no_initial_load_model_only"],
                              *[f"--checkpoint.initial_load_path={path}"], code=0)
                 self.assertEqual(self.contents(self.folder / "out" / f"{source}-{target}" / "step-1"), sources[source])
+
+    def test_weights_of_hugging_face_come_back_byte_for_byte_from_every_mesh(self):
+        export = ["--training.steps=1", "--checkpoint.last_save_in_hf", "--checkpoint.last_save_model_only", "--checkpoint.export_dtype=float32"]
+        self.run_job(*export, "--checkpoint.folder=hf", code=0)
+        exported = self.folder / "out" / "hf" / "step-1"
+        # A step so small that no weight changes.
+        start = [*export, "--checkpoint.initial_load_in_hf", f"--checkpoint.initial_load_path={exported}", "--optimizer.lr=1e-30"]
+        tensor = "--parallelism.tensor_parallel_degree=2"
+        for name, ranks, options in (("t2", 2, [tensor]), ("2xt2", 4, [tensor]), ("2x1xt2", 4, [tensor, self.replicas(2)])):
+            with self.subTest(mesh=name):
+                self.run_job(*start, *options, f"--checkpoint.folder={name}", ranks=ranks, code=0)
+                self.assertEqual((self.folder / "out" / name / "step-1" / "model.safetensors").read_bytes(),
+                                 (exported / "model.safetensors").read_bytes())
 
 
 class Folders(CheckpointTest):

@@ -1,14 +1,16 @@
 """Checkpoints between Hyperion and torchtitan 0.2.2, both ways and at other rank counts; exits 1 outside the tolerance.
 
-    tests/interop/torchtitan_roundtrip.sh [--binary build/hyperion] [llama3 qwen3]
+    tests/interop/torchtitan_roundtrip.sh [--binary build/hyperion] [llama3 qwen3 llama3-tp]
 
 torchtitan trains on an HSDP mesh of 2 x 2 and saves; Hyperion goes on from that on 1, 2, 3 and 4 ranks. Hyperion trains on
-2 ranks and saves; torchtitan goes on from that on 2 x 2 (without `dataloader`, which is Python's). Each time the ten steps
-after the hand-over are compared with the run that was not interrupted. Same recorded tokens, global batch 12, fp32.
+2 ranks and saves; torchtitan goes on from that on 2 x 2 (without `dataloader`, which is Python's). In case llama3-tp the
+mesh is FSDP 2 x TP 2 on both sides, and Hyperion goes on from torchtitan's on 3 ranks too. Each time the ten steps after the
+hand-over are compared with the run that was not interrupted. Same recorded tokens, global batch 12, fp32.
 """
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -20,34 +22,37 @@ from ranks import run_hyperion, run_torchtitan
 
 TOLERANCE = {"losses": 1e-5, "grad_norms": 2e-4}
 HAND_OVER, STEPS, GLOBAL_BATCH, SEQ_LEN = 5, 15, 12, 32
-MESHES = {"1 rank": (1, 1), "FSDP 2": (1, 2), "FSDP 3": (1, 3), "HSDP 2 x 2": (2, 2)}
+MESHES = {"1 rank": (1, 1, 1), "FSDP 2": (1, 2, 1), "FSDP 3": (1, 3, 1), "HSDP 2 x 2": (2, 2, 1), "FSDP 2 x TP 2": (1, 2, 2)}  # replicate, shard, tensor
 
 
-def arguments(model: str, mesh: tuple[int, int]) -> list[str]:
+Mesh = tuple[int, int, int]
+
+
+def arguments(model: str, mesh: Mesh) -> list[str]:
     """Options that both programs take."""
-    replicate, shard = mesh
+    replicate, shard, tensor = mesh
     return [str(HERE / "configs" / f"{model}.toml"), f"--training.steps={STEPS}", f"--training.seq_len={SEQ_LEN}",
             f"--training.local_batch_size={GLOBAL_BATCH // (replicate * shard)}", f"--training.global_batch_size={GLOBAL_BATCH}",
             "--training.mixed_precision_param=float32", f"--parallelism.data_parallel_replicate_degree={replicate}",
-            f"--parallelism.data_parallel_shard_degree={shard}", "--checkpoint.enable",
+            f"--parallelism.data_parallel_shard_degree={shard}", f"--parallelism.tensor_parallel_degree={tensor}", "--checkpoint.enable",
             "--checkpoint.no_last_save_model_only", f"--checkpoint.interval={HAND_OVER}", "--checkpoint.keep_latest_k=0"]
 
 
-def ours(binary: Path, model: str, mesh: tuple[int, int], folder: Path, *options: str) -> dict[str, list[float]]:
+def ours(binary: Path, model: str, mesh: Mesh, folder: Path, *options: str) -> dict[str, list[float]]:
     run_hyperion(binary, [*arguments(model, mesh), f"--training.dataset_path={SHARD}", f"--job.dump_folder={folder}",
-                          f"--debug.seed={WEIGHTS_SEEDS[model]}", *options], mesh[0] * mesh[1])
+                          f"--debug.seed={WEIGHTS_SEEDS[model]}", *options], math.prod(mesh))
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     lines = [line for line in lines if "event" not in line]
     return {"losses": [float(line["loss_metrics/global_avg_loss"]) for line in lines],
             "grad_norms": [float(line["grad_norm"]) for line in lines]}
 
 
-def theirs(model: str, mesh: tuple[int, int], folder: Path, *options: str, first_step: int = 0) -> dict[str, list[float]]:
+def theirs(model: str, mesh: Mesh, folder: Path, *options: str, first_step: int = 0) -> dict[str, list[float]]:
     env = {"PEER_TOKENS": SHARD / "tokens.bin", "PEER_WEIGHTS_SEED": WEIGHTS_SEEDS[model], "PEER_FIRST_STEP": first_step,
            "PEER_METRICS": folder / "metrics.json"}
     folder.mkdir(parents=True, exist_ok=True)
     run_torchtitan(Path(sys.executable), ["--job.config_file", *arguments(model, mesh), f"--checkpoint.folder={folder}/checkpoint",
-                                          *options], mesh[0] * mesh[1], env=env)
+                                          *options], math.prod(mesh), env=env)
     return json.loads((folder / "metrics.json").read_text())
 
 
@@ -77,29 +82,45 @@ def check_with_torch(checkpoint: Path) -> None:
     subprocess.run([*check, "--reshard", "1", "2", "3", "4"], check=True, stdout=subprocess.DEVNULL)
 
 
-def roundtrip(binary: Path, model: str, folder: Path):
+@dataclass
+class Case:
+    """Which of our meshes go on from torchtitan's mesh, and which of ours hands over to it."""
+
+    model: str
+    theirs: str
+    ours: list[str]
+    back: str
+
+
+CASES = {"llama3": Case("llama3", "HSDP 2 x 2", ["1 rank", "FSDP 2", "FSDP 3", "HSDP 2 x 2"], "FSDP 2"),
+         "qwen3": Case("qwen3", "HSDP 2 x 2", ["1 rank", "FSDP 2", "FSDP 3", "HSDP 2 x 2"], "FSDP 2"),
+         "llama3-tp": Case("llama3", "FSDP 2 x TP 2", ["FSDP 3", "FSDP 2 x TP 2"], "FSDP 2 x TP 2")}
+
+
+def roundtrip(binary: Path, case: Case, folder: Path):
+    model = case.model
     start = [f"--checkpoint.initial_load_path={folder}/peer/checkpoint/step-{HAND_OVER}", "--checkpoint.no_initial_load_model_only"]
-    whole = theirs(model, MESHES["HSDP 2 x 2"], folder / "peer")
-    for name, mesh in MESHES.items():
-        resumed = ours(binary, model, mesh, folder / f"ours {name}", *start)
-        yield compare(f"{model}: torchtitan HSDP 2 x 2 -> Hyperion {name}", resumed, whole)
-    whole = ours(binary, model, MESHES["FSDP 2"], folder / "ours")
+    whole = theirs(model, MESHES[case.theirs], folder / "peer")
+    for name in case.ours:
+        resumed = ours(binary, model, MESHES[name], folder / f"ours {name}", *start)
+        yield compare(f"{model}: torchtitan {case.theirs} -> Hyperion {name}", resumed, whole)
+    whole = ours(binary, model, MESHES[case.back], folder / "ours")
     check_with_torch(folder / "ours" / "checkpoint" / f"step-{HAND_OVER}")
     start = [f"--checkpoint.initial_load_path={folder}/ours/checkpoint/step-{HAND_OVER}",
              "--checkpoint.no_initial_load_model_only", "--checkpoint.exclude_from_loading=dataloader"]
-    resumed = theirs(model, MESHES["HSDP 2 x 2"], folder / "peer resumed", *start, first_step=HAND_OVER)
-    yield compare(f"{model}: Hyperion FSDP 2 -> torchtitan HSDP 2 x 2", resumed, whole)
+    resumed = theirs(model, MESHES[case.theirs], folder / "peer resumed", *start, first_step=HAND_OVER)
+    yield compare(f"{model}: Hyperion {case.back} -> torchtitan {case.theirs}", resumed, whole)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--binary", type=Path, default=HERE.parent.parent / "build" / "hyperion")
-    parser.add_argument("models", nargs="*", default=["llama3", "qwen3"])
+    parser.add_argument("cases", nargs="*", default=list(CASES))
     options = parser.parse_args()
     findings = []
-    for model in options.models:
+    for name in options.cases:
         with tempfile.TemporaryDirectory() as folder:
-            findings += roundtrip(options.binary, model, Path(folder))
+            findings += roundtrip(options.binary, CASES[name], Path(folder))
     return 0 if all(finding.passed for finding in findings) else 1
 
 
