@@ -71,6 +71,10 @@ class SimulatedGpu(JobTest):
                         self.assertAlmostEqual(here, there, delta=2e-3)
             self.assertEqual(len(set(found.values())), 1, found)
 
+    def test_overlap_of_tensor_parallel_exchanges_is_refused_by_name(self):
+        self.run_job(TP, "--parallelism.enable_async_tensor_parallel", code=2, ranks=2, env=self.gpu(),
+                     says=["parallelism.enable_async_tensor_parallel = true", "not available on GPUs yet; set false"])
+
     def test_a_loss_that_is_no_number_is_seen_however_late_it_comes(self):
         for ranks in (1, 2):
             for schedule in ("eager", "late"):
