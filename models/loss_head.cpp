@@ -138,6 +138,8 @@ at::Tensor LossHead::finish_chunk(Chunk& chunk, const at::Tensor* scale) const {
   }
   // Only the last parts are short, so the padding is all behind the vocabulary.
   const at::Tensor whole = chunk.all.transpose(0, 1).flatten(1).narrow(1, 0, part.whole).contiguous();
+  chunk.own.reset();
+  chunk.all.reset();
   const at::Tensor loss = kernels::cross_entropy(whole, chunk.labels, scale);
   if (scale != nullptr) chunk.logits = whole.narrow(1, part.first, weight.rows()).contiguous();
   return loss;

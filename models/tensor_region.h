@@ -59,8 +59,9 @@ class ScatteredRows {
 };
 
 // x times the transposed weight of each layer: one result per layer. One gather serves all of them, and in
-// FP8 one cast. What backward needs of the gathered rows is kept; where a SelectiveCheckpoint had all results
-// and nothing was gathered, the shard is, and it is gathered while the input gradient is computed.
+// FP8 one cast. The run that backward follows keeps what it needs of the gathered rows; only where a
+// SelectiveCheckpoint had the results of all layers, so that this run gathered nothing, does backward gather
+// the shard, while it computes the input gradient (of a model's nodes by operation that is none).
 std::vector<at::Tensor> column_linear(const at::Tensor& x, const std::vector<const Linear*>& layers);
 
 // Whether anybody reads the values of a row node's result.

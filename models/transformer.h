@@ -84,7 +84,7 @@ class LossHead {
   // adds each chunk's gradient to the head's. (A head that couples rows takes all rows at once.) With a
   // tensor parallel group a chunk's logits are those of this rank's part of the vocabulary, and two chunks
   // are alive at once: one's statistics are exchanged while the next one's are computed. Without loss
-  // parallel they are of the whole vocabulary, one chunk at a time.
+  // parallel they are of the whole vocabulary, one chunk at a time and up to two copies of it.
   LossHead(const ModelArgs& args, ParameterPtr norm, ParameterPtr output, int64_t chunk_bytes,
            const Regions& regions = {});
 

@@ -79,8 +79,16 @@ void FsdpContext::sum_over_tensor_ranks(const std::vector<at::Tensor>& replicate
   if (replicated.empty()) return;
   const TraceRange range("all-reduce", "replicated gradients");
   at::NoGradGuard no_grad;
-  const at::Tensor packed = at::cat(replicated);
-  tensor_->all_reduce_sum(packed);
+  at::Tensor packed = at::cat(replicated);
+  if (!packed.is_cpu() && replicate_.size() > 1 && tensor_->size() > 2) {
+    // Replicas must get the same bits, and their groups of NCCL may add up in different orders.
+    const at::Tensor all = at::empty({tensor_->size(), packed.numel()}, packed.options());
+    tensor_->all_gather_into(all, packed);
+    packed = all[0];
+    for (int64_t rank = 1; rank < all.size(0); ++rank) packed.add_(all[rank]);
+  } else {
+    tensor_->all_reduce_sum(packed);
+  }
   int64_t offset = 0;
   for (const at::Tensor& gradient : replicated) {
     gradient.copy_(packed.narrow(0, offset, gradient.numel()));

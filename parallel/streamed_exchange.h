@@ -1,6 +1,6 @@
 // An exchange on a stream of its own, so that layers overlap it with products: what an operation reads has
 // been written by the stream that is current at its start, and wait() makes the stream that is current then
-// wait for the result. The host waits for nothing. On a CPU, which has no streams, it is the group itself.
+// wait for the result. The host waits for nothing. For GPUs: on a CPU, which has no streams, use the group.
 //
 // A GPU runs the operations of several NCCL communicators at the same time (fsdp's gathers and reductions,
 // tp), and each occupies the device until the other ranks have come. That ends well as long as all ranks

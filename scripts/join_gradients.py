@@ -25,6 +25,8 @@ class Whole:
     """A parameter's gradient while its boxes come in."""
 
     def __init__(self, name, shape):
+        if "/" in name or "\0" in name:
+            raise Refused(f"{name!r} is no name of a parameter")
         self.name, self.shape = name, shape
         self.values = bytearray(4 * math.prod(shape))
         self.filled = bytearray(math.prod(shape))  # 1 where a rank has written
@@ -107,8 +109,11 @@ def main():
     options = parser.parse_args()
     try:
         whole = join(options.folder)
-    except (Refused, KeyError, OSError) as error:
+    except (Refused, OSError) as error:
         print(f"join_gradients.py: {error}", file=sys.stderr)
+        return 1
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        print(f"join_gradients.py: the head of a file under {options.folder} is damaged: {error!r}", file=sys.stderr)
         return 1
     out = options.out or options.folder
     out.mkdir(parents=True, exist_ok=True)

@@ -18,20 +18,24 @@ enum AgreedNumber { kSkip, kStop, kSaveFailed, kNorm, kScale, kLosses };
 
 }  // namespace
 
-at::Tensor FiniteGuard::check(const StepFlags& own, const std::vector<at::Tensor>& losses,
-                              const at::Tensor& norm, const at::Tensor& scale,
-                              std::function<std::string(size_t)> describe) {
+FiniteGuard::Agreed FiniteGuard::check(const StepFlags& own, const std::vector<at::Tensor>& losses,
+                                       const at::Tensor& norm, const at::Tensor& scale,
+                                       std::function<std::string(size_t)> describe) {
   std::vector<at::Tensor> values = {norm.to(at::kFloat), scale.to(norm.device())};
   for (const at::Tensor& loss : losses) values.push_back(loss.to(norm.device(), at::kFloat));
   const at::Tensor all = at::stack(values);
   const at::Tensor skip = all.isfinite().all().logical_not().to(at::kFloat);
   const auto flag = [&](int value) { return at::full({}, value, skip.options()); };
-  const at::Tensor flags = at::stack({skip, flag(static_cast<int>(own.stop)), flag(own.save_failed)});
-  groups_.all_reduce_max(flags);
+  const bool agree_on_norm = !norm.is_cpu();
+  std::vector<at::Tensor> maxima = {skip, flag(static_cast<int>(own.stop)), flag(own.save_failed)};
+  if (agree_on_norm) maxima.push_back(values[0]);
+  const at::Tensor agreed = at::stack(maxima);
+  groups_.all_reduce_max(agreed);
+  const at::Tensor flags = agreed.narrow(0, 0, kNorm);
   previous_ = std::move(current_);
   current_ = {own.step, at::cat({flags, all}).to(at::kCPU, /*non_blocking=*/true), {}, std::move(describe)};
   current_.copied.record(DeviceStream::current(norm.device()));
-  return flags.select(0, kSkip);
+  return {flags.select(0, kSkip), agree_on_norm ? agreed.select(0, kNorm) : norm};
 }
 
 void FiniteGuard::raise(bool wait) {

@@ -23,10 +23,15 @@ class FiniteGuard {
 
   // After the gradient norm of the step `own.step` is known. `own`: what this rank tells the others;
   // `losses`: its microbatch losses (0-dim); `scale`: what they were multiplied by (loss_scale);
-  // `describe(i)`: where microbatch i's sequences come from. Returns the optimizer's skip flag: 0-dim float,
-  // 1 when anything is not finite.
-  at::Tensor check(const StepFlags& own, const std::vector<at::Tensor>& losses, const at::Tensor& norm,
-                   const at::Tensor& scale, std::function<std::string(size_t)> describe);
+  // `describe(i)`: where microbatch i's sequences come from.
+  struct Agreed {
+    at::Tensor skip;  // the optimizer's flag: 0-dim float, 1 when anything is not finite
+    // 0-dim, to clip by: the same bits on every rank. On a GPU the largest of the ranks' norms, since groups
+    // of NCCL may add up the same numbers in different orders, and replicas must not drift apart.
+    at::Tensor norm;
+  };
+  Agreed check(const StepFlags& own, const std::vector<at::Tensor>& losses, const at::Tensor& norm,
+               const at::Tensor& scale, std::function<std::string(size_t)> describe);
 
   // Throws Error(kNonFinite) when the step last checked (on a GPU: the one before) was not finite,
   // Error(kBadData) when it had no valid token. `wait`: also on a GPU the last one; before a save, before a

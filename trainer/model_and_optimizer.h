@@ -40,10 +40,10 @@ struct ModelPlace {
 };
 
 // Divides the model's layers over the tensor parallel ranks, converts the linears to FP8 and shards what is
-// left of them, as `config` says, and allocates this rank's part, without
-// values: initialise_weights() or a load gives them. Makes no moving average, which starts from them.
-// Collective where the device is a GPU (choose_attention). Throws Error(kUsage) for an FP8 recipe, or an
-// attention kernel, that the device cannot run.
+// left of them, as `config` says, and allocates this rank's part, without values: initialise_weights() or a
+// load gives them. Makes no moving average, which starts from them. Collective where the device is a GPU
+// (choose_attention). Throws Error(kUsage) for an FP8 recipe, or an attention kernel, that the device cannot
+// run.
 ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const JobConfig& config,
                                            const ModelPlace& place);
 

@@ -312,7 +312,7 @@ void Trainer::train_step(int64_t step, const StepInput& input) {
   failpoint("step.opt");
   parallel::set_phase(fmt::format("step {} gradient norm", step));
   const parallel::LocalGradients& gradients = model_.fsdp_model->gradients();
-  const at::Tensor norm = global_grad_norm(gradients, model_.fsdp->shard(), model_.fsdp->tensor());
+  const at::Tensor own_norm = global_grad_norm(gradients, model_.fsdp->shard(), model_.fsdp->tensor());
   std::vector<std::string> sources;
   for (const Batch& batch : input.batches)
     sources.push_back(fmt::format("{}", fmt::join(batch.sources, ", ")));
@@ -321,8 +321,8 @@ void Trainer::train_step(int64_t step, const StepInput& input) {
     set_running_step(step, step + 2);  // what comes from here on is told in the next step
     own = {step, stop_signal(), checkpointer_->failed()};
   }
-  const at::Tensor skip =
-      guard_.check(own, losses, norm, scale, [sources](size_t i) { return sources.at(i); });
+  const auto [skip, norm] =
+      guard_.check(own, losses, own_norm, scale, [sources](size_t i) { return sources.at(i); });
   clip_gradients(gradients, norm, config().training.max_norm);
 
   checkpointer_->wait();

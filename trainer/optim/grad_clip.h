@@ -10,7 +10,7 @@ namespace hyperion::trainer {
 
 // Square root of the sum of squares of all elements, each counted once: summed over `shard`, the ranks that
 // hold different rows, and for divided parameters over `tensor` too (never over replicas). Padding must be
-// zero. 0-dim, fp32 (fp64 on the CPU), on the gradients' device; the same bits on every rank.
+// zero. 0-dim, fp32 (fp64 on the CPU, with the same bits on every rank), on the gradients' device.
 at::Tensor global_grad_norm(const parallel::LocalGradients& gradients, parallel::Communicator& shard,
                             parallel::Communicator* tensor);
 

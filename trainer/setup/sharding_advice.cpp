@@ -7,9 +7,9 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "base/box.h"
 #include "base/counted.h"
 #include "models/transformer.h"
-#include "base/box.h"
 #include "trainer/runtime/size_estimate.h"
 
 namespace hyperion::trainer {
@@ -102,10 +102,8 @@ std::vector<std::string> sharding_advice(const JobConfig& config, const models::
   if (ranks_per_node % tensor != 0)
     advice.push_back(
         fmt::format("parallelism.tensor_parallel_degree: {} ranks divide each layer and exchange its "
-                    "activations several times, "
-                    "and a node has {}: some of these groups lie on several nodes and exchange over the "
-                    "network; choose a "
-                    "divisor of {}",
+                    "activations several times, and a node has {}: some of these groups lie on several nodes "
+                    "and exchange over the network; choose a divisor of {}",
                     tensor, counted(ranks_per_node, "rank"), ranks_per_node));
   return advice;
 }

@@ -50,7 +50,8 @@ TEST_CASE("finite losses and a finite norm let the optimizer update") {
   const auto group = parallel::make_solo_communicator("loss/0", 0);
   FiniteGuard guard(parallel::ReduceChain({group.get()}));
   guard.raise(true);  // before the first step
-  CHECK(guard.check({1}, {scalar(3.5), scalar(1e30)}, scalar(0), scalar(0.5), sequence).item<float>() == 0);
+  CHECK(guard.check({1}, {scalar(3.5), scalar(1e30)}, scalar(0), scalar(0.5), sequence).skip.item<float>() ==
+        0);
   guard.raise(false);
   guard.raise(true);
 }
@@ -59,7 +60,8 @@ TEST_CASE("a loss that is not finite skips the update and names its step, value 
   const auto group = parallel::make_solo_communicator("loss/0", 0);
   for (const double bad : {double{NAN}, double{INFINITY}, -double{INFINITY}}) {
     FiniteGuard guard(parallel::ReduceChain({group.get()}));
-    CHECK(guard.check({7}, {scalar(3.5), scalar(bad)}, scalar(1), scalar(0.5), sequence).item<float>() == 1);
+    CHECK(guard.check({7}, {scalar(3.5), scalar(bad)}, scalar(1), scalar(0.5), sequence).skip.item<float>() ==
+          1);
     const std::string text = raised(guard);
     CHECK_THAT(text, Contains("step 7: the loss or the gradient norm is not finite (norm 1)"));
     CHECK_THAT(text, Contains(std::isnan(bad) ? "nan on data.jsonl:11" : "inf on data.jsonl:11"));
@@ -70,8 +72,8 @@ TEST_CASE("a loss that is not finite skips the update and names its step, value 
 TEST_CASE("a norm that is not finite names all sequences of the step") {
   const auto group = parallel::make_solo_communicator("loss/0", 0);
   FiniteGuard guard(parallel::ReduceChain({group.get()}));
-  CHECK(guard.check({7}, {scalar(3.5), scalar(2)}, scalar(INFINITY), scalar(0.5), sequence).item<float>() ==
-        1);
+  CHECK(guard.check({7}, {scalar(3.5), scalar(2)}, scalar(INFINITY), scalar(0.5), sequence)
+            .skip.item<float>() == 1);
   CHECK_THAT(raised(guard),
              Contains("(norm inf)") &&
                  Contains("this rank's losses are finite; its sequences were data.jsonl:10 data.jsonl:11"));
@@ -80,7 +82,7 @@ TEST_CASE("a norm that is not finite names all sequences of the step") {
 TEST_CASE("a number of another rank that is not finite skips the update here too") {
   NonFinitePeer group;
   FiniteGuard guard(parallel::ReduceChain({&group}));
-  CHECK(guard.check({7}, {scalar(3.5)}, scalar(1), scalar(0.5), sequence).item<float>() == 1);
+  CHECK(guard.check({7}, {scalar(3.5)}, scalar(1), scalar(0.5), sequence).skip.item<float>() == 1);
   CHECK_THAT(raised(guard), Contains("step 7") && Contains("this rank's losses are finite"));
 }
 
@@ -97,7 +99,7 @@ TEST_CASE(
   const auto group = parallel::make_solo_communicator("loss/0", 0);
   FiniteGuard guard(parallel::ReduceChain({group.get()}));
   const at::Tensor scale = loss_scale(at::zeros({}, at::TensorOptions(at::kLong)));
-  CHECK(guard.check({7}, {scalar(0)}, scalar(0), scale, sequence).item<float>() == 1);
+  CHECK(guard.check({7}, {scalar(0)}, scalar(0), scale, sequence).skip.item<float>() == 1);
   CHECK_THAT(error_of(ExitCode::kBadData, [&] { guard.raise(false); }),
              Contains("training: none of the step's tokens has a label to learn from"));
 }
@@ -123,7 +125,7 @@ TEST_CASE("ranks that are two groups in turn agree on a verdict that only one gr
   const auto shards = parallel::make_solo_communicator("fsdp/0", 0);
   NonFinitePeer replicas;
   FiniteGuard guard(parallel::ReduceChain({shards.get(), &replicas}));
-  CHECK(guard.check({7}, {scalar(3.5)}, scalar(1), scalar(1), sequence).item<float>() == 1);
+  CHECK(guard.check({7}, {scalar(3.5)}, scalar(1), scalar(1), sequence).skip.item<float>() == 1);
   CHECK_THAT(raised(guard), Contains("step 7"));
 }
 
