@@ -79,8 +79,8 @@ void FsdpContext::sum_over_tensor_ranks(const std::vector<at::Tensor>& replicate
   if (replicated.empty()) return;
   const TraceRange range("all-reduce", "replicated gradients");
   at::NoGradGuard no_grad;
-  at::Tensor packed = at::cat(replicated);
-  if (!packed.is_cpu() && replicate_.size() > 1 && tensor_->size() > 2) {
+  at::Tensor packed = at::cat(replicated).to(options_.device);
+  if (!tensor_->takes_host_tensors() && replicate_.size() > 1 && tensor_->size() > 2) {
     // Replicas must get the same bits, and their groups of NCCL may add up in different orders.
     const at::Tensor all = at::empty({tensor_->size(), packed.numel()}, packed.options());
     tensor_->all_gather_into(all, packed);

@@ -30,11 +30,11 @@ JOBS = {  # what: (ranks, options)
     "document masks, so ranks have different numbers of labels": (2, ["--training.document_mask", "--activation_checkpoint.mode=none"]),
     "accumulated, never resharded": (2, ["--training.global_batch_size=8", "--parallelism.fsdp_reshard_after_forward=never"]),
     "HSDP": (4, [*HSDP, "--training.global_batch_size=16", ASYNC, *VALIDATION]),
-    "tensor parallel": (2, [TP, "--activation_checkpoint.mode=none"]),
+    "tensor parallel, offloaded": (2, [TP, "--activation_checkpoint.mode=none", "--training.enable_cpu_offload"]),
     "FSDP and tensor parallel, recomputed": (4, [TP, "--training.global_batch_size=8", "--activation_checkpoint.mode=selective",
                                                  "--activation_checkpoint.selective_ac_option=op", ASYNC]),
-    "FP8 by rows": (2, [FP8, "--quantize.linear.float8.recipe_name=rowwise"]),
-    "FP8 gathered": (2, [FP8, "--quantize.linear.float8.enable_fsdp_float8_all_gather", "--training.global_batch_size=8",
+    "FP8 by rows, tensor parallel": (2, [FP8, "--quantize.linear.float8.recipe_name=rowwise", TP]),
+    "FP8 gathered, FSDP and tensor parallel": (4, [FP8, TP, "--quantize.linear.float8.enable_fsdp_float8_all_gather", "--training.global_batch_size=8",
                          "--quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp"]),
 }
 
