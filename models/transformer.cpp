@@ -8,6 +8,7 @@
 
 #include <cmath>
 #include <set>
+#include <tuple>
 
 #include "models/ops.h"
 #include "models/rope.h"
@@ -82,9 +83,11 @@ at::Tensor TransformerBlock::attention(const at::Tensor& x, const at::Tensor& re
                                        const SequenceContext& context) const {
   // Between the nodes of linear layers tokens are whole sequences, which lie in `parts` parts, rank by rank.
   const int64_t parts = ranks_ == nullptr ? 1 : ranks_->size();
-  const std::vector<at::Tensor> projected = column_linear(x, {&wq_, &wk_, &wv_});
-  auto heads = [&](const at::Tensor& t) { return t.unflatten(-1, {-1, args_.head_dim}); };
-  at::Tensor q = heads(projected[0]), k = heads(projected[1]), v = heads(projected[2]);
+  auto [q, k, v] = [&] {
+    const std::vector<at::Tensor> projected = column_linear(x, {&wq_, &wk_, &wv_});
+    const auto heads = [&](const at::Tensor& t) { return t.unflatten(-1, {-1, args_.head_dim}); };
+    return std::tuple(heads(projected[0]), heads(projected[1]), heads(projected[2]));
+  }();
   if (q_norm_) {
     q = ops::rms_norm(q, q_norm_->weight, args_.norm_eps);
     k = ops::rms_norm(k, k_norm_->weight, args_.norm_eps);

@@ -39,9 +39,10 @@ std::map<std::string, std::string> nccl_environment(const CommOptions& options);
 
 // Construction is collective: every rank of the world makes the same groups in the same order. Dimensions of
 // degree 1 have no connections. Dimensions with the same ranks share a communicator (batch and loss with
-// world, dp_shard with fsdp), but fsdp, dp_replicate and tp never share with world, so their traffic does not
-// queue behind it. Over NCCL, where a communicator takes memory of the GPU and connections of its own, world,
-// batch and loss are not made: host() and loss_groups() do what they are for.
+// world, or beside tensor parallelism with fsdp; dp_shard with fsdp), but fsdp, dp_replicate and tp never
+// share with world, so their traffic does not queue behind it. Over NCCL, where a communicator takes memory
+// of the GPU and connections of its own, world, batch and loss are not made: host() and loss_groups() do what
+// they are for.
 class ProcessGroups {
  public:
   // Throws Error(kCommunication) when not every rank joins within init_timeout, naming the missing ranks, and

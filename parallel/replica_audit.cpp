@@ -62,8 +62,9 @@ std::vector<int> differing_ranks(const std::vector<int64_t>& hashes, const std::
   return ranks;
 }
 
-// Of the tensors that `group` replicates; hashes: int64 [n] on the device of the group.
-void compare(Communicator& group, const std::vector<std::string>& names, const at::Tensor& hashes) {
+// What is wrong with the tensors that `group` replicates, empty when nothing is; hashes: int64 [n] on the
+// device of the group.
+std::string compare(Communicator& group, const std::vector<std::string>& names, const at::Tensor& hashes) {
   const auto count = static_cast<int64_t>(names.size());
   at::Tensor extremes =
       at::cat({hashes, hashes.bitwise_not()});  // the largest, the complement of the smallest
@@ -73,7 +74,7 @@ void compare(Communicator& group, const std::vector<std::string>& names, const a
   std::vector<int64_t> differing;
   for (int64_t i = 0; i < count; ++i)
     if (extreme[i] != ~extreme[count + i]) differing.push_back(i);
-  if (differing.empty()) return;
+  if (differing.empty()) return "";
   at::Tensor all = at::zeros({group.size(), count}, hashes.options());
   all[group.rank()].copy_(hashes);
   group.all_reduce_sum(all);  // which takes host tensors over NCCL too
@@ -87,10 +88,8 @@ void compare(Communicator& group, const std::vector<std::string>& names, const a
                         rank_list(differing_ranks(of_ranks, group.global_ranks())));
   }
   if (differing.size() > kMostNamed) list += fmt::format("\n  and {} more", differing.size() - kMostNamed);
-  throw_bug(
-      "the replicas of {} over group {} (ranks {}) do not hold equal bits: a sum of gradients is missing, or "
-      "the memory of a rank is faulty; the job must not go on from here:{}",
-      counted(differing.size(), "tensor"), group.name(), rank_list(group.global_ranks()), list);
+  return fmt::format("\nover group {} (ranks {}) {} with different bits:{}", group.name(),
+                     rank_list(group.global_ranks()), counted(differing.size(), "tensor"), list);
 }
 
 }  // namespace
@@ -128,6 +127,7 @@ void audit_replicas(const std::vector<ReplicatedTensor>& tensors) {
   for (const ReplicatedTensor& tensor : tensors)
     if (!tensor.tensor.is_cpu()) device = tensor.tensor.device();
   std::vector<at::Tensor> hashes(tensors.size());
+  std::string problems;  // of all groups: a rank that stopped at the first would leave the others waiting
   for (Communicator* group : groups) {
     std::vector<std::string> names;
     std::vector<at::Tensor> of_group;
@@ -137,8 +137,13 @@ void audit_replicas(const std::vector<ReplicatedTensor>& tensors) {
       names.push_back(tensors[i].name);
       of_group.push_back(hashes[i]);
     }
-    compare(*group, names, at::stack(of_group));
+    problems += compare(*group, names, at::stack(of_group));
   }
+  if (!problems.empty())
+    throw_bug(
+        "replicas do not hold equal bits: a sum of gradients is missing, or the memory of a rank is faulty; "
+        "the job must not go on from here{}",
+        problems);
 }
 
 }  // namespace hyperion::parallel

@@ -23,9 +23,10 @@ struct ReplicatedTensor {
 // Throws Error(kBug) on every rank of that group, naming the tensors and the ranks that differ from the
 // others.
 //
-// The bits of each tensor are hashed once: XXH3-64 on a CPU (8 GB/s for each rank, measured; from memory that
-// is not in a cache), hash_of_bits() on a GPU. Tensors that differ have equal hashes with a probability of
-// 2^-64, if nobody has made them so. On a GPU the host waits for the device once for each group.
+// The bits of each tensor are hashed once: XXH3-64 on a CPU (6 GB/s per rank, measured on a busy machine;
+// from memory that is not in a cache), hash_of_bits() on a GPU. Tensors that differ have equal hashes with a
+// probability of 2^-64, if nobody has made them so. On a GPU the host waits for the device once for each
+// group.
 void audit_replicas(const std::vector<ReplicatedTensor>& tensors);
 
 // A 64-bit hash of the tensor's bits, as a 0-dim int64 on its device: the sum over its words of a mixture

@@ -1,6 +1,7 @@
 // A communicator for CPU tensors among ranks of one host: every rank writes what it sends into memory of its
 // own that the others map. One copy in and one out (or a sum straight from the peers' memory), no threads, no
-// sockets, sums in rank order.
+// sockets, sums in rank order. What one rank sends another goes through a mailbox of 2 MiB for each ordered
+// pair (parallel/mailbox.h), which takes memory when it is first used.
 #pragma once
 
 #include <chrono>

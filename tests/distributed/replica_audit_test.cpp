@@ -54,7 +54,7 @@ TEST_CASE("equal replicas pass the audit with one exchange per group and one fli
     CHECK(outcome.exit_code == static_cast<int>(ExitCode::kBug));
     const std::string named = "tensor " + std::to_string(flipped_in) + ": rank 1 differs";
     CHECK(outcome.error.find(named) != std::string::npos);
-    CHECK(outcome.error.find("of 1 tensor over group tp/0") != std::string::npos);
+    CHECK(outcome.error.find("over group tp/0 (ranks 0 1") != std::string::npos);
   }
 }
 

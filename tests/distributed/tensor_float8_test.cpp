@@ -169,10 +169,12 @@ TEST_CASE("FP8 on tensor parallel ranks computes what one rank does but for scal
 }
 
 TEST_CASE("tensor-wise FP8 gathers bytes and row-wise recipes the compute dtype") {
+  DividedJob job = kJob;
+  job.shared_memory = GENERATE(true, false);
   for (const auto& [recipe, width] : {std::pair(Recipe::kTensorwise, 1), std::pair(Recipe::kRowwise, 2),
                                       std::pair(Recipe::kRowwiseWithGwHp, 2)}) {
-    const auto results = run_ranks(2, [recipe = recipe](const Environment& environment) {
-      TensorGroup group(kJob, environment);
+    const auto results = run_ranks(2, [&, recipe = recipe](const Environment& environment) {
+      TensorGroup group(job, environment);
       Transformer model(args_of(kJob), 0, {&group.ranks});
       materialise(model, at::kBFloat16);
       convert(model, recipe);
