@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 
 #include "base/device/device_library.h"
+#include "models/products_in_pieces.h"
 #include "parallel/failure_record.h"
 #include "parallel/phase.h"
 #include "parallel/process_group.h"
@@ -222,6 +223,35 @@ TEST_CASE("exchanges on a stream of their own give the bits of those that are wa
     ::setenv("HYPERION_SIMULATED_SCHEDULE", schedule.c_str(), 1);
     CHECK(run(true) == wanted);
   }
+}
+
+TEST_CASE("products in pieces on GPUs give the same bits whatever the streams do") {
+  if (!has_gpus(4)) return;
+  std::vector<std::vector<int64_t>> found;
+  for (const std::string& schedule : schedules()) {
+    ::setenv("HYPERION_SIMULATED_SCHEDULE", schedule.c_str(), 1);
+    found.push_back(run_ranks(
+        4,
+        [](const parallel::Environment& environment) {
+          GpuRank job({.dp_shard = 1, .tp = 4}, environment);
+          parallel::StreamedExchange exchange(job.groups->get(MeshDim::kTp),
+                                              at::Device(at::kCUDA, environment.rank));
+          at::Tensor x = numbers(environment.rank, 0, 64 * 48).view({64, 48}).div_(61);
+          const at::Tensor w = numbers(1, 2, 48 * 48).view({48, 48}).div_(61 * 24);
+          for (int i = 0; i < 6; ++i) {
+            std::vector<at::Tensor> products(4);
+            models::gather_in_pieces(x, exchange, [&](int r, const at::Tensor& rows) {
+              products[static_cast<size_t>(r)] = rows.mm(w);
+            });
+            x = models::scatter_in_pieces(exchange, [&](int r) {
+                  return products[static_cast<size_t>(r)].mm(w).add_(environment.rank);
+                }).tanh();
+          }
+          return parallel::hash_of_bits(x).item<int64_t>();
+        },
+        kGpuTimeout));
+  }
+  for (const auto& of_schedule : found) CHECK(of_schedule == found.front());
 }
 
 TEST_CASE("the audit of replicas on GPUs finds one flipped bit and names it") {

@@ -44,8 +44,10 @@ bool advance(const ncclComm& comm, InFlight& in_flight) {
                   std::to_string(comm.rank));
   std::memcpy(message.to + in_flight.moved, channel.piece, channel.length);
   in_flight.moved += channel.length;
-  ++channel.read;
   in_flight.done = in_flight.moved == message.bytes;
+  // Before the sender can go on, and look at what this rank still waits for.
+  if (in_flight.done) --comm.shared->members[comm.rank].receives[message.peer];
+  ++channel.read;
   return true;
 }
 
@@ -59,8 +61,11 @@ std::string call_that_waits(const ncclComm& comm, const Message& message) {
   if (launch % 2 == 0) return "";
   const int sends = peer.sends[comm.rank], receives = peer.receives[comm.rank];
   const bool answers = message.sends ? receives > 0 : sends > 0;
-  const bool waits =
-      (sends > 0 && own.receives[message.peer] == 0) || (receives > 0 && own.sends[message.peer] == 0);
+  // A send that this rank has read to its end is done, whether the peer has seen it or not.
+  const Channel& from_peer = comm.channel(message.peer, comm.rank);
+  const bool unread = from_peer.written != from_peer.read;
+  const bool waits = (sends > 0 && unread && own.receives[message.peer] == 0) ||
+                     (receives > 0 && own.sends[message.peer] == 0);
   if (answers || !waits || peer.launches != launch) return "";
   return std::string(sends > 0 ? "send to" : "receive from") + " rank " + std::to_string(comm.rank);
 }
@@ -79,7 +84,7 @@ void run_messages(const ncclComm& comm, const std::vector<Message>& messages) {
   const auto step = [&](InFlight& one) {
     const bool moved = advance(comm, one);
     if (!one.done) return moved;
-    --(one.message.sends ? own.sends : own.receives)[one.message.peer];
+    if (one.message.sends) --own.sends[one.message.peer];
     --left;
     return true;
   };
