@@ -16,9 +16,12 @@ ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const 
   ModelAndOptimizer made;
   parallel::Communicator& tensor_ranks = place.groups.get(parallel::MeshDim::kTp);
   parallel::Communicator* tensor = tensor_ranks.size() > 1 ? &tensor_ranks : nullptr;
-  made.transformer = std::make_unique<models::Transformer>(
-      args, config.training.loss_chunk_bytes,
-      models::Regions{.tensor = tensor, .loss_parallel = !config.parallelism.disable_loss_parallel});
+  models::Regions regions{.tensor = tensor, .loss_parallel = !config.parallelism.disable_loss_parallel};
+  if (tensor != nullptr && place.device.is_cuda()) {
+    made.tensor_exchange = std::make_unique<parallel::StreamedExchange>(*tensor, place.device);
+    regions.tensor = made.tensor_exchange.get();
+  }
+  made.transformer = std::make_unique<models::Transformer>(args, config.training.loss_chunk_bytes, regions);
   made.float8 = convert_to_float8(*made.transformer, config, place.float8);
   parallel::ShardingOptions sharding = sharding_options(config.training, place.device, made.float8.codec);
   if (place.without_memory) sharding.state_device = at::kMeta;
@@ -33,6 +36,23 @@ ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const 
   made.parameters = made.fsdp_model->parameters();
   made.optimizer = std::make_unique<Adam>(made.parameters, config.optimizer);
   return made;
+}
+
+std::vector<parallel::ReplicatedTensor> replicated_state(
+    const std::vector<parallel::ShardedParameterPtr>& parameters, const Adam& optimizer,
+    parallel::Communicator& replicate, parallel::Communicator* tensor) {
+  std::vector<parallel::ReplicatedTensor> state;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const Parameter& parameter = parameters[i]->parameter();
+    std::vector<parallel::Communicator*> groups;
+    if (replicate.size() > 1) groups.push_back(&replicate);
+    if (tensor != nullptr && parameter.cuts.empty()) groups.push_back(tensor);
+    if (groups.empty()) continue;
+    state.push_back({parameter.fqn, parameters[i]->master(), groups});
+    state.push_back({parameter.fqn + " (exp_avg)", optimizer.exp_avg()[i], groups});
+    state.push_back({parameter.fqn + " (exp_avg_sq)", optimizer.exp_avg_sq()[i], groups});
+  }
+  return state;
 }
 
 void initialise_weights(const ModelAndOptimizer& model, uint64_t seed) {

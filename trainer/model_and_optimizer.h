@@ -10,6 +10,8 @@
 #include "models/transformer.h"
 #include "parallel/fsdp.h"
 #include "parallel/process_group.h"
+#include "parallel/replica_audit.h"
+#include "parallel/streamed_exchange.h"
 #include "trainer/config/job_config.h"
 #include "trainer/fsdp_model.h"
 #include "trainer/optim/adam.h"
@@ -19,6 +21,7 @@
 namespace hyperion::trainer {
 
 struct ModelAndOptimizer {
+  std::unique_ptr<parallel::StreamedExchange> tensor_exchange;  // of the layers, on a GPU
   std::unique_ptr<models::Transformer> transformer;
   Float8Setup float8;
   int64_t float8_products = 0;  // planned for one microbatch
@@ -43,6 +46,13 @@ struct ModelPlace {
 // attention kernel, that the device cannot run.
 ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const JobConfig& config,
                                            const ModelPlace& place);
+
+// What this rank holds of weights and optimizer state that other ranks hold too, for audit_replicas(): all of
+// it where `replicate` has several ranks, and what tensor parallel ranks do not divide. Empty without such
+// ranks.
+std::vector<parallel::ReplicatedTensor> replicated_state(
+    const std::vector<parallel::ShardedParameterPtr>& parameters, const Adam& optimizer,
+    parallel::Communicator& replicate, parallel::Communicator* tensor);
 
 // The initial values of this rank's part. The value of an element depends on the seed, the parameter's name
 // and the element's place in the whole tensor alone, so that every mesh starts from the same weights.

@@ -232,11 +232,14 @@ ExitCode Trainer::train() {
     }
     if (step == first && model_.float8.counters)
       require_float8_products(model_.float8, microbatches_ * model_.float8_products);
+    if (step == first) audit_replicas(step);
     if (checkpointer_->enabled()) {
       if (step > first) save_times.after_step(seconds_since(begin), checkpointer_->save_seconds());
       // Ends the job before the state of a step whose loss or norm is not finite is saved; the save itself
       // looks at the numbers of the state.
-      read_verdicts(/*wait=*/checkpointer_->due(step) || step == last);
+      const bool saves = checkpointer_->due(step) || step == last;
+      read_verdicts(/*wait=*/saves);
+      if (saves && step > first) audit_replicas(step);
       // On a GPU a failure is told again until all ranks have dealt with it.
       const bool save_failed = agreed_.save_failed && agreed_.step > handled_failure;
       if (save_failed) handled_failure = step;
@@ -345,6 +348,17 @@ void Trainer::read_verdicts(bool wait) {
   if (on_gpu()) agreed_ = guard_.agreed();
 }
 
+// What several ranks hold must be the same on all of them: a save stores it once. Says so by Error(kBug).
+void Trainer::audit_replicas(int64_t step) const {
+  if (is_dry_run(config())) return;  // its other ranks do not exist
+  const std::vector<parallel::ReplicatedTensor> replicated =
+      replicated_state(model_.parameters, *model_.optimizer, model_.fsdp->replicate(), model_.fsdp->tensor());
+  if (replicated.empty()) return;
+  parallel::set_phase(fmt::format("step {} audit of replicas", step));
+  const parallel::TraceRange range("audit of replicas");
+  parallel::audit_replicas(replicated);
+}
+
 void Trainer::log_step(int64_t step, const std::vector<at::Tensor>& losses, const StepInput& input,
                        const at::Tensor& norm) {
   parallel::set_phase(fmt::format("step {} metrics", step));
@@ -405,7 +419,10 @@ ExitCode Trainer::stopped(int64_t step, StopSignal signal, bool trained) {
     log_warning("stopped by a signal after step {}; checkpointing is off, so the state is not saved", step);
     return interrupted ? ExitCode::kInterrupted : ExitCode::kTerminated;
   }
-  if (trained) checkpointer_->save_stopped(step);
+  if (trained) {
+    audit_replicas(step);
+    checkpointer_->save_stopped(step);
+  }
   log_warning("stopped by {} after step {}; {}, start again with the same command to resume",
               interrupted ? "Ctrl-C" : "a signal", step,
               trained ? "the state is saved" : "this run made no step, so there is nothing to save");

@@ -49,6 +49,7 @@ class Trainer {
   StepInput fetch(int64_t step);
   void train_step(int64_t step, const StepInput& input);
   void read_verdicts(bool wait);
+  void audit_replicas(int64_t step) const;
   void log_step(int64_t step, const std::vector<at::Tensor>& losses, const StepInput& input,
                 const at::Tensor& norm);
   void validate(int64_t step);

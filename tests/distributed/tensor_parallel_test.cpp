@@ -145,6 +145,23 @@ TEST_CASE("gradients of norms that are not added up over tensor parallel ranks a
   wrong.omit_replicated_sum = true;
   // Each rank has its own part of the sum.
   CHECK_THROWS_WITH(first_gradients(2, wrong), "two ranks have different numbers for one element");
+
+  // After the first step the weights differ, which the audit of a real job finds.
+  const auto audited = [](const TinyJob& job) {
+    return run_ranks_outcome(2, [job](const Environment& environment) {
+      TinyTraining training(job, environment);
+      training.step(0);
+      training.audit_replicas();
+    });
+  };
+  for (const RankOutcome& rank : audited(wrong)) {
+    CHECK(rank.exit_code == 70);
+    CHECK_THAT(rank.error, Catch::Contains("norm.weight") && Catch::Contains("tp"));
+  }
+  for (const RankOutcome& rank : audited(divisible("llama3", {.tp = 2}))) {
+    INFO(rank.error);
+    CHECK(rank.exit_code == 0);
+  }
 }
 
 TEST_CASE("tensor parallelism without FSDP computes in the configured precision") {
@@ -153,6 +170,36 @@ TEST_CASE("tensor parallelism without FSDP computes in the configured precision"
   const auto difference = largest(train(2, bf16), train(2, fp32), &TinyStep::loss);
   CHECK(difference > 0);
   CHECK(difference < 0.05);
+}
+
+TEST_CASE("scales of weights that are gathered in FP8 do not depend on the mesh") {
+  const auto scales = [](int ranks, MeshConfig mesh) {
+    const TinyJob job{.model = "llama3",
+                      .mesh = mesh,
+                      .compute = at::kBFloat16,
+                      .kv_heads = 2,
+                      .float8 = "tensorwise",
+                      .float8_gather = true};
+    return run_ranks(ranks, [job](const Environment& environment) {
+      TinyTraining training(job, environment);
+      std::vector<float> scales;  // 0: gathered in bf16
+      for (const ShardedParameterPtr& parameter : training.fsdp_model().parameters())
+        scales.push_back(parameter->encoded() ? parameter->parameter().encoded_scale.item<float>() : 0);
+      return scales;
+    });
+  };
+  const std::vector<float> one = scales(1, {}).front();
+  for (const Layout& layout : {Layout{2, {.tp = 2}}, Layout{4, {.tp = 2}}}) {
+    const auto all = scales(layout.ranks, layout.mesh);
+    for (const std::vector<float>& rank : all) CHECK(rank == all.front());
+    int64_t compared = 0;
+    for (size_t i = 0; i < one.size(); ++i) {
+      if (all.front().at(i) == 0) continue;  // its part is no multiple of 16
+      ++compared;
+      CHECK(all.front()[i] == one[i]);
+    }
+    CHECK(compared == 3 * 4);  // wq, wk, wv and wo of each block
+  }
 }
 
 // Of the norms: two of each of three blocks and the last, 18 elements each; nothing else goes over the tensor

@@ -17,6 +17,7 @@ from jobs import BINARY, ROOT, JobTest, main
 SCHEDULES = ("eager", "late", "1")
 FP8 = "--model.converters=float8"
 ASYNC = "--checkpoint.async_mode=async"
+TP = "--parallelism.tensor_parallel_degree=2"
 HSDP = ("--parallelism.data_parallel_replicate_degree=2", "--parallelism.data_parallel_shard_degree=2")
 VALIDATION = ("--validation.enable", "--validation.dataset=jsonl", "--validation.dataset_path=data.jsonl", "--validation.seq_len=32",
               "--validation.sequences=7", "--validation.freq=5")
@@ -29,6 +30,9 @@ JOBS = {  # what: (ranks, options)
     "document masks, so ranks have different numbers of labels": (2, ["--training.document_mask", "--activation_checkpoint.mode=none"]),
     "accumulated, never resharded": (2, ["--training.global_batch_size=8", "--parallelism.fsdp_reshard_after_forward=never"]),
     "HSDP": (4, [*HSDP, "--training.global_batch_size=16", ASYNC, *VALIDATION]),
+    "tensor parallel": (2, [TP, "--activation_checkpoint.mode=none"]),
+    "FSDP and tensor parallel, recomputed": (4, [TP, "--training.global_batch_size=8", "--activation_checkpoint.mode=selective",
+                                                 "--activation_checkpoint.selective_ac_option=op", ASYNC]),
     "FP8 by rows": (2, [FP8, "--quantize.linear.float8.recipe_name=rowwise"]),
     "FP8 gathered": (2, [FP8, "--quantize.linear.float8.enable_fsdp_float8_all_gather", "--training.global_batch_size=8",
                          "--quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp"]),
@@ -66,6 +70,10 @@ class SimulatedGpu(JobTest):
                     for here, there in zip(on_gpu, losses):
                         self.assertAlmostEqual(here, there, delta=2e-3)
             self.assertEqual(len(set(found.values())), 1, found)
+
+    def test_overlap_of_tensor_parallel_exchanges_is_refused_by_name(self):
+        self.run_job(TP, "--parallelism.enable_async_tensor_parallel", code=2, ranks=2, env=self.gpu(),
+                     says=["parallelism.enable_async_tensor_parallel = true", "not available on GPUs yet; set false"])
 
     def test_a_loss_that_is_no_number_is_seen_however_late_it_comes(self):
         for ranks in (1, 2):

@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 
+from checkpoints import CheckpointTest
 from jobs import BINARY, ROOT, JobTest, main
 
 TP = "--parallelism.tensor_parallel_degree="
@@ -111,6 +112,39 @@ class TensorParallel(JobTest):
                               env={**os.environ, "HYPERION_DEVICE": "cpu"})
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("parallelism.tensor_parallel_degree = 2 of two.toml has no effect here: this command runs on one rank", done.stderr)
+
+
+class TensorParallelCheckpoints(CheckpointTest):
+    LAYOUTS = {"1": (1, []), "F2": (2, []), "T2": (2, [TP + "2"]), "F2 x T2": (4, [TP + "2"]),
+               "R2 x T2": (4, [TP + "2", "--parallelism.data_parallel_replicate_degree=2"])}
+
+    def train(self, layout, *options):
+        ranks, own = self.LAYOUTS[layout]
+        return self.run_job(*ODD, "--ema.enable", *own, *options, ranks=ranks, code=0)
+
+    def test_every_division_reads_what_any_other_wrote(self):
+        for source, target in (("1", "F2 x T2"), ("F2 x T2", "T2"), ("F2 x T2", "1"), ("T2", "F2 x T2"), ("R2 x T2", "F2"), ("F2", "R2 x T2")):
+            with self.subTest(written_by=source, read_by=target):
+                path = self.folder / "out" / source / "step-1"
+                if not path.exists():
+                    self.train(source, "--training.steps=1", f"--checkpoint.folder={source}")
+                # Nothing is left to train: the pre-checkpoint holds what was read.
+                self.train(target, "--training.steps=1", f"--checkpoint.folder={source} to {target}", "--checkpoint.resume_mode=continue",
+                           "--checkpoint.no_initial_load_model_only", f"--checkpoint.initial_load_path={path}")
+                self.assertEqual(self.contents(self.folder / "out" / f"{source} to {target}" / "step-1"), self.contents(path))
+
+    def test_a_run_that_goes_on_in_another_division_has_the_losses_of_an_undisturbed_one(self):
+        self.train("1", "--checkpoint.no_enable")
+        undisturbed = self.curve()
+        (self.folder / "out" / "metrics.jsonl").unlink()
+        for layout, steps in (("T2", 3), ("F2 x T2", 6), ("1", 7), ("R2 x T2", 8)):
+            self.train(layout, f"--training.steps={steps}", "--lr_scheduler.total_steps=8")
+        resumed = self.curve()
+        self.assertEqual(set(resumed), set(undisturbed))
+        for step, (loss, norm, rate) in undisturbed.items():
+            self.assertLess(abs(resumed[step][0] - loss), 5e-6 * loss, step)
+            self.assertLess(abs(resumed[step][1] - norm), 2e-5 * norm, step)
+            self.assertEqual(resumed[step][2], rate)
 
 
 class LostTensorParallelRank(JobTest):

@@ -7,6 +7,8 @@
 #include "base/device/device_library.h"
 #include "base/philox.h"
 #include "models/init.h"
+#include "parallel/replica_audit.h"
+#include "trainer/model_and_optimizer.h"
 #include "trainer/optim/grad_clip.h"
 
 namespace hyperion {
@@ -18,7 +20,7 @@ models::ModelArgs tiny_args(const TinyJob& job) {
                               {.dim = 32,
                                .n_layers = 3,
                                .n_heads = 2,
-                               .n_kv_heads = 1,
+                               .n_kv_heads = job.kv_heads,
                                .head_dim = 16,
                                .vocab_size = TinyTraining::kVocab,
                                .hidden_dim = 48});
@@ -145,6 +147,11 @@ std::vector<TinyTraining::GradientElement> TinyTraining::first_gradients() {
     ++index;
   }
   return elements;
+}
+
+void TinyTraining::audit_replicas() {
+  parallel::audit_replicas(trainer::replicated_state(fsdp_model_->parameters(), *optimizer_,
+                                                     groups_->get(parallel::MeshDim::kDpReplicate), tensor_));
 }
 
 TinyStep TinyTraining::step(int64_t step) {

@@ -28,7 +28,7 @@ struct TinyJob {
   bool offload = false;             // master weights, gradients and optimizer state on the host
   bool fake = false;                // no other ranks: a dry run of this one
   bool shared_memory = true;        // on a CPU; false: Gloo over sockets
-  int64_t heads = 3, kv_heads = 1;  // without FP8; tensor parallel ranks divide them
+  int64_t heads = 3, kv_heads = 1;  // tensor parallel ranks divide them; with FP8 there are 2 heads
   bool disable_loss_parallel = false;
   // On purpose wrong: gradients of what tensor parallel ranks all have are not added up over them.
   bool omit_replicated_sum = false;
@@ -65,6 +65,8 @@ class TinyTraining {
     float value;
   };
   std::vector<GradientElement> first_gradients();
+  // Throws where ranks that hold the same weights or states hold different ones.
+  void audit_replicas();
   // FP8 products of one microbatch, by the plan.
   int64_t float8_planned() { return trainer::float8_products(model_, float8_, options_.checkpointing); }
   // What this rank has sent so far.
