@@ -14,6 +14,14 @@ at::Tensor Linear::input_gradient(Operand& grad) const {
                  : kernels::matmul(grad.values, weight_->weight);
 }
 
+void Linear::prepare_input(Operand& x) const {
+  if (float8_) float8_->cast_input(x);
+}
+
+void Linear::prepare_gradient(Operand& grad) const {
+  if (float8_) float8_->cast_gradient(grad);
+}
+
 at::Tensor Linear::weight_gradient(Operand& grad, Operand& x) const {
   return float8_ ? float8_->weight_gradient(grad, x) : kernels::matmul(grad.values.t(), x.values);
 }

@@ -21,21 +21,27 @@ namespace hyperion::models {
 class Linear {
  public:
   // `float8` null: products in the operands' dtype. `ranks`: those that divide the weight (Parameter::split)
-  // and the sequence between matrices; null: this rank has it whole.
+  // and the sequence between matrices; null: this rank has it whole. `in_pieces`: whether what they exchange
+  // travels in as many pieces as there are ranks, under the products (Regions::in_pieces).
   explicit Linear(ParameterPtr weight, std::shared_ptr<const float8::LinearMatmuls> float8 = nullptr,
-                  Exchange* ranks = nullptr)
-      : weight_(std::move(weight)), float8_(std::move(float8)), ranks_(ranks) {}
+                  Exchange* ranks = nullptr, bool in_pieces = false)
+      : weight_(std::move(weight)), float8_(std::move(float8)), ranks_(ranks), in_pieces_(in_pieces) {}
 
   const ParameterPtr& weight() const { return weight_; }  // [out, in]
   void set_float8(std::shared_ptr<const float8::LinearMatmuls> float8) { float8_ = std::move(float8); }
   const float8::LinearMatmuls* float8() const { return float8_.get(); }
   Exchange* ranks() const { return ranks_; }
+  bool in_pieces() const { return in_pieces_ && ranks_ != nullptr; }
 
   // The products of forward and backward with this rank's part of the weight, without autograd: x [m, in],
   // grad [m, out].
   at::Tensor output(Operand& x) const;                          // x times weight transposed -> [m, out]
   at::Tensor input_gradient(Operand& grad) const;               // grad times weight -> [m, in]
   at::Tensor weight_gradient(Operand& grad, Operand& x) const;  // grad transposed times x -> [out, in]
+
+  // Before output() or input_gradient() of parts of an operand: casts what they read of it.
+  void prepare_input(Operand& x) const;
+  void prepare_gradient(Operand& grad) const;
 
   // Whether a row's results depend on the other rows of the call (in FP8 rows share scales), so that the
   // layer must not be run in chunks.
@@ -45,6 +51,7 @@ class Linear {
   ParameterPtr weight_;
   std::shared_ptr<const float8::LinearMatmuls> float8_;
   Exchange* ranks_;
+  bool in_pieces_;
 };
 
 }  // namespace hyperion::models

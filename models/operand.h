@@ -1,6 +1,7 @@
 // A matrix that several products read.
 #pragma once
 
+#include <cstdint>
 #include <utility>
 
 #include <ATen/core/Tensor.h>
@@ -15,9 +16,30 @@ struct Operand {
   // One that was gathered in FP8, with one scale for all of it.
   Operand(float8::Quantized gathered, at::ScalarType dtype) : dtype(dtype), rows(std::move(gathered)) {}
 
+  // Rows first to first + count of it as an operand of its own, which shares what is there.
+  Operand part(int64_t first, int64_t count) const {
+    const auto cut = [&](const at::Tensor& all) { return all.narrow(0, first, count); };
+    Operand part(values.defined() ? cut(values) : values, dtype);
+    part.rows = rows;
+    if (rows.values.defined()) part.rows.values = cut(rows.values);
+    if (rows.scale.defined() && rows.scale.dim() > 0) {  // one for each row
+      part.rows.scale = cut(rows.scale);
+      if (rows.inverse.defined()) part.rows.inverse = cut(rows.inverse);
+    }
+    part.is_part = true;
+    part.is_first = first == 0;
+    return part;
+  }
+
   at::Tensor values;     // [m, n] in the compute dtype; undefined for one that was gathered in FP8
   at::ScalarType dtype;  // the compute dtype
   float8::Quantized rows{}, columns{};  // laid out as float8::Copies; without values: not made yet
+  // Of a matrix that is multiplied in parts: no copy by columns is made of a part, and FP8 products of all
+  // parts count once, with the first rows.
+  bool is_part = false, is_first = true;
+
+ private:
+  Operand(at::Tensor matrix, at::ScalarType dtype) : values(std::move(matrix)), dtype(dtype) {}
 };
 
 }  // namespace hyperion::models

@@ -3,15 +3,13 @@
 #include <utility>
 #include <vector>
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
 namespace hyperion::models {
 
-at::Tensor gather_in_pieces(const at::Tensor& shard, Exchange& ranks,
-                            const std::function<void(int rank, const at::Tensor& rows)>& multiply) {
+void gather_in_pieces(const at::Tensor& all, const at::Tensor& shard, Exchange& ranks,
+                      const std::function<void(int rank)>& multiply) {
   const int size = ranks.size(), own = ranks.rank();
-  const at::Tensor all = at::empty({size, shard.size(0), shard.size(1)}, shard.options());
   // In step i every rank sends to the one i places before it, and receives from the one i places behind it.
   const auto start = [&](int i) {
     if (i == size) return Pending();
@@ -21,13 +19,12 @@ at::Tensor gather_in_pieces(const at::Tensor& shard, Exchange& ranks,
   };
   Pending next = start(1);
   all.select(0, own).copy_(shard);
-  multiply(own, all.select(0, own));
+  multiply(own);
   for (int i = 1; i < size; ++i) {
     next.wait();
     next = start(i + 1);
-    multiply((own + i) % size, all.select(0, (own + i) % size));
+    multiply((own + i) % size);
   }
-  return all;
 }
 
 at::Tensor scatter_in_pieces(Exchange& ranks, const std::function<at::Tensor(int rank)>& product) {

@@ -11,11 +11,10 @@
 
 namespace hyperion::models {
 
-// Calls multiply(r, rows of rank r) for each of the T ranks once, this one first and then those behind it, as
-// soon as the rows are there; the next rows are on their way meanwhile. shard: [n, k] contiguous, this
-// rank's; returns all rows [T, n, k], whose slices `rows` are.
-at::Tensor gather_in_pieces(const at::Tensor& shard, Exchange& ranks,
-                            const std::function<void(int rank, const at::Tensor& rows)>& multiply);
+// all[r] = shard of rank r: [n, k] into [T, n, k], contiguous. Calls multiply(r) for each rank once, this one
+// first and then those behind it, as soon as all[r] is there; the next rows are on their way meanwhile.
+void gather_in_pieces(const at::Tensor& all, const at::Tensor& shard, Exchange& ranks,
+                      const std::function<void(int rank)>& multiply);
 
 // The sum over the ranks of what product(r), [n, m] contiguous and of one dtype, gives for this rank as r:
 // [n, m]. product(r) is called once for each rank, this one last; its result is on its way under the next

@@ -19,6 +19,10 @@ struct Regions {
   // Whether each rank computes the logits and the loss of its own part of the vocabulary; else logits are
   // gathered.
   bool loss_parallel = true;
+  // Whether what the blocks exchange travels in as many pieces as there are ranks, each under the product of
+  // another piece, instead of before or after one product (models/products_in_pieces.h): for GPUs. The bytes
+  // are the same; results differ by the order of sums inside products and over ranks alone.
+  bool in_pieces = false;
 };
 
 }  // namespace hyperion::models

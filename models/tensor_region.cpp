@@ -17,6 +17,7 @@
 #include "base/error.h"
 #include "models/activation_checkpoint.h"
 #include "models/float8/linear_matmuls.h"
+#include "models/products_in_pieces.h"
 
 namespace hyperion::models {
 namespace {
@@ -62,6 +63,21 @@ std::optional<float8::Scaling> common_scaling(const std::vector<const Linear*>& 
   return role == GatheredRows::Role::kInput ? float8->one_scale_of_input() : float8->one_scale_of_gradient();
 }
 
+// Whether the rows that the layers read are gathered in pieces: their products of a part of the rows must be
+// those parts of their products.
+bool gathers_in_pieces(const std::vector<const Linear*>& layers, GatheredRows::Role role) {
+  return layers.front()->in_pieces() &&
+         (common_scaling(layers, role) || std::ranges::all_of(layers, [](const Linear* layer) {
+            return layer->float8() == nullptr || layer->float8()->casts_rows_alone();
+          }));
+}
+
+// The rows, of those of all ranks, that are `rank`'s.
+Operand part_of_rank(const Operand& all, int rank, const Exchange& ranks) {
+  const int64_t tokens = (all.values.defined() ? all.values : all.rows.values).size(0) / ranks.size();
+  return all.part(rank * tokens, tokens);
+}
+
 bool saves_next_product(const Linear& layer) {
   SelectiveCheckpoint* checkpoint = SelectiveCheckpointScope::active();
   return checkpoint != nullptr && checkpoint->saves_next_matmul(layer.weight()->shape);
@@ -74,15 +90,33 @@ struct ColumnFunction : Function<ColumnFunction> {
     const Exchange* ranks = layers.front()->ranks();
     std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
     if (ranks != nullptr) shape.insert(shape.begin(), ranks->size());
-    std::optional<GatheredRows> rows;  // from the first product on
-    variable_list outputs;
+    std::vector<bool> saves;
+    std::vector<size_t> computed;  // those whose results were not saved before
     for (const Linear* layer : layers) {
-      shape.back() = layer->weight()->rows();
-      outputs.push_back(saved_or_computed(saves_next_product(*layer), [&]() -> SelectiveCheckpoint::Results {
-        if (!rows) rows.emplace(x, layers, GatheredRows::Role::kInput);
-        return {layer->output(rows->wait()).view(shape)};
-      })[0]);
+      saves.push_back(saves_next_product(*layer));
+      if (!saves.back() || !SelectiveCheckpointScope::active()->recomputing())
+        computed.push_back(saves.size() - 1);
     }
+    variable_list outputs(layers.size());
+    std::optional<GatheredRows> rows;
+    if (!computed.empty() && gathers_in_pieces(layers, GatheredRows::Role::kInput)) {
+      for (const size_t i : computed) {
+        shape.back() = layers[i]->weight()->rows();
+        outputs[i] = at::empty(shape, x.options());
+      }
+      rows.emplace(x, layers, GatheredRows::Role::kInput, [&](int rank, Operand& part) {
+        for (const size_t i : computed) as_rows(outputs[i][rank]).copy_(layers[i]->output(part));
+      });
+    } else if (!computed.empty()) {
+      rows.emplace(x, layers, GatheredRows::Role::kInput);
+      for (const size_t i : computed) {
+        shape.back() = layers[i]->weight()->rows();
+        outputs[i] = layers[i]->output(rows->wait()).view(shape);
+      }
+    }
+    for (size_t i = 0; i < layers.size(); ++i)
+      outputs[i] =
+          saved_or_computed(saves[i], [&]() -> SelectiveCheckpoint::Results { return {outputs[i]}; })[0];
     const bool keeps_gathered = ranks != nullptr && rows.has_value();
     context->saved_data["gathered"] = keeps_gathered;
     context->saved_data["dtype"] = x.scalar_type();
@@ -110,16 +144,30 @@ struct ColumnFunction : Function<ColumnFunction> {
 
     std::vector<Operand> operands;
     for (const Tensor& grad : grads) operands.emplace_back(as_rows(grad));
-    Tensor grad_x;  // added up from the last layer to the first
-    for (size_t i = layers.size(); i-- > 0;) {
-      const Tensor part = layers[i]->input_gradient(operands[i]);
-      if (grad_x.defined())
-        grad_x.add_(part);
-      else
-        grad_x = part;
-    }
+    const auto input_gradient = [&](std::vector<Operand>& of) {
+      Tensor sum;  // added up from the last layer to the first
+      for (size_t i = layers.size(); i-- > 0;) {
+        const Tensor term = layers[i]->input_gradient(of[i]);
+        if (sum.defined())
+          sum.add_(term);
+        else
+          sum = term;
+      }
+      return sum;
+    };
+    Tensor grad_x;
     std::optional<ScatteredRows> scattered;
-    if (ranks != nullptr) scattered.emplace(grad_x, *ranks);
+    if (layers.front()->in_pieces()) {
+      for (size_t i = 0; i < layers.size(); ++i) layers[i]->prepare_gradient(operands[i]);
+      grad_x = scatter_in_pieces(*ranks, [&](int rank) {
+        std::vector<Operand> parts;
+        for (const Operand& operand : operands) parts.push_back(part_of_rank(operand, rank, *ranks));
+        return input_gradient(parts);
+      });
+    } else {
+      grad_x = input_gradient(operands);
+      if (ranks != nullptr) scattered.emplace(grad_x, *ranks);
+    }
 
     Operand& x = rows.wait();
     variable_list result = {Tensor()};
@@ -145,8 +193,17 @@ struct RowFunction : Function<RowFunction> {
     const bool save = result == RowResult::kNeededAgain && (chosen || ranks != nullptr);
     return saved_or_computed(save, [&]() -> SelectiveCheckpoint::Results {
       Operand rows(as_rows(x));
-      Tensor sum = layer.output(rows);
-      if (ranks != nullptr) sum = ScatteredRows(sum, *ranks).wait();
+      Tensor sum;
+      if (layer.in_pieces()) {
+        layer.prepare_input(rows);
+        sum = scatter_in_pieces(*ranks, [&](int rank) {
+          Operand part = part_of_rank(rows, rank, *ranks);
+          return layer.output(part);
+        });
+      } else {
+        sum = layer.output(rows);
+        if (ranks != nullptr) sum = ScatteredRows(sum, *ranks).wait();
+      }
       return {residual + sum.view(residual.sizes())};
     })[0];
   }
@@ -155,11 +212,19 @@ struct RowFunction : Function<RowFunction> {
     const auto node = saved_layers(context);
     const Tensor x = context->get_saved_variables()[0];
     const Linear& layer = node->layers.front();
-    GatheredRows gathered(grads[0], {&layer}, GatheredRows::Role::kGradient);
     Operand rows(as_rows(x));
-    Operand& grad = gathered.wait();
-    const Tensor grad_x = layer.input_gradient(grad);
-    return {grad_x.view(x.sizes()), grads[0], layer.weight_gradient(grad, rows), Tensor(), Tensor()};
+    Tensor grad_x;
+    std::optional<GatheredRows> gathered;
+    if (gathers_in_pieces({&layer}, GatheredRows::Role::kGradient)) {
+      grad_x = at::empty(x.sizes(), x.options());
+      gathered.emplace(
+          grads[0], std::vector{&layer}, GatheredRows::Role::kGradient,
+          [&](int rank, Operand& part) { as_rows(grad_x[rank]).copy_(layer.input_gradient(part)); });
+    } else {
+      gathered.emplace(grads[0], std::vector{&layer}, GatheredRows::Role::kGradient);
+      grad_x = layer.input_gradient(gathered->wait()).view(x.sizes());
+    }
+    return {grad_x, grads[0], layer.weight_gradient(gathered->wait(), rows), Tensor(), Tensor()};
   }
 };
 
@@ -218,20 +283,37 @@ GatheredRows::GatheredRows(const Tensor& shard, const std::vector<const Linear*>
     : rows_(as_rows(shard)) {
   Exchange* ranks = layers.front()->ranks();
   if (ranks == nullptr) return;
-  Tensor own = rows_.values.contiguous();
-  const std::vector<int64_t> shape = {ranks->size() * own.size(0), own.size(1)};
+  make_room(layers, role);
+  pending_ = ranks->start_all_gather_into(all_, own_);
+}
+
+GatheredRows::GatheredRows(const Tensor& shard, const std::vector<const Linear*>& layers, Role role,
+                           const std::function<void(int rank, Operand& rows)>& multiply)
+    : rows_(as_rows(shard)) {
+  Exchange& ranks = *layers.front()->ranks();
+  make_room(layers, role);
+  const int64_t tokens = own_.size(0);
+  gather_in_pieces(all_.unflatten(0, {ranks.size(), tokens}), own_, ranks, [&](int rank) {
+    Operand part = rows_.part(rank * tokens, tokens);
+    multiply(rank, part);
+  });
+}
+
+// Makes of rows_, this rank's, what it sends, and rows_ those of all ranks.
+void GatheredRows::make_room(const std::vector<const Linear*>& layers, Role role) {
+  Exchange& ranks = *layers.front()->ranks();
+  own_ = rows_.values.contiguous();
+  const std::vector<int64_t> shape = {ranks.size() * own_.size(0), own_.size(1)};
+  const at::ScalarType dtype = rows_.dtype;
   if (const auto scaling = common_scaling(layers, role)) {
-    const at::ScalarType dtype = rows_.dtype;
-    const float8::Quantized part = layers.front()->float8()->cast_shard(own, *scaling, *ranks);
-    own = part.values.view(at::kByte);
-    const Tensor all = at::empty(shape, own.options());
-    rows_ = Operand({all.view(scaling->dtype), part.scale, part.inverse}, dtype);
-    pending_ = ranks->start_all_gather_into(all, own);
+    const float8::Quantized cast = layers.front()->float8()->cast_shard(own_, *scaling, ranks);
+    own_ = cast.values.view(at::kByte);
+    all_ = at::empty(shape, own_.options());
+    rows_ = Operand({all_.view(scaling->dtype), cast.scale, cast.inverse}, dtype);
   } else {
-    rows_ = Operand(at::empty(shape, own.options()));
-    pending_ = ranks->start_all_gather_into(rows_.values, own);
+    all_ = at::empty(shape, own_.options());
+    rows_ = Operand(all_);
   }
-  own_ = own;
 }
 
 ScatteredRows::ScatteredRows(const Tensor& rows, Exchange& ranks)

@@ -9,8 +9,15 @@
 //
 // Gradients of weights are those of this rank's part. Each sum over ranks is rounded once, to the compute
 // dtype.
+//
+// Layers in pieces (Linear::in_pieces) multiply rank by rank while rows of another rank travel: a column
+// node's input, the gradient of a row node's result, and the products whose sum is scattered
+// (models/products_in_pieces.h). The same bytes travel, and the same is kept and saved. Two gathers stay one
+// operation: one that only backward needs, of an input whose results were all saved, and one for FP8 layers
+// with one scale per tensor beside others, each of which casts the gathered rows as a whole.
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -31,6 +38,9 @@ class GatheredRows {
   // Where all `layers` multiply in FP8 with one scale per tensor, the scale is that of all ranks' rows and
   // FP8 bytes travel; otherwise the compute dtype does.
   GatheredRows(const at::Tensor& shard, const std::vector<const Linear*>& layers, Role role);
+  // In pieces: multiply(r, rows of rank r) is called for each rank, this one first; then all rows are there.
+  GatheredRows(const at::Tensor& shard, const std::vector<const Linear*>& layers, Role role,
+               const std::function<void(int rank, Operand& rows)>& multiply);
   explicit GatheredRows(Operand present) : rows_(std::move(present)) {}
   Operand& wait() {
     pending_.wait();
@@ -38,8 +48,10 @@ class GatheredRows {
   }
 
  private:
-  at::Tensor own_;  // alive while the exchange reads it
+  void make_room(const std::vector<const Linear*>& layers, Role role);
+
   Operand rows_;
+  at::Tensor own_, all_;  // as they travel; alive while the exchange has them
   Pending pending_;
 };
 

@@ -20,10 +20,15 @@ namespace {
 // What Parameter::split says of a linear layer's weight [out, in].
 constexpr int kByRows = 0, kByColumns = 1;
 
-ParameterPtr block_weight(int64_t layer, const char* name, int64_t out, int64_t in, double std,
-                          int split = kByRows) {
-  return make_parameter(fmt::format("layers.{}.{}.weight", layer, name), {out, in},
-                        Init::truncated_normal(std, -2.0, 2.0), split);
+Exchange* ranks_of(const Regions& regions) {
+  return regions.tensor != nullptr && regions.tensor->size() > 1 ? regions.tensor : nullptr;
+}
+
+Linear block_linear(const Regions& regions, int64_t layer, const char* name, int64_t out, int64_t in,
+                    double std, int split = kByRows) {
+  return Linear(make_parameter(fmt::format("layers.{}.{}.weight", layer, name), {out, in},
+                               Init::truncated_normal(std, -2.0, 2.0), split),
+                nullptr, ranks_of(regions), regions.in_pieces);
 }
 
 double residual_std(const ModelArgs& args, int64_t layer) {
@@ -38,23 +43,19 @@ at::Tensor TokenEmbedding::forward(const at::Tensor& tokens) const {
                            : embedding_over_ranks(tokens, *table_, *ranks_);
 }
 
-TransformerBlock::TransformerBlock(const ModelArgs& args, int64_t layer, Exchange* ranks)
+TransformerBlock::TransformerBlock(const ModelArgs& args, int64_t layer, const Regions& regions)
     : args_(args),
-      ranks_(ranks),
-      wq_(block_weight(layer, "attention.wq", args.n_heads * args.head_dim, args.dim, 0.02), nullptr, ranks),
-      wk_(block_weight(layer, "attention.wk", args.n_kv_heads * args.head_dim, args.dim, 0.02), nullptr,
-          ranks),
-      wv_(block_weight(layer, "attention.wv", args.n_kv_heads * args.head_dim, args.dim, 0.02), nullptr,
-          ranks),
-      wo_(block_weight(layer, "attention.wo", args.dim, args.n_heads * args.head_dim,
-                       residual_std(args, layer), kByColumns),
-          nullptr, ranks),
-      w1_(block_weight(layer, "feed_forward.w1", args.hidden_dim, args.dim, 0.02), nullptr, ranks),
-      w2_(block_weight(layer, "feed_forward.w2", args.dim, args.hidden_dim, residual_std(args, layer),
-                       kByColumns),
-          nullptr, ranks),
-      w3_(block_weight(layer, "feed_forward.w3", args.hidden_dim, args.dim, residual_std(args, layer)),
-          nullptr, ranks) {
+      ranks_(ranks_of(regions)),
+      wq_(block_linear(regions, layer, "attention.wq", args.n_heads * args.head_dim, args.dim, 0.02)),
+      wk_(block_linear(regions, layer, "attention.wk", args.n_kv_heads * args.head_dim, args.dim, 0.02)),
+      wv_(block_linear(regions, layer, "attention.wv", args.n_kv_heads * args.head_dim, args.dim, 0.02)),
+      wo_(block_linear(regions, layer, "attention.wo", args.dim, args.n_heads * args.head_dim,
+                       residual_std(args, layer), kByColumns)),
+      w1_(block_linear(regions, layer, "feed_forward.w1", args.hidden_dim, args.dim, 0.02)),
+      w2_(block_linear(regions, layer, "feed_forward.w2", args.dim, args.hidden_dim,
+                       residual_std(args, layer), kByColumns)),
+      w3_(block_linear(regions, layer, "feed_forward.w3", args.hidden_dim, args.dim,
+                       residual_std(args, layer))) {
   auto norm = [&](const char* name, int64_t width) {
     return make_parameter(fmt::format("layers.{}.{}.weight", layer, name), {width}, Init::ones());
   };
@@ -123,13 +124,9 @@ ParameterPtr make_table(const ModelArgs& args) {
   return table;
 }
 
-Exchange* ranks_of(const Regions& regions) {
-  return regions.tensor != nullptr && regions.tensor->size() > 1 ? regions.tensor : nullptr;
-}
-
 std::vector<TransformerBlock> make_blocks(const ModelArgs& args, const Regions& regions) {
   std::vector<TransformerBlock> blocks;
-  for (int64_t layer = 0; layer < args.n_layers; ++layer) blocks.emplace_back(args, layer, ranks_of(regions));
+  for (int64_t layer = 0; layer < args.n_layers; ++layer) blocks.emplace_back(args, layer, regions);
   return blocks;
 }
 

@@ -59,7 +59,7 @@ enum class BlockRun {
 
 class TransformerBlock {
  public:
-  TransformerBlock(const ModelArgs& args, int64_t layer, Exchange* ranks = nullptr);
+  TransformerBlock(const ModelArgs& args, int64_t layer, const Regions& regions = {});
   // x [batch, seq, dim] -> [batch, seq, dim]
   at::Tensor forward(const at::Tensor& x, const SequenceContext& context,
                      BlockRun run = BlockRun::kForward) const;

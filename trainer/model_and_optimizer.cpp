@@ -20,6 +20,7 @@ ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const 
   if (tensor != nullptr && place.device.is_cuda()) {
     made.tensor_exchange = std::make_unique<parallel::StreamedExchange>(*tensor, place.device);
     regions.tensor = made.tensor_exchange.get();
+    regions.in_pieces = config.parallelism.enable_async_tensor_parallel;
   }
   made.transformer = std::make_unique<models::Transformer>(args, config.training.loss_chunk_bytes, regions);
   made.float8 = convert_to_float8(*made.transformer, config, place.float8);

@@ -50,28 +50,29 @@ Quantized LinearMatmuls::cast_shard(const Tensor& rows, const Scaling& scaling, 
 }
 
 Tensor LinearMatmuls::output(Operand& x, const Parameter& weight, Exchange* ranks) const {
-  add_copies(x, scalings_.x_out, std::nullopt);
-  return multiply(x.rows, transpose(weight_copies(weight, ranks).out), x.dtype, /*fast_accumulate=*/true);
+  cast_input(x);
+  return multiply(x.rows, transpose(weight_copies(weight, ranks).out), x.dtype, /*fast_accumulate=*/true,
+                  x.is_first);
 }
 
 Tensor LinearMatmuls::input_gradient(Operand& grad, const Parameter& weight, Exchange* ranks) const {
-  add_copies(grad, scalings_.g_x, scalings_.g_w);
+  cast_gradient(grad);
   WeightCopies& copies = weight_copies(weight, ranks);
   // A weight that was gathered in FP8 is laid out for grad_x only now: it may be freed before.
   if (!copies.grad_x.values.defined()) add_column_copy(copies.grad_x, copies.out);
-  return multiply(grad.rows, copies.grad_x, grad.dtype, /*fast_accumulate=*/false);
+  return multiply(grad.rows, copies.grad_x, grad.dtype, /*fast_accumulate=*/false, grad.is_first);
 }
 
 Tensor LinearMatmuls::weight_gradient(Operand& grad, Operand& x) const {
   if (!scalings_.x_w) return kernels::matmul(grad.values.t(), x.values);
   add_copies(grad, std::nullopt, scalings_.g_w);
   add_copies(x, std::nullopt, scalings_.x_w);
-  return multiply(transpose(grad.columns), x.columns, grad.dtype, /*fast_accumulate=*/false);
+  return multiply(transpose(grad.columns), x.columns, grad.dtype, /*fast_accumulate=*/false, /*counts=*/true);
 }
 
 Tensor LinearMatmuls::multiply(const Quantized& a, const Quantized& b, at::ScalarType out,
-                               bool fast_accumulate) const {
-  ++counters_->products;
+                               bool fast_accumulate, bool counts) const {
+  if (counts) ++counters_->products;
   return scaled_matmul(a, b, out, fast_accumulate, gemm_);
 }
 
@@ -90,7 +91,7 @@ Operands LinearMatmuls::cast_operands(const Tensor& x, const std::optional<Scali
 void LinearMatmuls::add_copies(Operand& x, std::optional<Scaling> rows,
                                std::optional<Scaling> columns) const {
   if (x.rows.values.defined()) rows.reset();
-  if (x.columns.values.defined()) columns.reset();
+  if (x.columns.values.defined() || x.is_part) columns.reset();
   if (x.values.defined()) {
     if (!rows && !columns) return;
     counters_->operand_casts += rows && columns && rows != columns ? 2 : 1;

@@ -41,6 +41,15 @@ class LinearMatmuls {
   at::Tensor input_gradient(models::Operand& grad, const Parameter& weight, Exchange* ranks) const;
   at::Tensor weight_gradient(models::Operand& grad, models::Operand& x) const;
 
+  // Make what output() and input_gradient() read of an operand, before it is multiplied in parts, so that all
+  // parts have the scales of the whole.
+  void cast_input(models::Operand& x) const { add_copies(x, scalings_.x_out, std::nullopt); }
+  void cast_gradient(models::Operand& grad) const { add_copies(grad, scalings_.g_x, scalings_.g_w); }
+  // Whether output() and input_gradient() cast each row of an operand by itself.
+  bool casts_rows_alone() const {
+    return scalings_.x_out.granularity == Granularity::kRow && scalings_.g_x.granularity == Granularity::kRow;
+  }
+
   // The scaling of a layer's input (of the gradient of its output) in all of its products, where that is one
   // scale for the tensor: its FP8 form then serves them all. None for recipes that need more forms.
   std::optional<Scaling> one_scale_of_input() const;
@@ -50,7 +59,8 @@ class LinearMatmuls {
 
  private:
   struct WeightCopies;
-  at::Tensor multiply(const Quantized& a, const Quantized& b, at::ScalarType out, bool fast_accumulate) const;
+  at::Tensor multiply(const Quantized& a, const Quantized& b, at::ScalarType out, bool fast_accumulate,
+                      bool counts) const;
   Operands cast_operands(const at::Tensor& x, const std::optional<Scaling>& rows,
                          const std::optional<Scaling>& columns, const PartOf& part = {}) const;
   void add_copies(models::Operand& x, std::optional<Scaling> rows, std::optional<Scaling> columns) const;

@@ -168,6 +168,54 @@ TEST_CASE("FP8 on tensor parallel ranks computes what one rank does but for scal
   }
 }
 
+// The same operands, scales and bits of them: only products may add up in another order.
+TEST_CASE("FP8 nodes in pieces compute the products of the plain form and send its bytes") {
+  const Recipe recipe = GENERATE(Recipe::kTensorwise, Recipe::kRowwise, Recipe::kRowwiseWithGwHp);
+  const int ranks = GENERATE(2, 4);
+  const auto checkpoint = GENERATE(ActivationCheckpoint::kNone, ActivationCheckpoint::kSelectiveOp);
+  CAPTURE(static_cast<int>(recipe), ranks, static_cast<int>(checkpoint));
+  struct Found {
+    Run run;
+    int64_t products = 0, bytes = 0, sent = 0;
+  };
+  const auto results = run_ranks(ranks, [&](const Environment& environment) {
+    DividedJob job = kJob;
+    job.layers = 1;
+    job.checkpoint = checkpoint;
+    TensorGroup group(job, environment);
+    const auto compute = [&](bool in_pieces) {
+      job.in_pieces = in_pieces;
+      Transformer model(args_of(job), 0, group.regions(job));
+      materialise(model, at::kBFloat16);
+      const auto counters = convert(model, recipe);
+      group.ledger.reset();
+      Found found{run(job, model)};
+      found.products = counters->products;
+      found.bytes = group.ledger.total_bytes();
+      found.sent = group.ledger.entry("tp", "send").bytes;
+      return found;
+    };
+    const Found plain = compute(false), pieces = compute(true);
+    double worst = 0;
+    for (const auto list : {&Run::forward, &Run::backward, &Run::parameters})
+      for (size_t i = 0; i < (plain.run.*list).size(); ++i)
+        worst = std::max(worst, relative_l2((pieces.run.*list)[i], (plain.run.*list)[i]));
+    return std::array<double, 5>{worst, static_cast<double>(pieces.products - plain.products),
+                                 static_cast<double>(pieces.bytes - plain.bytes),
+                                 static_cast<double>(plain.sent), static_cast<double>(pieces.sent)};
+  });
+  for (const auto& [worst, products, bytes, plain_sent, sent] : results) {
+    CHECK(worst < 1e-3);
+    CHECK(products == 0);
+    CHECK(bytes == 0);
+    CHECK(plain_sent == 0);
+    // Gathers of four nodes' inputs and gradients, and as many sums in bf16; what is repeated: one gather.
+    const double times = checkpoint == ActivationCheckpoint::kNone ? 4 : 6;
+    const double n = static_cast<double>(kJob.batch * kSeq * kJob.dim * (ranks - 1)) / ranks;
+    CHECK(sent == n * (times * (recipe == Recipe::kTensorwise ? 1 : 2) + 4 * 2));
+  }
+}
+
 TEST_CASE("tensor-wise FP8 gathers bytes and row-wise recipes the compute dtype") {
   DividedJob job = kJob;
   job.shared_memory = GENERATE(true, false);
@@ -213,9 +261,11 @@ TEST_CASE("FP8 products on tensor parallel ranks are not repeated where the sum 
 }
 
 TEST_CASE("an FP8 layer computes the same bits beside one that multiplies in the compute dtype") {
-  const auto results = run_ranks(2, [](const Environment& environment) {
-    TensorGroup group(kJob, environment);
-    Transformer model(args_of(kJob), 0, {&group.ranks});
+  DividedJob job = kJob;
+  job.in_pieces = GENERATE(false, true);
+  const auto results = run_ranks(2, [&](const Environment& environment) {
+    TensorGroup group(job, environment);
+    Transformer model(args_of(job), 0, group.regions(job));
     materialise(model, at::kBFloat16);
     Linear plain = *model.linears()[4].second;  // layers.0.feed_forward.w1
     convert(model, Recipe::kTensorwise);

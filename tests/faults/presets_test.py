@@ -43,7 +43,7 @@ class Presets(JobTest):
             with self.subTest(preset=name):
                 text = self.dry_run(PRESETS / f"{name}.toml", ranks)
                 if name == "llama3_405b":
-                    self.assertIn("parallelism.enable_async_tensor_parallel: this dry run exchanges nothing", text)
+                    self.assertIn("parallelism.enable_async_tensor_parallel: what blocks exchange travels in pieces under their products", text)
                     self.assertIn("compile.enable has no effect on it", text)
 
     def test_presets_of_ours_with_tensor_parallelism_run(self):

@@ -21,6 +21,7 @@ TP = "--parallelism.tensor_parallel_degree=2"
 HSDP = ("--parallelism.data_parallel_replicate_degree=2", "--parallelism.data_parallel_shard_degree=2")
 VALIDATION = ("--validation.enable", "--validation.dataset=jsonl", "--validation.dataset_path=data.jsonl", "--validation.seq_len=32",
               "--validation.sequences=7", "--validation.freq=5")
+IN_PIECES = "--parallelism.enable_async_tensor_parallel"  # on the CPU the plain form runs
 JOBS = {  # what: (ranks, options)
     "one GPU": (1, [ASYNC]),
     "pinned, averaged": (1, ["--checkpoint.async_mode=async_with_pinned_mem", "--ema.enable"]),
@@ -33,6 +34,8 @@ JOBS = {  # what: (ranks, options)
     "tensor parallel, offloaded": (2, [TP, "--activation_checkpoint.mode=none", "--training.enable_cpu_offload"]),
     "FSDP and tensor parallel, recomputed": (4, [TP, "--training.global_batch_size=8", "--activation_checkpoint.mode=selective",
                                                  "--activation_checkpoint.selective_ac_option=op", ASYNC]),
+    "tensor parallel, in pieces": (4, [IN_PIECES, "--parallelism.tensor_parallel_degree=4"]),
+    "FSDP and tensor parallel, in pieces, FP8": (4, [IN_PIECES, FP8, TP, "--activation_checkpoint.selective_ac_option=op"]),
     "FP8 by rows, tensor parallel": (2, [FP8, "--quantize.linear.float8.recipe_name=rowwise", TP]),
     "FP8 gathered, FSDP and tensor parallel": (4, [FP8, TP, "--quantize.linear.float8.enable_fsdp_float8_all_gather", "--training.global_batch_size=8",
                          "--quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp"]),
@@ -70,10 +73,6 @@ class SimulatedGpu(JobTest):
                     for here, there in zip(on_gpu, losses):
                         self.assertAlmostEqual(here, there, delta=2e-3)
             self.assertEqual(len(set(found.values())), 1, found)
-
-    def test_overlap_of_tensor_parallel_exchanges_is_refused_by_name(self):
-        self.run_job(TP, "--parallelism.enable_async_tensor_parallel", code=2, ranks=2, env=self.gpu(),
-                     says=["parallelism.enable_async_tensor_parallel = true", "not available on GPUs yet; set false"])
 
     def test_a_loss_that_is_no_number_is_seen_however_late_it_comes(self):
         for ranks in (1, 2):

@@ -240,9 +240,9 @@ TEST_CASE("products in pieces on GPUs give the same bits whatever the streams do
           const at::Tensor w = numbers(1, 2, 48 * 48).view({48, 48}).div_(61 * 24);
           for (int i = 0; i < 6; ++i) {
             std::vector<at::Tensor> products(4);
-            models::gather_in_pieces(x, exchange, [&](int r, const at::Tensor& rows) {
-              products[static_cast<size_t>(r)] = rows.mm(w);
-            });
+            const at::Tensor all = at::empty({4, 64, 48}, x.options());
+            models::gather_in_pieces(all, x, exchange,
+                                     [&](int r) { products[static_cast<size_t>(r)] = all[r].mm(w); });
             x = models::scatter_in_pieces(exchange, [&](int r) {
                   return products[static_cast<size_t>(r)].mm(w).add_(environment.rank);
                 }).tanh();

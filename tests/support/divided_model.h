@@ -28,6 +28,7 @@ struct DividedJob {
   int64_t batch = 2;
   bool documents = false;
   bool loss_parallel = true;
+  bool in_pieces = false;  // what blocks exchange
   int64_t chunk_bytes = 0;
   at::ScalarType dtype = at::kDouble;
   ActivationCheckpoint checkpoint = ActivationCheckpoint::kNone;
@@ -135,6 +136,9 @@ struct TensorGroup {
       if (operation.group == ranks.name())  // "world" where it has the same ranks
         ledger.add("tp", std::string(operation.name), operation.sent_bytes);
     });
+  }
+  Regions regions(const DividedJob& job) const {
+    return {.tensor = &ranks, .loss_parallel = job.loss_parallel, .in_pieces = job.in_pieces};
   }
   parallel::CommLedger ledger;
   parallel::ProcessGroups groups;

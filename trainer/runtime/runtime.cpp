@@ -90,12 +90,6 @@ Runtime start_runtime(const ResolvedConfig& resolved, const models::ModelArgs& m
     const int index = environment.local_rank % device_library().device_count();
     device_library().set_device(index);
     runtime.device = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(index));
-    if (config.parallelism.tensor_parallel_degree > 1 && config.parallelism.enable_async_tensor_parallel &&
-        !is_dry_run(config))
-      throw_config(
-          "parallelism.enable_async_tensor_parallel = true: exchanges that overlap the products of their "
-          "layer "
-          "are not available on GPUs yet; set false");
     runtime.device_name = device_library().device_name(index);
     runtime.compute_capability = device_library().compute_capability(index);
     options.backend = parallel::CommBackend::kNccl;

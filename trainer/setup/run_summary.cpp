@@ -53,7 +53,7 @@ std::vector<std::string> tensor_parallelism_of(const JobConfig& config, bool cpu
   lines.push_back(fmt::format(
       "parallelism.enable_async_tensor_parallel: {}{}",
       cpu ? "on a CPU the plain form runs, exchanges and products one after the other"
-          : "this dry run exchanges nothing, so it runs the plain form",
+          : "what blocks exchange travels in pieces under their products",
       config.compile.enable ? "; compile.enable has no effect on it, which needs no compiler" : ""));
   return lines;
 }

@@ -53,6 +53,10 @@ TEST_CASE("Tensor parallelism and what becomes of the keys beside it is said") {
   CHECK(lines[4] ==
         "parallelism.enable_async_tensor_parallel: on a CPU the plain form runs, exchanges and products one "
         "after the other; compile.enable has no effect on it, which needs no compiler");
+  CHECK(run_summary(config, {"NVIDIA H100", 1, "2 ranks", 1})[4] ==
+        "parallelism.enable_async_tensor_parallel: what blocks exchange travels in pieces under their "
+        "products; "
+        "compile.enable has no effect on it, which needs no compiler");
 }
 
 TEST_CASE("A warm-up that is longer than the run or was cut says so") {
