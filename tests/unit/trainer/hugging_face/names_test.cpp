@@ -27,7 +27,7 @@ ModelArgs llama(const std::string& more) {
   return parse_hf_config(kLlama + more + "}", "config.json");
 }
 ModelArgs changed(const std::string& field, const nlohmann::json& value) {
-  nlohmann::json config = nlohmann::json::parse(std::string(kLlama) + "}");
+  nlohmann::json config = nlohmann::json::parse(fmt::format("{}}}", kLlama));
   config[field] = value;
   return parse_hf_config(config.dump(), "config.json");
 }
