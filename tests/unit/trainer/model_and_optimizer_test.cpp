@@ -116,7 +116,8 @@ TEST_CASE("the state has each part once and model, optimizer and their place in 
   CHECK(names == std::vector<std::string>{"model", "optimizer", "ema", "train_state", "lr_scheduler",
                                           "dataloader", "rng"});
   const std::string table = state_table(components);
-  CHECK_THAT(table, Contains("layers.0.attention.wq.weight") && Contains("2 shards x 1 replicas, dim 0 in 2"));
+  CHECK_THAT(table,
+             Contains("layers.0.attention.wq.weight") && Contains("2 shards x 1 replicas, dim 0 in 2"));
   CHECK_THAT(table, Contains("optimizer.state.norm.weight.exp_avg"));
   CHECK_THAT(table, Contains("lr_scheduler.last_epoch"));
 }
