@@ -287,9 +287,9 @@ SaveReport write_checkpoint(const SaveJob& job, ItemReader& items, CheckpointFol
       }
       if (!not_finite.empty()) throw Error(ExitCode::kNonFinite, not_finite.text());
       if (failure) std::rethrow_exception(failure);
-      report.write_seconds = seconds_since(begin);
       return to_text(own, rank);
     });
+    report.write_seconds = seconds_since(begin);
     for (std::string& text : texts) {  // those of many ranks are long: none is kept
       all.push_back(from_text(text, static_cast<int>(all.size())));
       text = {};

@@ -61,7 +61,8 @@ struct SaveReport {
   CheckpointKind kind = CheckpointKind::kFull;
   uint64_t own_bytes = 0, total_bytes = 0;  // of files
   int files = 0;
-  double write_seconds = 0, commit_seconds = 0, read_back_seconds = 0;
+  double write_seconds = 0;  // until every rank has written its file
+  double commit_seconds = 0, read_back_seconds = 0;
   std::filesystem::path path;
 };
 

@@ -8,7 +8,7 @@ usage='usage: scripts/test.sh [-L LABEL] [ctest options]
   labels: unit, distributed, interop, faults, float8, gpu, slow. Default: all but slow.
   Tests of the label interop need Python packages of their own: they are set up where CI=true or the label is asked for
   (HYPERION_NO_INTEROP=1: never), and skip elsewhere.
-  HYPERION_PRESET=asan   tests a build of that preset; HYPERION_TEST_JOBS=N   tests at once, default 2'
+  HYPERION_PRESET=asan   tests a build of that preset; HYPERION_TEST_JOBS=N   tests at once, default 3 (many wait)'
 help_for "$usage" "$@"
 preset=${HYPERION_PRESET:-release}
 build=$root/build
@@ -25,4 +25,4 @@ esac
 "$root/scripts/setup.sh" "${setup[@]}"
 "$root/scripts/build.sh" --preset "$preset"
 
-exec ctest --test-dir "$build" --output-on-failure --no-tests=error -j "${HYPERION_TEST_JOBS:-2}" "${selection[@]}" "$@"
+exec ctest --test-dir "$build" --output-on-failure --no-tests=error -j "${HYPERION_TEST_JOBS:-3}" "${selection[@]}" "$@"

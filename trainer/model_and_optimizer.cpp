@@ -2,6 +2,9 @@
 
 #include <algorithm>
 
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
+
 #include "base/progress.h"
 #include "models/init.h"
 #include "parallel/phase.h"
@@ -9,6 +12,17 @@
 #include "trainer/setup/options.h"
 
 namespace hyperion::trainer {
+namespace {
+
+// NCCL connects two ranks when they first send each other something, and takes memory for it: before the
+// model does.
+void connect_pairs(Exchange& ranks, at::Device device) {
+  const at::Tensor sent = at::zeros({ranks.size()}, at::TensorOptions(at::kFloat).device(device));
+  const std::vector<int64_t> one_each(static_cast<size_t>(ranks.size()), 1);
+  ranks.start_all_to_all(at::empty_like(sent), sent, one_each, one_each).wait();
+}
+
+}  // namespace
 
 ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const JobConfig& config,
                                            const ModelPlace& place) {
@@ -21,6 +35,7 @@ ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const 
     made.tensor_exchange = std::make_unique<parallel::StreamedExchange>(*tensor, place.device);
     regions.tensor = made.tensor_exchange.get();
     regions.in_pieces = config.parallelism.enable_async_tensor_parallel;
+    if (regions.in_pieces) connect_pairs(*regions.tensor, place.device);
   }
   made.transformer = std::make_unique<models::Transformer>(args, config.training.loss_chunk_bytes, regions);
   made.float8 = convert_to_float8(*made.transformer, config, place.float8);

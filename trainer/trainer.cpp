@@ -206,6 +206,7 @@ ExitCode Trainer::train() {
   const auto& options = config().checkpoint;
   const bool nothing_left = nothing_is_left();
   if (!nothing_left) {
+    if (checkpointer_->enabled()) audit_replicas(state_.step);  // what it starts with may be saved
     if (checkpointer_->enabled() && options.create_seed_checkpoint) {
       checkpointer_->save_seed();
       log_info("Created a seed checkpoint");

@@ -19,6 +19,7 @@
 #include <c10/util/Exception.h>
 
 #include "base/error.h"
+#include "base/standard_streams.h"
 
 namespace hyperion {
 namespace {
@@ -78,6 +79,7 @@ using Function = std::function<std::string(const parallel::Environment&)>;
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(1);  // it was killed before
   for (int signal_number : {SIGINT, SIGTERM, SIGSEGV, SIGABRT, SIGFPE}) signal(signal_number, SIG_DFL);
+  ignore_closed_pipe();  // as the program does: what the socket of a lost rank answers is an error
   dup2(child.output_fd, STDOUT_FILENO);
   dup2(child.output_fd, STDERR_FILENO);
   setvbuf(stdout, nullptr, _IOLBF, 0);
