@@ -3,6 +3,8 @@
 
 #include <catch2/catch.hpp>
 
+#include <algorithm>
+
 #include <torch/torch.h>
 
 #include "models/activation_checkpoint.h"
@@ -74,6 +76,123 @@ TEST_CASE("rope rotates by the angle and its gradient rotates back") {
     };
     check_equal([&] { return ops::rope(x, angles.cos(), angles.sin(), style); }, reference, {x});
   }
+}
+
+namespace {
+
+// The results and the gradients of leaves of `work`, for fixed gradients of the results.
+std::vector<Tensor> results_and_gradients(
+    const std::function<std::vector<Tensor>(std::vector<Tensor>&)>& work, const std::vector<Tensor>& values) {
+  std::vector<Tensor> leaves, seeds;
+  for (const Tensor& value : values) leaves.push_back(value.detach().requires_grad_());
+  std::vector<Tensor> results = work(leaves);
+  torch::manual_seed(77);
+  for (const Tensor& result : results) seeds.push_back(torch::randn(result.sizes()).to(result.scalar_type()));
+  const auto gradients = torch::autograd::grad(results, leaves, seeds);
+  results.insert(results.end(), gradients.begin(), gradients.end());
+  return results;
+}
+
+bool all_equal(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
+  return std::ranges::equal(a, b, [](const Tensor& x, const Tensor& y) { return x.equal(y); });
+}
+
+}  // namespace
+
+TEST_CASE("a residual stream and its norm in one node have the bits of a sum and a norm") {
+  torch::manual_seed(21);
+  const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16, torch::kDouble);
+  const Tensor x = torch::randn({6, 33}).to(dtype), residual = torch::randn({2, 3, 33}).to(dtype),
+               weight = torch::randn({33}).to(dtype);
+  const auto in_one = results_and_gradients(
+      [](std::vector<Tensor>& leaves) {
+        auto [sum, normed] = ops::add_rms_norm(leaves[0], leaves[1], leaves[2], 1e-5);
+        return std::vector{sum * 2, normed};
+      },
+      {x, residual, weight});
+  const auto apart = results_and_gradients(
+      [](std::vector<Tensor>& leaves) {
+        const Tensor sum = leaves[1] + leaves[0].view(leaves[1].sizes());
+        return std::vector{sum * 2, ops::rms_norm(sum, leaves[2], 1e-5)};
+      },
+      {x, residual, weight});
+  CHECK(all_equal(in_one, apart));
+
+  const auto stream = results_and_gradients(
+      [](std::vector<Tensor>& leaves) {
+        auto [sum, normed] = ops::rms_norm_of_stream(leaves[0], leaves[1], 1e-5);
+        return std::vector{sum * 2, normed};
+      },
+      {residual, weight});
+  const auto twice = results_and_gradients(
+      [](std::vector<Tensor>& leaves) {
+        return std::vector{leaves[0] * 2, ops::rms_norm(leaves[0], leaves[1], 1e-5)};
+      },
+      {residual, weight});
+  CHECK(all_equal(stream, twice));
+}
+
+TEST_CASE("a residual stream whose sum or whose norm nobody reads has the gradients of the other") {
+  const Tensor x = leaf({4, 8}), residual = leaf({4, 8}), weight = leaf({8});
+  const auto of = [&](bool norm) {
+    const auto both = ops::add_rms_norm(x, residual, weight, 1e-5);
+    return torch::autograd::grad({(norm ? both.normed : both.sum).square().sum()}, {x, residual, weight}, {},
+                                 std::nullopt, false, /*allow_unused=*/true);
+  };
+  const auto sum = of(false), normed = of(true);
+  CHECK(sum[0].equal((x + residual) * 2));
+  CHECK(sum[1].equal(sum[0]));
+  CHECK_FALSE(sum[2].defined());
+  const Tensor stream = (x + residual).detach().requires_grad_();
+  const auto expected =
+      torch::autograd::grad({ops::rms_norm(stream, weight, 1e-5).square().sum()}, {stream, weight});
+  CHECK(normed[0].equal(expected[0]));
+  CHECK(normed[1].equal(expected[0]));
+  CHECK(normed[2].equal(expected[1]));
+}
+
+TEST_CASE("queries and keys turned in one node from one product have the bits of two nodes") {
+  torch::manual_seed(22);
+  const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16, torch::kDouble);
+  const auto parts = GENERATE(1, 3);
+  const auto style = GENERATE(RopeStyle::kInterleaved, RopeStyle::kHalfSplit);
+  std::vector<int64_t> shape = {2, 12, (4 + 2 * 2) * 8};
+  if (parts > 1) shape = {parts, 2, 12 / parts, shape.back()};
+  const Tensor product = torch::randn(shape).to(dtype), angles = torch::rand({2, 12, 4});
+  const auto heads = [](const Tensor& packed, int64_t first, int64_t count) {
+    return packed.narrow(-1, first * 8, count * 8).unflatten(-1, {count, 8});
+  };
+  const auto in_one = results_and_gradients(
+      [&](std::vector<Tensor>& leaves) {
+        auto [q, k, v] = ops::rope_qkv(heads(leaves[0], 0, 4), heads(leaves[0], 4, 2), heads(leaves[0], 6, 2),
+                                       angles.cos(), angles.sin(), style, parts);
+        return std::vector{q, k, v * 2};
+      },
+      {product});
+  const auto apart = results_and_gradients(
+      [&](std::vector<Tensor>& leaves) {
+        const Tensor v = heads(leaves[0], 6, 2);
+        return std::vector{ops::rope(heads(leaves[0], 0, 4), angles.cos(), angles.sin(), style, parts),
+                           ops::rope(heads(leaves[0], 4, 2), angles.cos(), angles.sin(), style, parts),
+                           (parts > 1 ? v.transpose(0, 1).flatten(1, 2) : v) * 2};
+      },
+      {product});
+  CHECK(all_equal(in_one, apart));
+}
+
+TEST_CASE("swiglu of the halves of one product has the bits of swiglu of two tensors") {
+  const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16, torch::kDouble);
+  const Tensor product = torch::randn({3, 5, 2 * 17}).to(dtype);
+  const auto halves = results_and_gradients(
+      [](std::vector<Tensor>& leaves) {
+        return std::vector{ops::swiglu(leaves[0].narrow(-1, 0, 17), leaves[0].narrow(-1, 17, 17))};
+      },
+      {product});
+  const auto apart = results_and_gradients(
+      [](std::vector<Tensor>& leaves) { return std::vector{ops::swiglu(leaves[0], leaves[1])}; },
+      {product.narrow(-1, 0, 17).contiguous(), product.narrow(-1, 17, 17).contiguous()});
+  CHECK(halves[0].equal(apart[0]));
+  CHECK(halves[1].equal(torch::cat({apart[1], apart[2]}, -1)));
 }
 
 TEST_CASE("attention with grouped queries equals the plain formula with and without a mask") {
