@@ -125,24 +125,25 @@ struct SwigluFunction : Function<SwigluFunction> {
 
 struct AttentionFunction : Function<AttentionFunction> {
   static Tensor forward(AutogradContext* context, const Tensor& q, const Tensor& k, const Tensor& v,
-                        const std::optional<Tensor>& given_mask) {
-    const Tensor mask = given_mask.value_or(Tensor());
+                        const kernels::Documents& documents) {
     variable_list results = saved_or_computed(/*save=*/true, [&] {
-      kernels::AttentionResult result = kernels::attention_forward(q, k, v, mask);
+      kernels::AttentionResult result = kernels::attention_forward(q, k, v, documents);
       SelectiveCheckpoint::Results all = {result.output};
       all.insert(all.end(), result.extras.begin(), result.extras.end());
       return all;
     });
     Tensor output = results[0];
-    variable_list saved = {q, k, v, mask};
+    variable_list saved = {q, k, v, documents.first_keys, documents.bounds};
     saved.insert(saved.end(), results.begin(), results.end());
     context->save_for_backward(saved);
+    context->saved_data["longest"] = documents.longest;
     return output;
   }
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const auto saved = context->get_saved_variables();
-    const kernels::AttentionResult result{saved[4], {saved.begin() + 5, saved.end()}};
-    auto [q, k, v] = kernels::attention_backward(grads[0], saved[0], saved[1], saved[2], saved[3], result);
+    const kernels::Documents documents{saved[3], saved[4], context->saved_data["longest"].toInt()};
+    const kernels::AttentionResult result{saved[5], {saved.begin() + 6, saved.end()}};
+    auto [q, k, v] = kernels::attention_backward(grads[0], saved[0], saved[1], saved[2], documents, result);
     return {q, k, v, Tensor()};
   }
 };
@@ -174,9 +175,8 @@ RotatedHeads rope_qkv(const Tensor& q, const Tensor& k, const Tensor& v, const T
 Tensor swiglu(const Tensor& gate, const Tensor& up) {
   return SwigluFunction::apply(gate, up);
 }
-Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask) {
-  // autograd takes an absent tensor as nullopt only
-  return AttentionFunction::apply(q, k, v, mask.defined() ? std::optional<Tensor>(mask) : std::nullopt);
+Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const kernels::Documents& documents) {
+  return AttentionFunction::apply(q, k, v, documents);
 }
 
 }  // namespace hyperion::models::ops

@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "models/flavors/model_args.h"
+#include "models/kernels/attention.h"
 
 namespace hyperion::models::ops {
 
@@ -49,7 +50,8 @@ RotatedHeads rope_qkv(const at::Tensor& q, const at::Tensor& k, const at::Tensor
 // on a GPU backward returns the gradients as halves of one packed tensor.
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
 
-// Causal attention; shapes as in models/kernels/attention.h.
-at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& mask);
+// Causal attention inside documents; shapes as in models/kernels/attention.h.
+at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                     const kernels::Documents& documents);
 
 }  // namespace hyperion::models::ops

@@ -96,7 +96,7 @@ at::Tensor TransformerBlock::attention(const at::Tensor& x, const at::Tensor& re
   q = ops::rope(q, context.cos, context.sin, args_.rope_style, parts);
   k = ops::rope(k, context.cos, context.sin, args_.rope_style, parts);
   if (parts > 1) v = v.transpose(0, 1).flatten(1, 2);
-  at::Tensor out = ops::attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), context.mask)
+  at::Tensor out = ops::attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), context.documents)
                        .transpose(1, 2);  // [batch, seq, heads, head_dim]
   if (parts > 1) out = out.unflatten(1, {parts, -1}).transpose(0, 1);
   return row_linear(out.flatten(-2), wo_, residual);
@@ -173,16 +173,15 @@ std::vector<std::pair<std::string, Linear*>> Transformer::linears() {
 SequenceContext Transformer::context(int64_t seq_len, at::Device device) const {
   const at::Tensor indices = at::arange(seq_len, at::kFloat);
   const at::Tensor angles = indices.unsqueeze(1) * rope_frequencies(args_).unsqueeze(0);
-  return {.cos = angles.cos().to(device), .sin = angles.sin().to(device), .mask = {}};
+  return {.cos = angles.cos().to(device), .sin = angles.sin().to(device), .documents = {}};
 }
 
 SequenceContext inside_documents(const SequenceContext& plain, const at::Tensor& positions,
-                                 const at::Tensor& document_ids) {
+                                 const kernels::Documents& documents) {
   const auto at_positions = [&](const at::Tensor& table) {
     return table.index_select(0, positions.flatten()).view({positions.size(0), positions.size(1), -1});
   };
-  const at::Tensor same = document_ids.unsqueeze(2).eq(document_ids.unsqueeze(1));
-  return {at_positions(plain.cos), at_positions(plain.sin), same.tril().unsqueeze(1)};
+  return {at_positions(plain.cos), at_positions(plain.sin), documents};
 }
 
 }  // namespace hyperion::models

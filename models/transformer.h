@@ -11,6 +11,7 @@
 
 #include "base/parameter.h"
 #include "models/flavors/model_args.h"
+#include "models/kernels/attention.h"
 #include "models/linear.h"
 #include "models/regions.h"
 
@@ -19,13 +20,13 @@ namespace hyperion::models {
 // What every block of one microbatch shares.
 struct SequenceContext {
   at::Tensor cos, sin;  // RoPE angles, fp32 [seq, head_dim/2] or [batch, seq, head_dim/2]
-  at::Tensor mask;      // bool [batch, 1, seq, seq], or undefined for plain causal attention
+  kernels::Documents documents;
 };
 
-// The context of packed documents from that of plain sequences of the same length. positions: int64
-// [batch, seq], counted inside each document; document_ids: int32 [batch, seq]; all on one device.
+// The context of packed documents from that of plain sequences of the same length. positions: int32 or int64
+// [batch, seq] on the context's device, counted inside each document, which are `documents`.
 SequenceContext inside_documents(const SequenceContext& plain, const at::Tensor& positions,
-                                 const at::Tensor& document_ids);
+                                 const kernels::Documents& documents);
 
 // One microbatch on the compute device.
 struct Microbatch {

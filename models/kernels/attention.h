@@ -14,18 +14,33 @@ struct AttentionResult {
   std::vector<at::Tensor> extras;  // backend-specific
 };
 
+// The documents that are packed into the rows of a batch, each of which attention stays inside; none: a row
+// is one.
+struct Documents {
+  // On a CPU: int32 [batch, seq], the first token in its row of each token's document.
+  at::Tensor first_keys;
+  // On a GPU: int32 [documents + 1], where each begins, counted over all rows, and the number of tokens.
+  at::Tensor bounds;
+  int64_t longest = 0;  // tokens of the longest
+
+  bool defined() const { return first_keys.defined() || bounds.defined(); }
+};
+// positions: int32 [batch, seq] on the CPU, counted inside each document; each row begins with 0. On a GPU
+// the result is copied without waiting for it.
+Documents documents_from(const at::Tensor& positions, at::Device device);
+
 // q [batch, heads, seq, head_dim]; k, v [batch, kv_heads, seq, head_dim], heads a multiple of kv_heads; scale
-// 1/sqrt(head_dim). Causal; `mask` (optional, bool [batch, 1, seq, seq], true = may attend) replaces the
-// causal mask and must imply it.
+// 1/sqrt(head_dim). Causal, inside `documents`, which are those of q's device.
 AttentionResult attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                  const at::Tensor& mask);
+                                  const Documents& documents);
 
 // The kernel that serves a GPU tensor q [batch, heads, seq, head_dim]. cuDNN is the fastest on Hopper for
 // half-precision causal attention up to head_dim 128, but builds a graph for every new length (prompts come
 // in all lengths) and does not repeat its bits; Flash does where libtorch is asked for deterministic
-// algorithms. The efficient kernels serve fp32, masks and every head_dim.
+// algorithms, and takes documents as sequences of different lengths. The efficient kernels do the latter too,
+// and serve fp32 and every head_dim.
 enum class AttentionKernel { kCudnn, kFlash, kEfficient };
-AttentionKernel attention_kernel(const at::Tensor& q, bool masked);
+AttentionKernel attention_kernel(const at::Tensor& q, bool documents);
 // Whether attention_kernel() may choose cuDNN from now on, in the whole process (true at first); flash serves
 // in its place. Not to be changed between a forward and its backward.
 void allow_cudnn_attention(bool allowed);
@@ -34,7 +49,18 @@ struct AttentionGradients {
   at::Tensor q, k, v;
 };
 AttentionGradients attention_backward(const at::Tensor& grad_output, const at::Tensor& q, const at::Tensor& k,
-                                      const at::Tensor& v, const at::Tensor& mask,
+                                      const at::Tensor& v, const Documents& documents,
                                       const AttentionResult& result);
+
+// Their specification, in plain operations with all scores in memory, which serves CPUs where their kernels
+// (models/kernels/cpu/attention.h) do not: fp64 and heads larger than theirs. The result's extras are the
+// log-sum-exp.
+namespace plain {
+AttentionResult attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                  const Documents& documents);
+AttentionGradients attention_backward(const at::Tensor& grad_output, const at::Tensor& q, const at::Tensor& k,
+                                      const at::Tensor& v, const Documents& documents,
+                                      const AttentionResult& result);
+}  // namespace plain
 
 }  // namespace hyperion::kernels

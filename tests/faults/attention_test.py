@@ -7,10 +7,13 @@ Standard library only.
 """
 
 import collections
+import pathlib
+import re
 
 from jobs import BINARY, JobTest, main
 
-FORWARD = {kernel: f"operator\taten::_scaled_dot_product_{kernel}_attention" for kernel in ("cudnn", "flash", "efficient")}
+FORWARD = {kernel: f"operator\taten::_scaled_dot_product_{kernel}_attention" for kernel in ("cudnn", "flash", "efficient")} | {
+    f"{kernel}_documents": f"operator\taten::_{kernel}_attention_forward" for kernel in ("flash", "efficient")}
 SHORT = ("--training.steps=2", "--training.seq_len=64")  # cuDNN serves multiples of 64
 STEPS_FORWARD = 2 * 2 * 2  # steps, blocks, and each block again before its backward
 
@@ -72,19 +75,49 @@ class Attention(JobTest):
         self.assertEqual(calls["cudnn"], with_one["cudnn"] + 1)
 
     def test_where_cudnn_does_not_serve_auto_takes_another_kernel_and_cudnn_is_refused(self):
-        for option, kernel in (("--training.document_mask", "efficient"), ("--training.mixed_precision_param=float32", "efficient"),
+        for option, kernel in (("--training.document_mask", "flash_documents"), ("--training.mixed_precision_param=float32", "efficient"),
                                ("--training.seq_len=32", "flash"), ("--debug.deterministic", "flash"), ("--model.args.head_dim=136", "flash")):
             with self.subTest(option):
                 _, calls = self.run_on_gpus(option)
                 self.assertEqual({name for name, times in calls.items() if times}, {kernel})
                 self.run_on_gpus(option, "--model.attention=cudnn", code=2,
                                  says=['model.attention = "cudnn": cuDNN serves bfloat16 without training.document_mask'])
+        _, calls = self.run_on_gpus("--training.document_mask", "--training.mixed_precision_param=float32")
+        self.assertEqual({name for name, times in calls.items() if times}, {"efficient_documents"})
 
     def test_a_cpu_takes_every_value_but_cudnn(self):
         for choice in ("auto", "flash"):
-            self.assertNotIn("Attention:", self.run_job("--training.steps=1", f"--model.attention={choice}", code=0).text())
+            self.assertIn("Attention: our kernel for CPUs", self.run_job("--training.steps=1", f"--model.attention={choice}", code=0).text())
         self.run_job("--model.attention=cudnn", code=2, says=['model.attention = "cudnn": this job runs on a CPU, which has no cuDNN'])
         self.run_job("--model.attention=sdpa", code=2, says=["model.attention", "auto", "cudnn", "flash"])
+
+    def test_a_cpu_uses_the_instructions_that_it_is_told_to_and_refuses_others(self):
+        flags = set(re.search(r"^flags\s*:(.*)$", pathlib.Path("/proc/cpuinfo").read_text(), re.M)[1].split())
+        needs = {"none": set(), "avx2": {"avx2", "fma", "bmi2"}, "avx512": {"avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl"},
+                 "avx512_bf16": {"avx512_bf16"}}
+        losses = {}
+        for name, needed in needs.items():
+            env = {"HYPERION_CPU_INSTRUCTIONS": name}
+            with self.subTest(name):
+                if needed - flags:
+                    self.run_job("--training.steps=1", code=2, env=env,
+                                 says=[f"HYPERION_CPU_INSTRUCTIONS is '{name}', which this processor does not have"])
+                    continue
+                job = self.run_job("--training.steps=3", "--training.document_mask", code=0, env=env,
+                                   says=[f'Attention: our kernel for CPUs, with instructions "{name}"'])
+                losses[name] = [float(loss) for loss in re.findall(r"loss: *([0-9.]+)", job.text())]
+                self.assertEqual(len(losses[name]), 3)
+        for found in losses.values():
+            for ours, wanted in zip(found, losses["none"]):
+                self.assertAlmostEqual(ours, wanted, delta=0.02)
+        self.run_job("--training.steps=1", code=2, env={"HYPERION_CPU_INSTRUCTIONS": "sse9"},
+                     says=["HYPERION_CPU_INSTRUCTIONS is 'sse9', expected one of avx512_bf16, avx512, avx2, none"])
+
+    def test_a_head_size_that_no_kernel_for_cpus_takes_uses_plain_operations_and_one_line_says_so(self):
+        text = self.run_job("--training.steps=2", "--model.args.head_dim=264", code=0).text()
+        self.assertEqual(text.count("Attention: "), 1, text)
+        self.assertIn("Attention: plain operations, which are slow and hold all scores; the kernels for CPUs take float32 and bfloat16 "
+                      "and heads of up to 256, this is BFloat16 and 264", text)
 
 
 if __name__ == "__main__":

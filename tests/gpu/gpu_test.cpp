@@ -115,7 +115,7 @@ namespace {
 // Relative errors of output and gradients on the GPU over what the dtype allows, against fp32 on the CPU.
 struct AttentionCase {
   int64_t seq, head_dim;
-  bool masked, deterministic;
+  bool documents, deterministic;
   at::ScalarType dtype;
 };
 
@@ -127,20 +127,17 @@ std::vector<double> attention_errors(const AttentionCase& c) {
     return at::randn({2, c.seq, heads, c.head_dim}).to(c.dtype).transpose(1, 2);
   };
   const at::Tensor q = make(8), k = make(2), v = make(2), grad = make(8);
-  at::Tensor mask;
-  if (c.masked) {  // two documents
-    const at::Tensor document = at::arange(c.seq).ge(c.seq / 3);
-    mask = at::ones({c.seq, c.seq}, at::kBool)
-               .tril()
-               .logical_and(document.unsqueeze(0).eq(document.unsqueeze(1)))
-               .expand({2, 1, c.seq, c.seq})
-               .contiguous();
-  }
+  // two documents
+  const at::Tensor positions = at::cat({at::arange(c.seq / 3), at::arange(c.seq - c.seq / 3)})
+                                   .to(at::kInt)
+                                   .expand({2, c.seq})
+                                   .contiguous();
   const auto run = [&](auto&& place) {
     const at::Tensor a = place(q), b = place(k), d = place(v);
-    const at::Tensor m = mask.defined() && a.is_cuda() ? mask.cuda() : mask;
-    const auto forward = kernels::attention_forward(a, b, d, m);
-    const auto back = kernels::attention_backward(place(grad), a, b, d, m, forward);
+    const auto documents =
+        c.documents ? kernels::documents_from(positions, a.device()) : kernels::Documents();
+    const auto forward = kernels::attention_forward(a, b, d, documents);
+    const auto back = kernels::attention_backward(place(grad), a, b, d, documents, forward);
     return std::vector<at::Tensor>{forward.output, back.q, back.k, back.v};
   };
   const auto ours = run([](const at::Tensor&t) { return t.to(at::kCUDA); }),
@@ -167,9 +164,9 @@ TEST_CASE("attention on a GPU agrees with the CPU for every kernel and head size
   for (at::ScalarType dtype : {at::kFloat, at::kBFloat16})
     for (const auto& [seq, head_dim] : std::vector<std::pair<int64_t, int64_t>>{
              {64, 64}, {8, 6}, {1, 16}, {50, 16}, {256, 128}, {100, 128}, {64, 192}, {64, 320}})
-      for (bool masked : {false, true})
+      for (bool documents : {false, true})
         for (bool deterministic : {false, true})
-          cases.push_back({seq, head_dim, masked, deterministic, dtype});
+          cases.push_back({seq, head_dim, documents, deterministic, dtype});
   // A case that throws has the error 1e6, and its message is in the test's output.
   const auto worst = run_one_rank(
       [&cases](const parallel::Environment&) {
@@ -186,7 +183,7 @@ TEST_CASE("attention on a GPU agrees with the CPU for every kernel and head size
       kGpuTimeout);
   for (size_t i = 0; i < cases.size(); ++i) {
     const AttentionCase& c = cases[i];
-    CAPTURE(c.dtype, c.seq, c.head_dim, c.masked, c.deterministic);
+    CAPTURE(c.dtype, c.seq, c.head_dim, c.documents, c.deterministic);
     CHECK(worst.at(i) < 1.0);
   }
 }

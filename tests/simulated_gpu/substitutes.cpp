@@ -73,6 +73,97 @@ Values efficient_backward(const Values& a) {
                   a[0].toTensor(), a[5].toTensor(), a[6].toTensor().narrow(2, 0, q.size(2)).contiguous());
 }
 
+// Sequences of different lengths, one behind the other: rows [tokens, heads, head_dim], of which sequence i
+// has those from bounds[i] to bounds[i + 1].
+struct Sequences {
+  explicit Sequences(const Tensor& bounds) : bounds(bounds) {}
+
+  int64_t count() const { return bounds.size(0) - 1; }
+  int64_t begin(int64_t i) const { return bounds.const_data_ptr<int32_t>()[i]; }
+  int64_t length(int64_t i) const { return begin(i + 1) - begin(i); }
+  Tensor rows(const Tensor& all, int64_t i) const { return all.narrow(0, begin(i), length(i)); }
+  // [1, heads, length, head_dim]
+  Tensor heads(const Tensor& all, int64_t i) const { return rows(all, i).transpose(0, 1).unsqueeze(0); }
+
+  Tensor bounds;
+};
+
+struct SequencesCall {
+  Tensor q, k, v;
+  bool causal;
+  std::optional<double> scale;
+  Call of(const Sequences& sequences, int64_t i) const {
+    return {sequences.heads(q, i), sequences.heads(k, i), sequences.heads(v, i), {}, causal, scale};
+  }
+};
+
+// lse_of(i): where the log-sum-exp of a sequence goes, [1, heads, length].
+template <typename LseOf>
+Tensor forward_of_sequences(const SequencesCall& call, const Sequences& sequences, const LseOf& lse_of) {
+  Tensor out = at::empty_like(call.q, at::MemoryFormat::Contiguous);
+  for (int64_t i = 0; i < sequences.count(); ++i) {
+    const auto [one, lse] = forward(call.of(sequences, i));
+    sequences.heads(out, i).copy_(one);
+    lse_of(i).copy_(lse);
+  }
+  return out;
+}
+
+template <typename LseOf>
+std::vector<Tensor> backward_of_sequences(const SequencesCall& call, const Sequences& sequences,
+                                          const Tensor& grad, const Tensor& out, const LseOf& lse_of) {
+  std::vector<Tensor> all;
+  for (const Tensor& t : {call.q, call.k, call.v})
+    all.push_back(at::empty_like(t, at::MemoryFormat::Contiguous));
+  for (int64_t i = 0; i < sequences.count(); ++i) {
+    const Values one = backward(call.of(sequences, i), sequences.heads(grad, i), sequences.heads(out, i),
+                                lse_of(i).contiguous());
+    for (size_t t = 0; t < all.size(); ++t) sequences.heads(all[t], i).copy_(one[t].toTensor());
+  }
+  return all;
+}
+
+Values flash_sequences(const Values& a) {
+  const Sequences sequences(a[3].toTensor());
+  const Tensor q = a[0].toTensor();
+  const Tensor lse = at::empty({q.size(1), q.size(0)}, q.options().dtype(at::kFloat));
+  const Tensor out = forward_of_sequences(
+      {q, a[1].toTensor(), a[2].toTensor(), a[8].toBool(), scale_of(a[10])}, sequences,
+      [&](int64_t i) { return lse.narrow(1, sequences.begin(i), sequences.length(i)).unsqueeze(0); });
+  return {out, lse};
+}
+Values flash_sequences_backward(const Values& a) {
+  const Sequences sequences(a[6].toTensor());
+  const Tensor lse = a[5].toTensor();
+  const auto grads = backward_of_sequences(
+      {a[1].toTensor(), a[2].toTensor(), a[3].toTensor(), a[11].toBool(), scale_of(a[14])}, sequences,
+      a[0].toTensor(), a[4].toTensor(),
+      [&](int64_t i) { return lse.narrow(1, sequences.begin(i), sequences.length(i)).unsqueeze(0); });
+  return {grads[0], grads[1], grads[2]};
+}
+
+// Its log-sum-exps are one row for each sequence.
+Values efficient_sequences(const Values& a) {
+  const Sequences sequences(a[4].toTensor());
+  const Tensor q = a[0].toTensor().squeeze(0);
+  const int64_t width = (a[6].toInt() + 31) / 32 * 32;
+  const Tensor lse = at::full({sequences.count(), q.size(1), width}, std::numeric_limits<double>::infinity(),
+                              q.options().dtype(at::kFloat));
+  const Tensor out = forward_of_sequences(
+      {q, a[1].toTensor().squeeze(0), a[2].toTensor().squeeze(0), a[9].toInt() == 1, scale_of(a[11])},
+      sequences, [&](int64_t i) { return lse.narrow(0, i, 1).narrow(2, 0, sequences.length(i)); });
+  return {out.unsqueeze(0), lse};
+}
+Values efficient_sequences_backward(const Values& a) {
+  const Sequences sequences(a[6].toTensor());
+  const Tensor lse = a[10].toTensor();
+  const auto row = [](const c10::IValue& value) { return value.toTensor().squeeze(0); };
+  const auto grads = backward_of_sequences(
+      {row(a[1]), row(a[2]), row(a[3]), a[14].toInt() == 1, scale_of(a[16])}, sequences, row(a[0]), row(a[5]),
+      [&](int64_t i) { return lse.narrow(0, i, 1).narrow(2, 0, sequences.length(i)); });
+  return {grads[0].unsqueeze(0), grads[1].unsqueeze(0), grads[2].unsqueeze(0)};
+}
+
 // HYPERION_SIMULATED_CUDNN: "refuse", as a version that has no plan for the shape, or "wrong".
 std::string cudnn_fault() {
   const char* value = std::getenv("HYPERION_SIMULATED_CUDNN");
@@ -140,6 +231,10 @@ const Substitute* substitute_for(const std::string& name) {
       {"aten::_scaled_dot_product_flash_attention_backward", {flash_backward, nullptr}},
       {"aten::_scaled_dot_product_efficient_attention", {efficient, nullptr}},
       {"aten::_scaled_dot_product_efficient_attention_backward", {efficient_backward, nullptr}},
+      {"aten::_flash_attention_forward", {flash_sequences, nullptr}},
+      {"aten::_flash_attention_backward", {flash_sequences_backward, nullptr}},
+      {"aten::_efficient_attention_forward", {efficient_sequences, nullptr}},
+      {"aten::_efficient_attention_backward", {efficient_sequences_backward, nullptr}},
       {"aten::_scaled_dot_product_cudnn_attention", {cudnn, cudnn_results}},
       {"aten::_scaled_dot_product_cudnn_attention_backward", {cudnn_backward, cudnn_backward_results}},
       {"aten::_fused_rms_norm_backward", {fused_rms_norm_backward, nullptr}},

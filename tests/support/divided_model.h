@@ -70,9 +70,10 @@ inline Microbatch batch_of(const DividedJob& job, const Transformer& model) {
   labels[0][3] = labels[job.batch - 1][kSeq - 1] = -100;
   SequenceContext context = model.context(kSeq, at::kCPU);
   if (job.documents) {
-    const Tensor positions = at::cat({at::arange(5), at::arange(kSeq - 5)}).expand({job.batch, kSeq});
-    const Tensor ids = at::cat({at::zeros({5}), at::ones({kSeq - 5})}).to(at::kInt);
-    context = inside_documents(context, positions.contiguous(), ids.expand({job.batch, kSeq}).contiguous());
+    const Tensor positions =
+        at::cat({at::arange(5), at::arange(kSeq - 5)}).to(at::kInt).expand({job.batch, kSeq});
+    context = inside_documents(context, positions.contiguous(),
+                               kernels::documents_from(positions.contiguous(), at::kCPU));
   }
   return {tokens, labels, context};
 }

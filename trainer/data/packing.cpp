@@ -29,19 +29,15 @@ void mask_documents(std::span<const DocumentSpan> spans, Batch& batch) {
     if (span.begin > 0 && span.begin <= batch.labels.size()) batch.labels[span.begin - 1] = kIgnoreLabel;
   }
   batch.positions.resize(batch.tokens.size());
-  batch.document_ids.resize(batch.tokens.size());
   const size_t seq_len = static_cast<size_t>(batch.seq_len);
   size_t next = 0;  // the first span that begins after token i - 1
   size_t begin = 0;
-  int32_t document = 0;
   for (size_t i = 0; i < batch.tokens.size(); ++i) {
     const bool new_row = i % seq_len == 0;
     bool new_document = false;
     for (; next < spans.size() && spans[next].begin <= i; ++next) new_document = true;
     if (new_row || new_document) begin = i;
-    document = new_row ? 0 : document + (new_document ? 1 : 0);
     batch.positions[i] = static_cast<int32_t>(i - begin);
-    batch.document_ids[i] = document;
   }
 }
 

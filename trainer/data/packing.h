@@ -31,17 +31,14 @@ struct Batch {
   std::vector<int64_t> tokens;
   std::vector<int64_t> labels;
   // With document masking, else empty: the position inside the document's part of this row (0 at the row's
-  // begin, also where a document continues from the row before), and the number of that part in the row, from
-  // 0.
+  // begin, also where a document continues from the row before).
   std::vector<int32_t> positions;
-  std::vector<int32_t> document_ids;
   std::vector<std::string> sources;  // [rows]: "file:line" or "file:line..file:line" of the row's documents
 };
 
 // Packs `tokens`, rows * seq_len + 1 of the stream, or fewer at its end: what is missing becomes token 0 with
 // label -100. `spans` begin in ascending order, the first at 0. With `document_mask`, the label at a
-// document's last token, which is the next document's first token, is -100 and positions and document ids are
-// filled.
+// document's last token, which is the next document's first token, is -100 and positions are filled.
 Batch pack(std::span<const int64_t> tokens, std::span<const DocumentSpan> spans, int64_t rows,
            int64_t seq_len, bool document_mask);
 

@@ -92,7 +92,6 @@ JobSize job_size(const JobConfig& config, const models::ModelArgs& model, int64_
       tokens / tensor * static_cast<double>(model.dim) * compute * static_cast<double>(model.n_layers + 1) +
       length * static_cast<double>(model.head_dim) * 4 +
       std::min(tokens * logits, (tensor > 1 ? 2 : 1) * std::max(logits, chunk));
-  if (training.document_mask) size.activations += tokens * length;                 // a byte for each pair
   size.tokens = tokens * static_cast<double>(microbatches) * 2 * sizeof(int64_t);  // and labels
   return size;
 }

@@ -18,6 +18,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "models/kernels/attention.h"
+#include "models/kernels/cpu/attention.h"
 #include "parallel/phase.h"
 #include "trainer/checkpointing/job_state.h"
 
@@ -104,6 +105,11 @@ void choose_attention(const models::ModelArgs& args, const JobConfig& config, at
       throw_config(
           "model.attention = \"cudnn\": this job runs on a CPU, which has no cuDNN; set model.attention = "
           "\"auto\"");
+    const Tensor head = at::empty({1, 1, 1, args.head_dim},
+                                  at::TensorOptions(scalar_type(config.training.mixed_precision_param)));
+    if (kernels::cpu::takes_attention(head))
+      log_info("Attention: our kernel for CPUs, with instructions \"{}\"",
+               kernels::cpu::text_of(kernels::cpu::chosen_instructions()));
     return;
   }
   const int64_t tensor = config.parallelism.tensor_parallel_degree;  // ranks that divide the heads

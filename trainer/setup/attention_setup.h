@@ -1,4 +1,4 @@
-// Which kernel computes attention on a GPU: cuDNN's is the fastest where it serves, but builds a plan for a
+// Which kernel computes attention. On a GPU: cuDNN's is the fastest where it serves, but builds a plan for a
 // shape when it is first asked, and some versions refuse shapes or GPUs. So it is tried once, before the
 // model takes the memory.
 #pragma once
@@ -15,7 +15,8 @@ namespace hyperion::trainer {
 // where cuDNN serves the job's shapes, its forward and backward run once with one sequence of each length
 // that the job has. Results that are not finite, or far from flash attention's, are a failure like an error.
 // A failure on any rank makes every rank use flash attention, with a warning. Collective over `ranks`. Throws
-// Error(kUsage) where "cudnn" is asked for and the device, the shapes or the trial do not allow it.
+// Error(kUsage) where "cudnn" is asked for and the device, the shapes or the trial do not allow it, or
+// HYPERION_CPU_INSTRUCTIONS is none that a CPU has.
 void choose_attention(const models::ModelArgs& args, const JobConfig& config, at::Device device,
                       parallel::Communicator& ranks);
 

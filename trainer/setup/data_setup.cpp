@@ -62,12 +62,16 @@ LoaderOptions loader_options(const DataSetup& data, const LoaderPlace& place, co
 }
 
 template <typename T>
+at::Tensor matrix_view(const std::vector<T>& values, int64_t rows) {
+  const auto dtype = sizeof(T) == 8 ? at::kLong : at::kInt;
+  return at::from_blob(const_cast<T*>(values.data()), {rows, static_cast<int64_t>(values.size()) / rows},
+                       at::TensorOptions(dtype));
+}
+
+template <typename T>
 at::Tensor to_device(const std::vector<T>& values, int64_t rows, at::Device device) {
   if (values.empty()) return {};
-  const auto dtype = sizeof(T) == 8 ? at::kLong : at::kInt;
-  const at::Tensor view =
-      at::from_blob(const_cast<T*>(values.data()), {rows, static_cast<int64_t>(values.size()) / rows},
-                    at::TensorOptions(dtype));
+  const at::Tensor view = matrix_view(values, rows);
   return device.is_cpu() ? view.clone() : view.pin_memory().to(device, /*non_blocking=*/true);
 }
 
@@ -160,10 +164,11 @@ models::Microbatch BatchMover::move(const Batch& batch) {
     plain_ = model_.context(batch.seq_len, device_);
     plain_seq_len_ = batch.seq_len;
   }
-  moved.context = batch.document_ids.empty()
+  moved.context = batch.positions.empty()
                       ? plain_
-                      : models::inside_documents(plain_, to_device(batch.positions, batch.rows, device_),
-                                                 to_device(batch.document_ids, batch.rows, device_));
+                      : models::inside_documents(
+                            plain_, to_device(batch.positions, batch.rows, device_),
+                            kernels::documents_from(matrix_view(batch.positions, batch.rows), device_));
   return moved;
 }
 

@@ -195,20 +195,22 @@ TEST_CASE("swiglu of the halves of one product has the bits of swiglu of two ten
   CHECK(halves[1].equal(torch::cat({apart[1], apart[2]}, -1)));
 }
 
-TEST_CASE("attention with grouped queries equals the plain formula with and without a mask") {
+TEST_CASE("attention with grouped queries equals the plain formula with and without documents") {
   torch::manual_seed(2);
   const Tensor q = leaf({2, 4, 5, 8}), k = leaf({2, 2, 5, 8}), v = leaf({2, 2, 5, 8});
   const Tensor causal = torch::ones({5, 5}, torch::kBool).tril();
-  Tensor documents = causal.unsqueeze(0).unsqueeze(0).expand({2, 1, 5, 5}).clone();
-  documents.index_put_({0, 0, torch::indexing::Slice(3), torch::indexing::Slice(0, 3)}, false);
-  for (const Tensor& mask : {Tensor(), documents}) {
+  const Tensor positions = torch::tensor({{0, 1, 2, 0, 1}, {0, 1, 2, 3, 4}}).to(torch::kInt);
+  Tensor mask = causal.unsqueeze(0).unsqueeze(0).expand({2, 1, 5, 5}).clone();
+  mask.index_put_({0, 0, torch::indexing::Slice(3), torch::indexing::Slice(0, 3)}, false);
+  for (const bool packed : {false, true}) {
+    const auto documents = packed ? kernels::documents_from(positions, at::kCPU) : kernels::Documents();
     auto reference = [&] {
       const Tensor kk = k.repeat_interleave(2, 1), vv = v.repeat_interleave(2, 1);
-      const Tensor allowed = mask.defined() ? mask : causal;
       const Tensor scores = at::matmul(q, kk.transpose(2, 3)) / std::sqrt(8.0);
-      return at::matmul(at::softmax(scores.masked_fill(allowed.logical_not(), -INFINITY), -1), vv);
+      return at::matmul(
+          at::softmax(scores.masked_fill((packed ? mask : causal).logical_not(), -INFINITY), -1), vv);
     };
-    check_equal([&] { return ops::attention(q, k, v, mask); }, reference, {q, k, v});
+    check_equal([&] { return ops::attention(q, k, v, documents); }, reference, {q, k, v});
   }
 }
 
@@ -221,14 +223,14 @@ TEST_CASE("a GPU's attention kernel follows from dtype and head size and length 
   CHECK(attention_kernel(q(128, 136), false) == AttentionKernel::kFlash);
   CHECK(attention_kernel(q(1, 128), false) == AttentionKernel::kFlash);
   CHECK(attention_kernel(q(128, 264), false) == AttentionKernel::kEfficient);
-  CHECK(attention_kernel(q(128, 128), true) == AttentionKernel::kEfficient);
+  CHECK(attention_kernel(q(128, 128), true) == AttentionKernel::kFlash);
   CHECK(attention_kernel(q(128, 128, at::kFloat), false) == AttentionKernel::kEfficient);
+  CHECK(attention_kernel(q(128, 128, at::kFloat), true) == AttentionKernel::kEfficient);
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
   CHECK(attention_kernel(q(128, 128), false) == AttentionKernel::kFlash);
   at::globalContext().setDeterministicAlgorithms(false, false);
   kernels::allow_cudnn_attention(false);
   CHECK(attention_kernel(q(128, 128), false) == AttentionKernel::kFlash);
-  CHECK(attention_kernel(q(128, 128), true) == AttentionKernel::kEfficient);
   kernels::allow_cudnn_attention(true);
 }
 

@@ -113,14 +113,14 @@ TEST_CASE("with document masks a packed row equals its documents alone") {
   materialise(model, torch::kFloat, 0.2);
   torch::NoGradGuard no_grad;
   const Tensor tokens = torch::randint(0, 13, {1, 9});
-  const Tensor positions = torch::tensor({{0, 1, 2, 3, 0, 1, 2, 3, 4}}),
-               ids = torch::tensor({{0, 0, 0, 0, 1, 1, 1, 1, 1}});
+  const Tensor positions = torch::tensor({{0, 1, 2, 3, 0, 1, 2, 3, 4}}).to(torch::kInt);
   auto logits = [&](const Tensor& part, const SequenceContext& context) {
     Tensor x = model.embedding().forward(part);
     for (const TransformerBlock& block : model.blocks()) x = block.forward(x, context);
     return model.head().logits(x);
   };
-  const Tensor packed = logits(tokens, inside_documents(model.context(9, at::kCPU), positions, ids));
+  const Tensor packed = logits(tokens, inside_documents(model.context(9, at::kCPU), positions,
+                                                        kernels::documents_from(positions, at::kCPU)));
   CHECK(at::allclose(packed.narrow(1, 0, 4), logits(tokens.narrow(1, 0, 4), model.context(4, at::kCPU)), 1e-4,
                      1e-5));
   CHECK(at::allclose(packed.narrow(1, 4, 5), logits(tokens.narrow(1, 4, 5), model.context(5, at::kCPU)), 1e-4,

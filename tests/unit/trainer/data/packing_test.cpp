@@ -31,7 +31,6 @@ TEST_CASE("labels are the next tokens and rows share one token") {
   CHECK(batch.tokens == I64{10, 11, 12, 13, 14, 15});
   CHECK(batch.labels == I64{11, 12, 13, 14, 15, 16});
   CHECK(batch.positions.empty());
-  CHECK(batch.document_ids.empty());
   CHECK(batch.sources == std::vector<std::string>{"f:1", "f:1..f:2"});
 }
 
@@ -41,7 +40,6 @@ TEST_CASE("document masking drops the transition between documents and restarts 
   const Batch batch = pack(tokens, pieces, 2, 4, true);
   CHECK(batch.labels == I64{2, -100, 4, -100, -100, 7, 8, -100});
   CHECK(batch.positions == I32{0, 1, 0, 1, 0, 0, 1, 2});
-  CHECK(batch.document_ids == I32{0, 0, 1, 1, 0, 1, 1, 1});
   CHECK(batch.sources == std::vector<std::string>{"f:1..f:2", "f:3..f:4"});
 }
 
@@ -50,7 +48,6 @@ TEST_CASE("a document that goes on in the next row starts again at position 0 th
   const std::vector<DocumentSpan> pieces = {{0, "f:1"}};
   const Batch batch = pack(tokens, pieces, 2, 3, true);
   CHECK(batch.positions == I32{0, 1, 2, 0, 1, 2});
-  CHECK(batch.document_ids == I32{0, 0, 0, 0, 0, 0});
   CHECK(batch.labels == I64{2, 3, 4, 5, 6, 7});
 }
 

@@ -1,0 +1,127 @@
+// Tensors to and from the layouts that products take. Only for files that are compiled once per instruction
+// set.
+#pragma once
+
+#include "models/kernels/cpu/vectors.h"
+
+namespace hyperion::kernels::cpu {
+namespace {
+
+// A bf16 number by its bits.
+struct Bf16 {
+  uint16_t bits;
+};
+
+HYPERION_INLINE float to_float(float x) {
+  return x;
+}
+HYPERION_INLINE float to_float(Bf16 x) {
+  const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
+  float value;
+  __builtin_memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+HYPERION_INLINE void set(float& to, float x) {
+  to = x;
+}
+HYPERION_INLINE void set(Bf16& to, float x) {  // to nearest, ties to even; NaN stays NaN
+  uint32_t bits;
+  __builtin_memcpy(&bits, &x, sizeof(bits));
+  const uint32_t rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
+  to.bits = static_cast<uint16_t>((bits & 0x7FFFFFFF) > 0x7F800000 ? 0x7FC0 : rounded);
+}
+
+// Numbers of a unit as they lie in memory: fp32, or bf16 as it is.
+template <typename U, typename Element>
+struct Packed {
+  using Number = float;
+  static HYPERION_INLINE float of(Element x) { return to_float(x); }
+};
+#ifdef __AVX512BF16__
+template <typename Element>
+struct Packed<Bf16Pairs, Element> {
+  using Number = uint16_t;
+  static HYPERION_INLINE uint16_t of(Bf16 x) { return x.bits; }
+};
+#endif
+
+// Rows of `size` numbers, `stride` apart.
+template <typename Element>
+struct Rows {
+  const Element* data;
+  int64_t stride, count, size;
+};
+
+// Each row as it is, filled with zeros to `width`; rows from rows.count to `height` are zeros.
+template <typename U, typename Element>
+void pack_rows(const Rows<Element>& rows, int64_t height, int64_t width, typename U::Unit* units) {
+  using Number = typename Packed<U, Element>::Number;
+  auto* to = reinterpret_cast<Number*>(units);
+  for (int64_t r = 0; r < height; ++r, to += width) {
+    const int64_t size = r < rows.count ? rows.size : 0;
+    for (int64_t i = 0; i < size; ++i) to[i] = Packed<U, Element>::of(rows.data[r * rows.stride + i]);
+    for (int64_t i = size; i < width; ++i) to[i] = 0;
+  }
+}
+
+// As pack_rows(), with the numbers of a unit from neighbouring rows: [height / kPerUnit][width] units.
+template <typename U, typename Element>
+void pack_row_pairs(const Rows<Element>& rows, int64_t height, int64_t width, typename U::Unit* units) {
+  using Number = typename Packed<U, Element>::Number;
+  constexpr int64_t kTogether = U::kPerUnit;
+  if constexpr (kTogether == 1) {
+    pack_rows<U, Element>(rows, height, width, units);
+  } else {
+    auto* to = reinterpret_cast<Number*>(units);
+    for (int64_t r = 0; r < height; r += 2, to += 2 * width) {
+      if (r + 1 < rows.count) {
+        const Element *even = rows.data + r * rows.stride, *odd = even + rows.stride;
+        for (int64_t i = 0; i < rows.size; ++i) {
+          to[2 * i] = Packed<U, Element>::of(even[i]);
+          to[2 * i + 1] = Packed<U, Element>::of(odd[i]);
+        }
+      } else {
+        for (int64_t i = 0; i < rows.size; ++i) {
+          to[2 * i] = r < rows.count ? Packed<U, Element>::of(rows.data[r * rows.stride + i]) : 0;
+          to[2 * i + 1] = 0;
+        }
+      }
+      for (int64_t i = 2 * rows.size; i < 2 * width; ++i) to[i] = 0;
+    }
+  }
+}
+
+// Rows become lanes: [width / kPerUnit][lanes] units, the numbers of a unit neighbours in a row.
+template <typename U, typename Element>
+void pack_lanes(const Rows<Element>& rows, int64_t lanes, int64_t width, typename U::Unit* units) {
+  using Number = typename Packed<U, Element>::Number;
+  constexpr int64_t kTogether = U::kPerUnit;
+  auto* to = reinterpret_cast<Number*>(units);
+  for (int64_t r = 0; r < lanes; ++r) {
+    const int64_t size = r < rows.count ? rows.size : 0;
+    const Element* row = rows.data + r * rows.stride;
+    for (int64_t i = 0; i < width; i += kTogether)
+      for (int64_t j = 0; j < kTogether; ++j)
+        to[(i / kTogether * lanes + r) * kTogether + j] =
+            i + j < size ? Packed<U, Element>::of(row[i + j]) : Number(0);
+  }
+}
+
+// to = from * factor, rounded.
+template <typename Element>
+void put_row(const float* from, float factor, int64_t size, Element* to) {
+  for (int64_t i = 0; i < size; ++i) set(to[i], from[i] * factor);
+}
+
+template <typename Element>
+float dot(const Element* a, const Element* b, int64_t size) {
+  float sums[8] = {};
+  int64_t i = 0;
+  for (; i + 8 <= size; i += 8)
+    for (int64_t j = 0; j < 8; ++j) sums[j] += to_float(a[i + j]) * to_float(b[i + j]);
+  for (; i < size; ++i) sums[0] += to_float(a[i]) * to_float(b[i]);
+  return ((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7]));
+}
+
+}  // namespace
+}  // namespace hyperion::kernels::cpu
