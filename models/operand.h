@@ -15,6 +15,12 @@ struct Operand {
   explicit Operand(at::Tensor matrix) : values(std::move(matrix)), dtype(values.scalar_type()) {}
   // One that was gathered in FP8, with one scale for all of it.
   Operand(float8::Quantized gathered, at::ScalarType dtype) : dtype(dtype), rows(std::move(gathered)) {}
+  // One of which only the column-major copy was kept.
+  static Operand of_columns(float8::Quantized columns, at::ScalarType dtype) {
+    Operand operand(at::Tensor(), dtype);
+    operand.columns = std::move(columns);
+    return operand;
+  }
 
   // Rows first to first + count of it as an operand of its own, which shares what is there.
   Operand part(int64_t first, int64_t count) const {
@@ -34,6 +40,9 @@ struct Operand {
   at::Tensor values;     // [m, n] in the compute dtype; undefined for one that was gathered in FP8
   at::ScalarType dtype;  // the compute dtype
   float8::Quantized rows{}, columns{};  // laid out as float8::Copies; without values: not made yet
+  // Whether its column-major copy, which only backward reads, is made with the row-major one, to be kept
+  // instead of `values`.
+  bool makes_columns = false;
   // Of a matrix that is multiplied in parts: no copy by columns is made of a part, and FP8 products of all
   // parts count once, with the first rows.
   bool is_part = false, is_first = true;

@@ -78,6 +78,49 @@ Operand part_of_rank(const Operand& all, int rank, const Exchange& ranks) {
   return all.part(rank * tokens, tokens);
 }
 
+// Whether one FP8 copy of the rows that the layers read serves all of their weight gradients: made in forward
+// with the other one, by one cast, it is what the node keeps of them. Only where backward follows.
+bool keeps_columns(const std::vector<const Linear*>& layers) {
+  const float8::LinearMatmuls* float8 = layers.front()->float8();
+  return at::GradMode::is_enabled() && float8 != nullptr && float8->casts_input_for_backward() &&
+         std::ranges::all_of(layers, [&](const Linear* layer) { return layer->float8() == float8; });
+}
+
+// What a node keeps of the rows that its layers multiplied, for their weight gradients.
+enum class Kept : int64_t { kRows, kEncodedRows, kEncodedColumns };
+
+// values: what has rows.values, in any shape.
+void keep(AutogradContext* context, const Operand& rows, const Tensor& values) {
+  context->saved_data["dtype"] = rows.dtype;
+  const auto save = [&](Kept kept, const variable_list& tensors) {
+    context->saved_data["kept"] = static_cast<int64_t>(kept);
+    context->save_for_backward(tensors);
+  };
+  const auto encoded = [](const float8::Quantized& copy) {
+    return variable_list{copy.values, copy.scale, copy.inverse};
+  };
+  if (rows.columns.values.defined())
+    save(Kept::kEncodedColumns, encoded(rows.columns));
+  else if (rows.values.defined())
+    save(Kept::kRows, {values});
+  else
+    save(Kept::kEncodedRows, encoded(rows.rows));
+}
+
+Operand kept_rows(AutogradContext* context) {
+  const variable_list saved = context->get_saved_variables();
+  const at::ScalarType dtype = context->saved_data["dtype"].toScalarType();
+  switch (static_cast<Kept>(context->saved_data["kept"].toInt())) {
+    case Kept::kRows:
+      return Operand(as_rows(saved[0]));
+    case Kept::kEncodedRows:
+      return Operand({saved[0], saved[1], saved[2]}, dtype);
+    case Kept::kEncodedColumns:
+      return Operand::of_columns({saved[0], saved[1], saved[2]}, dtype);
+  }
+  throw_bug("a node kept its rows in an unknown form");
+}
+
 bool saves_next_product(const Linear& layer) {
   SelectiveCheckpoint* checkpoint = SelectiveCheckpointScope::active();
   return checkpoint != nullptr && checkpoint->saves_next_matmul(layer.weight()->shape);
@@ -85,7 +128,7 @@ bool saves_next_product(const Linear& layer) {
 
 struct ColumnFunction : Function<ColumnFunction> {
   static variable_list forward(AutogradContext* context, const Tensor& x, at::TensorList /*for autograd*/,
-                               const std::vector<const Linear*>& layers) {
+                               const std::vector<const Linear*>& layers, bool makes_columns) {
     save_layers(context, layers);
     const Exchange* ranks = layers.front()->ranks();
     std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
@@ -109,23 +152,19 @@ struct ColumnFunction : Function<ColumnFunction> {
       });
     } else if (!computed.empty()) {
       rows.emplace(x, layers, GatheredRows::Role::kInput);
+      Operand& all = rows->wait();
+      all.makes_columns = makes_columns && all.values.defined();
       for (const size_t i : computed) {
         shape.back() = layers[i]->weight()->rows();
-        outputs[i] = layers[i]->output(rows->wait()).view(shape);
+        outputs[i] = layers[i]->output(all).view(shape);
       }
     }
     for (size_t i = 0; i < layers.size(); ++i)
       outputs[i] =
           saved_or_computed(saves[i], [&]() -> SelectiveCheckpoint::Results { return {outputs[i]}; })[0];
-    const bool keeps_gathered = ranks != nullptr && rows.has_value();
-    context->saved_data["gathered"] = keeps_gathered;
-    context->saved_data["dtype"] = x.scalar_type();
-    if (!keeps_gathered)
-      context->save_for_backward({x});
-    else if (const Operand& all = rows->wait(); all.values.defined())
-      context->save_for_backward({all.values});
-    else
-      context->save_for_backward({all.rows.values, all.rows.scale, all.rows.inverse});
+    context->saved_data["gathered"] = rows.has_value();
+    const Operand all = rows ? rows->wait() : Operand(as_rows(x));
+    keep(context, all, rows && ranks != nullptr ? all.values : x);
     return outputs;
   }
 
@@ -133,14 +172,10 @@ struct ColumnFunction : Function<ColumnFunction> {
     const auto node = saved_layers(context);
     const std::vector<const Linear*> layers = node->pointers();
     Exchange* ranks = layers.front()->ranks();
-    const variable_list saved = context->get_saved_variables();
-    GatheredRows rows = [&] {
-      if (!context->saved_data["gathered"].toBool())
-        return GatheredRows(saved[0], layers, GatheredRows::Role::kInput);
-      if (saved.size() == 1) return GatheredRows(Operand(saved[0]));
-      return GatheredRows(
-          Operand({saved[0], saved[1], saved[2]}, context->saved_data["dtype"].toScalarType()));
-    }();
+    GatheredRows rows =
+        context->saved_data["gathered"].toBool()
+            ? GatheredRows(kept_rows(context))
+            : GatheredRows(context->get_saved_variables()[0], layers, GatheredRows::Role::kInput);
 
     std::vector<Operand> operands;
     for (const Tensor& grad : grads) operands.emplace_back(as_rows(grad));
@@ -172,7 +207,7 @@ struct ColumnFunction : Function<ColumnFunction> {
     Operand& x = rows.wait();
     variable_list result = {Tensor()};
     for (size_t i = 0; i < layers.size(); ++i) result.push_back(layers[i]->weight_gradient(operands[i], x));
-    result.emplace_back();
+    result.resize(result.size() + 2);  // of what is no tensor
     if (scattered) grad_x = scattered->wait();
     std::vector<int64_t> shape(grads[0].sizes().begin(), grads[0].sizes().end());
     if (ranks != nullptr) shape.erase(shape.begin());
@@ -184,15 +219,20 @@ struct ColumnFunction : Function<ColumnFunction> {
 
 struct RowFunction : Function<RowFunction> {
   static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& residual,
-                        const Tensor& /*for autograd*/, const Linear& layer, RowResult result) {
+                        const Tensor& /*for autograd*/, const Linear& layer, RowResult result,
+                        bool makes_columns) {
     save_layers(context, {&layer});
-    context->save_for_backward({x});
+    context->saved_data["shape"] = x.sizes().vec();
+    Operand rows(as_rows(x));
+    rows.makes_columns = makes_columns;
     const bool chosen = saves_next_product(layer);
-    if (result == RowResult::kNotNeeded) return at::empty_like(residual);
+    if (result == RowResult::kNotNeeded) {
+      keep(context, rows, x);
+      return at::empty_like(residual);
+    }
     Exchange* ranks = layer.ranks();
     const bool save = result == RowResult::kNeededAgain && (chosen || ranks != nullptr);
-    return saved_or_computed(save, [&]() -> SelectiveCheckpoint::Results {
-      Operand rows(as_rows(x));
+    Tensor output = saved_or_computed(save, [&]() -> SelectiveCheckpoint::Results {
       Tensor sum;
       if (layer.in_pieces()) {
         layer.prepare_input(rows);
@@ -206,25 +246,27 @@ struct RowFunction : Function<RowFunction> {
       }
       return {residual + sum.view(residual.sizes())};
     })[0];
+    keep(context, rows, x);
+    return output;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const auto node = saved_layers(context);
-    const Tensor x = context->get_saved_variables()[0];
+    const std::vector<int64_t> shape = context->saved_data["shape"].toIntVector();
     const Linear& layer = node->layers.front();
-    Operand rows(as_rows(x));
+    Operand rows = kept_rows(context);
     Tensor grad_x;
     std::optional<GatheredRows> gathered;
     if (gathers_in_pieces({&layer}, GatheredRows::Role::kGradient)) {
-      grad_x = at::empty(x.sizes(), x.options());
+      grad_x = at::empty(shape, grads[0].options());
       gathered.emplace(
           grads[0], std::vector{&layer}, GatheredRows::Role::kGradient,
           [&](int rank, Operand& part) { as_rows(grad_x[rank]).copy_(layer.input_gradient(part)); });
     } else {
       gathered.emplace(grads[0], std::vector{&layer}, GatheredRows::Role::kGradient);
-      grad_x = layer.input_gradient(gathered->wait()).view(x.sizes());
+      grad_x = layer.input_gradient(gathered->wait()).view(shape);
     }
-    return {grad_x, grads[0], layer.weight_gradient(gathered->wait(), rows), Tensor(), Tensor()};
+    return {grad_x, grads[0], layer.weight_gradient(gathered->wait(), rows), Tensor(), Tensor(), Tensor()};
   }
 };
 
@@ -324,11 +366,11 @@ ScatteredRows::ScatteredRows(const Tensor& rows, Exchange& ranks)
 std::vector<Tensor> column_linear(const Tensor& x, const std::vector<const Linear*>& layers) {
   variable_list weights;
   for (const Linear* layer : layers) weights.push_back(layer->weight()->weight);
-  return ColumnFunction::apply(x, at::TensorList(weights), layers);
+  return ColumnFunction::apply(x, at::TensorList(weights), layers, keeps_columns(layers));
 }
 
 Tensor row_linear(const Tensor& x, const Linear& layer, const Tensor& residual, RowResult result) {
-  return RowFunction::apply(x, residual, layer.weight()->weight, layer, result);
+  return RowFunction::apply(x, residual, layer.weight()->weight, layer, result, keeps_columns({&layer}));
 }
 
 Tensor embedding_over_ranks(const Tensor& tokens, const Parameter& table, Exchange& ranks) {

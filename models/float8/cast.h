@@ -24,17 +24,27 @@ struct Copies {
 Copies cast(const at::Tensor& x, const at::Tensor& row_scale, const at::Tensor& column_scale,
             at::ScalarType dtype);
 
-namespace plain {
-Copies cast(const at::Tensor& x, const at::Tensor& row_scale, const at::Tensor& column_scale,
-            at::ScalarType dtype);
-}
+// Master rows to `out` [m, n], as the row-major copy of cast(). scale: 0-dim.
+void cast_into(const at::Tensor& out, const at::Tensor& x, const at::Tensor& scale);
 
 struct Operands {
   Quantized rows, columns;  // laid out as Copies
 };
 
-// Dynamic scales, then the copies that have a scaling; both in one dtype, and with one scale where the
-// scalings are equal. x may be a part of a matrix.
+// The copies of cast(), by scales_of() their amaxes, which are made on the way: of one tensor for both where
+// row_amax and column_amax are one. An undefined amax: no such copy. On a GPU one kernel makes all of it.
+Operands cast_by_amax(const at::Tensor& x, const at::Tensor& row_amax, const at::Tensor& column_amax,
+                      at::ScalarType dtype, bool power_of_two);
+
+namespace plain {
+Copies cast(const at::Tensor& x, const at::Tensor& row_scale, const at::Tensor& column_scale,
+            at::ScalarType dtype);
+Operands cast_by_amax(const at::Tensor& x, const at::Tensor& row_amax, const at::Tensor& column_amax,
+                      at::ScalarType dtype, bool power_of_two);
+}  // namespace plain
+
+// Dynamic scales, then the copies that have a scaling; both in one dtype and both or neither of powers of
+// two, with one scale where the scalings are equal. x may be a part of a matrix.
 Operands quantize_operands(const at::Tensor& x, const std::optional<Scaling>& rows,
                            const std::optional<Scaling>& columns, const PartOf& part = {});
 

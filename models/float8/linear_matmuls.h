@@ -27,9 +27,10 @@ struct Scalings {
 };
 
 // Torchao's order of rounding throughout. Activations and gradients are cast once for all products that read
-// them (models::Operand). A weight is cast once as long as its contents stay, and not at all when it was
-// gathered in FP8 (Parameter::encoded, tensor-wise in e4m3: the tensorwise recipe only). One object serves
-// all layers: what is cast of a weight hangs on its Parameter.
+// them (models::Operand), an activation for backward too where the column-major copy is kept for it. A weight
+// is cast once as long as its contents stay, and not at all when it was gathered in FP8 (Parameter::encoded,
+// tensor-wise in e4m3: the tensorwise recipe only). One object serves all layers: what is cast of a weight
+// hangs on its Parameter.
 class LinearMatmuls {
  public:
   LinearMatmuls(Recipe recipe, Gemm gemm, std::shared_ptr<Counters> counters);
@@ -43,8 +44,13 @@ class LinearMatmuls {
 
   // Make what output() and input_gradient() read of an operand, before it is multiplied in parts, so that all
   // parts have the scales of the whole.
-  void cast_input(models::Operand& x) const { add_copies(x, scalings_.x_out, std::nullopt); }
+  void cast_input(models::Operand& x) const {
+    add_copies(x, scalings_.x_out, x.makes_columns ? scalings_.x_w : std::nullopt);
+  }
   void cast_gradient(models::Operand& grad) const { add_copies(grad, scalings_.g_x, scalings_.g_w); }
+  // Whether weight_gradient() reads an FP8 copy of the input, which output() can make in its place
+  // (Operand::makes_columns).
+  bool casts_input_for_backward() const { return scalings_.x_w.has_value(); }
   // Whether output() and input_gradient() cast each row of an operand by itself.
   bool casts_rows_alone() const {
     return scalings_.x_out.granularity == Granularity::kRow && scalings_.g_x.granularity == Granularity::kRow;

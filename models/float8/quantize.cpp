@@ -16,10 +16,6 @@ namespace {
 
 constexpr double kEps = 1e-12;  // torchao's: keeps the scale of zeros finite
 
-double largest(at::ScalarType dtype) {
-  return dtype == kE5m2 ? 57344.0 : 448.0;
-}
-
 // The granularity with one scale for each index along `dim`.
 Granularity scaled_along(int dim) {
   return dim == 0 ? Granularity::kRow : Granularity::kColumn;
@@ -67,12 +63,12 @@ Scales scales_of(const at::Tensor& amax, at::ScalarType dtype, bool power_of_two
                              .findSchemaOrThrow("hyperion::float8_scales", "")
                              .typed<std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, double, bool)>();
   const at::AutoDispatchBelowAutograd no_gradients;
-  auto [scale, inverse] = op.call(amax, largest(dtype), power_of_two);
+  auto [scale, inverse] = op.call(amax, largest_of(dtype), power_of_two);
   return {std::move(scale), std::move(inverse)};
 }
 
 at::Tensor saturating_cast(const at::Tensor& x, const at::Tensor& scale, at::ScalarType dtype) {
-  const double limit = largest(dtype);
+  const double limit = largest_of(dtype);
   return x.detach().to(at::kFloat).mul(scale).clamp_(-limit, limit).to(dtype);
 }
 

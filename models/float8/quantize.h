@@ -53,6 +53,10 @@ struct Scales {
 // On a GPU one kernel makes both (models/float8/cuda).
 Scales scales_of(const at::Tensor& amax, at::ScalarType dtype, bool power_of_two);
 
+constexpr double largest_of(at::ScalarType dtype) {  // the largest FP8 number
+  return dtype == kE5m2 ? 57344.0 : 448.0;
+}
+
 // fp32(x) * scale, clamped to the dtype's range (libtorch's cast does not saturate), rounded to nearest even.
 // NaN stays NaN.
 at::Tensor saturating_cast(const at::Tensor& x, const at::Tensor& scale, at::ScalarType dtype);

@@ -8,9 +8,13 @@ Standard library only.
 
 import collections
 import json
+import os
+import shutil
 import signal
 import subprocess
+import sys
 import time
+from pathlib import Path
 
 from jobs import BINARY, ROOT, JobTest, main
 
@@ -189,6 +193,35 @@ class SimulatedGpu(JobTest):
             trace.unlink()
         few, many = counts
         return {line: (many[line] - few[line]) / 4 / ranks for line in many if many[line] != few[line]}
+
+    def test_fp8_casts_make_their_scales_and_an_input_is_cast_once(self):
+        block = 4 + 7 + 7  # inputs, of which three layers share one and two another; gradients of results; weights
+        head = 2 + 1 + 1
+        none = "--activation_checkpoint.mode=none"
+        for options, casts in (((), 2 * block + head), (("--quantize.linear.float8.recipe_name=rowwise",), 2 * block + head),
+                               (("--quantize.linear.float8.enable_fsdp_float8_all_gather",), 2 * (block - 7) + head - 1)):
+            step = self.steady_step(FP8, none, *options)
+            of_operator = {line.removeprefix("operator\thyperion::"): times for line, times in step.items()}
+            gathers = 15 if "all_gather" in str(options) else 0
+            self.assertEqual(of_operator["float8_cast_by_amax"], casts, options)
+            self.assertEqual(of_operator.get("float8_cast_into_", 0), gathers)
+            self.assertEqual(of_operator.get("float8_cast", 0), gathers)  # the other layout, for backward
+            self.assertEqual(of_operator.get("float8_scales", 0), 3 if gathers else 0)  # of the weights of a unit each
+
+    def test_nvrtc_compiles_beside_a_simulated_gpu(self):
+        library = shutil.which("nvcc")
+        library = Path(library).resolve().parent.parent / "lib64/libnvrtc.so.13" if library else Path("libnvrtc.so.13")
+        if not library.exists():
+            self.skipTest("no CUDA toolkit with NVRTC on the PATH")
+        script = f"""
+import ctypes
+nvrtc, program = ctypes.CDLL({str(library)!r}), ctypes.c_void_p()
+assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), b"__global__ void k() {{}}", b"k.cu", 0, None, None) == 0
+assert nvrtc.nvrtcCompileProgram(program, 0, None) == 0
+"""
+        done = subprocess.run([sys.executable, "-c", script], env=dict(os.environ, LD_PRELOAD=str(self.gpu()["LD_PRELOAD"])), capture_output=True,
+                              text=True, timeout=120)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
 
     def test_fp8_products_by_rows_make_no_scales_of_their_own(self):
         fills = "operator\taten::fill_"

@@ -16,6 +16,11 @@ extern "C" {
 CUresult cuInit(unsigned) {
   return CUDA_SUCCESS;
 }
+// NVRTC asks for a table of the driver's, and without this function goes on as if it had got one.
+CUresult cuGetExportTable(const void** table, const CUuuid*) {
+  *table = nullptr;
+  return CUDA_ERROR_NOT_FOUND;
+}
 CUresult cuDeviceGetCount(int* count) {
   cudaGetDeviceCount(count);
   return CUDA_SUCCESS;

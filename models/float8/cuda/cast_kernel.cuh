@@ -1,6 +1,7 @@
 // One block casts a tile of 64 x 64 numbers: each of its 256 threads reads 16 of a row, writes them as 16
 // bytes of the row-major copy and leaves those of the column-major copy in shared memory; from there it takes
-// 16 of a column.
+// 16 of a column. Scales that are made of amaxes are made by every block for its tile; the blocks of the
+// first column of tiles write down those of rows, the blocks of the first row those of columns.
 #pragma once
 
 #include <type_traits>
@@ -9,6 +10,7 @@
 #include <cuda_fp8.h>
 
 #include "models/float8/cuda/launch.h"
+#include "models/float8/cuda/scale_kernel.cuh"
 
 namespace hyperion::float8 {
 
@@ -37,19 +39,42 @@ __device__ inline int place(int row, int column) {
   return row * kTile + ((column / kChunk) ^ (row / kChunk)) * kChunk + column % kChunk;
 }
 
-__device__ inline Chunk<float> repeated(float value) {
-  Chunk<float> chunk;
-  for (float& one : chunk.values) one = value;
-  return chunk;
+// Scale `index` of a copy. writes: whether this block writes down what it makes.
+__device__ inline float scale_at(const CastTask& task, const CastScales& scales, int64_t index, bool writes) {
+  if (scales.scale != nullptr) return scales.scale[index];
+  const float amax = scales.amax_is_bf16
+                         ? static_cast<float>(static_cast<const __nv_bfloat16*>(scales.amax)[index])
+                         : static_cast<const float*>(scales.amax)[index];
+  const float scale = scale_for(amax, task.largest, task.power_of_two);
+  if (writes) {
+    scales.made_scale[index] = scale;
+    scales.made_inverse[index] = 1.0f / scale;
+  }
+  return scale;
 }
 
-// The product is rounded to fp32; then SATFINITE is the clamp, and NaN stays NaN.
+// Scales of a tile, [kTile] of each copy or the first alone, by its first threads.
+__device__ inline void read_scales(const CastTask& task, int64_t first_row, int64_t first_column, float* rows,
+                                   float* columns) {
+  const int line = static_cast<int>(threadIdx.x) % kTile;
+  const bool of_columns = threadIdx.x >= kTile;
+  if (threadIdx.x >= 2 * kTile || (of_columns ? task.columns : task.rows) == nullptr) return;
+  const CastScales& scales = of_columns ? task.of_columns : task.of_rows;
+  const int64_t index = scales.each ? (of_columns ? first_column : first_row) + line : 0;
+  if (scales.each ? index >= (of_columns ? task.n : task.m) : line != 0) return;
+  const bool first_tiles = of_columns ? first_row == 0 : first_column == 0;
+  const bool writes = scales.each ? first_tiles : blockIdx.x == 0;
+  (of_columns ? columns : rows)[line] = scale_at(task, scales, index, writes);
+}
+
+// The product is rounded to fp32; then SATFINITE is the clamp, and NaN stays NaN. scale: kChunk of them, or
+// one where the step is 0.
 template <typename T, __nv_fp8_interpretation_t kFormat>
-__device__ inline Bytes converted(const Chunk<T>& x, const Chunk<float>& scale) {
+__device__ inline Bytes converted(const Chunk<T>& x, const float* scale, int step) {
   Bytes bytes;
   for (int i = 0; i < kChunk; i += 2) {
-    const float2 scaled = {static_cast<float>(x.values[i]) * scale.values[i],
-                           static_cast<float>(x.values[i + 1]) * scale.values[i + 1]};
+    const float2 scaled = {static_cast<float>(x.values[i]) * scale[i * step],
+                           static_cast<float>(x.values[i + 1]) * scale[(i + 1) * step]};
     const __nv_fp8x2_storage_t pair = __nv_cvt_float2_to_fp8x2(scaled, __NV_SATFINITE, kFormat);
     bytes.values[i] = static_cast<uint8_t>(pair & 0xff);
     bytes.values[i + 1] = static_cast<uint8_t>(pair >> 8);
@@ -61,6 +86,7 @@ __device__ inline Bytes converted(const Chunk<T>& x, const Chunk<float>& scale) 
 template <typename T, __nv_fp8_interpretation_t kFormat>
 __global__ void __launch_bounds__(kThreads) cast_tile(const CastTask task) {
   __shared__ Bytes tile[kTile * kChunks];
+  __shared__ float row_scales[kTile], column_scales[kTile];
   uint8_t* const bytes = tile[0].values;
   const auto column_tiles = static_cast<unsigned>((task.n + kTile - 1) / kTile);
   const int64_t first_row = static_cast<int64_t>(blockIdx.x / column_tiles) * kTile;
@@ -70,19 +96,21 @@ __global__ void __launch_bounds__(kThreads) cast_tile(const CastTask task) {
 
   Bytes for_columns = {};  // zeros below the last row
   const int64_t row = first_row + line, column = first_column + along;
-  if (row < task.m && column < task.n) {
-    const int64_t offset = row * task.n + column;
-    const Chunk<T> x = chunk_at(static_cast<const T*>(task.x) + offset);
-    if constexpr (std::is_same_v<T, uint8_t>) {
-      for_columns = x;
-    } else {
-      if (task.rows != nullptr)
-        chunk_at(task.rows + offset) =
-            converted<T, kFormat>(x, repeated(task.row_scale[task.scale_each_row ? row : 0]));
-      if (task.columns != nullptr)
-        for_columns = converted<T, kFormat>(
-            x, task.scale_each_column ? chunk_at(task.column_scale + column) : repeated(*task.column_scale));
-    }
+  const bool inside = row < task.m && column < task.n;
+  const int64_t offset = row * task.n + column;
+  Chunk<T> x = {};
+  if (inside) x = chunk_at(static_cast<const T*>(task.x) + offset);  // on its way while scales are made
+  if constexpr (std::is_same_v<T, uint8_t>) {
+    for_columns = x;
+  } else {
+    read_scales(task, first_row, first_column, row_scales, column_scales);
+    __syncthreads();
+    if (inside && task.rows != nullptr)
+      chunk_at(task.rows + offset) =
+          converted<T, kFormat>(x, row_scales + (task.of_rows.each ? line : 0), /*step=*/0);
+    if (inside && task.columns != nullptr)
+      for_columns = task.of_columns.each ? converted<T, kFormat>(x, column_scales + along, /*step=*/1)
+                                         : converted<T, kFormat>(x, column_scales, /*step=*/0);
   }
   if (task.columns == nullptr) return;
   chunk_at(bytes + place(line, along)) = for_columns;

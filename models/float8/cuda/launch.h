@@ -9,19 +9,26 @@ namespace hyperion::float8 {
 
 enum class From { kFloat, kBFloat16, kFloat8 };
 
-// All pointers but row_scale are aligned to 16 bytes.
+// The scales of one copy: given, or those of amaxes, which are written down then.
+struct CastScales {
+  bool each = false;             // one for each row (of the row-major copy) or column, or one for all
+  const float* scale = nullptr;  // given; null: made of `amax`
+  const void* amax = nullptr;
+  bool amax_is_bf16 = false;                             // fp32 otherwise
+  float *made_scale = nullptr, *made_inverse = nullptr;  // as many as amaxes
+};
+
+// x, rows and columns are aligned to 16 bytes.
 struct CastTask {
-  const void* x = nullptr;  // [m, n], row-major
-  int64_t m = 0, n = 0;     // n: a multiple of 16
-  // One scale, or one for each row; null where `rows` is.
-  const float* row_scale = nullptr;
-  bool scale_each_row = false;
-  uint8_t* rows = nullptr;  // [m, n]; null: not wanted, as always when x is FP8
-  // One scale, or one for each column; null where `columns` is, and when x is FP8.
-  const float* column_scale = nullptr;
-  bool scale_each_column = false;
-  uint8_t* columns = nullptr;  // [n, padded_m]; null: not wanted
-  int64_t padded_m = 0;        // m rounded up to a multiple of 16
+  const void* x = nullptr;             // [m, n], row-major
+  int64_t m = 0, n = 0;                // n: a multiple of 16
+  CastScales of_rows{}, of_columns{};  // unused where there is no such copy, and when x is FP8
+  uint8_t* rows = nullptr;             // [m, n]; null: not wanted, as always when x is FP8
+  uint8_t* columns = nullptr;          // [n, padded_m]; null: not wanted
+  int64_t padded_m = 0;                // m rounded up to a multiple of 16
+  // Of scales that are made of amaxes: as ScaleTask's.
+  double largest = 0;
+  bool power_of_two = false;
 };
 
 struct ScaleTask {

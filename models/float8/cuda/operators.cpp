@@ -6,6 +6,8 @@
 #include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
 
+#include <vector>
+
 #include "models/float8/cast.h"
 #include "models/float8/cuda/launch.h"
 
@@ -38,33 +40,145 @@ cudaStream_t stream_for(const Tensor& x) {
   return c10::cuda::getCurrentCUDAStream(x.device().index()).stream();
 }
 
-std::tuple<Tensor, Tensor> cast_on_cuda(const Tensor& given, const std::optional<Tensor>& row_scale,
+// One launch of the cast, and the tensors that it reads and writes.
+class Cast {
+ public:
+  Cast(const Tensor& x, at::ScalarType dtype, bool power_of_two = false)
+      : x_(checked(x)), dtype_(dtype), power_of_two_(power_of_two) {
+    task_.x = x_.const_data_ptr();
+    task_.m = x_.size(0);
+    task_.n = x_.size(1);
+    from_ = x_.scalar_type() == dtype ? From::kFloat8 : source_of(x_);
+  }
+
+  Tensor rows() {
+    TORCH_CHECK(from_ != From::kFloat8, "float8_cast: x is FP8 already and its own row-major copy");
+    Tensor made = at::empty({task_.m, task_.n}, x_.options().dtype(dtype_));
+    task_.rows = static_cast<uint8_t*>(made.mutable_data_ptr());
+    return made;
+  }
+  void rows_into(const Tensor& out) {
+    TORCH_CHECK(from_ != From::kFloat8 && out.sizes() == x_.sizes() && out.is_contiguous() &&
+                    reinterpret_cast<uintptr_t>(out.const_data_ptr()) % 16 == 0,
+                "float8_cast_into_: from ", x_.sizes(), " to ", out.sizes(),
+                ": expected rows of the same shape without gaps, from a multiple of 16 bytes on");
+    task_.rows = static_cast<uint8_t*>(out.mutable_data_ptr());
+  }
+  Tensor columns() {
+    task_.padded_m = (task_.m + kRowMultiple - 1) / kRowMultiple * kRowMultiple;
+    Tensor made = at::empty({task_.n, task_.padded_m}, x_.options().dtype(dtype_));
+    task_.columns = static_cast<uint8_t*>(made.mutable_data_ptr());
+    return made.t();
+  }
+
+  void scale_rows_by(const Tensor& scale) { task_.of_rows = given(scale, task_.m); }
+  void scale_columns_by(const Tensor& scale) { task_.of_columns = given(scale, task_.n); }
+  Scales scale_rows_of(const Tensor& amax) { return made_of(amax, task_.m, task_.of_rows); }
+  Scales scale_columns_of(const Tensor& amax) { return made_of(amax, task_.n, task_.of_columns); }
+  // As the rows are: with one scale for the tensor.
+  void scale_columns_as_rows() { task_.of_columns = task_.of_rows; }
+
+  void launch() {
+    task_.largest = largest_of(dtype_);
+    task_.power_of_two = power_of_two_;
+    C10_CUDA_CHECK(launch_cast(task_, from_, dtype_ == kE5m2, stream_for(x_)));
+  }
+
+ private:
+  static Tensor checked(const Tensor& x) {
+    TORCH_CHECK(x.dim() == 2 && x.size(1) % 16 == 0, "float8_cast: x of ", x.sizes(),
+                ": expected a matrix whose last extent is a multiple of 16");
+    return packed(x);
+  }
+  CastScales given(const Tensor& scale, int64_t many) {
+    const Tensor& kept = inputs_.emplace_back(packed_scale(scale, many, x_));
+    return {.each = kept.numel() > 1, .scale = kept.const_data_ptr<float>()};
+  }
+  Scales made_of(const Tensor& amax, int64_t many, CastScales& scales) {
+    TORCH_CHECK(amax.device() == x_.device() && (amax.numel() == 1 || amax.numel() == many),
+                "FP8: an amax of ", amax.numel(), " numbers on ", amax.device(), ": expected 1 or ", many,
+                " on ", x_.device());
+    const Tensor& kept = inputs_.emplace_back(amax.contiguous());
+    const auto options = kept.options().dtype(at::kFloat);
+    Scales made = {at::empty_like(kept, options), at::empty_like(kept, options)};
+    if (x_.numel() == 0) {  // no tile would make them
+      const ScaleTask task = {.amax = kept.const_data_ptr(),
+                              .count = kept.numel(),
+                              .scale = made.scale.mutable_data_ptr<float>(),
+                              .inverse = made.inverse.mutable_data_ptr<float>(),
+                              .largest = largest_of(dtype_),
+                              .power_of_two = power_of_two_};
+      C10_CUDA_CHECK(launch_scale(task, source_of(kept), stream_for(x_)));
+    }
+    scales = {.each = kept.numel() > 1,
+              .amax = kept.const_data_ptr(),
+              .amax_is_bf16 = source_of(kept) == From::kBFloat16,
+              .made_scale = made.scale.mutable_data_ptr<float>(),
+              .made_inverse = made.inverse.mutable_data_ptr<float>()};
+    return made;
+  }
+
+  Tensor x_;
+  at::ScalarType dtype_;
+  bool power_of_two_;  // of scales that are made of amaxes
+  From from_ = From::kFloat;
+  CastTask task_;
+  std::vector<Tensor> inputs_;
+};
+
+std::tuple<Tensor, Tensor> cast_on_cuda(const Tensor& x, const std::optional<Tensor>& row_scale,
                                         const std::optional<Tensor>& column_scale, at::ScalarType dtype) {
-  TORCH_CHECK(given.dim() == 2 && given.size(1) % 16 == 0, "float8_cast: x of ", given.sizes(),
-              ": expected a matrix whose last extent is a multiple of 16");
-  const c10::cuda::CUDAGuard on(given.device());
-  const Tensor x = packed(given);
-  const From from = x.scalar_type() == dtype ? From::kFloat8 : source_of(x);
-  CastTask task{.x = x.const_data_ptr(), .m = x.size(0), .n = x.size(1)};
-  Tensor rows, columns, scale_of_rows, scale_of_columns;
+  const c10::cuda::CUDAGuard on(x.device());
+  Cast cast(x, dtype);
+  Tensor rows, columns;
   if (row_scale) {
-    TORCH_CHECK(from != From::kFloat8, "float8_cast: x is FP8 already and its own row-major copy");
-    scale_of_rows = packed_scale(*row_scale, task.m, x);
-    rows = at::empty({task.m, task.n}, x.options().dtype(dtype));
-    task.row_scale = scale_of_rows.const_data_ptr<float>();
-    task.scale_each_row = scale_of_rows.numel() > 1;
-    task.rows = static_cast<uint8_t*>(rows.mutable_data_ptr());
+    rows = cast.rows();
+    cast.scale_rows_by(*row_scale);
   }
   if (column_scale) {
-    scale_of_columns = packed_scale(*column_scale, task.n, x);
-    task.padded_m = (task.m + kRowMultiple - 1) / kRowMultiple * kRowMultiple;
-    columns = at::empty({task.n, task.padded_m}, x.options().dtype(dtype));
-    task.column_scale = scale_of_columns.const_data_ptr<float>();
-    task.scale_each_column = scale_of_columns.numel() > 1;
-    task.columns = static_cast<uint8_t*>(columns.mutable_data_ptr());
+    columns = cast.columns();
+    cast.scale_columns_by(*column_scale);
   }
-  C10_CUDA_CHECK(launch_cast(task, from, dtype == kE5m2, stream_for(x)));
-  return {rows, columns.defined() ? columns.t() : columns};
+  cast.launch();
+  return {rows, columns};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> cast_by_amax_on_cuda(
+    const Tensor& x, const std::optional<Tensor>& row_amax, const std::optional<Tensor>& column_amax,
+    at::ScalarType dtype, bool power_of_two) {
+  const c10::cuda::CUDAGuard on(x.device());
+  Operands made;
+  Cast cast(x, dtype, power_of_two);
+  if (row_amax) {
+    made.rows.values = cast.rows();
+    const Scales scales = cast.scale_rows_of(*row_amax);
+    made.rows.scale = scales.scale;
+    made.rows.inverse = scales.inverse;
+  }
+  if (column_amax) {
+    made.columns.values = cast.columns();
+    if (row_amax && row_amax->is_same(*column_amax)) {
+      cast.scale_columns_as_rows();
+      made.columns.scale = made.rows.scale;
+      made.columns.inverse = made.rows.inverse;
+    } else {
+      const Scales scales = cast.scale_columns_of(*column_amax);
+      made.columns.scale = scales.scale;
+      made.columns.inverse = scales.inverse;
+    }
+  }
+  cast.launch();
+  return {made.rows.values,  made.columns.values, made.rows.scale,
+          made.rows.inverse, made.columns.scale,  made.columns.inverse};
+}
+
+Tensor& cast_into_on_cuda(Tensor& out, const Tensor& x, const Tensor& scale) {
+  const c10::cuda::CUDAGuard on(x.device());
+  Cast cast(x, out.scalar_type());
+  cast.rows_into(out);
+  cast.scale_rows_by(scale);
+  cast.launch();
+  return out;
 }
 
 std::tuple<Tensor, Tensor> scales_on_cuda(const Tensor& given, double largest, bool power_of_two) {
@@ -103,6 +217,8 @@ Tensor& rescale_on_cuda(Tensor& product, const Tensor& row, const Tensor& column
 
 TORCH_LIBRARY_IMPL(hyperion, CUDA, library) {
   library.impl("float8_cast", cast_on_cuda);
+  library.impl("float8_cast_by_amax", cast_by_amax_on_cuda);
+  library.impl("float8_cast_into_", cast_into_on_cuda);
   library.impl("float8_scales", scales_on_cuda);
   library.impl("float8_rescale_", rescale_on_cuda);
 }

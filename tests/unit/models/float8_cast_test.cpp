@@ -3,13 +3,16 @@
 
 #include <torch/torch.h>
 
+#include "base/error.h"
 #include "models/float8/cast.h"
+#include "tests/support/error_of.h"
 #include "tests/support/float8_bits.h"
 
 namespace hyperion::models {
 
 using namespace float8;
 using at::Tensor;
+using Catch::Contains;
 
 TEST_CASE("both copies of an operand have the bits of separate casts in the layouts that products want") {
   torch::manual_seed(5);
@@ -45,15 +48,21 @@ TEST_CASE("operands are scaled as each of their copies alone") {
   const Tensor x = torch::randn({32, 64});
   const Scaling row = {.granularity = Granularity::kRow, .power_of_two = true};
   const Scaling column = {.granularity = Granularity::kColumn, .power_of_two = true};
-  for (const auto& [rows, columns] : {std::pair(row, column), std::pair(row, Scaling{}),
-                                      std::pair(Scaling{}, Scaling{}), std::pair(Scaling{}, column)}) {
+  const Scaling tensor = {.power_of_two = true};
+  for (const auto& [rows, columns] : {std::pair(row, column), std::pair(row, tensor),
+                                      std::pair(Scaling{}, Scaling{}), std::pair(tensor, column)}) {
     const Operands operands = quantize_operands(x, rows, columns);
     CHECK(operands.rows.scale.equal(quantize(x, rows).scale));
     CHECK(operands.columns.scale.equal(quantize(x, columns).scale));
     CHECK(same_bits(operands.rows.values, quantize(x, rows).values));
     CHECK(same_bits(operands.columns.values, quantize(x, columns).values));
     CHECK(operands.rows.scale.is_same(operands.columns.scale) == (rows == columns));
+    CHECK(operands.rows.inverse.equal(operands.rows.scale.reciprocal()));
   }
+  const Tensor out = torch::zeros({32, 64}).to(kE4m3);
+  cast_into(out, x, quantize(x, {}).scale);
+  CHECK(same_bits(out, quantize(x, {}).values));
+  CHECK_THAT(error_of(ExitCode::kBug, [&] { quantize_operands(x, row, Scaling{}); }), Contains("two"));
   CHECK(!quantize_operands(x, row, std::nullopt).columns.values.defined());
   CHECK(!quantize_operands(x, std::nullopt, column).rows.values.defined());
 }

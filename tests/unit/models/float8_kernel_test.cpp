@@ -57,13 +57,11 @@ void check_kernel(const Tensor& x, const Tensor& row_scale, const Tensor& column
   Output rows(m * n), columns(n * padded);
   CastTask task{.x = x.const_data_ptr(), .m = m, .n = n};
   if (row_scale.defined()) {
-    task.row_scale = row_scale.const_data_ptr<float>();
-    task.scale_each_row = row_scale.numel() > 1;
+    task.of_rows = {.each = row_scale.numel() > 1, .scale = row_scale.const_data_ptr<float>()};
     task.rows = rows.data();
   }
   if (column_scale.defined()) {
-    task.column_scale = column_scale.const_data_ptr<float>();
-    task.scale_each_column = column_scale.numel() > 1;
+    task.of_columns = {.each = column_scale.numel() > 1, .scale = column_scale.const_data_ptr<float>()};
     task.columns = columns.data();
     task.padded_m = padded;
   }
@@ -76,7 +74,73 @@ void check_kernel(const Tensor& x, const Tensor& row_scale, const Tensor& column
   CHECK(columns.guarded());
 }
 
+// The same with scales that are made of amaxes.
+void check_kernel_by_amax(const Tensor& x, const Tensor& row_amax, const Tensor& column_amax,
+                          at::ScalarType dtype, bool power_of_two) {
+  const int64_t m = x.size(0), n = x.size(1), padded = (m + 15) / 16 * 16;
+  Output rows(m * n), columns(n * padded);
+  CastTask task{.x = x.const_data_ptr(),
+                .m = m,
+                .n = n,
+                .padded_m = padded,
+                .largest = largest_of(dtype),
+                .power_of_two = power_of_two};
+  std::vector<Tensor> made;  // one number more than there are scales
+  const auto of = [&](const Tensor& amax) {
+    Tensor& scale = made.emplace_back(torch::full({amax.numel() + 1}, -1.0));
+    float* const scales = scale.mutable_data_ptr<float>();
+    Tensor& inverse = made.emplace_back(torch::full({amax.numel() + 1}, -1.0));
+    return CastScales{.each = amax.numel() > 1,
+                      .amax = amax.const_data_ptr(),
+                      .amax_is_bf16 = amax.scalar_type() == at::kBFloat16,
+                      .made_scale = scales,
+                      .made_inverse = inverse.mutable_data_ptr<float>()};
+  };
+  if (row_amax.defined()) {
+    task.of_rows = of(row_amax);
+    task.rows = rows.data();
+  }
+  if (column_amax.defined()) {
+    task.of_columns = of(column_amax);
+    task.columns = columns.data();
+  }
+  run_kernel(task, x, dtype);
+  const Operands expected = plain::cast_by_amax(x, row_amax, column_amax, dtype, power_of_two);
+  INFO(m << " x " << n << " of " << x.scalar_type() << " to " << dtype);
+  size_t next = 0;
+  for (const auto& [amax, wanted] :
+       {std::pair(row_amax, expected.rows), std::pair(column_amax, expected.columns)}) {
+    if (!amax.defined()) continue;
+    for (const Tensor& numbers : {wanted.scale, wanted.inverse}) {
+      const Tensor& found = made.at(next++);
+      CHECK(same_bits(found.narrow(0, 0, amax.numel()).view(numbers.sizes()), numbers));
+      CHECK(found[-1].item<float>() == -1);
+    }
+  }
+  if (row_amax.defined()) CHECK(same_bits(rows.as(dtype, m, n), expected.rows.values));
+  if (column_amax.defined()) CHECK(same_bits(columns.as(dtype, n, padded).t(), expected.columns.values));
+  CHECK(rows.guarded());
+  CHECK(columns.guarded());
+}
+
 }  // namespace
+
+TEST_CASE("the source of the CUDA cast makes the scales of amaxes on the way") {
+  torch::manual_seed(10);
+  for (const at::ScalarType from : {at::kFloat, at::kBFloat16})
+    for (const at::ScalarType dtype : {kE4m3, kE5m2})
+      for (const bool power_of_two : {false, true})
+        for (const auto& [m, n] : {std::pair(1, 16), std::pair(63, 80), std::pair(130, 144)}) {
+          const Tensor x = troublesome(m, n).to(from);
+          const Tensor rows = amax(x, Granularity::kRow), columns = amax(x, Granularity::kColumn);
+          const Tensor one = torch::full({}, 3.25).to(from);  // less than many numbers: they saturate
+          check_kernel_by_amax(x, rows, columns, dtype, power_of_two);
+          check_kernel_by_amax(x, one, one, dtype, power_of_two);
+          check_kernel_by_amax(x, rows, one, dtype, power_of_two);
+          check_kernel_by_amax(x, rows.to(at::kFloat), {}, dtype, power_of_two);
+          check_kernel_by_amax(x, {}, columns, dtype, power_of_two);
+        }
+}
 
 TEST_CASE("the source of the CUDA cast gives the bits of the plain form") {
   torch::manual_seed(7);
@@ -172,7 +236,9 @@ TEST_CASE("the CUDA library brings the FP8 operators of its tensors") {
     const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
     return op.hasKernelForDispatchKey(c10::DispatchKey::CUDA);
   };
-  const auto operators = {"hyperion::float8_cast", "hyperion::float8_scales", "hyperion::float8_rescale_"};
+  const auto operators = {"hyperion::float8_cast", "hyperion::float8_cast_by_amax",
+                          "hyperion::float8_cast_into_", "hyperion::float8_scales",
+                          "hyperion::float8_rescale_"};
   for (const char* name : operators) CHECK(!have_kernel(name));
   REQUIRE(load_device_library() == "");
   for (const char* name : operators) CHECK(have_kernel(name));
