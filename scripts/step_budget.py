@@ -56,18 +56,17 @@ CARDS = {
 # (Widths). What no line fits is "other".
 GATHERED = r"^(all-gather|FSDP::all_gather)(?! wait)"
 FAMILIES = (
-    ("attention", r"attention", "", ""),
     ("optimizer", r"", r"^(optimizer|Optimizer\.step|gradient norm|gradient clipping)", ""),
-    ("optimizer", r"_fused_adam|_foreach_(norm|mul_|lerp|addc|sqrt|div)|linalg_vector_norm|aten::clamp$", "", ""),
     ("gather, pack, reduce", r"chunk_cat|all_gather_copy_in|split_with_sizes_copy|foreach_copy", "", ""),
     ("gather, pack, reduce", r"", r"gather|reduce|all-reduce", ""),
-    ("FP8 casts", r"float8|fp8|amax|cast_transpose", "", ""),
+    ("optimizer", r"_fused_adam|_foreach_(norm|mul_|lerp|addc|sqrt|div)|linalg_vector_norm|aten::clamp$", "", ""),
     ("loss", r"softmax|nll_loss|cross_entropy", "", ""),
     ("loss", r"", r"^forward and backward", ""),
     ("loss", r"", "", "vocabulary"),
     ("SwiGLU", r"swiglu|silu", "", ""),
-    ("norms", r"rms_norm|layer_norm|aten::(pow|rsqrt|mean)|triton_red_", "", ""),
+    ("norms", r"rms_norm|layer_norm|rsqrt|aten::(pow|mean)", "", ""),
     ("RoPE", r"rope|rotary|complex", "", ""),
+    ("FP8 casts", r"float8|fp8|amax|cast_transpose|_scaled_mm_|triton_.*_abs_.*max", "", ""),
     ("RoPE", r"", "", "head"),
     ("SwiGLU", r"", "", "hidden"),
     ("embedding", r"embedding|index_select", "", ""),
@@ -157,6 +156,11 @@ def steady_step(path, shorter=None):
 # --- families ---
 
 
+def is_attention(record):
+    """Also of a kernel that Triton made the name tells what it does before or after attention."""
+    return "attention" in record.operator and not record.operator.startswith("triton") and len(record.sizes) > 2
+
+
 class Widths:
     """The sizes of the model that a step tells: what a tensor's last dimension means."""
 
@@ -164,11 +168,10 @@ class Widths:
         def last(expression):
             return {record.sizes[-1] for record in step if re.search(expression, record.operator) and record.sizes}
 
-        self.vocabulary = last(r"softmax|nll_loss|cross_entropy")
-        self.vocabulary = {max(self.vocabulary)} if self.vocabulary else set()
-        self.hidden = last(r"silu|swiglu")
-        self.model = last(r"index_select|embedding")
-        self.head = {part for size in last("attention") for part in (size, size // 2)}
+        self.vocabulary = set(sorted(last(r"softmax|nll_loss|cross_entropy"))[-1:])
+        self.hidden = set(sorted(last(r"silu|swiglu"))[-1:])
+        self.model = last(r"index_select|embedding_dense_backward")
+        self.head = {part for record in step if is_attention(record) for part in (record.sizes[-1], record.sizes[-1] // 2)}
 
     def of(self, record):
         sizes = record.sizes
@@ -192,7 +195,9 @@ def family_of(record, widths, stand_ins):
     if stand_ins and record.operator == "aten::copy_" and (re.search(GATHERED, record.range)
                                                            or "reduce-scatter" in record.range and not record.kernels):
         return COLLECTIVES
-    if record.flops and "attention" not in record.operator:
+    if is_attention(record):
+        return "attention"
+    if record.flops:
         return HEAD_PRODUCTS if widths.vocabulary & set(record.sizes) else PRODUCTS
     width = widths.of(record)
     for family, operator, where, wide in FAMILIES:
@@ -206,7 +211,7 @@ def family_of(record, widths, stand_ins):
 
 def launches_of(record):
     """A simulated GPU asks cuDNN for no plan: its attention is one kernel forward and three backward."""
-    if "attention" in record.operator and not record.kernels:
+    if is_attention(record) and not record.kernels:
         return 3 if "backward" in record.operator else 1
     return record.kernels + record.copies
 
@@ -216,24 +221,23 @@ def seconds_of(record, card):
     memory = (record.read + record.written) / card.memory
     if not record.flops:
         return memory
-    if "attention" in record.operator:
+    if is_attention(record):
         kernel = next((name for name in card.attention if name in record.operator), "flash")
         return max(memory, record.flops / card.attention[kernel]["backward" in record.operator])
     return max(memory, record.flops / card.products.get(record.dtype, card.products["bf16"]))
 
 
 def sent_bytes(record, world):
-    """What this rank sends in a ring."""
+    """What this rank sends in a ring. The operators of c10d read what goes in and what comes out, so their bytes are of both."""
     share = (world - 1) / world
-    if "reduce_scatter" in record.operator:  # libtorch's operators read both tensors, and their trace tells no more
-        return record.read * share * world / (world + 1)
-    if "allgather" in record.operator:
-        return record.read * share * world / (world + 1)
-    if re.search("all.?reduce", record.operator):
-        return 2 * share * max(record.read, record.written) if record.operator.startswith("nccl") else 2 * share * record.read
+    whole = max(record.read, record.written)
+    if re.search(r"all.?reduce", record.operator):
+        return 2 * share * whole
+    if re.match(r"c10d::.*(allgather|reduce_scatter)", record.operator):
+        return share * record.read * world / (world + 1)
     if "reduce-scatter" in record.range:  # a dry run copies its own part
-        return record.written * (world - 1)
-    return max(record.read, record.written) * share
+        return share * whole * world
+    return share * whole
 
 
 @dataclasses.dataclass
@@ -319,7 +323,7 @@ def segments(results):
     return used, max(1e6 * result["seconds"] / result["tokens"] for result in results.values())
 
 
-SHADES = "█▓▒░▚▞▤▥▦▧▨▩◆◇○●"
+SHADES = "█▓▒░▚▞▤▥◆▦▧◇▨▩○●"
 
 
 def bars(results, width=100):
@@ -331,9 +335,9 @@ def bars(results, width=100):
         line, position = "", 0.0
         for family in used:
             position += 1e6 * result["families"].get(family, {"seconds": 0})["seconds"] / result["tokens"] / longest * width
-            line += SHADES[used.index(family)] * (round(position) - len(line))
+            line += SHADES[ORDER.index(family)] * (round(position) - len(line))
         lines.append(f"{name:{names}} |{line} {1e6 * result['seconds'] / result['tokens']:.1f} us a token")
-    lines.append(" " * names + "  " + "  ".join(f"{SHADES[i]} {family}" for i, family in enumerate(used)))
+    lines.append(" " * names + "  " + "  ".join(f"{SHADES[ORDER.index(family)]} {family}" for family in used))
     return "\n".join(lines)
 
 
@@ -352,13 +356,13 @@ def picture(results):
         rows.append(f'<text x="{left - 10}" y="{y + 20}" text-anchor="end">{name}</text>')
         for family in used:
             us = 1e6 * result["families"].get(family, {"seconds": 0})["seconds"] / result["tokens"]
-            rows.append(f'<rect x="{x:.1f}" y="{y}" width="{us / longest * width:.1f}" height="30" fill="{COLOURS[used.index(family)]}">'
+            rows.append(f'<rect x="{x:.1f}" y="{y}" width="{us / longest * width:.1f}" height="30" fill="{COLOURS[ORDER.index(family)]}">'
                         f'<title>{family}: {us:.1f} us a token</title></rect>')
             x += us / longest * width
         rows.append(f'<text x="{x + 6:.1f}" y="{y + 20}">{1e6 * result["seconds"] / result["tokens"]:.0f} us a token</text>')
     for i, family in enumerate(used):
         x, y = left + i % 4 * 230, len(results) * high + 20 + i // 4 * 24
-        rows.append(f'<rect x="{x}" y="{y}" width="14" height="14" fill="{COLOURS[i]}"/><text x="{x + 20}" y="{y + 12}">{family}</text>')
+        rows.append(f'<rect x="{x}" y="{y}" width="14" height="14" fill="{COLOURS[ORDER.index(family)]}"/><text x="{x + 20}" y="{y + 12}">{family}</text>')
     return "\n".join([*rows, "</svg>"]) + "\n"
 
 
@@ -462,7 +466,8 @@ def main():
             step, facts = steady_step(*paths.split(",", 1))
             tokens = options.tokens or facts.get("tokens")
             # Attention runs backward once for each block.
-            layers = options.layers or sum(times for record, times in step.items() if re.search("attention.*backward", record.operator))
+            layers = options.layers or round(sum(times for record, times in step.items()
+                                                 if is_attention(record) and "backward" in record.operator))
             if not tokens or not layers:
                 sys.exit(f"step_budget: {paths} does not say how many tokens a step has, or has no attention: give --tokens and --layers")
             results[name] = budget(step, CARDS[options.card], world=options.world or facts.get("world", 1), layers=layers, tokens=tokens,
