@@ -192,8 +192,8 @@ def family_of(record, widths, stand_ins):
     """`stand_ins`: a group's copies in a dry run count as its collectives."""
     if re.match(r"nccl|c10d::", record.operator):
         return COLLECTIVES
-    if stand_ins and record.operator == "aten::copy_" and (re.search(GATHERED, record.range)
-                                                           or "reduce-scatter" in record.range and not record.kernels):
+    if stand_ins and (re.search(GATHERED, record.range) and re.match(r"aten::(_foreach_)?copy_", record.operator)
+                      or "reduce-scatter" in record.range and record.operator == "aten::copy_" and not record.kernels):
         return COLLECTIVES
     if is_attention(record):
         return "attention"
