@@ -39,17 +39,21 @@ class Card:
     peak: float = 989.4e12  # dense bf16 of the data sheet, which MFU is a share of
 
 
-# Of the 700 W card: 798 TFLOP/s in bf16 and 1,403 in FP8 were read for one product of 8192^3 on a cool card and 3.0 TB/s for a copy. In a step
-# that keeps the card at its power limit products are planned with 720 and 1,250, and kernels element by element with nine tenths of the copy.
-# cuDNN's attention of 8192 tokens with heads of 128 was read at 600 to 630 forward; flash attention 2, which has no kernel for this card, at
-# 330 to 370. Backward passes of both are at about 0.8 of that. NCCL's rings reach about 350 GB/s of the 450 of NVLink with 16 to 24 of 132
-# multiprocessors. torchtitan's published runs were made on H100s of 500 W with HBM2e of 2.4 TB/s: the clock that a power limit leaves falls
-# with its root, so all FLOP/s are sqrt(500 / 700) = 0.845 of the other card's, and the memory reaches the same nine tenths of nine tenths of its peak.
+# Of the 700 W card: 798 TFLOP/s in bf16 and 1,403 in FP8 were read for one product of 8192^3 on a cool card and 3.0 TB/s, nine tenths of the
+# data sheet's, for a copy. In a step that keeps the card at its power limit products are planned with 720 and 1,250, and what moves memory with
+# nine tenths of the copy. cuDNN's attention of 8192 tokens with heads of 128 was read at 600 to 630 forward; flash attention 2, which has no
+# kernel for this card, at 330 to 370. Backward passes of both are at about 0.8 of that. NCCL's rings reach about 350 GB/s of the 450 of NVLink
+# with 16 to 24 of 132 multiprocessors. 1.5 us between kernels are assumed. torchtitan's published runs were made on H100s of 500 W with HBM2e of
+# 2.4 TB/s: the clock that a power limit leaves falls with its root, so all FLOP/s are sqrt(500 / 700) = 0.845 of the other card's, and memory is
+# as far below the data sheet's. An H200 is the 700 W card with 4.8 TB/s.
+H100 = Card("H100 SXM, 700 W", {"bf16": 720e12, "fp16": 720e12, "fp8": 1250e12, "fp32": 50e12},
+            {"cudnn": (600e12, 480e12), "flash": (350e12, 280e12), "efficient": (200e12, 150e12)}, 2.7e12, 1.5e-6, 350e9, 0.15)
 CARDS = {
-    "h100-700w": Card("H100 SXM, 700 W", {"bf16": 720e12, "fp16": 720e12, "fp8": 1250e12, "fp32": 50e12},
-                      {"cudnn": (600e12, 480e12), "flash": (350e12, 280e12), "efficient": (200e12, 150e12)}, 2.7e12, 1.5e-6, 350e9, 0.15),
-    "h100-500w": Card("H100 96 GB, 500 W", {"bf16": 608e12, "fp16": 608e12, "fp8": 1056e12, "fp32": 42e12},
-                      {"cudnn": (507e12, 406e12), "flash": (296e12, 237e12), "efficient": (169e12, 127e12)}, 1.95e12, 1.5e-6, 350e9, 0.15),
+    "h100-700w": H100,
+    "h100-500w": dataclasses.replace(H100, name="H100 96 GB, 500 W", memory=1.95e12,
+                                     products={"bf16": 608e12, "fp16": 608e12, "fp8": 1056e12, "fp32": 42e12},
+                                     attention={"cudnn": (507e12, 406e12), "flash": (296e12, 237e12), "efficient": (169e12, 127e12)}),
+    "h200": dataclasses.replace(H100, name="H200, 700 W", memory=3.9e12),
 }
 
 # The first line that fits decides: family, expression found in the operator's name, in the range it ran in, and how wide its largest tensor is
