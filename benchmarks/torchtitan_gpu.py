@@ -5,7 +5,7 @@
 
 Nothing that takes a step's time is changed: data and tokenizer are replaced, and what its data loaders and writers import but a run
 without them never calls (datasets, torchdata, tensorboard) is stood in for where it is not installed.
-HYPERION_PEER_SKIP_INIT=1 leaves the weights as they are, for GPUs that are simulated.
+HYPERION_PEER_SKIP_INIT=1 leaves the weights as they are, for GPUs that are simulated; torchtitan_simulated.py has what else they add.
 """
 
 import dataclasses
@@ -96,6 +96,10 @@ def main():
         return dataclasses.replace(spec, build_dataloader_fn=RandomTokens, build_tokenizer_fn=None)
 
     specs.get_train_spec = with_random_tokens
+    if os.environ.get("HYPERION_SIMULATED_TRACE"):
+        import torchtitan_simulated
+
+        torchtitan_simulated.add()
     runpy.run_module("torchtitan.train", run_name="__main__", alter_sys=True)
 
 

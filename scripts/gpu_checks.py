@@ -154,7 +154,7 @@ def torchtitan(place, name, limit, mode, compiled=False):
     command += ["--compile.enable"] if compiled else []
     skipped = place.peer
     if compiled and place.simulated:
-        skipped = "a simulated GPU has no driver for Triton"
+        skipped = "on a simulated GPU scripts/step_budget.py compiles it"
     elif compiled and not skipped:
         missing = [tool for tool in ("gcc",) if not shutil.which(tool)] + [name for name in ("triton",) if not importlib.util.find_spec(name)]
         skipped = f"no {' and no '.join(missing)}, which torch.compile needs" if missing else ""

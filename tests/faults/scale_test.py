@@ -1,5 +1,5 @@
 """What a step of llama3 8B asks of the host and of the GPU as rank 0 of 8 to 16,384 ranks, on a simulated GPU that computes nothing
-(docs/simulated_gpu.md), and that it does not grow with the ranks.
+(docs/simulated_gpu.md): that it does not grow with the ranks, nor above the kernels that have been reached.
 
     python3 tests/faults/scale_test.py build/hyperion
 
@@ -15,6 +15,7 @@ from jobs import BINARY, ROOT, JobTest, main
 
 WORLDS = (8, 64, 1024, 16384)
 SHORT, LONG = 3, 5  # steps of the two jobs whose traces are compared
+KERNELS = 5_150  # of a steady step at 8 ranks, as few as have been reached
 LOGGED = (10, 20, 30, 40)  # the steps between which processor time is taken
 
 
@@ -68,6 +69,7 @@ class Scale(JobTest):
             rows[world] = kernels, operators, seconds = (*self.counts(world), self.host_seconds(world))
             print(f"{world:>7,} {kernels:>8,.0f} {operators:>10,.0f} {seconds:>13.3f}", flush=True)
         kernels, operators, seconds = rows[WORLDS[0]]
+        self.assertLessEqual(kernels, KERNELS)
         for world, row in rows.items():
             with self.subTest(world=world):
                 self.assertLess(row[0], 1.02 * kernels)

@@ -25,6 +25,7 @@
 #include "tests/simulated_gpu/nccl_transfers.h"
 #include "tests/simulated_gpu/stream.h"
 #include "tests/simulated_gpu/trace.h"
+#include "tests/simulated_gpu/cost.h"
 
 using namespace simulated_gpu;
 
@@ -183,13 +184,25 @@ std::string describe(const Signature& signature) {
   return std::to_string(signature.count) + " x " + at::toString(scalar_type(signature.type)) + signature.more;
 }
 
+// Inside an operator of libtorch the bytes are told by its arguments.
+void trace_launch(const std::string& name, const std::vector<Call>& calls) {
+  trace("nccl", name.c_str());
+  if (launches().in_operator) return;
+  Cost cost;
+  for (const Call& call : calls) {
+    cost.read += call.from_bytes;
+    cost.written += call.to_bytes;
+  }
+  trace_cost("nccl " + name, cost, {.kernels = 1});
+}
+
 // Runs on its stream, inside a group with the other calls of the group, as one launch.
 ncclResult_t launch(Call call) {
   if (group_depth > 0) {
     group.push_back(std::move(call));
     return ncclSuccess;
   }
-  trace("nccl", call.name.c_str());
+  trace_launch(call.name, {call});
   if (call.message)
     call.comm->enqueue(call.stream, [call] { run_messages(*call.comm, {*call.message}); });
   else
@@ -353,7 +366,7 @@ ncclResult_t ncclGroupEnd() {
   if (group_depth == 0) stop("the end of a group that was not started");
   if (--group_depth > 0 || group.empty()) return ncclSuccess;
   check_group();
-  trace("nccl", (group.size() == 1 ? group[0].name : "group of " + group[0].name).c_str());
+  trace_launch(group.size() == 1 ? group[0].name : "group of " + group[0].name, group);
   group[0].comm->enqueue(group[0].stream, [calls = group] {
     std::vector<Message> messages;
     for (const Call& call : calls) {

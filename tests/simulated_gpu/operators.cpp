@@ -15,6 +15,7 @@
 #include "tests/simulated_gpu/memory.h"
 #include "tests/simulated_gpu/stream.h"
 #include "tests/simulated_gpu/trace.h"
+#include "tests/simulated_gpu/cost.h"
 
 namespace simulated_gpu {
 namespace {
@@ -81,6 +82,12 @@ struct Inside {
   ~Inside() { t_inside = false; }
 };
 
+// Counts what this thread launches for one operator.
+struct Counted {
+  Counted() { launches() = {.in_operator = true}; }
+  ~Counted() { launches() = {}; }
+};
+
 // An operator as it is called: libtorch's CUDA kernel for its checks and the memory of its results, then the
 // CPU's for the numbers in them. What that kernel calls itself is not computed again.
 class Operator : public c10::OperatorKernel {
@@ -100,6 +107,7 @@ class Operator : public c10::OperatorKernel {
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
     if (t_inside) return original_.callBoxed(op, keys, stack);
     trace("operator", name_.c_str());
+    const Counted counted;
     const size_t arguments = op.schema().arguments().size();
     const std::vector<IValue> given(stack->end() - static_cast<std::ptrdiff_t>(arguments), stack->end());
     if (gives_number_) {
@@ -107,6 +115,7 @@ class Operator : public c10::OperatorKernel {
       stack->resize(stack->size() - arguments);
       current_stream().wait();
       for (IValue& result : on_cpu_now(op, as_cpu(given, false))) stack->push_back(std::move(result));
+      if (tracing()) trace_cost(name_, cost_of(op.schema(), given, {}), launches());
       return;
     }
     if (substitute_ != nullptr && substitute_->results != nullptr) {
@@ -118,6 +127,7 @@ class Operator : public c10::OperatorKernel {
     }
     const size_t count = op.schema().returns().size();
     const std::vector<IValue> results(stack->end() - static_cast<std::ptrdiff_t>(count), stack->end());
+    if (tracing()) trace_cost(name_, cost_of(op.schema(), given, results), launches());
     if (computing()) compute(op, given, results);
   }
 
@@ -184,6 +194,12 @@ class Operator : public c10::OperatorKernel {
   bool has_cpu_, gives_number_ = false;
 };
 
+bool writes(const c10::FunctionSchema& schema) {
+  return std::any_of(schema.arguments().begin(), schema.arguments().end(), [](const c10::Argument& argument) {
+    return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+  });
+}
+
 // Operators that make or describe tensors and compute nothing.
 bool computes(const c10::OperatorHandle& op) {
   const std::string& name = op.operator_name().name;
@@ -191,9 +207,7 @@ bool computes(const c10::OperatorHandle& op) {
        {"aten::empty", "aten::new_empty", "aten::resize_", "aten::set_", "aten::record_stream",
         "aten::is_pinned", "aten::_pin_memory", "aten::_resize", "aten::_efficientzerotensor"})
     if (name.starts_with(start)) return false;
-  if (op.schema().returns().empty() && !name.starts_with("aten::_foreach") &&
-      !name.starts_with("aten::_fused"))
-    return false;
+  if (op.schema().returns().empty() && !writes(op.schema())) return false;
   for (const auto& result : op.schema().returns())
     if (result.alias_info() != nullptr && !result.alias_info()->isWrite()) return false;
   return true;
@@ -205,6 +219,7 @@ struct Silence : c10::WarningHandler {
 };
 
 void take_over() {
+  if (tracing()) trace_ranges();
   Silence silence;
   const c10::WarningUtils::WarningHandlerGuard silent(&silence);
   auto& dispatcher = c10::Dispatcher::singleton();

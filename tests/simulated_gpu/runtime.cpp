@@ -21,6 +21,7 @@
 #include "tests/simulated_gpu/operators.h"
 #include "tests/simulated_gpu/stream.h"
 #include "tests/simulated_gpu/trace.h"
+#include "tests/simulated_gpu/cost.h"
 
 using namespace simulated_gpu;
 
@@ -86,6 +87,7 @@ cudaError_t launch(const void* function, dim3 grid, dim3 block) {
       block.x * block.y * block.z > 1024)
     return failed(cudaErrorInvalidConfiguration);
   if (tracing()) {
+    ++launches().kernels;
     const std::lock_guard lock(g_kernels_mutex);
     const auto found = kernels().find(function);
     trace("kernel", found == kernels().end() ? "?" : found->second.c_str());
@@ -96,6 +98,7 @@ cudaError_t launch(const void* function, dim3 grid, dim3 block) {
 // The host's half of a copy: pageable memory is read before the call returns, and written before it too.
 cudaError_t copy(void* to, const void* from, size_t bytes, cudaStream_t stream) {
   need_context();
+  if (bytes > 0) ++launches().copies;
   if (bytes == 0 || (!computing() && kind_of(to) == MemoryKind::kDevice)) return cudaSuccess;
   Stream& queue = stream_of(stream);
   const bool to_host = kind_of(to) == MemoryKind::kPageable,
@@ -190,6 +193,20 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
       break;
     case cudaDevAttrComputeCapabilityMajor:
       *value = 9;
+      break;
+    case cudaDevAttrMaxRegistersPerBlock:
+    case cudaDevAttrMaxRegistersPerMultiprocessor:
+      *value = properties.regsPerMultiprocessor;
+      break;
+    case cudaDevAttrMaxThreadsPerMultiProcessor:
+      *value = properties.maxThreadsPerMultiProcessor;
+      break;
+    case cudaDevAttrGlobalMemoryBusWidth:
+      *value = properties.memoryBusWidth;
+      break;
+    case cudaDevAttrClockRate:
+    case cudaDevAttrMemoryClockRate:
+      *value = 1'980'000;  // kHz; nothing here depends on it
       break;
     default:
       *value = 0;
@@ -303,6 +320,7 @@ cudaError_t cudaMemcpyPeerAsync(void* to, int, const void* from, int, size_t byt
 cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t stream) {
   need_context();
   trace("memset", "");
+  ++launches().copies;
   if (bytes > 0 && computing()) stream_of(stream).enqueue([=] { std::memset(memory, value, bytes); });
   return cudaSuccess;
 }

@@ -1,0 +1,61 @@
+"""What torchtitan_gpu.py adds on a simulated GPU (docs/simulated_gpu.md), for scripts/step_budget.py.
+
+HYPERION_SIMULATED_TRACE: the bytes of each kernel that Triton has compiled are written into the trace, as inductor counts them.
+HYPERION_PEER_OF_2024=1: the operators with which the figures of torchtitan's benchmarks were measured (December 2024): RMSNorm of
+separate operators and flash attention, because PyTorch had no fused RMSNorm and took flash attention first.
+"""
+import os
+
+
+def trace_triton_kernels():
+    from torch._inductor.runtime import triton_heuristics
+
+    trace = open(os.environ["HYPERION_SIMULATED_TRACE"], "a", buffering=1)
+    launch = triton_heuristics.CachingAutotuner.run
+
+    def size(tensor):  # of what it reaches: a broadcast dimension has a stride of 0
+        elements = 1
+        for extent, stride in zip(tensor.shape, tensor.stride()):
+            elements *= extent if stride else 1
+        return elements * tensor.element_size()
+
+    def run(self, *args, **kwargs):
+        result = launch(self, *args, **kwargs)
+        read = written = 0
+        largest = None
+        for name, value in zip(self.fn.arg_names, args):
+            if not hasattr(value, "element_size"):
+                continue
+            read += size(value) if name.startswith(("in_ptr", "in_out_ptr")) else 0
+            written += size(value) if name.startswith(("out_ptr", "in_out_ptr")) else 0
+            largest = value if largest is None or size(value) > size(largest) else largest
+        if counted := self.inductor_meta.get("kernel_num_gb"):
+            written = min(written, int(counted * 1e9))
+            read = int(counted * 1e9) - written
+        of = "" if largest is None else f"\tof={DTYPES.get(str(largest.dtype), str(largest.dtype))}{list(largest.shape)}".replace(" ", "")
+        trace.write(f"cost\t{self.fn.__name__}\tkernels=1\tread={read}\twritten={written}{of}\n")
+        return result
+
+    triton_heuristics.CachingAutotuner.run = run
+
+
+DTYPES = {"torch.bfloat16": "bf16", "torch.float32": "fp32", "torch.float16": "fp16", "torch.float8_e4m3fn": "fp8", "torch.float8_e5m2": "fp8"}
+
+
+def use_operators_of_2024():
+    import torch
+    import torchtitan.models.attention as attention
+    from torch.nn.attention import SDPBackend
+
+    def forward(self, x):
+        wide = x.float()
+        return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).type_as(x) * self.weight
+
+    torch.nn.RMSNorm.forward = forward
+    attention.ScaledDotProductAttentionWrapper.sdpa_backends = [SDPBackend.FLASH_ATTENTION]
+
+
+def add():
+    trace_triton_kernels()
+    if os.environ.get("HYPERION_PEER_OF_2024"):
+        use_operators_of_2024()

@@ -1,0 +1,488 @@
+#!/usr/bin/env python3
+"""Where the time of a training step goes on a given GPU, without one: launches, bytes and FLOPs of a steady step, counted on a
+simulated GPU (docs/simulated_gpu.md), and the time that a card needs for them by its roofline.
+
+usage: step_budget.py NAME=TRACE[,SHORTER] ... [--card h100-700w] [--world W] [--layers L] [--tokens N] [--json] [--svg FILE]
+       step_budget.py --run configs/llama3_8b.toml [--world 8] [--mode none selective] [--column ours torchtitan ...] [--keep FOLDER]
+
+The first form reads traces (HYPERION_SIMULATED_TRACE): the last whole step of one, or the mean step by which one is longer than
+another. The second runs the programs as rank 0 of W on the fake backend with nothing computed; torchtitan's columns need the interop
+environment (scripts/setup.sh --interop). Columns: ours, ours-fp8, torchtitan, torchtitan-compiled, torchtitan-fp8, and torchtitan-2024[-...],
+which runs the operators with which the figures of torchtitan's benchmarks were measured.
+"""
+import argparse
+import collections
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+@dataclasses.dataclass(frozen=True)
+class Card:
+    """What a GPU reaches in a training step. FLOP/s and bytes/s."""
+
+    name: str
+    products: dict  # dtype -> FLOP/s of large matrix products
+    attention: dict  # kernel -> (forward, backward) FLOP/s, counted with the causal half
+    memory: float  # read and written, by kernels as plain as a copy
+    launch: float  # seconds in which one kernel ends and the next begins
+    link: float  # what a rank sends in a ring over the links of its host
+    link_share: float  # of the compute units, which a collective takes away from what it overlaps
+    peak: float = 989.4e12  # dense bf16 of the data sheet, which MFU is a share of
+
+
+# Of the 700 W card: 798 TFLOP/s in bf16 and 1,403 in FP8 were read for one product of 8192^3 on a cool card and 3.0 TB/s, nine tenths of the
+# data sheet's, for a copy. In a step that keeps the card at its power limit products are planned with 720 and 1,250, and what moves memory with
+# nine tenths of the copy. cuDNN's attention of 8192 tokens with heads of 128 was read at 600 to 630 forward; flash attention 2, which has no
+# kernel for this card, at 330 to 370. Backward passes of both are at about 0.8 of that. NCCL's rings reach about 350 GB/s of the 450 of NVLink
+# with 16 to 24 of 132 multiprocessors. 1.5 us between kernels are assumed. torchtitan's published runs were made on H100s of 500 W with HBM2e of
+# 2.4 TB/s: the clock that a power limit leaves falls with its root, so all FLOP/s are sqrt(500 / 700) = 0.845 of the other card's, and memory is
+# as far below the data sheet's. An H200 is the 700 W card with 4.8 TB/s.
+H100 = Card("H100 SXM, 700 W", {"bf16": 720e12, "fp16": 720e12, "fp8": 1250e12, "fp32": 50e12},
+            {"cudnn": (600e12, 480e12), "flash": (350e12, 280e12), "efficient": (200e12, 150e12)}, 2.7e12, 1.5e-6, 350e9, 0.15)
+CARDS = {
+    "h100-700w": H100,
+    "h100-500w": dataclasses.replace(H100, name="H100 96 GB, 500 W", memory=1.95e12,
+                                     products={"bf16": 608e12, "fp16": 608e12, "fp8": 1056e12, "fp32": 42e12},
+                                     attention={"cudnn": (507e12, 406e12), "flash": (296e12, 237e12), "efficient": (169e12, 127e12)}),
+    "h200": dataclasses.replace(H100, name="H200, 700 W", memory=3.9e12),
+}
+
+# The first line that fits decides: family, expression found in the operator's name, in the range it ran in, and how wide its largest tensor is
+# (Widths). What no line fits is "other".
+GATHERED = r"^(all-gather|FSDP::all_gather)(?! wait)"
+FAMILIES = (
+    ("optimizer", r"", r"^(optimizer|Optimizer\.step|gradient norm|gradient clipping)", ""),
+    ("gather, pack, reduce", r"chunk_cat|all_gather_copy_in|split_with_sizes_copy|foreach_copy", "", ""),
+    ("gather, pack, reduce", r"", r"gather|reduce|all-reduce", ""),
+    ("optimizer", r"_fused_adam|_foreach_(norm|mul_|lerp|addc|sqrt|div)|linalg_vector_norm|aten::clamp$", "", ""),
+    ("loss", r"softmax|nll_loss|cross_entropy", "", ""),
+    ("loss", r"", r"^forward and backward", ""),
+    ("loss", r"", "", "vocabulary"),
+    ("SwiGLU", r"swiglu|silu", "", ""),
+    ("norms", r"rms_norm|layer_norm|rsqrt|aten::(pow|mean)", "", ""),
+    ("RoPE", r"rope|rotary|complex", "", ""),
+    ("FP8 casts", r"float8|fp8|amax|cast_transpose|_scaled_mm_|triton_.*_abs_.*max", "", ""),
+    ("RoPE", r"", "", "head"),
+    ("SwiGLU", r"", "", "hidden"),
+    ("embedding", r"embedding|index_select", "", ""),
+    ("norms", r"aten::(mul|sum|div|sub|neg)", "", "model"),
+    ("norms", r"aten::(add|copy)", "", "model in fp32"),
+    ("residual adds", r"aten::add|foreach_add|triton_poi_.*add", "", "model"),
+    ("casts and copies", r"aten::(copy_|cat|_to_copy|clone)", "", ""),
+    ("fills", r"aten::(zero_|fill_)|memset", "", ""),
+)
+PRODUCTS, HEAD_PRODUCTS, COLLECTIVES, OTHER = "products", "products of the head", "collectives", "other"
+ORDER = (PRODUCTS, HEAD_PRODUCTS, "attention", "norms", "RoPE", "SwiGLU", "residual adds", "casts and copies", "FP8 casts", "loss",
+         "gather, pack, reduce", COLLECTIVES, "optimizer", "embedding", "fills", OTHER)
+OF_BLOCKS = {PRODUCTS, "attention", "norms", "RoPE", "SwiGLU", "residual adds", "casts and copies", "FP8 casts"}
+ELEMENTWISE = OF_BLOCKS - {PRODUCTS, "attention"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """One launch or operator of the trace."""
+
+    operator: str
+    kernels: int = 0
+    copies: int = 0
+    read: int = 0
+    written: int = 0
+    flops: int = 0
+    of: str = ""
+    range: str = ""
+
+    @property
+    def dtype(self):
+        return re.match(r"\w*", self.of)[0]
+
+    @property
+    def sizes(self):
+        return [int(size) for size in re.findall(r"\d+", self.of[len(self.dtype):])]
+
+
+# --- traces ---
+
+
+def read_trace(path):
+    """(steps, facts): the records of each part of the trace that ends with an optimizer's, and what step_budget's run wrote beside them."""
+    steps, records, outside, facts, updating = [], [], [], {}, False
+    for line in pathlib.Path(path).read_text(errors="replace").splitlines():
+        kind, *fields = line.split("\t")
+        if kind == "kernel":
+            outside.append(fields[0] if fields else "?")
+        elif kind == "step_budget":
+            facts = json.loads(fields[0])
+        elif kind in ("range", "cost"):
+            values = dict(field.split("=", 1) for field in fields[1:])
+            record = Record(fields[0], **{key: int(values.get(key, 0)) for key in ("kernels", "copies", "read", "written", "flops")},
+                            of=values.get("of", ""), range=values.get("in", "")) if kind == "cost" else Record("range", range=fields[0])
+            now = bool(re.match(r"optimizer|Optimizer\.step", record.range))
+            if updating and not now:
+                steps.append(records)
+                records = []
+            updating = now
+            # Kernels before the operator's own were launched by no operator.
+            own = len(outside) - (0 if record.operator.startswith("nccl") else record.kernels)
+            records += [Record("kernel " + name, kernels=1) for name in outside[:max(0, own)]]
+            outside = [] if kind == "cost" else outside[max(0, own):]
+            records.append(record)
+    if updating:
+        steps.append(records)
+    return steps, facts
+
+
+def steady_step(path, shorter=None):
+    """(Counter of the records of one steady step, facts)."""
+    steps, facts = read_trace(path)
+    if shorter is None:
+        if len(steps) < 2:
+            sys.exit(f"step_budget: {path} has {len(steps)} whole steps, and the second is the first that is like the others: "
+                     "train for 3 steps or more")
+        return collections.Counter(steps[-1]), facts
+    before, _ = read_trace(shorter)
+    more = len(steps) - len(before)
+    if more < 1:
+        sys.exit(f"step_budget: {path} has {len(steps)} steps and {shorter} has {len(before)}: the first must be the longer")
+    count = collections.Counter(record for step in steps for record in step)
+    count.subtract(collections.Counter(record for step in before for record in step))
+    return collections.Counter({record: times / more for record, times in count.items() if times > 0}), facts
+
+
+# --- families ---
+
+
+def is_attention(record):
+    """Also of a kernel that Triton made the name tells what it does before or after attention."""
+    return "attention" in record.operator and not record.operator.startswith("triton") and len(record.sizes) > 2
+
+
+class Widths:
+    """The sizes of the model that a step tells: what a tensor's last dimension means."""
+
+    def __init__(self, step):
+        def last(expression):
+            return {record.sizes[-1] for record in step if re.search(expression, record.operator) and record.sizes}
+
+        self.vocabulary = set(sorted(last(r"softmax|nll_loss|cross_entropy"))[-1:])
+        self.hidden = set(sorted(last(r"silu|swiglu"))[-1:])
+        self.model = last(r"index_select|embedding_dense_backward")
+        self.head = {part for record in step if is_attention(record) for part in (record.sizes[-1], record.sizes[-1] // 2)}
+
+    def of(self, record):
+        sizes = record.sizes
+        if not sizes or " " in record.of:
+            return ""
+        if sizes[-1] in self.vocabulary:
+            return "vocabulary"
+        if len(sizes) > 2 and (sizes[-1] in self.head or sizes[-1] <= 2 and sizes[-2] in self.head):
+            return "head"
+        if sizes[-1] in self.hidden:
+            return "hidden"
+        if sizes[-1] in self.model or len(sizes) > 1 and sizes[-1] == 1:
+            return "model in fp32" if record.dtype == "fp32" else "model"
+        return ""
+
+
+def family_of(record, widths, stand_ins):
+    """`stand_ins`: a group's copies in a dry run count as its collectives."""
+    if re.match(r"nccl|c10d::", record.operator):
+        return COLLECTIVES
+    if stand_ins and (re.search(GATHERED, record.range) and re.match(r"aten::(_foreach_)?copy_", record.operator)
+                      or "reduce-scatter" in record.range and record.operator == "aten::copy_" and not record.kernels):
+        return COLLECTIVES
+    if is_attention(record):
+        return "attention"
+    if record.flops:
+        return HEAD_PRODUCTS if widths.vocabulary & set(record.sizes) else PRODUCTS
+    width = widths.of(record)
+    for family, operator, where, wide in FAMILIES:
+        if re.search(operator, record.operator) and re.search(where, record.range) and (not wide or width.startswith(wide)):
+            return family
+    return OTHER
+
+
+# --- the time on a card ---
+
+
+def launches_of(record):
+    """A simulated GPU asks cuDNN for no plan: its attention is one kernel forward and three backward."""
+    if is_attention(record) and not record.kernels:
+        return 3 if "backward" in record.operator else 1
+    return record.kernels + record.copies
+
+
+def seconds_of(record, card):
+    """Of one record, without the launches' gaps; None of a collective."""
+    memory = (record.read + record.written) / card.memory
+    if not record.flops:
+        return memory
+    if is_attention(record):
+        kernel = next((name for name in card.attention if name in record.operator), "flash")
+        return max(memory, record.flops / card.attention[kernel]["backward" in record.operator])
+    return max(memory, record.flops / card.products.get(record.dtype, card.products["bf16"]))
+
+
+def sent_bytes(record, world):
+    """What this rank sends in a ring. The operators of c10d read what goes in and what comes out, so their bytes are of both."""
+    share = (world - 1) / world
+    whole = max(record.read, record.written)
+    if re.search(r"all.?reduce", record.operator):
+        return 2 * share * whole
+    if re.match(r"c10d::.*(allgather|reduce_scatter)", record.operator):
+        return share * record.read * world / (world + 1)
+    if "reduce-scatter" in record.range:  # a dry run copies its own part
+        return share * whole * world
+    return share * whole
+
+
+@dataclasses.dataclass
+class Row:
+    launches: float = 0.0
+    bytes: float = 0.0
+    flops: float = 0.0
+    seconds: float = 0.0
+
+
+def budget(step, card, *, world, layers, tokens, flops_per_token=None):
+    """Of a steady step: rows by family, of one block too, operators that no family takes, and tokens a second."""
+    widths = Widths(step)
+    stand_ins = not any(re.match("nccl|c10d", record.operator) for record in step)
+    rows, unknown, widest, kernels = {family: Row() for family in ORDER}, collections.Counter(), 0.0, 0.0
+    for record, times in step.items():
+        if record.operator == "range":
+            if stand_ins and re.search(GATHERED + r"|^reduce-scatter(?! wait)", record.range):
+                rows[COLLECTIVES].launches += times  # as NCCL, which launches once for the gathers of a unit
+            continue
+        kernels += times * record.kernels
+        family = family_of(record, widths, stand_ins)
+        row = rows[family]
+        if family == COLLECTIVES:
+            sent = sent_bytes(record, world)
+            row.bytes += times * sent
+            widest = max(widest, sent)
+            row.launches += 0 if stand_ins else times
+            continue
+        row.launches += times * launches_of(record)
+        row.bytes += times * (record.read + record.written)
+        row.flops += times * record.flops
+        row.seconds += times * (seconds_of(record, card) + card.launch * launches_of(record))
+        if family == OTHER:
+            unknown[record.operator] += times * max(1, record.read + record.written)
+    transfers = rows[COLLECTIVES].bytes / card.link
+    # The first gather and the last reduction of the widest unit overlap nothing.
+    exposed = min(transfers, 2 * widest / card.link)
+    rows[COLLECTIVES].seconds = exposed + card.link_share * max(0.0, transfers - exposed)
+    seconds = sum(row.seconds for row in rows.values())
+    elementwise = sum(rows[family].bytes for family in ELEMENTWISE)
+    result = {
+        "card": card.name, "layers": layers, "tokens": tokens, "kernels": kernels, "launches": sum(row.launches for row in rows.values()),
+        "seconds": seconds, "tokens_per_second": tokens / seconds, "kib_per_token_and_layer": elementwise / tokens / layers / 1024,
+        "bytes": sum(row.bytes for row in rows.values()), "flops": sum(row.flops for row in rows.values()),
+        "families": {family: dataclasses.asdict(row) for family, row in rows.items() if row.launches or row.bytes},
+        "blocks": {family: {key: value / layers for key, value in dataclasses.asdict(rows[family]).items()}
+                   for family in ORDER if family in OF_BLOCKS and rows[family].launches},
+        "other": dict(unknown.most_common(8)),
+    }
+    if flops_per_token:
+        result["mfu"] = tokens / seconds * flops_per_token / card.peak
+    return result
+
+
+# --- what is printed ---
+
+
+def text_of(name, result, title=""):
+    tokens, layers = result["tokens"], result["layers"]
+    lines = [f"{name}{title}: {result['tokens_per_second']:,.0f} tokens a second on {result['card']}"
+             + (f", MFU {100 * result['mfu']:.1f} %" if "mfu" in result else "")
+             + f"; {1e6 * result['seconds'] / tokens:.1f} us a token, {result['kib_per_token_and_layer']:,.0f} KiB a token and layer "
+               f"element by element, {result['kernels']:,.0f} kernels in the trace",
+             f"{'':24} {'launches':>9} {'GB':>8} {'TFLOP':>8} {'ms':>8} {'share':>6} | a block: {'launches':>8} {'KiB/token':>10} {'us/token':>9}"]
+    for family, row in result["families"].items():
+        line = (f"{family:24} {row['launches']:9,.0f} {row['bytes'] / 1e9:8.1f} {row['flops'] / 1e12:8.1f} {1e3 * row['seconds']:8.1f} "
+                f"{100 * row['seconds'] / result['seconds']:5.1f}% |")
+        if block := result["blocks"].get(family):
+            line += f"{'':10}{block['launches']:8,.1f} {block['bytes'] / tokens / 1024:10,.1f} {1e6 * block['seconds'] / tokens:9.3f}"
+        lines.append(line.rstrip())
+    block = {key: sum(row[key] for row in result["blocks"].values()) for key in ("launches", "bytes", "seconds")}
+    lines.append(f"{'all':24} {result['launches']:9,.0f} {result['bytes'] / 1e9:8.1f} {result['flops'] / 1e12:8.1f} {1e3 * result['seconds']:8.1f} 100.0% |"
+                 f"{'':10}{block['launches']:8,.1f} {block['bytes'] / tokens / 1024:10,.1f} {1e6 * block['seconds'] / tokens:9.3f}")
+    if result["other"]:
+        lines.append("other: " + ", ".join(f"{operator} {size / 1e9:.2f} GB" for operator, size in result["other"].items()))
+    return "\n".join(lines)
+
+
+def segments(results):
+    """Families in the order of the picture, and the microseconds a token of the longest column."""
+    used = [family for family in ORDER if any(family in result["families"] for result in results.values())]
+    return used, max(1e6 * result["seconds"] / result["tokens"] for result in results.values())
+
+
+SHADES = "█▓▒░▚▞▤▥◆▦▧◇▨▩○●"
+
+
+def bars(results, width=100):
+    """Where the time of a token goes, a line a column."""
+    used, longest = segments(results)
+    names = max(map(len, results))
+    lines = []
+    for name, result in results.items():
+        line, position = "", 0.0
+        for family in used:
+            position += 1e6 * result["families"].get(family, {"seconds": 0})["seconds"] / result["tokens"] / longest * width
+            line += SHADES[ORDER.index(family)] * (round(position) - len(line))
+        lines.append(f"{name:{names}} |{line} {1e6 * result['seconds'] / result['tokens']:.1f} us a token")
+    lines.append(" " * names + "  " + "  ".join(f"{SHADES[ORDER.index(family)]} {family}" for family in used))
+    return "\n".join(lines)
+
+
+COLOURS = ("#4c78a8", "#9ecae9", "#f58518", "#54a24b", "#88d27a", "#b79a20", "#f2cf5b", "#439894", "#83bcb6", "#e45756", "#ff9d98", "#79706e", "#bab0ac",
+           "#d67195", "#fcbfd2", "#b279a2")
+
+
+def picture(results):
+    """The bars as SVG."""
+    used, longest = segments(results)
+    left, width, high = 200, 900, 46
+    rows = [f'<svg xmlns="http://www.w3.org/2000/svg" font-family="sans-serif" font-size="13" '
+            f'width="{left + width + 120}" height="{high * len(results) + 24 * ((len(used) + 3) // 4) + 30}">']
+    for i, (name, result) in enumerate(results.items()):
+        x, y = float(left), i * high + 10
+        rows.append(f'<text x="{left - 10}" y="{y + 20}" text-anchor="end">{name}</text>')
+        for family in used:
+            us = 1e6 * result["families"].get(family, {"seconds": 0})["seconds"] / result["tokens"]
+            rows.append(f'<rect x="{x:.1f}" y="{y}" width="{us / longest * width:.1f}" height="30" fill="{COLOURS[ORDER.index(family)]}">'
+                        f'<title>{family}: {us:.1f} us a token</title></rect>')
+            x += us / longest * width
+        rows.append(f'<text x="{x + 6:.1f}" y="{y + 20}">{1e6 * result["seconds"] / result["tokens"]:.0f} us a token</text>')
+    for i, family in enumerate(used):
+        x, y = left + i % 4 * 230, len(results) * high + 20 + i // 4 * 24
+        rows.append(f'<rect x="{x}" y="{y}" width="14" height="14" fill="{COLOURS[ORDER.index(family)]}"/><text x="{x + 20}" y="{y + 12}">{family}</text>')
+    return "\n".join([*rows, "</svg>"]) + "\n"
+
+
+# --- running the programs ---
+
+FLAGS = ("--model.name", "--model.flavor", "--training.seq_len", "--training.local_batch_size", "--activation_checkpoint.mode")
+FP8 = ("--quantize.linear.float8.enable_fsdp_float8_all_gather", "--quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp",
+       "--quantize.linear.float8.filter_fqns")
+PEER_FP8 = ["--model.converters", "quantize.linear.float8", *FP8[:2], FP8[2], "output"]
+OF_2024 = ["--optimizer.implementation", "foreach"]  # and what benchmarks/torchtitan_simulated.py says
+COLUMNS = {  # name: (Hyperion?, options, environment)
+    "ours": (True, [], {}),
+    "ours-fp8": (True, ["--model.converters=float8", *(f"{flag}=true" for flag in FP8[:2])], {}),
+    "torchtitan": (False, [], {}),
+    "torchtitan-compiled": (False, ["--compile.enable"], {}),
+    "torchtitan-fp8": (False, ["--compile.enable", *PEER_FP8], {}),
+    "torchtitan-2024": (False, OF_2024, {"HYPERION_PEER_OF_2024": "1"}),
+    "torchtitan-2024-compiled": (False, [*OF_2024, "--compile.enable"], {"HYPERION_PEER_OF_2024": "1"}),
+    "torchtitan-2024-fp8": (False, [*OF_2024, "--compile.enable", *PEER_FP8], {"HYPERION_PEER_OF_2024": "1"}),
+}
+
+
+def run(column, config, world, mode, steps, folder, options):
+    """Trains `steps` steps as rank 0 of `world` on a simulated GPU; the trace, with the facts that a budget needs beside it."""
+    hyperion, extra, environment = COLUMNS[column]
+    model, training = config["model"], config["training"]
+    batch = options.batch or training["local_batch_size"]
+    trace = folder / f"{column}.{mode}.{world}"
+    trace.unlink(missing_ok=True)
+    values = (model["name"], model["flavor"], training["seq_len"], batch, mode)
+    common = ["--comm.mode", "fake_backend", "--training.steps", str(steps), "--metrics.log_freq", "1", "--metrics.disable_color_printing",
+              "--activation_checkpoint.selective_ac_option", "op", "--job.dump_folder", str(folder / "out"),
+              *(str(word) for pair in zip(FLAGS, values) for word in pair)]
+    preload = options.build / "libsimulated_gpu.so"
+    environment = {**os.environ, **environment, "NGPU": str(world), "HYPERION_SIMULATED_COMPUTE": "off", "HYPERION_SIMULATED_GPUS": "8",
+                   "HYPERION_SIMULATED_TRACE": str(trace), "LD_PRELOAD": str(preload)}
+    if hyperion:
+        arguments = [f"{flag}={value}" if not value.startswith("--") else flag
+                     for flag, value in zip(common, [*common[1:], "--"]) if flag.startswith("--")]
+        command = [str(options.build / "hyperion"), "train", options.run, *arguments, *extra, "--training.dataset=c4_test",
+                   f"--model.hf_assets_path={ROOT}/tests/assets/tokenizer"]
+        environment["HYPERION_DEVICE"] = "cuda"
+        environment["LD_LIBRARY_PATH"] = os.environ.get("CUDA_HOME", "/usr/local/cuda") + "/lib64"
+    else:
+        # The driver under its own name, and the libraries that stand before libtorch's own.
+        (folder / "driver").mkdir(exist_ok=True)
+        for name in ("libcuda.so", "libcuda.so.1"):
+            (folder / "driver" / name).unlink(missing_ok=True)
+            (folder / "driver" / name).symlink_to(preload)
+        command = [str(options.peer), str(ROOT / "benchmarks" / "torchtitan_gpu.py"), *common, *extra, "--checkpoint.no_enable"]
+        environment |= {"HYPERION_PEER_SKIP_INIT": "1", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1",
+                        "MASTER_PORT": "29778", "HF_HUB_OFFLINE": "1", "TRITON_LIBCUDA_PATH": str(folder / "driver"),
+                        "TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_BENCHMARK_KERNEL": "1",
+                        "LD_LIBRARY_PATH": os.environ.get("CUDA_HOME", "/usr/local/cuda") + "/lib64"}
+    log = folder / f"{column}.{mode}.{world}.log"
+    with log.open("w") as output:
+        code = subprocess.run(command, env=environment, stdout=output, stderr=subprocess.STDOUT, timeout=options.seconds).returncode
+    text = log.read_text(errors="replace")
+    found = re.findall(r"tps:\s*([\d,]+)\s+tflops:\s*([\d,.]+)", text)
+    if code or not found:
+        sys.exit(f"step_budget: {column} ended with {code}:\n" + "\n".join(text.splitlines()[-15:]))
+    tps, tflops = (float(number.replace(",", "")) for number in found[-1])
+    facts = {"world": world, "mode": mode, "tokens": training["seq_len"] * batch, "flops_per_token": tflops * 1e12 / tps}
+    with trace.open("a") as file:
+        file.write(f"step_budget\t{json.dumps(facts)}\n")
+    return trace
+
+
+def main():
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        sys.exit(print(__doc__.strip()))
+    parser = argparse.ArgumentParser(usage=__doc__)
+    parser.add_argument("traces", nargs="*", metavar="NAME=TRACE[,SHORTER]")
+    parser.add_argument("--run", metavar="CONFIG")
+    parser.add_argument("--world", type=int)
+    parser.add_argument("--mode", nargs="+", default=["none", "selective"])
+    parser.add_argument("--column", nargs="+", choices=COLUMNS, default=["ours", "torchtitan"])
+    parser.add_argument("--batch", type=int, help="sequences of a rank, instead of the configuration's")
+    parser.add_argument("--layers", type=int)
+    parser.add_argument("--tokens", type=int)
+    parser.add_argument("--card", choices=CARDS, default="h100-700w")
+    parser.add_argument("--keep", type=pathlib.Path, help="a folder that keeps the traces")
+    parser.add_argument("--build", type=lambda path: pathlib.Path(path).resolve(), default=ROOT / "build")
+    parser.add_argument("--peer", type=pathlib.Path, default=ROOT / ".venv-interop" / "bin" / "python", help="the Python that has torchtitan")
+    parser.add_argument("--seconds", type=int, default=1800, help="limit of one run")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--svg", type=pathlib.Path)
+    options = parser.parse_args()
+    if bool(options.run) == bool(options.traces):
+        parser.error("either --run CONFIG or traces")
+    with tempfile.TemporaryDirectory() as temporary:
+        named = dict(entry.partition("=")[::2] for entry in options.traces)
+        if options.run:
+            folder = (options.keep or pathlib.Path(temporary)).resolve()
+            folder.mkdir(parents=True, exist_ok=True)
+            config = tomllib.loads(pathlib.Path(options.run).read_text())
+            named = {f"{column}, {mode}": str(run(column, config, options.world or 8, mode, 3, folder, options))
+                     for mode in options.mode for column in options.column}
+        results = {}
+        for name, paths in named.items():
+            step, facts = steady_step(*paths.split(",", 1))
+            tokens = options.tokens or facts.get("tokens")
+            # Attention runs backward once for each block.
+            layers = options.layers or round(sum(times for record, times in step.items()
+                                                 if is_attention(record) and "backward" in record.operator))
+            if not tokens or not layers:
+                sys.exit(f"step_budget: {paths} does not say how many tokens a step has, or has no attention: give --tokens and --layers")
+            results[name] = budget(step, CARDS[options.card], world=options.world or facts.get("world", 1), layers=layers, tokens=tokens,
+                                   flops_per_token=facts.get("flops_per_token"))
+    if options.svg:
+        options.svg.write_text(picture(results))
+    if options.json:
+        print(json.dumps(results, indent=1))
+    else:
+        print("\n\n".join([*(text_of(name, result) for name, result in results.items()), bars(results)]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""scripts/step_budget.py: the costs that a simulated GPU's trace tells of a step (docs/simulated_gpu.md), and the time made of them.
+
+    python3 tests/faults/step_budget_test.py build/hyperion [Recorded | Simulated]
+
+Standard library only. Recorded needs no program.
+"""
+
+import collections
+import json
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+from jobs import BINARY, ROOT, JobTest, main
+
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import step_budget  # noqa: E402
+
+LAYERS, TOKENS, WORLD = 2, 2 * 32, 8
+WIDTH, HIDDEN, VOCABULARY = 32, 768, 2048  # of the folder's job: jobs.TOML
+PARAMETERS = 286_880  # as the program's log says
+PRODUCTS = LAYERS * (4 * WIDTH * WIDTH + 3 * WIDTH * HIDDEN) + WIDTH * VOCABULARY  # parameters that are multiplied with
+# Kernels of a block of the small model without checkpointing, in the forward and backward ranges: as few as have been reached.
+KERNELS_OF_A_BLOCK = 129
+# A step of a rank of four: one block of one product, a norm, an attention, an update of 1,000 parameters, and kernels of no operator.
+RECORDED = """
+range	all-gather layers.0
+kernel	copy
+cost	aten::copy_	kernels=1	read=1000	written=4000	of=ComplexDouble[4,62]	in=all-gather layers.0
+range	forward layers.0
+operator	aten::_fused_rms_norm
+kernel	norm
+cost	aten::_fused_rms_norm	kernels=1	read=1500000	written=1200000	of=bf16[10,64]	in=forward layers.0
+kernel	not counted
+kernel	gemm
+cost	aten::mm	kernels=1	read=100	written=50	flops=720000000	of=bf16 10x64x64	in=forward layers.0
+cost	aten::_scaled_dot_product_cudnn_attention	kernels=0	read=10	written=10	flops=600000000	of=bf16[1,2,10,32]	in=forward layers.0
+cost	aten::_scaled_dot_product_cudnn_attention_backward	kernels=0	read=10	written=10	flops=480000000	of=bf16[1,2,10,32]	in=backward layers.0
+range	reduce-scatter layers.0
+kernel	pack
+cost	aten::_chunk_cat	kernels=1	read=2700000	written=2700000	of=fp32[4,250]	in=reduce-scatter layers.0
+cost	aten::copy_	kernels=0	copies=1	read=1000	written=1000	of=fp32[250]	in=reduce-scatter layers.0
+range	optimizer
+kernel	adam
+cost	aten::_fused_adamw_	kernels=1	read=16000	written=12000	of=fp32[1000]	in=optimizer
+"""
+
+
+class Recorded(unittest.TestCase):
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.folder = Path(temporary.name)
+        self.short, self.long = self.folder / "short", self.folder / "long"
+        self.short.write_text("kernel\tonly in the first step\n" + 2 * RECORDED)
+        self.long.write_text("kernel\tonly in the first step\n" + 4 * RECORDED)
+
+    def run_script(self, *arguments, code=0):
+        done = subprocess.run([sys.executable, ROOT / "scripts/step_budget.py", *map(str, arguments)], capture_output=True, text=True)
+        self.assertEqual(done.returncode, code, done.stderr)
+        return done.stdout if code == 0 else done.stderr
+
+    def test_families_bytes_and_seconds_are_those_of_the_trace(self):
+        for what in (f"a={self.short}", f"a={self.long},{self.short}"):
+            with self.subTest(what):
+                found = json.loads(self.run_script(what, "--tokens", 10, "--world", 4, "--json"))["a"]
+                rows = found["families"]
+                card = step_budget.CARDS["h100-700w"]
+                self.assertEqual(found["layers"], 1)
+                self.assertEqual(found["kernels"], 6)
+                expected = {  # family: launches, bytes, FLOPs, seconds
+                    "norms": (1, 2.7e6, 0, 2.7e6 / card.memory + card.launch),
+                    "products": (1, 150, 720e6, 1e-6 + card.launch),
+                    "attention": (4, 40, 1080e6, 2e-6 + 4 * card.launch),
+                    "gather, pack, reduce": (1, 5.4e6, 0, 5.4e6 / card.memory + card.launch),
+                    "optimizer": (1, 28e3, 0, 28e3 / card.memory + card.launch),
+                    "other": (1, 0, 0, card.launch),
+                    "collectives": (2, 3000 + 3000, 0, 6000 / card.link),
+                }
+                self.assertEqual(set(rows), set(expected))
+                for family, (launches, size, flops, seconds) in expected.items():
+                    row = rows[family]
+                    self.assertEqual((row["launches"], row["bytes"], row["flops"]), (launches, size, flops), family)
+                    self.assertAlmostEqual(row["seconds"], seconds, delta=1e-12)
+                self.assertEqual(found["other"], {"kernel not counted": 1})
+                self.assertAlmostEqual(found["kib_per_token_and_layer"], 2.7e6 / 10 / 1024)
+                self.assertAlmostEqual(found["tokens_per_second"], 10 / sum(row["seconds"] for row in rows.values()), places=3)
+
+    def test_a_slower_card_takes_longer_for_every_family(self):
+        rows = {card: json.loads(self.run_script(f"a={self.short}", "--tokens", 10, "--world", 4, "--card", card, "--json"))["a"]["families"]
+                for card in step_budget.CARDS}
+        for family in ("norms", "products", "attention"):
+            self.assertGreater(rows["h100-500w"][family]["seconds"], rows["h100-700w"][family]["seconds"])
+
+    def test_the_picture_and_the_table_show_each_family(self):
+        svg = self.folder / "bars.svg"
+        text = self.run_script(f"first={self.short}", f"second={self.long}", "--tokens", 10, "--world", 4, "--svg", svg)
+        for family in ("norms", "products", "attention", "collectives", "other"):
+            self.assertIn(family, text)
+            self.assertIn(f">{family}<", svg.read_text())
+        self.assertIn("kernel not counted", text)
+
+    def test_a_trace_that_is_too_short_or_says_too_little_is_refused(self):
+        one = self.folder / "one"
+        one.write_text(RECORDED)
+        self.assertIn("train for 3 steps or more", self.run_script(f"a={one}", code=1))
+        self.assertIn("the first must be the longer", self.run_script(f"a={self.short},{self.long}", code=1))
+        self.assertIn("give --tokens and --layers", self.run_script(f"a={self.short}", code=1))
+
+
+class Simulated(JobTest):
+    def step(self, *options, mode="none"):
+        """The records of a steady step of the folder's job as rank 0 of 8."""
+        trace = self.folder / "trace"
+        trace.unlink(missing_ok=True)
+        self.run_job("--training.steps=3", "--metrics.log_freq=100", "--comm.mode=fake_backend", f"--activation_checkpoint.mode={mode}",
+                     "--activation_checkpoint.selective_ac_option=op", *options, code=0,
+                     env={"HYPERION_DEVICE": "cuda", "LD_PRELOAD": BINARY.parent / "libsimulated_gpu.so", "NGPU": WORLD,
+                          "HYPERION_SIMULATED_GPUS": 8, "HYPERION_SIMULATED_COMPUTE": "off", "HYPERION_SIMULATED_TRACE": trace})
+        self.trace = trace.read_text().splitlines()
+        return step_budget.steady_step(trace)[0]
+
+    def sum(self, step, key, expression=""):
+        return sum(times * getattr(record, key) for record, times in step.items() if expression in record.operator)
+
+    def test_flops_of_products_and_attention_are_the_models(self):
+        forward = 4 * 2 * 32 * 32 * WIDTH // 2  # two products over half of the pairs of tokens, of two sequences
+        for options, repeated in (([], {"none": 0, "full": 1}), (["--model.converters=float8"], {"none": 0})):
+            for mode, times in repeated.items():
+                with self.subTest(options=options, mode=mode):
+                    step = self.step(*options, mode=mode)
+                    attention = self.sum(step, "flops", "attention")
+                    again = times * LAYERS * (4 * WIDTH * WIDTH + 2 * WIDTH * HIDDEN)  # the last product is not needed again
+                    self.assertEqual(self.sum(step, "flops") - attention, TOKENS * (6 * PRODUCTS + 2 * again))
+                    self.assertEqual(attention, LAYERS * forward * (3.5 + times))
+                    dtypes = {record.dtype for record in step if record.flops and "attention" not in record.operator}
+                    self.assertEqual(dtypes, {"fp8" if options else "bf16"})
+
+    def test_bytes_of_an_update_and_of_collectives_are_those_of_the_shard(self):
+        step = self.step()
+        adam = [record for record in step if "_fused_adamw_" in record.operator]
+        shard = PARAMETERS // WORLD
+        self.assertAlmostEqual(sum(record.read + record.written for record in adam) / shard, 28, delta=0.1)
+        result = step_budget.budget(step, step_budget.CARDS["h100-700w"], world=WORLD, layers=LAYERS, tokens=TOKENS)
+        # bf16 weights of blocks gathered twice, of embedding and head once, and fp32 gradients scattered.
+        ends = 2 * WIDTH * VOCABULARY + WIDTH
+        sent = (2 * (2 * PARAMETERS - ends) + 4 * PARAMETERS) * (WORLD - 1) / WORLD
+        self.assertAlmostEqual(result["families"]["collectives"]["bytes"] / sent, 1, delta=1e-3)
+        self.assertEqual(result["families"]["collectives"]["launches"], 2 * LAYERS + 2 + LAYERS + 2)
+
+    def test_every_kernel_of_a_step_is_counted_and_nearly_all_bytes_have_a_family(self):
+        for mode in ("none", "selective"):
+            step = self.step(mode=mode)
+            optimizers = [i for i, line in enumerate(self.trace) if line == "range\toptimizer"]
+            lines = sum(line.startswith("kernel\t") for line in self.trace[optimizers[-2]:optimizers[-1]])
+            result = step_budget.budget(step, step_budget.CARDS["h100-700w"], world=WORLD, layers=LAYERS, tokens=TOKENS)
+            self.assertEqual(result["kernels"], lines)
+            self.assertLess(result["families"]["other"]["bytes"], 0.02 * result["bytes"], result["other"])
+
+    def test_a_block_launches_no_more_kernels_than_has_been_reached(self):
+        step = self.step()
+        kernels = collections.Counter()
+        for record, times in step.items():
+            if record.range.startswith(("forward layers", "backward layers")):
+                kernels[record.range.split()[1]] += times * max(record.kernels, "attention" in record.operator)
+        self.assertEqual(len(kernels), LAYERS, kernels)
+        self.assertLessEqual(max(kernels.values()), KERNELS_OF_A_BLOCK, kernels)
+
+
+if __name__ == "__main__":
+    main()
