@@ -66,26 +66,34 @@ class Kernels(JobTest):
                 self.assertNotIn("No fused", text)
         self.run_job(code=2, env={"HYPERION_KERNELS": "fast"}, says=["HYPERION_KERNELS=fast: expected auto", "plain"])
 
+    def steady_step(self, *options, **env):
+        """What a steady step on one GPU asks of it: line of the trace -> times."""
+        counts = []
+        for steps in (2, 4):
+            trace = self.folder / "trace"
+            self.run_job(f"--training.steps={steps}", "--activation_checkpoint.mode=none", *options, code=0,
+                         env=self.gpu("eager", HYPERION_SIMULATED_TRACE=trace, **env))
+            counts.append(collections.Counter(trace.read_text().splitlines()))
+            trace.unlink()
+        return {line: times // 2 for line, times in (counts[1] - counts[0]).items()}
+
     def test_a_fused_step_launches_fewer_kernels_and_calls_each_fused_operator_once_where_it_is_needed(self):
-        calls, kernels = {}, {}
-        for name, env in (("fused", {}), ("plain", PLAIN)):
-            counts = []
-            for steps in (2, 4):
-                trace = self.folder / f"{name}-{steps}"
-                self.run_job(f"--training.steps={steps}", "--activation_checkpoint.mode=none", code=0,
-                             env=self.gpu("eager", HYPERION_SIMULATED_TRACE=trace, **env))
-                counts.append(collections.Counter(trace.read_text().splitlines()))
-            calls[name] = {line.split("\t")[1]: (times - counts[0][line]) // 2 for line, times in counts[1].items()
-                           if line.startswith("operator") and times > counts[0][line]}
-            kernels[name] = sum(times for line, times in (counts[1] - counts[0]).items() if line.startswith("kernel")) // 2
-        self.assertLess(kernels["fused"], 0.75 * kernels["plain"], kernels)
+        fused, plain = self.steady_step(), self.steady_step(**PLAIN)
+        kernels = [sum(times for line, times in step.items() if line.startswith("kernel")) for step in (fused, plain)]
+        self.assertLess(kernels[0], 0.75 * kernels[1])
         blocks = 2
-        for operator, times in (("hyperion::swiglu", blocks), ("hyperion::swiglu_backward", blocks), ("hyperion::cross_entropy_", 1)):
-            self.assertEqual(calls["fused"].get(operator), times, calls["fused"])
-        for operator in ("aten::silu", "aten::silu_backward", "aten::_log_softmax", "aten::rsqrt"):
-            self.assertNotIn(operator, calls["fused"])
-            self.assertIn(operator, calls["plain"])
-        self.assertFalse([operator for operator in calls["plain"] if operator.startswith("hyperion::")], calls["plain"])
+        for operator, times in (("swiglu", blocks), ("swiglu_backward", blocks), ("cross_entropy_", 1)):
+            self.assertEqual(fused.get(f"operator\thyperion::{operator}"), times, fused)
+        for operator in ("silu", "silu_backward", "_log_softmax", "rsqrt"):
+            self.assertNotIn(f"operator\taten::{operator}", fused)
+            self.assertIn(f"operator\taten::{operator}", plain)
+        self.assertFalse([line for line in plain if line.startswith("operator\thyperion::")], plain)
+
+    def test_the_heads_rows_run_in_multiples_of_256_where_more_fit(self):
+        tokens, bytes_of_row = 2 * 512, 2 * 2048
+        for fit, chunks in ((400, tokens // 256), (100, 11), (2000, 1)):
+            step = self.steady_step("--training.seq_len=512", f"--training.loss_chunk_bytes={fit * bytes_of_row}")
+            self.assertEqual(step["operator\thyperion::cross_entropy_"], chunks, fit)
 
 
 if __name__ == "__main__":

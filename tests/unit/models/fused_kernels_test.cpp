@@ -384,6 +384,25 @@ TEST_CASE("the gradients of the CUDA kernels are the derivatives of the plain fo
                          torch::full({}, 2.0, torch::kDouble))));
 }
 
+TEST_CASE("tensors of sizes that do not fit each other are refused before a launch") {
+  const auto fp32 = [](at::IntArrayRef shape) { return torch::ones(shape); };
+  const Tensor x = fp32({3, 8}), weight = fp32({8}), heads = fp32({1, 4, 2, 8}), angles = fp32({4, 4});
+  CHECK_THROWS(own::add_rms_norm(kOnThreads, x, x, fp32({7}), 1e-5));
+  CHECK_THROWS(own::add_rms_norm(kOnThreads, fp32({2, 8}), x, weight, 1e-5));
+  CHECK_THROWS(own::add_rms_norm_backward(kOnThreads, x, x, x, weight, fp32({2})));
+  CHECK_THROWS(own::add_rms_norm(kOnThreads, x, x, weight.to(torch::kBFloat16), 1e-5));
+  CHECK_THROWS(own::swiglu(kOnThreads, x, fp32({3, 4})));
+  CHECK_THROWS(own::swiglu_backward(kOnThreads, fp32({2, 8}), x, x));
+  CHECK_THROWS(own::rope_heads(kOnThreads, heads, heads, fp32({1, 4, 1, 8}), angles, angles, true, 1));
+  CHECK_THROWS(own::rope_heads(kOnThreads, heads, heads, {}, fp32({3, 4}), fp32({3, 4}), true, 1));
+  Tensor logits = x.clone();
+  const Tensor labels = torch::zeros({3}, torch::kLong), scale = fp32({});
+  CHECK_THROWS(own::cross_entropy(kOnThreads, logits, labels.narrow(0, 0, 2), scale));
+  CHECK_THROWS(own::vocab_gradient(kOnThreads, logits, labels, 0, 8, fp32({2}), scale));
+  const Tensor wide = x.to(torch::kDouble);
+  CHECK_THROWS(own::swiglu(kOnThreads, wide, wide));
+}
+
 TEST_CASE("the CUDA library brings the fused operators of its tensors") {
   const auto have_kernel = [](const char* name) {
     const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
