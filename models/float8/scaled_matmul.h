@@ -8,9 +8,10 @@
 namespace hyperion::float8 {
 
 enum class Gemm {
-  kNative,  // at::_scaled_mm: tensor cores on a GPU (SM89 or newer, blocks from SM100 on), libtorch's kernel
-            // on a CPU (which has none for blocks)
-  kEmulated  // dequantize, multiply in fp32, round once: what the hardware approximates
+  // at::_scaled_mm: a GPU's tensor cores (from SM89 on; blocks: SM100), a CPU's kernel (no blocks)
+  kNative,
+  // Dequantize, multiply in fp32 (blocks: in the result's dtype), round once: what the hardware does
+  kEmulated
 };
 
 // a [m, k] times b [k, n] -> [m, n] in `out`. Scales: 0-dim, or a's [m, 1] and b's [1, n], or of blocks along
