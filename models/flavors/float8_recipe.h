@@ -1,4 +1,4 @@
-// How finely FP8 operands are scaled: torchao's three recipes for linear layers.
+// How finely FP8 operands are scaled: torchao's recipes for linear layers.
 #pragma once
 
 #include "base/choice.h"
@@ -15,6 +15,18 @@ constexpr auto choices(Recipe) {
   return choice_list<Recipe>({{Recipe::kTensorwise, "tensorwise"},
                               {Recipe::kRowwise, "rowwise"},
                               {Recipe::kRowwiseWithGwHp, "rowwise_with_gw_hp"}});
+}
+
+// MXFP8: blocks of 32 numbers with a power of two each, e4m3 throughout.
+enum class MxRecipe {
+  kEmulated,    // as kCublas, in the compute dtype on any device
+  kCublas,      // powers rounded down: the largest numbers of a block may saturate
+  kCublasRceil  // powers rounded up
+};
+constexpr auto choices(MxRecipe) {
+  return choice_list<MxRecipe>({{MxRecipe::kEmulated, "mxfp8_emulated"},
+                                {MxRecipe::kCublas, "mxfp8_cublas"},
+                                {MxRecipe::kCublasRceil, "mxfp8_cublas_rceil"}});
 }
 
 }  // namespace hyperion::float8

@@ -12,6 +12,8 @@
 namespace hyperion::float8 {
 namespace {
 
+constexpr int64_t kMxMultiple = 32;  // a block
+
 // torchao's measured rules: below these the casts cost more than the product gains.
 bool too_small(const LinearShape& layer, Recipe recipe) {
   const int64_t k = layer.in, n = layer.out;
@@ -19,20 +21,33 @@ bool too_small(const LinearShape& layer, Recipe recipe) {
   return n <= 2048 || k <= 1024 || (n <= 4096 && k <= 2048);
 }
 
-std::string reason_to_leave_out(const LinearShape& layer, const std::vector<std::string>& filter,
-                                Recipe recipe) {
+std::string reason_by_name(const LinearShape& layer, const std::vector<std::string>& filter) {
   for (const std::string& part : filter)
-    if (part != kAutoFilter && layer.name.find(part) != std::string::npos)
-      return fmt::format("\"{}\" is in filter_fqns", part);
-  if (layer.out % 16 != 0 || layer.in % 16 != 0)
-    return fmt::format("{} x {}: an extent is no multiple of 16", layer.out, layer.in);
-  if (const int64_t divided = layer.split == 0 ? layer.out : layer.in; divided % (16 * layer.parts) != 0)
-    return fmt::format(
-        "{} x {}: the part of one of {} tensor parallel ranks is no multiple of 16 (of {}, it is {})",
-        layer.out, layer.in, layer.parts, divided, chunk_of(divided, layer.parts, 0).count);
-  if (std::ranges::find(filter, kAutoFilter) != filter.end() && too_small(layer, recipe))
-    return fmt::format("{} x {} is too small to gain ({})", layer.out, layer.in, kAutoFilter);
+    if (layer.name.find(part) != std::string::npos) return fmt::format("\"{}\" is in filter_fqns", part);
   return "";
+}
+
+std::string reason_by_extents(const LinearShape& layer, int64_t multiple) {
+  if (layer.out % multiple != 0 || layer.in % multiple != 0)
+    return fmt::format("{} x {}: an extent is no multiple of {}", layer.out, layer.in, multiple);
+  if (const int64_t divided = layer.split == 0 ? layer.out : layer.in;
+      divided % (multiple * layer.parts) != 0)
+    return fmt::format(
+        "{} x {}: the part of one of {} tensor parallel ranks is no multiple of {} (of {}, it is {})",
+        layer.out, layer.in, layer.parts, multiple, divided, chunk_of(divided, layer.parts, 0).count);
+  return "";
+}
+
+// One choice per layer: the first of its reasons that is not empty.
+template <typename Reasons>
+std::vector<Choice> choices_by(const std::vector<LinearShape>& layers, const Reasons& reasons) {
+  std::vector<Choice> choices;
+  for (const LinearShape& layer : layers) {
+    choices.push_back({layer.name, ""});
+    for (const std::string& reason : reasons(layer))
+      if (choices.back().why_not.empty()) choices.back().why_not = reason;
+  }
+  return choices;
 }
 
 }  // namespace
@@ -44,14 +59,25 @@ std::vector<Choice> choose_layers(const std::vector<LinearShape>& layers,
         "quantize.linear.float8.filter_fqns: {} has no rule for recipe_name = \"{}\"; name the layers to "
         "leave out",
         kAutoFilter, text_of(recipe));
-  std::vector<Choice> choices;
-  for (const LinearShape& layer : layers)
-    choices.push_back({layer.name, reason_to_leave_out(layer, filter, recipe)});
-  return choices;
+  const bool drops_small = std::ranges::find(filter, kAutoFilter) != filter.end();
+  return choices_by(layers, [&](const LinearShape& layer) -> std::vector<std::string> {
+    const std::string small =
+        drops_small && too_small(layer, recipe)
+            ? fmt::format("{} x {} is too small to gain ({})", layer.out, layer.in, kAutoFilter)
+            : "";
+    return {reason_by_name(layer, filter), reason_by_extents(layer, 16), small};
+  });
+}
+
+std::vector<Choice> choose_mx_layers(const std::vector<LinearShape>& layers,
+                                     const std::vector<std::string>& filter) {
+  return choices_by(layers, [&](const LinearShape& layer) -> std::vector<std::string> {
+    return {reason_by_name(layer, filter), reason_by_extents(layer, kMxMultiple)};
+  });
 }
 
 std::vector<std::string> unmatched_filters(const std::vector<LinearShape>& layers,
-                                           const std::vector<std::string>& filter) {
+                                           const std::vector<std::string>& filter, const std::string& table) {
   std::set<std::string> parts = {kAutoFilter};
   for (const LinearShape& layer : layers) {
     parts.insert(layer.name);
@@ -63,9 +89,8 @@ std::vector<std::string> unmatched_filters(const std::vector<LinearShape>& layer
   for (const std::string& part : filter) {
     const auto matches = [&](const LinearShape& layer) { return layer.name.find(part) != std::string::npos; };
     if (part == kAutoFilter || std::ranges::any_of(layers, matches)) continue;
-    sentences.push_back(
-        fmt::format("quantize.linear.float8.filter_fqns: \"{}\" is part of no linear layer's name{}", part,
-                    did_you_mean(nearest_name(part, names))));
+    sentences.push_back(fmt::format("{}.filter_fqns: \"{}\" is part of no linear layer's name{}", table, part,
+                                    did_you_mean(nearest_name(part, names))));
   }
   return sentences;
 }

@@ -31,8 +31,15 @@ inline constexpr const char* kAutoFilter = "auto_filter_small_kn";
 std::vector<Choice> choose_layers(const std::vector<LinearShape>& layers,
                                   const std::vector<std::string>& filter, Recipe recipe);
 
-// A sentence for each entry of `filter` that matches no layer, with the nearest part of a name that there is.
+// The same for MXFP8, whose blocks want extents that are multiples of 32, on each rank too; kAutoFilter is a
+// name like any other.
+std::vector<Choice> choose_mx_layers(const std::vector<LinearShape>& layers,
+                                     const std::vector<std::string>& filter);
+
+// A sentence for each entry of `filter`, the list of the table `table`, that matches no layer, with the
+// nearest part of a name that there is.
 std::vector<std::string> unmatched_filters(const std::vector<LinearShape>& layers,
-                                           const std::vector<std::string>& filter);
+                                           const std::vector<std::string>& filter,
+                                           const std::string& table = "quantize.linear.float8");
 
 }  // namespace hyperion::float8

@@ -1,5 +1,6 @@
 #include "models/float8/linear_matmuls.h"
 
+#include "models/float8/blocks.h"
 #include "models/kernels/matmul.h"
 
 namespace hyperion::float8 {
@@ -19,9 +20,16 @@ Scalings scalings_of(Recipe recipe) {
   return {.x_out = row, .w_out = row, .g_x = row, .w_x = column, .g_w = column, .x_w = column};
 }
 
+Scalings scalings_of(MxRecipe recipe) {
+  const bool up = recipe == MxRecipe::kCublasRceil;
+  const Scaling row = {.granularity = Granularity::kRowBlock, .rounds_up = up};
+  const Scaling column = {.granularity = Granularity::kColumnBlock, .rounds_up = up};
+  return {.x_out = row, .w_out = row, .g_x = row, .w_x = column, .g_w = column, .x_w = column};
+}
+
 Quantized transpose(const Quantized& x) {
   if (x.scale.dim() == 0) return {x.values.t(), x.scale, x.inverse};
-  return {x.values.t(), x.scale.t(), x.inverse.t()};
+  return {x.values.t(), x.scale.t(), x.inverse.defined() ? x.inverse.t() : x.inverse};
 }
 
 }  // namespace
@@ -32,6 +40,8 @@ struct LinearMatmuls::WeightCopies : DerivedWeight {
 };
 
 LinearMatmuls::LinearMatmuls(Recipe recipe, Gemm gemm, std::shared_ptr<Counters> counters)
+    : scalings_(scalings_of(recipe)), gemm_(gemm), counters_(std::move(counters)) {}
+LinearMatmuls::LinearMatmuls(MxRecipe recipe, Gemm gemm, std::shared_ptr<Counters> counters)
     : scalings_(scalings_of(recipe)), gemm_(gemm), counters_(std::move(counters)) {}
 
 std::optional<Scaling> LinearMatmuls::one_scale_of_input() const {
@@ -80,6 +90,7 @@ Tensor LinearMatmuls::multiply(const Quantized& a, const Quantized& b, at::Scala
 Operands LinearMatmuls::cast_operands(const Tensor& x, const std::optional<Scaling>& rows,
                                       const std::optional<Scaling>& columns, const PartOf& part) const {
   const Tensor dense = x.contiguous();
+  if (in_blocks((rows ? *rows : *columns).granularity)) return cast_blocks(dense, rows, columns);
   if (gemm_ == Gemm::kNative) return quantize_operands(dense, rows, columns, part);
   Operands operands;
   if (rows) operands.rows = quantize(dense, *rows, part);

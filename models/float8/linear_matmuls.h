@@ -34,6 +34,7 @@ struct Scalings {
 class LinearMatmuls {
  public:
   LinearMatmuls(Recipe recipe, Gemm gemm, std::shared_ptr<Counters> counters);
+  LinearMatmuls(MxRecipe recipe, Gemm gemm, std::shared_ptr<Counters> counters);
 
   // On rows, as Linear's: x [m, in], grad [m, out], weight [out, in], of which `ranks` (may be null) have a
   // part each: scales of a weight are those of the whole, so that its bits do not depend on their number.
@@ -53,7 +54,10 @@ class LinearMatmuls {
   bool casts_input_for_backward() const { return scalings_.x_w.has_value(); }
   // Whether output() and input_gradient() cast each row of an operand by itself.
   bool casts_rows_alone() const {
-    return scalings_.x_out.granularity == Granularity::kRow && scalings_.g_x.granularity == Granularity::kRow;
+    const auto alone = [](const Scaling& scaling) {
+      return scaling.granularity == Granularity::kRow || scaling.granularity == Granularity::kRowBlock;
+    };
+    return alone(scalings_.x_out) && alone(scalings_.g_x);
   }
 
   // The scaling of a layer's input (of the gradient of its output) in all of its products, where that is one
@@ -78,7 +82,7 @@ class LinearMatmuls {
   std::shared_ptr<Counters> counters_;
 };
 
-// FP8 products in one backward of one layer.
+// FP8 products in one backward of one layer; MXFP8 has 2.
 constexpr int backward_products(Recipe recipe) {
   return recipe == Recipe::kRowwiseWithGwHp ? 1 : 2;
 }

@@ -15,13 +15,17 @@ inline constexpr at::ScalarType kE5m2 = at::kFloat8_e5m2;    // +-57344: gradien
 enum class Granularity {
   kTensor,  // everything: scale is 0-dim
   kRow,     // a row: scale [m, 1]
-  kColumn   // a column: scale [1, n]
+  kColumn,  // a column: scale [1, n]
+  // 32 neighbours of a row or of a column (models/float8/blocks.h)
+  kRowBlock,
+  kColumnBlock
 };
 
 struct Scaling {
   at::ScalarType dtype = kE4m3;
   Granularity granularity = Granularity::kTensor;
   bool power_of_two = false;
+  bool rounds_up = false;  // of blocks
 
   bool operator==(const Scaling&) const = default;
 };

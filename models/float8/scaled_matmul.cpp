@@ -12,6 +12,7 @@
 #include <torch/library.h>
 
 #include "base/error.h"
+#include "models/float8/blocks.h"
 
 namespace hyperion::float8 {
 namespace {
@@ -74,8 +75,15 @@ at::Tensor& rescale_in_place(at::Tensor& product, const at::Tensor& row, const a
 
 at::Tensor scaled_matmul(const Quantized& a, const Quantized& b, at::ScalarType out, bool fast_accumulate,
                          Gemm gemm) {
-  if (gemm == Gemm::kEmulated) return at::mm(dequantize(a), dequantize(b)).to(out);
+  const bool blocks = a.scale.scalar_type() == kE8m0;
+  if (gemm == Gemm::kEmulated)
+    return blocks ? at::mm(dequantize_blocks(a, out), dequantize_blocks(b, out))
+                  : at::mm(dequantize(a), dequantize(b)).to(out);
   check_operands(a.values, b.values);
+  if (blocks)
+    return multiply(a.values, b.values, scales_for_cublas(a.scale), scales_for_cublas(b.scale.t()),
+                    at::kBFloat16, /*fast_accumulate=*/false)
+        .to(out);
   const at::Tensor inverse_a = inverse_of(a), inverse_b = inverse_of(b);
   const bool whole_a = a.scale.dim() == 0, whole_b = b.scale.dim() == 0;
   if (whole_a && whole_b) return multiply(a.values, b.values, inverse_a, inverse_b, out, fast_accumulate);

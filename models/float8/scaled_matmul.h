@@ -8,11 +8,14 @@
 namespace hyperion::float8 {
 
 enum class Gemm {
-  kNative,   // at::_scaled_mm: tensor cores on a GPU (SM89 or newer), libtorch's kernel on a CPU
-  kEmulated  // dequantize, multiply in fp32, round once: what the hardware approximates
+  // at::_scaled_mm: a GPU's tensor cores (from SM89 on; blocks: SM100), a CPU's kernel (no blocks)
+  kNative,
+  // Dequantize, multiply in fp32 (blocks: in the result's dtype), round once: what the hardware does
+  kEmulated
 };
 
-// a [m, k] times b [k, n] -> [m, n] in `out`. Scales: 0-dim, or a's [m, 1] and b's [1, n]. Not both in e5m2.
+// a [m, k] times b [k, n] -> [m, n] in `out`. Scales: 0-dim, or a's [m, 1] and b's [1, n], or of blocks along
+// k (kE8m0; emulated, these are multiplied in `out`). Not both in e5m2.
 //
 // kNative wants what Hopper wants, on every device: a row-major, b column-major, k and n multiples of 16;
 // Error(kBug) otherwise. fast_accumulate: Hopper's, with fewer bits between its partial sums. Without it, or

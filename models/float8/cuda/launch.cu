@@ -1,4 +1,5 @@
 #include "models/float8/cuda/cast_kernel.cuh"
+#include "models/float8/cuda/mx_kernel.cuh"
 #include "models/float8/cuda/rescale_kernel.cuh"
 #include "models/float8/cuda/scale_kernel.cuh"
 
@@ -32,6 +33,11 @@ cudaError_t launch_cast(const CastTask& task, From from, bool e5m2, cudaStream_t
       return launch_from<uint8_t>(task, e5m2, stream);  // moves bits, so the format does not matter
   }
   return cudaErrorInvalidValue;
+}
+
+cudaError_t launch_mx(const MxTask& task, From from, cudaStream_t stream) {
+  return launch(from == From::kFloat ? cast_mx_tile<float> : cast_mx_tile<__nv_bfloat16>, task,
+                tiles_of(task), kMxThreads, stream);
 }
 
 cudaError_t launch_scale(const ScaleTask& task, From from, cudaStream_t stream) {

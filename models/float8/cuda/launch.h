@@ -31,6 +31,17 @@ struct CastTask {
   bool power_of_two = false;
 };
 
+// To e4m3 in blocks of 32 with an E8M0 scale each (models/float8/blocks.h).
+struct MxTask {
+  const void* x = nullptr;  // [m, n], row-major, aligned to 16 bytes; n: a multiple of 32
+  int64_t m = 0, n = 0;
+  bool rounds_up = false;
+  uint8_t *rows = nullptr, *row_scales = nullptr;  // [m, n], [m, n / 32]; null: not wanted
+  uint8_t *columns = nullptr,
+          *column_scales = nullptr;  // [n, padded_m], [n, padded_m / 32]; null: not wanted
+  int64_t padded_m = 0;              // m rounded up to a multiple of 32
+};
+
 struct ScaleTask {
   const void* amax = nullptr;  // [count]
   int64_t count = 0;
@@ -48,6 +59,8 @@ struct RescaleTask {
 
 // Casts to e5m2 or e4m3. These return how the launch went.
 cudaError_t launch_cast(const CastTask& task, From from, bool e5m2, cudaStream_t stream);
+// From fp32 or bf16.
+cudaError_t launch_mx(const MxTask& task, From from, cudaStream_t stream);
 // amax in fp32 or bf16.
 cudaError_t launch_scale(const ScaleTask& task, From from, cudaStream_t stream);
 cudaError_t launch_rescale(const RescaleTask& task, cudaStream_t stream);

@@ -6,8 +6,11 @@
 #include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
 
+#include <tuple>
+#include <utility>
 #include <vector>
 
+#include "models/float8/blocks.h"
 #include "models/float8/cast.h"
 #include "models/float8/cuda/launch.h"
 
@@ -181,6 +184,32 @@ Tensor& cast_into_on_cuda(Tensor& out, const Tensor& x, const Tensor& scale) {
   return out;
 }
 
+std::tuple<Tensor, Tensor, Tensor, Tensor> mx_cast_on_cuda(const Tensor& given, bool rows, bool columns,
+                                                           bool rounds_up) {
+  TORCH_CHECK(given.dim() == 2 && given.size(1) % kBlock == 0, "mx_cast: x of ", given.sizes(),
+              ": expected a matrix whose last extent is a multiple of 32");
+  const c10::cuda::CUDAGuard on(given.device());
+  const Tensor x = packed(given);
+  MxTask task = {.x = x.const_data_ptr(), .m = x.size(0), .n = x.size(1), .rounds_up = rounds_up};
+  task.padded_m = (task.m + kBlock - 1) / kBlock * kBlock;
+  const auto make = [&](int64_t lines, int64_t numbers, uint8_t*& values, uint8_t*& scales) {
+    const Tensor made = at::empty({lines, numbers}, x.options().dtype(kE4m3)),
+                 of_blocks = at::empty({lines, numbers / kBlock}, x.options().dtype(kE8m0));
+    values = static_cast<uint8_t*>(made.mutable_data_ptr());
+    scales = static_cast<uint8_t*>(of_blocks.mutable_data_ptr());
+    return std::pair(made, of_blocks);
+  };
+  Tensor row_values, row_scales, column_values, column_scales;
+  if (rows) std::tie(row_values, row_scales) = make(task.m, task.n, task.rows, task.row_scales);
+  if (columns) {
+    std::tie(column_values, column_scales) = make(task.n, task.padded_m, task.columns, task.column_scales);
+    column_values = column_values.t();
+    column_scales = column_scales.t();
+  }
+  C10_CUDA_CHECK(launch_mx(task, source_of(x), stream_for(x)));
+  return {row_values, column_values, row_scales, column_scales};
+}
+
 std::tuple<Tensor, Tensor> scales_on_cuda(const Tensor& given, double largest, bool power_of_two) {
   const c10::cuda::CUDAGuard on(given.device());
   const Tensor amax = given.contiguous();
@@ -220,6 +249,7 @@ TORCH_LIBRARY_IMPL(hyperion, CUDA, library) {
   library.impl("float8_cast_by_amax", cast_by_amax_on_cuda);
   library.impl("float8_cast_into_", cast_into_on_cuda);
   library.impl("float8_scales", scales_on_cuda);
+  library.impl("mx_cast", mx_cast_on_cuda);
   library.impl("float8_rescale_", rescale_on_cuda);
 }
 

@@ -6,6 +6,7 @@
 #include <torch/torch.h>
 
 #include "base/device/device_library.h"
+#include "models/float8/blocks.h"
 #include "models/float8/cast.h"
 #include "models/float8/scaled_matmul.h"
 #include "tests/support/float8_bits.h"
@@ -14,6 +15,7 @@
 // clang-format off
 #include "tests/unit/models/cuda_on_cpu.h"
 #include "models/float8/cuda/cast_kernel.cuh"
+#include "models/float8/cuda/mx_kernel.cuh"
 #include "models/float8/cuda/rescale_kernel.cuh"
 #include "models/float8/cuda/scale_kernel.cuh"
 // clang-format on
@@ -175,6 +177,47 @@ TEST_CASE("the source of the CUDA cast rounds every bf16 number and many of fp32
     }
 }
 
+TEST_CASE("the source of the CUDA cast to MXFP8 gives the bits of the plain form") {
+  torch::manual_seed(11);
+  for (const at::ScalarType from : {at::kFloat, at::kBFloat16})
+    for (const bool up : {false, true})
+      for (const auto& [m, n] :
+           {std::pair(1, 32), std::pair(33, 96), std::pair(64, 64), std::pair(130, 160)}) {
+        // Numbers of any size: as many blocks have outliers as not.
+        const Tensor powers = torch::exp2(torch::randint(-140, 120, {m, n / 32}).to(at::kFloat));
+        const Tensor mixed = torch::randn({m, n}) * powers.repeat_interleave(32, 1);
+        for (const Tensor& x : {troublesome(m, n).to(from), mixed.to(from), torch::zeros({m, n}, from)}) {
+          const int64_t padded = (m + 31) / 32 * 32;
+          Output rows(m * n), columns(n * padded), row_scales(m * n / 32), column_scales(n * padded / 32);
+          for (const bool both : {true, false}) {
+            const MxTask task = {.x = x.const_data_ptr(),
+                                 .m = m,
+                                 .n = n,
+                                 .rounds_up = up,
+                                 .rows = both ? rows.data() : nullptr,
+                                 .row_scales = both ? row_scales.data() : nullptr,
+                                 .columns = columns.data(),
+                                 .column_scales = column_scales.data(),
+                                 .padded_m = padded};
+            const auto blocks = static_cast<unsigned>(tiles_of(task));
+            if (from == at::kFloat)
+              run_blocks(blocks, kMxThreads, cast_mx_tile<float>, task);
+            else
+              run_blocks(blocks, kMxThreads, cast_mx_tile<__nv_bfloat16>, task);
+          }
+          INFO(m << " x " << n << " of " << from << (up ? ", up" : ", down"));
+          const Operands wanted =
+              plain::cast_blocks(x, Scaling{.granularity = Granularity::kRowBlock, .rounds_up = up},
+                                 Scaling{.granularity = Granularity::kColumnBlock, .rounds_up = up});
+          CHECK(same_bits(rows.as(kE4m3, m, n), wanted.rows.values));
+          CHECK(same_bits(columns.as(kE4m3, n, padded).t(), wanted.columns.values));
+          CHECK(row_scales.as(at::kByte, m, n / 32).equal(wanted.rows.scale.view(at::kByte)));
+          CHECK(column_scales.as(at::kByte, n, padded / 32).equal(wanted.columns.scale.t().view(at::kByte)));
+          for (const Output& output : {rows, columns, row_scales, column_scales}) CHECK(output.guarded());
+        }
+      }
+}
+
 TEST_CASE("the source of the CUDA scale gives the bits of the plain form") {
   torch::manual_seed(8);
   const auto run = [](const Tensor& amax, double largest, bool power_of_two) {
@@ -236,9 +279,9 @@ TEST_CASE("the CUDA library brings the FP8 operators of its tensors") {
     const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
     return op.hasKernelForDispatchKey(c10::DispatchKey::CUDA);
   };
-  const auto operators = {"hyperion::float8_cast", "hyperion::float8_cast_by_amax",
+  const auto operators = {"hyperion::float8_cast",       "hyperion::float8_cast_by_amax",
                           "hyperion::float8_cast_into_", "hyperion::float8_scales",
-                          "hyperion::float8_rescale_"};
+                          "hyperion::float8_rescale_",   "hyperion::mx_cast"};
   for (const char* name : operators) CHECK(!have_kernel(name));
   REQUIRE(load_device_library() == "");
   for (const char* name : operators) CHECK(have_kernel(name));

@@ -4,6 +4,7 @@
 #include <map>
 
 #include <catch2/catch.hpp>
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include <ATen/ops/from_blob.h>
@@ -12,6 +13,7 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "models/flavors/registry.h"
+#include "models/float8/blocks.h"
 #include "models/float8/choice.h"
 #include "models/float8/gather.h"
 #include "models/float8/linear_matmuls.h"
@@ -19,6 +21,7 @@
 #include "models/tensor_region.h"
 #include "models/transformer.h"
 #include "tests/support/error_of.h"
+#include "tests/support/float8_bits.h"
 
 namespace hyperion::models {
 
@@ -97,7 +100,8 @@ struct Layer {
   explicit Layer(const Tensor& w) : parameter(make_parameter("w.weight", w.sizes().vec(), Init::ones())) {
     parameter->weight = w.detach().clone().requires_grad_();
   }
-  Products run(Recipe recipe, Gemm gemm, const Tensor& x, const Tensor& dy) {
+  template <typename AnyRecipe>
+  Products run(AnyRecipe recipe, Gemm gemm, const Tensor& x, const Tensor& dy) {
     const Linear linear(parameter, std::make_shared<const LinearMatmuls>(recipe, gemm, counters));
     const Tensor leaf = x.detach().clone().requires_grad_();
     const Tensor out = column_linear(leaf, {&linear})[0];
@@ -145,6 +149,73 @@ TEST_CASE("every recipe has the bits of torchao's emulation") {
     ++cases;
   }
   CHECK(cases >= 60);
+}
+
+TEST_CASE("MXFP8 has the bits of torchao's emulation") {
+  const auto goldens = read_goldens("mx");
+  for (const auto& [mode, recipe] :
+       {std::pair("floor", MxRecipe::kCublas), std::pair("rceil", MxRecipe::kCublasRceil)})
+    for (const auto& [dtype_name, dtype] :
+         {std::pair("bf16", at::kBFloat16), std::pair("fp32", at::kFloat)}) {
+      const std::string name = fmt::format("{}-{}", mode, dtype_name);
+      INFO(name);
+      const Tensors& casts = goldens.at(name);
+      const bool up = recipe == MxRecipe::kCublasRceil;
+      const Operands ours =
+          cast_blocks(casts.at("x"), Scaling{.granularity = Granularity::kRowBlock, .rounds_up = up},
+                      Scaling{.granularity = Granularity::kColumnBlock, .rounds_up = up});
+      const Quantized by_column = {ours.columns.values.t(), ours.columns.scale.t()};
+      for (const auto& [side, found] : {std::pair("rows", ours.rows), std::pair("columns", by_column)}) {
+        const std::string key = side;
+        INFO(key);
+        CHECK(same_bits(found.values, casts.at(key).view(kE4m3)));
+        CHECK(found.scale.view(at::kByte).equal(casts.at(key + "-scale")));
+        CHECK(same(dequantize_blocks(found, dtype), casts.at(key + "-numbers")));
+      }
+      const Tensors& product = goldens.at(fmt::format("{}-product-{}", mode, dtype_name));
+      Layer layer(product.at("w"));
+      const Products found = layer.run(recipe, Gemm::kEmulated, product.at("x"), product.at("dy"));
+      CHECK(same(found.out, product.at("out")));
+      CHECK(same(found.grad_x, product.at("dx")));
+      CHECK(same(found.grad_w, product.at("dw")));
+      CHECK(layer.counters->products == 3);
+    }
+}
+
+TEST_CASE("MXFP8 fills up a block of rows with zeros") {
+  torch::manual_seed(4);
+  const Tensor x = torch::randn({40, 64}), padded = torch::constant_pad_nd(x, {0, 0, 0, 24});
+  const Scaling column = {.granularity = Granularity::kColumnBlock};
+  const Quantized ours = cast_blocks(x, std::nullopt, column).columns;
+  const Quantized wanted = cast_blocks(padded, std::nullopt, column).columns;
+  CHECK(same_bits(ours.values, wanted.values));
+  CHECK(ours.scale.view(at::kByte).equal(wanted.scale.view(at::kByte)));
+  CHECK(ours.values.t().is_contiguous());
+  const Tensor dy = torch::randn({40, 96});
+  Layer layer(torch::randn({96, 64}));
+  CHECK(layer.run(MxRecipe::kCublas, Gemm::kEmulated, x, dy).grad_w.sizes() == at::IntArrayRef({96, 64}));
+  CHECK_THAT(
+      error_of(
+          ExitCode::kBug,
+          [&] {
+            cast_blocks(torch::randn({32, 48}), Scaling{.granularity = Granularity::kRowBlock}, std::nullopt);
+          }),
+      Contains("32"));
+}
+
+TEST_CASE("scales of MXFP8 lie as cuBLAS reads them") {
+  const Tensor scale = torch::arange(130 * 6, at::kInt).to(at::kByte).view({130, 6});
+  const Tensor found = scales_for_cublas(scale.view(kE8m0)).view(at::kByte);
+  REQUIRE(found.sizes() == at::IntArrayRef({256 * 8}));
+  for (int64_t row = 0; row < 256; ++row)
+    for (int64_t block = 0; block < 8; ++block) {
+      // A tile of 128 x 4 is 512 bytes; in it, row r is at r % 32 lines of 16 bytes, and r / 32 words of 4
+      // there.
+      const int64_t tile = row / 128 * 2 + block / 4,
+                    at = tile * 512 + row % 32 * 16 + row % 128 / 32 * 4 + block % 4;
+      const int wanted = row < 130 && block < 6 ? scale[row][block].item<uint8_t>() : 0;
+      if (found[at].item<uint8_t>() != wanted) FAIL(row << ", " << block);
+    }
 }
 
 TEST_CASE("the distance of FP8 to high precision is torchao's") {
