@@ -12,6 +12,7 @@ import sys
 import tempfile
 import unittest
 from pathlib import Path
+from xml.etree import ElementTree
 
 from jobs import BINARY, ROOT, JobTest, main
 
@@ -100,7 +101,7 @@ class Recorded(unittest.TestCase):
         text = self.run_script(f"first={self.short}", f"second={self.long}", "--tokens", 10, "--world", 4, "--svg", svg)
         for family in ("norms", "products", "attention", "collectives", "other"):
             self.assertIn(family, text)
-            self.assertIn(f">{family}<", svg.read_text())
+            self.assertIn(family, [element.text for element in ElementTree.parse(svg).iter()])
         self.assertIn("kernel not counted", text)
 
     def test_a_trace_that_is_too_short_or_says_too_little_is_refused(self):
@@ -143,7 +144,9 @@ class Simulated(JobTest):
         step = self.step()
         adam = [record for record in step if "_fused_adamw_" in record.operator]
         shard = PARAMETERS // WORLD
-        self.assertAlmostEqual(sum(record.read + record.written for record in adam) / shard, 28, delta=0.1)
+        # Weight and both moments read and written, the gradient read, and written too where Adam clips it.
+        clips = not any(record.operator == "aten::mul_" and record.range == "gradient clipping" and record.sizes for record in step)
+        self.assertAlmostEqual(sum(record.read + record.written for record in adam) / shard, 32 if clips else 28, delta=0.1)
         result = step_budget.budget(step, step_budget.CARDS["h100-700w"], world=WORLD, layers=LAYERS, tokens=TOKENS)
         # bf16 weights of blocks gathered twice, of embedding and head once, and fp32 gradients scattered.
         ends = 2 * WIDTH * VOCABULARY + WIDTH
