@@ -57,12 +57,13 @@ CARDS = {
 }
 
 # The first line that fits decides: family, expression found in the operator's name, in the range it ran in, and how wide its largest tensor is
-# (Widths). What no line fits is "other".
+# (Widths) or its dtype. What no line fits is "other".
 GATHERED = r"^(all-gather|FSDP::all_gather)(?! wait)"
 FAMILIES = (
     ("optimizer", r"", r"^(optimizer|Optimizer\.step|gradient norm|gradient clipping)", ""),
     ("gather, pack, reduce", r"chunk_cat|all_gather_copy_in|split_with_sizes_copy|foreach_copy", "", ""),
     ("gather, pack, reduce", r"", r"gather|reduce|all-reduce", ""),
+    ("FP8 casts", r"linalg_vector_norm", "", "bf16"),
     ("optimizer", r"_fused_adam|_foreach_(norm|mul_|lerp|addc|sqrt|div)|linalg_vector_norm|aten::clamp$", "", ""),
     ("loss", r"softmax|nll_loss|cross_entropy", "", ""),
     ("loss", r"", r"^forward and backward", ""),
@@ -205,7 +206,8 @@ def family_of(record, widths, stand_ins):
         return HEAD_PRODUCTS if widths.vocabulary & set(record.sizes) else PRODUCTS
     width = widths.of(record)
     for family, operator, where, wide in FAMILIES:
-        if re.search(operator, record.operator) and re.search(where, record.range) and (not wide or width.startswith(wide)):
+        if re.search(operator, record.operator) and re.search(where, record.range) and (
+                not wide or width.startswith(wide) or record.dtype == wide):
             return family
     return OTHER
 
@@ -305,7 +307,8 @@ def text_of(name, result, title=""):
     lines = [f"{name}{title}: {result['tokens_per_second']:,.0f} tokens a second on {result['card']}"
              + (f", MFU {100 * result['mfu']:.1f} %" if "mfu" in result else "")
              + f"; {1e6 * result['seconds'] / tokens:.1f} us a token, {result['kib_per_token_and_layer']:,.0f} KiB a token and layer "
-               f"element by element, {result['kernels']:,.0f} kernels in the trace",
+               f"element by element, {result['kernels']:,.0f} kernels in the trace"
+             + (f"; the host took {1e3 * result['host_seconds']:.0f} ms of its own" if "host_seconds" in result else ""),
              f"{'':24} {'launches':>9} {'GB':>8} {'TFLOP':>8} {'ms':>8} {'share':>6} | a block: {'launches':>8} {'KiB/token':>10} {'us/token':>9}"]
     for family, row in result["families"].items():
         line = (f"{family:24} {row['launches']:9,.0f} {row['bytes'] / 1e9:8.1f} {row['flops'] / 1e12:8.1f} {1e3 * row['seconds']:8.1f} "
@@ -429,7 +432,8 @@ def run(column, config, world, mode, steps, folder, options):
     if code or not found:
         sys.exit(f"step_budget: {column} ended with {code}:\n" + "\n".join(text.splitlines()[-15:]))
     tps, tflops = (float(number.replace(",", "")) for number in found[-1])
-    facts = {"world": world, "mode": mode, "tokens": training["seq_len"] * batch, "flops_per_token": tflops * 1e12 / tps}
+    facts = {"world": world, "mode": mode, "tokens": training["seq_len"] * batch, "flops_per_token": tflops * 1e12 / tps,
+             "host_seconds": training["seq_len"] * batch / tps}
     with trace.open("a") as file:
         file.write(f"step_budget\t{json.dumps(facts)}\n")
     return trace
@@ -476,6 +480,7 @@ def main():
                 sys.exit(f"step_budget: {paths} does not say how many tokens a step has, or has no attention: give --tokens and --layers")
             results[name] = budget(step, CARDS[options.card], world=options.world or facts.get("world", 1), layers=layers, tokens=tokens,
                                    flops_per_token=facts.get("flops_per_token"))
+            results[name] |= {"host_seconds": facts["host_seconds"]} if "host_seconds" in facts else {}
     if options.svg:
         options.svg.write_text(picture(results))
     if options.json:
