@@ -283,6 +283,104 @@ TEST_CASE("a recomputed block has bitwise the same gradients and keeps three of 
   CHECK_THROWS(checkpoint.take_saved());  // all that was saved was read: wq, wv, w1 and attention
 }
 
+namespace {
+
+// Layers of one input [.., 6] whose weights lie side by side, or the same ones apart.
+std::vector<Linear> layers_of_one_input(const std::vector<int64_t>& rows, bool side_by_side,
+                                        at::ScalarType dtype) {
+  int64_t all = 0;
+  for (const int64_t count : rows) all += count;
+  torch::manual_seed(21);
+  const ParameterPtr pack = make_parameter("wq, wk and wv", {all, 6}, Init::ones());
+  const Tensor weight = torch::randn({all, 6}, torch::kDouble).to(dtype);
+  if (side_by_side) pack->weight = weight;
+  std::vector<Linear> layers;
+  int64_t first = 0;
+  for (const int64_t count : rows) {
+    const ParameterPtr parameter = make_parameter("w" + std::to_string(first), {count, 6}, Init::ones());
+    const Tensor own = weight.narrow(0, first, count);
+    parameter->weight = (side_by_side ? own : own.clone()).detach().requires_grad_();
+    parameter->pack = pack;
+    layers.emplace_back(parameter);
+    first += count;
+  }
+  return layers;
+}
+
+std::vector<const Linear*> pointers(const std::vector<Linear>& layers) {
+  std::vector<const Linear*> all;
+  for (const Linear& layer : layers) all.push_back(&layer);
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("layers whose weights lie side by side are one product with the results and gradients of each") {
+  const auto [dtype, tolerance] =
+      GENERATE(std::pair{at::kDouble, 1e-13}, std::pair{at::kFloat, 1e-5}, std::pair{at::kBFloat16, 3e-2});
+  const bool views = GENERATE(true, false);  // gradients that arrive as views of one tensor, or one by one
+  const std::vector<int64_t> rows = {8, 2, 3};
+  CAPTURE(views, dtype);
+  torch::manual_seed(5);
+  const Tensor x = torch::randn({2, 5, 6}, torch::kDouble).to(dtype);
+  const Tensor all = torch::randn({2, 5, 13}, torch::kDouble).to(dtype);
+  const auto found = [&](bool side_by_side) {
+    const std::vector<Linear> layers = layers_of_one_input(rows, side_by_side, dtype);
+    const Tensor input = x.detach().clone().requires_grad_();
+    const std::vector<Tensor> outputs = column_linear(input, pointers(layers));
+    REQUIRE(outputs.size() == rows.size());
+    if (side_by_side) CHECK(outputs[1].is_alias_of(outputs[0]));
+    std::vector<Tensor> numbers = outputs, grads;
+    int64_t first = 0;
+    for (const int64_t count : rows) {
+      const Tensor grad = all.narrow(-1, first, count);
+      grads.push_back(views ? grad : grad.contiguous());
+      first += count;
+    }
+    torch::autograd::backward({outputs.begin(), outputs.end()}, {grads.begin(), grads.end()});
+    numbers.push_back(input.grad());
+    for (const Linear& layer : layers) {
+      CHECK(layer.weight()->weight.grad().is_contiguous());
+      numbers.push_back(layer.weight()->weight.grad());
+    }
+    if (side_by_side)  // of one product, taken without a copy
+      CHECK(layers[0].weight()->weight.grad().is_alias_of(layers[2].weight()->weight.grad()));
+    return numbers;
+  };
+  const std::vector<Tensor> separate = found(false), packed = found(true);
+  for (size_t i = 0; i < separate.size(); ++i) {
+    CAPTURE(i);
+    CHECK(packed[i].sizes() == separate[i].sizes());
+    CHECK(torch::allclose(packed[i].to(torch::kDouble), separate[i].to(torch::kDouble), tolerance,
+                          4 * tolerance));
+  }
+}
+
+TEST_CASE(
+    "of weights side by side a checkpoint saves the whole product where little of it would be recomputed") {
+  const SelectiveCheckpoint::Shapes none;
+  const auto saved_numbers = [&](const std::vector<int64_t>& rows) {
+    SelectiveCheckpoint checkpoint(none);
+    const std::vector<Linear> layers = layers_of_one_input(rows, true, at::kFloat);
+    const Tensor x = torch::randn({3, 6});
+    torch::NoGradGuard no_grad;
+    SelectiveCheckpointScope scope(&checkpoint);
+    const std::vector<Tensor> outputs = column_linear(x, pointers(layers));
+    checkpoint.start_recompute();
+    const std::vector<Tensor> again = column_linear(x, pointers(layers));
+    for (size_t i = 0; i < outputs.size(); ++i) CHECK(outputs[i].equal(again[i]));
+    CHECK_THROWS(checkpoint.take_saved());  // all that was saved was read
+    int64_t numbers = 0;                    // of the storages that the second run shares with the first
+    for (size_t i = 0; i < outputs.size(); ++i)
+      if (again[i].is_alias_of(outputs[i]) && (i == 0 || !again[i].is_alias_of(again[i - 1])))
+        numbers += static_cast<int64_t>(again[i].storage().nbytes()) / (4 * 3);
+    return numbers;
+  };
+  CHECK(saved_numbers({8, 2, 2}) == 12);  // a sixth of queries, keys and values are keys: all are saved
+  CHECK(saved_numbers({6, 6, 6}) == 12);  // a third: keys are multiplied and recomputed alone
+  CHECK(saved_numbers({7, 7}) == 7);      // gate and up: gate is saved
+}
+
 TEST_CASE("a linear layer may end before the backward of its output") {
   std::weak_ptr<Parameter> parameter;
   const Tensor x = torch::randn({3, 4}, torch::requires_grad()),
