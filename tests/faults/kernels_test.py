@@ -82,7 +82,8 @@ class Kernels(JobTest):
         kernels = [sum(times for line, times in step.items() if line.startswith("kernel")) for step in (fused, plain)]
         self.assertLess(kernels[0], 0.75 * kernels[1])
         blocks = 2
-        for operator, times in (("swiglu", blocks), ("swiglu_backward", blocks), ("cross_entropy_", 1)):
+        for operator, times in (("rope_heads", blocks), ("rope_heads_backward", blocks), ("add_rms_norm", blocks),
+                                ("add_rms_norm_backward", 2 * blocks), ("swiglu", blocks), ("swiglu_backward", blocks), ("cross_entropy_", 1)):
             self.assertEqual(fused.get(f"operator\thyperion::{operator}"), times, fused)
         for operator in ("silu", "silu_backward", "_log_softmax", "rsqrt"):
             self.assertNotIn(f"operator\taten::{operator}", fused)
