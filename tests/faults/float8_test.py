@@ -38,7 +38,7 @@ class Log(Float8):
         self.run_job(*EMULATED, code=0, says=["float8: 15 of 15 linear layers converted", "ran 90 FP8 products"])
 
     def test_every_checkpointing_mode_runs_what_is_planned(self):
-        for mode, products in (("none", 84), ("full", 108), ("selective", 96)):
+        for mode, products in (("none", 84), ("elementwise", 84), ("full", 108), ("selective", 96)):
             with self.subTest(mode=mode):
                 self.run_job(*EMULATED, TABLE + "filter_fqns=output", f"--activation_checkpoint.mode={mode}",
                              "--activation_checkpoint.selective_ac_option=op", "--training.steps=1",

@@ -25,6 +25,20 @@ TEST_CASE("norm and clipping equal torch's clip_grad_norm_") {
   }
 }
 
+TEST_CASE("gradients divided by the clip divisor are the clipped ones") {
+  for (const double length : {0.1, 1.0, 7.0, 1e30}) {
+    for (const double max_norm : {0.5, 1.0, 1000.0}) {
+      CAPTURE(length, max_norm);
+      const at::Tensor norm = torch::full({}, length, torch::kDouble), grad = torch::full({3}, length);
+      const parallel::LocalGradients gradients{.divided = {grad.clone()}, .replicated = {}};
+      clip_gradients(gradients, norm, max_norm);
+      const at::Tensor divided = grad / clip_divisor(norm, max_norm).to(torch::kFloat);
+      CHECK(torch::allclose(divided, gradients.divided[0], 1e-6, 0));
+      if (length + 1e-6 <= max_norm) CHECK(divided.equal(grad));
+    }
+  }
+}
+
 TEST_CASE("a non-finite gradient makes the norm non-finite") {
   const parallel::LocalGradients gradients{.divided = {torch::tensor({1.0F, NAN})}, .replicated = {}};
   auto solo = parallel::make_solo_communicator("fsdp/0", 0);
