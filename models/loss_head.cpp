@@ -183,6 +183,7 @@ LossHead::LossAndGrad LossHead::loss_and_grad(const at::Tensor& x, const at::Ten
   at::NoGradGuard no_grad;
   const at::Tensor& weight = output_.weight()->weight;
   Rows rows(normed, labels, output_);
+  rows.operand.makes_columns = true;
   at::Tensor grad_h = at::empty({rows.count, x.size(-1)}, x.options());
   at::Tensor grad_weight;  // in fp32 when several chunks add up, so that bf16 rounds once
   std::optional<ScatteredRows> scattered;

@@ -116,9 +116,11 @@ Operands plain::cast_blocks(const Tensor& x, const std::optional<Scaling>& rows,
 
 Tensor dequantize_blocks(const Quantized& x, at::ScalarType dtype) {
   if (!x.values.is_contiguous()) return dequantize_blocks({x.values.t(), x.scale.t()}, dtype).t();
-  const Tensor bits = x.scale.contiguous().view(at::kByte).to(at::kFloat);
+  // Put together of bits: libtorch's exp2 on a GPU would compile a kernel while training runs.
+  const Tensor bits = x.scale.contiguous().view(at::kByte).to(at::kInt);
+  const Tensor powers = at::where(bits.eq(0), 1 << (kMantissaBits - 1), bits.mul(1 << kMantissaBits));
   const Tensor scale =
-      at::where(bits.eq(kNan), std::numeric_limits<float>::quiet_NaN(), at::exp2(bits - kBias)).to(dtype);
+      at::where(bits.eq(kNan), std::numeric_limits<float>::quiet_NaN(), powers.view(at::kFloat)).to(dtype);
   return x.values.to(dtype)
       .view({x.values.size(0), -1, kBlock})
       .mul(scale.unsqueeze(-1))

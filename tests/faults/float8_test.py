@@ -49,6 +49,51 @@ class Log(Float8):
                      says=["WARNING", '"outputs" is part of no linear layer\'s name; did you mean output?'])
 
 
+MX = ["--model.converters=quantize.linear.mx", "--quantize.linear.mx.recipe_name=mxfp8_emulated"]
+
+
+class Mx(Float8):
+    # 32 divides every extent on two tensor parallel ranks too.
+    toml = Float8.toml.replace("dim = 32\n", "dim = 64\n").replace("hidden_dim = 48", "hidden_dim = 128")
+
+    def test_it_trains_with_blocks_of_32_and_its_checkpoint_does_not_know(self):
+        job = self.run_job(*MX, code=0, says=["mxfp8: 14 of 15 linear layers converted, recipe mxfp8_emulated, products emulated in the compute dtype",
+                                              'mxfp8: left alone: output: "output" is in filter_fqns', "ran 84 FP8 products, as planned"])
+        self.assertNotIn("WARNING", job.text())
+        emulated = ["--model.converters=quantize.linear.mx", "--quantize.linear.mx.emulate"]
+        losses = {}
+        for name, options in (("down", []), ("up", ["--quantize.linear.mx.recipe_name=mxfp8_cublas_rceil"]), ("plain", None)):
+            self.run_job(*([*emulated, *options] if options is not None else []), "--training.steps=4", "--lr_scheduler.total_steps=8",
+                         f"--checkpoint.folder={name}", "--checkpoint.interval=2", code=0)
+            losses[name] = [line["loss_metrics/global_avg_loss"] for line in self.metrics() if "loss_metrics/global_avg_loss" in line][-4:]
+        self.assertEqual(len({tuple(each) for each in losses.values()}), 3, losses)
+        for one in losses["down"], losses["up"]:
+            for here, there in zip(one, losses["plain"]):
+                self.assertAlmostEqual(here, there, delta=0.02)
+        self.run_job("--training.steps=6", "--lr_scheduler.total_steps=8", "--checkpoint.folder=up", code=0, says=["step 4"])  # without the converter
+
+    def test_two_ranks_of_tensor_parallelism_have_the_losses_of_one(self):
+        losses = []
+        for ranks, more in ((1, []), (2, ["--parallelism.tensor_parallel_degree=2"])):
+            self.run_job(*MX, *more, "--training.steps=3", f"--checkpoint.folder={ranks}", ranks=ranks, code=0,
+                         says=["mxfp8: 14 of 15"])
+            losses.append([line["loss_metrics/global_avg_loss"] for line in self.metrics() if "loss_metrics/global_avg_loss" in line][-3:])
+        for one, two in zip(*losses):
+            self.assertAlmostEqual(one, two, delta=5e-3)
+
+    def test_each_refusal_is_one_sentence(self):
+        for options, says in (
+                (["--model.converters=quantize.linear.mx"], ["mxfp8_cublas", "a CPU has no MXFP8 tensor cores", "quantize.linear.mx.emulate = true"]),
+                ([*MX, "--quantize.linear.mx.recipe_name=mxfp4"], ["recipe_name", "mxfp8_cublas_rceil"]),
+                (["--model.converters=quantize.linear.mx,quantize.linear.float8"], ["expected one of quantize.linear.float8 and quantize.linear.mx"])):
+            with self.subTest(options=options):
+                self.run_job(*options, code=2, says=says)
+
+    def test_a_layer_that_32_does_not_divide_is_left_alone(self):
+        self.run_job(*MX, "--model.args.hidden_dim=48", "--training.steps=1", code=0,
+                     says=["mxfp8: 8 of 15", "48 x 64: an extent is no multiple of 32"])
+
+
 class Refusals(Float8):
     def test_each_in_one_sentence(self):
         for options, says in (

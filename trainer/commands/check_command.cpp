@@ -198,7 +198,7 @@ struct StateShapes {
         model(make_model_and_optimizer(args, plan.config,
                                        {.groups = groups,
                                         .device = at::kCPU,
-                                        .float8 = {.cpu = false, .compute_capability = 90, .name = "a GPU"},
+                                        .float8 = {.cpu = false, .compute_capability = 100, .name = "a GPU"},
                                         .without_memory = true})) {
     for (const std::string& warning : model.float8.warnings) log_warning("{}", warning);
     JobConfig::Ema averages = plan.config.ema;

@@ -128,6 +128,10 @@ void check_validation(const ResolvedConfig& resolved, Problems& problems) {
 
 void check_float8(const ResolvedConfig& resolved, Problems& problems) {
   if (!kFloat8.on(resolved.config)) return;
+  if (kMx.on(resolved.config))
+    problems.add(
+        resolved, "model.converters",
+        "expected one of quantize.linear.float8 and quantize.linear.mx, which convert the same layers");
   const auto& f = resolved.config.quantize.linear.float8;
   const std::string prefix = "quantize.linear.float8.";
   const float8::Recipe recipe = f.recipe_name.value_or(float8::Recipe::kTensorwise);

@@ -35,6 +35,21 @@ float8::Gemm gemm_of(const JobConfig& config, float8::Recipe recipe, const Float
   return float8::Gemm::kNative;
 }
 
+// The same for MXFP8.
+float8::Gemm mx_gemm_of(const JobConfig::Quantize::Linear::Mx& options, const Float8Device& device) {
+  constexpr int kFirstWithBlocks = 100;
+  if (options.emulate || options.recipe_name == float8::MxRecipe::kEmulated) return float8::Gemm::kEmulated;
+  if (device.cpu || device.compute_capability < kFirstWithBlocks)
+    throw_config(
+        "quantize.linear.mx.recipe_name = \"{}\": {} has no MXFP8 tensor cores (SM100 or newer has); set "
+        "quantize.linear.mx.emulate = true to train with the same numbers in the compute dtype, or remove "
+        "the "
+        "converter",
+        text_of(options.recipe_name),
+        device.cpu ? "a CPU" : fmt::format("{} (SM{})", device.name, device.compute_capability));
+  return float8::Gemm::kNative;
+}
+
 // "wq, wk and 12 more", of many names.
 std::string some_of(const std::vector<std::string>& names) {
   constexpr size_t kShown = 3;
@@ -56,54 +71,90 @@ std::shared_ptr<const parallel::GatherCodec> make_codec(std::set<const Parameter
   return std::make_shared<const parallel::GatherCodec>(std::move(codec));
 }
 
-}  // namespace
-
-Float8Setup convert_to_float8(models::Transformer& model, const JobConfig& config,
-                              const Float8Device& device) {
-  Float8Setup setup;
-  if (!kFloat8.on(config)) return setup;
-  const auto& options = config.quantize.linear.float8;
-  setup.recipe = options.recipe_name.value_or(float8::Recipe::kTensorwise);
-  const float8::Gemm gemm = gemm_of(config, setup.recipe, device);
-  setup.counters = std::make_shared<float8::Counters>();
-  const auto matmuls = std::make_shared<const float8::LinearMatmuls>(setup.recipe, gemm, setup.counters);
-
-  const auto linears = model.linears();
+std::vector<float8::LinearShape> shapes_of(models::Transformer& model) {
   std::vector<float8::LinearShape> shapes;
-  for (const auto& [name, linear] : linears) {
+  for (const auto& [name, linear] : model.linears()) {
     const Parameter& weight = *linear->weight();
     const int64_t parts = linear->ranks() == nullptr ? 1 : linear->ranks()->size();
     shapes.push_back({name, weight.shape.at(0), weight.shape.at(1), parts, weight.split.value_or(0)});
   }
-  setup.warnings = float8::unmatched_filters(shapes, options.filter_fqns);
-  const auto choices = float8::choose_layers(shapes, options.filter_fqns, setup.recipe);
+  return shapes;
+}
+
+// Gives the chosen layers these products, and says so: `what` of how many layers, and why the others not.
+void convert(models::Transformer& model, const std::vector<float8::Choice>& choices,
+             const std::shared_ptr<const float8::LinearMatmuls>& matmuls, Float8Setup& setup,
+             const std::string& name, const std::string& what) {
+  const auto linears = model.linears();
   std::map<std::string, std::vector<std::string>> left_alone;  // by reason
-  std::set<const Parameter*> gathered;
   for (size_t i = 0; i < linears.size(); ++i) {
-    const auto& [name, linear] = linears[i];
+    const auto& [layer, linear] = linears[i];
     if (!choices[i].why_not.empty()) {
-      left_alone[choices[i].why_not].push_back(name);
+      left_alone[choices[i].why_not].push_back(layer);
       continue;
     }
     linear->set_float8(matmuls);
-    setup.converted.push_back(name);
-    // A tied head's weight is the embedding's table too, which reads it in the compute dtype.
-    if (linear->weight()->aliases.empty()) gathered.insert(linear->weight().get());
+    setup.converted.push_back(layer);
   }
-  if (options.enable_fsdp_float8_all_gather)
+  setup.log.push_back(fmt::format("{}: {} of {} linear layers converted, {}", name, setup.converted.size(),
+                                  linears.size(), what));
+  for (const auto& [reason, layers] : left_alone)
+    setup.log.push_back(fmt::format("{}: left alone: {}: {}", name, some_of(layers), reason));
+}
+
+Float8Setup convert_to_mx(models::Transformer& model, const JobConfig& config, const Float8Device& device) {
+  Float8Setup setup;
+  const auto& options = config.quantize.linear.mx;
+  const float8::Gemm gemm = mx_gemm_of(options, device);
+  setup.counters = std::make_shared<float8::Counters>();
+  const auto shapes = shapes_of(model);
+  setup.warnings = float8::unmatched_filters(shapes, options.filter_fqns, "quantize.linear.mx");
+  const bool emulated = gemm == float8::Gemm::kEmulated;
+  convert(model, float8::choose_mx_layers(shapes, options.filter_fqns),
+          std::make_shared<const float8::LinearMatmuls>(options.recipe_name, gemm, setup.counters), setup,
+          "mxfp8",
+          fmt::format("recipe {}, products {}", text_of(options.recipe_name),
+                      emulated ? "emulated in the compute dtype" : "by _scaled_mm on " + device.name));
+  if (!emulated)
+    setup.warnings.push_back(
+        "mxfp8: these products have not been run on a GPU yet; compare the loss with that of "
+        "quantize.linear.mx.emulate = true first");
+  return setup;
+}
+
+}  // namespace
+
+Float8Setup convert_to_float8(models::Transformer& model, const JobConfig& config,
+                              const Float8Device& device) {
+  if (kMx.on(config)) return convert_to_mx(model, config, device);
+  Float8Setup setup;
+  if (!kFloat8.on(config)) return setup;
+  const auto& options = config.quantize.linear.float8;
+  const float8::Recipe recipe = options.recipe_name.value_or(float8::Recipe::kTensorwise);
+  setup.backward_products = float8::backward_products(recipe);
+  const float8::Gemm gemm = gemm_of(config, recipe, device);
+  setup.counters = std::make_shared<float8::Counters>();
+  const auto shapes = shapes_of(model);
+  setup.warnings = float8::unmatched_filters(shapes, options.filter_fqns);
+  convert(
+      model, float8::choose_layers(shapes, options.filter_fqns, recipe),
+      std::make_shared<const float8::LinearMatmuls>(recipe, gemm, setup.counters), setup, "float8",
+      fmt::format("recipe {}, products {}", text_of(recipe),
+                  gemm == float8::Gemm::kEmulated ? "emulated in fp32" : "by _scaled_mm on " + device.name));
+  if (options.enable_fsdp_float8_all_gather) {
+    std::set<const Parameter*> gathered;
+    for (const auto& [name, linear] : model.linears())
+      // A tied head's weight is the embedding's table too, which reads it in the compute dtype.
+      if (linear->float8() != nullptr && linear->weight()->aliases.empty())
+        gathered.insert(linear->weight().get());
     setup.codec = make_codec(gathered, options.precompute_float8_dynamic_scale_for_fsdp);
+  }
 
   if (gemm == float8::Gemm::kNative && device.cpu)
     setup.warnings.push_back(
         "float8: libtorch's FP8 products on a CPU take about a thousand times as long as bf16's; "
         "quantize.linear.float8.emulate = true gives the same results within 45 dB and is hundreds of times "
         "faster here");
-  setup.log.push_back(
-      fmt::format("float8: {} of {} linear layers converted, recipe {}, products {}", setup.converted.size(),
-                  linears.size(), text_of(setup.recipe),
-                  gemm == float8::Gemm::kEmulated ? "emulated in fp32" : "by _scaled_mm on " + device.name));
-  for (const auto& [reason, layers] : left_alone)
-    setup.log.push_back(fmt::format("float8: left alone: {}: {}", some_of(layers), reason));
   return setup;
 }
 
@@ -111,7 +162,7 @@ int64_t float8_products(models::Transformer& model, const Float8Setup& setup,
                         const models::ActivationCheckpointing& checkpointing) {
   if (!setup.counters) return 0;
   const std::set<std::string> converted(setup.converted.begin(), setup.converted.end());
-  const int64_t once = 1 + float8::backward_products(setup.recipe);
+  const int64_t once = 1 + setup.backward_products;
   int64_t products = converted.contains("output") ? once : 0;
   for (size_t block = 0; block < model.blocks().size(); ++block) {
     const models::ActivationCheckpoint checkpoint = checkpointing.blocks.at(block);

@@ -15,7 +15,7 @@
 namespace hyperion::trainer {
 
 struct Float8Setup {
-  float8::Recipe recipe = float8::Recipe::kTensorwise;
+  int64_t backward_products = 2;                       // of a converted layer
   std::shared_ptr<float8::Counters> counters;          // null: FP8 is off
   std::shared_ptr<const parallel::GatherCodec> codec;  // null: weights are gathered in the compute dtype
   std::vector<std::string> converted;                  // module names, in the order of forward
@@ -29,8 +29,9 @@ struct Float8Device {
   std::string name{};
 };
 
-// Gives the layers that [quantize.linear.float8] chooses FP8 products; nothing when the converter is
-// not listed. Before the model is sharded. Throws Error(kUsage) for a recipe that the device cannot run.
+// Gives the layers that [quantize.linear.float8] or [quantize.linear.mx] chooses FP8 products; nothing when
+// neither converter is listed. Before the model is sharded. Throws Error(kUsage) for a recipe that the device
+// cannot run.
 Float8Setup convert_to_float8(models::Transformer& model, const JobConfig& config,
                               const Float8Device& device);
 

@@ -49,6 +49,37 @@ TEST_CASE("a CPU multiplies FP8 with one scale a tensor and emulates the other r
   }
 }
 
+TEST_CASE("MXFP8 runs emulated on any device and is refused by name where a GPU has none") {
+  const auto convert_to_mx = [](const char* recipe, const Float8Device& device, bool emulate) {
+    models::Transformer model(models::model_args("llama3", "debugmodel", {.n_layers = 1, .vocab_size = 64}));
+    JobConfig config;
+    config.model.converters = {Converter::kMx};
+    config.quantize.linear.mx.recipe_name = choice_of<float8::MxRecipe>(recipe).value();
+    config.quantize.linear.mx.emulate = emulate;
+    return convert_to_float8(model, config, device);
+  };
+  const Float8Device hopper{.cpu = false, .compute_capability = 90, .name = "NVIDIA H100"},
+      blackwell{.cpu = false, .compute_capability = 100, .name = "NVIDIA B200"};
+  for (const char* recipe : {"mxfp8_cublas", "mxfp8_cublas_rceil"}) {
+    const auto refusal = [&](const Float8Device& device) {
+      return error_of(ExitCode::kUsage, [&] { convert_to_mx(recipe, device, false); });
+    };
+    CHECK_THAT(refusal(hopper), Contains(recipe) && Contains("NVIDIA H100 (SM90)") &&
+                                    Contains("SM100 or newer") &&
+                                    Contains("quantize.linear.mx.emulate = true"));
+    CHECK_THAT(refusal(kCpu), Contains("a CPU has no MXFP8 tensor cores"));
+    CHECK_THAT(convert_to_mx(recipe, kCpu, true).log.front(),
+               Contains("mxfp8: 7 of 8") && Contains(recipe) && Contains("emulated in the compute dtype"));
+    const Float8Setup native = convert_to_mx(recipe, blackwell, false);
+    CHECK_THAT(native.log.front(), Contains("by _scaled_mm on NVIDIA B200"));
+    REQUIRE(native.warnings.size() == 1);
+    CHECK_THAT(native.warnings.front(), Contains("have not been run on a GPU yet"));
+    CHECK(native.codec == nullptr);
+  }
+  CHECK(convert_to_mx("mxfp8_emulated", hopper, false).converted.size() ==
+        7);  // the head is in the default filter
+}
+
 TEST_CASE("planned FP8 products leave out what a block that is run again does not repeat") {
   using models::ActivationCheckpoint;
   const auto group = parallel::make_fake_communicator("tp/0", 1, {0, 1});
