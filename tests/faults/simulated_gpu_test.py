@@ -251,7 +251,8 @@ assert nvrtc.nvrtcCompileProgram(program, 0, None) == 0
         self.assertEqual(step[fills], self.steady_step()[fills])
 
     def test_a_steady_step_allocates_nothing_and_waits_once_for_the_step_before(self):
-        for options, ranks in (([], 1), ([], 2), ([FP8], 1), ([FP8, "--quantize.linear.float8.enable_fsdp_float8_all_gather"], 2)):
+        for options, ranks in (([], 1), ([], 2), ([FP8], 1), ([FP8, "--quantize.linear.float8.enable_fsdp_float8_all_gather"], 2),
+                               (["--training.document_mask"], 1)):
             with self.subTest(options=options, ranks=ranks):
                 step = self.steady_step(*options, ranks=ranks)
                 kinds = collections.Counter()
