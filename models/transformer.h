@@ -82,11 +82,12 @@ class TransformerBlock {
 
 class LossHead {
  public:
-  // chunk_bytes bounds one chunk of logits in the compute dtype; 0 = 64 MiB on a CPU, 1 GiB on a GPU, which
-  // adds each chunk's gradient to the head's; there 256 divides its rows. (A head that couples rows takes all
-  // at once.) With a tensor parallel group a chunk's logits are those of this rank's part of the vocabulary,
-  // and two chunks are alive at once: one's statistics are exchanged while the next one's are computed.
-  // Without loss parallel they are of the whole vocabulary, one chunk at a time and up to two copies of it.
+  // chunk_bytes bounds the logits held at once in the compute dtype, a chunk; 0 = 64 MiB on a CPU, 1 GiB on a
+  // GPU, which adds each chunk's gradient to the head's; there 256 divides its rows. (A head that couples
+  // rows takes all at once.) With a tensor parallel group logits are those of this rank's part of the
+  // vocabulary, and two chunks of half the size are alive: one's statistics are exchanged while the next
+  // one's are computed. Without loss parallel they are of the whole vocabulary, and there are up to two
+  // copies of them.
   LossHead(const ModelArgs& args, ParameterPtr norm, ParameterPtr output, int64_t chunk_bytes,
            const Regions& regions = {});
 

@@ -84,14 +84,15 @@ JobSize job_size(const JobConfig& config, const models::ModelArgs& model, int64_
   if (config.checkpoint.enable && config.checkpoint.create_seed_checkpoint) return size;  // makes no step
   const double length = static_cast<double>(training.seq_len);
   const double tokens = static_cast<double>(training.local_batch_size) * length;
-  const double logits = static_cast<double>(model.vocab_size) * compute /
-                        (config.parallelism.disable_loss_parallel ? 1 : tensor);  // of a token
+  const bool gathered = tensor > 1 && config.parallelism.disable_loss_parallel;  // logits, to a second copy
+  const double logits =
+      static_cast<double>(model.vocab_size) * compute / (gathered ? 1 : tensor);  // of a token
   const double chunk =
       static_cast<double>(training.loss_chunk_bytes > 0 ? training.loss_chunk_bytes : 64 << 20);
   size.activations =
       tokens / tensor * static_cast<double>(model.dim) * compute * static_cast<double>(model.n_layers + 1) +
       length * static_cast<double>(model.head_dim) * 4 +
-      std::min(tokens * logits, (tensor > 1 ? 2 : 1) * std::max(logits, chunk));
+      std::min(tokens * logits, (gathered ? 2 : 1) * std::max(logits, chunk));
   size.tokens = tokens * static_cast<double>(microbatches) * 2 * sizeof(int64_t);  // and labels
   return size;
 }
