@@ -4,6 +4,7 @@
 
 #include <ATen/ATen.h>
 
+#include "models/float8/blocks.h"
 #include "models/float8/cast.h"
 #include "models/float8/linear_matmuls.h"
 #include "models/float8/scaled_matmul.h"
@@ -23,7 +24,8 @@ using parallel::Environment;
 // Runs `function`, which returns a vector, on the first GPU in a process of its own; empty after saying why
 // it cannot.
 template <typename Function>
-auto on_float8_gpu(const Function& function) -> std::invoke_result_t<Function, const Environment&> {
+auto on_float8_gpu(const Function& function, int first_capability = 89)
+    -> std::invoke_result_t<Function, const Environment&> {
   if (gpus() == 0) return {};
   const int capability = run_one_rank(
       [](const Environment&) {
@@ -31,8 +33,9 @@ auto on_float8_gpu(const Function& function) -> std::invoke_result_t<Function, c
         return static_cast<int>(device_library().compute_capability(0));
       },
       kGpuTimeout);
-  if (capability < 89) {
-    std::printf("skipped: this GPU has no FP8 (SM89 or newer has)\n");
+  if (capability < first_capability) {
+    std::printf("skipped: this GPU is SM%d and has no %s (SM%d or newer has)\n", capability,
+                first_capability < 100 ? "FP8" : "MXFP8", first_capability);
     return {};
   }
   return run_one_rank(
@@ -121,6 +124,90 @@ TEST_CASE("the FP8 cast on a GPU rounds every bf16 number as libtorch does and t
     return {sum};
   });
   for (const auto count : differing) CHECK(count == 0);
+}
+
+TEST_CASE("the FP8 cast on a GPU makes the scales of amaxes on the way") {
+  const auto differing = on_float8_gpu([](const Environment&) {
+    at::manual_seed(15);
+    std::vector<int> results;
+    for (at::ScalarType from : {at::kFloat, at::kBFloat16})
+      for (const auto& [m, n] : {std::pair(1, 16), std::pair(65, 80), std::pair(200, 1040)})
+        for (auto part : {Granularity::kTensor, Granularity::kRow})
+          for (bool power_of_two : {false, true}) {
+            const Tensor x = troublesome(m, n).to(from);
+            const Scaling rows = {.granularity = part, .power_of_two = power_of_two};
+            Scaling columns = rows;
+            if (part == Granularity::kRow) columns.granularity = Granularity::kColumn;
+            const Operands cpu = quantize_operands(x, rows, columns),
+                           gpu = quantize_operands(on_gpu(x), rows, columns);
+            for (const auto& [found, wanted] :
+                 {std::pair(gpu.rows, cpu.rows), std::pair(gpu.columns, cpu.columns)})
+              results.push_back(same_bits(found.values.cpu(), wanted.values) &&
+                                        same_bits(found.scale.cpu(), wanted.scale) &&
+                                        same_bits(found.inverse.cpu(), wanted.inverse)
+                                    ? 0
+                                    : 1);
+            Tensor into = at::empty_like(gpu.rows.values);
+            cast_into(into, on_gpu(x), on_gpu(at::full({}, 2.5)));
+            results.push_back(same_bits(into.cpu(), cast(x, at::full({}, 2.5), {}, kE4m3).rows) ? 0 : 1);
+          }
+    return results;
+  });
+  for (const auto count : differing) CHECK(count == 0);
+}
+
+TEST_CASE("the cast to MXFP8 on a GPU has the bits of its plain form") {
+  const auto differing = on_float8_gpu([](const Environment&) {
+    at::manual_seed(16);
+    std::vector<int> results;
+    for (at::ScalarType from : {at::kFloat, at::kBFloat16})
+      for (const auto& [m, n] : {std::pair(1, 32), std::pair(33, 96), std::pair(200, 1056)})
+        for (bool up : {false, true}) {
+          const Tensor x = troublesome(m, n).to(from);
+          const Scaling rows = {.granularity = Granularity::kRowBlock, .rounds_up = up},
+                        columns = {.granularity = Granularity::kColumnBlock, .rounds_up = up};
+          const Operands cpu = cast_blocks(x, rows, columns), gpu = cast_blocks(on_gpu(x), rows, columns);
+          for (const auto& [found, wanted] :
+               {std::pair(gpu.rows, cpu.rows), std::pair(gpu.columns, cpu.columns)})
+            results.push_back(same_bits(found.values.cpu(), wanted.values) &&
+                                      found.scale.cpu().view(at::kByte).equal(wanted.scale.view(at::kByte))
+                                  ? 0
+                                  : 1);
+        }
+    return results;
+  });
+  for (const auto count : differing) CHECK(count == 0);
+}
+
+TEST_CASE("MXFP8 products of a GPU are near their emulation") {
+  const auto found = on_float8_gpu(
+      [](const Environment&) {
+        at::manual_seed(17);
+        std::vector<double> results;
+        for (MxRecipe recipe : {MxRecipe::kCublas, MxRecipe::kCublasRceil})
+          for (const auto& [m, k, n] :
+               std::vector<std::array<int64_t, 3>>{{32, 32, 32}, {40, 64, 96}, {200, 1056, 288}}) {
+            const auto random = [](int64_t rows, int64_t columns) {
+              return at::randn({rows, columns}, at::kCUDA).to(at::kBFloat16);
+            };
+            const ParameterPtr parameter = make_parameter("w.weight", {n, k}, Init::ones());
+            parameter->weight = random(n, k);
+            const Tensor x = random(m, k), grad = random(m, n);
+            const auto run = [&](Gemm gemm) {
+              const LinearMatmuls matmuls(recipe, gemm, std::make_shared<Counters>());
+              parameter->derived.reset();
+              models::Operand dy(grad), input(x);
+              const Tensor back = matmuls.input_gradient(dy, *parameter, nullptr);
+              return std::vector<Tensor>{matmuls.output(input, *parameter, nullptr), back,
+                                         matmuls.weight_gradient(dy, input)};
+            };
+            const auto native = run(Gemm::kNative), emulated = run(Gemm::kEmulated);
+            for (size_t i = 0; i < native.size(); ++i) results.push_back(sqnr(emulated[i], native[i]) - 45);
+          }
+        return results;
+      },
+      /*first_capability=*/100);
+  for (double above_limit : found) CHECK(above_limit > 0);
 }
 
 TEST_CASE("FP8 scales of a GPU have the bits of the CPU's") {
