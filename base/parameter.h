@@ -35,6 +35,9 @@ struct DerivedWeight {
   virtual ~DerivedWeight() = default;
 };
 
+struct Parameter;
+using ParameterPtr = std::shared_ptr<Parameter>;
+
 struct Parameter {
   std::string fqn;             // the name in checkpoints; no wrapper, recipe or mesh ever changes it
   std::vector<int64_t> shape;  // global (unsharded) shape
@@ -57,6 +60,11 @@ struct Parameter {
   // of 1 / encoded_scale (0-dim fp32). `weight` then never has bytes and only collects the gradient.
   at::Tensor encoded{}, encoded_scale{};
 
+  // Of weights that read one input, shared by them: a parameter of all their rows, in their order. Its
+  // `weight` is defined where their owner has laid theirs side by side, and is the whole of them, without a
+  // gradient of its own: layers may multiply it instead of each.
+  ParameterPtr pack{};
+
   // A layer may cache here what it derived from the value; the owner drops it when the value changes or is
   // freed.
   mutable std::shared_ptr<DerivedWeight> derived{};
@@ -74,8 +82,6 @@ struct Parameter {
   int64_t rows() const { return local.at(0); }
   int64_t row_numel() const { return rows() == 0 ? 0 : whole_box(local).numel() / rows(); }
 };
-
-using ParameterPtr = std::shared_ptr<Parameter>;
 
 inline ParameterPtr make_parameter(std::string fqn, std::vector<int64_t> shape, Init init,
                                    std::optional<int> split = {}) {

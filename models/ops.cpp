@@ -44,6 +44,37 @@ struct RmsNormFunction : Function<RmsNormFunction> {
   }
 };
 
+// Without a residual the sum is x itself.
+struct AddRmsNormFunction : Function<AddRmsNormFunction> {
+  static variable_list forward(AutogradContext* context, const Tensor& x,
+                               const std::optional<Tensor>& residual, const Tensor& weight, double eps) {
+    context->set_materialize_grads(false);
+    context->saved_data["adds"] = residual.has_value();
+    if (!residual) {
+      auto [output, rstd] = kernels::rms_norm_forward(x, weight, eps);
+      context->save_for_backward({x, weight, rstd});
+      return {x, output};
+    }
+    context->saved_data["shape"] = x.sizes();
+    auto [sum, output, rstd] = kernels::add_rms_norm_forward(x, *residual, weight, eps);
+    context->save_for_backward({sum, weight, rstd});
+    return {sum, output};
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const Tensor &grad_sum = grads[0], &grad = grads[1];
+    Tensor grad_x = grad_sum, grad_weight;
+    if (grad.defined()) {
+      const auto saved = context->get_saved_variables();
+      std::tie(grad_x, grad_weight) =
+          grad_sum.defined() ? kernels::add_rms_norm_backward(grad, grad_sum, saved[0], saved[1], saved[2])
+                             : kernels::rms_norm_backward(grad, saved[0], saved[1], saved[2]);
+    }
+    if (!context->saved_data["adds"].toBool() || !grad_x.defined())
+      return {grad_x, Tensor(), grad_weight, Tensor()};
+    return {grad_x.view(context->saved_data["shape"].toIntVector()), grad_x, grad_weight, Tensor()};
+  }
+};
+
 struct RopeFunction : Function<RopeFunction> {
   static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& cos, const Tensor& sin,
                         int64_t style, int64_t parts) {
@@ -58,6 +89,25 @@ struct RopeFunction : Function<RopeFunction> {
     const int64_t parts = context->saved_data["parts"].toInt();
     return {kernels::rope(grads[0], saved[0], saved[1], style, /*inverse=*/true, parts), Tensor(), Tensor(),
             Tensor(), Tensor()};
+  }
+};
+
+struct RopeQkvFunction : Function<RopeQkvFunction> {
+  static variable_list forward(AutogradContext* context, const Tensor& q, const Tensor& k, const Tensor& v,
+                               const Tensor& cos, const Tensor& sin, int64_t style, int64_t parts) {
+    context->save_for_backward({cos, sin});
+    context->saved_data["style"] = style;
+    context->saved_data["parts"] = parts;
+    kernels::Heads turned = kernels::rope_heads({q, k, v}, cos, sin, static_cast<RopeStyle>(style), parts);
+    return {turned.q, turned.k, turned.v};
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const auto saved = context->get_saved_variables();
+    const auto style = static_cast<RopeStyle>(context->saved_data["style"].toInt());
+    const int64_t parts = context->saved_data["parts"].toInt();
+    kernels::Heads back =
+        kernels::rope_heads_backward({grads[0], grads[1], grads[2]}, saved[0], saved[1], style, parts);
+    return {back.q, back.k, back.v, Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
 
@@ -107,6 +157,19 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
 }
 Tensor rope(const Tensor& x, const Tensor& cos, const Tensor& sin, RopeStyle style, int64_t parts) {
   return RopeFunction::apply(x, cos, sin, static_cast<int64_t>(style), parts);
+}
+SumAndNorm add_rms_norm(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps) {
+  variable_list both = AddRmsNormFunction::apply(x, std::optional<Tensor>(residual), weight, eps);
+  return {both[0], both[1]};
+}
+SumAndNorm rms_norm_of_stream(const Tensor& x, const Tensor& weight, double eps) {
+  variable_list both = AddRmsNormFunction::apply(x, std::optional<Tensor>(), weight, eps);
+  return {both[0], both[1]};
+}
+RotatedHeads rope_qkv(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cos, const Tensor& sin,
+                      RopeStyle style, int64_t parts) {
+  variable_list all = RopeQkvFunction::apply(q, k, v, cos, sin, static_cast<int64_t>(style), parts);
+  return {all[0], all[1], all[2]};
 }
 Tensor swiglu(const Tensor& gate, const Tensor& up) {
   return SwigluFunction::apply(gate, up);

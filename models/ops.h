@@ -16,6 +16,18 @@ at::Tensor embedding(const at::Tensor& tokens, const at::Tensor& weight);
 // x / sqrt(mean(x^2) + eps) * weight over the last dimension. x [..., dim], weight [dim].
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 
+// The residual stream and its norm, as one node: both gradients are added up in it.
+struct SumAndNorm {
+  at::Tensor sum;     // [..., dim]
+  at::Tensor normed;  // rms_norm of sum
+};
+// sum = residual + x, both [..., dim] of one dtype; x may have the shape of rows. One launch on a GPU, and
+// backward too but for the weight's gradient.
+SumAndNorm add_rms_norm(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight,
+                        double eps);
+// The same where there is nothing to add: sum is x.
+SumAndNorm rms_norm_of_stream(const at::Tensor& x, const at::Tensor& weight, double eps);
+
 // Rotates pairs of x [batch, seq, heads, head_dim] by the angles whose cosines and sines are given, fp32
 // [seq, head_dim/2] or, with per-document positions, [batch, seq, head_dim/2]. Which elements pair up is the
 // style's. With parts > 1 x is [parts, batch, seq / parts, heads, head_dim], and the result [batch, seq,
@@ -23,7 +35,18 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, RopeStyle style,
                 int64_t parts = 1);
 
-// silu(gate) * up, element by element.
+// Queries and keys of a block rotated as by rope, and its values [batch, seq, kv_heads, head_dim] (with parts
+// > 1 [parts, batch, seq / parts, ...]) in whole sequences like them, as one node. q, k and v may be views of
+// one packed product [..., (heads + 2 kv_heads) * head_dim], and are one launch on a GPU; there backward
+// writes one packed gradient and returns its views. The results hold no memory of the product.
+struct RotatedHeads {
+  at::Tensor q, k, v;
+};
+RotatedHeads rope_qkv(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& cos,
+                      const at::Tensor& sin, RopeStyle style, int64_t parts = 1);
+
+// silu(gate) * up, element by element. gate and up may be the halves of one packed product [..., 2 hidden];
+// on a GPU backward returns the gradients as halves of one packed tensor.
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
 
 // Causal attention; shapes as in models/kernels/attention.h.

@@ -1,10 +1,13 @@
 #include "models/tensor_region.h"
 
 #include <algorithm>
+#include <functional>
 #include <optional>
 
 #include <ATen/TensorOperators.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/aminmax.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/embedding_dense_backward.h>
 #include <ATen/ops/empty.h>
@@ -83,6 +86,61 @@ bool saves_next_product(const Linear& layer) {
   return checkpoint != nullptr && checkpoint->saves_next_matmul(layer.weight()->shape);
 }
 
+// The layer of all their weights, where these lie side by side and are multiplied as they are.
+std::optional<Linear> packed(const std::vector<const Linear*>& layers) {
+  const ParameterPtr& pack = layers.front()->weight()->pack;
+  if (pack == nullptr || !pack->weight.defined()) return std::nullopt;
+  int64_t rows = 0;
+  for (const Linear* layer : layers) {
+    if (layer->weight()->pack != pack || layer->float8() != nullptr) return std::nullopt;
+    rows += layer->weight()->rows();
+  }
+  if (rows != pack->rows()) return std::nullopt;
+  return Linear(pack, nullptr, layers.front()->ranks(), layers.front()->in_pieces());
+}
+
+// Whether the layers' results are one product when some of them are saved: what is recomputed of it otherwise
+// is at most a quarter, or all.
+bool saved_as_one(const std::vector<const Linear*>& layers, const std::vector<bool>& saves) {
+  int64_t rows = 0, recomputed = 0;
+  for (size_t i = 0; i < layers.size(); ++i) {
+    rows += layers[i]->weight()->rows();
+    if (!saves[i]) recomputed += layers[i]->weight()->rows();
+  }
+  return 4 * recomputed <= rows || recomputed == rows;
+}
+
+// What belongs to each layer along `dim` of a tensor that has it for all. Views that autograd does not know:
+// a node returns them as tensors of their own.
+variable_list split_by_layers(const Tensor& all, const std::vector<const Linear*>& layers, int64_t dim) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  variable_list parts;
+  int64_t first = 0;
+  for (const Linear* layer : layers) {
+    parts.push_back(all.narrow(dim, first, layer->weight()->rows()));
+    first += layer->weight()->rows();
+  }
+  return parts;
+}
+
+// [.., n_i] each -> [m, sum of n_i], without a copy where they are views of such a matrix.
+Tensor side_by_side(const variable_list& grads) {
+  variable_list parts;
+  int64_t columns = 0;
+  for (const Tensor& grad : grads) {
+    parts.push_back(as_rows(grad));
+    columns += grad.size(-1);
+  }
+  int64_t offset = parts[0].storage_offset();
+  for (const Tensor& part : parts) {
+    if (!part.is_alias_of(parts[0]) || part.storage_offset() != offset || part.stride(0) != columns ||
+        part.stride(1) != 1)
+      return at::cat(parts, 1);
+    offset += part.size(1);
+  }
+  return parts[0].as_strided({parts[0].size(0), columns}, {columns, 1});
+}
+
 struct ColumnFunction : Function<ColumnFunction> {
   static variable_list forward(AutogradContext* context, const Tensor& x, at::TensorList /*for autograd*/,
                                const std::vector<const Linear*>& layers) {
@@ -91,30 +149,31 @@ struct ColumnFunction : Function<ColumnFunction> {
     std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
     if (ranks != nullptr) shape.insert(shape.begin(), ranks->size());
     std::vector<bool> saves;
+    for (const Linear* layer : layers) saves.push_back(saves_next_product(*layer));
+    const std::optional<Linear> whole = saved_as_one(layers, saves) ? packed(layers) : std::nullopt;
+    const std::vector<const Linear*> products = whole ? std::vector{&*whole} : layers;
+    if (whole) saves = {std::ranges::any_of(saves, std::identity())};
     std::vector<size_t> computed;  // those whose results were not saved before
-    for (const Linear* layer : layers) {
-      saves.push_back(saves_next_product(*layer));
-      if (!saves.back() || !SelectiveCheckpointScope::active()->recomputing())
-        computed.push_back(saves.size() - 1);
-    }
-    variable_list outputs(layers.size());
+    for (size_t i = 0; i < products.size(); ++i)
+      if (!saves[i] || !SelectiveCheckpointScope::active()->recomputing()) computed.push_back(i);
+    variable_list outputs(products.size());
     std::optional<GatheredRows> rows;
     if (!computed.empty() && gathers_in_pieces(layers, GatheredRows::Role::kInput)) {
       for (const size_t i : computed) {
-        shape.back() = layers[i]->weight()->rows();
+        shape.back() = products[i]->weight()->rows();
         outputs[i] = at::empty(shape, x.options());
       }
       rows.emplace(x, layers, GatheredRows::Role::kInput, [&](int rank, Operand& part) {
-        for (const size_t i : computed) as_rows(outputs[i][rank]).copy_(layers[i]->output(part));
+        for (const size_t i : computed) as_rows(outputs[i][rank]).copy_(products[i]->output(part));
       });
     } else if (!computed.empty()) {
       rows.emplace(x, layers, GatheredRows::Role::kInput);
       for (const size_t i : computed) {
-        shape.back() = layers[i]->weight()->rows();
-        outputs[i] = layers[i]->output(rows->wait()).view(shape);
+        shape.back() = products[i]->weight()->rows();
+        outputs[i] = products[i]->output(rows->wait()).view(shape);
       }
     }
-    for (size_t i = 0; i < layers.size(); ++i)
+    for (size_t i = 0; i < products.size(); ++i)
       outputs[i] =
           saved_or_computed(saves[i], [&]() -> SelectiveCheckpoint::Results { return {outputs[i]}; })[0];
     const bool keeps_gathered = ranks != nullptr && rows.has_value();
@@ -126,7 +185,7 @@ struct ColumnFunction : Function<ColumnFunction> {
       context->save_for_backward({all.values});
     else
       context->save_for_backward({all.rows.values, all.rows.scale, all.rows.inverse});
-    return outputs;
+    return whole ? split_by_layers(outputs[0], layers, -1) : outputs;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
@@ -142,12 +201,17 @@ struct ColumnFunction : Function<ColumnFunction> {
           Operand({saved[0], saved[1], saved[2]}, context->saved_data["dtype"].toScalarType()));
     }();
 
+    const std::optional<Linear> whole = packed(layers);
+    const std::vector<const Linear*> products = whole ? std::vector{&*whole} : layers;
     std::vector<Operand> operands;
-    for (const Tensor& grad : grads) operands.emplace_back(as_rows(grad));
+    if (whole)
+      operands.emplace_back(side_by_side(grads));
+    else
+      for (const Tensor& grad : grads) operands.emplace_back(as_rows(grad));
     const auto input_gradient = [&](std::vector<Operand>& of) {
       Tensor sum;  // added up from the last layer to the first
-      for (size_t i = layers.size(); i-- > 0;) {
-        const Tensor term = layers[i]->input_gradient(of[i]);
+      for (size_t i = products.size(); i-- > 0;) {
+        const Tensor term = products[i]->input_gradient(of[i]);
         if (sum.defined())
           sum.add_(term);
         else
@@ -158,7 +222,7 @@ struct ColumnFunction : Function<ColumnFunction> {
     Tensor grad_x;
     std::optional<ScatteredRows> scattered;
     if (layers.front()->in_pieces()) {
-      for (size_t i = 0; i < layers.size(); ++i) layers[i]->prepare_gradient(operands[i]);
+      for (size_t i = 0; i < products.size(); ++i) products[i]->prepare_gradient(operands[i]);
       grad_x = scatter_in_pieces(*ranks, [&](int rank) {
         std::vector<Operand> parts;
         for (const Operand& operand : operands) parts.push_back(part_of_rank(operand, rank, *ranks));
@@ -170,8 +234,13 @@ struct ColumnFunction : Function<ColumnFunction> {
     }
 
     Operand& x = rows.wait();
+    variable_list weights;
+    for (size_t i = 0; i < products.size(); ++i)
+      weights.push_back(products[i]->weight_gradient(operands[i], x));
+    if (whole) weights = split_by_layers(weights[0], layers, 0);
     variable_list result = {Tensor()};
-    for (size_t i = 0; i < layers.size(); ++i) result.push_back(layers[i]->weight_gradient(operands[i], x));
+    result.insert(result.end(), weights.begin(), weights.end());
+    weights.clear();  // autograd takes a gradient that nobody else has without a copy
     result.emplace_back();
     if (scattered) grad_x = scattered->wait();
     std::vector<int64_t> shape(grads[0].sizes().begin(), grads[0].sizes().end());
@@ -183,13 +252,17 @@ struct ColumnFunction : Function<ColumnFunction> {
 };
 
 struct RowFunction : Function<RowFunction> {
-  static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& residual,
+  static Tensor forward(AutogradContext* context, const Tensor& x, const std::optional<Tensor>& residual,
                         const Tensor& /*for autograd*/, const Linear& layer, RowResult result) {
     save_layers(context, {&layer});
     context->save_for_backward({x});
+    context->saved_data["residual"] = residual.has_value();
     const bool chosen = saves_next_product(layer);
-    if (result == RowResult::kNotNeeded) return at::empty_like(residual);
     Exchange* ranks = layer.ranks();
+    std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
+    if (ranks != nullptr) shape.erase(shape.begin());
+    shape.back() = layer.weight()->rows();
+    if (result == RowResult::kNotNeeded) return at::empty(shape, x.options());
     const bool save = result == RowResult::kNeededAgain && (chosen || ranks != nullptr);
     return saved_or_computed(save, [&]() -> SelectiveCheckpoint::Results {
       Operand rows(as_rows(x));
@@ -204,7 +277,8 @@ struct RowFunction : Function<RowFunction> {
         sum = layer.output(rows);
         if (ranks != nullptr) sum = ScatteredRows(sum, *ranks).wait();
       }
-      return {residual + sum.view(residual.sizes())};
+      sum = sum.view(shape);
+      return {residual ? *residual + sum : sum};
     })[0];
   }
 
@@ -224,7 +298,8 @@ struct RowFunction : Function<RowFunction> {
       gathered.emplace(grads[0], std::vector{&layer}, GatheredRows::Role::kGradient);
       grad_x = layer.input_gradient(gathered->wait()).view(x.sizes());
     }
-    return {grad_x, grads[0], layer.weight_gradient(gathered->wait(), rows), Tensor(), Tensor()};
+    return {grad_x, context->saved_data["residual"].toBool() ? grads[0] : Tensor(),
+            layer.weight_gradient(gathered->wait(), rows), Tensor(), Tensor()};
   }
 };
 
@@ -327,7 +402,8 @@ std::vector<Tensor> column_linear(const Tensor& x, const std::vector<const Linea
   return ColumnFunction::apply(x, at::TensorList(weights), layers);
 }
 
-Tensor row_linear(const Tensor& x, const Linear& layer, const Tensor& residual, RowResult result) {
+Tensor row_linear(const Tensor& x, const Linear& layer, const std::optional<Tensor>& residual,
+                  RowResult result) {
   return RowFunction::apply(x, residual, layer.weight()->weight, layer, result);
 }
 

@@ -18,6 +18,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -71,7 +72,9 @@ class ScatteredRows {
 };
 
 // x times the transposed weight of each layer: one result per layer. One gather serves all of them, and in
-// FP8 one cast. The run that backward follows keeps what it needs of the gathered rows; only where a
+// FP8 one cast. Where their weights lie side by side (Parameter::pack) they are one product, of which the
+// results are views; and backward is two, without a copy where the gradients are views of one tensor of that
+// layout. The run that backward follows keeps what it needs of the gathered rows; only where a
 // SelectiveCheckpoint had the results of all layers, so that this run gathered nothing, does backward gather
 // the shard, while it computes the input gradient (of a model's nodes by operation that is none).
 std::vector<at::Tensor> column_linear(const at::Tensor& x, const std::vector<const Linear*>& layers);
@@ -82,10 +85,10 @@ enum class RowResult {
   kNeededOnce,   // only in this run
   kNotNeeded,    // nobody: neither product nor exchange is run, and the result's elements are undefined
 };
-// residual + x times the layer's transposed weight, summed over the ranks; residual [..., out] as the result.
-// Under a SelectiveCheckpoint with a group the result is saved whatever the product's turn says: it is 1/T of
-// the product, and the exchange is not repeated.
-at::Tensor row_linear(const at::Tensor& x, const Linear& layer, const at::Tensor& residual,
+// residual + x times the layer's transposed weight, summed over the ranks, or that sum alone; residual [...,
+// out] as the result. Under a SelectiveCheckpoint with a group the result is saved whatever the product's
+// turn says: it is 1/T of the product, and the exchange is not repeated.
+at::Tensor row_linear(const at::Tensor& x, const Linear& layer, const std::optional<at::Tensor>& residual,
                       RowResult result = RowResult::kNeededAgain);
 
 // Rows of the table for tokens int64 [batch, seq], the same on all ranks -> this rank's part of every

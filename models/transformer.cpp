@@ -63,6 +63,15 @@ TransformerBlock::TransformerBlock(const ModelArgs& args, int64_t layer, const R
     q_norm_ = norm("attention.q_norm", args.head_dim);
     k_norm_ = norm("attention.k_norm", args.head_dim);
   }
+  const auto pack = [&](const char* name, const std::vector<const Linear*>& layers) {
+    int64_t rows = 0;
+    for (const Linear* linear : layers) rows += linear->weight()->shape[0];
+    const ParameterPtr all =
+        make_parameter(fmt::format("layers.{}.{}", layer, name), {rows, args.dim}, Init::ones());
+    for (const Linear* linear : layers) linear->weight()->pack = all;
+  };
+  pack("attention.wq, wk and wv", {&wq_, &wk_, &wv_});
+  pack("feed_forward.w1 and w3", {&w1_, &w3_});
   attention_norm_ = norm("attention_norm", args.dim);
   ffn_norm_ = norm("ffn_norm", args.dim);
 }
@@ -76,30 +85,29 @@ std::vector<ParameterPtr> TransformerBlock::parameters() const {
 
 at::Tensor TransformerBlock::forward(const at::Tensor& x, const SequenceContext& context,
                                      BlockRun run) const {
-  const at::Tensor h = attention(ops::rms_norm(x, attention_norm_->weight, args_.norm_eps), x, context);
-  return feed_forward(ops::rms_norm(h, ffn_norm_->weight, args_.norm_eps), h, run);
+  const auto [stream, normed] = ops::rms_norm_of_stream(x, attention_norm_->weight, args_.norm_eps);
+  const auto [sum, normed_sum] =
+      ops::add_rms_norm(attention(normed, context), stream, ffn_norm_->weight, args_.norm_eps);
+  return feed_forward(normed_sum, sum, run);
 }
 
-at::Tensor TransformerBlock::attention(const at::Tensor& x, const at::Tensor& residual,
-                                       const SequenceContext& context) const {
+at::Tensor TransformerBlock::attention(const at::Tensor& x, const SequenceContext& context) const {
   // Between the nodes of linear layers tokens are whole sequences, which lie in `parts` parts, rank by rank.
   const int64_t parts = ranks_ == nullptr ? 1 : ranks_->size();
-  auto [q, k, v] = [&] {
-    const std::vector<at::Tensor> projected = column_linear(x, {&wq_, &wk_, &wv_});
-    const auto heads = [&](const at::Tensor& t) { return t.unflatten(-1, {-1, args_.head_dim}); };
-    return std::tuple(heads(projected[0]), heads(projected[1]), heads(projected[2]));
+  const ops::RotatedHeads turned = [&] {
+    std::vector<at::Tensor> heads = column_linear(x, {&wq_, &wk_, &wv_});
+    for (at::Tensor& projected : heads) projected = projected.unflatten(-1, {-1, args_.head_dim});
+    if (q_norm_) {
+      heads[0] = ops::rms_norm(heads[0], q_norm_->weight, args_.norm_eps);
+      heads[1] = ops::rms_norm(heads[1], k_norm_->weight, args_.norm_eps);
+    }
+    return ops::rope_qkv(heads[0], heads[1], heads[2], context.cos, context.sin, args_.rope_style, parts);
   }();
-  if (q_norm_) {
-    q = ops::rms_norm(q, q_norm_->weight, args_.norm_eps);
-    k = ops::rms_norm(k, k_norm_->weight, args_.norm_eps);
-  }
-  q = ops::rope(q, context.cos, context.sin, args_.rope_style, parts);
-  k = ops::rope(k, context.cos, context.sin, args_.rope_style, parts);
-  if (parts > 1) v = v.transpose(0, 1).flatten(1, 2);
-  at::Tensor out = ops::attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), context.mask)
+  at::Tensor out = ops::attention(turned.q.transpose(1, 2), turned.k.transpose(1, 2),
+                                  turned.v.transpose(1, 2), context.mask)
                        .transpose(1, 2);  // [batch, seq, heads, head_dim]
   if (parts > 1) out = out.unflatten(1, {parts, -1}).transpose(0, 1);
-  return row_linear(out.flatten(-2), wo_, residual);
+  return row_linear(out.flatten(-2), wo_, std::nullopt);
 }
 
 at::Tensor TransformerBlock::feed_forward(const at::Tensor& x, const at::Tensor& residual,

@@ -68,8 +68,9 @@ class TransformerBlock {
   std::vector<Linear*> linears() { return {&wq_, &wk_, &wv_, &wo_, &w1_, &w3_, &w2_}; }
 
  private:
-  // Each: residual + the layers' result for the normed x.
-  at::Tensor attention(const at::Tensor& x, const at::Tensor& residual, const SequenceContext& context) const;
+  // Of the normed x.
+  at::Tensor attention(const at::Tensor& x, const SequenceContext& context) const;
+  // residual + the layers' result for the normed x.
   at::Tensor feed_forward(const at::Tensor& x, const at::Tensor& residual, BlockRun run) const;
 
   ModelArgs args_;

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <numeric>
 
+#include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
@@ -315,6 +317,30 @@ class LocalCommunicator : public Communicator {
     const at::ScalarType width = widest_type(out, in);
     const at::Tensor slots = out.view({-1}).view(width).view({size(), -1});
     slots.copy_(in.view({-1}).view(width).expand({size(), -1}), /*non_blocking=*/true);
+    return nullptr;
+  }
+  // Few copies on a GPU, as a group of NCCL is one launch: one for all slots of all parts where these are
+  // few, else one for each part, so that their number does not grow with that of the ranks.
+  Finish do_all_gather_parts(const std::vector<GatherPart>& parts) override {
+    constexpr size_t kMostSlots = 256;
+    const bool few = parts.size() * static_cast<size_t>(size()) <= kMostSlots;
+    if (size() == 1 || !few) {
+      for (const auto& [out, in] : parts) do_all_gather(out, in);
+      return nullptr;
+    }
+    std::map<at::ScalarType, std::pair<std::vector<at::Tensor>, std::vector<at::Tensor>>> copies;
+    for (const auto& [out, in] : parts) {
+      const at::ScalarType width = widest_type(out, in);
+      auto& [to, from] = copies[width];
+      const at::Tensor own = in.view({-1}).view(width);
+      for (const at::Tensor& slot : out.view({-1}).view(width).view({size(), -1}).unbind()) {
+        if (slot.data_ptr() == own.data_ptr()) continue;
+        to.push_back(slot);
+        from.push_back(own);
+      }
+    }
+    for (const auto& [width, tensors] : copies)
+      at::_foreach_copy_(tensors.first, tensors.second, /*non_blocking=*/true);
     return nullptr;
   }
   Finish do_reduce_scatter_sum(const at::Tensor& out, const at::Tensor& in) override {

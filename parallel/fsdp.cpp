@@ -47,6 +47,35 @@ bool chunk_cat_takes(const std::vector<at::Tensor>& grads, const at::Tensor& pac
           (grads[0].scalar_type() == at::kBFloat16 && packed.scalar_type() == at::kFloat));
 }
 
+// For each pack of these parameters whose weights can lie side by side: a weight that is gathered with
+// padding behind it, or encoded with a scale of its own, cannot.
+std::map<const Parameter*, PackMemory> pack_memory(const std::vector<ParameterPtr>& parameters, int world,
+                                                   const ShardingOptions& options) {
+  if (!options.pack_weights) return {};
+  struct Pack {
+    ParameterPtr pack;
+    int64_t rows = 0, columns = 0;
+    bool fits = true;
+  };
+  std::map<const Parameter*, Pack> packs;
+  for (const ParameterPtr& parameter : parameters) {
+    if (!parameter->pack) continue;
+    Pack& pack = packs[parameter->pack.get()];
+    pack.pack = parameter->pack;
+    pack.rows += parameter->rows();
+    pack.columns = parameter->local.at(1);
+    if (parameter->rows() % world != 0 || (options.codec && options.codec->applies(*parameter)))
+      pack.fits = false;
+  }
+  std::map<const Parameter*, PackMemory> memory;
+  for (auto& [key, pack] : packs) {
+    if (!pack.fits) continue;
+    pack.pack->local = {pack.rows, pack.columns};
+    memory.emplace(key, PackMemory(*pack.pack, world, options));
+  }
+  return memory;
+}
+
 }  // namespace
 
 FsdpContext::FsdpContext(Communicator& shard, Communicator& replicate, const ShardingOptions& options,
@@ -66,12 +95,11 @@ void FsdpContext::finish_reduction() {
 }
 
 void FsdpContext::complete_on_reduce_stream(Reduction& reduction) {
-  const bool scattered = reduction.local_sum.defined();
-  const TraceRange range(scattered ? "reduce-scatter wait" : "all-reduce wait", reduction.group->name());
+  const TraceRange range(reduction.range, reduction.group->name());
   at::NoGradGuard no_grad;
   StreamScope scope(reduce_stream_);
   reduction.operation.wait();
-  if (scattered) reduction.group->add_to_sharded_gradients(reduction.local_sum);
+  if (reduction.local_sum.defined()) reduction.group->add_to_sharded_gradients(reduction.local_sum);
   reduced_.record(reduce_stream_);
 }
 
@@ -118,34 +146,45 @@ void encode_changed_weights(const FsdpContext& context, const std::vector<Sharde
 ShardGroup::ShardGroup(std::string name, const std::vector<ParameterPtr>& parameters,
                        std::map<const Parameter*, ShardedParameterPtr>& known, FsdpContext& context)
     : name_(std::move(name)), context_(context) {
+  const ShardingOptions& options = context.options();
+  const int rank = context.shard().rank(), world = context.shard().size();
+  std::map<const Parameter*, PackMemory> packs = pack_memory(parameters, world, options);
   int64_t owned_numel = 0;
   for (const ParameterPtr& parameter : parameters) {
     ShardedParameterPtr& sharded = known[parameter.get()];
     if (!sharded) {
-      sharded = std::make_shared<ShardedParameter>(parameter, context.shard().rank(), context.shard().size(),
-                                                   context.options());
+      const auto pack = packs.find(parameter->pack.get());
+      sharded = std::make_shared<ShardedParameter>(parameter, rank, world, options,
+                                                   pack == packs.end() ? nullptr : &pack->second);
       owned_.push_back(sharded);
       owned_numel += sharded->padded_numel();
     }
     parameters_.push_back(sharded);
   }
-  const ShardingOptions& options = context.options();
+  // Memory of a GPU is only held while a step has gradients; a CPU's would cost a page fault for each page.
   const bool pinned = options.state_device.is_cpu() && !options.device.is_cpu();
-  grads_ =
-      at::zeros({owned_numel},
-                at::TensorOptions(options.state_dtype).device(options.state_device).pinned_memory(pinned));
+  const auto state =
+      at::TensorOptions(options.state_dtype).device(options.state_device).pinned_memory(pinned);
+  std::shared_ptr<TensorMemory> memory;
+  if (options.state_device.is_cuda()) {
+    memory = std::make_shared<TensorMemory>(owned_numel * state.dtype().itemsize(), options.state_device);
+    memory->allocate();  // views are made of tensors that have it
+  }
+  grads_ = memory ? memory->tensor({owned_numel}, state) : at::zeros({owned_numel}, state);
   int64_t offset = 0;
   for (const ShardedParameterPtr& parameter : owned_) {
-    parameter->bind_grad(grads_.narrow(0, offset, parameter->padded_numel()));
+    parameter->bind_grad(grads_.narrow(0, offset, parameter->padded_numel()), memory);
     offset += parameter->padded_numel();
   }
+  make_local_gradients();
+  if (memory) memory->free();
 }
 
-LocalGradients ShardGroup::local_gradients() const {
-  LocalGradients gradients;
+void ShardGroup::make_local_gradients() {
+  LocalGradients& gradients = local_gradients_;
   if (context_.tensor() == nullptr) {
     if (grads_.numel() > 0) gradients.divided.push_back(grads_);
-    return gradients;
+    return;
   }
   const auto divided = [&](size_t i) { return !owned_[i]->parameter().cuts.empty(); };
   int64_t begin = 0, end = 0;
@@ -155,7 +194,6 @@ LocalGradients ShardGroup::local_gradients() const {
     (divided(i) ? gradients.divided : gradients.replicated).push_back(grads_.narrow(0, begin, end - begin));
     begin = end;
   }
-  return gradients;
 }
 
 void ShardGroup::start_unshard() {
@@ -206,8 +244,8 @@ void ShardGroup::reshard() {
   state_ = State::kSharded;
 }
 
-void ShardGroup::zero_grads() {
-  grads_.zero_();
+void ShardGroup::drop_grads() {
+  for (const ShardedParameterPtr& parameter : owned_) parameter->drop_grad();
 }
 
 void ShardGroup::reduce(bool last_microbatch) {
@@ -220,7 +258,12 @@ void ShardGroup::reduce(bool last_microbatch) {
   } else {
     for (const ShardedParameterPtr& parameter : parameters_) {
       at::Tensor& grad = parameter->parameter().weight.mutable_grad();
-      if (grad.defined()) parameter->grad().add_(grad.to(parameter->grad().device()));
+      if (grad.defined()) {
+        parameter->add_to_grad(grad.reshape(-1));
+      } else if (!parameter->holds_grad()) {
+        parameter->start_grad();
+        parameter->grad().zero_();
+      }
       grad.reset();
     }
   }
@@ -257,24 +300,40 @@ at::Tensor ShardGroup::pack_gradients() {
 void ShardGroup::start_reduce_scatter() {
   const TraceRange range("reduce-scatter", name_);
   const at::Tensor packed = pack_gradients();
+  // Into memory of the compute stream, whose earlier work may still use it: the reduction waits for that.
+  const bool into_gradients = reduces_into_gradients();
+  for (const ShardedParameterPtr& parameter : parameters_) {
+    parameter->allocate_grad();
+    if (into_gradients) parameter->start_grad();
+  }
   // The reduction runs on a stream of its own, overlapping the backward of the next unit, once the compute
   // stream has packed the gradients.
   context_.reduce_stream_.wait(DeviceStream::current(context_.options().device));
   StreamScope scope(context_.reduce_stream_);
-  const at::Tensor local_sum = at::empty({packed.size(1)}, packed.options());
+  const at::Tensor local_sum = into_gradients ? grads_ : at::empty({packed.size(1)}, packed.options());
   Pending operation = context_.shard().start_reduce_scatter_sum(local_sum, packed.view({-1}));
-  context_.in_flight_.emplace(FsdpContext::Reduction{this, std::move(operation), packed, local_sum});
+  context_.in_flight_.emplace(FsdpContext::Reduction{this, "reduce-scatter wait", std::move(operation),
+                                                     packed, into_gradients ? at::Tensor() : local_sum});
+}
+
+// Whether the sum of this microbatch, the first one, is what the gradients become: all of the group's, and as
+// it comes.
+bool ShardGroup::reduces_into_gradients() const {
+  const ShardingOptions& options = context_.options();
+  return owned_.size() == parameters_.size() && options.reduce_dtype == options.state_dtype &&
+         options.device == options.state_device &&
+         std::ranges::none_of(owned_, [](const auto& parameter) { return parameter->holds_grad(); });
 }
 
 void ShardGroup::add_to_sharded_gradients(const at::Tensor& local_sum) {
-  if (owned_.size() == parameters_.size()) {
+  if (owned_.size() == parameters_.size() &&
+      std::ranges::all_of(owned_, [](const auto& parameter) { return parameter->holds_grad(); })) {
     grads_.add_(local_sum.to(grads_.device()));
     return;
   }
   int64_t offset = 0;
   for (const ShardedParameterPtr& parameter : parameters_) {
-    const at::Tensor part = parameter->unpadded(local_sum.narrow(0, offset, parameter->padded_numel()));
-    parameter->grad().add_(part.to(parameter->grad().device()));
+    parameter->add_to_grad(local_sum.narrow(0, offset, parameter->padded_numel()));
     offset += parameter->padded_numel();
   }
 }
@@ -293,7 +352,7 @@ void ShardGroup::start_replica_all_reduce() {
   StreamScope scope(context_.reduce_stream_);
   Pending operation = context_.replicate().start_all_reduce_sum(grads_);
   context_.in_flight_.emplace(
-      FsdpContext::Reduction{this, std::move(operation), send_buffer, /*local_sum=*/{}});
+      FsdpContext::Reduction{this, "all-reduce wait", std::move(operation), send_buffer, /*local_sum=*/{}});
 }
 
 }  // namespace hyperion::parallel

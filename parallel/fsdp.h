@@ -59,9 +59,10 @@ class FsdpContext {
   // A reduce-scatter, or an all-reduce over the replicas. One at a time bounds the memory of its buffers.
   struct Reduction {
     ShardGroup* group;
+    const char* range;  // of waiting for it
     Pending operation;
     at::Tensor send_buffer;  // of the reduce-scatter, kept until the compute stream has waited
-    at::Tensor local_sum;  // of a reduce-scatter in flight; undefined for an all-reduce, which works in place
+    at::Tensor local_sum;    // still to be added to the gradients; undefined where it is in them
   };
   void complete_on_reduce_stream(Reduction& reduction);
 
@@ -90,7 +91,7 @@ class ShardGroup {
   const std::vector<ShardedParameterPtr>& owned() const { return owned_; }
   const at::Tensor& owned_grads() const { return grads_; }  // 1-D, the padded rows of all own parameters
   // Views of owned_grads(), one for each stretch of parameters that are divided, or are not.
-  LocalGradients local_gradients() const;
+  const LocalGradients& local_gradients() const { return local_gradients_; }
 
   // Starts the all-gather of the weights; does nothing when they are gathered or in flight.
   void start_unshard();
@@ -99,16 +100,19 @@ class ShardGroup {
   // Frees the gathered weights.
   void reshard();
 
-  // Sets the sharded gradients to zero, before the first microbatch of a step.
-  void zero_grads();
-  // Takes the .grad() of the weights and starts adding its sum over the fsdp group to the sharded gradients.
-  // On the last microbatch of a step replicas are summed too.
+  // The next reduce() is the first one of a step. On a GPU it also frees the sharded gradients: nothing may
+  // read them until they have been reduced.
+  void drop_grads();
+  // Takes the .grad() of the weights and starts adding its sum over the fsdp group to the sharded gradients;
+  // in the first microbatch of a step they become that sum. On the last one replicas are summed too.
   void reduce(bool last_microbatch);
 
  private:
   friend class FsdpContext;
   enum class State { kSharded, kGathering, kUnsharded };
+  void make_local_gradients();
   at::Tensor pack_gradients();
+  bool reduces_into_gradients() const;
   void add_to_sharded_gradients(const at::Tensor& local_sum);
   void start_reduce_scatter();
   void start_replica_all_reduce();
@@ -117,6 +121,7 @@ class ShardGroup {
   FsdpContext& context_;
   std::vector<ShardedParameterPtr> parameters_, owned_;
   at::Tensor grads_;
+  LocalGradients local_gradients_;
   State state_ = State::kSharded;
   Pending all_gather_;  // in flight
   DeviceEvent gathered_;

@@ -5,73 +5,101 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/Allocator.h>
 
+#include <utility>
+
 #include "base/error.h"
 
 namespace hyperion::parallel {
 namespace {
 
-// Autograd keeps the unsharded leaf (and views of it) alive between forward and backward. They share one
-// storage, whose bytes are freed and allocated again while the tensors stay.
-void allocate_storage(const at::Tensor& tensor) {
-  auto* storage = tensor.storage().unsafeGetStorageImpl();
-  const size_t bytes = static_cast<size_t>(tensor.numel()) * tensor.element_size();
-  storage->set_data_ptr_noswap(c10::GetAllocator(tensor.device().type())->allocate(bytes));
-  storage->set_nbytes(bytes);
-}
-
-void free_storage(const at::Tensor& tensor) {
-  auto* storage = tensor.storage().unsafeGetStorageImpl();
-  storage->set_data_ptr_noswap(at::DataPtr(nullptr, tensor.device()));
-  storage->set_nbytes(0);
-}
-
-// A tensor of this shape over `storage`, which may be without bytes for now.
 at::Tensor tensor_on_storage(const c10::Storage& storage, at::IntArrayRef shape,
-                             const at::TensorOptions& options) {
+                             const at::TensorOptions& options, int64_t offset) {
   at::Tensor tensor = at::empty({0}, options);
   tensor.unsafeGetTensorImpl()->set_storage_keep_dtype(storage);
   tensor.unsafeGetTensorImpl()->set_sizes_contiguous(shape);
+  tensor.unsafeGetTensorImpl()->set_storage_offset(offset);
   return tensor;
 }
 
-at::Tensor tensor_without_bytes(at::IntArrayRef shape, const at::TensorOptions& options) {
-  const at::Tensor empty = at::empty({0}, options);
-  at::Tensor tensor = tensor_on_storage(empty.storage(), shape, options);
-  free_storage(tensor);
-  return tensor;
+// Whether layers read the shard itself: nothing is gathered.
+bool reads_shards(int world, const ShardingOptions& options) {
+  return world == 1 && options.state_device == options.device;
 }
 
 }  // namespace
 
+TensorMemory::TensorMemory(size_t bytes, at::Device device)
+    : bytes_(bytes), storage_(at::empty({0}, at::TensorOptions(at::kByte).device(device)).storage()) {
+  free();
+}
+
+at::Tensor TensorMemory::tensor(at::IntArrayRef shape, const at::TensorOptions& options,
+                                int64_t offset) const {
+  return tensor_on_storage(storage_, shape, options, offset);
+}
+
+void TensorMemory::allocate() {
+  auto* storage = storage_.unsafeGetStorageImpl();
+  if (storage->nbytes() == bytes_) return;
+  storage->set_data_ptr_noswap(c10::GetAllocator(storage->device_type())->allocate(bytes_));
+  storage->set_nbytes(bytes_);
+}
+
+void TensorMemory::free() {
+  auto* storage = storage_.unsafeGetStorageImpl();
+  storage->set_data_ptr_noswap(at::DataPtr(nullptr, storage->device()));
+  storage->set_nbytes(0);
+}
+
+PackMemory::PackMemory(Parameter& pack, int world, const ShardingOptions& options) {
+  const auto compute = at::TensorOptions(options.compute_dtype).device(options.device);
+  const int64_t numel = whole_box(pack.local).numel();
+  if (reads_shards(world, options)) {
+    shards = at::zeros({numel}, compute);
+    pack.weight = shards.view(pack.local);
+  } else {
+    gathered = std::make_shared<TensorMemory>(numel * compute.dtype().itemsize(), options.device);
+    pack.weight = gathered->tensor(pack.local, compute);
+  }
+}
+
 ShardedParameter::ShardedParameter(ParameterPtr parameter, int rank, int world,
-                                   const ShardingOptions& options)
-    : parameter_(std::move(parameter)), rank_(rank), world_(world) {
+                                   const ShardingOptions& options, PackMemory* pack)
+    : parameter_(std::move(parameter)), rank_(rank), world_(world), direct_(reads_shards(world, options)) {
+  const int64_t numel = padded_numel();
   const bool pinned = options.state_device.is_cpu() && !options.device.is_cpu();
   const auto state =
       at::TensorOptions(options.state_dtype).device(options.state_device).pinned_memory(pinned);
-  const at::Tensor padded_master = at::zeros({padded_numel()}, state);
-  master_ = unpadded(padded_master);
   const bool encoded = options.codec && options.codec->applies(*parameter_);
-  if (encoded) {
-    all_gather_input_ = at::zeros({padded_numel()}, state.dtype(at::kByte)).view(options.codec->dtype);
-    compute_shard_ = master_;
-  } else if (options.compute_dtype == options.state_dtype) {
-    all_gather_input_ = padded_master;
-    compute_shard_ = master_;
-  } else {
-    all_gather_input_ = at::zeros({padded_numel()}, state.dtype(options.compute_dtype));
-    compute_shard_ = unpadded(all_gather_input_);
-  }
-  direct_ = world == 1 && options.state_device == options.device;
+  const bool same_dtype = options.compute_dtype == options.state_dtype && !encoded;
+  const int64_t place = pack == nullptr ? 0 : std::exchange(pack->taken, pack->taken + numel);
+  if (pack != nullptr && direct_)
+    all_gather_input_ = pack->shards.narrow(0, place, numel);
+  else
+    all_gather_input_ = encoded ? at::zeros({numel}, state.dtype(at::kByte)).view(options.codec->dtype)
+                                : at::zeros({numel}, state.dtype(options.compute_dtype));
+  master_ = unpadded(same_dtype ? all_gather_input_ : at::zeros({numel}, state));
+  compute_shard_ = same_dtype || encoded ? master_ : unpadded(all_gather_input_);
   const auto gathered = all_gather_input_.options().device(options.device).pinned_memory(false);
-  all_gather_output_ = direct_ ? all_gather_input_ : tensor_without_bytes({world * padded_numel()}, gathered);
-  const auto compute = gathered.dtype(options.compute_dtype);
-  if (encoded) {
-    parameter_->encoded = tensor_on_storage(all_gather_output_.storage(), parameter_->local, gathered);
-    parameter_->encoded_scale = at::ones({}, compute.dtype(at::kFloat));
-    parameter_->weight = tensor_without_bytes(parameter_->local, compute);
+  if (direct_) {
+    all_gather_output_ = all_gather_input_;
   } else {
-    parameter_->weight = tensor_on_storage(all_gather_output_.storage(), parameter_->local, compute);
+    gathered_ = pack != nullptr ? pack->gathered
+                                : std::make_shared<TensorMemory>(world * numel * gathered.dtype().itemsize(),
+                                                                 options.device);
+    all_gather_output_ = gathered_->tensor({world * numel}, gathered, world * place);
+  }
+  const auto compute = gathered.dtype(options.compute_dtype);
+  const auto unsharded = [&](const at::TensorOptions& type) {
+    return tensor_on_storage(all_gather_output_.storage(), parameter_->local, type,
+                             all_gather_output_.storage_offset());
+  };
+  if (encoded) {
+    parameter_->encoded = unsharded(gathered);
+    parameter_->encoded_scale = at::ones({}, compute.dtype(at::kFloat));
+    parameter_->weight = TensorMemory(0, options.device).tensor(parameter_->local, compute);
+  } else {
+    parameter_->weight = unsharded(compute);
   }
   parameter_->weight.requires_grad_();
 }
@@ -90,7 +118,7 @@ at::Tensor ShardedParameter::unpadded(const at::Tensor& padded) const {
 
 bool ShardedParameter::acquire() {
   if (direct_ || users_++ > 0) return false;
-  allocate_storage(all_gather_output_);
+  gathered_->allocate();
   parameter_->derived.reset();
   return true;
 }
@@ -99,8 +127,31 @@ void ShardedParameter::release() {
   if (direct_) return;
   if (users_ == 0) throw_bug("{}: released more often than acquired", parameter_->fqn);
   if (--users_ > 0) return;
-  free_storage(all_gather_output_);
+  gathered_->free();
   parameter_->derived.reset();
+}
+
+void ShardedParameter::allocate_grad() {
+  if (grad_memory_) grad_memory_->allocate();
+}
+
+void ShardedParameter::start_grad() {
+  allocate_grad();
+  holds_grad_ = true;
+}
+
+void ShardedParameter::add_to_grad(const at::Tensor& term) {
+  if (holds_grad_) {
+    padded_grad_.add_(term.to(padded_grad_.device()));
+    return;
+  }
+  start_grad();
+  padded_grad_.copy_(term);
+}
+
+void ShardedParameter::drop_grad() {
+  if (grad_memory_) grad_memory_->free();
+  holds_grad_ = false;
 }
 
 void ShardedParameter::contents_changed() {

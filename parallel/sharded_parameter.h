@@ -4,6 +4,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
 
 #include <memory>
 #include <vector>
@@ -19,13 +20,45 @@ struct ShardingOptions {
   at::Device state_device = at::kCPU;
   at::ScalarType state_dtype = at::kFloat;  // of master, gradient and optimizer state
   at::ScalarType compute_dtype = at::kBFloat16;
-  at::ScalarType reduce_dtype = at::kFloat;    // gradients are summed in it
+  at::ScalarType reduce_dtype = at::kFloat;  // gradients are summed in it
+  // Whether weights that layers may multiply as one (Parameter::pack) lie side by side where they can, so
+  // that they do.
+  bool pack_weights = false;
   std::shared_ptr<const GatherCodec> codec{};  // null: everything is gathered in compute_dtype
+};
+
+// Memory of tensors that stay while it is freed and allocated again: autograd keeps the unsharded leaves (and
+// views of them) from forward to backward. Allocated on the stream that is current.
+class TensorMemory {
+ public:
+  // Without memory at first.
+  TensorMemory(size_t bytes, at::Device device);
+
+  // A tensor of this shape that begins `offset` elements behind the start.
+  at::Tensor tensor(at::IntArrayRef shape, const at::TensorOptions& options, int64_t offset = 0) const;
+  void allocate();  // nothing where it is allocated
+  void free();
+
+ private:
+  size_t bytes_;
+  c10::Storage storage_;
+};
+
+// Where the weights of one pack (Parameter::pack) are gathered side by side, each at an offset of its own.
+struct PackMemory {
+  // pack: its `local` is what layers of this rank read, all weights' rows. Gives it its weight.
+  PackMemory(Parameter& pack, int world, const ShardingOptions& options);
+
+  at::Tensor shards{};  // at shard degree 1, where layers read them: of all weights, 1-D in the compute dtype
+  std::shared_ptr<TensorMemory> gathered{};  // else
+  int64_t taken = 0;                         // elements of one rank's shards that have been given away
 };
 
 class ShardedParameter {
  public:
-  ShardedParameter(ParameterPtr parameter, int rank, int world, const ShardingOptions& options);
+  // `pack`: where the weight is gathered beside others; null: in memory of its own.
+  ShardedParameter(ParameterPtr parameter, int rank, int world, const ShardingOptions& options,
+                   PackMemory* pack = nullptr);
 
   const Parameter& parameter() const { return *parameter_; }
   // How the whole tensor was cut to give this rank's shard: as its layers divide it (Parameter::cuts), then
@@ -33,10 +66,25 @@ class ShardedParameter {
   std::vector<Cut> cuts() const;
   Box box() const { return box_of(parameter_->shape, cuts()); }
 
-  // This rank's rows, unpadded: [local rows, ...]. `grad` is bound by the owning ShardGroup.
+  // This rank's rows, unpadded: [local rows, ...].
   const at::Tensor& master() const { return master_; }
+  // The sum of the step so far, where holds_grad(). Bound by the owning ShardGroup: 1-D [padded_numel], and
+  // the memory that it is part of where that is freed between steps.
   const at::Tensor& grad() const { return grad_; }
-  void bind_grad(const at::Tensor& padded) { grad_ = unpadded(padded); }
+  void bind_grad(const at::Tensor& padded, std::shared_ptr<TensorMemory> memory = nullptr) {
+    padded_grad_ = padded;
+    grad_ = unpadded(padded);
+    grad_memory_ = std::move(memory);
+  }
+  bool holds_grad() const { return holds_grad_; }
+  // Adds a term, 1-D [padded_numel] with zeros as padding; the first one of a step is written.
+  void add_to_grad(const at::Tensor& term);
+  // The caller is about to write the first term itself.
+  void start_grad();
+  // The next term is the first one of a step. Frees the memory where that is done between steps, and
+  // allocate_grad() (or the next term) allocates it again, on the current stream.
+  void drop_grad();
+  void allocate_grad();
   // The rows in the compute dtype: the master itself when dtype and device are equal, or when the weight is
   // gathered encoded. Written by the optimizer.
   const at::Tensor& compute_shard() const { return compute_shard_; }
@@ -71,7 +119,9 @@ class ShardedParameter {
  private:
   ParameterPtr parameter_;
   int rank_, world_;
-  at::Tensor master_, grad_, compute_shard_, all_gather_input_, all_gather_output_;
+  at::Tensor master_, grad_, padded_grad_, compute_shard_, all_gather_input_, all_gather_output_;
+  std::shared_ptr<TensorMemory> gathered_, grad_memory_;
+  bool holds_grad_ = false;
   int users_ = 0;
   bool stale_ = true;    // where encoded: the all-gather input is older than the master
   bool direct_ = false;  // layers read the compute shard itself

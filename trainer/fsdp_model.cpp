@@ -24,7 +24,7 @@ FsdpModel::FsdpModel(const models::Transformer& model, parallel::FsdpContext& fs
   for (const models::UnitParameters& unit : model.units())
     groups_.push_back(std::make_unique<parallel::ShardGroup>(unit.name, unit.parameters, known, fsdp));
   for (const auto& group : groups_) {
-    const parallel::LocalGradients own = group->local_gradients();
+    const parallel::LocalGradients& own = group->local_gradients();
     gradients_.divided.insert(gradients_.divided.end(), own.divided.begin(), own.divided.end());
     gradients_.replicated.insert(gradients_.replicated.end(), own.replicated.begin(), own.replicated.end());
   }
@@ -45,7 +45,11 @@ void FsdpModel::weights_changed() {
 
 void FsdpModel::begin_step(int64_t step) {
   step_ = step;
-  for (const auto& group : groups_) group->zero_grads();
+  drop_gradients();
+}
+
+void FsdpModel::drop_gradients() {
+  for (const auto& group : groups_) group->drop_grads();
 }
 
 void FsdpModel::set_unit_phase(const char* what, size_t unit) const {
@@ -69,8 +73,8 @@ at::Tensor FsdpModel::forward_block(size_t block, const at::Tensor& input, const
     saved.output = model_.blocks()[block].forward(saved.input, batch.context);
     return saved.output;
   }
-  if (options_.checkpointing.blocks[block] == models::ActivationCheckpoint::kSelectiveOp)
-    saved.selective = std::make_unique<models::SelectiveCheckpoint>(options_.checkpointing.always_recompute);
+  saved.selective = models::selective_checkpoint(options_.checkpointing.blocks[block],
+                                                 options_.checkpointing.always_recompute);
   at::NoGradGuard no_grad;  // no graph: nothing but the input and what `selective` saves outlives this call
   models::SelectiveCheckpointScope scope(saved.selective.get());
   return model_.blocks()[block].forward(saved.input, batch.context);

@@ -37,14 +37,18 @@ class FsdpModel {
   // invalid. Collective when weights are gathered encoded.
   void weights_changed();
 
-  // Adds the gradient of scale * (summed cross-entropy) to the sharded gradients; returns the unscaled sum
-  // (0-dim). Gradients are complete after the call with last = true.
+  // Adds the gradient of scale * (summed cross-entropy) to the step's sharded gradients; returns the unscaled
+  // sum (0-dim). Gradients are complete after the call with last = true.
   at::Tensor forward_backward(const models::Microbatch& batch, const at::Tensor& scale, bool last);
   // The summed cross-entropy without gradients.
   at::Tensor loss_sum(const models::Microbatch& batch);
 
-  // Before the first microbatch of a step: gradients become zero, and messages name the step from now on.
+  // Before the first microbatch of a step: the next gradients are the first ones, and messages name the step
+  // from now on.
   void begin_step(int64_t step);
+  // The step's gradients have been used: on a GPU their memory is free until the next ones are reduced.
+  // Nothing may read gradients() until the last microbatch of the next step.
+  void drop_gradients();
 
  private:
   struct SavedForward;  // what the forward of one unit leaves for its backward

@@ -25,6 +25,7 @@
 #include "trainer/optim/grad_clip.h"
 #include "trainer/runtime/batch_job.h"
 #include "trainer/setup/monitoring.h"
+#include "trainer/setup/options.h"
 #include "trainer/setup/preflight.h"
 
 namespace hyperion::trainer {
@@ -90,6 +91,7 @@ Trainer::Trainer(const ResolvedConfig& resolved, const std::vector<std::string>&
   for (const std::string& line : model_.float8.log) log_info("{}", line);
   for (const std::string& warning : model_.float8.warnings) log_warning("{}", warning);
   if (model_.float8.counters) log_info("{}", describe_gathers(model_.parameters, *model_.fsdp));
+  if (const auto products = separate_products(*model_.transformer, *model_.fsdp)) log_info("{}", *products);
   failpoint("init.model");
   const ChosenCheckpoint* chosen = checkpointer_->chosen();
   const bool loads_weights = chosen != nullptr && chosen->components.contains(checkpoint::kModelComponent);
@@ -323,15 +325,21 @@ void Trainer::train_step(int64_t step, const StepInput& input) {
   }
   const auto [skip, norm] =
       guard_.check(own, losses, own_norm, scale, [sources](size_t i) { return sources.at(i); });
-  clip_gradients(gradients, norm, config().training.max_norm);
+  const double max_norm = config().training.max_norm;
+  std::optional<at::Tensor> divisor;
+  if (model_.optimizer->divides_gradients())
+    divisor = clip_divisor(norm, max_norm);
+  else
+    clip_gradients(gradients, norm, max_norm);
 
   checkpointer_->wait();
   {
     const parallel::TraceRange range("optimizer");
-    model_.optimizer->step(learning_rate(plan_, step), skip);
+    model_.optimizer->step(learning_rate(plan_, step), skip, divisor);
     if (model_.ema) model_.ema->update(step, skip);
     model_.fsdp_model->weights_changed();
   }
+  model_.fsdp_model->drop_gradients();
   read_verdicts(/*wait=*/metrics_->should_log(step));  // logging waits for the step's numbers anyway
 
   state_.step = step;

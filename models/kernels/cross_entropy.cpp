@@ -15,6 +15,7 @@
 #include "base/error.h"
 #include "models/kernels/cpu/rows.h"
 #include "models/kernels/fused.h"
+#include "models/kernels/operators.h"
 
 namespace hyperion::kernels {
 namespace {
@@ -101,6 +102,11 @@ bool takes_fused(const at::Tensor& logits, const at::Tensor& labels) {
   return has_fused(logits) && logits.is_contiguous() && labels.is_contiguous();
 }
 
+bool takes_fused_loss_on_gpu(const at::Tensor& logits, const at::Tensor& labels) {
+  return has_fused_on_gpu("cross-entropy", logits,
+                          logits.is_contiguous() && labels.is_contiguous() ? "" : "rows with gaps");
+}
+
 // A few rows at a time in fp32: what a CPU's caches hold, what keeps a GPU's launches few.
 template <typename Work>
 void for_few_rows(const at::Tensor& logits, const Work& work) {
@@ -124,19 +130,23 @@ LabelColumns columns_of(const at::Tensor& labels, int64_t columns, const VocabPa
 }  // namespace
 
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels, const at::Tensor* scale) {
-  return takes_fused(logits, labels) ? fused_cross_entropy(logits, labels, scale)
-                                     : plain::cross_entropy(logits, labels, scale);
+  if (takes_fused(logits, labels)) return fused_cross_entropy(logits, labels, scale);
+  return takes_fused_loss_on_gpu(logits, labels) ? operators::cross_entropy(logits, labels, scale)
+                                                 : plain::cross_entropy(logits, labels, scale);
 }
 
 at::Tensor vocab_statistics(const at::Tensor& logits, const at::Tensor& labels, const VocabPart& part) {
-  return takes_fused(logits, labels) ? fused_vocab_statistics(logits, labels, part)
-                                     : plain::vocab_statistics(logits, labels, part);
+  if (takes_fused(logits, labels)) return fused_vocab_statistics(logits, labels, part);
+  return takes_fused_loss_on_gpu(logits, labels) ? operators::vocab_statistics(logits, labels, part)
+                                                 : plain::vocab_statistics(logits, labels, part);
 }
 
 void vocab_gradient(const at::Tensor& logits, const at::Tensor& labels, const VocabPart& part,
                     const at::Tensor& log_sum_exp, const at::Tensor& scale) {
-  return takes_fused(logits, labels) ? fused_vocab_gradient(logits, labels, part, log_sum_exp, scale)
-                                     : plain::vocab_gradient(logits, labels, part, log_sum_exp, scale);
+  if (takes_fused(logits, labels)) return fused_vocab_gradient(logits, labels, part, log_sum_exp, scale);
+  return takes_fused_loss_on_gpu(logits, labels)
+             ? operators::vocab_gradient(logits, labels, part, log_sum_exp, scale)
+             : plain::vocab_gradient(logits, labels, part, log_sum_exp, scale);
 }
 
 at::Tensor plain::cross_entropy(const at::Tensor& logits, const at::Tensor& labels, const at::Tensor* scale) {

@@ -2,6 +2,8 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/_fused_rms_norm.h>
+#include <ATen/ops/_fused_rms_norm_backward.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/rsqrt.h>
@@ -11,6 +13,7 @@
 
 #include "models/kernels/cpu/rows.h"
 #include "models/kernels/fused.h"
+#include "models/kernels/operators.h"
 
 namespace hyperion::kernels {
 namespace {
@@ -64,16 +67,48 @@ std::pair<at::Tensor, at::Tensor> fused_backward(const at::Tensor& grad, const a
   return {dx, dw.sum(0).to(weight.scalar_type())};
 }
 
+bool takes_fused_norm_on_gpu(const at::Tensor& x, const at::Tensor& weight) {
+  return has_fused_on_gpu("RMSNorm", x,
+                          x.scalar_type() == weight.scalar_type() ? "" : "a weight of another dtype");
+}
+
 }  // namespace
 
 RmsNormResult rms_norm_forward(const at::Tensor& x, const at::Tensor& weight, double eps) {
-  return has_fused(x) ? fused_forward(x.contiguous(), weight, eps) : plain::rms_norm_forward(x, weight, eps);
+  if (has_fused(x)) return fused_forward(x.contiguous(), weight, eps);
+  if (!takes_fused_norm_on_gpu(x, weight)) return plain::rms_norm_forward(x, weight, eps);
+  const auto [output, rstd] = at::_fused_rms_norm(x.contiguous(), weight.sizes(), weight, eps);
+  return {output, rstd.flatten()};
 }
 
 std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, const at::Tensor& x,
                                                     const at::Tensor& weight, const at::Tensor& rstd) {
-  return has_fused(x) ? fused_backward(grad.contiguous(), x.contiguous(), weight, rstd)
-                      : plain::rms_norm_backward(grad, x, weight, rstd);
+  if (has_fused(x)) return fused_backward(grad.contiguous(), x.contiguous(), weight, rstd);
+  if (!takes_fused_norm_on_gpu(x, weight)) return plain::rms_norm_backward(grad, x, weight, rstd);
+  std::vector<int64_t> rows(x.sizes().begin(), x.sizes().end());
+  rows.back() = 1;
+  auto [dx, dw] = at::_fused_rms_norm_backward(grad.contiguous(), x.contiguous(), weight.sizes(),
+                                               rstd.view(rows), weight, {true, true});
+  return {std::move(dx), std::move(dw)};
+}
+
+AddRmsNormResult add_rms_norm_forward(const at::Tensor& x, const at::Tensor& residual,
+                                      const at::Tensor& weight, double eps) {
+  if (takes_fused_norm_on_gpu(x, weight)) return operators::add_rms_norm(x, residual, weight, eps);
+  if (!has_fused(x)) return plain::add_rms_norm_forward(x, residual, weight, eps);
+  const at::Tensor sum = residual + x.reshape(residual.sizes());
+  auto [output, rstd] = fused_forward(sum.contiguous(), weight, eps);
+  return {sum, std::move(output), std::move(rstd)};
+}
+
+std::pair<at::Tensor, at::Tensor> add_rms_norm_backward(const at::Tensor& grad, const at::Tensor& grad_sum,
+                                                        const at::Tensor& sum, const at::Tensor& weight,
+                                                        const at::Tensor& rstd) {
+  if (takes_fused_norm_on_gpu(sum, weight))
+    return operators::add_rms_norm_backward(grad, grad_sum, sum, weight, rstd);
+  if (!has_fused(sum)) return plain::add_rms_norm_backward(grad, grad_sum, sum, weight, rstd);
+  auto [dx, dw] = fused_backward(grad.contiguous(), sum.contiguous(), weight, rstd);
+  return {dx.add_(grad_sum), dw};
 }
 
 namespace plain {
@@ -96,6 +131,20 @@ std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, cons
   const at::Tensor dx = (grad_normed - normed * mean).mul_(factor);
   const at::Tensor dw = (wide_grad * normed).reshape({-1, x.size(-1)}).sum(0);
   return {dx.to(x.scalar_type()), dw.to(weight.scalar_type())};
+}
+
+AddRmsNormResult add_rms_norm_forward(const at::Tensor& x, const at::Tensor& residual,
+                                      const at::Tensor& weight, double eps) {
+  const at::Tensor sum = residual + x.reshape(residual.sizes());
+  auto [output, rstd] = plain::rms_norm_forward(sum, weight, eps);
+  return {sum, std::move(output), std::move(rstd)};
+}
+
+std::pair<at::Tensor, at::Tensor> add_rms_norm_backward(const at::Tensor& grad, const at::Tensor& grad_sum,
+                                                        const at::Tensor& sum, const at::Tensor& weight,
+                                                        const at::Tensor& rstd) {
+  auto [dx, dw] = plain::rms_norm_backward(grad, sum, weight, rstd);
+  return {dx.add_(grad_sum), dw};
 }
 
 }  // namespace plain

@@ -18,10 +18,30 @@ RmsNormResult rms_norm_forward(const at::Tensor& x, const at::Tensor& weight, do
 std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, const at::Tensor& x,
                                                     const at::Tensor& weight, const at::Tensor& rstd);
 
+// The sum of a residual stream and its norm.
+struct AddRmsNormResult {
+  at::Tensor sum;     // residual + x, rounded to their dtype
+  at::Tensor output;  // RMSNorm of the rounded sum
+  at::Tensor rstd;    // as RmsNormResult's
+};
+// x, residual [..., n]; weight [n].
+AddRmsNormResult add_rms_norm_forward(const at::Tensor& x, const at::Tensor& residual,
+                                      const at::Tensor& weight, double eps);
+// Gradients of the sum and of weight. The sum's is the norm's plus grad_sum, that of everything else that
+// reads it.
+std::pair<at::Tensor, at::Tensor> add_rms_norm_backward(const at::Tensor& grad, const at::Tensor& grad_sum,
+                                                        const at::Tensor& sum, const at::Tensor& weight,
+                                                        const at::Tensor& rstd);
+
 namespace plain {  // the same in ATen operations: specification, and what devices without a fused kernel run
 RmsNormResult rms_norm_forward(const at::Tensor& x, const at::Tensor& weight, double eps);
 std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, const at::Tensor& x,
                                                     const at::Tensor& weight, const at::Tensor& rstd);
+AddRmsNormResult add_rms_norm_forward(const at::Tensor& x, const at::Tensor& residual,
+                                      const at::Tensor& weight, double eps);
+std::pair<at::Tensor, at::Tensor> add_rms_norm_backward(const at::Tensor& grad, const at::Tensor& grad_sum,
+                                                        const at::Tensor& sum, const at::Tensor& weight,
+                                                        const at::Tensor& rstd);
 }  // namespace plain
 
 }  // namespace hyperion::kernels

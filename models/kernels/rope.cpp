@@ -9,6 +9,7 @@
 
 #include "models/kernels/cpu/rows.h"
 #include "models/kernels/fused.h"
+#include "models/kernels/operators.h"
 
 namespace hyperion::kernels {
 namespace {
@@ -45,6 +46,22 @@ at::Tensor fused_rope(const at::Tensor& x, const at::Tensor& cos, const at::Tens
   return y;
 }
 
+// Tokens that lie part by part of the sequences, as whole sequences, and back.
+at::Tensor joined(const at::Tensor& x, int64_t parts) {
+  return parts == 1 ? x : x.transpose(0, 1).flatten(1, 2);
+}
+at::Tensor divided(const at::Tensor& x, int64_t parts) {
+  return parts == 1 ? x : x.unflatten(1, {parts, x.size(1) / parts}).transpose(0, 1);
+}
+
+bool takes_fused_rope_on_gpu(const Heads& x, const at::Tensor& cos) {
+  return has_fused_on_gpu("RoPE", x.q,
+                          cos.scalar_type() != at::kFloat ? "angles that are not fp32"
+                          : x.k.scalar_type() != x.q.scalar_type() || x.v.scalar_type() != x.q.scalar_type()
+                              ? "heads of different dtypes"
+                              : "");
+}
+
 }  // namespace
 
 at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, models::RopeStyle style,
@@ -54,14 +71,44 @@ at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& si
   return plain::rope(x, cos, sin, style, inverse, parts);
 }
 
+Heads rope_heads(const Heads& x, const at::Tensor& cos, const at::Tensor& sin, models::RopeStyle style,
+                 int64_t parts) {
+  if (takes_fused_rope_on_gpu(x, cos)) {
+    // Values that are a tensor of their own stay where they are; a view would keep the product of all three.
+    const bool passes = parts == 1 && x.v.is_contiguous() &&
+                        x.v.numel() * x.v.element_size() == static_cast<int64_t>(x.v.storage().nbytes());
+    Heads turned = operators::rope_heads({x.q, x.k, passes ? at::Tensor() : x.v}, cos, sin, style, parts);
+    if (passes) turned.v = x.v;
+    return turned;
+  }
+  return {rope(x.q, cos, sin, style, /*inverse=*/false, parts),
+          rope(x.k, cos, sin, style, /*inverse=*/false, parts), joined(x.v, parts)};
+}
+
+Heads rope_heads_backward(const Heads& grads, const at::Tensor& cos, const at::Tensor& sin,
+                          models::RopeStyle style, int64_t parts) {
+  if (takes_fused_rope_on_gpu(grads, cos))
+    return operators::rope_heads_backward(grads, cos, sin, style, parts);
+  return {rope(grads.q, cos, sin, style, /*inverse=*/true, parts),
+          rope(grads.k, cos, sin, style, /*inverse=*/true, parts), divided(grads.v, parts)};
+}
+
+Heads plain::rope_heads(const Heads& x, const at::Tensor& cos, const at::Tensor& sin, models::RopeStyle style,
+                        int64_t parts) {
+  return {plain::rope(x.q, cos, sin, style, /*inverse=*/false, parts),
+          plain::rope(x.k, cos, sin, style, /*inverse=*/false, parts), joined(x.v, parts)};
+}
+
+Heads plain::rope_heads_backward(const Heads& grads, const at::Tensor& cos, const at::Tensor& sin,
+                                 models::RopeStyle style, int64_t parts) {
+  return {plain::rope(grads.q, cos, sin, style, /*inverse=*/true, parts),
+          plain::rope(grads.k, cos, sin, style, /*inverse=*/true, parts), divided(grads.v, parts)};
+}
+
 at::Tensor plain::rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
                        models::RopeStyle style, bool inverse, int64_t parts) {
-  if (parts > 1 && inverse)
-    return plain::rope(x, cos, sin, style, inverse)
-        .unflatten(1, {parts, x.size(1) / parts})
-        .transpose(0, 1)
-        .contiguous();
-  if (parts > 1) return plain::rope(x.transpose(0, 1).flatten(1, 2), cos, sin, style, inverse);
+  if (parts > 1 && inverse) return divided(plain::rope(x, cos, sin, style, inverse), parts).contiguous();
+  if (parts > 1) return plain::rope(joined(x, parts), cos, sin, style, inverse);
   const at::Tensor c =
       cos.unsqueeze(-2).to(opmath_dtype(x));  // [seq, 1, half] broadcasts over batch and heads
   const at::Tensor s = (inverse ? sin.neg() : sin).unsqueeze(-2).to(opmath_dtype(x));

@@ -13,9 +13,25 @@ namespace hyperion::kernels {
 at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, models::RopeStyle style,
                 bool inverse, int64_t parts = 1);
 
+// Heads of queries, keys and values of the same tokens.
+struct Heads {
+  at::Tensor q, k, v;
+};
+// rope of q and k; v as it is, with parts > 1 in whole sequences like the others. Inputs may be views of one
+// packed product.
+Heads rope_heads(const Heads& x, const at::Tensor& cos, const at::Tensor& sin, models::RopeStyle style,
+                 int64_t parts = 1);
+// Gradients of rope_heads's inputs from those of its results.
+Heads rope_heads_backward(const Heads& grads, const at::Tensor& cos, const at::Tensor& sin,
+                          models::RopeStyle style, int64_t parts = 1);
+
 namespace plain {
 at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, models::RopeStyle style,
                 bool inverse, int64_t parts = 1);
-}
+Heads rope_heads(const Heads& x, const at::Tensor& cos, const at::Tensor& sin, models::RopeStyle style,
+                 int64_t parts = 1);
+Heads rope_heads_backward(const Heads& grads, const at::Tensor& cos, const at::Tensor& sin,
+                          models::RopeStyle style, int64_t parts = 1);
+}  // namespace plain
 
 }  // namespace hyperion::kernels

@@ -8,6 +8,7 @@
 
 #include "models/kernels/cpu/rows.h"
 #include "models/kernels/fused.h"
+#include "models/kernels/operators.h"
 
 namespace hyperion::kernels {
 namespace {
@@ -76,14 +77,15 @@ std::pair<at::Tensor, at::Tensor> fused_backward(const at::Tensor& grad, const a
 }  // namespace
 
 at::Tensor swiglu_forward(const at::Tensor& gate, const at::Tensor& up) {
-  return has_fused(gate) ? fused_forward(gate.contiguous(), up.contiguous())
-                         : plain::swiglu_forward(gate, up);
+  if (has_fused(gate)) return fused_forward(gate.contiguous(), up.contiguous());
+  return has_fused_on_gpu("SwiGLU", gate) ? operators::swiglu(gate, up) : plain::swiglu_forward(gate, up);
 }
 
 std::pair<at::Tensor, at::Tensor> swiglu_backward(const at::Tensor& grad, const at::Tensor& gate,
                                                   const at::Tensor& up) {
-  return has_fused(gate) ? fused_backward(grad.contiguous(), gate.contiguous(), up.contiguous())
-                         : plain::swiglu_backward(grad, gate, up);
+  if (has_fused(gate)) return fused_backward(grad.contiguous(), gate.contiguous(), up.contiguous());
+  return has_fused_on_gpu("SwiGLU", gate) ? operators::swiglu_backward(grad, gate, up)
+                                          : plain::swiglu_backward(grad, gate, up);
 }
 
 at::Tensor plain::swiglu_forward(const at::Tensor& gate, const at::Tensor& up) {

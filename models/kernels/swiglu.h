@@ -8,9 +8,9 @@
 
 namespace hyperion::kernels {
 
-// gate, up: same shape and dtype.
+// gate, up [..., n]: same shape and dtype; both may be halves of one tensor [..., 2 n].
 at::Tensor swiglu_forward(const at::Tensor& gate, const at::Tensor& up);
-// Gradients of gate and up.
+// Gradients of gate and up; from a GPU's fused kernel, the halves of one tensor [..., 2 n].
 std::pair<at::Tensor, at::Tensor> swiglu_backward(const at::Tensor& grad, const at::Tensor& gate,
                                                   const at::Tensor& up);
 

@@ -49,7 +49,8 @@ TEST_CASE("activation checkpointing and resharding and transports change no bit"
   const TinyJob base{};
   const std::vector<TinyStep> plain = train_on(2, base, 6);
   for (models::ActivationCheckpoint mode :
-       {models::ActivationCheckpoint::kFull, models::ActivationCheckpoint::kSelectiveOp}) {
+       {models::ActivationCheckpoint::kFull, models::ActivationCheckpoint::kSelectiveOp,
+        models::ActivationCheckpoint::kElementwise}) {
     TinyJob job = base;
     job.checkpoint = mode;
     CHECK(train_on(2, job, 6) == plain);
@@ -59,6 +60,45 @@ TEST_CASE("activation checkpointing and resharding and transports change no bit"
   CHECK(train_on(2, unsharded, 6) == plain);
   over_sockets.shared_memory = false;
   CHECK(train_on(2, over_sockets, 6) == plain);
+}
+
+TEST_CASE("weights side by side are multiplied as one on every mesh to the losses of separate products") {
+  const char* model = GENERATE("llama3", "qwen3");
+  const std::vector<TinyStep> separate = train_on(1, {.model = model}, 6);
+  struct Layout {
+    int ranks;
+    MeshConfig mesh;
+    int64_t shards;  // queries have 18 rows, keys and values 6, gate and up 25
+    int64_t heads = 3, kv_heads = 1;
+  };
+  for (const Layout& layout :
+       {Layout{1, {}, 1}, Layout{2, {}, 2}, Layout{3, {}, 3}, Layout{4, {.dp_replicate = 2}, 2},
+        Layout{6, {}, 6}, Layout{2, {.dp_shard = 1, .tp = 2}, 1, 4, 2},
+        Layout{4, {.dp_shard = 2, .tp = 2}, 2, 4, 2}}) {
+    CAPTURE(model, layout.ranks, layout.mesh.tp);
+    TinyJob job{.model = model, .mesh = layout.mesh, .heads = layout.heads, .kv_heads = layout.kv_heads};
+    const std::vector<TinyStep> expected =
+        layout.heads == 3 ? separate : train_on(1, {.model = model, .heads = 4, .kv_heads = 2}, 6);
+    job.pack_weights = true;
+    for (const models::ActivationCheckpoint mode :
+         {models::ActivationCheckpoint::kNone, models::ActivationCheckpoint::kSelectiveOp}) {
+      job.checkpoint = mode;
+      const auto trained = run_ranks(layout.ranks, [=](const Environment& environment) {
+        TinyTraining training(job, environment);
+        for (const auto& [name, linear] : training.model_linears()) {
+          const Parameter& weight = *linear->weight();
+          if (!weight.pack) continue;
+          const bool packed = weight.pack->weight.defined();
+          if (packed != (weight.rows() % layout.shards == 0))
+            throw std::runtime_error(name + (packed ? " is packed" : " is not packed"));
+        }
+        std::vector<TinyStep> steps;
+        for (int64_t step = 0; step < 6; ++step) steps.push_back(training.step(step));
+        return steps;
+      });
+      CHECK(largest_loss_difference(trained.front(), expected) < 5e-6);
+    }
+  }
 }
 
 TEST_CASE("bf16 compute trains close to fp32 but not equal") {

@@ -128,7 +128,8 @@ TEST_CASE(
   const std::vector<TinyStep> plain = train(ranks, base, 6);
   CHECK(train(ranks, base, 6) == plain);
   for (models::ActivationCheckpoint mode :
-       {models::ActivationCheckpoint::kFull, models::ActivationCheckpoint::kSelectiveOp}) {
+       {models::ActivationCheckpoint::kFull, models::ActivationCheckpoint::kSelectiveOp,
+        models::ActivationCheckpoint::kElementwise}) {
     TinyJob job = base;
     job.checkpoint = mode;
     CHECK(train(ranks, job, 6) == plain);

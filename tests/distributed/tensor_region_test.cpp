@@ -138,7 +138,8 @@ TEST_CASE("a token or label outside the vocabulary is refused on tensor parallel
 }
 
 TEST_CASE("activation checkpointing under tensor parallelism equals one rank without it") {
-  const auto checkpoint = GENERATE(ActivationCheckpoint::kFull, ActivationCheckpoint::kSelectiveOp);
+  const auto checkpoint = GENERATE(ActivationCheckpoint::kFull, ActivationCheckpoint::kSelectiveOp,
+                                   ActivationCheckpoint::kElementwise);
   Job job = odd_job("llama3", 2);
   job.checkpoint = checkpoint;
   job.in_pieces = GENERATE(false, true);
@@ -208,6 +209,7 @@ TEST_CASE("repeated runs and transports and checkpointing change no bit under te
   CHECK(plain == all_numbers(ActivationCheckpoint::kNone, false));
   CHECK(plain == all_numbers(ActivationCheckpoint::kFull, true));
   CHECK(plain == all_numbers(ActivationCheckpoint::kSelectiveOp, true));
+  CHECK(plain == all_numbers(ActivationCheckpoint::kElementwise, true));
   CHECK(plain[0][0] == plain[1][0]);  // every rank has the whole loss, with the same bits
   CHECK(plain[0][0] == plain[2][0]);
   // In pieces products have fewer rows at once, for which a library may add up in another order.
@@ -223,6 +225,7 @@ TEST_CASE("repeated runs and transports and checkpointing change no bit under te
   CHECK(pieces == all_numbers(ActivationCheckpoint::kNone, false, true));
   CHECK(pieces == all_numbers(ActivationCheckpoint::kFull, true, true));
   CHECK(pieces == all_numbers(ActivationCheckpoint::kSelectiveOp, true, true));
+  CHECK(pieces == all_numbers(ActivationCheckpoint::kElementwise, true, true));
 }
 
 TEST_CASE("units exchange exactly the planned bytes for every checkpointing mode") {
@@ -233,7 +236,8 @@ TEST_CASE("units exchange exactly the planned bytes for every checkpointing mode
   const auto [checkpoint, times] =
       GENERATE(table<ActivationCheckpoint, int64_t>({{ActivationCheckpoint::kNone, 8},
                                                      {ActivationCheckpoint::kFull, 11},
-                                                     {ActivationCheckpoint::kSelectiveOp, 10}}));
+                                                     {ActivationCheckpoint::kSelectiveOp, 10},
+                                                     {ActivationCheckpoint::kElementwise, 10}}));
   const int ranks = GENERATE(2, 3);
   const at::ScalarType dtype = GENERATE(at::kFloat, at::kBFloat16);
   CAPTURE(static_cast<int>(checkpoint), ranks);
@@ -257,19 +261,18 @@ TEST_CASE("units exchange exactly the planned bytes for every checkpointing mode
     const Tensor embedded = model.embedding().forward(batch.tokens);
     bytes.embedding = sent();
     const SelectiveCheckpoint::Shapes no_shapes;
-    SelectiveCheckpoint selective(no_shapes);
-    SelectiveCheckpoint* active = mode == ActivationCheckpoint::kSelectiveOp ? &selective : nullptr;
+    const std::unique_ptr<SelectiveCheckpoint> active = selective_checkpoint(mode, no_shapes);
     const Tensor input = embedded.detach().requires_grad_();
     Tensor output;
     {
       const at::AutoGradMode grad_mode(mode == ActivationCheckpoint::kNone);
-      const SelectiveCheckpointScope scope(active);
+      const SelectiveCheckpointScope scope(active.get());
       output = model.blocks()[0].forward(input, batch.context);
     }
     const Tensor x = output.detach();
     if (mode != ActivationCheckpoint::kNone) {
-      selective.start_recompute();
-      const SelectiveCheckpointScope scope(active);
+      if (active) active->start_recompute();
+      const SelectiveCheckpointScope scope(active.get());
       output = model.blocks()[0].forward(input, batch.context, BlockRun::kAgain);
     }
     torch::autograd::backward({output}, {at::ones_like(x)});
@@ -288,7 +291,9 @@ TEST_CASE("units exchange exactly the planned bytes for every checkpointing mode
   for (const Bytes& rank : results) {
     CHECK(rank.embedding == n);
     CHECK(rank.block == times * n);
-    CHECK(rank.sends == (job.in_pieces ? times * (ranks - 1) : 0));  // all of the block's exchanges
+    // All of the block's exchanges, but those of inputs that only backward gathers.
+    const int64_t whole = checkpoint == ActivationCheckpoint::kElementwise ? 2 : 0;
+    CHECK(rank.sends == (job.in_pieces ? (times - whole) * (ranks - 1) : 0));
     CHECK(rank.head == 2 * n + statistics);
     CHECK(rank.loss_alone == n + statistics);
     CHECK(rank.embedding_backward == n);

@@ -30,6 +30,7 @@ JOBS = {  # what: (ranks, options)
     "recomputed, offloaded": (2, ["--activation_checkpoint.mode=full", "--training.enable_cpu_offload", ASYNC]),
     "document masks, so ranks have different numbers of labels": (2, ["--training.document_mask", "--activation_checkpoint.mode=none"]),
     "accumulated, never resharded": (2, ["--training.global_batch_size=8", "--parallelism.fsdp_reshard_after_forward=never"]),
+    "norms, RoPE and SwiGLU recomputed": (2, ["--activation_checkpoint.mode=elementwise", "--training.global_batch_size=8"]),
     "HSDP": (4, [*HSDP, "--training.global_batch_size=16", ASYNC, *VALIDATION]),
     "tensor parallel, offloaded": (2, [TP, "--activation_checkpoint.mode=none", "--training.enable_cpu_offload"]),
     "FSDP and tensor parallel, recomputed": (4, [TP, "--training.global_batch_size=8", "--activation_checkpoint.mode=selective",
@@ -169,13 +170,32 @@ class SimulatedGpu(JobTest):
         self.assertEqual(step["nccl\tgroup of all gather"] + step.get("nccl\tall gather", 0), 2 * blocks + 2)
         self.assertEqual(step["nccl\treduce scatter"], blocks + 2)
         kernels, operators = {}, {}
-        for ranks in (8, 64, 1024, 16384):
+        for ranks in (1024, 4096, 16384):
             dry_run = self.steady_step("--comm.mode=fake_backend", "--activation_checkpoint.mode=none",
                                        env={"NGPU": str(ranks), "HYPERION_SIMULATED_GPUS": "8", "HYPERION_SIMULATED_COMPUTE": "off"})
             kernels[ranks] = sum(times for line, times in dry_run.items() if line.startswith("kernel"))
             operators[ranks] = sum(times for line, times in dry_run.items() if line.startswith("operator"))
-        self.assertLess(max(kernels.values()), 1.02 * kernels[8], kernels)
-        self.assertLess(max(operators.values()), 1.02 * operators[8], operators)
+        self.assertLess(max(kernels.values()), 1.02 * kernels[1024], kernels)
+        self.assertLess(max(operators.values()), 1.02 * operators[1024], operators)
+        few = self.steady_step("--comm.mode=fake_backend", "--activation_checkpoint.mode=none", env={"NGPU": "8", "HYPERION_SIMULATED_GPUS": "8", "HYPERION_SIMULATED_COMPUTE": "off"})
+        copies = sum(times for line, times in few.items() if line.startswith("kernel") and "Copy" in line and "Foreach" in line)
+        self.assertLessEqual(copies, 2 * (2 * blocks + 2) + 1, few)  # of the fake backend's gathers, and of the optimizer
+
+    def test_layers_that_read_one_input_are_one_product_and_where_they_are_not_a_line_says_why(self):
+        products = "kernel\tcublasGemmEx"
+        none = "--activation_checkpoint.mode=none"
+        blocks = 2
+        packed, padded = (self.steady_step(none, "--comm.mode=fake_backend", env={"NGPU": str(ranks), "HYPERION_SIMULATED_GPUS": "8", "HYPERION_SIMULATED_COMPUTE": "off"})[products]
+                          for ranks in (8, 7))
+        self.assertEqual(packed, blocks * 3 * 4 + 3)  # queries with keys and values, their result, gate with up, down; the head
+        self.assertEqual(padded, blocks * 3 * 7 + 3)
+        says = "Layers that read one input are multiplied one by one (attention.wq, wk and wv: "
+        for options, env, why in (([none], {"NGPU": "7"}, "32 rows of layers.0.attention.wq do not divide by 7 shards; feed_forward.w1 and w3: "),
+                                  ([FP8], {"NGPU": "8"}, "FP8 scales each weight alone")):
+            self.run_job("--comm.mode=fake_backend", "--training.steps=1", *options, code=0, says=[says + why],
+                         env=self.gpu("eager", HYPERION_SIMULATED_GPUS="8", HYPERION_SIMULATED_COMPUTE="off", **env))
+        log = self.run_job("--training.steps=1", code=0, env=self.gpu()).text()
+        self.assertNotIn("multiplied one by one", log)
 
     def steady_step(self, *options, ranks=1, env=None):
         """What 1 step asks of the runtime when all is warm: line of the trace -> times."""

@@ -33,7 +33,7 @@ TEST_CASE("every checkpointing mode and bf16 train on a GPU") {
   if (gpus() == 0) return;
   for (models::ActivationCheckpoint mode :
        {models::ActivationCheckpoint::kNone, models::ActivationCheckpoint::kFull,
-        models::ActivationCheckpoint::kSelectiveOp}) {
+        models::ActivationCheckpoint::kSelectiveOp, models::ActivationCheckpoint::kElementwise}) {
     const auto trained = run_one_rank(
         [mode](const parallel::Environment& environment) {
           use_gpu(0);
@@ -43,6 +43,35 @@ TEST_CASE("every checkpointing mode and bf16 train on a GPU") {
         },
         kGpuTimeout);
     CHECK(trained.back().loss < 0.8 * trained.front().loss);
+  }
+}
+
+TEST_CASE("a GPU holds memory of gradients from their first sum to the update alone") {
+  if (gpus() == 0) return;
+  for (const int64_t accumulation : {1, 2}) {
+    const std::vector<int64_t> held = run_one_rank(
+        [accumulation](const parallel::Environment& environment) {
+          use_gpu(0);
+          TinyTraining training({.accumulation = accumulation, .device = at::Device(at::kCUDA, 0)},
+                                environment);
+          std::vector<int64_t> bytes;
+          const auto count = [&] {
+            int64_t sum = 0;
+            for (const auto& group : training.fsdp_model().groups())
+              sum += static_cast<int64_t>(group->owned_grads().storage().nbytes());
+            bytes.push_back(sum);
+          };
+          count();
+          training.first_gradients();
+          count();
+          training.step(0);
+          count();
+          return bytes;
+        },
+        kGpuTimeout);
+    CHECK(held[0] == 0);
+    CHECK(held[1] > 0);
+    CHECK(held[2] == 0);
   }
 }
 

@@ -98,8 +98,7 @@ inline Run run(const DividedJob& job, const Transformer& model) {
     result.forward.push_back(x.detach());
     Unit& unit = units.emplace_back();
     unit.input = x.detach().requires_grad_();
-    if (job.checkpoint == ActivationCheckpoint::kSelectiveOp)
-      unit.selective = std::make_unique<SelectiveCheckpoint>(no_shapes);
+    unit.selective = selective_checkpoint(job.checkpoint, no_shapes);
     const at::AutoGradMode grad_mode(job.checkpoint == ActivationCheckpoint::kNone);
     const SelectiveCheckpointScope scope(unit.selective.get());
     x = unit.output = block.forward(unit.input, batch.context);

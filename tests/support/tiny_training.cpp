@@ -70,6 +70,7 @@ TinyTraining::TinyTraining(const TinyJob& job, const parallel::Environment& envi
   const parallel::ShardingOptions sharding{.device = job.device,
                                            .state_device = job.offload ? at::Device(at::kCPU) : job.device,
                                            .compute_dtype = job.compute,
+                                           .pack_weights = job.pack_weights,
                                            .codec = float8_.codec};
   groups_->set_observer([this](const parallel::CommOperation& operation) {
     const std::string group(operation.group), name(operation.name);
@@ -162,6 +163,7 @@ TinyStep TinyTraining::step(int64_t step) {
   trainer::clip_gradients(gradients, norm, 1.0);
   optimizer_->step(1e-2, at::zeros({}, norm.options().dtype(at::kFloat)));
   fsdp_model_->weights_changed();
+  fsdp_model_->drop_gradients();
   groups_->loss_groups().all_reduce_sum(loss);
   return {loss.item<double>() / (kGlobalBatch * kSeqLen), norm.item<double>()};
 }

@@ -26,6 +26,7 @@ struct TinyJob {
   int64_t accumulation = 1;
   at::Device device = at::kCPU;
   bool offload = false;             // master weights, gradients and optimizer state on the host
+  bool pack_weights = false;        // products of one input as one
   bool fake = false;                // no other ranks: a dry run of this one
   bool shared_memory = true;        // on a CPU; false: Gloo over sockets
   int64_t heads = 3, kv_heads = 1;  // tensor parallel ranks divide them; with FP8 there are 2 heads
@@ -56,6 +57,7 @@ class TinyTraining {
   parallel::ProcessGroups& groups() { return *groups_; }
   trainer::FsdpModel& fsdp_model() { return *fsdp_model_; }
   const models::Transformer& model() const { return model_; }
+  auto model_linears() { return model_.linears(); }
   const trainer::Adam& optimizer() const { return *optimizer_; }
   const trainer::Float8Setup& float8() const { return float8_; }
   // The gradients of step 0, not clipped: of each element that this rank holds; parameters are counted in

@@ -171,7 +171,9 @@ std::string exhausted_message(const ExhaustedResource& resource) {
            "cgroup, or ulimit -v, which the threads' stacks count for)";
   if (!rank_of_job) return message + "; give the command more memory, or name less to work on at once";
   return message +
-         "; lower training.local_batch_size or training.seq_len, set activation_checkpoint.mode = \"full\", "
+         "; lower training.local_batch_size or training.seq_len, set activation_checkpoint.mode = "
+         "\"elementwise\", \"selective\" or "
+         "\"full\", "
          "shard over more ranks, or give the job more memory";
 }
 

@@ -103,11 +103,12 @@ constexpr auto choices(OnMissingEma) {
       {{OnMissingEma::kError, "error"}, {OnMissingEma::kInitFromModel, "init_from_model"}});
 }
 
-enum class RecomputeMode { kSelective, kFull, kMemoryBudget, kNone };
+enum class RecomputeMode { kSelective, kFull, kMemoryBudget, kElementwise, kNone };
 constexpr auto choices(RecomputeMode) {
   return choice_list<RecomputeMode>({{RecomputeMode::kSelective, "selective"},
                                      {RecomputeMode::kFull, "full"},
                                      {RecomputeMode::kMemoryBudget, "memory_budget"},
+                                     {RecomputeMode::kElementwise, "elementwise"},
                                      {RecomputeMode::kNone, "none"}});
 }
 

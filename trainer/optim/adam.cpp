@@ -15,6 +15,8 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
+#include "base/error.h"
+
 namespace hyperion::trainer {
 
 Adam::Adam(const std::vector<parallel::ShardedParameterPtr>& parameters, const JobConfig::Optimizer& options)
@@ -40,25 +42,31 @@ Adam::Adam(const std::vector<parallel::ShardedParameterPtr>& parameters, const J
   step_ = at::zeros({}, like_state.dtype(at::kFloat).pinned_memory(false));
 }
 
-void Adam::step(double lr, const at::Tensor& skip) {
+bool Adam::divides_gradients() const {
+  return options_.implementation == OptimizerImplementation::kFused && step_.is_cuda();
+}
+
+void Adam::step(double lr, const at::Tensor& skip, const std::optional<at::Tensor>& divisor) {
+  if (divisor && !divides_gradients()) throw_bug("this optimizer divides no gradients");
   at::NoGradGuard no_grad;
   step_.add_(1 - skip);
   for (TensorLists& tensors : updates_) {
     if (options_.implementation == OptimizerImplementation::kFused)
-      update_fused(tensors, lr, skip);
+      update_fused(tensors, lr, skip, divisor);
     else
       update_by_formula(tensors, lr, skip);
   }
   if (!compute_shards_.empty()) at::_foreach_copy_(compute_shards_, masters_to_copy_, /*non_blocking=*/true);
 }
 
-void Adam::update_fused(TensorLists& tensors, double lr, const at::Tensor& skip) const {
+void Adam::update_fused(TensorLists& tensors, double lr, const at::Tensor& skip,
+                        const std::optional<at::Tensor>& divisor) const {
   const std::vector<at::Tensor> steps(tensors.params.size(), step_);
   const auto update = [&](auto fused_kernel) {
     fused_kernel(tensors.params, tensors.grads, tensors.exp_avgs, tensors.exp_avg_sqs,
                  /*max_exp_avg_sqs=*/at::TensorList{}, steps, lr, options_.beta1, options_.beta2,
                  options_.weight_decay, options_.eps, /*amsgrad=*/false, /*maximize=*/false,
-                 /*grad_scale=*/std::nullopt, /*found_inf=*/skip);
+                 /*grad_scale=*/divisor, /*found_inf=*/skip);
   };
   if (options_.name == OptimizerName::kAdamW)
     update([](auto&&... args) { at::_fused_adamw_(args...); });

@@ -3,6 +3,7 @@
 // update it writes the compute-dtype copy of every shard, so that the next step casts nothing.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,8 +20,11 @@ class Adam {
   Adam(const std::vector<parallel::ShardedParameterPtr>& parameters, const JobConfig::Optimizer& options);
 
   // One update from the sharded gradients. `skip`: 0-dim float tensor on the gradients' device; where it is 1
-  // (a non-finite loss or norm) no weight and no state changes, decided on the device.
-  void step(double lr, const at::Tensor& skip);
+  // (a non-finite loss or norm) no weight and no state changes, decided on the device. `divisor`: 0-dim, what
+  // the gradients are divided by first; where divides_gradients() alone.
+  void step(double lr, const at::Tensor& skip, const std::optional<at::Tensor>& divisor = std::nullopt);
+  // Whether the update divides gradients in its own pass over them: libtorch's fused one on a GPU.
+  bool divides_gradients() const;
 
   // The state of parameter i, in the order given: [local rows, ...] in the state dtype. One step count for
   // all.
@@ -33,7 +37,8 @@ class Adam {
   struct TensorLists {
     std::vector<at::Tensor> params, grads, exp_avgs, exp_avg_sqs;
   };
-  void update_fused(TensorLists& tensors, double lr, const at::Tensor& skip) const;
+  void update_fused(TensorLists& tensors, double lr, const at::Tensor& skip,
+                    const std::optional<at::Tensor>& divisor) const;
   void update_by_formula(TensorLists& tensors, double lr, const at::Tensor& skip) const;
 
   JobConfig::Optimizer options_;

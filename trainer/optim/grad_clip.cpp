@@ -3,6 +3,7 @@
 #include <vector>
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 
@@ -14,6 +15,16 @@ namespace hyperion::trainer {
 namespace {
 
 at::Tensor squares_of(const std::vector<at::Tensor>& grads, at::Device device) {
+  if (device.is_cuda()) {  // one launch for each, and two for all
+    const at::Tensor norms =
+        at::zeros({static_cast<int64_t>(grads.size())}, at::TensorOptions(at::kFloat).device(device));
+    for (size_t i = 0; i < grads.size(); ++i) {
+      at::Tensor norm = norms.select(0, static_cast<int64_t>(i));
+      if (grads[i].numel() > 0)
+        at::linalg_vector_norm_out(norm, grads[i], 2, std::nullopt, /*keepdim=*/false, at::kFloat);
+    }
+    return norms.square().sum();
+  }
   at::Tensor total =
       at::zeros({}, at::TensorOptions(device.is_cpu() ? at::kDouble : at::kFloat).device(device));
   for (const at::Tensor& grad : grads)
@@ -36,6 +47,10 @@ at::Tensor global_grad_norm(const parallel::LocalGradients& gradients, parallel:
   shard.all_reduce_sum(both);
   tensor->all_reduce_sum(both.select(0, 0));
   return both.sum().sqrt_();
+}
+
+at::Tensor clip_divisor(const at::Tensor& norm, double max_norm) {
+  return (norm + 1e-6).div_(max_norm).clamp_min_(1.0);
 }
 
 void clip_gradients(const parallel::LocalGradients& gradients, const at::Tensor& norm, double max_norm) {

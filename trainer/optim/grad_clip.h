@@ -14,6 +14,10 @@ namespace hyperion::trainer {
 at::Tensor global_grad_norm(const parallel::LocalGradients& gradients, parallel::Communicator& shard,
                             parallel::Communicator* tensor);
 
+// What gradients are divided by to clip them: max(1, (norm + 1e-6) / max_norm), 0-dim. For an optimizer that
+// does so in its update.
+at::Tensor clip_divisor(const at::Tensor& norm, double max_norm);
+
 // Multiplies the gradients by min(1, max_norm / (norm + 1e-6)), torch's clip_grad_norm_ rule.
 void clip_gradients(const parallel::LocalGradients& gradients, const at::Tensor& norm, double max_norm);
 

@@ -121,7 +121,8 @@ int64_t float8_products(models::Transformer& model, const Float8Setup& setup,
     std::erase_if(layers, [&](const auto& layer) { return !layer.first.starts_with(prefix); });
     for (const auto& [name, linear] : layers) {
       const Parameter& weight = *linear->weight();
-      bool repeated = checkpoint != models::ActivationCheckpoint::kNone;
+      bool repeated = checkpoint != models::ActivationCheckpoint::kNone &&
+                      checkpoint != models::ActivationCheckpoint::kElementwise;
       if (checkpoint == models::ActivationCheckpoint::kSelectiveOp) {
         const bool keeps_sum = linear->ranks() != nullptr && weight.split == 1;  // of all ranks' products
         repeated = !selective.saves_next_matmul(weight.shape) && !keeps_sum;

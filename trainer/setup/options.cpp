@@ -1,5 +1,12 @@
 #include "trainer/setup/options.h"
 
+#include <set>
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "base/counted.h"
 #include "trainer/checkpointing/job_state.h"
 #include "trainer/config/validate.h"
 
@@ -10,6 +17,7 @@ models::ActivationCheckpoint activation_checkpoint_of(const JobConfig::Activatio
                                                       int64_t layer) {
   if (options.mode == RecomputeMode::kNone) return models::ActivationCheckpoint::kNone;
   if (options.mode == RecomputeMode::kFull) return models::ActivationCheckpoint::kFull;
+  if (options.mode == RecomputeMode::kElementwise) return models::ActivationCheckpoint::kElementwise;
   const std::optional<int64_t> every = checkpointed_blocks(options);
   if (!every) return models::ActivationCheckpoint::kSelectiveOp;
   return (layer + 1) % *every == 0 ? models::ActivationCheckpoint::kFull
@@ -25,6 +33,7 @@ parallel::ShardingOptions sharding_options(const JobConfig::Training& training, 
           .state_dtype = scalar_type(training.dtype),
           .compute_dtype = scalar_type(training.mixed_precision_param),
           .reduce_dtype = scalar_type(training.mixed_precision_reduce),
+          .pack_weights = device.is_cuda(),
           .codec = std::move(codec)};
 }
 
@@ -38,6 +47,26 @@ models::ActivationCheckpointing activation_checkpointing(const JobConfig& config
       if (parameter->fqn.find(part) != std::string::npos)
         checkpointing.always_recompute.push_back(parameter->shape);
   return checkpointing;
+}
+
+std::optional<std::string> separate_products(models::Transformer& model, const parallel::FsdpContext& fsdp) {
+  if (!fsdp.options().pack_weights) return std::nullopt;
+  std::vector<std::string> reasons;
+  std::set<const Parameter*> named;
+  for (const auto& [name, linear] : model.linears()) {
+    const Parameter& weight = *linear->weight();
+    if (!weight.pack || !weight.fqn.starts_with("layers.0.")) continue;  // all blocks are alike
+    std::string reason;
+    if (linear->float8() != nullptr)
+      reason = "FP8 scales each weight alone";
+    else if (weight.rows() % fsdp.shard().size() != 0)
+      reason = fmt::format("{} rows of {} do not divide by {}", weight.rows(), name,
+                           counted(fsdp.shard().size(), "shard"));
+    if (!reason.empty() && named.insert(weight.pack.get()).second)
+      reasons.push_back(fmt::format("{}: {}", weight.pack->fqn.substr(std::size("layers.0.") - 1), reason));
+  }
+  if (reasons.empty()) return std::nullopt;
+  return fmt::format("Layers that read one input are multiplied one by one ({})", fmt::join(reasons, "; "));
 }
 
 }  // namespace hyperion::trainer

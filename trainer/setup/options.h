@@ -2,9 +2,12 @@
 #pragma once
 
 #include <memory>
+#include <optional>
+#include <string>
 
 #include "models/activation_checkpoint.h"
 #include "models/transformer.h"
+#include "parallel/fsdp.h"
 #include "parallel/sharded_parameter.h"
 #include "trainer/config/job_config.h"
 
@@ -14,5 +17,9 @@ parallel::ShardingOptions sharding_options(const JobConfig::Training& training, 
                                            std::shared_ptr<const parallel::GatherCodec> codec);
 models::ActivationCheckpointing activation_checkpointing(const JobConfig& config,
                                                          const models::Transformer& model);
+
+// Which layers that read one input are not one product (Parameter::pack) although weights are laid side by
+// side where they can, and why; nothing where all are.
+std::optional<std::string> separate_products(models::Transformer& model, const parallel::FsdpContext& fsdp);
 
 }  // namespace hyperion::trainer

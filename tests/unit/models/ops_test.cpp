@@ -3,6 +3,8 @@
 
 #include <catch2/catch.hpp>
 
+#include <algorithm>
+
 #include <torch/torch.h>
 
 #include "models/activation_checkpoint.h"
@@ -74,6 +76,123 @@ TEST_CASE("rope rotates by the angle and its gradient rotates back") {
     };
     check_equal([&] { return ops::rope(x, angles.cos(), angles.sin(), style); }, reference, {x});
   }
+}
+
+namespace {
+
+// The results and the gradients of leaves of `work`, for fixed gradients of the results.
+std::vector<Tensor> results_and_gradients(
+    const std::function<std::vector<Tensor>(std::vector<Tensor>&)>& work, const std::vector<Tensor>& values) {
+  std::vector<Tensor> leaves, seeds;
+  for (const Tensor& value : values) leaves.push_back(value.detach().requires_grad_());
+  std::vector<Tensor> results = work(leaves);
+  torch::manual_seed(77);
+  for (const Tensor& result : results) seeds.push_back(torch::randn(result.sizes()).to(result.scalar_type()));
+  const auto gradients = torch::autograd::grad(results, leaves, seeds);
+  results.insert(results.end(), gradients.begin(), gradients.end());
+  return results;
+}
+
+bool all_equal(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
+  return std::ranges::equal(a, b, [](const Tensor& x, const Tensor& y) { return x.equal(y); });
+}
+
+}  // namespace
+
+TEST_CASE("a residual stream and its norm in one node have the bits of a sum and a norm") {
+  torch::manual_seed(21);
+  const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16, torch::kDouble);
+  const Tensor x = torch::randn({6, 33}).to(dtype), residual = torch::randn({2, 3, 33}).to(dtype),
+               weight = torch::randn({33}).to(dtype);
+  const auto in_one = results_and_gradients(
+      [](std::vector<Tensor>& leaves) {
+        auto [sum, normed] = ops::add_rms_norm(leaves[0], leaves[1], leaves[2], 1e-5);
+        return std::vector{sum * 2, normed};
+      },
+      {x, residual, weight});
+  const auto apart = results_and_gradients(
+      [](std::vector<Tensor>& leaves) {
+        const Tensor sum = leaves[1] + leaves[0].view(leaves[1].sizes());
+        return std::vector{sum * 2, ops::rms_norm(sum, leaves[2], 1e-5)};
+      },
+      {x, residual, weight});
+  CHECK(all_equal(in_one, apart));
+
+  const auto stream = results_and_gradients(
+      [](std::vector<Tensor>& leaves) {
+        auto [sum, normed] = ops::rms_norm_of_stream(leaves[0], leaves[1], 1e-5);
+        return std::vector{sum * 2, normed};
+      },
+      {residual, weight});
+  const auto twice = results_and_gradients(
+      [](std::vector<Tensor>& leaves) {
+        return std::vector{leaves[0] * 2, ops::rms_norm(leaves[0], leaves[1], 1e-5)};
+      },
+      {residual, weight});
+  CHECK(all_equal(stream, twice));
+}
+
+TEST_CASE("a residual stream whose sum or whose norm nobody reads has the gradients of the other") {
+  const Tensor x = leaf({4, 8}), residual = leaf({4, 8}), weight = leaf({8});
+  const auto of = [&](bool norm) {
+    const auto both = ops::add_rms_norm(x, residual, weight, 1e-5);
+    return torch::autograd::grad({(norm ? both.normed : both.sum).square().sum()}, {x, residual, weight}, {},
+                                 std::nullopt, false, /*allow_unused=*/true);
+  };
+  const auto sum = of(false), normed = of(true);
+  CHECK(sum[0].equal((x + residual) * 2));
+  CHECK(sum[1].equal(sum[0]));
+  CHECK_FALSE(sum[2].defined());
+  const Tensor stream = (x + residual).detach().requires_grad_();
+  const auto expected =
+      torch::autograd::grad({ops::rms_norm(stream, weight, 1e-5).square().sum()}, {stream, weight});
+  CHECK(normed[0].equal(expected[0]));
+  CHECK(normed[1].equal(expected[0]));
+  CHECK(normed[2].equal(expected[1]));
+}
+
+TEST_CASE("queries and keys turned in one node from one product have the bits of two nodes") {
+  torch::manual_seed(22);
+  const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16, torch::kDouble);
+  const auto parts = GENERATE(1, 3);
+  const auto style = GENERATE(RopeStyle::kInterleaved, RopeStyle::kHalfSplit);
+  std::vector<int64_t> shape = {2, 12, (4 + 2 * 2) * 8};
+  if (parts > 1) shape = {parts, 2, 12 / parts, shape.back()};
+  const Tensor product = torch::randn(shape).to(dtype), angles = torch::rand({2, 12, 4});
+  const auto heads = [](const Tensor& packed, int64_t first, int64_t count) {
+    return packed.narrow(-1, first * 8, count * 8).unflatten(-1, {count, 8});
+  };
+  const auto in_one = results_and_gradients(
+      [&](std::vector<Tensor>& leaves) {
+        auto [q, k, v] = ops::rope_qkv(heads(leaves[0], 0, 4), heads(leaves[0], 4, 2), heads(leaves[0], 6, 2),
+                                       angles.cos(), angles.sin(), style, parts);
+        return std::vector{q, k, v * 2};
+      },
+      {product});
+  const auto apart = results_and_gradients(
+      [&](std::vector<Tensor>& leaves) {
+        const Tensor v = heads(leaves[0], 6, 2);
+        return std::vector{ops::rope(heads(leaves[0], 0, 4), angles.cos(), angles.sin(), style, parts),
+                           ops::rope(heads(leaves[0], 4, 2), angles.cos(), angles.sin(), style, parts),
+                           (parts > 1 ? v.transpose(0, 1).flatten(1, 2) : v) * 2};
+      },
+      {product});
+  CHECK(all_equal(in_one, apart));
+}
+
+TEST_CASE("swiglu of the halves of one product has the bits of swiglu of two tensors") {
+  const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16, torch::kDouble);
+  const Tensor product = torch::randn({3, 5, 2 * 17}).to(dtype);
+  const auto halves = results_and_gradients(
+      [](std::vector<Tensor>& leaves) {
+        return std::vector{ops::swiglu(leaves[0].narrow(-1, 0, 17), leaves[0].narrow(-1, 17, 17))};
+      },
+      {product});
+  const auto apart = results_and_gradients(
+      [](std::vector<Tensor>& leaves) { return std::vector{ops::swiglu(leaves[0], leaves[1])}; },
+      {product.narrow(-1, 0, 17).contiguous(), product.narrow(-1, 17, 17).contiguous()});
+  CHECK(halves[0].equal(apart[0]));
+  CHECK(halves[1].equal(torch::cat({apart[1], apart[2]}, -1)));
 }
 
 TEST_CASE("attention with grouped queries equals the plain formula with and without a mask") {
@@ -162,6 +281,104 @@ TEST_CASE("a recomputed block has bitwise the same gradients and keeps three of 
   const auto recomputed = gradients();
   for (size_t i = 0; i < plain.size(); ++i) CHECK(plain[i].equal(recomputed[i]));
   CHECK_THROWS(checkpoint.take_saved());  // all that was saved was read: wq, wv, w1 and attention
+}
+
+namespace {
+
+// Layers of one input [.., 6] whose weights lie side by side, or the same ones apart.
+std::vector<Linear> layers_of_one_input(const std::vector<int64_t>& rows, bool side_by_side,
+                                        at::ScalarType dtype) {
+  int64_t all = 0;
+  for (const int64_t count : rows) all += count;
+  torch::manual_seed(21);
+  const ParameterPtr pack = make_parameter("wq, wk and wv", {all, 6}, Init::ones());
+  const Tensor weight = torch::randn({all, 6}, torch::kDouble).to(dtype);
+  if (side_by_side) pack->weight = weight;
+  std::vector<Linear> layers;
+  int64_t first = 0;
+  for (const int64_t count : rows) {
+    const ParameterPtr parameter = make_parameter("w" + std::to_string(first), {count, 6}, Init::ones());
+    const Tensor own = weight.narrow(0, first, count);
+    parameter->weight = (side_by_side ? own : own.clone()).detach().requires_grad_();
+    parameter->pack = pack;
+    layers.emplace_back(parameter);
+    first += count;
+  }
+  return layers;
+}
+
+std::vector<const Linear*> pointers(const std::vector<Linear>& layers) {
+  std::vector<const Linear*> all;
+  for (const Linear& layer : layers) all.push_back(&layer);
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("layers whose weights lie side by side are one product with the results and gradients of each") {
+  const auto [dtype, tolerance] =
+      GENERATE(std::pair{at::kDouble, 1e-13}, std::pair{at::kFloat, 1e-5}, std::pair{at::kBFloat16, 3e-2});
+  const bool views = GENERATE(true, false);  // gradients that arrive as views of one tensor, or one by one
+  const std::vector<int64_t> rows = {8, 2, 3};
+  CAPTURE(views, dtype);
+  torch::manual_seed(5);
+  const Tensor x = torch::randn({2, 5, 6}, torch::kDouble).to(dtype);
+  const Tensor all = torch::randn({2, 5, 13}, torch::kDouble).to(dtype);
+  const auto found = [&](bool side_by_side) {
+    const std::vector<Linear> layers = layers_of_one_input(rows, side_by_side, dtype);
+    const Tensor input = x.detach().clone().requires_grad_();
+    const std::vector<Tensor> outputs = column_linear(input, pointers(layers));
+    REQUIRE(outputs.size() == rows.size());
+    if (side_by_side) CHECK(outputs[1].is_alias_of(outputs[0]));
+    std::vector<Tensor> numbers = outputs, grads;
+    int64_t first = 0;
+    for (const int64_t count : rows) {
+      const Tensor grad = all.narrow(-1, first, count);
+      grads.push_back(views ? grad : grad.contiguous());
+      first += count;
+    }
+    torch::autograd::backward({outputs.begin(), outputs.end()}, {grads.begin(), grads.end()});
+    numbers.push_back(input.grad());
+    for (const Linear& layer : layers) {
+      CHECK(layer.weight()->weight.grad().is_contiguous());
+      numbers.push_back(layer.weight()->weight.grad());
+    }
+    if (side_by_side)  // of one product, taken without a copy
+      CHECK(layers[0].weight()->weight.grad().is_alias_of(layers[2].weight()->weight.grad()));
+    return numbers;
+  };
+  const std::vector<Tensor> separate = found(false), packed = found(true);
+  for (size_t i = 0; i < separate.size(); ++i) {
+    CAPTURE(i);
+    CHECK(packed[i].sizes() == separate[i].sizes());
+    CHECK(torch::allclose(packed[i].to(torch::kDouble), separate[i].to(torch::kDouble), tolerance,
+                          4 * tolerance));
+  }
+}
+
+TEST_CASE(
+    "of weights side by side a checkpoint saves the whole product where little of it would be recomputed") {
+  const SelectiveCheckpoint::Shapes none;
+  const auto saved_numbers = [&](const std::vector<int64_t>& rows) {
+    SelectiveCheckpoint checkpoint(none);
+    const std::vector<Linear> layers = layers_of_one_input(rows, true, at::kFloat);
+    const Tensor x = torch::randn({3, 6});
+    torch::NoGradGuard no_grad;
+    SelectiveCheckpointScope scope(&checkpoint);
+    const std::vector<Tensor> outputs = column_linear(x, pointers(layers));
+    checkpoint.start_recompute();
+    const std::vector<Tensor> again = column_linear(x, pointers(layers));
+    for (size_t i = 0; i < outputs.size(); ++i) CHECK(outputs[i].equal(again[i]));
+    CHECK_THROWS(checkpoint.take_saved());  // all that was saved was read
+    int64_t numbers = 0;                    // of the storages that the second run shares with the first
+    for (size_t i = 0; i < outputs.size(); ++i)
+      if (again[i].is_alias_of(outputs[i]) && (i == 0 || !again[i].is_alias_of(again[i - 1])))
+        numbers += static_cast<int64_t>(again[i].storage().nbytes()) / (4 * 3);
+    return numbers;
+  };
+  CHECK(saved_numbers({8, 2, 2}) == 12);  // a sixth of queries, keys and values are keys: all are saved
+  CHECK(saved_numbers({6, 6, 6}) == 12);  // a third: keys are multiplied and recomputed alone
+  CHECK(saved_numbers({7, 7}) == 7);      // gate and up: gate is saved
 }
 
 TEST_CASE("a linear layer may end before the backward of its output") {

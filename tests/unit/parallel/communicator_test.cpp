@@ -1,5 +1,7 @@
 #include "parallel/communicator.h"
 
+#include <numeric>
+
 #include <catch2/catch.hpp>
 
 #include <ATen/ATen.h>
@@ -54,31 +56,34 @@ TEST_CASE("a fake group gathers its input into every slot and leaves reductions 
 }
 
 TEST_CASE("a fake group gathers tensors of any size and alignment and several at once") {
-  const auto group = make_fake_communicator("fsdp/0", 1, {0, 1, 2});
+  std::vector<int> ranks(GENERATE(3, 200));  // few slots, and more than are copied at once
+  std::iota(ranks.begin(), ranks.end(), 0);
+  const auto size = static_cast<int64_t>(ranks.size());
+  const auto group = make_fake_communicator("fsdp/0", 1, ranks);
   for (int64_t count : {1, 2, 3, 7, 8, 16, 31, 4096}) {
     for (int64_t offset : {0, 1, 4, 16}) {
       CAPTURE(count, offset);
       const at::Tensor in = at::randint(0, 255, {offset + count}, at::kByte).narrow(0, offset, count);
       const at::Tensor other = at::randint(0, 255, {16}, at::kByte);
-      const at::Tensor out = at::zeros({3, count}, at::kByte), all = at::zeros({3, 16}, at::kByte);
+      const at::Tensor out = at::zeros({size, count}, at::kByte), all = at::zeros({size, 16}, at::kByte);
       group->start_all_gather_into({{out, in}, {all, other}}).wait();
-      for (int r = 0; r < 3; ++r) {
-        CHECK(out[r].equal(in));
-        CHECK(all[r].equal(other));
-      }
+      CHECK(out.equal(in.expand({size, count})));
+      CHECK(all.equal(other.expand({size, 16})));
       all[1].fill_(7);
       group->all_gather_into(all, all[1]);  // its own slot
-      CHECK(all.equal(at::full({3, 16}, 7, at::kByte)));
+      CHECK(all.equal(at::full({size, 16}, 7, at::kByte)));
     }
   }
   CommLedger ledger;
   group->set_observer([&](const CommOperation& operation) {
     ledger.add(std::string(operation.group), std::string(operation.name), operation.sent_bytes);
   });
-  group->start_all_gather_into({{at::zeros({3, 5}), at::zeros({5})}, {at::zeros({3, 2}), at::zeros({2})}})
+  group
+      ->start_all_gather_into(
+          {{at::zeros({size, 5}), at::zeros({5})}, {at::zeros({size, 2}), at::zeros({2})}})
       .wait();
   CHECK(ledger.entry("fsdp/0", "all_gather").calls == 1);
-  CHECK(ledger.entry("fsdp/0", "all_gather").bytes == 2 * 7 * 4);
+  CHECK(ledger.entry("fsdp/0", "all_gather").bytes == (size - 1) * 7 * 4);
   CHECK_THROWS_AS(group->start_all_gather_into({{at::zeros({3}), at::zeros({1})},
                                                 {at::zeros({3}, at::kByte), at::zeros({1}, at::kByte)}}),
                   Error);

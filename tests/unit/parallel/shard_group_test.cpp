@@ -2,6 +2,7 @@
 #include "parallel/fsdp.h"
 
 #include <map>
+#include <numeric>
 
 #include <catch2/catch.hpp>
 
@@ -24,7 +25,6 @@ std::vector<at::Tensor> kept_gradients(int rank, const std::vector<at::Tensor>& 
         make_parameter("weight " + std::to_string(i), gradients[i].sizes().vec(), Init::ones()));
   std::map<const Parameter*, ShardedParameterPtr> known;
   ShardGroup unit("unit", parameters, known, context);
-  unit.zero_grads();
   unit.finish_unshard();
   for (size_t i = 0; i < gradients.size(); ++i) parameters[i]->weight.mutable_grad() = gradients[i];
   unit.reduce(/*last_microbatch=*/true);
@@ -68,13 +68,87 @@ TEST_CASE("a weight without a gradient adds nothing") {
                                                 make_parameter("b", {8}, Init::ones())};
   std::map<const Parameter*, ShardedParameterPtr> known;
   ShardGroup unit("unit", parameters, known, context);
-  unit.zero_grads();
   unit.finish_unshard();
   parameters[1]->weight.mutable_grad() = at::ones({8});
   unit.reduce(/*last_microbatch=*/true);
   context.finish_reduction();
   CHECK(unit.parameters()[0]->grad().equal(at::zeros({2, 2})));
   CHECK(unit.parameters()[1]->grad().equal(at::ones({2})));
+}
+
+TEST_CASE("the first gradients of a step replace those of the step before and later ones add to them") {
+  const int world = GENERATE(1, 4);
+  std::vector<int> ranks(static_cast<size_t>(world));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  const auto shard = make_fake_communicator("fsdp/0", 0, ranks);
+  const auto replicate = make_solo_communicator("dp_replicate/0", 0);
+  FsdpContext context(*shard, *replicate, {.compute_dtype = at::kFloat});
+  const ParameterPtr tied = make_parameter("tied", {8, 2}, Init::ones()),
+                     own = make_parameter("own", {4}, Init::ones());
+  std::map<const Parameter*, ShardedParameterPtr> known;
+  ShardGroup first("first", {tied}, known, context), last("last", {own, tied}, known, context);
+  const auto microbatch = [&](double value) {
+    for (ShardGroup* group : {&last, &first}) {
+      group->finish_unshard();
+      for (const ShardedParameterPtr& parameter : group->parameters())
+        parameter->parameter().weight.mutable_grad() = at::full(parameter->parameter().shape, value);
+      group->reduce(/*last_microbatch=*/true);
+    }
+    context.finish_reduction();
+  };
+  for (const double step : {1.0, 10.0}) {
+    microbatch(step);
+    microbatch(2 * step);
+    for (const ShardedParameterPtr& parameter : last.parameters()) {
+      const double uses = &parameter->parameter() == tied.get() ? 2 : 1;
+      CHECK(parameter->grad().equal(at::full(parameter->grad().sizes(), 3 * step * uses)));
+    }
+    first.drop_grads();
+    last.drop_grads();
+  }
+}
+
+TEST_CASE("weights lie side by side only where they are gathered without padding") {
+  const int world = GENERATE(1, 2, 4);
+  const at::ScalarType compute = GENERATE(at::kFloat, at::kBFloat16);
+  std::vector<int> ranks(static_cast<size_t>(world));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  const auto shard = make_fake_communicator("fsdp/0", world - 1, ranks);
+  const auto replicate = make_solo_communicator("dp_replicate/0", 0);
+  FsdpContext context(*shard, *replicate, {.compute_dtype = compute, .pack_weights = true});
+  const ParameterPtr pack = make_parameter("q, k and v", {16, 3}, Init::ones()),
+                     padded = make_parameter("gate and up", {10, 3}, Init::ones());
+  std::vector<ParameterPtr> parameters;
+  for (const int64_t rows : {8, 4, 4}) {
+    parameters.push_back(make_parameter("w", {rows, 3}, Init::ones()));
+    parameters.back()->pack = pack;
+  }
+  parameters.push_back(make_parameter("norm", {3}, Init::ones()));
+  for (const int64_t rows : {5, 5}) {
+    parameters.push_back(make_parameter("w", {rows, 3}, Init::ones()));
+    parameters.back()->pack = padded;
+  }
+  std::map<const Parameter*, ShardedParameterPtr> known;
+  ShardGroup unit("unit", parameters, known, context);
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const at::Tensor& own = unit.parameters()[i]->compute_shard();
+    own.fill_(static_cast<double>(i + 1));
+  }
+  for (int again = 0; again < 2; ++again) {
+    unit.finish_unshard();
+    REQUIRE(pack->weight.defined());
+    CHECK(padded->weight.defined() == (world == 1));
+    CHECK(pack->weight.sizes() == at::IntArrayRef({16, 3}));
+    int64_t row = 0;
+    for (size_t i = 0; i < 3; ++i) {
+      const at::Tensor weight = parameters[i]->weight.detach();
+      CHECK(weight.equal(at::full(weight.sizes(), static_cast<double>(i + 1), weight.options())));
+      CHECK(weight.data_ptr() == pack->weight[row].data_ptr());
+      row += weight.size(0);
+    }
+    unit.reshard();
+    if (world > 1) CHECK(pack->weight.storage().nbytes() == 0);
+  }
 }
 
 }  // namespace hyperion::parallel

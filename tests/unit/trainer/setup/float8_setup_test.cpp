@@ -66,6 +66,7 @@ TEST_CASE("planned FP8 products leave out what a block that is run again does no
     const int64_t once = 3 * 15;
     CHECK(planned(ActivationCheckpoint::kNone) == once);
     CHECK(planned(ActivationCheckpoint::kFull) == once + 2 * 6);  // all but w2
+    CHECK(planned(ActivationCheckpoint::kElementwise) == once);
     // wk and w3; wo too, unless what the ranks added up is kept.
     CHECK(planned(ActivationCheckpoint::kSelectiveOp) == once + 2 * (ranks == nullptr ? 3 : 2));
     const std::vector<int64_t> w2 = model.linears()[6].second->weight()->shape;
