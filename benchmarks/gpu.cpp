@@ -264,22 +264,119 @@ void pack_rows(int64_t world, double copy_bytes_per_second) {
             wrong);
 }
 
-void operations(const BenchmarkDevice&) {
+// A kernel of a model's layers in its plain and its fused form: each input read once, each output written
+// once, makes `bytes`.
+struct LayerKernel {
+  const char* name;
+  double bytes;
+  std::function<std::vector<Tensor>()> plain, fused;  // the results
+};
+
+double bf16_bytes(int64_t numel) {
+  return 2.0 * static_cast<double>(numel);
+}
+
+void time_in_both_forms(const LayerKernel& kernel, double copy_bytes_per_second) {
+  std::string wrong;
+  const std::vector<Tensor> wanted = kernel.plain(), found = kernel.fused();
+  for (size_t i = 0; i < wanted.size() && wrong.empty(); ++i)
+    wrong = error_over(relative_error(found[i], wanted[i]), kBf16Error);
+  const std::vector<double> seconds = medians({[&] { kernel.plain(); }, [&] { kernel.fused(); }}, 10);
+  for (const bool fused : {false, true}) {
+    const double own = seconds[fused ? 1 : 0], rate = kernel.bytes / own;
+    print_row(fmt::format("{}, {}", kernel.name, fused ? "fused" : "plain"),
+              fmt::format(", \"us\": {:.1f}, \"gb_per_s\": {:.1f}, \"of_copy\": {:.3f}", 1e6 * own,
+                          rate / 1e9, rate / copy_bytes_per_second),
+              fused ? wrong : "");
+  }
+}
+
+// Of llama3 8B; queries, keys and values, and gate and up, as parts of one product.
+void layer_kernels(double copy_bytes_per_second) {
+  using kernels::Heads;
+  namespace plain = kernels::plain;
   const int64_t tokens = size(8192, 32), dim = size(4096, 128), hidden = size(14336, 256),
-                heads = size(32, 2), vocabulary = size(128256, 512), count = size(100'000'000, 4096);
+                heads = size(32, 4), kv_heads = size(8, 2), head_dim = 128, vocabulary = size(128256, 512),
+                rows = size(1024, 32);
+  const auto pair = [](const std::pair<Tensor, Tensor>& two) { return std::vector{two.first, two.second}; };
+  const auto all = [](const Heads& x) { return std::vector{x.q, x.k, x.v}; };
+
+  const Tensor x = random({tokens, dim}), residual = random({tokens, dim}), grad = random({tokens, dim}),
+               grad_sum = random({tokens, dim}), weight = random({dim});
+  const Tensor rstd = plain::rms_norm_forward(x, weight, 1e-5).rstd;
+  const auto norm = [](const kernels::RmsNormResult& of) { return std::vector{of.output, of.rstd}; };
+  const auto added = [](const kernels::AddRmsNormResult& of) {
+    return std::vector{of.sum, of.output, of.rstd};
+  };
+
+  const Tensor qkv = random({1, tokens, heads + 2 * kv_heads, head_dim});
+  const Heads parts = {qkv.narrow(2, 0, heads), qkv.narrow(2, heads, kv_heads),
+                       qkv.narrow(2, heads + kv_heads, kv_heads)};
+  const Heads head_grads = {random(parts.q.sizes()), random(parts.k.sizes()), random(parts.v.sizes())};
+  const Tensor angles = random({tokens, head_dim / 2}, at::kFloat), cos = angles.cos(), sin = angles.sin();
+  const auto style = models::RopeStyle::kInterleaved;
+
+  const Tensor gate_up = random({tokens, 2 * hidden}), out_grad = random({tokens, hidden}),
+               gate = gate_up.narrow(1, 0, hidden), up = gate_up.narrow(1, hidden, hidden);
+
+  const Tensor scale = at::ones({}, cos.options()), first = random({rows, vocabulary}), other = first.clone();
+  const Tensor labels = at::randint(vocabulary, {rows}, at::TensorOptions(at::kLong).device(at::kCUDA));
+
+  const double row = bf16_bytes(x.numel()), wide = bf16_bytes(gate.numel()),
+               all_heads = bf16_bytes(qkv.numel()), logit_bytes = bf16_bytes(first.numel());
+  const LayerKernel every[] = {
+      {"RMSNorm forward", 2 * row, [&] { return norm(plain::rms_norm_forward(x, weight, 1e-5)); },
+       [&] { return norm(kernels::rms_norm_forward(x, weight, 1e-5)); }},
+      {"RMSNorm backward", 3 * row, [&] { return pair(plain::rms_norm_backward(grad, x, weight, rstd)); },
+       [&] { return pair(kernels::rms_norm_backward(grad, x, weight, rstd)); }},
+      {"residual sum with RMSNorm forward", 4 * row,
+       [&] { return added(plain::add_rms_norm_forward(x, residual, weight, 1e-5)); },
+       [&] { return added(kernels::add_rms_norm_forward(x, residual, weight, 1e-5)); }},
+      {"residual sum with RMSNorm backward", 4 * row,
+       [&] { return pair(plain::add_rms_norm_backward(grad, grad_sum, x, weight, rstd)); },
+       [&] { return pair(kernels::add_rms_norm_backward(grad, grad_sum, x, weight, rstd)); }},
+      {"RoPE of queries and keys", 2 * all_heads,
+       [&] { return all(plain::rope_heads(parts, cos, sin, style)); },
+       [&] { return all(kernels::rope_heads(parts, cos, sin, style)); }},
+      {"RoPE backward, packed", 2 * all_heads,
+       [&] {
+         const Heads of = plain::rope_heads_backward(head_grads, cos, sin, style);
+         return std::vector{at::cat({of.q, of.k, of.v}, 2)};
+       },
+       [&] {
+         const Heads of = kernels::rope_heads_backward(head_grads, cos, sin, style);
+         return std::vector{of.q.as_strided(qkv.sizes(), qkv.strides())};
+       }},
+      {"SwiGLU forward", 3 * wide, [&] { return std::vector{plain::swiglu_forward(gate, up)}; },
+       [&] { return std::vector{kernels::swiglu_forward(gate, up)}; }},
+      {"SwiGLU backward, packed", 5 * wide,
+       [&] {
+         const auto [of_gate, of_up] = plain::swiglu_backward(out_grad, gate, up);
+         return std::vector{at::cat({of_gate, of_up}, 1)};
+       },
+       [&] {
+         const auto [of_gate, of_up] = kernels::swiglu_backward(out_grad, gate, up);
+         return std::vector{of_gate.as_strided(gate_up.sizes(), gate_up.strides())};
+       }},
+      {"cross-entropy and its gradient", 2 * logit_bytes,
+       [&] {
+         return std::vector{plain::cross_entropy(first, labels, &scale), first};
+       },
+       [&] {
+         return std::vector{kernels::cross_entropy(other, labels, &scale), other};
+       }}};
+  for (const LayerKernel& kernel : every) time_in_both_forms(kernel, copy_bytes_per_second);
+}
+
+void operations(const BenchmarkDevice&) {
+  const int64_t count = size(100'000'000, 4096);
   const auto fp32 = [](at::IntArrayRef shape) { return random(shape, at::kFloat); };
-  const Tensor x = random({tokens, dim}), grad = random({tokens, dim}), weight = random({dim});
-  const Tensor gate = random({tokens, hidden}), up = random({tokens, hidden}),
-               out_grad = random({tokens, hidden});
-  const Tensor q = random({1, tokens, heads, 128}), cos = fp32({tokens, 64}), sin = fp32({tokens, 64});
-  const Tensor logits = random({size(1024, 32), vocabulary}), scale = at::ones({}, cos.options());
-  const Tensor labels =
-      at::randint(vocabulary, {logits.size(0)}, at::TensorOptions(at::kLong).device(at::kCUDA));
+  const Tensor wide = random({size(8192, 32), size(14336, 256)}),
+               scale = at::ones({}, at::TensorOptions(at::kCUDA));
   const std::vector<Tensor> one = {fp32({count})}, other = {fp32({count})}, moment = {at::zeros_like(one[0])},
                             square = {at::zeros_like(one[0])};
-  std::vector<Tensor> steps = {at::ones({}, cos.options())};
-  const Tensor rstd = kernels::rms_norm_forward(x, weight, 1e-5).rstd;
-  Tensor copied = at::empty_like(gate);
+  std::vector<Tensor> steps = {at::ones({}, at::TensorOptions(at::kCUDA))};
+  Tensor copied = at::empty_like(wide);
   const Tensor shard = random({size(218'112'000, 4096) / 8});
   Tensor gathered = at::empty({8, shard.numel()}, shard.options());
 
@@ -288,31 +385,20 @@ void operations(const BenchmarkDevice&) {
     double bytes;  // each input read once, each output written once
     std::function<void()> work;
   };
-  const auto bf16 = [](int64_t numel) { return 2.0 * static_cast<double>(numel); };
-  const double row = bf16(tokens * dim), wide = bf16(tokens * hidden),
-               numbers = 4.0 * static_cast<double>(count);
-  const Operation all[] = {
-      {"copy", 2 * wide, [&] { copied.copy_(gate); }},
-      {"RMSNorm forward", 2 * row, [&] { kernels::rms_norm_forward(x, weight, 1e-5); }},
-      {"RMSNorm forward, libtorch's fused", 2 * row, [&] { at::_fused_rms_norm(x, {dim}, weight, 1e-5); }},
-      {"RMSNorm backward", 3 * row, [&] { kernels::rms_norm_backward(grad, x, weight, rstd); }},
-      {"RoPE", 2 * bf16(q.numel()),
-       [&] { kernels::rope(q, cos, sin, models::RopeStyle::kInterleaved, false); }},
-      {"SwiGLU forward", 3 * wide, [&] { kernels::swiglu_forward(gate, up); }},
-      {"SwiGLU backward", 5 * wide, [&] { kernels::swiglu_backward(out_grad, gate, up); }},
-      {"cross-entropy and its gradient", 2 * bf16(logits.numel()),
-       [&] { kernels::cross_entropy(logits, labels, &scale); }},
-      {"AdamW, fused", 7 * numbers,
-       [&] {
-         at::_fused_adamw_(one, other, moment, square, {}, steps, 1e-4, 0.9, 0.95, 0.1, 1e-8,
-                           /*amsgrad=*/false,
-                           /*maximize=*/false);
-       }},
-      {"norm of gradients", numbers, [&] { at::_foreach_norm(other, 2); }},
-      {"scaling of gradients", 2 * numbers, [&] { at::_foreach_mul_(other, scale); }},
-      {"gather of a dry run, 8 ranks", bf16(9 * shard.numel()), [&] {
-         gathered.copy_(shard.view({1, -1}).expand({8, -1}));
-       }}};
+  const double numbers = 4.0 * static_cast<double>(count);
+  const Operation all[] = {{"copy", 2 * bf16_bytes(wide.numel()), [&] { copied.copy_(wide); }},
+                           {"AdamW, fused", 7 * numbers,
+                            [&] {
+                              at::_fused_adamw_(one, other, moment, square, {}, steps, 1e-4, 0.9, 0.95, 0.1,
+                                                1e-8,
+                                                /*amsgrad=*/false,
+                                                /*maximize=*/false);
+                            }},
+                           {"norm of gradients", numbers, [&] { at::_foreach_norm(other, 2); }},
+                           {"scaling of gradients", 2 * numbers, [&] { at::_foreach_mul_(other, scale); }},
+                           {"gather of a dry run, 8 ranks", bf16_bytes(9 * shard.numel()), [&] {
+                              gathered.copy_(shard.view({1, -1}).expand({8, -1}));
+                            }}};
   double copy = 0;
   for (const Operation& operation : all) {
     const double seconds = seconds_of(operation.work, 10), rate = operation.bytes / seconds;
@@ -320,6 +406,7 @@ void operations(const BenchmarkDevice&) {
     print_row(operation.name, fmt::format(", \"us\": {:.1f}, \"gb_per_s\": {:.1f}, \"of_copy\": {:.3f}",
                                           1e6 * seconds, rate / 1e9, rate / copy));
   }
+  layer_kernels(copy);
   for (const int64_t world : kWorlds) pack_rows(world, copy);
 }
 

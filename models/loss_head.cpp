@@ -98,7 +98,9 @@ int64_t LossHead::rows_per_chunk(const Rows& rows) const {
   const int64_t columns = chunk_of(output_.weight()->shape[0], parts, 0).count;
   const int64_t row_bytes = columns * static_cast<int64_t>(rows.options.dtype().itemsize());
   const int64_t automatic = rows.options.device().is_cpu() ? int64_t{64} << 20 : int64_t{1} << 30;
-  return std::max<int64_t>(1, (chunk_bytes_ > 0 ? chunk_bytes_ : automatic) / row_bytes);
+  const int64_t fit = std::max<int64_t>(1, (chunk_bytes_ > 0 ? chunk_bytes_ : automatic) / row_bytes);
+  constexpr int64_t kTileRows = 256;  // a GPU's products work on tiles of up to so many
+  return rows.options.device().is_cpu() || fit < kTileRows ? fit : fit / kTileRows * kTileRows;
 }
 
 LossHead::Chunk LossHead::start_chunk(Rows& rows, int64_t first, int64_t count) const {

@@ -82,10 +82,10 @@ class TransformerBlock {
 class LossHead {
  public:
   // chunk_bytes bounds one chunk of logits in the compute dtype; 0 = 64 MiB on a CPU, 1 GiB on a GPU, which
-  // adds each chunk's gradient to the head's. (A head that couples rows takes all rows at once.) With a
-  // tensor parallel group a chunk's logits are those of this rank's part of the vocabulary, and two chunks
-  // are alive at once: one's statistics are exchanged while the next one's are computed. Without loss
-  // parallel they are of the whole vocabulary, one chunk at a time and up to two copies of it.
+  // adds each chunk's gradient to the head's; there 256 divides its rows. (A head that couples rows takes all
+  // at once.) With a tensor parallel group a chunk's logits are those of this rank's part of the vocabulary,
+  // and two chunks are alive at once: one's statistics are exchanged while the next one's are computed.
+  // Without loss parallel they are of the whole vocabulary, one chunk at a time and up to two copies of it.
   LossHead(const ModelArgs& args, ParameterPtr norm, ParameterPtr output, int64_t chunk_bytes,
            const Regions& regions = {});
 

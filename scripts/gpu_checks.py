@@ -204,7 +204,7 @@ def part_2(place):
     gpus, steps = len(place.capabilities), f"--training.steps={6 if place.small else 20}"
     learns = speed if place.small else falling_loss  # a few tokens per step do not lower the loss for certain
     sanitizer = shutil.which("compute-sanitizer")
-    casts = [str(place.programs / "gpu_tests"), "the FP8 cast on a GPU*"]
+    kernels = [str(place.programs / "gpu_tests"), "the FP8 cast on a GPU*,fused kernels of a GPU*"]
     return [
         *(gpu_test(test) for test in place.tests),
         training(place, "losses as on the CPU", 40, [steps, "--training.local_batch_size=1", "--debug.seed=1"],
@@ -220,8 +220,8 @@ def part_2(place):
         Check("benchmark", "FP8 layers", 40, [[str(place.programs / "benchmark_float8"), "5"]], read=lambda output, _: ("\n" + output, {}),
               skipped="its layers are those of 8B, too large for a rehearsal" if place.small else ""),
         torchtitan(place, "compiled, none", 80, "none", compiled=True),
-        Check("memory", "memcheck and racecheck of the FP8 casts", 45,
-              [[str(sanitizer), "--tool", tool, "--target-processes", "all", "--error-exitcode", "1", *casts] for tool in ("memcheck", "racecheck")],
+        Check("memory", "memcheck and racecheck of our kernels", 45,
+              [[str(sanitizer), "--tool", tool, "--target-processes", "all", "--error-exitcode", "1", *kernels] for tool in ("memcheck", "racecheck")],
               skipped="" if sanitizer else "no compute-sanitizer on the PATH"),
     ]
 

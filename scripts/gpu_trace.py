@@ -17,7 +17,8 @@ KINDS = (  # the first expression that is found in a kernel's name decides
     ("optimizer and norms of many tensors", r"multi_tensor_apply"),
     ("copies", r"(?i)memcpy|direct_copy|copy_kernel|CatArray"),
     ("fills", r"(?i)memset|FillFunctor"),
-    ("softmax and cross-entropy", r"(?i)softmax|nll_loss"),
+    ("softmax and cross-entropy", r"(?i)softmax|nll_loss|cross_entropy_row|vocab_(statistics|gradient)_row"),
+    ("fused norms, RoPE and SwiGLU", r"(?i)layer_norm|rms_norm|GammaBeta|sum_weight_gradient|rope_token|swiglu"),
     ("reductions", r"(?i)reduce_kernel"),
     ("element by element", r"(?i)elementwise"),
 )

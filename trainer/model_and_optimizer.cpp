@@ -6,13 +6,17 @@
 #include "models/init.h"
 #include "parallel/phase.h"
 #include "trainer/setup/attention_setup.h"
+#include "trainer/setup/kernel_setup.h"
 #include "trainer/setup/options.h"
 
 namespace hyperion::trainer {
 
 ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const JobConfig& config,
                                            const ModelPlace& place) {
-  if (!place.without_memory) choose_attention(args, config, place.device, place.groups.host());
+  if (!place.without_memory) {
+    choose_kernels(place.float8);
+    choose_attention(args, config, place.device, place.groups.host());
+  }
   ModelAndOptimizer made;
   parallel::Communicator& tensor_ranks = place.groups.get(parallel::MeshDim::kTp);
   parallel::Communicator* tensor = tensor_ranks.size() > 1 ? &tensor_ranks : nullptr;

@@ -27,6 +27,10 @@ inline void require_alike(const Tensor& x, const Tensor& like, const char* what)
               x.scalar_type(), " on ", x.device(), " beside ", like.scalar_type(), " on ", like.device());
 }
 
+inline void require_numbers(const Tensor& x, int64_t many, const char* what) {
+  TORCH_CHECK(x.numel() == many, what, ": ", x.sizes(), ", expected ", many, " numbers");
+}
+
 // --- RoPE --------------------------------------------------------------------------------------------------
 
 // x [batch, seq, heads, head_dim], or [parts, batch, seq / parts, heads, head_dim].
@@ -64,6 +68,7 @@ void run_rope(const Launch& launch, const Extents& extents, const Tensor& cos, c
   TORCH_CHECK(
       extents.head_dim % 2 == 0 && task.positions > 0 && extents.batch * extents.length % task.positions == 0,
       "rope_heads: heads of ", extents.head_dim, " and angles of ", cos.sizes());
+  require_numbers(sin, cos.numel(), "rope_heads: sin");
   launch(task, element);
 }
 
@@ -77,6 +82,9 @@ std::tuple<Tensor, Tensor, Tensor> rope_heads(const Launch& launch, const Tensor
                v = given_v ? with_whole_heads(*given_v) : Tensor();
   const Extents extents{q.size(-4), q.size(-3) * (q.dim() == 5 ? parts : 1), q.size(-2), k.size(-2),
                         q.size(-1)};
+  const int64_t tokens = extents.batch * extents.length;
+  require_numbers(k, tokens * extents.kv_heads * extents.head_dim, "rope_heads: k");
+  if (given_v) require_numbers(v, k.numel(), "rope_heads: v");
   const auto result = [&](int64_t heads) {
     return at::empty({extents.batch, extents.length, heads, extents.head_dim}, q.options());
   };
@@ -109,6 +117,9 @@ std::tuple<Tensor, Tensor, Tensor> rope_heads_backward(const Launch& launch, con
   const Tensor q = with_whole_heads(given_q), k = with_whole_heads(given_k), v = with_whole_heads(given_v);
   const Extents extents{q.size(0), q.size(1), q.size(2), k.size(2), q.size(3)};
   const int64_t each = extents.length / parts, all = extents.heads + 2 * extents.kv_heads;
+  require_numbers(k, extents.batch * extents.length * extents.kv_heads * extents.head_dim,
+                  "rope_heads_backward: k");
+  require_numbers(v, k.numel(), "rope_heads_backward: v");
   std::vector<int64_t> shape = {extents.batch, each, all, extents.head_dim};
   if (parts > 1) shape.insert(shape.begin(), parts);
   const Tensor packed = at::empty(shape, q.options());
@@ -166,6 +177,8 @@ std::tuple<Tensor, Tensor> swiglu_backward(const Launch& launch, const Tensor& g
                                            const Tensor& given_gate, const Tensor& given_up) {
   require_alike(given_up, given_gate, "swiglu_backward");
   require_alike(given_grad, given_gate, "swiglu_backward");
+  require_numbers(given_up, given_gate.numel(), "swiglu_backward: up");
+  require_numbers(given_grad, given_gate.numel(), "swiglu_backward: grad");
   const Rows grad(given_grad), gate(given_gate), up(given_up);
   std::vector<int64_t> shape = given_gate.sizes().vec();
   const int64_t n = shape.back();
@@ -195,6 +208,8 @@ std::tuple<Tensor, Tensor, Tensor> add_rms_norm(const Launch& launch, const Tens
   const Tensor x = given_x.contiguous(), residual = given_residual.contiguous(),
                weight = given_weight.contiguous();
   const int64_t n = residual.size(-1), rows = n == 0 ? 0 : residual.numel() / n;
+  require_numbers(x, residual.numel(), "add_rms_norm: x");
+  require_numbers(weight, n, "add_rms_norm: weight");
   Tensor sum = at::empty_like(residual), output = at::empty_like(residual);
   Tensor rstd = at::empty({rows}, residual.options().dtype(at::kFloat));
   const AddRmsNormTask task{.x = x.const_data_ptr(),
@@ -220,6 +235,10 @@ std::tuple<Tensor, Tensor> add_rms_norm_backward(const Launch& launch, const Ten
                sum = given_sum.contiguous(), weight = given_weight.contiguous(),
                rstd = given_rstd.contiguous();
   const int64_t n = sum.size(-1), rows = n == 0 ? 0 : sum.numel() / n;
+  require_numbers(grad, sum.numel(), "add_rms_norm_backward: grad");
+  require_numbers(grad_sum, sum.numel(), "add_rms_norm_backward: grad_sum");
+  require_numbers(weight, n, "add_rms_norm_backward: weight");
+  require_numbers(rstd, rows, "add_rms_norm_backward: rstd");
   Tensor grad_x = at::empty_like(sum), grad_weight = at::empty_like(weight);
   const int64_t blocks = rms_norm_blocks(rows);
   Tensor partial = at::empty({blocks, n}, sum.options().dtype(at::kFloat));

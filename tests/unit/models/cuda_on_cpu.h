@@ -3,7 +3,11 @@
 // kernel.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <barrier>
+#include <cmath>
+#include <deque>
 #include <thread>
 #include <vector>
 
@@ -18,13 +22,27 @@
 #define __global__
 #define __device__
 #define __shared__ static
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 
-inline thread_local uint3 threadIdx, blockIdx;
-inline thread_local std::barrier<>* block_barrier = nullptr;
+inline thread_local uint3 threadIdx, blockIdx, blockDim;
+inline thread_local std::barrier<>*block_barrier = nullptr, *warp_barrier = nullptr;
 
 inline void __syncthreads() {
   block_barrier->arrive_and_wait();
+}
+
+// Of all 32 threads of a warp.
+inline float __shfl_xor_sync(unsigned /*mask*/, float value, int distance) {
+  static std::array<float, 1024> of_threads;
+  of_threads.at(threadIdx.x) = value;
+  warp_barrier->arrive_and_wait();
+  const float other = of_threads.at(threadIdx.x ^ static_cast<unsigned>(distance));
+  warp_barrier->arrive_and_wait();
+  return other;
+}
+
+inline float rsqrtf(float x) {
+  return 1.0F / std::sqrt(x);
 }
 
 namespace hyperion::models {
@@ -33,11 +51,15 @@ namespace hyperion::models {
 template <typename Kernel, typename... Arguments>
 void run_blocks(unsigned blocks, unsigned threads, Kernel kernel, const Arguments&... arguments) {
   std::barrier<> barrier(threads);
+  std::deque<std::barrier<>> warps;
+  for (unsigned first = 0; first < threads; first += 32) warps.emplace_back(std::min(threads - first, 32U));
   std::vector<std::jthread> running;
   for (unsigned thread = 0; thread < threads; ++thread)
     running.emplace_back([&, thread] {
       threadIdx = {thread, 0, 0};
+      blockDim = {threads, 1, 1};
       block_barrier = &barrier;
+      warp_barrier = &warps.at(thread / 32);
       for (unsigned block = 0; block < blocks; ++block) {
         blockIdx = {block, 0, 0};
         kernel(arguments...);

@@ -1,0 +1,227 @@
+// The compiled fused kernels of a GPU against the plain forms, on the GPU and on the CPU; what of their
+// source differs from libtorch's arithmetic is tested without a GPU
+// (tests/unit/models/fused_kernels_test.cpp).
+#include <catch2/catch.hpp>
+
+#include <set>
+#include <sstream>
+
+#include <fmt/format.h>
+#include <spdlog/sinks/ostream_sink.h>
+#include <spdlog/spdlog.h>
+
+#include <ATen/ATen.h>
+
+#include "models/kernels/cross_entropy.h"
+#include "models/kernels/fused.h"
+#include "models/kernels/rms_norm.h"
+#include "models/kernels/rope.h"
+#include "models/kernels/swiglu.h"
+#include "tests/gpu/gpu.h"
+#include "tests/support/ranks.h"
+#include "tests/support/tiny_training.h"
+
+namespace hyperion {
+namespace {
+
+using at::Tensor;
+using kernels::Heads;
+using models::RopeStyle;
+using Tensors = std::vector<Tensor>;
+
+// The kernels' results for inputs of one size, on the device of the generator's tensors.
+struct Inputs {
+  Tensor x, residual, weight, grad, grad_sum, product, heads_grad, cos, sin, gate_up, logits, labels, scale;
+  RopeStyle style;
+  int64_t heads, kv_heads;
+
+  Heads parts(const Tensor& of) const {
+    return {of.narrow(2, 0, heads), of.narrow(2, heads, kv_heads), of.narrow(2, heads + kv_heads, kv_heads)};
+  }
+};
+
+Inputs make_inputs(int64_t tokens, int64_t width, int64_t head_dim, at::ScalarType dtype) {
+  const auto random = [&](at::IntArrayRef shape) { return at::randn(shape).to(dtype); };
+  const int64_t vocabulary = 37 * width;
+  const Tensor angles = at::rand({tokens, head_dim / 2}) * 6;
+  Tensor labels = at::randint(vocabulary, {tokens}, at::kLong);
+  labels[0] = kernels::kIgnoredLabel;
+  return {.x = random({1, tokens, width}),
+          .residual = random({1, tokens, width}),
+          .weight = random({width}),
+          .grad = random({1, tokens, width}),
+          .grad_sum = random({1, tokens, width}),
+          .product = random({1, tokens, 4 + 2 * 2, head_dim}),
+          .heads_grad = random({1, tokens, 4 + 2 * 2, head_dim}),
+          .cos = angles.cos(),
+          .sin = angles.sin(),
+          .gate_up = random({1, tokens, 2 * width}),
+          .logits = random({tokens, vocabulary}),
+          .labels = labels,
+          .scale = at::full({}, 0.5),
+          .style = width % 2 == 0 ? RopeStyle::kInterleaved : RopeStyle::kHalfSplit,
+          .heads = 4,
+          .kv_heads = 2};
+}
+
+Inputs on(at::Device device, Inputs inputs) {
+  for (Tensor* t : {&inputs.x, &inputs.residual, &inputs.weight, &inputs.grad, &inputs.grad_sum,
+                    &inputs.product, &inputs.heads_grad, &inputs.cos, &inputs.sin, &inputs.gate_up,
+                    &inputs.logits, &inputs.labels, &inputs.scale})
+    *t = t->to(device);
+  return inputs;
+}
+
+Tensors run_kernels(const Inputs& in, kernels::KernelChoice choice) {
+  kernels::choose_kernels(choice);
+  Tensors all;
+  const auto keep = [&](std::initializer_list<Tensor> results) { all.insert(all.end(), results); };
+  const kernels::RmsNormResult norm = kernels::rms_norm_forward(in.x, in.weight, 1e-5);
+  const auto [dx, dw] = kernels::rms_norm_backward(in.grad, in.x, in.weight, norm.rstd);
+  keep({norm.output, norm.rstd, dx, dw});
+  const kernels::AddRmsNormResult added = kernels::add_rms_norm_forward(in.x, in.residual, in.weight, 1e-5);
+  const auto [of_sum, of_weight] =
+      kernels::add_rms_norm_backward(in.grad, in.grad_sum, added.sum, in.weight, added.rstd);
+  keep({added.sum, added.output, added.rstd, of_sum, of_weight});
+  const Heads turned = kernels::rope_heads(in.parts(in.product), in.cos, in.sin, in.style),
+              back = kernels::rope_heads_backward(in.parts(in.heads_grad), in.cos, in.sin, in.style);
+  keep({turned.q, turned.k, turned.v, back.q, back.k, back.v});
+  const int64_t width = in.x.size(-1);
+  const Tensor gate = in.gate_up.narrow(-1, 0, width), up = in.gate_up.narrow(-1, width, width);
+  const auto [of_gate, of_up] = kernels::swiglu_backward(in.grad, gate, up);
+  keep({kernels::swiglu_forward(gate, up), of_gate, of_up});
+  const Tensor gradient = in.logits.clone(), part = in.logits.clone();
+  const Tensor loss = kernels::cross_entropy(gradient, in.labels, &in.scale);
+  const kernels::VocabPart whole = {0, in.logits.size(1)};
+  const Tensor statistics = kernels::vocab_statistics(part, in.labels, whole);
+  const Tensor log_sum_exp = statistics.select(1, 0) + statistics.select(1, 1).log();
+  kernels::vocab_gradient(part, in.labels, whole, log_sum_exp, in.scale);
+  keep({loss, gradient, statistics, part});
+  kernels::choose_kernels(kernels::KernelChoice::kAuto);
+  return all;
+}
+
+// The largest difference of two results, as a part of the norm of the second.
+double largest_error(const Tensors& found, const Tensors& wanted) {
+  double largest = 0;
+  for (size_t i = 0; i < found.size(); ++i) {
+    const Tensor reference = wanted[i].cpu().to(at::kDouble);
+    if (found[i].sizes() != wanted[i].sizes() || found[i].scalar_type() != wanted[i].scalar_type())
+      return INFINITY;
+    const double error =
+        ((found[i].cpu().to(at::kDouble) - reference).norm() / reference.norm().clamp_min(1e-30))
+            .item<double>();
+    if (!(error <= largest)) largest = error;
+  }
+  return largest;
+}
+
+}  // namespace
+
+TEST_CASE("fused kernels of a GPU follow the plain forms there and on the CPU and repeat their bits") {
+  if (gpus() == 0) return;
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16})
+    for (const auto& [tokens, width, head_dim] :
+         {std::tuple(1, 8, 16), std::tuple(5, 45, 14), std::tuple(64, 128, 64), std::tuple(3, 20000, 128)}) {
+      CAPTURE(dtype, tokens, width, head_dim);
+      const std::vector<double> errors = run_one_rank(
+          [&, tokens = tokens, width = width, head_dim = head_dim](const parallel::Environment&) {
+            use_gpu(0);
+            at::manual_seed(9);
+            const Inputs inputs = make_inputs(tokens, width, head_dim, dtype), there = on(at::kCUDA, inputs);
+            const Tensors fused = run_kernels(there, kernels::KernelChoice::kAuto);
+            const Tensors again = run_kernels(there, kernels::KernelChoice::kAuto);
+            double changed = 0;
+            for (size_t i = 0; i < fused.size(); ++i) changed += fused[i].equal(again[i]) ? 0 : 1;
+            return std::vector{largest_error(fused, run_kernels(there, kernels::KernelChoice::kPlain)),
+                               largest_error(fused, run_kernels(inputs, kernels::KernelChoice::kPlain)),
+                               changed};
+          },
+          kGpuTimeout);
+      const double limit = dtype == at::kFloat ? 1e-5 : 0.005;  // a bf16 rounding is up to 2^-9
+      CHECK(errors[0] < limit);
+      CHECK(errors[1] < limit);
+      CHECK(errors[2] == 0);
+    }
+}
+
+TEST_CASE("gradients that a GPU packs lie side by side in one tensor") {
+  if (gpus() == 0) return;
+  const std::vector<int> packed = run_one_rank(
+      [](const parallel::Environment&) {
+        use_gpu(0);
+        const Inputs there = on(at::kCUDA, make_inputs(6, 16, 8, at::kBFloat16));
+        const Heads back =
+            kernels::rope_heads_backward(there.parts(there.heads_grad), there.cos, there.sin, there.style);
+        const Tensor gate = there.gate_up.narrow(-1, 0, 16), up = there.gate_up.narrow(-1, 16, 16);
+        const auto [of_gate, of_up] = kernels::swiglu_backward(there.grad, gate, up);
+        const Heads turned =
+            kernels::rope_heads(there.parts(there.product), there.cos, there.sin, there.style);
+        return std::vector<int>{back.q.is_alias_of(back.k),
+                                back.q.is_alias_of(back.v),
+                                back.k.storage_offset() == 4 * 8,
+                                back.v.storage_offset() == 6 * 8,
+                                back.q.stride(1) == 8 * 8,
+                                of_gate.is_alias_of(of_up),
+                                of_gate.stride(1) == 32 && of_up.storage_offset() == 16,
+                                !turned.v.is_alias_of(there.product)};
+      },
+      kGpuTimeout);
+  for (const int each : packed) CHECK(each == 1);
+}
+
+TEST_CASE("tensors that no fused kernel takes run the plain form and each reason is logged once") {
+  if (gpus() == 0) return;
+  const std::vector<char> logged = run_one_rank(
+      [](const parallel::Environment&) {
+        use_gpu(0);
+        std::ostringstream logged;
+        spdlog::set_default_logger(
+            std::make_shared<spdlog::logger>("", std::make_shared<spdlog::sinks::ostream_sink_st>(logged)));
+        spdlog::set_pattern("%v");
+        const Inputs wide = on(at::kCUDA, make_inputs(5, 8, 4, at::kDouble));
+        const Inputs narrow = on(at::kCUDA, make_inputs(5, 8, 4, at::kBFloat16));
+        for (int times = 0; times < 2; ++times) {
+          run_kernels(wide, kernels::KernelChoice::kAuto);
+          kernels::rms_norm_forward(narrow.x, narrow.weight.to(at::kFloat), 1e-5);
+          kernels::rope_heads(narrow.parts(narrow.product), narrow.cos.to(at::kDouble),
+                              narrow.sin.to(at::kDouble), narrow.style);
+          kernels::cross_entropy(narrow.logits.t().contiguous().t(), narrow.labels, nullptr);
+        }
+        run_kernels(narrow, kernels::KernelChoice::kAuto);
+        const std::string text = logged.str();
+        return std::vector<char>(text.begin(), text.end());
+      },
+      kGpuTimeout);
+  std::multiset<std::string> lines;
+  std::istringstream each(std::string(logged.begin(), logged.end()));
+  for (std::string line; std::getline(each, line);) lines.insert(line);
+  std::multiset<std::string> expected;
+  for (const char* reason : {"RMSNorm for a weight of another dtype", "RMSNorm for tensors of dtype Double",
+                             "RoPE for angles that are not fp32", "RoPE for tensors of dtype Double",
+                             "SwiGLU for tensors of dtype Double", "cross-entropy for rows with gaps",
+                             "cross-entropy for tensors of dtype Double"})
+    expected.insert(fmt::format("No fused {}: its plain form runs instead", reason));
+  CHECK(lines == expected);
+}
+
+TEST_CASE("a GPU trains with fused kernels to the losses of plain ones") {
+  if (gpus() == 0) return;
+  for (const at::ScalarType compute : {at::kFloat, at::kBFloat16}) {
+    const auto with = [&](kernels::KernelChoice choice) {
+      return run_one_rank(
+          [compute, choice](const parallel::Environment& environment) {
+            use_gpu(0);
+            kernels::choose_kernels(choice);
+            return train_tiny({.compute = compute, .device = at::Device(at::kCUDA, 0)}, environment, 20);
+          },
+          kGpuTimeout);
+    };
+    const double difference =
+        largest_difference(with(kernels::KernelChoice::kAuto), with(kernels::KernelChoice::kPlain));
+    CAPTURE(compute, difference);
+    CHECK(difference < (compute == at::kFloat ? 1e-4 : 0.02));
+  }
+}
+
+}  // namespace hyperion

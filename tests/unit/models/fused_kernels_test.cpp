@@ -1,0 +1,420 @@
+// The fused CUDA kernels without a GPU: their source on CPU threads, with the launches that a GPU would get,
+// against the plain forms and their derivatives; and their place in libtorch's dispatcher. tests/gpu runs the
+// compiled ones.
+#include <torch/torch.h>
+
+#include <catch2/catch.hpp>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include "base/device/device_library.h"
+#include "models/kernels/cross_entropy.h"
+#include "models/kernels/rms_norm.h"
+#include "models/kernels/rope.h"
+#include "models/kernels/swiglu.h"
+
+// The kernels come after what stands in for CUDA.
+// clang-format off
+#include "tests/unit/models/cuda_on_cpu.h"
+#include "models/kernels/cuda/plan.cuh"
+#include "models/kernels/cuda/tensors.h"
+// clang-format on
+
+namespace hyperion::models {
+
+using at::Tensor;
+namespace own = kernels::on_tensors;
+using kernels::Heads;
+namespace plain = kernels::plain;
+
+namespace {
+
+struct OnThreads {
+  template <typename Task>
+  void operator()(const Task& task, kernels::Element element) const {
+    const auto run = [](void (*kernel)(Task), const Task& given, int64_t blocks, unsigned threads) {
+      run_blocks(static_cast<unsigned>(blocks), threads, kernel, given);
+      return cudaSuccess;
+    };
+    REQUIRE(kernels::plan(task, element, run) == cudaSuccess);
+  }
+};
+constexpr OnThreads kOnThreads;
+
+Tensor bits(const Tensor& x) {
+  const Tensor dense = x.contiguous();
+  return dense.view(dense.element_size() == 2 ? torch::kShort : torch::kInt);
+}
+
+// Equal bytes, except that a NaN equals every other.
+bool same_bits(const Tensor& a, const Tensor& b) {
+  return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() &&
+         (bits(a).eq(bits(b)) | (a.isnan() & b.isnan())).all().item<bool>();
+}
+
+// Up to `roundings` roundings of bf16, or sums of fp32 in another order.
+bool close(const Tensor& a, const Tensor& b, double roundings = 1) {
+  const bool half = a.scalar_type() == torch::kBFloat16;
+  return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() &&
+         at::allclose(a.to(torch::kDouble), b.to(torch::kDouble), half ? roundings / 256 : 1e-5,
+                      half ? 1e-4 : 1e-6, /*equal_nan=*/true);
+}
+
+// Numbers around 1 with some that are hard: infinities, NaN, zeros of both signs, huge and tiny ones.
+Tensor numbers(at::IntArrayRef shape, at::ScalarType dtype, bool hard = false) {
+  Tensor x = torch::randn(shape);
+  if (hard) {
+    constexpr float kInfinity = std::numeric_limits<float>::infinity();
+    constexpr float kHard[] = {0.0F,   -0.0F,   1e-30F, -1e-40F,   3e38F,      -3e38F, 88.0F,
+                               -88.0F, -104.0F, 1e18F,  kInfinity, -kInfinity, NAN};
+    Tensor flat = x.view(-1);
+    for (int64_t i = 0; i < flat.numel(); i += 5) flat[i] = kHard[i / 5 % std::ssize(kHard)];
+  }
+  return x.to(dtype);
+}
+
+// Part of a wider tensor, so that rows have gaps.
+Tensor part_of_wider(const Tensor& x, int64_t before, int64_t after) {
+  std::vector<int64_t> shape = x.sizes().vec();
+  shape.back() += before + after;
+  const Tensor part = torch::full(shape, 7.0, x.options()).narrow(-1, before, x.size(-1));
+  part.copy_(x);
+  return part;
+}
+
+}  // namespace
+
+TEST_CASE("the source of the CUDA RoPE turns heads of one product as the plain form, bit for bit") {
+  torch::manual_seed(1);
+  const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16);
+  const auto style = GENERATE(RopeStyle::kInterleaved, RopeStyle::kHalfSplit);
+  const bool interleaved = style == RopeStyle::kInterleaved;
+  struct Case {
+    int64_t batch, length, heads, kv_heads, head_dim, parts;
+    bool by_document;
+  };
+  for (const Case& c :
+       {Case{2, 6, 4, 2, 16, 1, false}, Case{1, 1, 1, 1, 2, 1, false}, Case{2, 6, 3, 1, 32, 3, true},
+        Case{2, 4, 3, 3, 14, 2, true}, Case{1, 4, 5, 2, 128, 1, true}, Case{2, 4, 2, 2, 64, 4, false}}) {
+    CAPTURE(dtype, c.batch, c.length, c.heads, c.kv_heads, c.head_dim, c.parts);
+    const int64_t all = c.heads + 2 * c.kv_heads;
+    std::vector<int64_t> shape = {c.batch, c.length, all * c.head_dim};
+    if (c.parts > 1) shape = {c.parts, c.batch, c.length / c.parts, all * c.head_dim};
+    const Tensor product = numbers(shape, dtype, /*hard=*/true).unflatten(-1, {all, c.head_dim});
+    const Heads x = {product.narrow(-2, 0, c.heads), product.narrow(-2, c.heads, c.kv_heads),
+                     product.narrow(-2, c.heads + c.kv_heads, c.kv_heads)};
+    const Tensor angles = c.by_document ? torch::rand({c.batch, c.length, c.head_dim / 2}) * 6
+                                        : torch::rand({c.length, c.head_dim / 2}) * 6;
+    const Tensor cos = angles.cos(), sin = angles.sin();
+    const auto [q, k, v] = own::rope_heads(kOnThreads, x.q, x.k, x.v, cos, sin, interleaved, c.parts);
+    const Heads turned = plain::rope_heads(x, cos, sin, style, c.parts);
+    CHECK(same_bits(q, turned.q));
+    CHECK(same_bits(k, turned.k));
+    CHECK(same_bits(v, turned.v));
+    CHECK(q.is_contiguous());
+    CHECK_FALSE(v.is_alias_of(product));
+    const auto without = own::rope_heads(kOnThreads, x.q, x.k, {}, cos, sin, interleaved, c.parts);
+    CHECK(same_bits(std::get<1>(without), turned.k));
+    CHECK_FALSE(std::get<2>(without).defined());
+
+    // Gradients as attention gives them, heads before tokens.
+    const auto grad = [&](int64_t heads) {
+      return numbers({c.batch, heads, c.length, c.head_dim}, dtype, true).transpose(1, 2);
+    };
+    const Heads grads = {grad(c.heads), grad(c.kv_heads), part_of_wider(grad(c.kv_heads), 8, 0)};
+    const auto [dq, dk, dv] =
+        own::rope_heads_backward(kOnThreads, grads.q, grads.k, grads.v, cos, sin, interleaved, c.parts);
+    const Heads back = plain::rope_heads_backward(grads, cos, sin, style, c.parts);
+    CHECK(same_bits(dq, back.q));
+    CHECK(same_bits(dk, back.k));
+    CHECK(same_bits(dv, back.v));
+    // views of one tensor, side by side
+    CHECK(dq.is_alias_of(dv));
+    CHECK(dq.stride(-3) == all * c.head_dim);
+    CHECK(dk.storage_offset() == c.heads * c.head_dim);
+    CHECK(dv.storage_offset() == (c.heads + c.kv_heads) * c.head_dim);
+  }
+}
+
+TEST_CASE("the source of the CUDA SwiGLU follows the plain form within an exponential's last places") {
+  torch::manual_seed(2);
+  const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16);
+  for (const auto& [rows, n] :
+       {std::pair(1, 8), std::pair(3, 17), std::pair(5, 64), std::pair(2, 2056), std::pair(1, 4104)}) {
+    CAPTURE(dtype, rows, n);
+    const Tensor packed = numbers({rows, 2 * n}, dtype, true), grad = numbers({rows, n}, dtype);
+    const Tensor gate = packed.narrow(-1, 0, n), up = packed.narrow(-1, n, n);
+    CHECK(close(own::swiglu(kOnThreads, gate, up), plain::swiglu_forward(gate, up), 2));
+    const auto [of_gate, of_up] = own::swiglu_backward(kOnThreads, grad, gate, up);
+    const auto [plain_gate, plain_up] = plain::swiglu_backward(grad, gate, up);
+    CHECK(close(of_gate, plain_gate, 3));
+    CHECK(close(of_up, plain_up, 2));
+    CHECK(of_gate.is_alias_of(of_up));
+    CHECK((of_gate.stride(0) == 2 * n && of_up.storage_offset() == n));
+    // halves of one tensor, and two tensors, have the same bits
+    CHECK(same_bits(own::swiglu(kOnThreads, gate, up),
+                    own::swiglu(kOnThreads, gate.contiguous(), up.contiguous())));
+    // addresses that no chunk of 16 bytes has
+    const auto shifted =
+        own::swiglu_backward(kOnThreads, part_of_wider(grad, 1, 0), part_of_wider(gate, 3, 2), up);
+    CHECK(same_bits(std::get<0>(shifted), of_gate));
+    CHECK(same_bits(std::get<1>(shifted), of_up));
+  }
+}
+
+TEST_CASE("the source of the CUDA sum with its norm follows the plain form and repeats its bits") {
+  torch::manual_seed(3);
+  const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16);
+  for (const auto& [rows, n] : {std::pair(1, 8), std::pair(3, 45), std::pair(7, 128), std::pair(2, 1),
+                                std::pair(2, 2600), std::pair(530, 8)}) {
+    CAPTURE(dtype, rows, n);
+    const Tensor x = numbers({rows, n}, dtype), residual = numbers({rows, n}, dtype) * 3,
+                 weight = numbers({n}, dtype), grad = numbers({rows, n}, dtype),
+                 grad_sum = numbers({rows, n}, dtype);
+    const auto [sum, output, rstd] = own::add_rms_norm(kOnThreads, x, residual, weight, 1e-5);
+    const kernels::AddRmsNormResult expected = plain::add_rms_norm_forward(x, residual, weight, 1e-5);
+    CHECK(same_bits(sum, expected.sum));
+    CHECK(close(output, expected.output));
+    CHECK(close(rstd, expected.rstd));
+    const auto backward = [&] {
+      return own::add_rms_norm_backward(kOnThreads, grad, grad_sum, sum, weight, rstd);
+    };
+    const auto [grad_x, grad_weight] = backward();
+    const auto [wide_x, wide_weight] = plain::add_rms_norm_backward(
+        grad.to(torch::kDouble), grad_sum.to(torch::kDouble), sum.to(torch::kDouble),
+        weight.to(torch::kDouble), rstd.to(torch::kDouble));
+    CHECK(close(grad_x, wide_x.to(dtype)));
+    CHECK(at::allclose(grad_weight.to(torch::kDouble), wide_weight, dtype == torch::kFloat ? 1e-4 : 0.01,
+                       dtype == torch::kFloat ? 1e-4 : 0.01));
+    const auto [again_x, again_weight] = backward();
+    CHECK(same_bits(again_x, grad_x));
+    CHECK(same_bits(again_weight, grad_weight));
+  }
+}
+
+TEST_CASE("the source of the CUDA norm takes rows that its threads cannot hold") {
+  torch::manual_seed(4);
+  for (const int64_t n : {2 * 1024 + 100 + 1, 2 * 1024 * 4 + 400}) {  // single elements, chunks of four
+    const Tensor x = numbers({3, n}, torch::kFloat), residual = numbers({3, n}, torch::kFloat),
+                 weight = numbers({n}, torch::kFloat);
+    const auto [sum, output, rstd] = own::add_rms_norm(kOnThreads, x, residual, weight, 1e-5);
+    CHECK(close(output, plain::add_rms_norm_forward(x, residual, weight, 1e-5).output));
+    // two rows of a block, so that its part of the weight's gradient is read again
+    const Tensor many_x = numbers({514, 1}, torch::kFloat) * sum[0].unsqueeze(0).narrow(1, 0, 40),
+                 many_grad = numbers({514, 40}, torch::kFloat);
+    const kernels::RmsNormResult norm = plain::rms_norm_forward(many_x, weight.narrow(0, 0, 40), 1e-5);
+    const auto [dx, dw] =
+        own::add_rms_norm_backward(kOnThreads, many_grad, many_x, many_x, weight.narrow(0, 0, 40), norm.rstd);
+    const auto [plain_dx, plain_dw] =
+        plain::add_rms_norm_backward(many_grad, many_x, many_x, weight.narrow(0, 0, 40), norm.rstd);
+    CHECK(at::allclose(dx, plain_dx, 1e-4, 1e-5));
+    CHECK(at::allclose(dw, plain_dw, 1e-3, 1e-3));
+    const auto [long_dx, long_dw] = own::add_rms_norm_backward(kOnThreads, x, residual, sum, weight, rstd);
+    const auto [plain_long_dx, plain_long_dw] = plain::add_rms_norm_backward(x, residual, sum, weight, rstd);
+    CHECK(at::allclose(long_dx, plain_long_dx, 1e-4, 1e-5));
+    CHECK(at::allclose(long_dw, plain_long_dw, 1e-4, 1e-5));
+  }
+}
+
+TEST_CASE("the source of the CUDA norm keeps huge and tiny rows apart and shows a NaN in its own row alone") {
+  for (const auto dtype : {torch::kFloat, torch::kBFloat16}) {
+    Tensor x = torch::ones({4, 64}, dtype);
+    x[0] *= 1e18;
+    x[1] *= 1e-18;
+    x[2][5] = NAN;
+    const Tensor zero = torch::zeros_like(x), weight = torch::ones({64}, dtype);
+    const auto [sum, output, rstd] = own::add_rms_norm(kOnThreads, x, zero, weight, 0);
+    CHECK(close(output[0], torch::ones({64}, dtype)));
+    CHECK(close(output[1], torch::ones({64}, dtype)));
+    CHECK(output[2].isnan().all().item<bool>());
+    CHECK(output[3].eq(1).all().item<bool>());
+    const auto [grad_x, grad_weight] = own::add_rms_norm_backward(kOnThreads, x, zero, sum, weight, rstd);
+    CHECK(grad_x[2].isnan().all().item<bool>());
+    CHECK_FALSE(grad_x[3].isnan().any().item<bool>());
+    CHECK(grad_weight.isnan().all().item<bool>());  // a sum over the rows
+  }
+}
+
+namespace {
+
+void check_cross_entropy(int64_t rows, int64_t vocabulary, at::ScalarType dtype, double size) {
+  CAPTURE(rows, vocabulary, dtype, size);
+  const Tensor logits = (torch::randn({rows, vocabulary}) * size).to(dtype);
+  Tensor labels = torch::randint(0, vocabulary, {rows});
+  if (rows > 2) labels[1] = kernels::kIgnoredLabel;
+  const Tensor scale = torch::full({}, 0.125);
+  Tensor ours = logits.clone(), others = logits.clone(), wide = logits.to(torch::kDouble);
+  const Tensor wide_scale = scale.to(torch::kDouble);
+  const Tensor loss = own::cross_entropy(kOnThreads, ours, labels, scale);
+  const Tensor exact = plain::cross_entropy(wide, labels, &wide_scale);
+  CHECK(loss.item<double>() == Approx(exact.item<double>()).epsilon(1e-5));
+  CHECK(at::allclose(ours.to(torch::kDouble), wide, dtype == torch::kFloat ? 1e-4 : 1.0 / 256, 1e-7));
+  if (rows > 2) CHECK(ours[1].eq(0).all().item<bool>());
+  CHECK(same_bits(own::cross_entropy(kOnThreads, others, labels, {}), loss));
+  CHECK(same_bits(others, logits));  // no gradient was asked for
+  own::cross_entropy(kOnThreads, others, labels, scale);
+  CHECK(same_bits(others, ours));
+}
+
+}  // namespace
+
+TEST_CASE("the source of the CUDA cross-entropy follows the plain form in fp64 and repeats its bits") {
+  torch::manual_seed(5);
+  const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16);
+  check_cross_entropy(1, 8, dtype, 3);
+  check_cross_entropy(4, 1, dtype, 3);
+  check_cross_entropy(5, 331, dtype, 5);
+  check_cross_entropy(3, 2048, dtype, 40);
+  check_cross_entropy(3, 40000, dtype, 1e-3);
+}
+
+TEST_CASE("the source of the CUDA cross-entropy keeps infinities and shows what is no number") {
+  const float infinity = std::numeric_limits<float>::infinity();
+  const Tensor scale = torch::ones({});
+  Tensor logits = torch::zeros({5, 40});
+  logits.index_put_({0, torch::indexing::Slice(0, 32)}, -infinity);  // all that a thread reads first
+  logits[1][3] = NAN;
+  logits[2].fill_(-infinity);
+  logits[3][7] = infinity;
+  const Tensor labels = torch::tensor({35, 0, 0, 0, 41});
+  Tensor gradient = logits.clone();
+  const auto loss = [&](int64_t row) {
+    Tensor one = logits.narrow(0, row, 1).clone();
+    return own::cross_entropy(kOnThreads, one, labels.narrow(0, row, 1), {}).item<double>();
+  };
+  CHECK(loss(0) == Approx(std::log(8.0)));
+  CHECK(std::isnan(loss(1)));
+  CHECK(std::isnan(loss(2)));
+  CHECK_FALSE(std::isfinite(loss(3)));
+  CHECK(std::isnan(loss(4)));  // its label is outside the vocabulary
+  own::cross_entropy(kOnThreads, gradient, labels, scale);
+  CHECK(gradient[0].isfinite().all().item<bool>());
+  CHECK(gradient[0][35].item<double>() == Approx(1.0 / 8 - 1));
+  for (const int row : {1, 2, 3, 4}) CHECK(gradient[row].isnan().any().item<bool>());
+}
+
+TEST_CASE("the source of the CUDA statistics of parts of the vocabulary adds up to whole rows") {
+  torch::manual_seed(6);
+  const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16);
+  const Tensor logits = (torch::randn({7, 360}) * 4).to(dtype);
+  Tensor labels = torch::randint(0, 360, {7});
+  labels[2] = kernels::kIgnoredLabel;
+  const Tensor scale = torch::full({}, 0.5);
+  Tensor whole = logits.clone();
+  own::cross_entropy(kOnThreads, whole, labels, scale);
+  const std::vector<std::pair<int64_t, int64_t>> parts = {{0, 160}, {160, 200}, {360, 0}};
+  std::vector<Tensor> statistics;
+  for (const auto& [first, columns] : parts) {
+    const Tensor part = logits.narrow(1, first, columns).contiguous();
+    statistics.push_back(own::vocab_statistics(kOnThreads, part, labels, first, 360));
+    CHECK(close(statistics.back(), plain::vocab_statistics(part, labels, {first, 360})));
+  }
+  const Tensor all = torch::stack(statistics);
+  const Tensor lse = (all.select(2, 0) + all.select(2, 1).log()).logsumexp(0);
+  for (const auto& [first, columns] : parts) {
+    Tensor part = logits.narrow(1, first, columns).contiguous();
+    own::vocab_gradient(kOnThreads, part, labels, first, 360, lse, scale);
+    CHECK(close(part, whole.narrow(1, first, columns)));
+  }
+  const Tensor outside = torch::full({1}, 360, torch::kLong);
+  CHECK(std::isnan(
+      own::vocab_statistics(kOnThreads, torch::zeros({1, 8}), outside, 0, 360)[0][2].item<double>()));
+}
+
+TEST_CASE("the gradients of the CUDA kernels are the derivatives of the plain forms") {
+  torch::manual_seed(7);
+  constexpr double kStep = 1e-6;
+  // d sum(grad * f(x)) / dx by central differences, in fp64
+  const auto differences = [](const Tensor& x, const std::function<Tensor(const Tensor&)>& f,
+                              const Tensor& grad) {
+    Tensor result = torch::empty_like(x);
+    for (int64_t i = 0; i < x.numel(); ++i) {
+      const auto moved = [&](double by) {
+        Tensor y = x.clone();
+        y.view(-1)[i] += by;
+        return (f(y) * grad).sum().item<double>();
+      };
+      result.view(-1)[i] = (moved(kStep) - moved(-kStep)) / (2 * kStep);
+    }
+    return result;
+  };
+  const auto wide = [](at::IntArrayRef shape) { return torch::randn(shape, torch::kDouble); };
+  const auto narrow = [](const Tensor& x) { return x.to(torch::kFloat); };
+  const auto near = [](const Tensor& found, const Tensor& wanted) {
+    return at::allclose(found.to(torch::kDouble), wanted, 1e-4, 1e-5);
+  };
+  const Tensor x = wide({3, 12}), y = wide({3, 12}), grad = wide({3, 12}), weight = wide({12});
+
+  const auto [of_gate, of_up] = own::swiglu_backward(kOnThreads, narrow(grad), narrow(x), narrow(y));
+  CHECK(near(of_gate, differences(
+                          x, [&](const Tensor& g) { return plain::swiglu_forward(g, y); }, grad)));
+  CHECK(near(of_up, differences(
+                        y, [&](const Tensor& u) { return plain::swiglu_forward(x, u); }, grad)));
+
+  const Tensor grad_sum = wide({3, 12});
+  const auto [sum, output, rstd] = own::add_rms_norm(kOnThreads, narrow(x), narrow(y), narrow(weight), 1e-5);
+  const auto [of_x, of_weight] =
+      own::add_rms_norm_backward(kOnThreads, narrow(grad), narrow(grad_sum), sum, narrow(weight), rstd);
+  const auto norm = [&](const Tensor& a, const Tensor& w) {
+    return plain::add_rms_norm_forward(a, y, w, 1e-5).output;
+  };
+  CHECK(near(of_x, differences(
+                       x, [&](const Tensor& a) { return norm(a, weight); }, grad) +
+                       grad_sum));
+  CHECK(near(of_weight, differences(
+                            weight, [&](const Tensor& w) { return norm(x, w); }, grad)));
+
+  const Tensor heads = wide({1, 3, 1, 4}), head_grad = wide({1, 3, 1, 4}), angles = torch::rand({3, 2});
+  for (const RopeStyle style : {RopeStyle::kInterleaved, RopeStyle::kHalfSplit}) {
+    const auto back =
+        own::rope_heads_backward(kOnThreads, narrow(head_grad), narrow(head_grad), narrow(head_grad),
+                                 angles.cos(), angles.sin(), style == RopeStyle::kInterleaved, 1);
+    CHECK(near(
+        std::get<0>(back),
+        differences(
+            heads, [&](const Tensor& q) { return plain::rope(q, angles.cos(), angles.sin(), style, false); },
+            head_grad)));
+  }
+
+  Tensor logits = narrow(x);
+  const Tensor labels = torch::tensor({3, 0, 11}), scale = torch::full({}, 2.0);
+  own::cross_entropy(kOnThreads, logits, labels, scale);
+  CHECK(near(logits, differences(
+                         x, [&](const Tensor& l) { return plain::cross_entropy(l, labels, nullptr); },
+                         torch::full({}, 2.0, torch::kDouble))));
+}
+
+TEST_CASE("tensors of sizes that do not fit each other are refused before a launch") {
+  const auto fp32 = [](at::IntArrayRef shape) { return torch::ones(shape); };
+  const Tensor x = fp32({3, 8}), weight = fp32({8}), heads = fp32({1, 4, 2, 8}), angles = fp32({4, 4});
+  CHECK_THROWS(own::add_rms_norm(kOnThreads, x, x, fp32({7}), 1e-5));
+  CHECK_THROWS(own::add_rms_norm(kOnThreads, fp32({2, 8}), x, weight, 1e-5));
+  CHECK_THROWS(own::add_rms_norm_backward(kOnThreads, x, x, x, weight, fp32({2})));
+  CHECK_THROWS(own::add_rms_norm(kOnThreads, x, x, weight.to(torch::kBFloat16), 1e-5));
+  CHECK_THROWS(own::swiglu(kOnThreads, x, fp32({3, 4})));
+  CHECK_THROWS(own::swiglu_backward(kOnThreads, fp32({2, 8}), x, x));
+  CHECK_THROWS(own::rope_heads(kOnThreads, heads, heads, fp32({1, 4, 1, 8}), angles, angles, true, 1));
+  CHECK_THROWS(own::rope_heads(kOnThreads, heads, heads, {}, fp32({3, 4}), fp32({3, 4}), true, 1));
+  Tensor logits = x.clone();
+  const Tensor labels = torch::zeros({3}, torch::kLong), scale = fp32({});
+  CHECK_THROWS(own::cross_entropy(kOnThreads, logits, labels.narrow(0, 0, 2), scale));
+  CHECK_THROWS(own::vocab_gradient(kOnThreads, logits, labels, 0, 8, fp32({2}), scale));
+  const Tensor wide = x.to(torch::kDouble);
+  CHECK_THROWS(own::swiglu(kOnThreads, wide, wide));
+}
+
+TEST_CASE("the CUDA library brings the fused operators of its tensors") {
+  const auto have_kernel = [](const char* name) {
+    const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
+    return op.hasKernelForDispatchKey(c10::DispatchKey::CUDA);
+  };
+  const auto operators = {
+      "hyperion::rope_heads",      "hyperion::rope_heads_backward", "hyperion::swiglu",
+      "hyperion::swiglu_backward", "hyperion::add_rms_norm",        "hyperion::add_rms_norm_backward",
+      "hyperion::cross_entropy_",  "hyperion::vocab_statistics",    "hyperion::vocab_gradient_"};
+  for (const char* name : operators) CHECK(!have_kernel(name));
+  REQUIRE(load_device_library() == "");
+  for (const char* name : operators) CHECK(have_kernel(name));
+}
+
+}  // namespace hyperion::models

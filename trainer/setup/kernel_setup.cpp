@@ -1,0 +1,36 @@
+#include "trainer/setup/kernel_setup.h"
+
+#include <cstdlib>
+#include <string>
+#include <string_view>
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "models/kernels/fused.h"
+
+namespace hyperion::trainer {
+
+void choose_kernels(const Float8Device& device) {
+  constexpr int kFirstCapability = 80;  // models/kernels/cuda is compiled for it and later ones
+  const char* value = std::getenv("HYPERION_KERNELS");
+  const std::string_view wanted = value == nullptr || *value == '\0' ? "auto" : value;
+  if (wanted != "auto" && wanted != "plain")
+    throw_config("HYPERION_KERNELS={}: expected auto (fused kernels where there are any) or plain", wanted);
+  std::string why_plain;
+  if (wanted == "plain")
+    why_plain = "as HYPERION_KERNELS asks";
+  else if (!device.cpu && device.compute_capability < kFirstCapability)
+    why_plain = fmt::format("as {} has compute capability {}.{} and the fused ones need 8.0", device.name,
+                            device.compute_capability / 10, device.compute_capability % 10);
+  kernels::choose_kernels(why_plain.empty() ? kernels::KernelChoice::kAuto : kernels::KernelChoice::kPlain);
+  if (!why_plain.empty())
+    log_info("Kernels of norms, RoPE, SwiGLU and cross-entropy: plain, {}", why_plain);
+  else if (!device.cpu)
+    log_info(
+        "Kernels: libtorch's fused RMSNorm; our fused residual sum with RMSNorm, RoPE, SwiGLU and "
+        "cross-entropy");
+}
+
+}  // namespace hyperion::trainer

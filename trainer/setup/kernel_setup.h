@@ -1,0 +1,13 @@
+// Whether the kernels of models/kernels other than attention and products are fused or plain.
+#pragma once
+
+#include "trainer/setup/float8_setup.h"
+
+namespace hyperion::trainer {
+
+// Settles for the whole process which run: the fused ones, unless the environment has HYPERION_KERNELS=plain
+// or the GPU has a compute capability below 8.0; logs it. Throws Error(kUsage) for another value than auto or
+// plain.
+void choose_kernels(const Float8Device& device);
+
+}  // namespace hyperion::trainer
