@@ -15,7 +15,7 @@ from jobs import BINARY, ROOT, JobTest, main
 
 WORLDS = (8, 64, 1024, 16384)
 SHORT, LONG = 3, 5  # steps of the two jobs whose traces are compared
-KERNELS = 5_150  # of a steady step at 8 ranks, as few as have been reached
+KERNELS = 1_110  # of a steady step at 8 ranks, as few as have been reached
 LOGGED = (10, 20, 30, 40)  # the steps between which processor time is taken
 
 
