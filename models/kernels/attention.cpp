@@ -12,6 +12,8 @@
 #include <ATen/ops/_scaled_dot_product_efficient_attention_backward.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_backward.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
@@ -28,6 +30,7 @@
 #include "base/log.h"
 #include "models/kernels/cpu/attention.h"
 #include "models/kernels/fused.h"
+#include "models/kernels/matmul.h"
 
 namespace hyperion::kernels {
 namespace {
@@ -208,7 +211,31 @@ AttentionGradients cuda_backward(const at::Tensor& grad, const CudaInput& in, At
   return grads;
 }
 
-std::atomic<bool> cudnn_allowed{true};
+std::atomic<bool> cudnn_allowed{true}, libtorch_on_cpu{false};
+
+bool libtorch_serves(const at::Tensor& q, const Documents& documents) {
+  return libtorch_on_cpu && is_fused_dtype(q) && !documents.defined();
+}
+
+// libtorch runs bf16 through the same slow products as matmul.h: it is widened to fp32 under the same
+// condition.
+at::Tensor to_product_dtype(const at::Tensor& t) {
+  return t.scalar_type() == at::kBFloat16 && widens_bf16() ? t.to(at::kFloat) : t;
+}
+
+AttentionResult libtorch_cpu_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  auto [out, lse] = at::_scaled_dot_product_flash_attention_for_cpu(
+      to_product_dtype(q), to_product_dtype(k), to_product_dtype(v), kNoDropout, /*is_causal=*/true);
+  return {out.to(q.scalar_type()), {lse}};
+}
+
+AttentionGradients libtorch_cpu_backward(const at::Tensor& grad, const at::Tensor& q, const at::Tensor& k,
+                                         const at::Tensor& v, const AttentionResult& result) {
+  auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+      to_product_dtype(grad), to_product_dtype(q), to_product_dtype(k), to_product_dtype(v),
+      to_product_dtype(result.output), result.extras.at(0), kNoDropout, /*is_causal=*/true);
+  return {dq.to(q.scalar_type()), dk.to(q.scalar_type()), dv.to(q.scalar_type())};
+}
 
 void log_plain_attention(const at::Tensor& q) {
   static std::atomic<bool> logged{false};
@@ -250,6 +277,10 @@ void allow_cudnn_attention(bool allowed) {
   cudnn_allowed = allowed;
 }
 
+void use_libtorch_attention_on_cpu(bool used) {
+  libtorch_on_cpu = used;
+}
+
 AttentionKernel attention_kernel(const at::Tensor& q, bool documents) {
   constexpr int64_t kCudnnHeadDim = 128, kFlashHeadDim = 256, kCommonLength = 64;
   if (q.scalar_type() == at::kFloat || q.size(3) > kFlashHeadDim) return AttentionKernel::kEfficient;
@@ -283,6 +314,7 @@ Documents documents_from(const at::Tensor& positions, at::Device device) {
 AttentionResult attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                   const Documents& documents) {
   if (!q.is_cpu()) return cuda_forward({q, k, v, documents});
+  if (libtorch_serves(q, documents)) return libtorch_cpu_forward(q, k, v);
   if (cpu::takes_attention(q))
     return cpu::attention_forward(q, k, v, documents.first_keys, cpu::chosen_instructions());
   log_plain_attention(q);
@@ -293,6 +325,7 @@ AttentionGradients attention_backward(const at::Tensor& grad_output, const at::T
                                       const at::Tensor& v, const Documents& documents,
                                       const AttentionResult& result) {
   if (!q.is_cpu()) return cuda_backward(grad_output, {q, k, v, documents}, result);
+  if (libtorch_serves(q, documents)) return libtorch_cpu_backward(grad_output, q, k, v, result);
   return cpu::takes_attention(q) ? cpu::attention_backward(grad_output, q, k, v, documents.first_keys, result,
                                                            cpu::chosen_instructions())
                                  : plain::attention_backward(grad_output, q, k, v, documents, result);

@@ -44,6 +44,10 @@ AttentionKernel attention_kernel(const at::Tensor& q, bool documents);
 // Whether attention_kernel() may choose cuDNN from now on, in the whole process (true at first); flash serves
 // in its place. Not to be changed between a forward and its backward.
 void allow_cudnn_attention(bool allowed);
+// Whether fp32 and bf16 without documents run libtorch's flash attention on a CPU in place of our kernels, in
+// the whole process (false at first), for comparison with programs that do. Not to be changed between a
+// forward and its backward.
+void use_libtorch_attention_on_cpu(bool used);
 
 struct AttentionGradients {
   at::Tensor q, k, v;

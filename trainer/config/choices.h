@@ -53,8 +53,8 @@ constexpr auto choices(ReshardAfterForward) {
                                            {ReshardAfterForward::kNever, "never"}});
 }
 
-// Whether cuDNN's attention is used on GPUs where it serves: after a trial, or else not; or else the job
-// ends; never.
+// Whose attention runs. On GPUs cuDNN's where it serves: after a trial, or else not; or else the job ends;
+// never. On CPUs ours, or libtorch's flash attention where documents are not apart.
 enum class AttentionChoice { kAuto, kCudnn, kFlash };
 constexpr auto choices(AttentionChoice) {
   return choice_list<AttentionChoice>({{AttentionChoice::kAuto, "auto"},

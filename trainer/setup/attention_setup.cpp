@@ -105,6 +105,12 @@ void choose_attention(const models::ModelArgs& args, const JobConfig& config, at
       throw_config(
           "model.attention = \"cudnn\": this job runs on a CPU, which has no cuDNN; set model.attention = "
           "\"auto\"");
+    const bool libtorch = choice == AttentionChoice::kFlash && !config.training.document_mask;
+    kernels::use_libtorch_attention_on_cpu(libtorch);
+    if (libtorch) {
+      log_info("Attention: libtorch's flash attention for CPUs, as model.attention = \"flash\" asks");
+      return;
+    }
     const Tensor head = at::empty({1, 1, 1, args.head_dim},
                                   at::TensorOptions(scalar_type(config.training.mixed_precision_param)));
     if (kernels::cpu::takes_attention(head))

@@ -1,6 +1,6 @@
-// Which kernel computes attention. On a GPU: cuDNN's is the fastest where it serves, but builds a plan for a
-// shape when it is first asked, and some versions refuse shapes or GPUs. So it is tried once, before the
-// model takes the memory.
+// Which kernel computes attention. On a CPU ours, or libtorch's where it is asked for. On a GPU: cuDNN's is
+// the fastest where it serves, but builds a plan for a shape when it is first asked, and some versions refuse
+// shapes or GPUs. So it is tried once, before the model takes the memory.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -237,6 +237,27 @@ TEST_CASE("attention without tokens is empty and inputs may lie in any order") {
   });
 }
 
+TEST_CASE("libtorch's attention serves a CPU where it is asked for and packed documents run ours") {
+  torch::manual_seed(9);
+  const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16);
+  AttentionInput in = input(2, 4, 2, 33, 16, dtype);
+  const auto output = [&] { return kernels::attention_forward(in.q, in.k, in.v, in.documents).output; };
+  const Tensor ours = output();
+  kernels::use_libtorch_attention_on_cpu(true);
+  const auto result = kernels::attention_forward(in.q, in.k, in.v, in.documents);
+  const auto grads = kernels::attention_backward(in.grad, in.q, in.k, in.v, in.documents, result);
+  const Tensor theirs = at::scaled_dot_product_attention(in.q, in.k, in.v, {}, 0.0, /*is_causal=*/true,
+                                                         std::nullopt, /*enable_gqa=*/true);
+  CHECK_FALSE(result.output.equal(ours));
+  CHECK(largest_error({result.output, result.extras.at(0), grads.q, grads.k, grads.v}, by_twin(in), in.grad) <
+        (dtype == torch::kFloat ? 1e-5 : 2e-2));
+  CHECK((result.output - theirs).abs().max().item<double>() < (dtype == torch::kFloat ? 1e-6 : 1e-2));
+  in.documents = documents_of(2, 33, {5, 1});
+  const Tensor packed = output();
+  kernels::use_libtorch_attention_on_cpu(false);
+  CHECK(packed.equal(output()));
+}
+
 TEST_CASE("the kernels for CPUs take float32 and bfloat16 and heads of up to 256") {
   const auto heads_of = [](int64_t head_dim, at::ScalarType dtype) {
     return torch::zeros({1, 1, 3, head_dim}, dtype);
