@@ -75,23 +75,6 @@ struct AddRmsNormFunction : Function<AddRmsNormFunction> {
   }
 };
 
-struct RopeFunction : Function<RopeFunction> {
-  static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& cos, const Tensor& sin,
-                        int64_t style, int64_t parts) {
-    context->save_for_backward({cos, sin});
-    context->saved_data["style"] = style;
-    context->saved_data["parts"] = parts;
-    return kernels::rope(x, cos, sin, static_cast<RopeStyle>(style), /*inverse=*/false, parts);
-  }
-  static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    const auto saved = context->get_saved_variables();
-    const auto style = static_cast<RopeStyle>(context->saved_data["style"].toInt());
-    const int64_t parts = context->saved_data["parts"].toInt();
-    return {kernels::rope(grads[0], saved[0], saved[1], style, /*inverse=*/true, parts), Tensor(), Tensor(),
-            Tensor(), Tensor()};
-  }
-};
-
 struct RopeQkvFunction : Function<RopeQkvFunction> {
   static variable_list forward(AutogradContext* context, const Tensor& q, const Tensor& k, const Tensor& v,
                                const Tensor& cos, const Tensor& sin, int64_t style, int64_t parts) {
@@ -155,9 +138,6 @@ Tensor embedding(const Tensor& tokens, const Tensor& weight) {
 }
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
   return RmsNormFunction::apply(x, weight, eps);
-}
-Tensor rope(const Tensor& x, const Tensor& cos, const Tensor& sin, RopeStyle style, int64_t parts) {
-  return RopeFunction::apply(x, cos, sin, static_cast<int64_t>(style), parts);
 }
 SumAndNorm add_rms_norm(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps) {
   variable_list both = AddRmsNormFunction::apply(x, std::optional<Tensor>(residual), weight, eps);

@@ -29,17 +29,13 @@ SumAndNorm add_rms_norm(const at::Tensor& x, const at::Tensor& residual, const a
 // The same where there is nothing to add: sum is x.
 SumAndNorm rms_norm_of_stream(const at::Tensor& x, const at::Tensor& weight, double eps);
 
-// Rotates pairs of x [batch, seq, heads, head_dim] by the angles whose cosines and sines are given, fp32
-// [seq, head_dim/2] or, with per-document positions, [batch, seq, head_dim/2]. Which elements pair up is the
-// style's. With parts > 1 x is [parts, batch, seq / parts, heads, head_dim], and the result [batch, seq,
-// ...].
-at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, RopeStyle style,
-                int64_t parts = 1);
-
-// Queries and keys of a block rotated as by rope, and its values [batch, seq, kv_heads, head_dim] (with parts
-// > 1 [parts, batch, seq / parts, ...]) in whole sequences like them, as one node. q, k and v may be views of
-// one packed product [..., (heads + 2 kv_heads) * head_dim], and are one launch on a GPU; there backward
-// writes one packed gradient and returns its views. The results hold no memory of the product.
+// Queries [batch, seq, heads, head_dim] and keys [batch, seq, kv_heads, head_dim] of a block with pairs of
+// their elements rotated by the angles whose cosines and sines are given, fp32 [seq, head_dim/2] or, with
+// per-document positions, [batch, seq, head_dim/2], and its values of the keys' shape as they are: one node.
+// Which elements pair up is the style's. With parts > 1 q, k and v are [parts, batch, seq / parts, ...], and
+// the results whole sequences. q, k and v may be views of one packed product [..., (heads + 2 kv_heads) *
+// head_dim], and are one launch on a GPU; there backward writes one packed gradient and returns its views.
+// The results hold no memory of the product.
 struct RotatedHeads {
   at::Tensor q, k, v;
 };

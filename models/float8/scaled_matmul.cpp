@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "models/float8/blocks.h"
+#include "models/kernels/matmul.h"
 
 namespace hyperion::float8 {
 namespace {
@@ -77,7 +78,7 @@ at::Tensor scaled_matmul(const Quantized& a, const Quantized& b, at::ScalarType 
                          Gemm gemm) {
   const bool blocks = a.scale.scalar_type() == kE8m0;
   if (gemm == Gemm::kEmulated)
-    return blocks ? at::mm(dequantize_blocks(a, out), dequantize_blocks(b, out))
+    return blocks ? kernels::matmul(dequantize_blocks(a, out), dequantize_blocks(b, out))
                   : at::mm(dequantize(a), dequantize(b)).to(out);
   check_operands(a.values, b.values);
   if (blocks)

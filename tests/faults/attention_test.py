@@ -86,8 +86,15 @@ class Attention(JobTest):
         self.assertEqual({name for name, times in calls.items() if times}, {"efficient_documents"})
 
     def test_a_cpu_takes_every_value_but_cudnn(self):
-        for choice in ("auto", "flash"):
-            self.assertIn("Attention: our kernel for CPUs", self.run_job("--training.steps=1", f"--model.attention={choice}", code=0).text())
+        for options, kernel in ((("--model.attention=auto",), "our kernel for CPUs"),
+                                (("--model.attention=flash",), "libtorch's flash attention for CPUs"),
+                                (("--model.attention=flash", "--training.document_mask"), "our kernel for CPUs")):
+            with self.subTest(options):
+                text = self.run_job("--training.steps=1", *options, code=0).text()
+                self.assertIn(f"Attention: {kernel}", text)
+                self.assertEqual("libtorch's keeps no documents apart" in text, len(options) == 2, text)
+                self.run_job("--training.steps=1", *options, code=2, env={"HYPERION_CPU_INSTRUCTIONS": "sse9"},
+                             says=["HYPERION_CPU_INSTRUCTIONS is 'sse9'"])
         self.run_job("--model.attention=cudnn", code=2, says=['model.attention = "cudnn": this job runs on a CPU, which has no cuDNN'])
         self.run_job("--model.attention=sdpa", code=2, says=["model.attention", "auto", "cudnn", "flash"])
 

@@ -68,13 +68,16 @@ class Scale(JobTest):
         for world in WORLDS:
             rows[world] = kernels, operators, seconds = (*self.counts(world), self.host_seconds(world))
             print(f"{world:>7,} {kernels:>8,.0f} {operators:>10,.0f} {seconds:>13.3f}", flush=True)
-        kernels, operators, seconds = rows[WORLDS[0]]
-        self.assertLessEqual(kernels, KERNELS)
-        for world, row in rows.items():
+        self.assertLessEqual(rows[WORLDS[0]][0], KERNELS)
+        # The fake gather of few ranks copies to all of them in one launch: counts are compared beyond it.
+        kernels, operators, _ = rows[WORLDS[1]]
+        for world in WORLDS[2:]:
             with self.subTest(world=world):
-                self.assertLess(row[0], 1.02 * kernels)
-                self.assertLess(row[1], 1.02 * operators)
-                self.assertLess(row[2], 1.2 * seconds)
+                self.assertLess(rows[world][0], 1.02 * kernels)
+                self.assertLess(rows[world][1], 1.02 * operators)
+        for world in WORLDS[1:]:
+            with self.subTest(world=world):
+                self.assertLess(rows[world][2], 1.2 * rows[WORLDS[0]][2])
 
 
 if __name__ == "__main__":

@@ -105,17 +105,22 @@ void choose_attention(const models::ModelArgs& args, const JobConfig& config, at
       throw_config(
           "model.attention = \"cudnn\": this job runs on a CPU, which has no cuDNN; set model.attention = "
           "\"auto\"");
-    const bool libtorch = choice == AttentionChoice::kFlash && !config.training.document_mask;
+    const kernels::cpu::Instructions instructions = kernels::cpu::chosen_instructions();
+    const bool flash = choice == AttentionChoice::kFlash, libtorch = flash && !config.training.document_mask;
     kernels::use_libtorch_attention_on_cpu(libtorch);
     if (libtorch) {
       log_info("Attention: libtorch's flash attention for CPUs, as model.attention = \"flash\" asks");
       return;
     }
+    if (flash)
+      log_warning(
+          "model.attention = \"flash\": with training.document_mask our kernel for CPUs runs in its place, "
+          "because libtorch's keeps no documents apart");
     const Tensor head = at::empty({1, 1, 1, args.head_dim},
                                   at::TensorOptions(scalar_type(config.training.mixed_precision_param)));
     if (kernels::cpu::takes_attention(head))
       log_info("Attention: our kernel for CPUs, with instructions \"{}\"",
-               kernels::cpu::text_of(kernels::cpu::chosen_instructions()));
+               kernels::cpu::text_of(instructions));
     return;
   }
   const int64_t tensor = config.parallelism.tensor_parallel_degree;  // ranks that divide the heads

@@ -208,7 +208,7 @@ void forward(const ForwardCall& call, int64_t first, int64_t last, float* scratc
     const Rows<Element> queries = rows_of<Element>(call.q, shape, batch, head, begin, kQueryBlock);
     pack_lanes<U, Element>(queries, kQueryBlock, width, in.q_lanes);
     const Reach reach(shape, batch, begin);
-    fill(in.most, kQueryBlock, -kLargest);
+    fill(in.most, kQueryBlock, -kLargest / 2);  // times the factor, at most kLog2OfE, it stays finite
     fill(in.total, kQueryBlock, 0);
     const int64_t first_block = reach.first_key[0] / kKeys * kKeys;
     for (int64_t key = first_block; key <= begin; key += kKeys)

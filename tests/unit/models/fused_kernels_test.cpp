@@ -199,7 +199,7 @@ TEST_CASE("the source of the CUDA norm takes rows that its threads cannot hold")
                  weight = numbers({n}, torch::kFloat);
     const auto [sum, output, rstd] = own::add_rms_norm(kOnThreads, x, residual, weight, 1e-5);
     CHECK(close(output, plain::add_rms_norm_forward(x, residual, weight, 1e-5).output));
-    // two rows of a block, so that its part of the weight's gradient is read again
+    // more rows than blocks, so that one has two
     const Tensor many_x = numbers({514, 1}, torch::kFloat) * sum[0].unsqueeze(0).narrow(1, 0, 40),
                  many_grad = numbers({514, 40}, torch::kFloat);
     const kernels::RmsNormResult norm = plain::rms_norm_forward(many_x, weight.narrow(0, 0, 40), 1e-5);
@@ -214,6 +214,15 @@ TEST_CASE("the source of the CUDA norm takes rows that its threads cannot hold")
     CHECK(at::allclose(long_dx, plain_long_dx, 1e-4, 1e-5));
     CHECK(at::allclose(long_dw, plain_long_dw, 1e-4, 1e-5));
   }
+  // Both: a block reads again its part of the weight's gradient that its threads could not hold.
+  const int64_t n = 2 * 1024 + 101;
+  const Tensor x = numbers({513, 1}, torch::kFloat) * numbers({1, n}, torch::kFloat),
+               grad = numbers({513, n}, torch::kFloat), weight = numbers({n}, torch::kFloat);
+  const kernels::RmsNormResult norm = plain::rms_norm_forward(x, weight, 1e-5);
+  const auto [dx, dw] = own::add_rms_norm_backward(kOnThreads, grad, x, x, weight, norm.rstd);
+  const auto [plain_dx, plain_dw] = plain::add_rms_norm_backward(grad, x, x, weight, norm.rstd);
+  CHECK(at::allclose(dx, plain_dx, 1e-4, 1e-5));
+  CHECK(at::allclose(dw, plain_dw, 1e-3, 1e-3));
 }
 
 TEST_CASE("the source of the CUDA norm keeps huge and tiny rows apart and shows a NaN in its own row alone") {

@@ -63,7 +63,7 @@ TEST_CASE("embedding gathers rows and adds up their gradients") {
 }
 
 TEST_CASE("rope rotates by the angle and its gradient rotates back") {
-  const Tensor x = leaf({2, 3, 2, 8});
+  const Tensor x = leaf({2, 3, 2, 8}), other = torch::zeros({2, 3, 1, 8}, torch::kDouble);
   const Tensor angles = torch::rand({3, 4}, torch::kDouble);
   for (RopeStyle style : {RopeStyle::kInterleaved, RopeStyle::kHalfSplit}) {
     auto reference = [&] {
@@ -74,7 +74,10 @@ TEST_CASE("rope rotates by the angle and its gradient rotates back") {
       const Tensor c = angles.cos().unsqueeze(1), s = angles.sin().unsqueeze(1);
       return at::cat({h[0] * c - h[1] * s, h[1] * c + h[0] * s}, -1);
     };
-    check_equal([&] { return ops::rope(x, angles.cos(), angles.sin(), style); }, reference, {x});
+    check_equal([&] { return ops::rope_qkv(x, other, other, angles.cos(), angles.sin(), style).q; },
+                reference, {x});
+    check_equal([&] { return ops::rope_qkv(other, x, other, angles.cos(), angles.sin(), style).k; },
+                reference, {x});
   }
 }
 
@@ -151,7 +154,7 @@ TEST_CASE("a residual stream whose sum or whose norm nobody reads has the gradie
   CHECK(normed[2].equal(expected[1]));
 }
 
-TEST_CASE("queries and keys turned in one node from one product have the bits of two nodes") {
+TEST_CASE("queries and keys turned in one node from one product have the bits of tensors turned alone") {
   torch::manual_seed(22);
   const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16, torch::kDouble);
   const auto parts = GENERATE(1, 3);
@@ -171,9 +174,10 @@ TEST_CASE("queries and keys turned in one node from one product have the bits of
       {product});
   const auto apart = results_and_gradients(
       [&](std::vector<Tensor>& leaves) {
-        const Tensor v = heads(leaves[0], 6, 2);
-        return std::vector{ops::rope(heads(leaves[0], 0, 4), angles.cos(), angles.sin(), style, parts),
-                           ops::rope(heads(leaves[0], 4, 2), angles.cos(), angles.sin(), style, parts),
+        const Tensor q = heads(leaves[0], 0, 4).contiguous(), k = heads(leaves[0], 4, 2).contiguous(),
+                     v = heads(leaves[0], 6, 2);
+        return std::vector{ops::rope_qkv(q, k, k, angles.cos(), angles.sin(), style, parts).q,
+                           ops::rope_qkv(q, k, k, angles.cos(), angles.sin(), style, parts).k,
                            (parts > 1 ? v.transpose(0, 1).flatten(1, 2) : v) * 2};
       },
       {product});
