@@ -80,7 +80,7 @@ void check(const Tensor& x, const std::optional<Scaling>& rows, const std::optio
         x.size(0), x.size(1));
 }
 
-Operands operands_of(FourTensors made) {
+Operands operands_of(FourTensors&& made) {
   auto& [rows, columns, row_scale, column_scale] = made;
   return {{std::move(rows), std::move(row_scale)}, {std::move(columns), std::move(column_scale)}};
 }
