@@ -1,12 +1,12 @@
 #include "models/init.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <cmath>
 
+#include "base/device/parallel_for.h"
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/philox.h"
@@ -48,7 +48,7 @@ RandomStream stream_of(const Parameter& parameter, uint64_t seed) {
 // Fills out[0, count) with the elements first, first + 1, ... of the stream.
 void fill_from(const RandomStream& stream, int64_t first, int64_t count, float* out) {
   constexpr int64_t kGrain = 1 << 13;
-  at::parallel_for(0, count, kGrain, [&](int64_t begin, int64_t end) {
+  parallel_for(0, count, kGrain, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end;) {
       const uint64_t element = static_cast<uint64_t>(first + i);
       const PhiloxBlock words = philox4x32(stream.key, element / 2);

@@ -23,7 +23,7 @@ struct SumAndNorm {
   at::Tensor normed;  // rms_norm of sum
 };
 // sum = residual + x, both [..., dim] of one dtype; x may have the shape of rows. One launch on a GPU, and
-// backward too but for the weight's gradient.
+// backward too but for the weight's gradient; one pass over memory by a CPU's kernels.
 SumAndNorm add_rms_norm(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight,
                         double eps);
 // The same where there is nothing to add: sum is x.
@@ -34,8 +34,8 @@ SumAndNorm rms_norm_of_stream(const at::Tensor& x, const at::Tensor& weight, dou
 // per-document positions, [batch, seq, head_dim/2], and its values of the keys' shape as they are: one node.
 // Which elements pair up is the style's. With parts > 1 q, k and v are [parts, batch, seq / parts, ...], and
 // the results whole sequences. q, k and v may be views of one packed product [..., (heads + 2 kv_heads) *
-// head_dim], and are one launch on a GPU; there backward writes one packed gradient and returns its views.
-// The results hold no memory of the product.
+// head_dim], and are one launch on a GPU; fused kernels write one packed gradient in backward and return its
+// views. The results hold no memory of the product.
 struct RotatedHeads {
   at::Tensor q, k, v;
 };
@@ -43,7 +43,7 @@ RotatedHeads rope_qkv(const at::Tensor& q, const at::Tensor& k, const at::Tensor
                       const at::Tensor& sin, RopeStyle style, int64_t parts = 1);
 
 // silu(gate) * up, element by element. gate and up may be the halves of one packed product [..., 2 hidden];
-// on a GPU backward returns the gradients as halves of one packed tensor.
+// then, and always on a GPU, backward returns the gradients as halves of one packed tensor.
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
 
 // Causal attention inside documents; shapes as in models/kernels/attention.h.

@@ -1,4 +1,4 @@
-"""Fails when an #include leaves the folders that its file's folder may use.
+"""Fails when an #include leaves the folders that its file's folder may use, and where a loop would run in one thread.
 
     python3 tests/include_rules.py SOURCE_FOLDER
 """
@@ -62,6 +62,8 @@ def broken_includes(root: Path):
                 include = re.match(r'\s*#include "([^"]+)"', line)
                 if include and folder_of(include[1]) not in (folder, *RULES[folder]):
                     yield f"{place}:{number}: {folder} may not include {include[1]}"
+                if re.search(r"at::parallel_(for|reduce)\(", line):
+                    yield f"{place}:{number}: libtorch's loop runs in one thread here: use base/device/parallel_for.h"
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 #include "models/kernels/cross_entropy.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_log_softmax.h>
 #include <ATen/ops/cat.h>
@@ -8,10 +7,14 @@
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/record_function.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
+#include <vector>
 
+#include "base/device/parallel_for.h"
 #include "base/error.h"
 #include "models/kernels/cpu/rows.h"
 #include "models/kernels/fused.h"
@@ -25,13 +28,14 @@ void require_label(int64_t label, int64_t vocab) {
 }
 
 at::Tensor fused_cross_entropy(const at::Tensor& logits, const at::Tensor& labels, const at::Tensor* scale) {
+  RECORD_FUNCTION("hyperion::cross_entropy_", std::vector<c10::IValue>({logits, labels}));
   const int64_t count = logits.size(0), vocab = logits.size(1);
   const at::Tensor losses = at::zeros({count}, logits.options().dtype(at::kDouble));
   const auto* label = labels.const_data_ptr<int64_t>();
   const float factor = scale == nullptr ? 0.0F : scale->item<float>();
   with_element_type(logits, [&]<typename T>(T) {
     T* data = logits.mutable_data_ptr<T>();
-    at::parallel_for(0, count, 4, [&](int64_t begin, int64_t end) {
+    parallel_for(0, count, 4, [&](int64_t begin, int64_t end) {
       float* row = rows::scratch(0, vocab);
       for (int64_t r = begin; r < end; ++r) {
         if (label[r] == kIgnoredLabel) {
@@ -40,12 +44,14 @@ at::Tensor fused_cross_entropy(const at::Tensor& logits, const at::Tensor& label
         }
         require_label(label[r], vocab);
         rows::widen(data + r * vocab, row, vocab);
-        const float lse = rows::log_sum_exp(row, vocab);
-        losses.mutable_data_ptr<double>()[r] = static_cast<double>(lse) - static_cast<double>(row[label[r]]);
+        const float logit = row[label[r]];
+        float most = 0, sum = 0;
+        rows::exponentials(row, vocab, most, sum);
+        losses.mutable_data_ptr<double>()[r] =
+            static_cast<double>(most + std::log(sum)) - static_cast<double>(logit);
         if (scale == nullptr) continue;
-        rows::softmax(row, lse, factor, vocab);
-        row[label[r]] -= factor;
-        rows::narrow(row, data + r * vocab, vocab);
+        row[label[r]] -= sum;  // the softmax, times the sum, less 1
+        rows::narrow_scaled(row, factor / sum, data + r * vocab, vocab);
       }
     });
   });
@@ -53,20 +59,21 @@ at::Tensor fused_cross_entropy(const at::Tensor& logits, const at::Tensor& label
 }
 
 at::Tensor fused_vocab_statistics(const at::Tensor& logits, const at::Tensor& labels, const VocabPart& part) {
+  RECORD_FUNCTION("hyperion::vocab_statistics", std::vector<c10::IValue>({logits, labels}));
   const int64_t count = logits.size(0), columns = logits.size(1);
   at::Tensor statistics = at::empty({count, 3}, logits.options().dtype(at::kFloat));
   const auto* label = labels.const_data_ptr<int64_t>();
   float* out = statistics.mutable_data_ptr<float>();
   with_element_type(logits, [&]<typename T>(T) {
     const T* data = logits.const_data_ptr<T>();
-    at::parallel_for(0, count, 4, [&](int64_t begin, int64_t end) {
+    parallel_for(0, count, 4, [&](int64_t begin, int64_t end) {
       float* row = rows::scratch(0, columns);
       for (int64_t r = begin; r < end; ++r) {
         if (label[r] != kIgnoredLabel) require_label(label[r], part.whole);
         rows::widen(data + r * columns, row, columns);
-        rows::max_and_sum_exp(row, columns, out[3 * r], out[3 * r + 1]);
         const int64_t column = label[r] - part.first;
         out[3 * r + 2] = column >= 0 && column < columns ? row[column] : 0.0F;
+        rows::exponentials(row, columns, out[3 * r], out[3 * r + 1]);
       }
     });
   });
@@ -75,13 +82,14 @@ at::Tensor fused_vocab_statistics(const at::Tensor& logits, const at::Tensor& la
 
 void fused_vocab_gradient(const at::Tensor& logits, const at::Tensor& labels, const VocabPart& part,
                           const at::Tensor& log_sum_exp, const at::Tensor& scale) {
+  RECORD_FUNCTION("hyperion::vocab_gradient_", std::vector<c10::IValue>({logits, labels}));
   const int64_t count = logits.size(0), columns = logits.size(1);
   const auto* label = labels.const_data_ptr<int64_t>();
   const auto* lse = log_sum_exp.const_data_ptr<float>();
   const auto factor = scale.item<float>();
   with_element_type(logits, [&]<typename T>(T) {
     T* data = logits.mutable_data_ptr<T>();
-    at::parallel_for(0, count, 4, [&](int64_t begin, int64_t end) {
+    parallel_for(0, count, 4, [&](int64_t begin, int64_t end) {
       float* row = rows::scratch(0, columns);
       for (int64_t r = begin; r < end; ++r) {
         if (label[r] == kIgnoredLabel) {

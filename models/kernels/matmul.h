@@ -1,7 +1,8 @@
-// Matrix products in the compute dtype. On CPUs without bf16 instructions libtorch multiplies bf16 element by
-// element (measured: 1-6 GFLOP/s against 40-190 in fp32), so there the operands are widened, multiplied in
-// fp32 and the result is rounded once. That is also what the bf16 hardware paths compute: fp32 accumulation,
-// one rounding.
+// Matrix products in the compute dtype: on CPUs with AVX-512 and bf16 products by kernels of our own
+// (models/kernels/cpu/matmul.h), else by libtorch. On CPUs without bf16 instructions libtorch multiplies bf16
+// element by element (measured: 1-6 GFLOP/s against 40-190 in fp32), so there the operands are widened,
+// multiplied in fp32 and the result is rounded once. That is also what the bf16 hardware paths compute: fp32
+// accumulation, one rounding.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,9 +1,12 @@
 #include "models/kernels/sum_of_squares.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/record_function.h>
 
+#include <vector>
+
+#include "base/device/parallel_for.h"
 #include "models/kernels/cpu/rows.h"
 #include "models/kernels/fused.h"
 
@@ -13,10 +16,11 @@ namespace {
 constexpr int64_t kBlock = 4096;
 
 at::Tensor fused_sum_of_squares(const at::Tensor& x) {
+  RECORD_FUNCTION("hyperion::sum_of_squares", std::vector<c10::IValue>({x}));
   const int64_t n = x.numel(), blocks = (n + kBlock - 1) / kBlock;
   const at::Tensor partial = at::zeros({blocks}, at::TensorOptions(at::kDouble));
   with_element_type(x, [&]<typename T>(T) {
-    at::parallel_for(0, blocks, 8, [&](int64_t begin, int64_t end) {
+    parallel_for(0, blocks, 8, [&](int64_t begin, int64_t end) {
       float* row = rows::scratch(0, kBlock);
       for (int64_t block = begin; block < end; ++block) {
         const int64_t count = std::min(kBlock, n - block * kBlock);

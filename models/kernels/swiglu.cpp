@@ -1,11 +1,15 @@
 #include "models/kernels/swiglu.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/empty_like.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/silu_backward.h>
+#include <ATen/record_function.h>
 
+#include <algorithm>
+#include <vector>
+
+#include "base/device/parallel_for.h"
 #include "models/kernels/cpu/rows.h"
 #include "models/kernels/fused.h"
 #include "models/kernels/operators.h"
@@ -13,38 +17,39 @@
 namespace hyperion::kernels {
 namespace {
 
-constexpr int64_t kCacheBlock = 1024;  // elements worked on in cache at a time
-
-// Runs work(first, count) over blocks of n elements, in parallel.
-template <typename Work>
-void for_blocks(int64_t n, Work work) {
-  at::parallel_for(0, (n + kCacheBlock - 1) / kCacheBlock, 8, [&](int64_t begin, int64_t end) {
-    for (int64_t block = begin; block < end; ++block)
-      work(block * kCacheBlock, std::min(kCacheBlock, n - block * kCacheBlock));
-  });
+// [..., n] as rows [count, n], each contiguous; a copy where they do not lie at equal distances.
+at::Tensor rows_of(const at::Tensor& t) {
+  const at::Tensor rows = t.dim() == 1 ? t.unsqueeze(0) : t.flatten(0, -2);
+  return rows.stride(1) == 1 || rows.size(1) == 1 ? rows : rows.contiguous();
 }
 
-// Rounds a row to T and back, so that what follows sees what a stored tensor would hold.
-template <typename T>
-void round_to(float* row, int64_t n) {
-  if constexpr (!std::is_same_v<T, float>) {
-    T stored[kCacheBlock];
-    rows::narrow(row, stored, n);
-    rows::widen(stored, row, n);
-  }
+// Calls work(row) for each row of n elements, in parallel.
+template <typename Work>
+void for_rows(int64_t count, int64_t n, const Work& work) {
+  constexpr int64_t kElements = 8192;  // of a thread, at least
+  parallel_for(0, count, std::max<int64_t>(1, kElements / std::max<int64_t>(1, n)),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t row = begin; row < end; ++row) work(row);
+               });
+}
+
+// Whether they are the halves of one tensor [..., 2 n].
+bool are_halves(const at::Tensor& first, const at::Tensor& second) {
+  const int64_t n = first.size(-1);
+  return first.dim() > 1 && first.is_alias_of(second) && first.strides() == second.strides() &&
+         second.storage_offset() == first.storage_offset() + n && first.stride(-1) == 1 &&
+         first.stride(-2) == 2 * n;
 }
 
 at::Tensor fused_forward(const at::Tensor& gate, const at::Tensor& up) {
-  at::Tensor y = at::empty_like(gate);
+  RECORD_FUNCTION("hyperion::swiglu", std::vector<c10::IValue>({gate, up}));
+  at::Tensor y = at::empty(gate.sizes(), gate.options());
+  const at::Tensor gates = rows_of(gate), ups = rows_of(up);
+  const int64_t n = gates.size(1);
   with_element_type(gate, [&]<typename T>(T) {
-    for_blocks(gate.numel(), [&](int64_t first, int64_t n) {
-      float *g = rows::scratch(0, kCacheBlock), *u = rows::scratch(1, kCacheBlock);
-      rows::widen(gate.const_data_ptr<T>() + first, g, n);
-      rows::widen(up.const_data_ptr<T>() + first, u, n);
-      rows::silu(g, g, n);
-      round_to<T>(g, n);
-      rows::multiply(g, u, u, n);
-      rows::narrow(u, y.mutable_data_ptr<T>() + first, n);
+    for_rows(gates.size(0), n, [&](int64_t row) {
+      rows::swiglu(gates.const_data_ptr<T>() + row * gates.stride(0),
+                   ups.const_data_ptr<T>() + row * ups.stride(0), y.mutable_data_ptr<T>() + row * n, n);
     });
   });
   return y;
@@ -52,23 +57,28 @@ at::Tensor fused_forward(const at::Tensor& gate, const at::Tensor& up) {
 
 std::pair<at::Tensor, at::Tensor> fused_backward(const at::Tensor& grad, const at::Tensor& gate,
                                                  const at::Tensor& up) {
-  at::Tensor dgate = at::empty_like(gate), dup = at::empty_like(up);
+  RECORD_FUNCTION("hyperion::swiglu_backward", std::vector<c10::IValue>({grad, gate, up}));
+  at::Tensor dgate, dup;
+  const int64_t n = gate.size(-1);
+  if (are_halves(gate, up)) {
+    std::vector<int64_t> shape(gate.sizes().begin(), gate.sizes().end());
+    shape.back() = 2 * n;
+    const at::Tensor both = at::empty(shape, gate.options());
+    dgate = both.narrow(-1, 0, n);
+    dup = both.narrow(-1, n, n);
+  } else {
+    dgate = at::empty(gate.sizes(), gate.options());
+    dup = at::empty(up.sizes(), up.options());
+  }
+  const at::Tensor grads = rows_of(grad), gates = rows_of(gate), ups = rows_of(up),
+                   gate_rows = rows_of(dgate), up_rows = rows_of(dup);
   with_element_type(gate, [&]<typename T>(T) {
-    for_blocks(gate.numel(), [&](int64_t first, int64_t n) {
-      float *g = rows::scratch(0, kCacheBlock), *u = rows::scratch(1, kCacheBlock),
-            *d = rows::scratch(2, kCacheBlock);
-      float* a = rows::scratch(3, kCacheBlock);
-      rows::widen(gate.const_data_ptr<T>() + first, g, n);
-      rows::widen(up.const_data_ptr<T>() + first, u, n);
-      rows::widen(grad.const_data_ptr<T>() + first, d, n);
-      rows::multiply(d, u, u, n);
-      round_to<T>(u, n);
-      rows::silu(g, a, n);
-      round_to<T>(a, n);
-      rows::multiply(a, d, a, n);
-      rows::narrow(a, dup.mutable_data_ptr<T>() + first, n);
-      rows::silu_backward(g, u, u, n);
-      rows::narrow(u, dgate.mutable_data_ptr<T>() + first, n);
+    for_rows(gates.size(0), n, [&](int64_t row) {
+      rows::swiglu_backward(grads.const_data_ptr<T>() + row * grads.stride(0),
+                            gates.const_data_ptr<T>() + row * gates.stride(0),
+                            ups.const_data_ptr<T>() + row * ups.stride(0),
+                            gate_rows.mutable_data_ptr<T>() + row * gate_rows.stride(0),
+                            up_rows.mutable_data_ptr<T>() + row * up_rows.stride(0), n);
     });
   });
   return {dgate, dup};
@@ -77,13 +87,13 @@ std::pair<at::Tensor, at::Tensor> fused_backward(const at::Tensor& grad, const a
 }  // namespace
 
 at::Tensor swiglu_forward(const at::Tensor& gate, const at::Tensor& up) {
-  if (has_fused(gate)) return fused_forward(gate.contiguous(), up.contiguous());
+  if (has_fused(gate)) return fused_forward(gate, up);
   return has_fused_on_gpu("SwiGLU", gate) ? operators::swiglu(gate, up) : plain::swiglu_forward(gate, up);
 }
 
 std::pair<at::Tensor, at::Tensor> swiglu_backward(const at::Tensor& grad, const at::Tensor& gate,
                                                   const at::Tensor& up) {
-  if (has_fused(gate)) return fused_backward(grad.contiguous(), gate.contiguous(), up.contiguous());
+  if (has_fused(gate)) return fused_backward(grad, gate, up);
   return has_fused_on_gpu("SwiGLU", gate) ? operators::swiglu_backward(grad, gate, up)
                                           : plain::swiglu_backward(grad, gate, up);
 }

@@ -10,7 +10,8 @@ namespace hyperion::kernels {
 
 // gate, up [..., n]: same shape and dtype; both may be halves of one tensor [..., 2 n].
 at::Tensor swiglu_forward(const at::Tensor& gate, const at::Tensor& up);
-// Gradients of gate and up; from a GPU's fused kernel, the halves of one tensor [..., 2 n].
+// Gradients of gate and up; the halves of one tensor [..., 2 n] where those are, and from a GPU's fused
+// kernel.
 std::pair<at::Tensor, at::Tensor> swiglu_backward(const at::Tensor& grad, const at::Tensor& gate,
                                                   const at::Tensor& up);
 

@@ -38,18 +38,35 @@ Adam::Adam(const std::vector<parallel::ShardedParameterPtr>& parameters, const J
       compute_shards_.push_back(parameter->compute_shard());
     }
   }
+  if (options.implementation == OptimizerImplementation::kFused) {
+    kernels::AdamTensors all;
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      if (parameters[i]->master().numel() == 0) continue;
+      all.weights.push_back(parameters[i]->master());
+      all.grads.push_back(parameters[i]->grad());
+      all.exp_avgs.push_back(exp_avg_[i]);
+      all.exp_avg_sqs.push_back(exp_avg_sq_[i]);
+      all.copies.push_back(parameters[i]->has_separate_compute_shard() ? parameters[i]->compute_shard()
+                                                                       : at::Tensor());
+    }
+    if (kernels::takes_adam_update(all)) one_pass_ = std::move(all);
+  }
   const at::TensorOptions like_state = parameters.front()->master().options();
   step_ = at::zeros({}, like_state.dtype(at::kFloat).pinned_memory(false));
 }
 
 bool Adam::divides_gradients() const {
-  return options_.implementation == OptimizerImplementation::kFused && step_.is_cuda();
+  return options_.implementation == OptimizerImplementation::kFused;
 }
 
 void Adam::step(double lr, const at::Tensor& skip, const std::optional<at::Tensor>& divisor) {
   if (divisor && !divides_gradients()) throw_bug("this optimizer divides no gradients");
   at::NoGradGuard no_grad;
   step_.add_(1 - skip);
+  if (one_pass_) {
+    if (skip.item<float>() == 0) update_in_one_pass(lr, divisor);
+    return;
+  }
   for (TensorLists& tensors : updates_) {
     if (options_.implementation == OptimizerImplementation::kFused)
       update_fused(tensors, lr, skip, divisor);
@@ -62,16 +79,28 @@ void Adam::step(double lr, const at::Tensor& skip, const std::optional<at::Tenso
 void Adam::update_fused(TensorLists& tensors, double lr, const at::Tensor& skip,
                         const std::optional<at::Tensor>& divisor) const {
   const std::vector<at::Tensor> steps(tensors.params.size(), step_);
+  const auto scale = divisor ? std::optional(divisor->to(step_.options())) : std::nullopt;
   const auto update = [&](auto fused_kernel) {
     fused_kernel(tensors.params, tensors.grads, tensors.exp_avgs, tensors.exp_avg_sqs,
                  /*max_exp_avg_sqs=*/at::TensorList{}, steps, lr, options_.beta1, options_.beta2,
                  options_.weight_decay, options_.eps, /*amsgrad=*/false, /*maximize=*/false,
-                 /*grad_scale=*/divisor, /*found_inf=*/skip);
+                 /*grad_scale=*/scale, /*found_inf=*/skip);
   };
   if (options_.name == OptimizerName::kAdamW)
     update([](auto&&... args) { at::_fused_adamw_(args...); });
   else
     update([](auto&&... args) { at::_fused_adam_(args...); });
+}
+
+void Adam::update_in_one_pass(double lr, const std::optional<at::Tensor>& divisor) const {
+  kernels::adam_update(*one_pass_, {.lr = lr,
+                                    .beta1 = options_.beta1,
+                                    .beta2 = options_.beta2,
+                                    .eps = options_.eps,
+                                    .weight_decay = options_.weight_decay,
+                                    .decoupled = options_.name == OptimizerName::kAdamW,
+                                    .updates = step_.item<double>(),
+                                    .divisor = divisor ? divisor->item<double>() : 1.0});
 }
 
 // In the notation of PyTorch's documentation, with learning rate gamma and weight decay lambda:

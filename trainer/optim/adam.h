@@ -9,6 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "models/kernels/adam.h"
 #include "parallel/sharded_parameter.h"
 #include "trainer/config/job_config.h"
 
@@ -23,7 +24,7 @@ class Adam {
   // (a non-finite loss or norm) no weight and no state changes, decided on the device. `divisor`: 0-dim, what
   // the gradients are divided by first; where divides_gradients() alone.
   void step(double lr, const at::Tensor& skip, const std::optional<at::Tensor>& divisor = std::nullopt);
-  // Whether the update divides gradients in its own pass over them: libtorch's fused one on a GPU.
+  // Whether the update divides gradients in its own pass over them: libtorch's fused one.
   bool divides_gradients() const;
 
   // The state of parameter i, in the order given: [local rows, ...] in the state dtype. One step count for
@@ -40,11 +41,14 @@ class Adam {
   void update_fused(TensorLists& tensors, double lr, const at::Tensor& skip,
                     const std::optional<at::Tensor>& divisor) const;
   void update_by_formula(TensorLists& tensors, double lr, const at::Tensor& skip) const;
+  // The fused implementation on a CPU: all of step() in one pass.
+  void update_in_one_pass(double lr, const std::optional<at::Tensor>& divisor) const;
 
   JobConfig::Optimizer options_;
   std::vector<at::Tensor> exp_avg_, exp_avg_sq_;  // of every parameter
   std::vector<TensorLists> updates_;  // of the parameters that this rank holds rows of: one list, or one each
   std::vector<at::Tensor> masters_to_copy_, compute_shards_;  // where the compute dtype is another one
+  std::optional<kernels::AdamTensors> one_pass_;              // the same tensors, where it is made so
   at::Tensor step_;                                           // fp32 0-dim: updates done
 };
 

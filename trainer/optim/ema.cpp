@@ -2,12 +2,12 @@
 
 #include <algorithm>
 
-#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_lerp.h>
 #include <ATen/ops/empty_like.h>
 
+#include "base/device/parallel_for.h"
 #include "base/error.h"
 
 namespace hyperion::trainer {
@@ -20,7 +20,7 @@ constexpr int64_t kGrain = 1 << 15;  // elements per thread, at least
 // it, so a shard's average is bit for bit that part of the whole's.
 template <typename T>
 void average_rows(T* average, const T* weight, int64_t count, T share) {
-  at::parallel_for(0, count, kGrain, [=](int64_t begin, int64_t end) {
+  parallel_for(0, count, kGrain, [=](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) average[i] += share * (weight[i] - average[i]);
   });
 }

@@ -33,7 +33,7 @@ parallel::ShardingOptions sharding_options(const JobConfig::Training& training, 
           .state_dtype = scalar_type(training.dtype),
           .compute_dtype = scalar_type(training.mixed_precision_param),
           .reduce_dtype = scalar_type(training.mixed_precision_reduce),
-          .pack_weights = device.is_cuda(),
+          .pack_weights = true,
           .codec = std::move(codec)};
 }
 

@@ -3,16 +3,17 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <memory>
-#include <new>
 #include <string>
+#include <vector>
 
-#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/record_function.h>
 
+#include "base/device/parallel_for.h"
 #include "base/error.h"
 #include "models/kernels/cpu/attention_blocks.h"
+#include "models/kernels/cpu/scratch.h"
 
 namespace hyperion::kernels::cpu {
 namespace {
@@ -52,26 +53,6 @@ Instructions choose_instructions() {
     names += (names.empty() ? "" : ", ") + std::string(text_of(one));
   }
   throw_config("HYPERION_CPU_INSTRUCTIONS is '{}', expected one of {}", wanted, names);
-}
-
-// Of the calling thread, kept for its next call.
-float* thread_scratch(int64_t floats) {
-  constexpr size_t kCacheLine = 64;
-  struct Free {
-    void operator()(float* memory) const { std::free(memory); }
-  };
-  thread_local std::unique_ptr<float, Free> memory;
-  thread_local int64_t size = 0;
-  if (size < floats) {
-    memory.reset();
-    size = 0;
-    memory.reset(static_cast<float*>(std::aligned_alloc(
-        kCacheLine,
-        (static_cast<size_t>(floats) * sizeof(float) + kCacheLine - 1) / kCacheLine * kCacheLine)));
-    if (memory == nullptr) throw std::bad_alloc();
-    size = floats;
-  }
-  return memory.get();
 }
 
 // [batch, heads, tokens, head_dim] with the elements of a head behind each other.
@@ -121,7 +102,7 @@ void for_query_blocks(const AttentionShape& shape, const Run& run) {
     return row * blocks + block;
   };
   constexpr int64_t kLeastCost = 8;  // for a thread
-  at::parallel_for(0, shape.batch * shape.heads * cost_of_row, kLeastCost, [&](int64_t begin, int64_t end) {
+  parallel_for(0, shape.batch * shape.heads * cost_of_row, kLeastCost, [&](int64_t begin, int64_t end) {
     if (const int64_t first = first_from(begin), last = first_from(end); first < last) run(first, last);
   });
 }
@@ -183,6 +164,7 @@ bool takes_attention(const at::Tensor& q) {
 
 AttentionResult attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                   const at::Tensor& first_keys, Instructions instructions) {
+  RECORD_FUNCTION("hyperion::attention", std::vector<c10::IValue>({q, k, v}));
   const at::Tensor queries = with_whole_heads(q), keys = with_whole_heads(k), values = with_whole_heads(v);
   const at::Tensor out = empty_heads(q);
   const at::Tensor lse = at::empty({q.size(0), q.size(1), q.size(2)}, q.options().dtype(at::kFloat));
@@ -203,6 +185,7 @@ AttentionResult attention_forward(const at::Tensor& q, const at::Tensor& k, cons
 AttentionGradients attention_backward(const at::Tensor& grad_output, const at::Tensor& q, const at::Tensor& k,
                                       const at::Tensor& v, const at::Tensor& first_keys,
                                       const AttentionResult& result, Instructions instructions) {
+  RECORD_FUNCTION("hyperion::attention_backward", std::vector<c10::IValue>({grad_output, q, k, v}));
   const at::Tensor queries = with_whole_heads(q), keys = with_whole_heads(k), values = with_whole_heads(v),
                    out = with_whole_heads(result.output), grad = with_whole_heads(grad_output);
   if (q.numel() == 0) return {empty_heads(q), empty_heads(k), empty_heads(v)};
@@ -230,7 +213,7 @@ AttentionGradients attention_backward(const at::Tensor& grad_output, const at::T
                           .dk = mutable_view(first_of(dk)),
                           .dv = mutable_view(first_of(dv))};
   const ElementKernels& kernels = kernels_for(q, instructions);
-  at::parallel_for(0, call.shape.batch * call.shape.kv_heads * parts, 1, [&](int64_t first, int64_t last) {
+  parallel_for(0, call.shape.batch * call.shape.kv_heads * parts, 1, [&](int64_t first, int64_t last) {
     kernels.backward(call, first, last, thread_scratch(kernels.backward_scratch(call.shape)));
   });
   if (parts == 1) return {dq, dk, dv};

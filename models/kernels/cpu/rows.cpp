@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
 #if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
@@ -38,28 +39,85 @@ inline __attribute__((always_inline)) float exp_fp32(float x) {
   return x == x ? bounded : x;
 }
 
-inline __attribute__((always_inline)) void add_up_exp(const float* x, int64_t n, float& most_of,
-                                                      float& sum_of) {
-  float most = -std::numeric_limits<float>::infinity();
-  for (int64_t i = 0; i < n; ++i) most = std::max(most, x[i]);
-  float sum = 0;
-  for (int64_t i = 0; i < n; ++i) sum += exp_fp32(x[i] - most);
-  most_of = most;
-  sum_of = sum;
+// -infinity for n = 0; NaN counts as less than all. A maximum in several lanes: one alone waits for itself.
+inline __attribute__((always_inline)) float largest(const float* x, int64_t n) {
+  constexpr int64_t kLanes = 32;
+  float lanes[kLanes];
+  std::fill(lanes, lanes + kLanes, -std::numeric_limits<float>::infinity());
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes)
+    for (int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] = std::max(lanes[lane], x[i + lane]);
+  for (; i < n; ++i) lanes[0] = std::max(lanes[0], x[i]);
+  return *std::max_element(lanes, lanes + kLanes);
+}
+
+// The number that a stored element is, and the element that a number is stored as: to nearest, ties to even;
+// NaN stays NaN.
+inline __attribute__((always_inline)) float wide(c10::BFloat16 x) {
+  return std::bit_cast<float>(static_cast<uint32_t>(x.x) << 16);
+}
+inline __attribute__((always_inline)) float wide(float x) {
+  return x;
+}
+template <typename T>
+inline __attribute__((always_inline)) T narrowed(float x) {
+  if constexpr (std::is_same_v<T, float>) {
+    return x;
+  } else {
+    const auto bits = std::bit_cast<uint32_t>(x);
+    const uint32_t upper = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
+    return T(static_cast<uint16_t>((bits & 0x7FFFFFFF) > 0x7F800000 ? 0x7FC0 : upper), T::from_bits());
+  }
+}
+// What a stored element holds of x.
+template <typename T>
+inline __attribute__((always_inline)) float rounded(float x) {
+  return wide(narrowed<T>(x));
+}
+
+template <typename T>
+inline __attribute__((always_inline)) void add_elements(const T* __restrict a, const T* __restrict b,
+                                                        T* __restrict sum, float* __restrict row, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    sum[i] = narrowed<T>(wide(a[i]) + wide(b[i]));
+    row[i] = wide(sum[i]);
+  }
+}
+
+inline __attribute__((always_inline)) float sigmoid(float x) {
+  return 1.0F / (1.0F + exp_fp32(-x));
+}
+
+template <typename T>
+inline __attribute__((always_inline)) void swiglu_elements(const T* __restrict gate, const T* __restrict up,
+                                                           T* __restrict y, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    const float g = wide(gate[i]);
+    y[i] = narrowed<T>(rounded<T>(g * sigmoid(g)) * wide(up[i]));
+  }
+}
+
+template <typename T>
+inline __attribute__((always_inline)) void swiglu_backward_elements(const T* __restrict grad,
+                                                                    const T* __restrict gate,
+                                                                    const T* __restrict up,
+                                                                    T* __restrict dgate, T* __restrict dup,
+                                                                    int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    const float g = wide(gate[i]), d = wide(grad[i]), s = sigmoid(g);
+    dup[i] = narrowed<T>(rounded<T>(g * s) * d);
+    dgate[i] = narrowed<T>(rounded<T>(d * wide(up[i])) * s * (1.0F + g * (1.0F - s)));
+  }
 }
 
 }  // namespace
 
 HYPERION_VECTORISED void widen(const c10::BFloat16* in, float* out, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) out[i] = std::bit_cast<float>(static_cast<uint32_t>(in[i].x) << 16);
+  for (int64_t i = 0; i < n; ++i) out[i] = wide(in[i]);
 }
 
 HYPERION_VECTORISED void narrow(const float* in, c10::BFloat16* out, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) {
-    const auto bits = std::bit_cast<uint32_t>(in[i]);
-    const uint32_t rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
-    out[i].x = static_cast<uint16_t>((bits & 0x7FFFFFFF) > 0x7F800000 ? 0x7FC0 : rounded);
-  }
+  for (int64_t i = 0; i < n; ++i) out[i] = narrowed<c10::BFloat16>(in[i]);
 }
 
 HYPERION_VECTORISED float sum_of_squares(const float* x, int64_t n) {
@@ -103,33 +161,72 @@ HYPERION_VECTORISED void rotate_halves(const float* x, const float* cos, const f
     }
 }
 
-HYPERION_VECTORISED void silu(const float* gate, float* a, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) a[i] = gate[i] / (1.0F + exp_fp32(-gate[i]));
+HYPERION_VECTORISED void add(const c10::BFloat16* a, const c10::BFloat16* b, c10::BFloat16* sum, float* row,
+                             int64_t n) {
+  add_elements(a, b, sum, row, n);
+}
+HYPERION_VECTORISED void add(const float* a, const float* b, float* sum, float* row, int64_t n) {
+  add_elements(a, b, sum, row, n);
 }
 
-HYPERION_VECTORISED void multiply(const float* a, const float* b, float* y, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) y[i] = a[i] * b[i];
+HYPERION_VECTORISED void narrow_and_add(const float* x, const c10::BFloat16* b, c10::BFloat16* out,
+                                        int64_t n) {
+  for (int64_t i = 0; i < n; ++i) out[i] = narrowed<c10::BFloat16>(rounded<c10::BFloat16>(x[i]) + wide(b[i]));
+}
+HYPERION_VECTORISED void narrow_and_add(const float* x, const float* b, float* out, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) out[i] = x[i] + b[i];
 }
 
-HYPERION_VECTORISED void silu_backward(const float* gate, const float* g, float* dgate, int64_t n) {
+HYPERION_VECTORISED void swiglu(const c10::BFloat16* gate, const c10::BFloat16* up, c10::BFloat16* y,
+                                int64_t n) {
+  swiglu_elements(gate, up, y, n);
+}
+HYPERION_VECTORISED void swiglu(const float* gate, const float* up, float* y, int64_t n) {
+  swiglu_elements(gate, up, y, n);
+}
+
+HYPERION_VECTORISED void swiglu_backward(const c10::BFloat16* grad, const c10::BFloat16* gate,
+                                         const c10::BFloat16* up, c10::BFloat16* dgate, c10::BFloat16* dup,
+                                         int64_t n) {
+  swiglu_backward_elements(grad, gate, up, dgate, dup, n);
+}
+HYPERION_VECTORISED void swiglu_backward(const float* grad, const float* gate, const float* up, float* dgate,
+                                         float* dup, int64_t n) {
+  swiglu_backward_elements(grad, gate, up, dgate, dup, n);
+}
+
+HYPERION_VECTORISED void exponentials(float* x, int64_t n, float& most_of, float& sum_of) {
+  const float most = largest(x, n);
+  float sum = 0;
   for (int64_t i = 0; i < n; ++i) {
-    const float sigmoid = 1.0F / (1.0F + exp_fp32(-gate[i]));
-    dgate[i] = g[i] * sigmoid * (1.0F + gate[i] * (1.0F - sigmoid));
+    x[i] = exp_fp32(x[i] - most);
+    sum += x[i];
   }
+  most_of = most;
+  sum_of = sum;
 }
 
-HYPERION_VECTORISED float log_sum_exp(const float* x, int64_t n) {
-  float most = 0, sum = 0;
-  add_up_exp(x, n, most, sum);
-  return most + std::log(sum);
+HYPERION_VECTORISED void narrow_scaled(const float* x, float factor, c10::BFloat16* out, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) out[i] = narrowed<c10::BFloat16>(x[i] * factor);
 }
-
-HYPERION_VECTORISED void max_and_sum_exp(const float* x, int64_t n, float& most, float& sum) {
-  add_up_exp(x, n, most, sum);
+HYPERION_VECTORISED void narrow_scaled(const float* x, float factor, float* out, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) out[i] = x[i] * factor;
 }
 
 HYPERION_VECTORISED void softmax(float* x, float lse, float factor, int64_t n) {
   for (int64_t i = 0; i < n; ++i) x[i] = factor * exp_fp32(x[i] - lse);
+}
+
+HYPERION_VECTORISED void adam(const AdamNumbers& numbers, const float* grad, float* weight, float* m,
+                              float* v, int64_t n) {
+  const AdamNumbers k = numbers;
+  for (int64_t i = 0; i < n; ++i) {
+    float g = grad[i] / k.divisor;
+    if (k.added_decay != 0) g += k.added_decay * weight[i];
+    m[i] += k.rest1 * (g - m[i]);
+    v[i] = k.beta2 * v[i] + k.rest2 * g * g;
+    weight[i] = weight[i] * k.shrink - k.step_size * m[i] / (std::sqrt(v[i]) / k.root_of_correction2 + k.eps);
+  }
 }
 
 float* scratch(int slot, int64_t n) {

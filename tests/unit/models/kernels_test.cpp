@@ -3,6 +3,7 @@
 
 #include <catch2/catch.hpp>
 
+#include "models/kernels/cpu/matmul.h"
 #include "models/kernels/cpu/rows.h"
 #include "models/kernels/cross_entropy.h"
 #include "models/kernels/rms_norm.h"
@@ -55,6 +56,131 @@ TEST_CASE("fused norm and rope and swiglu equal their plain twins") {
       for (bool inverse : {false, true})
         CHECK(close(kernels::rope(heads, a.cos(), a.sin(), style, inverse),
                     kernels::plain::rope(heads, a.cos(), a.sin(), style, inverse)));
+}
+
+TEST_CASE("fused kernels of any number of rows and columns equal their plain twins") {
+  torch::manual_seed(14);
+  const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16);
+  for (const auto& [rows, columns] : std::vector<std::pair<int64_t, int64_t>>{
+           {1, 1}, {1, 700}, {300, 1}, {33, 15}, {70, 256}, {129, 1031}}) {
+    CAPTURE(rows, columns);
+    const auto random = [&] { return values({rows, columns}, dtype); };
+    const Tensor x = random(), residual = random(), g = random(), weight = values({columns}, dtype);
+    const auto ours = kernels::add_rms_norm_forward(x, residual, weight, 1e-5),
+               plain = kernels::plain::add_rms_norm_forward(x, residual, weight, 1e-5);
+    CHECK(ours.sum.equal(plain.sum));
+    CHECK(close(ours.output, plain.output));
+    CHECK(close(ours.rstd, plain.rstd));
+    const auto [dx, dw] = kernels::add_rms_norm_backward(g, x, ours.sum, weight, ours.rstd);
+    const auto [pdx, pdw] = kernels::plain::add_rms_norm_backward(g, x, ours.sum, weight, ours.rstd);
+    CHECK((dx - pdx).abs().max().item<double>() <= (dtype == torch::kFloat ? 1e-4 : 6e-2));
+    CHECK((dw - pdw).abs().max().item<double>() <= (dtype == torch::kFloat ? 1e-3 : 2e-1));
+
+    CHECK(close(kernels::swiglu_forward(x * 4, g), kernels::plain::swiglu_forward(x * 4, g)));
+    // halves of one product, and apart
+    const Tensor both = torch::cat({x * 4, residual}, 1);
+    const auto halves =
+                   kernels::swiglu_backward(g, both.narrow(1, 0, columns), both.narrow(1, columns, columns)),
+               apart = kernels::swiglu_backward(g, x * 4, residual),
+               twin = kernels::plain::swiglu_backward(g, x * 4, residual);
+    CHECK(close(apart.first, twin.first));
+    CHECK(close(apart.second, twin.second));
+    CHECK(halves.first.equal(apart.first));
+    CHECK(halves.second.equal(apart.second));
+    CHECK(halves.second.storage_offset() == columns);
+    CHECK(halves.second.is_alias_of(halves.first));
+  }
+}
+
+TEST_CASE("fused kernels have the same bits on any number of threads") {
+  torch::manual_seed(15);
+  const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16);
+  const Tensor x = values({2, 333, 4, 24}, dtype), y = values({2, 333, 4, 24}, dtype),
+               w = values({24}, dtype), angles = torch::rand({333, 12}),
+               labels = torch::randint(0, 96, {666}), scale = torch::full({}, 0.125);
+  const auto results = [&] {
+    const auto norm = kernels::add_rms_norm_forward(x, y, w, 1e-5);
+    const auto [dx, dw] = kernels::add_rms_norm_backward(y, x, norm.sum, w, norm.rstd);
+    const auto [dgate, dup] = kernels::swiglu_backward(y, x, y);
+    const Tensor logits = x.clone().view({666, 96});
+    const Tensor loss = kernels::cross_entropy(logits, labels, &scale);
+    const auto turned = kernels::rope_heads({x, y, y}, angles.cos(), angles.sin(), RopeStyle::kInterleaved);
+    const auto back =
+        kernels::rope_heads_backward(turned, angles.cos(), angles.sin(), RopeStyle::kInterleaved);
+    return std::vector<Tensor>{norm.sum, norm.output, norm.rstd, dx,     dw,
+                               dgate,    dup,         logits,    loss,   turned.q,
+                               turned.k, back.q,      back.k,    back.v, kernels::sum_of_squares(x)};
+  };
+  const int threads = at::get_num_threads();
+  at::set_num_threads(1);
+  const std::vector<Tensor> one = results();
+  for (const int count : {2, 3}) {
+    at::set_num_threads(count);
+    const std::vector<Tensor> several = results();
+    for (size_t i = 0; i < one.size(); ++i) {
+      CAPTURE(count, i);
+      CHECK(several[i].equal(one[i]));
+    }
+  }
+  at::set_num_threads(threads);
+}
+
+TEST_CASE("products of our own equal exact ones for any shape and layout on any number of threads") {
+  torch::manual_seed(16);
+  const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16);
+  struct Shape {
+    int64_t m, k, n;
+  };
+  const int threads = at::get_num_threads();
+  int taken = 0;
+  for (const Shape& s : std::vector<Shape>{{32, 64, 128},
+                                           {37, 130, 71},
+                                           {1031, 34, 65},
+                                           {97, 256, 1},
+                                           {33, 7777, 130},
+                                           {256, 2047, 100},
+                                           {64, 3001, 64},
+                                           {200, 3000, 1500},
+                                           {40, 32, 2048}})
+    for (const bool columns_of_a : {false, true})
+      for (const bool columns_of_b : {false, true}) {
+        Tensor a = columns_of_a ? values({s.k, s.m}, dtype).t() : values({s.m, s.k}, dtype),
+               b = columns_of_b ? values({s.n, s.k}, dtype).t() : values({s.k, s.n}, dtype);
+        if (!kernels::cpu::takes_matmul(a, b)) continue;
+        ++taken;
+        CAPTURE(s.m, s.k, s.n, columns_of_a, columns_of_b);
+        at::set_num_threads(1);
+        const Tensor one = kernels::cpu::matmul(a, b),
+                     exact = at::mm(a.to(torch::kDouble), b.to(torch::kDouble));
+        const double largest = std::sqrt(static_cast<double>(s.k));
+        CHECK(at::allclose(one.to(torch::kDouble), exact, dtype == torch::kFloat ? 1e-5 : 1.0 / 250,
+                           largest * (dtype == torch::kFloat ? 4e-6 : 1e-4)));
+        for (const int count : {2, 3}) {
+          at::set_num_threads(count);
+          CHECK(kernels::cpu::matmul(a, b).equal(one));
+        }
+        // operands within larger tensors
+        const Tensor wide = torch::cat({a.t(), a.t()}, 0).t(), part = wide.narrow(1, s.k, s.k);
+        if (kernels::cpu::takes_matmul(part, b)) CHECK(kernels::cpu::matmul(part, b).equal(one));
+        a[5].fill_(NAN);
+        const Tensor bad = kernels::cpu::matmul(a, b).isnan();
+        CHECK(bad[5].all().item<bool>());
+        CHECK(bad.sum().item<int64_t>() == s.n);
+      }
+  at::set_num_threads(threads);
+  if (taken == 0) WARN("this processor multiplies by libtorch's products");
+}
+
+TEST_CASE("products that are too small to pack or of other dtypes stay with libtorch") {
+  const auto taken = [](at::IntArrayRef a, at::IntArrayRef b, at::ScalarType left, at::ScalarType right) {
+    return kernels::cpu::takes_matmul(torch::zeros(a, left), torch::zeros(b, right));
+  };
+  CHECK_FALSE(taken({4, 512}, {512, 512}, torch::kFloat, torch::kFloat));
+  CHECK_FALSE(taken({64, 16}, {16, 64}, torch::kFloat, torch::kFloat));
+  CHECK_FALSE(taken({512, 512}, {512, 512}, torch::kDouble, torch::kDouble));
+  CHECK_FALSE(taken({512, 512}, {512, 512}, torch::kFloat, torch::kBFloat16));
+  CHECK_FALSE(
+      kernels::cpu::takes_matmul(torch::zeros({512, 1024}).slice(1, 0, 1024, 2), torch::zeros({512, 512})));
 }
 
 TEST_CASE("fused cross entropy equals its plain twin with ignored labels") {

@@ -36,6 +36,69 @@ const Tensor kGo = torch::zeros({}), kSkip = torch::ones({});
 
 }  // namespace
 
+TEST_CASE("the update in one pass equals libtorch's for any number of elements and threads") {
+  const OptimizerName name = GENERATE(OptimizerName::kAdamW, OptimizerName::kAdam);
+  const auto compute = GENERATE(at::kFloat, at::kBFloat16);
+  struct Job {
+    Job(OptimizerName name, at::ScalarType compute, Implementation implementation) {
+      torch::manual_seed(31);
+      for (const std::vector<int64_t>& shape :
+           std::vector<std::vector<int64_t>>{{1, 1}, {3, 7}, {16384}, {5, 6561}, {0, 4}, {129, 1000}}) {
+        auto parameter = make_parameter("p" + std::to_string(all.size()), shape, Init::ones());
+        all.push_back(std::make_shared<parallel::ShardedParameter>(
+            parameter, 0, 1, parallel::ShardingOptions{.compute_dtype = compute}));
+        grads.push_back(torch::zeros({parameter->numel()}));
+        all.back()->bind_grad(grads.back());
+        all.back()->master().copy_(torch::randn(shape));
+      }
+      adam.emplace(all,
+                   JobConfig::Optimizer{.name = name, .weight_decay = 0.1, .implementation = implementation});
+    }
+    std::vector<parallel::ShardedParameterPtr> all;
+    std::vector<Tensor> grads;
+    std::optional<Adam> adam;
+  };
+  Job ours(name, compute, Implementation::kFused), again(name, compute, Implementation::kFused),
+      theirs(name, compute, Implementation::kForeach);
+  const int threads = at::get_num_threads();
+  for (int step = 0; step < 3; ++step) {
+    for (Job* job : {&ours, &again, &theirs}) {
+      torch::manual_seed(50 + step);
+      for (Tensor& grad : job->grads) grad.copy_(torch::randn_like(grad) * 0.1);
+      at::set_num_threads(job == &again ? 3 : 1);
+      job->adam->step(1e-2, step == 1 ? kSkip : kGo);
+    }
+    for (size_t i = 0; i < ours.all.size(); ++i) {
+      CAPTURE(step, i);
+      CHECK(at::allclose(ours.all[i]->master(), theirs.all[i]->master(), 1e-5, 1e-6));
+      CHECK(at::allclose(ours.adam->exp_avg()[i], theirs.adam->exp_avg()[i], 1e-5, 1e-7));
+      CHECK(at::allclose(ours.adam->exp_avg_sq()[i], theirs.adam->exp_avg_sq()[i], 1e-5, 1e-8));
+      CHECK(ours.all[i]->compute_shard().equal(ours.all[i]->master().to(compute)));
+      CHECK(ours.all[i]->master().equal(again.all[i]->master()));
+    }
+  }
+  at::set_num_threads(threads);
+}
+
+TEST_CASE("the fused update divides gradients in its own pass") {
+  const OptimizerName name = GENERATE(OptimizerName::kAdamW, OptimizerName::kAdam);
+  Shards divided(at::kBFloat16), divides(at::kBFloat16);
+  Adam first(divided.all, {.name = name}), second(divides.all, {.name = name});
+  CHECK(second.divides_gradients());
+  CHECK_FALSE(Adam(divides.all, {.implementation = Implementation::kForeach}).divides_gradients());
+  for (int step = 0; step < 3; ++step) {
+    divided.set_grads(step);
+    divides.set_grads(step);
+    for (Tensor& grad : divided.grads) grad.div_(2.5);
+    first.step(1e-2, kGo);
+    second.step(1e-2, kGo, torch::full({}, 2.5, torch::kDouble));  // a norm on a CPU is fp64
+    for (size_t i = 0; i < divided.all.size(); ++i) {
+      CHECK(at::allclose(divides.all[i]->master(), divided.all[i]->master(), 1e-6, 1e-7));
+      CHECK(at::allclose(second.exp_avg()[i], first.exp_avg()[i], 1e-6, 1e-7));
+    }
+  }
+}
+
 TEST_CASE("AdamW and Adam equal torch in every implementation") {
   const OptimizerName name = GENERATE(OptimizerName::kAdamW, OptimizerName::kAdam);
   const Implementation implementation =

@@ -1,0 +1,208 @@
+// A panel of b lies packed, depth after depth, so that a row of a panel is four vectors; numbers of a are
+// broadcast. The sums of a tile of rows stay in registers over a block of the depth, whose part of the panel
+// the second cache holds.
+#include "models/kernels/cpu/matmul_blocks.h"
+
+#include "models/kernels/cpu/packing.h"
+#include "models/kernels/cpu/vectors.h"
+
+namespace hyperion::kernels::cpu {
+namespace {
+
+constexpr int kPanelVectors = kPanel / kLanes;
+constexpr int64_t kDepthBlock = 1024;  // units
+constexpr int64_t kTilesAtOnce = 16;   // that use a panel while it is in the cache
+
+int64_t units_of(int64_t depth, int64_t per_unit) {
+  return (depth + per_unit - 1) / per_unit;
+}
+
+template <typename U>
+HYPERION_INLINE typename U::Unit unit_at(const void* from) {
+  typename U::Unit unit;
+  __builtin_memcpy(&unit, from, sizeof(unit));
+  return unit;
+}
+
+template <typename U, typename Element>
+int64_t panel_bytes(int64_t depth) {
+  return units_of(depth, U::kPerUnit) * kPanel * static_cast<int64_t>(sizeof(typename U::Unit));
+}
+
+template <typename U, typename Element>
+void pack(const Matrix& b, int64_t depth, int64_t columns, int64_t first, void* panel) {
+  const int64_t count = columns - first < kPanel ? columns - first : kPanel;
+  if (b.column_stride == 1) {  // rows of b become rows of the panel
+    const Rows<Element> rows{static_cast<const Element*>(b.data) + first, b.row_stride, depth, count};
+    pack_row_pairs<U, Element>(rows, units_of(depth, U::kPerUnit) * U::kPerUnit, kPanel,
+                               static_cast<typename U::Unit*>(panel));
+    return;
+  }
+  // Columns of b are contiguous: they become lanes, a cache line of each at a time.
+  constexpr int64_t kUnits = 16, kAtOnce = kUnits * U::kPerUnit;
+  auto* to = static_cast<typename U::Unit*>(panel);
+  const auto* from = static_cast<const Element*>(b.data) + first * b.column_stride;
+  for (int64_t k = 0; k < depth; k += kAtOnce, to += kUnits * kPanel) {
+    const int64_t size = depth - k < kAtOnce ? depth - k : kAtOnce;
+    if (size < kAtOnce || count < kPanel) {
+      pack_lanes<U, Element>({from + k, b.column_stride, count, size}, kPanel,
+                             units_of(size, U::kPerUnit) * U::kPerUnit, to);
+      continue;
+    }
+    for (int64_t lane = 0; lane < kPanel; ++lane)
+#pragma GCC unroll 16
+      for (int64_t unit = 0; unit < kUnits; ++unit)
+        to[unit * kPanel + lane] = unit_at<U>(from + lane * b.column_stride + k + unit * U::kPerUnit);
+  }
+}
+
+// The numbers that are broadcast: unit (row, k) is at data + row * row_stride + k * unit_stride, in elements.
+template <typename Element>
+struct Broadcast {
+  const Element* data;
+  int64_t row_stride, unit_stride;
+};
+
+HYPERION_INLINE void put(float* to, const Floats (&sums)[kPanelVectors]) {
+#pragma GCC unroll 4
+  for (int v = 0; v < kPanelVectors; ++v) store(to + v * kLanes, sums[v]);
+}
+HYPERION_INLINE void put(Bf16* to, const Floats (&sums)[kPanelVectors]) {
+#pragma GCC unroll 2
+  for (int v = 0; v < kPanelVectors; v += 2)
+    _mm512_storeu_si512(to + v * kLanes, to_bf16(sums[v], sums[v + 1]));
+}
+
+// What a tile adds to, and where its sums go.
+template <typename Element>
+struct Output {
+  float* sums;  // [rows of the tiles at once][kPanel]: between blocks of the depth
+  bool first, last;
+  Element* c;
+  int64_t c_stride, columns;  // of this panel
+};
+
+template <typename U, typename Element, int kRows>
+HYPERION_INLINE void multiply_tile(const Broadcast<Element>& a, const typename U::Unit* panel, int64_t depth,
+                                   const Output<Element>& out, int64_t row) {
+  Floats sums[kRows][kPanelVectors];
+  float* before = out.sums + row * kPanel;
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; v < kPanelVectors; ++v)
+      sums[r][v] = out.first ? Floats{} : load(before + r * kPanel + v * kLanes);
+  const Element* numbers = a.data + row * a.row_stride;
+  for (int64_t k = 0; k < depth; ++k, numbers += a.unit_stride, panel += kPanel) {
+    typename U::Units lanes[kPanelVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kPanelVectors; ++v) lanes[v] = U::load_units(panel + v * kLanes);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      const auto one = U::all_lanes(unit_at<U>(numbers + r * a.row_stride));
+#pragma GCC unroll 4
+      for (int v = 0; v < kPanelVectors; ++v) sums[r][v] = U::multiply_add(lanes[v], one, sums[r][v]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+    Element* c = out.c + (row + r) * out.c_stride;
+    if (!out.last) {
+      put(before + r * kPanel, sums[r]);
+    } else if (out.columns == kPanel) {
+      put(c, sums[r]);
+    } else {
+      Element whole[kPanel];
+      put(whole, sums[r]);
+      for (int64_t i = 0; i < out.columns; ++i) c[i] = whole[i];
+    }
+  }
+}
+
+template <typename U, typename Element>
+void multiply_rows(const Broadcast<Element>& a, const typename U::Unit* panel, int64_t depth,
+                   const Output<Element>& out, int64_t rows) {
+  int64_t row = 0;
+  for (; row + kTile <= rows; row += kTile) multiply_tile<U, Element, kTile>(a, panel, depth, out, row);
+  if (rows - row >= 4) {
+    multiply_tile<U, Element, 4>(a, panel, depth, out, row);
+    row += 4;
+  }
+  if (rows - row >= 2) {
+    multiply_tile<U, Element, 2>(a, panel, depth, out, row);
+    row += 2;
+  }
+  if (rows - row == 1) multiply_tile<U, Element, 1>(a, panel, depth, out, row);
+}
+
+template <typename U, typename Element>
+bool takes(const Matrix& a, int64_t depth) {
+  return a.column_stride != 1 || depth % U::kPerUnit == 0;
+}
+
+// Rows of `a` whose depth is not contiguous are packed: [units][kTilesAtOnce * kTile].
+constexpr int64_t kRowsAtOnce = kTilesAtOnce * kTile;
+
+template <typename U>
+int64_t packed_rows_bytes(const ProductCall& call) {
+  return call.a.column_stride != 1
+             ? units_of(call.depth, U::kPerUnit) * kRowsAtOnce * static_cast<int64_t>(sizeof(float))
+             : 0;
+}
+
+template <typename U, typename Element>
+int64_t scratch_bytes(const ProductCall& call) {
+  return packed_rows_bytes<U>(call) + kRowsAtOnce * kPanel * static_cast<int64_t>(sizeof(float));
+}
+
+template <typename U, typename Element>
+void multiply(const ProductCall& call, int64_t first, int64_t last, void* scratch) {
+  using Unit = typename U::Unit;
+  const int64_t units = units_of(call.depth, U::kPerUnit);
+  auto* packed = static_cast<Unit*>(scratch);
+  auto* sums = reinterpret_cast<float*>(static_cast<char*>(scratch) + packed_rows_bytes<U>(call));
+  const auto* a = static_cast<const Element*>(call.a.data);
+  const int64_t end = last * kTile < call.rows ? last * kTile : call.rows;
+  for (int64_t row = first * kTile; row < end; row += kRowsAtOnce) {
+    const int64_t rows = end - row < kRowsAtOnce ? end - row : kRowsAtOnce;
+    Broadcast<Element> numbers{a + row * call.a.row_stride, call.a.row_stride,
+                               call.a.column_stride * U::kPerUnit};
+    if (packed_rows_bytes<U>(call) > 0) {
+      pack_row_pairs<U, Element>({a + row, call.a.column_stride, call.depth, rows}, units * U::kPerUnit,
+                                 kRowsAtOnce, packed);
+      numbers = {reinterpret_cast<const Element*>(packed), U::kPerUnit, kRowsAtOnce * U::kPerUnit};
+    }
+    for (int64_t column = 0; column < call.columns; column += kPanel) {
+      const Unit* panel = static_cast<const Unit*>(call.panels) + column * units;
+      const int64_t columns = call.columns - column < kPanel ? call.columns - column : kPanel;
+      for (int64_t k = 0; k < units; k += kDepthBlock) {
+        const int64_t depth = units - k < kDepthBlock ? units - k : kDepthBlock;
+        const Output<Element> out{sums,
+                                  k == 0,
+                                  k + depth == units,
+                                  static_cast<Element*>(call.c) + row * call.c_stride + column,
+                                  call.c_stride,
+                                  columns};
+        multiply_rows<U, Element>(
+            {numbers.data + k * numbers.unit_stride, numbers.row_stride, numbers.unit_stride},
+            panel + k * kPanel, depth, out, rows);
+      }
+    }
+  }
+}
+
+template <typename U, typename Element>
+ProductKernels product_kernels() {
+  return {panel_bytes<U, Element>, pack<U, Element>, takes<U, Element>, scratch_bytes<U, Element>,
+          multiply<U, Element>};
+}
+
+}  // namespace
+
+const MatmulBlocks& matmul_blocks_avx512_bf16() {
+  static const MatmulBlocks blocks = {product_kernels<SingleFloats, float>(),
+                                      product_kernels<Bf16Pairs, Bf16>()};
+  return blocks;
+}
+
+}  // namespace hyperion::kernels::cpu
