@@ -12,9 +12,11 @@
 #include <iostream>
 #include <map>
 #include <sstream>
+#include <thread>
 
 #include <fcntl.h>
 #include <nlohmann/json.hpp>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -138,6 +140,26 @@ class Compute {
 
 constexpr int kWindow = 25;  // steps of the window after a save, at least
 
+// Knows the memory that it allocated last.
+class WatchedMover : public MemoryMover {
+ public:
+  std::shared_ptr<std::byte> allocate(uint64_t bytes) override {
+    auto memory = MemoryMover::allocate(bytes);
+    last_ = memory.get();
+    pages_.resize((bytes + 4095) / 4096);
+    return memory;
+  }
+  bool last_is_resident() {
+    if (::mincore(last_, pages_.size() * 4096, pages_.data()) != 0)
+      throw_bug("mincore: {}", errno_text(errno));
+    return std::ranges::all_of(pages_, [](unsigned char page) { return (page & 1) != 0; });
+  }
+
+ private:
+  void* last_ = nullptr;
+  std::vector<unsigned char> pages_;
+};
+
 // A saver with a folder of its own, which holds at most the last checkpoint.
 struct Target {
   Target(const fs::path& folder_, AsyncMode mode, StateComponent& state, Coordinator& ranks,
@@ -232,8 +254,16 @@ class SavePart {
   }
 
  private:
-  // The first saves, which plan and allocate, apart.
+  // The first saves, which plan and allocate, apart: without and with a pool that was prepared before steps.
   void warm_up() {
+    {
+      Target unprepared(folder_ / "unprepared", AsyncMode::kAsync, state_, ranks_, mover_);
+      unprepared.clear(ranks_);
+      first_["unprepared_async_stall"] = save_async(unprepared, ranks_, nullptr, 0).stall;
+      unprepared.clear(ranks_);
+    }
+    async_.saver.prepare_pool();
+    first_["pool_prepared_after"] = compute_until_pool_is_there();
     for (const char* name : {"first_async_stall", "second_async_stall"}) {
       async_.clear(ranks_);
       first_[name] = save_async(async_, ranks_, nullptr, 0).stall;
@@ -246,6 +276,17 @@ class SavePart {
       first_[name] = ranks_.exchanges() - before;
     }
     first_["plans_of_two_saves"] = sync_.saver.counters().plans;
+  }
+
+  // Steps that leave a fifth of the time to others, as those do that wait for a peer, for at most a minute.
+  double compute_until_pool_is_there() {
+    const Clock::time_point begin = Clock::now();
+    while (!mover_.last_is_resident() && seconds_since(begin) < 60) {
+      const Clock::time_point step = Clock::now();
+      compute_.step();
+      std::this_thread::sleep_for((Clock::now() - step) / 4);
+    }
+    return slowest(ranks_, seconds_since(begin));
   }
 
   void copy_state() {
@@ -308,6 +349,7 @@ class SavePart {
   void measure_load(Json& figures) {
     const fs::path path = sync_.report.path;
     if (ranks_.rank() == 0) evict_folder(path);
+    const double processor = processor_seconds();
     figures["load"] = timed(ranks_, [&] {
       const OpenCheckpoint checkpoint = open_checkpoint(path);
       StoredNames names;
@@ -316,6 +358,7 @@ class SavePart {
       load_tensors(checkpoint, plan_load(checkpoint, tensors, names, {}), mover_, {});
       load_objects(checkpoint, [](const std::string&) { return true; });
     });
+    figures["load_processor"] = slowest(ranks_, processor_seconds() - processor);
     require_equal();
   }
 
@@ -328,7 +371,7 @@ class SavePart {
 
   fs::path folder_;
   SocketRanks& ranks_;
-  MemoryMover mover_;
+  WatchedMover mover_;
   LlamaState state_, loaded_;
   BlockBuffer flat_;  // as many bytes in one piece
   Compute compute_;

@@ -112,7 +112,8 @@ Saver::Saver(SaverOptions options, std::vector<StateComponent*> components, Coor
       components_(std::move(components)),
       ranks_(ranks),
       mover_(mover),
-      folder_(options_.folder) {}
+      folder_(options_.folder),
+      pool_(mover) {}
 
 Saver::~Saver() {
   try {
@@ -230,22 +231,15 @@ std::shared_ptr<Saver::Items> Saver::make_items(const Planned& planned, bool sta
   auto items = std::make_shared<Items>(planned, mover_);
   if (!staged) return items;
   try {
-    if (pool_size_ < items->pool_bytes()) {
-      if (failpoint("ckpt.pool").error_number != 0) throw std::bad_alloc();
-      pool_.reset();
-      pool_ = mover_.allocate(items->pool_bytes());
-      pool_size_ = counters_.pool_bytes = items->pool_bytes();
-    }
-    items->use_pool(pool_);
+    pool_.reserve(items->pool_bytes());
+    items->use_pool(pool_.memory());
   } catch (const std::bad_alloc&) {
-    pool_.reset();
-    pool_size_ = counters_.pool_bytes = 0;
     log_warning(
-        "rank {}: no memory for the {} bytes of a copy of the state: this checkpoint is written while "
-        "training "
+        "rank {}: no memory for the {} bytes of a copy of the state: checkpoints are written while training "
         "waits; set checkpoint.async_mode = \"disabled\" or give the job more host memory",
         ranks_.rank(), items->pool_bytes());
   }
+  counters_.pool_bytes = pool_.bytes();
   return items;
 }
 
@@ -290,6 +284,14 @@ SaveReport Saver::preflight(int64_t step, bool keep, bool probe) {
         fmt::format("[pre-checkpoint] the checkpoint before step 1 in {} failed, nothing was trained: {}",
                     options_.folder.string(), error.what()));
   }
+}
+
+void Saver::prepare_pool() {
+  if (options_.async == AsyncMode::kDisabled) return;
+  finish();
+  const uint64_t before = pool_.bytes();
+  if (make_items(plan_for({}), /*staged=*/true)->staged() && pool_.bytes() > before)
+    pool_.touch_in_background();
 }
 
 bool Saver::save(int64_t step, const SaveContent& content, bool now) {

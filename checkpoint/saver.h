@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "checkpoint/save_job.h"
+#include "checkpoint/staging_pool.h"
 #include "checkpoint/state.h"
 
 namespace hyperion::checkpoint {
@@ -55,6 +56,11 @@ class Saver {
   // step-<step>, else it goes to a temporary name and is removed. `probe`: of the smallest tensor only. Warms
   // what later saves use. Throws Error(kPreCheckpoint), or Error(kNonFinite).
   SaveReport preflight(int64_t step, bool keep, bool probe = false);
+
+  // Before training, when background saves will follow: makes their plan and allocates their pool, which the
+  // system gets memory for while the first steps run, so that the first of these saves is as quick as the
+  // others. Does nothing in mode kDisabled, or where the pool is there.
+  void prepare_pool();
 
   // Saves `step`. Waits for the save before it. Synchronous in mode kDisabled or when `now`. Returns whether
   // the checkpoint is durable already; else a thread writes it.
@@ -115,8 +121,7 @@ class Saver {
   std::optional<Planned> partial_;  // the last other one
   std::string run_id_;
   int64_t next_id_ = 0;
-  std::shared_ptr<std::byte> pool_;
-  uint64_t pool_size_ = 0;
+  StagingPool pool_;
   std::unique_ptr<UnderWay> under_way_;
   Counters counters_;
 };

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <string_view>
 
+#include "checkpoint/storage/block_buffer.h"
+
 namespace hyperion::checkpoint {
 
 uint64_t TensorState::local_bytes() const {
@@ -32,7 +34,8 @@ void MemoryMover::from_host(const TensorState& to, uint64_t offset, const void* 
 }
 
 std::shared_ptr<std::byte> MemoryMover::allocate(uint64_t bytes) {
-  return {new std::byte[bytes], std::default_delete<std::byte[]>()};
+  auto buffer = std::make_shared<BlockBuffer>(std::max<uint64_t>(bytes, 1));
+  return {buffer, buffer->data()};
 }
 
 }  // namespace hyperion::checkpoint

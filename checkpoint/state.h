@@ -108,8 +108,11 @@ class MemoryMover {
   virtual void to_host(void* host, const TensorState& from, uint64_t offset, uint64_t bytes);
   virtual void from_host(const TensorState& to, uint64_t offset, const void* host, uint64_t bytes);
   virtual void finish() {}
-  // Host memory that copies are fast from (pinned where there is a device). Freed by the deleter.
+  // Host memory that copies are fast from (pinned where there is a device), not initialised. Freed by the
+  // deleter. Throws std::bad_alloc.
   virtual std::shared_ptr<std::byte> allocate(uint64_t bytes);
+  // Whether that is pinned: then all its pages have memory from the start.
+  virtual bool allocates_pinned() const { return false; }
 };
 
 }  // namespace hyperion::checkpoint

@@ -58,10 +58,7 @@ uint64_t read_block(const BlockFile& file, uint64_t block, std::byte* out) {
 }
 
 BlockStream::BlockStream(const BlockFile& file, std::vector<uint64_t> blocks)
-    : file_(file),
-      blocks_(std::move(blocks)),
-      slots_(std::clamp<size_t>(blocks_.size(), 1, kSlots)),
-      buffer_(slots_.size() * aligned(kBlockBytes)) {
+    : file_(file), blocks_(std::move(blocks)), slots_(std::clamp<size_t>(blocks_.size(), 1, kSlots)) {
   try {
     while (threads_.size() < std::min(kThreads, blocks_.size()))
       threads_.emplace_back([this] { read_ahead(); });
@@ -82,8 +79,7 @@ BlockStream::~BlockStream() {
 void BlockStream::fill(Slot& slot, size_t place) {
   slot.error = nullptr;
   try {
-    std::byte* const out = buffer_.data() + place % slots_.size() * aligned(kBlockBytes);
-    slot.data = {out, read_block(file_, blocks_[place], out)};
+    slot.data = {slot.block.data(), read_block(file_, blocks_[place], slot.block.data())};
   } catch (...) {
     slot.error = std::current_exception();
   }

@@ -48,6 +48,7 @@ class BlockStream {
 
  private:
   struct Slot {
+    FileBlock block;
     std::span<const std::byte> data;
     std::exception_ptr error;
     bool ready = false;
@@ -58,7 +59,6 @@ class BlockStream {
   BlockFile file_;
   std::vector<uint64_t> blocks_;
   std::vector<Slot> slots_;  // place p of blocks_ is read into slot p mod their number
-  BlockBuffer buffer_;       // of all slots, one after the other
 
   std::mutex mutex_;  // guards the slots' `ready` and what follows
   std::condition_variable changed_;

@@ -55,7 +55,7 @@ class ShardReader : public ByteSource {
   std::optional<FileRecord> record_;
   std::span<const std::byte> held_;  // all of held_block_, in own_ or in expected_; or empty
   uint64_t held_block_ = 0;
-  std::unique_ptr<BlockBuffer> own_;
+  std::unique_ptr<FileBlock> own_;
   std::unique_ptr<BlockStream> expected_;
 };
 

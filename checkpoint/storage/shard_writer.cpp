@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <cstring>
 #include <system_error>
+#include <utility>
 
 #include <fcntl.h>
 #include <sys/statvfs.h>
@@ -66,7 +67,7 @@ ShardWriter::ShardWriter(const fs::path& folder, const std::string& name, int ra
                                                    errno_text(error), remedy_for(error)));
   }
   durable_step("create", path_);
-  blocks_[0] = std::make_unique<BlockBuffer>(kBlockBytes);
+  blocks_[0] = std::make_unique<FileBlock>();
 }
 
 ShardWriter::~ShardWriter() {
@@ -107,27 +108,29 @@ void ShardWriter::hash_block() {
 void ShardWriter::hand_block_to_thread() {
   hash_block();
   if (!thread_.joinable()) {
-    blocks_[1] = std::make_unique<BlockBuffer>(kBlockBytes);
+    blocks_[1] = std::make_unique<FileBlock>();
     try {
       thread_ = std::thread([this] { write_loop(); });
     } catch (const std::system_error& error) {
       fail("start a thread to write", 0, 0, error.code().value());
     }
   }
-  wait_for_thread();
   {
-    const std::lock_guard lock(mutex_);
-    pending_ = blocks_[current_]->data();
-    pending_offset_ = record_.bytes - kBlockBytes;
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return error_ || queued_ == nullptr; });
+    if (error_) std::rethrow_exception(error_);
+    queued_ = blocks_[current_]->data();
+    queued_offset_ = record_.bytes - kBlockBytes;
   }
   changed_.notify_all();
   current_ = 1 - current_;
   used_ = 0;
+  wait_for_block(blocks_[current_]->data());
 }
 
-void ShardWriter::wait_for_thread() {
+void ShardWriter::wait_for_block(const std::byte* block) {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return pending_ == nullptr; });
+  changed_.wait(lock, [&] { return error_ || (queued_ != block && written_ != block); });
   if (error_) std::rethrow_exception(error_);
 }
 
@@ -144,19 +147,19 @@ void ShardWriter::stop_thread() {
 void ShardWriter::write_loop() {
   for (;;) {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return pending_ != nullptr || stop_; });
-    if (pending_ == nullptr) return;
-    std::byte* const data = pending_;
-    const uint64_t offset = pending_offset_;
+    changed_.wait(lock, [&] { return queued_ != nullptr || stop_; });
+    if (queued_ == nullptr) return;
+    written_ = std::exchange(queued_, nullptr);
+    const uint64_t offset = queued_offset_;
     lock.unlock();
     std::exception_ptr error;
     try {
-      write_block(data, kBlockBytes, offset);
+      write_block(written_, kBlockBytes, offset);
     } catch (...) {
       error = std::current_exception();
     }
     lock.lock();
-    pending_ = nullptr;
+    written_ = nullptr;
     error_ = error;
     changed_.notify_all();
     if (error) return;
@@ -193,7 +196,7 @@ void ShardWriter::write_block(std::byte* data, uint64_t bytes, uint64_t offset) 
 
 FileRecord ShardWriter::close() {
   if (thread_.joinable()) {
-    wait_for_thread();
+    for (const auto& block : blocks_) wait_for_block(block->data());
     stop_thread();
   }
   if (used_ > 0) {

@@ -1,10 +1,11 @@
 // Writes one file of a checkpoint, durably and with the checksums of its blocks.
 //
 // Bytes are copied into one of two aligned blocks and hashed there, while they are in the cache; a thread
-// writes the other block past the page cache (O_DIRECT). So the disk writes from the first block on, fsync
-// has nothing left to do, the page cache stays untouched, and a byte that changes after the hash is found
-// when the file is read. If O_DIRECT is unavailable, writes are buffered and their write-back is started
-// at once.
+// writes the other block past the page cache (O_DIRECT). A block that is full is queued while the other is
+// still written, so that the thread goes on without waiting for anybody. So the disk writes from the first
+// block on, fsync has nothing left to do, the page cache stays untouched, and a byte that changes after the
+// hash is found when the file is read. If O_DIRECT is unavailable, writes are buffered and their write-back
+// is started at once.
 #pragma once
 
 #include <condition_variable>
@@ -42,7 +43,7 @@ class ShardWriter {
  private:
   void hash_block();
   void hand_block_to_thread();
-  void wait_for_thread();
+  void wait_for_block(const std::byte* block);  // until the thread is done with it
   void stop_thread();
   void write_loop();
   void write_block(std::byte* data, uint64_t bytes, uint64_t offset);
@@ -55,15 +56,16 @@ class ShardWriter {
   Descriptor file_;
   bool direct_ = true;  // touched by the thread only, while there is one
   FileRecord record_;
-  std::unique_ptr<BlockBuffer> blocks_[2];
+  std::unique_ptr<FileBlock> blocks_[2];
   int current_ = 0;    // the block that append() fills
   uint64_t used_ = 0;  // bytes in it
 
   std::thread thread_;  // started by the first full block
   std::mutex mutex_;    // guards what follows
   std::condition_variable changed_;
-  std::byte* pending_ = nullptr;  // a full block for the thread
-  uint64_t pending_offset_ = 0;
+  std::byte* queued_ = nullptr;  // a full block, which the thread takes when it has written the other
+  uint64_t queued_offset_ = 0;
+  std::byte* written_ = nullptr;  // what the thread is writing
   bool stop_ = false;
   std::exception_ptr error_;
 };

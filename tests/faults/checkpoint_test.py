@@ -28,6 +28,18 @@ class PreCheckpoint(CheckpointTest):
                      says=["validate_before_training = false"])
         self.assertEqual(self.saved()[0], [3])
 
+    def test_background_saves_have_their_pool_before_step_1_and_other_jobs_have_none(self):
+        line = "Background saves copy the state to a pool of"
+        for validates in ("validate", "no_validate"):
+            job = self.run_job("--checkpoint.async_mode=async", f"--checkpoint.{validates}_before_training", code=0, ranks=2)
+            self.assertEqual(job.text().count(line), 1)
+            self.assertLess(job.text().index(line), job.text().index("step:  1"))
+            shutil.rmtree(self.steps_folder)
+        for options in (["--checkpoint.async_mode=async", "--checkpoint.interval=8"], ["--checkpoint.async_mode=disabled"]):
+            job = self.run_job(*options, "--checkpoint.no_validate_before_training", code=0)
+            self.assertNotIn(line, job.text())
+            shutil.rmtree(self.steps_folder)
+
     def test_a_path_that_cannot_be_used_is_73_before_any_step(self):
         (self.folder / "out").mkdir()
         (self.folder / "out" / "checkpoint").write_text("a file")

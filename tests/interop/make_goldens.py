@@ -23,26 +23,26 @@ from reference_weights import philox4x32
 VOCABULARY = 2048
 
 
-def make_tokens(count: int, seed: int) -> np.ndarray:
+def make_tokens(count: int, seed: int, vocabulary: int = VOCABULARY) -> np.ndarray:
     """Token i+1 is, six times of ten, one of two successors of token i, else a Zipf draw (p ~ 1 / (rank + 2))."""
     words = [w / 2.0**32 for w in philox4x32(seed, np.arange(count))]
-    zipf = np.cumsum(1.0 / (np.arange(VOCABULARY) + 2.0))
-    draws = np.searchsorted(zipf / zipf[-1], words[1]).clip(max=VOCABULARY - 1)
+    zipf = np.cumsum(1.0 / (np.arange(vocabulary) + 2.0))
+    draws = np.searchsorted(zipf / zipf[-1], words[1]).clip(max=vocabulary - 1)
     tokens = np.empty(count, np.int64)
     token = 0
     for i in range(count):
-        token = (token * 31 + 17 + int(words[2][i] * 2)) % VOCABULARY if words[0][i] < 0.6 else int(draws[i])
+        token = (token * 31 + 17 + int(words[2][i] * 2)) % vocabulary if words[0][i] < 0.6 else int(draws[i])
         tokens[i] = token
     return tokens
 
 
-def write_shard(folder: Path, tokens: np.ndarray) -> None:
+def write_shard(folder: Path, tokens: np.ndarray, vocabulary: int = VOCABULARY) -> None:
     """Writes one document in the format of trainer/data/token_shards.h; a single document is never shuffled."""
     folder.mkdir(parents=True, exist_ok=True)
     tokens.astype("<u2").tofile(folder / "tokens.bin")
     np.array([len(tokens)], "<u8").tofile(folder / "documents.bin")
     header = {"format": "hyperion-token-shard", "version": 1, "dtype": "uint16", "tokens": len(tokens), "documents": 1,
-              "vocab_size": VOCABULARY, "tokenizer": ""}
+              "vocab_size": vocabulary, "tokenizer": ""}
     for key in ("tokens", "documents"):
         header[f"{key}_xxh3"] = xxhash.xxh3_64_hexdigest((folder / f"{key}.bin").read_bytes())
     (folder / "index.json").write_text(json.dumps(header, indent=2) + "\n")

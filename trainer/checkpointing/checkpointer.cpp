@@ -221,12 +221,23 @@ void Checkpointer::preflight(int64_t step) {
   });
   if (runtime_.rank() == 0 && !warning.empty()) log_warning("{}", warning);
   announce_index_size();
-  if (!options().validate_before_training) {
+  if (options().validate_before_training) {
+    save_before_training(step, resumed);
+  } else {
     log_info(
         "checkpoint.validate_before_training = false: the first checkpoint will be the first test of "
         "storage");
-    return;
   }
+  const int64_t next = (step / options().interval + 1) * options().interval;
+  const bool first = step == 0 && options().enable_first_step_checkpoint;
+  if (std::min(next, first ? 1 : next) >= config_->training.steps) return;  // the last save is synchronous
+  saver_->prepare_pool();
+  if (const uint64_t pool = saver_->counters().pool_bytes; pool > 0)
+    log_info("Background saves copy the state to a pool of {:.1f} MiB in host memory",
+             static_cast<double>(pool) / (1 << 20));
+}
+
+void Checkpointer::save_before_training(int64_t step, bool resumed) {
   const parallel::PhaseGuard phase("pre-checkpoint");
   const bool probe = resumed && options().validate_on_resume == ResumePreflight::kProbe;
   const checkpoint::SaveReport report = saver_->preflight(step, /*keep=*/!resumed, probe);

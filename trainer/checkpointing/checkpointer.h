@@ -64,8 +64,8 @@ class Checkpointer {
   void load();
 
   // Saves before the first step of this run (`step`: updates done so far) and reads back what was written,
-  // after a check that no file or link has the name of a step to be saved. Throws Error(kPreCheckpoint),
-  // Error(kNonFinite).
+  // after a check that no file or link has the name of a step to be saved; prepares for background saves.
+  // Throws Error(kPreCheckpoint), Error(kNonFinite).
   void preflight(int64_t step);
 
   // Returns when no save reads the state any more. Before anything changes the state.
@@ -97,6 +97,7 @@ class Checkpointer {
   bool saves() const { return saver_ && !options().load_only; }
   void load_from(const ChosenCheckpoint& chosen);
   void announce_index_size();
+  void save_before_training(int64_t step, bool resumed);
   void require_free_names(int64_t first, int64_t last) const;
   void write(int64_t step, const checkpoint::SaveContent& content, bool now);
   void write_last(int64_t step);

@@ -176,6 +176,7 @@ class DeviceMover : public checkpoint::MemoryMover {
                  uint64_t bytes) override;
   void finish() override { stream_.synchronize(); }
   std::shared_ptr<std::byte> allocate(uint64_t bytes) override;
+  bool allocates_pinned() const override { return !device_.is_cpu(); }
 
  private:
   at::Device device_;

@@ -15,6 +15,8 @@ Environment:
     PEER_METRICS       rank 0 writes here {"losses": [...], "grad_norms": [...]}, one entry a step, every digit kept
     PEER_GRADIENTS     rank 0 writes here, as FQN.f32 (raw little-endian fp32), the full gradient of every parameter at
                        step PEER_GRADIENTS_STEP (default 1), before clipping
+    PEER_FLAVOR        a flavour for --model.flavor that torchtitan lacks, as JSON: {"name": ..., "base": a flavour that it has,
+                       "args": {...}}, where args are fields of its model arguments that differ from the base's (unset: none)
     PEER_FIRST_STEP    steps of data to skip: for a run that resumes from another trainer's checkpoint (default 0)
     PEER_THREADS       intra-op threads of this rank (default 1)
 
@@ -152,7 +154,11 @@ def _spec_of_the_judge(name):
             _load_formula_weights(self, int(os.environ["PEER_WEIGHTS_SEED"]))
 
     spec.model_cls.init_weights = init_weights_by_formula
-    return dataclasses.replace(spec, build_dataloader_fn=RecordedTokens, build_tokenizer_fn=None)
+    flavors = dict(spec.model_args)
+    if "PEER_FLAVOR" in os.environ:
+        added = json.loads(os.environ["PEER_FLAVOR"])
+        flavors[added["name"]] = dataclasses.replace(flavors[added["base"]], **added["args"])
+    return dataclasses.replace(spec, model_args=flavors, build_dataloader_fn=RecordedTokens, build_tokenizer_fn=None)
 
 
 titan_spec.get_train_spec = _spec_of_the_judge

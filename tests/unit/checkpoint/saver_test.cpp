@@ -294,6 +294,26 @@ TEST_CASE("one save is under way at a time and one pool serves all") {
   CHECK(saver.counters().pool_bytes == 1216);  // 1,200 bytes of numbers, in lines of 64
 }
 
+TEST_CASE("the pool is there before the first save, and only for saves in the background") {
+  const TemporaryFolder folder;
+  for (const AsyncMode mode : {AsyncMode::kDisabled, AsyncMode::kAsync, AsyncMode::kOverlapped}) {
+    fs::remove_all(folder.path());
+    SoloCoordinator alone;
+    Dummy dummy(100, 1, 0);
+    MemoryMover mover;
+    Saver saver({.folder = folder.path(), .async = mode}, {&dummy}, alone, mover);
+    saver.prepare_pool();
+    CHECK(saver.counters().pool_bytes == (mode == AsyncMode::kDisabled ? 0 : 1216));
+    dummy.set(5);
+    saver.save(1);
+    saver.finish();
+    CHECK(saver.counters().plans == 1);
+    Dummy loaded(100, 1, 0);
+    load_into(folder.path() / "step-1", loaded);
+    CHECK(loaded.is(5));
+  }
+}
+
 TEST_CASE("without memory for the pool a save is written while training waits") {
   const TemporaryFolder folder;
   SoloCoordinator alone;

@@ -1,7 +1,9 @@
 #include "checkpoint/storage/shard_writer.h"
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <thread>
 
 #include <catch2/catch.hpp>
 #include <fcntl.h>
@@ -16,6 +18,8 @@ namespace hyperion::checkpoint {
 namespace fs = std::filesystem;
 
 namespace {
+
+using namespace std::chrono_literals;
 
 std::string failed_save(const std::function<void()>& action) {
   return error_of(ExitCode::kSaveFailed, action);
@@ -110,6 +114,27 @@ TEST_CASE("a disk that fills up at the index or the manifest fails the save and 
     CHECK_THAT(failed_save([&] { save_checkpoint(folder, 1); }),
                Catch::Contains("ENOSPC") && Catch::Contains(file));
     CHECK(names_in(fixture.root).empty());
+  }
+}
+
+TEST_CASE("blocks reach the file in order, whichever of caller and disk is the slower one") {
+  StorageFixture fixture;
+  const std::string bytes = some_bytes(7 * kBlockBytes + 5);
+  for (const char* faults :
+       {"", "point=file.write;nth=1;action=sleep:0.05,point=file.write;nth=2;action=sleep:0.05",
+        "point=file.write;nth=0;action=sleep:0.01"}) {
+    for (const auto pause : {0ms, 5ms}) {
+      fs::remove(fixture.root / "shard");
+      arm_faults(faults, 0);
+      ShardWriter file(fixture.root, "shard", 0);
+      for (uint64_t at = 0; at < bytes.size(); at += kBlockBytes) {
+        file.append(bytes.data() + at, std::min<uint64_t>(kBlockBytes, bytes.size() - at));
+        std::this_thread::sleep_for(pause);
+      }
+      const FileRecord record = file.close();
+      CHECK(slurp(fixture.root / "shard") == bytes);
+      verify_file(fixture.root, record);
+    }
   }
 }
 
