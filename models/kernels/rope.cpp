@@ -9,6 +9,7 @@
 
 #include "models/kernels/cpu/rows.h"
 #include "models/kernels/fused.h"
+#include "models/kernels/largest.h"
 #include "models/kernels/operators.h"
 
 namespace hyperion::kernels {
@@ -62,6 +63,13 @@ bool takes_fused_rope_on_gpu(const Heads& x, const at::Tensor& cos) {
                               : "");
 }
 
+void raise_all(const at::Tensor& amaxes, const Heads& heads) {
+  if (!amaxes.defined()) return;
+  raise_to_largest(amaxes[0], heads.q);
+  raise_to_largest(amaxes[1], heads.k);
+  raise_to_largest(amaxes[2], heads.v);
+}
+
 }  // namespace
 
 at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, models::RopeStyle style,
@@ -86,11 +94,13 @@ Heads rope_heads(const Heads& x, const at::Tensor& cos, const at::Tensor& sin, m
 }
 
 Heads rope_heads_backward(const Heads& grads, const at::Tensor& cos, const at::Tensor& sin,
-                          models::RopeStyle style, int64_t parts) {
+                          models::RopeStyle style, int64_t parts, const at::Tensor& amaxes) {
   if (takes_fused_rope_on_gpu(grads, cos))
-    return operators::rope_heads_backward(grads, cos, sin, style, parts);
-  return {rope(grads.q, cos, sin, style, /*inverse=*/true, parts),
-          rope(grads.k, cos, sin, style, /*inverse=*/true, parts), divided(grads.v, parts)};
+    return operators::rope_heads_backward(grads, cos, sin, style, parts, amaxes);
+  Heads back = {rope(grads.q, cos, sin, style, /*inverse=*/true, parts),
+                rope(grads.k, cos, sin, style, /*inverse=*/true, parts), divided(grads.v, parts)};
+  raise_all(amaxes, back);
+  return back;
 }
 
 Heads plain::rope_heads(const Heads& x, const at::Tensor& cos, const at::Tensor& sin, models::RopeStyle style,
@@ -100,9 +110,11 @@ Heads plain::rope_heads(const Heads& x, const at::Tensor& cos, const at::Tensor&
 }
 
 Heads plain::rope_heads_backward(const Heads& grads, const at::Tensor& cos, const at::Tensor& sin,
-                                 models::RopeStyle style, int64_t parts) {
-  return {plain::rope(grads.q, cos, sin, style, /*inverse=*/true, parts),
-          plain::rope(grads.k, cos, sin, style, /*inverse=*/true, parts), divided(grads.v, parts)};
+                                 models::RopeStyle style, int64_t parts, const at::Tensor& amaxes) {
+  Heads back = {plain::rope(grads.q, cos, sin, style, /*inverse=*/true, parts),
+                plain::rope(grads.k, cos, sin, style, /*inverse=*/true, parts), divided(grads.v, parts)};
+  raise_all(amaxes, back);
+  return back;
 }
 
 at::Tensor plain::rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,

@@ -16,6 +16,9 @@ from jobs import BINARY, ROOT, JobTest, main
 WORLDS = (8, 64, 1024, 16384)
 SHORT, LONG = 3, 5  # steps of the two jobs whose traces are compared
 KERNELS = 1_110  # of a steady step at 8 ranks, as few as have been reached
+FP8_KERNELS = 2_500  # the same with FP8 weights gathered in FP8
+FP8 = ("--model.converters=float8", "--quantize.linear.float8.enable_fsdp_float8_all_gather=true",
+       "--quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp=true")
 LOGGED = (10, 20, 30, 40)  # the steps between which processor time is taken
 
 
@@ -27,20 +30,20 @@ class Scale(JobTest):
         subprocess.run([BINARY, "tokenize", self.folder / "text.jsonl", "--out", self.folder / "shards", "--tokenizer",
                         ROOT / "tests/assets/tokenizer"], check=True, capture_output=True)
 
-    def rank_0_of(self, world, steps, log_freq, **env):
-        return self.start(f"--training.steps={steps}", f"--metrics.log_freq={log_freq}", "--activation_checkpoint.mode=none",
+    def rank_0_of(self, world, steps, log_freq, *options, **env):
+        return self.start(*options, f"--training.steps={steps}", f"--metrics.log_freq={log_freq}", "--activation_checkpoint.mode=none",
                           "--comm.mode=fake_backend", f"--model.hf_assets_path={ROOT}/tests/assets/tokenizer",
                           f"--training.dataset_path={self.folder}/shards", f"--job.dump_folder={self.folder}/out",
                           config=ROOT / "configs/llama3_8b.toml",
                           env={"HYPERION_DEVICE": "cuda", "LD_PRELOAD": BINARY.parent / "libsimulated_gpu.so", "NGPU": world,
                                "HYPERION_SIMULATED_GPUS": 8, "HYPERION_SIMULATED_COMPUTE": "off", **env})
 
-    def counts(self, world):
+    def counts(self, world, *options):
         """Kernels and operators of a steady step."""
         found = []
         for steps in (SHORT, LONG):
             trace = self.folder / "trace"
-            job = self.rank_0_of(world, steps, 100, HYPERION_SIMULATED_TRACE=trace)
+            job = self.rank_0_of(world, steps, 100, *options, HYPERION_SIMULATED_TRACE=trace)
             self.assertEqual(job.codes(300), [0], job.text())
             with trace.open() as lines:
                 found.append(collections.Counter(line.split("\t", 1)[0] for line in lines))
@@ -61,6 +64,11 @@ class Scale(JobTest):
                 seconds.append(int(times.read().split()[0]) * 1e-9)
         self.assertEqual(job.codes(300), [0], job.text())
         return min(after - before for before, after in zip(seconds, seconds[1:])) / LOGGED[0]
+
+    def test_an_fp8_step_has_no_more_kernels_than_have_been_reached(self):
+        kernels, operators = self.counts(WORLDS[0], *FP8)
+        print(f"\nFP8, {WORLDS[0]} ranks: {kernels:,.0f} kernels, {operators:,.0f} operators", flush=True)
+        self.assertLessEqual(kernels, FP8_KERNELS)
 
     def test_kernels_and_host_time_of_a_step_do_not_grow_with_the_ranks(self):
         rows = {}
