@@ -57,8 +57,9 @@ struct Parameter {
   at::Tensor weight{};
 
   // Set where the owner gathers the contents in an encoded form instead: `encoded` of shape `local`, in units
-  // of 1 / encoded_scale (0-dim fp32). `weight` then never has bytes and only collects the gradient.
-  at::Tensor encoded{}, encoded_scale{};
+  // of encoded_inverse = 1 / encoded_scale (0-dim fp32 both). `weight` then never has bytes and only collects
+  // the gradient.
+  at::Tensor encoded{}, encoded_scale{}, encoded_inverse{};
 
   // Of weights that read one input, shared by them: a parameter of all their rows, in their order. Its
   // `weight` is defined where their owner has laid theirs side by side, and is the whole of them, without a

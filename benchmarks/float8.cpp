@@ -73,6 +73,7 @@ void benchmark_layers(const BenchmarkDevice& place, int64_t tokens, int64_t divi
         const float8::Quantized quantized = float8::quantize(weight, {});
         parameter->encoded = quantized.values;
         parameter->encoded_scale = quantized.scale;
+        parameter->encoded_inverse = quantized.inverse;
       }
       works.emplace_back([=, linear = models::Linear(parameter, way.float8)] {
         parameter->derived.reset();

@@ -20,6 +20,7 @@
 #include "base/error.h"
 #include "models/activation_checkpoint.h"
 #include "models/float8/linear_matmuls.h"
+#include "models/kernels/fused.h"
 #include "models/products_in_pieces.h"
 
 namespace hyperion::models {
@@ -89,6 +90,12 @@ bool keeps_columns(const std::vector<const Linear*>& layers) {
          std::ranges::all_of(layers, [&](const Linear* layer) { return layer->float8() == float8; });
 }
 
+// amax: fp32, one number, or undefined.
+Operand with_amax(Operand rows, const Tensor& amax) {
+  if (amax.defined()) rows.amax = amax.squeeze();
+  return rows;
+}
+
 // What a node keeps of the rows that its layers multiplied, for their weight gradients.
 enum class Kept : int64_t { kRows, kEncodedRows, kEncodedColumns };
 
@@ -105,7 +112,7 @@ void keep(AutogradContext* context, const Operand& rows, const Tensor& values) {
   if (rows.columns.values.defined())
     save(Kept::kEncodedColumns, encoded(rows.columns));
   else if (rows.values.defined())
-    save(Kept::kRows, {values});
+    save(Kept::kRows, {values, rows.amax});
   else
     save(Kept::kEncodedRows, encoded(rows.rows));
 }
@@ -115,7 +122,7 @@ Operand kept_rows(AutogradContext* context) {
   const at::ScalarType dtype = context->saved_data["dtype"].toScalarType();
   switch (static_cast<Kept>(context->saved_data["kept"].toInt())) {
     case Kept::kRows:
-      return Operand(as_rows(saved[0]));
+      return with_amax(Operand(as_rows(saved[0])), saved[1]);
     case Kept::kEncodedRows:
       return Operand({saved[0], saved[1], saved[2]}, dtype);
     case Kept::kEncodedColumns:
@@ -184,10 +191,19 @@ Tensor side_by_side(const variable_list& grads) {
   return parts[0].as_strided({parts[0].size(0), columns}, {columns, 1});
 }
 
+// The result through which a node is told the largest magnitudes of the gradients of its others: nobody
+// reads its numbers.
+Tensor told_amaxes(AutogradContext* context, size_t many, const Tensor& x) {
+  context->set_materialize_grads(false);  // zeros for whom nobody told
+  return at::empty({static_cast<int64_t>(many)}, x.options().dtype(at::kFloat));
+}
+
 struct ColumnFunction : Function<ColumnFunction> {
-  static variable_list forward(AutogradContext* context, const Tensor& x, at::TensorList /*for autograd*/,
-                               const std::vector<const Linear*>& layers, bool makes_columns) {
+  static variable_list forward(AutogradContext* context, const Tensor& x, at::TensorList again,
+                               at::TensorList /*for autograd*/, const std::vector<const Linear*>& layers,
+                               bool makes_columns, const std::optional<Tensor>& amax, bool asks_amaxes) {
     save_layers(context, layers);
+    context->saved_data["again"] = static_cast<int64_t>(again.size());
     const Exchange* ranks = layers.front()->ranks();
     std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
     if (ranks != nullptr) shape.insert(shape.begin(), ranks->size());
@@ -212,6 +228,7 @@ struct ColumnFunction : Function<ColumnFunction> {
     } else if (!computed.empty()) {
       rows.emplace(x, layers, GatheredRows::Role::kInput);
       Operand& all = rows->wait();
+      if (amax && ranks == nullptr) all = with_amax(std::move(all), *amax);
       all.makes_columns = makes_columns && all.values.defined();
       for (const size_t i : computed) {
         shape.back() = products[i]->weight()->rows();
@@ -221,15 +238,21 @@ struct ColumnFunction : Function<ColumnFunction> {
     for (size_t i = 0; i < products.size(); ++i)
       outputs[i] =
           saved_or_computed(saves[i], [&]() -> SelectiveCheckpoint::Results { return {outputs[i]}; })[0];
-    context->saved_data["gathered"] = rows.has_value();
-    const Operand all = rows ? rows->wait() : Operand(as_rows(x));
+    context->saved_data["gathered"] = rows.has_value() || ranks == nullptr;
+    const Operand all = rows ? rows->wait() : with_amax(Operand(as_rows(x)), amax.value_or(Tensor()));
     keep(context, all, rows && ranks != nullptr ? all.values : x);
-    return whole ? split_by_layers(outputs[0], layers, -1) : outputs;
+    variable_list results = whole ? split_by_layers(outputs[0], layers, -1) : outputs;
+    if (asks_amaxes) results.push_back(told_amaxes(context, layers.size(), x));
+    return results;
   }
 
-  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+  static variable_list backward(AutogradContext* context, const variable_list& all_grads) {
     const auto node = saved_layers(context);
     const std::vector<const Linear*> layers = node->pointers();
+    const variable_list grads(all_grads.begin(), all_grads.begin() + std::ssize(layers));
+    const Tensor amaxes = all_grads.size() > layers.size() ? all_grads.back() : Tensor();
+    if (std::ranges::any_of(grads, [](const Tensor& grad) { return !grad.defined(); }))
+      throw_bug("backward of layers of which one's result was not used");
     Exchange* ranks = layers.front()->ranks();
     GatheredRows rows =
         context->saved_data["gathered"].toBool()
@@ -242,7 +265,8 @@ struct ColumnFunction : Function<ColumnFunction> {
     if (whole)
       operands.emplace_back(side_by_side(grads));
     else
-      for (const Tensor& grad : grads) operands.emplace_back(as_rows(grad));
+      for (size_t i = 0; i < grads.size(); ++i)
+        operands.push_back(with_amax(Operand(as_rows(grads[i])), amaxes.defined() ? amaxes[i] : amaxes));
     const auto input_gradient = [&](std::vector<Operand>& of) {
       Tensor sum;  // added up from the last layer to the first
       for (size_t i = products.size(); i-- > 0;) {
@@ -255,8 +279,13 @@ struct ColumnFunction : Function<ColumnFunction> {
       return sum;
     };
     Tensor grad_x;
+    const int64_t again = context->saved_data["again"].toInt();
+    variable_list terms(again);  // of layers behind the first, where they are not added up here
     std::optional<ScatteredRows> scattered;
-    if (layers.front()->in_pieces()) {
+    if (again > 0) {
+      for (size_t i = products.size(); i-- > 0;)
+        (i == 0 ? grad_x : terms.at(i - 1)) = products[i]->input_gradient(operands[i]);
+    } else if (layers.front()->in_pieces()) {
       for (size_t i = 0; i < products.size(); ++i) products[i]->prepare_gradient(operands[i]);
       grad_x = scatter_in_pieces(*ranks, [&](int rank) {
         std::vector<Operand> parts;
@@ -273,28 +302,34 @@ struct ColumnFunction : Function<ColumnFunction> {
     for (size_t i = 0; i < products.size(); ++i)
       weights.push_back(products[i]->weight_gradient(operands[i], x));
     if (whole) weights = split_by_layers(weights[0], layers, 0);
-    variable_list result = {Tensor()};
-    result.insert(result.end(), weights.begin(), weights.end());
-    weights.clear();                   // autograd takes a gradient that nobody else has without a copy
-    result.resize(result.size() + 2);  // of what is no tensor
     if (scattered) grad_x = scattered->wait();
     std::vector<int64_t> shape(grads[0].sizes().begin(), grads[0].sizes().end());
     if (ranks != nullptr) shape.erase(shape.begin());
     shape.back() = grad_x.size(1);
-    result[0] = grad_x.view(shape);
+    variable_list result = {grad_x.view(shape)};
+    for (const Tensor& term : terms) result.push_back(term.defined() ? term.view(shape) : term);
+    result.insert(result.end(), weights.begin(), weights.end());
+    weights.clear();                   // autograd takes a gradient that nobody else has without a copy
+    result.resize(result.size() + 4);  // of the layers, and of what follows them
     return result;
   }
 };
 
 struct RowFunction : Function<RowFunction> {
-  static Tensor forward(AutogradContext* context, const Tensor& x, const std::optional<Tensor>& residual,
-                        const Tensor& /*for autograd*/, const Linear& layer, RowResult result,
-                        bool makes_columns) {
+  static variable_list forward(AutogradContext* context, const Tensor& x,
+                               const std::optional<Tensor>& residual, const Tensor& /*for autograd*/,
+                               const Linear& layer, RowResult result, bool makes_columns,
+                               const std::optional<Tensor>& amax, bool asks_amax) {
     save_layers(context, {&layer});
     context->saved_data["shape"] = x.sizes().vec();
     context->saved_data["residual"] = residual.has_value();
-    Operand rows(as_rows(x));
+    Operand rows = with_amax(Operand(as_rows(x)), amax.value_or(Tensor()));
     rows.makes_columns = makes_columns;
+    const auto results = [&](const Tensor& output) {
+      variable_list all = {output};
+      if (asks_amax) all.push_back(told_amaxes(context, 1, x));
+      return all;
+    };
     const bool chosen = saves_next_product(layer);
     Exchange* ranks = layer.ranks();
     std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
@@ -302,7 +337,7 @@ struct RowFunction : Function<RowFunction> {
     shape.back() = layer.weight()->rows();
     if (result == RowResult::kNotNeeded) {
       keep(context, rows, x);
-      return at::empty(shape, x.options());
+      return results(at::empty(shape, x.options()));
     }
     const bool save = result == RowResult::kNeededAgain && (chosen || ranks != nullptr);
     Tensor output = saved_or_computed(save, [&]() -> SelectiveCheckpoint::Results {
@@ -321,7 +356,7 @@ struct RowFunction : Function<RowFunction> {
       return {residual ? *residual + sum : sum};
     })[0];
     keep(context, rows, x);
-    return output;
+    return results(output);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
@@ -338,11 +373,14 @@ struct RowFunction : Function<RowFunction> {
           [&](int rank, Operand& part) { as_rows(grad_x[rank]).copy_(layer.input_gradient(part)); });
     } else {
       gathered.emplace(grads[0], std::vector{&layer}, GatheredRows::Role::kGradient);
+      if (grads.size() > 1) gathered->wait() = with_amax(std::move(gathered->wait()), grads[1]);
       grad_x = layer.input_gradient(gathered->wait()).view(shape);
     }
     return {grad_x,
             context->saved_data["residual"].toBool() ? grads[0] : Tensor(),
             layer.weight_gradient(gathered->wait(), rows),
+            Tensor(),
+            Tensor(),
             Tensor(),
             Tensor(),
             Tensor()};
@@ -442,15 +480,43 @@ ScatteredRows::ScatteredRows(const Tensor& rows, Exchange& ranks)
       sum_(at::empty({rows.size(0) / ranks.size(), rows.size(1)}, rows.options())),
       pending_(ranks.start_reduce_scatter_sum(sum_, partial_)) {}
 
-std::vector<Tensor> column_linear(const Tensor& x, const std::vector<const Linear*>& layers) {
+std::vector<Tensor> column_linear(const Tensor& x, const std::vector<const Linear*>& layers,
+                                  const BesideInput& beside, Tensor* gradient_amaxes) {
   variable_list weights;
   for (const Linear* layer : layers) weights.push_back(layer->weight()->weight);
-  return ColumnFunction::apply(x, at::TensorList(weights), layers, keeps_columns(layers));
+  const bool asks_amaxes = gradient_amaxes != nullptr && reads_amaxes(layers, x);
+  variable_list results = ColumnFunction::apply(
+      x, at::TensorList(beside.again), at::TensorList(weights), layers, keeps_columns(layers),
+      beside.amax.defined() ? std::optional<Tensor>(beside.amax) : std::nullopt, asks_amaxes);
+  if (!asks_amaxes) return results;
+  *gradient_amaxes = results.back();
+  results.pop_back();
+  return results;
+}
+
+bool reads_amaxes(const std::vector<const Linear*>& layers, const Tensor& x) {
+  const Linear& first = *layers.front();
+  return x.is_cuda() && kernels::is_fused_dtype(x) &&
+         kernels::chosen_kernels() == kernels::KernelChoice::kAuto && first.ranks() == nullptr &&
+         first.float8() != nullptr && first.float8()->reads_amax() &&
+         std::ranges::all_of(layers, [&](const Linear* layer) { return layer->float8() == first.float8(); });
+}
+
+ops::NormReaders readers_of_norm(const std::vector<const Linear*>& layers, const Tensor& x) {
+  const bool apart = x.is_cuda() && kernels::is_fused_dtype(x) &&
+                     kernels::chosen_kernels() == kernels::KernelChoice::kAuto &&
+                     layers.front()->ranks() == nullptr && !packed(layers);
+  return {.layers = apart ? std::ssize(layers) : 1, .want_amax = reads_amaxes(layers, x)};
 }
 
 Tensor row_linear(const Tensor& x, const Linear& layer, const std::optional<Tensor>& residual,
-                  RowResult result) {
-  return RowFunction::apply(x, residual, layer.weight()->weight, layer, result, keeps_columns({&layer}));
+                  RowResult result, const Tensor& amax, Tensor* gradient_amax) {
+  const bool asks_amax = gradient_amax != nullptr && reads_amaxes({&layer}, x);
+  variable_list results =
+      RowFunction::apply(x, residual, layer.weight()->weight, layer, result, keeps_columns({&layer}),
+                         amax.defined() ? std::optional<Tensor>(amax) : std::nullopt, asks_amax);
+  if (asks_amax) *gradient_amax = results[1];
+  return results[0];
 }
 
 Tensor embedding_over_ranks(const Tensor& tokens, const Parameter& table, Exchange& ranks) {

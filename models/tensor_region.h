@@ -26,6 +26,7 @@
 #include "base/exchange.h"
 #include "base/parameter.h"
 #include "models/linear.h"
+#include "models/ops.h"
 
 namespace hyperion::models {
 
@@ -77,7 +78,22 @@ class ScatteredRows {
 // layout. The run that backward follows keeps what it needs of the gathered rows; only where a
 // SelectiveCheckpoint had the results of all layers, so that this run gathered nothing, does backward gather
 // the shard, while it computes the input gradient (of a model's nodes by operation that is none).
-std::vector<at::Tensor> column_linear(const at::Tensor& x, const std::vector<const Linear*>& layers);
+//
+// `beside`: what the node that made x gives beside it. gradient_amaxes (null: not asked for): fp32 [layers],
+// defined where reads_amaxes(); the one node that makes the gradients of all results may return, as the
+// gradient of this tensor, the largest magnitudes of those gradients. So no pass looks for them.
+struct BesideInput {
+  std::vector<at::Tensor> again{};  // x for the second layer and further ones: they get their own gradients
+  at::Tensor amax{};                // fp32, one number: the largest magnitude of x
+};
+std::vector<at::Tensor> column_linear(const at::Tensor& x, const std::vector<const Linear*>& layers,
+                                      const BesideInput& beside = {}, at::Tensor* gradient_amaxes = nullptr);
+
+// Whether the layers cast x and the gradients of their products as whole tensors, with one scale each that
+// is made of an amax, on a GPU whose fused kernels find it on the way.
+bool reads_amaxes(const std::vector<const Linear*>& layers, const at::Tensor& x);
+// What column_linear() of these layers makes use of, of the norm that they read.
+ops::NormReaders readers_of_norm(const std::vector<const Linear*>& layers, const at::Tensor& x);
 
 // Whether anybody reads the values of a row node's result.
 enum class RowResult {
@@ -87,9 +103,11 @@ enum class RowResult {
 };
 // residual + x times the layer's transposed weight, summed over the ranks, or that sum alone; residual [...,
 // out] as the result. Under a SelectiveCheckpoint with a group the result is saved whatever the product's
-// turn says: it is 1/T of the product, and the exchange is not repeated.
+// turn says: it is 1/T of the product, and the exchange is not repeated. amax: of x, or undefined;
+// gradient_amax: as column_linear's, fp32 [1].
 at::Tensor row_linear(const at::Tensor& x, const Linear& layer, const std::optional<at::Tensor>& residual,
-                      RowResult result = RowResult::kNeededAgain);
+                      RowResult result = RowResult::kNeededAgain, const at::Tensor& amax = {},
+                      at::Tensor* gradient_amax = nullptr);
 
 // Rows of the table for tokens int64 [batch, seq], the same on all ranks -> this rank's part of every
 // sequence, [batch, seq / T, dim]. table: this rank's part of the vocabulary.

@@ -85,36 +85,48 @@ std::vector<ParameterPtr> TransformerBlock::parameters() const {
 
 at::Tensor TransformerBlock::forward(const at::Tensor& x, const SequenceContext& context,
                                      BlockRun run) const {
-  const auto [stream, normed] = ops::rms_norm_of_stream(x, attention_norm_->weight, args_.norm_eps);
-  const auto [sum, normed_sum] =
-      ops::add_rms_norm(attention(normed, context), stream, ffn_norm_->weight, args_.norm_eps);
-  return feed_forward(normed_sum, sum, run);
+  const ops::SumAndNorm before = ops::rms_norm_of_stream(x, attention_norm_->weight, args_.norm_eps,
+                                                         readers_of_norm({&wq_, &wk_, &wv_}, x));
+  at::Tensor gradient_amax;
+  const at::Tensor attended = attention(before, context, gradient_amax);
+  return feed_forward(ops::add_rms_norm(attended, before.sum, ffn_norm_->weight, args_.norm_eps,
+                                        readers_of_norm({&w1_, &w3_}, x), gradient_amax),
+                      run);
 }
 
-at::Tensor TransformerBlock::attention(const at::Tensor& x, const SequenceContext& context) const {
+at::Tensor TransformerBlock::attention(const ops::SumAndNorm& stream, const SequenceContext& context,
+                                       at::Tensor& gradient_amax) const {
   // Between the nodes of linear layers tokens are whole sequences, which lie in `parts` parts, rank by rank.
   const int64_t parts = ranks_ == nullptr ? 1 : ranks_->size();
   const ops::RotatedHeads turned = [&] {
-    std::vector<at::Tensor> heads = column_linear(x, {&wq_, &wk_, &wv_});
+    at::Tensor gradient_amaxes;
+    std::vector<at::Tensor> heads =
+        column_linear(stream.normed, {&wq_, &wk_, &wv_}, {stream.again, stream.amax},
+                      q_norm_ ? nullptr : &gradient_amaxes);  // norms between would make other gradients
     for (at::Tensor& projected : heads) projected = projected.unflatten(-1, {-1, args_.head_dim});
     if (q_norm_) {
       heads[0] = ops::rms_norm(heads[0], q_norm_->weight, args_.norm_eps);
       heads[1] = ops::rms_norm(heads[1], k_norm_->weight, args_.norm_eps);
     }
-    return ops::rope_qkv(heads[0], heads[1], heads[2], context.cos, context.sin, args_.rope_style, parts);
+    return ops::rope_qkv(heads[0], heads[1], heads[2], context.cos, context.sin, args_.rope_style, parts,
+                         gradient_amaxes);
   }();
   at::Tensor out = ops::attention(turned.q.transpose(1, 2), turned.k.transpose(1, 2),
                                   turned.v.transpose(1, 2), context.documents)
                        .transpose(1, 2);  // [batch, seq, heads, head_dim]
   if (parts > 1) out = out.unflatten(1, {parts, -1}).transpose(0, 1);
-  return row_linear(out.flatten(-2), wo_, std::nullopt);
+  return row_linear(out.flatten(-2), wo_, std::nullopt, RowResult::kNeededAgain, /*amax=*/{}, &gradient_amax);
 }
 
-at::Tensor TransformerBlock::feed_forward(const at::Tensor& x, const at::Tensor& residual,
-                                          BlockRun run) const {
-  const std::vector<at::Tensor> gate_up = column_linear(x, {&w1_, &w3_});
-  return row_linear(ops::swiglu(gate_up[0], gate_up[1]), w2_, residual,
-                    run == BlockRun::kAgain ? RowResult::kNotNeeded : RowResult::kNeededOnce);
+at::Tensor TransformerBlock::feed_forward(const ops::SumAndNorm& stream, BlockRun run) const {
+  at::Tensor gradient_amaxes;
+  const std::vector<at::Tensor> gate_up =
+      column_linear(stream.normed, {&w1_, &w3_}, {stream.again, stream.amax}, &gradient_amaxes);
+  const ops::ValuesWithAmax activated = reads_amaxes({&w2_}, gate_up[0])
+                                            ? ops::swiglu_with_amax(gate_up[0], gate_up[1], gradient_amaxes)
+                                            : ops::ValuesWithAmax{ops::swiglu(gate_up[0], gate_up[1]), {}};
+  return row_linear(activated.values, w2_, stream.sum,
+                    run == BlockRun::kAgain ? RowResult::kNotNeeded : RowResult::kNeededOnce, activated.amax);
 }
 
 namespace {

@@ -13,6 +13,7 @@
 #include "models/flavors/model_args.h"
 #include "models/kernels/attention.h"
 #include "models/linear.h"
+#include "models/ops.h"
 #include "models/regions.h"
 
 namespace hyperion::models {
@@ -69,10 +70,11 @@ class TransformerBlock {
   std::vector<Linear*> linears() { return {&wq_, &wk_, &wv_, &wo_, &w1_, &w3_, &w2_}; }
 
  private:
-  // Of the normed x.
-  at::Tensor attention(const at::Tensor& x, const SequenceContext& context) const;
-  // residual + the layers' result for the normed x.
-  at::Tensor feed_forward(const at::Tensor& x, const at::Tensor& residual, BlockRun run) const;
+  // Of the normed stream. gradient_amax: as row_linear's.
+  at::Tensor attention(const ops::SumAndNorm& stream, const SequenceContext& context,
+                       at::Tensor& gradient_amax) const;
+  // The stream and the layers' result for its norm, added up.
+  at::Tensor feed_forward(const ops::SumAndNorm& stream, BlockRun run) const;
 
   ModelArgs args_;
   Exchange* ranks_;

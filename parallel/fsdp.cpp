@@ -4,6 +4,7 @@
 #include <utility>
 
 #include <ATen/ops/_chunk_cat.h>
+#include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -138,9 +139,16 @@ void encode_changed_weights(const FsdpContext& context, const std::vector<Sharde
   const at::Tensor maxima = codec.statistics(masters, context.options().device);
   context.shard().all_reduce_max(maxima);
   if (context.tensor() != nullptr) context.tensor()->all_reduce_max(maxima);
-  const at::Tensor scales = codec.scales(maxima);
-  for (size_t i = 0; i < changed.size(); ++i)
-    changed[i]->encode(codec, scales.select(0, static_cast<int64_t>(i)));
+  const auto [scales, inverses] = codec.scales(maxima);
+  std::vector<at::Tensor> own, found;  // copied by a few kernels for all
+  for (size_t i = 0; i < changed.size(); ++i) {
+    const Parameter& parameter = changed[i]->parameter();
+    own.insert(own.end(), {parameter.encoded_scale, parameter.encoded_inverse});
+    const auto index = static_cast<int64_t>(i);
+    found.insert(found.end(), {scales.select(0, index), inverses.select(0, index)});
+  }
+  at::_foreach_copy_(own, found);
+  for (ShardedParameter* parameter : changed) parameter->encode(codec);
 }
 
 ShardGroup::ShardGroup(std::string name, const std::vector<ParameterPtr>& parameters,

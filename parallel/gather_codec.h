@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <utility>
 #include <vector>
 
 #include "base/parameter.h"
@@ -17,9 +18,9 @@ struct GatherCodec {
   std::function<bool(const Parameter&)> applies{};
 
   // Of master rows on each rank: fp32 [n] on `device`. Their maximum over all ranks with a part of the
-  // parameter is what scales() takes: fp32 [n] of factors.
+  // parameter is what scales() takes: fp32 [n] of factors, and of their inverses.
   std::function<at::Tensor(const std::vector<at::Tensor>& masters, at::Device device)> statistics{};
-  std::function<at::Tensor(const at::Tensor& maxima)> scales{};
+  std::function<std::pair<at::Tensor, at::Tensor>(const at::Tensor& maxima)> scales{};
   // Master rows to `out`, of the same shape in `dtype`. scale: 0-dim, on the master's device.
   std::function<void(const at::Tensor& master, const at::Tensor& scale, const at::Tensor& out)> encode{};
 

@@ -97,6 +97,7 @@ ShardedParameter::ShardedParameter(ParameterPtr parameter, int rank, int world,
   if (encoded) {
     parameter_->encoded = unsharded(gathered);
     parameter_->encoded_scale = at::ones({}, compute.dtype(at::kFloat));
+    parameter_->encoded_inverse = at::ones({}, compute.dtype(at::kFloat));
     parameter_->weight = TensorMemory(0, options.device).tensor(parameter_->local, compute);
   } else {
     parameter_->weight = unsharded(compute);
@@ -159,9 +160,9 @@ void ShardedParameter::contents_changed() {
   parameter_->derived.reset();
 }
 
-void ShardedParameter::encode(const GatherCodec& codec, const at::Tensor& scale) {
-  parameter_->encoded_scale.copy_(scale);
-  if (master_.numel() > 0) codec.encode(master_, scale.to(master_.device()), unpadded(all_gather_input_));
+void ShardedParameter::encode(const GatherCodec& codec) {
+  if (master_.numel() > 0)
+    codec.encode(master_, parameter_->encoded_scale.to(master_.device()), unpadded(all_gather_input_));
   stale_ = false;
 }
 

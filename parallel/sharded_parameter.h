@@ -102,8 +102,8 @@ class ShardedParameter {
   // becomes invalid.
   void contents_changed();
   bool needs_encoding() const { return stale_ && encoded(); }
-  // scale: 0-dim, on the compute device.
-  void encode(const GatherCodec& codec, const at::Tensor& scale);
+  // Of the parameter's encoded_scale, which has been written.
+  void encode(const GatherCodec& codec);
   // 1-D [world * padded_numel]: what an all-gather writes. Without storage while sharded.
   const at::Tensor& all_gather_output() const { return all_gather_output_; }
 

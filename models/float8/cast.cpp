@@ -63,8 +63,7 @@ Copies cast(const Tensor& x, const Tensor& row_scale, const Tensor& column_scale
   static const auto op =
       c10::Dispatcher::singleton().findSchemaOrThrow("hyperion::float8_cast", "").typed<CastOperator>();
   const at::AutoDispatchBelowAutograd no_gradients;
-  auto [rows, columns] =
-      op.call(x.detach().contiguous(), if_defined(row_scale), if_defined(column_scale), dtype);
+  auto [rows, columns] = op.call(x.detach(), if_defined(row_scale), if_defined(column_scale), dtype);
   return {std::move(rows), std::move(columns)};
 }
 
@@ -75,7 +74,7 @@ Operands cast_by_amax(const Tensor& x, const Tensor& row_amax, const Tensor& col
                              .typed<CastByAmaxOperator>();
   const at::AutoDispatchBelowAutograd no_gradients;
   auto [rows, columns, row_scale, row_inverse, column_scale, column_inverse] =
-      op.call(x.detach().contiguous(), if_defined(row_amax), if_defined(column_amax), dtype, power_of_two);
+      op.call(x.detach(), if_defined(row_amax), if_defined(column_amax), dtype, power_of_two);
   return {{std::move(rows), std::move(row_scale), std::move(row_inverse)},
           {std::move(columns), std::move(column_scale), std::move(column_inverse)}};
 }
@@ -89,8 +88,9 @@ void cast_into(const Tensor& out, const Tensor& x, const Tensor& scale) {
   op.call(to, x.detach(), scale);
 }
 
-Copies plain::cast(const Tensor& x, const Tensor& row_scale, const Tensor& column_scale,
+Copies plain::cast(const Tensor& given, const Tensor& row_scale, const Tensor& column_scale,
                    at::ScalarType dtype) {
+  const Tensor x = given.contiguous();
   Copies copies;
   if (row_scale.defined()) copies.rows = saturating_cast(x, row_scale, dtype);
   if (!column_scale.defined()) return copies;
@@ -118,9 +118,12 @@ Operands plain::cast_by_amax(const Tensor& x, const Tensor& row_amax, const Tens
 }
 
 Operands quantize_operands(const Tensor& x, const std::optional<Scaling>& rows,
-                           const std::optional<Scaling>& columns, const PartOf& part) {
+                           const std::optional<Scaling>& columns, const PartOf& part,
+                           const Tensor& known_amax) {
   const auto amax_of = [&](const std::optional<Scaling>& scaling) {
-    return scaling ? amax(x, scaling->granularity, part) : Tensor();
+    if (!scaling) return Tensor();
+    const bool known = known_amax.defined() && scaling->granularity == Granularity::kTensor;
+    return known ? known_amax : amax(x, scaling->granularity, part);
   };
   const Tensor of_rows = amax_of(rows), of_columns = columns == rows ? of_rows : amax_of(columns);
   const Scaling& any = rows ? *rows : *columns;

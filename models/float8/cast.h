@@ -20,7 +20,8 @@ struct Copies {
 // Copies of x [m, n] in an FP8 dtype, with the bits of saturating_cast. row_scale: 0-dim or [m, 1];
 // column_scale: 0-dim or [1, n]; a copy whose scale is undefined is not made. x may also be in `dtype`
 // already: then only columns are made, of its very bits. On a GPU, where n must be a multiple of 16, one
-// kernel reads x once (models/float8/cuda).
+// kernel reads x once (models/float8/cuda); rows with gaps between them need no copy of x where they begin at
+// multiples of 16 bytes.
 Copies cast(const at::Tensor& x, const at::Tensor& row_scale, const at::Tensor& column_scale,
             at::ScalarType dtype);
 
@@ -44,8 +45,10 @@ Operands cast_by_amax(const at::Tensor& x, const at::Tensor& row_amax, const at:
 }  // namespace plain
 
 // Dynamic scales, then the copies that have a scaling; both in one dtype and both or neither of powers of
-// two, with one scale where the scalings are equal. x may be a part of a matrix.
+// two, with one scale where the scalings are equal. x may be a part of a matrix. known_amax (0-dim, or
+// undefined): that of x where somebody has found it, which spares the pass over x for one scale per tensor.
 Operands quantize_operands(const at::Tensor& x, const std::optional<Scaling>& rows,
-                           const std::optional<Scaling>& columns, const PartOf& part = {});
+                           const std::optional<Scaling>& columns, const PartOf& part = {},
+                           const at::Tensor& known_amax = {});
 
 }  // namespace hyperion::float8

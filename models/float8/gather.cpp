@@ -1,6 +1,7 @@
 #include "models/float8/gather.h"
 
 #include <limits>
+#include <utility>
 
 #include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/stack.h>
@@ -23,8 +24,9 @@ at::Tensor gather_statistics(const std::vector<at::Tensor>& masters, at::Device 
   return at::stack(largest).to(device);
 }
 
-at::Tensor gather_scales(const at::Tensor& statistics) {
-  return scales_of(statistics, kE4m3, /*power_of_two=*/false).scale;
+std::pair<at::Tensor, at::Tensor> gather_scales(const at::Tensor& statistics) {
+  Scales scales = scales_of(statistics, kE4m3, /*power_of_two=*/false);
+  return {std::move(scales.scale), std::move(scales.inverse)};
 }
 
 void gather_encode(const at::Tensor& master, const at::Tensor& scale, const at::Tensor& out) {

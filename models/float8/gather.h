@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <utility>
 #include <vector>
 
 namespace hyperion::float8 {
@@ -11,8 +12,8 @@ namespace hyperion::float8 {
 // fp32 [n] on `device`: the largest magnitude of each part of a weight. Their maximum over the ranks goes to
 // gather_scales.
 at::Tensor gather_statistics(const std::vector<at::Tensor>& masters, at::Device device);
-// fp32 [n]: each weight's scale.
-at::Tensor gather_scales(const at::Tensor& statistics);
+// fp32 [n] both: each weight's scale, and 1 / it.
+std::pair<at::Tensor, at::Tensor> gather_scales(const at::Tensor& statistics);
 // Master rows [rows, in] (fp32) to e4m3 `out` of the same shape.
 void gather_encode(const at::Tensor& master, const at::Tensor& scale, const at::Tensor& out);
 

@@ -88,10 +88,12 @@ Tensor LinearMatmuls::multiply(const Quantized& a, const Quantized& b, at::Scala
 
 // Emulated products take any layout.
 Operands LinearMatmuls::cast_operands(const Tensor& x, const std::optional<Scaling>& rows,
-                                      const std::optional<Scaling>& columns, const PartOf& part) const {
+                                      const std::optional<Scaling>& columns, const PartOf& part,
+                                      const Tensor& amax) const {
+  const bool blocks = in_blocks((rows ? *rows : *columns).granularity);
+  if (gemm_ == Gemm::kNative && !blocks) return quantize_operands(x, rows, columns, part, amax);
   const Tensor dense = x.contiguous();
-  if (in_blocks((rows ? *rows : *columns).granularity)) return cast_blocks(dense, rows, columns);
-  if (gemm_ == Gemm::kNative) return quantize_operands(dense, rows, columns, part);
+  if (blocks) return cast_blocks(dense, rows, columns);
   Operands operands;
   if (rows) operands.rows = quantize(dense, *rows, part);
   if (columns) operands.columns = columns == rows ? operands.rows : quantize(dense, *columns, part);
@@ -106,7 +108,7 @@ void LinearMatmuls::add_copies(Operand& x, std::optional<Scaling> rows,
   if (x.values.defined()) {
     if (!rows && !columns) return;
     counters_->operand_casts += rows && columns && rows != columns ? 2 : 1;
-    const Operands made = cast_operands(x.values, rows, columns);
+    const Operands made = cast_operands(x.values, rows, columns, {}, x.amax);
     if (rows) x.rows = made.rows;
     if (columns) x.columns = made.columns;
   } else if (columns) {
@@ -126,7 +128,7 @@ LinearMatmuls::WeightCopies& LinearMatmuls::weight_copies(const Parameter& weigh
   if (!weight.derived) {
     auto copies = std::make_shared<WeightCopies>();
     if (weight.encoded.defined()) {
-      copies->out = {weight.encoded, weight.encoded_scale, weight.encoded_scale.reciprocal()};
+      copies->out = {weight.encoded, weight.encoded_scale, weight.encoded_inverse};
     } else {
       const PartOf part = {ranks, weight.split.value_or(0)};
       const Operands both = cast_operands(weight.weight, scalings_.w_out, scalings_.w_x, part);

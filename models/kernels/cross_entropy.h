@@ -10,8 +10,10 @@ inline constexpr int64_t kIgnoredLabel = -100;
 
 // logits [rows, vocab]; labels int64 [rows], kIgnoredLabel = not counted. Returns the sum as a 0-dim fp32
 // tensor (fp64 for fp64). With `scale` (0-dim), logits become scale * (softmax - onehot), zero in ignored
-// rows.
-at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels, const at::Tensor* scale);
+// rows, and amax (fp32, one number; undefined: not wanted) is raised to their largest magnitude
+// (models/kernels/largest.h).
+at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels, const at::Tensor* scale,
+                         const at::Tensor& amax = {});
 
 // Columns [first, first + logits.size(1)) of the logits of a vocabulary of `whole` entries.
 struct VocabPart {
@@ -29,7 +31,8 @@ void vocab_gradient(const at::Tensor& logits, const at::Tensor& labels, const Vo
                     const at::Tensor& log_sum_exp, const at::Tensor& scale);
 
 namespace plain {
-at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels, const at::Tensor* scale);
+at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels, const at::Tensor* scale,
+                         const at::Tensor& amax = {});
 at::Tensor vocab_statistics(const at::Tensor& logits, const at::Tensor& labels, const VocabPart& part);
 void vocab_gradient(const at::Tensor& logits, const at::Tensor& labels, const VocabPart& part,
                     const at::Tensor& log_sum_exp, const at::Tensor& scale);

@@ -15,6 +15,7 @@
 #include "base/device/parallel_for.h"
 #include "models/kernels/cpu/rows.h"
 #include "models/kernels/fused.h"
+#include "models/kernels/largest.h"
 #include "models/kernels/operators.h"
 
 namespace hyperion::kernels {
@@ -115,24 +116,35 @@ std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, cons
 }
 
 AddRmsNormResult add_rms_norm_forward(const at::Tensor& x, const at::Tensor& residual,
-                                      const at::Tensor& weight, double eps) {
-  if (takes_fused_norm_on_gpu(x, weight)) return operators::add_rms_norm(x, residual, weight, eps);
-  if (!has_fused(x)) return plain::add_rms_norm_forward(x, residual, weight, eps);
+                                      const at::Tensor& weight, double eps, const at::Tensor& amax) {
+  if (takes_fused_norm_on_gpu(x, weight)) return operators::add_rms_norm(x, residual, weight, eps, amax);
+  if (!has_fused(x)) return plain::add_rms_norm_forward(x, residual, weight, eps, amax);
   RECORD_FUNCTION("hyperion::add_rms_norm", std::vector<c10::IValue>({x, residual}));
   const at::Tensor whole = residual.contiguous(), sum = at::empty_like(whole);
   auto [output, rstd] = fused_forward(x.contiguous(), weight, eps, &whole, &sum);
+  if (amax.defined()) raise_to_largest(amax, output);
   return {sum, std::move(output), std::move(rstd)};
 }
 
 std::pair<at::Tensor, at::Tensor> add_rms_norm_backward(const at::Tensor& grad, const at::Tensor& grad_sum,
                                                         const at::Tensor& sum, const at::Tensor& weight,
-                                                        const at::Tensor& rstd) {
+                                                        const at::Tensor& rstd, at::TensorList more,
+                                                        const at::Tensor& amax) {
   if (takes_fused_norm_on_gpu(sum, weight))
-    return operators::add_rms_norm_backward(grad, grad_sum, sum, weight, rstd);
-  if (!has_fused(sum)) return plain::add_rms_norm_backward(grad, grad_sum, sum, weight, rstd);
+    return operators::add_rms_norm_backward(grad, grad_sum, sum, weight, rstd, more, amax);
+  if (!has_fused(sum)) return plain::add_rms_norm_backward(grad, grad_sum, sum, weight, rstd, more, amax);
   RECORD_FUNCTION("hyperion::add_rms_norm_backward", std::vector<c10::IValue>({grad, grad_sum, sum}));
   const at::Tensor others = grad_sum.contiguous();
-  return fused_backward(grad.contiguous(), sum.contiguous(), weight, rstd, &others);
+  auto [dx, dw] =
+      fused_backward(sum_of_terms(grad, more).contiguous(), sum.contiguous(), weight, rstd, &others);
+  if (amax.defined()) raise_to_largest(amax, dx);
+  return {std::move(dx), std::move(dw)};
+}
+
+at::Tensor sum_of_terms(const at::Tensor& grad, at::TensorList more) {
+  at::Tensor others;
+  for (size_t i = more.size(); i-- > 0;) others = others.defined() ? others + more[i] : more[i];
+  return others.defined() ? others + grad : grad;
 }
 
 namespace plain {
@@ -158,17 +170,21 @@ std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, cons
 }
 
 AddRmsNormResult add_rms_norm_forward(const at::Tensor& x, const at::Tensor& residual,
-                                      const at::Tensor& weight, double eps) {
+                                      const at::Tensor& weight, double eps, const at::Tensor& amax) {
   const at::Tensor sum = residual + x.reshape(residual.sizes());
   auto [output, rstd] = plain::rms_norm_forward(sum, weight, eps);
+  if (amax.defined()) raise_to_largest(amax, output);
   return {sum, std::move(output), std::move(rstd)};
 }
 
 std::pair<at::Tensor, at::Tensor> add_rms_norm_backward(const at::Tensor& grad, const at::Tensor& grad_sum,
                                                         const at::Tensor& sum, const at::Tensor& weight,
-                                                        const at::Tensor& rstd) {
-  auto [dx, dw] = plain::rms_norm_backward(grad, sum, weight, rstd);
-  return {dx.add_(grad_sum), dw};
+                                                        const at::Tensor& rstd, at::TensorList more,
+                                                        const at::Tensor& amax) {
+  auto [dx, dw] = plain::rms_norm_backward(sum_of_terms(grad, more), sum, weight, rstd);
+  dx.add_(grad_sum);
+  if (amax.defined()) raise_to_largest(amax, dx);
+  return {dx, dw};
 }
 
 }  // namespace plain

@@ -24,24 +24,30 @@ struct AddRmsNormResult {
   at::Tensor output;  // RMSNorm of the rounded sum
   at::Tensor rstd;    // as RmsNormResult's
 };
-// x, residual [..., n]; weight [n].
+// x, residual [..., n]; weight [n]. amax (fp32, one number; undefined: not wanted) is raised to the largest
+// magnitude of output (models/kernels/largest.h).
 AddRmsNormResult add_rms_norm_forward(const at::Tensor& x, const at::Tensor& residual,
-                                      const at::Tensor& weight, double eps);
+                                      const at::Tensor& weight, double eps, const at::Tensor& amax = {});
 // Gradients of the sum and of weight. The sum's is the norm's plus grad_sum, that of everything else that
-// reads it.
+// reads it. The norm's gradient is sum_of_terms(grad, more), with two further terms at most. amax: of the
+// gradient of the sum.
 std::pair<at::Tensor, at::Tensor> add_rms_norm_backward(const at::Tensor& grad, const at::Tensor& grad_sum,
                                                         const at::Tensor& sum, const at::Tensor& weight,
-                                                        const at::Tensor& rstd);
+                                                        const at::Tensor& rstd, at::TensorList more = {},
+                                                        const at::Tensor& amax = {});
+// grad + (more[0] + (more[1] + ..)), each sum rounded: grad itself where there is no more.
+at::Tensor sum_of_terms(const at::Tensor& grad, at::TensorList more);
 
 namespace plain {  // the same in ATen operations: specification, and what devices without a fused kernel run
 RmsNormResult rms_norm_forward(const at::Tensor& x, const at::Tensor& weight, double eps);
 std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, const at::Tensor& x,
                                                     const at::Tensor& weight, const at::Tensor& rstd);
 AddRmsNormResult add_rms_norm_forward(const at::Tensor& x, const at::Tensor& residual,
-                                      const at::Tensor& weight, double eps);
+                                      const at::Tensor& weight, double eps, const at::Tensor& amax = {});
 std::pair<at::Tensor, at::Tensor> add_rms_norm_backward(const at::Tensor& grad, const at::Tensor& grad_sum,
                                                         const at::Tensor& sum, const at::Tensor& weight,
-                                                        const at::Tensor& rstd);
+                                                        const at::Tensor& rstd, at::TensorList more = {},
+                                                        const at::Tensor& amax = {});
 }  // namespace plain
 
 }  // namespace hyperion::kernels

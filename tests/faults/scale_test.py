@@ -18,6 +18,9 @@ WORLDS = ((8, 1), (64, 1), (1024, 1), (16384, 16), (16384, 1))
 SHORT, LONG = 3, 5  # steps of the two jobs whose traces are compared
 KERNELS = 1_110  # of a steady step at 8 ranks, as few as have been reached
 UNPACKED = 1_275  # of them the job's own where products are not packed
+FP8_KERNELS = 2_500  # those of 8 ranks with FP8 weights gathered in FP8
+FP8 = ("--model.converters=float8", "--quantize.linear.float8.enable_fsdp_float8_all_gather=true",
+       "--quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp=true")
 # The fake backend's gathers, which copy 16, 8 or 1 bytes at a time: one launch or two for the slots of few ranks, one for each weight
 # for those of many, where NCCL has one. Nothing else copies such elements.
 FAKE_COPY = re.compile("direct_copy_kernel_cuda.*(complexIdE|EUllE|EUlhE)|UnaryOpFunctorIN3c107complexIdE")
@@ -32,21 +35,22 @@ class Scale(JobTest):
         subprocess.run([BINARY, "tokenize", self.folder / "text.jsonl", "--out", self.folder / "shards", "--tokenizer",
                         ROOT / "tests/assets/tokenizer"], check=True, capture_output=True)
 
-    def rank_0_of(self, world, steps, log_freq, **env):
+    def rank_0_of(self, world, steps, log_freq, *options, **env):
         ranks, replicas = world
-        return self.start(f"--parallelism.data_parallel_replicate_degree={replicas}", f"--training.steps={steps}", f"--metrics.log_freq={log_freq}", "--activation_checkpoint.mode=none",
+        return self.start(*options, f"--parallelism.data_parallel_replicate_degree={replicas}", f"--training.steps={steps}",
+                          f"--metrics.log_freq={log_freq}", "--activation_checkpoint.mode=none",
                           "--comm.mode=fake_backend", f"--model.hf_assets_path={ROOT}/tests/assets/tokenizer",
                           f"--training.dataset_path={self.folder}/shards", f"--job.dump_folder={self.folder}/out",
                           config=ROOT / "configs/llama3_8b.toml",
                           env={"HYPERION_DEVICE": "cuda", "LD_PRELOAD": BINARY.parent / "libsimulated_gpu.so", "NGPU": ranks,
                                "HYPERION_SIMULATED_GPUS": 8, "HYPERION_SIMULATED_COMPUTE": "off", **env})
 
-    def counts(self, world):
+    def counts(self, world, *options):
         """Kernels of a steady step, those of them that are not the fake backend's copies, and operators."""
         found = []
         for steps in (SHORT, LONG):
             trace = self.folder / "trace"
-            job = self.rank_0_of(world, steps, 100, HYPERION_SIMULATED_TRACE=trace)
+            job = self.rank_0_of(world, steps, 100, *options, HYPERION_SIMULATED_TRACE=trace)
             self.assertEqual(job.codes(300), [0], job.text())
             lines = trace.read_text().splitlines()
             trace.unlink()
@@ -68,6 +72,11 @@ class Scale(JobTest):
                 seconds.append(int(times.read().split()[0]) * 1e-9)
         self.assertEqual(job.codes(300), [0], job.text())
         return min(after - before for before, after in zip(seconds, seconds[1:])) / LOGGED[0]
+
+    def test_an_fp8_step_has_no_more_kernels_than_have_been_reached(self):
+        kernels, _, operators = self.counts(WORLDS[0], *FP8)
+        print(f"\nFP8, {WORLDS[0][0]} ranks: {kernels:,.0f} kernels, {operators:,.0f} operators", flush=True)
+        self.assertLessEqual(kernels, FP8_KERNELS)
 
     def test_kernels_and_host_time_of_a_step_do_not_grow_with_the_ranks(self):
         rows = {}

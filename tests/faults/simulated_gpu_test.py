@@ -229,6 +229,22 @@ class SimulatedGpu(JobTest):
             self.assertEqual(of_operator.get("float8_cast", 0), gathers)  # the other layout, for backward
             self.assertEqual(of_operator.get("float8_scales", 0), 3 if gathers else 0)  # of the weights of a unit each
 
+    def test_fp8_steps_look_for_few_largest_elements_and_neither_copy_gradients_nor_add_them_up_apart(self):
+        gathered = "--quantize.linear.float8.enable_fsdp_float8_all_gather"
+        none, blocks, gradient_norms = "--activation_checkpoint.mode=none", 2, 4
+        plain = self.steady_step(none)
+        for options, weights in (([], 7 * blocks + 1), ([gathered, "--quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp"], 0)):
+            step = self.steady_step(FP8, none, *options)
+            # Of the first norm, of attention's result and of the gradient of the block's result; of the head's input.
+            self.assertEqual(step["operator\taten::linalg_vector_norm"], 3 * blocks + 1 + weights + gradient_norms)
+            self.assertEqual(step["operator\taten::add_"], plain["operator\taten::add_"])
+            self.assertEqual(step["operator\taten::copy_"], plain["operator\taten::copy_"])
+            self.assertEqual(step["operator\taten::reciprocal"], plain["operator\taten::reciprocal"])
+            self.assertEqual(step["operator\taten::_foreach_copy_"] - plain["operator\taten::_foreach_copy_"], 1 if options else 0)
+            self.assertNotIn("operator\taten::clone", step)
+            # The amaxes of the second norm, of SwiGLU, and of the gradients of SwiGLU, RoPE and wo's result; of the logits.
+            self.assertEqual(step["operator\taten::zero_"] - plain["operator\taten::zero_"], 5 * blocks + 1)
+
     def test_nvrtc_compiles_beside_a_simulated_gpu(self):
         library = shutil.which("nvcc")
         library = Path(library).resolve().parent.parent / "lib64/libnvrtc.so.13" if library else Path("libnvrtc.so.13")

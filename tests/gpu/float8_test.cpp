@@ -269,6 +269,7 @@ TEST_CASE("FP8 products of a GPU are near their emulation for every recipe and l
             const Quantized master = quantize(weight, {});
             parameter->encoded = master.values;
             parameter->encoded_scale = master.scale;
+            parameter->encoded_inverse = master.inverse;
           }
           // Gradients come in other layouts than row-major as well.
           models::Operand dy(grad.t().contiguous().t()), input(x), again(x);

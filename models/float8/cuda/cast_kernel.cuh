@@ -99,7 +99,8 @@ __global__ void __launch_bounds__(kThreads) cast_tile(const CastTask task) {
   const bool inside = row < task.m && column < task.n;
   const int64_t offset = row * task.n + column;
   Chunk<T> x = {};
-  if (inside) x = chunk_at(static_cast<const T*>(task.x) + offset);  // on its way while scales are made
+  if (inside)  // on its way while scales are made
+    x = chunk_at(static_cast<const T*>(task.x) + row * task.stride + column);
   if constexpr (std::is_same_v<T, uint8_t>) {
     for_columns = x;
   } else {

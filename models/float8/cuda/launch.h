@@ -18,9 +18,10 @@ struct CastScales {
   float *made_scale = nullptr, *made_inverse = nullptr;  // as many as amaxes
 };
 
-// x, rows and columns are aligned to 16 bytes.
+// x, its rows, rows and columns are aligned to 16 bytes.
 struct CastTask {
   const void* x = nullptr;             // [m, n], row-major
+  int64_t stride = 0;                  // between rows of x, in elements: n, or more where they have gaps
   int64_t m = 0, n = 0;                // n: a multiple of 16
   CastScales of_rows{}, of_columns{};  // unused where there is no such copy, and when x is FP8
   uint8_t* rows = nullptr;             // [m, n]; null: not wanted, as always when x is FP8

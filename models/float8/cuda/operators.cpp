@@ -19,10 +19,20 @@ namespace {
 
 using at::Tensor;
 
-// As the kernel reads it: without gaps, from a multiple of 16 bytes on.
+bool aligned(const Tensor& x) {
+  return reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0;
+}
+
+// Without gaps, from a multiple of 16 bytes on.
 Tensor packed(const Tensor& x) {
   const Tensor dense = x.contiguous();
-  return reinterpret_cast<uintptr_t>(dense.const_data_ptr()) % 16 == 0 ? dense : dense.clone();
+  return aligned(dense) ? dense : dense.clone();
+}
+
+// A matrix as the cast reads it: rows may have gaps, and begin at multiples of 16 bytes.
+Tensor with_aligned_rows(const Tensor& x) {
+  const bool whole_rows = x.stride(1) == 1 && x.stride(0) >= x.size(1);
+  return whole_rows && aligned(x) && x.stride(0) * x.element_size() % 16 == 0 ? x : packed(x);
 }
 
 Tensor packed_scale(const Tensor& scale, int64_t many, const Tensor& x) {
@@ -30,7 +40,7 @@ Tensor packed_scale(const Tensor& scale, int64_t many, const Tensor& x) {
                   (scale.numel() == 1 || scale.numel() == many),
               "FP8: a scale of ", scale.numel(), " numbers in ", scale.scalar_type(), " on ", scale.device(),
               ": expected 1 or ", many, " in fp32 on ", x.device());
-  return packed(scale);
+  return scale.contiguous();
 }
 
 From source_of(const Tensor& x) {
@@ -51,6 +61,7 @@ class Cast {
     task_.x = x_.const_data_ptr();
     task_.m = x_.size(0);
     task_.n = x_.size(1);
+    task_.stride = x_.stride(0);
     from_ = x_.scalar_type() == dtype ? From::kFloat8 : source_of(x_);
   }
 
@@ -91,7 +102,7 @@ class Cast {
   static Tensor checked(const Tensor& x) {
     TORCH_CHECK(x.dim() == 2 && x.size(1) % 16 == 0, "float8_cast: x of ", x.sizes(),
                 ": expected a matrix whose last extent is a multiple of 16");
-    return packed(x);
+    return with_aligned_rows(x);
   }
   CastScales given(const Tensor& scale, int64_t many) {
     const Tensor& kept = inputs_.emplace_back(packed_scale(scale, many, x_));

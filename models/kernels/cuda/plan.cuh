@@ -89,7 +89,8 @@ cudaError_t plan(const AddRmsNormTask& task, Element element, const Run& run) {
 template <typename Run>
 cudaError_t plan(const AddRmsNormBackwardTask& task, Element element, const Run& run) {
   const bool chunks = divides(chunk_of(element), {task.n}) &&
-                      aligned({task.grad, task.grad_sum, task.sum, task.weight, task.grad_x, task.partial});
+                      aligned({task.grad, task.grad_sum, task.sum, task.weight, task.grad_x, task.partial}) &&
+                      aligned({task.more[0], task.more[1]});
   const int chunk = chunks ? chunk_of(element) : 1;
   const Variants<AddRmsNormBackwardTask> variants = {
       add_rms_norm_backward_rows<float, 4>, add_rms_norm_backward_rows<float, 1>,

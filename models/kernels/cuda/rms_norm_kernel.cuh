@@ -63,12 +63,20 @@ __global__ void __launch_bounds__(kNormThreads) add_rms_norm_row(const AddRmsNor
   const float rstd = rsqrtf(mean + task.eps);
   if (threadIdx.x == 0) task.rstd[blockIdx.x] = rstd;
 
+  Largest largest;
   for (int k = 0; k < kHeld; ++k) {
     const int64_t at = own + k * stride;
-    if (at < task.n) store<kChunk>(output + at, normalised(held[k], rstd, load<kChunk>(weight + at)));
+    if (at >= task.n) continue;
+    const auto normed = normalised(held[k], rstd, load<kChunk>(weight + at));
+    store<kChunk>(output + at, normed);
+    largest.add(normed);
   }
-  for (int64_t at = own + kHeld * stride; at < task.n; at += stride)
-    store<kChunk>(output + at, normalised(load<kChunk>(sum + at), rstd, load<kChunk>(weight + at)));
+  for (int64_t at = own + kHeld * stride; at < task.n; at += stride) {
+    const auto normed = normalised(load<kChunk>(sum + at), rstd, load<kChunk>(weight + at));
+    store<kChunk>(output + at, normed);
+    largest.add(normed);
+  }
+  if (task.amax != nullptr) raise_to_largest(task.amax, largest);
 }
 
 // What a thread needs of a chunk of a row, of the row's mean of weighted gradient times normed input, and of
@@ -98,6 +106,20 @@ struct NormGradient {
   }
 };
 
+// The sum of the gradient's terms, a chunk of it at `at`.
+template <typename T, int kChunk>
+__device__ inline Chunk<T, kChunk> summed_terms(const AddRmsNormBackwardTask& task, int64_t at) {
+  const auto term = [&](const void* of) { return load<kChunk>(static_cast<const T*>(of) + at); };
+  Chunk<T, kChunk> sum = {};
+  bool any = false;
+  for (int k = kMoreTerms - 1; k >= 0; --k) {
+    if (task.more[k] == nullptr) continue;
+    sum = any ? added(sum, term(task.more[k])) : term(task.more[k]);
+    any = true;
+  }
+  return any ? added(sum, term(task.grad)) : term(task.grad);
+}
+
 template <typename T, int kChunk>
 __global__ void __launch_bounds__(kNormBackwardThreads)
     add_rms_norm_backward_rows(const AddRmsNormBackwardTask task) {
@@ -106,9 +128,9 @@ __global__ void __launch_bounds__(kNormBackwardThreads)
   const int64_t stride = static_cast<int64_t>(blockDim.x) * kChunk;
   const int64_t own = static_cast<int64_t>(threadIdx.x) * kChunk;
   float of_weight[kHeld][kChunk] = {};
+  Largest largest;
   for (int64_t r = blockIdx.x; r < task.rows; r += task.blocks) {
     const int64_t row = r * task.n;
-    const T* const grad = static_cast<const T*>(task.grad) + row;
     const T* const others = static_cast<const T*>(task.grad_sum) + row;
     const T* const sum = static_cast<const T*>(task.sum) + row;
     T* const result = static_cast<T*>(task.grad_x) + row;
@@ -120,13 +142,13 @@ __global__ void __launch_bounds__(kNormBackwardThreads)
     for (int k = 0; k < kHeld; ++k) {
       const int64_t at = own + k * stride;
       if (at >= task.n) continue;
-      held[k] = {load<kChunk>(grad + at), load<kChunk>(sum + at)};
+      held[k] = {summed_terms<T, kChunk>(task, row + at), load<kChunk>(sum + at)};
       held_others[k] = load<kChunk>(others + at);
       product += held[k].product(rstd, load<kChunk>(weight + at));
       held[k].add_to(of_weight[k], rstd);
     }
     for (int64_t at = own + kHeld * stride; at < task.n; at += stride) {
-      const NormGradient<T, kChunk> chunk = {load<kChunk>(grad + at), load<kChunk>(sum + at)};
+      const NormGradient<T, kChunk> chunk = {summed_terms<T, kChunk>(task, row + at), load<kChunk>(sum + at)};
       product += chunk.product(rstd, load<kChunk>(weight + at));
       Chunk<float, kChunk> kept = {};
       if (r != blockIdx.x) kept = load<kChunk>(partial + at);
@@ -136,13 +158,16 @@ __global__ void __launch_bounds__(kNormBackwardThreads)
     const float mean = block_sum(product) / static_cast<float>(task.n);
     for (int k = 0; k < kHeld; ++k) {
       const int64_t at = own + k * stride;
-      if (at < task.n)
-        store<kChunk>(result + at, held[k].of_sum(rstd, mean, load<kChunk>(weight + at), held_others[k]));
+      if (at >= task.n) continue;
+      const auto of_sum = held[k].of_sum(rstd, mean, load<kChunk>(weight + at), held_others[k]);
+      store<kChunk>(result + at, of_sum);
+      largest.add(of_sum);
     }
     for (int64_t at = own + kHeld * stride; at < task.n; at += stride) {
-      const NormGradient<T, kChunk> chunk = {load<kChunk>(grad + at), load<kChunk>(sum + at)};
-      store<kChunk>(result + at,
-                    chunk.of_sum(rstd, mean, load<kChunk>(weight + at), load<kChunk>(others + at)));
+      const NormGradient<T, kChunk> chunk = {summed_terms<T, kChunk>(task, row + at), load<kChunk>(sum + at)};
+      const auto of_sum = chunk.of_sum(rstd, mean, load<kChunk>(weight + at), load<kChunk>(others + at));
+      store<kChunk>(result + at, of_sum);
+      largest.add(of_sum);
     }
   }
   for (int k = 0; k < kHeld; ++k) {
@@ -152,6 +177,7 @@ __global__ void __launch_bounds__(kNormBackwardThreads)
     for (int i = 0; i < kChunk; ++i) parts.values[i] = of_weight[k][i];
     store<kChunk>(partial + at, parts);
   }
+  if (task.amax != nullptr) raise_to_largest(task.amax, largest);
 }
 
 // A block adds up kWarp columns of the parts: each of its warps every kSumWarps-th row, then one warp theirs.

@@ -2,6 +2,7 @@
 // models/kernels/cuda/launch.h describes. `launch(task, element)` runs a task; in tests on CPU threads.
 #pragma once
 
+#include <optional>
 #include <tuple>
 #include <vector>
 
@@ -29,6 +30,17 @@ inline void require_alike(const Tensor& x, const Tensor& like, const char* what)
 
 inline void require_numbers(const Tensor& x, int64_t many, const char* what) {
   TORCH_CHECK(x.numel() == many, what, ": ", x.sizes(), ", expected ", many, " numbers");
+}
+
+// Where a kernel raises `many` amaxes, fp32 beside x; null: they are not wanted.
+inline float* amaxes_of(const std::optional<Tensor>& amaxes, int64_t many, const Tensor& x,
+                        const char* what) {
+  if (!amaxes) return nullptr;
+  TORCH_CHECK(amaxes->scalar_type() == at::kFloat && amaxes->device() == x.device() &&
+                  amaxes->numel() == many && amaxes->is_contiguous(),
+              what, ": ", amaxes->numel(), " amaxes in ", amaxes->scalar_type(), " on ", amaxes->device(),
+              ", expected ", many, " in fp32 on ", x.device());
+  return amaxes->mutable_data_ptr<float>();
 }
 
 // --- RoPE --------------------------------------------------------------------------------------------------
@@ -111,7 +123,8 @@ template <typename Launch>
 std::tuple<Tensor, Tensor, Tensor> rope_heads_backward(const Launch& launch, const Tensor& given_q,
                                                        const Tensor& given_k, const Tensor& given_v,
                                                        const Tensor& cos, const Tensor& sin, bool interleaved,
-                                                       int64_t parts) {
+                                                       int64_t parts,
+                                                       const std::optional<Tensor>& amaxes = {}) {
   require_alike(given_k, given_q, "rope_heads_backward");
   require_alike(given_v, given_q, "rope_heads_backward");
   const Tensor q = with_whole_heads(given_q), k = with_whole_heads(given_k), v = with_whole_heads(given_v);
@@ -132,7 +145,8 @@ std::tuple<Tensor, Tensor, Tensor> rope_heads_backward(const Launch& launch, con
                       .q_out = layout_of(q_out, each),
                       .k_out = layout_of(k_out, each),
                       .v_out = layout_of(v_out, each),
-                      .inverse = true};
+                      .inverse = true,
+                      .amaxes = amaxes_of(amaxes, 3, q, "rope_heads_backward")};
   run_rope(launch, extents, cos, sin, interleaved, parts, task, element_of(q, "rope_heads_backward"));
   return {q_out, k_out, v_out};
 }
@@ -154,7 +168,8 @@ struct Rows {
 };
 
 template <typename Launch>
-Tensor swiglu(const Launch& launch, const Tensor& given_gate, const Tensor& given_up) {
+Tensor swiglu(const Launch& launch, const Tensor& given_gate, const Tensor& given_up,
+              const std::optional<Tensor>& amax = {}) {
   require_alike(given_up, given_gate, "swiglu");
   TORCH_CHECK(given_gate.sizes() == given_up.sizes(), "swiglu: gate ", given_gate.sizes(), " and up ",
               given_up.sizes());
@@ -166,7 +181,8 @@ Tensor swiglu(const Launch& launch, const Tensor& given_gate, const Tensor& give
                         .up_stride = up.stride,
                         .rows = gate.count,
                         .n = output.size(-1),
-                        .output = output.mutable_data_ptr()};
+                        .output = output.mutable_data_ptr(),
+                        .amaxes = amaxes_of(amax, 1, output, "swiglu")};
   launch(task, element_of(output, "swiglu"));
   return output;
 }
@@ -174,7 +190,8 @@ Tensor swiglu(const Launch& launch, const Tensor& given_gate, const Tensor& give
 // The halves of one tensor.
 template <typename Launch>
 std::tuple<Tensor, Tensor> swiglu_backward(const Launch& launch, const Tensor& given_grad,
-                                           const Tensor& given_gate, const Tensor& given_up) {
+                                           const Tensor& given_gate, const Tensor& given_up,
+                                           const std::optional<Tensor>& amaxes = {}) {
   require_alike(given_up, given_gate, "swiglu_backward");
   require_alike(given_grad, given_gate, "swiglu_backward");
   require_numbers(given_up, given_gate.numel(), "swiglu_backward: up");
@@ -192,7 +209,8 @@ std::tuple<Tensor, Tensor> swiglu_backward(const Launch& launch, const Tensor& g
                         .n = n,
                         .grad = grad.x.const_data_ptr(),
                         .grad_stride = grad.stride,
-                        .packed = packed.mutable_data_ptr()};
+                        .packed = packed.mutable_data_ptr(),
+                        .amaxes = amaxes_of(amaxes, 2, packed, "swiglu_backward")};
   launch(task, element_of(packed, "swiglu_backward"));
   return {packed.narrow(-1, 0, n), packed.narrow(-1, n, n)};
 }
@@ -202,7 +220,7 @@ std::tuple<Tensor, Tensor> swiglu_backward(const Launch& launch, const Tensor& g
 template <typename Launch>
 std::tuple<Tensor, Tensor, Tensor> add_rms_norm(const Launch& launch, const Tensor& given_x,
                                                 const Tensor& given_residual, const Tensor& given_weight,
-                                                double eps) {
+                                                double eps, const std::optional<Tensor>& amax = {}) {
   require_alike(given_residual, given_x, "add_rms_norm");
   require_alike(given_weight, given_x, "add_rms_norm");
   const Tensor x = given_x.contiguous(), residual = given_residual.contiguous(),
@@ -220,7 +238,8 @@ std::tuple<Tensor, Tensor, Tensor> add_rms_norm(const Launch& launch, const Tens
                             .eps = static_cast<float>(eps),
                             .sum = sum.mutable_data_ptr(),
                             .output = output.mutable_data_ptr(),
-                            .rstd = rstd.mutable_data_ptr<float>()};
+                            .rstd = rstd.mutable_data_ptr<float>(),
+                            .amax = amaxes_of(amax, 1, x, "add_rms_norm")};
   launch(task, element_of(x, "add_rms_norm"));
   return {sum, output, rstd};
 }
@@ -228,7 +247,9 @@ std::tuple<Tensor, Tensor, Tensor> add_rms_norm(const Launch& launch, const Tens
 template <typename Launch>
 std::tuple<Tensor, Tensor> add_rms_norm_backward(const Launch& launch, const Tensor& given_grad,
                                                  const Tensor& given_grad_sum, const Tensor& given_sum,
-                                                 const Tensor& given_weight, const Tensor& given_rstd) {
+                                                 const Tensor& given_weight, const Tensor& given_rstd,
+                                                 at::TensorList given_more = {},
+                                                 const std::optional<Tensor>& amax = {}) {
   for (const Tensor* other : {&given_grad, &given_grad_sum, &given_weight})
     require_alike(*other, given_sum, "add_rms_norm_backward");
   const Tensor grad = given_grad.contiguous(), grad_sum = given_grad_sum.contiguous(),
@@ -239,20 +260,30 @@ std::tuple<Tensor, Tensor> add_rms_norm_backward(const Launch& launch, const Ten
   require_numbers(grad_sum, sum.numel(), "add_rms_norm_backward: grad_sum");
   require_numbers(weight, n, "add_rms_norm_backward: weight");
   require_numbers(rstd, rows, "add_rms_norm_backward: rstd");
+  TORCH_CHECK(given_more.size() <= size_t{kMoreTerms}, "add_rms_norm_backward: ", given_more.size(),
+              " further terms of the gradient, expected ", kMoreTerms, " at most");
+  std::vector<Tensor> more;
+  for (const Tensor& term : given_more) {
+    require_alike(term, sum, "add_rms_norm_backward");
+    require_numbers(term, sum.numel(), "add_rms_norm_backward: a further term");
+    more.push_back(term.contiguous());
+  }
   Tensor grad_x = at::empty_like(sum), grad_weight = at::empty_like(weight);
   const int64_t blocks = rms_norm_blocks(rows);
   Tensor partial = at::empty({blocks, n}, sum.options().dtype(at::kFloat));
-  const AddRmsNormBackwardTask task{.grad = grad.const_data_ptr(),
-                                    .grad_sum = grad_sum.const_data_ptr(),
-                                    .sum = sum.const_data_ptr(),
-                                    .weight = weight.const_data_ptr(),
-                                    .rstd = rstd.const_data_ptr<float>(),
-                                    .rows = rows,
-                                    .n = n,
-                                    .blocks = blocks,
-                                    .grad_x = grad_x.mutable_data_ptr(),
-                                    .partial = partial.mutable_data_ptr<float>(),
-                                    .grad_weight = grad_weight.mutable_data_ptr()};
+  AddRmsNormBackwardTask task{.grad = grad.const_data_ptr(),
+                              .grad_sum = grad_sum.const_data_ptr(),
+                              .sum = sum.const_data_ptr(),
+                              .weight = weight.const_data_ptr(),
+                              .rstd = rstd.const_data_ptr<float>(),
+                              .rows = rows,
+                              .n = n,
+                              .blocks = blocks,
+                              .grad_x = grad_x.mutable_data_ptr(),
+                              .amax = amaxes_of(amax, 1, sum, "add_rms_norm_backward"),
+                              .partial = partial.mutable_data_ptr<float>(),
+                              .grad_weight = grad_weight.mutable_data_ptr()};
+  for (size_t i = 0; i < more.size(); ++i) task.more[i] = more[i].const_data_ptr();
   launch(task, element_of(sum, "add_rms_norm_backward"));
   return {grad_x, grad_weight};
 }
@@ -282,11 +313,12 @@ inline const float* fp32_of(const Tensor& x, int64_t many, const Tensor& beside,
 
 template <typename Launch>
 Tensor cross_entropy(const Launch& launch, Tensor& logits, const Tensor& labels,
-                     const std::optional<Tensor>& scale) {
+                     const std::optional<Tensor>& scale, const std::optional<Tensor>& amax = {}) {
   CrossEntropyTask task = rows_of(logits, labels, "cross_entropy_");
   Tensor losses = at::empty({task.rows}, logits.options().dtype(at::kFloat));
   task.losses = losses.mutable_data_ptr<float>();
   if (scale) task.scale = fp32_of(*scale, 1, logits, "cross_entropy_: scale");
+  task.amax = amaxes_of(amax, 1, logits, "cross_entropy_");
   launch(task, element_of(logits, "cross_entropy_"));
   return losses.sum();
 }

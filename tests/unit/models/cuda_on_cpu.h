@@ -6,9 +6,11 @@
 #include <algorithm>
 #include <array>
 #include <barrier>
+#include <bit>
 #include <cmath>
 #include <deque>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <cuda_bf16.h>
@@ -32,13 +34,23 @@ inline void __syncthreads() {
 }
 
 // Of all 32 threads of a warp.
-inline float __shfl_xor_sync(unsigned /*mask*/, float value, int distance) {
-  static std::array<float, 1024> of_threads;
+template <typename T>
+T __shfl_xor_sync(unsigned /*mask*/, T value, int distance) {
+  static std::array<T, 1024> of_threads;
   of_threads.at(threadIdx.x) = value;
   warp_barrier->arrive_and_wait();
-  const float other = of_threads.at(threadIdx.x ^ static_cast<unsigned>(distance));
+  const T other = of_threads.at(threadIdx.x ^ static_cast<unsigned>(distance));
   warp_barrier->arrive_and_wait();
   return other;
+}
+
+inline unsigned __float_as_uint(float x) {
+  return std::bit_cast<unsigned>(x);
+}
+
+// One thread of a block calls it, and blocks run one after the other.
+inline unsigned atomicMax(unsigned* shared, unsigned value) {
+  return std::exchange(*shared, std::max(*shared, value));
 }
 
 inline float rsqrtf(float x) {

@@ -57,7 +57,7 @@ void check_kernel(const Tensor& x, const Tensor& row_scale, const Tensor& column
                   at::ScalarType dtype) {
   const int64_t m = x.size(0), n = x.size(1), padded = (m + 15) / 16 * 16;
   Output rows(m * n), columns(n * padded);
-  CastTask task{.x = x.const_data_ptr(), .m = m, .n = n};
+  CastTask task{.x = x.const_data_ptr(), .stride = x.stride(0), .m = m, .n = n};
   if (row_scale.defined()) {
     task.of_rows = {.each = row_scale.numel() > 1, .scale = row_scale.const_data_ptr<float>()};
     task.rows = rows.data();
@@ -82,6 +82,7 @@ void check_kernel_by_amax(const Tensor& x, const Tensor& row_amax, const Tensor&
   const int64_t m = x.size(0), n = x.size(1), padded = (m + 15) / 16 * 16;
   Output rows(m * n), columns(n * padded);
   CastTask task{.x = x.const_data_ptr(),
+                .stride = x.stride(0),
                 .m = m,
                 .n = n,
                 .padded_m = padded,
@@ -158,6 +159,24 @@ TEST_CASE("the source of the CUDA cast gives the bits of the plain form") {
         check_kernel(x, {}, column_scale, dtype);
         check_kernel(plain::cast(x, one, {}, dtype).rows, {}, one, dtype);
       }
+}
+
+TEST_CASE("the source of the CUDA cast reads rows with gaps between them as rows without") {
+  torch::manual_seed(12);
+  for (const at::ScalarType from : {at::kFloat, at::kBFloat16})
+    for (const auto& [m, n] : {std::pair(1, 16), std::pair(63, 80), std::pair(130, 144)}) {
+      const Tensor packed = troublesome(m, 3 * n).to(from);  // gradients of three products, side by side
+      const Tensor one = torch::full({}, 2.5), column_scale = torch::rand({1, n}).mul(500);
+      for (int64_t part = 0; part < 3; ++part) {
+        const Tensor x = packed.narrow(1, part * n, n);
+        check_kernel(x, one, one, kE5m2);
+        check_kernel(x, {}, column_scale, kE4m3);
+        const Tensor largest = amax(x.nan_to_num(1, 2, -2), Granularity::kTensor);
+        check_kernel_by_amax(x, largest, largest, kE5m2, false);
+      }
+      const Tensor encoded = plain::cast(packed, one, {}, kE4m3).rows;
+      check_kernel(encoded.narrow(1, n, n), {}, one, kE4m3);
+    }
 }
 
 TEST_CASE("the source of the CUDA cast rounds every bf16 number and many of fp32 as libtorch does") {

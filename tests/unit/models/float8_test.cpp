@@ -312,10 +312,13 @@ TEST_CASE("layers of one input cast it once and a block that is run again leaves
 TEST_CASE("a weight that was gathered in FP8 is used as it came") {
   const Tensor master = torch::randn({48, 32});
   const Tensor x = torch::randn({16, 32}).to(at::kBFloat16), dy = torch::randn({16, 48}).to(at::kBFloat16);
-  const Tensor scale = gather_scales(gather_statistics({master}, at::kCPU))[0];
+  const auto [scales, inverses] = gather_scales(gather_statistics({master}, at::kCPU));
+  const Tensor scale = scales[0];
+  CHECK(inverses[0].equal(scale.reciprocal()));
   Layer layer(at::full({48, 32}, NAN, at::kBFloat16));  // nobody reads it
   layer.parameter->encoded = at::empty({48, 32}, kE4m3);
   layer.parameter->encoded_scale = scale;
+  layer.parameter->encoded_inverse = inverses[0];
   gather_encode(master, scale, layer.parameter->encoded);
   const Products gathered = layer.run(Recipe::kTensorwise, Gemm::kEmulated, x, dy);
   CHECK(layer.counters->weight_casts == 0);
@@ -327,6 +330,50 @@ TEST_CASE("a weight that was gathered in FP8 is used as it came") {
       scaled_matmul(quantize(x, {}), {direct.values.t(), direct.scale}, at::kBFloat16, true, Gemm::kEmulated);
   CHECK(gathered.out.equal(out));
   CHECK(gather_statistics({at::empty({0, 32}), master}, at::kCPU)[0].item<float>() == 0);  // an empty shard
+}
+
+TEST_CASE("an operand whose largest magnitude is known is scaled by it without another pass") {
+  torch::manual_seed(31);
+  const Tensor x = torch::randn({32, 64}).to(at::kBFloat16),
+               weight = torch::randn({48, 64}).to(at::kBFloat16);
+  const ParameterPtr parameter = make_parameter("w.weight", {48, 64}, Init::ones());
+  parameter->weight = weight;
+  const LinearMatmuls tensorwise(Recipe::kTensorwise, Gemm::kNative, std::make_shared<Counters>());
+  CHECK(tensorwise.reads_amax());
+  CHECK_FALSE(LinearMatmuls(Recipe::kTensorwise, Gemm::kEmulated, nullptr).reads_amax());
+  CHECK_FALSE(LinearMatmuls(Recipe::kRowwise, Gemm::kNative, nullptr).reads_amax());
+  CHECK_FALSE(LinearMatmuls(MxRecipe::kCublas, Gemm::kNative, nullptr).reads_amax());
+  Operand found(x), known(x), larger(x);
+  known.amax = x.abs().max().to(at::kFloat);
+  larger.amax = known.amax * 2;
+  for (Operand* operand : {&found, &known, &larger}) {
+    operand->makes_columns = true;
+    tensorwise.cast_input(*operand);
+  }
+  CHECK(same_bits(known.rows.values, found.rows.values));
+  CHECK(same_bits(known.columns.values, found.columns.values));
+  CHECK(known.rows.scale.equal(found.rows.scale));
+  CHECK(larger.rows.scale.equal(found.rows.scale / 2));
+}
+
+TEST_CASE("layers whose gradients come back one by one have those that are added up otherwise") {
+  torch::manual_seed(32);
+  const Tensor x = torch::randn({2, 16, 32}).to(at::kBFloat16);
+  Layer first(torch::randn({48, 32}).to(at::kBFloat16)), second(torch::randn({64, 32}).to(at::kBFloat16));
+  const auto float8 =
+      std::make_shared<const LinearMatmuls>(Recipe::kTensorwise, Gemm::kEmulated, first.counters);
+  const Linear w1(first.parameter, float8), w3(second.parameter, float8);
+  const std::vector<Tensor> seeds = {torch::randn({2, 16, 48}).to(at::kBFloat16),
+                                     torch::randn({2, 16, 64}).to(at::kBFloat16)};
+  const Tensor one = x.detach().requires_grad_(), again = x.detach().requires_grad_();
+  const auto apart =
+      torch::autograd::grad(column_linear(one, {&w1, &w3}, {.again = {again}}),
+                            {one, again, first.parameter->weight, second.parameter->weight}, seeds);
+  const auto together = torch::autograd::grad(
+      column_linear(one, {&w1, &w3}), {one, first.parameter->weight, second.parameter->weight}, seeds);
+  CHECK((apart[1] + apart[0]).equal(together[0]));
+  CHECK(apart[2].equal(together[1]));
+  CHECK(apart[3].equal(together[2]));
 }
 
 TEST_CASE("layers are chosen by name and extents and torchao's rules") {

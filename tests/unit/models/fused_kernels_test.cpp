@@ -73,6 +73,16 @@ Tensor numbers(at::IntArrayRef shape, at::ScalarType dtype, bool hard = false) {
   return x.to(dtype);
 }
 
+// The amaxes of kernels: zeros that they raise.
+Tensor zeros_for(int64_t many) {
+  return torch::zeros({many});
+}
+
+// fp32 [1]
+Tensor largest(const Tensor& x) {
+  return x.numel() == 0 ? torch::zeros({1}) : x.abs().max().to(torch::kFloat).view({1});
+}
+
 // Part of a wider tensor, so that rows have gaps.
 Tensor part_of_wider(const Tensor& x, int64_t before, int64_t after) {
   std::vector<int64_t> shape = x.sizes().vec();
@@ -133,6 +143,11 @@ TEST_CASE("the source of the CUDA RoPE turns heads of one product as the plain f
     CHECK(dq.stride(-3) == all * c.head_dim);
     CHECK(dk.storage_offset() == c.heads * c.head_dim);
     CHECK(dv.storage_offset() == (c.heads + c.kv_heads) * c.head_dim);
+    const Tensor amaxes = zeros_for(3);
+    const auto again = own::rope_heads_backward(kOnThreads, grads.q, grads.k, grads.v, cos, sin, interleaved,
+                                                c.parts, amaxes);
+    CHECK(same_bits(std::get<0>(again), dq));
+    CHECK(same_bits(amaxes, torch::cat({largest(dq), largest(dk), largest(dv)})));
   }
 }
 
@@ -159,6 +174,12 @@ TEST_CASE("the source of the CUDA SwiGLU follows the plain form within an expone
         own::swiglu_backward(kOnThreads, part_of_wider(grad, 1, 0), part_of_wider(gate, 3, 2), up);
     CHECK(same_bits(std::get<0>(shifted), of_gate));
     CHECK(same_bits(std::get<1>(shifted), of_up));
+    // the largest magnitudes, NaN and infinity too, on the way
+    const Tensor amax = zeros_for(1), amaxes = zeros_for(2);
+    const Tensor result = own::swiglu(kOnThreads, gate, up, amax);
+    CHECK(same_bits(amax, largest(result)));
+    own::swiglu_backward(kOnThreads, grad, gate, up, amaxes);
+    CHECK(same_bits(amaxes, torch::cat({largest(of_gate), largest(of_up)})));
   }
 }
 
@@ -189,7 +210,42 @@ TEST_CASE("the source of the CUDA sum with its norm follows the plain form and r
     const auto [again_x, again_weight] = backward();
     CHECK(same_bits(again_x, grad_x));
     CHECK(same_bits(again_weight, grad_weight));
+    // the largest magnitudes on the way
+    const Tensor amax = zeros_for(1), back_amax = zeros_for(1);
+    CHECK(same_bits(std::get<1>(own::add_rms_norm(kOnThreads, x, residual, weight, 1e-5, amax)), output));
+    CHECK(same_bits(amax, largest(output)));
+    // a gradient in three terms has the bits of their sum
+    const Tensor second = numbers({rows, n}, dtype), third = numbers({rows, n}, dtype);
+    const std::vector<Tensor> more = {second, third};
+    const auto in_terms =
+        own::add_rms_norm_backward(kOnThreads, grad, grad_sum, sum, weight, rstd, more, back_amax);
+    const auto in_one = own::add_rms_norm_backward(kOnThreads, kernels::sum_of_terms(grad, more), grad_sum,
+                                                   sum, weight, rstd);
+    CHECK(same_bits(std::get<0>(in_terms), std::get<0>(in_one)));
+    CHECK(same_bits(std::get<1>(in_terms), std::get<1>(in_one)));
+    CHECK(same_bits(back_amax, largest(std::get<0>(in_terms))));
+    const auto in_two = own::add_rms_norm_backward(kOnThreads, grad, grad_sum, sum, weight, rstd, {second});
+    CHECK(same_bits(std::get<0>(in_two), std::get<0>(own::add_rms_norm_backward(
+                                             kOnThreads, second + grad, grad_sum, sum, weight, rstd))));
   }
+}
+
+TEST_CASE("an amax that is raised keeps what is larger and shows what is no number") {
+  const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16);
+  Tensor x = torch::ones({5, 24}, dtype);
+  const Tensor zero = torch::zeros_like(x), weight = torch::ones({24}, dtype), up = torch::ones_like(x);
+  Tensor amax = torch::full({1}, 7.0);
+  own::add_rms_norm(kOnThreads, x, zero, weight, 1e-5, amax);
+  CHECK(amax.item<float>() == 7);
+  x[3][23] = -std::numeric_limits<float>::infinity();
+  Tensor product = torch::zeros({1});
+  own::swiglu(kOnThreads, up, x, product);
+  CHECK(product.item<float>() == std::numeric_limits<float>::infinity());
+  x[1][0] = NAN;
+  own::swiglu(kOnThreads, up, x, product);
+  CHECK(std::isnan(product.item<float>()));
+  own::swiglu(kOnThreads, up, up, product);  // nothing is larger than a NaN
+  CHECK(std::isnan(product.item<float>()));
 }
 
 TEST_CASE("the source of the CUDA norm takes rows that its threads cannot hold") {
@@ -209,6 +265,15 @@ TEST_CASE("the source of the CUDA norm takes rows that its threads cannot hold")
         plain::add_rms_norm_backward(many_grad, many_x, many_x, weight.narrow(0, 0, 40), norm.rstd);
     CHECK(at::allclose(dx, plain_dx, 1e-4, 1e-5));
     CHECK(at::allclose(dw, plain_dw, 1e-3, 1e-3));
+    const Tensor amax = zeros_for(1), back_amax = zeros_for(1);
+    const auto by_hand = own::add_rms_norm(kOnThreads, x, residual, weight, 1e-5, amax);
+    CHECK(same_bits(amax, largest(std::get<1>(by_hand))));
+    const auto of_terms =
+        own::add_rms_norm_backward(kOnThreads, x, residual, sum, weight, rstd, {residual, x}, back_amax);
+    CHECK(
+        same_bits(std::get<0>(of_terms), std::get<0>(own::add_rms_norm_backward(
+                                             kOnThreads, (x + residual) + x, residual, sum, weight, rstd))));
+    CHECK(same_bits(back_amax, largest(std::get<0>(of_terms))));
     const auto [long_dx, long_dw] = own::add_rms_norm_backward(kOnThreads, x, residual, sum, weight, rstd);
     const auto [plain_long_dx, plain_long_dw] = plain::add_rms_norm_backward(x, residual, sum, weight, rstd);
     CHECK(at::allclose(long_dx, plain_long_dx, 1e-4, 1e-5));
@@ -261,8 +326,10 @@ void check_cross_entropy(int64_t rows, int64_t vocabulary, at::ScalarType dtype,
   if (rows > 2) CHECK(ours[1].eq(0).all().item<bool>());
   CHECK(same_bits(own::cross_entropy(kOnThreads, others, labels, {}), loss));
   CHECK(same_bits(others, logits));  // no gradient was asked for
-  own::cross_entropy(kOnThreads, others, labels, scale);
+  const Tensor amax = zeros_for(1);
+  own::cross_entropy(kOnThreads, others, labels, scale, amax);
   CHECK(same_bits(others, ours));
+  CHECK(same_bits(amax, largest(ours)));
 }
 
 }  // namespace
@@ -402,6 +469,10 @@ TEST_CASE("tensors of sizes that do not fit each other are refused before a laun
   CHECK_THROWS(own::add_rms_norm(kOnThreads, x, x, weight.to(torch::kBFloat16), 1e-5));
   CHECK_THROWS(own::swiglu(kOnThreads, x, fp32({3, 4})));
   CHECK_THROWS(own::swiglu_backward(kOnThreads, fp32({2, 8}), x, x));
+  CHECK_THROWS(own::swiglu_backward(kOnThreads, x, x, x, zeros_for(1)));
+  CHECK_THROWS(own::swiglu(kOnThreads, x, x, zeros_for(1).to(torch::kDouble)));
+  CHECK_THROWS(own::add_rms_norm_backward(kOnThreads, x, x, x, weight, fp32({3}), {x, x, x}));
+  CHECK_THROWS(own::add_rms_norm_backward(kOnThreads, x, x, x, weight, fp32({3}), {fp32({2, 8})}));
   CHECK_THROWS(own::rope_heads(kOnThreads, heads, heads, fp32({1, 4, 1, 8}), angles, angles, true, 1));
   CHECK_THROWS(own::rope_heads(kOnThreads, heads, heads, {}, fp32({3, 4}), fp32({3, 4}), true, 1));
   Tensor logits = x.clone();
