@@ -5,13 +5,8 @@
 // a head's forward, 2.5 times that for its backward. Times are processor seconds of the whole process, the
 // least of ROUNDS interleaved rounds, divided by the threads: other programs on the machine hardly change
 // them, and threads that wait for each other count. HYPERION_CPU_INSTRUCTIONS chooses our kernel.
-#include <ctime>
-
-#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <functional>
-#include <limits>
 #include <vector>
 
 #include <fmt/format.h>
@@ -24,6 +19,7 @@
 #include <ATen/ops/randn.h>
 
 #include "base/error.h"
+#include "benchmarks/processor_time.h"
 #include "models/kernels/attention.h"
 #include "models/kernels/cpu/attention.h"
 
@@ -31,23 +27,6 @@ using namespace hyperion;
 using at::Tensor;
 
 namespace {
-
-double processor_seconds() {
-  timespec now{};
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
-}
-
-std::vector<double> least_seconds(const std::vector<std::function<void()>>& works, int rounds) {
-  std::vector<double> least(works.size(), std::numeric_limits<double>::infinity());
-  for (int round = -1; round < rounds; ++round)
-    for (size_t i = 0; i < works.size(); ++i) {
-      const double begin = processor_seconds();
-      works[i]();
-      if (round >= 0) least[i] = std::min(least[i], (processor_seconds() - begin) / at::get_num_threads());
-    }
-  return least;
-}
 
 void benchmark(at::ScalarType dtype, int64_t head_dim, int64_t seq, int64_t kv_heads, int rounds) {
   const int64_t heads = 4;
