@@ -1,6 +1,6 @@
 // A panel of b lies packed, depth after depth, so that a row of a panel is four vectors; numbers of a are
 // broadcast. The sums of a tile of rows stay in registers over a block of the depth, whose part of the panel
-// the second cache holds.
+// the second cache holds; sums of blocks are added up, which rounds less than one long sum.
 #include "models/kernels/cpu/matmul_blocks.h"
 
 #include "models/kernels/cpu/packing.h"
@@ -90,8 +90,7 @@ HYPERION_INLINE void multiply_tile(const Broadcast<Element>& a, const typename U
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
-    for (int v = 0; v < kPanelVectors; ++v)
-      sums[r][v] = out.first ? Floats{} : load(before + r * kPanel + v * kLanes);
+    for (int v = 0; v < kPanelVectors; ++v) sums[r][v] = Floats{};
   const Element* numbers = a.data + row * a.row_stride;
   for (int64_t k = 0; k < depth; ++k, numbers += a.unit_stride, panel += kPanel) {
     typename U::Units lanes[kPanelVectors];
@@ -106,6 +105,9 @@ HYPERION_INLINE void multiply_tile(const Broadcast<Element>& a, const typename U
   }
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
+    if (!out.first)
+#pragma GCC unroll 4
+      for (int v = 0; v < kPanelVectors; ++v) sums[r][v] += load(before + r * kPanel + v * kLanes);
     Element* c = out.c + (row + r) * out.c_stride;
     if (!out.last) {
       put(before + r * kPanel, sums[r]);

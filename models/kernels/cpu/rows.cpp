@@ -75,6 +75,33 @@ inline __attribute__((always_inline)) float rounded(float x) {
   return wide(narrowed<T>(x));
 }
 
+// `half` of a head is a type's constant for the usual sizes of heads, so that loops over it need no
+// remainder.
+template <typename Half>
+inline __attribute__((always_inline)) void rotate_pairs(const float* __restrict x,
+                                                        const float* __restrict cos,
+                                                        const float* __restrict sin, float sign,
+                                                        float* __restrict y, int64_t heads, Half half) {
+  for (int64_t h = 0; h < heads; ++h, x += 2 * half, y += 2 * half)
+    for (int64_t j = 0; j < half; ++j) {
+      const float a = x[2 * j], b = x[2 * j + 1], s = sign * sin[j];
+      y[2 * j] = a * cos[j] - b * s;
+      y[2 * j + 1] = a * s + b * cos[j];
+    }
+}
+template <typename Half>
+inline __attribute__((always_inline)) void rotate_parts(const float* __restrict x,
+                                                        const float* __restrict cos,
+                                                        const float* __restrict sin, float sign,
+                                                        float* __restrict y, int64_t heads, Half half) {
+  for (int64_t h = 0; h < heads; ++h, x += 2 * half, y += 2 * half)
+    for (int64_t j = 0; j < half; ++j) {
+      const float a = x[j], b = x[half + j], s = sign * sin[j];
+      y[j] = a * cos[j] - b * s;
+      y[half + j] = b * cos[j] + a * s;
+    }
+}
+
 template <typename T>
 inline __attribute__((always_inline)) void add_elements(const T* __restrict a, const T* __restrict b,
                                                         T* __restrict sum, float* __restrict row, int64_t n) {
@@ -143,22 +170,26 @@ HYPERION_VECTORISED void rms_backward(const float* x, const float* w, const floa
 
 HYPERION_VECTORISED void rotate_interleaved(const float* x, const float* cos, const float* sin, float sign,
                                             float* y, int64_t heads, int64_t half) {
-  for (int64_t h = 0; h < heads; ++h, x += 2 * half, y += 2 * half)
-    for (int64_t j = 0; j < half; ++j) {
-      const float a = x[2 * j], b = x[2 * j + 1], s = sign * sin[j];
-      y[2 * j] = a * cos[j] - b * s;
-      y[2 * j + 1] = a * s + b * cos[j];
-    }
+  if (half == 8)
+    rotate_pairs(x, cos, sin, sign, y, heads, std::integral_constant<int64_t, 8>());
+  else if (half == 32)
+    rotate_pairs(x, cos, sin, sign, y, heads, std::integral_constant<int64_t, 32>());
+  else if (half == 64)
+    rotate_pairs(x, cos, sin, sign, y, heads, std::integral_constant<int64_t, 64>());
+  else
+    rotate_pairs(x, cos, sin, sign, y, heads, half);
 }
 
 HYPERION_VECTORISED void rotate_halves(const float* x, const float* cos, const float* sin, float sign,
                                        float* y, int64_t heads, int64_t half) {
-  for (int64_t h = 0; h < heads; ++h, x += 2 * half, y += 2 * half)
-    for (int64_t j = 0; j < half; ++j) {
-      const float a = x[j], b = x[half + j], s = sign * sin[j];
-      y[j] = a * cos[j] - b * s;
-      y[half + j] = b * cos[j] + a * s;
-    }
+  if (half == 8)
+    rotate_parts(x, cos, sin, sign, y, heads, std::integral_constant<int64_t, 8>());
+  else if (half == 32)
+    rotate_parts(x, cos, sin, sign, y, heads, std::integral_constant<int64_t, 32>());
+  else if (half == 64)
+    rotate_parts(x, cos, sin, sign, y, heads, std::integral_constant<int64_t, 64>());
+  else
+    rotate_parts(x, cos, sin, sign, y, heads, half);
 }
 
 HYPERION_VECTORISED void add(const c10::BFloat16* a, const c10::BFloat16* b, c10::BFloat16* sum, float* row,

@@ -49,13 +49,15 @@ TEST_CASE("fused norm and rope and swiglu equal their plain twins") {
   CHECK(close(dgate, pgate));
   CHECK(close(dup, pup));
 
-  const Tensor heads = values({2, 5, 3, 14}, dtype), angles = torch::rand({5, 7}),
-               each = torch::rand({2, 5, 7});
-  for (RopeStyle style : {RopeStyle::kInterleaved, RopeStyle::kHalfSplit})
-    for (const Tensor& a : {angles, each})
-      for (bool inverse : {false, true})
-        CHECK(close(kernels::rope(heads, a.cos(), a.sin(), style, inverse),
-                    kernels::plain::rope(heads, a.cos(), a.sin(), style, inverse)));
+  for (const int64_t half : {7, 8, 32, 64, 70}) {
+    const Tensor heads = values({2, 5, 3, 2 * half}, dtype), angles = torch::rand({5, half}),
+                 each = torch::rand({2, 5, half});
+    for (RopeStyle style : {RopeStyle::kInterleaved, RopeStyle::kHalfSplit})
+      for (const Tensor& a : {angles, each})
+        for (bool inverse : {false, true})
+          CHECK(close(kernels::rope(heads, a.cos(), a.sin(), style, inverse),
+                      kernels::plain::rope(heads, a.cos(), a.sin(), style, inverse)));
+  }
 }
 
 TEST_CASE("fused kernels of any number of rows and columns equal their plain twins") {
@@ -154,7 +156,7 @@ TEST_CASE("products of our own equal exact ones for any shape and layout on any 
                      exact = at::mm(a.to(torch::kDouble), b.to(torch::kDouble));
         const double largest = std::sqrt(static_cast<double>(s.k));
         CHECK(at::allclose(one.to(torch::kDouble), exact, dtype == torch::kFloat ? 1e-5 : 1.0 / 250,
-                           largest * (dtype == torch::kFloat ? 4e-6 : 1e-4)));
+                           largest * (dtype == torch::kFloat ? 1e-5 : 1e-4)));
         for (const int count : {2, 3}) {
           at::set_num_threads(count);
           CHECK(kernels::cpu::matmul(a, b).equal(one));
