@@ -7,13 +7,14 @@ speed   TP 2 against FSDP 2, and FSDP 2 x TP 2 against FSDP 4, the same global b
 memory  peak less what is resident after the start, 8 x 2048 tokens, 100 million parameters: TP 2 against one rank
 save    the last checkpoint of FSDP 2 x TP 2 against that of FSDP 4: the same bytes
 
-Runs alternate. A figure is the median of all runs, a ratio the median of the ratios of neighbouring runs, with the smallest and the
+Runs alternate, and every second pair begins with the other side. A figure is the median of all runs, a ratio the median of the ratios of neighbouring runs, with the smallest and the
 largest. A step's time is the distance of two step lines of rank 0 (the median of the second half of a run). Standard library only.
 """
 
 import argparse
 import json
 import os
+import shutil
 import statistics
 import sys
 import tempfile
@@ -46,7 +47,9 @@ class Job:
                      f"--parallelism.tensor_parallel_degree={tensor}", "--metrics.log_freq=1", f"--job.dump_folder={output}", *options]
         seen = run_hyperion(self.binary, arguments, shard * tensor, threads)
         (metrics,) = output.rglob("metrics.jsonl")
-        return seen, [json.loads(line) for line in metrics.read_text().splitlines()]
+        lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+        shutil.rmtree(output)  # a run begins with the disk that the one before it found
+        return seen, lines
 
 
 def speed(job, mesh, precision):
@@ -71,7 +74,7 @@ def save(job, mesh):
 
 def compare(title, pairs, one, other):
     """Prints one / other for each figure."""
-    runs = [(one(), other()) for _ in range(pairs)]
+    runs = [(one(), other()) if pair % 2 == 0 else (other(), one())[::-1] for pair in range(pairs)]
     for name in runs[0][0]:
         ratios = [a[name] / b[name] for a, b in runs]
         ours, theirs = (statistics.median(run[i][name] for run in runs) for i in (0, 1))
