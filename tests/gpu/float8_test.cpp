@@ -104,7 +104,8 @@ TEST_CASE("the FP8 cast on a GPU has the bits of its plain form") {
   for (const auto count : differing) CHECK(count == 0);
 }
 
-TEST_CASE("the FP8 cast on a GPU rounds every bf16 number as libtorch does and takes any address") {
+TEST_CASE(
+    "the FP8 cast on a GPU rounds every bf16 number as libtorch does and takes any address and any rows") {
   const auto differing = on_float8_gpu([](const Environment&) -> std::vector<int64_t> {
     const Tensor every = at::arange(65536, at::kInt).to(at::kShort).view(at::kBFloat16).view({512, 128});
     int64_t sum = 0;
@@ -119,6 +120,13 @@ TEST_CASE("the FP8 cast on a GPU rounds every bf16 number as libtorch does and t
     const Tensor shifted = flat.narrow(0, 1, 32 * 48).view({32, 48}), one = at::ones({}, at::kCUDA);
     const Copies ours = cast(shifted, one, one, kE4m3), wanted = plain::cast(shifted, one, one, kE4m3);
     sum += same_bits(ours.rows, wanted.rows) && same_bits(ours.columns, wanted.columns) ? 0 : 1;
+    // Rows with gaps between them.
+    const Tensor packed = at::randn({65, 3 * 48}, at::kCUDA).to(at::kBFloat16);
+    for (int64_t first : {0, 48, 96, 4}) {
+      const Tensor part = packed.narrow(1, first, 48);
+      const Copies of_part = cast(part, one, one, kE5m2), dense = plain::cast(part, one, one, kE5m2);
+      sum += same_bits(of_part.rows, dense.rows) && same_bits(of_part.columns, dense.columns) ? 0 : 1;
+    }
     const Copies empty = cast(at::empty({0, 48}, at::kCUDA), one, one, kE4m3);
     sum += empty.rows.numel() + empty.columns.numel();
     return {sum};
