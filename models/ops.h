@@ -19,7 +19,8 @@ at::Tensor embedding(const at::Tensor& tokens, const at::Tensor& weight);
 // x / sqrt(mean(x^2) + eps) * weight over the last dimension. x [..., dim], weight [dim].
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 
-// Who reads a norm, where they are FP8 layers on a GPU (readers_of_norm() of models/tensor_region.h).
+// Who reads a norm on a GPU, where they are layers of their own and no pack (readers_of_norm() of
+// models/tensor_region.h).
 struct NormReaders {
   // Each of them is given the norm as a result of its own, of the same memory, and their gradients are added
   // up by the kernel of backward, from the last one to the first.

@@ -12,25 +12,31 @@ namespace hyperion {
 namespace {
 
 struct ParallelLoop {
-  std::atomic<int64_t> taken = 0;  // ranges; also what makes the other fields visible to a thread
   int64_t begin, end, each, count;
   RangeWork work;
   std::atomic<bool> failed = false;
   std::exception_ptr error{};
-  std::atomic<int> left = 0;  // threads that are done
+};
+
+// What the threads of a loop share; of the thread that started it, which has one loop at a time.
+struct Team {
+  std::atomic<int64_t> taken = 0;  // ranges; a thread sees `loop` once it has taken one
+  std::atomic<int> done = 0;       // threads
+  ParallelLoop* loop = nullptr;
 
   void run() {
-    for (int64_t range; (range = taken.fetch_add(1, std::memory_order_acq_rel)) < count;) {
-      const int64_t first = begin + range * each;
+    for (int64_t range; (range = taken.fetch_add(1, std::memory_order_acq_rel)) < loop->count;) {
+      const int64_t first = loop->begin + range * loop->each;
       try {
-        work.call(work.work, first, std::min(end, first + each));
+        loop->work.call(loop->work.work, first, std::min(loop->end, first + loop->each));
       } catch (...) {
-        if (!failed.exchange(true)) error = std::current_exception();
+        if (!loop->failed.exchange(true)) loop->error = std::current_exception();
       }
     }
-    left.fetch_add(1, std::memory_order_release);
+    done.fetch_add(1, std::memory_order_release);
   }
 };
+constinit thread_local Team own_team;
 
 }  // namespace
 
@@ -42,14 +48,16 @@ void run_on_threads(int64_t begin, int64_t end, int64_t grain, RangeWork work) {
     work.call(work.work, begin, end);
     return;
   }
-  // A thread that another program holds up leaves ranges to the others.
+  // More ranges than threads: a slow thread takes fewer of them.
   constexpr int64_t kRangesPerThread = 4;
   const int64_t ranges = std::min(most, kRangesPerThread * threads);
   const int64_t each = (end - begin + ranges - 1) / ranges;
   ParallelLoop loop{
       .begin = begin, .end = end, .each = each, .count = (end - begin + each - 1) / each, .work = work};
-  call_on_openmp_threads([](void* of) { static_cast<ParallelLoop*>(of)->run(); }, &loop);
-  loop.left.load(std::memory_order_acquire);  // what they wrote is visible from here on
+  own_team.loop = &loop;
+  own_team.taken.store(0, std::memory_order_release);
+  call_on_openmp_threads([](void* team) { static_cast<Team*>(team)->run(); }, &own_team);
+  own_team.done.load(std::memory_order_acquire);  // what they wrote is visible from here on
   if (loop.error) std::rethrow_exception(loop.error);
 }
 

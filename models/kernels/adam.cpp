@@ -20,6 +20,7 @@ rows::AdamNumbers numbers_of(const AdamStep& step) {
   return {.divisor = static_cast<float>(step.divisor),
           .shrink = static_cast<float>(step.decoupled ? 1 - step.lr * step.weight_decay : 1),
           .added_decay = static_cast<float>(step.decoupled ? 0 : step.weight_decay),
+          .beta1 = static_cast<float>(step.beta1),
           .rest1 = static_cast<float>(1 - step.beta1),
           .beta2 = static_cast<float>(step.beta2),
           .rest2 = static_cast<float>(1 - step.beta2),
@@ -36,8 +37,8 @@ bool is_fp32(const at::Tensor& t) {
 
 bool takes_adam_update(const AdamTensors& tensors) {
   const auto all = [](const std::vector<at::Tensor>& list) { return std::ranges::all_of(list, is_fp32); };
-  return chosen_kernels() == KernelChoice::kAuto && all(tensors.weights) && all(tensors.grads) &&
-         all(tensors.exp_avgs) && all(tensors.exp_avg_sqs) &&
+  return chosen_kernels() == KernelChoice::kAuto && !tensors.weights.empty() && all(tensors.weights) &&
+         all(tensors.grads) && all(tensors.exp_avgs) && all(tensors.exp_avg_sqs) &&
          std::ranges::all_of(tensors.copies, [](const at::Tensor& copy) {
            return !copy.defined() || (copy.is_cpu() && is_fused_dtype(copy) && copy.is_contiguous());
          });

@@ -1,6 +1,7 @@
 #include "models/kernels/sum_of_squares.h"
 
 #include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/record_function.h>
 
@@ -29,7 +30,10 @@ at::Tensor fused_sum_of_squares(const at::Tensor& x) {
       }
     });
   });
-  return partial.sum();
+  // One after the other: a sum over threads would have an order that depends on them.
+  double sum = 0;
+  for (int64_t block = 0; block < blocks; ++block) sum += partial.const_data_ptr<double>()[block];
+  return at::scalar_tensor(sum, partial.options());
 }
 
 }  // namespace

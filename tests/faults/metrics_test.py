@@ -118,7 +118,7 @@ class Traces(JobTest):
             self.assertTrue(any(first <= begin and end <= last for first, last in outer), (begin, end, outer))
 
     def test_a_trace_names_units_directions_collectives_and_phases(self):
-        found = self.ranges("--activation_checkpoint.mode=full", "--checkpoint.enable", "--checkpoint.interval=2",
+        found = self.ranges("--optimizer.implementation=foreach", "--activation_checkpoint.mode=full", "--checkpoint.enable", "--checkpoint.interval=2",
                             "--checkpoint.async_mode=async_with_pinned_mem", "--checkpoint.no_last_save_model_only",
                             "--validation.enable", "--validation.dataset=jsonl", "--validation.steps=1", "--validation.freq=3",
                             f"--validation.dataset_path={self.folder}/data.jsonl", "--validation.seq_len=32", rank=1)

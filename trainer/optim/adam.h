@@ -24,7 +24,7 @@ class Adam {
   // (a non-finite loss or norm) no weight and no state changes, decided on the device. `divisor`: 0-dim, what
   // the gradients are divided by first; where divides_gradients() alone.
   void step(double lr, const at::Tensor& skip, const std::optional<at::Tensor>& divisor = std::nullopt);
-  // Whether the update divides gradients in its own pass over them: libtorch's fused one.
+  // Whether the update divides gradients in its own pass over them: the fused ones, libtorch's or ours.
   bool divides_gradients() const;
 
   // The state of parameter i, in the order given: [local rows, ...] in the state dtype. One step count for

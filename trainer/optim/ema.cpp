@@ -16,21 +16,27 @@ namespace {
 constexpr int64_t kExchangeBytes = 16 << 20;
 constexpr int64_t kGrain = 1 << 15;  // elements per thread, at least
 
+enum class Threads { kAll, kThisOne };
+
 // One pass over memory on the CPU. Every element goes through the same two roundings whichever shard holds
 // it, so a shard's average is bit for bit that part of the whole's.
 template <typename T>
-void average_rows(T* average, const T* weight, int64_t count, T share) {
-  parallel_for(0, count, kGrain, [=](int64_t begin, int64_t end) {
+void average_rows(T* average, const T* weight, int64_t count, T share, Threads threads) {
+  const auto work = [=](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) average[i] += share * (weight[i] - average[i]);
-  });
+  };
+  if (threads == Threads::kAll)
+    parallel_for(0, count, kGrain, work);
+  else
+    work(0, count);
 }
 
-void average_rows(const at::Tensor& average, const at::Tensor& weight, double share) {
+void average_rows(const at::Tensor& average, const at::Tensor& weight, double share, Threads threads) {
   if (average.scalar_type() == at::kDouble)
-    average_rows(average.data_ptr<double>(), weight.data_ptr<double>(), average.numel(), share);
+    average_rows(average.data_ptr<double>(), weight.data_ptr<double>(), average.numel(), share, threads);
   else
     average_rows(average.data_ptr<float>(), weight.data_ptr<float>(), average.numel(),
-                 static_cast<float>(share));
+                 static_cast<float>(share), threads);
 }
 
 }  // namespace
@@ -65,7 +71,8 @@ void Ema::update(int64_t step, const at::Tensor& skip) {
 void Ema::update_in_place(const at::Tensor& skip) {
   if (filled_.front().average.is_cpu()) {
     if (skip.item<double>() != 0) return;
-    for (const Pair& pair : filled_) average_rows(pair.average, pair.weight, 1 - options_.decay);
+    for (const Pair& pair : filled_)
+      average_rows(pair.average, pair.weight, 1 - options_.decay, Threads::kAll);
     return;
   }
   std::vector<at::Tensor> averages, weights;
@@ -88,7 +95,8 @@ void Ema::start_update_on_host(const at::Tensor& skip) {
   worker_ = std::async(std::launch::async, [this] {
     copied_.wait_on_host();
     if (staged_skip_.item<double>() != 0) return;
-    for (const Pair& pair : filled_) average_rows(pair.average, pair.staged, 1 - options_.decay);
+    for (const Pair& pair : filled_)  // a team of this thread's own would be made and ended at each update
+      average_rows(pair.average, pair.staged, 1 - options_.decay, Threads::kThisOne);
   });
 }
 

@@ -21,8 +21,7 @@
 namespace hyperion::kernels::cpu {
 namespace {
 
-// Of the packed matrix at a time: what stays in the last cache, and all that products need beside their
-// operands.
+// Of the packed right matrix at a time: what stays in the last cache.
 constexpr int64_t kPackedBytes = int64_t{8} << 20;
 
 bool multiplies_tiles() {
@@ -61,9 +60,13 @@ const ProductKernels& products_for(const at::Tensor& t) {
 
 bool takes_matmul(const at::Tensor& a, const at::Tensor& b) {
   constexpr int64_t kFewestRows = 32, kFewest = 1 << 18;
+  // Rows of `a` whose depth is not contiguous (gradients of weights, whose depth is the tokens) are packed
+  // once for each kPackedBytes of b, in memory of each thread.
+  constexpr int64_t kFewestPanels = 8;
   return has_fused(a) && a.scalar_type() == b.scalar_type() && uses_own_products() &&
          a.size(0) >= kFewestRows && a.numel() * b.size(1) >= kFewest && has_neighbours(a) &&
-         has_neighbours(b) && products_for(a).takes(matrix(a), a.size(1));
+         has_neighbours(b) && products_for(a).takes(matrix(a), a.size(1)) &&
+         (a.stride(1) == 1 || products_for(a).panel_bytes(a.size(1)) * kFewestPanels <= kPackedBytes);
 }
 
 at::Tensor matmul(const at::Tensor& a, const at::Tensor& b) {

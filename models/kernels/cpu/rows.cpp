@@ -254,14 +254,15 @@ HYPERION_VECTORISED void adam(const AdamNumbers& numbers, const float* grad, flo
   for (int64_t i = 0; i < n; ++i) {
     float g = grad[i] / k.divisor;
     if (k.added_decay != 0) g += k.added_decay * weight[i];
-    m[i] += k.rest1 * (g - m[i]);
+    // The nearer end of the interpolation is the one that is corrected, as in at::lerp.
+    m[i] = k.rest1 < 0.5F ? m[i] + k.rest1 * (g - m[i]) : g - k.beta1 * (g - m[i]);
     v[i] = k.beta2 * v[i] + k.rest2 * g * g;
     weight[i] = weight[i] * k.shrink - k.step_size * m[i] / (std::sqrt(v[i]) / k.root_of_correction2 + k.eps);
   }
 }
 
 float* scratch(int slot, int64_t n) {
-  thread_local std::array<std::vector<float>, 6> buffers;
+  thread_local std::array<std::vector<float>, 3> buffers;
   auto& buffer = buffers.at(static_cast<size_t>(slot));
   if (buffer.size() < static_cast<size_t>(n)) buffer.resize(static_cast<size_t>(n));
   return buffer.data();

@@ -61,7 +61,7 @@ void softmax(float* x, float lse, float factor, int64_t n);
 // Numbers of one update by Adam: the gradient is divided and `added_decay` times the weight added to it, the
 // weight is multiplied by `shrink`, rest = 1 - beta, and root_of_correction2 = sqrt(1 - beta2^t).
 struct AdamNumbers {
-  float divisor, shrink, added_decay, rest1, beta2, rest2, root_of_correction2, eps, step_size;
+  float divisor, shrink, added_decay, beta1, rest1, beta2, rest2, root_of_correction2, eps, step_size;
 };
 // Updates n weights and their moments m and v (models/kernels/adam.h).
 void adam(const AdamNumbers& numbers, const float* grad, float* weight, float* m, float* v, int64_t n);

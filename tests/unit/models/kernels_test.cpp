@@ -164,6 +164,8 @@ TEST_CASE("products of our own equal exact ones for any shape and layout on any 
         // operands within larger tensors
         const Tensor wide = torch::cat({a.t(), a.t()}, 0).t(), part = wide.narrow(1, s.k, s.k);
         if (kernels::cpu::takes_matmul(part, b)) CHECK(kernels::cpu::matmul(part, b).equal(one));
+        const Tensor rows = torch::cat({a, a}, 1).narrow(1, s.k, s.k);
+        if (kernels::cpu::takes_matmul(rows, b)) CHECK(kernels::cpu::matmul(rows, b).equal(one));
         a[5].fill_(NAN);
         const Tensor bad = kernels::cpu::matmul(a, b).isnan();
         CHECK(bad[5].all().item<bool>());
@@ -183,6 +185,8 @@ TEST_CASE("products that are too small to pack or of other dtypes stay with libt
   CHECK_FALSE(taken({512, 512}, {512, 512}, torch::kFloat, torch::kBFloat16));
   CHECK_FALSE(
       kernels::cpu::takes_matmul(torch::zeros({512, 1024}).slice(1, 0, 1024, 2), torch::zeros({512, 512})));
+  // the gradient of a weight from many tokens, whose rows would be packed again and again
+  CHECK_FALSE(kernels::cpu::takes_matmul(torch::zeros({16384, 64}).t(), torch::zeros({16384, 64})));
 }
 
 TEST_CASE("fused cross entropy equals its plain twin with ignored labels") {

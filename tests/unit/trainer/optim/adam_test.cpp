@@ -39,8 +39,9 @@ const Tensor kGo = torch::zeros({}), kSkip = torch::ones({});
 TEST_CASE("the update in one pass equals libtorch's for any number of elements and threads") {
   const OptimizerName name = GENERATE(OptimizerName::kAdamW, OptimizerName::kAdam);
   const auto compute = GENERATE(at::kFloat, at::kBFloat16);
+  const double beta1 = GENERATE(0.9, 0.0);
   struct Job {
-    Job(OptimizerName name, at::ScalarType compute, Implementation implementation) {
+    Job(OptimizerName name, at::ScalarType compute, double beta1, Implementation implementation) {
       torch::manual_seed(31);
       for (const std::vector<int64_t>& shape :
            std::vector<std::vector<int64_t>>{{1, 1}, {3, 7}, {16384}, {5, 6561}, {0, 4}, {129, 1000}}) {
@@ -52,14 +53,15 @@ TEST_CASE("the update in one pass equals libtorch's for any number of elements a
         all.back()->master().copy_(torch::randn(shape));
       }
       adam.emplace(all,
-                   JobConfig::Optimizer{.name = name, .weight_decay = 0.1, .implementation = implementation});
+                   JobConfig::Optimizer{
+                       .name = name, .beta1 = beta1, .weight_decay = 0.1, .implementation = implementation});
     }
     std::vector<parallel::ShardedParameterPtr> all;
     std::vector<Tensor> grads;
     std::optional<Adam> adam;
   };
-  Job ours(name, compute, Implementation::kFused), again(name, compute, Implementation::kFused),
-      theirs(name, compute, Implementation::kForeach);
+  Job ours(name, compute, beta1, Implementation::kFused), again(name, compute, beta1, Implementation::kFused),
+      theirs(name, compute, beta1, Implementation::kForeach);
   const int threads = at::get_num_threads();
   for (int step = 0; step < 3; ++step) {
     for (Job* job : {&ours, &again, &theirs}) {
