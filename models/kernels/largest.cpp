@@ -8,8 +8,7 @@ namespace hyperion::kernels {
 
 void raise_to_largest(const at::Tensor& amax, const at::Tensor& x) {
   if (x.numel() == 0) return;
-  at::Tensor to = amax;
-  to.copy_(at::maximum(amax, x.detach().abs().amax().to(at::kFloat)));
+  amax.copy_(at::maximum(amax, x.detach().abs().amax().to(at::kFloat)));
 }
 
 }  // namespace hyperion::kernels
