@@ -28,14 +28,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "interop"))
 
 from ranks import run_hyperion  # noqa: E402
+from vs_torchtitan import MODELS  # noqa: E402
 
 STEPS = 12  # of the run; the last ones are recorded
 RECORDED = 3
-MODELS = {
-    "debugmodel": (["--model.hf_assets_path=tests/assets/tokenizer"], 2),
-    "100M": (["--model.hf_assets_path=configs/tokenizers/austen_8192", "--model.args.dim=768", "--model.args.n_layers=12",
-              "--model.args.n_heads=12", "--model.args.n_kv_heads=12", "--model.args.vocab_size=8192"], 1),
-}
 BYTES = {"c10::BFloat16": 2, "float": 4, "double": 8, "long int": 8}
 
 # Kinds of operations in the order of the table, each with the names of its events. A range (no "::") stands for all within it.
@@ -144,11 +140,11 @@ class Profile:
 
 def run(options: argparse.Namespace, folder: Path) -> tuple[Path, float]:
     """The trace of rank 0, and the median seconds of the steps before it, which are not recorded."""
-    arguments, batch = MODELS[options.model]
+    model = MODELS[options.model]
     dtype = {"bf16": "bfloat16", "fp32": "float32"}[options.precision]
     job = run_hyperion(options.binary,
-                       ["configs/debug_model.toml", *arguments, f"--job.dump_folder={folder}", "--checkpoint.no_enable",
-                        "--activation_checkpoint.mode=none", f"--training.local_batch_size={options.batch or batch}",
+                       ["configs/debug_model.toml", *model.ours(), f"--job.dump_folder={folder}", "--checkpoint.no_enable",
+                        "--activation_checkpoint.mode=none", f"--training.local_batch_size={options.batch or model.batch}",
                         f"--training.seq_len={options.seq_len}", f"--training.steps={STEPS}",
                         f"--training.mixed_precision_param={dtype}", "--profiling.enable_profiling",
                         f"--profiling.profile_freq={STEPS}", f"--profiling.profiler_active={RECORDED}", *options.options],
@@ -169,6 +165,9 @@ def main() -> None:
     parser.add_argument("--seq-len", type=int, default=1024)
     parser.add_argument("options", nargs="*", metavar="OPTION", help="of the program")
     options = parser.parse_args()
+    for program in (options.binary, options.machine):
+        if not program.exists():
+            parser.error(f"{program} does not exist: build first (scripts/build.sh)")
     options.threads = options.threads or max(1, (os.cpu_count() or 1) // options.ranks)
     with tempfile.TemporaryDirectory() as temporary:
         trace, plain_step = run(options, Path(temporary))
@@ -178,7 +177,7 @@ def main() -> None:
                                      capture_output=True).stdout)
     peak = max(rate for rates in best["products"].values() for rate in rates)
     step = profile.microseconds / profile.steps / 1e3
-    print(f"{processor()}, {options.ranks} x {options.threads} threads; {options.model}, {options.batch or MODELS[options.model][1]} x {options.seq_len}, "
+    print(f"{processor()}, {options.ranks} x {options.threads} threads; {options.model}, {options.batch or MODELS[options.model].batch} x {options.seq_len}, "
           f"{options.precision}: a step takes {plain_step * 1e3:.0f} ms, {step:.0f} ms while it is recorded")
     print(f"products: {peak:.0f} GFLOP/s at best; a copy moves {best['copy']:.1f} GB/s\n")
     print("| | ms | of the step | calls | GFLOP or GB | rate | of the limit |\n|---|---:|---:|---:|---:|---:|---:|")

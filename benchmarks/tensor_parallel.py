@@ -26,10 +26,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "interop"))
 
 from ranks import run_hyperion  # noqa: E402
+from vs_torchtitan import MODELS  # noqa: E402
 
 CONFIG = str(ROOT / "configs" / "debug_model.toml")
 ONE_RANK, TP2, FSDP2, FSDP4, FSDP2_TP2 = (1, 1), (1, 2), (2, 1), (4, 1), (2, 2)  # data_parallel_shard_degree, tensor_parallel_degree
-LARGE = {"dim": 768, "n_layers": 12, "n_heads": 12, "n_kv_heads": 12, "head_dim": 64, "hidden_dim": 2048, "vocab_size": 8192}
 STEPS = 16
 
 
@@ -60,14 +60,12 @@ def speed(job, mesh, precision):
 
 
 def memory(job, mesh, checkpointing):
-    dimensions = [f"--model.args.{name}={value}" for name, value in LARGE.items()]
-    seen, _ = job.run(mesh, 8, 2048, 2, [*dimensions, f"--activation_checkpoint.mode={checkpointing}", "--checkpoint.no_enable"])
+    seen, _ = job.run(mesh, 8, 2048, 2, [*MODELS["100M"].ours(), f"--activation_checkpoint.mode={checkpointing}", "--checkpoint.no_enable"])
     return {"MiB above the start": (max(seen.peak_rss) - seen.start_rss) / 2**20, "MiB at the start": seen.start_rss / 2**20}
 
 
 def save(job, mesh):
-    dimensions = [f"--model.args.{name}={value}" for name, value in LARGE.items()]
-    _, lines = job.run(mesh, 4, 64, 1, [*dimensions, "--checkpoint.enable", "--checkpoint.async_mode=disabled"])
+    _, lines = job.run(mesh, 4, 64, 1, [*MODELS["100M"].ours(), "--checkpoint.enable", "--checkpoint.async_mode=disabled"])
     saved = [line for line in lines if line.get("event") == "checkpoint_durable"]
     return {"seconds of the save": sum(saved[-1][key] for key in ("write_seconds", "commit_seconds"))}
 

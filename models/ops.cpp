@@ -12,6 +12,7 @@
 #include "models/kernels/rms_norm.h"
 #include "models/kernels/rope.h"
 #include "models/kernels/swiglu.h"
+#include "models/maybe_tensor.h"
 
 namespace hyperion::models::ops {
 namespace {
@@ -55,9 +56,9 @@ Tensor new_amaxes(int64_t many, const Tensor& x) {
 // Without a residual the sum is x itself. Results: the sum, the norm once for each reader, and its amax where
 // that is wanted.
 struct AddRmsNormFunction : Function<AddRmsNormFunction> {
-  static variable_list forward(AutogradContext* context, const Tensor& x,
-                               const std::optional<Tensor>& residual, const Tensor& weight, double eps,
-                               int64_t readers, bool wants_amax, const std::optional<Tensor>& gradient_amax) {
+  static variable_list forward(AutogradContext* context, const Tensor& x, const MaybeTensor& residual,
+                               const Tensor& weight, double eps, int64_t readers, bool wants_amax,
+                               const MaybeTensor& gradient_amax) {
     context->set_materialize_grads(false);
     context->saved_data["adds"] = residual.has_value();
     context->saved_data["readers"] = readers;
@@ -112,11 +113,10 @@ struct AddRmsNormFunction : Function<AddRmsNormFunction> {
   }
 };
 
-SumAndNorm sum_and_norm(const Tensor& x, const std::optional<Tensor>& residual, const Tensor& weight,
-                        double eps, const NormReaders& readers, const Tensor& gradient_amax) {
-  variable_list all = AddRmsNormFunction::apply(
-      x, residual, weight, eps, readers.layers, readers.want_amax,
-      gradient_amax.defined() ? std::optional<Tensor>(gradient_amax) : std::nullopt);
+SumAndNorm sum_and_norm(const Tensor& x, const MaybeTensor& residual, const Tensor& weight, double eps,
+                        const NormReaders& readers, const Tensor& gradient_amax) {
+  variable_list all = AddRmsNormFunction::apply(x, residual, weight, eps, readers.layers, readers.want_amax,
+                                                if_defined(gradient_amax));
   SumAndNorm result = {all[0], all[1]};
   const auto first = all.begin() + 2, last = all.begin() + 1 + readers.layers;
   result.again.assign(first, last);
@@ -127,7 +127,7 @@ SumAndNorm sum_and_norm(const Tensor& x, const std::optional<Tensor>& residual, 
 struct RopeQkvFunction : Function<RopeQkvFunction> {
   static variable_list forward(AutogradContext* context, const Tensor& q, const Tensor& k, const Tensor& v,
                                const Tensor& cos, const Tensor& sin, int64_t style, int64_t parts,
-                               const std::optional<Tensor>& gradient_amaxes) {
+                               const MaybeTensor& gradient_amaxes) {
     context->save_for_backward({cos, sin});
     context->saved_data["style"] = style;
     context->saved_data["parts"] = parts;
@@ -146,25 +146,14 @@ struct RopeQkvFunction : Function<RopeQkvFunction> {
   }
 };
 
+// With wants_amax the result's amax is a second result.
 struct SwigluFunction : Function<SwigluFunction> {
-  static Tensor forward(AutogradContext* context, const Tensor& gate, const Tensor& up) {
-    context->save_for_backward({gate, up});
-    return kernels::swiglu_forward(gate, up);
-  }
-  static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    const auto saved = context->get_saved_variables();
-    auto [gate, up] = kernels::swiglu_backward(grads[0], saved[0], saved[1]);
-    return {gate, up};
-  }
-};
-
-// Its result with its amax.
-struct SwigluWithAmaxFunction : Function<SwigluWithAmaxFunction> {
   static variable_list forward(AutogradContext* context, const Tensor& gate, const Tensor& up,
-                               const std::optional<Tensor>& gradient_amaxes) {
+                               bool wants_amax, const MaybeTensor& gradient_amaxes) {
     context->save_for_backward({gate, up});
     context->saved_data["finds_amaxes"] = gradient_amaxes.has_value();
     context->set_materialize_grads(false);  // of amax, which has none
+    if (!wants_amax) return {kernels::swiglu_forward(gate, up)};
     const Tensor amax = new_amaxes(1, gate);
     context->mark_non_differentiable({amax});
     return {kernels::swiglu_forward(gate, up, amax), amax};
@@ -173,7 +162,7 @@ struct SwigluWithAmaxFunction : Function<SwigluWithAmaxFunction> {
     const auto saved = context->get_saved_variables();
     const Tensor amaxes = context->saved_data["finds_amaxes"].toBool() ? new_amaxes(2, grads[0]) : Tensor();
     auto [gate, up] = kernels::swiglu_backward(grads[0], saved[0], saved[1], amaxes);
-    return {gate, up, amaxes};
+    return {gate, up, Tensor(), amaxes};
   }
 };
 
@@ -219,17 +208,15 @@ SumAndNorm rms_norm_of_stream(const Tensor& x, const Tensor& weight, double eps,
 }
 RotatedHeads rope_qkv(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cos, const Tensor& sin,
                       RopeStyle style, int64_t parts, const Tensor& gradient_amaxes) {
-  variable_list all = RopeQkvFunction::apply(
-      q, k, v, cos, sin, static_cast<int64_t>(style), parts,
-      gradient_amaxes.defined() ? std::optional<Tensor>(gradient_amaxes) : std::nullopt);
+  variable_list all = RopeQkvFunction::apply(q, k, v, cos, sin, static_cast<int64_t>(style), parts,
+                                             if_defined(gradient_amaxes));
   return {all[0], all[1], all[2]};
 }
 Tensor swiglu(const Tensor& gate, const Tensor& up) {
-  return SwigluFunction::apply(gate, up);
+  return SwigluFunction::apply(gate, up, /*wants_amax=*/false, MaybeTensor())[0];
 }
 ValuesWithAmax swiglu_with_amax(const Tensor& gate, const Tensor& up, const Tensor& gradient_amaxes) {
-  variable_list both = SwigluWithAmaxFunction::apply(
-      gate, up, gradient_amaxes.defined() ? std::optional<Tensor>(gradient_amaxes) : std::nullopt);
+  variable_list both = SwigluFunction::apply(gate, up, /*wants_amax=*/true, if_defined(gradient_amaxes));
   return {both[0], both[1]};
 }
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const kernels::Documents& documents) {

@@ -21,6 +21,7 @@
 #include "models/activation_checkpoint.h"
 #include "models/float8/linear_matmuls.h"
 #include "models/kernels/fused.h"
+#include "models/maybe_tensor.h"
 #include "models/products_in_pieces.h"
 
 namespace hyperion::models {
@@ -198,10 +199,16 @@ Tensor told_amaxes(AutogradContext* context, size_t many, const Tensor& x) {
   return at::empty({static_cast<int64_t>(many)}, x.options().dtype(at::kFloat));
 }
 
+// Whether the layers are one rank's, on a GPU whose fused kernels make what they read and its gradient.
+bool beside_fused_kernels(const std::vector<const Linear*>& layers, const Tensor& x) {
+  return x.is_cuda() && kernels::is_fused_dtype(x) &&
+         kernels::chosen_kernels() == kernels::KernelChoice::kAuto && layers.front()->ranks() == nullptr;
+}
+
 struct ColumnFunction : Function<ColumnFunction> {
   static variable_list forward(AutogradContext* context, const Tensor& x, at::TensorList again,
                                at::TensorList /*for autograd*/, const std::vector<const Linear*>& layers,
-                               bool makes_columns, const std::optional<Tensor>& amax, bool asks_amaxes) {
+                               bool makes_columns, const MaybeTensor& amax, bool asks_amaxes) {
     save_layers(context, layers);
     context->saved_data["again"] = static_cast<int64_t>(again.size());
     const Exchange* ranks = layers.front()->ranks();
@@ -319,7 +326,7 @@ struct RowFunction : Function<RowFunction> {
   static variable_list forward(AutogradContext* context, const Tensor& x,
                                const std::optional<Tensor>& residual, const Tensor& /*for autograd*/,
                                const Linear& layer, RowResult result, bool makes_columns,
-                               const std::optional<Tensor>& amax, bool asks_amax) {
+                               const MaybeTensor& amax, bool asks_amax) {
     save_layers(context, {&layer});
     context->saved_data["shape"] = x.sizes().vec();
     context->saved_data["residual"] = residual.has_value();
@@ -485,9 +492,9 @@ std::vector<Tensor> column_linear(const Tensor& x, const std::vector<const Linea
   variable_list weights;
   for (const Linear* layer : layers) weights.push_back(layer->weight()->weight);
   const bool asks_amaxes = gradient_amaxes != nullptr && reads_amaxes(layers, x);
-  variable_list results = ColumnFunction::apply(
-      x, at::TensorList(beside.again), at::TensorList(weights), layers, keeps_columns(layers),
-      beside.amax.defined() ? std::optional<Tensor>(beside.amax) : std::nullopt, asks_amaxes);
+  variable_list results =
+      ColumnFunction::apply(x, at::TensorList(beside.again), at::TensorList(weights), layers,
+                            keeps_columns(layers), if_defined(beside.amax), asks_amaxes);
   if (!asks_amaxes) return results;
   *gradient_amaxes = results.back();
   results.pop_back();
@@ -495,26 +502,21 @@ std::vector<Tensor> column_linear(const Tensor& x, const std::vector<const Linea
 }
 
 bool reads_amaxes(const std::vector<const Linear*>& layers, const Tensor& x) {
-  const Linear& first = *layers.front();
-  return x.is_cuda() && kernels::is_fused_dtype(x) &&
-         kernels::chosen_kernels() == kernels::KernelChoice::kAuto && first.ranks() == nullptr &&
-         first.float8() != nullptr && first.float8()->reads_amax() &&
-         std::ranges::all_of(layers, [&](const Linear* layer) { return layer->float8() == first.float8(); });
+  const float8::LinearMatmuls* float8 = layers.front()->float8();
+  return beside_fused_kernels(layers, x) && float8 != nullptr && float8->reads_amax() &&
+         std::ranges::all_of(layers, [&](const Linear* layer) { return layer->float8() == float8; });
 }
 
 ops::NormReaders readers_of_norm(const std::vector<const Linear*>& layers, const Tensor& x) {
-  const bool apart = x.is_cuda() && kernels::is_fused_dtype(x) &&
-                     kernels::chosen_kernels() == kernels::KernelChoice::kAuto &&
-                     layers.front()->ranks() == nullptr && !packed(layers);
-  return {.layers = apart ? std::ssize(layers) : 1, .want_amax = reads_amaxes(layers, x)};
+  return {.layers = beside_fused_kernels(layers, x) && !packed(layers) ? std::ssize(layers) : 1,
+          .want_amax = reads_amaxes(layers, x)};
 }
 
 Tensor row_linear(const Tensor& x, const Linear& layer, const std::optional<Tensor>& residual,
                   RowResult result, const Tensor& amax, Tensor* gradient_amax) {
   const bool asks_amax = gradient_amax != nullptr && reads_amaxes({&layer}, x);
-  variable_list results =
-      RowFunction::apply(x, residual, layer.weight()->weight, layer, result, keeps_columns({&layer}),
-                         amax.defined() ? std::optional<Tensor>(amax) : std::nullopt, asks_amax);
+  variable_list results = RowFunction::apply(x, residual, layer.weight()->weight, layer, result,
+                                             keeps_columns({&layer}), if_defined(amax), asks_amax);
   if (asks_amax) *gradient_amax = results[1];
   return results[0];
 }

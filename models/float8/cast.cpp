@@ -6,12 +6,12 @@
 #include <torch/library.h>
 
 #include "base/error.h"
+#include "models/maybe_tensor.h"
 
 namespace hyperion::float8 {
 namespace {
 
 using at::Tensor;
-using MaybeTensor = std::optional<Tensor>;
 using CastOperator = std::tuple<Tensor, Tensor>(const Tensor&, const MaybeTensor&, const MaybeTensor&,
                                                 at::ScalarType);
 // Both copies; scale and inverse of the rows, and of the columns.
@@ -35,10 +35,6 @@ SixTensors plain_by_amax(const Tensor& x, const MaybeTensor& row_amax, const May
 
 Tensor& plain_into(Tensor& out, const Tensor& x, const Tensor& scale) {
   return out.copy_(saturating_cast(x, scale, out.scalar_type()));
-}
-
-MaybeTensor if_defined(const Tensor& x) {
-  return x.defined() ? MaybeTensor(x) : std::nullopt;
 }
 
 }  // namespace

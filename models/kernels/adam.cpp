@@ -37,8 +37,8 @@ bool is_fp32(const at::Tensor& t) {
 
 bool takes_adam_update(const AdamTensors& tensors) {
   const auto all = [](const std::vector<at::Tensor>& list) { return std::ranges::all_of(list, is_fp32); };
-  return chosen_kernels() == KernelChoice::kAuto && !tensors.weights.empty() && all(tensors.weights) &&
-         all(tensors.grads) && all(tensors.exp_avgs) && all(tensors.exp_avg_sqs) &&
+  return chosen_kernels() == KernelChoice::kAuto && all(tensors.weights) && all(tensors.grads) &&
+         all(tensors.exp_avgs) && all(tensors.exp_avg_sqs) &&
          std::ranges::all_of(tensors.copies, [](const at::Tensor& copy) {
            return !copy.defined() || (copy.is_cpu() && is_fused_dtype(copy) && copy.is_contiguous());
          });

@@ -5,16 +5,12 @@
 #include <torch/library.h>
 
 #include "models/kernels/swiglu.h"
+#include "models/maybe_tensor.h"
 
 namespace hyperion::kernels::operators {
 namespace {
 
 using at::Tensor;
-using MaybeTensor = std::optional<Tensor>;
-
-MaybeTensor if_defined(const Tensor& x) {
-  return x.defined() ? MaybeTensor(x) : std::nullopt;
-}
 
 models::RopeStyle style_of(bool interleaved) {
   return interleaved ? models::RopeStyle::kInterleaved : models::RopeStyle::kHalfSplit;

@@ -28,29 +28,20 @@ Adam::Adam(const std::vector<parallel::ShardedParameterPtr>& parameters, const J
     exp_avg_sq_.push_back(at::zeros_like(master));
     if (master.numel() == 0) continue;
     if (updates_.empty() || one_by_one) updates_.emplace_back();
-    TensorLists& tensors = updates_.back();
-    tensors.params.push_back(master);
+    kernels::AdamTensors& tensors = updates_.back();
+    tensors.weights.push_back(master);
     tensors.grads.push_back(parameter->grad());
     tensors.exp_avgs.push_back(exp_avg_.back());
     tensors.exp_avg_sqs.push_back(exp_avg_sq_.back());
-    if (parameter->has_separate_compute_shard()) {
+    tensors.copies.push_back(parameter->has_separate_compute_shard() ? parameter->compute_shard()
+                                                                     : at::Tensor());
+    if (tensors.copies.back().defined()) {
       masters_to_copy_.push_back(master);
-      compute_shards_.push_back(parameter->compute_shard());
+      compute_shards_.push_back(tensors.copies.back());
     }
   }
-  if (options.implementation == OptimizerImplementation::kFused) {
-    kernels::AdamTensors all;
-    for (size_t i = 0; i < parameters.size(); ++i) {
-      if (parameters[i]->master().numel() == 0) continue;
-      all.weights.push_back(parameters[i]->master());
-      all.grads.push_back(parameters[i]->grad());
-      all.exp_avgs.push_back(exp_avg_[i]);
-      all.exp_avg_sqs.push_back(exp_avg_sq_[i]);
-      all.copies.push_back(parameters[i]->has_separate_compute_shard() ? parameters[i]->compute_shard()
-                                                                       : at::Tensor());
-    }
-    if (kernels::takes_adam_update(all)) one_pass_ = std::move(all);
-  }
+  one_pass_ = options.implementation == OptimizerImplementation::kFused && !updates_.empty() &&
+              kernels::takes_adam_update(updates_.front());
   const at::TensorOptions like_state = parameters.front()->master().options();
   step_ = at::zeros({}, like_state.dtype(at::kFloat).pinned_memory(false));
 }
@@ -64,10 +55,10 @@ void Adam::step(double lr, const at::Tensor& skip, const std::optional<at::Tenso
   at::NoGradGuard no_grad;
   step_.add_(1 - skip);
   if (one_pass_) {
-    if (skip.item<float>() == 0) update_in_one_pass(lr, divisor);
+    if (skip.item<float>() == 0) update_in_one_pass(updates_.front(), lr, divisor);
     return;
   }
-  for (TensorLists& tensors : updates_) {
+  for (kernels::AdamTensors& tensors : updates_) {
     if (options_.implementation == OptimizerImplementation::kFused)
       update_fused(tensors, lr, skip, divisor);
     else
@@ -76,12 +67,12 @@ void Adam::step(double lr, const at::Tensor& skip, const std::optional<at::Tenso
   if (!compute_shards_.empty()) at::_foreach_copy_(compute_shards_, masters_to_copy_, /*non_blocking=*/true);
 }
 
-void Adam::update_fused(TensorLists& tensors, double lr, const at::Tensor& skip,
+void Adam::update_fused(kernels::AdamTensors& tensors, double lr, const at::Tensor& skip,
                         const std::optional<at::Tensor>& divisor) const {
-  const std::vector<at::Tensor> steps(tensors.params.size(), step_);
+  const std::vector<at::Tensor> steps(tensors.weights.size(), step_);
   const auto scale = divisor ? std::optional(divisor->to(step_.options())) : std::nullopt;
   const auto update = [&](auto fused_kernel) {
-    fused_kernel(tensors.params, tensors.grads, tensors.exp_avgs, tensors.exp_avg_sqs,
+    fused_kernel(tensors.weights, tensors.grads, tensors.exp_avgs, tensors.exp_avg_sqs,
                  /*max_exp_avg_sqs=*/at::TensorList{}, steps, lr, options_.beta1, options_.beta2,
                  options_.weight_decay, options_.eps, /*amsgrad=*/false, /*maximize=*/false,
                  /*grad_scale=*/scale, /*found_inf=*/skip);
@@ -92,15 +83,16 @@ void Adam::update_fused(TensorLists& tensors, double lr, const at::Tensor& skip,
     update([](auto&&... args) { at::_fused_adam_(args...); });
 }
 
-void Adam::update_in_one_pass(double lr, const std::optional<at::Tensor>& divisor) const {
-  kernels::adam_update(*one_pass_, {.lr = lr,
-                                    .beta1 = options_.beta1,
-                                    .beta2 = options_.beta2,
-                                    .eps = options_.eps,
-                                    .weight_decay = options_.weight_decay,
-                                    .decoupled = options_.name == OptimizerName::kAdamW,
-                                    .updates = step_.item<double>(),
-                                    .divisor = divisor ? divisor->item<double>() : 1.0});
+void Adam::update_in_one_pass(const kernels::AdamTensors& tensors, double lr,
+                              const std::optional<at::Tensor>& divisor) const {
+  kernels::adam_update(tensors, {.lr = lr,
+                                 .beta1 = options_.beta1,
+                                 .beta2 = options_.beta2,
+                                 .eps = options_.eps,
+                                 .weight_decay = options_.weight_decay,
+                                 .decoupled = options_.name == OptimizerName::kAdamW,
+                                 .updates = step_.item<double>(),
+                                 .divisor = divisor ? divisor->item<double>() : 1.0});
 }
 
 // In the notation of PyTorch's documentation, with learning rate gamma and weight decay lambda:
@@ -112,8 +104,8 @@ void Adam::update_in_one_pass(double lr, const std::optional<at::Tensor>& diviso
 //
 // Where `skip` is 1 every factor becomes neutral without a wait for the device: the gradient counts as 0,
 // what theta, m and v are multiplied by is 1, and the step size is 0.
-void Adam::update_by_formula(TensorLists& tensors, double lr, const at::Tensor& skip) const {
-  auto& [theta, g, m, v] = tensors;
+void Adam::update_by_formula(kernels::AdamTensors& tensors, double lr, const at::Tensor& skip) const {
+  auto& [theta, g, m, v, copies] = tensors;
   const double beta1 = options_.beta1, beta2 = options_.beta2, lambda = options_.weight_decay;
   const at::Tensor not_skipped = 1 - skip;  // 1, or 0 where the update is skipped
   if (options_.name == OptimizerName::kAdamW)

@@ -34,22 +34,20 @@ class Adam {
   const at::Tensor& step_count() const { return step_; }
 
  private:
-  // Tensors that are updated together; entry i of each list belongs to the same parameter.
-  struct TensorLists {
-    std::vector<at::Tensor> params, grads, exp_avgs, exp_avg_sqs;
-  };
-  void update_fused(TensorLists& tensors, double lr, const at::Tensor& skip,
+  void update_fused(kernels::AdamTensors& tensors, double lr, const at::Tensor& skip,
                     const std::optional<at::Tensor>& divisor) const;
-  void update_by_formula(TensorLists& tensors, double lr, const at::Tensor& skip) const;
+  void update_by_formula(kernels::AdamTensors& tensors, double lr, const at::Tensor& skip) const;
   // The fused implementation on a CPU: all of step() in one pass.
-  void update_in_one_pass(double lr, const std::optional<at::Tensor>& divisor) const;
+  void update_in_one_pass(const kernels::AdamTensors& tensors, double lr,
+                          const std::optional<at::Tensor>& divisor) const;
 
   JobConfig::Optimizer options_;
   std::vector<at::Tensor> exp_avg_, exp_avg_sq_;  // of every parameter
-  std::vector<TensorLists> updates_;  // of the parameters that this rank holds rows of: one list, or one each
+  std::vector<kernels::AdamTensors>
+      updates_;  // of parameters that this rank holds rows of: together, or one by one
   std::vector<at::Tensor> masters_to_copy_, compute_shards_;  // where the compute dtype is another one
-  std::optional<kernels::AdamTensors> one_pass_;              // the same tensors, where it is made so
-  at::Tensor step_;                                           // fp32 0-dim: updates done
+  bool one_pass_ = false;
+  at::Tensor step_;  // fp32 0-dim: updates done
 };
 
 }  // namespace hyperion::trainer

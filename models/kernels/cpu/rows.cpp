@@ -75,8 +75,19 @@ inline __attribute__((always_inline)) float rounded(float x) {
   return wide(narrowed<T>(x));
 }
 
-// `half` of a head is a type's constant for the usual sizes of heads, so that loops over it need no
-// remainder.
+// Calls rotate with `half` of a head: for the usual sizes of heads a type's constant, so that loops over it
+// need no remainder.
+template <typename F>
+inline __attribute__((always_inline)) void with_half(int64_t half, const F& rotate) {
+  if (half == 8)
+    rotate(std::integral_constant<int64_t, 8>());
+  else if (half == 32)
+    rotate(std::integral_constant<int64_t, 32>());
+  else if (half == 64)
+    rotate(std::integral_constant<int64_t, 64>());
+  else
+    rotate(half);
+}
 template <typename Half>
 inline __attribute__((always_inline)) void rotate_pairs(const float* __restrict x,
                                                         const float* __restrict cos,
@@ -170,26 +181,16 @@ HYPERION_VECTORISED void rms_backward(const float* x, const float* w, const floa
 
 HYPERION_VECTORISED void rotate_interleaved(const float* x, const float* cos, const float* sin, float sign,
                                             float* y, int64_t heads, int64_t half) {
-  if (half == 8)
-    rotate_pairs(x, cos, sin, sign, y, heads, std::integral_constant<int64_t, 8>());
-  else if (half == 32)
-    rotate_pairs(x, cos, sin, sign, y, heads, std::integral_constant<int64_t, 32>());
-  else if (half == 64)
-    rotate_pairs(x, cos, sin, sign, y, heads, std::integral_constant<int64_t, 64>());
-  else
-    rotate_pairs(x, cos, sin, sign, y, heads, half);
+  with_half(
+      half, [&](auto size)
+                __attribute__((always_inline)) { rotate_pairs(x, cos, sin, sign, y, heads, size); });
 }
 
 HYPERION_VECTORISED void rotate_halves(const float* x, const float* cos, const float* sin, float sign,
                                        float* y, int64_t heads, int64_t half) {
-  if (half == 8)
-    rotate_parts(x, cos, sin, sign, y, heads, std::integral_constant<int64_t, 8>());
-  else if (half == 32)
-    rotate_parts(x, cos, sin, sign, y, heads, std::integral_constant<int64_t, 32>());
-  else if (half == 64)
-    rotate_parts(x, cos, sin, sign, y, heads, std::integral_constant<int64_t, 64>());
-  else
-    rotate_parts(x, cos, sin, sign, y, heads, half);
+  with_half(
+      half, [&](auto size)
+                __attribute__((always_inline)) { rotate_parts(x, cos, sin, sign, y, heads, size); });
 }
 
 HYPERION_VECTORISED void add(const c10::BFloat16* a, const c10::BFloat16* b, c10::BFloat16* sum, float* row,
