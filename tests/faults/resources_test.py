@@ -117,6 +117,16 @@ class Limits(JobTest):
                 self.assertEqual(done.returncode, 2, done.stderr)
                 self.assertRegex(done.stderr, "^hyperion: (the model needs at least|--seq-len 1000000: expected)")
 
+    def test_steps_use_the_memory_of_the_steps_before(self):
+        """Tensors of many sizes in turns: what a step frees must serve the next one, or its pages are all new."""
+        job = self.run_job("--model.args.dim=512", "--model.args.n_layers=12", "--model.args.n_heads=8", "--model.args.vocab_size=8192",
+                           "--training.seq_len=256", "--training.local_batch_size=1", "--training.steps=14",
+                           "--activation_checkpoint.mode=none", "--training.mixed_precision_param=bfloat16",
+                           code=0)
+        resident = [line["memory/max_active(GiB)"] for line in self.metrics()]
+        self.assertEqual(len(resident), 14, job.text())
+        self.assertLess(resident[13] - resident[5], 0.02, f"GiB after each step: {resident}")
+
 
 class StandardOutput(JobTest):
     def commands(self):
