@@ -118,8 +118,13 @@ std::span<const uint32_t> replicas_of(const SaveLayout& layout, const SavePlan& 
   return std::span(plan.holders[kind]).subspan(static_cast<size_t>(part) * count, count);
 }
 
+bool is_number(const SaveLayout::Entry& entry) {
+  return whole_box(entry.shape).numel() == 1;
+}
+
 bool shares(const SaveLayout& layout, const SavePlan& plan, const PartRun& run) {
-  return plan.replicas_share && layout.kinds[layout.entries[run.entry].kind].replicas > 1;
+  const SaveLayout::Entry& entry = layout.entries[run.entry];
+  return plan.replicas_share && layout.kinds[entry.kind].replicas > 1 && !is_number(entry);
 }
 
 // Replicas share their pieces: the largest ones are given out first, each to the replica with the least so
@@ -196,6 +201,7 @@ SaveLayout save_layout(const std::vector<TensorState>& tensors) {
       layout.entries.push_back(entry);
     }
   }
+  std::ranges::stable_partition(layout.entries, is_number);
   return layout;
 }
 

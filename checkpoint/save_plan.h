@@ -34,8 +34,11 @@ struct SaveLayout {
 
     int parts() const;  // the product of those of the cuts
   };
-  std::vector<Entry> entries;  // every tensor under its key and then under each alias
-  std::vector<Kind> kinds;     // distinct placements
+  // Every tensor under its key and then under each alias. Those of one element (an optimizer has one for each
+  // parameter) come first, and their first replica writes them: every rank reads them all when it loads, and
+  // what it verifies for them is then one block of one file, not one for each of them.
+  std::vector<Entry> entries;
+  std::vector<Kind> kinds;  // distinct placements
 
   // Of names, types, shapes and kinds: equal layouts give equal plans.
   uint64_t fingerprint() const;

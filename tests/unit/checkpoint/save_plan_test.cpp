@@ -84,7 +84,8 @@ void for_each_part(std::vector<Cut> cuts, const std::function<void(const std::ve
 }
 
 // A plan that is made as it is defined, with all items in memory: every part of every entry is a piece; a
-// piece that replicas share goes, the longest first, to the replica that has the least to write so far.
+// piece that replicas share goes, the longest first, to the replica that has the least to write so far; a
+// number is the first replica's.
 std::vector<SaveItem> plan_with_all_items(const SaveLayout& layout, const std::vector<RankPlace>& places,
                                           Writers writers) {
   const auto replicas_of = [&](const SaveItem& item) {
@@ -111,7 +112,8 @@ std::vector<SaveItem> plan_with_all_items(const SaveLayout& layout, const std::v
   std::vector<SaveItem*> shared;
   for (SaveItem& item : items) {
     const std::vector<uint32_t> ranks = replicas_of(item);
-    if (ranks.size() > 1 && writers == Writers::kAll) {
+    const bool is_number = whole_box(layout.entries[item.entry].shape).numel() == 1;
+    if (ranks.size() > 1 && writers == Writers::kAll && !is_number) {
       shared.push_back(&item);
       continue;
     }
@@ -183,6 +185,30 @@ TEST_CASE("all ranks share the work or the first replica does it") {
   const SavePlan plan =
       make_save_plan(layout, {rank_place(layout, tensors), rank_place(layout, others)}, Writers::kAll, 0);
   for (const uint64_t bytes : plan.file_bytes) CHECK(bytes == Approx(130 * 4000).epsilon(0.02));
+}
+
+TEST_CASE("what every rank reads lies together at the start of one file") {
+  for (const Mesh& mesh : {Mesh{4, 1}, Mesh{2, 2}, Mesh{1, 3}, Mesh{2, 2, 2}}) {
+    std::vector<std::vector<TensorState>> states;
+    for (int rank = 0; rank < mesh.ranks(); ++rank) {
+      states.push_back(job(mesh, rank));
+      for (int i = 0; i < 5; ++i)  // between large ones
+        for (const auto& [name, shape] : {std::pair("step", Dims{}), {"weight", Dims{40, 50}}})
+          states.back().push_back(
+              tensor(std::string(name) + std::to_string(i), shape, test::whole_on(mesh.ranks(), rank)));
+    }
+    const SaveLayout layout = save_layout(states[0]);
+    std::vector<RankPlace> places;
+    for (const auto& state : states) places.push_back(rank_place(layout, state));
+    uint64_t numbers = 0;
+    for (const SaveItem& item : items_of(layout, make_save_plan(layout, places, Writers::kAll, 0))) {
+      if (!layout.entries[item.entry].shape.empty()) continue;
+      CHECK(item.writer == 0);
+      CHECK(item.offset == numbers);
+      numbers += item.length;
+    }
+    CHECK(numbers == 6 * tensor_archive_bytes(Dtype::kFloat32, {}));
+  }
 }
 
 TEST_CASE("a plan that holds one rank's items is that of all items at once") {
@@ -276,8 +302,8 @@ TEST_CASE(
 
 TEST_CASE("an alias is written whole under its own name") {
   const auto [layout, plan] = make({2, 1}, Writers::kAll);
-  REQUIRE(layout.entries[1].key == "output.weight");
-  CHECK(layout.entries[1].path == KeyPath{"output.weight"});
+  REQUIRE(layout.entries[2].key == "output.weight");  // the first is a number
+  CHECK(layout.entries[2].path == KeyPath{"output.weight"});
   std::string bytes;
   encode_save_index(layout, plan, {}, [&](std::string_view piece) { bytes += piece; });
   const CheckpointIndex index = decode_metadata(std::as_bytes(std::span(bytes)), "test");
