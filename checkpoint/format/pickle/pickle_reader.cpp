@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/printable.h"
+#include "base/utf8.h"
 #include "checkpoint/format/pickle/pickle_opcodes.h"
 #include "checkpoint/types/object.h"
 
@@ -330,7 +331,7 @@ class PickleMachine {
   }
   void push_run(Kind kind, uint64_t length) {
     const std::string_view run = take(length);
-    if (kind == Kind::kText && !is_utf8(run)) fail("a text is not UTF-8");
+    if (kind == Kind::kText && !is_valid_utf8(run)) fail("a text is not UTF-8");
     PickleNode node(kind);
     node.count = static_cast<uint32_t>(length);
     node.at = {static_cast<uint32_t>(at_ - length), 0};

@@ -84,28 +84,6 @@ std::string_view torch_storage_class(Dtype dtype) {
   return {};
 }
 
-bool is_utf8(std::string_view text) {
-  const auto* at = reinterpret_cast<const unsigned char*>(text.data());
-  const auto* const end = at + text.size();
-  while (at < end) {
-    if (*at < 0x80) {
-      ++at;
-      continue;
-    }
-    const int more = *at >= 0xF0 ? 3 : *at >= 0xE0 ? 2 : 1;
-    if (*at < 0xC2 || *at > 0xF4 || end - at <= more) return false;
-    uint32_t code = *at & (0x3F >> more);
-    for (int i = 1; i <= more; ++i) {
-      if ((at[i] & 0xC0) != 0x80) return false;
-      code = code << 6 | (at[i] & 0x3F);
-    }
-    constexpr uint32_t kSmallest[] = {0, 0x80, 0x800, 0x10000};
-    if (code < kSmallest[more] || code > 0x10FFFF || (code >= 0xD800 && code < 0xE000)) return false;
-    at += more + 1;
-  }
-  return true;
-}
-
 const PickleNode* PickleValue::node() const {
   return (ref_ & PickleTree::kSmallInt) ? nullptr : &tree_->nodes_[ref_];
 }

@@ -52,8 +52,6 @@ std::optional<PickleGlobal> find_pickle_global(std::string_view module, std::str
 // "FloatStorage"; empty for the types torch stores as untyped bytes.
 std::string_view torch_storage_class(Dtype dtype);
 
-bool is_utf8(std::string_view text);
-
 class PickleTree;
 
 // A handle on one value of a tree, valid as long as the tree and the bytes it was read from.

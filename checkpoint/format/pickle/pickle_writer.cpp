@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "base/error.h"
-#include "checkpoint/format/pickle/pickle_value.h"
+#include "base/utf8.h"
 
 namespace hyperion::checkpoint {
 namespace {
@@ -51,7 +51,7 @@ void PickleWriter::number(double value) {
 }
 
 void PickleWriter::text(std::string_view value) {
-  if (!is_utf8(value) || value.size() > std::numeric_limits<uint32_t>::max())
+  if (!is_valid_utf8(value) || value.size() > std::numeric_limits<uint32_t>::max())
     throw_bug("a text of {} bytes that is to be pickled is not UTF-8 or beyond 4 GiB", value.size());
   op(PickleOp::kText4);
   raw(static_cast<uint32_t>(value.size()));
