@@ -43,18 +43,10 @@ at::ScalarType scalar_type(Dtype dtype) {
 
 // Copies rows between our order and Hugging Face's.
 at::Tensor reorder(const at::Tensor& from, const trainer::HfTensor& tensor, bool to_hf) {
-  at::Tensor to = at::empty_like(from);
-  for (const trainer::RowRun& run : trainer::hf_runs(tensor, 0, from.size(0))) {
-    const auto ours = [&](const at::Tensor& t) {
-      return t.slice(0, run.our_row, run.our_row + (run.count - 1) * run.our_stride + 1, run.our_stride);
-    };
-    const auto theirs = [&](const at::Tensor& t) { return t.narrow(0, run.hf_row, run.count); };
-    if (to_hf)
-      theirs(to).copy_(ours(from));
-    else
-      ours(to).copy_(theirs(from));
-  }
-  return to;
+  const at::Tensor rows = at::empty({from.size(0)}, at::kLong);  // of `from`, for each row of the result
+  for (int64_t row = 0; row < from.size(0); ++row)
+    rows.data_ptr<int64_t>()[row] = to_hf ? trainer::our_row(tensor, row) : trainer::hf_row(tensor, row);
+  return from.index_select(0, rows);
 }
 
 void read_weights(const models::Transformer& model, const fs::path& folder) {

@@ -1,6 +1,5 @@
 #include "trainer/hugging_face/names.h"
 
-#include <algorithm>
 #include <array>
 #include <charconv>
 
@@ -97,20 +96,6 @@ int64_t our_row(const HfTensor& tensor, int64_t hf_row) {
   if (tensor.head_dim == 0) return hf_row;
   const int64_t in_head = hf_row % tensor.head_dim, half = tensor.head_dim / 2;
   return hf_row - in_head + 2 * (in_head % half) + in_head / half;
-}
-
-std::vector<RowRun> hf_runs(const HfTensor& tensor, int64_t first, int64_t count) {
-  if (count == 0) return {};
-  if (tensor.head_dim == 0) return {{first, 1, first, count}};
-  std::vector<RowRun> runs;
-  const int64_t end = first + count;
-  for (int64_t row = first; row < end;) {
-    const int64_t head_end = std::min(end, (row / tensor.head_dim + 1) * tensor.head_dim);
-    for (int64_t start = row; start < std::min(row + 2, head_end); ++start)
-      runs.push_back({start, 2, hf_row(tensor, start), (head_end - start + 1) / 2});
-    row = head_end;
-  }
-  return runs;
 }
 
 }  // namespace hyperion::trainer

@@ -8,7 +8,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "models/flavors/model_args.h"
 
@@ -34,15 +33,5 @@ bool hf_may_ignore(const models::ModelArgs& args, std::string_view name);
 
 int64_t hf_row(const HfTensor& tensor, int64_t our_row);
 int64_t our_row(const HfTensor& tensor, int64_t hf_row);
-
-// Rows our_row, our_row + our_stride, ... (count of them) are Hugging Face's rows hf_row, hf_row + 1, ...
-struct RowRun {
-  int64_t our_row = 0, our_stride = 1;
-  int64_t hf_row = 0;
-  int64_t count = 0;
-  bool operator==(const RowRun&) const = default;
-};
-// Our rows [first, first + count) as runs that are contiguous there: one, or up to two a head.
-std::vector<RowRun> hf_runs(const HfTensor& tensor, int64_t first, int64_t count);
 
 }  // namespace hyperion::trainer

@@ -1,7 +1,7 @@
 #include "trainer/hugging_face/names.h"
 
-#include <numeric>
 #include <set>
+#include <vector>
 
 #include <catch2/catch.hpp>
 #include <fmt/format.h>
@@ -74,30 +74,6 @@ TEST_CASE("rows of a rotated weight are reordered as Hugging Face converts them"
   for (int64_t row = 0; row < 24; ++row) CHECK(hf_row(tensor, our_row(tensor, row)) == row);
   CHECK(hf_row({"v", 0}, 5) == 5);
   CHECK(our_row({"v", 0}, 5) == 5);
-}
-
-TEST_CASE("runs cover any range of rows once and are contiguous there") {
-  CHECK((hf_runs({"v", 0}, 3, 4) == std::vector<RowRun>{{3, 1, 3, 4}}));
-  CHECK((hf_runs({"q", 6}, 0, 6) == std::vector<RowRun>{{0, 2, 0, 3}, {1, 2, 3, 3}}));
-  CHECK(hf_runs({"q", 6}, 7, 0).empty());
-  for (const int64_t head_dim : {0, 2, 4, 6, 10}) {
-    const HfTensor tensor{"q", head_dim};
-    for (int64_t first = 0; first < 30; ++first)
-      for (int64_t count = 0; first + count <= 30; ++count) {
-        std::vector<int64_t> rows;
-        for (const RowRun& run : hf_runs(tensor, first, count)) {
-          REQUIRE(run.count > 0);
-          for (int64_t i = 0; i < run.count; ++i) {
-            REQUIRE(hf_row(tensor, run.our_row + i * run.our_stride) == run.hf_row + i);
-            rows.push_back(run.our_row + i * run.our_stride);
-          }
-        }
-        std::sort(rows.begin(), rows.end());
-        std::vector<int64_t> expected(static_cast<size_t>(count));
-        std::iota(expected.begin(), expected.end(), first);
-        REQUIRE(rows == expected);
-      }
-  }
 }
 
 TEST_CASE("a config.json of either style gives the dimensions") {
