@@ -2,10 +2,7 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
-#include <span>
 #include <string>
-#include <utility>
 
 #include "base/error.h"
 
@@ -31,22 +28,6 @@ class ByteSource {
     if (offset > size() || bytes > size() - offset)
       throw_data("{}: bytes {} to {} are wanted, but it has only {}", name(), offset, offset + bytes, size());
   }
-};
-
-// Bytes in memory.
-class MemorySource : public ByteSource {
- public:
-  MemorySource(std::string name, std::span<const std::byte> bytes) : name_(std::move(name)), bytes_(bytes) {}
-  const std::string& name() const override { return name_; }
-  uint64_t size() const override { return bytes_.size(); }
-  void read(uint64_t offset, void* out, uint64_t bytes) override {
-    require_inside(offset, bytes);
-    if (bytes > 0) std::memcpy(out, bytes_.data() + offset, bytes);
-  }
-
- private:
-  std::string name_;
-  std::span<const std::byte> bytes_;
 };
 
 // A part of another source; offsets count from its begin.

@@ -1,9 +1,11 @@
 // Any bytes as a safetensors file; and as the header of one whose length is right.
 #include "checkpoint/format/safetensors/safetensors.h"
 #include "tests/fuzz/fuzz.h"
+#include "tests/support/memory_source.h"
 
 using namespace hyperion;
 using namespace hyperion::checkpoint;
+using namespace hyperion::test;
 
 namespace {
 

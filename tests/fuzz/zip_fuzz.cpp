@@ -4,9 +4,11 @@
 #include "checkpoint/format/zip/zip_slice.h"
 #include "checkpoint/format/zip/zip_writer.h"
 #include "tests/fuzz/fuzz.h"
+#include "tests/support/memory_source.h"
 
 using namespace hyperion;
 using namespace hyperion::checkpoint;
+using namespace hyperion::test;
 
 namespace {
 

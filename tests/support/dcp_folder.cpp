@@ -9,6 +9,8 @@
 #include "checkpoint/format/dcp/archive.h"
 #include "checkpoint/format/dcp/metadata.h"
 #include "checkpoint/format/zip/crc32.h"
+#include "tests/support/encode_index.h"
+#include "tests/support/memory_source.h"
 
 namespace hyperion::test {
 
@@ -108,7 +110,7 @@ void write_dcp_folder(const std::filesystem::path& folder, const DcpFolder& cont
   }
   for (int shard = 0; shard < shards; ++shard)
     std::ofstream(folder / name(shard), std::ios::binary) << files[static_cast<size_t>(shard)];
-  std::ofstream(folder / ".metadata", std::ios::binary) << encode_metadata(index);
+  std::ofstream(folder / ".metadata", std::ios::binary) << encode_index(index);
 }
 
 }  // namespace hyperion::test

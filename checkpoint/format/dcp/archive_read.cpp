@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <charconv>
+#include <cstring>
 
 #include "base/error.h"
 #include "base/printable.h"

@@ -32,10 +32,6 @@ class IndexTensors {
 void encode_metadata(IndexTensors& tensors, const CheckpointIndex& rest,
                      const std::function<void(std::string_view piece)>& take);
 
-// The file's content. Every chunk and object must have its location set. Throws Error(kBug) for an index of
-// bare bytes.
-std::string encode_metadata(const CheckpointIndex& index);
-
 // The index that `bytes`, the content of the file `path`, describe. Checked: every tensor is filled by its
 // chunks without gap or overlap, everything has a location, and locations name files in the folder itself
 // (whether the files are long enough is checked when they are opened). Throws Error(kBadData) naming path and

@@ -1,6 +1,5 @@
 #include <unordered_map>
 
-#include "base/error.h"
 #include "checkpoint/format/dcp/metadata.h"
 #include "checkpoint/format/pickle/pickle_writer.h"
 
@@ -235,47 +234,11 @@ class MetadataWriter {
   std::vector<uint32_t> tensor_slots_, object_slots_;
 };
 
-// The tensors of an index that is in memory.
-class TensorsOfIndex : public IndexTensors {
- public:
-  explicit TensorsOfIndex(const CheckpointIndex& index) {
-    for (const auto& [key, record] : index.tensors) {
-      const auto path = index.paths.find(key);
-      tensors_.push_back({key, record, path == index.paths.end() ? nullptr : &path->second});
-    }
-  }
-  size_t size() const override { return tensors_.size(); }
-  Tensor at(size_t number) const override {
-    const auto& [key, record, path] = tensors_[number];
-    return {key, record.dtype, record.shape, path};
-  }
-  void visit_chunks(size_t number, const std::function<void(const Chunk& chunk)>& visit) override {
-    for (const Chunk& chunk : tensors_[number].record.chunks) visit(chunk);
-  }
-
- private:
-  struct One {
-    const std::string& key;
-    const TensorRecord& record;
-    const KeyPath* path;
-  };
-  std::vector<One> tensors_;
-};
-
 }  // namespace
 
 void encode_metadata(IndexTensors& tensors, const CheckpointIndex& rest,
                      const std::function<void(std::string_view piece)>& take) {
   MetadataWriter(tensors, rest, take).write();
-}
-
-std::string encode_metadata(const CheckpointIndex& index) {
-  if (index.layout != CheckpointIndex::Layout::kArchives)
-    throw_bug("an index of bare bytes cannot be written as .metadata, whose entries are archives");
-  TensorsOfIndex tensors(index);
-  std::string bytes;
-  encode_metadata(tensors, index, [&](std::string_view piece) { bytes += piece; });
-  return bytes;
 }
 
 }  // namespace hyperion::checkpoint

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "checkpoint/format/dcp/metadata.h"
+#include "tests/support/encode_index.h"
 
 namespace hyperion::checkpoint {
 namespace {
@@ -90,7 +91,7 @@ TEST_CASE("an index that is encoded while the plan is walked has the bytes of on
     rest.objects["trainer.step"] = {{"__0_0.distcp", 77, 5}};
     rest.paths["trainer.step"] = {"trainer", "step"};
     rest.objects["a"] = {{"__0_0.distcp", 99, 5}};  // flat, and before all tensors by name
-    const std::string expected = encode_metadata(index_in_memory(layout, plan, rest));
+    const std::string expected = test::encode_index(index_in_memory(layout, plan, rest));
     for (const size_t items_at_once : {1, 20, 1 << 20}) {
       std::string bytes;
       encode_save_index(layout, plan, rest, [&](std::string_view piece) { bytes += piece; },

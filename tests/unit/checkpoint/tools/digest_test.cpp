@@ -11,6 +11,7 @@
 #include "checkpoint/tools/content.h"
 #include "checkpoint/tools/tools.h"
 #include "tests/support/dcp_folder.h"
+#include "tests/support/encode_index.h"
 #include "tests/unit/checkpoint/tools/fixture.h"
 
 namespace hyperion::checkpoint {
@@ -120,7 +121,7 @@ TEST_CASE("tensors cut along several dimensions are put together") {
     }
   }
   std::ofstream(folder.path() / "__0_0.distcp", std::ios::binary) << file;
-  std::ofstream(folder.path() / ".metadata", std::ios::binary) << encode_metadata(index);
+  std::ofstream(folder.path() / ".metadata", std::ios::binary) << encode_index(index);
   CHECK(digest_of(folder.path()).entries.at(0).hash == hash_bytes(whole.data(), whole.size()));
 
   const OpenCheckpoint checkpoint = open_checkpoint(folder.path());

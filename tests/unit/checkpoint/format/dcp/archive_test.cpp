@@ -5,6 +5,7 @@
 #include "checkpoint/format/pickle/pickle_writer.h"
 #include "checkpoint/format/zip/crc32.h"
 #include "checkpoint/format/zip/zip_writer.h"
+#include "tests/support/memory_source.h"
 #include "tests/support/temporary_folder.h"
 #include "tests/unit/checkpoint/format/format_fixtures.h"
 

@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "base/files.h"
+#include "tests/support/encode_index.h"
 #include "tests/support/temporary_folder.h"
 #include "tests/unit/checkpoint/format/format_fixtures.h"
 
@@ -37,7 +38,7 @@ CheckpointIndex small_index() {
 std::string refusal_of(const std::function<void(CheckpointIndex&)>& change) {
   CheckpointIndex index = small_index();
   change(index);
-  return refusal([&] { decode(encode_metadata(index)); });
+  return refusal([&] { decode(encode_index(index)); });
 }
 
 // Replaces one text of the pickle by another of the same length.
@@ -54,7 +55,7 @@ bool tiles(const Dims& shape, const std::vector<std::pair<Dims, Dims>>& boxes) {
   for (const auto& [offset, extent] : boxes)
     tensor.chunks.push_back({offset, extent, {fmt::format("f{}", tensor.chunks.size()), 0, INT64_MAX}});
   index.tensors["t"] = tensor;
-  return is_accepted([&] { decode(encode_metadata(index)); });
+  return is_accepted([&] { decode(encode_index(index)); });
 }
 
 // The pickle of an index in which `keys` empty tensors are one and the same value, with `junk` more fields.
@@ -77,7 +78,7 @@ std::string shared_tensor(size_t keys, size_t junk) {
 }  // namespace
 
 TEST_CASE("an index survives being written and read") {
-  const CheckpointIndex index = small_index(), read = decode(encode_metadata(index));
+  const CheckpointIndex index = small_index(), read = decode(encode_index(index));
   CHECK(read.layout == CheckpointIndex::Layout::kArchives);
   CHECK(read.save_id == "an id");
   CHECK(read.paths == index.paths);
@@ -98,11 +99,11 @@ TEST_CASE("an index survives being written and read") {
 TEST_CASE("a key without a path is written with a path of one part") {
   CheckpointIndex index = small_index();
   index.paths.clear();
-  CHECK(decode(encode_metadata(index)).paths.at("n.0.k") == KeyPath{"n.0.k"});
+  CHECK(decode(encode_index(index)).paths.at("n.0.k") == KeyPath{"n.0.k"});
 }
 
 TEST_CASE("an index that is empty or cut short is refused") {
-  const std::string bytes = encode_metadata(small_index());
+  const std::string bytes = encode_index(small_index());
   for (size_t length = 0; length < bytes.size(); ++length)
     CHECK_FALSE(is_accepted([&] { decode(bytes.substr(0, length)); }));
   CHECK_THAT(refusal([] { decode(""); }), Catch::Contains("step-7/.metadata"));
@@ -176,7 +177,7 @@ TEST_CASE("tilings of every regular kind are accepted and others refused") {
 }
 
 TEST_CASE("index fields of another kind are refused and absent ones of old writers are not") {
-  const std::string bytes = encode_metadata(small_index());
+  const std::string bytes = encode_index(small_index());
   const auto refused = [&](const std::string& from, const std::string& to) {
     return refusal([&] { decode(replaced(bytes, from, to)); });
   };
@@ -190,7 +191,7 @@ TEST_CASE("index fields of another kind are refused and absent ones of old write
 }
 
 TEST_CASE("a list of a billion chunks that are not there is refused at once") {
-  std::string bytes = encode_metadata(small_index());
+  std::string bytes = encode_index(small_index());
   const size_t key = bytes.find("X\x01\0\0\0w"s);
   CHECK_THAT(refusal([&] { decode(std::string(bytes).replace(key + 1, 4, "\xff\xff\xff\x3f")); }),
              Catch::Contains("bytes are wanted"));
@@ -206,7 +207,7 @@ TEST_CASE("a malicious pickle in place of .metadata or inside it is refused by n
   for (const MaliciousPickle& pickle : malicious_pickles(canary)) {
     CHECK_THAT(refusal([&] { decode(pickle.bytes); }), Catch::Contains("it names " + pickle.name + ","));
     // As a value that nobody would look at: in place of None, the load_id.
-    std::string inside = encode_metadata(small_index());
+    std::string inside = encode_index(small_index());
     const size_t at = inside.find("load_id") + 7 + (inside[inside.find("load_id") + 7] == 'q' ? 2 : 5);
     REQUIRE(inside[at] == 'N');
     inside.replace(at, 1, pickle.bytes.substr(2, pickle.bytes.size() - 3));
@@ -252,7 +253,7 @@ TEST_CASE("names of files outside the folder are refused") {
 
 TEST_CASE("entries that went through a transform are refused by the name of the transform") {
   // The instructions of one more field, before the last SETITEMS BUILD of a _StorageInfo.
-  std::string bytes = encode_metadata(small_index());
+  std::string bytes = encode_index(small_index());
   const size_t end = bytes.rfind("ub", bytes.find("storage_meta") - 8);
   bytes.insert(end, "X\x15\0\0\0transform_descriptors](X\x0d\0\0\0stream.zstd/1e"s);
   CHECK_THAT(refusal([&] { decode(bytes); }), Catch::Contains("stream.zstd/1"));
@@ -270,7 +271,7 @@ TEST_CASE("a quarter of a million chunks are written and read in bounded memory"
     index.tensors[fmt::format("optimizer.state.layers.{}.attention.wq.weight.exp_avg", tensor)] =
         std::move(record);
   }
-  const std::string bytes = encode_metadata(index);
+  const std::string bytes = encode_index(index);
   CHECK(bytes.size() < 250'000 * 128);
   const CheckpointIndex read = decode(bytes);
   CHECK(read.tensors.size() == 1000);

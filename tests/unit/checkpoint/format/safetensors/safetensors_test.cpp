@@ -10,6 +10,7 @@
 
 #include "base/files.h"
 #include "checkpoint/format/safetensors/safetensors_writer.h"
+#include "tests/support/memory_source.h"
 #include "tests/support/temporary_folder.h"
 
 namespace hyperion::checkpoint {
@@ -24,7 +25,7 @@ std::string file_of(const std::string& header, size_t data, std::optional<uint64
 }
 
 SafetensorsHeader parse(const std::string& file) {
-  MemorySource source("m.safetensors", std::as_bytes(std::span(file)));
+  test::MemorySource source("m.safetensors", std::as_bytes(std::span(file)));
   return read_safetensors_header(source);
 }
 

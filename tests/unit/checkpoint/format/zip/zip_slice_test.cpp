@@ -1,6 +1,7 @@
 #include "checkpoint/format/zip/zip_slice.h"
 
 #include "checkpoint/format/zip/zip_writer.h"
+#include "tests/support/memory_source.h"
 #include "tests/unit/checkpoint/format/format_fixtures.h"
 
 namespace hyperion::checkpoint {
@@ -17,7 +18,7 @@ std::string two_records() {
 
 // Everything a caller can see of an archive.
 std::string open_all(const std::string& archive) {
-  MemorySource source("a.distcp", bytes_of(archive));
+  test::MemorySource source("a.distcp", bytes_of(archive));
   std::string all;
   for (const ZipRecord& record : open_zip(source).records) {
     check_crc(source, record);
@@ -132,7 +133,7 @@ TEST_CASE("an archive written with checksums off is read and says so") {
   for (size_t at = 0; (at = archive.find("PK\3\4", at)) != std::string::npos; at += 4)
     archive.replace(at + 14, 4, 4, '\0');
   CHECK(open_all(archive) == "data.pkl=first content;version=3\n;");
-  MemorySource source("a.distcp", bytes_of(archive));
+  test::MemorySource source("a.distcp", bytes_of(archive));
   for (const ZipRecord& record : open_zip(source).records) CHECK_FALSE(record.has_crc);
 }
 
