@@ -94,16 +94,6 @@ std::string verdict_of(std::vector<std::string>& outcomes) {
 
 }  // namespace
 
-std::vector<std::string> Coordinator::gather(const std::string& text) {
-  std::vector<std::string> texts = all_gather(text);
-  if (rank() != 0) texts.clear();
-  return texts;
-}
-
-std::string Coordinator::broadcast(const std::string& text) {
-  return all_gather(rank() == 0 ? text : std::string()).front();
-}
-
 bool is_damage(const Error& error) {
   return Failure{.type = type_of(error), .code = error.code()}.damage();
 }

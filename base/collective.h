@@ -17,20 +17,19 @@ class Coordinator {
   virtual ~Coordinator() = default;
   virtual int rank() const = 0;  // rank 0 coordinates
   virtual int size() const = 0;
-  // All ranks must call these three in the same order. They throw Error(kCommunication).
-  // Every rank's text, by rank, on every rank: what a rank receives grows with the number of ranks.
-  virtual std::vector<std::string> all_gather(const std::string& text) = 0;
+  // All ranks must call these two in the same order. They throw Error(kCommunication).
   // Every rank's text, by rank, on rank 0; nothing on the others.
-  virtual std::vector<std::string> gather(const std::string& text);
+  virtual std::vector<std::string> gather(const std::string& text) = 0;
   // Rank 0's text on every rank; the other ranks' texts are ignored.
-  virtual std::string broadcast(const std::string& text);
+  virtual std::string broadcast(const std::string& text) = 0;
 };
 
 class SoloCoordinator : public Coordinator {
  public:
   int rank() const override { return 0; }
   int size() const override { return 1; }
-  std::vector<std::string> all_gather(const std::string& text) override { return {text}; }
+  std::vector<std::string> gather(const std::string& text) override { return {text}; }
+  std::string broadcast(const std::string& text) override { return text; }
 };
 
 // What was read is whole but does not fit this job: other names, shapes, types or parts. Not damage, from

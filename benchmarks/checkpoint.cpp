@@ -56,10 +56,10 @@ Placement on_every_rank(const Coordinator& ranks) {
 }
 
 double slowest(Coordinator& ranks, double seconds) {
-  const std::vector<std::string> texts = ranks.all_gather(std::to_string(seconds));
-  std::vector<double> all;
-  for (const std::string& text : texts) all.push_back(std::stod(text));
-  return std::ranges::max(all);
+  double most = seconds;
+  for (const std::string& text : ranks.gather(std::to_string(seconds)))
+    most = std::max(most, std::stod(text));
+  return std::stod(ranks.broadcast(std::to_string(most)));
 }
 
 // Of this process so far, its threads and the system's work for it included.
@@ -74,7 +74,7 @@ double processor_seconds() {
 
 // Seconds of the slowest rank; all start together.
 double timed(Coordinator& ranks, const auto& work) {
-  ranks.all_gather("");
+  wait_for_all(ranks);
   const Clock::time_point begin = Clock::now();
   work();
   return slowest(ranks, seconds_since(begin));
@@ -83,7 +83,7 @@ double timed(Coordinator& ranks, const auto& work) {
 // Waits until the disk has nothing left to do.
 void flush_disk(Coordinator& ranks) {
   if (ranks.rank() == 0) ::sync();
-  ranks.all_gather("");
+  wait_for_all(ranks);
 }
 
 // The plain ways to write and read a file.
@@ -179,7 +179,7 @@ struct Target {
       fs::remove_all(folder);
       fs::create_directories(folder);
     }
-    ranks.all_gather("");
+    wait_for_all(ranks);
   }
 
   fs::path folder;
@@ -196,7 +196,7 @@ struct Stall {
 
 // `overlapped`: the join comes after half of the window.
 Stall save_async(Target& target, Coordinator& ranks, Compute* compute, double step_seconds) {
-  ranks.all_gather("");
+  wait_for_all(ranks);
   const Clock::time_point begin = Clock::now();
   target.saver.save(++target.step);
   Stall result{.stall = seconds_since(begin)};
@@ -489,7 +489,7 @@ void rounds(const fs::path& folder, const std::vector<NamedShape>& shapes, Socke
   for (int number = 0;; ++number) {
     std::string line;
     const bool more = ranks.rank() != 0 || static_cast<bool>(std::getline(std::cin, line));
-    if (ranks.all_gather(more ? "more" : "end").front() == "end") return;
+    if (ranks.broadcast(more ? "more" : "end") == "end") return;
     const Json figures = part.round(number);
     if (ranks.rank() == 0) std::cout << figures.dump() << std::endl;
   }

@@ -19,7 +19,7 @@
 
 namespace hyperion::checkpoint {
 
-// Everybody sends its text to rank 0, which sends all of them back.
+// Everybody has a socket to rank 0.
 class SocketRanks : public Coordinator {
  public:
   SocketRanks(int rank, int size, std::vector<Descriptor> sockets)
@@ -29,19 +29,18 @@ class SocketRanks : public Coordinator {
   int size() const override { return size_; }
   int64_t exchanges() const { return exchanges_; }
 
-  std::vector<std::string> all_gather(const std::string& text) override {
+  std::vector<std::string> gather(const std::string& text) override {
     ++exchanges_;
-    std::vector<std::string> texts(static_cast<size_t>(size_));
-    if (rank_ == 0) {
-      texts[0] = text;
-      for (int r = 1; r < size_; ++r) texts[r] = receive(sockets_[r]);
-      for (int r = 1; r < size_; ++r)
-        for (const std::string& each : texts) send(sockets_[r], each);
-    } else {
-      send(sockets_[0], text);
-      for (std::string& each : texts) each = receive(sockets_[0]);
-    }
+    if (rank_ != 0) return send(sockets_[0], text), std::vector<std::string>();
+    std::vector<std::string> texts = {text};
+    for (int r = 1; r < size_; ++r) texts.push_back(receive(sockets_[r]));
     return texts;
+  }
+  std::string broadcast(const std::string& text) override {
+    ++exchanges_;
+    if (rank_ != 0) return receive(sockets_[0]);
+    for (int r = 1; r < size_; ++r) send(sockets_[r], text);
+    return text;
   }
 
  private:
@@ -113,6 +112,12 @@ bool run_ranks(int size, const Body& body) {
     good = good && status == 0;
   }
   return good;
+}
+
+// Returns when every rank has called it.
+inline void wait_for_all(Coordinator& ranks) {
+  ranks.gather("");
+  ranks.broadcast("");
 }
 
 }  // namespace hyperion::checkpoint

@@ -83,7 +83,14 @@ class PairOfRanks {
     Member(PairOfRanks& ranks, int rank) : ranks_(ranks), rank_(rank) {}
     int rank() const override { return rank_; }
     int size() const override { return 2; }
-    std::vector<std::string> all_gather(const std::string& text) override {
+    std::vector<std::string> gather(const std::string& text) override {
+      std::vector<std::string> all = exchange(text);
+      return rank_ == 0 ? all : std::vector<std::string>();
+    }
+    std::string broadcast(const std::string& text) override { return exchange(text).front(); }
+
+   private:
+    std::vector<std::string> exchange(const std::string& text) {
       ranks_.texts_[static_cast<size_t>(rank_)] = text;
       ranks_.barrier_.arrive_and_wait();
       std::vector<std::string> all = ranks_.texts_;
@@ -91,7 +98,6 @@ class PairOfRanks {
       return all;
     }
 
-   private:
     PairOfRanks& ranks_;
     int rank_;
   };
@@ -126,7 +132,8 @@ PairRate pair_rate(const fs::path& path, const Encode& encode, int64_t tokens, b
         if (together) options.node = NodeDocuments::make(member);
         DataLoader loader(options);
         for (int64_t i = 0; i < batches; ++i) loader.next();
-        member.all_gather("");  // neither tokenises for the other what no rank asks for
+        member.gather("");
+        member.broadcast("");  // neither tokenises for the other what no rank asks for
       });
     }
   });

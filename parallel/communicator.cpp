@@ -276,27 +276,6 @@ std::string Communicator::broadcast(const std::string& text) {
   return text_in(head.data_ptr(), rest.data_ptr());
 }
 
-std::vector<std::string> Communicator::all_gather(const std::string& text) {
-  if (!takes_host_tensors())
-    throw_bug("all_gather of texts in group {}: {} groups move no text", name_, backend());
-  at::Tensor lengths = at::empty({size()}, at::kLong);
-  at::Tensor length = at::empty({1}, at::kLong);
-  *length.data_ptr<int64_t>() = static_cast<int64_t>(text.size());
-  all_gather_into(lengths, length);
-  const std::vector<int64_t> sizes(lengths.data_ptr<int64_t>(), lengths.data_ptr<int64_t>() + size());
-  const int64_t longest = *std::max_element(sizes.begin(), sizes.end());
-  at::Tensor all = at::empty({size(), longest}, at::kByte);
-  at::Tensor mine = at::empty({longest}, at::kByte);
-  std::memcpy(mine.data_ptr(), text.data(), text.size());
-  std::memset(static_cast<char*>(mine.data_ptr()) + text.size(), 0, longest - text.size());
-  all_gather_into(all, mine);
-  std::vector<std::string> texts;
-  for (int r = 0; r < size(); ++r) {
-    texts.emplace_back(static_cast<const char*>(all.data_ptr()) + r * longest, sizes[r]);
-  }
-  return texts;
-}
-
 namespace {
 
 // One process that stands for a group of any size; alone, it is exact.

@@ -90,7 +90,6 @@ class Communicator : public Coordinator, public Exchange {
   // Returns when every rank has arrived (on CUDA: blocks the host).
   void barrier();
   // Texts. Not on groups without host tensors (NCCL): use ProcessGroups::host().
-  std::vector<std::string> all_gather(const std::string& text) override;
   std::vector<std::string> gather(const std::string& text) override;
   std::string broadcast(const std::string& text) override;
 

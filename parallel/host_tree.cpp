@@ -143,13 +143,6 @@ class HostTree : public Communicator {
     return received;
   }
 
-  std::vector<std::string> all_gather(const std::string& text) override {
-    const std::string packed = broadcast(pack_texts(gather(text)));
-    std::vector<std::string> texts;
-    unpack_texts(packed, texts);
-    return texts;
-  }
-
  private:
   // A gather is a round trip per group, where Gloo's all-reduce is one per member.
   Finish do_all_reduce(const at::Tensor& tensor, bool max) override {

@@ -47,7 +47,14 @@ class ThreadRanks {
     Member(ThreadRanks& ranks, int rank) : ranks_(ranks), rank_(rank) {}
     int rank() const override { return rank_; }
     int size() const override { return static_cast<int>(ranks_.texts_.size()); }
-    std::vector<std::string> all_gather(const std::string& text) override {
+    std::vector<std::string> gather(const std::string& text) override {
+      std::vector<std::string> all = exchange(text);
+      return rank_ == 0 ? all : std::vector<std::string>();
+    }
+    std::string broadcast(const std::string& text) override { return exchange(text).front(); }
+
+   private:
+    std::vector<std::string> exchange(const std::string& text) {
       ranks_.texts_[static_cast<size_t>(rank_)] = text;
       ranks_.barrier_.arrive_and_wait();
       std::vector<std::string> all = ranks_.texts_;
@@ -57,7 +64,6 @@ class ThreadRanks {
       return all;
     }
 
-   private:
     ThreadRanks& ranks_;
     int rank_;
   };
@@ -66,5 +72,11 @@ class ThreadRanks {
   std::vector<std::string> texts_;
   std::barrier<> barrier_;
 };
+
+// Returns when every rank has called it.
+inline void wait_for_all(Coordinator& ranks) {
+  ranks.gather("");
+  ranks.broadcast("");
+}
 
 }  // namespace hyperion::test

@@ -86,7 +86,6 @@ class Counting : public Coordinator {
   explicit Counting(Coordinator& inner) : inner_(inner) {}
   int rank() const override { return inner_.rank(); }
   int size() const override { return inner_.size(); }
-  std::vector<std::string> all_gather(const std::string&) override { throw_bug("all texts to all ranks"); }
   std::vector<std::string> gather(const std::string& text) override {
     ++exchanges;
     bytes += text.size();
@@ -342,7 +341,7 @@ TEST_CASE("a failure of one rank fails the save on every rank with its name and 
     Saver saver({.folder = folder.path()}, {&dummy}, ranks, mover);
     saver.save(1);
     if (ranks.rank() == 0) arm_faults("point=file.write;action=errno:ENOSPC;on=__1_0", 0);
-    ranks.all_gather("");
+    test::wait_for_all(ranks);
     try {
       saver.save(2);
     } catch (const Error& error) {
@@ -350,9 +349,9 @@ TEST_CASE("a failure of one rank fails the save on every rank with its name and 
       failed += error.code() == ExitCode::kSaveFailed && text.find("rank 1") != std::string::npos &&
                 text.find("No space left on device") != std::string::npos;
     }
-    ranks.all_gather("");
+    test::wait_for_all(ranks);
     if (ranks.rank() == 0) arm_faults("", 0);
-    ranks.all_gather("");
+    test::wait_for_all(ranks);
     saver.save(3);
   });
   CHECK(failed == 3);
@@ -372,14 +371,14 @@ TEST_CASE("a rank that cannot copy its state ends a background save on every ran
     saver.save(1);
     saver.finish();
     if (ranks.rank() == 0) arm_faults("point=ckpt.stage;action=throw", 0);  // of the rank that comes first
-    ranks.all_gather("");
+    test::wait_for_all(ranks);
     said[static_cast<size_t>(ranks.rank())] = error_of(ExitCode::kBug, [&] {
       saver.save(2);
       saver.finish();
     });
-    ranks.all_gather("");
+    test::wait_for_all(ranks);
     if (ranks.rank() == 0) arm_faults("", 0);
-    ranks.all_gather("");
+    test::wait_for_all(ranks);
     saver.save(3);
     saver.finish();
   });

@@ -48,7 +48,6 @@ TEST_CASE("a fake group gathers its input into every slot and leaves reductions 
   group->all_reduce_sum(full);
   CHECK(full.equal(at::arange(20, at::kFloat)));
   group->barrier();
-  CHECK(group->all_gather("x") == std::vector<std::string>(4, "x"));
   CHECK(group->gather("x").empty());  // it is not rank 0
   const std::string text(1000, 'x');
   CHECK(make_fake_communicator("fsdp/0", 0, {0, 1, 2})->gather(text) == std::vector<std::string>(3, text));
@@ -169,7 +168,6 @@ TEST_CASE("a group of one sends nothing and copies nothing in place") {
   group->start_all_to_all(other.view({2, 3}), both.view({2, 3}), two, two).wait();
   CHECK(other.view({-1}).equal(both));
   CHECK(sent == 0);
-  CHECK(group->all_gather("me") == std::vector<std::string>{"me"});
   CHECK(group->gather("me") == std::vector<std::string>{"me"});
   CHECK(group->broadcast("me") == "me");
 }
