@@ -1,7 +1,6 @@
 #include "parallel/agreement.h"
 
-#include <set>
-#include <sstream>
+#include <algorithm>
 
 #include <ATen/ops/empty.h>
 #include <fmt/ranges.h>
@@ -13,73 +12,71 @@
 namespace hyperion::parallel {
 namespace {
 
-constexpr size_t kMaxListed = 20;
+constexpr size_t kMostListed = 20;
+constexpr size_t kLongestValue = 80;
 
-std::map<std::string, std::string> parse_hashes(const std::string& serialized) {
-  std::map<std::string, std::string> hashes;
-  std::istringstream lines(serialized);
-  for (std::string line; std::getline(lines, line);) {
-    const size_t space = line.find(' ');
-    hashes[line.substr(space + 1)] = line.substr(0, space);
-  }
-  return hashes;
-}
-
-// The value that most ranks have; of equally frequent ones that of the lowest rank.
-std::string most_common_value(const std::vector<std::string>& values) {
-  std::map<std::string, int> counts;
-  for (const auto& value : values) ++counts[value];
-  std::string best = values.front();
-  for (const auto& value : values) {
-    if (counts[value] > counts[best]) best = value;
-  }
-  return best;
+std::string shorten_value(const std::string& value) {
+  if (value.empty()) return "nothing";
+  if (value.size() <= kLongestValue) return value;
+  return fmt::format("{}...", value.substr(0, kLongestValue));
 }
 
 }  // namespace
 
-std::string serialize_hashes(const Fingerprint& fingerprint) {
+std::string pack_entries(const Fingerprint& entries) {
   std::string text;
-  for (const auto& [key, value] : fingerprint) text += fmt::format("{:016x} {}\n", hash_text(value), key);
+  for (const auto& [key, value] : entries) text += key + '\0' + value + '\0';
   return text;
 }
 
-std::string describe_disagreement(const std::vector<std::string>& serialized,
-                                  const std::vector<int>& global_ranks) {
-  std::vector<std::map<std::string, std::string>> ranks;
-  std::set<std::string> keys;
-  for (const auto& text : serialized) {
-    ranks.push_back(parse_hashes(text));
-    for (const auto& [key, hash] : ranks.back()) keys.insert(key);
+Fingerprint unpack_entries(const std::string& text) {
+  Fingerprint entries;
+  for (size_t at = 0; at < text.size();) {
+    const size_t key_end = text.find('\0', at), value_end = text.find('\0', key_end + 1);
+    entries[text.substr(at, key_end - at)] = text.substr(key_end + 1, value_end - key_end - 1);
+    at = value_end + 1;
   }
+  return entries;
+}
+
+Fingerprint differing_entries(const Fingerprint& rank0, const Fingerprint& own) {
+  Fingerprint entries;
+  for (const auto& [key, value] : own) {
+    const auto found = rank0.find(key);
+    if (found == rank0.end() || found->second != value) entries[key] = value;
+  }
+  for (const auto& [key, value] : rank0)
+    if (!own.contains(key)) entries[key] = "";
+  return entries;
+}
+
+std::string describe_differences(const Fingerprint& rank0, const std::vector<DifferingRank>& ranks) {
+  std::map<std::string, std::map<std::string, std::vector<int>>> by_key;  // key -> value -> ranks
+  for (const DifferingRank& rank : ranks)
+    for (const auto& [key, value] : rank.entries) by_key[key][value].push_back(rank.rank);
   std::vector<std::string> lines;
-  for (const auto& key : keys) {
-    std::vector<std::string> values;
-    for (const auto& rank : ranks) {
-      const auto found = rank.find(key);
-      values.push_back(found == rank.end() ? "absent" : found->second);
-    }
-    const std::string common = most_common_value(values);
-    std::vector<int> differing;
-    for (size_t r = 0; r < values.size(); ++r) {
-      if (values[r] != common) differing.push_back(global_ranks[r]);
-    }
-    if (!differing.empty())
-      lines.push_back(fmt::format("\n  {}: rank {} differs", key, rank_list(differing)));
+  for (const auto& [key, values] : by_key) {
+    const auto found = rank0.find(key);
+    std::string line =
+        fmt::format("\n  {}: {} on rank 0", key, shorten_value(found == rank0.end() ? "" : found->second));
+    for (const auto& [value, which] : values)
+      line += fmt::format(", {} on rank {}", shorten_value(value), rank_list(which));
+    lines.push_back(std::move(line));
   }
-  if (lines.empty()) return "";
-  const size_t listed = std::min(lines.size(), kMaxListed);
+  const size_t listed = std::min(lines.size(), kMostListed);
   std::string message = fmt::format(
-      "the ranks do not run the same job; start all of them with the same configuration, "
-      "binary and data. {} entries differ:{}",
-      lines.size(), fmt::join(lines.begin(), lines.begin() + listed, ""));
+      "the ranks do not run the same job; start all of them with the same launcher, configuration, binary "
+      "and data. "
+      "{} {}:{}",
+      lines.size(), lines.size() == 1 ? "entry differs" : "entries differ",
+      fmt::join(lines.begin(), lines.begin() + static_cast<ptrdiff_t>(listed), ""));
   if (listed < lines.size()) message += fmt::format("\n  and {} more", lines.size() - listed);
   return message;
 }
 
 void require_agreement(Communicator& group, const Fingerprint& fingerprint) {
   if (group.size() == 1) return;
-  const std::string own = serialize_hashes(fingerprint);
+  const std::string own = pack_entries(fingerprint);
   const auto hash = static_cast<int64_t>(hash_text(own));
   at::Tensor extremes = at::empty({2}, at::kLong);  // the largest hash, and the complement of the smallest
   auto* extreme = extremes.data_ptr<int64_t>();
@@ -88,8 +85,12 @@ void require_agreement(Communicator& group, const Fingerprint& fingerprint) {
   group.all_reduce_max(extremes);
   if (extreme[0] == ~extreme[1]) return;
   const std::vector<std::string> texts = group.gather(own);
-  const bool first = group.rank() == 0;
-  throw_config("{}", group.broadcast(first ? describe_disagreement(texts, group.global_ranks()) : ""));
+  std::vector<DifferingRank> differing;
+  for (size_t r = 1; r < texts.size(); ++r) {
+    Fingerprint entries = differing_entries(fingerprint, unpack_entries(texts[r]));
+    if (!entries.empty()) differing.push_back({group.global_ranks()[r], std::move(entries)});
+  }
+  throw_config("{}", group.broadcast(describe_differences(fingerprint, differing)));
 }
 
 }  // namespace hyperion::parallel

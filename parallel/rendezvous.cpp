@@ -1,14 +1,11 @@
 #include "parallel/rendezvous.h"
 
-#include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <map>
 #include <memory>
 #include <set>
 #include <thread>
 
-#include <fmt/ranges.h>
 #include <netdb.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -32,8 +29,6 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 constexpr seconds kGrace(3);  // for ranks that join, or read why the job ends, a little later
-constexpr size_t kMostListed = 20;
-constexpr size_t kLongestValue = 80;
 constexpr const char* kProcesses = "processes of the rank";
 constexpr const char* kLeft = "left";  // "RANK WHY" of a rank that has ended before all had met
 
@@ -135,35 +130,6 @@ std::string prefix(const Environment& environment) {
 
 std::string joined_key(int rank) {
   return fmt::format("joined/{}", rank);
-}
-
-// Keys and values may hold any byte but 0.
-std::string pack_entries(const Fingerprint& entries) {
-  std::string text;
-  for (const auto& [key, value] : entries) text += key + '\0' + value + '\0';
-  return text;
-}
-
-Fingerprint unpack_entries(const std::string& text) {
-  Fingerprint entries;
-  for (size_t at = 0; at < text.size();) {
-    const size_t key_end = text.find('\0', at), value_end = text.find('\0', key_end + 1);
-    entries[text.substr(at, key_end - at)] = text.substr(key_end + 1, value_end - key_end - 1);
-    at = value_end + 1;
-  }
-  return entries;
-}
-
-// What `own` has otherwise than `rank0`.
-Fingerprint differing_entries(const Fingerprint& rank0, const Fingerprint& own) {
-  Fingerprint entries;
-  for (const auto& [key, value] : own) {
-    const auto found = rank0.find(key);
-    if (found == rank0.end() || found->second != value) entries[key] = value;
-  }
-  for (const auto& [key, value] : rank0)
-    if (!own.contains(key)) entries[key] = "";
-  return entries;
 }
 
 // --- rank 0 ---
@@ -282,12 +248,6 @@ void join_rank0(c10d::Store& store, const Environment& environment, const Finger
   if (!answer.empty()) throw_encoded_error(answer);
 }
 
-std::string shorten_value(const std::string& value) {
-  if (value.empty()) return "nothing";
-  if (value.size() <= kLongestValue) return value;
-  return fmt::format("{}...", value.substr(0, kLongestValue));
-}
-
 }  // namespace
 
 int listen_on(const std::string& host, int port) {
@@ -341,30 +301,6 @@ void leave_ranks(const Environment& environment, const std::string& why) noexcep
     store->set("complete", "");
   } catch (const std::exception&) {  // they will find out when comm.init_timeout_seconds have passed
   }
-}
-
-std::string describe_differences(const Fingerprint& rank0, const std::vector<DifferingRank>& ranks) {
-  std::map<std::string, std::map<std::string, std::vector<int>>> by_key;  // key -> value -> ranks
-  for (const DifferingRank& rank : ranks)
-    for (const auto& [key, value] : rank.entries) by_key[key][value].push_back(rank.rank);
-  std::vector<std::string> lines;
-  for (const auto& [key, values] : by_key) {
-    const auto found = rank0.find(key);
-    std::string line =
-        fmt::format("\n  {}: {} on rank 0", key, shorten_value(found == rank0.end() ? "" : found->second));
-    for (const auto& [value, which] : values)
-      line += fmt::format(", {} on rank {}", shorten_value(value), rank_list(which));
-    lines.push_back(std::move(line));
-  }
-  const size_t listed = std::min(lines.size(), kMostListed);
-  std::string message = fmt::format(
-      "the ranks do not run the same job; start all of them with the same launcher, configuration, binary "
-      "and data. "
-      "{} {}:{}",
-      lines.size(), lines.size() == 1 ? "entry differs" : "entries differ",
-      fmt::join(lines.begin(), lines.begin() + static_cast<ptrdiff_t>(listed), ""));
-  if (listed < lines.size()) message += fmt::format("\n  and {} more", lines.size() - listed);
-  return message;
 }
 
 }  // namespace hyperion::parallel

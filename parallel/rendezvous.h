@@ -33,11 +33,4 @@ void leave_ranks(const Environment& environment, const std::string& why) noexcep
 // none of them. Throws Error(kUsage) when the port is in use.
 int listen_on(const std::string& host, int port);
 
-// What `ranks` (rank, its entries that differ) have otherwise than rank 0, as a sentence.
-struct DifferingRank {
-  int rank = 0;
-  Fingerprint entries;  // "" for an entry that it does not have
-};
-std::string describe_differences(const Fingerprint& rank0, const std::vector<DifferingRank>& ranks);
-
 }  // namespace hyperion::parallel

@@ -370,7 +370,8 @@ TEST_CASE("ranks that disagree all list the keys and who differs") {
   });
   for (const auto& outcome : outcomes) {
     CHECK(outcome.exit_code == kUsage);
-    check_mentions(outcome, {"2 entries differ", "training.steps: rank 1 differs", "data: rank 2 differs"});
+    check_mentions(outcome, {"2 entries differ", "training.steps: 10 on rank 0, 11 on rank 1",
+                             "data: nothing on rank 0, extra on rank 2"});
     CHECK(outcome.error.find("seq_len") == std::string::npos);
   }
 }
