@@ -168,10 +168,10 @@ struct Target {
     saver.on_durable = [this](const SaveReport& done) { report = done; };
   }
   static SaverOptions options(const fs::path& folder, AsyncMode mode, Writers writers) {
-    SaverOptions options{.folder = folder};
-    options.async = mode;
-    options.writers = writers;
-    return options;
+    return {.folder = folder, .writers = writers, .async = mode, .place_of = place_of};
+  }
+  static HeldPart place_of(const SaveLayout::Kind& kind, int rank) {
+    return {rank % kind.parts(), rank / kind.parts()};
   }
   // Between the measurements: nothing of the last save is left.
   void clear(Coordinator& ranks) {

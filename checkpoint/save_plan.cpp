@@ -1,7 +1,6 @@
 #include "checkpoint/save_plan.h"
 
 #include <algorithm>
-#include <charconv>
 #include <functional>
 #include <limits>
 #include <span>
@@ -223,28 +222,6 @@ std::string RankPlace::to_text() const {
   std::string text;
   for (const std::optional<HeldPart>& held : parts) text += (text.empty() ? "" : " ") + describe_held(held);
   return text;
-}
-
-RankPlace RankPlace::from_text(const std::string& text) {
-  RankPlace place;
-  const char* at = text.data();
-  const char* const end = at + text.size();
-  while (at < end) {
-    std::optional<HeldPart>& held = place.parts.emplace_back();
-    if (*at == '-') {
-      ++at;
-    } else {
-      held.emplace();
-      const auto first = std::from_chars(at, end, held->part);
-      if (first.ec != std::errc() || first.ptr == end || *first.ptr != ':')
-        throw_bug("save plan: bad place '{}'", text);
-      const auto second = std::from_chars(first.ptr + 1, end, held->replica);
-      if (second.ec != std::errc()) throw_bug("save plan: bad place '{}'", text);
-      at = second.ptr;
-    }
-    if (at < end) ++at;
-  }
-  return place;
 }
 
 RankPlace rank_place(const SaveLayout& layout, const std::vector<TensorState>& tensors) {

@@ -60,7 +60,6 @@ struct RankPlace {
   bool operator==(const RankPlace&) const = default;
 
   std::string to_text() const;  // "0:1 - 0:0"
-  static RankPlace from_text(const std::string& text);
 };
 
 // That of this rank, from the placements of its tensors. Throws Error(kBug) when it holds different parts of

@@ -5,7 +5,6 @@
 #include <chrono>
 #include <new>
 #include <random>
-#include <sstream>
 
 #include <fmt/format.h>
 
@@ -141,11 +140,8 @@ const std::vector<TensorState>& Saver::tensors() {
   return tensors_;
 }
 
-// Of every rank; nothing when the options do not say it.
-std::vector<RankPlace> Saver::known_places(const SaveLayout& layout) const {
-  std::vector<RankPlace> places;
-  if (!options_.place_of) return places;
-  places.resize(static_cast<size_t>(ranks_.size()));
+std::vector<RankPlace> Saver::places_of_ranks(const SaveLayout& layout) const {
+  std::vector<RankPlace> places(static_cast<size_t>(ranks_.size()));
   for (size_t rank = 0; rank < places.size(); ++rank)
     for (const SaveLayout::Kind& kind : layout.kinds)
       places[rank].parts.push_back(options_.place_of(kind, static_cast<int>(rank)));
@@ -172,28 +168,21 @@ Saver::Planned Saver::make_plan(const SaveContent& content) {
     run_id_ = fmt::format("{:08x}{:08x}", device(), device());
   }
   const RankPlace own_place = rank_place(planned.layout, planned.tensors);
-  std::vector<RankPlace> places = known_places(planned.layout);
+  const std::vector<RankPlace> places = places_of_ranks(planned.layout);
   const std::string layout = fmt::format("{:016x}", planned.layout.fingerprint());
   const std::vector<std::string> texts = collectively(ranks_, [&] {
-    if (places.empty()) return layout + own_place.to_text();
     const RankPlace& known = places[static_cast<size_t>(ranks_.rank())];
     if (known != own_place)
       throw_bug("save plan: a rank of this place holds {}, this one holds {}", known.to_text(),
                 own_place.to_text());
     return layout;
   });
-  // The run's number, and where it is not known to all the place of each rank.
-  std::istringstream answer(from_rank_0(ranks_, [&] {
-    std::string text = run_id_;
-    for (size_t r = 0; r < texts.size(); ++r) {
-      if (!texts[r].starts_with(layout))
+  run_id_ = from_rank_0(ranks_, [&] {
+    for (size_t r = 0; r < texts.size(); ++r)
+      if (texts[r] != layout)
         throw_bug("checkpoint: rank {} and rank 0 plan different saves ({} and {})", r, texts[r], texts[0]);
-      if (places.empty()) text += '\n' + texts[r].substr(layout.size());
-    }
-    return text + '\n';
-  }));
-  std::getline(answer, run_id_);
-  for (std::string place; std::getline(answer, place);) places.push_back(RankPlace::from_text(place));
+    return run_id_;
+  });
   planned.plan = make_save_plan(planned.layout, places, options_.writers, ranks_.rank());
   ++counters_.plans;
   return planned;

@@ -28,8 +28,8 @@ struct SaverOptions {
   int64_t keep_latest = 0;  // 0: all
   int ranks_per_node = 1;
   std::map<std::string, std::string> facts{};  // go into every manifest: versions, configuration's hash
-  // What a rank holds of the tensors of a kind. Without it the ranks tell each other.
-  std::function<std::optional<HeldPart>(const SaveLayout::Kind& kind, int rank)> place_of{};
+  // What a rank holds of the tensors of a kind.
+  std::function<std::optional<HeldPart>(const SaveLayout::Kind& kind, int rank)> place_of;
 };
 
 // What a save holds.
@@ -102,7 +102,7 @@ class Saver {
   class Items;
   void refresh_tensors();
   Planned& plan_for(const SaveContent& content);
-  std::vector<RankPlace> known_places(const SaveLayout& layout) const;
+  std::vector<RankPlace> places_of_ranks(const SaveLayout& layout) const;
   Planned make_plan(const SaveContent& content);
   SaveJob make_job(int64_t step, const SaveContent& content, const Planned& planned);
   std::shared_ptr<Items> make_items(const Planned& planned, bool staged);

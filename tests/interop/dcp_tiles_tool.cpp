@@ -8,6 +8,7 @@
 
 #include "checkpoint/loader.h"
 #include "checkpoint/saver.h"
+#include "tests/support/placements.h"
 #include "tests/support/thread_ranks.h"
 
 using namespace hyperion;
@@ -64,7 +65,9 @@ int main(int count, char** arguments) {
       PartsOfRank parts(checkpoint.index, shards, tensor_ranks, ranks.rank());
       MemoryMover mover;
       load_tensors(checkpoint, plan_load(checkpoint, parts.tensors(), names, {}), mover, {});
-      Saver({.folder = arguments[2]}, {&parts}, ranks, mover).save(1);
+      Saver({.folder = arguments[2], .place_of = test::places_on(shards, tensor_ranks)}, {&parts}, ranks,
+            mover)
+          .save(1);
     });
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());

@@ -377,15 +377,6 @@ TEST_CASE("tensors of another stage are written by its ranks, and described by a
   CHECK(plan.own.size() == 1);
 }
 
-TEST_CASE("a place survives its text form") {
-  const RankPlace place{{HeldPart{0, 1}, std::nullopt, HeldPart{3, 0}}};
-  CHECK(place.to_text() == "0:1 - 3:0");
-  CHECK(RankPlace::from_text(place.to_text()) == place);
-  CHECK(RankPlace::from_text("-") == RankPlace{{std::nullopt}});
-  CHECK(RankPlace::from_text("") == RankPlace{});
-  CHECK_THROWS(RankPlace::from_text("0:x"));
-}
-
 TEST_CASE("keys belong to the component that their first word names") {
   CHECK(component_of("optimizer.state.norm.weight.exp_avg") == "optimizer");
   CHECK(component_of("layers.0.optimizer.weight") == "model");

@@ -186,8 +186,11 @@ inline std::filesystem::path save_toy(const std::filesystem::path& folder, int64
   test::ThreadRanks::run(options.ranks(), [&](Coordinator& ranks) {
     ToyState state(options, ranks.rank());
     MemoryMover mover;
-    Saver saver({.folder = folder, .writers = options.writers, .keep_latest = options.keep}, {&state}, ranks,
-                mover);
+    Saver saver({.folder = folder,
+                 .writers = options.writers,
+                 .keep_latest = options.keep,
+                 .place_of = test::places_on(options.shards, options.tensor)},
+                {&state}, ranks, mover);
     SaveContent content;
     content.kind = options.kind;
     if (options.kind == CheckpointKind::kModel)
