@@ -1,4 +1,4 @@
-#include "trainer/commands/inference_commands.h"
+#include "trainer/commands/commands.h"
 
 #include <cstdlib>
 
@@ -10,6 +10,7 @@
 #include "base/shell.h"
 #include "base/standard_streams.h"
 #include "trainer/checkpointing/job_state.h"
+#include "trainer/commands/model_source.h"
 #include "trainer/inference/evaluate.h"
 #include "trainer/inference/generate.h"
 #include "trainer/runtime/runtime.h"

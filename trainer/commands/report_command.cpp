@@ -1,4 +1,4 @@
-#include "trainer/commands/report_command.h"
+#include "trainer/commands/commands.h"
 
 #include <algorithm>
 #include <chrono>

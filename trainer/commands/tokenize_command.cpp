@@ -1,4 +1,4 @@
-#include "trainer/commands/tokenize_command.h"
+#include "trainer/commands/commands.h"
 
 #include <chrono>
 #include <string_view>

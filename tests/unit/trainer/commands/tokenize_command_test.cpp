@@ -1,4 +1,4 @@
-#include "trainer/commands/tokenize_command.h"
+#include "trainer/commands/commands.h"
 
 #include <catch2/catch.hpp>
 
