@@ -39,8 +39,7 @@ void sync_folder(const fs::path& folder) {
   int error = fd ? failpoint("file.fsync", folder.native()).error_number : errno;
   if (error == 0 && ::fsync(fd.get()) != 0) error = errno;
   if (error != 0)
-    throw Error(ExitCode::kSaveFailed, fmt::format("{}: the folder cannot be flushed to disk: {}",
-                                                   printable(folder), errno_text(error)));
+    throw_save_failed("{}: the folder cannot be flushed to disk: {}", printable(folder), errno_text(error));
   durable_step("fsync", folder);
 }
 
@@ -64,9 +63,8 @@ void make_folder(const fs::path& folder, bool parents) {
   const char* why = error != EEXIST                   ? ""
                     : fs::is_symlink(folder, ignored) ? ": it is a symbolic link that leads nowhere"
                                                       : ": it is not a folder";
-  throw Error(ExitCode::kSaveFailed,
-              fmt::format("{}: the folder cannot be made{}: {}; name another one or see to its permissions",
-                          printable(folder), why, errno_text(error)));
+  throw_save_failed("{}: the folder cannot be made{}: {}; name another one or see to its permissions",
+                    printable(folder), why, errno_text(error));
 }
 
 }  // namespace

@@ -36,7 +36,7 @@ class Error : public std::runtime_error {
   ExitCode code_;
 };
 
-// One throwing function per exit code: throw_config("seq_len is {}, expected a multiple of {}", a, b).
+// Throwing functions for exit codes: throw_config("seq_len is {}, expected a multiple of {}", a, b).
 #define HYPERION_DEFINE_THROWER(function, exit_code)                               \
   template <typename... Args>                                                      \
   [[noreturn]] void function(fmt::format_string<Args...> format, Args&&... args) { \
@@ -46,6 +46,9 @@ HYPERION_DEFINE_THROWER(throw_config, ExitCode::kUsage)
 HYPERION_DEFINE_THROWER(throw_data, ExitCode::kBadData)
 HYPERION_DEFINE_THROWER(throw_bug, ExitCode::kBug)
 HYPERION_DEFINE_THROWER(throw_comm, ExitCode::kCommunication)
+HYPERION_DEFINE_THROWER(throw_pre_checkpoint, ExitCode::kPreCheckpoint)
+HYPERION_DEFINE_THROWER(throw_save_failed, ExitCode::kSaveFailed)
+HYPERION_DEFINE_THROWER(throw_non_finite, ExitCode::kNonFinite)
 #undef HYPERION_DEFINE_THROWER
 
 }  // namespace hyperion

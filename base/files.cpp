@@ -72,9 +72,7 @@ void write_all(int fd, const fs::path& path, std::string_view content) {
   while (!content.empty()) {
     const ssize_t n = ::write(fd, content.data(), content.size());
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0)
-      throw Error(ExitCode::kSaveFailed,
-                  fmt::format("{}: write failed: {}", printable(path), errno_text(errno)));
+    if (n < 0) throw_save_failed("{}: write failed: {}", printable(path), errno_text(errno));
     content.remove_prefix(static_cast<size_t>(n));
   }
 }
@@ -133,9 +131,8 @@ std::vector<fs::path> entries_of(const fs::path& folder, ExitCode code) {
 void require_place_for_file(const fs::path& path) {
   const std::optional<mode_t> mode = mode_of(path, Links::kRefuse, ExitCode::kPreCheckpoint);
   if (mode && !S_ISREG(*mode))
-    throw Error(ExitCode::kPreCheckpoint,
-                fmt::format("{}: is {}, so that nothing can be written there; move it away", printable(path),
-                            kind_of_file(*mode)));
+    throw_pre_checkpoint("{}: is {}, so that nothing can be written there; move it away", printable(path),
+                         kind_of_file(*mode));
 }
 
 void require_place_for_folder(const fs::path& path) {
@@ -143,10 +140,9 @@ void require_place_for_folder(const fs::path& path) {
     if (is_folder(at, ExitCode::kPreCheckpoint)) return;
     const std::optional<mode_t> mode = mode_of(at, Links::kRefuse, ExitCode::kPreCheckpoint);
     if (mode)
-      throw Error(
-          ExitCode::kPreCheckpoint,
-          fmt::format("{}: is {}{}, so that nothing can be written there; move it away", printable(at),
-                      kind_of_file(*mode), S_ISLNK(*mode) ? " that leads to no folder" : ", not a folder"));
+      throw_pre_checkpoint("{}: is {}{}, so that nothing can be written there; move it away", printable(at),
+                           kind_of_file(*mode),
+                           S_ISLNK(*mode) ? " that leads to no folder" : ", not a folder");
   }
 }
 
@@ -212,7 +208,7 @@ void write_file_atomic(const fs::path& path, std::string_view content) {
   fs::path temporary = path;
   temporary += ".tmp." + std::to_string(::getpid());
   const auto fail = [&](std::string_view what, int error) {  // in the name that the caller knows
-    throw Error(ExitCode::kSaveFailed, fmt::format("{}: {}: {}", printable(path), what, errno_text(error)));
+    throw_save_failed("{}: {}: {}", printable(path), what, errno_text(error));
   };
   const Descriptor file = create_new_file(temporary);
   if (!file && errno == EEXIST) fail(fmt::format("{} is in its way", printable(temporary)), EEXIST);

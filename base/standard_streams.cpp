@@ -71,10 +71,9 @@ void flush_stdout(int earlier_error) {
     earlier_error = errno;
   else if (!failed_before)
     return;
-  throw Error(ExitCode::kSaveFailed,
-              fmt::format("standard output cannot be written{}; what it got is not complete",
-                          earlier_error != 0 ? ": " + errno_text(earlier_error)
-                                             : std::string(", an earlier write failed")));
+  throw_save_failed(
+      "standard output cannot be written{}; what it got is not complete",
+      earlier_error != 0 ? ": " + errno_text(earlier_error) : std::string(", an earlier write failed"));
 }
 
 std::string without_stack_frames(std::string_view text) {

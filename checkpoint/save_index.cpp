@@ -89,11 +89,11 @@ void encode_save_index(const SaveLayout& layout, const SavePlan& plan, const Che
   encode_metadata(tensors, rest, [&](std::string_view piece) {
     bytes += piece.size();
     if (bytes > limits.most_bytes)
-      throw Error(ExitCode::kSaveFailed,
-                  fmt::format("the index of a checkpoint (.metadata) of {} tensors in {} pieces would be "
-                              "larger than the {} MiB that readers accept: fewer shards make it smaller, "
-                              "with parallelism.data_parallel_replicate_degree above 1 (HSDP)",
-                              tensors.size(), tensors.items(), limits.most_bytes >> 20));
+      throw_save_failed(
+          "the index of a checkpoint (.metadata) of {} tensors in {} pieces would be "
+          "larger than the {} MiB that readers accept: fewer shards make it smaller, "
+          "with parallelism.data_parallel_replicate_degree above 1 (HSDP)",
+          tensors.size(), tensors.items(), limits.most_bytes >> 20);
     take(piece);
   });
 }

@@ -268,10 +268,9 @@ SaveReport Saver::preflight(int64_t step, bool keep, bool probe) {
     return report;
   } catch (const Error& error) {
     if (error.code() != ExitCode::kSaveFailed) throw;
-    throw Error(
-        ExitCode::kPreCheckpoint,
-        fmt::format("[pre-checkpoint] the checkpoint before step 1 in {} failed, nothing was trained: {}",
-                    options_.folder.string(), error.what()));
+    throw_pre_checkpoint(
+        "[pre-checkpoint] the checkpoint before step 1 in {} failed, nothing was trained: {}",
+        options_.folder.string(), error.what());
   }
 }
 

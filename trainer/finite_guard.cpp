@@ -61,12 +61,10 @@ void FiniteGuard::raise(Verdict& verdict) {
     for (int64_t i = kLosses; i < verdict.values.numel(); ++i)
       where += " " + verdict.describe(static_cast<size_t>(i - kLosses));
   }
-  throw Error(
-      ExitCode::kNonFinite,
-      fmt::format(
-          "step {}: the loss or the gradient norm is not finite (norm {}){}. The weights are those "
-          "before this step. Look at these documents, lower optimizer.lr, or resume from an earlier state",
-          verdict.step, values[kNorm], where));
+  throw_non_finite(
+      "step {}: the loss or the gradient norm is not finite (norm {}){}. The weights are those "
+      "before this step. Look at these documents, lower optimizer.lr, or resume from an earlier state",
+      verdict.step, values[kNorm], where);
 }
 
 }  // namespace hyperion::trainer

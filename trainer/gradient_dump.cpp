@@ -28,8 +28,7 @@ class GradientFile {
   }
   void close() {
     file_.close();
-    if (!file_)
-      throw Error(ExitCode::kSaveFailed, fmt::format("{}: cannot write {}", kVariable, path_.string()));
+    if (!file_) throw_save_failed("{}: cannot write {}", kVariable, path_.string());
   }
 
  private:

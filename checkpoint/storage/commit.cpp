@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 namespace {
 
 [[noreturn]] void fail(const fs::path& path, std::string_view what, int error) {
-  throw Error(ExitCode::kSaveFailed, fmt::format("{}: {}: {}", printable(path), what, errno_text(error)));
+  throw_save_failed("{}: {}: {}", printable(path), what, errno_text(error));
 }
 
 void sync_file(const fs::path& path) {
@@ -36,10 +36,8 @@ fs::path rename_into_place(const fs::path& from, const fs::path& to, const fs::p
   struct stat info {};
   const bool exists = ::lstat(to.c_str(), &info) == 0;
   if (exists && !S_ISDIR(info.st_mode))
-    throw Error(
-        ExitCode::kSaveFailed,
-        fmt::format("{}: exists and is no folder, so that no checkpoint can have this name; move it away",
-                    printable(to)));
+    throw_save_failed("{}: exists and is no folder, so that no checkpoint can have this name; move it away",
+                      printable(to));
   int error = rename_entry(from, to, exists ? RenameMode::kExchange : RenameMode::kNoReplace);
   if (error == 0) return exists ? from : fs::path();
   if (!is_unsupported(error)) fail(to, "the checkpoint cannot get its name", error);

@@ -156,8 +156,7 @@ FolderLock::FolderLock(const fs::path& folder) : folder_(folder), made_(missing_
   made_file_ = !fs::exists(fs::symlink_status(path, ignored));
   file_ = Descriptor(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666));
   if (!file_)
-    throw Error(ExitCode::kSaveFailed,
-                fmt::format("{}: the folder's lock cannot be made: {}", printable(path), errno_text(errno)));
+    throw_save_failed("{}: the folder's lock cannot be made: {}", printable(path), errno_text(errno));
   const bool locked = ::flock(file_.get(), LOCK_EX | LOCK_NB) == 0;
   const int error = errno;
   const std::optional<LockOwner> owner = lock_owner_from_json(read_small(file_.get()));
@@ -184,8 +183,7 @@ FolderLock::FolderLock(const fs::path& folder) : folder_(folder), made_(missing_
   }
   const std::string text = to_json(self);
   if (::ftruncate(file_.get(), 0) != 0 || ::pwrite(file_.get(), text.data(), text.size(), 0) < 0)
-    throw Error(ExitCode::kSaveFailed, fmt::format("{}: the folder's lock cannot be written: {}",
-                                                   printable(path), errno_text(errno)));
+    throw_save_failed("{}: the folder's lock cannot be written: {}", printable(path), errno_text(errno));
 }
 
 FolderLock::~FolderLock() {

@@ -107,11 +107,10 @@ void CheckpointFolder::require_free_names(int64_t first, int64_t last) const {
     if (!step || *step < first || *step > last || ::lstat(it->path().c_str(), &info) != 0 ||
         S_ISDIR(info.st_mode))
       continue;
-    throw Error(
-        ExitCode::kPreCheckpoint,
-        fmt::format("[pre-checkpoint] {}: is {}, so that the checkpoint of step {} could not have this "
-                    "name; move it away",
-                    printable(it->path()), S_ISLNK(info.st_mode) ? "a link" : "no folder", *step));
+    throw_pre_checkpoint(
+        "[pre-checkpoint] {}: is {}, so that the checkpoint of step {} could not have this "
+        "name; move it away",
+        printable(it->path()), S_ISLNK(info.st_mode) ? "a link" : "no folder", *step);
   }
 }
 

@@ -98,11 +98,11 @@ class WeightReader : public ItemReader {
       throw_data("{}: holds NaN or infinite numbers, in {}: {} is not written", options.source.string(),
                  read_.text(), options.destination.string());
     if (!converted_.empty())
-      throw Error(ExitCode::kNonFinite,
-                  fmt::format("{}: numbers are too large for {} and would become infinite, in {}: {} is not "
-                              "written; choose another --dtype",
-                              options.source.string(), torch_name(*options.dtype), converted_.text(),
-                              options.destination.string()));
+      throw_non_finite(
+          "{}: numbers are too large for {} and would become infinite, in {}: {} is not "
+          "written; choose another --dtype",
+          options.source.string(), torch_name(*options.dtype), converted_.text(),
+          options.destination.string());
   }
 
   void stream(size_t number, const Take& take) {
@@ -158,8 +158,7 @@ class WorkFolder {
     make_folders(parent_);
     std::error_code error;
     if (!fs::create_directory(path_, error))
-      throw Error(ExitCode::kSaveFailed, fmt::format("{}: cannot be made: {}", printable(path_),
-                                                     error ? error.message() : "it exists"));
+      throw_save_failed("{}: cannot be made: {}", printable(path_), error ? error.message() : "it exists");
   }
   ~WorkFolder() {
     std::error_code ignored;
@@ -175,8 +174,7 @@ class WorkFolder {
     int error = rename_entry(finished, destination, RenameMode::kNoReplace);
     if (error == EINVAL || error == ENOSYS) error = rename_entry(finished, destination, RenameMode::kReplace);
     if (error != 0)
-      throw Error(ExitCode::kSaveFailed,
-                  fmt::format("{}: cannot get its name: {}", printable(destination), errno_text(error)));
+      throw_save_failed("{}: cannot get its name: {}", printable(destination), errno_text(error));
     sync_folder(parent_);
   }
 

@@ -112,7 +112,7 @@ Checkpointer::Checkpointer(const JobConfig& configured, const Runtime& runtime, 
                    path_.string());
       } catch (const Error& error) {
         if (error.code() == ExitCode::kUsage) throw;  // another run holds the folder
-        throw Error(ExitCode::kPreCheckpoint, fmt::format("[pre-checkpoint] rank 0: {}", error.what()));
+        throw_pre_checkpoint("[pre-checkpoint] rank 0: {}", error.what());
       }
     });
   start_ = choose_start(configured, checkpoint::CheckpointFolder(path_), install_root, *ranks_);
@@ -198,8 +198,7 @@ void Checkpointer::announce_index_size() {
     bytes = saver_->index_bytes();
   } catch (const Error& error) {
     if (error.code() != ExitCode::kSaveFailed) throw;
-    throw Error(ExitCode::kPreCheckpoint,
-                fmt::format("[pre-checkpoint] nothing was trained: {}", error.what()));
+    throw_pre_checkpoint("[pre-checkpoint] nothing was trained: {}", error.what());
   }
   log_info("The index of a checkpoint (.metadata) takes {:.1f} MiB", static_cast<double>(bytes) / (1 << 20));
   if (bytes > kLargeIndex && runtime_.rank() == 0)

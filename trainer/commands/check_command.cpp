@@ -183,7 +183,7 @@ std::string probe_writable(const fs::path& folder) {
     space = fs::space(folder);
   } catch (const std::exception& error) {
     remove();
-    throw Error(ExitCode::kPreCheckpoint, fmt::format("nothing can be written there: {}", error.what()));
+    throw_pre_checkpoint("nothing can be written there: {}", error.what());
   }
   remove();
   return fmt::format("{}: {}, {} free", folder.string(), made.empty() ? "can be written" : "can be made",

@@ -246,8 +246,7 @@ TokenShardWriter::TokenShardWriter(const fs::path& folder, uint64_t vocab_size, 
   if (!ends_) {
     const int reason = errno;
     if (made) fs::remove_all(temporary_, error);
-    throw Error(ExitCode::kSaveFailed, fmt::format("token shard {}: cannot be created: {}",
-                                                   temporary_.string(), std::strerror(reason)));
+    throw_save_failed("token shard {}: cannot be created: {}", temporary_.string(), std::strerror(reason));
   }
 }
 
@@ -258,8 +257,7 @@ TokenShardWriter::~TokenShardWriter() {
 
 void TokenShardWriter::write(File& file, const void* data, size_t size) {
   if (std::fwrite(data, 1, size, file.get()) != size)
-    throw Error(ExitCode::kSaveFailed,
-                fmt::format("token shard {}: write failed: {}", temporary_.string(), std::strerror(errno)));
+    throw_save_failed("token shard {}: write failed: {}", temporary_.string(), std::strerror(errno));
 }
 
 void TokenShardWriter::add(std::span<const int64_t> tokens) {
@@ -281,8 +279,7 @@ ShardHeader TokenShardWriter::finish() {
   if (header_.tokens == 0) throw_data("token shard {}: the input holds no tokens", folder_.string());
   for (File* file : {&tokens_, &ends_}) {
     if (std::fflush(file->get()) != 0 || ::fsync(::fileno(file->get())) != 0)
-      throw Error(ExitCode::kSaveFailed,
-                  fmt::format("token shard {}: write failed: {}", temporary_.string(), std::strerror(errno)));
+      throw_save_failed("token shard {}: write failed: {}", temporary_.string(), std::strerror(errno));
     file->reset();
   }
   header_.tokens_xxh3 = hash_hex(InputFile(temporary_ / "tokens.bin"));
@@ -290,9 +287,8 @@ ShardHeader TokenShardWriter::finish() {
   write_file_atomic(temporary_ / "index.json", shard_header_json(header_));
   // rename(2) replaces an empty folder, and refuses one that was filled meanwhile
   if (std::rename(temporary_.c_str(), folder_.c_str()) != 0)
-    throw Error(ExitCode::kSaveFailed,
-                fmt::format("token shard {}: cannot be renamed to {}: {}", temporary_.string(),
-                            folder_.string(), std::strerror(errno)));
+    throw_save_failed("token shard {}: cannot be renamed to {}: {}", temporary_.string(), folder_.string(),
+                      std::strerror(errno));
   temporary_.clear();
   return header_;
 }

@@ -32,11 +32,10 @@ Evaluation evaluate(InferenceEngine& engine, DataLoader& loader, int64_t max_bat
   if (result.tokens == 0) throw_data("eval: the data set holds no token to predict");
   result.loss = sum / static_cast<double>(result.tokens);
   if (!std::isfinite(result.loss))
-    throw Error(
-        ExitCode::kNonFinite,
-        fmt::format("eval: the loss is {} although the weights are finite: they are too large to compute "
-                    "with",
-                    result.loss));
+    throw_non_finite(
+        "eval: the loss is {} although the weights are finite: they are too large to compute "
+        "with",
+        result.loss);
   result.perplexity = std::exp(result.loss);
   result.seconds = seconds_since(begin);
   return result;

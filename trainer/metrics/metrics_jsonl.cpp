@@ -84,8 +84,7 @@ JsonlWriter::JsonlWriter(const std::filesystem::path& path) : path_(path) {
   require_place_for_file(path);
   fd_ = ::open(path.c_str(), kFlags, 0644);
   if (fd_ < 0)
-    throw Error(ExitCode::kPreCheckpoint,
-                fmt::format("{}: cannot open the metrics file: {}", printable(path), errno_text(errno)));
+    throw_pre_checkpoint("{}: cannot open the metrics file: {}", printable(path), errno_text(errno));
   if (ends_in_partial_line(fd_)) append("\n");
 }
 

@@ -19,8 +19,8 @@ std::filesystem::path new_folder(const std::filesystem::path& parent, const std:
     const auto folder = parent / (number == 1 ? stamp : fmt::format("{}-{}", stamp, number));
     if (std::filesystem::create_directory(folder, error)) return folder;
   }
-  throw Error(ExitCode::kSaveFailed, fmt::format("{}: cannot create the folder for the run's record: {}",
-                                                 parent.string(), error.message()));
+  throw_save_failed("{}: cannot create the folder for the run's record: {}", parent.string(),
+                    error.message());
 }
 
 }  // namespace

@@ -100,8 +100,7 @@ EventWriter::EventWriter(const std::filesystem::path& folder) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (error)
-    throw Error(ExitCode::kPreCheckpoint, fmt::format("{}: cannot create the TensorBoard folder: {}",
-                                                      printable(folder), error.message()));
+    throw_pre_checkpoint("{}: cannot create the TensorBoard folder: {}", printable(folder), error.message());
   static std::atomic<int> count{0};  // two writers of one process in one second must not share a name
   const double now = unix_seconds();
   do {  // a new file: neither another run's nor where a link leads
@@ -110,8 +109,7 @@ EventWriter::EventWriter(const std::filesystem::path& folder) {
     file_ = std::fopen(path_.c_str(), "wbxe");
   } while (file_ == nullptr && errno == EEXIST);
   if (file_ == nullptr)
-    throw Error(ExitCode::kPreCheckpoint,
-                fmt::format("{}: cannot create the event file: {}", printable(path_), std::strerror(errno)));
+    throw_pre_checkpoint("{}: cannot create the event file: {}", printable(path_), std::strerror(errno));
   std::string first;
   append_double(first, 1, now);
   append_bytes(first, 3, "brain.Event:2");

@@ -81,10 +81,10 @@ RunStart start_run(const RunDescription& run) {
       return fmt::format("{} {}", now, write_before_step_1(run, runtime.world_size(), now));
     } catch (const Error& error) {
       if (error.code() != ExitCode::kSaveFailed) throw;
-      throw Error(ExitCode::kPreCheckpoint,
-                  fmt::format("the record of the run cannot be written, so no step was made: {}; see to "
-                              "job.dump_folder",
-                              error.what()));
+      throw_pre_checkpoint(
+          "the record of the run cannot be written, so no step was made: {}; see to "
+          "job.dump_folder",
+          error.what());
     }
   });
   return {static_cast<std::time_t>(std::stoll(text)), text.substr(text.find(' ') + 1)};

@@ -143,8 +143,7 @@ class SafetensorsWriter::File {
  private:
   [[noreturn]] void fail(const char* what) const {
     const int error = errno;
-    throw Error(ExitCode::kSaveFailed,
-                fmt::format("cannot {} {}: {}", what, printable(path_), errno_text(error)));
+    throw_save_failed("cannot {} {}: {}", what, printable(path_), errno_text(error));
   }
   fs::path path_;
   Descriptor file_;
