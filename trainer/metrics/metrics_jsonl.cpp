@@ -3,10 +3,10 @@
 #include <cerrno>
 #include <cmath>
 #include <cstring>
-#include <string_view>
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 #include <unistd.h>
 
 #include "base/durable.h"
@@ -18,40 +18,24 @@
 namespace hyperion::trainer {
 namespace {
 
-std::string json_string(std::string_view text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') {
-      out += {'\\', c};
-    } else if (static_cast<unsigned char>(c) < 0x20) {
-      out += fmt::format("\\u{:04x}", static_cast<int>(c));
-    } else {
-      out += c;
-    }
-  }
-  return out + "\"";
-}
+using nlohmann::json;
 
+std::string json_value(const std::string& text) {
+  return json(text).dump(-1, ' ', false, json::error_handler_t::replace);
+}
 // fmt's {} is the shortest text that reads back as the same double, and valid JSON for every finite one.
-std::string json_number(double value) {
+std::string json_value(double value) {
   if (std::isnan(value)) return "\"NaN\"";
   if (std::isinf(value)) return value > 0 ? "\"Infinity\"" : "\"-Infinity\"";
   return fmt::format("{}", value);
 }
-
-std::string json_value(double value) {
-  return json_number(value);
-}
 std::string json_value(int64_t value) {
   return std::to_string(value);
-}
-std::string json_value(const std::string& value) {
-  return json_string(value);
 }
 
 std::string begin_line(const LineHead& head) {
   return fmt::format("{{\"step\": {}, \"time\": {:.6f}, \"run_id\": {}", head.step, head.unix_seconds,
-                     json_string(head.run_id));
+                     json_value(head.run_id));
 }
 
 bool ends_in_partial_line(int fd) {
@@ -65,14 +49,14 @@ bool ends_in_partial_line(int fd) {
 std::string json_line(const LineHead& head, const MetricList& metrics) {
   std::string line = begin_line(head);
   for (const auto& [tag, value] : metrics)
-    line += fmt::format(", {}: {}", json_string(tag), json_number(value));
+    line += fmt::format(", {}: {}", json_value(tag), json_value(value));
   return line + "}\n";
 }
 
 std::string event_json_line(const LineHead& head, const std::string& event, const EventFields& fields) {
-  std::string line = begin_line(head) + ", \"event\": " + json_string(event);
+  std::string line = begin_line(head) + ", \"event\": " + json_value(event);
   for (const auto& [key, value] : fields)
-    line += fmt::format(", {}: {}", json_string(key),
+    line += fmt::format(", {}: {}", json_value(key),
                         std::visit([](const auto& v) { return json_value(v); }, value));
   return line + "}\n";
 }
