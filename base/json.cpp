@@ -108,4 +108,49 @@ json parse_json(std::string_view text, const std::string& name, size_t max_depth
   return std::move(builder.root);
 }
 
+JsonNode JsonNode::operator[](const std::string& key) const {
+  const json* field = is_null() || !object().contains(key) ? nullptr : &object()[key];
+  return {field, where_ + "." + key};
+}
+
+const json& JsonNode::object() const {
+  if (!is_object()) refuse("an object");
+  return *value_;
+}
+
+const json& JsonNode::array() const {
+  if (is_null() || !value_->is_array()) refuse("a list");
+  return *value_;
+}
+
+const std::string& JsonNode::text() const {
+  if (!is_string()) refuse("a text");
+  return value_->get_ref<const std::string&>();
+}
+
+bool JsonNode::flag(std::optional<bool> otherwise) const {
+  if (is_null() && otherwise) return *otherwise;
+  if (is_null() || !value_->is_boolean()) refuse("true or false");
+  return value_->get<bool>();
+}
+
+uint64_t JsonNode::count(uint64_t least, uint64_t most) const {
+  const bool fits = !is_null() && value_->is_number_unsigned() && *value_ >= least && *value_ <= most;
+  if (!fits) refuse(fmt::format("a whole number from {} to {}", least, most));
+  return value_->get<uint64_t>();
+}
+
+double JsonNode::positive_number() const {
+  if (is_null() || !value_->is_number() || !(value_->get<double>() > 0)) refuse("a number above 0");
+  return value_->get<double>();
+}
+
+void JsonNode::refuse(std::string_view expected) const {
+  std::string is = "missing";
+  if (!is_null())
+    is = value_->is_structured() ? value_->type_name()
+                                 : value_->dump(-1, ' ', true, json::error_handler_t::replace);
+  throw_data("{} is {:.60}, expected {}", where_, is, expected);
+}
+
 }  // namespace hyperion

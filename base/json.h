@@ -1,6 +1,9 @@
 // JSON that comes from outside, read strictly and with bounded memory.
 #pragma once
 
+#include <cstdint>
+#include <limits>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -14,5 +17,41 @@ namespace hyperion {
 // 30 times).
 nlohmann::json parse_json(std::string_view text, const std::string& name, size_t max_depth = 32,
                           size_t max_multiple = 0);
+
+// A value with its place in its file, "tokenizer.json.model.vocab", or the lack of one. Reads with the type
+// checked: what is of another type, or lacking, is an Error(kBadData) that names the place and what was
+// expected. A field that is null counts as lacking, as in the files of Hugging Face.
+class JsonNode {
+ public:
+  JsonNode(const nlohmann::json& value, std::string where) : value_(&value), where_(std::move(where)) {}
+
+  const std::string& where() const { return where_; }
+  bool is_null() const { return value_ == nullptr || value_->is_null(); }
+  bool is_string() const { return !is_null() && value_->is_string(); }
+  bool is_object() const { return !is_null() && value_->is_object(); }
+
+  JsonNode operator[](const std::string& key) const;  // a field; of what is lacking every field is
+  const nlohmann::json& object() const;
+  const nlohmann::json& array() const;
+  const std::string& text() const;
+  bool flag(std::optional<bool> otherwise = {}) const;
+  uint64_t count(uint64_t least = 0, uint64_t most = std::numeric_limits<uint64_t>::max()) const;
+  double positive_number() const;
+
+  // Calls use(element) for each element of this list.
+  template <typename Use>
+  void each(const Use& use) const {
+    size_t i = 0;
+    for (const nlohmann::json& element : array())
+      use(JsonNode(element, where_ + "[" + std::to_string(i++) + "]"));
+  }
+  [[noreturn]] void refuse(std::string_view expected) const;
+
+ private:
+  JsonNode(const nlohmann::json* value, std::string where) : value_(value), where_(std::move(where)) {}
+
+  const nlohmann::json* value_;  // null: lacking
+  std::string where_;
+};
 
 }  // namespace hyperion

@@ -2,9 +2,8 @@
 
 #include <charconv>
 
-#include <nlohmann/json.hpp>
-
 #include "base/error.h"
+#include "base/json.h"
 
 namespace hyperion::trainer {
 
@@ -21,35 +20,25 @@ std::string LoaderState::to_json() const {
       .dump();
 }
 
-LoaderState LoaderState::from_json(std::string_view text) {
-  const auto json = nlohmann::json::parse(text, nullptr, false);
-  if (!json.is_object()) throw_data("data loader state: is not a JSON object: load another checkpoint");
-  const auto number = [&](const char* key) {
-    const auto found = json.find(key);
-    if (found == json.end() || !found->is_number_unsigned())
-      throw_data("data loader state: {} is missing or no whole number: load another checkpoint", key);
-    return found->get<uint64_t>();
-  };
-  if (const uint64_t version = number("version"); version != 1)
+LoaderState LoaderState::from_json(std::string_view text) try {
+  const auto json = parse_json(text, "data loader state", /*max_depth=*/2);
+  const JsonNode node(json, "data loader state");
+  if (const uint64_t version = node["version"].count(); version != 1)
     throw_data("data loader state: version {}, expected 1: it was written by another Hyperion", version);
   LoaderState state;
-  state.position = {number("epoch"), number("file"), number("document"), number("token_offset")};
-  state.sequence = number("sequence");
-  state.seed = number("seed");
-  const auto shuffle = json.find("shuffle");
-  const auto fingerprint = json.find("fingerprint");
-  if (shuffle == json.end() || !shuffle->is_boolean() || fingerprint == json.end() ||
-      !fingerprint->is_string())
-    throw_data(
-        "data loader state: shuffle or fingerprint is missing or of another type: load another checkpoint");
-  state.shuffle = shuffle->get<bool>();
-  const auto& digits = fingerprint->get_ref<const std::string&>();
+  state.position = {node["epoch"].count(), node["file"].count(), node["document"].count(),
+                    node["token_offset"].count()};
+  state.sequence = node["sequence"].count();
+  state.seed = node["seed"].count();
+  state.shuffle = node["shuffle"].flag();
+  const std::string& digits = node["fingerprint"].text();
   const auto [end, error] =
       std::from_chars(digits.data(), digits.data() + digits.size(), state.fingerprint, 16);
   if (error != std::errc() || end != digits.data() + digits.size())
-    throw_data("data loader state: fingerprint '{}' is no hexadecimal number: load another checkpoint",
-               digits);
+    throw_data("data loader state: fingerprint '{}' is no hexadecimal number", digits);
   return state;
+} catch (const Error& error) {
+  throw_data("{}: load another checkpoint", error.what());
 }
 
 }  // namespace hyperion::trainer

@@ -6,13 +6,13 @@
 #include <cstring>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/error.h"
 #include "base/files.h"
 #include "base/hash.h"
+#include "base/json.h"
 
 namespace hyperion::trainer {
 namespace fs = std::filesystem;
@@ -44,39 +44,6 @@ std::string hash_hex(const InputFile& file) {
   return fmt::format("{:016x}", hash.value());
 }
 
-// The fields of index.json, each error naming the file and the field.
-class Fields {
- public:
-  Fields(const std::string& text, const fs::path& path) : path_(path) {
-    json_ = nlohmann::json::parse(text, nullptr, false);
-    if (!json_.is_object()) throw_data("token shard header {}: is not a JSON object", path_.string());
-  }
-  uint64_t count(const char* key, uint64_t low, uint64_t high) const {
-    const auto found = json_.find(key);
-    if (found == json_.end() || !found->is_number_unsigned() || *found < low || *found > high)
-      fail(key, fmt::format("a whole number from {} to {}", low, high));
-    return found->get<uint64_t>();
-  }
-  std::string text(const char* key, bool required) const {
-    const auto found = json_.find(key);
-    if (found == json_.end() && !required) return "";
-    if (found == json_.end() || !found->is_string()) fail(key, "a string");
-    return found->get<std::string>();
-  }
-  [[noreturn]] void fail(const char* key, const std::string& expected) const {
-    const auto found = json_.find(key);
-    throw_data("token shard header {}: {} is {}, expected {}: write the shard again with hyperion tokenize",
-               path_.string(), key,
-               found == json_.end() ? "missing"
-                                    : found->dump(-1, ' ', true, nlohmann::json::error_handler_t::replace),
-               expected);
-  }
-
- private:
-  const fs::path& path_;
-  nlohmann::json json_;
-};
-
 }  // namespace
 
 bool is_token_shard(const fs::path& folder) {
@@ -93,23 +60,27 @@ std::string tokenizer_fingerprint(const fs::path& path) {
   return hash_hex(InputFile(file));
 }
 
-ShardHeader parse_shard_header(const std::string& text, const fs::path& path) {
-  const Fields fields(text, path);
-  if (fields.text("format", true) != kFormat) fields.fail("format", std::string(kFormat));
-  fields.count("version", 1, 1);
+ShardHeader parse_shard_header(const std::string& text, const fs::path& path) try {
+  const auto json = parse_json(text, path.string(), /*max_depth=*/2);
+  const JsonNode fields(json, path.string());
+  const auto optional = [&](const char* key) { return fields[key].is_null() ? "" : fields[key].text(); };
+  if (fields["format"].text() != kFormat) fields["format"].refuse(kFormat);
+  fields["version"].count(1, 1);
   ShardHeader header;
-  const std::string dtype = fields.text("dtype", true);
-  if (dtype != "uint16" && dtype != "uint32") fields.fail("dtype", "uint16 or uint32");
+  const std::string& dtype = fields["dtype"].text();
+  if (dtype != "uint16" && dtype != "uint32") fields["dtype"].refuse("uint16 or uint32");
   header.wide = dtype == "uint32";
   constexpr uint64_t kMost = uint64_t{1} << 48;
-  header.tokens = fields.count("tokens", 1, kMost);
-  header.documents = fields.count("documents", 1, kMost);
-  header.vocab_size = fields.count("vocab_size", 1, header.wide ? uint64_t{1} << 31 : kNarrowVocabulary);
-  header.tokenizer = fields.text("tokenizer", true);
-  header.tokenizer_path = fields.text("tokenizer_path", false);
-  header.tokens_xxh3 = fields.text("tokens_xxh3", false);
-  header.documents_xxh3 = fields.text("documents_xxh3", false);
+  header.tokens = fields["tokens"].count(1, kMost);
+  header.documents = fields["documents"].count(1, kMost);
+  header.vocab_size = fields["vocab_size"].count(1, header.wide ? uint64_t{1} << 31 : kNarrowVocabulary);
+  header.tokenizer = fields["tokenizer"].text();
+  header.tokenizer_path = optional("tokenizer_path");
+  header.tokens_xxh3 = optional("tokens_xxh3");
+  header.documents_xxh3 = optional("documents_xxh3");
   return header;
+} catch (const Error& error) {
+  throw_data("token shard header {}: write the shard again with hyperion tokenize", error.what());
 }
 
 std::string shard_header_json(const ShardHeader& header) {

@@ -16,139 +16,94 @@ using nlohmann::json;
 
 constexpr size_t kMaxFileBytes = size_t{16} << 20;
 
-// A table of config.json, read with types checked. A field that is null counts as absent, as in transformers.
-class Table {
- public:
-  Table(const json& values, std::string where) : values_(values), where_(std::move(where)) {
-    if (!values.is_object()) throw_config("{}: expected a table, not {:.60}", where_, values.dump());
-  }
-  bool has(const char* key) const { return find(key) != nullptr; }
-
-  int64_t size(const char* key, std::optional<int64_t> otherwise = {}) const {
-    const json* value = find(key);
-    if (value == nullptr && otherwise) return *otherwise;
-    if (value == nullptr) throw_config("{}: has no {}, which a model is built by", where_, key);
-    if (!value->is_number_unsigned() || *value == 0 || *value > (uint64_t{1} << 31))
-      wrong(key, *value, "a whole number from 1 to 2^31");
-    return value->get<int64_t>();
-  }
-  double number(const char* key, std::optional<double> otherwise = {}) const {
-    const json* value = find(key);
-    if (value == nullptr && otherwise) return *otherwise;
-    if (value == nullptr) throw_config("{}: has no {}", where_, key);
-    if (!value->is_number() || !(value->get<double>() > 0)) wrong(key, *value, "a number above 0");
-    return value->get<double>();
-  }
-  bool flag(const char* key) const {
-    const json* value = find(key);
-    if (value != nullptr && !value->is_boolean()) wrong(key, *value, "true or false");
-    return value != nullptr && value->get<bool>();
-  }
-  std::string text(const char* key, std::string otherwise) const {
-    const json* value = find(key);
-    if (value != nullptr && !value->is_string()) wrong(key, *value, "a text");
-    return value == nullptr ? std::move(otherwise) : value->get<std::string>();
-  }
-  std::optional<Table> table(const char* key) const {
-    const json* value = find(key);
-    return value == nullptr ? std::nullopt : std::optional(Table(*value, where_ + "." + key));
-  }
-  // Refuses a switch that is on.
-  void must_be_off(const char* key, const char* meaning) const {
-    if (flag(key)) throw_config("{}: {} = true, but {}", where_, key, meaning);
-  }
-  [[noreturn]] void wrong(const char* key, const json& value, const std::string& expected) const {
-    throw_config("{}: {} is {:.60}, expected {}", where_, key, value.dump(), expected);
-  }
-  const json* find(const char* key) const {
-    const auto found = values_.find(key);
-    return found == values_.end() || found->is_null() ? nullptr : &*found;
-  }
-
- private:
-  const json& values_;
-  std::string where_;
-};
+int64_t size_in(const JsonNode& node, std::optional<int64_t> otherwise = {}) {
+  if (node.is_null() && otherwise) return *otherwise;
+  return static_cast<int64_t>(node.count(1, uint64_t{1} << 31));
+}
+double number_in(const JsonNode& node, double otherwise) {
+  return node.is_null() ? otherwise : node.positive_number();
+}
+std::string text_in(const JsonNode& node, const std::string& otherwise) {
+  return node.is_null() ? otherwise : node.text();
+}
+// Refuses a switch that is on.
+void must_be_off(const JsonNode& node, const char* meaning) {
+  if (node.flag(false)) throw_config("{} = true, but {}", node.where(), meaning);
+}
 
 // rope_parameters, or rope_scaling before transformers 5 (which reads it first where both are there), with
 // rope_theta inside or next to it.
-void read_rope(const Table& config, ModelArgs& args) {
-  const double outer_theta = config.number("rope_theta", 10000.0);
-  const auto old_style = config.table("rope_scaling");
-  const auto rope = old_style ? old_style : config.table("rope_parameters");
-  args.rope_theta = rope ? rope->number("rope_theta", outer_theta) : outer_theta;
-  for (const Table& table : {config, rope.value_or(config)})
-    if (table.number("partial_rotary_factor", 1.0) != 1.0)
-      table.wrong("partial_rotary_factor", *table.find("partial_rotary_factor"),
-                  "1 (whole heads are rotated here)");
-  const std::string type = rope ? rope->text("rope_type", rope->text("type", "default")) : "default";
-  args.rope_scaling = type == "llama3";
-  if (type == "default") {
+void read_rope(const JsonNode& config, ModelArgs& args) {
+  const JsonNode rope = config[config["rope_scaling"].is_null() ? "rope_parameters" : "rope_scaling"];
+  args.rope_theta = number_in(rope["rope_theta"], number_in(config["rope_theta"], 10000.0));
+  for (const JsonNode& factor : {config["partial_rotary_factor"], rope["partial_rotary_factor"]})
+    if (number_in(factor, 1.0) != 1.0) factor.refuse("1 (whole heads are rotated here)");
+  const JsonNode type = rope[rope["rope_type"].is_null() ? "type" : "rope_type"];
+  args.rope_scaling = text_in(type, "default") == "llama3";
+  if (text_in(type, "default") == "default") {
     for (const char* nested : {"full_attention", "sliding_attention"})
-      if (rope && rope->has(nested))
-        rope->wrong(nested, *rope->find(nested), "one set of RoPE parameters for all blocks");
+      if (!rope[nested].is_null()) rope[nested].refuse("one set of RoPE parameters for all blocks");
     return;
   }
-  if (!args.rope_scaling)
-    rope->wrong("rope_type", type, "\"default\" or \"llama3\", the types computed here");
-  args.rope_factor = rope->number("factor");
-  args.rope_low_freq_factor = rope->number("low_freq_factor");
-  args.rope_high_freq_factor = rope->number("high_freq_factor");
-  args.rope_original_length = rope->size("original_max_position_embeddings", args.max_seq_len);
-  if (args.rope_factor < 1) rope->wrong("factor", args.rope_factor, "at least 1");
+  if (!args.rope_scaling) type.refuse("\"default\" or \"llama3\", the types computed here");
+  args.rope_factor = rope["factor"].positive_number();
+  args.rope_low_freq_factor = rope["low_freq_factor"].positive_number();
+  args.rope_high_freq_factor = rope["high_freq_factor"].positive_number();
+  args.rope_original_length = size_in(rope["original_max_position_embeddings"], args.max_seq_len);
+  if (args.rope_factor < 1) rope["factor"].refuse("at least 1");
   if (args.rope_high_freq_factor <= args.rope_low_freq_factor)
-    rope->wrong("high_freq_factor", args.rope_high_freq_factor, "more than low_freq_factor");
+    rope["high_freq_factor"].refuse("more than low_freq_factor");
 }
 
-void read_qwen3(const Table& config, ModelArgs& args) {
+void read_qwen3(const JsonNode& config, ModelArgs& args) {
   args.family = "qwen3";
   args.rope_style = models::RopeStyle::kHalfSplit;
   args.qk_norm = true;
-  args.head_dim = config.size("head_dim", 128);
-  args.max_seq_len = config.size("max_position_embeddings", 32768);
-  config.must_be_off("use_sliding_window", "sliding windows are not computed here");
+  args.head_dim = size_in(config["head_dim"], 128);
+  args.max_seq_len = size_in(config["max_position_embeddings"], 32768);
+  must_be_off(config["use_sliding_window"], "sliding windows are not computed here");
 }
 
-void read_llama(const Table& config, const std::string& name, ModelArgs& args) {
+void read_llama(const JsonNode& config, ModelArgs& args) {
   args.family = "llama3";
-  if (!config.has("head_dim") && args.dim % args.n_heads != 0)
-    throw_config("{}: has no head_dim, and hidden_size {} is not a multiple of num_attention_heads {}", name,
-                 args.dim, args.n_heads);
-  args.head_dim = config.size("head_dim", args.dim / args.n_heads);
-  args.max_seq_len = config.size("max_position_embeddings", 2048);
-  config.must_be_off("mlp_bias", "the feed-forward layers here have no bias");
+  if (config["head_dim"].is_null() && args.dim % args.n_heads != 0)
+    throw_config("{}: has no head_dim, and hidden_size {} is not a multiple of num_attention_heads {}",
+                 config.where(), args.dim, args.n_heads);
+  args.head_dim = size_in(config["head_dim"], args.dim / args.n_heads);
+  args.max_seq_len = size_in(config["max_position_embeddings"], 2048);
+  must_be_off(config["mlp_bias"], "the feed-forward layers here have no bias");
 }
 
 }  // namespace
 
 ModelArgs parse_hf_config(std::string_view text, const std::string& name) {
   const json values = parse_json(text, name);
-  const Table config(values, name);
-  const std::string type = config.text("model_type", "");
+  const JsonNode config(values, name);
+  const std::string type = text_in(config["model_type"], "");
   if (type != "llama" && type != "qwen3")
     throw_config(
         "{}: model_type is \"{:.60}\", expected \"llama\" or \"qwen3\", the models this program computes",
         name, type);
   ModelArgs args;
-  args.dim = config.size("hidden_size");
-  args.n_layers = config.size("num_hidden_layers");
-  args.n_heads = config.size("num_attention_heads");
-  args.n_kv_heads = config.size("num_key_value_heads", args.n_heads);
-  args.hidden_dim = config.size("intermediate_size");
-  args.vocab_size = config.size("vocab_size");
-  args.norm_eps = config.number("rms_norm_eps", 1e-6);
-  args.tied = config.flag("tie_word_embeddings");
+  args.dim = size_in(config["hidden_size"]);
+  args.n_layers = size_in(config["num_hidden_layers"]);
+  args.n_heads = size_in(config["num_attention_heads"]);
+  args.n_kv_heads = size_in(config["num_key_value_heads"], args.n_heads);
+  args.hidden_dim = size_in(config["intermediate_size"]);
+  args.vocab_size = size_in(config["vocab_size"]);
+  args.norm_eps = number_in(config["rms_norm_eps"], 1e-6);
+  args.tied = config["tie_word_embeddings"].flag(false);
   if (type == "qwen3")
     read_qwen3(config, args);
   else
-    read_llama(config, name, args);
-  const std::string activation = config.text("hidden_act", "silu");
-  if (activation != "silu") config.wrong("hidden_act", activation, "\"silu\", the only activation here");
-  config.must_be_off("attention_bias", "the attention layers here have no bias");
-  const json* dropout = config.find("attention_dropout");
-  if (dropout != nullptr && *dropout != 0)
-    config.wrong("attention_dropout", *dropout, "0, because there is no dropout here");
-  if (config.has("quantization_config"))
+    read_llama(config, args);
+  if (text_in(config["hidden_act"], "silu") != "silu")
+    config["hidden_act"].refuse("\"silu\", the only activation here");
+  must_be_off(config["attention_bias"], "the attention layers here have no bias");
+  const JsonNode dropout = config["attention_dropout"];
+  if (!dropout.is_null() && values["attention_dropout"] != 0)
+    dropout.refuse("0, because there is no dropout here");
+  if (!config["quantization_config"].is_null())
     throw_config(
         "{}: has a quantization_config, but only plain weights are read: use the model's original files",
         name);

@@ -26,7 +26,7 @@ TEST_CASE("a damaged loader state is an error that names the field") {
     return text;
   };
   CHECK_THROWS_WITH(LoaderState::from_json(""), Catch::Contains("JSON"));
-  CHECK_THROWS_WITH(LoaderState::from_json("[1]"), Catch::Contains("JSON"));
+  CHECK_THROWS_WITH(LoaderState::from_json("[1]"), Catch::Contains("is array, expected an object"));
   CHECK_THROWS_WITH(LoaderState::from_json("{}"), Catch::Contains("version"));
   CHECK_THROWS_WITH(LoaderState::from_json(changed("\"version\":1", "\"version\":2")),
                     Catch::Contains("version 2"));

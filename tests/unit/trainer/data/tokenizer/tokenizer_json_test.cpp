@@ -44,9 +44,9 @@ TEST_CASE("what is wrong or unsupported in a tokenizer file is named") {
       {[](json& j) { j["model"]["dropout"] = 0.1; }, "dropout"},
       {[](json& j) { j["model"]["byte_fallback"] = true; }, "byte_fallback"},
       {[](json& j) { j["model"]["end_of_word_suffix"] = "</w>"; }, "end_of_word_suffix"},
-      {[](json& j) { j["model"]["ignore_merges"] = 1; }, "ignore_merges: is number"},
-      {[](json& j) { j["model"]["vocab"] = json::array(); }, "vocab: is array"},
-      {[](json& j) { j["model"].erase("merges"); }, "merges: is missing"},
+      {[](json& j) { j["model"]["ignore_merges"] = 1; }, "ignore_merges is 1"},
+      {[](json& j) { j["model"]["vocab"] = json::array(); }, "vocab is array"},
+      {[](json& j) { j["model"].erase("merges"); }, "merges is missing"},
       {[](json& j) { j["model"]["vocab"]["a"] = -3; }, "not an integer"},
       {[](json& j) { j["model"]["vocab"]["a"] = 1.5; }, "not an integer"},
       {[](json& j) { j["model"]["vocab"]["a"] = 2147483648u; }, "has id 2147483648"},
@@ -62,12 +62,12 @@ TEST_CASE("what is wrong or unsupported in a tokenizer file is named") {
          j["model"]["merges"][3] = json{"zz", "zz"};
        },
        "not in the vocabulary"},
-      {[](json& j) { j["model"]["merges"][3] = 7; }, "merges[3]: is number"},
+      {[](json& j) { j["model"]["merges"][3] = 7; }, "merges[3] is 7"},
       {[](json& j) { j["added_tokens"][0]["id"] = 17; }, "id 17, expected 2046"},
-      {[](json& j) { j["added_tokens"][0]["id"] = 1e300; }, "is number"},
+      {[](json& j) { j["added_tokens"][0]["id"] = 1e300; }, "is 1e+300"},
       {[](json& j) { j["added_tokens"][0]["single_word"] = true; }, "single_word"},
       {[](json& j) { j["added_tokens"][0]["content"] = std::string(5000, 'x'); }, "5000 bytes"},
-      {[](json& j) { j["added_tokens"] = 3; }, "added_tokens: is number"},
+      {[](json& j) { j["added_tokens"] = 3; }, "added_tokens is 3"},
       {[](json& j) {
          j["normalizer"] = {{"type", "NFKC"}};
        },
