@@ -2,14 +2,12 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <memory>
 #include <random>
 #include <sstream>
 #include <utility>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -48,21 +46,10 @@ void watch_connection(int socket) {
   set_option(socket, IPPROTO_TCP, TCP_NODELAY, 1);
 }
 
-sockaddr_storage own_socket_address(int socket) {
+int port_of(int socket) {
   sockaddr_storage address{};
   socklen_t length = sizeof address;
   ::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &length);
-  return address;
-}
-
-bool is_loopback(const sockaddr_storage& address) {
-  if (address.ss_family == AF_INET)
-    return ntohl(reinterpret_cast<const sockaddr_in&>(address).sin_addr.s_addr) >> 24 == 127;
-  return IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6&>(address).sin6_addr) != 0;
-}
-
-int port_of(int socket) {
-  const sockaddr_storage address = own_socket_address(socket);
   return ntohs(address.ss_family == AF_INET ? reinterpret_cast<const sockaddr_in&>(address).sin_port
                                             : reinterpret_cast<const sockaddr_in6&>(address).sin6_port);
 }
@@ -70,21 +57,6 @@ int port_of(int socket) {
 std::string make_token() {
   std::random_device random;
   return fmt::format("{:08x}{:08x}", random(), random());
-}
-
-// Connected within `timeout`, or none and errno.
-Descriptor connect_to(const addrinfo& info, milliseconds timeout) {
-  Descriptor socket(::socket(info.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!socket || ::connect(socket.get(), info.ai_addr, info.ai_addrlen) == 0) return socket;
-  if (errno != EINPROGRESS) return {};
-  pollfd wait = {socket.get(), POLLOUT, 0};
-  int error = ETIMEDOUT;
-  socklen_t length = sizeof error;
-  if (::poll(&wait, 1, static_cast<int>(timeout.count())) == 1)
-    ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &length);
-  if (error == 0) return socket;
-  errno = error;
-  return {};
 }
 
 }  // namespace
@@ -109,8 +81,7 @@ void HostLinks::listen(c10d::Store& store, const Environment& environment) {
   token_ = make_token();
   listener_ = Descriptor(listen_on(environment.master_addr, 0));
   // As the rendezvous: an address that other hosts cannot reach is not the one that they know.
-  if (!listener_ || is_loopback(own_socket_address(listener_.get())))
-    listener_ = Descriptor(listen_on("::", 0));
+  if (!listener_ || is_loopback(listener_.get())) listener_ = Descriptor(listen_on("::", 0));
   if (!listener_) listener_ = Descriptor(listen_on("0.0.0.0", 0));
   if (!listener_) {
     log_warning(
@@ -126,15 +97,7 @@ void HostLinks::connect(const std::string& address, const Environment& environme
   if (address.empty()) return;  // rank 0 has said why
   const size_t space = address.find(' ');
   const std::string port = address.substr(0, space);
-  addrinfo hints{}, *found = nullptr;
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_NUMERICSERV;
-  errno = EADDRNOTAVAIL;
-  if (::getaddrinfo(environment.master_addr.c_str(), port.c_str(), &hints, &found) != 0) found = nullptr;
-  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> addresses(found, ::freeaddrinfo);
-  Descriptor socket;
-  for (const addrinfo* info = found; info != nullptr && !socket; info = info->ai_next)
-    socket = connect_to(*info, timeout);
+  Descriptor socket = connect_to(environment.master_addr, std::stoi(port), timeout);
   if (!socket)
     return log_warning(
         "rank {} cannot connect to port {} of rank 0's host {} ({}): a rank that is lost on another host is "

@@ -51,35 +51,19 @@ Addresses addresses_of(const std::string& host, int port) {
   return {found, ::freeaddrinfo};
 }
 
-// Whether a connection is accepted there within a second.
-bool listens(const std::string& host, int port) {
-  const Addresses addresses = addresses_of(host, port);
-  for (const addrinfo* info = addresses.get(); info != nullptr; info = info->ai_next) {
-    const Descriptor socket(::socket(info->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    if (!socket) continue;
-    if (::connect(socket.get(), info->ai_addr, info->ai_addrlen) == 0) return true;
-    if (errno != EINPROGRESS) continue;
-    pollfd wait = {socket.get(), POLLOUT, 0};
-    int error = 0;
-    socklen_t length = sizeof error;
-    if (::poll(&wait, 1, 1000) == 1 &&
-        ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &length) == 0 && error == 0)
-      return true;
-  }
-  return false;
-}
-
-bool is_loopback(const sockaddr* address) {
-  if (address->sa_family == AF_INET)
-    return ntohl(reinterpret_cast<const sockaddr_in*>(address)->sin_addr.s_addr) >> 24 == 127;
-  return IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr) != 0;
-}
-
-bool is_loopback(int fd) {
-  sockaddr_storage address{};
-  socklen_t length = sizeof address;
-  return ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) == 0 &&
-         is_loopback(reinterpret_cast<const sockaddr*>(&address));
+// Connected within `timeout`, or none and errno.
+Descriptor connect_to(const addrinfo& info, milliseconds timeout) {
+  Descriptor socket(::socket(info.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!socket || ::connect(socket.get(), info.ai_addr, info.ai_addrlen) == 0) return socket;
+  if (errno != EINPROGRESS) return {};
+  pollfd wait = {socket.get(), POLLOUT, 0};
+  int error = ETIMEDOUT;
+  socklen_t length = sizeof error;
+  if (::poll(&wait, 1, static_cast<int>(timeout.count())) == 1)
+    ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &length);
+  if (error == 0) return socket;
+  errno = error;
+  return {};
 }
 
 // Rank 0's socket for the store; -1: libtorch shall listen on every interface.
@@ -263,6 +247,24 @@ int listen_on(const std::string& host, int port) {
   return -1;
 }
 
+Descriptor connect_to(const std::string& host, int port, milliseconds timeout) {
+  errno = EADDRNOTAVAIL;
+  const Addresses addresses = addresses_of(host, port);
+  Descriptor socket;
+  for (const addrinfo* info = addresses.get(); info != nullptr && !socket; info = info->ai_next)
+    socket = connect_to(*info, timeout);
+  return socket;
+}
+
+bool is_loopback(int socket) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof address;
+  if (::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &length) != 0) return false;
+  if (address.ss_family == AF_INET)
+    return ntohl(reinterpret_cast<const sockaddr_in&>(address).sin_addr.s_addr) >> 24 == 127;
+  return IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6&>(address).sin6_addr) != 0;
+}
+
 c10::intrusive_ptr<c10d::Store> join_ranks(const Environment& environment, const Fingerprint& identity,
                                            milliseconds timeout) {
   const auto store =
@@ -271,7 +273,7 @@ c10::intrusive_ptr<c10d::Store> join_ranks(const Environment& environment, const
     ~MetOrLeft() { met_or_left = true; }
   } at_the_end;  // an error that ends the rendezvous has been told, too
   Fingerprint expected = identity;
-  expected[kProcesses] = "1";
+  expected.emplace(kProcesses, "1");
   try {
     if (store->add(joined_key(environment.rank), 1) > 1) {
       report_difference(*store, environment.rank, {{kProcesses, "2"}});
@@ -290,7 +292,7 @@ c10::intrusive_ptr<c10d::Store> join_ranks(const Environment& environment, const
 void leave_ranks(const Environment& environment, const std::string& why) noexcept {
   if (environment.rank == 0 || met_or_left.exchange(true)) return;
   try {
-    if (!listens(environment.master_addr, environment.master_port)) return;
+    if (!connect_to(environment.master_addr, environment.master_port, seconds(1))) return;
     c10d::TCPStoreOptions options;
     options.port = static_cast<uint16_t>(environment.master_port);
     options.waitWorkers = false;

@@ -8,6 +8,7 @@
 
 #include <c10/util/intrusive_ptr.h>
 
+#include "base/durable.h"
 #include "parallel/agreement.h"
 #include "parallel/environment.h"
 
@@ -32,5 +33,12 @@ void leave_ranks(const Environment& environment, const std::string& why) noexcep
 // A socket that listens on `port` of `host`, the first of its addresses that this host has; -1 when it has
 // none of them. Throws Error(kUsage) when the port is in use.
 int listen_on(const std::string& host, int port);
+
+// A socket that does not block, connected to the first address of `host` that answers within `timeout`; none,
+// and errno, where none does.
+Descriptor connect_to(const std::string& host, int port, std::chrono::milliseconds timeout);
+
+// Whether the address that a socket is bound to is the loopback one.
+bool is_loopback(int socket);
 
 }  // namespace hyperion::parallel
