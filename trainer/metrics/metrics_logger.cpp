@@ -52,7 +52,6 @@ MetricsLogger::MetricsLogger(const JobConfig::Metrics& options, MeasuredRun run,
       run_(std::move(run)),
       sources_(std::move(sources)),
       color_(terminal_escapes(STDOUT_FILENO)) {
-  if (options_.log_freq < 1) throw_config("metrics.log_freq is {}, expected at least 1", options_.log_freq);
   if (!sources_.clock) sources_.clock = steady_seconds;
   start_window(run_.start_step);
   if (!writes_files()) return;

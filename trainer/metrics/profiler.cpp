@@ -107,10 +107,6 @@ Profiler::Profiler(const JobConfig::Profiling& options, ProfiledRun run, MemoryS
   const JobConfig::Profiling& o = options_;
   if (o.enable_profiling) require_place_for_folder(run_.dump_folder / o.save_traces_folder);
   if (o.enable_memory_snapshot) require_place_for_folder(run_.dump_folder / o.save_memory_snapshot_folder);
-  if (o.profile_freq < 1 || o.profiler_active < 1 || o.profiler_warmup < 0 ||
-      o.profiler_active > o.profile_freq - o.profiler_warmup)
-    throw_config("profiling: profiler_active ({}) + profiler_warmup ({}) must be at most profile_freq ({})",
-                 o.profiler_active, o.profiler_warmup, o.profile_freq);
   if (o.enable_profiling) {
     log_info("Profiling active. Traces will be saved at {}",
              (run_.dump_folder / o.save_traces_folder).string());

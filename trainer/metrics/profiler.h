@@ -40,7 +40,6 @@ ProfilerPhase profiler_phase(const JobConfig::Profiling& options, int64_t steps_
 // {}).
 class Profiler {
  public:
-  // Throws Error(kUsage) when active + warmup do not fit into profile_freq.
   Profiler(const JobConfig::Profiling& options, ProfiledRun run, MemorySnapshotHooks hooks = {});
   ~Profiler();  // drops an unfinished recording
   Profiler(const Profiler&) = delete;

@@ -228,10 +228,4 @@ TEST_CASE("Only the metrics rank writes files unless all ranks save") {
   CHECK(only_file(bench.folder.path() / "tb").parent_path().filename() == "rank_3");
 }
 
-TEST_CASE("A log_freq of 0 is refused") {
-  Bench bench;
-  bench.options.log_freq = 0;
-  CHECK_THROWS_AS(MetricsLogger(bench.options, bench.run, bench.sources()), Error);
-}
-
 }  // namespace hyperion::trainer

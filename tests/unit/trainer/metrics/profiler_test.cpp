@@ -129,14 +129,6 @@ TEST_CASE("A profiler that ends or starts inside a cycle does no harm") {
   }
 }
 
-TEST_CASE("A profiler schedule that does not fit is refused with its numbers") {
-  test::TemporaryFolder folder;
-  auto options = every_4_steps();
-  options.profiler_active = 4;
-  CHECK_THROWS_WITH(Profiler(options, run_in(folder)),
-                    Catch::Contains("profiler_active (4)") && Catch::Contains("profile_freq (4)"));
-}
-
 TEST_CASE("Memory snapshots come from the hooks at the profiling frequency and after an OOM") {
   test::TemporaryFolder folder;
   auto options = every_4_steps();
