@@ -84,9 +84,7 @@ Trainer::Trainer(const ResolvedConfig& resolved, const std::vector<std::string>&
   const auto& training = config().training;
   if (training.enable_cpu_offload && runtime.device.is_cpu())
     log_info("training.enable_cpu_offload: this job runs on the CPU, so everything is in host memory anyway");
-  if (training.global_batch_size > 0)
-    microbatches_ = training.global_batch_size /
-                    (training.local_batch_size * runtime.mesh->degree(parallel::MeshDim::kBatch));
+  microbatches_ = microbatches_of(training, runtime.mesh->degree(parallel::MeshDim::kBatch));
   gradient_dump_ = gradient_dump_folder();
   for (const std::string& line : model_.float8.log) log_info("{}", line);
   for (const std::string& warning : model_.float8.warnings) log_warning("{}", warning);

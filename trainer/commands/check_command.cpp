@@ -135,9 +135,9 @@ parallel::Environment environment_of(const CommandLine& line, const JobConfig& c
 
 std::string describe_batch(const JobConfig& config, const parallel::Mesh& mesh) {
   const auto& training = config.training;
-  const int64_t microbatch = training.local_batch_size * mesh.degree(parallel::MeshDim::kBatch);
-  const int64_t global = training.global_batch_size > 0 ? training.global_batch_size : microbatch;
-  const int64_t ranks = mesh.degree(parallel::MeshDim::kBatch), microbatches = global / microbatch;
+  const int64_t ranks = mesh.degree(parallel::MeshDim::kBatch);
+  const int64_t microbatches = microbatches_of(training, ranks);
+  const int64_t global = microbatches * training.local_batch_size * ranks;
   return fmt::format(
       "{} sequences of {} per step: {} tokens ({} data-parallel rank{} x {} sequences x {} microbatch{})",
       global, training.seq_len, human_count(static_cast<uint64_t>(global * training.seq_len)), ranks,
@@ -146,9 +146,7 @@ std::string describe_batch(const JobConfig& config, const parallel::Mesh& mesh) 
 
 std::string describe_memory(const JobConfig& config, const models::ModelArgs& model,
                             const parallel::Mesh& mesh) {
-  const auto& training = config.training;
-  const int64_t microbatch = training.local_batch_size * mesh.degree(parallel::MeshDim::kBatch);
-  const int64_t microbatches = training.global_batch_size > 0 ? training.global_batch_size / microbatch : 1;
+  const int64_t microbatches = microbatches_of(config.training, mesh.degree(parallel::MeshDim::kBatch));
   const JobSize size = job_size(config, model, mesh.degree(parallel::MeshDim::kFsdp), microbatches);
   return fmt::format("{} per rank for weights, gradients and optimizer{}, and at least {} for activations",
                      readable_bytes(size.states()),

@@ -55,4 +55,7 @@ std::optional<int64_t> checkpointed_blocks(const JobConfig::ActivationCheckpoint
 // (check_config()).
 int64_t data_parallel_degree(const JobConfig& config, int64_t world_size);
 
+// How many microbatches of local_batch_size sequences each data-parallel rank has in a step.
+int64_t microbatches_of(const JobConfig::Training& training, int64_t data_parallel_degree);
+
 }  // namespace hyperion::trainer

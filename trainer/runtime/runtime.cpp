@@ -1,6 +1,5 @@
 #include "trainer/runtime/runtime.h"
 
-#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 
@@ -14,6 +13,7 @@
 #include "base/files.h"
 #include "base/log.h"
 #include "trainer/config/entries.h"
+#include "trainer/config/validate.h"
 #include "trainer/runtime/version.h"
 
 namespace hyperion::trainer {
@@ -112,9 +112,8 @@ Runtime start_runtime(const ResolvedConfig& resolved, const models::ModelArgs& m
             : "");
   }
   runtime.mesh = std::make_unique<parallel::Mesh>(mesh_config(config.parallelism), environment.world_size);
-  const int64_t microbatches = std::max<int64_t>(
-      1, config.training.global_batch_size /
-             (config.training.local_batch_size * runtime.mesh->degree(parallel::MeshDim::kBatch)));
+  const int64_t microbatches =
+      microbatches_of(config.training, runtime.mesh->degree(parallel::MeshDim::kBatch));
   require_memory(resolved,
                  job_size(config, model, runtime.mesh->degree(parallel::MeshDim::kFsdp), microbatches),
                  rank_memory(runtime.device, is_dry_run(config) ? 1 : environment.local_world_size));

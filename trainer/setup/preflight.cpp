@@ -104,9 +104,8 @@ ResumePlan plan_run(const ResolvedConfig& resolved, const models::ModelArgs& mod
   TrajectoryFacts facts;
   const auto& training = resolved.config.training;
   facts.data_parallel_degree = mesh.degree(parallel::MeshDim::kBatch);
-  facts.global_batch_size = training.global_batch_size > 0
-                                ? training.global_batch_size
-                                : training.local_batch_size * facts.data_parallel_degree;
+  facts.global_batch_size = microbatches_of(training, facts.data_parallel_degree) *
+                            training.local_batch_size * facts.data_parallel_degree;
   facts.seed = seed;
   facts.data = data;
   facts.data_place = record.data;

@@ -62,15 +62,15 @@ std::vector<std::string> tensor_parallelism_of(const JobConfig& config, bool cpu
 
 std::vector<std::string> run_summary(const JobConfig& config, const RunPlace& place) {
   const auto& training = config.training;
-  const int64_t microbatch = training.local_batch_size * place.batch_degree;
-  const int64_t global = training.global_batch_size > 0 ? training.global_batch_size : microbatch;
+  const int64_t microbatches = microbatches_of(training, place.batch_degree);
+  const int64_t global = microbatches * training.local_batch_size * place.batch_degree;
   const bool cpu = place.device == "CPU";
   std::vector<std::string> lines = {
       fmt::format("Device: {}{}; mesh {}", place.device,
                   cpu ? fmt::format(", {} per rank", counted(place.threads, "thread")) : "", place.mesh),
       fmt::format("Trainer is initialized with local batch size {}, global batch size {}, gradient "
                   "accumulation steps {}, sequence length {}, total steps {} (warmup {}): {} tokens per step",
-                  training.local_batch_size, global, global / microbatch, training.seq_len, training.steps,
+                  training.local_batch_size, global, microbatches, training.seq_len, training.steps,
                   warmup_of(config), global * training.seq_len),
       fmt::format("Precision: {}; activation checkpointing {}; ema {}", precision_of(training),
                   checkpointing_of(config.activation_checkpoint),
