@@ -2,9 +2,9 @@
 
 #include <charconv>
 #include <cstdint>
-#include <cstdlib>
 
 #include "base/error.h"
+#include "base/process.h"
 
 namespace hyperion::parallel {
 namespace {
@@ -183,10 +183,7 @@ Environment read_environment(const EnvironmentLookup& lookup) {
 }
 
 Environment read_environment() {
-  return read_environment([](const std::string& name) -> std::optional<std::string> {
-    const char* value = std::getenv(name.c_str());
-    return value ? std::optional<std::string>(value) : std::nullopt;
-  });
+  return read_environment(environment_variable);
 }
 
 std::vector<std::string> expand_node_list(std::string_view list) {

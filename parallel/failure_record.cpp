@@ -13,6 +13,7 @@
 
 #include "base/files.h"
 #include "base/printable.h"
+#include "base/process.h"
 #include "base/terminal.h"
 #include "parallel/phase.h"
 
@@ -30,12 +31,6 @@ struct Own {
 Own& own() {
   static Own* instance = new Own;  // never destroyed: a watchdog thread may fail while the process ends
   return *instance;
-}
-
-std::string host_name() {
-  char name[256] = "";
-  ::gethostname(name, sizeof name - 1);
-  return name;
 }
 
 // A failure to report must not hide the failure itself, so nothing is thrown.

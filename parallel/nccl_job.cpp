@@ -15,6 +15,7 @@
 
 #include "base/log.h"
 #include "base/printable.h"
+#include "base/process.h"
 #include "base/resources.h"
 #include "parallel/failure_record.h"
 #include "parallel/peer_watch.h"
@@ -170,12 +171,7 @@ void require_consistent_variables() {
       interfaces.insert(entry->if_name);
     ::if_freenameindex(list);
   }
-  const VariableProblems problems = contradicting_variables(
-      [](const std::string& name) {
-        const char* value = std::getenv(name.c_str());
-        return value == nullptr ? std::nullopt : std::optional<std::string>(value);
-      },
-      interfaces);
+  const VariableProblems problems = contradicting_variables(environment_variable, interfaces);
   for (const std::string& warning : problems.warned) log_warning("{}", warning);
   if (!problems.refused.empty()) throw_config("{}", fmt::join(problems.refused, "\n"));
 }

@@ -20,6 +20,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/process.h"
 #include "base/rank_list.h"
 #include "parallel/failure_record.h"
 #include "parallel/phase.h"
@@ -40,12 +41,6 @@ Descriptor make_own_file() {
   Descriptor file(::memfd_create("hyperion-rank", MFD_CLOEXEC));
   if (!file || ::flock(file.get(), LOCK_EX | LOCK_NB) != 0) return {};
   return file;
-}
-
-std::string host_name() {
-  char name[256] = "";
-  ::gethostname(name, sizeof name - 1);
-  return name;
 }
 
 ino_t inode_of(int fd) {

@@ -20,6 +20,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/printable.h"
+#include "base/process.h"
 
 namespace hyperion::checkpoint {
 namespace fs = std::filesystem;
@@ -27,11 +28,6 @@ namespace {
 
 constexpr const char* kLockFile = ".lock";
 constexpr size_t kMaxLockBytes = 4096;
-
-std::string host_name() {
-  char name[256] = {};
-  return ::gethostname(name, sizeof name - 1) == 0 ? name : "unknown host";
-}
 
 // Field 22 of /proc/PID/stat; 0 when there is no such process. The second field is a name in parentheses,
 // which may hold anything.

@@ -2,10 +2,10 @@
 
 #include <fmt/chrono.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include "base/error.h"
 #include "base/files.h"
+#include "base/process.h"
 #include "base/shell.h"
 
 namespace hyperion::trainer {
@@ -32,8 +32,6 @@ std::string source_commit() {
 std::filesystem::path write_run_record(const std::filesystem::path& dump_folder, const RunRecord& record) {
   const std::tm start = fmt::localtime(record.start_time);
   const auto folder = new_folder(dump_folder / "runs", fmt::format("{:%Y%m%d-%H%M%S}", start));
-  char host[256] = "unknown";
-  ::gethostname(host, sizeof host - 1);
   std::error_code ignored;
   write_file_atomic(folder / "config.toml", record.resolved_toml);
   write_file_atomic(
@@ -44,8 +42,8 @@ std::filesystem::path write_run_record(const std::filesystem::path& dump_folder,
                   "start:   {:%Y-%m-%dT%H:%M:%S%z}\n"
                   "ranks:   {}\n"
                   "commit:  {}\n\n{}\n",
-                  shell_command(record.command), std::filesystem::current_path(ignored).string(), host, start,
-                  record.world_size, source_commit(), record.versions));
+                  shell_command(record.command), std::filesystem::current_path(ignored).string(), host_name(),
+                  start, record.world_size, source_commit(), record.versions));
   return folder;
 }
 

@@ -15,6 +15,7 @@
 #include "base/files.h"
 #include "base/log.h"
 #include "base/printable.h"
+#include "base/process.h"
 
 namespace hyperion::trainer {
 namespace {
@@ -74,12 +75,6 @@ std::string summary_event(double wall_time, int64_t step, const std::string& val
   append_integer(event, 2, step);
   append_bytes(event, 5, summary);
   return event;
-}
-
-std::string host_name() {
-  char name[256] = "localhost";
-  ::gethostname(name, sizeof name - 1);
-  return name;
 }
 
 }  // namespace

@@ -12,17 +12,13 @@
 #include "base/failpoint.h"
 #include "base/files.h"
 #include "base/log.h"
+#include "base/process.h"
 #include "trainer/config/entries.h"
 #include "trainer/config/validate.h"
 #include "trainer/runtime/version.h"
 
 namespace hyperion::trainer {
 namespace {
-
-std::optional<std::string> variable(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? std::nullopt : std::optional<std::string>(value);
-}
 
 // What must be the same on every rank of a job.
 parallel::Fingerprint job_identity(const JobConfig& config) {
@@ -39,7 +35,7 @@ bool is_dry_run(const JobConfig& config) {
 
 parallel::Environment job_environment(const JobConfig& config) {
   if (!is_dry_run(config)) return parallel::read_environment();
-  const std::string ranks = variable("NGPU").value_or("1");
+  const std::string ranks = environment_variable("NGPU").value_or("1");
   char* end = nullptr;
   const long count = std::strtol(ranks.c_str(), &end, 10);
   if (end == ranks.c_str() || *end != '\0' || count < 1 || count > 1'000'000)
@@ -86,7 +82,8 @@ Runtime start_runtime(const ResolvedConfig& resolved, const models::ModelArgs& m
                          config.comm.save_traces_file_prefix;
   // cuBLAS is deterministic only with a workspace of fixed size, which it reads from here when it starts.
   if (config.debug.deterministic) ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
-  if (choose_device(variable("HYPERION_DEVICE"), probe_driver(), load_device_library) == DeviceKind::kCuda) {
+  if (choose_device(environment_variable("HYPERION_DEVICE"), probe_driver(), load_device_library) ==
+      DeviceKind::kCuda) {
     const int index = environment.local_rank % device_library().device_count();
     device_library().set_device(index);
     runtime.device = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(index));
