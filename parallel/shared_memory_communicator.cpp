@@ -70,8 +70,8 @@ struct Operation {
   int64_t step = 1;    // elements per message
   size_t payload = 0;  // bytes of a message at most
   uint32_t written = 0, read = 0;
-  std::function<void(std::byte* to, int64_t begin, int64_t length)> write;
-  std::function<void(const Rows& from, int64_t begin, int64_t length)> read_from;
+  std::function<void(std::byte* to, int64_t begin, int64_t length)> write = [](auto...) {};
+  std::function<void(const Rows& from, int64_t begin, int64_t length)> read_from = [](auto...) {};
   at::Tensor out, in;  // kept alive
 
   uint32_t messages() const { return static_cast<uint32_t>(std::max<int64_t>(1, (count + step - 1) / step)); }
@@ -111,9 +111,6 @@ class SharedMemoryCommunicator : public Communicator {
     const size_t width = in.element_size();
     auto* to = static_cast<std::byte*>(out.data_ptr());
     const auto* from = static_cast<const std::byte*>(in.data_ptr());
-    operation->write = [=](std::byte* message, int64_t begin, int64_t length) {
-      std::memcpy(message, from + begin * width, length * width);
-    };
     operation->read_from = [=, this, count = in.numel()](const Rows& rows, int64_t begin, int64_t length) {
       for (int r = 0; r < size(); ++r) {
         std::byte* slot = to + (r * count + begin) * width;
@@ -153,9 +150,6 @@ class SharedMemoryCommunicator : public Communicator {
     auto operation = make_operation(tensor, tensor, tensor.numel(), 1);
     const size_t width = tensor.element_size();
     auto* data = static_cast<std::byte*>(tensor.data_ptr());
-    operation->write = [=](std::byte* message, int64_t begin, int64_t length) {
-      std::memcpy(message, data + begin * width, length * width);
-    };
     operation->read_from = [=, dtype = tensor.scalar_type()](const Rows& rows, int64_t begin,
                                                              int64_t length) {
       reduce_rows(dtype, data + begin * width, rows, length, max);
@@ -163,37 +157,25 @@ class SharedMemoryCommunicator : public Communicator {
     return enqueue(std::move(operation));
   }
 
-  Finish do_barrier() override {
-    auto operation = std::make_shared<Operation>();
-    operation->write = [](std::byte*, int64_t, int64_t) {};
-    operation->read_from = [](const Rows&, int64_t, int64_t) {};
-    return enqueue(std::move(operation));
-  }
+  Finish do_barrier() override { return enqueue(std::make_shared<Operation>()); }
 
   // Rank 0 reads what all have written.
   Finish do_gather(const at::Tensor& out, const at::Tensor& in) override {
     if (rank() == 0) return do_all_gather(out, in);
-    auto operation = make_operation(in, in, in.numel(), 1);
-    const auto* from = static_cast<const std::byte*>(in.data_ptr());
-    operation->write = [=](std::byte* message, int64_t begin, int64_t length) {
-      std::memcpy(message, from + begin, length);
-    };
-    operation->read_from = [](const Rows&, int64_t, int64_t) {};
-    return enqueue(std::move(operation));
+    return enqueue(make_operation(in, in, in.numel(), 1));
   }
 
   // All read what rank 0 has written; the messages of the others are empty.
   Finish do_broadcast(const at::Tensor& tensor) override {
     auto operation = make_operation(tensor, tensor, tensor.numel(), 1);
-    const bool first = rank() == 0;
-    if (!first) operation->payload = 0;
-    auto* data = static_cast<std::byte*>(tensor.data_ptr());
-    operation->write = [=](std::byte* message, int64_t begin, int64_t length) {
-      if (first) std::memcpy(message, data + begin, length);
-    };
-    operation->read_from = [=](const Rows& rows, int64_t begin, int64_t length) {
-      if (!first) std::memcpy(data + begin, rows[0], length);
-    };
+    if (rank() != 0) {
+      operation->payload = 0;
+      operation->write = [](auto...) {};
+      operation->read_from = [to = static_cast<std::byte*>(tensor.data_ptr())](
+                                 const Rows& rows, int64_t begin, int64_t length) {
+        std::memcpy(to + begin, rows[0], length);
+      };
+    }
     return enqueue(std::move(operation));
   }
 
@@ -227,6 +209,7 @@ class SharedMemoryCommunicator : public Communicator {
     return reinterpret_cast<MailboxMemory*>(segment.extra())[index];
   }
 
+  // One whose messages are what this rank has in `in`, and that reads nothing.
   static std::shared_ptr<Operation> make_operation(const at::Tensor& out, const at::Tensor& in, int64_t count,
                                                    int rows) {
     auto operation = std::make_shared<Operation>();
@@ -237,6 +220,10 @@ class SharedMemoryCommunicator : public Communicator {
     operation->payload = static_cast<size_t>(operation->step * bytes);
     operation->out = out;
     operation->in = in;
+    operation->write = [from = static_cast<const std::byte*>(in.const_data_ptr()), width = in.element_size()](
+                           std::byte* message, int64_t begin, int64_t length) {
+      std::memcpy(message, from + begin * width, length * width);
+    };
     return operation;
   }
 
