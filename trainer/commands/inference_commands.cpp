@@ -73,7 +73,7 @@ ExitCode generate_command(const CommandLine::Generate& options, const ModelSourc
   const DataSetup data = matching_tokenizer(options, source);
   const InferenceEngine engine = make_engine(options, source);
   print_outside_text(options.prompt);
-  generate_text(engine, *data.tokenizer, options.prompt, options.sampling, /*print=*/true);
+  print_generated(engine, *data.tokenizer, options.prompt, options.sampling);
   return ExitCode::kOk;
 }
 

@@ -79,30 +79,27 @@ int64_t sample(std::span<const float> logits, const SamplingOptions& options, in
   return order[std::min(static_cast<size_t>(chosen), order.size() - 1)];
 }
 
-Generation generate(const InferenceEngine& engine, std::span<const int64_t> prompt,
-                    std::optional<int64_t> eos, const SamplingOptions& options,
-                    const std::function<void(int64_t)>& each) {
+std::vector<int64_t> generate(const InferenceEngine& engine, std::span<const int64_t> prompt,
+                              std::optional<int64_t> eos, const SamplingOptions& options,
+                              const std::function<void(int64_t)>& each) {
   if (prompt.empty()) throw_bug("generate() needs a token to begin with");
   std::vector<int64_t> tokens(prompt.begin(), prompt.end());
-  Generation result;
+  std::vector<int64_t> made;
   const int64_t limit = engine.args().max_seq_len - static_cast<int64_t>(tokens.size());
   for (int64_t n = 0; n < std::min(options.max_tokens, limit); ++n) {
     const at::Tensor logits = engine.next_logits(tokens);
     const int64_t token =
         sample({logits.const_data_ptr<float>(), static_cast<size_t>(logits.numel())}, options, n);
-    if (eos && token == *eos) {
-      result.ended = true;
-      break;
-    }
+    if (eos && token == *eos) break;
     tokens.push_back(token);
-    result.tokens.push_back(token);
+    made.push_back(token);
     if (each) each(token);
   }
-  return result;
+  return made;
 }
 
-std::string generate_text(const InferenceEngine& engine, const Tokenizer& tokenizer,
-                          const std::string& prompt, const SamplingOptions& options, bool print) {
+void print_generated(const InferenceEngine& engine, const Tokenizer& tokenizer, const std::string& prompt,
+                     const SamplingOptions& options) {
   const std::vector<int32_t> ids = tokenizer.encode(prompt, /*add_bos=*/true, /*add_eos=*/false);
   if (ids.empty()) throw_config("--prompt is empty, and the tokenizer names no BOS to begin with");
   const auto length = static_cast<int64_t>(ids.size());
@@ -114,12 +111,9 @@ std::string generate_text(const InferenceEngine& engine, const Tokenizer& tokeni
         "the tokenizer's id {} is beyond the model's vocabulary of {}: name the model's own tokenizer",
         largest, engine.args().vocab_size);
   Printer printer(tokenizer);
-  const Generation made = generate(engine, std::vector<int64_t>(ids.begin(), ids.end()), tokenizer.eos_id(),
-                                   options, [&](int64_t token) {
-                                     if (print) printer.add(token);
-                                   });
-  if (print) printer.finish();
-  return tokenizer.decode(std::vector<int32_t>(made.tokens.begin(), made.tokens.end()));
+  generate(engine, std::vector<int64_t>(ids.begin(), ids.end()), tokenizer.eos_id(), options,
+           [&](int64_t token) { printer.add(token); });
+  printer.finish();
 }
 
 }  // namespace hyperion::trainer

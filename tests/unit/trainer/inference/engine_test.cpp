@@ -90,11 +90,10 @@ TEST_CASE("the logits of the last token are those of the whole sequence") {
 
 TEST_CASE("greedy generation takes the likeliest token each time") {
   const InferenceEngine model = engine();
-  const Generation made = generate(model, prompt(4), std::nullopt, {.max_tokens = 6});
-  REQUIRE(made.tokens.size() == 6);
-  CHECK_FALSE(made.ended);
+  const std::vector<int64_t> made = generate(model, prompt(4), std::nullopt, {.max_tokens = 6});
+  REQUIRE(made.size() == 6);
   std::vector<int64_t> tokens = prompt(4);
-  for (const int64_t token : made.tokens) {
+  for (const int64_t token : made) {
     CHECK(token == model.next_logits(tokens).argmax().item<int64_t>());
     tokens.push_back(token);
   }
@@ -102,18 +101,17 @@ TEST_CASE("greedy generation takes the likeliest token each time") {
 
 TEST_CASE("generation ends at EOS and at the model's last position") {
   const InferenceEngine model = engine();
-  const Generation free = generate(model, prompt(4), std::nullopt, {.max_tokens = 100});
-  CHECK(free.tokens.size() == 20);  // of 24 positions
-  const int64_t eos = free.tokens[2];
-  const Generation ended = generate(model, prompt(4), eos, {.max_tokens = 100});
-  CHECK(ended.ended);
-  CHECK(ended.tokens.size() <= 2);
-  for (const int64_t token : ended.tokens) CHECK(token != eos);
+  const std::vector<int64_t> free = generate(model, prompt(4), std::nullopt, {.max_tokens = 100});
+  CHECK(free.size() == 20);  // of 24 positions
+  const int64_t eos = free[2];
+  const std::vector<int64_t> ended = generate(model, prompt(4), eos, {.max_tokens = 100});
+  CHECK(ended.size() <= 2);
+  for (const int64_t token : ended) CHECK(token != eos);
 }
 
 TEST_CASE("draws follow the seed and stay among the k likeliest") {
   const InferenceEngine model = engine();
-  const auto draw = [&](SamplingOptions options) { return generate(model, prompt(4), {}, options).tokens; };
+  const auto draw = [&](SamplingOptions options) { return generate(model, prompt(4), {}, options); };
   const SamplingOptions hot = {.max_tokens = 12, .temperature = 1.5, .seed = 5};
   CHECK(draw(hot) == draw(hot));
   CHECK(draw(hot) != draw({.max_tokens = 12, .temperature = 1.5, .seed = 6}));
