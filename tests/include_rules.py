@@ -25,7 +25,7 @@ RULES = {
     "checkpoint/tools": ("base", *CHECKPOINT),
     "trainer/config": ("base", "checkpoint/types", "models/flavors"),
     "trainer/data": ("base",),
-    "trainer/metrics": ("base", "trainer/config"),
+    "trainer/metrics": ("base", "models/flavors", "trainer/config"),
     "trainer/report": ("base",),
     "trainer/optim": ("base", "base/device", "models", "parallel", "trainer/config"),
     "trainer/hugging_face": ("base", "models/flavors", "trainer/config", "trainer/data"),

@@ -7,13 +7,14 @@
 namespace hyperion::trainer {
 namespace {
 
-double matmul_flops(double parameters) {
-  return 6.0 * parameters;
+double matmul_flops(int64_t parameters) {
+  return 6.0 * static_cast<double>(parameters);
 }
 
 // Scores and value aggregation: 2 matmuls forward, 4 backward, 2 FLOPs per multiply-add.
-double attention_flops(const FlopDimensions& d) {
-  return 6.0 * static_cast<double>(d.layers * d.heads) * static_cast<double>(2 * d.head_dim * d.seq_len);
+double attention_flops(const models::ModelArgs& model, int64_t seq_len) {
+  return 6.0 * static_cast<double>(model.n_layers * model.n_heads) *
+         static_cast<double>(2 * model.head_dim * seq_len);
 }
 
 struct PeakRow {
@@ -35,13 +36,14 @@ constexpr double kA100 = 312e12;
 
 }  // namespace
 
-double flops_per_token_square(const FlopDimensions& d) {
-  return matmul_flops(static_cast<double>(d.parameters - d.embedding_parameters)) + attention_flops(d);
+double flops_per_token_square(const models::ModelArgs& model, int64_t seq_len) {
+  const int64_t parameters = models::count_parameters(model).total;
+  return matmul_flops(parameters - model.vocab_size * model.dim) + attention_flops(model, seq_len);
 }
 
-double flops_per_token_causal(const FlopDimensions& d) {
-  const int64_t in_matmuls = d.tied_head ? d.parameters : d.parameters - d.embedding_parameters;
-  return matmul_flops(static_cast<double>(in_matmuls)) + attention_flops(d) / 2;
+double flops_per_token_causal(const models::ModelArgs& model, int64_t seq_len) {
+  const models::ParameterCounts parameters = models::count_parameters(model);
+  return matmul_flops(parameters.total - parameters.embedding) + attention_flops(model, seq_len) / 2;
 }
 
 PeakFlops gpu_peak_flops(std::string_view device_name) {

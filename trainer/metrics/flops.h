@@ -4,26 +4,17 @@
 #include <cstdint>
 #include <string_view>
 
-namespace hyperion::trainer {
+#include "models/flavors/model_args.h"
 
-// The dimensions of a dense transformer that its FLOPs depend on.
-struct FlopDimensions {
-  int64_t parameters = 0;            // all of them, a tied table counted once
-  int64_t embedding_parameters = 0;  // the input table, vocab * dim
-  bool tied_head = false;            // the table is also the output matrix
-  int64_t layers = 0;
-  int64_t heads = 0;     // query heads
-  int64_t head_dim = 0;  // of q, k and v alike
-  int64_t seq_len = 0;
-};
+namespace hyperion::trainer {
 
 // Forward and backward FLOPs of one token, without recomputation.
 // Square: torchtitan's formula, 6 * (N - N_embed) + 6 * L * H * (2 * head_dim) * S. Attention is charged for
 // all S * S pairs, and a tied head's matmul is left out, as there. Behind `tflops` and `mfu(%)`.
-double flops_per_token_square(const FlopDimensions& dimensions);
+double flops_per_token_square(const models::ModelArgs& model, int64_t seq_len);
 // Causal: what a causal model needs: half the attention pairs, and a tied head's matmul counted. Behind
 // `mfu_causal(%)`.
-double flops_per_token_causal(const FlopDimensions& dimensions);
+double flops_per_token_causal(const models::ModelArgs& model, int64_t seq_len);
 
 struct PeakFlops {
   double flops = 0;   // dense bf16 FLOP/s

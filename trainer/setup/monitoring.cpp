@@ -90,16 +90,6 @@ RunStart start_run(const RunDescription& run) {
   return {static_cast<std::time_t>(std::stoll(text)), text.substr(text.find(' ') + 1)};
 }
 
-FlopDimensions flop_dimensions(const models::ModelArgs& model, int64_t seq_len) {
-  return {.parameters = models::count_parameters(model).total,
-          .embedding_parameters = model.vocab_size * model.dim,
-          .tied_head = model.tied,
-          .layers = model.n_layers,
-          .heads = model.n_heads,
-          .head_dim = model.head_dim,
-          .seq_len = seq_len};
-}
-
 // Measured on the rank that prints it.
 void warn_of_slow_tokenizer(const RunDescription& run) {
   constexpr double kUtilisation = 0.4;  // of the peak: what a well-tuned training reaches
@@ -107,8 +97,7 @@ void warn_of_slow_tokenizer(const RunDescription& run) {
   if (!runtime.device.is_cuda() || !rank_prints(runtime.rank())) return;
   const std::vector<std::string> documents = sample_of_text(run.config);
   if (documents.empty()) return;
-  const double flops_per_token =
-      flops_per_token_causal(flop_dimensions(run.job.model, run.config.training.seq_len));
+  const double flops_per_token = flops_per_token_causal(run.job.model, run.config.training.seq_len);
   const int batch_degree = runtime.mesh->degree(parallel::MeshDim::kBatch);
   const double flops = gpu_peak_flops(runtime.device_name).flops * runtime.world_size() / batch_degree;
   const auto advice = text_rate_advice(tokenizer_rate(*run.job.data.tokenizer, documents),
@@ -147,7 +136,6 @@ std::unique_ptr<MetricsLogger> make_metrics(const RunDescription& run, int64_t s
   const auto memory = std::make_shared<MemoryMonitor>(runtime.device.is_cuda() ? runtime.device.index()
                                                                                : MemoryMonitor::kCpu);
   const models::ParameterCounts counts = models::count_parameters(model);
-  const FlopDimensions dimensions = flop_dimensions(model, run.config.training.seq_len);
   JobConfig::Metrics options = run.config.metrics;
   const bool dry_run = is_dry_run(run.config);
   if (dry_run) options.enable_tensorboard = options.enable_jsonl = false;
@@ -161,8 +149,8 @@ std::unique_ptr<MetricsLogger> make_metrics(const RunDescription& run, int64_t s
       .rank = runtime.rank(),
       .prints = rank_prints(runtime.rank()),
       .non_data_parallel_size = runtime.world_size() / runtime.mesh->degree(parallel::MeshDim::kBatch),
-      .flops_per_token_square = flops_per_token_square(dimensions),
-      .flops_per_token_causal = flops_per_token_causal(dimensions)};
+      .flops_per_token_square = flops_per_token_square(model, run.config.training.seq_len),
+      .flops_per_token_causal = flops_per_token_causal(model, run.config.training.seq_len)};
   MetricsSources sources;
   sources.take_peak_memory = [memory] { return memory->take_peak(); };
   if (measured.prints || rank_writes_metrics(options, measured.rank))

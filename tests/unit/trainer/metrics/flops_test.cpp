@@ -2,37 +2,32 @@
 
 #include <catch2/catch.hpp>
 
+#include "models/flavors/registry.h"
+
 namespace hyperion::trainer {
-namespace {
-
-FlopDimensions llama(int64_t parameters, int64_t vocab, int64_t dim, int64_t layers, int64_t heads,
-                     int64_t seq_len) {
-  return {parameters, vocab * dim, false, layers, heads, dim / heads, seq_len};
-}
-
-}  // namespace
 
 // The figures that torchtitan v0.2.2 computes for its own flavours.
 TEST_CASE("FLOPs a token of the llama3 flavours equal those of torchtitan") {
-  const auto debug = [](int64_t seq) { return llama(6163712, 2048, 256, 6, 16, seq); };
-  const auto b8 = [](int64_t seq) { return llama(8030261248, 128256, 4096, 32, 32, seq); };
-  const auto b70 = [](int64_t seq) { return llama(70553706496, 128256, 8192, 80, 64, seq); };
-  const auto b405 = [](int64_t seq) { return llama(405853388800, 128256, 16384, 126, 128, seq); };
-  CHECK(flops_per_token_square(debug(2048)) == 71585280.0);
-  CHECK(flops_per_token_square(debug(8192)) == 184831488.0);
-  CHECK(flops_per_token_square(b8(2048)) == 48250773504.0);
-  CHECK(flops_per_token_square(b8(8192)) == 57914449920.0);
-  CHECK(flops_per_token_square(b70(2048)) == 433124327424.0);
-  CHECK(flops_per_token_square(b70(8192)) == 481442709504.0);
-  CHECK(flops_per_token_square(b405(2048)) == 2473246556160.0);
-  CHECK(flops_per_token_square(b405(8192)) == 2625449459712.0);
-  CHECK(flops_per_token_causal(b8(8192)) == Approx(51.47e9).epsilon(1e-3));
+  const models::ModelArgs debug = models::model_args("llama3", "debugmodel");
+  const models::ModelArgs b8 = models::model_args("llama3", "8B");
+  const models::ModelArgs b70 = models::model_args("llama3", "70B");
+  const models::ModelArgs b405 = models::model_args("llama3", "405B");
+  CHECK(flops_per_token_square(debug, 2048) == 71585280.0);
+  CHECK(flops_per_token_square(debug, 8192) == 184831488.0);
+  CHECK(flops_per_token_square(b8, 2048) == 48250773504.0);
+  CHECK(flops_per_token_square(b8, 8192) == 57914449920.0);
+  CHECK(flops_per_token_square(b70, 2048) == 433124327424.0);
+  CHECK(flops_per_token_square(b70, 8192) == 481442709504.0);
+  CHECK(flops_per_token_square(b405, 2048) == 2473246556160.0);
+  CHECK(flops_per_token_square(b405, 8192) == 2625449459712.0);
+  CHECK(flops_per_token_causal(b8, 8192) == Approx(51.47e9).epsilon(1e-3));
 }
 
 TEST_CASE("The causal count of a tied model includes the matmul of its head") {
-  FlopDimensions tied = {1100, 100, true, 1, 1, 0, 0};
-  CHECK(flops_per_token_square(tied) == 6000.0);
-  CHECK(flops_per_token_causal(tied) == 6600.0);
+  models::ModelArgs tied = models::model_args("llama3", "debugmodel");
+  tied.tied = true;
+  const double head = 6.0 * 2048 * 256;
+  CHECK(flops_per_token_causal(tied, 0) == flops_per_token_square(tied, 0) + head);
 }
 
 TEST_CASE("Peak FLOPs are found by the driver's device names whatever their case") {
