@@ -111,8 +111,7 @@ WeightMap read_weight_map(const fs::path& path) {
   WeightMap map;
   for (const auto& [name, file] : index["weight_map"].items()) {
     const std::string text = file.is_string() ? file.get<std::string>() : "";
-    if (text.empty() || text == "." || text == ".." || text.size() > 255 ||
-        text.find_first_of(std::string_view("/\0", 2)) != text.npos)
+    if (!is_plain_name(text))
       throw_data("{}: weight_map[\"{:.100}\"] is {:.100}, expected the name of a file in the same folder",
                  path.string(), name, file.dump());
     map.emplace(name, text);
