@@ -167,6 +167,8 @@ struct ColumnFunction : Function<ColumnFunction> {
     for (size_t i = 0; i < products.size(); ++i)
       weights.push_back(products[i]->weight_gradient(operands[i], x));
     if (whole) weights = split_by_layers(weights[0], layers, 0);
+    for (size_t i = 0; i < layers.size(); ++i)
+      weights[i] = returned_gradient(*layers[i], std::move(weights[i]));
     if (scattered) grad_x = scattered->wait();
     std::vector<int64_t> shape(grads[0].sizes().begin(), grads[0].sizes().end());
     if (ranks != nullptr) shape.erase(shape.begin());

@@ -124,6 +124,12 @@ Tensor told_amaxes(AutogradContext* context, size_t many, const Tensor& x) {
   return at::empty({static_cast<int64_t>(many)}, x.options().dtype(at::kFloat));
 }
 
+Tensor returned_gradient(const Linear& layer, Tensor gradient) {
+  if (gradient.scalar_type() == layer.weight()->weight.scalar_type()) return gradient;
+  layer.accumulate(gradient);
+  return {};
+}
+
 bool reads_amaxes(const std::vector<const Linear*>& layers, const Tensor& x) {
   const float8::LinearMatmuls* float8 = layers.front()->float8();
   return beside_fused_kernels(layers, x) && float8 != nullptr && float8->reads_amax() &&

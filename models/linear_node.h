@@ -66,4 +66,8 @@ std::optional<Linear> packed(const std::vector<const Linear*>& layers);
 // reads its numbers.
 at::Tensor told_amaxes(torch::autograd::AutogradContext* context, size_t many, const at::Tensor& x);
 
+// A weight's gradient as a node returns it to autograd: undefined where it was added to .grad() here, because
+// autograd would round it to the weight's dtype.
+at::Tensor returned_gradient(const Linear& layer, at::Tensor gradient);
+
 }  // namespace hyperion::models

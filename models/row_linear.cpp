@@ -80,7 +80,7 @@ struct RowFunction : Function<RowFunction> {
     }
     return {grad_x,
             context->saved_data["residual"].toBool() ? grads[0] : Tensor(),
-            layer.weight_gradient(gathered->wait(), rows),
+            returned_gradient(layer, layer.weight_gradient(gathered->wait(), rows)),
             Tensor(),
             Tensor(),
             Tensor(),
