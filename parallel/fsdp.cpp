@@ -310,10 +310,15 @@ std::vector<at::Tensor> ShardGroup::take_gradients() {
     return lies_as_it_is_sent(parameters_[i]->parameter().weight.grad(), *parameters_[i],
                               context_.shard().size(), context_.options());
   };
+  const auto dtype = [&](size_t i) {  // one kernel packs those of one dtype
+    const at::Tensor& grad = parameters_[i]->parameter().weight.grad();
+    return grad.defined() ? grad.scalar_type() : context_.options().compute_dtype;
+  };
   std::vector<at::Tensor> sent;
   for (size_t first = 0; first < parameters_.size();) {
     size_t last = first;
-    while (last < parameters_.size() && !direct(last)) ++last;
+    while (last < parameters_.size() && !direct(last) && (last == first || dtype(last) == dtype(last - 1)))
+      ++last;
     if (last > first)
       sent.push_back(pack_gradients(first, last));
     else
