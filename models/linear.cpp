@@ -1,6 +1,7 @@
 #include "models/linear.h"
 
 #include "models/float8/linear_matmuls.h"
+#include "models/kernels/fused.h"
 #include "models/kernels/matmul.h"
 
 namespace hyperion::models {
@@ -23,7 +24,24 @@ void Linear::prepare_gradient(Operand& grad) const {
 }
 
 at::Tensor Linear::weight_gradient(Operand& grad, Operand& x) const {
-  return float8_ ? float8_->weight_gradient(grad, x) : kernels::matmul(grad.values.t(), x.values);
+  const at::ScalarType dtype = weight_->gradient_dtype.value_or(grad.dtype);
+  return float8_ ? float8_->weight_gradient(grad, x, dtype)
+                 : kernels::matmul(grad.values.t(), x.values, dtype);
+}
+
+void Linear::add_weight_gradient(at::Tensor& sum, const Operand& grad, const Operand& x) const {
+  if (sum.defined())
+    kernels::add_matmul(sum, grad.values.t(), x.values);
+  else
+    sum = kernels::matmul(grad.values.t(), x.values, kernels::opmath_dtype(x.values));
+}
+
+void Linear::accumulate(const at::Tensor& weight_gradient) const {
+  at::Tensor& slot = weight_->weight.mutable_grad();
+  if (slot.defined())
+    slot.add_(weight_gradient);
+  else
+    slot = weight_gradient;
 }
 
 }  // namespace hyperion::models

@@ -35,9 +35,16 @@ class Linear {
 
   // The products of forward and backward with this rank's part of the weight, without autograd: x [m, in],
   // grad [m, out].
-  at::Tensor output(Operand& x) const;                          // x times weight transposed -> [m, out]
-  at::Tensor input_gradient(Operand& grad) const;               // grad times weight -> [m, in]
-  at::Tensor weight_gradient(Operand& grad, Operand& x) const;  // grad transposed times x -> [out, in]
+  at::Tensor output(Operand& x) const;             // x times weight transposed -> [m, out]
+  at::Tensor input_gradient(Operand& grad) const;  // grad times weight -> [m, in]
+  // grad transposed times x -> [out, in], in Parameter::gradient_dtype where the product can leave it so,
+  // else in the compute dtype
+  at::Tensor weight_gradient(Operand& grad, Operand& x) const;
+  // Adds the gradient of some rows of a product to `sum`, [out, in] in fp32 (fp64 for fp64), which the first
+  // call makes. Not where rows are coupled.
+  void add_weight_gradient(at::Tensor& sum, const Operand& grad, const Operand& x) const;
+  // Adds it to the weight's .grad(), in whatever dtype it is.
+  void accumulate(const at::Tensor& weight_gradient) const;
 
   // Before output() or input_gradient() of parts of an operand: casts what they read of it.
   void prepare_input(Operand& x) const;

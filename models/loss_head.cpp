@@ -18,14 +18,6 @@
 namespace hyperion::models {
 namespace {
 
-void accumulate_grad(const at::Tensor& weight, const at::Tensor& grad) {
-  at::Tensor& slot = weight.mutable_grad();
-  if (slot.defined())
-    slot.add_(grad);
-  else
-    slot = grad;
-}
-
 // The columns of this rank's logits.
 kernels::VocabPart vocab_part(const Parameter& weight) {
   return {box_of(weight.shape, weight.cuts).offset[0], weight.shape[0]};
@@ -188,7 +180,7 @@ LossHead::LossAndGrad LossHead::loss_and_grad(const at::Tensor& x, const at::Ten
     return ops::rms_norm(leaf, norm_->weight, norm_eps_);
   }();
   at::NoGradGuard no_grad;
-  const at::Tensor& weight = output_.weight()->weight;
+  const Parameter& weight = *output_.weight();
   Rows rows(normed, labels, output_);
   rows.operand.makes_columns = true;
   at::Tensor grad_h = at::empty({rows.count, x.size(-1)}, x.options());
@@ -200,15 +192,13 @@ LossHead::LossAndGrad LossHead::loss_and_grad(const at::Tensor& x, const at::Ten
     grad_h.narrow(0, chunk.first, chunk.count).copy_(output_.input_gradient(grad));
     if (output_.ranks() != nullptr && chunk.first + chunk.count == rows.count)
       scattered.emplace(grad_h, *output_.ranks());
-    const at::Tensor part = output_.weight_gradient(grad, chunk.rows);
     if (chunk.count == rows.count)
-      grad_weight = part;
-    else if (!grad_weight.defined())
-      grad_weight = part.to(kernels::opmath_dtype(x));
+      grad_weight = output_.weight_gradient(grad, chunk.rows);
     else
-      grad_weight.add_(part);
+      output_.add_weight_gradient(grad_weight, grad, chunk.rows);
   });
-  accumulate_grad(weight, grad_weight.to(weight.scalar_type()));
+  const bool takes_sum = weight.gradient_dtype == grad_weight.scalar_type();
+  output_.accumulate(takes_sum ? grad_weight : grad_weight.to(weight.weight.scalar_type()));
   torch::autograd::backward({normed}, {(scattered ? scattered->wait() : grad_h).view(x.sizes())});
   return {loss, leaf.grad()};
 }

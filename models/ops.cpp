@@ -64,18 +64,20 @@ struct AddRmsNormFunction : Function<AddRmsNormFunction> {
     context->saved_data["readers"] = readers;
     context->saved_data["finds_amax"] = gradient_amax.has_value();
     variable_list results;
+    const Tensor amax = wants_amax ? new_amaxes(1, x) : Tensor();
     if (!residual) {
-      auto [output, rstd] = kernels::rms_norm_forward(x, weight, eps);
+      auto [output, rstd] = kernels::rms_norm_forward(x, weight, eps, amax);
       context->save_for_backward({x, weight, rstd});
       results = {x, output};
     } else {
       context->saved_data["shape"] = x.sizes();
-      const Tensor amax = wants_amax ? new_amaxes(1, x) : Tensor();
       auto [sum, output, rstd] = kernels::add_rms_norm_forward(x, *residual, weight, eps, amax);
       context->save_for_backward({sum, weight, rstd});
       results = {sum, output};
-      if (wants_amax) context->mark_non_differentiable({amax});
-      if (wants_amax) results.push_back(amax);
+    }
+    if (wants_amax) {
+      context->mark_non_differentiable({amax});
+      results.push_back(amax);
     }
     const at::AutoDispatchBelowADInplaceOrView below_autograd;  // each reader's is a result of its own
     for (int64_t reader = 1; reader < readers; ++reader)
@@ -101,10 +103,9 @@ struct AddRmsNormFunction : Function<AddRmsNormFunction> {
             kernels::rms_norm_backward(kernels::sum_of_terms(terms[0], more), saved[0], saved[1], saved[2]);
       }
     }
-    if (!context->saved_data["adds"].toBool() || !grad_x.defined())
-      return {grad_x, Tensor(), grad_weight, Tensor(), Tensor(), Tensor(), Tensor()};
-    return {grad_x.view(context->saved_data["shape"].toIntVector()),
-            grad_x,
+    const bool adds = context->saved_data["adds"].toBool() && grad_x.defined();
+    return {adds ? grad_x.view(context->saved_data["shape"].toIntVector()) : grad_x,
+            adds ? grad_x : Tensor(),
             grad_weight,
             Tensor(),
             Tensor(),
@@ -203,8 +204,9 @@ SumAndNorm add_rms_norm(const Tensor& x, const Tensor& residual, const Tensor& w
                         const NormReaders& readers, const Tensor& gradient_amax) {
   return sum_and_norm(x, residual, weight, eps, readers, gradient_amax);
 }
-SumAndNorm rms_norm_of_stream(const Tensor& x, const Tensor& weight, double eps, const NormReaders& readers) {
-  return sum_and_norm(x, std::nullopt, weight, eps, {readers.layers, /*want_amax=*/false}, Tensor());
+SumAndNorm rms_norm_of_stream(const Tensor& x, const Tensor& weight, double eps, const NormReaders& readers,
+                              const Tensor& gradient_amax) {
+  return sum_and_norm(x, std::nullopt, weight, eps, readers, gradient_amax);
 }
 RotatedHeads rope_qkv(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cos, const Tensor& sin,
                       RopeStyle style, int64_t parts, const Tensor& gradient_amaxes) {

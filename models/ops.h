@@ -33,7 +33,7 @@ struct SumAndNorm {
   at::Tensor sum;                   // [..., dim]
   at::Tensor normed;                // rms_norm of sum
   std::vector<at::Tensor> again{};  // normed for the second of its readers, and for further ones
-  at::Tensor amax{};                // fp32 [1]: of normed, where it is wanted and there is a sum to make
+  at::Tensor amax{};                // fp32 [1]: of normed, where it is wanted
 };
 // sum = residual + x, both [..., dim] of one dtype; x may have the shape of rows. One launch on a GPU, and
 // backward too but for the weight's gradient; one pass over memory by a CPU's kernels. gradient_amax:
@@ -42,7 +42,7 @@ SumAndNorm add_rms_norm(const at::Tensor& x, const at::Tensor& residual, const a
                         const NormReaders& readers = {}, const at::Tensor& gradient_amax = {});
 // The same where there is nothing to add: sum is x.
 SumAndNorm rms_norm_of_stream(const at::Tensor& x, const at::Tensor& weight, double eps,
-                              const NormReaders& readers = {});
+                              const NormReaders& readers = {}, const at::Tensor& gradient_amax = {});
 
 // Queries [batch, seq, heads, head_dim] and keys [batch, seq, kv_heads, head_dim] of a block with pairs of
 // their elements rotated by the angles whose cosines and sines are given, fp32 [seq, head_dim/2] or, with

@@ -83,15 +83,16 @@ std::vector<ParameterPtr> TransformerBlock::parameters() const {
   return all;
 }
 
-at::Tensor TransformerBlock::forward(const at::Tensor& x, const SequenceContext& context,
-                                     BlockRun run) const {
-  const ops::SumAndNorm before = ops::rms_norm_of_stream(x, attention_norm_->weight, args_.norm_eps,
-                                                         readers_of_norm({&wq_, &wk_, &wv_}, x));
+at::Tensor TransformerBlock::forward(const at::Tensor& x, const SequenceContext& context, BlockRun run,
+                                     GradientAmaxes* gradient_amaxes) const {
+  const ops::SumAndNorm before = ops::rms_norm_of_stream(
+      x, attention_norm_->weight, args_.norm_eps, readers_of_norm({&wq_, &wk_, &wv_}, x),
+      gradient_amaxes == nullptr ? at::Tensor() : gradient_amaxes->of_input);
   at::Tensor gradient_amax;
   const at::Tensor attended = attention(before, context, gradient_amax);
   return feed_forward(ops::add_rms_norm(attended, before.sum, ffn_norm_->weight, args_.norm_eps,
                                         readers_of_norm({&w1_, &w3_}, x), gradient_amax),
-                      run);
+                      run, gradient_amaxes == nullptr ? nullptr : &gradient_amaxes->of_output);
 }
 
 at::Tensor TransformerBlock::attention(const ops::SumAndNorm& stream, const SequenceContext& context,
@@ -118,7 +119,8 @@ at::Tensor TransformerBlock::attention(const ops::SumAndNorm& stream, const Sequ
   return row_linear(out.flatten(-2), wo_, std::nullopt, RowResult::kNeededAgain, /*amax=*/{}, &gradient_amax);
 }
 
-at::Tensor TransformerBlock::feed_forward(const ops::SumAndNorm& stream, BlockRun run) const {
+at::Tensor TransformerBlock::feed_forward(const ops::SumAndNorm& stream, BlockRun run,
+                                          at::Tensor* gradient_amax) const {
   at::Tensor gradient_amaxes;
   const std::vector<at::Tensor> gate_up =
       column_linear(stream.normed, {&w1_, &w3_}, {stream.again, stream.amax}, &gradient_amaxes);
@@ -126,7 +128,8 @@ at::Tensor TransformerBlock::feed_forward(const ops::SumAndNorm& stream, BlockRu
                                             ? ops::swiglu_with_amax(gate_up[0], gate_up[1], gradient_amaxes)
                                             : ops::ValuesWithAmax{ops::swiglu(gate_up[0], gate_up[1]), {}};
   return row_linear(activated.values, w2_, stream.sum,
-                    run == BlockRun::kAgain ? RowResult::kNotNeeded : RowResult::kNeededOnce, activated.amax);
+                    run == BlockRun::kAgain ? RowResult::kNotNeeded : RowResult::kNeededOnce, activated.amax,
+                    gradient_amax);
 }
 
 namespace {

@@ -253,6 +253,18 @@ class NcclCommunicator : public BackendCommunicator {
     c10d_backend()._reduce_scatter_base(to, from, options);
     return nullptr;
   }
+  // One launch for all parts.
+  Finish do_reduce_scatter_parts(const std::vector<ReducePart>& parts) override {
+    std::vector<at::Tensor> to, from;
+    for (const auto& [out, in] : parts) {
+      to.push_back(out.view({-1}));
+      from.push_back(in.view({-1}));
+    }
+    c10d::ReduceScatterOptions options;
+    options.asyncOp = false;
+    c10d_backend().reduce_scatter_tensor_coalesced(to, from, options);
+    return nullptr;
+  }
   // Numbers of offloaded state are on the host: they travel by way of the device.
   Finish do_all_reduce(const at::Tensor& tensor, bool max) override {
     std::vector<at::Tensor> tensors = {tensor.to(*c10d_backend().getBoundDeviceId())};

@@ -32,6 +32,15 @@ void require_matching_tensors(bool good, const Communicator& group, const char* 
       operation, group.name(), group.size(), out.numel(), out.dtype().name(), in.numel(), in.dtype().name());
 }
 
+// One after the other; null where all are.
+std::function<void()> all_of(std::vector<std::function<void()>> finishes) {
+  std::erase(finishes, nullptr);
+  if (finishes.empty()) return nullptr;
+  return [finishes = std::move(finishes)] {
+    for (const auto& finish : finishes) finish();
+  };
+}
+
 }  // namespace
 
 std::string brief(const std::exception& error) {
@@ -94,19 +103,29 @@ Pending Communicator::start_all_gather_into(std::vector<GatherPart> parts) {
 
 Communicator::Finish Communicator::do_all_gather_parts(const std::vector<GatherPart>& parts) {
   std::vector<Finish> finishes;
-  for (const auto& [out, in] : parts)
-    if (Finish finish = do_all_gather(out, in)) finishes.push_back(std::move(finish));
-  if (finishes.empty()) return nullptr;
-  return [finishes = std::move(finishes)] {
-    for (const Finish& finish : finishes) finish();
-  };
+  for (const auto& [out, in] : parts) finishes.push_back(do_all_gather(out, in));
+  return all_of(std::move(finishes));
 }
 
-Pending Communicator::start_reduce_scatter_sum(const at::Tensor& out, const at::Tensor& in) {
-  require_matching_tensors(in.numel() == out.numel() * size(), *this, "reduce_scatter", out, in);
-  if (out.numel() == 0) return {};
-  tell_observer("reduce_scatter", in.scalar_type(), static_cast<int64_t>(out.nbytes()) * (size() - 1));
-  return start_collective("reduce_scatter", [&] { return do_reduce_scatter_sum(out, in); });
+Pending Communicator::start_reduce_scatter_sum(std::vector<ReducePart> parts) {
+  for (const auto& [out, in] : parts)
+    require_matching_tensors(in.numel() == out.numel() * size() && in.dtype() == parts[0].in.dtype(), *this,
+                             "reduce_scatter", out, in);
+  std::erase_if(parts, [](const ReducePart& part) { return part.out.numel() == 0; });
+  if (parts.empty()) return {};
+  int64_t bytes = 0;
+  for (const ReducePart& part : parts) bytes += static_cast<int64_t>(part.out.nbytes());
+  tell_observer("reduce_scatter", parts[0].in.scalar_type(), bytes * (size() - 1));
+  return start_collective("reduce_scatter", [&] {
+    return parts.size() == 1 ? do_reduce_scatter_sum(parts[0].out, parts[0].in)
+                             : do_reduce_scatter_parts(parts);
+  });
+}
+
+Communicator::Finish Communicator::do_reduce_scatter_parts(const std::vector<ReducePart>& parts) {
+  std::vector<Finish> finishes;
+  for (const auto& [out, in] : parts) finishes.push_back(do_reduce_scatter_sum(out, in));
+  return all_of(std::move(finishes));
 }
 
 Pending Communicator::start_all_reduce(const at::Tensor& tensor, bool max) {

@@ -47,6 +47,11 @@ struct GatherPart {
   at::Tensor out, in;
 };
 
+// One tensor of a reduce-scatter: out = sum over ranks r of (chunk rank() of r's in).
+struct ReducePart {
+  at::Tensor out, in;
+};
+
 class Communicator : public Coordinator, public Exchange {
  public:
   // `rank`: index in global_ranks.
@@ -69,8 +74,11 @@ class Communicator : public Coordinator, public Exchange {
   }
   void all_gather_into(const at::Tensor& out, const at::Tensor& in) { start_all_gather_into(out, in).wait(); }
 
-  // Sums add up in rank order on CPU.
-  Pending start_reduce_scatter_sum(const at::Tensor& out, const at::Tensor& in) override;
+  // Several at once, as one operation; all of one dtype. Sums add up in rank order on CPU.
+  Pending start_reduce_scatter_sum(std::vector<ReducePart> parts);
+  Pending start_reduce_scatter_sum(const at::Tensor& out, const at::Tensor& in) override {
+    return start_reduce_scatter_sum({{out, in}});
+  }
 
   Pending start_all_reduce_sum(const at::Tensor& tensor) override {
     return start_all_reduce(tensor, /*max=*/false);
@@ -117,6 +125,7 @@ class Communicator : public Coordinator, public Exchange {
   virtual Finish do_all_gather(const at::Tensor& out, const at::Tensor& in) = 0;
   virtual Finish do_all_gather_parts(const std::vector<GatherPart>& parts);  // one after the other
   virtual Finish do_reduce_scatter_sum(const at::Tensor& out, const at::Tensor& in) = 0;
+  virtual Finish do_reduce_scatter_parts(const std::vector<ReducePart>& parts);  // one after the other
   virtual Finish do_all_reduce(const at::Tensor& tensor, bool max) = 0;
   virtual Finish do_barrier() = 0;
   // The messages of one operation, empty ones too; `of_all_to_all`: the blocks of other ranks. Without an

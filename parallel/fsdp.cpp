@@ -48,6 +48,14 @@ bool chunk_cat_takes(const std::vector<at::Tensor>& grads, const at::Tensor& pac
           (grads[0].scalar_type() == at::kBFloat16 && packed.scalar_type() == at::kFloat));
 }
 
+// Whether a reduce-scatter over `world` ranks of this gradient as it is, instead of a copy with padding,
+// gives each rank its rows. (On a CPU a message for each gradient would cost more than a copy.)
+bool lies_as_it_is_sent(const at::Tensor& grad, const ShardedParameter& parameter, int64_t world,
+                        const ShardingOptions& options) {
+  return grad.defined() && grad.is_cuda() && grad.is_contiguous() &&
+         grad.scalar_type() == options.reduce_dtype && grad.numel() == world * parameter.padded_numel();
+}
+
 // For each pack of these parameters whose weights can lie side by side: a weight that is gathered with
 // padding behind it, or encoded with a scale of its own, cannot.
 std::map<const Parameter*, PackMemory> pack_memory(const std::vector<ParameterPtr>& parameters, int world,
@@ -91,7 +99,7 @@ FsdpContext::FsdpContext(Communicator& shard, Communicator& replicate, const Sha
 void FsdpContext::finish_reduction() {
   if (in_flight_) complete_on_reduce_stream(*in_flight_);
   DeviceStream::current(options_.device).wait(reduced_);
-  // The send buffer belongs to the compute stream's memory: only now may later work of that stream reuse it.
+  // What is sent belongs to the compute stream's memory: only now may later work of that stream reuse it.
   in_flight_.reset();
 }
 
@@ -186,6 +194,22 @@ ShardGroup::ShardGroup(std::string name, const std::vector<ParameterPtr>& parame
   }
   make_local_gradients();
   if (memory) memory->free();
+  choose_gradient_dtypes();
+}
+
+// Asks for gradients of matrices in the dtype in which they are added up, whatever the number of ranks: only
+// GPUs' products of bf16 leave fp32.
+void ShardGroup::choose_gradient_dtypes() {
+  const ShardingOptions& options = context_.options();
+  if (!options.device.is_cuda() || options.compute_dtype != at::kBFloat16 ||
+      options.reduce_dtype != at::kFloat)
+    return;
+  for (const ShardedParameterPtr& sharded : parameters_) {
+    const ParameterPtr& parameter = sharded->shared_parameter();
+    if (parameter->shape.size() != 2) continue;
+    parameter->gradient_dtype = options.reduce_dtype;
+    if (parameter->pack) parameter->pack->gradient_dtype = options.reduce_dtype;
+  }
 }
 
 void ShardGroup::make_local_gradients() {
@@ -278,18 +302,44 @@ void ShardGroup::reduce(bool last_microbatch) {
   if (last_microbatch && context_.replicate().size() > 1) start_replica_all_reduce();
 }
 
-// [world, sum of padded rows] in the reduce dtype: row r is what rank r will hold, in the order of
-// parameters(). Frees the gradients that it copies.
-at::Tensor ShardGroup::pack_gradients() {
+// What a reduce-scatter sends of the gradients, which it takes: one tensor [world, padded rows] after the
+// other, in the order of parameters(). A gradient is one of its own where it lies as it is sent; the others
+// are packed.
+std::vector<at::Tensor> ShardGroup::take_gradients() {
+  const auto direct = [&](size_t i) {
+    return lies_as_it_is_sent(parameters_[i]->parameter().weight.grad(), *parameters_[i],
+                              context_.shard().size(), context_.options());
+  };
+  const auto dtype = [&](size_t i) {  // one kernel packs those of one dtype
+    const at::Tensor& grad = parameters_[i]->parameter().weight.grad();
+    return grad.defined() ? grad.scalar_type() : context_.options().compute_dtype;
+  };
+  std::vector<at::Tensor> sent;
+  for (size_t first = 0; first < parameters_.size();) {
+    size_t last = first;
+    while (last < parameters_.size() && !direct(last) && (last == first || dtype(last) == dtype(last - 1)))
+      ++last;
+    if (last > first)
+      sent.push_back(pack_gradients(first, last));
+    else
+      sent.push_back(std::exchange(parameters_[last++]->parameter().weight.mutable_grad(), {}));
+    first = last;
+  }
+  return sent;
+}
+
+// [world, sum of padded rows] of parameters first to last - 1 in the reduce dtype: row r is what rank r will
+// hold. Frees the gradients that it copies.
+at::Tensor ShardGroup::pack_gradients(size_t first, size_t last) {
   const int64_t world = context_.shard().size();
   int64_t sum = 0;
-  for (const ShardedParameterPtr& parameter : parameters_) sum += parameter->padded_numel();
+  for (size_t i = first; i < last; ++i) sum += parameters_[i]->padded_numel();
   const ShardingOptions& options = context_.options();
   const at::Tensor packed =
       at::empty({world, sum}, at::TensorOptions(options.reduce_dtype).device(options.device));
   std::vector<at::Tensor> grads;
-  for (const ShardedParameterPtr& parameter : parameters_)
-    grads.push_back(std::exchange(parameter->parameter().weight.mutable_grad(), {}));
+  for (size_t i = first; i < last; ++i)
+    grads.push_back(std::exchange(parameters_[i]->parameter().weight.mutable_grad(), {}));
   if (chunk_cat_takes(grads, packed)) {
     at::Tensor out = packed;
     at::_chunk_cat_out(out, grads, /*dim=*/0, /*num_chunks=*/world);
@@ -297,7 +347,7 @@ at::Tensor ShardGroup::pack_gradients() {
   }
   int64_t offset = 0;
   for (size_t i = 0; i < grads.size(); ++i) {
-    const int64_t count = parameters_[i]->padded_numel();
+    const int64_t count = parameters_[first + i]->padded_numel();
     pack(grads[i], packed.narrow(1, offset, count));
     grads[i].reset();
     offset += count;
@@ -307,21 +357,30 @@ at::Tensor ShardGroup::pack_gradients() {
 
 void ShardGroup::start_reduce_scatter() {
   const TraceRange range("reduce-scatter", name_);
-  const at::Tensor packed = pack_gradients();
+  const std::vector<at::Tensor> sent = take_gradients();
   // Into memory of the compute stream, whose earlier work may still use it: the reduction waits for that.
   const bool into_gradients = reduces_into_gradients();
+  int64_t sum = 0;
   for (const ShardedParameterPtr& parameter : parameters_) {
     parameter->allocate_grad();
     if (into_gradients) parameter->start_grad();
+    sum += parameter->padded_numel();
   }
   // The reduction runs on a stream of its own, overlapping the backward of the next unit, once the compute
-  // stream has packed the gradients.
+  // stream has made the gradients.
   context_.reduce_stream_.wait(DeviceStream::current(context_.options().device));
   StreamScope scope(context_.reduce_stream_);
-  const at::Tensor local_sum = into_gradients ? grads_ : at::empty({packed.size(1)}, packed.options());
-  Pending operation = context_.shard().start_reduce_scatter_sum(local_sum, packed.view({-1}));
-  context_.in_flight_.emplace(FsdpContext::Reduction{this, "reduce-scatter wait", std::move(operation),
-                                                     packed, into_gradients ? at::Tensor() : local_sum});
+  const at::Tensor local_sum = into_gradients ? grads_ : at::empty({sum}, sent.front().options());
+  std::vector<ReducePart> parts;
+  int64_t offset = 0;
+  for (const at::Tensor& tensor : sent) {
+    const int64_t count = tensor.numel() / context_.shard().size();
+    parts.push_back({local_sum.narrow(0, offset, count), tensor.view({-1})});
+    offset += count;
+  }
+  Pending operation = context_.shard().start_reduce_scatter_sum(std::move(parts));
+  context_.in_flight_.emplace(FsdpContext::Reduction{this, "reduce-scatter wait", std::move(operation), sent,
+                                                     into_gradients ? at::Tensor() : local_sum});
 }
 
 // Whether the sum of this microbatch, the first one, is what the gradients become: all of the group's, and as
@@ -350,17 +409,17 @@ void ShardGroup::add_to_sharded_gradients(const at::Tensor& local_sum) {
 // the first unit, whose backward comes last, so its sum is complete here.
 void ShardGroup::start_replica_all_reduce() {
   if (grads_.numel() == 0) return;
-  at::Tensor send_buffer;
+  std::vector<at::Tensor> sent;
   if (context_.in_flight_) {  // this group's reduce-scatter: its result is what the replicas add up
     context_.complete_on_reduce_stream(*context_.in_flight_);
-    send_buffer = context_.in_flight_->send_buffer;
+    sent = std::move(context_.in_flight_->sent);
   }
   const TraceRange range("all-reduce", name_);
   context_.reduce_stream_.wait(DeviceStream::current(context_.options().device));
   StreamScope scope(context_.reduce_stream_);
   Pending operation = context_.replicate().start_all_reduce_sum(grads_);
-  context_.in_flight_.emplace(
-      FsdpContext::Reduction{this, "all-reduce wait", std::move(operation), send_buffer, /*local_sum=*/{}});
+  context_.in_flight_.emplace(FsdpContext::Reduction{this, "all-reduce wait", std::move(operation),
+                                                     std::move(sent), /*local_sum=*/{}});
 }
 
 }  // namespace hyperion::parallel

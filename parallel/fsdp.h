@@ -61,8 +61,8 @@ class FsdpContext {
     ShardGroup* group;
     const char* range;  // of waiting for it
     Pending operation;
-    at::Tensor send_buffer;  // of the reduce-scatter, kept until the compute stream has waited
-    at::Tensor local_sum;    // still to be added to the gradients; undefined where it is in them
+    std::vector<at::Tensor> sent;  // by the reduce-scatter, kept until the compute stream has waited
+    at::Tensor local_sum;          // still to be added to the gradients; undefined where it is in them
   };
   void complete_on_reduce_stream(Reduction& reduction);
 
@@ -111,7 +111,9 @@ class ShardGroup {
   friend class FsdpContext;
   enum class State { kSharded, kGathering, kUnsharded };
   void make_local_gradients();
-  at::Tensor pack_gradients();
+  void choose_gradient_dtypes();
+  std::vector<at::Tensor> take_gradients();
+  at::Tensor pack_gradients(size_t first, size_t last);
   bool reduces_into_gradients() const;
   void add_to_sharded_gradients(const at::Tensor& local_sum);
   void start_reduce_scatter();

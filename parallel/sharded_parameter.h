@@ -61,6 +61,7 @@ class ShardedParameter {
                    PackMemory* pack = nullptr);
 
   const Parameter& parameter() const { return *parameter_; }
+  const ParameterPtr& shared_parameter() const { return parameter_; }
   // How the whole tensor was cut to give this rank's shard: as its layers divide it (Parameter::cuts), then
   // by rows over the fsdp group; and the box of it that is left.
   std::vector<Cut> cuts() const;

@@ -73,11 +73,13 @@ Tensor LinearMatmuls::input_gradient(Operand& grad, const Parameter& weight, Exc
   return multiply(grad.rows, copies.grad_x, grad.dtype, /*fast_accumulate=*/false, grad.is_first);
 }
 
-Tensor LinearMatmuls::weight_gradient(Operand& grad, Operand& x) const {
-  if (!scalings_.x_w) return kernels::matmul(grad.values.t(), x.values);
+Tensor LinearMatmuls::weight_gradient(Operand& grad, Operand& x, at::ScalarType dtype) const {
+  if (gemm_ == Gemm::kEmulated) dtype = grad.dtype;  // as who is emulated rounds it
+  if (!scalings_.x_w) return kernels::matmul(grad.values.t(), x.values, dtype);
   add_copies(grad, std::nullopt, scalings_.g_w);
   add_copies(x, std::nullopt, scalings_.x_w);
-  return multiply(transpose(grad.columns), x.columns, grad.dtype, /*fast_accumulate=*/false, /*counts=*/true);
+  if (scalings_.x_w->granularity != Granularity::kTensor) dtype = grad.dtype;
+  return multiply(transpose(grad.columns), x.columns, dtype, /*fast_accumulate=*/false, /*counts=*/true);
 }
 
 Tensor LinearMatmuls::multiply(const Quantized& a, const Quantized& b, at::ScalarType out,

@@ -41,7 +41,9 @@ class LinearMatmuls {
   // Its first product after a change of its contents may be collective over the ranks.
   at::Tensor output(models::Operand& x, const Parameter& weight, Exchange* ranks) const;
   at::Tensor input_gradient(models::Operand& grad, const Parameter& weight, Exchange* ranks) const;
-  at::Tensor weight_gradient(models::Operand& grad, models::Operand& x) const;
+  // In `dtype` where the product can leave it there (products on a GPU with one scale for each tensor, and
+  // those in the compute dtype), else in the compute dtype.
+  at::Tensor weight_gradient(models::Operand& grad, models::Operand& x, at::ScalarType dtype) const;
 
   // Make what output() and input_gradient() read of an operand, before it is multiplied in parts, so that all
   // parts have the scales of the whole.

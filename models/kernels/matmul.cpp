@@ -1,5 +1,6 @@
 #include "models/kernels/matmul.h"
 
+#include <ATen/ops/addmm.h>
 #include <ATen/ops/mm.h>
 
 #include "models/kernels/cpu/matmul.h"
@@ -16,6 +17,18 @@ at::Tensor matmul(const at::Tensor& a, const at::Tensor& b) {
   if (a.is_cpu() && a.scalar_type() == at::kBFloat16 && widens_bf16())
     return at::mm(a.to(at::kFloat), b.to(at::kFloat)).to(at::kBFloat16);
   return at::mm(a, b);
+}
+
+at::Tensor matmul(const at::Tensor& a, const at::Tensor& b, at::ScalarType out) {
+  return a.is_cuda() && a.scalar_type() != out ? at::mm(a, b, out) : kernels::matmul(a, b).to(out);
+}
+
+void add_matmul(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
+  at::Tensor in_place = sum;
+  if (a.is_cuda())
+    at::addmm_out(in_place, sum, a, b, sum.scalar_type());
+  else
+    in_place.add_(kernels::matmul(a, b));
 }
 
 }  // namespace hyperion::kernels

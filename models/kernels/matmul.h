@@ -12,6 +12,12 @@ namespace hyperion::kernels {
 // a [m, k] times b [k, n] -> [m, n] in the operands' dtype; views with any strides are accepted.
 at::Tensor matmul(const at::Tensor& a, const at::Tensor& b);
 
+// Sums that are kept in fp32 (or in the operands' dtype, where that is `out`): on a GPU as products
+// accumulate them, elsewhere rounded to the operands' dtype first.
+at::Tensor matmul(const at::Tensor& a, const at::Tensor& b, at::ScalarType out);
+// sum += a times b, in sum's dtype, as above.
+void add_matmul(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b);
+
 // Whether this process widens bf16 operands on the CPU (see above).
 bool widens_bf16();
 

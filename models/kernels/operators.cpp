@@ -41,10 +41,14 @@ std::tuple<Tensor, Tensor> plain_swiglu_backward(const Tensor& grad, const Tenso
   return plain::swiglu_backward(grad, gate, up, amaxes.value_or(Tensor()));
 }
 
-std::tuple<Tensor, Tensor, Tensor> plain_add_rms_norm(const Tensor& x, const Tensor& residual,
+std::tuple<Tensor, Tensor, Tensor> plain_add_rms_norm(const Tensor& x, const MaybeTensor& residual,
                                                       const Tensor& weight, double eps,
                                                       const MaybeTensor& amax) {
-  AddRmsNormResult result = plain::add_rms_norm_forward(x, residual, weight, eps, amax.value_or(Tensor()));
+  if (!residual) {
+    RmsNormResult norm = plain::rms_norm_forward(x, weight, eps, amax.value_or(Tensor()));
+    return {Tensor(), norm.output, norm.rstd};
+  }
+  AddRmsNormResult result = plain::add_rms_norm_forward(x, *residual, weight, eps, amax.value_or(Tensor()));
   return {result.sum, result.output, result.rstd};
 }
 
@@ -95,7 +99,7 @@ TORCH_LIBRARY_FRAGMENT(hyperion, library) {
   library.def("swiglu(Tensor gate, Tensor up, Tensor(a!)? amax) -> Tensor");
   library.def("swiglu_backward(Tensor grad, Tensor gate, Tensor up, Tensor(a!)? amaxes) -> (Tensor, Tensor)");
   library.def(
-      "add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps, Tensor(a!)? amax) -> (Tensor, "
+      "add_rms_norm(Tensor x, Tensor? residual, Tensor weight, float eps, Tensor(a!)? amax) -> (Tensor, "
       "Tensor, Tensor)");
   library.def(
       "add_rms_norm_backward(Tensor grad, Tensor grad_sum, Tensor sum, Tensor weight, Tensor rstd, Tensor[] "
@@ -147,8 +151,8 @@ std::pair<Tensor, Tensor> swiglu_backward(const Tensor& grad, const Tensor& gate
 
 AddRmsNormResult add_rms_norm(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps,
                               const Tensor& amax) {
-  auto [sum, output, rstd] = Operator<plain_add_rms_norm>::call("hyperion::add_rms_norm", x, residual, weight,
-                                                                eps, if_defined(amax));
+  auto [sum, output, rstd] = Operator<plain_add_rms_norm>::call(
+      "hyperion::add_rms_norm", x, if_defined(residual), weight, eps, if_defined(amax));
   return {std::move(sum), std::move(output), std::move(rstd)};
 }
 

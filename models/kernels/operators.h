@@ -15,7 +15,7 @@
 
 namespace hyperion::kernels::operators {
 
-// x.v may be undefined: then the result's is too.
+// x.v may be undefined: then the result's is too. So may add_rms_norm's residual: then there is no sum.
 Heads rope_heads(const Heads& x, const at::Tensor& cos, const at::Tensor& sin, models::RopeStyle style,
                  int64_t parts);
 Heads rope_heads_backward(const Heads& grads, const at::Tensor& cos, const at::Tensor& sin,

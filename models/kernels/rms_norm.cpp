@@ -91,12 +91,19 @@ bool takes_fused_norm_on_gpu(const at::Tensor& x, const at::Tensor& weight) {
 
 }  // namespace
 
-RmsNormResult rms_norm_forward(const at::Tensor& x, const at::Tensor& weight, double eps) {
+RmsNormResult rms_norm_forward(const at::Tensor& x, const at::Tensor& weight, double eps,
+                               const at::Tensor& amax) {
   if (has_fused(x)) {
     RECORD_FUNCTION("hyperion::rms_norm", std::vector<c10::IValue>({x}));
-    return fused_forward(x.contiguous(), weight, eps);
+    RmsNormResult result = fused_forward(x.contiguous(), weight, eps);
+    if (amax.defined()) raise_to_largest(amax, result.output);
+    return result;
   }
-  if (!takes_fused_norm_on_gpu(x, weight)) return plain::rms_norm_forward(x, weight, eps);
+  if (!takes_fused_norm_on_gpu(x, weight)) return plain::rms_norm_forward(x, weight, eps, amax);
+  if (amax.defined()) {
+    AddRmsNormResult result = operators::add_rms_norm(x, /*residual=*/{}, weight, eps, amax);
+    return {std::move(result.output), std::move(result.rstd)};
+  }
   const auto [output, rstd] = at::_fused_rms_norm(x.contiguous(), weight.sizes(), weight, eps);
   return {output, rstd.flatten()};
 }
@@ -149,10 +156,13 @@ at::Tensor sum_of_terms(const at::Tensor& grad, at::TensorList more) {
 
 namespace plain {
 
-RmsNormResult rms_norm_forward(const at::Tensor& x, const at::Tensor& weight, double eps) {
+RmsNormResult rms_norm_forward(const at::Tensor& x, const at::Tensor& weight, double eps,
+                               const at::Tensor& amax) {
   const at::Tensor wide_x = x.to(opmath_dtype(x));
   const at::Tensor rstd = at::rsqrt(wide_x.square().mean(-1, /*keepdim=*/true).add_(eps));
-  return {(wide_x * rstd).mul_(weight.to(opmath_dtype(x))).to(x.scalar_type()), rstd.flatten()};
+  const at::Tensor output = (wide_x * rstd).mul_(weight.to(opmath_dtype(x))).to(x.scalar_type());
+  if (amax.defined()) raise_to_largest(amax, output);
+  return {output, rstd.flatten()};
 }
 
 std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, const at::Tensor& x,

@@ -12,8 +12,10 @@ struct RmsNormResult {
   at::Tensor output;  // as x
   at::Tensor rstd;    // 1 / sqrt(mean(x^2) + eps), [rows] fp32 (fp64 for fp64)
 };
-// x [..., n], weight [n].
-RmsNormResult rms_norm_forward(const at::Tensor& x, const at::Tensor& weight, double eps);
+// x [..., n], weight [n]. amax (fp32, one number; undefined: not wanted) is raised to the largest magnitude
+// of output (models/kernels/largest.h).
+RmsNormResult rms_norm_forward(const at::Tensor& x, const at::Tensor& weight, double eps,
+                               const at::Tensor& amax = {});
 // Gradients of x and weight. The sum over rows has a fixed order whatever the number of threads.
 std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, const at::Tensor& x,
                                                     const at::Tensor& weight, const at::Tensor& rstd);
@@ -24,8 +26,7 @@ struct AddRmsNormResult {
   at::Tensor output;  // RMSNorm of the rounded sum
   at::Tensor rstd;    // as RmsNormResult's
 };
-// x, residual [..., n]; weight [n]. amax (fp32, one number; undefined: not wanted) is raised to the largest
-// magnitude of output (models/kernels/largest.h).
+// x, residual [..., n]; weight [n]. amax: of output, as above.
 AddRmsNormResult add_rms_norm_forward(const at::Tensor& x, const at::Tensor& residual,
                                       const at::Tensor& weight, double eps, const at::Tensor& amax = {});
 // Gradients of the sum and of weight. The sum's is the norm's plus grad_sum, that of everything else that
@@ -39,7 +40,8 @@ std::pair<at::Tensor, at::Tensor> add_rms_norm_backward(const at::Tensor& grad, 
 at::Tensor sum_of_terms(const at::Tensor& grad, at::TensorList more);
 
 namespace plain {  // the same in ATen operations: specification, and what devices without a fused kernel run
-RmsNormResult rms_norm_forward(const at::Tensor& x, const at::Tensor& weight, double eps);
+RmsNormResult rms_norm_forward(const at::Tensor& x, const at::Tensor& weight, double eps,
+                               const at::Tensor& amax = {});
 std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, const at::Tensor& x,
                                                     const at::Tensor& weight, const at::Tensor& rstd);
 AddRmsNormResult add_rms_norm_forward(const at::Tensor& x, const at::Tensor& residual,

@@ -63,6 +63,14 @@ WrongElements wrong_elements(Communicator& group, int64_t count, at::ScalarType 
   at::Tensor chunk = at::zeros({count}, dtype);
   group.start_reduce_scatter_sum(chunk, numbers(rank, size * count, dtype)).wait();
   wrong.reduce_scatter = differences(chunk, sum.narrow(0, rank * count, count));
+  // Several at once, of which one has no elements.
+  at::Tensor again = at::zeros({count}, dtype), twice = at::zeros({count}, dtype);
+  group
+      .start_reduce_scatter_sum({{again, numbers(rank, size * count, dtype)},
+                                 {again.narrow(0, 0, 0), again.narrow(0, 0, 0)},
+                                 {twice, numbers(rank, size * count, dtype) * 2}})
+      .wait();
+  wrong.reduce_scatter += differences(again, chunk) + differences(twice, chunk * 2);
 
   at::Tensor reduced = numbers(rank, size * count, dtype);
   group.all_reduce_sum(reduced);

@@ -10,6 +10,7 @@
 #include "models/tensor_region.h"
 #include "tests/support/counting_allocator.h"
 #include "tests/support/divided_model.h"
+#include "tests/support/exact_nodes.h"
 
 namespace hyperion::models {
 namespace {
@@ -35,6 +36,7 @@ Differences differences(const Job& job, const Environment& environment) {
       divided(args_of(job), job.chunk_bytes, group.regions(job));
   materialise(whole, job.dtype);
   materialise(divided, job.dtype);
+  if (job.packed) lay_side_by_side(divided);
   const Run expected = run(job, whole), found = run(job, divided);
   Differences largest;
   const int64_t tokens = kSeq / group.ranks.size();
@@ -58,7 +60,7 @@ Differences differences(const Job& job, const Environment& environment) {
 }
 
 void check_equal_to_one_rank(const Job& job, int ranks) {
-  CAPTURE(ranks, job.model, job.documents, job.loss_parallel, job.chunk_bytes, job.in_pieces,
+  CAPTURE(ranks, job.model, job.documents, job.loss_parallel, job.chunk_bytes, job.in_pieces, job.packed,
           static_cast<int>(job.checkpoint));
   for (const Differences& rank :
        run_ranks(ranks, [&](const Environment& environment) { return differences(job, environment); })) {
@@ -84,6 +86,51 @@ TEST_CASE("a model divided over tensor parallel ranks equals one rank in every a
   check_equal_to_one_rank(job, ranks);
   job.in_pieces = true;
   check_equal_to_one_rank(job, ranks);
+  job.packed = true;
+  check_equal_to_one_rank(job, ranks);
+  job.in_pieces = false;
+  check_equal_to_one_rank(job, ranks);
+}
+
+TEST_CASE(
+    "nodes in pieces have the bits of nodes that gather before and sum after, with packed weights too") {
+  struct Found {
+    int64_t one = 0, pieces = 0,
+            apart = 0;  // tensors; those that differ in pieces, and without packed weights
+    bool packed = false, all_in_pieces = false;
+  };
+  const int ranks = GENERATE(2, 4);
+  const auto dtype = GENERATE(at::kFloat, at::kBFloat16);
+  const bool shared_memory = GENERATE(true, false);
+  CAPTURE(ranks, dtype, shared_memory);
+  const auto results = run_ranks(ranks, [&](const Environment& environment) {
+    TensorGroup group({.shared_memory = shared_memory}, environment);
+    const auto run = [&](bool packed, bool in_pieces) {
+      group.ledger.reset();
+      return ExactNodes{.packed = packed, .in_pieces = in_pieces, .dtype = dtype}.run(group.ranks);
+    };
+    const auto differing = [](const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
+      int64_t count = 0;
+      for (size_t i = 0; i < a.size(); ++i) count += a[i].equal(b[i]) ? 0 : 1;
+      return count;
+    };
+    const std::vector<Tensor> one = run(true, false), apart = run(false, false),
+                              apart_pieces = run(false, true), pieces = run(true, true);
+    Found found{.one = static_cast<int64_t>(one.size()), .pieces = differing(one, pieces)};
+    found.all_in_pieces = group.ledger.entry("tp", "send").bytes > 0 &&
+                          group.ledger.entry("tp", "all_gather").calls == 0 &&
+                          group.ledger.entry("tp", "reduce_scatter").calls == 0;
+    found.packed = pieces[1].is_alias_of(pieces[0]) && !apart_pieces[1].is_alias_of(apart_pieces[0]);
+    found.apart = differing(apart, apart_pieces) + (dtype == at::kFloat ? differing(one, apart) : 0);
+    return found;
+  });
+  for (const Found& rank : results) {
+    CHECK(rank.one == 11);
+    CHECK(rank.pieces == 0);
+    CHECK(rank.apart == 0);
+    CHECK(rank.packed);
+    CHECK(rank.all_in_pieces);
+  }
 }
 
 TEST_CASE("tensor parallel layers take document masks and any batch and chunks of logits") {
@@ -143,6 +190,7 @@ TEST_CASE("activation checkpointing under tensor parallelism equals one rank wit
   Job job = odd_job("llama3", 2);
   job.checkpoint = checkpoint;
   job.in_pieces = GENERATE(false, true);
+  job.packed = GENERATE(false, true);
   check_equal_to_one_rank(job, 2);
 }
 

@@ -13,6 +13,7 @@
 #include "parallel/replica_audit.h"
 #include "parallel/streamed_exchange.h"
 #include "tests/gpu/gpu.h"
+#include "tests/support/exact_nodes.h"
 
 namespace hyperion {
 namespace {
@@ -252,6 +253,32 @@ TEST_CASE("products in pieces on GPUs give the same bits whatever the streams do
         kGpuTimeout));
   }
   for (const auto& of_schedule : found) CHECK(of_schedule == found.front());
+}
+
+TEST_CASE("nodes in pieces on GPUs have the bits of nodes that gather before and sum after") {
+  const int ranks = GENERATE(2, 4);
+  if (!has_gpus(ranks)) return;
+  for (const std::string& schedule : schedules())
+    for (const bool packed : {true, false}) {
+      CAPTURE(ranks, schedule, packed);
+      ::setenv("HYPERION_SIMULATED_SCHEDULE", schedule.c_str(), 1);
+      const auto differing = run_ranks(
+          ranks,
+          [&](const parallel::Environment& environment) {
+            GpuRank job({.dp_shard = 1, .tp = ranks}, environment);
+            const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(environment.rank));
+            parallel::StreamedExchange exchange(job.groups->get(MeshDim::kTp), device);
+            models::ExactNodes nodes{.packed = packed, .dtype = at::kBFloat16, .device = device};
+            const std::vector<at::Tensor> pieces = nodes.run(exchange);
+            nodes.in_pieces = false;
+            const std::vector<at::Tensor> one = nodes.run(exchange);
+            int64_t count = 0;
+            for (size_t i = 0; i < one.size(); ++i) count += one[i].equal(pieces[i]) ? 0 : 1;
+            return count;
+          },
+          kGpuTimeout);
+      for (const int64_t count : differing) CHECK(count == 0);
+    }
 }
 
 TEST_CASE("the audit of replicas on GPUs finds one flipped bit and names it") {

@@ -1,8 +1,13 @@
 // FP8 on its hardware: the cast's kernel against its plain form, _scaled_mm against the emulation, and a
 // training against the one that the CPU emulates.
+#include <atomic>
+#include <memory>
+#include <string_view>
+
 #include <catch2/catch.hpp>
 
 #include <ATen/ATen.h>
+#include <ATen/record_function.h>
 
 #include "models/float8/blocks.h"
 #include "models/float8/cast.h"
@@ -207,7 +212,7 @@ TEST_CASE("MXFP8 products of a GPU are near their emulation") {
               models::Operand dy(grad), input(x);
               const Tensor back = matmuls.input_gradient(dy, *parameter, nullptr);
               return std::vector<Tensor>{matmuls.output(input, *parameter, nullptr), back,
-                                         matmuls.weight_gradient(dy, input)};
+                                         matmuls.weight_gradient(dy, input, dy.dtype)};
             };
             const auto native = run(Gemm::kNative), emulated = run(Gemm::kEmulated);
             for (size_t i = 0; i < native.size(); ++i) results.push_back(sqnr(emulated[i], native[i]) - 45);
@@ -283,7 +288,7 @@ TEST_CASE("FP8 products of a GPU are near their emulation for every recipe and l
           models::Operand dy(grad.t().contiguous().t()), input(x), again(x);
           const Tensor back = matmuls.input_gradient(dy, *parameter, nullptr);
           return std::vector<Tensor>{matmuls.output(input, *parameter, nullptr), back,
-                                     matmuls.weight_gradient(dy, again)};
+                                     matmuls.weight_gradient(dy, again, dy.dtype)};
         };
         for (bool encoded : {false, true}) {
           if (encoded && recipe != Recipe::kTensorwise) continue;
@@ -302,6 +307,75 @@ TEST_CASE("FP8 products of a GPU are near their emulation for every recipe and l
     return results;
   });
   for (double above_limit : found) CHECK(above_limit > 0);
+}
+
+namespace {
+
+// What the callback below has seen; casts of backward are on threads of libtorch's. An amax that was looked
+// for has the dtype of what is cast, one that a kernel found is fp32.
+struct SeenCasts {
+  std::atomic<int64_t> casts = 0, wrong = 0, looked_for = 0;
+} g_seen;
+
+// Whether an amax is that of x: of all of it, or of each row or column.
+bool is_amax_of(const Tensor& amax, const Tensor& x) {
+  const Tensor magnitudes = x.abs().to(at::kFloat);
+  const Tensor wanted = amax.numel() == 1   ? magnitudes.amax()
+                        : amax.size(1) == 1 ? magnitudes.amax(1)
+                                            : magnitudes.amax(0);
+  return amax.to(at::kFloat).view(-1).equal(wanted.view(-1));
+}
+
+std::unique_ptr<at::ObserverContext> see_cast(const at::RecordFunction& function) {
+  if (std::string_view(function.name()) != "hyperion::float8_cast_by_amax") return nullptr;
+  ++g_seen.casts;
+  const Tensor x = function.inputs()[0].toTensor();
+  Tensor any;
+  for (const size_t place : {1, 2}) {
+    const c10::IValue& given = function.inputs()[place];
+    if (given.isNone()) continue;
+    any = given.toTensor();
+    if (!is_amax_of(any, x)) ++g_seen.wrong;
+  }
+  // A simulated GPU's operator runs the CPU's too.
+  if (x.is_cuda() && any.scalar_type() == x.scalar_type()) ++g_seen.looked_for;
+  return nullptr;
+}
+
+}  // namespace
+
+// An amax that a kernel found on the way belongs to the very numbers that are cast by it.
+TEST_CASE("every FP8 cast of a training is scaled by the largest magnitude of what it casts") {
+  using models::ActivationCheckpoint;
+  for (const char* recipe : {"tensorwise", "rowwise", "rowwise_with_gw_hp"})
+    for (const char* model : {"llama3", "qwen3"})
+      for (const auto checkpoint : {ActivationCheckpoint::kNone, ActivationCheckpoint::kFull,
+                                    ActivationCheckpoint::kSelectiveOp, ActivationCheckpoint::kElementwise})
+        for (const bool gather : {true, false}) {
+          const bool tensorwise = std::string_view(recipe) == "tensorwise";
+          if (gather && !tensorwise) continue;
+          TinyJob job{.model = model, .compute = at::kBFloat16, .checkpoint = checkpoint};
+          job.device = at::Device(at::kCUDA, 0);
+          job.float8 = recipe;
+          job.float8_gather = gather;
+          job.float8_emulate = false;
+          job.accumulation = 2;
+          const std::vector<int64_t> seen = on_float8_gpu([&](const Environment& environment) {
+            TinyTraining training(job, environment);
+            const auto handle = at::addGlobalCallback(at::RecordFunctionCallback(see_cast).needsInputs(true));
+            training.first_gradients();
+            at::removeCallback(handle);
+            return std::vector<int64_t>{g_seen.casts, g_seen.wrong, g_seen.looked_for};
+          });
+          if (seen.empty()) return;
+          CAPTURE(recipe, model, static_cast<int>(checkpoint), gather);
+          CHECK(seen[0] > 0);
+          CHECK(seen[1] == 0);
+          // Others write attention's result and the gradient that the head, which is not converted, gives the
+          // last block; between heads and their products qwen3 has norms.
+          if (tensorwise && gather && checkpoint == ActivationCheckpoint::kNone)
+            CHECK(seen[2] == job.accumulation * (3 + 1 + (std::string_view(model) == "qwen3" ? 3 * 3 : 0)));
+        }
 }
 
 TEST_CASE("FP8 trains on a GPU as the CPU emulates it") {

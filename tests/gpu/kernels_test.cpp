@@ -16,6 +16,7 @@
 
 #include "models/kernels/cross_entropy.h"
 #include "models/kernels/fused.h"
+#include "models/kernels/matmul.h"
 #include "models/kernels/rms_norm.h"
 #include "models/kernels/rope.h"
 #include "models/kernels/swiglu.h"
@@ -178,6 +179,10 @@ TEST_CASE("kernels of a GPU find the largest magnitudes of what they write and a
             compare(three, {back.q, back.k, back.v});
             const auto added = kernels::add_rms_norm_forward(in.x, in.residual, in.weight, 1e-5, of_norm);
             compare(of_norm, {added.output});
+            const Tensor of_alone = zeros(1);
+            const auto alone = kernels::rms_norm_forward(added.sum, in.weight, 1e-5, of_alone);
+            compare(of_alone, {alone.output});
+            equal.push_back(alone.output.equal(added.output) && alone.rstd.equal(added.rstd));
             const Tensors more = {in.x, in.residual};
             const auto backward = [&](const Tensor& grad, const Tensors& others, const Tensor& amax) {
               return kernels::add_rms_norm_backward(grad, in.grad_sum, added.sum, in.weight, added.rstd,
@@ -193,9 +198,35 @@ TEST_CASE("kernels of a GPU find the largest magnitudes of what they write and a
             return equal;
           },
           kGpuTimeout);
-      CHECK(equal.size() == 10);
+      CHECK(equal.size() == 12);
       for (const int each : equal) CHECK(each == 1);
     }
+}
+
+TEST_CASE("products of bf16 on a GPU leave fp32 without a rounding and add to what is there") {
+  if (gpus() == 0) return;
+  for (const auto& [m, k, n] : {std::tuple(1, 8, 3), std::tuple(16, 33, 5), std::tuple(256, 512, 128)}) {
+    const std::vector<double> errors = run_one_rank(
+        [m = m, k = k, n = n](const parallel::Environment&) {
+          use_gpu(0);
+          at::manual_seed(11);
+          const Tensor
+              a = at::randn({k, m}).to(at::kBFloat16).to(at::kCUDA).t(),  // as a gradient's transpose
+              b = at::randn({k, n}).to(at::kBFloat16).to(at::kCUDA);
+          const Tensor exact = a.cpu().to(at::kDouble).mm(b.cpu().to(at::kDouble));
+          const auto error = [&](const Tensor& found, double times) {
+            if (found.scalar_type() != at::kFloat) return 1e9;
+            return ((found.cpu().to(at::kDouble) - times * exact).abs().max() / exact.abs().max())
+                .item<double>();
+          };
+          const Tensor once = kernels::matmul(a, b, at::kFloat), twice = once.clone();
+          kernels::add_matmul(twice, a, b);
+          return std::vector<double>{error(once, 1), error(twice, 2)};
+        },
+        kGpuTimeout);
+    CAPTURE(m, k, n);
+    for (const double error : errors) CHECK(error < 1e-5);  // bf16 rounds to 4e-3
+  }
 }
 
 TEST_CASE("gradients that a GPU packs lie side by side in one tensor") {

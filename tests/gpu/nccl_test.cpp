@@ -36,7 +36,12 @@ TEST_CASE("every collective of NCCL does its work on one GPU and a group can be 
         right.all_gather = equal(out, x);
         out.zero_();
         group->start_reduce_scatter_sum(out, x).wait();
-        right.reduce_scatter = equal(out, x);
+        const at::Tensor parts = at::zeros_like(x);
+        group
+            ->start_reduce_scatter_sum({{parts.narrow(0, 0, 300), x.narrow(0, 0, 300)},
+                                        {parts.narrow(0, 300, 700), x.narrow(0, 300, 700)}})
+            .wait();
+        right.reduce_scatter = equal(out, x) && equal(parts, x);
         const at::Tensor reduced = x.clone(), on_host = x.cpu();
         group->all_reduce_sum(reduced);
         right.all_reduce_sum = equal(reduced, x);

@@ -95,7 +95,7 @@ class Operator : public c10::OperatorKernel {
   Operator(const c10::OperatorHandle& op, c10::SafeKernelFunction original)
       : original_(std::move(original)),
         name_(op.operator_name().name),
-        substitute_(substitute_for(name_)),
+        substitute_(substitute_for(name_, op.operator_name().overload_name)),
         has_cpu_(op.hasComputedKernelForDispatchKey(DispatchKey::CPU)) {
     const auto& schema = op.schema();
     for (const auto& result : schema.returns()) {

@@ -208,6 +208,18 @@ Values scaled_product(const Values& a) {
   return {product.to(dtype)};
 }
 
+// Of bf16 operands in fp32: self, mat2, dtype; and into the last argument: self, mat1, mat2, dtype, beta,
+// alpha.
+Values wide_product(const Values& a) {
+  return {a[0].toTensor().to(at::kFloat).mm(a[1].toTensor().to(at::kFloat))};
+}
+Values add_wide_product(const Values& a) {
+  Tensor out = a[6].toTensor();
+  at::addmm_out(out, a[0].toTensor(), a[1].toTensor().to(at::kFloat), a[2].toTensor().to(at::kFloat),
+                a[4].toScalar(), a[5].toScalar());
+  return {out};
+}
+
 // Of y = x * rstd * weight over the last dimensions, whose shape is a[2].
 Values fused_rms_norm_backward(const Values& a) {
   const Tensor x = a[1].toTensor(), rstd = a[3].toTensor(), weight = tensor(a[4]);
@@ -225,7 +237,7 @@ Values fused_rms_norm_backward(const Values& a) {
 
 }  // namespace
 
-const Substitute* substitute_for(const std::string& name) {
+const Substitute* substitute_for(const std::string& name, const std::string& overload) {
   static const std::map<std::string, Substitute> all = {
       {"aten::_scaled_dot_product_flash_attention", {flash, nullptr}},
       {"aten::_scaled_dot_product_flash_attention_backward", {flash_backward, nullptr}},
@@ -239,8 +251,10 @@ const Substitute* substitute_for(const std::string& name) {
       {"aten::_scaled_dot_product_cudnn_attention_backward", {cudnn_backward, cudnn_backward_results}},
       {"aten::_fused_rms_norm_backward", {fused_rms_norm_backward, nullptr}},
       {"aten::_scaled_mm", {scaled_product, nullptr}},
+      {"aten::mm.dtype", {wide_product, nullptr}},
+      {"aten::addmm.dtype_out", {add_wide_product, nullptr}},
   };
-  const auto found = all.find(name);
+  const auto found = all.find(overload.starts_with("dtype") ? name + "." + overload : name);
   return found == all.end() ? nullptr : &found->second;
 }
 

@@ -1,5 +1,5 @@
-// Operators that only GPUs have, and what computes the same on a CPU: attention kernels, FP8
-// products and the backward of the fused RMSNorm.
+// Operators that only GPUs have, and what computes the same on a CPU: attention kernels, FP8 products,
+// products of bf16 that leave fp32 and the backward of the fused RMSNorm.
 #pragma once
 
 #include <string>
@@ -18,6 +18,6 @@ struct Substitute {
 };
 
 // Null: an operator that the CPU has.
-const Substitute* substitute_for(const std::string& name);
+const Substitute* substitute_for(const std::string& name, const std::string& overload);
 
 }  // namespace simulated_gpu

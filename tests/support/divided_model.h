@@ -2,6 +2,7 @@
 // as the trainer runs it: equal tokens and weights for every division.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -29,6 +30,7 @@ struct DividedJob {
   bool documents = false;
   bool loss_parallel = true;
   bool in_pieces = false;  // what blocks exchange
+  bool packed = false;     // weights of one input lie side by side
   int64_t chunk_bytes = 0;
   at::ScalarType dtype = at::kDouble;
   ActivationCheckpoint checkpoint = ActivationCheckpoint::kNone;
@@ -60,6 +62,24 @@ inline void materialise(const Transformer& model, at::ScalarType dtype) {
   for (const ParameterPtr& parameter : model.parameters()) {
     const Tensor whole = at::randn(parameter->shape, at::kDouble) * 0.3;
     parameter->weight = part_of(whole, parameter->cuts).to(dtype, false, /*copy=*/true).requires_grad_();
+  }
+}
+
+// The weights of each pack as parts of one tensor, as FSDP lays them.
+inline void lay_side_by_side(const Transformer& model) {
+  std::map<ParameterPtr, std::vector<ParameterPtr>> packs;
+  for (const ParameterPtr& parameter : model.parameters())
+    if (parameter->pack) packs[parameter->pack].push_back(parameter);
+  for (const auto& [pack, parameters] : packs) {
+    std::vector<Tensor> weights;
+    for (const ParameterPtr& parameter : parameters) weights.push_back(parameter->weight.detach());
+    pack->weight = at::cat(weights);
+    pack->local = pack->weight.sizes().vec();
+    int64_t first = 0;
+    for (const ParameterPtr& parameter : parameters) {
+      parameter->weight = pack->weight.narrow(0, first, parameter->rows()).detach().requires_grad_();
+      first += parameter->rows();
+    }
   }
 }
 

@@ -45,11 +45,11 @@ struct SwigluTask {
 };
 
 struct AddRmsNormTask {
-  const void *x = nullptr, *residual = nullptr;  // [rows, n]
+  const void *x = nullptr, *residual = nullptr;  // [rows, n]; residual null: the norm of x alone
   const void* weight = nullptr;                  // [n]
   int64_t rows = 0, n = 0;
   float eps = 0;
-  void *sum = nullptr, *output = nullptr;  // [rows, n]
+  void *sum = nullptr, *output = nullptr;  // [rows, n]; sum null where there is no residual
   float* rstd = nullptr;                   // [rows]
   float* amax = nullptr;                   // of output
 };

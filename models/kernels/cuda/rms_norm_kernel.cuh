@@ -1,6 +1,6 @@
-// The sum of a residual stream with its norm, and the backward of both. Forward: a block per row, which the
-// threads keep in registers as far as it fits. Backward: each block takes every so-many-th row and adds up
-// its part of the weight's gradient in registers; a second launch adds the parts.
+// The sum of a residual stream with its norm, or the norm alone, and the backward of both. Forward: a block
+// per row, which the threads keep in registers as far as it fits. Backward: each block takes every so-many-th
+// row and adds up its part of the weight's gradient in registers; a second launch adds the parts.
 #pragma once
 
 #include "models/kernels/cuda/chunks.cuh"
@@ -38,27 +38,29 @@ template <typename T, int kChunk>
 __global__ void __launch_bounds__(kNormThreads) add_rms_norm_row(const AddRmsNormTask task) {
   const int64_t row = static_cast<int64_t>(blockIdx.x) * task.n;
   const T* const x = static_cast<const T*>(task.x) + row;
-  const T* const residual = static_cast<const T*>(task.residual) + row;
+  const bool adds = task.residual != nullptr;
+  const T* const residual = adds ? static_cast<const T*>(task.residual) + row : nullptr;
   const T* const weight = static_cast<const T*>(task.weight);
-  T* const sum = static_cast<T*>(task.sum) + row;
+  T* const sum = adds ? static_cast<T*>(task.sum) + row : nullptr;
   T* const output = static_cast<T*>(task.output) + row;
   const int64_t stride = static_cast<int64_t>(blockDim.x) * kChunk;
   const int64_t own = static_cast<int64_t>(threadIdx.x) * kChunk;
 
+  const auto summed = [&](int64_t at) {
+    if (!adds) return load<kChunk>(x + at);
+    const auto both = added(load<kChunk>(residual + at), load<kChunk>(x + at));
+    store<kChunk>(sum + at, both);
+    return both;
+  };
   Chunk<T, kChunk> held[kHeld];
   float squares = 0;
   for (int k = 0; k < kHeld; ++k) {
     const int64_t at = own + k * stride;
     if (at >= task.n) continue;
-    held[k] = added(load<kChunk>(residual + at), load<kChunk>(x + at));
-    store<kChunk>(sum + at, held[k]);
+    held[k] = summed(at);
     squares += squares_of(held[k]);
   }
-  for (int64_t at = own + kHeld * stride; at < task.n; at += stride) {
-    const auto both = added(load<kChunk>(residual + at), load<kChunk>(x + at));
-    store<kChunk>(sum + at, both);
-    squares += squares_of(both);
-  }
+  for (int64_t at = own + kHeld * stride; at < task.n; at += stride) squares += squares_of(summed(at));
   const float mean = block_sum(squares) / static_cast<float>(task.n);
   const float rstd = rsqrtf(mean + task.eps);
   if (threadIdx.x == 0) task.rstd[blockIdx.x] = rstd;
@@ -72,7 +74,7 @@ __global__ void __launch_bounds__(kNormThreads) add_rms_norm_row(const AddRmsNor
     largest.add(normed);
   }
   for (int64_t at = own + kHeld * stride; at < task.n; at += stride) {
-    const auto normed = normalised(load<kChunk>(sum + at), rstd, load<kChunk>(weight + at));
+    const auto normed = normalised(load<kChunk>((adds ? sum : x) + at), rstd, load<kChunk>(weight + at));
     store<kChunk>(output + at, normed);
     largest.add(normed);
   }

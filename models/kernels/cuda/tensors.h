@@ -217,29 +217,33 @@ std::tuple<Tensor, Tensor> swiglu_backward(const Launch& launch, const Tensor& g
 
 // --- RMSNorm -----------------------------------------------------------------------------------------------
 
+// Without a residual the norm of x, and no sum.
 template <typename Launch>
 std::tuple<Tensor, Tensor, Tensor> add_rms_norm(const Launch& launch, const Tensor& given_x,
-                                                const Tensor& given_residual, const Tensor& given_weight,
-                                                double eps, const std::optional<Tensor>& amax = {}) {
-  require_alike(given_residual, given_x, "add_rms_norm");
+                                                const std::optional<Tensor>& given_residual,
+                                                const Tensor& given_weight, double eps,
+                                                const std::optional<Tensor>& amax = {}) {
   require_alike(given_weight, given_x, "add_rms_norm");
-  const Tensor x = given_x.contiguous(), residual = given_residual.contiguous(),
-               weight = given_weight.contiguous();
-  const int64_t n = residual.size(-1), rows = n == 0 ? 0 : residual.numel() / n;
-  require_numbers(x, residual.numel(), "add_rms_norm: x");
-  require_numbers(weight, n, "add_rms_norm: weight");
-  Tensor sum = at::empty_like(residual), output = at::empty_like(residual);
-  Tensor rstd = at::empty({rows}, residual.options().dtype(at::kFloat));
-  const AddRmsNormTask task{.x = x.const_data_ptr(),
-                            .residual = residual.const_data_ptr(),
-                            .weight = weight.const_data_ptr(),
-                            .rows = rows,
-                            .n = n,
-                            .eps = static_cast<float>(eps),
-                            .sum = sum.mutable_data_ptr(),
-                            .output = output.mutable_data_ptr(),
-                            .rstd = rstd.mutable_data_ptr<float>(),
-                            .amax = amaxes_of(amax, 1, x, "add_rms_norm")};
+  const Tensor x = given_x.contiguous(), weight = given_weight.contiguous();
+  Tensor residual, sum;
+  AddRmsNormTask task{.x = x.const_data_ptr(), .weight = weight.const_data_ptr()};
+  if (given_residual) {
+    require_alike(*given_residual, given_x, "add_rms_norm");
+    require_numbers(x, given_residual->numel(), "add_rms_norm: x");
+    residual = given_residual->contiguous();
+    sum = at::empty_like(residual);
+    task.residual = residual.const_data_ptr();
+    task.sum = sum.mutable_data_ptr();
+  }
+  const Tensor output = at::empty_like(given_residual ? residual : x);
+  task.n = output.size(-1);
+  task.rows = task.n == 0 ? 0 : output.numel() / task.n;
+  require_numbers(weight, task.n, "add_rms_norm: weight");
+  const Tensor rstd = at::empty({task.rows}, output.options().dtype(at::kFloat));
+  task.eps = static_cast<float>(eps);
+  task.output = output.mutable_data_ptr();
+  task.rstd = rstd.mutable_data_ptr<float>();
+  task.amax = amaxes_of(amax, 1, x, "add_rms_norm");
   launch(task, element_of(x, "add_rms_norm"));
   return {sum, output, rstd};
 }

@@ -214,6 +214,14 @@ TEST_CASE("the source of the CUDA sum with its norm follows the plain form and r
     const Tensor amax = zeros_for(1), back_amax = zeros_for(1);
     CHECK(same_bits(std::get<1>(own::add_rms_norm(kOnThreads, x, residual, weight, 1e-5, amax)), output));
     CHECK(same_bits(amax, largest(output)));
+    // the norm alone, with the bits of the norm of a sum
+    const Tensor alone_amax = zeros_for(1);
+    const auto [no_sum, alone, alone_rstd] =
+        own::add_rms_norm(kOnThreads, sum, std::nullopt, weight, 1e-5, alone_amax);
+    CHECK_FALSE(no_sum.defined());
+    CHECK(same_bits(alone, output));
+    CHECK(same_bits(alone_rstd, rstd));
+    CHECK(same_bits(alone_amax, largest(output)));
     // a gradient in three terms has the bits of their sum
     const Tensor second = numbers({rows, n}, dtype), third = numbers({rows, n}, dtype);
     const std::vector<Tensor> more = {second, third};
@@ -268,6 +276,7 @@ TEST_CASE("the source of the CUDA norm takes rows that its threads cannot hold")
     const Tensor amax = zeros_for(1), back_amax = zeros_for(1);
     const auto by_hand = own::add_rms_norm(kOnThreads, x, residual, weight, 1e-5, amax);
     CHECK(same_bits(amax, largest(std::get<1>(by_hand))));
+    CHECK(same_bits(std::get<1>(own::add_rms_norm(kOnThreads, sum, std::nullopt, weight, 1e-5)), output));
     const auto of_terms =
         own::add_rms_norm_backward(kOnThreads, x, residual, sum, weight, rstd, {residual, x}, back_amax);
     CHECK(

@@ -210,6 +210,16 @@ TEST_CASE("nodes tell the largest magnitudes of what they make, and of the gradi
                             {both.sum.detach(), both.normed.detach(), both.normed.detach()});
   CHECK(amax.grad().equal(largest(x.grad()).view({1})));
 
+  const Tensor stream = leaf_of({2, 3, 33}), of_stream = told(1);
+  const ops::SumAndNorm alone =
+      ops::rms_norm_of_stream(stream, weight, 1e-5, {.layers = 2, .want_amax = true}, of_stream);
+  CHECK(alone.again.size() == 1);
+  CHECK(alone.normed.equal(ops::rms_norm(stream, weight, 1e-5)));
+  CHECK(alone.amax.equal(largest(alone.normed).view({1})));
+  torch::autograd::backward({alone.sum, alone.normed, alone.again[0]},
+                            {alone.sum.detach(), alone.normed.detach() * 2, alone.normed.detach()});
+  CHECK(of_stream.grad().equal(largest(stream.grad()).view({1})));
+
   const Tensor q = leaf_of({1, 4, 2, 8}), k = leaf_of({1, 4, 1, 8}), v = leaf_of({1, 4, 1, 8}),
                of_all = told(3), angles = torch::rand({4, 4});
   const ops::RotatedHeads turned =

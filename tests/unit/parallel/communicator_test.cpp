@@ -183,6 +183,10 @@ TEST_CASE("tensors that do not fit together are refused before anything is sent"
   CHECK_THROWS_AS(group->all_gather_into(at::zeros({7}), at::zeros({3})), Error);
   CHECK_THROWS_AS(group->all_gather_into(at::zeros({6}), at::zeros({3}, at::kBFloat16)), Error);
   CHECK_THROWS_AS(group->start_reduce_scatter_sum(at::zeros({3}), at::zeros({7})), Error);
+  CHECK_THROWS_AS(
+      group->start_reduce_scatter_sum(
+          {{at::zeros({3}), at::zeros({6})}, {at::zeros({3}, at::kBFloat16), at::zeros({6}, at::kBFloat16)}}),
+      Error);
   CHECK_THROWS_AS(group->all_reduce_sum(at::zeros({4, 4}).t().narrow(0, 0, 2)), Error);
 }
 
