@@ -64,30 +64,29 @@ void pack_rows(const Rows<Element>& rows, int64_t height, int64_t width, typenam
   }
 }
 
-// As pack_rows(), with the numbers of a unit from neighbouring rows: [height / kPerUnit][width] units.
+// As pack_rows(), with the numbers of a unit from neighbouring rows: [height / kPerUnit][width] units. width:
+// a multiple of 16.
 template <typename U, typename Element>
 void pack_row_pairs(const Rows<Element>& rows, int64_t height, int64_t width, typename U::Unit* units) {
-  using Number = typename Packed<U, Element>::Number;
-  constexpr int64_t kTogether = U::kPerUnit;
-  if constexpr (kTogether == 1) {
+  if constexpr (U::kPerUnit == 1) {
     pack_rows<U, Element>(rows, height, width, units);
   } else {
-    auto* to = reinterpret_cast<Number*>(units);
-    for (int64_t r = 0; r < height; r += 2, to += 2 * width) {
-      if (r + 1 < rows.count) {
-        const Element *even = rows.data + r * rows.stride, *odd = even + rows.stride;
-        for (int64_t i = 0; i < rows.size; ++i) {
-          to[2 * i] = Packed<U, Element>::of(even[i]);
-          to[2 * i + 1] = Packed<U, Element>::of(odd[i]);
-        }
-      } else {
-        for (int64_t i = 0; i < rows.size; ++i) {
-          to[2 * i] = r < rows.count ? Packed<U, Element>::of(rows.data[r * rows.stride + i]) : 0;
-          to[2 * i + 1] = 0;
-        }
+#ifdef __AVX512BF16__
+    constexpr int64_t kAtOnce = 32;
+    for (int64_t r = 0; r < height; r += 2, units += width) {
+      const auto numbers = [&](int64_t row, int64_t column) {
+        const int64_t left = row < rows.count ? rows.size - column : 0;
+        const Element* from = rows.data + row * rows.stride + column;
+        if (left >= kAtOnce) return _mm512_loadu_si512(from);
+        return _mm512_maskz_loadu_epi16(left > 0 ? ~uint32_t{0} >> (kAtOnce - left) : 0, from);
+      };
+      for (int64_t i = 0; i < width; i += kAtOnce) {
+        const RowPairs both = pairs_of_rows(numbers(r, i), numbers(r + 1, i));
+        _mm512_storeu_si512(units + i, both.first);
+        if (i + kAtOnce / 2 < width) _mm512_storeu_si512(units + i + kAtOnce / 2, both.last);
       }
-      for (int64_t i = 2 * rows.size; i < 2 * width; ++i) to[i] = 0;
     }
+#endif
   }
 }
 
