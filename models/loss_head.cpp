@@ -41,7 +41,7 @@ RowLosses combine_statistics(const at::Tensor& statistics, const at::Tensor& lab
   const at::Tensor losses = log_sum_exp.to(at::kDouble) - picked.to(at::kDouble);
   const at::Tensor counted =
       at::where(labels.ne(kernels::kIgnoredLabel), losses, at::zeros({}, losses.options()));
-  return {counted.sum().to(statistics.scalar_type()), log_sum_exp};
+  return {kernels::sum_of_losses(counted).to(statistics.scalar_type()), log_sum_exp};
 }
 
 }  // namespace

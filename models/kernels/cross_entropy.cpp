@@ -5,6 +5,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full_like.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/record_function.h>
@@ -56,7 +57,7 @@ at::Tensor fused_cross_entropy(const at::Tensor& logits, const at::Tensor& label
       }
     });
   });
-  return losses.sum().to(at::kFloat);
+  return sum_of_losses(losses).to(at::kFloat);
 }
 
 at::Tensor fused_vocab_statistics(const at::Tensor& logits, const at::Tensor& labels, const VocabPart& part) {
@@ -145,6 +146,14 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels, con
   at::Tensor loss = fused_cross_entropy(logits, labels, scale);
   if (amax.defined() && scale != nullptr) raise_to_largest(amax, logits);
   return loss;
+}
+
+at::Tensor sum_of_losses(const at::Tensor& losses) {
+  if (!losses.is_cpu()) return losses.sum();
+  const at::Tensor rows = losses.contiguous().to(at::kDouble);
+  double sum = 0;
+  for (int64_t row = 0; row < rows.numel(); ++row) sum += rows.const_data_ptr<double>()[row];
+  return at::scalar_tensor(sum, losses.options());
 }
 
 at::Tensor vocab_statistics(const at::Tensor& logits, const at::Tensor& labels, const VocabPart& part) {

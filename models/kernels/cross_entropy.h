@@ -15,6 +15,10 @@ inline constexpr int64_t kIgnoredLabel = -100;
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels, const at::Tensor* scale,
                          const at::Tensor& amax = {});
 
+// The sum of rows' losses, 0-dim in their dtype. On a CPU one after the other: a sum over threads would have
+// an order that depends on them.
+at::Tensor sum_of_losses(const at::Tensor& losses);
+
 // Columns [first, first + logits.size(1)) of the logits of a vocabulary of `whole` entries.
 struct VocabPart {
   int64_t first = 0, whole = 0;

@@ -5,6 +5,7 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/record_function.h>
 
+#include <type_traits>
 #include <vector>
 
 #include "base/device/parallel_for.h"
@@ -25,8 +26,13 @@ at::Tensor fused_sum_of_squares(const at::Tensor& x) {
       float* row = rows::scratch(0, kBlock);
       for (int64_t block = begin; block < end; ++block) {
         const int64_t count = std::min(kBlock, n - block * kBlock);
-        rows::widen(x.const_data_ptr<T>() + block * kBlock, row, count);
-        partial.mutable_data_ptr<double>()[block] = static_cast<double>(rows::sum_of_squares(row, count));
+        const T* from = x.const_data_ptr<T>() + block * kBlock;
+        const float* numbers = row;
+        if constexpr (std::is_same_v<T, float>)
+          numbers = from;  // a copy would take longer than the sum
+        else
+          rows::widen(from, row, count);
+        partial.mutable_data_ptr<double>()[block] = static_cast<double>(rows::sum_of_squares(numbers, count));
       }
     });
   });

@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include <ATen/Parallel.h>
 #include <fmt/format.h>
 
 #include "base/counted.h"
@@ -60,7 +61,7 @@ RankMemory rank_memory(at::Device device, int ranks) {
     limit.bytes /= users;
     return limit;
   };
-  RankMemory memory{shared(host_memory(), ranks)};
+  RankMemory memory{.host = shared(host_memory(), ranks), .threads = at::get_num_threads()};
   if (const auto own = process_memory(); own && own->bytes < memory.host.bytes) memory.host = *own;
   if (device.is_cpu()) return memory;
   const DeviceLibrary& library = device_library();

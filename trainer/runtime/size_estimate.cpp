@@ -93,6 +93,15 @@ JobSize job_size(const JobConfig& config, const models::ModelArgs& model, int64_
       tokens / tensor * static_cast<double>(model.dim) * compute * static_cast<double>(model.n_layers + 1) +
       length * static_cast<double>(model.head_dim) * 4 +
       std::min(tokens * logits, (gathered ? 2 : 1) * std::max(logits, chunk));
+  // Packed keys twice and values once, and their gradients in fp32 (models/kernels/cpu/attention_blocks.cpp);
+  // fp32 keys serve both uses. libtorch's attention, where it is chosen, keeps less, as larger heads do.
+  constexpr int64_t kStep = 16, kLargestHead = 256;
+  const bool flash = config.model.attention == AttentionChoice::kFlash && !config.training.document_mask;
+  if (!flash && model.head_dim <= kLargestHead)
+    size.attention = length * static_cast<double>((model.head_dim + kStep - 1) / kStep * kStep) *
+                     (compute == 2 ? 3 * 2 + 2 * 4 : 4 * 4);
+  size.attention_threads = static_cast<double>(training.local_batch_size) *
+                           std::max(1.0, static_cast<double>(model.n_kv_heads) / tensor);
   size.tokens = tokens * static_cast<double>(microbatches) * 2 * sizeof(int64_t);  // and labels
   return size;
 }
@@ -107,14 +116,17 @@ void require_memory(const ResolvedConfig& resolved, const JobSize& size, const R
       {{"weights", size.weights}, {"optimizer state", size.optimizer}, {"gradients", size.gradients}});
   auto& averages = resolved.config.ema.device == EmaDevice::kCpu ? host : states;
   averages.push_back({"averaged weights", size.averages});
+  double attention = 0;
   if (!memory.device) {
     host.insert(host.end(), device.begin(), device.end());
     device.clear();
+    attention = size.attention * std::min(static_cast<double>(memory.threads), size.attention_threads);
+    host.push_back({"scratch of attention", attention});
   }
   Problems problems;
   const auto check = [&](const std::vector<Part>& needed, const MemoryLimit& limit) {
     if (total(needed) <= limit.bytes) return;
-    const bool model = size.states() + size.description > size.activations + size.tokens;
+    const bool model = size.states() + size.description > size.activations + attention + size.tokens;
     std::string key = "training.seq_len";
     if (model) key = size.mostly_tables ? "model.args.vocab_size" : "model.args.n_layers";
     if (model && !resolved.origins.contains(key)) key = "model.flavor";

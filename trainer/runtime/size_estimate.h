@@ -13,14 +13,16 @@ namespace hyperion::trainer {
 // Bytes of one rank, in floating point so that no product overflows. Counts only what exists at the same time
 // in every layout: a job that needs more than this may still not fit.
 struct JobSize {
-  double weights = 0;          // masters, and their copies in the compute dtype
-  double optimizer = 0;        // both moments
-  double gradients = 0;        // of this rank's shards
-  double averages = 0;         // EMA
-  double activations = 0;      // of one microbatch: each block's input, RoPE tables, a chunk of logits
-  double tokens = 0;           // of all microbatches of a step, in host memory
-  double description = 0;      // names and shapes, in host memory
-  bool mostly_tables = false;  // more than half of the parameters are the embedding's and the head's
+  double weights = 0;            // masters, and their copies in the compute dtype
+  double optimizer = 0;          // both moments
+  double gradients = 0;          // of this rank's shards
+  double averages = 0;           // EMA
+  double activations = 0;        // of one microbatch: each block's input, RoPE tables, a chunk of logits
+  double attention = 0;          // scratch of each thread that computes attention on a CPU
+  double attention_threads = 1;  // that have work in every layer, at most
+  double tokens = 0;             // of all microbatches of a step, in host memory
+  double description = 0;        // names and shapes, in host memory
+  bool mostly_tables = false;    // more than half of the parameters are the embedding's and the head's
 
   double states() const { return weights + optimizer + gradients; }
 };
@@ -32,6 +34,7 @@ JobSize job_size(const JobConfig& config, const models::ModelArgs& model, int64_
 // What one rank may use.
 struct RankMemory {
   MemoryLimit host;
+  int threads = 1;                      // that compute on a CPU
   std::optional<MemoryLimit> device{};  // nullopt: a CPU, everything is in host memory
 };
 

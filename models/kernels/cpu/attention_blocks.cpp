@@ -280,9 +280,6 @@ HYPERION_INLINE void softmax_backward(const BackwardScratch<SingleFloats>& in, i
 }
 #ifdef __AVX512BF16__
 HYPERION_INLINE void softmax_backward(const BackwardScratch<Bf16Pairs>& in, int64_t lane, float factor) {
-  const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7,
-                                       38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
-  const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
   for (int64_t i = lane; i < kQueryBlock; i += 2 * kLanes) {
     const Floats lse[2] = {load(in.lse + i), load(in.lse + i + kLanes)};
     const Floats delta[2] = {load(in.delta + i), load(in.delta + i + kLanes)};
@@ -304,8 +301,9 @@ HYPERION_INLINE void softmax_backward(const BackwardScratch<Bf16Pairs>& in, int6
         _mm512_storeu_si512(dscores + i / 2, rounded[r]);
       }
       uint32_t* pairs = in.dscore_pairs + k / 2 * kQueryBlock + i;
-      _mm512_storeu_si512(pairs, _mm512_permutex2var_epi16(rounded[0], low, rounded[1]));
-      _mm512_storeu_si512(pairs + kLanes, _mm512_permutex2var_epi16(rounded[0], high, rounded[1]));
+      const RowPairs both = pairs_of_rows(rounded[0], rounded[1]);
+      _mm512_storeu_si512(pairs, both.first);
+      _mm512_storeu_si512(pairs + kLanes, both.last);
     }
   }
 }

@@ -11,7 +11,9 @@ namespace {
 
 constexpr int kPanelVectors = kPanel / kLanes;
 constexpr int64_t kDepthBlock = 1024;  // units
-constexpr int64_t kTilesAtOnce = 16;   // that use a panel while it is in the cache
+// Tiles that use a panel while it is in the cache. Rows of `a` that are not packed take the second cache's
+// room beside it; rows that are packed are worth more tiles, because their columns are read in longer pieces.
+constexpr int64_t kTilesAtOnce = 8, kPackedTilesAtOnce = 16;
 
 int64_t units_of(int64_t depth, int64_t per_unit) {
   return (depth + per_unit - 1) / per_unit;
@@ -38,22 +40,10 @@ void pack(const Matrix& b, int64_t depth, int64_t columns, int64_t first, void* 
                                static_cast<typename U::Unit*>(panel));
     return;
   }
-  // Columns of b are contiguous: they become lanes, a cache line of each at a time.
-  constexpr int64_t kUnits = 16, kAtOnce = kUnits * U::kPerUnit;
-  auto* to = static_cast<typename U::Unit*>(panel);
-  const auto* from = static_cast<const Element*>(b.data) + first * b.column_stride;
-  for (int64_t k = 0; k < depth; k += kAtOnce, to += kUnits * kPanel) {
-    const int64_t size = depth - k < kAtOnce ? depth - k : kAtOnce;
-    if (size < kAtOnce || count < kPanel) {
-      pack_lanes<U, Element>({from + k, b.column_stride, count, size}, kPanel,
-                             units_of(size, U::kPerUnit) * U::kPerUnit, to);
-      continue;
-    }
-    for (int64_t lane = 0; lane < kPanel; ++lane)
-#pragma GCC unroll 16
-      for (int64_t unit = 0; unit < kUnits; ++unit)
-        to[unit * kPanel + lane] = unit_at<U>(from + lane * b.column_stride + k + unit * U::kPerUnit);
-  }
+  // Columns of b are contiguous: they become lanes.
+  pack_lanes<U, Element>(
+      {static_cast<const Element*>(b.data) + first * b.column_stride, b.column_stride, count, depth}, kPanel,
+      units_of(depth, U::kPerUnit) * U::kPerUnit, static_cast<typename U::Unit*>(panel));
 }
 
 // The numbers that are broadcast: unit (row, k) is at data + row * row_stride + k * unit_stride, in elements.
@@ -82,9 +72,16 @@ struct Output {
   int64_t c_stride, columns;  // of this panel
 };
 
+// What is multiplied next: each tile brings a part of it into the second cache, so many bytes for each unit
+// of its depth, and all tiles together the whole.
+struct Prefetch {
+  const char* from;
+  int64_t bytes;
+};
+
 template <typename U, typename Element, int kRows>
 HYPERION_INLINE void multiply_tile(const Broadcast<Element>& a, const typename U::Unit* panel, int64_t depth,
-                                   const Output<Element>& out, int64_t row) {
+                                   const Prefetch& prefetch, const Output<Element>& out, int64_t row) {
   Floats sums[kRows][kPanelVectors];
   float* before = out.sums + row * kPanel;
 #pragma GCC unroll 8
@@ -92,7 +89,9 @@ HYPERION_INLINE void multiply_tile(const Broadcast<Element>& a, const typename U
 #pragma GCC unroll 4
     for (int v = 0; v < kPanelVectors; ++v) sums[r][v] = Floats{};
   const Element* numbers = a.data + row * a.row_stride;
-  for (int64_t k = 0; k < depth; ++k, numbers += a.unit_stride, panel += kPanel) {
+  const char* next = prefetch.from;
+  for (int64_t k = 0; k < depth; ++k, numbers += a.unit_stride, panel += kPanel, next += prefetch.bytes) {
+    __builtin_prefetch(next, /*write=*/0, /*second cache*/ 2);
     typename U::Units lanes[kPanelVectors];
 #pragma GCC unroll 4
     for (int v = 0; v < kPanelVectors; ++v) lanes[v] = U::load_units(panel + v * kLanes);
@@ -123,18 +122,19 @@ HYPERION_INLINE void multiply_tile(const Broadcast<Element>& a, const typename U
 
 template <typename U, typename Element>
 void multiply_rows(const Broadcast<Element>& a, const typename U::Unit* panel, int64_t depth,
-                   const Output<Element>& out, int64_t rows) {
+                   Prefetch prefetch, const Output<Element>& out, int64_t rows) {
   int64_t row = 0;
-  for (; row + kTile <= rows; row += kTile) multiply_tile<U, Element, kTile>(a, panel, depth, out, row);
+  for (; row + kTile <= rows; row += kTile, prefetch.from += depth * prefetch.bytes)
+    multiply_tile<U, Element, kTile>(a, panel, depth, prefetch, out, row);
   if (rows - row >= 4) {
-    multiply_tile<U, Element, 4>(a, panel, depth, out, row);
+    multiply_tile<U, Element, 4>(a, panel, depth, prefetch, out, row);
     row += 4;
   }
   if (rows - row >= 2) {
-    multiply_tile<U, Element, 2>(a, panel, depth, out, row);
+    multiply_tile<U, Element, 2>(a, panel, depth, prefetch, out, row);
     row += 2;
   }
-  if (rows - row == 1) multiply_tile<U, Element, 1>(a, panel, depth, out, row);
+  if (rows - row == 1) multiply_tile<U, Element, 1>(a, panel, depth, prefetch, out, row);
 }
 
 template <typename U, typename Element>
@@ -142,37 +142,44 @@ bool takes(const Matrix& a, int64_t depth) {
   return a.column_stride != 1 || depth % U::kPerUnit == 0;
 }
 
-// Rows of `a` whose depth is not contiguous are packed: [units][kTilesAtOnce * kTile].
-constexpr int64_t kRowsAtOnce = kTilesAtOnce * kTile;
+// Rows of `a` whose depth is not contiguous are packed: [units][rows at once].
+bool packs_rows(const ProductCall& call) {
+  return call.a.column_stride != 1;
+}
+int64_t tiles_at_once(const ProductCall& call) {
+  return packs_rows(call) ? kPackedTilesAtOnce : kTilesAtOnce;
+}
 
 template <typename U>
 int64_t packed_rows_bytes(const ProductCall& call) {
-  return call.a.column_stride != 1
-             ? units_of(call.depth, U::kPerUnit) * kRowsAtOnce * static_cast<int64_t>(sizeof(float))
-             : 0;
+  return packs_rows(call) ? units_of(call.depth, U::kPerUnit) * tiles_at_once(call) * kTile *
+                                static_cast<int64_t>(sizeof(float))
+                          : 0;
 }
 
 template <typename U, typename Element>
 int64_t scratch_bytes(const ProductCall& call) {
-  return packed_rows_bytes<U>(call) + kRowsAtOnce * kPanel * static_cast<int64_t>(sizeof(float));
+  return packed_rows_bytes<U>(call) +
+         tiles_at_once(call) * kTile * kPanel * static_cast<int64_t>(sizeof(float));
 }
 
 template <typename U, typename Element>
 void multiply(const ProductCall& call, int64_t first, int64_t last, void* scratch) {
   using Unit = typename U::Unit;
-  const int64_t units = units_of(call.depth, U::kPerUnit);
+  const int64_t units = units_of(call.depth, U::kPerUnit), rows_at_once = tiles_at_once(call) * kTile;
+  const int64_t prefetched = kPanel * static_cast<int64_t>(sizeof(Unit)) / tiles_at_once(call);
   auto* packed = static_cast<Unit*>(scratch);
   auto* sums = reinterpret_cast<float*>(static_cast<char*>(scratch) + packed_rows_bytes<U>(call));
   const auto* a = static_cast<const Element*>(call.a.data);
   const int64_t end = last * kTile < call.rows ? last * kTile : call.rows;
-  for (int64_t row = first * kTile; row < end; row += kRowsAtOnce) {
-    const int64_t rows = end - row < kRowsAtOnce ? end - row : kRowsAtOnce;
+  for (int64_t row = first * kTile; row < end; row += rows_at_once) {
+    const int64_t rows = end - row < rows_at_once ? end - row : rows_at_once;
     Broadcast<Element> numbers{a + row * call.a.row_stride, call.a.row_stride,
                                call.a.column_stride * U::kPerUnit};
-    if (packed_rows_bytes<U>(call) > 0) {
+    if (packs_rows(call)) {
       pack_row_pairs<U, Element>({a + row, call.a.column_stride, call.depth, rows}, units * U::kPerUnit,
-                                 kRowsAtOnce, packed);
-      numbers = {reinterpret_cast<const Element*>(packed), U::kPerUnit, kRowsAtOnce * U::kPerUnit};
+                                 rows_at_once, packed);
+      numbers = {reinterpret_cast<const Element*>(packed), U::kPerUnit, rows_at_once * U::kPerUnit};
     }
     for (int64_t column = 0; column < call.columns; column += kPanel) {
       const Unit* panel = static_cast<const Unit*>(call.panels) + column * units;
@@ -185,9 +192,12 @@ void multiply(const ProductCall& call, int64_t first, int64_t last, void* scratc
                                   static_cast<Element*>(call.c) + row * call.c_stride + column,
                                   call.c_stride,
                                   columns};
+        const Unit* block = panel + k * kPanel;  // the next one lies behind it
+        const bool is_end = out.last && column + kPanel >= call.columns;
+        const void* next = is_end ? call.panels : block + depth * kPanel;
         multiply_rows<U, Element>(
-            {numbers.data + k * numbers.unit_stride, numbers.row_stride, numbers.unit_stride},
-            panel + k * kPanel, depth, out, rows);
+            {numbers.data + k * numbers.unit_stride, numbers.row_stride, numbers.unit_stride}, block, depth,
+            {static_cast<const char*>(next), prefetched}, out, rows);
       }
     }
   }

@@ -64,38 +64,92 @@ void pack_rows(const Rows<Element>& rows, int64_t height, int64_t width, typenam
   }
 }
 
-// As pack_rows(), with the numbers of a unit from neighbouring rows: [height / kPerUnit][width] units.
+// As pack_rows(), with the numbers of a unit from neighbouring rows: [height / kPerUnit][width] units. width:
+// a multiple of 16.
 template <typename U, typename Element>
 void pack_row_pairs(const Rows<Element>& rows, int64_t height, int64_t width, typename U::Unit* units) {
-  using Number = typename Packed<U, Element>::Number;
-  constexpr int64_t kTogether = U::kPerUnit;
-  if constexpr (kTogether == 1) {
+  if constexpr (U::kPerUnit == 1) {
     pack_rows<U, Element>(rows, height, width, units);
   } else {
-    auto* to = reinterpret_cast<Number*>(units);
-    for (int64_t r = 0; r < height; r += 2, to += 2 * width) {
-      if (r + 1 < rows.count) {
-        const Element *even = rows.data + r * rows.stride, *odd = even + rows.stride;
-        for (int64_t i = 0; i < rows.size; ++i) {
-          to[2 * i] = Packed<U, Element>::of(even[i]);
-          to[2 * i + 1] = Packed<U, Element>::of(odd[i]);
-        }
-      } else {
-        for (int64_t i = 0; i < rows.size; ++i) {
-          to[2 * i] = r < rows.count ? Packed<U, Element>::of(rows.data[r * rows.stride + i]) : 0;
-          to[2 * i + 1] = 0;
-        }
+#ifdef __AVX512BF16__
+    constexpr int64_t kAtOnce = 32;
+    for (int64_t r = 0; r < height; r += 2, units += width) {
+      const auto numbers = [&](int64_t row, int64_t column) {
+        const int64_t left = row < rows.count ? rows.size - column : 0;
+        const Element* from = rows.data + row * rows.stride + column;
+        if (left >= kAtOnce) return _mm512_loadu_si512(from);
+        return _mm512_maskz_loadu_epi16(left > 0 ? ~uint32_t{0} >> (kAtOnce - left) : 0, from);
+      };
+      for (int64_t i = 0; i < width; i += kAtOnce) {
+        const RowPairs both = pairs_of_rows(numbers(r, i), numbers(r + 1, i));
+        _mm512_storeu_si512(units + i, both.first);
+        if (i + kAtOnce / 2 < width) _mm512_storeu_si512(units + i + kAtOnce / 2, both.last);
       }
-      for (int64_t i = 2 * rows.size; i < 2 * width; ++i) to[i] = 0;
     }
+#endif
   }
 }
+
+#ifdef __AVX512F__
+// 16 rows of up to 16 units, `stride` bytes apart, become `units` rows of 16 lanes, `lanes` units apart.
+HYPERION_INLINE void transpose_units(const void* rows, int64_t stride, int64_t units, void* to,
+                                     int64_t lanes) {
+  constexpr int kSide = 16;
+  const auto used = static_cast<__mmask16>((1 << units) - 1);
+  __m512i a[kSide], b[kSide];
+#pragma GCC unroll 16
+  for (int r = 0; r < kSide; ++r) {
+    a[r] = _mm512_maskz_loadu_epi32(used, static_cast<const char*>(rows) + r * stride);
+  }
+  // In each quarter of a vector four rows become four columns: column c of group g is in a[4 g + c].
+#pragma GCC unroll 4
+  for (int r = 0; r < kSide; r += 4) {
+    b[r] = _mm512_unpacklo_epi32(a[r], a[r + 1]);
+    b[r + 1] = _mm512_unpackhi_epi32(a[r], a[r + 1]);
+    b[r + 2] = _mm512_unpacklo_epi32(a[r + 2], a[r + 3]);
+    b[r + 3] = _mm512_unpackhi_epi32(a[r + 2], a[r + 3]);
+    a[r] = _mm512_unpacklo_epi64(b[r], b[r + 2]);
+    a[r + 1] = _mm512_unpackhi_epi64(b[r], b[r + 2]);
+    a[r + 2] = _mm512_unpacklo_epi64(b[r + 1], b[r + 3]);
+    a[r + 3] = _mm512_unpackhi_epi64(b[r + 1], b[r + 3]);
+  }
+  // Then the quarters: 0x88 takes the even ones of two vectors, 0xdd the odd ones.
+#pragma GCC unroll 4
+  for (int c = 0; c < 4; ++c) {
+    const __m512i even_low = _mm512_shuffle_i32x4(a[c], a[4 + c], 0x88),
+                  even_high = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0x88),
+                  odd_low = _mm512_shuffle_i32x4(a[c], a[4 + c], 0xdd),
+                  odd_high = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0xdd);
+    const auto put = [&](int unit, __m512i lane) {
+      if (unit < units) _mm512_storeu_si512(static_cast<uint32_t*>(to) + unit * lanes, lane);
+    };
+    put(c, _mm512_shuffle_i32x4(even_low, even_high, 0x88));
+    put(4 + c, _mm512_shuffle_i32x4(odd_low, odd_high, 0x88));
+    put(8 + c, _mm512_shuffle_i32x4(even_low, even_high, 0xdd));
+    put(12 + c, _mm512_shuffle_i32x4(odd_low, odd_high, 0xdd));
+  }
+}
+#endif
 
 // Rows become lanes: [width / kPerUnit][lanes] units, the numbers of a unit neighbours in a row.
 template <typename U, typename Element>
 void pack_lanes(const Rows<Element>& rows, int64_t lanes, int64_t width, typename U::Unit* units) {
   using Number = typename Packed<U, Element>::Number;
   constexpr int64_t kTogether = U::kPerUnit;
+#ifdef __AVX512F__
+  constexpr int64_t kAtOnce = 16;                     // units, and lanes
+  if constexpr (sizeof(Element) == sizeof(Number)) {  // units lie in a row as they are wanted
+    if (rows.count == lanes && rows.size == width && lanes % kAtOnce == 0) {
+      const int64_t count = width / kTogether, stride = rows.stride * static_cast<int64_t>(sizeof(Element));
+      for (int64_t lane = 0; lane < lanes; lane += kAtOnce)
+        for (int64_t unit = 0; unit < count; unit += kAtOnce)
+          transpose_units(rows.data + lane * rows.stride + unit * kTogether, stride,
+                          count - unit < kAtOnce ? count - unit : kAtOnce, units + unit * lanes + lane,
+                          lanes);
+      return;
+    }
+  }
+#endif
   auto* to = reinterpret_cast<Number*>(units);
   for (int64_t r = 0; r < lanes; ++r) {
     const int64_t size = r < rows.count ? rows.size : 0;

@@ -119,6 +119,17 @@ struct Bf16Pairs {
 HYPERION_INLINE __m512i to_bf16(Floats low, Floats high) {
   return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
 }
+
+// The numbers of two rows by turns, as pairs: of the first 16 columns, and of the last 16.
+struct RowPairs {
+  __m512i first, last;
+};
+HYPERION_INLINE RowPairs pairs_of_rows(__m512i even, __m512i odd) {
+  const __m512i first = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7,
+                                         38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+  const __m512i last = _mm512_add_epi16(first, _mm512_set1_epi16(16));
+  return {_mm512_permutex2var_epi16(even, first, odd), _mm512_permutex2var_epi16(even, last, odd)};
+}
 #endif
 
 }  // namespace

@@ -127,6 +127,25 @@ TEST_CASE("fused kernels have the same bits on any number of threads") {
   at::set_num_threads(threads);
 }
 
+TEST_CASE("the loss of many rows has the same bits on any number of threads") {
+  torch::manual_seed(18);
+  const int64_t rows = 100'000;  // libtorch adds up more than 32,768 numbers on several threads
+  const Tensor logits = torch::randn({rows, 4}), labels = torch::randint(0, 4, {rows}),
+               losses = torch::rand({rows}, torch::kDouble) * torch::logspace(-8, 8, rows);
+  const int threads = at::get_num_threads();
+  at::set_num_threads(1);
+  const Tensor loss = kernels::cross_entropy(logits.clone(), labels, nullptr),
+               sum = kernels::sum_of_losses(losses);
+  CHECK(sum.item<double>() == Approx(losses.sum().item<double>()).epsilon(1e-12));
+  for (const int count : {2, 3}) {
+    CAPTURE(count);
+    at::set_num_threads(count);
+    CHECK(kernels::cross_entropy(logits.clone(), labels, nullptr).equal(loss));
+    CHECK(kernels::sum_of_losses(losses).equal(sum));
+  }
+  at::set_num_threads(threads);
+}
+
 TEST_CASE("products of our own equal exact ones for any shape and layout on any number of threads") {
   torch::manual_seed(16);
   const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16);

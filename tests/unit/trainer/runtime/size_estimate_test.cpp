@@ -3,6 +3,7 @@
 #include <catch2/catch.hpp>
 
 #include "models/flavors/registry.h"
+#include "models/kernels/cpu/attention_blocks.h"
 #include "tests/support/error_of.h"
 
 namespace hyperion::trainer {
@@ -19,7 +20,7 @@ ResolvedConfig resolved(const std::string& toml) {
 std::string refusal(const std::string& toml, const models::ModelArgs& model, double host, int64_t shards = 1,
                     std::optional<double> device = std::nullopt) {
   const ResolvedConfig config = resolved(toml);
-  RankMemory memory{{host, "this host's memory"}};
+  RankMemory memory{.host = {host, "this host's memory"}};
   if (device) memory.device = MemoryLimit{*device, "the GPU's memory"};
   const std::string said = error_of(
       ExitCode::kUsage, [&] { require_memory(config, job_size(config.config, model, shards, 1), memory); });
@@ -76,6 +77,39 @@ TEST_CASE("A model or sequence that cannot fit is refused with the sizes and the
   CHECK_THAT(length, Contains("training.seq_len = 999999999") && Contains("TB of memory") &&
                          Contains("activations") && Contains("local_batch_size"));
   CHECK_THAT(refusal("", models::model_args("llama3", "405B"), 24 * kGB), Contains("model.flavor"));
+}
+
+TEST_CASE("Each thread's scratch of attention counts on a CPU") {
+  const models::ModelArgs model = models::model_args("llama3", "debugmodel");
+  const auto config = [](const std::string& keys) {
+    return resolved("[training]\nseq_len = 1048576\nlocal_batch_size = 1\n" + keys);
+  };
+  const ResolvedConfig job = config("");
+  const JobSize size = job_size(job.config, model, 1, 1);
+  const auto scratch = [&](const kernels::cpu::ElementKernels& kernels) {
+    return 4.0 * static_cast<double>(kernels.backward_scratch({.batch = 1,
+                                                               .heads = 1,
+                                                               .kv_heads = 1,
+                                                               .tokens = 1048576,
+                                                               .head_dim = model.head_dim,
+                                                               .scale = 1,
+                                                               .first_keys = nullptr}));
+  };
+  const auto& blocks = kernels::cpu::attention_blocks_plain();  // which widen bf16
+  CHECK(size.attention == Approx(scratch(blocks.bf16) * 14 / 16).epsilon(0.01));
+  const JobSize fp32 = job_size(config("mixed_precision_param = \"float32\"").config, model, 1, 1);
+  CHECK(fp32.attention == Approx(scratch(blocks.fp32)).epsilon(0.01));
+  CHECK(size.attention_threads == static_cast<double>(model.n_kv_heads));
+  const double one = size.states() + size.description + size.activations + size.tokens + size.attention;
+  const auto refusal_with = [&](int threads, std::optional<double> device = std::nullopt) {
+    RankMemory memory{.host = {1.01 * one, "this host's memory"}, .threads = threads};
+    if (device) memory.device = MemoryLimit{*device, "the GPU's memory"};
+    return error_of(ExitCode::kUsage, [&] { require_memory(job, size, memory); });
+  };
+  CHECK(refusal_with(1) == "nothing was thrown");
+  CHECK_THAT(refusal_with(1024), Contains("scratch of attention") && Contains("training.seq_len"));
+  CHECK(refusal_with(1024, one) == "nothing was thrown");
+  CHECK(job_size(config("[model]\nattention = \"flash\"").config, model, 1, 1).attention == 0);
 }
 
 TEST_CASE("What is on a GPU is compared with the GPU's memory and the rest with the host's") {
