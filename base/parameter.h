@@ -56,9 +56,9 @@ struct Parameter {
   // reduces it.
   at::Tensor weight{};
 
-  // The dtype in which the owner adds gradients up, where it takes them in it: a layer whose product can leave
-  // the gradient in it does, without a rounding, and `weight`'s .grad() then has this dtype. None: gradients
-  // have the weight's.
+  // The dtype in which the owner adds gradients up, where it takes them in it: a layer whose product can
+  // leave the gradient in it does, without a rounding, and `weight`'s .grad() then has this dtype. None:
+  // gradients have the weight's.
   std::optional<at::ScalarType> gradient_dtype{};
 
   // Set where the owner gathers the contents in an encoded form instead: `encoded` of shape `local`, in units

@@ -36,7 +36,7 @@ struct SaveLayout {
   };
   // Every tensor under its key and then under each alias. Those of one element (an optimizer has one for each
   // parameter) come first, and their first replica writes them: every rank reads them all when it loads, and
-  // what it verifies for them is then one block of one file, not one for each of them.
+  // what it verifies for them is then few blocks of one file, not one for each of them.
   std::vector<Entry> entries;
   std::vector<Kind> kinds;  // distinct placements
 

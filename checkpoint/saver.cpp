@@ -112,7 +112,9 @@ Saver::Saver(SaverOptions options, std::vector<StateComponent*> components, Coor
       ranks_(ranks),
       mover_(mover),
       folder_(options_.folder),
-      pool_(mover) {}
+      pool_(mover) {
+  if (!options_.place_of) throw_bug("a saver that does not know what each rank holds");
+}
 
 Saver::~Saver() {
   try {

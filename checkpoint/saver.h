@@ -28,7 +28,7 @@ struct SaverOptions {
   int64_t keep_latest = 0;  // 0: all
   int ranks_per_node = 1;
   std::map<std::string, std::string> facts{};  // go into every manifest: versions, configuration's hash
-  // What a rank holds of the tensors of a kind.
+  // What a rank holds of the tensors of a kind. Required.
   std::function<std::optional<HeldPart>(const SaveLayout::Kind& kind, int rank)> place_of;
 };
 

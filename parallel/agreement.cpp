@@ -33,6 +33,7 @@ Fingerprint unpack_entries(const std::string& text) {
   Fingerprint entries;
   for (size_t at = 0; at < text.size();) {
     const size_t key_end = text.find('\0', at), value_end = text.find('\0', key_end + 1);
+    if (key_end == text.npos || value_end == text.npos) throw_bug("entries of a fingerprint hold a byte 0");
     entries[text.substr(at, key_end - at)] = text.substr(key_end + 1, value_end - key_end - 1);
     at = value_end + 1;
   }

@@ -304,7 +304,7 @@ void ShardGroup::reduce(bool last_microbatch) {
 
 // What a reduce-scatter sends of the gradients, which it takes: one tensor [world, padded rows] after the
 // other, in the order of parameters(). A gradient is one of its own where it lies as it is sent; the others
-// are packed.
+// are packed. Every rank runs the same unit, so that all ranks send the same parts.
 std::vector<at::Tensor> ShardGroup::take_gradients() {
   const auto direct = [&](size_t i) {
     return lies_as_it_is_sent(parameters_[i]->parameter().weight.grad(), *parameters_[i],
@@ -357,7 +357,7 @@ at::Tensor ShardGroup::pack_gradients(size_t first, size_t last) {
 
 void ShardGroup::start_reduce_scatter() {
   const TraceRange range("reduce-scatter", name_);
-  const std::vector<at::Tensor> sent = take_gradients();
+  std::vector<at::Tensor> sent = take_gradients();
   // Into memory of the compute stream, whose earlier work may still use it: the reduction waits for that.
   const bool into_gradients = reduces_into_gradients();
   int64_t sum = 0;
@@ -370,7 +370,10 @@ void ShardGroup::start_reduce_scatter() {
   // stream has made the gradients.
   context_.reduce_stream_.wait(DeviceStream::current(context_.options().device));
   StreamScope scope(context_.reduce_stream_);
-  const at::Tensor local_sum = into_gradients ? grads_ : at::empty({sum}, sent.front().options());
+  const ShardingOptions& options = context_.options();
+  const at::Tensor local_sum =
+      into_gradients ? grads_
+                     : at::empty({sum}, at::TensorOptions(options.reduce_dtype).device(options.device));
   std::vector<ReducePart> parts;
   int64_t offset = 0;
   for (const at::Tensor& tensor : sent) {
@@ -379,7 +382,8 @@ void ShardGroup::start_reduce_scatter() {
     offset += count;
   }
   Pending operation = context_.shard().start_reduce_scatter_sum(std::move(parts));
-  context_.in_flight_.emplace(FsdpContext::Reduction{this, "reduce-scatter wait", std::move(operation), sent,
+  context_.in_flight_.emplace(FsdpContext::Reduction{this, "reduce-scatter wait", std::move(operation),
+                                                     std::move(sent),
                                                      into_gradients ? at::Tensor() : local_sum});
 }
 

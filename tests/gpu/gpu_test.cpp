@@ -100,8 +100,14 @@ TEST_CASE("FSDP over NCCL trains to the losses of one GPU") {
 
 TEST_CASE("a rank of four that talks to nobody gives the numbers of the CPU whatever runs ahead") {
   if (gpus() == 0) return;
-  for (bool reshard : {false, true}) {
-    TinyJob job{.reshard_after_forward = reshard, .fake = true};
+  // In bf16 gradients of matrices whose rows four ranks divide are reduced from where their products leave
+  // them.
+  for (const auto& [compute, reshard] : {std::pair(at::kFloat, false), std::pair(at::kFloat, true),
+                                         std::pair(at::kBFloat16, false), std::pair(at::kBFloat16, true)}) {
+    TinyJob job{.compute = compute,
+                .reshard_after_forward = reshard,
+                .pack_weights = compute == at::kBFloat16,
+                .fake = true};
     job.mesh.dp_shard = 4;
     const auto on = [&](bool gpu) {
       return run_one_rank(
@@ -117,8 +123,8 @@ TEST_CASE("a rank of four that talks to nobody gives the numbers of the CPU what
           kGpuTimeout);
     };
     const double difference = largest_difference(on(true), on(false));
-    CAPTURE(difference);
-    CHECK(difference < 1e-4);
+    CAPTURE(compute, reshard, difference);
+    CHECK(difference < (compute == at::kFloat ? 1e-4 : 2e-2));
   }
 }
 

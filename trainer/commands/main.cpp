@@ -50,10 +50,10 @@
 
 // The program's malloc is jemalloc, which reads this: a step's tensors take a tenth less processor time than
 // with glibc's. By default blocks of 8 MiB and more are returned to the system at once, and other free memory
-// soon after; a step needs the same memory again (returning it cost 3 to 8 % of its processor time). By default
-// a request does not take a part of free memory that is more than 64 times as large, either: where small and
-// large tensors take turns, steps then ask the system for new memory for hundreds of steps (a model of 100
-// million parameters for 100 MiB a step, and a sixth of its time went into page faults).
+// soon after; a step needs the same memory again (returning it cost 3 to 8 % of its processor time). By
+// default a request does not take a part of free memory that is more than 64 times as large, either: where
+// small and large tensors take turns, steps then ask the system for new memory for hundreds of steps (a model
+// of 100 million parameters for 100 MiB a step, and a sixth of its time went into page faults).
 extern "C" const char* malloc_conf;
 const char* malloc_conf = "oversize_threshold:0,dirty_decay_ms:-1,lg_extent_max_active_fit:63";
 

@@ -61,7 +61,7 @@ std::string tokenizer_fingerprint(const fs::path& path) {
 }
 
 ShardHeader parse_shard_header(const std::string& text, const fs::path& path) try {
-  const auto json = parse_json(text, path.string(), /*max_depth=*/2);
+  const auto json = parse_json(text, path.string());
   const JsonNode fields(json, path.string());
   const auto optional = [&](const char* key) { return fields[key].is_null() ? "" : fields[key].text(); };
   if (fields["format"].text() != kFormat) fields["format"].refuse(kFormat);

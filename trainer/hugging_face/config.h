@@ -17,8 +17,10 @@ namespace hyperion::trainer {
 // rope_scaling) or 5 (rope_parameters). What it leaves out has the default of transformers' LlamaConfig or
 // Qwen3Config (and as many key-value heads as heads), except sizes, which must be there. `name` stands for
 // the file in messages. Throws Error(kUsage) with one sentence for anything that this program would compute
-// differently: other model types, RoPE types, activations, biases and sliding windows.
+// differently: other model types, RoPE types, activations, biases and sliding windows; and Error(kBadData)
+// for fields that are missing or of another type.
 models::ModelArgs parse_hf_config(std::string_view text, const std::string& name);
+// The same, always with Error(kUsage).
 models::ModelArgs read_hf_config(const std::filesystem::path& config_json);
 
 // What export writes in addition to the dimensions.

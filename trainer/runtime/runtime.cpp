@@ -112,9 +112,11 @@ Runtime start_runtime(const ResolvedConfig& resolved, const models::ModelArgs& m
   runtime.mesh = std::make_unique<parallel::Mesh>(mesh_config(config.parallelism), environment.world_size);
   const int64_t microbatches =
       microbatches_of(config.training, runtime.mesh->degree(parallel::MeshDim::kBatch));
+  RankMemory memory = rank_memory(runtime.device, is_dry_run(config) ? 1 : environment.local_world_size);
+  if (is_dry_run(config)) memory.threads = 1;  // at least: those of this process may be all of a node's
   require_memory(resolved,
                  job_size(config, model, runtime.mesh->degree(parallel::MeshDim::kFsdp), microbatches),
-                 rank_memory(runtime.device, is_dry_run(config) ? 1 : environment.local_world_size));
+                 memory);
   failpoint("init.before_pg");
   runtime.groups = std::make_unique<parallel::ProcessGroups>(*runtime.mesh, environment, options);
   failpoint("init.after_pg");

@@ -97,9 +97,9 @@ JobSize job_size(const JobConfig& config, const models::ModelArgs& model, int64_
   // fp32 keys serve both uses. libtorch's attention, where it is chosen, keeps less, as larger heads do.
   constexpr int64_t kStep = 16, kLargestHead = 256;
   const bool flash = config.model.attention == AttentionChoice::kFlash && !config.training.document_mask;
+  const int64_t padded_head = (model.head_dim + kStep - 1) / kStep * kStep;
   if (!flash && model.head_dim <= kLargestHead)
-    size.attention = length * static_cast<double>((model.head_dim + kStep - 1) / kStep * kStep) *
-                     (compute == 2 ? 3 * 2 + 2 * 4 : 4 * 4);
+    size.attention = length * static_cast<double>(padded_head) * (compute == 2 ? 3 * 2 + 2 * 4 : 4 * 4);
   size.attention_threads = static_cast<double>(training.local_batch_size) *
                            std::max(1.0, static_cast<double>(model.n_kv_heads) / tensor);
   size.tokens = tokens * static_cast<double>(microbatches) * 2 * sizeof(int64_t);  // and labels
