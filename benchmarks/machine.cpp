@@ -55,7 +55,7 @@ int main(int argc, char** argv) {
   }
   constexpr int64_t kCopied = int64_t{1} << 26;  // bytes
   works.emplace_back([from = at::zeros({kCopied / 4}), to = at::zeros({kCopied / 4})] { to.copy_(from); });
-  const std::vector<double> seconds = least_seconds(works, /*rounds=*/15);
+  const std::vector<double> seconds = least_seconds(works, /*rounds=*/5);
   fmt::print("{{\"copy\": {:.2f}, \"products\": {{", 2e-9 * static_cast<double>(kCopied) / seconds.back());
   for (size_t i = 0; i < shapes.size(); ++i) {
     const auto& [m, k, n] = shapes[i];
