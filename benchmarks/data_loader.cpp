@@ -2,19 +2,17 @@
 // alone.
 //   benchmark_data_loader [TOKENIZER_PATH] [CORPUS.jsonl] [OUT.json]
 // Without arguments: one token per byte, and a generated corpus of 32 MB.
-#include <barrier>
 #include <chrono>
 #include <ctime>
 #include <filesystem>
-#include <thread>
 
 #include <fmt/format.h>
 #include <unistd.h>
 #include <zlib.h>
 
-#include "base/collective.h"
 #include "base/files.h"
 #include "base/philox.h"
+#include "tests/support/thread_ranks.h"
 #include "trainer/data/json_lines.h"
 #include "trainer/data/loader.h"
 #include "trainer/data/token_shards.h"
@@ -75,38 +73,6 @@ double loader_rate(const fs::path& path, const Encode& encode, int64_t degree) {
   return static_cast<double>(loader.state().sequence * kSeqLen) / seconds;
 }
 
-// Two ranks of a job as threads.
-class PairOfRanks {
- public:
-  class Member : public Coordinator {
-   public:
-    Member(PairOfRanks& ranks, int rank) : ranks_(ranks), rank_(rank) {}
-    int rank() const override { return rank_; }
-    int size() const override { return 2; }
-    std::vector<std::string> gather(const std::string& text) override {
-      std::vector<std::string> all = exchange(text);
-      return rank_ == 0 ? all : std::vector<std::string>();
-    }
-    std::string broadcast(const std::string& text) override { return exchange(text).front(); }
-
-   private:
-    std::vector<std::string> exchange(const std::string& text) {
-      ranks_.texts_[static_cast<size_t>(rank_)] = text;
-      ranks_.barrier_.arrive_and_wait();
-      std::vector<std::string> all = ranks_.texts_;
-      ranks_.barrier_.arrive_and_wait();
-      return all;
-    }
-
-    PairOfRanks& ranks_;
-    int rank_;
-  };
-
- private:
-  std::vector<std::string> texts_ = std::vector<std::string>(2);
-  std::barrier<> barrier_{2};
-};
-
 struct PairRate {
   double rate = 0;       // tokens of the global stream per second
   double processor = 0;  // seconds of all threads per million of these tokens
@@ -114,28 +80,22 @@ struct PairRate {
 
 // Two ranks of one node that read the same microbatches of the stream; `together`: each tokenises its share.
 PairRate pair_rate(const fs::path& path, const Encode& encode, int64_t tokens, bool together) {
-  PairOfRanks ranks;
   const int64_t batches = tokens / (2 * kSeqLen * kRows);
   const std::clock_t begin = std::clock();
   const double seconds = seconds_of([&] {
-    std::vector<std::jthread> threads;
-    for (int rank = 0; rank < 2; ++rank) {
-      threads.emplace_back([&, rank] {
-        PairOfRanks::Member member(ranks, rank);
-        LoaderOptions options;
-        options.dataset_path = path.string();
-        options.encode = encode;
-        options.seq_len = kSeqLen;
-        options.rows = kRows;
-        options.dp_degree = 2;
-        options.dp_rank = rank;
-        if (together) options.node = NodeDocuments::make(member);
-        DataLoader loader(options);
-        for (int64_t i = 0; i < batches; ++i) loader.next();
-        member.gather("");
-        member.broadcast("");  // neither tokenises for the other what no rank asks for
-      });
-    }
+    test::ThreadRanks::run(2, [&](Coordinator& ranks) {
+      LoaderOptions options;
+      options.dataset_path = path.string();
+      options.encode = encode;
+      options.seq_len = kSeqLen;
+      options.rows = kRows;
+      options.dp_degree = 2;
+      options.dp_rank = ranks.rank();
+      if (together) options.node = NodeDocuments::make(ranks);
+      DataLoader loader(options);
+      for (int64_t i = 0; i < batches; ++i) loader.next();
+      test::wait_for_all(ranks);  // neither tokenises for the other what no rank asks for
+    });
   });
   const double read = static_cast<double>(batches * 2 * kSeqLen * kRows);
   return {read / seconds, static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC / read * 1e6};

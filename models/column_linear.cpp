@@ -107,7 +107,7 @@ struct ColumnFunction : Function<ColumnFunction> {
     const Operand all = rows ? rows->wait() : with_amax(Operand(as_rows(x)), amax.value_or(Tensor()));
     keep(context, all, rows && ranks != nullptr ? all.values : x);
     variable_list results = whole ? split_by_layers(outputs[0], layers, -1) : outputs;
-    if (asks_amaxes) results.push_back(told_amaxes(context, layers.size(), x));
+    if (asks_amaxes) results.push_back(make_amaxes_result(context, layers.size(), x));
     return results;
   }
 
@@ -168,7 +168,7 @@ struct ColumnFunction : Function<ColumnFunction> {
       weights.push_back(products[i]->weight_gradient(operands[i], x));
     if (whole) weights = split_by_layers(weights[0], layers, 0);
     for (size_t i = 0; i < layers.size(); ++i)
-      weights[i] = returned_gradient(*layers[i], std::move(weights[i]));
+      weights[i] = return_or_add_gradient(*layers[i], std::move(weights[i]));
     if (scattered) grad_x = scattered->wait();
     std::vector<int64_t> shape(grads[0].sizes().begin(), grads[0].sizes().end());
     if (ranks != nullptr) shape.erase(shape.begin());

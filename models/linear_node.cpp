@@ -119,12 +119,12 @@ std::optional<Linear> packed(const std::vector<const Linear*>& layers) {
   return Linear(pack, nullptr, layers.front()->ranks(), layers.front()->in_pieces());
 }
 
-Tensor told_amaxes(AutogradContext* context, size_t many, const Tensor& x) {
+Tensor make_amaxes_result(AutogradContext* context, size_t many, const Tensor& x) {
   context->set_materialize_grads(false);  // zeros for whom nobody told
   return at::empty({static_cast<int64_t>(many)}, x.options().dtype(at::kFloat));
 }
 
-Tensor returned_gradient(const Linear& layer, Tensor gradient) {
+Tensor return_or_add_gradient(const Linear& layer, Tensor gradient) {
   if (gradient.scalar_type() == layer.weight()->weight.scalar_type()) return gradient;
   layer.accumulate(gradient);
   return {};

@@ -64,10 +64,10 @@ std::optional<Linear> packed(const std::vector<const Linear*>& layers);
 
 // The result through which a node is told the largest magnitudes of the gradients of its others: nobody
 // reads its numbers.
-at::Tensor told_amaxes(torch::autograd::AutogradContext* context, size_t many, const at::Tensor& x);
+at::Tensor make_amaxes_result(torch::autograd::AutogradContext* context, size_t many, const at::Tensor& x);
 
 // A weight's gradient as a node returns it to autograd: undefined where it was added to .grad() here, because
 // autograd would round it to the weight's dtype.
-at::Tensor returned_gradient(const Linear& layer, at::Tensor gradient);
+at::Tensor return_or_add_gradient(const Linear& layer, at::Tensor gradient);
 
 }  // namespace hyperion::models

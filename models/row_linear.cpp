@@ -29,7 +29,7 @@ struct RowFunction : Function<RowFunction> {
     rows.makes_columns = makes_columns;
     const auto results = [&](const Tensor& output) {
       variable_list all = {output};
-      if (asks_amax) all.push_back(told_amaxes(context, 1, x));
+      if (asks_amax) all.push_back(make_amaxes_result(context, 1, x));
       return all;
     };
     const bool chosen = saves_next_product(layer);
@@ -80,7 +80,7 @@ struct RowFunction : Function<RowFunction> {
     }
     return {grad_x,
             context->saved_data["residual"].toBool() ? grads[0] : Tensor(),
-            returned_gradient(layer, layer.weight_gradient(gathered->wait(), rows)),
+            return_or_add_gradient(layer, layer.weight_gradient(gathered->wait(), rows)),
             Tensor(),
             Tensor(),
             Tensor(),

@@ -1,5 +1,6 @@
 // The differentiable nodes of linear layers and of the embedding, whole on one rank or divided over the ranks
-// of a tensor parallel group (Linear::ranks, size T).
+// of a tensor parallel group (Linear::ranks, size T). column_linear.cpp and row_linear.cpp have the nodes of
+// layers, linear_node.cpp what these share, tensor_region.cpp the rest.
 //
 // Without a group x is [..., in] and a result [..., out]. With one, a rank has its part of every weight and,
 // between nodes that gather and nodes that scatter, of all tokens: a column node takes this rank's part of
