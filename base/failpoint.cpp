@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/log.h"
 
 namespace hyperion {
 namespace {
@@ -218,6 +219,7 @@ FaultEffect failpoint(std::string_view point, std::string_view subject) {
     case Action::kThrow:
       throw_bug("the fault armed at {} was thrown", point);
     case Action::kSleep:
+      if (fault->nth > 0) log_warning("The fault armed at {} sleeps for {} s", point, fault->seconds);
       std::this_thread::sleep_for(std::chrono::duration<double>(fault->seconds));
       break;
     case Action::kErrno:

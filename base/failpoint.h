@@ -7,7 +7,7 @@
 // only calls about a file whose path contains TEXT are counted. Actions:
 //   kill, stop, abort        SIGKILL, SIGSTOP, SIGABRT to the own process
 //   throw                    Error(kBug) that names the point
-//   sleep:SECONDS
+//   sleep:SECONDS            and a warning, unless it is for every call
 //   errno:ENOSPC             the system call fails so        } only where a file is written or read,
 //   short                    it transfers less than asked    } or memory allocated: see kFaultPoints
 //   flip                     one bit of its data is wrong    }

@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 import unittest
 
 from checkpoints import CheckpointTest
@@ -326,11 +325,8 @@ class Signals(CheckpointTest):
         slow = ["--training.steps=8", "--checkpoint.interval=1000", "--allow-faults"]
         expected = self.control(ranks=2)
         for number, step, code in ((signal.SIGINT, 2, 130), (signal.SIGTERM, 4, 75)):
-            job = self.start(*slow, ranks=2, env={"FAULT": "point=step.opt;action=sleep:1;nth=2"})
-            job.wait_for(f"step:  {step - 1}")
-            time.sleep(0.5)  # asleep in the second step of this run
-            job.ranks[0][0].send_signal(number)
-            job.wait_for("stopping after it", seconds=0.4)
+            job = self.start(*slow, ranks=2, env={"FAULT": "rank=0;point=step.opt;action=stop;nth=2"})
+            job.signal_at_stop(0, number)  # in the second step of this run
             self.assertEqual(job.codes(), [code, code], job.text())
             self.assertIn(f"received in step {step}: stopping after it", job.text())
             self.assertIn(f"after step {step}; the state is saved", job.text())
@@ -340,9 +336,8 @@ class Signals(CheckpointTest):
         self.assertEqual(self.curve(), expected)
 
     def test_a_stop_right_after_a_periodic_save_does_not_save_again(self):
-        job = self.start("--checkpoint.interval=2", "--allow-faults", env={"FAULT": "point=step.opt;action=sleep:1;nth=2"})
-        job.wait_for("step:  1")
-        job.ranks[0][0].terminate()
+        job = self.start("--checkpoint.interval=2", "--allow-faults", env={"FAULT": "point=step.opt;action=stop;nth=2"})
+        job.signal_at_stop(0, signal.SIGTERM)
         self.assertEqual(job.codes(), [75], job.text())
         self.assertEqual(job.text().count("Checkpoint step-2 is durable"), 1)
 

@@ -5,6 +5,7 @@ Standard library only. The program is the first argument of the test's command l
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -72,6 +73,18 @@ class Job:
             if time.monotonic() > end or self.ranks[rank][0].poll() is not None:
                 raise AssertionError(f"rank {rank} never printed {text!r}:\n{self.text(rank)}")
             time.sleep(0.02)
+
+    def signal_at_stop(self, rank, number, seconds=60):
+        """Waits until a fault with action=stop has stopped the rank, which then goes on with the signal `number` pending."""
+        process, change = self.ranks[rank][0], None
+        end = time.monotonic() + seconds
+        while not change and time.monotonic() < end:
+            time.sleep(0.02)
+            change = os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if not change or change.si_code != os.CLD_STOPPED:
+            raise AssertionError(f"rank {rank} never stopped:\n{self.text(rank)}")
+        process.send_signal(number)
+        process.send_signal(signal.SIGCONT)
 
     def codes(self, seconds=60):
         try:

@@ -53,9 +53,8 @@ class Saves(CheckpointTest):
 
     def test_a_stop_whose_state_is_infinite_is_93_and_not_75(self):
         job = self.start(EXPLODES, "--checkpoint.interval=1000", "--training.steps=1000", "--allow-faults", ranks=2,
-                         env={"FAULT": "point=step.data;nth=2;action=sleep:3"})
-        job.wait_for("step:  1")
-        job.ranks[1][0].send_signal(signal.SIGTERM)
+                         env={"FAULT": "rank=1;point=step.data;nth=2;action=stop"})
+        job.signal_at_stop(1, signal.SIGTERM)
         self.assertEqual(job.codes(), [93, 93], job.text())
         self.assertIn("the state after step 1 holds", job.text(1))
         self.assertEqual(self.saved(), ([0], []))

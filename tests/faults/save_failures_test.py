@@ -44,9 +44,8 @@ class SaveFailures(CheckpointTest):
         self.assertEqual(job.codes(), [74, 74], job.text())
 
     def test_a_signal_in_the_last_step_finds_the_job_done(self):
-        job = self.start("--allow-faults", "--training.steps=3", env={"FAULT": "point=step.opt;nth=3;action=sleep:2"})
-        job.wait_for("step:  2")
-        job.ranks[0][0].terminate()
+        job = self.start("--allow-faults", "--training.steps=3", env={"FAULT": "point=step.opt;nth=3;action=stop"})
+        job.signal_at_stop(0, signal.SIGTERM)
         self.assertEqual(job.codes(), [0], job.text())
         self.assertEqual(self.saved()[0], [3])
 
