@@ -212,6 +212,7 @@ FaultEffect failpoint(std::string_view point, std::string_view subject) {
       ::kill(::getpid(), SIGKILL);
       break;
     case Action::kStop:
+      log_warning("The fault armed at {} stops this process", point);
       ::kill(::getpid(), SIGSTOP);
       break;
     case Action::kAbort:

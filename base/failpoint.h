@@ -5,7 +5,7 @@
 // A fault is "rank=1;point=ckpt.after_data;nth=2;action=kill"; several are joined by commas. rank: all when
 // left out. nth: which call of the point on that rank, counted from 1 (default); 0: every call. on=TEXT:
 // only calls about a file whose path contains TEXT are counted. Actions:
-//   kill, stop, abort        SIGKILL, SIGSTOP, SIGABRT to the own process
+//   kill, stop, abort        SIGKILL, SIGSTOP (and a warning), SIGABRT to the own process
 //   throw                    Error(kBug) that names the point
 //   sleep:SECONDS            and a warning, unless it is for every call
 //   errno:ENOSPC             the system call fails so        } only where a file is written or read,

@@ -76,8 +76,9 @@ class Job:
 
     def signal_at_stop(self, rank, number, seconds=60):
         """Waits until a fault with action=stop has stopped the rank, which then goes on with the signal `number` pending."""
-        process, change = self.ranks[rank][0], None
         end = time.monotonic() + seconds
+        self.wait_for("stops this process", rank, seconds)
+        process, change = self.ranks[rank][0], None
         while not change and time.monotonic() < end:
             time.sleep(0.02)
             change = os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT)
