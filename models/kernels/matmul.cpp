@@ -25,9 +25,8 @@ at::Tensor matmul(const at::Tensor& a, const at::Tensor& b, at::ScalarType out) 
 
 void add_matmul(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
   at::Tensor in_place = sum;
-  if (a.is_cuda())
-    at::addmm_out(in_place, in_place, a, b,
-                  in_place.scalar_type());  // sum's dtype may differ from theirs from 2.11
+  if (a.is_cuda())  // whose addmm takes, from libtorch 2.11 on, a sum of another dtype than the factors'
+    at::addmm_out(in_place, in_place, a, b, in_place.scalar_type());
   else
     in_place.add_(kernels::matmul(a, b));
 }
