@@ -57,9 +57,10 @@ constexpr std::array kFaultPoints = {
     FaultPoint{"file.read", true, true},
     FaultPoint{"shutdown"},
 };
-constexpr std::string_view kActions = "kill, stop, abort, throw, sleep:SECONDS, errno:NAME, short, flip";
+constexpr std::string_view kActions =
+    "kill, stop, abort, throw, sleep:SECONDS, wait:PATH, errno:NAME, short, flip";
 
-enum class Action { kKill, kStop, kAbort, kThrow, kSleep, kErrno, kShort, kFlip };
+enum class Action { kKill, kStop, kAbort, kThrow, kSleep, kWait, kErrno, kShort, kFlip };
 
 struct Fault {
   std::string point, on;
@@ -68,6 +69,7 @@ struct Fault {
   std::optional<Action> action;
   int error_number = 0;
   double seconds = 0;
+  std::string awaited;  // a path
   uint64_t calls = 0;
 };
 
@@ -101,15 +103,17 @@ void parse_action(std::string_view text, Fault& fault) {
   const size_t colon = text.find(':');
   const std::string_view name = text.substr(0, colon);
   const std::string_view value = colon == text.npos ? std::string_view() : text.substr(colon + 1);
-  constexpr std::array<std::string_view, 8> kNames = {"kill",  "stop",  "abort", "throw",
-                                                      "sleep", "errno", "short", "flip"};
+  constexpr std::array<std::string_view, 9> kNames = {"kill", "stop",  "abort", "throw", "sleep",
+                                                      "wait", "errno", "short", "flip"};
   const auto found = std::ranges::find(kNames, name);
   if (found == kNames.end()) throw_config("FAULT: action is \"{}\", expected one of: {}", text, kActions);
   fault.action = static_cast<Action>(found - kNames.begin());
-  const bool wants_value = fault.action == Action::kSleep || fault.action == Action::kErrno;
-  if (wants_value != (colon != text.npos))
+  const bool wants_value =
+      fault.action == Action::kSleep || fault.action == Action::kWait || fault.action == Action::kErrno;
+  if (wants_value == value.empty() || text.ends_with(':'))
     throw_config("FAULT: action is \"{}\", expected one of: {}", text, kActions);
   if (fault.action == Action::kSleep) fault.seconds = parse_number<double>(value, "sleep");
+  if (fault.action == Action::kWait) fault.awaited = value;
   if (fault.action == Action::kErrno) fault.error_number = parse_errno(value);
 }
 
@@ -222,6 +226,11 @@ FaultEffect failpoint(std::string_view point, std::string_view subject) {
     case Action::kSleep:
       if (fault->nth > 0) log_warning("The fault armed at {} sleeps for {} s", point, fault->seconds);
       std::this_thread::sleep_for(std::chrono::duration<double>(fault->seconds));
+      break;
+    case Action::kWait:
+      log_warning("The fault armed at {} waits until {} exists", point, fault->awaited);
+      while (::access(fault->awaited.c_str(), F_OK) != 0)
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
       break;
     case Action::kErrno:
       effect.error_number = fault->error_number;

@@ -8,6 +8,7 @@
 //   kill, stop, abort        SIGKILL, SIGSTOP (and a warning), SIGABRT to the own process
 //   throw                    Error(kBug) that names the point
 //   sleep:SECONDS            and a warning, unless it is for every call
+//   wait:PATH                until this file exists, only the thread that passes (and a warning)
 //   errno:ENOSPC             the system call fails so        } only where a file is written or read,
 //   short                    it transfers less than asked    } or memory allocated: see kFaultPoints
 //   flip                     one bit of its data is wrong    }

@@ -1,15 +1,20 @@
 #include "base/failpoint.h"
 
+#include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <fstream>
 #include <string>
+#include <thread>
 
 #include <catch2/catch.hpp>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/error.h"
+#include "tests/support/temporary_folder.h"
 
 namespace hyperion {
 namespace {
@@ -74,6 +79,22 @@ TEST_CASE("Failpoints kill and abort and stop the own process and throw") {
   arm_faults("", 0);
 }
 
+TEST_CASE("A failpoint waits until a file exists") {
+  const test::TemporaryFolder folder;
+  const std::string path = folder.path() / "go";
+  arm_faults("point=step.fwd;action=wait:" + path, 0);
+  std::atomic<bool> passed = false;
+  std::thread waiting([&] {
+    failpoint("step.fwd");
+    passed = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(30));
+  CHECK_FALSE(passed);
+  std::ofstream(path).close();
+  waiting.join();
+  arm_faults("", 0);
+}
+
 TEST_CASE("Malformed faults are refused and say what is known") {
   CHECK_THAT(refusal("point=ckpt.nowhere;action=kill"), Catch::Contains("ckpt.before_commit"));
   CHECK_THAT(refusal("point=ckpt.plan;action=explode"), Catch::Contains("errno:NAME"));
@@ -84,7 +105,8 @@ TEST_CASE("Malformed faults are refused and say what is known") {
        {"x", ",", ";", "point=ckpt.plan", "action=kill", "point=ckpt.plan;action=kill;rank=-1",
         "point=ckpt.plan;action=kill;nth=two", "point=ckpt.plan;action=sleep",
         "point=ckpt.plan;action=sleep:nan", "point=ckpt.plan;action=kill,", "point=ckpt.plan;action=kill:9",
-        "point=ckpt.plan;action=kill;colour=red"}) {
+        "point=ckpt.plan;action=wait",
+        "point=ckpt.plan;action=wait:", "point=ckpt.plan;action=kill;colour=red"}) {
     INFO(spec);
     CHECK_THAT(refusal(spec), Catch::StartsWith("FAULT: "));
   }
