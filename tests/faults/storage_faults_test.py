@@ -18,6 +18,14 @@ from jobs import main
 NO_SPACE = "No space left on device"
 
 
+def wait_until(is_so, what, seconds=120):
+    end = time.monotonic() + seconds
+    while not is_so():
+        if time.monotonic() > end:
+            raise AssertionError(f"waited {seconds} s for {what}")
+        time.sleep(0.02)
+
+
 class Mounted(CheckpointTest):
     def setUp(self):
         if mounts.refused():
@@ -45,7 +53,6 @@ class Mounted(CheckpointTest):
 class Full(Mounted):
     # A checkpoint of these jobs is 3.6 MB in 4 files; with its folder it takes 5 inodes.
 
-
     def tmpfs(self, options):
         mounts.mount(self, "-t", "tmpfs", "-o", options, "none", self.steps_folder)
 
@@ -65,18 +72,26 @@ class Full(Mounted):
         self.tmpfs("size=20m")
         for mode in ("disabled", "async"):
             with self.subTest(mode=mode):
-                # Time before the third update to fill the disk, and after the failed save to make room.
+                update, save, next_update = (self.folder / f"{mode}-{name}" for name in ("update", "save", "next_update"))
+                faults = [f"point=step.opt;nth=3;action=wait:{update}",
+                          f"rank=0;point=file.open;on=-1/__0_0;action=wait:{save}",  # of the save after that of before step 1
+                          f"point=step.opt;nth=4;action=wait:{next_update}"]
                 job = self.start("--checkpoint.on_save_failure=continue", f"--checkpoint.async_mode={mode}", "--allow-faults",
-                                 ranks=2, env={"FAULT": "point=step.opt;nth=3;action=sleep:2,point=step.opt;nth=6;action=sleep:2"})
-                job.wait_for("step:  2")
+                                 ranks=2, env={"FAULT": ",".join(faults)})
+                job.wait_for(f"waits until {update}")
                 filler = self.steps_folder / "filler"
                 with open(filler, "wb") as file:
                     os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(self.steps_folder).free)
-                job.wait_for("training continues")
+                update.touch()
+                job.wait_for(f"waits until {save}")
+                save.touch()
+                wait_until(lambda: not list(self.steps_folder.glob(".incoming-*")), "the failed save to be taken away")
                 self.assertEqual(self.saved(), ([0], ["filler"]))
                 filler.unlink()
+                next_update.touch()
                 self.assertEqual(job.codes(), [0, 0], job.text())
-                self.assertIn(NO_SPACE, job.text())
+                for text in (NO_SPACE, "training continues"):
+                    self.assertIn(text, job.text())
                 self.assertEqual(self.saved(), ([6, 8], []))
                 for step in (6, 8):
                     shutil.rmtree(self.step(step))
@@ -146,17 +161,15 @@ class Limited(CheckpointTest):
 
 class Slow(CheckpointTest):
     def peak(self, job):
-        """The largest resident set of rank 0 in bytes, and how many unfinished saves were there at once at most."""
-        status = f"/proc/{job.ranks[0][0].pid}/status"
-        most, unfinished = 0, 0
-        while job.ranks[0][0].poll() is None:
-            with open(status) as file:
-                found = re.search(r"VmHWM:\s+(\d+) kB", file.read())
-            most = max(most, int(found[1]) * 1024 if found else 0)
-            if self.steps_folder.exists():
-                unfinished = max(unfinished, len(list(self.steps_folder.glob(".incoming-*"))))
+        """The largest resident set of rank 0 in bytes, and how many unfinished saves were seen at once at most."""
+        process, unfinished = job.ranks[0][0], 0
+        while True:
+            ended, status, usage = os.wait4(process.pid, os.WNOHANG)
+            if ended:
+                process.returncode = os.waitstatus_to_exitcode(status)
+                return usage.ru_maxrss * 1024, unfinished
+            unfinished = max(unfinished, len(list(self.steps_folder.glob(".incoming-*"))))
             time.sleep(0.01)
-        return most, unfinished
 
     def test_a_disk_slower_than_the_interval_holds_training_back(self):
         options = ["--checkpoint.interval=1", "--training.steps=4", "--model.args.dim=256"]
@@ -168,7 +181,8 @@ class Slow(CheckpointTest):
                              **({} if mode == "disabled" else slow))
             peak, unfinished = self.peak(job)
             self.assertEqual(job.codes(), [0], job.text())
-            self.assertEqual((self.saved(), unfinished), (([1, 2, 3, 4], []), 1))
+            self.assertEqual(self.saved(), ([1, 2, 3, 4], []))
+            self.assertLessEqual(unfinished, 1)
             contents.append([self.contents(self.step(step)) for step in range(1, 5)])
             peaks.append(peak)
             texts.append(job.text())
@@ -179,23 +193,28 @@ class Slow(CheckpointTest):
             waits = [float(seconds) for seconds in re.findall(r"waited ([\d.]+) s", text)]
             self.assertGreater(sum(waits), 0.3, text)
 
-    def check_slower_than_the_timeouts(self, mode, more=""):
-        expected = self.control(ranks=2)
-        # Of the pre-checkpoint and of the save of step 3.
-        slow = ",".join(f"rank=1;point=file.write;on=__1_0;nth={nth};action=sleep:4" for nth in (1, 2))
-        self.run_job("--comm.init_timeout_seconds=2", "--comm.train_timeout_seconds=2", f"--checkpoint.async_mode={mode}",
-                     "--allow-faults", ranks=2, code=0, env={"FAULT": slow + more})
-        self.assertEqual((self.curve(), self.saved()), (expected, ([3, 6, 8], [])))
-
     def test_a_save_slower_than_the_timeouts_ends_no_rank(self):
-        self.check_slower_than_the_timeouts("disabled")
-
-    def test_an_asynchronous_save_slower_than_the_timeouts_ends_no_rank(self):
-        self.check_slower_than_the_timeouts("async_with_pinned_mem")
-
-    def test_a_save_slower_than_the_timeouts_ends_no_rank_where_one_has_no_memory_for_a_copy(self):
-        # It writes from the live state, and its next update waits for that, while the other rank could go on.
-        self.check_slower_than_the_timeouts("async_with_pinned_mem", ",rank=1;point=ckpt.pool;nth=0;action=errno:ENOMEM")
+        # Of the save before step 1 and of that after step 3. The limits are such that a busy host exceeds none.
+        slow = ",".join(f"rank=1;point=file.write;on=__1_0;nth={nth};action=sleep:12" for nth in (1, 2))
+        jobs = {
+            "synchronous": ("disabled", slow),
+            "asynchronous": ("async_with_pinned_mem", slow),
+            # One rank writes from the live state, and its next update waits for that, while the other could go on.
+            "no_memory_for_a_copy": ("async_with_pinned_mem", f"{slow},rank=1;point=ckpt.pool;nth=0;action=errno:ENOMEM"),
+        }
+        expected = self.control(ranks=2)
+        started = {}
+        for name, (mode, faults) in jobs.items():
+            folder = self.folder / name
+            folder.mkdir()
+            self.prepare(folder)
+            started[name] = self.start("--comm.init_timeout_seconds=8", "--comm.train_timeout_seconds=8", "--allow-faults",
+                                       f"--checkpoint.async_mode={mode}", ranks=2, env={"FAULT": faults}, folder=folder)
+        for name, job in started.items():
+            with self.subTest(name):
+                self.assertEqual(job.codes(), [0, 0], job.text())
+                self.steps_folder = self.folder / name / "out" / "checkpoint"
+                self.assertEqual((self.curve(self.folder / name), self.saved()), (expected, ([3, 6, 8], [])))
 
 
 if __name__ == "__main__":
