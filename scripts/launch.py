@@ -93,10 +93,16 @@ def core_count():
     return cores
 
 
+held_ports = []
+
+
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port on which rank 0 can listen, and which the system gives to nobody else while this program runs."""
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("127.0.0.1", 0))
+    held_ports.append(holder)
+    return holder.getsockname()[1]
 
 
 def check_cuda_library(program, gpus):

@@ -48,13 +48,13 @@ class Job:
     """
 
     def __init__(self, folder, *options, ranks=1, env=None, per_rank=None, before=None, config=None):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        self.port = socket.socket()  # held until the end: rank 0 can listen on it, and nobody else is given it
+        self.port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.port.bind(("127.0.0.1", 0))
         self.ranks = []
         for rank in range(ranks):
             own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks,
-                   "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1, "HYPERION_DEVICE": "cpu",
+                   "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": self.port.getsockname()[1], "OMP_NUM_THREADS": 1, "HYPERION_DEVICE": "cpu",
                    "LOG_RANK": ",".join(map(str, range(ranks))), **(env or {})}
             command = [*(before or {}).get(rank, []), BINARY, "train", config or folder / "job.toml", *options,
                        *(per_rank[rank] if per_rank else [])]
@@ -67,14 +67,14 @@ class Job:
         output.seek(0)
         return output.read()
 
-    def wait_for(self, text, rank=0, seconds=60):
+    def wait_for(self, text, rank=0, seconds=120):
         end = time.monotonic() + seconds
         while text not in self.text(rank):
             if time.monotonic() > end or self.ranks[rank][0].poll() is not None:
                 raise AssertionError(f"rank {rank} never printed {text!r}:\n{self.text(rank)}")
             time.sleep(0.02)
 
-    def signal_at_stop(self, rank, number, seconds=60):
+    def signal_at_stop(self, rank, number, seconds=120):
         """Waits until a fault with action=stop has stopped the rank, which then goes on with the signal `number` pending."""
         end = time.monotonic() + seconds
         self.wait_for("stops this process", rank, seconds)
@@ -87,7 +87,7 @@ class Job:
         process.send_signal(number)
         process.send_signal(signal.SIGCONT)
 
-    def codes(self, seconds=60):
+    def codes(self, seconds=120):
         try:
             return [process.wait(timeout=seconds) for process, _ in self.ranks]
         finally:
@@ -103,6 +103,7 @@ class Job:
         self.kill()
         for _, output in self.ranks:
             output.close()
+        self.port.close()
 
 
 class JobTest(unittest.TestCase):

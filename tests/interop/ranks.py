@@ -49,9 +49,10 @@ class JobFailed(RuntimeError):
 
 def run_ranks(command: list[str], world: int, threads: int = 1, env: dict | None = None, timeout: float = 900) -> Run:
     """Runs `command` once a rank, with the environment of torchrun. Ends all ranks when one fails."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
+    holder = socket.socket()  # until all is done: rank 0 can listen on its port, and nobody else is given it
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("127.0.0.1", 0))
+    port = holder.getsockname()[1]
     run = Run(peak_rss=[0] * world)
     lines, codes = [[] for _ in range(world)], [None] * world
     changed = threading.Condition()

@@ -52,10 +52,10 @@ class Torchrun(unittest.TestCase):
         self.check_trained(self.torchrun("--standalone"))
 
     def test_static_rendezvous(self):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        self.check_trained(self.torchrun("--master-addr=127.0.0.1", f"--master-port={port}"))
+        with socket.socket() as holder:  # the agent can listen on its port, and nobody else is given it
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            holder.bind(("127.0.0.1", 0))
+            self.check_trained(self.torchrun("--master-addr=127.0.0.1", f"--master-port={holder.getsockname()[1]}"))
 
     def test_a_job_that_failed_is_started_again(self):
         """The second attempt meets in the agent's store, where the first one left its traces."""
