@@ -25,4 +25,5 @@ esac
 "$root/scripts/setup.sh" "${setup[@]}"
 "$root/scripts/build.sh" --preset "$preset"
 
-exec ctest --test-dir "$build" --output-on-failure --no-tests=error -j "${HYPERION_TEST_JOBS:-3}" "${selection[@]}" "$@"
+ctest --test-dir "$build" --output-on-failure --no-tests=error -j "${HYPERION_TEST_JOBS:-3}" "${selection[@]}" "$@" |
+  python3 "$root/tests/explain_failures.py" "$build"
