@@ -99,14 +99,18 @@ void collect_failure_notes(c10d::Store& store, milliseconds patience) {
   store.set(kFound, fmt::format("{}\n{}\n{}", pack_ranks(silent), pack_ranks(failed), some));
 }
 
-Communicator::PostMortem read_failure_notes(c10d::Store& store, int own_rank, int collector,
-                                            milliseconds patience) {
+namespace {
+
+bool is_published(c10d::Store& store, milliseconds patience) {
   try {
     store.wait({kFound}, patience);
+    return true;
   } catch (const c10::DistStoreError&) {
-    return {fmt::format("; rank {}, which asks the others, does not answer: see its log first", collector),
-            {collector}};
+    return false;
   }
+}
+
+Communicator::PostMortem published_notes(c10d::Store& store, int own_rank) {
   std::istringstream lines(store.get_to_str(kFound));
   std::string line;
   std::getline(lines, line);
@@ -129,6 +133,25 @@ Communicator::PostMortem read_failure_notes(c10d::Store& store, int own_rank, in
   return {text, silent};
 }
 
+}  // namespace
+
+Communicator::PostMortem read_failure_notes(c10d::Store& store, int own_rank, int collector,
+                                            milliseconds patience) {
+  const bool answered = is_published(store, patience);
+  if (!answered) {
+    // It is lost or its host is busy: the first rank that has waited so long takes its place.
+    const std::string now = store.compareSet(kCollector, std::to_string(collector), std::to_string(own_rank));
+    if (std::stoi(now) == own_rank) collect_failure_notes(store, milliseconds(0));
+  }
+  const Communicator::PostMortem found = answered || is_published(store, seconds(1))
+                                             ? published_notes(store, own_rank)
+                                             : Communicator::PostMortem();
+  if (!answered && found.silent.empty())
+    return {fmt::format("; rank {}, which asks the others, does not answer: see its log first", collector),
+            {collector}};
+  return found;
+}
+
 // Where the way to the store's host is cut its calls do not return. So a thread of its own asks, which is
 // left behind when it takes too long.
 Communicator::PostMortem ask_others(const c10::intrusive_ptr<c10d::Store>& store, int own_rank,
@@ -139,7 +162,7 @@ Communicator::PostMortem ask_others(const c10::intrusive_ptr<c10d::Store>& store
         const auto begin = Clock::now();
         const int collector = leave_failure_note(*store, own_rank, group, note);
         if (collector == own_rank) collect_failure_notes(*store, seconds(2));
-        const Communicator::PostMortem found = read_failure_notes(*store, own_rank, collector, seconds(4));
+        const Communicator::PostMortem found = read_failure_notes(*store, own_rank, collector, seconds(3));
         // The store ends with rank 0: let those read it whose operation failed a little later.
         if (own_rank == 0) std::this_thread::sleep_until(begin + seconds(3));
         return found;

@@ -1,6 +1,7 @@
 // What the ranks of a job find out about each other once an operation has failed: every rank that fails
-// leaves a note in the store of the rendezvous, and the first of them names the ranks that leave none. Four
-// requests per rank, whatever the number of ranks; the first one asks a few times more.
+// leaves a note in the store of the rendezvous, and the first of them (if it is lost too, another) names the
+// ranks that leave none. Four requests per rank, whatever the number of ranks; the first one asks a few times
+// more.
 #pragma once
 
 #include <chrono>
@@ -30,8 +31,9 @@ int leave_failure_note(c10d::Store& store, int own_rank, const std::vector<int>&
 // On that rank: publishes who has failed and which ranks of their groups are silent; before `patience` is
 // over only when none is.
 void collect_failure_notes(c10d::Store& store, std::chrono::milliseconds patience);
-// On every rank, as text and silent ranks; the rank itself is left out. Names `collector` as the silent one
-// when it has published nothing within `patience`.
+// On every rank, as text and silent ranks; the rank itself is left out. When `collector` has published
+// nothing within `patience`, the first rank that notices collects, and where no rank is silent names
+// `collector`.
 Communicator::PostMortem read_failure_notes(c10d::Store& store, int own_rank, int collector,
                                             std::chrono::milliseconds patience);
 

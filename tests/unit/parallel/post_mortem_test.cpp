@@ -6,6 +6,7 @@
 
 #include <catch2/catch.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 namespace hyperion::parallel {
 namespace {
@@ -125,6 +126,23 @@ TEST_CASE("a rank that was to collect the notes and has ended is named") {
   const Communicator::PostMortem found = read_failure_notes(*store, 0, 3, milliseconds(50));
   CHECK(found.silent == std::vector{3});
   CHECK(found.text == "; rank 3, which asks the others, does not answer: see its log first");
+}
+
+TEST_CASE("where the rank that was to collect the notes does not answer another does it") {
+  c10d::TCPStoreOptions options;
+  options.port = 0;
+  options.isServer = true;
+  options.waitWorkers = false;
+  const auto store = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+  for (const int rank : {3, 0, 1})
+    CHECK(leave_failure_note(*store, rank, {0, 1, 2, 3}, "barrier in phase ''") == 3);
+  const Communicator::PostMortem found = read_failure_notes(*store, 0, 3, milliseconds(50));
+  CHECK(found.silent == std::vector{2});
+  CHECK(
+      found.text ==
+      "; no word from rank 2: see its log first; rank 1 failed too: barrier in phase ''; rank 3 failed too: "
+      "barrier in phase ''");
+  CHECK(read_failure_notes(*store, 1, 3, milliseconds(50)).silent == std::vector{2});
 }
 
 }  // namespace hyperion::parallel
