@@ -24,10 +24,10 @@ class Progress {
   ~Progress();
 
   // Cheap enough for every item: prints five times a second on a terminal.
-  void update(uint64_t done);
+  using Clock = std::chrono::steady_clock;
+  void update(uint64_t done, Clock::time_point now = Clock::now());
 
  private:
-  using Clock = std::chrono::steady_clock;
   std::string name_;
   uint64_t total_;
   std::string unit_;
