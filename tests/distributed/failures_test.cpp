@@ -118,8 +118,8 @@ TEST_CASE("a rank killed inside a collective is found by its peers at once") {
     Communicator& group = groups.get(MeshDim::kFsdp);
     at::Tensor out = at::empty({3, 1000}), in = at::ones({1000});
     group.all_gather_into(out, in);
-    if (environment.rank == 2) raise(SIGKILL);
     PhaseGuard phase("step 3 forward layers.0");
+    kill_when_others_are_here(environment, 2);
     group.all_gather_into(out, in);
   });
   CHECK(outcomes[2].exit_code == 128 + SIGKILL);
@@ -153,7 +153,7 @@ TEST_CASE("a rank killed inside an operation of the tensor parallel group is nam
       Communicator& group = groups.get(MeshDim::kTp);
       group.all_reduce_sum(at::ones({1}));
       PhaseGuard phase("step 3 backward layers.1");
-      if (environment.rank == 2) raise(SIGKILL);
+      kill_when_others_are_here(environment, 2);
       start(group).wait();
     });
     for (int rank : {0, 1}) {

@@ -93,7 +93,7 @@ TEST_CASE("a killed member or leader ends every rank of a tree and is named by a
     PhaseGuard phase("step 3 data");
     at::Tensor count = at::ones({4}, at::kLong);
     groups.host().all_reduce_sum(count);
-    if (own.rank == killed) raise(SIGKILL);
+    kill_when_others_are_here(own, killed);
     groups.host().all_reduce_sum(count);
   });
   CHECK(outcomes[killed].exit_code == 128 + SIGKILL);

@@ -1,14 +1,23 @@
-// That a rank names the one whom it has lost.
+// Ranks that lose another one, and that they name it.
 #pragma once
 
 #include <string>
 #include <vector>
 
 #include <catch2/catch.hpp>
+#include <signal.h>
 
 #include "tests/support/ranks.h"
 
 namespace hyperion {
+
+// Kills rank `killed` when all have come here: none is still in the operation before.
+inline void kill_when_others_are_here(const parallel::Environment& own, int killed) {
+  reach(1);
+  if (own.rank != killed) return;
+  for (int rank = 0; rank < own.world_size; ++rank) wait_until_reached(rank, 1);
+  raise(SIGKILL);
+}
 
 // A peer that has sent its part over a socket and waits for another one, or that the host has not run for two
 // seconds, is named beside the lost rank. Ranks ask each other for a few seconds (parallel/post_mortem.h):
