@@ -122,10 +122,11 @@ submit() {  # STAND-IN [SBATCH OPTION...]: prints the job's number
 }
 job_field() { scontrol show job "$1" | sed -n "s/.*\b$2=\([^ ]*\).*/\1/p"; }  # JOB NAME
 job_is() { [ "$(job_field "$1" JobState)" = "$2" ]; }
-job_restarted() { [ "$(job_field "$1" Restarts)" = "${2:-1}" ]; }
+job_restarted() { [ "$(job_field "$1" Restarts)" -ge "${2:-1}" ]; }  # JOB [TIMES]: as often at least
 # A job that was requeued waits for two minutes. Start it sooner, but not in the second in which it was requeued: for slurmd
 # that would be the job it has just ended.
 started_now() {  # JOB CONDITION...
+  if "${@:2}"; then return; fi
   sleep 3
   scontrol update JobId="$1" StartTime=now 2>"$folder/update.err" || true
   "${@:2}"
