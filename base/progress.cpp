@@ -57,10 +57,8 @@ Progress::~Progress() {
   if (printed_) std::fputs("\x1b[K", stderr);
 }
 
-void Progress::update(uint64_t done) {
-  if (!visible_) return;
-  const Clock::time_point now = Clock::now();
-  if (now < next_) return;
+void Progress::update(uint64_t done, Clock::time_point now) {
+  if (!visible_ || now < next_) return;
   next_ = now + between_;
   const double seconds = std::chrono::duration<double>(now - begin_).count();
   if (!terminal_) return log_info("{}", progress_line(name_, done, total_, unit_, seconds));

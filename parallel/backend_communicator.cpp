@@ -62,11 +62,16 @@ void sum_rows(const at::Tensor& out, const at::Tensor& rows) {
 class GlooCommunicator : public BackendCommunicator {
  public:
   GlooCommunicator(std::string name, int rank, std::vector<int> global_ranks,
-                   c10::intrusive_ptr<c10d::Backend> backend)
+                   c10::intrusive_ptr<c10d::Backend> backend, std::chrono::milliseconds timeout)
       : BackendCommunicator(std::move(name), rank, std::move(global_ranks), std::move(backend)),
+        timeout_(timeout),
         sent_(static_cast<size_t>(size())),
         received_(static_cast<size_t>(size())) {}
   std::string_view backend() const override { return "gloo"; }
+  void set_timeout(std::chrono::milliseconds timeout) override {
+    BackendCommunicator::set_timeout(timeout);  // of collectives alone
+    timeout_ = timeout;
+  }
   void abort() override { close_connections(); }
 
  private:
@@ -124,10 +129,10 @@ class GlooCommunicator : public BackendCommunicator {
       messages.push_back(start_message(kind, tensor, peer, of_all_to_all));
     return [this, messages = std::move(messages)]() mutable {
       // What cannot be received is found before anything waits for its peer, which may have found the same.
-      for (const auto& step : {wait_for_label, wait_for_payload}) {
+      for (const auto step : {&GlooCommunicator::wait_for_label, &GlooCommunicator::wait_for_payload}) {
         for (Message& message : messages) {
           try {
-            step(message);
+            (this->*step)(message);
           } catch (const std::exception& error) {
             const std::string why =
                 fmt::format("with rank {}: {}", global_ranks()[message.peer], brief(error));
@@ -176,17 +181,17 @@ class GlooCommunicator : public BackendCommunicator {
     return {of_number, (1 << 30) | (of_number << 16) | of_label};
   }
 
-  static void wait_for_label(Message& message) {
+  void wait_for_label(Message& message) {
     if (message.kind == Transfer::Kind::kSend) return;
-    message.label_work->wait();
+    message.label_work->wait(timeout_);
     MailboxMemory::Label sent{};
     std::memcpy(&sent, message.label.const_data_ptr(), sizeof sent);
     if (const std::string problem = label_mismatch(sent, message.expected); !problem.empty())
       throw std::runtime_error(problem);
   }
-  static void wait_for_payload(Message& message) {
-    if (message.kind == Transfer::Kind::kSend) message.label_work->wait();
-    if (message.payload_work) message.payload_work->wait();
+  void wait_for_payload(Message& message) {
+    if (message.kind == Transfer::Kind::kSend) message.label_work->wait(timeout_);
+    if (message.payload_work) message.payload_work->wait(timeout_);
   }
 
   Finish do_gather(const at::Tensor& out, const at::Tensor& in) override {
@@ -200,6 +205,7 @@ class GlooCommunicator : public BackendCommunicator {
     return wait_for(c10d_backend().broadcast(tensors));
   }
 
+  std::chrono::milliseconds timeout_;
   std::vector<uint32_t> sent_, received_;  // messages so far, by peer
 };
 
@@ -310,7 +316,7 @@ std::unique_ptr<Communicator> make_gloo_communicator(std::string name, int rank,
   const int size = static_cast<int>(global_ranks.size());
   auto backend = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, options);
   return std::make_unique<GlooCommunicator>(std::move(name), rank, std::move(global_ranks),
-                                            std::move(backend));
+                                            std::move(backend), timeout);
 }
 
 bool communicators_left_behind() {

@@ -29,6 +29,10 @@ constexpr const char* kFound = "post_mortem/found";  // its words: silent ranks,
 
 constexpr int kReported = 3;  // notes in a message
 
+// Waiting is counted in these, so that a process which stands still, as all do on a host that does, does not
+// find its time over when it goes on.
+constexpr milliseconds kTick{100};
+
 // "0:1:1024,2000:8:4": first rank, distance and number of ranks of each run. A group of a mesh is one run.
 std::string pack_ranks(std::span<const int> ranks) {
   std::string text;
@@ -83,10 +87,9 @@ int leave_failure_note(c10d::Store& store, int own_rank, const std::vector<int>&
 }
 
 void collect_failure_notes(c10d::Store& store, milliseconds patience) {
-  const auto deadline = Clock::now() + patience;
   Notes notes = parse_notes(store.get_to_str(kNotes));
-  while (!notes.silent.empty() && Clock::now() < deadline) {
-    std::this_thread::sleep_for(milliseconds(100));
+  for (milliseconds left = patience; !notes.silent.empty() && left > milliseconds(0); left -= kTick) {
+    std::this_thread::sleep_for(kTick);
     notes = parse_notes(store.get_to_str(kNotes));
   }
   std::vector<int> failed;
@@ -170,7 +173,8 @@ Communicator::PostMortem ask_others(const c10::intrusive_ptr<c10d::Store>& store
   std::future<Communicator::PostMortem> answer = ask.get_future();
   try {
     std::thread(std::move(ask)).detach();
-    if (answer.wait_for(seconds(5)) == std::future_status::ready) return answer.get();
+    for (milliseconds left = seconds(5); left > milliseconds(0); left -= kTick)
+      if (answer.wait_for(kTick) == std::future_status::ready) return answer.get();
   } catch (const std::exception&) {
   }
   return {"; rank 0, which holds the rendezvous, does not answer: see its log first", {0}};

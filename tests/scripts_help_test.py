@@ -22,7 +22,7 @@ NEED_A_MODULE = {"fp8_curves.py": "matplotlib", "make_unicode_tables.py": "token
 
 def run(script, *arguments, **environment):
     program = [sys.executable] if script.suffix == ".py" else ["bash"]
-    return subprocess.run([*program, script, *arguments], capture_output=True, text=True, timeout=60, cwd=tempfile.gettempdir(),
+    return subprocess.run([*program, script, *arguments], capture_output=True, text=True, timeout=300, cwd=tempfile.gettempdir(),
                           env={**os.environ, **environment})
 
 

@@ -33,7 +33,7 @@ class SetUp(unittest.TestCase):
     def run_setup(self, *arguments, torch=None, user=None):
         environment = {**os.environ, "HYPERION_TORCH": str(torch or ""), "HYPERION_CUDA": "OFF"}
         return subprocess.run(["bash", self.folder / "scripts/setup.sh", *arguments], env=environment, user=user,
-                              capture_output=True, text=True, timeout=100)
+                              capture_output=True, text=True, timeout=300)
 
     def test_a_second_run_does_nothing_until_a_list_changes(self):
         first = self.run_setup("--no-apt", torch=self.torch)

@@ -19,7 +19,16 @@ SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 import failures  # noqa: E402
 
-LIMIT = 60  # seconds; far above what any of these takes, so that a slow machine fails none of them
+LIMIT = 200  # seconds; far above what any of these takes, so that a slow machine fails none of them
+
+# launch.py with other times: for a rank that caused a failure to show up as well, and from TERM to KILL.
+WITH_TIMES = """
+import sys
+sys.path.insert(0, sys.argv.pop(1))
+import launch
+launch.SETTLE_SECONDS, launch.KILL_SECONDS = float(sys.argv.pop(1)), float(sys.argv.pop(1))
+sys.exit(launch.main())
+"""
 
 # The stand-in for a rank: does what its first argument says.
 RANK = r"""
@@ -40,10 +49,12 @@ elif action == "fail":
     time.sleep(300)
 elif action == "hang":  # deaf to TERM
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    say(f"pid {os.getpid()}")
     if rank == 0:
-        time.sleep(0.5)
+        while not os.path.exists(sys.argv[2]):
+            time.sleep(0.02)
         sys.exit(9)
+    say(f"pid {os.getpid()}")
+    open(sys.argv[2], "w").close()
     time.sleep(300)
 elif action == "segv":
     if rank == 2:
@@ -62,6 +73,7 @@ elif action == "terminal":
 elif action == "wait":  # an orderly end after a signal, at once after two; it takes rank seconds
     def handler(number, frame):
         stop.append(number)
+        os.write(1, f"signal {int(number)}\n".encode())
         if len(stop) > 1:
             os._exit(130)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
@@ -144,9 +156,12 @@ class LauncherTest(unittest.TestCase):
         kept = {name: value for name, value in os.environ.items() if name not in own}
         return {**kept, "HYPERION_DEVICE": "cpu", "HYPERION_LOG_DIR": str(self.logs), **{k: str(v) for k, v in extra.items()}}
 
-    def start(self, *arguments, **environment):
+    def start(self, *arguments, settle=None, kill=None, **environment):
+        launcher = [SCRIPTS / "launch.py"]
+        if settle or kill:
+            launcher = ["-c", WITH_TIMES, SCRIPTS, settle or 0.5, kill or 5]
         process = subprocess.Popen(
-            [sys.executable, str(SCRIPTS / "launch.py"), str(self.program), *map(str, arguments)],
+            [sys.executable, *map(str, [*launcher, self.program, *arguments])],
             env=self.environment(**environment), cwd="/", stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
         self.addCleanup(process.stdout.close)
@@ -154,8 +169,8 @@ class LauncherTest(unittest.TestCase):
         self.addCleanup(process.kill)
         return process
 
-    def launch(self, *arguments, **environment):
-        process = self.start(*arguments, **environment)
+    def launch(self, *arguments, **options):
+        process = self.start(*arguments, **options)
         out, err = process.communicate(timeout=LIMIT)
         return process.returncode, out, err
 
@@ -253,9 +268,7 @@ class LauncherTest(unittest.TestCase):
     # --- failures ---
 
     def test_a_failing_rank_ends_all_and_is_named(self):
-        start = time.monotonic()
-        code, out, err = self.launch("fail", NPROC=3)
-        self.assertLess(time.monotonic() - start, 100)  # the others would sleep for 300 s
+        code, out, err = self.launch("fail", NPROC=3, kill=LIMIT)  # the others would sleep for 300 s
         self.assertEqual(code, 7)
         self.assertIn("rank 1 failed with exit code 7", err)
         self.assertIn("| before the last words", err)
@@ -269,11 +282,11 @@ class LauncherTest(unittest.TestCase):
         self.assertIn("rank 0 failed with exit code 7; its last lines are above", err)
 
     def test_ranks_deaf_to_TERM_are_killed(self):
-        code, _, err = self.launch("hang", NPROC=2)
+        code, _, err = self.launch("hang", self.folder / "deaf", NPROC=2)
         self.assertEqual(code, 9)
         self.assertIn("rank 0 failed with exit code 9", err)
         self.assertIn("rank 1: signal 9 (SIGKILL)", err)
-        self.assertFalse(running(int(re.search(r"pid (\d+)", self.log(1)).group(1))))
+        self.assertFalse(running(self.pid(1)))
 
     def test_a_signal_is_named_and_returned(self):
         code, _, err = self.launch("segv", NPROC=3)
@@ -282,20 +295,29 @@ class LauncherTest(unittest.TestCase):
         self.assertIn("(it printed nothing)", err)
 
     def test_the_cause_is_named_before_those_who_lost_a_peer(self):
-        code, _, err = self.launch("lost_peer", NPROC=3)
+        code, _, err = self.launch("lost_peer", NPROC=3, settle=LIMIT)
         self.assertEqual(code, 66)
         self.assertIn("rank 1 failed with exit code 66", err)
 
     # --- orderly ends ---
 
     def stop(self, process, *signals):
+        """Sends them one after the other, each when the ranks have got the one before."""
         for rank in range(2):
-            self.wait_for(lambda rank=rank: (self.logs / f"rank_{rank}.log").exists() and "ready" in self.log(rank))
-        for number in signals:
+            self.wait_for_line(rank, "ready, pid ")
+        for i, number in enumerate(signals):
+            if i > 0:
+                self.wait_for_line(1, f"signal {int(signals[i - 1])}")
             process.send_signal(number)
-            time.sleep(0.3)
         out, err = process.communicate(timeout=LIMIT)
         return process.returncode, out, err
+
+    def wait_for_line(self, rank, begin):
+        path = self.logs / f"rank_{rank}.log"
+        self.wait_for(lambda: path.exists() and any(line.startswith(begin) for line in path.read_text().split("\n")[:-1]))
+
+    def pid(self, rank):
+        return int(re.search(r"pid (\d+)\n", self.log(rank)).group(1))
 
     def wait_for(self, condition):
         end = time.monotonic() + LIMIT
@@ -315,20 +337,20 @@ class LauncherTest(unittest.TestCase):
                     path.unlink()
 
     def test_two_signals_end_the_ranks_at_once(self):
-        process = self.start("wait", 300, 0, NPROC=2, LOG_RANK="1")
+        process = self.start("wait", 300, 0, NPROC=2, LOG_RANK="1", kill=LIMIT)
         code, _, _ = self.stop(process, signal.SIGINT, signal.SIGINT)
         self.assertEqual(code, 130)
         self.assertNotIn("orderly", self.log(1))
 
     def test_a_repeated_warning_kills_nobody(self):
         process = self.start("wait", 0, 75)
-        self.wait_for(lambda: (self.logs / "rank_0.log").exists() and "ready" in self.log(0))
-        os.kill(int(re.search(r"pid (\d+)", self.log(0)).group(1)), signal.SIGSTOP)  # it cannot answer for a while
+        self.wait_for_line(0, "ready, pid ")
+        os.kill(self.pid(0), signal.SIGSTOP)  # it cannot answer for a while
         for _ in range(3):
             process.send_signal(signal.SIGUSR1)
             time.sleep(0.2)
         self.assertIsNone(process.poll())
-        os.kill(int(re.search(r"pid (\d+)", self.log(0)).group(1)), signal.SIGCONT)
+        os.kill(self.pid(0), signal.SIGCONT)
         self.assertEqual(process.communicate(timeout=LIMIT)[1], "")
         self.assertEqual(process.returncode, 75)
 
@@ -341,11 +363,10 @@ class LauncherTest(unittest.TestCase):
         process = self.start("wait", 0, 0, NPROC=2)
         self.stop(process, signal.SIGKILL)
         for rank in range(2):
-            pid = int(re.search(r"pid (\d+)", self.log(rank)).group(1))
-            self.wait_for(lambda pid=pid: not running(pid))
+            self.wait_for(lambda pid=self.pid(rank): not running(pid))
 
     def test_a_rank_whose_launcher_is_killed_while_it_starts_does_not_train_on(self):
-        self.program.write_text(f"#!/bin/sh\necho $$ > '{self.folder}/started'\nexec sleep {LIMIT}\n")
+        self.program.write_text(f"#!/bin/sh\ntouch '{self.folder}/started'\nexec sleep {LIMIT}\n")
         for moment in ("before prctl", "after prctl"):  # both in the child, before it becomes the program
             with self.subTest(moment=moment):
                 driver = self.folder / "driver.py"
@@ -357,6 +378,8 @@ import launch
 launcher, cdll = os.getpid(), ctypes.CDLL
 def kill_launcher(moment):
     if moment == {moment!r} and os.getpid() != launcher:
+        with open({str(self.folder / "child")!r}, "w") as child:
+            print(os.getpid(), file=child)
         os.kill(launcher, signal.SIGKILL)
         while os.getppid() == launcher:
             time.sleep(0.01)
@@ -373,10 +396,10 @@ launch.main()
 """)
                 process = subprocess.run([sys.executable, driver], env=self.environment(), timeout=LIMIT)
                 self.assertEqual(process.returncode, -signal.SIGKILL)
-                time.sleep(1)
-                started = self.folder / "started"
+                child, started = int((self.folder / "child").read_text()), self.folder / "started"
+                self.wait_for(lambda child=child, started=started: started.exists() or not running(child))
                 if started.exists():
-                    os.kill(int(started.read_text()), signal.SIGKILL)
+                    os.kill(child, signal.SIGKILL)
                     started.unlink()
                     self.fail("the rank trains on")
 

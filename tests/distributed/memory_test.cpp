@@ -2,18 +2,16 @@
 #include <filesystem>
 #include <fstream>
 
-#include <arpa/inet.h>
 #include <catch2/catch.hpp>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include <ATen/Parallel.h>
 #include <c10/core/CPUAllocator.h>
 
 #include "tests/support/counting_allocator.h"
 #include "tests/support/ranks.h"
+#include "tests/support/reserved_port.h"
 #include "tests/support/temporary_folder.h"
 #include "trainer/config/load.h"
 #include "trainer/trainer.h"
@@ -22,19 +20,6 @@ namespace hyperion::trainer {
 namespace {
 
 namespace fs = std::filesystem;
-
-int free_port() {
-  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address{};
-  socklen_t length = sizeof address;
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  auto* generic = reinterpret_cast<sockaddr*>(&address);
-  const bool bound = bind(fd, generic, length) == 0 && getsockname(fd, generic, &length) == 0;
-  close(fd);
-  if (!bound) throw std::runtime_error("no free port");
-  return ntohs(address.sin_port);
-}
 
 // The job of configs/debug_model.toml on a few documents of its own.
 ResolvedConfig job(const fs::path& folder, const char* dtype) {
@@ -84,9 +69,9 @@ TEST_CASE(
   const test::TemporaryFolder folder;
   const fs::path path = folder.path();
   const ResolvedConfig resolved = job(path, dtype);
-  const int port = free_port();
+  const test::ReservedPort port;
   const auto train = [&](const parallel::Environment& environment) -> MeasuredRank {
-    setenv("MASTER_PORT", std::to_string(port).c_str(), 1);  // the trainer opens it itself
+    setenv("MASTER_PORT", std::to_string(port.number()).c_str(), 1);  // the trainer opens it itself
     setenv("HYPERION_DEVICE", "cpu", 1);
     // Leaked, for tensors that outlive everything here.
     auto* counter = new CountingAllocator(*c10::GetCPUAllocator());
@@ -96,7 +81,7 @@ TEST_CASE(
     const ExitCode code = trainer->run();
     return {built, counter->live(), code, smallest_peak(path, environment.rank)};
   };
-  const auto results = run_ranks(kRanks, train, std::chrono::seconds(120));
+  const auto results = run_ranks(kRanks, train);
   const double expected = bytes * 6'163'712 / kRanks;
   for (const MeasuredRank& rank : results) {
     CAPTURE(dtype, rank.built / expected, rank.trained / expected);

@@ -49,7 +49,7 @@ def run(binary: Path, folder: Path) -> list[str]:
             path = f"{python}:{path}"
         print(f"--- {block.splitlines()[0]} ...", flush=True)
         subprocess.run(["bash", "-euo", "pipefail", "-c", block], cwd=folder, env={**environment, "PATH": path}, check=True,
-                       timeout=600, stdin=subprocess.DEVNULL)
+                       timeout=1700, stdin=subprocess.DEVNULL)
     return passed_over
 
 

@@ -1,7 +1,6 @@
 // What layers of several ranks exchange over NCCL: on simulated GPUs under every schedule of their streams.
 #include <catch2/catch.hpp>
 
-#include <signal.h>
 
 #include <ATen/ATen.h>
 
@@ -12,6 +11,7 @@
 #include "parallel/process_group.h"
 #include "parallel/replica_audit.h"
 #include "parallel/streamed_exchange.h"
+#include "tests/distributed/lost_rank.h"
 #include "tests/gpu/gpu.h"
 #include "tests/support/exact_nodes.h"
 
@@ -346,10 +346,10 @@ TEST_CASE("a rank killed inside an operation of the tensor parallel group over N
             group.all_reduce_sum(x);
             x.cpu();
             const parallel::PhaseGuard phase("step 3 backward layers.1");
-            if (environment.rank == 2) raise(SIGKILL);
+            kill_when_others_are_here(environment, 2);
             start(group, x).wait();
             x.cpu();
-            std::this_thread::sleep_for(seconds(30));  // where nothing came to wait
+            std::this_thread::sleep_for(seconds(120));  // where nothing came to wait
           },
           kGpuTimeout);
       for (const int rank : {0, 1}) {

@@ -37,7 +37,7 @@ class Torchrun(unittest.TestCase):
         environment |= {"LD_LIBRARY_PATH": ":".join(filter(None, libraries)), "HYPERION_DEVICE": "cpu", "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "torch.distributed.run", *options, "--nproc-per-node=2", "--no-python",
                    *(program or self.train)]
-        return subprocess.run(command, env=environment, cwd=self.folder, text=True, timeout=240, stdout=subprocess.PIPE,
+        return subprocess.run(command, env=environment, cwd=self.folder, text=True, timeout=900, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT)
 
     def check_trained(self, done):

@@ -1,8 +1,13 @@
 #include "tests/support/ranks.h"
 
+#include <algorithm>
+#include <atomic>
+#include <climits>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <new>
+#include <span>
 #include <stdexcept>
 #include <thread>
 
@@ -25,6 +30,60 @@ namespace hyperion {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+using std::chrono::milliseconds;
+
+constexpr int kEnded = INT_MAX;  // a mark
+
+// What the harness and all ranks see of a rank.
+struct RankProgress {
+  std::atomic<int> mark{0};
+  std::atomic<Clock::duration> last_seen{};  // since the clock's begin
+  std::atomic<Clock::duration> stood_still{};
+  static_assert(std::atomic<Clock::duration>::is_always_lock_free);
+
+  void see(Clock::duration expected = {}) {
+    const Clock::duration now = Clock::now().time_since_epoch(), pause = now - last_seen.load() - expected;
+    if (pause > stood_still.load()) stood_still = pause;
+    last_seen = now;
+  }
+};
+
+std::span<RankProgress> progress;  // of the run under way, in memory that its processes share
+int own_rank = -1;                 // in the process of a rank
+
+class SharedProgress {
+ public:
+  explicit SharedProgress(int ranks) : bytes_(static_cast<size_t>(ranks) * sizeof(RankProgress)) {
+    memory_ = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (memory_ == MAP_FAILED) throw std::bad_alloc();
+    progress = {static_cast<RankProgress*>(memory_), static_cast<size_t>(ranks)};
+    for (RankProgress& rank : progress)
+      (new (&rank) RankProgress)->last_seen = Clock::now().time_since_epoch();
+  }
+  ~SharedProgress() {
+    progress = {};
+    munmap(memory_, bytes_);
+  }
+  SharedProgress(const SharedProgress&) = delete;
+  SharedProgress& operator=(const SharedProgress&) = delete;
+
+ private:
+  size_t bytes_;
+  void* memory_;
+};
+
+// Has the times noted for which the host does not run this process.
+void note_pauses(RankProgress& own) {
+  own.last_seen = Clock::now().time_since_epoch();
+  std::thread([&own] {
+    for (;;) {
+      constexpr milliseconds kTick{50};
+      std::this_thread::sleep_for(kTick);
+      own.see(kTick);
+    }
+  }).detach();
+}
 
 struct Child {
   pid_t pid = -1;
@@ -84,6 +143,8 @@ using Function = std::function<std::string(const parallel::Environment&)>;
   dup2(child.output_fd, STDERR_FILENO);
   setvbuf(stdout, nullptr, _IOLBF, 0);
   export_environment(environment);
+  own_rank = environment.rank;
+  note_pauses(progress[own_rank]);
   int code = 0;
   try {
     at::set_num_threads(1);
@@ -112,10 +173,13 @@ std::string last_lines(const std::string& text, size_t limit = 2000) {
 void wait_for_all(std::vector<Child>& children, Clock::time_point deadline, Clock::duration grace) {
   size_t left = children.size();
   while (left > 0) {
-    for (Child& child : children) {
+    for (size_t rank = 0; rank < children.size(); ++rank) {
+      Child& child = children[rank];
       if (!child.running || waitpid(child.pid, &child.status, WNOHANG) != child.pid) continue;
       child.running = false;
       child.ended = Clock::now();
+      progress[rank].see();
+      progress[rank].mark = kEnded;
       --left;
       if (child.status != 0) deadline = std::min(deadline, child.ended + grace);
     }
@@ -125,7 +189,7 @@ void wait_for_all(std::vector<Child>& children, Clock::time_point deadline, Cloc
       }
       deadline = Clock::time_point::max();
     }
-    if (left > 0) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    if (left > 0) std::this_thread::sleep_for(milliseconds(2));
   }
 }
 
@@ -139,6 +203,7 @@ Ended run(int ranks, const Function& function, std::chrono::seconds timeout, std
   parallel::Environment environment;
   environment.world_size = environment.local_world_size = ranks;
   environment.master_listen_fd = listening_socket(environment.master_port);
+  const SharedProgress shared(ranks);
   std::vector<Child> children(ranks);
   const auto deadline = Clock::now() + timeout;
   std::fflush(nullptr);
@@ -167,6 +232,7 @@ Ended run(int ranks, const Function& function, std::chrono::seconds timeout, std
     RankOutcome& outcome = ended.outcomes[rank];
     std::string& result = ended.results[rank] = read_all(child.result_fd);
     outcome.output = last_lines(read_all(child.output_fd));
+    outcome.stood_still = std::chrono::duration_cast<milliseconds>(progress[rank].stood_still.load());
     if (WIFSIGNALED(child.status)) {
       outcome.exit_code = 128 + WTERMSIG(child.status);
       outcome.error =
@@ -181,6 +247,32 @@ Ended run(int ranks, const Function& function, std::chrono::seconds timeout, std
 }
 
 }  // namespace
+
+bool host_ran(const std::vector<RankOutcome>& outcomes) {
+  return std::ranges::all_of(outcomes,
+                             [](const RankOutcome& rank) { return rank.stood_still < milliseconds(1000); });
+}
+
+void reach(int mark) {
+  progress[own_rank].mark = mark;
+}
+
+bool has_reached(int rank, int mark) {
+  return progress[rank].mark >= mark;
+}
+
+void wait_until_reached(int rank, int mark) {
+  while (!has_reached(rank, mark)) std::this_thread::sleep_for(milliseconds(5));
+}
+
+void wait_for_end_of(int rank) {
+  wait_until_reached(rank, kEnded);
+}
+
+void wait_for_end_of_others() {
+  for (int rank = 0; rank < static_cast<int>(progress.size()); ++rank)
+    if (rank != own_rank) wait_for_end_of(rank);
+}
 
 std::vector<std::string> run_ranks_bytes(int ranks, const Function& function, std::chrono::seconds timeout) {
   Ended ended = run(ranks, function, timeout, std::chrono::seconds(5));

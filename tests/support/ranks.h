@@ -16,14 +16,21 @@
 
 namespace hyperion {
 
-inline constexpr std::chrono::seconds kRanksTimeout{60};
+// Less than the timeout of a group (CommOptions), so that ranks which wait for that are ended and count as
+// failed.
+inline constexpr std::chrono::seconds kRanksTimeout{200};
 
 // How a rank ended when failure is part of the test.
 struct RankOutcome {
   std::string error;   // what() of the exception it threw; "signal 9", "timed out" when it could not report
   int exit_code = 0;   // 0; the ExitCode of an Error; 1 for other exceptions; 128 + signal
   std::string output;  // the last lines it wrote to stdout and stderr
+  // The longest time for which the host did not run it: ranks that stand still keep no promise about time.
+  std::chrono::milliseconds stood_still{0};
 };
+
+// Whether the host ran every rank nearly all the time.
+bool host_ran(const std::vector<RankOutcome>& outcomes);
 
 // For tests of failure: never throws for a failing rank. The environment has a port that listens already;
 // RANK, WORLD_SIZE, ... are set as well.
@@ -36,6 +43,14 @@ std::vector<RankOutcome> run_ranks_outcome(
 std::vector<std::string> run_ranks_bytes(
     int ranks, const std::function<std::string(const parallel::Environment& environment)>& function,
     std::chrono::seconds timeout);
+
+// Between ranks of one run, while it lasts, and without a connection between them: a rank says how far it has
+// come, by numbers that grow, and others wait until it is there, or has ended.
+void reach(int mark);
+bool has_reached(int rank, int mark);
+void wait_until_reached(int rank, int mark);
+void wait_for_end_of(int rank);
+void wait_for_end_of_others();
 
 // What a rank's result looks like as bytes on its way to the test: a trivially copyable value, or a vector of
 // such values.

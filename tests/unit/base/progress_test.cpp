@@ -1,7 +1,6 @@
 #include "base/progress.h"
 
 #include <sstream>
-#include <thread>
 
 #include <catch2/catch.hpp>
 #include <spdlog/sinks/ostream_sink.h>
@@ -27,13 +26,15 @@ TEST_CASE("off a terminal progress is a log line at intervals and none for short
   spdlog::set_default_logger(
       std::make_shared<spdlog::logger>("test", std::make_shared<spdlog::sinks::ostream_sink_mt>(text)));
   {
-    Progress brief("brief", 100, "B");
-    brief.update(100);
-    Progress work("loading", 100, "B", std::chrono::milliseconds(20));
-    work.update(10);
-    std::this_thread::sleep_for(std::chrono::milliseconds(25));
-    work.update(50);
-    work.update(60);
+    using std::chrono::seconds;
+    const auto before = Progress::Clock::now();
+    Progress brief("brief", 100, "B"), work("loading", 100, "B", seconds(20));
+    const auto after = Progress::Clock::now();
+    brief.update(100, before + seconds(9));
+    work.update(10, before + seconds(19));
+    work.update(50, after + seconds(20));
+    work.update(60, after + seconds(39));
+    work.update(70, after + seconds(40));
   }
   spdlog::default_logger()->set_level(spdlog::level::err);  // a rank that LOG_RANK leaves out
   Progress silent("silent", 100, "B", std::chrono::milliseconds(0));
@@ -41,8 +42,8 @@ TEST_CASE("off a terminal progress is a log line at intervals and none for short
   spdlog::set_default_logger(former);
   ::unsetenv("NO_COLOR");
   const std::string lines = text.str();
-  CHECK_THAT(lines, Catch::Contains("loading  50% 50/100 B"));
-  CHECK(std::count(lines.begin(), lines.end(), '\n') == 1);
+  CHECK_THAT(lines, Catch::Contains("loading  50% 50/100 B") && Catch::Contains("loading  70% 70/100 B"));
+  CHECK(std::count(lines.begin(), lines.end(), '\n') == 2);
 }
 
 }  // namespace hyperion

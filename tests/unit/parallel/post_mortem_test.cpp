@@ -110,10 +110,8 @@ TEST_CASE("notes are collected until every rank of the groups has left one") {
     std::this_thread::sleep_for(milliseconds(250));
     leave_failure_note(*store, 0, {0, 1}, "barrier in phase ''");
   });
-  const auto begin = std::chrono::steady_clock::now();
-  collect_failure_notes(*store, seconds(60));
+  collect_failure_notes(*store, seconds(3600));  // of which ctest would not wait for the end
   late.join();
-  CHECK(std::chrono::steady_clock::now() - begin < seconds(30));
   const Communicator::PostMortem found = read_failure_notes(*store, 1, 1, seconds(1));
   CHECK(found.silent.empty());
   CHECK(found.text == "; rank 0 failed too: barrier in phase ''");

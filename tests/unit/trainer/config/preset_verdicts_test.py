@@ -27,7 +27,7 @@ REFUSED = {  # the keys named for each preset as it is; those but DATA are named
 class PresetVerdicts(unittest.TestCase):
     def check(self, name, options, keys):
         file = PRESETS / f"{name}.toml"
-        done = subprocess.run([BINARY, "config", file, *options], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([BINARY, "config", file, *options], capture_output=True, text=True, timeout=300)
         problems = re.findall(rf"^  {re.escape(str(file))}:\d+:\d+: ([\w.]+) = ", done.stderr, re.MULTILINE)
         self.assertEqual((done.returncode, set(problems), len(problems)), (2 if keys else 0, keys, len(keys)), done.stderr)
         # A configuration that is accepted is printed whole and nothing is complained about; one that is not, is not printed.
