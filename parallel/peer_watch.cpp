@@ -191,7 +191,9 @@ void PeerWatch::announce_failure() {
 std::vector<int> PeerWatch::lost_ranks(milliseconds patience) {
   std::unique_lock lock(mutex_);
   const auto found = [this] { return !lost_.empty() && !lost_failed_; };
-  return changed_.wait_for(lock, patience, found) ? lost_ : std::vector<int>();
+  // Its thread may not have come to look, where a busy host held this process up.
+  if (!changed_.wait_for(lock, patience, found)) look_at_peers();
+  return found() ? lost_ : std::vector<int>();
 }
 
 void PeerWatch::watch() {

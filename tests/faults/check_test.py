@@ -8,14 +8,14 @@ import re
 import subprocess
 
 from checkpoints import CheckpointTest
-from jobs import BINARY, ROOT, main
+from jobs import BINARY, PATIENCE, ROOT, main
 
 
 class Check(CheckpointTest):
     def check(self, *options, code=0, says=(), not_says=(), config="job.toml"):
         """The output of the command, which leaves every file and folder as it was."""
         before = self.tree()
-        done = subprocess.run([BINARY, "check", self.folder / config, *options], capture_output=True, text=True, timeout=120,
+        done = subprocess.run([BINARY, "check", self.folder / config, *options], capture_output=True, text=True, timeout=PATIENCE,
                               cwd=self.folder, env={**os.environ, "HYPERION_DEVICE": "cuda"})  # none is asked for
         text = done.stdout + done.stderr
         self.assertEqual(done.returncode, code, text)
@@ -43,14 +43,14 @@ class Check(CheckpointTest):
                    "of them padding"])
         self.check(says=["1 rank"])
         self.check("--no-such", code=2)
-        help_text = subprocess.run([BINARY, "check", "--help"], capture_output=True, text=True, timeout=60).stdout
+        help_text = subprocess.run([BINARY, "check", "--help"], capture_output=True, text=True, timeout=PATIENCE).stdout
         self.assertIn("--ranks", help_text)
 
     def test_a_preset_of_a_large_model_is_checked_in_little_memory(self):
         options = ["--model.flavor=70B", "--training.global_batch_size=-1", "--ranks=64"]
         done = subprocess.run(["bash", "-c", 'ulimit -v 8000000; exec "$@"', "_", BINARY, "check", self.folder / "job.toml",
                                *options, "--model.args.dim=8192", "--model.args.n_layers=80", "--model.args.n_heads=64"],
-                              capture_output=True, text=True, timeout=120, cwd=self.folder)
+                              capture_output=True, text=True, timeout=PATIENCE, cwd=self.folder)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertIn("18.48 GiB per rank", done.stdout)  # 70.6e9 x (3 x 4 + 4 for the gradient + 2 bytes) / 64
 
@@ -90,7 +90,7 @@ class Check(CheckpointTest):
     def test_a_token_shard_whose_tokens_have_changed_is_found(self):
         shard = self.folder / "shard"
         subprocess.run([BINARY, "tokenize", "--out", str(shard), "--tokenizer", str(ROOT / "tests/assets/tokenizer"),
-                        str(self.folder / "data.jsonl")], check=True, capture_output=True, timeout=60)
+                        str(self.folder / "data.jsonl")], check=True, capture_output=True, timeout=PATIENCE)
         self.check("--training.dataset=jsonl", f"--training.dataset_path={shard}")
         tokens = bytearray((shard / "tokens.bin").read_bytes())
         tokens[100] ^= 1
@@ -163,7 +163,7 @@ class Check(CheckpointTest):
         (self.step(6) / ".metadata").write_bytes(b"damaged")
         done = subprocess.run([BINARY, "check", "job.toml", "--lr_scheduler.total_steps=8", "--lr_scheduler.warmup_steps=20",
                                "--checkpoint.on_config_change=override"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                              timeout=120, cwd=self.folder)
+                              timeout=PATIENCE, cwd=self.folder)
         self.assertEqual(done.returncode, 0, done.stdout)
         lines = done.stdout.splitlines()
         warnings = [i for i, line in enumerate(lines) if "WARNING" in line]

@@ -11,7 +11,7 @@ import subprocess
 import unittest
 
 from checkpoints import CheckpointTest
-from jobs import BINARY, ROOT, main
+from jobs import BINARY, PATIENCE, ROOT, main
 
 
 class PreCheckpoint(CheckpointTest):
@@ -78,11 +78,9 @@ class PreCheckpoint(CheckpointTest):
 
     def test_a_run_killed_right_after_the_pre_checkpoint_resumes_from_it(self):
         expected = self.control(ranks=2)
-        job = self.start(ranks=2)
-        job.wait_for("[pre-checkpoint]")
-        for process, _ in job.ranks:
-            process.kill()
-        job.codes()
+        job = self.start("--allow-faults", ranks=2, env={"FAULT": "point=step.data;action=kill"})
+        self.assertIn(-signal.SIGKILL, job.codes())  # the other rank may have lost this one before it came there
+        self.assertIn("[pre-checkpoint]", job.text())
         self.run_job(code=0, ranks=2, says=["step-0"])
         self.assertEqual(self.curve(), expected)
 
@@ -305,7 +303,7 @@ class Contents(CheckpointTest):
         self.run_job("--training.steps=2", "--ema.enable", code=0)
         for command in (["generate", self.step(2), "--prompt", "Document", "--max-tokens", "4"],
                         ["eval", self.step(2), "--data", self.folder / "data.jsonl", "--seq-len", "32", "--ema"]):
-            done = subprocess.run([BINARY, *map(str, command)], capture_output=True, text=True, timeout=120, cwd=ROOT)
+            done = subprocess.run([BINARY, *map(str, command)], capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT)
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
             self.assertTrue(done.stdout.strip())
 
@@ -313,9 +311,9 @@ class Contents(CheckpointTest):
 class Signals(CheckpointTest):
     def test_term_to_one_rank_saves_once_and_is_75(self):
         expected = self.control(ranks=2, steps=60)
-        job = self.start("--training.steps=60", "--checkpoint.interval=1000", ranks=2)
-        job.wait_for("step:  4")
-        job.ranks[1][0].send_signal(signal.SIGUSR1)
+        job = self.start("--training.steps=60", "--checkpoint.interval=1000", "--allow-faults", ranks=2,
+                         env={"FAULT": "rank=1;point=step.opt;action=stop;nth=4"})
+        job.signal_at_stop(1, signal.SIGUSR1)
         self.assertEqual(job.codes(), [75, 75], job.text())
         self.assertRegex(job.text(1), r"USR1 received in step \d+: stopping after it\n")
         self.run_job("--training.steps=60", "--checkpoint.interval=1000", ranks=2, code=0)

@@ -6,6 +6,7 @@ Standard library only. docs/limits.md has the limits that are held here.
 """
 
 import base64
+import errno
 import gzip
 import json
 import os
@@ -17,7 +18,7 @@ import time
 from pathlib import Path
 
 from checkpoints import CheckpointTest
-from jobs import BINARY, ROOT, main
+from jobs import BINARY, PATIENCE, ROOT, main
 
 TOKENIZER = ROOT / "tests" / "assets" / "tokenizer"
 MIB = 1 << 20
@@ -75,7 +76,7 @@ def shared_tensor_index(keys):
 
 
 class HostileInputs(CheckpointTest):
-    def run_program(self, *arguments, code, says=(), seconds=60, memory=None, **options):
+    def run_program(self, *arguments, code, says=(), seconds=PATIENCE, memory=None, **options):
         """Output and peak memory of `hyperion ...`. `memory`: bytes of address space beyond what `hyperion --version` takes."""
         limit = self.address_space() + memory if memory else resource.RLIM_INFINITY
         process = subprocess.Popen([BINARY, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -93,19 +94,21 @@ class HostileInputs(CheckpointTest):
 
     def address_space(self):
         """What the program maps before it reads anything: libtorch alone takes gigabytes."""
-        process = subprocess.Popen([BINARY, "train", "/dev/stdin"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
-                                   stderr=subprocess.DEVNULL)
+        config = self.replace_by_pipe(self.folder / "config-pipe.toml")
+        process = subprocess.Popen([BINARY, "train", config], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
-            peak = last = 0
-            while not peak or peak != last:
-                last = peak
-                time.sleep(0.3)
+            while True:
+                try:
+                    os.close(os.open(config, os.O_WRONLY | os.O_NONBLOCK))
+                except OSError as error:
+                    self.assertEqual((error.errno, process.poll()), (errno.ENXIO, None))  # the program has not opened it yet
+                    time.sleep(0.02)
+                    continue
                 status = Path(f"/proc/{process.pid}/status").read_text()
-                peak = int(status.partition("VmPeak:")[2].split()[0]) * 1024
-            return peak
+                return int(status.partition("VmPeak:")[2].split()[0]) * 1024
         finally:
             process.kill()
-            process.communicate()
+            process.wait()
 
     def saved_job(self):
         """Steps 3, 6 and 8."""
@@ -154,7 +157,7 @@ class HostileInputs(CheckpointTest):
                              stdin=source.stdout)
         train = 'exec "$0" "$1" train <(cat job.toml) --training.steps=1 --checkpoint.no_enable'
         for ranks, code, says in ((1, 0, "Training completed"), (2, 2, "each of the 2 ranks")):
-            done = subprocess.run(["bash", "-c", train, ROOT / "scripts" / "launch.py", BINARY], cwd=self.folder, timeout=60,
+            done = subprocess.run(["bash", "-c", train, ROOT / "scripts" / "launch.py", BINARY], cwd=self.folder, timeout=PATIENCE,
                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                                   env={**os.environ, "NPROC": str(ranks), "HYPERION_DEVICE": "cpu"})
             self.assertEqual(done.returncode, code, done.stdout)
@@ -167,7 +170,7 @@ class HostileInputs(CheckpointTest):
                    for command in (["train", pipe], ["check", pipe], ["config", pipe])]
         for process in running:
             try:
-                output, _ = process.communicate(timeout=90)
+                output, _ = process.communicate(timeout=PATIENCE)
             finally:
                 process.kill()
             self.assertEqual(process.returncode, 2, output)

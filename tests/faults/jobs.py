@@ -3,6 +3,7 @@
 Standard library only. The program is the first argument of the test's command line.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ from pathlib import Path
 
 BINARY = Path(sys.argv[1]).resolve()
 ROOT = Path(__file__).resolve().parents[2]
+PATIENCE = 240  # seconds; what is waited for so long takes one or a few on an idle host
 TOML = """
 [model]
 hf_assets_path = "{root}/tests/assets/tokenizer"
@@ -58,7 +60,10 @@ class Job:
                    "LOG_RANK": ",".join(map(str, range(ranks))), **(env or {})}
             command = [*(before or {}).get(rank, []), BINARY, "train", config or folder / "job.toml", *options,
                        *(per_rank[rank] if per_rank else [])]
-            output = open(folder / f"rank{rank}.log", "w+")
+            path = folder / f"rank{rank}.log"
+            path.write_bytes(b"")  # an earlier job's
+            # For appending: the rank would write at the place in the file that text() moves.
+            output = open(path, "a+", encoding="utf-8", errors="replace")
             self.ranks.append((subprocess.Popen(command, env={**os.environ, **{k: str(v) for k, v in own.items()}},
                                                 stdout=output, stderr=subprocess.STDOUT, cwd=folder), output))
 
@@ -67,27 +72,58 @@ class Job:
         output.seek(0)
         return output.read()
 
-    def wait_for(self, text, rank=0, seconds=120):
-        end = time.monotonic() + seconds
-        while text not in self.text(rank):
-            if time.monotonic() > end or self.ranks[rank][0].poll() is not None:
-                raise AssertionError(f"rank {rank} never printed {text!r}:\n{self.text(rank)}")
+    def wait_for(self, text, rank=0, times=1):
+        end = time.monotonic() + PATIENCE
+        while True:
+            ended = self.ranks[rank][0].poll() is not None  # asked before its text is read, which then is all of it
+            said = self.text(rank)
+            if said.count(text) >= times:
+                return
+            if ended or time.monotonic() > end:
+                raise AssertionError(f"rank {rank} never printed {text!r}:\n{said}")
             time.sleep(0.02)
 
-    def signal_at_stop(self, rank, number, seconds=120):
-        """Waits until a fault with action=stop has stopped the rank, which then goes on with the signal `number` pending."""
-        end = time.monotonic() + seconds
-        self.wait_for("stops this process", rank, seconds)
+    def wait_for_stop(self, rank, times=1):
+        """Waits until a fault with action=stop has stopped the rank for the `times`-th time."""
+        end = time.monotonic() + PATIENCE
+        self.wait_for("stops this process", rank, times)
         process, change = self.ranks[rank][0], None
         while not change and time.monotonic() < end:
             time.sleep(0.02)
             change = os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if not change or change.si_code != os.CLD_STOPPED:
             raise AssertionError(f"rank {rank} never stopped:\n{self.text(rank)}")
+
+    def signal_at_stop(self, rank, number):
+        """Waits until a fault with action=stop has stopped the rank, which then goes on with the signal `number` pending."""
+        self.wait_for_stop(rank)
+        process = self.ranks[rank][0]
         process.send_signal(number)
         process.send_signal(signal.SIGCONT)
 
-    def codes(self, seconds=120):
+    def wait_until_idle(self, rank):
+        """Waits until the rank waits for others: for a second all its threads sleep and use no time. One that a busy host holds up
+        is running, stopped or waits for a disk."""
+        end = time.monotonic() + PATIENCE
+        seen = since = None
+        while seen is None or time.monotonic() - since < 1:
+            if time.monotonic() > end or self.ranks[rank][0].poll() is not None:
+                raise AssertionError(f"rank {rank} never waited:\n{self.text(rank)}")
+            time.sleep(0.1)
+            now = self.threads(rank)
+            if now != seen or any(state != "S" for state, *_ in now.values()):
+                seen, since = now, time.monotonic()
+
+    def threads(self, rank):
+        """Thread -> (state, user time, system time), of those that are there."""
+        found = {}
+        for thread in Path(f"/proc/{self.ranks[rank][0].pid}/task").glob("*"):
+            with contextlib.suppress(OSError):
+                words = (thread / "stat").read_text().rpartition(")")[2].split()
+                found[thread.name] = words[0], words[11], words[12]
+        return found
+
+    def codes(self, seconds=PATIENCE):
         try:
             return [process.wait(timeout=seconds) for process, _ in self.ranks]
         finally:
@@ -149,6 +185,23 @@ class JobTest(unittest.TestCase):
     @staticmethod
     def lines(path):
         return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def assert_lost(test, records, lost):
+    """Each of the survivors' records names the rank that was lost; all but one may name survivors beside it, which a busy host kept
+    from answering to them in time."""
+    named = [record["lost"] for record in records]
+    for one in named:
+        test.assertIn(lost, one, records)
+    test.assertIn([lost], named, records)
+
+
+def patient_launcher(settle=60, kill=60):
+    """The command that scripts/launch.py is, with another time between a first failure and TERM, and from TERM to KILL. By default it
+    is longer than a busy host holds up a rank that is about to say why it ends."""
+    script = (f"import sys; sys.path.insert(0, {str(ROOT / 'scripts')!r}); import launch; "
+              f"launch.SETTLE_SECONDS, launch.KILL_SECONDS = {settle}, {kill}; sys.exit(launch.main())")
+    return [sys.executable, "-c", script]
 
 
 def main():

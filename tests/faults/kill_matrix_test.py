@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from checkpoints import CHECKPOINT_TOML
-from jobs import BINARY, ROOT, Job
+from jobs import BINARY, PATIENCE, ROOT, Job
 
 POINTS = ["ckpt.plan", "ckpt.stage", "ckpt.before_data", "ckpt.mid_data", "ckpt.after_data", "ckpt.before_meta",
           "ckpt.after_meta", "ckpt.before_commit"]
@@ -48,7 +48,7 @@ class Family:
     def run(self, folder: Path, *options: str, env: dict | None = None) -> tuple[list[int], list[str]]:
         job = Job(folder, *OPTIONS, *self.options, *options, ranks=self.ranks, env=env)
         try:
-            codes = job.codes(60)
+            codes = job.codes()
             return codes, [job.text(rank) for rank in range(self.ranks)]
         finally:
             job.end()
@@ -80,7 +80,7 @@ def outcome(folder: Path) -> tuple[dict, str]:
     curve = {line["step"]: (line["loss_metrics/global_avg_loss"], line["grad_norm"], line["lr"])
              for line in lines if "event" not in line}
     digest = subprocess.run([BINARY, "ckpt", "digest", folder / "out" / "checkpoint" / f"step-{LAST_STEP}"],
-                            capture_output=True, text=True, timeout=60)
+                            capture_output=True, text=True, timeout=PATIENCE)
     return curve, digest.stdout + digest.stderr
 
 
@@ -90,7 +90,7 @@ def checkpoints(folder: Path) -> list[str]:
 
 def verify(folder: Path, problems: list[str], invariant: str) -> None:
     for path in (folder / "out" / "checkpoint").glob("step-*"):
-        done = subprocess.run([BINARY, "ckpt", "verify", path], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([BINARY, "ckpt", "verify", path], capture_output=True, text=True, timeout=PATIENCE)
         if done.returncode != 0:
             problems.append(f"{invariant}: {path.name}: {done.stdout}{done.stderr}")
 

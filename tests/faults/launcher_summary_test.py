@@ -11,25 +11,24 @@ import os
 import re
 import socket
 import subprocess
-import sys
 
 from checkpoints import CheckpointTest
-from jobs import BINARY, ROOT, main
+from jobs import BINARY, PATIENCE, assert_lost, main, patient_launcher
 
 HOST = socket.gethostname()
 
 
 class Summary(CheckpointTest):
-    def launch(self, *options, ranks, code, fault=None, **environment):
+    def launch(self, *options, ranks, code, fault=None, patience=None, **environment):
         """stdout and stderr of the launcher, together in the order of a terminal."""
         own = {"NPROC": ranks, "HYPERION_DEVICE": "cpu", "OMP_NUM_THREADS": 1, "HYPERION_LOG_DIR": self.folder / "logs", **environment}
         if fault:
             own["FAULT"] = fault
             options = ("--allow-faults", *options)
         kept = {name: value for name, value in os.environ.items() if name not in ("LOG_RANK", "RANK", "WORLD_SIZE")}
-        done = subprocess.run([sys.executable, ROOT / "scripts" / "launch.py", BINARY, "train", self.folder / "job.toml",
+        done = subprocess.run([*patient_launcher(**patience or {}), BINARY, "train", self.folder / "job.toml",
                                "--checkpoint.no_enable", "--training.global_batch_size=-1", *options], env={**kept, **{k: str(v) for k, v in own.items()}},
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=self.folder, timeout=120)
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=self.folder, timeout=PATIENCE)
         self.assertEqual(done.returncode, code, done.stdout)
         return done.stdout
 
@@ -44,19 +43,24 @@ class Summary(CheckpointTest):
             with self.subTest(killed=killed):
                 text = self.launch("--training.steps=100", ranks=3, code=137, fault=f"rank={killed};point=step.opt;nth=3;action=kill")
                 self.assertEqual(text.count(f"[launch] rank {killed} failed with signal 9 (SIGKILL)"), 1, text)
-                self.assertRegex(text, r"\[launch\] 2 other ranks lost it: \w+ of group \w+/\d in phase 'step [34] .*' \(rank \d, \d\)")
+                self.assertRegex(text, r"\[launch\] 2 other ranks lost it: (\w+ of group \w+/\d )?in phase 'step [34] .*' \(rank \d, \d\)")
                 self.assertNotIn("frame #", text + self.log(1) + self.log(2))
                 self.assertNotIn("Exception raised from", text + self.log(1) + self.log(2))
+                records = [self.record(rank) for rank in {0, 1, 2} - {killed}]
+                # What ends a rank is the operation that fails, or its watch over the others where a busy host holds that up.
                 for rank in {0, 1, 2} - {killed}:
-                    self.assertRegex(self.log(rank), rf"hyperion: rank {rank} of 3 on {re.escape(HOST)}: \w+ \(number \d+ of group "
-                                                     r"\w+/\d, ranks 0 1 2\) failed in phase 'step \d+ .*': ")
-                    record = self.record(rank)
-                    self.assertEqual((record["code"], record["host"], record["lost"]), (71, HOST, [killed]))
+                    self.assertRegex(self.log(rank), rf"hyperion: rank {rank} of 3 on {re.escape(HOST)}(: \w+ \(number \d+ of group "
+                                                     rf"\w+/\d, ranks 0 1 2\) failed in phase 'step \d+ .*': | in phase 'step \d+ .*': "
+                                                     rf"rank {killed} has ended, .*started last: \w+, number \d+ of group \w+/\d)")
+                for record in records:
+                    self.assertEqual((record["code"], record["host"]), (71, HOST))
                     self.assertRegex(record["phase"], r"step \d")
+                assert_lost(self, records, killed)
 
     def test_a_rank_that_hangs_is_the_one_that_was_lost(self):
-        text = self.launch("--comm.train_timeout_seconds=3", "--training.steps=100", ranks=3, code=71,
-                           fault="rank=2;point=step.bwd;nth=4;action=sleep:100")
+        # Its own sleep ends by KILL alone. The timeout is longer than a busy host holds up the ranks that are well.
+        text = self.launch("--comm.train_timeout_seconds=15", "--training.steps=100", ranks=3, code=71, patience={"settle": 10, "kill": 2},
+                           fault="rank=2;point=step.bwd;nth=4;action=sleep:1000")
         self.assertIn("[launch] rank 2 was lost", text)
         self.assertRegex(text, r"\[launch\] 2 other ranks lost it: \w+ of group \w+/\d in phase 'step 4 ")
 
@@ -85,7 +89,7 @@ class BatchSystem(CheckpointTest):
                            says=["the warning signal comes 0 s before the limit: give sbatch --signal=USR1@"])
         self.assertEqual(job.text().count("a stop before the time limit may take"), 1)
         job = self.run_job("--training.steps=15", "--checkpoint.interval=1000", "--checkpoint.folder=second", code=0,
-                           env={"HYPERION_SIGNAL_LEAD": 120})
+                           env={"HYPERION_SIGNAL_LEAD": 1_000_000})
         self.assertNotIn("a stop before the time limit", job.text())
         self.run_job(code=2, env={"HYPERION_SIGNAL_LEAD": "soon"}, says=["HYPERION_SIGNAL_LEAD is 'soon'"])
 

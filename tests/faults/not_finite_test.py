@@ -9,7 +9,7 @@ import signal
 import subprocess
 
 from checkpoints import CheckpointTest
-from jobs import BINARY, main
+from jobs import BINARY, PATIENCE, main
 
 # The first update with such a rate makes weights infinite; the loss of its step is that of the weights before it.
 EXPLODES = "--optimizer.lr=3e38"
@@ -78,7 +78,7 @@ class Reads(CheckpointTest):
         file.write_bytes(data)
 
     def run_program(self, *arguments, code, says):
-        done = subprocess.run([BINARY, *map(str, arguments)], capture_output=True, text=True, timeout=60, cwd=self.folder)
+        done = subprocess.run([BINARY, *map(str, arguments)], capture_output=True, text=True, timeout=PATIENCE, cwd=self.folder)
         self.assertEqual(done.returncode, code, done.stdout + done.stderr)
         for text in says:
             self.assertIn(text, done.stdout + done.stderr)

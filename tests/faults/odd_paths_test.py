@@ -10,7 +10,7 @@ import shutil
 import subprocess
 
 from checkpoints import CheckpointTest
-from jobs import BINARY, ROOT, main
+from jobs import BINARY, PATIENCE, ROOT, main
 
 TOKENIZER = ROOT / "tests" / "assets" / "tokenizer"
 # Runs a command as a user that permissions hold for, also where the tests run as root.
@@ -18,7 +18,7 @@ WITHOUT_PRIVILEGE = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
 
 
 class PathTest(CheckpointTest):
-    def run_program(self, *arguments, code, says=(), before=(), seconds=60):
+    def run_program(self, *arguments, code, says=(), before=(), seconds=PATIENCE):
         done = subprocess.run([*before, BINARY, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=seconds,
                               cwd=self.folder, env={**os.environ, "HYPERION_DEVICE": "cpu", "OMP_NUM_THREADS": "1"})
         output = done.stdout.decode(errors="replace")

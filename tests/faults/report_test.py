@@ -14,7 +14,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from checkpoints import CheckpointTest
-from jobs import BINARY, main
+from jobs import BINARY, PATIENCE, main
 
 ATTACK = "</script><script>alert('x')</script><img src=http://evil.example/ onerror=alert(1)>"
 
@@ -58,7 +58,7 @@ class Page(HTMLParser):
 class Report(CheckpointTest):
     def report(self, *arguments, code=0, says=()):
         done = subprocess.run([BINARY, "report", *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                              text=True, timeout=60, cwd=self.folder)
+                              text=True, timeout=PATIENCE, cwd=self.folder)
         self.assertEqual(done.returncode, code, done.stdout)
         for text in says:
             self.assertIn(text, done.stdout)

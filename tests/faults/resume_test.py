@@ -7,7 +7,7 @@ import shutil
 import subprocess
 
 from checkpoints import CheckpointTest, printed_options
-from jobs import BINARY, main
+from jobs import BINARY, PATIENCE, main
 
 KILLED_BEFORE_AN_UPDATE = {"FAULT": "point=step.opt;action=kill"}
 
@@ -373,7 +373,7 @@ class OtherModels(CheckpointTest):
         other = self.folder / "other.toml"
         other.write_text((self.folder / "job.toml").read_text().replace("n_layers = 2", "n_layers = 3"))
         done = subprocess.run([BINARY, "eval", exported, "--config", other, "--data", self.folder / "data.jsonl"],
-                              capture_output=True, text=True, timeout=60)
+                              capture_output=True, text=True, timeout=PATIENCE)
         self.assertEqual(done.returncode, 65, done.stderr)
         self.assertIn("another model: 2 layers there, 3 here", done.stderr)
 

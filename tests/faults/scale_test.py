@@ -8,8 +8,8 @@ prints a table. Standard library only.
 
 import json
 import re
+import signal
 import subprocess
-import time
 
 from jobs import BINARY, ROOT, JobTest, main
 
@@ -24,7 +24,7 @@ FP8 = ("--model.converters=float8", "--quantize.linear.float8.enable_fsdp_float8
 # The fake backend's gathers, which copy 16, 8 or 1 bytes at a time: one launch or two for the slots of few ranks, one for each weight
 # for those of many, where NCCL has one. Nothing else copies such elements.
 FAKE_COPY = re.compile("direct_copy_kernel_cuda.*(complexIdE|EUllE|EUlhE)|UnaryOpFunctorIN3c107complexIdE")
-LOGGED = (10, 20, 30, 40)  # the steps between which processor time is taken
+TIMED = (10, 20, 30, 40)  # the steps in which the job stops itself, so that its processor time is taken
 
 
 class Scale(JobTest):
@@ -51,7 +51,7 @@ class Scale(JobTest):
         for steps in (SHORT, LONG):
             trace = self.folder / "trace"
             job = self.rank_0_of(world, steps, 100, *options, HYPERION_SIMULATED_TRACE=trace)
-            self.assertEqual(job.codes(300), [0], job.text())
+            self.assertEqual(job.codes(600), [0], job.text())
             lines = trace.read_text().splitlines()
             trace.unlink()
             kernels = [line for line in lines if line.startswith("kernel\t")]
@@ -61,17 +61,17 @@ class Scale(JobTest):
 
     def host_seconds(self, world):
         """Processor seconds of the main thread for a steady step: of the quickest ten, because other programs cost time too."""
-        job = self.rank_0_of(world, LOGGED[-1] + 1, LOGGED[0])
+        faults = ",".join(f"point=step.opt;nth={step};action=stop" for step in TIMED)
+        job = self.rank_0_of(world, TIMED[-1] + 1, TIMED[0], "--allow-faults", FAULT=faults)
         process = job.ranks[0][0]
         seconds = []
-        for step in LOGGED:
-            while f"step: {step} " not in job.text():
-                self.assertIsNone(process.poll(), job.text())
-                time.sleep(0.005)
+        for time in range(len(TIMED)):
+            job.wait_for_stop(0, times=time + 1)
             with open(f"/proc/{process.pid}/task/{process.pid}/schedstat") as times:
                 seconds.append(int(times.read().split()[0]) * 1e-9)
-        self.assertEqual(job.codes(300), [0], job.text())
-        return min(after - before for before, after in zip(seconds, seconds[1:])) / LOGGED[0]
+            process.send_signal(signal.SIGCONT)
+        self.assertEqual(job.codes(600), [0], job.text())
+        return min(after - before for before, after in zip(seconds, seconds[1:])) / TIMED[0]
 
     def test_an_fp8_step_has_no_more_kernels_than_have_been_reached(self):
         kernels, _, operators = self.counts(WORLDS[0], *FP8)

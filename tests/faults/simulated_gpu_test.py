@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from jobs import BINARY, ROOT, JobTest, main
+from jobs import BINARY, PATIENCE, ROOT, JobTest, main
 
 SCHEDULES = ("eager", "late", "1")
 FP8 = "--model.converters=float8"
@@ -58,7 +58,7 @@ class SimulatedGpu(JobTest):
         folder.mkdir()
         self.prepare(folder)
         job = self.start("--checkpoint.enable", "--checkpoint.interval=2", *options, folder=folder, ranks=ranks, env=env)
-        codes = job.codes(120)
+        codes = job.codes()
         self.assertEqual(codes, [0] * ranks, job.text())
         self.assertNotIn("Warning", job.text())
         digest = subprocess.run([BINARY, "ckpt", "digest", folder / "out/checkpoint/step-5"], capture_output=True, text=True)
@@ -99,7 +99,7 @@ class SimulatedGpu(JobTest):
     def test_a_rank_that_fails_beside_a_collective_nobody_joins_ends_with_its_own_sentence(self):
         job = self.start("--allow-faults", ranks=2, env=self.gpu("late", FAULT="rank=1;point=step.fwd;nth=3;action=stop,"
                                                                               "rank=0;point=step.bwd;nth=3;action=throw"))
-        job.ranks[0][0].wait(timeout=30)
+        job.ranks[0][0].wait(timeout=PATIENCE)
         self.assertEqual(job.ranks[0][0].returncode, 70, job.text())
         self.assertIn("the fault armed at step.bwd was thrown", job.text().splitlines()[-1])
 
@@ -264,7 +264,7 @@ assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), b"__global__ void k() {{}
 assert nvrtc.nvrtcCompileProgram(program, 0, None) == 0
 """
         done = subprocess.run([sys.executable, "-c", script], env=dict(os.environ, LD_PRELOAD=str(self.gpu()["LD_PRELOAD"])), capture_output=True,
-                              text=True, timeout=120)
+                              text=True, timeout=PATIENCE)
         self.assertEqual((done.returncode, done.stderr), (0, ""))
 
     def test_fp8_products_by_rows_make_no_scales_of_their_own(self):

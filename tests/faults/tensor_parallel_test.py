@@ -15,7 +15,7 @@ import subprocess
 import sys
 
 from checkpoints import CheckpointTest
-from jobs import BINARY, ROOT, JobTest, main
+from jobs import BINARY, PATIENCE, ROOT, JobTest, main
 
 TP = "--parallelism.tensor_parallel_degree="
 FP32 = "--training.mixed_precision_param=float32"
@@ -50,7 +50,7 @@ class TensorParallel(JobTest):
 
     def test_the_launcher_trains_two_tensor_parallel_ranks(self):
         kept = {name: value for name, value in os.environ.items() if name not in ("LOG_RANK", "RANK", "WORLD_SIZE")}
-        done = subprocess.run([ROOT / "scripts/train.sh", self.folder / "job.toml", TP + "2", *ODD], text=True, timeout=120, cwd=self.folder,
+        done = subprocess.run([ROOT / "scripts/train.sh", self.folder / "job.toml", TP + "2", *ODD], text=True, timeout=PATIENCE, cwd=self.folder,
                               env={**kept, "NPROC": "2", "HYPERION_BINARY": str(BINARY), "HYPERION_DEVICE": "cpu", "OMP_NUM_THREADS": "1"},
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         self.assertEqual(done.returncode, 0, done.stdout)
@@ -73,7 +73,7 @@ class TensorParallel(JobTest):
         folders = [self.folder / "one", self.folder / "four"]
         self.train(*options, env={"HYPERION_DUMP_GRADIENTS": folders[0]})
         self.train(*options, TP + "2", ranks=4, env={"HYPERION_DUMP_GRADIENTS": folders[1]})
-        subprocess.run([sys.executable, ROOT / "scripts/join_gradients.py", folders[1]], check=True, timeout=60)
+        subprocess.run([sys.executable, ROOT / "scripts/join_gradients.py", folders[1]], check=True, timeout=PATIENCE)
         names = {path.name for path in folders[0].glob("*.f32")}
         self.assertEqual({path.name for path in folders[1].glob("*.f32")}, names)
         for name in names:
@@ -94,7 +94,7 @@ class TensorParallel(JobTest):
     def test_check_counts_the_parts_of_a_rank(self):
         def check(*options):
             done = subprocess.run([BINARY, "check", self.folder / "job.toml", "--ranks=8", *options], capture_output=True, text=True,
-                                  timeout=60, cwd=self.folder)
+                                  timeout=PATIENCE, cwd=self.folder)
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
             return done.stdout
         self.assertRegex(check(TP + "4"), r"ranks +right +pp 1 x dp_replicate 1 x dp_shard 2 x cp 1 x tp 4 = 8 ranks")
@@ -108,7 +108,7 @@ class TensorParallel(JobTest):
         text = text.replace("n_heads = 4", "n_heads = 4\nhidden_dim = 25\nvocab_size = 2051\nn_kv_heads = 2")
         (self.folder / "two.toml").write_text(text)
         done = subprocess.run([BINARY, "generate", self.folder / "out/checkpoint/step-1", "--prompt=It", "--config=two.toml",
-                               "--max-tokens=2"], capture_output=True, text=True, timeout=60, cwd=self.folder,
+                               "--max-tokens=2"], capture_output=True, text=True, timeout=PATIENCE, cwd=self.folder,
                               env={**os.environ, "HYPERION_DEVICE": "cpu"})
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("parallelism.tensor_parallel_degree = 2 of two.toml has no effect here: this command runs on one rank", done.stderr)
@@ -148,19 +148,21 @@ class TensorParallelCheckpoints(CheckpointTest):
 
 
 class LostTensorParallelRank(JobTest):
-    KILLED_IN = {  # point of the fault, and what its peer then waits for
-        "forward": ("step.fwd", r"\w+ \(number \d+ of group tp/0, ranks 0 1\) failed in phase 'step 3 forward tok_embeddings'"),
-        "backward": ("step.bwd", r"\w+ \(number \d+ of group tp/0, ranks 0 1\) failed in phase 'step 3 backward layers\.1'"),
-        "sum": ("step.sum", r"all_reduce \(number \d+ of group tp/0, ranks 0 1\) failed in phase 'step 3 sum of replicated gradients'"),
-        "norm": ("step.opt", r"all_reduce \(number \d+ of group tp/0, ranks 0 1\) failed in phase 'step 3 gradient norm'"),
+    KILLED_IN = {  # point of the fault, what its peer then waits for, and in which phase
+        "forward": ("step.fwd", r"\w+", "step 3 forward tok_embeddings"),
+        "backward": ("step.bwd", r"\w+", r"step 3 backward layers\.1"),
+        "sum": ("step.sum", "all_reduce", "step 3 sum of replicated gradients"),
+        "norm": ("step.opt", "all_reduce", "step 3 gradient norm"),
     }
 
     def test_ranks_that_lose_one_end_with_71_and_name_group_operation_and_phase(self):
-        for (what, (point, message)), ranks in itertools.product(self.KILLED_IN.items(), (2, 4)):
+        for (what, (point, operation, phase)), ranks in itertools.product(self.KILLED_IN.items(), (2, 4)):
             with self.subTest(what=what, ranks=ranks):
                 job = self.start(LONG, TP + "2", "--allow-faults", ranks=ranks, env={"FAULT": f"rank=1;point={point};nth=3;action=kill"})
                 self.assertEqual(job.codes(), [71, -9] + [71] * (ranks - 2), job.text())
-                self.assertRegex(job.text(0), message)  # of the killed rank's group
+                # The operation of the killed rank's group fails, or the watch over the ranks ends this one where a busy host holds that up.
+                self.assertRegex(job.text(0), rf"{operation} \(number \d+ of group tp/0, ranks 0 1\) failed in phase '{phase}'"
+                                              rf"|in phase '{phase}': rank 1 has ended, .*started last: {operation}, number \d+ of group tp/0")
 
 
 if __name__ == "__main__":

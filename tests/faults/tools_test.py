@@ -9,7 +9,7 @@ import shutil
 import subprocess
 
 from checkpoints import CheckpointTest
-from jobs import BINARY, ROOT, main
+from jobs import BINARY, PATIENCE, ROOT, main
 
 
 class Tools(CheckpointTest):
@@ -22,7 +22,7 @@ class Tools(CheckpointTest):
     def run_program(self, *arguments, code=0, says=(), cwd=None):
         """What `hyperion ...` prints, on stdout and stderr, started in the test's folder."""
         done = subprocess.run([BINARY, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                              timeout=60, cwd=cwd or self.folder)
+                              timeout=PATIENCE, cwd=cwd or self.folder)
         self.assertEqual(done.returncode, code, done.stdout)
         for text in says:
             self.assertIn(text, done.stdout)

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 
 from checkpoints import CheckpointTest, printed_options
-from jobs import BINARY, ROOT, JobTest, main
+from jobs import BINARY, PATIENCE, ROOT, JobTest, main
 
 TOKENIZER = ROOT / "tests" / "assets" / "tokenizer"
 
@@ -30,7 +30,7 @@ class TextTest(CheckpointTest):
 
     def run_program(self, *arguments, code=0, says=()):
         done = subprocess.run([BINARY, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                              timeout=60, cwd=self.folder)
+                              timeout=PATIENCE, cwd=self.folder)
         self.assertEqual(done.returncode, code, done.stdout)
         for text in says:
             self.assertIn(text, done.stdout)
@@ -79,7 +79,7 @@ class Model(TextTest):
     def test_eval_prints_json_alone_whatever_is_said_about_the_checkpoint(self):
         self.run_job("--training.steps=3", code=0)
         done = subprocess.run([BINARY, "eval", self.without_record(self.step(3)), "--data=data.jsonl", "--seq-len=32",
-                               "--json", f"--tokenizer={self.other}"], capture_output=True, text=True, timeout=60,
+                               "--json", f"--tokenizer={self.other}"], capture_output=True, text=True, timeout=PATIENCE,
                               cwd=self.folder)
         self.assertGreater(json.loads(done.stdout)["tokens"], 0)
         for text in ("could not be compared", "names no EOS"):
@@ -299,7 +299,7 @@ class Fields(JobTest):
         self.run_job("--training.steps=1", "--checkpoint.enable", code=0)
         self.write("body.jsonl", *[{"body": "Some words to learn. " * 10}] * 5)
         evaluate = [BINARY, "eval", "out/checkpoint/step-1", "--data=body.jsonl", "--seq-len=32"]
-        run = lambda *options: subprocess.run([*evaluate, *options], cwd=self.folder, capture_output=True, text=True, timeout=60)
+        run = lambda *options: subprocess.run([*evaluate, *options], cwd=self.folder, capture_output=True, text=True, timeout=PATIENCE)
         refused = run()
         self.assertEqual(refused.returncode, 65, refused)
         self.assertIn('body.jsonl:1: has no field "text" (--text-field)', refused.stderr)
@@ -317,7 +317,7 @@ class Fields(JobTest):
         data = self.write("content.jsonl", *[{"content": "Some words."}] * 5)
         tokenize = [BINARY, "tokenize", "--out=shard", data]
         run = lambda *options: subprocess.run([*tokenize, *options], cwd=self.folder, capture_output=True, text=True,
-                                              timeout=60)
+                                              timeout=PATIENCE)
         refused = run()
         self.assertEqual(refused.returncode, 65, refused)
         self.assertIn("set --text-field", refused.stderr)
