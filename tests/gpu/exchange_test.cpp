@@ -1,7 +1,6 @@
 // What layers of several ranks exchange over NCCL: on simulated GPUs under every schedule of their streams.
 #include <catch2/catch.hpp>
 
-
 #include <ATen/ATen.h>
 
 #include "base/device/device_library.h"
