@@ -155,6 +155,17 @@ Communicator::PostMortem read_failure_notes(c10d::Store& store, int own_rank, in
   return found;
 }
 
+namespace {
+
+// The store ends with rank 0: let those read it whose operation failed a little later.
+void keep_store_open(Clock::time_point since) {
+  std::this_thread::sleep_until(since + seconds(2));
+  for (milliseconds left = seconds(1); left > milliseconds(0); left -= kTick)
+    std::this_thread::sleep_for(kTick);
+}
+
+}  // namespace
+
 // Where the way to the store's host is cut its calls do not return. So a thread of its own asks, which is
 // left behind when it takes too long.
 Communicator::PostMortem ask_others(const c10::intrusive_ptr<c10d::Store>& store, int own_rank,
@@ -162,19 +173,19 @@ Communicator::PostMortem ask_others(const c10::intrusive_ptr<c10d::Store>& store
                                     const std::string& phase) {
   auto ask = std::packaged_task<Communicator::PostMortem()>(
       [store, own_rank, group, note = fmt::format("{} in phase '{}'", operation, phase)] {
-        const auto begin = Clock::now();
         const int collector = leave_failure_note(*store, own_rank, group, note);
         if (collector == own_rank) collect_failure_notes(*store, seconds(2));
-        const Communicator::PostMortem found = read_failure_notes(*store, own_rank, collector, seconds(3));
-        // The store ends with rank 0: let those read it whose operation failed a little later.
-        if (own_rank == 0) std::this_thread::sleep_until(begin + seconds(3));
-        return found;
+        return read_failure_notes(*store, own_rank, collector, seconds(3));
       });
   std::future<Communicator::PostMortem> answer = ask.get_future();
+  const auto begin = Clock::now();
   try {
     std::thread(std::move(ask)).detach();
-    for (milliseconds left = seconds(5); left > milliseconds(0); left -= kTick)
-      if (answer.wait_for(kTick) == std::future_status::ready) return answer.get();
+    for (milliseconds left = seconds(5); left > milliseconds(0); left -= kTick) {
+      if (answer.wait_for(kTick) != std::future_status::ready) continue;
+      if (own_rank == 0) keep_store_open(begin);
+      return answer.get();
+    }
   } catch (const std::exception&) {
   }
   return {"; rank 0, which holds the rendezvous, does not answer: see its log first", {0}};

@@ -18,7 +18,7 @@ class Store;
 
 namespace hyperion::parallel {
 
-// The post-mortem of a rank whose `operation` over the ranks of `group` has failed. Takes five seconds at
+// The post-mortem of a rank whose `operation` over the ranks of `group` has failed. Takes six seconds at
 // most, not counting times for which the process stands still; never throws.
 Communicator::PostMortem ask_others(const c10::intrusive_ptr<c10d::Store>& store, int own_rank,
                                     const std::vector<int>& group, const std::string& operation,
