@@ -83,9 +83,9 @@ class Limits(JobTest):
                 shutil.rmtree(self.folder / "out", ignore_errors=True)
 
     def test_a_model_or_a_sequence_that_cannot_fit_is_2_before_anything_is_allocated(self):
-        for option, says in (("--model.args.n_layers=1000000000", ["model.args.n_layers = 1000000000", "PB of memory"]),
+        for option, says in (("--model.args.n_layers=1000000000", ["model.args.n_layers = 1000000000", "PiB of memory"]),
                              ("--model.args.vocab_size=900000000000", ["model.args.vocab_size"]),
-                             ("--training.local_batch_size=1000000000", ["training.seq_len", "TB of memory"]),
+                             ("--training.local_batch_size=1000000000", ["training.seq_len", "TiB of memory"]),
                              ("--training.global_batch_size=1000000000", ["tokens of a step"])):
             with self.subTest(option=option):
                 job = self.run_job(option, code=2, says=says, before={0: ["prlimit", "--as=6000000000"]})

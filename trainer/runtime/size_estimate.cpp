@@ -28,9 +28,9 @@ double parameters_of(const models::ModelArgs& model, double tensor = 1) {
 
 std::string human(double bytes) {
   std::string_view unit = "B";
-  for (const std::string_view larger : {"kB", "MB", "GB", "TB", "PB", "EB"}) {
-    if (bytes < 1000) break;
-    bytes /= 1000;
+  for (const std::string_view larger : {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"}) {
+    if (bytes < 1024) break;
+    bytes /= 1024;
     unit = larger;
   }
   return fmt::format("{:.{}f} {}", bytes, unit == "B" ? 0 : 1, unit);
@@ -41,7 +41,7 @@ struct Part {
   double bytes;
 };
 
-// "3.3 PB of memory (weights 1.1 PB, gradients 2.2 PB)"
+// "3.3 PiB of memory (weights 1.1 PiB, gradients 2.2 PiB)"
 std::string sum_of(std::vector<Part> parts) {
   double sum = 0;
   std::string list;

@@ -71,10 +71,10 @@ TEST_CASE("A model or sequence that cannot fit is refused with the sizes and the
   const std::string deep =
       refusal("[model.args]\nn_layers = 1000000000",
               models::model_args("llama3", "debugmodel", {.n_layers = 1'000'000'000}), 24 * kGB);
-  CHECK_THAT(deep, Contains("job.toml:2:12: model.args.n_layers = 1000000000") && Contains("PB of memory") &&
-                       Contains("optimizer state") && Contains("but this host's memory is 24.0 GB"));
+  CHECK_THAT(deep, Contains("job.toml:2:12: model.args.n_layers = 1000000000") && Contains("PiB of memory") &&
+                       Contains("optimizer state") && Contains("but this host's memory is 22.4 GiB"));
   const std::string length = refusal("[training]\nseq_len = 999999999", debug, 24 * kGB);
-  CHECK_THAT(length, Contains("training.seq_len = 999999999") && Contains("TB of memory") &&
+  CHECK_THAT(length, Contains("training.seq_len = 999999999") && Contains("TiB of memory") &&
                          Contains("activations") && Contains("local_batch_size"));
   CHECK_THAT(refusal("", models::model_args("llama3", "405B"), 24 * kGB), Contains("model.flavor"));
 }
@@ -115,11 +115,11 @@ TEST_CASE("Each thread's scratch of attention counts on a CPU") {
 TEST_CASE("What is on a GPU is compared with the GPU's memory and the rest with the host's") {
   const models::ModelArgs model = models::model_args("llama3", "8B");  // 18 bytes each: 144 GB
   const std::string toml = "[training]\nlocal_batch_size = 1";
-  CHECK_THAT(refusal(toml, model, 64 * kGB, 1, 80 * kGB), Contains("but the GPU's memory is 80.0 GB"));
+  CHECK_THAT(refusal(toml, model, 64 * kGB, 1, 80 * kGB), Contains("but the GPU's memory is 74.5 GiB"));
   CHECK(refusal(toml, model, 64 * kGB, 8, 80 * kGB).empty());
   CHECK(refusal(toml + "\nenable_cpu_offload = true", model, 200 * kGB, 1, 80 * kGB).empty());
   CHECK_THAT(refusal(toml + "\nenable_cpu_offload = true", model, 64 * kGB, 1, 80 * kGB),
-             Contains("but this host's memory is 64.0 GB"));
+             Contains("but this host's memory is 59.6 GiB"));
 }
 
 TEST_CASE("No size overflows") {
