@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "tests/support/temporary_folder.h"
+#include "trainer/config/features.h"
 #include "trainer/config/input_path.h"
 
 namespace hyperion::trainer {
@@ -100,6 +101,16 @@ TEST_CASE("features that are not available are refused by name") {
       {"[experimental]\ncustom_args_module = \"a.b\"", "import a module"},
   };
   for (const auto& [toml, text] : cases) CHECK_THAT(problem(toml), Contains(text));
+  CHECK_THAT(problem("[metrics]\nenable_wandb = true"),
+             Contains("set metrics.enable_tensorboard = true") && Contains("`wandb sync --project "));
+}
+
+TEST_CASE("every refusal says what to do instead") {
+  for (const Feature* feature : features()) {
+    CAPTURE(feature->key, feature->refusal);
+    if (!feature->refusal.empty())
+      CHECK_THAT(feature->refusal, Catch::Matches(".*; (choose|convert|keep|remove|set) .*"));
+  }
 }
 
 TEST_CASE("float8 options that exclude each other are refused where float8 is on") {

@@ -114,7 +114,7 @@ TEST_CASE("a flavour that the model does not have is named with its place") {
       error_of(ExitCode::kUsage, [] { resolve("[model]\nname = \"qwen3\"\nflavor = \"30B-A3B\"\n"); });
   CHECK_THAT(experts,
              Contains("job.toml:3:10: model.flavor = \"30B-A3B\": models with experts are not available "
-                      "yet; known: debugmodel, 0.6B, 1.7B,"));
+                      "yet; choose a flavour without; known: debugmodel, 0.6B, 1.7B,"));
   const std::string typo = error_of(ExitCode::kUsage, [] { resolve("[model]\nflavor = \"debugmodle\"\n"); });
   CHECK_THAT(typo, Contains("job.toml:2:10: model.flavor = \"debugmodle\": llama3 has no such flavour") &&
                        Contains("did you mean debugmodel?"));
