@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <toml.hpp>
 
 #include "base/counted.h"
@@ -14,6 +15,8 @@
 #include "base/files.h"
 #include "base/nearest.h"
 #include "base/printable.h"
+#include "models/flavors/registry.h"
+#include "trainer/config/features.h"
 #include "trainer/config/guard.h"
 #include "trainer/config/schema.h"
 #include "trainer/config/suggest.h"
@@ -28,19 +31,38 @@ std::string one_line(std::string_view text) {
   return printable(text, 60);
 }
 
-// "; did you mean dataloader?" for the first text that is not among the option's choices.
+// "; flavours of llama3: debugmodel, 1B; of qwen3: debugmodel, 0.6B"
+std::string all_flavors() {
+  std::vector<std::string> families;
+  for (const std::string& name : models::model_names())
+    families.push_back(fmt::format("of {}: {}", name, fmt::join(models::model_flavors(name), ", ")));
+  return fmt::format("; flavours {}", fmt::join(families, "; "));
+}
+
+// "; did you mean dataloader?" for the first text that is not among the option's choices. A text that is
+// known and not available is no misspelling of one that is.
 std::string choice_hint(const Option& option, const Value& value) {
   std::vector<std::string> texts;
   if (const auto* text = std::get_if<std::string>(&value)) texts = {*text};
   if (const auto* list = std::get_if<std::vector<std::string>>(&value)) texts = *list;
   for (const std::string& text : texts) {
     if (std::ranges::count(option.choices, text) > 0) continue;
+    if (std::ranges::count(option.type->choices, text) > 0) return "";
+    if (const std::string why = unavailable_word(option.name, text); !why.empty())
+      return "; " + why + (option.name == "model.name" ? all_flavors() : "");
     const std::string nearest = nearest_name(text, option.choices);
     return nearest.empty() && option.key() == "dataset"
                ? fmt::format("; files, whatever they are called, are named by {}_path", option.name)
                : did_you_mean(nearest);
   }
   return "";
+}
+
+// What may have been meant by a key that does not exist. torchtitan adds keys to [fault_tolerance] by a
+// module of Python.
+std::string unknown_key_hint(const std::string& name) {
+  return name.starts_with("fault_tolerance.") ? "; " + kFaultTolerance.refusal
+                                              : did_you_mean(nearest_key(name));
 }
 
 // Line and column. toml11's tables forget the order of the file.
@@ -132,7 +154,7 @@ class FileReader {
                                        did_you_mean(nearest_section(name))));
       } else {
         add_problem(value, fmt::format("{} = {}: there is no such key{}", one_line(name), source_text(value),
-                                       did_you_mean(nearest_key(name))));
+                                       unknown_key_hint(name)));
       }
     }
   }
@@ -201,7 +223,7 @@ void apply_override(const Override& override, ResolvedConfig& resolved, Problems
   const Option* option = find_option(override.name);
   if (option == nullptr) {
     problems.add(fmt::format("command line: --{}: there is no such option{}", one_line(override.name),
-                             did_you_mean(nearest_key(override.name))));
+                             unknown_key_hint(override.name)));
     return;
   }
   if (!override.has_value) {

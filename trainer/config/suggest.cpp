@@ -1,6 +1,7 @@
 #include "trainer/config/suggest.h"
 
 #include <algorithm>
+#include <cctype>
 #include <vector>
 
 #include "base/nearest.h"
@@ -82,6 +83,38 @@ const std::vector<Synonyms>& synonyms() {
   return list;
 }
 
+struct Unavailable {
+  const char* key;
+  std::vector<std::string_view> words;  // in lower case, letters and digits alone
+  std::string text;
+};
+const std::vector<Unavailable>& unavailable_words() {
+  static const std::vector<Unavailable> list = {
+      {"model.name",
+       {"deepseekv3", "gptoss", "llama4", "mixtral", "qwen2moe", "qwen3moe"},
+       "this family is not available yet: models with experts are missing"},
+      {"model.name", {"flux", "vlm"}, "this family is not available: models of images are missing"},
+      {"model.name",
+       {"llama3ft"},
+       "this family is not available: torchft is missing, and llama3 is the same model without it"},
+      {"model.name", {"llama2", "qwen2", "qwen25"}, "this family is not available"},
+      {"model.flavor",
+       {"8bflex", "8bvarlen", "debugmodelflexattn", "debugmodelvarlenattn"},
+       "attention within documents is training.document_mask = true here, with the flavour of the same size"},
+      {"optimizer.name",
+       {"adafactor", "adagrad", "adamax", "lamb", "lion", "muon", "nadam", "radam", "sgd"},
+       "this optimizer is not available"},
+      {"lr_scheduler.decay_type",
+       {"constant", "constantwithwarmup", "none"},
+       "lr_scheduler.decay_ratio = 0.0 keeps the learning rate after the warm-up"},
+      {"lr_scheduler.decay_type",
+       {"exponential", "inversesqrt", "polynomial", "rsqrt"},
+       "this shape is not available"},
+      {"quantize.linear.mx.recipe_name", {"mxfp4cutlass", "mxfp4emulated"}, "MXFP4 is not available"},
+  };
+  return list;
+}
+
 }  // namespace
 
 std::string nearest_key(std::string_view name) {
@@ -117,6 +150,15 @@ std::string nearest_section(std::string_view name) {
   std::vector<std::string> names;
   for (const Section& section : schema()) names.push_back(section.name);
   return nearest_name(name, names);
+}
+
+std::string unavailable_word(std::string_view key, std::string_view word) {
+  std::string plain;
+  for (const unsigned char c : word.substr(0, kLongestSuggested))
+    if (std::isalnum(c) != 0) plain += static_cast<char>(std::tolower(c));
+  for (const Unavailable& entry : unavailable_words())
+    if (entry.key == key && std::ranges::count(entry.words, plain) > 0) return entry.text;
+  return "";
 }
 
 }  // namespace hyperion::trainer

@@ -11,6 +11,7 @@
 #include "trainer/config/features.h"
 #include "trainer/config/input_path.h"
 #include "trainer/config/model_args.h"
+#include "trainer/config/suggest.h"
 #include "trainer/config/validate.h"
 #include "trainer/hugging_face/config.h"
 
@@ -38,13 +39,15 @@ void require_known_flavor(const ResolvedConfig& resolved) {
   const JobConfig::Model& model = resolved.config.model;
   const std::vector<std::string> known = models::model_flavors(model.name);
   if (std::find(known.begin(), known.end(), model.flavor) != known.end()) return;
-  const bool experts = kExperts.on(resolved.config);
+  const std::string unavailable =
+      kExperts.on(resolved.config) ? kExperts.refusal : unavailable_word("model.flavor", model.flavor);
   Problems problems;
-  problems.add(resolved, "model.flavor",
-               fmt::format("{}; known: {}{}",
-                           experts ? kExperts.refusal : fmt::format("{} has no such flavour", model.name),
-                           fmt::join(known, ", "),
-                           experts ? "" : did_you_mean(models::nearest_flavor(model.name, model.flavor))));
+  problems.add(
+      resolved, "model.flavor",
+      fmt::format("{}; known: {}{}",
+                  unavailable.empty() ? fmt::format("{} has no such flavour", model.name) : unavailable,
+                  fmt::join(known, ", "),
+                  unavailable.empty() ? did_you_mean(models::nearest_flavor(model.name, model.flavor)) : ""));
   problems.throw_if_any("The configuration cannot be run");
 }
 

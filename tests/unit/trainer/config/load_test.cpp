@@ -14,6 +14,7 @@
 namespace hyperion::trainer {
 
 using Catch::Contains;
+using Catch::EndsWith;
 using Catch::Equals;
 namespace fs = std::filesystem;
 
@@ -106,7 +107,8 @@ TEST_CASE("all problems come at once in the order of the file") {
           "1000000000\n"
           "  job.toml:4:1: [optimiser]: there is no such section; did you mean optimizer?\n"
           "  job.toml:7:6: optimizer.lr = -0.5: expected a number of at least 0\n"
-          "  job.toml:8:8: optimizer.name = 'SGD': expected \"AdamW\" or \"Adam\"\n"
+          "  job.toml:8:8: optimizer.name = 'SGD': expected \"AdamW\" or \"Adam\"; this optimizer is not "
+          "available\n"
           "  command line: --training.max_nrom: there is no such option; did you mean training.max_norm?\n"
           "  command line: --training.steps = many: expected a whole number of at least 1\n"
           "  command line: --training.steps: needs a value: a whole number of at least 1\n"
@@ -145,6 +147,35 @@ TEST_CASE("a path that is given as a data set is told the key for paths") {
           refusal("", {{std::string(key) + ".dataset", value}}),
           Contains(fmt::format("; files, whatever they are called, are named by {}.dataset_path", key)));
   CHECK_THAT(refusal("", {{"training.dataset", "jsnol"}}), Contains("did you mean jsonl?"));
+}
+
+TEST_CASE("a word that is known and not available gets no other one suggested but what is missing") {
+  for (const char* name : {"deepseek_v3", "llama4", "gpt_oss", "Llama-4"})
+    CHECK_THAT(
+        refusal("", {{"model.name", name}}),
+        Contains("expected \"llama3\" or \"qwen3\"; this family is not available yet: models with experts "
+                 "are missing; flavours of llama3: debugmodel, 1B, ") &&
+            Contains("; of qwen3: debugmodel, 0.6B, ") && !Contains("did you mean"));
+  CHECK_THAT(refusal("[model]\nname = \"llama3_ft\""), Contains("torchft is missing") && !Contains("mean"));
+  CHECK_THAT(refusal("[model]\nname = \"qwen2\""), Contains("not available") && !Contains("mean"));
+  CHECK_THAT(refusal("[model]\nname = \"lama3\""), Contains("did you mean llama3?"));
+  CHECK_THAT(refusal("[optimizer]\nname = \"NAdam\""),
+             Contains("; this optimizer is not available") && !Contains("mean"));
+  CHECK_THAT(refusal("[lr_scheduler]\ndecay_type = \"constant\""),
+             Contains("lr_scheduler.decay_ratio = 0.0"));
+  CHECK_THAT(refusal("[lr_scheduler]\ndecay_type = \"rsqrt\""), !Contains("mean"));
+  CHECK_THAT(refusal("[quantize.linear.mx]\nrecipe_name = \"mxfp4_cutlass\""),
+             Contains("; MXFP4 is not available") && !Contains("mean"));
+  // Words of the same enumeration: bfloat16 is no misspelling of float16.
+  CHECK_THAT(refusal("[training]\nmixed_precision_param = \"float16\""),
+             EndsWith("expected \"bfloat16\" or \"float32\""));
+  CHECK_THAT(refusal("[training]\nmixed_precision_reduce = \"bfloat16\""), EndsWith("expected \"float32\""));
+}
+
+TEST_CASE("keys that torchtitan's module for torchft adds are refused as torchft is") {
+  CHECK_THAT(refusal("[fault_tolerance]\nsync_steps = 10"),
+             Contains("job.toml:2:14: fault_tolerance.sync_steps = 10: there is no such key; torchft's"));
+  CHECK_THAT(refusal("", {{"fault_tolerance.num_fragments", "2"}}), Contains("; torchft's"));
 }
 
 TEST_CASE("numbers that do not fit are refused and not clamped") {

@@ -2,6 +2,7 @@
 
 #include <catch2/catch.hpp>
 
+#include "models/flavors/registry.h"
 #include "trainer/config/schema.h"
 
 namespace hyperion::trainer {
@@ -110,6 +111,16 @@ TEST_CASE("a misspelt section finds the one that was meant") {
   CHECK(nearest_section("traning") == "training");
   CHECK(nearest_section("activation_checkpointing") == "activation_checkpoint");
   CHECK(nearest_section("lr_schedule") == "lr_scheduler");
+}
+
+TEST_CASE("no word that a key takes is said not to be available") {
+  for (const Option& option : all_options())
+    for (const std::string& word : option.choices) CHECK(unavailable_word(option.name, word).empty());
+  for (const std::string& name : models::model_names())
+    for (const std::string& flavor : models::model_flavors(name))
+      CHECK(unavailable_word("model.flavor", flavor).empty());
+  CHECK(unavailable_word("model.name", "").empty());
+  CHECK(unavailable_word("model.name", std::string(1 << 20, 'a')).empty());
 }
 
 }  // namespace hyperion::trainer

@@ -115,6 +115,10 @@ TEST_CASE("a flavour that the model does not have is named with its place") {
   CHECK_THAT(experts,
              Contains("job.toml:3:10: model.flavor = \"30B-A3B\": models with experts are not available "
                       "yet; choose a flavour without; known: debugmodel, 0.6B, 1.7B,"));
+  for (const char* masked : {"8B_flex", "debugmodel_varlen_attn"})
+    CHECK_THAT(
+        error_of(ExitCode::kUsage, [&] { resolve(fmt::format("[model]\nflavor = \"{}\"\n", masked)); }),
+        Contains("training.document_mask = true") && !Contains("did you mean"));
   const std::string typo = error_of(ExitCode::kUsage, [] { resolve("[model]\nflavor = \"debugmodle\"\n"); });
   CHECK_THAT(typo, Contains("job.toml:2:10: model.flavor = \"debugmodle\": llama3 has no such flavour") &&
                        Contains("did you mean debugmodel?"));
