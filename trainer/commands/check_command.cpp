@@ -270,7 +270,7 @@ class JobCheck {
       resolved_ = load_config(line_.config_file, line_.overrides);
       expand_dump_folder(*resolved_);
       for (const std::string& warning : resolved_->warnings) log_warning("{}", warning);
-      for (const std::string& warning : keys_of_tensor_parallelism_without_effect(*resolved_))
+      for (const std::string& warning : keys_of_parallelism_without_effect(*resolved_))
         log_warning("{}", warning);
       resolve_hf_model(*resolved_, install_root());
       environment_ = environment_of(line_, config());

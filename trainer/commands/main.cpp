@@ -83,8 +83,7 @@ ExitCode train(const CommandLine& line, const std::vector<std::string>& command,
   for (const std::string& warning : resolved.warnings) log_warning("{}", warning);
   const std::vector<std::string> unused = keys_without_effect(resolved);
   if (!unused.empty()) log_info("Keys without effect, as they configure Python: {}", fmt::join(unused, ", "));
-  for (const std::string& warning : keys_of_tensor_parallelism_without_effect(resolved))
-    log_warning("{}", warning);
+  for (const std::string& warning : keys_of_parallelism_without_effect(resolved)) log_warning("{}", warning);
   if (resolved.config.job.print_config) log_info("Running with configuration: {}", to_json(resolved.config));
   auto trainer = std::make_unique<Trainer>(resolved, command);
   if (line.dump_state_dict) {

@@ -249,15 +249,16 @@ std::vector<std::string> keys_without_effect(const ResolvedConfig& resolved) {
   return keys;
 }
 
-std::vector<std::string> keys_of_tensor_parallelism_without_effect(const ResolvedConfig& resolved) {
+std::vector<std::string> keys_of_parallelism_without_effect(const ResolvedConfig& resolved) {
   std::vector<std::string> warnings;
   for (const Option& option : all_options()) {
-    const bool ignored = option.feature == &kTensorParallel && !kTensorParallel.on(resolved.config) &&
-                         option.name != kTensorParallel.key;
+    const Feature* degree = option.feature;
+    const bool ignored = option.section() == "parallelism" && degree != nullptr &&
+                         !degree->on(resolved.config) && option.name != degree->key;
     if (ignored && read(option, resolved.config) != read(option, JobConfig()))
       warnings.push_back(fmt::format("{} = {} ({}) has no effect: {} is 1", option.name,
                                      toml_text(read(option, resolved.config)), resolved.origin(option.name),
-                                     kTensorParallel.key));
+                                     degree->key));
   }
   return warnings;
 }

@@ -38,8 +38,9 @@ void require_valid_config(const ResolvedConfig& resolved, const RunFacts& facts,
 // Keys that the job sets but that have no effect here, in the schema's order: to be logged once.
 std::vector<std::string> keys_without_effect(const ResolvedConfig& resolved);
 
-// Sentences for warnings about keys of tensor parallelism that ask for something where its degree is 1.
-std::vector<std::string> keys_of_tensor_parallelism_without_effect(const ResolvedConfig& resolved);
+// Sentences for warnings about keys of a dimension of parallelism that ask for something where its degree
+// is 1.
+std::vector<std::string> keys_of_parallelism_without_effect(const ResolvedConfig& resolved);
 
 // The default corpus is trained on: dataset c4_test without dataset_path.
 bool uses_default_corpus(const JobConfig& config);

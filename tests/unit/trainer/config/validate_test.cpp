@@ -220,19 +220,25 @@ TEST_CASE("tensor parallel ranks divide heads and sequence and each gets a part 
   CHECK_THAT(problem(two, ranks(3)), Contains("tensor 2 must be the 3 ranks of the job"));
 }
 
-TEST_CASE("keys of tensor parallelism without ranks for it are warned of") {
-  CHECK(keys_of_tensor_parallelism_without_effect(parse("")).empty());
-  CHECK(
-      keys_of_tensor_parallelism_without_effect(parse("[parallelism]\nenable_async_tensor_parallel = false"))
-          .empty());
+TEST_CASE("keys of a dimension of parallelism without ranks for it are warned of") {
+  CHECK(keys_of_parallelism_without_effect(parse("")).empty());
+  CHECK(keys_of_parallelism_without_effect(parse("[parallelism]\nenable_async_tensor_parallel = false"))
+            .empty());
   const std::string keys = "disable_loss_parallel = true\nenable_async_tensor_parallel = true";
-  CHECK(keys_of_tensor_parallelism_without_effect(parse("[parallelism]\n" + keys)) ==
+  CHECK(keys_of_parallelism_without_effect(parse("[parallelism]\n" + keys)) ==
         std::vector<std::string>{
             "parallelism.disable_loss_parallel = true (job.toml:2:25) has no effect: "
             "parallelism.tensor_parallel_degree is 1",
             "parallelism.enable_async_tensor_parallel = true (job.toml:3:32) has no effect: "
             "parallelism.tensor_parallel_degree is 1"});
-  CHECK(keys_of_tensor_parallelism_without_effect(parse("[parallelism]\ntensor_parallel_degree = 2\n" + keys))
+  CHECK(keys_of_parallelism_without_effect(parse(
+            "[parallelism]\npipeline_parallel_schedule = \"GPipe\"\nexpert_tensor_parallel_degree = 8")) ==
+        std::vector<std::string>{
+            "parallelism.pipeline_parallel_schedule = \"GPipe\" (job.toml:2:30) has no effect: "
+            "parallelism.pipeline_parallel_degree is 1",
+            "parallelism.expert_tensor_parallel_degree = 8 (job.toml:3:33) has no effect: "
+            "parallelism.expert_parallel_degree is 1"});
+  CHECK(keys_of_parallelism_without_effect(parse("[parallelism]\ntensor_parallel_degree = 2\n" + keys))
             .empty());
 }
 
