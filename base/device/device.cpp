@@ -21,7 +21,14 @@ DriverProbe probe_driver() {
   if (result == 0) result = count(&devices);
   if (result == kNoDevice) return {0, "the NVIDIA driver sees no device"};
   if (result != 0) return {0, fmt::format("the NVIDIA driver did not initialise (CUresult {})", result)};
-  return {devices, devices > 0 ? "" : "the NVIDIA driver sees no device"};
+  if (devices == 0) return {0, "the NVIDIA driver sees no device"};
+  DriverProbe probe{devices, ""};
+  const auto device_of = reinterpret_cast<int (*)(int*, int)>(dlsym(library, "cuDeviceGet"));
+  const auto memory_of = reinterpret_cast<int (*)(size_t*, int)>(dlsym(library, "cuDeviceTotalMem_v2"));
+  int device = 0;
+  if (device_of != nullptr && memory_of != nullptr && device_of(&device, 0) == 0)
+    memory_of(&probe.memory, device);
+  return probe;
 }
 
 DeviceKind choose_device(const std::optional<std::string>& wanted, const DriverProbe& driver,

@@ -1,6 +1,7 @@
 // CPU or CUDA: decided before anything CUDA is loaded, by asking the driver alone.
 #pragma once
 
+#include <cstddef>
 #include <functional>
 #include <optional>
 #include <string>
@@ -14,8 +15,9 @@ enum class DeviceKind { kCpu, kCuda };
 struct DriverProbe {
   int devices = 0;
   std::string reason;
+  size_t memory = 0;  // bytes of the first device; 0 where the driver does not say
 };
-// Loads libcuda.so.1, initialises it and counts. Creates no CUDA context.
+// Loads libcuda.so.1, initialises it, counts and asks for the memory. Creates no CUDA context.
 DriverProbe probe_driver();
 
 // `wanted`: HYPERION_DEVICE ("auto", "cpu" or "cuda"; absent or empty = auto). `library_problem` says why our

@@ -12,11 +12,13 @@ from jobs import BINARY, PATIENCE, ROOT, main
 
 
 class Check(CheckpointTest):
-    def check(self, *options, code=0, says=(), not_says=(), config="job.toml"):
+    def check(self, *options, code=0, says=(), not_says=(), config="job.toml", env=None):
         """The output of the command, which leaves every file and folder as it was."""
         before = self.tree()
+        # No device is asked for.
+        environment = {**os.environ, "HYPERION_DEVICE": "cuda", **{name: str(value) for name, value in (env or {}).items()}}
         done = subprocess.run([BINARY, "check", self.folder / config, *options], capture_output=True, text=True, timeout=PATIENCE,
-                              cwd=self.folder, env={**os.environ, "HYPERION_DEVICE": "cuda"})  # none is asked for
+                              cwd=self.folder, env=environment)
         text = done.stdout + done.stderr
         self.assertEqual(done.returncode, code, text)
         self.assertEqual(self.tree(), before)
@@ -42,6 +44,7 @@ class Check(CheckpointTest):
                    "sharded over 1,000 ranks without replicas", "data_parallel_shard_degree = 100 with data_parallel_replicate_degree = 10",
                    "of them padding"])
         self.check(says=["1 rank"])
+        self.check(says=["\nNothing is wrong.\n"])
         self.check("--no-such", code=2)
         help_text = subprocess.run([BINARY, "check", "--help"], capture_output=True, text=True, timeout=PATIENCE).stdout
         self.assertIn("--ranks", help_text)
@@ -133,9 +136,9 @@ class Check(CheckpointTest):
         matches = re.findall(r"^([a-z ]{16}) (right|WRONG|-) +(.*)$", text, re.M)
         return {row.strip(): (verdict, more) for row, verdict, more in matches}
 
-    def test_every_failure_stands_in_its_own_row_and_what_depends_on_it_says_so(self):
-        every = ["configuration", "model", "ranks", "batch", "tokenizer", "training data", "dump folder", "checkpoints",
-                 "settings", "state", "memory", "a start would"]
+    def test_every_failure_stands_in_its_own_row_and_what_depends_on_it_in_one_row(self):
+        every = ["configuration", "model", "ranks", "batch", "memory", "tokenizer", "training data", "dump folder", "checkpoints",
+                 "settings", "state", "a start would"]
         bad = self.folder / "bad.jsonl"
         bad.write_bytes(b"PAR1")
         for options, code, row, looked_at in (
@@ -148,15 +151,64 @@ class Check(CheckpointTest):
                 (["--checkpoint.load_step=5"], 65, "checkpoints", ["training data", "dump folder"]),
                 (["--lr_scheduler.total_steps=3"], 2, "settings", ["checkpoints"])):
             with self.subTest(options=options):
-                rows = self.rows(self.check(*options, code=code))
-                self.assertEqual(list(rows), every)
+                text = self.check(*options, code=code)
+                rows = self.rows(text)
                 self.assertEqual([name for name, (verdict, _) in rows.items() if verdict == "WRONG"], [row])
                 for name in looked_at:
                     self.assertEqual(rows[name][0], "right", name)
-                self.assertIn("not checked", rows["a start would"][1])
-                for name, (verdict, more) in rows.items():
-                    if more.startswith("not checked"):
-                        self.assertEqual((verdict, more), ("-", f'not checked, because "{row}" is wrong'), name)
+                self.assertEqual(list(rows)[-1], "not checked")  # the last one, and the only one about the rest
+                because, _, names = rows.pop("not checked")[1].partition(": ")
+                self.assertEqual(because, f'because "{row}" is wrong')
+                self.assertEqual(sorted([*rows, *names.split(", ")]), sorted(every))
+                self.assertIn("a start would", names.split(", "))
+                # Then the verdict, and the job's own message is the end.
+                verdict, *message = text.splitlines()[len(rows) + 1:]
+                self.assertEqual(verdict, f'A job would end with exit code {code}: "{row}" is wrong.')
+                self.assertTrue(message[0].startswith("hyperion: "), message)
+
+    def test_a_refused_family_is_one_row_one_verdict_and_one_sentence_with_the_families_there_are(self):
+        text = self.check("--model.name=deepseek_v3", code=2)
+        self.assertEqual(list(self.rows(text)), ["configuration", "not checked"])
+        self.assertEqual(len(text.splitlines()), 5, text)
+        self.assertRegex(text.splitlines()[-1], "^  command line: --model.name = deepseek_v3: expected .* models with experts are missing; "
+                         "flavours of llama3: debugmodel, .*; of qwen3: debugmodel, .*$")
+
+    def test_memory_above_that_of_the_gpu_is_wrong_and_without_one_nothing_is_compared(self):
+        big = ["--model.flavor=405B", "--model.args.dim=16384", "--model.args.n_layers=126", "--model.args.n_heads=128", "--ranks=8",
+               "--training.global_batch_size=-1"]
+        no_gpu = {"CUDA_VISIBLE_DEVICES": ""}
+        memory = self.rows(self.check(*big, env=no_gpu))["memory"]
+        self.assertEqual(memory[0], "-")
+        self.assertRegex(memory[1], r"^8\d\d\.\d\d GiB per rank .*; not compared with a GPU's memory: none is in use here, and --gpu-memory")
+        text = self.check(*big, "--gpu-memory=80", env=no_gpu, code=2,
+                          says=["model.args.n_layers = 126: each rank needs at least 8", "but --gpu-memory is 80.0 GiB",
+                                'A job would end with exit code 2: "memory" is wrong.'])
+        self.assertEqual(self.rows(text)["memory"][0], "WRONG")
+        self.assertIn("a start would", self.rows(text)["not checked"][1])
+        memory = self.rows(self.check(*big, "--gpu-memory=900", env=no_gpu))["memory"]
+        self.assertEqual(memory[0], "right")
+        self.assertTrue(memory[1].endswith("; --gpu-memory is 900.00 GiB"), memory)
+        # What offloading leaves on the GPU is small.
+        self.check(*big, "--gpu-memory=80", "--training.enable_cpu_offload", env=no_gpu, says=["(in host memory)"])
+
+    def test_the_gpu_of_this_host_is_what_memory_is_compared_with(self):
+        library = BINARY.parent / "libsimulated_gpu.so"
+        if not library.exists():
+            self.skipTest("this build has no simulated GPU")
+        gpu = {"LD_PRELOAD": library, "HYPERION_SIMULATED_MEMORY": 16 << 20}
+        self.check(env=gpu, says=["the memory of this host's GPU is 16.00 MiB"])
+        self.check("--model.flavor=8B", "--model.args.n_heads=8", env=gpu, code=2, says=["but the memory of this host's GPU is 16.0 MiB"])
+        self.check("--gpu-memory=80", env=gpu, says=["--gpu-memory is 80.00 GiB"])
+        self.check(env=gpu | {"HYPERION_DEVICE": "cpu"}, says=["not compared with a GPU's memory"])
+
+    def test_keys_without_effect_are_named_once(self):
+        text = self.check("--compile.enable", "--training.gc_freq=7", "--parallelism.pipeline_parallel_schedule=GPipe",
+                          "--parallelism.enable_async_tensor_parallel")
+        self.assertEqual(self.rows(text)["without effect"][1], "training.gc_freq, compile.enable (keys that configure Python)")
+        for key, degree in (("enable_async_tensor_parallel = true", "tensor"), ('pipeline_parallel_schedule = "GPipe"', "pipeline")):
+            said = f"parallelism.{key} (command line) has no effect: parallelism.{degree}_parallel_degree is 1"
+            self.assertEqual(text.count(said), 1, text)
+        self.assertNotIn("without effect", self.check("--training.gc_freq=50"))
 
     def test_warnings_come_after_the_table(self):
         self.run_job("--training.steps=6", "--lr_scheduler.total_steps=8", code=0)

@@ -29,6 +29,10 @@ CUresult cuDeviceGet(CUdevice* device, int ordinal) {
   *device = ordinal;
   return CUDA_SUCCESS;
 }
+CUresult cuDeviceTotalMem(size_t* bytes, CUdevice) {
+  *bytes = device_memory();
+  return CUDA_SUCCESS;
+}
 CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice device) {
   *value = 1;
   if (attribute !=

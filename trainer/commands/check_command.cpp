@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -17,9 +18,11 @@
 #include <unistd.h>
 
 #include "base/counted.h"
+#include "base/device/device.h"
 #include "base/durable.h"
 #include "base/files.h"
 #include "base/log.h"
+#include "base/process.h"
 #include "base/standard_streams.h"
 #include "models/flavors/registry.h"
 #include "trainer/checkpointing/checkpointer.h"
@@ -87,11 +90,11 @@ struct SkippedCheck {
   std::string failed_row;
 };
 
-// The table: a row for each group of checks, printed when it is done.
+// The table: a row for each group of checks that was made, printed when it is done.
 class Table {
  public:
-  // Calls `check_row`, which returns what it found, unless a row of `needs` has failed. throw_if_any_failed()
-  // reports the failures.
+  // Calls `check_row`, which returns what it found, unless a row of `needs` has failed. finish() names the
+  // rows that were not checked for that reason, throw_if_any_failed() reports the failures.
   void check(const std::string& row, const std::vector<std::string>& needs,
              const std::function<std::string()>& check_row, const char* passed = "right") {
     try {
@@ -99,15 +102,28 @@ class Table {
         if (failed_rows_.contains(need)) throw SkippedCheck{need};
       print_row(row, passed, check_row());
     } catch (const SkippedCheck& reason) {
-      const std::string failed_row = failed_rows_.at(reason.failed_row);
-      failed_rows_[row] = failed_row;
-      print_row(row, "-", fmt::format("not checked, because \"{}\" is wrong", failed_row));
+      failed_rows_[row] = failed_rows_.at(reason.failed_row);
+      skipped_rows_[failed_rows_[row]].push_back(row);
     } catch (const Error& error) {
       failed_rows_[row] = row;
       print_row(row, "WRONG", "see below");
       if (messages_.empty()) code_ = error.code();
       messages_.emplace_back(error.what());
+      wrong_rows_.push_back(fmt::format("\"{}\"", row));
     }
+  }
+  void print_row(const std::string& row, const char* verdict, const std::string& text) {
+    print_text(fmt::format("{:<16} {:<6} {}\n", row, verdict, text));
+  }
+  // The last rows, and the verdict in one sentence.
+  void finish() {
+    for (const auto& [failed_row, rows] : skipped_rows_)
+      print_row("not checked", "-",
+                fmt::format("because \"{}\" is wrong: {}", failed_row, fmt::join(rows, ", ")));
+    print_text(messages_.empty()
+                   ? std::string("Nothing is wrong.\n")
+                   : fmt::format("A job would end with exit code {}: {} {} wrong.\n", static_cast<int>(code_),
+                                 fmt::join(wrong_rows_, " and "), wrong_rows_.size() == 1 ? "is" : "are"));
   }
   bool failed_or_skipped(const std::string& row) const { return failed_rows_.contains(row); }
   // Throws the first failure, with the texts of all.
@@ -116,14 +132,11 @@ class Table {
   }
 
  private:
-  static void print_row(const std::string& row, const char* verdict, const std::string& text) {
-    print_text(fmt::format("{:<16} {:<6} {}\n", row, verdict, text));
-  }
-
   ExitCode code_ = ExitCode::kOk;
-  std::vector<std::string> messages_;
+  std::vector<std::string> messages_, wrong_rows_;
   // Of each row that is wrong or was not checked: the row that is wrong.
   std::map<std::string, std::string> failed_rows_;
+  std::map<std::string, std::vector<std::string>> skipped_rows_;  // by the row that is wrong
 };
 
 parallel::Environment environment_of(const CommandLine& line, const JobConfig& config) {
@@ -144,14 +157,30 @@ std::string describe_batch(const JobConfig& config, const parallel::Mesh& mesh) 
       ranks == 1 ? "" : "s", training.local_batch_size, microbatches, microbatches == 1 ? "" : "es");
 }
 
-std::string describe_memory(const JobConfig& config, const models::ModelArgs& model,
-                            const parallel::Mesh& mesh) {
+// Of the GPU that a rank of the job has to itself; nullopt: neither the command line nor this host says.
+std::optional<MemoryLimit> gpu_memory(const CommandLine& line) {
+  if (line.gpu_memory > 0) return MemoryLimit{line.gpu_memory * (1 << 30), "--gpu-memory"};
+  if (environment_variable("HYPERION_DEVICE") == "cpu") return std::nullopt;
+  const double bytes = static_cast<double>(probe_driver().memory);
+  return bytes > 0 ? std::optional(MemoryLimit{bytes, "the memory of this host's GPU"}) : std::nullopt;
+}
+
+// Compares what is on a GPU with `gpu`, as a job does at its start.
+std::string describe_memory(const ResolvedConfig& resolved, const models::ModelArgs& model,
+                            const parallel::Mesh& mesh, const std::optional<MemoryLimit>& gpu) {
+  const JobConfig& config = resolved.config;
   const int64_t microbatches = microbatches_of(config.training, mesh.degree(parallel::MeshDim::kBatch));
   const JobSize size = job_size(config, model, mesh.degree(parallel::MeshDim::kFsdp), microbatches);
-  return fmt::format("{} per rank for weights, gradients and optimizer{}, and at least {} for activations",
-                     readable_bytes(size.states()),
-                     config.ema.enable ? fmt::format(", {} for averages", readable_bytes(size.averages)) : "",
-                     readable_bytes(size.activations));
+  if (gpu)
+    require_memory(resolved, size,
+                   {.host = {std::numeric_limits<double>::infinity(), "the host's memory"}, .device = gpu});
+  return fmt::format(
+      "{} per rank for weights, gradients and optimizer{}{}, and at least {} for activations; {}",
+      readable_bytes(size.states()),
+      config.ema.enable ? fmt::format(", {} for averages", readable_bytes(size.averages)) : "",
+      config.training.enable_cpu_offload ? " (in host memory)" : "", readable_bytes(size.activations),
+      gpu ? fmt::format("{} is {}", gpu->what, readable_bytes(gpu->bytes))
+          : "not compared with a GPU's memory: none is in use here, and --gpu-memory is not given");
 }
 
 std::string describe_files(const std::string& path) {
@@ -259,6 +288,7 @@ class JobCheck {
     check_configuration();
     check_data();
     check_start();
+    table_.finish();
   }
   void throw_if_any_failed() const { table_.throw_if_any_failed(); }
 
@@ -288,6 +318,14 @@ class JobCheck {
       return mesh_->describe();
     });
     table_.check("batch", {"configuration"}, [&] { return describe_batch(config(), *mesh_); });
+    const std::optional<MemoryLimit> gpu = gpu_memory(line_);
+    table_.check(
+        "memory", {"configuration"}, [&] { return describe_memory(*resolved_, model_, *mesh_, gpu); },
+        gpu ? "right" : "-");
+    if (!resolved_) return;
+    if (const std::vector<std::string> unused = keys_without_effect(*resolved_); !unused.empty())
+      table_.print_row("without effect", "-",
+                       fmt::format("{} (keys that configure Python)", fmt::join(unused, ", ")));
   }
 
   // Needed by checks that run although keys are wrong, as long as the configuration could be read.
@@ -340,9 +378,7 @@ class JobCheck {
     });
     table_.check("state", {"settings"}, [&] { return describe_state(); });
     table_.check(
-        "memory", {"settings"}, [&] { return describe_memory(plan_->config, model_, *mesh_); }, "-");
-    table_.check(
-        "a start would", {"dump folder", "validation data", "state"},
+        "a start would", {"memory", "dump folder", "validation data", "state"},
         [&] {
           const int64_t step = state_->state.step, last = config().training.steps;
           if (const std::string warning = explain_newer_checkpoints(start_, checkpoint_folder(), step, last);

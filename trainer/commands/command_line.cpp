@@ -290,6 +290,10 @@ CommandLine parse_command_line(std::vector<std::string> arguments, int width) {
   check->add_option("FILE", file, "The TOML file");
   check->add_option("--ranks", result.ranks, "Ranks of the job; those of the environment (or 1) unless set")
       ->check(CLI::Range(int64_t{1}, int64_t{1'000'000}));
+  check
+      ->add_option("--gpu-memory", result.gpu_memory,
+                   "GB of memory of a rank's GPU, as it is sold; those of this host's GPU unless set")
+      ->check(at_least(1));
 
   const std::pair<CLI::App*, Action> tools[] = {{add_tokenize(app, result.tokenize), Action::kTokenize},
                                                 {add_generate(app, result.generate), Action::kGenerate},

@@ -77,6 +77,7 @@ struct CommandLine {
   std::vector<Override> overrides;
   bool dump_state_dict = false;  // train: print the names, shapes and dtypes of the state and end
   int64_t ranks = 0;             // check: of the job; 0: those of the environment
+  double gpu_memory = 0;         // check: GiB of the GPU of a rank; 0: those of this host's, if there is one
   bool allow_faults = false;     // failpoints named in the environment may act (tests)
   Tokenize tokenize;
   Generate generate;
@@ -87,7 +88,8 @@ struct CommandLine {
 
 // `arguments` without the program's name; `width`: columns that help is wrapped to. Accepted forms:
 //   train FILE [overrides]    train --job.config_file FILE [overrides]    --job.config_file FILE [overrides]
-//   config FILE [overrides]   config --reference    check FILE [overrides] [--ranks N]
+//   config FILE [overrides]   config --reference
+//   check FILE [overrides] [--ranks N] [--gpu-memory GB]
 //   tokenize --out DIR [--tokenizer DIR] [--text-field NAME] INPUT...
 //   generate CKPT --prompt TEXT [...]    eval CKPT --data PATH [...]
 //   ckpt ls|verify|digest|prune DIR [...]    ckpt diff A B    ckpt convert SRC DST --to FORMAT [...]

@@ -54,9 +54,12 @@ TEST_CASE("check takes the same arguments as train and a number of ranks") {
   CHECK(line.overrides.size() == 1);
   CHECK(line.ranks == 64);
   CHECK(parse({"check", "--job.config_file=f.toml"}).ranks == 0);
+  CHECK(line.gpu_memory == 0);
+  CHECK(parse({"check", "f.toml", "--gpu-memory=79.2"}).gpu_memory == 79.2);
   CHECK_THAT(refusal({"check"}), Contains("hyperion check FILE.toml"));
   CHECK_THAT(refusal({"check", "f.toml", "--steps=5"}), Contains("did you mean --training.steps?"));
-  for (const char* bad : {"--ranks=0", "--ranks=-1", "--ranks=x", "--ranks=1000001"})
+  for (const char* bad : {"--ranks=0", "--ranks=-1", "--ranks=x", "--ranks=1000001", "--gpu-memory=0",
+                          "--gpu-memory=nan", "--gpu-memory=80GB"})
     CHECK_FALSE(refusal({"check", "f.toml", bad}).empty());
 }
 
