@@ -1,5 +1,6 @@
 #include "trainer/setup/monitoring.h"
 
+#include <algorithm>
 #include <ctime>
 #include <filesystem>
 #include <limits>
@@ -16,10 +17,11 @@
 #include "base/log.h"
 #include "models/flavors/registry.h"
 #include "trainer/checkpointing/job_state.h"
+#include "trainer/config/entries.h"
 #include "trainer/config/model_args.h"
 #include "trainer/config/print.h"
-#include "trainer/metrics/flops.h"
 #include "trainer/hugging_face/config.h"
+#include "trainer/metrics/flops.h"
 #include "trainer/metrics/gemm_peak.h"
 #include "trainer/metrics/memory.h"
 #include "trainer/metrics/run_folder.h"
@@ -40,9 +42,17 @@ std::string seed_origin(const RunDescription& run) {
   return run.job.configured.config.debug.seed ? kSeedKey : "chosen by rank 0";
 }
 
-// The configuration as the user gave it, with the seed that the run uses.
+// The configuration that the run follows: as the user gave it, but for what a resume keeps of the saved one
+// (checkpoint.on_config_change) and the seed. The length of a curve that was not set stays so.
 std::string recorded_toml(const RunDescription& run) {
   ResolvedConfig recorded = run.job.configured;
+  const TextTable configured = config_entries(recorded.config);
+  const bool total_steps_set = recorded.config.lr_scheduler.total_steps.has_value();
+  recorded.config = run.config;
+  if (!total_steps_set) recorded.config.lr_scheduler.total_steps.reset();
+  for (const auto& entry : config_entries(recorded.config))
+    if (std::ranges::find(configured, entry) == configured.end())
+      recorded.origins[entry.first] = "saved in the checkpoint";
   if (recorded.config.debug.seed || run.seed <= std::numeric_limits<int64_t>::max()) {  // TOML's largest
     recorded.config.debug.seed = static_cast<int64_t>(run.seed);
     if (seed_origin(run) != kSeedKey) recorded.origins[kSeedKey] = seed_origin(run);
