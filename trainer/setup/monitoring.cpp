@@ -62,10 +62,17 @@ std::string recorded_toml(const RunDescription& run) {
 
 // What describes the run, by rank 0; returns the name of its folder. A job that cannot write here makes no
 // step, as with its first checkpoint.
-std::string write_before_step_1(const RunDescription& run, int world_size, int64_t start_time) {
+std::string write_before_step_1(const RunDescription& run, int64_t start_time) {
   const std::filesystem::path folder = run.config.job.dump_folder;
+  const Runtime& runtime = run.job.runtime;
   const std::filesystem::path record =
-      write_run_record(folder, {recorded_toml(run), run.command, version_text(), world_size, start_time});
+      write_run_record(folder, {.resolved_toml = recorded_toml(run),
+                                .command = run.command,
+                                .config_file = run.config.job.config_file.value_or(""),
+                                .devices = fmt::format("{} x {}", runtime.world_size(), runtime.device_name),
+                                .versions = version_text(),
+                                .world_size = runtime.world_size(),
+                                .start_time = start_time});
   if (run.config.job.save_config_file) {
     const std::filesystem::path file = folder / *run.config.job.save_config_file;
     make_folders(file.parent_path());
@@ -88,7 +95,7 @@ RunStart start_run(const RunDescription& run) {
   const std::string text = from_rank_0(runtime.groups->host(), [&] {
     const std::time_t now = std::time(nullptr);
     try {
-      return fmt::format("{} {}", now, write_before_step_1(run, runtime.world_size(), now));
+      return fmt::format("{} {}", now, write_before_step_1(run, now));
     } catch (const Error& error) {
       if (error.code() != ExitCode::kSaveFailed) throw;
       throw_pre_checkpoint(
