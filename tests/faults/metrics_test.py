@@ -56,6 +56,13 @@ class Metrics(CheckpointTest):
         self.assertEqual(again.codes(), [0], again.text())
         self.assertEqual(self.curve(self.folder / "again"), curve)
 
+    def test_the_settings_that_a_resume_keeps_are_recorded_as_the_run_follows_them(self):
+        self.run_job("--training.steps=3", "--lr_scheduler.total_steps=8", code=0)
+        self.run_job("--training.max_norm=2", "--checkpoint.on_config_change=keep", code=0)
+        recorded = self.record(self.runs()[-1]).read_text()
+        self.assertRegex(recorded, r"(?m)^max_norm = 1\.0 +# saved in the checkpoint$")
+        self.assertRegex(recorded, r"(?m)^# total_steps is not set ")
+
     def test_saves_validations_and_the_end_are_in_metrics_jsonl(self):
         validation = ["--validation.enable", "--validation.dataset=jsonl", "--validation.steps=1", "--validation.freq=4",
                       f"--validation.dataset_path={self.folder}/data.jsonl", "--validation.seq_len=32"]

@@ -9,10 +9,14 @@ import base64
 import hashlib
 import json
 import os
+import shutil
 import subprocess
+import tomllib
+import unittest
 from html.parser import HTMLParser
 from pathlib import Path
 
+import browser
 from checkpoints import CheckpointTest
 from jobs import BINARY, PATIENCE, main
 
@@ -87,7 +91,9 @@ class Report(CheckpointTest):
                       f"--job.description={ATTACK}"]
         curve = ["--lr_scheduler.total_steps=8"]
         self.run_job(*validation, *curve, "--training.steps=5", "--checkpoint.last_save_model_only", code=0)
-        self.run_job(*validation, *curve, "--training.steps=8", code=0)  # from step 3: 4 and 5 are made again
+        # from step 3: 4 and 5 are made again, and clipped
+        self.run_job(*validation, *curve, "--training.steps=8", "--training.max_norm=1e-3",
+                     "--checkpoint.on_config_change=override", code=0)
         self.assertGreater([line["step"] for line in self.metrics()].count(5), 1)
         self.run_job("--job.dump_folder=" + str(self.folder / "other"), "--optimizer.lr=0.002", code=0)
 
@@ -107,6 +113,58 @@ class Report(CheckpointTest):
                   if "loss_metrics/global_avg_loss" in line}
         for step in range(8):
             self.assertTrue(any(abs(line["mean"][step] - newest[step + 1]) < 1e-5 for line in loss))
+        starts = {path.name: tomllib.loads((path / "config.toml").read_text()) for path in (self.folder / "out" / "runs").iterdir()}
+        norms = {line["step"]: (line["grad_norm"], starts[line["run_id"]]["training"]["max_norm"]) for line in self.metrics()
+                 if "grad_norm" in line}
+        clipped = [step - 1 for step, (norm, max_norm) in sorted(norms.items()) if norm > max_norm]
+        self.assertTrue(set(range(3, 8)) <= set(clipped))
+        self.assertIn(f"{100 * len(clipped) / 8:.3g}\u00a0% of steps clipped", page.text)
+        self.assertIn("dashed: training.max_norm 1, 0.001", page.text)
+        self.assertIn(clipped, [line["marked"] for line in data["lines"]])
+
+    def test_the_page_says_in_words_how_a_run_ended_and_holds_its_record(self):
+        git = ["git", "-C", self.folder, "-c", "user.name=a", "-c", "user.email=b", "-c", "commit.gpgsign=false"]
+        state = "unknown to git"
+        if shutil.which("git"):
+            for command in (["init", "-q"], ["add", "job.toml"], ["commit", "-qm", "run"]):
+                subprocess.run([*git, *command], check=True)
+            state = "as in git commit " + subprocess.check_output([*git, "rev-parse", "HEAD"], text=True)
+        self.run_job("--training.steps=1", code=0)
+        self.report("out")
+        page, _ = self.page()
+        record, = (self.folder / "out" / "runs").iterdir()
+        self.assertIn("ended: completed, exit code 0", page.text)
+        self.assertIn((record / "run.txt").read_text() + "\n" + (record / "config.toml").read_text(), page.text)
+        for line in ("devices: 1 x CPU", f"/job.toml, {state}"):
+            self.assertIn(line, page.text)
+
+    @unittest.skipUnless(browser.PROGRAM, "no Chromium on the PATH")
+    def test_in_a_browser_the_table_fits_and_dragging_over_a_plot_zooms_all_of_them(self):
+        tags = {"grad_norm": 0.5, "lr": 3e-4, "throughput(tps)": 6150.25, "mfu(%)": 36.1, "time_metrics/end_to_end(s)": 3.3251,
+                "time_metrics/data_loading(%)": 0.31, "memory/max_reserved(GiB)": 70.25, "memory/max_reserved(%)": 88.71}
+        self.folder_with("run", *(json.dumps({"step": step, "time": step, "loss_metrics/global_avg_loss": 5 - step / 100,
+                                              "n_tokens_seen": step * 10**9, **tags}) + "\n" for step in range(1, 201)),
+                         json.dumps({"step": 200, "time": 201, "validation_metrics/loss": 3.1234}) + "\n")
+        self.report("run")
+        with browser.Browser(self.folder / "report.html", width=1000) as page:
+            for width in (1000, 1400, 2560):
+                page.resize(width)
+                self.assertEqual(page.value("document.querySelector('.scroll').scrollWidth - document.querySelector('.scroll').clientWidth"), 0)
+            labels = "[...document.querySelectorAll('svg.plot')].map(svg => svg.querySelector('.x text').textContent).join()"
+            steps = "document.getElementById('from').value + '-' + document.getElementById('to').value"
+            whole = page.value(labels)
+            self.assertEqual(page.value(steps), "0-200")
+            page.value("document.querySelector('svg.plot').scrollIntoView({block: 'center'})")
+            x, y, width = page.value("{const at = document.querySelector('svg.plot').getBoundingClientRect();"
+                                     "[at.x, at.y + at.height / 2, at.width]}")
+            left, right = (x + width * edge / 640 for edge in (62, 626))
+            page.drag(left + (right - left) / 4, left + (right - left) / 2, y)
+            self.assertEqual(page.value(steps), "50-100")
+            self.assertFalse(set(page.value(labels).split(",")) & set(whole.split(",")), "a plot did not follow")
+            self.assertEqual(page.value("document.querySelector('svg.plot .y').lastChild.textContent"), "4.4")
+            page.double_click(left + 50, y)
+            self.assertEqual((page.value(steps), page.value(labels)), ("0-200", whole))
+            self.assertEqual(page.problems, [])
 
     def test_hostile_metrics_stay_text_and_lines_that_are_no_rows_are_counted(self):
         good = {"step": 1, "time": 1.5, "loss_metrics/global_avg_loss": 2.5, ATTACK: 3, "run_id": ATTACK}

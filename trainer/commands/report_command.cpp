@@ -82,13 +82,21 @@ ReportRun read_run(const std::string& folder, size_t most_buckets) {
   ReportRun run;
   run.name = folder;
   run.history = RunHistory(most_buckets);
+  run.starts = read_run_starts(fs::path(folder) / "runs");
+  std::map<std::string, double> max_norms;  // by run id
+  for (const RunStart& start : run.starts.starts)
+    if (const auto max_norm = start.number("training.max_norm")) max_norms[start.name] = *max_norm;
   MetricParser parser;
   BackwardLines lines(file);
   Progress progress("read " + folder, lines.size(), "B");
   while (const auto line = lines.next()) {
     ++run.lines;
-    const auto row = line->too_long ? std::nullopt : parser.parse(line->text);
+    auto row = line->too_long ? std::nullopt : parser.parse(line->text);
     if (row) {
+      const auto norm = row->value(kGradNormTag);
+      const auto max_norm = max_norms.find(row->run_id);
+      if (norm && max_norm != max_norms.end())
+        row->values.emplace_back(kClippedTag, *norm > max_norm->second);
       run.history.add_older(*row);
     } else {
       ++run.bad_lines;
@@ -104,7 +112,6 @@ ReportRun read_run(const std::string& folder, size_t most_buckets) {
   }
   run.tags = parser.tags();
   run.tags_left_out = parser.tags_left_out();
-  run.starts = read_run_starts(fs::path(folder) / "runs");
   return run;
 }
 

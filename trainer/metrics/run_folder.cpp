@@ -1,5 +1,7 @@
 #include "trainer/metrics/run_folder.h"
 
+#include <cstdio>
+
 #include <fmt/chrono.h>
 #include <fmt/format.h>
 
@@ -25,6 +27,29 @@ std::filesystem::path new_folder(const std::filesystem::path& parent, const std:
 
 }  // namespace
 
+std::string git_state(const std::filesystem::path& file) {
+  std::error_code error;
+  const auto path = std::filesystem::canonical(file, error);  // a link is where its file is
+  const std::string command =
+      shell_command({"timeout", "-k", "1", "5", "git", "--no-optional-locks", "--literal-pathspecs", "-c",
+                     "core.fsmonitor=false", "-C", path.parent_path().string(), "status", "--porcelain=2",
+                     "--branch", "--untracked-files=all", "--ignored", "--", path.filename().string()});
+  std::FILE* pipe = error ? nullptr : ::popen((command + " 2>/dev/null").c_str(), "re");
+  if (pipe == nullptr) return "unknown to git";
+  std::string answer(64 * 1024, '\0');
+  answer.resize(std::fread(answer.data(), 1, answer.size(), pipe));
+  const bool ok = ::pclose(pipe) == 0;
+  // "# branch.oid COMMIT", more "# " lines, and a line for a file that is not as in the commit
+  const std::string_view head = "# branch.oid ";
+  if (!ok || !answer.starts_with(head)) return "unknown to git";
+  const char kind = answer[answer.rfind('\n', answer.size() - 2) + 1];
+  return fmt::format("{} git commit {}",
+                     kind == '#'                  ? "as in"
+                     : kind == '?' || kind == '!' ? "not in"
+                                                  : "changed since",
+                     answer.substr(head.size(), answer.find('\n') - head.size()));
+}
+
 std::string source_commit() {
   return HYPERION_COMMIT;
 }
@@ -36,14 +61,19 @@ std::filesystem::path write_run_record(const std::filesystem::path& dump_folder,
   write_file_atomic(folder / "config.toml", record.resolved_toml);
   write_file_atomic(
       folder / "run.txt",
-      fmt::format("command: {}\n"
-                  "folder:  {}\n"
-                  "host:    {}\n"
-                  "start:   {:%Y-%m-%dT%H:%M:%S%z}\n"
-                  "ranks:   {}\n"
-                  "commit:  {}\n\n{}\n",
-                  shell_command(record.command), std::filesystem::current_path(ignored).string(), host_name(),
-                  start, record.world_size, source_commit(), record.versions));
+      fmt::format(
+          "command: {}\n"
+          "folder:  {}\n"
+          "host:    {}\n"
+          "start:   {:%Y-%m-%dT%H:%M:%S%z}\n"
+          "ranks:   {}\n"
+          "devices: {}\n"
+          "commit:  {}\n"
+          "config:  {}\n\n{}\n",
+          shell_command(record.command), std::filesystem::current_path(ignored).string(), host_name(), start,
+          record.world_size, record.devices, source_commit(),
+          record.config_file.empty() ? "no file" : record.config_file + ", " + git_state(record.config_file),
+          record.versions));
   return folder;
 }
 

@@ -6,8 +6,12 @@
 namespace hyperion::trainer {
 
 RunHistory::RunHistory(size_t most_buckets) {
-  current_.fill(StepBuckets(most_buckets));
-  superseded_.fill(StepBuckets(most_buckets / 2));
+  limit_buckets(most_buckets);
+}
+
+void RunHistory::limit_buckets(size_t most_buckets) {
+  for (StepBuckets& buckets : current_) buckets.limit(most_buckets);
+  for (StepBuckets& buckets : superseded_) buckets.limit(most_buckets / 2);
 }
 
 bool RunHistory::starts_earlier_attempt(const MetricRow& row) const {

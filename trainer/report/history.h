@@ -34,6 +34,9 @@ class RunHistory {
   // the one that a later "start" event begins from.
   void add_older(const MetricRow& row);
 
+  // The same history in fewer buckets.
+  void limit_buckets(size_t most_buckets);
+
   const StepBuckets& current(RowKind kind) const { return current_[static_cast<size_t>(kind)]; }
   const StepBuckets& superseded(RowKind kind) const { return superseded_[static_cast<size_t>(kind)]; }
   // The newest row of the kind; nullptr when there is none.

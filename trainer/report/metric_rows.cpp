@@ -1,11 +1,13 @@
 #include "trainer/report/metric_rows.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
 
-#include <fmt/format.h>
 #include <simdjson.h>
+
+#include "trainer/report/axis.h"
 
 namespace hyperion::trainer {
 namespace {
@@ -14,8 +16,8 @@ constexpr int64_t kLargestStep = int64_t{1} << 53;
 
 // In the order of KnownTag.
 constexpr std::string_view kKnown[kKnownTags] = {
-    "time",      "n_tokens_seen", "loss_metrics/global_avg_loss", "validation_metrics/loss",
-    "grad_norm", "resume/step",
+    "time",      "n_tokens_seen", "loss_metrics/global_avg_loss",  "validation_metrics/loss",
+    "grad_norm", "resume/step",   "grad_norm > training.max_norm",
 };
 
 std::optional<double> number(const simdjson::dom::element& element) {
@@ -27,6 +29,23 @@ std::optional<double> number(const simdjson::dom::element& element) {
   if (text == "Infinity") return std::numeric_limits<double>::infinity();
   if (text == "-Infinity") return -std::numeric_limits<double>::infinity();
   return std::nullopt;
+}
+
+// A field of an event as people write it: "completed", "exit code 0", "stall 0.12 s", "bytes 1,234".
+std::string field_text(std::string_view key, const simdjson::dom::element& element) {
+  std::string_view text;
+  double value = 0;
+  std::string written = !element.get_string().get(text)    ? std::string(text)
+                        : !element.get_double().get(value) ? number_text(value)
+                                                           : simdjson::minify(element);
+  if (key == "reason" || key == "message" || key == "kind") return written;
+  if (key.ends_with("_seconds")) {
+    key.remove_suffix(std::strlen("_seconds"));
+    written += " s";
+  }
+  std::string name(key);
+  std::ranges::replace(name, '_', ' ');
+  return name + " " + written;
 }
 
 }  // namespace
@@ -81,7 +100,7 @@ std::optional<MetricRow> MetricParser::parse(std::string_view line) {
     }
     const bool of_event = !row.event.empty() && key != "time";
     if (of_event && row.details.size() < kLongestDetails)
-      row.details += fmt::format("{}{}: {}", row.details.empty() ? "" : ", ", key, simdjson::minify(element));
+      row.details += (row.details.empty() ? "" : ", ") + field_text(key, element);
     const auto value = number(element);
     if (!value) continue;
     const auto tag = of_event ? intern(row.event + "." + std::string(key)) : intern(key);

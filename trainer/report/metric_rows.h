@@ -28,6 +28,7 @@ enum KnownTag : int {
   kValidationLossTag,
   kGradNormTag,
   kResumeStepTag,
+  kClippedTag,  // of no file: 1 where the gradient norm is over the run's training.max_norm, else 0
   kKnownTags
 };
 
@@ -36,7 +37,7 @@ struct MetricRow {
   RowKind kind = RowKind::kEvent;
   std::string run_id;                          // "" in files without
   std::string event;                           // its name, "" for metrics
-  std::string details;                         // of an event: its other fields as JSON, shortened
+  std::string details;                         // of an event: its other fields in words, shortened
   std::vector<std::pair<int, double>> values;  // tag number and value, kTimeTag among them
   std::optional<double> value(int tag) const;
 };

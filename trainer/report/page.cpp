@@ -1,21 +1,29 @@
 #include "trainer/report/page.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 
 #include <fmt/chrono.h>
 #include <fmt/format.h>
 
 #include "base/counted.h"
+#include "base/error.h"
 #include "trainer/report/html.h"
 #include "trainer/report/page_assets.h"
 
 namespace hyperion::trainer {
 namespace {
 
+constexpr const char* kPercent = "\u00a0%";  // the blank does not break the line
+
 std::string swatch(size_t run) {
   return fmt::format("<span class=\"swatch r{}\"></span>", run);
+}
+
+// Of run.txt; "-" where it is not there.
+std::string fact(const RunStart& start, const char* name) {
+  const auto found = start.facts.find(name);
+  return found == start.facts.end() ? "-" : found->second;
 }
 
 // "3 d 4 h", "2 h 47 min", "5 min 10 s", "12 s"
@@ -50,32 +58,23 @@ class NewestState {
     html += cell(
         "large", loss,
         loss == "-" ? "" : fmt::format("at step {}", human_count(static_cast<uint64_t>(validation->step))));
-    html += cell("", number_of(training, "grad_norm"));
+    html += cell("", number_of(training, "grad_norm"), clipped());
     html += cell("", number_of(training, "lr"));
-    html += cell("", number_of(training, "throughput(tps)"), number_of(training, "mfu(%)", 3, "MFU ", " %"));
+    html +=
+        cell("", number_of(training, "throughput(tps)"), number_of(training, "mfu(%)", 3, "MFU ", kPercent));
     html += cell("", number_of(training, "time_metrics/end_to_end(s)", 5, "", " s"),
-                 number_of(training, "time_metrics/data_loading(%)", 2, "", " % waiting for data"));
+                 number_of(training, "time_metrics/data_loading(%)", 2, "", "\u00a0% waiting for data"));
     html += cell("", number_of(training, "memory/max_reserved(GiB)", 4, "", " GiB"),
-                 number_of(training, "memory/max_reserved(%)", 3, "", " %"));
-    html += cell("", number_of(training, "n_tokens_seen"));
-    html += fmt::format("<td class=\"number\">{}</td>",
-                        human_count(std::max<uint64_t>(run_.history.attempt_count(), 1) - 1));
-    return html + "</tr>";
+                 number_of(training, "memory/max_reserved(%)", 3, "", kPercent));
+    return html + "</tr>" + record();
   }
 
   static std::string header() {
     return "<tr><th>run</th><th>step</th><th>loss</th><th>validation loss</th><th>gradient norm</th>"
-           "<th>learning rate</th><th>tokens/s per rank</th><th>step time</th><th>peak memory</th>"
-           "<th>tokens seen</th><th>restarts</th></tr>";
+           "<th>learning rate</th><th>tokens/s per rank</th><th>step time</th><th>peak memory</th></tr>";
   }
 
  private:
-  std::optional<double> value(const MetricRow* row, const std::string& tag) const {
-    const auto found = std::find(run_.tags.begin(), run_.tags.end(), tag);
-    if (row == nullptr || found == run_.tags.end()) return std::nullopt;
-    return row->value(static_cast<int>(found - run_.tags.begin()));
-  }
-
   static std::string cell(const char* style, const std::string& number, const std::string& below = "") {
     return fmt::format("<td class=\"number {}\">{}{}</td>", style, number,
                        below.empty() || below == "-" ? "" : "<small>" + below + "</small>");
@@ -84,7 +83,7 @@ class NewestState {
   // "-" where the row has no value
   std::string number_of(const MetricRow* row, const std::string& tag, int digits = 5, const char* before = "",
                         const char* after = "") const {
-    const auto number = value(row, tag);
+    const auto number = run_.value(row, tag);
     if (!number) return "-";
     const bool large = std::abs(*number) >= 1e4 || !std::isfinite(*number);
     return before + (large ? number_text(std::round(*number)) : fmt::format("{:.{}g}", *number, digits)) +
@@ -113,25 +112,53 @@ class NewestState {
   std::string ending() const {
     const std::vector<MetricRow>& events = run_.history.events();
     if (events.empty() || events.front().event != "end") return "";
-    return fmt::format("<small>ended: {}</small>", html_text(events.front().details, 300));
+    const double code = run_.value(&events.front(), "end.exit_code").value_or(0);
+    const bool orderly =
+        code == static_cast<int>(ExitCode::kOk) || code == static_cast<int>(ExitCode::kStoppedSaved);
+    return fmt::format("<small{}>ended: {}</small>", orderly ? "" : " class=\"warn\"",
+                       html_text(events.front().details, 300));
   }
 
   std::string step() const {
-    const MetricRow* row = run_.history.newest(RowKind::kTraining);
-    if (row == nullptr) row = run_.history.newest(RowKind::kEvent);
+    const MetricRow* training = run_.history.newest(RowKind::kTraining);
+    const MetricRow* row = training != nullptr ? training : run_.history.newest(RowKind::kEvent);
     if (row == nullptr) return "-";
     std::string html = human_count(static_cast<uint64_t>(row->step));
-    const std::string text = setting("training.steps");
-    int64_t steps = 0;
-    std::from_chars(text.data(), text.data() + text.size(), steps);
-    if (steps < 1) return html;
-    html += fmt::format("<small>of {} ({:.0f} %)</small><progress value=\"{}\" max=\"{}\"></progress>",
-                        human_count(static_cast<uint64_t>(steps)),
-                        100 * static_cast<double>(row->step) / static_cast<double>(steps), row->step, steps);
-    const auto left = value(row, "time_metrics/eta(s)");
-    if (left && std::isfinite(*left) && *left > 0)
-      html += fmt::format("<small>{} left</small>", duration_text(*left));
+    const auto small = [&](const std::string& text) { html += "<small>" + text + "</small>"; };
+    const RunStart* start = run_.starts.starts.empty() ? nullptr : &run_.starts.starts.back();
+    const double steps = start == nullptr ? 0 : start->number("training.steps").value_or(0);
+    if (steps >= 1 && steps < 1e15) {
+      small(fmt::format("of {} ({:.0f}\u00a0%)", number_text(steps),
+                        100 * static_cast<double>(row->step) / steps));
+      html += fmt::format("<progress value=\"{}\" max=\"{:.0f}\"></progress>", row->step, steps);
+    }
+    const auto left = run_.value(row, "time_metrics/eta(s)");
+    if (left && std::isfinite(*left) && *left > 0) small(duration_text(*left) + " left");
+    const std::string tokens = number_of(training, "n_tokens_seen", 5, "", " tokens");
+    if (tokens != "-") small(tokens);
+    if (run_.history.attempt_count() > 1) small(counted(run_.history.attempt_count() - 1, "restart"));
     return html;
+  }
+
+  // "5 % of steps clipped"
+  std::string clipped() const {
+    ValueRange all;
+    for (const auto& [index, bucket] : run_.history.current(RowKind::kTraining).buckets())
+      if (const ValueRange* range = bucket.range(kClippedTag)) all.add(*range);
+    return all.count == 0 ? "" : fmt::format("{:.3g}\u00a0% of steps clipped", 100 * all.mean());
+  }
+
+  // One click away under the run's row: what was started, where and with which configuration.
+  std::string record() const {
+    if (run_.starts.newest_record.empty()) return "";
+    return fmt::format(
+        "<tr class=\"record\"><td colspan=\"9\"><details><summary>Record "
+        "<small>{}</small></summary><pre>{}</pre>"
+        "</details></td></tr>",
+        html_text(
+            fact(run_.starts.starts.back(), "devices") + ", host " + fact(run_.starts.starts.back(), "host"),
+            200),
+        html_text(run_.starts.newest_record, 100'000));
   }
 
   std::string warnings() const {
@@ -167,6 +194,9 @@ std::string control_bar(const std::vector<ReportRun>& runs, bool superseded) {
       "<label>smoothing <input id=\"smoothing\" type=\"range\" min=\"0\" max=\"0.99\" step=\"0.01\" "
       "value=\"0\">"
       "<output>0.00</output></label>";
+  html +=
+      "<label>steps <input id=\"from\" type=\"number\" min=\"0\"> to <input id=\"to\" type=\"number\" "
+      "min=\"0\"></label><button id=\"whole\" type=\"button\" disabled>all steps</button>";
   if (superseded)
     html +=
         "<label><input id=\"superseded\" type=\"checkbox\" checked> steps that were repeated after a "
@@ -178,11 +208,13 @@ std::string control_bar(const std::vector<ReportRun>& runs, bool superseded) {
 }
 
 std::string figure(const Plot& plot, const ReportData& data, size_t first_line) {
+  std::string unit = plot.unit, dashed;
+  for (const double value : plot.references) dashed += (dashed.empty() ? " " : ", ") + tick_label(value);
+  if (!dashed.empty()) unit += (unit.empty() ? "" : "; ") + ("dashed: " + plot.reference + dashed);
   return fmt::format(
       "<figure><figcaption>{} <small>{}</small><button "
       "type=\"button\">log</button></figcaption>{}</figure>\n",
-      html_text(plot.title), html_text(plot.unit),
-      plot_svg(plot, data.points, data.axes, data.marks, first_line));
+      html_text(plot.title), html_text(unit), plot_svg(plot, data.points, data.axes, data.marks, first_line));
 }
 
 std::string difference_table(const std::vector<ReportRun>& runs) {
@@ -230,22 +262,20 @@ std::string starts_table(const std::vector<ReportRun>& runs) {
     count += runs[run].starts.count;
     shown += starts.size();
     for (size_t i = starts.size(); i-- > 0;) {
-      const auto fact = [&](const char* name) {
-        const auto found = starts[i].facts.find(name);
-        return found == starts[i].facts.end() ? std::string("-") : html_text(found->second, 1000);
-      };
+      const auto text = [&](const char* name) { return html_text(fact(starts[i], name), 1000); };
       rows += fmt::format(
-          "<tr><td>{}{}</td><td>{}</td><td>{}</td><td>{}</td><td><code>{}</code></td><td><code>{}</code></td>"
-          "<td>{}</td></tr>",
-          swatch(run), html_text(starts[i].name, 100), fact("start"), fact("host"), fact("ranks"),
-          fact("commit").substr(0, 12), fact("command"),
+          "<tr><td>{}{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td><code>{}</code></td>"
+          "<td><code>{}</code></td><td>{}</td></tr>",
+          swatch(run), html_text(starts[i].name, 100), text("start"), text("host"), text("ranks"),
+          text("devices"), text("commit").substr(0, 12), text("command"),
           i > 0 ? changed_settings(starts[i - 1].settings, starts[i].settings) : "");
     }
   }
   if (count == 0) return "";
   return fmt::format(
       "<details><summary>Starts <small>{}{}</small></summary><div class=\"scroll\"><table><tr><th>start</th>"
-      "<th>time</th><th>host</th><th>ranks</th><th>commit</th><th>command</th><th>changed since the start "
+      "<th>time</th><th>host</th><th>ranks</th><th>devices</th><th>commit</th><th>command</th><th>changed "
+      "since the start "
       "before</th></tr>{}</table></div></details>",
       counted(count, "record"), shown < count ? fmt::format(", the newest {}", shown) : "", rows);
 }
@@ -273,14 +303,16 @@ std::string page_data(const ReportData& data) {
   using Frame = PlotFrame;
   std::string json = fmt::format("{{\"frame\":[{},{},{},{}],\"x\":[", Frame::kLeft, Frame::kRight,
                                  Frame::kTop, Frame::kBottom);
-  std::string names;
+  std::string names, runs, marks;
   for (const HorizontalAxis& axis : data.axes) {
     json += fmt::format("{}[{},{}]", names.empty() ? "" : ",", axis.interval.low, axis.interval.high);
-    names += fmt::format("{}\"{}\"", names.empty() ? "" : ",", axis.name.substr(0, axis.name.find(' ')));
+    names += fmt::format("{}\"{}\"", names.empty() ? "" : ",", axis.name);
   }
-  json += "],\"axes\":[" + names + "],\"runs\":[";
-  for (size_t i = 0; i < data.points.size(); ++i)
-    json += fmt::format("{}{}", i ? "," : "", data.points[i].run);
+  for (const PlotPoints& points : data.points)
+    runs += fmt::format("{}{}", runs.empty() ? "" : ",", points.run);
+  for (const PlotMark& mark : data.marks)
+    marks += (marks.empty() ? "" : ",") + json_numbers({mark.x.begin(), mark.x.end()});
+  json += fmt::format("],\"axes\":[{}],\"runs\":[{}],\"marks\":[{}", names, runs, marks);
   json += "],\"points\":[";
   for (size_t i = 0; i < data.points.size(); ++i) {
     json += i ? ",\n[" : "[";
@@ -302,7 +334,13 @@ std::string page_data(const ReportData& data) {
 }  // namespace
 
 std::string report_page(const std::vector<ReportRun>& runs, double now) {
-  const ReportData data = report_data(runs);
+  std::vector<ReportRun> coarse = runs;
+  for (ReportRun& run : coarse) run.history.limit_buckets(drawn_buckets_per_run(runs.size()));
+  const ReportData data = report_data(coarse);
+  int64_t widest = 1;  // in steps, of the points that the script has
+  for (const ReportRun& run : runs)
+    for (const auto& [index, bucket] : run.history.current(RowKind::kTraining).buckets())
+      if (bucket.rows > 1) widest = std::max(widest, bucket.last_step - bucket.first_step + 1);
   bool superseded = false;
   for (const ReportRun& run : runs)
     for (int kind = 0; kind < kRowKinds; ++kind)
@@ -320,12 +358,14 @@ std::string report_page(const std::vector<ReportRun>& runs, double now) {
       utc_text(now));
   html += "<div class=\"scroll\"><table>" + NewestState::header();
   for (size_t i = 0; i < runs.size(); ++i) html += NewestState(runs[i], now).row(i) + "\n";
-  html +=
-      "</table></div>\n" + control_bar(runs, superseded) +
-      "\n<p class=\"note\">Dotted vertical lines: restarts. Red crosses: values that are not finite. Faint "
-      "lines: steps that were repeated after a restart. Shaded: smallest to largest value where a point "
-      "stands for "
-      "several steps.</p>\n<div class=\"plots\">\n";
+  html += "</table></div>\n" + control_bar(runs, superseded) +
+          "\n<p class=\"note\"><span>Drag over a plot to zoom all of them" +
+          (widest > 1 ? fmt::format(" (a point then stands for up to {} steps)", widest) : "") +
+          ", double click for all steps. </span>Dotted vertical lines: restarts. Red crosses: values that "
+          "are not "
+          "finite. Faint lines: steps that were repeated after a restart. Shaded: smallest to largest value "
+          "where a "
+          "point stands for several steps.</p>\n<div class=\"plots\">\n";
   size_t line = 0;
   for (const Plot& plot : data.plots) {
     html += figure(plot, data, line);
@@ -343,7 +383,7 @@ std::string report_page(const std::vector<ReportRun>& runs, double now) {
     html += "</div></details>\n";
   }
   html += difference_table(runs) + starts_table(runs) + events_table(runs);
-  html += "\n<script type=\"application/json\" id=\"data\">" + page_data(data) + "</script>\n";
+  html += "\n<script type=\"application/json\" id=\"data\">" + page_data(report_data(runs)) + "</script>\n";
   return html + "<script>" + kPageScript + "</script>\n</body></html>\n";
 }
 

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "trainer/report/html.h"
 
@@ -32,7 +33,7 @@ Scale horizontal(const Interval& interval) {
 }
 
 struct Paths {
-  std::string band, mean, dots, broken;
+  std::string band, mean, dots, broken, marked;
 };
 
 // Gaps stay gaps; a value between two gaps is a dot, and so are all of a line with few of them.
@@ -63,11 +64,16 @@ Paths paths_of(const PlotLine& line, const std::vector<double>& x, const Scale& 
     if (std::isfinite(px))
       paths.broken += fmt::format("M{:.1f},{:.1f}l6,6m0,-6l-6,6", px - 3, Frame::kTop + 2);
   }
+  for (const size_t i : line.marked) {
+    const double px = across(x[i]), py = up(line.high.empty() ? line.mean[i] : line.high[i]);
+    if (std::isfinite(px) && std::isfinite(py))
+      paths.marked += fmt::format("M{:.1f},{:.1f}a2,2 0 1 0 4,0a2,2 0 1 0 -4,0", px - 2, py);
+  }
   return paths;
 }
 
-std::string vertical_axis(const Scale& up, const std::vector<Tick>& ticks, const char* name) {
-  std::string svg = fmt::format("<g class=\"{}\">", name);
+std::string vertical_axis(const Scale& up, const std::vector<Tick>& ticks) {
+  std::string svg = "<g class=\"y\">";
   for (const Tick& tick : ticks) {
     const double y = up(tick.value);
     svg += fmt::format("<path class=\"grid\" d=\"M{},{:.1f}H{}\"/><text x=\"{}\" y=\"{:.1f}\">{}</text>",
@@ -76,35 +82,16 @@ std::string vertical_axis(const Scale& up, const std::vector<Tick>& ticks, const
   return svg + "</g>";
 }
 
-std::string horizontal_axis(const HorizontalAxis& axis, int number) {
+std::string horizontal_axis(const HorizontalAxis& axis) {
   const Scale across = horizontal(axis.interval);
-  std::string svg = fmt::format("<g class=\"x x{}\">", number);
+  std::string svg = "<g class=\"x\">";
   for (const Tick& tick : linear_ticks(axis.interval, 6)) {
     const double x = across(tick.value);
     svg += fmt::format("<path class=\"tick\" d=\"M{:.1f},{}v5\"/><text x=\"{:.1f}\" y=\"{}\">{}</text>", x,
                        Frame::kBottom, x, Frame::kBottom + 18, html_text(tick.label));
   }
-  return svg + fmt::format("<text class=\"name\" x=\"{}\" y=\"{}\">{}</text></g>",
-                           (Frame::kLeft + Frame::kRight) / 2, Frame::kBottom + 35, html_text(axis.name));
-}
-
-std::string marks_svg(const std::vector<PlotMark>& marks, const std::array<HorizontalAxis, kPlotAxes>& axes,
-                      int only) {
-  std::string svg;
-  for (const PlotMark& mark : marks) {
-    for (int axis = 0; axis < kPlotAxes; ++axis) {
-      const double x =
-          horizontal(axes[static_cast<size_t>(axis)].interval)(mark.x[static_cast<size_t>(axis)]);
-      if (std::isfinite(x) && (only < 0 || only == axis))
-        svg += fmt::format("<path class=\"restart r{} x{}\" d=\"M{:.1f},{}V{}\"/>", mark.run, axis, x,
-                           Frame::kTop, Frame::kBottom);
-    }
-  }
-  return svg;
-}
-
-std::string interval_attribute(const char* name, const Interval& interval) {
-  return fmt::format(" data-{}=\"{} {}\"", name, interval.low, interval.high);
+  return svg + fmt::format("<text x=\"{}\" y=\"{}\">{}</text></g>", (Frame::kLeft + Frame::kRight) / 2,
+                           Frame::kBottom + 35, html_text(axis.name));
 }
 
 }  // namespace
@@ -130,38 +117,51 @@ std::string plot_svg(const Plot& plot, const std::vector<PlotPoints>& points,
                      size_t first_line) {
   Interval data = values_of(plot);
   if (data.low > data.high) data = {0, 1};  // only values that are not finite
-  const bool can_log = data.low > 0, log = !plot.from_zero && wants_log_scale(data);
-  const Scale linear{linear_interval(data, plot.from_zero), Frame::kBottom, Frame::kTop};
-  const Scale logarithmic{can_log ? log_interval(data) : Interval{1, 10}, Frame::kBottom, Frame::kTop, true};
-  const int only = plot.over_time ? kTimeAxis : -1;
+  const bool log = !plot.from_zero && wants_log_scale(data), positive = data.low > 0;
+  const double farthest = kFarthestReference * data.high;
+  for (const double value : plot.references)
+    if (value <= farthest) data = {std::min(data.low, value), std::max(data.high, value)};
+  const Interval interval = log ? log_interval(data) : linear_interval(data, plot.from_zero);
+  const Scale up{interval, Frame::kBottom, Frame::kTop, log};
+  const size_t axis = plot.over_time ? kTimeAxis : kStepAxis;
+  const Scale across = horizontal(axes[axis].interval);
 
-  std::string svg = fmt::format("<svg viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"{}\" class=\"plot{}\"",
-                                Frame::kWidth, Frame::kHeight, html_text(plot.title), log ? " log" : "");
-  svg += interval_attribute("linear", linear.interval);
-  if (can_log) svg += interval_attribute("log", logarithmic.interval);
-  if (plot.noisy) svg += " data-noisy=\"\"";
-  if (plot.over_time) svg += fmt::format(" data-axis=\"{}\"", only);
-  svg += ">";
-  svg += vertical_axis(linear, linear_ticks(linear.interval, 5), "y linear");
-  if (can_log) svg += vertical_axis(logarithmic, log_ticks(logarithmic.interval, 6), "y logarithmic");
-  for (int axis = 0; axis < kPlotAxes; ++axis)
-    if (only < 0 || only == axis) svg += horizontal_axis(axes[static_cast<size_t>(axis)], axis);
+  std::string svg = fmt::format(
+      "<svg viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"{}\" class=\"plot{}\"{}{}{}{}>", Frame::kWidth,
+      Frame::kHeight, html_text(plot.title), log ? " log" : "", positive ? " data-positive=\"\"" : "",
+      plot.from_zero ? " data-zero=\"\"" : "", plot.noisy ? " data-noisy=\"\"" : "",
+      plot.over_time ? fmt::format(" data-axis=\"{}\"", axis) : "");
+  svg += vertical_axis(up, log ? log_ticks(interval, 6) : linear_ticks(interval, 5));
+  svg += horizontal_axis(axes[axis]);
   svg += fmt::format("<path class=\"frame\" d=\"M{},{}V{}H{}\"/>", Frame::kLeft, Frame::kTop, Frame::kBottom,
                      Frame::kRight);
-  svg += marks_svg(marks, axes, only);
+  // An inner picture cuts off what lies outside of the axes.
+  constexpr double kMargin = 4, kInnerWidth = Frame::kRight - Frame::kLeft + 2 * kMargin,
+                   kInnerHeight = Frame::kBottom - Frame::kTop + 2 * kMargin;
+  svg += fmt::format("<svg x=\"{0}\" y=\"{1}\" width=\"{2}\" height=\"{3}\" viewBox=\"{0} {1} {2} {3}\">",
+                     Frame::kLeft - kMargin, Frame::kTop - kMargin, kInnerWidth, kInnerHeight);
+  for (const PlotMark& mark : marks) {
+    const double x = across(mark.x[axis]);
+    svg += fmt::format("<path class=\"restart r{}\" d=\"", mark.run);
+    svg += std::isfinite(x) ? fmt::format("M{:.1f},{}V{}\"/>", x, Frame::kTop, Frame::kBottom) : "\"/>";
+  }
+  for (const double value : plot.references) {
+    const double y = up(value);
+    svg += fmt::format("<path class=\"reference\" data-value=\"{}\" d=\"M{},{:.1f}H{}\"/>", value,
+                       Frame::kLeft, std::isfinite(y) ? y : -Frame::kHeight, Frame::kRight);
+  }
   for (size_t i = 0; i < plot.lines.size(); ++i) {
     const PlotLine& line = plot.lines[i];
     const PlotPoints& place = points[line.points];
-    const size_t axis = plot.over_time ? kTimeAxis : kStepAxis;
-    const Paths paths =
-        paths_of(line, place.x[axis], horizontal(axes[axis].interval), log ? logarithmic : linear);
+    const Paths paths = paths_of(line, place.x[axis], across, up);
     svg += fmt::format(
         "<g class=\"line r{}{}\" data-line=\"{}\"><path class=\"band\" d=\"{}\"/><path class=\"raw\"/>"
-        "<path class=\"mean\" d=\"{}\"/><path class=\"dots\" d=\"{}\"/><path class=\"broken\" d=\"{}\"/></g>",
+        "<path class=\"mean\" d=\"{}\"/><path class=\"dots\" d=\"{}\"/><path class=\"broken\" "
+        "d=\"{}\"/><path class=\"marked\" d=\"{}\"/></g>",
         place.run, place.superseded ? " superseded" : "", first_line + i, paths.band, paths.mean, paths.dots,
-        paths.broken);
+        paths.broken, paths.marked);
   }
-  return svg + fmt::format("<path class=\"cursor\" d=\"\"/></svg>");
+  return svg + "</svg><path class=\"cursor\"/><path class=\"selection\"/></svg>";
 }
 
 std::string json_numbers(const std::vector<double>& values) {
@@ -186,8 +186,8 @@ std::string lines_json(const Plot& plot) {
                         json_numbers(line.mean));
     if (!line.low.empty())
       json += fmt::format(",\"low\":{},\"high\":{}", json_numbers(line.low), json_numbers(line.high));
-    json += fmt::format(",\"broken\":{}}}",
-                        json_numbers(std::vector<double>(line.broken.begin(), line.broken.end())));
+    json += fmt::format(",\"broken\":[{}],\"marked\":[{}]}}", fmt::join(line.broken, ","),
+                        fmt::join(line.marked, ","));
   }
   return json;
 }

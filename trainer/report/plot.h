@@ -24,6 +24,7 @@ struct PlotLine {
   std::vector<double> low{};     // smallest and largest value of each bucket; both empty when no bucket has
   std::vector<double> high{};    // more than one value
   std::vector<size_t> broken{};  // points with a value that is NaN or infinite
+  std::vector<size_t> marked{};  // points with a circle at their largest value
 };
 
 struct Plot {
@@ -32,7 +33,10 @@ struct Plot {
   bool over_time = false;  // always over the time
   bool noisy = false;      // the page's smoothing applies
   std::vector<PlotLine> lines{};
+  std::string reference{};           // what the values are to be compared with: "training.max_norm"
+  std::vector<double> references{};  // dashed lines; the axis reaches those up to kFarthestReference * values
 };
+inline constexpr double kFarthestReference = 3;
 
 struct HorizontalAxis {
   std::string name;
@@ -53,8 +57,8 @@ struct PlotFrame {
 // The smallest and largest finite value of all lines; {1, 0} when there is none.
 Interval values_of(const Plot& plot);
 
-// `first_line`: the number of the plot's first line in the page's data, which the page's script reads. The
-// text needs no script: axes for all kinds of x, linear and logarithmic y, of which the page shows one.
+// The plot as a page without script shows it: over the step, or over the time. The page's script draws it
+// again for what its reader chooses. `first_line`: the number of the plot's first line in the script's data.
 std::string plot_svg(const Plot& plot, const std::vector<PlotPoints>& points,
                      const std::array<HorizontalAxis, kPlotAxes>& axes, const std::vector<PlotMark>& marks,
                      size_t first_line);

@@ -15,19 +15,24 @@ struct PlotSpec {
   const char* tag;
   bool from_zero = false;
   bool noisy = false;
+  const char* reference = "";
 };
+
+constexpr const char* kDeviceMemory = "memory of the device";
 
 constexpr PlotSpec kPlots[] = {
     {"Loss", "mean over the batch's tokens", RowKind::kTraining, "loss_metrics/global_avg_loss", false, true},
     {"Validation loss", "", RowKind::kValidation, "validation_metrics/loss"},
-    {"Gradient norm", "before clipping", RowKind::kTraining, "grad_norm", false, true},
+    {"Gradient norm", "before clipping; circles: clipped steps", RowKind::kTraining, "grad_norm", false, true,
+     "training.max_norm"},
     {"Learning rate", "", RowKind::kTraining, "lr", true},
     {"Throughput", "tokens per second per rank", RowKind::kTraining, "throughput(tps)", true, true},
     {"Model FLOPs utilisation", "%", RowKind::kTraining, "mfu(%)", true, true},
     {"Step time", "seconds", RowKind::kTraining, "time_metrics/end_to_end(s)", true, true},
     {"Waiting for data", "% of the step time", RowKind::kTraining, "time_metrics/data_loading(%)", true,
      true},
-    {"Peak memory", "GiB per rank", RowKind::kTraining, "memory/max_reserved(GiB)", true},
+    {"Peak memory", "GiB per rank", RowKind::kTraining, "memory/max_reserved(GiB)", true, false,
+     kDeviceMemory},
     {"Checkpoint: training waited", "seconds per save", RowKind::kEvent, "checkpoint_staged.stall_seconds",
      true},
     {"Checkpoint: time to write", "seconds per save", RowKind::kEvent, "checkpoint_durable.write_seconds",
@@ -38,6 +43,7 @@ constexpr PlotSpec kPlots[] = {
 constexpr const char* kNotPlotted[] = {"time",
                                        "n_tokens_seen",
                                        "resume/step",
+                                       "grad_norm > training.max_norm",
                                        "resume/last_loss",
                                        "time_metrics/eta(s)",
                                        "memory/max_reserved(%)",
@@ -65,6 +71,12 @@ std::vector<const Bucket*> with_gaps(const std::vector<const Bucket*>& buckets) 
   return row;
 }
 
+std::optional<int> tag_number(const ReportRun& run, const std::string& tag) {
+  const auto found = std::find(run.tags.begin(), run.tags.end(), tag);
+  if (found == run.tags.end()) return std::nullopt;
+  return static_cast<int>(found - run.tags.begin());
+}
+
 struct Builder {
   const std::vector<ReportRun>& runs;
   ReportData data{};
@@ -81,12 +93,6 @@ struct Builder {
     std::vector<const Bucket*> row;
     for (const auto& [index, bucket] : buckets(run, table).buckets()) row.push_back(&bucket);
     return table < kRowKinds ? row : with_gaps(row);
-  }
-
-  static std::optional<int> tag_number(const ReportRun& run, const std::string& tag) {
-    const auto found = std::find(run.tags.begin(), run.tags.end(), tag);
-    if (found == run.tags.end()) return std::nullopt;
-    return static_cast<int>(found - run.tags.begin());
   }
 
   static std::vector<double> means(const std::vector<const Bucket*>& row_of_buckets, int tag) {
@@ -178,14 +184,39 @@ struct Builder {
       const auto number = static_cast<size_t>(tag);
       if (bucket != nullptr && number < bucket->values.size() && bucket->values[number].non_finite > 0)
         line.broken.push_back(line.mean.size() - 1);
+      const ValueRange* clipped =
+          bucket == nullptr || tag != kGradNormTag ? nullptr : bucket->range(kClippedTag);
+      if (clipped != nullptr && clipped->largest > 0) line.marked.push_back(line.mean.size() - 1);
     }
     if (!several) line.low.clear(), line.high.clear();
     return line;
   }
 
+  static void add_reference(Plot& plot, double value) {
+    const auto same = [&](double other) { return std::abs(other - value) <= 0.005 * value; };
+    if (std::isfinite(value) && value > 0 && plot.references.size() < kMostReferences &&
+        std::ranges::none_of(plot.references, same))
+      plot.references.push_back(value);
+  }
+
+  // A setting of the starts, or the memory of which the newest row has a share: each different value once.
+  void add_references(Plot& plot, const char* reference) const {
+    plot.reference = reference;
+    for (const ReportRun& run : runs) {
+      for (const RunStart& start : run.starts.starts)
+        add_reference(plot, start.number(plot.reference).value_or(0));
+      if (plot.reference != kDeviceMemory) continue;
+      const MetricRow* row = run.history.newest(RowKind::kTraining);
+      const double gib = run.value(row, "memory/max_reserved(GiB)").value_or(0);
+      const double share = run.value(row, "memory/max_reserved(%)").value_or(0) / 100;
+      add_reference(plot, std::round(gib / share * 10) / 10);
+    }
+  }
+
   // Superseded lines first, so that the current ones are drawn over them.
   Plot tag_plot(const PlotSpec& spec) const {
-    Plot plot{spec.title, spec.unit, spec.from_zero, false, spec.noisy, {}};
+    Plot plot{spec.title, spec.unit, spec.from_zero, false, spec.noisy};
+    add_references(plot, spec.reference);
     for (const size_t older : {size_t{kRowKinds}, size_t{0}}) {
       for (size_t run = 0; run < runs.size(); ++run) {
         const auto tag = tag_number(runs[run], spec.tag);
@@ -198,7 +229,8 @@ struct Builder {
   }
 
   Plot step_plot() const {
-    Plot plot{"Progress", "step over the time", true, true, false, {}};
+    Plot plot{"Progress", "step over the time", true, true};
+    add_references(plot, "training.steps");
     for (const size_t table : {size_t{kRowKinds}, size_t{0}}) {
       for (size_t run = 0; run < runs.size(); ++run) {
         const auto rows = in_order(runs[run], table);
@@ -236,8 +268,9 @@ struct Builder {
 
 }  // namespace
 
-size_t buckets_per_run(size_t runs) {
-  return std::max<size_t>(1000 / runs, 100);
+std::optional<double> ReportRun::value(const MetricRow* row, const std::string& tag) const {
+  const auto number = tag_number(*this, tag);
+  return row == nullptr || !number ? std::nullopt : row->value(*number);
 }
 
 double interpolate(const std::vector<double>& xs, const std::vector<double>& ys, double x) {

@@ -1,8 +1,10 @@
 // From the rows of runs to the plots of a page. No I/O.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,6 +24,9 @@ struct ReportRun {
   uint64_t bad_lines = 0;      // not JSON, too long, or without step and time
   bool torn_end = false;       // the last line has no end and is no row: it is among bad_lines
   uint64_t tags_left_out = 0;  // fields of more different tags than are kept
+
+  // nullopt for no row, and for a tag that it does not have
+  std::optional<double> value(const MetricRow* row, const std::string& tag) const;
 };
 
 struct ReportData {
@@ -33,10 +38,17 @@ struct ReportData {
   std::vector<PlotMark> marks;
 };
 inline constexpr size_t kMostMorePlots = 24;
-inline constexpr size_t kMostMarks = 100;  // per run, the newest
+inline constexpr size_t kMostReferences = 8;  // per plot
+inline constexpr size_t kMostMarks = 100;     // per run, the newest
 
-// How many buckets a run's history may have, so that the page stays small.
-size_t buckets_per_run(size_t runs);
+// How many buckets a run's history may have, so that the page stays small: for the page's script, which shows
+// parts of the run too, and for the plots of a page without script.
+inline size_t buckets_per_run(size_t runs) {
+  return std::max<size_t>(4000 / runs, 400);
+}
+inline size_t drawn_buckets_per_run(size_t runs) {
+  return std::max<size_t>(1000 / runs, 100);
+}
 
 ReportData report_data(const std::vector<ReportRun>& runs);
 

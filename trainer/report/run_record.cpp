@@ -1,6 +1,7 @@
 #include "trainer/report/run_record.h"
 
 #include <algorithm>
+#include <charconv>
 #include <set>
 
 #include "base/error.h"
@@ -75,6 +76,15 @@ std::map<std::string, std::string> parse_run_text(std::string_view text) {
   return facts;
 }
 
+std::optional<double> RunStart::number(const std::string& key) const {
+  const auto found = settings.find(key);
+  if (found == settings.end()) return std::nullopt;
+  double value = 0;
+  const char* end = found->second.data() + found->second.size();
+  const auto parsed = std::from_chars(found->second.data(), end, value);
+  return parsed.ec == std::errc() && parsed.ptr == end ? std::optional(value) : std::nullopt;
+}
+
 RunStarts read_run_starts(const fs::path& runs_folder) {
   RunStarts result;
   std::set<std::string> names;  // the newest: folders are named by their time
@@ -90,9 +100,13 @@ RunStarts read_run_starts(const fs::path& runs_folder) {
     result.problems.push_back(fmt::format("{}: cannot be listed: {}", runs_folder.string(), error.message()));
   for (const std::string& name : names) {
     RunStart start{name, {}, {}};
+    result.newest_record.clear();
     try {
-      start.settings = parse_settings(read_file(runs_folder / name / "config.toml", kLargestRecord));
-      start.facts = parse_run_text(read_file(runs_folder / name / "run.txt", kLargestRecord));
+      const std::string toml = read_file(runs_folder / name / "config.toml", kLargestRecord);
+      start.settings = parse_settings(toml);
+      result.newest_record = read_file(runs_folder / name / "run.txt", kLargestRecord);
+      start.facts = parse_run_text(result.newest_record);
+      result.newest_record += "\n" + toml;
     } catch (const Error& problem) {
       result.problems.emplace_back(problem.what());
     }

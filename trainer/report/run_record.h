@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,12 +24,14 @@ std::map<std::string, std::string> parse_run_text(std::string_view text);
 struct RunStart {
   std::string name;  // of its folder
   Settings settings;
-  std::map<std::string, std::string> facts;  // command, host, start, ranks, commit ...
+  std::map<std::string, std::string> facts;                    // command, host, start, ranks, commit ...
+  std::optional<double> number(const std::string& key) const;  // of a setting
 };
 
 struct RunStarts {
   std::vector<RunStart> starts;  // oldest first; the newest kMostRunStarts of them
   uint64_t count = 0;
+  std::string newest_record;          // run.txt and config.toml of the newest start
   std::vector<std::string> problems;  // records that could not be read, a sentence each
 };
 inline constexpr size_t kMostRunStarts = 100;

@@ -46,6 +46,11 @@ void StepBuckets::add(int64_t step, const std::vector<std::pair<int, double>>& v
   }
   const auto [place, added] = buckets_.try_emplace(step / width_, row);
   if (!added) place->second.add(row);
+  limit(most_);
+}
+
+void StepBuckets::limit(size_t most_buckets) {
+  most_ = most_buckets;
   while (buckets_.size() > most_) double_width();
 }
 

@@ -44,6 +44,9 @@ class StepBuckets {
   // more than most_buckets: the result does not depend on the order. step >= 0.
   void add(int64_t step, const std::vector<std::pair<int, double>>& values);
 
+  // Makes the buckets wider until there are at most as many.
+  void limit(size_t most_buckets);
+
   int64_t width() const { return width_; }
   bool empty() const { return buckets_.empty(); }
   const std::map<int64_t, Bucket>& buckets() const { return buckets_; }  // by step / width()

@@ -1,5 +1,6 @@
 #include "trainer/setup/monitoring.h"
 
+#include <algorithm>
 #include <ctime>
 #include <filesystem>
 #include <limits>
@@ -16,10 +17,11 @@
 #include "base/log.h"
 #include "models/flavors/registry.h"
 #include "trainer/checkpointing/job_state.h"
+#include "trainer/config/entries.h"
 #include "trainer/config/model_args.h"
 #include "trainer/config/print.h"
-#include "trainer/metrics/flops.h"
 #include "trainer/hugging_face/config.h"
+#include "trainer/metrics/flops.h"
 #include "trainer/metrics/gemm_peak.h"
 #include "trainer/metrics/memory.h"
 #include "trainer/metrics/run_folder.h"
@@ -40,9 +42,17 @@ std::string seed_origin(const RunDescription& run) {
   return run.job.configured.config.debug.seed ? kSeedKey : "chosen by rank 0";
 }
 
-// The configuration as the user gave it, with the seed that the run uses.
+// The configuration that the run follows: as the user gave it, but for what a resume keeps of the saved one
+// (checkpoint.on_config_change) and the seed. The length of a curve that was not set stays so.
 std::string recorded_toml(const RunDescription& run) {
   ResolvedConfig recorded = run.job.configured;
+  const TextTable configured = config_entries(recorded.config);
+  const bool total_steps_set = recorded.config.lr_scheduler.total_steps.has_value();
+  recorded.config = run.config;
+  if (!total_steps_set) recorded.config.lr_scheduler.total_steps.reset();
+  for (const auto& entry : config_entries(recorded.config))
+    if (std::ranges::find(configured, entry) == configured.end())
+      recorded.origins[entry.first] = "saved in the checkpoint";
   if (recorded.config.debug.seed || run.seed <= std::numeric_limits<int64_t>::max()) {  // TOML's largest
     recorded.config.debug.seed = static_cast<int64_t>(run.seed);
     if (seed_origin(run) != kSeedKey) recorded.origins[kSeedKey] = seed_origin(run);
@@ -52,10 +62,17 @@ std::string recorded_toml(const RunDescription& run) {
 
 // What describes the run, by rank 0; returns the name of its folder. A job that cannot write here makes no
 // step, as with its first checkpoint.
-std::string write_before_step_1(const RunDescription& run, int world_size, int64_t start_time) {
+std::string write_before_step_1(const RunDescription& run, int64_t start_time) {
   const std::filesystem::path folder = run.config.job.dump_folder;
+  const Runtime& runtime = run.job.runtime;
   const std::filesystem::path record =
-      write_run_record(folder, {recorded_toml(run), run.command, version_text(), world_size, start_time});
+      write_run_record(folder, {.resolved_toml = recorded_toml(run),
+                                .command = run.command,
+                                .config_file = run.config.job.config_file.value_or(""),
+                                .devices = fmt::format("{} x {}", runtime.world_size(), runtime.device_name),
+                                .versions = version_text(),
+                                .world_size = runtime.world_size(),
+                                .start_time = start_time});
   if (run.config.job.save_config_file) {
     const std::filesystem::path file = folder / *run.config.job.save_config_file;
     make_folders(file.parent_path());
@@ -78,7 +95,7 @@ RunStart start_run(const RunDescription& run) {
   const std::string text = from_rank_0(runtime.groups->host(), [&] {
     const std::time_t now = std::time(nullptr);
     try {
-      return fmt::format("{} {}", now, write_before_step_1(run, runtime.world_size(), now));
+      return fmt::format("{} {}", now, write_before_step_1(run, now));
     } catch (const Error& error) {
       if (error.code() != ExitCode::kSaveFailed) throw;
       throw_pre_checkpoint(

@@ -1,5 +1,7 @@
 #include "trainer/metrics/run_folder.h"
 
+#include <cstdlib>
+
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
@@ -13,6 +15,8 @@ TEST_CASE("A run record holds configuration and command and never replaces an ea
   RunRecord record;
   record.resolved_toml = "[training]\nsteps = 5\n";
   record.command = {"build/hyperion", "train", "a b.toml", "--training.steps=5"};
+  record.config_file = "a b.toml";
+  record.devices = "4 x NVIDIA H100 80GB HBM3";
   record.versions = "libtorch 2.11.0";
   record.world_size = 4;
   record.start_time = 1771588800;
@@ -28,7 +32,39 @@ TEST_CASE("A run record holds configuration and command and never replaces an ea
   CHECK_THAT(text, Catch::StartsWith("command: build/hyperion train 'a b.toml' --training.steps=5\n"));
   CHECK_THAT(text, Catch::Contains("ranks:   4\n"));
   CHECK_THAT(text, Catch::Contains("commit:  " + source_commit() + "\n"));
+  CHECK_THAT(text, Catch::Contains("devices: 4 x NVIDIA H100 80GB HBM3\n"));
+  CHECK_THAT(text, Catch::Contains("config:  a b.toml, unknown to git\n"));
   CHECK_THAT(text, Catch::Contains("libtorch 2.11.0"));
+}
+
+TEST_CASE("A run's record says how the configuration's file differs from the git commit") {
+  test::TemporaryFolder folder;
+  const auto file = folder.path() / "a 'b'.toml", link = folder.path() / "link.toml";
+  write_file_atomic(file, "[training]\n");
+  CHECK(git_state(file) == "unknown to git");
+  CHECK(git_state(folder.path() / "absent.toml") == "unknown to git");
+  const auto git = [&](const std::string& arguments) {
+    return std::system(("git -C '" + folder.path().string() +
+                        "' -c user.name=a -c user.email=b -c commit.gpgsign=false " + arguments +
+                        " >/dev/null 2>&1")
+                           .c_str());
+  };
+  if (git("init") != 0) {
+    WARN("no git here: only its absence was tested");
+    return;
+  }
+  CHECK(git_state(file) == "not in git commit (initial)");
+  CHECK(git("add .") == 0);
+  CHECK(git("commit -m x") == 0);
+  std::filesystem::create_symlink(file, link);
+  for (const auto& path : {file, link})
+    CHECK_THAT(git_state(path), Catch::Matches("as in git commit [0-9a-f]{40}"));
+  write_file_atomic(file, "[other]\n");
+  CHECK_THAT(git_state(link), Catch::Matches("changed since git commit [0-9a-f]{40}"));
+  write_file_atomic(folder.path() / ".gitignore", "*.toml\n");
+  write_file_atomic(folder.path() / "ignored.toml", "");
+  CHECK_THAT(git_state(folder.path() / "ignored.toml"), Catch::Matches("not in git commit [0-9a-f]{40}"));
+  CHECK_THAT(git_state(file), Catch::StartsWith("changed since"));
 }
 
 TEST_CASE("The source commit is a full hash or unknown") {

@@ -25,14 +25,18 @@ TEST_CASE("A line of metrics becomes a row of its numbers") {
   CHECK(validation->value(kValidationLossTag) == -INFINITY);
 }
 
-TEST_CASE("An event keeps its fields as text and its numbers under the event's name") {
+TEST_CASE("An event keeps its fields in words and its numbers under the event's name") {
   MetricParser parser;
   const auto row = parser.parse(
       R"({"step": 4, "time": 2, "event": "checkpoint_durable", "kind": "<full>", "write_seconds": 1.5})");
   REQUIRE(row);
   CHECK(row->kind == RowKind::kEvent);
   CHECK(row->event == "checkpoint_durable");
-  CHECK(row->details == R"(kind: "<full>", write_seconds: 1.5)");
+  CHECK(row->details == "<full>, write 1.5 s");
+  CHECK(parser.parse(R"({"step":9,"time":3,"event":"end","reason":"completed","exit_code":0})")->details ==
+        "completed, exit code 0");
+  CHECK(parser.parse(R"({"step":9,"time":3,"event":"e","bytes":12345678,"resumed_from":"a_b","x":[1]})")
+            ->details == "bytes 12,345,678, resumed from a_b, x [1]");
   CHECK(row->value(parser.tag("checkpoint_durable.write_seconds").value()) == 1.5);
   // an event is no training row, whatever its fields are called
   CHECK(parser.parse(R"({"step":1,"time":1,"event":"e","loss_metrics/global_avg_loss":1})")->kind ==

@@ -24,6 +24,7 @@ ReportRun hostile_run(const std::string& attack) {
   run.starts.starts.push_back(
       {attack, {{attack, "2"}}, {{"ranks", attack}, {"commit", attack}, {"start", attack}}});
   run.starts.count = 2;
+  run.starts.newest_record = attack;
   run.starts.problems.push_back(attack);
   return run;
 }

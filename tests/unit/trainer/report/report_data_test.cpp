@@ -6,6 +6,7 @@
 #include <catch2/catch.hpp>
 
 #include "rows.h"
+#include "trainer/report/page.h"
 
 namespace hyperion::trainer {
 namespace {
@@ -47,6 +48,33 @@ TEST_CASE("Plots without a value are left out and other tags get plots of their 
   CHECK(plot_named(data, "Validation loss") == nullptr);
   REQUIRE(data.more_plots.size() == 1);
   CHECK(data.more_plots[0].title == "my/metric");
+}
+
+TEST_CASE("The gradient norm is drawn with each max_norm and a circle where a step was clipped") {
+  ReportRun run =
+      run_of({training_line(1, 3, 1, R"(, "grad_norm": 0.5, "grad_norm > training.max_norm": 0)"),
+              training_line(2, 3, 2, R"(, "grad_norm": 1.5, "grad_norm > training.max_norm": 1)")});
+  for (const char* max_norm : {"1.0", "1.0", "100.0"})
+    run.starts.starts.push_back({"start", {{"training.max_norm", max_norm}}, {}});
+  const ReportData data = report_data({run});
+  const Plot* plot = plot_named(data, "Gradient norm");
+  REQUIRE(plot != nullptr);
+  CHECK(plot->reference == "training.max_norm");
+  CHECK(plot->references == std::vector<double>{1, 100});
+  REQUIRE(plot->lines.size() == 1);
+  CHECK(plot->lines[0].marked == std::vector<size_t>{1});
+  const std::string svg = plot_svg(*plot, data.points, data.axes, data.marks, 0);
+  CHECK_THAT(svg, Catch::Contains("class=\"reference\" data-value=\"1\""));
+  CHECK_THAT(svg, Catch::Contains(">1.5</text>") && !Catch::Contains(">100</text>"));  // too far for the axis
+  CHECK_THAT(report_page({run}, 10), Catch::Contains("50\u00a0% of steps clipped"));
+}
+
+TEST_CASE("The peak memory is drawn with the memory of the device") {
+  const ReportData data = report_data({run_of(
+      {training_line(1, 3, 1, R"x(, "memory/max_reserved(GiB)": 70.2, "memory/max_reserved(%)": 88.7)x")})});
+  const Plot* plot = plot_named(data, "Peak memory");
+  REQUIRE(plot != nullptr);
+  CHECK(plot->references == std::vector<double>{79.1});
 }
 
 TEST_CASE("Steps that two restarts made again are not joined by a line") {

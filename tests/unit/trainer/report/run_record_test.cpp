@@ -54,6 +54,12 @@ TEST_CASE("The starts of a run are read in order and a record that cannot be rea
   CHECK(starts.starts[0].settings.at("training.steps") == "5");
   CHECK(starts.starts[0].facts.at("command") == "hyperion train x: y");
   CHECK(starts.starts[0].facts.at("host") == "h");
+  CHECK(starts.starts[0].number("training.steps") == 5);
+  CHECK_FALSE(starts.starts[2].number("training.steps"));
+  CHECK(starts.newest_record.empty());  // it could not be read
+  std::filesystem::remove_all(folder.path() / "20260103-000000");
+  CHECK(read_run_starts(folder.path()).newest_record ==
+        "command: hyperion train x: y\nhost:    h\n\nhost: no\n\n[training]\nsteps = 5\n");
   REQUIRE(starts.problems.size() == 1);
   CHECK_THAT(starts.problems[0], Catch::Contains("20260103-000000"));
 }

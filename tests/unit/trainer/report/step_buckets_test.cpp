@@ -21,6 +21,9 @@ TEST_CASE("Buckets keep the smallest, the largest and the mean value of their st
   CHECK(bucket.range(0)->smallest == 1);
   CHECK(bucket.range(0)->largest == 100);
   CHECK(bucket.range(0)->mean() == 50.5);
+  buckets.limit(2);
+  CHECK(buckets.width() == 4);
+  CHECK(buckets.buckets().at(1).range(0)->largest == 100);
 }
 
 TEST_CASE("A million rows stay within the buckets and lose no extreme value") {
