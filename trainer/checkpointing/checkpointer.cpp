@@ -10,8 +10,10 @@
 #include "base/collective.h"
 #include "base/counted.h"
 #include "base/error.h"
+#include "base/files.h"
 #include "base/log.h"
 #include "base/progress.h"
+#include "base/shell.h"
 #include "checkpoint/export_safetensors.h"
 #include "parallel/phase.h"
 #include "parallel/trace_range.h"
@@ -342,6 +344,21 @@ void Checkpointer::finish() {
 }
 
 void Checkpointer::save_seed() {
+std::string Checkpointer::last_save_remedy(const fs::path& newest, int64_t step) const {
+  const bool safetensors = options().last_save_in_hf, weights_alone = start_.finished.has_value();
+  if (options().load_only || !options().last_save_model_only || !name_exists(newest / ".metadata") ||
+      (weights_alone && !safetensors))
+    return "";
+  const fs::path out =
+      fs::path(config_->job.dump_folder) / fmt::format("step-{}-{}", step, safetensors ? "hf" : "model");
+  return fmt::format(
+      "; to make the last save that {} asks for, run: {}",
+      safetensors ? "checkpoint.last_save_in_hf" : "checkpoint.last_save_model_only",
+      shell_command({"hyperion", "ckpt", "convert", newest.string(), out.string(),
+                     safetensors ? "--to=safetensors" : "--to=dcp",
+                     fmt::format("--dtype={}", checkpoint::torch_name(options().export_dtype))}));
+}
+
   require_free_names(0, 0);
   const bool model = options().last_save_model_only;
   checkpoint::SaveContent content = model

@@ -88,6 +88,10 @@ class Checkpointer {
 
   // Called with what metrics.jsonl records about saves; also on the thread of a save.
   std::function<void(int64_t step, const std::string& event, const EventFields& fields)> on_event;
+  // For a run that has nothing left to do: the end of a sentence with the command that makes the last save
+  // that is asked for of the checkpoint `newest` of `step`; "" when that is one, or none is asked for.
+  std::string last_save_remedy(const std::filesystem::path& newest, int64_t step) const;
+
 
   // Of a whole save, measured by the last one or by the preflight; 0: not yet.
   double save_seconds() const { return save_seconds_; }
