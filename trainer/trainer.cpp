@@ -100,7 +100,7 @@ Trainer::Trainer(const ResolvedConfig& resolved, const std::vector<std::string>&
   components_ = state_components(
       {model_, *runtime.mesh, runtime.rank(), runtime.device, state_, *job_.loader, plan_, configured});
   if (checkpointer_->enabled())
-    checkpointer_->attach(checkpointed_state(job_, plan_, components_, memory_mover_));
+    checkpointer_->attach(checkpointed_state(job_, plan_, chosen, components_, memory_mover_));
   load_checkpoint();
 
   // What watches it.

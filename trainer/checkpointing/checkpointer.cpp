@@ -300,13 +300,14 @@ void Checkpointer::write_for_hugging_face(int64_t step) {
     tensors.push_back({&tensor, std::move(name), options().export_dtype, std::move(row_map)});
   }
   const auto begin = std::chrono::steady_clock::now();
-  checkpoint::export_safetensors(step, fmt::format("export-{}", step), tensors, state_->export_files,
+  checkpoint::export_safetensors(step, fmt::format("export-{}", step), tensors, state_->exported.files,
                                  state_->export_notes, saver_->folder(), *ranks_, state_->mover);
   const double seconds = seconds_since(begin);
   send_event(step, "checkpoint_durable", {{"kind", std::string("hugging_face")}, {"write_seconds", seconds}});
   send_event(step, "checkpoint_staged", {{"stall_seconds", seconds}});
   log_info("The last checkpoint holds the model for Hugging Face, as {}: {}",
            checkpoint::torch_name(options().export_dtype), saver_->folder().step_path(step).string());
+  for (const std::string& remark : state_->exported.remarks) log_info("{}", remark);
 }
 
 void Checkpointer::write_last(int64_t step) {
@@ -343,7 +344,6 @@ void Checkpointer::finish() {
   if (waits) log_info("Training waited {:.3f} s for a save to end", seconds_since(begin));
 }
 
-void Checkpointer::save_seed() {
 std::string Checkpointer::last_save_remedy(const fs::path& newest, int64_t step) const {
   const bool safetensors = options().last_save_in_hf, weights_alone = start_.finished.has_value();
   if (options().load_only || !options().last_save_model_only || !name_exists(newest / ".metadata") ||
@@ -359,6 +359,7 @@ std::string Checkpointer::last_save_remedy(const fs::path& newest, int64_t step)
                      fmt::format("--dtype={}", checkpoint::torch_name(options().export_dtype))}));
 }
 
+void Checkpointer::save_seed() {
   require_free_names(0, 0);
   const bool model = options().last_save_model_only;
   checkpoint::SaveContent content = model
