@@ -100,7 +100,7 @@ Trainer::Trainer(const ResolvedConfig& resolved, const std::vector<std::string>&
   components_ = state_components(
       {model_, *runtime.mesh, runtime.rank(), runtime.device, state_, *job_.loader, plan_, configured});
   if (checkpointer_->enabled())
-    checkpointer_->attach(checkpointed_state(job_, plan_, components_, memory_mover_));
+    checkpointer_->attach(checkpointed_state(job_, plan_, chosen, components_, memory_mover_));
   load_checkpoint();
 
   // What watches it.
@@ -185,20 +185,22 @@ void Trainer::finish_saves() {
 // Says so when the run has made all its steps.
 bool Trainer::nothing_is_left() const {
   if (const auto& finished = checkpointer_->finished()) {
-    log_info("Nothing is left to do: {} holds the weights after step {}, and training.steps = {}{}",
+    log_info("Nothing is left to do: {} holds the weights after step {}, and training.steps = {}{}{}",
              finished->path.string(), finished->step, config().training.steps,
              finished->resumable_step
                  ? fmt::format("; with more steps this run would resume from step-{}, the newest full "
                                "checkpoint, and train the steps after it again",
                                *finished->resumable_step)
-                 : "");
+                 : "",
+             checkpointer_->last_save_remedy(finished->path, finished->step));
     return true;
   }
   const ChosenCheckpoint* chosen = checkpointer_->chosen();
-  if (chosen == nullptr || chosen->source != LoadSource::kOwn || state_.step < config().training.steps)
+  if (chosen == nullptr || config().checkpoint.create_seed_checkpoint ||
+      state_.step < config().training.steps)
     return false;
-  log_info("Nothing is left to do: step {} is done already, and training.steps = {}; raise it to train on",
-           state_.step, config().training.steps);
+  log_info("Nothing is left to do: step {} is done already, and training.steps = {}; raise it to train on{}",
+           state_.step, config().training.steps, checkpointer_->last_save_remedy(chosen->path, state_.step));
   return true;
 }
 

@@ -34,20 +34,26 @@ StateComponents state_components(const StateSources& sources) {
   return components;
 }
 
-CheckpointedState checkpointed_state(const Job& job, const ResumePlan& plan,
+CheckpointedState checkpointed_state(const Job& job, const ResumePlan& plan, const ChosenCheckpoint* chosen,
                                      const StateComponents& components, checkpoint::MemoryMover& mover) {
   std::map<std::string, std::string> facts = {
       {"config_hash", fmt::format("{:016x}", config_hash(config_entries(job.configured.config)))},
       {"version", version_text()},
       {"model", plan.config.model.name + " " + plan.config.model.flavor},
       {"mesh", job.runtime.mesh->describe()}};
-  facts.merge(record_facts(job.record));
+  JobRecord record = job.record;
+  record.seq_len = plan.config.training.seq_len;
+  if (chosen != nullptr && chosen->components.contains(checkpoint::kModelComponent))
+    if (ImportedSettings stored = read_record(chosen->checkpoint).imported; stored != ImportedSettings{})
+      record.imported = std::move(stored);
+  facts.merge(record_facts(record));
   CheckpointedState state = {
       .config = plan.config, .model = job.model, .components = {}, .mover = mover, .facts = std::move(facts)};
   for (const auto& component : components) state.components.push_back(component.get());
   if (plan.config.checkpoint.last_save_in_hf) {
-    state.export_files = hugging_face_files(job.model, plan.config.checkpoint.export_dtype,
-                                            job.data.tokenizer.get(), job.data.tokenizer_path);
+    state.exported =
+        hugging_face_files(*record.model, plan.config.checkpoint.export_dtype, job.data.tokenizer.get(),
+                           job.data.tokenizer_path, record.imported, record.seq_len);
     state.export_notes = tokenizer_note(job.data.tokenizer->hash());
   }
   return state;

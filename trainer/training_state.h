@@ -29,8 +29,9 @@ struct StateSources {
 // Every part of the state, in the order in which it is loaded.
 StateComponents state_components(const StateSources& sources);
 
-// What the job loads and saves. All arguments outlive it.
-CheckpointedState checkpointed_state(const Job& job, const ResumePlan& plan,
+// What the job loads and saves. What `chosen`, the checkpoint to load or null, keeps of an imported model is
+// kept on. All other arguments outlive it.
+CheckpointedState checkpointed_state(const Job& job, const ResumePlan& plan, const ChosenCheckpoint* chosen,
                                      const StateComponents& components, checkpoint::MemoryMover& mover);
 
 // For --dump_state_dict: names, types, shapes and how each tensor is sharded over the ranks, a line each:

@@ -119,7 +119,7 @@ class LinksToThemselves(PathTest):
                    (2, *generate), (2, "eval", "model", "--data=data.jsonl"), (65, *again))
         self.check("model/model.safetensors", (65, *self.job("train", *start)), (65, *generate), (65, "ckpt", "ls", "model"),
                    (65, "ckpt", "verify", "model"), (65, "ckpt", "digest", "model"), (65, *again))
-        self.check("model/generation_config.json", (65, *again))
+        self.check("model/generation_config.json", (65, *self.job("train", *start)), (65, *generate), (65, *again))
         self.check("model/tokenizer_config.json", (65, *generate), (65, *again))
 
     def test_in_the_place_of_what_a_report_reads_and_of_what_is_written(self):

@@ -3,6 +3,9 @@
     python3 tests/faults/resume_test.py build/hyperion
 """
 
+import json
+import re
+import shlex
 import shutil
 import subprocess
 
@@ -161,6 +164,41 @@ class Finished(CheckpointTest):
             shutil.rmtree(self.step(step))
         self.run_job(*self.last, code=0, says=["Nothing is left to do"])
 
+    def test_a_finished_run_names_the_command_that_makes_the_last_save_it_is_asked_for(self):
+        self.run_job(*self.last, "--checkpoint.last_save_in_hf", "--checkpoint.folder=direct", code=0)
+        direct = self.folder / "out" / "direct" / "step-8" / "model.safetensors"
+        for last in (self.last, []):  # weights alone, a full checkpoint
+            with self.subTest(last=last):
+                self.run_job(*last, code=0)
+                for wanted in ("last_save_in_hf", "last_save_model_only"):
+                    made = self.folder / "out" / ("step-8-hf" if wanted == "last_save_in_hf" else "step-8-model")
+                    for ranks in (2, 1):
+                        text = self.run_job(f"--checkpoint.{wanted}", *self.last, ranks=ranks, code=0, says=["Nothing is left to do"]).text()
+                        self.assertNotIn("Training starts", text)
+                    if last and wanted == "last_save_model_only":
+                        self.assertNotIn("ckpt convert", text)  # it is there
+                        continue
+                    (command,) = re.findall(rf"that checkpoint.{wanted} asks for, run: hyperion (.*)", text)
+                    subprocess.run([BINARY, *shlex.split(command)], check=True, capture_output=True, timeout=PATIENCE, cwd=self.folder)
+                    if wanted == "last_save_in_hf":
+                        self.assertEqual((made / "model.safetensors").read_bytes(), direct.read_bytes())
+                    else:
+                        self.assertEqual(json.loads((made / "hyperion.json").read_text())["kind"], "model")
+                    shutil.rmtree(made)
+                shutil.rmtree(self.steps_folder)
+
+    def test_a_run_that_starts_from_another_one_s_last_step_says_that_nothing_is_left(self):
+        self.run_job("--training.steps=6", code=0)
+        start = ["--training.steps=6", "--checkpoint.folder=new", f"--checkpoint.initial_load_path={self.step(6)}/",
+                 "--checkpoint.no_initial_load_model_only", "--checkpoint.resume_mode=continue"]
+        for ranks in (1, 2):
+            text = self.run_job(*start, ranks=ranks, code=0, says=["Nothing is left to do: step 6 is done already"]).text()
+            self.assertNotIn("Training starts", text)
+            self.assertFalse(list((self.folder / "out" / "new").glob("step-*")))
+        self.run_job(*start, "--checkpoint.last_save_model_only", "--checkpoint.last_save_in_hf", code=0,
+                     says=[f"run: hyperion ckpt convert {self.step(6)}/ {self.folder}/out/step-6-hf --to=safetensors --dtype=float32"])
+        self.run_job(*start, "--training.steps=7", "--lr_scheduler.total_steps=7", code=0, says=["Training starts at step 7"])
+
     def test_a_longer_run_says_from_where_it_goes_on_and_what_it_trains_again(self):
         self.run_job(*self.last, "--lr_scheduler.total_steps=12", code=0)
         text = self.run_job(*self.last, "--training.steps=12", code=0, says=["Training starts at step 7"]).text()
@@ -285,7 +323,7 @@ class Meshes(CheckpointTest):
 
     # 20 rows on 8 ranks: 3 for each of the first 6, then 2, then none; 2048 rows of vocabulary on 3 ranks: uneven.
     model = ["--model.args.dim=20", "--model.args.n_heads=2", "--model.args.hidden_dim=50", "--training.steps=1",
-             "--training.local_batch_size=1", "--training.global_batch_size=24", "--ema.enable"]
+             "--lr_scheduler.total_steps=2", "--training.local_batch_size=1", "--training.global_batch_size=24", "--ema.enable"]
 
     def test_every_mesh_reads_what_any_other_wrote(self):
         layouts = {"1": (1, []), "2": (2, []), "3": (3, []), "4": (4, []), "8": (8, []), "2x2": (4, [self.replicas(2)]),
@@ -304,8 +342,9 @@ class Meshes(CheckpointTest):
                     self.run_job(*self.model, *options, f"--checkpoint.folder={source}", ranks=ranks, code=0)
                     sources[source] = self.contents(path)
                 ranks, options = layouts[target]
-                # Nothing is left to train: the pre-checkpoint holds what was read.
+                # A last save of weights alone leaves the pre-checkpoint, which holds what was read.
                 self.run_job(*self.model, *options, f"--checkpoint.folder={source}-{target}", ranks=ranks,
+                             *["--training.steps=2", "--checkpoint.last_save_model_only"],
                              *["--checkpoint.resume_mode=continue", "--checkpoint.no_initial_load_model_only"],
                              *[f"--checkpoint.initial_load_path={path}"], code=0)
                 self.assertEqual(self.contents(self.folder / "out" / f"{source}-{target}" / "step-1"), sources[source])

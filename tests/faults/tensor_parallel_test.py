@@ -127,10 +127,11 @@ class TensorParallelCheckpoints(CheckpointTest):
             with self.subTest(written_by=source, read_by=target):
                 path = self.folder / "out" / source / "step-1"
                 if not path.exists():
-                    self.train(source, "--training.steps=1", f"--checkpoint.folder={source}")
-                # Nothing is left to train: the pre-checkpoint holds what was read.
-                self.train(target, "--training.steps=1", f"--checkpoint.folder={source} to {target}", "--checkpoint.resume_mode=continue",
-                           "--checkpoint.no_initial_load_model_only", f"--checkpoint.initial_load_path={path}")
+                    self.train(source, "--training.steps=1", "--lr_scheduler.total_steps=2", f"--checkpoint.folder={source}")
+                # A last save of weights alone leaves the pre-checkpoint, which holds what was read.
+                self.train(target, "--training.steps=2", f"--checkpoint.folder={source} to {target}", "--checkpoint.resume_mode=continue",
+                           "--checkpoint.no_initial_load_model_only", f"--checkpoint.initial_load_path={path}",
+                           "--checkpoint.last_save_model_only")
                 self.assertEqual(self.contents(self.folder / "out" / f"{source} to {target}" / "step-1"), self.contents(path))
 
     def test_a_run_that_goes_on_in_another_division_has_the_losses_of_an_undisturbed_one(self):

@@ -121,6 +121,100 @@ class Model(TextTest):
         self.assertFalse((self.folder / "model" / "tokenizer.json").exists())
 
 
+class Imported(TextTest):
+    """What the folder of a Hugging Face model says beyond what is computed with comes back with the weights."""
+
+    config = {"eos_token_id": [1, 7, 9], "pad_token_id": 3, "initializer_range": 0.01, "use_cache": False,
+              "max_position_embeddings": 4096, "unknown": {"deep": [1.5, None, "\u00fc"]}, "layer_types": ["full_attention"] * 2}
+    generation = {"eos_token_id": [1, 7, 9], "do_sample": True, "temperature": 0.6, "top_p": 0.9, "transformers_version": "4"}
+    differs = "eos_token_id is 1, 7, 9, as imported; the tokenizer's is "
+    shorter = "max_position_embeddings is 4096, as imported; the weights were last trained with sequences of 32 tokens"
+
+    def setUp(self):
+        super().setUp()
+        self.run_job("--training.steps=1", "--checkpoint.folder=first", code=0)
+        self.model = self.folder / "model"
+        self.run_program("ckpt", "convert", self.folder / "out" / "first" / "step-1", self.model, "--to=safetensors")
+        shutil.rmtree(self.folder / "out")
+        self.write("config.json", {**json.loads((self.model / "config.json").read_text()), **self.config})
+        self.write("generation_config.json", self.generation)
+        self.import_it = ["--checkpoint.initial_load_in_hf", f"--checkpoint.initial_load_path={self.model}"]
+
+    def write(self, name, value):
+        (self.model / name).write_text(json.dumps(value))
+
+    def convert(self, source, destination, *options, **expected):
+        return self.run_program("ckpt", "convert", source, destination, *options, **expected)
+
+    def assert_kept(self, folder, **changed):
+        config = json.loads((self.folder / folder / "config.json").read_text())
+        expected = {**json.loads((self.model / "config.json").read_text()), **changed}
+        self.assertEqual(config, expected)
+        self.assertEqual(json.loads((self.folder / folder / "generation_config.json").read_text()), self.generation)
+
+    def test_settings_come_back_after_a_resume_of_a_resume_on_other_meshes(self):
+        more = ["--lr_scheduler.total_steps=4"]
+        self.run_job(*self.import_it, *more, "--training.steps=2", ranks=2, code=0)
+        self.model.rename(self.folder / "away")
+        self.run_job(*more, "--training.steps=3", code=0)
+        self.run_job(*more, "--training.steps=4", "--parallelism.tensor_parallel_degree=2", "--checkpoint.last_save_in_hf",
+                     "--checkpoint.last_save_model_only", ranks=2, code=0, says=[self.differs, self.shorter])
+        self.run_job("--checkpoint.folder=new", f"--checkpoint.initial_load_path={self.step(3)}", "--training.steps=1", code=0)
+        self.convert(self.step(3), "from_full", "--to=safetensors", says=[self.differs, self.shorter])
+        self.convert(self.folder / "out/new/step-1", "from_new", "--to=safetensors")
+        (self.folder / "away").rename(self.model)
+        for folder in (self.step(4), "from_full", "from_new"):
+            self.assert_kept(folder)
+
+    def test_settings_come_back_from_a_conversion(self):
+        self.convert(self.model, "first/step-1", "--to=dcp")
+        self.convert("first/step-1", "second/step-1", "--to=dcp", "--dtype=bfloat16")
+        self.convert("second/step-1", "back", "--to=safetensors", "--dtype=float32", says=[self.differs])
+        self.convert(self.model, "again", "--to=safetensors")
+        for folder in ("back", "again"):
+            self.assert_kept(folder)
+
+    def test_settings_come_with_the_shape_alone_and_what_the_model_is_wins_over_them(self):
+        self.run_job("--model.flavor=from_hf", f"--model.hf_assets_path={self.model}", "--model.args.max_seq_len=48",
+                     "--model.args.n_layers=1", "--checkpoint.last_save_in_hf", "--checkpoint.last_save_model_only",
+                     "--checkpoint.export_dtype=bfloat16", "--training.steps=1", code=0,
+                     says=["max_position_embeddings is 48, the model's (model.args.max_seq_len); the weights were last trained with "
+                           "sequences of 32 tokens (training.seq_len)"])
+        self.assert_kept(self.step(1), num_hidden_layers=1, max_position_embeddings=48, dtype="bfloat16", torch_dtype="bfloat16",
+                         layer_types=["full_attention"])
+
+    def test_a_checkpoint_of_before_takes_them_from_the_folder_that_its_toml_file_names(self):
+        self.run_job(*self.import_it, "--training.steps=2", code=0)
+        toml = (self.folder / "job.toml").read_text()
+        (self.folder / "hf.toml").write_text(toml.replace("[model]", '[model]\nflavor = "from_hf"').replace(
+            "[checkpoint]", f'[checkpoint]\ninitial_load_path = "{self.model}"'))
+        self.convert(self.without_record(self.step(2)), "back", "--to=safetensors", "--config=hf.toml")
+        self.assert_kept("back")
+
+    def test_generate_ends_by_every_imported_eos(self):
+        prompt = ["--prompt=It was", "--max-tokens=4"]
+        self.convert(self.model, "free/step-1", "--to=dcp")
+        self.write("generation_config.json", {"eos_token_id": list(range(2048))})
+        self.convert(self.model, "stops/step-1", "--to=dcp")
+        for checkpoint in (self.model, "stops/step-1"):
+            self.assertTrue(self.run_program("generate", checkpoint, *prompt).endswith("It was\n"))
+        self.assertFalse(self.run_program("generate", "free/step-1", *prompt).endswith("It was\n"))
+
+    def test_settings_that_are_no_settings_are_named_and_refused(self):
+        wide, deep = b'{"a": "' + b"x" * (1 << 20) + b'"}', b'{"a": ' + b"[" * 40 + b"]" * 40 + b"}"
+        for text, says in ((wide, "at most 1048576"), (deep, "levels of nesting"), (b"{", "not valid JSON"), (b"", "not valid JSON"),
+                           (b"[]", "expected an object"), (b'{"a": "\xff"}', "not valid JSON"),
+                           (b'{"eos_token_id": "7"}', "generation_config.json.eos_token_id is \"7\", expected an id or a list of ids"),
+                           (b'{"bos_token_id": [1, 2.5]}', "bos_token_id is array, expected an id or a list of ids")):
+            with self.subTest(text=text[:30]):
+                (self.model / "generation_config.json").write_bytes(text)
+                says = ["generation_config.json", says]
+                self.run_job(*self.import_it, "--training.steps=1", code=65, says=says)
+                self.generate(self.model, code=65, says=says)
+                for to in ("dcp", "safetensors"):
+                    self.convert(self.model, "new/step-1", f"--to={to}", code=65, says=says)
+
+
 class Tokenizers(TextTest):
     """The tokenizer's hash is compared wherever weights meet text; a message names both, and ways out that work."""
 

@@ -14,8 +14,8 @@ import numpy
 import torch
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-from transformers import (AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LogitsProcessor,
-                          LogitsProcessorList, Qwen3Config)
+from transformers import (AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig,
+                          LogitsProcessor, LogitsProcessorList, Qwen3Config)
 from transformers.utils.logging import disable_progress_bar
 
 TOKENIZER = Path(__file__).resolve().parents[1] / "assets" / "tokenizer"
@@ -176,6 +176,48 @@ def check_stop(folder):
     print(f"  {folder.name}: transformers' generate() stops at EOS")
 
 
+def check_settings(hyperion, folder):
+    """All that transformers reads of an imported model's settings is as it was, after a conversion and after training."""
+    settings = {"eos_token_id": [1, 7, 9], "bos_token_id": 5, "pad_token_id": 3}
+    for number, config in enumerate((LlamaConfig(**SMALL, **settings, initializer_range=0.01),
+                                     Qwen3Config(**SMALL, **settings, head_dim=16, max_window_layers=1))):
+        config.vocab_size, config.custom = 2048, {"deep": [1.5, None]}
+        original, place = folder / f"original{number}", folder / str(number)
+        model = make_model(config)
+        model.generation_config = GenerationConfig(**settings, do_sample=True, temperature=0.6, top_p=0.9)
+        model.save_pretrained(original)
+        shutil.copytree(TOKENIZER, original, dirs_exist_ok=True)
+        (folder / "text.jsonl").write_text("".join(json.dumps({"text": f"word {i} " * 40}) + "\n" for i in range(50)))
+        job = folder / "job.toml"
+        job.write_text(f"""
+[job]
+dump_folder = "{place}"
+[model]
+name = "{"qwen3" if number else "llama3"}"
+flavor = "from_hf"
+hf_assets_path = "{original}"
+[training]
+dataset_path = "{folder}/text.jsonl"
+steps = 1
+local_batch_size = 1
+seq_len = 48
+[checkpoint]
+enable = true
+initial_load_in_hf = true
+last_save_in_hf = true
+""")
+        for command in (["ckpt", "convert", original, place / "dcp", "--to=dcp"],
+                        ["ckpt", "convert", place / "dcp", place / "converted", "--to=safetensors"], ["train", job]):
+            subprocess.run([hyperion, *command], check=True, capture_output=True)
+        for back in (place / "converted", place / "checkpoint/step-1"):
+            for kind in (AutoConfig, GenerationConfig):
+                before, after = (kind.from_pretrained(there).to_dict() for there in (original, back))
+                for key in before.keys() - {"_name_or_path"}:
+                    assert after.get(key) == before[key], (back, key, before[key], after.get(key))
+            assert load(back).generation_config.eos_token_id == [1, 7, 9]
+    print("  settings come back")
+
+
 def check_training(hyperion, folder):
     """from_hf: odd shapes train without a flavour of their own."""
     config = LlamaConfig(**{**SMALL, "vocab_size": 2053}, head_dim=20,
@@ -223,6 +265,7 @@ def main():
             check_model(tool, config, Path(temporary) / str(number))
         print("exported")
         check_generation(hyperion, Path(temporary) / "exported")
+        check_settings(hyperion, Path(temporary) / "exported")
         print("from_hf")
         check_training(hyperion, Path(temporary) / "from_hf")
 

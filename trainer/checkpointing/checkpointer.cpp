@@ -10,8 +10,10 @@
 #include "base/collective.h"
 #include "base/counted.h"
 #include "base/error.h"
+#include "base/files.h"
 #include "base/log.h"
 #include "base/progress.h"
+#include "base/shell.h"
 #include "checkpoint/export_safetensors.h"
 #include "parallel/phase.h"
 #include "parallel/trace_range.h"
@@ -298,13 +300,14 @@ void Checkpointer::write_for_hugging_face(int64_t step) {
     tensors.push_back({&tensor, std::move(name), options().export_dtype, std::move(row_map)});
   }
   const auto begin = std::chrono::steady_clock::now();
-  checkpoint::export_safetensors(step, fmt::format("export-{}", step), tensors, state_->export_files,
+  checkpoint::export_safetensors(step, fmt::format("export-{}", step), tensors, state_->exported.files,
                                  state_->export_notes, saver_->folder(), *ranks_, state_->mover);
   const double seconds = seconds_since(begin);
   send_event(step, "checkpoint_durable", {{"kind", std::string("hugging_face")}, {"write_seconds", seconds}});
   send_event(step, "checkpoint_staged", {{"stall_seconds", seconds}});
   log_info("The last checkpoint holds the model for Hugging Face, as {}: {}",
            checkpoint::torch_name(options().export_dtype), saver_->folder().step_path(step).string());
+  for (const std::string& remark : state_->exported.remarks) log_info("{}", remark);
 }
 
 void Checkpointer::write_last(int64_t step) {
@@ -339,6 +342,21 @@ void Checkpointer::finish() {
   const auto begin = std::chrono::steady_clock::now();
   tolerate_failure([&] { saver_->finish(); });
   if (waits) log_info("Training waited {:.3f} s for a save to end", seconds_since(begin));
+}
+
+std::string Checkpointer::last_save_remedy(const fs::path& newest, int64_t step) const {
+  const bool safetensors = options().last_save_in_hf, weights_alone = start_.finished.has_value();
+  if (options().load_only || !options().last_save_model_only || !name_exists(newest / ".metadata") ||
+      (weights_alone && !safetensors))
+    return "";
+  const fs::path out =
+      fs::path(config_->job.dump_folder) / fmt::format("step-{}-{}", step, safetensors ? "hf" : "model");
+  return fmt::format(
+      "; to make the last save that {} asks for, run: {}",
+      safetensors ? "checkpoint.last_save_in_hf" : "checkpoint.last_save_model_only",
+      shell_command({"hyperion", "ckpt", "convert", newest.string(), out.string(),
+                     safetensors ? "--to=safetensors" : "--to=dcp",
+                     fmt::format("--dtype={}", checkpoint::torch_name(options().export_dtype))}));
 }
 
 void Checkpointer::save_seed() {

@@ -14,6 +14,7 @@
 #include "checkpoint/saver.h"
 #include "trainer/checkpointing/start.h"
 #include "trainer/config/job_config.h"
+#include "trainer/hugging_face/export_files.h"
 #include "trainer/metrics/metrics_jsonl.h"
 #include "trainer/runtime/batch_job.h"
 #include "trainer/runtime/runtime.h"
@@ -37,8 +38,9 @@ struct CheckpointedState {
   std::vector<checkpoint::StateComponent*> components;  // in the order in which they are loaded
   checkpoint::MemoryMover& mover;
   std::map<std::string, std::string> facts;  // for every manifest
-  // For checkpoint.last_save_in_hf: files beside the weights (name -> content), and notes in their headers.
-  std::map<std::string, std::string> export_files{}, export_notes{};
+  // For checkpoint.last_save_in_hf: what is beside the weights, and notes in their headers.
+  HuggingFaceFiles exported{};
+  std::map<std::string, std::string> export_notes{};
 };
 
 // All calls are collective, but for the getters. With checkpoint.enable = false, and in a dry run, none of
@@ -85,6 +87,10 @@ class Checkpointer {
   void save_seed();
   // Waits for what is being written. Throws as save() does.
   void finish();
+
+  // For a run that has nothing left to do: the end of a sentence with the command that makes the last save
+  // that is asked for of the checkpoint `newest` of `step`; "" when that is one, or none is asked for.
+  std::string last_save_remedy(const std::filesystem::path& newest, int64_t step) const;
 
   // Called with what metrics.jsonl records about saves; also on the thread of a save.
   std::function<void(int64_t step, const std::string& event, const EventFields& fields)> on_event;

@@ -1,5 +1,7 @@
 #include "trainer/checkpointing/job_record.h"
 
+#include <charconv>
+
 #include <fmt/format.h>
 
 #include "base/error.h"
@@ -16,7 +18,9 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr const char *kModel = "model_config", *kTokenizerPath = "tokenizer_path",
-                     *kTokenizerHash = "tokenizer_hash", *kData = "data";
+                     *kTokenizerHash = "tokenizer_hash", *kData = "data", *kSeqLen = "seq_len",
+                     *kImportedConfig = "hugging_face_config",
+                     *kImportedGeneration = "hugging_face_generation_config";
 
 // Values are as TOML writes them.
 std::string model_lines(const TextTable& entries) {
@@ -53,6 +57,9 @@ std::map<std::string, std::string> record_facts(const JobRecord& record) {
     facts[kTokenizerHash] = record.tokenizer.hash;
   }
   if (!record.data.empty()) facts[kData] = record.data;
+  if (!record.imported.config.empty()) facts[kImportedConfig] = record.imported.config;
+  if (!record.imported.generation.empty()) facts[kImportedGeneration] = record.imported.generation;
+  if (record.seq_len > 0) facts[kSeqLen] = std::to_string(record.seq_len);
   return facts;
 }
 
@@ -66,6 +73,7 @@ JobRecord read_record(const checkpoint::OpenCheckpoint& checkpoint) {
     record.tokenizer.path = fs::absolute(folder).lexically_normal().string();
     record.tokenizer.hash =
         record.tokenizer.recorded ? note->second : tokenizer_hash_at(record.tokenizer.path);
+    record.imported = read_imported_settings(folder);
     return record;
   }
   if (!checkpoint.manifest) return record;
@@ -78,6 +86,14 @@ JobRecord read_record(const checkpoint::OpenCheckpoint& checkpoint) {
     record.model = parse_config(toml, checkpoint.folder.string(), {}).config.model;
   record.tokenizer = {fact(kTokenizerPath), fact(kTokenizerHash)};
   record.data = fact(kData);
+  const auto settings = [&](const char* key) {
+    const std::string text = fact(key);
+    return text.empty() ? text
+                        : checked_settings(text, fmt::format("{}: fact {}", checkpoint.folder.string(), key));
+  };
+  record.imported = {settings(kImportedConfig), settings(kImportedGeneration)};
+  const std::string seq_len = fact(kSeqLen);
+  std::from_chars(seq_len.data(), seq_len.data() + seq_len.size(), record.seq_len);  // else it is not known
   return record;
 }
 

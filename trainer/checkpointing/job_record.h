@@ -1,7 +1,7 @@
 // What a checkpoint says about the job that made its weights, whatever part of the state it holds: the
 // model's configuration, the tokenizer and the data. Every save of ours has it in hyperion.json; an export
-// for Hugging Face has config.json and the tokenizer's files instead, and the tokenizer's hash in its
-// safetensors.
+// for Hugging Face has config.json, generation_config.json and the tokenizer's files instead, and the
+// tokenizer's hash in its safetensors.
 #pragma once
 
 #include <filesystem>
@@ -12,6 +12,7 @@
 
 #include "checkpoint/loader.h"
 #include "trainer/config/job_config.h"
+#include "trainer/hugging_face/imported_settings.h"
 
 namespace hyperion::trainer {
 
@@ -24,11 +25,13 @@ struct TokenizerRecord {
 struct JobRecord {
   std::optional<JobConfig::Model> model;
   TokenizerRecord tokenizer;
-  std::string data;  // where the documents were, for messages
+  std::string data{};           // where the documents were, for messages
+  ImportedSettings imported{};  // of the Hugging Face model that its weights, or its shape, began with
+  int64_t seq_len = 0;          // training.seq_len; 0: not known
 };
 
 // Lines for a manifest's facts, and back. read_record() finds the tokenizer of a folder of safetensors in its
-// notes, or else beside the weights. Throws Error for lines that cannot be read.
+// notes, or else beside the weights, and what is imported beside them. Throws Error for what cannot be read.
 std::map<std::string, std::string> record_facts(const JobRecord& record);
 JobRecord read_record(const checkpoint::OpenCheckpoint& checkpoint);
 

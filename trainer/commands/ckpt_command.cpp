@@ -95,12 +95,13 @@ std::unique_ptr<Tokenizer> tokenizer_for(const checkpoint::ConvertOptions& conve
       return nullptr;
     }
     auto tokenizer = Tokenizer::load(path);
-    if (origin.stored.hash.empty() || origin.stored.hash == tokenizer->hash()) return tokenizer;
+    const TokenizerRecord& stored = origin.record.tokenizer;
+    if (stored.hash.empty() || stored.hash == tokenizer->hash()) return tokenizer;
     log_warning(
         "{} (hash {:.8}, chosen by {}) is not the tokenizer that the weights were trained with, which was {} "
         "(hash {:.8}): it is not exported; copy that one's files into {}",
-        path.string(), tokenizer->hash(), origin.tokenizer_by, printable(fs::path(origin.stored.path)),
-        origin.stored.hash, convert.destination.string());
+        path.string(), tokenizer->hash(), origin.tokenizer_by, printable(fs::path(stored.path)), stored.hash,
+        convert.destination.string());
   } catch (const Error& error) {
     log_warning("{}; copy the tokenizer's files into {}", error.what(), convert.destination.string());
   }
@@ -119,33 +120,38 @@ void convert_to_hugging_face(const std::string& config, checkpoint::ConvertOptio
   const checkpoint::Dtype dtype = convert.dtype             ? *convert.dtype
                                   : weight == weights.end() ? checkpoint::Dtype::kFloat32
                                                             : weight->second.dtype;
-  convert.more_files = hugging_face_files(args, dtype, tokenizer.get(), path);
-  const std::string hash = tokenizer ? tokenizer->hash() : origin.stored.hash;
+  const HuggingFaceFiles exported = hugging_face_files(origin.model, dtype, tokenizer.get(), path,
+                                                       origin.record.imported, origin.record.seq_len);
+  convert.more_files = exported.files;
+  for (const std::string& remark : exported.remarks) log_info("{}", remark);
+  const std::string hash = tokenizer ? tokenizer->hash() : origin.record.tokenizer.hash;
   if (!hash.empty()) convert.facts = tokenizer_note(hash);
 }
 
 void convert_from_hugging_face(const std::string& config, checkpoint::ConvertOptions& convert) {
-  const ModelOrigin origin = model_origin(convert.source, config);
+  ModelOrigin origin = model_origin(convert.source, config);
   const models::ModelArgs args = model_args(origin.model);
   convert.tensors = [args](const auto&) { return our_tensors(args); };
-  convert.facts = record_facts({origin.model, origin.stored, ""});
+  origin.record.model = origin.model;
+  convert.facts = record_facts(origin.record);
 }
 
 // From safetensors to safetensors: keeps config.json and the tokenizer.
 void keep_hugging_face_files(checkpoint::ConvertOptions& convert) {
   const fs::path& source = convert.source;
   const fs::path folder = is_folder(source) ? source : source.parent_path();
-  const TokenizerRecord stored = read_record(checkpoint::open_checkpoint(source)).tokenizer;
-  if (stored.recorded && !stored.hash.empty()) convert.facts = tokenizer_note(stored.hash);
-  if (!name_exists(folder / "config.json")) return;
+  const JobRecord record = read_record(checkpoint::open_checkpoint(source));
+  if (record.tokenizer.recorded && !record.tokenizer.hash.empty())
+    convert.facts = tokenizer_note(record.tokenizer.hash);
+  const auto& [config_text, generation_text] = record.imported;
+  if (config_text.empty()) return;
   convert.more_files = tokenizer_files(folder);
-  const auto file = [&](const char* name) { return read_file(folder / name, size_t{16} << 20); };
-  nlohmann::json config = parse_json(file("config.json"), (folder / "config.json").string());
+  nlohmann::json config = nlohmann::json::parse(config_text);
   for (const char* key : {"dtype", "torch_dtype"})
     if (convert.dtype) config[key] = checkpoint::torch_name(*convert.dtype);
   convert.more_files["config.json"] = config.dump(2) + "\n";
-  if (name_exists(folder / "generation_config.json"))
-    convert.more_files["generation_config.json"] = file("generation_config.json");
+  if (!generation_text.empty())
+    convert.more_files["generation_config.json"] = nlohmann::json::parse(generation_text).dump(2) + "\n";
 }
 
 ExitCode convert_weights(checkpoint::ConvertOptions convert, const std::string& config) {
@@ -159,7 +165,9 @@ ExitCode convert_weights(checkpoint::ConvertOptions convert, const std::string& 
   if (!from_dcp && !to_dcp) keep_hugging_face_files(convert);
   if (from_dcp && to_dcp) {
     const checkpoint::OpenCheckpoint source = checkpoint::open_checkpoint(convert.source);
-    convert.facts = record_facts({saved_model(source), read_record(source).tokenizer, ""});
+    JobRecord record = read_record(source);
+    record.model = saved_model(source);
+    convert.facts = record_facts(record);
   }
   return checkpoint::convert_checkpoint(convert, stdout);
 }

@@ -54,7 +54,7 @@ DataSetup matching_tokenizer(const CommandLine::Inference& options, const ModelS
                     "now with --tokenizer",
                     options.checkpoint, source.origin.tokenizer_by, error.what()));
   }
-  require_same_tokenizer(options.checkpoint, source.origin.stored,
+  require_same_tokenizer(options.checkpoint, source.origin.record.tokenizer,
                          {.path = data.tokenizer_path,
                           .hash = data.tokenizer->hash(),
                           .chosen_by = named ? "--tokenizer" : source.origin.tokenizer_by,
@@ -73,7 +73,8 @@ ExitCode generate_command(const CommandLine::Generate& options, const ModelSourc
   const DataSetup data = matching_tokenizer(options, source);
   const InferenceEngine engine = make_engine(options, source);
   print_outside_text(options.prompt);
-  print_generated(engine, *data.tokenizer, options.prompt, options.sampling);
+  print_generated(engine, *data.tokenizer, imported_ids(source.origin.record.imported, "eos_token_id"),
+                  options.prompt, options.sampling);
   return ExitCode::kOk;
 }
 

@@ -33,11 +33,16 @@ JobConfig::Model hugging_face_model(const fs::path& folder) {
 
 ModelOrigin find_origin(const fs::path& checkpoint, const std::string& config) {
   const checkpoint::OpenCheckpoint open = checkpoint::open_checkpoint(checkpoint);
+  const fs::path folder = is_folder(checkpoint) ? checkpoint : checkpoint.parent_path();
+  const bool described = config.empty() && name_exists(folder / "config.json");
   ModelOrigin origin;
-  origin.stored = read_record(open).tokenizer;
+  if (described) origin.model = hugging_face_model(folder);
+  origin.record = read_record(open);
   if (!config.empty()) {
     ResolvedConfig resolved = load_config(config, {});
     resolve_hf_model(resolved, install_root());
+    if (origin.record.imported == ImportedSettings{})
+      origin.record.imported = imported_settings(resolved.config, install_root());
     if (kTensorParallel.on(resolved.config))
       log_info("{} = {} of {} has no effect here: this command runs on one rank", kTensorParallel.key,
                resolved.config.parallelism.tensor_parallel_degree, config);
@@ -46,9 +51,7 @@ ModelOrigin find_origin(const fs::path& checkpoint, const std::string& config) {
     origin.tokenizer_by = "model.hf_assets_path of " + config;
     return origin;
   }
-  const fs::path folder = is_folder(checkpoint) ? checkpoint : checkpoint.parent_path();
-  if (name_exists(folder / "config.json")) {
-    origin.model = hugging_face_model(folder);
+  if (described) {
     origin.tokenizer = folder.string();
     origin.tokenizer_by = "the folder of the weights";
     return origin;
@@ -60,11 +63,11 @@ ModelOrigin find_origin(const fs::path& checkpoint, const std::string& config) {
         "(--config)",
         checkpoint.string());
   origin.model = *model;
+  const std::string& stored = origin.record.tokenizer.path;
   // The job's own path may lead to it where the absolute one does not any more.
-  const bool moved =
-      !path_exists(origin.stored.path) &&
-      (origin.stored.path.empty() || path_exists(resolve_input(model->hf_assets_path, install_root())));
-  origin.tokenizer = moved ? model->hf_assets_path : origin.stored.path;
+  const bool moved = !path_exists(stored) &&
+                     (stored.empty() || path_exists(resolve_input(model->hf_assets_path, install_root())));
+  origin.tokenizer = moved ? model->hf_assets_path : stored;
   origin.tokenizer_by = "the checkpoint";
   return origin;
 }

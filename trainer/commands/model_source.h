@@ -15,7 +15,7 @@ struct ModelOrigin {
   JobConfig::Model model;    // with hf_assets_path as it was written: a path for resolve_input()
   std::string tokenizer;     // path for resolve_input()
   std::string tokenizer_by;  // what names it, for messages
-  TokenizerRecord stored;    // the tokenizer that the weights were trained with
+  JobRecord record;          // what the checkpoint says: the tokenizer that the weights were trained with ...
 };
 
 // From the TOML file `config` when it is given, else from config.json in the folder of safetensors, else from

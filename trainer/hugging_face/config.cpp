@@ -14,8 +14,6 @@ namespace {
 using models::ModelArgs;
 using nlohmann::json;
 
-constexpr size_t kMaxFileBytes = size_t{16} << 20;
-
 int64_t size_in(const JsonNode& node, std::optional<int64_t> otherwise = {}) {
   if (node.is_null() && otherwise) return *otherwise;
   return static_cast<int64_t>(node.count(1, uint64_t{1} << 31));
@@ -74,6 +72,16 @@ void read_llama(const JsonNode& config, ModelArgs& args) {
   must_be_off(config["mlp_bias"], "the feed-forward layers here have no bias");
 }
 
+json imported_config(const HfExport& options) {
+  return options.imported.config.empty() ? json::object() : json::parse(options.imported.config);
+}
+
+// The id or ids of config.json: as imported, else the tokenizer's, else null.
+json exported_id(const HfExport& options, const char* key, const std::optional<int64_t>& of_tokenizer) {
+  json id = imported_config(options).value(key, json());
+  return id.is_null() && of_tokenizer ? json(*of_tokenizer) : id;
+}
+
 }  // namespace
 
 ModelArgs parse_hf_config(std::string_view text, const std::string& name) {
@@ -118,7 +126,7 @@ ModelArgs parse_hf_config(std::string_view text, const std::string& name) {
 }
 
 ModelArgs read_hf_config(const std::filesystem::path& config_json) try {
-  return parse_hf_config(read_file(config_json, kMaxFileBytes), config_json.string());
+  return parse_hf_config(read_file(config_json, kMaxSettingsBytes), config_json.string());
 } catch (const Error& error) {
   throw_config("{}", error.what());  // a configuration's fault, also when it is not valid JSON
 }
@@ -152,17 +160,20 @@ std::string hf_config(const ModelArgs& args, const HfExport& options) {
                {"original_max_position_embeddings", args.rope_original_length}};
   json rope = args.rope_scaling ? scaling : json{{"rope_type", "default"}};
   rope["rope_theta"] = args.rope_theta;
-  const auto token = [](const std::optional<int64_t>& id) { return id ? json(*id) : json(); };
-  json config = {{"architectures", {qwen3 ? "Qwen3ForCausalLM" : "LlamaForCausalLM"}},
+  json config = {{"initializer_range", 0.02}, {"use_cache", true}};
+  if (qwen3) config["sliding_window"] = nullptr;
+  config.update(imported_config(options));
+  if (config.contains("layer_types"))
+    config["layer_types"] = std::vector<std::string>(static_cast<size_t>(args.n_layers), "full_attention");
+  config.update({{"architectures", {qwen3 ? "Qwen3ForCausalLM" : "LlamaForCausalLM"}},
                  {"attention_bias", false},
                  {"attention_dropout", 0.0},
-                 {"bos_token_id", token(options.bos_token_id)},
+                 {"bos_token_id", exported_id(options, "bos_token_id", options.bos_token_id)},
                  {"dtype", options.dtype},
-                 {"eos_token_id", token(options.eos_token_id)},
+                 {"eos_token_id", exported_id(options, "eos_token_id", options.eos_token_id)},
                  {"head_dim", args.head_dim},
                  {"hidden_act", "silu"},
                  {"hidden_size", args.dim},
-                 {"initializer_range", 0.02},
                  {"intermediate_size", args.hidden_dim},
                  {"max_position_embeddings", args.max_seq_len},
                  {"model_type", qwen3 ? "qwen3" : "llama"},
@@ -175,21 +186,20 @@ std::string hf_config(const ModelArgs& args, const HfExport& options) {
                  {"rope_theta", args.rope_theta},
                  {"tie_word_embeddings", args.tied},
                  {"torch_dtype", options.dtype},
-                 {"use_cache", true},
-                 {"vocab_size", args.vocab_size}};
-  if (qwen3)
-    config.update({{"use_sliding_window", false}, {"sliding_window", nullptr}});
-  else
-    config["mlp_bias"] = false;
+                 {"vocab_size", args.vocab_size}});
+  config[qwen3 ? "use_sliding_window" : "mlp_bias"] = false;
   return config.dump(2) + "\n";
 }
 
 std::string hf_generation_config(const HfExport& options) {
-  if (!options.bos_token_id && !options.eos_token_id) return "";
-  json config = {{"_from_model_config", true}};
-  if (options.bos_token_id) config["bos_token_id"] = *options.bos_token_id;
-  if (options.eos_token_id) config["eos_token_id"] = *options.eos_token_id;
-  return config.dump(2) + "\n";
+  if (const std::string& imported = options.imported.generation; !imported.empty())
+    return json::parse(imported).dump(2) + "\n";
+  json config = {{"_from_model_config", true},
+                 {"bos_token_id", exported_id(options, "bos_token_id", options.bos_token_id)},
+                 {"eos_token_id", exported_id(options, "eos_token_id", options.eos_token_id)}};
+  for (const char* key : {"bos_token_id", "eos_token_id"})
+    if (config[key].is_null()) config.erase(key);
+  return config.size() == 1 ? "" : config.dump(2) + "\n";
 }
 
 std::vector<std::string> hf_differences(const ModelArgs& ours, const ModelArgs& config) {

@@ -10,6 +10,7 @@
 
 #include "models/flavors/model_args.h"
 #include "models/flavors/registry.h"
+#include "trainer/hugging_face/imported_settings.h"
 
 namespace hyperion::trainer {
 
@@ -26,15 +27,18 @@ models::ModelArgs read_hf_config(const std::filesystem::path& config_json);
 // What export writes in addition to the dimensions.
 struct HfExport {
   std::string dtype = "float32";  // of the weights, as torch names it
-  std::optional<int64_t> bos_token_id{}, eos_token_id{};
+  std::optional<int64_t> bos_token_id{},
+      eos_token_id{};  // the tokenizer's, for a model that was not imported
+  ImportedSettings imported{};
 };
 // Why transformers has no such model, so that it cannot be exported: the one place that decides it. nullopt:
 // it can be.
 std::optional<models::DimensionProblem> export_problem(const models::ModelArgs& args);
-// The text of a config.json that transformers 4 and 5 read alike. Throws Error(kUsage) with export_problem().
+// The text of a config.json that transformers 4 and 5 read alike: what the model is, and all else as
+// imported. Throws Error(kUsage) with export_problem().
 std::string hf_config(const models::ModelArgs& args, const HfExport& options);
-// The text of a generation_config.json, by which transformers' generate() begins and stops; "" when neither
-// token is known.
+// The text of a generation_config.json, by which transformers' generate() begins and stops: the imported one,
+// else of the two tokens; "" when neither is known.
 std::string hf_generation_config(const HfExport& options);
 
 // One sentence for each dimension in which `ours` differs from what config.json describes, so that a flavour

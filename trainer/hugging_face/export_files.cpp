@@ -1,26 +1,59 @@
 #include "trainer/hugging_face/export_files.h"
 
+#include <algorithm>
 #include <utility>
 
+#include <fmt/ranges.h>
+
+#include "trainer/config/model_args.h"
 #include "trainer/hugging_face/config.h"
 
 namespace hyperion::trainer {
 namespace fs = std::filesystem;
+namespace {
 
-std::map<std::string, std::string> hugging_face_files(const models::ModelArgs& args, checkpoint::Dtype dtype,
-                                                      const Tokenizer* tokenizer,
-                                                      const fs::path& tokenizer_path) {
-  HfExport texts{.dtype = std::string(checkpoint::torch_name(dtype))};
-  std::map<std::string, std::string> files;
+// "" where what was imported is what the tokenizer says.
+std::string compare_id(const ImportedSettings& imported, const std::string& key,
+                       const std::optional<int64_t>& of_tokenizer) {
+  const std::vector<int64_t> ids = imported_ids(imported, key);
+  if (ids.empty() || (of_tokenizer && ids == std::vector{*of_tokenizer})) return "";
+  const bool stops = !of_tokenizer || key != "eos_token_id" || std::ranges::count(ids, *of_tokenizer) > 0;
+  return fmt::format("{} is {}, as imported; the tokenizer's is {}{}", key, fmt::join(ids, ", "),
+                     of_tokenizer ? std::to_string(*of_tokenizer) : "none",
+                     stops ? ""
+                           : ", by which documents end in training: add it in generation_config.json where "
+                             "generated texts are to end by it too");
+}
+
+}  // namespace
+
+HuggingFaceFiles hugging_face_files(const JobConfig::Model& model, checkpoint::Dtype dtype,
+                                    const Tokenizer* tokenizer, const fs::path& tokenizer_path,
+                                    const ImportedSettings& imported, int64_t trained_seq_len) {
+  HfExport texts{.dtype = std::string(checkpoint::torch_name(dtype)), .imported = imported};
+  models::ModelArgs args = model_args(model);
+  const std::optional<int64_t> positions = imported_positions(imported);
+  if (positions && !model.args.max_seq_len) args.max_seq_len = *positions;
+  HuggingFaceFiles out;
   if (tokenizer != nullptr) {
-    files = tokenizer_files(tokenizer_path);
+    out.files = tokenizer_files(tokenizer_path);
     texts.bos_token_id = tokenizer->bos_id();
     texts.eos_token_id = tokenizer->eos_id();
+    out.remarks = {compare_id(imported, "bos_token_id", texts.bos_token_id),
+                   compare_id(imported, "eos_token_id", texts.eos_token_id)};
+    std::erase(out.remarks, "");
   }
-  files["config.json"] = hf_config(args, texts);
+  if (trained_seq_len > 0 && trained_seq_len < args.max_seq_len)
+    out.remarks.push_back(
+        fmt::format("max_position_embeddings is {}, {}; the weights were last trained with sequences of {} "
+                    "tokens (training.seq_len)",
+                    args.max_seq_len,
+                    args.max_seq_len == positions ? "as imported" : "the model's (model.args.max_seq_len)",
+                    trained_seq_len));
+  out.files["config.json"] = hf_config(args, texts);
   if (std::string generation = hf_generation_config(texts); !generation.empty())
-    files["generation_config.json"] = std::move(generation);
-  return files;
+    out.files["generation_config.json"] = std::move(generation);
+  return out;
 }
 
 }  // namespace hyperion::trainer

@@ -4,18 +4,26 @@
 #include <filesystem>
 #include <map>
 #include <string>
+#include <vector>
 
-#include "models/flavors/model_args.h"
-#include "trainer/config/choices.h"
+#include "trainer/config/job_config.h"
 #include "trainer/data/tokenizer/tokenizer.h"
+#include "trainer/hugging_face/imported_settings.h"
 
 namespace hyperion::trainer {
 
+struct HuggingFaceFiles {
+  std::map<std::string, std::string> files;  // name -> content
+  std::vector<std::string> remarks;          // a line each: what a reader may not expect in them
+};
+
 // The files next to safetensors that make their folder a model which transformers and Hyperion open by its
-// name: config.json, generation_config.json and the tokenizer's files from `tokenizer_path`. Without a
-// tokenizer: config.json alone.
-std::map<std::string, std::string> hugging_face_files(const models::ModelArgs& args, checkpoint::Dtype dtype,
-                                                      const Tokenizer* tokenizer,
-                                                      const std::filesystem::path& tokenizer_path);
+// name: config.json, generation_config.json and the tokenizer's files from `tokenizer_path`, with what was
+// imported. An imported max_position_embeddings stays unless [model.args] sets max_seq_len, because a
+// flavour's is not that of the weights. Without a tokenizer: not its files nor its BOS and EOS.
+// `trained_seq_len`: training.seq_len of the job that made the weights; 0: not known.
+HuggingFaceFiles hugging_face_files(const JobConfig::Model& model, checkpoint::Dtype dtype,
+                                    const Tokenizer* tokenizer, const std::filesystem::path& tokenizer_path,
+                                    const ImportedSettings& imported, int64_t trained_seq_len);
 
 }  // namespace hyperion::trainer

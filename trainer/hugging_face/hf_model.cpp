@@ -118,4 +118,9 @@ void resolve_hf_model(ResolvedConfig& resolved, const fs::path& base) {
   require_sound_dimensions(resolved);
 }
 
+ImportedSettings imported_settings(const JobConfig& config, const fs::path& base) {
+  if (config.model.flavor != models::kFlavorFromHf) return {};
+  return read_imported_settings(find_config(config, base).parent_path());
+}
+
 }  // namespace hyperion::trainer

@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "trainer/config/load.h"
+#include "trainer/hugging_face/imported_settings.h"
 
 namespace hyperion::trainer {
 
@@ -13,5 +14,8 @@ namespace hyperion::trainer {
 // Other flavours are left alone, but have to be the model's. `base` as for resolve_input. Throws
 // Error(kUsage), also for dimensions that do not fit together, each with the place of its key.
 void resolve_hf_model(ResolvedConfig& resolved, const std::filesystem::path& base);
+// What the folder of that config.json says beyond the dimensions; nothing for other flavours. Throws
+// Error(kBadData).
+ImportedSettings imported_settings(const JobConfig& config, const std::filesystem::path& base);
 
 }  // namespace hyperion::trainer

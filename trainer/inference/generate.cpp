@@ -80,7 +80,7 @@ int64_t sample(std::span<const float> logits, const SamplingOptions& options, in
 }
 
 std::vector<int64_t> generate(const InferenceEngine& engine, std::span<const int64_t> prompt,
-                              std::optional<int64_t> eos, const SamplingOptions& options,
+                              std::span<const int64_t> eos, const SamplingOptions& options,
                               const std::function<void(int64_t)>& each) {
   if (prompt.empty()) throw_bug("generate() needs a token to begin with");
   std::vector<int64_t> tokens(prompt.begin(), prompt.end());
@@ -90,7 +90,7 @@ std::vector<int64_t> generate(const InferenceEngine& engine, std::span<const int
     const at::Tensor logits = engine.next_logits(tokens);
     const int64_t token =
         sample({logits.const_data_ptr<float>(), static_cast<size_t>(logits.numel())}, options, n);
-    if (eos && token == *eos) break;
+    if (std::ranges::count(eos, token) > 0) break;
     tokens.push_back(token);
     made.push_back(token);
     if (each) each(token);
@@ -98,8 +98,8 @@ std::vector<int64_t> generate(const InferenceEngine& engine, std::span<const int
   return made;
 }
 
-void print_generated(const InferenceEngine& engine, const Tokenizer& tokenizer, const std::string& prompt,
-                     const SamplingOptions& options) {
+void print_generated(const InferenceEngine& engine, const Tokenizer& tokenizer, std::vector<int64_t> eos,
+                     const std::string& prompt, const SamplingOptions& options) {
   const std::vector<int32_t> ids = tokenizer.encode(prompt, /*add_bos=*/true, /*add_eos=*/false);
   if (ids.empty()) throw_config("--prompt is empty, and the tokenizer names no BOS to begin with");
   const auto length = static_cast<int64_t>(ids.size());
@@ -110,8 +110,9 @@ void print_generated(const InferenceEngine& engine, const Tokenizer& tokenizer, 
     throw_config(
         "the tokenizer's id {} is beyond the model's vocabulary of {}: name the model's own tokenizer",
         largest, engine.args().vocab_size);
+  if (const auto own = tokenizer.eos_id()) eos.push_back(*own);
   Printer printer(tokenizer);
-  generate(engine, std::vector<int64_t>(ids.begin(), ids.end()), tokenizer.eos_id(), options,
+  generate(engine, std::vector<int64_t>(ids.begin(), ids.end()), eos, options,
            [&](int64_t token) { printer.add(token); });
   printer.finish();
 }

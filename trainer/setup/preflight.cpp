@@ -10,6 +10,7 @@
 #include "trainer/config/input_path.h"
 #include "trainer/config/validate.h"
 #include "trainer/hugging_face/config.h"
+#include "trainer/hugging_face/hf_model.h"
 #include "trainer/runtime/batch_job.h"
 
 namespace hyperion::trainer {
@@ -82,7 +83,8 @@ JobRecord job_record(const ResolvedConfig& resolved, const DataSetup& data) {
   return {
       resolved.config.model,
       {std::filesystem::absolute(data.tokenizer_path).lexically_normal().string(), data.tokenizer->hash()},
-      describe_training_data(resolved.config)};
+      describe_training_data(resolved.config),
+      imported_settings(resolved.config, install_root())};
 }
 
 LoaderPlace loader_place(const parallel::Mesh& mesh, int rank, uint64_t seed,

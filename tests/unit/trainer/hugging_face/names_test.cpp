@@ -155,6 +155,29 @@ TEST_CASE("a wrong config.json is a configuration error in one sentence") {
   }
 }
 
+TEST_CASE("an exported config.json has every imported field that does not describe the model") {
+  const ModelArgs args = models::model_args("qwen3", "debugmodel");
+  HfExport options = {.dtype = "bfloat16", .bos_token_id = 3, .eos_token_id = 4};
+  options.imported.config =
+      R"({"eos_token_id":[1,7],"bos_token_id":null,"use_cache":false,"sliding_window":9,"x":{"y":[]},
+      "vocab_size":5,"torch_dtype":"float32","max_position_embeddings":6,"layer_types":["sliding_attention"]})";
+  const auto config = nlohmann::json::parse(hf_config(args, options));
+  CHECK(config["eos_token_id"] == nlohmann::json({1, 7}));
+  CHECK(config["bos_token_id"] == 3);
+  CHECK(config["use_cache"] == false);
+  CHECK(config["sliding_window"] == 9);
+  CHECK(config["x"] == nlohmann::json::parse(R"({"y":[]})"));
+  CHECK(config["vocab_size"] == args.vocab_size);
+  CHECK(config["torch_dtype"] == "bfloat16");
+  CHECK(config["max_position_embeddings"] == args.max_seq_len);
+  CHECK(config["layer_types"] ==
+        std::vector<std::string>(static_cast<size_t>(args.n_layers), "full_attention"));
+  CHECK(nlohmann::json::parse(hf_generation_config(options)) ==
+        nlohmann::json({{"_from_model_config", true}, {"bos_token_id", 3}, {"eos_token_id", {1, 7}}}));
+  options.imported.generation = R"({"temperature":0.5})";
+  CHECK(nlohmann::json::parse(hf_generation_config(options)) == nlohmann::json({{"temperature", 0.5}}));
+}
+
 TEST_CASE("an exported config.json describes the same model") {
   std::vector<ModelArgs> models = {
       models::model_args("llama3", "8B"), models::model_args("llama3", "1B"),

@@ -1,0 +1,64 @@
+#include "trainer/hugging_face/imported_settings.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/files.h"
+#include "base/json.h"
+
+namespace hyperion::trainer {
+namespace fs = std::filesystem;
+namespace {
+
+using nlohmann::json;
+
+bool is_ids(const json& value) {
+  const auto is_id = [](const json& one) { return one.is_number_integer(); };
+  return value.is_null() || is_id(value) || (value.is_array() && std::ranges::all_of(value, is_id));
+}
+
+std::string read_settings(const fs::path& file) {
+  return name_exists(file) ? checked_settings(read_file(file, kMaxSettingsBytes), file.string()) : "";
+}
+
+}  // namespace
+
+std::string checked_settings(std::string_view text, const std::string& name) {
+  const auto require_size = [&](std::string_view bytes) {
+    if (bytes.size() > kMaxSettingsBytes)
+      throw_data("{}: has {} bytes, expected at most {}", name, bytes.size(), kMaxSettingsBytes);
+  };
+  require_size(text);
+  const json values = parse_json(text, name);
+  const JsonNode settings(values, name);
+  settings.object();
+  for (const char* key : {"bos_token_id", "eos_token_id"})
+    if (values.contains(key) && !is_ids(values[key])) settings[key].refuse("an id or a list of ids");
+  std::string dense = values.dump();
+  require_size(dense);  // 1e2 becomes 100.0
+  return dense;
+}
+
+ImportedSettings read_imported_settings(const fs::path& folder) {
+  return {read_settings(folder / "config.json"), read_settings(folder / "generation_config.json")};
+}
+
+std::vector<int64_t> imported_ids(const ImportedSettings& settings, const std::string& key) {
+  for (const std::string& text : {settings.generation, settings.config}) {
+    if (text.empty()) continue;
+    const json values = json::parse(text);
+    const json ids = values.value(key, json());
+    if (ids.is_array()) return ids.get<std::vector<int64_t>>();
+    if (!ids.is_null()) return {ids.get<int64_t>()};
+  }
+  return {};
+}
+
+std::optional<int64_t> imported_positions(const ImportedSettings& settings) {
+  if (settings.config.empty()) return std::nullopt;
+  const json positions = json::parse(settings.config).value("max_position_embeddings", json());
+  if (!positions.is_number_unsigned() || positions < 1 || positions > uint64_t{1} << 31) return std::nullopt;
+  return positions.get<int64_t>();
+}
+
+}  // namespace hyperion::trainer
