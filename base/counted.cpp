@@ -5,9 +5,13 @@
 namespace hyperion {
 
 std::string human_count(uint64_t count) {
-  std::string digits = fmt::format("{}", count);
-  for (size_t i = digits.size(); i > 3; i -= 3) digits.insert(i - 3, ",");
-  return digits;
+  const std::string digits = fmt::format("{}", count);
+  std::string grouped;
+  for (size_t i = 0; i < digits.size(); ++i) {
+    if (i > 0 && (digits.size() - i) % 3 == 0) grouped += ',';
+    grouped += digits[i];
+  }
+  return grouped;
 }
 
 std::string counted_text(uint64_t count, std::string_view noun, std::string_view plural) {

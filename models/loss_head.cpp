@@ -1,12 +1,13 @@
 // The last unit: final norm, head and cross-entropy, chunk by chunk.
+#include <algorithm>
+
 #include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/autograd.h>
-
-#include <algorithm>
 
 #include "base/error.h"
 #include "models/kernels/cross_entropy.h"

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/_chunk_cat.h>
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/cat.h>

@@ -2,7 +2,8 @@
 // than planned.
 #include <catch2/catch.hpp>
 
-#include <ATen/ATen.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
 
 #include "tests/distributed/trace_ranges.h"
 #include "tests/support/ranks.h"

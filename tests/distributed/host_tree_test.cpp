@@ -5,7 +5,11 @@
 #include <catch2/catch.hpp>
 #include <signal.h>
 
-#include <ATen/ATen.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
 
 #include "base/error.h"
 #include "parallel/phase.h"

@@ -3,7 +3,12 @@
 
 #include <catch2/catch.hpp>
 
-#include <ATen/ATen.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/randn.h>
 
 #include "parallel/ledger.h"
 #include "parallel/process_group.h"

@@ -1,7 +1,15 @@
 // All-to-alls, sends and receives through shared memory and Gloo.
 #include <catch2/catch.hpp>
 
-#include <ATen/ATen.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 
 #include "base/error.h"
 #include "parallel/ledger.h"

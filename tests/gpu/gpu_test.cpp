@@ -6,7 +6,12 @@
 
 #include <catch2/catch.hpp>
 
-#include <ATen/ATen.h>
+#include <ATen/Context.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/randn.h>
 
 #include "models/kernels/attention.h"
 #include "tests/support/ranks.h"

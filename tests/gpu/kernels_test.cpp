@@ -1,18 +1,24 @@
 // The compiled fused kernels of a GPU against the plain forms, on the GPU and on the CPU; what of their
 // source differs from libtorch's arithmetic is tested without a GPU
 // (tests/unit/models/fused_kernels_test.cpp).
-#include <catch2/catch.hpp>
-
 #include <algorithm>
 #include <cmath>
 #include <set>
 #include <sstream>
 
+#include <catch2/catch.hpp>
 #include <fmt/format.h>
 #include <spdlog/sinks/ostream_sink.h>
 #include <spdlog/spdlog.h>
 
-#include <ATen/ATen.h>
+#include <ATen/Context.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
 
 #include "models/kernels/cross_entropy.h"
 #include "models/kernels/fused.h"

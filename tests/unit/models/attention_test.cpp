@@ -1,14 +1,26 @@
 // The CPU's attention for every instruction set that this processor has, against its plain twin; and the twin
 // against finite differences.
+#include "models/kernels/attention.h"
+
 #include <algorithm>
 #include <cmath>
 
-#include <torch/torch.h>
-
 #include <catch2/catch.hpp>
 
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/randn_like.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+
 #include "base/error.h"
-#include "models/kernels/attention.h"
 #include "models/kernels/cpu/attention.h"
 
 namespace hyperion::models {
@@ -29,12 +41,12 @@ struct AttentionInput {
 // Laid out as a model's products leave them: [batch, seq, heads, head_dim], here as parts of one matrix.
 AttentionInput input(int64_t batch, int64_t heads, int64_t kv_heads, int64_t seq, int64_t head_dim,
                      at::ScalarType dtype) {
-  const Tensor all = torch::randn({batch, seq, heads + 2 * kv_heads, head_dim}).to(dtype);
+  const Tensor all = at::randn({batch, seq, heads + 2 * kv_heads, head_dim}).to(dtype);
   const auto part = [&](int64_t first, int64_t count) { return all.narrow(2, first, count).transpose(1, 2); };
   return {part(0, heads),
           part(heads, kv_heads),
           part(heads + kv_heads, kv_heads),
-          torch::randn({batch, seq, heads, head_dim}).to(dtype).transpose(1, 2),
+          at::randn({batch, seq, heads, head_dim}).to(dtype).transpose(1, 2),
           {}};
 }
 
@@ -43,11 +55,11 @@ Documents documents_of(int64_t batch, int64_t seq, const std::vector<int64_t>& l
   std::vector<Tensor> parts;
   int64_t left = seq;
   for (const int64_t length : lengths) {
-    parts.push_back(torch::arange(std::min(length, left)));
+    parts.push_back(at::arange(std::min(length, left)));
     left -= parts.back().size(0);
   }
-  parts.push_back(torch::arange(left));
-  return kernels::documents_from(at::cat(parts).to(torch::kInt).expand({batch, seq}).contiguous(), at::kCPU);
+  parts.push_back(at::arange(left));
+  return kernels::documents_from(at::cat(parts).to(at::kInt).expand({batch, seq}).contiguous(), at::kCPU);
 }
 
 struct Results {
@@ -65,7 +77,7 @@ Results by_kernel(const AttentionInput& in, Instructions instructions) {
 
 // In fp64 from the same numbers.
 Results by_twin(const AttentionInput& in) {
-  const auto wide = [](const Tensor& t) { return t.to(torch::kDouble); };
+  const auto wide = [](const Tensor& t) { return t.to(at::kDouble); };
   const Tensor q = wide(in.q), k = wide(in.k), v = wide(in.v);
   const auto result = kernels::plain::attention_forward(q, k, v, in.documents);
   const auto grads = kernels::plain::attention_backward(wide(in.grad), q, k, v, in.documents, result);
@@ -77,7 +89,7 @@ Results by_twin(const AttentionInput& in) {
 double largest_error(const Results& found, const Results& wanted, const Tensor& grad) {
   double largest = 0;
   for (size_t i = 0; i < found.all().size(); ++i) {
-    const Tensor f = found.all()[i].to(torch::kDouble), w = wanted.all()[i];
+    const Tensor f = found.all()[i].to(at::kDouble), w = wanted.all()[i];
     const double scale = std::max(w.norm().item<double>(), 0.2 * grad.norm(2, at::kDouble).item<double>());
     const double error = (f - w).norm().item<double>() / scale;
     if (std::isnan(error)) return error;
@@ -88,20 +100,20 @@ double largest_error(const Results& found, const Results& wanted, const Tensor& 
 
 // Measured: 1e-6; and 6e-3 in the gradients of two tokens, 3e-3 of more, where bf16 rounds by 4e-3.
 double allowed_error(at::ScalarType dtype) {
-  return dtype == torch::kFloat ? 3e-6 : 1.2e-2;
+  return dtype == at::kFloat ? 3e-6 : 1.2e-2;
 }
 
 template <typename Check>
 void for_each_kernel(const Check& check) {
   for (const Instructions instructions : kEach)
     if (kernels::cpu::processor_has(instructions))
-      for (const at::ScalarType dtype : {torch::kFloat, torch::kBFloat16}) check(instructions, dtype);
+      for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) check(instructions, dtype);
 }
 
 }  // namespace
 
 TEST_CASE("attention on a CPU equals its twin for every head size and length and instruction set") {
-  torch::manual_seed(21);
+  at::manual_seed(21);
   for_each_kernel([](Instructions instructions, at::ScalarType dtype) {
     for (const int64_t seq : {1, 2, 17, 63, 64, 65, 200})
       for (const int64_t head_dim : {1, 6, 8, 16, 24, 48, 64, 80, 112, 128, 256}) {
@@ -114,7 +126,7 @@ TEST_CASE("attention on a CPU equals its twin for every head size and length and
 }
 
 TEST_CASE("attention on a CPU stays inside documents of every length, of one token too") {
-  torch::manual_seed(22);
+  at::manual_seed(22);
   for_each_kernel([](Instructions instructions, at::ScalarType dtype) {
     const std::vector<std::vector<int64_t>> packings = {
         std::vector<int64_t>(200, 1), {63, 1, 64, 1}, {130, 3, 7}, {1, 199}, {150, 1, 1, 1}, {64, 64, 64}};
@@ -129,7 +141,7 @@ TEST_CASE("attention on a CPU stays inside documents of every length, of one tok
 }
 
 TEST_CASE("rows of different documents and a document alone have the same bits of attention") {
-  torch::manual_seed(23);
+  at::manual_seed(23);
   for_each_kernel([](Instructions instructions, at::ScalarType dtype) {
     AttentionInput in = input(1, 2, 1, 192, 32, dtype);
     in.documents = documents_of(1, 192, {64, 128});  // which blocks of queries and keys divide
@@ -142,7 +154,7 @@ TEST_CASE("rows of different documents and a document alone have the same bits o
 }
 
 TEST_CASE("attention on a CPU takes scores whose exponentials overflow and keeps the smallest weights") {
-  torch::manual_seed(24);
+  at::manual_seed(24);
   for_each_kernel([](Instructions instructions, at::ScalarType dtype) {
     for (const double factor : {30.0, 1e4}) {  // scores of thousands, and of 1e8
       AttentionInput in = input(1, 2, 2, 100, 16, dtype);
@@ -154,23 +166,23 @@ TEST_CASE("attention on a CPU takes scores whose exponentials overflow and keeps
                 {found.output, found.lse, in.q, in.k, in.v},
                 [&] {
                   const Results twin = by_twin(in);
-                  const auto wide = [](const Tensor& t) { return t.to(torch::kDouble); };
+                  const auto wide = [](const Tensor& t) { return t.to(at::kDouble); };
                   return Results{twin.output, twin.lse, wide(in.q), wide(in.k), wide(in.v)};
                 }(),
-                in.grad) < (dtype == torch::kFloat ? 1e-4 * factor : 1.2e-2));
+                in.grad) < (dtype == at::kFloat ? 1e-4 * factor : 1.2e-2));
     }
     // equal scores, and all weight on one key
     AttentionInput in = input(1, 1, 1, 70, 8, dtype);
-    in.q = torch::zeros_like(in.q);
+    in.q = at::zeros_like(in.q);
     CHECK(largest_error(by_kernel(in, instructions), by_twin(in), in.grad) < allowed_error(dtype));
-    in.q = torch::full_like(in.q, -100);
-    in.k = torch::arange(70).view({1, 1, 70, 1}).expand({1, 1, 70, 8}).to(dtype);
+    in.q = at::full_like(in.q, -100);
+    in.k = at::arange(70).view({1, 1, 70, 1}).expand({1, 1, 70, 8}).to(dtype);
     CHECK(by_kernel(in, instructions).output.sub(in.v.narrow(2, 0, 1)).abs().max().item<double>() == 0.0);
   });
 }
 
 TEST_CASE("a NaN reaches every token that attends to it and none of the queries before") {
-  torch::manual_seed(25);
+  at::manual_seed(25);
   for_each_kernel([](Instructions instructions, at::ScalarType dtype) {
     for (const int64_t at : {0, 40, 99}) {
       AttentionInput in = input(1, 1, 1, 100, 16, dtype);
@@ -190,7 +202,7 @@ TEST_CASE("a NaN reaches every token that attends to it and none of the queries 
 }
 
 TEST_CASE("attention on a CPU has the same bits on any number of threads and again") {
-  torch::manual_seed(26);
+  at::manual_seed(26);
   const int threads = at::get_num_threads();
   for_each_kernel([](Instructions instructions, at::ScalarType dtype) {
     for (const bool packed : {false, true}) {
@@ -209,8 +221,8 @@ TEST_CASE("attention on a CPU has the same bits on any number of threads and aga
 }
 
 TEST_CASE("attention's twin has the gradients of finite differences") {
-  torch::manual_seed(27);
-  AttentionInput in = input(2, 4, 2, 7, 6, torch::kDouble);
+  at::manual_seed(27);
+  AttentionInput in = input(2, 4, 2, 7, 6, at::kDouble);
   for (const bool packed : {false, true}) {
     if (packed) in.documents = documents_of(2, 7, {3, 1});
     const Results twin = by_twin(in);
@@ -219,7 +231,7 @@ TEST_CASE("attention's twin has the gradients of finite differences") {
     };
     constexpr double kStep = 1e-5;
     const auto numeric = [&](auto&& at_shift) { return (at_shift(kStep) - at_shift(-kStep)) / (2 * kStep); };
-    const Tensor dq = torch::randn_like(in.q), dk = torch::randn_like(in.k), dv = torch::randn_like(in.v);
+    const Tensor dq = at::randn_like(in.q), dk = at::randn_like(in.k), dv = at::randn_like(in.v);
     CHECK(numeric([&](double by) { return value(in.q + by * dq, in.k, in.v); }) ==
           Approx((twin.dq * dq).sum().item<double>()).epsilon(1e-7));
     CHECK(numeric([&](double by) { return value(in.q, in.k + by * dk, in.v); }) ==
@@ -243,8 +255,8 @@ TEST_CASE("attention without tokens is empty and inputs may lie in any order") {
 }
 
 TEST_CASE("libtorch's attention serves a CPU where it is asked for and packed documents run ours") {
-  torch::manual_seed(9);
-  const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16);
+  at::manual_seed(9);
+  const auto dtype = GENERATE(at::kFloat, at::kBFloat16);
   AttentionInput in = input(2, 4, 2, 33, 16, dtype);
   const auto output = [&] { return kernels::attention_forward(in.q, in.k, in.v, in.documents).output; };
   const Tensor ours = output();
@@ -255,8 +267,8 @@ TEST_CASE("libtorch's attention serves a CPU where it is asked for and packed do
                                                          std::nullopt, /*enable_gqa=*/true);
   CHECK_FALSE(result.output.equal(ours));
   CHECK(largest_error({result.output, result.extras.at(0), grads.q, grads.k, grads.v}, by_twin(in), in.grad) <
-        (dtype == torch::kFloat ? 1e-5 : 2e-2));
-  CHECK((result.output - theirs).abs().max().item<double>() < (dtype == torch::kFloat ? 1e-6 : 1e-2));
+        (dtype == at::kFloat ? 1e-5 : 2e-2));
+  CHECK((result.output - theirs).abs().max().item<double>() < (dtype == at::kFloat ? 1e-6 : 1e-2));
   in.documents = documents_of(2, 33, {5, 1});
   const Tensor packed = output();
   kernels::use_libtorch_attention_on_cpu(false);
@@ -265,17 +277,17 @@ TEST_CASE("libtorch's attention serves a CPU where it is asked for and packed do
 
 TEST_CASE("the kernels for CPUs take float32 and bfloat16 and heads of up to 256") {
   const auto heads_of = [](int64_t head_dim, at::ScalarType dtype) {
-    return torch::zeros({1, 1, 3, head_dim}, dtype);
+    return at::zeros({1, 1, 3, head_dim}, dtype);
   };
-  CHECK(kernels::cpu::takes_attention(heads_of(256, torch::kFloat)));
-  CHECK(kernels::cpu::takes_attention(heads_of(1, torch::kBFloat16)));
-  CHECK_FALSE(kernels::cpu::takes_attention(heads_of(257, torch::kFloat)));
-  CHECK_FALSE(kernels::cpu::takes_attention(heads_of(16, torch::kDouble)));
-  AttentionInput in = input(1, 2, 1, 9, 264, torch::kBFloat16);  // the twin serves it
+  CHECK(kernels::cpu::takes_attention(heads_of(256, at::kFloat)));
+  CHECK(kernels::cpu::takes_attention(heads_of(1, at::kBFloat16)));
+  CHECK_FALSE(kernels::cpu::takes_attention(heads_of(257, at::kFloat)));
+  CHECK_FALSE(kernels::cpu::takes_attention(heads_of(16, at::kDouble)));
+  AttentionInput in = input(1, 2, 1, 9, 264, at::kBFloat16);  // the twin serves it
   const auto result = kernels::attention_forward(in.q, in.k, in.v, {});
   const auto grads = kernels::attention_backward(in.grad, in.q, in.k, in.v, {}, result);
   CHECK(largest_error({result.output, result.extras.at(0), grads.q, grads.k, grads.v}, by_twin(in), in.grad) <
-        allowed_error(torch::kBFloat16));
+        allowed_error(at::kBFloat16));
 }
 
 }  // namespace hyperion::models

@@ -1,7 +1,13 @@
 // The two copies of an FP8 operand: their layouts, and that they are what separate casts give.
 #include <catch2/catch.hpp>
 
-#include <torch/torch.h>
+#include <ATen/Context.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
 
 #include "base/error.h"
 #include "models/float8/cast.h"
@@ -15,13 +21,13 @@ using at::Tensor;
 using Catch::Contains;
 
 TEST_CASE("both copies of an operand have the bits of separate casts in the layouts that products want") {
-  torch::manual_seed(5);
+  at::manual_seed(5);
   for (const at::ScalarType from : {at::kFloat, at::kBFloat16})
     for (const at::ScalarType dtype : {kE4m3, kE5m2})
       for (const int64_t m : {1, 16, 17, 80}) {
         const int64_t n = 48, padded = (m + 15) / 16 * 16;
         const Tensor x = troublesome(m, n).to(from).t().contiguous().t();  // any layout is taken
-        const Tensor row_scale = torch::rand({m, 1}).mul(100), column_scale = torch::rand({1, n}).mul(100);
+        const Tensor row_scale = at::rand({m, 1}).mul(100), column_scale = at::rand({1, n}).mul(100);
         const Copies copies = cast(x, row_scale, column_scale, dtype);
         INFO(m << " rows of " << from << " to " << dtype);
         CHECK(same_bits(copies.rows, saturating_cast(x, row_scale, dtype)));
@@ -35,7 +41,7 @@ TEST_CASE("both copies of an operand have the bits of separate casts in the layo
         CHECK(!cast(x, {}, column_scale, dtype).rows.defined());
         CHECK(same_bits(cast(x, row_scale, {}, dtype).rows, copies.rows));
         CHECK(same_bits(cast(x, {}, column_scale, dtype).columns, copies.columns));
-        const Tensor one = torch::full({}, 3.0);
+        const Tensor one = at::full({}, 3.0);
         const Copies shared = cast(x, one, one, dtype);
         CHECK(same_bits(shared.columns.narrow(0, 0, m), shared.rows));
         CHECK(same_bits(shared.rows, saturating_cast(x, one, dtype)));
@@ -44,8 +50,8 @@ TEST_CASE("both copies of an operand have the bits of separate casts in the layo
 }
 
 TEST_CASE("operands are scaled as each of their copies alone") {
-  torch::manual_seed(6);
-  const Tensor x = torch::randn({32, 64});
+  at::manual_seed(6);
+  const Tensor x = at::randn({32, 64});
   const Scaling row = {.granularity = Granularity::kRow, .power_of_two = true};
   const Scaling column = {.granularity = Granularity::kColumn, .power_of_two = true};
   const Scaling tensor = {.power_of_two = true};
@@ -59,7 +65,7 @@ TEST_CASE("operands are scaled as each of their copies alone") {
     CHECK(operands.rows.scale.is_same(operands.columns.scale) == (rows == columns));
     CHECK(operands.rows.inverse.equal(operands.rows.scale.reciprocal()));
   }
-  const Tensor out = torch::zeros({32, 64}).to(kE4m3);
+  const Tensor out = at::zeros({32, 64}).to(kE4m3);
   cast_into(out, x, quantize(x, {}).scale);
   CHECK(same_bits(out, quantize(x, {}).values));
   CHECK_THAT(error_of(ExitCode::kBug, [&] { quantize_operands(x, row, Scaling{}); }), Contains("two"));

@@ -2,8 +2,20 @@
 // form, and their place in libtorch's dispatcher. tests/gpu/float8_test.cpp runs the compiled ones.
 #include <catch2/catch.hpp>
 
+#include <ATen/Context.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <torch/torch.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/exp2.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 
 #include "base/device/device_library.h"
 #include "models/float8/blocks.h"
@@ -31,7 +43,7 @@ constexpr int64_t kGuard = 64;  // bytes after each output that must stay as the
 
 struct Output {
   Tensor bytes;
-  explicit Output(int64_t size) : bytes(torch::full({size + kGuard}, 0xa5, torch::kByte)) {}
+  explicit Output(int64_t size) : bytes(at::full({size + kGuard}, 0xa5, at::kByte)) {}
   uint8_t* data() { return bytes.mutable_data_ptr<uint8_t>(); }
   Tensor as(at::ScalarType dtype, int64_t m, int64_t n) const {
     return bytes.narrow(0, 0, m * n).view({m, n}).view(dtype);
@@ -90,9 +102,9 @@ void check_kernel_by_amax(const Tensor& x, const Tensor& row_amax, const Tensor&
                 .power_of_two = power_of_two};
   std::vector<Tensor> made;  // one number more than there are scales
   const auto of = [&](const Tensor& amax) {
-    Tensor& scale = made.emplace_back(torch::full({amax.numel() + 1}, -1.0));
+    Tensor& scale = made.emplace_back(at::full({amax.numel() + 1}, -1.0));
     float* const scales = scale.mutable_data_ptr<float>();
-    Tensor& inverse = made.emplace_back(torch::full({amax.numel() + 1}, -1.0));
+    Tensor& inverse = made.emplace_back(at::full({amax.numel() + 1}, -1.0));
     return CastScales{.each = amax.numel() > 1,
                       .amax = amax.const_data_ptr(),
                       .amax_is_bf16 = amax.scalar_type() == at::kBFloat16,
@@ -129,14 +141,14 @@ void check_kernel_by_amax(const Tensor& x, const Tensor& row_amax, const Tensor&
 }  // namespace
 
 TEST_CASE("the source of the CUDA cast makes the scales of amaxes on the way") {
-  torch::manual_seed(10);
+  at::manual_seed(10);
   for (const at::ScalarType from : {at::kFloat, at::kBFloat16})
     for (const at::ScalarType dtype : {kE4m3, kE5m2})
       for (const bool power_of_two : {false, true})
         for (const auto& [m, n] : {std::pair(1, 16), std::pair(63, 80), std::pair(130, 144)}) {
           const Tensor x = troublesome(m, n).to(from);
           const Tensor rows = amax(x, Granularity::kRow), columns = amax(x, Granularity::kColumn);
-          const Tensor one = torch::full({}, 3.25).to(from);  // less than many numbers: they saturate
+          const Tensor one = at::full({}, 3.25).to(from);  // less than many numbers: they saturate
           check_kernel_by_amax(x, rows, columns, dtype, power_of_two);
           check_kernel_by_amax(x, one, one, dtype, power_of_two);
           check_kernel_by_amax(x, rows, one, dtype, power_of_two);
@@ -146,13 +158,13 @@ TEST_CASE("the source of the CUDA cast makes the scales of amaxes on the way") {
 }
 
 TEST_CASE("the source of the CUDA cast gives the bits of the plain form") {
-  torch::manual_seed(7);
+  at::manual_seed(7);
   for (const at::ScalarType from : {at::kFloat, at::kBFloat16})
     for (const at::ScalarType dtype : {kE4m3, kE5m2})
       for (const auto& [m, n] : {std::pair(1, 16), std::pair(63, 80), std::pair(130, 144)}) {
         const Tensor x = troublesome(m, n).to(from);
-        const Tensor row_scale = torch::rand({m, 1}).mul(500), column_scale = torch::rand({1, n}).mul(500);
-        const Tensor one = torch::full({}, 2.5);
+        const Tensor row_scale = at::rand({m, 1}).mul(500), column_scale = at::rand({1, n}).mul(500);
+        const Tensor one = at::full({}, 2.5);
         check_kernel(x, row_scale, column_scale, dtype);
         check_kernel(x, one, one, dtype);
         check_kernel(x, row_scale, {}, dtype);
@@ -162,11 +174,11 @@ TEST_CASE("the source of the CUDA cast gives the bits of the plain form") {
 }
 
 TEST_CASE("the source of the CUDA cast reads rows with gaps between them as rows without") {
-  torch::manual_seed(12);
+  at::manual_seed(12);
   for (const at::ScalarType from : {at::kFloat, at::kBFloat16})
     for (const auto& [m, n] : {std::pair(1, 16), std::pair(63, 80), std::pair(130, 144)}) {
       const Tensor packed = troublesome(m, 3 * n).to(from);  // gradients of three products, side by side
-      const Tensor one = torch::full({}, 2.5), column_scale = torch::rand({1, n}).mul(500);
+      const Tensor one = at::full({}, 2.5), column_scale = at::rand({1, n}).mul(500);
       for (int64_t part = 0; part < 3; ++part) {
         const Tensor x = packed.narrow(1, part * n, n);
         check_kernel(x, one, one, kE5m2);
@@ -180,32 +192,31 @@ TEST_CASE("the source of the CUDA cast reads rows with gaps between them as rows
 }
 
 TEST_CASE("the source of the CUDA cast rounds every bf16 number and many of fp32 as libtorch does") {
-  const Tensor every = torch::arange(65536, torch::kInt).to(at::kShort).view(at::kBFloat16).view({512, 128});
-  const Tensor many =
-      torch::randint(INT32_MIN, INT32_MAX, {1024, 64}, torch::kLong).to(at::kInt).view(at::kFloat);
+  const Tensor every = at::arange(65536, at::kInt).to(at::kShort).view(at::kBFloat16).view({512, 128});
+  const Tensor many = at::randint(INT32_MIN, INT32_MAX, {1024, 64}, at::kLong).to(at::kInt).view(at::kFloat);
   for (const at::ScalarType dtype : {kE4m3, kE5m2})
     for (const double scale : {1.0, 448e12, 0.0, 1.7e-5}) {
-      const Tensor one = torch::full({}, scale);
+      const Tensor one = at::full({}, scale);
       check_kernel(every, one, {}, dtype);
       check_kernel(many, one, {}, dtype);
       // halfway between FP8 numbers, and a little to either side
-      const Tensor numbers = torch::arange(256, torch::kInt).to(at::kByte).view(dtype).to(at::kFloat);
+      const Tensor numbers = at::arange(256, at::kInt).to(at::kByte).view(dtype).to(at::kFloat);
       const Tensor halfway = (numbers + numbers.roll(1)) / 2;
-      check_kernel(torch::cat({halfway, halfway * (1 + 1e-6), halfway * (1 - 1e-6)}).view({12, 64}), one, {},
+      check_kernel(at::cat({halfway, halfway * (1 + 1e-6), halfway * (1 - 1e-6)}).view({12, 64}), one, {},
                    dtype);
     }
 }
 
 TEST_CASE("the source of the CUDA cast to MXFP8 gives the bits of the plain form") {
-  torch::manual_seed(11);
+  at::manual_seed(11);
   for (const at::ScalarType from : {at::kFloat, at::kBFloat16})
     for (const bool up : {false, true})
       for (const auto& [m, n] :
            {std::pair(1, 32), std::pair(33, 96), std::pair(64, 64), std::pair(130, 160)}) {
         // Numbers of any size: as many blocks have outliers as not.
-        const Tensor powers = torch::exp2(torch::randint(-140, 120, {m, n / 32}).to(at::kFloat));
-        const Tensor mixed = torch::randn({m, n}) * powers.repeat_interleave(32, 1);
-        for (const Tensor& x : {troublesome(m, n).to(from), mixed.to(from), torch::zeros({m, n}, from)}) {
+        const Tensor powers = at::exp2(at::randint(-140, 120, {m, n / 32}).to(at::kFloat));
+        const Tensor mixed = at::randn({m, n}) * powers.repeat_interleave(32, 1);
+        for (const Tensor& x : {troublesome(m, n).to(from), mixed.to(from), at::zeros({m, n}, from)}) {
           const int64_t padded = (m + 31) / 32 * 32;
           Output rows(m * n), columns(n * padded), row_scales(m * n / 32), column_scales(n * padded / 32);
           for (const bool both : {true, false}) {
@@ -238,9 +249,9 @@ TEST_CASE("the source of the CUDA cast to MXFP8 gives the bits of the plain form
 }
 
 TEST_CASE("the source of the CUDA scale gives the bits of the plain form") {
-  torch::manual_seed(8);
+  at::manual_seed(8);
   const auto run = [](const Tensor& amax, double largest, bool power_of_two) {
-    Tensor scale = torch::full({amax.numel() + 1}, -1.0), inverse = torch::full_like(scale, -1.0);
+    Tensor scale = at::full({amax.numel() + 1}, -1.0), inverse = at::full_like(scale, -1.0);
     const ScaleTask task = {.amax = amax.const_data_ptr(),
                             .count = amax.numel(),
                             .scale = scale.mutable_data_ptr<float>(),
@@ -255,11 +266,10 @@ TEST_CASE("the source of the CUDA scale gives the bits of the plain form") {
     CHECK((scale[-1].item<float>() == -1 && inverse[-1].item<float>() == -1));
     return Scales{scale.narrow(0, 0, amax.numel()), inverse.narrow(0, 0, amax.numel())};
   };
-  const Tensor powers = torch::exp2(torch::arange(-126, 128));
+  const Tensor powers = at::exp2(at::arange(-126, 128));
   const float infinity = std::numeric_limits<float>::infinity();
-  const Tensor special =
-      torch::tensor({0.0F, 1e-12F, 1e-13F, 1e-45F, 3.4e38F, infinity, std::nanf(""), 448.0F});
-  const Tensor every = torch::cat({powers, powers * 1.75, torch::rand({3000}).mul(30), special});
+  const Tensor special = at::tensor({0.0F, 1e-12F, 1e-13F, 1e-45F, 3.4e38F, infinity, std::nanf(""), 448.0F});
+  const Tensor every = at::cat({powers, powers * 1.75, at::rand({3000}).mul(30), special});
   for (const at::ScalarType from : {at::kFloat, at::kBFloat16})
     for (const at::ScalarType dtype : {kE4m3, kE5m2})
       for (const bool power_of_two : {false, true}) {
@@ -273,11 +283,11 @@ TEST_CASE("the source of the CUDA scale gives the bits of the plain form") {
 }
 
 TEST_CASE("the source of the CUDA rescaling gives the bits of the plain form") {
-  torch::manual_seed(9);
+  at::manual_seed(9);
   for (const auto& [m, n] : {std::pair(1, 16), std::pair(3, 48), std::pair(70, 144)}) {
-    const Tensor product = torch::randn({m + 1, n}).mul(1000).to(at::kBFloat16);
-    for (const Tensor& row : {torch::rand({m, 1}), torch::full({}, 0.3)})
-      for (const Tensor& column : {torch::rand({1, n}), torch::full({}, 1e-3)}) {
+    const Tensor product = at::randn({m + 1, n}).mul(1000).to(at::kBFloat16);
+    for (const Tensor& row : {at::rand({m, 1}), at::full({}, 0.3)})
+      for (const Tensor& column : {at::rand({1, n}), at::full({}, 1e-3)}) {
         Tensor ours = product.clone(), plain = product.narrow(0, 0, m).clone();
         const RescaleTask task = {.product = ours.mutable_data_ptr(),
                                   .m = m,

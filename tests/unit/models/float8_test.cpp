@@ -7,8 +7,17 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include <ATen/Context.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
-#include <torch/torch.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/randn.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include "base/error.h"
 #include "base/files.h"
@@ -183,28 +192,28 @@ TEST_CASE("MXFP8 has the bits of torchao's emulation") {
 }
 
 TEST_CASE("MXFP8 fills up a block of rows with zeros") {
-  torch::manual_seed(4);
-  const Tensor x = torch::randn({40, 64}), padded = torch::constant_pad_nd(x, {0, 0, 0, 24});
+  at::manual_seed(4);
+  const Tensor x = at::randn({40, 64}), padded = at::constant_pad_nd(x, {0, 0, 0, 24});
   const Scaling column = {.granularity = Granularity::kColumnBlock};
   const Quantized ours = cast_blocks(x, std::nullopt, column).columns;
   const Quantized wanted = cast_blocks(padded, std::nullopt, column).columns;
   CHECK(same_bits(ours.values, wanted.values));
   CHECK(ours.scale.view(at::kByte).equal(wanted.scale.view(at::kByte)));
   CHECK(ours.values.t().is_contiguous());
-  const Tensor dy = torch::randn({40, 96});
-  Layer layer(torch::randn({96, 64}));
+  const Tensor dy = at::randn({40, 96});
+  Layer layer(at::randn({96, 64}));
   CHECK(layer.run(MxRecipe::kCublas, Gemm::kEmulated, x, dy).grad_w.sizes() == at::IntArrayRef({96, 64}));
   CHECK_THAT(
       error_of(
           ExitCode::kBug,
           [&] {
-            cast_blocks(torch::randn({32, 48}), Scaling{.granularity = Granularity::kRowBlock}, std::nullopt);
+            cast_blocks(at::randn({32, 48}), Scaling{.granularity = Granularity::kRowBlock}, std::nullopt);
           }),
       Contains("32"));
 }
 
 TEST_CASE("scales of MXFP8 lie as cuBLAS reads them") {
-  const Tensor scale = torch::arange(130 * 6, at::kInt).to(at::kByte).view({130, 6});
+  const Tensor scale = at::arange(130 * 6, at::kInt).to(at::kByte).view({130, 6});
   const Tensor found = scales_for_cublas(scale.view(kE8m0)).view(at::kByte);
   REQUIRE(found.sizes() == at::IntArrayRef({256 * 8}));
   for (int64_t row = 0; row < 256; ++row)
@@ -241,10 +250,10 @@ TEST_CASE("the distance of FP8 to high precision is torchao's") {
 }
 
 TEST_CASE("libtorch's FP8 product is within 45 dB of the emulation") {
-  torch::manual_seed(3);
+  at::manual_seed(3);
   for (const int64_t m : {32, 17, 5}) {  // rows need no alignment
-    const Tensor x = torch::randn({m, 64}).to(at::kBFloat16), w = torch::randn({48, 64}).to(at::kBFloat16);
-    const Tensor dy = torch::randn({m, 48}).to(at::kBFloat16);
+    const Tensor x = at::randn({m, 64}).to(at::kBFloat16), w = at::randn({48, 64}).to(at::kBFloat16);
+    const Tensor dy = at::randn({m, 48}).to(at::kBFloat16);
     Layer layer(w);
     const Products emulated = layer.run(Recipe::kTensorwise, Gemm::kEmulated, x, dy);
     layer.parameter->derived.reset();
@@ -256,7 +265,7 @@ TEST_CASE("libtorch's FP8 product is within 45 dB of the emulation") {
 }
 
 TEST_CASE("FP8 products refuse what Hopper cannot do on every device") {
-  const Tensor a = torch::randn({32, 32}), b = torch::randn({32, 48});
+  const Tensor a = at::randn({32, 32}), b = at::randn({32, 48});
   const Quantized qa = quantize(a, {}), qb = quantize(b, {});
   const auto multiply = [&](const Quantized& left, const Quantized& right) {
     return error_of(ExitCode::kBug, [&] { scaled_matmul(left, right, at::kFloat, false, Gemm::kNative); });
@@ -265,17 +274,17 @@ TEST_CASE("FP8 products refuse what Hopper cannot do on every device") {
   const Quantized column = {qb.values.t().contiguous().t(), qb.scale};
   CHECK_NOTHROW(scaled_matmul(qa, column, at::kFloat, false, Gemm::kNative));
   CHECK_THAT(multiply({qa.values.t(), qa.scale}, column), Contains("row-major"));
-  const Quantized odd = quantize(torch::randn({32, 24}), {});
-  CHECK_THAT(multiply(odd, {quantize(torch::randn({48, 24}), {}).values.t(), qb.scale}), Contains("16"));
+  const Quantized odd = quantize(at::randn({32, 24}), {});
+  CHECK_THAT(multiply(odd, {quantize(at::randn({48, 24}), {}).values.t(), qb.scale}), Contains("16"));
   const Quantized e5 = quantize(a, {.dtype = kE5m2});
   CHECK_THAT(multiply(e5, {e5.values.t(), e5.scale}), Contains("e5m2"));
 }
 
 TEST_CASE("a weight is cast once as long as its contents stay") {
-  const Tensor x = torch::randn({16, 32}).to(at::kBFloat16), dy = torch::randn({16, 48}).to(at::kBFloat16);
+  const Tensor x = at::randn({16, 32}).to(at::kBFloat16), dy = at::randn({16, 48}).to(at::kBFloat16);
   for (const auto& [recipe, casts] : {std::pair(Recipe::kTensorwise, 1), std::pair(Recipe::kRowwise, 2),
                                       std::pair(Recipe::kRowwiseWithGwHp, 2)}) {
-    Layer layer(torch::randn({48, 32}).to(at::kBFloat16));
+    Layer layer(at::randn({48, 32}).to(at::kBFloat16));
     for (int microbatch = 0; microbatch < 3; ++microbatch) layer.run(recipe, Gemm::kEmulated, x, dy);
     CHECK(layer.counters->weight_casts == casts);
     CHECK(layer.counters->products == 3 * (1 + backward_products(recipe)));
@@ -291,27 +300,27 @@ TEST_CASE("layers of one input cast it once and a block that is run again leaves
   const auto counters = std::make_shared<Counters>();
   Transformer model(args);
   for (const ParameterPtr& parameter : model.parameters())
-    parameter->weight = (torch::randn(parameter->shape) * 0.2).to(at::kBFloat16).requires_grad_();
+    parameter->weight = (at::randn(parameter->shape) * 0.2).to(at::kBFloat16).requires_grad_();
   const auto matmuls = std::make_shared<const LinearMatmuls>(Recipe::kTensorwise, Gemm::kEmulated, counters);
   for (const auto& [name, linear] : model.linears()) linear->set_float8(matmuls);
   const TransformerBlock& block = model.blocks()[0];
   const SequenceContext context = model.context(4, at::kCPU);
-  const Tensor x = torch::randn({2, 4, 32}).to(at::kBFloat16).requires_grad_();
+  const Tensor x = at::randn({2, 4, 32}).to(at::kBFloat16).requires_grad_();
   block.forward(x, context);
   CHECK(counters->products == 7);
   CHECK(counters->operand_casts == 4);  // the inputs of wq, wk and wv, of wo, of w1 and w3, and of w2
   const Tensor again = block.forward(x, context, BlockRun::kAgain);
   CHECK(counters->products == 7 + 6);
   CHECK(again.sizes() == x.sizes());
-  again.backward(torch::ones_like(again));
+  again.backward(at::ones_like(again));
   CHECK(counters->products == 7 + 6 + 14);
   // Each layer's gradient, and the input of w2, which was not run again: the others were cast for both.
   CHECK(counters->operand_casts == 4 + 3 + 7 + 1);
 }
 
 TEST_CASE("a weight that was gathered in FP8 is used as it came") {
-  const Tensor master = torch::randn({48, 32});
-  const Tensor x = torch::randn({16, 32}).to(at::kBFloat16), dy = torch::randn({16, 48}).to(at::kBFloat16);
+  const Tensor master = at::randn({48, 32});
+  const Tensor x = at::randn({16, 32}).to(at::kBFloat16), dy = at::randn({16, 48}).to(at::kBFloat16);
   const auto [scales, inverses] = gather_scales(gather_statistics({master}, at::kCPU));
   const Tensor scale = scales[0];
   CHECK(inverses[0].equal(scale.reciprocal()));
@@ -333,9 +342,8 @@ TEST_CASE("a weight that was gathered in FP8 is used as it came") {
 }
 
 TEST_CASE("an operand whose largest magnitude is known is scaled by it without another pass") {
-  torch::manual_seed(31);
-  const Tensor x = torch::randn({32, 64}).to(at::kBFloat16),
-               weight = torch::randn({48, 64}).to(at::kBFloat16);
+  at::manual_seed(31);
+  const Tensor x = at::randn({32, 64}).to(at::kBFloat16), weight = at::randn({48, 64}).to(at::kBFloat16);
   const ParameterPtr parameter = make_parameter("w.weight", {48, 64}, Init::ones());
   parameter->weight = weight;
   const LinearMatmuls tensorwise(Recipe::kTensorwise, Gemm::kNative, std::make_shared<Counters>());
@@ -357,14 +365,14 @@ TEST_CASE("an operand whose largest magnitude is known is scaled by it without a
 }
 
 TEST_CASE("layers whose gradients come back one by one have those that are added up otherwise") {
-  torch::manual_seed(32);
-  const Tensor x = torch::randn({2, 16, 32}).to(at::kBFloat16);
-  Layer first(torch::randn({48, 32}).to(at::kBFloat16)), second(torch::randn({64, 32}).to(at::kBFloat16));
+  at::manual_seed(32);
+  const Tensor x = at::randn({2, 16, 32}).to(at::kBFloat16);
+  Layer first(at::randn({48, 32}).to(at::kBFloat16)), second(at::randn({64, 32}).to(at::kBFloat16));
   const auto float8 =
       std::make_shared<const LinearMatmuls>(Recipe::kTensorwise, Gemm::kEmulated, first.counters);
   const Linear w1(first.parameter, float8), w3(second.parameter, float8);
-  const std::vector<Tensor> seeds = {torch::randn({2, 16, 48}).to(at::kBFloat16),
-                                     torch::randn({2, 16, 64}).to(at::kBFloat16)};
+  const std::vector<Tensor> seeds = {at::randn({2, 16, 48}).to(at::kBFloat16),
+                                     at::randn({2, 16, 64}).to(at::kBFloat16)};
   const Tensor one = x.detach().requires_grad_(), again = x.detach().requires_grad_();
   const auto apart =
       torch::autograd::grad(column_linear(one, {&w1, &w3}, {.again = {again}}),

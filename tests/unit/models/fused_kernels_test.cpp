@@ -1,11 +1,26 @@
 // The fused CUDA kernels without a GPU: their source on CPU threads, with the launches that a GPU would get,
 // against the plain forms and their derivatives; and their place in libtorch's dispatcher. tests/gpu runs the
 // compiled ones.
-#include <torch/torch.h>
-
 #include <catch2/catch.hpp>
 
+#include <ATen/Context.h>
+#include <ATen/TensorIndexing.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 
 #include "base/device/device_library.h"
 #include "models/kernels/cross_entropy.h"
@@ -43,7 +58,7 @@ constexpr OnThreads kOnThreads;
 
 Tensor bits(const Tensor& x) {
   const Tensor dense = x.contiguous();
-  return dense.view(dense.element_size() == 2 ? torch::kShort : torch::kInt);
+  return dense.view(dense.element_size() == 2 ? at::kShort : at::kInt);
 }
 
 // Equal bytes, except that a NaN equals every other.
@@ -54,15 +69,15 @@ bool same_bits(const Tensor& a, const Tensor& b) {
 
 // Up to `roundings` roundings of bf16, or sums of fp32 in another order.
 bool close(const Tensor& a, const Tensor& b, double roundings = 1) {
-  const bool half = a.scalar_type() == torch::kBFloat16;
+  const bool half = a.scalar_type() == at::kBFloat16;
   return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() &&
-         at::allclose(a.to(torch::kDouble), b.to(torch::kDouble), half ? roundings / 256 : 1e-5,
-                      half ? 1e-4 : 1e-6, /*equal_nan=*/true);
+         at::allclose(a.to(at::kDouble), b.to(at::kDouble), half ? roundings / 256 : 1e-5, half ? 1e-4 : 1e-6,
+                      /*equal_nan=*/true);
 }
 
 // Numbers around 1 with some that are hard: infinities, NaN, zeros of both signs, huge and tiny ones.
 Tensor numbers(at::IntArrayRef shape, at::ScalarType dtype, bool hard = false) {
-  Tensor x = torch::randn(shape);
+  Tensor x = at::randn(shape);
   if (hard) {
     constexpr float kInfinity = std::numeric_limits<float>::infinity();
     constexpr float kHard[] = {0.0F,   -0.0F,   1e-30F, -1e-40F,   3e38F,      -3e38F, 88.0F,
@@ -75,19 +90,19 @@ Tensor numbers(at::IntArrayRef shape, at::ScalarType dtype, bool hard = false) {
 
 // The amaxes of kernels: zeros that they raise.
 Tensor zeros_for(int64_t many) {
-  return torch::zeros({many});
+  return at::zeros({many});
 }
 
 // fp32 [1]
 Tensor largest(const Tensor& x) {
-  return x.numel() == 0 ? torch::zeros({1}) : x.abs().max().to(torch::kFloat).view({1});
+  return x.numel() == 0 ? at::zeros({1}) : x.abs().max().to(at::kFloat).view({1});
 }
 
 // Part of a wider tensor, so that rows have gaps.
 Tensor part_of_wider(const Tensor& x, int64_t before, int64_t after) {
   std::vector<int64_t> shape = x.sizes().vec();
   shape.back() += before + after;
-  const Tensor part = torch::full(shape, 7.0, x.options()).narrow(-1, before, x.size(-1));
+  const Tensor part = at::full(shape, 7.0, x.options()).narrow(-1, before, x.size(-1));
   part.copy_(x);
   return part;
 }
@@ -95,8 +110,8 @@ Tensor part_of_wider(const Tensor& x, int64_t before, int64_t after) {
 }  // namespace
 
 TEST_CASE("the source of the CUDA RoPE turns heads of one product as the plain form, bit for bit") {
-  torch::manual_seed(1);
-  const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16);
+  at::manual_seed(1);
+  const auto dtype = GENERATE(at::kFloat, at::kBFloat16);
   const auto style = GENERATE(RopeStyle::kInterleaved, RopeStyle::kHalfSplit);
   const bool interleaved = style == RopeStyle::kInterleaved;
   struct Case {
@@ -113,8 +128,8 @@ TEST_CASE("the source of the CUDA RoPE turns heads of one product as the plain f
     const Tensor product = numbers(shape, dtype, /*hard=*/true).unflatten(-1, {all, c.head_dim});
     const Heads x = {product.narrow(-2, 0, c.heads), product.narrow(-2, c.heads, c.kv_heads),
                      product.narrow(-2, c.heads + c.kv_heads, c.kv_heads)};
-    const Tensor angles = c.by_document ? torch::rand({c.batch, c.length, c.head_dim / 2}) * 6
-                                        : torch::rand({c.length, c.head_dim / 2}) * 6;
+    const Tensor angles = c.by_document ? at::rand({c.batch, c.length, c.head_dim / 2}) * 6
+                                        : at::rand({c.length, c.head_dim / 2}) * 6;
     const Tensor cos = angles.cos(), sin = angles.sin();
     const auto [q, k, v] = own::rope_heads(kOnThreads, x.q, x.k, x.v, cos, sin, interleaved, c.parts);
     const Heads turned = plain::rope_heads(x, cos, sin, style, c.parts);
@@ -147,13 +162,13 @@ TEST_CASE("the source of the CUDA RoPE turns heads of one product as the plain f
     const auto again = own::rope_heads_backward(kOnThreads, grads.q, grads.k, grads.v, cos, sin, interleaved,
                                                 c.parts, amaxes);
     CHECK(same_bits(std::get<0>(again), dq));
-    CHECK(same_bits(amaxes, torch::cat({largest(dq), largest(dk), largest(dv)})));
+    CHECK(same_bits(amaxes, at::cat({largest(dq), largest(dk), largest(dv)})));
   }
 }
 
 TEST_CASE("the source of the CUDA SwiGLU follows the plain form within an exponential's last places") {
-  torch::manual_seed(2);
-  const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16);
+  at::manual_seed(2);
+  const auto dtype = GENERATE(at::kFloat, at::kBFloat16);
   for (const auto& [rows, n] :
        {std::pair(1, 8), std::pair(3, 17), std::pair(5, 64), std::pair(2, 2056), std::pair(1, 4104)}) {
     CAPTURE(dtype, rows, n);
@@ -179,13 +194,13 @@ TEST_CASE("the source of the CUDA SwiGLU follows the plain form within an expone
     const Tensor result = own::swiglu(kOnThreads, gate, up, amax);
     CHECK(same_bits(amax, largest(result)));
     own::swiglu_backward(kOnThreads, grad, gate, up, amaxes);
-    CHECK(same_bits(amaxes, torch::cat({largest(of_gate), largest(of_up)})));
+    CHECK(same_bits(amaxes, at::cat({largest(of_gate), largest(of_up)})));
   }
 }
 
 TEST_CASE("the source of the CUDA sum with its norm follows the plain form and repeats its bits") {
-  torch::manual_seed(3);
-  const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16);
+  at::manual_seed(3);
+  const auto dtype = GENERATE(at::kFloat, at::kBFloat16);
   for (const auto& [rows, n] : {std::pair(1, 8), std::pair(3, 45), std::pair(7, 128), std::pair(2, 1),
                                 std::pair(2, 2600), std::pair(530, 8)}) {
     CAPTURE(dtype, rows, n);
@@ -201,12 +216,12 @@ TEST_CASE("the source of the CUDA sum with its norm follows the plain form and r
       return own::add_rms_norm_backward(kOnThreads, grad, grad_sum, sum, weight, rstd);
     };
     const auto [grad_x, grad_weight] = backward();
-    const auto [wide_x, wide_weight] = plain::add_rms_norm_backward(
-        grad.to(torch::kDouble), grad_sum.to(torch::kDouble), sum.to(torch::kDouble),
-        weight.to(torch::kDouble), rstd.to(torch::kDouble));
+    const auto [wide_x, wide_weight] =
+        plain::add_rms_norm_backward(grad.to(at::kDouble), grad_sum.to(at::kDouble), sum.to(at::kDouble),
+                                     weight.to(at::kDouble), rstd.to(at::kDouble));
     CHECK(close(grad_x, wide_x.to(dtype)));
-    CHECK(at::allclose(grad_weight.to(torch::kDouble), wide_weight, dtype == torch::kFloat ? 1e-4 : 0.01,
-                       dtype == torch::kFloat ? 1e-4 : 0.01));
+    CHECK(at::allclose(grad_weight.to(at::kDouble), wide_weight, dtype == at::kFloat ? 1e-4 : 0.01,
+                       dtype == at::kFloat ? 1e-4 : 0.01));
     const auto [again_x, again_weight] = backward();
     CHECK(same_bits(again_x, grad_x));
     CHECK(same_bits(again_weight, grad_weight));
@@ -239,14 +254,14 @@ TEST_CASE("the source of the CUDA sum with its norm follows the plain form and r
 }
 
 TEST_CASE("an amax that is raised keeps what is larger and shows what is no number") {
-  const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16);
-  Tensor x = torch::ones({5, 24}, dtype);
-  const Tensor zero = torch::zeros_like(x), weight = torch::ones({24}, dtype), up = torch::ones_like(x);
-  Tensor amax = torch::full({1}, 7.0);
+  const auto dtype = GENERATE(at::kFloat, at::kBFloat16);
+  Tensor x = at::ones({5, 24}, dtype);
+  const Tensor zero = at::zeros_like(x), weight = at::ones({24}, dtype), up = at::ones_like(x);
+  Tensor amax = at::full({1}, 7.0);
   own::add_rms_norm(kOnThreads, x, zero, weight, 1e-5, amax);
   CHECK(amax.item<float>() == 7);
   x[3][23] = -std::numeric_limits<float>::infinity();
-  Tensor product = torch::zeros({1});
+  Tensor product = at::zeros({1});
   own::swiglu(kOnThreads, up, x, product);
   CHECK(product.item<float>() == std::numeric_limits<float>::infinity());
   x[1][0] = NAN;
@@ -257,15 +272,15 @@ TEST_CASE("an amax that is raised keeps what is larger and shows what is no numb
 }
 
 TEST_CASE("the source of the CUDA norm takes rows that its threads cannot hold") {
-  torch::manual_seed(4);
+  at::manual_seed(4);
   for (const int64_t n : {2 * 1024 + 100 + 1, 2 * 1024 * 4 + 400}) {  // single elements, chunks of four
-    const Tensor x = numbers({3, n}, torch::kFloat), residual = numbers({3, n}, torch::kFloat),
-                 weight = numbers({n}, torch::kFloat);
+    const Tensor x = numbers({3, n}, at::kFloat), residual = numbers({3, n}, at::kFloat),
+                 weight = numbers({n}, at::kFloat);
     const auto [sum, output, rstd] = own::add_rms_norm(kOnThreads, x, residual, weight, 1e-5);
     CHECK(close(output, plain::add_rms_norm_forward(x, residual, weight, 1e-5).output));
     // more rows than blocks, so that one has two
-    const Tensor many_x = numbers({514, 1}, torch::kFloat) * sum[0].unsqueeze(0).narrow(1, 0, 40),
-                 many_grad = numbers({514, 40}, torch::kFloat);
+    const Tensor many_x = numbers({514, 1}, at::kFloat) * sum[0].unsqueeze(0).narrow(1, 0, 40),
+                 many_grad = numbers({514, 40}, at::kFloat);
     const kernels::RmsNormResult norm = plain::rms_norm_forward(many_x, weight.narrow(0, 0, 40), 1e-5);
     const auto [dx, dw] =
         own::add_rms_norm_backward(kOnThreads, many_grad, many_x, many_x, weight.narrow(0, 0, 40), norm.rstd);
@@ -290,8 +305,8 @@ TEST_CASE("the source of the CUDA norm takes rows that its threads cannot hold")
   }
   // Both: a block reads again its part of the weight's gradient that its threads could not hold.
   const int64_t n = 2 * 1024 + 101;
-  const Tensor x = numbers({513, 1}, torch::kFloat) * numbers({1, n}, torch::kFloat),
-               grad = numbers({513, n}, torch::kFloat), weight = numbers({n}, torch::kFloat);
+  const Tensor x = numbers({513, 1}, at::kFloat) * numbers({1, n}, at::kFloat),
+               grad = numbers({513, n}, at::kFloat), weight = numbers({n}, at::kFloat);
   const kernels::RmsNormResult norm = plain::rms_norm_forward(x, weight, 1e-5);
   const auto [dx, dw] = own::add_rms_norm_backward(kOnThreads, grad, x, x, weight, norm.rstd);
   const auto [plain_dx, plain_dw] = plain::add_rms_norm_backward(grad, x, x, weight, norm.rstd);
@@ -300,15 +315,15 @@ TEST_CASE("the source of the CUDA norm takes rows that its threads cannot hold")
 }
 
 TEST_CASE("the source of the CUDA norm keeps huge and tiny rows apart and shows a NaN in its own row alone") {
-  for (const auto dtype : {torch::kFloat, torch::kBFloat16}) {
-    Tensor x = torch::ones({4, 64}, dtype);
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    Tensor x = at::ones({4, 64}, dtype);
     x[0] *= 1e18;
     x[1] *= 1e-18;
     x[2][5] = NAN;
-    const Tensor zero = torch::zeros_like(x), weight = torch::ones({64}, dtype);
+    const Tensor zero = at::zeros_like(x), weight = at::ones({64}, dtype);
     const auto [sum, output, rstd] = own::add_rms_norm(kOnThreads, x, zero, weight, 0);
-    CHECK(close(output[0], torch::ones({64}, dtype)));
-    CHECK(close(output[1], torch::ones({64}, dtype)));
+    CHECK(close(output[0], at::ones({64}, dtype)));
+    CHECK(close(output[1], at::ones({64}, dtype)));
     CHECK(output[2].isnan().all().item<bool>());
     CHECK(output[3].eq(1).all().item<bool>());
     const auto [grad_x, grad_weight] = own::add_rms_norm_backward(kOnThreads, x, zero, sum, weight, rstd);
@@ -322,16 +337,16 @@ namespace {
 
 void check_cross_entropy(int64_t rows, int64_t vocabulary, at::ScalarType dtype, double size) {
   CAPTURE(rows, vocabulary, dtype, size);
-  const Tensor logits = (torch::randn({rows, vocabulary}) * size).to(dtype);
-  Tensor labels = torch::randint(0, vocabulary, {rows});
+  const Tensor logits = (at::randn({rows, vocabulary}) * size).to(dtype);
+  Tensor labels = at::randint(0, vocabulary, {rows});
   if (rows > 2) labels[1] = kernels::kIgnoredLabel;
-  const Tensor scale = torch::full({}, 0.125);
-  Tensor ours = logits.clone(), others = logits.clone(), wide = logits.to(torch::kDouble);
-  const Tensor wide_scale = scale.to(torch::kDouble);
+  const Tensor scale = at::full({}, 0.125);
+  Tensor ours = logits.clone(), others = logits.clone(), wide = logits.to(at::kDouble);
+  const Tensor wide_scale = scale.to(at::kDouble);
   const Tensor loss = own::cross_entropy(kOnThreads, ours, labels, scale);
   const Tensor exact = plain::cross_entropy(wide, labels, &wide_scale);
   CHECK(loss.item<double>() == Approx(exact.item<double>()).epsilon(1e-5));
-  CHECK(at::allclose(ours.to(torch::kDouble), wide, dtype == torch::kFloat ? 1e-4 : 1.0 / 256, 1e-7));
+  CHECK(at::allclose(ours.to(at::kDouble), wide, dtype == at::kFloat ? 1e-4 : 1.0 / 256, 1e-7));
   if (rows > 2) CHECK(ours[1].eq(0).all().item<bool>());
   CHECK(same_bits(own::cross_entropy(kOnThreads, others, labels, {}), loss));
   CHECK(same_bits(others, logits));  // no gradient was asked for
@@ -344,8 +359,8 @@ void check_cross_entropy(int64_t rows, int64_t vocabulary, at::ScalarType dtype,
 }  // namespace
 
 TEST_CASE("the source of the CUDA cross-entropy follows the plain form in fp64 and repeats its bits") {
-  torch::manual_seed(5);
-  const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16);
+  at::manual_seed(5);
+  const auto dtype = GENERATE(at::kFloat, at::kBFloat16);
   check_cross_entropy(1, 8, dtype, 3);
   check_cross_entropy(4, 1, dtype, 3);
   check_cross_entropy(5, 331, dtype, 5);
@@ -355,13 +370,13 @@ TEST_CASE("the source of the CUDA cross-entropy follows the plain form in fp64 a
 
 TEST_CASE("the source of the CUDA cross-entropy keeps infinities and shows what is no number") {
   const float infinity = std::numeric_limits<float>::infinity();
-  const Tensor scale = torch::ones({});
-  Tensor logits = torch::zeros({5, 40});
-  logits.index_put_({0, torch::indexing::Slice(0, 32)}, -infinity);  // all that a thread reads first
+  const Tensor scale = at::ones({});
+  Tensor logits = at::zeros({5, 40});
+  logits.index_put_({0, at::indexing::Slice(0, 32)}, -infinity);  // all that a thread reads first
   logits[1][3] = NAN;
   logits[2].fill_(-infinity);
   logits[3][7] = infinity;
-  const Tensor labels = torch::tensor({35, 0, 0, 0, 41});
+  const Tensor labels = at::tensor({35, 0, 0, 0, 41}, at::kLong);
   Tensor gradient = logits.clone();
   const auto loss = [&](int64_t row) {
     Tensor one = logits.narrow(0, row, 1).clone();
@@ -379,12 +394,12 @@ TEST_CASE("the source of the CUDA cross-entropy keeps infinities and shows what 
 }
 
 TEST_CASE("the source of the CUDA statistics of parts of the vocabulary adds up to whole rows") {
-  torch::manual_seed(6);
-  const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16);
-  const Tensor logits = (torch::randn({7, 360}) * 4).to(dtype);
-  Tensor labels = torch::randint(0, 360, {7});
+  at::manual_seed(6);
+  const auto dtype = GENERATE(at::kFloat, at::kBFloat16);
+  const Tensor logits = (at::randn({7, 360}) * 4).to(dtype);
+  Tensor labels = at::randint(0, 360, {7});
   labels[2] = kernels::kIgnoredLabel;
-  const Tensor scale = torch::full({}, 0.5);
+  const Tensor scale = at::full({}, 0.5);
   Tensor whole = logits.clone();
   own::cross_entropy(kOnThreads, whole, labels, scale);
   const std::vector<std::pair<int64_t, int64_t>> parts = {{0, 160}, {160, 200}, {360, 0}};
@@ -394,25 +409,25 @@ TEST_CASE("the source of the CUDA statistics of parts of the vocabulary adds up 
     statistics.push_back(own::vocab_statistics(kOnThreads, part, labels, first, 360));
     CHECK(close(statistics.back(), plain::vocab_statistics(part, labels, {first, 360})));
   }
-  const Tensor all = torch::stack(statistics);
+  const Tensor all = at::stack(statistics);
   const Tensor lse = (all.select(2, 0) + all.select(2, 1).log()).logsumexp(0);
   for (const auto& [first, columns] : parts) {
     Tensor part = logits.narrow(1, first, columns).contiguous();
     own::vocab_gradient(kOnThreads, part, labels, first, 360, lse, scale);
     CHECK(close(part, whole.narrow(1, first, columns)));
   }
-  const Tensor outside = torch::full({1}, 360, torch::kLong);
-  CHECK(std::isnan(
-      own::vocab_statistics(kOnThreads, torch::zeros({1, 8}), outside, 0, 360)[0][2].item<double>()));
+  const Tensor outside = at::full({1}, 360, at::kLong);
+  CHECK(
+      std::isnan(own::vocab_statistics(kOnThreads, at::zeros({1, 8}), outside, 0, 360)[0][2].item<double>()));
 }
 
 TEST_CASE("the gradients of the CUDA kernels are the derivatives of the plain forms") {
-  torch::manual_seed(7);
+  at::manual_seed(7);
   constexpr double kStep = 1e-6;
   // d sum(grad * f(x)) / dx by central differences, in fp64
   const auto differences = [](const Tensor& x, const std::function<Tensor(const Tensor&)>& f,
                               const Tensor& grad) {
-    Tensor result = torch::empty_like(x);
+    Tensor result = at::empty_like(x);
     for (int64_t i = 0; i < x.numel(); ++i) {
       const auto moved = [&](double by) {
         Tensor y = x.clone();
@@ -423,10 +438,10 @@ TEST_CASE("the gradients of the CUDA kernels are the derivatives of the plain fo
     }
     return result;
   };
-  const auto wide = [](at::IntArrayRef shape) { return torch::randn(shape, torch::kDouble); };
-  const auto narrow = [](const Tensor& x) { return x.to(torch::kFloat); };
+  const auto wide = [](at::IntArrayRef shape) { return at::randn(shape, at::kDouble); };
+  const auto narrow = [](const Tensor& x) { return x.to(at::kFloat); };
   const auto near = [](const Tensor& found, const Tensor& wanted) {
-    return at::allclose(found.to(torch::kDouble), wanted, 1e-4, 1e-5);
+    return at::allclose(found.to(at::kDouble), wanted, 1e-4, 1e-5);
   };
   const Tensor x = wide({3, 12}), y = wide({3, 12}), grad = wide({3, 12}), weight = wide({12});
 
@@ -449,7 +464,7 @@ TEST_CASE("the gradients of the CUDA kernels are the derivatives of the plain fo
   CHECK(near(of_weight, differences(
                             weight, [&](const Tensor& w) { return norm(x, w); }, grad)));
 
-  const Tensor heads = wide({1, 3, 1, 4}), head_grad = wide({1, 3, 1, 4}), angles = torch::rand({3, 2});
+  const Tensor heads = wide({1, 3, 1, 4}), head_grad = wide({1, 3, 1, 4}), angles = at::rand({3, 2});
   for (const RopeStyle style : {RopeStyle::kInterleaved, RopeStyle::kHalfSplit}) {
     const auto back =
         own::rope_heads_backward(kOnThreads, narrow(head_grad), narrow(head_grad), narrow(head_grad),
@@ -462,33 +477,33 @@ TEST_CASE("the gradients of the CUDA kernels are the derivatives of the plain fo
   }
 
   Tensor logits = narrow(x);
-  const Tensor labels = torch::tensor({3, 0, 11}), scale = torch::full({}, 2.0);
+  const Tensor labels = at::tensor({3, 0, 11}, at::kLong), scale = at::full({}, 2.0);
   own::cross_entropy(kOnThreads, logits, labels, scale);
   CHECK(near(logits, differences(
                          x, [&](const Tensor& l) { return plain::cross_entropy(l, labels, nullptr); },
-                         torch::full({}, 2.0, torch::kDouble))));
+                         at::full({}, 2.0, at::kDouble))));
 }
 
 TEST_CASE("tensors of sizes that do not fit each other are refused before a launch") {
-  const auto fp32 = [](at::IntArrayRef shape) { return torch::ones(shape); };
+  const auto fp32 = [](at::IntArrayRef shape) { return at::ones(shape); };
   const Tensor x = fp32({3, 8}), weight = fp32({8}), heads = fp32({1, 4, 2, 8}), angles = fp32({4, 4});
   CHECK_THROWS(own::add_rms_norm(kOnThreads, x, x, fp32({7}), 1e-5));
   CHECK_THROWS(own::add_rms_norm(kOnThreads, fp32({2, 8}), x, weight, 1e-5));
   CHECK_THROWS(own::add_rms_norm_backward(kOnThreads, x, x, x, weight, fp32({2})));
-  CHECK_THROWS(own::add_rms_norm(kOnThreads, x, x, weight.to(torch::kBFloat16), 1e-5));
+  CHECK_THROWS(own::add_rms_norm(kOnThreads, x, x, weight.to(at::kBFloat16), 1e-5));
   CHECK_THROWS(own::swiglu(kOnThreads, x, fp32({3, 4})));
   CHECK_THROWS(own::swiglu_backward(kOnThreads, fp32({2, 8}), x, x));
   CHECK_THROWS(own::swiglu_backward(kOnThreads, x, x, x, zeros_for(1)));
-  CHECK_THROWS(own::swiglu(kOnThreads, x, x, zeros_for(1).to(torch::kDouble)));
+  CHECK_THROWS(own::swiglu(kOnThreads, x, x, zeros_for(1).to(at::kDouble)));
   CHECK_THROWS(own::add_rms_norm_backward(kOnThreads, x, x, x, weight, fp32({3}), {x, x, x}));
   CHECK_THROWS(own::add_rms_norm_backward(kOnThreads, x, x, x, weight, fp32({3}), {fp32({2, 8})}));
   CHECK_THROWS(own::rope_heads(kOnThreads, heads, heads, fp32({1, 4, 1, 8}), angles, angles, true, 1));
   CHECK_THROWS(own::rope_heads(kOnThreads, heads, heads, {}, fp32({3, 4}), fp32({3, 4}), true, 1));
   Tensor logits = x.clone();
-  const Tensor labels = torch::zeros({3}, torch::kLong), scale = fp32({});
+  const Tensor labels = at::zeros({3}, at::kLong), scale = fp32({});
   CHECK_THROWS(own::cross_entropy(kOnThreads, logits, labels.narrow(0, 0, 2), scale));
   CHECK_THROWS(own::vocab_gradient(kOnThreads, logits, labels, 0, 8, fp32({2}), scale));
-  const Tensor wide = x.to(torch::kDouble);
+  const Tensor wide = x.to(at::kDouble);
   CHECK_THROWS(own::swiglu(kOnThreads, wide, wide));
 }
 

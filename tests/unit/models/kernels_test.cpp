@@ -1,7 +1,24 @@
 // Each fused kernel against its plain twin, in fp32 and bf16, with sizes that fill no vector and no task.
-#include <torch/torch.h>
-
 #include <catch2/catch.hpp>
+
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/linspace.h>
+#include <ATen/ops/logspace.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 
 #include "models/kernels/cpu/matmul.h"
 #include "models/kernels/cpu/rows.h"
@@ -19,20 +36,20 @@ namespace {
 
 // Equal up to a last place: of fp32 after some sums, or one rounding of bf16.
 bool close(const Tensor& a, const Tensor& b) {
-  const bool half = a.scalar_type() == torch::kBFloat16;
+  const bool half = a.scalar_type() == at::kBFloat16;
   return a.scalar_type() == b.scalar_type() &&
          at::allclose(a, b, half ? 1.0 / 128 : 2e-5, half ? 1e-2 : 1e-5, true);
 }
 
 Tensor values(at::IntArrayRef shape, at::ScalarType dtype) {
-  return torch::randn(shape).to(dtype);
+  return at::randn(shape).to(dtype);
 }
 
 }  // namespace
 
 TEST_CASE("fused norm and rope and swiglu equal their plain twins") {
-  torch::manual_seed(4);
-  const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16);
+  at::manual_seed(4);
+  const auto dtype = GENERATE(at::kFloat, at::kBFloat16);
   const Tensor x = values({3, 37, 45}, dtype), w = values({45}, dtype), g = values({3, 37, 45}, dtype);
   const auto norm = kernels::rms_norm_forward(x, w, 1e-5),
              plain = kernels::plain::rms_norm_forward(x, w, 1e-5);
@@ -50,8 +67,8 @@ TEST_CASE("fused norm and rope and swiglu equal their plain twins") {
   CHECK(close(dup, pup));
 
   for (const int64_t half : {7, 8, 32, 64, 70}) {
-    const Tensor heads = values({2, 5, 3, 2 * half}, dtype), angles = torch::rand({5, half}),
-                 each = torch::rand({2, 5, half});
+    const Tensor heads = values({2, 5, 3, 2 * half}, dtype), angles = at::rand({5, half}),
+                 each = at::rand({2, 5, half});
     for (RopeStyle style : {RopeStyle::kInterleaved, RopeStyle::kHalfSplit})
       for (const Tensor& a : {angles, each})
         for (bool inverse : {false, true})
@@ -61,8 +78,8 @@ TEST_CASE("fused norm and rope and swiglu equal their plain twins") {
 }
 
 TEST_CASE("fused kernels of any number of rows and columns equal their plain twins") {
-  torch::manual_seed(14);
-  const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16);
+  at::manual_seed(14);
+  const auto dtype = GENERATE(at::kFloat, at::kBFloat16);
   for (const auto& [rows, columns] : std::vector<std::pair<int64_t, int64_t>>{
            {1, 1}, {1, 700}, {300, 1}, {33, 15}, {70, 256}, {129, 1031}}) {
     CAPTURE(rows, columns);
@@ -75,12 +92,12 @@ TEST_CASE("fused kernels of any number of rows and columns equal their plain twi
     CHECK(close(ours.rstd, plain.rstd));
     const auto [dx, dw] = kernels::add_rms_norm_backward(g, x, ours.sum, weight, ours.rstd);
     const auto [pdx, pdw] = kernels::plain::add_rms_norm_backward(g, x, ours.sum, weight, ours.rstd);
-    CHECK((dx - pdx).abs().max().item<double>() <= (dtype == torch::kFloat ? 1e-4 : 6e-2));
-    CHECK((dw - pdw).abs().max().item<double>() <= (dtype == torch::kFloat ? 1e-3 : 2e-1));
+    CHECK((dx - pdx).abs().max().item<double>() <= (dtype == at::kFloat ? 1e-4 : 6e-2));
+    CHECK((dw - pdw).abs().max().item<double>() <= (dtype == at::kFloat ? 1e-3 : 2e-1));
 
     CHECK(close(kernels::swiglu_forward(x * 4, g), kernels::plain::swiglu_forward(x * 4, g)));
     // halves of one product, and apart
-    const Tensor both = torch::cat({x * 4, residual}, 1);
+    const Tensor both = at::cat({x * 4, residual}, 1);
     const auto halves =
                    kernels::swiglu_backward(g, both.narrow(1, 0, columns), both.narrow(1, columns, columns)),
                apart = kernels::swiglu_backward(g, x * 4, residual),
@@ -95,11 +112,11 @@ TEST_CASE("fused kernels of any number of rows and columns equal their plain twi
 }
 
 TEST_CASE("fused kernels have the same bits on any number of threads") {
-  torch::manual_seed(15);
-  const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16);
+  at::manual_seed(15);
+  const auto dtype = GENERATE(at::kFloat, at::kBFloat16);
   const Tensor x = values({2, 333, 4, 24}, dtype), y = values({2, 333, 4, 24}, dtype),
-               w = values({24}, dtype), angles = torch::rand({333, 12}),
-               labels = torch::randint(0, 96, {666}), scale = torch::full({}, 0.125);
+               w = values({24}, dtype), angles = at::rand({333, 12}), labels = at::randint(0, 96, {666}),
+               scale = at::full({}, 0.125);
   const auto results = [&] {
     const auto norm = kernels::add_rms_norm_forward(x, y, w, 1e-5);
     const auto [dx, dw] = kernels::add_rms_norm_backward(y, x, norm.sum, w, norm.rstd);
@@ -128,10 +145,10 @@ TEST_CASE("fused kernels have the same bits on any number of threads") {
 }
 
 TEST_CASE("the loss of many rows has the same bits on any number of threads") {
-  torch::manual_seed(18);
+  at::manual_seed(18);
   const int64_t rows = 100'000;  // libtorch adds up more than 32,768 numbers on several threads
-  const Tensor logits = torch::randn({rows, 4}), labels = torch::randint(0, 4, {rows}),
-               losses = torch::rand({rows}, torch::kDouble) * torch::logspace(-8, 8, rows);
+  const Tensor logits = at::randn({rows, 4}), labels = at::randint(0, 4, {rows}),
+               losses = at::rand({rows}, at::kDouble) * at::logspace(-8, 8, rows);
   const int threads = at::get_num_threads();
   at::set_num_threads(1);
   const Tensor loss = kernels::cross_entropy(logits.clone(), labels, nullptr),
@@ -147,8 +164,8 @@ TEST_CASE("the loss of many rows has the same bits on any number of threads") {
 }
 
 TEST_CASE("products of our own equal exact ones for any shape and layout on any number of threads") {
-  torch::manual_seed(16);
-  const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16);
+  at::manual_seed(16);
+  const auto dtype = GENERATE(at::kFloat, at::kBFloat16);
   struct Shape {
     int64_t m, k, n;
   };
@@ -171,19 +188,18 @@ TEST_CASE("products of our own equal exact ones for any shape and layout on any 
         ++taken;
         CAPTURE(s.m, s.k, s.n, columns_of_a, columns_of_b);
         at::set_num_threads(1);
-        const Tensor one = kernels::cpu::matmul(a, b),
-                     exact = at::mm(a.to(torch::kDouble), b.to(torch::kDouble));
+        const Tensor one = kernels::cpu::matmul(a, b), exact = at::mm(a.to(at::kDouble), b.to(at::kDouble));
         const double largest = std::sqrt(static_cast<double>(s.k));
-        CHECK(at::allclose(one.to(torch::kDouble), exact, dtype == torch::kFloat ? 1e-5 : 1.0 / 250,
-                           largest * (dtype == torch::kFloat ? 1e-5 : 1e-4)));
+        CHECK(at::allclose(one.to(at::kDouble), exact, dtype == at::kFloat ? 1e-5 : 1.0 / 250,
+                           largest * (dtype == at::kFloat ? 1e-5 : 1e-4)));
         for (const int count : {2, 3}) {
           at::set_num_threads(count);
           CHECK(kernels::cpu::matmul(a, b).equal(one));
         }
         // operands within larger tensors
-        const Tensor wide = torch::cat({a.t(), a.t()}, 0).t(), part = wide.narrow(1, s.k, s.k);
+        const Tensor wide = at::cat({a.t(), a.t()}, 0).t(), part = wide.narrow(1, s.k, s.k);
         if (kernels::cpu::takes_matmul(part, b)) CHECK(kernels::cpu::matmul(part, b).equal(one));
-        const Tensor rows = torch::cat({a, a}, 1).narrow(1, s.k, s.k);
+        const Tensor rows = at::cat({a, a}, 1).narrow(1, s.k, s.k);
         if (kernels::cpu::takes_matmul(rows, b)) CHECK(kernels::cpu::matmul(rows, b).equal(one));
         a[5].fill_(NAN);
         const Tensor bad = kernels::cpu::matmul(a, b).isnan();
@@ -196,25 +212,24 @@ TEST_CASE("products of our own equal exact ones for any shape and layout on any 
 
 TEST_CASE("products that are too small to pack or of other dtypes stay with libtorch") {
   const auto taken = [](at::IntArrayRef a, at::IntArrayRef b, at::ScalarType left, at::ScalarType right) {
-    return kernels::cpu::takes_matmul(torch::zeros(a, left), torch::zeros(b, right));
+    return kernels::cpu::takes_matmul(at::zeros(a, left), at::zeros(b, right));
   };
-  CHECK_FALSE(taken({4, 512}, {512, 512}, torch::kFloat, torch::kFloat));
-  CHECK_FALSE(taken({64, 16}, {16, 64}, torch::kFloat, torch::kFloat));
-  CHECK_FALSE(taken({512, 512}, {512, 512}, torch::kDouble, torch::kDouble));
-  CHECK_FALSE(taken({512, 512}, {512, 512}, torch::kFloat, torch::kBFloat16));
-  CHECK_FALSE(
-      kernels::cpu::takes_matmul(torch::zeros({512, 1024}).slice(1, 0, 1024, 2), torch::zeros({512, 512})));
+  CHECK_FALSE(taken({4, 512}, {512, 512}, at::kFloat, at::kFloat));
+  CHECK_FALSE(taken({64, 16}, {16, 64}, at::kFloat, at::kFloat));
+  CHECK_FALSE(taken({512, 512}, {512, 512}, at::kDouble, at::kDouble));
+  CHECK_FALSE(taken({512, 512}, {512, 512}, at::kFloat, at::kBFloat16));
+  CHECK_FALSE(kernels::cpu::takes_matmul(at::zeros({512, 1024}).slice(1, 0, 1024, 2), at::zeros({512, 512})));
   // the gradient of a weight from many tokens, whose rows would be packed again and again
-  CHECK_FALSE(kernels::cpu::takes_matmul(torch::zeros({16384, 64}).t(), torch::zeros({16384, 64})));
+  CHECK_FALSE(kernels::cpu::takes_matmul(at::zeros({16384, 64}).t(), at::zeros({16384, 64})));
 }
 
 TEST_CASE("fused cross entropy equals its plain twin with ignored labels") {
-  torch::manual_seed(6);
-  const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16);
-  Tensor logits = values({19, 331}, dtype) * 5, labels = torch::randint(0, 331, {19});
+  at::manual_seed(6);
+  const auto dtype = GENERATE(at::kFloat, at::kBFloat16);
+  Tensor logits = values({19, 331}, dtype) * 5, labels = at::randint(0, 331, {19});
   labels[3] = labels[18] = kernels::kIgnoredLabel;
   Tensor other = logits.clone();
-  const Tensor scale = torch::full({}, 0.125);
+  const Tensor scale = at::full({}, 0.125);
   const Tensor forward_only = kernels::cross_entropy(logits, labels, nullptr);
   const Tensor loss = kernels::cross_entropy(logits, labels, &scale);
   const Tensor expected = kernels::plain::cross_entropy(other, labels, &scale);
@@ -225,9 +240,9 @@ TEST_CASE("fused cross entropy equals its plain twin with ignored labels") {
 }
 
 TEST_CASE("rope reads and gives back sequences that lie in parts") {
-  torch::manual_seed(12);
-  const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16, torch::kDouble);
-  const Tensor x = values({2, 12, 3, 14}, dtype), each = torch::rand({2, 12, 7});
+  at::manual_seed(12);
+  const auto dtype = GENERATE(at::kFloat, at::kBFloat16, at::kDouble);
+  const Tensor x = values({2, 12, 3, 14}, dtype), each = at::rand({2, 12, 7});
   const auto in_parts = [](const Tensor& t) { return t.unflatten(1, {3, 4}).transpose(0, 1).contiguous(); };
   for (RopeStyle style : {RopeStyle::kInterleaved, RopeStyle::kHalfSplit})
     for (const Tensor& a : {each[0], each}) {
@@ -239,12 +254,12 @@ TEST_CASE("rope reads and gives back sequences that lie in parts") {
 }
 
 TEST_CASE("statistics of parts of the vocabulary give the loss and gradient of whole logits") {
-  torch::manual_seed(13);
-  const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16, torch::kDouble);
+  at::manual_seed(13);
+  const auto dtype = GENERATE(at::kFloat, at::kBFloat16, at::kDouble);
   const Tensor logits = values({19, 331}, dtype) * 5;
-  Tensor labels = torch::randint(0, 331, {19});
+  Tensor labels = at::randint(0, 331, {19});
   labels[3] = labels[18] = kernels::kIgnoredLabel;
-  const Tensor scale = torch::full({}, 0.125, dtype == torch::kDouble ? torch::kDouble : torch::kFloat);
+  const Tensor scale = at::full({}, 0.125, dtype == at::kDouble ? at::kDouble : at::kFloat);
   Tensor whole = logits.clone();
   const Tensor loss = kernels::cross_entropy(whole, labels, &scale);
 
@@ -256,7 +271,7 @@ TEST_CASE("statistics of parts of the vocabulary give the loss and gradient of w
       statistics.push_back(
           (plain ? kernels::plain::vocab_statistics : kernels::vocab_statistics)(part, labels, {first, 331}));
     }
-    const Tensor all = torch::stack(statistics);
+    const Tensor all = at::stack(statistics);
     const Tensor lse = (all.select(2, 0) + all.select(2, 1).log()).logsumexp(0),
                  picked = all.select(2, 2).sum(0);
     CHECK(((lse - picked) * labels.ne(kernels::kIgnoredLabel)).sum().item<double>() ==
@@ -268,21 +283,21 @@ TEST_CASE("statistics of parts of the vocabulary give the loss and gradient of w
       CHECK(close(part, whole.narrow(1, first, columns)));
     }
   }
-  CHECK_THROWS(kernels::vocab_statistics(torch::zeros({1, 4}), torch::full({1}, 9, torch::kLong), {4, 8}));
+  CHECK_THROWS(kernels::vocab_statistics(at::zeros({1, 4}), at::full({1}, 9, at::kLong), {4, 8}));
 }
 
 TEST_CASE("the vector exponential is exact to three units in the last place and keeps infinities and NaN") {
   // softmax(x, 0, 1) is exp(x)
-  const Tensor x = torch::linspace(-87.3, 88.7, 100001), y = x.clone();
+  const Tensor x = at::linspace(-87.3, 88.7, 100001), y = x.clone();
   kernels::rows::softmax(y.data_ptr<float>(), 0.0F, 1.0F, y.numel());
-  const Tensor exact = x.to(torch::kDouble).exp();
+  const Tensor exact = x.to(at::kDouble).exp();
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   constexpr double kLargest =
       4e-6;  // without the clones for newer processors, and so without fused multiply-add
 #else
   constexpr double kLargest = 3.6e-7;
 #endif
-  CHECK(((y.to(torch::kDouble) - exact) / exact).abs().max().item<double>() < kLargest);
+  CHECK(((y.to(at::kDouble) - exact) / exact).abs().max().item<double>() < kLargest);
   std::array<float, 4> odd = {-INFINITY, INFINITY, NAN, -200.0F};
   kernels::rows::softmax(odd.data(), 0.0F, 1.0F, 4);
   CHECK(odd[0] == 0.0F);
@@ -292,32 +307,31 @@ TEST_CASE("the vector exponential is exact to three units in the last place and 
 }
 
 TEST_CASE("rows round to bf16 as libtorch does") {
-  const Tensor x =
-      torch::cat({torch::randn({1000}), torch::tensor({1.0F + 1.0F / 256, 1.0F + 3.0F / 256, -0.0F, 3.4e38F,
-                                                       float(INFINITY), float(NAN), 1e-40F})});
-  Tensor ours = torch::empty_like(x, torch::kBFloat16);
+  const Tensor x = at::cat({at::randn({1000}), at::tensor({1.0F + 1.0F / 256, 1.0F + 3.0F / 256, -0.0F,
+                                                           3.4e38F, float(INFINITY), float(NAN), 1e-40F})});
+  Tensor ours = at::empty_like(x, at::kBFloat16);
   kernels::rows::narrow(x.data_ptr<float>(), ours.data_ptr<c10::BFloat16>(), x.numel());
-  CHECK(at::allclose(ours.to(torch::kFloat), x.to(torch::kBFloat16).to(torch::kFloat), 0, 0, true));
-  Tensor back = torch::empty_like(x);
+  CHECK(at::allclose(ours.to(at::kFloat), x.to(at::kBFloat16).to(at::kFloat), 0, 0, true));
+  Tensor back = at::empty_like(x);
   kernels::rows::widen(ours.data_ptr<c10::BFloat16>(), back.data_ptr<float>(), x.numel());
-  CHECK(at::allclose(back, ours.to(torch::kFloat), 0, 0, true));
+  CHECK(at::allclose(back, ours.to(at::kFloat), 0, 0, true));
 }
 
 TEST_CASE("the sum of squares of millions of numbers is precise") {
-  torch::manual_seed(8);
-  const Tensor x = torch::randn({5000001});
+  at::manual_seed(8);
+  const Tensor x = at::randn({5000001});
   const double exact = kernels::plain::sum_of_squares(x).item<double>();
   CHECK(kernels::sum_of_squares(x).item<double>() == Approx(exact).epsilon(2e-7));
-  CHECK(kernels::sum_of_squares(x.to(torch::kBFloat16)).item<double>() == Approx(exact).epsilon(1e-4));
-  CHECK_FALSE(std::isfinite(kernels::sum_of_squares(torch::full({5000}, NAN)).item<double>()));
+  CHECK(kernels::sum_of_squares(x.to(at::kBFloat16)).item<double>() == Approx(exact).epsilon(1e-4));
+  CHECK_FALSE(std::isfinite(kernels::sum_of_squares(at::full({5000}, NAN)).item<double>()));
 }
 
 TEST_CASE("non-finite activations stay visible through the fused kernels") {
-  Tensor x = torch::ones({2, 8});
+  Tensor x = at::ones({2, 8});
   x[0][3] = NAN;
-  CHECK(kernels::rms_norm_forward(x, torch::ones({8}), 1e-5).output[0].isnan().all().item<bool>());
+  CHECK(kernels::rms_norm_forward(x, at::ones({8}), 1e-5).output[0].isnan().all().item<bool>());
   CHECK(kernels::swiglu_forward(x, x)[0][3].isnan().item<bool>());
-  CHECK_FALSE(kernels::cross_entropy(x, torch::zeros({2}, torch::kLong), nullptr).isfinite().item<bool>());
+  CHECK_FALSE(kernels::cross_entropy(x, at::zeros({2}, at::kLong), nullptr).isfinite().item<bool>());
 }
 
 }  // namespace hyperion::models

@@ -1,6 +1,19 @@
 #include <catch2/catch.hpp>
 
-#include <torch/torch.h>
+#include <ATen/Context.h>
+#include <ATen/TensorIndexing.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/rsqrt.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include "models/flavors/registry.h"
 #include "models/transformer.h"
@@ -17,13 +30,13 @@ struct Head {
         norm(make_parameter("norm.weight", {16}, Init::ones())),
         output(make_parameter("output.weight", {11, 16}, Init::normal(1))),
         head(args, norm, output, chunk_bytes) {
-    torch::manual_seed(5);
-    norm->weight = torch::rand({16}, torch::kDouble).requires_grad_();
-    output->weight = torch::randn({11, 16}, torch::kDouble).requires_grad_();
-    x = torch::randn({2, 7, 16}, torch::kDouble);
-    labels = torch::randint(0, 11, {2, 7});
+    at::manual_seed(5);
+    norm->weight = at::rand({16}, at::kDouble).requires_grad_();
+    output->weight = at::randn({11, 16}, at::kDouble).requires_grad_();
+    x = at::randn({2, 7, 16}, at::kDouble);
+    labels = at::randint(0, 11, {2, 7});
     labels.index_put_({0, 3}, -100);
-    labels.index_put_({1, torch::indexing::Slice(5)}, -100);
+    labels.index_put_({1, at::indexing::Slice(5)}, -100);
   }
   ModelArgs args;
   ParameterPtr norm, output;
@@ -37,7 +50,7 @@ TEST_CASE("loss and gradients equal plain cross entropy for every chunk size") {
   for (int64_t rows : {1, 3, 5, 14}) {
     CAPTURE(rows);
     Head h(rows * 11 * 8);
-    const Tensor scale = torch::full({}, 0.25, torch::kDouble);
+    const Tensor scale = at::full({}, 0.25, at::kDouble);
     const auto [loss, grad_x] = h.head.loss_and_grad(h.x, h.labels, scale);
     const Tensor x = h.x.clone().requires_grad_();
     const Tensor normed = x * at::rsqrt(x.square().mean(-1, true) + h.args.norm_eps) * h.norm->weight;
@@ -54,7 +67,7 @@ TEST_CASE("loss and gradients equal plain cross entropy for every chunk size") {
 
 TEST_CASE("gradients of several microbatches add up") {
   Head h(1 << 20);
-  const Tensor scale = torch::ones({}, torch::kDouble);
+  const Tensor scale = at::ones({}, at::kDouble);
   h.head.loss_and_grad(h.x, h.labels, scale);
   const Tensor once = h.output->weight.grad().clone();
   h.head.loss_and_grad(h.x, h.labels, scale);

@@ -1,11 +1,35 @@
 // Each operation against libtorch's own autograd in fp64, and the selective checkpoint.
 #include "models/ops.h"
 
-#include <catch2/catch.hpp>
-
 #include <algorithm>
 
-#include <torch/torch.h>
+#include <catch2/catch.hpp>
+
+#include <ATen/Context.h>
+#include <ATen/TensorIndexing.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/polar.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/randn_like.h>
+#include <ATen/ops/rsqrt.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/softmax.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/view_as_complex.h>
+#include <ATen/ops/view_as_real.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include "models/activation_checkpoint.h"
 #include "models/flavors/registry.h"
@@ -20,7 +44,7 @@ using at::Tensor;
 namespace {
 
 Tensor leaf(at::IntArrayRef shape) {
-  return torch::randn(shape, torch::kDouble).requires_grad_();
+  return at::randn(shape, at::kDouble).requires_grad_();
 }
 
 Tensor apply_linear(const Tensor& x, const Tensor& weight) {
@@ -35,7 +59,7 @@ void check_equal(const std::function<Tensor()>& ours, const std::function<Tensor
                  const std::vector<Tensor>& leaves) {
   const Tensor a = ours(), b = reference();
   CHECK(at::allclose(a, b, 1e-10, 1e-12));
-  const Tensor seed = torch::randn_like(a);
+  const Tensor seed = at::randn_like(a);
   const auto da = torch::autograd::grad({a}, leaves, {seed});
   const auto db = torch::autograd::grad({b}, leaves, {seed});
   for (size_t i = 0; i < leaves.size(); ++i) CHECK(at::allclose(da[i], db[i], 1e-9, 1e-11));
@@ -44,7 +68,7 @@ void check_equal(const std::function<Tensor()>& ours, const std::function<Tensor
 }  // namespace
 
 TEST_CASE("linear and rms norm and swiglu equal plain autograd") {
-  torch::manual_seed(1);
+  at::manual_seed(1);
   const Tensor x = leaf({2, 3, 8}), w = leaf({5, 8}), g = leaf({8}), y = leaf({2, 3, 8});
   check_equal([&] { return apply_linear(x, w); }, [&] { return at::linear(x, w); }, {x, w});
   check_equal([&] { return ops::rms_norm(x, g, 1e-5); },
@@ -54,7 +78,7 @@ TEST_CASE("linear and rms norm and swiglu equal plain autograd") {
 
 TEST_CASE("embedding gathers rows and adds up their gradients") {
   const Tensor w = leaf({6, 4});
-  const Tensor tokens = torch::tensor({{0, 5, 5}, {1, 0, 5}});
+  const Tensor tokens = at::tensor({0, 5, 5, 1, 0, 5}, at::kLong).view({2, 3});
   check_equal([&] { return ops::embedding(tokens, w); },
               [&] {
                 return w.index_select(0, tokens.flatten()).view({2, 3, 4});
@@ -63,11 +87,11 @@ TEST_CASE("embedding gathers rows and adds up their gradients") {
 }
 
 TEST_CASE("rope rotates by the angle and its gradient rotates back") {
-  const Tensor x = leaf({2, 3, 2, 8}), other = torch::zeros({2, 3, 1, 8}, torch::kDouble);
-  const Tensor angles = torch::rand({3, 4}, torch::kDouble);
+  const Tensor x = leaf({2, 3, 2, 8}), other = at::zeros({2, 3, 1, 8}, at::kDouble);
+  const Tensor angles = at::rand({3, 4}, at::kDouble);
   for (RopeStyle style : {RopeStyle::kInterleaved, RopeStyle::kHalfSplit}) {
     auto reference = [&] {
-      const Tensor turn = at::polar(torch::ones_like(angles), angles).unsqueeze(1);
+      const Tensor turn = at::polar(at::ones_like(angles), angles).unsqueeze(1);
       if (style == RopeStyle::kInterleaved)
         return at::view_as_real(at::view_as_complex(x.view({2, 3, 2, 4, 2})) * turn).flatten(3);
       const auto h = x.chunk(2, -1);
@@ -89,8 +113,8 @@ std::vector<Tensor> results_and_gradients(
   std::vector<Tensor> leaves, seeds;
   for (const Tensor& value : values) leaves.push_back(value.detach().requires_grad_());
   std::vector<Tensor> results = work(leaves);
-  torch::manual_seed(77);
-  for (const Tensor& result : results) seeds.push_back(torch::randn(result.sizes()).to(result.scalar_type()));
+  at::manual_seed(77);
+  for (const Tensor& result : results) seeds.push_back(at::randn(result.sizes()).to(result.scalar_type()));
   const auto gradients = torch::autograd::grad(results, leaves, seeds);
   results.insert(results.end(), gradients.begin(), gradients.end());
   return results;
@@ -103,10 +127,10 @@ bool all_equal(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
 }  // namespace
 
 TEST_CASE("a residual stream and its norm in one node have the bits of a sum and a norm") {
-  torch::manual_seed(21);
-  const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16, torch::kDouble);
-  const Tensor x = torch::randn({6, 33}).to(dtype), residual = torch::randn({2, 3, 33}).to(dtype),
-               weight = torch::randn({33}).to(dtype);
+  at::manual_seed(21);
+  const auto dtype = GENERATE(at::kFloat, at::kBFloat16, at::kDouble);
+  const Tensor x = at::randn({6, 33}).to(dtype), residual = at::randn({2, 3, 33}).to(dtype),
+               weight = at::randn({33}).to(dtype);
   const auto in_one = results_and_gradients(
       [](std::vector<Tensor>& leaves) {
         const ops::SumAndNorm both = ops::add_rms_norm(leaves[0], leaves[1], leaves[2], 1e-5);
@@ -155,13 +179,13 @@ TEST_CASE("a residual stream whose sum or whose norm nobody reads has the gradie
 }
 
 TEST_CASE("the gradients of a norm's readers are added up in its node from the last reader to the first") {
-  torch::manual_seed(23);
-  const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16, torch::kDouble);
+  at::manual_seed(23);
+  const auto dtype = GENERATE(at::kFloat, at::kBFloat16, at::kDouble);
   const auto adds = GENERATE(true, false);
-  const Tensor x = torch::randn({6, 33}).to(dtype), residual = torch::randn({2, 3, 33}).to(dtype),
-               weight = torch::randn({33}).to(dtype);
-  const std::vector<Tensor> seeds = {torch::randn({2, 3, 33}).to(dtype), torch::randn({2, 3, 33}).to(dtype),
-                                     torch::randn({2, 3, 33}).to(dtype)};
+  const Tensor x = at::randn({6, 33}).to(dtype), residual = at::randn({2, 3, 33}).to(dtype),
+               weight = at::randn({33}).to(dtype);
+  const std::vector<Tensor> seeds = {at::randn({2, 3, 33}).to(dtype), at::randn({2, 3, 33}).to(dtype),
+                                     at::randn({2, 3, 33}).to(dtype)};
   const auto gradients = [&](int64_t readers) {
     const Tensor of_x = x.detach().requires_grad_(), of_residual = residual.detach().requires_grad_(),
                  of_weight = weight.detach().requires_grad_();
@@ -178,7 +202,7 @@ TEST_CASE("the gradients of a norm's readers are added up in its node from the l
       given = seeds;
     }
     results.push_back(both.sum);
-    given.push_back(torch::ones_like(residual));
+    given.push_back(at::ones_like(residual));
     std::vector<Tensor> leaves = {of_residual, of_weight};
     if (adds) leaves.push_back(of_x);
     return torch::autograd::grad(results, leaves, given);
@@ -187,19 +211,19 @@ TEST_CASE("the gradients of a norm's readers are added up in its node from the l
 }
 
 TEST_CASE("nodes tell the largest magnitudes of what they make, and of the gradients that they make") {
-  torch::manual_seed(24);
-  const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16);
-  const auto told = [](int64_t many) { return torch::zeros({many}).requires_grad_(); };
-  const auto largest = [](const Tensor& x) { return x.detach().abs().max().to(torch::kFloat); };
-  const auto leaf_of = [&](at::IntArrayRef shape) { return torch::randn(shape).to(dtype).requires_grad_(); };
+  at::manual_seed(24);
+  const auto dtype = GENERATE(at::kFloat, at::kBFloat16);
+  const auto told = [](int64_t many) { return at::zeros({many}).requires_grad_(); };
+  const auto largest = [](const Tensor& x) { return x.detach().abs().max().to(at::kFloat); };
+  const auto leaf_of = [&](at::IntArrayRef shape) { return at::randn(shape).to(dtype).requires_grad_(); };
 
   const Tensor gate = leaf_of({3, 40}), up = leaf_of({3, 40}), amaxes = told(2);
   const ops::ValuesWithAmax activated = ops::swiglu_with_amax(gate, up, amaxes);
   CHECK(activated.values.equal(ops::swiglu(gate, up)));
   CHECK(activated.amax.equal(largest(activated.values).view({1})));
   CHECK_FALSE(activated.amax.requires_grad());
-  activated.values.backward(torch::randn({3, 40}).to(dtype));
-  CHECK(amaxes.grad().equal(torch::stack({largest(gate.grad()), largest(up.grad())})));
+  activated.values.backward(at::randn({3, 40}).to(dtype));
+  CHECK(amaxes.grad().equal(at::stack({largest(gate.grad()), largest(up.grad())})));
 
   const Tensor x = leaf_of({6, 33}), residual = leaf_of({2, 3, 33}), weight = leaf_of({33}), amax = told(1);
   const ops::SumAndNorm both =
@@ -221,22 +245,22 @@ TEST_CASE("nodes tell the largest magnitudes of what they make, and of the gradi
   CHECK(of_stream.grad().equal(largest(stream.grad()).view({1})));
 
   const Tensor q = leaf_of({1, 4, 2, 8}), k = leaf_of({1, 4, 1, 8}), v = leaf_of({1, 4, 1, 8}),
-               of_all = told(3), angles = torch::rand({4, 4});
+               of_all = told(3), angles = at::rand({4, 4});
   const ops::RotatedHeads turned =
       ops::rope_qkv(q, k, v, angles.cos(), angles.sin(), RopeStyle::kInterleaved, 1, of_all);
   torch::autograd::backward({turned.q, turned.k, turned.v},
                             {turned.q.detach() * 3, turned.k.detach() * 5, turned.v.detach() * 7});
-  CHECK(of_all.grad().equal(torch::stack({largest(q.grad()), largest(k.grad()), largest(v.grad())})));
+  CHECK(of_all.grad().equal(at::stack({largest(q.grad()), largest(k.grad()), largest(v.grad())})));
 }
 
 TEST_CASE("queries and keys turned in one node from one product have the bits of tensors turned alone") {
-  torch::manual_seed(22);
-  const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16, torch::kDouble);
+  at::manual_seed(22);
+  const auto dtype = GENERATE(at::kFloat, at::kBFloat16, at::kDouble);
   const auto parts = GENERATE(1, 3);
   const auto style = GENERATE(RopeStyle::kInterleaved, RopeStyle::kHalfSplit);
   std::vector<int64_t> shape = {2, 12, (4 + 2 * 2) * 8};
   if (parts > 1) shape = {parts, 2, 12 / parts, shape.back()};
-  const Tensor product = torch::randn(shape).to(dtype), angles = torch::rand({2, 12, 4});
+  const Tensor product = at::randn(shape).to(dtype), angles = at::rand({2, 12, 4});
   const auto heads = [](const Tensor& packed, int64_t first, int64_t count) {
     return packed.narrow(-1, first * 8, count * 8).unflatten(-1, {count, 8});
   };
@@ -260,8 +284,8 @@ TEST_CASE("queries and keys turned in one node from one product have the bits of
 }
 
 TEST_CASE("swiglu of the halves of one product has the bits of swiglu of two tensors") {
-  const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16, torch::kDouble);
-  const Tensor product = torch::randn({3, 5, 2 * 17}).to(dtype);
+  const auto dtype = GENERATE(at::kFloat, at::kBFloat16, at::kDouble);
+  const Tensor product = at::randn({3, 5, 2 * 17}).to(dtype);
   const auto halves = results_and_gradients(
       [](std::vector<Tensor>& leaves) {
         return std::vector{ops::swiglu(leaves[0].narrow(-1, 0, 17), leaves[0].narrow(-1, 17, 17))};
@@ -271,16 +295,16 @@ TEST_CASE("swiglu of the halves of one product has the bits of swiglu of two ten
       [](std::vector<Tensor>& leaves) { return std::vector{ops::swiglu(leaves[0], leaves[1])}; },
       {product.narrow(-1, 0, 17).contiguous(), product.narrow(-1, 17, 17).contiguous()});
   CHECK(halves[0].equal(apart[0]));
-  CHECK(halves[1].equal(torch::cat({apart[1], apart[2]}, -1)));
+  CHECK(halves[1].equal(at::cat({apart[1], apart[2]}, -1)));
 }
 
 TEST_CASE("attention with grouped queries equals the plain formula with and without documents") {
-  torch::manual_seed(2);
+  at::manual_seed(2);
   const Tensor q = leaf({2, 4, 5, 8}), k = leaf({2, 2, 5, 8}), v = leaf({2, 2, 5, 8});
-  const Tensor causal = torch::ones({5, 5}, torch::kBool).tril();
-  const Tensor positions = torch::tensor({{0, 1, 2, 0, 1}, {0, 1, 2, 3, 4}}).to(torch::kInt);
+  const Tensor causal = at::ones({5, 5}, at::kBool).tril();
+  const Tensor positions = at::tensor({0, 1, 2, 0, 1, 0, 1, 2, 3, 4}, at::kInt).view({2, 5});
   Tensor mask = causal.unsqueeze(0).unsqueeze(0).expand({2, 1, 5, 5}).clone();
-  mask.index_put_({0, 0, torch::indexing::Slice(3), torch::indexing::Slice(0, 3)}, false);
+  mask.index_put_({0, 0, at::indexing::Slice(3), at::indexing::Slice(0, 3)}, false);
   for (const bool packed : {false, true}) {
     const auto documents = packed ? kernels::documents_from(positions, at::kCPU) : kernels::Documents();
     auto reference = [&] {
@@ -314,25 +338,24 @@ TEST_CASE("a GPU's attention kernel follows from dtype and head size and length 
 }
 
 TEST_CASE("results have the input's dtype and bf16 differs from fp32") {
-  const Tensor x = torch::randn({4, 8}).to(torch::kBFloat16), w = torch::randn({3, 8}).to(torch::kBFloat16);
-  CHECK(apply_linear(x, w).scalar_type() == torch::kBFloat16);
-  CHECK(ops::rms_norm(x, torch::ones({8}).to(torch::kBFloat16), 1e-5).scalar_type() == torch::kBFloat16);
-  CHECK_FALSE(
-      apply_linear(x, w).to(torch::kFloat).equal(apply_linear(x.to(torch::kFloat), w.to(torch::kFloat))));
+  const Tensor x = at::randn({4, 8}).to(at::kBFloat16), w = at::randn({3, 8}).to(at::kBFloat16);
+  CHECK(apply_linear(x, w).scalar_type() == at::kBFloat16);
+  CHECK(ops::rms_norm(x, at::ones({8}).to(at::kBFloat16), 1e-5).scalar_type() == at::kBFloat16);
+  CHECK_FALSE(apply_linear(x, w).to(at::kFloat).equal(apply_linear(x.to(at::kFloat), w.to(at::kFloat))));
 }
 
 TEST_CASE("a recomputed block has bitwise the same gradients and keeps three of seven products") {
-  torch::manual_seed(3);
+  at::manual_seed(3);
   ModelArgs args =
       model_args("llama3", "debugmodel", {.dim = 32, .n_layers = 1, .n_heads = 4, .n_kv_heads = 2});
   const Transformer model(args);
   for (const ParameterPtr& parameter : model.parameters()) {
-    parameter->weight = torch::randn(parameter->shape) * 0.2;
+    parameter->weight = at::randn(parameter->shape) * 0.2;
     parameter->weight.requires_grad_();
   }
   const TransformerBlock& block = model.blocks()[0];
   const SequenceContext context = model.context(6, at::kCPU);
-  const Tensor x = torch::randn({2, 6, 32}), seed = torch::randn({2, 6, 32});
+  const Tensor x = at::randn({2, 6, 32}), seed = at::randn({2, 6, 32});
   auto gradients = [&] {
     std::vector<Tensor> grads;
     for (const ParameterPtr& parameter : block.parameters()) {
@@ -348,7 +371,7 @@ TEST_CASE("a recomputed block has bitwise the same gradients and keeps three of 
   SelectiveCheckpoint checkpoint(none);
   Tensor first;
   {
-    torch::NoGradGuard no_grad;
+    at::NoGradGuard no_grad;
     SelectiveCheckpointScope scope(&checkpoint);
     first = block.forward(x, context);
   }
@@ -371,9 +394,9 @@ std::vector<Linear> layers_of_one_input(const std::vector<int64_t>& rows, bool s
                                         at::ScalarType dtype) {
   int64_t all = 0;
   for (const int64_t count : rows) all += count;
-  torch::manual_seed(21);
+  at::manual_seed(21);
   const ParameterPtr pack = make_parameter("wq, wk and wv", {all, 6}, Init::ones());
-  const Tensor weight = torch::randn({all, 6}, torch::kDouble).to(dtype);
+  const Tensor weight = at::randn({all, 6}, at::kDouble).to(dtype);
   if (side_by_side) pack->weight = weight;
   std::vector<Linear> layers;
   int64_t first = 0;
@@ -402,9 +425,9 @@ TEST_CASE("layers whose weights lie side by side are one product with the result
   const bool views = GENERATE(true, false);  // gradients that arrive as views of one tensor, or one by one
   const std::vector<int64_t> rows = {8, 2, 3};
   CAPTURE(views, dtype);
-  torch::manual_seed(5);
-  const Tensor x = torch::randn({2, 5, 6}, torch::kDouble).to(dtype);
-  const Tensor all = torch::randn({2, 5, 13}, torch::kDouble).to(dtype);
+  at::manual_seed(5);
+  const Tensor x = at::randn({2, 5, 6}, at::kDouble).to(dtype);
+  const Tensor all = at::randn({2, 5, 13}, at::kDouble).to(dtype);
   const auto found = [&](bool side_by_side) {
     const std::vector<Linear> layers = layers_of_one_input(rows, side_by_side, dtype);
     const Tensor input = x.detach().clone().requires_grad_();
@@ -432,8 +455,7 @@ TEST_CASE("layers whose weights lie side by side are one product with the result
   for (size_t i = 0; i < separate.size(); ++i) {
     CAPTURE(i);
     CHECK(packed[i].sizes() == separate[i].sizes());
-    CHECK(torch::allclose(packed[i].to(torch::kDouble), separate[i].to(torch::kDouble), tolerance,
-                          4 * tolerance));
+    CHECK(at::allclose(packed[i].to(at::kDouble), separate[i].to(at::kDouble), tolerance, 4 * tolerance));
   }
 }
 
@@ -443,8 +465,8 @@ TEST_CASE(
   const auto saved_numbers = [&](const std::vector<int64_t>& rows) {
     SelectiveCheckpoint checkpoint(none);
     const std::vector<Linear> layers = layers_of_one_input(rows, true, at::kFloat);
-    const Tensor x = torch::randn({3, 6});
-    torch::NoGradGuard no_grad;
+    const Tensor x = at::randn({3, 6});
+    at::NoGradGuard no_grad;
     SelectiveCheckpointScope scope(&checkpoint);
     const std::vector<Tensor> outputs = column_linear(x, pointers(layers));
     checkpoint.start_recompute();
@@ -464,8 +486,7 @@ TEST_CASE(
 
 TEST_CASE("a linear layer may end before the backward of its output") {
   std::weak_ptr<Parameter> parameter;
-  const Tensor x = torch::randn({3, 4}, torch::requires_grad()),
-               weight = torch::randn({2, 4}, torch::requires_grad());
+  const Tensor x = at::randn({3, 4}).requires_grad_(), weight = at::randn({2, 4}).requires_grad_();
   Tensor out;
   {
     const ParameterPtr owned = make_parameter("w.weight", {2, 4}, Init::ones());
@@ -476,8 +497,8 @@ TEST_CASE("a linear layer may end before the backward of its output") {
   }
   CHECK_FALSE(parameter.expired());  // the graph holds it
   out.sum().backward();
-  CHECK(torch::allclose(x.grad(), torch::ones({3, 2}).mm(weight)));
-  CHECK(torch::allclose(weight.grad(), torch::ones({2, 3}).mm(x)));
+  CHECK(at::allclose(x.grad(), at::ones({3, 2}).mm(weight)));
+  CHECK(at::allclose(weight.grad(), at::ones({2, 3}).mm(x)));
   out.reset();
   CHECK(parameter.expired());
 }

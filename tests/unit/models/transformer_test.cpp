@@ -4,7 +4,16 @@
 
 #include <catch2/catch.hpp>
 
-#include <torch/torch.h>
+#include <ATen/Context.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/tensor.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include "models/flavors/registry.h"
 #include "models/init.h"
@@ -17,9 +26,9 @@ using at::Tensor;
 namespace {
 
 void materialise(const Transformer& model, at::ScalarType dtype, double spread) {
-  torch::manual_seed(7);
+  at::manual_seed(7);
   for (const ParameterPtr& parameter : model.parameters()) {
-    parameter->weight = (torch::randn(parameter->shape, torch::kDouble) * spread).to(dtype);
+    parameter->weight = (at::randn(parameter->shape, at::kDouble) * spread).to(dtype);
     parameter->weight.requires_grad_();
   }
 }
@@ -29,7 +38,7 @@ double loss_and_backward(const Transformer& model, const Tensor& tokens, const T
   const SequenceContext context = model.context(tokens.size(1), at::kCPU);
   Tensor x = model.embedding().forward(tokens);
   for (const TransformerBlock& block : model.blocks()) x = block.forward(x, context);
-  auto [loss, grad] = model.head().loss_and_grad(x.detach(), labels, torch::ones({}, torch::kDouble));
+  auto [loss, grad] = model.head().loss_and_grad(x.detach(), labels, at::ones({}, at::kDouble));
   torch::autograd::backward({x}, {grad});
   return loss.item<double>();
 }
@@ -81,8 +90,8 @@ TEST_CASE("gradients of a two layer fp64 model equal finite differences") {
                                  .vocab_size = 13,
                                  .hidden_dim = 24});
     const Transformer model(args);
-    materialise(model, torch::kDouble, 0.3);
-    const Tensor tokens = torch::randint(0, 13, {2, 6}), labels = torch::randint(0, 13, {2, 6});
+    materialise(model, at::kDouble, 0.3);
+    const Tensor tokens = at::randint(0, 13, {2, 6}), labels = at::randint(0, 13, {2, 6});
     loss_and_backward(model, tokens, labels);
     std::vector<Tensor> grads;
     for (const ParameterPtr& parameter : model.parameters())
@@ -90,12 +99,12 @@ TEST_CASE("gradients of a two layer fp64 model equal finite differences") {
     const auto parameters = model.parameters();
     for (size_t i = 0; i < parameters.size(); ++i) {
       CAPTURE(parameters[i]->fqn);
-      const Tensor direction = torch::randn(parameters[i]->shape, torch::kDouble);
+      const Tensor direction = at::randn(parameters[i]->shape, at::kDouble);
       constexpr double kStep = 1e-5;
       auto shifted = [&](double by) {
-        torch::NoGradGuard no_grad;
+        at::NoGradGuard no_grad;
         parameters[i]->weight.add_(direction, by);
-        torch::AutoGradMode grad_mode(true);
+        at::AutoGradMode grad_mode(true);
         return loss_and_backward(model, tokens, labels);
       };
       const double up = shifted(kStep), down = shifted(-2 * kStep);
@@ -110,10 +119,10 @@ TEST_CASE("with document masks a packed row equals its documents alone") {
   ModelArgs args =
       model_args("llama3", "debugmodel", {.dim = 32, .n_layers = 2, .n_heads = 4, .vocab_size = 13});
   const Transformer model(args);
-  materialise(model, torch::kFloat, 0.2);
-  torch::NoGradGuard no_grad;
-  const Tensor tokens = torch::randint(0, 13, {1, 9});
-  const Tensor positions = torch::tensor({{0, 1, 2, 3, 0, 1, 2, 3, 4}}).to(torch::kInt);
+  materialise(model, at::kFloat, 0.2);
+  at::NoGradGuard no_grad;
+  const Tensor tokens = at::randint(0, 13, {1, 9});
+  const Tensor positions = at::tensor({0, 1, 2, 3, 0, 1, 2, 3, 4}, at::kInt).view({1, 9});
   auto logits = [&](const Tensor& part, const SequenceContext& context) {
     Tensor x = model.embedding().forward(part);
     for (const TransformerBlock& block : model.blocks()) x = block.forward(x, context);

@@ -4,7 +4,13 @@
 
 #include <catch2/catch.hpp>
 
-#include <ATen/ATen.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/zeros.h>
 
 #include "base/error.h"
 #include "parallel/ledger.h"

@@ -7,7 +7,7 @@
 
 #include <catch2/catch.hpp>
 
-#include <ATen/ATen.h>
+#include <ATen/ops/ones.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "base/error.h"

@@ -1,12 +1,17 @@
 // The weights of one unit over ranks that exchange nothing: what each rank keeps of a gradient.
-#include "parallel/fsdp.h"
-
 #include <map>
 #include <numeric>
 
 #include <catch2/catch.hpp>
 
-#include <ATen/ATen.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
+
+#include "parallel/fsdp.h"
 
 namespace hyperion::parallel {
 namespace {

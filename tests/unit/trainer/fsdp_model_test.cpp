@@ -5,7 +5,14 @@
 
 #include <catch2/catch.hpp>
 
-#include <torch/torch.h>
+#include <ATen/Context.h>
+#include <ATen/TensorIndexing.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/randint.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include "models/flavors/registry.h"
 #include "models/init.h"
@@ -47,10 +54,10 @@ struct OneRank {
     fsdp.begin_step(1);
   }
   models::Microbatch batch(int seed) const {
-    torch::manual_seed(seed);
-    Tensor labels = torch::randint(19, {2, 7}, torch::kLong);
+    at::manual_seed(seed);
+    Tensor labels = at::randint(19, {2, 7}, at::kLong);
     labels.index_put_({0, 3}, -100);
-    return {torch::randint(19, {2, 7}, torch::kLong), labels, model.context(7, at::kCPU)};
+    return {at::randint(19, {2, 7}, at::kLong), labels, model.context(7, at::kCPU)};
   }
   std::vector<Tensor> gradients() const {
     std::vector<Tensor> all;
@@ -73,7 +80,7 @@ LossAndGradients plain(const char* name, const OneRank& rank, const models::Micr
     parameters[i]->weight = rank.fsdp.parameters()[i]->master().clone().requires_grad_();
   Tensor x = model.embedding().forward(batch.tokens);
   for (const models::TransformerBlock& block : model.blocks()) x = block.forward(x, batch.context);
-  const auto [loss, grad] = model.head().loss_and_grad(x.detach(), batch.labels, torch::full({}, scale));
+  const auto [loss, grad] = model.head().loss_and_grad(x.detach(), batch.labels, at::full({}, scale));
   torch::autograd::backward({x}, {grad});
   std::vector<Tensor> gradients;
   for (const ParameterPtr& parameter : parameters) gradients.push_back(parameter->weight.grad());
@@ -89,7 +96,7 @@ TEST_CASE("one rank has the loss and the gradients of the plain model") {
                models::ActivationCheckpoint::kSelectiveOp, models::ActivationCheckpoint::kElementwise);
   OneRank rank(name, checkpoint);
   const models::Microbatch batch = rank.batch(3);
-  const double loss = rank.fsdp.forward_backward(batch, torch::full({}, 0.25), true).item<double>();
+  const double loss = rank.fsdp.forward_backward(batch, at::full({}, 0.25), true).item<double>();
   const auto expected = plain(name, rank, batch, 0.25), unscaled = plain(name, rank, batch, 1);
   CHECK(loss == Approx(expected.loss));
   CHECK(loss == Approx(unscaled.loss));  // of the sum; the scale is the gradients'
@@ -97,14 +104,14 @@ TEST_CASE("one rank has the loss and the gradients of the plain model") {
   REQUIRE(gradients.size() == expected.gradients.size());
   for (size_t i = 0; i < gradients.size(); ++i) {
     CAPTURE(name, rank.fsdp.parameters()[i]->parameter().fqn);
-    CHECK(torch::allclose(gradients[i], expected.gradients[i], 1e-5, 1e-7));
+    CHECK(at::allclose(gradients[i], expected.gradients[i], 1e-5, 1e-7));
     CHECK(gradients[i].abs().max().item<double>() > 0);
   }
 }
 
 TEST_CASE("gradients of microbatches add up and those of the next step replace them") {
   OneRank rank("llama3");
-  const Tensor scale = torch::full({}, 0.5);
+  const Tensor scale = at::full({}, 0.5);
   const models::Microbatch first = rank.batch(3), second = rank.batch(4);
   rank.fsdp.forward_backward(first, scale, true);
   const auto alone = rank.gradients();
@@ -112,7 +119,7 @@ TEST_CASE("gradients of microbatches add up and those of the next step replace t
   rank.fsdp.forward_backward(second, scale, false);
   rank.fsdp.forward_backward(first, scale, true);
   const auto both = rank.gradients(), rest = plain("llama3", rank, second, 0.5).gradients;
-  for (size_t i = 0; i < both.size(); ++i) CHECK(torch::allclose(both[i], alone[i] + rest[i], 1e-5, 1e-7));
+  for (size_t i = 0; i < both.size(); ++i) CHECK(at::allclose(both[i], alone[i] + rest[i], 1e-5, 1e-7));
 }
 
 TEST_CASE("the loss alone is that of a training step and leaves gradients as they are") {

@@ -8,7 +8,11 @@
 #include <catch2/catch.hpp>
 #include <fmt/format.h>
 
-#include <torch/torch.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/equal.h>
 
 #include "base/files.h"
 #include "tests/support/documents.h"
@@ -55,11 +59,11 @@ TEST_CASE("initial weights depend on the seed alone and not on the number of ran
   for (size_t i = 0; i < whole.model.parameters.size(); ++i) {
     const Tensor expected = whole.model.parameters[i]->master();
     CAPTURE(whole.model.parameters[i]->parameter().fqn);
-    CHECK(torch::equal(expected,
-                       torch::cat({first.model.parameters[i]->master(), second.model.parameters[i]->master(),
-                                   third.model.parameters[i]->master()})));
-    CHECK(torch::equal(whole.model.parameters[i]->compute_shard(), expected.to(at::kBFloat16)));
-    if (expected.dim() > 1) CHECK_FALSE(torch::equal(expected, other.model.parameters[i]->master()));
+    CHECK(at::equal(expected,
+                    at::cat({first.model.parameters[i]->master(), second.model.parameters[i]->master(),
+                             third.model.parameters[i]->master()})));
+    CHECK(at::equal(whole.model.parameters[i]->compute_shard(), expected.to(at::kBFloat16)));
+    if (expected.dim() > 1) CHECK_FALSE(at::equal(expected, other.model.parameters[i]->master()));
   }
 }
 
@@ -77,7 +81,7 @@ TEST_CASE("initial weights of tensor parallel ranks are their boxes of the whole
         expected = expected.narrow(static_cast<int64_t>(d), box.offset[d], box.shape[d]);
       CAPTURE(index, whole.model.parameters[i]->parameter().fqn);
       CHECK(rank.model.parameters[i]->master().numel() <= whole.model.parameters[i]->master().numel() / 2);
-      CHECK(torch::equal(rank.model.parameters[i]->master(), expected));
+      CHECK(at::equal(rank.model.parameters[i]->master(), expected));
     }
   }
 }
@@ -154,7 +158,7 @@ TEST_CASE("gradients of several ranks are written as boxes that a script joins t
   for (int index = 0; index < 4; ++index) {
     ranks.push_back(std::make_unique<Rank>(index, 4, job));
     for (const parallel::ShardedParameterPtr& parameter : ranks.back()->model.parameters) {
-      const Tensor numbers = torch::arange(parameter->parameter().numel(), torch::kFloat);
+      const Tensor numbers = at::arange(parameter->parameter().numel(), at::kFloat);
       Tensor own = numbers.view(parameter->parameter().shape);
       const Box box = parameter->box();
       for (size_t d = 0; d < box.shape.size(); ++d)
@@ -167,7 +171,7 @@ TEST_CASE("gradients of several ranks are written as boxes that a script joins t
   for (const parallel::ShardedParameterPtr& parameter : ranks[0]->model.parameters) {
     CAPTURE(parameter->parameter().fqn);
     const std::string bytes = read_file(gradients / (parameter->parameter().fqn + ".f32"));
-    const Tensor expected = torch::arange(parameter->parameter().numel(), torch::kFloat);
+    const Tensor expected = at::arange(parameter->parameter().numel(), at::kFloat);
     REQUIRE(bytes.size() == expected.nbytes());
     CHECK(std::memcmp(bytes.data(), expected.data_ptr(), bytes.size()) == 0);
   }

@@ -1,15 +1,15 @@
 // Loops over ranges on several threads.
 #include "base/device/parallel_for.h"
 
-#include <torch/torch.h>
-
-#include <catch2/catch.hpp>
-
 #include <atomic>
 #include <chrono>
 #include <stdexcept>
 #include <thread>
 #include <vector>
+
+#include <catch2/catch.hpp>
+
+#include <ATen/Parallel.h>
 
 namespace hyperion {
 namespace {

@@ -8,7 +8,12 @@
 
 #include <catch2/catch.hpp>
 
-#include <torch/torch.h>
+#include <ATen/Context.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
 
 #include "base/error.h"
 #include "tests/support/documents.h"
@@ -62,7 +67,7 @@ void load(checkpoint::StateComponent& component, const Saved& saved) {
 
 // Two weights, with other numbers for every seed.
 std::vector<parallel::ShardedParameterPtr> weights(int seed) {
-  torch::manual_seed(seed);
+  at::manual_seed(seed);
   std::vector<parallel::ShardedParameterPtr> all;
   for (const auto& [name, shape] : {std::pair("w.weight", std::vector<int64_t>{7, 5}),
                                     std::pair("norm.weight", std::vector<int64_t>{5})}) {
@@ -71,7 +76,7 @@ std::vector<parallel::ShardedParameterPtr> weights(int seed) {
     Tensor master = all.back()->master();
     master.normal_();
     all.back()->compute_shard().copy_(master);
-    all.back()->bind_grad(torch::randn({master.numel()}));
+    all.back()->bind_grad(at::randn({master.numel()}));
   }
   return all;
 }
@@ -120,7 +125,7 @@ TEST_CASE("an optimizer that comes back makes the same next update") {
   const JobConfig config;
   const auto here = weights(1), there = weights(2);
   Adam adam(here, {}), other(there, {});
-  const Tensor go = torch::zeros({});
+  const Tensor go = at::zeros({});
   for (int step = 0; step < 3; ++step) adam.step(1e-2, go);
   other.step(1e-1, go);
   const auto rates = [] { return std::pair(0.5, 0.25); };
@@ -210,20 +215,20 @@ TEST_CASE(
     return RngState(at::kCPU, rank, ranks, seed, state);
   };
   RngState from = component(1, 2, 9);
-  torch::manual_seed(3);
+  at::manual_seed(3);
   const Saved saved = save(from);
-  const Tensor expected = torch::rand({8});
+  const Tensor expected = at::rand({8});
 
   RngState same = component(1, 2, 9);
-  torch::manual_seed(4);
+  at::manual_seed(4);
   load(same, saved);
-  CHECK(torch::rand({8}).equal(expected));
+  CHECK(at::rand({8}).equal(expected));
 
   const auto drawn = [&](int rank, int ranks, uint64_t seed) {
     RngState other = component(rank, ranks, seed);
-    torch::manual_seed(4);
+    at::manual_seed(4);
     other.load(saved.find());
-    return torch::rand({8});
+    return at::rand({8});
   };
   const Tensor reseeded = drawn(1, 4, 9);
   CHECK_FALSE(reseeded.equal(expected));
@@ -231,9 +236,9 @@ TEST_CASE(
   CHECK_FALSE(drawn(0, 4, 9).equal(reseeded));
   CHECK_FALSE(drawn(1, 4, 10).equal(reseeded));
 
-  torch::manual_seed(4);
+  at::manual_seed(4);
   component(1, 4, 9);  // a run that loads nothing starts from the same seeds
-  CHECK(torch::rand({8}).equal(reseeded));
+  CHECK(at::rand({8}).equal(reseeded));
 }
 
 TEST_CASE("averages come back under the names of their weights") {

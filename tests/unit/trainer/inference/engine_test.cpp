@@ -8,7 +8,12 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include <torch/torch.h>
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/log_softmax.h>
+#include <ATen/ops/tensor.h>
 
 #include "base/error.h"
 #include "models/flavors/registry.h"
@@ -81,7 +86,7 @@ std::unique_ptr<DataLoader> loader(const Corpus& corpus, int64_t seq_len, int64_
 TEST_CASE("the logits of the last token are those of the whole sequence") {
   const InferenceEngine model = engine();
   const std::vector<int64_t> tokens = prompt(9);
-  const Tensor whole = model.logits(torch::tensor(tokens).view({1, -1}));
+  const Tensor whole = model.logits(at::tensor(tokens).view({1, -1}));
   CHECK(whole.sizes() == at::IntArrayRef({1, 9, 64}));
   CHECK(at::allclose(whole[0][8], model.next_logits(tokens), 1e-5, 1e-6));
   // A longer sequence does not change what came before.
@@ -152,9 +157,9 @@ TEST_CASE("evaluation is the mean over tokens whatever the batches") {
     for (int64_t first = 0; first + 1 < 22; first += 4) {
       const int64_t count = std::min<int64_t>(4, 21 - first);
       const std::vector<int64_t> inputs(stream.begin() + first, stream.begin() + first + count);
-      const Tensor logits = model.logits(torch::tensor(inputs).view({1, -1}))[0].to(torch::kDouble);
+      const Tensor logits = model.logits(at::tensor(inputs).view({1, -1}))[0].to(at::kDouble);
       for (int64_t i = 0; i < count; ++i)
-        sum -= torch::log_softmax(logits[i], 0)[stream[static_cast<size_t>(first + i + 1)]].item<double>();
+        sum -= at::log_softmax(logits[i], 0)[stream[static_cast<size_t>(first + i + 1)]].item<double>();
     }
     CHECK(result.tokens == 21);
     CHECK(result.sequences == 6);

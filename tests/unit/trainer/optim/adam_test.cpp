@@ -3,7 +3,19 @@
 
 #include <catch2/catch.hpp>
 
-#include <torch/torch.h>
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/randn_like.h>
+#include <ATen/ops/zeros.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
 
 namespace hyperion::trainer {
 
@@ -14,25 +26,25 @@ namespace {
 
 struct Shards {
   explicit Shards(at::ScalarType compute) {
-    torch::manual_seed(11);
+    at::manual_seed(11);
     for (int64_t rows : {5, 3}) {
       auto parameter = make_parameter("p" + std::to_string(rows), {rows, 4}, Init::ones());
       const parallel::ShardingOptions options{.compute_dtype = compute};
       all.push_back(std::make_shared<parallel::ShardedParameter>(parameter, 0, 1, options));
-      grads.push_back(torch::zeros({rows * 4}));
+      grads.push_back(at::zeros({rows * 4}));
       all.back()->bind_grad(grads.back());
-      all.back()->master().copy_(torch::randn({rows, 4}));
+      all.back()->master().copy_(at::randn({rows, 4}));
     }
   }
   void set_grads(int step) {
-    torch::manual_seed(100 + step);
-    for (Tensor& grad : grads) grad.copy_(torch::randn_like(grad));
+    at::manual_seed(100 + step);
+    for (Tensor& grad : grads) grad.copy_(at::randn_like(grad));
   }
   std::vector<parallel::ShardedParameterPtr> all;
   std::vector<Tensor> grads;
 };
 
-const Tensor kGo = torch::zeros({}), kSkip = torch::ones({});
+const Tensor kGo = at::zeros({}), kSkip = at::ones({});
 
 }  // namespace
 
@@ -42,15 +54,15 @@ TEST_CASE("the update in one pass equals libtorch's for any number of elements a
   const double beta1 = GENERATE(0.9, 0.0);
   struct Job {
     Job(OptimizerName name, at::ScalarType compute, double beta1, Implementation implementation) {
-      torch::manual_seed(31);
+      at::manual_seed(31);
       for (const std::vector<int64_t>& shape :
            std::vector<std::vector<int64_t>>{{1, 1}, {3, 7}, {16384}, {5, 6561}, {0, 4}, {129, 1000}}) {
         auto parameter = make_parameter("p" + std::to_string(all.size()), shape, Init::ones());
         all.push_back(std::make_shared<parallel::ShardedParameter>(
             parameter, 0, 1, parallel::ShardingOptions{.compute_dtype = compute}));
-        grads.push_back(torch::zeros({parameter->numel()}));
+        grads.push_back(at::zeros({parameter->numel()}));
         all.back()->bind_grad(grads.back());
-        all.back()->master().copy_(torch::randn(shape));
+        all.back()->master().copy_(at::randn(shape));
       }
       adam.emplace(all,
                    JobConfig::Optimizer{
@@ -65,8 +77,8 @@ TEST_CASE("the update in one pass equals libtorch's for any number of elements a
   const int threads = at::get_num_threads();
   for (int step = 0; step < 3; ++step) {
     for (Job* job : {&ours, &again, &theirs}) {
-      torch::manual_seed(50 + step);
-      for (Tensor& grad : job->grads) grad.copy_(torch::randn_like(grad) * 0.1);
+      at::manual_seed(50 + step);
+      for (Tensor& grad : job->grads) grad.copy_(at::randn_like(grad) * 0.1);
       at::set_num_threads(job == &again ? 3 : 1);
       job->adam->step(1e-2, step == 1 ? kSkip : kGo);
     }
@@ -93,7 +105,7 @@ TEST_CASE("the fused update divides gradients in its own pass") {
     divides.set_grads(step);
     for (Tensor& grad : divided.grads) grad.div_(2.5);
     first.step(1e-2, kGo);
-    second.step(1e-2, kGo, torch::full({}, 2.5, torch::kDouble));  // a norm on a CPU is fp64
+    second.step(1e-2, kGo, at::full({}, 2.5, at::kDouble));  // a norm on a CPU is fp64
     for (size_t i = 0; i < divided.all.size(); ++i) {
       CHECK(at::allclose(divides.all[i]->master(), divided.all[i]->master(), 1e-6, 1e-7));
       CHECK(at::allclose(second.exp_avg()[i], first.exp_avg()[i], 1e-6, 1e-7));
@@ -136,7 +148,7 @@ TEST_CASE("foreach and for-loop update to the same bits") {
       shards.set_grads(step);
       adam.step(1e-2, step == 2 ? kSkip : kGo);
     }
-    return torch::cat({shards.all[0]->master().flatten(), shards.all[1]->master().flatten()});
+    return at::cat({shards.all[0]->master().flatten(), shards.all[1]->master().flatten()});
   };
   CHECK(weights_after(Implementation::kForeach).equal(weights_after(Implementation::kForLoop)));
 }

@@ -4,7 +4,13 @@
 
 #include <catch2/catch.hpp>
 
-#include <torch/torch.h>
+#include <ATen/Context.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
 
 #include "base/error.h"
 
@@ -14,7 +20,7 @@ using at::Tensor;
 
 namespace {
 
-const Tensor kGo = torch::zeros({}), kSkip = torch::ones({});
+const Tensor kGo = at::zeros({}), kSkip = at::ones({});
 
 // Rank `rank` of `world`'s shards of parameters with these shapes.
 std::vector<parallel::ShardedParameterPtr> shards(int rank, int world,
@@ -29,8 +35,8 @@ std::vector<parallel::ShardedParameterPtr> shards(int rank, int world,
 // The weights of a step, the same for every sharding.
 void set_weights(const std::vector<parallel::ShardedParameterPtr>& all, int step) {
   for (size_t i = 0; i < all.size(); ++i) {
-    torch::manual_seed(1000 * step + static_cast<int>(i));
-    const Tensor whole = torch::randn(all[i]->parameter().shape, torch::kDouble);
+    at::manual_seed(1000 * step + static_cast<int>(i));
+    const Tensor whole = at::randn(all[i]->parameter().shape, at::kDouble);
     Tensor master = all[i]->master();
     master.copy_(whole.narrow(0, all[i]->box().offset[0], master.size(0)));
     if (all[i]->has_separate_compute_shard()) all[i]->compute_shard().copy_(master);
@@ -52,19 +58,19 @@ TEST_CASE("a thousand updates equal the average in double precision") {
   set_weights(all, 0);
   Ema ema(all, {.decay = decay});
   std::vector<Tensor> oracle;
-  for (const auto& shard : all) oracle.push_back(shard->master().to(torch::kDouble).clone());
+  for (const auto& shard : all) oracle.push_back(shard->master().to(at::kDouble).clone());
   for (size_t i = 0; i < all.size(); ++i) CHECK(ema.tensors()[i].equal(all[i]->master()));
   const double ulp = dtype == at::kFloat ? std::pow(2.0, -23) : std::pow(2.0, -52);
   const auto error = [&](const Tensor& average, const Tensor& exact) {  // in ulps of values around 1 or more
-    return ((average.to(torch::kDouble) - exact).abs() / exact.abs().clamp_min(1)).max().item<double>() / ulp;
+    return ((average.to(at::kDouble) - exact).abs() / exact.abs().clamp_min(1)).max().item<double>() / ulp;
   };
   for (int step = 1; step <= 1000; ++step) {
     set_weights(all, step);
     std::vector<Tensor> next;
     for (size_t i = 0; i < all.size(); ++i) {
-      const Tensor weight = all[i]->master().to(torch::kDouble);
+      const Tensor weight = all[i]->master().to(at::kDouble);
       oracle[i] = decay * oracle[i] + (1 - decay) * weight;
-      next.push_back(decay * ema.tensors()[i].to(torch::kDouble) + (1 - decay) * weight);
+      next.push_back(decay * ema.tensors()[i].to(at::kDouble) + (1 - decay) * weight);
     }
     ema.update(step, kGo);
     for (size_t i = 0; step % 100 == 0 && i < all.size(); ++i) CHECK(error(ema.tensors()[i], next[i]) <= 2);

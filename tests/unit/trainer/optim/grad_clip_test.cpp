@@ -2,18 +2,26 @@
 
 #include <catch2/catch.hpp>
 
-#include <torch/torch.h>
+#include <ATen/Context.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+#include <torch/nn/utils/clip_grad.h>
 
 namespace hyperion::trainer {
 
 TEST_CASE("norm and clipping equal torch's clip_grad_norm_") {
-  torch::manual_seed(3);
+  at::manual_seed(3);
   for (double max_norm : {0.5, 1.0, 1000.0}) {
     parallel::LocalGradients gradients;
     std::vector<at::Tensor>&ours = gradients.divided, theirs;
     for (int64_t n : {5, 1000, 37}) {
-      ours.push_back(torch::randn({n}));
-      theirs.push_back(torch::zeros({n}).requires_grad_());
+      ours.push_back(at::randn({n}));
+      theirs.push_back(at::zeros({n}).requires_grad_());
       theirs.back().mutable_grad() = ours.back().clone();
     }
     auto solo = parallel::make_solo_communicator("fsdp/0", 0);
@@ -29,18 +37,18 @@ TEST_CASE("gradients divided by the clip divisor are the clipped ones") {
   for (const double length : {0.1, 1.0, 7.0, 1e30}) {
     for (const double max_norm : {0.5, 1.0, 1000.0}) {
       CAPTURE(length, max_norm);
-      const at::Tensor norm = torch::full({}, length, torch::kDouble), grad = torch::full({3}, length);
+      const at::Tensor norm = at::full({}, length, at::kDouble), grad = at::full({3}, length);
       const parallel::LocalGradients gradients{.divided = {grad.clone()}, .replicated = {}};
       clip_gradients(gradients, norm, max_norm);
-      const at::Tensor divided = grad / clip_divisor(norm, max_norm).to(torch::kFloat);
-      CHECK(torch::allclose(divided, gradients.divided[0], 1e-6, 0));
+      const at::Tensor divided = grad / clip_divisor(norm, max_norm).to(at::kFloat);
+      CHECK(at::allclose(divided, gradients.divided[0], 1e-6, 0));
       if (length + 1e-6 <= max_norm) CHECK(divided.equal(grad));
     }
   }
 }
 
 TEST_CASE("a non-finite gradient makes the norm non-finite") {
-  const parallel::LocalGradients gradients{.divided = {torch::tensor({1.0F, NAN})}, .replicated = {}};
+  const parallel::LocalGradients gradients{.divided = {at::tensor({1.0F, NAN})}, .replicated = {}};
   auto solo = parallel::make_solo_communicator("fsdp/0", 0);
   CHECK_FALSE(std::isfinite(global_grad_norm(gradients, *solo, nullptr).item<double>()));
 }
