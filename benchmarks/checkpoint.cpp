@@ -14,7 +14,6 @@
 #include <sstream>
 #include <thread>
 
-#include <fcntl.h>
 #include <nlohmann/json.hpp>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -23,6 +22,7 @@
 #include "base/log.h"
 #include "benchmarks/checkpoint_ranks.h"
 #include "benchmarks/checkpoint_state.h"
+#include "benchmarks/raw_files.h"
 #include "checkpoint/loader.h"
 #include "checkpoint/saver.h"
 #include "checkpoint/storage/block_buffer.h"
@@ -37,8 +37,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Json = nlohmann::json;
 
-constexpr uint64_t kTransfer = uint64_t{8} << 20;  // of one raw read or write
-
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
@@ -49,10 +47,6 @@ Placement rows_of_fsdp(int shards, int shard, int replicas = 1, int replica = 0)
 
 Placement on_every_rank(const Coordinator& ranks) {
   return {.cuts = {}, .replicas = ranks.size(), .replica = ranks.rank()};
-}
-
-[[noreturn]] void fail(const char* what, const fs::path& path) {
-  throw Error(ExitCode::kSaveFailed, fmt::format("{} {}: {}", what, path.string(), errno_text(errno)));
 }
 
 double slowest(Coordinator& ranks, double seconds) {
@@ -84,37 +78,6 @@ double timed(Coordinator& ranks, const auto& work) {
 void flush_disk(Coordinator& ranks) {
   if (ranks.rank() == 0) ::sync();
   wait_for_all(ranks);
-}
-
-// The plain ways to write and read a file.
-enum class Way { kBuffered, kDirect };
-
-void raw_write(const fs::path& path, const std::byte* data, uint64_t bytes, Way way) {
-  const Descriptor file(
-      ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | (way == Way::kDirect ? O_DIRECT : 0), 0666));
-  if (!file) fail("open", path);
-  for (uint64_t at = 0; at < bytes; at += kTransfer) {
-    const uint64_t n = std::min(kTransfer, bytes - at);
-    if (::write(file.get(), data + at, n) != static_cast<ssize_t>(n)) fail("write", path);
-  }
-  if (::fsync(file.get()) != 0) fail("fsync", path);
-}
-
-// Returns the bytes of the file.
-uint64_t raw_read(const fs::path& path, std::byte* out, Way way) {
-  const Descriptor file(::open(path.c_str(), O_RDONLY | (way == Way::kDirect ? O_DIRECT : 0)));
-  if (!file) fail("open", path);
-  if (way == Way::kBuffered) ::posix_fadvise(file.get(), 0, 0, POSIX_FADV_SEQUENTIAL);
-  for (uint64_t at = 0;;) {
-    const ssize_t n = ::read(file.get(), out + at, kTransfer);
-    if (n < 0) fail("read", path);
-    at += static_cast<uint64_t>(n);
-    if (n < static_cast<ssize_t>(kTransfer)) return at;
-  }
-}
-
-void evict_folder(const fs::path& folder) {
-  for (const auto& entry : fs::directory_iterator(folder)) evict(entry.path());
 }
 
 // Work like that of a training step on one core: products of small matrices.
@@ -348,7 +311,8 @@ class SavePart {
 
   void measure_load(Json& figures) {
     const fs::path path = sync_.report.path;
-    if (ranks_.rank() == 0) evict_folder(path);
+    if (ranks_.rank() == 0)
+      for (const auto& entry : fs::directory_iterator(path)) evict(entry.path());
     const double processor = processor_seconds();
     figures["load"] = timed(ranks_, [&] {
       const OpenCheckpoint checkpoint = open_checkpoint(path);

@@ -17,6 +17,7 @@
 #include "base/standard_streams.h"
 #include "parallel/failure_record.h"
 #include "parallel/phase.h"
+#include "parallel/trace_range.h"
 
 namespace hyperion::parallel {
 namespace {
@@ -305,26 +306,74 @@ class LocalCommunicator : public Communicator {
   void set_timeout(std::chrono::milliseconds) override {}
 
  private:
+  Finish do_all_gather(const at::Tensor& out, const at::Tensor& in) override {
+    stand_in("fake all_gather", in.nbytes() * peers(), [&] { copy_into_slots(out, in); });
+    return nullptr;
+  }
+  Finish do_all_gather_parts(const std::vector<GatherPart>& parts) override {
+    size_t bytes = 0;
+    for (const GatherPart& part : parts) bytes += part.in.nbytes();
+    stand_in("fake all_gather", bytes * peers(), [&] { copy_parts_into_slots(parts); });
+    return nullptr;
+  }
+  Finish do_reduce_scatter_sum(const at::Tensor& out, const at::Tensor& in) override {
+    return do_reduce_scatter_parts({{out, in}});
+  }
+  Finish do_reduce_scatter_parts(const std::vector<ReducePart>& parts) override {
+    size_t bytes = 0;
+    for (const ReducePart& part : parts) bytes += part.out.nbytes();
+    stand_in("fake reduce_scatter", bytes * peers(), [&] {
+      for (const auto& [out, in] : parts) copy(out, in.view({size(), -1})[rank()]);
+    });
+    return nullptr;
+  }
+  Finish do_all_reduce(const at::Tensor& tensor, bool) override {
+    stand_in("fake all_reduce", 2 * tensor.nbytes() * peers() / (peers() + 1), [] {});
+    return nullptr;
+  }
+  Finish do_barrier() override { return nullptr; }
+  Finish do_transfers(const std::vector<Transfer>& transfers, bool) override {
+    size_t bytes = 0;
+    for (const auto& [kind, tensor, peer] : transfers)
+      if (kind == Transfer::Kind::kSend) bytes += tensor.nbytes();
+    stand_in("fake transfers", bytes, [&] {
+      for (const auto& [kind, tensor, peer] : transfers)
+        if (kind == Transfer::Kind::kReceive) tensor.zero_();
+    });
+    return nullptr;
+  }
+  Finish do_gather(const at::Tensor& out, const at::Tensor& in) override {
+    if (rank() == 0) copy_into_slots(out, in);
+    return nullptr;
+  }
+  Finish do_broadcast(const at::Tensor&) override { return nullptr; }
+
+  size_t peers() const { return static_cast<size_t>(size()) - 1; }
+
+  // Runs `work` in a range that says what this rank of a real group would send, which scripts/step_budget.py
+  // reads: "fake all_gather 3000 bytes sent in fsdp/0 of 4 ranks".
+  void stand_in(const char* operation, size_t bytes, const auto& work) const {
+    if (size() == 1) return work();
+    const TraceRange range(operation, fmt::format("{} bytes sent in {} of {} ranks", bytes, name(), size()));
+    work();
+  }
+
   // One copy whatever the number of ranks, as wide as the addresses allow: a GPU copies bytes at a tenth of
   // the speed of 16-byte elements.
-  Finish do_all_gather(const at::Tensor& out, const at::Tensor& in) override {
-    if (size() == 1) {
-      copy(out, in);
-      return nullptr;
-    }
+  void copy_into_slots(const at::Tensor& out, const at::Tensor& in) const {
+    if (size() == 1) return copy(out, in);
     const at::ScalarType width = widest_type(out, in);
     const at::Tensor slots = out.view({-1}).view(width).view({size(), -1});
     slots.copy_(in.view({-1}).view(width).expand({size(), -1}), /*non_blocking=*/true);
-    return nullptr;
   }
   // Few copies on a GPU, as a group of NCCL is one launch: one for all slots of all parts where these are
   // few, else one for each part, so that their number does not grow with that of the ranks.
-  Finish do_all_gather_parts(const std::vector<GatherPart>& parts) override {
+  void copy_parts_into_slots(const std::vector<GatherPart>& parts) const {
     constexpr size_t kMostSlots = 256;
     const bool few = parts.size() * static_cast<size_t>(size()) <= kMostSlots;
     if (size() == 1 || !few) {
-      for (const auto& [out, in] : parts) do_all_gather(out, in);
-      return nullptr;
+      for (const auto& [out, in] : parts) copy_into_slots(out, in);
+      return;
     }
     std::map<at::ScalarType, std::pair<std::vector<at::Tensor>, std::vector<at::Tensor>>> copies;
     for (const auto& [out, in] : parts) {
@@ -339,23 +388,7 @@ class LocalCommunicator : public Communicator {
     }
     for (const auto& [width, tensors] : copies)
       at::_foreach_copy_(tensors.first, tensors.second, /*non_blocking=*/true);
-    return nullptr;
   }
-  Finish do_reduce_scatter_sum(const at::Tensor& out, const at::Tensor& in) override {
-    copy(out, in.view({size(), -1})[rank()]);
-    return nullptr;
-  }
-  Finish do_all_reduce(const at::Tensor&, bool) override { return nullptr; }
-  Finish do_barrier() override { return nullptr; }
-  Finish do_transfers(const std::vector<Transfer>& transfers, bool) override {
-    for (const auto& [kind, tensor, peer] : transfers)
-      if (kind == Transfer::Kind::kReceive) tensor.zero_();
-    return nullptr;
-  }
-  Finish do_gather(const at::Tensor& out, const at::Tensor& in) override {
-    return rank() == 0 ? do_all_gather(out, in) : nullptr;
-  }
-  Finish do_broadcast(const at::Tensor&) override { return nullptr; }
 
   // A type in which both tensors can be viewed.
   static at::ScalarType widest_type(const at::Tensor& a, const at::Tensor& b) {

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks the source: include rules, layout, and clang-tidy on every source file of the program.
+# Checks the source: include rules, lengths and layout of files, and clang-tidy on every source file of the program.
 set -euo pipefail
 # shellcheck source=scripts/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -30,6 +30,10 @@ find_version() {  # VERSION PROGRAM...
 
 say "include rules"
 python3 tests/include_rules.py "$root" || status=1
+
+say "no source file has more than 500 lines beside its includes"
+git ls-files '*.cpp' '*.h' '*.cu' '*.cuh' '*.def' '*.py' '*.sh' '*.slurm' '*.cmake' '*CMakeLists.txt' | xargs -d '\n' grep -cv '^#include' |
+  awk -F: '$2 > 500 { print "  " $1 " has " $2; long = 1 } END { exit long }' || status=1
 
 # The order of includes is not checked: Catch's must follow libtorch's, for both define CHECK.
 clang_format=$(find_version 14 clang-format-14 clang-format)

@@ -113,17 +113,20 @@ WRAPPER
 chmod 755 "$stage/hyperion"
 
 # --- what it needs of the system --------------------------------------------------------------------------------------
-highest() {  # PREFIX: the highest version that any file of ours asks for
-  find "$stage/libexec" "$stage/lib" -maxdepth 1 -type f -exec objdump -T {} + 2>/dev/null |
-    sed -n "s/.*[( ]$1_\([0-9][0-9.]*\).*/\1/p" | sort -uV | tail -n 1
+highest() {  # PREFIX FIND_ARGUMENT...: the highest version that any of these files asks for; texts have none
+  { find "${@:2}" -type f -exec objdump -T {} + 2>/dev/null || true; } | sed -n "s/.*[( ]$1_\([0-9][0-9.]*\).*/\1/p" | sort -uV | tail -n 1
 }
-glibc=$(highest GLIBC) glibcxx=$(highest GLIBCXX)
+glibc=$(highest GLIBC "$stage")
+# The C++ library in lib/fallback is loaded only where the system's is too old, and asks for more than the rest.
+ours=("$stage/libexec" "$stage/lib" -maxdepth 1)
+own_glibc=$(highest GLIBC "${ours[@]}") glibcxx=$(highest GLIBCXX "${ours[@]}")
+needs="GLIBC $glibc; GLIBC $own_glibc where the system's C++ library has GLIBCXX $glibcxx"
 not_above() { [ "$(printf '%s\n' "$1" "$2" | sort -V | tail -n 1)" = "$2" ]; }
 not_above "$glibc" $highest_glibc || fail "the bundle needs GLIBC $glibc" "make it on Debian 12 (GLIBC $highest_glibc)"
 not_above "$glibcxx" $highest_glibcxx || fail "the bundle needs GLIBCXX $glibcxx" "make it on Debian 12 (GLIBCXX $highest_glibcxx)"
 cat >"$stage/BUNDLE" <<END
 Hyperion $version, commit $(git -C "$root" rev-parse HEAD 2>/dev/null || echo unknown)
-needs: $(uname -m), GLIBC $glibc, any Python's torch 2.11; GLIBCXX $glibcxx (brought along)
+needs: $(uname -m), any Python's torch 2.11, $needs
 CUDA code: $([ -e "$stage/libexec/libhyperion_cuda.so" ] && echo yes || echo no)
 END
 
@@ -131,7 +134,7 @@ archive=$dist/$name.tar.gz
 tar -C "$dist" --sort=name --owner=0 --group=0 --numeric-owner -cf - "$name" | gzip -9 >"$archive.new"
 mv "$archive.new" "$archive"
 size=$(stat -c %s "$archive")
-say "highest symbol versions needed: GLIBC $glibc, GLIBCXX $glibcxx (the bundle brings a C++ library for systems with an older one)"
+say "it needs $needs (the bundle brings a C++ library for systems with an older one)"
 say "libraries brought along: $(find "$stage/lib" -maxdepth 1 -type f -printf '%f ')"
 say "$archive: $(awk -v bytes="$size" 'BEGIN { printf "%.1f MiB", bytes / 1048576 }') of at most $largest_mib MiB"
 [ "$size" -le $((largest_mib << 20)) ] || fail "the bundle is too large" "see what is in it: tar -tvzf $archive | sort -k3 -n"

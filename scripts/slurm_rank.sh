@@ -35,7 +35,11 @@ if [ -n "${HYPERION_PROLOG:-}" ]; then
   # shellcheck disable=SC1090  # the user's
   . "$HYPERION_PROLOG" || refuse "HYPERION_PROLOG=$HYPERION_PROLOG ended with code $?" "see what it says above"
 fi
-read -ra rank_command <<<"${HYPERION_WRAPPER:-}"
+rank_command=()
+if [ -n "${HYPERION_WRAPPER:-}" ]; then
+  mapfile -d '' rank_command < <(xargs -r printf '%s\0' <<<"$HYPERION_WRAPPER")
+  wait $! || refuse "HYPERION_WRAPPER cannot be split into words (see above): $HYPERION_WRAPPER" "close every quote"
+fi
 if [ ${#rank_command[@]} -gt 0 ] && ! command -v "${rank_command[0]}" >/dev/null; then
   refuse "HYPERION_WRAPPER starts with '${rank_command[0]}', which is no program here" "install it, or load its module in HYPERION_PROLOG"
 fi

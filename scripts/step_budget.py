@@ -2,13 +2,17 @@
 """Where the time of a training step goes on a given GPU, without one: launches, bytes and FLOPs of a steady step, counted on a
 simulated GPU (docs/simulated_gpu.md), and the time that a card needs for them by its roofline.
 
-usage: step_budget.py NAME=TRACE[,SHORTER] ... [--card h100-700w] [--world W] [--layers L] [--tokens N] [--json] [--svg FILE]
+usage: step_budget.py NAME=TRACE[,SHORTER] ... [--world W] [--tensor-parallel T] [--replicas R] [--layers L] [--tokens N] [options]
        step_budget.py --run configs/llama3_8b.toml [--world 8] [--mode none selective] [--column ours torchtitan ...] [--keep FOLDER]
+       options: [--card h100-700w] [--network 400] [--node 8] [--json] [--svg FILE]
 
 The first form reads traces (HYPERION_SIMULATED_TRACE): the last whole step of one, or the mean step by which one is longer than
 another. The second runs the programs as rank 0 of W on the fake backend with nothing computed; torchtitan's columns need the interop
 environment (scripts/setup.sh --interop). Columns: ours, ours-fp8, torchtitan, torchtitan-compiled, torchtitan-fp8, and torchtitan-2024[-...],
 which runs the operators with which the figures of torchtitan's benchmarks were measured.
+
+Figures are of one GPU: the ranks of a tensor parallel group share their tokens. Collectives within a node of --node GPUs go over the card's
+links, between nodes over a network of --network Gb/s per GPU, in rings (scripts/step_collectives.py).
 """
 import argparse
 import collections
@@ -21,6 +25,9 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+
+from step_collectives import NETWORK_SHARE, Cluster, collective_of, group_sizes
+from step_collectives import FAKE, seconds_of as seconds_of_collectives
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -58,7 +65,6 @@ CARDS = {
 
 # The first line that fits decides: family, expression found in the operator's name, in the range it ran in, and how wide its largest tensor is
 # (Widths) or its dtype. What no line fits is "other".
-GATHERED = r"^(all-gather|FSDP::all_gather)(?! wait)"
 FAMILIES = (
     ("optimizer", r"", r"^(optimizer|Optimizer\.step|gradient norm|gradient clipping)", ""),
     ("gather, pack, reduce", r"chunk_cat|all_gather_copy_in|split_with_sizes_copy|foreach_copy", "", ""),
@@ -126,7 +132,7 @@ def read_trace(path):
             values = dict(field.split("=", 1) for field in fields[1:])
             record = Record(fields[0], **{key: int(values.get(key, 0)) for key in ("kernels", "copies", "read", "written", "flops")},
                             of=values.get("of", ""), range=values.get("in", "")) if kind == "cost" else Record("range", range=fields[0])
-            now = bool(re.match(r"optimizer|Optimizer\.step", record.range))
+            now = updating if FAKE.match(record.range) else bool(re.match(r"optimizer|Optimizer\.step", record.range))
             if updating and not now:
                 steps.append(records)
                 records = []
@@ -193,13 +199,7 @@ class Widths:
         return ""
 
 
-def family_of(record, widths, stand_ins):
-    """`stand_ins`: a group's copies in a dry run count as its collectives."""
-    if re.match(r"nccl|c10d::", record.operator):
-        return COLLECTIVES
-    if stand_ins and (re.search(GATHERED, record.range) and re.match(r"aten::(_foreach_)?copy_", record.operator)
-                      or "reduce-scatter" in record.range and record.operator == "aten::copy_" and not record.kernels):
-        return COLLECTIVES
+def family_of(record, widths):
     if is_attention(record):
         return "attention"
     if record.flops:
@@ -223,7 +223,7 @@ def launches_of(record):
 
 
 def seconds_of(record, card):
-    """Of one record, without the launches' gaps; None of a collective."""
+    """Of one record that is no collective, without the launches' gaps."""
     memory = (record.read + record.written) / card.memory
     if not record.flops:
         return memory
@@ -231,19 +231,6 @@ def seconds_of(record, card):
         kernel = next((name for name in card.attention if name in record.operator), "flash")
         return max(memory, record.flops / card.attention[kernel]["backward" in record.operator])
     return max(memory, record.flops / card.products.get(record.dtype, card.products["bf16"]))
-
-
-def sent_bytes(record, world):
-    """What this rank sends in a ring. The operators of c10d read what goes in and what comes out, so their bytes are of both."""
-    share = (world - 1) / world
-    whole = max(record.read, record.written)
-    if re.search(r"all.?reduce", record.operator):
-        return 2 * share * whole
-    if re.match(r"c10d::.*(allgather|reduce_scatter)", record.operator):
-        return share * record.read * world / (world + 1)
-    if "reduce-scatter" in record.range:  # a dry run copies its own part
-        return share * whole * world
-    return share * whole
 
 
 @dataclasses.dataclass
@@ -254,35 +241,27 @@ class Row:
     seconds: float = 0.0
 
 
-def budget(step, card, *, world, layers, tokens, flops_per_token=None):
-    """Of a steady step: rows by family, of one block too, operators that no family takes, and tokens a second."""
+def budget(step, card, cluster, *, layers, tokens, flops_per_token=None):
+    """Of a steady step of one GPU, to which `tokens` tokens fall: rows by family, of one block too, operators that no family takes, and
+    tokens a second."""
     widths = Widths(step)
-    stand_ins = not any(re.match("nccl|c10d", record.operator) for record in step)
-    rows, unknown, widest, kernels = {family: Row() for family in ORDER}, collections.Counter(), 0.0, 0.0
+    rows, unknown, collectives, kernels = {family: Row() for family in ORDER}, collections.Counter(), collections.Counter(), 0.0
     for record, times in step.items():
-        if record.operator == "range":
-            if stand_ins and re.search(GATHERED + r"|^reduce-scatter(?! wait)", record.range):
-                rows[COLLECTIVES].launches += times  # as NCCL, which launches once for the gathers of a unit
-            continue
         kernels += times * record.kernels
-        family = family_of(record, widths, stand_ins)
-        row = rows[family]
-        if family == COLLECTIVES:
-            sent = sent_bytes(record, world)
-            row.bytes += times * sent
-            widest = max(widest, sent)
-            row.launches += 0 if stand_ins else times
-            continue
-        row.launches += times * launches_of(record)
-        row.bytes += times * (record.read + record.written)
-        row.flops += times * record.flops
-        row.seconds += times * (seconds_of(record, card) + card.launch * launches_of(record))
-        if family == OTHER:
-            unknown[record.operator] += times * max(1, record.read + record.written)
-    transfers = rows[COLLECTIVES].bytes / card.link
-    # The first gather and the last reduction of the widest unit overlap nothing.
-    exposed = min(transfers, 2 * widest / card.link)
-    rows[COLLECTIVES].seconds = exposed + card.link_share * max(0.0, transfers - exposed)
+        if collective := collective_of(record, cluster):
+            collectives[collective] += times
+            rows[COLLECTIVES].bytes += times * collective.sent
+            rows[COLLECTIVES].launches += times
+        elif record.operator != "range" and not FAKE.match(record.range):  # not what a dry run copies instead
+            family = family_of(record, widths)
+            row = rows[family]
+            row.launches += times * launches_of(record)
+            row.bytes += times * (record.read + record.written)
+            row.flops += times * record.flops
+            row.seconds += times * (seconds_of(record, card) + card.launch * launches_of(record))
+            if family == OTHER:
+                unknown[record.operator] += times * max(1, record.read + record.written)
+    rows[COLLECTIVES].seconds = seconds_of_collectives(collectives, sum(row.seconds for row in rows.values()), card, cluster)
     seconds = sum(row.seconds for row in rows.values())
     elementwise = sum(rows[family].bytes for family in ELEMENTWISE)
     result = {
@@ -292,7 +271,8 @@ def budget(step, card, *, world, layers, tokens, flops_per_token=None):
         "families": {family: dataclasses.asdict(row) for family, row in rows.items() if row.launches or row.bytes},
         "blocks": {family: {key: value / layers for key, value in dataclasses.asdict(rows[family]).items()}
                    for family in ORDER if family in OF_BLOCKS and rows[family].launches},
-        "other": dict(unknown.most_common(8)),
+        "other": dict(unknown.most_common(8)), "cluster": dataclasses.asdict(cluster),
+        "groups": [text for group in ("tp", "fsdp", "dp_replicate") if (text := cluster.text_of(group, card.link))],
     }
     if flops_per_token:
         result["mfu"] = tokens / seconds * flops_per_token / card.peak
@@ -304,11 +284,14 @@ def budget(step, card, *, world, layers, tokens, flops_per_token=None):
 
 def text_of(name, result, title=""):
     tokens, layers = result["tokens"], result["layers"]
-    lines = [f"{name}{title}: {result['tokens_per_second']:,.0f} tokens a second on {result['card']}"
+    cluster = result["cluster"]
+    lines = [f"{name}{title}: {result['tokens_per_second']:,.0f} tokens a second and GPU on {result['card']}"
              + (f", MFU {100 * result['mfu']:.1f} %" if "mfu" in result else "")
              + f"; {1e6 * result['seconds'] / tokens:.1f} us a token, {result['kib_per_token_and_layer']:,.0f} KiB a token and layer "
                f"element by element, {result['kernels']:,.0f} kernels in the trace"
              + (f"; the host took {1e3 * result['host_seconds']:.0f} ms of its own" if "host_seconds" in result else ""),
+             f"collectives in rings: {'; '.join(result['groups']) or 'none'} (nodes of {cluster['node']} GPUs; between them "
+             f"{cluster['network']:g} Gb/s per GPU, of which {100 * NETWORK_SHARE:.0f} % are taken to be reached)",
              f"{'':24} {'launches':>9} {'GB':>8} {'TFLOP':>8} {'ms':>8} {'share':>6} | a block: {'launches':>8} {'KiB/token':>10} {'us/token':>9}"]
     for family, row in result["families"].items():
         line = (f"{family:24} {row['launches']:9,.0f} {row['bytes'] / 1e9:8.1f} {row['flops'] / 1e12:8.1f} {1e3 * row['seconds']:8.1f} "
@@ -375,7 +358,8 @@ def picture(results):
 
 # --- running the programs ---
 
-FLAGS = ("--model.name", "--model.flavor", "--training.seq_len", "--training.local_batch_size", "--activation_checkpoint.mode")
+FLAGS = ("--model.name", "--model.flavor", "--training.seq_len", "--training.local_batch_size", "--activation_checkpoint.mode",
+         "--parallelism.tensor_parallel_degree", "--parallelism.data_parallel_replicate_degree")
 FP8 = ("--quantize.linear.float8.enable_fsdp_float8_all_gather", "--quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp",
        "--quantize.linear.float8.filter_fqns")
 PEER_FP8 = ["--model.converters", "quantize.linear.float8", *FP8[:2], FP8[2], "output"]
@@ -397,9 +381,10 @@ def run(column, config, world, mode, steps, folder, options):
     hyperion, extra, environment = COLUMNS[column]
     model, training = config["model"], config["training"]
     batch = options.batch or training["local_batch_size"]
+    tensor, replicas = (config.get("parallelism", {}).get(key, 1) for key in ("tensor_parallel_degree", "data_parallel_replicate_degree"))
     trace = folder / f"{column}.{mode}.{world}"
     trace.unlink(missing_ok=True)
-    values = (model["name"], model["flavor"], training["seq_len"], batch, mode)
+    values = (model["name"], model["flavor"], training["seq_len"], batch, mode, tensor, replicas)
     common = ["--comm.mode", "fake_backend", "--training.steps", str(steps), "--metrics.log_freq", "1", "--metrics.disable_color_printing",
               "--activation_checkpoint.selective_ac_option", "op", "--job.dump_folder", str(folder / "out"),
               *(str(word) for pair in zip(FLAGS, values) for word in pair)]
@@ -432,11 +417,18 @@ def run(column, config, world, mode, steps, folder, options):
     if code or not found:
         sys.exit(f"step_budget: {column} ended with {code}:\n" + "\n".join(text.splitlines()[-15:]))
     tps, tflops = (float(number.replace(",", "")) for number in found[-1])
-    facts = {"world": world, "mode": mode, "tokens": training["seq_len"] * batch, "flops_per_token": tflops * 1e12 / tps,
-             "host_seconds": training["seq_len"] * batch / tps}
+    tokens = training["seq_len"] * batch / tensor  # of one GPU, as both programs count them
+    facts = {"world": world, "tensor": tensor, "replicas": replicas, "mode": mode, "tokens": tokens, "flops_per_token": tflops * 1e12 / tps,
+             "host_seconds": tokens / tps}
     with trace.open("a") as file:
         file.write(f"step_budget\t{json.dumps(facts)}\n")
     return trace
+
+
+def positive(text):
+    if not float(text) > 0:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return float(text)
 
 
 def main():
@@ -449,8 +441,12 @@ def main():
     parser.add_argument("--mode", nargs="+", default=["none", "selective"])
     parser.add_argument("--column", nargs="+", choices=COLUMNS, default=["ours", "torchtitan"])
     parser.add_argument("--batch", type=int, help="sequences of a rank, instead of the configuration's")
+    parser.add_argument("--tensor-parallel", type=int, help="ranks of a tensor parallel group, of a trace that does not say it")
+    parser.add_argument("--replicas", type=int, help="replicas of the weights, of a trace that does not say it")
+    parser.add_argument("--node", type=int, choices=(1, 2, 4, 8), default=Cluster.node, help="GPUs of a node")
+    parser.add_argument("--network", type=positive, default=Cluster.network, help="Gb/s per GPU between nodes (400: InfiniBand NDR)")
     parser.add_argument("--layers", type=int)
-    parser.add_argument("--tokens", type=int)
+    parser.add_argument("--tokens", type=int, help="of a step and GPU: what a tensor parallel group shares, divided by its ranks")
     parser.add_argument("--card", choices=CARDS, default="h100-700w")
     parser.add_argument("--keep", type=pathlib.Path, help="a folder that keeps the traces")
     parser.add_argument("--build", type=lambda path: pathlib.Path(path).resolve(), default=ROOT / "build")
@@ -478,8 +474,14 @@ def main():
                                                  if is_attention(record) and "backward" in record.operator))
             if not tokens or not layers:
                 sys.exit(f"step_budget: {paths} does not say how many tokens a step has, or has no attention: give --tokens and --layers")
-            results[name] = budget(step, CARDS[options.card], world=options.world or facts.get("world", 1), layers=layers, tokens=tokens,
-                                   flops_per_token=facts.get("flops_per_token"))
+            sizes = group_sizes(step)
+            tensor = options.tensor_parallel or facts.get("tensor") or sizes.get("tp", 1)
+            replicas = options.replicas or facts.get("replicas") or sizes.get("dp_replicate", 1)
+            world = options.world or facts.get("world") or tensor * replicas * sizes.get("fsdp", 1)
+            if world % (tensor * replicas):
+                parser.error(f"{world} ranks are no tensor parallel groups of {tensor} in {replicas} replicas")
+            cluster = Cluster(world, tensor, replicas, options.node, options.network)
+            results[name] = budget(step, CARDS[options.card], cluster, layers=layers, tokens=tokens, flops_per_token=facts.get("flops_per_token"))
             results[name] |= {"host_seconds": facts["host_seconds"]} if "host_seconds" in facts else {}
     if options.svg:
         options.svg.write_text(picture(results))

@@ -151,19 +151,37 @@ echo "every rank has a log with its number and node; the job's log shows rank 0"
 
 printf 'export FROM_PROLOG="set by the prolog"\necho the prolog ran\n' >"$folder/prolog"
 # shellcheck disable=SC2016
-job=$(HYPERION_PROLOG=$folder/prolog HYPERION_WRAPPER="env WRAPPED=yes" NCCL_IB_HCA=mlx5_7 OMP_NUM_THREADS=3 SRUN_CPUS_PER_TASK=1 \
+job=$(HYPERION_PROLOG=$folder/prolog HYPERION_WRAPPER='env "WRAPPED=yes  $indeed"' NCCL_IB_HCA=mlx5_7 OMP_NUM_THREADS=3 SRUN_CPUS_PER_TASK=1 \
   submit 'echo "$FROM_PROLOG, wrapped: $WRAPPED, $NCCL_IB_HCA $OMP_NUM_THREADS"')
 wait_until "job $job to complete" job_is "$job" COMPLETED
 says "$(rank_log "$job" 1)" 'the prolog ran'
-says "$(rank_log "$job" 1)" 'set by the prolog, wrapped: yes, mlx5_7 3'
+# shellcheck disable=SC2016
+says "$(rank_log "$job" 1)" 'set by the prolog, wrapped: yes  $indeed, mlx5_7 3'
 job=$(HYPERION_PROLOG=$folder/none submit 'echo started')
 ended "$job" 2
 says_once "$(log_of "$job")" 'cannot be read'
 job=$(HYPERION_WRAPPER="no-such-container exec" submit 'echo started')
 ended "$job" 2
 says_once "$(log_of "$job")" "starts with 'no-such-container', which is no program here"
+job=$(HYPERION_WRAPPER='env "open' submit 'echo started')
+ended "$job" 2
+says_once "$(log_of "$job")" 'HYPERION_WRAPPER cannot be split into words'
 if grep -q '^started' "$(log_of "$job")"; then fail "the program was started without its wrapper"; fi
 echo "every rank reads the prolog and runs under the wrapper, with the user's variables"
+
+mkdir "$folder/two  words"
+# shellcheck disable=SC2016
+job=$(HYPERION_SRUN_ARGS="--chdir='$folder/two  words'"' --export="ALL,FROM_SRUN=\$HOME * $(date)"' submit 'echo "$FROM_SRUN in $PWD"')
+wait_until "job $job to complete" job_is "$job" COMPLETED
+for rank in 0 1; do says "$(rank_log "$job" $rank)" "\$HOME * \$(date) in $folder/two  words"; done
+job=$(HYPERION_SRUN_ARGS='--chdir="/tmp' submit 'echo started')
+ended "$job" 2
+says_once "$(log_of "$job")" 'HYPERION_SRUN_ARGS cannot be split into words (see above): --chdir="/tmp'
+job=$(HYPERION_SRUN_ARGS='--container-image=/images/none.sqsh' submit 'echo started')  # Pyxis, which is not there
+ended "$job" 255  # srun's
+says_once "$(log_of "$job")" "unrecognized option '--container-image=/images/none.sqsh'"
+if grep -q '^started' "$(log_of "$job")"; then fail "the program was started without srun's options"; fi
+echo "srun gets the user's options word by word, and nothing of them is expanded"
 
 # shellcheck disable=SC2016
 job=$(submit '[ "$SLURM_PROCID" = 0 ] || { echo "the loss is not finite" >&2; exit 93; }; exec sleep 120')

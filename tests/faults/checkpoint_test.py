@@ -134,8 +134,7 @@ class Resume(CheckpointTest):
     def test_another_mesh_resumes_with_the_same_batches(self):
         fp32 = "--training.mixed_precision_param=float32"
         expected = self.control(fp32)
-        self.run_job(fp32, "--training.steps=3", "--lr_scheduler.total_steps=8", "--training.local_batch_size=1", ranks=4,
-                     code=0)
+        self.run_job(fp32, "--training.steps=3", "--lr_scheduler.total_steps=8", "--training.local_batch_size=1", ranks=4, code=0)
         self.run_job(fp32, "--lr_scheduler.total_steps=8", ranks=2, code=0, says=["seeded by (seed, step, rank)"])
         for step, (loss, norm, rate) in self.curve().items():
             self.assertAlmostEqual(loss, expected[step][0], delta=5e-6)
@@ -191,7 +190,6 @@ class Resume(CheckpointTest):
         self.run_job("--training.steps=2", "--checkpoint.interval=1", ranks=2, code=0, says=["step-0"])
         self.assertEqual(self.saved()[0], [0, 1, 2])
 
-
     def test_every_component_loads_alone(self):
         self.run_job("--training.steps=6", "--lr_scheduler.total_steps=8", "--ema.enable", code=0)
         load = ["--checkpoint.resume_mode=continue", f"--checkpoint.initial_load_path={self.step(6)}",
@@ -239,8 +237,7 @@ class Averages(CheckpointTest):
     def test_averages_on_the_host_are_saved_with_the_same_contents(self):
         digests = []
         for device in ("same", "cpu"):
-            self.run_job("--training.steps=4", "--ema.enable", f"--ema.device={device}", f"--checkpoint.folder={device}",
-                         code=0)
+            self.run_job("--training.steps=4", "--ema.enable", f"--ema.device={device}", f"--checkpoint.folder={device}", code=0)
             digests.append(self.tool("digest", self.folder / "out" / device / "step-4"))
         self.assertEqual(*digests)
 
@@ -387,8 +384,7 @@ class Faults(CheckpointTest):
         load = ["--training.steps=1", f"--checkpoint.initial_load_path={self.step(1)}"]
         self.run_job(*load, "--model.args.n_layers=3", "--model.args.hidden_dim=80", "--checkpoint.folder=shapes", code=65,
                      says=["the checkpoint is of another model: 2 layers there, 3 here", "80 here"])
-        self.run_job(*load, "--model.args.n_layers=1", "--checkpoint.folder=extra", code=65,
-                     says=["the checkpoint is of another model: 2 layers there, 1 here"])
+        self.run_job(*load, "--model.args.n_layers=1", "--checkpoint.folder=extra", code=65, says=["of another model: 2 layers there, 1 here"])
         narrow = self.folder / "narrow"
         self.tool("convert", self.step(1), narrow, "--to=dcp", "--dtype=bfloat16")
         load = ["--training.steps=1", f"--checkpoint.initial_load_path={narrow}", "--checkpoint.folder=cast"]

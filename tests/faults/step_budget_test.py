@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import tomllib
 import unittest
 from pathlib import Path
 from xml.etree import ElementTree
@@ -18,6 +19,7 @@ from jobs import BINARY, ROOT, JobTest, main
 sys.path.insert(0, str(ROOT / "scripts"))
 
 import step_budget  # noqa: E402
+from step_collectives import Cluster  # noqa: E402
 
 LAYERS, TOKENS, WORLD = 2, 2 * 32, 8
 WIDTH, HIDDEN, VOCABULARY = 32, 768, 2048  # of the folder's job: jobs.TOML
@@ -25,11 +27,13 @@ PARAMETERS = 286_880  # as the program's log says
 PRODUCTS = LAYERS * (4 * WIDTH * WIDTH + 3 * WIDTH * HIDDEN) + WIDTH * VOCABULARY  # parameters that are multiplied with
 # Of a block of the small model without checkpointing, forward and backward: as few as have been reached.
 KERNELS_OF_A_BLOCK = 33
-# A step of a rank of four: one block of one product, a norm, an attention, an update of 1,000 parameters, and kernels of no operator.
+# A step of a rank of four on the fake backend: one block of one product, a norm, an attention, an update of 1,000 parameters, and kernels of
+# no operator.
 RECORDED = """
 range	all-gather layers.0
+range	fake all_gather 3000 bytes sent in fsdp/0 of 4 ranks
 kernel	copy
-cost	aten::copy_	kernels=1	read=1000	written=4000	of=ComplexDouble[4,62]	in=all-gather layers.0
+cost	aten::copy_	kernels=1	read=1000	written=4000	of=ComplexDouble[4,62]	in=fake all_gather 3000 bytes sent in fsdp/0 of 4 ranks
 range	forward layers.0
 operator	aten::_fused_rms_norm
 kernel	norm
@@ -42,8 +46,10 @@ cost	aten::_scaled_dot_product_cudnn_attention_backward	kernels=0	read=10	writte
 range	reduce-scatter layers.0
 kernel	pack
 cost	aten::_chunk_cat	kernels=1	read=2700000	written=2700000	of=fp32[4,250]	in=reduce-scatter layers.0
-cost	aten::copy_	kernels=0	copies=1	read=1000	written=1000	of=fp32[250]	in=reduce-scatter layers.0
+range	fake reduce_scatter 3000 bytes sent in fsdp/0 of 4 ranks
+cost	aten::copy_	kernels=0	copies=1	read=1000	written=1000	of=fp32[250]	in=fake reduce_scatter 3000 bytes sent in fsdp/0 of 4 ranks
 range	optimizer
+range	fake all_reduce 0 bytes sent in fsdp/0 of 4 ranks
 kernel	adam
 cost	aten::_fused_adamw_	kernels=1	read=16000	written=12000	of=fp32[1000]	in=optimizer
 """
@@ -66,7 +72,7 @@ class Recorded(unittest.TestCase):
     def test_families_bytes_and_seconds_are_those_of_the_trace(self):
         for what in (f"a={self.short}", f"a={self.long},{self.short}"):
             with self.subTest(what):
-                found = json.loads(self.run_script(what, "--tokens", 10, "--world", 4, "--json"))["a"]
+                found = json.loads(self.run_script(what, "--tokens", 10, "--json"))["a"]
                 rows = found["families"]
                 card = step_budget.CARDS["h100-700w"]
                 self.assertEqual(found["layers"], 1)
@@ -78,7 +84,7 @@ class Recorded(unittest.TestCase):
                     "gather, pack, reduce": (1, 5.4e6, 0, 5.4e6 / card.memory + card.launch),
                     "optimizer": (1, 28e3, 0, 28e3 / card.memory + card.launch),
                     "other": (1, 0, 0, card.launch),
-                    "collectives": (2, 3000 + 3000, 0, 6000 / card.link),
+                    "collectives": (3, 3000 + 3000, 0, 6000 / card.link),
                 }
                 self.assertEqual(set(rows), set(expected))
                 for family, (launches, size, flops, seconds) in expected.items():
@@ -102,6 +108,42 @@ class Recorded(unittest.TestCase):
             self.assertIn(family, text)
             self.assertIn(family, [element.text for element in ElementTree.parse(svg).iter()])
         self.assertIn("kernel not counted", text)
+
+    def test_a_tensor_parallel_group_shares_its_tokens_and_what_it_waits_for_adds_to_the_step(self):
+        forward = "range\tfake all_gather 700000 bytes sent in tp/0 of 8 ranks\n"
+        pieces = forward.replace("all_gather", "transfers")
+        found = {}
+        for name, more in (("none", ""), ("waits", forward), ("in pieces", pieces)):
+            trace = self.folder / "tensor"
+            trace.write_text(2 * RECORDED.replace("range\tforward layers.0\n", "range\tforward layers.0\n" + more))
+            found[name] = json.loads(self.run_script(f"a={trace}", "--tokens", 10, "--json"))["a"]
+        card = step_budget.CARDS["h100-700w"]
+        self.assertEqual(found["waits"]["cluster"]["world"], 8 * 4)
+        self.assertEqual(found["waits"]["groups"], ["tp 8 ranks on 1 node at 350 GB/s", "fsdp 4 ranks on 4 nodes at 45 GB/s"])
+        # Four ranks that are on four nodes send over the network.
+        fsdp = 6000 / 45e9
+        for name, seconds in (("none", 6000 / card.link), ("waits", fsdp + 7e5 / card.link), ("in pieces", fsdp + 0.15 * 7e5 / card.link)):
+            self.assertAlmostEqual(found[name]["families"]["collectives"]["seconds"], seconds, delta=1e-12, msg=name)
+
+    def test_collectives_between_nodes_take_what_the_network_leaves(self):
+        link, gpu = 350e9, 45e9
+        for cluster, group, rate in ((Cluster(8), "fsdp", link), (Cluster(16), "fsdp", link), (Cluster(16, network=200), "fsdp", 8 * gpu / 2),
+                                     (Cluster(16, node=4), "fsdp", 4 * gpu), (Cluster(256, tensor=8), "tp", link),
+                                     (Cluster(256, tensor=8), "fsdp", gpu), (Cluster(256, tensor=4), "fsdp", 2 * gpu),
+                                     (Cluster(256, tensor=16), "tp", link), (Cluster(256, replicas=32), "fsdp", link),
+                                     (Cluster(256, replicas=32), "dp_replicate", gpu), (Cluster(8, replicas=2), "dp_replicate", link)):
+            with self.subTest(cluster=cluster, group=group):
+                self.assertAlmostEqual(cluster.bytes_per_second(group, link), rate)
+
+    def test_transfers_that_last_longer_than_the_step_computes_are_not_hidden(self):
+        long = self.folder / "network"
+        long.write_text(2 * RECORDED.replace("3000 bytes", "3000000000 bytes").replace("range\tforward", 9 * (
+            "range\tfake all_gather 3000000000 bytes sent in fsdp/0 of 4 ranks\n") + "range\tforward"))
+        seconds = {network: json.loads(self.run_script(f"a={long}", "--tokens", 10, "--node", 1, "--network", network, "--json"))["a"]["seconds"]
+                   for network in (400, 800)}
+        for network, found in seconds.items():  # eleven transfers of 3 GB at 45 or 90 GB/s
+            self.assertAlmostEqual(found, 33e9 / (network / 400 * 45e9), places=9)
+        self.assertIn("is not above 0", self.run_script(f"a={long}", "--network", 0, code=2))
 
     def test_a_trace_that_is_too_short_or_says_too_little_is_refused(self):
         one = self.folder / "one"
@@ -146,25 +188,55 @@ class Simulated(JobTest):
         # Weight and both moments read and written, the gradient read, and written too where Adam clips it.
         clips = not any(record.operator == "aten::mul_" and record.range == "gradient clipping" and record.sizes for record in step)
         self.assertAlmostEqual(sum(record.read + record.written for record in adam) / shard, 32 if clips else 28, delta=0.1)
-        result = step_budget.budget(step, step_budget.CARDS["h100-700w"], world=WORLD, layers=LAYERS, tokens=TOKENS)
+        result = step_budget.budget(step, step_budget.CARDS["h100-700w"], Cluster(WORLD), layers=LAYERS, tokens=TOKENS)
         # bf16 weights of blocks gathered twice, of embedding and head once, and fp32 gradients scattered.
         ends = 2 * WIDTH * VOCABULARY + WIDTH
         sent = (2 * (2 * PARAMETERS - ends) + 4 * PARAMETERS) * (WORLD - 1) / WORLD
         self.assertAlmostEqual(result["families"]["collectives"]["bytes"] / sent, 1, delta=1e-3)
-        self.assertEqual(result["families"]["collectives"]["launches"], 2 * LAYERS + 2 + LAYERS + 2)
+        sums = 3  # of one number: labels, gradient norm, verdict
+        self.assertEqual(result["families"]["collectives"]["launches"], 2 * LAYERS + 2 + LAYERS + 2 + sums)
+
+    def test_ranks_of_a_tensor_parallel_group_share_flops_and_send_each_other_their_parts_of_the_tokens(self):
+        T = 2
+        whole, step = self.step(), self.step(f"--parallelism.tensor_parallel_degree={T}")
+        self.assertEqual(self.sum(step, "flops"), self.sum(whole, "flops") / T)
+        self.assertEqual(step_budget.group_sizes(step), {"tp": T, "fsdp": WORLD // T, "world": WORLD})
+        sent = sum(times * found.sent for record, times in step.items()
+                   if (found := step_budget.collective_of(record, Cluster(WORLD, T))) and found.group == "tp")
+        # In bf16 forward and backward: two gathers and two sums of a block, a sum of the embedding, a gather of the head; and what rows of
+        # logits exchange: three numbers a rank in fp32.
+        part = TOKENS * WIDTH * 2 * (T - 1) / T
+        self.assertAlmostEqual(sent / (2 * part * (4 * LAYERS + 2)), 1, delta=0.1)
+        card = step_budget.CARDS["h100-700w"]
+        alone, shared = (step_budget.budget(records, card, Cluster(WORLD, ranks), layers=LAYERS, tokens=TOKENS / ranks, flops_per_token=1e6)
+                         for records, ranks in ((whole, 1), (step, T)))
+        self.assertLess(shared["tokens_per_second"], alone["tokens_per_second"])  # of a GPU: it launches as much for half of the tokens
+        self.assertAlmostEqual(shared["mfu"] / shared["tokens_per_second"], alone["mfu"] / alone["tokens_per_second"])
+
+    def test_a_run_of_a_configuration_with_tensor_parallelism_counts_the_tokens_of_one_gpu(self):
+        config = self.folder / "tensor.toml"
+        config.write_text((ROOT / "configs/debug_model.toml").read_text().replace("tensor_parallel_degree = 1", "tensor_parallel_degree = 2"))
+        done = subprocess.run([sys.executable, ROOT / "scripts/step_budget.py", "--run", config, "--world", "32", "--mode", "none", "--column", "ours",
+                               "--build", BINARY.parent, "--json"], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        (result,) = json.loads(done.stdout).values()
+        training = tomllib.loads(config.read_text())["training"]
+        self.assertEqual(result["tokens"], training["seq_len"] * training["local_batch_size"] / 2)
+        self.assertEqual(result["groups"], ["tp 2 ranks on 1 node at 350 GB/s", "fsdp 16 ranks on 4 nodes at 180 GB/s"])
+        self.assertLess(result["mfu"], 1)
 
     def test_every_kernel_of_a_step_is_counted_and_nearly_all_bytes_have_a_family(self):
         for mode in ("none", "selective"):
             step = self.step(mode=mode)
             optimizers = [i for i, line in enumerate(self.trace) if line == "range\toptimizer"]
             lines = sum(line.startswith("kernel\t") for line in self.trace[optimizers[-2]:optimizers[-1]])
-            result = step_budget.budget(step, step_budget.CARDS["h100-700w"], world=WORLD, layers=LAYERS, tokens=TOKENS)
+            result = step_budget.budget(step, step_budget.CARDS["h100-700w"], Cluster(WORLD), layers=LAYERS, tokens=TOKENS)
             self.assertEqual(result["kernels"], lines)
             self.assertLess(result["families"]["other"]["bytes"], 0.02 * result["bytes"], result["other"])
 
     def test_a_block_launches_no_more_kernels_than_has_been_reached(self):
         step = self.step()
-        result = step_budget.budget(step, step_budget.CARDS["h100-700w"], world=WORLD, layers=LAYERS, tokens=TOKENS)
+        result = step_budget.budget(step, step_budget.CARDS["h100-700w"], Cluster(WORLD), layers=LAYERS, tokens=TOKENS)
         self.assertGreater(result["blocks"]["products"]["launches"], 6)
         self.assertLessEqual(sum(row["launches"] for row in result["blocks"].values()), KERNELS_OF_A_BLOCK, result["blocks"])
 

@@ -33,7 +33,7 @@ using test::ThreadRanks;
 // know.
 class Dummy : public StateComponent {
  public:
-  Dummy(int rows, int shards, int rank, int replicas = 1) : rows_(rows) {
+  Dummy(int rows, int shards, int rank, int replicas = 1) {
     table_.key = "dummy.weight";
     table_.path = {"dummy.weight"};
     table_.shape = {rows, 3};
@@ -73,11 +73,22 @@ class Dummy : public StateComponent {
   void load(const Find& find) override { step_ = *find("train_state.step")->get_if<int64_t>(); }
 
  private:
-  int rows_;
   bool more_ = false;
   TensorState table_;
   std::vector<float> numbers_;
   int64_t step_ = 0;
+};
+
+// The state of one rank, and its saver.
+struct Job {
+  Job(Coordinator& ranks, const fs::path& folder, int rows, int shards = 1,
+      AsyncMode mode = AsyncMode::kDisabled, Writers writers = Writers::kAll)
+      : dummy(rows, shards, ranks.rank(), ranks.size() / shards),
+        saver({.folder = folder, .writers = writers, .async = mode, .place_of = test::places_on(shards)},
+              {&dummy}, ranks, mover) {}
+  Dummy dummy;
+  MemoryMover mover;
+  Saver saver;
 };
 
 // Counts the exchanges of the rank it wraps, and the bytes that this rank gives and receives.
@@ -104,6 +115,13 @@ class Counting : public Coordinator {
   Coordinator& inner_;
 };
 
+std::vector<std::string> names_in(const fs::path& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder)) names.push_back(entry.path().filename());
+  std::ranges::sort(names);
+  return names;
+}
+
 void load_into(const fs::path& path, Dummy& dummy) {
   const OpenCheckpoint checkpoint = open_checkpoint(path);
   StoredNames names;
@@ -118,6 +136,14 @@ void load_into(const fs::path& path, Dummy& dummy) {
   });
 }
 
+// Whether the checkpoint holds a table of so many rows that was set(base), as rank `rank` of `shards` loads
+// it.
+bool holds(const fs::path& path, int rows, float base, int shards = 1, int rank = 0) {
+  Dummy loaded(rows, shards, rank);
+  load_into(path, loaded);
+  return loaded.is(base);
+}
+
 }  // namespace
 
 TEST_CASE("what any mesh has saved any other mesh loads") {
@@ -125,21 +151,13 @@ TEST_CASE("what any mesh has saved any other mesh loads") {
   for (const auto& [shards, replicas] : {std::pair{1, 1}, {3, 1}, {2, 2}, {1, 4}}) {
     for (const Writers writers : {Writers::kAll, Writers::kOneReplica}) {
       fs::remove_all(folder.path());
-      ThreadRanks::run(shards * replicas, [&, s = shards, r = replicas](Coordinator& ranks) {
-        Dummy dummy(13, s, ranks.rank(), r);
-        dummy.set(7);
-        MemoryMover mover;
-        Saver saver({.folder = folder.path(), .writers = writers, .place_of = test::places_on(s)}, {&dummy},
-                    ranks, mover);
-        saver.save(1);
+      ThreadRanks::run(shards * replicas, [&, s = shards](Coordinator& ranks) {
+        Job job(ranks, folder.path(), 13, s, AsyncMode::kDisabled, writers);
+        job.dummy.set(7);
+        job.saver.save(1);
       });
-      for (const int target : {1, 2, 3, 4, 8}) {
-        for (int rank = 0; rank < target; ++rank) {
-          Dummy loaded(13, target, rank);
-          load_into(folder.path() / "step-1", loaded);
-          CHECK(loaded.is(7));
-        }
-      }
+      for (const int target : {1, 2, 3, 4, 8})
+        for (int rank = 0; rank < target; ++rank) CHECK(holds(folder.path() / "step-1", 13, 7, target, rank));
     }
   }
 }
@@ -148,9 +166,8 @@ TEST_CASE("the second save plans nothing and exchanges three small texts") {
   const TemporaryFolder folder;
   ThreadRanks::run(4, [&](Coordinator& ranks) {
     Counting counted(ranks);
-    Dummy dummy(1000, 2, ranks.rank(), 2);
-    MemoryMover mover;
-    Saver saver({.folder = folder.path(), .place_of = test::places_on(2)}, {&dummy}, counted, mover);
+    Job job(counted, folder.path(), 1000, 2);
+    Saver& saver = job.saver;
     saver.save(1);
     const int first = counted.exchanges;
     counted.bytes = 0;
@@ -169,13 +186,11 @@ TEST_CASE("ranks exchange no places to plan a save") {
   size_t planning = 0;
   ThreadRanks::run(kShards * kReplicas, [&](Coordinator& ranks) {
     Counting counted(ranks);
-    Dummy dummy(1000, kShards, ranks.rank(), kReplicas);
-    MemoryMover mover;
-    Saver saver({.folder = folder.path(), .place_of = test::places_on(kShards)}, {&dummy}, counted, mover);
-    saver.save(1);
+    Job job(counted, folder.path(), 1000, kShards);
+    job.saver.save(1);
     const size_t with_plan = counted.bytes;
     counted.bytes = 0;
-    saver.save(2);
+    job.saver.save(2);
     if (ranks.rank() == 1) planning = with_plan - counted.bytes;
   });
   CHECK(planning < 60);
@@ -185,14 +200,10 @@ TEST_CASE("a rank that is not where the others take it to be is a bug that every
   const TemporaryFolder folder;
   std::atomic<int> named = 0;
   ThreadRanks::run(2, [&](Coordinator& ranks) {
+    const auto wrong = [](const SaveLayout::Kind&, int rank) { return HeldPart{1 - rank, 0}; };
     Dummy dummy(100, 2, ranks.rank());
     MemoryMover mover;
-    Saver saver({.folder = folder.path(),
-                 .place_of =
-                     [](const SaveLayout::Kind&, int rank) {
-                       return HeldPart{1 - rank, 0};
-                     }},
-                {&dummy}, ranks, mover);
+    Saver saver({.folder = folder.path(), .place_of = wrong}, {&dummy}, ranks, mover);
     try {
       saver.save(1);
     } catch (const Error& error) {
@@ -207,11 +218,11 @@ TEST_CASE("every rank reports the files and bytes of the whole save") {
   const TemporaryFolder folder;
   std::vector<SaveReport> reports(4);
   ThreadRanks::run(4, [&](Coordinator& ranks) {
-    Dummy dummy(1000, 4, ranks.rank());
-    MemoryMover mover;
-    Saver saver({.folder = folder.path(), .place_of = test::places_on(4)}, {&dummy}, ranks, mover);
-    saver.on_durable = [&](const SaveReport& report) { reports[static_cast<size_t>(ranks.rank())] = report; };
-    saver.save(1);
+    Job job(ranks, folder.path(), 1000, 4);
+    job.saver.on_durable = [&](const SaveReport& report) {
+      reports[static_cast<size_t>(ranks.rank())] = report;
+    };
+    job.saver.save(1);
   });
   uint64_t bytes = 0;
   for (int rank = 0; rank < 4; ++rank) {
@@ -227,13 +238,11 @@ TEST_CASE("every rank reports the files and bytes of the whole save") {
 TEST_CASE("a component that has grown gets a new plan") {
   const TemporaryFolder folder;
   ThreadRanks::run(2, [&](Coordinator& ranks) {
-    Dummy dummy(10, 2, ranks.rank());
-    MemoryMover mover;
-    Saver saver({.folder = folder.path(), .place_of = test::places_on(2)}, {&dummy}, ranks, mover);
-    saver.save(1);
-    dummy.grow();
-    saver.save(2);
-    if (ranks.rank() == 0) CHECK(saver.counters().plans == 2);
+    Job job(ranks, folder.path(), 10, 2);
+    job.saver.save(1);
+    job.dummy.grow();
+    job.saver.save(2);
+    if (ranks.rank() == 0) CHECK(job.saver.counters().plans == 2);
   });
   CHECK(open_checkpoint(folder.path() / "step-1").index.tensors.size() == 1);
   CHECK(open_checkpoint(folder.path() / "step-2").index.tensors.contains("dummy.more"));
@@ -244,38 +253,33 @@ TEST_CASE("saves show the values of their moment whatever happens afterwards") {
   for (const AsyncMode mode : {AsyncMode::kDisabled, AsyncMode::kAsync, AsyncMode::kOverlapped}) {
     fs::remove_all(folder.path());
     SoloCoordinator alone;
-    Dummy dummy(100, 1, 0);
-    MemoryMover mover;
-    Saver saver({.folder = folder.path(), .async = mode, .place_of = test::places_on(1)}, {&dummy}, alone,
-                mover);
+    Job job(alone, folder.path(), 100, 1, mode);
+    Dummy& dummy = job.dummy;
     for (int step = 1; step <= 3; ++step) {
       dummy.set(static_cast<float>(step));
-      saver.save(step);
-      saver.join_staging();
+      job.saver.save(step);
+      job.saver.join_staging();
       dummy.set(-1);
     }
-    saver.finish();
+    job.saver.finish();
     for (int step = 1; step <= 3; ++step) {
       load_into(folder.path() / fmt::format("step-{}", step), dummy);
       CHECK(dummy.is(static_cast<float>(step)));
     }
-    CHECK(saver.counters().saves == 3);
+    CHECK(job.saver.counters().saves == 3);
   }
 }
 
 TEST_CASE("one save is under way at a time and one pool serves all") {
   const TemporaryFolder folder;
   SoloCoordinator alone;
-  Dummy dummy(100, 1, 0);
-  MemoryMover mover;
-  Saver saver({.folder = folder.path(), .async = AsyncMode::kAsync, .place_of = test::places_on(1)}, {&dummy},
-              alone, mover);
+  Job job(alone, folder.path(), 100, 1, AsyncMode::kAsync);
   arm_faults("point=ckpt.before_data;action=sleep:0.05;nth=0", 0);
-  for (int step = 1; step <= 4; ++step) saver.save(step);
-  saver.finish();
+  for (int step = 1; step <= 4; ++step) job.saver.save(step);
+  job.saver.finish();
   arm_faults("", 0);
-  CHECK(saver.counters().saves == 4);
-  CHECK(saver.counters().pool_bytes == 1216);  // 1,200 bytes of numbers, in lines of 64
+  CHECK(job.saver.counters().saves == 4);
+  CHECK(job.saver.counters().pool_bytes == 1216);  // 1,200 bytes of numbers, in lines of 64
 }
 
 TEST_CASE("the pool is there before the first save, and only for saves in the background") {
@@ -283,49 +287,38 @@ TEST_CASE("the pool is there before the first save, and only for saves in the ba
   for (const AsyncMode mode : {AsyncMode::kDisabled, AsyncMode::kAsync, AsyncMode::kOverlapped}) {
     fs::remove_all(folder.path());
     SoloCoordinator alone;
-    Dummy dummy(100, 1, 0);
-    MemoryMover mover;
-    Saver saver({.folder = folder.path(), .async = mode, .place_of = test::places_on(1)}, {&dummy}, alone,
-                mover);
-    saver.prepare_pool();
-    CHECK(saver.counters().pool_bytes == (mode == AsyncMode::kDisabled ? 0 : 1216));
-    dummy.set(5);
-    saver.save(1);
-    saver.finish();
-    CHECK(saver.counters().plans == 1);
-    Dummy loaded(100, 1, 0);
-    load_into(folder.path() / "step-1", loaded);
-    CHECK(loaded.is(5));
+    Job job(alone, folder.path(), 100, 1, mode);
+    job.saver.prepare_pool();
+    CHECK(job.saver.counters().pool_bytes == (mode == AsyncMode::kDisabled ? 0 : 1216));
+    job.dummy.set(5);
+    job.saver.save(1);
+    job.saver.finish();
+    CHECK(job.saver.counters().plans == 1);
+    CHECK(holds(folder.path() / "step-1", 100, 5));
   }
 }
 
 TEST_CASE("without memory for the pool a save is written while training waits") {
   const TemporaryFolder folder;
   SoloCoordinator alone;
-  Dummy dummy(100, 1, 0);
-  dummy.set(3);
-  MemoryMover mover;
-  Saver saver({.folder = folder.path(), .async = AsyncMode::kOverlapped, .place_of = test::places_on(1)},
-              {&dummy}, alone, mover);
+  Job job(alone, folder.path(), 100, 1, AsyncMode::kOverlapped);
+  job.dummy.set(3);
   arm_faults("point=ckpt.pool;action=errno:ENOMEM;nth=0", 0);
-  saver.save(1);
-  saver.join_staging();
-  dummy.set(4);
-  saver.finish();
+  job.saver.save(1);
+  job.saver.join_staging();
+  job.dummy.set(4);
+  job.saver.finish();
   arm_faults("", 0);
-  CHECK(saver.counters().pool_bytes == 0);
-  Dummy loaded(100, 1, 0);
-  load_into(folder.path() / "step-1", loaded);
-  CHECK(loaded.is(3));
+  CHECK(job.saver.counters().pool_bytes == 0);
+  CHECK(holds(folder.path() / "step-1", 100, 3));
 }
 
 TEST_CASE("a failure of one rank fails the save on every rank with its name and leaves nothing") {
   const TemporaryFolder folder;
   std::atomic<int> failed = 0;
   ThreadRanks::run(3, [&](Coordinator& ranks) {
-    Dummy dummy(30, 3, ranks.rank());
-    MemoryMover mover;
-    Saver saver({.folder = folder.path(), .place_of = test::places_on(3)}, {&dummy}, ranks, mover);
+    Job job(ranks, folder.path(), 30, 3);
+    Saver& saver = job.saver;
     saver.save(1);
     if (ranks.rank() == 0) arm_faults("point=file.write;action=errno:ENOSPC;on=__1_0", 0);
     test::wait_for_all(ranks);
@@ -342,20 +335,15 @@ TEST_CASE("a failure of one rank fails the save on every rank with its name and 
     saver.save(3);
   });
   CHECK(failed == 3);
-  std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(folder.path())) names.push_back(entry.path().filename());
-  std::ranges::sort(names);
-  CHECK(names == std::vector<std::string>{"step-1", "step-3"});
+  CHECK(names_in(folder.path()) == std::vector<std::string>{"step-1", "step-3"});
 }
 
 TEST_CASE("a rank that cannot copy its state ends a background save on every rank with the same message") {
   const TemporaryFolder folder;
   std::vector<std::string> said(3);
   ThreadRanks::run(3, [&](Coordinator& ranks) {
-    Dummy dummy(30, 3, ranks.rank());
-    MemoryMover mover;
-    Saver saver({.folder = folder.path(), .async = AsyncMode::kAsync, .place_of = test::places_on(3)},
-                {&dummy}, ranks, mover);
+    Job job(ranks, folder.path(), 30, 3, AsyncMode::kAsync);
+    Saver& saver = job.saver;
     saver.save(1);
     saver.finish();
     if (ranks.rank() == 0) arm_faults("point=ckpt.stage;action=throw", 0);  // of the rank that comes first
@@ -379,12 +367,6 @@ TEST_CASE("a rank that cannot copy its state ends a background save on every ran
 
 TEST_CASE("a state with NaN or infinite numbers is saved on no rank and nothing finite goes") {
   const TemporaryFolder folder;
-  const auto names = [&] {
-    std::vector<std::string> names;
-    for (const auto& entry : fs::directory_iterator(folder.path())) names.push_back(entry.path().filename());
-    std::ranges::sort(names);
-    return names;
-  };
   for (const AsyncMode mode : {AsyncMode::kDisabled, AsyncMode::kAsync, AsyncMode::kOverlapped}) {
     for (const float bad :
          {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
@@ -416,10 +398,8 @@ TEST_CASE("a state with NaN or infinite numbers is saved on no rank and nothing 
                              Catch::Contains("the newest checkpoint, which stays, is step-2 in " +
                                              folder.path().string()));
       }
-      CHECK(names() == std::vector<std::string>{"step-1", "step-2"});
-      Dummy loaded(30, 1, 0);
-      load_into(folder.path() / "step-2", loaded);
-      CHECK(loaded.is(0));
+      CHECK(names_in(folder.path()) == std::vector<std::string>{"step-1", "step-2"});
+      CHECK(holds(folder.path() / "step-2", 30, 0));
     }
   }
 }
@@ -427,12 +407,10 @@ TEST_CASE("a state with NaN or infinite numbers is saved on no rank and nothing 
 TEST_CASE("a first save with NaN leaves nothing behind and says that there is nothing to resume from") {
   const TemporaryFolder folder;
   SoloCoordinator alone;
-  Dummy dummy(10, 1, 0);
-  dummy.numbers()[0] = std::numeric_limits<float>::quiet_NaN();
-  dummy.grow();
-  MemoryMover mover;
-  Saver saver({.folder = folder.path(), .place_of = test::places_on(1)}, {&dummy}, alone, mover);
-  CHECK_THAT(error_of(ExitCode::kNonFinite, [&] { saver.preflight(0, /*keep=*/true); }),
+  Job job(alone, folder.path(), 10);
+  job.dummy.numbers()[0] = std::numeric_limits<float>::quiet_NaN();
+  job.dummy.grow();
+  CHECK_THAT(error_of(ExitCode::kNonFinite, [&] { job.saver.preflight(0, /*keep=*/true); }),
              Catch::Contains("dummy.weight (1 number), dummy.more (1 number)") &&
                  Catch::Contains("no checkpoint that training could resume from is in"));
   CHECK(fs::is_empty(folder.path()));
@@ -441,14 +419,13 @@ TEST_CASE("a first save with NaN leaves nothing behind and says that there is no
 TEST_CASE("numbers that the type of an export makes infinite are not saved") {
   const TemporaryFolder folder;
   SoloCoordinator alone;
-  Dummy dummy(10, 1, 0);
-  dummy.numbers()[3] = 1e6F;
-  MemoryMover mover;
-  Saver saver({.folder = folder.path(), .place_of = test::places_on(1)}, {&dummy}, alone, mover);
+  Job job(alone, folder.path(), 10);
+  Saver& saver = job.saver;
+  job.dummy.numbers()[3] = 1e6F;
   saver.save(1);
-  const TensorState weight = dummy.tensors().front();
+  const TensorState weight = job.dummy.tensors().front();
   const auto as_safetensors = [&](Dtype dtype) {
-    export_safetensors(2, "export-2", {{&weight, "w", dtype}}, {}, {}, saver.folder(), alone, mover);
+    export_safetensors(2, "export-2", {{&weight, "w", dtype}}, {}, {}, saver.folder(), alone, job.mover);
   };
   const SaveContent narrow{.kind = CheckpointKind::kModel, .model_dtype = Dtype::kFloat16};
   for (const std::string& text : {error_of(ExitCode::kNonFinite, [&] { as_safetensors(Dtype::kFloat16); }),
@@ -465,10 +442,9 @@ TEST_CASE("numbers that the type of an export makes infinite are not saved") {
 TEST_CASE("a load names every tensor that is not finite") {
   const TemporaryFolder folder;
   SoloCoordinator alone;
-  Dummy dummy(10, 1, 0);
-  dummy.grow();
-  MemoryMover mover;
-  Saver({.folder = folder.path(), .place_of = test::places_on(1)}, {&dummy}, alone, mover).save(1);
+  Job job(alone, folder.path(), 10);
+  job.dummy.grow();
+  job.saver.save(1);
   // What another program wrote: the numbers change, and nothing knows their checksums.
   fs::remove(folder.path() / "step-1" / "hyperion.json");
   OpenCheckpoint checkpoint = open_checkpoint(folder.path() / "step-1");
@@ -485,12 +461,12 @@ TEST_CASE("a load names every tensor that is not finite") {
     file.seekp(static_cast<std::streamoff>(where.offset + head.size()));
     file << data << tail;
   }
-  const std::vector<TensorState> tensors = dummy.tensors();
+  const std::vector<TensorState> tensors = job.dummy.tensors();
   const StoredNames names{.keys = {{"dummy.weight", "dummy.weight"}, {"dummy.more", "dummy.more"}}};
   const auto load = [&](bool verify) {
     LoadOptions options;
     options.verify_finite = verify;
-    load_tensors(checkpoint, plan_load(checkpoint, tensors, names, options), mover, options);
+    load_tensors(checkpoint, plan_load(checkpoint, tensors, names, options), job.mover, options);
   };
   CHECK_THAT(error_of(ExitCode::kBadData, [&] { load(true); }),
              Catch::Contains("dummy.weight (1 number)") && Catch::Contains("dummy.more (1 number)"));
@@ -500,27 +476,23 @@ TEST_CASE("a load names every tensor that is not finite") {
 TEST_CASE("names and shapes and types that do not fit are listed at once before data is read") {
   const TemporaryFolder folder;
   SoloCoordinator alone;
-  Dummy saved(10, 1, 0);
-  MemoryMover mover;
-  Saver({.folder = folder.path(), .place_of = test::places_on(1)}, {&saved}, alone, mover).save(1);
+  Job job(alone, folder.path(), 10);
+  job.saver.save(1);
   const OpenCheckpoint checkpoint = open_checkpoint(folder.path() / "step-1");
-  std::vector<TensorState> tensors = saved.tensors();
+  std::vector<TensorState> tensors = job.dummy.tensors();
   tensors[0].shape = {11, 3};
   tensors.push_back(tensors[0]);
   tensors[1].key = "dummy.weigth";
-  CHECK_THROWS_WITH(
-      plan_load(checkpoint, tensors, {.keys = {{"dummy.weight", "dummy.weight"}}}, {}),
-      Catch::Contains("dummy.weigth") && Catch::Contains("[11, 3]") && Catch::Contains("[10, 3]"));
-  CHECK_THROWS_AS(plan_load(checkpoint, tensors, {.keys = {{"dummy.weight", "dummy.weight"}}}, {}),
-                  IncompatibleCheckpoint);
-  tensors = saved.tensors();
+  const StoredNames names{.keys = {{"dummy.weight", "dummy.weight"}}};
+  CHECK_THROWS_WITH(plan_load(checkpoint, tensors, names, {}), Catch::Contains("dummy.weigth") &&
+                                                                   Catch::Contains("[11, 3]") &&
+                                                                   Catch::Contains("[10, 3]"));
+  CHECK_THROWS_AS(plan_load(checkpoint, tensors, names, {}), IncompatibleCheckpoint);
+  tensors = job.dummy.tensors();
   tensors[0].dtype = Dtype::kBFloat16;
-  CHECK_THROWS_WITH(
-      plan_load(checkpoint, tensors, {.keys = {{"dummy.weight", "dummy.weight"}}}, {.remedy = "REMEDY"}),
-      Catch::Contains("bfloat16") && Catch::Contains("REMEDY"));
-  CHECK(
-      plan_load(checkpoint, tensors, {.keys = {{"dummy.weight", "dummy.weight"}}}, {.allow_dtype_cast = true})
-          .size() == 1);
+  CHECK_THROWS_WITH(plan_load(checkpoint, tensors, names, {.remedy = "REMEDY"}),
+                    Catch::Contains("bfloat16") && Catch::Contains("REMEDY"));
+  CHECK(plan_load(checkpoint, tensors, names, {.allow_dtype_cast = true}).size() == 1);
 }
 
 }  // namespace hyperion::checkpoint

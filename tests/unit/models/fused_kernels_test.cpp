@@ -88,11 +88,6 @@ Tensor numbers(at::IntArrayRef shape, at::ScalarType dtype, bool hard = false) {
   return x.to(dtype);
 }
 
-// The amaxes of kernels: zeros that they raise.
-Tensor zeros_for(int64_t many) {
-  return at::zeros({many});
-}
-
 // fp32 [1]
 Tensor largest(const Tensor& x) {
   return x.numel() == 0 ? at::zeros({1}) : x.abs().max().to(at::kFloat).view({1});
@@ -158,7 +153,7 @@ TEST_CASE("the source of the CUDA RoPE turns heads of one product as the plain f
     CHECK(dq.stride(-3) == all * c.head_dim);
     CHECK(dk.storage_offset() == c.heads * c.head_dim);
     CHECK(dv.storage_offset() == (c.heads + c.kv_heads) * c.head_dim);
-    const Tensor amaxes = zeros_for(3);
+    const Tensor amaxes = at::zeros({3});
     const auto again = own::rope_heads_backward(kOnThreads, grads.q, grads.k, grads.v, cos, sin, interleaved,
                                                 c.parts, amaxes);
     CHECK(same_bits(std::get<0>(again), dq));
@@ -190,7 +185,7 @@ TEST_CASE("the source of the CUDA SwiGLU follows the plain form within an expone
     CHECK(same_bits(std::get<0>(shifted), of_gate));
     CHECK(same_bits(std::get<1>(shifted), of_up));
     // the largest magnitudes, NaN and infinity too, on the way
-    const Tensor amax = zeros_for(1), amaxes = zeros_for(2);
+    const Tensor amax = at::zeros({1}), amaxes = at::zeros({2});
     const Tensor result = own::swiglu(kOnThreads, gate, up, amax);
     CHECK(same_bits(amax, largest(result)));
     own::swiglu_backward(kOnThreads, grad, gate, up, amaxes);
@@ -226,11 +221,11 @@ TEST_CASE("the source of the CUDA sum with its norm follows the plain form and r
     CHECK(same_bits(again_x, grad_x));
     CHECK(same_bits(again_weight, grad_weight));
     // the largest magnitudes on the way
-    const Tensor amax = zeros_for(1), back_amax = zeros_for(1);
+    const Tensor amax = at::zeros({1}), back_amax = at::zeros({1});
     CHECK(same_bits(std::get<1>(own::add_rms_norm(kOnThreads, x, residual, weight, 1e-5, amax)), output));
     CHECK(same_bits(amax, largest(output)));
     // the norm alone, with the bits of the norm of a sum
-    const Tensor alone_amax = zeros_for(1);
+    const Tensor alone_amax = at::zeros({1});
     const auto [no_sum, alone, alone_rstd] =
         own::add_rms_norm(kOnThreads, sum, std::nullopt, weight, 1e-5, alone_amax);
     CHECK_FALSE(no_sum.defined());
@@ -273,6 +268,13 @@ TEST_CASE("an amax that is raised keeps what is larger and shows what is no numb
 
 TEST_CASE("the source of the CUDA norm takes rows that its threads cannot hold") {
   at::manual_seed(4);
+  const auto check_backward = [](const Tensor& grad, const Tensor& grad_sum, const Tensor& sum,
+                                 const Tensor& weight, const Tensor& rstd, double of_weight) {
+    const auto [dx, dw] = own::add_rms_norm_backward(kOnThreads, grad, grad_sum, sum, weight, rstd);
+    const auto [plain_dx, plain_dw] = plain::add_rms_norm_backward(grad, grad_sum, sum, weight, rstd);
+    CHECK(at::allclose(dx, plain_dx, 1e-4, 1e-5));
+    CHECK(at::allclose(dw, plain_dw, of_weight, of_weight));
+  };
   for (const int64_t n : {2 * 1024 + 100 + 1, 2 * 1024 * 4 + 400}) {  // single elements, chunks of four
     const Tensor x = numbers({3, n}, at::kFloat), residual = numbers({3, n}, at::kFloat),
                  weight = numbers({n}, at::kFloat);
@@ -280,15 +282,10 @@ TEST_CASE("the source of the CUDA norm takes rows that its threads cannot hold")
     CHECK(close(output, plain::add_rms_norm_forward(x, residual, weight, 1e-5).output));
     // more rows than blocks, so that one has two
     const Tensor many_x = numbers({514, 1}, at::kFloat) * sum[0].unsqueeze(0).narrow(1, 0, 40),
-                 many_grad = numbers({514, 40}, at::kFloat);
-    const kernels::RmsNormResult norm = plain::rms_norm_forward(many_x, weight.narrow(0, 0, 40), 1e-5);
-    const auto [dx, dw] =
-        own::add_rms_norm_backward(kOnThreads, many_grad, many_x, many_x, weight.narrow(0, 0, 40), norm.rstd);
-    const auto [plain_dx, plain_dw] =
-        plain::add_rms_norm_backward(many_grad, many_x, many_x, weight.narrow(0, 0, 40), norm.rstd);
-    CHECK(at::allclose(dx, plain_dx, 1e-4, 1e-5));
-    CHECK(at::allclose(dw, plain_dw, 1e-3, 1e-3));
-    const Tensor amax = zeros_for(1), back_amax = zeros_for(1);
+                 many_grad = numbers({514, 40}, at::kFloat), part = weight.narrow(0, 0, 40);
+    const Tensor many_rstd = plain::rms_norm_forward(many_x, part, 1e-5).rstd;
+    check_backward(many_grad, many_x, many_x, part, many_rstd, 1e-3);
+    const Tensor amax = at::zeros({1}), back_amax = at::zeros({1});
     const auto by_hand = own::add_rms_norm(kOnThreads, x, residual, weight, 1e-5, amax);
     CHECK(same_bits(amax, largest(std::get<1>(by_hand))));
     CHECK(same_bits(std::get<1>(own::add_rms_norm(kOnThreads, sum, std::nullopt, weight, 1e-5)), output));
@@ -298,20 +295,13 @@ TEST_CASE("the source of the CUDA norm takes rows that its threads cannot hold")
         same_bits(std::get<0>(of_terms), std::get<0>(own::add_rms_norm_backward(
                                              kOnThreads, (x + residual) + x, residual, sum, weight, rstd))));
     CHECK(same_bits(back_amax, largest(std::get<0>(of_terms))));
-    const auto [long_dx, long_dw] = own::add_rms_norm_backward(kOnThreads, x, residual, sum, weight, rstd);
-    const auto [plain_long_dx, plain_long_dw] = plain::add_rms_norm_backward(x, residual, sum, weight, rstd);
-    CHECK(at::allclose(long_dx, plain_long_dx, 1e-4, 1e-5));
-    CHECK(at::allclose(long_dw, plain_long_dw, 1e-4, 1e-5));
+    check_backward(x, residual, sum, weight, rstd, 1e-4);
   }
   // Both: a block reads again its part of the weight's gradient that its threads could not hold.
   const int64_t n = 2 * 1024 + 101;
   const Tensor x = numbers({513, 1}, at::kFloat) * numbers({1, n}, at::kFloat),
                grad = numbers({513, n}, at::kFloat), weight = numbers({n}, at::kFloat);
-  const kernels::RmsNormResult norm = plain::rms_norm_forward(x, weight, 1e-5);
-  const auto [dx, dw] = own::add_rms_norm_backward(kOnThreads, grad, x, x, weight, norm.rstd);
-  const auto [plain_dx, plain_dw] = plain::add_rms_norm_backward(grad, x, x, weight, norm.rstd);
-  CHECK(at::allclose(dx, plain_dx, 1e-4, 1e-5));
-  CHECK(at::allclose(dw, plain_dw, 1e-3, 1e-3));
+  check_backward(grad, x, x, weight, plain::rms_norm_forward(x, weight, 1e-5).rstd, 1e-3);
 }
 
 TEST_CASE("the source of the CUDA norm keeps huge and tiny rows apart and shows a NaN in its own row alone") {
@@ -350,7 +340,7 @@ void check_cross_entropy(int64_t rows, int64_t vocabulary, at::ScalarType dtype,
   if (rows > 2) CHECK(ours[1].eq(0).all().item<bool>());
   CHECK(same_bits(own::cross_entropy(kOnThreads, others, labels, {}), loss));
   CHECK(same_bits(others, logits));  // no gradient was asked for
-  const Tensor amax = zeros_for(1);
+  const Tensor amax = at::zeros({1});
   own::cross_entropy(kOnThreads, others, labels, scale, amax);
   CHECK(same_bits(others, ours));
   CHECK(same_bits(amax, largest(ours)));
@@ -493,8 +483,8 @@ TEST_CASE("tensors of sizes that do not fit each other are refused before a laun
   CHECK_THROWS(own::add_rms_norm(kOnThreads, x, x, weight.to(at::kBFloat16), 1e-5));
   CHECK_THROWS(own::swiglu(kOnThreads, x, fp32({3, 4})));
   CHECK_THROWS(own::swiglu_backward(kOnThreads, fp32({2, 8}), x, x));
-  CHECK_THROWS(own::swiglu_backward(kOnThreads, x, x, x, zeros_for(1)));
-  CHECK_THROWS(own::swiglu(kOnThreads, x, x, zeros_for(1).to(at::kDouble)));
+  CHECK_THROWS(own::swiglu_backward(kOnThreads, x, x, x, at::zeros({1})));
+  CHECK_THROWS(own::swiglu(kOnThreads, x, x, at::zeros({1}).to(at::kDouble)));
   CHECK_THROWS(own::add_rms_norm_backward(kOnThreads, x, x, x, weight, fp32({3}), {x, x, x}));
   CHECK_THROWS(own::add_rms_norm_backward(kOnThreads, x, x, x, weight, fp32({3}), {fp32({2, 8})}));
   CHECK_THROWS(own::rope_heads(kOnThreads, heads, heads, fp32({1, 4, 1, 8}), angles, angles, true, 1));
@@ -503,8 +493,7 @@ TEST_CASE("tensors of sizes that do not fit each other are refused before a laun
   const Tensor labels = at::zeros({3}, at::kLong), scale = fp32({});
   CHECK_THROWS(own::cross_entropy(kOnThreads, logits, labels.narrow(0, 0, 2), scale));
   CHECK_THROWS(own::vocab_gradient(kOnThreads, logits, labels, 0, 8, fp32({2}), scale));
-  const Tensor wide = x.to(at::kDouble);
-  CHECK_THROWS(own::swiglu(kOnThreads, wide, wide));
+  CHECK_THROWS(own::swiglu(kOnThreads, x.to(at::kDouble), x.to(at::kDouble)));
 }
 
 TEST_CASE("the CUDA library brings the fused operators of its tensors") {

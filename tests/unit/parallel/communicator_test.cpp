@@ -15,6 +15,7 @@
 #include "base/error.h"
 #include "parallel/ledger.h"
 #include "parallel/phase.h"
+#include "tests/distributed/trace_ranges.h"
 
 namespace hyperion::parallel {
 namespace {
@@ -113,6 +114,24 @@ TEST_CASE("an observer is told group and dtype and sent bytes of every collectiv
   CHECK(ledger.entry("fsdp/0", "all_reduce").bytes == 2 * 80 * 3 / 4);
   CHECK(ledger.entry("fsdp/0", "all_gather").bytes == 3 * 7 * 2);
   CHECK(dtypes == std::vector<at::ScalarType>{at::kFloat, at::kFloat, at::kBFloat16});
+}
+
+TEST_CASE("a fake group opens a range for each collective that says what a real one would send") {
+  const auto group = make_fake_communicator("tp/0", 0, {0, 1, 2, 3}),
+             alone = make_solo_communicator("tp/0", 0);
+  std::vector<std::string> ranges;
+  const TraceRangeListener listener([&](const std::string& name) { ranges.push_back(name); });
+  const at::Tensor chunk = at::zeros({5}), full = at::zeros({20});
+  group->start_all_gather_into({{full, chunk}, {full.clone(), chunk}}).wait();
+  group->start_reduce_scatter_sum({{chunk, full}, {chunk.clone(), full}}).wait();
+  group->all_reduce_sum(full);
+  group->start_transfers({{Transfer::Kind::kSend, chunk, 1}, {Transfer::Kind::kReceive, full, 3}}).wait();
+  alone->all_gather_into(chunk, chunk);
+  alone->all_reduce_sum(chunk);
+  CHECK(ranges == std::vector<std::string>{"fake all_gather 120 bytes sent in tp/0 of 4 ranks",
+                                           "fake reduce_scatter 120 bytes sent in tp/0 of 4 ranks",
+                                           "fake all_reduce 120 bytes sent in tp/0 of 4 ranks",
+                                           "fake transfers 20 bytes sent in tp/0 of 4 ranks"});
 }
 
 TEST_CASE("a fake group receives zeros and keeps its own block of an all-to-all") {

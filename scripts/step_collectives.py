@@ -1,0 +1,97 @@
+"""What the collectives of a step send, over which links, and for how long: for scripts/step_budget.py. Imported only."""
+import dataclasses
+import re
+
+# Of the line rate of its network a GPU is taken to reach nine tenths, as of the memory's: 45 GB/s of 400 Gb/s. Not measured.
+NETWORK_SHARE = 0.9
+# What the fake backend's stand-ins are called (parallel/communicator.cpp).
+FAKE = re.compile(r"fake (\w+) (\d+) bytes sent in (\w+)/\d+ of (\d+) ranks")
+OF_SHARDS = r"^(all-gather|reduce-scatter|FSDP::|gradient norm|metrics|data)"
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """Where the ranks of a job are. Those of a tensor parallel group lie side by side, then those that shard a copy of the weights, then
+    the replicas. Each GPU of a node has links of its own to the others and to the network."""
+
+    world: int = 1
+    tensor: int = 1
+    replicas: int = 1
+    node: int = 8  # GPUs
+    network: float = 400  # Gb/s of a GPU, each way
+
+    def members(self, group):
+        """(ranks of the group, those of them that share a node)."""
+        shards = max(1, self.world // (self.tensor * self.replicas))
+        ranks, stride = {"tp": (self.tensor, 1), "fsdp": (shards, self.tensor), "dp_replicate": (self.replicas, self.tensor * shards),
+                         "world": (self.world, 1)}[group]
+        return ranks, min(ranks, max(1, self.node // stride))
+
+    def bytes_per_second(self, group, link):
+        """Of one rank, in rings as NCCL makes them: a ring passes through all members on a node before it leaves the node, so that
+        what a rank sends leaves the node once, over the adapters of all its members there together. The slower part counts."""
+        ranks, on_node = self.members(group)
+        between = on_node * NETWORK_SHARE * self.network * 1e9 / 8
+        return link if ranks == on_node else between if on_node == 1 else min(link, between)
+
+    def text_of(self, group, link):
+        ranks, on_node = self.members(group)
+        nodes = -(-ranks // on_node)
+        return (f"{group} {ranks} ranks on {nodes} node{'s' * (nodes > 1)} at {self.bytes_per_second(group, link) / 1e9:,.0f} GB/s"
+                if ranks > 1 else "")
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """One collective of one rank."""
+
+    group: str
+    sent: float  # bytes of this rank
+    overlaps: bool  # with what the GPU computes
+
+
+def group_sizes(step):
+    """{group: ranks} of the groups that a dry run names."""
+    return {found[3]: int(found[4]) for record in step if (found := FAKE.match(record.range))}
+
+
+def collective_of(record, cluster):
+    """The collective that a line of the trace stands for, or None. Products wait for what a tensor parallel group exchanges, unless it
+    travels in pieces."""
+    if found := FAKE.match(record.range):
+        return Collective(found[3], int(found[2]), found[3] != "tp" or found[1] == "transfers") if record.operator == "range" else None
+    if not re.match(r"nccl|c10d::", record.operator):
+        return None
+    reduces_all = re.search(r"all.?reduce", record.operator)
+    if reduces_all and cluster.replicas > 1 and re.match(r"all-reduce|FSDP::", record.range):
+        group = "dp_replicate"
+    else:
+        group = "fsdp" if cluster.tensor == 1 or re.search(OF_SHARDS, record.range) else "tp"
+    ranks = cluster.members(group)[0]
+    share, whole = (ranks - 1) / ranks, max(record.read, record.written)
+    if reduces_all:
+        sent = 2 * share * whole
+    elif re.match(r"c10d::.*(allgather|reduce_scatter)", record.operator):  # reads what goes in and what comes out
+        sent = share * record.read * ranks / (ranks + 1)
+    else:
+        sent = share * whole
+    return Collective(group, sent, group != "tp")
+
+
+def seconds_of(collectives, computing, card, cluster):
+    """What they add to a step that computes for `computing` seconds; collectives: Counter of Collective. Of the units' gathers and
+    reductions the first and the last of the widest unit overlap nothing. What overlaps takes multiprocessors from what it overlaps, and
+    what lasts longer than the step computes is waited for."""
+    overlapping = waited_for = of_units = longest = 0.0
+    for collective, times in collectives.items():
+        seconds = collective.sent / cluster.bytes_per_second(collective.group, card.link)
+        if not collective.overlaps:
+            waited_for += times * seconds
+            continue
+        overlapping += times * seconds
+        if collective.group != "tp":
+            of_units += times * seconds
+            longest = max(longest, seconds)
+    exposed = min(of_units, 2 * longest)
+    hidden = overlapping - exposed
+    return waited_for + exposed + max(card.link_share * hidden, hidden - computing - waited_for)
