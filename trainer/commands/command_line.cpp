@@ -241,7 +241,7 @@ std::string describe_extras(const CLI::App& command, const std::vector<std::stri
     const bool option = extra.size() > 1 && extra.starts_with('-');
     if (option) {
       const std::string written = extra.substr(0, extra.find('='));
-      std::string name = written.substr(written.find_first_not_of('-'));
+      std::string name = written.substr(std::min(written.find_first_not_of('-'), written.size()));
       std::string meant = nearest_name(name, options);
       std::replace(name.begin(), name.end(), '-', '_');
       if (meant.empty() && takes_keys) meant = nearest_key(name);

@@ -198,6 +198,20 @@ TEST_CASE("help and version end the program well") {
   CHECK_THAT(parse({"train", "--help"}).text, Contains("--training.steps VALUE (integer, default 10000)"));
 }
 
+TEST_CASE("arguments that are dashes and signs alone are refused as unknown options") {
+  for (const char* command : {"train", "check", "config", "generate", "ckpt"})
+    for (const char* argument : {"--=", "---=x", "--=.", "---."}) {
+      CAPTURE(command, argument);
+      std::vector<std::string> arguments = {command};
+      if (std::string(command) == "ckpt") arguments.push_back("ls");
+      arguments.push_back(argument);
+      CHECK_FALSE(refusal(arguments).empty());
+    }
+  CHECK(refusal({"---"}) == "command line: no such option: --- (see hyperion --help)");
+  CHECK(refusal({"train", "a.toml", "--="}) == "command line: no such option: -- (see hyperion --help)");
+  CHECK(parse({"train", "a.toml", "--."}).overrides.at(0).name == ".");  // refused with the configuration
+}
+
 TEST_CASE("mistakes on the command line are usage errors") {
   CHECK_THAT(refusal({"train"}), Contains("hyperion train FILE.toml"));
   CHECK_THAT(refusal({"config", "--training.steps", "5"}), Contains("hyperion config FILE.toml"));
