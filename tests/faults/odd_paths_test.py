@@ -136,6 +136,24 @@ class LinksToThemselves(PathTest):
                 self.run_program("train", "job.toml", "--checkpoint.load_step=6", code=65, says=says)
 
 
+class LostIndex(PathTest):
+    def test_a_dcp_folder_without_its_index_is_told_so(self):
+        self.run_job(code=0)
+        shutil.copytree(self.step(8), self.folder / "start")
+        start = f"--checkpoint.initial_load_path={self.folder}/start"
+        (self.folder / "start" / ".metadata").unlink()
+        for says, manifest in (("start/.metadata: is missing or cannot be read", True), ("start/.metadata: is missing: __0_0.distcp", False)):
+            if not manifest:
+                (self.folder / "start" / "hyperion.json").unlink()
+            for command in (("ckpt", "ls", "start"), ("ckpt", "digest", "start"), ("ckpt", "convert", "start", "other", "--to=dcp"),
+                            ("generate", "start", "--prompt=It"), ("train", "job.toml", "--job.dump_folder=other", start),
+                            ("check", "job.toml", "--job.dump_folder=other", start)):
+                with self.subTest(command=command[:2], manifest=manifest):
+                    output = self.run_program(*command, code=65, says=[says])
+                    self.assertNotIn("safetensors", output)
+            self.run_program("ckpt", "verify", "start", code=65, says=["start/.metadata"])
+
+
 class Permission(PathTest):
     """Checkpoints that the user may not read are named; no older one takes their place without a word."""
 
