@@ -136,6 +136,26 @@ class LinksToThemselves(PathTest):
                 self.run_program("train", "job.toml", "--checkpoint.load_step=6", code=65, says=says)
 
 
+class Urls(PathTest):
+    """Buckets are no folders: nothing is read from or written into a folder that is called "s3:"."""
+
+    def test_a_url_in_the_place_of_a_path_is_refused_with_the_remedy_and_nothing_is_made(self):
+        url = "s3://bucket/run"
+        job = (self.folder / "job.toml").read_text()
+        (self.folder / "bucket.toml").write_text(job + f'\n[profiling]\nsave_traces_folder = "{url}"\n')
+        before = sorted(self.folder.iterdir())
+        keys = ("checkpoint.folder", "checkpoint.initial_load_path", "job.dump_folder", "training.dataset_path", "model.hf_assets_path",
+                "metrics.save_tb_folder")
+        for command in ("train", "check", "config"):
+            for key in keys:
+                with self.subTest(command=command, key=key):
+                    self.run_program(command, "job.toml", f"--{key}={url}", code=2, says=[f"--{key} = {url}: is a URL", "mountpoint-s3"])
+            self.run_program(command, "bucket.toml", code=2, says=["bucket.toml:", "profiling.save_traces_folder", "is a URL"])
+        for tool in (("ls", url), ("verify", url), ("convert", "out", url, "--to=dcp"), ("prune", url, "--keep=1")):
+            self.run_program("ckpt", *tool, code=2, says=["is a URL", "mountpoint-s3"])
+        self.assertEqual(sorted(self.folder.iterdir()), before)
+
+
 class LostIndex(PathTest):
     def test_a_dcp_folder_without_its_index_is_told_so(self):
         self.run_job(code=0)
