@@ -123,10 +123,14 @@ class Verifier {
     }
     if (manifest_ && record_of(".metadata") == nullptr)
       result_.damages.push_back({".metadata", folder.string() + ": hyperion.json does not list .metadata"});
-    record_damage(index_files_.front(), 0, 0, [&] {
+    const bool decoded = record_damage(index_files_.front(), 0, 0, [&] {
       index_ = decode_index(
           folder, checkpoint::read_index(folder, [&](const std::string& name) { return record_of(name); }));
     });
+    if (!decoded)  // which of several it was
+      for (const std::string& name : index_files_)
+        if (result_.damages.back().what.starts_with(printable(folder / name) + ": "))
+          result_.damages.back().file = name;
     if (manifest_ && index_)
       record_damage(".metadata", 0, 0, [&] { require_same_save(folder, *manifest_, *index_); });
   }

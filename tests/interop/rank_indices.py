@@ -10,6 +10,7 @@ rank, or of all, the folder is refused by the name of the file that is missing.
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -119,7 +120,11 @@ def check_refusals(hyperion: Path, folder: Path, scratch: Path) -> None:
                              capture_output=True, text=True)
         assert ran.returncode == 65 and says in ran.stdout + ran.stderr, ran.stdout + ran.stderr
 
-    (folder / "__1.metadata").rename(scratch / "kept")
+    whole_index = (folder / "__1.metadata").read_bytes()
+    (folder / "__1.metadata").write_bytes(whole_index[:-1])
+    assert re.search(r"\n__1.metadata .* DAMAGED\n", tool(hyperion, "verify", folder, code=65))
+    refused("__1.metadata: byte")
+    (folder / "__1.metadata").unlink()
     refused("__1.metadata: is missing")
     for rank in (0, 2, 3):
         (folder / f"__{rank}.metadata").unlink()
