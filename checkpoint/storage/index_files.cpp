@@ -45,8 +45,7 @@ std::vector<std::string> find_index_files(const fs::path& path) {
   if (!of_ranks)
     throw_data(
         "{}: is missing: {} is of a checkpoint in DCP format, whose index this file is; the save did not "
-        "end, or "
-        "the file was left behind when the others were copied",
+        "end, or the file was left behind when the others were copied",
         printable(path / ".metadata"), files.begin()->second);
   std::vector<std::string> index;
   for (uint32_t rank = 0; rank <= files.rbegin()->first; ++rank) {
@@ -54,8 +53,7 @@ std::vector<std::string> find_index_files(const fs::path& path) {
     if (!name_exists(path / index.back()))
       throw_data(
           "{}: is missing: each rank of this save has an index of its own (use_collectives=False), and {} is "
-          "here; "
-          "copy the files of all ranks into one folder, or remove what another save left there",
+          "here; copy the files of all ranks into one folder, or remove what another save left there",
           printable(path / index.back()), files.lower_bound(rank)->second);
   }
   return index;

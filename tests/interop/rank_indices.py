@@ -106,7 +106,7 @@ def check_reading(hyperion: Path, first: Path, folder: Path, scratch: Path) -> N
         tool(hyperion, "convert", path, scratch / f"{path.name} as dcp", "--to=dcp")
     weights = [(scratch / f"{path.name} as safetensors" / "model.safetensors").read_bytes() for path in (first, folder)]
     assert weights[0] == weights[1]
-    assert not tool(hyperion, "diff", scratch / f"{first.name} as dcp", scratch / f"{folder.name} as dcp").count("differ")
+    tool(hyperion, "diff", scratch / f"{first.name} as dcp", scratch / f"{folder.name} as dcp")  # 65 for any difference
     ours = [losses(hyperion, path, scratch / f"from {path.name}") for path in (first, folder)]
     assert len(ours[0]) == 2 and ours[0] == ours[1], ours
     print(f"losses of steps 3 and 4: {ours[1]}, digest {digests[1]}", flush=True)

@@ -229,8 +229,7 @@ void require_same_folder(const fs::path& path, const checkpoint::IndexFiles& fil
     if (error || bytes != content.size())
       throw_incompatible(
           "rank {}: {} {}, but rank 0 reads {} bytes from it: checkpoint.folder must be on a file system "
-          "that "
-          "all nodes share",
+          "that all nodes share",
           rank, (path / name).string(),
           error ? fmt::format("cannot be read here ({})", error.message())
                 : fmt::format("has {} bytes here", bytes),
