@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstring>
 #include <set>
+#include <sstream>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -18,8 +19,10 @@
 #include "checkpoint/finite.h"
 #include "checkpoint/format/dcp/archive.h"
 #include "checkpoint/format/dcp/metadata.h"
+#include "checkpoint/format/pickle/pickle_reader.h"
 #include "checkpoint/format/safetensors/safetensors.h"
 #include "checkpoint/names.h"
+#include "checkpoint/storage/index_files.h"
 #include "checkpoint/storage/shard_reader.h"
 
 namespace hyperion::checkpoint {
@@ -248,19 +251,39 @@ const FileRecord* OpenCheckpoint::record(const std::string& file) const {
   return &*found;
 }
 
+std::vector<IndexFile> read_index(const fs::path& folder,
+                                  const std::function<const FileRecord*(const std::string& name)>& record) {
+  std::vector<IndexFile> files;
+  uint64_t left = kMostPickleBytes;
+  for (const std::string& name : find_index_files(folder)) {
+    ShardReader file(folder, name, record(name));
+    if (file.size() > left)
+      throw_data("{}: the index has more than {} bytes, and none that is larger is read", file.name(),
+                 kMostPickleBytes);
+    left -= file.size();
+    files.push_back({name, file.read_text(0, file.size())});
+  }
+  return files;
+}
+
+CheckpointIndex decode_index(const fs::path& folder, const std::vector<IndexFile>& files) {
+  std::vector<MetadataFile> encoded;
+  for (const auto& [name, content] : files)
+    encoded.push_back({printable(folder / name), std::as_bytes(std::span(content))});
+  return decode_metadata(encoded);
+}
+
 std::optional<IndexFiles> read_index_files(const fs::path& folder) {
-  if (!name_exists(folder / ".metadata")) return std::nullopt;
   IndexFiles files;
-  OpenCheckpoint checkpoint;  // for the record of .metadata
+  OpenCheckpoint checkpoint;  // for the records of the files
   checkpoint.folder = folder;
   if (name_exists(folder / kManifestFile)) {
     files.manifest = read_manifest_text(folder);
     checkpoint.manifest = manifest_from_json(*files.manifest, printable(folder / kManifestFile));
     check_sizes(folder, *checkpoint.manifest);
   }
-  ShardReader file(folder, ".metadata", checkpoint.record(".metadata"));
-  files.metadata = file.read_text(0, file.size());
-  return files;
+  files.index = read_index(folder, [&](const std::string& name) { return checkpoint.record(name); });
+  return files.index.empty() ? std::nullopt : std::optional(std::move(files));
 }
 
 namespace {
@@ -280,11 +303,25 @@ std::string broadcast_text(const std::string& text, Coordinator& ranks) {
 
 std::optional<IndexFiles> broadcast_index_files(std::optional<IndexFiles> files, Coordinator& ranks) {
   if (ranks.size() == 1) return files;
-  const std::string parts = ranks.broadcast(!files ? "" : files->manifest ? "2" : "1");
-  if (parts.empty()) return std::nullopt;
-  if (!files) files.emplace();  // not rank 0
-  files->metadata = broadcast_text(files->metadata, ranks);
-  if (parts == "2") files->manifest = broadcast_text(files->manifest.value_or(""), ranks);
+  // The names first, plain ones, each on a line.
+  std::string names;
+  if (files && files->manifest) names += std::string(kManifestFile) + "\n";
+  if (files)
+    for (const IndexFile& file : files->index) names += file.name + "\n";
+  names = ranks.broadcast(names);
+  if (names.empty()) return std::nullopt;
+  if (!files) {  // not rank 0
+    files.emplace();
+    std::istringstream lines(names);
+    for (std::string name; std::getline(lines, name);) {
+      if (name == kManifestFile)
+        files->manifest.emplace();
+      else
+        files->index.push_back({name, ""});
+    }
+  }
+  for (IndexFile& file : files->index) file.content = broadcast_text(file.content, ranks);
+  if (files->manifest) files->manifest = broadcast_text(*files->manifest, ranks);
   return files;
 }
 
@@ -294,8 +331,7 @@ OpenCheckpoint decode_index_files(const fs::path& folder, const IndexFiles& file
   checkpoint.folder = folder;
   if (files.manifest)
     checkpoint.manifest = manifest_from_json(*files.manifest, printable(folder / kManifestFile));
-  checkpoint.index =
-      decode_metadata(std::as_bytes(std::span(files.metadata)), printable(folder / ".metadata"));
+  checkpoint.index = decode_index(folder, files.index);
   if (checkpoint.manifest) require_same_save(folder, *checkpoint.manifest, checkpoint.index);
   return checkpoint;
 }

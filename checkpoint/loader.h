@@ -28,14 +28,25 @@ struct OpenCheckpoint {
   const FileRecord* record(const std::string& file) const;
 };
 
-// Reads .metadata (or, without one, the headers of safetensors files) and hyperion.json; compares them with
-// each other and with the sizes of the files. Throws Error(kBadData) naming what does not fit.
+// Reads the index (.metadata, or that of every rank; without one the headers of safetensors files) and
+// hyperion.json; compares them with each other and with the sizes of the files. Throws Error(kBadData) naming
+// what does not fit.
 OpenCheckpoint open_checkpoint(const std::filesystem::path& folder);
 
-// The same in two steps, so that one rank reads for many. The files of a checkpoint in DCP format that
-// describe it; of other checkpoints nothing. Compares hyperion.json with the sizes of the files.
+// A file of the index (find_index_files()) that was read.
+struct IndexFile {
+  std::string name, content;
+};
+// All of a folder. `record` gives a file's record in the manifest, or null. Throws Error(kBadData) when they
+// are larger than an index may be.
+std::vector<IndexFile> read_index(const std::filesystem::path& folder,
+                                  const std::function<const FileRecord*(const std::string& name)>& record);
+CheckpointIndex decode_index(const std::filesystem::path& folder, const std::vector<IndexFile>& files);
+
+// open_checkpoint() in two steps, so that one rank reads for many. The files of a checkpoint in DCP format
+// that describe it; of other checkpoints nothing. Compares hyperion.json with the sizes of the files.
 struct IndexFiles {
-  std::string metadata;
+  std::vector<IndexFile> index;
   std::optional<std::string> manifest;  // hyperion.json, where there is one
 };
 std::optional<IndexFiles> read_index_files(const std::filesystem::path& folder);

@@ -11,6 +11,7 @@
 #include "base/files.h"
 #include "base/printable.h"
 #include "checkpoint/storage/checkpoint_folder.h"
+#include "checkpoint/storage/index_files.h"
 
 namespace hyperion::checkpoint {
 namespace fs = std::filesystem;
@@ -46,10 +47,11 @@ StepFolder cheap_check(const fs::path& folder, int64_t step) {
   found.step = step;
   found.path = folder;
   try {
-    const bool dcp = regular_file_exists(folder / ".metadata");
-    found.kind = dcp ? CheckpointKind::kForeign : CheckpointKind::kSafetensors;
-    if (!dcp && !has_safetensors(folder))
+    const std::vector<std::string> index = find_index_files(folder);
+    found.kind = index.empty() ? CheckpointKind::kSafetensors : CheckpointKind::kForeign;
+    if (index.empty() && !has_safetensors(folder))
       throw_data("{}: has no .metadata and no *.safetensors: it is no checkpoint", printable(folder));
+    for (const std::string& name : index) regular_file_exists(folder / name);  // else it says what is there
     if (!name_exists(folder / kManifestFile)) return found;
     found.kind = CheckpointKind::kDamaged;
     found.manifest = read_manifest(folder);

@@ -13,9 +13,9 @@
 #include "base/printable.h"
 #include "base/progress.h"
 #include "checkpoint/format/dcp/archive.h"
-#include "checkpoint/format/dcp/metadata.h"
 #include "checkpoint/format/safetensors/safetensors.h"
 #include "checkpoint/storage/checkpoint_folder.h"
+#include "checkpoint/storage/index_files.h"
 #include "checkpoint/storage/shard_reader.h"
 #include "checkpoint/tools/aligned_table.h"
 #include "checkpoint/tools/content.h"
@@ -52,6 +52,8 @@ class Verifier {
       for (const std::string& name : extra_files(result_.folder, *manifest_))
         result_.notes.push_back(fmt::format("{} is no part of the checkpoint: ignored", name));
     }
+    if (index_files_.size() > 1)
+      result_.notes.push_back("of what several ranks wrote, a copy each, the first rank's was read");
     return std::move(result_);
   }
 
@@ -110,22 +112,25 @@ class Verifier {
 
   void read_index() {
     const fs::path& folder = result_.folder;
-    std::error_code error;
-    if (!has_manifest_file_ && !fs::exists(fs::symlink_status(folder / ".metadata", error))) {
+    if (!has_manifest_file_) result_.kind = CheckpointKind::kForeign;
+    if (!record_damage(".metadata", 0, 0, [&] { index_files_ = find_index_files(folder); })) return;
+    if (index_files_.empty()) {
       result_.kind = CheckpointKind::kSafetensors;
       record_damage(folder.filename().string(), 0, 0, [&] { index_ = read_safetensors(folder); });
+      std::error_code error;
       if (fs::is_regular_file(folder, error)) result_.folder = folder.parent_path();
       return;
     }
-    if (!has_manifest_file_) result_.kind = CheckpointKind::kForeign;
-    const FileRecord* record = record_of(".metadata");
-    if (manifest_ && record == nullptr)
+    if (manifest_ && record_of(".metadata") == nullptr)
       result_.damages.push_back({".metadata", folder.string() + ": hyperion.json does not list .metadata"});
-    record_damage(".metadata", 0, 0, [&] {
-      ShardReader file(folder, ".metadata", record);
-      const std::string bytes = file.read_text(0, file.size());
-      index_ = decode_metadata(std::as_bytes(std::span(bytes)), file.name());
+    const bool decoded = record_damage(index_files_.front(), 0, 0, [&] {
+      index_ = decode_index(
+          folder, checkpoint::read_index(folder, [&](const std::string& name) { return record_of(name); }));
     });
+    if (!decoded)  // which of several it was
+      for (const std::string& name : index_files_)
+        if (result_.damages.back().what.starts_with(printable(folder / name) + ": "))
+          result_.damages.back().file = name;
     if (manifest_ && index_)
       record_damage(".metadata", 0, 0, [&] { require_same_save(folder, *manifest_, *index_); });
   }
@@ -134,8 +139,8 @@ class Verifier {
   void find_files() {
     if (manifest_)
       for (const FileRecord& record : manifest_->files) entries_[record.name];
-    else if (result_.kind != CheckpointKind::kSafetensors)
-      entries_[".metadata"];
+    else
+      for (const std::string& name : index_files_) entries_[name];
     if (index_) {
       for (const auto& [key, record] : index_->tensors)
         for (const Chunk& chunk : record.chunks)
@@ -248,6 +253,7 @@ class Verifier {
   Verification result_;
   bool has_manifest_file_ = false;
   std::optional<Manifest> manifest_;  // when it could be read
+  std::vector<std::string> index_files_;
   std::optional<CheckpointIndex> index_;
   std::map<std::string, std::vector<Entry>> entries_;  // by file
   std::map<std::string, uint64_t> sizes_;

@@ -223,6 +223,19 @@ class HostileInputs(CheckpointTest):
         (folder / "__0_0.distcp").write_bytes(bytes(100_000 * 100))
         self.run_program("ckpt", "ls", folder, code=0, memory=16 * len(index) + SLACK)
 
+    def test_an_index_of_more_values_than_a_checkpoint_has_costs_a_few_times_its_size(self):
+        folder = self.folder / "step-1"
+        folder.mkdir()
+        size = 64 * MIB
+        batch = b"(" + b"N" * 1000 + b"e"
+        for name, values in (("waiting", b"N" * size), ("in lists", b"]" + batch * (size // len(batch)))):
+            with self.subTest(name):
+                (folder / ".metadata").write_bytes(b"\x80\x02" + values + b".")
+                self.run_program("ckpt", "ls", folder, code=65, says=["step-1/.metadata", "too many values"], memory=6 * size + SLACK)
+        with (folder / ".metadata").open("wb") as file:
+            file.truncate((1 << 30) + 1)
+        self.run_program("ckpt", "ls", folder, code=65, says=["step-1/.metadata: the index has more than 1073741824 bytes"], memory=SLACK)
+
     def test_an_index_that_refers_to_one_value_very_often_is_refused_at_once(self):
         folder = self.folder / "step-1"
         folder.mkdir()

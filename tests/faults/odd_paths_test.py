@@ -136,6 +136,44 @@ class LinksToThemselves(PathTest):
                 self.run_program("train", "job.toml", "--checkpoint.load_step=6", code=65, says=says)
 
 
+class Urls(PathTest):
+    """Buckets are no folders: nothing is read from or written into a folder that is called "s3:"."""
+
+    def test_a_url_in_the_place_of_a_path_is_refused_with_the_remedy_and_nothing_is_made(self):
+        url = "s3://bucket/run"
+        job = (self.folder / "job.toml").read_text()
+        (self.folder / "bucket.toml").write_text(job + f'\n[profiling]\nsave_traces_folder = "{url}"\n')
+        before = sorted(self.folder.iterdir())
+        keys = ("checkpoint.folder", "checkpoint.initial_load_path", "job.dump_folder", "training.dataset_path", "model.hf_assets_path",
+                "metrics.save_tb_folder")
+        for command in ("train", "check", "config"):
+            for key in keys:
+                with self.subTest(command=command, key=key):
+                    self.run_program(command, "job.toml", f"--{key}={url}", code=2, says=[f"--{key} = {url}: is a URL", "mountpoint-s3"])
+            self.run_program(command, "bucket.toml", code=2, says=["bucket.toml:", "profiling.save_traces_folder", "is a URL"])
+        for tool in (("ls", url), ("verify", url), ("convert", "out", url, "--to=dcp"), ("prune", url, "--keep=1")):
+            self.run_program("ckpt", *tool, code=2, says=["is a URL", "mountpoint-s3"])
+        self.assertEqual(sorted(self.folder.iterdir()), before)
+
+
+class LostIndex(PathTest):
+    def test_a_dcp_folder_without_its_index_is_told_so(self):
+        self.run_job(code=0)
+        shutil.copytree(self.step(8), self.folder / "start")
+        start = f"--checkpoint.initial_load_path={self.folder}/start"
+        (self.folder / "start" / ".metadata").unlink()
+        for says, manifest in (("start/.metadata: is missing or cannot be read", True), ("start/.metadata: is missing: __0_0.distcp", False)):
+            if not manifest:
+                (self.folder / "start" / "hyperion.json").unlink()
+            for command in (("ckpt", "ls", "start"), ("ckpt", "digest", "start"), ("ckpt", "convert", "start", "other", "--to=dcp"),
+                            ("generate", "start", "--prompt=It"), ("train", "job.toml", "--job.dump_folder=other", start),
+                            ("check", "job.toml", "--job.dump_folder=other", start)):
+                with self.subTest(command=command[:2], manifest=manifest):
+                    output = self.run_program(*command, code=65, says=[says])
+                    self.assertNotIn("safetensors", output)
+            self.run_program("ckpt", "verify", "start", code=65, says=["start/.metadata"])
+
+
 class Permission(PathTest):
     """Checkpoints that the user may not read are named; no older one takes their place without a word."""
 

@@ -1,4 +1,5 @@
-// Any bytes as a .metadata file; an index that is accepted must survive a round trip.
+// Any bytes as a .metadata file, and as that of each of two ranks; an index that is accepted must survive a
+// round trip, and two copies of it are one index.
 #include "checkpoint/format/dcp/metadata.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/support/encode_index.h"
@@ -9,9 +10,11 @@ using namespace hyperion::test;
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   fuzz::expect_bad_data_at_most([&] {
-    const CheckpointIndex index = decode_metadata(fuzz::as_bytes(data, size), "fuzz");
+    const MetadataFile file{"fuzz", fuzz::as_bytes(data, size)}, copies[] = {file, file};
+    const CheckpointIndex index = decode_metadata({&file, 1});
     const std::string again = encode_index(index);
     if (encode_index(decode_metadata(std::as_bytes(std::span(again)), "again")) != again) std::abort();
+    if (decode_metadata(copies).tensors.size() != index.tensors.size()) std::abort();
   });
   return 0;
 }

@@ -9,6 +9,7 @@
 #include "base/collective.h"
 #include "base/files.h"
 #include "base/log.h"
+#include "checkpoint/storage/index_files.h"
 #include "trainer/config/input_path.h"
 #include "trainer/config/validate.h"
 
@@ -40,7 +41,8 @@ bool wants_weights_only(const JobConfig& config) {
 // Whether no run can resume from it because it holds nothing but weights: a last save of weights, or an
 // export for Hugging Face. Reads the index of a complete checkpoint that another program wrote.
 bool holds_weights_alone(const checkpoint::StepFolder& found) {
-  if (found.kind == checkpoint::CheckpointKind::kModel || !name_exists(found.path / ".metadata")) return true;
+  if (found.kind == checkpoint::CheckpointKind::kModel || checkpoint::find_index_files(found.path).empty())
+    return true;
   if (found.manifest || found.step == 0) return false;  // a step-0 of torchtitan is a seed
   try {
     return !holds_optimizer(checkpoint::open_checkpoint(found.path));
@@ -57,13 +59,13 @@ std::string initial_load(const fs::path& path, bool hugging_face) {
 
 // `path`, where the job starts from, is in the format that the configuration says.
 void require_format(const fs::path& path, bool hugging_face) {
-  const bool dcp = name_exists(path / ".metadata");
-  if (dcp && hugging_face)
+  const std::vector<std::string> index = checkpoint::find_index_files(path);
+  if (!index.empty() && hugging_face)
     throw_data(
         "checkpoint.initial_load_in_hf = true expects safetensors, but {} is a checkpoint in DCP format (it "
-        "holds .metadata): start with {}",
-        path.string(), initial_load(path, /*hugging_face=*/false));
-  if (dcp) return;
+        "holds {}): start with {}",
+        path.string(), index.front(), initial_load(path, /*hugging_face=*/false));
+  if (!index.empty()) return;
   bool safetensors = path.extension() == ".safetensors";
   std::vector<std::string> steps;
   if (is_folder(path)) {
@@ -103,10 +105,9 @@ Json list_checkpoints(const JobConfig& config, const checkpoint::CheckpointFolde
     for (const checkpoint::StepFolder& entry : entries) {
       if (wanted != -1 && entry.step != wanted) continue;
       const bool newest = usable.empty() && finished.empty();
-      const bool dcp = !entry.unreadable && name_exists(entry.path / ".metadata");
+      const bool dcp = entry.complete() && !checkpoint::find_index_files(entry.path).empty();
       std::string problem = entry.unreadable ? "" : entry.why_not;  // the job ends when it opens it
-      if (!entry.unreadable && entry.complete() && holds_weights_alone(entry) &&
-          !(dcp && wants_weights_only(config))) {
+      if (entry.complete() && holds_weights_alone(entry) && !(dcp && wants_weights_only(config))) {
         if (newest && wanted == -1 && entry.step >= config.training.steps) {
           finished = entry.path.string();
           continue;
@@ -222,16 +223,18 @@ bool may_fall_back(const JobConfig& config, const Start& start, const fs::path& 
 // No damage, from which the job would go back to an older checkpoint: this rank would not find the files of
 // that one either.
 void require_same_folder(const fs::path& path, const checkpoint::IndexFiles& files, int rank) {
-  std::error_code error;
-  const uint64_t bytes = fs::file_size(path / ".metadata", error);
-  if (error || bytes != files.metadata.size())
-    throw_incompatible(
-        "rank {}: {} {}, but rank 0 reads {} bytes from it: checkpoint.folder must be on a file system that "
-        "all nodes share",
-        rank, (path / ".metadata").string(),
-        error ? fmt::format("cannot be read here ({})", error.message())
-              : fmt::format("has {} bytes here", bytes),
-        files.metadata.size());
+  for (const auto& [name, content] : files.index) {
+    std::error_code error;
+    const uint64_t bytes = fs::file_size(path / name, error);
+    if (error || bytes != content.size())
+      throw_incompatible(
+          "rank {}: {} {}, but rank 0 reads {} bytes from it: checkpoint.folder must be on a file system "
+          "that all nodes share",
+          rank, (path / name).string(),
+          error ? fmt::format("cannot be read here ({})", error.message())
+                : fmt::format("has {} bytes here", bytes),
+          content.size());
+  }
 }
 
 void open_newest(const JobConfig& config, LoadSource source, Start& start, Coordinator& ranks) {

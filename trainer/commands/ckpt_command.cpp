@@ -1,5 +1,3 @@
-#include "trainer/commands/commands.h"
-
 #include <algorithm>
 
 #include "base/error.h"
@@ -8,9 +6,11 @@
 #include "base/log.h"
 #include "base/printable.h"
 #include "checkpoint/names.h"
+#include "checkpoint/storage/index_files.h"
 #include "checkpoint/tools/folders.h"
 #include "checkpoint/tools/tools.h"
 #include "models/transformer.h"
+#include "trainer/commands/commands.h"
 #include "trainer/commands/model_source.h"
 #include "trainer/config/input_path.h"
 #include "trainer/config/load.h"
@@ -156,7 +156,7 @@ void keep_hugging_face_files(checkpoint::ConvertOptions& convert) {
 
 ExitCode convert_weights(checkpoint::ConvertOptions convert, const std::string& config) {
   checkpoint::require_checkpoint(convert.source);
-  const bool from_dcp = name_exists(convert.source / ".metadata");
+  const bool from_dcp = !checkpoint::find_index_files(convert.source).empty();
   const bool to_dcp = convert.format == checkpoint::WeightFormat::kDcp;
   if (from_dcp == to_dcp && !config.empty())
     throw_config("--config {}: has no use here: source and destination have the same names", config);

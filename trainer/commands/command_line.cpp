@@ -14,6 +14,7 @@
 
 #include "base/error.h"
 #include "base/nearest.h"
+#include "trainer/config/input_path.h"
 #include "trainer/config/reference.h"
 #include "trainer/config/suggest.h"
 
@@ -33,6 +34,8 @@ std::string take_config_file(const std::string& argument, std::vector<Override>&
     if (override.name != "job.config_file") return false;
     if (override.value.empty())
       throw_config("command line: --job.config_file: expected the path of a TOML file");
+    if (const std::string problem = url_problem(override.value); !problem.empty())
+      throw_config("command line: --job.config_file: {}", problem);
     option = override.value;
     return true;
   });
@@ -40,6 +43,13 @@ std::string take_config_file(const std::string& argument, std::vector<Override>&
     throw_config("command line: two configuration files, {} and --job.config_file {}: name one", argument,
                  option);
   return argument.empty() ? option : argument;
+}
+
+// An option or argument that is a path, or several.
+template <typename Target>
+CLI::Option* add_path(CLI::App& command, const char* name, Target& target, const char* meaning) {
+  return command.add_option(name, target, meaning)
+      ->check(CLI::Validator([](std::string& path) { return url_problem(path); }, ""));
 }
 
 // CLI::Range lets NaN pass.
@@ -70,14 +80,14 @@ CLI::Option* add_choice(CLI::App& command, const char* name, Target& target, con
 }
 
 void add_config(CLI::App& command, std::string& config) {
-  command.add_option("--config", config, "TOML file with the model, where the checkpoint names none");
+  add_path(command, "--config", config, "TOML file with the model, where the checkpoint names none");
 }
 
 void add_inference_options(CLI::App& command, CommandLine::Inference& inference) {
-  command.add_option("CKPT", inference.checkpoint, "Folder of a checkpoint (step-N) or of safetensors")
+  add_path(command, "CKPT", inference.checkpoint, "Folder of a checkpoint (step-N) or of safetensors")
       ->required();
   add_config(command, inference.config);
-  command.add_option("--tokenizer", inference.tokenizer, "Folder with the tokenizer's files");
+  add_path(command, "--tokenizer", inference.tokenizer, "Folder with the tokenizer's files");
   add_choice<checkpoint::Dtype>(command, "--dtype", inference.dtype,
                                 "Type of weights and arithmetic: float32 or bfloat16",
                                 {"float32", "bfloat16"});
@@ -88,11 +98,11 @@ void add_inference_options(CLI::App& command, CommandLine::Inference& inference)
 
 CLI::App* add_tokenize(CLI::App& app, CommandLine::Tokenize& tokenize) {
   CLI::App* command = app.add_subcommand("tokenize", "Write JSON lines as token shards");
-  command->add_option("--out", tokenize.out, "Folder to write")->required();
-  command->add_option("--tokenizer", tokenize.tokenizer, "Folder with the tokenizer's files")
+  add_path(*command, "--out", tokenize.out, "Folder to write")->required();
+  add_path(*command, "--tokenizer", tokenize.tokenizer, "Folder with the tokenizer's files")
       ->capture_default_str();
   command->add_option("--text-field", tokenize.text_field, "Field of each line that holds the text (text)");
-  command->add_option("INPUT", tokenize.inputs, "Files, folders or globs of JSON lines (plain, .gz, .zst)")
+  add_path(*command, "INPUT", tokenize.inputs, "Files, folders or globs of JSON lines (plain, .gz, .zst)")
       ->required();
   return command;
 }
@@ -114,8 +124,7 @@ CLI::App* add_generate(CLI::App& app, CommandLine::Generate& generate) {
 CLI::App* add_eval(CLI::App& app, CommandLine::Eval& eval) {
   CLI::App* command = app.add_subcommand("eval", "Loss of a checkpoint's model on a data set");
   add_inference_options(*command, eval);
-  command->add_option("--data", eval.data, "JSON lines or token shards, as training.dataset_path")
-      ->required();
+  add_path(*command, "--data", eval.data, "JSON lines or token shards, as training.dataset_path")->required();
   command->add_option("--text-field", eval.text_field, "Field of each line that holds the text (text)");
   command->add_option("--seq-len", eval.seq_len, "Tokens of one sequence (2048)")->check(at_least(1));
   command->add_option("--batch-size", eval.batch_size, "Sequences of one batch (8)")->check(at_least(1));
@@ -134,17 +143,15 @@ CLI::App* add_ckpt(CLI::App& app, CommandLine::Ckpt& ckpt) {
     command->callback([&ckpt, tool] { ckpt.tool = tool; });
     return command;
   };
-  const auto add_path = [](CLI::App* command, const char* name, std::filesystem::path& path,
-                           const char* meaning) { command->add_option(name, path, meaning)->required(); };
   const auto add_json = [](CLI::App* command, bool& json) {
     command->add_flag("--json", json, "Print JSON instead of a table");
   };
   CLI::App* ls = add("ls", Tool::kLs, "List checkpoints or what one holds");
-  add_path(ls, "DIR", ckpt.ls.path, "A folder of checkpoints, or one");
+  add_path(*ls, "DIR", ckpt.ls.path, "A folder of checkpoints, or one")->required();
   add_json(ls, ckpt.ls.json);
 
   CLI::App* verify = add("verify", Tool::kVerify, "Check the files");
-  add_path(verify, "DIR", ckpt.verify.path, "A checkpoint, or a folder of them");
+  add_path(*verify, "DIR", ckpt.verify.path, "A checkpoint, or a folder of them")->required();
   CLI::Option* quick = verify->add_flag("--quick", ckpt.verify.quick,
                                         "Compare sizes and ids alone, without reading the content");
   verify
@@ -154,18 +161,18 @@ CLI::App* add_ckpt(CLI::App& app, CommandLine::Ckpt& ckpt) {
   add_json(verify, ckpt.verify.json);
 
   CLI::App* digest = add("digest", Tool::kDigest, "Hash every tensor, whatever its shards");
-  add_path(digest, "DIR", ckpt.digest.path, "A checkpoint");
+  add_path(*digest, "DIR", ckpt.digest.path, "A checkpoint")->required();
   digest->add_option("--prefix", ckpt.digest.only.prefix, "Only names that begin with it");
   add_json(digest, ckpt.digest.json);
 
   CLI::App* diff = add("diff", Tool::kDiff, "Compare two checkpoints");
-  add_path(diff, "A", ckpt.diff.a, "A checkpoint, or a TOML file: the state it would have");
-  add_path(diff, "B", ckpt.diff.b, "The same");
+  add_path(*diff, "A", ckpt.diff.a, "A checkpoint, or a TOML file: the state it would have")->required();
+  add_path(*diff, "B", ckpt.diff.b, "The same")->required();
   add_json(diff, ckpt.diff.json);
 
   CLI::App* convert = add("convert", Tool::kConvert, "Write it in another format");
-  add_path(convert, "SRC", ckpt.convert.source, "A checkpoint");
-  add_path(convert, "DST", ckpt.convert.destination, "Folder to write");
+  add_path(*convert, "SRC", ckpt.convert.source, "A checkpoint")->required();
+  add_path(*convert, "DST", ckpt.convert.destination, "Folder to write")->required();
   add_choice<checkpoint::WeightFormat>(*convert, "--to", ckpt.convert.format, "dcp or safetensors")
       ->required();
   add_choice<checkpoint::Dtype>(*convert, "--dtype", ckpt.convert.dtype,
@@ -175,7 +182,7 @@ CLI::App* add_ckpt(CLI::App& app, CommandLine::Ckpt& ckpt) {
   convert->add_flag("--ema", ckpt.convert.ema, "The averaged weights instead of the weights");
 
   CLI::App* prune = add("prune", Tool::kPrune, "Remove old checkpoints");
-  add_path(prune, "DIR", ckpt.prune.path, "A folder of checkpoints");
+  add_path(*prune, "DIR", ckpt.prune.path, "A folder of checkpoints")->required();
   prune->add_option("--keep", ckpt.prune.keep, "Newest complete checkpoints that stay")
       ->required()
       ->check(at_least(1));
@@ -185,8 +192,8 @@ CLI::App* add_ckpt(CLI::App& app, CommandLine::Ckpt& ckpt) {
 
 CLI::App* add_report(CLI::App& app, CommandLine::Report& report) {
   CLI::App* command = app.add_subcommand("report", "Plot the metrics of runs in one HTML page");
-  command->add_option("DIR", report.folders, "Folders of runs (their job.dump_folder)")->required();
-  command->add_option("-o,--output", report.output, "The HTML file to write (report.html)");
+  add_path(*command, "DIR", report.folders, "Folders of runs (their job.dump_folder)")->required();
+  add_path(*command, "-o,--output", report.output, "The HTML file to write (report.html)");
   return command;
 }
 
@@ -241,7 +248,7 @@ std::string describe_extras(const CLI::App& command, const std::vector<std::stri
     const bool option = extra.size() > 1 && extra.starts_with('-');
     if (option) {
       const std::string written = extra.substr(0, extra.find('='));
-      std::string name = written.substr(written.find_first_not_of('-'));
+      std::string name = written.substr(std::min(written.find_first_not_of('-'), written.size()));
       std::string meant = nearest_name(name, options);
       std::replace(name.begin(), name.end(), '-', '_');
       if (meant.empty() && takes_keys) meant = nearest_key(name);
@@ -273,7 +280,7 @@ CommandLine parse_command_line(std::vector<std::string> arguments, int width) {
   app.add_flag("--version", version, "Print the versions of Hyperion and of what it is built with");
 
   CLI::App* train = app.add_subcommand("train", "Train by a TOML file");
-  train->add_option("FILE", file, "The TOML file (or --job.config_file FILE)");
+  add_path(*train, "FILE", file, "The TOML file (or --job.config_file FILE)");
   for (CLI::App* command : {&app, train}) {
     command->add_flag("--dump-state-dict", result.dump_state_dict,
                       "Print names, shapes and types of the training state and end");
@@ -282,12 +289,12 @@ CommandLine parse_command_line(std::vector<std::string> arguments, int width) {
 
   CLI::App* config =
       app.add_subcommand("config", "Print the resolved configuration and where each value came from");
-  config->add_option("FILE", file, "The TOML file");
+  add_path(*config, "FILE", file, "The TOML file");
   config->add_flag("--reference", reference, "Print docs/configuration.md instead");
 
   CLI::App* check = app.add_subcommand(
       "check", "Check what a job does before it touches a device: on a login node, nothing is left behind");
-  check->add_option("FILE", file, "The TOML file");
+  add_path(*check, "FILE", file, "The TOML file");
   check->add_option("--ranks", result.ranks, "Ranks of the job; those of the environment (or 1) unless set")
       ->check(CLI::Range(int64_t{1}, int64_t{1'000'000}));
   check

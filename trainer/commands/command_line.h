@@ -8,7 +8,7 @@
 #include "checkpoint/tools/tools.h"
 #include "trainer/config/job_config.h"
 #include "trainer/config/overrides.h"
-#include "trainer/inference/generate.h"
+#include "trainer/inference/sampling_options.h"
 
 namespace hyperion::trainer {
 

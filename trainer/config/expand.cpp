@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/printable.h"
+#include "trainer/config/input_path.h"
 
 namespace hyperion::trainer {
 namespace {
@@ -49,6 +50,7 @@ void expand_dump_folder(ResolvedConfig& resolved) {
   std::string& folder = resolved.config.job.dump_folder;
   try {
     folder = expand_variables(folder);
+    if (const std::string problem = url_problem(folder); !problem.empty()) throw_config("{}", problem);
   } catch (const Error& error) {
     throw_config("{}: job.dump_folder = \"{}\": {}", resolved.origin("job.dump_folder"),
                  printable(std::filesystem::path(folder)), error.what());

@@ -1,5 +1,9 @@
 #include "trainer/config/input_path.h"
 
+#include <algorithm>
+#include <cctype>
+
+#include <fmt/format.h>
 #include <glob.h>
 
 namespace hyperion::trainer {
@@ -9,6 +13,21 @@ fs::path install_root() {
   std::error_code error;
   const fs::path binary = fs::read_symlink("/proc/self/exe", error);
   return error ? fs::current_path() : binary.parent_path().parent_path();
+}
+
+std::string url_problem(std::string_view path) {
+  const std::string_view scheme = path.substr(0, std::min(path.find("://"), path.size()));
+  const bool is_url = scheme.size() < path.size() && !scheme.empty() &&
+                      std::isalpha(static_cast<unsigned char>(scheme[0])) != 0 &&
+                      std::ranges::all_of(scheme, [](unsigned char c) {
+                        return std::isalnum(c) != 0 || c == '+' || c == '-' || c == '.';
+                      });
+  if (!is_url) return "";
+  if (scheme == "file") return "is a URL, expected a path: leave out file://";
+  return fmt::format(
+      "is a URL, and only the file systems of this machine are read and written: mount what {}:// names "
+      "(mountpoint-s3 and gcsfuse do that) or copy it, and give that path",
+      scheme);
 }
 
 bool matches_a_file(const fs::path& path) {

@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <string>
+#include <string_view>
 
 namespace hyperion::trainer {
 
@@ -13,6 +14,9 @@ std::filesystem::path install_root();
 // `path` as it stands when it exists (or is absolute), else below `base` (install_root(), but for tests) when
 // it exists there, else `path` unchanged. A glob exists when a file matches it.
 std::filesystem::path resolve_input(const std::string& path, const std::filesystem::path& base);
+
+// Why a path that is a URL ("s3://bucket/run") is refused, and what to do; "" for every other path.
+std::string url_problem(std::string_view path);
 
 // Whether `path` exists, or is a glob that a file matches.
 bool matches_a_file(const std::filesystem::path& path);

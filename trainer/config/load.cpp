@@ -18,6 +18,7 @@
 #include "models/flavors/registry.h"
 #include "trainer/config/features.h"
 #include "trainer/config/guard.h"
+#include "trainer/config/input_path.h"
 #include "trainer/config/schema.h"
 #include "trainer/config/suggest.h"
 
@@ -63,6 +64,13 @@ std::string choice_hint(const Option& option, const Value& value) {
 std::string unknown_key_hint(const std::string& name) {
   return name.starts_with("fault_tolerance.") ? "; " + kFaultTolerance.refusal
                                               : did_you_mean(nearest_key(name));
+}
+
+// What is wrong with a value that assign() refused.
+std::string refusal_of(const Option& option, const Value& value) {
+  const auto* text = std::get_if<std::string>(&value);
+  const std::string url = text != nullptr && option.names_a_file() ? url_problem(*text) : "";
+  return url.empty() ? "expected " + expected(option) + choice_hint(option, value) : url;
 }
 
 // Line and column. toml11's tables forget the order of the file.
@@ -182,8 +190,8 @@ class FileReader {
     if (may_be_clamped(value) && (option.kind() == Kind::kInteger || option.kind() == Kind::kNumber))
       held = parse_text(option, toml::detail::get_region(value)->str());
     if (!held || !assign(option, *held, resolved_.config)) {
-      add_problem(value, fmt::format("{} = {}: expected {}{}", option.name, source_text(value),
-                                     expected(option), choice_hint(option, held.value_or(Value()))));
+      add_problem(value, fmt::format("{} = {}: {}", option.name, source_text(value),
+                                     refusal_of(option, held.value_or(Value()))));
       return;
     }
     const Place place = place_of(value);
@@ -235,8 +243,8 @@ void apply_override(const Override& override, ResolvedConfig& resolved, Problems
   }
   const auto value = parse_text(*option, override.value);
   if (!value || !assign(*option, *value, resolved.config)) {
-    problems.add(fmt::format("command line: --{} = {}: expected {}{}", option->name, one_line(override.value),
-                             expected(*option), choice_hint(*option, value.value_or(Value()))));
+    problems.add(fmt::format("command line: --{} = {}: {}", option->name, one_line(override.value),
+                             refusal_of(*option, value.value_or(Value()))));
     return;
   }
   resolved.origins[option->name] = "command line";

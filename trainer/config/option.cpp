@@ -9,6 +9,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "trainer/config/input_path.h"
+
 namespace hyperion::trainer {
 namespace {
 
@@ -121,6 +123,7 @@ std::string choices_text(const Option& option) {
 bool acceptable(const Option& option, const Value& value) {
   if (const auto* text = std::get_if<std::string>(&value)) {
     if (option.path && text->empty()) return false;
+    if (option.names_a_file() && !url_problem(*text).empty()) return false;
     if (option.form.empty()) return is_choice(option, *text);
     const auto whole = parse_integer(*text);
     return is_choice(option, *text) || (whole && *whole >= 1);

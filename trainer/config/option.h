@@ -83,6 +83,8 @@ struct Option {
   Option& only_python() { return python_only = true, *this; }
   Option& hyperion_only() { return in_torchtitan = false, *this; }
 
+  // Also of a folder under another one, which may be empty.
+  bool names_a_file() const { return path || name.ends_with("_folder"); }
   Kind kind() const { return type->kind; }
   bool optional() const { return type->optional; }
 

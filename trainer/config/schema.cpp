@@ -77,6 +77,16 @@ const std::vector<Section>& schema() {
   return sections;
 }
 
+const std::vector<std::reference_wrapper<const Option>>& all_options() {
+  static const auto options = [] {
+    std::vector<std::reference_wrapper<const Option>> all;
+    for (const Section& section : schema())
+      all.insert(all.end(), section.options.begin(), section.options.end());
+    return all;
+  }();
+  return options;
+}
+
 const Option* find_option(std::string_view name) {
   static const auto by_name = [] {
     std::unordered_map<std::string_view, const Option*> map;

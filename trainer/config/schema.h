@@ -2,7 +2,7 @@
 // reader, the command line, `--help`, `hyperion config` and docs/configuration.md.
 #pragma once
 
-#include <ranges>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,9 +19,7 @@ struct Section {
 
 const std::vector<Section>& schema();
 // The options of all sections, in the order of the schema.
-inline auto all_options() {
-  return schema() | std::views::transform(&Section::options) | std::views::join;
-}
+const std::vector<std::reference_wrapper<const Option>>& all_options();
 
 // The option of this dotted name, or null.
 const Option* find_option(std::string_view name);

@@ -9,15 +9,9 @@
 
 #include "trainer/data/tokenizer/tokenizer.h"
 #include "trainer/inference/engine.h"
+#include "trainer/inference/sampling_options.h"
 
 namespace hyperion::trainer {
-
-struct SamplingOptions {
-  int64_t max_tokens = 128;
-  double temperature = 0;  // 0: always the likeliest token
-  int64_t top_k = 0;       // draw among the k likeliest; 0: among all
-  uint64_t seed = 0;
-};
 
 // The token drawn from logits (fp32, [vocab] in host memory) for the n-th new token: a function of its
 // arguments alone, so a seed gives the same text again. Equal logits: the smaller id first. Throws

@@ -1,4 +1,6 @@
-// The .metadata file of PyTorch's Distributed Checkpoint: the index of a checkpoint folder as one pickle.
+// The .metadata file of PyTorch's Distributed Checkpoint: the index of a checkpoint folder as one pickle. A
+// save without collectives (use_collectives=False) leaves one such file per rank instead, __0.metadata and so
+// on, each with what its rank wrote.
 #pragma once
 
 #include <cstddef>
@@ -32,10 +34,20 @@ class IndexTensors {
 void encode_metadata(IndexTensors& tensors, const CheckpointIndex& rest,
                      const std::function<void(std::string_view piece)>& take);
 
-// The index that `bytes`, the content of the file `path`, describe. Checked: every tensor is filled by its
-// chunks without gap or overlap, everything has a location, and locations name files in the folder itself
-// (whether the files are long enough is checked when they are opened). Throws Error(kBadData) naming path and
-// key.
-CheckpointIndex decode_metadata(std::span<const std::byte> bytes, const std::string& path);
+// One file of an index: its path, for messages, and its content.
+struct MetadataFile {
+  std::string path;
+  std::span<const std::byte> bytes;
+};
+
+// The index that `files` describe together: .metadata, or the files of all ranks in their order. What several
+// ranks wrote, a copy each, is read from the first of them. Checked: every tensor is filled by its chunks
+// without gap or overlap, everything has a location, and locations name files in the folder itself (whether
+// the files are long enough is checked when they are opened). Throws Error(kBadData) naming path and key.
+CheckpointIndex decode_metadata(std::span<const MetadataFile> files);
+inline CheckpointIndex decode_metadata(std::span<const std::byte> bytes, const std::string& path) {
+  const MetadataFile file{path, bytes};
+  return decode_metadata({&file, 1});
+}
 
 }  // namespace hyperion::checkpoint

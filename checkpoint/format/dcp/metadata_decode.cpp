@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <iterator>
 #include <unordered_map>
 
 #include "base/error.h"
@@ -21,26 +22,21 @@ constexpr uint64_t kWorkOfSmallFile = uint64_t{4} << 20;
 
 class MetadataReader {
  public:
-  MetadataReader(std::span<const std::byte> bytes, const std::string& path)
-      : path_(path),
-        work_left_(kWorkPerByte * bytes.size() + kWorkOfSmallFile),
-        tree_(read_pickle(bytes, path)) {}
-
-  CheckpointIndex read() {
-    const PickleValue root = tree_.root();
-    if (!root.is_instance_of(PickleClass::kMetadata)) fail("it holds no torch Metadata object");
-    const PickleValue state = state_of(root, "the Metadata object");
-    storage_data(need(state, "storage_data", "the Metadata object"));
-    const PickleValue entries = need(state, "state_dict_metadata", "the Metadata object");
-    if (entries.kind() != PickleValue::Kind::kDict) fail("its state_dict_metadata is no dict");
-    entries.for_each_item([&](PickleValue key, PickleValue value) { entry(text_of(key, "a key"), value); });
+  CheckpointIndex read(std::span<const MetadataFile> files) {
+    CheckpointIndex whole;
+    for (const MetadataFile& file : files) {
+      read_file(file);
+      merge(std::move(index_), whole);
+      index_ = {};
+    }
+    index_ = std::move(whole);
+    if (files.size() > 1) {
+      path_ = fmt::format("{} to {}", files.front().path, files.back().path);
+      for (auto& [key, tensor] : index_.tensors) remove_copies(tensor.chunks);
+    }
+    for (const auto& [key, tensor] : index_.tensors)
+      check_tiling(fmt::format("{}: the tensor '{}'", path_, printable(key)), tensor);
     check_places();
-    if (const auto paths = find(state, "planner_data")) planner_data(*paths);
-    if (const auto meta = find(state, "storage_meta");
-        meta && meta->is_instance_of(PickleClass::kStorageMeta))
-      if (const auto fields = meta->instance_state())
-        if (const auto id = find(*fields, "save_id"); id && id->text())
-          index_.save_id = text_of(*id, "save_id");
     return std::move(index_);
   }
 
@@ -63,6 +59,54 @@ class MetadataReader {
           "what it describes is many times larger than the file, as of a file that was made to exhaust "
           "memory");
     work_left_ -= work;
+  }
+
+  // --- the files ---
+
+  void read_file(const MetadataFile& file) {
+    path_ = file.path;
+    work_left_ = kWorkPerByte * file.bytes.size() + kWorkOfSmallFile;
+    entries_.clear();
+    const PickleTree tree = read_pickle(file.bytes, path_);
+    const PickleValue root = tree.root();
+    if (!root.is_instance_of(PickleClass::kMetadata)) fail("it holds no torch Metadata object");
+    const PickleValue state = state_of(root, "the Metadata object");
+    storage_data(need(state, "storage_data", "the Metadata object"));
+    const PickleValue entries = need(state, "state_dict_metadata", "the Metadata object");
+    if (entries.kind() != PickleValue::Kind::kDict) fail("its state_dict_metadata is no dict");
+    entries.for_each_item([&](PickleValue key, PickleValue value) { entry(text_of(key, "a key"), value); });
+    if (const auto paths = find(state, "planner_data")) planner_data(*paths);
+    if (const auto meta = find(state, "storage_meta");
+        meta && meta->is_instance_of(PickleClass::kStorageMeta))
+      if (const auto fields = meta->instance_state())
+        if (const auto id = find(*fields, "save_id"); id && id->text())
+          index_.save_id = text_of(*id, "save_id");
+  }
+
+  // Adds what the file at work describes to `whole`, which the files before it describe.
+  void merge(CheckpointIndex part, CheckpointIndex& whole) const {
+    whole.tensors.merge(part.tensors);  // `part` keeps the keys that are known
+    for (auto& [key, tensor] : part.tensors) {
+      TensorRecord& known = whole.tensors.at(key);
+      if (tensor.dtype != known.dtype || tensor.shape != known.shape)
+        fail("the tensor '{}' is {}, in the files of the ranks before {}: files of two saves are mixed",
+             printable(key), describe_tensor(tensor.dtype, tensor.shape),
+             describe_tensor(known.dtype, known.shape));
+      std::ranges::move(tensor.chunks, std::back_inserter(known.chunks));
+    }
+    whole.objects.merge(part.objects);
+    for (const auto& [key, object] : whole.objects)
+      if (whole.tensors.contains(key))
+        fail("'{}' is both a tensor and an object: files of two saves are mixed", printable(key));
+    whole.paths.merge(part.paths);
+    if (whole.save_id.empty()) whole.save_id = std::move(part.save_id);
+  }
+  // Of one chunk that several ranks wrote, the first rank's stays.
+  static void remove_copies(std::vector<Chunk>& chunks) {
+    const auto box = [](const Chunk& chunk) { return std::tie(chunk.offset, chunk.shape); };
+    std::ranges::stable_sort(chunks, {}, box);
+    const auto same = [&](const Chunk& a, const Chunk& b) { return box(a) == box(b); };
+    chunks.erase(std::unique(chunks.begin(), chunks.end(), same), chunks.end());
   }
 
   // --- parts every class is made of ---
@@ -202,7 +246,6 @@ class MetadataReader {
                                dims_of(need(box, "sizes", "a chunk"), "a chunk's sizes"),
                                {}});
     });
-    check_tiling(fmt::format("{}: {}", path_, who), tensor);
     for (Chunk& chunk : tensor.chunks) {
       const Entry* entry = find_entry(key, &chunk);
       if (!entry) fail("{}: the chunk at [{}] has no place in any file", who, fmt::join(chunk.offset, ", "));
@@ -267,17 +310,16 @@ class MetadataReader {
     });
   }
 
-  const std::string& path_;
-  mutable uint64_t work_left_;
-  PickleTree tree_;
+  std::string path_;  // of the file at work
+  mutable uint64_t work_left_ = 0;
   std::unordered_map<std::string_view, std::vector<Entry>> entries_;
-  CheckpointIndex index_;
+  CheckpointIndex index_;  // of the file at work
 };
 
 }  // namespace
 
-CheckpointIndex decode_metadata(std::span<const std::byte> bytes, const std::string& path) {
-  return MetadataReader(bytes, path).read();
+CheckpointIndex decode_metadata(std::span<const MetadataFile> files) {
+  return MetadataReader().read(files);
 }
 
 }  // namespace hyperion::checkpoint

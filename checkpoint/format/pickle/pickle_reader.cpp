@@ -14,6 +14,7 @@ namespace hyperion::checkpoint {
 namespace {
 
 constexpr size_t kMostMarks = 64;
+constexpr size_t kManyValues = size_t{1} << 22;  // that any pickle may have, as JSON may (base/json.h)
 
 template <typename T>
 T little_endian(std::string_view bytes) {
@@ -40,8 +41,11 @@ class PickleMachine {
     tree_.nodes_[true_].integer = 1;
     empty_tuple_ = add(PickleNode(Kind::kTuple));
     most_bytes_ = 4 * input.size() + (size_t{1} << 16);
-    tree_.nodes_.reserve(input.size() / 8);  // about what big files need; untouched pages cost nothing
-    tree_.links_.reserve(input.size() / 4);
+    most_values_ = std::max(kManyValues, input.size() / 2);
+    most_waiting_ = std::max(kManyValues, input.size() / 16);
+    // What big files need, or, of links, have at most; untouched pages cost nothing.
+    tree_.nodes_.reserve(input.size() / 8);
+    tree_.links_.reserve(input.size() / 16 * 9);
   }
 
   PickleTree run() {
@@ -280,7 +284,13 @@ class PickleMachine {
     stack_.pop_back();
     return ref;
   }
-  void push(uint32_t ref) { stack_.push_back(ref); }
+  // torch's files and ours have a value in 2.6 bytes or more, and one that waits for its container in 50.
+  void push(uint32_t ref) {
+    if (++values_ > most_values_ || stack_.size() == most_waiting_)
+      fail("its {} bytes hold too many values: more than {}, or more than {} that no container has taken yet",
+           tree_.input_.size(), most_values_, most_waiting_);
+    stack_.push_back(ref);
+  }
   // Where the last `count` values begin.
   size_t top_values(size_t count) const {
     if (stack_.size() - bottom() < count) fail("there are too few values to work on");
@@ -438,7 +448,8 @@ class PickleMachine {
   PickleTree tree_;
   size_t at_ = 0, begin_ = 0;  // the next byte; the begin of the instruction at work
   unsigned opcode_ = 0;
-  size_t steps_ = 0, most_bytes_ = 0;
+  size_t steps_ = 0, values_ = 0;
+  size_t most_bytes_ = 0, most_values_ = 0, most_waiting_ = 0;
   uint32_t none_ = 0, false_ = 0, true_ = 0, empty_tuple_ = 0;
   std::vector<uint32_t> stack_, memo_;
   std::vector<size_t> marks_;  // sizes of the stack

@@ -86,7 +86,7 @@ TEST_CASE("The cheap check says why a checkpoint cannot be used") {
   }
   SECTION("no index") {
     fs::remove(path / ".metadata");
-    CHECK_THAT(why_not(), Catch::Contains("no checkpoint"));
+    CHECK_THAT(why_not(), Catch::Contains(".metadata: is missing"));
   }
   SECTION("other programs' checkpoints have no manifest") {
     fs::remove(path / kManifestFile);

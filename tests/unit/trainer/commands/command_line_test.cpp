@@ -201,6 +201,54 @@ TEST_CASE("help and version end the program well") {
   CHECK_THAT(parse({"train", "--help"}).text, Contains("--training.steps VALUE (integer, default 10000)"));
 }
 
+TEST_CASE("arguments that are dashes and signs alone are refused as unknown options") {
+  for (const char* command : {"train", "check", "config", "generate", "ckpt"})
+    for (const char* argument : {"--=", "---=x", "--=.", "---."}) {
+      CAPTURE(command, argument);
+      std::vector<std::string> arguments = {command};
+      if (std::string(command) == "ckpt") arguments.push_back("ls");
+      arguments.push_back(argument);
+      CHECK_FALSE(refusal(arguments).empty());
+    }
+  CHECK(refusal({"---"}) == "command line: no such option: --- (see hyperion --help)");
+  CHECK(refusal({"train", "a.toml", "--="}) == "command line: no such option: -- (see hyperion --help)");
+  CHECK(parse({"train", "a.toml", "--."}).overrides.at(0).name == ".");  // refused with the configuration
+}
+
+TEST_CASE("a URL in the place of a path is refused with the remedy, by every command") {
+  const std::string url = "s3://bucket/run";
+  for (const std::vector<std::string>& arguments :
+       std::vector<std::vector<std::string>>{{"train", url},
+                                             {"train", "--job.config_file", url},
+                                             {"config", url},
+                                             {"check", url},
+                                             {"tokenize", "--out", url, "a.jsonl"},
+                                             {"tokenize", "--out", "a", "b.jsonl", url},
+                                             {"tokenize", "--out", "a", "b.jsonl", "--tokenizer", url},
+                                             {"generate", url, "--prompt", "x"},
+                                             {"generate", "c", "--prompt", "x", "--config", url},
+                                             {"generate", "c", "--prompt", "x", "--tokenizer", url},
+                                             {"eval", "c", "--data", url},
+                                             {"ckpt", "ls", url},
+                                             {"ckpt", "verify", url},
+                                             {"ckpt", "digest", url},
+                                             {"ckpt", "diff", url, "b"},
+                                             {"ckpt", "diff", "a", url},
+                                             {"ckpt", "convert", url, "b", "--to", "dcp"},
+                                             {"ckpt", "convert", "a", url, "--to", "dcp"},
+                                             {"ckpt", "convert", "a", "b", "--to", "dcp", "--config", url},
+                                             {"ckpt", "prune", url, "--keep", "1"},
+                                             {"report", "a", url},
+                                             {"report", "a", "-o", url}}) {
+    CAPTURE(arguments);
+    CHECK_THAT(refusal(arguments), Contains("is a URL") && Contains("mount what s3:// names"));
+  }
+  CHECK_THAT(refusal({"ckpt", "ls", "file:///data/run"}), Contains("leave out file://"));
+  CHECK(parse({"generate", "c", "--prompt", "see https://a.b"}).generate.prompt == "see https://a.b");
+  for (const char* path : {"runs/a:/b", "://a", "1a://b", "a b://c"})
+    CHECK(parse({"ckpt", "ls", path}).ckpt.ls.path == path);
+}
+
 TEST_CASE("mistakes on the command line are usage errors") {
   CHECK_THAT(refusal({"train"}), Contains("hyperion train FILE.toml"));
   CHECK_THAT(refusal({"config", "--training.steps", "5"}), Contains("hyperion config FILE.toml"));

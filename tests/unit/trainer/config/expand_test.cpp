@@ -44,6 +44,8 @@ TEST_CASE("a dump folder whose variable is missing is refused with its place and
     ResolvedConfig resolved = parse_config("[job]\ndump_folder = \"" + folder + "\"\n", "job.toml", {});
     return error_of(ExitCode::kUsage, [&] { expand_dump_folder(resolved); });
   };
+  CHECK_THAT(refusal("${SCRATCH}/x", {{"SCRATCH", "s3://bucket"}}),
+             Catch::Contains("job.toml:2:15: job.dump_folder = \"s3://bucket/x\": is a URL"));
   CHECK(refusal("${SCRATCH}/x", {}) ==
         "job.toml:2:15: job.dump_folder = \"${SCRATCH}/x\": the environment variable SCRATCH is not set: set "
         "it, or "

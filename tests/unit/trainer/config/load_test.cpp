@@ -376,6 +376,22 @@ TEST_CASE("an empty path is refused instead of standing for the current folder")
   }
 }
 
+TEST_CASE("a URL is refused by every key that is a path, with the remedy") {
+  size_t paths = 0;
+  for (const Option& option : all_options()) {
+    if (!option.names_a_file()) continue;
+    CAPTURE(option.name);
+    const std::string toml = fmt::format("[{}]\n{} = \"gs://bucket/a\"\n", option.section(), option.key());
+    const std::string refused = option.name + " = ", remedy = "mount what gs:// names";
+    CHECK_THROWS_WITH(parse(toml), Contains(refused) && Contains(remedy));
+    CHECK_THROWS_WITH(parse_config("", "f", {{option.name, "gs://bucket/a"}}),
+                      Contains(refused) && Contains(remedy));
+    ++paths;
+  }
+  CHECK(paths == 12);
+  CHECK(parse("[job]\ndescription = \"see https://a.b\"\n").config.job.description == "see https://a.b");
+}
+
 TEST_CASE("a loaded file is remembered as the configuration file") {
   const ResolvedConfig resolved =
       load_config(HYPERION_SOURCE_DIR "/configs/debug_model.toml", {{"training.steps", "3"}});

@@ -41,6 +41,31 @@ std::string refusal_of(const std::function<void(CheckpointIndex&)>& change) {
   return refusal([&] { decode(encode_index(index)); });
 }
 
+// What two ranks write of the small index without collectives: each a part of `w`, and a copy of what is
+// whole.
+std::vector<CheckpointIndex> index_of_ranks() {
+  std::vector<CheckpointIndex> ranks(2, small_index());
+  for (size_t rank = 0; rank < 2; ++rank) {
+    const std::string file = fmt::format("__{}_0.distcp", rank);
+    auto [w, step] = std::tie(ranks[rank].tensors.at("w"), ranks[rank].tensors.at("optimizer.state.w.step"));
+    w.chunks = {w.chunks[rank]};
+    step.chunks[0].where = {file, 2000, 700};
+    ranks[rank].objects.at("n.0.k").where = {file, 3000, 300};
+    ranks[rank].save_id = fmt::format("id {}", rank);
+  }
+  ranks[1].objects["of rank 1"] = {{"__1_0.distcp", 4000, 300}};
+  return ranks;
+}
+
+CheckpointIndex decode_ranks(const std::vector<CheckpointIndex>& ranks) {
+  std::vector<std::string> bytes;
+  for (const CheckpointIndex& rank : ranks) bytes.push_back(encode_index(rank));
+  std::vector<MetadataFile> files;
+  for (size_t rank = 0; rank < bytes.size(); ++rank)
+    files.push_back({fmt::format("step-7/__{}.metadata", rank), bytes_of(bytes[rank])});
+  return decode_metadata(files);
+}
+
 // Replaces one text of the pickle by another of the same length.
 std::string replaced(std::string bytes, const std::string& from, const std::string& to) {
   REQUIRE(from.size() == to.size());
@@ -94,6 +119,43 @@ TEST_CASE("an index survives being written and read") {
     }
   }
   CHECK(read.objects.at("n.0.k").where == index.objects.at("n.0.k").where);
+}
+
+TEST_CASE("the indices of all ranks are one, in which copies are those of the first rank") {
+  const CheckpointIndex read = decode_ranks(index_of_ranks());
+  const TensorRecord& w = read.tensors.at("w");
+  CHECK(w.shape == Dims{4, 6});
+  REQUIRE(w.chunks.size() == 2);
+  CHECK(w.chunks[0].where == small_index().tensors.at("w").chunks[0].where);
+  CHECK(w.chunks[1].where == small_index().tensors.at("w").chunks[1].where);
+  const TensorRecord& step = read.tensors.at("optimizer.state.w.step");
+  REQUIRE(step.chunks.size() == 1);
+  CHECK(step.chunks[0].where == Span{"__0_0.distcp", 2000, 700});
+  CHECK(read.objects.at("n.0.k").where == Span{"__0_0.distcp", 3000, 300});
+  CHECK(read.objects.at("of rank 1").where == Span{"__1_0.distcp", 4000, 300});
+  CHECK(read.paths.at("n.0.k") == small_index().paths.at("n.0.k"));
+}
+
+TEST_CASE("indices of ranks that do not fit together are refused") {
+  const auto refusal_of_ranks = [](const std::function<void(CheckpointIndex & rank_1)>& change) {
+    std::vector<CheckpointIndex> ranks = index_of_ranks();
+    change(ranks[1]);
+    return refusal([&] { decode_ranks(ranks); });
+  };
+  CHECK_THAT(
+      refusal_of_ranks([](auto& index) { index.tensors.at("w").dtype = Dtype::kInt8; }),
+      Catch::Contains("step-7/__1.metadata: the tensor 'w'") && Catch::Contains("two saves are mixed"));
+  CHECK_THAT(refusal_of_ranks([](auto& index) { index.tensors.erase("w"); }),
+             Catch::Contains("step-7/__0.metadata to step-7/__1.metadata: the tensor 'w'") &&
+                 Catch::Contains("a part of the tensor is missing"));
+  CHECK_THAT(refusal_of_ranks([](auto& index) {
+               index.tensors.at("w").chunks[0].offset = {2, 0};
+               index.tensors.at("w").chunks[0].shape = {2, 6};
+             }),
+             Catch::Contains("overlap"));
+  CHECK_THAT(refusal_of_ranks(
+                 [](auto& index) { index.objects["w"] = index.objects.at("n.0.k"), index.tensors.clear(); }),
+             Catch::Contains("'w' is both a tensor and an object"));
 }
 
 TEST_CASE("a key without a path is written with a path of one part") {

@@ -159,4 +159,20 @@ TEST_CASE("memory stays in proportion to the pickle") {
   CHECK_THAT(load_refusal(many + "."), Catch::Contains("four times"));
 }
 
+TEST_CASE("more values than a checkpoint's files have in their size are refused before they are made") {
+  const std::string refused = "hold too many values: more than ";
+  const std::string waiting = "\x80\x02]("s + std::string(5 << 20, 'N') + "e.";
+  CHECK_THAT(load_refusal(waiting), Catch::Contains(refused));
+  std::string batches = "\x80\x02]";
+  while (batches.size() < 10 << 20) batches += "(" + std::string(1000, 'N') + "e";
+  CHECK_THAT(load_refusal(batches + "."), Catch::Contains(refused + "5242"));
+  std::string numbers = "\x80\x02]";  // one in more than two bytes
+  while (numbers.size() < 10 << 20) {
+    numbers += "(";
+    for (int i = 0; i < 1000; ++i) numbers += "K\x07";
+    numbers += "e";
+  }
+  CHECK_THAT(load_refusal(numbers + "."), !Catch::Contains(refused));
+}
+
 }  // namespace hyperion::checkpoint
