@@ -46,7 +46,8 @@ class RecordedRanks(JobTest):
 class CpuRanks(RecordedRanks):
     def start_on(self, connections, *options, ranks, fault):
         """Ranks that exchange through memory, or over sockets as if each had a host of its own."""
-        return self.start(LONG, "--allow-faults", *options, ranks=ranks, before=self.hosts([1] * ranks if connections == "sockets" else [ranks]),
+        hosts = [1] * ranks if connections == "sockets" else [ranks]
+        return self.start(LONG, "--allow-faults", *options, ranks=ranks, before=self.hosts(hosts),
                           env={"FAULT": fault, "GLOO_SOCKET_IFNAME": "lo", "HYPERION_FAILURE_DIR": self.folder / "failures"})
 
     def test_ranks_that_end_in_turns_name_the_lost_one_alone(self):
@@ -54,8 +55,8 @@ class CpuRanks(RecordedRanks):
             with self.subTest(connections=connections):
                 self.forget_records()
                 go_on = self.folder / f"go on {connections}"
-                job = self.start_on(connections, ranks=4, fault="rank=3;point=step.bwd;nth=4;action=kill,"
-                                                                f"rank=0;point=step.bwd;nth=4;action=wait:{go_on}")
+                job = self.start_on(connections, "--comm.train_timeout_seconds=15", ranks=4,  # ranks 1 and 2 may wait for rank 0 first
+                                    fault=f"rank=3;point=step.bwd;nth=4;action=kill,rank=0;point=step.bwd;nth=4;action=wait:{go_on}")
                 for rank in (1, 2):  # before rank 0 has come to the operation that fails
                     job.ranks[rank][0].wait(timeout=PATIENCE)
                 go_on.touch()
