@@ -62,9 +62,11 @@ void sum_rows(const at::Tensor& out, const at::Tensor& rows) {
 class GlooCommunicator : public BackendCommunicator {
  public:
   GlooCommunicator(std::string name, int rank, std::vector<int> global_ranks,
-                   c10::intrusive_ptr<c10d::Backend> backend, std::chrono::milliseconds timeout)
+                   c10::intrusive_ptr<c10d::Backend> backend, std::chrono::milliseconds timeout,
+                   int connections)
       : BackendCommunicator(std::move(name), rank, std::move(global_ranks), std::move(backend)),
         timeout_(timeout),
+        connections_(connections),
         sent_(static_cast<size_t>(size())),
         received_(static_cast<size_t>(size())) {}
   std::string_view backend() const override { return "gloo"; }
@@ -72,7 +74,21 @@ class GlooCommunicator : public BackendCommunicator {
     BackendCommunicator::set_timeout(timeout);  // of collectives alone
     timeout_ = timeout;
   }
-  void abort() override { close_connections(); }
+  // Gloo closes the connections of an operation that times out to every peer, and fails what is in flight
+  // there, for which libtorch's destructor would wait: so one times out here at once.
+  void abort() override {
+    for (int connection = 0; connection < connections_; ++connection) {
+      for (int peer = 0; peer < size(); ++peer) {
+        if (peer == rank()) continue;
+        try {
+          std::vector<at::Tensor> never_sent = {at::empty({1}, at::kByte)};
+          c10d_backend().recv(never_sent, peer, kNeverSent + connection)->wait(std::chrono::milliseconds(1));
+        } catch (const std::exception&) {  // timed out; with a peer whose connection is closed: at once
+        }
+      }
+    }
+    close_connections();
+  }
 
  private:
   // A work holds the connections: one that has failed is released before anybody hears of it.
@@ -134,8 +150,7 @@ class GlooCommunicator : public BackendCommunicator {
           try {
             (this->*step)(message);
           } catch (const std::exception& error) {
-            const std::string why =
-                fmt::format("with rank {}: {}", global_ranks()[message.peer], brief(error));
+            const std::string why = brief(error);
             messages.clear();  // releases the connections
             throw std::runtime_error(why);
           }
@@ -173,6 +188,8 @@ class GlooCommunicator : public BackendCommunicator {
     return message;
   }
 
+  static constexpr int kNeverSent = 1 << 29;  // no tag of a message, nor those after it
+
   // Of the pair's message `number`. What both ranks expect is part of the second tag: a payload that does not
   // fit meets no receiver.
   static std::pair<int, int> tags(uint32_t number, const MailboxMemory::Label& label) {
@@ -187,7 +204,7 @@ class GlooCommunicator : public BackendCommunicator {
     MailboxMemory::Label sent{};
     std::memcpy(&sent, message.label.const_data_ptr(), sizeof sent);
     if (const std::string problem = label_mismatch(sent, message.expected); !problem.empty())
-      throw std::runtime_error(problem);
+      throw std::runtime_error(fmt::format("with rank {}: {}", global_ranks()[message.peer], problem));
   }
   void wait_for_payload(Message& message) {
     if (message.kind == Transfer::Kind::kSend) message.label_work->wait(timeout_);
@@ -206,6 +223,7 @@ class GlooCommunicator : public BackendCommunicator {
   }
 
   std::chrono::milliseconds timeout_;
+  const int connections_;                  // with each peer: tag t uses that of number t modulo their count
   std::vector<uint32_t> sent_, received_;  // messages so far, by peer
 };
 
@@ -312,11 +330,12 @@ std::unique_ptr<Communicator> make_gloo_communicator(std::string name, int rank,
                                    ? c10d::ProcessGroupGloo::createDeviceForInterface(interface.name)
                                    : c10d::ProcessGroupGloo::createDeviceForHostname(interface.address));
   }
+  const auto connections = static_cast<int>(options->devices.size());
   options->group_name = name;
   const int size = static_cast<int>(global_ranks.size());
   auto backend = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, options);
   return std::make_unique<GlooCommunicator>(std::move(name), rank, std::move(global_ranks),
-                                            std::move(backend), timeout);
+                                            std::move(backend), timeout, connections);
 }
 
 bool communicators_left_behind() {

@@ -61,8 +61,8 @@ void Communicator::throw_failure(const std::string& operation, int64_t number, c
   const PostMortem others = ask_others_ ? ask_others_(operation, phase) : PostMortem{};
   record_lost_ranks(others.silent);
   throw_comm("rank {}: {} (number {} of group {}, ranks {}) failed{}: {}{}", global_ranks_[rank_], operation,
-             number, name_, rank_list(global_ranks_), phase.empty() ? "" : " in phase '" + phase + "'", why,
-             others.text);
+             number, name_, rank_list(global_ranks_), phase.empty() ? "" : " in phase '" + phase + "'",
+             others.cause.empty() ? why : others.cause, others.text);
 }
 
 void Communicator::tell_observer(const char* operation, at::ScalarType dtype, int64_t sent_bytes) const {

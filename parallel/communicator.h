@@ -107,13 +107,17 @@ class Communicator : public Coordinator, public Exchange {
   struct PostMortem {
     std::string text;
     std::vector<int> silent;  // ranks that say nothing
+    // Why the operation failed, where that is known ("rank 3 is lost"). It takes the place of the backend's
+    // words: the connection that failed may be that of a rank which ended because of the lost one.
+    std::string cause{};
   };
   using AskOthers = std::function<PostMortem(const std::string& operation, const std::string& phase)>;
   void set_post_mortem(AskOthers ask) { ask_others_ = std::move(ask); }
   // Called for every later collective of at least one element, on the thread that starts it.
   virtual void set_observer(CommObserver observer) { observer_ = std::move(observer); }
-  // Gives up connections at once, so that peers notice. A host tree that has failed does; over NCCL only
-  // tests: there a job that fails leaves its communicators to the end of the process.
+  // Gives up connections at once, so that peers notice, and operations in flight fail. A group over Gloo or
+  // shared memory that has failed does; over NCCL only tests: there a job that fails leaves its communicators
+  // to the end of the process.
   virtual void abort() {}
 
  protected:

@@ -2,6 +2,7 @@
 // process.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <optional>
 #include <string>
@@ -27,6 +28,10 @@ struct Environment {
   // True when every rank runs on this host.
   bool single_host() const { return local_world_size == world_size; }
 };
+
+// How long a rank may take to answer the others, once an operation has failed or the ranks do not all meet
+// (comm.peer_response_timeout_seconds).
+inline constexpr std::chrono::seconds kPeerResponseTimeout{2};
 
 using EnvironmentLookup = std::function<std::optional<std::string>(const std::string& name)>;
 

@@ -66,6 +66,8 @@ void write_record(ExitCode code, const std::string& phase, const std::string& me
 void set_own_rank(const Environment& environment) {
   std::lock_guard lock(own().mutex);
   own().environment = environment;
+  own().operation.reset();
+  own().newest.clear();
 }
 
 void record_failed_operation(FailedOperation operation) {

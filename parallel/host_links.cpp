@@ -85,8 +85,8 @@ void HostLinks::listen(c10d::Store& store, const Environment& environment) {
   if (!listener_) listener_ = Descriptor(listen_on("0.0.0.0", 0));
   if (!listener_) {
     log_warning(
-        "rank 0 cannot listen for other hosts ({}): a rank that is lost on another host is noticed when "
-        "comm.train_timeout_seconds have passed",
+        "rank 0 cannot listen for other hosts ({}): a rank that is lost on another host may be noticed only "
+        "when comm.train_timeout_seconds have passed",
         errno_text(errno));
     return store.set(kAddressKey, "");
   }
@@ -100,8 +100,8 @@ void HostLinks::connect(const std::string& address, const Environment& environme
   Descriptor socket = connect_to(environment.master_addr, std::stoi(port), timeout);
   if (!socket)
     return log_warning(
-        "rank {} cannot connect to port {} of rank 0's host {} ({}): a rank that is lost on another host is "
-        "noticed when comm.train_timeout_seconds have passed",
+        "rank {} cannot connect to port {} of rank 0's host {} ({}): a rank that is lost on another host may "
+        "be noticed only when comm.train_timeout_seconds have passed",
         own_rank_, port, environment.master_addr, errno_text(errno));
   watch_connection(socket.get());
   links_.push_back({.socket = std::move(socket), .rank = 0});

@@ -46,7 +46,7 @@ std::terminate_handler terminate_before = nullptr;
     if (others().ask) {
       const Communicator::PostMortem answer = others().ask(phase);
       record_lost_ranks(answer.silent);
-      message += answer.text;
+      message += (answer.cause.empty() ? "" : "; " + answer.cause) + answer.text;
     }
   }
   spdlog::default_logger()->flush();

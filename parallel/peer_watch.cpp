@@ -33,9 +33,10 @@ using std::chrono::milliseconds, std::chrono::seconds;
 
 constexpr milliseconds kPoll{200};
 // How long a rank has to end by itself, with a better sentence than ours, when a peer
-constexpr seconds kAfterLoss{2};      // ended without a word,
-constexpr seconds kWhileFailing{8};   // the same, and an operation of this rank has failed by it already,
-constexpr seconds kAfterFailure{10};  // failed: for a reason that this rank may be about to find as well.
+constexpr seconds kAfterLoss{2};  // ended without a word.
+// Beyond the response timeout, because ask_others() takes that long and some seconds more:
+constexpr seconds kWhileFailing{6};  // the same, and an operation of this rank has failed by it already;
+constexpr seconds kAfterFailure{8};  // it failed: for a reason that this rank may be about to find as well.
 
 Descriptor make_own_file() {
   Descriptor file(::memfd_create("hyperion-rank", MFD_CLOEXEC));
@@ -121,8 +122,12 @@ std::string opened_key(int rank) {
 
 }  // namespace
 
-PeerWatch::PeerWatch(c10d::Store& store, const Environment& environment, milliseconds timeout)
-    : own_rank_(environment.rank), own_file_(make_own_file()) {
+PeerWatch::PeerWatch(c10d::Store& store, const Environment& environment, milliseconds timeout,
+                     milliseconds response_timeout, bool ends_process)
+    : own_rank_(environment.rank),
+      response_timeout_(response_timeout),
+      ends_process_(ends_process),
+      own_file_(make_own_file()) {
   store.set(address_key(own_rank_), address_of(own_file_.get()));
   // Launchers number the ranks of a host one after the other; where SLURM was told otherwise, the host's name
   // in the address does not fit, and the timeout is what ends a job that has lost a rank.
@@ -148,7 +153,7 @@ PeerWatch::PeerWatch(c10d::Store& store, const Environment& environment, millise
   // A rank that ended before the others have its file could not be told from one that cannot be seen.
   store.set(opened_key(own_rank_), "");
   for (int rank = first; rank < end; ++rank) wait_for(opened_key(rank), rank);
-  if (!unseen.empty())
+  if (!unseen.empty() && ends_process_)
     log_warning(
         "rank {} cannot see whether rank {} is alive (another host, or a container of its own): if it is "
         "killed, this rank ends when comm.train_timeout_seconds have passed",
@@ -159,7 +164,7 @@ PeerWatch::PeerWatch(c10d::Store& store, const Environment& environment, millise
     const std::lock_guard lock(current_mutex);
     current = this;
   }
-  if (!peers_.empty() || links_) thread_ = std::thread([this] { watch(); });
+  if ((ends_process_ && !peers_.empty()) || links_) thread_ = std::thread([this] { watch(); });
 }
 
 PeerWatch::~PeerWatch() {
@@ -190,10 +195,13 @@ void PeerWatch::announce_failure() {
 
 std::vector<int> PeerWatch::lost_ranks(milliseconds patience) {
   std::unique_lock lock(mutex_);
-  const auto found = [this] { return !lost_.empty() && !lost_failed_; };
-  // Its thread may not have come to look, where a busy host held this process up.
-  if (!changed_.wait_for(lock, patience, found)) look_at_peers();
-  return found() ? lost_ : std::vector<int>();
+  constexpr milliseconds kTick{50};  // counted: on a busy host the time may be over before anybody has looked
+  for (milliseconds left = patience;; left -= kTick) {
+    look_at_peers();
+    if (!lost_.empty() && !lost_failed_) return lost_;
+    if (left <= milliseconds(0)) return {};
+    changed_.wait_for(lock, kTick);
+  }
 }
 
 void PeerWatch::watch() {
@@ -201,8 +209,10 @@ void PeerWatch::watch() {
   while (!changed_.wait_for(lock, kPoll, [this] { return left_; })) {
     // Of ranks that end at the same time, those that say why do so because of those that do not.
     if (lost_.empty() || lost_failed_) look_at_peers();
-    if (lost_.empty()) continue;
-    const auto patience = lost_failed_ ? kAfterFailure : operation_failed() ? kWhileFailing : kAfterLoss;
+    if (lost_.empty() || !ends_process_) continue;
+    const milliseconds patience = lost_failed_         ? response_timeout_ + kAfterFailure
+                                  : operation_failed() ? response_timeout_ + kWhileFailing
+                                                       : kAfterLoss;
     if (Clock::now() - lost_at_ > patience) end_process();
   }
 }

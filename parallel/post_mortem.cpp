@@ -170,18 +170,18 @@ void keep_store_open(Clock::time_point since) {
 // left behind when it takes too long.
 Communicator::PostMortem ask_others(const c10::intrusive_ptr<c10d::Store>& store, int own_rank,
                                     const std::vector<int>& group, const std::string& operation,
-                                    const std::string& phase) {
+                                    const std::string& phase, milliseconds response_timeout) {
   auto ask = std::packaged_task<Communicator::PostMortem()>(
-      [store, own_rank, group, note = fmt::format("{} in phase '{}'", operation, phase)] {
+      [store, own_rank, group, note = fmt::format("{} in phase '{}'", operation, phase), response_timeout] {
         const int collector = leave_failure_note(*store, own_rank, group, note);
-        if (collector == own_rank) collect_failure_notes(*store, seconds(2));
-        return read_failure_notes(*store, own_rank, collector, seconds(3));
+        if (collector == own_rank) collect_failure_notes(*store, response_timeout);
+        return read_failure_notes(*store, own_rank, collector, response_timeout + seconds(1));
       });
   std::future<Communicator::PostMortem> answer = ask.get_future();
   const auto begin = Clock::now();
   try {
     std::thread(std::move(ask)).detach();
-    for (milliseconds left = seconds(5); left > milliseconds(0); left -= kTick) {
+    for (milliseconds left = response_timeout + seconds(3); left > milliseconds(0); left -= kTick) {
       if (answer.wait_for(kTick) != std::future_status::ready) continue;
       if (own_rank == 0) keep_store_open(begin);
       return answer.get();

@@ -18,11 +18,12 @@ class Store;
 
 namespace hyperion::parallel {
 
-// The post-mortem of a rank whose `operation` over the ranks of `group` has failed. Takes six seconds at
-// most, not counting times for which the process stands still; never throws.
+// The post-mortem of a rank whose `operation` over the ranks of `group` has failed: a rank of it that does
+// not answer within `response_timeout` (comm.peer_response_timeout_seconds) is silent. Takes four seconds
+// more at most, not counting times for which the process stands still; never throws.
 Communicator::PostMortem ask_others(const c10::intrusive_ptr<c10d::Store>& store, int own_rank,
                                     const std::vector<int>& group, const std::string& operation,
-                                    const std::string& phase);
+                                    const std::string& phase, std::chrono::milliseconds response_timeout);
 
 // Its three parts. They throw what the store throws.
 // Returns the rank that collects the notes: the first one that has left one.

@@ -47,8 +47,9 @@ std::map<std::string, std::string> nccl_environment(const CommOptions& options) 
 
 struct ProcessGroups::Rendezvous {
   Environment environment;
+  milliseconds response_timeout;
   c10::intrusive_ptr<c10d::Store> store;
-  std::unique_ptr<PeerWatch> watch;  // over NCCL
+  std::unique_ptr<PeerWatch> watch;  // null where nothing is sent
   ~Rendezvous() {
     if (watch) forget_others();
   }
@@ -58,6 +59,7 @@ ProcessGroups::ProcessGroups(const Mesh& mesh, const Environment& environment, c
     : options_(options), rendezvous_(std::make_unique<Rendezvous>()) {
   PhaseGuard phase("rendezvous");
   rendezvous_->environment = environment;
+  rendezvous_->response_timeout = options.response_timeout;
   const bool real = options.backend != CommBackend::kFake && environment.world_size > 1;
   if (real) {
     network_ = describe_network(gloo_interfaces(environment), options.backend == CommBackend::kNccl,
@@ -71,10 +73,11 @@ ProcessGroups::ProcessGroups(const Mesh& mesh, const Environment& environment, c
     identity["mesh"] = mesh.describe();
     identity["device"] = options.backend == CommBackend::kNccl ? "cuda" : "cpu";
     identity["WORLD_SIZE = LOCAL_WORLD_SIZE"] = environment.single_host() ? "yes" : "no";
-    rendezvous_->store = join_ranks(environment, identity, options.init_timeout);
+    rendezvous_->store = join_ranks(environment, identity, options.init_timeout, options.response_timeout);
+    rendezvous_->watch = std::make_unique<PeerWatch>(*rendezvous_->store, environment, options.init_timeout,
+                                                     options.response_timeout,
+                                                     /*ends_process=*/options.backend == CommBackend::kNccl);
     if (options.backend == CommBackend::kNccl) {
-      rendezvous_->watch =
-          std::make_unique<PeerWatch>(*rendezvous_->store, environment, options.init_timeout);
       report_failures_of_threads(
           [rendezvous = rendezvous_.get(),
            ranks = mesh.group(environment.rank, MeshDim::kWorld)](const std::string& phase) {
@@ -228,7 +231,10 @@ std::shared_ptr<Communicator> ProcessGroups::make_group(const std::string& name,
                rank_list(ranks), brief(error));
   }
   group->set_post_mortem(
-      [rendezvous = rendezvous_.get(), ranks](const std::string& operation, const std::string& phase) {
+      [rendezvous = rendezvous_.get(), ranks, failed = group.get(),
+       nccl = options.backend == CommBackend::kNccl](const std::string& operation, const std::string& phase) {
+        if (!nccl)
+          failed->abort();  // so that the ranks which wait for this one notice, before they are asked
         return find_lost_ranks(*rendezvous, ranks, operation, phase);
       });
   return group;
@@ -238,16 +244,17 @@ Communicator::PostMortem ProcessGroups::find_lost_ranks(const Rendezvous& rendez
                                                         const std::vector<int>& ranks,
                                                         const std::string& operation,
                                                         const std::string& phase) {
-  if (rendezvous.watch) {  // which knows, and needs no store, that a lost rank 0 would have taken along
-    const std::vector<int> lost = rendezvous.watch->lost_ranks(milliseconds(500));
-    if (!lost.empty()) {
-      // The ranks of other hosts ask the store who has failed, and would miss this one.
-      if (!rendezvous.environment.single_host() && lost.front() != 0)
-        ask_others(rendezvous.store, rendezvous.environment.rank, ranks, operation, phase);
-      return {fmt::format("; rank {} is lost: see its log first", rank_list(lost)), lost};
-    }
-  }
-  return ask_others(rendezvous.store, rendezvous.environment.rank, ranks, operation, phase);
+  // The watch knows, and needs no store, that a lost rank 0 would have taken along.
+  std::vector<int> lost = rendezvous.watch->lost_ranks(milliseconds(500));
+  const bool known = !lost.empty();
+  Communicator::PostMortem answer;
+  // The ranks of other hosts ask the store who has failed, and would miss this one.
+  if (!known || (!rendezvous.environment.single_host() && lost.front() != 0))
+    answer = ask_others(rendezvous.store, rendezvous.environment.rank, ranks, operation, phase,
+                        rendezvous.response_timeout);
+  if (!known) lost = rendezvous.watch->lost_ranks(milliseconds(0));  // another host may have told by now
+  if (lost.empty()) return answer;
+  return {"", lost, fmt::format("rank {} is lost: see its log first", rank_list(lost))};
 }
 
 void ProcessGroups::set_observer(const CommObserver& observer) {

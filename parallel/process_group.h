@@ -22,6 +22,8 @@ struct CommOptions {
   CommBackend backend = CommBackend::kGloo;
   std::chrono::milliseconds init_timeout =
       std::chrono::seconds(300);  // from rendezvous to the end of the first step
+  // Once an operation has failed: of a rank to answer the others (docs/faults.md).
+  std::chrono::milliseconds response_timeout = kPeerResponseTimeout;
   bool shared_memory =
       true;              // kGloo among ranks of one host: through memory instead of sockets where possible
   int device_index = 0;  // the CUDA device of this rank (kNccl)
@@ -70,8 +72,7 @@ class ProcessGroups {
   void set_observer(const CommObserver& observer);
   // For every later operation of every group: the trainer calls it after the first step of the run.
   void set_timeout(std::chrono::milliseconds timeout);
-  // The peers are told how this rank ends, which watch each other over NCCL (PeerWatch): before it leaves a
-  // job that is done, or fails.
+  // The peers are told how this rank ends (PeerWatch): before it leaves a job that is done, or fails.
   void leave(PeerWatch::End end);
   // For the log of a start: the interface of this rank and the user's variables; empty where nothing is sent.
   const std::vector<std::string>& network() const { return network_; }

@@ -28,7 +28,6 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-constexpr seconds kGrace(3);  // for ranks that join, or read why the job ends, a little later
 constexpr const char* kProcesses = "processes of the rank";
 constexpr const char* kLeft = "left";  // "RANK WHY" of a rank that has ended before all had met
 
@@ -120,8 +119,9 @@ std::string joined_key(int rank) {
 
 class JoinedRanks {
  public:
-  JoinedRanks(c10d::Store& store, const Environment& environment, const Fingerprint& identity)
-      : store_(store), world_(environment.world_size), identity_(identity) {}
+  JoinedRanks(c10d::Store& store, const Environment& environment, const Fingerprint& identity,
+              milliseconds grace)
+      : store_(store), world_(environment.world_size), identity_(identity), grace_(grace) {}
 
   // Returns when every rank has joined as the same job; else tells all why not, and throws it.
   void require_all(milliseconds timeout) {
@@ -149,7 +149,7 @@ class JoinedRanks {
       if (r != left && joined(r)) listeners.insert(r);
     for (const int rank : listeners) told.push_back(fmt::format("told/{}", rank));
     try {  // the store ends with this process: let the others read first
-      store_.wait(told, kGrace);
+      store_.wait(told, grace_);
     } catch (const c10::Error&) {
     }
     throw Error(code_, problem_);
@@ -175,7 +175,7 @@ class JoinedRanks {
       return;
     }
     try {  // the last one joined a moment ago
-      store_.wait({"complete"}, kGrace);
+      store_.wait({"complete"}, grace_);
     } catch (const c10::Error&) {
       problem_ = fmt::format("all {} ranks joined within {} s, but they do not answer: see their logs",
                              world_, static_cast<double>(timeout.count()) / 1000.0);
@@ -195,7 +195,7 @@ class JoinedRanks {
 
   // So that those that start a little later are named, and end with this message, as well.
   void wait_until_all_compared() {
-    const auto deadline = std::chrono::steady_clock::now() + kGrace;
+    const auto deadline = std::chrono::steady_clock::now() + grace_;
     while (store_.add("agreeing", 0) + store_.add("differing", 0) < world_ - 1 &&
            std::chrono::steady_clock::now() < deadline)
       std::this_thread::sleep_for(milliseconds(50));
@@ -204,6 +204,7 @@ class JoinedRanks {
   c10d::Store& store_;
   const int world_;
   const Fingerprint& identity_;
+  const milliseconds grace_;  // for ranks that join, or read why the job ends, a little later
   ExitCode code_ = ExitCode::kCommunication;
   std::string problem_;
 };
@@ -218,7 +219,7 @@ void report_difference(c10d::Store& store, int rank, Fingerprint entries) {
 }
 
 void join_rank0(c10d::Store& store, const Environment& environment, const Fingerprint& identity,
-                milliseconds timeout) {
+                milliseconds timeout, milliseconds grace) {
   const int rank = environment.rank;
   store.wait({"identity"}, timeout);
   const Fingerprint differing = differing_entries(unpack_entries(store.get_to_str("identity")), identity);
@@ -226,7 +227,7 @@ void join_rank0(c10d::Store& store, const Environment& environment, const Finger
     report_difference(store, rank, differing);
   else if (store.add("agreeing", 1) == environment.world_size - 1)
     store.set("complete", "");
-  store.wait({"gate"}, timeout + seconds(5));  // rank 0 speaks first: it knows who is missing
+  store.wait({"gate"}, timeout + grace + seconds(2));  // rank 0 speaks first: it knows who is missing
   const std::string answer = store.get_to_str("gate");
   store.set(fmt::format("told/{}", rank), "");
   if (!answer.empty()) throw_encoded_error(answer);
@@ -266,7 +267,7 @@ bool is_loopback(int socket) {
 }
 
 c10::intrusive_ptr<c10d::Store> join_ranks(const Environment& environment, const Fingerprint& identity,
-                                           milliseconds timeout) {
+                                           milliseconds timeout, milliseconds response_timeout) {
   const auto store =
       c10::make_intrusive<c10d::PrefixStore>(prefix(environment), connect(environment, timeout));
   const struct MetOrLeft {
@@ -274,15 +275,16 @@ c10::intrusive_ptr<c10d::Store> join_ranks(const Environment& environment, const
   } at_the_end;  // an error that ends the rendezvous has been told, too
   Fingerprint expected = identity;
   expected.emplace(kProcesses, "1");
+  const milliseconds grace = response_timeout + seconds(1);
   try {
     if (store->add(joined_key(environment.rank), 1) > 1) {
       report_difference(*store, environment.rank, {{kProcesses, "2"}});
       throw_config("two processes have RANK {}: every process of the job needs its own", environment.rank);
     }
     if (environment.rank == 0)
-      JoinedRanks(*store, environment, expected).require_all(timeout);
+      JoinedRanks(*store, environment, expected, grace).require_all(timeout);
     else
-      join_rank0(*store, environment, expected, timeout);
+      join_rank0(*store, environment, expected, timeout, grace);
   } catch (const c10::Error& error) {
     throw_comm("rank {} lost rank 0 during rendezvous: {}", environment.rank, brief(error));
   }

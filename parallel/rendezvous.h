@@ -21,9 +21,11 @@ namespace hyperion::parallel {
 // Collective: rank 0 opens the store (unless torchrun's agent has), the others connect. Returns it when every
 // rank has joined with `identity` equal to rank 0's. Else every rank that has joined throws the same error:
 // Error(kUsage) naming what differs, with the values, as soon as the first such rank has joined;
-// Error(kCommunication) naming the ranks that are missing after `timeout`.
+// Error(kCommunication) naming the ranks that are missing after `timeout`. `response_timeout`: of a rank that
+// has joined, to answer.
 c10::intrusive_ptr<c10d::Store> join_ranks(const Environment& environment, const Fingerprint& identity,
-                                           std::chrono::milliseconds timeout);
+                                           std::chrono::milliseconds timeout,
+                                           std::chrono::milliseconds response_timeout = kPeerResponseTimeout);
 
 // Of a rank other than 0 that ends before the ranks have met, by a signal or an error of its own: tells those
 // that wait in join_ranks(), which end with Error(kCommunication) and `why`. Does nothing when they have met

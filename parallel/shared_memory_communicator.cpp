@@ -99,7 +99,7 @@ class SharedMemoryCommunicator : public Communicator {
 
   std::string_view backend() const override { return "shm"; }
   void set_timeout(std::chrono::milliseconds timeout) override { timeout_ = timeout; }
-  void abort() override {  // peers see it as the end of this rank
+  void abort() override {  // peers see it as at the end of this rank
     senders_.clear();
     receivers_.clear();
     segments_.clear();
@@ -380,8 +380,7 @@ class SharedMemoryCommunicator : public Communicator {
       if (moved || own.bell.load() != seen) continue;
       for (int r = 0; r < size(); ++r) {
         if (r == rank() || !waits_for(r)) continue;
-        if (segments_[r].owner_ended() && !advance() && !done())
-          throw std::runtime_error(fmt::format("rank {} has ended", global_ranks()[r]));
+        if (segments_[r].owner_ended() && !advance() && !done()) throw_left(r);
         if (Clock::now() > deadline && !done()) throw_timeout(r, lacking);
       }
     }
@@ -416,11 +415,15 @@ class SharedMemoryCommunicator : public Communicator {
       wait_for_change(counter, seen);
       if (counter.load(std::memory_order_acquire) != seen) continue;
       if (peer != rank() && segments_[peer].owner_ended() &&
-          !reached(counter.load(std::memory_order_acquire))) {
-        throw std::runtime_error(fmt::format("rank {} has ended", global_ranks()[peer]));
-      }
+          !reached(counter.load(std::memory_order_acquire)))
+        throw_left(peer);
       if (Clock::now() > deadline) throw_timeout(peer, lacking);
     }
+  }
+
+  // Its process has ended, or it has given up the group.
+  [[noreturn]] void throw_left(int peer) const {
+    throw std::runtime_error(fmt::format("rank {} has left the group", global_ranks()[peer]));
   }
 
   [[noreturn]] void throw_timeout(int peer, const char* lacking) const {

@@ -1,4 +1,6 @@
 // What the surviving ranks say when a rank is dead, stopped, late, missing or different.
+#include <cstdlib>
+#include <filesystem>
 #include <functional>
 #include <new>
 #include <thread>
@@ -31,6 +33,7 @@
 #include "tests/distributed/lost_rank.h"
 #include "tests/support/ranks.h"
 #include "tests/support/reserved_port.h"
+#include "tests/support/temporary_folder.h"
 
 namespace hyperion::parallel {
 namespace {
@@ -97,6 +100,7 @@ TEST_CASE("a timeout names rank and group and operation and phase") {
   const auto outcomes = run_ranks_outcome(3, [&](const Environment& environment) {
     CommOptions options;
     options.shared_memory = shared_memory;
+    options.response_timeout = seconds(5);
     ProcessGroups groups(Mesh({}, 3), environment, options);
     groups.set_timeout(milliseconds(700));
     PhaseGuard phase("step 17 backward layers.3");
@@ -108,7 +112,7 @@ TEST_CASE("a timeout names rank and group and operation and phase") {
     CHECK(outcomes[rank].exit_code == kCommunication);
     check_mentions(outcomes[rank], {"rank " + std::to_string(rank) + ":", "reduce_scatter", "group fsdp/0",
                                     "ranks 0 1 2", "phase 'step 17 backward layers.3'"});
-    check_misses(outcomes, rank, 1);
+    check_silent(outcomes, rank, 1);
   }
 }
 
@@ -129,7 +133,7 @@ TEST_CASE("a rank killed inside a collective is found by its peers at once") {
   for (int rank : {0, 1}) {
     CHECK(outcomes[rank].exit_code == kCommunication);
     check_mentions(outcomes[rank], {"all_gather", "fsdp/0", "step 3 forward layers.0"});
-    check_misses(outcomes, rank, 2);
+    check_lost(outcomes, rank, 2);
   }
 }
 
@@ -164,8 +168,58 @@ TEST_CASE("a rank killed inside an operation of the tensor parallel group is nam
       CHECK(outcomes[rank].exit_code == kCommunication);
       check_mentions(outcomes[rank], {"rank " + std::to_string(rank) + ": " + operation + " (number ",
                                       "of group tp/0, ranks 0 1 2", "phase 'step 3 backward layers.1'"});
-      check_misses(outcomes, rank, 2);
+      check_lost(outcomes, rank, 2);
     }
+  }
+}
+
+TEST_CASE("ranks that wait for one another name the lost one alone and so does a rank that comes later") {
+  const bool shared_memory = GENERATE(true, false);
+  const auto outcomes = run_ranks_outcome(4, [&](const Environment& environment) {
+    const int own = environment.rank;
+    CommOptions options;
+    options.shared_memory = shared_memory;
+    ProcessGroups groups(Mesh({.dp_shard = 1, .tp = 4}, 4), environment, options);
+    Communicator& group = groups.get(MeshDim::kTp);
+    group.all_reduce_sum(at::ones({1}));
+    PhaseGuard phase("step 3");
+    kill_when_others_are_here(environment, 3);
+    if (own == 0) {  // it computes for longer than the others wait for an answer
+      wait_for_end_of(1);
+      wait_for_end_of(2);
+    }
+    group.start_recv(at::empty({10}), own + 1).wait();
+  });
+  CHECK(outcomes[3].exit_code == 128 + SIGKILL);
+  for (int rank : {0, 1, 2}) {
+    CHECK(outcomes[rank].exit_code == kCommunication);
+    check_mentions(outcomes[rank], {"recv from rank " + std::to_string(rank + 1), "phase 'step 3'"});
+    check_lost(outcomes, rank, 3);
+  }
+}
+
+TEST_CASE("a rank that stands still for less than the response timeout is not called lost") {
+  const bool shared_memory = GENERATE(true, false);
+  const test::TemporaryFolder records;
+  const auto outcomes = run_ranks_outcome(3, [&](const Environment& environment) {
+    ::setenv("HYPERION_FAILURE_DIR", records.path().c_str(), 1);
+    set_own_rank(environment);
+    CommOptions options;
+    options.shared_memory = shared_memory;
+    options.response_timeout = kPatience;
+    ProcessGroups groups(Mesh({}, 3), environment, options);
+    groups.set_timeout(milliseconds(700));
+    while (environment.rank == 1 && !(std::filesystem::exists(records.path() / "rank_0.json") &&
+                                      std::filesystem::exists(records.path() / "rank_2.json")))
+      std::this_thread::sleep_for(milliseconds(20));
+    // Through memory rank 1 finds what the others have sent, and fails in the second one.
+    for (int i = 0; i < 2; ++i) groups.get(MeshDim::kFsdp).all_reduce_sum(at::ones({10}));
+  });
+  for (int rank : {0, 1, 2}) {
+    CHECK(outcomes[rank].exit_code == kCommunication);
+    check_mentions(outcomes[rank], {"; rank " + std::to_string((rank + 1) % 3) + " failed too: all_reduce",
+                                    "; rank " + std::to_string((rank + 2) % 3) + " failed too: all_reduce"});
+    CHECK(outcomes[rank].error.find("see its log") == std::string::npos);
   }
 }
 
@@ -235,7 +289,7 @@ TEST_CASE("a transfer that its peer does not start times out with its name") {
   check_mentions(outcomes[0], {std::string("rank 0: ") + (sends ? "send to" : "recv from") +
                                " rank 1 (number 1 of group tp/0, ranks 0 1) failed in phase "
                                "'step 17 backward layers.3'"});
-  check_misses(outcomes, 0, 1);
+  check_silent(outcomes, 0, 1);
 }
 
 TEST_CASE("a watched rank ends its peers unless it has taken leave") {
@@ -388,7 +442,7 @@ TEST_CASE("the last rank may join while rank 0 looks who is missing") {
     store->set("complete", "");
     store->wait({"gate"}, kPatience);
     if (!store->get_to_str("gate").empty()) throw_comm("{}", store->get_to_str("gate"));
-    store->wait({"world/0/shm/at/0"}, kPatience);  // rank 0 goes on to make groups
+    store->wait({"watch/0"}, kPatience);  // rank 0 goes on to watch the others
   });
   if (!host_ran(outcomes)) {
     WARN("the host stood still, perhaps for longer than rank 0 waits");

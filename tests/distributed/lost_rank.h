@@ -19,22 +19,21 @@ inline void kill_when_others_are_here(const parallel::Environment& own, int kill
   raise(SIGKILL);
 }
 
-// A peer that has sent its part over a socket and waits for another one, or that the host has not run for two
-// seconds, is named beside the lost rank. Ranks ask each other for a few seconds (parallel/post_mortem.h):
-// where the host did not run one of them for as long, the others may have to say that it does not answer.
-inline void check_misses(const std::vector<RankOutcome>& outcomes, int rank, int lost) {
+// That `rank` gives the end of rank `lost` as the reason, and calls no other one lost or silent.
+inline void check_lost(const std::vector<RankOutcome>& outcomes, int rank, int lost) {
   const RankOutcome& outcome = outcomes.at(static_cast<size_t>(rank));
   CAPTURE(rank, outcome.error, outcome.output);
-  const std::string before = "no word from rank";
-  const size_t begin = outcome.error.find(before), end = outcome.error.find(':', begin);
-  if (begin == std::string::npos) {
-    CHECK_FALSE(host_ran(outcomes));
-    CHECK(outcome.error.find("does not answer: see its log first") != std::string::npos);
-    return;
-  }
-  REQUIRE(end != std::string::npos);
-  const std::string ranks = outcome.error.substr(begin + before.size(), end - begin - before.size()) + ' ';
-  CHECK(ranks.find(' ' + std::to_string(lost) + ' ') != std::string::npos);
+  const std::string reason = ": rank " + std::to_string(lost) + " is lost: see its log first";
+  CHECK(outcome.error.ends_with(reason));
+}
+
+// The same of a rank that is there, but does not answer. Where the host did not run another one for as long
+// as they ask (parallel/post_mortem.h), that one is named as well, or instead.
+inline void check_silent(const std::vector<RankOutcome>& outcomes, int rank, int silent) {
+  const RankOutcome& outcome = outcomes.at(static_cast<size_t>(rank));
+  CAPTURE(rank, outcome.error, outcome.output);
+  const std::string word = "; no word from rank " + std::to_string(silent) + ": see its log first";
+  CHECK((outcome.error.find(word) != std::string::npos || !host_ran(outcomes)));
 }
 
 }  // namespace hyperion

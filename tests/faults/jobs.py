@@ -188,12 +188,9 @@ class JobTest(unittest.TestCase):
 
 
 def assert_lost(test, records, lost):
-    """Each of the survivors' records names the rank that was lost; all but one may name survivors beside it, which a busy host kept
-    from answering to them in time."""
-    named = [record["lost"] for record in records]
-    for one in named:
-        test.assertIn(lost, one, records)
-    test.assertIn([lost], named, records)
+    """Each of the survivors' records names the rank that was lost, and no other."""
+    for record in records:
+        test.assertEqual(record["lost"], [lost], records)
 
 
 def patient_launcher(settle=60, kill=60):

@@ -1,5 +1,5 @@
-"""Ranks on simulated GPUs (docs/simulated_gpu.md) that lose one of them, or seem to. Started without launch.py, which would end the
-survivors itself.
+"""Ranks on simulated GPUs (docs/simulated_gpu.md) and on CPUs that lose one of them, or seem to. Started without launch.py, which would
+end the survivors itself.
 
     python3 tests/faults/lost_peer_test.py build/hyperion
 
@@ -23,7 +23,83 @@ KILLED_AT = {  # what the killed rank was doing: point of the fault
 LONG = "--training.steps=100000"
 
 
-class GpuRanks(JobTest):
+class RecordedRanks(JobTest):
+    def records(self):
+        return {int(path.stem[5:]): json.loads(path.read_text()) for path in (self.folder / "failures").glob("rank_*.json")}
+
+    def wait_for_records(self, ranks):
+        end = time.monotonic() + PATIENCE
+        while not ranks <= set(self.records()):
+            self.assertLess(time.monotonic(), end, self.records())
+            time.sleep(0.02)
+
+    def forget_records(self):
+        for path in (self.folder / "failures").glob("*"):
+            path.unlink()
+
+    def hosts(self, ranks_of_each):
+        """What stands before each rank's command: the numbers that a launcher on each host would give it."""
+        places = [(index, count) for count in ranks_of_each for index in range(count)]
+        return {rank: ["env", f"LOCAL_RANK={index}", f"LOCAL_WORLD_SIZE={count}"] for rank, (index, count) in enumerate(places)}
+
+
+class CpuRanks(RecordedRanks):
+    def start_on(self, connections, *options, ranks, fault):
+        """Ranks that exchange through memory, or over sockets as if each had a host of its own."""
+        hosts = [1] * ranks if connections == "sockets" else [ranks]
+        return self.start(LONG, "--allow-faults", *options, ranks=ranks, before=self.hosts(hosts),
+                          env={"FAULT": fault, "GLOO_SOCKET_IFNAME": "lo", "HYPERION_FAILURE_DIR": self.folder / "failures"})
+
+    def test_ranks_that_end_in_turns_name_the_lost_one_alone(self):
+        for connections in ("memory", "sockets"):
+            with self.subTest(connections=connections):
+                self.forget_records()
+                go_on = self.folder / f"go on {connections}"
+                job = self.start_on(connections, "--comm.train_timeout_seconds=15", ranks=4,  # ranks 1 and 2 may wait for rank 0 first
+                                    fault=f"rank=3;point=step.bwd;nth=4;action=kill,rank=0;point=step.bwd;nth=4;action=wait:{go_on}")
+                for rank in (1, 2):  # before rank 0 has come to the operation that fails
+                    job.ranks[rank][0].wait(timeout=PATIENCE)
+                go_on.touch()
+                self.assertEqual(job.codes(), [71, 71, 71, -signal.SIGKILL], job.text() + job.text(1))
+                records = self.records()
+                self.assertEqual(set(records), {0, 1, 2})
+                assert_lost(self, records.values(), 3)
+                for rank in range(3):
+                    self.assertRegex(job.text(rank), r"failed in phase 'step 4 [^']*': rank 3 is lost: see its log first\n")
+
+    def test_a_rank_that_stands_still_for_less_than_the_response_timeout_is_not_called_lost(self):
+        for connections in ("memory", "sockets"):
+            with self.subTest(connections=connections):
+                self.forget_records()
+                job = self.start_on(connections, "--comm.train_timeout_seconds=15", "--comm.peer_response_timeout_seconds=60", ranks=3,
+                                    fault="rank=1;point=step.bwd;nth=4;action=stop")
+                job.wait_for_stop(1)
+                self.wait_for_records({0, 2})  # written when their operation has failed, before the others are asked
+                job.ranks[1][0].send_signal(signal.SIGCONT)
+                self.assertEqual(job.codes(), [71] * 3, job.text() + job.text(1))
+                for rank, record in self.records().items():
+                    self.assertEqual(record["lost"], [], job.text(rank))
+                    self.assertNotIn("see its log first", record["message"])
+
+    def test_a_rank_that_stands_still_for_longer_than_the_response_timeout_is_named(self):
+        for connections in ("memory", "sockets"):
+            with self.subTest(connections=connections):
+                self.forget_records()
+                job = self.start_on(connections, "--comm.train_timeout_seconds=15", "--comm.peer_response_timeout_seconds=10", ranks=3,
+                                    fault="rank=1;point=step.bwd;nth=4;action=stop")
+                job.wait_for_stop(1)
+                for rank in (0, 2):
+                    job.ranks[rank][0].wait(timeout=PATIENCE)
+                records = self.records()
+                self.assertEqual(set(records), {0, 2})
+                assert_lost(self, records.values(), 1)
+                for record in records.values():
+                    self.assertIn("; no word from rank 1: see its log first", record["message"])
+                job.ranks[1][0].send_signal(signal.SIGCONT)
+                self.assertEqual(job.codes(), [71] * 3, job.text() + job.text(1))
+
+
+class GpuRanks(RecordedRanks):
     toml = TOML + "[comm]\ntrain_timeout_seconds = 3600\n"  # nothing here waits for it
 
     def setUp(self):
@@ -33,13 +109,6 @@ class GpuRanks(JobTest):
     def gpus(self, schedule="1", **more):
         return {"HYPERION_DEVICE": "cuda", "LD_PRELOAD": BINARY.parent / "libsimulated_gpu.so",
                 "HYPERION_SIMULATED_SCHEDULE": schedule, "HYPERION_FAILURE_DIR": self.folder / "failures", **more}
-
-    def records(self):
-        return {int(path.stem[5:]): json.loads(path.read_text()) for path in (self.folder / "failures").glob("rank_*.json")}
-
-    def forget_records(self):
-        for path in (self.folder / "failures").glob("*"):
-            path.unlink()
 
     def seconds_to_end(self, job, lost):
         """Of the survivors, from the end of the rank that is lost."""
@@ -88,7 +157,7 @@ class LostPeer(GpuRanks):
             self.assertIn("validation", record["phase"])
 
     def test_a_rank_that_hangs_is_named_by_those_that_time_out(self):
-        job = self.start(LONG, "--comm.train_timeout_seconds=15", ranks=3, env=self.gpus())
+        job = self.start(LONG, "--comm.train_timeout_seconds=15", "--comm.peer_response_timeout_seconds=10", ranks=3, env=self.gpus())
         job.wait_for("step:  3")
         job.ranks[1][0].send_signal(signal.SIGSTOP)
         for rank in (0, 2):
@@ -173,11 +242,6 @@ class LostPeer(GpuRanks):
 
 class TwoHosts(GpuRanks):
     """Hosts are told apart by the ranks' own numbers: 0 1 and 2 3. Ranks 0 and 2 tell the other host."""
-
-    def hosts(self, ranks_of_each):
-        """What stands before each rank's command: the numbers that a launcher on each host would give it."""
-        places = [(index, count) for count in ranks_of_each for index in range(count)]
-        return {rank: ["env", f"LOCAL_RANK={index}", f"LOCAL_WORLD_SIZE={count}"] for rank, (index, count) in enumerate(places)}
 
     def two_hosts(self, *options, env):
         return self.start(*options, ranks=4, env=env, before=self.hosts([2, 2]))

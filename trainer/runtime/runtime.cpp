@@ -78,6 +78,7 @@ Runtime start_runtime(const ResolvedConfig& resolved, const models::ModelArgs& m
   runtime.environment = environment;
   parallel::CommOptions options;
   options.init_timeout = std::chrono::seconds(config.comm.init_timeout_seconds);
+  options.response_timeout = std::chrono::seconds(config.comm.peer_response_timeout_seconds);
   options.trace_buffer_size = static_cast<int>(config.comm.trace_buf_size);
   options.trace_prefix = config.job.dump_folder + "/" + config.comm.save_traces_folder + "/" +
                          config.comm.save_traces_file_prefix;

@@ -55,6 +55,14 @@ TEST_CASE("the phase of a failure is the one in which it was thrown") {
   set_phase("");
 }
 
+TEST_CASE("what failed before the rank was set is not its own") {
+  record_failed_operation({"barrier", 1, "world/0", "start", "of another rank"});
+  set_newest_operation("barrier", 1, "world/0");
+  set_own_rank({});
+  CHECK_FALSE(operation_failed());
+  CHECK(newest_operation().empty());
+}
+
 TEST_CASE("a failed operation is recorded at once and again with the exit code") {
   const test::TemporaryFolder temporary;
   const std::filesystem::path folder = temporary.path() / "records";
