@@ -44,8 +44,10 @@ CheckpointedState checkpointed_state(const Job& job, const ResumePlan& plan, con
   JobRecord record = job.record;
   record.seq_len = plan.config.training.seq_len;
   if (chosen != nullptr && chosen->components.contains(checkpoint::kModelComponent))
-    if (ImportedSettings stored = read_record(chosen->checkpoint).imported; stored != ImportedSettings{})
-      record.imported = std::move(stored);
+    if (JobRecord stored = read_record(chosen->checkpoint); stored.imported != ImportedSettings{}) {
+      record.imported = std::move(stored.imported);
+      keep_ids_of_one_tokenizer(record, stored.tokenizer.hash);
+    }
   facts.merge(record_facts(record));
   CheckpointedState state = {
       .config = plan.config, .model = job.model, .components = {}, .mover = mover, .facts = std::move(facts)};

@@ -188,6 +188,9 @@ class Check(CheckpointTest):
         memory = self.rows(self.check(*big, "--gpu-memory=900", env=no_gpu))["memory"]
         self.assertEqual(memory[0], "right")
         self.assertTrue(memory[1].endswith("; --gpu-memory is 900.00 GiB"), memory)
+        # A job reads its data first.
+        self.check(*big, "--gpu-memory=80", "--training.dataset_path=none.jsonl", env=no_gpu, code=2,
+                   says=['A job would end with exit code 2: "training data" and "memory" are wrong.'])
         # What offloading leaves on the GPU is small.
         self.check(*big, "--gpu-memory=80", "--training.enable_cpu_offload", env=no_gpu, says=["(in host memory)"])
 
@@ -196,8 +199,9 @@ class Check(CheckpointTest):
         if not library.exists():
             self.skipTest("this build has no simulated GPU")
         gpu = {"LD_PRELOAD": library, "HYPERION_SIMULATED_MEMORY": 16 << 20}
-        self.check(env=gpu, says=["the memory of this host's GPU is 16.00 MiB"])
-        self.check("--model.flavor=8B", "--model.args.n_heads=8", env=gpu, code=2, says=["but the memory of this host's GPU is 16.0 MiB"])
+        self.check(env=gpu, says=["the memory of this host's GPU (--gpu-memory GB for another) is 16.00 MiB"])
+        self.check("--model.flavor=8B", "--model.args.n_heads=8", env=gpu, code=2,
+                   says=["but the memory of this host's GPU (--gpu-memory GB for another) is 16.0 MiB"])
         self.check("--gpu-memory=80", env=gpu, says=["--gpu-memory is 80.00 GiB"])
         self.check(env=gpu | {"HYPERION_DEVICE": "cpu"}, says=["not compared with a GPU's memory"])
 

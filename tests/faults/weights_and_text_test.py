@@ -200,6 +200,17 @@ class Imported(TextTest):
             self.assertTrue(self.run_program("generate", checkpoint, *prompt).endswith("It was\n"))
         self.assertFalse(self.run_program("generate", "free/step-1", *prompt).endswith("It was\n"))
 
+    def test_weights_trained_on_with_another_tokenizer_and_longer_sequences_have_its_ids_and_their_length(self):
+        self.write("config.json", {**json.loads((self.model / "config.json").read_text()), "max_position_embeddings": 16})
+        self.run_job(*self.import_it, f"--model.hf_assets_path={self.other}", "--checkpoint.allow_other_tokenizer", "--training.steps=1",
+                     "--checkpoint.last_save_in_hf", "--checkpoint.last_save_model_only", code=0,
+                     says=["The imported ids of tokens and generation_config.json are left out: they are of another tokenizer",
+                           "max_position_embeddings is 32, the length of the sequences in training (training.seq_len); 16 was imported"])
+        config, generation = (json.loads((self.step(1) / name).read_text()) for name in ("config.json", "generation_config.json"))
+        self.assertEqual((config["max_position_embeddings"], config["eos_token_id"], config["use_cache"]), (32, None, False))
+        self.assertNotIn("pad_token_id", config)
+        self.assertEqual(sorted(generation), ["_from_model_config", "bos_token_id"])
+
     def test_settings_that_are_no_settings_are_named_and_refused(self):
         wide, deep = b'{"a": "' + b"x" * (1 << 20) + b'"}', b'{"a": ' + b"[" * 40 + b"]" * 40 + b"}"
         for text, says in ((wide, "at most 1048576"), (deep, "levels of nesting"), (b"{", "not valid JSON"), (b"", "not valid JSON"),

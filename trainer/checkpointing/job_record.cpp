@@ -45,6 +45,15 @@ std::string describe_tokenizer(const std::string& path, const std::string& hash)
 
 }  // namespace
 
+void keep_ids_of_one_tokenizer(JobRecord& record, const std::string& hash) {
+  if (record.imported == ImportedSettings{} || hash.empty() || hash == record.tokenizer.hash) return;
+  record.imported = for_other_tokenizer(record.imported);
+  log_info(
+      "The imported ids of tokens and generation_config.json are left out: they are of another tokenizer "
+      "(hash {:.8}) than {}",
+      hash, describe_tokenizer(record.tokenizer.path, record.tokenizer.hash));
+}
+
 std::map<std::string, std::string> record_facts(const JobRecord& record) {
   std::map<std::string, std::string> facts;
   if (record.model) {

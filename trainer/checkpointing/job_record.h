@@ -32,6 +32,10 @@ struct JobRecord {
 
 // Lines for a manifest's facts, and back. read_record() finds the tokenizer of a folder of safetensors in its
 // notes, or else beside the weights, and what is imported beside them. Throws Error for what cannot be read.
+// Leaves the ids of tokens out of record.imported, with a line that says so, where it was imported with
+// another tokenizer than the record's. `hash`: of that one; "": not known, and they stay.
+void keep_ids_of_one_tokenizer(JobRecord& record, const std::string& hash);
+
 std::map<std::string, std::string> record_facts(const JobRecord& record);
 JobRecord read_record(const checkpoint::OpenCheckpoint& checkpoint);
 

@@ -1,5 +1,3 @@
-#include "trainer/commands/commands.h"
-
 #include <algorithm>
 #include <cstdlib>
 #include <functional>
@@ -27,6 +25,7 @@
 #include "models/flavors/registry.h"
 #include "trainer/checkpointing/checkpointer.h"
 #include "trainer/checkpointing/stored_weights.h"
+#include "trainer/commands/commands.h"
 #include "trainer/config/expand.h"
 #include "trainer/config/input_path.h"
 #include "trainer/config/model_args.h"
@@ -162,7 +161,9 @@ std::optional<MemoryLimit> gpu_memory(const CommandLine& line) {
   if (line.gpu_memory > 0) return MemoryLimit{line.gpu_memory * (1 << 30), "--gpu-memory"};
   if (environment_variable("HYPERION_DEVICE") == "cpu") return std::nullopt;
   const double bytes = static_cast<double>(probe_driver().memory);
-  return bytes > 0 ? std::optional(MemoryLimit{bytes, "the memory of this host's GPU"}) : std::nullopt;
+  return bytes > 0 ? std::optional(
+                         MemoryLimit{bytes, "the memory of this host's GPU (--gpu-memory GB for another)"})
+                   : std::nullopt;
 }
 
 // Compares what is on a GPU with `gpu`, as a job does at its start.
@@ -287,6 +288,7 @@ class JobCheck {
     const DeferredWarnings held;
     check_configuration();
     check_data();
+    check_memory();
     check_start();
     table_.finish();
   }
@@ -318,10 +320,6 @@ class JobCheck {
       return mesh_->describe();
     });
     table_.check("batch", {"configuration"}, [&] { return describe_batch(config(), *mesh_); });
-    const std::optional<MemoryLimit> gpu = gpu_memory(line_);
-    table_.check(
-        "memory", {"configuration"}, [&] { return describe_memory(*resolved_, model_, *mesh_, gpu); },
-        gpu ? "right" : "-");
     if (!resolved_) return;
     if (const std::vector<std::string> unused = keys_without_effect(*resolved_); !unused.empty())
       table_.print_row("without effect", "-",
@@ -356,6 +354,13 @@ class JobCheck {
         validation_loader(config(), tokenizer(), place());
         return describe_files(validation_files(config()));
       });
+  }
+
+  void check_memory() {
+    const std::optional<MemoryLimit> gpu = gpu_memory(line_);
+    table_.check(
+        "memory", {"configuration"}, [&] { return describe_memory(*resolved_, model_, *mesh_, gpu); },
+        gpu ? "right" : "-");
   }
 
   const DataSetup& tokenizer() const {

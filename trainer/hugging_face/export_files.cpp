@@ -30,19 +30,29 @@ std::string compare_id(const ImportedSettings& imported, const std::string& key,
 HuggingFaceFiles hugging_face_files(const JobConfig::Model& model, checkpoint::Dtype dtype,
                                     const Tokenizer* tokenizer, const fs::path& tokenizer_path,
                                     const ImportedSettings& imported, int64_t trained_seq_len) {
-  HfExport texts{.dtype = std::string(checkpoint::torch_name(dtype)), .imported = imported};
   models::ModelArgs args = model_args(model);
+  std::vector<std::string> left_out;
+  HfExport texts{.dtype = std::string(checkpoint::torch_name(dtype)),
+                 .imported = within_vocabulary(imported, args.vocab_size, left_out)};
   const std::optional<int64_t> positions = imported_positions(imported);
-  if (positions && !model.args.max_seq_len) args.max_seq_len = *positions;
+  if (positions && !model.args.max_seq_len) args.max_seq_len = std::max(*positions, trained_seq_len);
   HuggingFaceFiles out;
   if (tokenizer != nullptr) {
     out.files = tokenizer_files(tokenizer_path);
     texts.bos_token_id = tokenizer->bos_id();
     texts.eos_token_id = tokenizer->eos_id();
-    out.remarks = {compare_id(imported, "bos_token_id", texts.bos_token_id),
-                   compare_id(imported, "eos_token_id", texts.eos_token_id)};
+    out.remarks = {compare_id(texts.imported, "bos_token_id", texts.bos_token_id),
+                   compare_id(texts.imported, "eos_token_id", texts.eos_token_id)};
     std::erase(out.remarks, "");
   }
+  if (!left_out.empty())
+    out.remarks.push_back(fmt::format("{} is left out: imported, and beyond the model's vocabulary of {}",
+                                      fmt::join(left_out, ", "), args.vocab_size));
+  if (positions && args.max_seq_len > *positions && !model.args.max_seq_len)
+    out.remarks.push_back(
+        fmt::format("max_position_embeddings is {}, the length of the sequences in training "
+                    "(training.seq_len); {} was imported",
+                    args.max_seq_len, *positions));
   if (trained_seq_len > 0 && trained_seq_len < args.max_seq_len)
     out.remarks.push_back(
         fmt::format("max_position_embeddings is {}, {}; the weights were last trained with sequences of {} "

@@ -20,8 +20,9 @@ struct HuggingFaceFiles {
 // The files next to safetensors that make their folder a model which transformers and Hyperion open by its
 // name: config.json, generation_config.json and the tokenizer's files from `tokenizer_path`, with what was
 // imported. An imported max_position_embeddings stays unless [model.args] sets max_seq_len, because a
-// flavour's is not that of the weights. Without a tokenizer: not its files nor its BOS and EOS.
-// `trained_seq_len`: training.seq_len of the job that made the weights; 0: not known.
+// flavour's is not that of the weights, or training had longer sequences. Ids beyond the vocabulary are left
+// out. Without a tokenizer: not its files nor its BOS and EOS. `trained_seq_len`: training.seq_len of the job
+// that made the weights; 0: not known.
 HuggingFaceFiles hugging_face_files(const JobConfig::Model& model, checkpoint::Dtype dtype,
                                     const Tokenizer* tokenizer, const std::filesystem::path& tokenizer_path,
                                     const ImportedSettings& imported, int64_t trained_seq_len);

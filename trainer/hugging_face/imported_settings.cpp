@@ -1,6 +1,7 @@
 #include "trainer/hugging_face/imported_settings.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "base/error.h"
 #include "base/files.h"
@@ -15,6 +16,21 @@ using nlohmann::json;
 bool is_ids(const json& value) {
   const auto is_id = [](const json& one) { return one.is_number_integer(); };
   return value.is_null() || is_id(value) || (value.is_array() && std::ranges::all_of(value, is_id));
+}
+
+// `text` without its fields "...token_id" of which any id is to go; their names are added to `erased`.
+template <typename IsToGo>
+std::string erase_ids(const std::string& text, const IsToGo& is_to_go, std::vector<std::string>* erased) {
+  if (text.empty()) return text;
+  json settings = json::parse(text);
+  for (auto field = settings.begin(); field != settings.end();) {
+    const std::string& key = field.key();
+    const bool goes = key.ends_with("token_id") &&
+                      (field->is_array() ? std::ranges::any_of(*field, is_to_go) : is_to_go(*field));
+    if (goes && erased != nullptr && std::ranges::count(*erased, key) == 0) erased->push_back(key);
+    field = goes ? settings.erase(field) : std::next(field);
+  }
+  return settings.dump();
 }
 
 std::string read_settings(const fs::path& file) {
@@ -41,6 +57,20 @@ std::string checked_settings(std::string_view text, const std::string& name) {
 
 ImportedSettings read_imported_settings(const fs::path& folder) {
   return {read_settings(folder / "config.json"), read_settings(folder / "generation_config.json")};
+}
+
+ImportedSettings for_other_tokenizer(const ImportedSettings& settings) {
+  const auto is_any = [](const json&) { return true; };
+  return {erase_ids(settings.config, is_any, nullptr), ""};
+}
+
+ImportedSettings within_vocabulary(const ImportedSettings& settings, int64_t vocab_size,
+                                   std::vector<std::string>& left_out) {
+  const auto is_beyond = [&](const json& id) {
+    return id.is_number_unsigned() && id.get<uint64_t>() >= static_cast<uint64_t>(vocab_size);
+  };
+  return {erase_ids(settings.config, is_beyond, &left_out),
+          erase_ids(settings.generation, is_beyond, &left_out)};
 }
 
 std::vector<int64_t> imported_ids(const ImportedSettings& settings, const std::string& key) {

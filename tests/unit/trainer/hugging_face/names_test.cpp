@@ -11,6 +11,7 @@
 #include "models/flavors/registry.h"
 #include "models/transformer.h"
 #include "trainer/hugging_face/config.h"
+#include "trainer/hugging_face/imported_settings.h"
 
 namespace hyperion::trainer {
 
@@ -174,7 +175,11 @@ TEST_CASE("an exported config.json has every imported field that does not descri
         std::vector<std::string>(static_cast<size_t>(args.n_layers), "full_attention"));
   CHECK(nlohmann::json::parse(hf_generation_config(options)) ==
         nlohmann::json({{"_from_model_config", true}, {"bos_token_id", 3}, {"eos_token_id", {1, 7}}}));
-  options.imported.generation = R"({"temperature":0.5})";
+  options.imported.generation = R"({"temperature":0.5,"eos_token_id":[4,7]})";
+  std::vector<std::string> left_out;
+  options.imported = within_vocabulary(options.imported, 7, left_out);
+  CHECK(left_out == std::vector<std::string>{"eos_token_id"});
+  CHECK(nlohmann::json::parse(hf_config(args, options))["eos_token_id"] == 4);  // the tokenizer's
   CHECK(nlohmann::json::parse(hf_generation_config(options)) == nlohmann::json({{"temperature", 0.5}}));
 }
 
