@@ -8,9 +8,9 @@
 #include <torch/torch.h>
 
 #include "models/activation_checkpoint.h"
+#include "models/column_linear.h"
 #include "models/flavors/registry.h"
 #include "models/kernels/attention.h"
-#include "models/tensor_region.h"
 #include "models/transformer.h"
 
 namespace hyperion::models {
