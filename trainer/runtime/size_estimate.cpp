@@ -134,7 +134,9 @@ void require_memory(const ResolvedConfig& resolved, const JobSize& size, const R
     problems.add(resolved, key,
                  fmt::format("each rank {}; {}", lack(needed, limit),
                              model ? "train a smaller model, or shard it over more ranks"
-                                   : "lower training.seq_len or training.local_batch_size"));
+                             : resolved.config.training.local_batch_size > 1
+                                 ? "lower training.seq_len or training.local_batch_size"
+                                 : "lower training.seq_len"));
   };
   check(host, memory.host);
   if (memory.device) check(device, *memory.device);
