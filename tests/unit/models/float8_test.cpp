@@ -384,7 +384,8 @@ TEST_CASE("layers are chosen by name and extents and torchao's rules") {
                                            {"output", 128256, 4096}};
   const auto reasons = [&](const std::vector<std::string>& filter, Recipe recipe) {
     std::vector<std::string> all;
-    for (const float8::Choice& choice : choose_layers(layers, filter, recipe, Gemm::kNative)) all.push_back(choice.why_not);
+    for (const float8::Choice& choice : choose_layers(layers, filter, recipe, Gemm::kNative))
+      all.push_back(choice.why_not);
     return all;
   };
   const auto plain = reasons({"output", "attention.wk"}, Recipe::kTensorwise);
