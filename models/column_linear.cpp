@@ -1,3 +1,5 @@
+#include "models/column_linear.h"
+
 #include <algorithm>
 #include <functional>
 #include <optional>

@@ -1,6 +1,6 @@
 // A linear layer without bias. Its three matrix products run in the operands' dtype or in FP8; its weight
 // keeps name, shape and dtype either way, so that checkpoints and sharding do not depend on it.
-// models/tensor_region.h makes differentiable nodes of them.
+// models/column_linear.h and models/row_linear.h make differentiable nodes of them.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,4 +1,4 @@
-// What the nodes of linear layers, column_linear() and row_linear() of models/tensor_region.h, share: how the
+// What the nodes of linear layers, models/column_linear.h and models/row_linear.h, share: how the
 // layers of a node are kept for its backward, what of the rows that they multiplied, and which FP8 casts
 // serve all of them.
 #pragma once

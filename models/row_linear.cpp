@@ -1,3 +1,5 @@
+#include "models/row_linear.h"
+
 #include <optional>
 #include <utility>
 

@@ -1,6 +1,6 @@
 // The differentiable nodes of linear layers and of the embedding, whole on one rank or divided over the ranks
-// of a tensor parallel group (Linear::ranks, size T). column_linear.cpp and row_linear.cpp have the nodes of
-// layers, linear_node.cpp what these share, tensor_region.cpp the rest.
+// of a tensor parallel group (Linear::ranks, size T). column_linear.h and row_linear.h have the nodes of
+// layers, linear_node.h what these share.
 //
 // Without a group x is [..., in] and a result [..., out]. With one, a rank has its part of every weight and,
 // between nodes that gather and nodes that scatter, of all tokens: a column node takes this rank's part of
@@ -19,7 +19,6 @@
 #pragma once
 
 #include <functional>
-#include <optional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -73,42 +72,11 @@ class ScatteredRows {
   Pending pending_;
 };
 
-// x times the transposed weight of each layer: one result per layer. One gather serves all of them, and in
-// FP8 one cast. Where their weights lie side by side (Parameter::pack) they are one product, of which the
-// results are views; and backward is two, without a copy where the gradients are views of one tensor of that
-// layout. The run that backward follows keeps what it needs of the gathered rows; only where a
-// SelectiveCheckpoint had the results of all layers, so that this run gathered nothing, does backward gather
-// the shard, while it computes the input gradient (of a model's nodes by operation that is none).
-//
-// `beside`: what the node that made x gives beside it. gradient_amaxes (null: not asked for): fp32 [layers],
-// defined where reads_amaxes(); the one node that makes the gradients of all results may return, as the
-// gradient of this tensor, the largest magnitudes of those gradients. So no pass looks for them.
-struct BesideInput {
-  std::vector<at::Tensor> again{};  // x for the second layer and further ones: they get their own gradients
-  at::Tensor amax{};                // fp32, one number: the largest magnitude of x
-};
-std::vector<at::Tensor> column_linear(const at::Tensor& x, const std::vector<const Linear*>& layers,
-                                      const BesideInput& beside = {}, at::Tensor* gradient_amaxes = nullptr);
-
 // Whether the layers cast x and the gradients of their products as whole tensors, with one scale each that
 // is made of an amax, on a GPU whose fused kernels find it on the way.
 bool reads_amaxes(const std::vector<const Linear*>& layers, const at::Tensor& x);
 // What column_linear() of these layers makes use of, of the norm that they read.
 ops::NormReaders readers_of_norm(const std::vector<const Linear*>& layers, const at::Tensor& x);
-
-// Whether anybody reads the values of a row node's result.
-enum class RowResult {
-  kNeededAgain,  // also when the block is run again: an active SelectiveCheckpoint may save it
-  kNeededOnce,   // only in this run
-  kNotNeeded,    // nobody: neither product nor exchange is run, and the result's elements are undefined
-};
-// residual + x times the layer's transposed weight, summed over the ranks, or that sum alone; residual [...,
-// out] as the result. Under a SelectiveCheckpoint with a group the result is saved whatever the product's
-// turn says: it is 1/T of the product, and the exchange is not repeated. amax: of x, or undefined;
-// gradient_amax: as column_linear's, fp32 [1].
-at::Tensor row_linear(const at::Tensor& x, const Linear& layer, const std::optional<at::Tensor>& residual,
-                      RowResult result = RowResult::kNeededAgain, const at::Tensor& amax = {},
-                      at::Tensor* gradient_amax = nullptr);
 
 // Rows of the table for tokens int64 [batch, seq], the same on all ranks -> this rank's part of every
 // sequence, [batch, seq / T, dim]. table: this rank's part of the vocabulary.

@@ -10,8 +10,10 @@
 #include <set>
 #include <tuple>
 
+#include "models/column_linear.h"
 #include "models/ops.h"
 #include "models/rope.h"
+#include "models/row_linear.h"
 #include "models/tensor_region.h"
 
 namespace hyperion::models {

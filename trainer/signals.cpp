@@ -100,6 +100,17 @@ extern "C" void on_stop_signal(int signal) {
   if (!first && signal != SIGUSR1) end_process(signal);
 }
 
+extern "C" void on_signal_in_dry_run(int signal) {
+  if (acknowledges) {
+    Line line = received(signal);
+    line.add(" in step ");
+    line.add(running_step);
+    line.add(" of a dry run: it ends at once, as it has nothing to save\n");
+    line.write();
+  }
+  end_process(signal);
+}
+
 void install(void (*handler)(int)) {
   struct sigaction action {};
   action.sa_handler = handler;
@@ -140,6 +151,11 @@ BeforeEndBySignal::~BeforeEndBySignal() {
 void catch_stop_signals(bool acknowledge) {
   acknowledges = acknowledge;
   install(on_stop_signal);
+}
+
+void end_dry_run_on_stop_signals(bool acknowledge) {
+  acknowledges = acknowledge;
+  install(on_signal_in_dry_run);
 }
 
 void set_running_step(int64_t step, int64_t last) {

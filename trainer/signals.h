@@ -1,6 +1,6 @@
 // Ctrl-C, TERM and USR1. While a job starts they end the process at once; in training the first one lets the
 // running step finish, on GPUs one or two more (trainer/step_agreement.h), and a second Ctrl-C or TERM ends
-// the process at once.
+// the process at once. A dry run ends at once in a step too.
 #pragma once
 
 #include <cstdint>
@@ -34,6 +34,9 @@ class BeforeEndBySignal {
 // For training. `acknowledge`: the first signal is answered at once, by a line on stdout that names the
 // running step.
 void catch_stop_signals(bool acknowledge);
+// For the steps of a dry run, which has nothing to save: as end_on_stop_signals(), but the line names the
+// step.
+void end_dry_run_on_stop_signals(bool acknowledge);
 // `last`: the step after which a signal that comes now ends the job at the latest: `step`, on a GPU a later
 // one.
 void set_running_step(int64_t step, int64_t last);

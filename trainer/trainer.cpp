@@ -217,8 +217,9 @@ ExitCode Trainer::train() {
     checkpointer_->preflight(state_.step);
   }
   const int64_t first = state_.step + 1, last = config().training.steps;
-  if (on_gpu() && !nothing_left) set_running_step(first, first + 1);
-  catch_stop_signals(rank_prints(job_.runtime.rank()));
+  const bool dry_run = is_dry_run(config());
+  if (!nothing_left && (on_gpu() || dry_run)) set_running_step(first, first + 1);
+  (dry_run ? end_dry_run_on_stop_signals : catch_stop_signals)(rank_prints(job_.runtime.rank()));
   if (!nothing_left) log_info("Training starts at step {}", first);
   SaveTimeCheck save_times(options, signal_lead());
   int64_t handled_failure = 0;  // the step after which all ranks dealt with a failed save

@@ -8,6 +8,7 @@
 #include "base/box.h"
 #include "base/error.h"
 #include "base/nearest.h"
+#include "models/float8/cast.h"
 
 namespace hyperion::float8 {
 namespace {
@@ -28,24 +29,35 @@ std::string reason_by_name(const LinearShape& layer, const std::vector<std::stri
 }
 
 std::string reason_by_extents(const LinearShape& layer, int64_t multiple) {
-  if (layer.out % multiple != 0 || layer.in % multiple != 0)
-    return fmt::format("{} x {}: an extent is no multiple of {}", layer.out, layer.in, multiple);
-  if (const int64_t divided = layer.split == 0 ? layer.out : layer.in;
-      divided % (multiple * layer.parts) != 0)
-    return fmt::format(
-        "{} x {}: the part of one of {} tensor parallel ranks is no multiple of {} (of {}, it is {})",
-        layer.out, layer.in, layer.parts, multiple, divided, chunk_of(divided, layer.parts, 0).count);
-  return "";
+  if (layer.out % multiple == 0 && layer.in % multiple == 0) return "";
+  return fmt::format("{} x {}: an extent is no multiple of {}", layer.out, layer.in, multiple);
 }
 
-// One choice per layer: the first of its reasons that is not empty.
-template <typename Reasons>
-std::vector<Choice> choices_by(const std::vector<LinearShape>& layers, const Reasons& reasons) {
+std::string reason_by_part(const LinearShape& layer, int64_t multiple) {
+  const int64_t divided = layer.split == 0 ? layer.out : layer.in;
+  if (divided % (multiple * layer.parts) == 0) return "";
+  return fmt::format(
+      "{} x {}: the part of one of {} tensor parallel ranks is no multiple of {} (of {}, it is {}); "
+      "multiples "
+      "of {} work",
+      layer.out, layer.in, layer.parts, multiple, divided, chunk_of(divided, layer.parts, 0).count,
+      multiple * layer.parts);
+}
+
+// One choice per layer: the first of its reasons that is not empty, and else that by its part.
+template <typename Reasons, typename ByPart>
+std::vector<Choice> choices_by(const std::vector<LinearShape>& layers, const Reasons& reasons,
+                               const ByPart& by_part) {
   std::vector<Choice> choices;
   for (const LinearShape& layer : layers) {
-    choices.push_back({layer.name, ""});
+    Choice choice{layer.name, ""};
     for (const std::string& reason : reasons(layer))
-      if (choices.back().why_not.empty()) choices.back().why_not = reason;
+      if (choice.why_not.empty()) choice.why_not = reason;
+    if (choice.why_not.empty()) {
+      choice.why_not = by_part(layer);
+      choice.by_part = !choice.why_not.empty();
+    }
+    choices.push_back(std::move(choice));
   }
   return choices;
 }
@@ -53,27 +65,32 @@ std::vector<Choice> choices_by(const std::vector<LinearShape>& layers, const Rea
 }  // namespace
 
 std::vector<Choice> choose_layers(const std::vector<LinearShape>& layers,
-                                  const std::vector<std::string>& filter, Recipe recipe) {
+                                  const std::vector<std::string>& filter, Recipe recipe, Gemm gemm) {
   if (recipe == Recipe::kRowwiseWithGwHp && std::ranges::find(filter, kAutoFilter) != filter.end())
     throw_config(
         "quantize.linear.float8.filter_fqns: {} has no rule for recipe_name = \"{}\"; name the layers to "
         "leave out",
         kAutoFilter, text_of(recipe));
   const bool drops_small = std::ranges::find(filter, kAutoFilter) != filter.end();
-  return choices_by(layers, [&](const LinearShape& layer) -> std::vector<std::string> {
+  const auto reasons = [&](const LinearShape& layer) -> std::vector<std::string> {
     const std::string small =
         drops_small && too_small(layer, recipe)
             ? fmt::format("{} x {} is too small to gain ({})", layer.out, layer.in, kAutoFilter)
             : "";
-    return {reason_by_name(layer, filter), reason_by_extents(layer, 16), small};
+    return {reason_by_name(layer, filter), reason_by_extents(layer, kRowMultiple), small};
+  };
+  return choices_by(layers, reasons, [&](const LinearShape& layer) {
+    return gemm == Gemm::kNative ? reason_by_part(layer, kRowMultiple) : "";
   });
 }
 
 std::vector<Choice> choose_mx_layers(const std::vector<LinearShape>& layers,
                                      const std::vector<std::string>& filter) {
-  return choices_by(layers, [&](const LinearShape& layer) -> std::vector<std::string> {
+  const auto reasons = [&](const LinearShape& layer) -> std::vector<std::string> {
     return {reason_by_name(layer, filter), reason_by_extents(layer, kMxMultiple)};
-  });
+  };
+  return choices_by(layers, reasons,
+                    [](const LinearShape& layer) { return reason_by_part(layer, kMxMultiple); });
 }
 
 std::vector<std::string> unmatched_filters(const std::vector<LinearShape>& layers,

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "models/flavors/float8_recipe.h"
+#include "models/float8/scaled_matmul.h"
 
 namespace hyperion::float8 {
 
@@ -19,20 +20,21 @@ struct LinearShape {
 
 struct Choice {
   std::string name;
-  std::string why_not;  // empty: converted
+  std::string why_not;   // empty: converted
+  bool by_part = false;  // left out for the part of one rank alone
 };
 
 // The pseudo-name in a filter that leaves out layers too small to gain, by torchao's rules.
 inline constexpr const char* kAutoFilter = "auto_filter_small_kn";
 
 // One choice per layer, in their order. A layer is left out when an entry of `filter` is part of its name,
-// when an extent of the layer or of a rank's part is no multiple of 16, and by kAutoFilter (which
-// kRowwiseWithGwHp does not know: Error(kUsage)).
+// when an extent of the layer is no multiple of 16, or one of a rank's part where the hardware multiplies it
+// (kNative), and by kAutoFilter (which kRowwiseWithGwHp does not know: Error(kUsage)).
 std::vector<Choice> choose_layers(const std::vector<LinearShape>& layers,
-                                  const std::vector<std::string>& filter, Recipe recipe);
+                                  const std::vector<std::string>& filter, Recipe recipe, Gemm gemm);
 
-// The same for MXFP8, whose blocks want extents that are multiples of 32, on each rank too; kAutoFilter is a
-// name like any other.
+// The same for MXFP8, whose blocks want extents that are multiples of 32, also of a rank's part and in
+// emulation; kAutoFilter is a name like any other.
 std::vector<Choice> choose_mx_layers(const std::vector<LinearShape>& layers,
                                      const std::vector<std::string>& filter);
 

@@ -3,9 +3,10 @@
 
 #include <catch2/catch.hpp>
 
+#include "models/column_linear.h"
 #include "models/float8/linear_matmuls.h"
 #include "models/float8/quantize.h"
-#include "models/tensor_region.h"
+#include "models/row_linear.h"
 #include "tests/support/divided_model.h"
 
 namespace hyperion::models {

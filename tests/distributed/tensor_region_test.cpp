@@ -7,7 +7,7 @@
 #include <c10/core/CPUAllocator.h>
 
 #include "base/error.h"
-#include "models/tensor_region.h"
+#include "models/column_linear.h"
 #include "tests/support/counting_allocator.h"
 #include "tests/support/divided_model.h"
 #include "tests/support/exact_nodes.h"

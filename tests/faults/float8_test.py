@@ -44,6 +44,18 @@ class Log(Float8):
                              "--activation_checkpoint.selective_ac_option=op", "--training.steps=1",
                              f"--checkpoint.folder={mode}", code=0, says=[f"ran {products} FP8 products, as planned"])
 
+    def test_parts_of_ranks_that_16_does_not_divide_are_emulated_or_left_alone_with_a_warning(self):
+        losses = []
+        divided = ["--parallelism.tensor_parallel_degree=2"]  # hidden_dim = 48 into 24 and 24
+        for ranks, more in ((1, []), (2, divided)):
+            self.run_job(*EMULATED, TABLE + "filter_fqns=output", *more, "--training.steps=3", f"--checkpoint.folder={ranks}", ranks=ranks,
+                         code=0, says=["float8: 14 of 15 linear layers converted", "ran 84 FP8 products, as planned"])
+            losses.append([line["loss_metrics/global_avg_loss"] for line in self.metrics() if "loss_metrics/global_avg_loss" in line][-3:])
+        for one, two in zip(*losses):
+            self.assertAlmostEqual(one, two, delta=5e-3)
+        self.run_job(ON, TABLE + "filter_fqns=output", *divided, "--training.steps=1", "--checkpoint.folder=native", ranks=2, code=0,
+                     says=["float8: 8 of 15 linear layers converted", "WARNING", "left alone, though converted on one rank", "multiples of 32 work"])
+
     def test_an_alias_and_a_filter_that_matches_nothing(self):
         self.run_job("--model.converters=float8", TABLE + "filter_fqns=outputs", "--training.steps=1", code=0,
                      says=["WARNING", '"outputs" is part of no linear layer\'s name; did you mean output?'])

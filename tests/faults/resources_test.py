@@ -39,6 +39,7 @@ class Limits(JobTest):
         job = self.run_job("--model.args.vocab_size=700000", code=72, before={0: self.too_little_memory()})
         sentence = self.assert_one_sentence(job.text())
         self.assertRegex(sentence, r"rank 0: memory ran out: \d+ bytes were asked for at once \(phase '[a-z ]+'\); lower ")
+        self.assertIn('set activation_checkpoint.mode = "full" ("selective" now)', sentence)
         self.assertNotIn("step:  1", job.text())
 
     def test_memory_that_runs_out_in_one_rank_ends_that_rank_with_72(self):

@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 
 from checkpoints import CheckpointTest, printed_options
@@ -256,6 +257,25 @@ class DryRun(CheckpointTest):
         self.run_job(*self.fake, f"--checkpoint.initial_load_path={self.step(3)}", env={"NGPU": 8}, code=0,
                      says=["Training starts at step 1", "Training completed"])
         self.assertEqual((self.files(), self.metrics_file()), (before, lines))
+
+    def test_term_ends_it_inside_a_step(self):
+        job = self.start(*self.fake, "--allow-faults", env={"NGPU": 8, "FAULT": f"point=step.opt;action=wait:{self.folder}/never"})
+        job.wait_for("Training starts at step 1")
+        job.ranks[0][0].send_signal(signal.SIGTERM)
+        self.assertEqual(job.ranks[0][0].wait(timeout=PATIENCE), 143, job.text())
+        self.assertIn("TERM received in step 1 of a dry run: it ends at once", job.text())
+
+    def test_it_shows_no_mfu(self):
+        job = self.run_job(*self.fake, "--training.steps=2", "--metrics.log_freq=1", env={"NGPU": 8}, code=0,
+                           says=["mfu is 0: a dry run exchanges nothing"])
+        self.assertEqual(job.text().count("mfu: 0.00%"), 2)
+
+    def test_a_model_that_no_cpu_can_train_is_warned_of_before_it_is_made(self):
+        job = self.start(*self.fake, "--training.seq_len=131072", "--training.local_batch_size=64", "--allow-faults",
+                         env={"NGPU": 8, "FAULT": f"point=init.model;action=wait:{self.folder}/never"})
+        job.wait_for("a simulated GPU with HYPERION_SIMULATED_COMPUTE=off computes nothing")
+        job.ranks[0][0].send_signal(signal.SIGTERM)
+        self.assertEqual(job.ranks[0][0].wait(timeout=PATIENCE), 143, job.text())
 
     def test_a_seed_checkpoint_is_refused_and_the_state_of_a_rank_can_be_listed(self):
         self.run_job(*self.fake, "--checkpoint.create_seed_checkpoint", code=2, says=["comm.mode", "create_seed_checkpoint"])

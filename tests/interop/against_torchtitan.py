@@ -28,9 +28,9 @@ TOLERANCE = {
     "fp32": {"losses": 1e-5, "grad_norms": 2e-4, "gradients": 1e-5},
     "bf16": {"losses": 2e-3, "grad_norms": 5e-3},
 }
-# qwen3's tied table is ill-conditioned (cases.py): between AVX2 and AVX-512 libraries the peer's gradient norms differ by 1.2e-4,
-# and ours, of libtorch's plain operations too, lie 0.5e-4 to 3.4e-4 from the recorded ones. Its losses and gradients keep theirs.
-GRAD_NORMS_OF_QWEN3 = 5e-4
+# Step 17 of this case is ill-conditioned (cases.py): between AVX2 and AVX-512 the peer's own norm differs by 1.2e-4 in it, by less
+# than 1e-5 in every other step. Ours differs from the peer's by 2.2e-4 in it.
+GRAD_NORMS_OF_CASE = {"qwen3-fp32-fsdp2-small": 5e-4}
 TITLE = {"losses": "loss", "grad_norms": "gradient norm", "gradients": "gradient at step 1"}
 
 
@@ -100,8 +100,7 @@ def compare_gradient_norms(ours: Path, theirs: dict[str, float]) -> tuple[float,
 def judge(binary: Path, python: Path, name: str, live: str) -> list[Finding]:
     case, recorded = CASES[name], golden(name)
     tolerance = dict(TOLERANCE[case.precision])
-    if case.model == "qwen3":
-        tolerance["grad_norms"] = max(tolerance["grad_norms"], GRAD_NORMS_OF_QWEN3)
+    tolerance["grad_norms"] = GRAD_NORMS_OF_CASE.get(name, tolerance["grad_norms"])
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         # A gradient does not depend on the mesh: torchtitan's of one rank judge ours.

@@ -3,6 +3,8 @@
     .venv-interop/bin/python tests/interop/make_goldens.py [CASE ...]
 
 Without names all cases are run (about 20 minutes on two cores without AVX-512, most of it bf16); with names only those.
+Cases that are recorded by instruction set (cases.py) get the file of the one that libtorch uses; where it is AVX-512, the
+other one is recorded with ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2.
 The tokens are a seeded Markov chain over a Zipf vocabulary, so that the loss falls. The weights are a formula
 (reference_weights.py), so only tokens and numbers are committed. At the end the peer is compared with itself across
 meshes: that is the noise below which no comparison can judge.
@@ -16,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import xxhash
-from cases import ALL_CASES, CASES, GOLDENS, SHARD, TOKENS_SEED, Case, golden, largest_errors
+from cases import ALL_CASES, CASES, GOLDENS, SHARD, TOKENS_SEED, Case, golden, golden_path, largest_errors
 from ranks import run_torchtitan
 from reference_weights import philox4x32
 
@@ -74,7 +76,7 @@ def record(name: str) -> None:
     made_by = {package: version(package) for package in ("torchtitan", "torch", *(["torchao"] if case.float8 else []))}
     head = {"case": name, "made_by": made_by, "weights_seed": case.weights_seed, "tokens": "tokens/tokens.bin",
             "config": f"configs/{case.config.name}", "world_size": case.world, "options": case.arguments()}
-    (GOLDENS / f"{name}.json").write_text(json.dumps(head | numbers, indent=1) + "\n")
+    golden_path(name).write_text(json.dumps(head | numbers, indent=1) + "\n")
     print(f"{name:28} loss {numbers['losses'][0]:.5f} -> {numbers['losses'][-1]:.5f}", flush=True)
 
 
@@ -83,7 +85,7 @@ def compare_peer_with_itself() -> None:
     for name, case in CASES.items():
         base = f"{case.model}-fp32-1" if case.precision == "fp32" else f"{case.model}-bf16-fsdp2"
         twins = name != base and not case.judge and (case.precision == "bf16" or not case.small)
-        if twins and (GOLDENS / f"{name}.json").exists() and (GOLDENS / f"{base}.json").exists():
+        if twins and golden_path(name).exists() and golden_path(base).exists():
             errors = largest_errors(golden(name), golden(base))
             print(f"{name + ' / ' + base:44} {errors['losses'][0]:10.1e} {errors['grad_norms'][0]:10.1e}")
 

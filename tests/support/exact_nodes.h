@@ -13,7 +13,8 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "base/exchange.h"
-#include "models/tensor_region.h"
+#include "models/column_linear.h"
+#include "models/row_linear.h"
 
 namespace hyperion::models {
 

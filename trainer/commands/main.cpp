@@ -45,6 +45,7 @@
 #include "trainer/hugging_face/hf_model.h"
 #include "trainer/runtime/version.h"
 #include "trainer/setup/data_setup.h"
+#include "trainer/setup/memory_advice.h"
 #include "trainer/signals.h"
 #include "trainer/trainer.h"
 
@@ -61,6 +62,7 @@ namespace hyperion::trainer {
 namespace {
 
 std::optional<int> rank_of_job;         // set by train()
+std::string advice_on_memory;           // likewise, when the configuration is known
 bool ends_without_destructors = false;  // likewise, when a job on a GPU has failed
 
 ExitCode train(const CommandLine& line, const std::vector<std::string>& command,
@@ -78,6 +80,7 @@ ExitCode train(const CommandLine& line, const std::vector<std::string>& command,
   ResolvedConfig resolved = load_config(line.config_file, line.overrides, environment.world_size);
   expand_dump_folder(resolved);
   resolve_hf_model(resolved, install_root());
+  advice_on_memory = memory_advice(resolved.config);
   if (resolved.config.metrics.disable_color_printing) disable_terminal_escapes();
   log_info("Starting job: {}", resolved.config.job.description);
   for (const std::string& warning : resolved.warnings) log_warning("{}", warning);
@@ -169,11 +172,7 @@ std::string exhausted_message(const ExhaustedResource& resource) {
            "; lower OMP_NUM_THREADS or the number of ranks, or raise the limit (ulimit -u, pids.max of the "
            "cgroup, or ulimit -v, which the threads' stacks count for)";
   if (!rank_of_job) return message + "; give the command more memory, or name less to work on at once";
-  return message +
-         "; lower training.local_batch_size or training.seq_len, set activation_checkpoint.mode = "
-         "\"elementwise\", \"selective\" or "
-         "\"full\", "
-         "shard over more ranks, or give the job more memory";
+  return message + "; " + (advice_on_memory.empty() ? "give the job more memory" : advice_on_memory);
 }
 
 int report_unexpected(const std::exception& error) {

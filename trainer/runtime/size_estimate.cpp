@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
+#include "models/flavors/attention_heads.h"
 #include "trainer/config/features.h"
 
 namespace hyperion::trainer {
@@ -95,10 +96,10 @@ JobSize job_size(const JobConfig& config, const models::ModelArgs& model, int64_
       std::min(tokens * logits, (gathered ? 2 : 1) * std::max(logits, chunk));
   // Packed keys twice and values once, and their gradients in fp32 (models/kernels/cpu/attention_blocks.cpp);
   // fp32 keys serve both uses. libtorch's attention, where it is chosen, keeps less, as larger heads do.
-  constexpr int64_t kStep = 16, kLargestHead = 256;
   const bool flash = config.model.attention == AttentionChoice::kFlash && !config.training.document_mask;
-  const int64_t padded_head = (model.head_dim + kStep - 1) / kStep * kStep;
-  if (!flash && model.head_dim <= kLargestHead)
+  constexpr int64_t kMultiple = kernels::cpu::kHeadMultiple;
+  const int64_t padded_head = (model.head_dim + kMultiple - 1) / kMultiple * kMultiple;
+  if (!flash && model.head_dim <= kernels::cpu::kLargestHead)
     size.attention = length * static_cast<double>(padded_head) * (compute == 2 ? 3 * 2 + 2 * 4 : 4 * 4);
   size.attention_threads = static_cast<double>(training.local_batch_size) *
                            std::max(1.0, static_cast<double>(model.n_kv_heads) / tensor);
@@ -133,7 +134,9 @@ void require_memory(const ResolvedConfig& resolved, const JobSize& size, const R
     problems.add(resolved, key,
                  fmt::format("each rank {}; {}", lack(needed, limit),
                              model ? "train a smaller model, or shard it over more ranks"
-                                   : "lower training.seq_len or training.local_batch_size"));
+                             : resolved.config.training.local_batch_size > 1
+                                 ? "lower training.seq_len or training.local_batch_size"
+                                 : "lower training.seq_len"));
   };
   check(host, memory.host);
   if (memory.device) check(device, *memory.device);

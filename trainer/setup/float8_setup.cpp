@@ -86,11 +86,11 @@ void convert(models::Transformer& model, const std::vector<float8::Choice>& choi
              const std::shared_ptr<const float8::LinearMatmuls>& matmuls, Float8Setup& setup,
              const std::string& name, const std::string& what) {
   const auto linears = model.linears();
-  std::map<std::string, std::vector<std::string>> left_alone;  // by reason
+  std::map<std::string, std::vector<std::string>> left_alone, by_part;  // by reason
   for (size_t i = 0; i < linears.size(); ++i) {
     const auto& [layer, linear] = linears[i];
     if (!choices[i].why_not.empty()) {
-      left_alone[choices[i].why_not].push_back(layer);
+      (choices[i].by_part ? by_part : left_alone)[choices[i].why_not].push_back(layer);
       continue;
     }
     linear->set_float8(matmuls);
@@ -100,6 +100,9 @@ void convert(models::Transformer& model, const std::vector<float8::Choice>& choi
                                   linears.size(), what));
   for (const auto& [reason, layers] : left_alone)
     setup.log.push_back(fmt::format("{}: left alone: {}: {}", name, some_of(layers), reason));
+  for (const auto& [reason, layers] : by_part)
+    setup.warnings.push_back(
+        fmt::format("{}: left alone, though converted on one rank: {}: {}", name, some_of(layers), reason));
 }
 
 Float8Setup convert_to_mx(models::Transformer& model, const JobConfig& config, const Float8Device& device) {
@@ -137,7 +140,7 @@ Float8Setup convert_to_float8(models::Transformer& model, const JobConfig& confi
   const auto shapes = shapes_of(model);
   setup.warnings = float8::unmatched_filters(shapes, options.filter_fqns);
   convert(
-      model, float8::choose_layers(shapes, options.filter_fqns, recipe),
+      model, float8::choose_layers(shapes, options.filter_fqns, recipe, gemm),
       std::make_shared<const float8::LinearMatmuls>(recipe, gemm, setup.counters), setup, "float8",
       fmt::format("recipe {}, products {}", text_of(recipe),
                   gemm == float8::Gemm::kEmulated ? "emulated in fp32" : "by _scaled_mm on " + device.name));

@@ -7,6 +7,7 @@
 #include "parallel/agreement.h"
 #include "trainer/config/model_args.h"
 #include "trainer/setup/preflight.h"
+#include "trainer/setup/slow_steps.h"
 
 namespace hyperion::trainer {
 namespace {
@@ -30,6 +31,7 @@ Job start_job(const ResolvedConfig& resolved) {
   const parallel::Environment environment = job_environment(config);
   job.data = checked_data(resolved, job.model, environment.world_size);
   job.runtime = start_runtime(resolved, job.model, environment);
+  warn_of_slow_steps(config, job.model, job.runtime);
   job.seed = common_seed(config, job.runtime);
   job.loader = training_loader(
       config, job.data, loader_place(*job.runtime.mesh, job.runtime.rank(), job.seed, job.model),

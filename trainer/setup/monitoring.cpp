@@ -170,7 +170,9 @@ std::unique_ptr<MetricsLogger> make_metrics(const RunDescription& run, int64_t s
       .flops_per_token_causal = flops_per_token_causal(model, run.config.training.seq_len)};
   MetricsSources sources;
   sources.take_peak_memory = [memory] { return memory->take_peak(); };
-  if (measured.prints || rank_writes_metrics(options, measured.rank))
+  if (dry_run)
+    log_info("mfu is 0: a dry run exchanges nothing, so its speed is not that of the job");
+  else if (measured.prints || rank_writes_metrics(options, measured.rank))
     measured.peak_flops = peak_flops(run.config.training, runtime);
   auto logger = std::make_unique<MetricsLogger>(options, measured, std::move(sources));
   logger->log_config(recorded_toml(run));

@@ -12,6 +12,7 @@
 
 #include "base/device/parallel_for.h"
 #include "base/error.h"
+#include "models/flavors/attention_heads.h"
 #include "models/kernels/cpu/attention_blocks.h"
 #include "models/kernels/cpu/scratch.h"
 
@@ -20,7 +21,6 @@ namespace {
 
 constexpr Instructions kAll[] = {Instructions::kAvx512Bf16, Instructions::kAvx512, Instructions::kAvx2,
                                  Instructions::kNone};
-constexpr int64_t kLargestHeadDim = 256;
 
 const AttentionBlocks& blocks_for(Instructions instructions) {
 #ifdef HYPERION_X86_64
@@ -159,7 +159,7 @@ Instructions chosen_instructions() {
 
 bool takes_attention(const at::Tensor& q) {
   return q.is_cpu() && (q.scalar_type() == at::kFloat || q.scalar_type() == at::kBFloat16) &&
-         q.size(3) <= kLargestHeadDim;
+         q.size(3) <= kLargestHead;
 }
 
 AttentionResult attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,

@@ -7,6 +7,7 @@
 // it.
 #include "models/kernels/cpu/attention_blocks.h"
 
+#include "models/flavors/attention_heads.h"
 #include "models/kernels/cpu/packing.h"
 #include "models/kernels/cpu/products.h"
 #include "models/kernels/cpu/vectors.h"
@@ -15,7 +16,7 @@ namespace hyperion::kernels::cpu {
 namespace {
 
 constexpr float kLog2OfE = 1.44269504F, kLargest = 3.402823466e38F;
-constexpr int64_t kStep = 16;  // lanes and rows of products are multiples of it
+constexpr int64_t kStep = kHeadMultiple;  // lanes and rows of products are multiples of it
 
 int64_t up_to(int64_t n, int64_t multiple) {
   return (n + multiple - 1) / multiple * multiple;

@@ -21,13 +21,13 @@
 
 #include "base/error.h"
 #include "base/files.h"
+#include "models/column_linear.h"
 #include "models/flavors/registry.h"
 #include "models/float8/blocks.h"
 #include "models/float8/choice.h"
 #include "models/float8/gather.h"
 #include "models/float8/linear_matmuls.h"
 #include "models/float8/quantize.h"
-#include "models/tensor_region.h"
 #include "models/transformer.h"
 #include "tests/support/error_of.h"
 #include "tests/support/float8_bits.h"
@@ -392,7 +392,8 @@ TEST_CASE("layers are chosen by name and extents and torchao's rules") {
                                            {"output", 128256, 4096}};
   const auto reasons = [&](const std::vector<std::string>& filter, Recipe recipe) {
     std::vector<std::string> all;
-    for (const float8::Choice& choice : choose_layers(layers, filter, recipe)) all.push_back(choice.why_not);
+    for (const float8::Choice& choice : choose_layers(layers, filter, recipe, Gemm::kNative))
+      all.push_back(choice.why_not);
     return all;
   };
   const auto plain = reasons({"output", "attention.wk"}, Recipe::kTensorwise);

@@ -32,9 +32,9 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "models/activation_checkpoint.h"
+#include "models/column_linear.h"
 #include "models/flavors/registry.h"
 #include "models/kernels/attention.h"
-#include "models/tensor_region.h"
 #include "models/transformer.h"
 
 namespace hyperion::models {

@@ -116,6 +116,22 @@ TEST_CASE("a second Ctrl-C or TERM ends a training at once") {
   }
 }
 
+TEST_CASE("a signal ends a dry run at once, in a step too, with a line that names the step") {
+  for (const auto& [signal, code, name] :
+       {std::tuple(SIGINT, 130, "Ctrl-C"), std::tuple(SIGTERM, 143, "TERM")}) {
+    CAPTURE(name);
+    const Ended ended = in_process([signal = signal] {
+      end_dry_run_on_stop_signals(true);
+      set_running_step(7, 7);
+      ::raise(signal);
+    });
+    CHECK(ended.code == code);
+    CHECK(ended.output == "[hyperion] " + std::string(name) +
+                              " received in step 7 of a dry run: it ends at once, as it has nothing to "
+                              "save\n");
+  }
+}
+
 TEST_CASE("the first signal of a training is answered with the step that it lets finish") {
   const auto answer = [](int64_t step, int64_t last, int signal) {
     return in_process([=] {

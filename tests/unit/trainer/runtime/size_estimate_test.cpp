@@ -2,7 +2,10 @@
 
 #include <catch2/catch.hpp>
 
+#include <ATen/ops/empty.h>
+
 #include "models/flavors/registry.h"
+#include "models/kernels/cpu/attention.h"
 #include "models/kernels/cpu/attention_blocks.h"
 #include "tests/support/error_of.h"
 
@@ -86,19 +89,28 @@ TEST_CASE("Each thread's scratch of attention counts on a CPU") {
   };
   const ResolvedConfig job = config("");
   const JobSize size = job_size(job.config, model, 1, 1);
-  const auto scratch = [&](const kernels::cpu::ElementKernels& kernels) {
+  const auto scratch = [](const kernels::cpu::ElementKernels& kernels, int64_t head_dim) {
     return 4.0 * static_cast<double>(kernels.backward_scratch({.batch = 1,
                                                                .heads = 1,
                                                                .kv_heads = 1,
                                                                .tokens = 1048576,
-                                                               .head_dim = model.head_dim,
+                                                               .head_dim = head_dim,
                                                                .scale = 1,
                                                                .first_keys = nullptr}));
   };
   const auto& blocks = kernels::cpu::attention_blocks_plain();  // which widen bf16
-  CHECK(size.attention == Approx(scratch(blocks.bf16) * 14 / 16).epsilon(0.01));
+  CHECK(size.attention == Approx(scratch(blocks.bf16, model.head_dim) * 14 / 16).epsilon(0.01));
   const JobSize fp32 = job_size(config("mixed_precision_param = \"float32\"").config, model, 1, 1);
-  CHECK(fp32.attention == Approx(scratch(blocks.fp32)).epsilon(0.01));
+  CHECK(fp32.attention == Approx(scratch(blocks.fp32, model.head_dim)).epsilon(0.01));
+  models::ModelArgs other_heads = model;
+  const auto fp32_with = [&](int64_t head_dim) {
+    other_heads.head_dim = head_dim;
+    return job_size(config("mixed_precision_param = \"float32\"").config, other_heads, 1, 1).attention;
+  };
+  for (const int64_t head_dim : {17, 24, 256})  // padded as the kernels pad them
+    CHECK(fp32_with(head_dim) == Approx(scratch(blocks.fp32, head_dim)).epsilon(0.01));
+  CHECK_FALSE(kernels::cpu::takes_attention(at::empty({1, 1, 1, 257})));
+  CHECK(fp32_with(257) == 0);
   CHECK(size.attention_threads == static_cast<double>(model.n_kv_heads));
   const double one = size.states() + size.description + size.activations + size.tokens + size.attention;
   const auto refusal_with = [&](int threads, std::optional<double> device = std::nullopt) {

@@ -105,23 +105,29 @@ TEST_CASE("planned FP8 products leave out what a block that is run again does no
   }
 }
 
-TEST_CASE("a layer whose part on a rank is no multiple of 16 is left alone with the reason") {
+TEST_CASE("a layer whose part on a rank is no multiple of 16 is left alone with a warning unless emulated") {
   const auto group = parallel::make_fake_communicator("tp/0", 0, {0, 1});
-  models::Transformer model(
-      models::model_args("llama3", "debugmodel", {.n_layers = 1, .vocab_size = 64, .hidden_dim = 48}), 0,
-      {group.get()});
-  JobConfig config;
-  config.model.converters = {Converter::kFloat8};
-  config.quantize.linear.float8.emulate = true;
-  const Float8Setup setup = convert_to_float8(model, config, kCpu);
-  CHECK(setup.converted.size() == 5);  // w1, w3 and w2 are not among them
-  std::string log;
-  for (const std::string& line : setup.log) log += line + "\n";
-  CHECK_THAT(
-      log,
-      Contains(
-          "48 x 256: the part of one of 2 tensor parallel ranks is no multiple of 16 (of 48, it is 24)") &&
-          Contains("256 x 48: the part of one of 2"));
+  const auto converted = [&](bool emulate) {
+    models::Transformer model(
+        models::model_args("llama3", "debugmodel", {.n_layers = 1, .vocab_size = 64, .hidden_dim = 48}), 0,
+        {group.get()});
+    JobConfig config;
+    config.model.converters = {Converter::kFloat8};
+    config.quantize.linear.float8.emulate = emulate;
+    return convert_to_float8(model, config, kAda);
+  };
+  const Float8Setup native = converted(false);
+  CHECK(native.converted.size() == 5);  // w1, w3 and w2 are not among them
+  std::string warnings;
+  for (const std::string& line : native.warnings) warnings += line + "\n";
+  CHECK_THAT(warnings,
+             Contains("layers.0.feed_forward.w1, layers.0.feed_forward.w3: 48 x 256: the part of one "
+                      "of 2 tensor parallel ranks is no multiple of 16 (of 48, it is 24); multiples "
+                      "of 32 work") &&
+                 Contains("256 x 48: the part of one of 2"));
+  const Float8Setup emulated = converted(true);  // as torchtitan, which looks at the whole layer
+  CHECK(emulated.converted.size() == 8);
+  CHECK(emulated.warnings.empty());
 }
 
 }  // namespace hyperion::trainer

@@ -1,0 +1,50 @@
+// What is advised to a job that ran out of memory.
+#include "trainer/setup/memory_advice.h"
+
+#include <catch2/catch.hpp>
+
+namespace hyperion::trainer {
+namespace {
+
+using Catch::Contains;
+
+std::string advice_with(RecomputeMode mode, const std::string& option = "2") {
+  JobConfig config;
+  config.activation_checkpoint.mode = mode;
+  config.activation_checkpoint.selective_ac_option = option;
+  return memory_advice(config);
+}
+
+}  // namespace
+
+TEST_CASE("out of memory advises activation checkpointing that keeps less than the mode in force") {
+  CHECK_THAT(advice_with(RecomputeMode::kNone),
+             Contains("= \"elementwise\", \"selective\" with selective_ac_option = \"op\" or \"full\" "
+                      "(\"none\" now)"));
+  CHECK_THAT(advice_with(RecomputeMode::kElementwise),
+             Contains("= \"selective\" with selective_ac_option = \"op\" or \"full\" (\"elementwise\" now)"));
+  for (const char* option : {"op", "2"})
+    CHECK_THAT(advice_with(RecomputeMode::kSelective, option),
+               Contains("activation_checkpoint.mode = \"full\" (\"selective\" now)"));
+  CHECK_THAT(advice_with(RecomputeMode::kSelective, "1"), !Contains("activation_checkpoint"));
+  CHECK_THAT(advice_with(RecomputeMode::kFull), !Contains("activation_checkpoint"));
+}
+
+TEST_CASE("out of memory advises no key that cannot be lowered further") {
+  JobConfig config;
+  config.activation_checkpoint.mode = RecomputeMode::kFull;
+  config.training.local_batch_size = 8;
+  config.training.seq_len = 2048;
+  CHECK(memory_advice(config) ==
+        "lower training.local_batch_size (8 now) or training.seq_len (2048 now), shard over more ranks, or "
+        "give the job more memory");
+  config.training.local_batch_size = 1;
+  config.parallelism.data_parallel_replicate_degree = 4;
+  config.parallelism.fsdp_reshard_after_forward = ReshardAfterForward::kNever;
+  CHECK(memory_advice(config) ==
+        "lower training.seq_len (2048 now), set parallelism.fsdp_reshard_after_forward = \"always\" "
+        "(\"never\" now), shard over more ranks in place of replicas "
+        "(parallelism.data_parallel_replicate_degree = 4 now), or give the job more memory");
+}
+
+}  // namespace hyperion::trainer

@@ -1,0 +1,54 @@
+#include "trainer/setup/memory_advice.h"
+
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "trainer/config/validate.h"
+
+namespace hyperion::trainer {
+namespace {
+
+// What keeps fewer activations than the mode in force does; "": nothing does.
+std::string further_checkpointing(const JobConfig::ActivationCheckpoint& options) {
+  const auto advice = [&](std::string_view modes) {
+    return fmt::format("set activation_checkpoint.mode = {} (\"{}\" now)", modes, text_of(options.mode));
+  };
+  const std::string by_operation = "\"selective\" with selective_ac_option = \"op\" or \"full\"";
+  switch (options.mode) {
+    case RecomputeMode::kNone:
+      return advice("\"elementwise\", " + by_operation);
+    case RecomputeMode::kElementwise:
+      return advice(by_operation);
+    case RecomputeMode::kSelective:
+      return checkpointed_blocks(options) == 1 ? "" : advice("\"full\"");
+    case RecomputeMode::kFull:
+    case RecomputeMode::kMemoryBudget:  // refused
+      return "";
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string memory_advice(const JobConfig& config) {
+  const auto& training = config.training;
+  std::vector<std::string> ways;
+  ways.push_back(training.local_batch_size > 1
+                     ? fmt::format("lower training.local_batch_size ({} now) or training.seq_len ({} now)",
+                                   training.local_batch_size, training.seq_len)
+                     : fmt::format("lower training.seq_len ({} now)", training.seq_len));
+  if (std::string further = further_checkpointing(config.activation_checkpoint); !further.empty())
+    ways.push_back(std::move(further));
+  const auto& parallelism = config.parallelism;
+  if (parallelism.fsdp_reshard_after_forward == ReshardAfterForward::kNever)
+    ways.emplace_back("set parallelism.fsdp_reshard_after_forward = \"always\" (\"never\" now)");
+  ways.emplace_back("shard over more ranks");
+  if (parallelism.data_parallel_replicate_degree > 1)
+    ways.back() += fmt::format(" in place of replicas (parallelism.data_parallel_replicate_degree = {} now)",
+                               parallelism.data_parallel_replicate_degree);
+  return fmt::format("{}, or give the job more memory", fmt::join(ways, ", "));
+}
+
+}  // namespace hyperion::trainer

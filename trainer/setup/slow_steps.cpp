@@ -1,0 +1,43 @@
+#include "trainer/setup/slow_steps.h"
+
+#include <fmt/format.h>
+
+#include "base/log.h"
+#include "trainer/checkpointing/job_state.h"
+#include "trainer/config/validate.h"
+#include "trainer/metrics/flops.h"
+#include "trainer/metrics/gemm_peak.h"
+#include "trainer/metrics/step_line.h"
+
+namespace hyperion::trainer {
+
+std::optional<std::string> slow_step_warning(const JobConfig& config, const models::ModelArgs& model,
+                                             int64_t microbatches, double peak) {
+  constexpr double kLong = 60;  // seconds
+  const auto& training = config.training;
+  const double tokens = static_cast<double>(microbatches * training.local_batch_size * training.seq_len);
+  const double flops = tokens * flops_per_token_causal(model, training.seq_len) /
+                       static_cast<double>(config.parallelism.tensor_parallel_degree);
+  if (flops < kLong * peak) return std::nullopt;
+  return fmt::format(
+      "a step of a rank is {:.0f} TFLOP: on this CPU, which reaches {:.2g} TFLOP/s in matrix products, {} "
+      "(hours:minutes:seconds) or longer; {}",
+      flops / 1e12, peak / 1e12, hours_minutes_seconds(flops / peak),
+      is_dry_run(config)
+          ? "`hyperion check` says without a step what memory a rank needs, and a simulated GPU with "
+            "HYPERION_SIMULATED_COMPUTE=off computes nothing (docs/simulated_gpu.md); TERM or Ctrl-C ends a "
+            "dry run at once"
+          : "train a smaller model, take fewer tokens per step, or train on GPUs");
+}
+
+void warn_of_slow_steps(const JobConfig& config, const models::ModelArgs& model, const Runtime& runtime) {
+  constexpr double kSlowCpu = 1e10;  // FLOP/s that every CPU has
+  if (runtime.device.is_cuda() || !rank_prints(runtime.rank())) return;
+  const int64_t microbatches =
+      microbatches_of(config.training, runtime.mesh->degree(parallel::MeshDim::kBatch));
+  if (!slow_step_warning(config, model, microbatches, kSlowCpu)) return;
+  const double peak = measure_gemm_peak(scalar_type(config.training.mixed_precision_param));
+  if (const auto warning = slow_step_warning(config, model, microbatches, peak)) log_warning("{}", *warning);
+}
+
+}  // namespace hyperion::trainer
