@@ -14,6 +14,8 @@ EXAMPLES = {"events_per_file", "test_x"}  # names that a reader would make
 ENDINGS = {"md", "jsonl", "json", "toml", "h", "cpp"}  # of files that are called as a table is
 # Parts of checkpoints, which look like keys.
 CONTENTS = {"optimizer.state", "optimizer.param_groups", "lr_scheduler.trajectory"}
+# Keys that torchtitan's module for torchft adds to a table.
+REFUSED = {"fault_tolerance.sync_steps", "fault_tolerance.num_fragments"}
 
 
 def quotes(text: str) -> list[str]:
@@ -57,7 +59,7 @@ def problems(root: Path):
                     yield f"{page}: there is no folder {path} (`{quote}`)"
             key = re.fullmatch(r"(?:--)?([a-z_0-9]+(?:\.[a-z_0-9]+)*)\.([a-z_0-9]+)(?:[= ].*)?", quote)
             if key and key[1] in tables and key[2].removeprefix("no_") not in tables[key[1]] | EXAMPLES | ENDINGS \
-                    and f"{key[1]}.{key[2]}" not in {*tables, *CONTENTS}:
+                    and f"{key[1]}.{key[2]}" not in {*tables, *CONTENTS, *REFUSED}:
                 yield f"{page}: [{key[1]}] has no key {key[2]} (`{quote}`)"
             for name in re.findall(r"HYPERION_\w+", quote) + (re.findall(r"[A-Za-z_]\w*", quote) if page in CODE_PAGES else []):
                 own = "_" in name or re.search(r"[a-z][A-Z]", name)

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <chrono>
 
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
 

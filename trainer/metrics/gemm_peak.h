@@ -1,7 +1,7 @@
 // The matrix-multiplication peak of this CPU, measured: what MFU is relative to when there is no GPU.
 #pragma once
 
-#include <torch/types.h>
+#include <c10/core/ScalarType.h>
 
 namespace hyperion::trainer {
 
