@@ -124,19 +124,21 @@ class Report(CheckpointTest):
 
     def test_the_page_says_in_words_how_a_run_ended_and_holds_its_record(self):
         git = ["git", "-C", self.folder, "-c", "user.name=a", "-c", "user.email=b", "-c", "commit.gpgsign=false"]
-        state = "unknown to git"
+        outside_hooks = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+        states = ["unknown to git"]  # where it takes too long, too
         if shutil.which("git"):
             for command in (["init", "-q"], ["add", "job.toml"], ["commit", "-qm", "run"]):
-                subprocess.run([*git, *command], check=True)
-            state = "as in git commit " + subprocess.check_output([*git, "rev-parse", "HEAD"], text=True)
+                subprocess.run([*git, *command], check=True, env=outside_hooks)
+            commit = subprocess.check_output([*git, "rev-parse", "HEAD"], text=True, env=outside_hooks)
+            states.append("as in git commit " + commit.strip())
         self.run_job("--training.steps=1", code=0)
         self.report("out")
         page, _ = self.page()
         record, = (self.folder / "out" / "runs").iterdir()
         self.assertIn("ended: completed, exit code 0", page.text)
         self.assertIn((record / "run.txt").read_text() + "\n" + (record / "config.toml").read_text(), page.text)
-        for line in ("devices: 1 x CPU", f"/job.toml, {state}"):
-            self.assertIn(line, page.text)
+        self.assertIn("devices: 1 x CPU", page.text)
+        self.assertTrue(any(f"/job.toml, {state}\n" in page.text for state in states), page.text)
 
     @unittest.skipUnless(browser.PROGRAM, "no Chromium on the PATH")
     def test_in_a_browser_the_table_fits_and_dragging_over_a_plot_zooms_all_of_them(self):
