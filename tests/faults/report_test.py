@@ -11,8 +11,11 @@ import json
 import os
 import shutil
 import subprocess
+import sys
+import tempfile
 import tomllib
 import unittest
+import unittest.mock
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -148,8 +151,8 @@ class Report(CheckpointTest):
                                               "n_tokens_seen": step * 10**9, **tags}) + "\n" for step in range(1, 201)),
                          json.dumps({"step": 200, "time": 201, "validation_metrics/loss": 3.1234}) + "\n")
         self.report("run")
-        with browser.Browser(self.folder / "report.html", width=1000) as page:
-            for width in (1000, 1400, 2560):
+        with browser.Browser(self.folder / "report.html", width=1400) as page:
+            for width in (1400, 2560):
                 page.resize(width)
                 self.assertEqual(page.value("document.querySelector('.scroll').scrollWidth - document.querySelector('.scroll').clientWidth"), 0)
             labels = "[...document.querySelectorAll('svg.plot')].map(svg => svg.querySelector('.x text').textContent).join()"
@@ -167,6 +170,18 @@ class Report(CheckpointTest):
             page.double_click(left + 50, y)
             self.assertEqual((page.value(steps), page.value(labels)), ("0-200", whole))
             self.assertEqual(page.problems, [])
+
+    def test_a_browser_that_does_not_start_is_passed_over_and_one_that_ends_leaves_nothing(self):
+        stub = self.folder / "chromium"
+        stub.write_text("#!/bin/sh\nexit 1\n")
+        stub.chmod(0o755)
+        found = subprocess.run([sys.executable, "-c", "import browser; print(browser.PROGRAM)"], cwd=Path(__file__).parent,
+                               capture_output=True, text=True, timeout=PATIENCE, env={**os.environ, "PATH": str(self.folder)})
+        self.assertEqual(found.stdout, "None\n", found.stderr)
+        before = sorted(self.folder.iterdir())
+        with unittest.mock.patch.object(browser, "PROGRAM", str(stub)), unittest.mock.patch.object(tempfile, "tempdir", str(self.folder)):
+            self.assertRaises((AssertionError, OSError), browser.Browser, "/none.html", width=1400)
+        self.assertEqual(sorted(self.folder.iterdir()), before)
 
     def test_hostile_metrics_stay_text_and_lines_that_are_no_rows_are_counted(self):
         good = {"step": 1, "time": 1.5, "loss_metrics/global_avg_loss": 2.5, ATTACK: 3, "run_id": ATTACK}
