@@ -171,6 +171,20 @@ class Report(CheckpointTest):
             self.assertEqual((page.value(steps), page.value(labels)), ("0-200", whole))
             self.assertEqual(page.problems, [])
 
+    @unittest.skipUnless(browser.PROGRAM, "no Chromium on the PATH")
+    def test_in_a_browser_plots_of_the_smallest_and_largest_numbers_are_drawn_on_both_scales(self):
+        for low, high in ((1, 1.7e308), (1e-160, 1e160), (5e-324, 1)):
+            with self.subTest(low=low, high=high):
+                name = self.folder_with(str(low), *(json.dumps({"step": step, "time": step, "loss_metrics/global_avg_loss": loss}) + "\n"
+                                                    for step, loss in ((1, low), (2, high), (3, low))))
+                self.report(name)
+                with browser.Browser(self.folder / "report.html", width=1400) as page:
+                    for _ in range(2):
+                        page.value("document.querySelector('figcaption button').click()")
+                        self.assertGreater(page.value("document.querySelectorAll('svg.plot .y text').length"), 1)
+                        self.assertNotRegex(page.value("document.querySelector('svg.plot').outerHTML"), "NaN|Infinity")
+                    self.assertEqual(page.problems, [])
+
     def test_a_browser_that_does_not_start_is_passed_over_and_one_that_ends_leaves_nothing(self):
         stub = self.folder / "chromium"
         stub.write_text("#!/bin/sh\nexit 1\n")

@@ -95,9 +95,12 @@ function interval(values, references, log, zero) {
   if (low > high) return log ? [1, 10] : [0, 1];
   const farthest = 3 * high;
   for (const value of references) if (value <= farthest) take(value);
+  if (log) {
+    const factor = Math.max(Math.exp(0.05 * (Math.log(high) - Math.log(low))), 1.1);
+    return [Math.max(low / factor, 1e-300), Math.min(high * factor, 1e300)];
+  }
+  [low, high] = [low, high].map(value => Math.abs(value) < 1e-290 ? 0 : Math.min(Math.max(value, -1e300), 1e300));
   const size = Math.max(Math.abs(low), Math.abs(high)), margin = (high - low) / 20;
-  const factor = Math.max((high / low) ** 0.05, 1.1);
-  if (log) return [low / factor, high * factor];
   if (zero && low >= 0) return [0, high * 1.06 || 1];
   const wide = margin > size * 1e-9 ? margin : size / 10 || 1;
   return [low - wide, high + wide];
@@ -107,8 +110,9 @@ function interval(values, references, log, zero) {
 function ticks([low, high], wanted, log) {
   const made = [], add = value => { if (value >= low && value <= high) made.push(value); };
   if (log) {
-    const span = Math.log10(high / low), every = Math.max(1, Math.ceil(span / wanted));
-    for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); ++power)
+    const first = Math.log10(low), last = Math.log10(high), span = last - first;
+    const every = Math.max(1, Math.ceil(span / wanted));
+    for (let power = Math.max(Math.floor(first), -324); power <= Math.min(last, 308); ++power)
       if (power % every === 0) (span < 3 ? [1, 2, 5] : [1]).forEach(factor => add(factor * 10 ** power));
     if (made.length > 1) return made;
     made.length = 0;
@@ -345,6 +349,6 @@ all('.bar .run').forEach((button, run) => {
 });
 )js";
 
-const char* const kPageScriptHash = "LtSSuya9+jUMT7KvfDpvsTvbnmI+QYLW6n2mM9ClPZE=";
+const char* const kPageScriptHash = "r2qNMgc1ZAk3yTu6gTccCBudvYMsgPhDUF2NMGtgVqk=";
 
 }  // namespace hyperion::trainer
