@@ -172,6 +172,37 @@ class Report(CheckpointTest):
             self.assertEqual(page.problems, [])
 
     @unittest.skipUnless(browser.PROGRAM, "no Chromium on the PATH")
+    def test_in_a_browser_a_part_without_steps_is_not_shown_and_the_fields_say_what_is(self):
+        self.folder_with("run", *(json.dumps({"step": step, "time": step, "loss_metrics/global_avg_loss": 5}) + "\n"
+                                  for step in (1, 2, 40, 80, 100)))
+        self.report("run")
+        with browser.Browser(self.folder / "report.html", width=1400) as page:
+            labels = "[...document.querySelectorAll('svg.plot')].map(svg => svg.querySelector('.x').textContent).join()"
+            fields = "const fields = [document.getElementById('from'), document.getElementById('to')];"
+            whole = page.value(labels)
+            for start, end in ((70, 30), (50, 70), (30, 50)):  # no part, one without a step, one with a single step
+                self.assertEqual(page.value(f"{{{fields} [fields[0].value, fields[1].value] = [{start}, {end}];"
+                                            "fields[1].dispatchEvent(new Event('change')); fields.map(field => field.value)}"), ["0", "100"])
+                self.assertEqual(page.value(labels), whole)
+            self.assertEqual(page.problems, [])
+
+    @unittest.skipUnless(browser.PROGRAM, "no Chromium on the PATH")
+    def test_in_a_browser_the_y_axes_are_for_the_steps_that_are_shown(self):
+        rows = [(step, 1000) for step in (1, 2, 3, 4)] + [(step, 5) for step in (2, 3, 4)]
+        rows[0] = (1, 5)
+        self.folder_with("run", *(json.dumps({"step": step, "time": 9, "loss_metrics/global_avg_loss": loss}) + "\n" for step, loss in rows))
+        self.report("run")
+        with browser.Browser(self.folder / "report.html", width=1400) as page:
+            axis = "document.querySelector('svg.plot .y').textContent"
+            page.value("redraw()")
+            everything = page.value(axis)
+            page.value("document.getElementById('superseded').click()")
+            self.assertNotEqual(page.value(axis), everything)
+            page.value("document.getElementById('superseded').click()")
+            self.assertEqual(page.value(axis), everything)
+            self.assertEqual(page.problems, [])
+
+    @unittest.skipUnless(browser.PROGRAM, "no Chromium on the PATH")
     def test_in_a_browser_plots_of_the_smallest_and_largest_numbers_are_drawn_on_both_scales(self):
         for low, high in ((1, 1.7e308), (1e-160, 1e160), (5e-324, 1)):
             with self.subTest(low=low, high=high):

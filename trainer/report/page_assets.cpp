@@ -173,7 +173,7 @@ function draw(svg) {
   const lines = all('g.line', svg).map(group => ({group, ...data.lines[group.dataset.line]}));
   const references = all('.reference', svg), shown = [];
   for (const line of lines)
-    if (!line.group.classList.contains('hidden'))
+    if (!line.group.matches('.hidden,.hide-superseded .superseded'))
       data.points[line.points][kind].forEach((at, i, xs) => {  // one more point on each side
         if (at !== null && (xs[i + 1] ?? at) >= range[0] && (xs[i - 1] ?? at) <= range[1])
           shown.push(line.mean[i], ...line.low ? [line.low[i], line.high[i]] : []);
@@ -266,11 +266,10 @@ function hover(svg, event) {
 const redraw = () => plots.forEach(draw);
 
 // Shows part of an axis, from a value to another, and of the other axes what the same points have; zoom() shows all.
-function zoom(kind, ...part) {
+// A part with less than two steps is not shown.
+function zoom(kind = 0, ...part) {
   const [from, to] = kind === 0 ? part.map(Math.round) : part;
-  if (from >= to) return;
-  ranges = !part.length ? data.x : data.x.map((whole, other) => {
-    if (other === kind) return [from, to];
+  const inside = data.x.map((_, other) => {
     let low = Infinity, high = -Infinity;
     for (const places of data.points)
       places[kind].forEach((at, i) => {
@@ -278,8 +277,11 @@ function zoom(kind, ...part) {
         if (at !== null && value !== null && at >= from && at <= to)
           low = Math.min(low, value), high = Math.max(high, value);
       });
-    return low < high ? [low, high] : whole;
+    return [low, high];
   });
+  if (!part.length) ranges = data.x;
+  else if (inside[0][0] < inside[0][1])
+    ranges = inside.map(([low, high], other) => other === kind ? [from, to] : low < high ? [low, high] : data.x[other]);
   [control('from').value, control('to').value] = ranges[0].map(Math.round);
   control('whole').disabled = ranges === data.x;
   leave();
@@ -332,8 +334,10 @@ control('smoothing').addEventListener('input', event => {
   event.target.nextElementSibling.textContent = smoothing.toFixed(2);
   redraw();
 });
-control('superseded')?.addEventListener('change', event =>
-  document.body.classList.toggle('hide-superseded', !event.target.checked));
+control('superseded')?.addEventListener('change', event => {
+  document.body.classList.toggle('hide-superseded', !event.target.checked);
+  redraw();
+});
 all('.bar .run').forEach((button, run) => {
   button.addEventListener('click', () => {
     const shown = button.getAttribute('aria-pressed') !== 'true';
@@ -349,6 +353,6 @@ all('.bar .run').forEach((button, run) => {
 });
 )js";
 
-const char* const kPageScriptHash = "r2qNMgc1ZAk3yTu6gTccCBudvYMsgPhDUF2NMGtgVqk=";
+const char* const kPageScriptHash = "zedOkLTkmE7yT5UEydpmO7bq+bPsDlLRWgPlFLpfrEo=";
 
 }  // namespace hyperion::trainer
