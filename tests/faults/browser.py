@@ -5,8 +5,15 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 
-PROGRAM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+def starts(program):
+    """Whether there is such a program and it runs: Ubuntu's chromium-browser only says that a snap is wanted."""
+    return program and subprocess.run([program, "--version"], capture_output=True, timeout=60).returncode == 0
+
+
+PROGRAM = next(filter(starts, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 class Browser:
@@ -15,20 +22,30 @@ class Browser:
         ours, theirs = os.pipe(), os.pipe()  # it reads file descriptor 3 and writes to 4
         pipes = f"exec 3<&{ours[0]} 4>&{theirs[1]}; exec \"$@\""
         self.process = subprocess.Popen(
-            ["bash", "-c", pipes, "-", PROGRAM, "--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe",
-             f"--user-data-dir={self.profile.name}", "about:blank"], pass_fds=(ours[0], theirs[1]), stderr=subprocess.DEVNULL)
+            ["bash", "-c", pipes, "-", PROGRAM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+             "--remote-debugging-pipe", f"--user-data-dir={self.profile.name}", "about:blank"], pass_fds=(ours[0], theirs[1]), stderr=subprocess.DEVNULL)
         os.close(ours[0])
         os.close(theirs[1])
         self.requests, self.answers = os.fdopen(ours[1], "wb", 0), os.fdopen(theirs[0], "rb")
-        self.number, self.session, self.problems, self.loaded = 0, {}, [], False
+        self.number, self.session, self.problems = 0, {}, []
+        try:
+            self.open(path, width)
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def open(self, path, width):
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self.session = {"sessionId": self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]}
         for domain in ("Page", "Runtime", "Log"):
             self.call(domain + ".enable")
         self.resize(width)
         self.call("Page.navigate", url=f"file://{path}")
-        while not self.loaded:
-            self.message()
+        end = time.monotonic() + 60
+        while not self.value("location.protocol == 'file:' && document.readyState == 'complete'"):
+            if time.monotonic() > end:
+                raise AssertionError(f"{path} was not loaded")
+            time.sleep(0.05)
 
     def __enter__(self):
         return self
@@ -48,7 +65,6 @@ class Browser:
                 raise AssertionError("the browser ended")
             text += byte
         message = json.loads(text)
-        self.loaded |= message.get("method") == "Page.loadEventFired"
         if message.get("method") in ("Runtime.exceptionThrown", "Log.entryAdded"):
             self.problems.append(message["params"])
         return message
@@ -59,10 +75,12 @@ class Browser:
         self.requests.write(json.dumps(request).encode() + b"\0")
         while (answer := self.message()).get("id") != self.number:
             pass
+        if "error" in answer:
+            raise AssertionError(f"{method}: {answer['error']}")
         return answer["result"]
 
     def value(self, script):
-        return self.call("Runtime.evaluate", expression=script, returnByValue=True)["result"].get("value")
+        return self.call("Runtime.evaluate", expression=script, returnByValue=True, timeout=60_000)["result"].get("value")
 
     def resize(self, width):
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=1000, deviceScaleFactor=1, mobile=False)

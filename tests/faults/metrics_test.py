@@ -63,6 +63,16 @@ class Metrics(CheckpointTest):
         self.assertRegex(recorded, r"(?m)^max_norm = 1\.0 +# saved in the checkpoint$")
         self.assertRegex(recorded, r"(?m)^# total_steps is not set ")
 
+    def test_the_length_of_the_curve_that_a_resume_keeps_is_recorded_and_gives_the_same_curve_afresh(self):
+        floor = "--lr_scheduler.min_lr_factor=0.1"
+        self.run_job(floor, "--training.steps=4", code=0)
+        self.run_job(floor, "--training.steps=8", code=0)
+        curve, record = self.curve(), self.record(self.runs()[-1])
+        self.assertRegex(record.read_text(), r"(?m)^total_steps = 4 +# saved in the checkpoint$")
+        again = self.start(f"--job.dump_folder={self.folder}/again/out", "--checkpoint.no_enable", config=record)
+        self.assertEqual(again.codes(), [0], again.text())
+        self.assertEqual(self.curve(self.folder / "again"), curve)
+
     def test_saves_validations_and_the_end_are_in_metrics_jsonl(self):
         validation = ["--validation.enable", "--validation.dataset=jsonl", "--validation.steps=1", "--validation.freq=4",
                       f"--validation.dataset_path={self.folder}/data.jsonl", "--validation.seq_len=32"]

@@ -25,15 +25,22 @@ std::filesystem::path new_folder(const std::filesystem::path& parent, const std:
                     error.message());
 }
 
+// A git hook's variables name the hook's repository, whatever git's -C is.
+constexpr const char* kOutsideHooks =
+    "env -u GIT_DIR -u GIT_WORK_TREE -u GIT_INDEX_FILE -u GIT_COMMON_DIR -u GIT_OBJECT_DIRECTORY "
+    "GIT_TERMINAL_PROMPT=0 ";
+
 }  // namespace
 
-std::string git_state(const std::filesystem::path& file) {
+std::string git_state(const std::filesystem::path& file, std::chrono::seconds limit) {
   std::error_code error;
   const auto path = std::filesystem::canonical(file, error);  // a link is where its file is
   const std::string command =
-      shell_command({"timeout", "-k", "1", "5", "git", "--no-optional-locks", "--literal-pathspecs", "-c",
-                     "core.fsmonitor=false", "-C", path.parent_path().string(), "status", "--porcelain=2",
-                     "--branch", "--untracked-files=all", "--ignored", "--", path.filename().string()});
+      kOutsideHooks +
+      shell_command({"timeout", "-k", "1", std::to_string(limit.count()), "git", "--no-optional-locks",
+                     "--literal-pathspecs", "-c", "core.fsmonitor=false", "-C", path.parent_path().string(),
+                     "status", "--porcelain=2", "--branch", "--untracked-files=all", "--ignored", "--",
+                     path.filename().string()});
   std::FILE* pipe = error ? nullptr : ::popen((command + " 2>/dev/null").c_str(), "re");
   if (pipe == nullptr) return "unknown to git";
   std::string answer(64 * 1024, '\0');

@@ -2,6 +2,7 @@
 // dump folder.
 #pragma once
 
+#include <chrono>
 #include <ctime>
 #include <filesystem>
 #include <string>
@@ -27,9 +28,11 @@ struct RunRecord {
 std::filesystem::path write_run_record(const std::filesystem::path& dump_folder, const RunRecord& record);
 
 // "as in git commit 67d5c09..." or "changed since ..." or "not in ..." (not added, or ignored): the file and
-// the HEAD of the repository that it is in. "unknown to git" without git or repository, or when git gives no
-// answer within 5 seconds.
-std::string git_state(const std::filesystem::path& file);
+// the HEAD of the repository that it is in, whatever GIT_DIR and its like say. "unknown to git" without git
+// or repository, where git refuses a repository of another owner (safe.directory), or takes longer than
+// `limit`.
+std::string git_state(const std::filesystem::path& file,
+                      std::chrono::seconds limit = std::chrono::seconds(5));
 
 // The git commit this program was configured from; "unknown" when the source was no git checkout.
 std::string source_commit();

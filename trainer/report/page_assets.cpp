@@ -95,9 +95,12 @@ function interval(values, references, log, zero) {
   if (low > high) return log ? [1, 10] : [0, 1];
   const farthest = 3 * high;
   for (const value of references) if (value <= farthest) take(value);
+  if (log) {
+    const factor = Math.max(Math.exp(0.05 * (Math.log(high) - Math.log(low))), 1.1);
+    return [Math.max(low / factor, 1e-300), Math.min(high * factor, 1e300)];
+  }
+  [low, high] = [low, high].map(value => Math.abs(value) < 1e-290 ? 0 : Math.min(Math.max(value, -1e300), 1e300));
   const size = Math.max(Math.abs(low), Math.abs(high)), margin = (high - low) / 20;
-  const factor = Math.max((high / low) ** 0.05, 1.1);
-  if (log) return [low / factor, high * factor];
   if (zero && low >= 0) return [0, high * 1.06 || 1];
   const wide = margin > size * 1e-9 ? margin : size / 10 || 1;
   return [low - wide, high + wide];
@@ -107,8 +110,9 @@ function interval(values, references, log, zero) {
 function ticks([low, high], wanted, log) {
   const made = [], add = value => { if (value >= low && value <= high) made.push(value); };
   if (log) {
-    const span = Math.log10(high / low), every = Math.max(1, Math.ceil(span / wanted));
-    for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); ++power)
+    const first = Math.log10(low), last = Math.log10(high), span = last - first;
+    const every = Math.max(1, Math.ceil(span / wanted));
+    for (let power = Math.max(Math.floor(first), -324); power <= Math.min(last, 308); ++power)
       if (power % every === 0) (span < 3 ? [1, 2, 5] : [1]).forEach(factor => add(factor * 10 ** power));
     if (made.length > 1) return made;
     made.length = 0;
@@ -169,7 +173,7 @@ function draw(svg) {
   const lines = all('g.line', svg).map(group => ({group, ...data.lines[group.dataset.line]}));
   const references = all('.reference', svg), shown = [];
   for (const line of lines)
-    if (!line.group.classList.contains('hidden'))
+    if (!line.group.matches('.hidden,.hide-superseded .superseded'))
       data.points[line.points][kind].forEach((at, i, xs) => {  // one more point on each side
         if (at !== null && (xs[i + 1] ?? at) >= range[0] && (xs[i - 1] ?? at) <= range[1])
           shown.push(line.mean[i], ...line.low ? [line.low[i], line.high[i]] : []);
@@ -262,11 +266,10 @@ function hover(svg, event) {
 const redraw = () => plots.forEach(draw);
 
 // Shows part of an axis, from a value to another, and of the other axes what the same points have; zoom() shows all.
-function zoom(kind, ...part) {
+// A part with less than two steps is not shown.
+function zoom(kind = 0, ...part) {
   const [from, to] = kind === 0 ? part.map(Math.round) : part;
-  if (from >= to) return;
-  ranges = !part.length ? data.x : data.x.map((whole, other) => {
-    if (other === kind) return [from, to];
+  const inside = data.x.map((_, other) => {
     let low = Infinity, high = -Infinity;
     for (const places of data.points)
       places[kind].forEach((at, i) => {
@@ -274,8 +277,11 @@ function zoom(kind, ...part) {
         if (at !== null && value !== null && at >= from && at <= to)
           low = Math.min(low, value), high = Math.max(high, value);
       });
-    return low < high ? [low, high] : whole;
+    return [low, high];
   });
+  if (!part.length) ranges = data.x;
+  else if (inside[0][0] < inside[0][1])
+    ranges = inside.map(([low, high], other) => other === kind ? [from, to] : low < high ? [low, high] : data.x[other]);
   [control('from').value, control('to').value] = ranges[0].map(Math.round);
   control('whole').disabled = ranges === data.x;
   leave();
@@ -328,8 +334,10 @@ control('smoothing').addEventListener('input', event => {
   event.target.nextElementSibling.textContent = smoothing.toFixed(2);
   redraw();
 });
-control('superseded')?.addEventListener('change', event =>
-  document.body.classList.toggle('hide-superseded', !event.target.checked));
+control('superseded')?.addEventListener('change', event => {
+  document.body.classList.toggle('hide-superseded', !event.target.checked);
+  redraw();
+});
 all('.bar .run').forEach((button, run) => {
   button.addEventListener('click', () => {
     const shown = button.getAttribute('aria-pressed') !== 'true';
@@ -345,6 +353,6 @@ all('.bar .run').forEach((button, run) => {
 });
 )js";
 
-const char* const kPageScriptHash = "LtSSuya9+jUMT7KvfDpvsTvbnmI+QYLW6n2mM9ClPZE=";
+const char* const kPageScriptHash = "zedOkLTkmE7yT5UEydpmO7bq+bPsDlLRWgPlFLpfrEo=";
 
 }  // namespace hyperion::trainer

@@ -43,13 +43,15 @@ std::string seed_origin(const RunDescription& run) {
 }
 
 // The configuration that the run follows: as the user gave it, but for what a resume keeps of the saved one
-// (checkpoint.on_config_change) and the seed. The length of a curve that was not set stays so.
+// (checkpoint.on_config_change, the curve's length) and the seed. A length that was not set stays so where it
+// is training.steps.
 std::string recorded_toml(const RunDescription& run) {
   ResolvedConfig recorded = run.job.configured;
   const TextTable configured = config_entries(recorded.config);
   const bool total_steps_set = recorded.config.lr_scheduler.total_steps.has_value();
   recorded.config = run.config;
-  if (!total_steps_set) recorded.config.lr_scheduler.total_steps.reset();
+  auto& total_steps = recorded.config.lr_scheduler.total_steps;
+  if (!total_steps_set && total_steps == recorded.config.training.steps) total_steps.reset();
   for (const auto& entry : config_entries(recorded.config))
     if (std::ranges::find(configured, entry) == configured.end())
       recorded.origins[entry.first] = "saved in the checkpoint";

@@ -1,5 +1,6 @@
 #include "trainer/metrics/run_folder.h"
 
+#include <chrono>
 #include <cstdlib>
 
 #include <catch2/catch.hpp>
@@ -41,8 +42,16 @@ TEST_CASE("A run's record says how the configuration's file differs from the git
   test::TemporaryFolder folder;
   const auto file = folder.path() / "a 'b'.toml", link = folder.path() / "link.toml";
   write_file_atomic(file, "[training]\n");
-  CHECK(git_state(file) == "unknown to git");
-  CHECK(git_state(folder.path() / "absent.toml") == "unknown to git");
+  const auto state = [](const std::filesystem::path& path) {
+    return git_state(path, std::chrono::minutes(1));  // on a busy host, too
+  };
+  // neither the repository of a hook that runs the tests, nor one that the temporary folders are in
+  for (const char* name :
+       {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY"})
+    ::unsetenv(name);
+  ::setenv("GIT_CEILING_DIRECTORIES", folder.path().parent_path().c_str(), 1);
+  CHECK(state(file) == "unknown to git");
+  CHECK(state(folder.path() / "absent.toml") == "unknown to git");
   const auto git = [&](const std::string& arguments) {
     return std::system(("git -C '" + folder.path().string() +
                         "' -c user.name=a -c user.email=b -c commit.gpgsign=false " + arguments +
@@ -53,18 +62,27 @@ TEST_CASE("A run's record says how the configuration's file differs from the git
     WARN("no git here: only its absence was tested");
     return;
   }
-  CHECK(git_state(file) == "not in git commit (initial)");
+  CHECK(state(file) == "not in git commit (initial)");
   CHECK(git("add .") == 0);
   CHECK(git("commit -m x") == 0);
   std::filesystem::create_symlink(file, link);
   for (const auto& path : {file, link})
-    CHECK_THAT(git_state(path), Catch::Matches("as in git commit [0-9a-f]{40}"));
+    CHECK_THAT(state(path), Catch::Matches("as in git commit [0-9a-f]{40}"));
+
+  // as within a hook of another repository
+  ::setenv("GIT_DIR", (folder.path() / "other").c_str(), 1);
+  ::setenv("GIT_WORK_TREE", folder.path().parent_path().c_str(), 1);
+  ::setenv("GIT_INDEX_FILE", (folder.path() / "index").c_str(), 1);
+  const std::string within_a_hook = state(file);
+  for (const char* name : {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"}) ::unsetenv(name);
+  CHECK_THAT(within_a_hook, Catch::StartsWith("as in git commit "));
+
   write_file_atomic(file, "[other]\n");
-  CHECK_THAT(git_state(link), Catch::Matches("changed since git commit [0-9a-f]{40}"));
+  CHECK_THAT(state(link), Catch::Matches("changed since git commit [0-9a-f]{40}"));
   write_file_atomic(folder.path() / ".gitignore", "*.toml\n");
   write_file_atomic(folder.path() / "ignored.toml", "");
-  CHECK_THAT(git_state(folder.path() / "ignored.toml"), Catch::Matches("not in git commit [0-9a-f]{40}"));
-  CHECK_THAT(git_state(file), Catch::StartsWith("changed since"));
+  CHECK_THAT(state(folder.path() / "ignored.toml"), Catch::Matches("not in git commit [0-9a-f]{40}"));
+  CHECK_THAT(state(file), Catch::StartsWith("changed since"));
 }
 
 TEST_CASE("The source commit is a full hash or unknown") {
