@@ -235,6 +235,9 @@ class SimulatedGpu(JobTest):
             self.assertEqual(of_operator.get("float8_cast", 0), gathers)  # the other layout, for backward
             self.assertEqual(of_operator.get("float8_scales", 0), 3 if gathers else 0)  # of the weights of a unit each
 
+    def test_a_weight_whose_part_the_gpu_cannot_cast_is_not_gathered_in_emulated_fp8(self):
+        self.train("parts", 2, [FP8, "--quantize.linear.float8.emulate", TP, "--quantize.linear.float8.enable_fsdp_float8_all_gather"], self.gpu())
+
     def test_fp8_steps_look_for_few_largest_elements_and_neither_copy_gradients_nor_add_them_up_apart(self):
         gathered = "--quantize.linear.float8.enable_fsdp_float8_all_gather"
         none, blocks, gradient_norms = "--activation_checkpoint.mode=none", 2, 4

@@ -146,10 +146,14 @@ Float8Setup convert_to_float8(models::Transformer& model, const JobConfig& confi
                   gemm == float8::Gemm::kEmulated ? "emulated in fp32" : "by _scaled_mm on " + device.name));
   if (options.enable_fsdp_float8_all_gather) {
     std::set<const Parameter*> gathered;
-    for (const auto& [name, linear] : model.linears())
-      // A tied head's weight is the embedding's table too, which reads it in the compute dtype.
-      if (linear->float8() != nullptr && linear->weight()->aliases.empty())
-        gathered.insert(linear->weight().get());
+    for (const auto& [name, linear] : model.linears()) {
+      const Parameter& weight = *linear->weight();
+      // A tied head's weight is the embedding's table too, which reads it in the compute dtype; and the cast
+      // on a GPU takes rows of whole units of 16, which a tensor parallel rank's part need not have in
+      // emulation.
+      const bool castable = device.cpu || weight.local.at(1) % 16 == 0;
+      if (linear->float8() != nullptr && weight.aliases.empty() && castable) gathered.insert(&weight);
+    }
     setup.codec = make_codec(gathered, options.precompute_float8_dynamic_scale_for_fsdp);
   }
 
