@@ -260,4 +260,15 @@ TEST_CASE("a tensor of another stage is compared by name and shape and not read"
   CHECK_THROWS_WITH(plan_load(checkpoint, tensors, names, {}), Catch::Contains("[5, 3]"));
 }
 
+TEST_CASE(
+    "indices of ranks that are too large together are refused with their sum and the way to a smaller one") {
+  const TemporaryFolder temporary;
+  std::ofstream(temporary.path() / "__0.metadata") << std::string(24, ' ');
+  std::ofstream(temporary.path() / "__1.metadata");
+  fs::resize_file(temporary.path() / "__1.metadata", uint64_t{1} << 30);
+  CHECK_THAT(error_of(ExitCode::kBadData, [&] { open_checkpoint(temporary.path()); }),
+             Catch::Contains("__0.metadata to __1.metadata, has 1073741848 bytes") &&
+                 Catch::Contains("save it again without use_collectives=False"));
+}
+
 }  // namespace hyperion::checkpoint
