@@ -255,11 +255,21 @@ std::vector<IndexFile> read_index(const fs::path& folder,
                                   const std::function<const FileRecord*(const std::string& name)>& record) {
   std::vector<IndexFile> files;
   uint64_t left = kMostPickleBytes;
-  for (const std::string& name : find_index_files(folder)) {
+  const std::vector<std::string> names = find_index_files(folder);
+  for (const std::string& name : names) {
     ShardReader file(folder, name, record(name));
-    if (file.size() > left)
+    if (file.size() > left && names.size() == 1)
       throw_data("{}: the index has more than {} bytes, and none that is larger is read", file.name(),
                  kMostPickleBytes);
+    if (file.size() > left) {
+      uint64_t sum = 0;
+      for (const std::string& each : names) sum += ShardReader(folder, each, record(each)).size();
+      throw_data(
+          "{}: the index of this save, {} to {}, has {} bytes, and none of more than {} is read: each rank "
+          "lists every tensor that it has a part of; load it with PyTorch on as many ranks as saved it, and "
+          "save it again without use_collectives=False, which leaves one .metadata that lists each once",
+          printable(folder), names.front(), names.back(), sum, kMostPickleBytes);
+    }
     left -= file.size();
     files.push_back({name, file.read_text(0, file.size())});
   }
@@ -289,39 +299,48 @@ std::optional<IndexFiles> read_index_files(const fs::path& folder) {
 namespace {
 
 // Rank 0's text on every rank, in pieces: what is under way takes no second copy of a long one.
-std::string broadcast_text(const std::string& text, Coordinator& ranks) {
+std::string broadcast_text(std::string text, Coordinator& ranks) {
   constexpr size_t kBroadcastPiece = size_t{16} << 20;
   const size_t size = std::stoull(ranks.broadcast(std::to_string(text.size())));
-  std::string whole;
-  whole.reserve(size);
-  while (whole.size() < size)
-    whole += ranks.broadcast(ranks.rank() == 0 ? text.substr(whole.size(), kBroadcastPiece) : std::string());
-  return whole;
+  if (ranks.rank() == 0) {
+    for (size_t at = 0; at < size; at += kBroadcastPiece) ranks.broadcast(text.substr(at, kBroadcastPiece));
+  } else {
+    text.clear();
+    text.reserve(size);
+    while (text.size() < size) text += ranks.broadcast("");
+  }
+  return text;
 }
 
 }  // namespace
 
 std::optional<IndexFiles> broadcast_index_files(std::optional<IndexFiles> files, Coordinator& ranks) {
   if (ranks.size() == 1) return files;
-  // The names first, plain ones, each on a line.
-  std::string names;
-  if (files && files->manifest) names += std::string(kManifestFile) + "\n";
-  if (files)
-    for (const IndexFile& file : files->index) names += file.name + "\n";
-  names = ranks.broadcast(names);
-  if (names.empty()) return std::nullopt;
-  if (!files) {  // not rank 0
-    files.emplace();
-    std::istringstream lines(names);
-    for (std::string name; std::getline(lines, name);) {
-      if (name == kManifestFile)
-        files->manifest.emplace();
-      else
-        files->index.push_back({name, ""});
+  // The sizes and names first, plain ones, each on a line; then all contents as one text.
+  std::string list, contents;
+  if (files) {
+    for (const IndexFile& file : files->index) {
+      list += fmt::format("{} {}\n", file.content.size(), file.name);
+      contents += file.content;
+    }
+    if (files->manifest) {
+      list += fmt::format("{} {}\n", files->manifest->size(), kManifestFile);
+      contents += *files->manifest;
     }
   }
-  for (IndexFile& file : files->index) file.content = broadcast_text(file.content, ranks);
-  if (files->manifest) files->manifest = broadcast_text(*files->manifest, ranks);
+  list = ranks.broadcast(list);
+  if (list.empty()) return std::nullopt;
+  contents = broadcast_text(std::move(contents), ranks);
+  if (files) return files;  // rank 0
+  files.emplace();
+  std::istringstream lines(list);
+  size_t at = 0, size = 0;
+  for (std::string name; lines >> size && lines.get() && std::getline(lines, name); at += size) {
+    if (name == kManifestFile)
+      files->manifest = contents.substr(at, size);
+    else
+      files->index.push_back({name, contents.substr(at, size)});
+  }
   return files;
 }
 

@@ -36,8 +36,8 @@ struct StepFolder {
   std::string why_not;                             // why it cannot be used; empty when the cheap check passed
   bool unreadable = false;                         // why_not is that this user may not read it
   bool complete() const { return why_not.empty(); }
-  // Not complete, although it says that it once was: it has a manifest or an index. What has neither was
-  // never finished, by another program.
+  // Not complete, although it says that it once was: it has a manifest or an index, of one rank at least.
+  // What has neither was never finished, by another program.
   bool damaged() const;
   // Complete, and a job can resume from it: it holds the full state, or the initial weights.
   bool resumable() const { return complete() && manifest && kind != CheckpointKind::kModel; }

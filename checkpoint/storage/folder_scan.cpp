@@ -82,7 +82,7 @@ std::vector<std::string> extra_files(const fs::path& folder, const Manifest& man
 }
 
 bool StepFolder::damaged() const {
-  return !complete() && !unreadable && (name_exists(path / kManifestFile) || name_exists(path / ".metadata"));
+  return !complete() && !unreadable && (name_exists(path / kManifestFile) || has_index_file(path));
 }
 
 std::vector<StepFolder> CheckpointFolder::scan() const {

@@ -4,6 +4,7 @@
 #include <map>
 #include <optional>
 #include <string_view>
+#include <system_error>
 
 #include <fmt/format.h>
 
@@ -57,6 +58,14 @@ std::vector<std::string> find_index_files(const fs::path& path) {
           printable(path / index.back()), files.lower_bound(rank)->second);
   }
   return index;
+}
+
+bool has_index_file(const fs::path& folder) {
+  if (name_exists(folder / ".metadata")) return true;
+  std::error_code error;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error))
+    if (it->path().extension() == ".metadata" && rank_of(it->path().filename().native())) return true;
+  return false;
 }
 
 }  // namespace hyperion::checkpoint

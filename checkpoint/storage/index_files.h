@@ -13,4 +13,8 @@ namespace hyperion::checkpoint {
 // it, and without safetensors.
 std::vector<std::string> find_index_files(const std::filesystem::path& path);
 
+// Whether the folder holds .metadata or the file of any rank, even where those of others are missing. One
+// that cannot be listed does not.
+bool has_index_file(const std::filesystem::path& folder);
+
 }  // namespace hyperion::checkpoint

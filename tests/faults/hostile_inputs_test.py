@@ -236,6 +236,13 @@ class HostileInputs(CheckpointTest):
             file.truncate((1 << 30) + 1)
         self.run_program("ckpt", "ls", folder, code=65, says=["step-1/.metadata: the index has more than 1073741824 bytes"], memory=SLACK)
 
+    def test_a_large_index_of_few_values_takes_addresses_for_four_times_its_size(self):
+        folder = self.folder / "step-1"
+        folder.mkdir()
+        size = 255 * MIB  # the allocator rounds what is larger than a power of two
+        (folder / ".metadata").write_bytes(b"\x80\x02X" + struct.pack("<I", size) + bytes(size) + b".")
+        self.run_program("ckpt", "ls", folder, code=65, says=["no torch Metadata object"], memory=4 * size + SLACK)
+
     def test_an_index_that_refers_to_one_value_very_often_is_refused_at_once(self):
         folder = self.folder / "step-1"
         folder.mkdir()

@@ -32,6 +32,9 @@ class MetadataReader {
     index_ = std::move(whole);
     if (files.size() > 1) {
       path_ = fmt::format("{} to {}", files.front().path, files.back().path);
+      for (const auto& [key, object] : index_.objects)
+        if (index_.tensors.contains(key))
+          fail("'{}' is both a tensor and an object: files of two saves are mixed", printable(key));
       for (auto& [key, tensor] : index_.tensors) remove_copies(tensor.chunks);
     }
     for (const auto& [key, tensor] : index_.tensors)
@@ -65,7 +68,7 @@ class MetadataReader {
 
   void read_file(const MetadataFile& file) {
     path_ = file.path;
-    work_left_ = kWorkPerByte * file.bytes.size() + kWorkOfSmallFile;
+    work_left_ += kWorkPerByte * file.bytes.size();
     entries_.clear();
     const PickleTree tree = read_pickle(file.bytes, path_);
     const PickleValue root = tree.root();
@@ -95,9 +98,6 @@ class MetadataReader {
       std::ranges::move(tensor.chunks, std::back_inserter(known.chunks));
     }
     whole.objects.merge(part.objects);
-    for (const auto& [key, object] : whole.objects)
-      if (whole.tensors.contains(key))
-        fail("'{}' is both a tensor and an object: files of two saves are mixed", printable(key));
     whole.paths.merge(part.paths);
     if (whole.save_id.empty()) whole.save_id = std::move(part.save_id);
   }
@@ -310,8 +310,8 @@ class MetadataReader {
     });
   }
 
-  std::string path_;  // of the file at work
-  mutable uint64_t work_left_ = 0;
+  std::string path_;                               // of the file at work
+  mutable uint64_t work_left_ = kWorkOfSmallFile;  // of all files together, whose parts and copies are kept
   std::unordered_map<std::string_view, std::vector<Entry>> entries_;
   CheckpointIndex index_;  // of the file at work
 };

@@ -43,9 +43,9 @@ class PickleMachine {
     most_bytes_ = 4 * input.size() + (size_t{1} << 16);
     most_values_ = std::max(kManyValues, input.size() / 2);
     most_waiting_ = std::max(kManyValues, input.size() / 16);
-    // What big files need, or, of links, have at most; untouched pages cost nothing.
+    // What big files need; untouched pages cost nothing, but addresses may be limited.
     tree_.nodes_.reserve(input.size() / 8);
-    tree_.links_.reserve(input.size() / 16 * 9);
+    tree_.links_.reserve(input.size() / 4);
   }
 
   PickleTree run() {
@@ -347,12 +347,19 @@ class PickleMachine {
     node.at = {static_cast<uint32_t>(at_ - length), 0};
     push(add(node));
   }
+  // Makes room for `count` more links: at once for as many as most_values_ allows in lists that are not tiny,
+  // because doubling twice would take more addresses.
+  void reserve_links(size_t count) {
+    if (tree_.links_.size() + count > tree_.links_.capacity())
+      tree_.links_.reserve(tree_.input_.size() / 16 * 9);
+  }
   // A tuple of the values from `first` on replaces them.
   void push_tuple(size_t first) {
     PickleNode node(Kind::kTuple);
     node.count = static_cast<uint32_t>(stack_.size() - first);
     node.at = {static_cast<uint32_t>(tree_.links_.size()), 0};
     for (size_t i = first; i < stack_.size(); ++i) node.depth = deeper(stack_[i], node.depth);
+    reserve_links(node.count);
     tree_.links_.insert(tree_.links_.end(), stack_.begin() + static_cast<ptrdiff_t>(first), stack_.end());
     stack_.resize(first);
     push(add(node));
@@ -368,6 +375,7 @@ class PickleMachine {
     const auto segment = static_cast<uint32_t>(links.size());
     PickleNode& node = tree_.nodes_[stack_[first - 1]];
     for (size_t i = first; i < stack_.size(); ++i) node.depth = deeper(stack_[i], node.depth);
+    reserve_links(2 + count);
     links.push_back(0);
     links.push_back(count);
     links.insert(links.end(), stack_.begin() + static_cast<ptrdiff_t>(first), stack_.end());

@@ -11,6 +11,7 @@
 #include "checkpoint/format/safetensors/safetensors_writer.h"
 #include "tests/support/error_of.h"
 #include "tests/support/temporary_folder.h"
+#include "tests/support/thread_ranks.h"
 #include "tests/unit/checkpoint/mesh_state.h"
 
 namespace hyperion::checkpoint {
@@ -72,6 +73,22 @@ Reads reads_so_far() {
   }
   return reads;
 }
+
+class CountingBroadcasts : public Coordinator {
+ public:
+  explicit CountingBroadcasts(Coordinator& inner) : inner_(inner) {}
+  int rank() const override { return inner_.rank(); }
+  int size() const override { return inner_.size(); }
+  std::vector<std::string> gather(const std::string& text) override { return inner_.gather(text); }
+  std::string broadcast(const std::string& text) override {
+    ++count;
+    return inner_.broadcast(text);
+  }
+  size_t count = 0;
+
+ private:
+  Coordinator& inner_;
+};
 
 void flip(const fs::path& file, uint64_t at) {
   std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
@@ -258,6 +275,49 @@ TEST_CASE("a tensor of another stage is compared by name and shape and not read"
   CHECK(load_tensors(checkpoint, plan_load(checkpoint, tensors, names, {}), mover, {}).bytes == 48);
   tensors[1].shape = {5, 3};
   CHECK_THROWS_WITH(plan_load(checkpoint, tensors, names, {}), Catch::Contains("[5, 3]"));
+}
+
+TEST_CASE("the index files of many ranks reach every rank in as many broadcasts as one file") {
+  const auto broadcasts = [](const IndexFiles& files) {
+    std::vector<size_t> counts(2);
+    test::ThreadRanks::run(2, [&](Coordinator& inner) {
+      CountingBroadcasts ranks(inner);
+      const bool first = ranks.rank() == 0;
+      const auto received = broadcast_index_files(first ? std::optional(files) : std::nullopt, ranks);
+      REQUIRE(received);
+      CHECK(received->manifest == files.manifest);
+      REQUIRE(received->index.size() == files.index.size());
+      for (size_t i = 0; i < files.index.size(); ++i) {
+        CHECK(received->index[i].name == files.index[i].name);
+        CHECK((received->index[i].content == files.index[i].content));
+      }
+      counts[static_cast<size_t>(ranks.rank())] = ranks.count;
+    });
+    CHECK(counts[0] == counts[1]);
+    return counts[0];
+  };
+  IndexFiles files;
+  files.index = {{"__0.metadata", "the first\n12 of\n"}};
+  const size_t one = broadcasts(files);
+  for (int rank = 1; rank < 50; ++rank)
+    files.index.push_back({fmt::format("__{}.metadata", rank), std::string(rank % 7, 'a')});
+  CHECK(broadcasts(files) == one);
+  files.manifest = "{}\n";
+  CHECK(broadcasts(files) == one);
+  files.index.push_back({"__50.metadata", std::string((size_t{20} << 20), 'b')});  // two pieces
+  CHECK(broadcasts(files) == one + 1);
+  test::ThreadRanks::run(2, [](Coordinator& ranks) { CHECK_FALSE(broadcast_index_files({}, ranks)); });
+}
+
+TEST_CASE(
+    "indices of ranks that are too large together are refused with their sum and the way to a smaller one") {
+  const TemporaryFolder temporary;
+  std::ofstream(temporary.path() / "__0.metadata") << std::string(24, ' ');
+  std::ofstream(temporary.path() / "__1.metadata");
+  fs::resize_file(temporary.path() / "__1.metadata", uint64_t{1} << 30);
+  CHECK_THAT(error_of(ExitCode::kBadData, [&] { open_checkpoint(temporary.path()); }),
+             Catch::Contains("__0.metadata to __1.metadata, has 1073741848 bytes") &&
+                 Catch::Contains("save it again without use_collectives=False"));
 }
 
 }  // namespace hyperion::checkpoint

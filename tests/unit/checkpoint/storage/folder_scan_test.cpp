@@ -97,6 +97,22 @@ TEST_CASE("The cheap check says why a checkpoint cannot be used") {
   }
 }
 
+TEST_CASE("a checkpoint that lost a file of its index is damaged, and one that never had any is not") {
+  StorageFixture fixture;
+  const auto damaged = [&](const std::vector<std::string>& names) {
+    const fs::path folder = fixture.root / "step-5";
+    fs::remove_all(folder);
+    fs::create_directories(folder);
+    for (const std::string& name : names) std::ofstream(folder / name) << "content";
+    return cheap_check(folder, 5).damaged();
+  };
+  CHECK(damaged({"__0.metadata", "__0_0.distcp", "__1_0.distcp"}));
+  CHECK(damaged({"__1.metadata", "__1_0.distcp"}));
+  CHECK_FALSE(damaged({"__0.metadata", "__0_0.distcp"}));  // complete
+  CHECK_FALSE(damaged({"__0_0.distcp", "__1_0.distcp"}));
+  CHECK_FALSE(damaged({"__x.metadata", "__0_0.distcp"}));
+}
+
 TEST_CASE("Only our own complete checkpoints count and are removed") {
   std::vector<StepFolder> all = {found(0, CheckpointKind::kPreCheckpoint), found(10, CheckpointKind::kFull),
                                  found(20, CheckpointKind::kFull), found(30, CheckpointKind::kFull),

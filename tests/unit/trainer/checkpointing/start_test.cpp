@@ -6,8 +6,8 @@
 #include <catch2/catch.hpp>
 #include <fmt/format.h>
 
-#include "tests/unit/checkpoint/tools/fixture.h"
 #include "tests/support/error_of.h"
+#include "tests/unit/checkpoint/tools/fixture.h"
 #include "trainer/config/load.h"
 
 namespace hyperion::trainer {
@@ -89,6 +89,21 @@ TEST_CASE(
   CHECK_THAT(error_of(ExitCode::kBadData, [&] { decision(folder, config({kStop})); }), Contains("step-6"));
   damage(folder / "step-2");
   CHECK_THAT(error_of(ExitCode::kBadData, [&] { decision(folder, config()); }), Contains("step-2"));
+}
+
+TEST_CASE("a checkpoint with an index per rank that lost one of them is damaged as any other") {
+  const test::TemporaryFolder temporary;
+  const fs::path folder = temporary.path() / "checkpoint";
+  save(folder, 4);
+  fs::create_directory(folder / "step-6");
+  for (const char* name : {"__0.metadata", "__0_0.distcp", "__1_0.distcp"})
+    std::ofstream(folder / "step-6" / name) << "content";
+  CHECK(decision(folder, config()) == "step-4");
+  const Start start = start_in(folder, config());
+  CHECK_THAT(explain_newer_checkpoints(start, checkpoint::CheckpointFolder(folder), 4, 10),
+             Contains("step-6 (damaged)"));
+  CHECK_THAT(error_of(ExitCode::kBadData, [&] { decision(folder, config({kStop})); }),
+             Contains("step-6 is damaged") && Contains("__1.metadata: is missing"));
 }
 
 TEST_CASE("an incompatible checkpoint is not left for an older one") {

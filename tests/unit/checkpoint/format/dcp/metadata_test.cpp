@@ -153,9 +153,10 @@ TEST_CASE("indices of ranks that do not fit together are refused") {
                index.tensors.at("w").chunks[0].shape = {2, 6};
              }),
              Catch::Contains("overlap"));
-  CHECK_THAT(refusal_of_ranks(
-                 [](auto& index) { index.objects["w"] = index.objects.at("n.0.k"), index.tensors.clear(); }),
-             Catch::Contains("'w' is both a tensor and an object"));
+  CHECK_THAT(
+      refusal_of_ranks(
+          [](auto& index) { index.objects["w"] = index.objects.at("n.0.k"), index.tensors.clear(); }),
+      Catch::Contains("step-7/__0.metadata to step-7/__1.metadata: 'w' is both a tensor and an object"));
 }
 
 TEST_CASE("a key without a path is written with a path of one part") {
@@ -304,6 +305,25 @@ TEST_CASE("an index in which one value stands for very many is refused in a mome
   CHECK_THAT(refusal([&] { decode(shared_tensor(100'000, 100'000)); }),
              Catch::Contains("many times larger than the file"));
   CHECK(static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC < 5);
+}
+
+TEST_CASE("what the indices of all ranks describe has one limit together") {
+  const std::string large =
+      shared_tensor(600, 1000);  // more than its size allows, within that of a small file
+  std::vector<MetadataFile> files = {{"step-7/__0.metadata", bytes_of(large)}};
+  CHECK(decode_metadata(files).tensors.size() == 600);
+  files.push_back({"step-7/__1.metadata", bytes_of(large)});
+  CHECK_THAT(refusal([&] { decode_metadata(files); }),
+             Catch::Contains("step-7/__1.metadata: what it describes is many times larger than the file"));
+  // PyTorch's need less than their size allows, however many they are.
+  std::vector<CheckpointIndex> ranks = index_of_ranks();
+  while (ranks.size() < 1000) ranks.push_back(ranks.back());
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    ranks[rank].objects.erase("of rank 1");
+    ranks[rank].tensors.at("optimizer.state.w.step").chunks[0].where.file =
+        fmt::format("__{}_0.distcp", rank);
+  }
+  CHECK(decode_ranks(ranks).tensors.size() == 2);
 }
 
 TEST_CASE("names of files outside the folder are refused") {
