@@ -149,10 +149,9 @@ class GlooCommunicator : public BackendCommunicator {
         for (Message& message : messages) {
           try {
             (this->*step)(message);
-          } catch (const std::exception& error) {
-            const std::string why = brief(error);
+          } catch (...) {
             messages.clear();  // releases the connections
-            throw std::runtime_error(why);
+            throw;
           }
         }
       }
@@ -204,7 +203,7 @@ class GlooCommunicator : public BackendCommunicator {
     MailboxMemory::Label sent{};
     std::memcpy(&sent, message.label.const_data_ptr(), sizeof sent);
     if (const std::string problem = label_mismatch(sent, message.expected); !problem.empty())
-      throw std::runtime_error(fmt::format("with rank {}: {}", global_ranks()[message.peer], problem));
+      throw std::invalid_argument(fmt::format("with rank {}: {}", global_ranks()[message.peer], problem));
   }
   void wait_for_payload(Message& message) {
     if (message.kind == Transfer::Kind::kSend) message.label_work->wait(timeout_);

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <map>
 #include <numeric>
+#include <stdexcept>
 
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/empty.h>
@@ -33,6 +34,18 @@ void require_matching_tensors(bool good, const Communicator& group, const char* 
       operation, group.name(), group.size(), out.numel(), out.dtype().name(), in.numel(), in.dtype().name());
 }
 
+// Whether what is being handled says that a peer's message is not the one expected: no other rank's end is
+// why.
+bool is_mismatch() {
+  try {
+    throw;
+  } catch (const std::invalid_argument&) {
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
 // One after the other; null where all are.
 std::function<void()> all_of(std::vector<std::function<void()>> finishes) {
   std::erase(finishes, nullptr);
@@ -60,9 +73,11 @@ void Communicator::throw_failure(const std::string& operation, int64_t number, c
   record_failed_operation({operation, number, name_, phase, why});
   const PostMortem others = ask_others_ ? ask_others_(operation, phase) : PostMortem{};
   record_lost_ranks(others.silent);
+  std::string reason = others.cause.empty() ? why : others.cause;
+  if (!others.cause.empty() && is_mismatch()) reason = why + "; " + others.cause;
   throw_comm("rank {}: {} (number {} of group {}, ranks {}) failed{}: {}{}", global_ranks_[rank_], operation,
              number, name_, rank_list(global_ranks_), phase.empty() ? "" : " in phase '" + phase + "'",
-             others.cause.empty() ? why : others.cause, others.text);
+             reason, others.text);
 }
 
 void Communicator::tell_observer(const char* operation, at::ScalarType dtype, int64_t sent_bytes) const {

@@ -61,8 +61,9 @@ std::string make_token() {
 
 }  // namespace
 
-HostLinks::HostLinks(c10d::Store& store, const Environment& environment, milliseconds timeout)
-    : own_rank_(environment.rank) {
+HostLinks::HostLinks(c10d::Store& store, const Environment& environment, milliseconds timeout,
+                     bool silence_is_loss)
+    : own_rank_(environment.rank), silence_is_loss_(silence_is_loss) {
   if (own_rank_ == 0) {
     listen(store, environment);
     return;
@@ -139,7 +140,15 @@ std::vector<HostLinks::Loss> HostLinks::news() {
       if (const auto loss = take_line(link, line)) pass_on(*loss, link);
       known = link.rank >= 0;
     }
-    if (ended && link.rank >= 0 && !link.has_told) pass_on({{link.rank}, false}, link);
+    if (ended && link.rank >= 0 && !link.has_told) {
+      if (silence_is_loss_ || !link.broken)
+        pass_on({{link.rank}, false}, link);
+      else
+        log_warning(
+            "rank {}: the connection to rank {}'s host has broken: a rank that is lost there may be noticed "
+            "only when comm.train_timeout_seconds have passed",
+            own_rank_, link.rank);
+    }
     if (ended || !known || link.unread.size() > kLongestLine) link.socket = {};
   }
   std::erase_if(links_, [](const Link& link) { return !link.socket; });
@@ -150,7 +159,8 @@ bool HostLinks::read(Link& link) {
   for (char bytes[1024];;) {
     const ssize_t count = ::recv(link.socket.get(), bytes, sizeof bytes, MSG_DONTWAIT);
     if (count > 0) link.unread.append(bytes, static_cast<size_t>(count));
-    if (count == 0 || (count < 0 && errno != EAGAIN && errno != EINTR)) return true;
+    link.broken = count < 0 && errno != EAGAIN && errno != EINTR;
+    if (count == 0 || link.broken) return true;
     if (count < 0 || link.unread.size() > kLongestLine) return false;
   }
 }

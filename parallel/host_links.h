@@ -27,8 +27,11 @@ class HostLinks {
   };
 
   // Of rank 0 and the first rank of each other host. A rank that cannot connect says so in its log: then its
-  // host is left out. Throws Error(kCommunication) when rank 0 does not get here within `timeout`.
-  HostLinks(c10d::Store& store, const Environment& environment, std::chrono::milliseconds timeout);
+  // host is left out. `silence_is_loss`: also a host that does not confirm for kSilence, or whose connection
+  // is reset, as after an outage of the network, is a loss; else only the end of its process. Throws
+  // Error(kCommunication) when rank 0 does not get here within `timeout`.
+  HostLinks(c10d::Store& store, const Environment& environment, std::chrono::milliseconds timeout,
+            bool silence_is_loss = true);
 
   // What came from other hosts since the last call; rank 0 also passes it on. Does not wait.
   std::vector<Loss> news();
@@ -42,6 +45,7 @@ class HostLinks {
     int rank = -1;          // at the other end; -1: has not said
     std::string unread{};   // the beginning of a line
     bool has_told = false;  // a loss, or that it is done
+    bool broken = false;    // it has ended, but the process at the other end may live
   };
   static std::string loss_line(const Loss& loss);
   void listen(c10d::Store& store, const Environment& environment);
@@ -53,6 +57,7 @@ class HostLinks {
   void send(const std::string& line, const Link* except = nullptr);
 
   const int own_rank_;
+  const bool silence_is_loss_;
   std::string token_;    // by which rank 0 knows the job's own connections
   Descriptor listener_;  // of rank 0
   std::vector<Link> links_;

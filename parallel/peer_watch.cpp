@@ -159,7 +159,8 @@ PeerWatch::PeerWatch(c10d::Store& store, const Environment& environment, millise
         "killed, this rank ends when comm.train_timeout_seconds have passed",
         own_rank_, rank_list(unseen));
   if (!environment.single_host() && (own_rank_ == 0 || environment.local_rank == 0))
-    links_.emplace(store, environment, timeout);
+    // A rank that goes on would keep a false verdict for ever.
+    links_.emplace(store, environment, timeout, /*silence_is_loss=*/ends_process_);
   {
     const std::lock_guard lock(current_mutex);
     current = this;

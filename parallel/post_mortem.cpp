@@ -86,9 +86,10 @@ int leave_failure_note(c10d::Store& store, int own_rank, const std::vector<int>&
   return std::stoi(store.compareSet(kCollector, "", std::to_string(own_rank)));
 }
 
-void collect_failure_notes(c10d::Store& store, milliseconds patience) {
+void collect_failure_notes(c10d::Store& store, milliseconds patience, const std::vector<int>& lost) {
   Notes notes = parse_notes(store.get_to_str(kNotes));
-  for (milliseconds left = patience; !notes.silent.empty() && left > milliseconds(0); left -= kTick) {
+  for (milliseconds left = patience; !std::ranges::includes(lost, notes.silent) && left > milliseconds(0);
+       left -= kTick) {
     std::this_thread::sleep_for(kTick);
     notes = parse_notes(store.get_to_str(kNotes));
   }
@@ -158,9 +159,9 @@ Communicator::PostMortem read_failure_notes(c10d::Store& store, int own_rank, in
 namespace {
 
 // The store ends with rank 0: let those read it whose operation failed a little later.
-void keep_store_open(Clock::time_point since) {
-  std::this_thread::sleep_until(since + seconds(2));
-  for (milliseconds left = seconds(1); left > milliseconds(0); left -= kTick)
+void keep_store_open(Clock::time_point since, milliseconds response_timeout) {
+  std::this_thread::sleep_until(since + response_timeout);
+  for (milliseconds left = response_timeout / 2; left > milliseconds(0); left -= kTick)
     std::this_thread::sleep_for(kTick);
 }
 
@@ -170,11 +171,14 @@ void keep_store_open(Clock::time_point since) {
 // left behind when it takes too long.
 Communicator::PostMortem ask_others(const c10::intrusive_ptr<c10d::Store>& store, int own_rank,
                                     const std::vector<int>& group, const std::string& operation,
-                                    const std::string& phase, milliseconds response_timeout) {
+                                    const std::string& phase, milliseconds response_timeout,
+                                    const std::vector<int>& lost) {
   auto ask = std::packaged_task<Communicator::PostMortem()>(
-      [store, own_rank, group, note = fmt::format("{} in phase '{}'", operation, phase), response_timeout] {
+      [store, own_rank, group, note = fmt::format("{} in phase '{}'", operation, phase), response_timeout,
+       lost] {
         const int collector = leave_failure_note(*store, own_rank, group, note);
-        if (collector == own_rank) collect_failure_notes(*store, response_timeout);
+        if (collector == own_rank) collect_failure_notes(*store, response_timeout, lost);
+        if (!lost.empty()) return Communicator::PostMortem();
         return read_failure_notes(*store, own_rank, collector, response_timeout + seconds(1));
       });
   std::future<Communicator::PostMortem> answer = ask.get_future();
@@ -183,7 +187,7 @@ Communicator::PostMortem ask_others(const c10::intrusive_ptr<c10d::Store>& store
     std::thread(std::move(ask)).detach();
     for (milliseconds left = response_timeout + seconds(3); left > milliseconds(0); left -= kTick) {
       if (answer.wait_for(kTick) != std::future_status::ready) continue;
-      if (own_rank == 0) keep_store_open(begin);
+      if (own_rank == 0) keep_store_open(begin, response_timeout);
       return answer.get();
     }
   } catch (const std::exception&) {

@@ -200,7 +200,7 @@ class SharedMemoryCommunicator : public Communicator {
                       [peer = peer](int r) { return r == peer; },
                       sends ? "has not received it" : "has not sent it");
         if (!item->failure.empty())
-          throw std::runtime_error(fmt::format("from rank {}: {}", global_ranks()[peer], item->failure));
+          throw std::invalid_argument(fmt::format("from rank {}: {}", global_ranks()[peer], item->failure));
       }
     };
   }

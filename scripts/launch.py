@@ -11,6 +11,8 @@ What it reads from the environment:
                     until the job has ended well
   HYPERION_LOG_DIR  folder for those files, then kept in any case; default: a new one among the temporary files
   HYPERION_DEVICE   cpu: use no GPU even where there is one
+  HYPERION_KILL_SECONDS  how long the others have to end when a rank has failed, from TERM to KILL; default 5. Raise it with
+                    comm.peer_response_timeout_seconds: docs/faults.md
   OMP_NUM_THREADS   CPU threads per rank; default: an equal share of the cores
 Each rank gets RANK, LOCAL_RANK, GROUP_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as from torchrun,
 and HYPERION_FAILURE_DIR: a folder next to its output where it records how it failed.
@@ -244,7 +246,7 @@ class Rank:
 class Job:
     """All ranks of this host, from start to end."""
 
-    def __init__(self):
+    def __init__(self, kill_seconds):
         self.ranks = []
         self.asked_to_stop = False  # a signal was passed on
         self.urgency = 0  # how often it was Ctrl-C or TERM; USR1 is a warning, which may be repeated
@@ -252,6 +254,7 @@ class Job:
         self.failed_at = None  # when the first did
         self.term_sent = self.kill_sent = False
         self.kill_at = None
+        self.kill_seconds = kill_seconds  # from TERM to KILL, once a rank has failed
         self.open_streams = 0
         self.selector = selectors.DefaultSelector()
         self.wake, self.wake_end = socket.socketpair()  # signals arrive here as bytes
@@ -341,7 +344,7 @@ class Job:
         now = time.monotonic()
         if self.failed and not self.term_sent and now >= self.failed_at + SETTLE_SECONDS:
             self.term_sent = True
-            self.kill_at = self.kill_at or now + KILL_SECONDS
+            self.kill_at = self.kill_at or now + self.kill_seconds
             self.signal_all(signal.SIGTERM)
         if self.kill_at and not self.kill_sent and now >= self.kill_at:
             self.signal_all(signal.SIGKILL)
@@ -385,6 +388,7 @@ def main():
     check_cuda_library(program, gpus)
     environments = rank_environments(gpus)
     shown = shown_ranks()
+    kill_seconds = number("HYPERION_KILL_SECONDS", KILL_SECONDS)
     kept = os.environ.get("HYPERION_LOG_DIR")
     if kept:
         os.makedirs(kept, exist_ok=True)
@@ -393,7 +397,7 @@ def main():
     started = time.time()
 
     several = sum(int(environment["RANK"]) in shown for environment in environments) > 1
-    job = Job()
+    job = Job(kill_seconds)
     try:
         for environment in environments:
             environment["HYPERION_FAILURE_DIR"] = failure_folder

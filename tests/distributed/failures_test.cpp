@@ -206,7 +206,7 @@ TEST_CASE("a rank that stands still for less than the response timeout is not ca
     set_own_rank(environment);
     CommOptions options;
     options.shared_memory = shared_memory;
-    options.response_timeout = kPatience;
+    options.response_timeout = seconds(15);  // half as long again rank 0 holds the store
     ProcessGroups groups(Mesh({}, 3), environment, options);
     groups.set_timeout(milliseconds(700));
     while (environment.rank == 1 && !(std::filesystem::exists(records.path() / "rank_0.json") &&
@@ -220,6 +220,24 @@ TEST_CASE("a rank that stands still for less than the response timeout is not ca
     check_mentions(outcomes[rank], {"; rank " + std::to_string((rank + 1) % 3) + " failed too: all_reduce",
                                     "; rank " + std::to_string((rank + 2) % 3) + " failed too: all_reduce"});
     CHECK(outcomes[rank].error.find("see its log") == std::string::npos);
+  }
+}
+
+TEST_CASE("a rank that fails within the response timeout after rank 0 still learns of the others") {
+  const auto outcomes = run_ranks_outcome(4, [&](const Environment& environment) {
+    CommOptions options;
+    options.response_timeout = seconds(10);
+    ProcessGroups groups(Mesh({.dp_shard = 2, .tp = 2}, 4), environment, options);
+    groups.set_timeout(milliseconds(700));
+    if (environment.rank >= 2) {
+      wait_for_end_of(1);
+      std::this_thread::sleep_for(seconds(4));  // more than the default
+    }
+    groups.get(MeshDim::kTp).start_recv(at::empty({10}), 1 - environment.rank % 2).wait();
+  });
+  for (const int rank : {2, 3}) {
+    CHECK(outcomes[rank].exit_code == kCommunication);
+    check_mentions(outcomes[rank], {"; rank 0 failed too: recv", "; rank 1 failed too: recv"});
   }
 }
 

@@ -1,11 +1,14 @@
 // What hosts tell each other about lost ranks, with a process for each host.
 #include <functional>
+#include <sstream>
 #include <thread>
 
 #include <arpa/inet.h>
 #include <catch2/catch.hpp>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -94,6 +97,46 @@ TEST_CASE("every host hears that a process has ended and of ranks that others te
 TEST_CASE("a host that is done is no loss") {
   const auto done = [](HostLinks& links) { links.tell_done(); };
   CHECK(heard(1, done, kSilence) == std::vector<std::string>(3));
+}
+
+TEST_CASE("a rank that goes on keeps no verdict from a connection that broke without the end of a process") {
+  const auto outcomes = run_ranks_outcome(2, [](const Environment& environment) {
+    Environment host = environment;  // of four, each on a host of its own
+    host.local_rank = 0;
+    host.local_world_size = 1;
+    host.world_size = 4;
+    const auto store = join_ranks(environment, {}, kPatience);
+    if (host.rank == 0) {
+      PeerWatch watch(*store, host, kPatience, kPeerResponseTimeout, /*ends_process=*/false);
+      throw_data("{}", fmt::join(watch.lost_ranks(kPatience), " "));
+    }
+    store->wait({"watch/rank0"}, kPatience);
+    std::istringstream words(store->get_to_str("watch/rank0"));
+    int port = 0;
+    std::string token;
+    words >> port >> token;
+    const auto link_of = [&](int rank, const std::string& news) {
+      Descriptor socket = connect_to("127.0.0.1", port, kPatience);
+      const std::string text = fmt::format("{} {}\n{}", token, rank, news);
+      if (!socket || ::send(socket.get(), text.data(), text.size(), MSG_NOSIGNAL) < 0)
+        throw_data("rank 0 cannot be told");
+      return socket;
+    };
+    Descriptor broken = link_of(1, ""), alive = link_of(2, "failed 2\n");
+    pollfd heard = {broken.get(), POLLIN, 0};
+    char bytes[64];
+    if (::poll(&heard, 1, static_cast<int>(milliseconds(kPatience).count())) != 1 ||
+        ::recv(broken.get(), bytes, sizeof bytes, 0) <= 0)
+      throw_data("rank 0 does not pass on the news");
+    const linger reset = {1, 0};
+    ::setsockopt(broken.get(), SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+    broken = {};
+    const Descriptor ended = link_of(3, "");
+    ::shutdown(ended.get(), SHUT_WR);
+    wait_for_end_of(0);
+  });
+  CHECK(outcomes[0].error == "3");
+  CHECK(outcomes[1].error == "");
 }
 
 TEST_CASE("a connection that is not of the job is not heard") {

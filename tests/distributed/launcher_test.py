@@ -288,6 +288,14 @@ class LauncherTest(unittest.TestCase):
         self.assertIn("rank 1: signal 9 (SIGKILL)", err)
         self.assertFalse(running(self.pid(1)))
 
+    def test_HYPERION_KILL_SECONDS_says_when_ranks_deaf_to_TERM_are_killed(self):
+        code, _, err = self.launch("hang", self.folder / "deaf", NPROC=2, kill=10 * LIMIT, HYPERION_KILL_SECONDS=1)
+        self.assertEqual(code, 9)
+        self.assertIn("rank 1: signal 9 (SIGKILL)", err)
+        code, _, err = self.launch("arguments", HYPERION_KILL_SECONDS="soon")
+        self.assertEqual(code, 2)
+        self.assertIn("HYPERION_KILL_SECONDS is 'soon'", err)
+
     def test_a_signal_is_named_and_returned(self):
         code, _, err = self.launch("segv", NPROC=3)
         self.assertEqual(code, 128 + signal.SIGSEGV)

@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "parallel/ledger.h"
 #include "parallel/process_group.h"
+#include "tests/distributed/lost_rank.h"
 #include "tests/support/ranks.h"
 
 namespace hyperion::parallel {
@@ -201,6 +202,27 @@ TEST_CASE("the ledger counts what leaves a rank by sends and all-to-alls") {
   CHECK(results[0].total == 280);
   CHECK(results[1].sends == 0);
   CHECK(results[1].total == 3 * 10 * 4);
+}
+
+TEST_CASE("a message that does not fit is reported also where another rank is lost") {
+  const bool shared_memory = GENERATE(true, false);
+  const auto outcomes = run_ranks_outcome(3, [&](const Environment& environment) {
+    const int own = environment.rank;
+    TensorRanks ranks(3, environment, shared_memory);
+    ranks.group.all_reduce_sum(at::ones({1}));
+    kill_when_others_are_here(environment, 2);
+    wait_for_end_of(2);
+    if (own == 1) return ranks.group.start_recv(at::empty({9}), 0).wait();
+    Pending sent = ranks.group.start_send(at::ones({10}), 1);
+    wait_for_end_of(1);
+    sent.wait();
+  });
+  const std::string& error = outcomes[1].error;
+  CAPTURE(error);
+  CHECK(outcomes[1].exit_code == static_cast<int>(ExitCode::kCommunication));
+  CHECK(error.ends_with(
+      "rank 0: its next message is 40 bytes of Float in a send, and this rank expects 36 bytes "
+      "of Float in a send; rank 2 is lost: see its log first"));
 }
 
 }  // namespace hyperion::parallel

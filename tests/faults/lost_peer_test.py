@@ -55,7 +55,8 @@ class CpuRanks(RecordedRanks):
             with self.subTest(connections=connections):
                 self.forget_records()
                 go_on = self.folder / f"go on {connections}"
-                job = self.start_on(connections, "--comm.train_timeout_seconds=15", ranks=4,  # ranks 1 and 2 may wait for rank 0 first
+                job = self.start_on(connections, "--comm.train_timeout_seconds=15", "--comm.peer_response_timeout_seconds=15",
+                                    ranks=4,  # ranks 1 and 2 may wait for rank 0 first, and are to hear of rank 3 before they name it
                                     fault=f"rank=3;point=step.bwd;nth=4;action=kill,rank=0;point=step.bwd;nth=4;action=wait:{go_on}")
                 for rank in (1, 2):  # before rank 0 has come to the operation that fails
                     job.ranks[rank][0].wait(timeout=PATIENCE)
@@ -71,7 +72,7 @@ class CpuRanks(RecordedRanks):
         for connections in ("memory", "sockets"):
             with self.subTest(connections=connections):
                 self.forget_records()
-                job = self.start_on(connections, "--comm.train_timeout_seconds=15", "--comm.peer_response_timeout_seconds=60", ranks=3,
+                job = self.start_on(connections, "--comm.train_timeout_seconds=15", "--comm.peer_response_timeout_seconds=20", ranks=3,
                                     fault="rank=1;point=step.bwd;nth=4;action=stop")
                 job.wait_for_stop(1)
                 self.wait_for_records({0, 2})  # written when their operation has failed, before the others are asked
