@@ -12,8 +12,8 @@
 
 namespace hyperion::parallel {
 
-// Which rank this process is, for every record and message below, which begin anew. Called before anything
-// can fail.
+// Which rank this process is, for every record and message below; forgets what was recorded. Called before
+// anything can fail.
 void set_own_rank(const Environment& environment);
 
 // The operation with which a rank noticed that the job is broken.

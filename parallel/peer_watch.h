@@ -24,7 +24,7 @@ namespace hyperion::parallel {
 // Each rank holds a lock on a memory file of its own, which the kernel releases when the process ends,
 // however it ends; a rank that ends in order marks the file first. Every rank looks at the files of the other
 // ranks of the host: a thread where it is to end the rank, else when it is asked. The first rank of a host
-// tells the other hosts what it finds (HostLinks), and writes what they tell it into its file.
+// sends what it finds to the other hosts (HostLinks), and writes what they send into its file.
 class PeerWatch {
  public:
   // How a rank ends that can still say so. The peers of a rank that is done go on without it.

@@ -20,7 +20,7 @@ namespace hyperion::parallel {
 
 // The post-mortem of a rank whose `operation` over the ranks of `group` has failed: a rank of it that does
 // not answer within `response_timeout` (comm.peer_response_timeout_seconds) is silent. Where the rank knows
-// which ranks are `lost`, it waits for no answer of those, only tells the others, and returns nothing. Takes
+// which ranks are `lost`, it waits for no answer of those, leaves its note, and returns nothing. Takes
 // four seconds more at most (rank 0, which holds the store, half of `response_timeout` more as well), not
 // counting times for which the process stands still; never throws.
 Communicator::PostMortem ask_others(const c10::intrusive_ptr<c10d::Store>& store, int own_rank,

@@ -252,7 +252,7 @@ Communicator::PostMortem ProcessGroups::find_lost_ranks(const Rendezvous& rendez
   if (!known || (!rendezvous.environment.single_host() && lost.front() != 0))
     answer = ask_others(rendezvous.store, rendezvous.environment.rank, ranks, operation, phase,
                         rendezvous.response_timeout, lost);
-  if (!known) lost = rendezvous.watch->lost_ranks(milliseconds(0));  // another host may have told by now
+  if (!known) lost = rendezvous.watch->lost_ranks(milliseconds(0));  // another host may have reported it
   if (lost.empty()) return answer;
   return {"", lost, fmt::format("rank {} is lost: see its log first", rank_list(lost))};
 }

@@ -38,7 +38,7 @@ struct CheckpointedState {
   std::vector<checkpoint::StateComponent*> components;  // in the order in which they are loaded
   checkpoint::MemoryMover& mover;
   std::map<std::string, std::string> facts;  // for every manifest
-  // For checkpoint.last_save_in_hf: what is beside the weights, and notes in their headers.
+  // For checkpoint.last_save_in_hf: the files next to the weights, and notes in their headers.
   HuggingFaceFiles exported{};
   std::map<std::string, std::string> export_notes{};
 };

@@ -31,7 +31,7 @@ struct JobRecord {
 };
 
 // Lines for a manifest's facts, and back. read_record() finds the tokenizer of a folder of safetensors in its
-// notes, or else beside the weights, and what is imported beside them. Throws Error for what cannot be read.
+// notes, or else next to the weights, as what is imported. Throws Error for what cannot be read.
 // Leaves the ids of tokens out of record.imported, with a line that says so, where it was imported with
 // another tokenizer than the record's. `hash`: of that one; "": not known, and they stay.
 void keep_ids_of_one_tokenizer(JobRecord& record, const std::string& hash);
