@@ -34,18 +34,6 @@ void require_matching_tensors(bool good, const Communicator& group, const char* 
       operation, group.name(), group.size(), out.numel(), out.dtype().name(), in.numel(), in.dtype().name());
 }
 
-// Whether what is being handled says that a peer's message is not the one expected: no other rank's end is
-// why.
-bool is_mismatch() {
-  try {
-    throw;
-  } catch (const std::invalid_argument&) {
-    return true;
-  } catch (...) {
-    return false;
-  }
-}
-
 // One after the other; null where all are.
 std::function<void()> all_of(std::vector<std::function<void()>> finishes) {
   std::erase(finishes, nullptr);
@@ -69,12 +57,15 @@ Communicator::Communicator(std::string name, int rank, std::vector<int> global_r
     : name_(std::move(name)), rank_(rank), global_ranks_(std::move(global_ranks)) {}
 
 void Communicator::throw_failure(const std::string& operation, int64_t number, const std::string& phase,
-                                 const std::string& why) const {
+                                 const std::exception& error) const {
+  const std::string why = brief(error);
   record_failed_operation({operation, number, name_, phase, why});
   const PostMortem others = ask_others_ ? ask_others_(operation, phase) : PostMortem{};
   record_lost_ranks(others.silent);
   std::string reason = others.cause.empty() ? why : others.cause;
-  if (!others.cause.empty() && is_mismatch()) reason = why + "; " + others.cause;
+  // A message that is not the one expected: no other rank's end is why.
+  if (!others.cause.empty() && dynamic_cast<const std::invalid_argument*>(&error) != nullptr)
+    reason = why + "; " + others.cause;
   throw_comm("rank {}: {} (number {} of group {}, ranks {}) failed{}: {}{}", global_ranks_[rank_], operation,
              number, name_, rank_list(global_ranks_), phase.empty() ? "" : " in phase '" + phase + "'",
              reason, others.text);
@@ -94,7 +85,7 @@ Pending Communicator::start_operation(const std::string& operation, int64_t numb
       throw;
     } catch (const std::exception& error) {
       if (exhausted_resource(error)) throw;
-      throw_failure(operation, number, phase, brief(error));
+      throw_failure(operation, number, phase, error);
     }
   };
   std::string phase = current_phase();

@@ -152,7 +152,7 @@ class Communicator : public Coordinator, public Exchange {
   void broadcast_bytes(const at::Tensor& bytes);
   void tell_observer(const char* operation, at::ScalarType dtype, int64_t sent_bytes) const;
   [[noreturn]] void throw_failure(const std::string& operation, int64_t number, const std::string& phase,
-                                  const std::string& why) const;
+                                  const std::exception& error) const;
 
   std::string name_;
   int rank_;
