@@ -32,7 +32,7 @@ namespace hyperion::trainer {
 namespace {
 
 // A checkpoint of another program says nothing about our order of the data: its step does.
-void skip_trained_data(DataLoader& loader, int64_t step, int64_t microbatches) {
+void skip_trained_data(data::DataLoader& loader, int64_t step, int64_t microbatches) {
   log_info(
       "The checkpoint has no position of ours in the data: continuing after step {} x global batch, in our "
       "order",
@@ -50,7 +50,7 @@ void skip_trained_data(DataLoader& loader, int64_t step, int64_t microbatches) {
 // All microbatches of a step are fetched first, because the loss is divided by the step's global number of
 // valid tokens.
 struct Trainer::StepInput {
-  std::vector<Batch> batches;
+  std::vector<data::Batch> batches;
   int64_t local_valid = 0;  // tokens with a label
   at::Tensor global_valid;  // of all ranks: 0-dim int64 on the device
 };
@@ -268,12 +268,12 @@ Trainer::StepInput Trainer::fetch(int64_t step) {
   parallel::set_phase(fmt::format("step {} data", step));
   failpoint("step.data");
   const parallel::TraceRange range("data");
-  const LoaderState before = job_.loader->state();
+  const data::LoaderState before = job_.loader->state();
   StepInput input;
   for (int64_t i = 0; i < microbatches_; ++i) {
     const double waited = job_.loader->wait_seconds();
     input.batches.push_back(job_.loader->next().value());  // the training stream never ends
-    const Batch& batch = input.batches.back();
+    const data::Batch& batch = input.batches.back();
     input.local_valid += valid_tokens(batch);
     metrics_->add_batch(batch.rows * batch.seq_len, job_.loader->wait_seconds() - waited);
   }
@@ -307,7 +307,7 @@ void Trainer::train_step(int64_t step, const StepInput& input) {
   model_.fsdp_model->begin_step(step);
   const at::Tensor scale = loss_scale(input.global_valid);
   std::vector<at::Tensor> losses;
-  for (const Batch& batch : input.batches)
+  for (const data::Batch& batch : input.batches)
     losses.push_back(model_.fsdp_model->forward_backward(mover_->move(batch), scale,
                                                          /*last=*/&batch == &input.batches.back()));
   if (step == 1 && gradient_dump_)
@@ -318,7 +318,7 @@ void Trainer::train_step(int64_t step, const StepInput& input) {
   const parallel::LocalGradients& gradients = model_.fsdp_model->gradients();
   const at::Tensor own_norm = global_grad_norm(gradients, model_.fsdp->shard(), model_.fsdp->tensor());
   std::vector<std::string> sources;
-  for (const Batch& batch : input.batches)
+  for (const data::Batch& batch : input.batches)
     sources.push_back(fmt::format("{}", fmt::join(batch.sources, ", ")));
   StepFlags own = {.step = step};
   if (on_gpu()) {

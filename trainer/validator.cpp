@@ -14,7 +14,7 @@
 namespace hyperion::trainer {
 
 Validator::Validator(const JobConfig::Validation& options, const Runtime& runtime,
-                     std::unique_ptr<DataLoader> loader)
+                     std::unique_ptr<data::DataLoader> loader)
     : options_(options), runtime_(runtime), loader_(std::move(loader)) {}
 
 Validator::Result Validator::run(FsdpModel& model, BatchMover& mover) {
@@ -29,9 +29,9 @@ Validator::Result Validator::run(FsdpModel& model, BatchMover& mover) {
   // Every rank makes the same number of batches, because the all-gathers are collective.
   for (int64_t step = 0; (options_.steps < 0 || step < options_.steps) && loader_->state().sequence < end;
        ++step) {
-    std::optional<Batch> batch = loader_->next();
+    std::optional<data::Batch> batch = loader_->next();
     if (!batch) break;
-    ignore_sequences_from(end, *batch);
+    data::ignore_sequences_from(end, *batch);
     sums[0] += model.loss_sum(mover.move(*batch)).to(at::kCPU, at::kDouble);
     sums[1] += static_cast<double>(valid_tokens(*batch));
     sums[2] += static_cast<double>(sequences_with_labels(*batch));

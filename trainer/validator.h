@@ -12,7 +12,8 @@ namespace hyperion::trainer {
 
 class Validator {
  public:
-  Validator(const JobConfig::Validation& options, const Runtime& runtime, std::unique_ptr<DataLoader> loader);
+  Validator(const JobConfig::Validation& options, const Runtime& runtime,
+            std::unique_ptr<data::DataLoader> loader);
 
   // After step 1 and every multiple of validation.freq.
   bool due(int64_t step) const { return options_.enable && (step == 1 || step % options_.freq == 0); }
@@ -27,7 +28,7 @@ class Validator {
   JobConfig::Validation options_;
   bool warned_ = false;  // that the data hold fewer sequences
   const Runtime& runtime_;
-  std::unique_ptr<DataLoader> loader_;
+  std::unique_ptr<data::DataLoader> loader_;
 };
 
 }  // namespace hyperion::trainer

@@ -214,7 +214,7 @@ std::vector<checkpoint::ObjectState> LoaderComponent::objects() {
 
 void LoaderComponent::load(const Find& find) {
   if (const auto position = read_value<std::string>(find, checkpoint::kLoaderPositionKey))
-    loader_.load_state(LoaderState::from_json(*position));
+    loader_.load_state(data::LoaderState::from_json(*position));
 }
 
 std::vector<checkpoint::ObjectState> TrainStateComponent::objects() {

@@ -14,7 +14,7 @@
 #include "checkpoint/state.h"
 #include "parallel/mesh.h"
 #include "trainer/config/job_config.h"
-#include "trainer/data/loader.h"
+#include "data/loader.h"
 #include "trainer/optim/adam.h"
 #include "trainer/optim/ema.h"
 
@@ -94,14 +94,14 @@ class SchedulerState : public checkpoint::StateComponent {
 
 class LoaderComponent : public checkpoint::StateComponent {
  public:
-  explicit LoaderComponent(DataLoader& loader) : loader_(loader) {}
+  explicit LoaderComponent(data::DataLoader& loader) : loader_(loader) {}
   std::string name() const override { return std::string(checkpoint::kLoaderComponent); }
   std::vector<checkpoint::ObjectState> objects() override;
   std::vector<std::string> required_objects() override { return {}; }  // other programs have none of ours
   void load(const Find& find) override;
 
  private:
-  DataLoader& loader_;
+  data::DataLoader& loader_;
 };
 
 struct TrainState {

@@ -61,7 +61,7 @@ DataSetup checked_tokenizer(const ResolvedConfig& resolved, RunFacts facts) {
   parallel::set_phase("load of the tokenizer");
   DataSetup data = load_tokenizer(resolved.config);
   if (resolved.config.checkpoint.enable && resolved.config.checkpoint.last_save_in_hf)
-    tokenizer_files(data.tokenizer_path);  // refuses what cannot be read
+    data::tokenizer_files(data.tokenizer_path);  // refuses what cannot be read
   if (!facts.model) return data;
   facts.tokenizer_vocab_size = data.tokenizer->vocab_size();
   require_valid_config(resolved, facts);
@@ -125,7 +125,7 @@ ResumePlan plan_run(const ResolvedConfig& resolved, const models::ModelArgs& mod
     request.step = step->get_if<int64_t>() ? *step->get_if<int64_t>() : 0;
   if (const checkpoint::Object* position = chosen->find_object(checkpoint::kLoaderPositionKey);
       position && position->get_if<std::string>())
-    request.data = LoaderState::from_json(*position->get_if<std::string>()).fingerprint;
+    request.data = data::LoaderState::from_json(*position->get_if<std::string>()).fingerprint;
   request.data_place = read_record(chosen->checkpoint).data;
   return resume_plan(resolved, facts, request);
 }

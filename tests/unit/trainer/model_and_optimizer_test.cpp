@@ -105,12 +105,12 @@ TEST_CASE("the state has each part once and model, optimizer and their place in 
   TrainState state;
   const test::TemporaryFolder folder;
   const std::string text = folder.write("text.jsonl", "{\"text\": \"one two\"}\n");
-  LoaderOptions options;
+  data::LoaderOptions options;
   options.dataset_path = text;
   options.encode = test::encode_bytes;
   options.seq_len = 4;
   options.rows = 1;
-  DataLoader loader(options);
+  data::DataLoader loader(options);
   ResumePlan plan;
   plan.config = job;
   const StateComponents components =

@@ -160,12 +160,12 @@ TEST_CASE("the learning rate's curve is saved as torch's scheduler counts it, wi
 
 TEST_CASE("a data loader that comes back gives the next batch, and one without a saved position stays") {
   const test::TemporaryFolder folder;
-  LoaderOptions options;
+  data::LoaderOptions options;
   options.dataset_path = folder.write("data.jsonl", test::json_lines(40, "doc"));
   options.encode = test::encode_bytes;
   options.seq_len = 16;
   options.rows = 2;
-  DataLoader here(options), there(options), untouched(options);
+  data::DataLoader here(options), there(options), untouched(options);
   for (int batch = 0; batch < 5; ++batch) here.next();
   LoaderComponent from(here), to(there), other(untouched);
   load(to, save(from));
