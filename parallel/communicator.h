@@ -115,9 +115,8 @@ class Communicator : public Coordinator, public Exchange {
   void set_post_mortem(AskOthers ask) { ask_others_ = std::move(ask); }
   // Called for every later collective of at least one element, on the thread that starts it.
   virtual void set_observer(CommObserver observer) { observer_ = std::move(observer); }
-  // Gives up connections at once, so that peers notice, and operations in flight fail. A group over Gloo or
-  // shared memory that has failed does; over NCCL only tests: there a job that fails leaves its communicators
-  // to the end of the process.
+  // Gives up connections at once, so that peers notice, and operations in flight fail. Does nothing over
+  // NCCL: there a job that fails leaves its communicators to the end of the process.
   virtual void abort() {}
 
  protected:
