@@ -38,7 +38,10 @@ struct CommOperation {
   // "broadcast"
   std::string_view name;
   at::ScalarType dtype;
-  int64_t sent_bytes;  // by this rank, in the convention of CommLedger (parallel/ledger.h)
+  // By this rank, as a ring algorithm would whatever the backend does, with W ranks and B bytes in the full
+  // (gathered) tensor: all-gather and reduce-scatter (W-1)/W * B, all-reduce 2 (W-1)/W * B; a gather and a
+  // broadcast count each byte once, for the rank that has it.
+  int64_t sent_bytes;
 };
 using CommObserver = std::function<void(const CommOperation&)>;
 

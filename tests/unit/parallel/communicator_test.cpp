@@ -13,9 +13,9 @@
 #include <ATen/ops/zeros.h>
 
 #include "base/error.h"
-#include "parallel/ledger.h"
 #include "parallel/phase.h"
 #include "tests/distributed/trace_ranges.h"
+#include "tests/support/comm_ledger.h"
 
 namespace hyperion::parallel {
 namespace {
