@@ -69,8 +69,6 @@ class TinyTraining {
   std::vector<GradientElement> first_gradients();
   // Throws where ranks that hold the same weights or states hold different ones.
   void audit_replicas();
-  // FP8 products of one microbatch, by the plan.
-  int64_t float8_planned() { return trainer::float8_products(model_, float8_, options_.checkpointing); }
   // What this rank has sent so far.
   CommLedger& ledger() { return ledger_; }
   // The dtypes of the groups' collectives so far: "fsdp/0 all_gather" -> Byte.
