@@ -25,6 +25,7 @@
 
 #include "base/collective.h"
 #include "base/exchange.h"
+#include "parallel/health/lost_ranks.h"
 
 namespace hyperion::parallel {
 
@@ -106,16 +107,9 @@ class Communicator : public Coordinator, public Exchange {
 
   // For every later operation.
   virtual void set_timeout(std::chrono::milliseconds timeout) = 0;
-  // What the other ranks say once an operation has failed: appended to the error's message, and recorded.
-  struct PostMortem {
-    std::string text;
-    std::vector<int> silent;  // ranks that say nothing
-    // Why the operation failed, where that is known ("rank 3 is lost"). It takes the place of the backend's
-    // words: the connection that failed may be that of a rank which ended because of the lost one.
-    std::string cause{};
-  };
-  using AskOthers = std::function<PostMortem(const std::string& operation, const std::string& phase)>;
-  void set_post_mortem(AskOthers ask) { ask_others_ = std::move(ask); }
+  // Called once an operation has failed.
+  using FindLostRanks = std::function<PostMortem(const std::string& operation, const std::string& phase)>;
+  void set_post_mortem(FindLostRanks find) { find_lost_ranks_ = std::move(find); }
   // Called for every later collective of at least one element, on the thread that starts it.
   virtual void set_observer(CommObserver observer) { observer_ = std::move(observer); }
   // Gives up connections at once, so that peers notice, and operations in flight fail. Does nothing over
@@ -159,7 +153,7 @@ class Communicator : public Coordinator, public Exchange {
   std::string name_;
   int rank_;
   std::vector<int> global_ranks_;
-  AskOthers ask_others_;
+  FindLostRanks find_lost_ranks_;
   CommObserver observer_;
   int64_t sequence_ = 0;   // collectives so far
   int64_t transfers_ = 0;  // start_transfers() so far

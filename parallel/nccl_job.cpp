@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <mutex>
 #include <string_view>
 #include <utility>
 
@@ -17,21 +16,13 @@
 #include "base/printable.h"
 #include "base/process.h"
 #include "base/resources.h"
-#include "parallel/failure_record.h"
-#include "parallel/peer_watch.h"
+#include "parallel/communicator.h"
+#include "parallel/health/failure_detector.h"
+#include "parallel/health/failure_record.h"
 #include "parallel/phase.h"
 
 namespace hyperion::parallel {
 namespace {
-
-struct Others {
-  std::mutex mutex;
-  std::function<Communicator::PostMortem(const std::string&)> ask;
-};
-Others& others() {
-  static Others* instance = new Others;  // never destroyed: a thread may fail while the process ends
-  return *instance;
-}
 
 std::terminate_handler terminate_before = nullptr;
 
@@ -41,13 +32,9 @@ std::terminate_handler terminate_before = nullptr;
   if (code == ExitCode::kCommunication) {
     const std::string phase = current_phase();
     record_failed_operation({"", 0, "", phase, why});
-    PeerWatch::announce_failure();  // it may take seconds until all is known
-    const std::lock_guard lock(others().mutex);
-    if (others().ask) {
-      const Communicator::PostMortem answer = others().ask(phase);
-      record_lost_ranks(answer.silent);
-      message += (answer.cause.empty() ? "" : "; " + answer.cause) + answer.text;
-    }
+    const PostMortem others = FailureDetector::find_lost_ranks_of_process(phase);
+    record_lost_ranks(others.lost);
+    message += (others.cause.empty() ? "" : "; " + others.cause) + others.text;
   }
   spdlog::default_logger()->flush();
   ::_exit(report_failure(code, message));
@@ -77,15 +64,8 @@ std::optional<ExitCode> code_of_thread_failure(const std::exception& error) {
   return std::nullopt;
 }
 
-void report_failures_of_threads(std::function<Communicator::PostMortem(const std::string&)> ask_others) {
-  const std::lock_guard lock(others().mutex);
-  others().ask = std::move(ask_others);
+void report_failures_of_threads() {
   if (std::get_terminate() != on_terminate) terminate_before = std::set_terminate(on_terminate);
-}
-
-void forget_others() {
-  const std::lock_guard lock(others().mutex);
-  others().ask = nullptr;
 }
 
 VariableProblems contradicting_variables(const EnvironmentLookup& lookup,
