@@ -29,7 +29,7 @@
 #include "parallel/backend_communicator.h"
 #include "parallel/communicator.h"
 #include "parallel/environment.h"
-#include "parallel/failure_record.h"
+#include "parallel/health/failure_record.h"
 #include "parallel/phase.h"
 #include "parallel/rendezvous.h"
 #include "app/command_line.h"

@@ -124,21 +124,10 @@ Saver::~Saver() {
   }
 }
 
-void Saver::refresh_tensors() {
-  std::vector<int64_t> versions;
-  for (const StateComponent* component : components_) versions.push_back(component->layout_version());
-  if (versions == versions_) return;
-  versions_ = std::move(versions);
-  tensors_.clear();
-  for (StateComponent* component : components_)
-    for (TensorState& tensor : component->tensors()) tensors_.push_back(std::move(tensor));
-  full_.reset();
-  partial_.reset();
-  ++counters_.state_builds;
-}
-
 const std::vector<TensorState>& Saver::tensors() {
-  refresh_tensors();
+  if (tensors_.empty())
+    for (StateComponent* component : components_)
+      for (TensorState& tensor : component->tensors()) tensors_.push_back(std::move(tensor));
   return tensors_;
 }
 
@@ -153,7 +142,7 @@ std::vector<RankPlace> Saver::places_of_ranks(const SaveLayout& layout) const {
 Saver::Planned Saver::make_plan(const SaveContent& content) {
   failpoint("ckpt.plan");
   Planned planned;
-  for (const TensorState& tensor : tensors_)
+  for (const TensorState& tensor : tensors())
     if (!content.wanted || content.wanted(tensor.key)) planned.tensors.push_back(tensor);
   planned.layout = save_layout(planned.tensors);
   if (content.model_dtype) {
@@ -186,12 +175,10 @@ Saver::Planned Saver::make_plan(const SaveContent& content) {
     return run_id_;
   });
   planned.plan = make_save_plan(planned.layout, places, options_.writers, ranks_.rank());
-  ++counters_.plans;
   return planned;
 }
 
 Saver::Planned& Saver::plan_for(const SaveContent& content) {
-  refresh_tensors();
   if (content.wanted || content.model_dtype) return partial_.emplace(make_plan(content));
   if (!full_) full_ = make_plan(content);
   return *full_;
@@ -230,7 +217,6 @@ std::shared_ptr<Saver::Items> Saver::make_items(const Planned& planned, bool sta
         "waits; set checkpoint.async_mode = \"disabled\" or give the job more host memory",
         ranks_.rank(), items->pool_bytes());
   }
-  counters_.pool_bytes = pool_.bytes();
   return items;
 }
 
@@ -252,11 +238,10 @@ uint64_t Saver::index_bytes() {
 SaveReport Saver::preflight(int64_t step, bool keep, bool probe) {
   finish();
   try {
-    refresh_tensors();
     SaveContent content{.kind = CheckpointKind::kPreCheckpoint};
-    if (probe && !tensors_.empty()) {
+    if (probe && !tensors().empty()) {
       const auto size = [](const TensorState& tensor) { return element_count(tensor.shape).value(); };
-      const std::string smallest = std::ranges::min(tensors_, {}, size).key;
+      const std::string smallest = std::ranges::min(tensors(), {}, size).key;
       content.wanted = [smallest](const std::string& key) { return key == smallest; };
     }
     const Planned& all = plan_for(content);
@@ -265,9 +250,7 @@ SaveReport Saver::preflight(int64_t step, bool keep, bool probe) {
     job.read_back = true;
     const auto items = make_items(all, options_.async != AsyncMode::kDisabled);
     mover_.prepare();
-    const SaveReport report = write_and_purge(job, *items);
-    ++counters_.saves;
-    return report;
+    return write_and_purge(job, *items);
   } catch (const Error& error) {
     if (error.code() != ExitCode::kSaveFailed) throw;
     throw_pre_checkpoint(
@@ -298,7 +281,6 @@ bool Saver::save(int64_t step, const SaveContent& content, bool now) {
   mover_.prepare();
   if (!background) {
     write_and_purge(job, *items);
-    ++counters_.saves;
   } else {
     auto starting = std::make_unique<UnderWay>();
     starting->step = step;
@@ -324,7 +306,7 @@ bool Saver::save(int64_t step, const SaveContent& content, bool now) {
         std::move(starting);  // not before: where no thread could be started nothing may wait for one
     if (options_.async == AsyncMode::kAsync) under_way_->staging.wait();
   }
-  counters_.stall_seconds = seconds_since(begin);
+  stall_seconds_ = seconds_since(begin);
   if (options_.async == AsyncMode::kAsync) report_staged();
   return !background;
 }
@@ -340,14 +322,14 @@ bool Saver::every_rank_has_pool(Planned& planned, const Items& items) {
 
 void Saver::report_staged() {
   if (under_way_ && under_way_->copied.exchange(false) && on_staged)
-    on_staged(under_way_->step, counters_.stall_seconds);
+    on_staged(under_way_->step, stall_seconds_);
 }
 
 void Saver::join_staging() {
   if (!under_way_) return;
   const auto begin = std::chrono::steady_clock::now();
   under_way_->staging.wait();
-  counters_.stall_seconds += seconds_since(begin);
+  stall_seconds_ += seconds_since(begin);
   report_staged();
 }
 
@@ -363,7 +345,6 @@ void Saver::finish() {
   join_staging();
   const std::unique_ptr<UnderWay> save = std::move(under_way_);
   save->done.get();
-  ++counters_.saves;
 }
 
 }  // namespace hyperion::checkpoint

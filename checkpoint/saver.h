@@ -81,12 +81,9 @@ class Saver {
   // for it; on the training thread.
   std::function<void(int64_t step, double stall_seconds)> on_staged;
 
-  struct Counters {
-    int64_t saves = 0, plans = 0, state_builds = 0;
-    uint64_t pool_bytes = 0;
-    double stall_seconds = 0;  // of the last save: in save() and join_staging()
-  };
-  const Counters& counters() const { return counters_; }
+  uint64_t pool_bytes() const { return pool_.bytes(); }
+  // Of the last save: how long training waited, in save() and join_staging().
+  double stall_seconds() const { return stall_seconds_; }
   CheckpointFolder& folder() { return folder_; }
   // Of all components.
   const std::vector<TensorState>& tensors();
@@ -100,7 +97,6 @@ class Saver {
   };
   struct UnderWay;  // the save that a thread works on
   class Items;
-  void refresh_tensors();
   Planned& plan_for(const SaveContent& content);
   std::vector<RankPlace> places_of_ranks(const SaveLayout& layout) const;
   Planned make_plan(const SaveContent& content);
@@ -116,14 +112,13 @@ class Saver {
   MemoryMover& mover_;
   CheckpointFolder folder_;
   std::vector<TensorState> tensors_;
-  std::vector<int64_t> versions_;   // of the components' layouts that tensors_ shows
   std::optional<Planned> full_;     // the plan of a save of everything: made once
   std::optional<Planned> partial_;  // the last other one
   std::string run_id_;
   int64_t next_id_ = 0;
   StagingPool pool_;
   std::unique_ptr<UnderWay> under_way_;
-  Counters counters_;
+  double stall_seconds_ = 0;
 };
 
 }  // namespace hyperion::checkpoint

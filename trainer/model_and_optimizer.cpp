@@ -51,7 +51,6 @@ ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const 
   const FsdpModelOptions options = {
       .reshard_after_forward = config.parallelism.fsdp_reshard_after_forward != ReshardAfterForward::kNever,
       .checkpointing = activation_checkpointing(config, *made.transformer)};
-  made.float8_products = float8_products(*made.transformer, made.float8, options.checkpointing);
   made.fsdp_model = std::make_unique<FsdpModel>(*made.transformer, *made.fsdp, options);
   made.parameters = made.fsdp_model->parameters();
   made.optimizer = std::make_unique<Adam>(made.parameters, config.optimizer);

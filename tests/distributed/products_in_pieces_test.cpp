@@ -10,8 +10,8 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/randn.h>
 
-#include "parallel/ledger.h"
 #include "parallel/process_group.h"
+#include "tests/support/comm_ledger.h"
 #include "tests/support/ranks.h"
 
 namespace hyperion::models {
@@ -27,7 +27,7 @@ TEST_CASE("products in pieces give the bits of one gather before them and of one
   const auto results = run_ranks(ranks, [&](const parallel::Environment& environment) {
     parallel::ProcessGroups groups(parallel::Mesh({.dp_shard = 1, .tp = ranks}, ranks), environment, {});
     parallel::Communicator& group = groups.get(parallel::MeshDim::kTp);
-    parallel::CommLedger ledger;
+    CommLedger ledger;
     const auto random = [&](int seed, at::IntArrayRef shape) {
       const at::Tensor values = at::randn(shape, at::make_generator<at::CPUGeneratorImpl>(seed));
       return values.to(bfloat16 ? at::kBFloat16 : at::kFloat);

@@ -2,7 +2,7 @@
 
     python3 tests/faults/kill_matrix_test.py build/hyperion [sample | replicas]
 
-64 cells, one kill after the commit and one inside a removal, two at a time. In each a rank dies at the point; then the
+56 cells, one kill after the commit and one inside a removal, two at a time. In each a rank dies at the point; then the
 same command is run again and must end with the loss lines of the undisturbed run. After each cell:
   I1  every folder named step-N verifies fully        I4  the restart leaves nothing unfinished behind
   I2  the checkpoint before the fault is intact       I5  the other ranks end by themselves with a documented code
@@ -27,6 +27,7 @@ from jobs import BINARY, PATIENCE, ROOT, Job
 
 POINTS = ["ckpt.plan", "ckpt.stage", "ckpt.before_data", "ckpt.mid_data", "ckpt.after_data", "ckpt.before_meta",
           "ckpt.after_meta", "ckpt.before_commit"]
+OF_RANK_0 = ("ckpt.before_meta", "ckpt.after_meta")  # the others wait for it at ckpt.before_commit
 OPTIONS = ["--training.steps=6", "--checkpoint.interval=2", "--checkpoint.no_validate_before_training",
            "--lr_scheduler.total_steps=6"]
 LAST_STEP = 6
@@ -154,13 +155,14 @@ MODES = ("disabled", "async")
 
 def matrix(base: Path) -> tuple[list[Cell], list]:
     family = Family(base, "fsdp-2")
-    cells = [Cell(family, *which) for which in itertools.product(POINTS, (0, 1), MODES, (True, False))]
+    cells = [Cell(family, point, *which) for point in POINTS
+             for which in itertools.product((0,) if point in OF_RANK_0 else (0, 1), MODES, (True, False))]
     return cells, list(after_commit_cells(family))
 
 
 def sample(base: Path) -> tuple[list[Cell], list]:
     family = Family(base, "fsdp-2")
-    cells = [Cell(family, point, (i + existing) % 2, "async" if point == "ckpt.stage" else MODES[(i // 2 + existing) % 2],
+    cells = [Cell(family, point, 0 if point in OF_RANK_0 else (i + existing) % 2, "async" if point == "ckpt.stage" else MODES[(i // 2 + existing) % 2],
                   bool(existing)) for i, point in enumerate(POINTS) for existing in (0, 1)]
     return cells, list(after_commit_cells(family))
 
@@ -175,7 +177,7 @@ def replicas(base: Path) -> tuple[list[Cell], list]:
     # Rank 1 of `pair` writes nothing, nor do ranks 2 and 3 of `square`.
     cells = [Cell(pair, point, rank, mode) for rank in (0, 1) for point, mode in (
         ("ckpt.before_data", "disabled"), ("ckpt.after_data", "async"), ("ckpt.before_commit", "async"))]
-    cells += [Cell(shared, "ckpt.mid_data", 1), Cell(shared, "ckpt.after_meta", 1, "disabled")]
+    cells += [Cell(shared, "ckpt.mid_data", 1), Cell(shared, "ckpt.before_commit", 1, "disabled")]
     cells += [Cell(square, "ckpt.after_data", 3), Cell(square, "ckpt.before_commit", 0)]
     cells += [Cell(averaged, "ckpt.stage", 0), Cell(averaged, "ckpt.mid_data", 1), Cell(averaged, "ckpt.before_commit", 0),
               Cell(averaged, "ckpt.mid_data", 1, "async_with_pinned_mem", existing=False)]

@@ -15,7 +15,7 @@
 
 #include "base/device/device_library.h"
 #include "models/products_in_pieces.h"
-#include "parallel/failure_record.h"
+#include "parallel/health/failure_record.h"
 #include "parallel/phase.h"
 #include "parallel/process_group.h"
 #include "parallel/replica_audit.h"

@@ -21,8 +21,8 @@
 #include "models/activation_checkpoint.h"
 #include "models/flavors/registry.h"
 #include "models/transformer.h"
-#include "parallel/ledger.h"
 #include "parallel/process_group.h"
+#include "tests/support/comm_ledger.h"
 #include "tests/support/ranks.h"
 
 namespace hyperion::models {
@@ -168,7 +168,7 @@ struct TensorGroup {
   Regions regions(const DividedJob& job) const {
     return {.tensor = &ranks, .loss_parallel = job.loss_parallel, .in_pieces = job.in_pieces};
   }
-  parallel::CommLedger ledger;
+  CommLedger ledger;
   parallel::ProcessGroups groups;
   parallel::Communicator& ranks;
 };

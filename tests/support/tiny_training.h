@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "models/flavors/registry.h"
-#include "parallel/ledger.h"
 #include "parallel/process_group.h"
+#include "tests/support/comm_ledger.h"
 #include "trainer/fsdp_model.h"
 #include "trainer/optim/adam.h"
 #include "trainer/setup/float8_setup.h"
@@ -69,10 +69,8 @@ class TinyTraining {
   std::vector<GradientElement> first_gradients();
   // Throws where ranks that hold the same weights or states hold different ones.
   void audit_replicas();
-  // FP8 products of one microbatch, by the plan.
-  int64_t float8_planned() { return trainer::float8_products(model_, float8_, options_.checkpointing); }
   // What this rank has sent so far.
-  parallel::CommLedger& ledger() { return ledger_; }
+  CommLedger& ledger() { return ledger_; }
   // The dtypes of the groups' collectives so far: "fsdp/0 all_gather" -> Byte.
   const std::map<std::string, std::set<at::ScalarType>>& sent_dtypes() const { return sent_dtypes_; }
   // Of the unit's weights: 0 while they are sharded.
@@ -91,7 +89,7 @@ class TinyTraining {
   models::Transformer model_;
   trainer::Float8Setup float8_;
   trainer::FsdpModelOptions options_;
-  parallel::CommLedger ledger_;
+  CommLedger ledger_;
   std::map<std::string, std::set<at::ScalarType>> sent_dtypes_;
   std::unique_ptr<parallel::FsdpContext> fsdp_;
   std::unique_ptr<trainer::FsdpModel> fsdp_model_;

@@ -1,4 +1,4 @@
-#include "parallel/failure_record.h"
+#include "parallel/health/failure_record.h"
 
 #include <filesystem>
 

@@ -1,4 +1,6 @@
 // What hosts tell each other about lost ranks, with a process for each host.
+#include "parallel/health/rank_links.h"
+
 #include <functional>
 #include <sstream>
 #include <thread>
@@ -17,8 +19,7 @@
 
 #include "base/durable.h"
 #include "base/error.h"
-#include "parallel/host_links.h"
-#include "parallel/peer_watch.h"
+#include "parallel/health/failure_detector.h"
 #include "parallel/phase.h"
 #include "parallel/rendezvous.h"
 #include "tests/support/ranks.h"
@@ -30,14 +31,12 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using Clock = std::chrono::steady_clock;
 
-// "ended 1 2", "failed 3": the first that a host hears within `patience`; empty: nothing.
-std::string first_news(HostLinks& links, seconds patience) {
-  for (const auto end = Clock::now() + patience;;) {
-    for (const HostLinks::Loss& loss : links.news()) {
-      std::string text = loss.failed ? "failed" : "ended";
-      for (const int rank : loss.ranks) text += fmt::format(" {}", rank);
-      return text;
-    }
+// "ended 1 2", "failed 3": the first that a host hears within `timeout`; empty: nothing.
+std::string first_loss(RankLinks& links, seconds timeout) {
+  for (const auto end = Clock::now() + timeout;;) {
+    links.poll();
+    if (!links.ended().empty()) return fmt::format("ended {}", fmt::join(links.ended(), " "));
+    if (!links.failed().empty()) return fmt::format("failed {}", fmt::join(links.failed(), " "));
     if (Clock::now() >= end) return "";
     std::this_thread::sleep_for(milliseconds(20));
   }
@@ -55,14 +54,14 @@ void wait_for_all(const Environment& environment) {
 }
 
 // Runs `act` on one host of three, and returns what each heard within `patience`; "" for the host that acted.
-std::vector<std::string> heard(int acting, const std::function<void(HostLinks&)>& act,
+std::vector<std::string> heard(int acting, const std::function<void(RankLinks&)>& act,
                                seconds patience = kPatience) {
   const auto outcomes = run_ranks_outcome(3, [&](const Environment& environment) {
     Environment host = environment;
     host.local_rank = 0;
     host.local_world_size = 1;
     const auto store = join_ranks(environment, {}, kPatience);
-    HostLinks links(*store, host, kPatience);
+    RankLinks links(*store, host, kPatience);
     wait_for_all(host);
     if (host.rank == acting) {
       act(links);
@@ -70,7 +69,7 @@ std::vector<std::string> heard(int acting, const std::function<void(HostLinks&)>
       return;
     }
     // The error is how a rank of run_ranks_outcome tells more than a code.
-    const std::string news = first_news(links, patience);
+    const std::string news = first_loss(links, patience);
     reach(kHeard);
     for (int rank = 0; rank < 3; ++rank)  // or the others hear that this one ends
       if (rank != acting) wait_until_reached(rank, kHeard);
@@ -83,19 +82,17 @@ std::vector<std::string> heard(int acting, const std::function<void(HostLinks&)>
 
 }  // namespace
 
-TEST_CASE("every host hears that a process has ended and of ranks that others tell") {
-  const auto kill = [](HostLinks&) { ::raise(SIGKILL); };
+TEST_CASE("every host hears that a process has ended or fails") {
+  const auto kill = [](RankLinks&) { ::raise(SIGKILL); };
   CHECK(heard(1, kill) == std::vector<std::string>{"ended 1", "signal 9", "ended 1"});
   CHECK(heard(0, kill) == std::vector<std::string>{"signal 9", "ended 0", "ended 0"});
-  const auto tell = [](HostLinks& links) { links.tell({{5, 7}, false}); };
-  CHECK(heard(2, tell) == std::vector<std::string>{"ended 5 7", "ended 5 7", ""});
-  CHECK(heard(0, tell) == std::vector<std::string>{"", "ended 5 7", "ended 5 7"});
-  const auto fail = [](HostLinks& links) { links.tell({{2}, true}); };
+  const auto fail = [](RankLinks& links) { links.send_failed(); };
   CHECK(heard(2, fail) == std::vector<std::string>{"failed 2", "failed 2", ""});
+  CHECK(heard(0, fail) == std::vector<std::string>{"", "failed 0", "failed 0"});
 }
 
 TEST_CASE("a host that is done is no loss") {
-  const auto done = [](HostLinks& links) { links.tell_done(); };
+  const auto done = [](RankLinks& links) { links.send_done(); };
   CHECK(heard(1, done, kSilence) == std::vector<std::string>(3));
 }
 
@@ -107,8 +104,8 @@ TEST_CASE("a rank that goes on keeps no verdict from a connection that broke wit
     host.world_size = 4;
     const auto store = join_ranks(environment, {}, kPatience);
     if (host.rank == 0) {
-      PeerWatch watch(*store, host, kPatience, kPeerResponseTimeout, /*ends_process=*/false);
-      throw_data("{}", fmt::join(watch.lost_ranks(kPatience), " "));
+      FailureDetector detector(store, host, kPatience, kPeerResponseTimeout, /*ends_process=*/false);
+      throw_data("{}", fmt::join(detector.ended_ranks(kPatience), " "));
     }
     store->wait({"watch/rank0"}, kPatience);
     std::istringstream words(store->get_to_str("watch/rank0"));
@@ -145,11 +142,11 @@ TEST_CASE("a connection that is not of the job is not heard") {
     host.local_rank = 0;
     host.local_world_size = 1;
     const auto store = join_ranks(environment, {}, kPatience);
-    HostLinks links(*store, host, kPatience);
+    RankLinks links(*store, host, kPatience);
     if (host.rank == 0) {
       std::string news;
-      while (news.empty() && !has_reached(1, kReady)) news = first_news(links, seconds(0));
-      if (news.empty()) news = first_news(links, kSilence);
+      while (news.empty() && !has_reached(1, kReady)) news = first_loss(links, seconds(0));
+      if (news.empty()) news = first_loss(links, kSilence);
       reach(kHeard);
       if (!news.empty()) throw_data("{}", news);
       return wait_for_end_of(1);
@@ -176,27 +173,28 @@ TEST_CASE("a connection that is not of the job is not heard") {
 TEST_CASE("ranks of two hosts end when one of them is killed and do not when it takes leave") {
   struct Case {
     int rank;
-    std::function<void(PeerWatch&)> end;
+    std::function<void(FailureDetector&)> end;
     int exit_code;
     std::string said;
   };
   const int communication = static_cast<int>(ExitCode::kCommunication);
-  const auto kill = [](PeerWatch&) { ::raise(SIGKILL); };
-  for (const auto& [lost, end, exit_code, said] :
-       std::vector<Case>{{3, kill, communication, "rank 3 has ended"},
-                         {2, kill, communication, "rank 2 has ended"},
-                         {0, kill, communication, "rank 0 has ended"},
-                         {3, [](PeerWatch& watch) { watch.leave(PeerWatch::End::kDone); }, 0, ""}}) {
+  const auto kill = [](FailureDetector&) { ::raise(SIGKILL); };
+  for (const auto& [lost, end, exit_code, said] : std::vector<Case>{
+           {3, kill, communication, "rank 3 has ended"},
+           {2, kill, communication, "rank 2 has ended"},
+           {0, kill, communication, "rank 0 has ended"},
+           {3, [](FailureDetector& detector) { detector.leave(FailureDetector::End::kDone); }, 0, ""}}) {
     const auto outcomes = run_ranks_outcome(4, [&](const Environment& environment) {
       Environment on_host = environment;
       on_host.local_rank = environment.rank % 2;
       on_host.local_world_size = 2;
       set_phase("step 3");
       const auto store = join_ranks(environment, {}, kPatience);
-      PeerWatch watch(*store, on_host, kPatience);
+      FailureDetector detector(store, on_host, kPatience);
       wait_for_all(on_host);
       // Those that are to end would wait until the harness ends them.
-      environment.rank == lost ? end(watch) : std::this_thread::sleep_for(seconds(exit_code == 0 ? 4 : 600));
+      environment.rank == lost ? end(detector)
+                               : std::this_thread::sleep_for(seconds(exit_code == 0 ? 4 : 600));
     });
     for (int rank = 0; rank < 4; ++rank) {
       if (rank == lost) continue;
