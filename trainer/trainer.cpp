@@ -9,6 +9,7 @@
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/full_like.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 
@@ -283,8 +284,7 @@ Trainer::StepInput Trainer::fetch(int64_t step) {
     set_running_step(step, step + 1);
   } else {
     const StepFlags own = {step, stop_signal(), checkpointer_->failed()};
-    // The tensor parallel ranks of a batch have the same tokens: one of them counts.
-    const bool counts = job_.runtime.mesh->coordinate(job_.runtime.rank(), parallel::MeshDim::kTp) == 0;
+    const bool counts = job_.runtime.mesh->counts_among_all(job_.runtime.rank());
     const StepTotals totals =
         exchange_on_host(job_.runtime.groups->host(), counts ? input.local_valid : 0, own);
     agreed_ = totals.flags;
@@ -316,7 +316,9 @@ void Trainer::train_step(int64_t step, const StepInput& input) {
   failpoint("step.opt");
   parallel::set_phase(fmt::format("step {} gradient norm", step));
   const parallel::LocalGradients& gradients = model_.fsdp_model->gradients();
-  const at::Tensor own_norm = global_grad_norm(gradients, model_.fsdp->shard(), model_.fsdp->tensor());
+  const at::Tensor own_norm =
+      global_grad_norm(gradient_classes(gradients, model_.fsdp->shard(), model_.fsdp->tensor()),
+                       model_.fsdp->options().state_device);
   std::vector<std::string> sources;
   for (const Batch& batch : input.batches)
     sources.push_back(fmt::format("{}", fmt::join(batch.sources, ", ")));
@@ -375,7 +377,9 @@ void Trainer::log_step(int64_t step, const std::vector<at::Tensor>& losses, cons
   const parallel::TraceRange range("metrics");
   const at::Tensor local = at::stack(losses).sum();
   const at::Tensor sum = local / input.global_valid.to(local.scalar_type());
-  const at::Tensor max = local / static_cast<double>(std::max<int64_t>(1, input.local_valid));
+  // A rank without a label has no mean, and no part in the maximum.
+  const at::Tensor max =
+      input.local_valid > 0 ? local / static_cast<double>(input.local_valid) : at::full_like(local, -INFINITY);
   const parallel::ReduceChain groups = job_.runtime.groups->loss_groups();
   groups.all_reduce_sum(sum);
   groups.all_reduce_max(max);

@@ -159,7 +159,9 @@ TinyStep TinyTraining::step(int64_t step) {
   const at::Tensor loss = forward_backward(step);
   const parallel::LocalGradients& gradients = fsdp_model_->gradients();
   const at::Tensor norm =
-      trainer::global_grad_norm(gradients, groups_->get(parallel::MeshDim::kFsdp), tensor_);
+      trainer::global_grad_norm(
+          trainer::gradient_classes(gradients, groups_->get(parallel::MeshDim::kFsdp), tensor_),
+          fsdp_->options().state_device);
   trainer::clip_gradients(gradients, norm, 1.0);
   optimizer_->step(1e-2, at::zeros({}, norm.options().dtype(at::kFloat)));
   fsdp_model_->weights_changed();
