@@ -17,7 +17,7 @@ Validator::Validator(const JobConfig::Validation& options, const Runtime& runtim
                      std::unique_ptr<DataLoader> loader)
     : options_(options), runtime_(runtime), loader_(std::move(loader)) {}
 
-Validator::Result Validator::run(FsdpModel& model, BatchMover& mover) {
+Validator::Result Validator::run(ScheduleRunner& schedule, BatchMover& mover) {
   const std::optional<int64_t>& sequences = options_.sequences;
   loader_->reset();
   const bool counts = runtime_.mesh->counts_in_loss_groups(runtime_.rank());
@@ -33,7 +33,7 @@ Validator::Result Validator::run(FsdpModel& model, BatchMover& mover) {
     std::optional<Batch> batch = loader_->next();
     if (!batch) break;
     ignore_sequences_from(end, *batch);
-    sums[0] += model.loss_sum(mover.move(*batch)).to(at::kCPU, at::kDouble);
+    sums[0] += schedule.loss_sum(mover.move(*batch)).to(at::kCPU, at::kDouble);
     if (counts) {
       sums[1] += static_cast<double>(valid_tokens(*batch));
       sums[2] += static_cast<double>(sequences_with_labels(*batch));
