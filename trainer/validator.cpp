@@ -17,9 +17,10 @@ Validator::Validator(const JobConfig::Validation& options, const Runtime& runtim
                      std::unique_ptr<data::DataLoader> loader)
     : options_(options), runtime_(runtime), loader_(std::move(loader)) {}
 
-Validator::Result Validator::run(FsdpModel& model, BatchMover& mover) {
+Validator::Result Validator::run(ScheduleRunner& schedule, BatchMover& mover) {
   const std::optional<int64_t>& sequences = options_.sequences;
   loader_->reset();
+  const bool counts = runtime_.mesh->counts_in_loss_groups(runtime_.rank());
   at::Tensor sums = at::zeros({3}, at::TensorOptions(at::kDouble));  // loss, valid tokens, sequences
   Result result;
   const uint64_t end = sequences ? static_cast<uint64_t>(*sequences) : std::numeric_limits<uint64_t>::max();
@@ -32,9 +33,11 @@ Validator::Result Validator::run(FsdpModel& model, BatchMover& mover) {
     std::optional<data::Batch> batch = loader_->next();
     if (!batch) break;
     data::ignore_sequences_from(end, *batch);
-    sums[0] += model.loss_sum(mover.move(*batch)).to(at::kCPU, at::kDouble);
-    sums[1] += static_cast<double>(valid_tokens(*batch));
-    sums[2] += static_cast<double>(sequences_with_labels(*batch));
+    sums[0] += schedule.loss_sum(mover.move(*batch)).to(at::kCPU, at::kDouble);
+    if (counts) {
+      sums[1] += static_cast<double>(valid_tokens(*batch));
+      sums[2] += static_cast<double>(sequences_with_labels(*batch));
+    }
     result.tokens += batch->rows * batch->seq_len;
     progress.update(sequences ? std::min(end, loader_->state().sequence) : static_cast<uint64_t>(step) + 1);
   }

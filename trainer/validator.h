@@ -4,8 +4,8 @@
 
 #include <memory>
 
-#include "trainer/fsdp_model.h"
 #include "trainer/runtime/runtime.h"
+#include "trainer/schedule.h"
 #include "trainer/setup/data_setup.h"
 
 namespace hyperion::trainer {
@@ -22,7 +22,7 @@ class Validator {
     double loss = 0;     // mean over all valid tokens of all ranks
     int64_t tokens = 0;  // seen by this rank
   };
-  Result run(FsdpModel& model, BatchMover& mover);
+  Result run(ScheduleRunner& schedule, BatchMover& mover);
 
  private:
   JobConfig::Validation options_;
