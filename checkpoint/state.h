@@ -22,7 +22,7 @@ namespace hyperion::checkpoint {
 
 // How the ranks hold a tensor. Without cuts each of them has it whole.
 struct Placement {
-  std::vector<Cut> cuts;          // that leave this rank's part, one box (base/box.h: box_of)
+  std::vector<Cut> cuts;          // that leave this rank's part (base/box.h: box_of)
   int replicas = 1, replica = 0;  // how many ranks hold that part; this rank's number among them
   int home = 0;                   // the pipeline stage whose ranks hold the tensor
   // Whether this rank is one of them. Else it describes the tensor without data, and the indices of the cuts

@@ -42,11 +42,6 @@ FailureDetector::FailureDetector(c10::intrusive_ptr<c10d::Store> store, const En
       ends_process_(ends_process),
       // A rank that goes on would keep a false verdict for ever.
       links_(*store_, environment, timeout, /*silence_is_loss=*/ends_process) {
-  if (!links_.unreachable().empty() && ends_process_)
-    log_warning(
-        "rank {} cannot see whether rank {} is alive (another host, or a container of its own): if it is "
-        "killed, this rank ends when comm.train_timeout_seconds have passed",
-        environment.rank, rank_list(links_.unreachable()));
   {
     const std::lock_guard lock(current_mutex);
     current = this;
@@ -66,7 +61,7 @@ FailureDetector::~FailureDetector() {
 void FailureDetector::leave(End end) {
   const std::lock_guard lock(mutex_);
   if (std::exchange(left_, true)) return;
-  end == End::kDone ? links_.send_done() : links_.send_failed();
+  links_.send(end);
   changed_.notify_all();
 }
 
@@ -100,7 +95,7 @@ PostMortem FailureDetector::find_lost_ranks_of_process(const std::string& phase)
   if (current == nullptr) return {};
   {
     const std::lock_guard links_lock(current->mutex_);
-    current->links_.send_failed();  // it may take seconds until all is known
+    current->links_.send(End::kFailed);  // it may take seconds until all is known
   }
   std::vector<int> all_ranks(static_cast<size_t>(current->environment_.world_size));
   std::iota(all_ranks.begin(), all_ranks.end(), 0);
@@ -121,18 +116,16 @@ void FailureDetector::watch() {
 
 // Of ranks that end at the same time, those that say why do so because of those that do not.
 void FailureDetector::update() {
-  links_.poll();
-  const bool failed = links_.ended().empty();
-  const std::set<int>& ranks = failed ? links_.failed() : links_.ended();
-  if (ranks.empty() || (lost_ && (failed || !lost_->failed))) return;
-  lost_ = LostRanks{{ranks.begin(), ranks.end()}, failed};
+  const LostRanks found = links_.poll();
+  if (found.ranks.empty() || (lost_ && (found.failed || !lost_->failed))) return;
+  lost_ = found;
   lost_at_ = Clock::now();
   changed_.notify_all();
 }
 
 // Nothing may wait for the GPU any more, and the main thread does: so no exception and no destructor.
 void FailureDetector::end_process() {
-  links_.send_failed();  // else the others would take this rank for the one that was lost
+  links_.send(End::kFailed);  // else the others would take this rank for the one that was lost
   const std::string why =
       fmt::format("rank {} has {}", rank_list(lost_->ranks), lost_->failed ? "failed" : "ended");
   record_failed_operation({"", 0, "", current_phase(), why, lost_->ranks});

@@ -31,8 +31,7 @@ namespace hyperion::parallel {
 
 class FailureDetector {
  public:
-  // How a rank ends that can still say so. The others go on without a rank that is done.
-  enum class End { kDone, kFailed };
+  using End = RankLinks::End;  // the others go on without a rank that is done
 
   // Collective. `ends_process`: this rank is ended when another one has been lost, but not while it may be
   // asking the others by whom an operation has failed, who answer within `response_timeout`. Throws

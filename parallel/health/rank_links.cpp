@@ -20,6 +20,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/process.h"
+#include "base/rank_list.h"
 #include "parallel/rendezvous.h"
 
 namespace hyperion::parallel {
@@ -37,7 +38,6 @@ std::string connected_key(int rank) {  // it has connected to the ranks of its h
 }
 
 constexpr size_t kLongestLine = 4096;
-constexpr const char* kDone = "done\n";
 
 std::string lost_line(const std::set<int>& ranks, bool failed) {
   return fmt::format("{} {}\n", failed ? "failed" : "ended", fmt::join(ranks, " "));
@@ -48,10 +48,10 @@ std::string random_word() {
   return fmt::format("{:08x}{:08x}", random(), random());
 }
 
-void wait_for(c10d::Store& store, const std::string& key, milliseconds timeout, int own_rank,
-              const std::string& whom) {
+// What `request` gets from the store, where `whom` puts it.
+auto await(int own_rank, const std::string& whom, const auto& request) {
   try {
-    store.wait({key}, timeout);
+    return request();
   } catch (const c10::Error&) {
     throw_comm("rank {}: {} met the others, but did not start; see its log", own_rank, whom);
   }
@@ -59,29 +59,18 @@ void wait_for(c10d::Store& store, const std::string& key, milliseconds timeout, 
 
 // --- sockets ---
 
-// In the abstract namespace: nothing is left behind in a folder.
-sockaddr_un local_address(const std::string& name) {
+// One that listens on a name of this host, or is connected to it; none where that fails. The name is in the
+// abstract namespace: nothing is left behind in a folder.
+Descriptor local_socket(const std::string& name, bool listens) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   name.copy(address.sun_path + 1, sizeof address.sun_path - 1);
-  return address;
-}
-
-Descriptor listen_on_host(const std::string& name) {
-  const sockaddr_un address = local_address(name);
-  Descriptor socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!socket || ::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
-      ::listen(socket.get(), SOMAXCONN) != 0)
-    return {};
-  return socket;
-}
-
-Descriptor connect_on_host(const std::string& name) {
-  const sockaddr_un address = local_address(name);
+  const auto* at = reinterpret_cast<const sockaddr*>(&address);
   Descriptor socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  if (!socket || ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0)
-    return {};
-  return socket;
+  const int fd = socket.get();
+  const bool made = listens ? ::bind(fd, at, sizeof address) == 0 && ::listen(fd, SOMAXCONN) == 0
+                            : ::connect(fd, at, sizeof address) == 0;
+  return made ? std::move(socket) : Descriptor();
 }
 
 // Without it only a process that ends is noticed.
@@ -121,8 +110,11 @@ RankLinks::RankLinks(c10d::Store& store, const Environment& environment, millise
   connect_ranks_of_host(store, environment, timeout);
   if (relays_ && own_rank_ == 0) listen_for_hosts(store, environment);
   if (!relays_ || own_rank_ == 0) return;
-  wait_for(store, kRank0, timeout, own_rank_, "rank 0");
-  connect_to_rank_0(store.get_to_str(kRank0), environment, timeout);
+  const std::string address = await(own_rank_, "rank 0", [&] {
+    store.wait({kRank0}, timeout);
+    return store.get_to_str(kRank0);
+  });
+  connect_to_rank_0(address, environment, timeout);
 }
 
 // Launchers number the ranks of a host one after the other; where SLURM was told otherwise, the host's name
@@ -131,29 +123,38 @@ void RankLinks::connect_ranks_of_host(c10d::Store& store, const Environment& env
                                       milliseconds timeout) {
   const int first = std::max(0, own_rank_ - environment.local_rank);
   const int end = std::min(environment.world_size, first + environment.local_world_size);
-  const auto wait_for_rank = [&](const std::string& key, int rank) {
-    wait_for(store, key, timeout, own_rank_, fmt::format("rank {} of this host", rank));
+  const auto await_rank = [&](int rank, const auto& request) {
+    return await(own_rank_, fmt::format("rank {} of this host", rank), request);
   };
   const std::string own_name = random_word();
-  const Descriptor listener = listen_on_host(own_name);
+  const Descriptor listener = local_socket(own_name, /*listens=*/true);
   store.set(address_key(own_rank_), listener ? fmt::format("{} {} {}", own_name, token_, host_name()) : "");
   for (int rank = first; rank < own_rank_; ++rank) {
-    wait_for_rank(address_key(rank), rank);
-    std::istringstream address(store.get_to_str(address_key(rank)));
+    std::istringstream address(await_rank(rank, [&] {
+      store.wait({address_key(rank)}, timeout);
+      return store.get_to_str(address_key(rank));
+    }));
     std::string name, token, host;
     address >> name >> token >> host;
-    Descriptor socket = host == host_name() ? connect_on_host(name) : Descriptor();
+    Descriptor socket = host == host_name() ? local_socket(name, /*listens=*/false) : Descriptor();
     if (!socket) continue;
     send_to(socket.get(), fmt::format("{} {}\n", token, own_rank_));
     links_.push_back({.socket = std::move(socket), .same_host = true, .rank = rank});
   }
   store.set(connected_key(own_rank_), "");
-  for (int rank = first; rank < end; ++rank) wait_for_rank(connected_key(rank), rank);
+  for (int rank = first; rank < end; ++rank)
+    await_rank(rank, [&] { store.wait({connected_key(rank)}, timeout); });
   accept_from(listener, /*same_host=*/true);
   poll();  // they say who they are
+  std::vector<int> unreachable;
   for (int rank = first; rank < end; ++rank)
     if (rank != own_rank_ && std::ranges::find(links_, rank, &Link::rank) == links_.end())
-      unreachable_.push_back(rank);
+      unreachable.push_back(rank);
+  if (!unreachable.empty() && silence_is_loss_)
+    log_warning(
+        "rank {} cannot see whether rank {} is alive (another host, or a container of its own): if it is "
+        "killed, this rank ends when comm.train_timeout_seconds have passed",
+        own_rank_, rank_list(unreachable));
 }
 
 void RankLinks::listen_for_hosts(c10d::Store& store, const Environment& environment) {
@@ -198,11 +199,11 @@ void RankLinks::accept_from(const Descriptor& listener, bool same_host) {
   }
 }
 
-void RankLinks::poll() {
+LostRanks RankLinks::poll() {
   accept_from(listener_, /*same_host=*/false);
   std::vector<pollfd> waits;
   for (const Link& link : links_) waits.push_back({link.socket.get(), POLLIN, 0});
-  if (waits.empty() || ::poll(waits.data(), waits.size(), 0) <= 0) return;
+  if (::poll(waits.data(), waits.size(), 0) <= 0) waits.clear();
   for (size_t i = 0; i < waits.size(); ++i) {
     Link& link = links_[i];
     const bool ended = waits[i].revents != 0 && read(link);
@@ -216,6 +217,8 @@ void RankLinks::poll() {
     if (ended || !known || link.unread.size() > kLongestLine) link.socket = {};
   }
   std::erase_if(links_, [](const Link& link) { return !link.socket; });
+  const std::set<int>& lost = ended_.empty() ? failed_ : ended_;
+  return {{lost.begin(), lost.end()}, ended_.empty()};
 }
 
 bool RankLinks::read(Link& link) {
@@ -241,7 +244,7 @@ bool RankLinks::take_line(Link& link, const std::string& line) {
     return link.rank >= 0;
   }
   const bool failed = word == "failed";
-  link.has_left |= failed ? ranks.contains(link.rank) : line + "\n" == kDone;
+  link.has_left |= failed ? ranks.contains(link.rank) : word == "done";
   if (failed || word == "ended") note(ranks, failed, link);
   return true;
 }
@@ -261,18 +264,11 @@ void RankLinks::note(const std::set<int>& ranks, bool failed, const Link& from) 
       send_to(link.socket.get(), lost_line(ranks, failed));
 }
 
-void RankLinks::send_failed() {
-  send(lost_line({own_rank_}, /*failed=*/true));
-}
-
-void RankLinks::send_done() {
-  send(kDone);
-}
-
 // A connection that takes no line has ended, or its host is gone: poll() sees it.
-void RankLinks::send(const std::string& line) {
+void RankLinks::send(End end) {
   accept_from(listener_, /*same_host=*/false);
-  for (const Link& link : links_) send_to(link.socket.get(), line);
+  for (const Link& link : links_)
+    send_to(link.socket.get(), end == End::kDone ? "done\n" : lost_line({own_rank_}, /*failed=*/true));
 }
 
 }  // namespace hyperion::parallel

@@ -4,13 +4,13 @@
 #pragma once
 
 #include <chrono>
-#include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "base/durable.h"
 #include "parallel/environment.h"
+#include "parallel/health/lost_ranks.h"
 
 namespace c10d {
 class Store;
@@ -23,24 +23,20 @@ class RankLinks {
   static constexpr std::chrono::seconds kSilence{60};  // more than what an overloaded switch or host takes
 
   // Collective. `silence_is_loss`: also a host that does not confirm for kSilence, or whose connection is
-  // reset, as after an outage of the network, is lost; else only the end of its process counts. A first rank
-  // that cannot connect to rank 0 says so in its log: then its host is left out. Throws Error(kCommunication)
-  // naming a rank that does not get here within `timeout`.
+  // reset, as after an outage of the network, is lost; else only the end of its process counts. Ranks that
+  // cannot be connected are left out, with a warning. Throws Error(kCommunication) naming a rank that does
+  // not get here within `timeout`.
   RankLinks(c10d::Store& store, const Environment& environment, std::chrono::milliseconds timeout,
             bool silence_is_loss = true);
 
   // Takes what has come and passes it on: what is of this host to the other hosts, and what is of another one
-  // to this host and, on rank 0, to the rest. Does not wait.
-  void poll();
-  // Ranks whose processes have ended without a word, and ranks that have said that they fail, so far.
-  const std::set<int>& ended() const { return ended_; }
-  const std::set<int>& failed() const { return failed_; }
-  // To the others: this rank fails, or is done. The end of its process is no loss then.
-  void send_failed();
-  void send_done();
+  // to this host and, on rank 0, to the rest. Does not wait. Returns all ranks so far whose processes have
+  // ended without a word, or where there are none, those that have said that they fail.
+  LostRanks poll();
+  // To the others: how this rank ends. The end of its process is no loss then.
+  enum class End { kDone, kFailed };
+  void send(End end);
 
-  // Ranks of this host that have no connection to this one.
-  const std::vector<int>& unreachable() const { return unreachable_; }
   bool connected() const { return !links_.empty(); }
   // Whether others hear of other hosts by this rank alone.
   bool relays() const { return relays_; }
@@ -64,14 +60,12 @@ class RankLinks {
   bool take_line(Link& link, const std::string& line);
   void note_end(Link& link);
   void note(const std::set<int>& ranks, bool failed, const Link& from);
-  void send(const std::string& line);
 
   const int own_rank_;
   const bool silence_is_loss_, relays_;
   std::string token_;    // by which a rank knows the job's own connections
   Descriptor listener_;  // of rank 0, for other hosts
   std::vector<Link> links_;
-  std::vector<int> unreachable_;
   std::set<int> ended_, failed_;
 };
 

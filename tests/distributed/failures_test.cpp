@@ -324,8 +324,7 @@ TEST_CASE("a watched rank ends its peers unless it has taken leave") {
     const auto outcomes = run_ranks_outcome(3, [&](const Environment& environment) {
       set_own_rank(environment);
       set_phase("step 3");
-      const auto store = join_ranks(environment, {}, kPatience);
-      FailureDetector detector(store, environment, kPatience);
+      FailureDetector detector(join_ranks(environment, {}, kPatience), environment, kPatience);
       // Those that are to end would wait until the harness ends them; the others for longer than that would
       // take.
       environment.rank == 1 ? end(detector) : std::this_thread::sleep_for(seconds(exit_code == 0 ? 14 : 600));
@@ -343,8 +342,8 @@ TEST_CASE(
     "a thread of libtorch that fails ends the process with the code of what it met and names the lost") {
   const auto thrown_in_a_thread = [](const auto& error) {
     return run_ranks_outcome(2, [&](const Environment& environment) {
-      const auto store = join_ranks(environment, {}, kPatience);
-      FailureDetector detector(store, environment, kPatience, kPeerResponseTimeout, /*ends_process=*/false);
+      FailureDetector detector(join_ranks(environment, {}, kPatience), environment, kPatience,
+                               kPeerResponseTimeout, /*ends_process=*/false);
       if (environment.rank == 1) return wait_for_end_of(0);
       std::set_terminate([] { ::_exit(static_cast<int>(ExitCode::kResources)); });  // the program's own
       report_failures_of_threads();

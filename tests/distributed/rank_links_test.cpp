@@ -34,9 +34,9 @@ using Clock = std::chrono::steady_clock;
 // "ended 1 2", "failed 3": the first that a host hears within `timeout`; empty: nothing.
 std::string first_loss(RankLinks& links, seconds timeout) {
   for (const auto end = Clock::now() + timeout;;) {
-    links.poll();
-    if (!links.ended().empty()) return fmt::format("ended {}", fmt::join(links.ended(), " "));
-    if (!links.failed().empty()) return fmt::format("failed {}", fmt::join(links.failed(), " "));
+    const LostRanks lost = links.poll();
+    if (!lost.ranks.empty())
+      return fmt::format("{} {}", lost.failed ? "failed" : "ended", fmt::join(lost.ranks, " "));
     if (Clock::now() >= end) return "";
     std::this_thread::sleep_for(milliseconds(20));
   }
@@ -86,13 +86,13 @@ TEST_CASE("every host hears that a process has ended or fails") {
   const auto kill = [](RankLinks&) { ::raise(SIGKILL); };
   CHECK(heard(1, kill) == std::vector<std::string>{"ended 1", "signal 9", "ended 1"});
   CHECK(heard(0, kill) == std::vector<std::string>{"signal 9", "ended 0", "ended 0"});
-  const auto fail = [](RankLinks& links) { links.send_failed(); };
+  const auto fail = [](RankLinks& links) { links.send(RankLinks::End::kFailed); };
   CHECK(heard(2, fail) == std::vector<std::string>{"failed 2", "failed 2", ""});
   CHECK(heard(0, fail) == std::vector<std::string>{"", "failed 0", "failed 0"});
 }
 
 TEST_CASE("a host that is done is no loss") {
-  const auto done = [](RankLinks& links) { links.send_done(); };
+  const auto done = [](RankLinks& links) { links.send(RankLinks::End::kDone); };
   CHECK(heard(1, done, kSilence) == std::vector<std::string>(3));
 }
 
