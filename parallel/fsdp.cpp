@@ -88,9 +88,11 @@ std::map<const Parameter*, PackMemory> pack_memory(const std::vector<ParameterPt
 
 }  // namespace
 
-FsdpContext::FsdpContext(Communicator& shard, Communicator& replicate, const ShardingOptions& options,
-                         Communicator* tensor)
-    : shard_(shard),
+FsdpContext::FsdpContext(const Mesh& mesh, int rank, Communicator& shard, Communicator& replicate,
+                         const ShardingOptions& options, Communicator* tensor)
+    : mesh_(mesh),
+      rank_(rank),
+      shard_(shard),
       replicate_(replicate),
       tensor_(tensor),
       options_(options),
@@ -164,14 +166,13 @@ ShardGroup::ShardGroup(std::string name, const std::vector<ParameterPtr>& parame
                        std::map<const Parameter*, ShardedParameterPtr>& known, FsdpContext& context)
     : name_(std::move(name)), context_(context) {
   const ShardingOptions& options = context.options();
-  const int rank = context.shard().rank(), world = context.shard().size();
-  std::map<const Parameter*, PackMemory> packs = pack_memory(parameters, world, options);
+  std::map<const Parameter*, PackMemory> packs = pack_memory(parameters, context.shard().size(), options);
   int64_t owned_numel = 0;
   for (const ParameterPtr& parameter : parameters) {
     ShardedParameterPtr& sharded = known[parameter.get()];
     if (!sharded) {
       const auto pack = packs.find(parameter->pack.get());
-      sharded = std::make_shared<ShardedParameter>(parameter, rank, world, options,
+      sharded = std::make_shared<ShardedParameter>(parameter, context.placement(*parameter), options,
                                                    pack == packs.end() ? nullptr : &pack->second);
       owned_.push_back(sharded);
       owned_numel += sharded->padded_numel();

@@ -23,7 +23,7 @@ std::vector<at::Tensor> kept_gradients(int rank, const std::vector<at::Tensor>& 
                                        const ShardingOptions& options) {
   const auto shard = make_fake_communicator("fsdp/0", rank, {0, 1, 2, 3});
   const auto replicate = make_solo_communicator("dp_replicate/0", rank);
-  FsdpContext context(*shard, *replicate, options);
+  FsdpContext context(Mesh({}, kWorld), rank, *shard, *replicate, options);
   std::vector<ParameterPtr> parameters;
   for (size_t i = 0; i < gradients.size(); ++i)
     parameters.push_back(
@@ -68,7 +68,7 @@ TEST_CASE("a weight without a gradient adds nothing") {
   const std::vector<at::Tensor> gradients = {at::ones({5, 2}), at::ones({8})};
   const auto shard = make_fake_communicator("fsdp/0", 1, {0, 1, 2, 3});
   const auto replicate = make_solo_communicator("dp_replicate/0", 1);
-  FsdpContext context(*shard, *replicate, {.compute_dtype = at::kFloat});
+  FsdpContext context(Mesh({}, kWorld), 1, *shard, *replicate, {.compute_dtype = at::kFloat});
   const std::vector<ParameterPtr> parameters = {make_parameter("a", {5, 2}, Init::ones()),
                                                 make_parameter("b", {8}, Init::ones())};
   std::map<const Parameter*, ShardedParameterPtr> known;
@@ -87,7 +87,7 @@ TEST_CASE("the first gradients of a step replace those of the step before and la
   std::iota(ranks.begin(), ranks.end(), 0);
   const auto shard = make_fake_communicator("fsdp/0", 0, ranks);
   const auto replicate = make_solo_communicator("dp_replicate/0", 0);
-  FsdpContext context(*shard, *replicate, {.compute_dtype = at::kFloat});
+  FsdpContext context(Mesh({}, world), 0, *shard, *replicate, {.compute_dtype = at::kFloat});
   const ParameterPtr tied = make_parameter("tied", {8, 2}, Init::ones()),
                      own = make_parameter("own", {4}, Init::ones());
   std::map<const Parameter*, ShardedParameterPtr> known;
@@ -120,7 +120,8 @@ TEST_CASE("weights lie side by side only where they are gathered without padding
   std::iota(ranks.begin(), ranks.end(), 0);
   const auto shard = make_fake_communicator("fsdp/0", world - 1, ranks);
   const auto replicate = make_solo_communicator("dp_replicate/0", 0);
-  FsdpContext context(*shard, *replicate, {.compute_dtype = compute, .pack_weights = true});
+  FsdpContext context(Mesh({}, world), world - 1, *shard, *replicate,
+                      {.compute_dtype = compute, .pack_weights = true});
   const ParameterPtr pack = make_parameter("q, k and v", {16, 3}, Init::ones()),
                      padded = make_parameter("gate and up", {10, 3}, Init::ones());
   std::vector<ParameterPtr> parameters;
