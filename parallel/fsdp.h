@@ -117,8 +117,15 @@ class ShardGroup {
  private:
   friend class FsdpContext;
   enum class State { kSharded, kGathering, kUnsharded };
+  // What a reduce-scatter sends as one tensor: the gradients of parameters [first, last) packed, or one of
+  // them as it is.
+  struct SentPart {
+    size_t first, last;
+    bool packed;
+  };
   void make_local_gradients();
   void choose_gradient_dtypes();
+  void plan_parts();
   std::vector<at::Tensor> take_gradients();
   at::Tensor pack_gradients(size_t first, size_t last);
   bool reduces_into_gradients() const;
@@ -131,6 +138,7 @@ class ShardGroup {
   std::vector<ShardedParameterPtr> parameters_, owned_;
   at::Tensor grads_;
   LocalGradients local_gradients_;
+  std::vector<SentPart> sent_parts_;  // of all parameters, in order
   State state_ = State::kSharded;
   Pending all_gather_;  // in flight
   DeviceEvent gathered_;

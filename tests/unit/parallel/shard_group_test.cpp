@@ -157,4 +157,45 @@ TEST_CASE("weights lie side by side only where they are gathered without padding
   }
 }
 
+TEST_CASE("a unit sends the same parts whatever gradients a microbatch leaves") {
+  // Keeps how many elements each part of a reduce-scatter has.
+  class Parts : public Communicator {
+   public:
+    Parts() : Communicator("fsdp/0", 0, {0, 1}) {}
+    std::string_view backend() const override { return "test"; }
+    void set_timeout(std::chrono::milliseconds) override {}
+    std::vector<int64_t> sent;
+
+   private:
+    Finish do_all_gather(const at::Tensor&, const at::Tensor&) override { return {}; }
+    Finish do_reduce_scatter_sum(const at::Tensor& out, const at::Tensor& in) override {
+      sent.push_back(in.numel());
+      out.copy_(in.narrow(0, 0, out.numel()));
+      return {};
+    }
+    Finish do_all_reduce(const at::Tensor&, bool) override { return {}; }
+    Finish do_barrier() override { return {}; }
+  };
+  Parts shard;
+  const auto replicate = make_solo_communicator("dp_replicate/0", 0);
+  FsdpContext context(Mesh({}, 2), 0, shard, *replicate, {.compute_dtype = at::kBFloat16});
+  const std::vector<ParameterPtr> parameters = {make_parameter("a", {4, 2}, Init::ones()),
+                                                make_parameter("b", {6}, Init::ones())};
+  std::map<const Parameter*, ShardedParameterPtr> known;
+  ShardGroup unit("unit", parameters, known, context);
+  // As planned; in another dtype, as a product on a GPU may leave it; none.
+  for (const at::Tensor& gradient : {at::ones({6}, at::kBFloat16), at::full({6}, 1.001), at::Tensor()}) {
+    unit.drop_grads();
+    unit.finish_unshard();
+    parameters[0]->weight.mutable_grad() = at::ones({4, 2}, at::kBFloat16);
+    parameters[1]->weight.mutable_grad() = gradient;
+    shard.sent.clear();
+    unit.reduce(/*last_microbatch=*/true);
+    context.finish_reduction();
+    CHECK(shard.sent == std::vector<int64_t>{8 + 6});
+    const at::Tensor expected = gradient.defined() ? gradient.narrow(0, 0, 3).to(at::kFloat) : at::zeros({3});
+    CHECK(unit.parameters()[1]->grad().equal(expected));
+  }
+}
+
 }  // namespace hyperion::parallel
