@@ -229,7 +229,9 @@ struct StateShapes {
       : groups(mesh, environment, {.backend = parallel::CommBackend::kFake}),
         model(trainer::make_model_and_optimizer(
             args, plan.config,
-            {.groups = groups,
+            {.mesh = mesh,
+             .rank = 0,
+             .groups = groups,
              .device = at::kCPU,
              .float8 = {.cpu = false, .compute_capability = 100, .name = "a GPU"},
              .without_memory = true})) {

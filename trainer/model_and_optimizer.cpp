@@ -45,9 +45,9 @@ ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const 
   made.float8 = convert_to_float8(*made.transformer, config, place.float8);
   parallel::ShardingOptions sharding = sharding_options(config.training, place.device, made.float8.codec);
   if (place.without_memory) sharding.state_device = at::kMeta;
-  made.fsdp = std::make_unique<parallel::FsdpContext>(place.groups.get(parallel::MeshDim::kFsdp),
-                                                      place.groups.get(parallel::MeshDim::kDpReplicate),
-                                                      sharding, tensor);
+  made.fsdp = std::make_unique<parallel::FsdpContext>(
+      place.mesh, place.rank, place.groups.get(parallel::MeshDim::kFsdp),
+      place.groups.get(parallel::MeshDim::kDpReplicate), sharding, tensor);
   const models::ActivationCheckpointing checkpointing = activation_checkpointing(config, *made.transformer);
   made.stage = std::make_unique<Stage>(*made.transformer, 0, made.transformer->units().size(), *made.fsdp,
                                        checkpointing);

@@ -33,6 +33,8 @@ struct ModelAndOptimizer {
 };
 
 struct ModelPlace {
+  const parallel::Mesh& mesh;
+  int rank;
   const parallel::ProcessGroups& groups;
   at::Device device;
   Float8Device float8{};

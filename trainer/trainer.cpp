@@ -71,7 +71,9 @@ Trainer::Trainer(const ResolvedConfig& resolved, const std::vector<std::string>&
   // What trains.
   model_ = make_model_and_optimizer(
       job_.model, config(),
-      {.groups = *runtime.groups,
+      {.mesh = *runtime.mesh,
+       .rank = runtime.rank(),
+       .groups = *runtime.groups,
        .device = runtime.device,
        .float8 = {runtime.device.is_cpu(), runtime.compute_capability, runtime.device_name}});
   mover_.emplace(*model_.transformer, runtime.device);

@@ -74,11 +74,10 @@ Tensor LinearMatmuls::input_gradient(Operand& grad, const Parameter& weight, Exc
 }
 
 Tensor LinearMatmuls::weight_gradient(Operand& grad, Operand& x, at::ScalarType dtype) const {
-  if (gemm_ == Gemm::kEmulated) dtype = grad.dtype;  // as who is emulated rounds it
+  if (rounds_weight_gradient()) dtype = grad.dtype;
   if (!scalings_.x_w) return kernels::matmul(grad.values.t(), x.values, dtype);
   add_copies(grad, std::nullopt, scalings_.g_w);
   add_copies(x, std::nullopt, scalings_.x_w);
-  if (scalings_.x_w->granularity != Granularity::kTensor) dtype = grad.dtype;
   return multiply(transpose(grad.columns), x.columns, dtype, /*fast_accumulate=*/false, /*counts=*/true);
 }
 

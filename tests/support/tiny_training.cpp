@@ -83,7 +83,7 @@ TinyTraining::TinyTraining(const TinyJob& job, const parallel::Environment& envi
         parallel::make_fake_communicator("none/0", tensor_->rank(), tensor_->global_ranks());
     summing = tensor_without_sums_.get();
   }
-  fsdp_ = std::make_unique<parallel::FsdpContext>(groups_->get(parallel::MeshDim::kFsdp),
+  fsdp_ = std::make_unique<parallel::FsdpContext>(mesh_, rank_, groups_->get(parallel::MeshDim::kFsdp),
                                                   groups_->get(parallel::MeshDim::kDpReplicate), sharding,
                                                   summing);
   stage_ = std::make_unique<trainer::Stage>(

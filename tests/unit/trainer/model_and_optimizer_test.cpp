@@ -41,8 +41,12 @@ struct Rank {
       : mesh(mesh_config(config.parallelism), world),
         groups(mesh, {.rank = rank, .world_size = world}, {.backend = parallel::CommBackend::kFake}),
         args(model_args(config.model)),
-        model(make_model_and_optimizer(
-            args, config, {.groups = groups, .device = at::kCPU, .without_memory = without_memory})) {}
+        model(make_model_and_optimizer(args, config,
+                                       {.mesh = mesh,
+                                        .rank = rank,
+                                        .groups = groups,
+                                        .device = at::kCPU,
+                                        .without_memory = without_memory})) {}
   parallel::Mesh mesh;
   parallel::ProcessGroups groups;
   models::ModelArgs args;

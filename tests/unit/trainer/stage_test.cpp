@@ -46,7 +46,7 @@ struct OneRank {
   explicit OneRank(const char* name,
                    models::ActivationCheckpoint checkpoint = models::ActivationCheckpoint::kNone)
       : model(small(name)),
-        context(*shard, *replicate, {.compute_dtype = at::kFloat}),
+        context(parallel::Mesh({}, 1), 0, *shard, *replicate, {.compute_dtype = at::kFloat}),
         stage(model, 0, model.units().size(), context, {.blocks = {3, checkpoint}}) {
     for (const parallel::ShardedParameterPtr& parameter : stage.parameters()) {
       Tensor master = parameter->master();
