@@ -63,10 +63,8 @@ class StateComponent {
  public:
   virtual ~StateComponent() = default;
   virtual std::string name() const = 0;
-  // The component's tensors. Called once, and again when layout_version() has changed: until then addresses,
-  // shapes, names and placements stay the same. All ranks must change in the same step.
+  // The component's tensors, whose addresses, shapes, names and placements stay the same.
   virtual std::vector<TensorState> tensors() { return {}; }
-  virtual int64_t layout_version() const { return 0; }
   // Returns when nothing changes the tensors any more. Called at every save.
   virtual void wait_for_update() {}
   // Its values as they are now. Called at every save.

@@ -233,7 +233,7 @@ void Checkpointer::preflight(int64_t step) {
   const bool first = step == 0 && options().enable_first_step_checkpoint;
   if (std::min(next, first ? 1 : next) >= config_->training.steps) return;  // the last save is synchronous
   saver_->prepare_pool();
-  if (const uint64_t pool = saver_->counters().pool_bytes; pool > 0)
+  if (const uint64_t pool = saver_->pool_bytes(); pool > 0)
     log_info("Background saves copy the state to a pool of {:.1f} MiB in host memory",
              static_cast<double>(pool) / (1 << 20));
 }
@@ -288,7 +288,7 @@ void Checkpointer::write(int64_t step, const checkpoint::SaveContent& content, b
   const bool background = !now && options().async_mode != checkpoint::AsyncMode::kDisabled;
   const parallel::TraceRange range(background ? "checkpoint staging" : "checkpoint save");
   const bool written = saver_->save(step, content, now);
-  if (written) send_event(step, "checkpoint_staged", {{"stall_seconds", saver_->counters().stall_seconds}});
+  if (written) send_event(step, "checkpoint_staged", {{"stall_seconds", saver_->stall_seconds()}});
 }
 
 // The model alone, as transformers reads it.
