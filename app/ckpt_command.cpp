@@ -35,9 +35,9 @@ checkpoint::NameList names_of_job(const fs::path& toml) {
   const models::ModelArgs args = trainer::model_args(resolved.config.model);
   trainer::require_memory(args, /*bytes_per_parameter=*/0, trainer::rank_memory(at::kCPU, 1));
   for (const ParameterPtr& parameter : models::Transformer(args).parameters()) {
-    list.tensors.push_back({parameter->fqn, checkpoint::Dtype::kFloat32, parameter->shape});
-    for (const std::string& alias : parameter->aliases)
-      list.tensors.push_back({alias, checkpoint::Dtype::kFloat32, parameter->shape});
+    const checkpoint::TensorRecord record{checkpoint::Dtype::kFloat32, parameter->shape, {}};
+    list.tensors.emplace(parameter->fqn, record);
+    for (const std::string& alias : parameter->aliases) list.tensors.emplace(alias, record);
   }
   return list;
 }
@@ -49,36 +49,31 @@ bool is_toml(const fs::path& path) {
 // The names of one side of a comparison.
 checkpoint::NameList names_at(const fs::path& path) {
   if (is_toml(path)) return names_of_job(path);
-  checkpoint::NameList stored = checkpoint::names_in(path);
-  std::erase_if(stored.tensors, [](const checkpoint::NamedTensor& tensor) {
-    return checkpoint::component_of(tensor.name) != checkpoint::kModelComponent;
+  checkpoint::require_checkpoint(path);
+  checkpoint::OpenCheckpoint opened = checkpoint::open_checkpoint(path);
+  checkpoint::NameList stored{opened.folder.string(), std::move(opened.index.tensors)};
+  std::erase_if(stored.tensors, [](const auto& tensor) {
+    return checkpoint::component_of(tensor.first) != checkpoint::kModelComponent;
   });
   return stored;
 }
 
-// Which of our weights become which of Hugging Face's.
-std::vector<checkpoint::ConvertedTensor> hugging_face_tensors(const models::ModelArgs& args) {
+// Which of our weights become which of Hugging Face's, or the other way.
+std::vector<checkpoint::ConvertedTensor> convert_names(const models::ModelArgs& args, bool to_hugging_face) {
   std::vector<checkpoint::ConvertedTensor> tensors;
   for (const ParameterPtr& parameter : models::Transformer(args).parameters()) {
     const trainer::HfTensor stored = trainer::hf_tensor(args, parameter->fqn);
-    checkpoint::ConvertedTensor tensor{parameter->fqn, stored.name};
-    if (stored.head_dim > 0) tensor.row_map = [stored](int64_t row) { return trainer::our_row(stored, row); };
-    tensors.push_back(std::move(tensor));
-  }
-  return tensors;
-}
-
-std::vector<checkpoint::ConvertedTensor> our_tensors(const models::ModelArgs& args) {
-  std::vector<checkpoint::ConvertedTensor> tensors;
-  for (const ParameterPtr& parameter : models::Transformer(args).parameters()) {
-    const trainer::HfTensor stored = trainer::hf_tensor(args, parameter->fqn);
-    checkpoint::ConvertedTensor tensor{stored.name, parameter->fqn};
-    if (stored.head_dim > 0) tensor.row_map = [stored](int64_t row) { return trainer::hf_row(stored, row); };
-    tensors.push_back(tensor);
-    for (const std::string& alias : parameter->aliases) {
-      tensor.to = alias;
-      tensors.push_back(tensor);
+    checkpoint::RowMap rows;
+    if (stored.head_dim > 0)
+      rows = [stored, to_hugging_face](int64_t row) {
+        return to_hugging_face ? trainer::our_row(stored, row) : trainer::hf_row(stored, row);
+      };
+    if (to_hugging_face) {
+      tensors.push_back({parameter->fqn, stored.name, rows});
+      continue;
     }
+    tensors.push_back({stored.name, parameter->fqn, rows});
+    for (const std::string& alias : parameter->aliases) tensors.push_back({stored.name, alias, rows});
   }
   return tensors;
 }
@@ -111,7 +106,7 @@ std::unique_ptr<data::Tokenizer> tokenizer_for(const checkpoint::ConvertOptions&
 void convert_to_hugging_face(const std::string& config, checkpoint::ConvertOptions& convert) {
   const ModelOrigin origin = model_origin(convert.source, config);
   const models::ModelArgs args = trainer::model_args(origin.model);
-  convert.tensors = [args](const auto&) { return hugging_face_tensors(args); };
+  convert.tensors = [args](const auto&) { return convert_names(args, /*to_hugging_face=*/true); };
   const fs::path path = trainer::resolve_input(origin.tokenizer, trainer::install_root());
   const auto tokenizer = tokenizer_for(convert, origin, path);
   const auto weights = checkpoint::open_checkpoint(convert.source).index.tensors;
@@ -131,7 +126,7 @@ void convert_to_hugging_face(const std::string& config, checkpoint::ConvertOptio
 void convert_from_hugging_face(const std::string& config, checkpoint::ConvertOptions& convert) {
   ModelOrigin origin = model_origin(convert.source, config);
   const models::ModelArgs args = trainer::model_args(origin.model);
-  convert.tensors = [args](const auto&) { return our_tensors(args); };
+  convert.tensors = [args](const auto&) { return convert_names(args, /*to_hugging_face=*/false); };
   origin.record.model = origin.model;
   convert.facts = trainer::record_facts(origin.record);
 }

@@ -54,7 +54,7 @@ class StateComponent {
  public:
   virtual ~StateComponent() = default;
   virtual std::string name() const = 0;
-  // The component's tensors. Called once: addresses, shapes, names and placements stay the same.
+  // The component's tensors, whose addresses, shapes, names and placements stay the same.
   virtual std::vector<TensorState> tensors() { return {}; }
   // Returns when nothing changes the tensors any more. Called at every save.
   virtual void wait_for_update() {}

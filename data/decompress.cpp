@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/printable.h"
+#include "data/file_formats.h"
 
 namespace hyperion::data {
 namespace {
@@ -150,11 +151,9 @@ void InflatedText::reserve(uint64_t bytes) {
 }
 
 Compression detect_compression(const InputFile& file) {
-  unsigned char head[4] = {};
-  file.read(0, head, std::min<uint64_t>(sizeof head, file.size()));
-  if (head[0] == 0x1F && head[1] == 0x8B) return Compression::kGzip;
-  if (head[0] == 0x28 && head[1] == 0xB5 && head[2] == 0x2F && head[3] == 0xFD) return Compression::kZstd;
-  return Compression::kNone;
+  const FileFormat* format = format_of(file);
+  if (format == nullptr || format->use != FormatUse::kCompressed) return Compression::kNone;
+  return format->name == "gzip" ? Compression::kGzip : Compression::kZstd;
 }
 
 uint64_t inflation_limit(uint64_t compressed) {

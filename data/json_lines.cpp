@@ -1,7 +1,6 @@
 #include "data/json_lines.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <optional>
 #include <utility>
@@ -14,6 +13,7 @@
 #include "base/nearest.h"
 #include "base/progress.h"
 #include "base/utf8.h"
+#include "data/file_formats.h"
 
 namespace hyperion::data {
 namespace {
@@ -26,31 +26,11 @@ bool is_blank(std::string_view line) {
   return line.find_first_not_of(" \t\r") == std::string_view::npos;
 }
 
-// Formats that data sets also come in, by their first bytes, with what to do about one.
-struct UnsupportedFormat {
-  std::string_view magic, name, remedy;
-};
-constexpr std::string_view kConvert =
-    "write it as JSON lines, for example with pandas: python3 -c \"import pandas; "
-    "pandas.read_{}('IN').to_json('OUT.jsonl', orient='records', lines=True)\"";
-constexpr std::string_view kDecompress = "decompress it, or compress it with gzip or zstd";
-constexpr std::array<UnsupportedFormat, 6> kUnsupportedFormats = {{{"PAR1", "Parquet", kConvert},
-                                                                   {"ARROW1", "Arrow", kConvert},
-                                                                   {"BZh", "bzip2", kDecompress},
-                                                                   {"\xFD\x37zXZ", "xz", kDecompress},
-                                                                   {"\x04\x22\x4D\x18", "lz4", kDecompress},
-                                                                   {"PK\x03\x04", "zip", kDecompress}}};
-
 void refuse_unsupported_formats(const InputFile& file, const std::string& name) {
-  char head[8] = {};
-  file.read(0, head, std::min<uint64_t>(sizeof head, file.size()));
-  const std::string_view content(head, sizeof head);
-  for (const UnsupportedFormat& format : kUnsupportedFormats) {
-    if (!content.starts_with(format.magic)) continue;
-    const std::string reader = format.name == "Parquet" ? "parquet" : "feather";
-    throw_data("{}: is {}, which is not read: {}", name, format.name,
-               fmt::format(fmt::runtime(format.remedy), reader));
-  }
+  const FileFormat* format = format_of(file);
+  if (format == nullptr || format->use != FormatUse::kRefused) return;
+  throw_data("{}: is {}, which is not read: {}", name, format->name,
+             fmt::format(fmt::runtime(format->remedy), format->name == "Parquet" ? "parquet" : "feather"));
 }
 
 }  // namespace

@@ -2,17 +2,13 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <cstring>
+#include <fstream>
 #include <random>
-#include <sstream>
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include "base/error.h"
-#include "base/files.h"
 #include "base/resources.h"
 
 namespace hyperion::data {
@@ -70,54 +66,58 @@ struct NodeDocuments::Ring {
   }
 };
 
+namespace {
+
+// Where other ranks of its host find the segment of a rank.
+struct Place {
+  std::string host;  // of one start of a machine; "": ranks of one host cannot find each other
+  int process = 0, descriptor = -1;
+  uint64_t identity = 0;
+  static auto members(auto& self) {
+    return std::tie(self.host, self.process, self.descriptor, self.identity);
+  }
+};
+
+}  // namespace
+
 std::unique_ptr<NodeDocuments> NodeDocuments::make(Coordinator& ranks) {
   static_assert(sizeof(Ring) <= Ring::kHead && std::atomic<uint64_t>::is_always_lock_free);
   std::optional<SharedSegment> segment = SharedSegment::create();
-  std::string place = "none";
+  Place own_place;
   if (segment) {
     std::random_device device;
     auto* ring = reinterpret_cast<Ring*>(segment->payload(0));
     ring->identity = (uint64_t{device()} << 32) | device();
-    try {
-      std::string host = read_file("/proc/sys/kernel/random/boot_id");
-      std::erase(host, '\n');
-      place = fmt::format("{} {} {} {}", host, getpid(), segment->fd(), ring->identity);
-    } catch (const Error&) {  // ranks of one host cannot find each other
-    }
+    own_place = {"", getpid(), segment->fd(), ring->identity};
+    std::ifstream("/proc/sys/kernel/random/boot_id") >> own_place.host;
   }
   // Every rank learns the places of its own host; rank 0 sends those of all.
-  const std::vector<std::string> places = ranks.gather(place);
-  std::istringstream all(ranks.broadcast(fmt::format("{}", fmt::join(places, "\n"))));
-  std::vector<std::string> lines;
-  for (std::string line; std::getline(all, line);) lines.push_back(line);
-  bool good = std::ranges::find(lines, "none") == lines.end();
+  const auto places = combine_on_rank_0(ranks, own_place, [](std::vector<Place> all) { return all; });
+  bool good = std::ranges::count(places, "", &Place::host) == 0;
   std::vector<SharedSegment> segments;
   std::vector<int> members;
   int own = 0;
-  const std::string host = place.substr(0, place.find(' ') + 1);
   for (int rank = 0; good && rank < ranks.size(); ++rank) {
-    const std::string& line = lines[static_cast<size_t>(rank)];
-    if (!line.starts_with(host)) continue;
+    const Place& place = places[static_cast<size_t>(rank)];
+    if (place.host != own_place.host) continue;
     if (rank == ranks.rank()) {
       own = static_cast<int>(members.size());
       segments.push_back(std::move(*segment));
     } else {
-      int pid = 0, fd = 0;
-      unsigned long identity = 0;
-      std::sscanf(line.c_str() + host.size(), "%d %d %lu", &pid, &fd, &identity);
-      auto peer = SharedSegment::open(pid, fd);
-      good = peer && reinterpret_cast<Ring*>(peer->payload(0))->identity == identity;
+      auto peer = SharedSegment::open(place.process, place.descriptor);
+      good = peer && reinterpret_cast<Ring*>(peer->payload(0))->identity == place.identity;
       if (good) segments.push_back(std::move(*peer));
     }
     members.push_back(rank);
   }
   good = good && members.size() <= kMostRanks;
-  const std::vector<std::string> answers = ranks.gather(!good                ? "no"
-                                                        : members.size() > 1 ? "shared"
-                                                                             : "alone");
-  const bool no = std::ranges::find(answers, "no") != answers.end();
-  const bool shared = std::ranges::find(answers, "shared") != answers.end();
-  if (ranks.broadcast(no || !shared ? "no" : "yes") == "no") return nullptr;
+  enum class Answer : char { kImpossible, kAlone, kShared };  // with other ranks of its host
+  const Answer answer = !good ? Answer::kImpossible : members.size() > 1 ? Answer::kShared : Answer::kAlone;
+  const bool shared = combine_on_rank_0(ranks, answer, [](const std::vector<Answer>& answers) {
+    return std::ranges::count(answers, Answer::kImpossible) == 0 &&
+           std::ranges::count(answers, Answer::kShared) > 0;
+  });
+  if (!shared) return nullptr;
   return std::unique_ptr<NodeDocuments>(new NodeDocuments(std::move(segments), std::move(members), own));
 }
 

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "base/hash.h"
+#include "data/file_formats.h"
 #include "data/token_shards.h"
 
 namespace hyperion::data {
@@ -41,10 +42,9 @@ class TextSource : public DocumentSource {
   std::vector<int32_t> tokens_;
 };
 
-bool named_like_json_lines(fs::path path) {
-  if (path.extension() == ".gz" || path.extension() == ".zst") path.replace_extension();
-  const fs::path kind = path.extension();
-  return kind == ".json" || kind == ".jsonl" || kind == ".ndjson";
+bool named_like_json_lines(const fs::path& path) {
+  return is_named(is_named(path, FormatUse::kCompressed) ? fs::path(path).replace_extension() : path,
+                  FormatUse::kText);
 }
 
 CorpusFile make_corpus_file(const fs::path& path, const fs::path& root) {
@@ -85,11 +85,11 @@ std::vector<fs::path> expand_glob(const std::string& pattern) {
   return {found.gl_pathv, found.gl_pathv + found.gl_pathc};
 }
 
-// A Parquet or Arrow file in the folder, which holds none that are read; "" when there is none.
-fs::path columnar_file(const fs::path& folder) {
+// A file in the folder of a format that is not read; "" when there is none.
+fs::path refused_file(const fs::path& folder) {
   std::error_code error;
   for (fs::recursive_directory_iterator it(folder, error), end; !error && it != end; it.increment(error))
-    if (it->path().extension() == ".parquet" || it->path().extension() == ".arrow") return it->path();
+    if (is_named(it->path(), FormatUse::kRefused)) return it->path();
   return {};
 }
 
@@ -108,7 +108,7 @@ std::vector<CorpusFile> find_corpus(const std::string& dataset_path, const std::
     for (const fs::path& path : expand_glob(dataset_path)) add_path(path, fixed.parent_path(), files);
   }
   if (files.empty()) {
-    if (const fs::path other = columnar_file(dataset_path); !other.empty())
+    if (const fs::path other = refused_file(dataset_path); !other.empty())
       JsonLines{other};  // names the format and how to convert it
     throw_data(
         "{} {}: no such file, and no folder or pattern with files named *.json, *.jsonl or *.ndjson (plain, "

@@ -8,7 +8,7 @@
 #include "base/files.h"
 #include "base/log.h"
 #include "base/printable.h"
-#include "trainer/checkpointing/resume_policy.h"
+#include "trainer/checkpointing/trajectory.h"
 #include "trainer/config/entries.h"
 #include "trainer/config/load.h"
 #include "data/tokenizer/tokenizer.h"

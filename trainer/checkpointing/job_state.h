@@ -64,7 +64,7 @@ class SchedulerState : public checkpoint::StateComponent {
   struct Position {
     int64_t step = 0;  // updates done
     double base_lr = 0, next_lr = 0;
-    checkpoint::Object trajectory;  // resume_policy.h
+    checkpoint::Object trajectory;  // trajectory.h
   };
   explicit SchedulerState(std::function<Position()> position) : position_(std::move(position)) {}
   std::string name() const override { return std::string(checkpoint::kSchedulerComponent); }

@@ -1,7 +1,6 @@
 #include "trainer/setup/job.h"
 
 #include <random>
-#include <string>
 
 #include "base/collective.h"
 #include "parallel/agreement.h"
@@ -15,10 +14,10 @@ namespace {
 // debug.seed, or a random one of rank 0's.
 uint64_t common_seed(const JobConfig& config, const Runtime& runtime) {
   if (config.debug.seed) return static_cast<uint64_t>(*config.debug.seed);
-  return std::stoull(from_rank_0(runtime.groups->host(), [] {
+  return from_rank_0(runtime.groups->host(), [] {
     std::random_device device;  // a seed that debug.seed can be set to
-    return std::to_string(((uint64_t{device()} << 32) | device()) >> 1);
-  }));
+    return ((uint64_t{device()} << 32) | device()) >> 1;
+  });
 }
 
 }  // namespace

@@ -1,8 +1,11 @@
 #include "data/node_documents.h"
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <csignal>
+#include <cstring>
+#include <fstream>
 #include <memory>
 #include <set>
 #include <stdexcept>
@@ -76,18 +79,65 @@ class SocketRanks : public Coordinator {
 
  private:
   std::vector<std::string> exchange(const std::string& text) {
-    std::array<char, 4096> out{}, in{};
-    text.copy(out.data(), out.size() - 1);
+    std::array<char, 4096> out{}, in{};  // a size, and the bytes
+    const uint64_t size = text.size();
+    std::memcpy(out.data(), &size, sizeof size);
+    text.copy(out.data() + sizeof size, out.size() - sizeof size);
     REQUIRE(::write(socket_, out.data(), out.size()) == static_cast<ssize_t>(out.size()));
     REQUIRE(::recv(socket_, in.data(), in.size(), MSG_WAITALL) == static_cast<ssize_t>(in.size()));
-    const std::string other = in.data();
+    uint64_t other_size = 0;
+    std::memcpy(&other_size, in.data(), sizeof other_size);
+    const std::string other(in.data() + sizeof other_size, other_size);
     return rank_ == 0 ? std::vector{text, other} : std::vector{other, text};
   }
 
   int rank_, socket_;
 };
 
+// A rank of a second host: what it sends and receives names that host for this one, and this one for that.
+class OnOtherHost : public Coordinator {
+ public:
+  explicit OnOtherHost(Coordinator& inner) : inner_(inner) {
+    std::ifstream("/proc/sys/kernel/random/boot_id") >> host_;
+    other_ = host_;
+    std::ranges::reverse(other_);
+  }
+  int rank() const override { return inner_.rank(); }
+  int size() const override { return inner_.size(); }
+  std::vector<std::string> gather(const std::string& text) override { return inner_.gather(swapped(text)); }
+  std::string broadcast(const std::string& text) override { return swapped(inner_.broadcast(text)); }
+
+ private:
+  std::string swapped(std::string text) const {
+    for (size_t at = 0; at < text.size(); ++at) {
+      const bool here = text.compare(at, host_.size(), host_) == 0;
+      if (!here && text.compare(at, other_.size(), other_) != 0) continue;
+      text.replace(at, host_.size(), here ? other_ : host_);
+      at += host_.size() - 1;
+    }
+    return text;
+  }
+
+  Coordinator& inner_;
+  std::string host_, other_;
+};
+
 }  // namespace
+
+TEST_CASE("ranks tokenise together with those of their own host alone") {
+  const test::Corpus corpus;
+  test::ThreadRanks::run(5, [&](Coordinator& ranks) {
+    OnOtherHost other(ranks);
+    const bool elsewhere = ranks.rank() >= 2;  // rank 0 is here
+    std::shared_ptr<NodeDocuments> node =
+        NodeDocuments::make(elsewhere ? static_cast<Coordinator&>(other) : ranks);
+    require(node != nullptr, "that they tokenise together");
+    DataLoader alone(options_for(corpus.path(), 5, ranks.rank()));
+    DataLoader together(options_for(corpus.path(), 5, ranks.rank(), node));
+    require(together.tokenising_ranks() == (elsewhere ? 3 : 2), "the number of ranks that tokenise together");
+    require_same_batches(together, alone, 100);
+  });
+}
 
 TEST_CASE("ranks of a node that tokenise together get the batches that each would make alone") {
   const test::Corpus corpus;

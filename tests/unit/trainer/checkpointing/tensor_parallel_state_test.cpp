@@ -166,7 +166,7 @@ TEST_CASE(
         const fs::path path = save_on(
             from, folder.path() / fmt::format("{} {} {}", from.name, narrow, static_cast<int>(writers)),
             narrow, writers);
-        const uint64_t total = checkpoint::digest_of(path).total();
+        const uint64_t total = checkpoint::digest_of(checkpoint::open_checkpoint(path)).total();
         CHECK(digest.value_or(total) == total);
         digest = total;
         const checkpoint::OpenCheckpoint checkpoint = checkpoint::open_checkpoint(path);
