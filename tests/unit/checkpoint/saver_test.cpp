@@ -72,6 +72,7 @@ class Dummy : public StateComponent {
   void load(const Find& find) override { step_ = *find("train_state.step")->get_if<int64_t>(); }
 
  private:
+  bool more_ = false;
   TensorState table_;
   std::vector<float> numbers_;
   int64_t step_ = 0;
