@@ -22,11 +22,19 @@ using Names = std::vector<std::string>;
 
 }  // namespace
 
-TEST_CASE("a folder of Parquet files is named as such") {
-  const test::TemporaryFolder folder;
-  folder.write("train-00000.parquet", "PAR1");
-  CHECK_THROWS_WITH(find_corpus(folder.path().string()),
-                    Catch::Contains("train-00000.parquet: is Parquet, which is not read"));
+TEST_CASE("a folder of files in a format that is not read names the format and what to do") {
+  for (const auto& [name, magic, format] :
+       {std::tuple("a.parquet", "PAR1", "is Parquet, which is not read: write it as JSON lines"),
+        {"a.arrow", "ARROW1", "is Arrow, which is not read: write it as JSON lines"},
+        {"a.jsonl.bz2", "BZh9", "is bzip2, which is not read: decompress it"},
+        {"a.jsonl.xz", "\xFD\x37zXZ", "is xz, which is not read: decompress it"},
+        {"a.jsonl.lz4", "\x04\x22\x4D\x18", "is lz4, which is not read: decompress it"},
+        {"a.zip", "PK\x03\x04", "is zip, which is not read: decompress it"}}) {
+    const test::TemporaryFolder folder;
+    folder.write(name, magic);
+    CHECK_THROWS_WITH(find_corpus(folder.path().string()),
+                      Catch::Contains(std::string(name) + ": ") && Catch::Contains(format));
+  }
 }
 
 TEST_CASE("a dataset path is a file or a folder or a pattern") {
