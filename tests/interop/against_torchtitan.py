@@ -2,11 +2,10 @@
 
     .venv-interop/bin/python tests/interop/against_torchtitan.py --binary build/hyperion [CASE ... | all]
 
-Our losses and gradient norms are compared with the recorded ones (goldens/). Beside our runs on one rank and those with
-tensor parallelism torchtitan also runs one step, on one rank, and the gradient of every parameter is compared element by
-element (--live none: only its recorded norm; --live all: torchtitan runs all steps of every case, and the fresh numbers
-are compared too). Prints one line a comparison,
-largest error first. --list names the cases; --python is the Python that has torchtitan (default: this one).
+Our losses and gradient norms are compared with the recorded ones (tests/goldens/torchtitan). Beside our runs on one rank and
+those with tensor parallelism torchtitan also runs one step, on one rank, and the gradient of every parameter is compared
+element by element (--live none: only its recorded norm; --live all: torchtitan runs all steps of every case, and the fresh
+numbers are compared too). Prints one line a comparison, largest error first. --list names the cases; --python is the Python that has torchtitan (default: this one).
 """
 
 import argparse

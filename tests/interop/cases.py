@@ -1,11 +1,11 @@
-"""The runs in which Hyperion and torchtitan are compared, and the numbers recorded of them (goldens/)."""
+"""The runs in which Hyperion and torchtitan are compared, and the numbers recorded of them (tests/goldens/torchtitan)."""
 
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-GOLDENS = HERE / "goldens"
+GOLDENS = HERE.parent / "goldens" / "torchtitan"
 SHARD = GOLDENS / "tokens"  # a token shard as `hyperion tokenize` writes it (trainer/data/token_shards.h)
 TOKENS_SEED = 20261121
 # With weights of some seeds qwen3's gradient is ill-conditioned in single steps: torchtitan's norm differs from its own on another
