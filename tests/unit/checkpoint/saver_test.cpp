@@ -54,7 +54,16 @@ class Dummy : public StateComponent {
     return step_ == static_cast<int64_t>(base);
   }
   std::string name() const override { return "train_state"; }
-  std::vector<TensorState> tensors() override { return {table_}; }
+  std::vector<TensorState> tensors() override {
+    std::vector<TensorState> tensors = {table_};
+    if (more_) {
+      tensors.push_back(table_);
+      tensors.back().key = "dummy.more";
+      tensors.back().path = {"dummy.more"};
+    }
+    return tensors;
+  }
+  void grow() { more_ = true; }  // before its tensors are asked for
   // This rank's numbers.
   std::vector<float>& numbers() { return numbers_; }
   std::vector<ObjectState> objects() override {
@@ -63,6 +72,7 @@ class Dummy : public StateComponent {
   void load(const Find& find) override { step_ = *find("train_state.step")->get_if<int64_t>(); }
 
  private:
+  bool more_ = false;
   TensorState table_;
   std::vector<float> numbers_;
   int64_t step_ = 0;
