@@ -47,6 +47,7 @@ constexpr std::array kFaultPoints = {
     FaultPoint{"ckpt.before_data"},
     FaultPoint{"ckpt.mid_data"},
     FaultPoint{"ckpt.after_data"},
+    FaultPoint{"ckpt.await_commit"},
     FaultPoint{"ckpt.before_meta"},
     FaultPoint{"ckpt.after_meta"},
     FaultPoint{"ckpt.before_commit"},

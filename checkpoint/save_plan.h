@@ -54,6 +54,9 @@ struct HeldPart {
   bool operator==(const HeldPart&) const = default;
 };
 
+// None where the rank is not of the tensor's home.
+std::optional<HeldPart> held_part(const Placement& placement);
+
 // What one rank holds of each kind of the layout; nothing of kinds whose home is another stage.
 struct RankPlace {
   std::vector<std::optional<HeldPart>> parts;

@@ -15,6 +15,11 @@ at::Tensor Linear::input_gradient(Operand& grad) const {
                  : kernels::matmul(grad.values, weight_->weight);
 }
 
+void Linear::set_float8(std::shared_ptr<const float8::LinearMatmuls> float8) {
+  float8_ = std::move(float8);
+  weight_->rounds_gradient = float8_->rounds_weight_gradient();
+}
+
 void Linear::prepare_input(Operand& x) const {
   if (float8_) float8_->cast_input(x);
 }

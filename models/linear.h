@@ -3,10 +3,10 @@
 // models/column_linear.h and models/row_linear.h make differentiable nodes of them.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <memory>
 #include <utility>
+
+#include <ATen/core/Tensor.h>
 
 #include "base/exchange.h"
 #include "base/parameter.h"
@@ -28,7 +28,7 @@ class Linear {
       : weight_(std::move(weight)), float8_(std::move(float8)), ranks_(ranks), in_pieces_(in_pieces) {}
 
   const ParameterPtr& weight() const { return weight_; }  // [out, in]
-  void set_float8(std::shared_ptr<const float8::LinearMatmuls> float8) { float8_ = std::move(float8); }
+  void set_float8(std::shared_ptr<const float8::LinearMatmuls> float8);
   const float8::LinearMatmuls* float8() const { return float8_.get(); }
   Exchange* ranks() const { return ranks_; }
   bool in_pieces() const { return in_pieces_ && ranks_ != nullptr; }

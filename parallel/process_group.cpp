@@ -108,13 +108,13 @@ Communicator& ProcessGroups::get(MeshDim dim) const {
 }
 
 ReduceChain ProcessGroups::loss_groups() const {
-  if (groups_.contains(MeshDim::kLoss)) return ReduceChain({&get(MeshDim::kLoss)});
-  return chain({MeshDim::kFsdp, MeshDim::kDpReplicate});
+  if (groups_.contains(MeshDim::kLoss)) return chain({MeshDim::kLoss, MeshDim::kPp});
+  return chain({MeshDim::kFsdp, MeshDim::kDpReplicate, MeshDim::kPp});
 }
 
 ReduceChain ProcessGroups::all_ranks() const {
   if (groups_.contains(MeshDim::kWorld)) return ReduceChain({&world()});
-  return chain({MeshDim::kFsdp, MeshDim::kDpReplicate, MeshDim::kTp});
+  return chain({MeshDim::kFsdp, MeshDim::kDpReplicate, MeshDim::kPp, MeshDim::kTp});
 }
 
 ReduceChain ProcessGroups::chain(std::initializer_list<MeshDim> dims) const {

@@ -58,7 +58,8 @@ class ProcessGroups {
   // All ranks, for CPU tensors and text whatever the device. Beside NCCL a tree over several hosts
   // (parallel/host_tree.h), shared memory or Gloo on one; otherwise the world group itself.
   Communicator& host() const { return host_ ? *host_ : world(); }
-  // The ranks whose token counts and losses add up: the loss group, over NCCL fsdp and then dp_replicate.
+  // The ranks whose token counts and losses add up: the loss group, over NCCL fsdp and then dp_replicate; and
+  // then pp.
   ReduceChain loss_groups() const;
   // Every rank: the world group, over NCCL the loss groups and then tp.
   ReduceChain all_ranks() const;

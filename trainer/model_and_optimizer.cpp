@@ -45,14 +45,15 @@ ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const 
   made.float8 = convert_to_float8(*made.transformer, config, place.float8);
   parallel::ShardingOptions sharding = sharding_options(config.training, place.device, made.float8.codec);
   if (place.without_memory) sharding.state_device = at::kMeta;
-  made.fsdp = std::make_unique<parallel::FsdpContext>(place.groups.get(parallel::MeshDim::kFsdp),
-                                                      place.groups.get(parallel::MeshDim::kDpReplicate),
-                                                      sharding, tensor);
-  const FsdpModelOptions options = {
-      .reshard_after_forward = config.parallelism.fsdp_reshard_after_forward != ReshardAfterForward::kNever,
-      .checkpointing = activation_checkpointing(config, *made.transformer)};
-  made.fsdp_model = std::make_unique<FsdpModel>(*made.transformer, *made.fsdp, options);
-  made.parameters = made.fsdp_model->parameters();
+  made.fsdp = std::make_unique<parallel::FsdpContext>(
+      place.mesh, place.rank, place.groups.get(parallel::MeshDim::kFsdp),
+      place.groups.get(parallel::MeshDim::kDpReplicate), sharding, tensor);
+  const models::ActivationCheckpointing checkpointing = activation_checkpointing(config, *made.transformer);
+  made.stage = std::make_unique<Stage>(*made.transformer, 0, made.transformer->units().size(), *made.fsdp,
+                                       checkpointing);
+  made.schedule = std::make_unique<ScheduleRunner>(
+      *made.stage, config.parallelism.fsdp_reshard_after_forward != ReshardAfterForward::kNever);
+  made.parameters = made.stage->parameters();
   made.optimizer = std::make_unique<Adam>(made.parameters, config.optimizer);
   return made;
 }
@@ -96,7 +97,7 @@ void initialise_weights(const ModelAndOptimizer& model, uint64_t seed) {
     }
     if (parameter->has_separate_compute_shard()) parameter->compute_shard().copy_(master);
   }
-  model.fsdp_model->weights_changed();
+  model.stage->weights_changed();
 }
 
 }  // namespace hyperion::trainer

@@ -29,7 +29,7 @@ TEST_CASE("FP8 all-gathers move exactly half the bytes of the converted weights 
     training.ledger().reset();
     training.step(0);
     Gathered gathered{training.ledger().entry("fsdp/0", "all_gather").bytes};
-    for (const auto& group : training.fsdp_model().groups())
+    for (const auto& group : training.stage().groups())
       for (const auto& parameter : group->parameters())
         (!group->name().starts_with("layers") ? gathered.elsewhere
          : parameter->encoded()               ? gathered.blocks_encoded
@@ -167,9 +167,8 @@ TEST_CASE("a weight gathered in FP8 keeps no bf16 copy") {
     TinyTraining training(float8_job("tensorwise", /*gather=*/true), environment);
     training.step(0);
     Held held;
-    for (const auto& group : training.fsdp_model().groups())
-      held.gathered += TinyTraining::gathered_bytes(*group);
-    for (const auto& parameter : training.fsdp_model().parameters()) {
+    for (const auto& group : training.stage().groups()) held.gathered += TinyTraining::gathered_bytes(*group);
+    for (const auto& parameter : training.stage().parameters()) {
       held.sent += static_cast<int64_t>(parameter->all_gather_input().nbytes());
       (parameter->encoded() ? held.encoded : held.others) += parameter->padded_numel();
       if (parameter->encoded())

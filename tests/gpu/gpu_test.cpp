@@ -63,7 +63,7 @@ TEST_CASE("a GPU holds memory of gradients from their first sum to the update al
           std::vector<int64_t> bytes;
           const auto count = [&] {
             int64_t sum = 0;
-            for (const auto& group : training.fsdp_model().groups())
+            for (const auto& group : training.stage().groups())
               sum += static_cast<int64_t>(group->owned_grads().storage().nbytes());
             bytes.push_back(sum);
           };

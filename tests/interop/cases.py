@@ -8,7 +8,7 @@ import torch
 
 HERE = Path(__file__).resolve().parent
 GOLDENS = HERE / "goldens"
-SHARD = GOLDENS / "tokens"  # a token shard as `hyperion tokenize` writes it (trainer/data/token_shards.h)
+SHARD = GOLDENS / "tokens"  # a token shard as `hyperion tokenize` writes it (data/token_shards.h)
 TOKENS_SEED = 20261121
 # qwen3's tied table makes some weights ill-conditioned: with those of other seeds torchtitan's gradient norm differs from
 # its own on another mesh by 1e-2 in single steps, where a residual stream passes close to zero.

@@ -39,7 +39,7 @@ def make_tokens(count: int, seed: int, vocabulary: int = VOCABULARY) -> np.ndarr
 
 
 def write_shard(folder: Path, tokens: np.ndarray, vocabulary: int = VOCABULARY) -> None:
-    """Writes one document in the format of trainer/data/token_shards.h; a single document is never shuffled."""
+    """Writes one document in the format of data/token_shards.h; a single document is never shuffled."""
     folder.mkdir(parents=True, exist_ok=True)
     tokens.astype("<u2").tofile(folder / "tokens.bin")
     np.array([len(tokens)], "<u8").tofile(folder / "documents.bin")

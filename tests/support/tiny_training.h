@@ -11,8 +11,8 @@
 #include "models/flavors/registry.h"
 #include "parallel/process_group.h"
 #include "tests/support/comm_ledger.h"
-#include "trainer/fsdp_model.h"
 #include "trainer/optim/adam.h"
+#include "trainer/schedule.h"
 #include "trainer/setup/float8_setup.h"
 
 namespace hyperion {
@@ -55,7 +55,8 @@ class TinyTraining {
   TinyStep step(int64_t step);
 
   parallel::ProcessGroups& groups() { return *groups_; }
-  trainer::FsdpModel& fsdp_model() { return *fsdp_model_; }
+  trainer::Stage& stage() { return *stage_; }
+  trainer::ScheduleRunner& schedule() { return *schedule_; }
   const models::Transformer& model() const { return model_; }
   auto model_linears() { return model_.linears(); }
   const trainer::Adam& optimizer() const { return *optimizer_; }
@@ -88,11 +89,11 @@ class TinyTraining {
   std::unique_ptr<parallel::Communicator> tensor_without_sums_;
   models::Transformer model_;
   trainer::Float8Setup float8_;
-  trainer::FsdpModelOptions options_;
   CommLedger ledger_;
   std::map<std::string, std::set<at::ScalarType>> sent_dtypes_;
   std::unique_ptr<parallel::FsdpContext> fsdp_;
-  std::unique_ptr<trainer::FsdpModel> fsdp_model_;
+  std::unique_ptr<trainer::Stage> stage_;
+  std::unique_ptr<trainer::ScheduleRunner> schedule_;
   std::unique_ptr<trainer::Adam> optimizer_;
 };
 

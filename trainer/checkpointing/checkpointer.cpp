@@ -16,6 +16,7 @@
 #include "base/shell.h"
 #include "checkpoint/export_safetensors.h"
 #include "parallel/phase.h"
+#include "parallel/placement.h"
 #include "parallel/trace_range.h"
 #include "trainer/checkpointing/job_state.h"
 #include "trainer/checkpointing/stored_weights.h"
@@ -132,7 +133,8 @@ void Checkpointer::attach(CheckpointedState state) {
                                           .facts = state_->facts,
                                           .place_of =
                                               [&mesh = *runtime_.mesh](const auto& kind, int rank) {
-                                                return held_part_of(kind, {mesh, rank});
+                                                return checkpoint::held_part(
+                                                    parallel::placement_of(kind.cuts, kind.home, mesh, rank));
                                               }},
                  state_->components, *ranks_, state_->mover);
   saver_->on_durable = [this](const checkpoint::SaveReport& saved) {
