@@ -63,7 +63,7 @@ class Dummy : public StateComponent {
     }
     return tensors;
   }
-  void grow() { more_ = true; }
+  void grow() { more_ = true; }  // before its tensors are asked for
   // This rank's numbers.
   std::vector<float>& numbers() { return numbers_; }
   std::vector<ObjectState> objects() override {
