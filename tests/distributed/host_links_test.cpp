@@ -43,8 +43,7 @@ std::string first_news(HostLinks& links, seconds patience) {
   }
 }
 
-constexpr seconds kPatience{100};  // with what comes sooner or later
-constexpr seconds kSilence{2};     // after which nothing is expected to come any more
+constexpr seconds kSilence{2};  // after which nothing is expected to come any more
 
 // Marks of reach().
 constexpr int kReady = 1, kHeard = 2;
