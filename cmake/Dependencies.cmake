@@ -56,7 +56,8 @@ add_library(hyperion_torch INTERFACE)
 target_compile_options(hyperion_torch INTERFACE
   "SHELL:-idirafter ${HYPERION_TORCH}/include" "SHELL:-idirafter ${HYPERION_TORCH}/include/torch/csrc/api/include")
 # NDEBUG: without it at::RecordFunction has a member that the library's does not have, and checks it.
-target_compile_definitions(hyperion_torch INTERFACE USE_DISTRIBUTED USE_C10D_GLOO NDEBUG)
+# AT_PER_OPERATOR_HEADERS: without it every header of libtorch's that needs one operator includes the two thousand.
+target_compile_definitions(hyperion_torch INTERFACE USE_DISTRIBUTED USE_C10D_GLOO NDEBUG AT_PER_OPERATOR_HEADERS)
 target_link_libraries(hyperion_torch INTERFACE torch_cpu c10 Threads::Threads)
 
 # libtorch_cpu needs libcudart and libcupti even on a CPU. It finds them in the wheels installed with torch by itself, in a toolkit by our

@@ -43,7 +43,6 @@ using std::chrono::seconds;
 
 constexpr int kCommunication = static_cast<int>(ExitCode::kCommunication);
 constexpr int kUsage = static_cast<int>(ExitCode::kUsage);
-constexpr seconds kPatience{100};  // with what comes sooner or later
 
 void check_mentions(const RankOutcome& outcome, const std::vector<std::string>& parts) {
   CAPTURE(outcome.error, outcome.output);

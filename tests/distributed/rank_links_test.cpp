@@ -42,8 +42,7 @@ std::string first_loss(RankLinks& links, seconds timeout) {
   }
 }
 
-constexpr seconds kPatience{100};  // with what comes sooner or later
-constexpr seconds kSilence{2};     // after which nothing is expected to come any more
+constexpr seconds kSilence{2};  // after which nothing is expected to come any more
 
 // Marks of reach().
 constexpr int kReady = 1, kHeard = 2;

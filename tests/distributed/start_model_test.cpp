@@ -30,8 +30,6 @@ namespace {
 
 using std::chrono::seconds;
 
-constexpr seconds kPatience{100};  // with what comes sooner or later
-
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr bool kSanitized = true;  // which costs memory and time of its own
 #else

@@ -1,6 +1,9 @@
 // FP8 layers under tensor parallelism: what does not depend on the number of ranks, and what travels.
 #include <cmath>
 
+#include <ATen/ops/exp2.h>
+#include <ATen/ops/ones_like.h>
+
 #include <catch2/catch.hpp>
 
 #include "models/column_linear.h"

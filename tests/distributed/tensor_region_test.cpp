@@ -2,6 +2,9 @@
 // bytes that they exchange, and what they keep for backward.
 #include <cmath>
 
+#include <ATen/ops/ones.h>
+#include <ATen/ops/ones_like.h>
+
 #include <catch2/catch.hpp>
 
 #include <c10/core/CPUAllocator.h>

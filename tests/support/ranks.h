@@ -19,6 +19,7 @@ namespace hyperion {
 // Less than the timeout of a group (CommOptions), so that ranks which wait for that are ended and count as
 // failed.
 inline constexpr std::chrono::seconds kRanksTimeout{200};
+inline constexpr std::chrono::seconds kPatience{100};  // with what comes sooner or later
 
 // How a rank ended when failure is part of the test.
 struct RankOutcome {

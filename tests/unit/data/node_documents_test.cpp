@@ -27,8 +27,8 @@ using Catch::Contains;
 
 namespace {
 
-LoaderOptions options_for(const std::string& path, int64_t degree, int64_t rank,
-                          std::shared_ptr<NodeDocuments> node = nullptr) {
+LoaderOptions node_options(const std::string& path, int64_t degree, int64_t rank,
+                           std::shared_ptr<NodeDocuments> node = nullptr) {
   LoaderOptions options;
   options.dataset_path = path;
   options.encode = test::encode_bytes;
@@ -144,8 +144,8 @@ TEST_CASE("ranks of a node that tokenise together get the batches that each woul
   for (const int size : {1, 2, 4}) {
     test::ThreadRanks::run(size, [&](Coordinator& ranks) {
       std::shared_ptr<NodeDocuments> node = NodeDocuments::make(ranks);
-      DataLoader alone(options_for(corpus.path(), size, ranks.rank()));
-      DataLoader together(options_for(corpus.path(), size, ranks.rank(), node));
+      DataLoader alone(node_options(corpus.path(), size, ranks.rank()));
+      DataLoader together(node_options(corpus.path(), size, ranks.rank(), node));
       require((node != nullptr) == (size > 1), "whether they tokenise together");
       require(together.tokenising_ranks() == size, "the number of ranks that tokenise together");
       require_same_batches(together, alone, 100);
@@ -158,7 +158,7 @@ TEST_CASE("a rank tokenises its share of the documents and no other rank's") {
   folder.write("a.jsonl", test::json_lines(60, "alpha"));
   std::array<std::set<std::string>, 2> texts;
   test::ThreadRanks::run(2, [&](Coordinator& ranks) {
-    LoaderOptions options = options_for(folder.path(), 2, ranks.rank(), NodeDocuments::make(ranks));
+    LoaderOptions options = node_options(folder.path(), 2, ranks.rank(), NodeDocuments::make(ranks));
     options.order.shuffle = false;
     std::set<std::string>& own = texts[static_cast<size_t>(ranks.rank())];
     options.encode = [&own](std::string_view text) {
@@ -178,8 +178,8 @@ TEST_CASE("a rank tokenises its share of the documents and no other rank's") {
 TEST_CASE("ranks of a node go to another place and another seed in the middle and read on together") {
   const test::Corpus corpus;
   test::ThreadRanks::run(4, [&](Coordinator& ranks) {
-    DataLoader alone(options_for(corpus.path(), 4, ranks.rank()));
-    DataLoader together(options_for(corpus.path(), 4, ranks.rank(), NodeDocuments::make(ranks)));
+    DataLoader alone(node_options(corpus.path(), 4, ranks.rank()));
+    DataLoader together(node_options(corpus.path(), 4, ranks.rank(), NodeDocuments::make(ranks)));
     require_same_batches(together, alone, 7);
     const LoaderState saved = alone.state();
     require_same_batches(together, alone, 5);
@@ -200,7 +200,7 @@ TEST_CASE("documents larger than the memory that ranks share pass through it in 
   folder.write("a.jsonl", long_documents(3, 5'000'000));  // 20 MB of tokens each
   test::ThreadRanks::run(2, [&](Coordinator& ranks) {
     const auto make = [&](std::shared_ptr<NodeDocuments> node) {
-      LoaderOptions options = options_for(folder.path(), 2, ranks.rank(), std::move(node));
+      LoaderOptions options = node_options(folder.path(), 2, ranks.rank(), std::move(node));
       options.seq_len = 500'000;
       options.rows = 1;
       options.prefetch = 1;
@@ -215,8 +215,8 @@ TEST_CASE("a rank that ends early leaves the others all that they need for the b
   const test::Corpus corpus;
   for (int turn = 0; turn < 20; ++turn) {
     test::ThreadRanks::run(3, [&](Coordinator& ranks) {
-      DataLoader alone(options_for(corpus.path(), 3, ranks.rank()));
-      DataLoader together(options_for(corpus.path(), 3, ranks.rank(), NodeDocuments::make(ranks)));
+      DataLoader alone(node_options(corpus.path(), 3, ranks.rank()));
+      DataLoader together(node_options(corpus.path(), 3, ranks.rank(), NodeDocuments::make(ranks)));
       if (ranks.rank() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(3));
       require_same_batches(together, alone, turn);
     });
@@ -229,7 +229,7 @@ TEST_CASE("bad data of a document that one rank tokenises ends every rank after 
   std::array<int, 3> batches{};
   std::array<std::string, 3> messages;
   test::ThreadRanks::run(3, [&](Coordinator& ranks) {
-    LoaderOptions options = options_for(folder.path(), 3, ranks.rank(), NodeDocuments::make(ranks));
+    LoaderOptions options = node_options(folder.path(), 3, ranks.rank(), NodeDocuments::make(ranks));
     options.order.shuffle = false;
     DataLoader loader(options);
     try {
@@ -250,7 +250,7 @@ TEST_CASE("a killed rank of the node is named by those that wait for its documen
   int sockets[2];
   REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM, 0, sockets) == 0);
   const auto options = [&](int rank, Coordinator& ranks) {
-    LoaderOptions one = options_for(folder.path(), 2, rank, NodeDocuments::make(ranks));
+    LoaderOptions one = node_options(folder.path(), 2, rank, NodeDocuments::make(ranks));
     one.seq_len = 100'000;
     return one;
   };
@@ -278,7 +278,7 @@ TEST_CASE("a killed rank of the node is named by those that wait for its documen
 TEST_CASE("token shards and one pass over text are read by each rank alone") {
   const test::Corpus corpus;
   test::ThreadRanks::run(2, [&](Coordinator& ranks) {
-    LoaderOptions options = options_for(corpus.path(), 2, ranks.rank(), NodeDocuments::make(ranks));
+    LoaderOptions options = node_options(corpus.path(), 2, ranks.rank(), NodeDocuments::make(ranks));
     options.order.repeat = false;
     DataLoader loader(options);
     require(loader.tokenising_ranks() == 1, "they tokenise together");

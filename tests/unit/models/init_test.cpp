@@ -1,6 +1,7 @@
 #include "models/init.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 
 #include <catch2/catch.hpp>

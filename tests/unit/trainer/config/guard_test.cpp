@@ -6,7 +6,7 @@ namespace hyperion::trainer {
 
 namespace {
 
-std::string repeated(const std::string& text, size_t count) {
+std::string times(const std::string& text, size_t count) {
   std::string out;
   for (size_t i = 0; i < count; ++i) out += text;
   return out;
@@ -18,21 +18,21 @@ TEST_CASE("an ordinary file passes the guard") {
   CHECK_FALSE(toml_guard_problem("").has_value());
   CHECK_FALSE(
       toml_guard_problem("# ....... \n[training]\nsteps = 10 # é 漢 😀\nlist = [\"a\", \"b\"]\n").has_value());
-  CHECK_FALSE(toml_guard_problem(repeated("a.b.c = 1\n", 1000)).has_value());  // dots count by the line
+  CHECK_FALSE(toml_guard_problem(times("a.b.c = 1\n", 1000)).has_value());  // dots count by the line
 }
 
 TEST_CASE("deep nesting and long dotted keys are stopped whatever surrounds them") {
-  CHECK(toml_guard_problem("a = " + repeated("[", 100000)).value() ==
+  CHECK(toml_guard_problem("a = " + times("[", 100000)).value() ==
         "1:205: the file has more than 200 opening brackets");
-  CHECK(toml_guard_problem("a = " + repeated("{a=", 201)).has_value());
-  CHECK(toml_guard_problem("# \"\na = " + repeated("[\"]\",", 201)).has_value());
-  CHECK(toml_guard_problem("x = 1\na" + repeated(".a", 101) + " = 1").value() ==
+  CHECK(toml_guard_problem("a = " + times("{a=", 201)).has_value());
+  CHECK(toml_guard_problem("# \"\na = " + times("[\"]\",", 201)).has_value());
+  CHECK(toml_guard_problem("x = 1\na" + times(".a", 101) + " = 1").value() ==
         "2:202: the line has more than 100 dots");
-  CHECK(toml_guard_problem("[" + repeated("a . ", 101) + "a]").has_value());
+  CHECK(toml_guard_problem("[" + times("a . ", 101) + "a]").has_value());
 }
 
 TEST_CASE("long lists and large files are stopped") {
-  CHECK(toml_guard_problem("a = [" + repeated("1,", 5001) + "]").has_value());
+  CHECK(toml_guard_problem("a = [" + times("1,", 5001) + "]").has_value());
   CHECK(toml_guard_problem(std::string(kLargestToml + 1, '\n')).has_value());
 }
 

@@ -19,7 +19,7 @@ ResolvedConfig parse(const std::string& toml) {
   return parse_config(toml, "job.toml", {});
 }
 
-std::vector<std::string> problems(const std::string& toml, const RunFacts& facts = {}) {
+std::vector<std::string> all_problems(const std::string& toml, const RunFacts& facts = {}) {
   Problems found;
   check_config(parse(toml), facts, found);
   return found.lines();
@@ -27,7 +27,7 @@ std::vector<std::string> problems(const std::string& toml, const RunFacts& facts
 
 // The only problem there is; "" when there is none.
 std::string problem(const std::string& toml, const RunFacts& facts = {}) {
-  const auto lines = problems(toml, facts);
+  const auto lines = all_problems(toml, facts);
   CHECK(lines.size() <= 1);
   return lines.empty() ? "" : lines[0];
 }
@@ -243,7 +243,7 @@ TEST_CASE("keys of a dimension of parallelism without ranks for it are warned of
 }
 
 TEST_CASE("sequences are divided by tensor and context parallelism") {
-  const auto lines = problems("[training]\nseq_len = 10\n[parallelism]\ncontext_parallel_degree = 2");
+  const auto lines = all_problems("[training]\nseq_len = 10\n[parallelism]\ncontext_parallel_degree = 2");
   REQUIRE(lines.size() == 2);  // the feature is refused too
   CHECK_THAT(lines[1], Contains("training.seq_len = 10: expected a multiple of 4"));
 }

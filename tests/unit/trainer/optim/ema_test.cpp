@@ -21,7 +21,7 @@ using at::Tensor;
 
 namespace {
 
-const Tensor kGo = at::zeros({}), kSkip = at::ones({});
+const Tensor kUpdates = at::zeros({}), kSkipped = at::ones({});
 
 // Rank `rank` of `world`'s shards of parameters with these shapes.
 std::vector<parallel::ShardedParameterPtr> shards(int rank, int world,
@@ -73,7 +73,7 @@ TEST_CASE("a thousand updates equal the average in double precision") {
       oracle[i] = decay * oracle[i] + (1 - decay) * weight;
       next.push_back(decay * ema.tensors()[i].to(at::kDouble) + (1 - decay) * weight);
     }
-    ema.update(step, kGo);
+    ema.update(step, kUpdates);
     for (size_t i = 0; step % 100 == 0 && i < all.size(); ++i) CHECK(error(ema.tensors()[i], next[i]) <= 2);
   }
   // The rounding of each update decays with it, so that they add up like a random walk of 1 / (1 - decay)
@@ -90,7 +90,7 @@ TEST_CASE("a sharded average is bit for bit the unsharded one") {
   Ema unsharded(whole, {.decay = 0.99});
   for (int step = 1; step <= 20; ++step) {
     set_weights(whole, step);
-    unsharded.update(step, kGo);
+    unsharded.update(step, kUpdates);
   }
   for (const int world : {2, 3, 4}) {
     for (int rank = 0; rank < world; ++rank) {
@@ -99,7 +99,7 @@ TEST_CASE("a sharded average is bit for bit the unsharded one") {
       Ema ema(part, {.decay = 0.99});
       for (int step = 1; step <= 20; ++step) {
         set_weights(part, step);
-        ema.update(step, kGo);
+        ema.update(step, kUpdates);
       }
       for (size_t i = 0; i < part.size(); ++i) {
         const Tensor& mine = ema.tensors()[i];
@@ -124,11 +124,11 @@ TEST_CASE("the average moves every so many steps and not in skipped ones") {
   Ema ema(all, {.decay = 0.5, .every = 3});
   const std::vector<Tensor> first = copies(ema.tensors());
   set_weights(all, 1);
-  ema.update(1, kGo);
-  ema.update(2, kGo);
-  ema.update(3, kSkip);
+  ema.update(1, kUpdates);
+  ema.update(2, kUpdates);
+  ema.update(3, kSkipped);
   for (size_t i = 0; i < all.size(); ++i) CHECK(ema.tensors()[i].equal(first[i]));
-  ema.update(6, kGo);
+  ema.update(6, kUpdates);
   for (size_t i = 0; i < all.size(); ++i)
     CHECK(at::allclose(ema.tensors()[i], 0.5 * first[i] + 0.5 * all[i]->master(), 1e-6, 1e-6));
   ema.restart();
@@ -142,7 +142,7 @@ TEST_CASE("swapping the average in and out restores weights and average bit for 
   set_weights(all, 0);
   Ema ema(all, {.decay = 0.9});
   set_weights(all, 1);
-  ema.update(1, kGo);
+  ema.update(1, kUpdates);
   const std::vector<Tensor> averages = copies(ema.tensors());
   std::vector<Tensor> masters, computed;
   for (const auto& shard : all) {
@@ -153,7 +153,7 @@ TEST_CASE("swapping the average in and out restores weights and average bit for 
   CHECK(ema.swapped());
   for (size_t i = 0; i < all.size(); ++i) CHECK(all[i]->compute_shard().equal(averages[i].to(compute)));
   CHECK_THROWS_AS(ema.tensors(), Error);
-  CHECK_THROWS_AS(ema.update(2, kGo), Error);
+  CHECK_THROWS_AS(ema.update(2, kUpdates), Error);
   CHECK_THROWS_AS(ema.restart(), Error);
   CHECK_THROWS_AS(ema.swap_in(), Error);
   ema.swap_out();
