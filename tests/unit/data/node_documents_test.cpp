@@ -132,8 +132,8 @@ TEST_CASE("ranks tokenise together with those of their own host alone") {
     std::shared_ptr<NodeDocuments> node =
         NodeDocuments::make(elsewhere ? static_cast<Coordinator&>(other) : ranks);
     require(node != nullptr, "that they tokenise together");
-    DataLoader alone(options_for(corpus.path(), 5, ranks.rank()));
-    DataLoader together(options_for(corpus.path(), 5, ranks.rank(), node));
+    DataLoader alone(node_options(corpus.path(), 5, ranks.rank()));
+    DataLoader together(node_options(corpus.path(), 5, ranks.rank(), node));
     require(together.tokenising_ranks() == (elsewhere ? 3 : 2), "the number of ranks that tokenise together");
     require_same_batches(together, alone, 100);
   });
