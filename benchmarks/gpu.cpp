@@ -36,11 +36,11 @@
 #include "models/flavors/registry.h"
 #include "models/float8/cast.h"
 #include "models/float8/scaled_matmul.h"
-#include "models/kernels/attention.h"
-#include "models/kernels/cross_entropy.h"
-#include "models/kernels/rms_norm.h"
-#include "models/kernels/rope.h"
-#include "models/kernels/swiglu.h"
+#include "models/kernels/attention/attention.h"
+#include "models/kernels/cross_entropy/cross_entropy.h"
+#include "models/kernels/gated_activation/gated_activation.h"
+#include "models/kernels/rms_norm/rms_norm.h"
+#include "models/kernels/rope/rope.h"
 #include "models/transformer.h"
 
 using namespace hyperion;

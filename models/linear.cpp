@@ -2,7 +2,7 @@
 
 #include "models/float8/linear_matmuls.h"
 #include "models/kernels/fused.h"
-#include "models/kernels/matmul.h"
+#include "models/kernels/matmul/matmul.h"
 
 namespace hyperion::models {
 

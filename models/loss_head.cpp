@@ -10,7 +10,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "base/error.h"
-#include "models/kernels/cross_entropy.h"
+#include "models/kernels/cross_entropy/cross_entropy.h"
 #include "models/kernels/fused.h"
 #include "models/ops.h"
 #include "models/tensor_region.h"

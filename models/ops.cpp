@@ -8,10 +8,10 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "models/activation_checkpoint.h"
-#include "models/kernels/attention.h"
-#include "models/kernels/rms_norm.h"
-#include "models/kernels/rope.h"
-#include "models/kernels/swiglu.h"
+#include "models/kernels/attention/attention.h"
+#include "models/kernels/gated_activation/gated_activation.h"
+#include "models/kernels/rms_norm/rms_norm.h"
+#include "models/kernels/rope/rope.h"
 #include "models/maybe_tensor.h"
 
 namespace hyperion::models::ops {

@@ -9,7 +9,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "models/flavors/model_args.h"
-#include "models/kernels/attention.h"
+#include "models/kernels/attention/attention.h"
 
 namespace hyperion::models::ops {
 
@@ -70,7 +70,7 @@ struct ValuesWithAmax {
 ValuesWithAmax swiglu_with_amax(const at::Tensor& gate, const at::Tensor& up,
                                 const at::Tensor& gradient_amaxes);
 
-// Causal attention inside documents; shapes as in models/kernels/attention.h.
+// Causal attention inside documents; shapes as in models/kernels/attention/attention.h.
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                      const kernels::Documents& documents);
 

@@ -4,7 +4,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
-#include "models/kernels/swiglu.h"
+#include "models/kernels/gated_activation/gated_activation.h"
 #include "models/maybe_tensor.h"
 
 namespace hyperion::kernels::operators {

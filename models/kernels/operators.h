@@ -1,6 +1,6 @@
-// The fused kernels of the CUDA library (models/kernels/cuda) as operators of libtorch's dispatcher: the
-// library registers them when it is loaded, and nothing here needs to know of it. Elsewhere an operator runs
-// the plain form. Callers choose by models/kernels/fused.h whether to call them; shapes are those of the
+// The fused kernels of the CUDA library (models/kernels/*/cuda.cuh) as operators of libtorch's dispatcher:
+// the library registers them when it is loaded, and nothing here needs to know of it. Elsewhere an operator
+// runs the plain form. Callers choose by models/kernels/fused.h whether to call them; shapes are those of the
 // plain forms. An amax that is undefined is not found.
 #pragma once
 
@@ -9,9 +9,9 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "models/kernels/cross_entropy.h"
-#include "models/kernels/rms_norm.h"
-#include "models/kernels/rope.h"
+#include "models/kernels/cross_entropy/cross_entropy.h"
+#include "models/kernels/rms_norm/rms_norm.h"
+#include "models/kernels/rope/rope.h"
 
 namespace hyperion::kernels::operators {
 

@@ -20,12 +20,12 @@
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
 
-#include "models/kernels/cross_entropy.h"
+#include "models/kernels/cross_entropy/cross_entropy.h"
 #include "models/kernels/fused.h"
-#include "models/kernels/matmul.h"
-#include "models/kernels/rms_norm.h"
-#include "models/kernels/rope.h"
-#include "models/kernels/swiglu.h"
+#include "models/kernels/gated_activation/gated_activation.h"
+#include "models/kernels/matmul/matmul.h"
+#include "models/kernels/rms_norm/rms_norm.h"
+#include "models/kernels/rope/rope.h"
 #include "tests/gpu/gpu.h"
 #include "tests/support/ranks.h"
 #include "tests/support/tiny_training.h"

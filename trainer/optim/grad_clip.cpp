@@ -7,7 +7,7 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 
-#include "models/kernels/sum_of_squares.h"
+#include "models/kernels/sum_of_squares/sum_of_squares.h"
 #include "parallel/trace_range.h"
 
 namespace hyperion::trainer {

@@ -13,7 +13,7 @@
 namespace hyperion::trainer {
 
 void choose_kernels(const Float8Device& device) {
-  constexpr int kFirstCapability = 80;  // models/kernels/cuda is compiled for it and later ones
+  constexpr int kFirstCapability = 80;  // the CUDA kernels are compiled for it and later ones
   const char* value = std::getenv("HYPERION_KERNELS");
   const std::string_view wanted = value == nullptr || *value == '\0' ? "auto" : value;
   if (wanted != "auto" && wanted != "plain")

@@ -23,16 +23,16 @@
 #include <ATen/ops/zeros_like.h>
 
 #include "base/device/device_library.h"
-#include "models/kernels/cross_entropy.h"
-#include "models/kernels/rms_norm.h"
-#include "models/kernels/rope.h"
-#include "models/kernels/swiglu.h"
+#include "models/kernels/cross_entropy/cross_entropy.h"
+#include "models/kernels/gated_activation/gated_activation.h"
+#include "models/kernels/rms_norm/rms_norm.h"
+#include "models/kernels/rope/rope.h"
 
 // The kernels come after what stands in for CUDA.
 // clang-format off
 #include "tests/unit/models/cuda_on_cpu.h"
-#include "models/kernels/cuda/plan.cuh"
-#include "models/kernels/cuda/tensors.h"
+#include "models/kernels/common/plan.cuh"
+#include "models/kernels/common/tensors.h"
 // clang-format on
 
 namespace hyperion::models {

@@ -20,13 +20,13 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
-#include "models/kernels/cpu/matmul.h"
-#include "models/kernels/cpu/rows.h"
-#include "models/kernels/cross_entropy.h"
-#include "models/kernels/rms_norm.h"
-#include "models/kernels/rope.h"
-#include "models/kernels/sum_of_squares.h"
-#include "models/kernels/swiglu.h"
+#include "models/kernels/common/rows.h"
+#include "models/kernels/cross_entropy/cross_entropy.h"
+#include "models/kernels/gated_activation/gated_activation.h"
+#include "models/kernels/matmul/cpu.h"
+#include "models/kernels/rms_norm/rms_norm.h"
+#include "models/kernels/rope/rope.h"
+#include "models/kernels/sum_of_squares/sum_of_squares.h"
 
 namespace hyperion::models {
 

@@ -34,7 +34,7 @@
 #include "models/activation_checkpoint.h"
 #include "models/column_linear.h"
 #include "models/flavors/registry.h"
-#include "models/kernels/attention.h"
+#include "models/kernels/attention/attention.h"
 #include "models/transformer.h"
 
 namespace hyperion::models {

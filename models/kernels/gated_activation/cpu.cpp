@@ -1,0 +1,125 @@
+#include <algorithm>
+#include <vector>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/silu_backward.h>
+#include <ATen/record_function.h>
+
+#include "base/device/parallel_for.h"
+#include "models/kernels/common/rows.h"
+#include "models/kernels/fused.h"
+#include "models/kernels/gated_activation/gated_activation.h"
+#include "models/kernels/largest.h"
+#include "models/kernels/operators.h"
+
+namespace hyperion::kernels {
+namespace {
+
+// [..., n] as rows [count, n], each contiguous; a copy where they do not lie at equal distances.
+at::Tensor rows_of(const at::Tensor& t) {
+  const at::Tensor rows = t.dim() == 1 ? t.unsqueeze(0) : t.flatten(0, -2);
+  return rows.stride(1) == 1 || rows.size(1) == 1 ? rows : rows.contiguous();
+}
+
+// Calls work(row) for each row of n elements, in parallel.
+template <typename Work>
+void for_rows(int64_t count, int64_t n, const Work& work) {
+  constexpr int64_t kElements = 8192;  // of a thread, at least
+  parallel_for(0, count, std::max<int64_t>(1, kElements / std::max<int64_t>(1, n)),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t row = begin; row < end; ++row) work(row);
+               });
+}
+
+// Whether they are the halves of one tensor [..., 2 n].
+bool are_halves(const at::Tensor& first, const at::Tensor& second) {
+  const int64_t n = first.size(-1);
+  return first.dim() > 1 && first.is_alias_of(second) && first.strides() == second.strides() &&
+         second.storage_offset() == first.storage_offset() + n && first.stride(-1) == 1 &&
+         first.stride(-2) == 2 * n;
+}
+
+at::Tensor fused_forward(const at::Tensor& gate, const at::Tensor& up) {
+  RECORD_FUNCTION("hyperion::swiglu", std::vector<c10::IValue>({gate, up}));
+  at::Tensor y = at::empty(gate.sizes(), gate.options());
+  const at::Tensor gates = rows_of(gate), ups = rows_of(up);
+  const int64_t n = gates.size(1);
+  with_element_type(gate, [&]<typename T>(T) {
+    for_rows(gates.size(0), n, [&](int64_t row) {
+      rows::swiglu(gates.const_data_ptr<T>() + row * gates.stride(0),
+                   ups.const_data_ptr<T>() + row * ups.stride(0), y.mutable_data_ptr<T>() + row * n, n);
+    });
+  });
+  return y;
+}
+
+std::pair<at::Tensor, at::Tensor> fused_backward(const at::Tensor& grad, const at::Tensor& gate,
+                                                 const at::Tensor& up) {
+  RECORD_FUNCTION("hyperion::swiglu_backward", std::vector<c10::IValue>({grad, gate, up}));
+  at::Tensor dgate, dup;
+  const int64_t n = gate.size(-1);
+  if (are_halves(gate, up)) {
+    std::vector<int64_t> shape(gate.sizes().begin(), gate.sizes().end());
+    shape.back() = 2 * n;
+    const at::Tensor both = at::empty(shape, gate.options());
+    dgate = both.narrow(-1, 0, n);
+    dup = both.narrow(-1, n, n);
+  } else {
+    dgate = at::empty(gate.sizes(), gate.options());
+    dup = at::empty(up.sizes(), up.options());
+  }
+  const at::Tensor grads = rows_of(grad), gates = rows_of(gate), ups = rows_of(up),
+                   gate_rows = rows_of(dgate), up_rows = rows_of(dup);
+  with_element_type(gate, [&]<typename T>(T) {
+    for_rows(gates.size(0), n, [&](int64_t row) {
+      rows::swiglu_backward(grads.const_data_ptr<T>() + row * grads.stride(0),
+                            gates.const_data_ptr<T>() + row * gates.stride(0),
+                            ups.const_data_ptr<T>() + row * ups.stride(0),
+                            gate_rows.mutable_data_ptr<T>() + row * gate_rows.stride(0),
+                            up_rows.mutable_data_ptr<T>() + row * up_rows.stride(0), n);
+    });
+  });
+  return {dgate, dup};
+}
+
+void raise_both(const at::Tensor& amaxes, const std::pair<at::Tensor, at::Tensor>& gradients) {
+  if (!amaxes.defined()) return;
+  raise_to_largest(amaxes[0], gradients.first);
+  raise_to_largest(amaxes[1], gradients.second);
+}
+
+}  // namespace
+
+at::Tensor swiglu_forward(const at::Tensor& gate, const at::Tensor& up, const at::Tensor& amax) {
+  if (has_fused_on_gpu("SwiGLU", gate)) return operators::swiglu(gate, up, amax);
+  if (!has_fused(gate)) return plain::swiglu_forward(gate, up, amax);
+  at::Tensor y = fused_forward(gate, up);
+  if (amax.defined()) raise_to_largest(amax, y);
+  return y;
+}
+
+std::pair<at::Tensor, at::Tensor> swiglu_backward(const at::Tensor& grad, const at::Tensor& gate,
+                                                  const at::Tensor& up, const at::Tensor& amaxes) {
+  if (has_fused_on_gpu("SwiGLU", gate)) return operators::swiglu_backward(grad, gate, up, amaxes);
+  if (!has_fused(gate)) return plain::swiglu_backward(grad, gate, up, amaxes);
+  auto both = fused_backward(grad, gate, up);
+  raise_both(amaxes, both);
+  return both;
+}
+
+at::Tensor plain::swiglu_forward(const at::Tensor& gate, const at::Tensor& up, const at::Tensor& amax) {
+  at::Tensor y = at::silu(gate).mul_(up);
+  if (amax.defined()) raise_to_largest(amax, y);
+  return y;
+}
+
+std::pair<at::Tensor, at::Tensor> plain::swiglu_backward(const at::Tensor& grad, const at::Tensor& gate,
+                                                         const at::Tensor& up, const at::Tensor& amaxes) {
+  std::pair both = {at::silu_backward(grad * up, gate), at::silu(gate).mul_(grad)};
+  raise_both(amaxes, both);
+  return both;
+}
+
+}  // namespace hyperion::kernels
