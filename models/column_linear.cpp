@@ -12,7 +12,6 @@
 #include "base/error.h"
 #include "models/activation_checkpoint.h"
 #include "models/linear_node.h"
-#include "models/maybe_tensor.h"
 #include "models/products_in_pieces.h"
 
 namespace hyperion::models {
@@ -66,11 +65,12 @@ Tensor side_by_side(const variable_list& grads) {
 }
 
 struct ColumnFunction : Function<ColumnFunction> {
-  static variable_list forward(AutogradContext* context, const Tensor& x, at::TensorList again,
+  static variable_list forward(AutogradContext* context, at::TensorList branches,
                                at::TensorList /*for autograd*/, const std::vector<const Linear*>& layers,
-                               bool makes_columns, const MaybeTensor& amax, bool asks_amaxes) {
+                               bool makes_columns) {
+    const Tensor& x = branches.front();
     save_layers(context, layers);
-    context->saved_data["again"] = static_cast<int64_t>(again.size());
+    context->saved_data["branches"] = static_cast<int64_t>(branches.size());
     const Exchange* ranks = layers.front()->ranks();
     std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
     if (ranks != nullptr) shape.insert(shape.begin(), ranks->size());
@@ -95,7 +95,6 @@ struct ColumnFunction : Function<ColumnFunction> {
     } else if (!computed.empty()) {
       rows.emplace(x, layers, GatheredRows::Role::kInput);
       Operand& all = rows->wait();
-      if (amax && ranks == nullptr) all = with_amax(std::move(all), *amax);
       all.makes_columns = makes_columns && all.values.defined();
       for (const size_t i : computed) {
         shape.back() = products[i]->weight()->rows();
@@ -106,18 +105,14 @@ struct ColumnFunction : Function<ColumnFunction> {
       outputs[i] =
           saved_or_computed(saves[i], [&]() -> SelectiveCheckpoint::Results { return {outputs[i]}; })[0];
     context->saved_data["gathered"] = rows.has_value() || ranks == nullptr;
-    const Operand all = rows ? rows->wait() : with_amax(Operand(as_rows(x)), amax.value_or(Tensor()));
+    const Operand all = rows ? rows->wait() : Operand(as_rows(x));
     keep(context, all, rows && ranks != nullptr ? all.values : x);
-    variable_list results = whole ? split_by_layers(outputs[0], layers, -1) : outputs;
-    if (asks_amaxes) results.push_back(make_amaxes_result(context, layers.size(), x));
-    return results;
+    return whole ? split_by_layers(outputs[0], layers, -1) : outputs;
   }
 
-  static variable_list backward(AutogradContext* context, const variable_list& all_grads) {
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const auto node = saved_layers(context);
     const std::vector<const Linear*> layers = node->pointers();
-    const variable_list grads(all_grads.begin(), all_grads.begin() + std::ssize(layers));
-    const Tensor amaxes = all_grads.size() > layers.size() ? all_grads.back() : Tensor();
     if (std::ranges::any_of(grads, [](const Tensor& grad) { return !grad.defined(); }))
       throw_bug("backward of layers of which one's result was not used");
     Exchange* ranks = layers.front()->ranks();
@@ -132,8 +127,7 @@ struct ColumnFunction : Function<ColumnFunction> {
     if (whole)
       operands.emplace_back(side_by_side(grads));
     else
-      for (size_t i = 0; i < grads.size(); ++i)
-        operands.push_back(with_amax(Operand(as_rows(grads[i])), amaxes.defined() ? amaxes[i] : amaxes));
+      for (const Tensor& grad : grads) operands.emplace_back(as_rows(grad));
     const auto input_gradient = [&](std::vector<Operand>& of) {
       Tensor sum;  // added up from the last layer to the first
       for (size_t i = products.size(); i-- > 0;) {
@@ -146,12 +140,12 @@ struct ColumnFunction : Function<ColumnFunction> {
       return sum;
     };
     Tensor grad_x;
-    const int64_t again = context->saved_data["again"].toInt();
-    variable_list terms(again);  // of layers behind the first, where they are not added up here
+    const int64_t branches = context->saved_data["branches"].toInt();
+    variable_list terms(branches);  // of the branches behind the first
     std::optional<ScatteredRows> scattered;
-    if (again > 0) {
-      for (size_t i = products.size(); i-- > 0;)
-        (i == 0 ? grad_x : terms.at(i - 1)) = products[i]->input_gradient(operands[i]);
+    if (branches > 1) {
+      for (size_t i = products.size(); i-- > 0;) terms.at(i) = products[i]->input_gradient(operands[i]);
+      grad_x = terms[0];
     } else if (layers.front()->in_pieces()) {
       for (size_t i = 0; i < products.size(); ++i) products[i]->prepare_gradient(operands[i]);
       grad_x = scatter_in_pieces(*ranks, [&](int rank) {
@@ -175,29 +169,22 @@ struct ColumnFunction : Function<ColumnFunction> {
     std::vector<int64_t> shape(grads[0].sizes().begin(), grads[0].sizes().end());
     if (ranks != nullptr) shape.erase(shape.begin());
     shape.back() = grad_x.size(1);
-    variable_list result = {grad_x.view(shape)};
-    for (const Tensor& term : terms) result.push_back(term.defined() ? term.view(shape) : term);
+    terms[0] = grad_x;
+    variable_list result;
+    for (const Tensor& term : terms) result.push_back(term.view(shape));
     result.insert(result.end(), weights.begin(), weights.end());
     weights.clear();                   // autograd takes a gradient that nobody else has without a copy
-    result.resize(result.size() + 4);  // of the layers, and of what follows them
+    result.resize(result.size() + 2);  // of the layers and makes_columns
     return result;
   }
 };
 
 }  // namespace
 
-std::vector<Tensor> column_linear(const Tensor& x, const std::vector<const Linear*>& layers,
-                                  const BesideInput& beside, Tensor* gradient_amaxes) {
+std::vector<Tensor> column_linear(at::TensorList x, const std::vector<const Linear*>& layers) {
   variable_list weights;
   for (const Linear* layer : layers) weights.push_back(layer->weight()->weight);
-  const bool asks_amaxes = gradient_amaxes != nullptr && reads_amaxes(layers, x);
-  variable_list results =
-      ColumnFunction::apply(x, at::TensorList(beside.again), at::TensorList(weights), layers,
-                            keeps_columns(layers), if_defined(beside.amax), asks_amaxes);
-  if (!asks_amaxes) return results;
-  *gradient_amaxes = results.back();
-  results.pop_back();
-  return results;
+  return ColumnFunction::apply(x, at::TensorList(weights), layers, keeps_columns(layers));
 }
 
 }  // namespace hyperion::models

@@ -17,14 +17,8 @@ namespace hyperion::models {
 // SelectiveCheckpoint had the results of all layers, so that this run gathered nothing, does backward gather
 // the shard, while it computes the input gradient (of a model's nodes by operation that is none).
 //
-// `beside`: what the node that made x gives beside it. gradient_amaxes (null: not asked for): fp32 [layers],
-// defined where reads_amaxes(); the one node that makes the gradients of all results may return, as the
-// gradient of this tensor, the largest magnitudes of those gradients. So no pass looks for them.
-struct BesideInput {
-  std::vector<at::Tensor> again{};  // x for the second layer and further ones: they get their own gradients
-  at::Tensor amax{};                // fp32, one number: the largest magnitude of x
-};
-std::vector<at::Tensor> column_linear(const at::Tensor& x, const std::vector<const Linear*>& layers,
-                                      const BesideInput& beside = {}, at::Tensor* gradient_amaxes = nullptr);
+// x: one tensor, or the same once for each layer (ops::SumAndNorm::normed), which then gets the gradient of
+// that layer alone.
+std::vector<at::Tensor> column_linear(at::TensorList x, const std::vector<const Linear*>& layers);
 
 }  // namespace hyperion::models

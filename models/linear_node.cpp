@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include <ATen/ops/empty.h>
-
 #include "base/error.h"
 #include "models/activation_checkpoint.h"
 #include "models/float8/linear_matmuls.h"
@@ -20,12 +18,6 @@ namespace {
 
 // What a node keeps of the rows that its layers multiplied, for their weight gradients.
 enum class Kept : int64_t { kRows, kEncodedRows, kEncodedColumns };
-
-// Whether the layers are one rank's, on a GPU whose fused kernels make what they read and its gradient.
-bool beside_fused_kernels(const std::vector<const Linear*>& layers, const Tensor& x) {
-  return x.is_cuda() && kernels::is_fused_dtype(x) &&
-         kernels::chosen_kernels() == kernels::KernelChoice::kAuto && layers.front()->ranks() == nullptr;
-}
 
 }  // namespace
 
@@ -66,11 +58,6 @@ bool keeps_columns(const std::vector<const Linear*>& layers) {
          std::ranges::all_of(layers, [&](const Linear* layer) { return layer->float8() == float8; });
 }
 
-Operand with_amax(Operand rows, const Tensor& amax) {
-  if (amax.defined()) rows.amax = amax.squeeze();
-  return rows;
-}
-
 void keep(AutogradContext* context, const Operand& rows, const Tensor& values) {
   context->saved_data["dtype"] = rows.dtype;
   const auto save = [&](Kept kept, const variable_list& tensors) {
@@ -83,7 +70,7 @@ void keep(AutogradContext* context, const Operand& rows, const Tensor& values) {
   if (rows.columns.values.defined())
     save(Kept::kEncodedColumns, encoded(rows.columns));
   else if (rows.values.defined())
-    save(Kept::kRows, {values, rows.amax});
+    save(Kept::kRows, {values});
   else
     save(Kept::kEncodedRows, encoded(rows.rows));
 }
@@ -93,7 +80,7 @@ Operand kept_rows(AutogradContext* context) {
   const at::ScalarType dtype = context->saved_data["dtype"].toScalarType();
   switch (static_cast<Kept>(context->saved_data["kept"].toInt())) {
     case Kept::kRows:
-      return with_amax(Operand(as_rows(saved[0])), saved[1]);
+      return Operand(as_rows(saved[0]));
     case Kept::kEncodedRows:
       return Operand({saved[0], saved[1], saved[2]}, dtype);
     case Kept::kEncodedColumns:
@@ -119,26 +106,16 @@ std::optional<Linear> packed(const std::vector<const Linear*>& layers) {
   return Linear(pack, nullptr, layers.front()->ranks(), layers.front()->in_pieces());
 }
 
-Tensor make_amaxes_result(AutogradContext* context, size_t many, const Tensor& x) {
-  context->set_materialize_grads(false);  // zeros for whom nobody told
-  return at::empty({static_cast<int64_t>(many)}, x.options().dtype(at::kFloat));
-}
-
 Tensor return_or_add_gradient(const Linear& layer, Tensor gradient) {
   if (gradient.scalar_type() == layer.weight()->weight.scalar_type()) return gradient;
   layer.accumulate(gradient);
   return {};
 }
 
-bool reads_amaxes(const std::vector<const Linear*>& layers, const Tensor& x) {
-  const float8::LinearMatmuls* float8 = layers.front()->float8();
-  return beside_fused_kernels(layers, x) && float8 != nullptr && float8->reads_amax() &&
-         std::ranges::all_of(layers, [&](const Linear* layer) { return layer->float8() == float8; });
-}
-
-ops::NormReaders readers_of_norm(const std::vector<const Linear*>& layers, const Tensor& x) {
-  return {.layers = beside_fused_kernels(layers, x) && !packed(layers) ? std::ssize(layers) : 1,
-          .want_amax = reads_amaxes(layers, x)};
+int64_t branches_of_input(const std::vector<const Linear*>& layers, const Tensor& x) {
+  const bool fused_on_gpu =
+      x.is_cuda() && kernels::is_fused_dtype(x) && kernels::chosen_kernels() == kernels::KernelChoice::kAuto;
+  return fused_on_gpu && layers.front()->ranks() == nullptr && !packed(layers) ? std::ssize(layers) : 1;
 }
 
 }  // namespace hyperion::models

@@ -48,9 +48,6 @@ Operand part_of_rank(const Operand& all, int rank, const Exchange& ranks);
 // with the other one, by one cast, it is what the node keeps of them. Only where backward follows.
 bool keeps_columns(const std::vector<const Linear*>& layers);
 
-// amax: fp32, one number, or undefined.
-Operand with_amax(Operand rows, const at::Tensor& amax);
-
 // Keeps what a node needs of the rows that its layers multiplied, for their weight gradients. values: what
 // has rows.values, in any shape.
 void keep(torch::autograd::AutogradContext* context, const Operand& rows, const at::Tensor& values);
@@ -61,10 +58,6 @@ bool saves_next_product(const Linear& layer);
 
 // The layer of all their weights, where these lie side by side and are multiplied as they are.
 std::optional<Linear> packed(const std::vector<const Linear*>& layers);
-
-// The result through which a node is told the largest magnitudes of the gradients of its others: nobody
-// reads its numbers.
-at::Tensor make_amaxes_result(torch::autograd::AutogradContext* context, size_t many, const at::Tensor& x);
 
 // A weight's gradient as a node returns it to autograd: undefined where it was added to .grad() here, because
 // autograd would round it to the weight's dtype.

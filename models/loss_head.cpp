@@ -70,7 +70,6 @@ struct LossHead::Chunk {
   Operand rows;
   at::Tensor labels;
   at::Tensor logits{};  // of this rank's part of the vocabulary; then the gradient
-  at::Tensor amax{};    // fp32, 0-dim: the gradient's largest magnitude, where it was found on the way
   // With a tensor parallel group, of all ranks: statistics [ranks, count, 3], or their logits, padded to
   // equal parts.
   at::Tensor own{}, all{};
@@ -124,11 +123,7 @@ LossHead::Chunk LossHead::start_chunk(Rows& rows, int64_t first, int64_t count) 
 
 // The chunk's loss; with `scale` its logits become their gradient.
 at::Tensor LossHead::finish_chunk(Chunk& chunk, const at::Tensor* scale) const {
-  if (output_.ranks() == nullptr) {
-    if (scale != nullptr && reads_amaxes({&output_}, chunk.logits))
-      chunk.amax = at::zeros({}, chunk.logits.options().dtype(at::kFloat));
-    return kernels::cross_entropy(chunk.logits, chunk.labels, scale, chunk.amax);
-  }
+  if (output_.ranks() == nullptr) return kernels::cross_entropy(chunk.logits, chunk.labels, scale);
   chunk.exchange.wait();
   const Parameter& weight = *output_.weight();
   const kernels::VocabPart part = vocab_part(weight);
@@ -189,7 +184,6 @@ LossHead::LossAndGrad LossHead::loss_and_grad(const at::Tensor& x, const at::Ten
   std::optional<ScatteredRows> scattered;
   const at::Tensor loss = add_up_loss(rows, &scale, [&](Chunk& chunk) {
     Operand grad(chunk.logits);
-    grad.amax = chunk.amax;
     grad_h.narrow(0, chunk.first, chunk.count).copy_(output_.input_gradient(grad));
     if (output_.ranks() != nullptr && chunk.first + chunk.count == rows.count)
       scattered.emplace(grad_h, *output_.ranks());

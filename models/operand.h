@@ -39,7 +39,6 @@ struct Operand {
 
   at::Tensor values;     // [m, n] in the compute dtype; undefined for one that was gathered in FP8
   at::ScalarType dtype;  // the compute dtype
-  at::Tensor amax{};     // fp32, 0-dim: the largest magnitude of `values`, where who made them found it
   float8::Quantized rows{}, columns{};  // laid out as float8::Copies; without values: not made yet
   // Whether its column-major copy, which only backward reads, is made with the row-major one, to be kept
   // instead of `values`.

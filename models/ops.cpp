@@ -4,7 +4,6 @@
 #include <ATen/ops/alias.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/embedding_dense_backward.h>
-#include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "models/activation_checkpoint.h"
@@ -48,122 +47,81 @@ struct RmsNormFunction : Function<RmsNormFunction> {
   }
 };
 
-// fp32 [many] zeros beside x, for kernels that raise them to the largest magnitudes of what they write.
-Tensor new_amaxes(int64_t many, const Tensor& x) {
-  return at::zeros({many}, x.options().dtype(at::kFloat));
-}
-
-// Without a residual the sum is x itself. Results: the sum, the norm once for each reader, and its amax where
-// that is wanted.
+// Without a residual the sum is x itself. Results: the sum, then the norm once for each branch.
 struct AddRmsNormFunction : Function<AddRmsNormFunction> {
   static variable_list forward(AutogradContext* context, const Tensor& x, const MaybeTensor& residual,
-                               const Tensor& weight, double eps, int64_t readers, bool wants_amax,
-                               const MaybeTensor& gradient_amax) {
+                               const Tensor& weight, double eps, int64_t branches) {
     context->set_materialize_grads(false);
     context->saved_data["adds"] = residual.has_value();
-    context->saved_data["readers"] = readers;
-    context->saved_data["finds_amax"] = gradient_amax.has_value();
     variable_list results;
-    const Tensor amax = wants_amax ? new_amaxes(1, x) : Tensor();
     if (!residual) {
-      auto [output, rstd] = kernels::rms_norm_forward(x, weight, eps, amax);
+      auto [output, rstd] = kernels::rms_norm_forward(x, weight, eps);
       context->save_for_backward({x, weight, rstd});
       results = {x, output};
     } else {
       context->saved_data["shape"] = x.sizes();
-      auto [sum, output, rstd] = kernels::add_rms_norm_forward(x, *residual, weight, eps, amax);
+      auto [sum, output, rstd] = kernels::add_rms_norm_forward(x, *residual, weight, eps);
       context->save_for_backward({sum, weight, rstd});
       results = {sum, output};
     }
-    if (wants_amax) {
-      context->mark_non_differentiable({amax});
-      results.push_back(amax);
-    }
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;  // each reader's is a result of its own
-    for (int64_t reader = 1; reader < readers; ++reader)
-      results.insert(results.begin() + 1 + reader, at::alias(results[1]));
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;  // each branch's is a result of its own
+    for (int64_t branch = 1; branch < branches; ++branch) results.push_back(at::alias(results[1]));
     return results;
   }
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    const int64_t readers = context->saved_data["readers"].toInt();
     const Tensor& grad_sum = grads[0];
-    variable_list terms;
-    for (int64_t reader = 0; reader < readers; ++reader)
-      if (grads[1 + reader].defined()) terms.push_back(grads[1 + reader]);
-    Tensor grad_x = grad_sum, grad_weight, amax;
+    variable_list terms;  // of the norm's gradient
+    for (size_t branch = 1; branch < grads.size(); ++branch)
+      if (grads[branch].defined()) terms.push_back(grads[branch]);
+    Tensor grad_x = grad_sum, grad_weight;
     if (!terms.empty()) {
       const auto saved = context->get_saved_variables();
       const auto more = at::TensorList(terms).slice(1);
-      if (grad_sum.defined()) {
-        if (context->saved_data["finds_amax"].toBool()) amax = new_amaxes(1, grad_sum);
-        std::tie(grad_x, grad_weight) =
-            kernels::add_rms_norm_backward(terms[0], grad_sum, saved[0], saved[1], saved[2], more, amax);
-      } else {
-        std::tie(grad_x, grad_weight) =
-            kernels::rms_norm_backward(kernels::sum_of_terms(terms[0], more), saved[0], saved[1], saved[2]);
-      }
+      std::tie(grad_x, grad_weight) =
+          grad_sum.defined()
+              ? kernels::add_rms_norm_backward(terms[0], grad_sum, saved[0], saved[1], saved[2], more)
+              : kernels::rms_norm_backward(kernels::sum_of_terms(terms[0], more), saved[0], saved[1],
+                                           saved[2]);
     }
     const bool adds = context->saved_data["adds"].toBool() && grad_x.defined();
-    return {adds ? grad_x.view(context->saved_data["shape"].toIntVector()) : grad_x,
-            adds ? grad_x : Tensor(),
-            grad_weight,
-            Tensor(),
-            Tensor(),
-            Tensor(),
-            amax};
+    return {adds ? grad_x.view(context->saved_data["shape"].toIntVector()) : grad_x, adds ? grad_x : Tensor(),
+            grad_weight, Tensor(), Tensor()};
   }
 };
 
 SumAndNorm sum_and_norm(const Tensor& x, const MaybeTensor& residual, const Tensor& weight, double eps,
-                        const NormReaders& readers, const Tensor& gradient_amax) {
-  variable_list all = AddRmsNormFunction::apply(x, residual, weight, eps, readers.layers, readers.want_amax,
-                                                if_defined(gradient_amax));
-  SumAndNorm result = {all[0], all[1]};
-  const auto first = all.begin() + 2, last = all.begin() + 1 + readers.layers;
-  result.again.assign(first, last);
-  if (last != all.end()) result.amax = *last;
-  return result;
+                        int64_t branches) {
+  const variable_list all = AddRmsNormFunction::apply(x, residual, weight, eps, branches);
+  return {all[0], {all.begin() + 1, all.end()}};
 }
 
 struct RopeQkvFunction : Function<RopeQkvFunction> {
   static variable_list forward(AutogradContext* context, const Tensor& q, const Tensor& k, const Tensor& v,
-                               const Tensor& cos, const Tensor& sin, int64_t style, int64_t parts,
-                               const MaybeTensor& gradient_amaxes) {
+                               const Tensor& cos, const Tensor& sin, int64_t style, int64_t parts) {
     context->save_for_backward({cos, sin});
     context->saved_data["style"] = style;
     context->saved_data["parts"] = parts;
-    context->saved_data["finds_amaxes"] = gradient_amaxes.has_value();
-    kernels::Heads turned = kernels::rope_heads({q, k, v}, cos, sin, static_cast<RopeStyle>(style), parts);
-    return {turned.q, turned.k, turned.v};
+    kernels::Heads rotated = kernels::rope_heads({q, k, v}, cos, sin, static_cast<RopeStyle>(style), parts);
+    return {rotated.q, rotated.k, rotated.v};
   }
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const auto saved = context->get_saved_variables();
     const auto style = static_cast<RopeStyle>(context->saved_data["style"].toInt());
-    const int64_t parts = context->saved_data["parts"].toInt();
-    const Tensor amaxes = context->saved_data["finds_amaxes"].toBool() ? new_amaxes(3, grads[0]) : Tensor();
     kernels::Heads back = kernels::rope_heads_backward({grads[0], grads[1], grads[2]}, saved[0], saved[1],
-                                                       style, parts, amaxes);
-    return {back.q, back.k, back.v, Tensor(), Tensor(), Tensor(), Tensor(), amaxes};
+                                                       style, context->saved_data["parts"].toInt());
+    return {back.q, back.k, back.v, Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
 
-// With wants_amax the result's amax is a second result.
 struct SwigluFunction : Function<SwigluFunction> {
-  static variable_list forward(AutogradContext* context, const Tensor& gate, const Tensor& up,
-                               bool wants_amax, const MaybeTensor& gradient_amaxes) {
+  static Tensor forward(AutogradContext* context, const Tensor& gate, const Tensor& up) {
     context->save_for_backward({gate, up});
-    context->saved_data["finds_amaxes"] = gradient_amaxes.has_value();
-    context->set_materialize_grads(false);  // of amax, which has none
-    if (!wants_amax) return {kernels::swiglu_forward(gate, up)};
-    const Tensor amax = new_amaxes(1, gate);
-    context->mark_non_differentiable({amax});
-    return {kernels::swiglu_forward(gate, up, amax), amax};
+    return kernels::swiglu_forward(gate, up);
   }
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const auto saved = context->get_saved_variables();
-    const Tensor amaxes = context->saved_data["finds_amaxes"].toBool() ? new_amaxes(2, grads[0]) : Tensor();
-    auto [gate, up] = kernels::swiglu_backward(grads[0], saved[0], saved[1], amaxes);
-    return {gate, up, Tensor(), amaxes};
+    auto [gate, up] = kernels::swiglu_backward(grads[0], saved[0], saved[1]);
+    return {gate, up};
   }
 };
 
@@ -201,25 +159,19 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
   return RmsNormFunction::apply(x, weight, eps);
 }
 SumAndNorm add_rms_norm(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps,
-                        const NormReaders& readers, const Tensor& gradient_amax) {
-  return sum_and_norm(x, residual, weight, eps, readers, gradient_amax);
+                        int64_t branches) {
+  return sum_and_norm(x, residual, weight, eps, branches);
 }
-SumAndNorm rms_norm_of_stream(const Tensor& x, const Tensor& weight, double eps, const NormReaders& readers,
-                              const Tensor& gradient_amax) {
-  return sum_and_norm(x, std::nullopt, weight, eps, readers, gradient_amax);
+SumAndNorm rms_norm_of_stream(const Tensor& x, const Tensor& weight, double eps, int64_t branches) {
+  return sum_and_norm(x, std::nullopt, weight, eps, branches);
 }
 RotatedHeads rope_qkv(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cos, const Tensor& sin,
-                      RopeStyle style, int64_t parts, const Tensor& gradient_amaxes) {
-  variable_list all = RopeQkvFunction::apply(q, k, v, cos, sin, static_cast<int64_t>(style), parts,
-                                             if_defined(gradient_amaxes));
+                      RopeStyle style, int64_t parts) {
+  variable_list all = RopeQkvFunction::apply(q, k, v, cos, sin, static_cast<int64_t>(style), parts);
   return {all[0], all[1], all[2]};
 }
 Tensor swiglu(const Tensor& gate, const Tensor& up) {
-  return SwigluFunction::apply(gate, up, /*wants_amax=*/false, MaybeTensor())[0];
-}
-ValuesWithAmax swiglu_with_amax(const Tensor& gate, const Tensor& up, const Tensor& gradient_amaxes) {
-  variable_list both = SwigluFunction::apply(gate, up, /*wants_amax=*/true, if_defined(gradient_amaxes));
-  return {both[0], both[1]};
+  return SwigluFunction::apply(gate, up);
 }
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const kernels::Documents& documents) {
   return AttentionFunction::apply(q, k, v, documents);

@@ -19,30 +19,20 @@ at::Tensor embedding(const at::Tensor& tokens, const at::Tensor& weight);
 // x / sqrt(mean(x^2) + eps) * weight over the last dimension. x [..., dim], weight [dim].
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 
-// Who reads a norm on a GPU, where they are layers of their own and no pack (readers_of_norm() of
-// models/tensor_region.h).
-struct NormReaders {
-  // Each of them is given the norm as a result of its own, of the same memory, and their gradients are added
-  // up by the kernel of backward, from the last one to the first.
-  int64_t layers = 1;
-  bool want_amax = false;  // whether they read the norm's largest magnitude
-};
-
 // The residual stream and its norm, as one node: both gradients are added up in it.
 struct SumAndNorm {
-  at::Tensor sum;                   // [..., dim]
-  at::Tensor normed;                // rms_norm of sum
-  std::vector<at::Tensor> again{};  // normed for the second of its readers, and for further ones
-  at::Tensor amax{};                // fp32 [1]: of normed, where it is wanted
+  at::Tensor sum;  // [..., dim]
+  // rms_norm of sum, once for each branch that reads it, all in one memory. The gradients of several branches
+  // are added up by the kernel of backward, from the last one to the first.
+  std::vector<at::Tensor> normed;
 };
 // sum = residual + x, both [..., dim] of one dtype; x may have the shape of rows. One launch on a GPU, and
-// backward too but for the weight's gradient; one pass over memory by a CPU's kernels. gradient_amax:
-// row_linear()'s for x, or undefined.
+// backward too but for the weight's gradient; one pass over memory by a CPU's kernels.
 SumAndNorm add_rms_norm(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight, double eps,
-                        const NormReaders& readers = {}, const at::Tensor& gradient_amax = {});
+                        int64_t branches = 1);
 // The same where there is nothing to add: sum is x.
 SumAndNorm rms_norm_of_stream(const at::Tensor& x, const at::Tensor& weight, double eps,
-                              const NormReaders& readers = {}, const at::Tensor& gradient_amax = {});
+                              int64_t branches = 1);
 
 // Queries [batch, seq, heads, head_dim] and keys [batch, seq, kv_heads, head_dim] of a block with pairs of
 // their elements rotated by the angles whose cosines and sines are given, fp32 [seq, head_dim/2] or, with
@@ -50,25 +40,16 @@ SumAndNorm rms_norm_of_stream(const at::Tensor& x, const at::Tensor& weight, dou
 // Which elements pair up is the style's. With parts > 1 q, k and v are [parts, batch, seq / parts, ...], and
 // the results whole sequences. q, k and v may be views of one packed product [..., (heads + 2 kv_heads) *
 // head_dim], and are one launch on a GPU; fused kernels write one packed gradient in backward and return its
-// views. The results hold no memory of the product. gradient_amaxes: column_linear()'s for q, k and v, or
-// undefined.
+// views. The results hold no memory of the product.
 struct RotatedHeads {
   at::Tensor q, k, v;
 };
 RotatedHeads rope_qkv(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& cos,
-                      const at::Tensor& sin, RopeStyle style, int64_t parts = 1,
-                      const at::Tensor& gradient_amaxes = {});
+                      const at::Tensor& sin, RopeStyle style, int64_t parts = 1);
 
 // silu(gate) * up, element by element. gate and up may be the halves of one packed product [..., 2 hidden];
 // then, and always on a GPU, backward returns the gradients as halves of one packed tensor.
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
-// The same with its largest magnitude, fp32 [1]. gradient_amaxes: column_linear()'s for gate and up, or
-// undefined.
-struct ValuesWithAmax {
-  at::Tensor values, amax;
-};
-ValuesWithAmax swiglu_with_amax(const at::Tensor& gate, const at::Tensor& up,
-                                const at::Tensor& gradient_amaxes);
 
 // Causal attention inside documents; shapes as in models/kernels/attention/attention.h.
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,

@@ -8,7 +8,6 @@
 
 #include "models/activation_checkpoint.h"
 #include "models/linear_node.h"
-#include "models/maybe_tensor.h"
 #include "models/products_in_pieces.h"
 
 namespace hyperion::models {
@@ -20,20 +19,14 @@ using torch::autograd::Function;
 using torch::autograd::variable_list;
 
 struct RowFunction : Function<RowFunction> {
-  static variable_list forward(AutogradContext* context, const Tensor& x,
-                               const std::optional<Tensor>& residual, const Tensor& /*for autograd*/,
-                               const Linear& layer, RowResult result, bool makes_columns,
-                               const MaybeTensor& amax, bool asks_amax) {
+  static Tensor forward(AutogradContext* context, const Tensor& x, const std::optional<Tensor>& residual,
+                        const Tensor& /*for autograd*/, const Linear& layer, RowResult result,
+                        bool makes_columns) {
     save_layers(context, {&layer});
     context->saved_data["shape"] = x.sizes().vec();
     context->saved_data["residual"] = residual.has_value();
-    Operand rows = with_amax(Operand(as_rows(x)), amax.value_or(Tensor()));
+    Operand rows(as_rows(x));
     rows.makes_columns = makes_columns;
-    const auto results = [&](const Tensor& output) {
-      variable_list all = {output};
-      if (asks_amax) all.push_back(make_amaxes_result(context, 1, x));
-      return all;
-    };
     const bool chosen = saves_next_product(layer);
     Exchange* ranks = layer.ranks();
     std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
@@ -41,7 +34,7 @@ struct RowFunction : Function<RowFunction> {
     shape.back() = layer.weight()->rows();
     if (result == RowResult::kNotNeeded) {
       keep(context, rows, x);
-      return results(at::empty(shape, x.options()));
+      return at::empty(shape, x.options());
     }
     const bool save = result == RowResult::kNeededAgain && (chosen || ranks != nullptr);
     Tensor output = saved_or_computed(save, [&]() -> SelectiveCheckpoint::Results {
@@ -60,7 +53,7 @@ struct RowFunction : Function<RowFunction> {
       return {residual ? *residual + sum : sum};
     })[0];
     keep(context, rows, x);
-    return results(output);
+    return output;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
@@ -77,14 +70,11 @@ struct RowFunction : Function<RowFunction> {
           [&](int rank, Operand& part) { as_rows(grad_x[rank]).copy_(layer.input_gradient(part)); });
     } else {
       gathered.emplace(grads[0], std::vector{&layer}, GatheredRows::Role::kGradient);
-      if (grads.size() > 1) gathered->wait() = with_amax(std::move(gathered->wait()), grads[1]);
       grad_x = layer.input_gradient(gathered->wait()).view(shape);
     }
     return {grad_x,
             context->saved_data["residual"].toBool() ? grads[0] : Tensor(),
             return_or_add_gradient(layer, layer.weight_gradient(gathered->wait(), rows)),
-            Tensor(),
-            Tensor(),
             Tensor(),
             Tensor(),
             Tensor()};
@@ -94,12 +84,8 @@ struct RowFunction : Function<RowFunction> {
 }  // namespace
 
 Tensor row_linear(const Tensor& x, const Linear& layer, const std::optional<Tensor>& residual,
-                  RowResult result, const Tensor& amax, Tensor* gradient_amax) {
-  const bool asks_amax = gradient_amax != nullptr && reads_amaxes({&layer}, x);
-  variable_list results = RowFunction::apply(x, residual, layer.weight()->weight, layer, result,
-                                             keeps_columns({&layer}), if_defined(amax), asks_amax);
-  if (asks_amax) *gradient_amax = results[1];
-  return results[0];
+                  RowResult result) {
+  return RowFunction::apply(x, residual, layer.weight()->weight, layer, result, keeps_columns({&layer}));
 }
 
 }  // namespace hyperion::models

@@ -18,10 +18,8 @@ enum class RowResult {
 };
 // residual + x times the layer's transposed weight, summed over the ranks, or that sum alone; residual [...,
 // out] as the result. Under a SelectiveCheckpoint with a group the result is saved whatever the product's
-// turn says: it is 1/T of the product, and the exchange is not repeated. amax: of x, or undefined;
-// gradient_amax: as column_linear's, fp32 [1].
+// turn says: it is 1/T of the product, and the exchange is not repeated.
 at::Tensor row_linear(const at::Tensor& x, const Linear& layer, const std::optional<at::Tensor>& residual,
-                      RowResult result = RowResult::kNeededAgain, const at::Tensor& amax = {},
-                      at::Tensor* gradient_amax = nullptr);
+                      RowResult result = RowResult::kNeededAgain);
 
 }  // namespace hyperion::models

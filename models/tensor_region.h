@@ -26,7 +26,6 @@
 #include "base/exchange.h"
 #include "base/parameter.h"
 #include "models/linear.h"
-#include "models/ops.h"
 
 namespace hyperion::models {
 
@@ -72,11 +71,9 @@ class ScatteredRows {
   Pending pending_;
 };
 
-// Whether the layers cast x and the gradients of their products as whole tensors, with one scale each that
-// is made of an amax, on a GPU whose fused kernels find it on the way.
-bool reads_amaxes(const std::vector<const Linear*>& layers, const at::Tensor& x);
-// What column_linear() of these layers makes use of, of the norm that they read.
-ops::NormReaders readers_of_norm(const std::vector<const Linear*>& layers, const at::Tensor& x);
+// As how many branches (ops::SumAndNorm) the layers of a column node read the norm x: each layer its own
+// where a GPU's kernel then adds up their gradients, else one for all.
+int64_t branches_of_input(const std::vector<const Linear*>& layers, const at::Tensor& x);
 
 // Rows of the table for tokens int64 [batch, seq], the same on all ranks -> this rank's part of every
 // sequence, [batch, seq / T, dim]. table: this rank's part of the vocabulary.

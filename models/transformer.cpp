@@ -85,53 +85,38 @@ std::vector<ParameterPtr> TransformerBlock::parameters() const {
   return all;
 }
 
-at::Tensor TransformerBlock::forward(const at::Tensor& x, const SequenceContext& context, BlockRun run,
-                                     GradientAmaxes* gradient_amaxes) const {
-  const ops::SumAndNorm before = ops::rms_norm_of_stream(
-      x, attention_norm_->weight, args_.norm_eps, readers_of_norm({&wq_, &wk_, &wv_}, x),
-      gradient_amaxes == nullptr ? at::Tensor() : gradient_amaxes->of_input);
-  at::Tensor gradient_amax;
-  const at::Tensor attended = attention(before, context, gradient_amax);
-  return feed_forward(ops::add_rms_norm(attended, before.sum, ffn_norm_->weight, args_.norm_eps,
-                                        readers_of_norm({&w1_, &w3_}, x), gradient_amax),
-                      run, gradient_amaxes == nullptr ? nullptr : &gradient_amaxes->of_output);
+at::Tensor TransformerBlock::forward(const at::Tensor& x, const SequenceContext& context,
+                                     BlockRun run) const {
+  const ops::SumAndNorm before = ops::rms_norm_of_stream(x, attention_norm_->weight, args_.norm_eps,
+                                                         branches_of_input({&wq_, &wk_, &wv_}, x));
+  const ops::SumAndNorm between = ops::add_rms_norm(attention(before, context), before.sum, ffn_norm_->weight,
+                                                    args_.norm_eps, branches_of_input({&w1_, &w3_}, x));
+  return feed_forward(between, run);
 }
 
-at::Tensor TransformerBlock::attention(const ops::SumAndNorm& stream, const SequenceContext& context,
-                                       at::Tensor& gradient_amax) const {
+at::Tensor TransformerBlock::attention(const ops::SumAndNorm& stream, const SequenceContext& context) const {
   // Between the nodes of linear layers tokens are whole sequences, which lie in `parts` parts, rank by rank.
   const int64_t parts = ranks_ == nullptr ? 1 : ranks_->size();
-  const ops::RotatedHeads turned = [&] {
-    at::Tensor gradient_amaxes;
-    std::vector<at::Tensor> heads =
-        column_linear(stream.normed, {&wq_, &wk_, &wv_}, {stream.again, stream.amax},
-                      q_norm_ ? nullptr : &gradient_amaxes);  // norms between would make other gradients
+  const ops::RotatedHeads rotated = [&] {
+    std::vector<at::Tensor> heads = column_linear(stream.normed, {&wq_, &wk_, &wv_});
     for (at::Tensor& projected : heads) projected = projected.unflatten(-1, {-1, args_.head_dim});
     if (q_norm_) {
       heads[0] = ops::rms_norm(heads[0], q_norm_->weight, args_.norm_eps);
       heads[1] = ops::rms_norm(heads[1], k_norm_->weight, args_.norm_eps);
     }
-    return ops::rope_qkv(heads[0], heads[1], heads[2], context.cos, context.sin, args_.rope_style, parts,
-                         gradient_amaxes);
+    return ops::rope_qkv(heads[0], heads[1], heads[2], context.cos, context.sin, args_.rope_style, parts);
   }();
-  at::Tensor out = ops::attention(turned.q.transpose(1, 2), turned.k.transpose(1, 2),
-                                  turned.v.transpose(1, 2), context.documents)
+  at::Tensor out = ops::attention(rotated.q.transpose(1, 2), rotated.k.transpose(1, 2),
+                                  rotated.v.transpose(1, 2), context.documents)
                        .transpose(1, 2);  // [batch, seq, heads, head_dim]
   if (parts > 1) out = out.unflatten(1, {parts, -1}).transpose(0, 1);
-  return row_linear(out.flatten(-2), wo_, std::nullopt, RowResult::kNeededAgain, /*amax=*/{}, &gradient_amax);
+  return row_linear(out.flatten(-2), wo_, std::nullopt);
 }
 
-at::Tensor TransformerBlock::feed_forward(const ops::SumAndNorm& stream, BlockRun run,
-                                          at::Tensor* gradient_amax) const {
-  at::Tensor gradient_amaxes;
-  const std::vector<at::Tensor> gate_up =
-      column_linear(stream.normed, {&w1_, &w3_}, {stream.again, stream.amax}, &gradient_amaxes);
-  const ops::ValuesWithAmax activated = reads_amaxes({&w2_}, gate_up[0])
-                                            ? ops::swiglu_with_amax(gate_up[0], gate_up[1], gradient_amaxes)
-                                            : ops::ValuesWithAmax{ops::swiglu(gate_up[0], gate_up[1]), {}};
-  return row_linear(activated.values, w2_, stream.sum,
-                    run == BlockRun::kAgain ? RowResult::kNotNeeded : RowResult::kNeededOnce, activated.amax,
-                    gradient_amax);
+at::Tensor TransformerBlock::feed_forward(const ops::SumAndNorm& stream, BlockRun run) const {
+  const std::vector<at::Tensor> gate_up = column_linear(stream.normed, {&w1_, &w3_});
+  return row_linear(ops::swiglu(gate_up[0], gate_up[1]), w2_, stream.sum,
+                    run == BlockRun::kAgain ? RowResult::kNotNeeded : RowResult::kNeededOnce);
 }
 
 namespace {

@@ -59,29 +59,21 @@ enum class BlockRun {
              // exchange, a sum) is left out and its elements are undefined
 };
 
-// How the largest magnitude of a gradient goes from the block that makes it to the block before, which casts
-// it to FP8: each is fp32 [1] and has that number as its gradient. So no pass looks for it.
-struct GradientAmaxes {
-  at::Tensor of_input{};   // a leaf, or undefined: of the gradient of the block's input, which it finds
-  at::Tensor of_output{};  // of the gradient of its result: made by forward where the block makes use of it
-};
-
 class TransformerBlock {
  public:
   TransformerBlock(const ModelArgs& args, int64_t layer, const Regions& regions = {});
   // x [batch, seq, dim] -> [batch, seq, dim]
-  at::Tensor forward(const at::Tensor& x, const SequenceContext& context, BlockRun run = BlockRun::kForward,
-                     GradientAmaxes* gradient_amaxes = nullptr) const;
+  at::Tensor forward(const at::Tensor& x, const SequenceContext& context,
+                     BlockRun run = BlockRun::kForward) const;
   std::vector<ParameterPtr> parameters() const;
   // In the order in which forward runs them.
   std::vector<Linear*> linears() { return {&wq_, &wk_, &wv_, &wo_, &w1_, &w3_, &w2_}; }
 
  private:
-  // Of the normed stream. gradient_amax: as row_linear's.
-  at::Tensor attention(const ops::SumAndNorm& stream, const SequenceContext& context,
-                       at::Tensor& gradient_amax) const;
-  // The stream and the layers' result for its norm, added up. gradient_amax: as row_linear's.
-  at::Tensor feed_forward(const ops::SumAndNorm& stream, BlockRun run, at::Tensor* gradient_amax) const;
+  // Of the normed stream.
+  at::Tensor attention(const ops::SumAndNorm& stream, const SequenceContext& context) const;
+  // The stream and the layers' result for its norm, added up.
+  at::Tensor feed_forward(const ops::SumAndNorm& stream, BlockRun run) const;
 
   ModelArgs args_;
   Exchange* ranks_;

@@ -14,14 +14,7 @@ namespace hyperion::trainer {
 struct FsdpModel::SavedForward {
   at::Tensor input;   // the unit's input as a detached leaf
   at::Tensor output;  // with its graph, unless the unit is run again
-  models::GradientAmaxes amaxes;
   std::unique_ptr<models::SelectiveCheckpoint> selective;
-};
-
-// Of a unit's result.
-struct FsdpModel::Gradient {
-  at::Tensor values;
-  at::Tensor amax{};  // fp32 [1]: their largest magnitude, where the block that made them has found it
 };
 
 FsdpModel::FsdpModel(const models::Transformer& model, parallel::FsdpContext& fsdp, FsdpModelOptions options)
@@ -77,37 +70,29 @@ at::Tensor FsdpModel::forward_block(size_t block, const at::Tensor& input, const
   // is what the block before continues with.
   saved.input = input.detach().requires_grad_();
   if (options_.checkpointing.blocks[block] == models::ActivationCheckpoint::kNone) {
-    saved.output =
-        model_.blocks()[block].forward(saved.input, batch.context, models::BlockRun::kForward, &saved.amaxes);
+    saved.output = model_.blocks()[block].forward(saved.input, batch.context);
     return saved.output;
   }
   saved.selective = models::selective_checkpoint(options_.checkpointing.blocks[block],
                                                  options_.checkpointing.always_recompute);
   at::NoGradGuard no_grad;  // no graph: nothing but the input and what `selective` saves outlives this call
   models::SelectiveCheckpointScope scope(saved.selective.get());
-  return model_.blocks()[block].forward(saved.input, batch.context, models::BlockRun::kForward,
-                                        &saved.amaxes);
+  return model_.blocks()[block].forward(saved.input, batch.context);
 }
 
-// Makes of the gradient of the block's result that of its input.
-void FsdpModel::backward_block(size_t block, Gradient& grad, const models::Microbatch& batch,
-                               SavedForward& saved) {
+at::Tensor FsdpModel::backward_block(size_t block, const at::Tensor& grad, const models::Microbatch& batch,
+                                     SavedForward& saved) {
   const parallel::TraceRange range("backward", groups_[block + 1]->name());
   if (!saved.output.defined()) {
     const parallel::TraceRange recompute("recompute", groups_[block + 1]->name());
     if (saved.selective) saved.selective->start_recompute();
     models::SelectiveCheckpointScope scope(saved.selective.get());
-    saved.output =
-        model_.blocks()[block].forward(saved.input, batch.context, models::BlockRun::kAgain, &saved.amaxes);
+    saved.output = model_.blocks()[block].forward(saved.input, batch.context, models::BlockRun::kAgain);
   }
-  std::vector<at::Tensor> outputs = {saved.output}, gradients = {grad.values};
-  if (saved.amaxes.of_output.defined() && grad.amax.defined()) {
-    outputs.push_back(saved.amaxes.of_output);
-    gradients.push_back(grad.amax);
-  }
-  torch::autograd::backward(outputs, gradients);
-  grad = {saved.input.grad(), saved.amaxes.of_input.defined() ? saved.amaxes.of_input.grad() : at::Tensor()};
+  torch::autograd::backward({saved.output}, {grad});
+  at::Tensor grad_input = saved.input.grad();
   saved = {};  // frees the block's activations before the next block's are computed again
+  return grad_input;
 }
 
 at::Tensor FsdpModel::forward_backward(const models::Microbatch& batch, const at::Tensor& scale, bool last) {
@@ -127,9 +112,6 @@ at::Tensor FsdpModel::forward_backward(const models::Microbatch& batch, const at
     const size_t unit = block + 1;
     set_unit_phase("forward", unit);
     unshard_and_prefetch(unit, unit + 1);
-    // The block before casts the gradient of this one's input, so this one finds its largest magnitude.
-    if (const at::Tensor& asked = saved[unit - 1].amaxes.of_output; asked.defined())
-      saved[unit].amaxes.of_input = at::empty_like(asked.detach()).requires_grad_();
     x = forward_block(block, x, batch, saved[unit]);
     if (options_.reshard_after_forward) groups_[unit]->reshard();
   }
@@ -138,11 +120,10 @@ at::Tensor FsdpModel::forward_backward(const models::Microbatch& batch, const at
   // Meanwhile the last block's weights are gathered again, for its backward.
   set_unit_phase("forward", head);
   unshard_and_prefetch(head, blocks);
-  const auto [loss, grad_of_head] = [&] {
+  auto [loss, grad] = [&] {
     const parallel::TraceRange range("forward and backward", groups_[head]->name());
     return model_.head().loss_and_grad(x.detach(), batch.labels, scale);
   }();
-  Gradient grad = {grad_of_head};
   groups_[head]->reshard();
   groups_[head]->reduce(last);
 
@@ -154,14 +135,14 @@ at::Tensor FsdpModel::forward_backward(const models::Microbatch& batch, const at
     set_unit_phase("backward", unit);
     // The embedding's backward reads tokens only, so its weight is not gathered again.
     unshard_and_prefetch(unit, unit > 1 ? std::optional(unit - 1) : std::nullopt);
-    backward_block(block, grad, batch, saved[unit]);
+    grad = backward_block(block, grad, batch, saved[unit]);
     groups_[unit]->reshard();
     groups_[unit]->reduce(last);
   }
   set_unit_phase("backward", 0);
   {
     const parallel::TraceRange range("backward", groups_[0]->name());
-    torch::autograd::backward({saved[0].output}, {grad.values});
+    torch::autograd::backward({saved[0].output}, {grad});
   }
   groups_[0]->reshard();  // it is still gathered where weights stay gathered after forward
   groups_[0]->reduce(last);

@@ -52,10 +52,11 @@ class FsdpModel {
 
  private:
   struct SavedForward;  // what the forward of one unit leaves for its backward
-  struct Gradient;
   at::Tensor forward_block(size_t block, const at::Tensor& input, const models::Microbatch& batch,
                            SavedForward& saved);
-  void backward_block(size_t block, Gradient& grad, const models::Microbatch& batch, SavedForward& saved);
+  // From the gradient of the block's result that of its input.
+  at::Tensor backward_block(size_t block, const at::Tensor& grad, const models::Microbatch& batch,
+                            SavedForward& saved);
   void set_unit_phase(const char* what, size_t unit) const;
   void unshard_and_prefetch(size_t unit, std::optional<size_t> next);
 

@@ -90,10 +90,9 @@ Tensor LinearMatmuls::multiply(const Quantized& a, const Quantized& b, at::Scala
 
 // Emulated products take any layout.
 Operands LinearMatmuls::cast_operands(const Tensor& x, const std::optional<Scaling>& rows,
-                                      const std::optional<Scaling>& columns, const PartOf& part,
-                                      const Tensor& amax) const {
+                                      const std::optional<Scaling>& columns, const PartOf& part) const {
   const bool blocks = in_blocks((rows ? *rows : *columns).granularity);
-  if (gemm_ == Gemm::kNative && !blocks) return quantize_operands(x, rows, columns, part, amax);
+  if (gemm_ == Gemm::kNative && !blocks) return quantize_operands(x, rows, columns, part);
   const Tensor dense = x.contiguous();
   if (blocks) return cast_blocks(dense, rows, columns);
   Operands operands;
@@ -110,7 +109,7 @@ void LinearMatmuls::add_copies(Operand& x, std::optional<Scaling> rows,
   if (x.values.defined()) {
     if (!rows && !columns) return;
     counters_->operand_casts += rows && columns && rows != columns ? 2 : 1;
-    const Operands made = cast_operands(x.values, rows, columns, {}, x.amax);
+    const Operands made = cast_operands(x.values, rows, columns);
     if (rows) x.rows = made.rows;
     if (columns) x.columns = made.columns;
   } else if (columns) {

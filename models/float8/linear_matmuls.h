@@ -66,10 +66,6 @@ class LinearMatmuls {
   // scale for the tensor: its FP8 form then serves them all. None for recipes that need more forms.
   std::optional<Scaling> one_scale_of_input() const;
   std::optional<Scaling> one_scale_of_gradient() const;
-  // Whether operands are cast for a GPU's products, with one scale for each tensor: Operand::amax is read.
-  bool reads_amax() const {
-    return gemm_ == Gemm::kNative && one_scale_of_input() && one_scale_of_gradient();
-  }
   // This rank's rows of an operand, with such a scaling, as all `ranks` gather it.
   Quantized cast_shard(const at::Tensor& rows, const Scaling& scaling, Exchange& ranks) const;
 
@@ -78,8 +74,7 @@ class LinearMatmuls {
   at::Tensor multiply(const Quantized& a, const Quantized& b, at::ScalarType out, bool fast_accumulate,
                       bool counts) const;
   Operands cast_operands(const at::Tensor& x, const std::optional<Scaling>& rows,
-                         const std::optional<Scaling>& columns, const PartOf& part = {},
-                         const at::Tensor& amax = {}) const;
+                         const std::optional<Scaling>& columns, const PartOf& part = {}) const;
   void add_copies(models::Operand& x, std::optional<Scaling> rows, std::optional<Scaling> columns) const;
   void add_column_copy(Quantized& columns, const Quantized& rows) const;
   WeightCopies& weight_copies(const Parameter& weight, Exchange* ranks) const;

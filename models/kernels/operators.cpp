@@ -26,42 +26,29 @@ std::tuple<Tensor, Tensor, Tensor> plain_rope_heads(const Tensor& q, const Tenso
 std::tuple<Tensor, Tensor, Tensor> plain_rope_heads_backward(const Tensor& q, const Tensor& k,
                                                              const Tensor& v, const Tensor& cos,
                                                              const Tensor& sin, bool interleaved,
-                                                             int64_t parts, const MaybeTensor& amaxes) {
-  Heads back = plain::rope_heads_backward({q, k, v}, cos, sin, style_of(interleaved), parts,
-                                          amaxes.value_or(Tensor()));
+                                                             int64_t parts) {
+  Heads back = plain::rope_heads_backward({q, k, v}, cos, sin, style_of(interleaved), parts);
   return {back.q, back.k, back.v.clone()};
 }
 
-Tensor plain_swiglu(const Tensor& gate, const Tensor& up, const MaybeTensor& amax) {
-  return plain::swiglu_forward(gate, up, amax.value_or(Tensor()));
+std::tuple<Tensor, Tensor> plain_swiglu_backward(const Tensor& grad, const Tensor& gate, const Tensor& up) {
+  return plain::swiglu_backward(grad, gate, up);
 }
 
-std::tuple<Tensor, Tensor> plain_swiglu_backward(const Tensor& grad, const Tensor& gate, const Tensor& up,
-                                                 const MaybeTensor& amaxes) {
-  return plain::swiglu_backward(grad, gate, up, amaxes.value_or(Tensor()));
-}
-
-std::tuple<Tensor, Tensor, Tensor> plain_add_rms_norm(const Tensor& x, const MaybeTensor& residual,
-                                                      const Tensor& weight, double eps,
-                                                      const MaybeTensor& amax) {
-  if (!residual) {
-    RmsNormResult norm = plain::rms_norm_forward(x, weight, eps, amax.value_or(Tensor()));
-    return {Tensor(), norm.output, norm.rstd};
-  }
-  AddRmsNormResult result = plain::add_rms_norm_forward(x, *residual, weight, eps, amax.value_or(Tensor()));
+std::tuple<Tensor, Tensor, Tensor> plain_add_rms_norm(const Tensor& x, const Tensor& residual,
+                                                      const Tensor& weight, double eps) {
+  AddRmsNormResult result = plain::add_rms_norm_forward(x, residual, weight, eps);
   return {result.sum, result.output, result.rstd};
 }
 
 std::tuple<Tensor, Tensor> plain_add_rms_norm_backward(const Tensor& grad, const Tensor& grad_sum,
                                                        const Tensor& sum, const Tensor& weight,
-                                                       const Tensor& rstd, at::TensorList more,
-                                                       const MaybeTensor& amax) {
-  return plain::add_rms_norm_backward(grad, grad_sum, sum, weight, rstd, more, amax.value_or(Tensor()));
+                                                       const Tensor& rstd, at::TensorList more) {
+  return plain::add_rms_norm_backward(grad, grad_sum, sum, weight, rstd, more);
 }
 
-Tensor plain_cross_entropy(Tensor& logits, const Tensor& labels, const MaybeTensor& scale,
-                           const MaybeTensor& amax) {
-  return plain::cross_entropy(logits, labels, scale ? &*scale : nullptr, amax.value_or(Tensor()));
+Tensor plain_cross_entropy(Tensor& logits, const Tensor& labels, const MaybeTensor& scale) {
+  return plain::cross_entropy(logits, labels, scale ? &*scale : nullptr);
 }
 
 Tensor plain_vocab_statistics(const Tensor& logits, const Tensor& labels, int64_t first, int64_t whole) {
@@ -95,16 +82,15 @@ TORCH_LIBRARY_FRAGMENT(hyperion, library) {
       "(Tensor, Tensor, Tensor)");
   library.def(
       "rope_heads_backward(Tensor q, Tensor k, Tensor v, Tensor cos, Tensor sin, bool interleaved, int "
-      "parts, Tensor(a!)? amaxes) -> (Tensor, Tensor, Tensor)");
-  library.def("swiglu(Tensor gate, Tensor up, Tensor(a!)? amax) -> Tensor");
-  library.def("swiglu_backward(Tensor grad, Tensor gate, Tensor up, Tensor(a!)? amaxes) -> (Tensor, Tensor)");
+      "parts) -> (Tensor, Tensor, Tensor)");
+  library.def("swiglu(Tensor gate, Tensor up) -> Tensor");
+  library.def("swiglu_backward(Tensor grad, Tensor gate, Tensor up) -> (Tensor, Tensor)");
   library.def(
-      "add_rms_norm(Tensor x, Tensor? residual, Tensor weight, float eps, Tensor(a!)? amax) -> (Tensor, "
-      "Tensor, Tensor)");
+      "add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor, Tensor)");
   library.def(
       "add_rms_norm_backward(Tensor grad, Tensor grad_sum, Tensor sum, Tensor weight, Tensor rstd, Tensor[] "
-      "more, Tensor(a!)? amax) -> (Tensor, Tensor)");
-  library.def("cross_entropy_(Tensor(a!) logits, Tensor labels, Tensor? scale, Tensor(b!)? amax) -> Tensor");
+      "more) -> (Tensor, Tensor)");
+  library.def("cross_entropy_(Tensor(a!) logits, Tensor labels, Tensor? scale) -> Tensor");
   library.def("vocab_statistics(Tensor logits, Tensor labels, int first, int whole) -> Tensor");
   library.def(
       "vocab_gradient_(Tensor(a!) logits, Tensor labels, int first, int whole, Tensor log_sum_exp, Tensor "
@@ -114,7 +100,7 @@ TORCH_LIBRARY_FRAGMENT(hyperion, library) {
 TORCH_LIBRARY_IMPL(hyperion, CompositeExplicitAutograd, library) {
   library.impl("rope_heads", plain_rope_heads);
   library.impl("rope_heads_backward", plain_rope_heads_backward);
-  library.impl("swiglu", plain_swiglu);
+  library.impl("swiglu", plain::swiglu_forward);
   library.impl("swiglu_backward", plain_swiglu_backward);
   library.impl("add_rms_norm", plain_add_rms_norm);
   library.impl("add_rms_norm_backward", plain_add_rms_norm_backward);
@@ -131,44 +117,40 @@ Heads rope_heads(const Heads& x, const Tensor& cos, const Tensor& sin, models::R
 }
 
 Heads rope_heads_backward(const Heads& grads, const Tensor& cos, const Tensor& sin, models::RopeStyle style,
-                          int64_t parts, const Tensor& amaxes) {
-  auto [q, k, v] = Operator<plain_rope_heads_backward>::call(
-      "hyperion::rope_heads_backward", grads.q, grads.k, grads.v, cos, sin,
-      style == models::RopeStyle::kInterleaved, parts, if_defined(amaxes));
+                          int64_t parts) {
+  auto [q, k, v] =
+      Operator<plain_rope_heads_backward>::call("hyperion::rope_heads_backward", grads.q, grads.k, grads.v,
+                                                cos, sin, style == models::RopeStyle::kInterleaved, parts);
   return {std::move(q), std::move(k), std::move(v)};
 }
 
-Tensor swiglu(const Tensor& gate, const Tensor& up, const Tensor& amax) {
-  return Operator<plain_swiglu>::call("hyperion::swiglu", gate, up, if_defined(amax));
+Tensor swiglu(const Tensor& gate, const Tensor& up) {
+  return Operator<plain::swiglu_forward>::call("hyperion::swiglu", gate, up);
 }
 
-std::pair<Tensor, Tensor> swiglu_backward(const Tensor& grad, const Tensor& gate, const Tensor& up,
-                                          const Tensor& amaxes) {
-  auto [of_gate, of_up] =
-      Operator<plain_swiglu_backward>::call("hyperion::swiglu_backward", grad, gate, up, if_defined(amaxes));
+std::pair<Tensor, Tensor> swiglu_backward(const Tensor& grad, const Tensor& gate, const Tensor& up) {
+  auto [of_gate, of_up] = Operator<plain_swiglu_backward>::call("hyperion::swiglu_backward", grad, gate, up);
   return {std::move(of_gate), std::move(of_up)};
 }
 
-AddRmsNormResult add_rms_norm(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps,
-                              const Tensor& amax) {
-  auto [sum, output, rstd] = Operator<plain_add_rms_norm>::call(
-      "hyperion::add_rms_norm", x, if_defined(residual), weight, eps, if_defined(amax));
+AddRmsNormResult add_rms_norm(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps) {
+  auto [sum, output, rstd] =
+      Operator<plain_add_rms_norm>::call("hyperion::add_rms_norm", x, residual, weight, eps);
   return {std::move(sum), std::move(output), std::move(rstd)};
 }
 
 std::pair<Tensor, Tensor> add_rms_norm_backward(const Tensor& grad, const Tensor& grad_sum, const Tensor& sum,
-                                                const Tensor& weight, const Tensor& rstd, at::TensorList more,
-                                                const Tensor& amax) {
+                                                const Tensor& weight, const Tensor& rstd,
+                                                at::TensorList more) {
   auto [grad_x, grad_weight] = Operator<plain_add_rms_norm_backward>::call(
-      "hyperion::add_rms_norm_backward", grad, grad_sum, sum, weight, rstd, more, if_defined(amax));
+      "hyperion::add_rms_norm_backward", grad, grad_sum, sum, weight, rstd, more);
   return {std::move(grad_x), std::move(grad_weight)};
 }
 
-Tensor cross_entropy(const Tensor& logits, const Tensor& labels, const Tensor* scale, const Tensor& amax) {
+Tensor cross_entropy(const Tensor& logits, const Tensor& labels, const Tensor* scale) {
   Tensor in_place = logits;
   return Operator<plain_cross_entropy>::call("hyperion::cross_entropy_", in_place, labels,
-                                             scale != nullptr ? MaybeTensor(*scale) : std::nullopt,
-                                             if_defined(amax));
+                                             scale != nullptr ? MaybeTensor(*scale) : std::nullopt);
 }
 
 Tensor vocab_statistics(const Tensor& logits, const Tensor& labels, const VocabPart& part) {

@@ -1,7 +1,7 @@
-// The fused kernels of the CUDA library (models/kernels/*/cuda.cuh) as operators of libtorch's dispatcher:
-// the library registers them when it is loaded, and nothing here needs to know of it. Elsewhere an operator
-// runs the plain form. Callers choose by models/kernels/fused.h whether to call them; shapes are those of the
-// plain forms. An amax that is undefined is not found.
+// The fused kernels of the CUDA library (models/kernels/*/cuda.cuh) as operators of libtorch's dispatcher: the
+// library registers them when it is loaded, and nothing here needs to know of it. Elsewhere an operator runs
+// the plain form. Callers choose by models/kernels/fused.h whether to call them; shapes are those of the
+// plain forms.
 #pragma once
 
 #include <tuple>
@@ -15,22 +15,20 @@
 
 namespace hyperion::kernels::operators {
 
-// x.v may be undefined: then the result's is too. So may add_rms_norm's residual: then there is no sum.
+// x.v may be undefined: then the result's is too.
 Heads rope_heads(const Heads& x, const at::Tensor& cos, const at::Tensor& sin, models::RopeStyle style,
                  int64_t parts);
 Heads rope_heads_backward(const Heads& grads, const at::Tensor& cos, const at::Tensor& sin,
-                          models::RopeStyle style, int64_t parts, const at::Tensor& amaxes);
-at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up, const at::Tensor& amax);
+                          models::RopeStyle style, int64_t parts);
+at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
 std::pair<at::Tensor, at::Tensor> swiglu_backward(const at::Tensor& grad, const at::Tensor& gate,
-                                                  const at::Tensor& up, const at::Tensor& amaxes);
+                                                  const at::Tensor& up);
 AddRmsNormResult add_rms_norm(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight,
-                              double eps, const at::Tensor& amax);
+                              double eps);
 std::pair<at::Tensor, at::Tensor> add_rms_norm_backward(const at::Tensor& grad, const at::Tensor& grad_sum,
                                                         const at::Tensor& sum, const at::Tensor& weight,
-                                                        const at::Tensor& rstd, at::TensorList more,
-                                                        const at::Tensor& amax);
-at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels, const at::Tensor* scale,
-                         const at::Tensor& amax);
+                                                        const at::Tensor& rstd, at::TensorList more);
+at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels, const at::Tensor* scale);
 at::Tensor vocab_statistics(const at::Tensor& logits, const at::Tensor& labels, const VocabPart& part);
 void vocab_gradient(const at::Tensor& logits, const at::Tensor& labels, const VocabPart& part,
                     const at::Tensor& log_sum_exp, const at::Tensor& scale);

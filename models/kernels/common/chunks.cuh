@@ -58,41 +58,6 @@ __device__ inline float block_sum(float value) {
   return sum;
 }
 
-// The largest magnitude of some numbers, as the bits of that fp32 number: numbers that are not negative have
-// the order of their bits, with infinity above them and NaN above infinity.
-struct Largest {
-  unsigned bits = 0;
-
-  __device__ inline void add(float x) {
-    const unsigned magnitude = __float_as_uint(x) & 0x7fffffffU;
-    if (magnitude > bits) bits = magnitude;
-  }
-  template <typename T, int kChunk>
-  __device__ inline void add(const Chunk<T, kChunk>& chunk) {
-    for (int i = 0; i < kChunk; ++i) add(widened(chunk.values[i]));
-  }
-};
-
-// *amax becomes the largest of itself and of what all blocks find, in whatever order they come. All threads
-// of the block call it.
-__device__ inline void raise_to_largest(float* amax, const Largest& own) {
-  __shared__ unsigned of_warps[kWarp];
-  unsigned bits = own.bits;
-  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
-    const unsigned other = __shfl_xor_sync(0xffffffffU, bits, distance);
-    if (other > bits) bits = other;
-  }
-  __syncthreads();  // until what was found before this has been read
-  if (threadIdx.x % kWarp == 0) of_warps[threadIdx.x / kWarp] = bits;
-  __syncthreads();
-  if (threadIdx.x != 0) return;
-  for (unsigned warp = 1; warp < blockDim.x / kWarp; ++warp)
-    if (of_warps[warp] > bits) bits = of_warps[warp];
-  auto* const shared = reinterpret_cast<unsigned*>(amax);
-  // It only grows, so that an old value costs an atomic operation and no maximum.
-  if (bits > *static_cast<volatile unsigned*>(shared)) atomicMax(shared, bits);
-}
-
 // Threads of a block that shares `chunks` chunks of a row, each thread `per_thread` where they are enough.
 inline unsigned threads_for(int64_t chunks, int64_t per_thread, unsigned most) {
   const int64_t wanted = (chunks + per_thread - 1) / per_thread;

@@ -10,9 +10,6 @@ namespace hyperion::kernels {
 
 enum class Element { kFloat, kBFloat16 };
 
-// An amax (fp32, zero or more before the launch; null: not wanted) becomes the largest of itself and of the
-// magnitudes of a result as it is stored; NaN where there is one.
-
 // Heads [tokens, heads, head_dim] of a tensor, a head's elements side by side. Token (sequence, position)
 // lies at part * (position / each) + sequence_stride * sequence + position_stride * (position % each).
 struct HeadsLayout {
@@ -29,7 +26,6 @@ struct RopeTask {
   const float *cos = nullptr, *sin = nullptr;  // [positions, half]
   int64_t positions = 0;                       // length, or sequences * length
   bool inverse = false, interleaved = false;
-  float* amaxes = nullptr;  // [3]: of q_out, k_out and v_out; null: not wanted
 };
 
 struct SwigluTask {
@@ -40,18 +36,16 @@ struct SwigluTask {
   // Backward:
   const void* grad = nullptr;  // [rows, n]
   int64_t grad_stride = 0;
-  void* packed = nullptr;   // [rows, 2 n]: the gradients of gate, then of up
-  float* amaxes = nullptr;  // [1] of output, or [2] of both gradients
+  void* packed = nullptr;  // [rows, 2 n]: the gradients of gate, then of up
 };
 
 struct AddRmsNormTask {
-  const void *x = nullptr, *residual = nullptr;  // [rows, n]; residual null: the norm of x alone
+  const void *x = nullptr, *residual = nullptr;  // [rows, n]
   const void* weight = nullptr;                  // [n]
   int64_t rows = 0, n = 0;
   float eps = 0;
-  void *sum = nullptr, *output = nullptr;  // [rows, n]; sum null where there is no residual
+  void *sum = nullptr, *output = nullptr;  // [rows, n]
   float* rstd = nullptr;                   // [rows]
-  float* amax = nullptr;                   // of output
 };
 
 // Terms of a gradient beside the first.
@@ -67,7 +61,6 @@ struct AddRmsNormBackwardTask {
   int64_t rows = 0, n = 0;
   int64_t blocks = 0;           // rms_norm_blocks(rows)
   void* grad_x = nullptr;       // [rows, n]
-  float* amax = nullptr;        // of grad_x
   float* partial = nullptr;     // [blocks, n], work space
   void* grad_weight = nullptr;  // [n]
 };
@@ -84,7 +77,6 @@ struct CrossEntropyTask {
   int64_t rows = 0, columns = 0;
   int64_t first = 0, vocabulary = 0;   // of the columns in the vocabulary; its size
   const float* scale = nullptr;        // of the gradient; null: none is wanted
-  float* amax = nullptr;               // of the gradient that replaces logits, beside losses
   float* losses = nullptr;             // [rows]
   float* statistics = nullptr;         // [rows, 3]
   const float* log_sum_exp = nullptr;  // [rows]

@@ -32,17 +32,6 @@ inline void require_numbers(const Tensor& x, int64_t many, const char* what) {
   TORCH_CHECK(x.numel() == many, what, ": ", x.sizes(), ", expected ", many, " numbers");
 }
 
-// Where a kernel raises `many` amaxes, fp32 beside x; null: they are not wanted.
-inline float* amaxes_of(const std::optional<Tensor>& amaxes, int64_t many, const Tensor& x,
-                        const char* what) {
-  if (!amaxes) return nullptr;
-  TORCH_CHECK(amaxes->scalar_type() == at::kFloat && amaxes->device() == x.device() &&
-                  amaxes->numel() == many && amaxes->is_contiguous(),
-              what, ": ", amaxes->numel(), " amaxes in ", amaxes->scalar_type(), " on ", amaxes->device(),
-              ", expected ", many, " in fp32 on ", x.device());
-  return amaxes->mutable_data_ptr<float>();
-}
-
 // --- RoPE --------------------------------------------------------------------------------------------------
 
 // x [batch, seq, heads, head_dim], or [parts, batch, seq / parts, heads, head_dim].
@@ -123,8 +112,7 @@ template <typename Launch>
 std::tuple<Tensor, Tensor, Tensor> rope_heads_backward(const Launch& launch, const Tensor& given_q,
                                                        const Tensor& given_k, const Tensor& given_v,
                                                        const Tensor& cos, const Tensor& sin, bool interleaved,
-                                                       int64_t parts,
-                                                       const std::optional<Tensor>& amaxes = {}) {
+                                                       int64_t parts) {
   require_alike(given_k, given_q, "rope_heads_backward");
   require_alike(given_v, given_q, "rope_heads_backward");
   const Tensor q = with_whole_heads(given_q), k = with_whole_heads(given_k), v = with_whole_heads(given_v);
@@ -145,8 +133,7 @@ std::tuple<Tensor, Tensor, Tensor> rope_heads_backward(const Launch& launch, con
                       .q_out = layout_of(q_out, each),
                       .k_out = layout_of(k_out, each),
                       .v_out = layout_of(v_out, each),
-                      .inverse = true,
-                      .amaxes = amaxes_of(amaxes, 3, q, "rope_heads_backward")};
+                      .inverse = true};
   run_rope(launch, extents, cos, sin, interleaved, parts, task, element_of(q, "rope_heads_backward"));
   return {q_out, k_out, v_out};
 }
@@ -168,8 +155,7 @@ struct Rows {
 };
 
 template <typename Launch>
-Tensor swiglu(const Launch& launch, const Tensor& given_gate, const Tensor& given_up,
-              const std::optional<Tensor>& amax = {}) {
+Tensor swiglu(const Launch& launch, const Tensor& given_gate, const Tensor& given_up) {
   require_alike(given_up, given_gate, "swiglu");
   TORCH_CHECK(given_gate.sizes() == given_up.sizes(), "swiglu: gate ", given_gate.sizes(), " and up ",
               given_up.sizes());
@@ -181,8 +167,7 @@ Tensor swiglu(const Launch& launch, const Tensor& given_gate, const Tensor& give
                         .up_stride = up.stride,
                         .rows = gate.count,
                         .n = output.size(-1),
-                        .output = output.mutable_data_ptr(),
-                        .amaxes = amaxes_of(amax, 1, output, "swiglu")};
+                        .output = output.mutable_data_ptr()};
   launch(task, element_of(output, "swiglu"));
   return output;
 }
@@ -190,8 +175,7 @@ Tensor swiglu(const Launch& launch, const Tensor& given_gate, const Tensor& give
 // The halves of one tensor.
 template <typename Launch>
 std::tuple<Tensor, Tensor> swiglu_backward(const Launch& launch, const Tensor& given_grad,
-                                           const Tensor& given_gate, const Tensor& given_up,
-                                           const std::optional<Tensor>& amaxes = {}) {
+                                           const Tensor& given_gate, const Tensor& given_up) {
   require_alike(given_up, given_gate, "swiglu_backward");
   require_alike(given_grad, given_gate, "swiglu_backward");
   require_numbers(given_up, given_gate.numel(), "swiglu_backward: up");
@@ -209,41 +193,35 @@ std::tuple<Tensor, Tensor> swiglu_backward(const Launch& launch, const Tensor& g
                         .n = n,
                         .grad = grad.x.const_data_ptr(),
                         .grad_stride = grad.stride,
-                        .packed = packed.mutable_data_ptr(),
-                        .amaxes = amaxes_of(amaxes, 2, packed, "swiglu_backward")};
+                        .packed = packed.mutable_data_ptr()};
   launch(task, element_of(packed, "swiglu_backward"));
   return {packed.narrow(-1, 0, n), packed.narrow(-1, n, n)};
 }
 
 // --- RMSNorm -----------------------------------------------------------------------------------------------
 
-// Without a residual the norm of x, and no sum.
 template <typename Launch>
 std::tuple<Tensor, Tensor, Tensor> add_rms_norm(const Launch& launch, const Tensor& given_x,
-                                                const std::optional<Tensor>& given_residual,
-                                                const Tensor& given_weight, double eps,
-                                                const std::optional<Tensor>& amax = {}) {
+                                                const Tensor& given_residual, const Tensor& given_weight,
+                                                double eps) {
   require_alike(given_weight, given_x, "add_rms_norm");
-  const Tensor x = given_x.contiguous(), weight = given_weight.contiguous();
-  Tensor residual, sum;
-  AddRmsNormTask task{.x = x.const_data_ptr(), .weight = weight.const_data_ptr()};
-  if (given_residual) {
-    require_alike(*given_residual, given_x, "add_rms_norm");
-    require_numbers(x, given_residual->numel(), "add_rms_norm: x");
-    residual = given_residual->contiguous();
-    sum = at::empty_like(residual);
-    task.residual = residual.const_data_ptr();
-    task.sum = sum.mutable_data_ptr();
-  }
-  const Tensor output = at::empty_like(given_residual ? residual : x);
-  task.n = output.size(-1);
-  task.rows = task.n == 0 ? 0 : output.numel() / task.n;
-  require_numbers(weight, task.n, "add_rms_norm: weight");
-  const Tensor rstd = at::empty({task.rows}, output.options().dtype(at::kFloat));
-  task.eps = static_cast<float>(eps);
-  task.output = output.mutable_data_ptr();
-  task.rstd = rstd.mutable_data_ptr<float>();
-  task.amax = amaxes_of(amax, 1, x, "add_rms_norm");
+  require_alike(given_residual, given_x, "add_rms_norm");
+  require_numbers(given_x, given_residual.numel(), "add_rms_norm: x");
+  const Tensor x = given_x.contiguous(), residual = given_residual.contiguous(),
+               weight = given_weight.contiguous();
+  const Tensor sum = at::empty_like(residual), output = at::empty_like(residual);
+  const int64_t n = output.size(-1), rows = n == 0 ? 0 : output.numel() / n;
+  require_numbers(weight, n, "add_rms_norm: weight");
+  const Tensor rstd = at::empty({rows}, output.options().dtype(at::kFloat));
+  const AddRmsNormTask task{.x = x.const_data_ptr(),
+                            .residual = residual.const_data_ptr(),
+                            .weight = weight.const_data_ptr(),
+                            .rows = rows,
+                            .n = n,
+                            .eps = static_cast<float>(eps),
+                            .sum = sum.mutable_data_ptr(),
+                            .output = output.mutable_data_ptr(),
+                            .rstd = rstd.mutable_data_ptr<float>()};
   launch(task, element_of(x, "add_rms_norm"));
   return {sum, output, rstd};
 }
@@ -252,8 +230,7 @@ template <typename Launch>
 std::tuple<Tensor, Tensor> add_rms_norm_backward(const Launch& launch, const Tensor& given_grad,
                                                  const Tensor& given_grad_sum, const Tensor& given_sum,
                                                  const Tensor& given_weight, const Tensor& given_rstd,
-                                                 at::TensorList given_more = {},
-                                                 const std::optional<Tensor>& amax = {}) {
+                                                 at::TensorList given_more = {}) {
   for (const Tensor* other : {&given_grad, &given_grad_sum, &given_weight})
     require_alike(*other, given_sum, "add_rms_norm_backward");
   const Tensor grad = given_grad.contiguous(), grad_sum = given_grad_sum.contiguous(),
@@ -284,7 +261,6 @@ std::tuple<Tensor, Tensor> add_rms_norm_backward(const Launch& launch, const Ten
                               .n = n,
                               .blocks = blocks,
                               .grad_x = grad_x.mutable_data_ptr(),
-                              .amax = amaxes_of(amax, 1, sum, "add_rms_norm_backward"),
                               .partial = partial.mutable_data_ptr<float>(),
                               .grad_weight = grad_weight.mutable_data_ptr()};
   for (size_t i = 0; i < more.size(); ++i) task.more[i] = more[i].const_data_ptr();
@@ -317,12 +293,11 @@ inline const float* fp32_of(const Tensor& x, int64_t many, const Tensor& beside,
 
 template <typename Launch>
 Tensor cross_entropy(const Launch& launch, Tensor& logits, const Tensor& labels,
-                     const std::optional<Tensor>& scale, const std::optional<Tensor>& amax = {}) {
+                     const std::optional<Tensor>& scale) {
   CrossEntropyTask task = rows_of(logits, labels, "cross_entropy_");
   Tensor losses = at::empty({task.rows}, logits.options().dtype(at::kFloat));
   task.losses = losses.mutable_data_ptr<float>();
   if (scale) task.scale = fp32_of(*scale, 1, logits, "cross_entropy_: scale");
-  task.amax = amaxes_of(amax, 1, logits, "cross_entropy_");
   launch(task, element_of(logits, "cross_entropy_"));
   return losses.sum();
 }

@@ -18,7 +18,6 @@
 #include "models/kernels/common/rows.h"
 #include "models/kernels/cross_entropy/cross_entropy.h"
 #include "models/kernels/fused.h"
-#include "models/kernels/largest.h"
 #include "models/kernels/operators.h"
 
 namespace hyperion::kernels {
@@ -138,13 +137,10 @@ LabelColumns columns_of(const at::Tensor& labels, int64_t columns, const VocabPa
 
 }  // namespace
 
-at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels, const at::Tensor* scale,
-                         const at::Tensor& amax) {
-  if (takes_fused_loss_on_gpu(logits, labels)) return operators::cross_entropy(logits, labels, scale, amax);
-  if (!takes_fused(logits, labels)) return plain::cross_entropy(logits, labels, scale, amax);
-  at::Tensor loss = fused_cross_entropy(logits, labels, scale);
-  if (amax.defined() && scale != nullptr) raise_to_largest(amax, logits);
-  return loss;
+at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels, const at::Tensor* scale) {
+  if (takes_fused(logits, labels)) return fused_cross_entropy(logits, labels, scale);
+  return takes_fused_loss_on_gpu(logits, labels) ? operators::cross_entropy(logits, labels, scale)
+                                                 : plain::cross_entropy(logits, labels, scale);
 }
 
 at::Tensor sum_of_losses(const at::Tensor& losses) {
@@ -169,8 +165,7 @@ void vocab_gradient(const at::Tensor& logits, const at::Tensor& labels, const Vo
              : plain::vocab_gradient(logits, labels, part, log_sum_exp, scale);
 }
 
-at::Tensor plain::cross_entropy(const at::Tensor& logits, const at::Tensor& labels, const at::Tensor* scale,
-                                const at::Tensor& amax) {
+at::Tensor plain::cross_entropy(const at::Tensor& logits, const at::Tensor& labels, const at::Tensor* scale) {
   at::Tensor total = at::zeros({}, logits.options().dtype(opmath_dtype(logits)));
   for_few_rows(logits, [&](int64_t first, int64_t count) {
     at::Tensor part = logits.narrow(0, first, count);
@@ -184,7 +179,6 @@ at::Tensor plain::cross_entropy(const at::Tensor& logits, const at::Tensor& labe
     grad.scatter_add_(1, target, at::full_like(target, -1, grad.options()));
     part.copy_(grad.mul_(valid * *scale));
   });
-  if (amax.defined() && scale != nullptr) raise_to_largest(amax, logits);
   return total;
 }
 

@@ -10,10 +10,8 @@ inline constexpr int64_t kIgnoredLabel = -100;
 
 // logits [rows, vocab]; labels int64 [rows], kIgnoredLabel = not counted. Returns the sum as a 0-dim fp32
 // tensor (fp64 for fp64). With `scale` (0-dim), logits become scale * (softmax - onehot), zero in ignored
-// rows, and amax (fp32, one number; undefined: not wanted) is raised to their largest magnitude
-// (models/kernels/largest.h).
-at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels, const at::Tensor* scale,
-                         const at::Tensor& amax = {});
+// rows.
+at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels, const at::Tensor* scale);
 
 // The sum of rows' losses, 0-dim in their dtype. On a CPU one after the other: a sum over threads would have
 // an order that depends on them.
@@ -35,8 +33,7 @@ void vocab_gradient(const at::Tensor& logits, const at::Tensor& labels, const Vo
                     const at::Tensor& log_sum_exp, const at::Tensor& scale);
 
 namespace plain {
-at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels, const at::Tensor* scale,
-                         const at::Tensor& amax = {});
+at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels, const at::Tensor* scale);
 at::Tensor vocab_statistics(const at::Tensor& logits, const at::Tensor& labels, const VocabPart& part);
 void vocab_gradient(const at::Tensor& logits, const at::Tensor& labels, const VocabPart& part,
                     const at::Tensor& log_sum_exp, const at::Tensor& scale);

@@ -71,15 +71,13 @@ __device__ inline ExpSum exp_sum_of_row(const T* logits, int64_t columns) {
   return all;
 }
 
-// scale * (softmax - onehot) over the logits; 0 where `counted` is not true. Returns the largest magnitude
-// that this thread wrote.
+// scale * (softmax - onehot) over the logits; 0 where `counted` is not true.
 template <typename T, int kChunk>
-__device__ inline Largest write_gradient(T* logits, int64_t columns, float log_sum_exp, float scale,
-                                         int64_t label_column, bool counted) {
+__device__ inline void write_gradient(T* logits, int64_t columns, float log_sum_exp, float scale,
+                                      int64_t label_column, bool counted) {
   const int64_t stride = static_cast<int64_t>(blockDim.x) * kChunk;
   const int64_t own = static_cast<int64_t>(threadIdx.x) * kChunk;
-  Largest largest;
-  if (own >= columns) return largest;
+  if (own >= columns) return;
   for (int64_t at = own + (columns - 1 - own) / stride * stride; at >= 0; at -= stride) {
     Chunk<T, kChunk> chunk = {};
     if (counted) {
@@ -90,9 +88,7 @@ __device__ inline Largest write_gradient(T* logits, int64_t columns, float log_s
       }
     }
     store<kChunk>(logits + at, chunk);
-    largest.add(chunk);
   }
-  return largest;
 }
 
 // A label outside the vocabulary makes the loss NaN, and the gradient of its row too.
@@ -111,9 +107,8 @@ __global__ void __launch_bounds__(kCrossEntropyThreads) cross_entropy_row(const 
   const float log_of_sum = logf(all.sum);
   if (threadIdx.x == 0) task.losses[blockIdx.x] = all.most - picked + log_of_sum;
   if (task.scale == nullptr) return;
-  const Largest largest = write_gradient<T, kChunk>(logits, task.columns, valid ? all.most + log_of_sum : NAN,
-                                                    *task.scale, label, true);
-  if (task.amax != nullptr) raise_to_largest(task.amax, largest);  // rows that do not count have zeros
+  write_gradient<T, kChunk>(logits, task.columns, valid ? all.most + log_of_sum : NAN, *task.scale, label,
+                            true);
 }
 
 // For each row the largest logit, the sum of exp(logit - largest), and the label's logit, 0 where the label

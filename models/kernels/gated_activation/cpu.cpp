@@ -11,7 +11,6 @@
 #include "models/kernels/common/rows.h"
 #include "models/kernels/fused.h"
 #include "models/kernels/gated_activation/gated_activation.h"
-#include "models/kernels/largest.h"
 #include "models/kernels/operators.h"
 
 namespace hyperion::kernels {
@@ -84,42 +83,26 @@ std::pair<at::Tensor, at::Tensor> fused_backward(const at::Tensor& grad, const a
   return {dgate, dup};
 }
 
-void raise_both(const at::Tensor& amaxes, const std::pair<at::Tensor, at::Tensor>& gradients) {
-  if (!amaxes.defined()) return;
-  raise_to_largest(amaxes[0], gradients.first);
-  raise_to_largest(amaxes[1], gradients.second);
-}
-
 }  // namespace
 
-at::Tensor swiglu_forward(const at::Tensor& gate, const at::Tensor& up, const at::Tensor& amax) {
-  if (has_fused_on_gpu("SwiGLU", gate)) return operators::swiglu(gate, up, amax);
-  if (!has_fused(gate)) return plain::swiglu_forward(gate, up, amax);
-  at::Tensor y = fused_forward(gate, up);
-  if (amax.defined()) raise_to_largest(amax, y);
-  return y;
+at::Tensor swiglu_forward(const at::Tensor& gate, const at::Tensor& up) {
+  if (has_fused_on_gpu("SwiGLU", gate)) return operators::swiglu(gate, up);
+  return has_fused(gate) ? fused_forward(gate, up) : plain::swiglu_forward(gate, up);
 }
 
 std::pair<at::Tensor, at::Tensor> swiglu_backward(const at::Tensor& grad, const at::Tensor& gate,
-                                                  const at::Tensor& up, const at::Tensor& amaxes) {
-  if (has_fused_on_gpu("SwiGLU", gate)) return operators::swiglu_backward(grad, gate, up, amaxes);
-  if (!has_fused(gate)) return plain::swiglu_backward(grad, gate, up, amaxes);
-  auto both = fused_backward(grad, gate, up);
-  raise_both(amaxes, both);
-  return both;
+                                                  const at::Tensor& up) {
+  if (has_fused_on_gpu("SwiGLU", gate)) return operators::swiglu_backward(grad, gate, up);
+  return has_fused(gate) ? fused_backward(grad, gate, up) : plain::swiglu_backward(grad, gate, up);
 }
 
-at::Tensor plain::swiglu_forward(const at::Tensor& gate, const at::Tensor& up, const at::Tensor& amax) {
-  at::Tensor y = at::silu(gate).mul_(up);
-  if (amax.defined()) raise_to_largest(amax, y);
-  return y;
+at::Tensor plain::swiglu_forward(const at::Tensor& gate, const at::Tensor& up) {
+  return at::silu(gate).mul_(up);
 }
 
 std::pair<at::Tensor, at::Tensor> plain::swiglu_backward(const at::Tensor& grad, const at::Tensor& gate,
-                                                         const at::Tensor& up, const at::Tensor& amaxes) {
-  std::pair both = {at::silu_backward(grad * up, gate), at::silu(gate).mul_(grad)};
-  raise_both(amaxes, both);
-  return both;
+                                                         const at::Tensor& up) {
+  return {at::silu_backward(grad * up, gate), at::silu(gate).mul_(grad)};
 }
 
 }  // namespace hyperion::kernels

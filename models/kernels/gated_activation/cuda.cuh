@@ -26,49 +26,37 @@ __device__ inline ChunkOfRow chunk_of_thread(int64_t n) {
 template <typename T, int kChunk>
 __global__ void __launch_bounds__(kSwigluThreads) swiglu_chunk(const SwigluTask task) {
   const ChunkOfRow at = chunk_of_thread<kChunk>(task.n);
-  Chunk<T, kChunk> result = {};
-  if (at.inside) {
-    const auto gate = load<kChunk>(static_cast<const T*>(task.gate) + at.row * task.gate_stride + at.column);
-    const auto up = load<kChunk>(static_cast<const T*>(task.up) + at.row * task.up_stride + at.column);
-    for (int i = 0; i < kChunk; ++i) {
-      const float g = widened(gate.values[i]);
-      const T activated = rounded<T>(g / (1.0f + expf(-g)));
-      result.values[i] = rounded<T>(widened(activated) * widened(up.values[i]));
-    }
-    store<kChunk>(static_cast<T*>(task.output) + at.row * task.n + at.column, result);
+  if (!at.inside) return;
+  const auto gate = load<kChunk>(static_cast<const T*>(task.gate) + at.row * task.gate_stride + at.column);
+  const auto up = load<kChunk>(static_cast<const T*>(task.up) + at.row * task.up_stride + at.column);
+  Chunk<T, kChunk> result;
+  for (int i = 0; i < kChunk; ++i) {
+    const float g = widened(gate.values[i]);
+    const T activated = rounded<T>(g / (1.0f + expf(-g)));
+    result.values[i] = rounded<T>(widened(activated) * widened(up.values[i]));
   }
-  if (task.amaxes == nullptr) return;
-  Largest largest;
-  largest.add(result);
-  raise_to_largest(task.amaxes, largest);
+  store<kChunk>(static_cast<T*>(task.output) + at.row * task.n + at.column, result);
 }
 
 template <typename T, int kChunk>
 __global__ void __launch_bounds__(kSwigluThreads) swiglu_backward_chunk(const SwigluTask task) {
   const ChunkOfRow at = chunk_of_thread<kChunk>(task.n);
-  Chunk<T, kChunk> of_gate = {}, of_up = {};
-  if (at.inside) {
-    const auto gate = load<kChunk>(static_cast<const T*>(task.gate) + at.row * task.gate_stride + at.column);
-    const auto up = load<kChunk>(static_cast<const T*>(task.up) + at.row * task.up_stride + at.column);
-    const auto grad = load<kChunk>(static_cast<const T*>(task.grad) + at.row * task.grad_stride + at.column);
-    for (int i = 0; i < kChunk; ++i) {
-      const float g = widened(gate.values[i]), d = widened(grad.values[i]);
-      const float sigmoid = 1.0f / (1.0f + expf(-g));
-      const float of_activated = widened(rounded<T>(d * widened(up.values[i])));
-      const float activated = widened(rounded<T>(g / (1.0f + expf(-g))));
-      of_gate.values[i] = rounded<T>(of_activated * sigmoid * (1.0f + g * (1.0f - sigmoid)));
-      of_up.values[i] = rounded<T>(activated * d);
-    }
-    T* const row = static_cast<T*>(task.packed) + at.row * 2 * task.n;
-    store<kChunk>(row + at.column, of_gate);
-    store<kChunk>(row + task.n + at.column, of_up);
+  if (!at.inside) return;
+  const auto gate = load<kChunk>(static_cast<const T*>(task.gate) + at.row * task.gate_stride + at.column);
+  const auto up = load<kChunk>(static_cast<const T*>(task.up) + at.row * task.up_stride + at.column);
+  const auto grad = load<kChunk>(static_cast<const T*>(task.grad) + at.row * task.grad_stride + at.column);
+  Chunk<T, kChunk> of_gate, of_up;
+  for (int i = 0; i < kChunk; ++i) {
+    const float g = widened(gate.values[i]), d = widened(grad.values[i]);
+    const float sigmoid = 1.0f / (1.0f + expf(-g));
+    const float of_activated = widened(rounded<T>(d * widened(up.values[i])));
+    const float activated = widened(rounded<T>(g / (1.0f + expf(-g))));
+    of_gate.values[i] = rounded<T>(of_activated * sigmoid * (1.0f + g * (1.0f - sigmoid)));
+    of_up.values[i] = rounded<T>(activated * d);
   }
-  if (task.amaxes == nullptr) return;
-  Largest largest_of_gate, largest_of_up;
-  largest_of_gate.add(of_gate);
-  largest_of_up.add(of_up);
-  raise_to_largest(task.amaxes, largest_of_gate);
-  raise_to_largest(task.amaxes + 1, largest_of_up);
+  T* const row = static_cast<T*>(task.packed) + at.row * 2 * task.n;
+  store<kChunk>(row + at.column, of_gate);
+  store<kChunk>(row + task.n + at.column, of_up);
 }
 
 }  // namespace hyperion::kernels

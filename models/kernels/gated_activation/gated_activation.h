@@ -8,18 +8,17 @@
 
 namespace hyperion::kernels {
 
-// gate, up [..., n]: same shape and dtype; both may be halves of one tensor [..., 2 n]. amax (fp32, one
-// number; undefined: not wanted) is raised to the result's largest magnitude (models/kernels/largest.h).
-at::Tensor swiglu_forward(const at::Tensor& gate, const at::Tensor& up, const at::Tensor& amax = {});
+// gate, up [..., n]: same shape and dtype; both may be halves of one tensor [..., 2 n].
+at::Tensor swiglu_forward(const at::Tensor& gate, const at::Tensor& up);
 // Gradients of gate and up; the halves of one tensor [..., 2 n] where those are, and from a GPU's fused
-// kernel. amaxes: [2].
+// kernel.
 std::pair<at::Tensor, at::Tensor> swiglu_backward(const at::Tensor& grad, const at::Tensor& gate,
-                                                  const at::Tensor& up, const at::Tensor& amaxes = {});
+                                                  const at::Tensor& up);
 
 namespace plain {
-at::Tensor swiglu_forward(const at::Tensor& gate, const at::Tensor& up, const at::Tensor& amax = {});
+at::Tensor swiglu_forward(const at::Tensor& gate, const at::Tensor& up);
 std::pair<at::Tensor, at::Tensor> swiglu_backward(const at::Tensor& grad, const at::Tensor& gate,
-                                                  const at::Tensor& up, const at::Tensor& amaxes = {});
+                                                  const at::Tensor& up);
 }  // namespace plain
 
 }  // namespace hyperion::kernels

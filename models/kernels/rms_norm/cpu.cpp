@@ -13,7 +13,6 @@
 #include "base/device/parallel_for.h"
 #include "models/kernels/common/rows.h"
 #include "models/kernels/fused.h"
-#include "models/kernels/largest.h"
 #include "models/kernels/operators.h"
 #include "models/kernels/rms_norm/rms_norm.h"
 
@@ -90,19 +89,12 @@ bool takes_fused_norm_on_gpu(const at::Tensor& x, const at::Tensor& weight) {
 
 }  // namespace
 
-RmsNormResult rms_norm_forward(const at::Tensor& x, const at::Tensor& weight, double eps,
-                               const at::Tensor& amax) {
+RmsNormResult rms_norm_forward(const at::Tensor& x, const at::Tensor& weight, double eps) {
   if (has_fused(x)) {
     RECORD_FUNCTION("hyperion::rms_norm", std::vector<c10::IValue>({x}));
-    RmsNormResult result = fused_forward(x.contiguous(), weight, eps);
-    if (amax.defined()) raise_to_largest(amax, result.output);
-    return result;
+    return fused_forward(x.contiguous(), weight, eps);
   }
-  if (!takes_fused_norm_on_gpu(x, weight)) return plain::rms_norm_forward(x, weight, eps, amax);
-  if (amax.defined()) {
-    AddRmsNormResult result = operators::add_rms_norm(x, /*residual=*/{}, weight, eps, amax);
-    return {std::move(result.output), std::move(result.rstd)};
-  }
+  if (!takes_fused_norm_on_gpu(x, weight)) return plain::rms_norm_forward(x, weight, eps);
   const auto [output, rstd] = at::_fused_rms_norm(x.contiguous(), weight.sizes(), weight, eps);
   return {output, rstd.flatten()};
 }
@@ -122,29 +114,24 @@ std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, cons
 }
 
 AddRmsNormResult add_rms_norm_forward(const at::Tensor& x, const at::Tensor& residual,
-                                      const at::Tensor& weight, double eps, const at::Tensor& amax) {
-  if (takes_fused_norm_on_gpu(x, weight)) return operators::add_rms_norm(x, residual, weight, eps, amax);
-  if (!has_fused(x)) return plain::add_rms_norm_forward(x, residual, weight, eps, amax);
+                                      const at::Tensor& weight, double eps) {
+  if (takes_fused_norm_on_gpu(x, weight)) return operators::add_rms_norm(x, residual, weight, eps);
+  if (!has_fused(x)) return plain::add_rms_norm_forward(x, residual, weight, eps);
   RECORD_FUNCTION("hyperion::add_rms_norm", std::vector<c10::IValue>({x, residual}));
   const at::Tensor whole = residual.contiguous(), sum = at::empty_like(whole);
   auto [output, rstd] = fused_forward(x.contiguous(), weight, eps, &whole, &sum);
-  if (amax.defined()) raise_to_largest(amax, output);
   return {sum, std::move(output), std::move(rstd)};
 }
 
 std::pair<at::Tensor, at::Tensor> add_rms_norm_backward(const at::Tensor& grad, const at::Tensor& grad_sum,
                                                         const at::Tensor& sum, const at::Tensor& weight,
-                                                        const at::Tensor& rstd, at::TensorList more,
-                                                        const at::Tensor& amax) {
+                                                        const at::Tensor& rstd, at::TensorList more) {
   if (takes_fused_norm_on_gpu(sum, weight))
-    return operators::add_rms_norm_backward(grad, grad_sum, sum, weight, rstd, more, amax);
-  if (!has_fused(sum)) return plain::add_rms_norm_backward(grad, grad_sum, sum, weight, rstd, more, amax);
+    return operators::add_rms_norm_backward(grad, grad_sum, sum, weight, rstd, more);
+  if (!has_fused(sum)) return plain::add_rms_norm_backward(grad, grad_sum, sum, weight, rstd, more);
   RECORD_FUNCTION("hyperion::add_rms_norm_backward", std::vector<c10::IValue>({grad, grad_sum, sum}));
   const at::Tensor others = grad_sum.contiguous();
-  auto [dx, dw] =
-      fused_backward(sum_of_terms(grad, more).contiguous(), sum.contiguous(), weight, rstd, &others);
-  if (amax.defined()) raise_to_largest(amax, dx);
-  return {std::move(dx), std::move(dw)};
+  return fused_backward(sum_of_terms(grad, more).contiguous(), sum.contiguous(), weight, rstd, &others);
 }
 
 at::Tensor sum_of_terms(const at::Tensor& grad, at::TensorList more) {
@@ -155,13 +142,10 @@ at::Tensor sum_of_terms(const at::Tensor& grad, at::TensorList more) {
 
 namespace plain {
 
-RmsNormResult rms_norm_forward(const at::Tensor& x, const at::Tensor& weight, double eps,
-                               const at::Tensor& amax) {
+RmsNormResult rms_norm_forward(const at::Tensor& x, const at::Tensor& weight, double eps) {
   const at::Tensor wide_x = x.to(opmath_dtype(x));
   const at::Tensor rstd = at::rsqrt(wide_x.square().mean(-1, /*keepdim=*/true).add_(eps));
-  const at::Tensor output = (wide_x * rstd).mul_(weight.to(opmath_dtype(x))).to(x.scalar_type());
-  if (amax.defined()) raise_to_largest(amax, output);
-  return {output, rstd.flatten()};
+  return {(wide_x * rstd).mul_(weight.to(opmath_dtype(x))).to(x.scalar_type()), rstd.flatten()};
 }
 
 std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, const at::Tensor& x,
@@ -179,20 +163,17 @@ std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, cons
 }
 
 AddRmsNormResult add_rms_norm_forward(const at::Tensor& x, const at::Tensor& residual,
-                                      const at::Tensor& weight, double eps, const at::Tensor& amax) {
+                                      const at::Tensor& weight, double eps) {
   const at::Tensor sum = residual + x.reshape(residual.sizes());
   auto [output, rstd] = plain::rms_norm_forward(sum, weight, eps);
-  if (amax.defined()) raise_to_largest(amax, output);
   return {sum, std::move(output), std::move(rstd)};
 }
 
 std::pair<at::Tensor, at::Tensor> add_rms_norm_backward(const at::Tensor& grad, const at::Tensor& grad_sum,
                                                         const at::Tensor& sum, const at::Tensor& weight,
-                                                        const at::Tensor& rstd, at::TensorList more,
-                                                        const at::Tensor& amax) {
+                                                        const at::Tensor& rstd, at::TensorList more) {
   auto [dx, dw] = plain::rms_norm_backward(sum_of_terms(grad, more), sum, weight, rstd);
   dx.add_(grad_sum);
-  if (amax.defined()) raise_to_largest(amax, dx);
   return {dx, dw};
 }
 

@@ -1,4 +1,4 @@
-// The sum of a residual stream with its norm, or the norm alone, and the backward of both. Forward: a block
+// The sum of a residual stream with its norm, and the backward of both. Forward: a block
 // per row, which the threads keep in registers as far as it fits. Backward: each block takes every so-many-th
 // row and adds up its part of the weight's gradient in registers; a second launch adds the parts.
 #pragma once
@@ -38,16 +38,14 @@ template <typename T, int kChunk>
 __global__ void __launch_bounds__(kNormThreads) add_rms_norm_row(const AddRmsNormTask task) {
   const int64_t row = static_cast<int64_t>(blockIdx.x) * task.n;
   const T* const x = static_cast<const T*>(task.x) + row;
-  const bool adds = task.residual != nullptr;
-  const T* const residual = adds ? static_cast<const T*>(task.residual) + row : nullptr;
+  const T* const residual = static_cast<const T*>(task.residual) + row;
   const T* const weight = static_cast<const T*>(task.weight);
-  T* const sum = adds ? static_cast<T*>(task.sum) + row : nullptr;
+  T* const sum = static_cast<T*>(task.sum) + row;
   T* const output = static_cast<T*>(task.output) + row;
   const int64_t stride = static_cast<int64_t>(blockDim.x) * kChunk;
   const int64_t own = static_cast<int64_t>(threadIdx.x) * kChunk;
 
   const auto summed = [&](int64_t at) {
-    if (!adds) return load<kChunk>(x + at);
     const auto both = added(load<kChunk>(residual + at), load<kChunk>(x + at));
     store<kChunk>(sum + at, both);
     return both;
@@ -65,20 +63,13 @@ __global__ void __launch_bounds__(kNormThreads) add_rms_norm_row(const AddRmsNor
   const float rstd = rsqrtf(mean + task.eps);
   if (threadIdx.x == 0) task.rstd[blockIdx.x] = rstd;
 
-  Largest largest;
   for (int k = 0; k < kHeld; ++k) {
     const int64_t at = own + k * stride;
     if (at >= task.n) continue;
-    const auto normed = normalised(held[k], rstd, load<kChunk>(weight + at));
-    store<kChunk>(output + at, normed);
-    largest.add(normed);
+    store<kChunk>(output + at, normalised(held[k], rstd, load<kChunk>(weight + at)));
   }
-  for (int64_t at = own + kHeld * stride; at < task.n; at += stride) {
-    const auto normed = normalised(load<kChunk>((adds ? sum : x) + at), rstd, load<kChunk>(weight + at));
-    store<kChunk>(output + at, normed);
-    largest.add(normed);
-  }
-  if (task.amax != nullptr) raise_to_largest(task.amax, largest);
+  for (int64_t at = own + kHeld * stride; at < task.n; at += stride)
+    store<kChunk>(output + at, normalised(load<kChunk>(sum + at), rstd, load<kChunk>(weight + at)));
 }
 
 // What a thread needs of a chunk of a row, of the row's mean of weighted gradient times normed input, and of
@@ -130,7 +121,6 @@ __global__ void __launch_bounds__(kNormBackwardThreads)
   const int64_t stride = static_cast<int64_t>(blockDim.x) * kChunk;
   const int64_t own = static_cast<int64_t>(threadIdx.x) * kChunk;
   float of_weight[kHeld][kChunk] = {};
-  Largest largest;
   for (int64_t r = blockIdx.x; r < task.rows; r += task.blocks) {
     const int64_t row = r * task.n;
     const T* const others = static_cast<const T*>(task.grad_sum) + row;
@@ -161,15 +151,12 @@ __global__ void __launch_bounds__(kNormBackwardThreads)
     for (int k = 0; k < kHeld; ++k) {
       const int64_t at = own + k * stride;
       if (at >= task.n) continue;
-      const auto of_sum = held[k].of_sum(rstd, mean, load<kChunk>(weight + at), held_others[k]);
-      store<kChunk>(result + at, of_sum);
-      largest.add(of_sum);
+      store<kChunk>(result + at, held[k].of_sum(rstd, mean, load<kChunk>(weight + at), held_others[k]));
     }
     for (int64_t at = own + kHeld * stride; at < task.n; at += stride) {
       const NormGradient<T, kChunk> chunk = {summed_terms<T, kChunk>(task, row + at), load<kChunk>(sum + at)};
-      const auto of_sum = chunk.of_sum(rstd, mean, load<kChunk>(weight + at), load<kChunk>(others + at));
-      store<kChunk>(result + at, of_sum);
-      largest.add(of_sum);
+      store<kChunk>(result + at,
+                    chunk.of_sum(rstd, mean, load<kChunk>(weight + at), load<kChunk>(others + at)));
     }
   }
   for (int k = 0; k < kHeld; ++k) {
@@ -179,7 +166,6 @@ __global__ void __launch_bounds__(kNormBackwardThreads)
     for (int i = 0; i < kChunk; ++i) parts.values[i] = of_weight[k][i];
     store<kChunk>(partial + at, parts);
   }
-  if (task.amax != nullptr) raise_to_largest(task.amax, largest);
 }
 
 // A block adds up kWarp columns of the parts: each of its warps every kSumWarps-th row, then one warp theirs.

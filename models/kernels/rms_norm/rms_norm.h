@@ -12,10 +12,8 @@ struct RmsNormResult {
   at::Tensor output;  // as x
   at::Tensor rstd;    // 1 / sqrt(mean(x^2) + eps), [rows] fp32 (fp64 for fp64)
 };
-// x [..., n], weight [n]. amax (fp32, one number; undefined: not wanted) is raised to the largest magnitude
-// of output (models/kernels/largest.h).
-RmsNormResult rms_norm_forward(const at::Tensor& x, const at::Tensor& weight, double eps,
-                               const at::Tensor& amax = {});
+// x [..., n], weight [n].
+RmsNormResult rms_norm_forward(const at::Tensor& x, const at::Tensor& weight, double eps);
 // Gradients of x and weight. The sum over rows has a fixed order whatever the number of threads.
 std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, const at::Tensor& x,
                                                     const at::Tensor& weight, const at::Tensor& rstd);
@@ -26,30 +24,26 @@ struct AddRmsNormResult {
   at::Tensor output;  // RMSNorm of the rounded sum
   at::Tensor rstd;    // as RmsNormResult's
 };
-// x, residual [..., n]; weight [n]. amax: of output, as above.
+// x, residual [..., n]; weight [n].
 AddRmsNormResult add_rms_norm_forward(const at::Tensor& x, const at::Tensor& residual,
-                                      const at::Tensor& weight, double eps, const at::Tensor& amax = {});
+                                      const at::Tensor& weight, double eps);
 // Gradients of the sum and of weight. The sum's is the norm's plus grad_sum, that of everything else that
-// reads it. The norm's gradient is sum_of_terms(grad, more), with two further terms at most. amax: of the
-// gradient of the sum.
+// reads it. The norm's gradient is sum_of_terms(grad, more), with two further terms at most.
 std::pair<at::Tensor, at::Tensor> add_rms_norm_backward(const at::Tensor& grad, const at::Tensor& grad_sum,
                                                         const at::Tensor& sum, const at::Tensor& weight,
-                                                        const at::Tensor& rstd, at::TensorList more = {},
-                                                        const at::Tensor& amax = {});
+                                                        const at::Tensor& rstd, at::TensorList more = {});
 // grad + (more[0] + (more[1] + ..)), each sum rounded: grad itself where there is no more.
 at::Tensor sum_of_terms(const at::Tensor& grad, at::TensorList more);
 
 namespace plain {  // the same in ATen operations: specification, and what devices without a fused kernel run
-RmsNormResult rms_norm_forward(const at::Tensor& x, const at::Tensor& weight, double eps,
-                               const at::Tensor& amax = {});
+RmsNormResult rms_norm_forward(const at::Tensor& x, const at::Tensor& weight, double eps);
 std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, const at::Tensor& x,
                                                     const at::Tensor& weight, const at::Tensor& rstd);
 AddRmsNormResult add_rms_norm_forward(const at::Tensor& x, const at::Tensor& residual,
-                                      const at::Tensor& weight, double eps, const at::Tensor& amax = {});
+                                      const at::Tensor& weight, double eps);
 std::pair<at::Tensor, at::Tensor> add_rms_norm_backward(const at::Tensor& grad, const at::Tensor& grad_sum,
                                                         const at::Tensor& sum, const at::Tensor& weight,
-                                                        const at::Tensor& rstd, at::TensorList more = {},
-                                                        const at::Tensor& amax = {});
+                                                        const at::Tensor& rstd, at::TensorList more = {});
 }  // namespace plain
 
 }  // namespace hyperion::kernels

@@ -9,7 +9,6 @@
 #include "base/device/parallel_for.h"
 #include "models/kernels/common/rows.h"
 #include "models/kernels/fused.h"
-#include "models/kernels/largest.h"
 #include "models/kernels/operators.h"
 #include "models/kernels/rope/rope.h"
 
@@ -84,13 +83,6 @@ bool takes_fused_rope_on_gpu(const Heads& x, const at::Tensor& cos) {
                               : "");
 }
 
-void raise_all(const at::Tensor& amaxes, const Heads& heads) {
-  if (!amaxes.defined()) return;
-  raise_to_largest(amaxes[0], heads.q);
-  raise_to_largest(amaxes[1], heads.k);
-  raise_to_largest(amaxes[2], heads.v);
-}
-
 }  // namespace
 
 at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, models::RopeStyle style,
@@ -119,12 +111,11 @@ Heads rope_heads(const Heads& x, const at::Tensor& cos, const at::Tensor& sin, m
 }
 
 Heads rope_heads_backward(const Heads& grads, const at::Tensor& cos, const at::Tensor& sin,
-                          models::RopeStyle style, int64_t parts, const at::Tensor& amaxes) {
+                          models::RopeStyle style, int64_t parts) {
   if (takes_fused_rope_on_gpu(grads, cos))
-    return operators::rope_heads_backward(grads, cos, sin, style, parts, amaxes);
+    return operators::rope_heads_backward(grads, cos, sin, style, parts);
   RECORD_FUNCTION("hyperion::rope_heads_backward", std::vector<c10::IValue>({grads.q, grads.k}));
-  if (!takes_fused_rope(grads.q, cos))
-    return plain::rope_heads_backward(grads, cos, sin, style, parts, amaxes);
+  if (!takes_fused_rope(grads.q, cos)) return plain::rope_heads_backward(grads, cos, sin, style, parts);
   // Side by side, as the gradient of one product.
   std::vector<int64_t> shape = turned_shape(grads.q, /*inverse=*/true, parts);
   const int64_t heads = shape[shape.size() - 2], kv_heads = grads.k.size(-2);
@@ -136,7 +127,6 @@ Heads rope_heads_backward(const Heads& grads, const at::Tensor& cos, const at::T
   fused_rope(grads.q, back.q, whole_cos, whole_sin, style, /*inverse=*/true, parts);
   fused_rope(grads.k, back.k, whole_cos, whole_sin, style, /*inverse=*/true, parts);
   back.v.copy_(divided(grads.v, parts));
-  raise_all(amaxes, back);
   return back;
 }
 
@@ -147,11 +137,9 @@ Heads plain::rope_heads(const Heads& x, const at::Tensor& cos, const at::Tensor&
 }
 
 Heads plain::rope_heads_backward(const Heads& grads, const at::Tensor& cos, const at::Tensor& sin,
-                                 models::RopeStyle style, int64_t parts, const at::Tensor& amaxes) {
-  Heads back = {plain::rope(grads.q, cos, sin, style, /*inverse=*/true, parts),
-                plain::rope(grads.k, cos, sin, style, /*inverse=*/true, parts), divided(grads.v, parts)};
-  raise_all(amaxes, back);
-  return back;
+                                 models::RopeStyle style, int64_t parts) {
+  return {plain::rope(grads.q, cos, sin, style, /*inverse=*/true, parts),
+          plain::rope(grads.k, cos, sin, style, /*inverse=*/true, parts), divided(grads.v, parts)};
 }
 
 at::Tensor plain::rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,

@@ -47,7 +47,6 @@ __global__ void __launch_bounds__(kRopeThreads) rope_token(const RopeTask task) 
   const int per_head = task.half / kChunk;
   const int turned_heads = task.heads + task.kv_heads;
   const int units = (turned_heads + (task.v.data != nullptr ? task.kv_heads : 0)) * per_head;
-  Largest of_q, of_k, of_v;
   for (int unit = static_cast<int>(threadIdx.x); unit < units; unit += static_cast<int>(blockDim.x)) {
     const int head = unit / per_head, pair = unit % per_head * kChunk;
     const bool is_q = head < task.heads, is_v = head >= turned_heads;
@@ -64,14 +63,7 @@ __global__ void __launch_bounds__(kRopeThreads) rope_token(const RopeTask task) 
                             kInterleaved);
     store<kChunk>(out + first, a);
     store<kChunk>(out + second, b);
-    Largest& largest = is_q ? of_q : is_v ? of_v : of_k;
-    largest.add(a);
-    largest.add(b);
   }
-  if (task.amaxes == nullptr) return;
-  raise_to_largest(task.amaxes, of_q);
-  raise_to_largest(task.amaxes + 1, of_k);
-  raise_to_largest(task.amaxes + 2, of_v);
 }
 
 }  // namespace hyperion::kernels

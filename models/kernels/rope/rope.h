@@ -22,10 +22,8 @@ struct Heads {
 Heads rope_heads(const Heads& x, const at::Tensor& cos, const at::Tensor& sin, models::RopeStyle style,
                  int64_t parts = 1);
 // Gradients of rope_heads's inputs from those of its results.
-// amaxes (fp32 [3]; undefined: not wanted) are raised to the largest magnitudes of the three results
-// (models/kernels/largest.h).
 Heads rope_heads_backward(const Heads& grads, const at::Tensor& cos, const at::Tensor& sin,
-                          models::RopeStyle style, int64_t parts = 1, const at::Tensor& amaxes = {});
+                          models::RopeStyle style, int64_t parts = 1);
 
 namespace plain {
 at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, models::RopeStyle style,
@@ -33,7 +31,7 @@ at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& si
 Heads rope_heads(const Heads& x, const at::Tensor& cos, const at::Tensor& sin, models::RopeStyle style,
                  int64_t parts = 1);
 Heads rope_heads_backward(const Heads& grads, const at::Tensor& cos, const at::Tensor& sin,
-                          models::RopeStyle style, int64_t parts = 1, const at::Tensor& amaxes = {});
+                          models::RopeStyle style, int64_t parts = 1);
 }  // namespace plain
 
 }  // namespace hyperion::kernels

@@ -134,7 +134,7 @@ TEST_CASE("a residual stream and its norm in one node have the bits of a sum and
   const auto in_one = results_and_gradients(
       [](std::vector<Tensor>& leaves) {
         const ops::SumAndNorm both = ops::add_rms_norm(leaves[0], leaves[1], leaves[2], 1e-5);
-        return std::vector{both.sum * 2, both.normed};
+        return std::vector{both.sum * 2, both.normed[0]};
       },
       {x, residual, weight});
   const auto apart = results_and_gradients(
@@ -148,7 +148,7 @@ TEST_CASE("a residual stream and its norm in one node have the bits of a sum and
   const auto stream = results_and_gradients(
       [](std::vector<Tensor>& leaves) {
         const ops::SumAndNorm both = ops::rms_norm_of_stream(leaves[0], leaves[1], 1e-5);
-        return std::vector{both.sum * 2, both.normed};
+        return std::vector{both.sum * 2, both.normed[0]};
       },
       {residual, weight});
   const auto twice = results_and_gradients(
@@ -163,8 +163,8 @@ TEST_CASE("a residual stream whose sum or whose norm nobody reads has the gradie
   const Tensor x = leaf({4, 8}), residual = leaf({4, 8}), weight = leaf({8});
   const auto of = [&](bool norm) {
     const auto both = ops::add_rms_norm(x, residual, weight, 1e-5);
-    return torch::autograd::grad({(norm ? both.normed : both.sum).square().sum()}, {x, residual, weight}, {},
-                                 std::nullopt, false, /*allow_unused=*/true);
+    return torch::autograd::grad({(norm ? both.normed[0] : both.sum).square().sum()}, {x, residual, weight},
+                                 {}, std::nullopt, false, /*allow_unused=*/true);
   };
   const auto sum = of(false), normed = of(true);
   CHECK(sum[0].equal((x + residual) * 2));
@@ -178,7 +178,7 @@ TEST_CASE("a residual stream whose sum or whose norm nobody reads has the gradie
   CHECK(normed[2].equal(expected[1]));
 }
 
-TEST_CASE("the gradients of a norm's readers are added up in its node from the last reader to the first") {
+TEST_CASE("the gradients of a norm's branches are added up in its node from the last branch to the first") {
   at::manual_seed(23);
   const auto dtype = GENERATE(at::kFloat, at::kBFloat16, at::kDouble);
   const auto adds = GENERATE(true, false);
@@ -186,21 +186,15 @@ TEST_CASE("the gradients of a norm's readers are added up in its node from the l
                weight = at::randn({33}).to(dtype);
   const std::vector<Tensor> seeds = {at::randn({2, 3, 33}).to(dtype), at::randn({2, 3, 33}).to(dtype),
                                      at::randn({2, 3, 33}).to(dtype)};
-  const auto gradients = [&](int64_t readers) {
+  const auto gradients = [&](int64_t branches) {
     const Tensor of_x = x.detach().requires_grad_(), of_residual = residual.detach().requires_grad_(),
                  of_weight = weight.detach().requires_grad_();
-    const ops::SumAndNorm both =
-        adds ? ops::add_rms_norm(of_x, of_residual, of_weight, 1e-5, {.layers = readers})
-             : ops::rms_norm_of_stream(of_residual, of_weight, 1e-5, {.layers = readers});
-    CHECK_FALSE(both.amax.defined());
-    std::vector<Tensor> results = {both.normed}, given = {(seeds[2] + seeds[1]) + seeds[0]};
-    if (readers > 1) {
-      for (const Tensor& reader : both.again) {
-        CHECK(reader.const_data_ptr() == both.normed.const_data_ptr());
-        results.push_back(reader);
-      }
-      given = seeds;
-    }
+    const ops::SumAndNorm both = adds ? ops::add_rms_norm(of_x, of_residual, of_weight, 1e-5, branches)
+                                      : ops::rms_norm_of_stream(of_residual, of_weight, 1e-5, branches);
+    for (const Tensor& branch : both.normed)
+      CHECK(branch.const_data_ptr() == both.normed[0].const_data_ptr());
+    std::vector<Tensor> results = both.normed, given = {(seeds[2] + seeds[1]) + seeds[0]};
+    if (branches > 1) given = seeds;
     results.push_back(both.sum);
     given.push_back(at::ones_like(residual));
     std::vector<Tensor> leaves = {of_residual, of_weight};
@@ -208,49 +202,6 @@ TEST_CASE("the gradients of a norm's readers are added up in its node from the l
     return torch::autograd::grad(results, leaves, given);
   };
   CHECK(all_equal(gradients(3), gradients(1)));
-}
-
-TEST_CASE("nodes tell the largest magnitudes of what they make, and of the gradients that they make") {
-  at::manual_seed(24);
-  const auto dtype = GENERATE(at::kFloat, at::kBFloat16);
-  const auto told = [](int64_t many) { return at::zeros({many}).requires_grad_(); };
-  const auto largest = [](const Tensor& x) { return x.detach().abs().max().to(at::kFloat); };
-  const auto leaf_of = [&](at::IntArrayRef shape) { return at::randn(shape).to(dtype).requires_grad_(); };
-
-  const Tensor gate = leaf_of({3, 40}), up = leaf_of({3, 40}), amaxes = told(2);
-  const ops::ValuesWithAmax activated = ops::swiglu_with_amax(gate, up, amaxes);
-  CHECK(activated.values.equal(ops::swiglu(gate, up)));
-  CHECK(activated.amax.equal(largest(activated.values).view({1})));
-  CHECK_FALSE(activated.amax.requires_grad());
-  activated.values.backward(at::randn({3, 40}).to(dtype));
-  CHECK(amaxes.grad().equal(at::stack({largest(gate.grad()), largest(up.grad())})));
-
-  const Tensor x = leaf_of({6, 33}), residual = leaf_of({2, 3, 33}), weight = leaf_of({33}), amax = told(1);
-  const ops::SumAndNorm both =
-      ops::add_rms_norm(x, residual, weight, 1e-5, {.layers = 2, .want_amax = true}, amax);
-  CHECK(both.again.size() == 1);
-  CHECK(both.amax.equal(largest(both.normed).view({1})));
-  torch::autograd::backward({both.sum, both.normed, both.again[0]},
-                            {both.sum.detach(), both.normed.detach(), both.normed.detach()});
-  CHECK(amax.grad().equal(largest(x.grad()).view({1})));
-
-  const Tensor stream = leaf_of({2, 3, 33}), of_stream = told(1);
-  const ops::SumAndNorm alone =
-      ops::rms_norm_of_stream(stream, weight, 1e-5, {.layers = 2, .want_amax = true}, of_stream);
-  CHECK(alone.again.size() == 1);
-  CHECK(alone.normed.equal(ops::rms_norm(stream, weight, 1e-5)));
-  CHECK(alone.amax.equal(largest(alone.normed).view({1})));
-  torch::autograd::backward({alone.sum, alone.normed, alone.again[0]},
-                            {alone.sum.detach(), alone.normed.detach() * 2, alone.normed.detach()});
-  CHECK(of_stream.grad().equal(largest(stream.grad()).view({1})));
-
-  const Tensor q = leaf_of({1, 4, 2, 8}), k = leaf_of({1, 4, 1, 8}), v = leaf_of({1, 4, 1, 8}),
-               of_all = told(3), angles = at::rand({4, 4});
-  const ops::RotatedHeads turned =
-      ops::rope_qkv(q, k, v, angles.cos(), angles.sin(), RopeStyle::kInterleaved, 1, of_all);
-  torch::autograd::backward({turned.q, turned.k, turned.v},
-                            {turned.q.detach() * 3, turned.k.detach() * 5, turned.v.detach() * 7});
-  CHECK(of_all.grad().equal(at::stack({largest(q.grad()), largest(k.grad()), largest(v.grad())})));
 }
 
 TEST_CASE("queries and keys turned in one node from one product have the bits of tensors turned alone") {
