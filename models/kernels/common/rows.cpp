@@ -126,25 +126,36 @@ inline __attribute__((always_inline)) float sigmoid(float x) {
   return 1.0F / (1.0F + exp_fp32(-x));
 }
 
-template <typename T>
-inline __attribute__((always_inline)) void swiglu_elements(const T* __restrict gate, const T* __restrict up,
-                                                           T* __restrict y, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) {
-    const float g = wide(gate[i]);
-    y[i] = narrowed<T>(rounded<T>(g * sigmoid(g)) * wide(up[i]));
+// Activation functions: value(x), and the gradient of x from that of the value.
+template <models::Activation>
+struct Function;
+template <>
+struct Function<models::Activation::kSilu> {
+  static inline __attribute__((always_inline)) float value(float x) { return x * sigmoid(x); }
+  static inline __attribute__((always_inline)) float gradient(float grad, float x) {
+    const float s = sigmoid(x);
+    return grad * s * (1.0F + x * (1.0F - s));
   }
+};
+
+template <models::Activation kActivation, typename T>
+inline __attribute__((always_inline)) void gated_elements(const T* __restrict gate, const T* __restrict up,
+                                                          T* __restrict y, int64_t n) {
+  for (int64_t i = 0; i < n; ++i)
+    y[i] = narrowed<T>(rounded<T>(Function<kActivation>::value(wide(gate[i]))) * wide(up[i]));
 }
 
-template <typename T>
-inline __attribute__((always_inline)) void swiglu_backward_elements(const T* __restrict grad,
-                                                                    const T* __restrict gate,
-                                                                    const T* __restrict up,
-                                                                    T* __restrict dgate, T* __restrict dup,
-                                                                    int64_t n) {
+template <models::Activation kActivation, typename T>
+inline __attribute__((always_inline)) void gated_backward_elements(const T* __restrict grad,
+                                                                   const T* __restrict gate,
+                                                                   const T* __restrict up,
+                                                                   T* __restrict dgate, T* __restrict dup,
+                                                                   int64_t n) {
+  using Act = Function<kActivation>;
   for (int64_t i = 0; i < n; ++i) {
-    const float g = wide(gate[i]), d = wide(grad[i]), s = sigmoid(g);
-    dup[i] = narrowed<T>(rounded<T>(g * s) * d);
-    dgate[i] = narrowed<T>(rounded<T>(d * wide(up[i])) * s * (1.0F + g * (1.0F - s)));
+    const float g = wide(gate[i]), d = wide(grad[i]);
+    dup[i] = narrowed<T>(rounded<T>(Act::value(g)) * d);
+    dgate[i] = narrowed<T>(Act::gradient(rounded<T>(d * wide(up[i])), g));
   }
 }
 
@@ -209,22 +220,32 @@ HYPERION_VECTORISED void narrow_and_add(const float* x, const float* b, float* o
   for (int64_t i = 0; i < n; ++i) out[i] = x[i] + b[i];
 }
 
-HYPERION_VECTORISED void swiglu(const c10::BFloat16* gate, const c10::BFloat16* up, c10::BFloat16* y,
-                                int64_t n) {
-  swiglu_elements(gate, up, y, n);
+HYPERION_VECTORISED void gated_activation(models::Activation activation, const c10::BFloat16* gate,
+                                          const c10::BFloat16* up, c10::BFloat16* y, int64_t n) {
+  models::with_activation(
+      activation, [&](auto act) __attribute__((always_inline)) { gated_elements<act>(gate, up, y, n); });
 }
-HYPERION_VECTORISED void swiglu(const float* gate, const float* up, float* y, int64_t n) {
-  swiglu_elements(gate, up, y, n);
+HYPERION_VECTORISED void gated_activation(models::Activation activation, const float* gate, const float* up,
+                                          float* y, int64_t n) {
+  models::with_activation(
+      activation, [&](auto act) __attribute__((always_inline)) { gated_elements<act>(gate, up, y, n); });
 }
 
-HYPERION_VECTORISED void swiglu_backward(const c10::BFloat16* grad, const c10::BFloat16* gate,
-                                         const c10::BFloat16* up, c10::BFloat16* dgate, c10::BFloat16* dup,
-                                         int64_t n) {
-  swiglu_backward_elements(grad, gate, up, dgate, dup, n);
+HYPERION_VECTORISED void gated_activation_backward(models::Activation activation, const c10::BFloat16* grad,
+                                                   const c10::BFloat16* gate, const c10::BFloat16* up,
+                                                   c10::BFloat16* dgate, c10::BFloat16* dup, int64_t n) {
+  models::with_activation(
+      activation, [&](auto act) __attribute__((always_inline)) {
+        gated_backward_elements<act>(grad, gate, up, dgate, dup, n);
+      });
 }
-HYPERION_VECTORISED void swiglu_backward(const float* grad, const float* gate, const float* up, float* dgate,
-                                         float* dup, int64_t n) {
-  swiglu_backward_elements(grad, gate, up, dgate, dup, n);
+HYPERION_VECTORISED void gated_activation_backward(models::Activation activation, const float* grad,
+                                                   const float* gate, const float* up, float* dgate,
+                                                   float* dup, int64_t n) {
+  models::with_activation(
+      activation, [&](auto act) __attribute__((always_inline)) {
+        gated_backward_elements<act>(grad, gate, up, dgate, dup, n);
+      });
 }
 
 HYPERION_VECTORISED void exponentials(float* x, int64_t n, float& most_of, float& sum_of) {
