@@ -137,6 +137,19 @@ struct Function<models::Activation::kSilu> {
     return grad * s * (1.0F + x * (1.0F - s));
   }
 };
+// x / 2 (1 + tanh u) = x sigmoid(2 u) with u = sqrt(2 / pi) (x + 0.044715 x^3): Hendrycks & Gimpel, arXiv
+// 1606.08415.
+template <>
+struct Function<models::Activation::kGeluTanh> {
+  static constexpr float kTwice = 1.5957691216F, kCubic = 0.044715F;  // 2 sqrt(2 / pi)
+  static inline __attribute__((always_inline)) float value(float x) {
+    return x * sigmoid(kTwice * (x + kCubic * x * x * x));
+  }
+  static inline __attribute__((always_inline)) float gradient(float grad, float x) {
+    const float s = sigmoid(kTwice * (x + kCubic * x * x * x));
+    return grad * (s + x * s * (1.0F - s) * kTwice * (1.0F + 3.0F * kCubic * x * x));
+  }
+};
 
 template <models::Activation kActivation, typename T>
 inline __attribute__((always_inline)) void gated_elements(const T* __restrict gate, const T* __restrict up,
