@@ -11,7 +11,7 @@
 
 #include "base/parameter.h"
 #include "models/flavors/model_args.h"
-#include "models/kernels/attention.h"
+#include "models/kernels/attention/attention.h"
 #include "models/linear.h"
 #include "models/ops.h"
 #include "models/regions.h"

@@ -1,7 +1,7 @@
 #include "models/float8/linear_matmuls.h"
 
 #include "models/float8/blocks.h"
-#include "models/kernels/matmul.h"
+#include "models/kernels/matmul/matmul.h"
 
 namespace hyperion::float8 {
 namespace {

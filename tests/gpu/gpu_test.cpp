@@ -13,7 +13,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/randn.h>
 
-#include "models/kernels/attention.h"
+#include "models/kernels/attention/attention.h"
 #include "tests/support/ranks.h"
 #include "tests/support/tiny_training.h"
 

@@ -95,6 +95,7 @@ Trajectory configured_trajectory(const ResolvedConfig& resolved, const Trajector
   add("model.norm_eps", model.norm_eps);
   add("model.rope_theta", model.rope_theta);
   add("model.rope_scaling", model.rope_scaling);
+  add("model.activation", text_of(model.activation));
   add("model.rope_style", model.rope_style == models::RopeStyle::kInterleaved ? "interleaved" : "half-split");
   return trajectory;
 }

@@ -17,8 +17,8 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "models/kernels/attention.h"
-#include "models/kernels/cpu/attention.h"
+#include "models/kernels/attention/attention.h"
+#include "models/kernels/attention/cpu.h"
 #include "parallel/phase.h"
 #include "trainer/checkpointing/job_state.h"
 
