@@ -76,8 +76,7 @@ at::Tensor FsdpModel::forward_block(size_t block, const at::Tensor& input, const
   saved.selective = models::selective_checkpoint(options_.checkpointing.blocks[block],
                                                  options_.checkpointing.always_recompute);
   at::NoGradGuard no_grad;  // no graph: nothing but the input and what `selective` saves outlives this call
-  models::SelectiveCheckpointScope scope(saved.selective.get());
-  return model_.blocks()[block].forward(saved.input, batch.context);
+  return model_.blocks()[block].forward(saved.input, batch.context, {.selective = saved.selective.get()});
 }
 
 at::Tensor FsdpModel::backward_block(size_t block, const at::Tensor& grad, const models::Microbatch& batch,
@@ -86,8 +85,9 @@ at::Tensor FsdpModel::backward_block(size_t block, const at::Tensor& grad, const
   if (!saved.output.defined()) {
     const parallel::TraceRange recompute("recompute", groups_[block + 1]->name());
     if (saved.selective) saved.selective->start_recompute();
-    models::SelectiveCheckpointScope scope(saved.selective.get());
-    saved.output = model_.blocks()[block].forward(saved.input, batch.context, models::BlockRun::kAgain);
+    saved.output = model_.blocks()[block].forward(
+        saved.input, batch.context,
+        {.kind = models::BlockRun::Kind::kRecompute, .selective = saved.selective.get()});
   }
   torch::autograd::backward({saved.output}, {grad});
   at::Tensor grad_input = saved.input.grad();

@@ -12,7 +12,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "models/activation_checkpoint.h"
+#include "models/layers/activation_checkpoint.h"
 #include "models/transformer.h"
 #include "parallel/fsdp.h"
 
