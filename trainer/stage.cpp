@@ -50,16 +50,16 @@ Slot Stage::slot(models::Microbatch batch, bool for_backward) const {
 }
 
 at::Tensor Stage::run_block(size_t unit, const Slot& slot, const SavedForward& saved,
-                            models::BlockRun run) const {
-  const models::SelectiveCheckpointScope scope(saved.selective.get());
-  return model_.blocks()[unit - 1].forward(saved.input, slot.batch.context, run);
+                            models::BlockRun::Kind kind) const {
+  return model_.blocks()[unit - 1].forward(saved.input, slot.batch.context,
+                                           {.kind = kind, .selective = saved.selective.get()});
 }
 
 void Stage::forward(size_t unit, Slot& slot) const {
   const TraceRange range("forward", group(unit).name());
   if (slot.saved.empty()) {
     slot.activation = unit == 0 ? model_.embedding().forward(slot.batch.tokens)
-                                : model_.blocks()[unit - 1].forward(slot.activation, slot.batch.context);
+                                : model_.blocks()[unit - 1].forward(slot.activation, slot.batch.context, {});
     return;
   }
   SavedForward& saved = slot.saved[unit - first_];
@@ -72,12 +72,12 @@ void Stage::forward(size_t unit, Slot& slot) const {
   saved.input = slot.activation.detach().requires_grad_();
   const models::ActivationCheckpoint mode = checkpointing_.blocks[unit - 1];
   if (mode == models::ActivationCheckpoint::kNone) {
-    slot.activation = saved.output = run_block(unit, slot, saved, models::BlockRun::kForward);
+    slot.activation = saved.output = run_block(unit, slot, saved, models::BlockRun::Kind::kForward);
     return;
   }
   saved.selective = models::selective_checkpoint(mode, checkpointing_.always_recompute);
   const at::NoGradGuard no_grad;  // no graph: only the input and what `selective` saves outlive this call
-  slot.activation = run_block(unit, slot, saved, models::BlockRun::kForward);
+  slot.activation = run_block(unit, slot, saved, models::BlockRun::Kind::kForward);
 }
 
 at::Tensor Stage::loss(Slot& slot, const at::Tensor& scale) const {
@@ -96,7 +96,7 @@ void Stage::backward(size_t unit, Slot& slot) const {
   if (!saved.output.defined()) {
     const TraceRange recompute("recompute", group(unit).name());
     if (saved.selective) saved.selective->start_recompute();
-    saved.output = run_block(unit, slot, saved, models::BlockRun::kAgain);
+    saved.output = run_block(unit, slot, saved, models::BlockRun::Kind::kRecompute);
   }
   torch::autograd::backward({saved.output}, {slot.gradient});
   slot.gradient = saved.input.defined() ? saved.input.grad() : at::Tensor();
