@@ -252,7 +252,7 @@ TEST_CASE("products in pieces on GPUs give the same bits whatever the streams do
             std::vector<at::Tensor> products(4);
             const at::Tensor all = at::empty({4, 64, 48}, x.options());
             models::gather_chunks(all, x, exchange,
-                                     [&](int r) { products[static_cast<size_t>(r)] = all[r].mm(w); });
+                                  [&](int r) { products[static_cast<size_t>(r)] = all[r].mm(w); });
             x = models::scatter_chunks(exchange, [&](int r) {
                   return products[static_cast<size_t>(r)].mm(w).add_(environment.rank);
                 }).tanh();

@@ -38,7 +38,7 @@ struct DividedJob {
   bool documents = false;
   bool loss_parallel = true;
   bool chunked = false;  // what blocks exchange
-  bool packed = false;     // weights of one input lie side by side
+  bool packed = false;   // weights of one input lie side by side
   int64_t chunk_bytes = 0;
   at::ScalarType dtype = at::kDouble;
   ActivationCheckpoint checkpoint = ActivationCheckpoint::kNone;

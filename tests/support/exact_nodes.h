@@ -19,7 +19,7 @@
 namespace hyperion::models {
 
 struct ExactNodes {
-  bool packed = true;     // the column node's weights lie side by side
+  bool packed = true;   // the column node's weights lie side by side
   bool chunked = true;  // as ParallelDims::chunked
   at::ScalarType dtype = at::kFloat;
   at::Device device = at::kCPU;
