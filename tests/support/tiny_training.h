@@ -71,7 +71,7 @@ class TinyTraining {
   // Throws where ranks that hold the same weights or states hold different ones.
   void audit_replicas();
   // FP8 products of one microbatch, by the plan.
-  int64_t float8_planned() { return trainer::float8_products(model_, float8_, options_.checkpointing); }
+  int64_t float8_planned() { return trainer::float8_products(model_, float8_, checkpointing_); }
   // What this rank has sent so far.
   parallel::CommLedger& ledger() { return ledger_; }
   // The dtypes of the groups' collectives so far: "fsdp/0 all_gather" -> Byte.
@@ -91,6 +91,7 @@ class TinyTraining {
   std::unique_ptr<parallel::Communicator> tensor_without_sums_;
   models::Transformer model_;
   trainer::Float8Setup float8_;
+  models::ActivationCheckpointing checkpointing_;
   parallel::CommLedger ledger_;
   std::map<std::string, std::set<at::ScalarType>> sent_dtypes_;
   std::unique_ptr<parallel::FsdpContext> fsdp_;
