@@ -1,4 +1,5 @@
-// The last unit: final norm, head and cross-entropy, chunk by chunk.
+#include "models/loss_head.h"
+
 #include <algorithm>
 
 #include <ATen/TensorOperators.h>
@@ -12,9 +13,7 @@
 #include "base/error.h"
 #include "models/kernels/cross_entropy.h"
 #include "models/kernels/fused.h"
-#include "models/ops.h"
-#include "models/tensor_region.h"
-#include "models/transformer.h"
+#include "models/layers/row_exchange.h"
 
 namespace hyperion::models {
 namespace {
@@ -53,7 +52,7 @@ struct LossHead::Rows {
       : count(labels.numel()),
         labels(output.ranks() == nullptr ? labels.flatten() : in_rank_order(labels, output.ranks()->size())),
         options(normed.options()),
-        gathered(normed.detach(), {&output}, GatheredRows::Role::kInput),
+        gathered(normed.detach(), {&output}, Role::kInput, gather_of({&output}, Role::kInput)),
         operand(gathered.wait()) {}
   Rows(const Rows&) = delete;
   Rows& operator=(const Rows&) = delete;
@@ -76,13 +75,11 @@ struct LossHead::Chunk {
   Pending exchange{};
 };
 
-LossHead::LossHead(const ModelArgs& args, ParameterPtr norm, ParameterPtr output, int64_t chunk_bytes,
-                   const Regions& regions)
-    : norm_eps_(args.norm_eps),
-      chunk_bytes_(chunk_bytes),
+LossHead::LossHead(Norm norm, ParameterPtr output, int64_t chunk_bytes, const ParallelDims& dims)
+    : chunk_bytes_(chunk_bytes),
       norm_(std::move(norm)),
-      output_(std::move(output), nullptr, regions.tensor),
-      loss_parallel_(regions.loss_parallel) {}
+      output_(std::move(output), nullptr, dims.tensor_group()),
+      loss_parallel_(dims.loss_parallel) {}
 
 // The same on every rank of the group, whose parts of the vocabulary may differ.
 int64_t LossHead::rows_per_chunk(const Rows& rows) const {
@@ -164,7 +161,7 @@ at::Tensor LossHead::add_up_loss(Rows& rows, const at::Tensor* scale, const Each
 
 at::Tensor LossHead::loss_sum(const at::Tensor& x, const at::Tensor& labels) const {
   at::NoGradGuard no_grad;
-  Rows rows(ops::rms_norm(x, norm_->weight, norm_eps_), labels, output_);
+  Rows rows(norm_.forward(x), labels, output_);
   return add_up_loss(rows, nullptr, [](const Chunk&) {});
 }
 
@@ -173,7 +170,7 @@ LossHead::LossAndGrad LossHead::loss_and_grad(const at::Tensor& x, const at::Ten
   const at::Tensor leaf = x.detach().requires_grad_();
   const at::Tensor normed = [&] {
     at::AutoGradMode grad_mode(true);
-    return ops::rms_norm(leaf, norm_->weight, norm_eps_);
+    return norm_.forward(leaf);
   }();
   at::NoGradGuard no_grad;
   const Parameter& weight = *output_.weight();
@@ -181,12 +178,11 @@ LossHead::LossAndGrad LossHead::loss_and_grad(const at::Tensor& x, const at::Ten
   rows.operand.makes_columns = true;
   at::Tensor grad_h = at::empty({rows.count, x.size(-1)}, x.options());
   at::Tensor grad_weight;  // in fp32 when several chunks add up, so that bf16 rounds once
-  std::optional<ScatteredRows> scattered;
+  std::optional<ScatteredSum> sum;
   const at::Tensor loss = add_up_loss(rows, &scale, [&](Chunk& chunk) {
     Operand grad(chunk.logits);
     grad_h.narrow(0, chunk.first, chunk.count).copy_(output_.input_gradient(grad));
-    if (output_.ranks() != nullptr && chunk.first + chunk.count == rows.count)
-      scattered.emplace(grad_h, *output_.ranks());
+    if (chunk.first + chunk.count == rows.count) sum.emplace(grad_h, output_.ranks());
     if (chunk.count == rows.count)
       grad_weight = output_.weight_gradient(grad, chunk.rows);
     else
@@ -194,14 +190,14 @@ LossHead::LossAndGrad LossHead::loss_and_grad(const at::Tensor& x, const at::Ten
   });
   const bool takes_sum = weight.gradient_dtype == grad_weight.scalar_type();
   output_.accumulate(takes_sum ? grad_weight : grad_weight.to(weight.weight.scalar_type()));
-  torch::autograd::backward({normed}, {(scattered ? scattered->wait() : grad_h).view(x.sizes())});
+  torch::autograd::backward({normed}, {(sum ? sum->wait() : grad_h).view(x.sizes())});
   return {loss, leaf.grad()};
 }
 
 at::Tensor LossHead::logits(const at::Tensor& x) const {
   if (output_.ranks() != nullptr) throw_bug("logits of a model that is divided over a tensor parallel group");
   at::NoGradGuard no_grad;
-  const at::Tensor normed = ops::rms_norm(x, norm_->weight, norm_eps_);
+  const at::Tensor normed = norm_.forward(x);
   Operand rows(normed.flatten(0, 1));
   return output_.output(rows).unflatten(0, {x.size(0), x.size(1)});
 }

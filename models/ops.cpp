@@ -6,11 +6,11 @@
 #include <ATen/ops/embedding_dense_backward.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "models/activation_checkpoint.h"
 #include "models/kernels/attention.h"
 #include "models/kernels/rms_norm.h"
 #include "models/kernels/rope.h"
 #include "models/kernels/swiglu.h"
+#include "models/layers/activation_checkpoint.h"
 #include "models/maybe_tensor.h"
 
 namespace hyperion::models::ops {
@@ -127,8 +127,8 @@ struct SwigluFunction : Function<SwigluFunction> {
 
 struct AttentionFunction : Function<AttentionFunction> {
   static Tensor forward(AutogradContext* context, const Tensor& q, const Tensor& k, const Tensor& v,
-                        const kernels::Documents& documents) {
-    variable_list results = saved_or_computed(/*save=*/true, [&] {
+                        const kernels::Documents& documents, SelectiveCheckpoint* selective) {
+    variable_list results = saved_or_computed(selective, /*save=*/true, [&] {
       kernels::AttentionResult result = kernels::attention_forward(q, k, v, documents);
       SelectiveCheckpoint::Results all = {result.output};
       all.insert(all.end(), result.extras.begin(), result.extras.end());
@@ -146,7 +146,16 @@ struct AttentionFunction : Function<AttentionFunction> {
     const kernels::Documents documents{saved[3], saved[4], context->saved_data["longest"].toInt()};
     const kernels::AttentionResult result{saved[5], {saved.begin() + 6, saved.end()}};
     auto [q, k, v] = kernels::attention_backward(grads[0], saved[0], saved[1], saved[2], documents, result);
-    return {q, k, v, Tensor()};
+    return {q, k, v, Tensor(), Tensor()};
+  }
+};
+
+struct ResidualSumFunction : Function<ResidualSumFunction> {
+  static Tensor forward(AutogradContext*, const Tensor& stream, const Tensor& x, bool adds) {
+    return adds ? stream + x : x;
+  }
+  static variable_list backward(AutogradContext*, const variable_list& grads) {
+    return {grads[0], grads[0], Tensor()};
   }
 };
 
@@ -166,15 +175,20 @@ SumAndNorm rms_norm_of_stream(const Tensor& x, const Tensor& weight, double eps,
   return sum_and_norm(x, std::nullopt, weight, eps, branches);
 }
 RotatedHeads rope_qkv(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cos, const Tensor& sin,
-                      RopeStyle style, int64_t parts) {
+                      RopeStyle style) {
+  const int64_t parts = q.dim() == 5 ? q.size(0) : 1;
   variable_list all = RopeQkvFunction::apply(q, k, v, cos, sin, static_cast<int64_t>(style), parts);
   return {all[0], all[1], all[2]};
 }
 Tensor swiglu(const Tensor& gate, const Tensor& up) {
   return SwigluFunction::apply(gate, up);
 }
-Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const kernels::Documents& documents) {
-  return AttentionFunction::apply(q, k, v, documents);
+Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const kernels::Documents& documents,
+                 SelectiveCheckpoint* selective) {
+  return AttentionFunction::apply(q, k, v, documents, selective);
+}
+Tensor residual_sum(const Tensor& stream, const Tensor& x, const BlockRun& run) {
+  return ResidualSumFunction::apply(stream, x, !run.recomputes());
 }
 
 }  // namespace hyperion::models::ops

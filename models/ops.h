@@ -1,13 +1,13 @@
-// The differentiable operations a model is made of, linear layers (models/tensor_region.h) apart. Each is one
-// autograd node that saves its inputs and little else; arithmetic inside is at least fp32 (fp64 for fp64
-// inputs) and each result is rounded once to the input's dtype. attention consults the active
-// SelectiveCheckpoint (models/activation_checkpoint.h).
+// The differentiable operations a model is made of, linear layers (models/layers/linear_node.h) apart. Each
+// is one autograd node that saves its inputs and little else; arithmetic inside is at least fp32 (fp64 for
+// fp64 inputs) and each result is rounded once to the input's dtype.
 #pragma once
 
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
+#include "models/block_run.h"
 #include "models/flavors/model_args.h"
 #include "models/kernels/attention.h"
 
@@ -37,22 +37,27 @@ SumAndNorm rms_norm_of_stream(const at::Tensor& x, const at::Tensor& weight, dou
 // Queries [batch, seq, heads, head_dim] and keys [batch, seq, kv_heads, head_dim] of a block with pairs of
 // their elements rotated by the angles whose cosines and sines are given, fp32 [seq, head_dim/2] or, with
 // per-document positions, [batch, seq, head_dim/2], and its values of the keys' shape as they are: one node.
-// Which elements pair up is the style's. With parts > 1 q, k and v are [parts, batch, seq / parts, ...], and
-// the results whole sequences. q, k and v may be views of one packed product [..., (heads + 2 kv_heads) *
-// head_dim], and are one launch on a GPU; fused kernels write one packed gradient in backward and return its
-// views. The results hold no memory of the product.
+// Which elements pair up is the style's. q, k and v may be [parts, batch, seq / parts, ...], part by part of
+// the sequences; the results are whole sequences. q, k and v may be views of one packed product [..., (heads
+// + 2 kv_heads) * head_dim], and are one launch on a GPU; fused kernels write one packed gradient in backward
+// and return its views. The results hold no memory of the product.
 struct RotatedHeads {
   at::Tensor q, k, v;
 };
 RotatedHeads rope_qkv(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& cos,
-                      const at::Tensor& sin, RopeStyle style, int64_t parts = 1);
+                      const at::Tensor& sin, RopeStyle style);
 
 // silu(gate) * up, element by element. gate and up may be the halves of one packed product [..., 2 hidden];
 // then, and always on a GPU, backward returns the gradients as halves of one packed tensor.
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
 
-// Causal attention inside documents; shapes as in models/kernels/attention.h.
+// Causal attention inside documents; shapes as in models/kernels/attention.h. `selective` saves its result;
+// null: there is none.
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                     const kernels::Documents& documents);
+                     const kernels::Documents& documents, SelectiveCheckpoint* selective = nullptr);
+
+// The last sum of a block, stream + x; in a run that recomputes it is not made, and its elements are
+// undefined.
+at::Tensor residual_sum(const at::Tensor& stream, const at::Tensor& x, const BlockRun& run = {});
 
 }  // namespace hyperion::models::ops

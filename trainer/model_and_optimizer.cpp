@@ -34,14 +34,14 @@ ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const 
   ModelAndOptimizer made;
   parallel::Communicator& tensor_ranks = place.groups.get(parallel::MeshDim::kTp);
   parallel::Communicator* tensor = tensor_ranks.size() > 1 ? &tensor_ranks : nullptr;
-  models::Regions regions{.tensor = tensor, .loss_parallel = !config.parallelism.disable_loss_parallel};
+  models::ParallelDims dims{.tensor = tensor, .loss_parallel = !config.parallelism.disable_loss_parallel};
   if (tensor != nullptr && place.device.is_cuda()) {
     made.tensor_exchange = std::make_unique<parallel::StreamedExchange>(*tensor, place.device);
-    regions.tensor = made.tensor_exchange.get();
-    regions.in_pieces = config.parallelism.enable_async_tensor_parallel;
-    if (regions.in_pieces) connect_pairs(*regions.tensor, place.device);
+    dims.tensor = made.tensor_exchange.get();
+    dims.chunked = config.parallelism.enable_async_tensor_parallel;
+    if (dims.chunked) connect_pairs(*dims.tensor, place.device);
   }
-  made.transformer = std::make_unique<models::Transformer>(args, config.training.loss_chunk_bytes, regions);
+  made.transformer = std::make_unique<models::Transformer>(args, config.training.loss_chunk_bytes, dims);
   made.float8 = convert_to_float8(*made.transformer, config, place.float8);
   parallel::ShardingOptions sharding = sharding_options(config.training, place.device, made.float8.codec);
   if (place.without_memory) sharding.state_device = at::kMeta;

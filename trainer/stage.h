@@ -12,7 +12,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "models/activation_checkpoint.h"
+#include "models/layers/activation_checkpoint.h"
 #include "models/transformer.h"
 #include "parallel/fsdp.h"
 
@@ -74,7 +74,8 @@ class Stage {
   void sum_replicated_gradients() const { fsdp_.sum_over_tensor_ranks(gradients_.replicated); }
 
  private:
-  at::Tensor run_block(size_t unit, const Slot& slot, const SavedForward& saved, models::BlockRun run) const;
+  at::Tensor run_block(size_t unit, const Slot& slot, const SavedForward& saved,
+                       models::BlockRun::Kind kind) const;
 
   const models::Transformer& model_;
   size_t first_;

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "models/activation_checkpoint.h"
 #include "models/float8/linear_matmuls.h"
+#include "models/layers/activation_checkpoint.h"
 #include "models/transformer.h"
 #include "parallel/fsdp.h"
 #include "parallel/gather_codec.h"

@@ -31,10 +31,9 @@
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include "models/activation_checkpoint.h"
-#include "models/column_linear.h"
 #include "models/flavors/registry.h"
 #include "models/kernels/attention.h"
+#include "models/layers/linear_node.h"
 #include "models/transformer.h"
 
 namespace hyperion::models {
@@ -218,7 +217,7 @@ TEST_CASE("queries and keys turned in one node from one product have the bits of
   const auto in_one = results_and_gradients(
       [&](std::vector<Tensor>& leaves) {
         auto [q, k, v] = ops::rope_qkv(heads(leaves[0], 0, 4), heads(leaves[0], 4, 2), heads(leaves[0], 6, 2),
-                                       angles.cos(), angles.sin(), style, parts);
+                                       angles.cos(), angles.sin(), style);
         return std::vector{q, k, v * 2};
       },
       {product});
@@ -226,8 +225,8 @@ TEST_CASE("queries and keys turned in one node from one product have the bits of
       [&](std::vector<Tensor>& leaves) {
         const Tensor q = heads(leaves[0], 0, 4).contiguous(), k = heads(leaves[0], 4, 2).contiguous(),
                      v = heads(leaves[0], 6, 2);
-        return std::vector{ops::rope_qkv(q, k, k, angles.cos(), angles.sin(), style, parts).q,
-                           ops::rope_qkv(q, k, k, angles.cos(), angles.sin(), style, parts).k,
+        return std::vector{ops::rope_qkv(q, k, k, angles.cos(), angles.sin(), style).q,
+                           ops::rope_qkv(q, k, k, angles.cos(), angles.sin(), style).k,
                            (parts > 1 ? v.transpose(0, 1).flatten(1, 2) : v) * 2};
       },
       {product});
@@ -323,16 +322,13 @@ TEST_CASE("a recomputed block has bitwise the same gradients and keeps three of 
   Tensor first;
   {
     at::NoGradGuard no_grad;
-    SelectiveCheckpointScope scope(&checkpoint);
-    first = block.forward(x, context);
+    first = block.forward(x, context, {.selective = &checkpoint});
   }
   checkpoint.start_recompute();
-  {
-    SelectiveCheckpointScope scope(&checkpoint);
-    const Tensor again = block.forward(x, context, BlockRun::kAgain);
-    CHECK(again.sizes() == first.sizes());
-    again.backward(seed);
-  }
+  const Tensor again =
+      block.forward(x, context, {.kind = BlockRun::Kind::kRecompute, .selective = &checkpoint});
+  CHECK(again.sizes() == first.sizes());
+  again.backward(seed);
   const auto recomputed = gradients();
   for (size_t i = 0; i < plain.size(); ++i) CHECK(plain[i].equal(recomputed[i]));
   CHECK_THROWS(checkpoint.take_saved());  // all that was saved was read: wq, wv, w1 and attention
@@ -418,10 +414,9 @@ TEST_CASE(
     const std::vector<Linear> layers = layers_of_one_input(rows, true, at::kFloat);
     const Tensor x = at::randn({3, 6});
     at::NoGradGuard no_grad;
-    SelectiveCheckpointScope scope(&checkpoint);
-    const std::vector<Tensor> outputs = column_linear(x, pointers(layers));
+    const std::vector<Tensor> outputs = column_linear(x, pointers(layers), &checkpoint);
     checkpoint.start_recompute();
-    const std::vector<Tensor> again = column_linear(x, pointers(layers));
+    const std::vector<Tensor> again = column_linear(x, pointers(layers), &checkpoint);
     for (size_t i = 0; i < outputs.size(); ++i) CHECK(outputs[i].equal(again[i]));
     CHECK_THROWS(checkpoint.take_saved());  // all that was saved was read
     int64_t numbers = 0;                    // of the storages that the second run shares with the first
@@ -452,6 +447,26 @@ TEST_CASE("a linear layer may end before the backward of its output") {
   CHECK(at::allclose(weight.grad(), at::ones({2, 3}).mm(x)));
   out.reset();
   CHECK(parameter.expired());
+}
+
+TEST_CASE("the last sum of a block that is run again is left out and gives the gradients of both terms") {
+  const Tensor stream = at::randn({2, 3}).requires_grad_(), x = at::randn({2, 3}).requires_grad_(),
+               seed = at::randn({2, 3});
+  CHECK(ops::residual_sum(stream, x).equal(stream + x));
+  const Tensor left_out = ops::residual_sum(stream, x, {.kind = BlockRun::Kind::kRecompute});
+  CHECK(left_out.is_alias_of(x));
+  left_out.backward(seed);
+  CHECK(stream.grad().equal(seed));
+  CHECK(x.grad().equal(seed));
+}
+
+TEST_CASE("a second backward through linear layers is refused, for they keep nothing for it") {
+  const ParameterPtr parameter = make_parameter("w.weight", {2, 4}, Init::ones());
+  parameter->weight = at::randn({2, 4}).requires_grad_();
+  const Linear linear(parameter);
+  const Tensor out = column_linear(at::randn({3, 4}), {&linear})[0];
+  out.backward(at::ones_like(out), /*retain_graph=*/true);
+  CHECK_THROWS_WITH(out.backward(at::ones_like(out)), Catch::Contains("second backward"));
 }
 
 TEST_CASE("products with weights of a chosen shape are never saved and do not count") {

@@ -37,6 +37,16 @@ struct Operand {
     return part;
   }
 
+  int64_t row_count() const { return (values.defined() ? values : rows.values).size(0); }
+
+  // Of this operand what is kept for the weight gradients that read it: the column-major copy where it was
+  // made, else the values, else the copy that was gathered.
+  Operand for_weight_gradients() && {
+    if (columns.values.defined()) return of_columns(std::move(columns), dtype);
+    if (values.defined()) return Operand(std::move(values));
+    return Operand(std::move(rows), dtype);
+  }
+
   at::Tensor values;     // [m, n] in the compute dtype; undefined for one that was gathered in FP8
   at::ScalarType dtype;  // the compute dtype
   float8::Quantized rows{}, columns{};  // laid out as float8::Copies; without values: not made yet

@@ -1,4 +1,4 @@
-#include "models/linear.h"
+#include "models/layers/linear.h"
 
 #include "models/float8/linear_matmuls.h"
 #include "models/kernels/fused.h"

@@ -1,6 +1,6 @@
 // Activation checkpointing of a block, and its selective form by operation: the results of chosen operations
 // of one forward are saved, so that running the block again in backward reads them instead of computing them.
-// Linear layers and attention consult the SelectiveCheckpoint that is active on their thread.
+// Linear layers and attention consult the SelectiveCheckpoint of their run (models/block_run.h).
 //
 // The rule of kSelectiveOp is v0.2.2's: attention is saved, and every second matrix product, starting with
 // the first (in a Llama block: wq, wv and w1 are saved; wk, wo and w3 are recomputed). Products with weights
@@ -73,25 +73,10 @@ struct ActivationCheckpointing {
   SelectiveCheckpoint::Shapes always_recompute{};
 };
 
-// Makes `checkpoint` the active one of this thread while in scope (nullptr: none).
-class SelectiveCheckpointScope {
- public:
-  explicit SelectiveCheckpointScope(SelectiveCheckpoint* checkpoint);
-  ~SelectiveCheckpointScope();
-  SelectiveCheckpointScope(const SelectiveCheckpointScope&) = delete;
-  SelectiveCheckpointScope& operator=(const SelectiveCheckpointScope&) = delete;
-
-  static SelectiveCheckpoint* active();
-
- private:
-  SelectiveCheckpoint* previous_;
-};
-
-// compute(), or what the active checkpoint saved of it when the block is being run again. save: whether this
-// result is one of those that are saved.
+// compute(), or what the checkpoint saved of it when the block is being run again. checkpoint: may be null;
+// save: whether this result is one of those that are saved.
 template <typename Compute>
-SelectiveCheckpoint::Results saved_or_computed(bool save, Compute compute) {
-  SelectiveCheckpoint* checkpoint = SelectiveCheckpointScope::active();
+SelectiveCheckpoint::Results saved_or_computed(SelectiveCheckpoint* checkpoint, bool save, Compute compute) {
   if (checkpoint == nullptr || !save) return compute();
   if (checkpoint->recomputing()) return checkpoint->take_saved();
   SelectiveCheckpoint::Results results = compute();

@@ -1,4 +1,4 @@
-#include "models/products_in_pieces.h"
+#include "models/layers/chunked_exchange.h"
 
 #include <utility>
 #include <vector>
@@ -7,8 +7,8 @@
 
 namespace hyperion::models {
 
-void gather_in_pieces(const at::Tensor& all, const at::Tensor& shard, Exchange& ranks,
-                      const std::function<void(int rank)>& multiply) {
+void gather_chunks(const at::Tensor& all, const at::Tensor& shard, Exchange& ranks,
+                   const std::function<void(int rank)>& multiply) {
   const int size = ranks.size(), own = ranks.rank();
   // In step i every rank sends to the one i places before it, and receives from the one i places behind it.
   const auto start = [&](int i) {
@@ -27,7 +27,7 @@ void gather_in_pieces(const at::Tensor& all, const at::Tensor& shard, Exchange& 
   }
 }
 
-at::Tensor scatter_in_pieces(Exchange& ranks, const std::function<at::Tensor(int rank)>& product) {
+at::Tensor scatter_chunks(Exchange& ranks, const std::function<at::Tensor(int rank)>& product) {
   const int size = ranks.size(), own = ranks.rank();
   std::vector<at::Tensor> terms(static_cast<size_t>(size));  // by source
   at::Tensor sent;                                           // alive while it is read

@@ -1,5 +1,5 @@
 // Products whose operands are exchanged in pieces give the bits of an exchange before or after.
-#include "models/products_in_pieces.h"
+#include "models/layers/chunked_exchange.h"
 
 #include <catch2/catch.hpp>
 
@@ -42,14 +42,14 @@ TEST_CASE("products in pieces give the bits of one gather before them and of one
     });
     int calls = 0;
     const at::Tensor gathered = at::empty_like(all);
-    gather_in_pieces(gathered, shard, group, [&](int r) {
+    gather_chunks(gathered, shard, group, [&](int r) {
       result.order += r != (group.rank() + calls++) % ranks;
       result.wrong_products += gathered[r].mm(w).ne(all[r].mm(w)).sum().item<int64_t>();
     });
     result.wrong_rows = gathered.ne(all).sum().item<int64_t>() + (calls != ranks);
     // Different terms on every rank.
     const auto product = [&](int r) { return all[r].mm(w).mul_(group.rank() + 1); };
-    const at::Tensor sum = scatter_in_pieces(group, product);
+    const at::Tensor sum = scatter_chunks(group, product);
     result.sent = ledger.entry("tp/0", "send").bytes;
     result.expected = (ranks - 1) * static_cast<int64_t>(shard.nbytes() + sum.nbytes());
     std::vector<at::Tensor> terms;

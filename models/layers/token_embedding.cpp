@@ -1,6 +1,4 @@
-#include "models/tensor_region.h"
-
-#include <utility>
+#include "models/layers/token_embedding.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/aminmax.h>
@@ -9,11 +7,12 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/custom_class.h>
 
 #include "base/error.h"
-#include "models/float8/linear_matmuls.h"
-#include "models/linear_node.h"
-#include "models/products_in_pieces.h"
+#include "models/layers/row_exchange.h"
+#include "models/ops.h"
 
 namespace hyperion::models {
 namespace {
@@ -47,7 +46,7 @@ struct EmbeddingOverRanksFunction : Function<EmbeddingOverRanksFunction> {
     const Tensor partial = weight.size(0) == 0 ? at::zeros({row.size(0), weight.size(1)}, weight.options())
                                                : at::embedding(weight, row.clamp_max(weight.size(0) - 1))
                                                      .masked_fill_(row.eq(weight.size(0)).unsqueeze(1), 0);
-    return ScatteredRows(partial, *ranks)
+    return ScatteredSum(partial, ranks)
         .wait()
         .view({tokens.size(0), tokens.size(1) / ranks->size(), weight.size(1)});
   }
@@ -74,54 +73,9 @@ struct EmbeddingOverRanksFunction : Function<EmbeddingOverRanksFunction> {
 
 }  // namespace
 
-GatheredRows::GatheredRows(const Tensor& shard, const std::vector<const Linear*>& layers, Role role)
-    : rows_(as_rows(shard)) {
-  Exchange* ranks = layers.front()->ranks();
-  if (ranks == nullptr) return;
-  make_room(layers, role);
-  pending_ = ranks->start_all_gather_into(all_, own_);
-}
-
-GatheredRows::GatheredRows(const Tensor& shard, const std::vector<const Linear*>& layers, Role role,
-                           const std::function<void(int rank, Operand& rows)>& multiply)
-    : rows_(as_rows(shard)) {
-  Exchange& ranks = *layers.front()->ranks();
-  make_room(layers, role);
-  const int64_t tokens = own_.size(0);
-  gather_in_pieces(all_.unflatten(0, {ranks.size(), tokens}), own_, ranks, [&](int rank) {
-    Operand part = rows_.part(rank * tokens, tokens);
-    multiply(rank, part);
-  });
-}
-
-// Makes of rows_, this rank's, what it sends, and rows_ those of all ranks.
-void GatheredRows::make_room(const std::vector<const Linear*>& layers, Role role) {
-  Exchange& ranks = *layers.front()->ranks();
-  own_ = rows_.values.contiguous();
-  const std::vector<int64_t> shape = {ranks.size() * own_.size(0), own_.size(1)};
-  const at::ScalarType dtype = rows_.dtype;
-  if (const auto scaling = common_scaling(layers, role)) {
-    const float8::Quantized cast = layers.front()->float8()->cast_shard(own_, *scaling, ranks);
-    own_ = cast.values.view(at::kByte);
-    all_ = at::empty(shape, own_.options());
-    rows_ = Operand({all_.view(scaling->dtype), cast.scale, cast.inverse}, dtype);
-  } else {
-    all_ = at::empty(shape, own_.options());
-    rows_ = Operand(all_);
-  }
-}
-
-ScatteredRows::ScatteredRows(const Tensor& rows, Exchange& ranks)
-    : partial_(rows.contiguous()),
-      sum_(at::empty({rows.size(0) / ranks.size(), rows.size(1)}, rows.options())),
-      pending_(ranks.start_reduce_scatter_sum(sum_, partial_)) {}
-
-Tensor embedding_over_ranks(const Tensor& tokens, const Parameter& table, Exchange& ranks) {
-  return EmbeddingOverRanksFunction::apply(tokens, table.weight, table, &ranks);
-}
-
-Tensor in_rank_order(const Tensor& tokens, int64_t ranks) {
-  return tokens.unflatten(1, {ranks, tokens.size(1) / ranks}).transpose(0, 1).flatten();
+Tensor TokenEmbedding::forward(const Tensor& tokens) const {
+  return ranks_ == nullptr ? ops::embedding(tokens, table_->weight)
+                           : EmbeddingOverRanksFunction::apply(tokens, table_->weight, *table_, ranks_);
 }
 
 }  // namespace hyperion::models

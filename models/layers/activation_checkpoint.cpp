@@ -1,12 +1,8 @@
-#include "models/activation_checkpoint.h"
+#include "models/layers/activation_checkpoint.h"
 
 #include "base/error.h"
 
 namespace hyperion::models {
-namespace {
-thread_local SelectiveCheckpoint* active_checkpoint = nullptr;
-}
-
 bool SelectiveCheckpoint::saves_next_matmul(at::IntArrayRef weight_shape) {
   if (saved_products_ == Products::kAll) return true;
   for (const auto& shape : always_recompute_)
@@ -29,17 +25,6 @@ std::unique_ptr<SelectiveCheckpoint> selective_checkpoint(
     return nullptr;
   return std::make_unique<SelectiveCheckpoint>(
       always_recompute, mode == ActivationCheckpoint::kElementwise ? Products::kAll : Products::kEverySecond);
-}
-
-SelectiveCheckpointScope::SelectiveCheckpointScope(SelectiveCheckpoint* checkpoint)
-    : previous_(active_checkpoint) {
-  active_checkpoint = checkpoint;
-}
-SelectiveCheckpointScope::~SelectiveCheckpointScope() {
-  active_checkpoint = previous_;
-}
-SelectiveCheckpoint* SelectiveCheckpointScope::active() {
-  return active_checkpoint;
 }
 
 }  // namespace hyperion::models

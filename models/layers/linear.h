@@ -1,6 +1,6 @@
 // A linear layer without bias. Its three matrix products run in the operands' dtype or in FP8; its weight
 // keeps name, shape and dtype either way, so that checkpoints and sharding do not depend on it.
-// models/column_linear.h and models/row_linear.h make differentiable nodes of them.
+// models/layers/linear_node.h makes a differentiable node of them.
 #pragma once
 
 #include <memory>
@@ -10,7 +10,7 @@
 
 #include "base/exchange.h"
 #include "base/parameter.h"
-#include "models/operand.h"
+#include "models/layers/operand.h"
 
 namespace hyperion::float8 {
 class LinearMatmuls;
@@ -21,17 +21,17 @@ namespace hyperion::models {
 class Linear {
  public:
   // `float8` null: products in the operands' dtype. `ranks`: those that divide the weight (Parameter::split)
-  // and the sequence between matrices; null: this rank has it whole. `in_pieces`: whether what they exchange
-  // travels in as many pieces as there are ranks, under the products (Regions::in_pieces).
+  // and the sequence between matrices; null: this rank has it whole. `chunked`: whether what they exchange
+  // travels in as many chunks as there are ranks, under the products (ParallelDims::chunked).
   explicit Linear(ParameterPtr weight, std::shared_ptr<const float8::LinearMatmuls> float8 = nullptr,
-                  Exchange* ranks = nullptr, bool in_pieces = false)
-      : weight_(std::move(weight)), float8_(std::move(float8)), ranks_(ranks), in_pieces_(in_pieces) {}
+                  Exchange* ranks = nullptr, bool chunked = false)
+      : weight_(std::move(weight)), float8_(std::move(float8)), ranks_(ranks), chunked_(chunked) {}
 
   const ParameterPtr& weight() const { return weight_; }  // [out, in]
   void set_float8(std::shared_ptr<const float8::LinearMatmuls> float8);
   const float8::LinearMatmuls* float8() const { return float8_.get(); }
   Exchange* ranks() const { return ranks_; }
-  bool in_pieces() const { return in_pieces_ && ranks_ != nullptr; }
+  bool chunked() const { return chunked_ && ranks_ != nullptr; }
 
   // The products of forward and backward with this rank's part of the weight, without autograd: x [m, in],
   // grad [m, out].
@@ -58,7 +58,7 @@ class Linear {
   ParameterPtr weight_;
   std::shared_ptr<const float8::LinearMatmuls> float8_;
   Exchange* ranks_;
-  bool in_pieces_;
+  bool chunked_;
 };
 
 }  // namespace hyperion::models
