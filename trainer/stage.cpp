@@ -11,6 +11,7 @@
 namespace hyperion::trainer {
 
 using parallel::TraceRange;
+using BlockKind = models::BlockRun::Kind;
 
 Stage::Stage(const models::Transformer& model, size_t first, size_t end, parallel::FsdpContext& fsdp,
              models::ActivationCheckpointing checkpointing)
@@ -49,8 +50,7 @@ Slot Stage::slot(models::Microbatch batch, bool for_backward) const {
   return slot;
 }
 
-at::Tensor Stage::run_block(size_t unit, const Slot& slot, const SavedForward& saved,
-                            models::BlockRun::Kind kind) const {
+at::Tensor Stage::run_block(size_t unit, const Slot& slot, const SavedForward& saved, BlockKind kind) const {
   return model_.blocks()[unit - 1].forward(saved.input, slot.batch.context,
                                            {.kind = kind, .selective = saved.selective.get()});
 }
@@ -72,12 +72,12 @@ void Stage::forward(size_t unit, Slot& slot) const {
   saved.input = slot.activation.detach().requires_grad_();
   const models::ActivationCheckpoint mode = checkpointing_.blocks[unit - 1];
   if (mode == models::ActivationCheckpoint::kNone) {
-    slot.activation = saved.output = run_block(unit, slot, saved, models::BlockRun::Kind::kForward);
+    slot.activation = saved.output = run_block(unit, slot, saved, BlockKind::kForward);
     return;
   }
   saved.selective = models::selective_checkpoint(mode, checkpointing_.always_recompute);
   const at::NoGradGuard no_grad;  // no graph: only the input and what `selective` saves outlive this call
-  slot.activation = run_block(unit, slot, saved, models::BlockRun::Kind::kForward);
+  slot.activation = run_block(unit, slot, saved, BlockKind::kForward);
 }
 
 at::Tensor Stage::loss(Slot& slot, const at::Tensor& scale) const {
@@ -96,7 +96,7 @@ void Stage::backward(size_t unit, Slot& slot) const {
   if (!saved.output.defined()) {
     const TraceRange recompute("recompute", group(unit).name());
     if (saved.selective) saved.selective->start_recompute();
-    saved.output = run_block(unit, slot, saved, models::BlockRun::Kind::kRecompute);
+    saved.output = run_block(unit, slot, saved, BlockKind::kRecompute);
   }
   torch::autograd::backward({saved.output}, {slot.gradient});
   slot.gradient = saved.input.defined() ? saved.input.grad() : at::Tensor();

@@ -86,9 +86,9 @@ TinyTraining::TinyTraining(const TinyJob& job, const parallel::Environment& envi
   fsdp_ = std::make_unique<parallel::FsdpContext>(mesh_, rank_, groups_->get(parallel::MeshDim::kFsdp),
                                                   groups_->get(parallel::MeshDim::kDpReplicate), sharding,
                                                   summing);
-  stage_ = std::make_unique<trainer::Stage>(
-      model_, 0, model_.units().size(), *fsdp_,
-      models::ActivationCheckpointing{.blocks = {model_.blocks().size(), job.checkpoint}});
+  models::ActivationCheckpointing checkpointing;
+  checkpointing.blocks.assign(model_.blocks().size(), job.checkpoint);
+  stage_ = std::make_unique<trainer::Stage>(model_, 0, model_.units().size(), *fsdp_, checkpointing);
   schedule_ = std::make_unique<trainer::ScheduleRunner>(*stage_, job.reshard_after_forward);
   for (const parallel::ShardedParameterPtr& parameter : stage_->parameters()) {
     at::Tensor master = parameter->master();
