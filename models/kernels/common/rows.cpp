@@ -126,36 +126,37 @@ inline __attribute__((always_inline)) float sigmoid(float x) {
   return 1.0F / (1.0F + exp_fp32(-x));
 }
 
-// Activation functions: value(x), and the gradient of x from that of the value.
+// Activation functions of a number: their value, and the number's gradient from that of the value.
 template <models::Activation>
 struct Function;
 template <>
 struct Function<models::Activation::kSilu> {
-  static inline __attribute__((always_inline)) float value(float x) { return x * sigmoid(x); }
-  static inline __attribute__((always_inline)) float gradient(float grad, float x) {
-    const float s = sigmoid(x);
+  inline __attribute__((always_inline)) explicit Function(float number) : x(number), s(sigmoid(number)) {}
+  inline __attribute__((always_inline)) float value() const { return x * s; }
+  inline __attribute__((always_inline)) float gradient(float grad) const {
     return grad * s * (1.0F + x * (1.0F - s));
   }
+  float x, s;
 };
 // x / 2 (1 + tanh u) = x sigmoid(2 u) with u = sqrt(2 / pi) (x + 0.044715 x^3): Hendrycks & Gimpel, arXiv
 // 1606.08415.
 template <>
 struct Function<models::Activation::kGeluTanh> {
   static constexpr float kTwice = 1.5957691216F, kCubic = 0.044715F;  // 2 sqrt(2 / pi)
-  static inline __attribute__((always_inline)) float value(float x) {
-    return x * sigmoid(kTwice * (x + kCubic * x * x * x));
-  }
-  static inline __attribute__((always_inline)) float gradient(float grad, float x) {
-    const float s = sigmoid(kTwice * (x + kCubic * x * x * x));
+  inline __attribute__((always_inline)) explicit Function(float number)
+      : x(number), s(sigmoid(kTwice * (number + kCubic * number * number * number))) {}
+  inline __attribute__((always_inline)) float value() const { return x * s; }
+  inline __attribute__((always_inline)) float gradient(float grad) const {
     return grad * (s + x * s * (1.0F - s) * kTwice * (1.0F + 3.0F * kCubic * x * x));
   }
+  float x, s;
 };
 
 template <models::Activation kActivation, typename T>
 inline __attribute__((always_inline)) void gated_elements(const T* __restrict gate, const T* __restrict up,
                                                           T* __restrict y, int64_t n) {
   for (int64_t i = 0; i < n; ++i)
-    y[i] = narrowed<T>(rounded<T>(Function<kActivation>::value(wide(gate[i]))) * wide(up[i]));
+    y[i] = narrowed<T>(rounded<T>(Function<kActivation>(wide(gate[i])).value()) * wide(up[i]));
 }
 
 template <models::Activation kActivation, typename T>
@@ -164,11 +165,11 @@ inline __attribute__((always_inline)) void gated_backward_elements(const T* __re
                                                                    const T* __restrict up,
                                                                    T* __restrict dgate, T* __restrict dup,
                                                                    int64_t n) {
-  using Act = Function<kActivation>;
   for (int64_t i = 0; i < n; ++i) {
     const float g = wide(gate[i]), d = wide(grad[i]);
-    dup[i] = narrowed<T>(rounded<T>(Act::value(g)) * d);
-    dgate[i] = narrowed<T>(Act::gradient(rounded<T>(d * wide(up[i])), g));
+    const Function<kActivation> act(g);
+    dup[i] = narrowed<T>(rounded<T>(act.value()) * d);
+    dgate[i] = narrowed<T>(act.gradient(rounded<T>(d * wide(up[i]))));
   }
 }
 
