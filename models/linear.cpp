@@ -1,7 +1,7 @@
 #include "models/linear.h"
 
 #include "models/float8/linear_matmuls.h"
-#include "models/kernels/fused.h"
+#include "models/kernels/common/dtype.h"
 #include "models/kernels/matmul/matmul.h"
 
 namespace hyperion::models {

@@ -6,7 +6,8 @@
 #include "base/error.h"
 #include "models/activation_checkpoint.h"
 #include "models/float8/linear_matmuls.h"
-#include "models/kernels/fused.h"
+#include "models/kernels/common/dtype.h"
+#include "models/kernels/kernels.h"
 
 namespace hyperion::models {
 
@@ -113,8 +114,8 @@ Tensor return_or_add_gradient(const Linear& layer, Tensor gradient) {
 }
 
 int64_t branches_of_input(const std::vector<const Linear*>& layers, const Tensor& x) {
-  const bool fused_on_gpu =
-      x.is_cuda() && kernels::is_fused_dtype(x) && kernels::chosen_kernels() == kernels::KernelChoice::kAuto;
+  const auto& norm_backward = kernels::table().add_rms_norm_backward;
+  const bool fused_on_gpu = x.is_cuda() && kernels::is_fused_dtype(x) && !norm_backward.is_plain(x.device());
   return fused_on_gpu && layers.front()->ranks() == nullptr && !packed(layers) ? std::ssize(layers) : 1;
 }
 

@@ -10,8 +10,8 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "base/error.h"
-#include "models/kernels/cross_entropy/cross_entropy.h"
-#include "models/kernels/fused.h"
+#include "models/kernels/common/dtype.h"
+#include "models/kernels/kernels.h"
 #include "models/ops.h"
 #include "models/tensor_region.h"
 #include "models/transformer.h"
@@ -109,7 +109,7 @@ LossHead::Chunk LossHead::start_chunk(Rows& rows, int64_t first, int64_t count) 
   if (ranks == nullptr) return chunk;
   const Parameter& weight = *output_.weight();
   if (loss_parallel_) {
-    chunk.own = kernels::vocab_statistics(chunk.logits, chunk.labels, vocab_part(weight));
+    chunk.own = kernels::table().vocab_statistics(chunk.logits, chunk.labels, vocab_part(weight));
   } else {
     const int64_t columns = chunk_of(weight.shape[0], ranks->size(), 0).count;
     chunk.own = at::zeros({count, columns}, chunk.logits.options());
@@ -123,21 +123,21 @@ LossHead::Chunk LossHead::start_chunk(Rows& rows, int64_t first, int64_t count) 
 
 // The chunk's loss; with `scale` its logits become their gradient.
 at::Tensor LossHead::finish_chunk(Chunk& chunk, const at::Tensor* scale) const {
-  if (output_.ranks() == nullptr) return kernels::cross_entropy(chunk.logits, chunk.labels, scale);
+  if (output_.ranks() == nullptr) return kernels::table().cross_entropy(chunk.logits, chunk.labels, scale);
   chunk.exchange.wait();
   const Parameter& weight = *output_.weight();
   const kernels::VocabPart part = vocab_part(weight);
   if (loss_parallel_) {
     const RowLosses losses = combine_statistics(chunk.all, chunk.labels);
     if (scale != nullptr)
-      kernels::vocab_gradient(chunk.logits, chunk.labels, part, losses.log_sum_exp, *scale);
+      kernels::table().vocab_gradient(chunk.logits, chunk.labels, part, losses.log_sum_exp, *scale);
     return losses.sum;
   }
   // Only the last parts are short, so the padding is all behind the vocabulary.
   const at::Tensor whole = chunk.all.transpose(0, 1).flatten(1).narrow(1, 0, part.whole).contiguous();
   chunk.own.reset();
   chunk.all.reset();
-  const at::Tensor loss = kernels::cross_entropy(whole, chunk.labels, scale);
+  const at::Tensor loss = kernels::table().cross_entropy(whole, chunk.labels, scale);
   if (scale != nullptr) chunk.logits = whole.narrow(1, part.first, weight.rows()).contiguous();
   return loss;
 }

@@ -8,9 +8,7 @@
 
 #include "models/activation_checkpoint.h"
 #include "models/kernels/attention/attention.h"
-#include "models/kernels/gated_activation/gated_activation.h"
-#include "models/kernels/rms_norm/rms_norm.h"
-#include "models/kernels/rope/rope.h"
+#include "models/kernels/kernels.h"
 #include "models/maybe_tensor.h"
 
 namespace hyperion::models::ops {
@@ -36,13 +34,13 @@ struct EmbeddingFunction : Function<EmbeddingFunction> {
 
 struct RmsNormFunction : Function<RmsNormFunction> {
   static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& weight, double eps) {
-    auto [output, rstd] = kernels::rms_norm_forward(x, weight, eps);
+    auto [output, rstd] = kernels::table().rms_norm(x, weight, eps);
     context->save_for_backward({x, weight, rstd});
     return output;
   }
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const auto saved = context->get_saved_variables();
-    auto [x, weight] = kernels::rms_norm_backward(grads[0], saved[0], saved[1], saved[2]);
+    auto [x, weight] = kernels::table().rms_norm_backward(grads[0], saved[0], saved[1], saved[2]);
     return {x, weight, Tensor()};
   }
 };
@@ -55,12 +53,12 @@ struct AddRmsNormFunction : Function<AddRmsNormFunction> {
     context->saved_data["adds"] = residual.has_value();
     variable_list results;
     if (!residual) {
-      auto [output, rstd] = kernels::rms_norm_forward(x, weight, eps);
+      auto [output, rstd] = kernels::table().rms_norm(x, weight, eps);
       context->save_for_backward({x, weight, rstd});
       results = {x, output};
     } else {
       context->saved_data["shape"] = x.sizes();
-      auto [sum, output, rstd] = kernels::add_rms_norm_forward(x, *residual, weight, eps);
+      auto [sum, output, rstd] = kernels::table().add_rms_norm(x, *residual, weight, eps);
       context->save_for_backward({sum, weight, rstd});
       results = {sum, output};
     }
@@ -79,9 +77,9 @@ struct AddRmsNormFunction : Function<AddRmsNormFunction> {
       const auto more = at::TensorList(terms).slice(1);
       std::tie(grad_x, grad_weight) =
           grad_sum.defined()
-              ? kernels::add_rms_norm_backward(terms[0], grad_sum, saved[0], saved[1], saved[2], more)
-              : kernels::rms_norm_backward(kernels::sum_of_terms(terms[0], more), saved[0], saved[1],
-                                           saved[2]);
+              ? kernels::table().add_rms_norm_backward(terms[0], grad_sum, saved[0], saved[1], saved[2], more)
+              : kernels::table().rms_norm_backward(kernels::sum_of_terms(terms[0], more), saved[0], saved[1],
+                                                   saved[2]);
     }
     const bool adds = context->saved_data["adds"].toBool() && grad_x.defined();
     return {adds ? grad_x.view(context->saved_data["shape"].toIntVector()) : grad_x, adds ? grad_x : Tensor(),
@@ -101,27 +99,33 @@ struct RopeQkvFunction : Function<RopeQkvFunction> {
     context->save_for_backward({cos, sin});
     context->saved_data["style"] = style;
     context->saved_data["parts"] = parts;
-    kernels::Heads rotated = kernels::rope_heads({q, k, v}, cos, sin, static_cast<RopeStyle>(style), parts);
-    return {rotated.q, rotated.k, rotated.v};
+    // Values that are a tensor of their own stay where they are; a view would keep the product of all three.
+    const bool keeps = parts == 1 && v.is_contiguous() &&
+                       v.numel() * v.element_size() == static_cast<int64_t>(v.storage().nbytes());
+    kernels::Heads rotated = kernels::table().rope_heads({q, k, keeps ? Tensor() : v}, cos, sin,
+                                                         static_cast<RopeStyle>(style), parts);
+    return {rotated.q, rotated.k, keeps ? v : rotated.v};
   }
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const auto saved = context->get_saved_variables();
     const auto style = static_cast<RopeStyle>(context->saved_data["style"].toInt());
-    kernels::Heads back = kernels::rope_heads_backward({grads[0], grads[1], grads[2]}, saved[0], saved[1],
-                                                       style, context->saved_data["parts"].toInt());
+    kernels::Heads back = kernels::table().rope_heads_backward(
+        {grads[0], grads[1], grads[2]}, saved[0], saved[1], style, context->saved_data["parts"].toInt());
     return {back.q, back.k, back.v, Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
 
-struct SwigluFunction : Function<SwigluFunction> {
-  static Tensor forward(AutogradContext* context, const Tensor& gate, const Tensor& up) {
+struct GatedActivationFunction : Function<GatedActivationFunction> {
+  static Tensor forward(AutogradContext* context, const Tensor& gate, const Tensor& up, int64_t activation) {
     context->save_for_backward({gate, up});
-    return kernels::swiglu_forward(gate, up);
+    context->saved_data["activation"] = activation;
+    return kernels::table().gated_activation(gate, up, static_cast<Activation>(activation));
   }
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const auto saved = context->get_saved_variables();
-    auto [gate, up] = kernels::swiglu_backward(grads[0], saved[0], saved[1]);
-    return {gate, up};
+    auto [gate, up] = kernels::table().gated_activation_backward(
+        grads[0], saved[0], saved[1], static_cast<Activation>(context->saved_data["activation"].toInt()));
+    return {gate, up, Tensor()};
   }
 };
 
@@ -170,8 +174,8 @@ RotatedHeads rope_qkv(const Tensor& q, const Tensor& k, const Tensor& v, const T
   variable_list all = RopeQkvFunction::apply(q, k, v, cos, sin, static_cast<int64_t>(style), parts);
   return {all[0], all[1], all[2]};
 }
-Tensor swiglu(const Tensor& gate, const Tensor& up) {
-  return SwigluFunction::apply(gate, up);
+Tensor gated_activation(const Tensor& gate, const Tensor& up, Activation activation) {
+  return GatedActivationFunction::apply(gate, up, static_cast<int64_t>(activation));
 }
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const kernels::Documents& documents) {
   return AttentionFunction::apply(q, k, v, documents);

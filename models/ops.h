@@ -47,9 +47,9 @@ struct RotatedHeads {
 RotatedHeads rope_qkv(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& cos,
                       const at::Tensor& sin, RopeStyle style, int64_t parts = 1);
 
-// silu(gate) * up, element by element. gate and up may be the halves of one packed product [..., 2 hidden];
-// then, and always on a GPU, backward returns the gradients as halves of one packed tensor.
-at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
+// activation(gate) * up, element by element. gate and up may be the halves of one packed product [..., 2
+// hidden]; then, and always on a GPU, backward returns the gradients as halves of one packed tensor.
+at::Tensor gated_activation(const at::Tensor& gate, const at::Tensor& up, Activation activation);
 
 // Causal attention inside documents; shapes as in models/kernels/attention/attention.h.
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,

@@ -1,14 +1,15 @@
 #include "models/transformer.h"
 
+#include <cmath>
+#include <set>
+#include <tuple>
+
+#include <fmt/format.h>
+
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/tril.h>
-#include <fmt/format.h>
-
-#include <cmath>
-#include <set>
-#include <tuple>
 
 #include "models/column_linear.h"
 #include "models/ops.h"
@@ -115,7 +116,7 @@ at::Tensor TransformerBlock::attention(const ops::SumAndNorm& stream, const Sequ
 
 at::Tensor TransformerBlock::feed_forward(const ops::SumAndNorm& stream, BlockRun run) const {
   const std::vector<at::Tensor> gate_up = column_linear(stream.normed, {&w1_, &w3_});
-  return row_linear(ops::swiglu(gate_up[0], gate_up[1]), w2_, stream.sum,
+  return row_linear(ops::gated_activation(gate_up[0], gate_up[1], args_.activation), w2_, stream.sum,
                     run == BlockRun::kAgain ? RowResult::kNotNeeded : RowResult::kNeededOnce);
 }
 

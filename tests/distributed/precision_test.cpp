@@ -9,7 +9,7 @@
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
-#include "models/kernels/fused.h"
+#include "models/kernels/kernels.h"
 #include "tests/distributed/trace_ranges.h"
 #include "tests/support/ranks.h"
 #include "tests/support/tiny_training.h"

@@ -1,5 +1,3 @@
-#include "trainer/commands/commands.h"
-
 #include <cstdlib>
 
 #include <fmt/format.h>
@@ -9,7 +7,9 @@
 #include "base/error.h"
 #include "base/shell.h"
 #include "base/standard_streams.h"
+#include "models/kernels/kernels.h"
 #include "trainer/checkpointing/job_state.h"
+#include "trainer/commands/commands.h"
 #include "trainer/commands/model_source.h"
 #include "trainer/inference/evaluate.h"
 #include "trainer/inference/generate.h"
@@ -23,6 +23,7 @@ at::Device inference_device() {
   const auto choice = wanted != nullptr ? std::optional<std::string>(wanted) : std::nullopt;
   if (choose_device(choice, probe_driver(), load_device_library) == DeviceKind::kCpu) return at::kCPU;
   device_library().set_device(0);
+  kernels::choose_kernels(kernels::KernelChoice::kAuto, at::kCUDA);
   return {at::kCUDA, 0};
 }
 

@@ -7,7 +7,7 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 
-#include "models/kernels/sum_of_squares/sum_of_squares.h"
+#include "models/kernels/kernels.h"
 #include "parallel/trace_range.h"
 
 namespace hyperion::trainer {
@@ -28,7 +28,7 @@ at::Tensor squares_of(const std::vector<at::Tensor>& grads, at::Device device) {
   at::Tensor total =
       at::zeros({}, at::TensorOptions(device.is_cpu() ? at::kDouble : at::kFloat).device(device));
   for (const at::Tensor& grad : grads)
-    if (grad.numel() > 0) total.add_(kernels::sum_of_squares(grad));
+    if (grad.numel() > 0) total.add_(kernels::table().sum_of_squares(grad));
   return total;
 }
 

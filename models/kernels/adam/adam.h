@@ -21,8 +21,11 @@ struct AdamStep {
   double divisor = 1.0;  // of the gradients
 };
 
-// Whether all of them are such tensors and the fused kernels of a CPU are to run.
+// Whether all of them are such tensors, on a CPU.
 bool takes_adam_update(const AdamTensors& tensors);
-void adam_update(const AdamTensors& tensors, const AdamStep& step);
+using AdamUpdate = void(const AdamTensors& tensors, const AdamStep& step);
+namespace cpu {
+AdamUpdate adam_update;
+}
 
 }  // namespace hyperion::kernels

@@ -5,8 +5,8 @@
 
 #include "base/device/parallel_for.h"
 #include "models/kernels/adam/adam.h"
+#include "models/kernels/common/dtype.h"
 #include "models/kernels/common/rows.h"
-#include "models/kernels/fused.h"
 
 namespace hyperion::kernels {
 namespace {
@@ -36,14 +36,13 @@ bool is_fp32(const at::Tensor& t) {
 
 bool takes_adam_update(const AdamTensors& tensors) {
   const auto all = [](const std::vector<at::Tensor>& list) { return std::ranges::all_of(list, is_fp32); };
-  return chosen_kernels() == KernelChoice::kAuto && all(tensors.weights) && all(tensors.grads) &&
-         all(tensors.exp_avgs) && all(tensors.exp_avg_sqs) &&
+  return all(tensors.weights) && all(tensors.grads) && all(tensors.exp_avgs) && all(tensors.exp_avg_sqs) &&
          std::ranges::all_of(tensors.copies, [](const at::Tensor& copy) {
            return !copy.defined() || (copy.is_cpu() && is_fused_dtype(copy) && copy.is_contiguous());
          });
 }
 
-void adam_update(const AdamTensors& tensors, const AdamStep& step) {
+void cpu::adam_update(const AdamTensors& tensors, const AdamStep& step) {
   RECORD_FUNCTION("hyperion::adam", std::vector<c10::IValue>());
   const rows::AdamNumbers numbers = numbers_of(step);
   struct Block {

@@ -29,7 +29,7 @@
 
 #include "base/log.h"
 #include "models/kernels/attention/cpu.h"
-#include "models/kernels/fused.h"
+#include "models/kernels/common/dtype.h"
 #include "models/kernels/matmul/matmul.h"
 
 namespace hyperion::kernels {

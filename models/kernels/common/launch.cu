@@ -1,5 +1,7 @@
-#include "models/kernels/common/launch.h"
-#include "models/kernels/common/plan.cuh"
+#include "models/kernels/cross_entropy/cuda.cuh"
+#include "models/kernels/gated_activation/cuda.cuh"
+#include "models/kernels/rms_norm/cuda.cuh"
+#include "models/kernels/rope/cuda.cuh"
 
 namespace hyperion::kernels {
 namespace {
@@ -21,7 +23,7 @@ struct OnStream {
 cudaError_t launch(const RopeTask& task, Element element, cudaStream_t stream) {
   return plan(task, element, OnStream{stream});
 }
-cudaError_t launch(const SwigluTask& task, Element element, cudaStream_t stream) {
+cudaError_t launch(const GatedActivationTask& task, Element element, cudaStream_t stream) {
   return plan(task, element, OnStream{stream});
 }
 cudaError_t launch(const AddRmsNormTask& task, Element element, cudaStream_t stream) {

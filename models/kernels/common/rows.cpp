@@ -126,25 +126,37 @@ inline __attribute__((always_inline)) float sigmoid(float x) {
   return 1.0F / (1.0F + exp_fp32(-x));
 }
 
-template <typename T>
-inline __attribute__((always_inline)) void swiglu_elements(const T* __restrict gate, const T* __restrict up,
-                                                           T* __restrict y, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) {
-    const float g = wide(gate[i]);
-    y[i] = narrowed<T>(rounded<T>(g * sigmoid(g)) * wide(up[i]));
+// Activation functions of a number: their value, and the number's gradient from that of the value.
+template <models::Activation>
+struct Function;
+template <>
+struct Function<models::Activation::kSilu> {
+  inline __attribute__((always_inline)) explicit Function(float number) : x(number), s(sigmoid(number)) {}
+  inline __attribute__((always_inline)) float value() const { return x * s; }
+  inline __attribute__((always_inline)) float gradient(float grad) const {
+    return grad * s * (1.0F + x * (1.0F - s));
   }
+  float x, s;
+};
+
+template <models::Activation kActivation, typename T>
+inline __attribute__((always_inline)) void gated_elements(const T* __restrict gate, const T* __restrict up,
+                                                          T* __restrict y, int64_t n) {
+  for (int64_t i = 0; i < n; ++i)
+    y[i] = narrowed<T>(rounded<T>(Function<kActivation>(wide(gate[i])).value()) * wide(up[i]));
 }
 
-template <typename T>
-inline __attribute__((always_inline)) void swiglu_backward_elements(const T* __restrict grad,
-                                                                    const T* __restrict gate,
-                                                                    const T* __restrict up,
-                                                                    T* __restrict dgate, T* __restrict dup,
-                                                                    int64_t n) {
+template <models::Activation kActivation, typename T>
+inline __attribute__((always_inline)) void gated_backward_elements(const T* __restrict grad,
+                                                                   const T* __restrict gate,
+                                                                   const T* __restrict up,
+                                                                   T* __restrict dgate, T* __restrict dup,
+                                                                   int64_t n) {
   for (int64_t i = 0; i < n; ++i) {
-    const float g = wide(gate[i]), d = wide(grad[i]), s = sigmoid(g);
-    dup[i] = narrowed<T>(rounded<T>(g * s) * d);
-    dgate[i] = narrowed<T>(rounded<T>(d * wide(up[i])) * s * (1.0F + g * (1.0F - s)));
+    const float g = wide(gate[i]), d = wide(grad[i]);
+    const Function<kActivation> act(g);
+    dup[i] = narrowed<T>(rounded<T>(act.value()) * d);
+    dgate[i] = narrowed<T>(act.gradient(rounded<T>(d * wide(up[i]))));
   }
 }
 
@@ -209,22 +221,32 @@ HYPERION_VECTORISED void narrow_and_add(const float* x, const float* b, float* o
   for (int64_t i = 0; i < n; ++i) out[i] = x[i] + b[i];
 }
 
-HYPERION_VECTORISED void swiglu(const c10::BFloat16* gate, const c10::BFloat16* up, c10::BFloat16* y,
-                                int64_t n) {
-  swiglu_elements(gate, up, y, n);
+HYPERION_VECTORISED void gated_activation(models::Activation activation, const c10::BFloat16* gate,
+                                          const c10::BFloat16* up, c10::BFloat16* y, int64_t n) {
+  models::with_activation(
+      activation, [&](auto act) __attribute__((always_inline)) { gated_elements<act>(gate, up, y, n); });
 }
-HYPERION_VECTORISED void swiglu(const float* gate, const float* up, float* y, int64_t n) {
-  swiglu_elements(gate, up, y, n);
+HYPERION_VECTORISED void gated_activation(models::Activation activation, const float* gate, const float* up,
+                                          float* y, int64_t n) {
+  models::with_activation(
+      activation, [&](auto act) __attribute__((always_inline)) { gated_elements<act>(gate, up, y, n); });
 }
 
-HYPERION_VECTORISED void swiglu_backward(const c10::BFloat16* grad, const c10::BFloat16* gate,
-                                         const c10::BFloat16* up, c10::BFloat16* dgate, c10::BFloat16* dup,
-                                         int64_t n) {
-  swiglu_backward_elements(grad, gate, up, dgate, dup, n);
+HYPERION_VECTORISED void gated_activation_backward(models::Activation activation, const c10::BFloat16* grad,
+                                                   const c10::BFloat16* gate, const c10::BFloat16* up,
+                                                   c10::BFloat16* dgate, c10::BFloat16* dup, int64_t n) {
+  models::with_activation(
+      activation, [&](auto act) __attribute__((always_inline)) {
+        gated_backward_elements<act>(grad, gate, up, dgate, dup, n);
+      });
 }
-HYPERION_VECTORISED void swiglu_backward(const float* grad, const float* gate, const float* up, float* dgate,
-                                         float* dup, int64_t n) {
-  swiglu_backward_elements(grad, gate, up, dgate, dup, n);
+HYPERION_VECTORISED void gated_activation_backward(models::Activation activation, const float* grad,
+                                                   const float* gate, const float* up, float* dgate,
+                                                   float* dup, int64_t n) {
+  models::with_activation(
+      activation, [&](auto act) __attribute__((always_inline)) {
+        gated_backward_elements<act>(grad, gate, up, dgate, dup, n);
+      });
 }
 
 HYPERION_VECTORISED void exponentials(float* x, int64_t n, float& most_of, float& sum_of) {

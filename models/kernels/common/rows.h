@@ -8,6 +8,8 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/BFloat16.h>
 
+#include "models/flavors/activation.h"
+
 namespace hyperion::kernels::rows {
 
 void widen(const c10::BFloat16* in, float* out, int64_t n);
@@ -40,15 +42,17 @@ void add(const float* a, const float* b, float* sum, float* row, int64_t n);
 void narrow_and_add(const float* x, const c10::BFloat16* b, c10::BFloat16* out, int64_t n);
 void narrow_and_add(const float* x, const float* b, float* out, int64_t n);
 
-// y = silu(gate), rounded, * up
-void swiglu(const c10::BFloat16* gate, const c10::BFloat16* up, c10::BFloat16* y, int64_t n);
-void swiglu(const float* gate, const float* up, float* y, int64_t n);
-// Its gradients, g times d silu(gate) / d gate and so on. The products grad * up and silu(gate) are rounded,
-// as those of the two operations that this is.
-void swiglu_backward(const c10::BFloat16* grad, const c10::BFloat16* gate, const c10::BFloat16* up,
-                     c10::BFloat16* dgate, c10::BFloat16* dup, int64_t n);
-void swiglu_backward(const float* grad, const float* gate, const float* up, float* dgate, float* dup,
-                     int64_t n);
+// y = activation(gate), rounded, * up
+void gated_activation(models::Activation activation, const c10::BFloat16* gate, const c10::BFloat16* up,
+                      c10::BFloat16* y, int64_t n);
+void gated_activation(models::Activation activation, const float* gate, const float* up, float* y, int64_t n);
+// Its gradients. The products grad * up and activation(gate) are rounded, as those of the two operations that
+// this is.
+void gated_activation_backward(models::Activation activation, const c10::BFloat16* grad,
+                               const c10::BFloat16* gate, const c10::BFloat16* up, c10::BFloat16* dgate,
+                               c10::BFloat16* dup, int64_t n);
+void gated_activation_backward(models::Activation activation, const float* grad, const float* gate,
+                               const float* up, float* dgate, float* dup, int64_t n);
 
 // most = max(x), -infinity for n = 0; x = exp(x - most); sum = sum(x)
 void exponentials(float* x, int64_t n, float& most, float& sum);

@@ -4,8 +4,8 @@
 
 #include <cmath>
 
-#include "models/kernels/common/chunks.cuh"
-#include "models/kernels/common/launch.h"
+#include "models/kernels/common/plan.cuh"
+#include "models/kernels/cross_entropy/task.h"
 
 namespace hyperion::kernels {
 
@@ -135,6 +135,24 @@ __global__ void __launch_bounds__(kCrossEntropyThreads) vocab_gradient_row(const
   write_gradient<T, kChunk>(static_cast<T*>(task.logits) + static_cast<int64_t>(blockIdx.x) * task.columns,
                             task.columns, task.log_sum_exp[blockIdx.x], *task.scale, label - task.first,
                             label != kIgnored);
+}
+
+template <typename Run>
+cudaError_t plan(const CrossEntropyTask& task, Element element, const Run& run) {
+  const bool chunks = divides(chunk_of(element), {task.columns}) && aligned({task.logits});
+  const int chunk = chunks ? chunk_of(element) : 1;
+  const Variants<CrossEntropyTask> losses = {cross_entropy_row<float, 4>, cross_entropy_row<float, 1>,
+                                             cross_entropy_row<__nv_bfloat16, 8>,
+                                             cross_entropy_row<__nv_bfloat16, 1>};
+  const Variants<CrossEntropyTask> statistics = {
+      vocab_statistics_row<float, 4>, vocab_statistics_row<float, 1>, vocab_statistics_row<__nv_bfloat16, 8>,
+      vocab_statistics_row<__nv_bfloat16, 1>};
+  const Variants<CrossEntropyTask> gradient = {vocab_gradient_row<float, 4>, vocab_gradient_row<float, 1>,
+                                               vocab_gradient_row<__nv_bfloat16, 8>,
+                                               vocab_gradient_row<__nv_bfloat16, 1>};
+  const auto& wanted = task.losses != nullptr ? losses : task.statistics != nullptr ? statistics : gradient;
+  return run(wanted.of(element, chunk), task, task.rows,
+             threads_for(task.columns / chunk, 4, kCrossEntropyThreads));
 }
 
 }  // namespace hyperion::kernels

@@ -1,19 +1,14 @@
 #include <algorithm>
 #include <vector>
 
-#include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/silu.h>
-#include <ATen/ops/silu_backward.h>
-#include <ATen/record_function.h>
 
 #include "base/device/parallel_for.h"
+#include "models/kernels/common/dtype.h"
 #include "models/kernels/common/rows.h"
-#include "models/kernels/fused.h"
 #include "models/kernels/gated_activation/gated_activation.h"
-#include "models/kernels/operators.h"
 
-namespace hyperion::kernels {
+namespace hyperion::kernels::cpu {
 namespace {
 
 // [..., n] as rows [count, n], each contiguous; a copy where they do not lie at equal distances.
@@ -40,23 +35,25 @@ bool are_halves(const at::Tensor& first, const at::Tensor& second) {
          first.stride(-2) == 2 * n;
 }
 
-at::Tensor fused_forward(const at::Tensor& gate, const at::Tensor& up) {
-  RECORD_FUNCTION("hyperion::swiglu", std::vector<c10::IValue>({gate, up}));
+}  // namespace
+
+at::Tensor gated_activation(const at::Tensor& gate, const at::Tensor& up, models::Activation activation) {
   at::Tensor y = at::empty(gate.sizes(), gate.options());
   const at::Tensor gates = rows_of(gate), ups = rows_of(up);
   const int64_t n = gates.size(1);
   with_element_type(gate, [&]<typename T>(T) {
     for_rows(gates.size(0), n, [&](int64_t row) {
-      rows::swiglu(gates.const_data_ptr<T>() + row * gates.stride(0),
-                   ups.const_data_ptr<T>() + row * ups.stride(0), y.mutable_data_ptr<T>() + row * n, n);
+      rows::gated_activation(activation, gates.const_data_ptr<T>() + row * gates.stride(0),
+                             ups.const_data_ptr<T>() + row * ups.stride(0), y.mutable_data_ptr<T>() + row * n,
+                             n);
     });
   });
   return y;
 }
 
-std::pair<at::Tensor, at::Tensor> fused_backward(const at::Tensor& grad, const at::Tensor& gate,
-                                                 const at::Tensor& up) {
-  RECORD_FUNCTION("hyperion::swiglu_backward", std::vector<c10::IValue>({grad, gate, up}));
+std::pair<at::Tensor, at::Tensor> gated_activation_backward(const at::Tensor& grad, const at::Tensor& gate,
+                                                            const at::Tensor& up,
+                                                            models::Activation activation) {
   at::Tensor dgate, dup;
   const int64_t n = gate.size(-1);
   if (are_halves(gate, up)) {
@@ -73,36 +70,14 @@ std::pair<at::Tensor, at::Tensor> fused_backward(const at::Tensor& grad, const a
                    gate_rows = rows_of(dgate), up_rows = rows_of(dup);
   with_element_type(gate, [&]<typename T>(T) {
     for_rows(gates.size(0), n, [&](int64_t row) {
-      rows::swiglu_backward(grads.const_data_ptr<T>() + row * grads.stride(0),
-                            gates.const_data_ptr<T>() + row * gates.stride(0),
-                            ups.const_data_ptr<T>() + row * ups.stride(0),
-                            gate_rows.mutable_data_ptr<T>() + row * gate_rows.stride(0),
-                            up_rows.mutable_data_ptr<T>() + row * up_rows.stride(0), n);
+      rows::gated_activation_backward(activation, grads.const_data_ptr<T>() + row * grads.stride(0),
+                                      gates.const_data_ptr<T>() + row * gates.stride(0),
+                                      ups.const_data_ptr<T>() + row * ups.stride(0),
+                                      gate_rows.mutable_data_ptr<T>() + row * gate_rows.stride(0),
+                                      up_rows.mutable_data_ptr<T>() + row * up_rows.stride(0), n);
     });
   });
   return {dgate, dup};
 }
 
-}  // namespace
-
-at::Tensor swiglu_forward(const at::Tensor& gate, const at::Tensor& up) {
-  if (has_fused_on_gpu("SwiGLU", gate)) return operators::swiglu(gate, up);
-  return has_fused(gate) ? fused_forward(gate, up) : plain::swiglu_forward(gate, up);
-}
-
-std::pair<at::Tensor, at::Tensor> swiglu_backward(const at::Tensor& grad, const at::Tensor& gate,
-                                                  const at::Tensor& up) {
-  if (has_fused_on_gpu("SwiGLU", gate)) return operators::swiglu_backward(grad, gate, up);
-  return has_fused(gate) ? fused_backward(grad, gate, up) : plain::swiglu_backward(grad, gate, up);
-}
-
-at::Tensor plain::swiglu_forward(const at::Tensor& gate, const at::Tensor& up) {
-  return at::silu(gate).mul_(up);
-}
-
-std::pair<at::Tensor, at::Tensor> plain::swiglu_backward(const at::Tensor& grad, const at::Tensor& gate,
-                                                         const at::Tensor& up) {
-  return {at::silu_backward(grad * up, gate), at::silu(gate).mul_(grad)};
-}
-
-}  // namespace hyperion::kernels
+}  // namespace hyperion::kernels::cpu

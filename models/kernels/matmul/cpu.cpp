@@ -10,8 +10,8 @@
 #include "base/device/parallel_for.h"
 #include "base/error.h"
 #include "models/kernels/attention/cpu.h"
+#include "models/kernels/common/dtype.h"
 #include "models/kernels/common/scratch.h"
-#include "models/kernels/fused.h"
 #include "models/kernels/matmul/cpu_blocks.h"
 
 #ifdef HYPERION_X86_64
@@ -63,7 +63,7 @@ bool takes_matmul(const at::Tensor& a, const at::Tensor& b) {
   // Rows of `a` whose depth is not contiguous (gradients of weights, whose depth is the tokens) are packed
   // once for each kPackedBytes of b, in memory of each thread.
   constexpr int64_t kFewestPanels = 8;
-  return has_fused(a) && a.scalar_type() == b.scalar_type() && uses_own_products() &&
+  return a.is_cpu() && is_fused_dtype(a) && a.scalar_type() == b.scalar_type() && uses_own_products() &&
          a.size(0) >= kFewestRows && a.numel() * b.size(1) >= kFewest && has_neighbours(a) &&
          has_neighbours(b) && products_for(a).takes(matrix(a), a.size(1)) &&
          (a.stride(1) == 1 || products_for(a).panel_bytes(a.size(1)) * kFewestPanels <= kPackedBytes);

@@ -12,6 +12,7 @@ namespace hyperion::kernels::cpu {
 bool takes_matmul(const at::Tensor& a, const at::Tensor& b);
 
 // For what takes_matmul(): a times b -> [m, n] in their dtype; sums in fp32, bf16 is rounded once.
-at::Tensor matmul(const at::Tensor& a, const at::Tensor& b);
+using Matmul = at::Tensor(const at::Tensor& a, const at::Tensor& b);
+Matmul matmul;
 
 }  // namespace hyperion::kernels::cpu

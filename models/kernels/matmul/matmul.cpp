@@ -3,7 +3,7 @@
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/mm.h>
 
-#include "models/kernels/matmul/cpu.h"
+#include "models/kernels/kernels.h"
 
 namespace hyperion::kernels {
 
@@ -13,7 +13,7 @@ bool widens_bf16() {
 }
 
 at::Tensor matmul(const at::Tensor& a, const at::Tensor& b) {
-  if (cpu::takes_matmul(a, b)) return cpu::matmul(a, b);
+  if (table().cpu_matmul != nullptr && cpu::takes_matmul(a, b)) return table().cpu_matmul(a, b);
   if (a.is_cpu() && a.scalar_type() == at::kBFloat16 && widens_bf16())
     return at::mm(a.to(at::kFloat), b.to(at::kFloat)).to(at::kBFloat16);
   return at::mm(a, b);

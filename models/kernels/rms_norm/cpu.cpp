@@ -1,29 +1,23 @@
 #include <cmath>
-#include <vector>
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/_fused_rms_norm.h>
-#include <ATen/ops/_fused_rms_norm_backward.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/rsqrt.h>
 #include <ATen/ops/zeros.h>
-#include <ATen/record_function.h>
 
 #include "base/device/parallel_for.h"
+#include "models/kernels/common/dtype.h"
 #include "models/kernels/common/rows.h"
-#include "models/kernels/fused.h"
-#include "models/kernels/operators.h"
 #include "models/kernels/rms_norm/rms_norm.h"
 
-namespace hyperion::kernels {
+namespace hyperion::kernels::cpu {
 namespace {
 
 constexpr int64_t kRowsPerTask = 32;
 
 // Of x, or of residual + x: then both are contiguous, and `sum` is what they add up to.
-RmsNormResult fused_forward(const at::Tensor& x, const at::Tensor& weight, double eps,
-                            const at::Tensor* residual = nullptr, const at::Tensor* sum = nullptr) {
+RmsNormResult forward(const at::Tensor& x, const at::Tensor& weight, double eps,
+                      const at::Tensor* residual = nullptr, const at::Tensor* sum = nullptr) {
   const int64_t n = x.size(-1), count = x.numel() / n;
   RmsNormResult result{at::empty_like(residual == nullptr ? x : *residual),
                        at::empty({count}, x.options().dtype(at::kFloat))};
@@ -52,9 +46,9 @@ RmsNormResult fused_forward(const at::Tensor& x, const at::Tensor& weight, doubl
 }
 
 // grad_sum: what is added to the gradient of x, contiguous.
-std::pair<at::Tensor, at::Tensor> fused_backward(const at::Tensor& grad, const at::Tensor& x,
-                                                 const at::Tensor& weight, const at::Tensor& rstd,
-                                                 const at::Tensor* grad_sum = nullptr) {
+std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& grad, const at::Tensor& x,
+                                           const at::Tensor& weight, const at::Tensor& rstd,
+                                           const at::Tensor* grad_sum = nullptr) {
   const int64_t n = x.size(-1), count = x.numel() / n;
   const int64_t tasks = (count + kRowsPerTask - 1) / kRowsPerTask;
   at::Tensor dx = at::empty_like(x);
@@ -82,100 +76,29 @@ std::pair<at::Tensor, at::Tensor> fused_backward(const at::Tensor& grad, const a
   return {dx, dw.sum(0).to(weight.scalar_type())};
 }
 
-bool takes_fused_norm_on_gpu(const at::Tensor& x, const at::Tensor& weight) {
-  return has_fused_on_gpu("RMSNorm", x,
-                          x.scalar_type() == weight.scalar_type() ? "" : "a weight of another dtype");
-}
-
 }  // namespace
 
-RmsNormResult rms_norm_forward(const at::Tensor& x, const at::Tensor& weight, double eps) {
-  if (has_fused(x)) {
-    RECORD_FUNCTION("hyperion::rms_norm", std::vector<c10::IValue>({x}));
-    return fused_forward(x.contiguous(), weight, eps);
-  }
-  if (!takes_fused_norm_on_gpu(x, weight)) return plain::rms_norm_forward(x, weight, eps);
-  const auto [output, rstd] = at::_fused_rms_norm(x.contiguous(), weight.sizes(), weight, eps);
-  return {output, rstd.flatten()};
+RmsNormResult rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
+  return forward(x.contiguous(), weight, eps);
 }
 
 std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, const at::Tensor& x,
                                                     const at::Tensor& weight, const at::Tensor& rstd) {
-  if (has_fused(x)) {
-    RECORD_FUNCTION("hyperion::rms_norm_backward", std::vector<c10::IValue>({grad, x}));
-    return fused_backward(grad.contiguous(), x.contiguous(), weight, rstd);
-  }
-  if (!takes_fused_norm_on_gpu(x, weight)) return plain::rms_norm_backward(grad, x, weight, rstd);
-  std::vector<int64_t> rows(x.sizes().begin(), x.sizes().end());
-  rows.back() = 1;
-  auto [dx, dw] = at::_fused_rms_norm_backward(grad.contiguous(), x.contiguous(), weight.sizes(),
-                                               rstd.view(rows), weight, {true, true});
-  return {std::move(dx), std::move(dw)};
+  return backward(grad.contiguous(), x.contiguous(), weight, rstd);
 }
 
-AddRmsNormResult add_rms_norm_forward(const at::Tensor& x, const at::Tensor& residual,
-                                      const at::Tensor& weight, double eps) {
-  if (takes_fused_norm_on_gpu(x, weight)) return operators::add_rms_norm(x, residual, weight, eps);
-  if (!has_fused(x)) return plain::add_rms_norm_forward(x, residual, weight, eps);
-  RECORD_FUNCTION("hyperion::add_rms_norm", std::vector<c10::IValue>({x, residual}));
-  const at::Tensor whole = residual.contiguous(), sum = at::empty_like(whole);
-  auto [output, rstd] = fused_forward(x.contiguous(), weight, eps, &whole, &sum);
+AddRmsNormResult add_rms_norm(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight,
+                              double eps) {
+  const at::Tensor dense = residual.contiguous(), sum = at::empty_like(dense);
+  auto [output, rstd] = forward(x.contiguous(), weight, eps, &dense, &sum);
   return {sum, std::move(output), std::move(rstd)};
 }
 
 std::pair<at::Tensor, at::Tensor> add_rms_norm_backward(const at::Tensor& grad, const at::Tensor& grad_sum,
                                                         const at::Tensor& sum, const at::Tensor& weight,
                                                         const at::Tensor& rstd, at::TensorList more) {
-  if (takes_fused_norm_on_gpu(sum, weight))
-    return operators::add_rms_norm_backward(grad, grad_sum, sum, weight, rstd, more);
-  if (!has_fused(sum)) return plain::add_rms_norm_backward(grad, grad_sum, sum, weight, rstd, more);
-  RECORD_FUNCTION("hyperion::add_rms_norm_backward", std::vector<c10::IValue>({grad, grad_sum, sum}));
   const at::Tensor others = grad_sum.contiguous();
-  return fused_backward(sum_of_terms(grad, more).contiguous(), sum.contiguous(), weight, rstd, &others);
+  return backward(sum_of_terms(grad, more).contiguous(), sum.contiguous(), weight, rstd, &others);
 }
 
-at::Tensor sum_of_terms(const at::Tensor& grad, at::TensorList more) {
-  at::Tensor others;
-  for (size_t i = more.size(); i-- > 0;) others = others.defined() ? others + more[i] : more[i];
-  return others.defined() ? others + grad : grad;
-}
-
-namespace plain {
-
-RmsNormResult rms_norm_forward(const at::Tensor& x, const at::Tensor& weight, double eps) {
-  const at::Tensor wide_x = x.to(opmath_dtype(x));
-  const at::Tensor rstd = at::rsqrt(wide_x.square().mean(-1, /*keepdim=*/true).add_(eps));
-  return {(wide_x * rstd).mul_(weight.to(opmath_dtype(x))).to(x.scalar_type()), rstd.flatten()};
-}
-
-std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, const at::Tensor& x,
-                                                    const at::Tensor& weight, const at::Tensor& rstd) {
-  const at::Tensor wide_grad = grad.to(opmath_dtype(x));
-  std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
-  shape.back() = 1;
-  const at::Tensor factor = rstd.view(shape);
-  const at::Tensor normed = x.to(opmath_dtype(x)) * factor;
-  const at::Tensor grad_normed = wide_grad * weight.to(opmath_dtype(x));
-  const at::Tensor mean = (grad_normed * normed).mean(-1, /*keepdim=*/true);
-  const at::Tensor dx = (grad_normed - normed * mean).mul_(factor);
-  const at::Tensor dw = (wide_grad * normed).reshape({-1, x.size(-1)}).sum(0);
-  return {dx.to(x.scalar_type()), dw.to(weight.scalar_type())};
-}
-
-AddRmsNormResult add_rms_norm_forward(const at::Tensor& x, const at::Tensor& residual,
-                                      const at::Tensor& weight, double eps) {
-  const at::Tensor sum = residual + x.reshape(residual.sizes());
-  auto [output, rstd] = plain::rms_norm_forward(sum, weight, eps);
-  return {sum, std::move(output), std::move(rstd)};
-}
-
-std::pair<at::Tensor, at::Tensor> add_rms_norm_backward(const at::Tensor& grad, const at::Tensor& grad_sum,
-                                                        const at::Tensor& sum, const at::Tensor& weight,
-                                                        const at::Tensor& rstd, at::TensorList more) {
-  auto [dx, dw] = plain::rms_norm_backward(sum_of_terms(grad, more), sum, weight, rstd);
-  dx.add_(grad_sum);
-  return {dx, dw};
-}
-
-}  // namespace plain
-}  // namespace hyperion::kernels
+}  // namespace hyperion::kernels::cpu

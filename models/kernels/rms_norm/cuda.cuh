@@ -3,8 +3,8 @@
 // row and adds up its part of the weight's gradient in registers; a second launch adds the parts.
 #pragma once
 
-#include "models/kernels/common/chunks.cuh"
-#include "models/kernels/common/launch.h"
+#include "models/kernels/common/plan.cuh"
+#include "models/kernels/rms_norm/task.h"
 
 namespace hyperion::kernels {
 
@@ -185,6 +185,33 @@ __global__ void __launch_bounds__(kWarp* kSumWarps) sum_weight_gradient(const Ad
   if (warp != 0 || column >= task.n) return;
   for (int other = 1; other < kSumWarps; ++other) sum += of_warps[other][lane];
   static_cast<T*>(task.grad_weight)[column] = rounded<T>(sum);
+}
+
+template <typename Run>
+cudaError_t plan(const AddRmsNormTask& task, Element element, const Run& run) {
+  const bool chunks = divides(chunk_of(element), {task.n}) &&
+                      aligned({task.x, task.residual, task.weight, task.sum, task.output});
+  const int chunk = chunks ? chunk_of(element) : 1;
+  const Variants<AddRmsNormTask> variants = {add_rms_norm_row<float, 4>, add_rms_norm_row<float, 1>,
+                                             add_rms_norm_row<__nv_bfloat16, 8>,
+                                             add_rms_norm_row<__nv_bfloat16, 1>};
+  return run(variants.of(element, chunk), task, task.rows, threads_for(task.n / chunk, kHeld, kNormThreads));
+}
+
+template <typename Run>
+cudaError_t plan(const AddRmsNormBackwardTask& task, Element element, const Run& run) {
+  const bool chunks = divides(chunk_of(element), {task.n}) &&
+                      aligned({task.grad, task.grad_sum, task.sum, task.weight, task.grad_x, task.partial}) &&
+                      aligned({task.more[0], task.more[1]});
+  const int chunk = chunks ? chunk_of(element) : 1;
+  const Variants<AddRmsNormBackwardTask> variants = {
+      add_rms_norm_backward_rows<float, 4>, add_rms_norm_backward_rows<float, 1>,
+      add_rms_norm_backward_rows<__nv_bfloat16, 8>, add_rms_norm_backward_rows<__nv_bfloat16, 1>};
+  const cudaError_t rows = run(variants.of(element, chunk), task, task.blocks,
+                               threads_for(task.n / chunk, kHeld, kNormBackwardThreads));
+  if (rows != cudaSuccess) return rows;
+  return run(element == Element::kFloat ? sum_weight_gradient<float> : sum_weight_gradient<__nv_bfloat16>,
+             task, (task.n + kWarp - 1) / kWarp, unsigned{kWarp * kSumWarps});
 }
 
 }  // namespace hyperion::kernels

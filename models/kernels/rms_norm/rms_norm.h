@@ -2,9 +2,7 @@
 // arXiv 1910.07467.
 #pragma once
 
-#include <utility>
-
-#include <ATen/core/Tensor.h>
+#include "models/kernels/kernel.h"
 
 namespace hyperion::kernels {
 
@@ -13,10 +11,10 @@ struct RmsNormResult {
   at::Tensor rstd;    // 1 / sqrt(mean(x^2) + eps), [rows] fp32 (fp64 for fp64)
 };
 // x [..., n], weight [n].
-RmsNormResult rms_norm_forward(const at::Tensor& x, const at::Tensor& weight, double eps);
+using RmsNorm = RmsNormResult(const at::Tensor& x, const at::Tensor& weight, double eps);
 // Gradients of x and weight. The sum over rows has a fixed order whatever the number of threads.
-std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, const at::Tensor& x,
-                                                    const at::Tensor& weight, const at::Tensor& rstd);
+using RmsNormBackward = std::pair<at::Tensor, at::Tensor>(const at::Tensor& grad, const at::Tensor& x,
+                                                          const at::Tensor& weight, const at::Tensor& rstd);
 
 // The sum of a residual stream and its norm.
 struct AddRmsNormResult {
@@ -25,25 +23,42 @@ struct AddRmsNormResult {
   at::Tensor rstd;    // as RmsNormResult's
 };
 // x, residual [..., n]; weight [n].
-AddRmsNormResult add_rms_norm_forward(const at::Tensor& x, const at::Tensor& residual,
-                                      const at::Tensor& weight, double eps);
+using AddRmsNorm = AddRmsNormResult(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight,
+                                    double eps);
 // Gradients of the sum and of weight. The sum's is the norm's plus grad_sum, that of everything else that
 // reads it. The norm's gradient is sum_of_terms(grad, more), with two further terms at most.
-std::pair<at::Tensor, at::Tensor> add_rms_norm_backward(const at::Tensor& grad, const at::Tensor& grad_sum,
-                                                        const at::Tensor& sum, const at::Tensor& weight,
-                                                        const at::Tensor& rstd, at::TensorList more = {});
+using AddRmsNormBackward = std::pair<at::Tensor, at::Tensor>(const at::Tensor& grad,
+                                                             const at::Tensor& grad_sum,
+                                                             const at::Tensor& sum, const at::Tensor& weight,
+                                                             const at::Tensor& rstd, at::TensorList more);
 // grad + (more[0] + (more[1] + ..)), each sum rounded: grad itself where there is no more.
 at::Tensor sum_of_terms(const at::Tensor& grad, at::TensorList more);
 
-namespace plain {  // the same in ATen operations: specification, and what devices without a fused kernel run
-RmsNormResult rms_norm_forward(const at::Tensor& x, const at::Tensor& weight, double eps);
-std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, const at::Tensor& x,
-                                                    const at::Tensor& weight, const at::Tensor& rstd);
-AddRmsNormResult add_rms_norm_forward(const at::Tensor& x, const at::Tensor& residual,
-                                      const at::Tensor& weight, double eps);
-std::pair<at::Tensor, at::Tensor> add_rms_norm_backward(const at::Tensor& grad, const at::Tensor& grad_sum,
-                                                        const at::Tensor& sum, const at::Tensor& weight,
-                                                        const at::Tensor& rstd, at::TensorList more = {});
+inline void append(Values& values, const RmsNormResult& x) {
+  append(values, x.output);
+  append(values, x.rstd);
+}
+inline void append(Values& values, const AddRmsNormResult& x) {
+  for (const at::Tensor* t : {&x.sum, &x.output, &x.rstd}) append(values, *t);
+}
+
+namespace plain {
+RmsNorm rms_norm;
+RmsNormBackward rms_norm_backward;
+AddRmsNorm add_rms_norm;
+AddRmsNormBackward add_rms_norm_backward;
 }  // namespace plain
+
+namespace cpu {
+RmsNorm rms_norm;
+RmsNormBackward rms_norm_backward;
+AddRmsNorm add_rms_norm;
+AddRmsNormBackward add_rms_norm_backward;
+}  // namespace cpu
+
+namespace libtorch {  // its fused kernels of a GPU
+RmsNorm rms_norm;
+RmsNormBackward rms_norm_backward;
+}  // namespace libtorch
 
 }  // namespace hyperion::kernels

@@ -3,8 +3,8 @@
 // halves of a head otherwise.
 #pragma once
 
-#include "models/kernels/common/chunks.cuh"
-#include "models/kernels/common/launch.h"
+#include "models/kernels/common/plan.cuh"
+#include "models/kernels/rope/task.h"
 
 namespace hyperion::kernels {
 
@@ -64,6 +64,25 @@ __global__ void __launch_bounds__(kRopeThreads) rope_token(const RopeTask task) 
     store<kChunk>(out + first, a);
     store<kChunk>(out + second, b);
   }
+}
+
+template <typename Run>
+cudaError_t plan(const RopeTask& task, Element element, const Run& run) {
+  const int whole = chunk_of(element);
+  bool chunks = task.half % whole == 0 && aligned({task.cos, task.sin});
+  for (const HeadsLayout* heads : {&task.q, &task.k, &task.v, &task.q_out, &task.k_out, &task.v_out})
+    chunks = chunks && aligned({heads->data}) &&
+             divides(whole, {heads->part, heads->sequence, heads->position, heads->head});
+  const Variants<RopeTask> neighbours = {rope_token<float, 4, true>, rope_token<float, 1, true>,
+                                         rope_token<__nv_bfloat16, 8, true>,
+                                         rope_token<__nv_bfloat16, 1, true>};
+  const Variants<RopeTask> halves = {rope_token<float, 4, false>, rope_token<float, 1, false>,
+                                     rope_token<__nv_bfloat16, 8, false>,
+                                     rope_token<__nv_bfloat16, 1, false>};
+  const int chunk = chunks ? whole : 1;
+  const int64_t units = int64_t{task.heads + 2 * task.kv_heads} * (task.half / chunk);
+  return run((task.interleaved ? neighbours : halves).of(element, chunk), task, task.sequences * task.length,
+             threads_for(units, 2, kRopeThreads));
 }
 
 }  // namespace hyperion::kernels

@@ -1,23 +1,18 @@
 #include <type_traits>
-#include <vector>
 
-#include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros.h>
-#include <ATen/record_function.h>
 
 #include "base/device/parallel_for.h"
+#include "models/kernels/common/dtype.h"
 #include "models/kernels/common/rows.h"
-#include "models/kernels/fused.h"
 #include "models/kernels/sum_of_squares/sum_of_squares.h"
 
-namespace hyperion::kernels {
-namespace {
+namespace hyperion::kernels::cpu {
 
-constexpr int64_t kBlock = 4096;
-
-at::Tensor fused_sum_of_squares(const at::Tensor& x) {
-  RECORD_FUNCTION("hyperion::sum_of_squares", std::vector<c10::IValue>({x}));
+at::Tensor sum_of_squares(const at::Tensor& given) {
+  constexpr int64_t kBlock = 4096;
+  const at::Tensor x = given.contiguous();
   const int64_t n = x.numel(), blocks = (n + kBlock - 1) / kBlock;
   const at::Tensor partial = at::zeros({blocks}, at::TensorOptions(at::kDouble));
   with_element_type(x, [&]<typename T>(T) {
@@ -41,15 +36,4 @@ at::Tensor fused_sum_of_squares(const at::Tensor& x) {
   return at::scalar_tensor(sum, partial.options());
 }
 
-}  // namespace
-
-at::Tensor sum_of_squares(const at::Tensor& x) {
-  return has_fused(x) ? fused_sum_of_squares(x.contiguous()) : plain::sum_of_squares(x);
-}
-
-at::Tensor plain::sum_of_squares(const at::Tensor& x) {
-  if (x.is_cpu()) return x.to(at::kDouble).square().sum();
-  return at::linalg_vector_norm(x, 2, std::nullopt, false, at::kFloat).square();
-}
-
-}  // namespace hyperion::kernels
+}  // namespace hyperion::kernels::cpu

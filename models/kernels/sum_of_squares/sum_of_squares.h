@@ -2,16 +2,19 @@
 // threads.
 #pragma once
 
-#include <ATen/core/Tensor.h>
+#include "models/kernels/kernel.h"
 
 namespace hyperion::kernels {
 
 // 0-dim, on x's device: fp64 for CPU tensors, else fp32. libtorch's CPU norm adds up in fp32 lane by lane,
 // which was measured to be off by 4e-4 for five million numbers; here blocks of 4096 add up in fp64.
-at::Tensor sum_of_squares(const at::Tensor& x);
+using SumOfSquares = at::Tensor(const at::Tensor& x);
 
 namespace plain {
-at::Tensor sum_of_squares(const at::Tensor& x);
+SumOfSquares sum_of_squares;
+}
+namespace cpu {
+SumOfSquares sum_of_squares;
 }
 
 }  // namespace hyperion::kernels

@@ -73,7 +73,8 @@ TEST_CASE("linear and rms norm and swiglu equal plain autograd") {
   check_equal([&] { return apply_linear(x, w); }, [&] { return at::linear(x, w); }, {x, w});
   check_equal([&] { return ops::rms_norm(x, g, 1e-5); },
               [&] { return x * at::rsqrt(x.square().mean(-1, true) + 1e-5) * g; }, {x, g});
-  check_equal([&] { return ops::swiglu(x, y); }, [&] { return at::silu(x) * y; }, {x, y});
+  check_equal([&] { return ops::gated_activation(x, y, Activation::kSilu); }, [&] { return at::silu(x) * y; },
+              {x, y});
 }
 
 TEST_CASE("embedding gathers rows and adds up their gradients") {
@@ -239,11 +240,14 @@ TEST_CASE("swiglu of the halves of one product has the bits of swiglu of two ten
   const Tensor product = at::randn({3, 5, 2 * 17}).to(dtype);
   const auto halves = results_and_gradients(
       [](std::vector<Tensor>& leaves) {
-        return std::vector{ops::swiglu(leaves[0].narrow(-1, 0, 17), leaves[0].narrow(-1, 17, 17))};
+        return std::vector{ops::gated_activation(leaves[0].narrow(-1, 0, 17), leaves[0].narrow(-1, 17, 17),
+                                                 Activation::kSilu)};
       },
       {product});
   const auto apart = results_and_gradients(
-      [](std::vector<Tensor>& leaves) { return std::vector{ops::swiglu(leaves[0], leaves[1])}; },
+      [](std::vector<Tensor>& leaves) {
+        return std::vector{ops::gated_activation(leaves[0], leaves[1], Activation::kSilu)};
+      },
       {product.narrow(-1, 0, 17).contiguous(), product.narrow(-1, 17, 17).contiguous()});
   CHECK(halves[0].equal(apart[0]));
   CHECK(halves[1].equal(at::cat({apart[1], apart[2]}, -1)));
