@@ -57,6 +57,7 @@ TextTable model_entries(const models::ModelArgs& model) {
           {"model.norm_eps", fmt::format("{}", model.norm_eps)},
           {"model.rope_theta", fmt::format("{}", model.rope_theta)},
           {"model.rope_scaling", fmt::format("{}", model.rope_scaling)},
+          {"model.activation", std::string(text_of(model.activation))},
           {"model.rope_style",
            model.rope_style == models::RopeStyle::kInterleaved ? "interleaved" : "half-split"}};
 }
