@@ -251,12 +251,11 @@ void end_kernel(const at::RecordFunction& range, at::ObserverContext* context) {
   const std::string name = range.name();
   if (tracing()) {
     std::vector<c10::Argument> arguments;
-    for (const IValue& value : given) {
-      const bool written = name.ends_with('_') && arguments.empty();
-      arguments.emplace_back(std::to_string(arguments.size()), value.type(), std::nullopt, std::nullopt,
-                             /*kwarg_only=*/false,
-                             written ? std::optional(c10::AliasInfo(true, {}, {})) : std::nullopt);
-    }
+    for (size_t i = 0; i < given.size(); ++i)
+      arguments.emplace_back(
+          std::to_string(i), c10::AnyType::get(), std::nullopt, std::nullopt,
+          /*kwarg_only=*/false,
+          i == 0 && name.ends_with('_') ? std::optional(c10::AliasInfo(true, {}, {})) : std::nullopt);
     trace_cost(name, cost_of({name, "", std::move(arguments), {}}, given, results), launches());
   }
   launches() = {};

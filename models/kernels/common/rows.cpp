@@ -138,6 +138,19 @@ struct Function<models::Activation::kSilu> {
   }
   float x, s;
 };
+// x / 2 (1 + tanh u) = x sigmoid(2 u) with u = sqrt(2 / pi) (x + 0.044715 x^3): Hendrycks & Gimpel, arXiv
+// 1606.08415.
+template <>
+struct Function<models::Activation::kGeluTanh> {
+  static constexpr float kTwice = 1.5957691216F, kCubic = 0.044715F;  // 2 sqrt(2 / pi)
+  inline __attribute__((always_inline)) explicit Function(float number)
+      : x(number), s(sigmoid(kTwice * (number + kCubic * number * number * number))) {}
+  inline __attribute__((always_inline)) float value() const { return x * s; }
+  inline __attribute__((always_inline)) float gradient(float grad) const {
+    return grad * (s + x * s * (1.0F - s) * kTwice * (1.0F + 3.0F * kCubic * x * x));
+  }
+  float x, s;
+};
 
 template <models::Activation kActivation, typename T>
 inline __attribute__((always_inline)) void gated_elements(const T* __restrict gate, const T* __restrict up,

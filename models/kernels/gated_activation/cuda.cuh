@@ -22,6 +22,17 @@ struct Function<models::Activation::kSilu> {
     return grad * sigmoid * (1.0f + x * (1.0f - sigmoid));
   }
 };
+// x / 2 (1 + tanh u) = x sigmoid(2 u) with u = sqrt(2 / pi) (x + 0.044715 x^3): Hendrycks & Gimpel, arXiv
+// 1606.08415.
+template <>
+struct Function<models::Activation::kGeluTanh> {
+  static constexpr float kTwice = 1.5957691216f, kCubic = 0.044715f;  // 2 sqrt(2 / pi)
+  __device__ static float value(float x) { return x / (1.0f + expf(-kTwice * (x + kCubic * x * x * x))); }
+  __device__ static float gradient(float grad, float x) {
+    const float s = 1.0f / (1.0f + expf(-kTwice * (x + kCubic * x * x * x)));
+    return grad * (s + x * s * (1.0f - s) * kTwice * (1.0f + 3.0f * kCubic * x * x));
+  }
+};
 
 struct ChunkOfRow {
   int64_t row, column;

@@ -1,4 +1,6 @@
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/gelu_backward.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/silu_backward.h>
 
@@ -17,6 +19,11 @@ template <>
 struct Function<Activation::kSilu> {
   static Tensor value(const Tensor& x) { return at::silu(x); }
   static Tensor gradient(const Tensor& grad, const Tensor& x) { return at::silu_backward(grad, x); }
+};
+template <>
+struct Function<Activation::kGeluTanh> {
+  static Tensor value(const Tensor& x) { return at::gelu(x, "tanh"); }
+  static Tensor gradient(const Tensor& grad, const Tensor& x) { return at::gelu_backward(grad, x, "tanh"); }
 };
 
 }  // namespace

@@ -152,28 +152,30 @@ TEST_CASE("the source of the CUDA RoPE turns heads of one product as the plain f
   }
 }
 
-TEST_CASE("the source of the CUDA SwiGLU follows the plain form within an exponential's last places") {
+TEST_CASE(
+    "the source of the CUDA gated activation follows the plain form within an exponential's last places") {
   at::manual_seed(2);
   const auto dtype = GENERATE(at::kFloat, at::kBFloat16);
+  const auto activation = GENERATE(Activation::kSilu, Activation::kGeluTanh);
   for (const auto& [rows, n] :
        {std::pair(1, 8), std::pair(3, 17), std::pair(5, 64), std::pair(2, 2056), std::pair(1, 4104)}) {
-    CAPTURE(dtype, rows, n);
+    CAPTURE(dtype, activation, rows, n);
     const Tensor packed = numbers({rows, 2 * n}, dtype, true), grad = numbers({rows, n}, dtype);
     const Tensor gate = packed.narrow(-1, 0, n), up = packed.narrow(-1, n, n);
-    CHECK(close(own::gated_activation(kOnThreads, gate, up, kSilu), plain::gated_activation(gate, up, kSilu),
-                2));
-    const auto [of_gate, of_up] = own::gated_activation_backward(kOnThreads, grad, gate, up, kSilu);
-    const auto [plain_gate, plain_up] = plain::gated_activation_backward(grad, gate, up, kSilu);
+    CHECK(close(own::gated_activation(kOnThreads, gate, up, activation),
+                plain::gated_activation(gate, up, activation), 2));
+    const auto [of_gate, of_up] = own::gated_activation_backward(kOnThreads, grad, gate, up, activation);
+    const auto [plain_gate, plain_up] = plain::gated_activation_backward(grad, gate, up, activation);
     CHECK(close(of_gate, plain_gate, 3));
     CHECK(close(of_up, plain_up, 2));
     CHECK(of_gate.is_alias_of(of_up));
     CHECK((of_gate.stride(0) == 2 * n && of_up.storage_offset() == n));
     // halves of one tensor, and two tensors, have the same bits
-    CHECK(same_bits(own::gated_activation(kOnThreads, gate, up, kSilu),
-                    own::gated_activation(kOnThreads, gate.contiguous(), up.contiguous(), kSilu)));
+    CHECK(same_bits(own::gated_activation(kOnThreads, gate, up, activation),
+                    own::gated_activation(kOnThreads, gate.contiguous(), up.contiguous(), activation)));
     // addresses that no chunk of 16 bytes has
     const auto shifted = own::gated_activation_backward(kOnThreads, part_of_wider(grad, 1, 0),
-                                                        part_of_wider(gate, 3, 2), up, kSilu);
+                                                        part_of_wider(gate, 3, 2), up, activation);
     CHECK(same_bits(std::get<0>(shifted), of_gate));
     CHECK(same_bits(std::get<1>(shifted), of_up));
   }
@@ -382,12 +384,16 @@ TEST_CASE("the gradients of the CUDA kernels are the derivatives of the plain fo
   };
   const Tensor x = wide({3, 12}), y = wide({3, 12}), grad = wide({3, 12}), weight = wide({12});
 
-  const auto [of_gate, of_up] =
-      own::gated_activation_backward(kOnThreads, narrow(grad), narrow(x), narrow(y), kSilu);
-  CHECK(near(of_gate, differences(
-                          x, [&](const Tensor& g) { return plain::gated_activation(g, y, kSilu); }, grad)));
-  CHECK(near(of_up, differences(
-                        y, [&](const Tensor& u) { return plain::gated_activation(x, u, kSilu); }, grad)));
+  for (const Activation activation : {Activation::kSilu, Activation::kGeluTanh}) {
+    const auto [of_gate, of_up] =
+        own::gated_activation_backward(kOnThreads, narrow(grad), narrow(x), narrow(y), activation);
+    CHECK(near(of_gate,
+               differences(
+                   x, [&](const Tensor& g) { return plain::gated_activation(g, y, activation); }, grad)));
+    CHECK(near(of_up,
+               differences(
+                   y, [&](const Tensor& u) { return plain::gated_activation(x, u, activation); }, grad)));
+  }
 
   const Tensor grad_sum = wide({3, 12});
   const auto [sum, output, rstd] = own::add_rms_norm(kOnThreads, narrow(x), narrow(y), narrow(weight), 1e-5);

@@ -43,7 +43,7 @@ Tensor values(at::IntArrayRef shape, at::ScalarType dtype) {
 
 }  // namespace
 
-TEST_CASE("fused norm and rope and swiglu equal their plain twins") {
+TEST_CASE("fused norm and rope and gated activations equal their plain twins") {
   at::manual_seed(4);
   const auto dtype = GENERATE(at::kFloat, at::kBFloat16);
   const Tensor x = values({3, 37, 45}, dtype), w = values({45}, dtype), g = values({3, 37, 45}, dtype);
@@ -55,12 +55,14 @@ TEST_CASE("fused norm and rope and swiglu equal their plain twins") {
   CHECK(close(dx, pdx));
   CHECK(close(dw, pdw));
 
-  CHECK(close(kernels::table().gated_activation(x, g, Activation::kSilu),
-              kernels::plain::gated_activation(x, g, Activation::kSilu)));
-  const auto [dgate, dup] = kernels::table().gated_activation_backward(g, x, x * 2, Activation::kSilu);
-  const auto [pgate, pup] = kernels::plain::gated_activation_backward(g, x, x * 2, Activation::kSilu);
-  CHECK(close(dgate, pgate));
-  CHECK(close(dup, pup));
+  for (const Activation activation : {Activation::kSilu, Activation::kGeluTanh}) {
+    CHECK(close(kernels::table().gated_activation(x, g, activation),
+                kernels::plain::gated_activation(x, g, activation)));
+    const auto [dgate, dup] = kernels::table().gated_activation_backward(g, x, x * 2, activation);
+    const auto [pgate, pup] = kernels::plain::gated_activation_backward(g, x, x * 2, activation);
+    CHECK(close(dgate, pgate));
+    CHECK(close(dup, pup));
+  }
 
   for (const int64_t half : {7, 8, 32, 64, 70}) {
     const Tensor heads = values({2, 5, 3, 2 * half}, dtype), angles = at::rand({5, half}),
