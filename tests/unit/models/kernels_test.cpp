@@ -268,8 +268,8 @@ TEST_CASE("statistics of parts of the vocabulary give the loss and gradient of w
     std::vector<Tensor> statistics;
     for (const auto& [first, columns] : parts) {
       const Tensor part = logits.narrow(1, first, columns).contiguous();
-      statistics.push_back(
-          (plain ? kernels::plain::vocab_statistics : kernels::vocab_statistics)(part, labels, {first, 331}));
+      statistics.push_back(plain ? kernels::plain::vocab_statistics(part, labels, {first, 331})
+                                 : kernels::table().vocab_statistics(part, labels, {first, 331}));
     }
     const Tensor all = at::stack(statistics);
     const Tensor lse = (all.select(2, 0) + all.select(2, 1).log()).logsumexp(0),
@@ -278,8 +278,10 @@ TEST_CASE("statistics of parts of the vocabulary give the loss and gradient of w
           Approx(loss.item<double>()).epsilon(1e-5));
     for (const auto& [first, columns] : parts) {
       const Tensor part = logits.narrow(1, first, columns).contiguous();
-      (plain ? kernels::plain::vocab_gradient : kernels::vocab_gradient)(part, labels, {first, 331}, lse,
-                                                                         scale);
+      if (plain)
+        kernels::plain::vocab_gradient(part, labels, {first, 331}, lse, scale);
+      else
+        kernels::table().vocab_gradient(part, labels, {first, 331}, lse, scale);
       CHECK(close(part, whole.narrow(1, first, columns)));
     }
   }
