@@ -242,14 +242,15 @@ TEST_CASE("fused cross entropy equals its plain twin with ignored labels") {
 TEST_CASE("rope reads and gives back sequences that lie in parts") {
   at::manual_seed(12);
   const auto dtype = GENERATE(at::kFloat, at::kBFloat16, at::kDouble);
+  const auto rope = dtype == at::kDouble ? kernels::plain::rope : kernels::cpu::rope;
   const Tensor x = values({2, 12, 3, 14}, dtype), each = at::rand({2, 12, 7});
   const auto in_parts = [](const Tensor& t) { return t.unflatten(1, {3, 4}).transpose(0, 1).contiguous(); };
   for (RopeStyle style : {RopeStyle::kInterleaved, RopeStyle::kHalfSplit})
     for (const Tensor& a : {each[0], each}) {
-      const Tensor turned = kernels::cpu::rope(x, a.cos(), a.sin(), style, /*inverse=*/false),
-                   back = kernels::cpu::rope(x, a.cos(), a.sin(), style, /*inverse=*/true);
-      CHECK(kernels::cpu::rope(in_parts(x), a.cos(), a.sin(), style, false, /*parts=*/3).equal(turned));
-      CHECK(kernels::cpu::rope(x, a.cos(), a.sin(), style, true, /*parts=*/3).equal(in_parts(back)));
+      const Tensor turned = rope(x, a.cos(), a.sin(), style, /*inverse=*/false, 1),
+                   back = rope(x, a.cos(), a.sin(), style, /*inverse=*/true, 1);
+      CHECK(rope(in_parts(x), a.cos(), a.sin(), style, false, /*parts=*/3).equal(turned));
+      CHECK(rope(x, a.cos(), a.sin(), style, true, /*parts=*/3).equal(in_parts(back)));
     }
 }
 
@@ -268,8 +269,9 @@ TEST_CASE("statistics of parts of the vocabulary give the loss and gradient of w
     std::vector<Tensor> statistics;
     for (const auto& [first, columns] : parts) {
       const Tensor part = logits.narrow(1, first, columns).contiguous();
-      statistics.push_back(plain ? kernels::plain::vocab_statistics(part, labels, {first, 331})
-                                 : kernels::table().vocab_statistics(part, labels, {first, 331}));
+      const kernels::VocabPart place = {first, 331};
+      statistics.push_back(plain ? kernels::plain::vocab_statistics(part, labels, place)
+                                 : kernels::table().vocab_statistics(part, labels, place));
     }
     const Tensor all = at::stack(statistics);
     const Tensor lse = (all.select(2, 0) + all.select(2, 1).log()).logsumexp(0),
@@ -278,10 +280,11 @@ TEST_CASE("statistics of parts of the vocabulary give the loss and gradient of w
           Approx(loss.item<double>()).epsilon(1e-5));
     for (const auto& [first, columns] : parts) {
       const Tensor part = logits.narrow(1, first, columns).contiguous();
+      const kernels::VocabPart place = {first, 331};
       if (plain)
-        kernels::plain::vocab_gradient(part, labels, {first, 331}, lse, scale);
+        kernels::plain::vocab_gradient(part, labels, place, lse, scale);
       else
-        kernels::table().vocab_gradient(part, labels, {first, 331}, lse, scale);
+        kernels::table().vocab_gradient(part, labels, place, lse, scale);
       CHECK(close(part, whole.narrow(1, first, columns)));
     }
   }
