@@ -22,11 +22,9 @@ struct Range {
 // ceil(extent / parts) indices but the last ones, which may be short or empty.
 Range chunk_of(int64_t extent, int64_t parts, int64_t index);
 
-// Part `index` of `parts` of a tensor along dimension `dim`, by chunk_of. With span 2 the dimensions dim and
-// dim + 1 are cut as if they were one (stacked matrices by the rows of all).
+// Part `index` of `parts` of a tensor along dimension `dim`, by chunk_of.
 struct Cut {
   int dim = 0;
-  int span = 1;
   int64_t parts = 1, index = 0;
   bool operator==(const Cut&) const = default;
 };
@@ -41,11 +39,8 @@ struct Box {
 
 Box whole_box(std::vector<int64_t> shape);
 
-// What is left of a tensor of `shape` after `cuts`, each applied to what the one before it left: one box,
-// possibly without elements; for a last cut of span 2 up to three, in row-major order, none without elements.
-// Throws Error(kBug) for a cut of a dimension that is not there, or of span 2 that is not the last.
-std::vector<Box> boxes_of(const std::vector<int64_t>& shape, std::span<const Cut> cuts);
-// The same where no cut has span 2.
+// What is left of a tensor of `shape` after `cuts`, each applied to what the one before it left; possibly no
+// element. Throws Error(kBug) for a cut of a dimension that is not there.
 Box box_of(const std::vector<int64_t>& shape, std::span<const Cut> cuts);
 
 // None when the two have no element in common.

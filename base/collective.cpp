@@ -10,119 +10,121 @@
 namespace hyperion {
 namespace {
 
-// First character of what a rank sends: a text that its action returned, or an error by its type.
-constexpr char kText = '+', kError = 'e', kIncompatible = 'i', kPermission = 'p';
+enum class FailureType : char { kError, kIncompatible, kPermission };
 
-char type_of(const Error& error) {
-  if (dynamic_cast<const IncompatibleCheckpoint*>(&error) != nullptr) return kIncompatible;
-  if (dynamic_cast<const PermissionDenied*>(&error) != nullptr) return kPermission;
-  return kError;
-}
-
-std::string encode(char type, ExitCode code, const std::string& message) {
-  return fmt::format("{}{} {}", type, static_cast<int>(code), message);
+FailureType type_of(const Error& error) {
+  if (dynamic_cast<const IncompatibleCheckpoint*>(&error) != nullptr) return FailureType::kIncompatible;
+  if (dynamic_cast<const PermissionDenied*>(&error) != nullptr) return FailureType::kPermission;
+  return FailureType::kError;
 }
 
 struct Failure {
-  char type = kError;
+  FailureType type = FailureType::kError;
   ExitCode code = ExitCode::kBug;
   std::string message{};
+  static auto members(auto& self) { return std::tie(self.type, self.code, self.message); }
 
   bool same_cause(const Failure& other) const { return type == other.type && code == other.code; }
-  bool same_on_all_ranks() const { return type != kError || code == ExitCode::kUsage; }
+  bool same_on_all_ranks() const { return type != FailureType::kError || code == ExitCode::kUsage; }
   bool damage() const {
-    return type == kError && (code == ExitCode::kBadData || code == ExitCode::kSaveFailed);
+    return type == FailureType::kError && (code == ExitCode::kBadData || code == ExitCode::kSaveFailed);
   }
 };
 
-Failure decode(const std::string& text) {
-  const size_t blank = text.find(' ');
-  if (blank == std::string::npos) throw_bug("no encoded error: {}", text);
-  return {text.front(), static_cast<ExitCode>(std::stoi(text.substr(1, blank - 1))), text.substr(blank + 1)};
-}
+// What a rank sends: its packed result, or how it failed.
+using Outcome = std::variant<std::string, Failure>;
+
+// The failure that all ranks throw, and the rank that it is of.
+struct CommonFailure {
+  Failure failure;
+  int rank = 0;
+  static auto members(auto& self) { return std::tie(self.failure, self.rank); }
+};
 
 [[noreturn]] void throw_failure(const Failure& failure) {
-  if (failure.type == kIncompatible) throw IncompatibleCheckpoint(failure.message);
-  if (failure.type == kPermission) throw PermissionDenied(failure.code, failure.message);
+  if (failure.type == FailureType::kIncompatible) throw IncompatibleCheckpoint(failure.message);
+  if (failure.type == FailureType::kPermission) throw PermissionDenied(failure.code, failure.message);
   throw Error(failure.code, failure.message);
 }
 
-// What this rank sends. `unknown`: what was thrown where that is no Error.
-std::string outcome_of(const std::function<std::string()>& action, std::exception_ptr& unknown) {
+// `unknown`: what was thrown where that is no Error.
+Outcome outcome_of(const std::function<std::string()>& action, std::exception_ptr& unknown) {
   try {
-    return kText + action();
+    return action();
   } catch (const Error& error) {
     if (error.code() == ExitCode::kCommunication) throw;  // the other ranks cannot be told
-    return encode_error(error);
+    return Failure{type_of(error), error.code(), error.what()};
   } catch (const std::exception& error) {
     unknown = std::current_exception();
     const auto resource = exhausted_resource(error);
-    return encode(kError, resource ? ExitCode::kResources : ExitCode::kBug,
-                  resource ? resource->what : fmt::format("internal error: {}", error.what()));
+    return Failure{FailureType::kError, resource ? ExitCode::kResources : ExitCode::kBug,
+                   resource ? resource->what : fmt::format("internal error: {}", error.what())};
   }
 }
 
-// Rank 0: what to tell all ranks about their outcomes, from which it takes the first character. Empty when
-// none failed; else the rank whose failure counts, a blank, and the error that all ranks throw.
-std::string verdict_of(std::vector<std::string>& outcomes) {
-  std::optional<Failure> first;
-  size_t first_rank = 0;
+// Rank 0: moves the results out of the outcomes of all ranks; nothing when none failed.
+std::optional<CommonFailure> common_failure(std::vector<Outcome> outcomes,
+                                            std::vector<std::string>& results) {
+  std::optional<CommonFailure> first;
   int others = 0;
   for (size_t rank = 0; rank < outcomes.size(); ++rank) {
-    std::string& text = outcomes[rank];
-    if (text.starts_with(kText)) {
-      text.erase(0, 1);
+    if (auto* result = std::get_if<std::string>(&outcomes[rank])) {
+      results.push_back(std::move(*result));
       continue;
     }
-    Failure failure = decode(text);
-    if (!first || (first->damage() && !failure.damage())) {
-      first = std::move(failure);
-      first_rank = rank;
+    auto& failure = std::get<Failure>(outcomes[rank]);
+    if (!first || (first->failure.damage() && !failure.damage())) {
+      first = {std::move(failure), static_cast<int>(rank)};
       others = 0;
-    } else if (failure.same_cause(*first)) {
+    } else if (failure.same_cause(first->failure)) {
       ++others;
     }
   }
-  if (!first) return {};
-  if (!first->same_on_all_ranks()) {
-    const std::string who = fmt::format("rank {}: ", first_rank);
-    if (!first->message.starts_with(who)) first->message = who + first->message;
-    if (others > 0) first->message += fmt::format(" (and {})", counted(others, "more rank"));
+  if (first && !first->failure.same_on_all_ranks()) {
+    std::string& message = first->failure.message;
+    message = with_rank(first->rank, message);
+    if (others > 0) message += fmt::format(" (and {})", counted(others, "more rank"));
   }
-  return fmt::format("{} {}", first_rank, encode(first->type, first->code, first->message));
+  return first;
 }
 
 }  // namespace
+
+std::string with_rank(int rank, const std::string& message) {
+  const std::string who = fmt::format("rank {}: ", rank);
+  return message.starts_with(who) ? message : who + message;
+}
 
 bool is_damage(const Error& error) {
   return Failure{.type = type_of(error), .code = error.code()}.damage();
 }
 
 std::string encode_error(const Error& error) {
-  return encode(type_of(error), error.code(), error.what());
+  return pack(Failure{type_of(error), error.code(), error.what()});
 }
 
-void throw_encoded_error(const std::string& text) {
-  throw_failure(decode(text));
+void throw_encoded_error(const std::string& bytes) {
+  throw_failure(unpack<Failure>(bytes));
 }
 
 std::vector<std::string> run_on_every_rank(Coordinator& ranks, const std::function<std::string()>& action) {
   std::exception_ptr unknown;
-  std::vector<std::string> texts = ranks.gather(outcome_of(action, unknown));
-  const std::string verdict = ranks.broadcast(ranks.rank() == 0 ? verdict_of(texts) : std::string());
-  if (verdict.empty()) return texts;
-  const size_t blank = verdict.find(' ');
-  if (unknown && std::stoi(verdict.substr(0, blank)) == ranks.rank()) std::rethrow_exception(unknown);
-  throw_encoded_error(verdict.substr(blank + 1));
+  std::vector<std::string> results;
+  const auto failure = combine_on_rank_0(ranks, outcome_of(action, unknown), [&](std::vector<Outcome> all) {
+    return common_failure(std::move(all), results);
+  });
+  if (!failure) return results;
+  if (unknown && failure->rank == ranks.rank()) std::rethrow_exception(unknown);
+  throw_failure(failure->failure);
 }
 
 std::string run_on_rank_0(Coordinator& ranks, const std::function<std::string()>& action) {
   std::exception_ptr unknown;
   const bool first = ranks.rank() == 0;
-  const std::string text = ranks.broadcast(first ? outcome_of(action, unknown) : std::string());
-  if (text.starts_with(kText)) return text.substr(1);
+  auto outcome = unpack<Outcome>(ranks.broadcast(first ? pack(outcome_of(action, unknown)) : ""));
+  if (auto* result = std::get_if<std::string>(&outcome)) return std::move(*result);
   if (unknown) std::rethrow_exception(unknown);
-  throw_encoded_error(text);
+  throw_failure(std::get<Failure>(outcome));
 }
 
 }  // namespace hyperion

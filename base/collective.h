@@ -1,13 +1,15 @@
-// How the ranks of a job exchange small texts, and how they fail together: an error of one rank becomes the
+// How the ranks of a job exchange small values, and how they fail together: an error of one rank becomes the
 // same error on all of them.
 #pragma once
 
 #include <functional>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
+#include "base/pack.h"
 
 namespace hyperion {
 
@@ -43,44 +45,66 @@ template <typename... Args>
   throw IncompatibleCheckpoint(fmt::format(format, std::forward<Args>(args)...));
 }
 
+// `message`, with "rank 3: " before it unless it begins so.
+std::string with_rank(int rank, const std::string& message);
+
 // Whether something else may succeed where this failed: an older checkpoint in the place of a damaged one,
 // the next save. Not what is the same whatever is tried: an incompatible checkpoint, a missing permission.
 bool is_damage(const Error& error);
 
-// An error as one text and back: code, type (Error, IncompatibleCheckpoint, PermissionDenied) and message.
+// An error as bytes and back: code, type (Error, IncompatibleCheckpoint, PermissionDenied) and message.
 std::string encode_error(const Error& error);
-[[noreturn]] void throw_encoded_error(const std::string& text);
+[[noreturn]] void throw_encoded_error(const std::string& bytes);
 
-// The two functions below without their templates.
+// The functions below without their types: packed results.
 std::vector<std::string> run_on_every_rank(Coordinator& ranks, const std::function<std::string()>& action);
 std::string run_on_rank_0(Coordinator& ranks, const std::function<std::string()>& action);
 
 template <typename Action>
-std::string run_for_text(Action& action) {
+std::string run_and_pack(Action& action) {
   if constexpr (std::is_void_v<std::invoke_result_t<Action&>>) {
     action();
     return {};
   } else {
-    return action();
+    return pack(action());
   }
 }
 
-// Runs `action` on every rank; returns on rank 0 the texts that it returned (empty for an action without a
-// result), by rank, and nothing on the others. When it throws on any rank, every rank throws the same Error:
-// of a failure that is no damage (see is_damage) when there is one, else of damage; of the lowest rank. The
-// message names the rank and how many others failed alike, except where the cause is the same on all ranks
-// (usage, an incompatible checkpoint, a missing permission). A rank whose action threw something else than an
-// Error throws that, the others Error(kResources) or Error(kBug). Error(kCommunication) of an action is
-// thrown without an exchange.
-template <typename Action>
-std::vector<std::string> collectively(Coordinator& ranks, Action&& action) {
-  return run_on_every_rank(ranks, [&] { return run_for_text(action); });
+template <typename Value>
+std::vector<Value> unpack_each(std::vector<std::string> packed) {
+  std::vector<Value> values;
+  for (std::string& one : packed) values.push_back(unpack<Value>(std::exchange(one, {})));
+  return values;
 }
 
-// Runs `action` on rank 0 alone; every rank returns its text, or throws its Error with the message as it is.
+// Runs `action` on every rank; returns on rank 0 what it returned (if anything), by rank, and nothing on the
+// others. When it throws on any rank, every rank throws the same Error: of a failure that is no damage (see
+// is_damage) when there is one, else of damage; of the lowest rank. The message names the rank and how many
+// others failed alike, except where the cause is the same on all ranks (usage, an incompatible checkpoint, a
+// missing permission). A rank whose action threw something else than an Error throws that, the others
+// Error(kResources) or Error(kBug). Error(kCommunication) of an action is thrown without an exchange.
 template <typename Action>
-std::string from_rank_0(Coordinator& ranks, Action&& action) {
-  return run_on_rank_0(ranks, [&] { return run_for_text(action); });
+auto collectively(Coordinator& ranks, Action&& action) {
+  using Value = std::invoke_result_t<Action&>;
+  std::vector<std::string> packed = run_on_every_rank(ranks, [&] { return run_and_pack(action); });
+  if constexpr (!std::is_void_v<Value>) return unpack_each<Value>(std::move(packed));
+}
+
+// Runs `action` on rank 0 alone; every rank returns its value, or throws its Error with the message as it is.
+template <typename Action>
+auto from_rank_0(Coordinator& ranks, Action&& action) {
+  using Value = std::invoke_result_t<Action&>;
+  const std::string packed = run_on_rank_0(ranks, [&] { return run_and_pack(action); });
+  if constexpr (!std::is_void_v<Value>) return unpack<Value>(packed);
+}
+
+// Rank 0 combines the values of all ranks, given by rank; every rank returns the result. `combine` must not
+// throw.
+template <typename Value, typename Combine>
+auto combine_on_rank_0(Coordinator& ranks, const Value& own, Combine&& combine) {
+  using Result = std::invoke_result_t<Combine&, std::vector<Value>>;
+  std::vector<Value> values = unpack_each<Value>(ranks.gather(pack(own)));
+  return unpack<Result>(ranks.broadcast(ranks.rank() == 0 ? pack(combine(std::move(values))) : ""));
 }
 
 }  // namespace hyperion

@@ -24,6 +24,11 @@
 namespace hyperion {
 namespace {
 
+struct FaultPoint {
+  std::string_view name;
+  bool takes_errno = false, takes_data = false;  // errno:..; short and flip
+};
+
 constexpr std::array kFaultPoints = {
     FaultPoint{"init.before_pg"},
     FaultPoint{"init.after_pg"},
@@ -42,6 +47,7 @@ constexpr std::array kFaultPoints = {
     FaultPoint{"ckpt.before_data"},
     FaultPoint{"ckpt.mid_data"},
     FaultPoint{"ckpt.after_data"},
+    FaultPoint{"ckpt.await_commit"},
     FaultPoint{"ckpt.before_meta"},
     FaultPoint{"ckpt.after_meta"},
     FaultPoint{"ckpt.before_commit"},
@@ -176,10 +182,6 @@ std::optional<Fault> triggered(std::string_view point, std::string_view subject)
 }
 
 }  // namespace
-
-std::span<const FaultPoint> fault_points() {
-  return kFaultPoints;
-}
 
 void arm_faults(std::string_view spec, int rank) {
   std::vector<Fault> parsed;

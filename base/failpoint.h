@@ -14,7 +14,6 @@
 //   flip                     one bit of its data is wrong    }
 #pragma once
 
-#include <span>
 #include <string_view>
 
 namespace hyperion {
@@ -24,12 +23,6 @@ struct FaultEffect {
   bool short_write = false;
   bool flip = false;
 };
-
-struct FaultPoint {
-  std::string_view name;
-  bool takes_errno = false, takes_data = false;  // errno:..; short and flip
-};
-std::span<const FaultPoint> fault_points();
 
 // Replaces what is armed; an empty text disarms. Throws Error(kUsage) for a malformed one, listing the known
 // points or actions.

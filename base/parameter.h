@@ -60,6 +60,8 @@ struct Parameter {
   // leave the gradient in it does, without a rounding, and `weight`'s .grad() then has this dtype. None:
   // gradients have the weight's.
   std::optional<at::ScalarType> gradient_dtype{};
+  // Set by a layer whose product cannot: its gradient comes in the weight's dtype.
+  bool rounds_gradient = false;
 
   // Set where the owner gathers the contents in an encoded form instead: `encoded` of shape `local`, in units
   // of encoded_inverse = 1 / encoded_scale (0-dim fp32 both). `weight` then never has bytes and only collects

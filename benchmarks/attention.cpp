@@ -5,6 +5,8 @@
 // a head's forward, 2.5 times that for its backward. Times are processor seconds of the whole process, the
 // least of ROUNDS interleaved rounds, divided by the threads: other programs on the machine hardly change
 // them, and threads that wait for each other count. HYPERION_CPU_INSTRUCTIONS chooses our kernel.
+#include "models/kernels/attention/attention.h"
+
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
@@ -20,8 +22,7 @@
 
 #include "base/error.h"
 #include "benchmarks/processor_time.h"
-#include "models/kernels/attention.h"
-#include "models/kernels/cpu/attention.h"
+#include "models/kernels/attention/cpu.h"
 
 using namespace hyperion;
 using at::Tensor;

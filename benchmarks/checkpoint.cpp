@@ -238,7 +238,6 @@ class SavePart {
       sync_.saver.save(++sync_.step);
       first_[name] = ranks_.exchanges() - before;
     }
-    first_["plans_of_two_saves"] = sync_.saver.counters().plans;
   }
 
   // Steps that leave a fifth of the time to others, as those do that wait for a peer, for at most a minute.

@@ -172,7 +172,7 @@ def main() -> None:
             print_rows(result["save"]["rows"])
             first = mine[0]
             print(f"exchanges of the first save: {first['first_save_exchanges']}, of the second: "
-                  f"{first['second_save_exchanges']}; plans made for both: {first['plans_of_two_saves']}; stall of the first "
+                  f"{first['second_save_exchanges']}; stall of the first "
                   f"asynchronous save {first['first_async_stall']:.3f} s, of the second {first['second_async_stall']:.3f} s, "
                   f"of a first one without a prepared pool {first['unprepared_async_stall']:.3f} s; the pool was prepared after "
                   f"{first['pool_prepared_after']:.1f} s of steps")

@@ -13,13 +13,13 @@
 #include "base/files.h"
 #include "base/philox.h"
 #include "tests/support/thread_ranks.h"
-#include "trainer/data/json_lines.h"
-#include "trainer/data/loader.h"
-#include "trainer/data/token_shards.h"
-#include "trainer/data/tokenizer/tokenizer.h"
+#include "data/json_lines.h"
+#include "data/loader.h"
+#include "data/token_shards.h"
+#include "data/tokenizer/tokenizer.h"
 
 using namespace hyperion;
-using namespace hyperion::trainer;
+using namespace hyperion::data;
 namespace fs = std::filesystem;
 
 namespace {

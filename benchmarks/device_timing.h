@@ -14,6 +14,7 @@
 #include "base/device/device.h"
 #include "base/device/device_library.h"
 #include "base/device/streams.h"
+#include "models/kernels/kernels.h"
 
 namespace hyperion {
 
@@ -30,6 +31,7 @@ inline BenchmarkDevice choose_benchmark_device() {
   if (choose_device(choice, probe_driver(), load_device_library) == DeviceKind::kCpu) return {};
   const DeviceLibrary& library = device_library();
   library.set_device(0);
+  kernels::choose_kernels(kernels::KernelChoice::kAuto, at::kCUDA);
   return {at::Device(at::kCUDA, 0), library.device_name(0), library.compute_capability(0)};
 }
 

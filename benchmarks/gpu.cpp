@@ -36,11 +36,8 @@
 #include "models/flavors/registry.h"
 #include "models/float8/cast.h"
 #include "models/float8/scaled_matmul.h"
-#include "models/kernels/attention.h"
-#include "models/kernels/cross_entropy.h"
-#include "models/kernels/rms_norm.h"
-#include "models/kernels/rope.h"
-#include "models/kernels/swiglu.h"
+#include "models/kernels/attention/attention.h"
+#include "models/kernels/kernels.h"
 #include "models/transformer.h"
 
 using namespace hyperion;
@@ -323,7 +320,7 @@ void layer_kernels(double copy_bytes_per_second) {
 
   const Tensor x = random({tokens, dim}), residual = random({tokens, dim}), grad = random({tokens, dim}),
                grad_sum = random({tokens, dim}), weight = random({dim});
-  const Tensor rstd = plain::rms_norm_forward(x, weight, 1e-5).rstd;
+  const Tensor rstd = plain::rms_norm(x, weight, 1e-5).rstd;
   const auto norm = [](const kernels::RmsNormResult& of) { return std::vector{of.output, of.rstd}; };
   const auto added = [](const kernels::AddRmsNormResult& of) {
     return std::vector{of.sum, of.output, of.rstd};
@@ -345,37 +342,40 @@ void layer_kernels(double copy_bytes_per_second) {
   const double row = bf16_bytes(x.numel()), wide = bf16_bytes(gate.numel()),
                all_heads = bf16_bytes(qkv.numel()), logit_bytes = bf16_bytes(first.numel());
   const LayerKernel every[] = {
-      {"RMSNorm forward", 2 * row, [&] { return norm(plain::rms_norm_forward(x, weight, 1e-5)); },
-       [&] { return norm(kernels::rms_norm_forward(x, weight, 1e-5)); }},
+      {"RMSNorm forward", 2 * row, [&] { return norm(plain::rms_norm(x, weight, 1e-5)); },
+       [&] { return norm(kernels::table().rms_norm(x, weight, 1e-5)); }},
       {"RMSNorm backward", 3 * row, [&] { return pair(plain::rms_norm_backward(grad, x, weight, rstd)); },
-       [&] { return pair(kernels::rms_norm_backward(grad, x, weight, rstd)); }},
+       [&] { return pair(kernels::table().rms_norm_backward(grad, x, weight, rstd)); }},
       {"residual sum with RMSNorm forward", 4 * row,
-       [&] { return added(plain::add_rms_norm_forward(x, residual, weight, 1e-5)); },
-       [&] { return added(kernels::add_rms_norm_forward(x, residual, weight, 1e-5)); }},
+       [&] { return added(plain::add_rms_norm(x, residual, weight, 1e-5)); },
+       [&] { return added(kernels::table().add_rms_norm(x, residual, weight, 1e-5)); }},
       {"residual sum with RMSNorm backward", 4 * row,
-       [&] { return pair(plain::add_rms_norm_backward(grad, grad_sum, x, weight, rstd)); },
-       [&] { return pair(kernels::add_rms_norm_backward(grad, grad_sum, x, weight, rstd)); }},
+       [&] { return pair(plain::add_rms_norm_backward(grad, grad_sum, x, weight, rstd, {})); },
+       [&] { return pair(kernels::table().add_rms_norm_backward(grad, grad_sum, x, weight, rstd, {})); }},
       {"RoPE of queries and keys", 2 * all_heads,
-       [&] { return all(plain::rope_heads(parts, cos, sin, style)); },
-       [&] { return all(kernels::rope_heads(parts, cos, sin, style)); }},
+       [&] { return all(plain::rope_heads(parts, cos, sin, style, /*parts=*/1)); },
+       [&] { return all(kernels::table().rope_heads(parts, cos, sin, style, /*parts=*/1)); }},
       {"RoPE backward, packed", 2 * all_heads,
        [&] {
-         const Heads of = plain::rope_heads_backward(head_grads, cos, sin, style);
+         const Heads of = plain::rope_heads_backward(head_grads, cos, sin, style, /*parts=*/1);
          return std::vector{at::cat({of.q, of.k, of.v}, 2)};
        },
        [&] {
-         const Heads of = kernels::rope_heads_backward(head_grads, cos, sin, style);
+         const Heads of = kernels::table().rope_heads_backward(head_grads, cos, sin, style, /*parts=*/1);
          return std::vector{of.q.as_strided(qkv.sizes(), qkv.strides())};
        }},
-      {"SwiGLU forward", 3 * wide, [&] { return std::vector{plain::swiglu_forward(gate, up)}; },
-       [&] { return std::vector{kernels::swiglu_forward(gate, up)}; }},
+      {"SwiGLU forward", 3 * wide,
+       [&] { return std::vector{plain::gated_activation(gate, up, models::Activation::kSilu)}; },
+       [&] { return std::vector{kernels::table().gated_activation(gate, up, models::Activation::kSilu)}; }},
       {"SwiGLU backward, packed", 5 * wide,
        [&] {
-         const auto [of_gate, of_up] = plain::swiglu_backward(out_grad, gate, up);
+         const auto [of_gate, of_up] =
+             plain::gated_activation_backward(out_grad, gate, up, models::Activation::kSilu);
          return std::vector{at::cat({of_gate, of_up}, 1)};
        },
        [&] {
-         const auto [of_gate, of_up] = kernels::swiglu_backward(out_grad, gate, up);
+         const auto [of_gate, of_up] =
+             kernels::table().gated_activation_backward(out_grad, gate, up, models::Activation::kSilu);
          return std::vector{of_gate.as_strided(gate_up.sizes(), gate_up.strides())};
        }},
       {"cross-entropy and its gradient", 2 * logit_bytes,
@@ -383,7 +383,7 @@ void layer_kernels(double copy_bytes_per_second) {
          return std::vector{plain::cross_entropy(first, labels, &scale), first};
        },
        [&] {
-         return std::vector{kernels::cross_entropy(other, labels, &scale), other};
+         return std::vector{kernels::table().cross_entropy(other, labels, &scale), other};
        }}};
   for (const LayerKernel& kernel : every) time_in_both_forms(kernel, copy_bytes_per_second);
 }

@@ -17,7 +17,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "benchmarks/processor_time.h"
-#include "models/kernels/matmul.h"
+#include "models/kernels/matmul/matmul.h"
 
 using namespace hyperion;
 using at::Tensor;

@@ -39,7 +39,7 @@ KINDS = {
     "products": r"(aten|hyperion)::mm$",
     "attention, forward": r"hyperion::attention$|aten::_scaled_dot_product.*_for_cpu$",
     "attention, backward": r"hyperion::attention_backward$|aten::_scaled_dot_product.*_for_cpu_backward$",
-    "SwiGLU": r"hyperion::swiglu",
+    "SwiGLU": r"hyperion::gated_activation",
     "norms and residual sums": r"hyperion::(add_)?rms_norm",
     "RoPE": r"hyperion::rope",
     "cross-entropy": r"hyperion::(cross_entropy|vocab_)",
@@ -53,7 +53,7 @@ KINDS = {
 }
 REST = "the walk over units, autograd and all else"
 # Of operations that go element by element: how often each element of the first input is read or written.
-PASSES = {"hyperion::swiglu": 3, "hyperion::swiglu_backward": 5, "hyperion::rms_norm": 2, "hyperion::rms_norm_backward": 3,
+PASSES = {"hyperion::gated_activation": 3, "hyperion::gated_activation_backward": 5, "hyperion::rms_norm": 2, "hyperion::rms_norm_backward": 3,
           "hyperion::add_rms_norm": 4, "hyperion::add_rms_norm_backward": 4, "hyperion::cross_entropy_": 2,
           "hyperion::vocab_gradient_": 2, "hyperion::vocab_statistics": 1, "hyperion::sum_of_squares": 1}
 ADAM_BYTES = 28  # of an element: weight, gradient and two moments are read, all but the gradient written

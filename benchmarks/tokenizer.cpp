@@ -1,6 +1,6 @@
 // Megabytes a second of one thread of the tokenizer: benchmark_tokenizer TOKENIZER FILE... prints a JSON line
 // a file. benchmarks/tokenizer.py compares it with Hugging Face `tokenizers`.
-#include "trainer/data/tokenizer/tokenizer.h"
+#include "data/tokenizer/tokenizer.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -19,7 +19,7 @@ int main(int argc, char** argv) try {
   }
   // processor time, which other programs on the machine disturb less than the clock on the wall
   const auto now = [] { return static_cast<double>(std::clock()) / CLOCKS_PER_SEC; };
-  const auto tokenizer = hyperion::trainer::Tokenizer::load(argv[1]);
+  const auto tokenizer = hyperion::data::Tokenizer::load(argv[1]);
   for (int i = 2; i < argc; ++i) {
     const std::string text = hyperion::read_file(argv[i]);
     std::vector<double> seconds;

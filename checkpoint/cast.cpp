@@ -60,17 +60,18 @@ void run(const void* in, void* out, uint64_t count) {
   for (uint64_t i = 0; i < count; ++i) to[i] = convert<To>(from[i]);
 }
 
-template <typename From>
-void run_from(Dtype to, const void* in, void* out, uint64_t count) {
-  switch (to) {
+// Calls use(a number of the type).
+template <typename Use>
+void with_type(Dtype dtype, const Use& use) {
+  switch (dtype) {
     case Dtype::kFloat32:
-      return run<From, float>(in, out, count);
+      return use(float{});
     case Dtype::kFloat64:
-      return run<From, double>(in, out, count);
+      return use(double{});
     case Dtype::kFloat16:
-      return run<From, Float16>(in, out, count);
+      return use(Float16{});
     default:
-      return run<From, BFloat16>(in, out, count);
+      return use(BFloat16{});
   }
 }
 
@@ -91,16 +92,9 @@ void cast(Dtype from, const void* in, Dtype to, void* out, uint64_t count) {
     std::memcpy(out, in, count * size_of(from));
     return;
   }
-  switch (from) {
-    case Dtype::kFloat32:
-      return run_from<float>(to, in, out, count);
-    case Dtype::kFloat64:
-      return run_from<double>(to, in, out, count);
-    case Dtype::kFloat16:
-      return run_from<Float16>(to, in, out, count);
-    default:
-      return run_from<BFloat16>(to, in, out, count);
-  }
+  with_type(from, [&]<typename From>(From) {
+    with_type(to, [&]<typename To>(To) { run<From, To>(in, out, count); });
+  });
 }
 
 }  // namespace hyperion::checkpoint

@@ -12,7 +12,7 @@
 
 #if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define HYPERION_VECTORISED __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else  // as in models/kernels/cpu/rows.cpp
+#else  // as in models/kernels/common/rows.cpp
 #define HYPERION_VECTORISED
 #endif
 

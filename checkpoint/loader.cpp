@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cstring>
 #include <set>
-#include <sstream>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -17,7 +16,6 @@
 #include "base/printable.h"
 #include "checkpoint/cast.h"
 #include "checkpoint/finite.h"
-#include "checkpoint/format/dcp/archive.h"
 #include "checkpoint/format/dcp/metadata.h"
 #include "checkpoint/format/pickle/pickle_reader.h"
 #include "checkpoint/format/safetensors/safetensors.h"
@@ -67,22 +65,10 @@ void add_ranges(const ChunkRead& read, std::vector<ByteRange>& ranges) {
 class ChunkReader {
  public:
   ChunkReader(ShardReader& file, const OpenCheckpoint& checkpoint, const ChunkRead& read, bool check_crcs)
-      : chunk_(*read.chunk), entry_(file, chunk_.where.offset, chunk_.where.length) {
-    const Dtype dtype = read.item->record->dtype;
-    if (checkpoint.index.layout == CheckpointIndex::Layout::kBareBytes) {
-      archive_ = row_major_archive(dtype, chunk_.shape, 0);
-      return;
-    }
-    // The layout of what we write ourselves is known; everything else is parsed.
-    const std::string head = tensor_archive_head(dtype, chunk_.shape);
-    if (!check_crcs && entry_.size() == tensor_archive_bytes(dtype, chunk_.shape) &&
-        entry_.read_text(0, head.size()) == head) {
-      archive_ = row_major_archive(dtype, chunk_.shape, head.size());
-      return;
-    }
-    archive_ = open_tensor_archive(entry_, read.item->tensor.key, *read.item->record, chunk_);
-    if (check_crcs) check_crc(entry_, archive_);
-  }
+      : chunk_(*read.chunk),
+        entry_(file, chunk_.where.offset, chunk_.where.length),
+        archive_(
+            open_chunk(entry_, checkpoint, read.item->tensor.key, *read.item->record, chunk_, check_crcs)) {}
 
   // The elements of `box`, a box of the whole tensor inside the chunk, row-major.
   void read(const Box& box, std::byte* out) {
@@ -243,6 +229,20 @@ void load_file(const OpenCheckpoint& checkpoint, std::span<const ChunkRead> read
 
 }  // namespace
 
+TensorArchive open_chunk(SliceSource& entry, const OpenCheckpoint& checkpoint, const std::string& key,
+                         const TensorRecord& record, const Chunk& chunk, bool check_crcs) {
+  if (checkpoint.index.layout == CheckpointIndex::Layout::kBareBytes)
+    return row_major_archive(record.dtype, chunk.shape, 0);
+  // The layout of what we write ourselves is known; everything else is parsed.
+  const std::string head = tensor_archive_head(record.dtype, chunk.shape);
+  if (!check_crcs && entry.size() == tensor_archive_bytes(record.dtype, chunk.shape) &&
+      entry.read_text(0, head.size()) == head)
+    return row_major_archive(record.dtype, chunk.shape, head.size());
+  TensorArchive archive = open_tensor_archive(entry, key, record, chunk);
+  if (check_crcs) check_crc(entry, archive);
+  return archive;
+}
+
 const FileRecord* OpenCheckpoint::record(const std::string& file) const {
   if (!manifest) return nullptr;
   const auto found = std::ranges::find(manifest->files, file, &FileRecord::name);
@@ -301,7 +301,7 @@ namespace {
 // Rank 0's text on every rank, in pieces: what is under way takes no second copy of a long one.
 std::string broadcast_text(std::string text, Coordinator& ranks) {
   constexpr size_t kBroadcastPiece = size_t{16} << 20;
-  const size_t size = std::stoull(ranks.broadcast(std::to_string(text.size())));
+  const auto size = unpack<uint64_t>(ranks.broadcast(pack(uint64_t{text.size()})));
   if (ranks.rank() == 0) {
     for (size_t at = 0; at < size; at += kBroadcastPiece) ranks.broadcast(text.substr(at, kBroadcastPiece));
   } else {
@@ -316,32 +316,9 @@ std::string broadcast_text(std::string text, Coordinator& ranks) {
 
 std::optional<IndexFiles> broadcast_index_files(std::optional<IndexFiles> files, Coordinator& ranks) {
   if (ranks.size() == 1) return files;
-  // The sizes and names first, plain ones, each on a line; then all contents as one text.
-  std::string list, contents;
-  if (files) {
-    for (const IndexFile& file : files->index) {
-      list += fmt::format("{} {}\n", file.content.size(), file.name);
-      contents += file.content;
-    }
-    if (files->manifest) {
-      list += fmt::format("{} {}\n", files->manifest->size(), kManifestFile);
-      contents += *files->manifest;
-    }
-  }
-  list = ranks.broadcast(list);
-  if (list.empty()) return std::nullopt;
-  contents = broadcast_text(std::move(contents), ranks);
-  if (files) return files;  // rank 0
-  files.emplace();
-  std::istringstream lines(list);
-  size_t at = 0, size = 0;
-  for (std::string name; lines >> size && lines.get() && std::getline(lines, name); at += size) {
-    if (name == kManifestFile)
-      files->manifest = contents.substr(at, size);
-    else
-      files->index.push_back({name, contents.substr(at, size)});
-  }
-  return files;
+  const bool first = ranks.rank() == 0;
+  const std::string packed = broadcast_text(first ? pack(files) : "", ranks);
+  return first ? std::move(files) : unpack<std::optional<IndexFiles>>(packed);
 }
 
 OpenCheckpoint decode_index_files(const fs::path& folder, const IndexFiles& files) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/collective.h"
+#include "checkpoint/format/dcp/archive.h"
 #include "checkpoint/state.h"
 #include "checkpoint/storage/manifest.h"
 #include "checkpoint/types/index.h"
@@ -36,6 +37,7 @@ OpenCheckpoint open_checkpoint(const std::filesystem::path& folder);
 // A file of the index (find_index_files()) that was read.
 struct IndexFile {
   std::string name, content;
+  static auto members(auto& self) { return std::tie(self.name, self.content); }
 };
 // All of a folder. `record` gives a file's record in the manifest, or null. Throws Error(kBadData) when they
 // are larger than an index may be.
@@ -48,6 +50,7 @@ CheckpointIndex decode_index(const std::filesystem::path& folder, const std::vec
 struct IndexFiles {
   std::vector<IndexFile> index;
   std::optional<std::string> manifest;  // hyperion.json, where there is one
+  static auto members(auto& self) { return std::tie(self.index, self.manifest); }
 };
 std::optional<IndexFiles> read_index_files(const std::filesystem::path& folder);
 // Rank 0's files on every rank. Collective.
@@ -57,6 +60,11 @@ OpenCheckpoint decode_index_files(const std::filesystem::path& folder, const Ind
 // Throws Error(kBadData) when they are of two saves.
 void require_same_save(const std::filesystem::path& folder, const Manifest& manifest,
                        const CheckpointIndex& index);
+
+// The archive of a chunk in its file; `check_crcs`: what it holds is compared with its CRC (safetensors have
+// none). Throws Error(kBadData).
+TensorArchive open_chunk(SliceSource& entry, const OpenCheckpoint& checkpoint, const std::string& key,
+                         const TensorRecord& record, const Chunk& chunk, bool check_crcs);
 
 // `box` as counted from `origin`, such as a chunk's offset.
 inline Box relative_to(const Dims& origin, Box box) {

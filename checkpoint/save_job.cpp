@@ -2,16 +2,12 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <ctime>
 #include <exception>
 #include <memory>
 #include <numeric>
-#include <span>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
-#include <nlohmann/json.hpp>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -29,20 +25,23 @@ namespace hyperion::checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
-using Json = nlohmann::json;
 using Clock = std::chrono::steady_clock;
 
 struct PlacedObject {
   std::string key;
   KeyPath path;
   Span where;
+  static auto members(auto& self) {
+    return std::tie(self.key, self.path, self.where.file, self.where.offset, self.where.length);
+  }
 };
 
 // What one rank has written.
-struct Written {
+struct WriteResult {
   std::optional<FileRecord> file;
-  std::vector<PlacedObject> objects;
-  std::vector<EncodedObject> forwarded;  // for rank 0 to write
+  std::vector<PlacedObject> objects{};
+  std::vector<EncodedObject> forwarded{};  // for rank 0 to write
+  static auto members(auto& self) { return std::tie(self.file, self.objects, self.forwarded); }
 };
 
 void write_item(const SaveLayout& layout, const SaveItem& item, ItemReader& items, ShardWriter& file,
@@ -70,143 +69,203 @@ void write_item(const SaveLayout& layout, const SaveItem& item, ItemReader& item
   file.append(tail.data(), tail.size());
 }
 
-void append_object(const EncodedObject& object, const std::string& name, ShardWriter& file,
-                   std::vector<PlacedObject>& placed) {
-  placed.push_back({object.key, object.path, {name, file.position(), object.archive.size()}});
-  file.append(object.archive.data(), object.archive.size());
-}
-
-// This rank's file, not closed yet; null when it has nothing to write.
-std::unique_ptr<ShardWriter> write_own_file(const SaveJob& job, ItemReader& items, const fs::path& incoming,
-                                            int rank, Written& written, NotFinite& not_finite) {
-  const std::vector<SaveItem>& own = job.plan->own;
-  if (own.empty() && job.few_files && rank != 0) {
-    written.forwarded = job.objects;
-    return nullptr;
+// The save of one rank, phase by phase.
+class RankSave {
+ public:
+  RankSave(const SaveJob& job, ItemReader& items, const CheckpointFolder& folder, Coordinator& ranks)
+      : job_(job),
+        items_(items),
+        folder_(folder),
+        ranks_(ranks),
+        rank_(ranks.rank()),
+        incoming_(folder.incoming(job.save_id)) {
+    report_.step = job.step;
+    report_.kind = job.kind;
+    report_.path = job.commit ? folder.step_path(job.step) : incoming_;
   }
-  if (own.empty() && job.objects.empty()) return nullptr;
-  const std::string name = shard_file_name(rank);
-  const std::vector<uint64_t>& bytes = job.plan->file_bytes;
-  auto file = std::make_unique<ShardWriter>(incoming, name, rank,
-                                            std::accumulate(bytes.begin(), bytes.end(), uint64_t{0}));
-  for (size_t i = 0; i < own.size(); ++i) {
-    write_item(*job.layout, own[i], items, *file, not_finite);
-    if (i == own.size() / 2) failpoint("ckpt.mid_data");
-  }
-  for (const EncodedObject& object : job.objects) append_object(object, name, *file, written.objects);
-  return file;
-}
 
-std::string to_hex(const std::string& bytes) {
-  return fmt::format("{:02x}", fmt::join(std::as_bytes(std::span(bytes)), ""));
-}
-
-std::string from_hex(const std::string& text) {
-  std::string bytes(text.size() / 2, '\0');
-  for (size_t i = 0; i < bytes.size(); ++i)
-    bytes[i] = static_cast<char>(std::stoi(text.substr(2 * i, 2), nullptr, 16));
-  return bytes;
-}
-
-Json path_to_json(const KeyPath& path) {
-  Json parts = Json::array();
-  for (const auto& part : path) std::visit([&](const auto& value) { parts.push_back(value); }, part);
-  return parts;
-}
-
-KeyPath path_from_json(const Json& parts) {
-  KeyPath path;
-  for (const Json& part : parts) {
-    if (part.is_string())
-      path.emplace_back(part.get<std::string>());
-    else
-      path.emplace_back(part.get<int64_t>());
-  }
-  return path;
-}
-
-// Rank 0 keeps its own list of objects, which is long, to itself.
-std::string to_text(const Written& written, int rank) {
-  Json json = {{"what", "written"}};
-  if (written.file) json["file"] = Json::parse(to_json(*written.file));
-  if (rank != 0) {
-    for (const PlacedObject& object : written.objects)
-      json["objects"].push_back(
-          {object.key, path_to_json(object.path), object.where.offset, object.where.length});
-    for (const EncodedObject& object : written.forwarded)
-      json["forwarded"].push_back({object.key, path_to_json(object.path), to_hex(object.archive)});
-  }
-  return json.dump();
-}
-
-Written from_text(const std::string& text, int rank) {
-  const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object() || json.value("what", "") != "written")
-    throw_bug("save: rank {} sent something else than its result: {}", rank, text.substr(0, 200));
-  Written written;
-  if (json.contains("file")) written.file = file_record_from_json(json.at("file").dump());
-  for (const Json& object : json.value("objects", Json::array()))
-    written.objects.push_back(
-        {object.at(0), path_from_json(object.at(1)), {shard_file_name(rank), object.at(2), object.at(3)}});
-  for (const Json& object : json.value("forwarded", Json::array()))
-    written.forwarded.push_back({object.at(0), path_from_json(object.at(1)), from_hex(object.at(2))});
-  return written;
-}
-
-// Rank 0: the objects that other ranks sent go into its file.
-void finish_file(ShardWriter& file, std::vector<Written>& all) {
-  for (Written& written : all)
-    for (const EncodedObject& object : written.forwarded)
-      append_object(object, shard_file_name(0), file, all[0].objects);
-  all[0].file = file.close();
-}
-
-// Rank 0: the index, then the manifest, both on disk when it returns.
-void write_index(const SaveJob& job, const std::vector<Written>& all, const fs::path& incoming) {
-  failpoint("ckpt.before_meta");
-  CheckpointIndex index;  // the tensors are the plan's
-  index.save_id = job.save_id;
-  Manifest manifest;
-  manifest.save_id = job.save_id;
-  manifest.step = job.step;
-  manifest.world_size = static_cast<int>(all.size());
-  manifest.kind = job.kind;
-  manifest.unix_time = static_cast<int64_t>(std::time(nullptr));
-  manifest.facts = job.facts;
-  if (const auto found = job.facts.find("config_hash"); found != job.facts.end())
-    manifest.config_hash = found->second;
-  if (const auto found = job.facts.find("version"); found != job.facts.end()) manifest.writer = found->second;
-  for (const Written& written : all) {
-    if (written.file) manifest.files.push_back(*written.file);
-    for (const PlacedObject& object : written.objects) {
-      index.objects[object.key] = {object.where};
-      index.paths[object.key] = object.path;
+  // Every rank writes its file. Rank 0 leaves its own open for what others may forward.
+  void write_files() {
+    Clock::time_point begin;
+    try {
+      results_ = collectively(ranks_, [&] {
+        items_.stage();
+        begin = Clock::now();
+        write_own_file();
+        // All ranks send as many bytes as the one with the most: rank 0 keeps its list of objects, the
+        // longest.
+        return lead() ? WriteResult{.file = own_.file} : own_;
+      });
+    } catch (const std::exception& error) {
+      if (lead()) folder_.abandon(incoming_);
+      const auto* known = dynamic_cast<const Error*>(&error);
+      if (known == nullptr || known->code() != ExitCode::kNonFinite) throw;
+      throw Error(ExitCode::kNonFinite, from_rank_0(ranks_, [&] {
+                    return explain_not_finite(job_.step, error.what(), job_.model_dtype, folder_);
+                  }));
     }
+    report_.write_seconds = seconds_since(begin);
+    if (own_.file) report_.own_bytes = own_.file->bytes;
   }
-  ShardWriter metadata(incoming, ".metadata", 0);
-  encode_save_index(*job.layout, *job.plan, index,
-                    [&](std::string_view piece) { metadata.append(piece.data(), piece.size()); });
-  manifest.files.push_back(metadata.close());
-  ShardWriter file(incoming, kManifestFile, 0);
-  const std::string text = to_json(manifest);
-  file.append(text.data(), text.size());
-  file.close();
-  failpoint("ckpt.after_meta");
-}
 
-// Which file this rank reads back: that of the same rank on the next node, or the next rank's on one node, so
-// that no rank reads from its own page cache.
-int rank_to_verify(int rank, int size, int ranks_per_node) {
-  return (rank + (size > ranks_per_node ? ranks_per_node : 1)) % size;
-}
+  // Rank 0 makes a checkpoint of the files.
+  void commit() {
+    const Clock::time_point begin = Clock::now();
+    if (!lead()) failpoint("ckpt.await_commit");
+    std::tie(report_.files, report_.total_bytes) = from_rank_0(ranks_, [&] {
+      try {
+        run_save_part([&] {
+          finish_first_file();
+          write_index();
+          if (job_.commit) folder_.commit(incoming_, job_.step);
+        });
+      } catch (const Error& error) {
+        folder_.abandon(incoming_);
+        throw Error(error.code(), with_rank(rank_, error.what()));
+      }
+      std::pair<int, uint64_t> files_and_bytes;
+      for (const WriteResult& result : results_) {
+        if (!result.file) continue;
+        ++files_and_bytes.first;
+        files_and_bytes.second += result.file->bytes;
+      }
+      return files_and_bytes;
+    });
+    report_.commit_seconds = seconds_since(begin);
+  }
 
-// Of what the manifest on disk lists, this rank's share; rank 0 also the index.
-void read_back(const SaveJob& job, const fs::path& path, int rank, int size) {
-  const Manifest manifest = read_manifest(path);
-  const std::string name = shard_file_name(rank_to_verify(rank, size, job.ranks_per_node));
-  for (const FileRecord& file : manifest.files)
-    if (file.name == name || (rank == 0 && file.name == ".metadata")) verify_file(path, file);
-}
+  // Every rank compares what is on disk with what was in memory.
+  void read_back() {
+    const Clock::time_point begin = Clock::now();
+    try {
+      collectively(ranks_, [&] { run_save_part([&] { verify_share(); }); });
+    } catch (const Error& error) {
+      if (lead() && error.code() == ExitCode::kSaveFailed) folder_.discard(report_.path);
+      throw;
+    }
+    report_.read_back_seconds = seconds_since(begin);
+  }
+
+  // Removes what was written only to be verified.
+  void discard_probe() {
+    if (lead() && !job_.commit) folder_.discard(report_.path);
+  }
+
+  const SaveReport& report() const { return report_; }
+
+ private:
+  bool lead() const { return rank_ == 0; }
+
+  // Numbers that are not finite decide before all else: no other disk would help.
+  void write_own_file() {
+    NotFinite not_finite;
+    std::exception_ptr failure;
+    try {
+      run_save_part([&] {
+        failpoint("ckpt.before_data");
+        folder_.begin(job_.save_id, lead());
+        write_items_and_objects(not_finite);
+        if (file_ && !(lead() && job_.few_files)) own_.file = file_->close();
+        failpoint("ckpt.after_data");
+      });
+    } catch (const Error&) {
+      failure = std::current_exception();
+    }
+    if (!not_finite.empty()) throw Error(ExitCode::kNonFinite, not_finite.text());
+    if (failure) std::rethrow_exception(failure);
+  }
+
+  // No file is made where there is nothing to write.
+  void write_items_and_objects(NotFinite& not_finite) {
+    const std::vector<SaveItem>& items = job_.plan->own;
+    if (items.empty() && job_.few_files && !lead()) {
+      own_.forwarded = job_.objects;
+      return;
+    }
+    if (items.empty() && job_.objects.empty()) return;
+    const std::vector<uint64_t>& bytes = job_.plan->file_bytes;
+    file_ = std::make_unique<ShardWriter>(incoming_, shard_file_name(rank_), rank_,
+                                          std::accumulate(bytes.begin(), bytes.end(), uint64_t{0}));
+    for (size_t i = 0; i < items.size(); ++i) {
+      write_item(*job_.layout, items[i], items_, *file_, not_finite);
+      if (i == items.size() / 2) failpoint("ckpt.mid_data");
+    }
+    for (const EncodedObject& object : job_.objects) append_object(object);
+  }
+
+  void append_object(const EncodedObject& object) {
+    own_.objects.push_back(
+        {object.key, object.path, {shard_file_name(rank_), file_->position(), object.archive.size()}});
+    file_->append(object.archive.data(), object.archive.size());
+  }
+
+  // Rank 0: what others forwarded goes into its file.
+  void finish_first_file() {
+    if (file_ && job_.few_files) {
+      for (const WriteResult& result : results_)
+        for (const EncodedObject& object : result.forwarded) append_object(object);
+      own_.file = file_->close();
+      report_.own_bytes = own_.file->bytes;
+    }
+    results_[0] = std::move(own_);
+  }
+
+  // Rank 0: the index, then the manifest, both on disk when it returns.
+  void write_index() const {
+    failpoint("ckpt.before_meta");
+    CheckpointIndex index;  // the tensors are the plan's
+    index.save_id = job_.save_id;
+    Manifest manifest;
+    manifest.save_id = job_.save_id;
+    manifest.step = job_.step;
+    manifest.world_size = ranks_.size();
+    manifest.kind = job_.kind;
+    manifest.unix_time = static_cast<int64_t>(std::time(nullptr));
+    manifest.facts = job_.facts;
+    const auto fact = [&](const char* key) {
+      const auto found = job_.facts.find(key);
+      return found == job_.facts.end() ? std::string() : found->second;
+    };
+    manifest.config_hash = fact("config_hash");
+    manifest.writer = fact("version");
+    for (const WriteResult& result : results_) {
+      if (result.file) manifest.files.push_back(*result.file);
+      for (const PlacedObject& object : result.objects) {
+        index.objects[object.key] = {object.where};
+        index.paths[object.key] = object.path;
+      }
+    }
+    ShardWriter metadata(incoming_, ".metadata", 0);
+    encode_save_index(*job_.layout, *job_.plan, index,
+                      [&](std::string_view piece) { metadata.append(piece.data(), piece.size()); });
+    manifest.files.push_back(metadata.close());
+    ShardWriter file(incoming_, kManifestFile, 0);
+    const std::string text = to_json(manifest);
+    file.append(text.data(), text.size());
+    file.close();
+    failpoint("ckpt.after_meta");
+  }
+
+  // Of what the manifest on disk lists, the file of the same rank on the next node, or of the next rank on
+  // one node, so that no rank reads from its own page cache; rank 0 also the index.
+  void verify_share() const {
+    const int size = ranks_.size(), distance = size > job_.ranks_per_node ? job_.ranks_per_node : 1;
+    const std::string name = shard_file_name((rank_ + distance) % size);
+    for (const FileRecord& file : read_manifest(report_.path).files)
+      if (file.name == name || (lead() && file.name == ".metadata")) verify_file(report_.path, file);
+  }
+
+  const SaveJob& job_;
+  ItemReader& items_;
+  const CheckpointFolder& folder_;
+  Coordinator& ranks_;
+  const int rank_;
+  const fs::path incoming_;
+  std::unique_ptr<ShardWriter> file_;  // this rank's; null when it has nothing to write
+  WriteResult own_;
+  std::vector<WriteResult> results_;  // by rank; on rank 0 alone
+  SaveReport report_;
+};
 
 }  // namespace
 
@@ -255,102 +314,12 @@ std::string explain_not_finite(int64_t step, const std::string& found, std::opti
 
 SaveReport write_checkpoint(const SaveJob& job, ItemReader& items, CheckpointFolder& folder,
                             Coordinator& ranks) {
-  const int rank = ranks.rank();
-  const bool lead = rank == 0;
-  const fs::path incoming = folder.incoming(job.save_id);
-  SaveReport report;
-  report.step = job.step;
-  report.kind = job.kind;
-
-  // Every rank writes its file. Rank 0 leaves its own open for what others may send. Numbers that are not
-  // finite decide before all else: no other disk would help.
-  Clock::time_point begin;
-  Written own;
-  std::unique_ptr<ShardWriter> file;
-  std::vector<Written> all;  // by rank; on rank 0 alone
-  try {
-    std::vector<std::string> texts = collectively(ranks, [&] {
-      items.stage();
-      begin = Clock::now();
-      NotFinite not_finite;
-      std::exception_ptr failure;
-      try {
-        run_save_part([&] {
-          failpoint("ckpt.before_data");
-          folder.begin(job.save_id, lead);
-          file = write_own_file(job, items, incoming, rank, own, not_finite);
-          if (file && !(lead && job.few_files)) own.file = file->close();
-          failpoint("ckpt.after_data");
-        });
-      } catch (const Error&) {
-        failure = std::current_exception();
-      }
-      if (!not_finite.empty()) throw Error(ExitCode::kNonFinite, not_finite.text());
-      if (failure) std::rethrow_exception(failure);
-      return to_text(own, rank);
-    });
-    report.write_seconds = seconds_since(begin);
-    for (std::string& text : texts) {  // those of many ranks are long: none is kept
-      all.push_back(from_text(text, static_cast<int>(all.size())));
-      text = {};
-    }
-  } catch (const std::exception& error) {
-    if (lead) folder.abandon(incoming);
-    const auto* known = dynamic_cast<const Error*>(&error);
-    if (known == nullptr || known->code() != ExitCode::kNonFinite) throw;
-    throw Error(ExitCode::kNonFinite, from_rank_0(ranks, [&] {
-                  return explain_not_finite(job.step, error.what(), job.model_dtype, folder);
-                }));
-  }
-  if (lead) all[0].objects = std::move(own.objects);
-
-  // Rank 0 makes it a checkpoint.
-  const Clock::time_point commit_begin = Clock::now();
-  const fs::path final_path = job.commit ? folder.step_path(job.step) : incoming;
-  if (!lead) {  // waits for rank 0; a test may end a rank that waits
-    for (const char* point :
-         {"ckpt.before_meta", "ckpt.after_meta", "ckpt.before_commit", "ckpt.after_commit"})
-      failpoint(point);
-  }
-  const std::string totals = from_rank_0(ranks, [&] {
-    try {
-      run_save_part([&] {
-        if (job.few_files && file) finish_file(*file, all);
-        write_index(job, all, incoming);
-        if (job.commit) folder.commit(incoming, job.step);
-      });
-    } catch (const Error& error) {
-      folder.abandon(incoming);
-      const std::string what = error.what();
-      throw Error(error.code(), what.starts_with("rank 0: ") ? what : "rank 0: " + what);
-    }
-    uint64_t files = 0, bytes = 0;
-    for (const Written& written : all) {
-      if (!written.file) continue;
-      ++files;
-      bytes += written.file->bytes;
-    }
-    return fmt::format("{} {}", files, bytes);
-  });
-  report.commit_seconds = seconds_since(commit_begin);
-
-  if (job.read_back) {
-    const Clock::time_point verify_begin = Clock::now();
-    try {
-      collectively(ranks, [&] { run_save_part([&] { read_back(job, final_path, rank, ranks.size()); }); });
-    } catch (const Error& error) {
-      if (lead && error.code() == ExitCode::kSaveFailed) folder.discard(final_path);
-      throw;
-    }
-    report.read_back_seconds = seconds_since(verify_begin);
-  }
-  if (lead && !job.commit) folder.discard(final_path);
-
-  report.path = final_path;
-  report.files = std::stoi(totals);
-  report.total_bytes = std::stoull(totals.substr(totals.find(' ') + 1));
-  if (const auto& written = lead ? all[0].file : own.file) report.own_bytes = written->bytes;
-  return report;
+  RankSave save(job, items, folder, ranks);
+  save.write_files();
+  save.commit();
+  if (job.read_back) save.read_back();
+  save.discard_probe();
+  return save.report();
 }
 
 }  // namespace hyperion::checkpoint

@@ -1,6 +1,6 @@
 // One save, from a plan to a committed folder: every rank writes its file, rank 0 writes the index and the
 // manifest and renames the folder into place. The ranks send rank 0 what they have written, and rank 0 says
-// twice how it went: three small texts, whatever the size of the model.
+// twice how it went: three small messages, whatever the size of the model.
 #pragma once
 
 #include <filesystem>
@@ -34,6 +34,7 @@ struct EncodedObject {
   std::string key;
   KeyPath path;
   std::string archive;
+  static auto members(auto& self) { return std::tie(self.key, self.path, self.archive); }
 };
 // Of the values that this rank writes: rank 0 those that all ranks share, every rank its own.
 std::vector<EncodedObject> encode_objects(const std::vector<ObjectState>& objects, int rank);

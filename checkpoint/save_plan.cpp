@@ -22,13 +22,6 @@ SaveLayout::Kind kind_of(const Placement& placement) {
   return kind;
 }
 
-std::optional<HeldPart> held_part(const Placement& placement) {
-  if (!placement.here) return std::nullopt;
-  int64_t part = 0;
-  for (const Cut& cut : placement.cuts) part = part * cut.parts + cut.index;
-  return HeldPart{static_cast<int>(part), placement.replica};
-}
-
 std::string describe_held(const std::optional<HeldPart>& held) {
   return held ? fmt::format("{}:{}", held->part, held->replica) : "-";
 }
@@ -174,6 +167,13 @@ void visit_items(const SaveLayout& layout, const std::vector<PartRun>& runs, con
 }
 
 }  // namespace
+
+std::optional<HeldPart> held_part(const Placement& placement) {
+  if (!placement.here) return std::nullopt;
+  int64_t part = 0;
+  for (const Cut& cut : placement.cuts) part = part * cut.parts + cut.index;
+  return HeldPart{static_cast<int>(part), placement.replica};
+}
 
 int SaveLayout::Kind::parts() const {
   return count_parts(cuts);

@@ -44,7 +44,7 @@ struct SaveLayout {
   uint64_t fingerprint() const;
 };
 
-// Throws Error(kBug) for a tensor whose cuts do not leave one box.
+// Throws Error(kBug) for a tensor with a cut that it cannot have.
 SaveLayout save_layout(const std::vector<TensorState>& tensors);
 
 // Which part of the tensors of a kind a rank holds, and the number of its replica. Parts are numbered as the
@@ -53,6 +53,9 @@ struct HeldPart {
   int part = 0, replica = 0;
   bool operator==(const HeldPart&) const = default;
 };
+
+// None where the rank is not of the tensor's home.
+std::optional<HeldPart> held_part(const Placement& placement);
 
 // What one rank holds of each kind of the layout; nothing of kinds whose home is another stage.
 struct RankPlace {

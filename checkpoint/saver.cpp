@@ -22,7 +22,7 @@ namespace hyperion::checkpoint {
 // The bytes of this rank's items: in the pool, or where they live.
 class Saver::Items : public ItemReader {
  public:
-  Items(const Planned& planned, MemoryMover& mover) : planned_(planned), mover_(mover) {
+  Items(const CachedPlan& planned, MemoryMover& mover) : planned_(planned), mover_(mover) {
     for (const SaveItem& item : planned.plan.own) {
       offsets_.emplace(item.entry, pool_bytes_);
       pool_bytes_ += (tensor(item).local_bytes() + 63) / 64 * 64;
@@ -85,7 +85,7 @@ class Saver::Items : public ItemReader {
     }
   }
 
-  const Planned& planned_;
+  const CachedPlan& planned_;
   MemoryMover& mover_;
   std::map<uint32_t, uint64_t> offsets_;  // entry -> place in the pool
   uint64_t pool_bytes_ = 0;
@@ -94,7 +94,7 @@ class Saver::Items : public ItemReader {
   std::vector<std::byte> converted_;
 };
 
-struct Saver::UnderWay {
+struct Saver::InFlightSave {
   enum class State { kRunning, kDone, kFailed };
   int64_t step = 0;
   std::shared_ptr<Items> items;
@@ -124,37 +124,23 @@ Saver::~Saver() {
   }
 }
 
-void Saver::refresh_tensors() {
-  std::vector<int64_t> versions;
-  for (const StateComponent* component : components_) versions.push_back(component->layout_version());
-  if (versions == versions_) return;
-  versions_ = std::move(versions);
-  tensors_.clear();
-  for (StateComponent* component : components_)
-    for (TensorState& tensor : component->tensors()) tensors_.push_back(std::move(tensor));
-  full_.reset();
-  partial_.reset();
-  ++counters_.state_builds;
-}
-
 const std::vector<TensorState>& Saver::tensors() {
-  refresh_tensors();
+  if (tensors_.empty())
+    for (StateComponent* component : components_)
+      for (TensorState& tensor : component->tensors()) tensors_.push_back(std::move(tensor));
   return tensors_;
 }
 
-std::vector<RankPlace> Saver::places_of_ranks(const SaveLayout& layout) const {
-  std::vector<RankPlace> places(static_cast<size_t>(ranks_.size()));
-  for (size_t rank = 0; rank < places.size(); ++rank)
-    for (const SaveLayout::Kind& kind : layout.kinds)
-      places[rank].parts.push_back(options_.place_of(kind, static_cast<int>(rank)));
-  return places;
-}
-
-Saver::Planned Saver::make_plan(const SaveContent& content) {
+Saver::CachedPlan Saver::make_plan(const SaveContent& content) {
   failpoint("ckpt.plan");
-  Planned planned;
-  for (const TensorState& tensor : tensors_)
-    if (!content.wanted || content.wanted(tensor.key)) planned.tensors.push_back(tensor);
+  CachedPlan planned;
+  std::vector<std::string> names;
+  for (const TensorState& tensor : tensors()) {
+    if (content.wanted && !content.wanted(tensor.key)) continue;
+    planned.tensors.push_back(tensor);
+    names.push_back(tensor.key);
+  }
+  trace_names("planning a save", names);
   planned.layout = save_layout(planned.tensors);
   if (content.model_dtype) {
     for (SaveLayout::Entry& entry : planned.layout.entries)
@@ -162,42 +148,41 @@ Saver::Planned Saver::make_plan(const SaveContent& content) {
           can_cast(entry.dtype, *content.model_dtype))
         entry.dtype = *content.model_dtype;
   }
-  std::vector<std::string> names;
-  for (const TensorState& tensor : planned.tensors) names.push_back(tensor.key);
-  trace_names("planning a save", names);
-  if (ranks_.rank() == 0 && run_id_.empty()) {
-    std::random_device device;
-    run_id_ = fmt::format("{:08x}{:08x}", device(), device());
-  }
-  const RankPlace own_place = rank_place(planned.layout, planned.tensors);
-  const std::vector<RankPlace> places = places_of_ranks(planned.layout);
-  const std::string layout = fmt::format("{:016x}", planned.layout.fingerprint());
-  const std::vector<std::string> texts = collectively(ranks_, [&] {
-    const RankPlace& known = places[static_cast<size_t>(ranks_.rank())];
-    if (known != own_place)
-      throw_bug("save plan: a rank of this place holds {}, this one holds {}", known.to_text(),
-                own_place.to_text());
-    return layout;
-  });
-  run_id_ = from_rank_0(ranks_, [&] {
-    for (size_t r = 0; r < texts.size(); ++r)
-      if (texts[r] != layout)
-        throw_bug("checkpoint: rank {} and rank 0 plan different saves ({} and {})", r, texts[r], texts[0]);
-    return run_id_;
-  });
+  std::vector<RankPlace> places(static_cast<size_t>(ranks_.size()));
+  for (size_t rank = 0; rank < places.size(); ++rank)
+    for (const SaveLayout::Kind& kind : planned.layout.kinds)
+      places[rank].parts.push_back(options_.place_of(kind, static_cast<int>(rank)));
+  require_same_plan(planned, places);
   planned.plan = make_save_plan(planned.layout, places, options_.writers, ranks_.rank());
-  ++counters_.plans;
   return planned;
 }
 
-Saver::Planned& Saver::plan_for(const SaveContent& content) {
-  refresh_tensors();
+void Saver::require_same_plan(const CachedPlan& planned, const std::vector<RankPlace>& places) {
+  const RankPlace own = rank_place(planned.layout, planned.tensors);
+  const RankPlace& expected = places[static_cast<size_t>(ranks_.rank())];
+  const std::vector<uint64_t> layouts = collectively(ranks_, [&] {
+    if (expected != own)
+      throw_bug("save plan: a rank of this place holds {}, this one holds {}", expected.to_text(),
+                own.to_text());
+    return planned.layout.fingerprint();
+  });
+  run_id_ = from_rank_0(ranks_, [&] {
+    for (size_t r = 0; r < layouts.size(); ++r)
+      if (layouts[r] != layouts[0])
+        throw_bug("checkpoint: rank {} and rank 0 plan different saves ({:016x} and {:016x})", r, layouts[r],
+                  layouts[0]);
+    std::random_device device;
+    return run_id_.empty() ? fmt::format("{:08x}{:08x}", device(), device()) : run_id_;
+  });
+}
+
+Saver::CachedPlan& Saver::plan_for(const SaveContent& content) {
   if (content.wanted || content.model_dtype) return partial_.emplace(make_plan(content));
   if (!full_) full_ = make_plan(content);
   return *full_;
 }
 
-SaveJob Saver::make_job(int64_t step, const SaveContent& content, const Planned& planned) {
+SaveJob Saver::make_job(int64_t step, const SaveContent& content, const CachedPlan& planned) {
   SaveJob job;
   job.step = step;
   job.save_id = fmt::format("{}-{}", run_id_, next_id_++);
@@ -218,7 +203,7 @@ SaveJob Saver::make_job(int64_t step, const SaveContent& content, const Planned&
 }
 
 // Items that read from the pool when `staged` and there is memory for it, else from where the state lives.
-std::shared_ptr<Saver::Items> Saver::make_items(const Planned& planned, bool staged) {
+std::shared_ptr<Saver::Items> Saver::make_items(const CachedPlan& planned, bool staged) {
   auto items = std::make_shared<Items>(planned, mover_);
   if (!staged) return items;
   try {
@@ -230,7 +215,6 @@ std::shared_ptr<Saver::Items> Saver::make_items(const Planned& planned, bool sta
         "waits; set checkpoint.async_mode = \"disabled\" or give the job more host memory",
         ranks_.rank(), items->pool_bytes());
   }
-  counters_.pool_bytes = pool_.bytes();
   return items;
 }
 
@@ -244,30 +228,26 @@ SaveReport Saver::write_and_purge(const SaveJob& job, Items& items) {
 }
 
 uint64_t Saver::index_bytes() {
-  const Planned& all = plan_for({});
-  return std::stoull(
-      from_rank_0(ranks_, [&] { return std::to_string(save_index_bytes(all.layout, all.plan)); }));
+  const CachedPlan& all = plan_for({});
+  return from_rank_0(ranks_, [&] { return save_index_bytes(all.layout, all.plan); });
 }
 
 SaveReport Saver::preflight(int64_t step, bool keep, bool probe) {
   finish();
   try {
-    refresh_tensors();
     SaveContent content{.kind = CheckpointKind::kPreCheckpoint};
-    if (probe && !tensors_.empty()) {
+    if (probe && !tensors().empty()) {
       const auto size = [](const TensorState& tensor) { return element_count(tensor.shape).value(); };
-      const std::string smallest = std::ranges::min(tensors_, {}, size).key;
+      const std::string smallest = std::ranges::min(tensors(), {}, size).key;
       content.wanted = [smallest](const std::string& key) { return key == smallest; };
     }
-    const Planned& all = plan_for(content);
+    const CachedPlan& all = plan_for(content);
     SaveJob job = make_job(step, content, all);
     job.commit = keep;
     job.read_back = true;
     const auto items = make_items(all, options_.async != AsyncMode::kDisabled);
     mover_.prepare();
-    const SaveReport report = write_and_purge(job, *items);
-    ++counters_.saves;
-    return report;
+    return write_and_purge(job, *items);
   } catch (const Error& error) {
     if (error.code() != ExitCode::kSaveFailed) throw;
     throw_pre_checkpoint(
@@ -287,83 +267,84 @@ void Saver::prepare_pool() {
 bool Saver::save(int64_t step, const SaveContent& content, bool now) {
   finish();
   const auto begin = std::chrono::steady_clock::now();
-  Planned& what = plan_for(content);
-  SaveJob job = make_job(step, content, what);
+  CachedPlan& plan = plan_for(content);
+  SaveJob job = make_job(step, content, plan);
   bool background = options_.async != AsyncMode::kDisabled && !now;
-  std::shared_ptr<Items> items = make_items(what, background);
-  if (background && !every_rank_has_pool(what, *items)) {
+  std::shared_ptr<Items> items = make_items(plan, background);
+  if (background && !every_rank_has_pool(plan, *items)) {
     background = false;
-    items = make_items(what, /*staged=*/false);
+    items = make_items(plan, /*staged=*/false);
   }
   mover_.prepare();
-  if (!background) {
+  if (background)
+    start_in_background(std::move(job), std::move(items));
+  else
     write_and_purge(job, *items);
-    ++counters_.saves;
-  } else {
-    auto starting = std::make_unique<UnderWay>();
-    starting->step = step;
-    starting->items = items;
-    items->on_staged = [save = starting.get()] {
-      save->copied = true;
-      save->staged.set_value();
-    };
-    starting->done = std::async(std::launch::async, [this, job = std::move(job), save = starting.get()] {
-      try {
-        write_and_purge(job, *save->items);
-        save->state = UnderWay::State::kDone;
-      } catch (...) {
-        try {
-          save->staged.set_value();
-        } catch (const std::future_error&) {  // it was
-        }
-        save->state = UnderWay::State::kFailed;
-        throw;
-      }
-    });
-    under_way_ =
-        std::move(starting);  // not before: where no thread could be started nothing may wait for one
-    if (options_.async == AsyncMode::kAsync) under_way_->staging.wait();
-  }
-  counters_.stall_seconds = seconds_since(begin);
+  if (background && options_.async == AsyncMode::kAsync) in_flight_->staging.wait();
+  stall_seconds_ = seconds_since(begin);
   if (options_.async == AsyncMode::kAsync) report_staged();
   return !background;
 }
 
+void Saver::start_in_background(SaveJob job, std::shared_ptr<Items> items) {
+  auto starting = std::make_unique<InFlightSave>();
+  starting->step = job.step;
+  starting->items = std::move(items);
+  starting->items->on_staged = [save = starting.get()] {
+    save->copied = true;
+    save->staged.set_value();
+  };
+  starting->done = std::async(std::launch::async, [this, job = std::move(job), save = starting.get()] {
+    try {
+      write_and_purge(job, *save->items);
+      save->state = InFlightSave::State::kDone;
+    } catch (...) {
+      try {
+        save->staged.set_value();
+      } catch (const std::future_error&) {  // it was
+      }
+      save->state = InFlightSave::State::kFailed;
+      throw;
+    }
+  });
+  in_flight_ = std::move(starting);  // not before: where no thread could be started nothing may wait for one
+}
+
 // A rank without a pool writes while training waits. Then all wait, or the others would sit in a collective
 // of training until it times out.
-bool Saver::every_rank_has_pool(Planned& planned, const Items& items) {
-  if (planned.pooled) return true;
-  const std::vector<std::string> answers = ranks_.gather(items.staged() ? "yes" : "no");
-  const bool all = std::ranges::count(answers, "yes") == ranks_.size();
-  return planned.pooled = ranks_.broadcast(all ? "yes" : "no") == "yes";
+bool Saver::every_rank_has_pool(CachedPlan& planned, const Items& items) {
+  if (!planned.pooled)
+    planned.pooled = combine_on_rank_0(ranks_, items.staged(), [](const std::vector<bool>& staged) {
+      return std::ranges::count(staged, false) == 0;
+    });
+  return planned.pooled;
 }
 
 void Saver::report_staged() {
-  if (under_way_ && under_way_->copied.exchange(false) && on_staged)
-    on_staged(under_way_->step, counters_.stall_seconds);
+  if (in_flight_ && in_flight_->copied.exchange(false) && on_staged)
+    on_staged(in_flight_->step, stall_seconds_);
 }
 
 void Saver::join_staging() {
-  if (!under_way_) return;
+  if (!in_flight_) return;
   const auto begin = std::chrono::steady_clock::now();
-  under_way_->staging.wait();
-  counters_.stall_seconds += seconds_since(begin);
+  in_flight_->staging.wait();
+  stall_seconds_ += seconds_since(begin);
   report_staged();
 }
 
 bool Saver::save_ended() const {
-  return under_way_ && under_way_->state != UnderWay::State::kRunning;
+  return in_flight_ && in_flight_->state != InFlightSave::State::kRunning;
 }
 bool Saver::save_failed() const {
-  return under_way_ && under_way_->state == UnderWay::State::kFailed;
+  return in_flight_ && in_flight_->state == InFlightSave::State::kFailed;
 }
 
 void Saver::finish() {
-  if (!under_way_) return;
+  if (!in_flight_) return;
   join_staging();
-  const std::unique_ptr<UnderWay> save = std::move(under_way_);
+  const std::unique_ptr<InFlightSave> save = std::move(in_flight_);
   save->done.get();
-  ++counters_.saves;
 }
 
 }  // namespace hyperion::checkpoint

@@ -44,7 +44,7 @@ class Saver {
   // Components and what their tensors point at must outlive the saver. Collective.
   Saver(SaverOptions options, std::vector<StateComponent*> components, Coordinator& ranks,
         MemoryMover& mover);
-  ~Saver();  // waits for a save under way; its failure is logged
+  ~Saver();  // waits for a save in flight; its failure is logged
   Saver(const Saver&) = delete;
   Saver& operator=(const Saver&) = delete;
 
@@ -71,8 +71,8 @@ class Saver {
   // Whether the save in the background has ended, with or without success: finish() will not wait long.
   bool save_ended() const;
   bool save_failed() const;
-  bool save_in_flight() const { return under_way_ && !save_ended(); }
-  // Waits for the save under way, if any. Throws what write_checkpoint() threw.
+  bool save_in_flight() const { return in_flight_ && !save_ended(); }
+  // Waits for the save in flight, if any. Throws what write_checkpoint() threw.
   void finish();
 
   // Called with the report of each durable save that stays; on the thread of the save.
@@ -81,34 +81,32 @@ class Saver {
   // for it; on the training thread.
   std::function<void(int64_t step, double stall_seconds)> on_staged;
 
-  struct Counters {
-    int64_t saves = 0, plans = 0, state_builds = 0;
-    uint64_t pool_bytes = 0;
-    double stall_seconds = 0;  // of the last save: in save() and join_staging()
-  };
-  const Counters& counters() const { return counters_; }
+  uint64_t pool_bytes() const { return pool_.bytes(); }
+  double stall_seconds() const { return stall_seconds_; }  // of the last save: in save() and join_staging()
   CheckpointFolder& folder() { return folder_; }
   // Of all components.
   const std::vector<TensorState>& tensors();
 
  private:
-  struct Planned {
+  struct CachedPlan {
     std::vector<TensorState> tensors;  // those it holds
     SaveLayout layout;
     SavePlan plan;
     bool pooled = false;  // every rank has a pool for it
   };
-  struct UnderWay;  // the save that a thread works on
+  struct InFlightSave;  // the save that a thread works on
   class Items;
-  void refresh_tensors();
-  Planned& plan_for(const SaveContent& content);
-  std::vector<RankPlace> places_of_ranks(const SaveLayout& layout) const;
-  Planned make_plan(const SaveContent& content);
-  SaveJob make_job(int64_t step, const SaveContent& content, const Planned& planned);
-  std::shared_ptr<Items> make_items(const Planned& planned, bool staged);
+  CachedPlan& plan_for(const SaveContent& content);
+  CachedPlan make_plan(const SaveContent& content);
+  // Throws Error(kBug) on every rank when the ranks plan different saves, or a rank holds something else than
+  // the others take it to hold. Collective.
+  void require_same_plan(const CachedPlan& planned, const std::vector<RankPlace>& places);
+  SaveJob make_job(int64_t step, const SaveContent& content, const CachedPlan& planned);
+  std::shared_ptr<Items> make_items(const CachedPlan& planned, bool staged);
+  void start_in_background(SaveJob job, std::shared_ptr<Items> items);
   SaveReport write_and_purge(const SaveJob& job, Items& items);
   void report_staged();
-  bool every_rank_has_pool(Planned& planned, const Items& items);
+  bool every_rank_has_pool(CachedPlan& planned, const Items& items);
 
   SaverOptions options_;
   std::vector<StateComponent*> components_;
@@ -116,14 +114,13 @@ class Saver {
   MemoryMover& mover_;
   CheckpointFolder folder_;
   std::vector<TensorState> tensors_;
-  std::vector<int64_t> versions_;   // of the components' layouts that tensors_ shows
-  std::optional<Planned> full_;     // the plan of a save of everything: made once
-  std::optional<Planned> partial_;  // the last other one
+  std::optional<CachedPlan> full_;     // the plan of a save of everything: made once
+  std::optional<CachedPlan> partial_;  // the last other one
   std::string run_id_;
   int64_t next_id_ = 0;
   StagingPool pool_;
-  std::unique_ptr<UnderWay> under_way_;
-  Counters counters_;
+  std::unique_ptr<InFlightSave> in_flight_;
+  double stall_seconds_ = 0;
 };
 
 }  // namespace hyperion::checkpoint

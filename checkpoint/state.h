@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/box.h"
+#include "base/placement.h"
 #include "checkpoint/types/choices.h"
 #include "checkpoint/types/dtype.h"
 #include "checkpoint/types/index.h"
@@ -20,16 +20,7 @@
 
 namespace hyperion::checkpoint {
 
-// How the ranks hold a tensor. Without cuts each of them has it whole.
-struct Placement {
-  std::vector<Cut> cuts;          // that leave this rank's part, one box (base/box.h: box_of)
-  int replicas = 1, replica = 0;  // how many ranks hold that part; this rank's number among them
-  int home = 0;                   // the pipeline stage whose ranks hold the tensor
-  // Whether this rank is one of them. Else it describes the tensor without data, and the indices of the cuts
-  // and `replica` mean nothing.
-  bool here = true;
-  bool operator==(const Placement&) const = default;
-};
+using hyperion::Placement;
 
 // A tensor in memory: this rank's local shard of it, contiguous and row-major.
 struct TensorState {
@@ -63,10 +54,8 @@ class StateComponent {
  public:
   virtual ~StateComponent() = default;
   virtual std::string name() const = 0;
-  // The component's tensors. Called once, and again when layout_version() has changed: until then addresses,
-  // shapes, names and placements stay the same. All ranks must change in the same step.
+  // The component's tensors, whose addresses, shapes, names and placements stay the same.
   virtual std::vector<TensorState> tensors() { return {}; }
-  virtual int64_t layout_version() const { return 0; }
   // Returns when nothing changes the tensors any more. Called at every save.
   virtual void wait_for_update() {}
   // Its values as they are now. Called at every save.

@@ -37,8 +37,8 @@ endif()
 add_library(hyperion_cuda_headers INTERFACE)
 target_include_directories(hyperion_cuda_headers SYSTEM INTERFACE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES} ${HYPERION_NCCL_INCLUDE})
 
-# libhyperion_cuda.so: everything of ours that needs CUDA, loaded at run time by base/device/device_library.cpp. base/device/cuda and
-# models/float8/cuda add their sources. The driver, libcuda.so.1, is needed only where it runs.
+# libhyperion_cuda.so: everything of ours that needs CUDA, loaded at run time by base/device/device_library.cpp. base/device/cuda,
+# models/float8/cuda and models/kernels add their sources. The driver, libcuda.so.1, is needed only where it runs.
 foreach(name torch_cuda c10_cuda)
   add_library(${name} SHARED IMPORTED)
   set_target_properties(${name} PROPERTIES IMPORTED_LOCATION ${HYPERION_TORCH}/lib/lib${name}.so)

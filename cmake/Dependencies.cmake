@@ -10,7 +10,7 @@ pkg_check_modules(UTF8PROC REQUIRED IMPORTED_TARGET libutf8proc)
 pkg_check_modules(ZSTD REQUIRED IMPORTED_TARGET libzstd)
 find_package(ZLIB REQUIRED)
 pkg_check_modules(DEFLATE REQUIRED IMPORTED_TARGET libdeflate)  # its CRC-32 is three times zlib's
-pkg_check_modules(JEMALLOC REQUIRED IMPORTED_TARGET jemalloc)  # see trainer/commands/main.cpp
+pkg_check_modules(JEMALLOC REQUIRED IMPORTED_TARGET jemalloc)  # see app/main.cpp
 find_package(simdjson REQUIRED)
 find_package(nlohmann_json REQUIRED)
 find_package(toml11 REQUIRED)

@@ -1,4 +1,5 @@
-// The last unit: final norm, head and cross-entropy, chunk by chunk.
+#include "models/loss_head.h"
+
 #include <algorithm>
 
 #include <ATen/TensorOperators.h>
@@ -10,11 +11,9 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "base/error.h"
-#include "models/kernels/cross_entropy.h"
-#include "models/kernels/fused.h"
-#include "models/ops.h"
-#include "models/tensor_region.h"
-#include "models/transformer.h"
+#include "models/kernels/common/dtype.h"
+#include "models/kernels/kernels.h"
+#include "models/layers/row_exchange.h"
 
 namespace hyperion::models {
 namespace {
@@ -53,7 +52,7 @@ struct LossHead::Rows {
       : count(labels.numel()),
         labels(output.ranks() == nullptr ? labels.flatten() : in_rank_order(labels, output.ranks()->size())),
         options(normed.options()),
-        gathered(normed.detach(), {&output}, GatheredRows::Role::kInput),
+        gathered(normed.detach(), {&output}, Role::kInput, gather_of({&output}, Role::kInput)),
         operand(gathered.wait()) {}
   Rows(const Rows&) = delete;
   Rows& operator=(const Rows&) = delete;
@@ -70,20 +69,17 @@ struct LossHead::Chunk {
   Operand rows;
   at::Tensor labels;
   at::Tensor logits{};  // of this rank's part of the vocabulary; then the gradient
-  at::Tensor amax{};    // fp32, 0-dim: the gradient's largest magnitude, where it was found on the way
   // With a tensor parallel group, of all ranks: statistics [ranks, count, 3], or their logits, padded to
   // equal parts.
   at::Tensor own{}, all{};
   Pending exchange{};
 };
 
-LossHead::LossHead(const ModelArgs& args, ParameterPtr norm, ParameterPtr output, int64_t chunk_bytes,
-                   const Regions& regions)
-    : norm_eps_(args.norm_eps),
-      chunk_bytes_(chunk_bytes),
+LossHead::LossHead(Norm norm, ParameterPtr output, int64_t chunk_bytes, const ParallelDims& dims)
+    : chunk_bytes_(chunk_bytes),
       norm_(std::move(norm)),
-      output_(std::move(output), nullptr, regions.tensor),
-      loss_parallel_(regions.loss_parallel) {}
+      output_(std::move(output), nullptr, dims.tensor_group()),
+      loss_parallel_(dims.loss_parallel) {}
 
 // The same on every rank of the group, whose parts of the vocabulary may differ.
 int64_t LossHead::rows_per_chunk(const Rows& rows) const {
@@ -110,7 +106,7 @@ LossHead::Chunk LossHead::start_chunk(Rows& rows, int64_t first, int64_t count) 
   if (ranks == nullptr) return chunk;
   const Parameter& weight = *output_.weight();
   if (loss_parallel_) {
-    chunk.own = kernels::vocab_statistics(chunk.logits, chunk.labels, vocab_part(weight));
+    chunk.own = kernels::table().vocab_statistics(chunk.logits, chunk.labels, vocab_part(weight));
   } else {
     const int64_t columns = chunk_of(weight.shape[0], ranks->size(), 0).count;
     chunk.own = at::zeros({count, columns}, chunk.logits.options());
@@ -124,25 +120,21 @@ LossHead::Chunk LossHead::start_chunk(Rows& rows, int64_t first, int64_t count) 
 
 // The chunk's loss; with `scale` its logits become their gradient.
 at::Tensor LossHead::finish_chunk(Chunk& chunk, const at::Tensor* scale) const {
-  if (output_.ranks() == nullptr) {
-    if (scale != nullptr && reads_amaxes({&output_}, chunk.logits))
-      chunk.amax = at::zeros({}, chunk.logits.options().dtype(at::kFloat));
-    return kernels::cross_entropy(chunk.logits, chunk.labels, scale, chunk.amax);
-  }
+  if (output_.ranks() == nullptr) return kernels::table().cross_entropy(chunk.logits, chunk.labels, scale);
   chunk.exchange.wait();
   const Parameter& weight = *output_.weight();
   const kernels::VocabPart part = vocab_part(weight);
   if (loss_parallel_) {
     const RowLosses losses = combine_statistics(chunk.all, chunk.labels);
     if (scale != nullptr)
-      kernels::vocab_gradient(chunk.logits, chunk.labels, part, losses.log_sum_exp, *scale);
+      kernels::table().vocab_gradient(chunk.logits, chunk.labels, part, losses.log_sum_exp, *scale);
     return losses.sum;
   }
   // Only the last parts are short, so the padding is all behind the vocabulary.
   const at::Tensor whole = chunk.all.transpose(0, 1).flatten(1).narrow(1, 0, part.whole).contiguous();
   chunk.own.reset();
   chunk.all.reset();
-  const at::Tensor loss = kernels::cross_entropy(whole, chunk.labels, scale);
+  const at::Tensor loss = kernels::table().cross_entropy(whole, chunk.labels, scale);
   if (scale != nullptr) chunk.logits = whole.narrow(1, part.first, weight.rows()).contiguous();
   return loss;
 }
@@ -169,7 +161,7 @@ at::Tensor LossHead::add_up_loss(Rows& rows, const at::Tensor* scale, const Each
 
 at::Tensor LossHead::loss_sum(const at::Tensor& x, const at::Tensor& labels) const {
   at::NoGradGuard no_grad;
-  Rows rows(ops::rms_norm(x, norm_->weight, norm_eps_), labels, output_);
+  Rows rows(norm_.forward(x), labels, output_);
   return add_up_loss(rows, nullptr, [](const Chunk&) {});
 }
 
@@ -178,7 +170,7 @@ LossHead::LossAndGrad LossHead::loss_and_grad(const at::Tensor& x, const at::Ten
   const at::Tensor leaf = x.detach().requires_grad_();
   const at::Tensor normed = [&] {
     at::AutoGradMode grad_mode(true);
-    return ops::rms_norm(leaf, norm_->weight, norm_eps_);
+    return norm_.forward(leaf);
   }();
   at::NoGradGuard no_grad;
   const Parameter& weight = *output_.weight();
@@ -186,13 +178,11 @@ LossHead::LossAndGrad LossHead::loss_and_grad(const at::Tensor& x, const at::Ten
   rows.operand.makes_columns = true;
   at::Tensor grad_h = at::empty({rows.count, x.size(-1)}, x.options());
   at::Tensor grad_weight;  // in fp32 when several chunks add up, so that bf16 rounds once
-  std::optional<ScatteredRows> scattered;
+  std::optional<ScatteredSum> sum;
   const at::Tensor loss = add_up_loss(rows, &scale, [&](Chunk& chunk) {
     Operand grad(chunk.logits);
-    grad.amax = chunk.amax;
     grad_h.narrow(0, chunk.first, chunk.count).copy_(output_.input_gradient(grad));
-    if (output_.ranks() != nullptr && chunk.first + chunk.count == rows.count)
-      scattered.emplace(grad_h, *output_.ranks());
+    if (chunk.first + chunk.count == rows.count) sum.emplace(grad_h, output_.ranks());
     if (chunk.count == rows.count)
       grad_weight = output_.weight_gradient(grad, chunk.rows);
     else
@@ -200,14 +190,14 @@ LossHead::LossAndGrad LossHead::loss_and_grad(const at::Tensor& x, const at::Ten
   });
   const bool takes_sum = weight.gradient_dtype == grad_weight.scalar_type();
   output_.accumulate(takes_sum ? grad_weight : grad_weight.to(weight.weight.scalar_type()));
-  torch::autograd::backward({normed}, {(scattered ? scattered->wait() : grad_h).view(x.sizes())});
+  torch::autograd::backward({normed}, {(sum ? sum->wait() : grad_h).view(x.sizes())});
   return {loss, leaf.grad()};
 }
 
 at::Tensor LossHead::logits(const at::Tensor& x) const {
   if (output_.ranks() != nullptr) throw_bug("logits of a model that is divided over a tensor parallel group");
   at::NoGradGuard no_grad;
-  const at::Tensor normed = ops::rms_norm(x, norm_->weight, norm_eps_);
+  const at::Tensor normed = norm_.forward(x);
   Operand rows(normed.flatten(0, 1));
   return output_.output(rows).unflatten(0, {x.size(0), x.size(1)});
 }

@@ -4,14 +4,11 @@
 #include <ATen/ops/alias.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/embedding_dense_backward.h>
-#include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "models/activation_checkpoint.h"
-#include "models/kernels/attention.h"
-#include "models/kernels/rms_norm.h"
-#include "models/kernels/rope.h"
-#include "models/kernels/swiglu.h"
+#include "models/kernels/attention/attention.h"
+#include "models/kernels/kernels.h"
+#include "models/layers/activation_checkpoint.h"
 #include "models/maybe_tensor.h"
 
 namespace hyperion::models::ops {
@@ -37,140 +34,105 @@ struct EmbeddingFunction : Function<EmbeddingFunction> {
 
 struct RmsNormFunction : Function<RmsNormFunction> {
   static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& weight, double eps) {
-    auto [output, rstd] = kernels::rms_norm_forward(x, weight, eps);
+    auto [output, rstd] = kernels::table().rms_norm(x, weight, eps);
     context->save_for_backward({x, weight, rstd});
     return output;
   }
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const auto saved = context->get_saved_variables();
-    auto [x, weight] = kernels::rms_norm_backward(grads[0], saved[0], saved[1], saved[2]);
+    auto [x, weight] = kernels::table().rms_norm_backward(grads[0], saved[0], saved[1], saved[2]);
     return {x, weight, Tensor()};
   }
 };
 
-// fp32 [many] zeros beside x, for kernels that raise them to the largest magnitudes of what they write.
-Tensor new_amaxes(int64_t many, const Tensor& x) {
-  return at::zeros({many}, x.options().dtype(at::kFloat));
-}
-
-// Without a residual the sum is x itself. Results: the sum, the norm once for each reader, and its amax where
-// that is wanted.
+// Without a residual the sum is x itself. Results: the sum, then the norm once for each branch.
 struct AddRmsNormFunction : Function<AddRmsNormFunction> {
   static variable_list forward(AutogradContext* context, const Tensor& x, const MaybeTensor& residual,
-                               const Tensor& weight, double eps, int64_t readers, bool wants_amax,
-                               const MaybeTensor& gradient_amax) {
+                               const Tensor& weight, double eps, int64_t branches) {
     context->set_materialize_grads(false);
     context->saved_data["adds"] = residual.has_value();
-    context->saved_data["readers"] = readers;
-    context->saved_data["finds_amax"] = gradient_amax.has_value();
     variable_list results;
-    const Tensor amax = wants_amax ? new_amaxes(1, x) : Tensor();
     if (!residual) {
-      auto [output, rstd] = kernels::rms_norm_forward(x, weight, eps, amax);
+      auto [output, rstd] = kernels::table().rms_norm(x, weight, eps);
       context->save_for_backward({x, weight, rstd});
       results = {x, output};
     } else {
       context->saved_data["shape"] = x.sizes();
-      auto [sum, output, rstd] = kernels::add_rms_norm_forward(x, *residual, weight, eps, amax);
+      auto [sum, output, rstd] = kernels::table().add_rms_norm(x, *residual, weight, eps);
       context->save_for_backward({sum, weight, rstd});
       results = {sum, output};
     }
-    if (wants_amax) {
-      context->mark_non_differentiable({amax});
-      results.push_back(amax);
-    }
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;  // each reader's is a result of its own
-    for (int64_t reader = 1; reader < readers; ++reader)
-      results.insert(results.begin() + 1 + reader, at::alias(results[1]));
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;  // each branch's is a result of its own
+    for (int64_t branch = 1; branch < branches; ++branch) results.push_back(at::alias(results[1]));
     return results;
   }
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    const int64_t readers = context->saved_data["readers"].toInt();
     const Tensor& grad_sum = grads[0];
-    variable_list terms;
-    for (int64_t reader = 0; reader < readers; ++reader)
-      if (grads[1 + reader].defined()) terms.push_back(grads[1 + reader]);
-    Tensor grad_x = grad_sum, grad_weight, amax;
+    variable_list terms;  // of the norm's gradient
+    for (size_t branch = 1; branch < grads.size(); ++branch)
+      if (grads[branch].defined()) terms.push_back(grads[branch]);
+    Tensor grad_x = grad_sum, grad_weight;
     if (!terms.empty()) {
       const auto saved = context->get_saved_variables();
       const auto more = at::TensorList(terms).slice(1);
-      if (grad_sum.defined()) {
-        if (context->saved_data["finds_amax"].toBool()) amax = new_amaxes(1, grad_sum);
-        std::tie(grad_x, grad_weight) =
-            kernels::add_rms_norm_backward(terms[0], grad_sum, saved[0], saved[1], saved[2], more, amax);
-      } else {
-        std::tie(grad_x, grad_weight) =
-            kernels::rms_norm_backward(kernels::sum_of_terms(terms[0], more), saved[0], saved[1], saved[2]);
-      }
+      std::tie(grad_x, grad_weight) =
+          grad_sum.defined()
+              ? kernels::table().add_rms_norm_backward(terms[0], grad_sum, saved[0], saved[1], saved[2], more)
+              : kernels::table().rms_norm_backward(kernels::sum_of_terms(terms[0], more), saved[0], saved[1],
+                                                   saved[2]);
     }
     const bool adds = context->saved_data["adds"].toBool() && grad_x.defined();
-    return {adds ? grad_x.view(context->saved_data["shape"].toIntVector()) : grad_x,
-            adds ? grad_x : Tensor(),
-            grad_weight,
-            Tensor(),
-            Tensor(),
-            Tensor(),
-            amax};
+    return {adds ? grad_x.view(context->saved_data["shape"].toIntVector()) : grad_x, adds ? grad_x : Tensor(),
+            grad_weight, Tensor(), Tensor()};
   }
 };
 
 SumAndNorm sum_and_norm(const Tensor& x, const MaybeTensor& residual, const Tensor& weight, double eps,
-                        const NormReaders& readers, const Tensor& gradient_amax) {
-  variable_list all = AddRmsNormFunction::apply(x, residual, weight, eps, readers.layers, readers.want_amax,
-                                                if_defined(gradient_amax));
-  SumAndNorm result = {all[0], all[1]};
-  const auto first = all.begin() + 2, last = all.begin() + 1 + readers.layers;
-  result.again.assign(first, last);
-  if (last != all.end()) result.amax = *last;
-  return result;
+                        int64_t branches) {
+  const variable_list all = AddRmsNormFunction::apply(x, residual, weight, eps, branches);
+  return {all[0], {all.begin() + 1, all.end()}};
 }
 
 struct RopeQkvFunction : Function<RopeQkvFunction> {
   static variable_list forward(AutogradContext* context, const Tensor& q, const Tensor& k, const Tensor& v,
-                               const Tensor& cos, const Tensor& sin, int64_t style, int64_t parts,
-                               const MaybeTensor& gradient_amaxes) {
+                               const Tensor& cos, const Tensor& sin, int64_t style, int64_t parts) {
     context->save_for_backward({cos, sin});
     context->saved_data["style"] = style;
     context->saved_data["parts"] = parts;
-    context->saved_data["finds_amaxes"] = gradient_amaxes.has_value();
-    kernels::Heads turned = kernels::rope_heads({q, k, v}, cos, sin, static_cast<RopeStyle>(style), parts);
-    return {turned.q, turned.k, turned.v};
+    // Values that are a tensor of their own stay where they are; a view would keep the product of all three.
+    const bool keeps = parts == 1 && v.is_contiguous() &&
+                       v.numel() * v.element_size() == static_cast<int64_t>(v.storage().nbytes());
+    kernels::Heads rotated = kernels::table().rope_heads({q, k, keeps ? Tensor() : v}, cos, sin,
+                                                         static_cast<RopeStyle>(style), parts);
+    return {rotated.q, rotated.k, keeps ? v : rotated.v};
   }
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const auto saved = context->get_saved_variables();
     const auto style = static_cast<RopeStyle>(context->saved_data["style"].toInt());
-    const int64_t parts = context->saved_data["parts"].toInt();
-    const Tensor amaxes = context->saved_data["finds_amaxes"].toBool() ? new_amaxes(3, grads[0]) : Tensor();
-    kernels::Heads back = kernels::rope_heads_backward({grads[0], grads[1], grads[2]}, saved[0], saved[1],
-                                                       style, parts, amaxes);
-    return {back.q, back.k, back.v, Tensor(), Tensor(), Tensor(), Tensor(), amaxes};
+    kernels::Heads back = kernels::table().rope_heads_backward(
+        {grads[0], grads[1], grads[2]}, saved[0], saved[1], style, context->saved_data["parts"].toInt());
+    return {back.q, back.k, back.v, Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
 
-// With wants_amax the result's amax is a second result.
-struct SwigluFunction : Function<SwigluFunction> {
-  static variable_list forward(AutogradContext* context, const Tensor& gate, const Tensor& up,
-                               bool wants_amax, const MaybeTensor& gradient_amaxes) {
+struct GatedActivationFunction : Function<GatedActivationFunction> {
+  static Tensor forward(AutogradContext* context, const Tensor& gate, const Tensor& up, int64_t activation) {
     context->save_for_backward({gate, up});
-    context->saved_data["finds_amaxes"] = gradient_amaxes.has_value();
-    context->set_materialize_grads(false);  // of amax, which has none
-    if (!wants_amax) return {kernels::swiglu_forward(gate, up)};
-    const Tensor amax = new_amaxes(1, gate);
-    context->mark_non_differentiable({amax});
-    return {kernels::swiglu_forward(gate, up, amax), amax};
+    context->saved_data["activation"] = activation;
+    return kernels::table().gated_activation(gate, up, static_cast<Activation>(activation));
   }
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const auto saved = context->get_saved_variables();
-    const Tensor amaxes = context->saved_data["finds_amaxes"].toBool() ? new_amaxes(2, grads[0]) : Tensor();
-    auto [gate, up] = kernels::swiglu_backward(grads[0], saved[0], saved[1], amaxes);
-    return {gate, up, Tensor(), amaxes};
+    auto [gate, up] = kernels::table().gated_activation_backward(
+        grads[0], saved[0], saved[1], static_cast<Activation>(context->saved_data["activation"].toInt()));
+    return {gate, up, Tensor()};
   }
 };
 
 struct AttentionFunction : Function<AttentionFunction> {
   static Tensor forward(AutogradContext* context, const Tensor& q, const Tensor& k, const Tensor& v,
-                        const kernels::Documents& documents) {
-    variable_list results = saved_or_computed(/*save=*/true, [&] {
+                        const kernels::Documents& documents, SelectiveCheckpoint* selective) {
+    variable_list results = saved_or_computed(selective, /*save=*/true, [&] {
       kernels::AttentionResult result = kernels::attention_forward(q, k, v, documents);
       SelectiveCheckpoint::Results all = {result.output};
       all.insert(all.end(), result.extras.begin(), result.extras.end());
@@ -188,7 +150,16 @@ struct AttentionFunction : Function<AttentionFunction> {
     const kernels::Documents documents{saved[3], saved[4], context->saved_data["longest"].toInt()};
     const kernels::AttentionResult result{saved[5], {saved.begin() + 6, saved.end()}};
     auto [q, k, v] = kernels::attention_backward(grads[0], saved[0], saved[1], saved[2], documents, result);
-    return {q, k, v, Tensor()};
+    return {q, k, v, Tensor(), Tensor()};
+  }
+};
+
+struct ResidualSumFunction : Function<ResidualSumFunction> {
+  static Tensor forward(AutogradContext*, const Tensor& stream, const Tensor& x, bool adds) {
+    return adds ? stream + x : x;
+  }
+  static variable_list backward(AutogradContext*, const variable_list& grads) {
+    return {grads[0], grads[0], Tensor()};
   }
 };
 
@@ -201,28 +172,27 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
   return RmsNormFunction::apply(x, weight, eps);
 }
 SumAndNorm add_rms_norm(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps,
-                        const NormReaders& readers, const Tensor& gradient_amax) {
-  return sum_and_norm(x, residual, weight, eps, readers, gradient_amax);
+                        int64_t branches) {
+  return sum_and_norm(x, residual, weight, eps, branches);
 }
-SumAndNorm rms_norm_of_stream(const Tensor& x, const Tensor& weight, double eps, const NormReaders& readers,
-                              const Tensor& gradient_amax) {
-  return sum_and_norm(x, std::nullopt, weight, eps, readers, gradient_amax);
+SumAndNorm rms_norm_of_stream(const Tensor& x, const Tensor& weight, double eps, int64_t branches) {
+  return sum_and_norm(x, std::nullopt, weight, eps, branches);
 }
 RotatedHeads rope_qkv(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cos, const Tensor& sin,
-                      RopeStyle style, int64_t parts, const Tensor& gradient_amaxes) {
-  variable_list all = RopeQkvFunction::apply(q, k, v, cos, sin, static_cast<int64_t>(style), parts,
-                                             if_defined(gradient_amaxes));
+                      RopeStyle style) {
+  const int64_t parts = q.dim() == 5 ? q.size(0) : 1;
+  variable_list all = RopeQkvFunction::apply(q, k, v, cos, sin, static_cast<int64_t>(style), parts);
   return {all[0], all[1], all[2]};
 }
-Tensor swiglu(const Tensor& gate, const Tensor& up) {
-  return SwigluFunction::apply(gate, up, /*wants_amax=*/false, MaybeTensor())[0];
+Tensor gated_activation(const Tensor& gate, const Tensor& up, Activation activation) {
+  return GatedActivationFunction::apply(gate, up, static_cast<int64_t>(activation));
 }
-ValuesWithAmax swiglu_with_amax(const Tensor& gate, const Tensor& up, const Tensor& gradient_amaxes) {
-  variable_list both = SwigluFunction::apply(gate, up, /*wants_amax=*/true, if_defined(gradient_amaxes));
-  return {both[0], both[1]};
+Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const kernels::Documents& documents,
+                 SelectiveCheckpoint* selective) {
+  return AttentionFunction::apply(q, k, v, documents, selective);
 }
-Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const kernels::Documents& documents) {
-  return AttentionFunction::apply(q, k, v, documents);
+Tensor residual_sum(const Tensor& stream, const Tensor& x, const BlockRun& run) {
+  return ResidualSumFunction::apply(stream, x, !run.recomputes());
 }
 
 }  // namespace hyperion::models::ops

@@ -1,15 +1,15 @@
-// The differentiable operations a model is made of, linear layers (models/tensor_region.h) apart. Each is one
-// autograd node that saves its inputs and little else; arithmetic inside is at least fp32 (fp64 for fp64
-// inputs) and each result is rounded once to the input's dtype. attention consults the active
-// SelectiveCheckpoint (models/activation_checkpoint.h).
+// The differentiable operations a model is made of, linear layers (models/layers/linear_node.h) apart. Each
+// is one autograd node that saves its inputs and little else; arithmetic inside is at least fp32 (fp64 for
+// fp64 inputs) and each result is rounded once to the input's dtype.
 #pragma once
 
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
+#include "models/block_run.h"
 #include "models/flavors/model_args.h"
-#include "models/kernels/attention.h"
+#include "models/kernels/attention/attention.h"
 
 namespace hyperion::models::ops {
 
@@ -19,59 +19,45 @@ at::Tensor embedding(const at::Tensor& tokens, const at::Tensor& weight);
 // x / sqrt(mean(x^2) + eps) * weight over the last dimension. x [..., dim], weight [dim].
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 
-// Who reads a norm on a GPU, where they are layers of their own and no pack (readers_of_norm() of
-// models/tensor_region.h).
-struct NormReaders {
-  // Each of them is given the norm as a result of its own, of the same memory, and their gradients are added
-  // up by the kernel of backward, from the last one to the first.
-  int64_t layers = 1;
-  bool want_amax = false;  // whether they read the norm's largest magnitude
-};
-
 // The residual stream and its norm, as one node: both gradients are added up in it.
 struct SumAndNorm {
-  at::Tensor sum;                   // [..., dim]
-  at::Tensor normed;                // rms_norm of sum
-  std::vector<at::Tensor> again{};  // normed for the second of its readers, and for further ones
-  at::Tensor amax{};                // fp32 [1]: of normed, where it is wanted
+  at::Tensor sum;  // [..., dim]
+  // rms_norm of sum, once for each branch that reads it, all in one memory. The gradients of several branches
+  // are added up by the kernel of backward, from the last one to the first.
+  std::vector<at::Tensor> normed;
 };
 // sum = residual + x, both [..., dim] of one dtype; x may have the shape of rows. One launch on a GPU, and
-// backward too but for the weight's gradient; one pass over memory by a CPU's kernels. gradient_amax:
-// row_linear()'s for x, or undefined.
+// backward too but for the weight's gradient; one pass over memory by a CPU's kernels.
 SumAndNorm add_rms_norm(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight, double eps,
-                        const NormReaders& readers = {}, const at::Tensor& gradient_amax = {});
+                        int64_t branches = 1);
 // The same where there is nothing to add: sum is x.
 SumAndNorm rms_norm_of_stream(const at::Tensor& x, const at::Tensor& weight, double eps,
-                              const NormReaders& readers = {}, const at::Tensor& gradient_amax = {});
+                              int64_t branches = 1);
 
 // Queries [batch, seq, heads, head_dim] and keys [batch, seq, kv_heads, head_dim] of a block with pairs of
 // their elements rotated by the angles whose cosines and sines are given, fp32 [seq, head_dim/2] or, with
 // per-document positions, [batch, seq, head_dim/2], and its values of the keys' shape as they are: one node.
-// Which elements pair up is the style's. With parts > 1 q, k and v are [parts, batch, seq / parts, ...], and
-// the results whole sequences. q, k and v may be views of one packed product [..., (heads + 2 kv_heads) *
-// head_dim], and are one launch on a GPU; fused kernels write one packed gradient in backward and return its
-// views. The results hold no memory of the product. gradient_amaxes: column_linear()'s for q, k and v, or
-// undefined.
+// Which elements pair up is the style's. q, k and v may be [parts, batch, seq / parts, ...], part by part of
+// the sequences; the results are whole sequences. q, k and v may be views of one packed product [..., (heads
+// + 2 kv_heads) * head_dim], and are one launch on a GPU; fused kernels write one packed gradient in backward
+// and return its views. The results hold no memory of the product.
 struct RotatedHeads {
   at::Tensor q, k, v;
 };
 RotatedHeads rope_qkv(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& cos,
-                      const at::Tensor& sin, RopeStyle style, int64_t parts = 1,
-                      const at::Tensor& gradient_amaxes = {});
+                      const at::Tensor& sin, RopeStyle style);
 
-// silu(gate) * up, element by element. gate and up may be the halves of one packed product [..., 2 hidden];
-// then, and always on a GPU, backward returns the gradients as halves of one packed tensor.
-at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
-// The same with its largest magnitude, fp32 [1]. gradient_amaxes: column_linear()'s for gate and up, or
-// undefined.
-struct ValuesWithAmax {
-  at::Tensor values, amax;
-};
-ValuesWithAmax swiglu_with_amax(const at::Tensor& gate, const at::Tensor& up,
-                                const at::Tensor& gradient_amaxes);
+// activation(gate) * up, element by element. gate and up may be the halves of one packed product [..., 2
+// hidden]; then, and always on a GPU, backward returns the gradients as halves of one packed tensor.
+at::Tensor gated_activation(const at::Tensor& gate, const at::Tensor& up, Activation activation);
 
-// Causal attention inside documents; shapes as in models/kernels/attention.h.
+// Causal attention inside documents; shapes as in models/kernels/attention/attention.h. `selective` saves its
+// result; null: there is none.
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                     const kernels::Documents& documents);
+                     const kernels::Documents& documents, SelectiveCheckpoint* selective = nullptr);
+
+// The last sum of a block, stream + x; in a run that recomputes it is not made, and its elements are
+// undefined.
+at::Tensor residual_sum(const at::Tensor& stream, const at::Tensor& x, const BlockRun& run = {});
 
 }  // namespace hyperion::models::ops

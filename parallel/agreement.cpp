@@ -2,11 +2,13 @@
 
 #include <algorithm>
 
-#include <ATen/ops/empty.h>
 #include <fmt/ranges.h>
+
+#include <ATen/ops/empty.h>
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "base/pack.h"
 #include "base/rank_list.h"
 
 namespace hyperion::parallel {
@@ -22,23 +24,6 @@ std::string shorten_value(const std::string& value) {
 }
 
 }  // namespace
-
-std::string pack_entries(const Fingerprint& entries) {
-  std::string text;
-  for (const auto& [key, value] : entries) text += key + '\0' + value + '\0';
-  return text;
-}
-
-Fingerprint unpack_entries(const std::string& text) {
-  Fingerprint entries;
-  for (size_t at = 0; at < text.size();) {
-    const size_t key_end = text.find('\0', at), value_end = text.find('\0', key_end + 1);
-    if (key_end == text.npos || value_end == text.npos) throw_bug("entries of a fingerprint hold a byte 0");
-    entries[text.substr(at, key_end - at)] = text.substr(key_end + 1, value_end - key_end - 1);
-    at = value_end + 1;
-  }
-  return entries;
-}
 
 Fingerprint differing_entries(const Fingerprint& rank0, const Fingerprint& own) {
   Fingerprint entries;
@@ -77,7 +62,7 @@ std::string describe_differences(const Fingerprint& rank0, const std::vector<Dif
 
 void require_agreement(Communicator& group, const Fingerprint& fingerprint) {
   if (group.size() == 1) return;
-  const std::string own = pack_entries(fingerprint);
+  const std::string own = pack(fingerprint);
   const auto hash = static_cast<int64_t>(hash_text(own));
   at::Tensor extremes = at::empty({2}, at::kLong);  // the largest hash, and the complement of the smallest
   auto* extreme = extremes.data_ptr<int64_t>();
@@ -88,7 +73,7 @@ void require_agreement(Communicator& group, const Fingerprint& fingerprint) {
   const std::vector<std::string> texts = group.gather(own);
   std::vector<DifferingRank> differing;
   for (size_t r = 1; r < texts.size(); ++r) {
-    Fingerprint entries = differing_entries(fingerprint, unpack_entries(texts[r]));
+    Fingerprint entries = differing_entries(fingerprint, unpack<Fingerprint>(texts[r]));
     if (!entries.empty()) differing.push_back({group.global_ranks()[r], std::move(entries)});
   }
   throw_config("{}", group.broadcast(describe_differences(fingerprint, differing)));

@@ -17,10 +17,6 @@ using Fingerprint =
 // rank. Ranks that agree exchange one XXH3 hash of all entries; only where it differs those go to rank 0.
 void require_agreement(Communicator& group, const Fingerprint& fingerprint);
 
-// Entries as one text and back. Keys and values may hold any byte but 0.
-std::string pack_entries(const Fingerprint& entries);
-Fingerprint unpack_entries(const std::string& text);
-
 // What `own` has otherwise than `rank0`; "" for an entry that it does not have.
 Fingerprint differing_entries(const Fingerprint& rank0, const Fingerprint& own);
 

@@ -7,10 +7,11 @@
 #include <stdexcept>
 #include <utility>
 
+#include <fmt/format.h>
+
 #include <ATen/ops/add.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "base/hash.h"
@@ -30,7 +31,6 @@ class BackendCommunicator : public Communicator {
       : Communicator(std::move(name), rank, std::move(global_ranks)), backend_(std::move(backend)) {}
 
   void set_timeout(std::chrono::milliseconds timeout) override { c10d_backend().setTimeout(timeout); }
-  void abort() override { backend_->abort(); }
 
  protected:
   c10d::Backend& c10d_backend() {

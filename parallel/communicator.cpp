@@ -16,7 +16,7 @@
 #include "base/rank_list.h"
 #include "base/resources.h"
 #include "base/standard_streams.h"
-#include "parallel/failure_record.h"
+#include "parallel/health/failure_record.h"
 #include "parallel/phase.h"
 #include "parallel/trace_range.h"
 
@@ -60,8 +60,8 @@ void Communicator::throw_failure(const std::string& operation, int64_t number, c
                                  const std::exception& error) const {
   const std::string why = brief(error);
   record_failed_operation({operation, number, name_, phase, why});
-  const PostMortem others = ask_others_ ? ask_others_(operation, phase) : PostMortem{};
-  record_lost_ranks(others.silent);
+  const PostMortem others = find_lost_ranks_ ? find_lost_ranks_(operation, phase) : PostMortem{};
+  record_lost_ranks(others.lost);
   std::string reason = others.cause.empty() ? why : others.cause;
   // A message that is not the one expected: no other rank's end is why.
   if (!others.cause.empty() && dynamic_cast<const std::invalid_argument*>(&error) != nullptr)

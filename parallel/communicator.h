@@ -25,6 +25,7 @@
 
 #include "base/collective.h"
 #include "base/exchange.h"
+#include "parallel/health/lost_ranks.h"
 
 namespace hyperion::parallel {
 
@@ -38,7 +39,10 @@ struct CommOperation {
   // "broadcast"
   std::string_view name;
   at::ScalarType dtype;
-  int64_t sent_bytes;  // by this rank, in the convention of CommLedger (parallel/ledger.h)
+  // By this rank, as a ring algorithm would whatever the backend does, with W ranks and B bytes in the full
+  // (gathered) tensor: all-gather and reduce-scatter (W-1)/W * B, all-reduce 2 (W-1)/W * B; a gather and a
+  // broadcast count each byte once, for the rank that has it.
+  int64_t sent_bytes;
 };
 using CommObserver = std::function<void(const CommOperation&)>;
 
@@ -103,21 +107,13 @@ class Communicator : public Coordinator, public Exchange {
 
   // For every later operation.
   virtual void set_timeout(std::chrono::milliseconds timeout) = 0;
-  // What the other ranks say once an operation has failed: appended to the error's message, and recorded.
-  struct PostMortem {
-    std::string text;
-    std::vector<int> silent;  // ranks that say nothing
-    // Why the operation failed, where that is known ("rank 3 is lost"). It takes the place of the backend's
-    // words: the connection that failed may be that of a rank which ended because of the lost one.
-    std::string cause{};
-  };
-  using AskOthers = std::function<PostMortem(const std::string& operation, const std::string& phase)>;
-  void set_post_mortem(AskOthers ask) { ask_others_ = std::move(ask); }
+  // Called once an operation has failed.
+  using FindLostRanks = std::function<PostMortem(const std::string& operation, const std::string& phase)>;
+  void set_post_mortem(FindLostRanks find) { find_lost_ranks_ = std::move(find); }
   // Called for every later collective of at least one element, on the thread that starts it.
   virtual void set_observer(CommObserver observer) { observer_ = std::move(observer); }
-  // Gives up connections at once, so that peers notice, and operations in flight fail. A group over Gloo or
-  // shared memory that has failed does; over NCCL only tests: there a job that fails leaves its communicators
-  // to the end of the process.
+  // Gives up connections at once, so that peers notice, and operations in flight fail. Does nothing over
+  // NCCL: there a job that fails leaves its communicators to the end of the process.
   virtual void abort() {}
 
  protected:
@@ -157,7 +153,7 @@ class Communicator : public Coordinator, public Exchange {
   std::string name_;
   int rank_;
   std::vector<int> global_ranks_;
-  AskOthers ask_others_;
+  FindLostRanks find_lost_ranks_;
   CommObserver observer_;
   int64_t sequence_ = 0;   // collectives so far
   int64_t transfers_ = 0;  // start_transfers() so far

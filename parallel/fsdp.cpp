@@ -49,14 +49,6 @@ bool chunk_cat_takes(const std::vector<at::Tensor>& grads, const at::Tensor& pac
           (grads[0].scalar_type() == at::kBFloat16 && packed.scalar_type() == at::kFloat));
 }
 
-// Whether a reduce-scatter over `world` ranks of this gradient as it is, instead of a copy with padding,
-// gives each rank its rows. (On a CPU a message for each gradient would cost more than a copy.)
-bool lies_as_it_is_sent(const at::Tensor& grad, const ShardedParameter& parameter, int64_t world,
-                        const ShardingOptions& options) {
-  return grad.defined() && grad.is_cuda() && grad.is_contiguous() &&
-         grad.scalar_type() == options.reduce_dtype && grad.numel() == world * parameter.padded_numel();
-}
-
 // For each pack of these parameters whose weights can lie side by side: a weight that is gathered with
 // padding behind it, or encoded with a scale of its own, cannot.
 std::map<const Parameter*, PackMemory> pack_memory(const std::vector<ParameterPtr>& parameters, int world,
@@ -88,9 +80,11 @@ std::map<const Parameter*, PackMemory> pack_memory(const std::vector<ParameterPt
 
 }  // namespace
 
-FsdpContext::FsdpContext(Communicator& shard, Communicator& replicate, const ShardingOptions& options,
-                         Communicator* tensor)
-    : shard_(shard),
+FsdpContext::FsdpContext(const Mesh& mesh, int rank, Communicator& shard, Communicator& replicate,
+                         const ShardingOptions& options, Communicator* tensor)
+    : mesh_(mesh),
+      rank_(rank),
+      shard_(shard),
       replicate_(replicate),
       tensor_(tensor),
       options_(options),
@@ -164,14 +158,13 @@ ShardGroup::ShardGroup(std::string name, const std::vector<ParameterPtr>& parame
                        std::map<const Parameter*, ShardedParameterPtr>& known, FsdpContext& context)
     : name_(std::move(name)), context_(context) {
   const ShardingOptions& options = context.options();
-  const int rank = context.shard().rank(), world = context.shard().size();
-  std::map<const Parameter*, PackMemory> packs = pack_memory(parameters, world, options);
+  std::map<const Parameter*, PackMemory> packs = pack_memory(parameters, context.shard().size(), options);
   int64_t owned_numel = 0;
   for (const ParameterPtr& parameter : parameters) {
     ShardedParameterPtr& sharded = known[parameter.get()];
     if (!sharded) {
       const auto pack = packs.find(parameter->pack.get());
-      sharded = std::make_shared<ShardedParameter>(parameter, rank, world, options,
+      sharded = std::make_shared<ShardedParameter>(parameter, context.placement(*parameter), options,
                                                    pack == packs.end() ? nullptr : &pack->second);
       owned_.push_back(sharded);
       owned_numel += sharded->padded_numel();
@@ -196,6 +189,7 @@ ShardGroup::ShardGroup(std::string name, const std::vector<ParameterPtr>& parame
   make_local_gradients();
   if (memory) memory->free();
   choose_gradient_dtypes();
+  plan_parts();
 }
 
 // Asks for gradients of matrices in the dtype in which they are added up, whatever the number of ranks: only
@@ -210,6 +204,28 @@ void ShardGroup::choose_gradient_dtypes() {
     if (parameter->shape.size() != 2) continue;
     parameter->gradient_dtype = options.reduce_dtype;
     if (parameter->pack) parameter->pack->gradient_dtype = options.reduce_dtype;
+  }
+}
+
+// A gradient is a part of its own where, as layers leave it, a reduce-scatter gives each rank its rows; the
+// others are packed, by one kernel those of one dtype. (On a CPU a message for each gradient would cost more
+// than a copy.) Decided once, so that all ranks send the same whatever their microbatches leave.
+void ShardGroup::plan_parts() {
+  const ShardingOptions& options = context_.options();
+  const auto dtype = [&](size_t i) {
+    const Parameter& parameter = parameters_[i]->parameter();
+    return parameter.rounds_gradient ? options.compute_dtype
+                                     : parameter.gradient_dtype.value_or(options.compute_dtype);
+  };
+  const auto packed = [&](size_t i) {
+    return !options.device.is_cuda() || dtype(i) != options.reduce_dtype ||
+           parameters_[i]->parameter().rows() % context_.shard().size() != 0;
+  };
+  for (size_t first = 0, last = 0; first < parameters_.size(); first = last) {
+    last = first + 1;
+    if (packed(first))
+      while (last < parameters_.size() && packed(last) && dtype(last) == dtype(first)) ++last;
+    sent_parts_.push_back({first, last, packed(first)});
   }
 }
 
@@ -303,28 +319,20 @@ void ShardGroup::reduce(bool last_microbatch) {
   if (last_microbatch && context_.replicate().size() > 1) start_replica_all_reduce();
 }
 
-// What a reduce-scatter sends of the gradients, which it takes: one tensor [world, padded rows] after the
-// other, in the order of parameters(). A gradient is one of its own where it lies as it is sent; the others
-// are packed. Every rank runs the same unit, so that all ranks send the same parts.
+// What a reduce-scatter sends of the gradients, which it takes: one tensor for each part, in which the rows
+// of rank r follow those of rank r - 1. Where a layer has left none, zeros.
 std::vector<at::Tensor> ShardGroup::take_gradients() {
-  const auto direct = [&](size_t i) {
-    return lies_as_it_is_sent(parameters_[i]->parameter().weight.grad(), *parameters_[i],
-                              context_.shard().size(), context_.options());
-  };
-  const auto dtype = [&](size_t i) {  // one kernel packs those of one dtype
-    const at::Tensor& grad = parameters_[i]->parameter().weight.grad();
-    return grad.defined() ? grad.scalar_type() : context_.options().compute_dtype;
-  };
   std::vector<at::Tensor> sent;
-  for (size_t first = 0; first < parameters_.size();) {
-    size_t last = first;
-    while (last < parameters_.size() && !direct(last) && (last == first || dtype(last) == dtype(last - 1)))
-      ++last;
-    if (last > first)
+  for (const auto& [first, last, packed] : sent_parts_) {
+    if (packed) {
       sent.push_back(pack_gradients(first, last));
-    else
-      sent.push_back(std::exchange(parameters_[last++]->parameter().weight.mutable_grad(), {}));
-    first = last;
+      continue;
+    }
+    const Parameter& parameter = parameters_[first]->parameter();
+    const at::Tensor grad = std::exchange(parameter.weight.mutable_grad(), {});
+    const at::TensorOptions reduced = parameter.weight.options().dtype(context_.options().reduce_dtype);
+    sent.push_back(grad.defined() ? grad.to(reduced.dtype()).contiguous()
+                                  : at::zeros(parameter.local, reduced));
   }
   return sent;
 }

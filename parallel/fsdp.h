@@ -1,7 +1,7 @@
 // Fully sharded data parallelism (FSDP2's behaviour), driven step by step: a ShardGroup is the parameters of
-// one unit of the model, and FsdpModel (trainer/) tells it when to all-gather them, when to free them, and
-// when to reduce their gradients. Hybrid sharding (HSDP) and plain replication are the same with another pair
-// of communicators.
+// one unit of the model, and a schedule (trainer/schedule.h) tells it when to all-gather them, when to free
+// them, and when to reduce their gradients. Hybrid sharding (HSDP) and plain replication are the same with
+// another pair of communicators.
 //
 // Under tensor parallelism the weights of a unit are those that this rank's layers read (Parameter::local);
 // what every tensor parallel rank has whole has a gradient that is the sum of theirs.
@@ -19,6 +19,7 @@
 
 #include "base/device/streams.h"
 #include "parallel/communicator.h"
+#include "parallel/placement.h"
 #include "parallel/sharded_parameter.h"
 
 namespace hyperion::parallel {
@@ -33,18 +34,22 @@ struct LocalGradients {
   std::vector<at::Tensor> replicated;
 };
 
-// What the groups of one model share: the communicators, the streams beside the compute stream, and the
-// one reduction in flight.
+// What ShardGroups over the same ranks share: which part of a parameter each rank holds, the communicators,
+// the streams beside the compute stream, and the one reduction in flight.
 class FsdpContext {
  public:
-  // `tensor`: the ranks that have divided the parameters (Parameter::cuts); null: none.
-  FsdpContext(Communicator& shard, Communicator& replicate, const ShardingOptions& options,
-              Communicator* tensor = nullptr);
+  // As `rank` of `mesh`. `tensor`: the ranks that have divided the parameters (Parameter::cuts); null: none.
+  FsdpContext(const Mesh& mesh, int rank, Communicator& shard, Communicator& replicate,
+              const ShardingOptions& options, Communicator* tensor = nullptr);
 
   Communicator& shard() const { return shard_; }
   Communicator& replicate() const { return replicate_; }
   Communicator* tensor() const { return tensor_; }
   const ShardingOptions& options() const { return options_; }
+  // Of a parameter of this rank's stage.
+  Placement placement(const Parameter& parameter) const {
+    return placement_of(parameter, mesh_.coordinate(rank_, MeshDim::kPp), mesh_, rank_);
+  }
 
   // Completes the reduction in flight; what the compute stream runs next may read all gradients that were
   // reduced so far. Call at the end of backward.
@@ -66,6 +71,8 @@ class FsdpContext {
   };
   void complete_on_reduce_stream(Reduction& reduction);
 
+  Mesh mesh_;
+  int rank_;
   Communicator& shard_;
   Communicator& replicate_;
   Communicator* tensor_;
@@ -110,8 +117,15 @@ class ShardGroup {
  private:
   friend class FsdpContext;
   enum class State { kSharded, kGathering, kUnsharded };
+  // What a reduce-scatter sends as one tensor: the gradients of parameters [first, last) packed, or one of
+  // them as it is.
+  struct SentPart {
+    size_t first, last;
+    bool packed;
+  };
   void make_local_gradients();
   void choose_gradient_dtypes();
+  void plan_parts();
   std::vector<at::Tensor> take_gradients();
   at::Tensor pack_gradients(size_t first, size_t last);
   bool reduces_into_gradients() const;
@@ -124,6 +138,7 @@ class ShardGroup {
   std::vector<ShardedParameterPtr> parameters_, owned_;
   at::Tensor grads_;
   LocalGradients local_gradients_;
+  std::vector<SentPart> sent_parts_;  // of all parameters, in order
   State state_ = State::kSharded;
   Pending all_gather_;  // in flight
   DeviceEvent gathered_;

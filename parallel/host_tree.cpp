@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <numeric>
 
 #include <ATen/ops/empty_like.h>
@@ -11,6 +12,7 @@
 
 #include "base/counted.h"
 #include "base/error.h"
+#include "base/pack.h"
 
 namespace hyperion::parallel {
 
@@ -73,26 +75,6 @@ std::string describe_host_tree(const Environment& environment, int ranks_per_nod
 
 namespace {
 
-// Texts in one text: the length of each before it.
-std::string pack_texts(const std::vector<std::string>& texts) {
-  std::string packed;
-  for (const std::string& text : texts) {
-    const uint64_t length = text.size();
-    packed.append(reinterpret_cast<const char*>(&length), sizeof length);
-    packed += text;
-  }
-  return packed;
-}
-
-void unpack_texts(const std::string& packed, std::vector<std::string>& texts) {
-  for (size_t at = 0; at < packed.size();) {
-    uint64_t length = 0;
-    std::memcpy(&length, packed.data() + at, sizeof length);
-    texts.push_back(packed.substr(at + sizeof length, length));
-    at += sizeof length + length;
-  }
-}
-
 std::string bytes_of(const at::Tensor& tensor) {
   return {static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes()};
 }
@@ -128,10 +110,11 @@ class HostTree : public Communicator {
   std::vector<std::string> gather(const std::string& text) override {
     std::vector<std::string> texts = {text};
     for (const auto& level : levels_) {
-      const std::vector<std::string> packed = level->gather(pack_texts(texts));
+      const std::vector<std::string> packed = level->gather(pack(texts));
       texts.clear();
       if (level->rank() != 0) break;
-      for (const std::string& of_member : packed) unpack_texts(of_member, texts);
+      for (const std::string& of_member : packed)
+        std::ranges::move(unpack<std::vector<std::string>>(of_member), std::back_inserter(texts));
     }
     return texts;
   }

@@ -125,6 +125,14 @@ std::string Mesh::group_name(int rank, MeshDim dim) const {
   return fmt::format("{}/{}", name_of(dim), slice(rank, dim));
 }
 
+bool Mesh::counts_in_loss_groups(int rank) const {
+  return coordinate(rank, MeshDim::kPp) == 0 && coordinate(rank, MeshDim::kCp) == 0;
+}
+
+bool Mesh::counts_among_all(int rank) const {
+  return counts_in_loss_groups(rank) && coordinate(rank, MeshDim::kTp) == 0;
+}
+
 std::string Mesh::describe() const {
   return fmt::format("{} = {} rank{}", product_text(degrees_), world_size_, world_size_ == 1 ? "" : "s");
 }

@@ -58,6 +58,12 @@ class Mesh {
   // "fsdp/3": the dimension and the slice.
   std::string group_name(int rank, MeshDim dim) const;
 
+  // Of the ranks that have read the same batch one counts its tokens: the one for which this holds, where the
+  // counts are added up over dp_replicate, dp_shard, cp and pp (ProcessGroups::loss_groups), or over all
+  // ranks.
+  bool counts_in_loss_groups(int rank) const;
+  bool counts_among_all(int rank) const;
+
   // "pp 1 x dp_replicate 2 x dp_shard 2 x cp 1 x tp 1 = 4 ranks"
   std::string describe() const;
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <mutex>
 #include <string_view>
 #include <utility>
 
@@ -17,21 +16,13 @@
 #include "base/printable.h"
 #include "base/process.h"
 #include "base/resources.h"
-#include "parallel/failure_record.h"
-#include "parallel/peer_watch.h"
+#include "parallel/communicator.h"
+#include "parallel/health/failure_detector.h"
+#include "parallel/health/failure_record.h"
 #include "parallel/phase.h"
 
 namespace hyperion::parallel {
 namespace {
-
-struct Others {
-  std::mutex mutex;
-  std::function<Communicator::PostMortem(const std::string&)> ask;
-};
-Others& others() {
-  static Others* instance = new Others;  // never destroyed: a thread may fail while the process ends
-  return *instance;
-}
 
 std::terminate_handler terminate_before = nullptr;
 
@@ -41,13 +32,9 @@ std::terminate_handler terminate_before = nullptr;
   if (code == ExitCode::kCommunication) {
     const std::string phase = current_phase();
     record_failed_operation({"", 0, "", phase, why});
-    PeerWatch::announce_failure();  // it may take seconds until all is known
-    const std::lock_guard lock(others().mutex);
-    if (others().ask) {
-      const Communicator::PostMortem answer = others().ask(phase);
-      record_lost_ranks(answer.silent);
-      message += (answer.cause.empty() ? "" : "; " + answer.cause) + answer.text;
-    }
+    const PostMortem others = FailureDetector::find_lost_ranks_of_process(phase);
+    record_lost_ranks(others.lost);
+    message += (others.cause.empty() ? "" : "; " + others.cause) + others.text;
   }
   spdlog::default_logger()->flush();
   ::_exit(report_failure(code, message));
@@ -77,28 +64,29 @@ std::optional<ExitCode> code_of_thread_failure(const std::exception& error) {
   return std::nullopt;
 }
 
-void report_failures_of_threads(std::function<Communicator::PostMortem(const std::string&)> ask_others) {
-  const std::lock_guard lock(others().mutex);
-  others().ask = std::move(ask_others);
+void report_failures_of_threads() {
   if (std::get_terminate() != on_terminate) terminate_before = std::set_terminate(on_terminate);
 }
 
-void forget_others() {
-  const std::lock_guard lock(others().mutex);
-  others().ask = nullptr;
-}
+namespace {
 
-VariableProblems contradicting_variables(const EnvironmentLookup& lookup,
-                                         const std::set<std::string>& interfaces) {
-  VariableProblems problems;
-  const auto shown = [](const std::string& name, const std::string& value) {
-    return fmt::format("{}={}", name, printable(value));
-  };
-  const auto is_on = [&](const char* name) {
-    const auto value = lookup(name);
-    return value && (*value == "1" || *value == "true" || *value == "yes" || *value == "y");
-  };
-  // libtorch reads the first name and falls back to the second one.
+// A variable of the environment.
+class Variable {
+ public:
+  Variable(const EnvironmentLookup& lookup, const char* name) : name_(name), value_(lookup(name)) {}
+  explicit operator bool() const { return value_.has_value(); }
+  const std::string& value() const { return *value_; }
+  bool is(std::string_view value) const { return value_ == value; }
+  bool is_on() const { return is("1") || is("true") || is("yes") || is("y"); }
+  std::string shown() const { return fmt::format("{}={}", name_, printable(*value_)); }
+
+ private:
+  const char* name_;
+  std::optional<std::string> value_;
+};
+
+// libtorch reads the first name and falls back to the second one.
+void refuse_two_names_of_one_setting(const EnvironmentLookup& lookup, std::vector<std::string>& refused) {
   for (const auto& [name, older] : std::initializer_list<std::pair<const char*, const char*>>{
            {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"},
            {"TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT"},
@@ -108,56 +96,66 @@ VariableProblems contradicting_variables(const EnvironmentLookup& lookup,
            {"TORCH_FR_CPP_STACK", "TORCH_NCCL_TRACE_CPP_STACK"},
            {"TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"},
            {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}}) {
-    const auto value = lookup(name), other = lookup(older);
-    if (value && other && *value != *other)
-      problems.refused.push_back(fmt::format("{} and {} are two names of one setting: unset one of them",
-                                             shown(name, *value), shown(older, *other)));
+    const Variable one(lookup, name), other(lookup, older);
+    if (one && other && !other.is(one.value()))
+      refused.push_back(fmt::format("{} and {} are two names of one setting: unset one of them", one.shown(),
+                                    other.shown()));
   }
-  if (is_on("TORCH_NCCL_BLOCKING_WAIT") || is_on("NCCL_BLOCKING_WAIT"))
-    problems.refused.emplace_back(
+}
+
+void refuse_what_hides_failures(const EnvironmentLookup& lookup, std::vector<std::string>& refused) {
+  if (Variable(lookup, "TORCH_NCCL_BLOCKING_WAIT").is_on() || Variable(lookup, "NCCL_BLOCKING_WAIT").is_on())
+    refused.emplace_back(
         "TORCH_NCCL_BLOCKING_WAIT=1 makes the host wait for each collective and its watchdog end nothing: "
-        "unset "
-        "it; comm.train_timeout_seconds is the limit of a collective");
-  if (is_on("TORCH_NCCL_USE_COMM_NONBLOCKING"))
-    problems.refused.emplace_back(
+        "unset it; comm.train_timeout_seconds is the limit of a collective");
+  if (Variable(lookup, "TORCH_NCCL_USE_COMM_NONBLOCKING").is_on())
+    refused.emplace_back(
         "TORCH_NCCL_USE_COMM_NONBLOCKING=1 connects the ranks in the background, but they are connected at "
         "start here, before memory is full: unset it");
-  if (is_on("TORCH_NCCL_DUMP_ON_TIMEOUT")) {
-    if (const auto mode = lookup("TORCH_NCCL_ASYNC_ERROR_HANDLING"); mode && *mode != "3")
-      problems.refused.push_back(fmt::format(
-          "TORCH_NCCL_DUMP_ON_TIMEOUT=1 asks for a dump of the flight recorder, but with {} a failed "
-          "collective ends before it is written: set it to 3, or unset it",
-          shown("TORCH_NCCL_ASYNC_ERROR_HANDLING", *mode)));
-    for (const char* name : {"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"})
-      if (const auto size = lookup(name); size && *size == "0")
-        problems.refused.push_back(
-            fmt::format("TORCH_NCCL_DUMP_ON_TIMEOUT=1 asks for a dump of the flight recorder, which {}=0 "
-                        "turns off: unset one "
-                        "of them",
-                        name));
+  if (!Variable(lookup, "TORCH_NCCL_DUMP_ON_TIMEOUT").is_on()) return;
+  if (const Variable mode(lookup, "TORCH_NCCL_ASYNC_ERROR_HANDLING"); mode && !mode.is("3"))
+    refused.push_back(fmt::format(
+        "TORCH_NCCL_DUMP_ON_TIMEOUT=1 asks for a dump of the flight recorder, but with {} a failed "
+        "collective ends before it is written: set it to 3, or unset it",
+        mode.shown()));
+  for (const char* name : {"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"})
+    if (Variable(lookup, name).is("0"))
+      refused.push_back(
+          fmt::format("TORCH_NCCL_DUMP_ON_TIMEOUT=1 asks for a dump of the flight recorder, which {}=0 "
+                      "turns off: unset one of them",
+                      name));
+}
+
+// NCCL's rule: a list of prefixes, "=" before it for whole names, "^" for all but these.
+bool names_an_interface(std::string_view list, const std::set<std::string>& interfaces) {
+  if (list.empty() || list.front() == '^') return true;
+  const bool whole = list.front() == '=';
+  list.remove_prefix(whole ? 1 : 0);
+  while (!list.empty()) {
+    const size_t comma = std::min(list.find(','), list.size());
+    std::string_view one = list.substr(0, comma);
+    one = one.substr(0, one.find(':'));  // a port may follow
+    const auto is_named = [&](std::string_view interface) {
+      return whole ? interface == one : interface.starts_with(one);
+    };
+    if (!one.empty() && std::ranges::any_of(interfaces, is_named)) return true;
+    list.remove_prefix(std::min(comma + 1, list.size()));
   }
-  // NCCL's rule: a list of prefixes, "=" before it for whole names, "^" for all but these.
-  if (const auto wanted = lookup("NCCL_SOCKET_IFNAME");
-      wanted && !wanted->empty() && wanted->front() != '^') {
-    const bool whole = wanted->front() == '=';
-    std::string_view list = *wanted;
-    list.remove_prefix(whole ? 1 : 0);
-    bool found = false;
-    while (!list.empty() && !found) {
-      const size_t comma = std::min(list.find(','), list.size());
-      std::string_view one = list.substr(0, comma);
-      one = one.substr(0, one.find(':'));  // a port may follow
-      for (const std::string& interface : interfaces)
-        found = found ||
-                (!one.empty() && (whole ? interface == one : std::string_view(interface).starts_with(one)));
-      list.remove_prefix(std::min(comma + 1, list.size()));
-    }
-    if (!found)
-      problems.refused.push_back(fmt::format("{} names no network interface of this host, which has {}",
-                                             shown("NCCL_SOCKET_IFNAME", *wanted),
-                                             fmt::join(interfaces, ", ")));
-  }
-  if (const auto connections = lookup("CUDA_DEVICE_MAX_CONNECTIONS"); connections && *connections == "1")
+  return false;
+}
+
+}  // namespace
+
+VariableProblems contradicting_variables(const EnvironmentLookup& lookup,
+                                         const std::set<std::string>& interfaces) {
+  VariableProblems problems;
+  refuse_two_names_of_one_setting(lookup, problems.refused);
+  refuse_what_hides_failures(lookup, problems.refused);
+  if (const Variable wanted(lookup, "NCCL_SOCKET_IFNAME");
+      wanted && !names_an_interface(wanted.value(), interfaces))
+    problems.refused.push_back(fmt::format("{} names no network interface of this host, which has {}",
+                                           wanted.shown(), fmt::join(interfaces, ", ")));
+  if (Variable(lookup, "CUDA_DEVICE_MAX_CONNECTIONS").is("1"))
     problems.warned.emplace_back(
         "CUDA_DEVICE_MAX_CONNECTIONS=1 makes streams run one after the other: gathers and reductions do not "
         "overlap with computation");

@@ -3,14 +3,12 @@
 #pragma once
 
 #include <exception>
-#include <functional>
 #include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
-#include "parallel/communicator.h"
 #include "parallel/environment.h"
 
 namespace hyperion::parallel {
@@ -21,11 +19,9 @@ namespace hyperion::parallel {
 // before.
 std::optional<ExitCode> code_of_thread_failure(const std::exception& error);
 
-// From now on such an exception ends the process with its own sentence and record. `ask_others`: who else has
-// failed, asked when communication has (Communicator::PostMortem); replaced by the next call.
-void report_failures_of_threads(std::function<Communicator::PostMortem(const std::string& phase)> ask_others);
-// `ask_others` is not to be called any more.
-void forget_others();
+// From now on such an exception ends the process with its own sentence and record, which say who was lost
+// when communication has failed (FailureDetector::find_lost_ranks_of_process).
+void report_failures_of_threads();
 
 // Variables that say two things at once, or what this program cannot do: a sentence each, with the values.
 // `interfaces`: the names of this host's network interfaces.

@@ -18,9 +18,7 @@
 #include "parallel/host_tree.h"
 #include "parallel/nccl_job.h"
 #include "parallel/network.h"
-#include "parallel/peer_watch.h"
 #include "parallel/phase.h"
-#include "parallel/post_mortem.h"
 #include "parallel/rendezvous.h"
 #include "parallel/shared_memory_communicator.h"
 
@@ -45,21 +43,9 @@ std::map<std::string, std::string> nccl_environment(const CommOptions& options) 
   return result;
 }
 
-struct ProcessGroups::Rendezvous {
-  Environment environment;
-  milliseconds response_timeout;
-  c10::intrusive_ptr<c10d::Store> store;
-  std::unique_ptr<PeerWatch> watch;  // null where nothing is sent
-  ~Rendezvous() {
-    if (watch) forget_others();
-  }
-};
-
 ProcessGroups::ProcessGroups(const Mesh& mesh, const Environment& environment, const CommOptions& options)
-    : options_(options), rendezvous_(std::make_unique<Rendezvous>()) {
+    : options_(options), environment_(environment) {
   PhaseGuard phase("rendezvous");
-  rendezvous_->environment = environment;
-  rendezvous_->response_timeout = options.response_timeout;
   const bool real = options.backend != CommBackend::kFake && environment.world_size > 1;
   if (real) {
     network_ = describe_network(gloo_interfaces(environment), options.backend == CommBackend::kNccl,
@@ -73,17 +59,11 @@ ProcessGroups::ProcessGroups(const Mesh& mesh, const Environment& environment, c
     identity["mesh"] = mesh.describe();
     identity["device"] = options.backend == CommBackend::kNccl ? "cuda" : "cpu";
     identity["WORLD_SIZE = LOCAL_WORLD_SIZE"] = environment.single_host() ? "yes" : "no";
-    rendezvous_->store = join_ranks(environment, identity, options.init_timeout, options.response_timeout);
-    rendezvous_->watch = std::make_unique<PeerWatch>(*rendezvous_->store, environment, options.init_timeout,
-                                                     options.response_timeout,
-                                                     /*ends_process=*/options.backend == CommBackend::kNccl);
-    if (options.backend == CommBackend::kNccl) {
-      report_failures_of_threads(
-          [rendezvous = rendezvous_.get(),
-           ranks = mesh.group(environment.rank, MeshDim::kWorld)](const std::string& phase) {
-            return find_lost_ranks(*rendezvous, ranks, "a collective", phase);
-          });
-    }
+    store_ = join_ranks(environment, identity, options.init_timeout, options.response_timeout);
+    detector_ =
+        std::make_unique<FailureDetector>(store_, environment, options.init_timeout, options.response_timeout,
+                                          /*ends_process=*/options.backend == CommBackend::kNccl);
+    if (options.backend == CommBackend::kNccl) report_failures_of_threads();
   }
 
   std::map<std::vector<int>, std::shared_ptr<Communicator>> shareable;
@@ -113,7 +93,7 @@ ProcessGroups::ProcessGroups(const Mesh& mesh, const Environment& environment, c
   if (options.backend == CommBackend::kNccl && !environment.single_host() && options.host_fan_out == 0)
     options_.host_fan_out = kHostFanOut;
   if (options_.host_fan_out > 0) {
-    ranks_per_node_ = agree_on_ranks_per_node(*rendezvous_->store, environment);
+    ranks_per_node_ = agree_on_ranks_per_node(*store_, environment);
     network_.push_back(describe_host_tree(environment, ranks_per_node_, options_.host_fan_out));
   }
   if (options.backend == CommBackend::kNccl || options_.host_fan_out > 0) host_ = make_host_group("host/0");
@@ -128,13 +108,13 @@ Communicator& ProcessGroups::get(MeshDim dim) const {
 }
 
 ReduceChain ProcessGroups::loss_groups() const {
-  if (groups_.contains(MeshDim::kLoss)) return ReduceChain({&get(MeshDim::kLoss)});
-  return chain({MeshDim::kFsdp, MeshDim::kDpReplicate});
+  if (groups_.contains(MeshDim::kLoss)) return chain({MeshDim::kLoss, MeshDim::kPp});
+  return chain({MeshDim::kFsdp, MeshDim::kDpReplicate, MeshDim::kPp});
 }
 
 ReduceChain ProcessGroups::all_ranks() const {
   if (groups_.contains(MeshDim::kWorld)) return ReduceChain({&world()});
-  return chain({MeshDim::kFsdp, MeshDim::kDpReplicate, MeshDim::kTp});
+  return chain({MeshDim::kFsdp, MeshDim::kDpReplicate, MeshDim::kPp, MeshDim::kTp});
 }
 
 ReduceChain ProcessGroups::chain(std::initializer_list<MeshDim> dims) const {
@@ -144,30 +124,24 @@ ReduceChain ProcessGroups::chain(std::initializer_list<MeshDim> dims) const {
   return ReduceChain(std::move(groups));
 }
 
-void ProcessGroups::leave(PeerWatch::End end) {
-  if (rendezvous_->watch) rendezvous_->watch->leave(end);
+void ProcessGroups::leave(FailureDetector::End end) {
+  if (detector_) detector_->leave(end);
 }
 
 std::shared_ptr<Communicator> ProcessGroups::make_host_group(const std::string& name) {
-  const int rank = rendezvous_->environment.rank, world = rendezvous_->environment.world_size;
+  const int rank = environment_.rank, world = environment_.world_size;
   CommOptions options = options_;
   if (options.backend == CommBackend::kNccl) options.backend = CommBackend::kGloo;
   if (options.host_fan_out == 0) {
     std::vector<int> ranks(static_cast<size_t>(world));
     std::iota(ranks.begin(), ranks.end(), 0);
-    return make_group(name, rank, ranks, options, rendezvous_->environment.single_host());
+    return make_group(name, rank, ranks, options, environment_.single_host());
   }
   std::vector<std::shared_ptr<Communicator>> groups;
   for (const HostTreeLevel& level : host_tree_plan(name, rank, world, ranks_per_node_, options.host_fan_out))
     groups.push_back(make_group(level.name, level.index, level.ranks, options, level.one_node));
   const std::shared_ptr<Communicator> tree = make_host_tree(name, rank, world, groups);
-  for (const auto& group : groups) {
-    group->set_post_mortem([rendezvous = rendezvous_.get(), tree = tree.get(), ranks = group->global_ranks()](
-                               const std::string& operation, const std::string& phase) {
-      tree->abort();  // so that the ranks of the other groups notice, before they are asked
-      return find_lost_ranks(*rendezvous, ranks, operation, phase);
-    });
-  }
+  for (const auto& group : groups) find_lost_ranks_when_it_fails(*group, tree.get());
   return tree;
 }
 
@@ -203,7 +177,7 @@ std::shared_ptr<Communicator> ProcessGroups::make_group(const std::string& name,
                                                         const CommOptions& options, bool one_host) {
   if (ranks.size() == 1) return make_solo_communicator(name, ranks[0]);
   if (options.backend == CommBackend::kFake) return make_fake_communicator(name, rank, ranks);
-  const auto store = c10::make_intrusive<c10d::PrefixStore>(name, rendezvous_->store);
+  const auto store = c10::make_intrusive<c10d::PrefixStore>(name, store_);
   std::shared_ptr<Communicator> group;
   try {
     if (options.backend == CommBackend::kGloo) {
@@ -211,8 +185,7 @@ std::shared_ptr<Communicator> ProcessGroups::make_group(const std::string& name,
         group = make_shared_memory_communicator(name, rank, ranks, *store, options.init_timeout);
       }
       if (!group) {
-        group =
-            make_gloo_communicator(name, rank, ranks, store, rendezvous_->environment, options.init_timeout);
+        group = make_gloo_communicator(name, rank, ranks, store, environment_, options.init_timeout);
       }
     } else {
       const PhaseGuard phase(fmt::format("connection of group {}", name));
@@ -225,36 +198,21 @@ std::shared_ptr<Communicator> ProcessGroups::make_group(const std::string& name,
     throw;
   } catch (const std::exception& error) {
     if (options.backend == CommBackend::kNccl)
-      throw_if_gpu_is_full(error, rendezvous_->environment.rank, options.device_index, name);
+      throw_if_gpu_is_full(error, environment_.rank, options.device_index, name);
     if (exhausted_resource(error)) throw;
-    throw_comm("rank {} could not connect group {} (ranks {}): {}", rendezvous_->environment.rank, name,
-               rank_list(ranks), brief(error));
+    throw_comm("rank {} could not connect group {} (ranks {}): {}", environment_.rank, name, rank_list(ranks),
+               brief(error));
   }
-  group->set_post_mortem(
-      [rendezvous = rendezvous_.get(), ranks, failed = group.get(),
-       nccl = options.backend == CommBackend::kNccl](const std::string& operation, const std::string& phase) {
-        if (!nccl)
-          failed->abort();  // so that the ranks which wait for this one notice, before they are asked
-        return find_lost_ranks(*rendezvous, ranks, operation, phase);
-      });
+  find_lost_ranks_when_it_fails(*group, group.get());
   return group;
 }
 
-Communicator::PostMortem ProcessGroups::find_lost_ranks(const Rendezvous& rendezvous,
-                                                        const std::vector<int>& ranks,
-                                                        const std::string& operation,
-                                                        const std::string& phase) {
-  // The watch knows, and needs no store, that a lost rank 0 would have taken along.
-  std::vector<int> lost = rendezvous.watch->lost_ranks(milliseconds(500));
-  const bool known = !lost.empty();
-  Communicator::PostMortem answer;
-  // The ranks of other hosts ask the store who has failed, and would miss this one.
-  if (!known || (!rendezvous.environment.single_host() && lost.front() != 0))
-    answer = ask_others(rendezvous.store, rendezvous.environment.rank, ranks, operation, phase,
-                        rendezvous.response_timeout, lost);
-  if (!known) lost = rendezvous.watch->lost_ranks(milliseconds(0));  // another host may have reported it
-  if (lost.empty()) return answer;
-  return {"", lost, fmt::format("rank {} is lost: see its log first", rank_list(lost))};
+void ProcessGroups::find_lost_ranks_when_it_fails(Communicator& group, Communicator* connections) {
+  group.set_post_mortem([detector = detector_.get(), ranks = group.global_ranks(), connections](
+                            const std::string& operation, const std::string& phase) {
+    connections->abort();  // so that the ranks which wait for this one notice, before they are asked
+    return detector->find_lost_ranks(ranks, operation, phase);
+  });
 }
 
 void ProcessGroups::set_observer(const CommObserver& observer) {

@@ -11,8 +11,8 @@
 #include "parallel/agreement.h"
 #include "parallel/communicator.h"
 #include "parallel/environment.h"
+#include "parallel/health/failure_detector.h"
 #include "parallel/mesh.h"
-#include "parallel/peer_watch.h"
 
 namespace hyperion::parallel {
 
@@ -58,7 +58,8 @@ class ProcessGroups {
   // All ranks, for CPU tensors and text whatever the device. Beside NCCL a tree over several hosts
   // (parallel/host_tree.h), shared memory or Gloo on one; otherwise the world group itself.
   Communicator& host() const { return host_ ? *host_ : world(); }
-  // The ranks whose token counts and losses add up: the loss group, over NCCL fsdp and then dp_replicate.
+  // The ranks whose token counts and losses add up: the loss group, over NCCL fsdp and then dp_replicate; and
+  // then pp.
   ReduceChain loss_groups() const;
   // Every rank: the world group, over NCCL the loss groups and then tp.
   ReduceChain all_ranks() const;
@@ -72,24 +73,25 @@ class ProcessGroups {
   void set_observer(const CommObserver& observer);
   // For every later operation of every group: the trainer calls it after the first step of the run.
   void set_timeout(std::chrono::milliseconds timeout);
-  // The peers are told how this rank ends (PeerWatch): before it leaves a job that is done, or fails.
-  void leave(PeerWatch::End end);
+  // The others are told how this rank ends: before it leaves a job that is done, or fails.
+  void leave(FailureDetector::End end);
   // For the log of a start: the interface of this rank and the user's variables; empty where nothing is sent.
   const std::vector<std::string>& network() const { return network_; }
 
  private:
-  struct Rendezvous;
   // `one_host`: all of `ranks` are on this host.
   std::shared_ptr<Communicator> make_group(const std::string& name, int rank, const std::vector<int>& ranks,
                                            const CommOptions& options, bool one_host);
   std::shared_ptr<Communicator> make_host_group(const std::string& name);
   ReduceChain chain(std::initializer_list<MeshDim> dims) const;  // those of several ranks
-  static Communicator::PostMortem find_lost_ranks(const Rendezvous& rendezvous, const std::vector<int>& ranks,
-                                                  const std::string& operation, const std::string& phase);
+  // `connections`: what is given up first.
+  void find_lost_ranks_when_it_fails(Communicator& group, Communicator* connections);
 
   CommOptions options_;  // its host_fan_out is what is in use: 0 without a tree
   int ranks_per_node_ = 1;
-  std::unique_ptr<Rendezvous> rendezvous_;
+  const Environment environment_;
+  c10::intrusive_ptr<c10d::Store> store_;      // null where nothing is sent
+  std::unique_ptr<FailureDetector> detector_;  // the same
   CommObserver observer_;
   std::map<MeshDim, std::shared_ptr<Communicator>> groups_;
   std::shared_ptr<Communicator> host_;  // null: the world group

@@ -19,6 +19,7 @@
 #include "base/durable.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/pack.h"
 #include "base/rank_list.h"
 #include "parallel/backend_communicator.h"
 
@@ -125,7 +126,7 @@ class JoinedRanks {
 
   // Returns when every rank has joined as the same job; else tells all why not, and throws it.
   void require_all(milliseconds timeout) {
-    store_.set("identity", pack_entries(identity_));
+    store_.set("identity", pack(identity_));
     wait_for_ranks(timeout);
     std::vector<DifferingRank> differing;
     int left = 0;
@@ -186,7 +187,7 @@ class JoinedRanks {
     std::vector<DifferingRank> ranks;
     const int64_t count = store_.add("differing", 0);
     for (int64_t i = 1; i <= count; ++i) {
-      Fingerprint entries = unpack_entries(store_.get_to_str(fmt::format("differing/{}", i)));
+      Fingerprint entries = unpack<Fingerprint>(store_.get_to_str(fmt::format("differing/{}", i)));
       const auto rank = entries.extract("");
       ranks.push_back({std::stoi(rank.mapped()), std::move(entries)});
     }
@@ -214,7 +215,7 @@ class JoinedRanks {
 void report_difference(c10d::Store& store, int rank, Fingerprint entries) {
   entries[""] = std::to_string(rank);
   const int64_t number = store.add("differing", 1);
-  store.set(fmt::format("differing/{}", number), pack_entries(entries));
+  store.set(fmt::format("differing/{}", number), pack(entries));
   store.set("complete", "");
 }
 
@@ -222,7 +223,8 @@ void join_rank0(c10d::Store& store, const Environment& environment, const Finger
                 milliseconds timeout, milliseconds grace) {
   const int rank = environment.rank;
   store.wait({"identity"}, timeout);
-  const Fingerprint differing = differing_entries(unpack_entries(store.get_to_str("identity")), identity);
+  const Fingerprint differing =
+      differing_entries(unpack<Fingerprint>(store.get_to_str("identity")), identity);
   if (!differing.empty())
     report_difference(store, rank, differing);
   else if (store.add("agreeing", 1) == environment.world_size - 1)

@@ -1,11 +1,11 @@
 #include "parallel/sharded_parameter.h"
 
+#include <utility>
+
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/Allocator.h>
-
-#include <utility>
 
 #include "base/error.h"
 
@@ -22,7 +22,7 @@ at::Tensor tensor_on_storage(const c10::Storage& storage, at::IntArrayRef shape,
 }
 
 // Whether layers read the shard itself: nothing is gathered.
-bool reads_shards(int world, const ShardingOptions& options) {
+bool reads_shards(int64_t world, const ShardingOptions& options) {
   return world == 1 && options.state_device == options.device;
 }
 
@@ -63,9 +63,13 @@ PackMemory::PackMemory(Parameter& pack, int world, const ShardingOptions& option
   }
 }
 
-ShardedParameter::ShardedParameter(ParameterPtr parameter, int rank, int world,
+ShardedParameter::ShardedParameter(ParameterPtr parameter, Placement placement,
                                    const ShardingOptions& options, PackMemory* pack)
-    : parameter_(std::move(parameter)), rank_(rank), world_(world), direct_(reads_shards(world, options)) {
+    : parameter_(std::move(parameter)),
+      placement_(std::move(placement)),
+      rank_(placement_.cuts.back().index),
+      world_(placement_.cuts.back().parts),
+      direct_(reads_shards(world_, options)) {
   const int64_t numel = padded_numel();
   const bool pinned = options.state_device.is_cpu() && !options.device.is_cpu();
   const auto state =
@@ -85,9 +89,9 @@ ShardedParameter::ShardedParameter(ParameterPtr parameter, int rank, int world,
     all_gather_output_ = all_gather_input_;
   } else {
     gathered_ = pack != nullptr ? pack->gathered
-                                : std::make_shared<TensorMemory>(world * numel * gathered.dtype().itemsize(),
+                                : std::make_shared<TensorMemory>(world_ * numel * gathered.dtype().itemsize(),
                                                                  options.device);
-    all_gather_output_ = gathered_->tensor({world * numel}, gathered, world * place);
+    all_gather_output_ = gathered_->tensor({world_ * numel}, gathered, world_ * place);
   }
   const auto compute = gathered.dtype(options.compute_dtype);
   const auto unsharded = [&](const at::TensorOptions& type) {
@@ -103,12 +107,6 @@ ShardedParameter::ShardedParameter(ParameterPtr parameter, int rank, int world,
     parameter_->weight = unsharded(compute);
   }
   parameter_->weight.requires_grad_();
-}
-
-std::vector<Cut> ShardedParameter::cuts() const {
-  std::vector<Cut> all = parameter_->cuts;
-  all.push_back({.dim = 0, .parts = world_, .index = rank_});
-  return all;
 }
 
 at::Tensor ShardedParameter::unpadded(const at::Tensor& padded) const {

@@ -3,13 +3,14 @@
 // unsharded weight that layers read while it is gathered.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-#include <c10/core/Storage.h>
-
 #include <memory>
 #include <vector>
 
+#include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
+
 #include "base/parameter.h"
+#include "base/placement.h"
 #include "parallel/gather_codec.h"
 
 namespace hyperion::parallel {
@@ -56,16 +57,15 @@ struct PackMemory {
 
 class ShardedParameter {
  public:
-  // `pack`: where the weight is gathered beside others; null: in memory of its own.
-  ShardedParameter(ParameterPtr parameter, int rank, int world, const ShardingOptions& options,
+  // `placement`: this rank's; its last cut is by rows over the fsdp group. `pack`: where the weight is
+  // gathered beside others; null: in memory of its own.
+  ShardedParameter(ParameterPtr parameter, Placement placement, const ShardingOptions& options,
                    PackMemory* pack = nullptr);
 
   const Parameter& parameter() const { return *parameter_; }
   const ParameterPtr& shared_parameter() const { return parameter_; }
-  // How the whole tensor was cut to give this rank's shard: as its layers divide it (Parameter::cuts), then
-  // by rows over the fsdp group; and the box of it that is left.
-  std::vector<Cut> cuts() const;
-  Box box() const { return box_of(parameter_->shape, cuts()); }
+  const Placement& placement() const { return placement_; }
+  Box box() const { return box_of(parameter_->shape, placement_.cuts); }  // of the whole tensor
 
   // This rank's rows, unpadded: [local rows, ...].
   const at::Tensor& master() const { return master_; }
@@ -119,7 +119,8 @@ class ShardedParameter {
 
  private:
   ParameterPtr parameter_;
-  int rank_, world_;
+  Placement placement_;
+  int64_t rank_, world_;  // of its last cut
   at::Tensor master_, grad_, padded_grad_, compute_shard_, all_gather_input_, all_gather_output_;
   std::shared_ptr<TensorMemory> gathered_, grad_memory_;
   bool holds_grad_ = false;

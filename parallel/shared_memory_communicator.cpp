@@ -1,7 +1,6 @@
 #include "parallel/shared_memory_communicator.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -16,6 +15,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/pack.h"
 #include "base/shared_segment.h"
 #include "parallel/mailbox.h"
 
@@ -455,13 +455,17 @@ std::unique_ptr<Communicator> make_shared_memory_communicator(std::string name, 
     log_warning("rank {}: no shared memory between the ranks of this host ({}): they use Gloo",
                 global_ranks[rank], std::strerror(errno));
   // What every rank has said, in two requests to the store.
-  const auto said = [&](const char* what) {
+  const auto said = [&]<typename Value>(const char* what, const Value& own_value) {
+    store.set(key(what, rank), pack(own_value));
     std::vector<std::string> keys;
     for (int r = 0; r < size; ++r) keys.push_back(key(what, r));
-    return store.multiGet(keys);
+    std::vector<Value> values;
+    for (const std::vector<uint8_t>& bytes : store.multiGet(keys))
+      values.push_back(unpack<Value>({reinterpret_cast<const char*>(bytes.data()), bytes.size()}));
+    return values;
   };
-  store.set(key("at", rank), own ? fmt::format("{} {}", getpid(), own->fd()) : "none");
-  const auto places = said("at");
+  using Place = std::optional<std::pair<int, int>>;  // process and descriptor
+  const std::vector<Place> places = said("at", own ? Place({getpid(), own->fd()}) : Place());
   std::vector<SharedSegment> segments;
   bool good = own.has_value();
   for (int r = 0; r < size && good; ++r) {
@@ -469,19 +473,13 @@ std::unique_ptr<Communicator> make_shared_memory_communicator(std::string name, 
       segments.push_back(std::move(*own));
       continue;
     }
-    int pid = 0, fd = -1;
-    const std::string place(places[r].begin(), places[r].end());
-    good = std::sscanf(place.c_str(), "%d %d", &pid, &fd) == 2;
-    auto peer =
-        good ? SharedSegment::open(pid, fd, SharedMemoryCommunicator::mailbox_bytes(global_ranks.size()))
-             : std::nullopt;
+    auto peer = places[r] ? SharedSegment::open(places[r]->first, places[r]->second,
+                                                SharedMemoryCommunicator::mailbox_bytes(global_ranks.size()))
+                          : std::nullopt;
     good = peer.has_value();
     if (peer) segments.push_back(std::move(*peer));
   }
-  store.set(key("good", rank), good ? "yes" : "no");
-  for (const std::vector<uint8_t>& answer : said("good"))
-    good = good && std::string(answer.begin(), answer.end()) == "yes";
-  if (!good) return nullptr;
+  if (std::ranges::count(said("good", good), false) > 0) return nullptr;
   return std::make_unique<SharedMemoryCommunicator>(std::move(name), rank, std::move(global_ranks),
                                                     std::move(segments), timeout);
 }

@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from include_rules import RULES, folder_of  # noqa: E402
 
 WIDTH, MARGIN, GAP_X, GAP_Y, LINE = 1180, 20, 22, 46, 15
-COLOURS = {"trainer": "#dbe9f6", "checkpoint": "#e2f0d9", "parallel": "#fff2cc", "models": "#fbe5d6",
+COLOURS = {"app": "#f3dff0", "trainer": "#dbe9f6", "data": "#d9efec", "checkpoint": "#e2f0d9", "parallel": "#fff2cc", "models": "#fbe5d6",
            "base": "#ededed"}
 
 

@@ -28,7 +28,7 @@ trap 'rm -rf "$corpus"' EXIT
 for target in "$@"; do
   [ -x "$build/fuzz_$target" ] || fail "there is no program $build/fuzz_$target" "build it: ninja -C $build fuzz_$target"
   mkdir -p "$corpus/$target" "$corpus/seeds/$target"
-  tar -xzf "$root/tests/fuzz/seeds/$target.tar.gz" -C "$corpus/seeds/$target"
+  tar -xzf "$root/tests/goldens/fuzz/$target.tar.gz" -C "$corpus/seeds/$target"
   say "$target: $limit"
   # A slow or memory-hungry input is a finding too.
   (cd "$build" && "./fuzz_$target" "$limit" "-max_len=${HYPERION_FUZZ_LENGTH:-65536}" -timeout=10 -rss_limit_mb=2048 -verbosity=0 -print_final_stats=1 \

@@ -18,7 +18,7 @@ KINDS = (  # the first expression that is found in a kernel's name decides
     ("copies", r"(?i)memcpy|direct_copy|copy_kernel|CatArray"),
     ("fills", r"(?i)memset|FillFunctor"),
     ("softmax and cross-entropy", r"(?i)softmax|nll_loss|cross_entropy_row|vocab_(statistics|gradient)_row"),
-    ("fused norms, RoPE and SwiGLU", r"(?i)layer_norm|rms_norm|GammaBeta|sum_weight_gradient|rope_token|swiglu"),
+    ("fused norms, RoPE and gated activations", r"(?i)layer_norm|rms_norm|GammaBeta|sum_weight_gradient|rope_token|gated_activation"),
     ("reductions", r"(?i)reduce_kernel"),
     ("element by element", r"(?i)elementwise"),
 )

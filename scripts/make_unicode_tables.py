@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes trainer/data/tokenizer/unicode_ranges.h: the code points that Hugging Face `tokenizers` counts as \\p{L}, \\p{N}, \\s,
+"""Writes data/tokenizer/unicode_ranges.h: the code points that Hugging Face `tokenizers` counts as \\p{L}, \\p{N}, \\s,
 and what its NFC knows, which is an older Unicode.
 
 usage: scripts/make_unicode_tables.py
@@ -16,7 +16,7 @@ answer_help(__doc__)
 tokenizers = needed("tokenizers", IN_THE_INTEROP_ENVIRONMENT)
 from tokenizers import Regex, normalizers, pre_tokenizers  # noqa: E402
 
-OUTPUT = pathlib.Path(__file__).resolve().parent.parent / "trainer/data/tokenizer/unicode_ranges.h"
+OUTPUT = pathlib.Path(__file__).resolve().parent.parent / "data/tokenizer/unicode_ranges.h"
 CLASSES = {"kLetterRanges": r"\p{L}", "kNumberRanges": r"\p{N}", "kSpaceRanges": r"\s"}
 CODE_POINTS = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
 

@@ -74,7 +74,7 @@ FAMILIES = (
     ("loss", r"softmax|nll_loss|cross_entropy", "", ""),
     ("loss", r"", r"^forward and backward", ""),
     ("loss", r"", "", "vocabulary"),
-    ("SwiGLU", r"swiglu|silu", "", ""),
+    ("SwiGLU", r"gated_activation|silu", "", ""),
     ("norms", r"rms_norm|layer_norm|rsqrt|aten::(pow|mean)", "", ""),
     ("RoPE", r"rope|rotary|complex", "", ""),
     ("FP8 casts", r"float8|fp8|amax|cast_transpose|_scaled_mm_|triton_.*_abs_.*max", "", ""),
@@ -180,7 +180,7 @@ class Widths:
             return {record.sizes[-1] for record in step if re.search(expression, record.operator) and record.sizes}
 
         self.vocabulary = set(sorted(last(r"softmax|nll_loss|cross_entropy"))[-1:])
-        self.hidden = set(sorted(last(r"silu|swiglu"))[-1:])
+        self.hidden = set(sorted(last(r"silu|gated_activation"))[-1:])
         self.model = last(r"index_select|embedding_dense_backward")
         self.head = {part for record in step if is_attention(record) for part in (record.sizes[-1], record.sizes[-1] // 2)}
 

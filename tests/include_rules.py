@@ -7,40 +7,42 @@ import re
 import sys
 from pathlib import Path
 
-CHECKPOINT = ("checkpoint", "checkpoint/types", "checkpoint/format", "checkpoint/storage")
-TRAINER_PARTS = ("trainer/config", "trainer/data", "trainer/metrics", "trainer/optim", "trainer/hugging_face")
-
 # Folder -> folders that it may include, besides itself: what is below comes first. A name stands for the folder
-# and for everything in it that has no entry of its own.
+# and for everything in it that has no entry of its own; NAME/* for the folder and all entries in it.
 RULES = {
     "base": (),
     "base/device": ("base",),
     "models/flavors": ("base",),
-    "models": ("base", "base/device", "models/flavors"),
-    "parallel": ("base", "base/device"),
+    "models": ("base/*", "models/flavors"),
+    "parallel": ("base/*",),
     "checkpoint/types": ("base",),
     "checkpoint/format": ("base", "checkpoint/types"),
     "checkpoint/storage": ("base", "checkpoint/types"),
-    "checkpoint": ("base", *CHECKPOINT),
-    "checkpoint/tools": ("base", *CHECKPOINT),
+    "checkpoint": ("base", "checkpoint/types", "checkpoint/format", "checkpoint/storage"),
+    "checkpoint/tools": ("base", "checkpoint/*"),
+    "data": ("base",),
     "trainer/config": ("base", "checkpoint/types", "models/flavors"),
-    "trainer/data": ("base",),
     "trainer/metrics": ("base", "models/flavors", "trainer/config"),
-    "trainer/report": ("base",),
-    "trainer/optim": ("base", "base/device", "models", "parallel", "trainer/config"),
-    "trainer/hugging_face": ("base", "models/flavors", "trainer/config", "trainer/data"),
-    "trainer/runtime": ("base", "base/device", "models/flavors", "parallel", "trainer/config", "trainer/metrics"),
-    "trainer/checkpointing": ("base", "base/device", "models", "models/flavors", "parallel", *CHECKPOINT,
-                              *TRAINER_PARTS, "trainer/runtime"),
-    "trainer/setup": ("base", "base/device", "models", "models/flavors", "parallel", *CHECKPOINT, *TRAINER_PARTS,
-                      "trainer/runtime", "trainer/checkpointing"),
-    "trainer/inference": ("base", "base/device", "models", "models/flavors", *TRAINER_PARTS, "trainer/setup"),
-    "trainer/commands": ("base", "base/device", "models", "models/flavors", "parallel", *CHECKPOINT,
-                              "checkpoint/tools", *TRAINER_PARTS, "trainer/runtime", "trainer/checkpointing",
-                              "trainer/setup", "trainer/inference", "trainer/report", "trainer"),
-    "trainer": ("base", "base/device", "models", "models/flavors", "parallel", *TRAINER_PARTS, "trainer/runtime",
-                "trainer/checkpointing", "trainer/setup"),
+    "trainer/optim": ("base/*", "models", "parallel", "trainer/config"),
+    "trainer/hugging_face": ("base", "models/flavors", "data", "trainer/config"),
+    "trainer/runtime": ("base/*", "models/flavors", "parallel", "trainer/config", "trainer/metrics"),
+    "trainer/checkpointing": ("base/*", "models/*", "parallel", "checkpoint", "checkpoint/types", "checkpoint/format",
+                              "checkpoint/storage", "data", "trainer/config", "trainer/optim", "trainer/hugging_face",
+                              "trainer/metrics", "trainer/runtime"),
+    "trainer/setup": ("base/*", "models/*", "parallel", "checkpoint", "checkpoint/types", "checkpoint/format",
+                      "checkpoint/storage", "data", "trainer/config", "trainer/optim", "trainer/hugging_face",
+                      "trainer/metrics", "trainer/runtime", "trainer/checkpointing"),
+    "trainer": ("base/*", "models/*", "parallel", "data", "trainer/*"),
+    "app/report": ("base",),
+    "app/inference": ("base/*", "models/*", "data", "trainer/*"),
+    "app": ("base/*", "models/*", "parallel", "checkpoint/*", "data", "trainer/*", "app/*"),
 }
+
+
+def expanded(names: tuple[str, ...]) -> set[str]:
+    """The entries of RULES that `names` stand for."""
+    return {folder for name in names for folder in RULES
+            if folder == name.removesuffix("/*") or (name.endswith("/*") and folder.startswith(name[:-1]))}
 
 
 def folder_of(path: str) -> str:
@@ -60,7 +62,7 @@ def broken_includes(root: Path):
             folder = folder_of(place)
             for number, line in enumerate(file.read_text().splitlines(), 1):
                 include = re.match(r'\s*#include "([^"]+)"', line)
-                if include and folder_of(include[1]) not in (folder, *RULES[folder]):
+                if include and folder_of(include[1]) not in {folder} | expanded(RULES[folder]):
                     yield f"{place}:{number}: {folder} may not include {include[1]}"
                 if re.search(r"at::parallel_(for|reduce)\(", line):
                     yield f"{place}:{number}: libtorch's loop runs in one thread here: use base/device/parallel_for.h"

@@ -34,26 +34,26 @@ ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const 
   ModelAndOptimizer made;
   parallel::Communicator& tensor_ranks = place.groups.get(parallel::MeshDim::kTp);
   parallel::Communicator* tensor = tensor_ranks.size() > 1 ? &tensor_ranks : nullptr;
-  models::Regions regions{.tensor = tensor, .loss_parallel = !config.parallelism.disable_loss_parallel};
+  models::ParallelDims dims{.tensor = tensor, .loss_parallel = !config.parallelism.disable_loss_parallel};
   if (tensor != nullptr && place.device.is_cuda()) {
     made.tensor_exchange = std::make_unique<parallel::StreamedExchange>(*tensor, place.device);
-    regions.tensor = made.tensor_exchange.get();
-    regions.in_pieces = config.parallelism.enable_async_tensor_parallel;
-    if (regions.in_pieces) connect_pairs(*regions.tensor, place.device);
+    dims.tensor = made.tensor_exchange.get();
+    dims.chunked = config.parallelism.enable_async_tensor_parallel;
+    if (dims.chunked) connect_pairs(*dims.tensor, place.device);
   }
-  made.transformer = std::make_unique<models::Transformer>(args, config.training.loss_chunk_bytes, regions);
+  made.transformer = std::make_unique<models::Transformer>(args, config.training.loss_chunk_bytes, dims);
   made.float8 = convert_to_float8(*made.transformer, config, place.float8);
   parallel::ShardingOptions sharding = sharding_options(config.training, place.device, made.float8.codec);
   if (place.without_memory) sharding.state_device = at::kMeta;
-  made.fsdp = std::make_unique<parallel::FsdpContext>(place.groups.get(parallel::MeshDim::kFsdp),
-                                                      place.groups.get(parallel::MeshDim::kDpReplicate),
-                                                      sharding, tensor);
-  const FsdpModelOptions options = {
-      .reshard_after_forward = config.parallelism.fsdp_reshard_after_forward != ReshardAfterForward::kNever,
-      .checkpointing = activation_checkpointing(config, *made.transformer)};
-  made.float8_products = float8_products(*made.transformer, made.float8, options.checkpointing);
-  made.fsdp_model = std::make_unique<FsdpModel>(*made.transformer, *made.fsdp, options);
-  made.parameters = made.fsdp_model->parameters();
+  made.fsdp = std::make_unique<parallel::FsdpContext>(
+      place.mesh, place.rank, place.groups.get(parallel::MeshDim::kFsdp),
+      place.groups.get(parallel::MeshDim::kDpReplicate), sharding, tensor);
+  const models::ActivationCheckpointing checkpointing = activation_checkpointing(config, *made.transformer);
+  made.stage = std::make_unique<Stage>(*made.transformer, 0, made.transformer->units().size(), *made.fsdp,
+                                       checkpointing);
+  made.schedule = std::make_unique<ScheduleRunner>(
+      *made.stage, config.parallelism.fsdp_reshard_after_forward != ReshardAfterForward::kNever);
+  made.parameters = made.stage->parameters();
   made.optimizer = std::make_unique<Adam>(made.parameters, config.optimizer);
   return made;
 }
@@ -97,7 +97,7 @@ void initialise_weights(const ModelAndOptimizer& model, uint64_t seed) {
     }
     if (parameter->has_separate_compute_shard()) parameter->compute_shard().copy_(master);
   }
-  model.fsdp_model->weights_changed();
+  model.stage->weights_changed();
 }
 
 }  // namespace hyperion::trainer

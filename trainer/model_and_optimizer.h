@@ -13,9 +13,9 @@
 #include "parallel/replica_audit.h"
 #include "parallel/streamed_exchange.h"
 #include "trainer/config/job_config.h"
-#include "trainer/fsdp_model.h"
 #include "trainer/optim/adam.h"
 #include "trainer/optim/ema.h"
+#include "trainer/schedule.h"
 #include "trainer/setup/float8_setup.h"
 
 namespace hyperion::trainer {
@@ -24,15 +24,17 @@ struct ModelAndOptimizer {
   std::unique_ptr<parallel::StreamedExchange> tensor_exchange;  // of the layers, on a GPU
   std::unique_ptr<models::Transformer> transformer;
   Float8Setup float8;
-  int64_t float8_products = 0;  // planned for one microbatch
   std::unique_ptr<parallel::FsdpContext> fsdp;
-  std::unique_ptr<FsdpModel> fsdp_model;
+  std::unique_ptr<Stage> stage;
+  std::unique_ptr<ScheduleRunner> schedule;  // of the stage
   std::vector<parallel::ShardedParameterPtr> parameters;
   std::unique_ptr<Adam> optimizer;
   std::unique_ptr<Ema> ema;  // null when off
 };
 
 struct ModelPlace {
+  const parallel::Mesh& mesh;
+  int rank;
   const parallel::ProcessGroups& groups;
   at::Device device;
   Float8Device float8{};

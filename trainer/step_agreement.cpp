@@ -3,7 +3,67 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
+#include "base/error.h"
+
 namespace hyperion::trainer {
+namespace {
+
+class OnHost : public StepAgreement {
+ public:
+  OnHost(parallel::Communicator& host, bool counts, std::function<bool()> save_failed)
+      : host_(host), counts_(counts), save_failed_(std::move(save_failed)) {}
+
+  void start(int64_t) override {}
+  std::optional<at::Tensor> before_step(int64_t step, int64_t valid_tokens) override {
+    const StepTotals totals =
+        exchange_on_host(host_, counts_ ? valid_tokens : 0, {step, stop_signal(), save_failed_()});
+    agreed_ = totals.flags;
+    if (agreed_.stop != StopSignal::kNone) return std::nullopt;
+    if (totals.valid_tokens == 0) throw_data("training: none of the step's tokens has a label to learn from");
+    set_running_step(step, step);
+    return at::full({}, totals.valid_tokens, at::TensorOptions(at::kLong));
+  }
+  StepFlags flags(int64_t) override { return agreed_; }
+
+ private:
+  parallel::Communicator& host_;
+  bool counts_;
+  std::function<bool()> save_failed_;
+};
+
+class OnDevice : public StepAgreement {
+ public:
+  OnDevice(parallel::ReduceChain groups, bool counts, at::Device device, std::function<bool()> save_failed)
+      : groups_(std::move(groups)), counts_(counts), device_(device), save_failed_(std::move(save_failed)) {}
+
+  void start(int64_t step) override { set_running_step(step, step + 1); }
+  std::optional<at::Tensor> before_step(int64_t step, int64_t valid_tokens) override {
+    const at::Tensor sum = sum_valid_tokens(groups_, counts_ ? valid_tokens : 0, device_);
+    set_running_step(step, step + 1);
+    return sum;
+  }
+  StepFlags flags(int64_t step) override {
+    set_running_step(step, step + 2);  // what comes from here on is sent in the next step
+    return {step, stop_signal(), save_failed_()};
+  }
+
+ private:
+  parallel::ReduceChain groups_;
+  bool counts_;
+  at::Device device_;
+  std::function<bool()> save_failed_;
+};
+
+}  // namespace
+
+std::unique_ptr<StepAgreement> make_step_agreement(const parallel::ProcessGroups& groups,
+                                                   const parallel::Mesh& mesh, int rank, at::Device device,
+                                                   std::function<bool()> save_failed) {
+  if (device.is_cuda())
+    return std::make_unique<OnDevice>(groups.loss_groups(), mesh.counts_in_loss_groups(rank), device,
+                                      std::move(save_failed));
+  return std::make_unique<OnHost>(groups.host(), mesh.counts_among_all(rank), std::move(save_failed));
+}
 
 StepTotals exchange_on_host(parallel::Communicator& host, int64_t valid_tokens, const StepFlags& own) {
   const at::Tensor counts = at::zeros({4}, at::TensorOptions(at::kLong));

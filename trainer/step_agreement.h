@@ -7,10 +7,14 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
 
 #include <ATen/core/Tensor.h>
 
-#include "parallel/communicator.h"
+#include "parallel/mesh.h"
+#include "parallel/process_group.h"
 #include "trainer/signals.h"
 
 namespace hyperion::trainer {
@@ -21,13 +25,40 @@ struct StepFlags {
   bool save_failed = false;
 };
 
+class StepAgreement {
+ public:
+  virtual ~StepAgreement() = default;
+
+  // When signals are about to be caught; `step`: the first one.
+  virtual void start(int64_t step) = 0;
+  // Before the step: the number of valid tokens of all ranks, 0-dim int64 on the device, of which this rank
+  // has read `valid_tokens`. None: the ranks have just agreed to stop (on a GPU they do so with a verdict).
+  // Throws Error(kBadData) when there is no valid token; on a GPU FiniteGuard does.
+  virtual std::optional<at::Tensor> before_step(int64_t step, int64_t valid_tokens) = 0;
+  // What this rank's verdict on the step carries.
+  virtual StepFlags flags(int64_t step) = 0;
+  // Those of the newest verdict that has been read (FiniteGuard::agreed).
+  void read(const StepFlags& verdict) { agreed_ = verdict; }
+
+  // What all ranks know of each other.
+  const StepFlags& agreed() const { return agreed_; }
+
+ protected:
+  StepFlags agreed_;
+};
+
+// The form for `device`. `save_failed`: whether this rank's background save has.
+std::unique_ptr<StepAgreement> make_step_agreement(const parallel::ProcessGroups& groups,
+                                                   const parallel::Mesh& mesh, int rank, at::Device device,
+                                                   std::function<bool()> save_failed);
+
+// The two exchanges. Sums over all ranks; `host` takes CPU tensors. `valid_tokens`: 0 on a rank whose batch
+// another rank counts.
 struct StepTotals {
   int64_t valid_tokens = 0;
   StepFlags flags;
 };
-// Sums over all ranks; `host` takes CPU tensors. `valid_tokens`: 0 on a rank whose batch another rank counts.
 StepTotals exchange_on_host(parallel::Communicator& host, int64_t valid_tokens, const StepFlags& own);
-
 // The number of valid tokens of all ranks, 0-dim int64 on `device`; `groups`: ranks with different batches.
 // Waits for nothing on a GPU.
 at::Tensor sum_valid_tokens(const parallel::ReduceChain& groups, int64_t valid_tokens, at::Device device);

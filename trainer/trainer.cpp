@@ -8,9 +8,8 @@
 
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/full.h>
+#include <ATen/ops/full_like.h>
 #include <ATen/ops/stack.h>
-#include <ATen/ops/zeros.h>
 
 #include "base/clock.h"
 #include "base/failpoint.h"
@@ -32,7 +31,7 @@ namespace hyperion::trainer {
 namespace {
 
 // A checkpoint of another program says nothing about our order of the data: its step does.
-void skip_trained_data(DataLoader& loader, int64_t step, int64_t microbatches) {
+void skip_trained_data(data::DataLoader& loader, int64_t step, int64_t microbatches) {
   log_info(
       "The checkpoint has no position of ours in the data: continuing after step {} x global batch, in our "
       "order",
@@ -50,7 +49,7 @@ void skip_trained_data(DataLoader& loader, int64_t step, int64_t microbatches) {
 // All microbatches of a step are fetched first, because the loss is divided by the step's global number of
 // valid tokens.
 struct Trainer::StepInput {
-  std::vector<Batch> batches;
+  std::vector<data::Batch> batches;
   int64_t local_valid = 0;  // tokens with a label
   at::Tensor global_valid;  // of all ranks: 0-dim int64 on the device
 };
@@ -58,6 +57,8 @@ struct Trainer::StepInput {
 Trainer::Trainer(const ResolvedConfig& resolved, const std::vector<std::string>& command)
     : job_(start_job(resolved)),
       guard_(job_.runtime.groups->all_ranks()),
+      agreement_(make_step_agreement(*job_.runtime.groups, *job_.runtime.mesh, job_.runtime.rank(),
+                                     job_.runtime.device, [this] { return checkpointer_->failed(); })),
       memory_mover_(job_.runtime.device) {
   const Runtime& runtime = job_.runtime;
   const JobConfig& configured = job_.configured.config;
@@ -70,7 +71,9 @@ Trainer::Trainer(const ResolvedConfig& resolved, const std::vector<std::string>&
   // What trains.
   model_ = make_model_and_optimizer(
       job_.model, config(),
-      {.groups = *runtime.groups,
+      {.mesh = *runtime.mesh,
+       .rank = runtime.rank(),
+       .groups = *runtime.groups,
        .device = runtime.device,
        .float8 = {runtime.device.is_cpu(), runtime.compute_capability, runtime.device_name}});
   mover_.emplace(*model_.transformer, runtime.device);
@@ -124,7 +127,7 @@ void Trainer::load_checkpoint() {
   if (checkpointer_->chosen() == nullptr) return;
   const std::filesystem::path planned = checkpointer_->chosen()->path;
   checkpointer_->load();
-  model_.fsdp_model->weights_changed();
+  model_.stage->weights_changed();
   const ChosenCheckpoint& chosen = *checkpointer_->chosen();
   if (chosen.path != planned) {  // damage was found, and the one before it was loaded
     ResumePlan again = plan();
@@ -152,23 +155,23 @@ void Trainer::load_checkpoint() {
 }
 
 ExitCode Trainer::run() {
-  using parallel::PeerWatch;
-  const auto ended = [this](const std::string& reason, ExitCode code, PeerWatch::End end) {
+  using parallel::FailureDetector;
+  const auto ended = [this](const std::string& reason, ExitCode code, FailureDetector::End end) {
     job_.runtime.groups->leave(end);
     metrics_->event(state_.step, "end", {{"reason", reason}, {"exit_code", static_cast<int64_t>(code)}});
   };
   try {
     const ExitCode code = train();
-    ended(code == ExitCode::kOk ? "completed" : "stopped by a signal", code, PeerWatch::End::kDone);
+    ended(code == ExitCode::kOk ? "completed" : "stopped by a signal", code, FailureDetector::End::kDone);
     return code;
   } catch (const Error& error) {
-    ended(error.what(), error.code(), PeerWatch::End::kFailed);
+    ended(error.what(), error.code(), FailureDetector::End::kFailed);
     if (error.code() == ExitCode::kNonFinite) finish_saves();
     throw;
   } catch (const std::exception& error) {
     const auto resource = exhausted_resource(error);
     ended(resource ? resource->what : error.what(), resource ? ExitCode::kResources : ExitCode::kBug,
-          PeerWatch::End::kFailed);
+          FailureDetector::End::kFailed);
     throw;
   }
 }
@@ -218,24 +221,23 @@ ExitCode Trainer::train() {
   }
   const int64_t first = state_.step + 1, last = config().training.steps;
   const bool dry_run = is_dry_run(config());
-  if (!nothing_left && (on_gpu() || dry_run)) set_running_step(first, first + 1);
+  if (!nothing_left) dry_run ? set_running_step(first, first) : agreement_->start(first);
   (dry_run ? end_dry_run_on_stop_signals : catch_stop_signals)(rank_prints(job_.runtime.rank()));
   if (!nothing_left) log_info("Training starts at step {}", first);
   SaveTimeCheck save_times(options, signal_lead());
   int64_t handled_failure = 0;  // the step after which all ranks dealt with a failed save
   for (int64_t step = first; step <= last; ++step) {
     const auto begin = std::chrono::steady_clock::now();
-    // On a CPU the ranks agree in fetch(), on a GPU they have done so in a step before.
-    const StepInput input = agreed_.stop == StopSignal::kNone ? fetch(step) : StepInput{};
-    if (agreed_.stop != StopSignal::kNone) return stopped(step - 1, agreed_.stop, /*trained=*/step > first);
+    const std::optional<StepInput> input = fetch(step);
+    if (!input) return stopped(step - 1, agreement_->agreed().stop, /*trained=*/step > first);
     try {
-      train_step(step, input);
+      train_step(step, *input);
     } catch (const c10::OutOfMemoryError&) {
       profiler_->out_of_memory(step - 1);
       throw;
     }
     if (step == first && model_.float8.counters)
-      require_float8_products(model_.float8, microbatches_ * model_.float8_products);
+      log_info("float8: the first step ran {} FP8 products", model_.float8.counters->products);
     if (step == first) audit_replicas(step);
     if (checkpointer_->enabled()) {
       if (step > first) save_times.after_step(seconds_since(begin), checkpointer_->save_seconds());
@@ -244,8 +246,9 @@ ExitCode Trainer::train() {
       const bool saves = checkpointer_->due(step) || step == last;
       read_verdicts(/*wait=*/saves);
       if (saves && step > first) audit_replicas(step);
-      // On a GPU a failure is told again until all ranks have dealt with it.
-      const bool save_failed = agreed_.save_failed && agreed_.step > handled_failure;
+      // A rank reports its failure in every step until all ranks have dealt with it.
+      const StepFlags& agreed = agreement_->agreed();
+      const bool save_failed = agreed.save_failed && agreed.step > handled_failure;
       if (save_failed) handled_failure = step;
       checkpointer_->save(step, step == last, save_failed);
     }
@@ -264,38 +267,27 @@ ExitCode Trainer::train() {
   return ExitCode::kOk;
 }
 
-Trainer::StepInput Trainer::fetch(int64_t step) {
+// None where a rank was asked to stop: the step is not made, and its data stay.
+std::optional<Trainer::StepInput> Trainer::fetch(int64_t step) {
+  if (agreement_->agreed().stop != StopSignal::kNone) return std::nullopt;
   parallel::set_phase(fmt::format("step {} data", step));
   failpoint("step.data");
   const parallel::TraceRange range("data");
-  const LoaderState before = job_.loader->state();
+  const data::LoaderState before = job_.loader->state();
   StepInput input;
   for (int64_t i = 0; i < microbatches_; ++i) {
     const double waited = job_.loader->wait_seconds();
     input.batches.push_back(job_.loader->next().value());  // the training stream never ends
-    const Batch& batch = input.batches.back();
+    const data::Batch& batch = input.batches.back();
     input.local_valid += valid_tokens(batch);
     metrics_->add_batch(batch.rows * batch.seq_len, job_.loader->wait_seconds() - waited);
   }
-  if (on_gpu()) {
-    input.global_valid =
-        sum_valid_tokens(job_.runtime.groups->loss_groups(), input.local_valid, job_.runtime.device);
-    set_running_step(step, step + 1);
-  } else {
-    const StepFlags own = {step, stop_signal(), checkpointer_->failed()};
-    // The tensor parallel ranks of a batch have the same tokens: one of them counts.
-    const bool counts = job_.runtime.mesh->coordinate(job_.runtime.rank(), parallel::MeshDim::kTp) == 0;
-    const StepTotals totals =
-        exchange_on_host(job_.runtime.groups->host(), counts ? input.local_valid : 0, own);
-    agreed_ = totals.flags;
-    if (agreed_.stop != StopSignal::kNone) {  // the step is not made, its data stay
-      job_.loader->load_state(before);
-      return input;
-    }
-    if (totals.valid_tokens == 0) throw_data("training: none of the step's tokens has a label to learn from");
-    input.global_valid = at::full({}, totals.valid_tokens, at::TensorOptions(at::kLong));
-    set_running_step(step, step);
+  const std::optional<at::Tensor> global_valid = agreement_->before_step(step, input.local_valid);
+  if (!global_valid) {
+    job_.loader->load_state(before);
+    return std::nullopt;
   }
+  input.global_valid = *global_valid;
   if (const uint64_t epoch = job_.loader->state().position.epoch; epoch != before.position.epoch)
     log_info("The training data start over in step {}: epoch {}", step, epoch + 1);
   return input;
@@ -304,29 +296,23 @@ Trainer::StepInput Trainer::fetch(int64_t step) {
 // Adam's update by the gradient of the mean cross-entropy over the valid tokens of all ranks, clipped to
 // training.max_norm.
 void Trainer::train_step(int64_t step, const StepInput& input) {
-  model_.fsdp_model->begin_step(step);
   const at::Tensor scale = loss_scale(input.global_valid);
-  std::vector<at::Tensor> losses;
-  for (const Batch& batch : input.batches)
-    losses.push_back(model_.fsdp_model->forward_backward(mover_->move(batch), scale,
-                                                         /*last=*/&batch == &input.batches.back()));
+  const std::vector<at::Tensor> losses = model_.schedule->train_step(
+      step, input.batches.size(), [&](size_t i) { return mover_->move(input.batches[i]); }, scale);
   if (step == 1 && gradient_dump_)
     dump_gradients(*gradient_dump_, job_.runtime.rank(), job_.runtime.world_size(), model_.parameters);
 
   failpoint("step.opt");
   parallel::set_phase(fmt::format("step {} gradient norm", step));
-  const parallel::LocalGradients& gradients = model_.fsdp_model->gradients();
-  const at::Tensor own_norm = global_grad_norm(gradients, model_.fsdp->shard(), model_.fsdp->tensor());
+  const parallel::LocalGradients& gradients = model_.stage->gradients();
+  const at::Tensor own_norm =
+      global_grad_norm(gradient_classes(gradients, model_.fsdp->shard(), model_.fsdp->tensor()),
+                       model_.fsdp->options().state_device);
   std::vector<std::string> sources;
-  for (const Batch& batch : input.batches)
+  for (const data::Batch& batch : input.batches)
     sources.push_back(fmt::format("{}", fmt::join(batch.sources, ", ")));
-  StepFlags own = {.step = step};
-  if (on_gpu()) {
-    set_running_step(step, step + 2);  // what comes from here on is told in the next step
-    own = {step, stop_signal(), checkpointer_->failed()};
-  }
-  const auto [skip, norm] =
-      guard_.check(own, losses, own_norm, scale, [sources](size_t i) { return sources.at(i); });
+  const auto [skip, norm] = guard_.check(agreement_->flags(step), losses, own_norm, scale,
+                                         [sources](size_t i) { return sources.at(i); });
   const double max_norm = config().training.max_norm;
   std::optional<at::Tensor> divisor;
   if (model_.optimizer->divides_gradients())
@@ -339,9 +325,9 @@ void Trainer::train_step(int64_t step, const StepInput& input) {
     const parallel::TraceRange range("optimizer");
     model_.optimizer->step(learning_rate(plan_, step), skip, divisor);
     if (model_.ema) model_.ema->update(step, skip);
-    model_.fsdp_model->weights_changed();
+    model_.stage->weights_changed();
   }
-  model_.fsdp_model->drop_gradients();
+  model_.stage->drop_gradients();
   read_verdicts(/*wait=*/metrics_->should_log(step));  // logging waits for the step's numbers anyway
 
   state_.step = step;
@@ -351,11 +337,10 @@ void Trainer::train_step(int64_t step, const StepInput& input) {
   profiler_->step(step);
 }
 
-// Ends the job where the loss of a step was not finite. On a GPU the ranks learn from the same verdicts who
-// was asked to stop and whose save has failed.
+// Ends the job where the loss of a step was not finite.
 void Trainer::read_verdicts(bool wait) {
   guard_.raise(wait);
-  if (on_gpu()) agreed_ = guard_.agreed();
+  agreement_->read(guard_.agreed());
 }
 
 // What several ranks hold must be the same on all of them: a save stores it once. Says so by Error(kBug).
@@ -375,7 +360,9 @@ void Trainer::log_step(int64_t step, const std::vector<at::Tensor>& losses, cons
   const parallel::TraceRange range("metrics");
   const at::Tensor local = at::stack(losses).sum();
   const at::Tensor sum = local / input.global_valid.to(local.scalar_type());
-  const at::Tensor max = local / static_cast<double>(std::max<int64_t>(1, input.local_valid));
+  // A rank without a label has no mean, and no part in the maximum.
+  const at::Tensor max = input.local_valid > 0 ? local / static_cast<double>(input.local_valid)
+                                               : at::full_like(local, -INFINITY);
   const parallel::ReduceChain groups = job_.runtime.groups->loss_groups();
   groups.all_reduce_sum(sum);
   groups.all_reduce_max(max);
@@ -409,12 +396,12 @@ void Trainer::validate(int64_t step) {
   if (averaged) {
     checkpointer_->wait();  // the averages take the weights' place for a while
     model_.ema->swap_in();
-    model_.fsdp_model->weights_changed();
+    model_.stage->weights_changed();
   }
-  const Validator::Result result = validator_->run(*model_.fsdp_model, *mover_);
+  const Validator::Result result = validator_->run(*model_.schedule, *mover_);
   if (averaged) {
     model_.ema->swap_out();
-    model_.fsdp_model->weights_changed();
+    model_.stage->weights_changed();
   }
   metrics_->add_batch(result.tokens, 0.0);
   metrics_->log_validation(step, result.loss);

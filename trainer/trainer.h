@@ -46,7 +46,7 @@ class Trainer {
   void finish_saves();
   ExitCode train();
   bool nothing_is_left() const;
-  StepInput fetch(int64_t step);
+  std::optional<StepInput> fetch(int64_t step);
   void train_step(int64_t step, const StepInput& input);
   void read_verdicts(bool wait);
   void audit_replicas(int64_t step) const;
@@ -65,7 +65,7 @@ class Trainer {
   std::optional<BatchMover> mover_;
   std::optional<Validator> validator_;  // none: off
   FiniteGuard guard_;
-  StepFlags agreed_;  // what all ranks know of each other
+  const std::unique_ptr<StepAgreement> agreement_;
   StateComponents components_;
   DeviceMover memory_mover_;
   std::unique_ptr<MetricsLogger> metrics_;

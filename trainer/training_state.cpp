@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "parallel/placement.h"
 #include "trainer/checkpointing/stored_weights.h"
 #include "trainer/config/entries.h"
 #include "trainer/hugging_face/export_files.h"
@@ -12,7 +13,6 @@ namespace hyperion::trainer {
 
 StateComponents state_components(const StateSources& sources) {
   const auto& [model, mesh, rank, device, state, loader, plan, configured] = sources;
-  const MeshPlace place = {mesh, rank};
   const auto rates = [&state = state, &plan = plan] {
     return std::pair(plan.config.optimizer.lr, learning_rate(plan, state.step + 1));
   };
@@ -22,10 +22,10 @@ StateComponents state_components(const StateSources& sources) {
   };
   StateComponents components;
   const auto add = [&](auto component) { components.push_back(std::move(component)); };
-  add(std::make_unique<ModelState>(model.parameters, place));
-  add(std::make_unique<OptimizerState>(*model.optimizer, plan.config.optimizer, model.parameters, place,
-                                       rates));
-  if (model.ema) add(std::make_unique<EmaState>(*model.ema, model.parameters, place));
+  add(std::make_unique<ModelState>(model.parameters));
+  add(std::make_unique<OptimizerState>(*model.optimizer, plan.config.optimizer, model.parameters,
+                                       parallel::whole_placement(mesh, rank), rates));
+  if (model.ema) add(std::make_unique<EmaState>(*model.ema, model.parameters));
   add(std::make_unique<TrainStateComponent>(state, mesh.degree(parallel::MeshDim::kBatch),
                                             to_object(config_entries(configured))));
   add(std::make_unique<SchedulerState>(position));

@@ -22,7 +22,7 @@ struct StateSources {
   int rank;
   at::Device device;
   TrainState& state;
-  DataLoader& loader;
+  data::DataLoader& loader;
   const ResumePlan& plan;
   const JobConfig& configured;
 };

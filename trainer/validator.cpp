@@ -14,12 +14,13 @@
 namespace hyperion::trainer {
 
 Validator::Validator(const JobConfig::Validation& options, const Runtime& runtime,
-                     std::unique_ptr<DataLoader> loader)
+                     std::unique_ptr<data::DataLoader> loader)
     : options_(options), runtime_(runtime), loader_(std::move(loader)) {}
 
-Validator::Result Validator::run(FsdpModel& model, BatchMover& mover) {
+Validator::Result Validator::run(ScheduleRunner& schedule, BatchMover& mover) {
   const std::optional<int64_t>& sequences = options_.sequences;
   loader_->reset();
+  const bool counts = runtime_.mesh->counts_in_loss_groups(runtime_.rank());
   at::Tensor sums = at::zeros({3}, at::TensorOptions(at::kDouble));  // loss, valid tokens, sequences
   Result result;
   const uint64_t end = sequences ? static_cast<uint64_t>(*sequences) : std::numeric_limits<uint64_t>::max();
@@ -29,12 +30,14 @@ Validator::Result Validator::run(FsdpModel& model, BatchMover& mover) {
   // Every rank makes the same number of batches, because the all-gathers are collective.
   for (int64_t step = 0; (options_.steps < 0 || step < options_.steps) && loader_->state().sequence < end;
        ++step) {
-    std::optional<Batch> batch = loader_->next();
+    std::optional<data::Batch> batch = loader_->next();
     if (!batch) break;
-    ignore_sequences_from(end, *batch);
-    sums[0] += model.loss_sum(mover.move(*batch)).to(at::kCPU, at::kDouble);
-    sums[1] += static_cast<double>(valid_tokens(*batch));
-    sums[2] += static_cast<double>(sequences_with_labels(*batch));
+    data::ignore_sequences_from(end, *batch);
+    sums[0] += schedule.loss_sum(mover.move(*batch)).to(at::kCPU, at::kDouble);
+    if (counts) {
+      sums[1] += static_cast<double>(valid_tokens(*batch));
+      sums[2] += static_cast<double>(sequences_with_labels(*batch));
+    }
     result.tokens += batch->rows * batch->seq_len;
     progress.update(sequences ? std::min(end, loader_->state().sequence) : static_cast<uint64_t>(step) + 1);
   }

@@ -4,15 +4,16 @@
 
 #include <memory>
 
-#include "trainer/fsdp_model.h"
 #include "trainer/runtime/runtime.h"
+#include "trainer/schedule.h"
 #include "trainer/setup/data_setup.h"
 
 namespace hyperion::trainer {
 
 class Validator {
  public:
-  Validator(const JobConfig::Validation& options, const Runtime& runtime, std::unique_ptr<DataLoader> loader);
+  Validator(const JobConfig::Validation& options, const Runtime& runtime,
+            std::unique_ptr<data::DataLoader> loader);
 
   // After step 1 and every multiple of validation.freq.
   bool due(int64_t step) const { return options_.enable && (step == 1 || step % options_.freq == 0); }
@@ -21,13 +22,13 @@ class Validator {
     double loss = 0;     // mean over all valid tokens of all ranks
     int64_t tokens = 0;  // seen by this rank
   };
-  Result run(FsdpModel& model, BatchMover& mover);
+  Result run(ScheduleRunner& schedule, BatchMover& mover);
 
  private:
   JobConfig::Validation options_;
   bool warned_ = false;  // that the data hold fewer sequences
   const Runtime& runtime_;
-  std::unique_ptr<DataLoader> loader_;
+  std::unique_ptr<data::DataLoader> loader_;
 };
 
 }  // namespace hyperion::trainer

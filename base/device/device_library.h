@@ -16,6 +16,10 @@ class Backend;
 
 namespace hyperion {
 
+namespace kernels {
+struct Kernels;  // models/kernels/kernels.h
+}
+
 struct NcclOptions {
   std::string name;  // of the group, for NCCL's own messages and traces
   std::chrono::milliseconds timeout{};
@@ -25,7 +29,7 @@ struct NcclOptions {
 
 // Every function may throw c10::Error. Device indices count the visible devices.
 struct DeviceLibrary {
-  static constexpr uint32_t kVersion = 4;  // raised whenever this struct changes
+  static constexpr uint32_t kVersion = 5;  // raised whenever this struct or Kernels changes
   uint32_t version;
   uint32_t struct_size;
 
@@ -47,6 +51,8 @@ struct DeviceLibrary {
 
   void (*record_memory_history)(int max_entries);  // 0 stops recording
   std::string (*memory_snapshot)();                // a pickle for pytorch.org/memory_viz
+
+  void (*add_kernels)(kernels::Kernels& table);  // our forms for a GPU
 
   // Connected when it returns: collective over the group's ranks.
   c10::intrusive_ptr<c10d::Backend> (*make_nccl_backend)(const c10::intrusive_ptr<c10d::Store>& store,

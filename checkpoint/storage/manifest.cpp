@@ -135,14 +135,6 @@ uint64_t FileRecord::checksum() const {
   return hash_bytes(blocks.data(), blocks.size() * sizeof(uint64_t));
 }
 
-std::string to_json(const FileRecord& record) {
-  return record_to_json(record).dump();
-}
-
-FileRecord file_record_from_json(std::string_view text) {
-  return record_from_json(parse_json(text, "file record", 4), "file record");
-}
-
 std::string to_json(const Manifest& manifest) {
   Json json = {{"format_version", manifest.format_version},
                {"save_id", manifest.save_id},

@@ -7,6 +7,7 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "base/choice.h"
@@ -24,6 +25,7 @@ struct FileRecord {
   uint64_t bytes = 0;
   std::vector<uint64_t> blocks;  // XXH3-64 of each block; the last one may be short; none for an empty file
   bool operator==(const FileRecord&) const = default;
+  static auto members(auto& self) { return std::tie(self.name, self.bytes, self.blocks); }
   uint64_t checksum() const;  // XXH3-64 of the blocks' hashes, little-endian, one after another
 };
 
@@ -67,9 +69,6 @@ std::string to_json(const Manifest& manifest);
 // `name`: for messages. Throws Error(kBadData) for a text that is damaged, hostile, or of a newer
 // format.
 Manifest manifest_from_json(std::string_view text, const std::string& name = kManifestFile);
-
-std::string to_json(const FileRecord& record);
-FileRecord file_record_from_json(std::string_view text);
 
 // Of a checkpoint's folder. Both throw Error(kBadData).
 std::string read_manifest_text(const std::filesystem::path& folder);

@@ -18,6 +18,16 @@ constexpr size_t kOpenFiles = 64;  // each holds a block that was verified
 
 }  // namespace
 
+bool describes_run(const std::string& key) {
+  return component_of(key) == kRngComponent || key.starts_with(kLoaderOfRankPrefix) ||
+         key == kLoaderRanksKey || key == kTokensOfRankKey || key == kConfigKey;
+}
+
+bool Selection::has(const std::string& key) const {
+  return key.starts_with(prefix) && (component.empty() || component_of(key) == component) &&
+         (all || !describes_run(key));
+}
+
 int64_t elements_of(const Dims& shape) {
   const std::optional<int64_t> count = element_count(shape);
   if (!count) throw_data("a tensor of shape [{}] has more elements than 2^63", fmt::join(shape, ", "));
@@ -69,12 +79,11 @@ const TensorArchive& ContentReader::archive_of(const std::string& key, const Ten
   key_ = key;
   const auto known = archives_.find(&chunk);
   if (known != archives_.end()) return known->second;
-  if (checkpoint_.index.layout == CheckpointIndex::Layout::kBareBytes)
-    return archives_.emplace(&chunk, row_major_archive(record.dtype, chunk.shape, 0)).first->second;
   SliceSource entry(file(chunk.where.file), chunk.where.offset, chunk.where.length);
-  TensorArchive archive = open_tensor_archive(entry, key, record, chunk);
-  if (!checkpoint_.manifest) check_crc(entry, archive);
-  return archives_.emplace(&chunk, std::move(archive)).first->second;
+  return archives_
+      .emplace(&chunk,
+               open_chunk(entry, checkpoint_, key, record, chunk, /*check_crcs=*/!checkpoint_.manifest))
+      .first->second;
 }
 
 void ContentReader::read(const std::string& key, const Box& wanted, std::byte* out) {
@@ -102,19 +111,19 @@ void ContentReader::read(const std::string& key, const Box& wanted, std::byte* o
                checkpoint_.folder.string(), printable(key));
 }
 
-void ContentReader::stream(const std::string& key, const Take& take) {
+void ContentReader::stream(const std::string& key, int64_t most, const Take& take) {
   const TensorRecord& record = checkpoint_.index.tensors.at(key);
-  const size_t element = size_of(record.dtype);
-  each_box(record.shape, static_cast<int64_t>(kContentPiece / element), [&](const Box& box) {
-    piece_.resize(static_cast<size_t>(elements_of(box.shape)) * element);
+  each_box(record.shape, most, [&](const Box& box) {
+    piece_.resize(static_cast<size_t>(elements_of(box.shape)) * size_of(record.dtype));
     read(key, box, piece_.data());
-    take(piece_.data(), piece_.size());
+    take(box, piece_.data());
   });
 }
 
-std::vector<std::string> keys_in_file_order(const CheckpointIndex& index) {
+std::vector<std::string> keys_in_file_order(const CheckpointIndex& index, const Selection& only) {
   std::vector<std::string> keys;
-  for (const auto& [key, record] : index.tensors) keys.push_back(key);
+  for (const auto& [key, record] : index.tensors)
+    if (only.has(key)) keys.push_back(key);
   const auto place_of = [&](const std::string& key) {
     const auto& chunks = index.tensors.at(key).chunks;
     return chunks.empty() ? std::tuple<std::string, uint64_t>()

@@ -1,5 +1,6 @@
 // The contents of a checkpoint, whatever wrote it and however it is sharded: any box of any tensor, verified
-// and in bounded memory, and the order in which tensors are streamed.
+// and in bounded memory; which tensors are read, and the order in which they are streamed. What digest, diff
+// and convert read with.
 #pragma once
 
 #include <cstdint>
@@ -15,9 +16,25 @@
 
 namespace hyperion::checkpoint {
 
+// Which keys are included.
+struct Selection {
+  std::string prefix{};     // keys that begin so
+  std::string component{};  // "model", "optimizer", ... (component_of in checkpoint/state.h); empty: all
+  bool all = false;         // also what describes the run, not the state (describes_run)
+  bool has(const std::string& key) const;
+};
+
+// Whether a key describes the run that wrote the checkpoint rather than the state of training: generators and
+// loaders of single ranks, the number of ranks, counts of one rank, and the configuration. Two meshes at the
+// same step differ in them.
+bool describes_run(const std::string& key);
+
 constexpr uint64_t kContentPiece = uint64_t{16} << 20;  // bytes of a tensor that tools hold at a time
 
 int64_t elements_of(const Dims& shape);  // 1 without dimensions; Error(kBadData) from 2^63 on
+inline uint64_t bytes_of(const TensorRecord& tensor) {
+  return static_cast<uint64_t>(elements_of(tensor.shape)) * size_of(tensor.dtype);
+}
 
 // Calls take(box) for boxes of at most `most` elements that fill a tensor of `whole`, each a contiguous run
 // of its row-major order, in that order. None for a tensor without elements.
@@ -33,9 +50,9 @@ class ContentReader {
   // A box of tensor `key`, row-major, to `out`. Throws Error(kBadData) naming file and tensor.
   void read(const std::string& key, const Box& wanted, std::byte* out);
 
-  // Calls take(data, bytes) for all of the tensor in row-major order, at most kContentPiece bytes at a time.
-  using Take = std::function<void(const std::byte* data, uint64_t bytes)>;
-  void stream(const std::string& key, const Take& take);
+  // Calls take(box, data) for boxes of at most `most` elements that fill the tensor, as each_box() does.
+  using Take = std::function<void(const Box& box, const std::byte* data)>;
+  void stream(const std::string& key, int64_t most, const Take& take);
 
  private:
   ShardReader& file(const std::string& name);
@@ -49,7 +66,7 @@ class ContentReader {
   std::vector<std::byte> part_, piece_;
 };
 
-// All keys of tensors in the order of their data in the files: for one pass over each.
-std::vector<std::string> keys_in_file_order(const CheckpointIndex& index);
+// The keys of tensors in the order of their data in the files: for one pass over each.
+std::vector<std::string> keys_in_file_order(const CheckpointIndex& index, const Selection& only);
 
 }  // namespace hyperion::checkpoint

@@ -32,53 +32,45 @@ struct TensorDifference {
   std::string name;
   ValueDifference values;
 };
-struct ObjectDifference {
-  std::string name, a, b;  // values as repr() shows them
-};
-
 struct Differences {
   std::string label_a, label_b;
-  uint64_t tensors = 0, objects = 0;              // on both sides
-  std::map<std::string, uint64_t> group_options;  // option -> parameter groups that have it on both sides
-  std::vector<std::string> only_a, only_b;
-  std::vector<Mismatch> mismatched;  // in shape or type: "wanted" is a's
-  std::vector<TensorDifference> values;
-  std::vector<ObjectDifference> object_values;
+  uint64_t tensors = 0, objects = 0;                // on both sides
+  std::map<std::string, uint64_t> group_options{};  // option -> parameter groups that have it on both sides
+  std::vector<std::string> only_a{}, only_b{};
+  // "wanted" is a's, "found" b's.
+  std::vector<Mismatch> mismatched{};  // in shape or type
+  std::vector<TensorDifference> values{};
+  std::vector<Mismatch> object_values{};  // as repr() shows them
   bool empty() const {
     return only_a.empty() && only_b.empty() && mismatched.empty() && values.empty() && object_values.empty();
   }
 };
 
-// The tensors that both lists have; adds those of one list alone, and other shapes and types, to
-// `differences`.
-std::vector<std::pair<const NamedTensor*, const NamedTensor*>> match_names(const NameList& a,
-                                                                           const NameList& b,
-                                                                           Differences& differences) {
-  std::map<std::string, const NamedTensor*> names_b;
-  for (const NamedTensor& tensor : b.tensors) names_b.emplace(tensor.name, &tensor);
-  std::vector<std::pair<const NamedTensor*, const NamedTensor*>> both;
-  for (const NamedTensor& tensor : a.tensors) {
-    const auto found = names_b.find(tensor.name);
-    if (found == names_b.end()) {
-      differences.only_a.push_back(tensor.name);
-      continue;
-    }
-    both.emplace_back(&tensor, found->second);
-    if (tensor.shape != found->second->shape || tensor.dtype != found->second->dtype)
-      differences.mismatched.push_back({tensor.name, describe_tensor(tensor.dtype, tensor.shape),
-                                        describe_tensor(found->second->dtype, found->second->shape)});
-    names_b.erase(found);
+using Tensors = std::map<std::string, TensorRecord>;
+
+// Calls both(name, a's, b's) for the selected names on both sides; adds the others to `found`.
+template <typename Value, typename Both>
+void match_names(const std::map<std::string, Value>& a, const std::map<std::string, Value>& b,
+                 const Selection& only, Differences& found, const Both& both) {
+  for (const auto& [name, value] : a) {
+    if (!only.has(name)) continue;
+    if (const auto other = b.find(name); other != b.end())
+      both(name, value, other->second);
+    else
+      found.only_a.push_back(name);
   }
-  for (const auto& [name, tensor] : names_b) differences.only_b.push_back(name);
-  differences.tensors = both.size();
-  return both;
+  for (const auto& [name, value] : b)
+    if (only.has(name) && !a.contains(name)) found.only_b.push_back(name);
 }
 
-NameList names_of(const OpenCheckpoint& checkpoint, const Selection& only) {
-  NameList list{checkpoint.folder.string(), {}};
-  for (const auto& [key, record] : checkpoint.index.tensors)
-    if (only.has(key)) list.tensors.push_back({key, record.dtype, record.shape});
-  return list;
+void compare_shapes(const Tensors& a, const Tensors& b, const Selection& only, Differences& found) {
+  match_names(
+      a, b, only, found, [&](const std::string& name, const TensorRecord& one, const TensorRecord& other) {
+        ++found.tensors;
+        if (one.shape != other.shape || one.dtype != other.dtype)
+          found.mismatched.push_back(
+              {name, describe_tensor(one.dtype, one.shape), describe_tensor(other.dtype, other.shape)});
+      });
 }
 
 // "lr" of "optimizer.param_groups.layers.0.attention.wq.weight.lr": each parameter is a group of its own.
@@ -87,45 +79,34 @@ std::optional<std::string> option_of_group(const std::string& key) {
   return key.substr(key.rfind('.') + 1);
 }
 
-// --- reading both ---
-
 // Both tensors side by side, piece by piece.
-ValueDifference compare_values(const NamedTensor& a, const NamedTensor& b, ContentReader& from_a,
-                               ContentReader& from_b) {
-  ValueDifference difference(a.dtype, b.dtype);
-  const size_t width_a = size_of(a.dtype), width_b = size_of(b.dtype);
-  std::vector<std::byte> bytes_a, bytes_b;
-  const auto most = static_cast<int64_t>(kContentPiece / std::max(width_a, width_b));
-  each_box(a.shape, most, [&](const Box& box) {
-    const auto count = static_cast<uint64_t>(elements_of(box.shape));
-    bytes_a.resize(count * width_a);
-    bytes_b.resize(count * width_b);
-    from_a.read(a.name, box, bytes_a.data());
-    from_b.read(b.name, box, bytes_b.data());
-    difference.add(bytes_a.data(), bytes_b.data(), count);
+void compare_values(const OpenCheckpoint& a, const OpenCheckpoint& b, const Selection& only,
+                    Differences& found) {
+  const Tensors &tensors_a = a.index.tensors, &tensors_b = b.index.tensors;
+  std::vector<std::string> keys = keys_in_file_order(a.index, only);
+  std::erase_if(keys, [&](const std::string& key) {
+    const auto other = tensors_b.find(key);
+    const TensorRecord& own = tensors_a.at(key);
+    return other == tensors_b.end() || other->second.shape != own.shape ||
+           (other->second.dtype != own.dtype && !can_cast(own.dtype, other->second.dtype));
   });
-  return difference;
-}
-
-void compare_tensors(const OpenCheckpoint& a, const OpenCheckpoint& b, const Selection& only,
-                     Differences& found) {
-  const NameList list_a = names_of(a, only), list_b = names_of(b, only);
-  std::map<std::string, std::pair<const NamedTensor*, const NamedTensor*>> both;
   uint64_t total = 0, done = 0;
-  for (const auto& pair : match_names(list_a, list_b, found)) {
-    if (pair.first->shape != pair.second->shape) continue;
-    if (pair.first->dtype != pair.second->dtype && !can_cast(pair.first->dtype, pair.second->dtype)) continue;
-    both.emplace(pair.first->name, pair);
-    total += static_cast<uint64_t>(elements_of(pair.first->shape));
-  }
-  ContentReader from_a(a), from_b(b);
+  for (const std::string& key : keys) total += static_cast<uint64_t>(elements_of(tensors_a.at(key).shape));
   Progress progress("diff", total, "numbers");
-  for (const std::string& key : keys_in_file_order(a.index)) {
-    const auto pair = both.find(key);
-    if (pair == both.end()) continue;
-    ValueDifference difference = compare_values(*pair->second.first, *pair->second.second, from_a, from_b);
+  ContentReader from_a(a), from_b(b);
+  std::vector<std::byte> bytes_b;
+  for (const std::string& key : keys) {
+    const Dtype dtype_a = tensors_a.at(key).dtype, dtype_b = tensors_b.at(key).dtype;
+    const auto most = static_cast<int64_t>(kContentPiece / std::max(size_of(dtype_a), size_of(dtype_b)));
+    ValueDifference difference(dtype_a, dtype_b);
+    from_a.stream(key, most, [&](const Box& box, const std::byte* bytes_a) {
+      const auto count = static_cast<uint64_t>(elements_of(box.shape));
+      bytes_b.resize(count * size_of(dtype_b));
+      from_b.read(key, box, bytes_b.data());
+      difference.add(bytes_a, bytes_b.data(), count);
+      progress.update(done += count);
+    });
     if (difference.different() > 0) found.values.push_back({key, difference});
-    progress.update(done += static_cast<uint64_t>(elements_of(pair->second.first->shape)));
   }
   std::ranges::sort(found.values, {}, &TensorDifference::name);
 }
@@ -133,21 +114,13 @@ void compare_tensors(const OpenCheckpoint& a, const OpenCheckpoint& b, const Sel
 void compare_objects(const OpenCheckpoint& a, const OpenCheckpoint& b, const Selection& only,
                      Differences& found) {
   const auto wanted = [&](const std::string& key) { return only.has(key); };
-  const auto values_a = load_objects(a, wanted);
-  auto values_b = load_objects(b, wanted);
-  for (const auto& [key, value] : values_a) {
-    const auto other = values_b.find(key);
-    if (other == values_b.end()) {
-      found.only_a.push_back(key);
-      continue;
-    }
-    ++found.objects;
-    if (const auto option = option_of_group(key)) ++found.group_options[*option];
-    if (canonical_text(value) != canonical_text(other->second))
-      found.object_values.push_back({key, repr(value, 300), repr(other->second, 300)});
-    values_b.erase(other);
-  }
-  for (const auto& [key, value] : values_b) found.only_b.push_back(key);
+  match_names(load_objects(a, wanted), load_objects(b, wanted), only, found,
+              [&](const std::string& key, const Object& one, const Object& other) {
+                ++found.objects;
+                if (const auto option = option_of_group(key)) ++found.group_options[*option];
+                if (canonical_text(one) != canonical_text(other))
+                  found.object_values.push_back({key, repr(one, 300), repr(other, 300)});
+              });
 }
 
 // --- printing ---
@@ -161,8 +134,10 @@ void print_differences_json(const Differences& found, std::FILE* out) {
                {"tensors", found.tensors}, {"values", found.objects}, {"only_a", found.only_a},
                {"only_b", found.only_b}};
   json["mismatched"] = json["different_tensors"] = json["different_values"] = Json::array();
-  for (const Mismatch& one : found.mismatched)
-    json["mismatched"].push_back({{"key", one.name}, {"a", one.wanted}, {"b", one.found}});
+  for (const auto& [list, differences] :
+       {std::pair("mismatched", &found.mismatched), {"different_values", &found.object_values}})
+    for (const Mismatch& one : *differences)
+      json[list].push_back({{"key", one.name}, {"a", one.wanted}, {"b", one.found}});
   for (const auto& [name, values] : found.values) {
     Json item = {{"key", name}, {"different", values.different()}};
     if (values.is_float()) {
@@ -171,8 +146,6 @@ void print_differences_json(const Differences& found, std::FILE* out) {
     }
     json["different_tensors"].push_back(std::move(item));
   }
-  for (const ObjectDifference& one : found.object_values)
-    json["different_values"].push_back({{"key", one.name}, {"a", one.a}, {"b", one.b}});
   print_json(json, out);
 }
 
@@ -201,12 +174,12 @@ void print_names(const std::string& label, const std::vector<std::string>& names
 }
 
 // An option that differs alike in several parameter groups is one line; returns what is left for a table.
-std::vector<ObjectDifference> print_groups(const Differences& found, std::FILE* out) {
+std::vector<Mismatch> print_groups(const Differences& found, std::FILE* out) {
   std::map<std::tuple<std::string, std::string, std::string>, uint64_t> alike;
-  const auto likeness = [](const ObjectDifference& one) {
-    return std::tuple(option_of_group(one.name).value_or(""), one.a, one.b);
+  const auto likeness = [](const Mismatch& one) {
+    return std::tuple(option_of_group(one.name).value_or(""), one.wanted, one.found);
   };
-  for (const ObjectDifference& one : found.object_values) ++alike[likeness(one)];
+  for (const Mismatch& one : found.object_values) ++alike[likeness(one)];
   std::erase_if(alike, [](const auto& one) { return std::get<0>(one.first).empty() || one.second == 1; });
   for (const auto& [what, count] : alike) {
     const auto& [option, a, b] = what;
@@ -217,9 +190,8 @@ std::vector<ObjectDifference> print_groups(const Differences& found, std::FILE* 
                a, b);
   }
   if (!alike.empty()) fmt::print(out, "\n");
-  std::vector<ObjectDifference> rest;
-  for (const ObjectDifference& one : found.object_values)
-    if (!alike.contains(likeness(one))) rest.push_back(one);
+  std::vector<Mismatch> rest = found.object_values;
+  std::erase_if(rest, [&](const Mismatch& one) { return alike.contains(likeness(one)); });
   return rest;
 }
 
@@ -229,12 +201,10 @@ void print_differences(const Differences& found, std::FILE* out) {
              counted(found.objects, "value"));
   print_names("A", found.only_a, found.only_b, out);
   print_names("B", found.only_b, found.only_a, out);
-  print_rows(
-      {"shape or type differs", "A", "B"}, found.mismatched,
-      [](const Mismatch& one) {
-        return std::vector<std::string>{one.name, one.wanted, one.found};
-      },
-      out);
+  const auto sides = [](const Mismatch& one) {
+    return std::vector<std::string>{one.name, one.wanted, one.found};
+  };
+  print_rows({"shape or type differs", "A", "B"}, found.mismatched, sides, out);
   print_rows(
       {"tensor", ">different numbers", ">max |A-B|", ">|A-B|/|A|"}, found.values,
       [](const TensorDifference& one) {
@@ -244,12 +214,7 @@ void print_differences(const Differences& found, std::FILE* out) {
                                         figures ? human_number(one.values.relative_l2()) : "-"};
       },
       out);
-  print_rows(
-      {"value", "A", "B"}, print_groups(found, out),
-      [](const ObjectDifference& one) {
-        return std::vector<std::string>{one.name, one.a, one.b};
-      },
-      out);
+  print_rows({"value", "A", "B"}, print_groups(found, out), sides, out);
 }
 
 // The last line: the answer in one sentence.
@@ -285,26 +250,18 @@ ExitCode print_differences(Differences& found, bool json, bool with_values, std:
 
 }  // namespace
 
-NameList names_in(const std::filesystem::path& checkpoint) {
-  require_checkpoint(checkpoint);
-  return names_of(open_checkpoint(checkpoint), {});
-}
-
 ExitCode diff_names(const NameList& a, const NameList& b, bool json, std::FILE* out) {
-  Differences found;
-  found.label_a = a.label;
-  found.label_b = b.label;
-  match_names(a, b, found);
+  Differences found{.label_a = a.label, .label_b = b.label};
+  compare_shapes(a.tensors, b.tensors, {}, found);
   return print_differences(found, json, /*with_values=*/false, out);
 }
 
 ExitCode diff_checkpoints(const DiffOptions& options, std::FILE* out) {
   for (const auto& path : {options.a, options.b}) require_checkpoint(path);
   const OpenCheckpoint a = open_checkpoint(options.a), b = open_checkpoint(options.b);
-  Differences found;
-  found.label_a = options.a.string();
-  found.label_b = options.b.string();
-  compare_tensors(a, b, options.only, found);
+  Differences found{.label_a = options.a.string(), .label_b = options.b.string()};
+  compare_shapes(a.index.tensors, b.index.tensors, options.only, found);
+  compare_values(a, b, options.only, found);
   compare_objects(a, b, options.only, found);
   return print_differences(found, options.json, /*with_values=*/true, out);
 }

@@ -83,24 +83,7 @@ std::string items_text(const Dict& dict) {
                                : did_you_mean(printable(nearest)));
 }
 
-uint64_t selected_bytes(const CheckpointIndex& index, const Selection& only) {
-  uint64_t bytes = 0;
-  for (const auto& [key, record] : index.tensors)
-    if (only.has(key)) bytes += static_cast<uint64_t>(elements_of(record.shape)) * size_of(record.dtype);
-  return bytes;
-}
-
 }  // namespace
-
-bool describes_run(const std::string& key) {
-  return component_of(key) == kRngComponent || key.starts_with(kLoaderOfRankPrefix) ||
-         key == kLoaderRanksKey || key == kTokensOfRankKey || key == kConfigKey;
-}
-
-bool Selection::has(const std::string& key) const {
-  return key.starts_with(prefix) && (component.empty() || component_of(key) == component) &&
-         (all || !describes_run(key));
-}
 
 std::string canonical_text(const Object& object) {
   if (const bool* flag = object.get_if<bool>()) return *flag ? "true" : "false";
@@ -130,16 +113,20 @@ uint64_t Digest::total() const {
 Digest digest_of(const OpenCheckpoint& checkpoint, const Selection& only) {
   Digest digest;
   ContentReader contents(checkpoint);
-  Progress progress("digest", selected_bytes(checkpoint.index, only), "B");
-  uint64_t done = 0;
-  for (const std::string& key : keys_in_file_order(checkpoint.index)) {
-    if (!only.has(key)) continue;
-    RunningHash hash;
-    contents.stream(key, [&](const std::byte* data, uint64_t bytes) {
-      hash.add(data, bytes);
-      progress.update(done += bytes);
-    });
+  const std::vector<std::string> keys = keys_in_file_order(checkpoint.index, only);
+  uint64_t total = 0, done = 0;
+  for (const std::string& key : keys) total += bytes_of(checkpoint.index.tensors.at(key));
+  Progress progress("digest", total, "B");
+  for (const std::string& key : keys) {
     const TensorRecord& record = checkpoint.index.tensors.at(key);
+    const size_t width = size_of(record.dtype);
+    RunningHash hash;
+    contents.stream(key, static_cast<int64_t>(kContentPiece / width),
+                    [&](const Box& box, const std::byte* data) {
+                      const uint64_t bytes = static_cast<uint64_t>(elements_of(box.shape)) * width;
+                      hash.add(data, bytes);
+                      progress.update(done += bytes);
+                    });
     digest.entries.push_back({key, true, record.dtype, record.shape, hash.value()});
   }
   for (const auto& [key, value] :
@@ -147,10 +134,6 @@ Digest digest_of(const OpenCheckpoint& checkpoint, const Selection& only) {
     digest.entries.push_back({key, false, {}, {}, hash_text(canonical_text(value))});
   std::ranges::sort(digest.entries, {}, &DigestEntry::key);
   return digest;
-}
-
-Digest digest_of(const std::filesystem::path& checkpoint, const Selection& only) {
-  return digest_of(open_checkpoint(checkpoint), only);
 }
 
 ExitCode print_digest(const DigestOptions& options, std::FILE* out) {

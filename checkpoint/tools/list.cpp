@@ -1,6 +1,7 @@
 // ckpt ls
 #include <algorithm>
 #include <ctime>
+#include <map>
 #include <set>
 #include <system_error>
 
@@ -25,24 +26,19 @@ namespace {
 
 // --- a job's folder ---
 
-struct UnrelatedEntry {
-  std::string name, what;
-};
-
-std::vector<UnrelatedEntry> unrelated_entries(const fs::path& folder, const std::vector<StepFolder>& found) {
-  std::set<std::string> known = {".lock"};
-  for (const StepFolder& one : found) known.insert(one.path.filename().native());
-  std::vector<UnrelatedEntry> others;
+// Name -> what it is.
+std::map<std::string, const char*> unrelated_entries(const fs::path& folder,
+                                                     const std::vector<StepFolder>& found) {
+  std::map<std::string, const char*> others;
   std::error_code error;
   for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
     const std::string name = it->path().filename().string();
-    if (known.contains(name)) continue;
-    const char* what = name.starts_with(".incoming-") ? "a save in flight, or one that did not finish"
-                       : name.starts_with(".trash-")  ? "a checkpoint that is being removed"
-                                                      : "not a checkpoint of this job: never touched";
-    others.push_back({name, what});
+    others[name] = name.starts_with(".incoming-") ? "a save in flight, or one that did not finish"
+                   : name.starts_with(".trash-")  ? "a checkpoint that is being removed"
+                                                  : "not a checkpoint of this job: never touched";
   }
-  std::ranges::sort(others, {}, &UnrelatedEntry::name);
+  others.erase(".lock");
+  for (const StepFolder& one : found) others.erase(one.path.filename().native());
   return others;
 }
 
@@ -57,7 +53,7 @@ std::string state_of(const StepFolder& one) {
 
 ExitCode list_job(const ListOptions& options, std::FILE* out) {
   const std::vector<StepFolder> found = CheckpointFolder(options.path).scan();
-  const std::vector<UnrelatedEntry> others = unrelated_entries(options.path, found);
+  const std::map<std::string, const char*> others = unrelated_entries(options.path, found);
   const auto newest =
       std::find_if(found.rbegin(), found.rend(), [](const auto& one) { return one.complete(); });
   const int64_t newest_step = newest == found.rend() ? -1 : newest->step;
@@ -78,7 +74,7 @@ ExitCode list_job(const ListOptions& options, std::FILE* out) {
       list.push_back(std::move(item));
     }
     Json names = Json::array();
-    for (const UnrelatedEntry& other : others) names.push_back({{"name", other.name}, {"what", other.what}});
+    for (const auto& [name, what] : others) names.push_back({{"name", name}, {"what", what}});
     print_json({{"folder", options.path.string()}, {"checkpoints", list}, {"others", names}}, out);
     return ExitCode::kOk;
   }
@@ -100,7 +96,7 @@ ExitCode list_job(const ListOptions& options, std::FILE* out) {
     if (!one.complete()) fmt::print(out, "\n{}\n", escape_control_bytes(one.why_not, "\n"));
   if (!others.empty()) {
     AlignedTable rest({"other names", ""});
-    for (const UnrelatedEntry& other : others) rest.add({other.name, other.what});
+    for (const auto& [name, what] : others) rest.add({name, what});
     fmt::print(out, "\n{}", rest.text_for(out));
   }
   return ExitCode::kOk;

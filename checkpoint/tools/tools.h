@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "checkpoint/tools/digest.h"
+#include "checkpoint/tools/content.h"
 #include "checkpoint/types/choices.h"
 #include "checkpoint/types/index.h"
 
@@ -55,10 +55,9 @@ ExitCode diff_checkpoints(const DiffOptions& options, std::FILE* out);
 
 // The same for names alone: a configuration has names and no values.
 struct NameList {
-  std::string label;  // where it comes from
-  std::vector<NamedTensor> tensors;
+  std::string label;                            // where it comes from
+  std::map<std::string, TensorRecord> tensors;  // by name
 };
-NameList names_in(const std::filesystem::path& checkpoint);
 ExitCode diff_names(const NameList& a, const NameList& b, bool json, std::FILE* out);
 
 // --- convert: model weights, between DCP and safetensors and between types ---

@@ -1,4 +1,4 @@
-// Which heads a CPU's attention kernels (models/kernels/cpu/attention_blocks.h) take, and how they lay them
+// Which heads a CPU's attention kernels (models/kernels/attention/cpu_blocks.h) take, and how they lay them
 // out; estimates of memory count it too. Constants alone: it is compiled for several instruction sets.
 #pragma once
 

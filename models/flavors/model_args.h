@@ -4,6 +4,10 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
+
+#include "base/choice.h"
+#include "models/flavors/activation.h"
 
 namespace hyperion::models {
 
@@ -11,6 +15,13 @@ enum class RopeStyle {
   kInterleaved,  // rotates elements (2j, 2j+1): llama3
   kHalfSplit,    // rotates elements (j, j + head_dim/2): qwen3
 };
+
+constexpr auto choices(Activation) {
+  return choice_list<Activation>({
+#define ACTIVATION(name, text, ...) {Activation::k##name, text},
+#include "models/flavors/activations.def"
+  });
+}
 
 struct ModelArgs {
   std::string family = "llama3";
@@ -28,8 +39,9 @@ struct ModelArgs {
   double rope_factor = 8, rope_low_freq_factor = 1, rope_high_freq_factor = 4;
   int64_t rope_original_length = 8192;
   RopeStyle rope_style = RopeStyle::kInterleaved;
-  bool qk_norm = false;  // RMSNorm of each query and key head
-  bool tied = false;     // the head reads the embedding table
+  Activation activation = Activation::kSilu;  // of the feed-forward's gate
+  bool qk_norm = false;                       // RMSNorm of each query and key head
+  bool tied = false;                          // the head reads the embedding table
   bool depth_init = true;
 };
 

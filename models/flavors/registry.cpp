@@ -116,6 +116,7 @@ void apply_overrides(const ModelOverrides& changes, ModelArgs& args) {
   set(changes.rope_low_freq_factor, args.rope_low_freq_factor);
   set(changes.rope_high_freq_factor, args.rope_high_freq_factor);
   set(changes.rope_original_length, args.rope_original_length);
+  set(changes.activation, args.activation);
   set(changes.qk_norm, args.qk_norm);
   set(changes.tied, args.tied);
   set(changes.depth_init, args.depth_init);

@@ -114,12 +114,9 @@ Operands plain::cast_by_amax(const Tensor& x, const Tensor& row_amax, const Tens
 }
 
 Operands quantize_operands(const Tensor& x, const std::optional<Scaling>& rows,
-                           const std::optional<Scaling>& columns, const PartOf& part,
-                           const Tensor& known_amax) {
+                           const std::optional<Scaling>& columns, const PartOf& part) {
   const auto amax_of = [&](const std::optional<Scaling>& scaling) {
-    if (!scaling) return Tensor();
-    const bool known = known_amax.defined() && scaling->granularity == Granularity::kTensor;
-    return known ? known_amax : amax(x, scaling->granularity, part);
+    return scaling ? amax(x, scaling->granularity, part) : Tensor();
   };
   const Tensor of_rows = amax_of(rows), of_columns = columns == rows ? of_rows : amax_of(columns);
   const Scaling& any = rows ? *rows : *columns;

@@ -45,10 +45,8 @@ Operands cast_by_amax(const at::Tensor& x, const at::Tensor& row_amax, const at:
 }  // namespace plain
 
 // Dynamic scales, then the copies that have a scaling; both in one dtype and both or neither of powers of
-// two, with one scale where the scalings are equal. x may be a part of a matrix. known_amax (0-dim, or
-// undefined): that of x where somebody has found it, which spares the pass over x for one scale per tensor.
+// two, with one scale where the scalings are equal. x may be a part of a matrix.
 Operands quantize_operands(const at::Tensor& x, const std::optional<Scaling>& rows,
-                           const std::optional<Scaling>& columns, const PartOf& part = {},
-                           const at::Tensor& known_amax = {});
+                           const std::optional<Scaling>& columns, const PartOf& part = {});
 
 }  // namespace hyperion::float8

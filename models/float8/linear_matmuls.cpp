@@ -1,7 +1,7 @@
 #include "models/float8/linear_matmuls.h"
 
 #include "models/float8/blocks.h"
-#include "models/kernels/matmul.h"
+#include "models/kernels/matmul/matmul.h"
 
 namespace hyperion::float8 {
 namespace {
@@ -74,11 +74,10 @@ Tensor LinearMatmuls::input_gradient(Operand& grad, const Parameter& weight, Exc
 }
 
 Tensor LinearMatmuls::weight_gradient(Operand& grad, Operand& x, at::ScalarType dtype) const {
-  if (gemm_ == Gemm::kEmulated) dtype = grad.dtype;  // as who is emulated rounds it
+  if (rounds_weight_gradient()) dtype = grad.dtype;
   if (!scalings_.x_w) return kernels::matmul(grad.values.t(), x.values, dtype);
   add_copies(grad, std::nullopt, scalings_.g_w);
   add_copies(x, std::nullopt, scalings_.x_w);
-  if (scalings_.x_w->granularity != Granularity::kTensor) dtype = grad.dtype;
   return multiply(transpose(grad.columns), x.columns, dtype, /*fast_accumulate=*/false, /*counts=*/true);
 }
 
@@ -90,10 +89,9 @@ Tensor LinearMatmuls::multiply(const Quantized& a, const Quantized& b, at::Scala
 
 // Emulated products take any layout.
 Operands LinearMatmuls::cast_operands(const Tensor& x, const std::optional<Scaling>& rows,
-                                      const std::optional<Scaling>& columns, const PartOf& part,
-                                      const Tensor& amax) const {
+                                      const std::optional<Scaling>& columns, const PartOf& part) const {
   const bool blocks = in_blocks((rows ? *rows : *columns).granularity);
-  if (gemm_ == Gemm::kNative && !blocks) return quantize_operands(x, rows, columns, part, amax);
+  if (gemm_ == Gemm::kNative && !blocks) return quantize_operands(x, rows, columns, part);
   const Tensor dense = x.contiguous();
   if (blocks) return cast_blocks(dense, rows, columns);
   Operands operands;
@@ -110,7 +108,7 @@ void LinearMatmuls::add_copies(Operand& x, std::optional<Scaling> rows,
   if (x.values.defined()) {
     if (!rows && !columns) return;
     counters_->operand_casts += rows && columns && rows != columns ? 2 : 1;
-    const Operands made = cast_operands(x.values, rows, columns, {}, x.amax);
+    const Operands made = cast_operands(x.values, rows, columns);
     if (rows) x.rows = made.rows;
     if (columns) x.columns = made.columns;
   } else if (columns) {

@@ -8,7 +8,7 @@
 #include "models/flavors/float8_recipe.h"
 #include "models/float8/cast.h"
 #include "models/float8/scaled_matmul.h"
-#include "models/linear.h"
+#include "models/layers/linear.h"
 
 namespace hyperion::float8 {
 
@@ -44,6 +44,12 @@ class LinearMatmuls {
   // In `dtype` where the product can leave it there (products on a GPU with one scale for each tensor, and
   // those in the compute dtype), else in the compute dtype.
   at::Tensor weight_gradient(models::Operand& grad, models::Operand& x, at::ScalarType dtype) const;
+  // Whether it is always in the compute dtype.
+  bool rounds_weight_gradient() const {
+    return gemm_ == Gemm::kEmulated ||
+           (scalings_.x_w &&
+            scalings_.x_w->granularity != Granularity::kTensor);  // who is emulated rounds too
+  }
 
   // Make what output() and input_gradient() read of an operand, before it is multiplied in parts, so that all
   // parts have the scales of the whole.
@@ -66,10 +72,6 @@ class LinearMatmuls {
   // scale for the tensor: its FP8 form then serves them all. None for recipes that need more forms.
   std::optional<Scaling> one_scale_of_input() const;
   std::optional<Scaling> one_scale_of_gradient() const;
-  // Whether operands are cast for a GPU's products, with one scale for each tensor: Operand::amax is read.
-  bool reads_amax() const {
-    return gemm_ == Gemm::kNative && one_scale_of_input() && one_scale_of_gradient();
-  }
   // This rank's rows of an operand, with such a scaling, as all `ranks` gather it.
   Quantized cast_shard(const at::Tensor& rows, const Scaling& scaling, Exchange& ranks) const;
 
@@ -78,8 +80,7 @@ class LinearMatmuls {
   at::Tensor multiply(const Quantized& a, const Quantized& b, at::ScalarType out, bool fast_accumulate,
                       bool counts) const;
   Operands cast_operands(const at::Tensor& x, const std::optional<Scaling>& rows,
-                         const std::optional<Scaling>& columns, const PartOf& part = {},
-                         const at::Tensor& amax = {}) const;
+                         const std::optional<Scaling>& columns, const PartOf& part = {}) const;
   void add_copies(models::Operand& x, std::optional<Scaling> rows, std::optional<Scaling> columns) const;
   void add_column_copy(Quantized& columns, const Quantized& rows) const;
   WeightCopies& weight_copies(const Parameter& weight, Exchange* ranks) const;
@@ -88,10 +89,5 @@ class LinearMatmuls {
   Gemm gemm_;
   std::shared_ptr<Counters> counters_;
 };
-
-// FP8 products in one backward of one layer; MXFP8 has 2.
-constexpr int backward_products(Recipe recipe) {
-  return recipe == Recipe::kRowwiseWithGwHp ? 1 : 2;
-}
 
 }  // namespace hyperion::float8

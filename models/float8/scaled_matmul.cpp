@@ -13,7 +13,7 @@
 
 #include "base/error.h"
 #include "models/float8/blocks.h"
-#include "models/kernels/matmul.h"
+#include "models/kernels/matmul/matmul.h"
 
 namespace hyperion::float8 {
 namespace {

@@ -14,8 +14,8 @@
 
 #include "base/error.h"
 #include "parallel/agreement.h"
-#include "parallel/ledger.h"
 #include "parallel/process_group.h"
+#include "tests/support/comm_ledger.h"
 #include "tests/support/ranks.h"
 
 namespace hyperion::parallel {

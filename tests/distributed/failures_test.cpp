@@ -24,9 +24,9 @@
 #include "base/durable.h"
 #include "base/error.h"
 #include "parallel/agreement.h"
-#include "parallel/failure_record.h"
+#include "parallel/health/failure_detector.h"
+#include "parallel/health/failure_record.h"
 #include "parallel/nccl_job.h"
-#include "parallel/peer_watch.h"
 #include "parallel/phase.h"
 #include "parallel/process_group.h"
 #include "parallel/rendezvous.h"
@@ -311,23 +311,22 @@ TEST_CASE("a transfer that its peer does not start times out with its name") {
 
 TEST_CASE("a watched rank ends its peers unless it has taken leave") {
   struct Case {
-    std::function<void(PeerWatch&)> end;
+    std::function<void(FailureDetector&)> end;
     int exit_code;
     const char* said;
   };
-  for (const auto& [end, exit_code, said] :
-       std::vector<Case>{{[](PeerWatch&) { raise(SIGKILL); }, kCommunication, "rank 1 has ended"},
-                         {[](PeerWatch&) { throw_data("unhappy"); }, kCommunication, "rank 1 has failed"},
-                         {[](PeerWatch& watch) { watch.leave(PeerWatch::End::kDone); }, 0, ""},
-                         {[](PeerWatch&) {}, 0, ""}}) {
+  for (const auto& [end, exit_code, said] : std::vector<Case>{
+           {[](FailureDetector&) { raise(SIGKILL); }, kCommunication, "rank 1 has ended"},
+           {[](FailureDetector&) { throw_data("unhappy"); }, kCommunication, "rank 1 has failed"},
+           {[](FailureDetector& detector) { detector.leave(FailureDetector::End::kDone); }, 0, ""},
+           {[](FailureDetector&) {}, 0, ""}}) {
     const auto outcomes = run_ranks_outcome(3, [&](const Environment& environment) {
       set_own_rank(environment);
       set_phase("step 3");
-      const auto store = join_ranks(environment, {}, kPatience);
-      PeerWatch watch(*store, environment, kPatience);
+      FailureDetector detector(join_ranks(environment, {}, kPatience), environment, kPatience);
       // Those that are to end would wait until the harness ends them; the others for longer than that would
       // take.
-      environment.rank == 1 ? end(watch) : std::this_thread::sleep_for(seconds(exit_code == 0 ? 14 : 600));
+      environment.rank == 1 ? end(detector) : std::this_thread::sleep_for(seconds(exit_code == 0 ? 14 : 600));
     });
     for (int rank : {0, 2}) {
       CAPTURE(said, outcomes[rank].output);
@@ -338,20 +337,22 @@ TEST_CASE("a watched rank ends its peers unless it has taken leave") {
   }
 }
 
-TEST_CASE("a thread of libtorch that fails ends the process with the code of what it met") {
+TEST_CASE(
+    "a thread of libtorch that fails ends the process with the code of what it met and names the lost") {
   const auto thrown_in_a_thread = [](const auto& error) {
-    return run_ranks_outcome(1, [&](const Environment&) {
+    return run_ranks_outcome(2, [&](const Environment& environment) {
+      FailureDetector detector(join_ranks(environment, {}, kPatience), environment, kPatience,
+                               kPeerResponseTimeout, /*ends_process=*/false);
+      if (environment.rank == 1) return wait_for_end_of(0);
       std::set_terminate([] { ::_exit(static_cast<int>(ExitCode::kResources)); });  // the program's own
-      report_failures_of_threads([](const std::string&) {
-        return Communicator::PostMortem{"; no word from rank 3", {3}};
-      });
+      report_failures_of_threads();
       std::thread([&] { throw error; }).join();
     })[0];
   };
   const c10::SourceLocation here = {__func__, __FILE__, static_cast<uint32_t>(__LINE__)};
   const RankOutcome lost = thrown_in_a_thread(c10::DistBackendError(here, "Watchdog caught a timeout"));
   CHECK(lost.exit_code == kCommunication);
-  CHECK(lost.output.find("Watchdog caught a timeout; no word from rank 3") != std::string::npos);
+  CHECK(lost.output.find("Watchdog caught a timeout; no word from rank 1") != std::string::npos);
   const RankOutcome bug =
       thrown_in_a_thread(c10::DistBackendError(here, "CUDA error: an illegal memory access"));
   CHECK(bug.exit_code == static_cast<int>(ExitCode::kBug));

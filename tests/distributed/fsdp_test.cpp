@@ -119,7 +119,7 @@ TEST_CASE("a step gathers and frees and reduces in the order of FSDP2 and holds 
       const TraceRangeListener listener([&](const std::string& range) {
         if (range.find(" wait ") != std::string::npos) return;
         trace += range + " |";
-        for (const auto& unit : training.fsdp_model().groups())
+        for (const auto& unit : training.stage().groups())
           if (TinyTraining::gathered_bytes(*unit) > 0) trace += " " + unit->name();
         trace += "\n";
       });
@@ -168,7 +168,7 @@ TEST_CASE("a step moves the planned bytes and accumulation reduces the replicas 
     TinyTraining training({.mesh = {.dp_replicate = 2}, .compute = at::kBFloat16, .accumulation = 3},
                           environment);
     Counted counted;
-    for (const auto& group : training.fsdp_model().groups())
+    for (const auto& group : training.stage().groups())
       for (const auto& parameter : group->parameters()) {
         const int64_t elements = parameter->padded_numel() * 2;
         counted.padded += elements;
@@ -215,11 +215,11 @@ TEST_CASE("weights hold no storage after reshard and state takes 18 bytes per pa
     const auto bytes = [](const at::Tensor& tensor) {
       return static_cast<int64_t>(tensor.storage().nbytes());
     };
-    for (const auto& group : training.fsdp_model().groups()) {
+    for (const auto& group : training.stage().groups()) {
       held.gathered += TinyTraining::gathered_bytes(*group);
       held.state += bytes(group->owned_grads());
     }
-    for (const auto& parameter : training.fsdp_model().parameters()) {
+    for (const auto& parameter : training.stage().parameters()) {
       held.padded += parameter->padded_numel();
       held.state += bytes(parameter->master()) + bytes(parameter->all_gather_input());
       held.state += 8 * parameter->master().numel();  // exp_avg and exp_avg_sq have the master's shape

@@ -32,7 +32,7 @@ inline void check_lost(const std::vector<RankOutcome>& outcomes, int rank, int l
 }
 
 // The same of a rank that is there, but does not answer. Where the host did not run another one for as long
-// as they ask (parallel/post_mortem.h), that one is named as well, or instead.
+// as they ask (parallel/health/failure_reports.h), that one is named as well, or instead.
 inline void check_silent(const std::vector<RankOutcome>& outcomes, int rank, int silent) {
   const RankOutcome& outcome = outcomes.at(static_cast<size_t>(rank));
   CAPTURE(rank, outcome.error, outcome.output);

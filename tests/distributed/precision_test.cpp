@@ -9,7 +9,7 @@
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
-#include "models/kernels/fused.h"
+#include "models/kernels/kernels.h"
 #include "tests/distributed/trace_ranges.h"
 #include "tests/support/ranks.h"
 #include "tests/support/tiny_training.h"
@@ -58,7 +58,7 @@ std::string observed_dtypes(const TinyJob& job, const Environment& environment) 
     const TraceRangeListener listener(
         [&](const std::string& range) {
           residual.watching = range.starts_with("forward layers.");
-          for (const auto& unit : training.fsdp_model().groups()) {
+          for (const auto& unit : training.stage().groups()) {
             if (range != "forward " + unit->name() && range != "forward and backward " + unit->name())
               continue;
             for (const auto& parameter : unit->parameters())
@@ -72,16 +72,18 @@ std::string observed_dtypes(const TinyJob& job, const Environment& environment) 
     training.step(0);
   }
   if (residual.additions != 2 * 3) throw std::runtime_error("the three blocks have two residual sums each");
-  for (const auto& parameter : training.fsdp_model().parameters())
+  for (const auto& parameter : training.stage().parameters())
     state.insert({parameter->master().scalar_type(), parameter->grad().scalar_type()});
   for (const auto& moments : {training.optimizer().exp_avg(), training.optimizer().exp_avg_sq()})
     for (const at::Tensor& moment : moments) state.insert(moment.scalar_type());
 
   const at::Tensor tokens = at::ones({1, 4}, at::kLong);
   const models::Microbatch batch{tokens, tokens, training.model().context(4, at::kCPU)};
-  training.fsdp_model().begin_step(1);
-  const Dtypes loss = {training.fsdp_model().loss_sum(batch).scalar_type(),
-                       training.fsdp_model().forward_backward(batch, at::ones({}), true).scalar_type()};
+  const Dtypes loss = {training.schedule().loss_sum(batch).scalar_type(),
+                       training.schedule()
+                           .train_step(
+                               1, 1, [&](size_t) { return batch; }, at::ones({}))[0]
+                           .scalar_type()};
   std::string seen = fmt::format("state {}, weights {}, residual {}, logits {}, loss {}", text(state),
                                  text(weights), text(residual.dtypes), text(logits), text(loss));
   for (const auto& [operation, dtypes] : training.sent_dtypes())

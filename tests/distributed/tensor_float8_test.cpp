@@ -6,10 +6,10 @@
 
 #include <catch2/catch.hpp>
 
-#include "models/column_linear.h"
 #include "models/float8/linear_matmuls.h"
 #include "models/float8/quantize.h"
-#include "models/row_linear.h"
+#include "models/layers/linear_node.h"
+#include "models/ops.h"
 #include "tests/support/divided_model.h"
 
 namespace hyperion::models {
@@ -107,7 +107,7 @@ TEST_CASE("nodes of FP8 layers on tensor parallel ranks compute one rank's produ
         own_hidden = own_hidden.narrow(1, rank * units, units).contiguous().view({ranks, 1, tokens, units});
       const Tensor leaf = (part ? own_hidden : hidden).detach().requires_grad_();
       torch::autograd::backward({outputs[0]}, {(part ? own_hidden : hidden).view(outputs[0].sizes())});
-      const Tensor sum = row_linear(leaf, w2, own_tokens(x));
+      const Tensor sum = ops::residual_sum(own_tokens(x), row_linear(leaf, w2));
       torch::autograd::backward({sum}, {own_tokens(grad).detach()});
       const auto own_weight = [&](const Linear& layer) {
         const Tensor weight_grad = layer.weight()->weight.grad();
@@ -187,9 +187,9 @@ TEST_CASE("FP8 nodes in pieces compute the products of the plain form and send i
     job.layers = 1;
     job.checkpoint = checkpoint;
     TensorGroup group(job, environment);
-    const auto compute = [&](bool in_pieces) {
-      job.in_pieces = in_pieces;
-      Transformer model(args_of(job), 0, group.regions(job));
+    const auto compute = [&](bool chunked) {
+      job.chunked = chunked;
+      Transformer model(args_of(job), 0, group.dims(job));
       materialise(model, at::kBFloat16);
       const auto counters = convert(model, recipe);
       group.ledger.reset();
@@ -266,10 +266,10 @@ TEST_CASE("FP8 products on tensor parallel ranks are not repeated where the sum 
 
 TEST_CASE("an FP8 layer computes the same bits beside one that multiplies in the compute dtype") {
   DividedJob job = kJob;
-  job.in_pieces = GENERATE(false, true);
+  job.chunked = GENERATE(false, true);
   const auto results = run_ranks(2, [&](const Environment& environment) {
     TensorGroup group(job, environment);
-    Transformer model(args_of(job), 0, group.regions(job));
+    Transformer model(args_of(job), 0, group.dims(job));
     materialise(model, at::kBFloat16);
     Linear plain = *model.linears()[4].second;  // layers.0.feed_forward.w1
     convert(model, Recipe::kTensorwise);

@@ -184,7 +184,7 @@ TEST_CASE("scales of weights that are gathered in FP8 do not depend on the mesh"
     return run_ranks(ranks, [job](const Environment& environment) {
       TinyTraining training(job, environment);
       std::vector<float> scales;  // 0: gathered in bf16
-      for (const ShardedParameterPtr& parameter : training.fsdp_model().parameters())
+      for (const ShardedParameterPtr& parameter : training.stage().parameters())
         scales.push_back(parameter->encoded() ? parameter->parameter().encoded_scale.item<float>() : 0);
       return scales;
     });

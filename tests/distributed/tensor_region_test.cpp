@@ -10,7 +10,6 @@
 #include <c10/core/CPUAllocator.h>
 
 #include "base/error.h"
-#include "models/column_linear.h"
 #include "tests/support/counting_allocator.h"
 #include "tests/support/divided_model.h"
 #include "tests/support/exact_nodes.h"
@@ -36,7 +35,7 @@ struct Differences {
 Differences differences(const Job& job, const Environment& environment) {
   TensorGroup group(job, environment);
   const Transformer whole(args_of(job), job.chunk_bytes),
-      divided(args_of(job), job.chunk_bytes, group.regions(job));
+      divided(args_of(job), job.chunk_bytes, group.dims(job));
   materialise(whole, job.dtype);
   materialise(divided, job.dtype);
   if (job.packed) lay_side_by_side(divided);
@@ -63,7 +62,7 @@ Differences differences(const Job& job, const Environment& environment) {
 }
 
 void check_equal_to_one_rank(const Job& job, int ranks) {
-  CAPTURE(ranks, job.model, job.documents, job.loss_parallel, job.chunk_bytes, job.in_pieces, job.packed,
+  CAPTURE(ranks, job.model, job.documents, job.loss_parallel, job.chunk_bytes, job.chunked, job.packed,
           static_cast<int>(job.checkpoint));
   for (const Differences& rank :
        run_ranks(ranks, [&](const Environment& environment) { return differences(job, environment); })) {
@@ -87,11 +86,11 @@ TEST_CASE("a model divided over tensor parallel ranks equals one rank in every a
   const char* model = GENERATE("llama3", "qwen3");  // both RoPE styles; query and key norms and a tied table
   Job job = odd_job(model, ranks);
   check_equal_to_one_rank(job, ranks);
-  job.in_pieces = true;
+  job.chunked = true;
   check_equal_to_one_rank(job, ranks);
   job.packed = true;
   check_equal_to_one_rank(job, ranks);
-  job.in_pieces = false;
+  job.chunked = false;
   check_equal_to_one_rank(job, ranks);
 }
 
@@ -100,7 +99,7 @@ TEST_CASE(
   struct Found {
     int64_t one = 0, pieces = 0,
             apart = 0;  // tensors; those that differ in pieces, and without packed weights
-    bool packed = false, all_in_pieces = false;
+    bool packed = false, all_in_chunks = false;
   };
   const int ranks = GENERATE(2, 4);
   const auto dtype = GENERATE(at::kFloat, at::kBFloat16);
@@ -108,9 +107,9 @@ TEST_CASE(
   CAPTURE(ranks, dtype, shared_memory);
   const auto results = run_ranks(ranks, [&](const Environment& environment) {
     TensorGroup group({.shared_memory = shared_memory}, environment);
-    const auto run = [&](bool packed, bool in_pieces) {
+    const auto run = [&](bool packed, bool chunked) {
       group.ledger.reset();
-      return ExactNodes{.packed = packed, .in_pieces = in_pieces, .dtype = dtype}.run(group.ranks);
+      return ExactNodes{.packed = packed, .chunked = chunked, .dtype = dtype}.run(group.ranks);
     };
     const auto differing = [](const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
       int64_t count = 0;
@@ -120,7 +119,7 @@ TEST_CASE(
     const std::vector<Tensor> one = run(true, false), apart = run(false, false),
                               apart_pieces = run(false, true), pieces = run(true, true);
     Found found{.one = static_cast<int64_t>(one.size()), .pieces = differing(one, pieces)};
-    found.all_in_pieces = group.ledger.entry("tp", "send").bytes > 0 &&
+    found.all_in_chunks = group.ledger.entry("tp", "send").bytes > 0 &&
                           group.ledger.entry("tp", "all_gather").calls == 0 &&
                           group.ledger.entry("tp", "reduce_scatter").calls == 0;
     found.packed = pieces[1].is_alias_of(pieces[0]) && !apart_pieces[1].is_alias_of(apart_pieces[0]);
@@ -132,7 +131,7 @@ TEST_CASE(
     CHECK(rank.pieces == 0);
     CHECK(rank.apart == 0);
     CHECK(rank.packed);
-    CHECK(rank.all_in_pieces);
+    CHECK(rank.all_in_chunks);
   }
 }
 
@@ -161,9 +160,9 @@ TEST_CASE("tensor parallel ranks may have an empty part of the vocabulary and of
   job.vocab = 5;
   job.hidden = 5;  // parts of 2, 2, 1 and 0
   check_equal_to_one_rank(job, 4);
-  job.in_pieces = true;
+  job.chunked = true;
   check_equal_to_one_rank(job, 4);
-  job.loss_parallel = job.in_pieces = false;
+  job.loss_parallel = job.chunked = false;
   check_equal_to_one_rank(job, 4);
 }
 
@@ -192,7 +191,7 @@ TEST_CASE("activation checkpointing under tensor parallelism equals one rank wit
                                    ActivationCheckpoint::kElementwise);
   Job job = odd_job("llama3", 2);
   job.checkpoint = checkpoint;
-  job.in_pieces = GENERATE(false, true);
+  job.chunked = GENERATE(false, true);
   job.packed = GENERATE(false, true);
   check_equal_to_one_rank(job, 2);
 }
@@ -234,16 +233,16 @@ TEST_CASE("gradients of a model divided over two ranks equal finite differences"
 
 TEST_CASE("repeated runs and transports and checkpointing change no bit under tensor parallelism") {
   const auto dtype = GENERATE(at::kFloat, at::kBFloat16);
-  const auto all_numbers = [&](ActivationCheckpoint checkpoint, bool shared_memory, bool in_pieces = false) {
+  const auto all_numbers = [&](ActivationCheckpoint checkpoint, bool shared_memory, bool chunked = false) {
     return run_ranks(3, [&](const Environment& environment) {
       Job job = odd_job("qwen3", 3);
-      job.in_pieces = in_pieces;
+      job.chunked = chunked;
       job.dtype = dtype;
       job.checkpoint = checkpoint;
       job.shared_memory = shared_memory;
       job.chunk_bytes = 5 * 6 * (dtype == at::kFloat ? 4 : 2);
       TensorGroup group(job, environment);
-      const Transformer model(args_of(job), job.chunk_bytes, group.regions(job));
+      const Transformer model(args_of(job), job.chunk_bytes, group.dims(job));
       materialise(model, dtype);
       const Run found = run(job, model);
       std::vector<float> numbers = {found.loss.item<float>()};
@@ -297,10 +296,10 @@ TEST_CASE("units exchange exactly the planned bytes for every checkpointing mode
   job.layers = 1;
   job.batch = 3;
   job.chunk_bytes = 7 * 8 * 4;
-  job.in_pieces = GENERATE(false, true);
+  job.chunked = GENERATE(false, true);
   const auto results = run_ranks(ranks, [&, mode = checkpoint](const Environment& environment) {
     TensorGroup group(job, environment);
-    const Transformer model(args_of(job), job.chunk_bytes, group.regions(job));
+    const Transformer model(args_of(job), job.chunk_bytes, group.dims(job));
     materialise(model, dtype);
     const Microbatch batch = batch_of(job, model);
     const auto sent = [&] {
@@ -317,14 +316,13 @@ TEST_CASE("units exchange exactly the planned bytes for every checkpointing mode
     Tensor output;
     {
       const at::AutoGradMode grad_mode(mode == ActivationCheckpoint::kNone);
-      const SelectiveCheckpointScope scope(active.get());
-      output = model.blocks()[0].forward(input, batch.context);
+      output = model.blocks()[0].forward(input, batch.context, {.selective = active.get()});
     }
     const Tensor x = output.detach();
     if (mode != ActivationCheckpoint::kNone) {
       if (active) active->start_recompute();
-      const SelectiveCheckpointScope scope(active.get());
-      output = model.blocks()[0].forward(input, batch.context, BlockRun::kAgain);
+      output = model.blocks()[0].forward(input, batch.context,
+                                         {.kind = BlockRun::Kind::kRecompute, .selective = active.get()});
     }
     torch::autograd::backward({output}, {at::ones_like(x)});
     bytes.sends = group.ledger.entry("tp", "send").calls;
@@ -344,7 +342,7 @@ TEST_CASE("units exchange exactly the planned bytes for every checkpointing mode
     CHECK(rank.block == times * n);
     // All of the block's exchanges, but those of inputs that only backward gathers.
     const int64_t whole = checkpoint == ActivationCheckpoint::kElementwise ? 2 : 0;
-    CHECK(rank.sends == (job.in_pieces ? (times - whole) * (ranks - 1) : 0));
+    CHECK(rank.sends == (job.chunked ? (times - whole) * (ranks - 1) : 0));
     CHECK(rank.head == 2 * n + statistics);
     CHECK(rank.loss_alone == n + statistics);
     CHECK(rank.embedding_backward == n);
@@ -384,16 +382,12 @@ TEST_CASE("a column node whose results were saved gathers its input in backward 
     Tensor output;
     {
       const at::NoGradGuard no_grad;
-      const SelectiveCheckpointScope scope(&checkpoint);
-      column_linear(x, {&layer});
+      column_linear(x, {&layer}, &checkpoint);
       counted.forward = gathers();
     }
     checkpoint.start_recompute();
-    {
-      const SelectiveCheckpointScope scope(&checkpoint);
-      output = column_linear(x, {&layer})[0];
-      counted.again = gathers();
-    }
+    output = column_linear(x, {&layer}, &checkpoint)[0];
+    counted.again = gathers();
     torch::autograd::backward({output}, {grad});
     counted.backward = gathers();
     const std::vector<Tensor> again = gradients();

@@ -12,9 +12,9 @@
 #include <ATen/ops/zeros_like.h>
 
 #include "base/error.h"
-#include "parallel/ledger.h"
 #include "parallel/process_group.h"
 #include "tests/distributed/lost_rank.h"
+#include "tests/support/comm_ledger.h"
 #include "tests/support/ranks.h"
 
 namespace hyperion::parallel {

@@ -47,7 +47,7 @@ def problems(root: Path):
     files = subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=True, check=True).stdout.splitlines()
     folders = {str(parent) for file in files for parent in Path(file).parents}
     top = {file.split("/")[0] for file in files if "/" in file}
-    source = [file for file in files if not file.startswith(("docs/", "tests/fuzz/seeds")) and not file.endswith((".md", ".png", ".lock"))]
+    source = [file for file in files if not file.startswith(("docs/", "tests/goldens/fuzz")) and not file.endswith((".md", ".png", ".lock"))]
     words = {word for file in source for word in re.findall(r"\w+", (root / file).read_text(encoding="utf-8", errors="replace"))}
     tables = configuration_keys(root)
     for page in ["README.md", "CONTRIBUTING.md", *(file for file in files if re.fullmatch(r"docs/\w+\.md", file))]:

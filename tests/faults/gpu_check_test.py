@@ -209,8 +209,9 @@ class Reading(unittest.TestCase):
         self.assertIn("| matrix products | 0.400 | 1 |", gpu_trace.table(table))
         self.assertEqual(gpu_trace.reduce({"traceEvents": []})["launches_per_step"], 0)
         kinds = {gpu_trace.kind_of(f"void hyperion::kernels::{name}<__nv_bfloat16, 8>(Task)") for name in
-                 ("add_rms_norm_row", "add_rms_norm_backward_rows", "sum_weight_gradient", "rope_token", "swiglu_chunk", "swiglu_backward_chunk")}
-        self.assertEqual(kinds, {"fused norms, RoPE and SwiGLU"})
+                 ("add_rms_norm_row", "add_rms_norm_backward_rows", "sum_weight_gradient", "rope_token", "gated_activation_chunk",
+                  "gated_activation_backward_chunk")}
+        self.assertEqual(kinds, {"fused norms, RoPE and gated activations"})
         self.assertEqual({gpu_trace.kind_of(name) for name in ("cross_entropy_row", "vocab_statistics_row", "vocab_gradient_row")},
                          {"softmax and cross-entropy"})
 

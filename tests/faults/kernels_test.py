@@ -12,8 +12,8 @@ from jobs import BINARY, JobTest, main
 
 PLAIN = {"HYPERION_KERNELS": "plain"}
 FP32 = "--training.mixed_precision_param=float32"
-FUSED_LINE = "Kernels: libtorch's fused RMSNorm; our fused residual sum with RMSNorm, RoPE, SwiGLU and cross-entropy"
-PLAIN_LINE = "Kernels of norms, RoPE, SwiGLU and cross-entropy: plain, "
+FUSED_LINE = "Kernels: libtorch's fused RMSNorm; our fused residual sum with RMSNorm, RoPE, gated activation, cross-entropy; plain sum of squares"
+PLAIN_LINE = "Kernels of RMSNorm, residual sum with RMSNorm, RoPE, gated activation, cross-entropy, sum of squares: plain, "
 JOBS = {  # what: (ranks, options)
     "one GPU": (1, []),
     "fp32, one GPU": (1, [FP32]),
@@ -83,7 +83,8 @@ class Kernels(JobTest):
         self.assertLess(kernels[0], 0.75 * kernels[1])
         blocks = 2
         for operator, times in (("rope_heads", blocks), ("rope_heads_backward", blocks), ("add_rms_norm", blocks),
-                                ("add_rms_norm_backward", 2 * blocks), ("swiglu", blocks), ("swiglu_backward", blocks), ("cross_entropy_", 1)):
+                                ("add_rms_norm_backward", 2 * blocks), ("gated_activation", blocks),
+                                ("gated_activation_backward", blocks), ("cross_entropy_", 1)):
             self.assertEqual(fused.get(f"operator\thyperion::{operator}"), times, fused)
         for operator in ("silu", "silu_backward", "_log_softmax", "rsqrt"):
             self.assertNotIn(f"operator\taten::{operator}", fused)

@@ -2,13 +2,13 @@
 
     python3 tests/faults/kill_matrix_test.py build/hyperion [sample | replicas]
 
-64 cells, one kill after the commit and one inside a removal, two at a time. In each a rank dies at the point; then the
+56 cells, one kill after the commit and one inside a removal, two at a time. In each a rank dies at the point; then the
 same command is run again and must end with the loss lines of the undisturbed run. After each cell:
   I1  every folder named step-N verifies fully        I4  the restart leaves nothing unfinished behind
   I2  the checkpoint before the fault is intact       I5  the other ranks end by themselves with a documented code
   I3  curve and last checkpoint equal the control's   I6  they name a rank, and what it was doing
 
-`sample`: every point into both kinds of folder, rank and mode in turns; 18 cells. `replicas`: chosen points on meshes with replicas
+`sample`: every point into both kinds of folder, rank and mode in turns; 20 cells. `replicas`: chosen points on meshes with replicas
 (also a rank that writes nothing) and with averages instead.
 """
 
@@ -25,8 +25,9 @@ from pathlib import Path
 from checkpoints import CHECKPOINT_TOML
 from jobs import BINARY, PATIENCE, ROOT, Job
 
-POINTS = ["ckpt.plan", "ckpt.stage", "ckpt.before_data", "ckpt.mid_data", "ckpt.after_data", "ckpt.before_meta",
-          "ckpt.after_meta", "ckpt.before_commit"]
+# Rank 0 makes a checkpoint of the files while the others wait for it.
+BOTH = ["ckpt.plan", "ckpt.stage", "ckpt.before_data", "ckpt.mid_data", "ckpt.after_data"]
+COMMIT = {0: ["ckpt.before_meta", "ckpt.after_meta", "ckpt.before_commit"], 1: ["ckpt.await_commit"]}
 OPTIONS = ["--training.steps=6", "--checkpoint.interval=2", "--checkpoint.no_validate_before_training",
            "--lr_scheduler.total_steps=6"]
 LAST_STEP = 6
@@ -154,14 +155,17 @@ MODES = ("disabled", "async")
 
 def matrix(base: Path) -> tuple[list[Cell], list]:
     family = Family(base, "fsdp-2")
-    cells = [Cell(family, *which) for which in itertools.product(POINTS, (0, 1), MODES, (True, False))]
+    places = [(point, rank) for rank, points in COMMIT.items() for point in BOTH + points]
+    cells = [Cell(family, *place, *how) for place, *how in itertools.product(places, MODES, (True, False))]
     return cells, list(after_commit_cells(family))
 
 
 def sample(base: Path) -> tuple[list[Cell], list]:
     family = Family(base, "fsdp-2")
     cells = [Cell(family, point, (i + existing) % 2, "async" if point == "ckpt.stage" else MODES[(i // 2 + existing) % 2],
-                  bool(existing)) for i, point in enumerate(POINTS) for existing in (0, 1)]
+                  bool(existing)) for i, point in enumerate(BOTH) for existing in (0, 1)]
+    cells += [Cell(family, point, rank, MODES[(i + existing) % 2], bool(existing))
+              for rank, points in COMMIT.items() for i, point in enumerate(points) for existing in (0, 1)]
     return cells, list(after_commit_cells(family))
 
 
@@ -174,8 +178,8 @@ def replicas(base: Path) -> tuple[list[Cell], list]:
     averaged = Family(base, "ema", 2, ("--ema.enable",))
     # Rank 1 of `pair` writes nothing, nor do ranks 2 and 3 of `square`.
     cells = [Cell(pair, point, rank, mode) for rank in (0, 1) for point, mode in (
-        ("ckpt.before_data", "disabled"), ("ckpt.after_data", "async"), ("ckpt.before_commit", "async"))]
-    cells += [Cell(shared, "ckpt.mid_data", 1), Cell(shared, "ckpt.after_meta", 1, "disabled")]
+        ("ckpt.before_data", "disabled"), ("ckpt.after_data", "async"), (COMMIT[rank][-1], "async"))]
+    cells += [Cell(shared, "ckpt.mid_data", 1), Cell(shared, "ckpt.await_commit", 1, "disabled")]
     cells += [Cell(square, "ckpt.after_data", 3), Cell(square, "ckpt.before_commit", 0)]
     cells += [Cell(averaged, "ckpt.stage", 0), Cell(averaged, "ckpt.mid_data", 1), Cell(averaged, "ckpt.before_commit", 0),
               Cell(averaged, "ckpt.mid_data", 1, "async_with_pinned_mem", existing=False)]

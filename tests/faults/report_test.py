@@ -2,7 +2,7 @@
 
     python3 tests/faults/report_test.py build/hyperion
 
-Standard library only. The plots' arithmetic is tested in tests/unit/trainer/report.
+Standard library only. The plots' arithmetic is tested in tests/unit/app/report.
 """
 
 import base64

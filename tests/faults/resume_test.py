@@ -93,6 +93,8 @@ class Remedies(CheckpointTest):
         text = self.each_works("--optimizer.lr=1e-3", "--training.max_norm=2", remedies=[self.keep, self.override])
         self.assertNotIn("exclude_from_loading", text)
         self.each_works("--model.args.rope_theta=1000", remedies=[self.override])  # a model does not change back
+        text = self.each_works("--model.args.activation=gelu_tanh", remedies=[self.override])
+        self.assertIn("model.args.activation: saved silu, configured gelu_tanh (command line)", text)
 
     def test_what_keep_would_run_into_is_not_offered(self):
         more = ["--training.steps=12", "--lr_scheduler.min_lr_factor=0.1"]

@@ -238,22 +238,20 @@ class SimulatedGpu(JobTest):
     def test_a_weight_whose_part_the_gpu_cannot_cast_is_not_gathered_in_emulated_fp8(self):
         self.train("parts", 2, [FP8, "--quantize.linear.float8.emulate", TP, "--quantize.linear.float8.enable_fsdp_float8_all_gather"], self.gpu())
 
-    def test_fp8_steps_look_for_few_largest_elements_and_neither_copy_gradients_nor_add_them_up_apart(self):
+    def test_fp8_steps_look_for_one_largest_element_a_cast_and_neither_copy_gradients_nor_add_them_up_apart(self):
         gathered = "--quantize.linear.float8.enable_fsdp_float8_all_gather"
         none, blocks, gradient_norms = "--activation_checkpoint.mode=none", 2, 4
         plain = self.steady_step(none)
         for options, weights in (([], 7 * blocks + 1), ([gathered, "--quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp"], 0)):
             step = self.steady_step(FP8, none, *options)
-            # Of attention's result; of the gradient that the head gives the last block, and of the head's input.
-            self.assertEqual(step["operator\taten::linalg_vector_norm"], blocks + 2 + weights + gradient_norms)
+            operands = (4 + 7) * blocks + 2  # inputs, of which some layers share one, and gradients; the head's
+            self.assertEqual(step["operator\taten::linalg_vector_norm"], operands + weights + gradient_norms)
             self.assertEqual(step["operator\taten::add_"], plain["operator\taten::add_"])
             self.assertEqual(step["operator\taten::copy_"], plain["operator\taten::copy_"])
             self.assertEqual(step["operator\taten::reciprocal"], plain["operator\taten::reciprocal"])
             self.assertEqual(step["operator\taten::_foreach_copy_"] - plain["operator\taten::_foreach_copy_"], 1 if options else 0)
             self.assertNotIn("operator\taten::clone", step)
-            # The amaxes of both norms, of SwiGLU, of the gradients of SwiGLU, RoPE and wo's result, and of the input of each block but
-            # the first; of the logits.
-            self.assertEqual(step["operator\taten::zero_"] - plain["operator\taten::zero_"], 7 * blocks)
+            self.assertEqual(step.get("operator\taten::zero_"), plain.get("operator\taten::zero_"))
 
     def test_nvrtc_compiles_beside_a_simulated_gpu(self):
         library = shutil.which("nvcc")

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "trainer/commands/command_line.h"
+#include "app/command_line.h"
 #include "trainer/config/load.h"
 
 using namespace hyperion;
@@ -18,7 +18,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (size_t begin = 0; begin < size; begin += arguments.back().size() + 1)
     arguments.emplace_back(text.c_str() + begin);
   try {
-    const CommandLine line = parse_command_line(std::move(arguments), 100);
+    const app::CommandLine line = app::parse_command_line(std::move(arguments), 100);
     parse_config("", "job.toml", line.overrides);
   } catch (const Error& error) {
     if (error.code() != ExitCode::kUsage) std::abort();

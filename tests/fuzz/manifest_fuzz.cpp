@@ -1,10 +1,12 @@
-// Any bytes as hyperion.json: an Error or a manifest that comes back from its own text, nothing else.
+// Any bytes as hyperion.json, or as a message of another rank: an Error or a value, which comes back from its
+// own text.
 #include <cstdint>
 #include <cstdlib>
 #include <string_view>
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "base/pack.h"
 #include "checkpoint/storage/folder_lock.h"
 #include "checkpoint/storage/manifest.h"
 
@@ -34,7 +36,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     parse(whole + "\"\n}\n");
   }
   try {
-    file_record_from_json(text);
+    unpack<FileRecord>(text);
   } catch (const Error&) {
   }
   (void)lock_owner_from_json(text);

@@ -14,8 +14,8 @@
 #include <ATen/ops/zeros_like.h>
 
 #include "base/device/device_library.h"
-#include "models/products_in_pieces.h"
-#include "parallel/failure_record.h"
+#include "models/layers/chunked_exchange.h"
+#include "parallel/health/failure_record.h"
 #include "parallel/phase.h"
 #include "parallel/process_group.h"
 #include "parallel/replica_audit.h"
@@ -251,9 +251,9 @@ TEST_CASE("products in pieces on GPUs give the same bits whatever the streams do
           for (int i = 0; i < 6; ++i) {
             std::vector<at::Tensor> products(4);
             const at::Tensor all = at::empty({4, 64, 48}, x.options());
-            models::gather_in_pieces(all, x, exchange,
-                                     [&](int r) { products[static_cast<size_t>(r)] = all[r].mm(w); });
-            x = models::scatter_in_pieces(exchange, [&](int r) {
+            models::gather_chunks(all, x, exchange,
+                                  [&](int r) { products[static_cast<size_t>(r)] = all[r].mm(w); });
+            x = models::scatter_chunks(exchange, [&](int r) {
                   return products[static_cast<size_t>(r)].mm(w).add_(environment.rank);
                 }).tanh();
           }
@@ -279,7 +279,7 @@ TEST_CASE("nodes in pieces on GPUs have the bits of nodes that gather before and
             parallel::StreamedExchange exchange(job.groups->get(MeshDim::kTp), device);
             models::ExactNodes nodes{.packed = packed, .dtype = at::kBFloat16, .device = device};
             const std::vector<at::Tensor> pieces = nodes.run(exchange);
-            nodes.in_pieces = false;
+            nodes.chunked = false;
             const std::vector<at::Tensor> one = nodes.run(exchange);
             int64_t count = 0;
             for (size_t i = 0; i < one.size(); ++i) count += one[i].equal(pieces[i]) ? 0 : 1;

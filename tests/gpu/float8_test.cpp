@@ -320,10 +320,9 @@ TEST_CASE("FP8 products of a GPU are near their emulation for every recipe and l
 
 namespace {
 
-// What the callback below has seen; casts of backward are on threads of libtorch's. An amax that was looked
-// for has the dtype of what is cast, one that a kernel found is fp32.
+// What the callback below has seen; casts of backward are on threads of libtorch's.
 struct SeenCasts {
-  std::atomic<int64_t> casts = 0, wrong = 0, looked_for = 0;
+  std::atomic<int64_t> casts = 0, wrong = 0;
 } g_seen;
 
 // Whether an amax is that of x: of all of it, or of each row or column.
@@ -339,21 +338,15 @@ std::unique_ptr<at::ObserverContext> see_cast(const at::RecordFunction& function
   if (std::string_view(function.name()) != "hyperion::float8_cast_by_amax") return nullptr;
   ++g_seen.casts;
   const Tensor x = function.inputs()[0].toTensor();
-  Tensor any;
   for (const size_t place : {1, 2}) {
     const c10::IValue& given = function.inputs()[place];
-    if (given.isNone()) continue;
-    any = given.toTensor();
-    if (!is_amax_of(any, x)) ++g_seen.wrong;
+    if (!given.isNone() && !is_amax_of(given.toTensor(), x)) ++g_seen.wrong;
   }
-  // A simulated GPU's operator runs the CPU's too.
-  if (x.is_cuda() && any.scalar_type() == x.scalar_type()) ++g_seen.looked_for;
   return nullptr;
 }
 
 }  // namespace
 
-// An amax that a kernel found on the way belongs to the very numbers that are cast by it.
 TEST_CASE("every FP8 cast of a training is scaled by the largest magnitude of what it casts") {
   using models::ActivationCheckpoint;
   for (const char* recipe : {"tensorwise", "rowwise", "rowwise_with_gw_hp"})
@@ -361,8 +354,7 @@ TEST_CASE("every FP8 cast of a training is scaled by the largest magnitude of wh
       for (const auto checkpoint : {ActivationCheckpoint::kNone, ActivationCheckpoint::kFull,
                                     ActivationCheckpoint::kSelectiveOp, ActivationCheckpoint::kElementwise})
         for (const bool gather : {true, false}) {
-          const bool tensorwise = std::string_view(recipe) == "tensorwise";
-          if (gather && !tensorwise) continue;
+          if (gather && std::string_view(recipe) != "tensorwise") continue;
           TinyJob job{.model = model, .compute = at::kBFloat16, .checkpoint = checkpoint};
           job.device = at::Device(at::kCUDA, 0);
           job.float8 = recipe;
@@ -374,16 +366,12 @@ TEST_CASE("every FP8 cast of a training is scaled by the largest magnitude of wh
             const auto handle = at::addGlobalCallback(at::RecordFunctionCallback(see_cast).needsInputs(true));
             training.first_gradients();
             at::removeCallback(handle);
-            return std::vector<int64_t>{g_seen.casts, g_seen.wrong, g_seen.looked_for};
+            return std::vector<int64_t>{g_seen.casts, g_seen.wrong};
           });
           if (seen.empty()) return;
           CAPTURE(recipe, model, static_cast<int>(checkpoint), gather);
           CHECK(seen[0] > 0);
           CHECK(seen[1] == 0);
-          // Others write attention's result and the gradient that the head, which is not converted, gives the
-          // last block; between heads and their products qwen3 has norms.
-          if (tensorwise && gather && checkpoint == ActivationCheckpoint::kNone)
-            CHECK(seen[2] == job.accumulation * (3 + 1 + (std::string_view(model) == "qwen3" ? 3 * 3 : 0)));
         }
 }
 

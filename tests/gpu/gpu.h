@@ -11,6 +11,7 @@
 
 #include "base/device/device.h"
 #include "base/device/device_library.h"
+#include "models/kernels/kernels.h"
 #include "tests/support/ranks.h"
 
 namespace hyperion {
@@ -37,6 +38,7 @@ inline void use_gpu(int index) {
   const std::string problem = load_device_library();
   if (!problem.empty()) throw std::runtime_error(problem);
   device_library().set_device(index);
+  kernels::choose_kernels(kernels::KernelChoice::kAuto, at::kCUDA);
 }
 
 }  // namespace hyperion

@@ -13,7 +13,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/randn.h>
 
-#include "models/kernels/attention.h"
+#include "models/kernels/attention/attention.h"
 #include "tests/support/ranks.h"
 #include "tests/support/tiny_training.h"
 
@@ -63,7 +63,7 @@ TEST_CASE("a GPU holds memory of gradients from their first sum to the update al
           std::vector<int64_t> bytes;
           const auto count = [&] {
             int64_t sum = 0;
-            for (const auto& group : training.fsdp_model().groups())
+            for (const auto& group : training.stage().groups())
               sum += static_cast<int64_t>(group->owned_grads().storage().nbytes());
             bytes.push_back(sum);
           };

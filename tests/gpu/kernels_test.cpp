@@ -1,6 +1,8 @@
 // The compiled fused kernels of a GPU against the plain forms, on the GPU and on the CPU; what of their
 // source differs from libtorch's arithmetic is tested without a GPU
 // (tests/unit/models/fused_kernels_test.cpp).
+#include "models/kernels/kernels.h"
+
 #include <algorithm>
 #include <cmath>
 #include <set>
@@ -20,12 +22,7 @@
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
 
-#include "models/kernels/cross_entropy.h"
-#include "models/kernels/fused.h"
-#include "models/kernels/matmul.h"
-#include "models/kernels/rms_norm.h"
-#include "models/kernels/rope.h"
-#include "models/kernels/swiglu.h"
+#include "models/kernels/matmul/matmul.h"
 #include "tests/gpu/gpu.h"
 #include "tests/support/ranks.h"
 #include "tests/support/tiny_training.h"
@@ -82,31 +79,34 @@ Inputs on(at::Device device, Inputs inputs) {
 }
 
 Tensors run_kernels(const Inputs& in, kernels::KernelChoice choice) {
-  kernels::choose_kernels(choice);
+  kernels::choose_kernels(choice, at::kCUDA);
   Tensors all;
   const auto keep = [&](std::initializer_list<Tensor> results) { all.insert(all.end(), results); };
-  const kernels::RmsNormResult norm = kernels::rms_norm_forward(in.x, in.weight, 1e-5);
-  const auto [dx, dw] = kernels::rms_norm_backward(in.grad, in.x, in.weight, norm.rstd);
+  const kernels::RmsNormResult norm = kernels::table().rms_norm(in.x, in.weight, 1e-5);
+  const auto [dx, dw] = kernels::table().rms_norm_backward(in.grad, in.x, in.weight, norm.rstd);
   keep({norm.output, norm.rstd, dx, dw});
-  const kernels::AddRmsNormResult added = kernels::add_rms_norm_forward(in.x, in.residual, in.weight, 1e-5);
+  const kernels::AddRmsNormResult added = kernels::table().add_rms_norm(in.x, in.residual, in.weight, 1e-5);
   const auto [of_sum, of_weight] =
-      kernels::add_rms_norm_backward(in.grad, in.grad_sum, added.sum, in.weight, added.rstd);
+      kernels::table().add_rms_norm_backward(in.grad, in.grad_sum, added.sum, in.weight, added.rstd, {});
   keep({added.sum, added.output, added.rstd, of_sum, of_weight});
-  const Heads turned = kernels::rope_heads(in.parts(in.product), in.cos, in.sin, in.style),
-              back = kernels::rope_heads_backward(in.parts(in.heads_grad), in.cos, in.sin, in.style);
+  const Heads turned =
+                  kernels::table().rope_heads(in.parts(in.product), in.cos, in.sin, in.style, /*parts=*/1),
+              back = kernels::table().rope_heads_backward(in.parts(in.heads_grad), in.cos, in.sin, in.style,
+                                                          /*parts=*/1);
   keep({turned.q, turned.k, turned.v, back.q, back.k, back.v});
   const int64_t width = in.x.size(-1);
   const Tensor gate = in.gate_up.narrow(-1, 0, width), up = in.gate_up.narrow(-1, width, width);
-  const auto [of_gate, of_up] = kernels::swiglu_backward(in.grad, gate, up);
-  keep({kernels::swiglu_forward(gate, up), of_gate, of_up});
+  const auto [of_gate, of_up] =
+      kernels::table().gated_activation_backward(in.grad, gate, up, models::Activation::kSilu);
+  keep({kernels::table().gated_activation(gate, up, models::Activation::kSilu), of_gate, of_up});
   const Tensor gradient = in.logits.clone(), part = in.logits.clone();
-  const Tensor loss = kernels::cross_entropy(gradient, in.labels, &in.scale);
+  const Tensor loss = kernels::table().cross_entropy(gradient, in.labels, &in.scale);
   const kernels::VocabPart whole = {0, in.logits.size(1)};
-  const Tensor statistics = kernels::vocab_statistics(part, in.labels, whole);
+  const Tensor statistics = kernels::table().vocab_statistics(part, in.labels, whole);
   const Tensor log_sum_exp = statistics.select(1, 0) + statistics.select(1, 1).log();
-  kernels::vocab_gradient(part, in.labels, whole, log_sum_exp, in.scale);
+  kernels::table().vocab_gradient(part, in.labels, whole, log_sum_exp, in.scale);
   keep({loss, gradient, statistics, part});
-  kernels::choose_kernels(kernels::KernelChoice::kAuto);
+  kernels::choose_kernels(kernels::KernelChoice::kAuto, at::kCUDA);
   return all;
 }
 
@@ -155,57 +155,28 @@ TEST_CASE("fused kernels of a GPU follow the plain forms there and on the CPU an
     }
 }
 
-TEST_CASE("kernels of a GPU find the largest magnitudes of what they write and add up a gradient's terms") {
+TEST_CASE("the kernel of a norm's backward on a GPU adds up a gradient's terms") {
   if (gpus() == 0) return;
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16})
     for (const auto& [tokens, width, head_dim] :
          {std::tuple(1, 8, 16), std::tuple(5, 45, 14), std::tuple(640, 128, 64), std::tuple(3, 20000, 128)}) {
       CAPTURE(dtype, tokens, width, head_dim);
-      const std::vector<int> equal = run_one_rank(
+      const int equal = run_one_rank(
           [&, tokens = tokens, width = width, head_dim = head_dim](const parallel::Environment&) {
             use_gpu(0);
             at::manual_seed(10);
             const Inputs in = on(at::kCUDA, make_inputs(tokens, width, head_dim, dtype));
-            const Tensor gate = in.gate_up.narrow(-1, 0, width), up = in.gate_up.narrow(-1, width, width);
-            std::vector<int> equal;
-            const auto compare = [&](const Tensor& amaxes, const Tensors& written) {
-              for (size_t i = 0; i < written.size(); ++i)
-                equal.push_back(amaxes[static_cast<int64_t>(i)].equal(written[i].abs().max().to(at::kFloat)));
-            };
-            const auto zeros = [](int64_t many) {
-              return at::zeros({many}, at::TensorOptions(at::kFloat).device(at::kCUDA));
-            };
-            const Tensor one = zeros(1), two = zeros(2), three = zeros(3), of_norm = zeros(1),
-                         of_sum = zeros(1), of_logits = zeros(1);
-            compare(one, {kernels::swiglu_forward(gate, up, one)});
-            const auto [of_gate, of_up] = kernels::swiglu_backward(in.grad, gate, up, two);
-            compare(two, {of_gate, of_up});
-            const Heads back = kernels::rope_heads_backward(in.parts(in.heads_grad), in.cos, in.sin, in.style,
-                                                            /*parts=*/1, three);
-            compare(three, {back.q, back.k, back.v});
-            const auto added = kernels::add_rms_norm_forward(in.x, in.residual, in.weight, 1e-5, of_norm);
-            compare(of_norm, {added.output});
-            const Tensor of_alone = zeros(1);
-            const auto alone = kernels::rms_norm_forward(added.sum, in.weight, 1e-5, of_alone);
-            compare(of_alone, {alone.output});
-            equal.push_back(alone.output.equal(added.output) && alone.rstd.equal(added.rstd));
+            const auto added = kernels::table().add_rms_norm(in.x, in.residual, in.weight, 1e-5);
             const Tensors more = {in.x, in.residual};
-            const auto backward = [&](const Tensor& grad, const Tensors& others, const Tensor& amax) {
-              return kernels::add_rms_norm_backward(grad, in.grad_sum, added.sum, in.weight, added.rstd,
-                                                    others, amax)
+            const auto backward = [&](const Tensor& grad, const Tensors& others) {
+              return kernels::table()
+                  .add_rms_norm_backward(grad, in.grad_sum, added.sum, in.weight, added.rstd, others)
                   .first;
             };
-            const Tensor in_terms = backward(in.grad, more, of_sum);
-            compare(of_sum, {in_terms});
-            equal.push_back(in_terms.equal(backward(kernels::sum_of_terms(in.grad, more), {}, {})));
-            const Tensor gradient = in.logits.clone();
-            kernels::cross_entropy(gradient, in.labels, &in.scale, of_logits);
-            compare(of_logits, {gradient});
-            return equal;
+            return int{backward(in.grad, more).equal(backward(kernels::sum_of_terms(in.grad, more), {}))};
           },
           kGpuTimeout);
-      CHECK(equal.size() == 12);
-      for (const int each : equal) CHECK(each == 1);
+      CHECK(equal == 1);
     }
 }
 
@@ -241,12 +212,13 @@ TEST_CASE("gradients that a GPU packs lie side by side in one tensor") {
       [](const parallel::Environment&) {
         use_gpu(0);
         const Inputs there = on(at::kCUDA, make_inputs(6, 16, 8, at::kBFloat16));
-        const Heads back =
-            kernels::rope_heads_backward(there.parts(there.heads_grad), there.cos, there.sin, there.style);
+        const Heads back = kernels::table().rope_heads_backward(there.parts(there.heads_grad), there.cos,
+                                                                there.sin, there.style, /*parts=*/1);
         const Tensor gate = there.gate_up.narrow(-1, 0, 16), up = there.gate_up.narrow(-1, 16, 16);
-        const auto [of_gate, of_up] = kernels::swiglu_backward(there.grad, gate, up);
-        const Heads turned =
-            kernels::rope_heads(there.parts(there.product), there.cos, there.sin, there.style);
+        const auto [of_gate, of_up] =
+            kernels::table().gated_activation_backward(there.grad, gate, up, models::Activation::kSilu);
+        const Heads turned = kernels::table().rope_heads(there.parts(there.product), there.cos, there.sin,
+                                                         there.style, /*parts=*/1);
         return std::vector<int>{back.q.is_alias_of(back.k),
                                 back.q.is_alias_of(back.v),
                                 back.k.storage_offset() == 4 * 8,
@@ -273,10 +245,10 @@ TEST_CASE("tensors that no fused kernel takes run the plain form and each reason
         const Inputs narrow = on(at::kCUDA, make_inputs(5, 8, 4, at::kBFloat16));
         for (int times = 0; times < 2; ++times) {
           run_kernels(wide, kernels::KernelChoice::kAuto);
-          kernels::rms_norm_forward(narrow.x, narrow.weight.to(at::kFloat), 1e-5);
-          kernels::rope_heads(narrow.parts(narrow.product), narrow.cos.to(at::kDouble),
-                              narrow.sin.to(at::kDouble), narrow.style);
-          kernels::cross_entropy(narrow.logits.t().contiguous().t(), narrow.labels, nullptr);
+          kernels::table().rms_norm(narrow.x, narrow.weight.to(at::kFloat), 1e-5);
+          kernels::table().rope_heads(narrow.parts(narrow.product), narrow.cos.to(at::kDouble),
+                                      narrow.sin.to(at::kDouble), narrow.style, /*parts=*/1);
+          kernels::table().cross_entropy(narrow.logits.t().contiguous().t(), narrow.labels, nullptr);
         }
         run_kernels(narrow, kernels::KernelChoice::kAuto);
         const std::string text = logged.str();
@@ -287,10 +259,11 @@ TEST_CASE("tensors that no fused kernel takes run the plain form and each reason
   std::istringstream each(std::string(logged.begin(), logged.end()));
   for (std::string line; std::getline(each, line);) lines.insert(line);
   std::multiset<std::string> expected;
-  for (const char* reason : {"RMSNorm for a weight of another dtype", "RMSNorm for tensors of dtype Double",
-                             "RoPE for angles that are not fp32", "RoPE for tensors of dtype Double",
-                             "SwiGLU for tensors of dtype Double", "cross-entropy for rows with gaps",
-                             "cross-entropy for tensors of dtype Double"})
+  for (const char* reason :
+       {"RMSNorm for a weight of another dtype", "RMSNorm for tensors of dtype Double",
+        "residual sum with RMSNorm for tensors of dtype Double", "RoPE for angles that are not fp32",
+        "RoPE for tensors of dtype Double", "gated activation for tensors of dtype Double",
+        "cross-entropy for rows with gaps", "cross-entropy for tensors of dtype Double"})
     expected.insert(fmt::format("No fused {}: its plain form runs instead", reason));
   CHECK(lines == expected);
 }
@@ -302,7 +275,7 @@ TEST_CASE("a GPU trains with fused kernels to the losses of plain ones") {
       return run_one_rank(
           [compute, choice](const parallel::Environment& environment) {
             use_gpu(0);
-            kernels::choose_kernels(choice);
+            kernels::choose_kernels(choice, at::kCUDA);
             return train_tiny({.compute = compute, .device = at::Device(at::kCUDA, 0)}, environment, 20);
           },
           kGpuTimeout);

@@ -18,7 +18,7 @@
 
 namespace hyperion {
 
-TEST_CASE("every collective of NCCL does its work on one GPU and a group can be aborted") {
+TEST_CASE("every collective of NCCL does its work on one GPU") {
   struct Right {
     bool all_gather, reduce_scatter, all_reduce_sum, all_reduce_max, all_reduce_on_host;
   };
@@ -56,7 +56,6 @@ TEST_CASE("every collective of NCCL does its work on one GPU and a group can be 
         group->all_reduce_max(on_host);
         right.all_reduce_on_host = equal(on_host, x);
         group->barrier();
-        group->abort();
         return right;
       },
       kGpuTimeout);

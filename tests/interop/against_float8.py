@@ -3,7 +3,7 @@
     .venv-interop/bin/python tests/interop/against_float8.py --binary build/hyperion [CASE ... | loop | all]
 
 The curves of FP8 and bf16 differ by a few 1e-3 only, so being near the FP8 curve proves little. Three things are compared:
-  losses      20 steps: within 2e-3 of the recorded FP8 run (goldens/), and closer to it (RMS over the steps) than to bf16
+  losses      20 steps: within 2e-3 of the recorded FP8 run (tests/goldens/torchtitan), and closer to it (RMS over the steps) than to bf16
   gradients   step 1, each parameter, on one rank: at least 3 times closer to those of float8_loop.py than to its gradients
               in bf16; and closer to the right recipe than to any other
   loop        step 1 of float8_loop.py with two microbatches against torchtitan itself with two ranks: the same numbers

@@ -2,11 +2,10 @@
 
     .venv-interop/bin/python tests/interop/against_torchtitan.py --binary build/hyperion [CASE ... | all]
 
-Our losses and gradient norms are compared with the recorded ones (goldens/). Beside our runs on one rank and those with
-tensor parallelism torchtitan also runs one step, on one rank, and the gradient of every parameter is compared element by
-element (--live none: only its recorded norm; --live all: torchtitan runs all steps of every case, and the fresh numbers
-are compared too). Prints one line a comparison,
-largest error first. --list names the cases; --python is the Python that has torchtitan (default: this one).
+Our losses and gradient norms are compared with the recorded ones (tests/goldens/torchtitan). Beside our runs on one rank and
+those with tensor parallelism torchtitan also runs one step, on one rank, and the gradient of every parameter is compared
+element by element (--live none: only its recorded norm; --live all: torchtitan runs all steps of every case, and the fresh
+numbers are compared too). Prints one line a comparison, largest error first. --list names the cases; --python is the Python that has torchtitan (default: this one).
 """
 
 import argparse
@@ -23,14 +22,12 @@ from cases import ALL_CASES, CASES, SHARD, golden, largest_errors
 from make_goldens import run_peer
 from ranks import ROOT, JobFailed, run_hyperion
 
-# Largest relative differences. The peer differs from itself (one rank against FSDP) by 5e-7 and 9e-5 in fp32.
+# Largest relative differences. The peer differs from itself (one rank against FSDP) by 5e-7 and 9e-5 in fp32 (llama3; qwen3 is
+# judged in fp64, see cases.py).
 TOLERANCE = {
     "fp32": {"losses": 1e-5, "grad_norms": 2e-4, "gradients": 1e-5},
     "bf16": {"losses": 2e-3, "grad_norms": 5e-3},
 }
-# Step 17 of this case is ill-conditioned (cases.py): between AVX2 and AVX-512 the peer's own norm differs by 1.2e-4 in it, by less
-# than 1e-5 in every other step. Ours differs from the peer's by 2.2e-4 in it.
-GRAD_NORMS_OF_CASE = {"qwen3-fp32-fsdp2-small": 5e-4}
 TITLE = {"losses": "loss", "grad_norms": "gradient norm", "gradients": "gradient at step 1"}
 
 
@@ -99,8 +96,7 @@ def compare_gradient_norms(ours: Path, theirs: dict[str, float]) -> tuple[float,
 
 def judge(binary: Path, python: Path, name: str, live: str) -> list[Finding]:
     case, recorded = CASES[name], golden(name)
-    tolerance = dict(TOLERANCE[case.precision])
-    tolerance["grad_norms"] = GRAD_NORMS_OF_CASE.get(name, tolerance["grad_norms"])
+    tolerance = TOLERANCE[case.precision]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         # A gradient does not depend on the mesh: torchtitan's of one rank judge ours.

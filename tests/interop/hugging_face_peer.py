@@ -29,6 +29,7 @@ MODELS = {
     "llama, tied, head_dim apart": LlamaConfig(**SMALL, head_dim=20, tie_word_embeddings=True, rms_norm_eps=1e-5),
     "llama, untied, scaled rotation": LlamaConfig(**SMALL, rope_parameters={**SCALING, "rope_theta": 70000.0}),
     "llama, all heads alike": LlamaConfig(**{**SMALL, "num_key_value_heads": 6, "intermediate_size": 64}),
+    "llama, gated by GELU": LlamaConfig(**SMALL, hidden_act="gelu_pytorch_tanh"),
     "qwen3, tied": Qwen3Config(**SMALL, head_dim=16, tie_word_embeddings=True),
     "qwen3, untied, heads that do not divide": Qwen3Config(**{**SMALL, "hidden_size": 50, "num_attention_heads": 9,
                                                              "num_key_value_heads": 3}, head_dim=12,

@@ -1,16 +1,16 @@
-"""Records everything under goldens/ anew: the token shard, and torchtitan's losses and gradient norms for every case.
+"""Records everything under tests/goldens/torchtitan anew: the token shard, and torchtitan's losses and gradient norms for every case.
 
     .venv-interop/bin/python tests/interop/make_goldens.py [CASE ...]
 
 Without names all cases are run (about 20 minutes on two cores without AVX-512, most of it bf16); with names only those.
-Cases that are recorded by instruction set (cases.py) get the file of the one that libtorch uses; where it is AVX-512, the
-other one is recorded with ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2.
+PEER_FLOAT64=0 has qwen3 computed in fp32, as torchtitan runs by itself, and not in fp64 (cases.py).
 The tokens are a seeded Markov chain over a Zipf vocabulary, so that the loss falls. The weights are a formula
 (reference_weights.py), so only tokens and numbers are committed. At the end the peer is compared with itself across
 meshes: that is the noise below which no comparison can judge.
 """
 
 import json
+import os
 import sys
 import tempfile
 from importlib.metadata import version
@@ -39,7 +39,7 @@ def make_tokens(count: int, seed: int, vocabulary: int = VOCABULARY) -> np.ndarr
 
 
 def write_shard(folder: Path, tokens: np.ndarray, vocabulary: int = VOCABULARY) -> None:
-    """Writes one document in the format of trainer/data/token_shards.h; a single document is never shuffled."""
+    """Writes one document in the format of data/token_shards.h; a single document is never shuffled."""
     folder.mkdir(parents=True, exist_ok=True)
     tokens.astype("<u2").tofile(folder / "tokens.bin")
     np.array([len(tokens)], "<u8").tofile(folder / "documents.bin")
@@ -54,7 +54,8 @@ def run_peer(python: Path, case: Case, gradients: Path | None = None, steps: int
     """Runs a case with its peer; {"losses", "grad_norms"}. `gradients`: folder for the gradients of step 1."""
     with tempfile.TemporaryDirectory() as folder:
         env = {"PEER_TOKENS": SHARD / "tokens.bin", "PEER_WEIGHTS_SEED": case.weights_seed,
-               "PEER_METRICS": Path(folder) / "metrics.json", **(env or {})}
+               "PEER_METRICS": Path(folder) / "metrics.json",
+               "PEER_FLOAT64": os.environ.get("PEER_FLOAT64", int(case.peer_float64)), **(env or {})}
         if gradients:
             env["PEER_GRADIENTS"] = gradients
         arguments = ["--job.config_file", str(case.config), *case.arguments()]

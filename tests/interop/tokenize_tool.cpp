@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "trainer/data/tokenizer/tokenizer.h"
+#include "data/tokenizer/tokenizer.h"
 
 namespace {
 
@@ -27,7 +27,7 @@ int main(int argc, char** argv) try {
     std::fprintf(stderr, "usage: tokenize_tool TOKENIZER < texts > ids\n");
     return 2;
   }
-  const auto tokenizer = hyperion::trainer::Tokenizer::load(argv[1]);
+  const auto tokenizer = hyperion::data::Tokenizer::load(argv[1]);
   std::string text;
   uint32_t size = 0;
   while (std::fread(&size, sizeof size, 1, stdin) == 1) {

@@ -2,20 +2,25 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/record_function.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include "tests/simulated_gpu/substitutes.h"
+#include "tests/simulated_gpu/cost.h"
 #include "tests/simulated_gpu/memory.h"
 #include "tests/simulated_gpu/stream.h"
+#include "tests/simulated_gpu/substitutes.h"
 #include "tests/simulated_gpu/trace.h"
-#include "tests/simulated_gpu/cost.h"
 
 namespace simulated_gpu {
 namespace {
@@ -82,6 +87,42 @@ struct Inside {
   ~Inside() { t_inside = false; }
 };
 
+// Enqueues what an operator, or a kernel of ours, computes: on the CPU, into the memory of `results`. `given`
+// is what it was called with, `arguments` the same for the CPU.
+void enqueue(const std::string& name, const std::vector<IValue>& given, std::vector<IValue> arguments,
+             const std::vector<IValue>& results,
+             std::function<std::vector<IValue>(std::vector<IValue>)> on_cpu_now) {
+  std::vector<Tensor> targets = tensors_of(results), sources = tensors_of(given);
+  for (Tensor& target : targets) {
+    // What the operator writes into its own arguments is there already.
+    const bool own = std::any_of(sources.begin(), sources.end(), [&](const Tensor& source) {
+      return source.defined() && target.defined() && source.is_same(target);
+    });
+    target = own || !target.defined() || target.numel() == 0 ? Tensor() : on_cpu(target);
+  }
+  current_stream().enqueue([name, arguments = std::move(arguments), targets = std::move(targets),
+                            on_cpu_now = std::move(on_cpu_now)] {
+    try {
+      const at::AutoDispatchBelowADInplaceOrView no_gradients;
+      const std::vector<Tensor> computed = tensors_of(on_cpu_now(arguments));
+      for (size_t i = 0; i < targets.size() && i < computed.size(); ++i)
+        if (targets[i].defined() && computed[i].defined()) {
+          if (targets[i].sizes() != computed[i].sizes())
+            stop(name + ": a result of another shape than the GPU's operator promised");
+          targets[i].copy_(computed[i]);
+        }
+    } catch (const std::exception& error) {
+      stop(name + ": " + error.what());
+    }
+  });
+}
+
+std::vector<IValue> as_cpu(const std::vector<IValue>& values, bool keep_host_tensors) {
+  std::vector<IValue> moved;
+  for (const IValue& value : values) moved.push_back(on_cpu(value, keep_host_tensors));
+  return moved;
+}
+
 // Counts what this thread launches for one operator.
 struct Counted {
   Counted() { launches() = {.in_operator = true}; }
@@ -132,12 +173,6 @@ class Operator : public c10::OperatorKernel {
   }
 
  private:
-  static std::vector<IValue> as_cpu(const std::vector<IValue>& values, bool keep_host_tensors) {
-    std::vector<IValue> moved;
-    for (const IValue& value : values) moved.push_back(on_cpu(value, keep_host_tensors));
-    return moved;
-  }
-
   std::vector<IValue> on_cpu_now(const c10::OperatorHandle& op, std::vector<IValue> arguments) const {
     const at::AutoDispatchBelowADInplaceOrView no_gradients;
     if (substitute_ != nullptr) return substitute_->compute(arguments);
@@ -162,29 +197,8 @@ class Operator : public c10::OperatorKernel {
       keep = to.is_cpu() || !pageable(from);
       wait = to.is_cpu() ? !later || pageable(to) : from.is_cpu() && !later;
     }
-    std::vector<IValue> arguments = as_cpu(given, keep);
-    std::vector<Tensor> targets = tensors_of(results), sources = tensors_of(given);
-    for (Tensor& target : targets) {
-      // What the operator writes into its own arguments is there already.
-      const bool own = std::any_of(sources.begin(), sources.end(), [&](const Tensor& source) {
-        return source.defined() && target.defined() && source.is_same(target);
-      });
-      target = own || !target.defined() || target.numel() == 0 ? Tensor() : on_cpu(target);
-    }
-    current_stream().enqueue([this, op, arguments = std::move(arguments), targets = std::move(targets)] {
-      try {
-        const std::vector<Tensor> computed = tensors_of(on_cpu_now(op, arguments));
-        for (size_t i = 0; i < targets.size() && i < computed.size(); ++i)
-          if (targets[i].defined() && computed[i].defined()) {
-            if (targets[i].sizes() != computed[i].sizes())
-              stop(name_ + ": a result of another shape than the GPU's operator promised");
-            const at::AutoDispatchBelowADInplaceOrView no_gradients;
-            targets[i].copy_(computed[i]);
-          }
-      } catch (const std::exception& error) {
-        stop(name_ + ": " + error.what());
-      }
-    });
+    enqueue(name_, given, as_cpu(given, keep), results,
+            [this, op](std::vector<IValue> arguments) { return on_cpu_now(op, std::move(arguments)); });
     if (wait) current_stream().wait();
   }
 
@@ -213,6 +227,46 @@ bool computes(const c10::OperatorHandle& op) {
   return true;
 }
 
+// A kernel of our table (models/kernels/kernel.h) is no operator, but a range of profiles that says its name
+// and its tensors.
+struct KernelCall : at::ObserverContext {
+  std::vector<IValue> given;
+};
+
+std::unique_ptr<at::ObserverContext> begin_kernel(const at::RecordFunction& range) {
+  if (t_inside || !std::string_view(range.name()).starts_with("hyperion::") || range.inputs().empty() ||
+      substitute_for(range.name(), "") == nullptr || !range.inputs()[0].toTensor().is_cuda())
+    return nullptr;
+  auto call = std::make_unique<KernelCall>();
+  call->given.assign(range.inputs().begin(), range.inputs().end());
+  trace("operator", range.name());
+  launches() = {.in_operator = true};
+  t_inside = true;
+  return call;
+}
+
+void end_kernel(const at::RecordFunction& range, at::ObserverContext* context) {
+  if (context == nullptr) return;
+  const std::vector<IValue>&given = static_cast<KernelCall*>(context)->given, &results = range.outputs();
+  const std::string name = range.name();
+  if (tracing()) {
+    std::vector<c10::Argument> arguments;
+    for (size_t i = 0; i < given.size(); ++i)
+      arguments.emplace_back(
+          std::to_string(i), c10::AnyType::get(), std::nullopt, std::nullopt,
+          /*kwarg_only=*/false,
+          i == 0 && name.ends_with('_') ? std::optional(c10::AliasInfo(true, {}, {})) : std::nullopt);
+    trace_cost(name, cost_of({name, "", std::move(arguments), {}}, given, results), launches());
+  }
+  launches() = {};
+  t_inside = false;
+  if (computing())
+    enqueue(name, given, as_cpu(given, /*keep_host_tensors=*/false), results,
+            [plain = substitute_for(name, "")->compute](const std::vector<IValue>& arguments) {
+              return plain(arguments);
+            });
+}
+
 // Each operator that is taken over would be warned of.
 struct Silence : c10::WarningHandler {
   void process(const c10::Warning&) override {}
@@ -220,6 +274,10 @@ struct Silence : c10::WarningHandler {
 
 void take_over() {
   if (tracing()) trace_ranges();
+  at::addGlobalCallback(at::RecordFunctionCallback(begin_kernel, end_kernel)
+                            .needsInputs(true)
+                            .needsOutputs(true)
+                            .scopes({at::RecordScope::FUNCTION}));
   Silence silence;
   const c10::WarningUtils::WarningHandlerGuard silent(&silence);
   auto& dispatcher = c10::Dispatcher::singleton();

@@ -6,6 +6,11 @@
 
 #include <ATen/ATen.h>
 
+#include "models/kernels/cross_entropy/cross_entropy.h"
+#include "models/kernels/gated_activation/gated_activation.h"
+#include "models/kernels/rms_norm/rms_norm.h"
+#include "models/kernels/rope/rope.h"
+
 namespace simulated_gpu {
 namespace {
 
@@ -235,6 +240,51 @@ Values fused_rms_norm_backward(const Values& a) {
           (leading.empty() ? product : product.sum(leading)).to(weight.scalar_type())};
 }
 
+// --- the kernels of models/kernels/kernels.h by their plain forms; what they write in place is there then
+// ---
+
+namespace plain = hyperion::kernels::plain;
+using hyperion::models::Activation;
+using hyperion::models::RopeStyle;
+
+template <auto kRope>
+Values rope_heads(const Values& a) {
+  const Tensor q = a[0].toTensor(), k = a[1].toTensor(), v = a[2].toTensor();
+  const auto heads =
+      kRope({q, k, v}, a[3].toTensor(), a[4].toTensor(), static_cast<RopeStyle>(a[5].toInt()), a[6].toInt());
+  return {heads.q, heads.k, heads.v};
+}
+Values gated_activation(const Values& a) {
+  return {plain::gated_activation(a[0].toTensor(), a[1].toTensor(), static_cast<Activation>(a[2].toInt()))};
+}
+Values gated_activation_backward(const Values& a) {
+  const auto [gate, up] = plain::gated_activation_backward(a[0].toTensor(), a[1].toTensor(), a[2].toTensor(),
+                                                           static_cast<Activation>(a[3].toInt()));
+  return {gate, up};
+}
+Values add_rms_norm(const Values& a) {
+  const auto result = plain::add_rms_norm(a[0].toTensor(), a[1].toTensor(), a[2].toTensor(), a[3].toDouble());
+  return {result.sum, result.output, result.rstd};
+}
+Values add_rms_norm_backward(const Values& a) {
+  const auto [x, weight] =
+      plain::add_rms_norm_backward(a[0].toTensor(), a[1].toTensor(), a[2].toTensor(), a[3].toTensor(),
+                                   a[4].toTensor(), a[5].toTensorVector());
+  return {x, weight};
+}
+Values cross_entropy(const Values& a) {
+  const Tensor scale = tensor(a[2]);
+  return {plain::cross_entropy(a[0].toTensor(), a[1].toTensor(), scale.defined() ? &scale : nullptr)};
+}
+Values vocab_statistics(const Values& a) {
+  return {plain::vocab_statistics(a[0].toTensor(), a[1].toTensor(), {a[2].toInt(), a[3].toInt()})};
+}
+Values vocab_gradient(const Values& a) {
+  plain::vocab_gradient(a[0].toTensor(), a[1].toTensor(), {a[2].toInt(), a[3].toInt()}, a[4].toTensor(),
+                        a[5].toTensor());
+  return {};
+}
+
 }  // namespace
 
 const Substitute* substitute_for(const std::string& name, const std::string& overload) {
@@ -253,6 +303,15 @@ const Substitute* substitute_for(const std::string& name, const std::string& ove
       {"aten::_scaled_mm", {scaled_product, nullptr}},
       {"aten::mm.dtype", {wide_product, nullptr}},
       {"aten::addmm.dtype_out", {add_wide_product, nullptr}},
+      {"hyperion::rope_heads", {rope_heads<plain::rope_heads>, nullptr}},
+      {"hyperion::rope_heads_backward", {rope_heads<plain::rope_heads_backward>, nullptr}},
+      {"hyperion::gated_activation", {gated_activation, nullptr}},
+      {"hyperion::gated_activation_backward", {gated_activation_backward, nullptr}},
+      {"hyperion::add_rms_norm", {add_rms_norm, nullptr}},
+      {"hyperion::add_rms_norm_backward", {add_rms_norm_backward, nullptr}},
+      {"hyperion::cross_entropy_", {cross_entropy, nullptr}},
+      {"hyperion::vocab_statistics", {vocab_statistics, nullptr}},
+      {"hyperion::vocab_gradient_", {vocab_gradient, nullptr}},
   };
   const auto found = all.find(overload.starts_with("dtype") ? name + "." + overload : name);
   return found == all.end() ? nullptr : &found->second;

@@ -1,5 +1,5 @@
 // Operators that only GPUs have, and what computes the same on a CPU: attention kernels, FP8 products,
-// products of bf16 that leave fp32 and the backward of the fused RMSNorm.
+// products of bf16 that leave fp32, the backward of the fused RMSNorm, and kernels of our own.
 #pragma once
 
 #include <string>
@@ -17,7 +17,7 @@ struct Substitute {
   Values (*results)(const Values& arguments);
 };
 
-// Null: an operator that the CPU has.
+// Null: an operator that the CPU has, or a range that is no kernel of ours.
 const Substitute* substitute_for(const std::string& name, const std::string& overload);
 
 }  // namespace simulated_gpu

@@ -18,11 +18,11 @@
 #include <ATen/ops/randn.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include "models/activation_checkpoint.h"
 #include "models/flavors/registry.h"
+#include "models/layers/activation_checkpoint.h"
 #include "models/transformer.h"
-#include "parallel/ledger.h"
 #include "parallel/process_group.h"
+#include "tests/support/comm_ledger.h"
 #include "tests/support/ranks.h"
 
 namespace hyperion::models {
@@ -37,8 +37,8 @@ struct DividedJob {
   int64_t batch = 2;
   bool documents = false;
   bool loss_parallel = true;
-  bool in_pieces = false;  // what blocks exchange
-  bool packed = false;     // weights of one input lie side by side
+  bool chunked = false;  // what blocks exchange
+  bool packed = false;   // weights of one input lie side by side
   int64_t chunk_bytes = 0;
   at::ScalarType dtype = at::kDouble;
   ActivationCheckpoint checkpoint = ActivationCheckpoint::kNone;
@@ -129,8 +129,7 @@ inline Run run(const DividedJob& job, const Transformer& model) {
     unit.input = x.detach().requires_grad_();
     unit.selective = selective_checkpoint(job.checkpoint, no_shapes);
     const at::AutoGradMode grad_mode(job.checkpoint == ActivationCheckpoint::kNone);
-    const SelectiveCheckpointScope scope(unit.selective.get());
-    x = unit.output = block.forward(unit.input, batch.context);
+    x = unit.output = block.forward(unit.input, batch.context, {.selective = unit.selective.get()});
   }
   result.forward.push_back(x.detach());
   const Tensor scale = at::full({}, 0.125, job.dtype == at::kDouble ? at::kDouble : at::kFloat);
@@ -142,8 +141,8 @@ inline Run run(const DividedJob& job, const Transformer& model) {
     Unit& unit = units[block];
     if (job.checkpoint != ActivationCheckpoint::kNone) {
       if (unit.selective) unit.selective->start_recompute();
-      const SelectiveCheckpointScope scope(unit.selective.get());
-      unit.output = model.blocks()[block].forward(unit.input, batch.context, BlockRun::kAgain);
+      unit.output = model.blocks()[block].forward(
+          unit.input, batch.context, {.kind = BlockRun::Kind::kRecompute, .selective = unit.selective.get()});
     }
     torch::autograd::backward({unit.output}, {grad});
     grad = unit.input.grad();
@@ -165,10 +164,10 @@ struct TensorGroup {
         ledger.add("tp", std::string(operation.name), operation.sent_bytes);
     });
   }
-  Regions regions(const DividedJob& job) const {
-    return {.tensor = &ranks, .loss_parallel = job.loss_parallel, .in_pieces = job.in_pieces};
+  ParallelDims dims(const DividedJob& job) const {
+    return {.tensor = &ranks, .loss_parallel = job.loss_parallel, .chunked = job.chunked};
   }
-  parallel::CommLedger ledger;
+  CommLedger ledger;
   parallel::ProcessGroups groups;
   parallel::Communicator& ranks;
 };

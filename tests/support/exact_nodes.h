@@ -13,14 +13,14 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "base/exchange.h"
-#include "models/column_linear.h"
-#include "models/row_linear.h"
+#include "models/layers/linear_node.h"
+#include "models/ops.h"
 
 namespace hyperion::models {
 
 struct ExactNodes {
-  bool packed = true;     // the column node's weights lie side by side
-  bool in_pieces = true;  // as Regions::in_pieces
+  bool packed = true;   // the column node's weights lie side by side
+  bool chunked = true;  // as ParallelDims::chunked
   at::ScalarType dtype = at::kFloat;
   at::Device device = at::kCPU;
 
@@ -43,7 +43,7 @@ struct ExactNodes {
       weight->divide(parts, rank);
       weights.push_back(numbers(weight->local, 3 * rank + rows));
       if (packed) weight->pack = pack;
-      layers.emplace_back(weight, nullptr, &ranks, in_pieces);
+      layers.emplace_back(weight, nullptr, &ranks, chunked);
     }
     const at::Tensor all = at::cat(weights);
     pack->local = all.sizes().vec();
@@ -72,10 +72,10 @@ struct ExactNodes {
     const ParameterPtr weight = make_parameter("row", {kWidth, 5 * parts - 1}, Init::ones(), 1);
     weight->divide(parts, rank);
     weight->weight = numbers(weight->local, rank + 4).requires_grad_();
-    const Linear layer(weight, nullptr, &ranks, in_pieces);
+    const Linear layer(weight, nullptr, &ranks, chunked);
     const at::Tensor rows = numbers({parts, kBatch, kTokens, weight->local[1]}, 3 * rank).requires_grad_(),
                      residual = numbers(x.sizes(), rank + 1).requires_grad_();
-    found.push_back(row_linear(rows, layer, residual));
+    found.push_back(ops::residual_sum(residual, row_linear(rows, layer)));
     torch::autograd::backward({found.back()}, {numbers(x.sizes(), rank + 2)});
     for (const at::Tensor& leaf : {rows, weight->weight, residual}) found.push_back(leaf.grad());
     for (at::Tensor& tensor : found) tensor = tensor.detach();

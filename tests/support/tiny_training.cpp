@@ -83,19 +83,20 @@ TinyTraining::TinyTraining(const TinyJob& job, const parallel::Environment& envi
         parallel::make_fake_communicator("none/0", tensor_->rank(), tensor_->global_ranks());
     summing = tensor_without_sums_.get();
   }
-  fsdp_ = std::make_unique<parallel::FsdpContext>(groups_->get(parallel::MeshDim::kFsdp),
+  fsdp_ = std::make_unique<parallel::FsdpContext>(mesh_, rank_, groups_->get(parallel::MeshDim::kFsdp),
                                                   groups_->get(parallel::MeshDim::kDpReplicate), sharding,
                                                   summing);
-  options_.reshard_after_forward = job.reshard_after_forward;
-  options_.checkpointing.blocks.assign(model_.blocks().size(), job.checkpoint);
-  fsdp_model_ = std::make_unique<trainer::FsdpModel>(model_, *fsdp_, options_);
-  for (const parallel::ShardedParameterPtr& parameter : fsdp_model_->parameters()) {
+  models::ActivationCheckpointing checkpointing;
+  checkpointing.blocks.assign(model_.blocks().size(), job.checkpoint);
+  stage_ = std::make_unique<trainer::Stage>(model_, 0, model_.units().size(), *fsdp_, checkpointing);
+  schedule_ = std::make_unique<trainer::ScheduleRunner>(*stage_, job.reshard_after_forward);
+  for (const parallel::ShardedParameterPtr& parameter : stage_->parameters()) {
     at::Tensor master = parameter->master();
     models::initialize(parameter->parameter(), 1, parameter->box(), master);
     parameter->compute_shard().copy_(master);
   }
-  fsdp_model_->weights_changed();
-  optimizer_ = std::make_unique<trainer::Adam>(fsdp_model_->parameters(), trainer::JobConfig::Optimizer{});
+  stage_->weights_changed();
+  optimizer_ = std::make_unique<trainer::Adam>(stage_->parameters(), trainer::JobConfig::Optimizer{});
 }
 
 int64_t TinyTraining::gathered_bytes(const parallel::ShardGroup& unit) {
@@ -126,12 +127,13 @@ models::Microbatch TinyTraining::microbatch(int64_t step, int64_t index) const {
 
 // The summed loss of this rank's sequences; the gradients are complete afterwards.
 at::Tensor TinyTraining::forward_backward(int64_t step) {
-  fsdp_model_->begin_step(step);
   const at::Tensor scale =
       at::full({}, 1.0 / (kGlobalBatch * kSeqLen), at::TensorOptions(at::kFloat).device(job_.device));
   const at::Tensor loss = at::zeros({}, at::TensorOptions(at::kFloat).device(job_.device));
-  for (int64_t i = 0; i < job_.accumulation; ++i)
-    loss.add_(fsdp_model_->forward_backward(microbatch(step, i), scale, i + 1 == job_.accumulation));
+  for (const at::Tensor& sum : schedule_->train_step(
+           step, static_cast<size_t>(job_.accumulation),
+           [&](size_t i) { return microbatch(step, static_cast<int64_t>(i)); }, scale))
+    loss.add_(sum);
   return loss;
 }
 
@@ -139,7 +141,7 @@ std::vector<TinyTraining::GradientElement> TinyTraining::first_gradients() {
   forward_backward(0);
   std::vector<GradientElement> elements;
   int64_t index = 0;
-  for (const parallel::ShardedParameterPtr& parameter : fsdp_model_->parameters()) {
+  for (const parallel::ShardedParameterPtr& parameter : stage_->parameters()) {
     const at::Tensor grad = parameter->grad().to(at::kCPU, at::kFloat).contiguous();
     for_each_run(parameter->parameter().shape, parameter->box(), [&](const Run& run) {
       for (int64_t i = 0; i < run.count; ++i)
@@ -151,19 +153,20 @@ std::vector<TinyTraining::GradientElement> TinyTraining::first_gradients() {
 }
 
 void TinyTraining::audit_replicas() {
-  parallel::audit_replicas(trainer::replicated_state(fsdp_model_->parameters(), *optimizer_,
+  parallel::audit_replicas(trainer::replicated_state(stage_->parameters(), *optimizer_,
                                                      groups_->get(parallel::MeshDim::kDpReplicate), tensor_));
 }
 
 TinyStep TinyTraining::step(int64_t step) {
   const at::Tensor loss = forward_backward(step);
-  const parallel::LocalGradients& gradients = fsdp_model_->gradients();
-  const at::Tensor norm =
-      trainer::global_grad_norm(gradients, groups_->get(parallel::MeshDim::kFsdp), tensor_);
+  const parallel::LocalGradients& gradients = stage_->gradients();
+  const at::Tensor norm = trainer::global_grad_norm(
+      trainer::gradient_classes(gradients, groups_->get(parallel::MeshDim::kFsdp), tensor_),
+      fsdp_->options().state_device);
   trainer::clip_gradients(gradients, norm, 1.0);
   optimizer_->step(1e-2, at::zeros({}, norm.options().dtype(at::kFloat)));
-  fsdp_model_->weights_changed();
-  fsdp_model_->drop_gradients();
+  stage_->weights_changed();
+  stage_->drop_gradients();
   groups_->loss_groups().all_reduce_sum(loss);
   return {loss.item<double>() / (kGlobalBatch * kSeqLen), norm.item<double>()};
 }

@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "models/flavors/registry.h"
-#include "parallel/ledger.h"
 #include "parallel/process_group.h"
-#include "trainer/fsdp_model.h"
+#include "tests/support/comm_ledger.h"
 #include "trainer/optim/adam.h"
+#include "trainer/schedule.h"
 #include "trainer/setup/float8_setup.h"
 
 namespace hyperion {
@@ -55,7 +55,8 @@ class TinyTraining {
   TinyStep step(int64_t step);
 
   parallel::ProcessGroups& groups() { return *groups_; }
-  trainer::FsdpModel& fsdp_model() { return *fsdp_model_; }
+  trainer::Stage& stage() { return *stage_; }
+  trainer::ScheduleRunner& schedule() { return *schedule_; }
   const models::Transformer& model() const { return model_; }
   auto model_linears() { return model_.linears(); }
   const trainer::Adam& optimizer() const { return *optimizer_; }
@@ -69,10 +70,8 @@ class TinyTraining {
   std::vector<GradientElement> first_gradients();
   // Throws where ranks that hold the same weights or states hold different ones.
   void audit_replicas();
-  // FP8 products of one microbatch, by the plan.
-  int64_t float8_planned() { return trainer::float8_products(model_, float8_, options_.checkpointing); }
   // What this rank has sent so far.
-  parallel::CommLedger& ledger() { return ledger_; }
+  CommLedger& ledger() { return ledger_; }
   // The dtypes of the groups' collectives so far: "fsdp/0 all_gather" -> Byte.
   const std::map<std::string, std::set<at::ScalarType>>& sent_dtypes() const { return sent_dtypes_; }
   // Of the unit's weights: 0 while they are sharded.
@@ -90,11 +89,11 @@ class TinyTraining {
   std::unique_ptr<parallel::Communicator> tensor_without_sums_;
   models::Transformer model_;
   trainer::Float8Setup float8_;
-  trainer::FsdpModelOptions options_;
-  parallel::CommLedger ledger_;
+  CommLedger ledger_;
   std::map<std::string, std::set<at::ScalarType>> sent_dtypes_;
   std::unique_ptr<parallel::FsdpContext> fsdp_;
-  std::unique_ptr<trainer::FsdpModel> fsdp_model_;
+  std::unique_ptr<trainer::Stage> stage_;
+  std::unique_ptr<trainer::ScheduleRunner> schedule_;
   std::unique_ptr<trainer::Adam> optimizer_;
 };
 

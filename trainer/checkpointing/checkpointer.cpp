@@ -16,6 +16,7 @@
 #include "base/shell.h"
 #include "checkpoint/export_safetensors.h"
 #include "parallel/phase.h"
+#include "parallel/placement.h"
 #include "parallel/trace_range.h"
 #include "trainer/checkpointing/job_state.h"
 #include "trainer/checkpointing/stored_weights.h"
@@ -132,7 +133,8 @@ void Checkpointer::attach(CheckpointedState state) {
                                           .facts = state_->facts,
                                           .place_of =
                                               [&mesh = *runtime_.mesh](const auto& kind, int rank) {
-                                                return held_part_of(kind, {mesh, rank});
+                                                return checkpoint::held_part(
+                                                    parallel::placement_of(kind.cuts, kind.home, mesh, rank));
                                               }},
                  state_->components, *ranks_, state_->mover);
   saver_->on_durable = [this](const checkpoint::SaveReport& saved) {
@@ -233,7 +235,7 @@ void Checkpointer::preflight(int64_t step) {
   const bool first = step == 0 && options().enable_first_step_checkpoint;
   if (std::min(next, first ? 1 : next) >= config_->training.steps) return;  // the last save is synchronous
   saver_->prepare_pool();
-  if (const uint64_t pool = saver_->counters().pool_bytes; pool > 0)
+  if (const uint64_t pool = saver_->pool_bytes(); pool > 0)
     log_info("Background saves copy the state to a pool of {:.1f} MiB in host memory",
              static_cast<double>(pool) / (1 << 20));
 }
@@ -288,7 +290,7 @@ void Checkpointer::write(int64_t step, const checkpoint::SaveContent& content, b
   const bool background = !now && options().async_mode != checkpoint::AsyncMode::kDisabled;
   const parallel::TraceRange range(background ? "checkpoint staging" : "checkpoint save");
   const bool written = saver_->save(step, content, now);
-  if (written) send_event(step, "checkpoint_staged", {{"stall_seconds", saver_->counters().stall_seconds}});
+  if (written) send_event(step, "checkpoint_staged", {{"stall_seconds", saver_->stall_seconds()}});
 }
 
 // The model alone, as transformers reads it.

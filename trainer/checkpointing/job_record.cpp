@@ -8,10 +8,10 @@
 #include "base/files.h"
 #include "base/log.h"
 #include "base/printable.h"
-#include "trainer/checkpointing/resume_policy.h"
+#include "trainer/checkpointing/trajectory.h"
 #include "trainer/config/entries.h"
 #include "trainer/config/load.h"
-#include "trainer/data/tokenizer/tokenizer.h"
+#include "data/tokenizer/tokenizer.h"
 
 namespace hyperion::trainer {
 namespace fs = std::filesystem;
@@ -33,7 +33,7 @@ std::string model_lines(const TextTable& entries) {
 // Of the tokenizer at `path` now; "" when there is none that can be read.
 std::string tokenizer_hash_at(const fs::path& path) {
   try {
-    return path.empty() ? "" : Tokenizer::load(path)->hash();
+    return path.empty() ? "" : data::Tokenizer::load(path)->hash();
   } catch (const Error&) {
     return "";
   }

@@ -91,50 +91,11 @@ at::ScalarType scalar_type(checkpoint::Dtype dtype) {
   throw_bug("no state of a job is of type {}", checkpoint::torch_name(dtype));
 }
 
-namespace {
-
-// The number of a rank among those that hold the same part of a parameter, and how many these are.
-struct Replica {
-  int replicas, replica;
-};
-Replica replica_of_parameter(const MeshPlace& place, bool divided) {
-  using parallel::MeshDim;
-  const auto& [mesh, rank] = place;
-  const int degree = mesh.degree(MeshDim::kDpReplicate),
-            number = mesh.coordinate(rank, MeshDim::kDpReplicate);
-  if (divided) return {degree, number};
-  const int tp = mesh.degree(MeshDim::kTp);
-  return {degree * tp, number * tp + mesh.coordinate(rank, MeshDim::kTp)};
-}
-
-}  // namespace
-
-checkpoint::Placement placement_of(const parallel::ShardedParameter& parameter, const MeshPlace& place) {
-  const bool divided = !parameter.parameter().cuts.empty();
-  const auto [replicas, replica] = replica_of_parameter(place, divided);
-  return {.cuts = parameter.cuts(), .replicas = replicas, .replica = replica};
-}
-
-checkpoint::Placement whole_placement(const MeshPlace& place) {
-  return {.cuts = {}, .replicas = place.mesh.world_size(), .replica = place.rank};
-}
-
-checkpoint::HeldPart held_part_of(const checkpoint::SaveLayout::Kind& kind, const MeshPlace& place) {
-  using parallel::MeshDim;
-  if (kind.cuts.empty()) return {0, place.rank};
-  const auto& [mesh, rank] = place;
-  const bool divided =
-      kind.cuts.size() > 1;  // by the tensor parallel group, then by rows over the fsdp group
-  const int first = divided ? mesh.coordinate(rank, MeshDim::kTp) * mesh.degree(MeshDim::kFsdp) : 0;
-  return {first + mesh.coordinate(rank, MeshDim::kFsdp), replica_of_parameter(place, divided).replica};
-}
-
 std::vector<TensorState> ModelState::tensors() {
   std::vector<TensorState> states;
   for (const parallel::ShardedParameterPtr& parameter : parameters_) {
     const Parameter& p = parameter->parameter();
-    states.push_back(
-        tensor_state(p.fqn, {p.fqn}, parameter->master(), p.shape, placement_of(*parameter, place_)));
+    states.push_back(tensor_state(p.fqn, {p.fqn}, parameter->master(), p.shape, parameter->placement()));
     states.back().aliases = p.aliases;
   }
   return states;
@@ -146,27 +107,27 @@ void ModelState::load(const Find&) {
 }
 
 OptimizerState::OptimizerState(const Adam& adam, const JobConfig::Optimizer& options,
-                               std::vector<parallel::ShardedParameterPtr> parameters, const MeshPlace& place,
+                               std::vector<parallel::ShardedParameterPtr> parameters, Placement whole,
                                Rates rates)
     : adam_(adam),
       options_(options),
       parameters_(std::move(parameters)),
-      place_(place),
+      whole_(std::move(whole)),
       rates_(std::move(rates)) {}
 
 std::vector<TensorState> OptimizerState::tensors() {
   std::vector<TensorState> states;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const Parameter& p = parameters_[i]->parameter();
-    const checkpoint::Placement placement = placement_of(*parameters_[i], place_);
+    const Placement& placement = parameters_[i]->placement();
     const auto add = [&](const char* what, const at::Tensor& tensor, checkpoint::Dims shape,
-                         const checkpoint::Placement& placed) {
+                         const Placement& placed) {
       const std::string path = fmt::format("state.{}.{}", p.fqn, what);
       states.push_back(tensor_state(name() + "." + path, {name(), path}, tensor, std::move(shape), placed));
     };
     add("exp_avg", adam_.exp_avg()[i], p.shape, placement);
     add("exp_avg_sq", adam_.exp_avg_sq()[i], p.shape, placement);
-    add("step", adam_.step_count(), {}, whole_placement(place_));  // one counter for all
+    add("step", adam_.step_count(), {}, whole_);  // one counter for all
   }
   return states;
 }
@@ -214,7 +175,7 @@ std::vector<checkpoint::ObjectState> LoaderComponent::objects() {
 
 void LoaderComponent::load(const Find& find) {
   if (const auto position = read_value<std::string>(find, checkpoint::kLoaderPositionKey))
-    loader_.load_state(LoaderState::from_json(*position));
+    loader_.load_state(data::LoaderState::from_json(*position));
 }
 
 std::vector<checkpoint::ObjectState> TrainStateComponent::objects() {
@@ -286,7 +247,7 @@ std::vector<TensorState> EmaState::tensors() {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const Parameter& p = parameters_[i]->parameter();
     states.push_back(tensor_state(name() + "." + p.fqn, {name(), p.fqn}, ema_.tensors()[i], p.shape,
-                                  placement_of(*parameters_[i], place_)));
+                                  parameters_[i]->placement()));
   }
   return states;
 }

@@ -10,11 +10,9 @@
 #include <vector>
 
 #include "base/device/streams.h"
-#include "checkpoint/save_plan.h"
 #include "checkpoint/state.h"
-#include "parallel/mesh.h"
 #include "trainer/config/job_config.h"
-#include "trainer/data/loader.h"
+#include "data/loader.h"
 #include "trainer/optim/adam.h"
 #include "trainer/optim/ema.h"
 
@@ -24,26 +22,11 @@ namespace hyperion::trainer {
 checkpoint::Dtype dtype_of(at::ScalarType type);
 at::ScalarType scalar_type(checkpoint::Dtype dtype);
 
-// This rank's place in the mesh.
-struct MeshPlace {
-  parallel::Mesh mesh;
-  int rank = 0;
-};
-
-// How the ranks hold a parameter, its moments and its average. It is cut as ShardedParameter::cuts() says;
-// its replicas are the ranks along dp_replicate, and for a parameter that the tensor parallel group does not
-// divide those of that group too.
-checkpoint::Placement placement_of(const parallel::ShardedParameter& parameter, const MeshPlace& place);
-// Of state that every rank has whole.
-checkpoint::Placement whole_placement(const MeshPlace& place);
-// What the rank at a place holds of tensors that are placed by one of these.
-checkpoint::HeldPart held_part_of(const checkpoint::SaveLayout::Kind& kind, const MeshPlace& place);
-
 // The masters, at the root under their own names.
 class ModelState : public checkpoint::StateComponent {
  public:
-  ModelState(std::vector<parallel::ShardedParameterPtr> parameters, const MeshPlace& place)
-      : parameters_(std::move(parameters)), place_(place) {}
+  explicit ModelState(std::vector<parallel::ShardedParameterPtr> parameters)
+      : parameters_(std::move(parameters)) {}
   std::string name() const override { return std::string(checkpoint::kModelComponent); }
   std::vector<checkpoint::TensorState> tensors() override;
   // The compute-dtype copies follow the masters.
@@ -51,17 +34,17 @@ class ModelState : public checkpoint::StateComponent {
 
  private:
   std::vector<parallel::ShardedParameterPtr> parameters_;
-  MeshPlace place_;
 };
 
 // optimizer.state.<fqn>.{exp_avg,exp_avg_sq,step} and the options of each parameter,
 // optimizer.param_groups.<fqn>.*.
 class OptimizerState : public checkpoint::StateComponent {
  public:
-  // `lr`: base rate and the rate of the next step, read at every save.
+  // `whole`: the placement of the step counter, which every rank has. `rates`: base rate and the rate of the
+  // next step, read at every save.
   using Rates = std::function<std::pair<double, double>()>;
   OptimizerState(const Adam& adam, const JobConfig::Optimizer& options,
-                 std::vector<parallel::ShardedParameterPtr> parameters, const MeshPlace& place, Rates rates);
+                 std::vector<parallel::ShardedParameterPtr> parameters, Placement whole, Rates rates);
   std::string name() const override { return std::string(checkpoint::kOptimizerComponent); }
   std::vector<checkpoint::TensorState> tensors() override;
   std::vector<checkpoint::ObjectState> objects() override;
@@ -71,7 +54,7 @@ class OptimizerState : public checkpoint::StateComponent {
   const Adam& adam_;
   const JobConfig::Optimizer& options_;
   std::vector<parallel::ShardedParameterPtr> parameters_;
-  MeshPlace place_;
+  Placement whole_;
   Rates rates_;
 };
 
@@ -81,7 +64,7 @@ class SchedulerState : public checkpoint::StateComponent {
   struct Position {
     int64_t step = 0;  // updates done
     double base_lr = 0, next_lr = 0;
-    checkpoint::Object trajectory;  // resume_policy.h
+    checkpoint::Object trajectory;  // trajectory.h
   };
   explicit SchedulerState(std::function<Position()> position) : position_(std::move(position)) {}
   std::string name() const override { return std::string(checkpoint::kSchedulerComponent); }
@@ -94,14 +77,14 @@ class SchedulerState : public checkpoint::StateComponent {
 
 class LoaderComponent : public checkpoint::StateComponent {
  public:
-  explicit LoaderComponent(DataLoader& loader) : loader_(loader) {}
+  explicit LoaderComponent(data::DataLoader& loader) : loader_(loader) {}
   std::string name() const override { return std::string(checkpoint::kLoaderComponent); }
   std::vector<checkpoint::ObjectState> objects() override;
   std::vector<std::string> required_objects() override { return {}; }  // other programs have none of ours
   void load(const Find& find) override;
 
  private:
-  DataLoader& loader_;
+  data::DataLoader& loader_;
 };
 
 struct TrainState {
@@ -152,8 +135,8 @@ class RngState : public checkpoint::StateComponent {
 
 class EmaState : public checkpoint::StateComponent {
  public:
-  EmaState(Ema& ema, std::vector<parallel::ShardedParameterPtr> parameters, const MeshPlace& place)
-      : ema_(ema), parameters_(std::move(parameters)), place_(place) {}
+  EmaState(Ema& ema, std::vector<parallel::ShardedParameterPtr> parameters)
+      : ema_(ema), parameters_(std::move(parameters)) {}
   std::string name() const override { return std::string(checkpoint::kEmaComponent); }
   std::vector<checkpoint::TensorState> tensors() override;
   void wait_for_update() override { ema_.wait_for_update(); }
@@ -161,7 +144,6 @@ class EmaState : public checkpoint::StateComponent {
  private:
   Ema& ema_;
   std::vector<parallel::ShardedParameterPtr> parameters_;
-  MeshPlace place_;
 };
 
 // Copies between device and pinned host memory on a stream of its own; memcpy where the state is in host

@@ -4,7 +4,6 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <nlohmann/json.hpp>
 
 #include "base/collective.h"
 #include "base/files.h"
@@ -16,8 +15,6 @@
 namespace hyperion::trainer {
 namespace fs = std::filesystem;
 namespace {
-
-using Json = nlohmann::json;
 
 // Of a folder step-N.
 int64_t step_of_folder(const fs::path& folder) {
@@ -89,65 +86,75 @@ void require_format(const fs::path& path, bool hugging_face) {
       steps.empty() ? "" : fmt::format("; {} is in it", steps.back()));
 }
 
-// The checkpoints that the job could load, newest first ("untried"), whether they are its "own", and the one
-// that says that nothing is left to do ("finished", else ""). For rank 0.
-Json list_checkpoints(const JobConfig& config, const checkpoint::CheckpointFolder& folder,
-                      const fs::path& install_root) {
+// What rank 0 has found.
+struct Candidates {
+  bool own = false;                       // checkpoints of the job itself
+  std::vector<std::string> untried{};     // that it could load, newest first
+  std::optional<std::string> finished{};  // the one that says that nothing is left to do
+  static auto members(auto& self) { return std::tie(self.own, self.untried, self.finished); }
+};
+
+// Nothing when the job has none of its own that count.
+std::optional<Candidates> own_checkpoints(const JobConfig& config,
+                                          const checkpoint::CheckpointFolder& folder) {
   const auto& options = config.checkpoint;
-  const bool initial = options.initial_load_path || options.initial_load_in_hf;
   const int64_t wanted = options.load_step;
-  // A seed checkpoint holds the initial weights, whatever has been trained beside it.
-  if (!options.create_seed_checkpoint && (path_exists(folder.path()) || wanted != -1)) {
-    std::vector<std::string> usable, skipped;
-    std::string finished;
-    std::vector<checkpoint::StepFolder> entries = folder.scan();
-    std::ranges::sort(entries, std::greater(), &checkpoint::StepFolder::step);
-    for (const checkpoint::StepFolder& entry : entries) {
-      if (wanted != -1 && entry.step != wanted) continue;
-      const bool newest = usable.empty() && finished.empty();
-      const bool dcp = entry.complete() && !checkpoint::find_index_files(entry.path).empty();
-      std::string problem = entry.unreadable ? "" : entry.why_not;  // the job ends when it opens it
-      if (entry.complete() && holds_weights_alone(entry) && !(dcp && wants_weights_only(config))) {
-        if (newest && wanted == -1 && entry.step >= config.training.steps) {
-          finished = entry.path.string();
-          continue;
-        }
-        problem =
-            fmt::format("it holds weights alone; a new run, in another folder, starts from them with {}",
-                        initial_load(entry.path, /*hugging_face=*/!dcp));
-      }
-      if (problem.empty()) {
-        usable.push_back(entry.path.string());
+  Candidates found{.own = true};
+  std::vector<std::string> skipped;
+  std::vector<checkpoint::StepFolder> entries = folder.scan();
+  std::ranges::sort(entries, std::greater(), &checkpoint::StepFolder::step);
+  for (const checkpoint::StepFolder& entry : entries) {
+    if (wanted != -1 && entry.step != wanted) continue;
+    const bool newest = found.untried.empty() && !found.finished;
+    const bool dcp = entry.complete() && !checkpoint::find_index_files(entry.path).empty();
+    std::string problem = entry.unreadable ? "" : entry.why_not;  // the job ends when it opens it
+    if (entry.complete() && holds_weights_alone(entry) && !(dcp && wants_weights_only(config))) {
+      if (newest && wanted == -1 && entry.step >= config.training.steps) {
+        found.finished = entry.path.string();
         continue;
       }
-      if (newest && entry.damaged() && options.on_corrupt == OnCorrupt::kError)
-        throw_data("Checkpoint {} is damaged: {}; to resume from the one before it, start with {}",
-                   entry.path.string(), problem, override_text("checkpoint.on_corrupt", "previous"));
-      if (newest) log_warning("Checkpoint {} is not resumed from: {}", entry.path.string(), problem);
-      skipped.push_back(fmt::format("{}: {}", entry.path.string(), problem));
+      problem = fmt::format("it holds weights alone; a new run, in another folder, starts from them with {}",
+                            initial_load(entry.path, /*hugging_face=*/!dcp));
     }
-    if (!usable.empty() || !finished.empty()) {
+    if (problem.empty()) {
+      found.untried.push_back(entry.path.string());
+      continue;
+    }
+    if (newest && entry.damaged() && options.on_corrupt == OnCorrupt::kError)
+      throw_data("Checkpoint {} is damaged: {}; to resume from the one before it, start with {}",
+                 entry.path.string(), problem, override_text("checkpoint.on_corrupt", "previous"));
+    if (newest) log_warning("Checkpoint {} is not resumed from: {}", entry.path.string(), problem);
+    skipped.push_back(fmt::format("{}: {}", entry.path.string(), problem));
+  }
+  if (!found.untried.empty() || found.finished) return found;
+  if (!skipped.empty())
+    throw_data("no checkpoint in {} can be resumed from: {}", folder.path().string(),
+               fmt::join(skipped, "; "));
+  if (wanted != -1)
+    throw_data("checkpoint.load_step = {}: there is no step-{} in {}", wanted, wanted,
+               folder.path().string());
+  return std::nullopt;
+}
+
+Candidates find_checkpoints(const JobConfig& config, const checkpoint::CheckpointFolder& folder,
+                            const fs::path& install_root) {
+  const auto& options = config.checkpoint;
+  const bool initial = options.initial_load_path || options.initial_load_in_hf;
+  // A seed checkpoint holds the initial weights, whatever has been trained beside it.
+  if (!options.create_seed_checkpoint && (path_exists(folder.path()) || options.load_step != -1)) {
+    if (std::optional<Candidates> own = own_checkpoints(config, folder)) {
       if (initial)
         log_info("Checkpoints of this job are in {}: the initial load is not used", folder.path().string());
-      return {{"own", true}, {"finished", finished}, {"untried", usable}};
+      return *own;
     }
-    if (!skipped.empty())
-      throw_data("no checkpoint in {} can be resumed from: {}", folder.path().string(),
-                 fmt::join(skipped, "; "));
-    if (wanted != -1)
-      throw_data("checkpoint.load_step = {}: there is no step-{} in {}", wanted, wanted,
-                 folder.path().string());
   }
-  std::vector<std::string> untried;
-  if (initial) {
-    const fs::path path =
-        resolve_input(options.initial_load_path.value_or(config.model.hf_assets_path), install_root);
-    if (!path_exists(path))
-      throw_data("checkpoint.initial_load_path: there is no {} to load from", path.string());
-    require_format(path, options.initial_load_in_hf);
-    untried.push_back(path.string());
-  }
-  return {{"own", false}, {"finished", ""}, {"untried", untried}};
+  if (!initial) return {};
+  const fs::path path =
+      resolve_input(options.initial_load_path.value_or(config.model.hf_assets_path), install_root);
+  if (!path_exists(path))
+    throw_data("checkpoint.initial_load_path: there is no {} to load from", path.string());
+  require_format(path, options.initial_load_in_hf);
+  return {.untried = {path.string()}};
 }
 
 // Averages that the checkpoint or the job does not have.
@@ -194,8 +201,9 @@ ChosenCheckpoint open_for_job(const JobConfig& config, const fs::path& path, Loa
   const bool seed =
       chosen.checkpoint.manifest && chosen.checkpoint.manifest->kind == checkpoint::CheckpointKind::kSeed;
   const bool weights_only = seed || !holds_optimizer(chosen.checkpoint);
-  chosen.components = components_to_load(config, source, weights_only);
-  for (const std::string& part : components_left_out(config, source, weights_only))
+  ComponentChoice choice = choose_components(config, source, weights_only);
+  chosen.components = std::move(choice.loaded);
+  for (const std::string& part : choice.left_out)
     if (std::ranges::any_of(chosen.names,
                             [&](const auto& name) { return checkpoint::component_of(name.first) == part; }))
       chosen.left_out.push_back(part);
@@ -277,16 +285,15 @@ void read_collectively(Coordinator& ranks, const std::function<void()>& action) 
 
 Start choose_start(const JobConfig& config, const checkpoint::CheckpointFolder& folder,
                    const fs::path& install_root, Coordinator& ranks) {
-  const Json list =
-      Json::parse(from_rank_0(ranks, [&] { return list_checkpoints(config, folder, install_root).dump(); }));
+  const Candidates found = from_rank_0(ranks, [&] { return find_checkpoints(config, folder, install_root); });
   Start start;
-  for (const Json& path : list.at("untried")) start.untried.emplace_back(path.get<std::string>());
-  if (const fs::path finished = list.at("finished").get<std::string>(); !finished.empty()) {
-    start.finished = {finished, step_of_folder(finished)};
+  start.untried.assign(found.untried.begin(), found.untried.end());
+  if (found.finished) {
+    start.finished = {*found.finished, step_of_folder(*found.finished)};
     if (!start.untried.empty()) start.finished->resumable_step = step_of_folder(start.untried.front());
     return start;
   }
-  open_newest(config, list.at("own") ? LoadSource::kOwn : LoadSource::kInitial, start, ranks);
+  open_newest(config, found.own ? LoadSource::kOwn : LoadSource::kInitial, start, ranks);
   return start;
 }
 

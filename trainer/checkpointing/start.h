@@ -14,8 +14,8 @@
 #include "checkpoint/loader.h"
 #include "checkpoint/names.h"
 #include "checkpoint/storage/checkpoint_folder.h"
+#include "trainer/checkpointing/component_choice.h"
 #include "trainer/checkpointing/job_record.h"
-#include "trainer/checkpointing/resume_policy.h"
 #include "trainer/config/load.h"
 
 namespace hyperion::trainer {
@@ -36,6 +36,12 @@ struct ChosenCheckpoint {
   const checkpoint::Object* find_object(std::string_view name) const {
     const auto found = objects.find(name);
     return found == objects.end() ? nullptr : &found->second;
+  }
+  // Null for a value of another kind, too.
+  template <typename T>
+  const T* find_value(std::string_view name) const {
+    const checkpoint::Object* object = find_object(name);
+    return object ? object->get_if<T>() : nullptr;
   }
 };
 

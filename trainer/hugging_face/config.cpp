@@ -1,6 +1,8 @@
 #include "trainer/hugging_face/config.h"
 
+#include <algorithm>
 #include <utility>
+#include <vector>
 
 #include <fmt/ranges.h>
 
@@ -27,6 +29,25 @@ std::string text_in(const JsonNode& node, const std::string& otherwise) {
 // Refuses a switch that is on.
 void must_be_off(const JsonNode& node, const char* meaning) {
   if (node.flag(false)) throw_config("{} = true, but {}", node.where(), meaning);
+}
+
+// hidden_act of config.json.
+constexpr std::pair<models::Activation, std::string_view> kHiddenActs[] = {
+#define ACTIVATION(name, text, hidden_act) {models::Activation::k##name, hidden_act},
+#include "models/flavors/activations.def"
+};
+std::string_view hidden_act(models::Activation activation) {
+  return std::ranges::find(kHiddenActs, activation, &std::pair<models::Activation, std::string_view>::first)
+      ->second;
+}
+models::Activation activation_in(const JsonNode& node) {
+  const std::string text = text_in(node, "silu");
+  std::vector<std::string_view> known;
+  for (const auto& [activation, name] : kHiddenActs) {
+    if (text == name) return activation;
+    known.push_back(name);
+  }
+  node.refuse(fmt::format("\"{}\", the activations computed here", fmt::join(known, "\" or \"")));
 }
 
 // rope_parameters, or rope_scaling before transformers 5 (which reads it first where both are there), with
@@ -105,8 +126,7 @@ ModelArgs parse_hf_config(std::string_view text, const std::string& name) {
     read_qwen3(config, args);
   else
     read_llama(config, args);
-  if (text_in(config["hidden_act"], "silu") != "silu")
-    config["hidden_act"].refuse("\"silu\", the only activation here");
+  args.activation = activation_in(config["hidden_act"]);
   must_be_off(config["attention_bias"], "the attention layers here have no bias");
   const JsonNode dropout = config["attention_dropout"];
   if (!dropout.is_null() && values["attention_dropout"] != 0)
@@ -172,7 +192,7 @@ std::string hf_config(const ModelArgs& args, const HfExport& options) {
                  {"dtype", options.dtype},
                  {"eos_token_id", exported_id(options, "eos_token_id", options.eos_token_id)},
                  {"head_dim", args.head_dim},
-                 {"hidden_act", "silu"},
+                 {"hidden_act", hidden_act(args.activation)},
                  {"hidden_size", args.dim},
                  {"intermediate_size", args.hidden_dim},
                  {"max_position_embeddings", args.max_seq_len},
@@ -217,6 +237,7 @@ std::vector<std::string> hf_differences(const ModelArgs& ours, const ModelArgs& 
   compare("vocab_size", ours.vocab_size, config.vocab_size);
   compare("norm_eps", ours.norm_eps, config.norm_eps);
   compare("rope_theta", ours.rope_theta, config.rope_theta);
+  compare("activation", text_of(ours.activation), text_of(config.activation));
   compare("qk_norm", ours.qk_norm, config.qk_norm);
   compare("tied", ours.tied, config.tied);
   compare("rope_scaling", ours.rope_scaling, config.rope_scaling);

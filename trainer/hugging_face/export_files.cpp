@@ -28,7 +28,7 @@ std::string compare_id(const ImportedSettings& imported, const std::string& key,
 }  // namespace
 
 HuggingFaceFiles hugging_face_files(const JobConfig::Model& model, checkpoint::Dtype dtype,
-                                    const Tokenizer* tokenizer, const fs::path& tokenizer_path,
+                                    const data::Tokenizer* tokenizer, const fs::path& tokenizer_path,
                                     const ImportedSettings& imported, int64_t trained_seq_len) {
   models::ModelArgs args = model_args(model);
   std::vector<std::string> left_out;
@@ -38,7 +38,7 @@ HuggingFaceFiles hugging_face_files(const JobConfig::Model& model, checkpoint::D
   if (positions && !model.args.max_seq_len) args.max_seq_len = std::max(*positions, trained_seq_len);
   HuggingFaceFiles out;
   if (tokenizer != nullptr) {
-    out.files = tokenizer_files(tokenizer_path);
+    out.files = data::tokenizer_files(tokenizer_path);
     texts.bos_token_id = tokenizer->bos_id();
     texts.eos_token_id = tokenizer->eos_id();
     out.remarks = {compare_id(texts.imported, "bos_token_id", texts.bos_token_id),

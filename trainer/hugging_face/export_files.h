@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "trainer/config/job_config.h"
-#include "trainer/data/tokenizer/tokenizer.h"
+#include "data/tokenizer/tokenizer.h"
 #include "trainer/hugging_face/imported_settings.h"
 
 namespace hyperion::trainer {
@@ -24,7 +24,8 @@ struct HuggingFaceFiles {
 // out. Without a tokenizer: not its files nor its BOS and EOS. `trained_seq_len`: training.seq_len of the job
 // that made the weights; 0: not known.
 HuggingFaceFiles hugging_face_files(const JobConfig::Model& model, checkpoint::Dtype dtype,
-                                    const Tokenizer* tokenizer, const std::filesystem::path& tokenizer_path,
+                                    const data::Tokenizer* tokenizer,
+                                    const std::filesystem::path& tokenizer_path,
                                     const ImportedSettings& imported, int64_t trained_seq_len);
 
 }  // namespace hyperion::trainer

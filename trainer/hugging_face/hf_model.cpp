@@ -99,6 +99,7 @@ void take_hf_dimensions(ResolvedConfig& resolved, const fs::path& base) {
   if (!to.multiple_of && !to.ffn_dim_multiplier) fill("hidden_dim", to.hidden_dim, args.hidden_dim);
   fill("norm_eps", to.norm_eps, args.norm_eps);
   fill("rope_theta", to.rope_theta, args.rope_theta);
+  fill("activation", to.activation, args.activation);
   fill("qk_norm", to.qk_norm, args.qk_norm);
   fill("tied", to.tied, args.tied);
   fill("max_seq_len", to.max_seq_len, args.max_seq_len);

@@ -16,6 +16,7 @@
 #include <ATen/ops/zeros_like.h>
 
 #include "base/error.h"
+#include "models/kernels/kernels.h"
 
 namespace hyperion::trainer {
 
@@ -41,7 +42,7 @@ Adam::Adam(const std::vector<parallel::ShardedParameterPtr>& parameters, const J
     }
   }
   one_pass_ = options.implementation == OptimizerImplementation::kFused && !updates_.empty() &&
-              kernels::takes_adam_update(updates_.front());
+              kernels::table().adam_update != nullptr && kernels::takes_adam_update(updates_.front());
   const at::TensorOptions like_state = parameters.front()->master().options();
   step_ = at::zeros({}, like_state.dtype(at::kFloat).pinned_memory(false));
 }
@@ -85,14 +86,14 @@ void Adam::update_fused(kernels::AdamTensors& tensors, double lr, const at::Tens
 
 void Adam::update_in_one_pass(const kernels::AdamTensors& tensors, double lr,
                               const std::optional<at::Tensor>& divisor) const {
-  kernels::adam_update(tensors, {.lr = lr,
-                                 .beta1 = options_.beta1,
-                                 .beta2 = options_.beta2,
-                                 .eps = options_.eps,
-                                 .weight_decay = options_.weight_decay,
-                                 .decoupled = options_.name == OptimizerName::kAdamW,
-                                 .updates = step_.item<double>(),
-                                 .divisor = divisor ? divisor->item<double>() : 1.0});
+  kernels::table().adam_update(tensors, {.lr = lr,
+                                         .beta1 = options_.beta1,
+                                         .beta2 = options_.beta2,
+                                         .eps = options_.eps,
+                                         .weight_decay = options_.weight_decay,
+                                         .decoupled = options_.name == OptimizerName::kAdamW,
+                                         .updates = step_.item<double>(),
+                                         .divisor = divisor ? divisor->item<double>() : 1.0});
 }
 
 // In the notation of PyTorch's documentation, with learning rate gamma and weight decay lambda:

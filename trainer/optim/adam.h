@@ -9,7 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "models/kernels/adam.h"
+#include "models/kernels/adam/adam.h"
 #include "parallel/sharded_parameter.h"
 #include "trainer/config/job_config.h"
 

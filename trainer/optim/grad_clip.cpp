@@ -1,5 +1,6 @@
 #include "trainer/optim/grad_clip.h"
 
+#include <algorithm>
 #include <vector>
 
 #include <ATen/TensorOperators.h>
@@ -7,7 +8,7 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 
-#include "models/kernels/sum_of_squares.h"
+#include "models/kernels/kernels.h"
 #include "parallel/trace_range.h"
 
 namespace hyperion::trainer {
@@ -28,25 +29,35 @@ at::Tensor squares_of(const std::vector<at::Tensor>& grads, at::Device device) {
   at::Tensor total =
       at::zeros({}, at::TensorOptions(device.is_cpu() ? at::kDouble : at::kFloat).device(device));
   for (const at::Tensor& grad : grads)
-    if (grad.numel() > 0) total.add_(kernels::sum_of_squares(grad));
+    if (grad.numel() > 0) total.add_(kernels::table().sum_of_squares(grad));
   return total;
 }
 
 }  // namespace
 
-at::Tensor global_grad_norm(const parallel::LocalGradients& gradients, parallel::Communicator& shard,
-                            parallel::Communicator* tensor) {
+std::vector<GradientClass> gradient_classes(const parallel::LocalGradients& gradients,
+                                            parallel::Communicator& shard, parallel::Communicator* tensor) {
+  if (tensor == nullptr) return {{gradients.divided, {&shard}}};
+  return {{gradients.divided, {&shard, tensor}}, {gradients.replicated, {&shard}}};
+}
+
+at::Tensor global_grad_norm(const std::vector<GradientClass>& classes, at::Device device) {
   const parallel::TraceRange range("gradient norm");
-  const at::Device device = gradients.divided.front().device();
-  at::Tensor divided = squares_of(gradients.divided, device);
-  if (tensor == nullptr) {
-    shard.all_reduce_sum(divided);
-    return divided.sqrt_();
+  std::vector<at::Tensor> squares;
+  for (const GradientClass& one : classes) squares.push_back(squares_of(one.gradients, device));
+  const at::Tensor sums = squares.size() == 1 ? squares[0].unsqueeze(0) : at::stack(squares);
+  const auto sums_over = [](const GradientClass& one, parallel::Communicator* group) {
+    return std::ranges::find(one.groups, group) != one.groups.end();
+  };
+  for (size_t first = 0; first < classes.size(); ++first) {
+    for (parallel::Communicator* group : classes[first].groups) {
+      if (first > 0 && sums_over(classes[first - 1], group)) continue;  // with that one
+      size_t end = first;
+      while (end < classes.size() && sums_over(classes[end], group)) ++end;
+      group->all_reduce_sum(sums.slice(/*dim=*/0, static_cast<int64_t>(first), static_cast<int64_t>(end)));
+    }
   }
-  const at::Tensor both = at::stack({divided, squares_of(gradients.replicated, device)});
-  shard.all_reduce_sum(both);
-  tensor->all_reduce_sum(both.select(0, 0));
-  return both.sum().sqrt_();
+  return (squares.size() == 1 ? squares[0] : sums.sum()).sqrt_();
 }
 
 at::Tensor clip_divisor(const at::Tensor& norm, double max_norm) {

@@ -1,6 +1,8 @@
 // The global L2 norm of the sharded gradients, and clipping by it, without a wait for the host.
 #pragma once
 
+#include <vector>
+
 #include <ATen/core/Tensor.h>
 
 #include "parallel/communicator.h"
@@ -8,11 +10,19 @@
 
 namespace hyperion::trainer {
 
-// Square root of the sum of squares of all elements, each counted once: summed over `shard`, the ranks that
-// hold different rows, and for divided parameters over `tensor` too (never over replicas). Padding must be
-// zero. 0-dim, fp32 (fp64 on the CPU, with the same bits on every rank), on the gradients' device.
-at::Tensor global_grad_norm(const parallel::LocalGradients& gradients, parallel::Communicator& shard,
-                            parallel::Communicator* tensor);
+// Gradients of which the ranks of each of these groups hold different elements (never those of replicas).
+struct GradientClass {
+  std::vector<at::Tensor> gradients;
+  std::vector<parallel::Communicator*> groups;
+};
+// `shard`: the ranks that hold different rows; `tensor`: those that have divided parameters, or null.
+std::vector<GradientClass> gradient_classes(const parallel::LocalGradients& gradients,
+                                            parallel::Communicator& shard, parallel::Communicator* tensor);
+
+// Square root of the sum of squares of all elements, each counted once. A class may be empty; all ranks name
+// the same ones in the same order, and those that share a group stand side by side. Padding must be zero.
+// 0-dim, fp32 (fp64 on the CPU, with the same bits on every rank), on `device`, where the gradients are.
+at::Tensor global_grad_norm(const std::vector<GradientClass>& classes, at::Device device);
 
 // What gradients are divided by to clip them: max(1, (norm + 1e-6) / max_norm), 0-dim. For an optimizer that
 // does so in its update.

@@ -94,7 +94,7 @@ JobSize job_size(const JobConfig& config, const models::ModelArgs& model, int64_
       tokens / tensor * static_cast<double>(model.dim) * compute * static_cast<double>(model.n_layers + 1) +
       length * static_cast<double>(model.head_dim) * 4 +
       std::min(tokens * logits, (gathered ? 2 : 1) * std::max(logits, chunk));
-  // Packed keys twice and values once, and their gradients in fp32 (models/kernels/cpu/attention_blocks.cpp);
+  // Packed keys twice and values once, and their gradients in fp32 (models/kernels/attention/cpu_blocks.cpp);
   // fp32 keys serve both uses. libtorch's attention, where it is chosen, keeps less, as larger heads do.
   const bool flash = config.model.attention == AttentionChoice::kFlash && !config.training.document_mask;
   constexpr int64_t kMultiple = kernels::cpu::kHeadMultiple;

@@ -1,6 +1,6 @@
 #include "trainer/setup/attention_setup.h"
 
-#include <cmath>
+#include <optional>
 #include <set>
 #include <string>
 #include <tuple>
@@ -17,8 +17,8 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "models/kernels/attention.h"
-#include "models/kernels/cpu/attention.h"
+#include "models/kernels/attention/attention.h"
+#include "models/kernels/attention/cpu.h"
 #include "parallel/phase.h"
 #include "trainer/checkpointing/job_state.h"
 
@@ -94,95 +94,97 @@ std::string try_cudnn(const Shape& shape, at::Device device) {
   return "";
 }
 
-}  // namespace
+// The kernel that serves a shape, where cuDNN is allowed as far as it is now.
+AttentionKernel kernel_of(const Shape& shape, const JobConfig& config) {
+  const Tensor q = at::empty({1, shape.heads, shape.length, shape.head_dim},
+                             at::TensorOptions(shape.dtype).device(at::kMeta));
+  const AttentionKernel kernel = kernels::attention_kernel(q, config.training.document_mask);
+  return kernel == AttentionKernel::kCudnn && config.debug.deterministic ? AttentionKernel::kFlash : kernel;
+}
 
-void choose_attention(const models::ModelArgs& args, const JobConfig& config, at::Device device,
-                      parallel::Communicator& ranks) {
-  const AttentionChoice choice = config.model.attention;
-  const bool required = choice == AttentionChoice::kCudnn;
-  if (device.is_cpu()) {
-    if (required)
-      throw_config(
-          "model.attention = \"cudnn\": this job runs on a CPU, which has no cuDNN; set model.attention = "
-          "\"auto\"");
-    const kernels::cpu::Instructions instructions = kernels::cpu::chosen_instructions();
-    const bool flash = choice == AttentionChoice::kFlash, libtorch = flash && !config.training.document_mask;
-    kernels::use_libtorch_attention_on_cpu(libtorch);
-    if (libtorch) {
-      log_info("Attention: libtorch's flash attention for CPUs, as model.attention = \"flash\" asks");
-      return;
-    }
-    if (flash)
-      log_warning(
-          "model.attention = \"flash\": with training.document_mask our kernel for CPUs runs in its place, "
-          "because libtorch's keeps no documents apart");
-    const Tensor head = at::empty({1, 1, 1, args.head_dim},
-                                  at::TensorOptions(scalar_type(config.training.mixed_precision_param)));
-    if (kernels::cpu::takes_attention(head))
-      log_info("Attention: our kernel for CPUs, with instructions \"{}\"",
-               kernels::cpu::text_of(instructions));
-    return;
-  }
-  const int64_t tensor = config.parallelism.tensor_parallel_degree;  // ranks that divide the heads
-  const Shape training{args.n_heads / tensor, args.n_kv_heads / tensor, args.head_dim,
-                       config.training.seq_len, scalar_type(config.training.mixed_precision_param)};
+// Why cuDNN cannot be used for the sequences of training or validation; empty: it can. None: it serves
+// neither.
+std::optional<std::string> try_cudnn_on_sequences(const Shape& training, const JobConfig& config,
+                                                  at::Device device) {
   std::set<int64_t> lengths = {training.length};
   if (config.validation.enable) lengths.insert(config.validation.seq_len);
-  const auto kernel_of = [&](int64_t length) {
-    const Tensor q = at::empty({1, training.heads, length, training.head_dim},
-                               at::TensorOptions(training.dtype).device(at::kMeta));
-    const AttentionKernel kernel = kernels::attention_kernel(q, config.training.document_mask);
-    return kernel == AttentionKernel::kCudnn && config.debug.deterministic ? AttentionKernel::kFlash : kernel;
-  };
+  std::optional<std::string> why_not;
+  for (const int64_t length : lengths) {
+    Shape shape = training;
+    shape.length = length;
+    if (kernel_of(shape, config) != AttentionKernel::kCudnn) continue;
+    why_not = try_cudnn(shape, device);
+    if (why_not->empty()) continue;
+    if (length != training.length) *why_not += fmt::format(" ({} tokens)", length);
+    break;
+  }
+  return why_not;
+}
+
+// Where cuDNN has failed on any rank, all use flash attention; with `required` that is an error. Collective.
+void agree_on_cudnn(const std::string& why_not, const Shape& training, bool required,
+                    parallel::Communicator& ranks) {
+  const Tensor failed = at::zeros({1}, at::TensorOptions(at::kLong));  // the highest rank that failed, + 1
+  if (!why_not.empty()) failed.fill_(ranks.rank() + 1);
+  ranks.all_reduce_max(failed);
+  const int64_t rank = failed.item<int64_t>() - 1;
+  if (rank < 0) return;
+  const std::string why = why_not.empty() ? fmt::format("it failed on rank {}, see its log", rank)
+                                          : fmt::format("on rank {}: {}", ranks.rank(), why_not);
+  if (required)
+    throw_config(
+        "model.attention = \"cudnn\": cuDNN's attention failed its trial on {}: {}; set model.attention = "
+        "\"auto\" or \"flash\"",
+        training.describe(), why);
+  log_warning(
+      "cuDNN's attention failed its trial on {}: {}. Every rank uses flash attention; model.attention = "
+      "\"flash\" leaves the trial out",
+      training.describe(), why);
+  kernels::allow_cudnn_attention(false);
+}
+
+void choose_on_cpu(const models::ModelArgs& args, const JobConfig& config) {
+  if (config.model.attention == AttentionChoice::kCudnn)
+    throw_config(
+        "model.attention = \"cudnn\": this job runs on a CPU, which has no cuDNN; set model.attention = "
+        "\"auto\"");
+  const kernels::cpu::Instructions instructions = kernels::cpu::chosen_instructions();
+  const bool flash = config.model.attention == AttentionChoice::kFlash;
+  const bool libtorch = flash && !config.training.document_mask;
+  kernels::use_libtorch_attention_on_cpu(libtorch);
+  if (libtorch) {
+    log_info("Attention: libtorch's flash attention for CPUs, as model.attention = \"flash\" asks");
+    return;
+  }
+  if (flash)
+    log_warning(
+        "model.attention = \"flash\": with training.document_mask our kernel for CPUs runs in its place, "
+        "because libtorch's keeps no documents apart");
+  const Tensor head = at::empty({1, 1, 1, args.head_dim},
+                                at::TensorOptions(scalar_type(config.training.mixed_precision_param)));
+  if (kernels::cpu::takes_attention(head))
+    log_info("Attention: our kernel for CPUs, with instructions \"{}\"", kernels::cpu::text_of(instructions));
+}
+
+void choose_on_gpu(const Shape& training, const JobConfig& config, at::Device device,
+                   parallel::Communicator& ranks) {
+  const bool flash = config.model.attention == AttentionChoice::kFlash;
+  const bool required = config.model.attention == AttentionChoice::kCudnn;
   kernels::allow_cudnn_attention(true);
-  const AttentionKernel by_rule = kernel_of(training.length);
-  if (required && by_rule != AttentionKernel::kCudnn)
+  if (required && kernel_of(training, config) != AttentionKernel::kCudnn)
     throw_config(
         "model.attention = \"cudnn\": cuDNN serves bfloat16 without training.document_mask, heads of up to "
-        "128, "
-        "lengths that are multiples of 64, and not debug.deterministic; this job has {}, {}{}{}; set "
+        "128, lengths that are multiples of 64, and not debug.deterministic; this job has {}, {}{}{}; set "
         "model.attention = \"auto\"",
         training.describe(), checkpoint::torch_name(config.training.mixed_precision_param),
         config.training.document_mask ? ", training.document_mask" : "",
         config.debug.deterministic ? ", debug.deterministic" : "");
-
   const parallel::PhaseGuard phase("trial of cuDNN's attention");
-  bool tried = false;
-  std::string why_not;
-  for (const int64_t length : lengths) {
-    if (choice == AttentionChoice::kFlash || kernel_of(length) != AttentionKernel::kCudnn) continue;
-    tried = true;
-    Shape shape = training;
-    shape.length = length;
-    why_not = try_cudnn(shape, device);
-    if (why_not.empty()) continue;
-    if (length != training.length) why_not += fmt::format(" ({} tokens)", length);
-    break;
-  }
-  if (tried) {
-    const Tensor failed = at::zeros({1}, at::TensorOptions(at::kLong));  // the highest rank that failed, + 1
-    if (!why_not.empty()) failed.fill_(ranks.rank() + 1);
-    ranks.all_reduce_max(failed);
-    const int64_t rank = failed.item<int64_t>() - 1;
-    if (rank >= 0) {
-      const std::string why = why_not.empty() ? fmt::format("it failed on rank {}, see its log", rank)
-                                              : fmt::format("on rank {}: {}", ranks.rank(), why_not);
-      if (required)
-        throw_config(
-            "model.attention = \"cudnn\": cuDNN's attention failed its trial on {}: {}; set model.attention "
-            "= "
-            "\"auto\" or \"flash\"",
-            training.describe(), why);
-      log_warning(
-          "cuDNN's attention failed its trial on {}: {}. Every rank uses flash attention; model.attention = "
-          "\"flash\" leaves the trial out",
-          training.describe(), why);
-      kernels::allow_cudnn_attention(false);
-    }
-  }
-  if (choice == AttentionChoice::kFlash) kernels::allow_cudnn_attention(false);
-
-  switch (kernel_of(training.length)) {
+  if (flash)
+    kernels::allow_cudnn_attention(false);
+  else if (const auto why_not = try_cudnn_on_sequences(training, config, device))
+    agree_on_cudnn(*why_not, training, required, ranks);
+  switch (kernel_of(training, config)) {
     case AttentionKernel::kCudnn:
       log_info("Attention: cuDNN, tried on {}", training.describe());
       break;
@@ -192,6 +194,17 @@ void choose_attention(const models::ModelArgs& args, const JobConfig& config, at
     case AttentionKernel::kEfficient:
       log_info("Attention: memory-efficient, for {}", training.describe());
   }
+}
+
+}  // namespace
+
+void choose_attention(const models::ModelArgs& args, const JobConfig& config, at::Device device,
+                      parallel::Communicator& ranks) {
+  if (device.is_cpu()) return choose_on_cpu(args, config);
+  const int64_t tensor = config.parallelism.tensor_parallel_degree;  // ranks that divide the heads
+  choose_on_gpu({args.n_heads / tensor, args.n_kv_heads / tensor, args.head_dim, config.training.seq_len,
+                 scalar_type(config.training.mixed_precision_param)},
+                config, device, ranks);
 }
 
 }  // namespace hyperion::trainer

@@ -9,7 +9,7 @@
 #include "base/log.h"
 #include "trainer/config/input_path.h"
 #include "trainer/config/validate.h"
-#include "trainer/data/token_shards.h"
+#include "data/token_shards.h"
 
 namespace hyperion::trainer {
 namespace fs = std::filesystem;
@@ -36,18 +36,18 @@ std::string files_of(const char* table, Dataset dataset, const std::optional<std
   return path.string();
 }
 
-TextField training_field(const JobConfig& config) {
+data::TextField training_field(const JobConfig& config) {
   return {config.training.text_field, kTrainingKeys.field};
 }
 
-TextField validation_field(const JobConfig& config, const DataKeys& keys) {
+data::TextField validation_field(const JobConfig& config, const DataKeys& keys) {
   if (!config.validation.text_field) return {config.training.text_field, keys.field, kTrainingKeys.field};
   return {*config.validation.text_field, keys.field};
 }
 
-LoaderOptions loader_options(const DataSetup& data, const LoaderPlace& place, const std::string& path,
-                             TextField field) {
-  LoaderOptions options;
+data::LoaderOptions loader_options(const DataSetup& data, const LoaderPlace& place, const std::string& path,
+                                   data::TextField field) {
+  data::LoaderOptions options;
   options.dataset_path = path;
   options.text_field = std::move(field);
   options.dp_rank = place.dp_rank;
@@ -57,7 +57,7 @@ LoaderOptions loader_options(const DataSetup& data, const LoaderPlace& place, co
     return tokenizer->encode(text, true, true);
   };
   options.tokenizer_path = data.tokenizer_path;
-  options.tokenizer_fingerprint = tokenizer_fingerprint(data.tokenizer_path);
+  options.tokenizer_fingerprint = data::tokenizer_fingerprint(data.tokenizer_path);
   return options;
 }
 
@@ -89,8 +89,8 @@ std::string validation_files(const JobConfig& config) {
 
 DataSetup load_tokenizer(const JobConfig& config) {
   const fs::path path = resolve_input(config.model.hf_assets_path, install_root());
-  DataSetup data{Tokenizer::load(path), path.string()};
-  warn_of_missing_tokens(*data.tokenizer, path);
+  DataSetup data{data::Tokenizer::load(path), path.string()};
+  data::warn_of_missing_tokens(*data.tokenizer, path);
   return data;
 }
 
@@ -99,7 +99,7 @@ void check_training_documents(const JobConfig& config) {
   if (uses_default_corpus(config))
     log_info("training.dataset = \"{}\" without dataset_path: reading the default corpus {}",
              text_of(config.training.dataset), path);
-  check_text_field(path, training_field(config), kTrainingKeys.path);
+  data::check_text_field(path, training_field(config), kTrainingKeys.path);
 }
 
 void check_validation_documents(const JobConfig& config, const DataKeys& keys) {
@@ -108,7 +108,7 @@ void check_validation_documents(const JobConfig& config, const DataKeys& keys) {
   if (validates_on_default_corpus(config))
     log_info("validation.dataset = \"{}\" without dataset_path: reading the default corpus {}",
              text_of(config.validation.dataset), path);
-  check_text_field(path, validation_field(config, keys), keys.path);
+  data::check_text_field(path, validation_field(config, keys), keys.path);
 }
 
 std::string describe_training_data(const JobConfig& config) {
@@ -117,47 +117,48 @@ std::string describe_training_data(const JobConfig& config) {
   return field == "text" ? path : fmt::format("{}, field \"{}\"", path, field);
 }
 
-std::unique_ptr<DataLoader> training_loader(const JobConfig& config, const DataSetup& data,
-                                            const LoaderPlace& place, std::shared_ptr<NodeDocuments> node) {
+std::unique_ptr<data::DataLoader> training_loader(const JobConfig& config, const DataSetup& data,
+                                                  const LoaderPlace& place,
+                                                  std::shared_ptr<data::NodeDocuments> node) {
   const auto& training = config.training;
-  LoaderOptions options = loader_options(data, place, training_files(config), training_field(config));
+  data::LoaderOptions options = loader_options(data, place, training_files(config), training_field(config));
   options.seq_len = training.seq_len;
   options.rows = training.local_batch_size;
   options.order = {.seed = place.seed, .shuffle = training.shuffle, .repeat = true};
   options.document_mask = training.document_mask;
   options.node = std::move(node);
-  return std::make_unique<DataLoader>(std::move(options));
+  return std::make_unique<data::DataLoader>(std::move(options));
 }
 
-std::unique_ptr<DataLoader> validation_loader(const JobConfig& config, const DataSetup& data,
-                                              const LoaderPlace& place, const DataKeys& keys) {
+std::unique_ptr<data::DataLoader> validation_loader(const JobConfig& config, const DataSetup& data,
+                                                    const LoaderPlace& place, const DataKeys& keys) {
   const auto& validation = config.validation;
-  LoaderOptions options =
+  data::LoaderOptions options =
       loader_options(data, place, validation_files(config), validation_field(config, keys));
   options.dataset_key = keys.path;
   options.seq_len = validation.seq_len;
   options.rows = validation.local_batch_size;
   options.order = {.seed = 0, .shuffle = false, .repeat = validation.steps > 0};
   options.document_mask = config.training.document_mask;
-  return std::make_unique<DataLoader>(std::move(options));
+  return std::make_unique<data::DataLoader>(std::move(options));
 }
 
-int64_t valid_tokens(const Batch& batch) {
+int64_t valid_tokens(const data::Batch& batch) {
   return std::count_if(batch.labels.begin(), batch.labels.end(),
-                       [](int64_t label) { return label != kIgnoreLabel; });
+                       [](int64_t label) { return label != data::kIgnoreLabel; });
 }
 
-int64_t sequences_with_labels(const Batch& batch) {
+int64_t sequences_with_labels(const data::Batch& batch) {
   int64_t sequences = 0;
   for (int64_t row = 0; row < batch.rows; ++row) {
     const auto first = batch.labels.begin() + row * batch.seq_len;
     sequences +=
-        std::any_of(first, first + batch.seq_len, [](int64_t label) { return label != kIgnoreLabel; });
+        std::any_of(first, first + batch.seq_len, [](int64_t label) { return label != data::kIgnoreLabel; });
   }
   return sequences;
 }
 
-models::Microbatch BatchMover::move(const Batch& batch) {
+models::Microbatch BatchMover::move(const data::Batch& batch) {
   models::Microbatch moved{
       to_device(batch.tokens, batch.rows, device_), to_device(batch.labels, batch.rows, device_), {}};
   if (plain_seq_len_ != batch.seq_len) {

@@ -8,8 +8,8 @@
 #include "models/transformer.h"
 #include "parallel/mesh.h"
 #include "trainer/config/job_config.h"
-#include "trainer/data/loader.h"
-#include "trainer/data/tokenizer/tokenizer.h"
+#include "data/loader.h"
+#include "data/tokenizer/tokenizer.h"
 
 namespace hyperion::trainer {
 
@@ -33,7 +33,7 @@ void check_validation_documents(const JobConfig& config, const DataKeys& keys = 
 std::string describe_training_data(const JobConfig& config);
 
 struct DataSetup {
-  std::shared_ptr<const Tokenizer> tokenizer;
+  std::shared_ptr<const data::Tokenizer> tokenizer;
   std::string tokenizer_path;
 };
 DataSetup load_tokenizer(const JobConfig& config);
@@ -44,25 +44,25 @@ struct LoaderPlace {  // of this rank in the mesh, and what the stream is shuffl
   int64_t vocab_size = 0;
 };
 // `node`: the ranks of this node tokenise together (see LoaderOptions).
-std::unique_ptr<DataLoader> training_loader(const JobConfig& config, const DataSetup& data,
-                                            const LoaderPlace& place,
-                                            std::shared_ptr<NodeDocuments> node = nullptr);
-std::unique_ptr<DataLoader> validation_loader(const JobConfig& config, const DataSetup& data,
-                                              const LoaderPlace& place,
-                                              const DataKeys& keys = kValidationKeys);
+std::unique_ptr<data::DataLoader> training_loader(const JobConfig& config, const DataSetup& data,
+                                                  const LoaderPlace& place,
+                                                  std::shared_ptr<data::NodeDocuments> node = nullptr);
+std::unique_ptr<data::DataLoader> validation_loader(const JobConfig& config, const DataSetup& data,
+                                                    const LoaderPlace& place,
+                                                    const DataKeys& keys = kValidationKeys);
 
 // Labels that count (not -100).
-int64_t valid_tokens(const Batch& batch);
+int64_t valid_tokens(const data::Batch& batch);
 
 // Rows with such a label.
-int64_t sequences_with_labels(const Batch& batch);
+int64_t sequences_with_labels(const data::Batch& batch);
 
 // Moves batches to the device; keeps the RoPE tables, which are the same for every batch without document
 // masks.
 class BatchMover {
  public:
   BatchMover(const models::Transformer& model, at::Device device) : model_(model), device_(device) {}
-  models::Microbatch move(const Batch& batch);
+  models::Microbatch move(const data::Batch& batch);
 
  private:
   const models::Transformer& model_;

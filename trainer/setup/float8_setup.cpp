@@ -8,7 +8,6 @@
 #include <fmt/ranges.h>
 
 #include "base/error.h"
-#include "base/log.h"
 #include "models/float8/choice.h"
 #include "models/float8/gather.h"
 #include "trainer/checkpointing/job_state.h"
@@ -134,7 +133,6 @@ Float8Setup convert_to_float8(models::Transformer& model, const JobConfig& confi
   if (!kFloat8.on(config)) return setup;
   const auto& options = config.quantize.linear.float8;
   const float8::Recipe recipe = options.recipe_name.value_or(float8::Recipe::kTensorwise);
-  setup.backward_products = float8::backward_products(recipe);
   const float8::Gemm gemm = gemm_of(config, recipe, device);
   setup.counters = std::make_shared<float8::Counters>();
   const auto shapes = shapes_of(model);
@@ -163,40 +161,6 @@ Float8Setup convert_to_float8(models::Transformer& model, const JobConfig& confi
         "quantize.linear.float8.emulate = true gives the same results within 45 dB and is hundreds of times "
         "faster here");
   return setup;
-}
-
-int64_t float8_products(models::Transformer& model, const Float8Setup& setup,
-                        const models::ActivationCheckpointing& checkpointing) {
-  if (!setup.counters) return 0;
-  const std::set<std::string> converted(setup.converted.begin(), setup.converted.end());
-  const int64_t once = 1 + setup.backward_products;
-  int64_t products = converted.contains("output") ? once : 0;
-  for (size_t block = 0; block < model.blocks().size(); ++block) {
-    const models::ActivationCheckpoint checkpoint = checkpointing.blocks.at(block);
-    models::SelectiveCheckpoint selective(checkpointing.always_recompute);
-    const std::string prefix = fmt::format("layers.{}.", block);
-    auto layers = model.linears();
-    std::erase_if(layers, [&](const auto& layer) { return !layer.first.starts_with(prefix); });
-    for (const auto& [name, linear] : layers) {
-      const Parameter& weight = *linear->weight();
-      bool repeated = checkpoint != models::ActivationCheckpoint::kNone &&
-                      checkpoint != models::ActivationCheckpoint::kElementwise;
-      if (checkpoint == models::ActivationCheckpoint::kSelectiveOp) {
-        const bool keeps_sum = linear->ranks() != nullptr && weight.split == 1;  // of all ranks' products
-        repeated = !selective.saves_next_matmul(weight.shape) && !keeps_sum;
-      }
-      if (linear == layers.back().second) repeated = false;  // nobody reads its result again
-      if (converted.contains(name)) products += once + (repeated ? 1 : 0);
-    }
-  }
-  return products;
-}
-
-void require_float8_products(const Float8Setup& setup, int64_t planned) {
-  const int64_t found = setup.counters->products;
-  if (found != planned)
-    throw_bug("float8: the first step ran {} FP8 products where {} were planned", found, planned);
-  log_info("float8: the first step ran {} FP8 products, as planned", found);
 }
 
 std::string describe_gathers(const std::vector<parallel::ShardedParameterPtr>& parameters,

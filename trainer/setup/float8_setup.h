@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "models/activation_checkpoint.h"
 #include "models/float8/linear_matmuls.h"
+#include "models/layers/activation_checkpoint.h"
 #include "models/transformer.h"
 #include "parallel/fsdp.h"
 #include "parallel/gather_codec.h"
@@ -15,7 +15,6 @@
 namespace hyperion::trainer {
 
 struct Float8Setup {
-  int64_t backward_products = 2;                       // of a converted layer
   std::shared_ptr<float8::Counters> counters;          // null: FP8 is off
   std::shared_ptr<const parallel::GatherCodec> codec;  // null: weights are gathered in the compute dtype
   std::vector<std::string> converted;                  // module names, in the order of forward
@@ -34,14 +33,6 @@ struct Float8Device {
 // cannot run.
 Float8Setup convert_to_float8(models::Transformer& model, const JobConfig& config,
                               const Float8Device& device);
-
-// FP8 products of one microbatch of training on this rank: forward, what activation checkpointing runs again,
-// and backward.
-int64_t float8_products(models::Transformer& model, const Float8Setup& setup,
-                        const models::ActivationCheckpointing& checkpointing);
-// Throws Error(kBug) unless that many products have run so far: the first step has run what the configuration
-// promises, or none of its claims can be trusted.
-void require_float8_products(const Float8Setup& setup, int64_t planned);
 
 // How weights reach their layers, for the log: what an all-gather of all moves in FP8, what that would be in
 // the compute dtype, and the rest; all in bytes of the unsharded tensors (of this rank's parts of them under

@@ -1,7 +1,6 @@
 #include "trainer/setup/job.h"
 
 #include <random>
-#include <string>
 
 #include "base/collective.h"
 #include "parallel/agreement.h"
@@ -15,10 +14,10 @@ namespace {
 // debug.seed, or a random one of rank 0's.
 uint64_t common_seed(const JobConfig& config, const Runtime& runtime) {
   if (config.debug.seed) return static_cast<uint64_t>(*config.debug.seed);
-  return std::stoull(from_rank_0(runtime.groups->host(), [] {
+  return from_rank_0(runtime.groups->host(), [] {
     std::random_device device;  // a seed that debug.seed can be set to
-    return std::to_string(((uint64_t{device()} << 32) | device()) >> 1);
-  }));
+    return ((uint64_t{device()} << 32) | device()) >> 1;
+  });
 }
 
 }  // namespace
@@ -35,7 +34,7 @@ Job start_job(const ResolvedConfig& resolved) {
   job.seed = common_seed(config, job.runtime);
   job.loader = training_loader(
       config, job.data, loader_place(*job.runtime.mesh, job.runtime.rank(), job.seed, job.model),
-      is_dry_run(config) ? nullptr : NodeDocuments::make(job.runtime.groups->host()));
+      is_dry_run(config) ? nullptr : data::NodeDocuments::make(job.runtime.groups->host()));
   job.record = job_record(resolved, job.data);
   // What differs between the ranks is found before anything is done with it.
   parallel::require_agreement(job.runtime.groups->host(),

@@ -7,7 +7,7 @@
 #include "models/flavors/model_args.h"
 #include "trainer/checkpointing/job_record.h"
 #include "trainer/config/load.h"
-#include "trainer/data/loader.h"
+#include "data/loader.h"
 #include "trainer/runtime/runtime.h"
 #include "trainer/setup/data_setup.h"
 
@@ -19,7 +19,7 @@ struct Job {
   DataSetup data;
   Runtime runtime;
   uint64_t seed = 0;  // debug.seed, or one that rank 0 drew
-  std::unique_ptr<DataLoader> loader;
+  std::unique_ptr<data::DataLoader> loader;
   JobRecord record;  // what its checkpoints say about it
 };
 

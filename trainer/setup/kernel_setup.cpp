@@ -5,15 +5,16 @@
 #include <string_view>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "base/error.h"
 #include "base/log.h"
-#include "models/kernels/fused.h"
+#include "models/kernels/kernels.h"
 
 namespace hyperion::trainer {
 
 void choose_kernels(const Float8Device& device) {
-  constexpr int kFirstCapability = 80;  // models/kernels/cuda is compiled for it and later ones
+  constexpr int kFirstCapability = 80;  // the CUDA kernels are compiled for it and later ones
   const char* value = std::getenv("HYPERION_KERNELS");
   const std::string_view wanted = value == nullptr || *value == '\0' ? "auto" : value;
   if (wanted != "auto" && wanted != "plain")
@@ -24,13 +25,19 @@ void choose_kernels(const Float8Device& device) {
   else if (!device.cpu && device.compute_capability < kFirstCapability)
     why_plain = fmt::format("as {} has compute capability {}.{} and the fused ones need 8.0", device.name,
                             device.compute_capability / 10, device.compute_capability % 10);
-  kernels::choose_kernels(why_plain.empty() ? kernels::KernelChoice::kAuto : kernels::KernelChoice::kPlain);
-  if (!why_plain.empty())
-    log_info("Kernels of norms, RoPE, SwiGLU and cross-entropy: plain, {}", why_plain);
-  else if (!device.cpu)
-    log_info(
-        "Kernels: libtorch's fused RMSNorm; our fused residual sum with RMSNorm, RoPE, SwiGLU and "
-        "cross-entropy");
+  const kernels::KernelForms forms = kernels::choose_kernels(
+      why_plain.empty() ? kernels::KernelChoice::kAuto : kernels::KernelChoice::kPlain,
+      device.cpu ? at::kCPU : at::kCUDA);
+  if (!why_plain.empty()) {
+    log_info("Kernels of {}: plain, {}", fmt::join(forms.plain, ", "), why_plain);
+  } else if (!device.cpu || !forms.plain.empty()) {
+    std::string line = "Kernels: ";
+    if (!forms.libtorchs.empty())
+      line += fmt::format("libtorch's fused {}; ", fmt::join(forms.libtorchs, ", "));
+    line += fmt::format("our fused {}", fmt::join(forms.ours, ", "));
+    if (!forms.plain.empty()) line += fmt::format("; plain {}", fmt::join(forms.plain, ", "));
+    log_info("{}", line);
+  }
 }
 
 }  // namespace hyperion::trainer

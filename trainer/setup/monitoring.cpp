@@ -89,15 +89,16 @@ std::string write_before_step_1(const RunDescription& run, int64_t start_time) {
 struct RunStart {
   std::time_t time = 0;
   std::string id;
+  static auto members(auto& self) { return std::tie(self.time, self.id); }
 };
 
 // Collective: rank 0 writes, and the others learn how it went.
 RunStart start_run(const RunDescription& run) {
   const Runtime& runtime = run.job.runtime;
-  const std::string text = from_rank_0(runtime.groups->host(), [&] {
+  return from_rank_0(runtime.groups->host(), [&] {
     const std::time_t now = std::time(nullptr);
     try {
-      return fmt::format("{} {}", now, write_before_step_1(run, now));
+      return RunStart{now, write_before_step_1(run, now)};
     } catch (const Error& error) {
       if (error.code() != ExitCode::kSaveFailed) throw;
       throw_pre_checkpoint(
@@ -106,7 +107,6 @@ RunStart start_run(const RunDescription& run) {
           error.what());
     }
   });
-  return {static_cast<std::time_t>(std::stoll(text)), text.substr(text.find(' ') + 1)};
 }
 
 // Measured on the rank that prints it.

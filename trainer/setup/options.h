@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "models/activation_checkpoint.h"
+#include "models/layers/activation_checkpoint.h"
 #include "models/transformer.h"
 #include "parallel/fsdp.h"
 #include "parallel/sharded_parameter.h"

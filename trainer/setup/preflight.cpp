@@ -61,7 +61,7 @@ DataSetup checked_tokenizer(const ResolvedConfig& resolved, RunFacts facts) {
   parallel::set_phase("load of the tokenizer");
   DataSetup data = load_tokenizer(resolved.config);
   if (resolved.config.checkpoint.enable && resolved.config.checkpoint.last_save_in_hf)
-    tokenizer_files(data.tokenizer_path);  // refuses what cannot be read
+    data::tokenizer_files(data.tokenizer_path);  // refuses what cannot be read
   if (!facts.model) return data;
   facts.tokenizer_vocab_size = data.tokenizer->vocab_size();
   require_valid_config(resolved, facts);
@@ -103,29 +103,25 @@ ResumePlan plan_run(const ResolvedConfig& resolved, const models::ModelArgs& mod
                     const parallel::Mesh& mesh, uint64_t seed, uint64_t data, const JobRecord& record,
                     const ChosenCheckpoint* chosen) {
   parallel::set_phase("construction of model and optimizer");  // which follows
-  TrajectoryFacts facts;
   const auto& training = resolved.config.training;
-  facts.data_parallel_degree = mesh.degree(parallel::MeshDim::kBatch);
-  facts.global_batch_size = microbatches_of(training, facts.data_parallel_degree) *
-                            training.local_batch_size * facts.data_parallel_degree;
-  facts.seed = seed;
-  facts.data = data;
-  facts.data_place = record.data;
-  facts.model = model;
+  const int degree = mesh.degree(parallel::MeshDim::kBatch);
+  const TrajectoryFacts facts{
+      .data_parallel_degree = degree,
+      .global_batch_size = microbatches_of(training, degree) * training.local_batch_size * degree,
+      .seed = seed,
+      .data = data,
+      .data_place = record.data,
+      .model = model};
   if (chosen == nullptr) return fresh_plan(resolved, facts);
   require_checkpoint_of_job(resolved, model, record, *chosen);
-  ResumeRequest request;
-  request.source = chosen->source;
-  request.components = chosen->components;
-  request.left_out = chosen->left_out;
+  ResumeRequest request{
+      .source = chosen->source, .components = chosen->components, .left_out = chosen->left_out};
   if (const checkpoint::Object* stored = chosen->find_object(checkpoint::kTrajectoryKey))
     request.stored = text_table(*stored, chosen->path.string());
-  request.step = checkpoint::step_of_name(chosen->path.filename().string()).value_or(0);  // unless it says
-  if (const checkpoint::Object* step = chosen->find_object(checkpoint::kStepKey))
-    request.step = step->get_if<int64_t>() ? *step->get_if<int64_t>() : 0;
-  if (const checkpoint::Object* position = chosen->find_object(checkpoint::kLoaderPositionKey);
-      position && position->get_if<std::string>())
-    request.data = LoaderState::from_json(*position->get_if<std::string>()).fingerprint;
+  const auto* step = chosen->find_value<int64_t>(checkpoint::kStepKey);
+  request.step = step ? *step : checkpoint::step_of_name(chosen->path.filename().string()).value_or(0);
+  if (const auto* position = chosen->find_value<std::string>(checkpoint::kLoaderPositionKey))
+    request.data = data::LoaderState::from_json(*position).fingerprint;
   request.data_place = read_record(chosen->checkpoint).data;
   return resume_plan(resolved, facts, request);
 }

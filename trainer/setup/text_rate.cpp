@@ -7,7 +7,7 @@
 
 #include "base/clock.h"
 #include "base/counted.h"
-#include "trainer/data/sources.h"
+#include "data/sources.h"
 #include "trainer/setup/data_setup.h"
 
 namespace hyperion::trainer {
@@ -22,17 +22,17 @@ constexpr double kDependable = 0.8;  // share of the measured rate: the thread a
 
 std::vector<std::string> sample_of_text(const JobConfig& config) {
   std::vector<std::string> documents;
-  for (const CorpusFile& file : find_corpus(training_files(config))) {
+  for (const data::CorpusFile& file : data::find_corpus(training_files(config))) {
     if (documents.size() == kSampledFiles) break;
     if (file.shard) continue;
     documents.push_back(
-        JsonLines::check_first_line(file.path, {config.training.text_field, kTrainingKeys.field}));
+        data::JsonLines::check_first_line(file.path, {config.training.text_field, kTrainingKeys.field}));
     documents.back().resize(std::min(documents.back().size(), kSampledBytes));
   }
   return documents;
 }
 
-double tokenizer_rate(const Tokenizer& tokenizer, const std::vector<std::string>& documents) {
+double tokenizer_rate(const data::Tokenizer& tokenizer, const std::vector<std::string>& documents) {
   const auto pass = [&] {
     size_t tokens = 0;
     for (const std::string& document : documents) tokens += tokenizer.encode(document, true, true).size();

@@ -1,5 +1,5 @@
 // Whether the threads that tokenise text can feed the GPUs: those of a node read the whole stream, the
-// documents of all ranks (trainer/data/loader.h).
+// documents of all ranks (data/loader.h).
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "trainer/config/job_config.h"
-#include "trainer/data/tokenizer/tokenizer.h"
+#include "data/tokenizer/tokenizer.h"
 
 namespace hyperion::trainer {
 
@@ -16,7 +16,7 @@ namespace hyperion::trainer {
 std::vector<std::string> sample_of_text(const JobConfig& config);
 
 // Tokens per second of one thread, measured on `documents` for a tenth of a second after one pass over them.
-double tokenizer_rate(const Tokenizer& tokenizer, const std::vector<std::string>& documents);
+double tokenizer_rate(const data::Tokenizer& tokenizer, const std::vector<std::string>& documents);
 
 // The sentence of a warning where `ranks` that read different data, each for GPUs that train on `gpu_rate`
 // tokens per second together, need more than can be expected of `threads` that tokenise together,

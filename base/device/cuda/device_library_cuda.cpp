@@ -13,6 +13,11 @@
 #include "base/device/device_library.h"
 
 namespace hyperion {
+
+namespace kernels {
+void add_cuda_kernels(Kernels& table);  // models/kernels/common/cuda_kernels.cpp, of the same library
+}
+
 namespace {
 
 cudaDeviceProp properties(int index) {
@@ -115,6 +120,7 @@ extern "C" __attribute__((visibility("default"))) const DeviceLibrary* hyperion_
       .versions = versions,
       .record_memory_history = record_memory_history,
       .memory_snapshot = memory_snapshot,
+      .add_kernels = kernels::add_cuda_kernels,
       .make_nccl_backend = make_nccl_backend,
   };
   return &library;

@@ -49,7 +49,8 @@ class PickleMachine {
   }
 
   PickleTree run() {
-    while (step()) {
+    for (PickleOp op = next(); op != PickleOp::kStop; op = next()) {
+      execute(op);
       const size_t words = tree_.links_.size() + memo_.size() + stack_.size();
       if (tree_.nodes_.size() * sizeof(PickleNode) + words * sizeof(uint32_t) > most_bytes_)
         fail("its values need more than four times its own size");
@@ -61,189 +62,143 @@ class PickleMachine {
   }
 
  private:
-  // The instruction at at_. False after STOP.
-  bool step() {
+  // The instruction at at_.
+  PickleOp next() {
     begin_ = at_;
     opcode_ = static_cast<unsigned char>(take(1)[0]);
     ++steps_;
-    switch (static_cast<PickleOp>(opcode_)) {
+    return static_cast<PickleOp>(opcode_);
+  }
+
+  void execute(PickleOp op) {
+    switch (op) {
       case PickleOp::kProto:
         if (operand<uint8_t>() > 5) fail("it is of a protocol beyond 5");
-        break;
+        return;
       case PickleOp::kFrame: {
         const auto bytes = operand<uint64_t>();
         if (bytes > left()) fail("a frame goes beyond the end of the file");
-        break;
+        return;
       }
-      case PickleOp::kStop:
-        return false;
 
       case PickleOp::kNone:
-        push(none_);
-        break;
+        return push(none_);
       case PickleOp::kTrue:
-        push(true_);
-        break;
+        return push(true_);
       case PickleOp::kFalse:
-        push(false_);
-        break;
+        return push(false_);
       case PickleOp::kInt1:
-        push_integer(operand<uint8_t>());
-        break;
+        return push_integer(operand<uint8_t>());
       case PickleOp::kInt2:
-        push_integer(operand<uint16_t>());
-        break;
+        return push_integer(operand<uint16_t>());
       case PickleOp::kInt4:
-        push_integer(operand<int32_t>());
-        break;
+        return push_integer(operand<int32_t>());
       case PickleOp::kLong1:
-        push_long(operand<uint8_t>());
-        break;
+        return push_long(operand<uint8_t>());
       case PickleOp::kLong4:
-        push_long(operand<uint32_t>());
-        break;
+        return push_long(operand<uint32_t>());
       case PickleOp::kDouble: {
         const uint64_t bits = __builtin_bswap64(operand<uint64_t>());  // the one big-endian operand
         PickleNode node(Kind::kDouble);
         node.number = std::bit_cast<double>(bits);
-        push(add(node));
-        break;
+        return push(add(node));
       }
       case PickleOp::kText1:
-        push_run(Kind::kText, operand<uint8_t>());
-        break;
+        return push_run(Kind::kText, operand<uint8_t>());
       case PickleOp::kText4:
-        push_run(Kind::kText, operand<uint32_t>());
-        break;
+        return push_run(Kind::kText, operand<uint32_t>());
       case PickleOp::kText8:
-        push_run(Kind::kText, operand<uint64_t>());
-        break;
+        return push_run(Kind::kText, operand<uint64_t>());
       case PickleOp::kBytes1:
-        push_run(Kind::kBytes, operand<uint8_t>());
-        break;
+        return push_run(Kind::kBytes, operand<uint8_t>());
       case PickleOp::kBytes4:
-        push_run(Kind::kBytes, operand<uint32_t>());
-        break;
+        return push_run(Kind::kBytes, operand<uint32_t>());
       case PickleOp::kBytes8:
-        push_run(Kind::kBytes, operand<uint64_t>());
-        break;
+        return push_run(Kind::kBytes, operand<uint64_t>());
 
       case PickleOp::kMark:
         if (marks_.size() == kMostMarks) fail("values are nested deeper than 64");
-        marks_.push_back(stack_.size());
-        break;
+        return marks_.push_back(stack_.size());
       case PickleOp::kPop:
-        if (!marks_.empty() && marks_.back() == stack_.size())
-          marks_.pop_back();
-        else
-          pop();
-        break;
+        if (marks_.empty() || marks_.back() != stack_.size()) return void(pop());
+        return marks_.pop_back();
       case PickleOp::kPopMark:
-        stack_.resize(pop_mark());
-        break;
+        return stack_.resize(pop_mark());
       case PickleOp::kDup:
-        push(top());
-        break;
+        return push(top());
 
       case PickleOp::kEmptyTuple:
-        push(empty_tuple_);
-        break;
+        return push(empty_tuple_);
       case PickleOp::kTuple1:
-        push_tuple(top_values(1));
-        break;
+        return push_tuple(top_values(1));
       case PickleOp::kTuple2:
-        push_tuple(top_values(2));
-        break;
+        return push_tuple(top_values(2));
       case PickleOp::kTuple3:
-        push_tuple(top_values(3));
-        break;
+        return push_tuple(top_values(3));
       case PickleOp::kTuple:
-        push_tuple(pop_mark());
-        break;
+        return push_tuple(pop_mark());
       case PickleOp::kEmptyList:
-        push(add(PickleNode(Kind::kList)));
-        break;
+        return push(add(PickleNode(Kind::kList)));
       case PickleOp::kAppend:
-        fill(Kind::kList, top_values(1));
-        break;
+        return fill(Kind::kList, top_values(1));
       case PickleOp::kAppends:
-        fill(Kind::kList, pop_mark());
-        break;
+        return fill(Kind::kList, pop_mark());
       case PickleOp::kEmptySet:
-        push(add(PickleNode(Kind::kSet)));
-        break;
+        return push(add(PickleNode(Kind::kSet)));
       case PickleOp::kAddItems:
-        fill(Kind::kSet, pop_mark());
-        break;
+        return fill(Kind::kSet, pop_mark());
       case PickleOp::kFrozenSet: {
         const size_t first = pop_mark();
         stack_.insert(stack_.begin() + static_cast<ptrdiff_t>(first), add(PickleNode(Kind::kSet)));
-        fill(Kind::kSet, first + 1);
-        break;
+        return fill(Kind::kSet, first + 1);
       }
       case PickleOp::kEmptyDict:
-        push(add(PickleNode(Kind::kDict)));
-        break;
+        return push(add(PickleNode(Kind::kDict)));
       case PickleOp::kSetItem:
-        fill(Kind::kDict, top_values(2));
-        break;
+        return fill(Kind::kDict, top_values(2));
       case PickleOp::kSetItems:
-        fill(Kind::kDict, pop_mark());
-        break;
+        return fill(Kind::kDict, pop_mark());
 
       case PickleOp::kGlobal: {
         const std::string_view module = take_line();
-        push_global(module, take_line());
-        break;
+        return push_global(module, take_line());
       }
       case PickleOp::kStackGlobal: {
         const auto name = value(pop()).text();
         const auto module = value(pop()).text();
         if (!module || !name) fail("a class is named by something else than two texts");
-        push_global(*module, *name);
-        break;
+        return push_global(*module, *name);
       }
       case PickleOp::kNewObjectEx:
         if (value(top()).kind() != Kind::kDict || value(top()).size() > 0) fail("it has keyword arguments");
         pop();
-        push_instance();
-        break;
+        return push_instance();
       case PickleOp::kNewObject:
-        push_instance();
-        break;
+        return push_instance();
       case PickleOp::kReduce:
-        reduce();
-        break;
+        return reduce();
       case PickleOp::kBuild:
-        build();
-        break;
+        return build();
       case PickleOp::kPersistentId: {
         PickleNode node(Kind::kPersistentId);
         node.at = {pop(), 0};
         node.depth = deeper(node.at.first, 0);
-        push(add(node));
-        break;
+        return push(add(node));
       }
 
       case PickleOp::kMemoize:
-        put(memo_.size());
-        break;
+        return put(memo_.size());
       case PickleOp::kPut1:
-        put(operand<uint8_t>());
-        break;
+        return put(operand<uint8_t>());
       case PickleOp::kPut4:
-        put(operand<uint32_t>());
-        break;
+        return put(operand<uint32_t>());
       case PickleOp::kGet1:
-        get(operand<uint8_t>());
-        break;
+        return get(operand<uint8_t>());
       case PickleOp::kGet4:
-        get(operand<uint32_t>());
-        break;
+        return get(operand<uint32_t>());
       default:
         fail("this instruction does not occur in checkpoints and is refused");
     }
-    return true;
   }
 
   template <typename... Args>

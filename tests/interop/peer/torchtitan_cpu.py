@@ -17,6 +17,7 @@ Environment:
                        step PEER_GRADIENTS_STEP (default 1), before clipping
     PEER_FLAVOR        a flavour for --model.flavor that torchtitan lacks, as JSON: {"name": ..., "base": a flavour that it has,
                        "args": {...}}, where args are fields of its model arguments that differ from the base's (unset: none)
+    PEER_FLOAT64       1: compute in fp64 wherever the configuration says float32, and where torchtitan itself says float()
     PEER_FIRST_STEP    steps of data to skip: for a run that resumes from another trainer's checkpoint (default 0)
     PEER_THREADS       intra-op threads of this rank (default 1)
 
@@ -80,6 +81,7 @@ torch._utils._get_available_device_type = lambda: "cpu"
 torch._utils._get_device_module = lambda device_type: _device_module
 
 import torchtitan.components.metrics as titan_metrics  # noqa: E402
+import torchtitan.config as titan_config  # noqa: E402
 import torchtitan.distributed.utils as titan_distributed  # noqa: E402
 import torchtitan.protocols.train_spec as titan_spec  # noqa: E402
 import torchtitan.tools.utils as titan_utils  # noqa: E402
@@ -97,6 +99,10 @@ def _set_divide_factor_and_sum(self, factor):
 
 
 FSDPModule.set_gradient_divide_factor = _set_divide_factor_and_sum
+
+if os.environ.get("PEER_FLOAT64") == "1":
+    titan_config.TORCH_DTYPE_MAP["float32"] = torch.float64
+    torch.Tensor.float = torch.Tensor.double  # inside RoPE and the loss
 
 
 # ---- recorded tokens instead of a dataset

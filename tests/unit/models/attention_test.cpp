@@ -1,6 +1,6 @@
 // The CPU's attention for every instruction set that this processor has, against its plain twin; and the twin
 // against finite differences.
-#include "models/kernels/attention.h"
+#include "models/kernels/attention/attention.h"
 
 #include <algorithm>
 #include <cmath>
@@ -21,7 +21,7 @@
 #include <ATen/ops/zeros_like.h>
 
 #include "base/error.h"
-#include "models/kernels/cpu/attention.h"
+#include "models/kernels/attention/cpu.h"
 
 namespace hyperion::models {
 

@@ -1,5 +1,5 @@
 // The fused CUDA kernels without a GPU: their source on CPU threads, with the launches that a GPU would get,
-// against the plain forms and their derivatives; and their place in libtorch's dispatcher. tests/gpu runs the
+// against the plain forms and their derivatives; and their column of the table. tests/gpu runs the
 // compiled ones.
 #include <catch2/catch.hpp>
 
@@ -7,7 +7,6 @@
 #include <ATen/TensorIndexing.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty_like.h>
@@ -23,22 +22,25 @@
 #include <ATen/ops/zeros_like.h>
 
 #include "base/device/device_library.h"
-#include "models/kernels/cross_entropy.h"
-#include "models/kernels/rms_norm.h"
-#include "models/kernels/rope.h"
-#include "models/kernels/swiglu.h"
+#include "models/kernels/kernels.h"
 
 // The kernels come after what stands in for CUDA.
 // clang-format off
 #include "tests/unit/models/cuda_on_cpu.h"
-#include "models/kernels/cuda/plan.cuh"
-#include "models/kernels/cuda/tensors.h"
+#include "models/kernels/cross_entropy/cuda.cuh"
+#include "models/kernels/gated_activation/cuda.cuh"
+#include "models/kernels/rms_norm/cuda.cuh"
+#include "models/kernels/rope/cuda.cuh"
+#include "models/kernels/cross_entropy/cuda.h"
+#include "models/kernels/gated_activation/cuda.h"
+#include "models/kernels/rms_norm/cuda.h"
+#include "models/kernels/rope/cuda.h"
 // clang-format on
 
 namespace hyperion::models {
 
 using at::Tensor;
-namespace own = kernels::on_tensors;
+namespace own = kernels::cuda;
 using kernels::Heads;
 namespace plain = kernels::plain;
 
@@ -55,6 +57,7 @@ struct OnThreads {
   }
 };
 constexpr OnThreads kOnThreads;
+constexpr auto kSilu = Activation::kSilu;
 
 Tensor bits(const Tensor& x) {
   const Tensor dense = x.contiguous();
@@ -88,11 +91,6 @@ Tensor numbers(at::IntArrayRef shape, at::ScalarType dtype, bool hard = false) {
   return x.to(dtype);
 }
 
-// fp32 [1]
-Tensor largest(const Tensor& x) {
-  return x.numel() == 0 ? at::zeros({1}) : x.abs().max().to(at::kFloat).view({1});
-}
-
 // Part of a wider tensor, so that rows have gaps.
 Tensor part_of_wider(const Tensor& x, int64_t before, int64_t after) {
   std::vector<int64_t> shape = x.sizes().vec();
@@ -108,7 +106,6 @@ TEST_CASE("the source of the CUDA RoPE turns heads of one product as the plain f
   at::manual_seed(1);
   const auto dtype = GENERATE(at::kFloat, at::kBFloat16);
   const auto style = GENERATE(RopeStyle::kInterleaved, RopeStyle::kHalfSplit);
-  const bool interleaved = style == RopeStyle::kInterleaved;
   struct Case {
     int64_t batch, length, heads, kv_heads, head_dim, parts;
     bool by_document;
@@ -126,24 +123,23 @@ TEST_CASE("the source of the CUDA RoPE turns heads of one product as the plain f
     const Tensor angles = c.by_document ? at::rand({c.batch, c.length, c.head_dim / 2}) * 6
                                         : at::rand({c.length, c.head_dim / 2}) * 6;
     const Tensor cos = angles.cos(), sin = angles.sin();
-    const auto [q, k, v] = own::rope_heads(kOnThreads, x.q, x.k, x.v, cos, sin, interleaved, c.parts);
+    const auto [q, k, v] = own::rope_heads(kOnThreads, x, cos, sin, style, c.parts);
     const Heads turned = plain::rope_heads(x, cos, sin, style, c.parts);
     CHECK(same_bits(q, turned.q));
     CHECK(same_bits(k, turned.k));
     CHECK(same_bits(v, turned.v));
     CHECK(q.is_contiguous());
     CHECK_FALSE(v.is_alias_of(product));
-    const auto without = own::rope_heads(kOnThreads, x.q, x.k, {}, cos, sin, interleaved, c.parts);
-    CHECK(same_bits(std::get<1>(without), turned.k));
-    CHECK_FALSE(std::get<2>(without).defined());
+    const Heads without = own::rope_heads(kOnThreads, {x.q, x.k, {}}, cos, sin, style, c.parts);
+    CHECK(same_bits(without.k, turned.k));
+    CHECK_FALSE(without.v.defined());
 
     // Gradients as attention gives them, heads before tokens.
     const auto grad = [&](int64_t heads) {
       return numbers({c.batch, heads, c.length, c.head_dim}, dtype, true).transpose(1, 2);
     };
     const Heads grads = {grad(c.heads), grad(c.kv_heads), part_of_wider(grad(c.kv_heads), 8, 0)};
-    const auto [dq, dk, dv] =
-        own::rope_heads_backward(kOnThreads, grads.q, grads.k, grads.v, cos, sin, interleaved, c.parts);
+    const auto [dq, dk, dv] = own::rope_heads_backward(kOnThreads, grads, cos, sin, style, c.parts);
     const Heads back = plain::rope_heads_backward(grads, cos, sin, style, c.parts);
     CHECK(same_bits(dq, back.q));
     CHECK(same_bits(dk, back.k));
@@ -153,43 +149,35 @@ TEST_CASE("the source of the CUDA RoPE turns heads of one product as the plain f
     CHECK(dq.stride(-3) == all * c.head_dim);
     CHECK(dk.storage_offset() == c.heads * c.head_dim);
     CHECK(dv.storage_offset() == (c.heads + c.kv_heads) * c.head_dim);
-    const Tensor amaxes = at::zeros({3});
-    const auto again = own::rope_heads_backward(kOnThreads, grads.q, grads.k, grads.v, cos, sin, interleaved,
-                                                c.parts, amaxes);
-    CHECK(same_bits(std::get<0>(again), dq));
-    CHECK(same_bits(amaxes, at::cat({largest(dq), largest(dk), largest(dv)})));
   }
 }
 
-TEST_CASE("the source of the CUDA SwiGLU follows the plain form within an exponential's last places") {
+TEST_CASE(
+    "the source of the CUDA gated activation follows the plain form within an exponential's last places") {
   at::manual_seed(2);
   const auto dtype = GENERATE(at::kFloat, at::kBFloat16);
+  const auto activation = GENERATE(Activation::kSilu, Activation::kGeluTanh);
   for (const auto& [rows, n] :
        {std::pair(1, 8), std::pair(3, 17), std::pair(5, 64), std::pair(2, 2056), std::pair(1, 4104)}) {
-    CAPTURE(dtype, rows, n);
+    CAPTURE(dtype, activation, rows, n);
     const Tensor packed = numbers({rows, 2 * n}, dtype, true), grad = numbers({rows, n}, dtype);
     const Tensor gate = packed.narrow(-1, 0, n), up = packed.narrow(-1, n, n);
-    CHECK(close(own::swiglu(kOnThreads, gate, up), plain::swiglu_forward(gate, up), 2));
-    const auto [of_gate, of_up] = own::swiglu_backward(kOnThreads, grad, gate, up);
-    const auto [plain_gate, plain_up] = plain::swiglu_backward(grad, gate, up);
+    CHECK(close(own::gated_activation(kOnThreads, gate, up, activation),
+                plain::gated_activation(gate, up, activation), 2));
+    const auto [of_gate, of_up] = own::gated_activation_backward(kOnThreads, grad, gate, up, activation);
+    const auto [plain_gate, plain_up] = plain::gated_activation_backward(grad, gate, up, activation);
     CHECK(close(of_gate, plain_gate, 3));
     CHECK(close(of_up, plain_up, 2));
     CHECK(of_gate.is_alias_of(of_up));
     CHECK((of_gate.stride(0) == 2 * n && of_up.storage_offset() == n));
     // halves of one tensor, and two tensors, have the same bits
-    CHECK(same_bits(own::swiglu(kOnThreads, gate, up),
-                    own::swiglu(kOnThreads, gate.contiguous(), up.contiguous())));
+    CHECK(same_bits(own::gated_activation(kOnThreads, gate, up, activation),
+                    own::gated_activation(kOnThreads, gate.contiguous(), up.contiguous(), activation)));
     // addresses that no chunk of 16 bytes has
-    const auto shifted =
-        own::swiglu_backward(kOnThreads, part_of_wider(grad, 1, 0), part_of_wider(gate, 3, 2), up);
+    const auto shifted = own::gated_activation_backward(kOnThreads, part_of_wider(grad, 1, 0),
+                                                        part_of_wider(gate, 3, 2), up, activation);
     CHECK(same_bits(std::get<0>(shifted), of_gate));
     CHECK(same_bits(std::get<1>(shifted), of_up));
-    // the largest magnitudes, NaN and infinity too, on the way
-    const Tensor amax = at::zeros({1}), amaxes = at::zeros({2});
-    const Tensor result = own::swiglu(kOnThreads, gate, up, amax);
-    CHECK(same_bits(amax, largest(result)));
-    own::swiglu_backward(kOnThreads, grad, gate, up, amaxes);
-    CHECK(same_bits(amaxes, at::cat({largest(of_gate), largest(of_up)})));
   }
 }
 
@@ -203,75 +191,43 @@ TEST_CASE("the source of the CUDA sum with its norm follows the plain form and r
                  weight = numbers({n}, dtype), grad = numbers({rows, n}, dtype),
                  grad_sum = numbers({rows, n}, dtype);
     const auto [sum, output, rstd] = own::add_rms_norm(kOnThreads, x, residual, weight, 1e-5);
-    const kernels::AddRmsNormResult expected = plain::add_rms_norm_forward(x, residual, weight, 1e-5);
+    const kernels::AddRmsNormResult expected = plain::add_rms_norm(x, residual, weight, 1e-5);
     CHECK(same_bits(sum, expected.sum));
     CHECK(close(output, expected.output));
     CHECK(close(rstd, expected.rstd));
     const auto backward = [&] {
-      return own::add_rms_norm_backward(kOnThreads, grad, grad_sum, sum, weight, rstd);
+      return own::add_rms_norm_backward(kOnThreads, grad, grad_sum, sum, weight, rstd, {});
     };
     const auto [grad_x, grad_weight] = backward();
     const auto [wide_x, wide_weight] =
         plain::add_rms_norm_backward(grad.to(at::kDouble), grad_sum.to(at::kDouble), sum.to(at::kDouble),
-                                     weight.to(at::kDouble), rstd.to(at::kDouble));
+                                     weight.to(at::kDouble), rstd.to(at::kDouble), {});
     CHECK(close(grad_x, wide_x.to(dtype)));
     CHECK(at::allclose(grad_weight.to(at::kDouble), wide_weight, dtype == at::kFloat ? 1e-4 : 0.01,
                        dtype == at::kFloat ? 1e-4 : 0.01));
     const auto [again_x, again_weight] = backward();
     CHECK(same_bits(again_x, grad_x));
     CHECK(same_bits(again_weight, grad_weight));
-    // the largest magnitudes on the way
-    const Tensor amax = at::zeros({1}), back_amax = at::zeros({1});
-    CHECK(same_bits(std::get<1>(own::add_rms_norm(kOnThreads, x, residual, weight, 1e-5, amax)), output));
-    CHECK(same_bits(amax, largest(output)));
-    // the norm alone, with the bits of the norm of a sum
-    const Tensor alone_amax = at::zeros({1});
-    const auto [no_sum, alone, alone_rstd] =
-        own::add_rms_norm(kOnThreads, sum, std::nullopt, weight, 1e-5, alone_amax);
-    CHECK_FALSE(no_sum.defined());
-    CHECK(same_bits(alone, output));
-    CHECK(same_bits(alone_rstd, rstd));
-    CHECK(same_bits(alone_amax, largest(output)));
     // a gradient in three terms has the bits of their sum
     const Tensor second = numbers({rows, n}, dtype), third = numbers({rows, n}, dtype);
     const std::vector<Tensor> more = {second, third};
-    const auto in_terms =
-        own::add_rms_norm_backward(kOnThreads, grad, grad_sum, sum, weight, rstd, more, back_amax);
+    const auto in_terms = own::add_rms_norm_backward(kOnThreads, grad, grad_sum, sum, weight, rstd, more);
     const auto in_one = own::add_rms_norm_backward(kOnThreads, kernels::sum_of_terms(grad, more), grad_sum,
-                                                   sum, weight, rstd);
+                                                   sum, weight, rstd, {});
     CHECK(same_bits(std::get<0>(in_terms), std::get<0>(in_one)));
     CHECK(same_bits(std::get<1>(in_terms), std::get<1>(in_one)));
-    CHECK(same_bits(back_amax, largest(std::get<0>(in_terms))));
     const auto in_two = own::add_rms_norm_backward(kOnThreads, grad, grad_sum, sum, weight, rstd, {second});
     CHECK(same_bits(std::get<0>(in_two), std::get<0>(own::add_rms_norm_backward(
-                                             kOnThreads, second + grad, grad_sum, sum, weight, rstd))));
+                                             kOnThreads, second + grad, grad_sum, sum, weight, rstd, {}))));
   }
-}
-
-TEST_CASE("an amax that is raised keeps what is larger and shows what is no number") {
-  const auto dtype = GENERATE(at::kFloat, at::kBFloat16);
-  Tensor x = at::ones({5, 24}, dtype);
-  const Tensor zero = at::zeros_like(x), weight = at::ones({24}, dtype), up = at::ones_like(x);
-  Tensor amax = at::full({1}, 7.0);
-  own::add_rms_norm(kOnThreads, x, zero, weight, 1e-5, amax);
-  CHECK(amax.item<float>() == 7);
-  x[3][23] = -std::numeric_limits<float>::infinity();
-  Tensor product = at::zeros({1});
-  own::swiglu(kOnThreads, up, x, product);
-  CHECK(product.item<float>() == std::numeric_limits<float>::infinity());
-  x[1][0] = NAN;
-  own::swiglu(kOnThreads, up, x, product);
-  CHECK(std::isnan(product.item<float>()));
-  own::swiglu(kOnThreads, up, up, product);  // nothing is larger than a NaN
-  CHECK(std::isnan(product.item<float>()));
 }
 
 TEST_CASE("the source of the CUDA norm takes rows that its threads cannot hold") {
   at::manual_seed(4);
   const auto check_backward = [](const Tensor& grad, const Tensor& grad_sum, const Tensor& sum,
                                  const Tensor& weight, const Tensor& rstd, double of_weight) {
-    const auto [dx, dw] = own::add_rms_norm_backward(kOnThreads, grad, grad_sum, sum, weight, rstd);
-    const auto [plain_dx, plain_dw] = plain::add_rms_norm_backward(grad, grad_sum, sum, weight, rstd);
+    const auto [dx, dw] = own::add_rms_norm_backward(kOnThreads, grad, grad_sum, sum, weight, rstd, {});
+    const auto [plain_dx, plain_dw] = plain::add_rms_norm_backward(grad, grad_sum, sum, weight, rstd, {});
     CHECK(at::allclose(dx, plain_dx, 1e-4, 1e-5));
     CHECK(at::allclose(dw, plain_dw, of_weight, of_weight));
   };
@@ -279,29 +235,24 @@ TEST_CASE("the source of the CUDA norm takes rows that its threads cannot hold")
     const Tensor x = numbers({3, n}, at::kFloat), residual = numbers({3, n}, at::kFloat),
                  weight = numbers({n}, at::kFloat);
     const auto [sum, output, rstd] = own::add_rms_norm(kOnThreads, x, residual, weight, 1e-5);
-    CHECK(close(output, plain::add_rms_norm_forward(x, residual, weight, 1e-5).output));
+    CHECK(close(output, plain::add_rms_norm(x, residual, weight, 1e-5).output));
     // more rows than blocks, so that one has two
     const Tensor many_x = numbers({514, 1}, at::kFloat) * sum[0].unsqueeze(0).narrow(1, 0, 40),
                  many_grad = numbers({514, 40}, at::kFloat), part = weight.narrow(0, 0, 40);
-    const Tensor many_rstd = plain::rms_norm_forward(many_x, part, 1e-5).rstd;
+    const Tensor many_rstd = plain::rms_norm(many_x, part, 1e-5).rstd;
     check_backward(many_grad, many_x, many_x, part, many_rstd, 1e-3);
-    const Tensor amax = at::zeros({1}), back_amax = at::zeros({1});
-    const auto by_hand = own::add_rms_norm(kOnThreads, x, residual, weight, 1e-5, amax);
-    CHECK(same_bits(amax, largest(std::get<1>(by_hand))));
-    CHECK(same_bits(std::get<1>(own::add_rms_norm(kOnThreads, sum, std::nullopt, weight, 1e-5)), output));
     const auto of_terms =
-        own::add_rms_norm_backward(kOnThreads, x, residual, sum, weight, rstd, {residual, x}, back_amax);
-    CHECK(
-        same_bits(std::get<0>(of_terms), std::get<0>(own::add_rms_norm_backward(
-                                             kOnThreads, (x + residual) + x, residual, sum, weight, rstd))));
-    CHECK(same_bits(back_amax, largest(std::get<0>(of_terms))));
+        own::add_rms_norm_backward(kOnThreads, x, residual, sum, weight, rstd, {residual, x});
+    CHECK(same_bits(std::get<0>(of_terms),
+                    std::get<0>(own::add_rms_norm_backward(kOnThreads, (x + residual) + x, residual, sum,
+                                                           weight, rstd, {}))));
     check_backward(x, residual, sum, weight, rstd, 1e-4);
   }
   // Both: a block reads again its part of the weight's gradient that its threads could not hold.
   const int64_t n = 2 * 1024 + 101;
   const Tensor x = numbers({513, 1}, at::kFloat) * numbers({1, n}, at::kFloat),
                grad = numbers({513, n}, at::kFloat), weight = numbers({n}, at::kFloat);
-  check_backward(grad, x, x, weight, plain::rms_norm_forward(x, weight, 1e-5).rstd, 1e-3);
+  check_backward(grad, x, x, weight, plain::rms_norm(x, weight, 1e-5).rstd, 1e-3);
 }
 
 TEST_CASE("the source of the CUDA norm keeps huge and tiny rows apart and shows a NaN in its own row alone") {
@@ -316,7 +267,7 @@ TEST_CASE("the source of the CUDA norm keeps huge and tiny rows apart and shows 
     CHECK(close(output[1], at::ones({64}, dtype)));
     CHECK(output[2].isnan().all().item<bool>());
     CHECK(output[3].eq(1).all().item<bool>());
-    const auto [grad_x, grad_weight] = own::add_rms_norm_backward(kOnThreads, x, zero, sum, weight, rstd);
+    const auto [grad_x, grad_weight] = own::add_rms_norm_backward(kOnThreads, x, zero, sum, weight, rstd, {});
     CHECK(grad_x[2].isnan().all().item<bool>());
     CHECK_FALSE(grad_x[3].isnan().any().item<bool>());
     CHECK(grad_weight.isnan().all().item<bool>());  // a sum over the rows
@@ -333,17 +284,15 @@ void check_cross_entropy(int64_t rows, int64_t vocabulary, at::ScalarType dtype,
   const Tensor scale = at::full({}, 0.125);
   Tensor ours = logits.clone(), others = logits.clone(), wide = logits.to(at::kDouble);
   const Tensor wide_scale = scale.to(at::kDouble);
-  const Tensor loss = own::cross_entropy(kOnThreads, ours, labels, scale);
+  const Tensor loss = own::cross_entropy(kOnThreads, ours, labels, &scale);
   const Tensor exact = plain::cross_entropy(wide, labels, &wide_scale);
   CHECK(loss.item<double>() == Approx(exact.item<double>()).epsilon(1e-5));
   CHECK(at::allclose(ours.to(at::kDouble), wide, dtype == at::kFloat ? 1e-4 : 1.0 / 256, 1e-7));
   if (rows > 2) CHECK(ours[1].eq(0).all().item<bool>());
-  CHECK(same_bits(own::cross_entropy(kOnThreads, others, labels, {}), loss));
+  CHECK(same_bits(own::cross_entropy(kOnThreads, others, labels, nullptr), loss));
   CHECK(same_bits(others, logits));  // no gradient was asked for
-  const Tensor amax = at::zeros({1});
-  own::cross_entropy(kOnThreads, others, labels, scale, amax);
+  own::cross_entropy(kOnThreads, others, labels, &scale);
   CHECK(same_bits(others, ours));
-  CHECK(same_bits(amax, largest(ours)));
 }
 
 }  // namespace
@@ -370,14 +319,14 @@ TEST_CASE("the source of the CUDA cross-entropy keeps infinities and shows what 
   Tensor gradient = logits.clone();
   const auto loss = [&](int64_t row) {
     Tensor one = logits.narrow(0, row, 1).clone();
-    return own::cross_entropy(kOnThreads, one, labels.narrow(0, row, 1), {}).item<double>();
+    return own::cross_entropy(kOnThreads, one, labels.narrow(0, row, 1), nullptr).item<double>();
   };
   CHECK(loss(0) == Approx(std::log(8.0)));
   CHECK(std::isnan(loss(1)));
   CHECK(std::isnan(loss(2)));
   CHECK_FALSE(std::isfinite(loss(3)));
   CHECK(std::isnan(loss(4)));  // its label is outside the vocabulary
-  own::cross_entropy(kOnThreads, gradient, labels, scale);
+  own::cross_entropy(kOnThreads, gradient, labels, &scale);
   CHECK(gradient[0].isfinite().all().item<bool>());
   CHECK(gradient[0][35].item<double>() == Approx(1.0 / 8 - 1));
   for (const int row : {1, 2, 3, 4}) CHECK(gradient[row].isnan().any().item<bool>());
@@ -391,24 +340,24 @@ TEST_CASE("the source of the CUDA statistics of parts of the vocabulary adds up 
   labels[2] = kernels::kIgnoredLabel;
   const Tensor scale = at::full({}, 0.5);
   Tensor whole = logits.clone();
-  own::cross_entropy(kOnThreads, whole, labels, scale);
+  own::cross_entropy(kOnThreads, whole, labels, &scale);
   const std::vector<std::pair<int64_t, int64_t>> parts = {{0, 160}, {160, 200}, {360, 0}};
   std::vector<Tensor> statistics;
   for (const auto& [first, columns] : parts) {
     const Tensor part = logits.narrow(1, first, columns).contiguous();
-    statistics.push_back(own::vocab_statistics(kOnThreads, part, labels, first, 360));
+    statistics.push_back(own::vocab_statistics(kOnThreads, part, labels, {first, 360}));
     CHECK(close(statistics.back(), plain::vocab_statistics(part, labels, {first, 360})));
   }
   const Tensor all = at::stack(statistics);
   const Tensor lse = (all.select(2, 0) + all.select(2, 1).log()).logsumexp(0);
   for (const auto& [first, columns] : parts) {
     Tensor part = logits.narrow(1, first, columns).contiguous();
-    own::vocab_gradient(kOnThreads, part, labels, first, 360, lse, scale);
+    own::vocab_gradient(kOnThreads, part, labels, {first, 360}, lse, scale);
     CHECK(close(part, whole.narrow(1, first, columns)));
   }
   const Tensor outside = at::full({1}, 360, at::kLong);
-  CHECK(
-      std::isnan(own::vocab_statistics(kOnThreads, at::zeros({1, 8}), outside, 0, 360)[0][2].item<double>()));
+  CHECK(std::isnan(
+      own::vocab_statistics(kOnThreads, at::zeros({1, 8}), outside, {0, 360})[0][2].item<double>()));
 }
 
 TEST_CASE("the gradients of the CUDA kernels are the derivatives of the plain forms") {
@@ -435,18 +384,23 @@ TEST_CASE("the gradients of the CUDA kernels are the derivatives of the plain fo
   };
   const Tensor x = wide({3, 12}), y = wide({3, 12}), grad = wide({3, 12}), weight = wide({12});
 
-  const auto [of_gate, of_up] = own::swiglu_backward(kOnThreads, narrow(grad), narrow(x), narrow(y));
-  CHECK(near(of_gate, differences(
-                          x, [&](const Tensor& g) { return plain::swiglu_forward(g, y); }, grad)));
-  CHECK(near(of_up, differences(
-                        y, [&](const Tensor& u) { return plain::swiglu_forward(x, u); }, grad)));
+  for (const Activation activation : {Activation::kSilu, Activation::kGeluTanh}) {
+    const auto [of_gate, of_up] =
+        own::gated_activation_backward(kOnThreads, narrow(grad), narrow(x), narrow(y), activation);
+    CHECK(near(of_gate,
+               differences(
+                   x, [&](const Tensor& g) { return plain::gated_activation(g, y, activation); }, grad)));
+    CHECK(near(of_up,
+               differences(
+                   y, [&](const Tensor& u) { return plain::gated_activation(x, u, activation); }, grad)));
+  }
 
   const Tensor grad_sum = wide({3, 12});
   const auto [sum, output, rstd] = own::add_rms_norm(kOnThreads, narrow(x), narrow(y), narrow(weight), 1e-5);
   const auto [of_x, of_weight] =
-      own::add_rms_norm_backward(kOnThreads, narrow(grad), narrow(grad_sum), sum, narrow(weight), rstd);
+      own::add_rms_norm_backward(kOnThreads, narrow(grad), narrow(grad_sum), sum, narrow(weight), rstd, {});
   const auto norm = [&](const Tensor& a, const Tensor& w) {
-    return plain::add_rms_norm_forward(a, y, w, 1e-5).output;
+    return plain::add_rms_norm(a, y, w, 1e-5).output;
   };
   CHECK(near(of_x, differences(
                        x, [&](const Tensor& a) { return norm(a, weight); }, grad) +
@@ -457,10 +411,10 @@ TEST_CASE("the gradients of the CUDA kernels are the derivatives of the plain fo
   const Tensor heads = wide({1, 3, 1, 4}), head_grad = wide({1, 3, 1, 4}), angles = at::rand({3, 2});
   for (const RopeStyle style : {RopeStyle::kInterleaved, RopeStyle::kHalfSplit}) {
     const auto back =
-        own::rope_heads_backward(kOnThreads, narrow(head_grad), narrow(head_grad), narrow(head_grad),
-                                 angles.cos(), angles.sin(), style == RopeStyle::kInterleaved, 1);
+        own::rope_heads_backward(kOnThreads, {narrow(head_grad), narrow(head_grad), narrow(head_grad)},
+                                 angles.cos(), angles.sin(), style, 1);
     CHECK(near(
-        std::get<0>(back),
+        back.q,
         differences(
             heads, [&](const Tensor& q) { return plain::rope(q, angles.cos(), angles.sin(), style, false); },
             head_grad)));
@@ -468,7 +422,7 @@ TEST_CASE("the gradients of the CUDA kernels are the derivatives of the plain fo
 
   Tensor logits = narrow(x);
   const Tensor labels = at::tensor({3, 0, 11}, at::kLong), scale = at::full({}, 2.0);
-  own::cross_entropy(kOnThreads, logits, labels, scale);
+  own::cross_entropy(kOnThreads, logits, labels, &scale);
   CHECK(near(logits, differences(
                          x, [&](const Tensor& l) { return plain::cross_entropy(l, labels, nullptr); },
                          at::full({}, 2.0, at::kDouble))));
@@ -476,38 +430,54 @@ TEST_CASE("the gradients of the CUDA kernels are the derivatives of the plain fo
 
 TEST_CASE("tensors of sizes that do not fit each other are refused before a launch") {
   const auto fp32 = [](at::IntArrayRef shape) { return at::ones(shape); };
+  const auto style = RopeStyle::kInterleaved;
   const Tensor x = fp32({3, 8}), weight = fp32({8}), heads = fp32({1, 4, 2, 8}), angles = fp32({4, 4});
   CHECK_THROWS(own::add_rms_norm(kOnThreads, x, x, fp32({7}), 1e-5));
   CHECK_THROWS(own::add_rms_norm(kOnThreads, fp32({2, 8}), x, weight, 1e-5));
-  CHECK_THROWS(own::add_rms_norm_backward(kOnThreads, x, x, x, weight, fp32({2})));
+  CHECK_THROWS(own::add_rms_norm_backward(kOnThreads, x, x, x, weight, fp32({2}), {}));
   CHECK_THROWS(own::add_rms_norm(kOnThreads, x, x, weight.to(at::kBFloat16), 1e-5));
-  CHECK_THROWS(own::swiglu(kOnThreads, x, fp32({3, 4})));
-  CHECK_THROWS(own::swiglu_backward(kOnThreads, fp32({2, 8}), x, x));
-  CHECK_THROWS(own::swiglu_backward(kOnThreads, x, x, x, at::zeros({1})));
-  CHECK_THROWS(own::swiglu(kOnThreads, x, x, at::zeros({1}).to(at::kDouble)));
+  CHECK_THROWS(own::gated_activation(kOnThreads, x, fp32({3, 4}), kSilu));
+  CHECK_THROWS(own::gated_activation_backward(kOnThreads, fp32({2, 8}), x, x, kSilu));
   CHECK_THROWS(own::add_rms_norm_backward(kOnThreads, x, x, x, weight, fp32({3}), {x, x, x}));
   CHECK_THROWS(own::add_rms_norm_backward(kOnThreads, x, x, x, weight, fp32({3}), {fp32({2, 8})}));
-  CHECK_THROWS(own::rope_heads(kOnThreads, heads, heads, fp32({1, 4, 1, 8}), angles, angles, true, 1));
-  CHECK_THROWS(own::rope_heads(kOnThreads, heads, heads, {}, fp32({3, 4}), fp32({3, 4}), true, 1));
+  CHECK_THROWS(own::rope_heads(kOnThreads, {heads, heads, fp32({1, 4, 1, 8})}, angles, angles, style, 1));
+  CHECK_THROWS(own::rope_heads(kOnThreads, {heads, heads, {}}, fp32({3, 4}), fp32({3, 4}), style, 1));
   Tensor logits = x.clone();
   const Tensor labels = at::zeros({3}, at::kLong), scale = fp32({});
-  CHECK_THROWS(own::cross_entropy(kOnThreads, logits, labels.narrow(0, 0, 2), scale));
-  CHECK_THROWS(own::vocab_gradient(kOnThreads, logits, labels, 0, 8, fp32({2}), scale));
-  CHECK_THROWS(own::swiglu(kOnThreads, x.to(at::kDouble), x.to(at::kDouble)));
+  CHECK_THROWS(own::cross_entropy(kOnThreads, logits, labels.narrow(0, 0, 2), &scale));
+  CHECK_THROWS(own::vocab_gradient(kOnThreads, logits, labels, {0, 8}, fp32({2}), scale));
+  CHECK_THROWS(own::gated_activation(kOnThreads, x.to(at::kDouble), x.to(at::kDouble), kSilu));
 }
 
-TEST_CASE("the CUDA library brings the fused operators of its tensors") {
-  const auto have_kernel = [](const char* name) {
-    const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
-    return op.hasKernelForDispatchKey(c10::DispatchKey::CUDA);
+TEST_CASE("the CUDA library fills the GPU's column of the table and plain forms can take its place") {
+  const auto forms_on_gpu = [](kernels::KernelChoice choice) {
+    return kernels::choose_kernels(choice, at::kCUDA);
   };
-  const auto operators = {
-      "hyperion::rope_heads",      "hyperion::rope_heads_backward", "hyperion::swiglu",
-      "hyperion::swiglu_backward", "hyperion::add_rms_norm",        "hyperion::add_rms_norm_backward",
-      "hyperion::cross_entropy_",  "hyperion::vocab_statistics",    "hyperion::vocab_gradient_"};
-  for (const char* name : operators) CHECK(!have_kernel(name));
+  const auto& table = kernels::table();
+  CHECK(table.rope_heads.is_plain(at::kCUDA));
   REQUIRE(load_device_library() == "");
-  for (const char* name : operators) CHECK(have_kernel(name));
+  const kernels::KernelForms fused = forms_on_gpu(kernels::KernelChoice::kAuto);
+  CHECK(fused.libtorchs == std::vector<std::string>{"RMSNorm"});
+  CHECK(fused.ours ==
+        std::vector<std::string>{"residual sum with RMSNorm", "RoPE", "gated activation", "cross-entropy"});
+  CHECK(fused.plain == std::vector<std::string>{"sum of squares"});
+  const auto all = [&](bool plain) {
+    for (const bool is :
+         {table.add_rms_norm.is_plain(at::kCUDA), table.add_rms_norm_backward.is_plain(at::kCUDA),
+          table.rope_heads.is_plain(at::kCUDA), table.rope_heads_backward.is_plain(at::kCUDA),
+          table.gated_activation.is_plain(at::kCUDA), table.gated_activation_backward.is_plain(at::kCUDA),
+          table.cross_entropy.is_plain(at::kCUDA), table.vocab_statistics.is_plain(at::kCUDA),
+          table.vocab_gradient.is_plain(at::kCUDA)})
+      CHECK(is == plain);
+  };
+  all(false);
+  CHECK_FALSE(table.gated_activation.is_plain(at::kCPU));
+  const kernels::KernelForms plain = forms_on_gpu(kernels::KernelChoice::kPlain);
+  CHECK((plain.ours.empty() && plain.libtorchs.empty() && plain.plain.size() == 6));
+  all(true);
+  CHECK(table.gated_activation.is_plain(at::kCPU));
+  CHECK((table.adam_update == nullptr && table.cpu_matmul == nullptr));
+  CHECK(kernels::choose_kernels(kernels::KernelChoice::kAuto).plain.empty());  // a CPU has a form of each
 }
 
 }  // namespace hyperion::models

@@ -1,4 +1,6 @@
 // Each fused kernel against its plain twin, in fp32 and bf16, with sizes that fill no vector and no task.
+#include "models/kernels/kernels.h"
+
 #include <catch2/catch.hpp>
 
 #include <ATen/Context.h>
@@ -20,13 +22,7 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
-#include "models/kernels/cpu/matmul.h"
-#include "models/kernels/cpu/rows.h"
-#include "models/kernels/cross_entropy.h"
-#include "models/kernels/rms_norm.h"
-#include "models/kernels/rope.h"
-#include "models/kernels/sum_of_squares.h"
-#include "models/kernels/swiglu.h"
+#include "models/kernels/common/rows.h"
 
 namespace hyperion::models {
 
@@ -47,24 +43,26 @@ Tensor values(at::IntArrayRef shape, at::ScalarType dtype) {
 
 }  // namespace
 
-TEST_CASE("fused norm and rope and swiglu equal their plain twins") {
+TEST_CASE("fused norm and rope and gated activations equal their plain twins") {
   at::manual_seed(4);
   const auto dtype = GENERATE(at::kFloat, at::kBFloat16);
   const Tensor x = values({3, 37, 45}, dtype), w = values({45}, dtype), g = values({3, 37, 45}, dtype);
-  const auto norm = kernels::rms_norm_forward(x, w, 1e-5),
-             plain = kernels::plain::rms_norm_forward(x, w, 1e-5);
+  const auto norm = kernels::table().rms_norm(x, w, 1e-5), plain = kernels::plain::rms_norm(x, w, 1e-5);
   CHECK(close(norm.output, plain.output));
   CHECK(close(norm.rstd, plain.rstd));
-  const auto [dx, dw] = kernels::rms_norm_backward(g, x, w, norm.rstd);
+  const auto [dx, dw] = kernels::table().rms_norm_backward(g, x, w, norm.rstd);
   const auto [pdx, pdw] = kernels::plain::rms_norm_backward(g, x, w, plain.rstd);
   CHECK(close(dx, pdx));
   CHECK(close(dw, pdw));
 
-  CHECK(close(kernels::swiglu_forward(x, g), kernels::plain::swiglu_forward(x, g)));
-  const auto [dgate, dup] = kernels::swiglu_backward(g, x, x * 2);
-  const auto [pgate, pup] = kernels::plain::swiglu_backward(g, x, x * 2);
-  CHECK(close(dgate, pgate));
-  CHECK(close(dup, pup));
+  for (const Activation activation : {Activation::kSilu, Activation::kGeluTanh}) {
+    CHECK(close(kernels::table().gated_activation(x, g, activation),
+                kernels::plain::gated_activation(x, g, activation)));
+    const auto [dgate, dup] = kernels::table().gated_activation_backward(g, x, x * 2, activation);
+    const auto [pgate, pup] = kernels::plain::gated_activation_backward(g, x, x * 2, activation);
+    CHECK(close(dgate, pgate));
+    CHECK(close(dup, pup));
+  }
 
   for (const int64_t half : {7, 8, 32, 64, 70}) {
     const Tensor heads = values({2, 5, 3, 2 * half}, dtype), angles = at::rand({5, half}),
@@ -72,7 +70,7 @@ TEST_CASE("fused norm and rope and swiglu equal their plain twins") {
     for (RopeStyle style : {RopeStyle::kInterleaved, RopeStyle::kHalfSplit})
       for (const Tensor& a : {angles, each})
         for (bool inverse : {false, true})
-          CHECK(close(kernels::rope(heads, a.cos(), a.sin(), style, inverse),
+          CHECK(close(kernels::cpu::rope(heads, a.cos(), a.sin(), style, inverse),
                       kernels::plain::rope(heads, a.cos(), a.sin(), style, inverse)));
   }
 }
@@ -85,23 +83,24 @@ TEST_CASE("fused kernels of any number of rows and columns equal their plain twi
     CAPTURE(rows, columns);
     const auto random = [&] { return values({rows, columns}, dtype); };
     const Tensor x = random(), residual = random(), g = random(), weight = values({columns}, dtype);
-    const auto ours = kernels::add_rms_norm_forward(x, residual, weight, 1e-5),
-               plain = kernels::plain::add_rms_norm_forward(x, residual, weight, 1e-5);
+    const auto ours = kernels::table().add_rms_norm(x, residual, weight, 1e-5),
+               plain = kernels::plain::add_rms_norm(x, residual, weight, 1e-5);
     CHECK(ours.sum.equal(plain.sum));
     CHECK(close(ours.output, plain.output));
     CHECK(close(ours.rstd, plain.rstd));
-    const auto [dx, dw] = kernels::add_rms_norm_backward(g, x, ours.sum, weight, ours.rstd);
-    const auto [pdx, pdw] = kernels::plain::add_rms_norm_backward(g, x, ours.sum, weight, ours.rstd);
+    const auto [dx, dw] = kernels::table().add_rms_norm_backward(g, x, ours.sum, weight, ours.rstd, {});
+    const auto [pdx, pdw] = kernels::plain::add_rms_norm_backward(g, x, ours.sum, weight, ours.rstd, {});
     CHECK((dx - pdx).abs().max().item<double>() <= (dtype == at::kFloat ? 1e-4 : 6e-2));
     CHECK((dw - pdw).abs().max().item<double>() <= (dtype == at::kFloat ? 1e-3 : 2e-1));
 
-    CHECK(close(kernels::swiglu_forward(x * 4, g), kernels::plain::swiglu_forward(x * 4, g)));
+    CHECK(close(kernels::table().gated_activation(x * 4, g, Activation::kSilu),
+                kernels::plain::gated_activation(x * 4, g, Activation::kSilu)));
     // halves of one product, and apart
     const Tensor both = at::cat({x * 4, residual}, 1);
-    const auto halves =
-                   kernels::swiglu_backward(g, both.narrow(1, 0, columns), both.narrow(1, columns, columns)),
-               apart = kernels::swiglu_backward(g, x * 4, residual),
-               twin = kernels::plain::swiglu_backward(g, x * 4, residual);
+    const auto halves = kernels::table().gated_activation_backward(
+                   g, both.narrow(1, 0, columns), both.narrow(1, columns, columns), Activation::kSilu),
+               apart = kernels::table().gated_activation_backward(g, x * 4, residual, Activation::kSilu),
+               twin = kernels::plain::gated_activation_backward(g, x * 4, residual, Activation::kSilu);
     CHECK(close(apart.first, twin.first));
     CHECK(close(apart.second, twin.second));
     CHECK(halves.first.equal(apart.first));
@@ -118,17 +117,18 @@ TEST_CASE("fused kernels have the same bits on any number of threads") {
                w = values({24}, dtype), angles = at::rand({333, 12}), labels = at::randint(0, 96, {666}),
                scale = at::full({}, 0.125);
   const auto results = [&] {
-    const auto norm = kernels::add_rms_norm_forward(x, y, w, 1e-5);
-    const auto [dx, dw] = kernels::add_rms_norm_backward(y, x, norm.sum, w, norm.rstd);
-    const auto [dgate, dup] = kernels::swiglu_backward(y, x, y);
+    const auto norm = kernels::table().add_rms_norm(x, y, w, 1e-5);
+    const auto [dx, dw] = kernels::table().add_rms_norm_backward(y, x, norm.sum, w, norm.rstd, {});
+    const auto [dgate, dup] = kernels::table().gated_activation_backward(y, x, y, Activation::kSilu);
     const Tensor logits = x.clone().view({666, 96});
-    const Tensor loss = kernels::cross_entropy(logits, labels, &scale);
-    const auto turned = kernels::rope_heads({x, y, y}, angles.cos(), angles.sin(), RopeStyle::kInterleaved);
-    const auto back =
-        kernels::rope_heads_backward(turned, angles.cos(), angles.sin(), RopeStyle::kInterleaved);
+    const Tensor loss = kernels::table().cross_entropy(logits, labels, &scale);
+    const auto turned = kernels::table().rope_heads({x, y, y}, angles.cos(), angles.sin(),
+                                                    RopeStyle::kInterleaved, /*parts=*/1);
+    const auto back = kernels::table().rope_heads_backward(turned, angles.cos(), angles.sin(),
+                                                           RopeStyle::kInterleaved, /*parts=*/1);
     return std::vector<Tensor>{norm.sum, norm.output, norm.rstd, dx,     dw,
                                dgate,    dup,         logits,    loss,   turned.q,
-                               turned.k, back.q,      back.k,    back.v, kernels::sum_of_squares(x)};
+                               turned.k, back.q,      back.k,    back.v, kernels::table().sum_of_squares(x)};
   };
   const int threads = at::get_num_threads();
   at::set_num_threads(1);
@@ -151,13 +151,13 @@ TEST_CASE("the loss of many rows has the same bits on any number of threads") {
                losses = at::rand({rows}, at::kDouble) * at::logspace(-8, 8, rows);
   const int threads = at::get_num_threads();
   at::set_num_threads(1);
-  const Tensor loss = kernels::cross_entropy(logits.clone(), labels, nullptr),
+  const Tensor loss = kernels::table().cross_entropy(logits.clone(), labels, nullptr),
                sum = kernels::sum_of_losses(losses);
   CHECK(sum.item<double>() == Approx(losses.sum().item<double>()).epsilon(1e-12));
   for (const int count : {2, 3}) {
     CAPTURE(count);
     at::set_num_threads(count);
-    CHECK(kernels::cross_entropy(logits.clone(), labels, nullptr).equal(loss));
+    CHECK(kernels::table().cross_entropy(logits.clone(), labels, nullptr).equal(loss));
     CHECK(kernels::sum_of_losses(losses).equal(sum));
   }
   at::set_num_threads(threads);
@@ -230,8 +230,8 @@ TEST_CASE("fused cross entropy equals its plain twin with ignored labels") {
   labels[3] = labels[18] = kernels::kIgnoredLabel;
   Tensor other = logits.clone();
   const Tensor scale = at::full({}, 0.125);
-  const Tensor forward_only = kernels::cross_entropy(logits, labels, nullptr);
-  const Tensor loss = kernels::cross_entropy(logits, labels, &scale);
+  const Tensor forward_only = kernels::table().cross_entropy(logits, labels, nullptr);
+  const Tensor loss = kernels::table().cross_entropy(logits, labels, &scale);
   const Tensor expected = kernels::plain::cross_entropy(other, labels, &scale);
   CHECK(forward_only.equal(loss));
   CHECK(loss.item<double>() == Approx(expected.item<double>()).epsilon(1e-5));
@@ -246,10 +246,10 @@ TEST_CASE("rope reads and gives back sequences that lie in parts") {
   const auto in_parts = [](const Tensor& t) { return t.unflatten(1, {3, 4}).transpose(0, 1).contiguous(); };
   for (RopeStyle style : {RopeStyle::kInterleaved, RopeStyle::kHalfSplit})
     for (const Tensor& a : {each[0], each}) {
-      const Tensor turned = kernels::rope(x, a.cos(), a.sin(), style, /*inverse=*/false),
-                   back = kernels::rope(x, a.cos(), a.sin(), style, /*inverse=*/true);
-      CHECK(kernels::rope(in_parts(x), a.cos(), a.sin(), style, false, /*parts=*/3).equal(turned));
-      CHECK(kernels::rope(x, a.cos(), a.sin(), style, true, /*parts=*/3).equal(in_parts(back)));
+      const Tensor turned = kernels::cpu::rope(x, a.cos(), a.sin(), style, /*inverse=*/false),
+                   back = kernels::cpu::rope(x, a.cos(), a.sin(), style, /*inverse=*/true);
+      CHECK(kernels::cpu::rope(in_parts(x), a.cos(), a.sin(), style, false, /*parts=*/3).equal(turned));
+      CHECK(kernels::cpu::rope(x, a.cos(), a.sin(), style, true, /*parts=*/3).equal(in_parts(back)));
     }
 }
 
@@ -261,7 +261,7 @@ TEST_CASE("statistics of parts of the vocabulary give the loss and gradient of w
   labels[3] = labels[18] = kernels::kIgnoredLabel;
   const Tensor scale = at::full({}, 0.125, dtype == at::kDouble ? at::kDouble : at::kFloat);
   Tensor whole = logits.clone();
-  const Tensor loss = kernels::cross_entropy(whole, labels, &scale);
+  const Tensor loss = kernels::table().cross_entropy(whole, labels, &scale);
 
   const std::vector<std::pair<int64_t, int64_t>> parts = {{0, 150}, {150, 181}, {331, 0}};
   for (const bool plain : {false, true}) {
@@ -283,7 +283,7 @@ TEST_CASE("statistics of parts of the vocabulary give the loss and gradient of w
       CHECK(close(part, whole.narrow(1, first, columns)));
     }
   }
-  CHECK_THROWS(kernels::vocab_statistics(at::zeros({1, 4}), at::full({1}, 9, at::kLong), {4, 8}));
+  CHECK_THROWS(kernels::table().vocab_statistics(at::zeros({1, 4}), at::full({1}, 9, at::kLong), {4, 8}));
 }
 
 TEST_CASE("the vector exponential is exact to three units in the last place and keeps infinities and NaN") {
@@ -321,17 +321,17 @@ TEST_CASE("the sum of squares of millions of numbers is precise") {
   at::manual_seed(8);
   const Tensor x = at::randn({5000001});
   const double exact = kernels::plain::sum_of_squares(x).item<double>();
-  CHECK(kernels::sum_of_squares(x).item<double>() == Approx(exact).epsilon(2e-7));
-  CHECK(kernels::sum_of_squares(x.to(at::kBFloat16)).item<double>() == Approx(exact).epsilon(1e-4));
-  CHECK_FALSE(std::isfinite(kernels::sum_of_squares(at::full({5000}, NAN)).item<double>()));
+  CHECK(kernels::table().sum_of_squares(x).item<double>() == Approx(exact).epsilon(2e-7));
+  CHECK(kernels::table().sum_of_squares(x.to(at::kBFloat16)).item<double>() == Approx(exact).epsilon(1e-4));
+  CHECK_FALSE(std::isfinite(kernels::table().sum_of_squares(at::full({5000}, NAN)).item<double>()));
 }
 
 TEST_CASE("non-finite activations stay visible through the fused kernels") {
   Tensor x = at::ones({2, 8});
   x[0][3] = NAN;
-  CHECK(kernels::rms_norm_forward(x, at::ones({8}), 1e-5).output[0].isnan().all().item<bool>());
-  CHECK(kernels::swiglu_forward(x, x)[0][3].isnan().item<bool>());
-  CHECK_FALSE(kernels::cross_entropy(x, at::zeros({2}, at::kLong), nullptr).isfinite().item<bool>());
+  CHECK(kernels::table().rms_norm(x, at::ones({8}), 1e-5).output[0].isnan().all().item<bool>());
+  CHECK(kernels::table().gated_activation(x, x, Activation::kSilu)[0][3].isnan().item<bool>());
+  CHECK_FALSE(kernels::table().cross_entropy(x, at::zeros({2}, at::kLong), nullptr).isfinite().item<bool>());
 }
 
 }  // namespace hyperion::models

@@ -16,7 +16,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "models/flavors/registry.h"
-#include "models/transformer.h"
+#include "models/loss_head.h"
 
 namespace hyperion::models {
 
@@ -27,11 +27,11 @@ namespace {
 struct Head {
   explicit Head(int64_t chunk_bytes)
       : args(model_args("llama3", "debugmodel", {.dim = 16, .n_heads = 2, .vocab_size = 11})),
-        norm(make_parameter("norm.weight", {16}, Init::ones())),
+        norm("norm.weight", 16, args.norm_eps),
         output(make_parameter("output.weight", {11, 16}, Init::normal(1))),
-        head(args, norm, output, chunk_bytes) {
+        head(norm, output, chunk_bytes) {
     at::manual_seed(5);
-    norm->weight = at::rand({16}, at::kDouble).requires_grad_();
+    norm.weight()->weight = at::rand({16}, at::kDouble).requires_grad_();
     output->weight = at::randn({11, 16}, at::kDouble).requires_grad_();
     x = at::randn({2, 7, 16}, at::kDouble);
     labels = at::randint(0, 11, {2, 7});
@@ -39,7 +39,8 @@ struct Head {
     labels.index_put_({1, at::indexing::Slice(5)}, -100);
   }
   ModelArgs args;
-  ParameterPtr norm, output;
+  Norm norm;
+  ParameterPtr output;
   LossHead head;
   Tensor x, labels;
 };
@@ -53,13 +54,15 @@ TEST_CASE("loss and gradients equal plain cross entropy for every chunk size") {
     const Tensor scale = at::full({}, 0.25, at::kDouble);
     const auto [loss, grad_x] = h.head.loss_and_grad(h.x, h.labels, scale);
     const Tensor x = h.x.clone().requires_grad_();
-    const Tensor normed = x * at::rsqrt(x.square().mean(-1, true) + h.args.norm_eps) * h.norm->weight;
+    const Tensor normed =
+        x * at::rsqrt(x.square().mean(-1, true) + h.args.norm_eps) * h.norm.weight()->weight;
     const Tensor expected = at::cross_entropy_loss(at::linear(normed, h.output->weight).flatten(0, 1),
                                                    h.labels.flatten(), {}, at::Reduction::Sum, -100);
-    const auto grads = torch::autograd::grad({expected * 0.25}, {x, h.norm->weight, h.output->weight});
+    const auto grads =
+        torch::autograd::grad({expected * 0.25}, {x, h.norm.weight()->weight, h.output->weight});
     CHECK(loss.item<double>() == Approx(expected.item<double>()).epsilon(1e-12));
     CHECK(at::allclose(grad_x, grads[0], 1e-9, 1e-12));
-    CHECK(at::allclose(h.norm->weight.grad(), grads[1], 1e-9, 1e-12));
+    CHECK(at::allclose(h.norm.weight()->weight.grad(), grads[1], 1e-9, 1e-12));
     CHECK(at::allclose(h.output->weight.grad(), grads[2], 1e-9, 1e-12));
     CHECK(h.head.loss_sum(h.x, h.labels).item<double>() == Approx(loss.item<double>()).epsilon(1e-12));
   }

@@ -31,10 +31,9 @@
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include "models/activation_checkpoint.h"
-#include "models/column_linear.h"
 #include "models/flavors/registry.h"
-#include "models/kernels/attention.h"
+#include "models/kernels/attention/attention.h"
+#include "models/layers/linear_node.h"
 #include "models/transformer.h"
 
 namespace hyperion::models {
@@ -73,7 +72,8 @@ TEST_CASE("linear and rms norm and swiglu equal plain autograd") {
   check_equal([&] { return apply_linear(x, w); }, [&] { return at::linear(x, w); }, {x, w});
   check_equal([&] { return ops::rms_norm(x, g, 1e-5); },
               [&] { return x * at::rsqrt(x.square().mean(-1, true) + 1e-5) * g; }, {x, g});
-  check_equal([&] { return ops::swiglu(x, y); }, [&] { return at::silu(x) * y; }, {x, y});
+  check_equal([&] { return ops::gated_activation(x, y, Activation::kSilu); }, [&] { return at::silu(x) * y; },
+              {x, y});
 }
 
 TEST_CASE("embedding gathers rows and adds up their gradients") {
@@ -134,7 +134,7 @@ TEST_CASE("a residual stream and its norm in one node have the bits of a sum and
   const auto in_one = results_and_gradients(
       [](std::vector<Tensor>& leaves) {
         const ops::SumAndNorm both = ops::add_rms_norm(leaves[0], leaves[1], leaves[2], 1e-5);
-        return std::vector{both.sum * 2, both.normed};
+        return std::vector{both.sum * 2, both.normed[0]};
       },
       {x, residual, weight});
   const auto apart = results_and_gradients(
@@ -148,7 +148,7 @@ TEST_CASE("a residual stream and its norm in one node have the bits of a sum and
   const auto stream = results_and_gradients(
       [](std::vector<Tensor>& leaves) {
         const ops::SumAndNorm both = ops::rms_norm_of_stream(leaves[0], leaves[1], 1e-5);
-        return std::vector{both.sum * 2, both.normed};
+        return std::vector{both.sum * 2, both.normed[0]};
       },
       {residual, weight});
   const auto twice = results_and_gradients(
@@ -163,8 +163,8 @@ TEST_CASE("a residual stream whose sum or whose norm nobody reads has the gradie
   const Tensor x = leaf({4, 8}), residual = leaf({4, 8}), weight = leaf({8});
   const auto of = [&](bool norm) {
     const auto both = ops::add_rms_norm(x, residual, weight, 1e-5);
-    return torch::autograd::grad({(norm ? both.normed : both.sum).square().sum()}, {x, residual, weight}, {},
-                                 std::nullopt, false, /*allow_unused=*/true);
+    return torch::autograd::grad({(norm ? both.normed[0] : both.sum).square().sum()}, {x, residual, weight},
+                                 {}, std::nullopt, false, /*allow_unused=*/true);
   };
   const auto sum = of(false), normed = of(true);
   CHECK(sum[0].equal((x + residual) * 2));
@@ -178,7 +178,7 @@ TEST_CASE("a residual stream whose sum or whose norm nobody reads has the gradie
   CHECK(normed[2].equal(expected[1]));
 }
 
-TEST_CASE("the gradients of a norm's readers are added up in its node from the last reader to the first") {
+TEST_CASE("the gradients of a norm's branches are added up in its node from the last branch to the first") {
   at::manual_seed(23);
   const auto dtype = GENERATE(at::kFloat, at::kBFloat16, at::kDouble);
   const auto adds = GENERATE(true, false);
@@ -186,21 +186,15 @@ TEST_CASE("the gradients of a norm's readers are added up in its node from the l
                weight = at::randn({33}).to(dtype);
   const std::vector<Tensor> seeds = {at::randn({2, 3, 33}).to(dtype), at::randn({2, 3, 33}).to(dtype),
                                      at::randn({2, 3, 33}).to(dtype)};
-  const auto gradients = [&](int64_t readers) {
+  const auto gradients = [&](int64_t branches) {
     const Tensor of_x = x.detach().requires_grad_(), of_residual = residual.detach().requires_grad_(),
                  of_weight = weight.detach().requires_grad_();
-    const ops::SumAndNorm both =
-        adds ? ops::add_rms_norm(of_x, of_residual, of_weight, 1e-5, {.layers = readers})
-             : ops::rms_norm_of_stream(of_residual, of_weight, 1e-5, {.layers = readers});
-    CHECK_FALSE(both.amax.defined());
-    std::vector<Tensor> results = {both.normed}, given = {(seeds[2] + seeds[1]) + seeds[0]};
-    if (readers > 1) {
-      for (const Tensor& reader : both.again) {
-        CHECK(reader.const_data_ptr() == both.normed.const_data_ptr());
-        results.push_back(reader);
-      }
-      given = seeds;
-    }
+    const ops::SumAndNorm both = adds ? ops::add_rms_norm(of_x, of_residual, of_weight, 1e-5, branches)
+                                      : ops::rms_norm_of_stream(of_residual, of_weight, 1e-5, branches);
+    for (const Tensor& branch : both.normed)
+      CHECK(branch.const_data_ptr() == both.normed[0].const_data_ptr());
+    std::vector<Tensor> results = both.normed, given = {(seeds[2] + seeds[1]) + seeds[0]};
+    if (branches > 1) given = seeds;
     results.push_back(both.sum);
     given.push_back(at::ones_like(residual));
     std::vector<Tensor> leaves = {of_residual, of_weight};
@@ -208,49 +202,6 @@ TEST_CASE("the gradients of a norm's readers are added up in its node from the l
     return torch::autograd::grad(results, leaves, given);
   };
   CHECK(all_equal(gradients(3), gradients(1)));
-}
-
-TEST_CASE("nodes tell the largest magnitudes of what they make, and of the gradients that they make") {
-  at::manual_seed(24);
-  const auto dtype = GENERATE(at::kFloat, at::kBFloat16);
-  const auto told = [](int64_t many) { return at::zeros({many}).requires_grad_(); };
-  const auto largest = [](const Tensor& x) { return x.detach().abs().max().to(at::kFloat); };
-  const auto leaf_of = [&](at::IntArrayRef shape) { return at::randn(shape).to(dtype).requires_grad_(); };
-
-  const Tensor gate = leaf_of({3, 40}), up = leaf_of({3, 40}), amaxes = told(2);
-  const ops::ValuesWithAmax activated = ops::swiglu_with_amax(gate, up, amaxes);
-  CHECK(activated.values.equal(ops::swiglu(gate, up)));
-  CHECK(activated.amax.equal(largest(activated.values).view({1})));
-  CHECK_FALSE(activated.amax.requires_grad());
-  activated.values.backward(at::randn({3, 40}).to(dtype));
-  CHECK(amaxes.grad().equal(at::stack({largest(gate.grad()), largest(up.grad())})));
-
-  const Tensor x = leaf_of({6, 33}), residual = leaf_of({2, 3, 33}), weight = leaf_of({33}), amax = told(1);
-  const ops::SumAndNorm both =
-      ops::add_rms_norm(x, residual, weight, 1e-5, {.layers = 2, .want_amax = true}, amax);
-  CHECK(both.again.size() == 1);
-  CHECK(both.amax.equal(largest(both.normed).view({1})));
-  torch::autograd::backward({both.sum, both.normed, both.again[0]},
-                            {both.sum.detach(), both.normed.detach(), both.normed.detach()});
-  CHECK(amax.grad().equal(largest(x.grad()).view({1})));
-
-  const Tensor stream = leaf_of({2, 3, 33}), of_stream = told(1);
-  const ops::SumAndNorm alone =
-      ops::rms_norm_of_stream(stream, weight, 1e-5, {.layers = 2, .want_amax = true}, of_stream);
-  CHECK(alone.again.size() == 1);
-  CHECK(alone.normed.equal(ops::rms_norm(stream, weight, 1e-5)));
-  CHECK(alone.amax.equal(largest(alone.normed).view({1})));
-  torch::autograd::backward({alone.sum, alone.normed, alone.again[0]},
-                            {alone.sum.detach(), alone.normed.detach() * 2, alone.normed.detach()});
-  CHECK(of_stream.grad().equal(largest(stream.grad()).view({1})));
-
-  const Tensor q = leaf_of({1, 4, 2, 8}), k = leaf_of({1, 4, 1, 8}), v = leaf_of({1, 4, 1, 8}),
-               of_all = told(3), angles = at::rand({4, 4});
-  const ops::RotatedHeads turned =
-      ops::rope_qkv(q, k, v, angles.cos(), angles.sin(), RopeStyle::kInterleaved, 1, of_all);
-  torch::autograd::backward({turned.q, turned.k, turned.v},
-                            {turned.q.detach() * 3, turned.k.detach() * 5, turned.v.detach() * 7});
-  CHECK(of_all.grad().equal(at::stack({largest(q.grad()), largest(k.grad()), largest(v.grad())})));
 }
 
 TEST_CASE("queries and keys turned in one node from one product have the bits of tensors turned alone") {
@@ -267,7 +218,7 @@ TEST_CASE("queries and keys turned in one node from one product have the bits of
   const auto in_one = results_and_gradients(
       [&](std::vector<Tensor>& leaves) {
         auto [q, k, v] = ops::rope_qkv(heads(leaves[0], 0, 4), heads(leaves[0], 4, 2), heads(leaves[0], 6, 2),
-                                       angles.cos(), angles.sin(), style, parts);
+                                       angles.cos(), angles.sin(), style);
         return std::vector{q, k, v * 2};
       },
       {product});
@@ -275,8 +226,8 @@ TEST_CASE("queries and keys turned in one node from one product have the bits of
       [&](std::vector<Tensor>& leaves) {
         const Tensor q = heads(leaves[0], 0, 4).contiguous(), k = heads(leaves[0], 4, 2).contiguous(),
                      v = heads(leaves[0], 6, 2);
-        return std::vector{ops::rope_qkv(q, k, k, angles.cos(), angles.sin(), style, parts).q,
-                           ops::rope_qkv(q, k, k, angles.cos(), angles.sin(), style, parts).k,
+        return std::vector{ops::rope_qkv(q, k, k, angles.cos(), angles.sin(), style).q,
+                           ops::rope_qkv(q, k, k, angles.cos(), angles.sin(), style).k,
                            (parts > 1 ? v.transpose(0, 1).flatten(1, 2) : v) * 2};
       },
       {product});
@@ -288,11 +239,14 @@ TEST_CASE("swiglu of the halves of one product has the bits of swiglu of two ten
   const Tensor product = at::randn({3, 5, 2 * 17}).to(dtype);
   const auto halves = results_and_gradients(
       [](std::vector<Tensor>& leaves) {
-        return std::vector{ops::swiglu(leaves[0].narrow(-1, 0, 17), leaves[0].narrow(-1, 17, 17))};
+        return std::vector{ops::gated_activation(leaves[0].narrow(-1, 0, 17), leaves[0].narrow(-1, 17, 17),
+                                                 Activation::kSilu)};
       },
       {product});
   const auto apart = results_and_gradients(
-      [](std::vector<Tensor>& leaves) { return std::vector{ops::swiglu(leaves[0], leaves[1])}; },
+      [](std::vector<Tensor>& leaves) {
+        return std::vector{ops::gated_activation(leaves[0], leaves[1], Activation::kSilu)};
+      },
       {product.narrow(-1, 0, 17).contiguous(), product.narrow(-1, 17, 17).contiguous()});
   CHECK(halves[0].equal(apart[0]));
   CHECK(halves[1].equal(at::cat({apart[1], apart[2]}, -1)));
@@ -372,16 +326,13 @@ TEST_CASE("a recomputed block has bitwise the same gradients and keeps three of 
   Tensor first;
   {
     at::NoGradGuard no_grad;
-    SelectiveCheckpointScope scope(&checkpoint);
-    first = block.forward(x, context);
+    first = block.forward(x, context, {.selective = &checkpoint});
   }
   checkpoint.start_recompute();
-  {
-    SelectiveCheckpointScope scope(&checkpoint);
-    const Tensor again = block.forward(x, context, BlockRun::kAgain);
-    CHECK(again.sizes() == first.sizes());
-    again.backward(seed);
-  }
+  const Tensor again =
+      block.forward(x, context, {.kind = BlockRun::Kind::kRecompute, .selective = &checkpoint});
+  CHECK(again.sizes() == first.sizes());
+  again.backward(seed);
   const auto recomputed = gradients();
   for (size_t i = 0; i < plain.size(); ++i) CHECK(plain[i].equal(recomputed[i]));
   CHECK_THROWS(checkpoint.take_saved());  // all that was saved was read: wq, wv, w1 and attention
@@ -467,10 +418,9 @@ TEST_CASE(
     const std::vector<Linear> layers = layers_of_one_input(rows, true, at::kFloat);
     const Tensor x = at::randn({3, 6});
     at::NoGradGuard no_grad;
-    SelectiveCheckpointScope scope(&checkpoint);
-    const std::vector<Tensor> outputs = column_linear(x, pointers(layers));
+    const std::vector<Tensor> outputs = column_linear(x, pointers(layers), &checkpoint);
     checkpoint.start_recompute();
-    const std::vector<Tensor> again = column_linear(x, pointers(layers));
+    const std::vector<Tensor> again = column_linear(x, pointers(layers), &checkpoint);
     for (size_t i = 0; i < outputs.size(); ++i) CHECK(outputs[i].equal(again[i]));
     CHECK_THROWS(checkpoint.take_saved());  // all that was saved was read
     int64_t numbers = 0;                    // of the storages that the second run shares with the first
@@ -501,6 +451,26 @@ TEST_CASE("a linear layer may end before the backward of its output") {
   CHECK(at::allclose(weight.grad(), at::ones({2, 3}).mm(x)));
   out.reset();
   CHECK(parameter.expired());
+}
+
+TEST_CASE("the last sum of a block that is run again is left out and gives the gradients of both terms") {
+  const Tensor stream = at::randn({2, 3}).requires_grad_(), x = at::randn({2, 3}).requires_grad_(),
+               seed = at::randn({2, 3});
+  CHECK(ops::residual_sum(stream, x).equal(stream + x));
+  const Tensor left_out = ops::residual_sum(stream, x, {.kind = BlockRun::Kind::kRecompute});
+  CHECK(left_out.is_alias_of(x));
+  left_out.backward(seed);
+  CHECK(stream.grad().equal(seed));
+  CHECK(x.grad().equal(seed));
+}
+
+TEST_CASE("a second backward through linear layers is refused, for they keep nothing for it") {
+  const ParameterPtr parameter = make_parameter("w.weight", {2, 4}, Init::ones());
+  parameter->weight = at::randn({2, 4}).requires_grad_();
+  const Linear linear(parameter);
+  const Tensor out = column_linear(at::randn({3, 4}), {&linear})[0];
+  out.backward(at::ones_like(out), /*retain_graph=*/true);
+  CHECK_THROWS_WITH(out.backward(at::ones_like(out)), Catch::Contains("second backward"));
 }
 
 TEST_CASE("products with weights of a chosen shape are never saved and do not count") {

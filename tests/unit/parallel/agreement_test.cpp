@@ -13,7 +13,7 @@ const Fingerprint kJob = {{"binary", "1"}, {"data", "austen"}, {"training.steps"
 std::string compare(const Fingerprint& rank0, const std::vector<Fingerprint>& others) {
   std::vector<DifferingRank> differing;
   for (size_t r = 0; r < others.size(); ++r) {
-    const Fingerprint entries = differing_entries(rank0, unpack_entries(pack_entries(others[r])));
+    const Fingerprint entries = differing_entries(rank0, others[r]);
     if (!entries.empty()) differing.push_back({static_cast<int>(11 + r), entries});
   }
   return differing.empty() ? "" : describe_differences(rank0, differing);

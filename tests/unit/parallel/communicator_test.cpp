@@ -13,9 +13,9 @@
 #include <ATen/ops/zeros.h>
 
 #include "base/error.h"
-#include "parallel/ledger.h"
 #include "parallel/phase.h"
 #include "tests/distributed/trace_ranges.h"
+#include "tests/support/comm_ledger.h"
 
 namespace hyperion::parallel {
 namespace {
@@ -219,7 +219,7 @@ TEST_CASE("a failure names rank and group and operation and the phase in which i
   for (bool late : {false, true}) {
     BrokenCommunicator group(late);
     group.set_post_mortem([](const std::string& operation, const std::string& phase) {
-      return Communicator::PostMortem{" [" + operation + "|" + phase + "]", {4}};
+      return PostMortem{" [" + operation + "|" + phase + "]", {4}};
     });
     at::Tensor out = at::zeros({4}), in = at::zeros({2});
     try {

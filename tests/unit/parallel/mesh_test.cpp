@@ -122,4 +122,31 @@ TEST_CASE("replicas alone are no FSDP") {
   CHECK(mesh.degree(MeshDim::kBatch) == 4);
 }
 
+TEST_CASE("a batch's tokens count once wherever counts are added up, on every mesh up to 16 ranks") {
+  for (int world = 1; world <= 16; ++world) {
+    for (int code = 0; code < 16 * 16 * 16 * 16; ++code) {
+      const MeshConfig config{.pp = code % 16 + 1,
+                              .dp_replicate = code / 16 % 16 + 1,
+                              .cp = code / 256 % 16 + 1,
+                              .tp = code / 4096 + 1};
+      if (world % (config.pp * config.dp_replicate * config.cp * config.tp) != 0) continue;
+      const Mesh mesh(config, world);
+      // Every batch once, by its number: each is a bit.
+      const int64_t all_batches = (int64_t{1} << mesh.degree(MeshDim::kBatch)) - 1;
+      int64_t among_all = 0;
+      for (int rank = 0; rank < world; ++rank)
+        if (mesh.counts_among_all(rank)) among_all += int64_t{1} << mesh.coordinate(rank, MeshDim::kBatch);
+      CHECK(among_all == all_batches);
+      for (int rank = 0; rank < world; ++rank) {  // over the loss group and then pp
+        int64_t sum = 0;
+        for (const int stage : mesh.group(rank, MeshDim::kPp))
+          for (const int other : mesh.group(stage, MeshDim::kLoss))
+            if (mesh.counts_in_loss_groups(other))
+              sum += int64_t{1} << mesh.coordinate(other, MeshDim::kBatch);
+        if (sum != all_batches) FAIL(mesh.describe() << ": rank " << rank);
+      }
+    }
+  }
+}
+
 }  // namespace hyperion::parallel

@@ -23,7 +23,7 @@ std::vector<at::Tensor> kept_gradients(int rank, const std::vector<at::Tensor>& 
                                        const ShardingOptions& options) {
   const auto shard = make_fake_communicator("fsdp/0", rank, {0, 1, 2, 3});
   const auto replicate = make_solo_communicator("dp_replicate/0", rank);
-  FsdpContext context(*shard, *replicate, options);
+  FsdpContext context(Mesh({}, kWorld), rank, *shard, *replicate, options);
   std::vector<ParameterPtr> parameters;
   for (size_t i = 0; i < gradients.size(); ++i)
     parameters.push_back(
@@ -68,7 +68,7 @@ TEST_CASE("a weight without a gradient adds nothing") {
   const std::vector<at::Tensor> gradients = {at::ones({5, 2}), at::ones({8})};
   const auto shard = make_fake_communicator("fsdp/0", 1, {0, 1, 2, 3});
   const auto replicate = make_solo_communicator("dp_replicate/0", 1);
-  FsdpContext context(*shard, *replicate, {.compute_dtype = at::kFloat});
+  FsdpContext context(Mesh({}, kWorld), 1, *shard, *replicate, {.compute_dtype = at::kFloat});
   const std::vector<ParameterPtr> parameters = {make_parameter("a", {5, 2}, Init::ones()),
                                                 make_parameter("b", {8}, Init::ones())};
   std::map<const Parameter*, ShardedParameterPtr> known;
@@ -87,7 +87,7 @@ TEST_CASE("the first gradients of a step replace those of the step before and la
   std::iota(ranks.begin(), ranks.end(), 0);
   const auto shard = make_fake_communicator("fsdp/0", 0, ranks);
   const auto replicate = make_solo_communicator("dp_replicate/0", 0);
-  FsdpContext context(*shard, *replicate, {.compute_dtype = at::kFloat});
+  FsdpContext context(Mesh({}, world), 0, *shard, *replicate, {.compute_dtype = at::kFloat});
   const ParameterPtr tied = make_parameter("tied", {8, 2}, Init::ones()),
                      own = make_parameter("own", {4}, Init::ones());
   std::map<const Parameter*, ShardedParameterPtr> known;
@@ -120,7 +120,8 @@ TEST_CASE("weights lie side by side only where they are gathered without padding
   std::iota(ranks.begin(), ranks.end(), 0);
   const auto shard = make_fake_communicator("fsdp/0", world - 1, ranks);
   const auto replicate = make_solo_communicator("dp_replicate/0", 0);
-  FsdpContext context(*shard, *replicate, {.compute_dtype = compute, .pack_weights = true});
+  FsdpContext context(Mesh({}, world), world - 1, *shard, *replicate,
+                      {.compute_dtype = compute, .pack_weights = true});
   const ParameterPtr pack = make_parameter("q, k and v", {16, 3}, Init::ones()),
                      padded = make_parameter("gate and up", {10, 3}, Init::ones());
   std::vector<ParameterPtr> parameters;
@@ -153,6 +154,47 @@ TEST_CASE("weights lie side by side only where they are gathered without padding
     }
     unit.reshard();
     if (world > 1) CHECK(pack->weight.storage().nbytes() == 0);
+  }
+}
+
+TEST_CASE("a unit sends the same parts whatever gradients a microbatch leaves") {
+  // Keeps how many elements each part of a reduce-scatter has.
+  class Parts : public Communicator {
+   public:
+    Parts() : Communicator("fsdp/0", 0, {0, 1}) {}
+    std::string_view backend() const override { return "test"; }
+    void set_timeout(std::chrono::milliseconds) override {}
+    std::vector<int64_t> sent;
+
+   private:
+    Finish do_all_gather(const at::Tensor&, const at::Tensor&) override { return {}; }
+    Finish do_reduce_scatter_sum(const at::Tensor& out, const at::Tensor& in) override {
+      sent.push_back(in.numel());
+      out.copy_(in.narrow(0, 0, out.numel()));
+      return {};
+    }
+    Finish do_all_reduce(const at::Tensor&, bool) override { return {}; }
+    Finish do_barrier() override { return {}; }
+  };
+  Parts shard;
+  const auto replicate = make_solo_communicator("dp_replicate/0", 0);
+  FsdpContext context(Mesh({}, 2), 0, shard, *replicate, {.compute_dtype = at::kBFloat16});
+  const std::vector<ParameterPtr> parameters = {make_parameter("a", {4, 2}, Init::ones()),
+                                                make_parameter("b", {6}, Init::ones())};
+  std::map<const Parameter*, ShardedParameterPtr> known;
+  ShardGroup unit("unit", parameters, known, context);
+  // As planned; in another dtype, as a product on a GPU may leave it; none.
+  for (const at::Tensor& gradient : {at::ones({6}, at::kBFloat16), at::full({6}, 1.001), at::Tensor()}) {
+    unit.drop_grads();
+    unit.finish_unshard();
+    parameters[0]->weight.mutable_grad() = at::ones({4, 2}, at::kBFloat16);
+    parameters[1]->weight.mutable_grad() = gradient;
+    shard.sent.clear();
+    unit.reduce(/*last_microbatch=*/true);
+    context.finish_reduction();
+    CHECK(shard.sent == std::vector<int64_t>{8 + 6});
+    const at::Tensor expected = gradient.defined() ? gradient.narrow(0, 0, 3).to(at::kFloat) : at::zeros({3});
+    CHECK(unit.parameters()[1]->grad().equal(expected));
   }
 }
 

@@ -41,8 +41,12 @@ struct Rank {
       : mesh(mesh_config(config.parallelism), world),
         groups(mesh, {.rank = rank, .world_size = world}, {.backend = parallel::CommBackend::kFake}),
         args(model_args(config.model)),
-        model(make_model_and_optimizer(
-            args, config, {.groups = groups, .device = at::kCPU, .without_memory = without_memory})) {}
+        model(make_model_and_optimizer(args, config,
+                                       {.mesh = mesh,
+                                        .rank = rank,
+                                        .groups = groups,
+                                        .device = at::kCPU,
+                                        .without_memory = without_memory})) {}
   parallel::Mesh mesh;
   parallel::ProcessGroups groups;
   models::ModelArgs args;
@@ -105,12 +109,12 @@ TEST_CASE("the state has each part once and model, optimizer and their place in 
   TrainState state;
   const test::TemporaryFolder folder;
   const std::string text = folder.write("text.jsonl", "{\"text\": \"one two\"}\n");
-  LoaderOptions options;
+  data::LoaderOptions options;
   options.dataset_path = text;
   options.encode = test::encode_bytes;
   options.seq_len = 4;
   options.rows = 1;
-  DataLoader loader(options);
+  data::DataLoader loader(options);
   ResumePlan plan;
   plan.config = job;
   const StateComponents components =

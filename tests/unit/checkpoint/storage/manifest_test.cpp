@@ -3,6 +3,7 @@
 #include <catch2/catch.hpp>
 
 #include "base/hash.h"
+#include "base/pack.h"
 #include "tests/unit/checkpoint/storage/storage_fixture.h"
 
 namespace hyperion::checkpoint {
@@ -50,7 +51,7 @@ TEST_CASE("A manifest comes back from its text as it was") {
   CHECK(out.unix_time == in.unix_time);
   CHECK(out.facts == in.facts);
   CHECK(out.files == in.files);
-  CHECK(file_record_from_json(to_json(in.files[0])) == in.files[0]);
+  CHECK(unpack<FileRecord>(pack(in.files[0])) == in.files[0]);
 }
 
 TEST_CASE("every flipped bit of a manifest is refused") {

@@ -85,13 +85,13 @@ TEST_CASE("diff compares the numbers of floating-point types with each other") {
 
 TEST_CASE("diff of names shows both sides without training") {
   const NameList a{"config.toml",
-                   {{"norm.weight", Dtype::kFloat32, {8}},
-                    {"output.weight", Dtype::kFloat32, {4, 8}},
-                    {"layers.0.w1.weight", Dtype::kFloat32, {8, 8}}}};
+                   {{"norm.weight", {Dtype::kFloat32, {8}, {}}},
+                    {"output.weight", {Dtype::kFloat32, {4, 8}, {}}},
+                    {"layers.0.w1.weight", {Dtype::kFloat32, {8, 8}, {}}}}};
   NameList b{"step-3",
-             {{"norm.weight", Dtype::kBFloat16, {8}},
-              {"output.weight", Dtype::kFloat32, {4, 9}},
-              {"layers.0.w_1.weight", Dtype::kFloat32, {8, 8}}}};
+             {{"norm.weight", {Dtype::kBFloat16, {8}, {}}},
+              {"output.weight", {Dtype::kFloat32, {4, 9}, {}}},
+              {"layers.0.w_1.weight", {Dtype::kFloat32, {8, 8}, {}}}}};
   const Ran ran = run_tool([&](std::FILE* out) { return diff_names(a, b, false, out); });
   INFO(ran.text);
   CHECK(ran.code == ExitCode::kBadData);

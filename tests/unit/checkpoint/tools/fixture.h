@@ -24,6 +24,7 @@
 #include "checkpoint/format/zip/crc32.h"
 #include "checkpoint/loader.h"
 #include "checkpoint/saver.h"
+#include "checkpoint/tools/digest.h"
 #include "tests/support/placements.h"
 #include "tests/support/temporary_folder.h"
 #include "tests/support/thread_ranks.h"
@@ -51,6 +52,10 @@ Ran run_tool(const Command& command) {
   ran.text.assign(data, size);
   std::free(data);
   return ran;
+}
+
+inline Digest digest_of(const std::filesystem::path& checkpoint, const Selection& only = {}) {
+  return digest_of(open_checkpoint(checkpoint), only);
 }
 
 inline void flip_bit(const std::filesystem::path& file, uint64_t at) {

@@ -3,9 +3,9 @@
 
 #include <catch2/catch.hpp>
 
+#include "checkpoint/tools/aligned_table.h"
 #include "checkpoint/tools/compare.h"
 #include "checkpoint/tools/content.h"
-#include "checkpoint/tools/aligned_table.h"
 
 namespace hyperion::checkpoint {
 

@@ -18,6 +18,7 @@
 #include "base/error.h"
 #include "tests/support/documents.h"
 #include "tests/support/error_of.h"
+#include "tests/support/placements.h"
 #include "tests/support/temporary_folder.h"
 
 namespace hyperion::trainer {
@@ -27,8 +28,6 @@ using Catch::Contains;
 using checkpoint::Object;
 
 namespace {
-
-const MeshPlace kAlone = {parallel::Mesh({}, 1), 0};
 
 struct Saved {
   std::map<std::string, std::string> tensors;
@@ -71,8 +70,8 @@ std::vector<parallel::ShardedParameterPtr> weights(int seed) {
   std::vector<parallel::ShardedParameterPtr> all;
   for (const auto& [name, shape] : {std::pair("w.weight", std::vector<int64_t>{7, 5}),
                                     std::pair("norm.weight", std::vector<int64_t>{5})}) {
-    all.push_back(std::make_shared<parallel::ShardedParameter>(make_parameter(name, shape, Init::ones()), 0,
-                                                               1, parallel::ShardingOptions{}));
+    all.push_back(std::make_shared<parallel::ShardedParameter>(
+        make_parameter(name, shape, Init::ones()), test::cut_by_rows(1), parallel::ShardingOptions{}));
     Tensor master = all.back()->master();
     master.normal_();
     all.back()->compute_shard().copy_(master);
@@ -83,34 +82,9 @@ std::vector<parallel::ShardedParameterPtr> weights(int seed) {
 
 }  // namespace
 
-TEST_CASE(
-    "replicas of a parameter are those of dp_replicate, and of the tensor parallel group where it does not "
-    "divide") {
-  const parallel::Mesh mesh({.dp_replicate = 2, .dp_shard = 3, .tp = 4}, 24);
-  for (int rank = 0; rank < 24; ++rank) {
-    const MeshPlace place = {mesh, rank};
-    const int replicate = rank / 12, shard = rank / 4 % 3, tp = rank % 4;
-    const auto held = [&](std::vector<int64_t> shape, std::optional<int> split) {
-      const ParameterPtr parameter = make_parameter("w", std::move(shape), Init::ones(), split);
-      parameter->divide(4, tp);
-      return placement_of(parallel::ShardedParameter(parameter, shard, 3, {}), place);
-    };
-    const Cut rows = {.parts = 3, .index = shard};
-    CHECK(held({8, 6}, 0) == checkpoint::Placement{.cuts = {{.parts = 4, .index = tp}, rows},
-                                                   .replicas = 2,
-                                                   .replica = replicate});
-    CHECK(held({8, 6}, 1) == checkpoint::Placement{.cuts = {{.dim = 1, .parts = 4, .index = tp}, rows},
-                                                   .replicas = 2,
-                                                   .replica = replicate});
-    CHECK(held({8}, {}) ==
-          checkpoint::Placement{.cuts = {rows}, .replicas = 8, .replica = replicate * 4 + tp});
-    CHECK(whole_placement(place) == checkpoint::Placement{.cuts = {}, .replicas = 24, .replica = rank});
-  }
-}
-
 TEST_CASE("weights come back and the copies in the compute dtype follow them") {
   const auto here = weights(1), there = weights(2);
-  ModelState from(here, kAlone), to(there, kAlone);
+  ModelState from(here), to(there);
   const Saved saved = save(from);
   CHECK(saved.tensors.size() == 2);
   load(to, saved);
@@ -129,9 +103,8 @@ TEST_CASE("an optimizer that comes back makes the same next update") {
   for (int step = 0; step < 3; ++step) adam.step(1e-2, go);
   other.step(1e-1, go);
   const auto rates = [] { return std::pair(0.5, 0.25); };
-  OptimizerState from(adam, config.optimizer, here, kAlone, rates),
-      to(other, config.optimizer, there, kAlone, rates);
-  ModelState model_from(here, kAlone), model_to(there, kAlone);
+  OptimizerState from(adam, config.optimizer, here, {}, rates), to(other, config.optimizer, there, {}, rates);
+  ModelState model_from(here), model_to(there);
   const Saved saved = save(from);
   CHECK(saved.tensors.size() == 2 * 3);
   CHECK(saved.objects.at("optimizer.param_groups.w.weight.lr") == Object(0.25));
@@ -160,12 +133,12 @@ TEST_CASE("the learning rate's curve is saved as torch's scheduler counts it, wi
 
 TEST_CASE("a data loader that comes back gives the next batch, and one without a saved position stays") {
   const test::TemporaryFolder folder;
-  LoaderOptions options;
+  data::LoaderOptions options;
   options.dataset_path = folder.write("data.jsonl", test::json_lines(40, "doc"));
   options.encode = test::encode_bytes;
   options.seq_len = 16;
   options.rows = 2;
-  DataLoader here(options), there(options), untouched(options);
+  data::DataLoader here(options), there(options), untouched(options);
   for (int batch = 0; batch < 5; ++batch) here.next();
   LoaderComponent from(here), to(there), other(untouched);
   load(to, save(from));
@@ -244,7 +217,7 @@ TEST_CASE(
 TEST_CASE("averages come back under the names of their weights") {
   const auto here = weights(1), there = weights(2);
   Ema averages(here, {}), others(there, {});
-  EmaState from(averages, here, kAlone), to(others, there, kAlone);
+  EmaState from(averages, here), to(others, there);
   const Saved saved = save(from);
   CHECK(saved.tensors.contains("ema.w.weight"));
   load(to, saved);

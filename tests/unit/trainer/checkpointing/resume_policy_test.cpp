@@ -44,14 +44,6 @@ ResumePlan resume(const ResolvedConfig& now, int64_t step, const TrajectoryFacts
       {LoadSource::kOwn, std::move(components), fresh_plan(config(), facts()).trajectory, step});
 }
 
-void set_setting(Trajectory& trajectory, const std::string& key, const std::string& text) {
-  *std::ranges::find(trajectory, key, &TextTable::value_type::first) = {key, text};
-}
-
-double lr(const ResumePlan& plan, int64_t step) {
-  return plan.config.optimizer.lr * schedule_of(plan.config).factor(step - 1 - plan.schedule_start);
-}
-
 std::string refusal(const std::function<void()>& act, ExitCode code = ExitCode::kUsage) {
   return error_of(code, act);
 }
@@ -68,7 +60,8 @@ TEST_CASE("a new training.steps leaves the learning rate of every step as it was
   const ResumePlan before = fresh_plan(config(), facts());
   for (const char* steps : {"5", "9", "10"}) {
     const ResumePlan after = resume(config({{"training.steps", steps}}), 4);
-    for (int64_t step = 1; step <= 10; ++step) CHECK(lr(after, step) == lr(before, step));
+    for (int64_t step = 1; step <= 10; ++step)
+      CHECK(learning_rate(after, step) == learning_rate(before, step));
     CHECK(*find_setting(after.trajectory, "lr_scheduler.total_steps") == "10");
     if (std::string(steps) != "10") CHECK_THAT(joined(after.notes), Contains("keeps its 10 steps"));
   }
@@ -161,9 +154,9 @@ TEST_CASE("a run beyond its curve stays at the floor and says so once") {
   CHECK_THAT(plan.warnings[0], Contains("ends at step 10") && Contains("lr = 0.01"));
   double last = 1;
   for (int64_t step = 9; step <= 30; ++step) {
-    CHECK(lr(plan, step) >= 0.01 - 1e-12);
-    CHECK(lr(plan, step) <= last);
-    last = lr(plan, step);
+    CHECK(learning_rate(plan, step) >= 0.01 - 1e-12);
+    CHECK(learning_rate(plan, step) <= last);
+    last = learning_rate(plan, step);
   }
 }
 
@@ -250,9 +243,9 @@ TEST_CASE("parts that are left out by choice are named with what the run begins 
   const std::vector<Override> leave = {{"checkpoint.exclude_from_loading", "dataloader,rng"}};
   const auto warnings = [](const std::vector<Override>& keys, LoadSource source, bool weights_only = false) {
     const ResolvedConfig now = config(keys);
-    ResumeRequest request{source, components_to_load(now.config, source, weights_only),
-                          fresh_plan(config(), facts()).trajectory, 4};
-    request.left_out = components_left_out(now.config, source, weights_only);
+    ComponentChoice choice = choose_components(now.config, source, weights_only);
+    ResumeRequest request{source, choice.loaded, fresh_plan(config(), facts()).trajectory, 4};
+    request.left_out = choice.left_out;
     return joined(resume_plan(now, facts(), request).warnings);
   };
   CHECK(warnings({}, LoadSource::kOwn).empty());
@@ -359,17 +352,17 @@ TEST_CASE("transfer takes the weights and starts everything else from the beginn
                                      {"checkpoint.initial_load_path", "old/step-10"},
                                      {"optimizer.lr", "0.5"},
                                      {"training.steps", "50"}});
-  const auto parts = components_to_load(now.config, LoadSource::kInitial, false);
+  const auto parts = choose_components(now.config, LoadSource::kInitial, false).loaded;
   CHECK(parts == checkpoint::ComponentSet{"model"});
   const ResumePlan plan =
       resume_plan(now, facts(), {LoadSource::kInitial, parts, fresh_plan(config(), facts()).trajectory, 10});
   CHECK(plan.trajectory == fresh_plan(now, facts()).trajectory);
   CHECK(plan.schedule_start == 0);
   CHECK(plan.config.lr_scheduler.total_steps == 50);
-  CHECK(lr(plan, 1) == 0.25);
+  CHECK(learning_rate(plan, 1) == 0.25);
   // Killed and started again with the same command it goes on from what it saved itself.
   CHECK(resume_mode(now.config, LoadSource::kOwn) == ResumeMode::kRecover);
-  CHECK(components_to_load(now.config, LoadSource::kOwn, false).contains("optimizer"));
+  CHECK(choose_components(now.config, LoadSource::kOwn, false).loaded.contains("optimizer"));
 }
 
 TEST_CASE("continue takes the configuration and starts the curve at the loaded step") {
@@ -377,20 +370,20 @@ TEST_CASE("continue takes the configuration and starts the curve at the loaded s
                                      {"checkpoint.exclude_from_loading", "lr_scheduler,optimizer"},
                                      {"optimizer.lr", "0.5"},
                                      {"training.steps", "30"}});
-  const auto parts = components_to_load(now.config, LoadSource::kOwn, false);
+  const auto parts = choose_components(now.config, LoadSource::kOwn, false).loaded;
   CHECK(parts == checkpoint::ComponentSet{"model", "dataloader", "train_state", "rng"});
   const ResumePlan plan = resume(now, 10, facts(), parts);
   CHECK(plan.schedule_start == 10);
   CHECK(plan.config.lr_scheduler.total_steps == 20);  // the steps that are left
-  CHECK(lr(plan, 11) == 0.25);
-  CHECK(lr(plan, 12) == 0.5);
-  CHECK(lr(plan, 30) > 0);
+  CHECK(learning_rate(plan, 11) == 0.25);
+  CHECK(learning_rate(plan, 12) == 0.5);
+  CHECK(learning_rate(plan, 30) > 0);
   CHECK_THAT(joined(plan.notes), Contains("starts again at step 11 and has 20 steps"));
 
   // The second resume keeps that curve.
   const ResumePlan again = resume_plan(config({{"optimizer.lr", "0.5"}, {"training.steps", "30"}}), facts(),
                                        {LoadSource::kOwn, all(), plan.trajectory, 20});
-  for (int64_t step = 21; step <= 30; ++step) CHECK(lr(again, step) == lr(plan, step));
+  for (int64_t step = 21; step <= 30; ++step) CHECK(learning_rate(again, step) == learning_rate(plan, step));
 }
 
 TEST_CASE("continue takes changed settings without a policy and names them") {
@@ -413,14 +406,17 @@ TEST_CASE("every subset of the components can be chosen") {
       if ((bits >> i & 1) != 0) expected.insert(names[i]);
     }
     const std::vector<Override> ema = {{"ema.enable", "true"}};
-    CHECK(components_to_load(config({{"checkpoint.components", chosen}, ema[0]}).config, LoadSource::kOwn,
-                             false) == expected);
-    CHECK(components_to_load(config({{"checkpoint.exclude_from_loading", rest}, ema[0]}).config,
-                             LoadSource::kOwn, false) == expected);
+    CHECK(
+        choose_components(config({{"checkpoint.components", chosen}, ema[0]}).config, LoadSource::kOwn, false)
+            .loaded == expected);
+    CHECK(choose_components(config({{"checkpoint.exclude_from_loading", rest}, ema[0]}).config,
+                            LoadSource::kOwn, false)
+              .loaded == expected);
   }
-  CHECK(components_to_load(config().config, LoadSource::kOwn, false).size() == 6);  // no EMA to fill
-  CHECK(components_to_load(config().config, LoadSource::kOwn, true) == checkpoint::ComponentSet{"model"});
-  CHECK(components_to_load(config().config, LoadSource::kInitial, false) ==
+  CHECK(choose_components(config().config, LoadSource::kOwn, false).loaded.size() == 6);  // no EMA to fill
+  CHECK(choose_components(config().config, LoadSource::kOwn, true).loaded ==
+        checkpoint::ComponentSet{"model"});
+  CHECK(choose_components(config().config, LoadSource::kInitial, false).loaded ==
         checkpoint::ComponentSet{"model"});
 }
 

@@ -121,7 +121,8 @@ TEST_CASE("what a config.json asks for and is not computed here is refused by na
                     Contains("full_attention"));
   CHECK_THROWS_WITH(changed("rope_parameters", {{"partial_rotary_factor", 0.5}}),
                     Contains("partial_rotary_factor"));
-  CHECK_THROWS_WITH(changed("hidden_act", "gelu"), Contains("gelu") && Contains("silu"));
+  CHECK_THROWS_WITH(changed("hidden_act", "gelu"),
+                    Contains("is \"gelu\"") && Contains("\"silu\" or \"gelu_pytorch_tanh\""));
   for (const char* bias : {"attention_bias", "mlp_bias"})
     CHECK_THROWS_WITH(changed(bias, true), Contains(bias));
   CHECK_THROWS_WITH(changed("attention_dropout", 0.1), Contains("attention_dropout"));

@@ -17,6 +17,8 @@
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
 
+#include "tests/support/placements.h"
+
 namespace hyperion::trainer {
 
 using at::Tensor;
@@ -30,7 +32,7 @@ struct Shards {
     for (int64_t rows : {5, 3}) {
       auto parameter = make_parameter("p" + std::to_string(rows), {rows, 4}, Init::ones());
       const parallel::ShardingOptions options{.compute_dtype = compute};
-      all.push_back(std::make_shared<parallel::ShardedParameter>(parameter, 0, 1, options));
+      all.push_back(std::make_shared<parallel::ShardedParameter>(parameter, test::cut_by_rows(1), options));
       grads.push_back(at::zeros({rows * 4}));
       all.back()->bind_grad(grads.back());
       all.back()->master().copy_(at::randn({rows, 4}));
@@ -59,7 +61,7 @@ TEST_CASE("the update in one pass equals libtorch's for any number of elements a
            std::vector<std::vector<int64_t>>{{1, 1}, {3, 7}, {16384}, {5, 6561}, {0, 4}, {129, 1000}}) {
         auto parameter = make_parameter("p" + std::to_string(all.size()), shape, Init::ones());
         all.push_back(std::make_shared<parallel::ShardedParameter>(
-            parameter, 0, 1, parallel::ShardingOptions{.compute_dtype = compute}));
+            parameter, test::cut_by_rows(1), parallel::ShardingOptions{.compute_dtype = compute}));
         grads.push_back(at::zeros({parameter->numel()}));
         all.back()->bind_grad(grads.back());
         all.back()->master().copy_(at::randn(shape));

@@ -13,6 +13,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "base/error.h"
+#include "tests/support/placements.h"
 
 namespace hyperion::trainer {
 
@@ -27,8 +28,8 @@ std::vector<parallel::ShardedParameterPtr> shards(int rank, int world,
                                                   const parallel::ShardingOptions& options = {}) {
   std::vector<parallel::ShardedParameterPtr> all;
   for (const std::vector<int64_t>& shape : {std::vector<int64_t>{37, 5}, {3}, {64, 129}})
-    all.push_back(std::make_shared<parallel::ShardedParameter>(make_parameter("p", shape, Init::ones()), rank,
-                                                               world, options));
+    all.push_back(std::make_shared<parallel::ShardedParameter>(make_parameter("p", shape, Init::ones()),
+                                                               test::cut_by_rows(world, rank), options));
   return all;
 }
 

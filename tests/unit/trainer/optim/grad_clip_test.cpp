@@ -25,7 +25,7 @@ TEST_CASE("norm and clipping equal torch's clip_grad_norm_") {
       theirs.back().mutable_grad() = ours.back().clone();
     }
     auto solo = parallel::make_solo_communicator("fsdp/0", 0);
-    const at::Tensor norm = global_grad_norm(gradients, *solo, /*tensor=*/nullptr);
+    const at::Tensor norm = global_grad_norm(gradient_classes(gradients, *solo, nullptr), at::kCPU);
     clip_gradients(gradients, norm, max_norm);
     const double expected = torch::nn::utils::clip_grad_norm_(theirs, max_norm);
     CHECK(norm.item<double>() == Approx(expected).epsilon(1e-6));
@@ -50,7 +50,38 @@ TEST_CASE("gradients divided by the clip divisor are the clipped ones") {
 TEST_CASE("a non-finite gradient makes the norm non-finite") {
   const parallel::LocalGradients gradients{.divided = {at::tensor({1.0F, NAN})}, .replicated = {}};
   auto solo = parallel::make_solo_communicator("fsdp/0", 0);
-  CHECK_FALSE(std::isfinite(global_grad_norm(gradients, *solo, nullptr).item<double>()));
+  CHECK_FALSE(
+      std::isfinite(global_grad_norm(gradient_classes(gradients, *solo, nullptr), at::kCPU).item<double>()));
+}
+
+TEST_CASE("classes of gradients are each added up over their own groups") {
+  // Groups in which every rank has the same gradients: a sum over n ranks is n times as large.
+  class Peers : public parallel::Communicator {
+   public:
+    explicit Peers(int size) : parallel::Communicator("peers/0", 0, std::vector<int>(size)) {}
+    std::string_view backend() const override { return "test"; }
+    void set_timeout(std::chrono::milliseconds) override {}
+    int operations = 0;
+
+   private:
+    Finish do_all_gather(const at::Tensor&, const at::Tensor&) override { return {}; }
+    Finish do_reduce_scatter_sum(const at::Tensor&, const at::Tensor&) override { return {}; }
+    Finish do_all_reduce(const at::Tensor& tensor, bool) override {
+      ++operations;
+      tensor.mul_(size());
+      return {};
+    }
+    Finish do_barrier() override { return {}; }
+  };
+  Peers shard(2), tensor(3), experts(5);
+  const at::Tensor one = at::full({4}, 1.0), two = at::full({1}, 2.0);  // squares: 4 each
+  const double norm =
+      global_grad_norm({{{one}, {&shard, &tensor}}, {{two}, {&shard}}, {{}, {&experts}}}, at::kCPU)
+          .item<double>();
+  CHECK(norm * norm == Approx(4 * 2 * 3 + 4 * 2));
+  CHECK(shard.operations == 1);  // for both classes
+  CHECK(tensor.operations == 1);
+  CHECK(experts.operations == 1);
 }
 
 }  // namespace hyperion::trainer

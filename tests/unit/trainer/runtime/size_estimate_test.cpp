@@ -5,8 +5,8 @@
 #include <ATen/ops/empty.h>
 
 #include "models/flavors/registry.h"
-#include "models/kernels/cpu/attention.h"
-#include "models/kernels/cpu/attention_blocks.h"
+#include "models/kernels/attention/cpu.h"
+#include "models/kernels/attention/cpu_blocks.h"
 #include "tests/support/error_of.h"
 
 namespace hyperion::trainer {

@@ -80,31 +80,6 @@ TEST_CASE("MXFP8 runs emulated on any device and is refused by name where a GPU 
         7);  // the head is in the default filter
 }
 
-TEST_CASE("planned FP8 products leave out what a block that is run again does not repeat") {
-  using models::ActivationCheckpoint;
-  const auto group = parallel::make_fake_communicator("tp/0", 1, {0, 1});
-  for (Exchange* ranks : {static_cast<Exchange*>(nullptr), static_cast<Exchange*>(group.get())}) {
-    models::Transformer model(models::model_args("llama3", "debugmodel", {.n_layers = 2, .vocab_size = 64}),
-                              0, {ranks});
-    JobConfig config;
-    config.model.converters = {Converter::kFloat8};
-    config.quantize.linear.float8.emulate = true;
-    const Float8Setup setup = convert_to_float8(model, config, kCpu);
-    REQUIRE(setup.converted.size() == 15);
-    const auto planned = [&](ActivationCheckpoint mode, models::SelectiveCheckpoint::Shapes never = {}) {
-      return float8_products(model, setup, {.blocks = {2, mode}, .always_recompute = std::move(never)});
-    };
-    const int64_t once = 3 * 15;
-    CHECK(planned(ActivationCheckpoint::kNone) == once);
-    CHECK(planned(ActivationCheckpoint::kFull) == once + 2 * 6);  // all but w2
-    CHECK(planned(ActivationCheckpoint::kElementwise) == once);
-    // wk and w3; wo too, unless what the ranks added up is kept.
-    CHECK(planned(ActivationCheckpoint::kSelectiveOp) == once + 2 * (ranks == nullptr ? 3 : 2));
-    const std::vector<int64_t> w2 = model.linears()[6].second->weight()->shape;
-    CHECK(planned(ActivationCheckpoint::kSelectiveOp, {w2}) == once + 2 * (ranks == nullptr ? 3 : 2));
-  }
-}
-
 TEST_CASE("a layer whose part on a rank is no multiple of 16 is left alone with a warning unless emulated") {
   const auto group = parallel::make_fake_communicator("tp/0", 0, {0, 1});
   const auto converted = [&](bool emulate) {

@@ -1,0 +1,460 @@
+#include <algorithm>
+#include <cstdlib>
+#include <functional>
+#include <limits>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <spdlog/sinks/base_sink.h>
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include "base/counted.h"
+#include "base/device/device.h"
+#include "base/durable.h"
+#include "base/files.h"
+#include "base/log.h"
+#include "base/process.h"
+#include "base/standard_streams.h"
+#include "models/flavors/registry.h"
+#include "trainer/checkpointing/checkpointer.h"
+#include "trainer/checkpointing/stored_weights.h"
+#include "app/commands.h"
+#include "trainer/config/expand.h"
+#include "trainer/config/input_path.h"
+#include "trainer/config/model_args.h"
+#include "data/sources.h"
+#include "data/token_shards.h"
+#include "trainer/hugging_face/config.h"
+#include "trainer/hugging_face/hf_model.h"
+#include "trainer/model_and_optimizer.h"
+#include "trainer/runtime/runtime.h"
+#include "trainer/runtime/size_estimate.h"
+#include "trainer/setup/preflight.h"
+#include "trainer/setup/sharding_advice.h"
+#include "trainer/training_state.h"
+
+namespace hyperion::app {
+namespace fs = std::filesystem;
+namespace {
+
+std::string readable_bytes(double bytes) {
+  return bytes < 1 << 30 ? fmt::format("{:.2f} MiB", bytes / (1 << 20))
+                         : fmt::format("{:.2f} GiB", bytes / (1 << 30));
+}
+
+// Defers warnings and errors of the log, so that none appears between the rows of the table. The destructor
+// logs them, each text once.
+class DeferredWarnings {
+ public:
+  DeferredWarnings() : sinks_(spdlog::default_logger()->sinks()) {
+    spdlog::default_logger()->sinks() = {std::make_shared<Sink>(*this)};
+  }
+  ~DeferredWarnings() {
+    spdlog::default_logger()->sinks() = std::move(sinks_);
+    std::set<std::string> seen;
+    for (const auto& [level, text] : held_)
+      if (seen.insert(text).second) write_log(level, text);
+  }
+  DeferredWarnings(const DeferredWarnings&) = delete;
+  DeferredWarnings& operator=(const DeferredWarnings&) = delete;
+
+ private:
+  class Sink : public spdlog::sinks::base_sink<std::mutex> {
+   public:
+    explicit Sink(DeferredWarnings& owner) : owner_(owner) {}
+
+   private:
+    void sink_it_(const spdlog::details::log_msg& message) override {
+      if (message.level >= spdlog::level::warn)
+        owner_.held_.emplace_back(message.level, std::string(message.payload.data(), message.payload.size()));
+      else
+        for (const spdlog::sink_ptr& sink : owner_.sinks_) sink->log(message);
+    }
+    void flush_() override {}
+    DeferredWarnings& owner_;
+  };
+  std::vector<spdlog::sink_ptr> sinks_;
+  std::vector<std::pair<spdlog::level::level_enum, std::string>> held_;
+};
+
+// Thrown by a check that cannot proceed because the named row failed.
+struct SkippedCheck {
+  std::string failed_row;
+};
+
+// The table: a row for each group of checks that was made, printed when it is done.
+class Table {
+ public:
+  // Calls `check_row`, which returns what it found, unless a row of `needs` has failed. finish() names the
+  // rows that were not checked for that reason, throw_if_any_failed() reports the failures.
+  void check(const std::string& row, const std::vector<std::string>& needs,
+             const std::function<std::string()>& check_row, const char* passed = "right") {
+    try {
+      for (const std::string& need : needs)
+        if (failed_rows_.contains(need)) throw SkippedCheck{need};
+      print_row(row, passed, check_row());
+    } catch (const SkippedCheck& reason) {
+      failed_rows_[row] = failed_rows_.at(reason.failed_row);
+      skipped_rows_[failed_rows_[row]].push_back(row);
+    } catch (const Error& error) {
+      failed_rows_[row] = row;
+      print_row(row, "WRONG", "see below");
+      if (messages_.empty()) code_ = error.code();
+      messages_.emplace_back(error.what());
+      wrong_rows_.push_back(fmt::format("\"{}\"", row));
+    }
+  }
+  void print_row(const std::string& row, const char* verdict, const std::string& text) {
+    print_text(fmt::format("{:<16} {:<6} {}\n", row, verdict, text));
+  }
+  // The last rows, and the verdict in one sentence.
+  void finish() {
+    for (const auto& [failed_row, rows] : skipped_rows_)
+      print_row("not checked", "-",
+                fmt::format("because \"{}\" is wrong: {}", failed_row, fmt::join(rows, ", ")));
+    print_text(messages_.empty()
+                   ? std::string("Nothing is wrong.\n")
+                   : fmt::format("A job would end with exit code {}: {} {} wrong.\n", static_cast<int>(code_),
+                                 fmt::join(wrong_rows_, " and "), wrong_rows_.size() == 1 ? "is" : "are"));
+  }
+  bool failed_or_skipped(const std::string& row) const { return failed_rows_.contains(row); }
+  // Throws the first failure, with the texts of all.
+  void throw_if_any_failed() const {
+    if (!messages_.empty()) throw Error(code_, fmt::format("{}", fmt::join(messages_, "\nhyperion: ")));
+  }
+
+ private:
+  ExitCode code_ = ExitCode::kOk;
+  std::vector<std::string> messages_, wrong_rows_;
+  // Of each row that is wrong or was not checked: the row that is wrong.
+  std::map<std::string, std::string> failed_rows_;
+  std::map<std::string, std::vector<std::string>> skipped_rows_;  // by the row that is wrong
+};
+
+parallel::Environment environment_of(const CommandLine& line, const trainer::JobConfig& config) {
+  parallel::Environment environment;
+  const int64_t ranks = line.ranks > 0 ? line.ranks : trainer::job_environment(config).world_size;
+  environment.world_size = environment.local_world_size = static_cast<int>(ranks);
+  return environment;  // of rank 0
+}
+
+std::string describe_batch(const trainer::JobConfig& config, const parallel::Mesh& mesh) {
+  const auto& training = config.training;
+  const int64_t ranks = mesh.degree(parallel::MeshDim::kBatch);
+  const int64_t microbatches = trainer::microbatches_of(training, ranks);
+  const int64_t global = microbatches * training.local_batch_size * ranks;
+  return fmt::format(
+      "{} sequences of {} per step: {} tokens ({} data-parallel rank{} x {} sequences x {} microbatch{})",
+      global, training.seq_len, human_count(static_cast<uint64_t>(global * training.seq_len)), ranks,
+      ranks == 1 ? "" : "s", training.local_batch_size, microbatches, microbatches == 1 ? "" : "es");
+}
+
+// Of the GPU that a rank of the job has to itself; nullopt: neither the command line nor this host says.
+std::optional<MemoryLimit> gpu_memory(const CommandLine& line) {
+  if (line.gpu_memory > 0) return MemoryLimit{line.gpu_memory * (1 << 30), "--gpu-memory"};
+  if (environment_variable("HYPERION_DEVICE") == "cpu") return std::nullopt;
+  const double bytes = static_cast<double>(probe_driver().memory);
+  return bytes > 0 ? std::optional(
+                         MemoryLimit{bytes, "the memory of this host's GPU (--gpu-memory GB for another)"})
+                   : std::nullopt;
+}
+
+// Compares what is on a GPU with `gpu`, as a job does at its start.
+std::string describe_memory(const trainer::ResolvedConfig& resolved, const models::ModelArgs& model,
+                            const parallel::Mesh& mesh, const std::optional<MemoryLimit>& gpu) {
+  const trainer::JobConfig& config = resolved.config;
+  const int64_t microbatches =
+      trainer::microbatches_of(config.training, mesh.degree(parallel::MeshDim::kBatch));
+  const trainer::JobSize size =
+      trainer::job_size(config, model, mesh.degree(parallel::MeshDim::kFsdp), microbatches);
+  if (gpu)
+    trainer::require_memory(
+        resolved, size,
+        {.host = {std::numeric_limits<double>::infinity(), "the host's memory"}, .device = gpu});
+  return fmt::format(
+      "{} per rank for weights, gradients and optimizer{}{}, and at least {} for activations; {}",
+      readable_bytes(size.states()),
+      config.ema.enable ? fmt::format(", {} for averages", readable_bytes(size.averages)) : "",
+      config.training.enable_cpu_offload ? " (in host memory)" : "", readable_bytes(size.activations),
+      gpu ? fmt::format("{} is {}", gpu->what, readable_bytes(gpu->bytes))
+          : "not compared with a GPU's memory: none is in use here, and --gpu-memory is not given");
+}
+
+std::string describe_files(const std::string& path) {
+  const std::vector<data::CorpusFile> files = data::find_corpus(path);
+  uint64_t bytes = 0;
+  for (const data::CorpusFile& file : files) bytes += file.size;
+  return fmt::format("{}: {} file{}, {} bytes", path, files.size(), files.size() == 1 ? "" : "s",
+                     human_count(bytes));
+}
+
+// Makes a file in the folder and removes it, with the folders that were missing.
+std::string probe_writable(const fs::path& folder) {
+  std::vector<fs::path> made;  // the deepest first
+  std::error_code ignored;
+  for (fs::path at = fs::absolute(folder).lexically_normal();
+       at.has_relative_path() && !fs::exists(at, ignored); at = at.parent_path())
+    if (at.has_filename()) made.push_back(at);
+  const fs::path file = folder / fmt::format(".hyperion-check-{}", ::getpid());
+  const auto remove = [&] {
+    fs::remove(file, ignored);
+    for (const fs::path& path : made) fs::remove(path, ignored);
+  };
+  fs::space_info space{};
+  try {
+    make_folders(folder);
+    write_file_atomic(file, "");
+    space = fs::space(folder);
+  } catch (const std::exception& error) {
+    remove();
+    throw_pre_checkpoint("nothing can be written there: {}", error.what());
+  }
+  remove();
+  return fmt::format("{}: {}, {} free", folder.string(), made.empty() ? "can be written" : "can be made",
+                     readable_bytes(static_cast<double>(space.available)));
+}
+
+// The state of rank 0 in shapes without memory, and the groups it is sharded over.
+struct StateShapes {
+  StateShapes(const trainer::ResumePlan& plan, const trainer::JobConfig& configured,
+              const models::ModelArgs& args, const parallel::Mesh& mesh,
+              const parallel::Environment& environment, data::DataLoader& loader)
+      : groups(mesh, environment, {.backend = parallel::CommBackend::kFake}),
+        model(trainer::make_model_and_optimizer(
+            args, plan.config,
+            {.mesh = mesh,
+             .rank = 0,
+             .groups = groups,
+             .device = at::kCPU,
+             .float8 = {.cpu = false, .compute_capability = 100, .name = "a GPU"},
+             .without_memory = true})) {
+    for (const std::string& warning : model.float8.warnings) log_warning("{}", warning);
+    trainer::JobConfig::Ema averages = plan.config.ema;
+    averages.device = trainer::EmaDevice::kSame;  // no memory, as the weights
+    if (averages.enable) model.ema = std::make_unique<trainer::Ema>(model.parameters, averages);
+    components = trainer::state_components({model, mesh, 0, at::kCPU, state, loader, plan, configured});
+    for (const auto& component : components) parts.push_back(component.get());
+  }
+
+  parallel::ProcessGroups groups;
+  trainer::ModelAndOptimizer model;
+  trainer::TrainState state;
+  trainer::StateComponents components;
+  std::vector<checkpoint::StateComponent*> parts;
+};
+
+std::string describe_start(const trainer::JobConfig& config,
+                           const std::optional<trainer::FinishedRun>& finished,
+                           const trainer::ChosenCheckpoint* chosen, int64_t step) {
+  const int64_t last = config.training.steps;
+  if (config.checkpoint.create_seed_checkpoint) return "write the initial weights as step-0 and end";
+  if (finished)
+    return fmt::format("train nothing: {} holds the weights after step {}, and training.steps = {}",
+                       finished->path.string(), finished->step, last);
+  if (chosen == nullptr) return fmt::format("train steps 1 to {} from random weights", last);
+  const std::string path = chosen->path.string();
+  if (step >= last)
+    return fmt::format("train nothing: {} is at step {}, and training.steps = {}", path, step, last);
+  return fmt::format("{} {}, then train steps {} to {}",
+                     chosen->source == trainer::LoadSource::kOwn ? "resume from" : "load", path, step + 1,
+                     last);
+}
+
+std::string describe_model(const trainer::JobConfig::Model& named, const models::ModelArgs& model) {
+  const auto problem = trainer::export_problem(model);
+  return fmt::format("{} {}, {} parameters{}", named.name, named.flavor,
+                     human_count(static_cast<uint64_t>(models::count_parameters(model).total)),
+                     problem ? "; it cannot be exported to Hugging Face: " + problem->text : "");
+}
+
+void require_input(const trainer::ResolvedConfig& resolved, const char* key) {
+  trainer::Problems problems;
+  trainer::check_input(resolved, key, trainer::install_root(), problems);
+  problems.throw_if_any("The configuration cannot be run");
+}
+
+std::string describe_settings(const trainer::ResumePlan& plan, const trainer::ChosenCheckpoint* chosen) {
+  const auto& curve = plan.config.lr_scheduler;
+  return fmt::format(
+      "{}; learning-rate curve of {} steps, warm-up {}",
+      chosen == nullptr ? "as configured" : "the configured ones and the checkpoint's go together",
+      *curve.total_steps, std::min(curve.warmup_steps, *curve.total_steps));
+}
+
+// A job's checks, in the job's order: where several are wrong, the code is that of the first.
+class JobCheck {
+ public:
+  explicit JobCheck(const CommandLine& line) : line_(line) {}
+
+  void run() {
+    const DeferredWarnings held;
+    check_configuration();
+    check_data();
+    check_memory();
+    check_start();
+    table_.finish();
+  }
+  void throw_if_any_failed() const { table_.throw_if_any_failed(); }
+
+ private:
+  const trainer::JobConfig& config() const { return resolved_->config; }
+
+  void check_configuration() {
+    table_.check("configuration", {}, [&] {
+      resolved_ = trainer::load_config(line_.config_file, line_.overrides);
+      trainer::expand_dump_folder(*resolved_);
+      for (const std::string& warning : resolved_->warnings) log_warning("{}", warning);
+      for (const std::string& warning : trainer::keys_of_parallelism_without_effect(*resolved_))
+        log_warning("{}", warning);
+      trainer::resolve_hf_model(*resolved_, trainer::install_root());
+      environment_ = environment_of(line_, config());
+      model_ = trainer::model_args(config().model);
+      facts_ = trainer::run_facts(model_, environment_.world_size);
+      trainer::check_keys(*resolved_, facts_);
+      mesh_.emplace(trainer::mesh_config(config().parallelism), environment_.world_size);
+      return line_.config_file;
+    });
+    table_.check("model", {"configuration"}, [&] { return describe_model(config().model, model_); });
+    table_.check("ranks", {"configuration"}, [&] {
+      for (const std::string& warning :
+           trainer::sharding_advice(config(), model_, *mesh_, environment_.local_world_size))
+        log_warning("{}", warning);
+      return mesh_->describe();
+    });
+    table_.check("batch", {"configuration"}, [&] { return describe_batch(config(), *mesh_); });
+    if (!resolved_) return;
+    if (const std::vector<std::string> unused = trainer::keys_without_effect(*resolved_); !unused.empty())
+      table_.print_row("without effect", "-",
+                       fmt::format("{} (keys that configure Python)", fmt::join(unused, ", ")));
+  }
+
+  // Needed by checks that run although keys are wrong, as long as the configuration could be read.
+  std::vector<std::string> readable_keys() const {
+    return resolved_ ? std::vector<std::string>() : std::vector<std::string>{"configuration"};
+  }
+
+  void check_data() {
+    table_.check("tokenizer", readable_keys(), [&] {
+      require_input(*resolved_, "model.hf_assets_path");
+      data_ = trainer::checked_tokenizer(
+          *resolved_, table_.failed_or_skipped("configuration") ? trainer::RunFacts() : facts_);
+      return fmt::format("{}: {} entries", data_->tokenizer_path,
+                         human_count(static_cast<uint64_t>(data_->tokenizer->vocab_size())));
+    });
+    table_.check("training data", {"configuration"}, [&] {
+      require_input(*resolved_, "training.dataset_path");
+      trainer::check_training_documents(config());
+      // A job reads tokens in the order of its shuffle and cannot compare them with a checksum.
+      for (const data::CorpusFile& file : data::find_corpus(trainer::training_files(config())))
+        if (file.shard) data::ShardSource(file.path).verify();
+      loader_ = trainer::training_loader(config(), tokenizer(), place());
+      return describe_files(trainer::training_files(config()));
+    });
+    if (resolved_ && config().validation.enable)
+      table_.check("validation data", {"configuration"}, [&] {
+        require_input(*resolved_, "validation.dataset_path");
+        trainer::check_validation_documents(config());
+        trainer::validation_loader(config(), tokenizer(), place());
+        return describe_files(trainer::validation_files(config()));
+      });
+  }
+
+  void check_memory() {
+    const std::optional<MemoryLimit> gpu = gpu_memory(line_);
+    table_.check(
+        "memory", {"configuration"}, [&] { return describe_memory(*resolved_, model_, *mesh_, gpu); },
+        gpu ? "right" : "-");
+  }
+
+  const trainer::DataSetup& tokenizer() const {
+    if (table_.failed_or_skipped("tokenizer")) throw SkippedCheck{"tokenizer"};
+    return *data_;
+  }
+  const trainer::ChosenCheckpoint* chosen() const {
+    return start_.checkpoint ? &*start_.checkpoint : nullptr;
+  }
+  trainer::LoaderPlace place() const { return trainer::loader_place(*mesh_, 0, seed(), model_); }
+  // An unset seed is drawn at the start and makes no difference here.
+  uint64_t seed() const { return static_cast<uint64_t>(config().debug.seed.value_or(0)); }
+
+  void check_start() {
+    table_.check("dump folder", readable_keys(), [&] { return probe_writable(config().job.dump_folder); });
+    table_.check("checkpoints", {"configuration"}, [&] { return find_checkpoint(); });
+    table_.check("settings", {"checkpoints", "tokenizer", "training data"}, [&] {
+      plan_ = trainer::plan_run(*resolved_, model_, *mesh_, seed(), loader_->fingerprint(),
+                                trainer::job_record(*resolved_, *data_), chosen());
+      for (const std::string& warning : plan_->warnings) log_warning("{}", warning);
+      return describe_settings(*plan_, chosen());
+    });
+    table_.check("state", {"settings"}, [&] { return describe_state(); });
+    table_.check(
+        "a start would", {"memory", "dump folder", "validation data", "state"},
+        [&] {
+          const int64_t step = state_->state.step, last = config().training.steps;
+          if (const std::string warning =
+                  trainer::explain_newer_checkpoints(start_, checkpoint_folder(), step, last);
+              step < last && !warning.empty())
+            log_warning("{}", warning);
+          return describe_start(plan_->config, start_.finished, chosen(), step);
+        },
+        "-");
+  }
+
+  checkpoint::CheckpointFolder checkpoint_folder() const {
+    return checkpoint::CheckpointFolder(fs::path(config().job.dump_folder) / config().checkpoint.folder);
+  }
+
+  std::string find_checkpoint() {
+    if (!config().checkpoint.enable) return "off (checkpoint.enable = false): nothing is loaded or saved";
+    SoloCoordinator alone;
+    start_ = trainer::choose_start(config(), checkpoint_folder(), trainer::install_root(), alone);
+    if (!start_.checkpoint)
+      return fmt::format("{}: none to resume from", checkpoint_folder().path().string());
+    if (data_)
+      trainer::require_checkpoint_of_job(*resolved_, model_, trainer::job_record(*resolved_, *data_),
+                                         *start_.checkpoint);
+    return start_.checkpoint->path.string();
+  }
+
+  std::string describe_state() {
+    state_ = std::make_unique<StateShapes>(*plan_, config(), model_, *mesh_, environment_, *loader_);
+    if (!start_.checkpoint) return "new weights and optimizer states";
+    const auto items = trainer::plan_component_load(*start_.checkpoint, state_->parts, plan_->config, model_);
+    trainer::load_values(*start_.checkpoint, state_->parts);
+    return fmt::format(
+        "{} tensors fit by name, shape and type; their bytes are compared when they are loaded",
+        items.size());
+  }
+
+  const CommandLine& line_;
+  Table table_;
+  std::optional<trainer::ResolvedConfig> resolved_;
+  parallel::Environment environment_;
+  models::ModelArgs model_;
+  trainer::RunFacts facts_;
+  std::optional<parallel::Mesh> mesh_;
+  std::optional<trainer::DataSetup> data_;
+  std::unique_ptr<data::DataLoader> loader_;
+  trainer::Start start_;
+  std::optional<trainer::ResumePlan> plan_;
+  std::unique_ptr<StateShapes> state_;
+};
+
+}  // namespace
+
+ExitCode check_command(const CommandLine& line) {
+  if (std::getenv("HYPERION_LOG_LEVEL") == nullptr) spdlog::set_level(spdlog::level::warn);
+  JobCheck job(line);
+  job.run();
+  job.throw_if_any_failed();
+  return ExitCode::kOk;
+}
+
+}  // namespace hyperion::app

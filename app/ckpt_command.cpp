@@ -1,0 +1,194 @@
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/files.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "base/printable.h"
+#include "checkpoint/names.h"
+#include "checkpoint/storage/index_files.h"
+#include "checkpoint/tools/folders.h"
+#include "checkpoint/tools/tools.h"
+#include "models/transformer.h"
+#include "app/commands.h"
+#include "app/model_source.h"
+#include "trainer/config/input_path.h"
+#include "trainer/config/load.h"
+#include "trainer/config/model_args.h"
+#include "trainer/config/validate.h"
+#include "data/tokenizer/tokenizer.h"
+#include "trainer/hugging_face/export_files.h"
+#include "trainer/hugging_face/hf_model.h"
+#include "trainer/hugging_face/names.h"
+#include "trainer/runtime/runtime.h"
+#include "trainer/setup/data_setup.h"
+
+namespace hyperion::app {
+namespace fs = std::filesystem;
+namespace {
+
+// The model weights that a job of this configuration has.
+checkpoint::NameList names_of_job(const fs::path& toml) {
+  trainer::ResolvedConfig resolved = trainer::load_config(toml, {});
+  trainer::resolve_hf_model(resolved, trainer::install_root());
+  checkpoint::NameList list{toml.string(), {}};
+  const models::ModelArgs args = trainer::model_args(resolved.config.model);
+  trainer::require_memory(args, /*bytes_per_parameter=*/0, trainer::rank_memory(at::kCPU, 1));
+  for (const ParameterPtr& parameter : models::Transformer(args).parameters()) {
+    const checkpoint::TensorRecord record{checkpoint::Dtype::kFloat32, parameter->shape, {}};
+    list.tensors.emplace(parameter->fqn, record);
+    for (const std::string& alias : parameter->aliases) list.tensors.emplace(alias, record);
+  }
+  return list;
+}
+
+bool is_toml(const fs::path& path) {
+  return path.native().ends_with(".toml");
+}
+
+// The names of one side of a comparison.
+checkpoint::NameList names_at(const fs::path& path) {
+  if (is_toml(path)) return names_of_job(path);
+  checkpoint::require_checkpoint(path);
+  checkpoint::OpenCheckpoint opened = checkpoint::open_checkpoint(path);
+  checkpoint::NameList stored{opened.folder.string(), std::move(opened.index.tensors)};
+  std::erase_if(stored.tensors, [](const auto& tensor) {
+    return checkpoint::component_of(tensor.first) != checkpoint::kModelComponent;
+  });
+  return stored;
+}
+
+// Which of our weights become which of Hugging Face's, or the other way.
+std::vector<checkpoint::ConvertedTensor> convert_names(const models::ModelArgs& args, bool to_hugging_face) {
+  std::vector<checkpoint::ConvertedTensor> tensors;
+  for (const ParameterPtr& parameter : models::Transformer(args).parameters()) {
+    const trainer::HfTensor stored = trainer::hf_tensor(args, parameter->fqn);
+    checkpoint::RowMap rows;
+    if (stored.head_dim > 0)
+      rows = [stored, to_hugging_face](int64_t row) {
+        return to_hugging_face ? trainer::our_row(stored, row) : trainer::hf_row(stored, row);
+      };
+    if (to_hugging_face) {
+      tensors.push_back({parameter->fqn, stored.name, rows});
+      continue;
+    }
+    tensors.push_back({stored.name, parameter->fqn, rows});
+    for (const std::string& alias : parameter->aliases) tensors.push_back({stored.name, alias, rows});
+  }
+  return tensors;
+}
+
+// The tokenizer to export with the weights, so that other programs can open the folder; null, with a warning,
+// when it is missing or not the one that the weights were trained with.
+std::unique_ptr<data::Tokenizer> tokenizer_for(const checkpoint::ConvertOptions& convert,
+                                               const ModelOrigin& origin, const fs::path& path) {
+  try {
+    if (!path_exists(path)) {
+      log_warning("{}: its tokenizer, as {} names it, is not there: {}; copy the tokenizer's files into {}",
+                  convert.source.string(), origin.tokenizer_by, printable(path),
+                  convert.destination.string());
+      return nullptr;
+    }
+    auto tokenizer = data::Tokenizer::load(path);
+    const trainer::TokenizerRecord& stored = origin.record.tokenizer;
+    if (stored.hash.empty() || stored.hash == tokenizer->hash()) return tokenizer;
+    log_warning(
+        "{} (hash {:.8}, chosen by {}) is not the tokenizer that the weights were trained with, which was {} "
+        "(hash {:.8}): it is not exported; copy that one's files into {}",
+        path.string(), tokenizer->hash(), origin.tokenizer_by, printable(fs::path(stored.path)), stored.hash,
+        convert.destination.string());
+  } catch (const Error& error) {
+    log_warning("{}; copy the tokenizer's files into {}", error.what(), convert.destination.string());
+  }
+  return nullptr;
+}
+
+void convert_to_hugging_face(const std::string& config, checkpoint::ConvertOptions& convert) {
+  const ModelOrigin origin = model_origin(convert.source, config);
+  const models::ModelArgs args = trainer::model_args(origin.model);
+  convert.tensors = [args](const auto&) { return convert_names(args, /*to_hugging_face=*/true); };
+  const fs::path path = trainer::resolve_input(origin.tokenizer, trainer::install_root());
+  const auto tokenizer = tokenizer_for(convert, origin, path);
+  const auto weights = checkpoint::open_checkpoint(convert.source).index.tensors;
+  const auto weight = std::ranges::find(weights, checkpoint::kModelComponent,
+                                        [](const auto& one) { return checkpoint::component_of(one.first); });
+  const checkpoint::Dtype dtype = convert.dtype             ? *convert.dtype
+                                  : weight == weights.end() ? checkpoint::Dtype::kFloat32
+                                                            : weight->second.dtype;
+  const trainer::HuggingFaceFiles exported = trainer::hugging_face_files(
+      origin.model, dtype, tokenizer.get(), path, origin.record.imported, origin.record.seq_len);
+  convert.more_files = exported.files;
+  for (const std::string& remark : exported.remarks) log_info("{}", remark);
+  const std::string hash = tokenizer ? tokenizer->hash() : origin.record.tokenizer.hash;
+  if (!hash.empty()) convert.facts = trainer::tokenizer_note(hash);
+}
+
+void convert_from_hugging_face(const std::string& config, checkpoint::ConvertOptions& convert) {
+  ModelOrigin origin = model_origin(convert.source, config);
+  const models::ModelArgs args = trainer::model_args(origin.model);
+  convert.tensors = [args](const auto&) { return convert_names(args, /*to_hugging_face=*/false); };
+  origin.record.model = origin.model;
+  convert.facts = trainer::record_facts(origin.record);
+}
+
+// From safetensors to safetensors: keeps config.json and the tokenizer.
+void keep_hugging_face_files(checkpoint::ConvertOptions& convert) {
+  const fs::path& source = convert.source;
+  const fs::path folder = is_folder(source) ? source : source.parent_path();
+  const trainer::JobRecord record = trainer::read_record(checkpoint::open_checkpoint(source));
+  if (record.tokenizer.recorded && !record.tokenizer.hash.empty())
+    convert.facts = trainer::tokenizer_note(record.tokenizer.hash);
+  const auto& [config_text, generation_text] = record.imported;
+  if (config_text.empty()) return;
+  convert.more_files = data::tokenizer_files(folder);
+  nlohmann::json config = nlohmann::json::parse(config_text);
+  for (const char* key : {"dtype", "torch_dtype"})
+    if (convert.dtype) config[key] = checkpoint::torch_name(*convert.dtype);
+  convert.more_files["config.json"] = config.dump(2) + "\n";
+  if (!generation_text.empty())
+    convert.more_files["generation_config.json"] = nlohmann::json::parse(generation_text).dump(2) + "\n";
+}
+
+ExitCode convert_weights(checkpoint::ConvertOptions convert, const std::string& config) {
+  checkpoint::require_checkpoint(convert.source);
+  const bool from_dcp = !checkpoint::find_index_files(convert.source).empty();
+  const bool to_dcp = convert.format == checkpoint::WeightFormat::kDcp;
+  if (from_dcp == to_dcp && !config.empty())
+    throw_config("--config {}: has no use here: source and destination have the same names", config);
+  if (from_dcp && !to_dcp) convert_to_hugging_face(config, convert);
+  if (!from_dcp && to_dcp) convert_from_hugging_face(config, convert);
+  if (!from_dcp && !to_dcp) keep_hugging_face_files(convert);
+  if (from_dcp && to_dcp) {
+    const checkpoint::OpenCheckpoint source = checkpoint::open_checkpoint(convert.source);
+    trainer::JobRecord record = trainer::read_record(source);
+    record.model = trainer::saved_model(source);
+    convert.facts = trainer::record_facts(record);
+  }
+  return checkpoint::convert_checkpoint(convert, stdout);
+}
+
+}  // namespace
+
+ExitCode ckpt_command(const CommandLine::Ckpt& options) {
+  using Tool = CommandLine::Ckpt::Tool;
+  switch (options.tool) {
+    case Tool::kLs:
+      return checkpoint::list_checkpoints(options.ls, stdout);
+    case Tool::kVerify:
+      return checkpoint::verify_checkpoints(options.verify, stdout);
+    case Tool::kDigest:
+      return checkpoint::print_digest(options.digest, stdout);
+    case Tool::kDiff: {
+      const auto& [a, b, only, json] = options.diff;
+      if (is_toml(a) || is_toml(b)) return checkpoint::diff_names(names_at(a), names_at(b), json, stdout);
+      return checkpoint::diff_checkpoints(options.diff, stdout);
+    }
+    case Tool::kConvert:
+      return convert_weights(options.convert, options.config);
+    case Tool::kPrune:
+      return checkpoint::prune_checkpoints(options.prune, stdout);
+  }
+  throw_bug("unknown checkpoint tool");
+}
+
+}  // namespace hyperion::app

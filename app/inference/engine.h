@@ -1,0 +1,46 @@
+// Inference with a model on one device, unsharded: logits of sequences and the loss on a data set. It knows
+// no checkpoint format: weights come from a callback.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+
+#include <ATen/core/Tensor.h>
+
+#include "models/transformer.h"
+#include "trainer/setup/data_setup.h"
+
+namespace hyperion::inference {
+
+// Fills `weight` (global shape, contiguous, on the CPU, fp32) with the parameter's values.
+using LoadWeights = std::function<void(const Parameter& parameter, const at::Tensor& weight)>;
+
+class InferenceEngine {
+ public:
+  // Loads one parameter at a time, so host memory beyond the model is that of the largest parameter. dtype:
+  // of the weights and of what is computed.
+  InferenceEngine(const models::ModelArgs& args, at::Device device, at::ScalarType dtype,
+                  const LoadWeights& load);
+
+  const models::ModelArgs& args() const { return model_.args(); }
+  at::Device device() const { return device_; }
+
+  // tokens int64 [batch, seq] (any device) -> logits [batch, seq, vocab] in the dtype.
+  at::Tensor logits(const at::Tensor& tokens) const;
+  // Logits of the token that follows: [vocab], fp32, on the CPU. Computes the whole prefix.
+  at::Tensor next_logits(std::span<const int64_t> tokens) const;
+  // The summed cross-entropy of one batch of the loader.
+  double loss_sum(const data::Batch& batch);
+
+ private:
+  at::Tensor hidden(const at::Tensor& tokens, const models::SequenceContext& context) const;
+  models::SequenceContext context(int64_t seq_len) const;
+
+  models::Transformer model_;
+  at::Device device_;
+  trainer::BatchMover mover_{model_, device_};
+};
+
+}  // namespace hyperion::inference

@@ -1,0 +1,267 @@
+// The program: reads the command line, runs one subcommand, turns failures into exit codes.
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <memory>
+#include <new>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <typeinfo>
+#include <vector>
+
+#include <cxxabi.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <c10/util/Exception.h>
+
+#include "base/durable.h"
+#include "base/error.h"
+#include "base/failpoint.h"
+#include "base/log.h"
+#include "base/resources.h"
+#include "base/standard_streams.h"
+#include "base/terminal.h"
+#include "parallel/backend_communicator.h"
+#include "parallel/communicator.h"
+#include "parallel/environment.h"
+#include "parallel/health/failure_record.h"
+#include "parallel/phase.h"
+#include "parallel/rendezvous.h"
+#include "app/command_line.h"
+#include "app/commands.h"
+#include "app/model_source.h"
+#include "trainer/config/expand.h"
+#include "trainer/config/input_path.h"
+#include "trainer/config/load.h"
+#include "trainer/config/model_args.h"
+#include "trainer/config/print.h"
+#include "trainer/config/validate.h"
+#include "trainer/hugging_face/config.h"
+#include "trainer/hugging_face/hf_model.h"
+#include "trainer/runtime/version.h"
+#include "trainer/setup/data_setup.h"
+#include "trainer/setup/memory_advice.h"
+#include "trainer/signals.h"
+#include "trainer/trainer.h"
+
+// The program's malloc is jemalloc, which reads this: a step's tensors take a tenth less processor time than
+// with glibc's. By default blocks of 8 MiB and more are returned to the system at once, and other free memory
+// soon after; a step needs the same memory again (returning it cost 3 to 8 % of its processor time). By
+// default a request does not take a part of free memory that is more than 64 times as large, either: where
+// small and large tensors take turns, steps then ask the system for new memory for hundreds of steps (a model
+// of 100 million parameters for 100 MiB a step, and a sixth of its time went into page faults).
+extern "C" const char* malloc_conf;
+const char* malloc_conf = "oversize_threshold:0,dirty_decay_ms:-1,lg_extent_max_active_fit:63";
+
+namespace hyperion::app {
+namespace {
+
+std::optional<int> rank_of_job;         // set by train()
+std::string advice_on_memory;           // likewise, when the configuration is known
+bool ends_without_destructors = false;  // likewise, when a job on a GPU has failed
+
+ExitCode train(const CommandLine& line, const std::vector<std::string>& command,
+               const parallel::Environment& environment) {
+  const int rank = environment.rank;
+  init_logging(!rank_prints(rank));
+  trainer::end_on_stop_signals(rank_prints(rank));
+  std::optional<trainer::BeforeEndBySignal> before_end;
+  if (rank > 0)
+    before_end.emplace(
+        [environment](const std::string& signal) { parallel::leave_ranks(environment, signal + " came"); });
+  arm_faults_from_environment(line.allow_faults, rank);
+  ignore_file_size_signal();
+  raise_open_file_limit();
+  trainer::ResolvedConfig resolved =
+      trainer::load_config(line.config_file, line.overrides, environment.world_size);
+  trainer::expand_dump_folder(resolved);
+  trainer::resolve_hf_model(resolved, trainer::install_root());
+  advice_on_memory = trainer::memory_advice(resolved.config);
+  if (resolved.config.metrics.disable_color_printing) disable_terminal_escapes();
+  log_info("Starting job: {}", resolved.config.job.description);
+  for (const std::string& warning : resolved.warnings) log_warning("{}", warning);
+  const std::vector<std::string> unused = trainer::keys_without_effect(resolved);
+  if (!unused.empty()) log_info("Keys without effect, as they configure Python: {}", fmt::join(unused, ", "));
+  for (const std::string& warning : trainer::keys_of_parallelism_without_effect(resolved))
+    log_warning("{}", warning);
+  if (resolved.config.job.print_config)
+    log_info("Running with configuration: {}", trainer::to_json(resolved.config));
+  auto trainer = std::make_unique<trainer::Trainer>(resolved, command);
+  if (line.dump_state_dict) {
+    print_text(trainer::state_table(trainer->components()));
+    return ExitCode::kOk;
+  }
+  try {
+    return trainer->run();
+  } catch (...) {
+    // What waits for a GPU on its way out may wait for a collective that a lost rank will never join.
+    if (trainer->on_gpu()) {
+      ends_without_destructors = true;
+      static_cast<void>(trainer.release());
+    }
+    throw;
+  }
+}
+
+ExitCode train(const CommandLine& line, const std::vector<std::string>& command) {
+  ignore_closed_pipe();
+  drop_stack_frames_from_cerr();
+  const parallel::Environment environment = parallel::read_environment();
+  parallel::set_own_rank(environment);
+  rank_of_job = environment.rank;
+  try {
+    return train(line, command, environment);
+  } catch (const Error& error) {
+    const std::string message = error.what();
+    parallel::leave_ranks(environment, message.substr(0, message.find('\n')));
+    throw;
+  }
+}
+
+ExitCode show_config(const CommandLine& line) {
+  trainer::ResolvedConfig resolved = trainer::load_config(line.config_file, line.overrides);
+  trainer::resolve_hf_model(resolved, trainer::install_root());
+  trainer::RunFacts facts;
+  facts.model = trainer::model_args(resolved.config.model);
+  facts.export_problem = trainer::export_problem(*facts.model);
+  trainer::require_valid_config(resolved, facts);
+  print_text(trainer::to_toml(resolved));
+  return ExitCode::kOk;
+}
+
+ExitCode run(const std::vector<std::string>& command) {
+  const CommandLine line = parse_command_line({command.begin() + 1, command.end()}, terminal_width());
+  if (line.action != CommandLine::Action::kTrain)  // train() does it when it knows the rank
+    init_logging(/*quiet=*/false, LogStream::kStderr);
+  switch (line.action) {
+    case CommandLine::Action::kShow:
+      print_text(line.text);
+      return ExitCode::kOk;
+    case CommandLine::Action::kVersion:
+      print_text(trainer::version_text());
+      return ExitCode::kOk;
+    case CommandLine::Action::kTrain:
+      return train(line, command);
+    case CommandLine::Action::kCheck:
+      return check_command(line);
+    case CommandLine::Action::kConfig:
+      return show_config(line);
+    case CommandLine::Action::kTokenize:
+      return tokenize_command(line.tokenize);
+    case CommandLine::Action::kGenerate:
+      return generate_command(line.generate, model_source(line.generate));
+    case CommandLine::Action::kEval:
+      return eval_command(line.eval, model_source(line.eval));
+    case CommandLine::Action::kCkpt:
+      return ckpt_command(line.ckpt);
+    case CommandLine::Action::kReport:
+      return report_command(line.report);
+  }
+  throw_bug("unknown action");
+}
+
+// What ran out, where, and what to lower.
+std::string exhausted_message(const ExhaustedResource& resource) {
+  std::string message = rank_of_job ? fmt::format("rank {}: {}", *rank_of_job, resource.what) : resource.what;
+  if (const std::string phase = parallel::phase_of_failure(); !phase.empty())
+    message += fmt::format(" (phase '{}')", phase);
+  if (resource.kind == ExhaustedResource::Kind::kThreads)
+    return message +
+           "; lower OMP_NUM_THREADS or the number of ranks, or raise the limit (ulimit -u, pids.max of the "
+           "cgroup, or ulimit -v, which the threads' stacks count for)";
+  if (!rank_of_job) return message + "; give the command more memory, or name less to work on at once";
+  return message + "; " + (advice_on_memory.empty() ? "give the job more memory" : advice_on_memory);
+}
+
+int report_unexpected(const std::exception& error) {
+  if (const auto resource = exhausted_resource(error))
+    return parallel::report_failure(ExitCode::kResources, exhausted_message(*resource));
+  const auto* torch = dynamic_cast<const c10::Error*>(&error);
+  return parallel::report_failure(ExitCode::kBug,
+                                  torch ? "internal error in libtorch: " + parallel::brief(*torch)
+                                        : std::string("internal error: ") + error.what());
+}
+
+// Where an exception meets no handler, as in a thread of a library.
+std::terminate_handler default_terminate = nullptr;
+void on_terminate() {
+  try {
+    if (const auto current = std::current_exception()) std::rethrow_exception(current);
+  } catch (const std::exception& error) {
+    if (const auto resource = exhausted_resource(error))
+      ::_exit(parallel::report_failure(ExitCode::kResources, exhausted_message(*resource)));
+  } catch (...) {
+  }
+  default_terminate();
+}
+
+// Before main, while libraries initialise themselves: libtorch registers thousands of operators then, and an
+// allocation that fails there would abort the process without a message. Nothing may be allocated here.
+void on_terminate_before_main() {
+  const std::type_info* type = abi::__cxa_current_exception_type();
+  if (type == nullptr || *type != typeid(std::bad_alloc)) default_terminate();
+  constexpr std::string_view kSentence =
+      "hyperion: memory ran out while the program was being loaded; give it more memory, or raise the limit "
+      "(ulimit -v)\n";
+  [[maybe_unused]] const auto written = ::write(STDERR_FILENO, kSentence.data(), kSentence.size());
+  ::_exit(static_cast<int>(ExitCode::kResources));
+}
+void handle_terminate_before_main(int, char**, char**) {
+  default_terminate = std::set_terminate(on_terminate_before_main);
+}
+// The dynamic loader calls this before any library's initialisers.
+[[gnu::section(".preinit_array"), gnu::used]] void (*const kPreinit)(int, char**,
+                                                                     char**) = handle_terminate_before_main;
+
+// libgomp calls exit(1) when it gets no memory or no thread. Its own message does not name the rank.
+bool main_has_returned = false;
+void on_exit_by_library() {
+  if (main_has_returned) return;
+  ::_exit(parallel::report_failure(
+      ExitCode::kResources,
+      exhausted_message({ExhaustedResource::Kind::kThreads,
+                         "a library ended the process for want of memory or threads (its "
+                         "message is above)"})));
+}
+
+int run_and_report(const std::vector<std::string>& command) {
+  try {
+    const ExitCode code = run(command);
+    if (rank_of_job)
+      return static_cast<int>(code);  // a training prints only its log: a closed stdout is no error
+    if (code == ExitCode::kOk) flush_stdout();
+    return static_cast<int>(code);
+  } catch (const Error& error) {
+    return parallel::report_failure(error.code(), error.what());
+  } catch (const std::exception& error) {
+    const auto* system = dynamic_cast<const std::system_error*>(&error);
+    if (rank_of_job || system == nullptr || std::ferror(stdout) == 0) return report_unexpected(error);
+    try {
+      flush_stdout(system->code().value());  // what fmt::print throws when it cannot write
+    } catch (const Error& unwritten) {
+      return parallel::report_failure(unwritten.code(), unwritten.what());
+    }
+    return report_unexpected(error);
+  }
+}
+
+}  // namespace
+}  // namespace hyperion::app
+
+int main(int argc, char** argv) {
+  hyperion::keep_standard_streams();
+  std::set_terminate(hyperion::app::on_terminate);
+  std::atexit(hyperion::app::on_exit_by_library);
+  const int code = hyperion::app::run_and_report({argv, argv + argc});
+  hyperion::app::main_has_returned = true;
+  if (hyperion::app::ends_without_destructors || hyperion::parallel::communicators_left_behind()) {
+    spdlog::default_logger()->flush();
+    ::_exit(code);
+  }
+  return code;
+}

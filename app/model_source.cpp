@@ -1,0 +1,97 @@
+#include "app/model_source.h"
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "base/files.h"
+#include "base/log.h"
+#include "checkpoint/tools/folders.h"
+#include "trainer/checkpointing/stored_weights.h"
+#include "trainer/config/features.h"
+#include "trainer/config/input_path.h"
+#include "trainer/config/load.h"
+#include "trainer/config/model_args.h"
+#include "trainer/config/validate.h"
+#include "trainer/hugging_face/config.h"
+#include "trainer/hugging_face/hf_model.h"
+#include "trainer/runtime/runtime.h"
+#include "trainer/setup/data_setup.h"
+
+namespace hyperion::app {
+namespace fs = std::filesystem;
+namespace {
+
+trainer::JobConfig::Model hugging_face_model(const fs::path& folder) {
+  trainer::ResolvedConfig resolved;
+  trainer::JobConfig::Model& model = resolved.config.model;
+  model.name = trainer::read_hf_config(folder / "config.json").family;
+  model.flavor = models::kFlavorFromHf;
+  model.hf_assets_path = fs::absolute(folder).lexically_normal().string();
+  trainer::resolve_hf_model(resolved, trainer::install_root());
+  return model;
+}
+
+ModelOrigin find_origin(const fs::path& checkpoint, const std::string& config) {
+  const checkpoint::OpenCheckpoint open = checkpoint::open_checkpoint(checkpoint);
+  const fs::path folder = is_folder(checkpoint) ? checkpoint : checkpoint.parent_path();
+  const bool described = config.empty() && name_exists(folder / "config.json");
+  ModelOrigin origin;
+  if (described) origin.model = hugging_face_model(folder);
+  origin.record = trainer::read_record(open);
+  if (!config.empty()) {
+    trainer::ResolvedConfig resolved = trainer::load_config(config, {});
+    trainer::resolve_hf_model(resolved, trainer::install_root());
+    if (origin.record.imported == trainer::ImportedSettings{})
+      origin.record.imported = trainer::imported_settings(resolved.config, trainer::install_root());
+    if (trainer::kTensorParallel.on(resolved.config))
+      log_info("{} = {} of {} has no effect here: this command runs on one rank", trainer::kTensorParallel.key,
+               resolved.config.parallelism.tensor_parallel_degree, config);
+    origin.model = resolved.config.model;
+    origin.tokenizer = origin.model.hf_assets_path;
+    origin.tokenizer_by = "model.hf_assets_path of " + config;
+    return origin;
+  }
+  if (described) {
+    origin.tokenizer = folder.string();
+    origin.tokenizer_by = "the folder of the weights";
+    return origin;
+  }
+  const auto model = trainer::saved_model(open);
+  if (!model)
+    throw_config(
+        "{}: the checkpoint does not say which model it is of: name the TOML file it was trained with "
+        "(--config)",
+        checkpoint.string());
+  origin.model = *model;
+  const std::string& stored = origin.record.tokenizer.path;
+  // The job's own path may lead to it where the absolute one does not any more.
+  const bool moved =
+      !path_exists(stored) &&
+      (stored.empty() || path_exists(trainer::resolve_input(model->hf_assets_path, trainer::install_root())));
+  origin.tokenizer = moved ? model->hf_assets_path : stored;
+  origin.tokenizer_by = "the checkpoint";
+  return origin;
+}
+
+}  // namespace
+
+ModelOrigin model_origin(const fs::path& checkpoint, const std::string& config) {
+  checkpoint::require_checkpoint(checkpoint);
+  ModelOrigin origin = find_origin(checkpoint, config);
+  trainer::require_memory(trainer::model_args(origin.model), /*bytes_per_parameter=*/0,
+                          trainer::rank_memory(at::kCPU, 1));
+  return origin;
+}
+
+ModelSource model_source(const CommandLine::Inference& options) {
+  ModelSource source;
+  source.origin = model_origin(options.checkpoint, options.config);
+  source.args = trainer::model_args(source.origin.model);
+  const auto weights = std::make_shared<trainer::StoredWeights>(options.checkpoint, source.args, options.ema);
+  source.load = [weights](const Parameter& parameter, const at::Tensor& weight) {
+    weights->load(parameter, weight);
+  };
+  return source;
+}
+
+}  // namespace hyperion::app

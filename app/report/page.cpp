@@ -1,0 +1,390 @@
+#include "app/report/page.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+
+#include "base/counted.h"
+#include "base/error.h"
+#include "app/report/html.h"
+#include "app/report/page_assets.h"
+
+namespace hyperion::report {
+namespace {
+
+constexpr const char* kPercent = "\u00a0%";  // the blank does not break the line
+
+std::string swatch(size_t run) {
+  return fmt::format("<span class=\"swatch r{}\"></span>", run);
+}
+
+// Of run.txt; "-" where it is not there.
+std::string fact(const RunStart& start, const char* name) {
+  const auto found = start.facts.find(name);
+  return found == start.facts.end() ? "-" : found->second;
+}
+
+// "3 d 4 h", "2 h 47 min", "5 min 10 s", "12 s"
+std::string duration_text(double seconds) {
+  if (!(seconds >= 0)) return "0 s";
+  if (seconds >= 1e11) return number_text(std::round(seconds)) + " s";
+  const auto s = static_cast<int64_t>(seconds);
+  if (s >= 86400) return fmt::format("{} d {} h", s / 86400, s / 3600 % 24);
+  if (s >= 3600) return fmt::format("{} h {} min", s / 3600, s / 60 % 60);
+  if (s >= 60) return fmt::format("{} min {} s", s / 60, s % 60);
+  return fmt::format("{} s", s);
+}
+
+std::string utc_text(double unix_seconds) {
+  if (!(unix_seconds >= 0 && unix_seconds < 2.5e11)) return number_text(unix_seconds);
+  return fmt::format("{:%Y-%m-%d %H:%M:%S} UTC", fmt::gmtime(static_cast<std::time_t>(unix_seconds)));
+}
+
+// The newest values of one run: its row in the table at the top.
+class NewestState {
+ public:
+  NewestState(const ReportRun& run, double now) : run_(run), now_(now) {}
+
+  std::string row(size_t number) const {
+    const MetricRow* training = run_.history.newest(RowKind::kTraining);
+    const MetricRow* validation = run_.history.newest(RowKind::kValidation);
+    std::string html = fmt::format("<tr class=\"r{}\"><td class=\"run\">{}{}{}</td>", number, swatch(number),
+                                   html_text(run_.name), description() + age() + ending() + warnings());
+    html += fmt::format("<td class=\"number large\">{}</td>", step());
+    html += cell("large", number_of(training, "loss_metrics/global_avg_loss"));
+    const std::string loss = number_of(validation, "validation_metrics/loss");
+    html += cell(
+        "large", loss,
+        loss == "-" ? "" : fmt::format("at step {}", human_count(static_cast<uint64_t>(validation->step))));
+    html += cell("", number_of(training, "grad_norm"), clipped());
+    html += cell("", number_of(training, "lr"));
+    html +=
+        cell("", number_of(training, "throughput(tps)"), number_of(training, "mfu(%)", 3, "MFU ", kPercent));
+    html += cell("", number_of(training, "time_metrics/end_to_end(s)", 5, "", " s"),
+                 number_of(training, "time_metrics/data_loading(%)", 2, "", "\u00a0% waiting for data"));
+    html += cell("", number_of(training, "memory/max_reserved(GiB)", 4, "", " GiB"),
+                 number_of(training, "memory/max_reserved(%)", 3, "", kPercent));
+    return html + "</tr>" + record();
+  }
+
+  static std::string header() {
+    return "<tr><th>run</th><th>step</th><th>loss</th><th>validation loss</th><th>gradient norm</th>"
+           "<th>learning rate</th><th>tokens/s per rank</th><th>step time</th><th>peak memory</th></tr>";
+  }
+
+ private:
+  static std::string cell(const char* style, const std::string& number, const std::string& below = "") {
+    return fmt::format("<td class=\"number {}\">{}{}</td>", style, number,
+                       below.empty() || below == "-" ? "" : "<small>" + below + "</small>");
+  }
+
+  // "-" where the row has no value
+  std::string number_of(const MetricRow* row, const std::string& tag, int digits = 5, const char* before = "",
+                        const char* after = "") const {
+    const auto number = run_.value(row, tag);
+    if (!number) return "-";
+    const bool large = std::abs(*number) >= 1e4 || !std::isfinite(*number);
+    return before + (large ? number_text(std::round(*number)) : fmt::format("{:.{}g}", *number, digits)) +
+           after;
+  }
+
+  std::string setting(const std::string& key) const {
+    if (run_.starts.starts.empty()) return "";
+    const Settings& settings = run_.starts.starts.back().settings;
+    const auto found = settings.find(key);
+    return found == settings.end() ? "" : found->second;
+  }
+
+  std::string description() const {
+    std::string text = setting("job.description");
+    if (text.size() >= 2 && text.front() == text.back()) text = text.substr(1, text.size() - 2);  // quotes
+    return text.empty() ? "" : fmt::format("<small>{}</small>", html_text(text, 300));
+  }
+
+  std::string age() const {
+    return fmt::format("<small>newest line {} ago, {}</small>",
+                       duration_text(now_ - run_.history.last_time()), utc_text(run_.history.last_time()));
+  }
+
+  // What the newest start wrote last, when that is its end.
+  std::string ending() const {
+    const std::vector<MetricRow>& events = run_.history.events();
+    if (events.empty() || events.front().event != "end") return "";
+    const double code = run_.value(&events.front(), "end.exit_code").value_or(0);
+    const bool orderly =
+        code == static_cast<int>(ExitCode::kOk) || code == static_cast<int>(ExitCode::kStoppedSaved);
+    return fmt::format("<small{}>ended: {}</small>", orderly ? "" : " class=\"warn\"",
+                       html_text(events.front().details, 300));
+  }
+
+  std::string step() const {
+    const MetricRow* training = run_.history.newest(RowKind::kTraining);
+    const MetricRow* row = training != nullptr ? training : run_.history.newest(RowKind::kEvent);
+    if (row == nullptr) return "-";
+    std::string html = human_count(static_cast<uint64_t>(row->step));
+    const auto small = [&](const std::string& text) { html += "<small>" + text + "</small>"; };
+    const RunStart* start = run_.starts.starts.empty() ? nullptr : &run_.starts.starts.back();
+    const double steps = start == nullptr ? 0 : start->number("training.steps").value_or(0);
+    if (steps >= 1 && steps < 1e15) {
+      small(fmt::format("of {} ({:.0f}\u00a0%)", number_text(steps),
+                        100 * static_cast<double>(row->step) / steps));
+      html += fmt::format("<progress value=\"{}\" max=\"{:.0f}\"></progress>", row->step, steps);
+    }
+    const auto left = run_.value(row, "time_metrics/eta(s)");
+    if (left && std::isfinite(*left) && *left > 0) small(duration_text(*left) + " left");
+    const std::string tokens = number_of(training, "n_tokens_seen", 5, "", " tokens");
+    if (tokens != "-") small(tokens);
+    if (run_.history.attempt_count() > 1) small(counted(run_.history.attempt_count() - 1, "restart"));
+    return html;
+  }
+
+  // "5 % of steps clipped"
+  std::string clipped() const {
+    ValueRange all;
+    for (const auto& [index, bucket] : run_.history.current(RowKind::kTraining).buckets())
+      if (const ValueRange* range = bucket.range(kClippedTag)) all.add(*range);
+    return all.count == 0 ? "" : fmt::format("{:.3g}\u00a0% of steps clipped", 100 * all.mean());
+  }
+
+  // One click away under the run's row: what was started, where and with which configuration.
+  std::string record() const {
+    if (run_.starts.newest_record.empty()) return "";
+    return fmt::format(
+        "<tr class=\"record\"><td colspan=\"9\"><details><summary>Record "
+        "<small>{}</small></summary><pre>{}</pre>"
+        "</details></td></tr>",
+        html_text(
+            fact(run_.starts.starts.back(), "devices") + ", host " + fact(run_.starts.starts.back(), "host"),
+            200),
+        html_text(run_.starts.newest_record, 100'000));
+  }
+
+  std::string warnings() const {
+    std::string html;
+    const auto warn = [&](const std::string& text) {
+      html += fmt::format("<small class=\"warn\">{}</small>", html_text(text));
+    };
+    if (const auto step = run_.history.first_non_finite_step())
+      warn(fmt::format("loss or gradient norm not finite, first at step {}", *step));
+    uint64_t failed = 0;
+    for (const MetricRow& event : run_.history.events()) failed += event.event == "checkpoint_failed";
+    if (failed > 0) warn(counted(failed, "checkpoint") + " could not be saved: see the events");
+    if (run_.bad_lines > 0) {
+      warn(fmt::format("{} of {} in metrics.jsonl could not be read{}", human_count(run_.bad_lines),
+                       counted(run_.lines, "line"),
+                       run_.torn_end ? "; the last one is torn or being written" : ""));
+    }
+    if (run_.tags_left_out > 0)
+      warn(fmt::format("{} left out: more than {} different names, or a name too long",
+                       counted(run_.tags_left_out, "field"), MetricParser::kMostTags));
+    for (const std::string& problem : run_.starts.problems) warn(problem);
+    return html;
+  }
+
+  const ReportRun& run_;
+  double now_;
+};
+
+std::string control_bar(const std::vector<ReportRun>& runs, bool superseded) {
+  std::string html =
+      "<div class=\"bar\"><label>x axis <select id=\"axis\"><option value=\"0\">step</option>"
+      "<option value=\"1\">tokens seen</option><option value=\"2\">time</option></select></label>"
+      "<label>smoothing <input id=\"smoothing\" type=\"range\" min=\"0\" max=\"0.99\" step=\"0.01\" "
+      "value=\"0\">"
+      "<output>0.00</output></label>";
+  html +=
+      "<label>steps <input id=\"from\" type=\"number\" min=\"0\"> to <input id=\"to\" type=\"number\" "
+      "min=\"0\"></label><button id=\"whole\" type=\"button\" disabled>all steps</button>";
+  if (superseded)
+    html +=
+        "<label><input id=\"superseded\" type=\"checkbox\" checked> steps that were repeated after a "
+        "restart</label>";
+  for (size_t i = 0; i < runs.size(); ++i)
+    html += fmt::format("<button class=\"run\" type=\"button\" aria-pressed=\"true\">{}{}</button>",
+                        swatch(i), html_text(runs[i].name, 200));
+  return html + "</div>";
+}
+
+std::string figure(const Plot& plot, const ReportData& data, size_t first_line) {
+  std::string unit = plot.unit, dashed;
+  for (const double value : plot.references) dashed += (dashed.empty() ? " " : ", ") + tick_label(value);
+  if (!dashed.empty()) unit += (unit.empty() ? "" : "; ") + ("dashed: " + plot.reference + dashed);
+  return fmt::format(
+      "<figure><figcaption>{} <small>{}</small><button "
+      "type=\"button\">log</button></figcaption>{}</figure>\n",
+      html_text(plot.title), html_text(unit), plot_svg(plot, data.points, data.axes, data.marks, first_line));
+}
+
+std::string difference_table(const std::vector<ReportRun>& runs) {
+  std::vector<const Settings*> columns;
+  std::string head = "<tr><th>key</th>";
+  for (size_t i = 0; i < runs.size(); ++i) {
+    if (runs[i].starts.starts.empty()) continue;
+    columns.push_back(&runs[i].starts.starts.back().settings);
+    head += fmt::format("<th>{}{}</th>", swatch(i), html_text(runs[i].name, 200));
+  }
+  if (columns.size() < 2) return "";
+  const std::vector<Difference> rows = differences(columns);
+  std::string html = fmt::format(
+      "<h2>Configuration: {}</h2>",
+      rows.empty() ? "the same in all runs" : counted(rows.size(), "key") + " with different values");
+  if (rows.empty()) return html;
+  html += "<div class=\"scroll\"><table>" + head + "</tr>";
+  for (const Difference& row : rows) {
+    html += fmt::format("<tr><td><code>{}</code></td>", html_text(row.key, 200));
+    for (const std::string& value : row.values)
+      html += value.empty() ? "<td><small>not set</small></td>"
+                            : fmt::format("<td><code>{}</code></td>", html_text(value, 500));
+    html += "</tr>";
+  }
+  return html + "</table></div>";
+}
+
+// The settings that differ from the start before, "key: old -> new" per line.
+std::string changed_settings(const Settings& before, const Settings& after) {
+  std::string html;
+  for (const Difference& row : differences({&before, &after})) {
+    const auto value_or_not_set = [](const std::string& value) { return value.empty() ? "not set" : value; };
+    html += fmt::format("<code>{}: {} \u2192 {}</code><br>", html_text(row.key, 200),
+                        html_text(value_or_not_set(row.values[0]), 200),
+                        html_text(value_or_not_set(row.values[1]), 200));
+  }
+  return html;
+}
+
+std::string starts_table(const std::vector<ReportRun>& runs) {
+  std::string rows;
+  uint64_t count = 0, shown = 0;
+  for (size_t run = 0; run < runs.size(); ++run) {
+    const std::vector<RunStart>& starts = runs[run].starts.starts;
+    count += runs[run].starts.count;
+    shown += starts.size();
+    for (size_t i = starts.size(); i-- > 0;) {
+      const auto text = [&](const char* name) { return html_text(fact(starts[i], name), 1000); };
+      rows += fmt::format(
+          "<tr><td>{}{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td><code>{}</code></td>"
+          "<td><code>{}</code></td><td>{}</td></tr>",
+          swatch(run), html_text(starts[i].name, 100), text("start"), text("host"), text("ranks"),
+          text("devices"), text("commit").substr(0, 12), text("command"),
+          i > 0 ? changed_settings(starts[i - 1].settings, starts[i].settings) : "");
+    }
+  }
+  if (count == 0) return "";
+  return fmt::format(
+      "<details><summary>Starts <small>{}{}</small></summary><div class=\"scroll\"><table><tr><th>start</th>"
+      "<th>time</th><th>host</th><th>ranks</th><th>devices</th><th>commit</th><th>command</th><th>changed "
+      "since the start "
+      "before</th></tr>{}</table></div></details>",
+      counted(count, "record"), shown < count ? fmt::format(", the newest {}", shown) : "", rows);
+}
+
+std::string events_table(const std::vector<ReportRun>& runs) {
+  std::string rows;
+  uint64_t count = 0, shown = 0;
+  for (size_t run = 0; run < runs.size(); ++run) {
+    count += runs[run].history.event_count();
+    shown += runs[run].history.events().size();
+    for (const MetricRow& event : runs[run].history.events())
+      rows +=
+          fmt::format("<tr><td>{}{}</td><td>{}</td><td class=\"number\">{}</td><td><code>{}</code></td></tr>",
+                      swatch(run), utc_text(event.value(kTimeTag).value_or(0)), html_text(event.event),
+                      human_count(static_cast<uint64_t>(event.step)), html_text(event.details));
+  }
+  if (count == 0) return "";
+  return fmt::format(
+      "<details><summary>Events <small>{}{}</small></summary><div class=\"scroll\"><table><tr><th>time</th>"
+      "<th>event</th><th>after step</th><th>details</th></tr>{}</table></div></details>",
+      counted(count, "event"), shown < count ? fmt::format(", the newest {}", shown) : "", rows);
+}
+
+std::string page_data(const ReportData& data) {
+  using Frame = PlotFrame;
+  std::string json = fmt::format("{{\"frame\":[{},{},{},{}],\"x\":[", Frame::kLeft, Frame::kRight,
+                                 Frame::kTop, Frame::kBottom);
+  std::string names, runs, marks;
+  for (const HorizontalAxis& axis : data.axes) {
+    json += fmt::format("{}[{},{}]", names.empty() ? "" : ",", axis.interval.low, axis.interval.high);
+    names += fmt::format("{}\"{}\"", names.empty() ? "" : ",", axis.name);
+  }
+  for (const PlotPoints& points : data.points)
+    runs += fmt::format("{}{}", runs.empty() ? "" : ",", points.run);
+  for (const PlotMark& mark : data.marks)
+    marks += (marks.empty() ? "" : ",") + json_numbers({mark.x.begin(), mark.x.end()});
+  json += fmt::format("],\"axes\":[{}],\"runs\":[{}],\"marks\":[{}", names, runs, marks);
+  json += "],\"points\":[";
+  for (size_t i = 0; i < data.points.size(); ++i) {
+    json += i ? ",\n[" : "[";
+    for (size_t axis = 0; axis < kPlotAxes; ++axis)
+      json += (axis ? "," : "") + json_numbers(data.points[i].x[axis]);
+    json += "]";
+  }
+  json += "],\"lines\":[";
+  bool first = true;
+  for (const auto* plots : {&data.plots, &data.more_plots}) {
+    for (const Plot& plot : *plots) {
+      json += (first ? "" : ",\n") + lines_json(plot);
+      first = false;
+    }
+  }
+  return json + "]}";
+}
+
+}  // namespace
+
+std::string report_page(const std::vector<ReportRun>& runs, double now) {
+  std::vector<ReportRun> coarse = runs;
+  for (ReportRun& run : coarse) run.history.limit_buckets(drawn_buckets_per_run(runs.size()));
+  const ReportData data = report_data(coarse);
+  int64_t widest = 1;  // in steps, of the points that the script has
+  for (const ReportRun& run : runs)
+    for (const auto& [index, bucket] : run.history.current(RowKind::kTraining).buckets())
+      if (bucket.rows > 1) widest = std::max(widest, bucket.last_step - bucket.first_step + 1);
+  bool superseded = false;
+  for (const ReportRun& run : runs)
+    for (int kind = 0; kind < kRowKinds; ++kind)
+      superseded |= !run.history.superseded(static_cast<RowKind>(kind)).empty();
+
+  std::string title = "Training report";
+  if (runs.size() == 1) title += ": " + runs[0].name;
+  std::string html = fmt::format(
+      "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
+      "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
+      "script-src 'sha256-{}'\">\n"
+      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"><title>{}</title>\n"
+      "<style>{}</style></head>\n<body>\n<header><h1>{}</h1><p>{}, {}</p></header>\n",
+      kPageScriptHash, html_text(title, 200), kPageStyle, html_text(title, 200), counted(runs.size(), "run"),
+      utc_text(now));
+  html += "<div class=\"scroll\"><table>" + NewestState::header();
+  for (size_t i = 0; i < runs.size(); ++i) html += NewestState(runs[i], now).row(i) + "\n";
+  html += "</table></div>\n" + control_bar(runs, superseded) +
+          "\n<p class=\"note\"><span>Drag over a plot to zoom all of them" +
+          (widest > 1 ? fmt::format(" (a point then stands for up to {} steps)", widest) : "") +
+          ", double click for all steps. </span>Dotted vertical lines: restarts. Red crosses: values that "
+          "are not "
+          "finite. Faint lines: steps that were repeated after a restart. Shaded: smallest to largest value "
+          "where a "
+          "point stands for several steps.</p>\n<div class=\"plots\">\n";
+  size_t line = 0;
+  for (const Plot& plot : data.plots) {
+    html += figure(plot, data, line);
+    line += plot.lines.size();
+  }
+  html += "</div>\n";
+  if (!data.more_plots.empty()) {
+    html += fmt::format("<details><summary>More metrics <small>{}{}</small></summary><div class=\"plots\">\n",
+                        counted(data.more_plots.size(), "plot"),
+                        data.plots_left_out > 0 ? fmt::format(", {} left out", data.plots_left_out) : "");
+    for (const Plot& plot : data.more_plots) {
+      html += figure(plot, data, line);
+      line += plot.lines.size();
+    }
+    html += "</div></details>\n";
+  }
+  html += difference_table(runs) + starts_table(runs) + events_table(runs);
+  html += "\n<script type=\"application/json\" id=\"data\">" + page_data(report_data(runs)) + "</script>\n";
+  return html + "<script>" + kPageScript + "</script>\n</body></html>\n";
+}
+
+}  // namespace hyperion::report

@@ -1,0 +1,72 @@
+// Plots as SVG text: lines over the step, the tokens seen or the time. No I/O.
+#pragma once
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "app/report/axis.h"
+
+namespace hyperion::report {
+
+enum PlotAxis { kStepAxis, kTokensAxis, kTimeAxis, kPlotAxes };
+
+// The places that lines of one table share.
+struct PlotPoints {
+  int run = 0;
+  bool superseded = false;                         // steps that a restart made again: drawn faint
+  std::array<std::vector<double>, kPlotAxes> x{};  // NaN where not known
+};
+
+struct PlotLine {
+  size_t points = 0;             // index of its PlotPoints
+  std::vector<double> mean{};    // NaN: no finite value there
+  std::vector<double> low{};     // smallest and largest value of each bucket; both empty when no bucket has
+  std::vector<double> high{};    // more than one value
+  std::vector<size_t> broken{};  // points with a value that is NaN or infinite
+  std::vector<size_t> marked{};  // points with a circle at their largest value
+};
+
+struct Plot {
+  std::string title, unit;
+  bool from_zero = false;  // the axis starts at 0, and is linear until the reader wants a logarithmic one
+  bool over_time = false;  // always over the time
+  bool noisy = false;      // the page's smoothing applies
+  std::vector<PlotLine> lines{};
+  std::string reference{};           // what the values are to be compared with: "training.max_norm"
+  std::vector<double> references{};  // dashed lines; the axis reaches those up to kFarthestReference * values
+};
+inline constexpr double kFarthestReference = 3;
+
+struct HorizontalAxis {
+  std::string name;
+  Interval interval{};
+};
+
+// A restart: where its first step is.
+struct PlotMark {
+  int run = 0;
+  std::array<double, kPlotAxes> x{};
+};
+
+struct PlotFrame {
+  static constexpr double kWidth = 640, kHeight = 270;
+  static constexpr double kLeft = 62, kRight = 626, kTop = 10, kBottom = 232;
+};
+
+// The smallest and largest finite value of all lines; {1, 0} when there is none.
+Interval values_of(const Plot& plot);
+
+// The plot as a page without script shows it: over the step, or over the time. The page's script draws it
+// again for what its reader chooses. `first_line`: the number of the plot's first line in the script's data.
+std::string plot_svg(const Plot& plot, const std::vector<PlotPoints>& points,
+                     const std::array<HorizontalAxis, kPlotAxes>& axes, const std::vector<PlotMark>& marks,
+                     size_t first_line);
+
+// What the script reads of a plot's lines: JSON, numbers only.
+std::string lines_json(const Plot& plot);
+
+// A JSON array with null for what is not finite.
+std::string json_numbers(const std::vector<double>& values);
+
+}  // namespace hyperion::report

@@ -1,0 +1,293 @@
+#include "app/report/report_data.h"
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <set>
+
+namespace hyperion::report {
+namespace {
+
+struct PlotSpec {
+  const char* title;
+  const char* unit;
+  RowKind kind;
+  const char* tag;
+  bool from_zero = false;
+  bool noisy = false;
+  const char* reference = "";
+};
+
+constexpr const char* kDeviceMemory = "memory of the device";
+
+constexpr PlotSpec kPlots[] = {
+    {"Loss", "mean over the batch's tokens", RowKind::kTraining, "loss_metrics/global_avg_loss", false, true},
+    {"Validation loss", "", RowKind::kValidation, "validation_metrics/loss"},
+    {"Gradient norm", "before clipping; circles: clipped steps", RowKind::kTraining, "grad_norm", false, true,
+     "training.max_norm"},
+    {"Learning rate", "", RowKind::kTraining, "lr", true},
+    {"Throughput", "tokens per second per rank", RowKind::kTraining, "throughput(tps)", true, true},
+    {"Model FLOPs utilisation", "%", RowKind::kTraining, "mfu(%)", true, true},
+    {"Step time", "seconds", RowKind::kTraining, "time_metrics/end_to_end(s)", true, true},
+    {"Waiting for data", "% of the step time", RowKind::kTraining, "time_metrics/data_loading(%)", true,
+     true},
+    {"Peak memory", "GiB per rank", RowKind::kTraining, "memory/max_reserved(GiB)", true, false,
+     kDeviceMemory},
+    {"Checkpoint: training waited", "seconds per save", RowKind::kEvent, "checkpoint_staged.stall_seconds",
+     true},
+    {"Checkpoint: time to write", "seconds per save", RowKind::kEvent, "checkpoint_durable.write_seconds",
+     true},
+};
+
+// Tags without a plot: places, what is in a plot as another unit, and constants of a start.
+constexpr const char* kNotPlotted[] = {"time",
+                                       "n_tokens_seen",
+                                       "resume/step",
+                                       "grad_norm > training.max_norm",
+                                       "resume/last_loss",
+                                       "time_metrics/eta(s)",
+                                       "memory/max_reserved(%)",
+                                       "memory/max_active(%)",
+                                       "validation_metrics/memory/max_reserved(%)",
+                                       "validation_metrics/memory/max_active(%)"};
+
+using Bucket = StepBuckets::Bucket;
+
+// Where the distance to the next bucket is more than four times the usual one.
+std::vector<const Bucket*> with_gaps(const std::vector<const Bucket*>& buckets) {
+  std::vector<int64_t> distances;
+  for (size_t i = 1; i < buckets.size(); ++i)
+    distances.push_back(buckets[i]->first_step - buckets[i - 1]->last_step);
+  if (distances.empty()) return buckets;
+  std::vector<int64_t> sorted = distances;
+  const auto middle = sorted.begin() + static_cast<int64_t>((sorted.size() - 1) / 2);
+  std::nth_element(sorted.begin(), middle, sorted.end());
+  const int64_t usual = *middle;
+  std::vector<const Bucket*> row = {buckets[0]};
+  for (size_t i = 1; i < buckets.size(); ++i) {
+    if (distances[i - 1] / 4 > usual) row.push_back(nullptr);
+    row.push_back(buckets[i]);
+  }
+  return row;
+}
+
+std::optional<int> tag_number(const ReportRun& run, const std::string& tag) {
+  const auto found = std::find(run.tags.begin(), run.tags.end(), tag);
+  if (found == run.tags.end()) return std::nullopt;
+  return static_cast<int>(found - run.tags.begin());
+}
+
+struct Builder {
+  const std::vector<ReportRun>& runs;
+  ReportData data{};
+  // The first of PlotPoints of each run, current ones by kind, then superseded ones.
+  std::vector<std::array<size_t, 2 * kRowKinds>> tables{};
+
+  static const StepBuckets& buckets(const ReportRun& run, size_t table) {
+    const auto kind = static_cast<RowKind>(table % kRowKinds);
+    return table < kRowKinds ? run.history.current(kind) : run.history.superseded(kind);
+  }
+
+  // nullptr: a gap, so that no line joins what two restarts made again.
+  static std::vector<const Bucket*> in_order(const ReportRun& run, size_t table) {
+    std::vector<const Bucket*> row;
+    for (const auto& [index, bucket] : buckets(run, table).buckets()) row.push_back(&bucket);
+    return table < kRowKinds ? row : with_gaps(row);
+  }
+
+  static std::vector<double> means(const std::vector<const Bucket*>& row_of_buckets, int tag) {
+    std::vector<double> values;
+    for (const Bucket* bucket : row_of_buckets) {
+      const ValueRange* range = bucket == nullptr ? nullptr : bucket->range(tag);
+      values.push_back(range == nullptr ? NAN : range->mean());
+    }
+    return values;
+  }
+
+  static std::vector<double> mean_steps(const std::vector<const Bucket*>& row_of_buckets) {
+    std::vector<double> steps;
+    for (const Bucket* bucket : row_of_buckets)
+      steps.push_back(bucket == nullptr ? NAN : bucket->mean_step());
+    return steps;
+  }
+
+  void add_points() {
+    for (size_t run = 0; run < runs.size(); ++run) {
+      const RunHistory& history = runs[run].history;
+      const auto training = in_order(runs[run], static_cast<size_t>(RowKind::kTraining));
+      const std::vector<double> steps = mean_steps(training), tokens = means(training, kTokensTag);
+      auto& places = tables.emplace_back();
+      for (size_t table = 0; table < places.size(); ++table) {
+        const auto rows = in_order(runs[run], table);
+        PlotPoints points{static_cast<int>(run), table >= kRowKinds, {}};
+        points.x[kStepAxis] = mean_steps(rows);
+        points.x[kTokensAxis] = means(rows, kTokensTag);
+        for (size_t i = 0; i < points.x[kTokensAxis].size(); ++i) {
+          double& x =
+              points.x[kTokensAxis][i];  // validations and events do not say how many tokens were seen
+          if (!std::isfinite(x) && rows[i] != nullptr) x = interpolate(steps, tokens, points.x[kStepAxis][i]);
+        }
+        points.x[kTimeAxis] = means(rows, kTimeTag);
+        for (double& time : points.x[kTimeAxis]) time -= history.first_time();
+        places[table] = data.points.size();
+        data.points.push_back(std::move(points));
+      }
+      const std::vector<Attempt>& attempts = history.attempts();
+      for (size_t i = 0; i < std::min(attempts.size(), kMostMarks); ++i) {
+        if (i + 1 == history.attempt_count()) break;  // the first start is no restart
+        const auto step = static_cast<double>(attempts[i].first_step);
+        data.marks.push_back(
+            {static_cast<int>(run),
+             {step, interpolate(steps, tokens, step), attempts[i].first_time - history.first_time()}});
+      }
+    }
+  }
+
+  // Time in a unit that suits the longest run.
+  void add_axes() {
+    data.axes[kStepAxis].name = "step";
+    data.axes[kTokensAxis].name = "tokens seen";
+    double longest = 0;
+    for (const ReportRun& run : runs)
+      longest = std::max(longest, run.history.last_time() - run.history.first_time());
+    const TimeUnit unit = time_unit(longest);
+    data.axes[kTimeAxis].name = std::string(unit.name) + " since the run's first line";
+    for (PlotMark& mark : data.marks) mark.x[kTimeAxis] /= unit.seconds;
+    for (PlotPoints& points : data.points)
+      for (double& time : points.x[kTimeAxis]) time /= unit.seconds;
+    for (size_t axis = 0; axis < kPlotAxes; ++axis) {
+      Interval all{INFINITY, -INFINITY};
+      for (const PlotPoints& points : data.points)
+        for (const double x : points.x[axis])
+          if (std::isfinite(x)) all = {std::min(all.low, x), std::max(all.high, x)};
+      if (axis == kStepAxis)  // a point is in the middle of its steps
+        for (const ReportRun& run : runs)
+          for (size_t table = 0; table < 2 * kRowKinds; ++table)
+            for (const auto& [index, bucket] : buckets(run, table).buckets())
+              all.high = std::max(all.high, static_cast<double>(bucket.last_step));
+      if (all.low > all.high) all = {0, 1};
+      const double span = all.high - all.low;
+      if (all.low < 0.25 * all.high) all.low = 0;
+      data.axes[axis].interval = span > 0 ? Interval{all.low, all.high} : Interval{all.low - 1, all.high + 1};
+    }
+  }
+
+  static PlotLine line_of(const std::vector<const Bucket*>& rows, int tag, size_t points) {
+    PlotLine line{points};
+    bool several = false;
+    for (const Bucket* bucket : rows) {
+      const ValueRange* range = bucket == nullptr ? nullptr : bucket->range(tag);
+      line.mean.push_back(range == nullptr ? NAN : range->mean());
+      line.low.push_back(range == nullptr ? NAN : range->smallest);
+      line.high.push_back(range == nullptr ? NAN : range->largest);
+      several |= range != nullptr && range->count > 1;
+      const auto number = static_cast<size_t>(tag);
+      if (bucket != nullptr && number < bucket->values.size() && bucket->values[number].non_finite > 0)
+        line.broken.push_back(line.mean.size() - 1);
+      const ValueRange* clipped =
+          bucket == nullptr || tag != kGradNormTag ? nullptr : bucket->range(kClippedTag);
+      if (clipped != nullptr && clipped->largest > 0) line.marked.push_back(line.mean.size() - 1);
+    }
+    if (!several) line.low.clear(), line.high.clear();
+    return line;
+  }
+
+  static void add_reference(Plot& plot, double value) {
+    const auto same = [&](double other) { return std::abs(other - value) <= 0.005 * value; };
+    if (std::isfinite(value) && value > 0 && plot.references.size() < kMostReferences &&
+        std::ranges::none_of(plot.references, same))
+      plot.references.push_back(value);
+  }
+
+  // A setting of the starts, or the memory of which the newest row has a share: each different value once.
+  void add_references(Plot& plot, const char* reference) const {
+    plot.reference = reference;
+    for (const ReportRun& run : runs) {
+      for (const RunStart& start : run.starts.starts)
+        add_reference(plot, start.number(plot.reference).value_or(0));
+      if (plot.reference != kDeviceMemory) continue;
+      const MetricRow* row = run.history.newest(RowKind::kTraining);
+      const double gib = run.value(row, "memory/max_reserved(GiB)").value_or(0);
+      const double share = run.value(row, "memory/max_reserved(%)").value_or(0) / 100;
+      add_reference(plot, std::round(gib / share * 10) / 10);
+    }
+  }
+
+  // Superseded lines first, so that the current ones are drawn over them.
+  Plot tag_plot(const PlotSpec& spec) const {
+    Plot plot{spec.title, spec.unit, spec.from_zero, false, spec.noisy};
+    add_references(plot, spec.reference);
+    for (const size_t older : {size_t{kRowKinds}, size_t{0}}) {
+      for (size_t run = 0; run < runs.size(); ++run) {
+        const auto tag = tag_number(runs[run], spec.tag);
+        const size_t table = older + static_cast<size_t>(spec.kind);
+        if (tag && buckets(runs[run], table).has(*tag))
+          plot.lines.push_back(line_of(in_order(runs[run], table), *tag, tables[run][table]));
+      }
+    }
+    return plot;
+  }
+
+  Plot step_plot() const {
+    Plot plot{"Progress", "step over the time", true, true};
+    add_references(plot, "training.steps");
+    for (const size_t table : {size_t{kRowKinds}, size_t{0}}) {
+      for (size_t run = 0; run < runs.size(); ++run) {
+        const auto rows = in_order(runs[run], table);
+        if (!rows.empty()) plot.lines.push_back({tables[run][table], mean_steps(rows), {}, {}, {}});
+      }
+    }
+    return plot;
+  }
+
+  void add_plots() {
+    std::set<std::string> done(std::begin(kNotPlotted), std::end(kNotPlotted));
+    for (const PlotSpec& spec : kPlots) {
+      done.insert(spec.tag);
+      Plot plot = tag_plot(spec);
+      if (!plot.lines.empty()) data.plots.push_back(std::move(plot));
+    }
+    if (Plot plot = step_plot(); !plot.lines.empty()) data.plots.push_back(std::move(plot));
+    for (const ReportRun& run : runs) {
+      for (const std::string& tag : run.tags) {
+        if (!done.insert(tag).second || tag.starts_with("start.") || tag.starts_with("end.")) continue;
+        for (const RowKind kind : {RowKind::kTraining, RowKind::kValidation, RowKind::kEvent}) {
+          Plot plot = tag_plot({tag.c_str(), "", kind, tag.c_str(), false, kind == RowKind::kTraining});
+          const Interval values = values_of(plot);
+          if (plot.lines.empty() || (values.low == 0 && values.high == 0)) continue;
+          if (data.more_plots.size() < kMostMorePlots) {
+            data.more_plots.push_back(std::move(plot));
+          } else {
+            ++data.plots_left_out;
+          }
+        }
+      }
+    }
+  }
+};
+
+}  // namespace
+
+std::optional<double> ReportRun::value(const MetricRow* row, const std::string& tag) const {
+  const auto number = tag_number(*this, tag);
+  return row == nullptr || !number ? std::nullopt : row->value(*number);
+}
+
+double interpolate(const std::vector<double>& xs, const std::vector<double>& ys, double x) {
+  if (xs.empty()) return NAN;
+  const auto after = static_cast<size_t>(std::lower_bound(xs.begin(), xs.end(), x) - xs.begin());
+  if (after == 0) return ys.front();
+  if (after == xs.size()) return ys.back();
+  const double part = (x - xs[after - 1]) / (xs[after] - xs[after - 1]);
+  return ys[after - 1] + part * (ys[after] - ys[after - 1]);
+}
+
+ReportData report_data(const std::vector<ReportRun>& runs) {
+  Builder builder{runs};
+  builder.add_points();
+  builder.add_axes();
+  builder.add_plots();
+  return std::move(builder.data);
+}
+
+}  // namespace hyperion::report

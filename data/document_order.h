@@ -1,0 +1,39 @@
+// The order of files and documents in an epoch: functions of (seed, epoch) alone, the same on every mesh,
+// with no array in memory however many documents there are.
+#pragma once
+
+#include <cstdint>
+
+namespace hyperion::data {
+
+// A pseudo-random permutation of [0, size): a Feistel network of Philox rounds on the next even number of
+// bits, walked until the value falls inside (Black & Rogaway, "Ciphers with Arbitrary Finite Domains", 2002,
+// cycle walking; at most 4 steps on average). `stream` separates the permutations of one epoch. shuffle =
+// false gives the identity.
+class Permutation {
+ public:
+  Permutation(uint64_t size, uint64_t seed, uint64_t epoch, uint32_t stream, bool shuffle);
+
+  // index < size
+  uint64_t operator()(uint64_t index) const;
+
+ private:
+  uint64_t encrypt(uint64_t value) const;
+
+  uint64_t size_;
+  uint64_t seed_;
+  uint64_t stream_;
+  int half_bits_ = 0;
+  bool shuffle_;
+};
+
+// The order of `files` files, and of the documents inside file number `file`, in an epoch.
+inline Permutation file_order(uint64_t files, uint64_t seed, uint64_t epoch, bool shuffle) {
+  return {files, seed, epoch, 0, shuffle};
+}
+inline Permutation document_order(uint64_t documents, uint32_t file, uint64_t seed, uint64_t epoch,
+                                  bool shuffle) {
+  return {documents, seed, epoch, file + 1, shuffle};
+}
+
+}  // namespace hyperion::data

@@ -1,0 +1,218 @@
+#include "data/json_lines.h"
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include <fmt/format.h>
+#include <simdjson.h>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "base/nearest.h"
+#include "base/progress.h"
+#include "base/utf8.h"
+#include "data/file_formats.h"
+
+namespace hyperion::data {
+namespace {
+
+constexpr size_t kReadBlock = size_t{1} << 20;
+constexpr size_t kFirstPiece = size_t{64} << 10;  // nearly every line is shorter
+constexpr size_t kKeptBuffer = size_t{4} << 20;
+
+bool is_blank(std::string_view line) {
+  return line.find_first_not_of(" \t\r") == std::string_view::npos;
+}
+
+void refuse_unsupported_formats(const InputFile& file, const std::string& name) {
+  const FileFormat* format = format_of(file);
+  if (format == nullptr || format->use != FormatUse::kRefused) return;
+  throw_data("{}: is {}, which is not read: {}", name, format->name,
+             fmt::format(fmt::runtime(format->remedy), format->name == "Parquet" ? "parquet" : "feather"));
+}
+
+}  // namespace
+
+JsonLines::JsonLines(TextField field, size_t line_limit, std::string name)
+    : name_(std::move(name)),
+      field_(std::move(field)),
+      line_limit_(line_limit),
+      parser_(std::make_unique<simdjson::dom::parser>()) {}
+
+JsonLines::JsonLines(const std::filesystem::path& path, TextField field, size_t line_limit)
+    : JsonLines(std::move(field), line_limit, path.string()) {
+  file_ = InputFile(path);
+  refuse_unsupported_formats(file_, name_);
+  const Compression compression = detect_compression(file_);
+  inflated_ = compression != Compression::kNone;
+  if (inflated_) {
+    text_ = decompress(file_, compression, inflation_limit(file_.size()));
+    file_ = InputFile();
+  }
+  index_lines();
+  if (documents() == 0)
+    throw_data("{}: holds no document: remove the file, or write {}", name_, expected_format());
+}
+
+std::string JsonLines::check_first_line(const std::filesystem::path& path, const TextField& field) {
+  JsonLines lines(field, kLineLimit, path.string());
+  const InputFile file(path);
+  refuse_unsupported_formats(file, lines.name_);
+  const Compression compression = detect_compression(file);
+  lines.inflated_ = true;
+  for (uint64_t size = kFirstPiece;; size = std::min<uint64_t>(size * 8, kLineLimit + 1)) {
+    lines.text_ = decompress_begin(file, compression, size);
+    const std::string_view content = lines.text_.view();
+    const size_t text = content.find_first_not_of(" \t\r\n\xEF\xBB\xBF");
+    const bool whole = content.size() < size || size > kLineLimit;  // there is no more, or too much
+    if (whole || content.find('\n', std::min(text, content.size())) != std::string_view::npos) break;
+  }
+  lines.index_lines();
+  if (lines.documents() == 0)
+    throw_data("{}: holds no document: remove the file, or write {}", lines.name_, lines.expected_format());
+  return std::string(lines.text(0));
+}
+
+std::string JsonLines::expected_format() const {
+  return fmt::format("one JSON object per line with a string field \"{}\" ({})", field_.name, chosen_by());
+}
+
+std::string JsonLines::chosen_by() const {
+  return field_.default_key.empty() ? field_.key
+                                    : fmt::format("{}, by default {}", field_.key, field_.default_key);
+}
+
+void JsonLines::fail_without_field(uint64_t document, const std::vector<std::string>& names) const {
+  constexpr size_t kMostNames = 20;
+  std::string there;
+  for (size_t i = 0; i < std::min(names.size(), kMostNames); ++i)
+    there += fmt::format("{}{:?}", i == 0 ? "" : ", ", names[i].substr(0, 60));
+  if (names.size() > kMostNames) there += fmt::format(" and {} more", names.size() - kMostNames);
+  // A field missing from the first line is probably the wrong field; from a later line, it is missing there.
+  throw_data("{}:{}: has no field \"{}\" ({}); its fields are: {}{}: {}", name_, line(document), field_.name,
+             chosen_by(), there.empty() ? "none" : there, did_you_mean(nearest_name(field_.name, names)),
+             document == 0 ? fmt::format("set {} to the one with the text", field_.key)
+                           : "correct or remove the line");
+}
+
+JsonLines::~JsonLines() = default;
+
+void JsonLines::index_lines() {
+  constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
+  uint64_t line_begin = 0, blank_lines = 0;
+  bool blank = true;  // the line so far
+  const auto end_line = [&] {
+    if (!blank) {
+      begins_.push_back(line_begin);
+    } else if (++blank_lines; !blanks_.empty() && blanks_.back().document == begins_.size()) {
+      blanks_.back().lines = blank_lines;
+    } else {
+      blanks_.push_back({begins_.size(), blank_lines});
+    }
+    blank = true;
+  };
+  const auto add = [&](std::string_view block, uint64_t begin) {
+    size_t at = 0;
+    if (begin == 0 && block.starts_with(kByteOrderMark)) line_begin = at = kByteOrderMark.size();
+    while (at < block.size()) {
+      const size_t end = std::min(block.find('\n', at), block.size());
+      blank = blank && is_blank(block.substr(at, end - at));
+      if (end == block.size()) break;  // the line continues in the next block
+      end_line();
+      at = end + 1;
+      line_begin = begin + at;
+    }
+  };
+  const uint64_t size = inflated_ ? text_.view().size() : file_.size();
+  Progress progress("indexing data", size, "B");
+  std::string block;
+  for (uint64_t begin = 0; begin < size;) {
+    const size_t bytes = std::min<uint64_t>(kReadBlock, size - begin);
+    if (!inflated_) {
+      block.resize(bytes);
+      file_.read(begin, block.data(), bytes);
+    }
+    add(inflated_ ? text_.view().substr(begin, bytes) : block, begin);
+    progress.update(begin += bytes);
+  }
+  if (line_begin < size) end_line();
+  begins_.push_back(size);
+}
+
+uint64_t JsonLines::line(uint64_t document) const {
+  const auto after =
+      std::upper_bound(blanks_.begin(), blanks_.end(), document,
+                       [](uint64_t value, const Blank& blank) { return value < blank.document; });
+  return document + 1 + (after == blanks_.begin() ? 0 : std::prev(after)->lines);
+}
+
+std::string_view JsonLines::read_line(uint64_t document) {
+  const uint64_t begin = begins_[document];
+  const uint64_t most = begins_[document + 1] - begin;  // blank lines may follow in it
+  size_t size = 0;
+  for (uint64_t want = std::min<uint64_t>(most, kFirstPiece);; want = std::min(most, want * 4)) {
+    if (padded_.size() < want + simdjson::SIMDJSON_PADDING) padded_.resize(want + simdjson::SIMDJSON_PADDING);
+    if (inflated_)
+      std::memcpy(padded_.data() + size, text_.view().data() + begin + size, want - size);
+    else
+      file_.read(begin + size, padded_.data() + size, want - size);
+    const void* newline = std::memchr(padded_.data() + size, '\n', want - size);
+    size =
+        newline != nullptr ? static_cast<size_t>(static_cast<const char*>(newline) - padded_.data()) : want;
+    if (newline != nullptr || want == most || size > line_limit_) return {padded_.data(), size};
+  }
+}
+
+std::string_view JsonLines::text(uint64_t document) {
+  if (padded_.size() > kKeptBuffer) {  // after a long line: frees its buffer and the parser's
+    padded_ = {};
+    parser_ = std::make_unique<simdjson::dom::parser>();
+  }
+  std::string_view source;
+  try {
+    source = read_line(document);
+  } catch (const Error& error) {
+    throw_data("{}:{}: the document cannot be read: {}", name_, line(document), error.what());
+  }
+  if (source.size() > line_limit_)
+    throw_data("{}:{}: the line is too long, at most {} bytes are accepted: split the document", name_,
+               line(document), line_limit_);
+
+  simdjson::dom::element root;
+  auto error = parser_->parse(padded_.data(), source.size(), false).get(root);
+  if (error == simdjson::UTF8_ERROR) {
+    if (!std::exchange(warned_, true))
+      log_warning("{}:{}: holds bytes that are not UTF-8: they are read as U+FFFD (said once for this file)",
+                  name_, line(document));
+    error = parser_->parse(replace_ill_formed(source)).get(root);
+  }
+  if (error)
+    throw_data("{}:{}: is not valid JSON ({}); expected {}: correct or remove the line", name_,
+               line(document), simdjson::error_message(error), expected_format());
+  simdjson::dom::object object;
+  if (root.get(object))
+    throw_data("{}:{}: is JSON but no object; expected {}: correct or remove the line", name_, line(document),
+               expected_format());
+  std::optional<simdjson::dom::element> field;
+  for (const auto& [key, value] : object) {
+    if (key != field_.name) continue;
+    if (field)
+      throw_data("{}:{}: has the field \"{}\" twice, so which of them is meant cannot be known: remove one",
+                 name_, line(document), field_.name);
+    field = value;
+  }
+  if (!field) {
+    std::vector<std::string> names;
+    for (const auto& [key, value] : object) names.emplace_back(key);
+    fail_without_field(document, names);
+  }
+  std::string_view text;
+  if (field->get(text))
+    throw_data("{}:{}: its \"{}\" is no string; expected {}: correct or remove the line", name_,
+               line(document), field_.name, expected_format());
+  return text;
+}
+
+}  // namespace hyperion::data

@@ -1,0 +1,205 @@
+#include "data/loader.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/hash.h"
+#include "base/log.h"
+#include "data/token_shards.h"
+
+namespace hyperion::data {
+namespace {
+
+constexpr size_t kRememberedBatches = 256;  // microbatches that where() remembers
+
+void check_shard(const CorpusFile& file, const LoaderOptions& options) {
+  const auto path = file.path / "index.json";
+  const ShardHeader header = parse_shard_header(read_file(path), path);
+  if (!header.tokenizer.empty() && !options.tokenizer_fingerprint.empty() &&
+      header.tokenizer != options.tokenizer_fingerprint) {
+    throw_data(
+        "token shard {}: was made with tokenizer {} (hash {}), but this job uses {} (hash {}): use that "
+        "tokenizer, or make the shard again with hyperion tokenize",
+        file.path.string(), header.tokenizer_path, header.tokenizer, options.tokenizer_path,
+        options.tokenizer_fingerprint);
+  }
+  if (options.vocab_size > 0 && header.vocab_size > static_cast<uint64_t>(options.vocab_size)) {
+    throw_data("token shard {}: has a vocabulary of {} entries, but the model's has {}: use a larger one",
+               file.path.string(), header.vocab_size, options.vocab_size);
+  }
+}
+
+TokenStream make_stream(const LoaderOptions& options) {
+  if (options.seq_len < 1 || options.rows < 1 || options.prefetch < 1 || options.dp_rank < 0 ||
+      options.dp_rank >= options.dp_degree)
+    throw_bug("data loader: seq_len {}, rows {}, prefetch {}, rank {} of {}", options.seq_len, options.rows,
+              options.prefetch, options.dp_rank, options.dp_degree);
+  std::vector<CorpusFile> files = find_corpus(options.dataset_path, options.dataset_key);
+  for (const CorpusFile& file : files) {
+    if (file.shard) check_shard(file, options);
+  }
+  return {std::move(files), options.encode, options.order, options.text_field};
+}
+
+}  // namespace
+
+DataLoader::DataLoader(LoaderOptions options) : options_(std::move(options)), stream_(make_stream(options_)) {
+  initial_.seed = options_.order.seed;
+  initial_.shuffle = options_.order.shuffle;
+  initial_.fingerprint = hash_text(options_.tokenizer_fingerprint, corpus_fingerprint(stream_.files()));
+  if (options_.text_field.name != TextField().name)
+    initial_.fingerprint = hash_text(options_.text_field.name, initial_.fingerprint);
+  state_ = initial_;
+  const bool text = std::ranges::none_of(stream_.files(), &CorpusFile::shard);
+  if (!text || !options_.order.repeat) options_.node.reset();
+}
+
+DataLoader::~DataLoader() {
+  stop_thread();
+}
+
+void DataLoader::stop_thread() {
+  if (thread_.joinable()) {
+    thread_.request_stop();
+    if (options_.node) options_.node->interrupt();
+    thread_.join();
+    if (options_.node) options_.node->stop();
+  }
+}
+
+void DataLoader::restart_from(const LoaderState& state) {
+  stop_thread();
+  ready_.clear();
+  error_ = nullptr;
+  sources_.clear();
+  stream_.seek(state.position, state.seed);
+  made_ = state.sequence;
+  state_ = state;
+}
+
+void DataLoader::reset() {
+  restart_from(initial_);
+}
+
+void DataLoader::reset(uint64_t seed) {
+  initial_.seed = seed;
+  reset();
+}
+
+void DataLoader::load_state(const LoaderState& state) {
+  if (state.fingerprint != initial_.fingerprint) {
+    throw_data(
+        "data loader state: was saved with other data, another text field or another tokenizer (fingerprint "
+        "{:016x}) than {} has now ({:016x}): restore them, or start this data from its beginning with "
+        "--checkpoint.exclude_from_loading=dataloader",
+        state.fingerprint, options_.dataset_path, initial_.fingerprint);
+  }
+  if (state.shuffle != initial_.shuffle) {
+    throw_data(
+        "data loader state: was saved with shuffling {}, but this job has it {}: set training.shuffle back",
+        state.shuffle ? "on" : "off", initial_.shuffle ? "on" : "off");
+  }
+  if (state.seed != initial_.seed)
+    log_info("The data order continues with the checkpoint's seed {} instead of {}", state.seed,
+             initial_.seed);
+  restart_from(state);
+}
+
+DataLoader::PreparedBatch DataLoader::prepare_batch() {
+  const size_t own = static_cast<size_t>(options_.rows * options_.seq_len);
+  const size_t before = own * static_cast<size_t>(options_.dp_rank);
+  const size_t after = own * static_cast<size_t>(options_.dp_degree - 1 - options_.dp_rank);
+  PreparedBatch ready;
+  if (stream_.has_tokens(2)) {  // an input and its label: else every rank would get nothing but padding
+    const std::string begin = stream_.describe_position();
+    std::vector<int64_t> tokens(own + 1);
+    std::vector<DocumentSpan> spans;
+    stream_.skip(before);
+    tokens.resize(stream_.read_window(tokens, spans));
+    ready.batch = pack(tokens, spans, options_.rows, options_.seq_len, options_.document_mask);
+    ready.batch->first_sequence = made_ + static_cast<uint64_t>(options_.dp_rank * options_.rows);
+    stream_.skip(after);
+    made_ += static_cast<uint64_t>(options_.dp_degree * options_.rows);
+    ready.range = begin + ".." + stream_.describe_position();
+  } else if (made_ == 0) {
+    throw_data("dataset {}: holds fewer than 2 tokens, too few for one prediction", options_.dataset_path);
+  }
+  ready.after = initial_;
+  ready.after.seed = stream_.options().seed;
+  ready.after.position = stream_.position();
+  ready.after.sequence = made_;
+  return ready;
+}
+
+void DataLoader::prefetch(const std::stop_token& stop) {
+  try {
+    for (bool more = true; more;) {
+      PreparedBatch ready = prepare_batch();
+      more = ready.batch.has_value();
+      std::unique_lock lock(mutex_);
+      const size_t depth = static_cast<size_t>(options_.prefetch);
+      if (!changed_.wait(lock, stop, [&] { return ready_.size() < depth; })) return;
+      ready_.push_back(std::move(ready));
+      changed_.notify_all();
+    }
+  } catch (...) {
+    const std::lock_guard lock(mutex_);
+    error_ = std::current_exception();
+    changed_.notify_all();
+  }
+}
+
+// Rethrows the error of the loader's thread and names the rank: other ranks may have none.
+void DataLoader::rethrow_error() const {
+  if (options_.dp_degree == 1) std::rethrow_exception(error_);
+  try {
+    std::rethrow_exception(error_);
+  } catch (const Error& error) {
+    throw Error(error.code(), fmt::format("data-parallel rank {}: {}", options_.dp_rank, error.what()));
+  }
+}
+
+std::optional<Batch> DataLoader::next() {
+  const auto begin = std::chrono::steady_clock::now();
+  if (!thread_.joinable()) {
+    try {
+      const int64_t tokens = options_.dp_degree * options_.rows * options_.seq_len;  // of a microbatch
+      if (options_.node)
+        stream_.share(*options_.node,
+                      static_cast<uint64_t>(tokens) * static_cast<uint64_t>(options_.prefetch));
+    } catch (...) {
+      error_ = std::current_exception();
+      rethrow_error();
+    }
+    thread_ = std::jthread([this](const std::stop_token& stop) { prefetch(stop); });
+  }
+  PreparedBatch ready;
+  {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return !ready_.empty() || error_; });
+    if (ready_.empty()) rethrow_error();
+    if (!ready_.front().batch) return std::nullopt;  // the end stays in the queue for the next call
+    ready = std::move(ready_.front());
+    ready_.pop_front();
+    changed_.notify_all();
+  }
+  wait_seconds_ += seconds_since(begin);
+  sources_.push_back({state_.sequence, ready.after.sequence, ready.batch->first_sequence,
+                      ready.batch->sources, ready.range});
+  if (sources_.size() > kRememberedBatches) sources_.pop_front();
+  state_ = ready.after;
+  return std::move(ready.batch);
+}
+
+std::string DataLoader::where(uint64_t sequence) const {
+  for (const BatchSources& batch : sources_) {
+    if (sequence < batch.first || sequence >= batch.end) continue;
+    const uint64_t row = sequence - batch.own;  // wraps to a large number before the first
+    return row < batch.sources.size() ? batch.sources[row] : batch.range;
+  }
+  return fmt::format("sequence {}, read too long ago to be remembered", sequence);
+}
+
+}  // namespace hyperion::data

@@ -1,0 +1,145 @@
+#include "data/sources.h"
+
+#include <algorithm>
+
+#include <glob.h>
+
+#include "base/error.h"
+#include "base/files.h"
+#include "base/hash.h"
+#include "data/file_formats.h"
+#include "data/token_shards.h"
+
+namespace hyperion::data {
+namespace fs = std::filesystem;
+namespace {
+
+// JSON lines, tokenised one document at a time.
+class TextSource : public DocumentSource {
+ public:
+  TextSource(const fs::path& path, Encode encode, const TextField& field)
+      : name_(path.string()), lines_(path, field), encode_(std::move(encode)) {}
+
+  uint64_t documents() const override { return lines_.documents(); }
+  uint64_t line(uint64_t document) const override { return lines_.line(document); }
+  uint64_t open(uint64_t document) override {
+    const std::string_view text = lines_.text(document);
+    try {
+      tokens_ = encode_(text);
+    } catch (const Error& error) {
+      throw_data("{}:{}: {}", name_, lines_.line(document), error.what());
+    }
+    return tokens_.size();
+  }
+  void copy(uint64_t offset, std::span<int64_t> out) const override {
+    std::copy_n(tokens_.begin() + static_cast<ptrdiff_t>(offset), out.size(), out.begin());
+  }
+
+ private:
+  std::string name_;
+  JsonLines lines_;
+  Encode encode_;
+  std::vector<int32_t> tokens_;
+};
+
+bool named_like_json_lines(const fs::path& path) {
+  return is_named(is_named(path, FormatUse::kCompressed) ? fs::path(path).replace_extension() : path,
+                  FormatUse::kText);
+}
+
+CorpusFile make_corpus_file(const fs::path& path, const fs::path& root) {
+  const bool shard = is_token_shard(path);
+  const fs::path content = shard ? path / "tokens.bin" : path;
+  std::error_code error;
+  uint64_t size = 0;
+  if (fs::is_regular_file(content, error))
+    size = fs::file_size(content, error);
+  else
+    InputFile{content};  // says what it is
+  if (error) throw_data("dataset file {}: cannot be examined: {}", path.string(), error.message());
+  if (size == 0) throw_data("dataset file {}: is empty: remove it or write it again", path.string());
+  return {path, path.lexically_relative(root).generic_string(), size, shard};
+}
+
+// Adds the file, the shard or what is in the folder, below which links to folders are not followed; names are
+// relative to `root`.
+void add_path(const fs::path& path, const fs::path& root, std::vector<CorpusFile>& files) {
+  if (!is_folder(path) || is_token_shard(path)) {
+    files.push_back(make_corpus_file(path, root));
+    return;
+  }
+  std::error_code ignored;
+  for (const fs::path& entry : entries_of(path)) {
+    if (fs::is_directory(fs::symlink_status(entry, ignored)))
+      add_path(entry, root, files);
+    else if (is_token_shard(entry) || (named_like_json_lines(entry) && !is_folder(entry)))
+      files.push_back(make_corpus_file(entry, root));
+  }
+}
+
+std::vector<fs::path> expand_glob(const std::string& pattern) {
+  glob_t found{};
+  const int status = ::glob(pattern.c_str(), GLOB_BRACE, nullptr, &found);
+  const std::unique_ptr<glob_t, void (*)(glob_t*)> guard(&found, globfree);
+  if (status != 0 && status != GLOB_NOMATCH) throw_data("dataset pattern {}: cannot be expanded", pattern);
+  return {found.gl_pathv, found.gl_pathv + found.gl_pathc};
+}
+
+// A file in the folder of a format that is not read; "" when there is none.
+fs::path refused_file(const fs::path& folder) {
+  std::error_code error;
+  for (fs::recursive_directory_iterator it(folder, error), end; !error && it != end; it.increment(error))
+    if (is_named(it->path(), FormatUse::kRefused)) return it->path();
+  return {};
+}
+
+}  // namespace
+
+std::vector<CorpusFile> find_corpus(const std::string& dataset_path, const std::string& key) {
+  if (dataset_path.empty()) throw_config("{} is empty, expected a path", key);
+  std::vector<CorpusFile> files;
+  if (path_exists(dataset_path)) {
+    // "folder/" and "." name the folder itself
+    fs::path path = fs::path(dataset_path).lexically_normal();
+    if (!path.has_filename() && path.has_relative_path()) path = path.parent_path();
+    add_path(path, is_folder(path) && !is_token_shard(path) ? path : path.parent_path(), files);
+  } else {
+    const fs::path fixed = dataset_path.substr(0, dataset_path.find_first_of("*?[{"));
+    for (const fs::path& path : expand_glob(dataset_path)) add_path(path, fixed.parent_path(), files);
+  }
+  if (files.empty()) {
+    if (const fs::path other = refused_file(dataset_path); !other.empty())
+      JsonLines{other};  // names the format and how to convert it
+    throw_data(
+        "{} {}: no such file, and no folder or pattern with files named *.json, *.jsonl or *.ndjson (plain, "
+        ".gz or .zst) or token shards",
+        key, dataset_path);
+  }
+  std::sort(files.begin(), files.end(),
+            [](const CorpusFile& a, const CorpusFile& b) { return a.name < b.name; });
+  return files;
+}
+
+uint64_t corpus_fingerprint(const std::vector<CorpusFile>& files) {
+  uint64_t hash = hash_text("hyperion corpus 1");
+  for (const CorpusFile& file : files) {
+    hash = hash_text(file.name, hash);
+    hash = hash_bytes(&file.size, sizeof(file.size), hash);
+    if (file.shard) hash = hash_text(read_file(file.path / "index.json"), hash);
+  }
+  return hash;
+}
+
+void check_text_field(const std::string& dataset_path, const TextField& field, const std::string& key) {
+  for (const CorpusFile& file : find_corpus(dataset_path, key))
+    if (!file.shard) JsonLines::check_first_line(file.path, field);
+}
+
+std::unique_ptr<DocumentSource> open_source(const CorpusFile& file, const Encode& encode,
+                                            const TextField& field) {
+  if (file.shard) return std::make_unique<ShardSource>(file.path);
+  if (!encode) throw_bug("{}: holds text, but no tokenizer was given", file.path.string());
+  return std::make_unique<TextSource>(file.path, encode, field);
+}
+
+}  // namespace hyperion::data

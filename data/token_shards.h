@@ -1,0 +1,114 @@
+// Token shards: a corpus tokenised once, read in place. A shard is a folder of three files:
+//
+//   tokens.bin     every token of every document in order (BOS and EOS included), little endian, no header;
+//                  uint16 when the vocabulary has at most 65,536 entries, else uint32
+//   documents.bin  one little-endian uint64 per document: the index in tokens.bin where it ends (exclusive);
+//                  document i is tokens [end[i-1], end[i]); non-decreasing, the last one is the token count
+//   index.json     {"format": "hyperion-token-shard", "version": 1,
+//                   "dtype": "uint16" or "uint32",
+//                   "tokens": token count, "documents": document count (at least 1 each),
+//                   "vocab_size": every token is below it,
+//                   "tokenizer": 16 hex digits, XXH3-64 of tokenizer.json; "" when unknown (then not
+//                   compared), "tokenizer_path": where that file was, for messages only; may be left out,
+//                   "tokens_xxh3", "documents_xxh3": 16 hex digits, XXH3-64 of the two files; may be left
+//                   out}
+//
+// In numpy: tokens.astype("<u2").tofile("tokens.bin"); numpy.array(ends, "<u8").tofile("documents.bin").
+//
+// The loader permutes documents, never the tokens inside one, and adds no BOS or EOS to a shard. So a shard
+// with ONE document is read in its written order whatever the seed and training.shuffle say, again and again:
+// the form for a recorded stream. documents.bin's checksum is verified on opening, tokens.bin's by verify()
+// (it reads all of it).
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/files.h"
+#include "data/sources.h"
+
+namespace hyperion::data {
+
+// True when `folder` is a folder whose index.json says that it is a token shard.
+bool is_token_shard(const std::filesystem::path& folder);
+
+// XXH3-64 (16 hex digits) of the tokenizer file at `path`, or of tokenizer.json (else tokenizer.model) in it.
+std::string tokenizer_fingerprint(const std::filesystem::path& path);
+
+struct ShardHeader {
+  bool wide = false;  // uint32 instead of uint16
+  uint64_t tokens = 0;
+  uint64_t documents = 0;
+  uint64_t vocab_size = 0;
+  std::string tokenizer;       // fingerprint, "" when unknown
+  std::string tokenizer_path;  // for messages
+  std::string tokens_xxh3;     // "" when not recorded
+  std::string documents_xxh3;
+};
+
+// Throws Error(kBadData) naming the file and the field. `path` is for messages.
+ShardHeader parse_shard_header(const std::string& text, const std::filesystem::path& path);
+std::string shard_header_json(const ShardHeader& header);
+
+// A shard as a source of documents. Opening checks header, sizes and the document index.
+class ShardSource : public DocumentSource {
+ public:
+  explicit ShardSource(const std::filesystem::path& folder);
+
+  uint64_t documents() const override { return header_.documents; }
+  uint64_t line(uint64_t document) const override { return document + 1; }
+  uint64_t open(uint64_t document) override;
+  void copy(uint64_t offset, std::span<int64_t> out) const override;
+
+  const ShardHeader& header() const { return header_; }
+  // Compares tokens.bin with its checksum. Throws Error(kBadData).
+  void verify() const;
+
+ private:
+  uint64_t end(uint64_t document) const;
+  void check_documents() const;
+
+  std::filesystem::path folder_;
+  ShardHeader header_;
+  InputFile tokens_;
+  InputFile ends_;
+  uint64_t document_ = 0;                  // the open one
+  uint64_t begin_ = 0;                     // its first token
+  mutable std::vector<std::byte> stored_;  // tokens as the file has them
+};
+
+// Writes a shard under a temporary name next to `folder`; finish() checksums it and renames it into place.
+// Without finish() nothing is left behind. `folder` must be missing or empty, else Error(kUsage).
+class TokenShardWriter {
+ public:
+  TokenShardWriter(const std::filesystem::path& folder, uint64_t vocab_size, std::string tokenizer,
+                   std::string tokenizer_path);
+  TokenShardWriter(const TokenShardWriter&) = delete;
+  TokenShardWriter& operator=(const TokenShardWriter&) = delete;
+  ~TokenShardWriter();
+
+  // Appends one document. Every token must be in [0, vocab_size).
+  void add(std::span<const int64_t> tokens);
+  // Returns the header that was written.
+  ShardHeader finish();
+
+ private:
+  struct Close {
+    void operator()(std::FILE* file) const { std::fclose(file); }
+  };
+  using File = std::unique_ptr<std::FILE, Close>;
+  void write(File& file, const void* data, size_t size);
+
+  std::filesystem::path folder_;
+  std::filesystem::path temporary_;
+  ShardHeader header_;
+  File tokens_;
+  File ends_;
+};
+
+}  // namespace hyperion::data

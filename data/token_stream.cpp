@@ -1,0 +1,119 @@
+#include "data/token_stream.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+
+namespace hyperion::data {
+
+TokenStream::TokenStream(std::vector<CorpusFile> files, Encode encode, const StreamOptions& options,
+                         TextField field)
+    : reader_(std::move(files), std::move(encode), options.shuffle, std::move(field)), options_(options) {}
+
+void TokenStream::open_document() {
+  document_.reset();
+  if (node_ != nullptr) {
+    TokenisedDocument next = node_->next(position_);
+    tokens_ = std::move(next.tokens);
+    document_ = next.info;
+  } else {
+    document_ = reader_.open(position_, options_.seed);
+  }
+  open_ = true;
+}
+
+void TokenStream::share(NodeDocuments& node, uint64_t tokens_ahead) {
+  position();  // the document that is open may be at its end
+  open_ = false;
+  node.start(reader_, position_, options_.seed, tokens_ahead);
+  node_ = &node;
+}
+
+void TokenStream::copy_tokens(uint64_t offset, std::span<int64_t> out) const {
+  if (node_ == nullptr) return reader_.copy(offset, out);
+  std::copy_n(tokens_.begin() + static_cast<ptrdiff_t>(offset), out.size(), out.begin());
+}
+
+bool TokenStream::advance_to_token() {
+  const uint64_t first_epoch = position_.epoch;
+  while (options_.repeat || position_.epoch == 0) {
+    if (!open_) open_document();
+    if (position_.token < document_->length) return true;
+    if (position_.token > document_->length) {
+      throw_data(
+          "data position: token {} of {}, which has {} tokens: the data or the tokenizer changed since it "
+          "was saved",
+          position_.token, describe_position(), document_->length);
+    }
+    open_ = false;
+    position_.token = 0;
+    if (++position_.document < document_->documents) continue;
+    position_.document = 0;
+    if (++position_.file < files().size()) continue;
+    position_.file = 0;
+    if (++position_.epoch > first_epoch + 1)
+      throw_data("dataset {} ({} files): its documents hold no tokens", files()[0].path.string(),
+                 files().size());
+  }
+  return false;
+}
+
+StreamPosition TokenStream::position() {
+  advance_to_token();
+  return position_;
+}
+
+void TokenStream::seek(const StreamPosition& position, uint64_t seed) {
+  options_.seed = seed;
+  if (node_ != nullptr) node_->stop();
+  node_ = nullptr;
+  position_ = position;
+  open_ = false;
+  advance_to_token();
+}
+
+bool TokenStream::has_tokens(size_t count) {
+  if (!advance_to_token()) return count == 0;
+  if (options_.repeat || document_->length - position_.token >= count) return true;
+  const StreamPosition before = position_;
+  const bool enough = skip(count) == count;
+  seek(before, options_.seed);
+  return enough;
+}
+
+template <typename Take>
+size_t TokenStream::consume(size_t count, const Take& take) {
+  size_t done = 0;
+  while (done < count && advance_to_token()) {
+    const size_t part = std::min<uint64_t>(count - done, document_->length - position_.token);
+    take(done, part);
+    position_.token += part;
+    done += part;
+  }
+  return done;
+}
+
+size_t TokenStream::read_window(std::span<int64_t> out, std::vector<DocumentSpan>& spans) {
+  const size_t inputs = out.size() - 1;
+  const size_t count = consume(inputs, [&](size_t begin, size_t part) {
+    spans.push_back({begin, describe_position()});
+    copy_tokens(position_.token, out.subspan(begin, part));
+  });
+  if (count < inputs || !advance_to_token()) return count;
+  if (position_.token == 0) spans.push_back({inputs, describe_position()});
+  copy_tokens(position_.token, out.last(1));
+  return out.size();
+}
+
+size_t TokenStream::skip(size_t count) {
+  return consume(count, [](size_t, size_t) {});
+}
+
+std::string TokenStream::describe_position() {
+  if (!document_) return "the end of the data";
+  return fmt::format("{}:{}", files()[document_->file].path.string(), document_->line);
+}
+
+}  // namespace hyperion::data

@@ -1,0 +1,17 @@
+// Unicode normalization form C, which Qwen's tokenizer applies to text, as Hugging Face `tokenizers` does it:
+// by an older Unicode, in which marks of a later date are ordinary characters.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace hyperion::data {
+
+// Whether valid UTF-8 may change under NFC. False for ASCII, Latin-1, Cyrillic, Chinese, Japanese, composed
+// Korean; other scripts may answer true for text that is in NFC already.
+bool may_change_under_nfc(std::string_view text);
+
+// NFC of valid UTF-8, in time linear in its length (times log of its longest run of combining marks).
+std::string to_nfc(std::string_view text);
+
+}  // namespace hyperion::data

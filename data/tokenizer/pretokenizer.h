@@ -1,0 +1,41 @@
+// Cuts text into words, inside which tokens are merged: a chain of steps, each working on the pieces of the
+// one before.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "data/tokenizer/regex_splitter.h"
+#include "data/tokenizer/word_scanner.h"
+
+namespace hyperion::data {
+
+class Pretokenizer {
+ public:
+  // Cuts at the matches of `pattern`; matches and the text between them are kept or dropped.
+  void add_split(std::string_view pattern, bool keep_matches, bool keep_gaps, const std::string& where);
+  // Puts a space before a piece that does not start with one.
+  void add_prefix_space();
+
+  // Calls word(view) for each word of valid UTF-8, in order. Thread-safe. The views last for the call.
+  void split(std::string_view text, const std::function<void(std::string_view)>& word) const {
+    run(0, text, word);
+  }
+
+ private:
+  struct RegexSplit {
+    RegexSplitter splitter;
+    bool keep_matches, keep_gaps;
+  };
+  struct PrefixSpace {};
+  using Step = std::variant<WordScanner, RegexSplit, PrefixSpace>;
+
+  void run(size_t step, std::string_view text, const std::function<void(std::string_view)>& word) const;
+
+  std::vector<Step> steps_;
+};
+
+}  // namespace hyperion::data

@@ -1,0 +1,71 @@
+// Text to token ids and back, equal id for id to Hugging Face `tokenizers` for byte-level BPE (GPT-2, Llama
+// 3, Qwen), read from a tokenizer.json or from a tiktoken rank file. What is supported and what is refused is
+// listed in docs/tokenizer.md.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace hyperion::data {
+
+class Tokenizer {
+ public:
+  // `path`: a folder that holds tokenizer.json (or a tokenizer.model / *.tiktoken rank file), or one such
+  // file. tokenizer_config.json in the same folder, if any, names BOS and EOS. Throws Error(kBadData) naming
+  // file and cause.
+  static std::unique_ptr<Tokenizer> load(const std::filesystem::path& path);
+
+  ~Tokenizer();
+  Tokenizer(const Tokenizer&) = delete;
+  Tokenizer& operator=(const Tokenizer&) = delete;
+
+  // Ids of `text`, special tokens written in it recognised. With add_bos / add_eos the id of BOS / EOS goes
+  // before / behind them, unless the file's own post-processor adds that token already (as v0.2.2's wrapper:
+  // never doubled) or the vocabulary has none (Qwen has no BOS). Bytes that are not UTF-8 are read as U+FFFD,
+  // one for each maximal ill-formed part, as Python's decode(errors="replace") does. Thread-safe: each call
+  // borrows a word cache of its own. Linear in the length of the text, times the log of its longest word.
+  std::vector<int32_t> encode(std::string_view text, bool add_bos, bool add_eos) const;
+
+  // The text of `ids`, special tokens included (what HF calls skip_special_tokens=False). Ids without a token
+  // are skipped, as HF does; bytes that are not UTF-8 become U+FFFD. Thread-safe.
+  std::string decode(std::span<const int32_t> ids) const;
+
+  // One more than the largest id in use, added tokens included: what the model's embedding must have rows
+  // for.
+  int64_t vocab_size() const;
+
+  std::optional<int32_t> bos_id() const;
+  std::optional<int32_t> eos_id() const;
+  // Whether encode() with add_bos and add_eos puts a token before and behind a text: BOS and EOS, or what the
+  // file's post-processor adds.
+  bool begins_texts() const;
+  bool ends_texts() const;
+  // The vocabulary has no BOS and says so: "bos_token": null, or a tiktoken family without one.
+  bool without_bos() const;
+
+  // 16 hex digits of what defines the ids: the tokenizer file's bytes and what tokenizer_config.json adds to
+  // them (BOS, EOS, further tokens). Equal for copies, whatever their paths.
+  const std::string& hash() const;
+
+ private:
+  struct Impl;
+  explicit Tokenizer(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+// The files of the tokenizer at `path` (as load() takes it), name -> content, to export with a model's
+// weights: those that exist. Empty when there is no tokenizer.
+std::map<std::string, std::string> tokenizer_files(const std::filesystem::path& path);
+
+// A warning for each of BOS and EOS that texts get none of, with the file to add and what it means for
+// packing. `path`: where the tokenizer was loaded from.
+void warn_of_missing_tokens(const Tokenizer& tokenizer, const std::filesystem::path& path);
+
+}  // namespace hyperion::data

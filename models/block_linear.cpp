@@ -1,0 +1,21 @@
+#include "models/block_linear.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+namespace hyperion::models {
+
+Linear block_linear(const ParallelDims& dims, int64_t layer, const char* name, int64_t out, int64_t in,
+                    double std, int split) {
+  return Linear(make_parameter(fmt::format("layers.{}.{}.weight", layer, name), {out, in},
+                               Init::truncated_normal(std, -2.0, 2.0), split),
+                nullptr, dims.tensor_group(), dims.chunked);
+}
+
+double residual_std(const ModelArgs& args, int64_t layer) {
+  const int64_t depth = args.depth_init ? layer + 1 : args.n_layers;
+  return 0.02 / std::sqrt(2.0 * static_cast<double>(depth));
+}
+
+}  // namespace hyperion::models

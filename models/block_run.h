@@ -1,0 +1,22 @@
+// What one run of a block within a step is given.
+#pragma once
+
+namespace hyperion::models {
+
+class SelectiveCheckpoint;
+
+struct BlockRun {
+  enum class Kind {
+    kForward,  // its result goes to the next block
+    // For the graph of its backward: nobody reads the result, so its last product, exchange and sum are left
+    // out and its elements are undefined.
+    kRecompute,
+  };
+  Kind kind = Kind::kForward;
+  // Saves chosen results of the forward run and gives them to the second one; null: all are computed.
+  SelectiveCheckpoint* selective = nullptr;
+
+  bool recomputes() const { return kind == Kind::kRecompute; }
+};
+
+}  // namespace hyperion::models

@@ -1,0 +1,224 @@
+#include "models/kernels/attention/cpu.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/record_function.h>
+
+#include "base/device/parallel_for.h"
+#include "base/error.h"
+#include "models/flavors/attention_heads.h"
+#include "models/kernels/attention/cpu_blocks.h"
+#include "models/kernels/common/scratch.h"
+
+namespace hyperion::kernels::cpu {
+namespace {
+
+constexpr Instructions kAll[] = {Instructions::kAvx512Bf16, Instructions::kAvx512, Instructions::kAvx2,
+                                 Instructions::kNone};
+
+const AttentionBlocks& blocks_for(Instructions instructions) {
+#ifdef HYPERION_X86_64
+  switch (instructions) {
+    case Instructions::kAvx512Bf16:
+      return attention_blocks_avx512_bf16();
+    case Instructions::kAvx512:
+      return attention_blocks_avx512();
+    case Instructions::kAvx2:
+      return attention_blocks_avx2();
+    case Instructions::kNone:
+      break;
+  }
+#endif
+  return attention_blocks_plain();
+}
+
+Instructions choose_instructions() {
+  const char* wanted = std::getenv("HYPERION_CPU_INSTRUCTIONS");
+  std::string names;
+  for (const Instructions one : kAll) {
+    if (wanted == nullptr || *wanted == '\0') {
+      if (processor_has(one)) return one;
+      continue;
+    }
+    if (text_of(one) == wanted) {
+      if (processor_has(one)) return one;
+      throw_config("HYPERION_CPU_INSTRUCTIONS is '{}', which this processor does not have: unset it", wanted);
+    }
+    names += (names.empty() ? "" : ", ") + std::string(text_of(one));
+  }
+  throw_config("HYPERION_CPU_INSTRUCTIONS is '{}', expected one of {}", wanted, names);
+}
+
+// [batch, heads, tokens, head_dim] with the elements of a head behind each other.
+at::Tensor with_whole_heads(const at::Tensor& t) {
+  return t.stride(3) == 1 || t.size(3) == 1 ? t : t.contiguous();
+}
+
+HeadStrides strides_of(const at::Tensor& t) {
+  return {t.stride(0), t.stride(1), t.stride(2)};
+}
+HeadTensor view(const at::Tensor& t) {
+  return {t.const_data_ptr(), strides_of(t)};
+}
+HeadResult mutable_view(const at::Tensor& t) {
+  return {t.mutable_data_ptr(), strides_of(t)};
+}
+
+at::Tensor empty_heads(const at::Tensor& like) {
+  return at::empty({like.size(0), like.size(2), like.size(1), like.size(3)}, like.options()).transpose(1, 2);
+}
+
+AttentionShape shape_of(const at::Tensor& q, const at::Tensor& k, const at::Tensor& first_keys) {
+  return {.batch = q.size(0),
+          .heads = q.size(1),
+          .kv_heads = k.size(1),
+          .tokens = q.size(2),
+          .head_dim = q.size(3),
+          .scale = static_cast<float>(1 / std::sqrt(static_cast<double>(q.size(3)))),
+          .first_keys = first_keys.defined() ? first_keys.const_data_ptr<int32_t>() : nullptr};
+}
+
+const ElementKernels& kernels_for(const at::Tensor& t, Instructions instructions) {
+  const AttentionBlocks& blocks = blocks_for(instructions);
+  return t.scalar_type() == at::kBFloat16 ? blocks.bf16 : blocks.fp32;
+}
+
+// Calls run(first, last) for ranges of blocks of queries on several threads. Block n of a row costs n + 1,
+// and ranges are cut where costs are equal.
+template <typename Run>
+void for_query_blocks(const AttentionShape& shape, const Run& run) {
+  const int64_t blocks = (shape.tokens + kQueryBlock - 1) / kQueryBlock,
+                cost_of_row = blocks * (blocks + 1) / 2;
+  const auto first_from = [&](int64_t cost) {  // the first block that does not begin before this cost
+    const int64_t row = cost / cost_of_row, left = cost % cost_of_row;
+    int64_t block = 0;
+    while (block * (block + 1) / 2 < left) ++block;
+    return row * blocks + block;
+  };
+  constexpr int64_t kLeastCost = 8;  // for a thread
+  parallel_for(0, shape.batch * shape.heads * cost_of_row, kLeastCost, [&](int64_t begin, int64_t end) {
+    if (const int64_t first = first_from(begin), last = first_from(end); first < last) run(first, last);
+  });
+}
+
+// Into how many parts the heads of queries of a key-value head are divided: at least 16 pieces of work, where
+// there are so many heads.
+int64_t parts_of(const at::Tensor& q, const at::Tensor& k) {
+  constexpr int64_t kPieces = 16;
+  const int64_t heads = k.size(0) * k.size(1), group = q.size(1) / k.size(1);
+  return std::min(group, (kPieces + heads - 1) / heads);
+}
+
+}  // namespace
+
+std::string_view text_of(Instructions instructions) {
+  switch (instructions) {
+    case Instructions::kAvx512Bf16:
+      return "avx512_bf16";
+    case Instructions::kAvx512:
+      return "avx512";
+    case Instructions::kAvx2:
+      return "avx2";
+    case Instructions::kNone:
+      break;
+  }
+  return "none";
+}
+
+bool processor_has(Instructions instructions) {
+#ifdef HYPERION_X86_64
+  const bool avx2 =
+      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512cd") &&
+                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+                      __builtin_cpu_supports("avx512vl");
+  switch (instructions) {
+    case Instructions::kAvx512Bf16:
+      return avx512 && __builtin_cpu_supports("avx512bf16");
+    case Instructions::kAvx512:
+      return avx512;
+    case Instructions::kAvx2:
+      return avx2;
+    case Instructions::kNone:
+      break;
+  }
+#endif
+  return instructions == Instructions::kNone;
+}
+
+Instructions chosen_instructions() {
+  static const Instructions chosen = choose_instructions();
+  return chosen;
+}
+
+bool takes_attention(const at::Tensor& q) {
+  return q.is_cpu() && (q.scalar_type() == at::kFloat || q.scalar_type() == at::kBFloat16) &&
+         q.size(3) <= kLargestHead;
+}
+
+AttentionResult attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                  const at::Tensor& first_keys, Instructions instructions) {
+  RECORD_FUNCTION("hyperion::attention", std::vector<c10::IValue>({q, k, v}));
+  const at::Tensor queries = with_whole_heads(q), keys = with_whole_heads(k), values = with_whole_heads(v);
+  const at::Tensor out = empty_heads(q);
+  const at::Tensor lse = at::empty({q.size(0), q.size(1), q.size(2)}, q.options().dtype(at::kFloat));
+  if (out.numel() == 0) return {out, {lse}};
+  const ForwardCall call{.shape = shape_of(q, k, first_keys),
+                         .q = view(queries),
+                         .k = view(keys),
+                         .v = view(values),
+                         .out = mutable_view(out),
+                         .lse = lse.mutable_data_ptr<float>()};
+  const ElementKernels& kernels = kernels_for(q, instructions);
+  for_query_blocks(call.shape, [&](int64_t first, int64_t last) {
+    kernels.forward(call, first, last, thread_scratch(kernels.forward_scratch(call.shape)));
+  });
+  return {out, {lse}};
+}
+
+AttentionGradients attention_backward(const at::Tensor& grad_output, const at::Tensor& q, const at::Tensor& k,
+                                      const at::Tensor& v, const at::Tensor& first_keys,
+                                      const AttentionResult& result, Instructions instructions) {
+  RECORD_FUNCTION("hyperion::attention_backward", std::vector<c10::IValue>({grad_output, q, k, v}));
+  const at::Tensor queries = with_whole_heads(q), keys = with_whole_heads(k), values = with_whole_heads(v),
+                   out = with_whole_heads(result.output), grad = with_whole_heads(grad_output);
+  if (q.numel() == 0) return {empty_heads(q), empty_heads(k), empty_heads(v)};
+  // A key-value head's gradients are sums over its queries, which one thread adds up in their order. Where
+  // there are few such heads, their queries' heads are divided, by the shape alone, and the parts added up in
+  // order.
+  const int64_t parts = parts_of(q, k);
+  const auto sums_of = [&](const at::Tensor& t) {  // [parts, batch, seq, kv_heads, head_dim]
+    return at::empty({parts, t.size(0), t.size(2), t.size(1), t.size(3)}, t.options().dtype(at::kFloat));
+  };
+  const at::Tensor dk = parts == 1 ? empty_heads(k) : sums_of(k),
+                   dv = parts == 1 ? empty_heads(v) : sums_of(v);
+  const at::Tensor dq = empty_heads(q);
+  const auto first_of = [&](const at::Tensor& t) { return parts == 1 ? t : t[0].transpose(1, 2); };
+  const BackwardCall call{.shape = shape_of(q, k, first_keys),
+                          .q = view(queries),
+                          .k = view(keys),
+                          .v = view(values),
+                          .out = view(out),
+                          .grad = view(grad),
+                          .lse = result.extras.at(0).const_data_ptr<float>(),
+                          .dq = mutable_view(dq),
+                          .parts = parts,
+                          .part_stride = k.numel(),
+                          .dk = mutable_view(first_of(dk)),
+                          .dv = mutable_view(first_of(dv))};
+  const ElementKernels& kernels = kernels_for(q, instructions);
+  parallel_for(0, call.shape.batch * call.shape.kv_heads * parts, 1, [&](int64_t first, int64_t last) {
+    kernels.backward(call, first, last, thread_scratch(kernels.backward_scratch(call.shape)));
+  });
+  if (parts == 1) return {dq, dk, dv};
+  const auto added_up = [&](const at::Tensor& t) { return t.sum(0).to(q.scalar_type()).transpose(1, 2); };
+  return {dq, added_up(dk), added_up(dv)};
+}
+
+}  // namespace hyperion::kernels::cpu

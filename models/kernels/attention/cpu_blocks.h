@@ -1,0 +1,78 @@
+// Blocked causal attention on raw pointers: what one thread computes. attention_blocks.cpp is compiled once
+// for each instruction set, and models/kernels/attention/cpu.h chooses at run time. Nothing here includes or
+// instantiates what another file could share with it: a function compiled for a newer processor must not be
+// the one that the linker keeps for an older one.
+#pragma once
+
+#include <cstdint>
+
+namespace hyperion::kernels::cpu {
+
+// Of a tensor [batch, heads, tokens, head_dim], in elements; the elements of a head follow each other.
+struct HeadStrides {
+  int64_t batch, head, token;
+};
+
+struct AttentionShape {
+  int64_t batch, heads, kv_heads, tokens, head_dim;
+  float scale;
+  // [batch, tokens]: the first token that each may attend to, at most itself and never less than that of the
+  // token before; null: the first of the row.
+  const int32_t* first_keys;
+};
+
+// A tensor of the call's element type.
+struct HeadTensor {
+  const void* data;
+  HeadStrides strides;
+};
+struct HeadResult {
+  void* data;
+  HeadStrides strides;
+};
+
+struct ForwardCall {
+  AttentionShape shape;
+  HeadTensor q, k, v;
+  HeadResult out;
+  float* lse;  // [batch, heads, tokens]: log of the sum of exponentials of the scaled scores
+};
+
+struct BackwardCall {
+  AttentionShape shape;
+  HeadTensor q, k, v, out, grad;
+  const float* lse;
+  HeadResult dq;
+  // The queries' heads of one key-value head are divided into so many parts. With several, dk and dv are in
+  // fp32 and have the gradients of each part alone, `part_stride` elements apart.
+  int64_t parts;
+  int64_t part_stride;
+  HeadResult dk, dv;
+};
+
+// Queries are worked on in blocks of this many tokens of one head.
+inline constexpr int64_t kQueryBlock = 64;
+
+struct ElementKernels {
+  // Floats of scratch, aligned to 64 bytes, that one thread needs.
+  int64_t (*forward_scratch)(const AttentionShape& shape);
+  int64_t (*backward_scratch)(const AttentionShape& shape);
+  // Blocks [first, last) of queries, counted over batch, heads and the blocks of a row. What a block gives
+  // does not depend on which others are computed with it.
+  void (*forward)(const ForwardCall& call, int64_t first, int64_t last, float* scratch);
+  // Key-value heads [first, last), counted over batch and kv_heads: their gradients and those of their
+  // queries.
+  void (*backward)(const BackwardCall& call, int64_t first, int64_t last, float* scratch);
+};
+
+struct AttentionBlocks {
+  ElementKernels fp32, bf16;
+};
+
+const AttentionBlocks& attention_blocks_plain();
+// On x86-64 only:
+const AttentionBlocks& attention_blocks_avx2();         // with FMA
+const AttentionBlocks& attention_blocks_avx512();       // F, CD, BW, DQ and VL
+const AttentionBlocks& attention_blocks_avx512_bf16();  // and BF16
+
+}  // namespace hyperion::kernels::cpu

@@ -1,0 +1,48 @@
+// The GPU's column of the table in models/kernels/kernels.h.
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include "models/kernels/cross_entropy/cuda.h"
+#include "models/kernels/gated_activation/cuda.h"
+#include "models/kernels/kernels.h"
+#include "models/kernels/rms_norm/cuda.h"
+#include "models/kernels/rope/cuda.h"
+
+namespace hyperion::kernels {
+namespace {
+
+// Launches on the current stream.
+struct OnCurrentStream {
+  template <typename Task>
+  void operator()(const Task& task, Element element) const {
+    C10_CUDA_CHECK(launch(task, element, c10::cuda::getCurrentCUDAStream().stream()));
+  }
+};
+
+// A function of a cuda.h as a form of a kernel: on the device of its first tensor.
+template <auto kFunction>
+struct OnCuda;
+template <typename Result, typename... Arguments, Result (*kFunction)(const OnCurrentStream&, Arguments...)>
+struct OnCuda<kFunction> {
+  static Result run(Arguments... arguments) {
+    const c10::cuda::CUDAGuard on(first_tensor(std::get<0>(std::tie(arguments...))).device());
+    return kFunction(OnCurrentStream{}, arguments...);
+  }
+};
+
+}  // namespace
+
+void add_cuda_kernels(Kernels& table) {
+  table.add_rms_norm.cuda = OnCuda<cuda::add_rms_norm<OnCurrentStream>>::run;
+  table.add_rms_norm_backward.cuda = OnCuda<cuda::add_rms_norm_backward<OnCurrentStream>>::run;
+  table.rope_heads.cuda = OnCuda<cuda::rope_heads<OnCurrentStream>>::run;
+  table.rope_heads_backward.cuda = OnCuda<cuda::rope_heads_backward<OnCurrentStream>>::run;
+  table.gated_activation.cuda = OnCuda<cuda::gated_activation<OnCurrentStream>>::run;
+  table.gated_activation_backward.cuda = OnCuda<cuda::gated_activation_backward<OnCurrentStream>>::run;
+  table.cross_entropy.cuda = OnCuda<cuda::cross_entropy<OnCurrentStream>>::run;
+  table.vocab_statistics.cuda = OnCuda<cuda::vocab_statistics<OnCurrentStream>>::run;
+  table.vocab_gradient.cuda = OnCuda<cuda::vocab_gradient<OnCurrentStream>>::run;
+}
+
+}  // namespace hyperion::kernels

@@ -1,0 +1,27 @@
+// The dtypes that kernels store and compute in.
+#pragma once
+
+#include <utility>
+
+#include <ATen/core/Tensor.h>
+
+namespace hyperion::kernels {
+
+// The dtype of arithmetic and sums: fp64 stays, everything else is widened to fp32.
+inline at::ScalarType opmath_dtype(const at::Tensor& t) {
+  return t.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+// What all forms but the plain ones take: fp32 and bf16.
+inline bool is_fused_dtype(const at::Tensor& t) {
+  return t.scalar_type() == at::kFloat || t.scalar_type() == at::kBFloat16;
+}
+
+// Calls f with a value of the tensor's element type, float or c10::BFloat16.
+template <typename F>
+decltype(auto) with_element_type(const at::Tensor& t, F&& f) {
+  if (t.scalar_type() == at::kBFloat16) return std::forward<F>(f)(c10::BFloat16());
+  return std::forward<F>(f)(float());
+}
+
+}  // namespace hyperion::kernels

@@ -1,0 +1,39 @@
+#include "models/kernels/cross_entropy/cuda.cuh"
+#include "models/kernels/gated_activation/cuda.cuh"
+#include "models/kernels/rms_norm/cuda.cuh"
+#include "models/kernels/rope/cuda.cuh"
+
+namespace hyperion::kernels {
+namespace {
+
+struct OnStream {
+  cudaStream_t stream;
+
+  template <typename Task>
+  cudaError_t operator()(void (*kernel)(Task), const Task& task, int64_t blocks, unsigned threads) const {
+    if (blocks == 0) return cudaSuccess;
+    if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
+    kernel<<<static_cast<unsigned>(blocks), threads, 0, stream>>>(task);
+    return cudaGetLastError();
+  }
+};
+
+}  // namespace
+
+cudaError_t launch(const RopeTask& task, Element element, cudaStream_t stream) {
+  return plan(task, element, OnStream{stream});
+}
+cudaError_t launch(const GatedActivationTask& task, Element element, cudaStream_t stream) {
+  return plan(task, element, OnStream{stream});
+}
+cudaError_t launch(const AddRmsNormTask& task, Element element, cudaStream_t stream) {
+  return plan(task, element, OnStream{stream});
+}
+cudaError_t launch(const AddRmsNormBackwardTask& task, Element element, cudaStream_t stream) {
+  return plan(task, element, OnStream{stream});
+}
+cudaError_t launch(const CrossEntropyTask& task, Element element, cudaStream_t stream) {
+  return plan(task, element, OnStream{stream});
+}
+
+}  // namespace hyperion::kernels

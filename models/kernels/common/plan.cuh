@@ -1,0 +1,41 @@
+// How a task is run: which variant of its kernel, with how many blocks and threads. The plan() of a task
+// calls `run(kernel, task, blocks, threads)`, which launches it, or in tests runs it on CPU threads.
+#pragma once
+
+#include <initializer_list>
+
+#include "models/kernels/common/chunks.cuh"
+#include "models/kernels/common/launch.h"
+
+namespace hyperion::kernels {
+
+// Elements of 16 bytes.
+constexpr int chunk_of(Element element) {
+  return element == Element::kFloat ? 4 : 8;
+}
+
+inline bool divides(int64_t chunk, std::initializer_list<int64_t> extents) {
+  for (const int64_t extent : extents)
+    if (extent % chunk != 0) return false;
+  return true;
+}
+
+inline bool aligned(std::initializer_list<const void*> addresses) {
+  for (const void* address : addresses)
+    if (reinterpret_cast<uintptr_t>(address) % 16 != 0) return false;
+  return true;
+}
+
+// A kernel for each element type, in chunks of 16 bytes and element by element.
+template <typename Task>
+struct Variants {
+  using Kernel = void (*)(Task);
+  Kernel float_chunks, float_single, bf16_chunks, bf16_single;
+
+  Kernel of(Element element, int chunk) const {
+    if (element == Element::kFloat) return chunk > 1 ? float_chunks : float_single;
+    return chunk > 1 ? bf16_chunks : bf16_single;
+  }
+};
+
+}  // namespace hyperion::kernels

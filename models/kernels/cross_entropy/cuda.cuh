@@ -1,0 +1,158 @@
+// Cross-entropy of a row of logits by one block: largest logit and sum of exponentials in one pass, and in a
+// second one, which runs from the row's end because that is still in the cache, the gradient over the logits.
+#pragma once
+
+#include <cmath>
+
+#include "models/kernels/common/plan.cuh"
+#include "models/kernels/cross_entropy/task.h"
+
+namespace hyperion::kernels {
+
+// Two such blocks fill a multiprocessor of Hopper. With more rows at once, of 256 KB with llama3, they would
+// not stay in the L2 cache until their second pass.
+constexpr unsigned kCrossEntropyThreads = 1024;
+constexpr int64_t kIgnored = -100;
+
+// The sum of exp(x - most) of some logits, and the largest of them.
+struct ExpSum {
+  float most = -INFINITY, sum = 0;
+
+  // A NaN stays in the sum.
+  template <typename T, int kChunk>
+  __device__ inline void add(const Chunk<T, kChunk>& chunk) {
+    float largest = most;
+    for (int i = 0; i < kChunk; ++i) largest = fmaxf(largest, widened(chunk.values[i]));
+    if (largest > most) {
+      sum *= expf(most - largest);
+      most = largest;
+    }
+    for (int i = 0; i < kChunk; ++i) {
+      const float x = widened(chunk.values[i]);
+      sum += x == -INFINITY ? 0.0f : expf(x - most);
+    }
+  }
+  __device__ inline void add(const ExpSum& other) {
+    const float largest = fmaxf(most, other.most);
+    sum = sum * (most == largest ? 1.0f : expf(most - largest)) +
+          other.sum * (other.most == largest ? 1.0f : expf(other.most - largest));
+    most = largest;
+  }
+};
+
+// Of the whole row, on every thread; all of it has been read by then.
+template <typename T, int kChunk>
+__device__ inline ExpSum exp_sum_of_row(const T* logits, int64_t columns) {
+  constexpr int kAtOnce = 2;  // chunks on their way
+  const int64_t stride = static_cast<int64_t>(blockDim.x) * kChunk;
+  ExpSum own;
+  for (int64_t at = static_cast<int64_t>(threadIdx.x) * kChunk; at < columns; at += kAtOnce * stride) {
+    const bool second = at + stride < columns;
+    const auto a = load<kChunk>(logits + at);
+    const auto b = load<kChunk>(logits + (second ? at + stride : at));
+    own.add(a);
+    if (second) own.add(b);
+  }
+  __shared__ float most_of_warps[kWarp], sum_of_warps[kWarp];
+  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+    ExpSum other;
+    other.most = __shfl_xor_sync(0xffffffffU, own.most, distance);
+    other.sum = __shfl_xor_sync(0xffffffffU, own.sum, distance);
+    own.add(other);
+  }
+  if (threadIdx.x % kWarp == 0) {
+    most_of_warps[threadIdx.x / kWarp] = own.most;
+    sum_of_warps[threadIdx.x / kWarp] = own.sum;
+  }
+  __syncthreads();
+  ExpSum all;
+  for (unsigned warp = 0; warp < blockDim.x / kWarp; ++warp)
+    all.add(ExpSum{most_of_warps[warp], sum_of_warps[warp]});
+  return all;
+}
+
+// scale * (softmax - onehot) over the logits; 0 where `counted` is not true.
+template <typename T, int kChunk>
+__device__ inline void write_gradient(T* logits, int64_t columns, float log_sum_exp, float scale,
+                                      int64_t label_column, bool counted) {
+  const int64_t stride = static_cast<int64_t>(blockDim.x) * kChunk;
+  const int64_t own = static_cast<int64_t>(threadIdx.x) * kChunk;
+  if (own >= columns) return;
+  for (int64_t at = own + (columns - 1 - own) / stride * stride; at >= 0; at -= stride) {
+    Chunk<T, kChunk> chunk = {};
+    if (counted) {
+      chunk = load<kChunk>(logits + at);
+      for (int i = 0; i < kChunk; ++i) {
+        const float p = expf(widened(chunk.values[i]) - log_sum_exp);
+        chunk.values[i] = rounded<T>((at + i == label_column ? p - 1.0f : p) * scale);
+      }
+    }
+    store<kChunk>(logits + at, chunk);
+  }
+}
+
+// A label outside the vocabulary makes the loss NaN, and the gradient of its row too.
+template <typename T, int kChunk>
+__global__ void __launch_bounds__(kCrossEntropyThreads) cross_entropy_row(const CrossEntropyTask task) {
+  T* const logits = static_cast<T*>(task.logits) + static_cast<int64_t>(blockIdx.x) * task.columns;
+  const int64_t label = task.labels[blockIdx.x];
+  const bool counted = label != kIgnored, valid = label >= 0 && label < task.vocabulary;
+  if (!counted) {
+    if (threadIdx.x == 0) task.losses[blockIdx.x] = 0;
+    if (task.scale != nullptr) write_gradient<T, kChunk>(logits, task.columns, 0, 0, -1, false);
+    return;
+  }
+  const float picked = valid ? widened(logits[label]) : NAN;
+  const ExpSum all = exp_sum_of_row<T, kChunk>(logits, task.columns);
+  const float log_of_sum = logf(all.sum);
+  if (threadIdx.x == 0) task.losses[blockIdx.x] = all.most - picked + log_of_sum;
+  if (task.scale == nullptr) return;
+  write_gradient<T, kChunk>(logits, task.columns, valid ? all.most + log_of_sum : NAN, *task.scale, label,
+                            true);
+}
+
+// For each row the largest logit, the sum of exp(logit - largest), and the label's logit, 0 where the label
+// is not among these columns, NaN where it is outside the vocabulary.
+template <typename T, int kChunk>
+__global__ void __launch_bounds__(kCrossEntropyThreads) vocab_statistics_row(const CrossEntropyTask task) {
+  const T* const logits =
+      static_cast<const T*>(task.logits) + static_cast<int64_t>(blockIdx.x) * task.columns;
+  const ExpSum all = exp_sum_of_row<T, kChunk>(logits, task.columns);
+  if (threadIdx.x != 0) return;
+  const int64_t label = task.labels[blockIdx.x], column = label - task.first;
+  float* const statistics = task.statistics + 3 * static_cast<int64_t>(blockIdx.x);
+  statistics[0] = all.most;
+  statistics[1] = all.sum;
+  statistics[2] = label == kIgnored                       ? 0.0f
+                  : label < 0 || label >= task.vocabulary ? NAN
+                  : column >= 0 && column < task.columns  ? widened(logits[column])
+                                                          : 0.0f;
+}
+
+template <typename T, int kChunk>
+__global__ void __launch_bounds__(kCrossEntropyThreads) vocab_gradient_row(const CrossEntropyTask task) {
+  const int64_t label = task.labels[blockIdx.x];
+  write_gradient<T, kChunk>(static_cast<T*>(task.logits) + static_cast<int64_t>(blockIdx.x) * task.columns,
+                            task.columns, task.log_sum_exp[blockIdx.x], *task.scale, label - task.first,
+                            label != kIgnored);
+}
+
+template <typename Run>
+cudaError_t plan(const CrossEntropyTask& task, Element element, const Run& run) {
+  const bool chunks = divides(chunk_of(element), {task.columns}) && aligned({task.logits});
+  const int chunk = chunks ? chunk_of(element) : 1;
+  const Variants<CrossEntropyTask> losses = {cross_entropy_row<float, 4>, cross_entropy_row<float, 1>,
+                                             cross_entropy_row<__nv_bfloat16, 8>,
+                                             cross_entropy_row<__nv_bfloat16, 1>};
+  const Variants<CrossEntropyTask> statistics = {
+      vocab_statistics_row<float, 4>, vocab_statistics_row<float, 1>, vocab_statistics_row<__nv_bfloat16, 8>,
+      vocab_statistics_row<__nv_bfloat16, 1>};
+  const Variants<CrossEntropyTask> gradient = {vocab_gradient_row<float, 4>, vocab_gradient_row<float, 1>,
+                                               vocab_gradient_row<__nv_bfloat16, 8>,
+                                               vocab_gradient_row<__nv_bfloat16, 1>};
+  const auto& wanted = task.losses != nullptr ? losses : task.statistics != nullptr ? statistics : gradient;
+  return run(wanted.of(element, chunk), task, task.rows,
+             threads_for(task.columns / chunk, 4, kCrossEntropyThreads));
+}
+
+}  // namespace hyperion::kernels

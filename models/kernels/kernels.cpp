@@ -1,0 +1,138 @@
+#include "models/kernels/kernels.h"
+
+#include <algorithm>
+#include <mutex>
+#include <set>
+
+#include <fmt/format.h>
+
+#include "base/device/device_library.h"
+#include "base/log.h"
+#include "models/kernels/common/dtype.h"
+
+namespace hyperion::kernels {
+namespace {
+
+// Why the fused forms do not take tensors: what all kernels have in common, and of one kernel.
+std::string dtype_misfit(const at::Tensor& x) {
+  return is_fused_dtype(x) ? "" : fmt::format("tensors of dtype {}", c10::toString(x.scalar_type()));
+}
+std::string norm_misfit(const at::Tensor& x, const at::Tensor& weight) {
+  return is_fused_dtype(x) && weight.scalar_type() != x.scalar_type() ? "a weight of another dtype"
+                                                                      : dtype_misfit(x);
+}
+std::string rope_misfit(const Heads& x, const at::Tensor& cos, const at::Tensor&, const models::RopeStyle&,
+                        const int64_t&) {
+  const auto alike = [&](const at::Tensor& t) {
+    return !t.defined() || t.scalar_type() == x.q.scalar_type();
+  };
+  if (!is_fused_dtype(x.q)) return dtype_misfit(x.q);
+  if (cos.scalar_type() != at::kFloat) return "angles that are not fp32";
+  return alike(x.k) && alike(x.v) ? "" : "heads of different dtypes";
+}
+std::string loss_misfit(const at::Tensor& logits, const at::Tensor& labels) {
+  return is_fused_dtype(logits) && !(logits.is_contiguous() && labels.is_contiguous()) ? "rows with gaps"
+                                                                                       : dtype_misfit(logits);
+}
+
+// The table where nothing is chosen: name, title, why the plain form alone takes some tensors, the plain
+// form, and, where they exist, the fused form of a CPU and libtorch's of a GPU. choose_kernels() adds ours of
+// a GPU.
+Kernels all_forms() {
+  return {
+      .rms_norm = {"hyperion::rms_norm", "RMSNorm",
+                   [](auto& x, auto& weight, auto&) { return norm_misfit(x, weight); }, plain::rms_norm,
+                   cpu::rms_norm, libtorch::rms_norm},
+      .rms_norm_backward = {"hyperion::rms_norm_backward", "RMSNorm",
+                            [](auto&, auto& x, auto& weight, auto&) { return norm_misfit(x, weight); },
+                            plain::rms_norm_backward, cpu::rms_norm_backward, libtorch::rms_norm_backward},
+      .add_rms_norm = {"hyperion::add_rms_norm", "residual sum with RMSNorm",
+                       [](auto& x, auto&, auto& weight, auto&) { return norm_misfit(x, weight); },
+                       plain::add_rms_norm, cpu::add_rms_norm},
+      .add_rms_norm_backward = {"hyperion::add_rms_norm_backward", "residual sum with RMSNorm",
+                                [](auto&, auto&, auto& sum, auto& weight, auto&, auto&) {
+                                  return norm_misfit(sum, weight);
+                                },
+                                plain::add_rms_norm_backward, cpu::add_rms_norm_backward},
+      .rope_heads = {"hyperion::rope_heads", "RoPE", rope_misfit, plain::rope_heads, cpu::rope_heads},
+      .rope_heads_backward = {"hyperion::rope_heads_backward", "RoPE", rope_misfit,
+                              plain::rope_heads_backward, cpu::rope_heads_backward},
+      .gated_activation = {"hyperion::gated_activation", "gated activation",
+                           [](auto& gate, auto&...) { return dtype_misfit(gate); }, plain::gated_activation,
+                           cpu::gated_activation},
+      .gated_activation_backward = {"hyperion::gated_activation_backward", "gated activation",
+                                    [](auto&, auto& gate, auto&...) { return dtype_misfit(gate); },
+                                    plain::gated_activation_backward, cpu::gated_activation_backward},
+      .cross_entropy = {"hyperion::cross_entropy_", "cross-entropy",
+                        [](auto& logits, auto& labels, auto&) { return loss_misfit(logits, labels); },
+                        plain::cross_entropy, cpu::cross_entropy},
+      .vocab_statistics = {"hyperion::vocab_statistics", "cross-entropy",
+                           [](auto& logits, auto& labels, auto&) { return loss_misfit(logits, labels); },
+                           plain::vocab_statistics, cpu::vocab_statistics},
+      .vocab_gradient = {"hyperion::vocab_gradient_", "cross-entropy",
+                         [](auto& logits, auto& labels, auto&...) { return loss_misfit(logits, labels); },
+                         plain::vocab_gradient, cpu::vocab_gradient},
+      .sum_of_squares = {"hyperion::sum_of_squares", "sum of squares", dtype_misfit, plain::sum_of_squares,
+                         cpu::sum_of_squares},
+      .adam_update = cpu::adam_update,
+      .cpu_matmul = cpu::matmul};
+}
+
+template <typename F>
+void for_each_row(Kernels& k, const F& f) {
+  const auto all = [&](auto&... rows) { (f(rows), ...); };
+  all(k.rms_norm, k.rms_norm_backward, k.add_rms_norm, k.add_rms_norm_backward, k.rope_heads,
+      k.rope_heads_backward, k.gated_activation, k.gated_activation_backward, k.cross_entropy,
+      k.vocab_statistics, k.vocab_gradient, k.sum_of_squares);
+}
+
+Kernels& process_table() {
+  static Kernels table = all_forms();
+  return table;
+}
+
+}  // namespace
+
+const Kernels& table() {
+  return process_table();
+}
+
+KernelForms choose_kernels(KernelChoice choice, at::DeviceType device) {
+  const bool on_gpu = device == at::kCUDA;
+  Kernels made = all_forms();
+  const auto titles = [&](const auto& wanted) {  // of rows whose form is wanted, each once
+    std::vector<std::string> found;
+    for_each_row(made, [&](const auto& row) {
+      const bool plain = (on_gpu ? row.cuda : row.cpu) == row.plain;
+      if (wanted(plain) && (found.empty() || found.back() != row.title)) found.emplace_back(row.title);
+    });
+    return found;
+  };
+  const auto fused = [](bool plain) { return !plain; };
+  KernelForms forms;
+  if (choice == KernelChoice::kPlain) {
+    for_each_row(made, [](auto& row) { row.cpu = row.cuda = row.plain; });
+    made.adam_update = nullptr;
+    made.cpu_matmul = nullptr;
+  } else if (on_gpu) {
+    forms.libtorchs = titles(fused);
+    device_library().add_kernels(made);
+  }
+  forms.ours = titles(fused);
+  std::erase_if(forms.ours, [&](const std::string& title) {
+    return std::ranges::find(forms.libtorchs, title) != forms.libtorchs.end();
+  });
+  forms.plain = titles([](bool plain) { return plain; });
+  process_table() = made;
+  return forms;
+}
+
+void log_plain(const char* title, const std::string& reason) {
+  static std::mutex mutex;
+  static std::set<std::string> logged;
+  const std::scoped_lock lock(mutex);
+  const std::string line = fmt::format("No fused {} for {}: its plain form runs instead", title, reason);
+  if (logged.insert(line).second) log_info("{}", line);
+}
+
+}  // namespace hyperion::kernels

@@ -1,0 +1,46 @@
+// The kernels of a step but attention's (models/kernels/attention/attention.h): one table, of which each row
+// has the forms of one kernel and runs the one that was chosen when the program started.
+#pragma once
+
+#include "models/kernels/adam/adam.h"
+#include "models/kernels/cross_entropy/cross_entropy.h"
+#include "models/kernels/gated_activation/gated_activation.h"
+#include "models/kernels/kernel.h"
+#include "models/kernels/matmul/cpu.h"
+#include "models/kernels/rms_norm/rms_norm.h"
+#include "models/kernels/rope/rope.h"
+#include "models/kernels/sum_of_squares/sum_of_squares.h"
+
+namespace hyperion::kernels {
+
+struct Kernels {
+  Kernel<RmsNorm> rms_norm;
+  Kernel<RmsNormBackward> rms_norm_backward;
+  Kernel<AddRmsNorm> add_rms_norm;
+  Kernel<AddRmsNormBackward> add_rms_norm_backward;
+  Kernel<RopeHeads> rope_heads, rope_heads_backward;
+  Kernel<GatedActivation> gated_activation;
+  Kernel<GatedActivationBackward> gated_activation_backward;
+  Kernel<CrossEntropy> cross_entropy;
+  Kernel<VocabStatistics> vocab_statistics;
+  Kernel<VocabGradient> vocab_gradient;
+  Kernel<SumOfSquares> sum_of_squares;
+  // On a CPU; null: libtorch's.
+  AdamUpdate* adam_update = nullptr;
+  cpu::Matmul* cpu_matmul = nullptr;
+};
+
+// The table of the process. Before choose_kernels() is called it has no GPU kernels of ours.
+const Kernels& table();
+
+// kAuto: the fused form of each kernel where there is one for the device. kPlain: the plain forms.
+enum class KernelChoice { kAuto, kPlain };
+// Titles of the kernels whose form on a device is libtorch's fused one, ours, or the plain one.
+struct KernelForms {
+  std::vector<std::string> libtorchs, ours, plain;
+};
+// Makes the table of a process that computes on CPUs or, for kCUDA, on GPUs too, whose library is loaded
+// then; says which forms the device has. Not while kernels run.
+KernelForms choose_kernels(KernelChoice choice, at::DeviceType device = at::kCPU);
+
+}  // namespace hyperion::kernels

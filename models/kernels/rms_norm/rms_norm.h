@@ -1,0 +1,64 @@
+// RMSNorm over the last dimension, fp32 inside (fp64 for fp64), one rounding at the end. Zhang & Sennrich,
+// arXiv 1910.07467.
+#pragma once
+
+#include "models/kernels/kernel.h"
+
+namespace hyperion::kernels {
+
+struct RmsNormResult {
+  at::Tensor output;  // as x
+  at::Tensor rstd;    // 1 / sqrt(mean(x^2) + eps), [rows] fp32 (fp64 for fp64)
+};
+// x [..., n], weight [n].
+using RmsNorm = RmsNormResult(const at::Tensor& x, const at::Tensor& weight, double eps);
+// Gradients of x and weight. The sum over rows has a fixed order whatever the number of threads.
+using RmsNormBackward = std::pair<at::Tensor, at::Tensor>(const at::Tensor& grad, const at::Tensor& x,
+                                                          const at::Tensor& weight, const at::Tensor& rstd);
+
+// The sum of a residual stream and its norm.
+struct AddRmsNormResult {
+  at::Tensor sum;     // residual + x, rounded to their dtype
+  at::Tensor output;  // RMSNorm of the rounded sum
+  at::Tensor rstd;    // as RmsNormResult's
+};
+// x, residual [..., n]; weight [n].
+using AddRmsNorm = AddRmsNormResult(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight,
+                                    double eps);
+// Gradients of the sum and of weight. The sum's is the norm's plus grad_sum, that of everything else that
+// reads it. The norm's gradient is sum_of_terms(grad, more), with two further terms at most.
+using AddRmsNormBackward = std::pair<at::Tensor, at::Tensor>(const at::Tensor& grad,
+                                                             const at::Tensor& grad_sum,
+                                                             const at::Tensor& sum, const at::Tensor& weight,
+                                                             const at::Tensor& rstd, at::TensorList more);
+// grad + (more[0] + (more[1] + ..)), each sum rounded: grad itself where there is no more.
+at::Tensor sum_of_terms(const at::Tensor& grad, at::TensorList more);
+
+inline void append(Values& values, const RmsNormResult& x) {
+  append(values, x.output);
+  append(values, x.rstd);
+}
+inline void append(Values& values, const AddRmsNormResult& x) {
+  for (const at::Tensor* t : {&x.sum, &x.output, &x.rstd}) append(values, *t);
+}
+
+namespace plain {
+RmsNorm rms_norm;
+RmsNormBackward rms_norm_backward;
+AddRmsNorm add_rms_norm;
+AddRmsNormBackward add_rms_norm_backward;
+}  // namespace plain
+
+namespace cpu {
+RmsNorm rms_norm;
+RmsNormBackward rms_norm_backward;
+AddRmsNorm add_rms_norm;
+AddRmsNormBackward add_rms_norm_backward;
+}  // namespace cpu
+
+namespace libtorch {  // its fused kernels of a GPU
+RmsNorm rms_norm;
+RmsNormBackward rms_norm_backward;
+}  // namespace libtorch
+
+}  // namespace hyperion::kernels

@@ -1,0 +1,45 @@
+// Rotation of query and key heads by their position (RoFormer, arXiv 2104.09864), fp32 inside, one rounding.
+#pragma once
+
+#include "models/flavors/model_args.h"
+#include "models/kernels/kernel.h"
+
+namespace hyperion::kernels {
+
+// Heads of queries, keys and values of the same tokens: [batch, seq, heads, head_dim].
+struct Heads {
+  at::Tensor q, k, v;
+};
+// Forward: q and k rotated, and a copy of v, or none where that is undefined; backward: the gradients of
+// forward's inputs from those of its results. cos, sin: fp32 [seq, head_dim/2] or [batch, seq, head_dim/2].
+// With parts > 1 what is not rotated lies part by part of the sequences: [parts, batch, seq / parts, heads,
+// head_dim]. Inputs may be views of one packed product.
+using RopeHeads = Heads(const Heads& x, const at::Tensor& cos, const at::Tensor& sin, models::RopeStyle style,
+                        int64_t parts);
+
+// For the forms: a tensor of whole sequences as it lies part by part of them, and a copy of values, which may
+// lie so, as whole sequences.
+at::Tensor in_parts(const at::Tensor& x, int64_t parts);
+at::Tensor copy_of_values(const at::Tensor& v, int64_t parts);
+
+inline void append(Values& values, const Heads& x) {
+  for (const at::Tensor* t : {&x.q, &x.k, &x.v}) append(values, *t);
+}
+inline const at::Tensor& first_tensor(const Heads& x) {
+  return x.q;
+}
+
+namespace plain {
+RopeHeads rope_heads, rope_heads_backward;
+// Of one tensor; `inverse` rotates back, which is also the gradient.
+at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, models::RopeStyle style,
+                bool inverse, int64_t parts = 1);
+}  // namespace plain
+
+namespace cpu {
+RopeHeads rope_heads, rope_heads_backward;
+at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, models::RopeStyle style,
+                bool inverse, int64_t parts = 1);
+}  // namespace cpu
+
+}  // namespace hyperion::kernels

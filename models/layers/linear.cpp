@@ -1,0 +1,52 @@
+#include "models/layers/linear.h"
+
+#include "models/float8/linear_matmuls.h"
+#include "models/kernels/common/dtype.h"
+#include "models/kernels/matmul/matmul.h"
+
+namespace hyperion::models {
+
+at::Tensor Linear::output(Operand& x) const {
+  return float8_ ? float8_->output(x, *weight_, ranks_) : kernels::matmul(x.values, weight_->weight.t());
+}
+
+at::Tensor Linear::input_gradient(Operand& grad) const {
+  return float8_ ? float8_->input_gradient(grad, *weight_, ranks_)
+                 : kernels::matmul(grad.values, weight_->weight);
+}
+
+void Linear::set_float8(std::shared_ptr<const float8::LinearMatmuls> float8) {
+  float8_ = std::move(float8);
+  weight_->rounds_gradient = float8_->rounds_weight_gradient();
+}
+
+void Linear::prepare_input(Operand& x) const {
+  if (float8_) float8_->cast_input(x);
+}
+
+void Linear::prepare_gradient(Operand& grad) const {
+  if (float8_) float8_->cast_gradient(grad);
+}
+
+at::Tensor Linear::weight_gradient(Operand& grad, Operand& x) const {
+  const at::ScalarType dtype = weight_->gradient_dtype.value_or(grad.dtype);
+  return float8_ ? float8_->weight_gradient(grad, x, dtype)
+                 : kernels::matmul(grad.values.t(), x.values, dtype);
+}
+
+void Linear::add_weight_gradient(at::Tensor& sum, const Operand& grad, const Operand& x) const {
+  if (sum.defined())
+    kernels::add_matmul(sum, grad.values.t(), x.values);
+  else
+    sum = kernels::matmul(grad.values.t(), x.values, kernels::opmath_dtype(x.values));
+}
+
+void Linear::accumulate(const at::Tensor& weight_gradient) const {
+  at::Tensor& slot = weight_->weight.mutable_grad();
+  if (slot.defined())
+    slot.add_(weight_gradient);
+  else
+    slot = weight_gradient;
+}
+
+}  // namespace hyperion::models

@@ -1,0 +1,36 @@
+// RMSNorm as a layer: of the residual stream, together with the sum that makes it, or of anything else.
+#pragma once
+
+#include <string>
+#include <utility>
+
+#include "base/parameter.h"
+#include "models/ops.h"
+
+namespace hyperion::models {
+
+class Norm {
+ public:
+  // readers: layers that read the norm of the stream, each of which is given it as a tensor of its own.
+  Norm(const std::string& fqn, int64_t width, double eps, int64_t readers = 1)
+      : weight_(make_parameter(fqn, {width}, Init::ones())), eps_(eps), readers_(readers) {}
+
+  at::Tensor forward(const at::Tensor& x) const { return ops::rms_norm(x, weight_->weight, eps_); }
+  // The stream and its norm.
+  ops::SumAndNorm of_stream(const at::Tensor& stream) const {
+    return ops::rms_norm_of_stream(stream, weight_->weight, eps_, readers_);
+  }
+  // stream + added and the norm of that sum, by one kernel.
+  ops::SumAndNorm of_sum(const at::Tensor& stream, const at::Tensor& added) const {
+    return ops::add_rms_norm(added, stream, weight_->weight, eps_, readers_);
+  }
+
+  const ParameterPtr& weight() const { return weight_; }
+
+ private:
+  ParameterPtr weight_;
+  double eps_;
+  int64_t readers_;
+};
+
+}  // namespace hyperion::models

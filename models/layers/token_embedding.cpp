@@ -1,0 +1,81 @@
+#include "models/layers/token_embedding.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/aminmax.h>
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/embedding_dense_backward.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/custom_class.h>
+
+#include "base/error.h"
+#include "models/layers/row_exchange.h"
+#include "models/ops.h"
+
+namespace hyperion::models {
+namespace {
+
+using at::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::variable_list;
+
+// The row of this rank's part of the table for each token, in the order of gathered rows; the number of rows
+// of the part for tokens of other ranks' parts.
+Tensor rows_of_table(const Tensor& tokens, const Parameter& table, int64_t ranks) {
+  const int64_t first = box_of(table.shape, table.cuts).offset[0], rows = table.rows();
+  if (tokens.is_cpu() && tokens.numel() > 0)  // as an embedding that one rank has whole refuses it
+    if (const auto [least, most] = at::aminmax(tokens);
+        most.item<int64_t>() >= table.shape[0] || least.item<int64_t>() < 0)
+      throw_bug("a token is outside the vocabulary of {}: the smallest is {}, the largest {}", table.shape[0],
+                least.item<int64_t>(), most.item<int64_t>());
+  const Tensor row = in_rank_order(tokens, ranks) - first;
+  return at::where(row.ge(0).logical_and_(row.lt(rows)), row, rows);
+}
+
+struct EmbeddingOverRanksFunction : Function<EmbeddingOverRanksFunction> {
+  static Tensor forward(AutogradContext* context, const Tensor& tokens, const Tensor& weight,
+                        const Parameter& table, Exchange* ranks) {
+    const Tensor row = rows_of_table(tokens, table, ranks->size());
+    context->save_for_backward({row});
+    context->saved_data["rows"] = weight.size(0);
+    context->saved_data["ranks"] = c10::IValue::make_capsule(c10::make_intrusive<ExchangeOfNode>(ranks));
+    // Exactly one rank has a term that is not zero.
+    const Tensor partial = weight.size(0) == 0 ? at::zeros({row.size(0), weight.size(1)}, weight.options())
+                                               : at::embedding(weight, row.clamp_max(weight.size(0) - 1))
+                                                     .masked_fill_(row.eq(weight.size(0)).unsqueeze(1), 0);
+    return ScatteredSum(partial, ranks)
+        .wait()
+        .view({tokens.size(0), tokens.size(1) / ranks->size(), weight.size(1)});
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const Tensor row = context->get_saved_variables()[0];
+    const int64_t rows = context->saved_data["rows"].toInt();
+    Exchange& ranks =
+        *c10::static_intrusive_pointer_cast<ExchangeOfNode>(context->saved_data["ranks"].toCapsule())->ranks;
+    const Tensor own = as_rows(grads[0]).contiguous();
+    const Tensor all = at::empty({row.size(0), own.size(1)}, own.options());
+    ranks.start_all_gather_into(all, own).wait();
+    // One row more, for the tokens of other ranks' parts.
+    const Tensor grad = at::embedding_dense_backward(all, row, rows + 1, /*padding_idx=*/rows, false);
+    return {Tensor(), grad.narrow(0, 0, rows), Tensor(), Tensor()};
+  }
+
+ private:
+  struct ExchangeOfNode : torch::CustomClassHolder {
+    explicit ExchangeOfNode(Exchange* ranks) : ranks(ranks) {}
+    Exchange* ranks;
+  };
+};
+
+}  // namespace
+
+Tensor TokenEmbedding::forward(const Tensor& tokens) const {
+  return ranks_ == nullptr ? ops::embedding(tokens, table_->weight)
+                           : EmbeddingOverRanksFunction::apply(tokens, table_->weight, *table_, ranks_);
+}
+
+}  // namespace hyperion::models

@@ -1,0 +1,31 @@
+// The ranks that share the work of one batch with this one. Without any (the default) every layer is whole on
+// this rank.
+//
+// With a tensor parallel group of T ranks each of them is given the same whole microbatch, [batch, seq] with
+// seq a multiple of T, and has its part of every sequence, [batch, seq / T, dim], between blocks. Gradients
+// of parameters that all T ranks have (Parameter::split is unset: the norms, and those of queries and keys)
+// are of this rank's tokens and heads alone: whoever runs the model adds them up over the group. All others
+// are complete for this rank's part. The loss is that of all tokens on every rank.
+#pragma once
+
+#include "base/exchange.h"
+
+namespace hyperion::models {
+
+struct ParallelDims {
+  // Tensor parallelism: its ranks divide every matrix (Parameter::split) and, between matrices, the sequence.
+  // Outlives the model; null: one rank.
+  Exchange* tensor = nullptr;
+  // Whether each rank computes the logits and the loss of its own part of the vocabulary; else logits are
+  // gathered.
+  bool loss_parallel = true;
+  // Whether what the blocks exchange travels in as many chunks as there are ranks, each under the product of
+  // another chunk, instead of before or after one product (models/layers/chunked_exchange.h): for GPUs. The
+  // bytes are the same; results differ by the order of sums inside products and over ranks alone.
+  bool chunked = false;
+
+  // `tensor` where it has more ranks than this one, else null.
+  Exchange* tensor_group() const { return tensor != nullptr && tensor->size() > 1 ? tensor : nullptr; }
+};
+
+}  // namespace hyperion::models

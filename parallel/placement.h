@@ -1,0 +1,24 @@
+// Which part of a tensor each rank of a mesh holds. Pure: any rank can ask it of any other.
+#pragma once
+
+#include <vector>
+
+#include "base/parameter.h"
+#include "base/placement.h"
+#include "parallel/mesh.h"
+
+namespace hyperion::parallel {
+
+// Of a parameter (with its moments and its average) of pipeline stage `home`: cut as tensor parallel layers
+// divide it (Parameter::cuts, of which only the dimension and the number of parts are read here), then by
+// rows over the fsdp group. Its replicas are the ranks along dp_replicate, and for one that the layers do not
+// divide those of the tensor parallel group too.
+Placement placement_of(const Parameter& parameter, int home, const Mesh& mesh, int rank);
+
+// Of what is placed as another rank says, by its cuts (as above) and home.
+Placement placement_of(std::vector<Cut> cuts, int home, const Mesh& mesh, int rank);
+
+// Of what every rank has whole.
+Placement whole_placement(const Mesh& mesh, int rank);
+
+}  // namespace hyperion::parallel

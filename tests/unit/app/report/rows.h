@@ -1,0 +1,35 @@
+// Rows for tests of the report.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "app/report/history.h"
+
+namespace hyperion::report {
+
+inline std::string training_line(int64_t step, double loss, double time, const std::string& more = "") {
+  return fmt::format("{{\"step\": {}, \"time\": {}, \"loss_metrics/global_avg_loss\": {}{}}}", step, time,
+                     loss, more);
+}
+
+// The history of lines in the order of the file.
+inline RunHistory history_of(const std::vector<std::string>& lines, MetricParser& parser,
+                             size_t most_buckets = 1024) {
+  RunHistory history(most_buckets);
+  for (size_t i = lines.size(); i-- > 0;)
+    if (const auto row = parser.parse(lines[i])) history.add_older(*row);
+  return history;
+}
+
+// Steps and mean values of a tag.
+inline std::vector<std::pair<double, double>> line_of(const StepBuckets& buckets, int tag) {
+  std::vector<std::pair<double, double>> line;
+  for (const auto& [index, bucket] : buckets.buckets())
+    if (const ValueRange* range = bucket.range(tag)) line.emplace_back(bucket.mean_step(), range->mean());
+  return line;
+}
+
+}  // namespace hyperion::report

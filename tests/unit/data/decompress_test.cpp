@@ -1,0 +1,86 @@
+#include "data/decompress.h"
+
+#include <catch2/catch.hpp>
+
+#include "base/error.h"
+#include "tests/support/documents.h"
+
+namespace hyperion::data {
+namespace {
+
+Compression compression_of(const std::string& content) {
+  const test::TemporaryFolder folder;
+  return detect_compression(InputFile(folder.write("FILE", content)));
+}
+
+std::string unpack(const std::string& packed, uint64_t limit = uint64_t{1} << 30) {
+  const test::TemporaryFolder folder;
+  const InputFile file(folder.write("FILE", packed));
+  return std::string(decompress(file, detect_compression(file), limit).view());
+}
+
+std::string long_text() {
+  std::string text;
+  for (int i = 0; i < 200000; ++i) text += std::to_string(i * 7919 % 100003);
+  return text;
+}
+
+}  // namespace
+
+TEST_CASE("gzip and zstd are told by their first bytes and decompressed") {
+  const std::string text = long_text();
+  CHECK(compression_of(test::gzip(text)) == Compression::kGzip);
+  CHECK(compression_of(test::zstd(text)) == Compression::kZstd);
+  CHECK(compression_of(text) == Compression::kNone);
+  CHECK(compression_of("") == Compression::kNone);
+  CHECK(unpack(test::gzip(text)) == text);
+  CHECK(unpack(test::zstd(text)) == text);
+  CHECK(unpack(test::gzip("")).empty());
+  CHECK(unpack(test::zstd("")).empty());
+}
+
+TEST_CASE("several gzip members or zstd frames in a row are one text") {
+  const std::string text = long_text();
+  CHECK(unpack(test::gzip(text) + test::gzip("second") + test::gzip("third")) == text + "secondthird");
+  CHECK(unpack(test::zstd(text) + test::zstd("second") + test::zstd("third")) == text + "secondthird");
+}
+
+TEST_CASE("highly compressible text grows the output") {
+  const std::string text(5'000'000, 'a');
+  CHECK(unpack(test::gzip(text)) == text);
+  CHECK(unpack(test::zstd(text)) == text);
+  CHECK_THROWS_WITH(unpack(test::gzip(text), 4'000'000),
+                    Catch::Contains("FILE") && Catch::Contains("4000000"));
+  CHECK_THROWS_WITH(unpack(test::zstd(text), 4'000'000),
+                    Catch::Contains("FILE") && Catch::Contains("4000000"));
+}
+
+TEST_CASE("a compressed file inflates to 64 times its size at most") {
+  CHECK(inflation_limit(100) == uint64_t{256} << 20);
+  CHECK(inflation_limit(uint64_t{20} << 20) == uint64_t{1280} << 20);
+  CHECK(inflation_limit(uint64_t{8} << 30) == uint64_t{64} << 30);
+}
+
+TEST_CASE("compressed data cut anywhere is an error that names the file") {
+  for (const std::string& packed : {test::gzip(long_text()), test::zstd(long_text())}) {
+    for (const size_t size : {size_t{4}, size_t{20}, packed.size() / 2, packed.size() - 1}) {
+      CAPTURE(size);
+      CHECK_THROWS_WITH(unpack(packed.substr(0, size)),
+                        Catch::Contains("FILE") && Catch::Contains("ends early"));
+    }
+  }
+}
+
+TEST_CASE("damaged compressed data is an error that names the file") {
+  std::string packed = test::gzip(long_text());
+  packed[packed.size() / 2] ^= 0x55;
+  CHECK_THROWS_WITH(unpack(packed), Catch::Contains("FILE"));
+  CHECK_THROWS_WITH(unpack(test::gzip("x") + "garbage"), Catch::Contains("damaged gzip"));
+  packed = test::zstd(long_text());
+  packed[8] ^= 0x55;
+  packed[packed.size() / 2] ^= 0x55;
+  CHECK_THROWS_AS(unpack(packed), Error);
+  CHECK_THROWS_WITH(unpack(test::zstd("x") + "garbage"), Catch::Contains("damaged zstd"));
+}
+
+}  // namespace hyperion::data

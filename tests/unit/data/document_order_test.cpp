@@ -1,0 +1,64 @@
+#include "data/document_order.h"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <vector>
+
+#include <catch2/catch.hpp>
+
+namespace hyperion::data {
+
+namespace {
+
+std::vector<uint64_t> all(const Permutation& permutation, uint64_t size) {
+  std::vector<uint64_t> values(size);
+  for (uint64_t i = 0; i < size; ++i) values[i] = permutation(i);
+  return values;
+}
+
+}  // namespace
+
+TEST_CASE("a permutation holds every index once at any size") {
+  for (const uint64_t size : {1, 2, 3, 4, 5, 7, 16, 17, 63, 64, 65, 1000, 4097, 100003}) {
+    CAPTURE(size);
+    std::vector<uint64_t> values = all(Permutation(size, 42, 3, 1, true), size);
+    if (size > 60) CHECK_FALSE(std::is_sorted(values.begin(), values.end()));
+    std::sort(values.begin(), values.end());
+    std::vector<uint64_t> expected(size);
+    std::iota(expected.begin(), expected.end(), 0);
+    CHECK(values == expected);
+  }
+}
+
+TEST_CASE("a permutation depends on seed and epoch and stream and nothing else") {
+  const auto base = all(Permutation(500, 1, 0, 0, true), 500);
+  CHECK(base == all(Permutation(500, 1, 0, 0, true), 500));
+  CHECK(base != all(Permutation(500, 2, 0, 0, true), 500));
+  CHECK(base != all(Permutation(500, 1, 1, 0, true), 500));
+  CHECK(base != all(Permutation(500, 1, 0, 1, true), 500));
+}
+
+// A change of this order would silently change the data of resumed jobs.
+TEST_CASE("the order of ten documents is the recorded one") {
+  CHECK(all(document_order(10, 0, 42, 0, true), 10) == std::vector<uint64_t>{1, 5, 7, 6, 4, 8, 2, 9, 3, 0});
+}
+
+TEST_CASE("without shuffling the order is that of the files") {
+  CHECK(all(file_order(5, 9, 2, false), 5) == std::vector<uint64_t>{0, 1, 2, 3, 4});
+}
+
+TEST_CASE("every order of three documents comes up about equally often") {
+  std::map<std::vector<uint64_t>, int> counts;
+  for (uint64_t epoch = 0; epoch < 6000; ++epoch) ++counts[all(Permutation(3, 7, epoch, 1, true), 3)];
+  CHECK(counts.size() == 6);
+  for (const auto& [order, count] : counts) CHECK(std::abs(count - 1000) < 150);  // 5 standard deviations
+}
+
+TEST_CASE("a very large permutation stays in range") {
+  const uint64_t size = (uint64_t{1} << 40) + 3;
+  const Permutation permutation(size, 1, 0, 0, true);
+  for (uint64_t i = 0; i < 100; ++i) CHECK(permutation(size - 1 - i) < size);
+}
+
+}  // namespace hyperion::data

@@ -1,0 +1,207 @@
+#include "data/json_lines.h"
+
+#include <catch2/catch.hpp>
+
+#include "base/error.h"
+#include "tests/support/documents.h"
+
+namespace hyperion::data {
+
+using Catch::Contains;
+
+TEST_CASE("plain and gz and zst files give the same documents in any order") {
+  const test::TemporaryFolder folder;
+  const std::string lines = test::json_lines(100, "doc");
+  // The names say nothing: the content does.
+  for (const std::string& path :
+       {folder.write("plain.gz", lines), folder.write("packed.json", test::gzip(lines)),
+        folder.write("other", test::zstd(lines))}) {
+    JsonLines file(path);
+    REQUIRE(file.documents() == 100);
+    CHECK(file.text(99) ==
+          std::string_view("doc99 doc99 doc99 doc99 doc99 doc99 doc99 doc99 doc99 doc99 doc99 doc99 "
+                           "doc99 doc99 doc99 doc99 doc99 doc99 doc99 doc99 doc99 doc99 doc99 doc99 "
+                           "doc99 doc99 "));
+    CHECK(file.text(0) == "doc0 ");
+    CHECK(file.text(37) == "doc37 ");
+    CHECK(file.line(37) == 38);
+  }
+}
+
+TEST_CASE("a file in a format that is not read is named with the way to convert it") {
+  const test::TemporaryFolder folder;
+  const std::pair<std::string, std::string> cases[] = {
+      {"PAR1\x15\x04", "is Parquet, which is not read: write it as"},
+      {"ARROW1\0\0", "is Arrow, which is not read: write it as"},
+      {"BZh91AY", "is bzip2, which is not read: decompress it"},
+      {"\xFD"
+       "7zXZ",
+       "is xz, which is not read: decompress it"}};
+  for (const auto& [content, text] : cases)
+    CHECK_THROWS_WITH(JsonLines(folder.write("a.jsonl", content)), Contains("a.jsonl: " + text));
+  CHECK_THROWS_WITH(JsonLines(folder.write("a.parquet", "PAR1")),
+                    Contains("pandas.read_parquet('IN').to_json("));
+}
+
+TEST_CASE("escapes and other fields and order of fields do not matter") {
+  const test::TemporaryFolder folder;
+  JsonLines file(
+      folder.write("a.jsonl",
+                   "{\"n\": [1, {\"text\": 3}], \"text\": \"tab\\t \\u00e9 \\ud83d\\ude00 \\\"q\\\"\"}\n"
+                   "  {\"text\":\"\", \"meta\": null}  \r\n"
+                   "{\"text\": \"last line without a newline\"}"));
+  REQUIRE(file.documents() == 3);
+  CHECK(file.text(0) == "tab\t \xC3\xA9 \xF0\x9F\x98\x80 \"q\"");
+  CHECK(file.text(1).empty());
+  CHECK(file.text(2) == "last line without a newline");
+}
+
+TEST_CASE("blank lines and a byte order mark are skipped and line numbers stay right") {
+  const test::TemporaryFolder folder;
+  JsonLines file(
+      folder.write("a.jsonl",
+                   "\xEF\xBB\xBF{\"text\": \"1\"}\n\n \t\r\n{\"text\": \"4\"}\n{\"text\": \"5\"}\n\n"
+                   "{\"text\": \"7\"}\n\n"));
+  REQUIRE(file.documents() == 4);
+  for (uint64_t i = 0; i < 4; ++i) CHECK(std::to_string(file.line(i)) == file.text(i));
+}
+
+TEST_CASE("a line that cannot be used is an error with file and line and remedy") {
+  const test::TemporaryFolder folder;
+  const std::pair<std::string, std::string> cases[] = {
+      {"not json", "is not valid JSON"},
+      {"{\"text\": \"abc\"", "is not valid JSON"},
+      {"{\"text\": \"abc", "is not valid JSON"},
+      {"{\"text\": \"a\"} trailing", "is not valid JSON"},
+      {"{\"text\": \"a\", \"n\": 12x}", "is not valid JSON"},
+      {"{\"text\": \"\\ud800\"}", "is not valid JSON"},
+      {std::string(5000, '['), "is not valid JSON"},
+      {"{", "is not valid JSON"},
+      {"[{\"text\": \"a\"}]", "no object"},
+      {"\"text\"", "no object"},
+      {"{\"text\": 5}", "is no string"},
+      {"{\"text\": null}", "is no string"},
+      {"{\"text\": [\"a\"]}", "is no string"},
+  };
+  for (const auto& [line, message] : cases) {
+    CAPTURE(line);
+    const std::string path =
+        folder.write("bad.jsonl", "{\"text\": \"good\"}\n" + line + "\n{\"text\": \"good\"}\n");
+    JsonLines file(path);
+    CHECK(file.text(0) == "good");
+    CHECK_THROWS_WITH(file.text(1),
+                      Contains(path + ":2:") && Contains(message) && Contains("one JSON object per line"));
+    CHECK(file.text(2) == "good");
+  }
+}
+
+TEST_CASE("a file that becomes shorter is an error that names file and line") {
+  const test::TemporaryFolder folder;
+  const std::string path = folder.write("a.jsonl", test::json_lines(1000, "doc"));
+  JsonLines file(path);
+  std::filesystem::resize_file(path, 10'000);
+  CHECK(file.text(0) == "doc0 ");
+  CHECK_THROWS_WITH(file.text(900), Contains(path + ":901: ") && Contains("became shorter"));
+}
+
+TEST_CASE("lines are found across the blocks that are read") {
+  const test::TemporaryFolder folder;
+  std::string lines;
+  for (int i = 0; i < 40; ++i) {
+    lines += "{\"text\": \"" + std::string(static_cast<size_t>(i * 9973), static_cast<char>('a' + i % 26)) +
+             "\"}\n";
+    lines += i % 3 == 0 ? std::string(static_cast<size_t>(i * 5000), ' ') + "\n" : "";
+  }
+  REQUIRE(lines.size() > 7 * (1 << 20));
+  JsonLines file(folder.write("a.jsonl", lines));
+  REQUIRE(file.documents() == 40);
+  for (int i = 39; i >= 0; --i) {
+    const std::string_view text = file.text(static_cast<uint64_t>(i));
+    CHECK(text.size() == static_cast<size_t>(i * 9973));
+    CHECK(text.find_first_not_of(static_cast<char>('a' + i % 26)) == text.npos);
+  }
+  CHECK(file.line(39) == 53);
+}
+
+TEST_CASE("a line over the limit and files without documents are errors") {
+  const test::TemporaryFolder folder;
+  const std::string path =
+      folder.write("long.jsonl", "{\"text\": \"" + std::string(3000, 'x') + "\"}\n{\"text\":\"y\"}\n");
+  JsonLines file(path, {}, 1000);
+  CHECK_THROWS_WITH(file.text(0), Contains(path + ":1:") && Contains("at most 1000"));
+  CHECK(file.text(1) == "y");
+  CHECK(JsonLines(path).text(0).size() == 3000);
+  CHECK_THROWS_WITH(JsonLines(folder.write("blank", "\n \n\n")),
+                    Contains("blank") && Contains("no document"));
+  CHECK_THROWS_WITH(JsonLines(folder.write("empty.gz", test::gzip(""))), Contains("no document"));
+  CHECK_THROWS_AS(JsonLines("/no/such/file"), Error);
+}
+
+TEST_CASE("the text comes from the field that is asked for and a missing one names those that are there") {
+  const test::TemporaryFolder folder;
+  const std::string path = folder.write(
+      "a.jsonl", "{\"text\": \"no\", \"content\": \"yes\"}\n{\"contents\": \"a\", \"url\": 3}\n{}\n");
+  JsonLines file(path, {"content", "validation.text_field"});
+  CHECK(file.text(0) == "yes");
+  CHECK_THROWS_WITH(file.text(1), Contains(path + ":2: has no field \"content\" (validation.text_field)") &&
+                                      Contains("its fields are: \"contents\", \"url\"") &&
+                                      Contains("did you mean contents?"));
+  CHECK_THROWS_WITH(
+      JsonLines::check_first_line(folder.write("b.jsonl", "{}\n"), {"content", "validation.text_field"}),
+      Contains("set validation.text_field to the one with the text"));
+  CHECK_THROWS_WITH(file.text(2), Contains("its fields are: none"));
+}
+
+TEST_CASE("a text field that a line has twice is refused and other fields may be there twice") {
+  const test::TemporaryFolder folder;
+  const std::string path = folder.write(
+      "a.jsonl", "{\"text\": \"a\", \"n\": 1, \"n\": 2}\n{\"text\": \"a\", \"\\u0074ext\": \"b\"}\n");
+  JsonLines file(path);
+  CHECK(file.text(0) == "a");
+  CHECK_THROWS_WITH(file.text(1), Contains(path + ":2: has the field \"text\" twice"));
+}
+
+TEST_CASE("bytes that are not UTF-8 are read as U+FFFD in JSON lines as in every text") {
+  const test::TemporaryFolder folder;
+  JsonLines file(
+      folder.write("a.jsonl", "{\"text\": \"a\xFF\xFEz\"}\n{\"text\": \"\xE2\x82\", \"n\": \"\xC3\"}\n"));
+  CHECK(file.text(0) == "a\xEF\xBF\xBD\xEF\xBF\xBDz");
+  CHECK(file.text(1) == "\xEF\xBF\xBD");
+}
+
+TEST_CASE("a field that a later line lacks is no matter of the key that chooses the field") {
+  const test::TemporaryFolder folder;
+  const std::string path =
+      folder.write("a.jsonl", "{\"text\": \"a\"}\n\n{\"texts\": \"b\"}\n[]\n{\"text\": 1}\n");
+  JsonLines file(path, {"text", "validation.text_field", "training.text_field"});
+  CHECK(file.text(0) == "a");
+  CHECK_THROWS_WITH(file.text(1),
+                    Contains(path + ":3: has no field \"text\" (validation.text_field, by default "
+                                    "training.text_field); its fields are: \"texts\"") &&
+                        Contains("did you mean texts?") && Contains(": correct or remove the line") &&
+                        !Contains("set "));
+  for (const uint64_t document : {2, 3})
+    CHECK_THROWS_WITH(file.text(document), Contains("correct or remove the line"));
+}
+
+TEST_CASE("the first line is checked without reading the rest of a compressed file") {
+  const test::TemporaryFolder folder;
+  const TextField field = {"body", "training.text_field"};
+  const std::string good = "\n\n{\"body\": \"" + std::string(200'000, 'x') + "\"}\n";
+  const std::string wrong = "{\"text\": \"a\"}\n" + good;
+  for (const auto& pack : {+[](const std::string& text) { return text; },
+                           +[](const std::string& text) { return test::gzip(text); },
+                           +[](const std::string& text) { return test::zstd(text); }}) {
+    JsonLines::check_first_line(folder.write("good", pack(good + "not JSON\n")), field);
+    CHECK_THROWS_WITH(JsonLines::check_first_line(folder.write("wrong", pack(wrong)), field),
+                      Contains("wrong:1: has no field \"body\"") && Contains("\"text\""));
+    CHECK_THROWS_WITH(JsonLines::check_first_line(folder.write("blank", pack("\n \n")), field),
+                      Contains("no document"));
+  }
+  std::string packed = test::gzip(test::json_lines(20'000, "doc"));
+  packed.resize(packed.size() / 2);  // what comes later is found when it is read
+  JsonLines::check_first_line(folder.write("cut", packed), {});
+  CHECK_THROWS_WITH(JsonLines(folder.write("cut", packed)), Contains("ends early"));
+}
+
+}  // namespace hyperion::data

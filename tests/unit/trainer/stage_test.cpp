@@ -1,0 +1,181 @@
+// The units' steps on one rank, where nothing is gathered or reduced: against the plain model and autograd.
+#include "trainer/stage.h"
+
+#include <set>
+
+#include <catch2/catch.hpp>
+
+#include <ATen/Context.h>
+#include <ATen/TensorIndexing.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/randint.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "models/flavors/registry.h"
+#include "models/init.h"
+#include "trainer/schedule.h"
+
+namespace hyperion::trainer {
+
+using at::Tensor;
+
+namespace {
+
+models::ModelArgs small(const char* name) {
+  return models::model_args(name, "debugmodel",
+                            {.dim = 12,
+                             .n_layers = 3,
+                             .n_heads = 3,
+                             .n_kv_heads = 1,
+                             .head_dim = 4,
+                             .vocab_size = 19,
+                             .hidden_dim = 25});
+}
+
+struct OneRank {
+  models::Transformer model;
+  std::unique_ptr<parallel::Communicator> shard = parallel::make_solo_communicator("fsdp/0", 0);
+  std::unique_ptr<parallel::Communicator> replicate = parallel::make_solo_communicator("dp_replicate/0", 0);
+  parallel::FsdpContext context;
+  Stage stage;
+  ScheduleRunner schedule{stage, /*reshard_after_forward=*/true};
+
+  explicit OneRank(const char* name,
+                   models::ActivationCheckpoint checkpoint = models::ActivationCheckpoint::kNone)
+      : model(small(name)),
+        context(parallel::Mesh({}, 1), 0, *shard, *replicate, {.compute_dtype = at::kFloat}),
+        stage(model, 0, model.units().size(), context, {.blocks = {3, checkpoint}}) {
+    for (const parallel::ShardedParameterPtr& parameter : stage.parameters()) {
+      Tensor master = parameter->master();
+      models::initialize(parameter->parameter(), 1, parameter->box(), master);
+    }
+    stage.weights_changed();
+  }
+  models::Microbatch batch(int seed) const {
+    at::manual_seed(seed);
+    Tensor labels = at::randint(19, {2, 7}, at::kLong);
+    labels.index_put_({0, 3}, -100);
+    return {at::randint(19, {2, 7}, at::kLong), labels, model.context(7, at::kCPU)};
+  }
+  std::vector<Tensor> step(const std::vector<models::Microbatch>& batches, double scale) {
+    return schedule.train_step(
+        1, batches.size(), [&](size_t i) { return batches[i]; }, at::full({}, scale));
+  }
+  std::vector<Tensor> gradients() const {
+    std::vector<Tensor> all;
+    for (const parallel::ShardedParameterPtr& parameter : stage.parameters())
+      all.push_back(parameter->grad().clone());
+    return all;
+  }
+};
+
+struct LossAndGradients {
+  double loss;
+  std::vector<Tensor> gradients;
+};
+
+// The same weights in a model that no unit's step touches.
+LossAndGradients plain(const char* name, const OneRank& rank, const models::Microbatch& batch, double scale) {
+  const models::Transformer model(small(name));
+  const auto parameters = model.parameters();
+  for (size_t i = 0; i < parameters.size(); ++i)
+    parameters[i]->weight = rank.stage.parameters()[i]->master().clone().requires_grad_();
+  Tensor x = model.embedding().forward(batch.tokens);
+  for (const models::TransformerBlock& block : model.blocks()) x = block.forward(x, batch.context);
+  const auto [loss, grad] = model.head().loss_and_grad(x.detach(), batch.labels, at::full({}, scale));
+  torch::autograd::backward({x}, {grad});
+  std::vector<Tensor> gradients;
+  for (const ParameterPtr& parameter : parameters) gradients.push_back(parameter->weight.grad());
+  return {loss.item<double>(), gradients};
+}
+
+}  // namespace
+
+TEST_CASE("one rank has the loss and the gradients of the plain model") {
+  const char* name = GENERATE("llama3", "qwen3");  // qwen3: the head's weight is the embedding's
+  const auto checkpoint =
+      GENERATE(models::ActivationCheckpoint::kNone, models::ActivationCheckpoint::kFull,
+               models::ActivationCheckpoint::kSelectiveOp, models::ActivationCheckpoint::kElementwise);
+  OneRank rank(name, checkpoint);
+  const models::Microbatch batch = rank.batch(3);
+  const double loss = rank.step({batch}, 0.25)[0].item<double>();
+  const auto expected = plain(name, rank, batch, 0.25), unscaled = plain(name, rank, batch, 1);
+  CHECK(loss == Approx(expected.loss));
+  CHECK(loss == Approx(unscaled.loss));  // of the sum; the scale is the gradients'
+  const auto gradients = rank.gradients();
+  REQUIRE(gradients.size() == expected.gradients.size());
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    CAPTURE(name, rank.stage.parameters()[i]->parameter().fqn);
+    CHECK(at::allclose(gradients[i], expected.gradients[i], 1e-5, 1e-7));
+    CHECK(gradients[i].abs().max().item<double>() > 0);
+  }
+}
+
+TEST_CASE("gradients of microbatches add up and those of the next step replace them") {
+  OneRank rank("llama3");
+  const models::Microbatch first = rank.batch(3), second = rank.batch(4);
+  rank.step({first}, 0.5);
+  const auto alone = rank.gradients();
+  rank.step({second, first}, 0.5);
+  const auto both = rank.gradients(), rest = plain("llama3", rank, second, 0.5).gradients;
+  for (size_t i = 0; i < both.size(); ++i) CHECK(at::allclose(both[i], alone[i] + rest[i], 1e-5, 1e-7));
+}
+
+TEST_CASE("the loss alone is that of a training step and leaves gradients as they are") {
+  OneRank rank("llama3");
+  const models::Microbatch batch = rank.batch(3);
+  CHECK(rank.schedule.loss_sum(batch).item<double>() == Approx(plain("llama3", rank, batch, 1).loss));
+  for (const Tensor& gradient : rank.gradients()) CHECK(gradient.abs().max().item<double>() == 0);
+}
+
+TEST_CASE("weights are unit by unit and a tied table is there once") {
+  for (const char* name : {"llama3", "qwen3"}) {
+    const OneRank rank(name);
+    CHECK(rank.stage.groups().size() == 3 + 2);
+    std::set<std::string> names;
+    for (const parallel::ShardedParameterPtr& parameter : rank.stage.parameters())
+      CHECK(names.insert(parameter->parameter().fqn).second);
+    CHECK(names.size() == rank.model.parameters().size());
+  }
+}
+
+TEST_CASE("a model in two stages has the bits of one") {
+  const auto checkpoint = GENERATE(models::ActivationCheckpoint::kNone, models::ActivationCheckpoint::kFull);
+  OneRank whole("llama3", checkpoint);
+  const models::Microbatch batch = whole.batch(3);
+  const Tensor loss = whole.step({batch}, 0.25)[0];
+
+  OneRank parts("llama3", checkpoint);  // its model's units, in two stages of their own
+  Stage first(parts.model, 0, 2, parts.context, {.blocks = {3, checkpoint}}),
+      second(parts.model, 2, 5, parts.context, {.blocks = {3, checkpoint}});
+  for (Stage* stage : {&first, &second}) {
+    for (const parallel::ShardedParameterPtr& parameter : stage->parameters()) {
+      Tensor master = parameter->master();
+      models::initialize(parameter->parameter(), 1, parameter->box(), master);
+    }
+    stage->weights_changed();
+  }
+  Slot front = first.slot(batch, /*for_backward=*/true), back = second.slot(batch, /*for_backward=*/true);
+  first.forward(0, front);
+  first.forward(1, front);
+  back.activation = front.activation;
+  second.forward(2, back);
+  second.forward(3, back);
+  CHECK(second.loss(back, at::full({}, 0.25)).equal(loss));
+  second.backward(3, back);
+  second.backward(2, back);
+  front.gradient = back.gradient;
+  first.backward(1, front);
+  first.backward(0, front);
+  for (Stage* stage : {&first, &second})
+    for (size_t unit = stage->first(); unit < stage->end(); ++unit) stage->group(unit).reduce(true);
+  size_t i = 0;
+  for (Stage* stage : {&first, &second})
+    for (const parallel::ShardedParameterPtr& parameter : stage->parameters())
+      CHECK(parameter->grad().equal(whole.gradients()[i++]));
+}
+
+}  // namespace hyperion::trainer

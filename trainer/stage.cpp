@@ -1,0 +1,105 @@
+#include "trainer/stage.h"
+
+#include <map>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "parallel/trace_range.h"
+
+namespace hyperion::trainer {
+
+using parallel::TraceRange;
+using BlockKind = models::BlockRun::Kind;
+
+Stage::Stage(const models::Transformer& model, size_t first, size_t end, parallel::FsdpContext& fsdp,
+             models::ActivationCheckpointing checkpointing)
+    : model_(model), first_(first), fsdp_(fsdp), checkpointing_(std::move(checkpointing)) {
+  checkpointing_.blocks.resize(model.blocks().size(), models::ActivationCheckpoint::kNone);
+  std::map<const Parameter*, parallel::ShardedParameterPtr> known;
+  for (size_t unit = first; unit < end; ++unit) {
+    const auto& [name, parameters] = model.units().at(unit);
+    groups_.push_back(std::make_unique<parallel::ShardGroup>(name, parameters, known, fsdp));
+    const parallel::LocalGradients& own = groups_.back()->local_gradients();
+    gradients_.divided.insert(gradients_.divided.end(), own.divided.begin(), own.divided.end());
+    gradients_.replicated.insert(gradients_.replicated.end(), own.replicated.begin(), own.replicated.end());
+  }
+}
+
+std::vector<parallel::ShardedParameterPtr> Stage::parameters() const {
+  std::vector<parallel::ShardedParameterPtr> all;
+  for (const auto& group : groups_) all.insert(all.end(), group->owned().begin(), group->owned().end());
+  return all;
+}
+
+void Stage::weights_changed() {
+  const std::vector<parallel::ShardedParameterPtr> all = parameters();
+  for (const parallel::ShardedParameterPtr& parameter : all) parameter->contents_changed();
+  const auto& codec = fsdp_.options().codec;
+  if (codec && codec->eager) parallel::encode_changed_weights(fsdp_, all);
+}
+
+void Stage::drop_gradients() {
+  for (const auto& group : groups_) group->drop_grads();
+}
+
+Slot Stage::slot(models::Microbatch batch, bool for_backward) const {
+  Slot slot{std::move(batch)};
+  if (for_backward) slot.saved.resize(groups_.size());
+  return slot;
+}
+
+at::Tensor Stage::run_block(size_t unit, const Slot& slot, const SavedForward& saved, BlockKind kind) const {
+  return model_.blocks()[unit - 1].forward(saved.input, slot.batch.context,
+                                           {.kind = kind, .selective = saved.selective.get()});
+}
+
+void Stage::forward(size_t unit, Slot& slot) const {
+  const TraceRange range("forward", group(unit).name());
+  if (slot.saved.empty()) {
+    slot.activation = unit == 0 ? model_.embedding().forward(slot.batch.tokens)
+                                : model_.blocks()[unit - 1].forward(slot.activation, slot.batch.context, {});
+    return;
+  }
+  SavedForward& saved = slot.saved[unit - first_];
+  if (unit == 0) {
+    slot.activation = saved.output = model_.embedding().forward(slot.batch.tokens);
+    return;
+  }
+  // A detached leaf ends the graph here: each block's backward is a call of its own, and its input's .grad()
+  // is what the block before continues with.
+  saved.input = slot.activation.detach().requires_grad_();
+  const models::ActivationCheckpoint mode = checkpointing_.blocks[unit - 1];
+  if (mode == models::ActivationCheckpoint::kNone) {
+    slot.activation = saved.output = run_block(unit, slot, saved, BlockKind::kForward);
+    return;
+  }
+  saved.selective = models::selective_checkpoint(mode, checkpointing_.always_recompute);
+  const at::NoGradGuard no_grad;  // no graph: only the input and what `selective` saves outlive this call
+  slot.activation = run_block(unit, slot, saved, BlockKind::kForward);
+}
+
+at::Tensor Stage::loss(Slot& slot, const at::Tensor& scale) const {
+  if (slot.saved.empty()) return model_.head().loss_sum(slot.activation, slot.batch.labels);
+  const TraceRange range("forward and backward", groups_.back()->name());
+  const auto [loss, grad_x] = model_.head().loss_and_grad(slot.activation.detach(), slot.batch.labels, scale);
+  slot.gradient = grad_x;
+  slot.activation.reset();
+  return loss;
+}
+
+void Stage::backward(size_t unit, Slot& slot) const {
+  const TraceRange range("backward", group(unit).name());
+  // Its activations are freed before the next block's are computed again.
+  SavedForward saved = std::exchange(slot.saved[unit - first_], {});
+  if (!saved.output.defined()) {
+    const TraceRange recompute("recompute", group(unit).name());
+    if (saved.selective) saved.selective->start_recompute();
+    saved.output = run_block(unit, slot, saved, BlockKind::kRecompute);
+  }
+  torch::autograd::backward({saved.output}, {slot.gradient});
+  slot.gradient = saved.input.defined() ? saved.input.grad() : at::Tensor();
+}
+
+}  // namespace hyperion::trainer

@@ -1,0 +1,88 @@
+// A pipeline stage: a range of the model's units with their parameters sharded (FSDP), and what is done with
+// a unit as steps of their own: gather its weights, run it forward or backward on a microbatch, free its
+// weights, reduce its gradients. Their order is a schedule's (trainer/schedule.h).
+//
+// Activation checkpointing is part of the steps: of a checkpointed block only the input is kept, and the
+// block is run again in backward.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "models/layers/activation_checkpoint.h"
+#include "models/transformer.h"
+#include "parallel/fsdp.h"
+
+namespace hyperion::trainer {
+
+// What the forward of one unit leaves for its backward.
+struct SavedForward {
+  at::Tensor input;   // the unit's input as a detached leaf; of the embedding none
+  at::Tensor output;  // with its graph, unless the unit is run again
+  std::unique_ptr<models::SelectiveCheckpoint> selective;
+};
+
+// One microbatch in a stage.
+struct Slot {
+  models::Microbatch batch;
+  std::vector<SavedForward> saved{};  // by unit of the stage; without elements nothing is saved: no backward
+  at::Tensor activation{};            // what the next unit's forward is given
+  at::Tensor gradient{};              // what the next unit's backward is given
+};
+
+class Stage {
+ public:
+  // Units `first` to `end` - 1 of model.units(): 0 is the embedding, the last one the head, a block each
+  // between. Shards their parameters over the context's groups: memory for this rank's rows only is
+  // allocated.
+  Stage(const models::Transformer& model, size_t first, size_t end, parallel::FsdpContext& fsdp,
+        models::ActivationCheckpointing checkpointing);
+
+  size_t first() const { return first_; }
+  size_t end() const { return first_ + groups_.size(); }
+  const std::vector<std::unique_ptr<parallel::ShardGroup>>& groups() const { return groups_; }  // by unit
+  std::vector<parallel::ShardedParameterPtr> parameters() const;  // every parameter once, in unit order
+  const parallel::LocalGradients& gradients() const { return gradients_; }  // of all of them, by unit
+
+  // Call after anything has written the masters: what layers and all-gathers keep of the old ones becomes
+  // invalid. Collective when weights are gathered encoded.
+  void weights_changed();
+  // The next gradients are the first ones of a step. On a GPU those there are free their memory: nothing may
+  // read gradients() until the last microbatch of the next step.
+  void drop_gradients();
+
+  // `unit` in all of these: its index in model.units().
+  parallel::ShardGroup& group(size_t unit) const { return *groups_.at(unit - first_); }
+  Slot slot(models::Microbatch batch, bool for_backward) const;
+
+  // The embedding's or a block's, whose weights are gathered.
+  void forward(size_t unit, Slot& slot) const;
+  // The summed cross-entropy (0-dim). With a slot for a backward it leaves the gradient of scale * loss too:
+  // the head's forward and backward are one call, so that its weights are gathered once.
+  at::Tensor loss(Slot& slot, const at::Tensor& scale) const;
+  // A block's, whose weights are gathered, or the embedding's, which reads none. Adds to the weights'
+  // .grad().
+  void backward(size_t unit, Slot& slot) const;
+
+  // Complete after this: the gradients that have been reduced so far.
+  void finish_reduction() { fsdp_.finish_reduction(); }
+  bool has_replicated_gradients() const { return fsdp_.tensor() != nullptr; }
+  // Adds up what tensor parallel ranks do not divide. Once a step, when all other sums are complete.
+  void sum_replicated_gradients() const { fsdp_.sum_over_tensor_ranks(gradients_.replicated); }
+
+ private:
+  at::Tensor run_block(size_t unit, const Slot& slot, const SavedForward& saved,
+                       models::BlockRun::Kind kind) const;
+
+  const models::Transformer& model_;
+  size_t first_;
+  parallel::FsdpContext& fsdp_;
+  models::ActivationCheckpointing checkpointing_;
+  std::vector<std::unique_ptr<parallel::ShardGroup>> groups_;
+  parallel::LocalGradients gradients_;
+};
+
+}  // namespace hyperion::trainer
