@@ -27,13 +27,6 @@ constexpr size_t kKeptIds = size_t{1}
                             << 20;  // buffers larger than this are freed after the text that needed it
 constexpr size_t kMaxText = (size_t{1} << 31) - 1;  // bytes: positions in a word are 32-bit
 
-struct Scratch {
-  WordCache cache;
-  WordMerger merger;
-  std::vector<int32_t> symbols;
-  std::vector<int32_t> ids;
-};
-
 // `path`, or the tokenizer file in that folder; "" when it holds none.
 std::filesystem::path look_for_file(const std::filesystem::path& path) {
   if (!is_folder(path)) return path;
@@ -80,6 +73,13 @@ TokenizerSpec read_spec(const std::filesystem::path& file) {
 }  // namespace
 
 struct Tokenizer::Impl {
+  struct Scratch {
+    WordCache cache;
+    WordMerger merger;
+    std::vector<int32_t> symbols;
+    std::vector<int32_t> ids;
+  };
+
   Impl(TokenizerSpec s, std::string h) : spec(std::move(s)), hash(std::move(h)) {
     byte_ids.fill(-1);
     for (const auto& [bytes, id] : spec.words) {
@@ -194,7 +194,7 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, bool add_bos, bool
     throw_data("tokenizer: a text of {} bytes, at most {} are accepted", text.size(), kMaxText);
   const bool valid = is_valid_utf8(text);
   const std::string repaired = valid ? std::string() : replace_ill_formed(text);
-  std::unique_ptr<Scratch> scratch = impl_->borrow();
+  std::unique_ptr<Impl::Scratch> scratch = impl_->borrow();
   std::vector<int32_t>& ids = scratch->ids;
   ids.clear();
   if (add_bos && impl_->bos && !impl_->adds_bos) ids.push_back(*impl_->bos);
