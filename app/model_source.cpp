@@ -44,8 +44,8 @@ ModelOrigin find_origin(const fs::path& checkpoint, const std::string& config) {
     if (origin.record.imported == trainer::ImportedSettings{})
       origin.record.imported = trainer::imported_settings(resolved.config, trainer::install_root());
     if (trainer::kTensorParallel.on(resolved.config))
-      log_info("{} = {} of {} has no effect here: this command runs on one rank", trainer::kTensorParallel.key,
-               resolved.config.parallelism.tensor_parallel_degree, config);
+      log_info("{} = {} of {} has no effect here: this command runs on one rank",
+               trainer::kTensorParallel.key, resolved.config.parallelism.tensor_parallel_degree, config);
     origin.model = resolved.config.model;
     origin.tokenizer = origin.model.hf_assets_path;
     origin.tokenizer_by = "model.hf_assets_path of " + config;
