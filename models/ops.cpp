@@ -1,5 +1,6 @@
 #include "models/ops.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/alias.h>
 #include <ATen/ops/embedding.h>

@@ -17,13 +17,13 @@ class OnHost : public StepAgreement {
   std::optional<at::Tensor> before_step(int64_t step, int64_t valid_tokens) override {
     const StepTotals totals =
         exchange_on_host(host_, counts_ ? valid_tokens : 0, {step, stop_signal(), save_failed_()});
-    agreed_ = totals.flags;
-    if (agreed_.stop != StopSignal::kNone) return std::nullopt;
+    read(totals.flags);
+    if (agreed().stop != StopSignal::kNone) return std::nullopt;
     if (totals.valid_tokens == 0) throw_data("training: none of the step's tokens has a label to learn from");
     set_running_step(step, step);
     return at::full({}, totals.valid_tokens, at::TensorOptions(at::kLong));
   }
-  StepFlags flags(int64_t) override { return agreed_; }
+  StepFlags flags(int64_t) override { return agreed(); }
 
  private:
   parallel::Communicator& host_;

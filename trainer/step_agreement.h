@@ -43,7 +43,7 @@ class StepAgreement {
   // What all ranks know of each other.
   const StepFlags& agreed() const { return agreed_; }
 
- protected:
+ private:
   StepFlags agreed_;
 };
 
