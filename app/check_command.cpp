@@ -15,6 +15,7 @@
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
+#include "app/commands.h"
 #include "base/counted.h"
 #include "base/device/device.h"
 #include "base/durable.h"
@@ -22,15 +23,14 @@
 #include "base/log.h"
 #include "base/process.h"
 #include "base/standard_streams.h"
+#include "data/sources.h"
+#include "data/token_shards.h"
 #include "models/flavors/registry.h"
 #include "trainer/checkpointing/checkpointer.h"
 #include "trainer/checkpointing/stored_weights.h"
-#include "app/commands.h"
 #include "trainer/config/expand.h"
 #include "trainer/config/input_path.h"
 #include "trainer/config/model_args.h"
-#include "data/sources.h"
-#include "data/token_shards.h"
 #include "trainer/hugging_face/config.h"
 #include "trainer/hugging_face/hf_model.h"
 #include "trainer/model_and_optimizer.h"

@@ -1,5 +1,7 @@
 #include <algorithm>
 
+#include "app/commands.h"
+#include "app/model_source.h"
 #include "base/error.h"
 #include "base/files.h"
 #include "base/json.h"
@@ -9,14 +11,12 @@
 #include "checkpoint/storage/index_files.h"
 #include "checkpoint/tools/folders.h"
 #include "checkpoint/tools/tools.h"
+#include "data/tokenizer/tokenizer.h"
 #include "models/transformer.h"
-#include "app/commands.h"
-#include "app/model_source.h"
 #include "trainer/config/input_path.h"
 #include "trainer/config/load.h"
 #include "trainer/config/model_args.h"
 #include "trainer/config/validate.h"
-#include "data/tokenizer/tokenizer.h"
 #include "trainer/hugging_face/export_files.h"
 #include "trainer/hugging_face/hf_model.h"
 #include "trainer/hugging_face/names.h"

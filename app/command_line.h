@@ -5,10 +5,10 @@
 #include <string>
 #include <vector>
 
+#include "app/inference/sampling_options.h"
 #include "checkpoint/tools/tools.h"
 #include "trainer/config/job_config.h"
 #include "trainer/config/overrides.h"
-#include "app/inference/sampling_options.h"
 
 namespace hyperion::app {
 

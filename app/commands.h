@@ -2,8 +2,8 @@
 // them and Error(kBadData) for what a file holds.
 #pragma once
 
-#include "base/error.h"
 #include "app/command_line.h"
+#include "base/error.h"
 
 namespace hyperion::app {
 

@@ -4,6 +4,9 @@
 
 #include <fmt/format.h>
 
+#include "app/inference/evaluate.h"
+#include "app/inference/generate.h"
+#include "app/model_source.h"
 #include "base/device/device.h"
 #include "base/device/device_library.h"
 #include "base/error.h"
@@ -11,9 +14,6 @@
 #include "base/standard_streams.h"
 #include "models/kernels/kernels.h"
 #include "trainer/checkpointing/job_state.h"
-#include "app/model_source.h"
-#include "app/inference/evaluate.h"
-#include "app/inference/generate.h"
 #include "trainer/runtime/runtime.h"
 
 namespace hyperion::app {

@@ -19,6 +19,9 @@
 
 #include <c10/util/Exception.h>
 
+#include "app/command_line.h"
+#include "app/commands.h"
+#include "app/model_source.h"
 #include "base/durable.h"
 #include "base/error.h"
 #include "base/failpoint.h"
@@ -32,9 +35,6 @@
 #include "parallel/health/failure_record.h"
 #include "parallel/phase.h"
 #include "parallel/rendezvous.h"
-#include "app/command_line.h"
-#include "app/commands.h"
-#include "app/model_source.h"
 #include "trainer/config/expand.h"
 #include "trainer/config/input_path.h"
 #include "trainer/config/load.h"

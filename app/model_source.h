@@ -4,9 +4,9 @@
 #include <filesystem>
 #include <string>
 
-#include "trainer/checkpointing/job_record.h"
 #include "app/command_line.h"
 #include "app/inference/engine.h"
+#include "trainer/checkpointing/job_record.h"
 
 namespace hyperion::app {
 

@@ -8,6 +8,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "app/report/backward_lines.h"
+#include "app/report/page.h"
 #include "base/clock.h"
 #include "base/counted.h"
 #include "base/files.h"
@@ -15,8 +17,6 @@
 #include "base/nearest.h"
 #include "base/printable.h"
 #include "base/progress.h"
-#include "app/report/backward_lines.h"
-#include "app/report/page.h"
 
 namespace hyperion::app {
 namespace fs = std::filesystem;

@@ -7,10 +7,10 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/progress.h"
-#include "trainer/config/input_path.h"
 #include "data/sources.h"
 #include "data/token_shards.h"
 #include "data/tokenizer/tokenizer.h"
+#include "trainer/config/input_path.h"
 
 namespace hyperion::app {
 namespace {

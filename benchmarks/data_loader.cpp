@@ -12,11 +12,11 @@
 
 #include "base/files.h"
 #include "base/philox.h"
-#include "tests/support/thread_ranks.h"
 #include "data/json_lines.h"
 #include "data/loader.h"
 #include "data/token_shards.h"
 #include "data/tokenizer/tokenizer.h"
+#include "tests/support/thread_ranks.h"
 
 using namespace hyperion;
 using namespace hyperion::data;

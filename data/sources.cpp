@@ -108,8 +108,13 @@ std::vector<CorpusFile> find_corpus(const std::string& dataset_path, const std::
     for (const fs::path& path : expand_glob(dataset_path)) add_path(path, fixed.parent_path(), files);
   }
   if (files.empty()) {
-    if (const fs::path other = refused_file(dataset_path); !other.empty())
-      JsonLines{other};  // names the format and how to convert it
+    if (const fs::path other = refused_file(dataset_path); !other.empty()) {
+      try {
+        JsonLines{other};  // names the format and how to convert it
+      } catch (const Error& error) {
+        throw Error(error.code(), fmt::format("{} {}: {}", key, dataset_path, error.what()));
+      }
+    }
     throw_data(
         "{} {}: no such file, and no folder or pattern with files named *.json, *.jsonl or *.ndjson (plain, "
         ".gz or .zst) or token shards",

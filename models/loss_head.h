@@ -3,7 +3,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "models/flavors/model_args.h"
 #include "models/layers/linear.h"
 #include "models/layers/norm.h"
 #include "models/parallel_dims.h"

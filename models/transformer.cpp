@@ -2,7 +2,6 @@
 
 #include <cmath>
 #include <set>
-#include <tuple>
 
 #include <fmt/format.h>
 

@@ -219,12 +219,20 @@ void report_difference(c10d::Store& store, int rank, Fingerprint entries) {
   store.set("complete", "");
 }
 
+// Of what a rank of another build has packed in its own way: nothing, so that every entry differs.
+Fingerprint unpack_or_nothing(const std::string& bytes) {
+  try {
+    return unpack<Fingerprint>(bytes);
+  } catch (const Error&) {
+    return {};
+  }
+}
+
 void join_rank0(c10d::Store& store, const Environment& environment, const Fingerprint& identity,
                 milliseconds timeout, milliseconds grace) {
   const int rank = environment.rank;
   store.wait({"identity"}, timeout);
-  const Fingerprint differing =
-      differing_entries(unpack<Fingerprint>(store.get_to_str("identity")), identity);
+  const Fingerprint differing = differing_entries(unpack_or_nothing(store.get_to_str("identity")), identity);
   if (!differing.empty())
     report_difference(store, rank, differing);
   else if (store.add("agreeing", 1) == environment.world_size - 1)

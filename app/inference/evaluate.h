@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <string>
 
-#include "data/loader.h"
 #include "app/inference/engine.h"
+#include "data/loader.h"
 
 namespace hyperion::inference {
 

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "data/tokenizer/tokenizer.h"
 #include "app/inference/engine.h"
 #include "app/inference/sampling_options.h"
+#include "data/tokenizer/tokenizer.h"
 
 namespace hyperion::inference {
 

@@ -6,10 +6,10 @@
 #include <fmt/chrono.h>
 #include <fmt/format.h>
 
-#include "base/counted.h"
-#include "base/error.h"
 #include "app/report/html.h"
 #include "app/report/page_assets.h"
+#include "base/counted.h"
+#include "base/error.h"
 
 namespace hyperion::report {
 namespace {

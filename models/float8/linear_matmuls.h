@@ -44,11 +44,9 @@ class LinearMatmuls {
   // In `dtype` where the product can leave it there (products on a GPU with one scale for each tensor, and
   // those in the compute dtype), else in the compute dtype.
   at::Tensor weight_gradient(models::Operand& grad, models::Operand& x, at::ScalarType dtype) const;
-  // Whether it is always in the compute dtype.
+  // Whether it is always in the compute dtype. Emulated products round as those that they stand for.
   bool rounds_weight_gradient() const {
-    return gemm_ == Gemm::kEmulated ||
-           (scalings_.x_w &&
-            scalings_.x_w->granularity != Granularity::kTensor);  // who is emulated rounds too
+    return gemm_ == Gemm::kEmulated || (scalings_.x_w && scalings_.x_w->granularity != Granularity::kTensor);
   }
 
   // Make what output() and input_gradient() read of an operand, before it is multiplied in parts, so that all

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <string>
+#include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -91,7 +93,7 @@ struct Kernel<Result(Arguments...)> {
     if (form == plain) return plain;
     const std::string reason = misfit(arguments...);
     if (reason.empty()) return form;
-    log_plain(title, reason);
+    if (first.is_cuda()) log_plain(title, reason);
     return plain;
   }
 };

@@ -3,6 +3,7 @@
 #include "base/error.h"
 
 namespace hyperion::models {
+
 bool SelectiveCheckpoint::saves_next_matmul(at::IntArrayRef weight_shape) {
   if (saved_products_ == Products::kAll) return true;
   for (const auto& shape : always_recompute_)

@@ -44,10 +44,12 @@ struct SavedNode : torch::CustomClassHolder {
   Form form = Form::kColumn;
   std::vector<Linear> layers;
   std::vector<int64_t> input_shape;
-  size_t inputs = 1;               // how often the input was given
-  bool adds_up_inputs = true;      // whether the gradients of those are added up here
-  std::optional<Operand> input{};  // of the rows that were multiplied what weight gradients read
-  bool gathered = true;            // whether `input` is of all ranks, else of this one alone
+  size_t inputs = 1;           // how often the input was given
+  bool adds_up_inputs = true;  // whether the gradients of those are added up here
+  // Of the rows that were multiplied what weight gradients read. Nobody may write into them until backward:
+  // autograd, which did not save them, cannot find it out.
+  std::optional<Operand> input{};
+  bool gathered = true;  // whether `input` is of all ranks, else of this one alone
 };
 
 // What forward gives, and what it leaves of the rows that were multiplied.
@@ -268,8 +270,6 @@ struct LinearNode : Function<LinearNode> {
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const auto node = c10::static_intrusive_pointer_cast<SavedNode>(context->saved_data["node"].toCapsule());
     if (!node->input) throw_bug("a second backward through linear layers, which kept nothing for it");
-    if (std::ranges::any_of(grads, [](const Tensor& grad) { return !grad.defined(); }))
-      throw_bug("backward of layers of which one's result was not used");
     if (at::Tensor& values = node->input->values; values.defined()) values = as_rows(values);
     Gradients found =
         node->form == Form::kColumn ? column_backward(*node, grads) : row_backward(*node, grads[0]);

@@ -127,8 +127,9 @@ void RankLinks::connect_ranks_of_host(c10d::Store& store, const Environment& env
     return await(own_rank_, fmt::format("rank {} of this host", rank), request);
   };
   const std::string own_name = random_word();
-  const Descriptor listener = local_socket(own_name, /*listens=*/true);
-  store.set(address_key(own_rank_), listener ? fmt::format("{} {} {}", own_name, token_, host_name()) : "");
+  host_listener_ = local_socket(own_name, /*listens=*/true);
+  store.set(address_key(own_rank_),
+            host_listener_ ? fmt::format("{} {} {}", own_name, token_, host_name()) : "");
   for (int rank = first; rank < own_rank_; ++rank) {
     std::istringstream address(await_rank(rank, [&] {
       store.wait({address_key(rank)}, timeout);
@@ -144,11 +145,11 @@ void RankLinks::connect_ranks_of_host(c10d::Store& store, const Environment& env
   store.set(connected_key(own_rank_), "");
   for (int rank = first; rank < end; ++rank)
     await_rank(rank, [&] { store.wait({connected_key(rank)}, timeout); });
-  accept_from(listener, /*same_host=*/true);
   poll();  // they say who they are
   std::vector<int> unreachable;
   for (int rank = first; rank < end; ++rank)
-    if (rank != own_rank_ && std::ranges::find(links_, rank, &Link::rank) == links_.end())
+    if (rank != own_rank_ && !ended_.contains(rank) && !failed_.contains(rank) &&
+        std::ranges::find(links_, rank, &Link::rank) == links_.end())
       unreachable.push_back(rank);
   if (!unreachable.empty() && silence_is_loss_)
     log_warning(
@@ -200,6 +201,7 @@ void RankLinks::accept_from(const Descriptor& listener, bool same_host) {
 }
 
 LostRanks RankLinks::poll() {
+  accept_from(host_listener_, /*same_host=*/true);
   accept_from(listener_, /*same_host=*/false);
   std::vector<pollfd> waits;
   for (const Link& link : links_) waits.push_back({link.socket.get(), POLLIN, 0});

@@ -37,7 +37,8 @@ class RankLinks {
   enum class End { kDone, kFailed };
   void send(End end);
 
-  bool connected() const { return !links_.empty(); }
+  // Whether there is, or was, another rank that this one hears of.
+  bool connected() const { return !links_.empty() || !ended_.empty() || !failed_.empty(); }
   // Whether others hear of other hosts by this rank alone.
   bool relays() const { return relays_; }
 
@@ -63,8 +64,9 @@ class RankLinks {
 
   const int own_rank_;
   const bool silence_is_loss_, relays_;
-  std::string token_;    // by which a rank knows the job's own connections
-  Descriptor listener_;  // of rank 0, for other hosts
+  std::string token_;         // by which a rank knows the job's own connections
+  Descriptor host_listener_;  // for ranks of this host: who was not accepted must not find it closed
+  Descriptor listener_;       // of rank 0, for other hosts
   std::vector<Link> links_;
   std::set<int> ended_, failed_;
 };

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "base/error.h"
 #include "app/command_line.h"
+#include "base/error.h"
 #include "trainer/config/load.h"
 
 using namespace hyperion;

@@ -8,10 +8,10 @@
 #include "base/files.h"
 #include "base/log.h"
 #include "base/printable.h"
+#include "data/tokenizer/tokenizer.h"
 #include "trainer/checkpointing/trajectory.h"
 #include "trainer/config/entries.h"
 #include "trainer/config/load.h"
-#include "data/tokenizer/tokenizer.h"
 
 namespace hyperion::trainer {
 namespace fs = std::filesystem;

@@ -11,8 +11,8 @@
 
 #include "base/device/streams.h"
 #include "checkpoint/state.h"
-#include "trainer/config/job_config.h"
 #include "data/loader.h"
+#include "trainer/config/job_config.h"
 #include "trainer/optim/adam.h"
 #include "trainer/optim/ema.h"
 

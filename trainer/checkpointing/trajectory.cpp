@@ -108,9 +108,12 @@ std::string SettingChange::configuration_key() const {
 std::vector<SettingChange> changed_settings(const ResolvedConfig& resolved, const Trajectory& configured,
                                             const Trajectory& stored,
                                             const checkpoint::ComponentSet& components) {
+  // Checkpoints from before the setting: all of them were trained with it.
+  static const std::string silu(text_of(models::Activation::kSilu));
   std::vector<SettingChange> changes;
   for (const auto& [key, now] : configured) {
     const std::string* saved = find_setting(stored, key);
+    if (saved == nullptr && key == "model.activation" && !stored.empty()) saved = &silu;
     if (saved == nullptr || *saved == now || !components.contains(component_of_setting(key))) continue;
     if (key == kSeedSetting && !resolved.config.debug.seed) continue;  // the saved one is used
     changes.push_back({key, *saved, now});

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "trainer/config/job_config.h"
 #include "data/tokenizer/tokenizer.h"
+#include "trainer/config/job_config.h"
 #include "trainer/hugging_face/imported_settings.h"
 
 namespace hyperion::trainer {

@@ -41,8 +41,9 @@ Adam::Adam(const std::vector<parallel::ShardedParameterPtr>& parameters, const J
       compute_shards_.push_back(tensors.copies.back());
     }
   }
-  one_pass_ = options.implementation == OptimizerImplementation::kFused && !updates_.empty() &&
-              kernels::table().adam_update != nullptr && kernels::takes_adam_update(updates_.front());
+  if (options.implementation == OptimizerImplementation::kFused && !updates_.empty() &&
+      kernels::takes_adam_update(updates_.front()))
+    one_pass_ = kernels::table().adam_update;
   const at::TensorOptions like_state = parameters.front()->master().options();
   step_ = at::zeros({}, like_state.dtype(at::kFloat).pinned_memory(false));
 }
@@ -55,7 +56,7 @@ void Adam::step(double lr, const at::Tensor& skip, const std::optional<at::Tenso
   if (divisor && !divides_gradients()) throw_bug("this optimizer divides no gradients");
   at::NoGradGuard no_grad;
   step_.add_(1 - skip);
-  if (one_pass_) {
+  if (one_pass_ != nullptr) {
     if (skip.item<float>() == 0) update_in_one_pass(updates_.front(), lr, divisor);
     return;
   }
@@ -86,14 +87,14 @@ void Adam::update_fused(kernels::AdamTensors& tensors, double lr, const at::Tens
 
 void Adam::update_in_one_pass(const kernels::AdamTensors& tensors, double lr,
                               const std::optional<at::Tensor>& divisor) const {
-  kernels::table().adam_update(tensors, {.lr = lr,
-                                         .beta1 = options_.beta1,
-                                         .beta2 = options_.beta2,
-                                         .eps = options_.eps,
-                                         .weight_decay = options_.weight_decay,
-                                         .decoupled = options_.name == OptimizerName::kAdamW,
-                                         .updates = step_.item<double>(),
-                                         .divisor = divisor ? divisor->item<double>() : 1.0});
+  one_pass_(tensors, {.lr = lr,
+                      .beta1 = options_.beta1,
+                      .beta2 = options_.beta2,
+                      .eps = options_.eps,
+                      .weight_decay = options_.weight_decay,
+                      .decoupled = options_.name == OptimizerName::kAdamW,
+                      .updates = step_.item<double>(),
+                      .divisor = divisor ? divisor->item<double>() : 1.0});
 }
 
 // In the notation of PyTorch's documentation, with learning rate gamma and weight decay lambda:

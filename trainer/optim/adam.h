@@ -46,8 +46,8 @@ class Adam {
   std::vector<kernels::AdamTensors>
       updates_;  // of parameters that this rank holds rows of: together, or one by one
   std::vector<at::Tensor> masters_to_copy_, compute_shards_;  // where the compute dtype is another one
-  bool one_pass_ = false;
-  at::Tensor step_;  // fp32 0-dim: updates done
+  kernels::AdamUpdate* one_pass_ = nullptr;  // the kernel of update_in_one_pass(), where there is one for all
+  at::Tensor step_;                          // fp32 0-dim: updates done
 };
 
 }  // namespace hyperion::trainer

@@ -7,9 +7,9 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "base/log.h"
+#include "data/token_shards.h"
 #include "trainer/config/input_path.h"
 #include "trainer/config/validate.h"
-#include "data/token_shards.h"
 
 namespace hyperion::trainer {
 namespace fs = std::filesystem;

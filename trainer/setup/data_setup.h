@@ -5,11 +5,11 @@
 #include <memory>
 #include <string>
 
+#include "data/loader.h"
+#include "data/tokenizer/tokenizer.h"
 #include "models/transformer.h"
 #include "parallel/mesh.h"
 #include "trainer/config/job_config.h"
-#include "data/loader.h"
-#include "data/tokenizer/tokenizer.h"
 
 namespace hyperion::trainer {
 

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "models/float8/linear_matmuls.h"
-#include "models/layers/activation_checkpoint.h"
 #include "models/transformer.h"
 #include "parallel/fsdp.h"
 #include "parallel/gather_codec.h"

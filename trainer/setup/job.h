@@ -4,10 +4,10 @@
 #include <cstdint>
 #include <memory>
 
+#include "data/loader.h"
 #include "models/flavors/model_args.h"
 #include "trainer/checkpointing/job_record.h"
 #include "trainer/config/load.h"
-#include "data/loader.h"
 #include "trainer/runtime/runtime.h"
 #include "trainer/setup/data_setup.h"
 

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "trainer/config/job_config.h"
 #include "data/tokenizer/tokenizer.h"
+#include "trainer/config/job_config.h"
 
 namespace hyperion::trainer {
 

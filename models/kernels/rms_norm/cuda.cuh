@@ -1,6 +1,6 @@
-// The sum of a residual stream with its norm, and the backward of both. Forward: a block
-// per row, which the threads keep in registers as far as it fits. Backward: each block takes every so-many-th
-// row and adds up its part of the weight's gradient in registers; a second launch adds the parts.
+// The sum of a residual stream with its norm, and the backward of both. Forward: a block per row, which the
+// threads keep in registers as far as it fits. Backward: each block takes every so-many-th row and adds up
+// its part of the weight's gradient in registers; a second launch adds the parts.
 #pragma once
 
 #include "models/kernels/common/plan.cuh"

@@ -3,10 +3,10 @@
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
-#include "tests/support/documents.h"
 #include "data/loader.h"
 #include "data/token_shards.h"
 #include "data/tokenizer/tokenizer.h"
+#include "tests/support/documents.h"
 
 namespace hyperion::app {
 

@@ -8,9 +8,9 @@
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
-#include "tests/support/documents.h"
 #include "data/document_order.h"
 #include "data/token_shards.h"
+#include "tests/support/documents.h"
 
 namespace hyperion::data {
 

@@ -17,9 +17,9 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "data/loader.h"
 #include "tests/support/documents.h"
 #include "tests/support/thread_ranks.h"
-#include "data/loader.h"
 
 namespace hyperion::data {
 

@@ -4,8 +4,8 @@
 #include <sys/stat.h>
 
 #include "base/error.h"
-#include "tests/support/documents.h"
 #include "data/token_shards.h"
+#include "tests/support/documents.h"
 
 namespace hyperion::data {
 namespace fs = std::filesystem;

@@ -15,12 +15,12 @@
 #include <ATen/ops/log_softmax.h>
 #include <ATen/ops/tensor.h>
 
+#include "app/inference/evaluate.h"
+#include "app/inference/generate.h"
 #include "base/error.h"
 #include "models/flavors/registry.h"
 #include "models/init.h"
 #include "tests/support/temporary_folder.h"
-#include "app/inference/evaluate.h"
-#include "app/inference/generate.h"
 
 namespace hyperion::inference {
 

@@ -5,8 +5,8 @@
 
 #include <catch2/catch.hpp>
 
-#include "rows.h"
 #include "app/report/page.h"
+#include "rows.h"
 
 namespace hyperion::report {
 namespace {

@@ -4,8 +4,8 @@
 
 #include "base/error.h"
 #include "base/files.h"
-#include "tests/unit/data/tokenizer/tokenizer_fixtures.h"
 #include "data/tokenizer/tokenizer.h"
+#include "tests/unit/data/tokenizer/tokenizer_fixtures.h"
 
 namespace hyperion::data {
 

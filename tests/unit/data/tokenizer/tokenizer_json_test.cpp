@@ -7,8 +7,8 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
-#include "tests/unit/data/tokenizer/tokenizer_fixtures.h"
 #include "data/tokenizer/tokenizer.h"
+#include "tests/unit/data/tokenizer/tokenizer_fixtures.h"
 
 namespace hyperion::data {
 

@@ -197,6 +197,19 @@ TEST_CASE("every setting that shapes the curve is stored and compared") {
   CHECK_FALSE(kept.config.lr_scheduler.decay_ratio.has_value());
 }
 
+TEST_CASE("a checkpoint from before model.activation was trained with silu") {
+  Trajectory stored = fresh_plan(config(), facts()).trajectory;
+  std::erase_if(stored, [](const auto& setting) { return setting.first == "model.activation"; });
+  const auto resume_with = [&](models::Activation activation) {
+    TrajectoryFacts now = facts();
+    now.model.activation = activation;
+    return resume_plan(config(), now, {LoadSource::kOwn, all(), stored, 4});
+  };
+  CHECK_NOTHROW(resume_with(models::Activation::kSilu));
+  CHECK_THAT(refusal([&] { resume_with(models::Activation::kGeluTanh); }),
+             Contains("model.args.activation: saved silu, configured gelu_tanh"));
+}
+
 TEST_CASE("recover refuses changed settings all in one message") {
   TrajectoryFacts other = facts();
   other.global_batch_size = 8;
