@@ -151,6 +151,7 @@ void RankLinks::connect_ranks_of_host(c10d::Store& store, const Environment& env
     if (rank != own_rank_ && !ended_.contains(rank) && !failed_.contains(rank) &&
         std::ranges::find(links_, rank, &Link::rank) == links_.end())
       unreachable.push_back(rank);
+  if (unreachable.empty()) host_listener_ = Descriptor();
   if (!unreachable.empty() && silence_is_loss_)
     log_warning(
         "rank {} cannot see whether rank {} is alive (another host, or a container of its own): if it is "

@@ -65,7 +65,7 @@ class RankLinks {
   const int own_rank_;
   const bool silence_is_loss_, relays_;
   std::string token_;         // by which a rank knows the job's own connections
-  Descriptor host_listener_;  // for ranks of this host: who was not accepted must not find it closed
+  Descriptor host_listener_;  // while ranks of this host are not accepted: closed, it would look like an end
   Descriptor listener_;       // of rank 0, for other hosts
   std::vector<Link> links_;
   std::set<int> ended_, failed_;
