@@ -8,7 +8,7 @@ class SelectiveCheckpoint;
 struct BlockRun {
   enum class Kind {
     kForward,  // its result goes to the next block
-    // For the graph of its backward: nobody reads the result, so its last product, exchange and sum are left
+    // For the graph of its backward: its result is not read, so its last product, exchange and sum are left
     // out and its elements are undefined.
     kRecompute,
   };

@@ -1,5 +1,5 @@
 // Fully sharded data parallelism (FSDP2's behaviour), driven step by step: a ShardGroup is the parameters of
-// one unit of the model, and a schedule (trainer/schedule.h) tells it when to all-gather them, when to free
+// one unit of the model, and a schedule (trainer/schedule.h) decides when to all-gather them, when to free
 // them, and when to reduce their gradients. Hybrid sharding (HSDP) and plain replication are the same with
 // another pair of communicators.
 //
@@ -35,7 +35,7 @@ struct LocalGradients {
 };
 
 // What ShardGroups over the same ranks share: which part of a parameter each rank holds, the communicators,
-// the streams beside the compute stream, and the one reduction in flight.
+// the gather and reduce streams, and the one reduction in flight.
 class FsdpContext {
  public:
   // As `rank` of `mesh`. `tensor`: the ranks that have divided the parameters (Parameter::cuts); null: none.

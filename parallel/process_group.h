@@ -73,7 +73,7 @@ class ProcessGroups {
   void set_observer(const CommObserver& observer);
   // For every later operation of every group: the trainer calls it after the first step of the run.
   void set_timeout(std::chrono::milliseconds timeout);
-  // The others are told how this rank ends: before it leaves a job that is done, or fails.
+  // The others are sent how this rank ends: before it leaves a job that is done, or fails.
   void leave(FailureDetector::End end);
   // For the log of a start: the interface of this rank and the user's variables; empty where nothing is sent.
   const std::vector<std::string>& network() const { return network_; }

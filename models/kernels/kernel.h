@@ -12,8 +12,8 @@
 
 namespace hyperion::kernels {
 
-// Tensors and numbers of a call, for profiles and traces: overloads for structures of a kernel stand beside
-// them.
+// Tensors and numbers of a call, for profiles and traces: a structure of a kernel has an overload in
+// its own header.
 using Values = std::vector<c10::IValue>;
 inline void append(Values& values, const at::Tensor& t) {
   values.emplace_back(t);
@@ -62,7 +62,7 @@ struct Kernel<Result(Arguments...)> {
   const char* name;   // "hyperion::rope_heads"; in place with a _ behind it
   const char* title;  // in log lines
   // Why only the plain form takes these arguments; "" where the others do.
-  std::string (*misfit)(const Arguments&...);
+  std::string (*why_plain)(const Arguments&...);
   Form plain;                      // the specification, for every device and dtype
   Form cpu = plain, cuda = plain;  // fp32 and bf16 alone
 
@@ -91,7 +91,7 @@ struct Kernel<Result(Arguments...)> {
     const at::Tensor& first = first_tensor(std::get<0>(std::tie(arguments...)));
     const Form form = first.is_cuda() ? cuda : cpu;
     if (form == plain) return plain;
-    const std::string reason = misfit(arguments...);
+    const std::string reason = why_plain(arguments...);
     if (reason.empty()) return form;
     if (first.is_cuda()) log_plain(title, reason);
     return plain;

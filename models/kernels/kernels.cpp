@@ -14,25 +14,26 @@ namespace hyperion::kernels {
 namespace {
 
 // Why the fused forms do not take tensors: what all kernels have in common, and of one kernel.
-std::string dtype_misfit(const at::Tensor& x) {
+std::string why_plain_dtype(const at::Tensor& x) {
   return is_fused_dtype(x) ? "" : fmt::format("tensors of dtype {}", c10::toString(x.scalar_type()));
 }
-std::string norm_misfit(const at::Tensor& x, const at::Tensor& weight) {
+std::string why_plain_norm(const at::Tensor& x, const at::Tensor& weight) {
   return is_fused_dtype(x) && weight.scalar_type() != x.scalar_type() ? "a weight of another dtype"
-                                                                      : dtype_misfit(x);
+                                                                      : why_plain_dtype(x);
 }
-std::string rope_misfit(const Heads& x, const at::Tensor& cos, const at::Tensor&, const models::RopeStyle&,
-                        const int64_t&) {
+std::string why_plain_rope(const Heads& x, const at::Tensor& cos, const at::Tensor&, const models::RopeStyle&,
+                           const int64_t&) {
   const auto alike = [&](const at::Tensor& t) {
     return !t.defined() || t.scalar_type() == x.q.scalar_type();
   };
-  if (!is_fused_dtype(x.q)) return dtype_misfit(x.q);
+  if (!is_fused_dtype(x.q)) return why_plain_dtype(x.q);
   if (cos.scalar_type() != at::kFloat) return "angles that are not fp32";
   return alike(x.k) && alike(x.v) ? "" : "heads of different dtypes";
 }
-std::string loss_misfit(const at::Tensor& logits, const at::Tensor& labels) {
-  return is_fused_dtype(logits) && !(logits.is_contiguous() && labels.is_contiguous()) ? "rows with gaps"
-                                                                                       : dtype_misfit(logits);
+std::string why_plain_loss(const at::Tensor& logits, const at::Tensor& labels) {
+  return is_fused_dtype(logits) && !(logits.is_contiguous() && labels.is_contiguous())
+             ? "rows with gaps"
+             : why_plain_dtype(logits);
 }
 
 // The table where nothing is chosen: name, title, why the plain form alone takes some tensors, the plain
@@ -41,38 +42,38 @@ std::string loss_misfit(const at::Tensor& logits, const at::Tensor& labels) {
 Kernels all_forms() {
   return {
       .rms_norm = {"hyperion::rms_norm", "RMSNorm",
-                   [](auto& x, auto& weight, auto&) { return norm_misfit(x, weight); }, plain::rms_norm,
+                   [](auto& x, auto& weight, auto&) { return why_plain_norm(x, weight); }, plain::rms_norm,
                    cpu::rms_norm, libtorch::rms_norm},
       .rms_norm_backward = {"hyperion::rms_norm_backward", "RMSNorm",
-                            [](auto&, auto& x, auto& weight, auto&) { return norm_misfit(x, weight); },
+                            [](auto&, auto& x, auto& weight, auto&) { return why_plain_norm(x, weight); },
                             plain::rms_norm_backward, cpu::rms_norm_backward, libtorch::rms_norm_backward},
       .add_rms_norm = {"hyperion::add_rms_norm", "residual sum with RMSNorm",
-                       [](auto& x, auto&, auto& weight, auto&) { return norm_misfit(x, weight); },
+                       [](auto& x, auto&, auto& weight, auto&) { return why_plain_norm(x, weight); },
                        plain::add_rms_norm, cpu::add_rms_norm},
       .add_rms_norm_backward = {"hyperion::add_rms_norm_backward", "residual sum with RMSNorm",
                                 [](auto&, auto&, auto& sum, auto& weight, auto&, auto&) {
-                                  return norm_misfit(sum, weight);
+                                  return why_plain_norm(sum, weight);
                                 },
                                 plain::add_rms_norm_backward, cpu::add_rms_norm_backward},
-      .rope_heads = {"hyperion::rope_heads", "RoPE", rope_misfit, plain::rope_heads, cpu::rope_heads},
-      .rope_heads_backward = {"hyperion::rope_heads_backward", "RoPE", rope_misfit,
+      .rope_heads = {"hyperion::rope_heads", "RoPE", why_plain_rope, plain::rope_heads, cpu::rope_heads},
+      .rope_heads_backward = {"hyperion::rope_heads_backward", "RoPE", why_plain_rope,
                               plain::rope_heads_backward, cpu::rope_heads_backward},
       .gated_activation = {"hyperion::gated_activation", "gated activation",
-                           [](auto& gate, auto&...) { return dtype_misfit(gate); }, plain::gated_activation,
-                           cpu::gated_activation},
+                           [](auto& gate, auto&...) { return why_plain_dtype(gate); },
+                           plain::gated_activation, cpu::gated_activation},
       .gated_activation_backward = {"hyperion::gated_activation_backward", "gated activation",
-                                    [](auto&, auto& gate, auto&...) { return dtype_misfit(gate); },
+                                    [](auto&, auto& gate, auto&...) { return why_plain_dtype(gate); },
                                     plain::gated_activation_backward, cpu::gated_activation_backward},
       .cross_entropy = {"hyperion::cross_entropy_", "cross-entropy",
-                        [](auto& logits, auto& labels, auto&) { return loss_misfit(logits, labels); },
+                        [](auto& logits, auto& labels, auto&) { return why_plain_loss(logits, labels); },
                         plain::cross_entropy, cpu::cross_entropy},
       .vocab_statistics = {"hyperion::vocab_statistics", "cross-entropy",
-                           [](auto& logits, auto& labels, auto&) { return loss_misfit(logits, labels); },
+                           [](auto& logits, auto& labels, auto&) { return why_plain_loss(logits, labels); },
                            plain::vocab_statistics, cpu::vocab_statistics},
       .vocab_gradient = {"hyperion::vocab_gradient_", "cross-entropy",
-                         [](auto& logits, auto& labels, auto&...) { return loss_misfit(logits, labels); },
+                         [](auto& logits, auto& labels, auto&...) { return why_plain_loss(logits, labels); },
                          plain::vocab_gradient, cpu::vocab_gradient},
-      .sum_of_squares = {"hyperion::sum_of_squares", "sum of squares", dtype_misfit, plain::sum_of_squares,
+      .sum_of_squares = {"hyperion::sum_of_squares", "sum of squares", why_plain_dtype, plain::sum_of_squares,
                          cpu::sum_of_squares},
       .adam_update = cpu::adam_update,
       .cpu_matmul = cpu::matmul};

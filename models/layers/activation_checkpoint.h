@@ -5,7 +5,7 @@
 // The rule of kSelectiveOp is v0.2.2's: attention is saved, and every second matrix product, starting with
 // the first (in a Llama block: wq, wv and w1 are saved; wk, wo and w3 are recomputed). Products with weights
 // of chosen shapes are always recomputed and do not count. The block's last product, w2, counts but is
-// neither saved nor repeated: nobody reads the result of a block that is run again. With a tensor parallel
+// neither saved nor repeated: the result of a block that is run again is not read. With a tensor parallel
 // group what wo's ranks have added up is saved too, 1/T of a product, so that the exchange is not repeated.
 //
 // Where weights lie side by side (Parameter::pack) and at most a quarter of their results would be recomputed

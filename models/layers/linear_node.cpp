@@ -46,8 +46,8 @@ struct SavedNode : torch::CustomClassHolder {
   std::vector<int64_t> input_shape;
   size_t inputs = 1;           // how often the input was given
   bool adds_up_inputs = true;  // whether the gradients of those are added up here
-  // Of the rows that were multiplied what weight gradients read. Nobody may write into them until backward:
-  // autograd, which did not save them, cannot find it out.
+  // Of the rows that were multiplied what weight gradients read. They must not be written until backward:
+  // autograd, which did not save them, does not check.
   std::optional<Operand> input{};
   bool gathered = true;  // whether `input` is of all ranks, else of this one alone
 };
@@ -277,7 +277,8 @@ struct LinearNode : Function<LinearNode> {
     variable_list in_order;  // of forward's arguments: inputs, weights, call
     for (const Tensor& gradient : found.of_inputs)
       in_order.push_back(gradient.defined() ? gradient.view(node->input_shape) : gradient);
-    for (size_t i = 0; i < node->layers.size(); ++i)  // moved: autograd takes what nobody else has
+    // Moved: autograd keeps a tensor without a copy where it has no other owner.
+    for (size_t i = 0; i < node->layers.size(); ++i)
       in_order.push_back(return_or_add_gradient(node->layers[i], std::move(found.of_weights[i])));
     in_order.emplace_back();
     return in_order;

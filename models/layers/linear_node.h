@@ -32,11 +32,11 @@ namespace hyperion::models {
 std::vector<at::Tensor> column_linear(at::TensorList x, const std::vector<const Linear*>& layers,
                                       SelectiveCheckpoint* selective = nullptr);
 
-// Whether anybody reads the values of a row layer's result.
+// When the values of a row layer's result are read.
 enum class RowResult {
-  kNeededAgain,  // also when the block is run again: `selective` may save it
+  kNeededAgain,  // in the recomputation, too: `selective` may save it
   kNeededOnce,   // only in this run
-  kNotNeeded,    // nobody: neither product nor exchange is run, and the result's elements are undefined
+  kNotNeeded,    // never: neither product nor exchange is run, and the result's elements are undefined
 };
 // x times the layer's transposed weight, added up over the ranks. `selective` saves the sum of a group
 // whatever the product's turn says: it is 1/T of the product, and the exchange is not repeated.

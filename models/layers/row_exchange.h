@@ -32,8 +32,8 @@ enum class Gather {
 // What rows are to the layers that multiply them; in FP8 it decides the format.
 enum class Role { kInput, kGradient };
 
-// kChunked for chunked layers, but not where FP8 layers with one scale per tensor are beside others: each of
-// those casts the gathered rows as one tensor.
+// kChunked for chunked layers, but not where FP8 layers with one scale per tensor share their input with
+// others: each of those casts the gathered rows as one tensor.
 Gather gather_of(const std::vector<const Linear*>& layers, Role role);
 
 // Rows that some layers multiply, of all ranks.

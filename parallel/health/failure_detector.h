@@ -45,7 +45,7 @@ class FailureDetector {
   FailureDetector(const FailureDetector&) = delete;
   FailureDetector& operator=(const FailureDetector&) = delete;
 
-  // Tells the others how this rank ends, and stops watching them. The first call counts.
+  // Sends the others how this rank ends, and stops watching them. The first call counts.
   void leave(End end);
   // The ranks that have ended without a word; looks for up to `timeout` until there is one.
   std::vector<int> ended_ranks(std::chrono::milliseconds timeout);
@@ -54,7 +54,7 @@ class FailureDetector {
   PostMortem find_lost_ranks(const std::vector<int>& group, const std::string& operation,
                              const std::string& phase);
   // The same of all ranks, for a thread that ends the process because a collective has failed; the others are
-  // told at once that this rank fails. Says nothing where this process has no detector.
+  // notified at once that this rank fails. Says nothing where this process has no detector.
   static PostMortem find_lost_ranks_of_process(const std::string& phase);
 
  private:

@@ -117,8 +117,8 @@ RankLinks::RankLinks(c10d::Store& store, const Environment& environment, millise
   connect_to_rank_0(address, environment, timeout);
 }
 
-// Launchers number the ranks of a host one after the other; where SLURM was told otherwise, the host's name
-// in the address does not fit, and the timeout is what ends a job that has lost a rank.
+// Launchers number the ranks of a host one after the other; where SLURM numbers them otherwise, the host's
+// name in the address does not fit, and the timeout is what ends a job that has lost a rank.
 void RankLinks::connect_ranks_of_host(c10d::Store& store, const Environment& environment,
                                       milliseconds timeout) {
   const int first = std::max(0, own_rank_ - environment.local_rank);

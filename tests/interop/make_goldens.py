@@ -1,4 +1,4 @@
-"""Records everything under tests/goldens/torchtitan anew: the token shard, and torchtitan's losses and gradient norms for every case.
+"""Records everything under tests/goldens/torchtitan again: the token shard, and torchtitan's losses and gradient norms for every case.
 
     .venv-interop/bin/python tests/interop/make_goldens.py [CASE ...]
 

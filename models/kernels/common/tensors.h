@@ -18,7 +18,7 @@ inline Element element_of(const Tensor& x, const char* what) {
 
 inline void require_alike(const Tensor& x, const Tensor& like, const char* what) {
   TORCH_CHECK(x.scalar_type() == like.scalar_type() && x.device() == like.device(), what, ": ",
-              x.scalar_type(), " on ", x.device(), " beside ", like.scalar_type(), " on ", like.device());
+              x.scalar_type(), " on ", x.device(), ", expected ", like.scalar_type(), " on ", like.device());
 }
 
 inline void require_numbers(const Tensor& x, int64_t many, const char* what) {

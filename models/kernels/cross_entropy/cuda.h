@@ -23,11 +23,11 @@ inline CrossEntropyTask rows_of(const Tensor& logits, const Tensor& labels, cons
           .vocabulary = logits.size(1)};
 }
 
-inline const float* fp32_of(const Tensor& x, int64_t many, const Tensor& beside, const char* what) {
-  TORCH_CHECK(x.scalar_type() == at::kFloat && x.device() == beside.device() && x.numel() == many &&
-                  x.is_contiguous(),
-              what, ": ", x.numel(), " numbers in ", x.scalar_type(), " on ", x.device(), ", expected ", many,
-              " in fp32 on ", beside.device());
+inline const float* fp32_of(const Tensor& x, int64_t n, const Tensor& like, const char* what) {
+  TORCH_CHECK(
+      x.scalar_type() == at::kFloat && x.device() == like.device() && x.numel() == n && x.is_contiguous(),
+      what, ": ", x.numel(), " numbers in ", x.scalar_type(), " on ", x.device(), ", expected ", n,
+      " in fp32 on ", like.device());
   return x.const_data_ptr<float>();
 }
 

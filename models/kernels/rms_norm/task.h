@@ -14,7 +14,7 @@ struct AddRmsNormTask {
   float* rstd = nullptr;                   // [rows]
 };
 
-// Terms of a gradient beside the first.
+// Further terms of a gradient.
 constexpr int kMoreTerms = 2;
 
 struct AddRmsNormBackwardTask {
