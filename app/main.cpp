@@ -22,6 +22,7 @@
 #include "app/command_line.h"
 #include "app/commands.h"
 #include "app/model_source.h"
+#include "base/device/error_text.h"
 #include "base/durable.h"
 #include "base/error.h"
 #include "base/failpoint.h"
@@ -29,12 +30,12 @@
 #include "base/resources.h"
 #include "base/standard_streams.h"
 #include "base/terminal.h"
-#include "parallel/backend_communicator.h"
-#include "parallel/communicator.h"
-#include "parallel/environment.h"
+#include "parallel/comm/backend_communicator.h"
+#include "parallel/comm/communicator.h"
 #include "parallel/health/failure_record.h"
-#include "parallel/phase.h"
-#include "parallel/rendezvous.h"
+#include "parallel/job/environment.h"
+#include "parallel/job/phase.h"
+#include "parallel/job/rendezvous.h"
 #include "trainer/config/expand.h"
 #include "trainer/config/input_path.h"
 #include "trainer/config/load.h"
@@ -182,9 +183,8 @@ int report_unexpected(const std::exception& error) {
   if (const auto resource = exhausted_resource(error))
     return parallel::report_failure(ExitCode::kResources, exhausted_message(*resource));
   const auto* torch = dynamic_cast<const c10::Error*>(&error);
-  return parallel::report_failure(ExitCode::kBug,
-                                  torch ? "internal error in libtorch: " + parallel::brief(*torch)
-                                        : std::string("internal error: ") + error.what());
+  return parallel::report_failure(ExitCode::kBug, torch ? "internal error in libtorch: " + brief(*torch)
+                                                        : std::string("internal error: ") + error.what());
 }
 
 // Where an exception meets no handler, as in a thread of a library.

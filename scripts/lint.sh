@@ -51,7 +51,7 @@ if [ -n "$clang_tidy" ]; then
   # without precompiled headers: clang cannot read those of gcc
   CUDA_HOME=$cuda_home cmake -S . -B build/lint -G Ninja -DHYPERION_PCH=OFF -DHYPERION_TORCH="$torch" -DCMAKE_UNITY_BUILD=ON \
     -DCMAKE_UNITY_BUILD_BATCH_SIZE=0 >build/lint.log || fail "CMake could not configure the build (its messages are above)" "see build/lint.log"
-  folders=(build/lint/{base,checkpoint,models,parallel,trainer})
+  folders=(build/lint/{app,base,checkpoint,data,models,parallel,trainer})
   mapfile -t libraries < <(find "${folders[@]}" -name 'unity_*_cxx.cxx' -printf '%s %p\n' | sort -rn | cut -d ' ' -f 2)
   say "clang-tidy on ${#libraries[@]} libraries"
   printf '%s\0' "${libraries[@]}" | xargs -0 -n 1 -P "$(nproc)" "$clang_tidy" --quiet -p build/lint || status=1

@@ -4,7 +4,7 @@ import re
 
 # Of the line rate of its network a GPU is taken to reach nine tenths, as of the memory's: 45 GB/s of 400 Gb/s. Not measured.
 NETWORK_SHARE = 0.9
-# What the fake backend's stand-ins are called (parallel/communicator.cpp).
+# What the fake backend's stand-ins are called (parallel/comm/communicator.cpp).
 FAKE = re.compile(r"fake (\w+) (\d+) bytes sent in (\w+)/\d+ of (\d+) ranks")
 OF_SHARDS = r"^(all-gather|reduce-scatter|FSDP::|gradient norm|metrics|data)"
 

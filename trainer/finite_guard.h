@@ -11,7 +11,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "base/device/streams.h"
-#include "parallel/communicator.h"
+#include "parallel/comm/communicator.h"
 #include "trainer/step_agreement.h"
 
 namespace hyperion::trainer {

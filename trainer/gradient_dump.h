@@ -5,7 +5,7 @@
 #include <optional>
 #include <vector>
 
-#include "parallel/sharded_parameter.h"
+#include "parallel/fsdp/sharded_parameter.h"
 
 namespace hyperion::trainer {
 

@@ -7,7 +7,7 @@
 
 #include "base/progress.h"
 #include "models/init.h"
-#include "parallel/phase.h"
+#include "parallel/job/phase.h"
 #include "trainer/setup/attention_setup.h"
 #include "trainer/setup/kernel_setup.h"
 #include "trainer/setup/options.h"

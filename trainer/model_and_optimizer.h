@@ -8,10 +8,10 @@
 #include <ATen/core/Tensor.h>
 
 #include "models/transformer.h"
-#include "parallel/fsdp.h"
-#include "parallel/process_group.h"
-#include "parallel/replica_audit.h"
-#include "parallel/streamed_exchange.h"
+#include "parallel/comm/process_group.h"
+#include "parallel/comm/streamed_exchange.h"
+#include "parallel/fsdp/fsdp.h"
+#include "parallel/fsdp/replica_audit.h"
 #include "trainer/config/job_config.h"
 #include "trainer/optim/adam.h"
 #include "trainer/optim/ema.h"

@@ -5,7 +5,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include "base/failpoint.h"
-#include "parallel/phase.h"
+#include "parallel/job/phase.h"
 
 namespace hyperion::trainer {
 

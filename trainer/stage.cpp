@@ -6,7 +6,7 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include "parallel/trace_range.h"
+#include "parallel/comm/trace_range.h"
 
 namespace hyperion::trainer {
 

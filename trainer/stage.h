@@ -14,7 +14,7 @@
 
 #include "models/layers/activation_checkpoint.h"
 #include "models/transformer.h"
-#include "parallel/fsdp.h"
+#include "parallel/fsdp/fsdp.h"
 
 namespace hyperion::trainer {
 

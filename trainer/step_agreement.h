@@ -13,8 +13,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "parallel/comm/process_group.h"
 #include "parallel/mesh.h"
-#include "parallel/process_group.h"
 #include "trainer/signals.h"
 
 namespace hyperion::trainer {

@@ -14,7 +14,7 @@
 #include "base/rank_list.h"
 #include "parallel/health/failure_record.h"
 #include "parallel/health/failure_reports.h"
-#include "parallel/phase.h"
+#include "parallel/job/phase.h"
 
 namespace hyperion::parallel {
 namespace {

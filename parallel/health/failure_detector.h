@@ -19,9 +19,9 @@
 
 #include <c10/util/intrusive_ptr.h>
 
-#include "parallel/environment.h"
 #include "parallel/health/lost_ranks.h"
 #include "parallel/health/rank_links.h"
+#include "parallel/job/environment.h"
 
 namespace c10d {
 class Store;

@@ -15,7 +15,7 @@
 #include "base/printable.h"
 #include "base/process.h"
 #include "base/terminal.h"
-#include "parallel/phase.h"
+#include "parallel/job/phase.h"
 
 namespace hyperion::parallel {
 namespace {

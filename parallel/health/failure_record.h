@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "parallel/environment.h"
+#include "parallel/job/environment.h"
 
 namespace hyperion::parallel {
 

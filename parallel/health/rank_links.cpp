@@ -21,7 +21,7 @@
 #include "base/log.h"
 #include "base/process.h"
 #include "base/rank_list.h"
-#include "parallel/rendezvous.h"
+#include "parallel/job/sockets.h"
 
 namespace hyperion::parallel {
 namespace {

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "base/durable.h"
-#include "parallel/environment.h"
 #include "parallel/health/lost_ranks.h"
+#include "parallel/job/environment.h"
 
 namespace c10d {
 class Store;

@@ -10,7 +10,7 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/randn.h>
 
-#include "parallel/process_group.h"
+#include "parallel/comm/process_group.h"
 #include "tests/support/comm_ledger.h"
 #include "tests/support/ranks.h"
 

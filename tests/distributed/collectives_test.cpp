@@ -13,8 +13,8 @@
 #include <ATen/ops/zeros.h>
 
 #include "base/error.h"
-#include "parallel/agreement.h"
-#include "parallel/process_group.h"
+#include "parallel/comm/agreement.h"
+#include "parallel/comm/process_group.h"
 #include "tests/support/comm_ledger.h"
 #include "tests/support/ranks.h"
 

@@ -12,8 +12,8 @@
 #include <ATen/ops/ones.h>
 
 #include "base/error.h"
-#include "parallel/phase.h"
-#include "parallel/process_group.h"
+#include "parallel/comm/process_group.h"
+#include "parallel/job/phase.h"
 #include "tests/distributed/lost_rank.h"
 #include "tests/support/ranks.h"
 

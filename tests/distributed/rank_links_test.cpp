@@ -20,8 +20,9 @@
 #include "base/durable.h"
 #include "base/error.h"
 #include "parallel/health/failure_detector.h"
-#include "parallel/phase.h"
-#include "parallel/rendezvous.h"
+#include "parallel/job/phase.h"
+#include "parallel/job/rendezvous.h"
+#include "parallel/job/sockets.h"
 #include "tests/support/ranks.h"
 
 namespace hyperion::parallel {

@@ -1,5 +1,5 @@
 // Replicas that differ are found and named; those that do not pass.
-#include "parallel/replica_audit.h"
+#include "parallel/fsdp/replica_audit.h"
 
 #include <catch2/catch.hpp>
 
@@ -15,7 +15,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "base/error.h"
-#include "parallel/process_group.h"
+#include "parallel/comm/process_group.h"
 #include "tests/support/ranks.h"
 
 namespace hyperion::parallel {

@@ -17,12 +17,12 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include "parallel/agreement.h"
-#include "parallel/backend_communicator.h"
+#include "parallel/comm/backend_communicator.h"
+#include "parallel/comm/host_tree.h"
+#include "parallel/comm/shared_memory_communicator.h"
 #include "parallel/health/failure_detector.h"
-#include "parallel/host_tree.h"
-#include "parallel/rendezvous.h"
-#include "parallel/shared_memory_communicator.h"
+#include "parallel/job/fingerprint.h"
+#include "parallel/job/rendezvous.h"
 #include "tests/support/ranks.h"
 
 namespace hyperion::parallel {
@@ -106,7 +106,7 @@ double processor_seconds() {
 // --- the formula ---
 
 constexpr int kTrees = 2;       // host/0 and checkpoint/0
-constexpr int kRendezvous = 7;  // requests of a rank that joins (parallel/rendezvous.cpp)
+constexpr int kRendezvous = 7;  // requests of a rank that joins (parallel/job/rendezvous.cpp)
 
 struct StartModel {
   int world, ranks_per_node, fan_out;

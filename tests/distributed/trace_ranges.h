@@ -1,5 +1,5 @@
 // Follows a training step from outside, by the ranges that it opens for the profiler
-// (parallel/trace_range.h).
+// (parallel/comm/trace_range.h).
 #pragma once
 
 #include <functional>

@@ -12,7 +12,7 @@
 #include <ATen/ops/zeros_like.h>
 
 #include "base/error.h"
-#include "parallel/process_group.h"
+#include "parallel/comm/process_group.h"
 #include "tests/distributed/lost_rank.h"
 #include "tests/support/comm_ledger.h"
 #include "tests/support/ranks.h"

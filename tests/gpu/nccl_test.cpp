@@ -12,8 +12,8 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "base/device/device_library.h"
-#include "parallel/backend_communicator.h"
-#include "parallel/rendezvous.h"
+#include "parallel/comm/backend_communicator.h"
+#include "parallel/job/rendezvous.h"
 #include "tests/gpu/gpu.h"
 
 namespace hyperion {

@@ -21,7 +21,7 @@
 #include "models/flavors/registry.h"
 #include "models/layers/activation_checkpoint.h"
 #include "models/transformer.h"
-#include "parallel/process_group.h"
+#include "parallel/comm/process_group.h"
 #include "tests/support/comm_ledger.h"
 #include "tests/support/ranks.h"
 

@@ -12,7 +12,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "parallel/environment.h"
+#include "parallel/job/environment.h"
 
 namespace hyperion {
 

@@ -7,7 +7,7 @@
 #include "base/device/device_library.h"
 #include "base/philox.h"
 #include "models/init.h"
-#include "parallel/replica_audit.h"
+#include "parallel/fsdp/replica_audit.h"
 #include "trainer/model_and_optimizer.h"
 #include "trainer/optim/grad_clip.h"
 

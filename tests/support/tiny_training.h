@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "models/flavors/registry.h"
-#include "parallel/process_group.h"
+#include "parallel/comm/process_group.h"
 #include "tests/support/comm_ledger.h"
 #include "trainer/optim/adam.h"
 #include "trainer/schedule.h"

@@ -15,9 +15,9 @@
 #include "base/progress.h"
 #include "base/shell.h"
 #include "checkpoint/export_safetensors.h"
-#include "parallel/phase.h"
+#include "parallel/comm/trace_range.h"
+#include "parallel/job/phase.h"
 #include "parallel/placement.h"
-#include "parallel/trace_range.h"
 #include "trainer/checkpointing/job_state.h"
 #include "trainer/checkpointing/stored_weights.h"
 

@@ -10,7 +10,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "models/kernels/adam/adam.h"
-#include "parallel/sharded_parameter.h"
+#include "parallel/fsdp/sharded_parameter.h"
 #include "trainer/config/job_config.h"
 
 namespace hyperion::trainer {

@@ -10,7 +10,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "base/device/streams.h"
-#include "parallel/sharded_parameter.h"
+#include "parallel/fsdp/sharded_parameter.h"
 #include "trainer/config/job_config.h"
 
 namespace hyperion::trainer {

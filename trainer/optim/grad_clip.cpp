@@ -9,7 +9,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "models/kernels/kernels.h"
-#include "parallel/trace_range.h"
+#include "parallel/comm/trace_range.h"
 
 namespace hyperion::trainer {
 

@@ -5,8 +5,8 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "parallel/communicator.h"
-#include "parallel/fsdp.h"
+#include "parallel/comm/communicator.h"
+#include "parallel/fsdp/fsdp.h"
 
 namespace hyperion::trainer {
 

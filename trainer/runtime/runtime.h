@@ -6,9 +6,9 @@
 
 #include <c10/core/Device.h>
 
-#include "parallel/environment.h"
+#include "parallel/comm/process_group.h"
+#include "parallel/job/environment.h"
 #include "parallel/mesh.h"
-#include "parallel/process_group.h"
 #include "trainer/runtime/size_estimate.h"
 
 namespace hyperion::trainer {

@@ -15,11 +15,12 @@
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
+#include "base/device/error_text.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "models/kernels/attention/attention.h"
 #include "models/kernels/attention/cpu.h"
-#include "parallel/phase.h"
+#include "parallel/job/phase.h"
 #include "trainer/checkpointing/job_state.h"
 
 namespace hyperion::trainer {
@@ -73,7 +74,7 @@ std::string try_cudnn(const Shape& shape, at::Device device) {
   } catch (const c10::AcceleratorError&) {
     throw;  // the GPU is of no use to this process any more
   } catch (const c10::Error& error) {
-    return parallel::brief(error);
+    return brief(error);
   }
   kernels::allow_cudnn_attention(false);
   const Results flash = compute(q, k, v, grad);

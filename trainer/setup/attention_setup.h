@@ -6,7 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "models/flavors/model_args.h"
-#include "parallel/communicator.h"
+#include "parallel/comm/communicator.h"
 #include "trainer/config/job_config.h"
 
 namespace hyperion::trainer {

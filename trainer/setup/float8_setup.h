@@ -7,8 +7,8 @@
 
 #include "models/float8/linear_matmuls.h"
 #include "models/transformer.h"
-#include "parallel/fsdp.h"
-#include "parallel/gather_codec.h"
+#include "parallel/fsdp/fsdp.h"
+#include "parallel/fsdp/gather_codec.h"
 #include "trainer/config/job_config.h"
 
 namespace hyperion::trainer {

@@ -3,7 +3,7 @@
 #include <random>
 
 #include "base/collective.h"
-#include "parallel/agreement.h"
+#include "parallel/comm/agreement.h"
 #include "trainer/config/model_args.h"
 #include "trainer/setup/preflight.h"
 #include "trainer/setup/slow_steps.h"

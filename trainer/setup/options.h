@@ -7,8 +7,8 @@
 
 #include "models/layers/activation_checkpoint.h"
 #include "models/transformer.h"
-#include "parallel/fsdp.h"
-#include "parallel/sharded_parameter.h"
+#include "parallel/fsdp/fsdp.h"
+#include "parallel/fsdp/sharded_parameter.h"
 #include "trainer/config/job_config.h"
 
 namespace hyperion::trainer {

@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include "checkpoint/names.h"
-#include "parallel/phase.h"
+#include "parallel/job/phase.h"
 #include "trainer/checkpointing/job_state.h"
 #include "trainer/checkpointing/stored_weights.h"
 #include "trainer/config/entries.h"

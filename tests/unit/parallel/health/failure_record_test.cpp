@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/files.h"
-#include "parallel/phase.h"
+#include "parallel/job/phase.h"
 #include "tests/support/temporary_folder.h"
 
 namespace hyperion::parallel {

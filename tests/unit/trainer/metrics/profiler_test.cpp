@@ -13,7 +13,7 @@
 
 #include "base/error.h"
 #include "base/files.h"
-#include "parallel/trace_range.h"
+#include "parallel/comm/trace_range.h"
 #include "tests/support/temporary_folder.h"
 
 namespace {

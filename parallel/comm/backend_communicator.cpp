@@ -1,0 +1,352 @@
+#include "parallel/comm/backend_communicator.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <exception>
+#include <stdexcept>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <ATen/ops/add.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+#include "base/device/error_text.h"
+#include "base/hash.h"
+#include "base/log.h"
+#include "parallel/comm/mailbox.h"
+#include "parallel/job/network.h"
+
+namespace hyperion::parallel {
+namespace {
+
+std::atomic<bool> left_behind = false;  // some communicator
+
+class BackendCommunicator : public Communicator {
+ public:
+  BackendCommunicator(std::string name, int rank, std::vector<int> global_ranks,
+                      c10::intrusive_ptr<c10d::Backend> backend)
+      : Communicator(std::move(name), rank, std::move(global_ranks)), backend_(std::move(backend)) {}
+
+  void set_timeout(std::chrono::milliseconds timeout) override { c10d_backend().setTimeout(timeout); }
+
+ protected:
+  c10d::Backend& c10d_backend() {
+    if (!backend_) throw std::runtime_error("this rank has given up the connections");
+    return *backend_;
+  }
+  void close_connections() { backend_.reset(); }
+  void leak() {
+    backend_.release();
+    left_behind = true;
+  }
+
+ private:
+  c10::intrusive_ptr<c10d::Backend> backend_;
+};
+
+// --- Gloo ---
+
+// out = rows[0] + rows[1] + ... in that order; 16-bit floats add up in float32 and are rounded once.
+void sum_rows(const at::Tensor& out, const at::Tensor& rows) {
+  const bool narrow = rows.scalar_type() == at::kBFloat16 || rows.scalar_type() == at::kHalf;
+  const at::Tensor terms = narrow ? rows.to(at::kFloat) : rows;
+  at::Tensor sum = narrow ? at::empty_like(terms[0]) : out.view({-1});
+  at::add_out(sum, terms[0], terms[1]);
+  for (int64_t r = 2; r < terms.size(0); ++r) sum.add_(terms[r]);
+  if (narrow) out.view({-1}).copy_(sum);
+}
+
+class GlooCommunicator : public BackendCommunicator {
+ public:
+  GlooCommunicator(std::string name, int rank, std::vector<int> global_ranks,
+                   c10::intrusive_ptr<c10d::Backend> backend, std::chrono::milliseconds timeout,
+                   int connections)
+      : BackendCommunicator(std::move(name), rank, std::move(global_ranks), std::move(backend)),
+        timeout_(timeout),
+        connections_(connections),
+        sent_(static_cast<size_t>(size())),
+        received_(static_cast<size_t>(size())) {}
+  std::string_view backend() const override { return "gloo"; }
+  void set_timeout(std::chrono::milliseconds timeout) override {
+    BackendCommunicator::set_timeout(timeout);  // of collectives alone
+    timeout_ = timeout;
+  }
+  // Gloo closes the connections of an operation that times out to every peer, and fails what is in flight
+  // there, for which libtorch's destructor would wait: so one times out here at once.
+  void abort() override {
+    for (int connection = 0; connection < connections_; ++connection) {
+      for (int peer = 0; peer < size(); ++peer) {
+        if (peer == rank()) continue;
+        try {
+          std::vector<at::Tensor> never_sent = {at::empty({1}, at::kByte)};
+          c10d_backend().recv(never_sent, peer, kNeverSent + connection)->wait(std::chrono::milliseconds(1));
+        } catch (const std::exception&) {  // timed out; with a peer whose connection is closed: at once
+        }
+      }
+    }
+    close_connections();
+  }
+
+ private:
+  // A work holds the connections: one that has failed is released before anybody hears of it.
+  static Finish wait_for(c10::intrusive_ptr<c10d::Work> work) {
+    return [work = std::move(work)]() mutable { std::exchange(work, nullptr)->wait(); };
+  }
+
+  Finish do_all_gather(const at::Tensor& out, const at::Tensor& in) override {
+    at::Tensor to = out.view({-1}), from = in.view({-1});
+    return wait_for(c10d_backend()._allgather_base(to, from));
+  }
+  // One message of [world, bytes of all parts], because over sockets each costs a round trip; then a copy
+  // into each part.
+  Finish do_all_gather_parts(const std::vector<GatherPart>& parts) override {
+    std::vector<at::Tensor> inputs;
+    for (const GatherPart& part : parts) inputs.push_back(part.in.view({-1}));
+    at::Tensor own = at::cat(inputs);
+    at::Tensor all = at::empty({size(), own.numel()}, own.options());
+    at::Tensor to = all.view({-1});
+    auto work = c10d_backend()._allgather_base(to, own);
+    return [this, work = std::move(work), all, own, parts] {
+      work->wait();
+      int64_t offset = 0;
+      for (const auto& [out, in] : parts) {
+        out.view({size(), in.numel()}).copy_(all.narrow(1, offset, in.numel()));
+        offset += in.numel();
+      }
+    };
+  }
+  // Gloo's own reduce-scatter is an all-reduce and a slice: twice the bytes. Here every rank sends each peer
+  // its chunk and adds up what it receives in rank order.
+  Finish do_reduce_scatter_sum(const at::Tensor& out, const at::Tensor& in) override {
+    at::Tensor from = in.view({-1}), received = at::empty_like(from);
+    std::vector<int64_t> even;
+    auto work = c10d_backend().alltoall_base(received, from, even, even);
+    return [work = std::move(work), received = received.view({size(), -1}), out] {
+      work->wait();
+      sum_rows(out, received);
+    };
+  }
+  Finish do_all_reduce(const at::Tensor& tensor, bool max) override {
+    std::vector<at::Tensor> tensors = {tensor};
+    c10d::AllreduceOptions options;
+    options.reduceOp = max ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM;
+    return wait_for(c10d_backend().allreduce(tensors, options));
+  }
+  Finish do_barrier() override { return wait_for(c10d_backend().barrier()); }
+
+  // Before each tensor goes its label, so that a size that differs is an error instead of a message that
+  // never comes (too long a message would end the process on a thread of Gloo's).
+  Finish do_transfers(const std::vector<Transfer>& transfers, bool of_all_to_all) override {
+    std::vector<Message> messages;
+    for (const auto& [kind, tensor, peer] : transfers)
+      messages.push_back(start_message(kind, tensor, peer, of_all_to_all));
+    return [this, messages = std::move(messages)]() mutable {
+      // What cannot be received is found before anything waits for its peer, which may have found the same.
+      for (const auto step : {&GlooCommunicator::wait_for_label, &GlooCommunicator::wait_for_payload}) {
+        for (Message& message : messages) {
+          try {
+            (this->*step)(message);
+          } catch (...) {
+            messages.clear();  // releases the connections
+            throw;
+          }
+        }
+      }
+    };
+  }
+
+  struct Message {
+    Transfer::Kind kind;
+    int peer;
+    MailboxMemory::Label expected;
+    at::Tensor label, payload;  // bytes; the payload may be empty and is then not sent
+    c10::intrusive_ptr<c10d::Work> label_work, payload_work;
+  };
+
+  Message start_message(Transfer::Kind kind, const at::Tensor& tensor, int peer, bool of_all_to_all) {
+    const bool sends = kind == Transfer::Kind::kSend;
+    Message message{kind,
+                    peer,
+                    MailItem(tensor, of_all_to_all).label,
+                    at::empty({sizeof message.expected}, at::kByte),
+                    tensor.view({-1}).view(at::kByte),
+                    nullptr,
+                    nullptr};
+    if (sends) std::memcpy(message.label.data_ptr(), &message.expected, sizeof message.expected);
+    const auto [label_tag, payload_tag] =
+        tags((sends ? sent_ : received_)[static_cast<size_t>(peer)]++, message.expected);
+    const auto start = [&](const at::Tensor& bytes, int tag) {
+      std::vector<at::Tensor> tensors = {bytes};
+      return sends ? c10d_backend().send(tensors, peer, tag) : c10d_backend().recv(tensors, peer, tag);
+    };
+    message.label_work = start(message.label, label_tag);
+    if (message.payload.numel() > 0) message.payload_work = start(message.payload, payload_tag);
+    return message;
+  }
+
+  static constexpr int kNeverSent = 1 << 29;  // no tag of a message, nor those after it
+
+  // Of the pair's message `number`. What both ranks expect is part of the second tag: a payload that does not
+  // fit meets no receiver.
+  static std::pair<int, int> tags(uint32_t number, const MailboxMemory::Label& label) {
+    const auto of_number = static_cast<int>(number % (1U << 14U));
+    const auto of_label = static_cast<int>(hash_bytes(&label, sizeof label) % (1U << 16U));
+    return {of_number, (1 << 30) | (of_number << 16) | of_label};
+  }
+
+  void wait_for_label(Message& message) {
+    if (message.kind == Transfer::Kind::kSend) return;
+    message.label_work->wait(timeout_);
+    MailboxMemory::Label sent{};
+    std::memcpy(&sent, message.label.const_data_ptr(), sizeof sent);
+    if (const std::string problem = label_mismatch(sent, message.expected); !problem.empty())
+      throw std::invalid_argument(fmt::format("with rank {}: {}", global_ranks()[message.peer], problem));
+  }
+  void wait_for_payload(Message& message) {
+    if (message.kind == Transfer::Kind::kSend) message.label_work->wait(timeout_);
+    if (message.payload_work) message.payload_work->wait(timeout_);
+  }
+
+  Finish do_gather(const at::Tensor& out, const at::Tensor& in) override {
+    std::vector<at::Tensor> own = {in};
+    std::vector<std::vector<at::Tensor>> all;
+    if (rank() == 0) all.push_back(out.unbind(0));
+    return wait_for(c10d_backend().gather(all, own));
+  }
+  Finish do_broadcast(const at::Tensor& tensor) override {
+    std::vector<at::Tensor> tensors = {tensor};
+    return wait_for(c10d_backend().broadcast(tensors));
+  }
+
+  std::chrono::milliseconds timeout_;
+  const int connections_;                  // with each peer: tag t uses that of number t modulo their count
+  std::vector<uint32_t> sent_, received_;  // messages so far, by peer
+};
+
+// --- NCCL: asyncOp = false launches on the current stream, so there is nothing to wait for ---
+
+class NcclCommunicator : public BackendCommunicator {
+ public:
+  using BackendCommunicator::BackendCommunicator;
+  std::string_view backend() const override { return "nccl"; }
+  bool takes_host_tensors() const override { return false; }
+
+  // libtorch's destructor would do it too, but warn of it. Both wait for all queued kernels, which wait for
+  // the other ranks: on the way out after a failure, when one of them may be gone, the communicator is left
+  // to the end of the process.
+  ~NcclCommunicator() override {
+    if (std::uncaught_exceptions() > 0) {
+      leak();
+      return;
+    }
+    try {
+      c10d_backend().shutdown();
+    } catch (const std::exception& error) {
+      log_warning("group {}: NCCL did not shut down: {}", name(), brief(error));
+    }
+  }
+
+ private:
+  Finish do_all_gather(const at::Tensor& out, const at::Tensor& in) override {
+    at::Tensor to = out.view({-1}), from = in.view({-1});
+    c10d::AllgatherOptions options;
+    options.asyncOp = false;
+    c10d_backend()._allgather_base(to, from, options);
+    return nullptr;
+  }
+  // One launch for all parts.
+  Finish do_all_gather_parts(const std::vector<GatherPart>& parts) override {
+    std::vector<at::Tensor> to, from;
+    for (const auto& [out, in] : parts) {
+      to.push_back(out.view({-1}));
+      from.push_back(in.view({-1}));
+    }
+    c10d::AllgatherOptions options;
+    options.asyncOp = false;
+    c10d_backend().allgather_into_tensor_coalesced(to, from, options);
+    return nullptr;
+  }
+  Finish do_reduce_scatter_sum(const at::Tensor& out, const at::Tensor& in) override {
+    at::Tensor to = out.view({-1}), from = in.view({-1});
+    c10d::ReduceScatterOptions options;
+    options.asyncOp = false;
+    c10d_backend()._reduce_scatter_base(to, from, options);
+    return nullptr;
+  }
+  // One launch for all parts.
+  Finish do_reduce_scatter_parts(const std::vector<ReducePart>& parts) override {
+    std::vector<at::Tensor> to, from;
+    for (const auto& [out, in] : parts) {
+      to.push_back(out.view({-1}));
+      from.push_back(in.view({-1}));
+    }
+    c10d::ReduceScatterOptions options;
+    options.asyncOp = false;
+    c10d_backend().reduce_scatter_tensor_coalesced(to, from, options);
+    return nullptr;
+  }
+  // Numbers of offloaded state are on the host: they travel by way of the device.
+  Finish do_all_reduce(const at::Tensor& tensor, bool max) override {
+    std::vector<at::Tensor> tensors = {tensor.to(*c10d_backend().getBoundDeviceId())};
+    c10d::AllreduceOptions options;
+    options.reduceOp = max ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM;
+    options.asyncOp = false;
+    c10d_backend().allreduce(tensors, options);
+    if (!tensor.is_cpu()) return nullptr;
+    return [tensor, reduced = tensors[0]] { tensor.copy_(reduced); };
+  }
+  Finish do_barrier() override {
+    return [work = c10d_backend().barrier()] { work->wait(); };
+  }
+  // One group call. NCCL connects two ranks when they send each other something for the first time.
+  Finish do_transfers(const std::vector<Transfer>& transfers, bool /*of_all_to_all*/) override {
+    if (std::ranges::all_of(transfers, [](const Transfer& transfer) { return transfer.tensor.numel() == 0; }))
+      return nullptr;
+    c10d_backend().startCoalescing();
+    for (const auto& [kind, tensor, peer] : transfers) {
+      if (tensor.numel() == 0) continue;
+      std::vector<at::Tensor> tensors = {tensor};
+      kind == Transfer::Kind::kSend ? c10d_backend().send(tensors, peer, 0)
+                                    : c10d_backend().recv(tensors, peer, 0);
+    }
+    return [work = c10d_backend().endCoalescing(), transfers] { work->wait(); };
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_gloo_communicator(std::string name, int rank,
+                                                     std::vector<int> global_ranks,
+                                                     const c10::intrusive_ptr<c10d::Store>& store,
+                                                     const Environment& environment,
+                                                     std::chrono::milliseconds timeout) {
+  auto options = c10d::ProcessGroupGloo::Options::create(timeout);
+  for (const NetworkInterface& interface : gloo_interfaces(environment)) {
+    options->devices.push_back(interface.address.empty()
+                                   ? c10d::ProcessGroupGloo::createDeviceForInterface(interface.name)
+                                   : c10d::ProcessGroupGloo::createDeviceForHostname(interface.address));
+  }
+  const auto connections = static_cast<int>(options->devices.size());
+  options->group_name = name;
+  const int size = static_cast<int>(global_ranks.size());
+  auto backend = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, options);
+  return std::make_unique<GlooCommunicator>(std::move(name), rank, std::move(global_ranks),
+                                            std::move(backend), timeout, connections);
+}
+
+bool communicators_left_behind() {
+  return left_behind;
+}
+
+std::unique_ptr<Communicator> make_nccl_communicator(std::string name, int rank,
+                                                     std::vector<int> global_ranks,
+                                                     c10::intrusive_ptr<c10d::Backend> backend) {
+  return std::make_unique<NcclCommunicator>(std::move(name), rank, std::move(global_ranks),
+                                            std::move(backend));
+}
+
+}  // namespace hyperion::parallel

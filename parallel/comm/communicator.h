@@ -1,0 +1,185 @@
+// Collectives over one group of ranks. Every tensor that one rank sends to another goes through here.
+//
+// Every rank of the group must issue the same collectives in the same order (base/exchange.h says what holds
+// for transfers). `start_x(...)` returns a Pending to wait for; `x(...)`, where it exists, starts and waits.
+// On CPU (Gloo, shared memory) waiting blocks the host. On CUDA (NCCL) collectives are enqueued on the
+// current stream and wait() does nothing more, but for an all-reduce of a host tensor, whose result it copies
+// back: order other streams by events (base/device/streams.h). All-to-alls and transfers run on a stream of
+// NCCL's, after what the current stream has been given, and wait() makes the stream that is current then wait
+// for them. One thread at a time may use a communicator. Tensors must be contiguous, on the group's device
+// (all-reduces over NCCL take host tensors as well), and must not be touched between start and wait.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "base/collective.h"
+#include "base/exchange.h"
+#include "parallel/health/lost_ranks.h"
+
+namespace hyperion::parallel {
+
+// A collective that a rank starts, as an observer sees it.
+struct CommOperation {
+  std::string_view group;  // "fsdp/0"
+  // "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send" (a receive is not told of), "gather",
+  // "broadcast"
+  std::string_view name;
+  at::ScalarType dtype;
+  // By this rank, as a ring algorithm would whatever the backend does, with W ranks and B bytes in the full
+  // (gathered) tensor: all-gather and reduce-scatter (W-1)/W * B, all-reduce 2 (W-1)/W * B; a gather and a
+  // broadcast count each byte once, for the rank that has it.
+  int64_t sent_bytes;
+};
+using CommObserver = std::function<void(const CommOperation&)>;
+
+// One tensor of an all-gather: out[r] = in of rank r.
+struct GatherPart {
+  at::Tensor out, in;
+};
+
+// One tensor of a reduce-scatter: out = sum over ranks r of (chunk rank() of r's in).
+struct ReducePart {
+  at::Tensor out, in;
+};
+
+class Communicator : public Coordinator, public Exchange {
+ public:
+  // `rank`: index in global_ranks.
+  Communicator(std::string name, int rank, std::vector<int> global_ranks);
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  const std::string& name() const { return name_; }  // "fsdp/0"
+  int rank() const override { return rank_; }        // this rank's index in the group
+  int size() const override { return static_cast<int>(global_ranks_.size()); }
+  const std::vector<int>& global_ranks() const { return global_ranks_; }
+  virtual std::string_view backend() const = 0;  // "shm", "gloo", "nccl", "fake", "solo"
+  // Whether every operation takes CPU tensors.
+  virtual bool takes_host_tensors() const { return true; }
+
+  // Several at once, as one operation; all of one dtype.
+  Pending start_all_gather_into(std::vector<GatherPart> parts);
+  Pending start_all_gather_into(const at::Tensor& out, const at::Tensor& in) override {
+    return start_all_gather_into({{out, in}});
+  }
+  void all_gather_into(const at::Tensor& out, const at::Tensor& in) { start_all_gather_into(out, in).wait(); }
+
+  // Several at once, as one operation; all of one dtype. Sums add up in rank order on CPU.
+  Pending start_reduce_scatter_sum(std::vector<ReducePart> parts);
+  Pending start_reduce_scatter_sum(const at::Tensor& out, const at::Tensor& in) override {
+    return start_reduce_scatter_sum({{out, in}});
+  }
+
+  Pending start_all_reduce_sum(const at::Tensor& tensor) override {
+    return start_all_reduce(tensor, /*max=*/false);
+  }
+  void all_reduce_sum(const at::Tensor& tensor) { start_all_reduce_sum(tensor).wait(); }
+  Pending start_all_reduce_max(const at::Tensor& tensor) override {
+    return start_all_reduce(tensor, /*max=*/true);
+  }
+  void all_reduce_max(const at::Tensor& tensor) { start_all_reduce_max(tensor).wait(); }
+
+  // A size or dtype that differs from the peer's is an error of the rank that receives, but over NCCL, which
+  // does not notice: there the group's timeout ends the job.
+  Pending start_all_to_all(const at::Tensor& out, const at::Tensor& in, std::span<const int64_t> out_rows,
+                           std::span<const int64_t> in_rows) override;
+  Pending start_transfers(std::vector<Transfer> transfers) override;
+
+  // Returns when every rank has arrived (on CUDA: blocks the host).
+  void barrier();
+  // Texts. Not on groups without host tensors (NCCL): use ProcessGroups::host().
+  std::vector<std::string> gather(const std::string& text) override;
+  std::string broadcast(const std::string& text) override;
+
+  // For every later operation.
+  virtual void set_timeout(std::chrono::milliseconds timeout) = 0;
+  // Called once an operation has failed.
+  using FindLostRanks = std::function<PostMortem(const std::string& operation, const std::string& phase)>;
+  void set_post_mortem(FindLostRanks find) { find_lost_ranks_ = std::move(find); }
+  // Called for every later collective of at least one element, on the thread that starts it.
+  virtual void set_observer(CommObserver observer) { observer_ = std::move(observer); }
+  // Gives up connections at once, so that peers notice, and operations in flight fail. Does nothing over
+  // NCCL: there a job that fails leaves its communicators to the end of the process.
+  virtual void abort() {}
+
+ protected:
+  // What a backend does. Shapes and dtypes are checked and the tensors are not empty. The function returned
+  // (may be null) completes the operation; any exception of either becomes Error(kCommunication).
+  using Finish = std::function<void()>;
+
+ private:
+  virtual Finish do_all_gather(const at::Tensor& out, const at::Tensor& in) = 0;
+  virtual Finish do_all_gather_parts(const std::vector<GatherPart>& parts);  // one after the other
+  virtual Finish do_reduce_scatter_sum(const at::Tensor& out, const at::Tensor& in) = 0;
+  virtual Finish do_reduce_scatter_parts(const std::vector<ReducePart>& parts);  // one after the other
+  virtual Finish do_all_reduce(const at::Tensor& tensor, bool max) = 0;
+  virtual Finish do_barrier() = 0;
+  // The messages of one operation, empty ones too; `of_all_to_all`: the blocks of other ranks. Without an
+  // implementation in groups that move nothing between two ranks.
+  virtual Finish do_transfers(const std::vector<Transfer>& transfers, bool of_all_to_all);
+  // Bytes of texts, to and from the group's rank 0: out[r] = in of rank r (`out` is undefined on the others),
+  // and rank 0's tensor into that of all. Without an implementation in groups that move no text.
+  virtual Finish do_gather(const at::Tensor& out, const at::Tensor& in);
+  virtual Finish do_broadcast(const at::Tensor& tensor);
+
+  Pending start_all_reduce(const at::Tensor& tensor, bool max);
+  // Calls `start`, and wraps what it returns so that errors name rank, group, operation and phase. `number`:
+  // of the group's collectives, or of this rank's transfers.
+  Pending start_operation(const std::string& operation, int64_t number, const std::function<Finish()>& start);
+  Pending start_collective(const char* operation, const std::function<Finish()>& start) {
+    return start_operation(operation, ++sequence_, start);
+  }
+  std::string describe(const std::vector<Transfer>& transfers) const;
+  at::Tensor gather_bytes(const at::Tensor& in);
+  void broadcast_bytes(const at::Tensor& bytes);
+  void tell_observer(const char* operation, at::ScalarType dtype, int64_t sent_bytes) const;
+  [[noreturn]] void throw_failure(const std::string& operation, int64_t number, const std::string& phase,
+                                  const std::exception& error) const;
+
+  std::string name_;
+  int rank_;
+  std::vector<int> global_ranks_;
+  FindLostRanks find_lost_ranks_;
+  CommObserver observer_;
+  int64_t sequence_ = 0;   // collectives so far
+  int64_t transfers_ = 0;  // start_transfers() so far
+};
+
+// All-reduces over ranks that are no group of their own, but groups one after the other: the ranks that shard
+// one copy of the model, then the replicas. Sums of floats may differ between the ranks in their last digit.
+class ReduceChain {
+ public:
+  explicit ReduceChain(std::vector<Communicator*> groups) : groups_(std::move(groups)) {}
+
+  void all_reduce_sum(const at::Tensor& tensor) const {
+    for (Communicator* group : groups_) group->all_reduce_sum(tensor);
+  }
+  void all_reduce_max(const at::Tensor& tensor) const {
+    for (Communicator* group : groups_) group->all_reduce_max(tensor);
+  }
+
+ private:
+  std::vector<Communicator*> groups_;
+};
+
+// A group of one rank: nothing is sent; an all-gather or reduction copies unless it is in place.
+std::unique_ptr<Communicator> make_solo_communicator(std::string name, int global_rank);
+// A group of any size in one process, for dry runs: an all-gather copies the input into every slot, a
+// reduce-scatter copies the rank's own chunk, what comes from another rank by an all-to-all or a transfer is
+// zero, everything else leaves its tensor as it is. Its observer is told the bytes that a real group would
+// send.
+std::unique_ptr<Communicator> make_fake_communicator(std::string name, int rank,
+                                                     std::vector<int> global_ranks);
+
+}  // namespace hyperion::parallel

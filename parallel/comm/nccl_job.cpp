@@ -1,0 +1,178 @@
+#include "parallel/comm/nccl_job.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <string_view>
+#include <utility>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <net/if.h>
+#include <unistd.h>
+
+#include <c10/util/Exception.h>
+
+#include "base/device/error_text.h"
+#include "base/log.h"
+#include "base/printable.h"
+#include "base/process.h"
+#include "base/resources.h"
+#include "parallel/comm/communicator.h"
+#include "parallel/health/failure_detector.h"
+#include "parallel/health/failure_record.h"
+#include "parallel/job/phase.h"
+
+namespace hyperion::parallel {
+namespace {
+
+std::terminate_handler terminate_before = nullptr;
+
+[[noreturn]] void end_process(ExitCode code, const std::string& why) {
+  std::string message =
+      (code == ExitCode::kBug ? "internal error on the GPU: " : "communication failed: ") + why;
+  if (code == ExitCode::kCommunication) {
+    const std::string phase = current_phase();
+    record_failed_operation({"", 0, "", phase, why});
+    const PostMortem others = FailureDetector::find_lost_ranks_of_process(phase);
+    record_lost_ranks(others.lost);
+    message += (others.cause.empty() ? "" : "; " + others.cause) + others.text;
+  }
+  spdlog::default_logger()->flush();
+  ::_exit(report_failure(code, message));
+}
+
+[[noreturn]] void on_terminate() {
+  try {
+    if (const auto current = std::current_exception()) std::rethrow_exception(current);
+  } catch (const std::exception& error) {
+    if (const auto code = code_of_thread_failure(error)) end_process(*code, brief(error));
+  } catch (...) {
+  }
+  if (terminate_before != nullptr) terminate_before();
+  std::abort();
+}
+
+}  // namespace
+
+std::optional<ExitCode> code_of_thread_failure(const std::exception& error) {
+  if (exhausted_resource(error)) return std::nullopt;
+  // The watchdog gives all that it meets the type of a communication error, and the text says what it was.
+  const std::string_view text = error.what();
+  if (dynamic_cast<const c10::AcceleratorError*>(&error) != nullptr ||
+      text.find("CUDA error: ") != std::string_view::npos)
+    return ExitCode::kBug;
+  if (dynamic_cast<const c10::DistError*>(&error) != nullptr) return ExitCode::kCommunication;
+  return std::nullopt;
+}
+
+void report_failures_of_threads() {
+  if (std::get_terminate() != on_terminate) terminate_before = std::set_terminate(on_terminate);
+}
+
+namespace {
+
+// A variable of the environment.
+class Variable {
+ public:
+  Variable(const EnvironmentLookup& lookup, const char* name) : name_(name), value_(lookup(name)) {}
+  explicit operator bool() const { return value_.has_value(); }
+  const std::string& value() const { return *value_; }
+  bool is(std::string_view value) const { return value_ == value; }
+  bool is_on() const { return is("1") || is("true") || is("yes") || is("y"); }
+  std::string shown() const { return fmt::format("{}={}", name_, printable(*value_)); }
+
+ private:
+  const char* name_;
+  std::optional<std::string> value_;
+};
+
+// libtorch reads the first name and falls back to the second one.
+void refuse_two_names_of_one_setting(const EnvironmentLookup& lookup, std::vector<std::string>& refused) {
+  for (const auto& [name, older] : std::initializer_list<std::pair<const char*, const char*>>{
+           {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"},
+           {"TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT"},
+           {"TORCH_NCCL_DESYNC_DEBUG", "NCCL_DESYNC_DEBUG"},
+           {"TORCH_NCCL_ENABLE_TIMING", "NCCL_ENABLE_TIMING"},
+           {"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"},
+           {"TORCH_FR_CPP_STACK", "TORCH_NCCL_TRACE_CPP_STACK"},
+           {"TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"},
+           {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}}) {
+    const Variable one(lookup, name), other(lookup, older);
+    if (one && other && !other.is(one.value()))
+      refused.push_back(fmt::format("{} and {} are two names of one setting: unset one of them", one.shown(),
+                                    other.shown()));
+  }
+}
+
+void refuse_what_hides_failures(const EnvironmentLookup& lookup, std::vector<std::string>& refused) {
+  if (Variable(lookup, "TORCH_NCCL_BLOCKING_WAIT").is_on() || Variable(lookup, "NCCL_BLOCKING_WAIT").is_on())
+    refused.emplace_back(
+        "TORCH_NCCL_BLOCKING_WAIT=1 makes the host wait for each collective and its watchdog end nothing: "
+        "unset it; comm.train_timeout_seconds is the limit of a collective");
+  if (Variable(lookup, "TORCH_NCCL_USE_COMM_NONBLOCKING").is_on())
+    refused.emplace_back(
+        "TORCH_NCCL_USE_COMM_NONBLOCKING=1 connects the ranks in the background, but they are connected at "
+        "start here, before memory is full: unset it");
+  if (!Variable(lookup, "TORCH_NCCL_DUMP_ON_TIMEOUT").is_on()) return;
+  if (const Variable mode(lookup, "TORCH_NCCL_ASYNC_ERROR_HANDLING"); mode && !mode.is("3"))
+    refused.push_back(fmt::format(
+        "TORCH_NCCL_DUMP_ON_TIMEOUT=1 asks for a dump of the flight recorder, but with {} a failed "
+        "collective ends before it is written: set it to 3, or unset it",
+        mode.shown()));
+  for (const char* name : {"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"})
+    if (Variable(lookup, name).is("0"))
+      refused.push_back(
+          fmt::format("TORCH_NCCL_DUMP_ON_TIMEOUT=1 asks for a dump of the flight recorder, which {}=0 "
+                      "turns off: unset one of them",
+                      name));
+}
+
+// NCCL's rule: a list of prefixes, "=" before it for whole names, "^" for all but these.
+bool names_an_interface(std::string_view list, const std::set<std::string>& interfaces) {
+  if (list.empty() || list.front() == '^') return true;
+  const bool whole = list.front() == '=';
+  list.remove_prefix(whole ? 1 : 0);
+  while (!list.empty()) {
+    const size_t comma = std::min(list.find(','), list.size());
+    std::string_view one = list.substr(0, comma);
+    one = one.substr(0, one.find(':'));  // a port may follow
+    const auto is_named = [&](std::string_view interface) {
+      return whole ? interface == one : interface.starts_with(one);
+    };
+    if (!one.empty() && std::ranges::any_of(interfaces, is_named)) return true;
+    list.remove_prefix(std::min(comma + 1, list.size()));
+  }
+  return false;
+}
+
+}  // namespace
+
+VariableProblems contradicting_variables(const EnvironmentLookup& lookup,
+                                         const std::set<std::string>& interfaces) {
+  VariableProblems problems;
+  refuse_two_names_of_one_setting(lookup, problems.refused);
+  refuse_what_hides_failures(lookup, problems.refused);
+  if (const Variable wanted(lookup, "NCCL_SOCKET_IFNAME");
+      wanted && !names_an_interface(wanted.value(), interfaces))
+    problems.refused.push_back(fmt::format("{} names no network interface of this host, which has {}",
+                                           wanted.shown(), fmt::join(interfaces, ", ")));
+  if (Variable(lookup, "CUDA_DEVICE_MAX_CONNECTIONS").is("1"))
+    problems.warned.emplace_back(
+        "CUDA_DEVICE_MAX_CONNECTIONS=1 makes streams run one after the other: gathers and reductions do not "
+        "overlap with computation");
+  return problems;
+}
+
+void require_consistent_variables() {
+  std::set<std::string> interfaces;
+  if (struct if_nameindex* const list = ::if_nameindex(); list != nullptr) {
+    for (const struct if_nameindex* entry = list; entry->if_index != 0; ++entry)
+      interfaces.insert(entry->if_name);
+    ::if_freenameindex(list);
+  }
+  const VariableProblems problems = contradicting_variables(environment_variable, interfaces);
+  for (const std::string& warning : problems.warned) log_warning("{}", warning);
+  if (!problems.refused.empty()) throw_config("{}", fmt::join(problems.refused, "\n"));
+}
+
+}  // namespace hyperion::parallel

@@ -1,0 +1,36 @@
+// What is particular to a job whose ranks exchange over NCCL: how it ends when one of libtorch's threads
+// fails, and which variables of its environment cannot hold together.
+#pragma once
+
+#include <exception>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "parallel/job/environment.h"
+
+namespace hyperion::parallel {
+
+// What an exception means that leaves a thread of libtorch, as NCCL's watchdog, where no caller can catch it:
+// kCommunication when a collective timed out or a peer was lost, kBug for an error of the GPU itself.
+// nullopt: neither; memory that ran out (base/resources.h) and bugs of the host are left to the handler
+// before.
+std::optional<ExitCode> code_of_thread_failure(const std::exception& error);
+
+// From now on such an exception ends the process with its own sentence and record, which say who was lost
+// when communication has failed (FailureDetector::find_lost_ranks_of_process).
+void report_failures_of_threads();
+
+// Variables that say two things at once, or what this program cannot do: a sentence each, with the values.
+// `interfaces`: the names of this host's network interfaces.
+struct VariableProblems {
+  std::vector<std::string> refused, warned;
+};
+VariableProblems contradicting_variables(const EnvironmentLookup& lookup,
+                                         const std::set<std::string>& interfaces);
+// Of this process and host: logs the warnings, throws Error(kUsage) with what is refused.
+void require_consistent_variables();
+
+}  // namespace hyperion::parallel

@@ -1,0 +1,230 @@
+#include "parallel/comm/process_group.h"
+
+#include <exception>
+#include <numeric>
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "base/device/device_library.h"
+#include "base/device/error_text.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "base/rank_list.h"
+#include "base/resources.h"
+#include "parallel/comm/backend_communicator.h"
+#include "parallel/comm/host_tree.h"
+#include "parallel/comm/nccl_job.h"
+#include "parallel/comm/shared_memory_communicator.h"
+#include "parallel/job/network.h"
+#include "parallel/job/phase.h"
+#include "parallel/job/rendezvous.h"
+
+namespace hyperion::parallel {
+
+using std::chrono::milliseconds;
+
+std::map<std::string, std::string> nccl_environment(const CommOptions& options) {
+  // 3 = on an error leave the clean-up to the end of the process: other modes abort before the recorder has
+  // dumped.
+  std::map<std::string, std::string> result = {
+      {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "3"},
+      // All that a communicator needs is allocated when it is made, not by the first collective of a kind.
+      {"NCCL_RUNTIME_CONNECT", "0"},
+      {"TORCH_FR_BUFFER_SIZE", std::to_string(options.trace_buffer_size)}};
+  if (options.trace_buffer_size > 0) {
+    result.emplace("TORCH_NCCL_DUMP_ON_TIMEOUT", "1");
+    // The watchdog ends the job after four times this, whether the dump was faster or not.
+    result.emplace("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "2500");
+    if (!options.trace_prefix.empty()) result["TORCH_FR_DUMP_TEMP_FILE"] = options.trace_prefix;
+  }
+  return result;
+}
+
+ProcessGroups::ProcessGroups(const Mesh& mesh, const Environment& environment, const CommOptions& options)
+    : options_(options), environment_(environment) {
+  PhaseGuard phase("rendezvous");
+  const bool real = options.backend != CommBackend::kFake && environment.world_size > 1;
+  if (real) {
+    network_ = describe_network(gloo_interfaces(environment), options.backend == CommBackend::kNccl,
+                                network_variables());
+    if (options.backend == CommBackend::kNccl) {
+      require_consistent_variables();
+      set_unless_user_did(nccl_environment(options));
+    }
+    Fingerprint identity = options.identity;
+    identity["WORLD_SIZE"] = std::to_string(environment.world_size);
+    identity["mesh"] = mesh.describe();
+    identity["device"] = options.backend == CommBackend::kNccl ? "cuda" : "cpu";
+    identity["WORLD_SIZE = LOCAL_WORLD_SIZE"] = environment.single_host() ? "yes" : "no";
+    store_ = join_ranks(environment, identity, options.init_timeout, options.response_timeout);
+    detector_ =
+        std::make_unique<FailureDetector>(store_, environment, options.init_timeout, options.response_timeout,
+                                          /*ends_process=*/options.backend == CommBackend::kNccl);
+    if (options.backend == CommBackend::kNccl) report_failures_of_threads();
+  }
+
+  std::map<std::vector<int>, std::shared_ptr<Communicator>> shareable;
+  // Groups that carry parameters, gradients and activations have connections of their own; the rest share by
+  // their set of ranks.
+  for (MeshDim dim : {MeshDim::kWorld, MeshDim::kFsdp, MeshDim::kDpReplicate, MeshDim::kPp, MeshDim::kTp,
+                      MeshDim::kCp, MeshDim::kDpShard, MeshDim::kBatch, MeshDim::kLoss}) {
+    const bool of_all_replicas = dim == MeshDim::kWorld || dim == MeshDim::kBatch || dim == MeshDim::kLoss;
+    if (real && options.backend == CommBackend::kNccl && of_all_replicas) continue;
+    const std::vector<int> ranks = mesh.group(environment.rank, dim);
+    const bool own = dim == MeshDim::kFsdp || dim == MeshDim::kDpReplicate || dim == MeshDim::kTp;
+    auto& group = groups_[dim];
+    if (const auto found = shareable.find(ranks); !own && found != shareable.end()) {
+      group = found->second;
+    } else {
+      group = make_group(mesh.group_name(environment.rank, dim), mesh.coordinate(environment.rank, dim),
+                         ranks, options, environment.single_host());
+    }
+    // A later dimension of the same ranks joins the most specific group: dp_shard the fsdp one, batch the
+    // world.
+    if (dim != MeshDim::kDpReplicate && dim != MeshDim::kTp) shareable.try_emplace(ranks, group);
+  }
+  if (!real) {
+    options_.host_fan_out = 0;
+    return;
+  }
+  if (options.backend == CommBackend::kNccl && !environment.single_host() && options.host_fan_out == 0)
+    options_.host_fan_out = kHostFanOut;
+  if (options_.host_fan_out > 0) {
+    ranks_per_node_ = agree_on_ranks_per_node(*store_, environment);
+    network_.push_back(describe_host_tree(environment, ranks_per_node_, options_.host_fan_out));
+  }
+  if (options.backend == CommBackend::kNccl || options_.host_fan_out > 0) host_ = make_host_group("host/0");
+}
+
+ProcessGroups::~ProcessGroups() = default;
+
+Communicator& ProcessGroups::get(MeshDim dim) const {
+  const auto group = groups_.find(dim);
+  if (group == groups_.end()) throw_bug("over NCCL there is no group of dimension {}", name_of(dim));
+  return *group->second;
+}
+
+ReduceChain ProcessGroups::loss_groups() const {
+  if (groups_.contains(MeshDim::kLoss)) return chain({MeshDim::kLoss, MeshDim::kPp});
+  return chain({MeshDim::kFsdp, MeshDim::kDpReplicate, MeshDim::kPp});
+}
+
+ReduceChain ProcessGroups::all_ranks() const {
+  if (groups_.contains(MeshDim::kWorld)) return ReduceChain({&world()});
+  return chain({MeshDim::kFsdp, MeshDim::kDpReplicate, MeshDim::kPp, MeshDim::kTp});
+}
+
+ReduceChain ProcessGroups::chain(std::initializer_list<MeshDim> dims) const {
+  std::vector<Communicator*> groups;
+  for (const MeshDim dim : dims)
+    if (get(dim).size() > 1) groups.push_back(&get(dim));
+  return ReduceChain(std::move(groups));
+}
+
+void ProcessGroups::leave(FailureDetector::End end) {
+  if (detector_) detector_->leave(end);
+}
+
+std::shared_ptr<Communicator> ProcessGroups::make_host_group(const std::string& name) {
+  const int rank = environment_.rank, world = environment_.world_size;
+  CommOptions options = options_;
+  if (options.backend == CommBackend::kNccl) options.backend = CommBackend::kGloo;
+  if (options.host_fan_out == 0) {
+    std::vector<int> ranks(static_cast<size_t>(world));
+    std::iota(ranks.begin(), ranks.end(), 0);
+    return make_group(name, rank, ranks, options, environment_.single_host());
+  }
+  std::vector<std::shared_ptr<Communicator>> groups;
+  for (const HostTreeLevel& level : host_tree_plan(name, rank, world, ranks_per_node_, options.host_fan_out))
+    groups.push_back(make_group(level.name, level.index, level.ranks, options, level.one_node));
+  const std::shared_ptr<Communicator> tree = make_host_tree(name, rank, world, groups);
+  for (const auto& group : groups) find_lost_ranks_when_it_fails(*group, tree.get());
+  return tree;
+}
+
+std::shared_ptr<Communicator> ProcessGroups::new_host_group(const std::string& name) {
+  auto group = make_host_group(name + "/0");
+  group->set_observer(observer_);
+  return group;
+}
+
+namespace {
+
+// NCCL, which allocates some hundred megabytes for a group, says "unhandled cuda error" when it gets none.
+void throw_if_gpu_is_full(const std::exception& error, int rank, int device, const std::string& group) {
+  constexpr double kGiB = 1 << 30;
+  const DeviceLibrary::Memory memory = device_library().memory(device);
+  const bool cuda_failed =
+      std::string_view(error.what()).find("unhandled cuda error") != std::string_view::npos;
+  if (!exhausted_resource(error) && !(cuda_failed && static_cast<double>(memory.free) < 0.5 * kGiB)) return;
+  const auto gib = [](int64_t bytes) { return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / kGiB); };
+  throw Error(
+      ExitCode::kResources,
+      fmt::format("rank {}: the memory of GPU {} ran out while NCCL connected group {}: of {} are {} free, "
+                  "{} reserved for this rank's tensors, {} used by contexts, NCCL and other processes; "
+                  "end other programs on that GPU",
+                  rank, device, group, gib(memory.total), gib(memory.free), gib(memory.reserved),
+                  gib(memory.total - memory.free - memory.reserved)));
+}
+
+}  // namespace
+
+std::shared_ptr<Communicator> ProcessGroups::make_group(const std::string& name, int rank,
+                                                        const std::vector<int>& ranks,
+                                                        const CommOptions& options, bool one_host) {
+  if (ranks.size() == 1) return make_solo_communicator(name, ranks[0]);
+  if (options.backend == CommBackend::kFake) return make_fake_communicator(name, rank, ranks);
+  const auto store = c10::make_intrusive<c10d::PrefixStore>(name, store_);
+  std::shared_ptr<Communicator> group;
+  try {
+    if (options.backend == CommBackend::kGloo) {
+      if (options.shared_memory && one_host) {
+        group = make_shared_memory_communicator(name, rank, ranks, *store, options.init_timeout);
+      }
+      if (!group) {
+        group = make_gloo_communicator(name, rank, ranks, store, environment_, options.init_timeout);
+      }
+    } else {
+      const PhaseGuard phase(fmt::format("connection of group {}", name));
+      const NcclOptions nccl{name, options.init_timeout, options.device_index, true};
+      const int size = static_cast<int>(ranks.size());
+      group = make_nccl_communicator(name, rank, ranks,
+                                     device_library().make_nccl_backend(store, rank, size, nccl));
+    }
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    if (options.backend == CommBackend::kNccl)
+      throw_if_gpu_is_full(error, environment_.rank, options.device_index, name);
+    if (exhausted_resource(error)) throw;
+    throw_comm("rank {} could not connect group {} (ranks {}): {}", environment_.rank, name, rank_list(ranks),
+               brief(error));
+  }
+  find_lost_ranks_when_it_fails(*group, group.get());
+  return group;
+}
+
+void ProcessGroups::find_lost_ranks_when_it_fails(Communicator& group, Communicator* connections) {
+  group.set_post_mortem([detector = detector_.get(), ranks = group.global_ranks(), connections](
+                            const std::string& operation, const std::string& phase) {
+    connections->abort();  // so that the ranks which wait for this one notice, before they are asked
+    return detector->find_lost_ranks(ranks, operation, phase);
+  });
+}
+
+void ProcessGroups::set_observer(const CommObserver& observer) {
+  observer_ = observer;
+  for (auto& [dim, group] : groups_) group->set_observer(observer);
+  if (host_) host_->set_observer(observer);
+}
+
+void ProcessGroups::set_timeout(milliseconds timeout) {
+  for (auto& [dim, group] : groups_) group->set_timeout(timeout);
+  if (host_) host_->set_timeout(timeout);
+}
+
+}  // namespace hyperion::parallel

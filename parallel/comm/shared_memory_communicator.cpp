@@ -1,0 +1,487 @@
+#include "parallel/comm/shared_memory_communicator.h"
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <optional>
+#include <stdexcept>
+
+#include <unistd.h>
+
+#include <ATen/Dispatch.h>
+#include <ATen/OpMathType.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "base/pack.h"
+#include "base/shared_segment.h"
+#include "parallel/comm/mailbox.h"
+
+namespace hyperion::parallel {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Rows = std::vector<const std::byte*>;  // one pointer per rank, in rank order
+
+// out = rows[0] op rows[1] op ..., in that order, 16-bit floats in single precision; out may be one of the
+// rows.
+template <typename T>
+void reduce_rows(T* out, const Rows& rows, int64_t count, bool max) {
+  using Wide = at::opmath_type<T>;
+  constexpr int64_t kBlock = 512;  // a constant, so that the compiler vectorises the loops
+  Wide sum[kBlock];
+  for (int64_t begin = 0; begin < count; begin += kBlock) {
+    const int64_t length = std::min(kBlock, count - begin);
+    const auto each = [&](const auto& action) {
+      if (length == kBlock) {
+        for (int64_t i = 0; i < kBlock; ++i) action(i);
+      } else {
+        for (int64_t i = 0; i < length; ++i) action(i);
+      }
+    };
+    const T* first = reinterpret_cast<const T*>(rows[0]) + begin;
+    each([&](int64_t i) { sum[i] = static_cast<Wide>(first[i]); });
+    for (size_t r = 1; r < rows.size(); ++r) {
+      const T* row = reinterpret_cast<const T*>(rows[r]) + begin;
+      if (max) {
+        each([&](int64_t i) {  // NaN wins, as in at::max
+          const Wide value = static_cast<Wide>(row[i]);
+          sum[i] = sum[i] >= value || sum[i] != sum[i] ? sum[i] : value;
+        });
+      } else {
+        each([&](int64_t i) { sum[i] += static_cast<Wide>(row[i]); });
+      }
+    }
+    each([&](int64_t i) { out[begin + i] = static_cast<T>(sum[i]); });
+  }
+}
+
+void reduce_rows(at::ScalarType dtype, std::byte* out, const Rows& rows, int64_t count, bool max) {
+  AT_DISPATCH_ALL_TYPES_AND2(at::kBFloat16, at::kHalf, dtype, "reduce_rows", [&] {
+    reduce_rows<scalar_t>(reinterpret_cast<scalar_t*>(out), rows, count, max);
+  });
+}
+
+// An operation cut into messages. Message m covers elements [m * step, min(count, (m + 1) * step)).
+struct Operation {
+  int64_t count = 0;   // elements a message can cover in all; 0 = one empty message (a barrier)
+  int64_t step = 1;    // elements per message
+  size_t payload = 0;  // bytes of a message at most
+  uint32_t written = 0, read = 0;
+  std::function<void(std::byte* to, int64_t begin, int64_t length)> write = [](auto...) {};
+  std::function<void(const Rows& from, int64_t begin, int64_t length)> read_from = [](auto...) {};
+  at::Tensor out, in;  // kept alive
+
+  uint32_t messages() const { return static_cast<uint32_t>(std::max<int64_t>(1, (count + step - 1) / step)); }
+  bool done() const { return read == messages(); }
+  int64_t begin(uint32_t message) const { return message * step; }
+  int64_t length(uint32_t message) const { return std::min(step, count - begin(message)); }
+};
+
+class SharedMemoryCommunicator : public Communicator {
+ public:
+  // `segments`: one per rank, this rank's own among them.
+  SharedMemoryCommunicator(std::string name, int rank, std::vector<int> global_ranks,
+                           std::vector<SharedSegment> segments, std::chrono::milliseconds timeout)
+      : Communicator(std::move(name), rank, std::move(global_ranks)),
+        segments_(std::move(segments)),
+        timeout_(timeout) {
+    for (int peer = 0; peer < size(); ++peer) {
+      senders_.emplace_back(mailbox_memory(segments_[this->rank()], peer));
+      receivers_.emplace_back(mailbox_memory(segments_[peer], this->rank()));
+    }
+  }
+
+  // Behind the ring of each segment a mailbox for each rank that its owner sends to.
+  static size_t mailbox_bytes(size_t ranks) { return ranks * sizeof(MailboxMemory); }
+
+  std::string_view backend() const override { return "shm"; }
+  void set_timeout(std::chrono::milliseconds timeout) override { timeout_ = timeout; }
+  void abort() override {  // peers see it as at the end of this rank
+    senders_.clear();
+    receivers_.clear();
+    segments_.clear();
+  }
+
+ private:
+  Finish do_all_gather(const at::Tensor& out, const at::Tensor& in) override {
+    auto operation = make_operation(out, in, in.numel(), 1);
+    const size_t width = in.element_size();
+    auto* to = static_cast<std::byte*>(out.data_ptr());
+    const auto* from = static_cast<const std::byte*>(in.data_ptr());
+    operation->read_from = [=, this, count = in.numel()](const Rows& rows, int64_t begin, int64_t length) {
+      for (int r = 0; r < size(); ++r) {
+        std::byte* slot = to + (r * count + begin) * width;
+        const std::byte* source = r == rank() ? from + begin * width : rows[r];
+        if (slot != source) std::memcpy(slot, source, length * width);
+      }
+    };
+    return enqueue(std::move(operation));
+  }
+
+  // A message holds this rank's terms for every rank: [size, length]. Its own are read where they are.
+  Finish do_reduce_scatter_sum(const at::Tensor& out, const at::Tensor& in) override {
+    auto operation = make_operation(out, in, out.numel(), size());
+    const size_t width = in.element_size();
+    const int64_t count = out.numel();
+    auto* to = static_cast<std::byte*>(out.data_ptr());
+    const auto* from = static_cast<const std::byte*>(in.data_ptr());
+    operation->write = [=, this](std::byte* message, int64_t begin, int64_t length) {
+      for (int r = 0; r < size(); ++r) {
+        if (r != rank())
+          std::memcpy(message + r * length * width, from + (r * count + begin) * width, length * width);
+      }
+    };
+    operation->read_from = [=, this, dtype = in.scalar_type()](const Rows& rows, int64_t begin,
+                                                               int64_t length) {
+      Rows terms;
+      for (int r = 0; r < size(); ++r) {
+        terms.push_back(r == rank() ? from + (r * count + begin) * width : rows[r] + rank() * length * width);
+      }
+      reduce_rows(dtype, to + begin * width, terms, length, /*max=*/false);
+    };
+    return enqueue(std::move(operation));
+  }
+
+  // Everyone adds up everything: more reading than a ring, but one round, and the same bits everywhere.
+  Finish do_all_reduce(const at::Tensor& tensor, bool max) override {
+    auto operation = make_operation(tensor, tensor, tensor.numel(), 1);
+    const size_t width = tensor.element_size();
+    auto* data = static_cast<std::byte*>(tensor.data_ptr());
+    operation->read_from = [=, dtype = tensor.scalar_type()](const Rows& rows, int64_t begin,
+                                                             int64_t length) {
+      reduce_rows(dtype, data + begin * width, rows, length, max);
+    };
+    return enqueue(std::move(operation));
+  }
+
+  Finish do_barrier() override { return enqueue(std::make_shared<Operation>()); }
+
+  // Rank 0 reads what all have written.
+  Finish do_gather(const at::Tensor& out, const at::Tensor& in) override {
+    if (rank() == 0) return do_all_gather(out, in);
+    return enqueue(make_operation(in, in, in.numel(), 1));
+  }
+
+  // All read what rank 0 has written; the messages of the others are empty.
+  Finish do_broadcast(const at::Tensor& tensor) override {
+    auto operation = make_operation(tensor, tensor, tensor.numel(), 1);
+    if (rank() != 0) {
+      operation->payload = 0;
+      operation->write = [](auto...) {};
+      operation->read_from = [to = static_cast<std::byte*>(tensor.data_ptr())](
+                                 const Rows& rows, int64_t begin, int64_t length) {
+        std::memcpy(to + begin, rows[0], length);
+      };
+    }
+    return enqueue(std::move(operation));
+  }
+
+  Finish do_transfers(const std::vector<Transfer>& transfers, bool of_all_to_all) override {
+    require_segments();
+    struct Started {
+      Transfer::Kind kind;
+      int peer;
+      std::shared_ptr<MailItem> item;
+    };
+    std::vector<Started> started;
+    for (const auto& [kind, tensor, peer] : transfers) {
+      auto item = std::make_shared<MailItem>(tensor, of_all_to_all);
+      kind == Transfer::Kind::kSend ? senders_[peer].add(item) : receivers_[peer].add(item);
+      started.push_back({kind, peer, std::move(item)});
+    }
+    advance();
+    return [this, started = std::move(started)] {
+      for (const auto& [kind, peer, item] : started) {
+        const bool sends = kind == Transfer::Kind::kSend;
+        advance_until([&item = item] { return item->done || !item->failure.empty(); },
+                      [peer = peer](int r) { return r == peer; },
+                      sends ? "has not received it" : "has not sent it");
+        if (!item->failure.empty())
+          throw std::invalid_argument(fmt::format("from rank {}: {}", global_ranks()[peer], item->failure));
+      }
+    };
+  }
+
+  static MailboxMemory& mailbox_memory(const SharedSegment& segment, int index) {
+    return reinterpret_cast<MailboxMemory*>(segment.extra())[index];
+  }
+
+  // One whose messages are what this rank has in `in`, and that reads nothing.
+  static std::shared_ptr<Operation> make_operation(const at::Tensor& out, const at::Tensor& in, int64_t count,
+                                                   int rows) {
+    auto operation = std::make_shared<Operation>();
+    const int64_t bytes =
+        static_cast<int64_t>(in.element_size()) * rows;  // that one element puts into a message
+    operation->count = count;
+    operation->step = std::max<int64_t>(1, std::min<int64_t>(count, SharedSegment::kMaxMessage / bytes));
+    operation->payload = static_cast<size_t>(operation->step * bytes);
+    operation->out = out;
+    operation->in = in;
+    operation->write = [from = static_cast<const std::byte*>(in.const_data_ptr()), width = in.element_size()](
+                           std::byte* message, int64_t begin, int64_t length) {
+      std::memcpy(message, from + begin * width, length * width);
+    };
+    return operation;
+  }
+
+  Finish enqueue(std::shared_ptr<Operation> operation) {
+    require_segments();
+    queue_.push_back(operation);
+    while (write_next_message()) {
+    }
+    return [this, operation = std::move(operation)] {
+      while (!operation->done()) {
+        require_segments();
+        while (write_next_message()) {
+        }
+        if (has_transfers()) {
+          // Peers may need their data to get to this operation.
+          advance_until([&] { return operation->done() || !has_transfers(); },
+                        [this](int r) { return lags_behind(r); }, "has not started it");
+        } else {
+          read_next_message();
+        }
+      }
+    };
+  }
+
+  void require_segments() const {
+    if (segments_.empty()) throw std::runtime_error("this rank has given up the group");
+  }
+
+  // Writes the next message of the first operation that has one left, if the ring has space. Never waits.
+  bool write_next_message() {
+    const auto found =
+        std::find_if(queue_.begin(), queue_.end(), [](const auto& o) { return o->written < o->messages(); });
+    if (found == queue_.end()) return false;
+    Operation& operation = **found;
+    const auto offset = allocate_in_ring(operation.payload);
+    if (!offset) return false;
+    SharedSegment::Header& own = segments_[rank()].header();
+    operation.write(segments_[rank()].payload(*offset), operation.begin(operation.written),
+                    operation.length(operation.written));
+    own.offsets[written_ % SharedSegment::kSlots] = *offset;
+    ++operation.written;
+    own.posted.store(++written_, std::memory_order_release);
+    wake_all(own.posted);
+    ring_bells();
+    return true;
+  }
+
+  // Where a message of so many bytes fits into the own ring, behind those that a peer has yet to read.
+  std::optional<uint64_t> allocate_in_ring(size_t bytes) {
+    uint32_t oldest = written_;
+    for (const auto& segment : segments_) {
+      const uint32_t completed = segment.header().completed.load(std::memory_order_acquire);
+      if (written_ - completed > written_ - oldest) oldest = completed;
+    }
+    if (written_ - oldest >= SharedSegment::kSlots) return std::nullopt;
+    if (oldest == written_) end_ = 0;  // empty: start again, on memory that is in the cache
+    const uint64_t start = end_, size = (std::max<size_t>(bytes, 1) + 63) / 64 * 64;
+    const auto take = [&](uint64_t offset) {
+      end_ = offset + size;
+      return std::optional(offset);
+    };
+    if (oldest == written_) return take(0);
+    const uint64_t tail = segments_[rank()].header().offsets[oldest % SharedSegment::kSlots];
+    if (start > tail) {
+      if (start + size <= SharedSegment::kCapacity) return take(start);
+      return size < tail ? take(0) : std::nullopt;
+    }
+    return start + size < tail ? take(start) : std::nullopt;
+  }
+
+  // Waits for every peer's next message and reads it; or, when the own next message is still unwritten
+  // because the ring is full, waits until the peers have read enough.
+  void read_next_message() {
+    const auto deadline = Clock::now() + timeout_;
+    if (written_ == read_) {
+      wait_for_ring_space(deadline);
+      return;
+    }
+    for (int r = 0; r < size(); ++r) {
+      wait_until(r, segments_[r].header().posted, deadline, "has not started it",
+                 [&](uint32_t posted) { return static_cast<int32_t>(posted - read_) > 0; });
+    }
+    read_posted_message();
+  }
+
+  // The next message of every rank, which all have written.
+  void read_posted_message() {
+    Operation& operation = *queue_.front();
+    Rows rows;
+    for (int r = 0; r < size(); ++r) rows.push_back(segments_[r].message(read_));
+    operation.read_from(rows, operation.begin(operation.read), operation.length(operation.read));
+    ++operation.read;
+    auto& completed = segments_[rank()].header().completed;
+    completed.store(++read_, std::memory_order_release);
+    wake_all(completed);
+    ring_bells();
+    if (operation.done()) queue_.pop_front();
+  }
+
+  // Whether this rank's next step in its collectives waits for rank r: for its message, or where the ring is
+  // full for its reading.
+  bool lags_behind(int r) const {
+    const SharedSegment::Header& header = segments_[r].header();
+    if (written_ == read_) return header.completed.load(std::memory_order_acquire) != written_;
+    return static_cast<int32_t>(header.posted.load(std::memory_order_acquire) - read_) <= 0;
+  }
+
+  bool has_transfers() const {
+    const auto busy = [](const auto& box) { return !box.idle(); };
+    return std::ranges::any_of(senders_, busy) || std::ranges::any_of(receivers_, busy);
+  }
+
+  // Does all that needs no waiting, in collectives and transfers. Whether anything was done.
+  bool advance() {
+    bool moved = false;
+    while (write_next_message()) moved = true;
+    while (written_ != read_) {
+      bool posted = true;
+      for (int r = 0; r < size() && posted; ++r) posted = !lags_behind(r);
+      if (!posted) break;
+      read_posted_message();
+      moved = true;
+      while (write_next_message()) {
+      }
+    }
+    for (int peer = 0; peer < size(); ++peer) {
+      const bool sent = senders_[peer].advance(), received = receivers_[peer].advance();
+      if (sent || received) ring_bell(peer);
+      moved = moved || sent || received;
+    }
+    return moved;
+  }
+
+  // Advances until done(); sleeps on the own bell where nothing can be done. waits_for(r): whether what is
+  // waited for needs rank r, which `lacking` says about it.
+  template <typename Done, typename WaitsFor>
+  void advance_until(const Done& done, const WaitsFor& waits_for, const char* lacking) {
+    auto deadline = Clock::now() + timeout_;
+    while (true) {
+      require_segments();
+      bool moved = advance();
+      if (done()) return;
+      if (moved) {
+        deadline = Clock::now() + timeout_;
+        continue;
+      }
+      SharedSegment::Header& own = segments_[rank()].header();
+      own.listening.store(1);
+      std::atomic_thread_fence(std::memory_order_seq_cst);  // peers see it, or we what they have done
+      const uint32_t seen = own.bell.load();
+      moved = advance();
+      if (!moved) wait_for_change(own.bell, seen);
+      own.listening.store(0);
+      if (moved || own.bell.load() != seen) continue;
+      for (int r = 0; r < size(); ++r) {
+        if (r == rank() || !waits_for(r)) continue;
+        if (segments_[r].owner_ended() && !advance() && !done()) throw_left(r);
+        if (Clock::now() > deadline && !done()) throw_timeout(r, lacking);
+      }
+    }
+  }
+
+  // After a change that rank `peer` may wait for.
+  void ring_bell(int peer) {
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    SharedSegment::Header& header = segments_[peer].header();
+    if (header.listening.load() == 0) return;
+    header.bell.fetch_add(1);
+    wake_all(header.bell);
+  }
+  void ring_bells() {
+    for (int peer = 0; peer < size(); ++peer)
+      if (peer != rank()) ring_bell(peer);
+  }
+
+  void wait_for_ring_space(Clock::time_point deadline) {
+    for (int r = 0; r < size(); ++r) {
+      wait_until(r, segments_[r].header().completed, deadline, "has not finished the ones before",
+                 [&](uint32_t completed) { return completed == written_; });
+    }
+  }
+
+  template <typename Condition>
+  void wait_until(int peer, const std::atomic<uint32_t>& counter, Clock::time_point deadline,
+                  const char* lacking, const Condition& reached) {
+    while (true) {
+      const uint32_t seen = counter.load(std::memory_order_acquire);
+      if (reached(seen)) return;
+      wait_for_change(counter, seen);
+      if (counter.load(std::memory_order_acquire) != seen) continue;
+      if (peer != rank() && segments_[peer].owner_ended() &&
+          !reached(counter.load(std::memory_order_acquire)))
+        throw_left(peer);
+      if (Clock::now() > deadline) throw_timeout(peer, lacking);
+    }
+  }
+
+  // Its process has ended, or it has given up the group.
+  [[noreturn]] void throw_left(int peer) const {
+    throw std::runtime_error(fmt::format("rank {} has left the group", global_ranks()[peer]));
+  }
+
+  [[noreturn]] void throw_timeout(int peer, const char* lacking) const {
+    throw std::runtime_error(fmt::format("timed out after {} s: rank {} {}",
+                                         std::chrono::duration<double>(timeout_).count(),
+                                         global_ranks()[peer], lacking));
+  }
+
+  std::vector<SharedSegment> segments_;
+  std::vector<MailSender> senders_;      // by peer
+  std::vector<MailReceiver> receivers_;  // by peer
+  std::chrono::milliseconds timeout_;
+  std::deque<std::shared_ptr<Operation>> queue_;  // not done yet, oldest first
+  uint32_t written_ = 0, read_ = 0;  // messages so far; equal on all ranks once all have caught up
+  uint64_t end_ = 0;                 // end of the last message in the own ring
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_shared_memory_communicator(std::string name, int rank,
+                                                              std::vector<int> global_ranks,
+                                                              c10d::Store& store,
+                                                              std::chrono::milliseconds timeout) {
+  const int size = static_cast<int>(global_ranks.size());
+  const auto key = [](const char* what, int r) { return fmt::format("shm/{}/{}", what, r); };
+  std::optional<SharedSegment> own =
+      SharedSegment::create(SharedMemoryCommunicator::mailbox_bytes(global_ranks.size()));
+  if (!own)
+    log_warning("rank {}: no shared memory between the ranks of this host ({}): they use Gloo",
+                global_ranks[rank], std::strerror(errno));
+  // What every rank has said, in two requests to the store.
+  const auto said = [&]<typename Value>(const char* what, const Value& own_value) {
+    store.set(key(what, rank), pack(own_value));
+    std::vector<std::string> keys;
+    for (int r = 0; r < size; ++r) keys.push_back(key(what, r));
+    std::vector<Value> values;
+    for (const std::vector<uint8_t>& bytes : store.multiGet(keys))
+      values.push_back(unpack<Value>({reinterpret_cast<const char*>(bytes.data()), bytes.size()}));
+    return values;
+  };
+  using Place = std::optional<std::pair<int, int>>;  // process and descriptor
+  const std::vector<Place> places = said("at", own ? Place({getpid(), own->fd()}) : Place());
+  std::vector<SharedSegment> segments;
+  bool good = own.has_value();
+  for (int r = 0; r < size && good; ++r) {
+    if (r == rank) {
+      segments.push_back(std::move(*own));
+      continue;
+    }
+    auto peer = places[r] ? SharedSegment::open(places[r]->first, places[r]->second,
+                                                SharedMemoryCommunicator::mailbox_bytes(global_ranks.size()))
+                          : std::nullopt;
+    good = peer.has_value();
+    if (peer) segments.push_back(std::move(*peer));
+  }
+  if (std::ranges::count(said("good", good), false) > 0) return nullptr;
+  return std::make_unique<SharedMemoryCommunicator>(std::move(name), rank, std::move(global_ranks),
+                                                    std::move(segments), timeout);
+}
+
+}  // namespace hyperion::parallel

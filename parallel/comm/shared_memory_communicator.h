@@ -1,0 +1,29 @@
+// A communicator for CPU tensors among ranks of one host: every rank writes what it sends into memory of its
+// own that the others map. One copy in and one out (or a sum straight from the peers' memory), no threads, no
+// sockets, sums in rank order. What one rank sends another goes through a mailbox of 2 MiB for each ordered
+// pair (parallel/comm/mailbox.h), which takes memory when it is first used.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <c10/util/intrusive_ptr.h>
+
+#include "parallel/comm/communicator.h"
+
+namespace c10d {
+class Store;
+}  // namespace c10d
+
+namespace hyperion::parallel {
+
+// Collective over the group; `store` must be scoped to it. Null on every rank when any rank cannot map the
+// memory of another (separate PID namespaces): then use Gloo.
+std::unique_ptr<Communicator> make_shared_memory_communicator(std::string name, int rank,
+                                                              std::vector<int> global_ranks,
+                                                              c10d::Store& store,
+                                                              std::chrono::milliseconds timeout);
+
+}  // namespace hyperion::parallel

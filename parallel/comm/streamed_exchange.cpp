@@ -1,0 +1,50 @@
+#include "parallel/comm/streamed_exchange.h"
+
+#include <memory>
+#include <utility>
+
+namespace hyperion::parallel {
+
+Pending StreamedExchange::start_on_stream(std::vector<at::Tensor> tensors,
+                                          const std::function<Pending()>& start) {
+  struct Started {
+    Pending operation;
+    DeviceEvent finished;
+    std::vector<at::Tensor> tensors;
+  };
+  auto started = std::make_shared<Started>();
+  started->tensors = std::move(tensors);
+  // It must not write before earlier work has read: the memory of `out` may have been freed by that work.
+  stream_.wait(DeviceStream::current(device_));
+  {
+    const StreamScope scope(stream_);
+    started->operation = start();
+    started->finished.record(stream_);
+  }
+  return Pending([this, started = std::move(started)] {
+    if (!started->operation.done()) {  // on a CPU, or a result that goes to the host
+      const StreamScope scope(stream_);
+      started->operation.wait();
+      started->finished.record(stream_);
+    }
+    DeviceStream::current(device_).wait(started->finished);
+  });
+}
+
+Pending StreamedExchange::start_all_gather_into(const at::Tensor& out, const at::Tensor& in) {
+  return start_on_stream({out, in}, [&] { return group_.start_all_gather_into(out, in); });
+}
+
+Pending StreamedExchange::start_reduce_scatter_sum(const at::Tensor& out, const at::Tensor& in) {
+  return start_on_stream({out, in}, [&] { return group_.start_reduce_scatter_sum(out, in); });
+}
+
+Pending StreamedExchange::start_all_reduce_sum(const at::Tensor& tensor) {
+  return start_on_stream({tensor}, [&] { return group_.start_all_reduce_sum(tensor); });
+}
+
+Pending StreamedExchange::start_all_reduce_max(const at::Tensor& tensor) {
+  return start_on_stream({tensor}, [&] { return group_.start_all_reduce_max(tensor); });
+}
+
+}  // namespace hyperion::parallel

@@ -1,0 +1,438 @@
+#include "parallel/fsdp/fsdp.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_chunk_cat.h>
+#include <ATen/ops/_foreach_copy.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include "base/error.h"
+#include "parallel/comm/trace_range.h"
+
+namespace hyperion::parallel {
+namespace {
+
+// Writes the rows of a gradient into `slots`, [world, padded numel]: row r is what rank r holds of it, in
+// torch.chunk's layout. Some ranks hold full rows, then one may hold fewer, and the rest none: the number of
+// copies does not depend on the number of ranks.
+void pack(const at::Tensor& grad, const at::Tensor& slots) {
+  if (!grad.defined()) {
+    slots.zero_();
+    return;
+  }
+  const at::Tensor flat = grad.reshape(-1);
+  const int64_t count = slots.size(1), full = flat.numel() / count, rest = flat.numel() % count;
+  slots.narrow(0, 0, full).copy_(flat.narrow(0, 0, full * count).view({full, count}));
+  if (rest > 0) {
+    const at::Tensor last = slots.select(0, full);
+    last.narrow(0, 0, rest).copy_(flat.narrow(0, full * count, rest));
+    last.narrow(0, rest, count - rest).zero_();
+  }
+  const int64_t used = full + (rest > 0 ? 1 : 0);
+  if (used < slots.size(0)) slots.narrow(0, used, slots.size(0) - used).zero_();
+}
+
+// Whether libtorch's kernel for it takes these: one launch for all.
+bool chunk_cat_takes(const std::vector<at::Tensor>& grads, const at::Tensor& packed) {
+  constexpr int64_t kMostChunks = 65'535;  // of its grid
+  return packed.is_cuda() && packed.size(0) <= kMostChunks &&
+         std::ranges::all_of(grads,
+                             [&](const auto& grad) {
+                               return grad.defined() && grad.is_contiguous() &&
+                                      grad.scalar_type() == grads[0].scalar_type();
+                             }) &&
+         (grads[0].scalar_type() == packed.scalar_type() ||
+          (grads[0].scalar_type() == at::kBFloat16 && packed.scalar_type() == at::kFloat));
+}
+
+// For each pack of these parameters whose weights can lie side by side: a weight that is gathered with
+// padding behind it, or encoded with a scale of its own, cannot.
+std::map<const Parameter*, PackMemory> pack_memory(const std::vector<ParameterPtr>& parameters, int world,
+                                                   const ShardingOptions& options) {
+  if (!options.pack_weights) return {};
+  struct Pack {
+    ParameterPtr pack;
+    int64_t rows = 0, columns = 0;
+    bool fits = true;
+  };
+  std::map<const Parameter*, Pack> packs;
+  for (const ParameterPtr& parameter : parameters) {
+    if (!parameter->pack) continue;
+    Pack& pack = packs[parameter->pack.get()];
+    pack.pack = parameter->pack;
+    pack.rows += parameter->rows();
+    pack.columns = parameter->local.at(1);
+    if (parameter->rows() % world != 0 || (options.codec && options.codec->applies(*parameter)))
+      pack.fits = false;
+  }
+  std::map<const Parameter*, PackMemory> memory;
+  for (auto& [key, pack] : packs) {
+    if (!pack.fits) continue;
+    pack.pack->local = {pack.rows, pack.columns};
+    memory.emplace(key, PackMemory(*pack.pack, world, options));
+  }
+  return memory;
+}
+
+}  // namespace
+
+FsdpContext::FsdpContext(const Mesh& mesh, int rank, Communicator& shard, Communicator& replicate,
+                         const ShardingOptions& options, Communicator* tensor)
+    : mesh_(mesh),
+      rank_(rank),
+      shard_(shard),
+      replicate_(replicate),
+      tensor_(tensor),
+      options_(options),
+      gather_stream_(DeviceStream::from_pool(options.device, /*high_priority=*/true)),
+      reduce_stream_(DeviceStream::from_pool(options.device, /*high_priority=*/true)) {}
+
+void FsdpContext::finish_reduction() {
+  if (in_flight_) complete_on_reduce_stream(*in_flight_);
+  DeviceStream::current(options_.device).wait(reduced_);
+  // What is sent belongs to the compute stream's memory: only now may later work of that stream reuse it.
+  in_flight_.reset();
+}
+
+void FsdpContext::complete_on_reduce_stream(Reduction& reduction) {
+  const TraceRange range(reduction.range, reduction.group->name());
+  at::NoGradGuard no_grad;
+  StreamScope scope(reduce_stream_);
+  reduction.operation.wait();
+  if (reduction.local_sum.defined()) reduction.group->add_to_sharded_gradients(reduction.local_sum);
+  reduced_.record(reduce_stream_);
+}
+
+void FsdpContext::sum_over_tensor_ranks(const std::vector<at::Tensor>& replicated) const {
+  if (replicated.empty()) return;
+  const TraceRange range("all-reduce", "replicated gradients");
+  at::NoGradGuard no_grad;
+  at::Tensor packed = at::cat(replicated).to(options_.device);
+  if (!tensor_->takes_host_tensors() && replicate_.size() > 1 && tensor_->size() > 2) {
+    // Replicas must get the same bits, and their groups of NCCL may add up in different orders.
+    const at::Tensor all = at::empty({tensor_->size(), packed.numel()}, packed.options());
+    tensor_->all_gather_into(all, packed);
+    packed = all[0];
+    for (int64_t rank = 1; rank < all.size(0); ++rank) packed.add_(all[rank]);
+  } else {
+    tensor_->all_reduce_sum(packed);
+  }
+  int64_t offset = 0;
+  for (const at::Tensor& gradient : replicated) {
+    gradient.copy_(packed.narrow(0, offset, gradient.numel()));
+    offset += gradient.numel();
+  }
+}
+
+void encode_changed_weights(const FsdpContext& context, const std::vector<ShardedParameterPtr>& parameters) {
+  std::vector<ShardedParameter*> changed;
+  std::vector<at::Tensor> masters;
+  for (const ShardedParameterPtr& parameter : parameters) {
+    if (!parameter->needs_encoding()) continue;
+    changed.push_back(parameter.get());
+    masters.push_back(parameter->master());
+  }
+  if (changed.empty()) return;
+  at::NoGradGuard no_grad;
+  const GatherCodec& codec = *context.options().codec;
+  const at::Tensor maxima = codec.statistics(masters, context.options().device);
+  context.shard().all_reduce_max(maxima);
+  if (context.tensor() != nullptr) context.tensor()->all_reduce_max(maxima);
+  const auto [scales, inverses] = codec.scales(maxima);
+  std::vector<at::Tensor> own, found;  // copied by a few kernels for all
+  for (size_t i = 0; i < changed.size(); ++i) {
+    const Parameter& parameter = changed[i]->parameter();
+    own.insert(own.end(), {parameter.encoded_scale, parameter.encoded_inverse});
+    const auto index = static_cast<int64_t>(i);
+    found.insert(found.end(), {scales.select(0, index), inverses.select(0, index)});
+  }
+  at::_foreach_copy_(own, found);
+  for (ShardedParameter* parameter : changed) parameter->encode(codec);
+}
+
+ShardGroup::ShardGroup(std::string name, const std::vector<ParameterPtr>& parameters,
+                       std::map<const Parameter*, ShardedParameterPtr>& known, FsdpContext& context)
+    : name_(std::move(name)), context_(context) {
+  const ShardingOptions& options = context.options();
+  std::map<const Parameter*, PackMemory> packs = pack_memory(parameters, context.shard().size(), options);
+  int64_t owned_numel = 0;
+  for (const ParameterPtr& parameter : parameters) {
+    ShardedParameterPtr& sharded = known[parameter.get()];
+    if (!sharded) {
+      const auto pack = packs.find(parameter->pack.get());
+      sharded = std::make_shared<ShardedParameter>(parameter, context.placement(*parameter), options,
+                                                   pack == packs.end() ? nullptr : &pack->second);
+      owned_.push_back(sharded);
+      owned_numel += sharded->padded_numel();
+    }
+    parameters_.push_back(sharded);
+  }
+  // Memory of a GPU is only held while a step has gradients; a CPU's would cost a page fault for each page.
+  const bool pinned = options.state_device.is_cpu() && !options.device.is_cpu();
+  const auto state =
+      at::TensorOptions(options.state_dtype).device(options.state_device).pinned_memory(pinned);
+  std::shared_ptr<TensorMemory> memory;
+  if (options.state_device.is_cuda()) {
+    memory = std::make_shared<TensorMemory>(owned_numel * state.dtype().itemsize(), options.state_device);
+    memory->allocate();  // views are made of tensors that have it
+  }
+  grads_ = memory ? memory->tensor({owned_numel}, state) : at::zeros({owned_numel}, state);
+  int64_t offset = 0;
+  for (const ShardedParameterPtr& parameter : owned_) {
+    parameter->bind_grad(grads_.narrow(0, offset, parameter->padded_numel()), memory);
+    offset += parameter->padded_numel();
+  }
+  make_local_gradients();
+  if (memory) memory->free();
+  choose_gradient_dtypes();
+  plan_parts();
+}
+
+// Asks for gradients of matrices in the dtype in which they are added up, whatever the number of ranks: only
+// GPUs' products of bf16 leave fp32.
+void ShardGroup::choose_gradient_dtypes() {
+  const ShardingOptions& options = context_.options();
+  if (!options.device.is_cuda() || options.compute_dtype != at::kBFloat16 ||
+      options.reduce_dtype != at::kFloat)
+    return;
+  for (const ShardedParameterPtr& sharded : parameters_) {
+    const ParameterPtr& parameter = sharded->shared_parameter();
+    if (parameter->shape.size() != 2) continue;
+    parameter->gradient_dtype = options.reduce_dtype;
+    if (parameter->pack) parameter->pack->gradient_dtype = options.reduce_dtype;
+  }
+}
+
+// A gradient is a part of its own where, as layers leave it, a reduce-scatter gives each rank its rows; the
+// others are packed, by one kernel those of one dtype. (On a CPU a message for each gradient would cost more
+// than a copy.) Decided once, so that all ranks send the same whatever their microbatches leave.
+void ShardGroup::plan_parts() {
+  const ShardingOptions& options = context_.options();
+  const auto dtype = [&](size_t i) {
+    const Parameter& parameter = parameters_[i]->parameter();
+    return parameter.rounds_gradient ? options.compute_dtype
+                                     : parameter.gradient_dtype.value_or(options.compute_dtype);
+  };
+  const auto packed = [&](size_t i) {
+    return !options.device.is_cuda() || dtype(i) != options.reduce_dtype ||
+           parameters_[i]->parameter().rows() % context_.shard().size() != 0;
+  };
+  for (size_t first = 0, last = 0; first < parameters_.size(); first = last) {
+    last = first + 1;
+    if (packed(first))
+      while (last < parameters_.size() && packed(last) && dtype(last) == dtype(first)) ++last;
+    sent_parts_.push_back({first, last, packed(first)});
+  }
+}
+
+void ShardGroup::make_local_gradients() {
+  LocalGradients& gradients = local_gradients_;
+  if (context_.tensor() == nullptr) {
+    if (grads_.numel() > 0) gradients.divided.push_back(grads_);
+    return;
+  }
+  const auto divided = [&](size_t i) { return !owned_[i]->parameter().cuts.empty(); };
+  int64_t begin = 0, end = 0;
+  for (size_t i = 0; i < owned_.size(); ++i) {
+    end += owned_[i]->padded_numel();
+    if (i + 1 < owned_.size() && divided(i + 1) == divided(i)) continue;
+    (divided(i) ? gradients.divided : gradients.replicated).push_back(grads_.narrow(0, begin, end - begin));
+    begin = end;
+  }
+}
+
+void ShardGroup::start_unshard() {
+  if (state_ != State::kSharded) return;
+  state_ = State::kGathering;
+  encode_changed_weights(context_, parameters_);
+  // A tied weight may be gathered already, for the other unit that uses it.
+  std::vector<ShardedParameter*> missing;
+  for (const ShardedParameterPtr& parameter : parameters_)
+    if (parameter->acquire()) missing.push_back(parameter.get());
+  if (missing.empty()) return;
+  const TraceRange range("all-gather", name_);
+  // On a GPU the all-gather runs on a stream of its own and overlaps the computation of the unit before. It
+  // must not start writing before the compute stream's earlier work is done: that may still read the memory
+  // that this group's weights have just been given.
+  context_.gather_stream_.wait(DeviceStream::current(context_.options().device));
+  StreamScope scope(context_.gather_stream_);
+  // One operation for the group, straight from the shards into the weights; all as bytes, because the
+  // parameters of a group may differ in dtype.
+  std::vector<GatherPart> parts;
+  for (const ShardedParameter* parameter : missing) {
+    const at::Tensor all = parameter->all_gather_output().view(at::kByte);
+    at::Tensor own = parameter->all_gather_input().view(at::kByte);
+    if (own.device() != all.device()) {  // offloaded state
+      const at::Tensor slot = all.narrow(0, context_.shard().rank() * own.numel(), own.numel());
+      slot.copy_(own, /*non_blocking=*/true);
+      own = slot;
+    }
+    parts.push_back({all, own});
+  }
+  all_gather_ = context_.shard().start_all_gather_into(std::move(parts));
+  gathered_.record(context_.gather_stream_);  // finish_unshard() makes the compute stream wait for this point
+}
+
+void ShardGroup::finish_unshard() {
+  start_unshard();
+  if (state_ == State::kUnsharded) return;
+  const TraceRange range("all-gather wait", name_);
+  all_gather_.wait();  // blocks the host on a CPU only
+  DeviceStream::current(context_.options().device).wait(gathered_);
+  state_ = State::kUnsharded;
+}
+
+void ShardGroup::reshard() {
+  if (state_ == State::kSharded) return;
+  finish_unshard();  // an all-gather in flight must not write into freed memory
+  for (const ShardedParameterPtr& parameter : parameters_) parameter->release();
+  state_ = State::kSharded;
+}
+
+void ShardGroup::drop_grads() {
+  for (const ShardedParameterPtr& parameter : owned_) parameter->drop_grad();
+}
+
+void ShardGroup::reduce(bool last_microbatch) {
+  // The reduction of the unit before has overlapped this unit's backward. It is finished before the next one
+  // starts, so that the buffers of one unit are the most that reductions hold.
+  context_.finish_reduction();
+  at::NoGradGuard no_grad;
+  if (context_.shard().size() > 1) {
+    start_reduce_scatter();
+  } else {
+    for (const ShardedParameterPtr& parameter : parameters_) {
+      at::Tensor& grad = parameter->parameter().weight.mutable_grad();
+      if (grad.defined()) {
+        parameter->add_to_grad(grad.reshape(-1));
+      } else if (!parameter->holds_grad()) {
+        parameter->start_grad();
+        parameter->grad().zero_();
+      }
+      grad.reset();
+    }
+  }
+  if (last_microbatch && context_.replicate().size() > 1) start_replica_all_reduce();
+}
+
+// What a reduce-scatter sends of the gradients, which it takes: one tensor for each part, in which the rows
+// of rank r follow those of rank r - 1. Where a layer has left none, zeros.
+std::vector<at::Tensor> ShardGroup::take_gradients() {
+  std::vector<at::Tensor> sent;
+  for (const auto& [first, last, packed] : sent_parts_) {
+    if (packed) {
+      sent.push_back(pack_gradients(first, last));
+      continue;
+    }
+    const Parameter& parameter = parameters_[first]->parameter();
+    const at::Tensor grad = std::exchange(parameter.weight.mutable_grad(), {});
+    const at::TensorOptions reduced = parameter.weight.options().dtype(context_.options().reduce_dtype);
+    sent.push_back(grad.defined() ? grad.to(reduced.dtype()).contiguous()
+                                  : at::zeros(parameter.local, reduced));
+  }
+  return sent;
+}
+
+// [world, sum of padded rows] of parameters first to last - 1 in the reduce dtype: row r is what rank r will
+// hold. Frees the gradients that it copies.
+at::Tensor ShardGroup::pack_gradients(size_t first, size_t last) {
+  const int64_t world = context_.shard().size();
+  int64_t sum = 0;
+  for (size_t i = first; i < last; ++i) sum += parameters_[i]->padded_numel();
+  const ShardingOptions& options = context_.options();
+  const at::Tensor packed =
+      at::empty({world, sum}, at::TensorOptions(options.reduce_dtype).device(options.device));
+  std::vector<at::Tensor> grads;
+  for (size_t i = first; i < last; ++i)
+    grads.push_back(std::exchange(parameters_[i]->parameter().weight.mutable_grad(), {}));
+  if (chunk_cat_takes(grads, packed)) {
+    at::Tensor out = packed;
+    at::_chunk_cat_out(out, grads, /*dim=*/0, /*num_chunks=*/world);
+    return packed;
+  }
+  int64_t offset = 0;
+  for (size_t i = 0; i < grads.size(); ++i) {
+    const int64_t count = parameters_[first + i]->padded_numel();
+    pack(grads[i], packed.narrow(1, offset, count));
+    grads[i].reset();
+    offset += count;
+  }
+  return packed;
+}
+
+void ShardGroup::start_reduce_scatter() {
+  const TraceRange range("reduce-scatter", name_);
+  std::vector<at::Tensor> sent = take_gradients();
+  // Into memory of the compute stream, whose earlier work may still use it: the reduction waits for that.
+  const bool into_gradients = reduces_into_gradients();
+  int64_t sum = 0;
+  for (const ShardedParameterPtr& parameter : parameters_) {
+    parameter->allocate_grad();
+    if (into_gradients) parameter->start_grad();
+    sum += parameter->padded_numel();
+  }
+  // The reduction runs on a stream of its own, overlapping the backward of the next unit, once the compute
+  // stream has made the gradients.
+  context_.reduce_stream_.wait(DeviceStream::current(context_.options().device));
+  StreamScope scope(context_.reduce_stream_);
+  const ShardingOptions& options = context_.options();
+  const at::Tensor local_sum =
+      into_gradients ? grads_
+                     : at::empty({sum}, at::TensorOptions(options.reduce_dtype).device(options.device));
+  std::vector<ReducePart> parts;
+  int64_t offset = 0;
+  for (const at::Tensor& tensor : sent) {
+    const int64_t count = tensor.numel() / context_.shard().size();
+    parts.push_back({local_sum.narrow(0, offset, count), tensor.view({-1})});
+    offset += count;
+  }
+  Pending operation = context_.shard().start_reduce_scatter_sum(std::move(parts));
+  context_.in_flight_.emplace(FsdpContext::Reduction{this, "reduce-scatter wait", std::move(operation),
+                                                     std::move(sent),
+                                                     into_gradients ? at::Tensor() : local_sum});
+}
+
+// Whether the sum of this microbatch, the first one, is what the gradients become: all of the group's, and as
+// it comes.
+bool ShardGroup::reduces_into_gradients() const {
+  const ShardingOptions& options = context_.options();
+  return owned_.size() == parameters_.size() && options.reduce_dtype == options.state_dtype &&
+         options.device == options.state_device &&
+         std::ranges::none_of(owned_, [](const auto& parameter) { return parameter->holds_grad(); });
+}
+
+void ShardGroup::add_to_sharded_gradients(const at::Tensor& local_sum) {
+  if (owned_.size() == parameters_.size() &&
+      std::ranges::all_of(owned_, [](const auto& parameter) { return parameter->holds_grad(); })) {
+    grads_.add_(local_sum.to(grads_.device()));
+    return;
+  }
+  int64_t offset = 0;
+  for (const ShardedParameterPtr& parameter : parameters_) {
+    parameter->add_to_grad(local_sum.narrow(0, offset, parameter->padded_numel()));
+    offset += parameter->padded_numel();
+  }
+}
+
+// Once a step: the group's own gradients are one tensor, so this is one all-reduce. A tied weight belongs to
+// the first unit, whose backward comes last, so its sum is complete here.
+void ShardGroup::start_replica_all_reduce() {
+  if (grads_.numel() == 0) return;
+  std::vector<at::Tensor> sent;
+  if (context_.in_flight_) {  // this group's reduce-scatter: its result is what the replicas add up
+    context_.complete_on_reduce_stream(*context_.in_flight_);
+    sent = std::move(context_.in_flight_->sent);
+  }
+  const TraceRange range("all-reduce", name_);
+  context_.reduce_stream_.wait(DeviceStream::current(context_.options().device));
+  StreamScope scope(context_.reduce_stream_);
+  Pending operation = context_.replicate().start_all_reduce_sum(grads_);
+  context_.in_flight_.emplace(FsdpContext::Reduction{this, "all-reduce wait", std::move(operation),
+                                                     std::move(sent), /*local_sum=*/{}});
+}
+
+}  // namespace hyperion::parallel

@@ -1,0 +1,147 @@
+// Fully sharded data parallelism (FSDP2's behaviour), driven step by step: a ShardGroup is the parameters of
+// one unit of the model, and a schedule (trainer/schedule.h) decides when to all-gather them, when to free
+// them, and when to reduce their gradients. Hybrid sharding (HSDP) and plain replication are the same with
+// another pair of communicators.
+//
+// Under tensor parallelism the weights of a unit are those that this rank's layers read (Parameter::local);
+// what every tensor parallel rank has whole has a gradient that is the sum of theirs.
+//
+// All reductions are sums: the loss is already divided by the global number of valid tokens.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "base/device/streams.h"
+#include "parallel/comm/communicator.h"
+#include "parallel/fsdp/sharded_parameter.h"
+#include "parallel/placement.h"
+
+namespace hyperion::parallel {
+
+class ShardGroup;
+
+// The sharded gradients of this rank, padding included (its values are zero); each element once.
+struct LocalGradients {
+  // Of parameters that no other tensor parallel rank has the same rows of; without tensor parallelism of all.
+  std::vector<at::Tensor> divided;
+  // Of parameters that every tensor parallel rank has whole, sharded over fsdp alike.
+  std::vector<at::Tensor> replicated;
+};
+
+// What ShardGroups over the same ranks share: which part of a parameter each rank holds, the communicators,
+// the gather and reduce streams, and the one reduction in flight.
+class FsdpContext {
+ public:
+  // As `rank` of `mesh`. `tensor`: the ranks that have divided the parameters (Parameter::cuts); null: none.
+  FsdpContext(const Mesh& mesh, int rank, Communicator& shard, Communicator& replicate,
+              const ShardingOptions& options, Communicator* tensor = nullptr);
+
+  Communicator& shard() const { return shard_; }
+  Communicator& replicate() const { return replicate_; }
+  Communicator* tensor() const { return tensor_; }
+  const ShardingOptions& options() const { return options_; }
+  // Of a parameter of this rank's stage.
+  Placement placement(const Parameter& parameter) const {
+    return placement_of(parameter, mesh_.coordinate(rank_, MeshDim::kPp), mesh_, rank_);
+  }
+
+  // Completes the reduction in flight; what the compute stream runs next may read all gradients that were
+  // reduced so far. Call at the end of backward.
+  void finish_reduction();
+
+  // Adds up LocalGradients::replicated over the tensor parallel ranks, as one tensor in their dtype. Once a
+  // step, when all other sums are complete.
+  void sum_over_tensor_ranks(const std::vector<at::Tensor>& replicated) const;
+
+ private:
+  friend class ShardGroup;
+  // A reduce-scatter, or an all-reduce over the replicas. One at a time bounds the memory of its buffers.
+  struct Reduction {
+    ShardGroup* group;
+    const char* range;  // of waiting for it
+    Pending operation;
+    std::vector<at::Tensor> sent;  // by the reduce-scatter, kept until the compute stream has waited
+    at::Tensor local_sum;          // still to be added to the gradients; undefined where it is in them
+  };
+  void complete_on_reduce_stream(Reduction& reduction);
+
+  Mesh mesh_;
+  int rank_;
+  Communicator& shard_;
+  Communicator& replicate_;
+  Communicator* tensor_;
+  ShardingOptions options_;
+  DeviceStream gather_stream_, reduce_stream_;
+  std::optional<Reduction> in_flight_;
+  DeviceEvent reduced_;
+};
+
+// Encodes the all-gather inputs of those `parameters` whose masters have changed since: one all-reduce of
+// their maxima for all of them. Collective over the fsdp group and the tensor parallel ranks.
+void encode_changed_weights(const FsdpContext& context, const std::vector<ShardedParameterPtr>& parameters);
+
+class ShardGroup {
+ public:
+  // Parameters that an earlier group already holds (a tied head) are shared with it; the others become this
+  // group's own.
+  ShardGroup(std::string name, const std::vector<ParameterPtr>& parameters,
+             std::map<const Parameter*, ShardedParameterPtr>& known, FsdpContext& context);
+
+  const std::string& name() const { return name_; }
+  const std::vector<ShardedParameterPtr>& parameters() const { return parameters_; }
+  const std::vector<ShardedParameterPtr>& owned() const { return owned_; }
+  const at::Tensor& owned_grads() const { return grads_; }  // 1-D, the padded rows of all own parameters
+  // Views of owned_grads(), one for each stretch of parameters that are divided, or are not.
+  const LocalGradients& local_gradients() const { return local_gradients_; }
+
+  // Starts the all-gather of the weights; does nothing when they are gathered or in flight.
+  void start_unshard();
+  // What the current stream runs next may read the weights. Starts the all-gather if it has not been started.
+  void finish_unshard();
+  // Frees the gathered weights.
+  void reshard();
+
+  // The next reduce() is the first one of a step. On a GPU it also frees the sharded gradients: nothing may
+  // read them until they have been reduced.
+  void drop_grads();
+  // Takes the .grad() of the weights and starts adding its sum over the fsdp group to the sharded gradients;
+  // in the first microbatch of a step they become that sum. On the last one replicas are summed too.
+  void reduce(bool last_microbatch);
+
+ private:
+  friend class FsdpContext;
+  enum class State { kSharded, kGathering, kUnsharded };
+  // What a reduce-scatter sends as one tensor: the gradients of parameters [first, last) packed, or one of
+  // them as it is.
+  struct SentPart {
+    size_t first, last;
+    bool packed;
+  };
+  void make_local_gradients();
+  void choose_gradient_dtypes();
+  void plan_parts();
+  std::vector<at::Tensor> take_gradients();
+  at::Tensor pack_gradients(size_t first, size_t last);
+  bool reduces_into_gradients() const;
+  void add_to_sharded_gradients(const at::Tensor& local_sum);
+  void start_reduce_scatter();
+  void start_replica_all_reduce();
+
+  std::string name_;
+  FsdpContext& context_;
+  std::vector<ShardedParameterPtr> parameters_, owned_;
+  at::Tensor grads_;
+  LocalGradients local_gradients_;
+  std::vector<SentPart> sent_parts_;  // of all parameters, in order
+  State state_ = State::kSharded;
+  Pending all_gather_;  // in flight
+  DeviceEvent gathered_;
+};
+
+}  // namespace hyperion::parallel

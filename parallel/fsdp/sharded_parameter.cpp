@@ -1,0 +1,167 @@
+#include "parallel/fsdp/sharded_parameter.h"
+
+#include <utility>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/Allocator.h>
+
+#include "base/error.h"
+
+namespace hyperion::parallel {
+namespace {
+
+at::Tensor tensor_on_storage(const c10::Storage& storage, at::IntArrayRef shape,
+                             const at::TensorOptions& options, int64_t offset) {
+  at::Tensor tensor = at::empty({0}, options);
+  tensor.unsafeGetTensorImpl()->set_storage_keep_dtype(storage);
+  tensor.unsafeGetTensorImpl()->set_sizes_contiguous(shape);
+  tensor.unsafeGetTensorImpl()->set_storage_offset(offset);
+  return tensor;
+}
+
+// Whether layers read the shard itself: nothing is gathered.
+bool reads_shards(int64_t world, const ShardingOptions& options) {
+  return world == 1 && options.state_device == options.device;
+}
+
+}  // namespace
+
+TensorMemory::TensorMemory(size_t bytes, at::Device device)
+    : bytes_(bytes), storage_(at::empty({0}, at::TensorOptions(at::kByte).device(device)).storage()) {
+  free();
+}
+
+at::Tensor TensorMemory::tensor(at::IntArrayRef shape, const at::TensorOptions& options,
+                                int64_t offset) const {
+  return tensor_on_storage(storage_, shape, options, offset);
+}
+
+void TensorMemory::allocate() {
+  auto* storage = storage_.unsafeGetStorageImpl();
+  if (storage->nbytes() == bytes_) return;
+  storage->set_data_ptr_noswap(c10::GetAllocator(storage->device_type())->allocate(bytes_));
+  storage->set_nbytes(bytes_);
+}
+
+void TensorMemory::free() {
+  auto* storage = storage_.unsafeGetStorageImpl();
+  storage->set_data_ptr_noswap(at::DataPtr(nullptr, storage->device()));
+  storage->set_nbytes(0);
+}
+
+PackMemory::PackMemory(Parameter& pack, int world, const ShardingOptions& options) {
+  const auto compute = at::TensorOptions(options.compute_dtype).device(options.device);
+  const int64_t numel = whole_box(pack.local).numel();
+  if (reads_shards(world, options)) {
+    shards = at::zeros({numel}, compute);
+    pack.weight = shards.view(pack.local);
+  } else {
+    gathered = std::make_shared<TensorMemory>(numel * compute.dtype().itemsize(), options.device);
+    pack.weight = gathered->tensor(pack.local, compute);
+  }
+}
+
+ShardedParameter::ShardedParameter(ParameterPtr parameter, Placement placement,
+                                   const ShardingOptions& options, PackMemory* pack)
+    : parameter_(std::move(parameter)),
+      placement_(std::move(placement)),
+      rank_(placement_.cuts.back().index),
+      world_(placement_.cuts.back().parts),
+      direct_(reads_shards(world_, options)) {
+  const int64_t numel = padded_numel();
+  const bool pinned = options.state_device.is_cpu() && !options.device.is_cpu();
+  const auto state =
+      at::TensorOptions(options.state_dtype).device(options.state_device).pinned_memory(pinned);
+  const bool encoded = options.codec && options.codec->applies(*parameter_);
+  const bool same_dtype = options.compute_dtype == options.state_dtype && !encoded;
+  const int64_t place = pack == nullptr ? 0 : std::exchange(pack->taken, pack->taken + numel);
+  if (pack != nullptr && direct_)
+    all_gather_input_ = pack->shards.narrow(0, place, numel);
+  else
+    all_gather_input_ = encoded ? at::zeros({numel}, state.dtype(at::kByte)).view(options.codec->dtype)
+                                : at::zeros({numel}, state.dtype(options.compute_dtype));
+  master_ = unpadded(same_dtype ? all_gather_input_ : at::zeros({numel}, state));
+  compute_shard_ = same_dtype || encoded ? master_ : unpadded(all_gather_input_);
+  const auto gathered = all_gather_input_.options().device(options.device).pinned_memory(false);
+  if (direct_) {
+    all_gather_output_ = all_gather_input_;
+  } else {
+    gathered_ = pack != nullptr ? pack->gathered
+                                : std::make_shared<TensorMemory>(world_ * numel * gathered.dtype().itemsize(),
+                                                                 options.device);
+    all_gather_output_ = gathered_->tensor({world_ * numel}, gathered, world_ * place);
+  }
+  const auto compute = gathered.dtype(options.compute_dtype);
+  const auto unsharded = [&](const at::TensorOptions& type) {
+    return tensor_on_storage(all_gather_output_.storage(), parameter_->local, type,
+                             all_gather_output_.storage_offset());
+  };
+  if (encoded) {
+    parameter_->encoded = unsharded(gathered);
+    parameter_->encoded_scale = at::ones({}, compute.dtype(at::kFloat));
+    parameter_->encoded_inverse = at::ones({}, compute.dtype(at::kFloat));
+    parameter_->weight = TensorMemory(0, options.device).tensor(parameter_->local, compute);
+  } else {
+    parameter_->weight = unsharded(compute);
+  }
+  parameter_->weight.requires_grad_();
+}
+
+at::Tensor ShardedParameter::unpadded(const at::Tensor& padded) const {
+  std::vector<int64_t> shape = parameter_->local;
+  shape[0] = chunk_of(shape[0], world_, rank_).count;
+  return padded.narrow(0, 0, shape[0] * parameter_->row_numel()).view(shape);
+}
+
+bool ShardedParameter::acquire() {
+  if (direct_ || users_++ > 0) return false;
+  gathered_->allocate();
+  parameter_->derived.reset();
+  return true;
+}
+
+void ShardedParameter::release() {
+  if (direct_) return;
+  if (users_ == 0) throw_bug("{}: released more often than acquired", parameter_->fqn);
+  if (--users_ > 0) return;
+  gathered_->free();
+  parameter_->derived.reset();
+}
+
+void ShardedParameter::allocate_grad() {
+  if (grad_memory_) grad_memory_->allocate();
+}
+
+void ShardedParameter::start_grad() {
+  allocate_grad();
+  holds_grad_ = true;
+}
+
+void ShardedParameter::add_to_grad(const at::Tensor& term) {
+  if (holds_grad_) {
+    padded_grad_.add_(term.to(padded_grad_.device()));
+    return;
+  }
+  start_grad();
+  padded_grad_.copy_(term);
+}
+
+void ShardedParameter::drop_grad() {
+  if (grad_memory_) grad_memory_->free();
+  holds_grad_ = false;
+}
+
+void ShardedParameter::contents_changed() {
+  stale_ = true;
+  parameter_->derived.reset();
+}
+
+void ShardedParameter::encode(const GatherCodec& codec) {
+  if (master_.numel() > 0)
+    codec.encode(master_, parameter_->encoded_scale.to(master_.device()), unpadded(all_gather_input_));
+  stale_ = false;
+}
+
+}  // namespace hyperion::parallel

@@ -1,0 +1,134 @@
+// One parameter of the model as this rank holds it. Its local shard: the master rows that the optimizer
+// updates, their copy in the compute dtype that is all-gathered, and the reduced gradient rows. And the
+// unsharded weight that layers read while it is gathered.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
+
+#include "base/parameter.h"
+#include "base/placement.h"
+#include "parallel/fsdp/gather_codec.h"
+
+namespace hyperion::parallel {
+
+struct ShardingOptions {
+  at::Device device = at::kCPU;  // where layers compute
+  // Where master, gradient and optimizer state are kept (CPU offload: the host).
+  at::Device state_device = at::kCPU;
+  at::ScalarType state_dtype = at::kFloat;  // of master, gradient and optimizer state
+  at::ScalarType compute_dtype = at::kBFloat16;
+  at::ScalarType reduce_dtype = at::kFloat;  // gradients are summed in it
+  // Whether weights that layers may multiply as one (Parameter::pack) lie side by side where they can, so
+  // that they do.
+  bool pack_weights = false;
+  std::shared_ptr<const GatherCodec> codec{};  // null: everything is gathered in compute_dtype
+};
+
+// Memory of tensors that stay while it is freed and allocated again: autograd keeps the unsharded leaves (and
+// views of them) from forward to backward. Allocated on the stream that is current.
+class TensorMemory {
+ public:
+  // Without memory at first.
+  TensorMemory(size_t bytes, at::Device device);
+
+  // A tensor of this shape that begins `offset` elements behind the start.
+  at::Tensor tensor(at::IntArrayRef shape, const at::TensorOptions& options, int64_t offset = 0) const;
+  void allocate();  // nothing where it is allocated
+  void free();
+
+ private:
+  size_t bytes_;
+  c10::Storage storage_;
+};
+
+// Where the weights of one pack (Parameter::pack) are gathered side by side, each at an offset of its own.
+struct PackMemory {
+  // pack: its `local` is what layers of this rank read, all weights' rows. Gives it its weight.
+  PackMemory(Parameter& pack, int world, const ShardingOptions& options);
+
+  at::Tensor shards{};  // at shard degree 1, where layers read them: of all weights, 1-D in the compute dtype
+  std::shared_ptr<TensorMemory> gathered{};  // else
+  int64_t taken = 0;                         // elements of one rank's shards that have been given away
+};
+
+class ShardedParameter {
+ public:
+  // `placement`: this rank's; its last cut is by rows over the fsdp group. `pack`: where the weight is
+  // gathered beside others; null: in memory of its own.
+  ShardedParameter(ParameterPtr parameter, Placement placement, const ShardingOptions& options,
+                   PackMemory* pack = nullptr);
+
+  const Parameter& parameter() const { return *parameter_; }
+  const ParameterPtr& shared_parameter() const { return parameter_; }
+  const Placement& placement() const { return placement_; }
+  Box box() const { return box_of(parameter_->shape, placement_.cuts); }  // of the whole tensor
+
+  // This rank's rows, unpadded: [local rows, ...].
+  const at::Tensor& master() const { return master_; }
+  // The sum of the step so far, where holds_grad(). Bound by the owning ShardGroup: 1-D [padded_numel], and
+  // the memory that it is part of where that is freed between steps.
+  const at::Tensor& grad() const { return grad_; }
+  void bind_grad(const at::Tensor& padded, std::shared_ptr<TensorMemory> memory = nullptr) {
+    padded_grad_ = padded;
+    grad_ = unpadded(padded);
+    grad_memory_ = std::move(memory);
+  }
+  bool holds_grad() const { return holds_grad_; }
+  // Adds a term, 1-D [padded_numel] with zeros as padding; the first one of a step is written.
+  void add_to_grad(const at::Tensor& term);
+  // The caller is about to write the first term itself.
+  void start_grad();
+  // The next term is the first one of a step. Frees the memory where that is done between steps, and
+  // allocate_grad() (or the next term) allocates it again, on the current stream.
+  void drop_grad();
+  void allocate_grad();
+  // The rows in the compute dtype: the master itself when dtype and device are equal, or when the weight is
+  // gathered encoded. Written by the optimizer.
+  const at::Tensor& compute_shard() const { return compute_shard_; }
+  bool has_separate_compute_shard() const { return !compute_shard_.is_same(master_); }
+
+  // Of what every rank of the fsdp group stores: that of rank 0, whose rows are never fewer.
+  int64_t padded_numel() const {
+    return chunk_of(parameter_->rows(), world_, 0).count * parameter_->row_numel();
+  }
+  // 1-D [padded_numel] in the compute dtype, or encoded: what this rank sends in an all-gather.
+  const at::Tensor& all_gather_input() const { return all_gather_input_; }
+  bool encoded() const { return parameter_->encoded.defined(); }
+
+  // Call when master and compute shard have new contents: what was derived or encoded from the old ones
+  // becomes invalid.
+  void contents_changed();
+  bool needs_encoding() const { return stale_ && encoded(); }
+  // Of the parameter's encoded_scale, which has been written.
+  void encode(const GatherCodec& codec);
+  // 1-D [world * padded_numel]: what an all-gather writes. Without storage while sharded.
+  const at::Tensor& all_gather_output() const { return all_gather_output_; }
+
+  // A parameter may be used by several groups (a tied head). acquire() allocates the unsharded weight and
+  // returns true when the caller has to fill it; release() frees it when no group uses it any more. At shard
+  // degree 1 the weight is the compute shard itself and both do nothing.
+  bool acquire();
+  void release();
+
+  // The rows of this rank inside a padded 1-D buffer, as [local rows, ...].
+  at::Tensor unpadded(const at::Tensor& padded) const;
+
+ private:
+  ParameterPtr parameter_;
+  Placement placement_;
+  int64_t rank_, world_;  // of its last cut
+  at::Tensor master_, grad_, padded_grad_, compute_shard_, all_gather_input_, all_gather_output_;
+  std::shared_ptr<TensorMemory> gathered_, grad_memory_;
+  bool holds_grad_ = false;
+  int users_ = 0;
+  bool stale_ = true;    // where encoded: the all-gather input is older than the master
+  bool direct_ = false;  // layers read the compute shard itself
+};
+
+using ShardedParameterPtr = std::shared_ptr<ShardedParameter>;
+
+}  // namespace hyperion::parallel

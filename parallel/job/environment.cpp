@@ -1,0 +1,208 @@
+#include "parallel/job/environment.h"
+
+#include <charconv>
+#include <cstdint>
+
+#include "base/error.h"
+#include "base/process.h"
+
+namespace hyperion::parallel {
+namespace {
+
+constexpr int64_t kMaxRanks = 1 << 20;
+constexpr size_t kMaxHosts = 100000;
+
+// Reads whole numbers and text from the environment, with errors that name the variable.
+class Reader {
+ public:
+  explicit Reader(const EnvironmentLookup& lookup) : lookup_(lookup) {}
+
+  // An empty variable counts as absent, as launchers often export one they have nothing for.
+  std::optional<std::string> text(const std::string& name) const {
+    auto value = lookup_(name);
+    return value && !value->empty() ? value : std::nullopt;
+  }
+  std::optional<int64_t> number(const std::string& name, int64_t low, int64_t high) const {
+    const auto value = text(name);
+    if (!value) return std::nullopt;
+    int64_t result = 0;
+    const auto [end, error] = std::from_chars(value->data(), value->data() + value->size(), result);
+    if (error != std::errc() || end != value->data() + value->size() || result < low || result > high) {
+      throw_config("environment variable {} is '{}', expected a whole number from {} to {}", name, *value,
+                   low, high);
+    }
+    return result;
+  }
+  int64_t required(const std::string& name, int64_t low, int64_t high, const std::string& because) const {
+    const auto value = number(name, low, high);
+    if (!value)
+      throw_config("environment variable {} is not set, but {} is: start all ranks with one launcher", name,
+                   because);
+    return *value;
+  }
+
+ private:
+  const EnvironmentLookup& lookup_;
+};
+
+void read_master(const Reader& reader, Environment& environment) {
+  if (const auto address = reader.text("MASTER_ADDR")) environment.master_addr = *address;
+  if (const auto port = reader.number("MASTER_PORT", 1, 65535))
+    environment.master_port = static_cast<int>(*port);
+}
+
+Environment read_torchrun(const Reader& reader) {
+  Environment environment;
+  const int64_t world = reader.required("WORLD_SIZE", 1, kMaxRanks, "RANK");
+  environment.world_size = static_cast<int>(world);
+  environment.rank = static_cast<int>(reader.required("RANK", 0, world - 1, "WORLD_SIZE"));
+  const int64_t local_world = reader.number("LOCAL_WORLD_SIZE", 1, world).value_or(world);
+  environment.local_world_size = static_cast<int>(local_world);
+  environment.local_rank = static_cast<int>(
+      reader.number("LOCAL_RANK", 0, local_world - 1).value_or(environment.rank % local_world));
+  environment.node =
+      static_cast<int>(reader.number("GROUP_RANK", 0, world - 1).value_or(environment.rank / local_world));
+  if (world > 1) {
+    reader.required("MASTER_PORT", 1, 65535, "RANK");
+    if (!reader.text("MASTER_ADDR"))
+      throw_config("environment variable MASTER_ADDR is not set, but RANK is: set it to the host of rank 0");
+  }
+  read_master(reader, environment);
+  environment.agent_store = reader.text("TORCHELASTIC_USE_AGENT_STORE") == "True";
+  environment.restart_count =
+      static_cast<int>(reader.number("TORCHELASTIC_RESTART_COUNT", 0, 1 << 20).value_or(0));
+  return environment;
+}
+
+// This host's entry of "4(x2),3": 4 tasks on the first two hosts, 3 on the third.
+int64_t slurm_tasks_on_node(const Reader& reader, const Environment& environment) {
+  const char* name =
+      reader.text("SLURM_STEP_TASKS_PER_NODE") ? "SLURM_STEP_TASKS_PER_NODE" : "SLURM_TASKS_PER_NODE";
+  const auto list = reader.text(name);
+  if (!list)
+    throw_config(
+        "environment variable SLURM_TASKS_PER_NODE is not set, but SLURM_PROCID is: start the ranks with "
+        "srun");
+  const char* at = list->data();
+  const char* const end = at + list->size();
+  for (int64_t node = 0; at < end;) {
+    int64_t tasks = 0, repeat = 1;
+    auto parsed = std::from_chars(at, end, tasks);
+    bool good = parsed.ec == std::errc() && tasks > 0 && tasks <= environment.world_size;
+    if (good && end - parsed.ptr > 2 && parsed.ptr[0] == '(' && parsed.ptr[1] == 'x') {
+      parsed = std::from_chars(parsed.ptr + 2, end, repeat);
+      good = parsed.ec == std::errc() && repeat > 0 && repeat <= kMaxRanks && parsed.ptr < end &&
+             *parsed.ptr++ == ')';
+    }
+    if (!good || (parsed.ptr < end && *parsed.ptr != ',')) break;
+    node += repeat;
+    if (environment.node < node) return tasks;
+    at = parsed.ptr + 1;
+  }
+  throw_config("environment variable {} is '{}', expected a list like 4(x2),3 with an entry for host {}",
+               name, *list, environment.node);
+}
+
+Environment read_slurm(const Reader& reader) {
+  Environment environment;
+  const int64_t world = reader.required("SLURM_NTASKS", 1, kMaxRanks, "SLURM_PROCID");
+  environment.world_size = static_cast<int>(world);
+  environment.rank = static_cast<int>(reader.required("SLURM_PROCID", 0, world - 1, "SLURM_NTASKS"));
+  environment.local_rank = static_cast<int>(reader.required("SLURM_LOCALID", 0, world - 1, "SLURM_PROCID"));
+  environment.node = static_cast<int>(reader.number("SLURM_NODEID", 0, world - 1).value_or(0));
+  const auto list = reader.text("SLURM_STEP_NODELIST") ? reader.text("SLURM_STEP_NODELIST")
+                                                       : reader.text("SLURM_JOB_NODELIST");
+  if (world > 1 && !list)
+    throw_config(
+        "environment variable SLURM_JOB_NODELIST is not set, but SLURM_PROCID is: start the ranks with srun");
+  const auto hosts = list ? expand_node_list(*list) : std::vector<std::string>{"127.0.0.1"};
+  environment.local_world_size =
+      static_cast<int>(hosts.size() == 1 ? world : slurm_tasks_on_node(reader, environment));
+  environment.master_addr = hosts.size() == 1 ? "127.0.0.1" : hosts.front();
+  // Jobs on one host must not meet: 10,000 ports above the well-known ones and below Linux's ephemeral range
+  // (32768).
+  environment.master_port =
+      static_cast<int>(20000 + reader.number("SLURM_JOB_ID", 0, INT64_MAX).value_or(0) % 10000);
+  read_master(reader, environment);
+  return environment;
+}
+
+// Appends the hosts of one element, "prefix[0-3,7]suffix" with any number of bracketed parts.
+void expand_element(std::string_view prefix, std::string_view rest, std::string_view whole, int depth,
+                    std::vector<std::string>& hosts) {
+  const auto malformed = [&](const char* why) {
+    throw_config("SLURM node list '{}' is malformed: {}; set MASTER_ADDR to the host of rank 0", whole, why);
+  };
+  const size_t open = rest.find('[');
+  if (open == std::string_view::npos) {
+    if (rest.find(']') != std::string_view::npos) malformed("']' without '['");
+    if (prefix.empty() && rest.empty()) malformed("an empty host name");
+    if (hosts.size() >= kMaxHosts) malformed("more than 100,000 hosts");
+    hosts.emplace_back(std::string(prefix).append(rest));
+    return;
+  }
+  const size_t close = rest.find(']', open);
+  if (close == std::string_view::npos) malformed("'[' without ']'");
+  if (depth > 8) malformed("more than eight bracketed parts in one name");
+  std::string_view ranges = rest.substr(open + 1, close - open - 1);
+  const std::string stem = std::string(prefix).append(rest.substr(0, open));
+  while (true) {
+    const size_t comma = ranges.find(',');
+    const std::string_view range = ranges.substr(0, comma);
+    const size_t dash = range.find('-');
+    const std::string_view low_text = range.substr(0, dash);
+    const std::string_view high_text = dash == std::string_view::npos ? low_text : range.substr(dash + 1);
+    const auto parse = [&](std::string_view text) {
+      int64_t value = 0;
+      const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+      if (text.empty() || text.size() > 9 || text[0] == '-' || error != std::errc() ||
+          end != text.data() + text.size()) {
+        malformed("a range is not of the form 3 or 3-7");
+      }
+      return value;
+    };
+    const int64_t low = parse(low_text), high = parse(high_text);
+    if (high < low) malformed("a range runs backwards");
+    for (int64_t i = low; i <= high; ++i) {
+      expand_element(stem + fmt::format("{:0{}}", i, low_text.size()), rest.substr(close + 1), whole,
+                     depth + 1, hosts);
+    }
+    if (comma == std::string_view::npos) return;
+    ranges.remove_prefix(comma + 1);
+  }
+}
+
+}  // namespace
+
+Environment read_environment(const EnvironmentLookup& lookup) {
+  const Reader reader(lookup);
+  if (reader.text("RANK") || reader.text("WORLD_SIZE")) return read_torchrun(reader);
+  // Inside an interactive allocation SLURM_NTASKS is set without a rank: that is one process.
+  if (reader.text("SLURM_PROCID")) return read_slurm(reader);
+  return {};
+}
+
+Environment read_environment() {
+  return read_environment(environment_variable);
+}
+
+std::vector<std::string> expand_node_list(std::string_view list) {
+  std::vector<std::string> hosts;
+  size_t start = 0;
+  int depth = 0;
+  for (size_t i = 0; i <= list.size(); ++i) {
+    if (i < list.size() && list[i] == '[') ++depth;
+    if (i < list.size() && list[i] == ']') --depth;
+    if (depth < 0 || depth > 1)
+      throw_config(
+          "SLURM node list '{}' is malformed: brackets do not match; set MASTER_ADDR to the host of rank 0",
+          list);
+    if (i == list.size() || (list[i] == ',' && depth == 0)) {
+      expand_element("", list.substr(start, i - start), list, 0, hosts);
+      start = i + 1;
+    }
+  }
+  return hosts;
+}
+
+}  // namespace hyperion::parallel

@@ -1,0 +1,40 @@
+// Which network interface of this host the ranks talk over, and what the environment says about it.
+#pragma once
+
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "parallel/job/environment.h"
+
+namespace hyperion::parallel {
+
+struct NetworkInterface {
+  std::string name;     // "eth0"; empty where no interface has the address
+  std::string address;  // "10.0.0.2"; empty when the user chose the interface by name
+  std::string why;      // "as GLOO_SOCKET_IFNAME says"
+};
+
+// What Gloo listens on: the interfaces that GLOO_SOCKET_IFNAME (`wanted`, a comma list) names; else loopback
+// where all ranks are on this host; else the interface that leads to MASTER_ADDR. Throws Error(kUsage) when
+// an interface does not exist, Error(kCommunication) when none leads to other hosts.
+std::vector<NetworkInterface> gloo_interfaces(const Environment& environment, std::string_view wanted);
+std::vector<NetworkInterface> gloo_interfaces(const Environment& environment);  // from the environment
+
+// The variables of this process's environment that the communication libraries read (NCCL_*, TORCH_NCCL_*,
+// TORCH_FR_*, GLOO_*), by name.
+std::vector<std::pair<std::string, std::string>> network_variables();
+
+// Sets variables of this process's environment that the user has not set, by this name or an older one that
+// c10d reads too.
+void set_unless_user_did(const std::map<std::string, std::string>& variables);
+
+// For the log of a start: interfaces and variables, a line each. `nccl`: the ranks exchange tensors over
+// NCCL, which chooses its interfaces itself unless told; `variables`: network_variables() as the user set
+// them.
+std::vector<std::string> describe_network(const std::vector<NetworkInterface>& gloo, bool nccl,
+                                          const std::vector<std::pair<std::string, std::string>>& variables);
+
+}  // namespace hyperion::parallel

@@ -1,0 +1,253 @@
+#include "parallel/job/rendezvous.h"
+
+#include <atomic>
+#include <set>
+#include <thread>
+
+#include <c10/util/Exception.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "base/collective.h"
+#include "base/device/error_text.h"
+#include "base/durable.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "base/pack.h"
+#include "base/rank_list.h"
+#include "parallel/job/sockets.h"
+
+namespace hyperion::parallel {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr const char* kProcesses = "processes of the rank";
+constexpr const char* kLeft = "left";  // "RANK WHY" of a rank that has ended before all had met
+
+std::atomic<bool> met_or_left{false};  // this rank
+
+// --- the store ---
+
+// Rank 0's socket for the store; -1: libtorch shall listen on every interface.
+int listening_socket(const Environment& environment) {
+  if (environment.master_listen_fd >= 0) return environment.master_listen_fd;
+  Descriptor socket(listen_on(environment.master_addr, environment.master_port));
+  const char* why = nullptr;
+  if (!socket)
+    why = "is no address of this host";
+  else if (!environment.single_host() && is_loopback(socket.get()))
+    why = "is the loopback address on this host, which other hosts cannot reach";
+  if (why == nullptr) return socket.release();
+  log_warning(
+      "MASTER_ADDR {} {}: the rendezvous listens on every interface; set MASTER_ADDR to the address of rank "
+      "0's host in the network of the job",
+      environment.master_addr, why);
+  return -1;
+}
+
+c10::intrusive_ptr<c10d::Store> connect(const Environment& environment, milliseconds timeout) {
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<uint16_t>(environment.master_port);
+  options.isServer = environment.rank == 0 && !environment.agent_store;
+  options.waitWorkers = false;  // we wait ourselves, to say which ranks are missing
+  options.timeout = timeout;
+  if (options.isServer) {
+    const int socket = listening_socket(environment);
+    if (socket >= 0) options.masterListenFd = socket;
+  }
+  try {
+    return c10::make_intrusive<c10d::TCPStore>(environment.master_addr, options);
+  } catch (const c10::Error& error) {
+    const std::string why = brief(error);
+    if (options.isServer && why.find("EADDRINUSE") != std::string::npos)
+      throw_port_in_use(environment.master_addr, environment.master_port);
+    throw_comm(
+        "rank {} could not {} the rendezvous at {}:{}: {}; check MASTER_ADDR and MASTER_PORT and that rank 0 "
+        "runs",
+        environment.rank, options.isServer ? "open" : "reach", environment.master_addr, options.port, why);
+  }
+}
+
+// --- what the ranks write into it ---
+
+std::string prefix(const Environment& environment) {
+  return fmt::format("hyperion/{}", environment.restart_count);
+}
+
+std::string joined_key(int rank) {
+  return fmt::format("joined/{}", rank);
+}
+
+// --- rank 0 ---
+
+class JoinedRanks {
+ public:
+  JoinedRanks(c10d::Store& store, const Environment& environment, const Fingerprint& identity,
+              milliseconds grace)
+      : store_(store), world_(environment.world_size), identity_(identity), grace_(grace) {}
+
+  // Returns when every rank has joined as the same job; else tells all why not, and throws it.
+  void require_all(milliseconds timeout) {
+    store_.set("identity", pack(identity_));
+    wait_for_ranks(timeout);
+    std::vector<DifferingRank> differing;
+    int left = 0;
+    if (store_.check({kLeft})) {
+      const std::string text = store_.get_to_str(kLeft);
+      left = std::stoi(text);
+      problem_ = fmt::format("rank {} ended before all ranks had met: {}; see its log", left,
+                             text.substr(text.find(' ') + 1));
+    } else if (store_.add("differing", 0) > 0) {
+      wait_until_all_compared();
+      differing = differing_ranks();
+      code_ = ExitCode::kUsage;
+      problem_ = describe_differences(identity_, differing);
+    }
+    store_.set("gate", problem_.empty() ? "" : encode_error(Error(code_, problem_)));
+    if (problem_.empty()) return;
+    std::vector<std::string> told;
+    std::set<int> listeners;
+    for (const DifferingRank& rank : differing) listeners.insert(rank.rank);
+    for (int r = 1; r < world_; ++r)
+      if (r != left && joined(r)) listeners.insert(r);
+    for (const int rank : listeners) told.push_back(fmt::format("told/{}", rank));
+    try {  // the store ends with this process: let the others read first
+      store_.wait(told, grace_);
+    } catch (const c10::Error&) {
+    }
+    throw Error(code_, problem_);
+  }
+
+ private:
+  bool joined(int rank) { return store_.check({joined_key(rank)}); }
+
+  // Until all have joined, or one that differs has.
+  void wait_for_ranks(milliseconds timeout) {
+    try {
+      store_.wait({"complete"}, timeout);
+      return;
+    } catch (const c10::Error&) {
+    }
+    std::vector<int> missing;
+    for (int r = 0; r < world_; ++r)
+      if (!joined(r)) missing.push_back(r);
+    if (!missing.empty()) {
+      problem_ = fmt::format(
+          "{} of {} ranks joined within {} s, missing: rank {}; see the logs of the missing ranks",
+          world_ - missing.size(), world_, static_cast<double>(timeout.count()) / 1000.0, rank_list(missing));
+      return;
+    }
+    try {  // the last one joined a moment ago
+      store_.wait({"complete"}, grace_);
+    } catch (const c10::Error&) {
+      problem_ = fmt::format("all {} ranks joined within {} s, but they do not answer: see their logs",
+                             world_, static_cast<double>(timeout.count()) / 1000.0);
+    }
+  }
+
+  std::vector<DifferingRank> differing_ranks() {
+    std::vector<DifferingRank> ranks;
+    const int64_t count = store_.add("differing", 0);
+    for (int64_t i = 1; i <= count; ++i) {
+      Fingerprint entries = unpack<Fingerprint>(store_.get_to_str(fmt::format("differing/{}", i)));
+      const auto rank = entries.extract("");
+      ranks.push_back({std::stoi(rank.mapped()), std::move(entries)});
+    }
+    return ranks;
+  }
+
+  // So that those that start a little later are named, and end with this message, as well.
+  void wait_until_all_compared() {
+    const auto deadline = std::chrono::steady_clock::now() + grace_;
+    while (store_.add("agreeing", 0) + store_.add("differing", 0) < world_ - 1 &&
+           std::chrono::steady_clock::now() < deadline)
+      std::this_thread::sleep_for(milliseconds(50));
+  }
+
+  c10d::Store& store_;
+  const int world_;
+  const Fingerprint& identity_;
+  const milliseconds grace_;  // for ranks that join, or read why the job ends, a little later
+  ExitCode code_ = ExitCode::kCommunication;
+  std::string problem_;
+};
+
+// --- the others ---
+
+void report_difference(c10d::Store& store, int rank, Fingerprint entries) {
+  entries[""] = std::to_string(rank);
+  const int64_t number = store.add("differing", 1);
+  store.set(fmt::format("differing/{}", number), pack(entries));
+  store.set("complete", "");
+}
+
+// Of what a rank of another build has packed in its own way: nothing, so that every entry differs.
+Fingerprint unpack_or_nothing(const std::string& bytes) {
+  try {
+    return unpack<Fingerprint>(bytes);
+  } catch (const Error&) {
+    return {};
+  }
+}
+
+void join_rank0(c10d::Store& store, const Environment& environment, const Fingerprint& identity,
+                milliseconds timeout, milliseconds grace) {
+  const int rank = environment.rank;
+  store.wait({"identity"}, timeout);
+  const Fingerprint differing = differing_entries(unpack_or_nothing(store.get_to_str("identity")), identity);
+  if (!differing.empty())
+    report_difference(store, rank, differing);
+  else if (store.add("agreeing", 1) == environment.world_size - 1)
+    store.set("complete", "");
+  store.wait({"gate"}, timeout + grace + seconds(2));  // rank 0 speaks first: it knows who is missing
+  const std::string answer = store.get_to_str("gate");
+  store.set(fmt::format("told/{}", rank), "");
+  if (!answer.empty()) throw_encoded_error(answer);
+}
+
+}  // namespace
+
+c10::intrusive_ptr<c10d::Store> join_ranks(const Environment& environment, const Fingerprint& identity,
+                                           milliseconds timeout, milliseconds response_timeout) {
+  const auto store =
+      c10::make_intrusive<c10d::PrefixStore>(prefix(environment), connect(environment, timeout));
+  const struct MetOrLeft {
+    ~MetOrLeft() { met_or_left = true; }
+  } at_the_end;  // an error that ends the rendezvous has been told, too
+  Fingerprint expected = identity;
+  expected.emplace(kProcesses, "1");
+  const milliseconds grace = response_timeout + seconds(1);
+  try {
+    if (store->add(joined_key(environment.rank), 1) > 1) {
+      report_difference(*store, environment.rank, {{kProcesses, "2"}});
+      throw_config("two processes have RANK {}: every process of the job needs its own", environment.rank);
+    }
+    if (environment.rank == 0)
+      JoinedRanks(*store, environment, expected, grace).require_all(timeout);
+    else
+      join_rank0(*store, environment, expected, timeout, grace);
+  } catch (const c10::Error& error) {
+    throw_comm("rank {} lost rank 0 during rendezvous: {}", environment.rank, brief(error));
+  }
+  return store;
+}
+
+void leave_ranks(const Environment& environment, const std::string& why) noexcept {
+  if (environment.rank == 0 || met_or_left.exchange(true)) return;
+  try {
+    if (!connect_to(environment.master_addr, environment.master_port, seconds(1))) return;
+    c10d::TCPStoreOptions options;
+    options.port = static_cast<uint16_t>(environment.master_port);
+    options.waitWorkers = false;
+    options.timeout = seconds(2);
+    const auto store = c10::make_intrusive<c10d::PrefixStore>(
+        prefix(environment), c10::make_intrusive<c10d::TCPStore>(environment.master_addr, options));
+    store->set(kLeft, fmt::format("{} {}", environment.rank, why));
+    store->set("complete", "");
+  } catch (const std::exception&) {  // they will find out when comm.init_timeout_seconds have passed
+  }
+}
+
+}  // namespace hyperion::parallel
