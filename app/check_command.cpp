@@ -34,10 +34,10 @@
 #include "trainer/hugging_face/config.h"
 #include "trainer/hugging_face/hf_model.h"
 #include "trainer/model_and_optimizer.h"
+#include "trainer/preflight.h"
 #include "trainer/runtime/runtime.h"
 #include "trainer/runtime/size_estimate.h"
-#include "trainer/setup/preflight.h"
-#include "trainer/setup/sharding_advice.h"
+#include "trainer/sharding_advice.h"
 #include "trainer/training_state.h"
 
 namespace hyperion::app {

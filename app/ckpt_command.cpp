@@ -20,8 +20,8 @@
 #include "trainer/hugging_face/export_files.h"
 #include "trainer/hugging_face/hf_model.h"
 #include "trainer/hugging_face/names.h"
+#include "trainer/job_data.h"
 #include "trainer/runtime/runtime.h"
-#include "trainer/setup/data_setup.h"
 
 namespace hyperion::app {
 namespace fs = std::filesystem;

@@ -14,8 +14,8 @@
 #include "trainer/config/validate.h"
 #include "trainer/hugging_face/config.h"
 #include "trainer/hugging_face/hf_model.h"
+#include "trainer/job_data.h"
 #include "trainer/runtime/runtime.h"
-#include "trainer/setup/data_setup.h"
 
 namespace hyperion::app {
 namespace fs = std::filesystem;

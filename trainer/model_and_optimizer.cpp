@@ -8,9 +8,9 @@
 #include "base/progress.h"
 #include "models/init.h"
 #include "parallel/job/phase.h"
-#include "trainer/setup/attention_setup.h"
-#include "trainer/setup/kernel_setup.h"
-#include "trainer/setup/options.h"
+#include "trainer/attention_choice.h"
+#include "trainer/kernel_choice.h"
+#include "trainer/model_options.h"
 
 namespace hyperion::trainer {
 namespace {

@@ -13,10 +13,10 @@
 #include "parallel/fsdp/fsdp.h"
 #include "parallel/fsdp/replica_audit.h"
 #include "trainer/config/job_config.h"
+#include "trainer/float8_conversion.h"
 #include "trainer/optim/adam.h"
 #include "trainer/optim/ema.h"
 #include "trainer/schedule.h"
-#include "trainer/setup/float8_setup.h"
 
 namespace hyperion::trainer {
 

@@ -21,11 +21,11 @@
 #include "trainer/config/entries.h"
 #include "trainer/config/input_path.h"
 #include "trainer/gradient_dump.h"
+#include "trainer/model_options.h"
+#include "trainer/monitoring.h"
 #include "trainer/optim/grad_clip.h"
+#include "trainer/preflight.h"
 #include "trainer/runtime/batch_job.h"
-#include "trainer/setup/monitoring.h"
-#include "trainer/setup/options.h"
-#include "trainer/setup/preflight.h"
 
 namespace hyperion::trainer {
 namespace {

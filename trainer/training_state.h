@@ -8,8 +8,8 @@
 #include "trainer/checkpointing/checkpointer.h"
 #include "trainer/checkpointing/job_state.h"
 #include "trainer/checkpointing/resume_policy.h"
+#include "trainer/job.h"
 #include "trainer/model_and_optimizer.h"
-#include "trainer/setup/job.h"
 
 namespace hyperion::trainer {
 

@@ -4,9 +4,10 @@
 
 #include <memory>
 
+#include "trainer/batch_mover.h"
+#include "trainer/job_data.h"
 #include "trainer/runtime/runtime.h"
 #include "trainer/schedule.h"
-#include "trainer/setup/data_setup.h"
 
 namespace hyperion::trainer {
 

@@ -10,7 +10,8 @@
 #include <ATen/core/Tensor.h>
 
 #include "models/transformer.h"
-#include "trainer/setup/data_setup.h"
+#include "trainer/batch_mover.h"
+#include "trainer/job_data.h"
 
 namespace hyperion::inference {
 

@@ -10,7 +10,8 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/progress.h"
-#include "trainer/setup/data_setup.h"
+#include "trainer/batch_mover.h"
+#include "trainer/job_data.h"
 
 namespace hyperion::inference {
 

@@ -11,9 +11,9 @@
 #include "models/flavors/registry.h"
 #include "parallel/comm/process_group.h"
 #include "tests/support/comm_ledger.h"
+#include "trainer/float8_conversion.h"
 #include "trainer/optim/adam.h"
 #include "trainer/schedule.h"
-#include "trainer/setup/float8_setup.h"
 
 namespace hyperion {
 

@@ -20,6 +20,7 @@
 #include "parallel/placement.h"
 #include "trainer/checkpointing/job_state.h"
 #include "trainer/checkpointing/stored_weights.h"
+#include "trainer/config/validate.h"
 
 namespace hyperion::trainer {
 namespace fs = std::filesystem;

@@ -283,6 +283,10 @@ int64_t data_parallel_degree(const JobConfig& config, int64_t world_size) {
   return world_size / p.pipeline_parallel_degree / p.context_parallel_degree / p.tensor_parallel_degree;
 }
 
+bool is_dry_run(const JobConfig& config) {
+  return config.comm.mode == CommMode::kFakeBackend;
+}
+
 int64_t microbatches_of(const JobConfig::Training& training, int64_t data_parallel_degree) {
   if (training.global_batch_size < 0) return 1;
   return training.global_batch_size / (training.local_batch_size * data_parallel_degree);

@@ -56,6 +56,10 @@ std::optional<int64_t> checkpointed_blocks(const JobConfig::ActivationCheckpoint
 // (check_config()).
 int64_t data_parallel_degree(const JobConfig& config, int64_t world_size);
 
+// comm.mode = "fake_backend": nothing is exchanged with the other ranks, so what is computed means nothing
+// and none of it is kept. No checkpoint is loaded or saved, no metrics and no record of the run are written.
+bool is_dry_run(const JobConfig& config);
+
 // How many microbatches of local_batch_size sequences each data-parallel rank has in a step.
 int64_t microbatches_of(const JobConfig::Training& training, int64_t data_parallel_degree);
 

@@ -30,10 +30,6 @@ parallel::Fingerprint job_identity(const JobConfig& config) {
 
 }  // namespace
 
-bool is_dry_run(const JobConfig& config) {
-  return config.comm.mode == CommMode::kFakeBackend;
-}
-
 parallel::Environment job_environment(const JobConfig& config) {
   if (!is_dry_run(config)) return parallel::read_environment();
   const std::string ranks = environment_variable("NGPU").value_or("1");

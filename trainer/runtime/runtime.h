@@ -30,10 +30,6 @@ struct Runtime {
 // rank 0 of NGPU ranks.
 parallel::Environment job_environment(const JobConfig& config);
 
-// comm.mode = "fake_backend": nothing is exchanged with the other ranks, so what is computed means nothing
-// and none of it is kept. No checkpoint is loaded or saved, no metrics and no record of the run are written.
-bool is_dry_run(const JobConfig& config);
-
 parallel::MeshConfig mesh_config(const JobConfig::Parallelism& parallelism);
 
 // Chooses the device (HYPERION_DEVICE) and checks that the job can fit into its memory and the host's, joins

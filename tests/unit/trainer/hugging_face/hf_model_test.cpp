@@ -9,7 +9,7 @@
 #include "tests/support/error_of.h"
 #include "tests/support/temporary_folder.h"
 #include "trainer/config/model_args.h"
-#include "trainer/setup/options.h"
+#include "trainer/model_options.h"
 
 namespace hyperion::trainer {
 

@@ -1,4 +1,4 @@
-#include "trainer/setup/memory_advice.h"
+#include "trainer/config/memory_advice.h"
 
 #include <vector>
 

@@ -1,4 +1,4 @@
-#include "trainer/setup/float8_setup.h"
+#include "trainer/float8_conversion.h"
 
 #include <algorithm>
 #include <map>

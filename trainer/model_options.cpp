@@ -1,4 +1,4 @@
-#include "trainer/setup/options.h"
+#include "trainer/model_options.h"
 
 #include <set>
 #include <vector>

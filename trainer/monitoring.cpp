@@ -1,4 +1,4 @@
-#include "trainer/setup/monitoring.h"
+#include "trainer/monitoring.h"
 
 #include <algorithm>
 #include <ctime>
@@ -25,11 +25,11 @@
 #include "trainer/metrics/gemm_peak.h"
 #include "trainer/metrics/memory.h"
 #include "trainer/metrics/run_folder.h"
+#include "trainer/metrics/run_summary.h"
 #include "trainer/metrics/step_line.h"
 #include "trainer/runtime/version.h"
-#include "trainer/setup/run_summary.h"
-#include "trainer/setup/sharding_advice.h"
-#include "trainer/setup/text_rate.h"
+#include "trainer/sharding_advice.h"
+#include "trainer/text_rate.h"
 
 namespace hyperion::trainer {
 namespace {

@@ -1,4 +1,4 @@
-// From dataset names and paths of the configuration to a tokenizer and loaders, and from batches to tensors.
+// From dataset names and paths of the configuration to a tokenizer and loaders.
 #pragma once
 
 #include <filesystem>
@@ -7,8 +7,6 @@
 
 #include "data/loader.h"
 #include "data/tokenizer/tokenizer.h"
-#include "models/transformer.h"
-#include "parallel/mesh.h"
 #include "trainer/config/job_config.h"
 
 namespace hyperion::trainer {
@@ -50,25 +48,5 @@ std::unique_ptr<data::DataLoader> training_loader(const JobConfig& config, const
 std::unique_ptr<data::DataLoader> validation_loader(const JobConfig& config, const DataSetup& data,
                                                     const LoaderPlace& place,
                                                     const DataKeys& keys = kValidationKeys);
-
-// Labels that count (not -100).
-int64_t valid_tokens(const data::Batch& batch);
-
-// Rows with such a label.
-int64_t sequences_with_labels(const data::Batch& batch);
-
-// Moves batches to the device; keeps the RoPE tables, which are the same for every batch without document
-// masks.
-class BatchMover {
- public:
-  BatchMover(const models::Transformer& model, at::Device device) : model_(model), device_(device) {}
-  models::Microbatch move(const data::Batch& batch);
-
- private:
-  const models::Transformer& model_;
-  at::Device device_;
-  models::SequenceContext plain_;
-  int64_t plain_seq_len_ = 0;
-};
 
 }  // namespace hyperion::trainer

@@ -1,4 +1,4 @@
-#include "trainer/setup/text_rate.h"
+#include "trainer/text_rate.h"
 
 #include <algorithm>
 #include <chrono>
@@ -8,7 +8,7 @@
 #include "base/clock.h"
 #include "base/counted.h"
 #include "data/sources.h"
-#include "trainer/setup/data_setup.h"
+#include "trainer/job_data.h"
 
 namespace hyperion::trainer {
 namespace {

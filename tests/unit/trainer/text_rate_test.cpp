@@ -1,4 +1,4 @@
-#include "trainer/setup/text_rate.h"
+#include "trainer/text_rate.h"
 
 #include <catch2/catch.hpp>
 

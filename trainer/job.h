@@ -8,8 +8,8 @@
 #include "models/flavors/model_args.h"
 #include "trainer/checkpointing/job_record.h"
 #include "trainer/config/load.h"
+#include "trainer/job_data.h"
 #include "trainer/runtime/runtime.h"
-#include "trainer/setup/data_setup.h"
 
 namespace hyperion::trainer {
 

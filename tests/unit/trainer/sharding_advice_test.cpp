@@ -1,4 +1,4 @@
-#include "trainer/setup/sharding_advice.h"
+#include "trainer/sharding_advice.h"
 
 #include <catch2/catch.hpp>
 

@@ -1,5 +1,5 @@
 // What a device can run of FP8, and what is said of the rest.
-#include "trainer/setup/float8_setup.h"
+#include "trainer/float8_conversion.h"
 
 #include <catch2/catch.hpp>
 

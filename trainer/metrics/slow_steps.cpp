@@ -1,12 +1,9 @@
-#include "trainer/setup/slow_steps.h"
+#include "trainer/metrics/slow_steps.h"
 
 #include <fmt/format.h>
 
-#include "base/log.h"
-#include "trainer/checkpointing/job_state.h"
 #include "trainer/config/validate.h"
 #include "trainer/metrics/flops.h"
-#include "trainer/metrics/gemm_peak.h"
 #include "trainer/metrics/step_line.h"
 
 namespace hyperion::trainer {
@@ -28,16 +25,6 @@ std::optional<std::string> slow_step_warning(const JobConfig& config, const mode
             "HYPERION_SIMULATED_COMPUTE=off computes nothing (docs/simulated_gpu.md); TERM or Ctrl-C ends a "
             "dry run at once"
           : "train a smaller model, take fewer tokens per step, or train on GPUs");
-}
-
-void warn_of_slow_steps(const JobConfig& config, const models::ModelArgs& model, const Runtime& runtime) {
-  constexpr double kSlowCpu = 1e10;  // FLOP/s that every CPU has
-  if (runtime.device.is_cuda() || !rank_prints(runtime.rank())) return;
-  const int64_t microbatches =
-      microbatches_of(config.training, runtime.mesh->degree(parallel::MeshDim::kBatch));
-  if (!slow_step_warning(config, model, microbatches, kSlowCpu)) return;
-  const double peak = measure_gemm_peak(scalar_type(config.training.mixed_precision_param));
-  if (const auto warning = slow_step_warning(config, model, microbatches, peak)) log_warning("{}", *warning);
 }
 
 }  // namespace hyperion::trainer

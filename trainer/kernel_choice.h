@@ -1,7 +1,7 @@
 // Whether the kernels of models/kernels other than attention and products are fused or plain.
 #pragma once
 
-#include "trainer/setup/float8_setup.h"
+#include "trainer/float8_conversion.h"
 
 namespace hyperion::trainer {
 

@@ -1,5 +1,5 @@
 // What is said of a step that takes a CPU too long.
-#include "trainer/setup/slow_steps.h"
+#include "trainer/metrics/slow_steps.h"
 
 #include <catch2/catch.hpp>
 

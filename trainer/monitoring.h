@@ -8,10 +8,10 @@
 
 #include "trainer/checkpointing/checkpointer.h"
 #include "trainer/config/job_config.h"
+#include "trainer/job.h"
 #include "trainer/metrics/metrics_logger.h"
 #include "trainer/metrics/profiler.h"
 #include "trainer/runtime/runtime.h"
-#include "trainer/setup/job.h"
 
 namespace hyperion::trainer {
 

@@ -3,12 +3,13 @@
 // ends.
 #pragma once
 
+#include "parallel/mesh.h"
 #include "trainer/checkpointing/job_record.h"
 #include "trainer/checkpointing/resume_policy.h"
 #include "trainer/checkpointing/start.h"
 #include "trainer/config/load.h"
 #include "trainer/config/validate.h"
-#include "trainer/setup/data_setup.h"
+#include "trainer/job_data.h"
 
 namespace hyperion::trainer {
 

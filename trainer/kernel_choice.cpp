@@ -1,4 +1,4 @@
-#include "trainer/setup/kernel_setup.h"
+#include "trainer/kernel_choice.h"
 
 #include <cstdlib>
 #include <string>

@@ -1,4 +1,4 @@
-#include "trainer/setup/preflight.h"
+#include "trainer/preflight.h"
 
 #include <fmt/format.h>
 

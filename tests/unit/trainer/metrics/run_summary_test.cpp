@@ -1,4 +1,4 @@
-#include "trainer/setup/run_summary.h"
+#include "trainer/metrics/run_summary.h"
 
 #include <catch2/catch.hpp>
 

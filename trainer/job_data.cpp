@@ -1,8 +1,4 @@
-#include "trainer/setup/data_setup.h"
-
-#include <algorithm>
-
-#include <ATen/ops/from_blob.h>
+#include "trainer/job_data.h"
 
 #include "base/error.h"
 #include "base/files.h"
@@ -59,20 +55,6 @@ data::LoaderOptions loader_options(const DataSetup& data, const LoaderPlace& pla
   options.tokenizer_path = data.tokenizer_path;
   options.tokenizer_fingerprint = data::tokenizer_fingerprint(data.tokenizer_path);
   return options;
-}
-
-template <typename T>
-at::Tensor matrix_view(const std::vector<T>& values, int64_t rows) {
-  const auto dtype = sizeof(T) == 8 ? at::kLong : at::kInt;
-  return at::from_blob(const_cast<T*>(values.data()), {rows, static_cast<int64_t>(values.size()) / rows},
-                       at::TensorOptions(dtype));
-}
-
-template <typename T>
-at::Tensor to_device(const std::vector<T>& values, int64_t rows, at::Device device) {
-  if (values.empty()) return {};
-  const at::Tensor view = matrix_view(values, rows);
-  return device.is_cpu() ? view.clone() : view.pin_memory().to(device, /*non_blocking=*/true);
 }
 
 }  // namespace
@@ -141,36 +123,6 @@ std::unique_ptr<data::DataLoader> validation_loader(const JobConfig& config, con
   options.order = {.seed = 0, .shuffle = false, .repeat = validation.steps > 0};
   options.document_mask = config.training.document_mask;
   return std::make_unique<data::DataLoader>(std::move(options));
-}
-
-int64_t valid_tokens(const data::Batch& batch) {
-  return std::count_if(batch.labels.begin(), batch.labels.end(),
-                       [](int64_t label) { return label != data::kIgnoreLabel; });
-}
-
-int64_t sequences_with_labels(const data::Batch& batch) {
-  int64_t sequences = 0;
-  for (int64_t row = 0; row < batch.rows; ++row) {
-    const auto first = batch.labels.begin() + row * batch.seq_len;
-    sequences +=
-        std::any_of(first, first + batch.seq_len, [](int64_t label) { return label != data::kIgnoreLabel; });
-  }
-  return sequences;
-}
-
-models::Microbatch BatchMover::move(const data::Batch& batch) {
-  models::Microbatch moved{
-      to_device(batch.tokens, batch.rows, device_), to_device(batch.labels, batch.rows, device_), {}};
-  if (plain_seq_len_ != batch.seq_len) {
-    plain_ = model_.context(batch.seq_len, device_);
-    plain_seq_len_ = batch.seq_len;
-  }
-  moved.context = batch.positions.empty()
-                      ? plain_
-                      : models::inside_documents(
-                            plain_, to_device(batch.positions, batch.rows, device_),
-                            kernels::documents_from(matrix_view(batch.positions, batch.rows), device_));
-  return moved;
 }
 
 }  // namespace hyperion::trainer

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "models/flavors/model_args.h"
-#include "trainer/runtime/runtime.h"
+#include "trainer/config/job_config.h"
 
 namespace hyperion::trainer {
 
@@ -13,8 +13,5 @@ namespace hyperion::trainer {
 // minute at the least, with the way out; `microbatches`: of a step. Pure.
 std::optional<std::string> slow_step_warning(const JobConfig& config, const models::ModelArgs& model,
                                              int64_t microbatches, double peak);
-
-// Logs it on the ranks of a CPU that print, by the peak of this CPU, which is measured where it may matter.
-void warn_of_slow_steps(const JobConfig& config, const models::ModelArgs& model, const Runtime& runtime);
 
 }  // namespace hyperion::trainer

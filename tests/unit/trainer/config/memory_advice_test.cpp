@@ -1,5 +1,5 @@
 // What is advised to a job that ran out of memory.
-#include "trainer/setup/memory_advice.h"
+#include "trainer/config/memory_advice.h"
 
 #include <catch2/catch.hpp>
 

@@ -1,4 +1,4 @@
-#include "trainer/setup/attention_setup.h"
+#include "trainer/attention_choice.h"
 
 #include <optional>
 #include <set>

@@ -1,12 +1,16 @@
-#include "trainer/setup/job.h"
+#include "trainer/job.h"
 
 #include <random>
 
 #include "base/collective.h"
+#include "base/log.h"
 #include "parallel/comm/agreement.h"
+#include "trainer/checkpointing/job_state.h"
 #include "trainer/config/model_args.h"
-#include "trainer/setup/preflight.h"
-#include "trainer/setup/slow_steps.h"
+#include "trainer/config/validate.h"
+#include "trainer/metrics/gemm_peak.h"
+#include "trainer/metrics/slow_steps.h"
+#include "trainer/preflight.h"
 
 namespace hyperion::trainer {
 namespace {
@@ -18,6 +22,18 @@ uint64_t common_seed(const JobConfig& config, const Runtime& runtime) {
     std::random_device device;  // a seed that debug.seed can be set to
     return ((uint64_t{device()} << 32) | device()) >> 1;
   });
+}
+
+// Logs slow_step_warning() on the ranks of a CPU that print, by the peak of this CPU, which is measured where
+// it may matter.
+void warn_of_slow_steps(const JobConfig& config, const models::ModelArgs& model, const Runtime& runtime) {
+  constexpr double kSlowCpu = 1e10;  // FLOP/s that every CPU has
+  if (runtime.device.is_cuda() || !rank_prints(runtime.rank())) return;
+  const int64_t microbatches =
+      microbatches_of(config.training, runtime.mesh->degree(parallel::MeshDim::kBatch));
+  if (!slow_step_warning(config, model, microbatches, kSlowCpu)) return;
+  const double peak = measure_gemm_peak(scalar_type(config.training.mixed_precision_param));
+  if (const auto warning = slow_step_warning(config, model, microbatches, peak)) log_warning("{}", *warning);
 }
 
 }  // namespace
