@@ -138,17 +138,17 @@ class Table {
   std::map<std::string, std::vector<std::string>> skipped_rows_;  // by the row that is wrong
 };
 
-parallel::Environment environment_of(const CommandLine& line, const trainer::JobConfig& config) {
+parallel::Environment environment_of(const CommandLine& line, const config::JobConfig& config) {
   parallel::Environment environment;
   const int64_t ranks = line.ranks > 0 ? line.ranks : trainer::job_environment(config).world_size;
   environment.world_size = environment.local_world_size = static_cast<int>(ranks);
   return environment;  // of rank 0
 }
 
-std::string describe_batch(const trainer::JobConfig& config, const parallel::Mesh& mesh) {
+std::string describe_batch(const config::JobConfig& config, const parallel::Mesh& mesh) {
   const auto& training = config.training;
   const int64_t ranks = mesh.degree(parallel::MeshDim::kBatch);
-  const int64_t microbatches = trainer::microbatches_of(training, ranks);
+  const int64_t microbatches = config::microbatches_of(training, ranks);
   const int64_t global = microbatches * training.local_batch_size * ranks;
   return fmt::format(
       "{} sequences of {} per step: {} tokens ({} data-parallel rank{} x {} sequences x {} microbatch{})",
@@ -167,11 +167,11 @@ std::optional<MemoryLimit> gpu_memory(const CommandLine& line) {
 }
 
 // Compares what is on a GPU with `gpu`, as a job does at its start.
-std::string describe_memory(const trainer::ResolvedConfig& resolved, const models::ModelArgs& model,
+std::string describe_memory(const config::ResolvedConfig& resolved, const models::ModelArgs& model,
                             const parallel::Mesh& mesh, const std::optional<MemoryLimit>& gpu) {
-  const trainer::JobConfig& config = resolved.config;
+  const config::JobConfig& config = resolved.config;
   const int64_t microbatches =
-      trainer::microbatches_of(config.training, mesh.degree(parallel::MeshDim::kBatch));
+      config::microbatches_of(config.training, mesh.degree(parallel::MeshDim::kBatch));
   const trainer::JobSize size =
       trainer::job_size(config, model, mesh.degree(parallel::MeshDim::kFsdp), microbatches);
   if (gpu)
@@ -223,7 +223,7 @@ std::string probe_writable(const fs::path& folder) {
 
 // The state of rank 0 in shapes without memory, and the groups it is sharded over.
 struct StateShapes {
-  StateShapes(const trainer::ResumePlan& plan, const trainer::JobConfig& configured,
+  StateShapes(const checkpointing::ResumePlan& plan, const config::JobConfig& configured,
               const models::ModelArgs& args, const parallel::Mesh& mesh,
               const parallel::Environment& environment, data::DataLoader& loader)
       : groups(mesh, environment, {.backend = parallel::CommBackend::kFake}),
@@ -236,23 +236,23 @@ struct StateShapes {
              .float8 = {.cpu = false, .compute_capability = 100, .name = "a GPU"},
              .without_memory = true})) {
     for (const std::string& warning : model.float8.warnings) log_warning("{}", warning);
-    trainer::JobConfig::Ema averages = plan.config.ema;
-    averages.device = trainer::EmaDevice::kSame;  // no memory, as the weights
-    if (averages.enable) model.ema = std::make_unique<trainer::Ema>(model.parameters, averages);
+    config::JobConfig::Ema averages = plan.config.ema;
+    averages.device = config::EmaDevice::kSame;  // no memory, as the weights
+    if (averages.enable) model.ema = std::make_unique<optim::Ema>(model.parameters, averages);
     components = trainer::state_components({model, mesh, 0, at::kCPU, state, loader, plan, configured});
     for (const auto& component : components) parts.push_back(component.get());
   }
 
   parallel::ProcessGroups groups;
   trainer::ModelAndOptimizer model;
-  trainer::TrainState state;
+  checkpointing::TrainState state;
   trainer::StateComponents components;
   std::vector<checkpoint::StateComponent*> parts;
 };
 
-std::string describe_start(const trainer::JobConfig& config,
-                           const std::optional<trainer::FinishedRun>& finished,
-                           const trainer::ChosenCheckpoint* chosen, int64_t step) {
+std::string describe_start(const config::JobConfig& config,
+                           const std::optional<checkpointing::FinishedRun>& finished,
+                           const checkpointing::ChosenCheckpoint* chosen, int64_t step) {
   const int64_t last = config.training.steps;
   if (config.checkpoint.create_seed_checkpoint) return "write the initial weights as step-0 and end";
   if (finished)
@@ -263,24 +263,25 @@ std::string describe_start(const trainer::JobConfig& config,
   if (step >= last)
     return fmt::format("train nothing: {} is at step {}, and training.steps = {}", path, step, last);
   return fmt::format("{} {}, then train steps {} to {}",
-                     chosen->source == trainer::LoadSource::kOwn ? "resume from" : "load", path, step + 1,
-                     last);
+                     chosen->source == checkpointing::LoadSource::kOwn ? "resume from" : "load", path,
+                     step + 1, last);
 }
 
-std::string describe_model(const trainer::JobConfig::Model& named, const models::ModelArgs& model) {
-  const auto problem = trainer::export_problem(model);
+std::string describe_model(const config::JobConfig::Model& named, const models::ModelArgs& model) {
+  const auto problem = hugging_face::export_problem(model);
   return fmt::format("{} {}, {} parameters{}", named.name, named.flavor,
                      human_count(static_cast<uint64_t>(models::count_parameters(model).total)),
                      problem ? "; it cannot be exported to Hugging Face: " + problem->text : "");
 }
 
-void require_input(const trainer::ResolvedConfig& resolved, const char* key) {
-  trainer::Problems problems;
-  trainer::check_input(resolved, key, trainer::install_root(), problems);
+void require_input(const config::ResolvedConfig& resolved, const char* key) {
+  config::Problems problems;
+  config::check_input(resolved, key, config::install_root(), problems);
   problems.throw_if_any("The configuration cannot be run");
 }
 
-std::string describe_settings(const trainer::ResumePlan& plan, const trainer::ChosenCheckpoint* chosen) {
+std::string describe_settings(const checkpointing::ResumePlan& plan,
+                              const checkpointing::ChosenCheckpoint* chosen) {
   const auto& curve = plan.config.lr_scheduler;
   return fmt::format(
       "{}; learning-rate curve of {} steps, warm-up {}",
@@ -304,18 +305,18 @@ class JobCheck {
   void throw_if_any_failed() const { table_.throw_if_any_failed(); }
 
  private:
-  const trainer::JobConfig& config() const { return resolved_->config; }
+  const config::JobConfig& config() const { return resolved_->config; }
 
   void check_configuration() {
     table_.check("configuration", {}, [&] {
-      resolved_ = trainer::load_config(line_.config_file, line_.overrides);
-      trainer::expand_dump_folder(*resolved_);
+      resolved_ = config::load_config(line_.config_file, line_.overrides);
+      config::expand_dump_folder(*resolved_);
       for (const std::string& warning : resolved_->warnings) log_warning("{}", warning);
-      for (const std::string& warning : trainer::keys_of_parallelism_without_effect(*resolved_))
+      for (const std::string& warning : config::keys_of_parallelism_without_effect(*resolved_))
         log_warning("{}", warning);
-      trainer::resolve_hf_model(*resolved_, trainer::install_root());
+      hugging_face::resolve_hf_model(*resolved_, config::install_root());
       environment_ = environment_of(line_, config());
-      model_ = trainer::model_args(config().model);
+      model_ = config::model_args(config().model);
       facts_ = trainer::run_facts(model_, environment_.world_size);
       trainer::check_keys(*resolved_, facts_);
       mesh_.emplace(trainer::mesh_config(config().parallelism), environment_.world_size);
@@ -330,7 +331,7 @@ class JobCheck {
     });
     table_.check("batch", {"configuration"}, [&] { return describe_batch(config(), *mesh_); });
     if (!resolved_) return;
-    if (const std::vector<std::string> unused = trainer::keys_without_effect(*resolved_); !unused.empty())
+    if (const std::vector<std::string> unused = config::keys_without_effect(*resolved_); !unused.empty())
       table_.print_row("without effect", "-",
                        fmt::format("{} (keys that configure Python)", fmt::join(unused, ", ")));
   }
@@ -344,7 +345,7 @@ class JobCheck {
     table_.check("tokenizer", readable_keys(), [&] {
       require_input(*resolved_, "model.hf_assets_path");
       data_ = trainer::checked_tokenizer(
-          *resolved_, table_.failed_or_skipped("configuration") ? trainer::RunFacts() : facts_);
+          *resolved_, table_.failed_or_skipped("configuration") ? config::RunFacts() : facts_);
       return fmt::format("{}: {} entries", data_->tokenizer_path,
                          human_count(static_cast<uint64_t>(data_->tokenizer->vocab_size())));
     });
@@ -377,7 +378,7 @@ class JobCheck {
     if (table_.failed_or_skipped("tokenizer")) throw SkippedCheck{"tokenizer"};
     return *data_;
   }
-  const trainer::ChosenCheckpoint* chosen() const {
+  const checkpointing::ChosenCheckpoint* chosen() const {
     return start_.checkpoint ? &*start_.checkpoint : nullptr;
   }
   trainer::LoaderPlace place() const { return trainer::loader_place(*mesh_, 0, seed(), model_); }
@@ -399,7 +400,7 @@ class JobCheck {
         [&] {
           const int64_t step = state_->state.step, last = config().training.steps;
           if (const std::string warning =
-                  trainer::explain_newer_checkpoints(start_, checkpoint_folder(), step, last);
+                  checkpointing::explain_newer_checkpoints(start_, checkpoint_folder(), step, last);
               step < last && !warning.empty())
             log_warning("{}", warning);
           return describe_start(plan_->config, start_.finished, chosen(), step);
@@ -414,7 +415,7 @@ class JobCheck {
   std::string find_checkpoint() {
     if (!config().checkpoint.enable) return "off (checkpoint.enable = false): nothing is loaded or saved";
     SoloCoordinator alone;
-    start_ = trainer::choose_start(config(), checkpoint_folder(), trainer::install_root(), alone);
+    start_ = checkpointing::choose_start(config(), checkpoint_folder(), config::install_root(), alone);
     if (!start_.checkpoint)
       return fmt::format("{}: none to resume from", checkpoint_folder().path().string());
     if (data_)
@@ -426,8 +427,9 @@ class JobCheck {
   std::string describe_state() {
     state_ = std::make_unique<StateShapes>(*plan_, config(), model_, *mesh_, environment_, *loader_);
     if (!start_.checkpoint) return "new weights and optimizer states";
-    const auto items = trainer::plan_component_load(*start_.checkpoint, state_->parts, plan_->config, model_);
-    trainer::load_values(*start_.checkpoint, state_->parts);
+    const auto items =
+        checkpointing::plan_component_load(*start_.checkpoint, state_->parts, plan_->config, model_);
+    checkpointing::load_values(*start_.checkpoint, state_->parts);
     return fmt::format(
         "{} tensors fit by name, shape and type; their bytes are compared when they are loaded",
         items.size());
@@ -435,15 +437,15 @@ class JobCheck {
 
   const CommandLine& line_;
   Table table_;
-  std::optional<trainer::ResolvedConfig> resolved_;
+  std::optional<config::ResolvedConfig> resolved_;
   parallel::Environment environment_;
   models::ModelArgs model_;
-  trainer::RunFacts facts_;
+  config::RunFacts facts_;
   std::optional<parallel::Mesh> mesh_;
   std::optional<trainer::DataSetup> data_;
   std::unique_ptr<data::DataLoader> loader_;
-  trainer::Start start_;
-  std::optional<trainer::ResumePlan> plan_;
+  checkpointing::Start start_;
+  std::optional<checkpointing::ResumePlan> plan_;
   std::unique_ptr<StateShapes> state_;
 };
 

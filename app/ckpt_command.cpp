@@ -29,10 +29,10 @@ namespace {
 
 // The model weights that a job of this configuration has.
 checkpoint::NameList names_of_job(const fs::path& toml) {
-  trainer::ResolvedConfig resolved = trainer::load_config(toml, {});
-  trainer::resolve_hf_model(resolved, trainer::install_root());
+  config::ResolvedConfig resolved = config::load_config(toml, {});
+  hugging_face::resolve_hf_model(resolved, config::install_root());
   checkpoint::NameList list{toml.string(), {}};
-  const models::ModelArgs args = trainer::model_args(resolved.config.model);
+  const models::ModelArgs args = config::model_args(resolved.config.model);
   trainer::require_memory(args, /*bytes_per_parameter=*/0, trainer::rank_memory(at::kCPU, 1));
   for (const ParameterPtr& parameter : models::Transformer(args).parameters()) {
     const checkpoint::TensorRecord record{checkpoint::Dtype::kFloat32, parameter->shape, {}};
@@ -62,11 +62,11 @@ checkpoint::NameList names_at(const fs::path& path) {
 std::vector<checkpoint::ConvertedTensor> convert_names(const models::ModelArgs& args, bool to_hugging_face) {
   std::vector<checkpoint::ConvertedTensor> tensors;
   for (const ParameterPtr& parameter : models::Transformer(args).parameters()) {
-    const trainer::HfTensor stored = trainer::hf_tensor(args, parameter->fqn);
+    const hugging_face::HfTensor stored = hugging_face::hf_tensor(args, parameter->fqn);
     checkpoint::RowMap rows;
     if (stored.head_dim > 0)
       rows = [stored, to_hugging_face](int64_t row) {
-        return to_hugging_face ? trainer::our_row(stored, row) : trainer::hf_row(stored, row);
+        return to_hugging_face ? hugging_face::our_row(stored, row) : hugging_face::hf_row(stored, row);
       };
     if (to_hugging_face) {
       tensors.push_back({parameter->fqn, stored.name, rows});
@@ -90,7 +90,7 @@ std::unique_ptr<data::Tokenizer> tokenizer_for(const checkpoint::ConvertOptions&
       return nullptr;
     }
     auto tokenizer = data::Tokenizer::load(path);
-    const trainer::TokenizerRecord& stored = origin.record.tokenizer;
+    const checkpointing::TokenizerRecord& stored = origin.record.tokenizer;
     if (stored.hash.empty() || stored.hash == tokenizer->hash()) return tokenizer;
     log_warning(
         "{} (hash {:.8}, chosen by {}) is not the tokenizer that the weights were trained with, which was {} "
@@ -105,9 +105,9 @@ std::unique_ptr<data::Tokenizer> tokenizer_for(const checkpoint::ConvertOptions&
 
 void convert_to_hugging_face(const std::string& config, checkpoint::ConvertOptions& convert) {
   const ModelOrigin origin = model_origin(convert.source, config);
-  const models::ModelArgs args = trainer::model_args(origin.model);
+  const models::ModelArgs args = config::model_args(origin.model);
   convert.tensors = [args](const auto&) { return convert_names(args, /*to_hugging_face=*/true); };
-  const fs::path path = trainer::resolve_input(origin.tokenizer, trainer::install_root());
+  const fs::path path = config::resolve_input(origin.tokenizer, config::install_root());
   const auto tokenizer = tokenizer_for(convert, origin, path);
   const auto weights = checkpoint::open_checkpoint(convert.source).index.tensors;
   const auto weight = std::ranges::find(weights, checkpoint::kModelComponent,
@@ -115,29 +115,29 @@ void convert_to_hugging_face(const std::string& config, checkpoint::ConvertOptio
   const checkpoint::Dtype dtype = convert.dtype             ? *convert.dtype
                                   : weight == weights.end() ? checkpoint::Dtype::kFloat32
                                                             : weight->second.dtype;
-  const trainer::HuggingFaceFiles exported = trainer::hugging_face_files(
+  const hugging_face::HuggingFaceFiles exported = hugging_face::hugging_face_files(
       origin.model, dtype, tokenizer.get(), path, origin.record.imported, origin.record.seq_len);
   convert.more_files = exported.files;
   for (const std::string& remark : exported.remarks) log_info("{}", remark);
   const std::string hash = tokenizer ? tokenizer->hash() : origin.record.tokenizer.hash;
-  if (!hash.empty()) convert.facts = trainer::tokenizer_note(hash);
+  if (!hash.empty()) convert.facts = checkpointing::tokenizer_note(hash);
 }
 
 void convert_from_hugging_face(const std::string& config, checkpoint::ConvertOptions& convert) {
   ModelOrigin origin = model_origin(convert.source, config);
-  const models::ModelArgs args = trainer::model_args(origin.model);
+  const models::ModelArgs args = config::model_args(origin.model);
   convert.tensors = [args](const auto&) { return convert_names(args, /*to_hugging_face=*/false); };
   origin.record.model = origin.model;
-  convert.facts = trainer::record_facts(origin.record);
+  convert.facts = checkpointing::record_facts(origin.record);
 }
 
 // From safetensors to safetensors: keeps config.json and the tokenizer.
 void keep_hugging_face_files(checkpoint::ConvertOptions& convert) {
   const fs::path& source = convert.source;
   const fs::path folder = is_folder(source) ? source : source.parent_path();
-  const trainer::JobRecord record = trainer::read_record(checkpoint::open_checkpoint(source));
+  const checkpointing::JobRecord record = checkpointing::read_record(checkpoint::open_checkpoint(source));
   if (record.tokenizer.recorded && !record.tokenizer.hash.empty())
-    convert.facts = trainer::tokenizer_note(record.tokenizer.hash);
+    convert.facts = checkpointing::tokenizer_note(record.tokenizer.hash);
   const auto& [config_text, generation_text] = record.imported;
   if (config_text.empty()) return;
   convert.more_files = data::tokenizer_files(folder);
@@ -160,9 +160,9 @@ ExitCode convert_weights(checkpoint::ConvertOptions convert, const std::string& 
   if (!from_dcp && !to_dcp) keep_hugging_face_files(convert);
   if (from_dcp && to_dcp) {
     const checkpoint::OpenCheckpoint source = checkpoint::open_checkpoint(convert.source);
-    trainer::JobRecord record = trainer::read_record(source);
-    record.model = trainer::saved_model(source);
-    convert.facts = trainer::record_facts(record);
+    checkpointing::JobRecord record = checkpointing::read_record(source);
+    record.model = checkpointing::saved_model(source);
+    convert.facts = checkpointing::record_facts(record);
   }
   return checkpoint::convert_checkpoint(convert, stdout);
 }

@@ -28,13 +28,13 @@ for true and false; "-" and "_" are alike; lists are a,b; None unsets an optiona
 )";
 
 // The TOML file of a job: the plain argument, or --job.config_file, which is removed from the overrides.
-std::string take_config_file(const std::string& argument, std::vector<trainer::Override>& overrides) {
+std::string take_config_file(const std::string& argument, std::vector<config::Override>& overrides) {
   std::string option;
-  std::erase_if(overrides, [&](const trainer::Override& override) {
+  std::erase_if(overrides, [&](const config::Override& override) {
     if (override.name != "job.config_file") return false;
     if (override.value.empty())
       throw_config("command line: --job.config_file: expected the path of a TOML file");
-    if (const std::string problem = trainer::url_problem(override.value); !problem.empty())
+    if (const std::string problem = config::url_problem(override.value); !problem.empty())
       throw_config("command line: --job.config_file: {}", problem);
     option = override.value;
     return true;
@@ -49,7 +49,7 @@ std::string take_config_file(const std::string& argument, std::vector<trainer::O
 template <typename Target>
 CLI::Option* add_path(CLI::App& command, const char* name, Target& target, const char* meaning) {
   return command.add_option(name, target, meaning)
-      ->check(CLI::Validator([](std::string& path) { return trainer::url_problem(path); }, ""));
+      ->check(CLI::Validator([](std::string& path) { return config::url_problem(path); }, ""));
 }
 
 // CLI::Range lets NaN pass.
@@ -251,7 +251,7 @@ std::string describe_extras(const CLI::App& command, const std::vector<std::stri
       std::string name = written.substr(std::min(written.find_first_not_of('-'), written.size()));
       std::string meant = nearest_name(name, options);
       std::replace(name.begin(), name.end(), '-', '_');
-      if (meant.empty() && takes_keys) meant = trainer::nearest_key(name);
+      if (meant.empty() && takes_keys) meant = config::nearest_key(name);
       unknown.push_back(meant.empty() ? written : fmt::format("{} (did you mean --{}?)", written, meant));
     } else if (!follows_option) {
       words.push_back(fmt::format("\"{}\"", extra));
@@ -271,7 +271,7 @@ std::string describe_extras(const CLI::App& command, const std::vector<std::stri
 CommandLine parse_command_line(std::vector<std::string> arguments, int width) {
   using Action = CommandLine::Action;
   CommandLine result;
-  result.overrides = trainer::take_overrides(arguments);
+  result.overrides = config::take_overrides(arguments);
 
   CLI::App app("Hyperion trains Llama-style models by torchtitan v0.2.2 TOML files.", "hyperion");
   app.get_formatter()->column_width(34);
@@ -316,7 +316,7 @@ CommandLine parse_command_line(std::vector<std::string> arguments, int width) {
     app.parse(arguments);
   } catch (const CLI::CallForHelp&) {
     result.text = app.help();  // of the subcommand, when there is one
-    if (train->parsed()) result.text += "\nOverrides:\n" + trainer::options_help(width);
+    if (train->parsed()) result.text += "\nOverrides:\n" + config::options_help(width);
     return result;
   } catch (const CLI::ParseError& error) {
     const CLI::App* command = &app;  // or the tool of a subcommand
@@ -338,7 +338,7 @@ CommandLine parse_command_line(std::vector<std::string> arguments, int width) {
     result.action = action;
     return result;
   }
-  if (reference) result.text = trainer::configuration_reference();
+  if (reference) result.text = config::configuration_reference();
   if (app.get_subcommands().empty() && result.overrides.empty()) result.text = app.help();
   if (!result.text.empty()) return result;
   result.config_file = take_config_file(file, result.overrides);

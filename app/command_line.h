@@ -26,9 +26,9 @@ struct CommandLine {
     kReport,    // metrics of runs as a page by `report`
   };
   struct Tokenize {
-    std::string out;                                                     // folder to write
-    std::string tokenizer = trainer::JobConfig::Model().hf_assets_path;  // folder with tokenizer files
-    std::string text_field = "text";                                     // of the lines
+    std::string out;                                                    // folder to write
+    std::string tokenizer = config::JobConfig::Model().hf_assets_path;  // folder with tokenizer files
+    std::string text_field = "text";                                    // of the lines
     std::vector<std::string> inputs;  // files, folders or globs of JSON lines
   };
 
@@ -74,7 +74,7 @@ struct CommandLine {
   Action action = Action::kShow;
   std::string text;
   std::string config_file;
-  std::vector<trainer::Override> overrides;
+  std::vector<config::Override> overrides;
   bool dump_state_dict = false;  // train: print the names, shapes and dtypes of the state and end
   int64_t ranks = 0;             // check: of the job; 0: those of the environment
   double gpu_memory = 0;         // check: GiB of the GPU of a rank; 0: those of this host's, if there is one

@@ -30,15 +30,15 @@ at::Device inference_device() {
 
 inference::InferenceEngine make_engine(const CommandLine::Inference& options, const ModelSource& source) {
   const at::Device device = inference_device();
-  const at::ScalarType dtype = trainer::scalar_type(options.dtype);
+  const at::ScalarType dtype = checkpointing::scalar_type(options.dtype);
   trainer::require_memory(source.args, static_cast<double>(c10::elementSize(dtype)),
                           trainer::rank_memory(device, 1));
   return {source.args, device, dtype, source.load};
 }
 
 // The part of a job's configuration that finds the tokenizer.
-trainer::JobConfig job_config(const CommandLine::Inference& options, const ModelSource& source) {
-  trainer::JobConfig config;
+config::JobConfig job_config(const CommandLine::Inference& options, const ModelSource& source) {
+  config::JobConfig config;
   config.model.hf_assets_path = options.tokenizer.empty() ? source.origin.tokenizer : options.tokenizer;
   return config;
 }
@@ -57,7 +57,7 @@ trainer::DataSetup matching_tokenizer(const CommandLine::Inference& options, con
                     "now with --tokenizer",
                     options.checkpoint, source.origin.tokenizer_by, error.what()));
   }
-  trainer::require_same_tokenizer(
+  checkpointing::require_same_tokenizer(
       options.checkpoint, source.origin.record.tokenizer,
       {.path = data.tokenizer_path,
        .hash = data.tokenizer->hash(),
@@ -78,7 +78,7 @@ ExitCode generate_command(const CommandLine::Generate& options, const ModelSourc
   const inference::InferenceEngine engine = make_engine(options, source);
   print_outside_text(options.prompt);
   inference::print_generated(engine, *data.tokenizer,
-                             trainer::imported_ids(source.origin.record.imported, "eos_token_id"),
+                             hugging_face::imported_ids(source.origin.record.imported, "eos_token_id"),
                              options.prompt, options.sampling);
   return ExitCode::kOk;
 }
@@ -87,7 +87,7 @@ ExitCode eval_command(const CommandLine::Eval& options, const ModelSource& sourc
   if (options.seq_len > source.args.max_seq_len)
     throw_config("--seq-len {}: expected at most the model's {} positions", options.seq_len,
                  source.args.max_seq_len);
-  trainer::JobConfig config = job_config(options, source);
+  config::JobConfig config = job_config(options, source);
   config.validation.enable = true;
   config.validation.dataset_path = options.data;
   config.validation.seq_len = options.seq_len;

@@ -78,20 +78,20 @@ ExitCode train(const CommandLine& line, const std::vector<std::string>& command,
   arm_faults_from_environment(line.allow_faults, rank);
   ignore_file_size_signal();
   raise_open_file_limit();
-  trainer::ResolvedConfig resolved =
-      trainer::load_config(line.config_file, line.overrides, environment.world_size);
-  trainer::expand_dump_folder(resolved);
-  trainer::resolve_hf_model(resolved, trainer::install_root());
-  advice_on_memory = trainer::memory_advice(resolved.config);
+  config::ResolvedConfig resolved =
+      config::load_config(line.config_file, line.overrides, environment.world_size);
+  config::expand_dump_folder(resolved);
+  hugging_face::resolve_hf_model(resolved, config::install_root());
+  advice_on_memory = config::memory_advice(resolved.config);
   if (resolved.config.metrics.disable_color_printing) disable_terminal_escapes();
   log_info("Starting job: {}", resolved.config.job.description);
   for (const std::string& warning : resolved.warnings) log_warning("{}", warning);
-  const std::vector<std::string> unused = trainer::keys_without_effect(resolved);
+  const std::vector<std::string> unused = config::keys_without_effect(resolved);
   if (!unused.empty()) log_info("Keys without effect, as they configure Python: {}", fmt::join(unused, ", "));
-  for (const std::string& warning : trainer::keys_of_parallelism_without_effect(resolved))
+  for (const std::string& warning : config::keys_of_parallelism_without_effect(resolved))
     log_warning("{}", warning);
   if (resolved.config.job.print_config)
-    log_info("Running with configuration: {}", trainer::to_json(resolved.config));
+    log_info("Running with configuration: {}", config::to_json(resolved.config));
   auto trainer = std::make_unique<trainer::Trainer>(resolved, command);
   if (line.dump_state_dict) {
     print_text(trainer::state_table(trainer->components()));
@@ -125,13 +125,13 @@ ExitCode train(const CommandLine& line, const std::vector<std::string>& command)
 }
 
 ExitCode show_config(const CommandLine& line) {
-  trainer::ResolvedConfig resolved = trainer::load_config(line.config_file, line.overrides);
-  trainer::resolve_hf_model(resolved, trainer::install_root());
-  trainer::RunFacts facts;
-  facts.model = trainer::model_args(resolved.config.model);
-  facts.export_problem = trainer::export_problem(*facts.model);
-  trainer::require_valid_config(resolved, facts);
-  print_text(trainer::to_toml(resolved));
+  config::ResolvedConfig resolved = config::load_config(line.config_file, line.overrides);
+  hugging_face::resolve_hf_model(resolved, config::install_root());
+  config::RunFacts facts;
+  facts.model = config::model_args(resolved.config.model);
+  facts.export_problem = hugging_face::export_problem(*facts.model);
+  config::require_valid_config(resolved, facts);
+  print_text(config::to_toml(resolved));
   return ExitCode::kOk;
 }
 

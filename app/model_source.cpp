@@ -21,13 +21,13 @@ namespace hyperion::app {
 namespace fs = std::filesystem;
 namespace {
 
-trainer::JobConfig::Model hugging_face_model(const fs::path& folder) {
-  trainer::ResolvedConfig resolved;
-  trainer::JobConfig::Model& model = resolved.config.model;
-  model.name = trainer::read_hf_config(folder / "config.json").family;
+config::JobConfig::Model hugging_face_model(const fs::path& folder) {
+  config::ResolvedConfig resolved;
+  config::JobConfig::Model& model = resolved.config.model;
+  model.name = hugging_face::read_hf_config(folder / "config.json").family;
   model.flavor = models::kFlavorFromHf;
   model.hf_assets_path = fs::absolute(folder).lexically_normal().string();
-  trainer::resolve_hf_model(resolved, trainer::install_root());
+  hugging_face::resolve_hf_model(resolved, config::install_root());
   return model;
 }
 
@@ -37,15 +37,15 @@ ModelOrigin find_origin(const fs::path& checkpoint, const std::string& config) {
   const bool described = config.empty() && name_exists(folder / "config.json");
   ModelOrigin origin;
   if (described) origin.model = hugging_face_model(folder);
-  origin.record = trainer::read_record(open);
+  origin.record = checkpointing::read_record(open);
   if (!config.empty()) {
-    trainer::ResolvedConfig resolved = trainer::load_config(config, {});
-    trainer::resolve_hf_model(resolved, trainer::install_root());
-    if (origin.record.imported == trainer::ImportedSettings{})
-      origin.record.imported = trainer::imported_settings(resolved.config, trainer::install_root());
-    if (trainer::kTensorParallel.on(resolved.config))
-      log_info("{} = {} of {} has no effect here: this command runs on one rank",
-               trainer::kTensorParallel.key, resolved.config.parallelism.tensor_parallel_degree, config);
+    config::ResolvedConfig resolved = config::load_config(config, {});
+    hugging_face::resolve_hf_model(resolved, config::install_root());
+    if (origin.record.imported == hugging_face::ImportedSettings{})
+      origin.record.imported = hugging_face::imported_settings(resolved.config, config::install_root());
+    if (config::kTensorParallel.on(resolved.config))
+      log_info("{} = {} of {} has no effect here: this command runs on one rank", config::kTensorParallel.key,
+               resolved.config.parallelism.tensor_parallel_degree, config);
     origin.model = resolved.config.model;
     origin.tokenizer = origin.model.hf_assets_path;
     origin.tokenizer_by = "model.hf_assets_path of " + config;
@@ -56,7 +56,7 @@ ModelOrigin find_origin(const fs::path& checkpoint, const std::string& config) {
     origin.tokenizer_by = "the folder of the weights";
     return origin;
   }
-  const auto model = trainer::saved_model(open);
+  const auto model = checkpointing::saved_model(open);
   if (!model)
     throw_config(
         "{}: the checkpoint does not say which model it is of: name the TOML file it was trained with "
@@ -67,7 +67,7 @@ ModelOrigin find_origin(const fs::path& checkpoint, const std::string& config) {
   // The job's own path may lead to it where the absolute one does not any more.
   const bool moved =
       !path_exists(stored) &&
-      (stored.empty() || path_exists(trainer::resolve_input(model->hf_assets_path, trainer::install_root())));
+      (stored.empty() || path_exists(config::resolve_input(model->hf_assets_path, config::install_root())));
   origin.tokenizer = moved ? model->hf_assets_path : stored;
   origin.tokenizer_by = "the checkpoint";
   return origin;
@@ -78,7 +78,7 @@ ModelOrigin find_origin(const fs::path& checkpoint, const std::string& config) {
 ModelOrigin model_origin(const fs::path& checkpoint, const std::string& config) {
   checkpoint::require_checkpoint(checkpoint);
   ModelOrigin origin = find_origin(checkpoint, config);
-  trainer::require_memory(trainer::model_args(origin.model), /*bytes_per_parameter=*/0,
+  trainer::require_memory(config::model_args(origin.model), /*bytes_per_parameter=*/0,
                           trainer::rank_memory(at::kCPU, 1));
   return origin;
 }
@@ -86,8 +86,9 @@ ModelOrigin model_origin(const fs::path& checkpoint, const std::string& config) 
 ModelSource model_source(const CommandLine::Inference& options) {
   ModelSource source;
   source.origin = model_origin(options.checkpoint, options.config);
-  source.args = trainer::model_args(source.origin.model);
-  const auto weights = std::make_shared<trainer::StoredWeights>(options.checkpoint, source.args, options.ema);
+  source.args = config::model_args(source.origin.model);
+  const auto weights =
+      std::make_shared<checkpointing::StoredWeights>(options.checkpoint, source.args, options.ema);
   source.load = [weights](const Parameter& parameter, const at::Tensor& weight) {
     weights->load(parameter, weight);
   };

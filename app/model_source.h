@@ -12,10 +12,10 @@ namespace hyperion::app {
 
 // Model and tokenizer of a checkpoint.
 struct ModelOrigin {
-  trainer::JobConfig::Model model;  // with hf_assets_path as it was written: a path for resolve_input()
-  std::string tokenizer;            // path for resolve_input()
-  std::string tokenizer_by;         // what names it, for messages
-  trainer::JobRecord
+  config::JobConfig::Model model;  // with hf_assets_path as it was written: a path for resolve_input()
+  std::string tokenizer;           // path for resolve_input()
+  std::string tokenizer_by;        // what names it, for messages
+  checkpointing::JobRecord
       record;  // what the checkpoint says: the tokenizer that the weights were trained with ...
 };
 

@@ -51,7 +51,7 @@ void add_documents(const std::vector<data::CorpusFile>& files, const data::Encod
 
 ExitCode tokenize_command(const CommandLine::Tokenize& options) {
   const auto begin = std::chrono::steady_clock::now();
-  const std::string tokenizer = trainer::resolve_input(options.tokenizer, trainer::install_root()).string();
+  const std::string tokenizer = config::resolve_input(options.tokenizer, config::install_root()).string();
   const auto loaded = data::Tokenizer::load(tokenizer);
   data::warn_of_missing_tokens(*loaded, tokenizer);
   const data::TextField field = {options.text_field, "--text-field"};

@@ -96,7 +96,7 @@ std::string try_cudnn(const Shape& shape, at::Device device) {
 }
 
 // The kernel that serves a shape, where cuDNN is allowed as far as it is now.
-AttentionKernel kernel_of(const Shape& shape, const JobConfig& config) {
+AttentionKernel kernel_of(const Shape& shape, const config::JobConfig& config) {
   const Tensor q = at::empty({1, shape.heads, shape.length, shape.head_dim},
                              at::TensorOptions(shape.dtype).device(at::kMeta));
   const AttentionKernel kernel = kernels::attention_kernel(q, config.training.document_mask);
@@ -105,7 +105,7 @@ AttentionKernel kernel_of(const Shape& shape, const JobConfig& config) {
 
 // Why cuDNN cannot be used for the sequences of training or validation; empty: it can. None: it serves
 // neither.
-std::optional<std::string> try_cudnn_on_sequences(const Shape& training, const JobConfig& config,
+std::optional<std::string> try_cudnn_on_sequences(const Shape& training, const config::JobConfig& config,
                                                   at::Device device) {
   std::set<int64_t> lengths = {training.length};
   if (config.validation.enable) lengths.insert(config.validation.seq_len);
@@ -144,13 +144,13 @@ void agree_on_cudnn(const std::string& why_not, const Shape& training, bool requ
   kernels::allow_cudnn_attention(false);
 }
 
-void choose_on_cpu(const models::ModelArgs& args, const JobConfig& config) {
-  if (config.model.attention == AttentionChoice::kCudnn)
+void choose_on_cpu(const models::ModelArgs& args, const config::JobConfig& config) {
+  if (config.model.attention == config::AttentionChoice::kCudnn)
     throw_config(
         "model.attention = \"cudnn\": this job runs on a CPU, which has no cuDNN; set model.attention = "
         "\"auto\"");
   const kernels::cpu::Instructions instructions = kernels::cpu::chosen_instructions();
-  const bool flash = config.model.attention == AttentionChoice::kFlash;
+  const bool flash = config.model.attention == config::AttentionChoice::kFlash;
   const bool libtorch = flash && !config.training.document_mask;
   kernels::use_libtorch_attention_on_cpu(libtorch);
   if (libtorch) {
@@ -161,16 +161,17 @@ void choose_on_cpu(const models::ModelArgs& args, const JobConfig& config) {
     log_warning(
         "model.attention = \"flash\": with training.document_mask our kernel for CPUs runs in its place, "
         "because libtorch's keeps no documents apart");
-  const Tensor head = at::empty({1, 1, 1, args.head_dim},
-                                at::TensorOptions(scalar_type(config.training.mixed_precision_param)));
+  const Tensor head =
+      at::empty({1, 1, 1, args.head_dim},
+                at::TensorOptions(checkpointing::scalar_type(config.training.mixed_precision_param)));
   if (kernels::cpu::takes_attention(head))
     log_info("Attention: our kernel for CPUs, with instructions \"{}\"", kernels::cpu::text_of(instructions));
 }
 
-void choose_on_gpu(const Shape& training, const JobConfig& config, at::Device device,
+void choose_on_gpu(const Shape& training, const config::JobConfig& config, at::Device device,
                    parallel::Communicator& ranks) {
-  const bool flash = config.model.attention == AttentionChoice::kFlash;
-  const bool required = config.model.attention == AttentionChoice::kCudnn;
+  const bool flash = config.model.attention == config::AttentionChoice::kFlash;
+  const bool required = config.model.attention == config::AttentionChoice::kCudnn;
   kernels::allow_cudnn_attention(true);
   if (required && kernel_of(training, config) != AttentionKernel::kCudnn)
     throw_config(
@@ -199,12 +200,12 @@ void choose_on_gpu(const Shape& training, const JobConfig& config, at::Device de
 
 }  // namespace
 
-void choose_attention(const models::ModelArgs& args, const JobConfig& config, at::Device device,
+void choose_attention(const models::ModelArgs& args, const config::JobConfig& config, at::Device device,
                       parallel::Communicator& ranks) {
   if (device.is_cpu()) return choose_on_cpu(args, config);
   const int64_t tensor = config.parallelism.tensor_parallel_degree;  // ranks that divide the heads
   choose_on_gpu({args.n_heads / tensor, args.n_kv_heads / tensor, args.head_dim, config.training.seq_len,
-                 scalar_type(config.training.mixed_precision_param)},
+                 checkpointing::scalar_type(config.training.mixed_precision_param)},
                 config, device, ranks);
 }
 

@@ -17,7 +17,7 @@ namespace hyperion::trainer {
 // A failure on any rank makes every rank use flash attention, with a warning. Collective over `ranks`. Throws
 // Error(kUsage) where "cudnn" is asked for and the device, the shapes or the trial do not allow it, or
 // HYPERION_CPU_INSTRUCTIONS is none that a CPU has.
-void choose_attention(const models::ModelArgs& args, const JobConfig& config, at::Device device,
+void choose_attention(const models::ModelArgs& args, const config::JobConfig& config, at::Device device,
                       parallel::Communicator& ranks);
 
 }  // namespace hyperion::trainer

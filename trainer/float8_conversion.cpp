@@ -17,7 +17,7 @@ namespace hyperion::trainer {
 namespace {
 
 // Where the products run. Throws Error(kUsage) when they cannot.
-float8::Gemm gemm_of(const JobConfig& config, float8::Recipe recipe, const Float8Device& device) {
+float8::Gemm gemm_of(const config::JobConfig& config, float8::Recipe recipe, const Float8Device& device) {
   constexpr int kFirstWithFp8 = 89;
   if (config.quantize.linear.float8.emulate) return float8::Gemm::kEmulated;
   if (device.cpu && recipe != float8::Recipe::kTensorwise)
@@ -35,7 +35,7 @@ float8::Gemm gemm_of(const JobConfig& config, float8::Recipe recipe, const Float
 }
 
 // The same for MXFP8.
-float8::Gemm mx_gemm_of(const JobConfig::Quantize::Linear::Mx& options, const Float8Device& device) {
+float8::Gemm mx_gemm_of(const config::JobConfig::Quantize::Linear::Mx& options, const Float8Device& device) {
   constexpr int kFirstWithBlocks = 100;
   if (options.emulate || options.recipe_name == float8::MxRecipe::kEmulated) return float8::Gemm::kEmulated;
   if (device.cpu || device.compute_capability < kFirstWithBlocks)
@@ -104,7 +104,8 @@ void convert(models::Transformer& model, const std::vector<float8::Choice>& choi
         fmt::format("{}: left alone, though converted on one rank: {}: {}", name, some_of(layers), reason));
 }
 
-Float8Setup convert_to_mx(models::Transformer& model, const JobConfig& config, const Float8Device& device) {
+Float8Setup convert_to_mx(models::Transformer& model, const config::JobConfig& config,
+                          const Float8Device& device) {
   Float8Setup setup;
   const auto& options = config.quantize.linear.mx;
   const float8::Gemm gemm = mx_gemm_of(options, device);
@@ -126,11 +127,11 @@ Float8Setup convert_to_mx(models::Transformer& model, const JobConfig& config, c
 
 }  // namespace
 
-Float8Setup convert_to_float8(models::Transformer& model, const JobConfig& config,
+Float8Setup convert_to_float8(models::Transformer& model, const config::JobConfig& config,
                               const Float8Device& device) {
-  if (kMx.on(config)) return convert_to_mx(model, config, device);
+  if (config::kMx.on(config)) return convert_to_mx(model, config, device);
   Float8Setup setup;
-  if (!kFloat8.on(config)) return setup;
+  if (!config::kFloat8.on(config)) return setup;
   const auto& options = config.quantize.linear.float8;
   const float8::Recipe recipe = options.recipe_name.value_or(float8::Recipe::kTensorwise);
   const float8::Gemm gemm = gemm_of(config, recipe, device);
@@ -170,7 +171,7 @@ std::string describe_gathers(const std::vector<parallel::ShardedParameterPtr>& p
   };
   const at::ScalarType compute = fsdp.options().compute_dtype;
   const auto width = static_cast<int64_t>(c10::elementSize(compute));
-  const std::string_view plain = checkpoint::torch_name(dtype_of(compute));
+  const std::string_view plain = checkpoint::torch_name(checkpointing::dtype_of(compute));
   int64_t encoded = 0, others = 0;
   for (const parallel::ShardedParameterPtr& parameter : parameters)
     (parameter->encoded() ? encoded : others) += whole_box(parameter->parameter().local).numel();

@@ -30,7 +30,7 @@ struct Float8Device {
 // Gives the layers that [quantize.linear.float8] or [quantize.linear.mx] chooses FP8 products; nothing when
 // neither converter is listed. Before the model is sharded. Throws Error(kUsage) for a recipe that the device
 // cannot run.
-Float8Setup convert_to_float8(models::Transformer& model, const JobConfig& config,
+Float8Setup convert_to_float8(models::Transformer& model, const config::JobConfig& config,
                               const Float8Device& device);
 
 // How weights reach their layers, for the log: what an all-gather of all moves in FP8, what that would be in

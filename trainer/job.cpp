@@ -16,7 +16,7 @@ namespace hyperion::trainer {
 namespace {
 
 // debug.seed, or a random one of rank 0's.
-uint64_t common_seed(const JobConfig& config, const Runtime& runtime) {
+uint64_t common_seed(const config::JobConfig& config, const Runtime& runtime) {
   if (config.debug.seed) return static_cast<uint64_t>(*config.debug.seed);
   return from_rank_0(runtime.groups->host(), [] {
     std::random_device device;  // a seed that debug.seed can be set to
@@ -26,23 +26,26 @@ uint64_t common_seed(const JobConfig& config, const Runtime& runtime) {
 
 // Logs slow_step_warning() on the ranks of a CPU that print, by the peak of this CPU, which is measured where
 // it may matter.
-void warn_of_slow_steps(const JobConfig& config, const models::ModelArgs& model, const Runtime& runtime) {
+void warn_of_slow_steps(const config::JobConfig& config, const models::ModelArgs& model,
+                        const Runtime& runtime) {
   constexpr double kSlowCpu = 1e10;  // FLOP/s that every CPU has
   if (runtime.device.is_cuda() || !rank_prints(runtime.rank())) return;
   const int64_t microbatches =
-      microbatches_of(config.training, runtime.mesh->degree(parallel::MeshDim::kBatch));
-  if (!slow_step_warning(config, model, microbatches, kSlowCpu)) return;
-  const double peak = measure_gemm_peak(scalar_type(config.training.mixed_precision_param));
-  if (const auto warning = slow_step_warning(config, model, microbatches, peak)) log_warning("{}", *warning);
+      config::microbatches_of(config.training, runtime.mesh->degree(parallel::MeshDim::kBatch));
+  if (!metrics::slow_step_warning(config, model, microbatches, kSlowCpu)) return;
+  const double peak =
+      metrics::measure_gemm_peak(checkpointing::scalar_type(config.training.mixed_precision_param));
+  if (const auto warning = metrics::slow_step_warning(config, model, microbatches, peak))
+    log_warning("{}", *warning);
 }
 
 }  // namespace
 
-Job start_job(const ResolvedConfig& resolved) {
+Job start_job(const config::ResolvedConfig& resolved) {
   Job job;
   job.configured = resolved;
-  const JobConfig& config = job.configured.config;
-  job.model = model_args(config.model);
+  const config::JobConfig& config = job.configured.config;
+  job.model = config::model_args(config.model);
   const parallel::Environment environment = job_environment(config);
   job.data = checked_data(resolved, job.model, environment.world_size);
   job.runtime = start_runtime(resolved, job.model, environment);
@@ -50,7 +53,7 @@ Job start_job(const ResolvedConfig& resolved) {
   job.seed = common_seed(config, job.runtime);
   job.loader = training_loader(
       config, job.data, loader_place(*job.runtime.mesh, job.runtime.rank(), job.seed, job.model),
-      is_dry_run(config) ? nullptr : data::NodeDocuments::make(job.runtime.groups->host()));
+      config::is_dry_run(config) ? nullptr : data::NodeDocuments::make(job.runtime.groups->host()));
   job.record = job_record(resolved, job.data);
   // What differs between the ranks is found before anything is done with it.
   parallel::require_agreement(job.runtime.groups->host(),

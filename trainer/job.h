@@ -14,18 +14,18 @@
 namespace hyperion::trainer {
 
 struct Job {
-  ResolvedConfig configured;  // as the user gave it
+  config::ResolvedConfig configured;  // as the user gave it
   models::ModelArgs model;
   DataSetup data;
   Runtime runtime;
   uint64_t seed = 0;  // debug.seed, or one that rank 0 drew
   std::unique_ptr<data::DataLoader> loader;
-  JobRecord record;  // what its checkpoints say about it
+  checkpointing::JobRecord record;  // what its checkpoints say about it
 };
 
 // Checks the configuration as a whole before it touches a device, joins the other ranks, opens the data, and
 // compares with the other ranks what must be the same on all. Collective. Throws Error for everything that
 // ends a job at this point.
-Job start_job(const ResolvedConfig& resolved);
+Job start_job(const config::ResolvedConfig& resolved);
 
 }  // namespace hyperion::trainer

@@ -14,15 +14,16 @@ namespace {
 constexpr const char* kTrainingCorpus = "data/austen.jsonl.gz";
 constexpr const char* kHeldOutCorpus = "data/austen_heldout.jsonl.gz";
 
-std::string files_of(const char* table, Dataset dataset, const std::optional<std::string>& dataset_path,
-                     bool default_corpus, const char* corpus) {
-  if (dataset_path) return resolve_input(*dataset_path, install_root()).string();
+std::string files_of(const char* table, config::Dataset dataset,
+                     const std::optional<std::string>& dataset_path, bool default_corpus,
+                     const char* corpus) {
+  if (dataset_path) return config::resolve_input(*dataset_path, config::install_root()).string();
   if (!default_corpus)
     throw_config(
         "{}.dataset = \"{}\" needs {}.dataset_path: JSON-lines files with a text field, a folder or glob of "
         "them, or token shards made by `hyperion tokenize`",
         table, text_of(dataset), table);
-  const fs::path path = resolve_input(corpus, install_root());
+  const fs::path path = config::resolve_input(corpus, config::install_root());
   if (!path_exists(path, ExitCode::kUsage))
     throw_config(
         "{}.dataset = \"{}\" stands for the default corpus, but {} is not there: run scripts/setup.sh, or "
@@ -32,11 +33,11 @@ std::string files_of(const char* table, Dataset dataset, const std::optional<std
   return path.string();
 }
 
-data::TextField training_field(const JobConfig& config) {
+data::TextField training_field(const config::JobConfig& config) {
   return {config.training.text_field, kTrainingKeys.field};
 }
 
-data::TextField validation_field(const JobConfig& config, const DataKeys& keys) {
+data::TextField validation_field(const config::JobConfig& config, const DataKeys& keys) {
   if (!config.validation.text_field) return {config.training.text_field, keys.field, kTrainingKeys.field};
   return {*config.validation.text_field, keys.field};
 }
@@ -59,47 +60,47 @@ data::LoaderOptions loader_options(const DataSetup& data, const LoaderPlace& pla
 
 }  // namespace
 
-std::string training_files(const JobConfig& config) {
+std::string training_files(const config::JobConfig& config) {
   return files_of("training", config.training.dataset, config.training.dataset_path,
-                  uses_default_corpus(config), kTrainingCorpus);
+                  config::uses_default_corpus(config), kTrainingCorpus);
 }
 
-std::string validation_files(const JobConfig& config) {
+std::string validation_files(const config::JobConfig& config) {
   return files_of("validation", config.validation.dataset, config.validation.dataset_path,
-                  validates_on_default_corpus(config), kHeldOutCorpus);
+                  config::validates_on_default_corpus(config), kHeldOutCorpus);
 }
 
-DataSetup load_tokenizer(const JobConfig& config) {
-  const fs::path path = resolve_input(config.model.hf_assets_path, install_root());
+DataSetup load_tokenizer(const config::JobConfig& config) {
+  const fs::path path = config::resolve_input(config.model.hf_assets_path, config::install_root());
   DataSetup data{data::Tokenizer::load(path), path.string()};
   data::warn_of_missing_tokens(*data.tokenizer, path);
   return data;
 }
 
-void check_training_documents(const JobConfig& config) {
+void check_training_documents(const config::JobConfig& config) {
   const std::string path = training_files(config);
-  if (uses_default_corpus(config))
+  if (config::uses_default_corpus(config))
     log_info("training.dataset = \"{}\" without dataset_path: reading the default corpus {}",
              text_of(config.training.dataset), path);
   data::check_text_field(path, training_field(config), kTrainingKeys.path);
 }
 
-void check_validation_documents(const JobConfig& config, const DataKeys& keys) {
+void check_validation_documents(const config::JobConfig& config, const DataKeys& keys) {
   if (!config.validation.enable) return;
   const std::string path = validation_files(config);
-  if (validates_on_default_corpus(config))
+  if (config::validates_on_default_corpus(config))
     log_info("validation.dataset = \"{}\" without dataset_path: reading the default corpus {}",
              text_of(config.validation.dataset), path);
   data::check_text_field(path, validation_field(config, keys), keys.path);
 }
 
-std::string describe_training_data(const JobConfig& config) {
+std::string describe_training_data(const config::JobConfig& config) {
   const std::string path = fs::absolute(training_files(config)).lexically_normal().string();
   const std::string& field = config.training.text_field;
   return field == "text" ? path : fmt::format("{}, field \"{}\"", path, field);
 }
 
-std::unique_ptr<data::DataLoader> training_loader(const JobConfig& config, const DataSetup& data,
+std::unique_ptr<data::DataLoader> training_loader(const config::JobConfig& config, const DataSetup& data,
                                                   const LoaderPlace& place,
                                                   std::shared_ptr<data::NodeDocuments> node) {
   const auto& training = config.training;
@@ -112,7 +113,7 @@ std::unique_ptr<data::DataLoader> training_loader(const JobConfig& config, const
   return std::make_unique<data::DataLoader>(std::move(options));
 }
 
-std::unique_ptr<data::DataLoader> validation_loader(const JobConfig& config, const DataSetup& data,
+std::unique_ptr<data::DataLoader> validation_loader(const config::JobConfig& config, const DataSetup& data,
                                                     const LoaderPlace& place, const DataKeys& keys) {
   const auto& validation = config.validation;
   data::LoaderOptions options =

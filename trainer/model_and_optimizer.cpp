@@ -25,7 +25,7 @@ void connect_pairs(Exchange& ranks, at::Device device) {
 
 }  // namespace
 
-ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const JobConfig& config,
+ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const config::JobConfig& config,
                                            const ModelPlace& place) {
   if (!place.without_memory) {
     choose_kernels(place.float8);
@@ -52,14 +52,14 @@ ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const 
   made.stage = std::make_unique<Stage>(*made.transformer, 0, made.transformer->units().size(), *made.fsdp,
                                        checkpointing);
   made.schedule = std::make_unique<ScheduleRunner>(
-      *made.stage, config.parallelism.fsdp_reshard_after_forward != ReshardAfterForward::kNever);
+      *made.stage, config.parallelism.fsdp_reshard_after_forward != config::ReshardAfterForward::kNever);
   made.parameters = made.stage->parameters();
-  made.optimizer = std::make_unique<Adam>(made.parameters, config.optimizer);
+  made.optimizer = std::make_unique<optim::Adam>(made.parameters, config.optimizer);
   return made;
 }
 
 std::vector<parallel::ReplicatedTensor> replicated_state(
-    const std::vector<parallel::ShardedParameterPtr>& parameters, const Adam& optimizer,
+    const std::vector<parallel::ShardedParameterPtr>& parameters, const optim::Adam& optimizer,
     parallel::Communicator& replicate, parallel::Communicator* tensor) {
   std::vector<parallel::ReplicatedTensor> state;
   for (size_t i = 0; i < parameters.size(); ++i) {

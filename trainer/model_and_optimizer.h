@@ -28,8 +28,8 @@ struct ModelAndOptimizer {
   std::unique_ptr<Stage> stage;
   std::unique_ptr<ScheduleRunner> schedule;  // of the stage
   std::vector<parallel::ShardedParameterPtr> parameters;
-  std::unique_ptr<Adam> optimizer;
-  std::unique_ptr<Ema> ema;  // null when off
+  std::unique_ptr<optim::Adam> optimizer;
+  std::unique_ptr<optim::Ema> ema;  // null when off
 };
 
 struct ModelPlace {
@@ -46,14 +46,14 @@ struct ModelPlace {
 // load gives them. Makes no moving average, which starts from them. Collective where the device is a GPU
 // (choose_attention). Throws Error(kUsage) for an FP8 recipe, or an attention kernel, that the device cannot
 // run.
-ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const JobConfig& config,
+ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const config::JobConfig& config,
                                            const ModelPlace& place);
 
 // What this rank holds of weights and optimizer state that other ranks hold too, for audit_replicas(): all of
 // it where `replicate` has several ranks, and what tensor parallel ranks do not divide. Empty without such
 // ranks.
 std::vector<parallel::ReplicatedTensor> replicated_state(
-    const std::vector<parallel::ShardedParameterPtr>& parameters, const Adam& optimizer,
+    const std::vector<parallel::ShardedParameterPtr>& parameters, const optim::Adam& optimizer,
     parallel::Communicator& replicate, parallel::Communicator* tensor);
 
 // The initial values of this rank's part. The value of an element depends on the seed, the parameter's name

@@ -13,12 +13,12 @@
 namespace hyperion::trainer {
 namespace {
 
-models::ActivationCheckpoint activation_checkpoint_of(const JobConfig::ActivationCheckpoint& options,
+models::ActivationCheckpoint activation_checkpoint_of(const config::JobConfig::ActivationCheckpoint& options,
                                                       int64_t layer) {
-  if (options.mode == RecomputeMode::kNone) return models::ActivationCheckpoint::kNone;
-  if (options.mode == RecomputeMode::kFull) return models::ActivationCheckpoint::kFull;
-  if (options.mode == RecomputeMode::kElementwise) return models::ActivationCheckpoint::kElementwise;
-  const std::optional<int64_t> every = checkpointed_blocks(options);
+  if (options.mode == config::RecomputeMode::kNone) return models::ActivationCheckpoint::kNone;
+  if (options.mode == config::RecomputeMode::kFull) return models::ActivationCheckpoint::kFull;
+  if (options.mode == config::RecomputeMode::kElementwise) return models::ActivationCheckpoint::kElementwise;
+  const std::optional<int64_t> every = config::checkpointed_blocks(options);
   if (!every) return models::ActivationCheckpoint::kSelectiveOp;
   return (layer + 1) % *every == 0 ? models::ActivationCheckpoint::kFull
                                    : models::ActivationCheckpoint::kNone;
@@ -26,18 +26,18 @@ models::ActivationCheckpoint activation_checkpoint_of(const JobConfig::Activatio
 
 }  // namespace
 
-parallel::ShardingOptions sharding_options(const JobConfig::Training& training, at::Device device,
+parallel::ShardingOptions sharding_options(const config::JobConfig::Training& training, at::Device device,
                                            std::shared_ptr<const parallel::GatherCodec> codec) {
   return {.device = device,
           .state_device = training.enable_cpu_offload ? at::Device(at::kCPU) : device,
-          .state_dtype = scalar_type(training.dtype),
-          .compute_dtype = scalar_type(training.mixed_precision_param),
-          .reduce_dtype = scalar_type(training.mixed_precision_reduce),
+          .state_dtype = checkpointing::scalar_type(training.dtype),
+          .compute_dtype = checkpointing::scalar_type(training.mixed_precision_param),
+          .reduce_dtype = checkpointing::scalar_type(training.mixed_precision_reduce),
           .pack_weights = true,
           .codec = std::move(codec)};
 }
 
-models::ActivationCheckpointing activation_checkpointing(const JobConfig& config,
+models::ActivationCheckpointing activation_checkpointing(const config::JobConfig& config,
                                                          const models::Transformer& model) {
   models::ActivationCheckpointing checkpointing;
   for (int64_t layer = 0; layer < model.args().n_layers; ++layer)

@@ -13,9 +13,9 @@
 
 namespace hyperion::trainer {
 
-parallel::ShardingOptions sharding_options(const JobConfig::Training& training, at::Device device,
+parallel::ShardingOptions sharding_options(const config::JobConfig::Training& training, at::Device device,
                                            std::shared_ptr<const parallel::GatherCodec> codec);
-models::ActivationCheckpointing activation_checkpointing(const JobConfig& config,
+models::ActivationCheckpointing activation_checkpointing(const config::JobConfig& config,
                                                          const models::Transformer& model);
 
 // Which layers that read one input are not one product (Parameter::pack) although weights are laid side by

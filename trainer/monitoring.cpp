@@ -46,20 +46,20 @@ std::string seed_origin(const RunDescription& run) {
 // (checkpoint.on_config_change, the curve's length) and the seed. A length that was not set stays so where it
 // is training.steps.
 std::string recorded_toml(const RunDescription& run) {
-  ResolvedConfig recorded = run.job.configured;
-  const TextTable configured = config_entries(recorded.config);
+  config::ResolvedConfig recorded = run.job.configured;
+  const config::TextTable configured = config::config_entries(recorded.config);
   const bool total_steps_set = recorded.config.lr_scheduler.total_steps.has_value();
   recorded.config = run.config;
   auto& total_steps = recorded.config.lr_scheduler.total_steps;
   if (!total_steps_set && total_steps == recorded.config.training.steps) total_steps.reset();
-  for (const auto& entry : config_entries(recorded.config))
+  for (const auto& entry : config::config_entries(recorded.config))
     if (std::ranges::find(configured, entry) == configured.end())
       recorded.origins[entry.first] = "saved in the checkpoint";
   if (recorded.config.debug.seed || run.seed <= std::numeric_limits<int64_t>::max()) {  // TOML's largest
     recorded.config.debug.seed = static_cast<int64_t>(run.seed);
     if (seed_origin(run) != kSeedKey) recorded.origins[kSeedKey] = seed_origin(run);
   }
-  return to_toml(recorded);
+  return config::to_toml(recorded);
 }
 
 // What describes the run, by rank 0; returns the name of its folder. A job that cannot write here makes no
@@ -67,20 +67,20 @@ std::string recorded_toml(const RunDescription& run) {
 std::string write_before_step_1(const RunDescription& run, int64_t start_time) {
   const std::filesystem::path folder = run.config.job.dump_folder;
   const Runtime& runtime = run.job.runtime;
-  const std::filesystem::path record =
-      write_run_record(folder, {.resolved_toml = recorded_toml(run),
-                                .command = run.command,
-                                .config_file = run.config.job.config_file.value_or(""),
-                                .devices = fmt::format("{} x {}", runtime.world_size(), runtime.device_name),
-                                .versions = version_text(),
-                                .world_size = runtime.world_size(),
-                                .start_time = start_time});
+  const std::filesystem::path record = metrics::write_run_record(
+      folder, {.resolved_toml = recorded_toml(run),
+               .command = run.command,
+               .config_file = run.config.job.config_file.value_or(""),
+               .devices = fmt::format("{} x {}", runtime.world_size(), runtime.device_name),
+               .versions = version_text(),
+               .world_size = runtime.world_size(),
+               .start_time = start_time});
   if (run.config.job.save_config_file) {
     const std::filesystem::path file = folder / *run.config.job.save_config_file;
     make_folders(file.parent_path());
-    JobConfig recorded = run.config;
+    config::JobConfig recorded = run.config;
     if (recorded.debug.seed) recorded.debug.seed = static_cast<int64_t>(run.seed);  // a saved one may win
-    write_file_atomic(file, to_json(recorded) + "\n");
+    write_file_atomic(file, config::to_json(recorded) + "\n");
   }
   return record.filename().string();
 }
@@ -116,9 +116,10 @@ void warn_of_slow_tokenizer(const RunDescription& run) {
   if (!runtime.device.is_cuda() || !rank_prints(runtime.rank())) return;
   const std::vector<std::string> documents = sample_of_text(run.config);
   if (documents.empty()) return;
-  const double flops_per_token = flops_per_token_causal(run.job.model, run.config.training.seq_len);
+  const double flops_per_token = metrics::flops_per_token_causal(run.job.model, run.config.training.seq_len);
   const int batch_degree = runtime.mesh->degree(parallel::MeshDim::kBatch);
-  const double flops = gpu_peak_flops(runtime.device_name).flops * runtime.world_size() / batch_degree;
+  const double flops =
+      metrics::gpu_peak_flops(runtime.device_name).flops * runtime.world_size() / batch_degree;
   const auto advice = text_rate_advice(tokenizer_rate(*run.job.data.tokenizer, documents),
                                        kUtilisation * flops / flops_per_token, batch_degree,
                                        run.job.loader->tokenising_ranks());
@@ -126,9 +127,9 @@ void warn_of_slow_tokenizer(const RunDescription& run) {
 }
 
 // FLOP/s that the step line's mfu is a share of.
-double peak_flops(const JobConfig::Training& training, const Runtime& runtime) {
+double peak_flops(const config::JobConfig::Training& training, const Runtime& runtime) {
   if (runtime.device.is_cuda()) {
-    const PeakFlops peak = gpu_peak_flops(runtime.device_name);
+    const metrics::PeakFlops peak = metrics::gpu_peak_flops(runtime.device_name);
     if (peak.known) {
       log_info("mfu is a share of {:.0f} TFLOP/s, the dense bfloat16 peak of {}", peak.flops / 1e12,
                runtime.device_name);
@@ -138,7 +139,7 @@ double peak_flops(const JobConfig::Training& training, const Runtime& runtime) {
     }
     return peak.flops;
   }
-  const double peak = measure_gemm_peak(scalar_type(training.mixed_precision_param));
+  const double peak = metrics::measure_gemm_peak(checkpointing::scalar_type(training.mixed_precision_param));
   const int threads = at::get_num_threads();
   log_info(
       "mfu is a share of {:.3f} TFLOP/s, the fastest matrix product measured just now on this rank's {} "
@@ -149,17 +150,17 @@ double peak_flops(const JobConfig::Training& training, const Runtime& runtime) {
 
 }  // namespace
 
-std::unique_ptr<MetricsLogger> make_metrics(const RunDescription& run, int64_t start_step) {
+std::unique_ptr<metrics::MetricsLogger> make_metrics(const RunDescription& run, int64_t start_step) {
   const Runtime& runtime = run.job.runtime;
   const models::ModelArgs& model = run.job.model;
-  const auto memory = std::make_shared<MemoryMonitor>(runtime.device.is_cuda() ? runtime.device.index()
-                                                                               : MemoryMonitor::kCpu);
+  const auto memory = std::make_shared<metrics::MemoryMonitor>(
+      runtime.device.is_cuda() ? runtime.device.index() : metrics::MemoryMonitor::kCpu);
   const models::ParameterCounts counts = models::count_parameters(model);
-  JobConfig::Metrics options = run.config.metrics;
-  const bool dry_run = is_dry_run(run.config);
+  config::JobConfig::Metrics options = run.config.metrics;
+  const bool dry_run = config::is_dry_run(run.config);
   if (dry_run) options.enable_tensorboard = options.enable_jsonl = false;
   RunStart start = dry_run ? RunStart{std::time(nullptr), ""} : start_run(run);
-  MeasuredRun measured{
+  metrics::MeasuredRun measured{
       .dump_folder = run.config.job.dump_folder,
       .start_time = start.time,
       .run_id = std::move(start.id),
@@ -168,30 +169,30 @@ std::unique_ptr<MetricsLogger> make_metrics(const RunDescription& run, int64_t s
       .rank = runtime.rank(),
       .prints = rank_prints(runtime.rank()),
       .non_data_parallel_size = runtime.world_size() / runtime.mesh->degree(parallel::MeshDim::kBatch),
-      .flops_per_token_square = flops_per_token_square(model, run.config.training.seq_len),
-      .flops_per_token_causal = flops_per_token_causal(model, run.config.training.seq_len)};
-  MetricsSources sources;
+      .flops_per_token_square = metrics::flops_per_token_square(model, run.config.training.seq_len),
+      .flops_per_token_causal = metrics::flops_per_token_causal(model, run.config.training.seq_len)};
+  metrics::MetricsSources sources;
   sources.take_peak_memory = [memory] { return memory->take_peak(); };
   if (dry_run)
     log_info("mfu is 0: a dry run exchanges nothing, so its speed is not that of the job");
-  else if (measured.prints || rank_writes_metrics(options, measured.rank))
+  else if (measured.prints || metrics::rank_writes_metrics(options, measured.rank))
     measured.peak_flops = peak_flops(run.config.training, runtime);
-  auto logger = std::make_unique<MetricsLogger>(options, measured, std::move(sources));
+  auto logger = std::make_unique<metrics::MetricsLogger>(options, measured, std::move(sources));
   logger->log_config(recorded_toml(run));
   log_info("Model {} {} size: {} total parameters", run.config.model.name, run.config.model.flavor,
-           python_grouped(static_cast<double>(counts.total), 0));
+           metrics::python_grouped(static_cast<double>(counts.total), 0));
   if (!measured.run_id.empty())  // a dry run has none
     log_info("Run {}: its record is in {}", measured.run_id,
              (measured.dump_folder / "runs" / measured.run_id).string());
   return logger;
 }
 
-void log_start(const RunDescription& run, const Checkpointer& checkpointer, int64_t start_step,
-               MetricsLogger& metrics) {
+void log_start(const RunDescription& run, const checkpointing::Checkpointer& checkpointer, int64_t start_step,
+               metrics::MetricsLogger& metrics) {
   const Runtime& runtime = run.job.runtime;
   for (const std::string& line :
-       run_summary(run.config, {runtime.device_name, at::get_num_threads(), runtime.mesh->describe(),
-                                runtime.mesh->degree(parallel::MeshDim::kBatch)}))
+       metrics::run_summary(run.config, {runtime.device_name, at::get_num_threads(), runtime.mesh->describe(),
+                                         runtime.mesh->degree(parallel::MeshDim::kBatch)}))
     log_info("{}", line);
   for (const std::string& warning :
        sharding_advice(run.config, run.job.model, *runtime.mesh, runtime.environment.local_world_size))
@@ -199,42 +200,44 @@ void log_start(const RunDescription& run, const Checkpointer& checkpointer, int6
   warn_of_slow_tokenizer(run);
   log_info("Seed: {} ({})", run.seed, seed_origin(run));
   for (const std::string& line : runtime.groups->network()) log_info("{}", line);
-  const ChosenCheckpoint* chosen = checkpointer.chosen();
-  EventFields start = {{"steps", run.config.training.steps},
-                       {"ranks", int64_t{runtime.world_size()}},
-                       {"seed", std::to_string(run.seed)}};  // text: many JSON readers keep 53 bits only
+  const checkpointing::ChosenCheckpoint* chosen = checkpointer.chosen();
+  metrics::EventFields start = {
+      {"steps", run.config.training.steps},
+      {"ranks", int64_t{runtime.world_size()}},
+      {"seed", std::to_string(run.seed)}};  // text: many JSON readers keep 53 bits only
   if (chosen != nullptr) {
-    const bool own = chosen->source == LoadSource::kOwn;
+    const bool own = chosen->source == checkpointing::LoadSource::kOwn;
     start.emplace_back(own ? "resumed_from" : "initial_load_path", chosen->path.string());
   }
   metrics.event(start_step, "start", start);
   if (checkpointer.finished()) return;
-  if (const auto problem = export_problem(run.job.model))
+  if (const auto problem = hugging_face::export_problem(run.job.model))
     log_info("This model cannot be exported to Hugging Face (by ckpt convert or last_save_in_hf): {}",
              problem->text);
   if (chosen != nullptr && chosen->components.contains(checkpoint::kModelComponent))
     return;  // the load has said so
   log_info("Weights: initialised at random (seed {})", run.seed);
-  if (run.config.model.flavor == models::kFlavorFromHf && !is_dry_run(run.config))
+  if (run.config.model.flavor == models::kFlavorFromHf && !config::is_dry_run(run.config))
     log_warning(
         "model.flavor = \"from_hf\" takes the model's shape alone: to start from its weights set "
         "checkpoint.enable = true and checkpoint.initial_load_in_hf = true");
 }
 
-std::unique_ptr<Profiler> make_profiler(const JobConfig::Profiling& profiling, const JobConfig::Job& job,
-                                        const Runtime& runtime, int64_t start_step) {
-  const ProfiledRun run{.dump_folder = job.dump_folder,
-                        .rank = runtime.rank(),
-                        .cuda = runtime.device.is_cuda(),
-                        .start_step = start_step};
-  MemorySnapshotHooks hooks;
+std::unique_ptr<metrics::Profiler> make_profiler(const config::JobConfig::Profiling& profiling,
+                                                 const config::JobConfig::Job& job, const Runtime& runtime,
+                                                 int64_t start_step) {
+  const metrics::ProfiledRun run{.dump_folder = job.dump_folder,
+                                 .rank = runtime.rank(),
+                                 .cuda = runtime.device.is_cuda(),
+                                 .start_step = start_step};
+  metrics::MemorySnapshotHooks hooks;
   if (run.cuda) {
     hooks.start_recording = [](size_t entries) {
       device_library().record_memory_history(static_cast<int>(entries));
     };
     hooks.snapshot_pickle = device_library().memory_snapshot;
   }
-  return std::make_unique<Profiler>(profiling, run, std::move(hooks));
+  return std::make_unique<metrics::Profiler>(profiling, run, std::move(hooks));
 }
 
 }  // namespace hyperion::trainer

@@ -18,20 +18,21 @@ namespace hyperion::trainer {
 // For the run's record.
 struct RunDescription {
   const Job& job;
-  const JobConfig& config;                  // that the run follows
+  const config::JobConfig& config;          // that the run follows
   const std::vector<std::string>& command;  // argv
   uint64_t seed = 0;                        // of weights, data order and RNG
 };
 
 // Writes the run's record and its configuration on rank 0. start_step: updates done so far. Collective:
 // every rank throws when the record cannot be written.
-std::unique_ptr<MetricsLogger> make_metrics(const RunDescription& run, int64_t start_step);
+std::unique_ptr<metrics::MetricsLogger> make_metrics(const RunDescription& run, int64_t start_step);
 
 // What is running and from where, for whoever reads the log or metrics.jsonl later.
-void log_start(const RunDescription& run, const Checkpointer& checkpointer, int64_t start_step,
-               MetricsLogger& metrics);
+void log_start(const RunDescription& run, const checkpointing::Checkpointer& checkpointer, int64_t start_step,
+               metrics::MetricsLogger& metrics);
 
-std::unique_ptr<Profiler> make_profiler(const JobConfig::Profiling& profiling, const JobConfig::Job& job,
-                                        const Runtime& runtime, int64_t start_step);
+std::unique_ptr<metrics::Profiler> make_profiler(const config::JobConfig::Profiling& profiling,
+                                                 const config::JobConfig::Job& job, const Runtime& runtime,
+                                                 int64_t start_step);
 
 }  // namespace hyperion::trainer

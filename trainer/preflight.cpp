@@ -17,61 +17,64 @@ namespace hyperion::trainer {
 namespace {
 
 // How this job gets the model that the checkpoint is of.
-std::string model_remedy(const JobConfig& config, const ChosenCheckpoint& chosen) {
-  const auto saved = saved_model(chosen.checkpoint);
-  const std::string options = saved ? model_options(*saved, config.model) : "";
+std::string model_remedy(const config::JobConfig& config, const checkpointing::ChosenCheckpoint& chosen) {
+  const auto saved = checkpointing::saved_model(chosen.checkpoint);
+  const std::string options = saved ? config::model_options(*saved, config.model) : "";
   const std::string same = options.empty() ? "give this job that model ([model], [model.args])"
                                            : "to use it, start with " + options;
-  return chosen.source == LoadSource::kOwn ? same + "; for a new run, name another checkpoint.folder"
-                                           : same + ", or name another checkpoint.initial_load_path";
+  return chosen.source == checkpointing::LoadSource::kOwn
+             ? same + "; for a new run, name another checkpoint.folder"
+             : same + ", or name another checkpoint.initial_load_path";
 }
 
 // Before anything is allocated for the model.
-void require_model_of_job(const JobConfig& config, const models::ModelArgs& model,
-                          const ChosenCheckpoint& chosen) {
+void require_model_of_job(const config::JobConfig& config, const models::ModelArgs& model,
+                          const checkpointing::ChosenCheckpoint& chosen) {
   if (!chosen.components.contains(checkpoint::kModelComponent)) return;
-  if (chosen.hugging_face) require_same_model(model, chosen.path);
+  if (chosen.hugging_face) checkpointing::require_same_model(model, chosen.path);
   std::map<std::string, std::string> names;
   for (const auto& [name, key] : chosen.names)
     if (chosen.checkpoint.index.tensors.contains(key)) names.emplace(name, key);
-  require_same_dimensions(model, chosen.checkpoint,
-                          chosen.hugging_face ? hugging_face_names(model, names)
-                                              : own_names(chosen.checkpoint, names, /*ema=*/false),
-                          model_remedy(config, chosen));
+  checkpointing::require_same_dimensions(
+      model, chosen.checkpoint,
+      chosen.hugging_face ? checkpointing::hugging_face_names(model, names)
+                          : checkpointing::own_names(chosen.checkpoint, names, /*ema=*/false),
+      model_remedy(config, chosen));
 }
 
 }  // namespace
 
-RunFacts run_facts(const models::ModelArgs& model, int64_t world_size) {
-  RunFacts facts;
+config::RunFacts run_facts(const models::ModelArgs& model, int64_t world_size) {
+  config::RunFacts facts;
   facts.world_size = world_size;
   facts.model = model;
-  facts.export_problem = export_problem(model);
+  facts.export_problem = hugging_face::export_problem(model);
   return facts;
 }
 
-void check_keys(const ResolvedConfig& resolved, const RunFacts& facts) {
-  require_valid_config(resolved, facts);
+void check_keys(const config::ResolvedConfig& resolved, const config::RunFacts& facts) {
+  config::require_valid_config(resolved, facts);
   if (const auto& checkpoint = resolved.config.checkpoint; checkpoint.enable)
     checkpoint::NameMap({checkpoint.rename.begin(), checkpoint.rename.end()});  // refuses what is no pattern
   signal_lead();                                                                // refuses what is no number
 }
 
-DataSetup checked_tokenizer(const ResolvedConfig& resolved, RunFacts facts) {
+DataSetup checked_tokenizer(const config::ResolvedConfig& resolved, config::RunFacts facts) {
   parallel::set_phase("load of the tokenizer");
   DataSetup data = load_tokenizer(resolved.config);
   if (resolved.config.checkpoint.enable && resolved.config.checkpoint.last_save_in_hf)
     data::tokenizer_files(data.tokenizer_path);  // refuses what cannot be read
   if (!facts.model) return data;
   facts.tokenizer_vocab_size = data.tokenizer->vocab_size();
-  require_valid_config(resolved, facts);
+  config::require_valid_config(resolved, facts);
   return data;
 }
 
-DataSetup checked_data(const ResolvedConfig& resolved, const models::ModelArgs& model, int64_t world_size) {
+DataSetup checked_data(const config::ResolvedConfig& resolved, const models::ModelArgs& model,
+                       int64_t world_size) {
   parallel::set_phase("checks of the configuration");
-  const RunFacts facts = run_facts(model, world_size);
-  require_valid_config(resolved, facts, install_root());
+  const config::RunFacts facts = run_facts(model, world_size);
+  config::require_valid_config(resolved, facts, config::install_root());
   check_keys(resolved, facts);
   DataSetup data = checked_tokenizer(resolved, facts);
   check_training_documents(resolved.config);
@@ -79,12 +82,12 @@ DataSetup checked_data(const ResolvedConfig& resolved, const models::ModelArgs& 
   return data;
 }
 
-JobRecord job_record(const ResolvedConfig& resolved, const DataSetup& data) {
+checkpointing::JobRecord job_record(const config::ResolvedConfig& resolved, const DataSetup& data) {
   return {
       resolved.config.model,
       {std::filesystem::absolute(data.tokenizer_path).lexically_normal().string(), data.tokenizer->hash()},
       describe_training_data(resolved.config),
-      imported_settings(resolved.config, install_root())};
+      hugging_face::imported_settings(resolved.config, config::install_root())};
 }
 
 LoaderPlace loader_place(const parallel::Mesh& mesh, int rank, uint64_t seed,
@@ -93,37 +96,39 @@ LoaderPlace loader_place(const parallel::Mesh& mesh, int rank, uint64_t seed,
           model.vocab_size};
 }
 
-void require_checkpoint_of_job(const ResolvedConfig& resolved, const models::ModelArgs& model,
-                               const JobRecord& record, const ChosenCheckpoint& chosen) {
+void require_checkpoint_of_job(const config::ResolvedConfig& resolved, const models::ModelArgs& model,
+                               const checkpointing::JobRecord& record,
+                               const checkpointing::ChosenCheckpoint& chosen) {
   require_model_of_job(resolved.config, model, chosen);
-  require_same_tokenizer(resolved, chosen, record.tokenizer);
+  checkpointing::require_same_tokenizer(resolved, chosen, record.tokenizer);
 }
 
-ResumePlan plan_run(const ResolvedConfig& resolved, const models::ModelArgs& model,
-                    const parallel::Mesh& mesh, uint64_t seed, uint64_t data, const JobRecord& record,
-                    const ChosenCheckpoint* chosen) {
+checkpointing::ResumePlan plan_run(const config::ResolvedConfig& resolved, const models::ModelArgs& model,
+                                   const parallel::Mesh& mesh, uint64_t seed, uint64_t data,
+                                   const checkpointing::JobRecord& record,
+                                   const checkpointing::ChosenCheckpoint* chosen) {
   parallel::set_phase("construction of model and optimizer");  // which follows
   const auto& training = resolved.config.training;
   const int degree = mesh.degree(parallel::MeshDim::kBatch);
-  const TrajectoryFacts facts{
+  const checkpointing::TrajectoryFacts facts{
       .data_parallel_degree = degree,
-      .global_batch_size = microbatches_of(training, degree) * training.local_batch_size * degree,
+      .global_batch_size = config::microbatches_of(training, degree) * training.local_batch_size * degree,
       .seed = seed,
       .data = data,
       .data_place = record.data,
       .model = model};
-  if (chosen == nullptr) return fresh_plan(resolved, facts);
+  if (chosen == nullptr) return checkpointing::fresh_plan(resolved, facts);
   require_checkpoint_of_job(resolved, model, record, *chosen);
-  ResumeRequest request{
+  checkpointing::ResumeRequest request{
       .source = chosen->source, .components = chosen->components, .left_out = chosen->left_out};
   if (const checkpoint::Object* stored = chosen->find_object(checkpoint::kTrajectoryKey))
-    request.stored = text_table(*stored, chosen->path.string());
+    request.stored = checkpointing::text_table(*stored, chosen->path.string());
   const auto* step = chosen->find_value<int64_t>(checkpoint::kStepKey);
   request.step = step ? *step : checkpoint::step_of_name(chosen->path.filename().string()).value_or(0);
   if (const auto* position = chosen->find_value<std::string>(checkpoint::kLoaderPositionKey))
     request.data = data::LoaderState::from_json(*position).fingerprint;
-  request.data_place = read_record(chosen->checkpoint).data;
-  return resume_plan(resolved, facts, request);
+  request.data_place = checkpointing::read_record(chosen->checkpoint).data;
+  return checkpointing::resume_plan(resolved, facts, request);
 }
 
 }  // namespace hyperion::trainer

@@ -14,33 +14,36 @@
 namespace hyperion::trainer {
 
 // What a job knows beyond its configuration, before the tokenizer is loaded.
-RunFacts run_facts(const models::ModelArgs& model, int64_t world_size);
+config::RunFacts run_facts(const models::ModelArgs& model, int64_t world_size);
 // The steps of checked_data(), which `hyperion check` makes one by one: the keys against each other and
 // against `facts`; the tokenizer, with what an export would take from it and (where `facts.model` is known)
 // the size of its vocabulary.
-void check_keys(const ResolvedConfig& resolved, const RunFacts& facts);
-DataSetup checked_tokenizer(const ResolvedConfig& resolved, RunFacts facts);
+void check_keys(const config::ResolvedConfig& resolved, const config::RunFacts& facts);
+DataSetup checked_tokenizer(const config::ResolvedConfig& resolved, config::RunFacts facts);
 
 // Checks the whole configuration for a job of `world_size` ranks, with the tokenizer it names, which is
 // returned. Throws Error(kUsage) or Error(kBadData).
-DataSetup checked_data(const ResolvedConfig& resolved, const models::ModelArgs& model, int64_t world_size);
+DataSetup checked_data(const config::ResolvedConfig& resolved, const models::ModelArgs& model,
+                       int64_t world_size);
 
 // What the checkpoints of this job say about it.
-JobRecord job_record(const ResolvedConfig& resolved, const DataSetup& data);
+checkpointing::JobRecord job_record(const config::ResolvedConfig& resolved, const DataSetup& data);
 
 // Of `rank`, for its loaders.
 LoaderPlace loader_place(const parallel::Mesh& mesh, int rank, uint64_t seed, const models::ModelArgs& model);
 
 // Throws IncompatibleCheckpoint for a checkpoint of another model, Error(kUsage) for one of another
 // tokenizer.
-void require_checkpoint_of_job(const ResolvedConfig& resolved, const models::ModelArgs& model,
-                               const JobRecord& record, const ChosenCheckpoint& chosen);
+void require_checkpoint_of_job(const config::ResolvedConfig& resolved, const models::ModelArgs& model,
+                               const checkpointing::JobRecord& record,
+                               const checkpointing::ChosenCheckpoint& chosen);
 
 // What this run follows: its configuration, and the trajectory of the checkpoint it continues (null: none).
 // `seed`: the configured one; `data`: DataLoader::fingerprint(); `record`: job_record(). Throws Error(kUsage)
 // as resume_plan() does, and what require_checkpoint_of_job() throws.
-ResumePlan plan_run(const ResolvedConfig& resolved, const models::ModelArgs& model,
-                    const parallel::Mesh& mesh, uint64_t seed, uint64_t data, const JobRecord& record,
-                    const ChosenCheckpoint* chosen);
+checkpointing::ResumePlan plan_run(const config::ResolvedConfig& resolved, const models::ModelArgs& model,
+                                   const parallel::Mesh& mesh, uint64_t seed, uint64_t data,
+                                   const checkpointing::JobRecord& record,
+                                   const checkpointing::ChosenCheckpoint* chosen);
 
 }  // namespace hyperion::trainer

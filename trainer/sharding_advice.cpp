@@ -21,20 +21,21 @@ constexpr double kProposedBytes = 32e9;  // of weights, gradients and optimizer 
 constexpr double kMuchPadding = 1.1;     // bytes of the padded shards to those of the parameters
 constexpr size_t kNamedParameters = 3;
 
-double states_gib(const JobConfig& config, const models::ModelArgs& model, int64_t shards) {
+double states_gib(const config::JobConfig& config, const models::ModelArgs& model, int64_t shards) {
   const JobSize size = job_size(config, model, shards, /*microbatches=*/1);
   return (size.states() + size.averages) / (1 << 30);
 }
 
 // The fewest shards that divide `shards`, are not many and leave room for activations.
-std::optional<int64_t> proposed_shards(const JobConfig& config, const models::ModelArgs& model,
+std::optional<int64_t> proposed_shards(const config::JobConfig& config, const models::ModelArgs& model,
                                        int64_t shards) {
   for (int64_t fewer = kProposedShards; fewer <= kManyShards; ++fewer)
     if (shards % fewer == 0 && states_gib(config, model, fewer) * (1 << 30) <= kProposedBytes) return fewer;
   return std::nullopt;
 }
 
-std::string advice_on_replicas(const JobConfig& config, const models::ModelArgs& model, int64_t shards) {
+std::string advice_on_replicas(const config::JobConfig& config, const models::ModelArgs& model,
+                               int64_t shards) {
   const std::string cost = fmt::format(
       "parallelism.data_parallel_shard_degree: the parameters are sharded over {} ranks without replicas, so "
       "every all-gather and reduce-scatter waits for all of them, and takes more steps the more there are",
@@ -92,7 +93,7 @@ std::optional<std::string> advice_on_padding(const models::ModelArgs& model, int
 
 }  // namespace
 
-std::vector<std::string> sharding_advice(const JobConfig& config, const models::ModelArgs& model,
+std::vector<std::string> sharding_advice(const config::JobConfig& config, const models::ModelArgs& model,
                                          const parallel::Mesh& mesh, int ranks_per_node) {
   const int64_t shards = mesh.degree(parallel::MeshDim::kFsdp), tensor = mesh.degree(parallel::MeshDim::kTp);
   std::vector<std::string> advice;

@@ -20,7 +20,7 @@ constexpr double kDependable = 0.8;  // share of the measured rate: the thread a
 
 }  // namespace
 
-std::vector<std::string> sample_of_text(const JobConfig& config) {
+std::vector<std::string> sample_of_text(const config::JobConfig& config) {
   std::vector<std::string> documents;
   for (const data::CorpusFile& file : data::find_corpus(training_files(config))) {
     if (documents.size() == kSampledFiles) break;

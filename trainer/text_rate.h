@@ -13,7 +13,7 @@
 namespace hyperion::trainer {
 
 // The first document of each of the first files with training text; none where all are token shards.
-std::vector<std::string> sample_of_text(const JobConfig& config);
+std::vector<std::string> sample_of_text(const config::JobConfig& config);
 
 // Tokens per second of one thread, measured on `documents` for a tenth of a second after one pass over them.
 double tokenizer_rate(const data::Tokenizer& tokenizer, const std::vector<std::string>& documents);

@@ -54,17 +54,17 @@ struct Trainer::StepInput {
   at::Tensor global_valid;  // of all ranks: 0-dim int64 on the device
 };
 
-Trainer::Trainer(const ResolvedConfig& resolved, const std::vector<std::string>& command)
+Trainer::Trainer(const config::ResolvedConfig& resolved, const std::vector<std::string>& command)
     : job_(start_job(resolved)),
       guard_(job_.runtime.groups->all_ranks()),
       agreement_(make_step_agreement(*job_.runtime.groups, *job_.runtime.mesh, job_.runtime.rank(),
                                      job_.runtime.device, [this] { return checkpointer_->failed(); })),
       memory_mover_(job_.runtime.device) {
   const Runtime& runtime = job_.runtime;
-  const JobConfig& configured = job_.configured.config;
+  const config::JobConfig& configured = job_.configured.config;
 
   // What it continues.
-  checkpointer_.emplace(configured, runtime, install_root());
+  checkpointer_.emplace(configured, runtime, config::install_root());
   plan_ = plan();
   if (plan_.seed != job_.seed) job_.loader->reset(plan_.seed);
 
@@ -87,19 +87,19 @@ Trainer::Trainer(const ResolvedConfig& resolved, const std::vector<std::string>&
   const auto& training = config().training;
   if (training.enable_cpu_offload && runtime.device.is_cpu())
     log_info("training.enable_cpu_offload: this job runs on the CPU, so everything is in host memory anyway");
-  microbatches_ = microbatches_of(training, runtime.mesh->degree(parallel::MeshDim::kBatch));
+  microbatches_ = config::microbatches_of(training, runtime.mesh->degree(parallel::MeshDim::kBatch));
   gradient_dump_ = gradient_dump_folder();
   for (const std::string& line : model_.float8.log) log_info("{}", line);
   for (const std::string& warning : model_.float8.warnings) log_warning("{}", warning);
   if (model_.float8.counters) log_info("{}", describe_gathers(model_.parameters, *model_.fsdp));
   if (const auto products = separate_products(*model_.transformer, *model_.fsdp)) log_info("{}", *products);
   failpoint("init.model");
-  const ChosenCheckpoint* chosen = checkpointer_->chosen();
+  const checkpointing::ChosenCheckpoint* chosen = checkpointer_->chosen();
   const bool loads_weights = chosen != nullptr && chosen->components.contains(checkpoint::kModelComponent);
   if (!checkpointer_->finished() && !loads_weights) initialise_weights(model_, plan_.seed);
   for (const std::string& note : plan_.notes) log_info("{}", note);
   for (const std::string& warning : plan_.warnings) log_warning("{}", warning);
-  if (config().ema.enable) model_.ema = std::make_unique<Ema>(model_.parameters, config().ema);
+  if (config().ema.enable) model_.ema = std::make_unique<optim::Ema>(model_.parameters, config().ema);
   components_ = state_components(
       {model_, *runtime.mesh, runtime.rank(), runtime.device, state_, *job_.loader, plan_, configured});
   if (checkpointer_->enabled())
@@ -110,14 +110,15 @@ Trainer::Trainer(const ResolvedConfig& resolved, const std::vector<std::string>&
   parallel::set_phase("start of the metrics");
   const RunDescription run = {job_, config(), command, plan_.seed};
   metrics_ = make_metrics(run, state_.step);
-  checkpointer_->on_event = [this](int64_t step, const std::string& event, const EventFields& fields) {
+  checkpointer_->on_event = [this](int64_t step, const std::string& event,
+                                   const metrics::EventFields& fields) {
     metrics_->event(step, event, fields);
   };
   log_start(run, *checkpointer_, state_.step, *metrics_);
   profiler_ = make_profiler(config().profiling, config().job, runtime, state_.step);
 }
 
-ResumePlan Trainer::plan() const {
+checkpointing::ResumePlan Trainer::plan() const {
   return plan_run(job_.configured, job_.model, *job_.runtime.mesh, job_.seed, job_.loader->fingerprint(),
                   job_.record, checkpointer_->chosen());
 }
@@ -128,15 +129,16 @@ void Trainer::load_checkpoint() {
   const std::filesystem::path planned = checkpointer_->chosen()->path;
   checkpointer_->load();
   model_.stage->weights_changed();
-  const ChosenCheckpoint& chosen = *checkpointer_->chosen();
+  const checkpointing::ChosenCheckpoint& chosen = *checkpointer_->chosen();
   if (chosen.path != planned) {  // damage was found, and the one before it was loaded
-    ResumePlan again = plan();
-    if (again.seed != plan_.seed || config_entries(again.config) != config_entries(plan_.config))
+    checkpointing::ResumePlan again = plan();
+    if (again.seed != plan_.seed ||
+        config::config_entries(again.config) != config::config_entries(plan_.config))
       throw_data(
           "{} is damaged, and {} before it was saved with other settings than those that this start has "
           "prepared for: start again with {}",
           planned.string(), chosen.path.string(),
-          override_text(
+          config::override_text(
               "checkpoint.load_step",
               std::to_string(checkpoint::step_of_name(chosen.path.filename().string()).value_or(0))));
     for (const std::string& note : again.notes) log_info("{}", note);
@@ -147,8 +149,8 @@ void Trainer::load_checkpoint() {
       !chosen.components.contains(checkpoint::kEmaComponent))
     model_.ema->restart();
   if (const checkpoint::Object* saved = chosen.find_object(checkpoint::kConfigKey))
-    log_info("{}", config_comparison(text_table(*saved, chosen.path.string()),
-                                     config_entries(job_.configured.config)));
+    log_info("{}", config::config_comparison(checkpointing::text_table(*saved, chosen.path.string()),
+                                             config::config_entries(job_.configured.config)));
   if (chosen.components.contains(checkpoint::kLoaderComponent) &&
       chosen.find_object(checkpoint::kLoaderPositionKey) == nullptr)
     skip_trained_data(*job_.loader, state_.step, microbatches_);
@@ -198,7 +200,7 @@ bool Trainer::nothing_is_left() const {
              checkpointer_->last_save_remedy(finished->path, finished->step));
     return true;
   }
-  const ChosenCheckpoint* chosen = checkpointer_->chosen();
+  const checkpointing::ChosenCheckpoint* chosen = checkpointer_->chosen();
   if (chosen == nullptr || config().checkpoint.create_seed_checkpoint ||
       state_.step < config().training.steps)
     return false;
@@ -220,7 +222,7 @@ ExitCode Trainer::train() {
     checkpointer_->preflight(state_.step);
   }
   const int64_t first = state_.step + 1, last = config().training.steps;
-  const bool dry_run = is_dry_run(config());
+  const bool dry_run = config::is_dry_run(config());
   if (!nothing_left) dry_run ? set_running_step(first, first) : agreement_->start(first);
   (dry_run ? end_dry_run_on_stop_signals : catch_stop_signals)(rank_prints(job_.runtime.rank()));
   if (!nothing_left) log_info("Training starts at step {}", first);
@@ -306,8 +308,8 @@ void Trainer::train_step(int64_t step, const StepInput& input) {
   parallel::set_phase(fmt::format("step {} gradient norm", step));
   const parallel::LocalGradients& gradients = model_.stage->gradients();
   const at::Tensor own_norm =
-      global_grad_norm(gradient_classes(gradients, model_.fsdp->shard(), model_.fsdp->tensor()),
-                       model_.fsdp->options().state_device);
+      optim::global_grad_norm(optim::gradient_classes(gradients, model_.fsdp->shard(), model_.fsdp->tensor()),
+                              model_.fsdp->options().state_device);
   std::vector<std::string> sources;
   for (const data::Batch& batch : input.batches)
     sources.push_back(fmt::format("{}", fmt::join(batch.sources, ", ")));
@@ -316,14 +318,14 @@ void Trainer::train_step(int64_t step, const StepInput& input) {
   const double max_norm = config().training.max_norm;
   std::optional<at::Tensor> divisor;
   if (model_.optimizer->divides_gradients())
-    divisor = clip_divisor(norm, max_norm);
+    divisor = optim::clip_divisor(norm, max_norm);
   else
-    clip_gradients(gradients, norm, max_norm);
+    optim::clip_gradients(gradients, norm, max_norm);
 
   checkpointer_->wait();
   {
     const parallel::TraceRange range("optimizer");
-    model_.optimizer->step(learning_rate(plan_, step), skip, divisor);
+    model_.optimizer->step(checkpointing::learning_rate(plan_, step), skip, divisor);
     if (model_.ema) model_.ema->update(step, skip);
     model_.stage->weights_changed();
   }
@@ -345,7 +347,7 @@ void Trainer::read_verdicts(bool wait) {
 
 // What several ranks hold must be the same on all of them: a save stores it once. Says so by Error(kBug).
 void Trainer::audit_replicas(int64_t step) const {
-  if (is_dry_run(config())) return;  // its other ranks do not exist
+  if (config::is_dry_run(config())) return;  // its other ranks do not exist
   const std::vector<parallel::ReplicatedTensor> replicated =
       replicated_state(model_.parameters, *model_.optimizer, model_.fsdp->replicate(), model_.fsdp->tensor());
   if (replicated.empty()) return;
@@ -366,12 +368,12 @@ void Trainer::log_step(int64_t step, const std::vector<at::Tensor>& losses, cons
   const parallel::ReduceChain groups = job_.runtime.groups->loss_groups();
   groups.all_reduce_sum(sum);
   groups.all_reduce_max(max);
-  StepMetrics metrics;
+  metrics::StepMetrics metrics;
   metrics.step = step;
   metrics.global_avg_loss = sum.item<double>();
   metrics.global_max_loss = max.item<double>();
   metrics.grad_norm = norm.item<double>();
-  metrics.lr = learning_rate(plan_, step);
+  metrics.lr = checkpointing::learning_rate(plan_, step);
   metrics.n_tokens_seen = state_.tokens_seen;
   if (resumed_step_ > 0 && !std::isnan(state_.last_loss)) {  // so that a jump of the curve is seen
     if (state_.last_loss_step > 0)

@@ -30,7 +30,7 @@ class Trainer {
  public:
   // `command` is the argv, for the run's record. Checks the configuration as a whole before it touches a
   // device. Collective: every rank constructs its Trainer.
-  Trainer(const ResolvedConfig& resolved, const std::vector<std::string>& command);
+  Trainer(const config::ResolvedConfig& resolved, const std::vector<std::string>& command);
 
   // Trains to training.steps, or until a signal asks to stop. Throws Error for everything that ends a job
   // early.
@@ -41,8 +41,8 @@ class Trainer {
 
  private:
   struct StepInput;  // the microbatches of one step, and what all ranks know before it
-  const JobConfig& config() const { return plan_.config; }
-  ResumePlan plan() const;
+  const config::JobConfig& config() const { return plan_.config; }
+  checkpointing::ResumePlan plan() const;
   void load_checkpoint();
   void finish_saves();
   ExitCode train();
@@ -57,9 +57,9 @@ class Trainer {
   ExitCode stopped(int64_t step, StopSignal signal, bool trained);
 
   const Job job_;
-  ResumePlan plan_;  // the configuration and the learning-rate curve that this run follows
+  checkpointing::ResumePlan plan_;  // the configuration and the learning-rate curve that this run follows
   ModelAndOptimizer model_;
-  TrainState state_;
+  checkpointing::TrainState state_;
   int64_t microbatches_ = 1;  // per step
   int64_t resumed_step_ = 0;  // until the first logged step of a resumed run
   std::optional<std::filesystem::path> gradient_dump_;
@@ -68,10 +68,10 @@ class Trainer {
   FiniteGuard guard_;
   const std::unique_ptr<StepAgreement> agreement_;
   StateComponents components_;
-  DeviceMover memory_mover_;
-  std::unique_ptr<MetricsLogger> metrics_;
-  std::unique_ptr<Profiler> profiler_;
-  std::optional<Checkpointer> checkpointer_;  // a save reads what is above it, and ends first
+  checkpointing::DeviceMover memory_mover_;
+  std::unique_ptr<metrics::MetricsLogger> metrics_;
+  std::unique_ptr<metrics::Profiler> profiler_;
+  std::optional<checkpointing::Checkpointer> checkpointer_;  // a save reads what is above it, and ends first
 };
 
 }  // namespace hyperion::trainer

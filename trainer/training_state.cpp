@@ -14,49 +14,56 @@ namespace hyperion::trainer {
 StateComponents state_components(const StateSources& sources) {
   const auto& [model, mesh, rank, device, state, loader, plan, configured] = sources;
   const auto rates = [&state = state, &plan = plan] {
-    return std::pair(plan.config.optimizer.lr, learning_rate(plan, state.step + 1));
+    return std::pair(plan.config.optimizer.lr, checkpointing::learning_rate(plan, state.step + 1));
   };
   const auto position = [&state = state, &plan = plan, rates] {
     const auto [lr, next_lr] = rates();
-    return SchedulerState::Position{state.step, lr, next_lr, to_object(plan.trajectory)};
+    return checkpointing::SchedulerState::Position{state.step, lr, next_lr,
+                                                   checkpointing::to_object(plan.trajectory)};
   };
   StateComponents components;
   const auto add = [&](auto component) { components.push_back(std::move(component)); };
-  add(std::make_unique<ModelState>(model.parameters));
-  add(std::make_unique<OptimizerState>(*model.optimizer, plan.config.optimizer, model.parameters,
-                                       parallel::whole_placement(mesh, rank), rates));
-  if (model.ema) add(std::make_unique<EmaState>(*model.ema, model.parameters));
-  add(std::make_unique<TrainStateComponent>(state, mesh.degree(parallel::MeshDim::kBatch),
-                                            to_object(config_entries(configured))));
-  add(std::make_unique<SchedulerState>(position));
-  add(std::make_unique<LoaderComponent>(loader));
-  add(std::make_unique<RngState>(device, rank, mesh.world_size(), plan.seed, state));
+  add(std::make_unique<checkpointing::ModelState>(model.parameters));
+  add(std::make_unique<checkpointing::OptimizerState>(*model.optimizer, plan.config.optimizer,
+                                                      model.parameters, parallel::whole_placement(mesh, rank),
+                                                      rates));
+  if (model.ema) add(std::make_unique<checkpointing::EmaState>(*model.ema, model.parameters));
+  add(std::make_unique<checkpointing::TrainStateComponent>(
+      state, mesh.degree(parallel::MeshDim::kBatch),
+      checkpointing::to_object(config::config_entries(configured))));
+  add(std::make_unique<checkpointing::SchedulerState>(position));
+  add(std::make_unique<checkpointing::LoaderComponent>(loader));
+  add(std::make_unique<checkpointing::RngState>(device, rank, mesh.world_size(), plan.seed, state));
   return components;
 }
 
-CheckpointedState checkpointed_state(const Job& job, const ResumePlan& plan, const ChosenCheckpoint* chosen,
-                                     const StateComponents& components, checkpoint::MemoryMover& mover) {
+checkpointing::CheckpointedState checkpointed_state(const Job& job, const checkpointing::ResumePlan& plan,
+                                                    const checkpointing::ChosenCheckpoint* chosen,
+                                                    const StateComponents& components,
+                                                    checkpoint::MemoryMover& mover) {
   std::map<std::string, std::string> facts = {
-      {"config_hash", fmt::format("{:016x}", config_hash(config_entries(job.configured.config)))},
+      {"config_hash",
+       fmt::format("{:016x}", config::config_hash(config::config_entries(job.configured.config)))},
       {"version", version_text()},
       {"model", plan.config.model.name + " " + plan.config.model.flavor},
       {"mesh", job.runtime.mesh->describe()}};
-  JobRecord record = job.record;
+  checkpointing::JobRecord record = job.record;
   record.seq_len = plan.config.training.seq_len;
   if (chosen != nullptr && chosen->components.contains(checkpoint::kModelComponent))
-    if (JobRecord stored = read_record(chosen->checkpoint); stored.imported != ImportedSettings{}) {
+    if (checkpointing::JobRecord stored = checkpointing::read_record(chosen->checkpoint);
+        stored.imported != hugging_face::ImportedSettings{}) {
       record.imported = std::move(stored.imported);
-      keep_ids_of_one_tokenizer(record, stored.tokenizer.hash);
+      checkpointing::keep_ids_of_one_tokenizer(record, stored.tokenizer.hash);
     }
-  facts.merge(record_facts(record));
-  CheckpointedState state = {
+  facts.merge(checkpointing::record_facts(record));
+  checkpointing::CheckpointedState state = {
       .config = plan.config, .model = job.model, .components = {}, .mover = mover, .facts = std::move(facts)};
   for (const auto& component : components) state.components.push_back(component.get());
   if (plan.config.checkpoint.last_save_in_hf) {
-    state.exported =
-        hugging_face_files(*record.model, plan.config.checkpoint.export_dtype, job.data.tokenizer.get(),
-                           job.data.tokenizer_path, record.imported, record.seq_len);
-    state.export_notes = tokenizer_note(job.data.tokenizer->hash());
+    state.exported = hugging_face::hugging_face_files(*record.model, plan.config.checkpoint.export_dtype,
+                                                      job.data.tokenizer.get(), job.data.tokenizer_path,
+                                                      record.imported, record.seq_len);
+    state.export_notes = checkpointing::tokenizer_note(job.data.tokenizer->hash());
   }
   return state;
 }

@@ -21,18 +21,20 @@ struct StateSources {
   const parallel::Mesh& mesh;
   int rank;
   at::Device device;
-  TrainState& state;
+  checkpointing::TrainState& state;
   data::DataLoader& loader;
-  const ResumePlan& plan;
-  const JobConfig& configured;
+  const checkpointing::ResumePlan& plan;
+  const config::JobConfig& configured;
 };
 // Every part of the state, in the order in which it is loaded.
 StateComponents state_components(const StateSources& sources);
 
 // What the job loads and saves. What `chosen`, the checkpoint to load or null, keeps of an imported model is
 // kept on. All other arguments outlive it.
-CheckpointedState checkpointed_state(const Job& job, const ResumePlan& plan, const ChosenCheckpoint* chosen,
-                                     const StateComponents& components, checkpoint::MemoryMover& mover);
+checkpointing::CheckpointedState checkpointed_state(const Job& job, const checkpointing::ResumePlan& plan,
+                                                    const checkpointing::ChosenCheckpoint* chosen,
+                                                    const StateComponents& components,
+                                                    checkpoint::MemoryMover& mover);
 
 // For --dump_state_dict: names, types, shapes and how each tensor is sharded over the ranks, a line each:
 // "... 8 shards x 1 replicas, dim 1 in 2, dim 0 in 4", where the cuts are in the order in which they apply.

@@ -13,7 +13,7 @@
 
 namespace hyperion::trainer {
 
-Validator::Validator(const JobConfig::Validation& options, const Runtime& runtime,
+Validator::Validator(const config::JobConfig::Validation& options, const Runtime& runtime,
                      std::unique_ptr<data::DataLoader> loader)
     : options_(options), runtime_(runtime), loader_(std::move(loader)) {}
 

@@ -13,7 +13,7 @@ namespace hyperion::trainer {
 
 class Validator {
  public:
-  Validator(const JobConfig::Validation& options, const Runtime& runtime,
+  Validator(const config::JobConfig::Validation& options, const Runtime& runtime,
             std::unique_ptr<data::DataLoader> loader);
 
   // After step 1 and every multiple of validation.freq.
@@ -26,7 +26,7 @@ class Validator {
   Result run(ScheduleRunner& schedule, BatchMover& mover);
 
  private:
-  JobConfig::Validation options_;
+  config::JobConfig::Validation options_;
   bool warned_ = false;  // that the data hold fewer sequences
   const Runtime& runtime_;
   std::unique_ptr<data::DataLoader> loader_;

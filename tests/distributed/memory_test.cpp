@@ -22,23 +22,23 @@ namespace {
 namespace fs = std::filesystem;
 
 // The job of configs/debug_model.toml on a few documents of its own.
-ResolvedConfig job(const fs::path& folder, const char* dtype) {
+config::ResolvedConfig job(const fs::path& folder, const char* dtype) {
   std::ofstream data(folder / "data.jsonl");
   for (int i = 0; i < 200; ++i)
     data << fmt::format("{{\"text\": \"Document {} has a few words, and some are its own: {}.\"}}\n", i,
                         i * 7919);
   data.close();
-  return load_config(HYPERION_SOURCE_DIR "/configs/debug_model.toml",
-                     {{"model.hf_assets_path", HYPERION_SOURCE_DIR "/tests/assets/tokenizer"},
-                      {"training.dataset", "jsonl"},
-                      {"training.dataset_path", folder / "data.jsonl"},
-                      {"training.mixed_precision_param", dtype},
-                      {"training.local_batch_size", "2"},
-                      {"training.seq_len", "64"},
-                      {"training.steps", "3"},
-                      {"metrics.save_for_all_ranks", "true"},
-                      {"job.dump_folder", folder / "out"},
-                      {"debug.seed", "1"}});
+  return config::load_config(HYPERION_SOURCE_DIR "/configs/debug_model.toml",
+                             {{"model.hf_assets_path", HYPERION_SOURCE_DIR "/tests/assets/tokenizer"},
+                              {"training.dataset", "jsonl"},
+                              {"training.dataset_path", folder / "data.jsonl"},
+                              {"training.mixed_precision_param", dtype},
+                              {"training.local_batch_size", "2"},
+                              {"training.seq_len", "64"},
+                              {"training.steps", "3"},
+                              {"metrics.save_for_all_ranks", "true"},
+                              {"job.dump_folder", folder / "out"},
+                              {"debug.seed", "1"}});
 }
 
 // metrics.jsonl of the run on this rank: the smallest peak over its steps, in bytes.
@@ -68,7 +68,7 @@ TEST_CASE(
   constexpr int kRanks = 2;
   const test::TemporaryFolder folder;
   const fs::path path = folder.path();
-  const ResolvedConfig resolved = job(path, dtype);
+  const config::ResolvedConfig resolved = job(path, dtype);
   const test::ReservedPort port;
   const auto train = [&](const parallel::Environment& environment) -> MeasuredRank {
     setenv("MASTER_PORT", std::to_string(port.number()).c_str(), 1);  // the trainer opens it itself

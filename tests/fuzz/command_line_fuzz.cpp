@@ -10,7 +10,6 @@
 #include "trainer/config/load.h"
 
 using namespace hyperion;
-using namespace hyperion::trainer;
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::vector<std::string> arguments;
@@ -19,7 +18,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     arguments.emplace_back(text.c_str() + begin);
   try {
     const app::CommandLine line = app::parse_command_line(std::move(arguments), 100);
-    parse_config("", "job.toml", line.overrides);
+    config::parse_config("", "job.toml", line.overrides);
   } catch (const Error& error) {
     if (error.code() != ExitCode::kUsage) std::abort();
   }

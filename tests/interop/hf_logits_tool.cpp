@@ -43,17 +43,18 @@ at::ScalarType scalar_type(Dtype dtype) {
 }
 
 // Copies rows between our order and Hugging Face's.
-at::Tensor reorder(const at::Tensor& from, const trainer::HfTensor& tensor, bool to_hf) {
+at::Tensor reorder(const at::Tensor& from, const hugging_face::HfTensor& tensor, bool to_hf) {
   const at::Tensor rows = at::empty({from.size(0)}, at::kLong);  // of `from`, for each row of the result
   for (int64_t row = 0; row < from.size(0); ++row)
-    rows.data_ptr<int64_t>()[row] = to_hf ? trainer::our_row(tensor, row) : trainer::hf_row(tensor, row);
+    rows.data_ptr<int64_t>()[row] =
+        to_hf ? hugging_face::our_row(tensor, row) : hugging_face::hf_row(tensor, row);
   return from.index_select(0, rows);
 }
 
 void read_weights(const models::Transformer& model, const fs::path& folder) {
   const checkpoint::CheckpointIndex index = checkpoint::read_safetensors(folder);
   for (const ParameterPtr& parameter : model.parameters()) {
-    const trainer::HfTensor tensor = trainer::hf_tensor(model.args(), parameter->fqn);
+    const hugging_face::HfTensor tensor = hugging_face::hf_tensor(model.args(), parameter->fqn);
     const auto found = index.tensors.find(tensor.name);
     if (found == index.tensors.end() || found->second.shape != parameter->shape)
       throw_data("{}: {} is missing or of another shape", folder.string(), tensor.name);
@@ -66,7 +67,8 @@ void read_weights(const models::Transformer& model, const fs::path& folder) {
     parameter->weight = reorder(stored.to(at::kFloat, false, true), tensor, false);
   }
   for (const auto& [name, record] : index.tensors)
-    if (!trainer::parameter_of_hf(model.args(), name) && !trainer::hf_may_ignore(model.args(), name))
+    if (!hugging_face::parameter_of_hf(model.args(), name) &&
+        !hugging_face::hf_may_ignore(model.args(), name))
       throw_data("{}: holds {}, which the model has not", folder.string(), name);
 }
 
@@ -85,20 +87,22 @@ void write_weights(const models::Transformer& model, const fs::path& out, Dtype 
                    uint64_t max_file_bytes) {
   std::vector<checkpoint::NamedTensor> tensors;
   for (const ParameterPtr& parameter : model.parameters())
-    tensors.push_back({trainer::hf_tensor(model.args(), parameter->fqn).name, dtype, parameter->shape});
+    tensors.push_back({hugging_face::hf_tensor(model.args(), parameter->fqn).name, dtype, parameter->shape});
   const checkpoint::SafetensorsPlan plan = checkpoint::plan_safetensors(tensors, max_file_bytes);
   fs::create_directories(out);
   checkpoint::create_safetensors(out, plan);
   checkpoint::SafetensorsWriter writer(out, plan);
   for (size_t i = 0; i < tensors.size(); ++i) {
     const Parameter& parameter = *model.parameters()[i];
-    const at::Tensor stored = reorder(parameter.weight, trainer::hf_tensor(model.args(), parameter.fqn), true)
-                                  .to(scalar_type(dtype))
-                                  .contiguous();
+    const at::Tensor stored =
+        reorder(parameter.weight, hugging_face::hf_tensor(model.args(), parameter.fqn), true)
+            .to(scalar_type(dtype))
+            .contiguous();
     writer.write(i, 0, {static_cast<const std::byte*>(stored.const_data_ptr()), stored.nbytes()});
   }
-  write_file_atomic(out / "config.json",
-                    trainer::hf_config(model.args(), {.dtype = std::string(checkpoint::torch_name(dtype))}));
+  write_file_atomic(
+      out / "config.json",
+      hugging_face::hf_config(model.args(), {.dtype = std::string(checkpoint::torch_name(dtype))}));
 }
 
 void print_logits(const models::Transformer& model) {
@@ -121,7 +125,7 @@ int run(const std::vector<std::string>& words) {
     return 2;
   }
   const fs::path folder = words[2];
-  const models::Transformer model(trainer::read_hf_config(folder / "config.json"));
+  const models::Transformer model(hugging_face::read_hf_config(folder / "config.json"));
   const Dtype dtype = exporting ? choice_of<Dtype>(words[4]).value() : Dtype::kFloat32;
   if (words.size() > 6)
     draw_weights(model, std::stoull(words[6]), dtype);

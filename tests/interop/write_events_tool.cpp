@@ -12,7 +12,6 @@
 #include "trainer/metrics/step_line.h"
 
 using namespace hyperion;
-using namespace hyperion::trainer;
 
 namespace {
 
@@ -27,23 +26,23 @@ double number(uint64_t index) {
 void print_step_lines() {
   for (uint64_t i = 0; i < 2000; ++i) {
     const auto n = [i](uint64_t field) { return number(16 * i + field); };
-    const StepReport r = {
+    const metrics::StepReport r = {
         static_cast<int64_t>(i), n(0), n(1), n(2), n(3), n(4), n(5), n(6), 2000, n(7), n(8), n(9), 3661};
     fmt::print("{} {:a} {:a} {:a} {:a} {:a} {:a} {:a} {:a} {:a} {:a}|{}|{}\n", r.step, r.loss, r.grad_norm,
                r.reserved_gib, r.reserved_percent, r.tps, r.tflops, r.mfu, r.lr, r.step_seconds,
-               r.data_percent, step_line(r, false),
-               validation_line({r.step, r.loss, r.reserved_gib, r.reserved_percent, r.tps}, false));
+               r.data_percent, metrics::step_line(r, false),
+               metrics::validation_line({r.step, r.loss, r.reserved_gib, r.reserved_percent, r.tps}, false));
   }
 }
 
 void write_run(const char* folder) {
-  const JobConfig::Metrics options{.log_freq = 10, .enable_tensorboard = true};
-  const MeasuredRun run{.dump_folder = folder,
-                        .prints = false,
-                        .flops_per_token_square = 1e6,
-                        .flops_per_token_causal = 1e6,
-                        .peak_flops = 1e12};
-  MetricsLogger logger(options, run, {});
+  const config::JobConfig::Metrics options{.log_freq = 10, .enable_tensorboard = true};
+  const metrics::MeasuredRun run{.dump_folder = folder,
+                                 .prints = false,
+                                 .flops_per_token_square = 1e6,
+                                 .flops_per_token_causal = 1e6,
+                                 .peak_flops = 1e12};
+  metrics::MetricsLogger logger(options, run, {});
   logger.log_config("[training]\nsteps = 500  # \xC3\xA9\n");
   for (int64_t step = 1; step <= 500; ++step) {
     logger.add_batch(64, 1e-6);

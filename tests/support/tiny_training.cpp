@@ -36,8 +36,8 @@ models::ModelArgs tiny_args(const TinyJob& job) {
 
 trainer::Float8Setup convert(models::Transformer& model, const TinyJob& job) {
   if (job.float8.empty()) return {};
-  trainer::JobConfig config;
-  config.model.converters = {trainer::Converter::kFloat8};
+  config::JobConfig config;
+  config.model.converters = {config::Converter::kFloat8};
   auto& float8 = config.quantize.linear.float8;
   float8.recipe_name = choice_of<float8::Recipe>(job.float8).value();
   float8.emulate = job.float8_emulate;
@@ -96,7 +96,7 @@ TinyTraining::TinyTraining(const TinyJob& job, const parallel::Environment& envi
     parameter->compute_shard().copy_(master);
   }
   stage_->weights_changed();
-  optimizer_ = std::make_unique<trainer::Adam>(stage_->parameters(), trainer::JobConfig::Optimizer{});
+  optimizer_ = std::make_unique<optim::Adam>(stage_->parameters(), config::JobConfig::Optimizer{});
 }
 
 int64_t TinyTraining::gathered_bytes(const parallel::ShardGroup& unit) {
@@ -160,10 +160,10 @@ void TinyTraining::audit_replicas() {
 TinyStep TinyTraining::step(int64_t step) {
   const at::Tensor loss = forward_backward(step);
   const parallel::LocalGradients& gradients = stage_->gradients();
-  const at::Tensor norm = trainer::global_grad_norm(
-      trainer::gradient_classes(gradients, groups_->get(parallel::MeshDim::kFsdp), tensor_),
+  const at::Tensor norm = optim::global_grad_norm(
+      optim::gradient_classes(gradients, groups_->get(parallel::MeshDim::kFsdp), tensor_),
       fsdp_->options().state_device);
-  trainer::clip_gradients(gradients, norm, 1.0);
+  optim::clip_gradients(gradients, norm, 1.0);
   optimizer_->step(1e-2, at::zeros({}, norm.options().dtype(at::kFloat)));
   stage_->weights_changed();
   stage_->drop_gradients();

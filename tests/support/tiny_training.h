@@ -59,7 +59,7 @@ class TinyTraining {
   trainer::ScheduleRunner& schedule() { return *schedule_; }
   const models::Transformer& model() const { return model_; }
   auto model_linears() { return model_.linears(); }
-  const trainer::Adam& optimizer() const { return *optimizer_; }
+  const optim::Adam& optimizer() const { return *optimizer_; }
   const trainer::Float8Setup& float8() const { return float8_; }
   // The gradients of step 0, not clipped: of each element that this rank holds; parameters are counted in
   // unit order, elements in the whole tensor.
@@ -94,7 +94,7 @@ class TinyTraining {
   std::unique_ptr<parallel::FsdpContext> fsdp_;
   std::unique_ptr<trainer::Stage> stage_;
   std::unique_ptr<trainer::ScheduleRunner> schedule_;
-  std::unique_ptr<trainer::Adam> optimizer_;
+  std::unique_ptr<optim::Adam> optimizer_;
 };
 
 std::vector<TinyStep> train_tiny(const TinyJob& job, const parallel::Environment& environment, int64_t steps);

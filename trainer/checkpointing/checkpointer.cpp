@@ -22,7 +22,7 @@
 #include "trainer/checkpointing/stored_weights.h"
 #include "trainer/config/validate.h"
 
-namespace hyperion::trainer {
+namespace hyperion::checkpointing {
 namespace fs = std::filesystem;
 namespace {
 
@@ -35,7 +35,7 @@ std::string describe_transfer(double bytes, double seconds) {
                      bytes / (1 << 30) / std::max(seconds, 1e-9));
 }
 
-checkpoint::SaveContent model_only(const JobConfig& config, checkpoint::CheckpointKind kind) {
+checkpoint::SaveContent model_only(const config::JobConfig& config, checkpoint::CheckpointKind kind) {
   return {.kind = kind,
           .wanted =
               [](const std::string& key) {
@@ -65,10 +65,10 @@ void log_casts(const std::vector<checkpoint::LoadItem>& items, bool foreign) {
 
 std::vector<checkpoint::LoadItem> plan_component_load(
     const ChosenCheckpoint& chosen, const std::vector<checkpoint::StateComponent*>& components,
-    const JobConfig& config, const models::ModelArgs& model) {
+    const config::JobConfig& config, const models::ModelArgs& model) {
   checkpoint::LoadOptions options;
   options.allow_dtype_cast = config.checkpoint.allow_dtype_cast || chosen.hugging_face;
-  options.remedy = "to convert, start with " + override_text("checkpoint.allow_dtype_cast", "true");
+  options.remedy = "to convert, start with " + config::override_text("checkpoint.allow_dtype_cast", "true");
   std::vector<checkpoint::TensorState> tensors;
   for (checkpoint::StateComponent* component : components) {
     if (!chosen.components.contains(component->name())) continue;
@@ -100,9 +100,10 @@ void load_values(const ChosenCheckpoint& chosen, const std::vector<checkpoint::S
   }
 }
 
-Checkpointer::Checkpointer(const JobConfig& configured, const Runtime& runtime, const fs::path& install_root)
+Checkpointer::Checkpointer(const config::JobConfig& configured, const trainer::Runtime& runtime,
+                           const fs::path& install_root)
     : config_(&configured), runtime_(runtime) {
-  if (!options().enable || is_dry_run(configured)) return;
+  if (!options().enable || config::is_dry_run(configured)) return;
   path_ = fs::path(configured.job.dump_folder) / options().folder;
   ranks_ = runtime.groups->new_host_group("checkpoint");
   ranks_->set_timeout(kSlowestSave);
@@ -159,7 +160,8 @@ void Checkpointer::attach(CheckpointedState state) {
     log_info("checkpoint.async_mode = \"async_with_pinned_mem\": on a CPU the same pool is used, unpinned");
 }
 
-void Checkpointer::send_event(int64_t step, const std::string& event, const EventFields& fields) const {
+void Checkpointer::send_event(int64_t step, const std::string& event,
+                              const metrics::EventFields& fields) const {
   if (on_event) on_event(step, event, fields);
 }
 
@@ -243,7 +245,7 @@ void Checkpointer::preflight(int64_t step) {
 
 void Checkpointer::save_before_training(int64_t step, bool resumed) {
   const parallel::PhaseGuard phase("pre-checkpoint");
-  const bool probe = resumed && options().validate_on_resume == ResumePreflight::kProbe;
+  const bool probe = resumed && options().validate_on_resume == config::ResumePreflight::kProbe;
   const checkpoint::SaveReport report = saver_->preflight(step, /*keep=*/!resumed, probe);
   if (!probe) save_seconds_ = report.write_seconds + report.commit_seconds;
   log_info(
@@ -278,7 +280,9 @@ void Checkpointer::tolerate_failure(const std::function<void()>& action) {
     action();
   } catch (const Error& error) {
     const int64_t step = std::exchange(saved_, -1);
-    if (error.code() != ExitCode::kSaveFailed || options().on_save_failure != OnSaveFailure::kContinue) throw;
+    if (error.code() != ExitCode::kSaveFailed ||
+        options().on_save_failure != config::OnSaveFailure::kContinue)
+      throw;
     log_error("A checkpoint could not be saved, training continues (checkpoint.on_save_failure): {}",
               error.what());
     send_event(step, "checkpoint_failed", {{"message", std::string(error.what())}});
@@ -371,4 +375,4 @@ void Checkpointer::save_seed() {
   write(0, content, /*now=*/true);
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::checkpointing

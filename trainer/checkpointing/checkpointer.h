@@ -19,27 +19,27 @@
 #include "trainer/runtime/batch_job.h"
 #include "trainer/runtime/runtime.h"
 
-namespace hyperion::trainer {
+namespace hyperion::checkpointing {
 
 // The tensors that a load of the chosen checkpoint fills: everything is compared that can be compared without
 // reading tensors. `model`: whose weights Hugging Face's names and row order are translated for. Throws
 // IncompatibleCheckpoint.
 std::vector<checkpoint::LoadItem> plan_component_load(
     const ChosenCheckpoint& chosen, const std::vector<checkpoint::StateComponent*>& components,
-    const JobConfig& config, const models::ModelArgs& model);
+    const config::JobConfig& config, const models::ModelArgs& model);
 // Gives the components the values of the checkpoint. Throws IncompatibleCheckpoint for what one does not
 // take.
 void load_values(const ChosenCheckpoint& chosen, const std::vector<checkpoint::StateComponent*>& components);
 
 // What a job loads and saves. All that it points at outlives the checkpointer.
 struct CheckpointedState {
-  const JobConfig& config;  // that the run follows
+  const config::JobConfig& config;  // that the run follows
   const models::ModelArgs& model;
   std::vector<checkpoint::StateComponent*> components;  // in the order in which they are loaded
   checkpoint::MemoryMover& mover;
   std::map<std::string, std::string> facts;  // for every manifest
   // For checkpoint.last_save_in_hf: the files next to the weights, and notes in their headers.
-  HuggingFaceFiles exported{};
+  hugging_face::HuggingFaceFiles exported{};
   std::map<std::string, std::string> export_notes{};
 };
 
@@ -50,7 +50,7 @@ class Checkpointer {
   // Before the model is made, because a checkpoint decides about the configuration: locks the folder, unless
   // this job only loads, and chooses what the job starts from. `configured` outlives this object. Throws
   // Error(kUsage) when another run holds the folder, Error(kPreCheckpoint), what choose_start() throws.
-  Checkpointer(const JobConfig& configured, const Runtime& runtime,
+  Checkpointer(const config::JobConfig& configured, const trainer::Runtime& runtime,
                const std::filesystem::path& install_root);
 
   bool enabled() const { return ranks_ != nullptr; }
@@ -93,13 +93,13 @@ class Checkpointer {
   std::string last_save_remedy(const std::filesystem::path& newest, int64_t step) const;
 
   // Called with what metrics.jsonl records about saves; also on the thread of a save.
-  std::function<void(int64_t step, const std::string& event, const EventFields& fields)> on_event;
+  std::function<void(int64_t step, const std::string& event, const metrics::EventFields& fields)> on_event;
 
   // Of a whole save, measured by the last one or by the preflight; 0: not yet.
   double save_seconds() const { return save_seconds_; }
 
  private:
-  const JobConfig::Checkpoint& options() const { return config_->checkpoint; }
+  const config::JobConfig::Checkpoint& options() const { return config_->checkpoint; }
   bool saves() const { return saver_ && !options().load_only; }
   void load_from(const ChosenCheckpoint& chosen);
   void announce_index_size();
@@ -108,20 +108,20 @@ class Checkpointer {
   void write(int64_t step, const checkpoint::SaveContent& content, bool now);
   void write_last(int64_t step);
   void write_for_hugging_face(int64_t step);
-  void send_event(int64_t step, const std::string& event, const EventFields& fields) const;
+  void send_event(int64_t step, const std::string& event, const metrics::EventFields& fields) const;
   void tolerate_failure(const std::function<void()>& action);
 
-  const JobConfig* config_;  // as configured; from attach() on what the run follows
-  const Runtime& runtime_;
+  const config::JobConfig* config_;  // as configured; from attach() on what the run follows
+  const trainer::Runtime& runtime_;
   std::filesystem::path path_;
   std::shared_ptr<parallel::Communicator> ranks_;  // null: no checkpoints
   std::optional<checkpoint::FolderLock> lock_;     // rank 0 holds it for all
   Start start_;
   std::optional<CheckpointedState> state_;
-  std::atomic<double> save_seconds_ = 0;    // set by the thread of a save too, which saver_'s end waits for
-  std::optional<ProgressFile> progress_{};  // of rank 0, once training is about to start
+  std::atomic<double> save_seconds_ = 0;  // set by the thread of a save too, which saver_'s end waits for
+  std::optional<trainer::ProgressFile> progress_{};  // of rank 0, once training is about to start
   std::optional<checkpoint::Saver> saver_;
   int64_t saved_ = -1;  // the step of the last periodic save that did not fail
 };
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::checkpointing

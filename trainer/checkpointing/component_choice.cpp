@@ -8,7 +8,7 @@
 
 #include "trainer/config/overrides.h"
 
-namespace hyperion::trainer {
+namespace hyperion::checkpointing {
 namespace {
 
 // Component x source: whether weights alone give it (a seed, a last save, `transfer`,
@@ -37,11 +37,11 @@ static_assert(std::size(kRules) == checkpoint::kStateComponents.size());
 
 // Whether the keys that choose components are for this source, too: what a job that was started from
 // elsewhere has saved itself is read completely.
-bool choice_applies(const JobConfig& config, LoadSource source) {
+bool choice_applies(const config::JobConfig& config, LoadSource source) {
   return resume_mode(config, source) == config.checkpoint.resume_mode;
 }
 
-bool is_left_out(const JobConfig::Checkpoint& checkpoint, std::string_view component) {
+bool is_left_out(const config::JobConfig::Checkpoint& checkpoint, std::string_view component) {
   const auto& chosen = checkpoint.components;
   return (!chosen.empty() && std::ranges::count(chosen, component) == 0) ||
          std::ranges::count(checkpoint.exclude_from_loading, component) > 0;
@@ -49,14 +49,15 @@ bool is_left_out(const JobConfig::Checkpoint& checkpoint, std::string_view compo
 
 }  // namespace
 
-ResumeMode resume_mode(const JobConfig& config, LoadSource source) {
+config::ResumeMode resume_mode(const config::JobConfig& config, LoadSource source) {
   const auto& checkpoint = config.checkpoint;
   const bool starts_elsewhere = checkpoint.initial_load_path || checkpoint.initial_load_in_hf;
-  return source == LoadSource::kOwn && starts_elsewhere ? ResumeMode::kRecover : checkpoint.resume_mode;
+  return source == LoadSource::kOwn && starts_elsewhere ? config::ResumeMode::kRecover
+                                                        : checkpoint.resume_mode;
 }
 
-ComponentChoice choose_components(const JobConfig& config, LoadSource source, bool weights_only) {
-  const bool weights = weights_only || resume_mode(config, source) == ResumeMode::kTransfer ||
+ComponentChoice choose_components(const config::JobConfig& config, LoadSource source, bool weights_only) {
+  const bool weights = weights_only || resume_mode(config, source) == config::ResumeMode::kTransfer ||
                        (source == LoadSource::kInitial && config.checkpoint.initial_load_model_only);
   ComponentChoice choice;
   for (const auto& [component, in_weights, beginning] : kRules) {
@@ -70,10 +71,10 @@ ComponentChoice choose_components(const JobConfig& config, LoadSource source, bo
   return choice;
 }
 
-std::vector<std::string> describe_left_out(const ResolvedConfig& resolved,
+std::vector<std::string> describe_left_out(const config::ResolvedConfig& resolved,
                                            const std::vector<std::string>& left_out, int64_t saved_step,
                                            int64_t step) {
-  const JobConfig& config = resolved.config;
+  const config::JobConfig& config = resolved.config;
   const std::string seed =
       config.debug.seed ? fmt::format("seed {}", *config.debug.seed) : "a new seed, as debug.seed is unset";
   const auto& excluded = config.checkpoint.exclude_from_loading;
@@ -99,7 +100,7 @@ std::vector<std::string> describe_left_out(const ResolvedConfig& resolved,
   return sentences;
 }
 
-std::string leave_out_remedy(const JobConfig& config, LoadSource source, std::string_view component) {
+std::string leave_out_remedy(const config::JobConfig& config, LoadSource source, std::string_view component) {
   const auto& checkpoint = config.checkpoint;
   const bool applies = choice_applies(config, source), by_name = !applies || checkpoint.components.empty();
   std::vector<std::string> parts;
@@ -109,11 +110,12 @@ std::string leave_out_remedy(const JobConfig& config, LoadSource source, std::st
     return "choose other checkpoint.components";
   const std::string once =
       source == LoadSource::kOwn || choice_applies(config, LoadSource::kOwn) ? "once " : "";
-  return fmt::format("start {}with {}{}{}", once,
-                     applies ? "" : override_text("checkpoint.resume_mode", "recover") + " ",
-                     override_text(by_name ? "checkpoint.exclude_from_loading" : "checkpoint.components",
-                                   fmt::format("{}", fmt::join(parts, ","))),
-                     once.empty() ? "" : " (and without it again when that start has saved a checkpoint)");
+  return fmt::format(
+      "start {}with {}{}{}", once,
+      applies ? "" : config::override_text("checkpoint.resume_mode", "recover") + " ",
+      config::override_text(by_name ? "checkpoint.exclude_from_loading" : "checkpoint.components",
+                            fmt::format("{}", fmt::join(parts, ","))),
+      once.empty() ? "" : " (and without it again when that start has saved a checkpoint)");
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::checkpointing

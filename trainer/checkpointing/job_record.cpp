@@ -13,7 +13,7 @@
 #include "trainer/config/entries.h"
 #include "trainer/config/load.h"
 
-namespace hyperion::trainer {
+namespace hyperion::checkpointing {
 namespace fs = std::filesystem;
 namespace {
 
@@ -23,7 +23,7 @@ constexpr const char *kModel = "model_config", *kTokenizerPath = "tokenizer_path
                      *kImportedGeneration = "hugging_face_generation_config";
 
 // Values are as TOML writes them.
-std::string model_lines(const TextTable& entries) {
+std::string model_lines(const config::TextTable& entries) {
   std::string toml;
   for (const auto& [key, text] : entries)
     if (key.starts_with("model.") && text != "null") toml += fmt::format("{} = {}\n", key, text);
@@ -46,8 +46,9 @@ std::string describe_tokenizer(const std::string& path, const std::string& hash)
 }  // namespace
 
 void keep_ids_of_one_tokenizer(JobRecord& record, const std::string& hash) {
-  if (record.imported == ImportedSettings{} || hash.empty() || hash == record.tokenizer.hash) return;
-  record.imported = for_other_tokenizer(record.imported);
+  if (record.imported == hugging_face::ImportedSettings{} || hash.empty() || hash == record.tokenizer.hash)
+    return;
+  record.imported = hugging_face::for_other_tokenizer(record.imported);
   log_info(
       "The imported ids of tokens and generation_config.json are left out: they are of another tokenizer "
       "(hash {:.8}) than {}",
@@ -57,9 +58,9 @@ void keep_ids_of_one_tokenizer(JobRecord& record, const std::string& hash) {
 std::map<std::string, std::string> record_facts(const JobRecord& record) {
   std::map<std::string, std::string> facts;
   if (record.model) {
-    JobConfig config;
+    config::JobConfig config;
     config.model = *record.model;
-    facts[kModel] = model_lines(config_entries(config));
+    facts[kModel] = model_lines(config::config_entries(config));
   }
   if (!record.tokenizer.hash.empty()) {
     facts[kTokenizerPath] = record.tokenizer.path;
@@ -82,7 +83,7 @@ JobRecord read_record(const checkpoint::OpenCheckpoint& checkpoint) {
     record.tokenizer.path = fs::absolute(folder).lexically_normal().string();
     record.tokenizer.hash =
         record.tokenizer.recorded ? note->second : tokenizer_hash_at(record.tokenizer.path);
-    record.imported = read_imported_settings(folder);
+    record.imported = hugging_face::read_imported_settings(folder);
     return record;
   }
   if (!checkpoint.manifest) return record;
@@ -92,13 +93,14 @@ JobRecord read_record(const checkpoint::OpenCheckpoint& checkpoint) {
     return found == facts.end() ? std::string() : found->second;
   };
   if (const std::string toml = fact(kModel); !toml.empty())
-    record.model = parse_config(toml, checkpoint.folder.string(), {}).config.model;
+    record.model = config::parse_config(toml, checkpoint.folder.string(), {}).config.model;
   record.tokenizer = {fact(kTokenizerPath), fact(kTokenizerHash)};
   record.data = fact(kData);
   const auto settings = [&](const char* key) {
     const std::string text = fact(key);
     return text.empty() ? text
-                        : checked_settings(text, fmt::format("{}: fact {}", checkpoint.folder.string(), key));
+                        : hugging_face::checked_settings(
+                              text, fmt::format("{}: fact {}", checkpoint.folder.string(), key));
   };
   record.imported = {settings(kImportedConfig), settings(kImportedGeneration)};
   const std::string seq_len = fact(kSeqLen);
@@ -106,13 +108,13 @@ JobRecord read_record(const checkpoint::OpenCheckpoint& checkpoint) {
   return record;
 }
 
-std::optional<JobConfig::Model> saved_model(const checkpoint::OpenCheckpoint& checkpoint) {
+std::optional<config::JobConfig::Model> saved_model(const checkpoint::OpenCheckpoint& checkpoint) {
   if (auto model = read_record(checkpoint).model) return model;
   const auto objects = checkpoint::load_objects(
       checkpoint, [](const std::string& key) { return key == checkpoint::kConfigKey; });
   if (objects.empty()) return std::nullopt;
-  const TextTable entries = text_table(objects.begin()->second, checkpoint.folder.string());
-  return parse_config(model_lines(entries), checkpoint.folder.string(), {}).config.model;
+  const config::TextTable entries = text_table(objects.begin()->second, checkpoint.folder.string());
+  return config::parse_config(model_lines(entries), checkpoint.folder.string(), {}).config.model;
 }
 
 std::map<std::string, std::string> tokenizer_note(const std::string& hash) {
@@ -146,4 +148,4 @@ bool require_same_tokenizer(const fs::path& checkpoint, const TokenizerRecord& s
                chosen.allow);
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::checkpointing

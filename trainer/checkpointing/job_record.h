@@ -14,7 +14,7 @@
 #include "trainer/config/job_config.h"
 #include "trainer/hugging_face/imported_settings.h"
 
-namespace hyperion::trainer {
+namespace hyperion::checkpointing {
 
 struct TokenizerRecord {
   std::string path;      // where it was
@@ -23,11 +23,12 @@ struct TokenizerRecord {
 };
 
 struct JobRecord {
-  std::optional<JobConfig::Model> model;
+  std::optional<config::JobConfig::Model> model;
   TokenizerRecord tokenizer;
-  std::string data{};           // where the documents were, for messages
-  ImportedSettings imported{};  // of the Hugging Face model that its weights, or its shape, began with
-  int64_t seq_len = 0;          // training.seq_len; 0: not known
+  std::string data{};  // where the documents were, for messages
+  hugging_face::ImportedSettings
+      imported{};       // of the Hugging Face model that its weights, or its shape, began with
+  int64_t seq_len = 0;  // training.seq_len; 0: not known
 };
 
 // Lines for a manifest's facts, and back. read_record() finds the tokenizer of a folder of safetensors in its
@@ -41,7 +42,7 @@ JobRecord read_record(const checkpoint::OpenCheckpoint& checkpoint);
 
 // The record's model, or the one in train_state.config of checkpoints that have no record of it; nothing for
 // other programs' checkpoints.
-std::optional<JobConfig::Model> saved_model(const checkpoint::OpenCheckpoint& checkpoint);
+std::optional<config::JobConfig::Model> saved_model(const checkpoint::OpenCheckpoint& checkpoint);
 
 // The note that an export for Hugging Face carries in its safetensors: see plan_safetensors.
 std::map<std::string, std::string> tokenizer_note(const std::string& hash);
@@ -61,4 +62,4 @@ struct TokenizerChoice {
 bool require_same_tokenizer(const std::filesystem::path& checkpoint, const TokenizerRecord& stored,
                             const TokenizerChoice& chosen);
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::checkpointing

@@ -13,7 +13,7 @@
 #include "base/hash.h"
 #include "base/log.h"
 
-namespace hyperion::trainer {
+namespace hyperion::checkpointing {
 namespace {
 
 using checkpoint::Object, checkpoint::TensorState;
@@ -106,7 +106,7 @@ void ModelState::load(const Find&) {
     if (parameter->has_separate_compute_shard()) parameter->compute_shard().copy_(parameter->master());
 }
 
-OptimizerState::OptimizerState(const Adam& adam, const JobConfig::Optimizer& options,
+OptimizerState::OptimizerState(const optim::Adam& adam, const config::JobConfig::Optimizer& options,
                                std::vector<parallel::ShardedParameterPtr> parameters, Placement whole,
                                Rates rates)
     : adam_(adam),
@@ -134,8 +134,8 @@ std::vector<TensorState> OptimizerState::tensors() {
 
 std::vector<checkpoint::ObjectState> OptimizerState::objects() {
   const auto [base_lr, next_lr] = rates_();
-  const bool fused = options_.implementation == OptimizerImplementation::kFused,
-             foreach = options_.implementation == OptimizerImplementation::kForeach;
+  const bool fused = options_.implementation == config::OptimizerImplementation::kFused,
+             foreach = options_.implementation == config::OptimizerImplementation::kForeach;
   const std::vector<std::pair<const char*, Object>> options = {
       {"lr", next_lr},
       {"betas", Object::tuple({options_.beta1, options_.beta2})},
@@ -147,7 +147,7 @@ std::vector<checkpoint::ObjectState> OptimizerState::objects() {
       {"capturable", false},
       {"differentiable", false},
       {"fused", fused},
-      {"decoupled_weight_decay", options_.name == OptimizerName::kAdamW},
+      {"decoupled_weight_decay", options_.name == config::OptimizerName::kAdamW},
       {"initial_lr", base_lr}};
   std::vector<checkpoint::ObjectState> states;
   for (const parallel::ShardedParameterPtr& parameter : parameters_)
@@ -286,4 +286,4 @@ std::shared_ptr<std::byte> DeviceMover::allocate(uint64_t bytes) {
           }};
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::checkpointing

@@ -16,7 +16,7 @@
 #include "trainer/optim/adam.h"
 #include "trainer/optim/ema.h"
 
-namespace hyperion::trainer {
+namespace hyperion::checkpointing {
 
 // Throw Error(kBug) for a type that no state has.
 checkpoint::Dtype dtype_of(at::ScalarType type);
@@ -43,7 +43,7 @@ class OptimizerState : public checkpoint::StateComponent {
   // `whole`: the placement of the step counter, which every rank has. `rates`: base rate and the rate of the
   // next step, read at every save.
   using Rates = std::function<std::pair<double, double>()>;
-  OptimizerState(const Adam& adam, const JobConfig::Optimizer& options,
+  OptimizerState(const optim::Adam& adam, const config::JobConfig::Optimizer& options,
                  std::vector<parallel::ShardedParameterPtr> parameters, Placement whole, Rates rates);
   std::string name() const override { return std::string(checkpoint::kOptimizerComponent); }
   std::vector<checkpoint::TensorState> tensors() override;
@@ -51,8 +51,8 @@ class OptimizerState : public checkpoint::StateComponent {
   std::vector<std::string> required_objects() override { return {}; }  // the configuration says the same
 
  private:
-  const Adam& adam_;
-  const JobConfig::Optimizer& options_;
+  const optim::Adam& adam_;
+  const config::JobConfig::Optimizer& options_;
   std::vector<parallel::ShardedParameterPtr> parameters_;
   Placement whole_;
   Rates rates_;
@@ -135,14 +135,14 @@ class RngState : public checkpoint::StateComponent {
 
 class EmaState : public checkpoint::StateComponent {
  public:
-  EmaState(Ema& ema, std::vector<parallel::ShardedParameterPtr> parameters)
+  EmaState(optim::Ema& ema, std::vector<parallel::ShardedParameterPtr> parameters)
       : ema_(ema), parameters_(std::move(parameters)) {}
   std::string name() const override { return std::string(checkpoint::kEmaComponent); }
   std::vector<checkpoint::TensorState> tensors() override;
   void wait_for_update() override { ema_.wait_for_update(); }
 
  private:
-  Ema& ema_;
+  optim::Ema& ema_;
   std::vector<parallel::ShardedParameterPtr> parameters_;
 };
 
@@ -166,4 +166,4 @@ class DeviceMover : public checkpoint::MemoryMover {
   DeviceEvent ready_;
 };
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::checkpointing

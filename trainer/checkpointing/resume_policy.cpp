@@ -13,17 +13,17 @@
 #include "trainer/config/schema.h"
 #include "trainer/optim/lr_schedule.h"
 
-namespace hyperion::trainer {
+namespace hyperion::checkpointing {
 namespace {
 
-std::string on_config_change(OnConfigChange policy) {
-  return override_text("checkpoint.on_config_change", std::string(text_of(policy)));
+std::string on_config_change(config::OnConfigChange policy) {
+  return config::override_text("checkpoint.on_config_change", std::string(text_of(policy)));
 }
 
 // A run and, unless it begins at step 0, what it resumes from.
 class Planner {
  public:
-  Planner(const ResolvedConfig& resolved, const TrajectoryFacts& facts, const ResumeRequest* request)
+  Planner(const config::ResolvedConfig& resolved, const TrajectoryFacts& facts, const ResumeRequest* request)
       : resolved_(resolved), config_(resolved.config), facts_(facts), request_(request) {
     plan_.config = config_;
     plan_.seed = facts.seed;
@@ -31,7 +31,7 @@ class Planner {
     plan_.config.lr_scheduler.total_steps = config_.lr_scheduler.total_steps.value_or(config_.training.steps);
     if (request == nullptr) return;
     if (loads(checkpoint::kTrainStateComponent)) step_ = request->step;
-    if (resume_mode(config_, request->source) == ResumeMode::kRecover)
+    if (resume_mode(config_, request->source) == config::ResumeMode::kRecover)
       policy_ = config_.checkpoint.on_config_change;
   }
 
@@ -99,11 +99,11 @@ class Planner {
         request_->stored
             ? changed_settings(resolved_, plan_.trajectory, *request_->stored, request_->components)
             : std::vector<SettingChange>();
-    if (policy_ == OnConfigChange::kError && !changes.empty())
+    if (policy_ == config::OnConfigChange::kError && !changes.empty())
       throw_config("The checkpoint at step {} was saved with other settings:{}\n{}{}{}", request_->step,
                    describe_changes(resolved_, changes), ways_out(changes), data.empty() ? "" : "\n", data);
     if (!data.empty()) throw_config("{}", data);
-    const bool keep = policy_ == OnConfigChange::kKeep;
+    const bool keep = policy_ == config::OnConfigChange::kKeep;
     if (keep)
       if (const std::vector<SettingChange> impossible = keep_saved_values(changes, plan_);
           !impossible.empty())
@@ -111,7 +111,7 @@ class Planner {
             "The checkpoint at step {} was saved with other settings that {} cannot bring back:{}\nConfigure "
             "the saved values, or start with {} to resume with the configured ones.",
             request_->step, on_config_change(policy_), describe_changes(resolved_, impossible),
-            on_config_change(OnConfigChange::kOverride));
+            on_config_change(config::OnConfigChange::kOverride));
     for (const SettingChange& change : changes) {
       const std::string key = change.configuration_key();
       if (keep)
@@ -155,33 +155,34 @@ class Planner {
     const bool can_keep = keep_saved_values(changes, kept).empty();
     std::vector<std::string> ways;
     if (can_keep && floor_after_curve(kept) != 0)
-      ways.push_back(on_config_change(OnConfigChange::kKeep) + " to resume with the saved values");
-    const std::string override_values = on_config_change(OnConfigChange::kOverride);
+      ways.push_back(on_config_change(config::OnConfigChange::kKeep) + " to resume with the saved values");
+    const std::string override_values = on_config_change(config::OnConfigChange::kOverride);
     if (floor_after_curve(plan_) != 0)
       ways.push_back(override_values + " to resume with the configured ones");
     return ways.empty() ? fmt::format("Start with {}, and mend what is in the way then: {}", override_values,
-                                      explain_zero_rate(OnConfigChange::kOverride))
+                                      explain_zero_rate(config::OnConfigChange::kOverride))
                         : fmt::format("Start with {}.", fmt::join(ways, ", or with "));
   }
 
   // The factor of the rate of steps that the plan trains after its curve; none when it trains none there.
   std::optional<double> floor_after_curve(const ResumePlan& plan) const {
-    const JobConfig& config = plan.config;
+    const config::JobConfig& config = plan.config;
     const int64_t last = config.training.steps, of_curve = last - plan.schedule_start;
     if (last <= step_ || of_curve <= *config.lr_scheduler.total_steps || config.optimizer.lr == 0) return {};
-    return LrSchedule(config.lr_scheduler, last).factor(of_curve - 1);
+    return optim::LrSchedule(config.lr_scheduler, last).factor(of_curve - 1);
   }
 
   // Of a start with `policy` that would train with a rate of 0 because its curve has ended, with the ways
   // out.
-  std::string explain_zero_rate(OnConfigChange policy) const {
-    std::string floor = override_text("lr_scheduler.min_lr_factor", "0.1");
+  std::string explain_zero_rate(config::OnConfigChange policy) const {
+    std::string floor = config::override_text("lr_scheduler.min_lr_factor", "0.1");
     // Where the stored floor is compared, the changed one needs its permission.
     if (request_ != nullptr && request_->stored && loads(checkpoint::kSchedulerComponent) &&
-        resume_mode(config_, request_->source) == ResumeMode::kRecover) {
-      if (config_.checkpoint.resume_mode != ResumeMode::kRecover)
-        floor += " " + override_text("checkpoint.resume_mode", "recover");
-      if (policy != OnConfigChange::kOverride) floor += " " + on_config_change(OnConfigChange::kOverride);
+        resume_mode(config_, request_->source) == config::ResumeMode::kRecover) {
+      if (config_.checkpoint.resume_mode != config::ResumeMode::kRecover)
+        floor += " " + config::override_text("checkpoint.resume_mode", "recover");
+      if (policy != config::OnConfigChange::kOverride)
+        floor += " " + on_config_change(config::OnConfigChange::kOverride);
     }
     const int64_t end = plan_.schedule_start + *plan_.config.lr_scheduler.total_steps;
     const int64_t last = config_.training.steps;
@@ -189,11 +190,12 @@ class Planner {
         "the learning-rate curve ends at step {} with a rate of 0, so steps {} to training.steps = {} would "
         "learn nothing: start with {} for a curve that ends with the run, or with {} for a floor",
         end, std::max(step_, end) + 1, last,
-        override_text("lr_scheduler.total_steps", std::to_string(last - plan_.schedule_start)), floor);
+        config::override_text("lr_scheduler.total_steps", std::to_string(last - plan_.schedule_start)),
+        floor);
   }
 
   void require_learning_steps() {
-    std::ranges::move(curve_cuts(plan_.config.lr_scheduler, config_.training.steps),
+    std::ranges::move(optim::curve_cuts(plan_.config.lr_scheduler, config_.training.steps),
                       std::back_inserter(plan_.warnings));
     const std::optional<double> floor = floor_after_curve(plan_);
     if (floor == 0) throw_config("{}", explain_zero_rate(config_.checkpoint.on_config_change));
@@ -206,7 +208,7 @@ class Planner {
   // The order of the data stays that of the saved seed, unless another one was asked for.
   void keep_seed() {
     if (!loads(checkpoint::kLoaderComponent) ||
-        (config_.debug.seed && config_.checkpoint.on_config_change != OnConfigChange::kKeep))
+        (config_.debug.seed && config_.checkpoint.on_config_change != config::OnConfigChange::kKeep))
       return;
     if (const auto seed = stored_number<uint64_t>(kSeedSetting, 0)) {
       plan_.seed = *seed;
@@ -219,29 +221,29 @@ class Planner {
     plan_.notes.push_back(fmt::format(format, std::forward<Args>(args)...));
   }
 
-  const ResolvedConfig& resolved_;
-  const JobConfig& config_;
+  const config::ResolvedConfig& resolved_;
+  const config::JobConfig& config_;
   const TrajectoryFacts& facts_;
   const ResumeRequest* request_;
-  OnConfigChange policy_ = OnConfigChange::kOverride;  // recover alone compares
-  int64_t step_ = 0;                                   // updates done, in this run's count
+  config::OnConfigChange policy_ = config::OnConfigChange::kOverride;  // recover alone compares
+  int64_t step_ = 0;                                                   // updates done, in this run's count
   ResumePlan plan_;
 };
 
 }  // namespace
 
 double learning_rate(const ResumePlan& plan, int64_t step) {
-  const LrSchedule schedule(plan.config.lr_scheduler, plan.config.training.steps);
+  const optim::LrSchedule schedule(plan.config.lr_scheduler, plan.config.training.steps);
   return plan.config.optimizer.lr * schedule.factor(step - 1 - plan.schedule_start);
 }
 
-ResumePlan fresh_plan(const ResolvedConfig& resolved, const TrajectoryFacts& facts) {
+ResumePlan fresh_plan(const config::ResolvedConfig& resolved, const TrajectoryFacts& facts) {
   return Planner(resolved, facts, nullptr).run();
 }
 
-ResumePlan resume_plan(const ResolvedConfig& resolved, const TrajectoryFacts& facts,
+ResumePlan resume_plan(const config::ResolvedConfig& resolved, const TrajectoryFacts& facts,
                        const ResumeRequest& request) {
   return Planner(resolved, facts, &request).run();
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::checkpointing

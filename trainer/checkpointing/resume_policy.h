@@ -12,11 +12,11 @@
 #include "trainer/checkpointing/trajectory.h"
 #include "trainer/config/load.h"
 
-namespace hyperion::trainer {
+namespace hyperion::checkpointing {
 
 // What the run starts or resumes with.
 struct ResumePlan {
-  JobConfig config;                // as configured, with the saved values that win; total_steps is always set
+  config::JobConfig config;        // as configured, with the saved values that win; total_steps is always set
   uint64_t seed = 0;               // for weights, data order and RNG
   int64_t schedule_start = 0;      // the step at which the curve began: lr(s) = lr * factor(s - 1 - this)
   Trajectory trajectory;           // to be stored in this run's checkpoints
@@ -28,7 +28,7 @@ struct ResumePlan {
 double learning_rate(const ResumePlan& plan, int64_t step);
 
 // A run from step 0. Throws Error(kUsage) when its curve ends before its steps do with a learning rate of 0.
-ResumePlan fresh_plan(const ResolvedConfig& resolved, const TrajectoryFacts& facts);
+ResumePlan fresh_plan(const config::ResolvedConfig& resolved, const TrajectoryFacts& facts);
 
 struct ResumeRequest {
   LoadSource source = LoadSource::kOwn;
@@ -43,7 +43,7 @@ struct ResumeRequest {
 // Throws Error(kUsage) when the settings that shape the curve differ and checkpoint.on_config_change does not
 // say what to do (one message with all of them, and the values with which this resume would pass), and when
 // remaining steps are beyond the end of a curve whose floor is 0.
-ResumePlan resume_plan(const ResolvedConfig& resolved, const TrajectoryFacts& facts,
+ResumePlan resume_plan(const config::ResolvedConfig& resolved, const TrajectoryFacts& facts,
                        const ResumeRequest& request);
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::checkpointing

@@ -12,7 +12,7 @@
 #include "trainer/config/input_path.h"
 #include "trainer/config/validate.h"
 
-namespace hyperion::trainer {
+namespace hyperion::checkpointing {
 namespace fs = std::filesystem;
 namespace {
 
@@ -28,7 +28,7 @@ bool holds_optimizer(const checkpoint::OpenCheckpoint& checkpoint) {
 }
 
 // The explicit wish for weights of a checkpoint that holds nothing else.
-bool wants_weights_only(const JobConfig& config) {
+bool wants_weights_only(const config::JobConfig& config) {
   const auto& wanted = config.checkpoint.components;
   return !wanted.empty() && std::ranges::all_of(wanted, [](const std::string& c) {
     return c == checkpoint::kModelComponent || c == checkpoint::kEmaComponent;
@@ -50,8 +50,8 @@ bool holds_weights_alone(const checkpoint::StepFolder& found) {
 
 // The options that start a job from `path`.
 std::string initial_load(const fs::path& path, bool hugging_face) {
-  return override_text("checkpoint.initial_load_path", path.string()) + " " +
-         override_text("checkpoint.initial_load_in_hf", hugging_face ? "true" : "false");
+  return config::override_text("checkpoint.initial_load_path", path.string()) + " " +
+         config::override_text("checkpoint.initial_load_in_hf", hugging_face ? "true" : "false");
 }
 
 // `path`, where the job starts from, is in the format that the configuration says.
@@ -95,7 +95,7 @@ struct Candidates {
 };
 
 // Nothing when the job has none of its own that count.
-std::optional<Candidates> own_checkpoints(const JobConfig& config,
+std::optional<Candidates> own_checkpoints(const config::JobConfig& config,
                                           const checkpoint::CheckpointFolder& folder) {
   const auto& options = config.checkpoint;
   const int64_t wanted = options.load_step;
@@ -120,9 +120,9 @@ std::optional<Candidates> own_checkpoints(const JobConfig& config,
       found.untried.push_back(entry.path.string());
       continue;
     }
-    if (newest && entry.damaged() && options.on_corrupt == OnCorrupt::kError)
+    if (newest && entry.damaged() && options.on_corrupt == config::OnCorrupt::kError)
       throw_data("Checkpoint {} is damaged: {}; to resume from the one before it, start with {}",
-                 entry.path.string(), problem, override_text("checkpoint.on_corrupt", "previous"));
+                 entry.path.string(), problem, config::override_text("checkpoint.on_corrupt", "previous"));
     if (newest) log_warning("Checkpoint {} is not resumed from: {}", entry.path.string(), problem);
     skipped.push_back(fmt::format("{}: {}", entry.path.string(), problem));
   }
@@ -136,7 +136,7 @@ std::optional<Candidates> own_checkpoints(const JobConfig& config,
   return std::nullopt;
 }
 
-Candidates find_checkpoints(const JobConfig& config, const checkpoint::CheckpointFolder& folder,
+Candidates find_checkpoints(const config::JobConfig& config, const checkpoint::CheckpointFolder& folder,
                             const fs::path& install_root) {
   const auto& options = config.checkpoint;
   const bool initial = options.initial_load_path || options.initial_load_in_hf;
@@ -150,7 +150,7 @@ Candidates find_checkpoints(const JobConfig& config, const checkpoint::Checkpoin
   }
   if (!initial) return {};
   const fs::path path =
-      resolve_input(options.initial_load_path.value_or(config.model.hf_assets_path), install_root);
+      config::resolve_input(options.initial_load_path.value_or(config.model.hf_assets_path), install_root);
   if (!path_exists(path))
     throw_data("checkpoint.initial_load_path: there is no {} to load from", path.string());
   require_format(path, options.initial_load_in_hf);
@@ -158,7 +158,7 @@ Candidates find_checkpoints(const JobConfig& config, const checkpoint::Checkpoin
 }
 
 // Averages that the checkpoint or the job does not have.
-void choose_ema_source(const JobConfig& config, ChosenCheckpoint& chosen) {
+void choose_ema_source(const config::JobConfig& config, ChosenCheckpoint& chosen) {
   const bool there = std::ranges::any_of(chosen.names, [](const auto& name) {
     return checkpoint::component_of(name.first) == checkpoint::kEmaComponent;
   });
@@ -171,16 +171,16 @@ void choose_ema_source(const JobConfig& config, ChosenCheckpoint& chosen) {
     return;
   }
   if (there || !chosen.components.contains(checkpoint::kEmaComponent)) return;
-  if (config.ema.on_missing == OnMissingEma::kError)
+  if (config.ema.on_missing == config::OnMissingEma::kError)
     throw_incompatible(
         "{}: ema.enable = true, but the checkpoint holds no averaged weights; to start them from "
         "the weights, start with {}",
-        chosen.path.string(), override_text("ema.on_missing", "init_from_model"));
+        chosen.path.string(), config::override_text("ema.on_missing", "init_from_model"));
   log_info("The averaged weights (ema) start from the weights of {}", chosen.path.string());
   chosen.components.erase(std::string(checkpoint::kEmaComponent));
 }
 
-ChosenCheckpoint open_for_job(const JobConfig& config, const fs::path& path, LoadSource source,
+ChosenCheckpoint open_for_job(const config::JobConfig& config, const fs::path& path, LoadSource source,
                               const std::optional<checkpoint::IndexFiles>& files) {
   ChosenCheckpoint chosen;
   chosen.path = path;
@@ -220,9 +220,10 @@ ChosenCheckpoint open_for_job(const JobConfig& config, const fs::path& path, Loa
   return chosen;
 }
 
-bool may_fall_back(const JobConfig& config, const Start& start, const fs::path& failed, const Error& error) {
-  if (!is_damage(error) || start.untried.empty() || config.checkpoint.on_corrupt != OnCorrupt::kPrevious ||
-      config.checkpoint.load_step != -1)
+bool may_fall_back(const config::JobConfig& config, const Start& start, const fs::path& failed,
+                   const Error& error) {
+  if (!is_damage(error) || start.untried.empty() ||
+      config.checkpoint.on_corrupt != config::OnCorrupt::kPrevious || config.checkpoint.load_step != -1)
     return false;
   log_warning("Checkpoint {} cannot be used, trying the one before it: {}", failed.string(), error.what());
   return true;
@@ -247,7 +248,7 @@ void require_same_folder(const fs::path& path, const checkpoint::IndexFiles& fil
   }
 }
 
-void open_newest(const JobConfig& config, LoadSource source, Start& start, Coordinator& ranks) {
+void open_newest(const config::JobConfig& config, LoadSource source, Start& start, Coordinator& ranks) {
   while (!start.checkpoint && !start.untried.empty()) {
     const fs::path path = start.untried.front();
     start.untried.erase(start.untried.begin());
@@ -283,7 +284,7 @@ void read_collectively(Coordinator& ranks, const std::function<void()>& action) 
   });
 }
 
-Start choose_start(const JobConfig& config, const checkpoint::CheckpointFolder& folder,
+Start choose_start(const config::JobConfig& config, const checkpoint::CheckpointFolder& folder,
                    const fs::path& install_root, Coordinator& ranks) {
   const Candidates found = from_rank_0(ranks, [&] { return find_checkpoints(config, folder, install_root); });
   Start start;
@@ -297,7 +298,8 @@ Start choose_start(const JobConfig& config, const checkpoint::CheckpointFolder& 
   return start;
 }
 
-bool fall_back_to_older(const JobConfig& config, Start& start, const Error& error, Coordinator& ranks) {
+bool fall_back_to_older(const config::JobConfig& config, Start& start, const Error& error,
+                        Coordinator& ranks) {
   if (!may_fall_back(config, start, start.checkpoint->path, error)) return false;
   start.checkpoint.reset();
   open_newest(config, LoadSource::kOwn, start, ranks);
@@ -329,7 +331,7 @@ std::string explain_newer_checkpoints(const Start& start, const checkpoint::Chec
     return fmt::format(
         "This run resumes from step-{}, the newest full checkpoint: {}, because step-{} holds the weights "
         "alone; with {} the last save is full",
-        used, again, weights, override_text("checkpoint.last_save_model_only", "false"));
+        used, again, weights, config::override_text("checkpoint.last_save_model_only", "false"));
   }
   return fmt::format(
       "This run {}; newer checkpoints stay in {} until it reaches their steps ({}): a start before that "
@@ -341,14 +343,14 @@ std::string explain_newer_checkpoints(const Start& start, const checkpoint::Chec
       again.empty() ? "" : "; " + again);
 }
 
-void require_same_tokenizer(const ResolvedConfig& resolved, const ChosenCheckpoint& chosen,
+void require_same_tokenizer(const config::ResolvedConfig& resolved, const ChosenCheckpoint& chosen,
                             const TokenizerRecord& own) {
   const bool allowed = resolved.config.checkpoint.allow_other_tokenizer;
   const bool position = chosen.components.contains(checkpoint::kLoaderComponent) &&
                         chosen.find_object(checkpoint::kLoaderPositionKey) != nullptr;
   const std::string leave_out =
       leave_out_remedy(resolved.config, chosen.source, checkpoint::kLoaderComponent);
-  std::string allow = "start with " + override_text("checkpoint.allow_other_tokenizer", "true");
+  std::string allow = "start with " + config::override_text("checkpoint.allow_other_tokenizer", "true");
   if (position && !allowed)
     allow +=
         fmt::format(" and, because the position in the data counts the other one's tokens, {}", leave_out);
@@ -359,7 +361,7 @@ void require_same_tokenizer(const ResolvedConfig& resolved, const ChosenCheckpoi
        .chosen_by = fmt::format("model.hf_assets_path ({})", resolved.origin("model.hf_assets_path")),
        .choose =
            [](const std::string& path) {
-             return "start with " + override_text("model.hf_assets_path", path);
+             return "start with " + config::override_text("model.hf_assets_path", path);
            },
        .allow = allow,
        .allowed_by = allowed ? "checkpoint.allow_other_tokenizer" : ""});
@@ -368,4 +370,4 @@ void require_same_tokenizer(const ResolvedConfig& resolved, const ChosenCheckpoi
                  chosen.path.string(), leave_out);
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::checkpointing

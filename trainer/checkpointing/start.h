@@ -18,7 +18,7 @@
 #include "trainer/checkpointing/job_record.h"
 #include "trainer/config/load.h"
 
-namespace hyperion::trainer {
+namespace hyperion::checkpointing {
 
 // The checkpoint a job loads.
 struct ChosenCheckpoint {
@@ -64,11 +64,12 @@ struct Start {
 // opens the newest that every rank can open: from a damaged one it falls back to the one before, as
 // checkpoint.on_corrupt says. Collective. Throws Error(kBadData), the same on every rank, when what the
 // configuration names is not there or no checkpoint can be used; IncompatibleCheckpoint.
-Start choose_start(const JobConfig& config, const checkpoint::CheckpointFolder& folder,
+Start choose_start(const config::JobConfig& config, const checkpoint::CheckpointFolder& folder,
                    const std::filesystem::path& install_root, Coordinator& ranks);
 // After the load of start.checkpoint has failed with `error` on every rank: opens the newest one before it
 // that every rank can open. False when the failure is no damage or none is before it. Collective.
-bool fall_back_to_older(const JobConfig& config, Start& start, const Error& error, Coordinator& ranks);
+bool fall_back_to_older(const config::JobConfig& config, Start& start, const Error& error,
+                        Coordinator& ranks);
 
 // collectively() for what reads a checkpoint: where a permission is missing the message says what to do.
 void read_collectively(Coordinator& ranks, const std::function<void()>& action);
@@ -82,7 +83,7 @@ std::string explain_newer_checkpoints(const Start& start, const checkpoint::Chec
 
 // Throws Error(kUsage), with the ways out, when the weights that are loaded were trained with another
 // tokenizer than this job's, unless checkpoint.allow_other_tokenizer says that they may be.
-void require_same_tokenizer(const ResolvedConfig& resolved, const ChosenCheckpoint& chosen,
+void require_same_tokenizer(const config::ResolvedConfig& resolved, const ChosenCheckpoint& chosen,
                             const TokenizerRecord& own);
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::checkpointing

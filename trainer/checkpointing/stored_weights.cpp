@@ -15,7 +15,7 @@
 #include "trainer/hugging_face/config.h"
 #include "trainer/hugging_face/names.h"
 
-namespace hyperion::trainer {
+namespace hyperion::checkpointing {
 namespace {
 
 // The model's parameters, each whole.
@@ -80,9 +80,9 @@ checkpoint::StoredNames hugging_face_names(const models::ModelArgs& args,
                                            const std::map<std::string, std::string>& names) {
   checkpoint::StoredNames stored;
   for (const auto& [name, key] : names) {
-    if (const auto parameter = parameter_of_hf(args, name)) {
+    if (const auto parameter = hugging_face::parameter_of_hf(args, name)) {
       stored.keys.emplace(*parameter, key);
-    } else if (!hf_may_ignore(args, name)) {
+    } else if (!hugging_face::hf_may_ignore(args, name)) {
       stored.keys.emplace(name, key);
     }
   }
@@ -92,20 +92,21 @@ checkpoint::StoredNames hugging_face_names(const models::ModelArgs& args,
 
 std::pair<std::string, checkpoint::RowMap> hugging_face_place(const models::ModelArgs& args,
                                                               const std::string& fqn) {
-  const HfTensor tensor = hf_tensor(args, fqn);
+  const hugging_face::HfTensor tensor = hugging_face::hf_tensor(args, fqn);
   checkpoint::RowMap rows;
-  if (tensor.head_dim > 0) rows = [tensor](int64_t row) { return hf_row(tensor, row); };
+  if (tensor.head_dim > 0) rows = [tensor](int64_t row) { return hugging_face::hf_row(tensor, row); };
   return {tensor.name, std::move(rows)};
 }
 
 void require_same_model(const models::ModelArgs& args, const std::filesystem::path& folder) {
   const std::filesystem::path file = folder / "config.json";
   if (!name_exists(file)) return;
-  const std::vector<std::string> differences = hf_differences(args, read_hf_config(file));
+  const std::vector<std::string> differences =
+      hugging_face::hf_differences(args, hugging_face::read_hf_config(file));
   if (!differences.empty())
     throw_config(
         "{} describes another model than this job's: {}; choose the model's flavour, or start with {}",
-        file.string(), fmt::join(differences, "; "), override_text("model.flavor", "from_hf"));
+        file.string(), fmt::join(differences, "; "), config::override_text("model.flavor", "from_hf"));
 }
 
 void require_same_dimensions(const models::ModelArgs& args, const checkpoint::OpenCheckpoint& checkpoint,
@@ -146,4 +147,4 @@ void StoredWeights::load(const Parameter& parameter, const at::Tensor& weight) c
   checkpoint::load_tensors(checkpoint_, {item}, mover, options);
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::checkpointing

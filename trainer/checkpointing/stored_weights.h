@@ -12,7 +12,7 @@
 #include "checkpoint/loader.h"
 #include "models/flavors/model_args.h"
 
-namespace hyperion::trainer {
+namespace hyperion::checkpointing {
 
 // Where the model's parameters are in Hugging Face's safetensors, with the order of rotary rows there.
 // `names`: Hugging Face's name -> key in the checkpoint. Tensors that no parameter corresponds to keep their
@@ -52,4 +52,4 @@ class StoredWeights {
   std::map<std::string, checkpoint::LoadItem> items_;  // by the parameter's name
 };
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::checkpointing

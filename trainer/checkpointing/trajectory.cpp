@@ -8,7 +8,7 @@
 #include "base/printable.h"
 #include "trainer/config/schema.h"
 
-namespace hyperion::trainer {
+namespace hyperion::checkpointing {
 namespace {
 
 using namespace std::string_view_literals;
@@ -51,7 +51,7 @@ std::string_view component_of_setting(std::string_view key) {
 }
 
 // Where the configured value of `key` was set, or what it follows from.
-std::string origin_of(const ResolvedConfig& resolved, const std::string& key) {
+std::string origin_of(const config::ResolvedConfig& resolved, const std::string& key) {
   const auto set = [&](const char* other) { return resolved.origins.contains(other); };
   if (set(key.c_str())) return resolved.origin(key);
   if (key == kGlobalBatch)
@@ -66,21 +66,22 @@ std::string origin_of(const ResolvedConfig& resolved, const std::string& key) {
 }  // namespace
 
 const std::string* find_setting(const Trajectory& trajectory, std::string_view key) {
-  const auto found = std::ranges::find(trajectory, key, &TextTable::value_type::first);
+  const auto found = std::ranges::find(trajectory, key, &config::TextTable::value_type::first);
   return found == trajectory.end() ? nullptr : &found->second;
 }
 
 void set_setting(Trajectory& trajectory, std::string_view key, std::string text) {
-  std::ranges::find(trajectory, key, &TextTable::value_type::first)->second = std::move(text);
+  std::ranges::find(trajectory, key, &config::TextTable::value_type::first)->second = std::move(text);
 }
 
-Trajectory configured_trajectory(const ResolvedConfig& resolved, const TrajectoryFacts& facts) {
-  const JobConfig& config = resolved.config;
+Trajectory configured_trajectory(const config::ResolvedConfig& resolved, const TrajectoryFacts& facts) {
+  const config::JobConfig& config = resolved.config;
   const models::ModelArgs& model = facts.model;
   Trajectory trajectory;
   for (const auto& [key, component] : kSettings)
     if (component != checkpoint::kEmaComponent || config.ema.enable)
-      trajectory.emplace_back(key, command_line_text(read(*find_option(std::string(key)), config)));
+      trajectory.emplace_back(
+          key, config::command_line_text(config::read(*config::find_option(std::string(key)), config)));
   const auto add = [&](std::string_view key, const auto& value) {
     trajectory.emplace_back(key, fmt::format("{}", value));
   };
@@ -105,8 +106,8 @@ std::string SettingChange::configuration_key() const {
   return key.starts_with("model.") ? "model.args." + key.substr(6) : key;
 }
 
-std::vector<SettingChange> changed_settings(const ResolvedConfig& resolved, const Trajectory& configured,
-                                            const Trajectory& stored,
+std::vector<SettingChange> changed_settings(const config::ResolvedConfig& resolved,
+                                            const Trajectory& configured, const Trajectory& stored,
                                             const checkpoint::ComponentSet& components) {
   // Checkpoints from before the setting: all of them were trained with it.
   static const std::string silu(text_of(models::Activation::kSilu));
@@ -121,7 +122,8 @@ std::vector<SettingChange> changed_settings(const ResolvedConfig& resolved, cons
   return changes;
 }
 
-std::string describe_changes(const ResolvedConfig& resolved, const std::vector<SettingChange>& changes) {
+std::string describe_changes(const config::ResolvedConfig& resolved,
+                             const std::vector<SettingChange>& changes) {
   std::string text;
   for (const SettingChange& change : changes) {
     const std::string key = change.configuration_key();
@@ -131,28 +133,29 @@ std::string describe_changes(const ResolvedConfig& resolved, const std::vector<S
   return text;
 }
 
-bool take_saved_value(const SettingChange& change, const TrajectoryFacts& facts, JobConfig& config) {
+bool take_saved_value(const SettingChange& change, const TrajectoryFacts& facts, config::JobConfig& config) {
   if (change.key == kSeedSetting) return true;  // resume_plan() takes it over in any case
-  const Option* option = find_option(change.key);
-  const std::optional<Value> value = option ? parse_text(*option, change.saved) : std::nullopt;
-  if (!value || !assign(*option, *value, config)) return false;
+  const config::Option* option = config::find_option(change.key);
+  const std::optional<config::Value> value =
+      option ? config::parse_text(*option, change.saved) : std::nullopt;
+  if (!value || !config::assign(*option, *value, config)) return false;
   const int64_t microbatch = config.training.local_batch_size * facts.data_parallel_degree;
   return change.key != kGlobalBatch || config.training.global_batch_size % microbatch == 0;
 }
 
-checkpoint::Object to_object(const TextTable& table) {
+checkpoint::Object to_object(const config::TextTable& table) {
   checkpoint::Dict dict;
   for (const auto& [key, text] : table)
     dict.items.emplace_back(checkpoint::Object(key), checkpoint::Object(text));
   return dict;
 }
 
-TextTable text_table(const checkpoint::Object& object, const std::string& where) {
+config::TextTable text_table(const checkpoint::Object& object, const std::string& where) {
   const auto* dict = object.get_if<checkpoint::Dict>();
   if (dict == nullptr || dict->items.size() > kMaxEntries)
     throw_data("{}: expected a dict of at most {} texts, found {}", where, kMaxEntries,
                checkpoint::repr(object));
-  TextTable table;
+  config::TextTable table;
   for (const auto& [key, value] : dict->items) {
     const auto *name = key.get_if<std::string>(), *text = value.get_if<std::string>();
     if (name == nullptr || text == nullptr || name->size() + text->size() > kMaxTextBytes)
@@ -162,4 +165,4 @@ TextTable text_table(const checkpoint::Object& object, const std::string& where)
   return table;
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::checkpointing

@@ -12,10 +12,10 @@
 #include "models/flavors/model_args.h"
 #include "trainer/config/load.h"
 
-namespace hyperion::trainer {
+namespace hyperion::checkpointing {
 
 // Key and text of each setting, in a fixed order.
-using Trajectory = TextTable;
+using Trajectory = config::TextTable;
 // The text of `key`; null when the trajectory does not have it.
 const std::string* find_setting(const Trajectory& trajectory, std::string_view key);
 // Replaces that of a key that it has.
@@ -35,23 +35,24 @@ struct TrajectoryFacts {  // what the configuration alone does not say
   models::ModelArgs model;
 };
 // As the configuration says.
-Trajectory configured_trajectory(const ResolvedConfig& resolved, const TrajectoryFacts& facts);
+Trajectory configured_trajectory(const config::ResolvedConfig& resolved, const TrajectoryFacts& facts);
 
 struct SettingChange {
   std::string key, saved, configured;
   std::string configuration_key() const;  // the key of the configuration that says the same
 };
 // Settings that belong to one of `components` and have another value than the stored one.
-std::vector<SettingChange> changed_settings(const ResolvedConfig& resolved, const Trajectory& configured,
-                                            const Trajectory& stored,
+std::vector<SettingChange> changed_settings(const config::ResolvedConfig& resolved,
+                                            const Trajectory& configured, const Trajectory& stored,
                                             const checkpoint::ComponentSet& components);
 // A line for each, after a line break: both values, and where the configured one was set.
-std::string describe_changes(const ResolvedConfig& resolved, const std::vector<SettingChange>& changes);
+std::string describe_changes(const config::ResolvedConfig& resolved,
+                             const std::vector<SettingChange>& changes);
 // Puts the saved value into the configuration. False for what a configuration cannot bring back.
-bool take_saved_value(const SettingChange& change, const TrajectoryFacts& facts, JobConfig& config);
+bool take_saved_value(const SettingChange& change, const TrajectoryFacts& facts, config::JobConfig& config);
 
 // A table as a checkpoint stores it: a dict of texts. `where` is for the message of Error(kBadData).
-checkpoint::Object to_object(const TextTable& table);
-TextTable text_table(const checkpoint::Object& object, const std::string& where);
+checkpoint::Object to_object(const config::TextTable& table);
+config::TextTable text_table(const checkpoint::Object& object, const std::string& where);
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::checkpointing

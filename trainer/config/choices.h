@@ -7,7 +7,7 @@
 #include "checkpoint/types/dtype.h"
 #include "models/flavors/float8_recipe.h"
 
-namespace hyperion::trainer {
+namespace hyperion::config {
 
 enum class Converter { kFloat8, kMx, kGroupedFloat8, kGroupedMx, kFormerFloat8 };
 constexpr auto choices(Converter) {
@@ -119,4 +119,4 @@ constexpr auto choices(CommMode) {
                                 {CommMode::kLocalTensor, "local_tensor"}});
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::config

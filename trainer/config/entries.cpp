@@ -12,7 +12,7 @@
 #include "trainer/config/overrides.h"
 #include "trainer/config/schema.h"
 
-namespace hyperion::trainer {
+namespace hyperion::config {
 
 TextTable config_entries(const JobConfig& config) {
   TextTable entries;
@@ -57,4 +57,4 @@ std::string model_options(const JobConfig::Model& saved, const JobConfig::Model&
   return fmt::format("{}", fmt::join(options, " "));
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::config

@@ -6,7 +6,7 @@
 
 #include "trainer/config/job_config.h"
 
-namespace hyperion::trainer {
+namespace hyperion::config {
 
 // Every key of the schema, in its order, with its value as TOML writes it.
 TextTable config_entries(const JobConfig& config);
@@ -19,4 +19,4 @@ std::string config_comparison(const TextTable& stored, const TextTable& now);
 // The options that give a job the model of a checkpoint: "--model.args.n_layers=10"; "" when all are alike.
 std::string model_options(const JobConfig::Model& saved, const JobConfig::Model& now);
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::config

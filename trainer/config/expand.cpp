@@ -8,7 +8,7 @@
 #include "base/printable.h"
 #include "trainer/config/input_path.h"
 
-namespace hyperion::trainer {
+namespace hyperion::config {
 namespace {
 
 bool is_name(const std::string& text) {
@@ -57,4 +57,4 @@ void expand_dump_folder(ResolvedConfig& resolved) {
   }
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::config

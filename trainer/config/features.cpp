@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace hyperion::trainer {
+namespace hyperion::config {
 namespace {
 
 using Config = const JobConfig&;
@@ -31,4 +31,4 @@ const std::vector<const Feature*>& features() {
   return all;
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::config

@@ -6,11 +6,11 @@
 
 #include "trainer/config/option.h"
 
-namespace hyperion::trainer {
+namespace hyperion::config {
 
 #define FEATURE(name, ...) extern const Feature name;
 #include "trainer/config/features.def"
 
 const std::vector<const Feature*>& features();
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::config

@@ -4,7 +4,7 @@
 
 #include "base/utf8.h"
 
-namespace hyperion::trainer {
+namespace hyperion::config {
 namespace {
 
 constexpr size_t kMostBrackets = 200;  // '[' and '{' of a file
@@ -38,4 +38,4 @@ std::optional<std::string> toml_guard_problem(std::string_view text) {
   return std::nullopt;
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::config

@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-namespace hyperion::trainer {
+namespace hyperion::config {
 
 inline constexpr size_t kLargestToml = 256 * 1024;  // bytes
 
@@ -16,4 +16,4 @@ inline constexpr size_t kLargestToml = 256 * 1024;  // bytes
 // wherever they stand, strings and comments included, so that no quoting can bypass the limits.
 std::optional<std::string> toml_guard_problem(std::string_view text);
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::config

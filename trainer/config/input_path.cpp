@@ -6,7 +6,7 @@
 #include <fmt/format.h>
 #include <glob.h>
 
-namespace hyperion::trainer {
+namespace hyperion::config {
 namespace fs = std::filesystem;
 
 fs::path install_root() {
@@ -45,4 +45,4 @@ fs::path resolve_input(const std::string& path, const fs::path& base) {
   return matches_a_file(below) ? below : fs::path(path);
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::config

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-namespace hyperion::trainer {
+namespace hyperion::config {
 
 // The folder that holds configs/, data/ and tests/: the parent of the one the binary is in (a checkout or a
 // bundle).
@@ -21,4 +21,4 @@ std::string url_problem(std::string_view path);
 // Whether `path` exists, or is a glob that a file matches.
 bool matches_a_file(const std::filesystem::path& path);
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::config

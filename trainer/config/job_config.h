@@ -12,7 +12,7 @@
 #include "models/flavors/registry.h"
 #include "trainer/config/choices.h"
 
-namespace hyperion::trainer {
+namespace hyperion::config {
 
 // A TOML table with keys of the user's own, in the order of the file.
 using TextTable = std::vector<std::pair<std::string, std::string>>;
@@ -30,4 +30,4 @@ struct JobConfig {
 #include "trainer/config/options.def"
 };
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::config

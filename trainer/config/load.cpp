@@ -22,7 +22,7 @@
 #include "trainer/config/schema.h"
 #include "trainer/config/suggest.h"
 
-namespace hyperion::trainer {
+namespace hyperion::config {
 namespace {
 
 constexpr size_t kMostProblems = 50;  // more are only counted
@@ -327,4 +327,4 @@ ResolvedConfig load_config(const std::filesystem::path& file, const std::vector<
   return resolved;
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::config

@@ -10,7 +10,7 @@
 #include "trainer/config/job_config.h"
 #include "trainer/config/overrides.h"
 
-namespace hyperion::trainer {
+namespace hyperion::config {
 
 struct ResolvedConfig {
   JobConfig config;
@@ -47,4 +47,4 @@ ResolvedConfig load_config(const std::filesystem::path& file, const std::vector<
 ResolvedConfig parse_config(const std::string& toml, const std::string& name,
                             const std::vector<Override>& overrides);
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::config

@@ -8,7 +8,7 @@
 
 #include "trainer/config/option.h"
 
-namespace hyperion::trainer {
+namespace hyperion::config {
 
 template <typename T>
 Value read_member(const T& member) {
@@ -90,4 +90,4 @@ const MemberType& member_type() {
   return type;
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::config

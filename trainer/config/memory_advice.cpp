@@ -7,7 +7,7 @@
 
 #include "trainer/config/validate.h"
 
-namespace hyperion::trainer {
+namespace hyperion::config {
 namespace {
 
 // What keeps fewer activations than the mode in force does; "": nothing does.
@@ -51,4 +51,4 @@ std::string memory_advice(const JobConfig& config) {
   return fmt::format("{}, or give the job more memory", fmt::join(ways, ", "));
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::config

@@ -5,10 +5,10 @@
 
 #include "trainer/config/job_config.h"
 
-namespace hyperion::trainer {
+namespace hyperion::config {
 
 // "lower ..., set ..., shard over more ranks, or give the job more memory": the keys that would lower what a
 // rank needs from what they are now, with their present values; none that cannot be lowered further.
 std::string memory_advice(const JobConfig& config);
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::config

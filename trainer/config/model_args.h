@@ -4,11 +4,11 @@
 #include "models/flavors/registry.h"
 #include "trainer/config/job_config.h"
 
-namespace hyperion::trainer {
+namespace hyperion::config {
 
 // Throws Error(kUsage); `any_dimensions` as in models/flavors/registry.h.
 inline models::ModelArgs model_args(const JobConfig::Model& model, bool any_dimensions = false) {
   return models::model_args(model.name, model.flavor, model.args, any_dimensions);
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::config

@@ -11,7 +11,7 @@
 
 #include "trainer/config/input_path.h"
 
-namespace hyperion::trainer {
+namespace hyperion::config {
 namespace {
 
 bool in_range(const Option& option, double value) {
@@ -247,4 +247,4 @@ std::string type_name(const Option& option) {
   return kNames[static_cast<int>(option.kind())];
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::config

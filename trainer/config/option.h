@@ -15,7 +15,7 @@
 
 #include "trainer/config/job_config.h"
 
-namespace hyperion::trainer {
+namespace hyperion::config {
 
 // A value on its way into or out of a JobConfig; monostate: not set.
 using Value = std::variant<std::monostate, bool, int64_t, double, std::string, std::vector<std::string>,
@@ -115,4 +115,4 @@ std::string expected(const Option& option);
 // "true/false", "integer", "number", "text", "list", "list of lists", "table".
 std::string type_name(const Option& option);
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::config

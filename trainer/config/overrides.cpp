@@ -6,7 +6,7 @@
 #include "base/shell.h"
 #include "trainer/config/schema.h"
 
-namespace hyperion::trainer {
+namespace hyperion::config {
 namespace {
 
 bool is_flag(const Option* option) {
@@ -64,4 +64,4 @@ std::vector<Override> take_overrides(std::vector<std::string>& arguments) {
   return overrides;
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::config

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-namespace hyperion::trainer {
+namespace hyperion::config {
 
 // One option, in the order of the command line. `name` is dotted with underscores and need not exist; reading
 // the configuration checks name and value (load.h), so that all mistakes are reported together.
@@ -23,4 +23,4 @@ std::string override_text(const std::string& key, const std::string& value);
 // `-` and `_` are alike. A value may be negative but, unless it follows '=', may not start with "--".
 std::vector<Override> take_overrides(std::vector<std::string>& arguments);
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::config

@@ -8,7 +8,7 @@
 
 #include "trainer/config/schema.h"
 
-namespace hyperion::trainer {
+namespace hyperion::config {
 
 std::string to_toml(const ResolvedConfig& resolved) {
   std::string text;
@@ -46,4 +46,4 @@ std::string to_json(const JobConfig& config) {
   return tree.dump(2, ' ', false, Json::error_handler_t::replace);
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::config

@@ -5,7 +5,7 @@
 
 #include "trainer/config/load.h"
 
-namespace hyperion::trainer {
+namespace hyperion::config {
 
 // TOML with every key, in the schema's order; the end of each line says where the value came from. Unset keys
 // are comments. Reading it again gives the same configuration.
@@ -14,4 +14,4 @@ std::string to_toml(const ResolvedConfig& resolved);
 // The same values as JSON, one object per table; unset keys are null.
 std::string to_json(const JobConfig& config);
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::config

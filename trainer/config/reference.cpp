@@ -8,7 +8,7 @@
 #include "trainer/config/features.h"
 #include "trainer/config/schema.h"
 
-namespace hyperion::trainer {
+namespace hyperion::config {
 namespace {
 
 const char* const kIntroduction = R"(# Configuration
@@ -100,4 +100,4 @@ std::string configuration_reference() {
   return text;
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::config

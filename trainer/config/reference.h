@@ -3,7 +3,7 @@
 
 #include <string>
 
-namespace hyperion::trainer {
+namespace hyperion::config {
 
 // Every option by section with type, default and meaning, wrapped to `width` columns.
 std::string options_help(int width);
@@ -11,4 +11,4 @@ std::string options_help(int width);
 // docs/configuration.md. `hyperion config --reference` prints it; a test compares the committed file with it.
 std::string configuration_reference();
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::config

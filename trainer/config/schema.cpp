@@ -6,7 +6,7 @@
 #include "trainer/config/features.h"
 #include "trainer/config/member_type.h"
 
-namespace hyperion::trainer {
+namespace hyperion::config {
 namespace {
 
 constexpr double kMostRanks = 1'000'000;  // keeps products of degrees and batches inside 64 bits
@@ -109,4 +109,4 @@ std::string status_text(const Option& option) {
   return option.feature != nullptr && !option.feature->refusal.empty() ? "not available" : "works";
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::config

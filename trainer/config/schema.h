@@ -9,7 +9,7 @@
 
 #include "trainer/config/option.h"
 
-namespace hyperion::trainer {
+namespace hyperion::config {
 
 struct Section {
   std::string name;  // "training.dataloader"
@@ -29,4 +29,4 @@ bool is_section(std::string_view name);
 // For --help and the reference: "works", "not available", "no effect here".
 std::string status_text(const Option& option);
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::config

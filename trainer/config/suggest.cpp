@@ -7,7 +7,7 @@
 #include "base/nearest.h"
 #include "trainer/config/schema.h"
 
-namespace hyperion::trainer {
+namespace hyperion::config {
 namespace {
 
 // What other programs call a key, when its own name is far from theirs.
@@ -161,4 +161,4 @@ std::string unavailable_word(std::string_view key, std::string_view word) {
   return "";
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::config

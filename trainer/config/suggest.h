@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-namespace hyperion::trainer {
+namespace hyperion::config {
 
 // The configuration key that was meant by `name`: one with the same last part in another section ("steps"),
 // else what other programs call so ("batch_size"), else the nearest by edit distance; "" when nothing is
@@ -18,4 +18,4 @@ std::string nearest_section(std::string_view name);
 // or which keys do the same; "" for other words. Upper case and punctuation make no difference ("Llama-4").
 std::string unavailable_word(std::string_view key, std::string_view word);
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::config

@@ -13,7 +13,7 @@
 #include "trainer/config/schema.h"
 #include "trainer/config/validate_checkpoint.h"
 
-namespace hyperion::trainer {
+namespace hyperion::config {
 namespace fs = std::filesystem;
 namespace {
 
@@ -292,4 +292,4 @@ int64_t microbatches_of(const JobConfig::Training& training, int64_t data_parall
   return training.global_batch_size / (training.local_batch_size * data_parallel_degree);
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::config

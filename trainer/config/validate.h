@@ -11,7 +11,7 @@
 #include "models/flavors/registry.h"
 #include "trainer/config/load.h"
 
-namespace hyperion::trainer {
+namespace hyperion::config {
 
 // What is not known (yet) stays unset, and the checks that need it are left out.
 struct RunFacts {
@@ -63,4 +63,4 @@ bool is_dry_run(const JobConfig& config);
 // How many microbatches of local_batch_size sequences each data-parallel rank has in a step.
 int64_t microbatches_of(const JobConfig::Training& training, int64_t data_parallel_degree);
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::config

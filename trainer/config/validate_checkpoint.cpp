@@ -5,7 +5,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-namespace hyperion::trainer {
+namespace hyperion::config {
 namespace {
 
 bool contains(const std::vector<std::string>& names, std::string_view name) {
@@ -135,4 +135,4 @@ void check_checkpoint(const ResolvedConfig& resolved, const RunFacts& facts, Pro
     problems.add(resolved, "ema.validate_with_ema", "expected validation.enable = true too");
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::config

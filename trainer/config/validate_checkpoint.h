@@ -3,9 +3,9 @@
 
 #include "trainer/config/validate.h"
 
-namespace hyperion::trainer {
+namespace hyperion::config {
 
 // Adds to `problems`; nothing while both features are off.
 void check_checkpoint(const ResolvedConfig& resolved, const RunFacts& facts, Problems& problems);
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::config

@@ -10,7 +10,7 @@
 #include "base/files.h"
 #include "base/json.h"
 
-namespace hyperion::trainer {
+namespace hyperion::hugging_face {
 namespace {
 
 using models::ModelArgs;
@@ -249,4 +249,4 @@ std::vector<std::string> hf_differences(const ModelArgs& ours, const ModelArgs& 
   return texts;
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::hugging_face

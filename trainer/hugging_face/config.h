@@ -12,7 +12,7 @@
 #include "models/flavors/registry.h"
 #include "trainer/hugging_face/imported_settings.h"
 
-namespace hyperion::trainer {
+namespace hyperion::hugging_face {
 
 // The dimensions a config.json of model_type llama or qwen3 describes, written by transformers 4 (rope_theta,
 // rope_scaling) or 5 (rope_parameters). What it leaves out has the default of transformers' LlamaConfig or
@@ -46,4 +46,4 @@ std::string hf_generation_config(const HfExport& options);
 // weights are initialised do not count.
 std::vector<std::string> hf_differences(const models::ModelArgs& ours, const models::ModelArgs& config);
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::hugging_face

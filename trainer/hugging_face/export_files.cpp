@@ -8,7 +8,7 @@
 #include "trainer/config/model_args.h"
 #include "trainer/hugging_face/config.h"
 
-namespace hyperion::trainer {
+namespace hyperion::hugging_face {
 namespace fs = std::filesystem;
 namespace {
 
@@ -27,10 +27,10 @@ std::string compare_id(const ImportedSettings& imported, const std::string& key,
 
 }  // namespace
 
-HuggingFaceFiles hugging_face_files(const JobConfig::Model& model, checkpoint::Dtype dtype,
+HuggingFaceFiles hugging_face_files(const config::JobConfig::Model& model, checkpoint::Dtype dtype,
                                     const data::Tokenizer* tokenizer, const fs::path& tokenizer_path,
                                     const ImportedSettings& imported, int64_t trained_seq_len) {
-  models::ModelArgs args = model_args(model);
+  models::ModelArgs args = config::model_args(model);
   std::vector<std::string> left_out;
   HfExport texts{.dtype = std::string(checkpoint::torch_name(dtype)),
                  .imported = within_vocabulary(imported, args.vocab_size, left_out)};
@@ -66,4 +66,4 @@ HuggingFaceFiles hugging_face_files(const JobConfig::Model& model, checkpoint::D
   return out;
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::hugging_face

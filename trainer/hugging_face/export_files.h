@@ -10,7 +10,7 @@
 #include "trainer/config/job_config.h"
 #include "trainer/hugging_face/imported_settings.h"
 
-namespace hyperion::trainer {
+namespace hyperion::hugging_face {
 
 struct HuggingFaceFiles {
   std::map<std::string, std::string> files;  // name -> content
@@ -23,9 +23,9 @@ struct HuggingFaceFiles {
 // flavour's is not that of the weights, or training had longer sequences. Ids beyond the vocabulary are left
 // out. Without a tokenizer: not its files nor its BOS and EOS. `trained_seq_len`: training.seq_len of the job
 // that made the weights; 0: not known.
-HuggingFaceFiles hugging_face_files(const JobConfig::Model& model, checkpoint::Dtype dtype,
+HuggingFaceFiles hugging_face_files(const config::JobConfig::Model& model, checkpoint::Dtype dtype,
                                     const data::Tokenizer* tokenizer,
                                     const std::filesystem::path& tokenizer_path,
                                     const ImportedSettings& imported, int64_t trained_seq_len);
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::hugging_face

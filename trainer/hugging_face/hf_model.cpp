@@ -15,16 +15,16 @@
 #include "trainer/config/validate.h"
 #include "trainer/hugging_face/config.h"
 
-namespace hyperion::trainer {
+namespace hyperion::hugging_face {
 namespace fs = std::filesystem;
 namespace {
 
-fs::path find_config(const JobConfig& config, const fs::path& base) {
+fs::path find_config(const config::JobConfig& config, const fs::path& base) {
   std::string looked_in;
   for (const std::string& folder :
        {config.checkpoint.initial_load_path.value_or(""), config.model.hf_assets_path}) {
     if (folder.empty()) continue;
-    const fs::path file = resolve_input(folder, base) / "config.json";
+    const fs::path file = config::resolve_input(folder, base) / "config.json";
     if (name_exists(file, ExitCode::kUsage)) return file;
     looked_in += (looked_in.empty() ? "" : " nor in ") + folder;
   }
@@ -35,13 +35,14 @@ fs::path find_config(const JobConfig& config, const fs::path& base) {
 }
 
 // The registry knows no file and line.
-void require_known_flavor(const ResolvedConfig& resolved) {
-  const JobConfig::Model& model = resolved.config.model;
+void require_known_flavor(const config::ResolvedConfig& resolved) {
+  const config::JobConfig::Model& model = resolved.config.model;
   const std::vector<std::string> known = models::model_flavors(model.name);
   if (std::find(known.begin(), known.end(), model.flavor) != known.end()) return;
-  const std::string unavailable =
-      kExperts.on(resolved.config) ? kExperts.refusal : unavailable_word("model.flavor", model.flavor);
-  Problems problems;
+  const std::string unavailable = config::kExperts.on(resolved.config)
+                                      ? config::kExperts.refusal
+                                      : config::unavailable_word("model.flavor", model.flavor);
+  config::Problems problems;
   problems.add(
       resolved, "model.flavor",
       fmt::format("{}; known: {}{}",
@@ -52,10 +53,10 @@ void require_known_flavor(const ResolvedConfig& resolved) {
 }
 
 // Each problem has the place of the key that the job sets, or the flavour's.
-void require_sound_dimensions(const ResolvedConfig& resolved) {
-  Problems problems;
+void require_sound_dimensions(const config::ResolvedConfig& resolved) {
+  config::Problems problems;
   for (const models::DimensionProblem& problem :
-       models::dimension_problems(model_args(resolved.config.model, /*any_dimensions=*/true))) {
+       models::dimension_problems(config::model_args(resolved.config.model, /*any_dimensions=*/true))) {
     std::string place, text = problem.text;
     std::vector<std::string> inherited;
     for (const std::string& key : problem.keys) {
@@ -76,8 +77,8 @@ void require_sound_dimensions(const ResolvedConfig& resolved) {
   problems.throw_if_any("The configuration cannot be run");
 }
 
-void take_hf_dimensions(ResolvedConfig& resolved, const fs::path& base) {
-  JobConfig::Model& model = resolved.config.model;
+void take_hf_dimensions(config::ResolvedConfig& resolved, const fs::path& base) {
+  config::JobConfig::Model& model = resolved.config.model;
 
   const fs::path file = find_config(resolved.config, base);
   const models::ModelArgs args = read_hf_config(file);
@@ -113,15 +114,15 @@ void take_hf_dimensions(ResolvedConfig& resolved, const fs::path& base) {
 
 }  // namespace
 
-void resolve_hf_model(ResolvedConfig& resolved, const fs::path& base) {
+void resolve_hf_model(config::ResolvedConfig& resolved, const fs::path& base) {
   require_known_flavor(resolved);
   if (resolved.config.model.flavor == models::kFlavorFromHf) take_hf_dimensions(resolved, base);
   require_sound_dimensions(resolved);
 }
 
-ImportedSettings imported_settings(const JobConfig& config, const fs::path& base) {
+ImportedSettings imported_settings(const config::JobConfig& config, const fs::path& base) {
   if (config.model.flavor != models::kFlavorFromHf) return {};
   return read_imported_settings(find_config(config, base).parent_path());
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::hugging_face

@@ -7,7 +7,7 @@
 #include "base/files.h"
 #include "base/json.h"
 
-namespace hyperion::trainer {
+namespace hyperion::hugging_face {
 namespace fs = std::filesystem;
 namespace {
 
@@ -91,4 +91,4 @@ std::optional<int64_t> imported_positions(const ImportedSettings& settings) {
   return positions.get<int64_t>();
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::hugging_face

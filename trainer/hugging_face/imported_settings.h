@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-namespace hyperion::trainer {
+namespace hyperion::hugging_face {
 
 // Each is the text of one JSON object, without blanks; "": the model was not imported, or has no such file.
 struct ImportedSettings {
@@ -42,4 +42,4 @@ std::vector<int64_t> imported_ids(const ImportedSettings& settings, const std::s
 // max_position_embeddings of config.json, where it is a number of positions.
 std::optional<int64_t> imported_positions(const ImportedSettings& settings);
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::hugging_face

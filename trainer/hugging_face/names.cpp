@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 
-namespace hyperion::trainer {
+namespace hyperion::hugging_face {
 namespace {
 
 struct Names {
@@ -98,4 +98,4 @@ int64_t our_row(const HfTensor& tensor, int64_t hf_row) {
   return hf_row - in_head + 2 * (in_head % half) + in_head / half;
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::hugging_face

@@ -11,7 +11,7 @@
 
 #include "models/flavors/model_args.h"
 
-namespace hyperion::trainer {
+namespace hyperion::hugging_face {
 
 // One of our parameters as Hugging Face stores it; shape and element order inside a row are the same.
 struct HfTensor {
@@ -34,4 +34,4 @@ bool hf_may_ignore(const models::ModelArgs& args, std::string_view name);
 int64_t hf_row(const HfTensor& tensor, int64_t our_row);
 int64_t our_row(const HfTensor& tensor, int64_t hf_row);
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::hugging_face

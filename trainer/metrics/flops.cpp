@@ -4,7 +4,7 @@
 #include <cctype>
 #include <string>
 
-namespace hyperion::trainer {
+namespace hyperion::metrics {
 namespace {
 
 double matmul_flops(int64_t parameters) {
@@ -56,4 +56,4 @@ PeakFlops gpu_peak_flops(std::string_view device_name) {
   return {kA100, false};
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::metrics

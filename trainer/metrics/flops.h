@@ -6,7 +6,7 @@
 
 #include "models/flavors/model_args.h"
 
-namespace hyperion::trainer {
+namespace hyperion::metrics {
 
 // Forward and backward FLOPs of one token, without recomputation.
 // Square: torchtitan's formula, 6 * (N - N_embed) + 6 * L * H * (2 * head_dim) * S. Attention is charged for
@@ -25,4 +25,4 @@ struct PeakFlops {
 // case. FP8 runs are measured against the same figure, as in v0.2.2.
 PeakFlops gpu_peak_flops(std::string_view device_name);
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::metrics

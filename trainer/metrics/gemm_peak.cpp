@@ -8,7 +8,7 @@
 #include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
 
-namespace hyperion::trainer {
+namespace hyperion::metrics {
 namespace {
 
 double now() {
@@ -49,4 +49,4 @@ double measure_gemm_peak(at::ScalarType dtype, double seconds) {
   return dtype == at::kFloat ? fp32 : std::max(fp32, peak_of(dtype, seconds / 2));
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::metrics

@@ -3,7 +3,7 @@
 
 #include <c10/core/ScalarType.h>
 
-namespace hyperion::trainer {
+namespace hyperion::metrics {
 
 // FLOP/s of the best of some square matmuls at the present number of threads, in about `seconds` altogether
 // (more where that is too short for 32 small matmuls per dtype). For bf16 it is the better of bf16 and fp32:
@@ -11,4 +11,4 @@ namespace hyperion::trainer {
 // none.
 double measure_gemm_peak(at::ScalarType dtype, double seconds = 0.03);
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::metrics

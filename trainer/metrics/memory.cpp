@@ -8,7 +8,7 @@
 
 #include <c10/core/CachingDeviceAllocator.h>
 
-namespace hyperion::trainer {
+namespace hyperion::metrics {
 namespace {
 
 // The allocator behind c10's device-generic interface: no CUDA library needs to be linked for it.
@@ -71,4 +71,4 @@ void MemoryMonitor::reset_peak() {
   }
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::metrics

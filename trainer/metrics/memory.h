@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-namespace hyperion::trainer {
+namespace hyperion::metrics {
 
 struct DeviceMemory {
   int64_t max_active_bytes = 0;    // GPU: in use by tensors; CPU: resident memory of the process
@@ -36,4 +36,4 @@ class MemoryMonitor {
   int64_t capacity_ = 0;
 };
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::metrics

@@ -15,7 +15,7 @@
 #include "base/log.h"
 #include "base/printable.h"
 
-namespace hyperion::trainer {
+namespace hyperion::metrics {
 namespace {
 
 using nlohmann::json;
@@ -90,4 +90,4 @@ void JsonlWriter::append(const std::string& line) {
   fd_ = -1;
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::metrics

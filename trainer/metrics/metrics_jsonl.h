@@ -16,7 +16,7 @@
 #include <variant>
 #include <vector>
 
-namespace hyperion::trainer {
+namespace hyperion::metrics {
 
 // Tag and value, in the order they are written.
 using MetricList = std::vector<std::pair<std::string, double>>;
@@ -54,4 +54,4 @@ class JsonlWriter {
   int fd_ = -1;  // -1 after a failed write
 };
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::metrics

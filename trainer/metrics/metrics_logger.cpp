@@ -15,7 +15,7 @@
 #include "base/terminal.h"
 #include "trainer/metrics/step_line.h"
 
-namespace hyperion::trainer {
+namespace hyperion::metrics {
 namespace {
 
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
@@ -47,7 +47,8 @@ void append_memory(MetricList& list, const std::string& prefix, const DeviceMemo
 
 }  // namespace
 
-MetricsLogger::MetricsLogger(const JobConfig::Metrics& options, MeasuredRun run, MetricsSources sources)
+MetricsLogger::MetricsLogger(const config::JobConfig::Metrics& options, MeasuredRun run,
+                             MetricsSources sources)
     : options_(options),
       run_(std::move(run)),
       sources_(std::move(sources)),
@@ -200,4 +201,4 @@ void MetricsLogger::write(int64_t step, const MetricList& metrics) {
   tensorboard_->flush();
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::metrics

@@ -14,7 +14,7 @@
 #include "trainer/metrics/metrics_jsonl.h"
 #include "trainer/metrics/tensorboard.h"
 
-namespace hyperion::trainer {
+namespace hyperion::metrics {
 
 // Facts of the run that [metrics] does not hold.
 struct MeasuredRun {
@@ -33,7 +33,7 @@ struct MeasuredRun {
 };
 
 // Whether this rank writes metrics to files: rank 0, or every one.
-inline bool rank_writes_metrics(const JobConfig::Metrics& options, int rank) {
+inline bool rank_writes_metrics(const config::JobConfig::Metrics& options, int rank) {
   return options.save_for_all_ranks || rank == 0;
 }
 
@@ -58,7 +58,7 @@ class MetricsLogger {
   // Files: <dump>/<save_tb_folder>/YYYYMMDD-HHMM[/rank_N], <dump>/metrics.jsonl (other ranks than rank 0,
   // when all save: <dump>/rank_N/metrics.jsonl). Throws Error(kUsage) when one cannot be
   // created.
-  MetricsLogger(const JobConfig::Metrics& options, MeasuredRun run, MetricsSources sources);
+  MetricsLogger(const config::JobConfig::Metrics& options, MeasuredRun run, MetricsSources sources);
 
   // For every (micro)batch fetched: its tokens on this rank and the seconds the fetch took.
   void add_batch(int64_t tokens, double data_loading_seconds);
@@ -97,7 +97,7 @@ class MetricsLogger {
   void warn_about_memory(const DeviceMemory& memory);
   void write(int64_t step, const MetricList& metrics);
 
-  JobConfig::Metrics options_;
+  config::JobConfig::Metrics options_;
   MeasuredRun run_;
   MetricsSources sources_;
   bool color_;
@@ -110,4 +110,4 @@ class MetricsLogger {
   int64_t warned_ooms_ = 0;
 };
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::metrics

@@ -19,7 +19,7 @@
 #include "base/log.h"
 #include "base/printable.h"
 
-namespace hyperion::trainer {
+namespace hyperion::metrics {
 namespace {
 
 namespace kineto = torch::autograd::profiler;
@@ -95,16 +95,16 @@ struct Profiler::Recording {
   std::optional<at::RecordFunction> span;
 };
 
-ProfilerPhase profiler_phase(const JobConfig::Profiling& o, int64_t steps_done) {
+ProfilerPhase profiler_phase(const config::JobConfig::Profiling& o, int64_t steps_done) {
   const int64_t wait = o.profile_freq - (o.profiler_active + o.profiler_warmup);
   const int64_t at = steps_done % o.profile_freq;
   if (at < wait) return ProfilerPhase::kWait;
   return at < wait + o.profiler_warmup ? ProfilerPhase::kWarmUp : ProfilerPhase::kRecord;
 }
 
-Profiler::Profiler(const JobConfig::Profiling& options, ProfiledRun run, MemorySnapshotHooks hooks)
+Profiler::Profiler(const config::JobConfig::Profiling& options, ProfiledRun run, MemorySnapshotHooks hooks)
     : options_(options), run_(std::move(run)), hooks_(std::move(hooks)) {
-  const JobConfig::Profiling& o = options_;
+  const config::JobConfig::Profiling& o = options_;
   if (o.enable_profiling) require_place_for_folder(run_.dump_folder / o.save_traces_folder);
   if (o.enable_memory_snapshot) require_place_for_folder(run_.dump_folder / o.save_memory_snapshot_folder);
   if (o.enable_profiling) {
@@ -173,4 +173,4 @@ void Profiler::save_snapshot(const std::string& iteration) {
   }
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::metrics

@@ -11,7 +11,7 @@
 
 #include "trainer/config/job_config.h"
 
-namespace hyperion::trainer {
+namespace hyperion::metrics {
 
 // Facts of the run that [profiling] does not hold.
 struct ProfiledRun {
@@ -32,7 +32,7 @@ enum class ProfilerPhase { kWait, kWarmUp, kRecord };
 // The phase of the training step after `steps_done` steps. Cycles of profile_freq steps: wait, then warmup,
 // then active; what is recorded is written at the end of the cycle, after steps profile_freq, 2 *
 // profile_freq, ...
-ProfilerPhase profiler_phase(const JobConfig::Profiling& options, int64_t steps_done);
+ProfilerPhase profiler_phase(const config::JobConfig::Profiling& options, int64_t steps_done);
 
 // Files: <dump>/<save_traces_folder>/iteration_<N>/rank<R>_trace.json and
 // <dump>/<save_memory_snapshot_folder>/iteration_<N>/rank<R>_memory_snapshot.pickle. A failed write is a
@@ -40,7 +40,7 @@ ProfilerPhase profiler_phase(const JobConfig::Profiling& options, int64_t steps_
 // {}).
 class Profiler {
  public:
-  Profiler(const JobConfig::Profiling& options, ProfiledRun run, MemorySnapshotHooks hooks = {});
+  Profiler(const config::JobConfig::Profiling& options, ProfiledRun run, MemorySnapshotHooks hooks = {});
   ~Profiler();  // drops an unfinished recording
   Profiler(const Profiler&) = delete;
   Profiler& operator=(const Profiler&) = delete;
@@ -57,10 +57,10 @@ class Profiler {
   void save_trace(int64_t step);
   void save_snapshot(const std::string& iteration);
 
-  JobConfig::Profiling options_;
+  config::JobConfig::Profiling options_;
   ProfiledRun run_;
   MemorySnapshotHooks hooks_;
   std::unique_ptr<Recording> recording_;  // from warm-up on
 };
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::metrics

@@ -10,7 +10,7 @@
 #include "base/process.h"
 #include "base/shell.h"
 
-namespace hyperion::trainer {
+namespace hyperion::metrics {
 namespace {
 
 // create_directory() says whether it was the one that made the folder, so two runs never get the same one.
@@ -84,4 +84,4 @@ std::filesystem::path write_run_record(const std::filesystem::path& dump_folder,
   return folder;
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::metrics

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace hyperion::trainer {
+namespace hyperion::metrics {
 
 struct RunRecord {
   std::string resolved_toml;         // the complete configuration, as `hyperion config` prints it
@@ -37,4 +37,4 @@ std::string git_state(const std::filesystem::path& file,
 // The git commit this program was configured from; "unknown" when the source was no git checkout.
 std::string source_commit();
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::metrics

@@ -8,18 +8,18 @@
 #include "base/counted.h"
 #include "trainer/config/validate.h"
 
-namespace hyperion::trainer {
+namespace hyperion::metrics {
 namespace {
 
-std::string checkpointing_of(const JobConfig::ActivationCheckpoint& options) {
-  if (options.mode != RecomputeMode::kSelective) return std::string(text_of(options.mode));
-  const std::optional<int64_t> every = checkpointed_blocks(options);
+std::string checkpointing_of(const config::JobConfig::ActivationCheckpoint& options) {
+  if (options.mode != config::RecomputeMode::kSelective) return std::string(text_of(options.mode));
+  const std::optional<int64_t> every = config::checkpointed_blocks(options);
   if (!every) return "selective by operation";
   return *every == 1 ? "selective, every block" : fmt::format("selective, every {} blocks", *every);
 }
 
 // The optimizer updates weights of training.dtype; layers read copies of them where their dtype differs.
-std::string precision_of(const JobConfig::Training& training) {
+std::string precision_of(const config::JobConfig::Training& training) {
   if (training.dtype == training.mixed_precision_param)
     return fmt::format("weights, gradients and optimizer states {}, gradients reduced in {}",
                        text_of(training.dtype), text_of(training.mixed_precision_reduce));
@@ -32,7 +32,7 @@ std::string precision_of(const JobConfig::Training& training) {
 }
 
 // curve_cuts() warns of a warm-up that is longer than its curve and was cut to it.
-std::string warmup_of(const JobConfig& config) {
+std::string warmup_of(const config::JobConfig& config) {
   const int64_t configured = config.lr_scheduler.warmup_steps;
   const int64_t warmup =
       std::min(configured, config.lr_scheduler.total_steps.value_or(config.training.steps));
@@ -41,7 +41,7 @@ std::string warmup_of(const JobConfig& config) {
 }
 
 // What tensor parallelism does here, and what becomes of the keys beside it.
-std::vector<std::string> tensor_parallelism_of(const JobConfig& config, bool cpu) {
+std::vector<std::string> tensor_parallelism_of(const config::JobConfig& config, bool cpu) {
   const auto& p = config.parallelism;
   if (p.tensor_parallel_degree == 1) return {};
   std::vector<std::string> lines = {fmt::format(
@@ -60,9 +60,9 @@ std::vector<std::string> tensor_parallelism_of(const JobConfig& config, bool cpu
 
 }  // namespace
 
-std::vector<std::string> run_summary(const JobConfig& config, const RunPlace& place) {
+std::vector<std::string> run_summary(const config::JobConfig& config, const RunPlace& place) {
   const auto& training = config.training;
-  const int64_t microbatches = microbatches_of(training, place.batch_degree);
+  const int64_t microbatches = config::microbatches_of(training, place.batch_degree);
   const int64_t global = microbatches * training.local_batch_size * place.batch_degree;
   const bool cpu = place.device == "CPU";
   std::vector<std::string> lines = {
@@ -79,4 +79,4 @@ std::vector<std::string> run_summary(const JobConfig& config, const RunPlace& pl
   return lines;
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::metrics

@@ -7,7 +7,7 @@
 
 #include "trainer/config/job_config.h"
 
-namespace hyperion::trainer {
+namespace hyperion::metrics {
 
 struct RunPlace {
   std::string device;        // "NVIDIA H100", "CPU"
@@ -17,6 +17,6 @@ struct RunPlace {
 };
 
 // Devices and mesh; batch, steps and tokens; precision, activation checkpointing and EMA; tensor parallelism.
-std::vector<std::string> run_summary(const JobConfig& config, const RunPlace& place);
+std::vector<std::string> run_summary(const config::JobConfig& config, const RunPlace& place);
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::metrics

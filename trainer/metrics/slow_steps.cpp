@@ -6,9 +6,9 @@
 #include "trainer/metrics/flops.h"
 #include "trainer/metrics/step_line.h"
 
-namespace hyperion::trainer {
+namespace hyperion::metrics {
 
-std::optional<std::string> slow_step_warning(const JobConfig& config, const models::ModelArgs& model,
+std::optional<std::string> slow_step_warning(const config::JobConfig& config, const models::ModelArgs& model,
                                              int64_t microbatches, double peak) {
   constexpr double kLong = 60;  // seconds
   const auto& training = config.training;
@@ -20,11 +20,11 @@ std::optional<std::string> slow_step_warning(const JobConfig& config, const mode
       "a step of a rank is {:.0f} TFLOP: on this CPU, which reaches {:.2g} TFLOP/s in matrix products, {} "
       "(hours:minutes:seconds) or longer; {}",
       flops / 1e12, peak / 1e12, hours_minutes_seconds(flops / peak),
-      is_dry_run(config)
+      config::is_dry_run(config)
           ? "`hyperion check` says without a step what memory a rank needs, and a simulated GPU with "
             "HYPERION_SIMULATED_COMPUTE=off computes nothing (docs/simulated_gpu.md); TERM or Ctrl-C ends a "
             "dry run at once"
           : "train a smaller model, take fewer tokens per step, or train on GPUs");
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::metrics

@@ -6,7 +6,7 @@
 
 #include <fmt/format.h>
 
-namespace hyperion::trainer {
+namespace hyperion::metrics {
 namespace {
 
 // v0.2.2's palette; its "reset" restores the default foreground only.
@@ -78,4 +78,4 @@ std::string validation_line(const ValidationReport& r, bool color) {
                      c.reset);
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::metrics

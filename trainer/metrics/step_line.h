@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 
-namespace hyperion::trainer {
+namespace hyperion::metrics {
 
 struct StepReport {
   int64_t step = 0;
@@ -51,4 +51,4 @@ std::string python_fixed(double value, int width, int precision);
 // The same with `,` between groups of three digits and no width.
 std::string python_grouped(double value, int precision);
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::metrics

@@ -17,7 +17,7 @@
 #include "base/printable.h"
 #include "base/process.h"
 
-namespace hyperion::trainer {
+namespace hyperion::metrics {
 namespace {
 
 static_assert(std::endian::native == std::endian::little, "event files are little-endian");
@@ -159,4 +159,4 @@ void EventWriter::flush() {
   file_ = nullptr;
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::metrics

@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-namespace hyperion::trainer {
+namespace hyperion::metrics {
 
 // CRC-32C (Castagnoli), and TFRecord's masked form of it.
 uint32_t crc32c(std::string_view bytes);
@@ -39,4 +39,4 @@ class EventWriter {
   std::FILE* file_ = nullptr;  // null after a failed write
 };
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::metrics

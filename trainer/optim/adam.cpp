@@ -18,11 +18,12 @@
 #include "base/error.h"
 #include "models/kernels/kernels.h"
 
-namespace hyperion::trainer {
+namespace hyperion::optim {
 
-Adam::Adam(const std::vector<parallel::ShardedParameterPtr>& parameters, const JobConfig::Optimizer& options)
+Adam::Adam(const std::vector<parallel::ShardedParameterPtr>& parameters,
+           const config::JobConfig::Optimizer& options)
     : options_(options) {
-  const bool one_by_one = options.implementation == OptimizerImplementation::kForLoop;
+  const bool one_by_one = options.implementation == config::OptimizerImplementation::kForLoop;
   for (const parallel::ShardedParameterPtr& parameter : parameters) {
     const at::Tensor& master = parameter->master();
     exp_avg_.push_back(at::zeros_like(master));
@@ -41,7 +42,7 @@ Adam::Adam(const std::vector<parallel::ShardedParameterPtr>& parameters, const J
       compute_shards_.push_back(tensors.copies.back());
     }
   }
-  if (options.implementation == OptimizerImplementation::kFused && !updates_.empty() &&
+  if (options.implementation == config::OptimizerImplementation::kFused && !updates_.empty() &&
       kernels::takes_adam_update(updates_.front()))
     one_pass_ = kernels::table().adam_update;
   const at::TensorOptions like_state = parameters.front()->master().options();
@@ -49,7 +50,7 @@ Adam::Adam(const std::vector<parallel::ShardedParameterPtr>& parameters, const J
 }
 
 bool Adam::divides_gradients() const {
-  return options_.implementation == OptimizerImplementation::kFused;
+  return options_.implementation == config::OptimizerImplementation::kFused;
 }
 
 void Adam::step(double lr, const at::Tensor& skip, const std::optional<at::Tensor>& divisor) {
@@ -61,7 +62,7 @@ void Adam::step(double lr, const at::Tensor& skip, const std::optional<at::Tenso
     return;
   }
   for (kernels::AdamTensors& tensors : updates_) {
-    if (options_.implementation == OptimizerImplementation::kFused)
+    if (options_.implementation == config::OptimizerImplementation::kFused)
       update_fused(tensors, lr, skip, divisor);
     else
       update_by_formula(tensors, lr, skip);
@@ -79,7 +80,7 @@ void Adam::update_fused(kernels::AdamTensors& tensors, double lr, const at::Tens
                  options_.weight_decay, options_.eps, /*amsgrad=*/false, /*maximize=*/false,
                  /*grad_scale=*/scale, /*found_inf=*/skip);
   };
-  if (options_.name == OptimizerName::kAdamW)
+  if (options_.name == config::OptimizerName::kAdamW)
     update([](auto&&... args) { at::_fused_adamw_(args...); });
   else
     update([](auto&&... args) { at::_fused_adam_(args...); });
@@ -92,7 +93,7 @@ void Adam::update_in_one_pass(const kernels::AdamTensors& tensors, double lr,
                       .beta2 = options_.beta2,
                       .eps = options_.eps,
                       .weight_decay = options_.weight_decay,
-                      .decoupled = options_.name == OptimizerName::kAdamW,
+                      .decoupled = options_.name == config::OptimizerName::kAdamW,
                       .updates = step_.item<double>(),
                       .divisor = divisor ? divisor->item<double>() : 1.0});
 }
@@ -110,7 +111,7 @@ void Adam::update_by_formula(kernels::AdamTensors& tensors, double lr, const at:
   auto& [theta, g, m, v, copies] = tensors;
   const double beta1 = options_.beta1, beta2 = options_.beta2, lambda = options_.weight_decay;
   const at::Tensor not_skipped = 1 - skip;  // 1, or 0 where the update is skipped
-  if (options_.name == OptimizerName::kAdamW)
+  if (options_.name == config::OptimizerName::kAdamW)
     at::_foreach_mul_(theta, 1 - not_skipped * (lr * lambda));
   else if (lambda != 0)
     at::_foreach_add_(g, theta, lambda);
@@ -133,4 +134,4 @@ void Adam::update_by_formula(kernels::AdamTensors& tensors, double lr, const at:
   at::_foreach_add_(theta, update);
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::optim

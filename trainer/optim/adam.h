@@ -13,12 +13,13 @@
 #include "parallel/fsdp/sharded_parameter.h"
 #include "trainer/config/job_config.h"
 
-namespace hyperion::trainer {
+namespace hyperion::optim {
 
 class Adam {
  public:
   // States are allocated at once, as zeros: nothing is allocated at the first step.
-  Adam(const std::vector<parallel::ShardedParameterPtr>& parameters, const JobConfig::Optimizer& options);
+  Adam(const std::vector<parallel::ShardedParameterPtr>& parameters,
+       const config::JobConfig::Optimizer& options);
 
   // One update from the sharded gradients. `skip`: 0-dim float tensor on the gradients' device; where it is 1
   // (a non-finite loss or norm) no weight and no state changes, decided on the device. `divisor`: 0-dim, what
@@ -41,7 +42,7 @@ class Adam {
   void update_in_one_pass(const kernels::AdamTensors& tensors, double lr,
                           const std::optional<at::Tensor>& divisor) const;
 
-  JobConfig::Optimizer options_;
+  config::JobConfig::Optimizer options_;
   std::vector<at::Tensor> exp_avg_, exp_avg_sq_;  // of every parameter
   std::vector<kernels::AdamTensors>
       updates_;  // of parameters that this rank holds rows of: together, or one by one
@@ -50,4 +51,4 @@ class Adam {
   at::Tensor step_;                          // fp32 0-dim: updates done
 };
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::optim

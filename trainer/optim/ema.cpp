@@ -10,7 +10,7 @@
 #include "base/device/parallel_for.h"
 #include "base/error.h"
 
-namespace hyperion::trainer {
+namespace hyperion::optim {
 namespace {
 
 constexpr int64_t kExchangeBytes = 16 << 20;
@@ -41,11 +41,11 @@ void average_rows(const at::Tensor& average, const at::Tensor& weight, double sh
 
 }  // namespace
 
-Ema::Ema(std::vector<parallel::ShardedParameterPtr> parameters, const JobConfig::Ema& options)
+Ema::Ema(std::vector<parallel::ShardedParameterPtr> parameters, const config::JobConfig::Ema& options)
     : parameters_(std::move(parameters)), options_(options) {
   for (const parallel::ShardedParameterPtr& parameter : parameters_) {
     const at::Tensor& weight = parameter->master();
-    const bool moves = options_.device == EmaDevice::kCpu && !weight.is_cpu();
+    const bool moves = options_.device == config::EmaDevice::kCpu && !weight.is_cpu();
     averages_.push_back(moves ? weight.to(at::kCPU) : weight.clone());
     if (weight.numel() == 0) continue;
     filled_.push_back({averages_.back(), weight, {}});
@@ -157,4 +157,4 @@ void Ema::exchange_masters_and_averages() {
   }
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::optim

@@ -13,7 +13,7 @@
 #include "parallel/fsdp/sharded_parameter.h"
 #include "trainer/config/job_config.h"
 
-namespace hyperion::trainer {
+namespace hyperion::optim {
 
 // For one thread. With ema.device = "cpu" on a GPU, update() only queues copies of the masters into pinned
 // memory on the current stream; a thread waits for them and does the arithmetic while training continues, and
@@ -21,7 +21,7 @@ namespace hyperion::trainer {
 class Ema {
  public:
   // The average starts as the weights are now: load or initialise them first, or call restart() afterwards.
-  Ema(std::vector<parallel::ShardedParameterPtr> parameters, const JobConfig::Ema& options);
+  Ema(std::vector<parallel::ShardedParameterPtr> parameters, const config::JobConfig::Ema& options);
   ~Ema();
   Ema(const Ema&) = delete;
   Ema& operator=(const Ema&) = delete;
@@ -56,7 +56,7 @@ class Ema {
   void exchange_masters_and_averages();
 
   std::vector<parallel::ShardedParameterPtr> parameters_;
-  JobConfig::Ema options_;
+  config::JobConfig::Ema options_;
   std::vector<at::Tensor> averages_;  // of every parameter
   std::vector<Pair> filled_;
   at::Tensor staged_skip_;
@@ -65,4 +65,4 @@ class Ema {
   bool swapped_ = false;
 };
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::optim

@@ -11,7 +11,7 @@
 #include "models/kernels/kernels.h"
 #include "parallel/comm/trace_range.h"
 
-namespace hyperion::trainer {
+namespace hyperion::optim {
 
 namespace {
 
@@ -71,4 +71,4 @@ void clip_gradients(const parallel::LocalGradients& gradients, const at::Tensor&
     for (const at::Tensor& grad : *grads) grad.mul_(factor.to(grad.scalar_type()));
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::optim

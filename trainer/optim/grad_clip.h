@@ -8,7 +8,7 @@
 #include "parallel/comm/communicator.h"
 #include "parallel/fsdp/fsdp.h"
 
-namespace hyperion::trainer {
+namespace hyperion::optim {
 
 // Gradients of which the ranks of each of these groups hold different elements (never those of replicas).
 struct GradientClass {
@@ -31,4 +31,4 @@ at::Tensor clip_divisor(const at::Tensor& norm, double max_norm);
 // Multiplies the gradients by min(1, max_norm / (norm + 1e-6)), torch's clip_grad_norm_ rule.
 void clip_gradients(const parallel::LocalGradients& gradients, const at::Tensor& norm, double max_norm);
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::optim

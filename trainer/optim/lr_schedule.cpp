@@ -8,7 +8,7 @@
 
 #include "base/counted.h"
 
-namespace hyperion::trainer {
+namespace hyperion::optim {
 namespace {
 
 constexpr int64_t kEndless = int64_t{1} << 53;  // steps; keeps sums in 64 bits and products exact in a double
@@ -20,7 +20,7 @@ int64_t decay_steps(int64_t total_steps, double ratio) {
 
 }  // namespace
 
-std::vector<std::string> curve_cuts(const JobConfig::LrScheduler& options, int64_t steps) {
+std::vector<std::string> curve_cuts(const config::JobConfig::LrScheduler& options, int64_t steps) {
   const int64_t total_steps = options.total_steps.value_or(steps), warmup_steps = options.warmup_steps;
   const std::optional<double> decay_ratio = options.decay_ratio;
   std::vector<std::string> cuts;
@@ -40,7 +40,7 @@ std::vector<std::string> curve_cuts(const JobConfig::LrScheduler& options, int64
   return cuts;
 }
 
-LrSchedule::LrSchedule(const JobConfig::LrScheduler& options, int64_t steps)
+LrSchedule::LrSchedule(const config::JobConfig::LrScheduler& options, int64_t steps)
     : type_(options.decay_type), min_factor_(options.min_lr_factor) {
   const int64_t total_steps = std::min(options.total_steps.value_or(steps), kEndless);
   warmup_ = std::min(options.warmup_steps, total_steps);
@@ -57,17 +57,17 @@ double LrSchedule::factor(int64_t step) const {
       std::min(1.0, static_cast<double>(step + 1 - warmup_ - stable_) / static_cast<double>(decay_));
   double shape = 0.0;
   switch (type_) {
-    case DecayType::kLinear:
+    case config::DecayType::kLinear:
       shape = 1.0 - progress;
       break;
-    case DecayType::kSqrt:
+    case config::DecayType::kSqrt:
       shape = 1.0 - std::sqrt(progress);
       break;
-    case DecayType::kCosine:
+    case config::DecayType::kCosine:
       shape = 0.5 * (1.0 + std::cos(std::numbers::pi * progress));
       break;
   }
   return min_factor_ + (1.0 - min_factor_) * shape;
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::optim

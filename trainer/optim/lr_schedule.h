@@ -7,17 +7,17 @@
 
 #include "trainer/config/job_config.h"
 
-namespace hyperion::trainer {
+namespace hyperion::optim {
 
 // What of a curve does not fit into its steps and is cut, a sentence each. `steps`: as of LrSchedule.
-std::vector<std::string> curve_cuts(const JobConfig::LrScheduler& options, int64_t steps);
+std::vector<std::string> curve_cuts(const config::JobConfig::LrScheduler& options, int64_t steps);
 
 class LrSchedule {
  public:
   // The horizon of the curve is options.total_steps, or `steps` where that is not set. Without decay_ratio
   // the decay starts right after warm-up; with it, the last round(total_steps * decay_ratio) steps decay
   // (half to even). Parts that do not fit are cut: warm-up first keeps.
-  LrSchedule(const JobConfig::LrScheduler& options, int64_t steps);
+  LrSchedule(const config::JobConfig::LrScheduler& options, int64_t steps);
 
   // The factor of the base rate in 0-based step s:
   //   s < W: (s+1)/W;  s < W+S: 1;  else m + (1-m) f(p), p = (s+1-(W+S))/D, f = 1-p | 1-sqrt(p) | (1+cos(pi
@@ -28,8 +28,8 @@ class LrSchedule {
 
  private:
   int64_t warmup_, stable_, decay_;
-  DecayType type_;
+  config::DecayType type_;
   double min_factor_;
 };
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::optim

@@ -68,7 +68,7 @@ std::optional<int64_t> signal_lead() {
   return seconds;
 }
 
-SaveTimeCheck::SaveTimeCheck(const JobConfig::Checkpoint& checkpoint, std::optional<int64_t> lead)
+SaveTimeCheck::SaveTimeCheck(const config::JobConfig::Checkpoint& checkpoint, std::optional<int64_t> lead)
     : times_{.interval = checkpoint.interval,
              .background = checkpoint.async_mode != checkpoint::AsyncMode::kDisabled,
              .lead = lead},

@@ -30,7 +30,7 @@ std::optional<int64_t> signal_lead();
 // Warns once, as soon as the times of some steps and of a save have been measured.
 class SaveTimeCheck {
  public:
-  SaveTimeCheck(const JobConfig::Checkpoint& checkpoint, std::optional<int64_t> lead);
+  SaveTimeCheck(const config::JobConfig::Checkpoint& checkpoint, std::optional<int64_t> lead);
   // After a step other than a run's first, which takes longer. save_seconds: of a whole save; 0: none was
   // measured.
   void after_step(double step_seconds, double save_seconds);

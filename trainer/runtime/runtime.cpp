@@ -22,16 +22,16 @@ namespace hyperion::trainer {
 namespace {
 
 // What must be the same on every rank of a job.
-parallel::Fingerprint job_identity(const JobConfig& config) {
+parallel::Fingerprint job_identity(const config::JobConfig& config) {
   parallel::Fingerprint identity = {{"binary", version_text()}};
-  for (const auto& [key, value] : config_entries(config)) identity[key] = value;
+  for (const auto& [key, value] : config::config_entries(config)) identity[key] = value;
   return identity;
 }
 
 }  // namespace
 
-parallel::Environment job_environment(const JobConfig& config) {
-  if (!is_dry_run(config)) return parallel::read_environment();
+parallel::Environment job_environment(const config::JobConfig& config) {
+  if (!config::is_dry_run(config)) return parallel::read_environment();
   const std::string ranks = environment_variable("NGPU").value_or("1");
   char* end = nullptr;
   const long count = std::strtol(ranks.c_str(), &end, 10);
@@ -43,7 +43,7 @@ parallel::Environment job_environment(const JobConfig& config) {
   return environment;
 }
 
-parallel::MeshConfig mesh_config(const JobConfig::Parallelism& parallelism) {
+parallel::MeshConfig mesh_config(const config::JobConfig::Parallelism& parallelism) {
   return {.pp = static_cast<int>(parallelism.pipeline_parallel_degree),
           .dp_replicate = static_cast<int>(parallelism.data_parallel_replicate_degree),
           .dp_shard = static_cast<int>(parallelism.data_parallel_shard_degree),
@@ -67,9 +67,9 @@ RankMemory rank_memory(at::Device device, int ranks) {
   return memory;
 }
 
-Runtime start_runtime(const ResolvedConfig& resolved, const models::ModelArgs& model,
+Runtime start_runtime(const config::ResolvedConfig& resolved, const models::ModelArgs& model,
                       const parallel::Environment& environment) {
-  const JobConfig& config = resolved.config;
+  const config::JobConfig& config = resolved.config;
   Runtime runtime;
   runtime.environment = environment;
   parallel::CommOptions options;
@@ -95,7 +95,7 @@ Runtime start_runtime(const ResolvedConfig& resolved, const models::ModelArgs& m
     make_folders(dump.parent_path());
   }
   options.identity = job_identity(config);
-  if (is_dry_run(config)) {
+  if (config::is_dry_run(config)) {
     options.backend = parallel::CommBackend::kFake;
     log_warning(
         "comm.mode = \"fake_backend\": a dry run of rank 0 of {}, which exchanges nothing with other ranks, "
@@ -108,9 +108,11 @@ Runtime start_runtime(const ResolvedConfig& resolved, const models::ModelArgs& m
   }
   runtime.mesh = std::make_unique<parallel::Mesh>(mesh_config(config.parallelism), environment.world_size);
   const int64_t microbatches =
-      microbatches_of(config.training, runtime.mesh->degree(parallel::MeshDim::kBatch));
-  RankMemory memory = rank_memory(runtime.device, is_dry_run(config) ? 1 : environment.local_world_size);
-  if (is_dry_run(config)) memory.threads = 1;  // at least: those of this process may be all of a node's
+      config::microbatches_of(config.training, runtime.mesh->degree(parallel::MeshDim::kBatch));
+  RankMemory memory =
+      rank_memory(runtime.device, config::is_dry_run(config) ? 1 : environment.local_world_size);
+  if (config::is_dry_run(config))
+    memory.threads = 1;  // at least: those of this process may be all of a node's
   require_memory(resolved,
                  job_size(config, model, runtime.mesh->degree(parallel::MeshDim::kFsdp), microbatches),
                  memory);

@@ -28,13 +28,13 @@ struct Runtime {
 
 // The ranks of this job: torchrun's or SLURM's variables; with comm.mode = "fake_backend" one process runs as
 // rank 0 of NGPU ranks.
-parallel::Environment job_environment(const JobConfig& config);
+parallel::Environment job_environment(const config::JobConfig& config);
 
-parallel::MeshConfig mesh_config(const JobConfig::Parallelism& parallelism);
+parallel::MeshConfig mesh_config(const config::JobConfig::Parallelism& parallelism);
 
 // Chooses the device (HYPERION_DEVICE) and checks that the job can fit into its memory and the host's, joins
 // the other ranks, builds the groups. Throws Error(kUsage) or Error(kCommunication).
-Runtime start_runtime(const ResolvedConfig& resolved, const models::ModelArgs& model,
+Runtime start_runtime(const config::ResolvedConfig& resolved, const models::ModelArgs& model,
                       const parallel::Environment& environment);
 
 // What one of `ranks` ranks of this host may use; `device` is a CPU or a GPU that has been chosen.

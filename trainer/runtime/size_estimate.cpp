@@ -67,12 +67,12 @@ std::string lack(const std::vector<Part>& needed, const MemoryLimit& limit) {
 
 }  // namespace
 
-JobSize job_size(const JobConfig& config, const models::ModelArgs& model, int64_t shards,
+JobSize job_size(const config::JobConfig& config, const models::ModelArgs& model, int64_t shards,
                  int64_t microbatches) {
   const auto& training = config.training;
   const double state = static_cast<double>(checkpoint::size_of(training.dtype)),
                compute = static_cast<double>(checkpoint::size_of(training.mixed_precision_param));
-  const double copy = state == compute ? 0 : kFloat8.on(config) ? 1 : compute;
+  const double copy = state == compute ? 0 : config::kFloat8.on(config) ? 1 : compute;
   const auto tensor = static_cast<double>(config.parallelism.tensor_parallel_degree);
   const double parameters = parameters_of(model, tensor) / static_cast<double>(shards);
   JobSize size;
@@ -96,7 +96,8 @@ JobSize job_size(const JobConfig& config, const models::ModelArgs& model, int64_
       std::min(tokens * logits, (gathered ? 2 : 1) * std::max(logits, chunk));
   // Packed keys twice and values once, and their gradients in fp32 (models/kernels/attention/cpu_blocks.cpp);
   // fp32 keys serve both uses. libtorch's attention, where it is chosen, keeps less, as larger heads do.
-  const bool flash = config.model.attention == AttentionChoice::kFlash && !config.training.document_mask;
+  const bool flash =
+      config.model.attention == config::AttentionChoice::kFlash && !config.training.document_mask;
   constexpr int64_t kMultiple = kernels::cpu::kHeadMultiple;
   const int64_t padded_head = (model.head_dim + kMultiple - 1) / kMultiple * kMultiple;
   if (!flash && model.head_dim <= kernels::cpu::kLargestHead)
@@ -107,7 +108,7 @@ JobSize job_size(const JobConfig& config, const models::ModelArgs& model, int64_
   return size;
 }
 
-void require_memory(const ResolvedConfig& resolved, const JobSize& size, const RankMemory& memory) {
+void require_memory(const config::ResolvedConfig& resolved, const JobSize& size, const RankMemory& memory) {
   const bool offload = resolved.config.training.enable_cpu_offload;
   std::vector<Part> host = {{"tokens of a step", size.tokens}, {"names and shapes", size.description}};
   std::vector<Part> device = {{"activations of a microbatch", size.activations}};
@@ -115,7 +116,7 @@ void require_memory(const ResolvedConfig& resolved, const JobSize& size, const R
   states.insert(
       states.end(),
       {{"weights", size.weights}, {"optimizer state", size.optimizer}, {"gradients", size.gradients}});
-  auto& averages = resolved.config.ema.device == EmaDevice::kCpu ? host : states;
+  auto& averages = resolved.config.ema.device == config::EmaDevice::kCpu ? host : states;
   averages.push_back({"averaged weights", size.averages});
   double attention = 0;
   if (!memory.device) {
@@ -124,7 +125,7 @@ void require_memory(const ResolvedConfig& resolved, const JobSize& size, const R
     attention = size.attention * std::min(static_cast<double>(memory.threads), size.attention_threads);
     host.push_back({"scratch of attention", attention});
   }
-  Problems problems;
+  config::Problems problems;
   const auto check = [&](const std::vector<Part>& needed, const MemoryLimit& limit) {
     if (total(needed) <= limit.bytes) return;
     const bool model = size.states() + size.description > size.activations + attention + size.tokens;

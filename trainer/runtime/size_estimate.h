@@ -28,7 +28,7 @@ struct JobSize {
 };
 
 // `shards`: ranks that share the parameters of one tensor parallel rank (fsdp); `microbatches`: of one step.
-JobSize job_size(const JobConfig& config, const models::ModelArgs& model, int64_t shards,
+JobSize job_size(const config::JobConfig& config, const models::ModelArgs& model, int64_t shards,
                  int64_t microbatches);
 
 // What one rank may use.
@@ -39,7 +39,7 @@ struct RankMemory {
 };
 
 // Throws Error(kUsage) with the sizes when the job cannot fit.
-void require_memory(const ResolvedConfig& resolved, const JobSize& size, const RankMemory& memory);
+void require_memory(const config::ResolvedConfig& resolved, const JobSize& size, const RankMemory& memory);
 
 // For commands that look at a model: its names and shapes, and `bytes_per_parameter` of each weight on the
 // device. Throws Error(kUsage) when they cannot fit.

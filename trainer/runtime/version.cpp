@@ -10,7 +10,7 @@ namespace hyperion::trainer {
 
 std::string version_text() {
   return fmt::format("hyperion {} ({})\ncompiler {}\nlibtorch {}\nCUDA {}\nNCCL {}\nfmt {}.{}.{}\n",
-                     HYPERION_VERSION, source_commit(), HYPERION_COMPILER, TORCH_VERSION,
+                     HYPERION_VERSION, metrics::source_commit(), HYPERION_COMPILER, TORCH_VERSION,
                      HYPERION_CUDA_VERSION, HYPERION_NCCL_VERSION, FMT_VERSION / 10000,
                      FMT_VERSION / 100 % 100, FMT_VERSION % 100);
 }

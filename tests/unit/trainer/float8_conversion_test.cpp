@@ -17,8 +17,8 @@ const Float8Device kCpu{}, kAmpere{.cpu = false, .compute_capability = 80, .name
 
 Float8Setup convert(const char* recipe, const Float8Device& device, bool emulate = false) {
   models::Transformer model(models::model_args("llama3", "debugmodel", {.n_layers = 1, .vocab_size = 64}));
-  JobConfig config;
-  config.model.converters = {Converter::kFloat8};
+  config::JobConfig config;
+  config.model.converters = {config::Converter::kFloat8};
   config.quantize.linear.float8.recipe_name = choice_of<float8::Recipe>(recipe).value();
   config.quantize.linear.float8.emulate = emulate;
   return convert_to_float8(model, config, device);
@@ -52,8 +52,8 @@ TEST_CASE("a CPU multiplies FP8 with one scale a tensor and emulates the other r
 TEST_CASE("MXFP8 runs emulated on any device and is refused by name where a GPU has none") {
   const auto convert_to_mx = [](const char* recipe, const Float8Device& device, bool emulate) {
     models::Transformer model(models::model_args("llama3", "debugmodel", {.n_layers = 1, .vocab_size = 64}));
-    JobConfig config;
-    config.model.converters = {Converter::kMx};
+    config::JobConfig config;
+    config.model.converters = {config::Converter::kMx};
     config.quantize.linear.mx.recipe_name = choice_of<float8::MxRecipe>(recipe).value();
     config.quantize.linear.mx.emulate = emulate;
     return convert_to_float8(model, config, device);
@@ -86,8 +86,8 @@ TEST_CASE("a layer whose part on a rank is no multiple of 16 is left alone with 
     models::Transformer model(
         models::model_args("llama3", "debugmodel", {.n_layers = 1, .vocab_size = 64, .hidden_dim = 48}), 0,
         {group.get()});
-    JobConfig config;
-    config.model.converters = {Converter::kFloat8};
+    config::JobConfig config;
+    config.model.converters = {config::Converter::kFloat8};
     config.quantize.linear.float8.emulate = emulate;
     return convert_to_float8(model, config, kAda);
   };

@@ -30,17 +30,17 @@ using Catch::Contains;
 
 namespace {
 
-JobConfig config(const std::vector<Override>& overrides = {}) {
-  return parse_config("[model]\nname = \"llama3\"\nflavor = \"debugmodel\"\n[parallelism]\n", "job.toml",
-                      overrides)
+config::JobConfig config(const std::vector<config::Override>& overrides = {}) {
+  return config::parse_config("[model]\nname = \"llama3\"\nflavor = \"debugmodel\"\n[parallelism]\n",
+                              "job.toml", overrides)
       .config;
 }
 
 struct Rank {
-  Rank(int rank, int world, const JobConfig& config, bool without_memory = false)
+  Rank(int rank, int world, const config::JobConfig& config, bool without_memory = false)
       : mesh(mesh_config(config.parallelism), world),
         groups(mesh, {.rank = rank, .world_size = world}, {.backend = parallel::CommBackend::kFake}),
-        args(model_args(config.model)),
+        args(config::model_args(config.model)),
         model(make_model_and_optimizer(args, config,
                                        {.mesh = mesh,
                                         .rank = rank,
@@ -56,7 +56,7 @@ struct Rank {
 }  // namespace
 
 TEST_CASE("initial weights depend on the seed alone and not on the number of ranks") {
-  const JobConfig job = config();
+  const config::JobConfig job = config();
   Rank whole(0, 1, job), first(0, 3, job), second(1, 3, job), third(2, 3, job), other(0, 1, job);
   for (Rank* rank : {&whole, &first, &second, &third}) initialise_weights(rank->model, 17);
   initialise_weights(other.model, 18);
@@ -72,7 +72,7 @@ TEST_CASE("initial weights depend on the seed alone and not on the number of ran
 }
 
 TEST_CASE("initial weights of tensor parallel ranks are their boxes of the whole ones") {
-  const JobConfig job = config();
+  const config::JobConfig job = config();
   Rank whole(0, 1, job);
   initialise_weights(whole.model, 17);
   for (int index = 0; index < 4; ++index) {
@@ -91,7 +91,7 @@ TEST_CASE("initial weights of tensor parallel ranks are their boxes of the whole
 }
 
 TEST_CASE("a model without memory has the shapes and states of a real one") {
-  const JobConfig job = config();
+  const config::JobConfig job = config();
   const Rank real(1, 2, job), shapes(1, 2, job, /*without_memory=*/true);
   REQUIRE(real.model.parameters.size() == shapes.model.parameters.size());
   for (size_t i = 0; i < real.model.parameters.size(); ++i) {
@@ -102,11 +102,11 @@ TEST_CASE("a model without memory has the shapes and states of a real one") {
 }
 
 TEST_CASE("the state has each part once and model, optimizer and their place in the table") {
-  JobConfig job = config({{"ema.enable", "true"}});
+  config::JobConfig job = config({{"ema.enable", "true"}});
   Rank rank(0, 2, job, /*without_memory=*/true);
-  job.ema.device = EmaDevice::kSame;
-  rank.model.ema = std::make_unique<Ema>(rank.model.parameters, job.ema);
-  TrainState state;
+  job.ema.device = config::EmaDevice::kSame;
+  rank.model.ema = std::make_unique<optim::Ema>(rank.model.parameters, job.ema);
+  checkpointing::TrainState state;
   const test::TemporaryFolder folder;
   const std::string text = folder.write("text.jsonl", "{\"text\": \"one two\"}\n");
   data::LoaderOptions options;
@@ -115,7 +115,7 @@ TEST_CASE("the state has each part once and model, optimizer and their place in 
   options.seq_len = 4;
   options.rows = 1;
   data::DataLoader loader(options);
-  ResumePlan plan;
+  checkpointing::ResumePlan plan;
   plan.config = job;
   const StateComponents components =
       state_components({rank.model, rank.mesh, 0, at::kCPU, state, loader, plan, job});
@@ -157,7 +157,7 @@ TEST_CASE("gradients of several ranks are written as boxes that a script joins t
   const std::string join = fmt::format("python3 {}/scripts/join_gradients.py {} > {}/said 2>&1",
                                        HYPERION_SOURCE_DIR, gradients.string(), folder.path().string());
   const auto said = [&] { return read_file(folder.path() / "said"); };
-  const JobConfig job = config({{"parallelism.tensor_parallel_degree", "2"}});
+  const config::JobConfig job = config({{"parallelism.tensor_parallel_degree", "2"}});
   std::vector<std::unique_ptr<Rank>> ranks;
   for (int index = 0; index < 4; ++index) {
     ranks.push_back(std::make_unique<Rank>(index, 4, job));
@@ -195,7 +195,7 @@ TEST_CASE("gradients of several ranks are written as boxes that a script joins t
 
 TEST_CASE("a part of a gradient that no rank has written is refused") {
   const test::TemporaryFolder folder;
-  const JobConfig job = config({{"parallelism.tensor_parallel_degree", "2"}});
+  const config::JobConfig job = config({{"parallelism.tensor_parallel_degree", "2"}});
   for (int index = 0; index < 2; ++index) {
     Rank rank(index, 2, job);
     auto& parameters = rank.model.parameters;

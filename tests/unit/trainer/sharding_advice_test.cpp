@@ -11,7 +11,7 @@ using Catch::Matchers::Contains;
 
 std::vector<std::string> advice_for(const char* flavor, int shard, int replicate = 1, int tensor = 1,
                                     int ranks_per_node = 8) {
-  JobConfig config;
+  config::JobConfig config;
   config.parallelism.tensor_parallel_degree = tensor;
   return sharding_advice(config, models::model_args("llama3", flavor),
                          parallel::Mesh({.dp_replicate = replicate, .dp_shard = shard, .tp = tensor},

@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "tests/support/error_of.h"
 
-namespace hyperion::trainer {
+namespace hyperion::checkpointing {
 
 using Catch::Contains;
 
@@ -30,7 +30,7 @@ TEST_CASE("a manifest keeps what a Hugging Face folder says and the length of tr
   CHECK(back.imported == record.imported);
   CHECK(back.seq_len == 4096);
   const JobRecord none = read_record(with_facts({{"seq_len", "long"}}));
-  CHECK(none.imported == ImportedSettings());
+  CHECK(none.imported == hugging_face::ImportedSettings());
   CHECK(none.seq_len == 0);
 }
 
@@ -47,12 +47,13 @@ TEST_CASE("a manifest whose settings of Hugging Face are no JSON or too long is 
 }
 
 TEST_CASE("the ids of generation_config.json win over those of config.json") {
-  const ImportedSettings both = {R"({"eos_token_id":5,"bos_token_id":4})", R"({"eos_token_id":[1,7]})"};
-  CHECK(imported_ids(both, "eos_token_id") == std::vector<int64_t>{1, 7});
-  CHECK(imported_ids(both, "bos_token_id") == std::vector<int64_t>{4});
-  CHECK(imported_ids({R"({"eos_token_id":5})", R"({"eos_token_id":null})"}, "eos_token_id") ==
+  const hugging_face::ImportedSettings both = {R"({"eos_token_id":5,"bos_token_id":4})",
+                                               R"({"eos_token_id":[1,7]})"};
+  CHECK(hugging_face::imported_ids(both, "eos_token_id") == std::vector<int64_t>{1, 7});
+  CHECK(hugging_face::imported_ids(both, "bos_token_id") == std::vector<int64_t>{4});
+  CHECK(hugging_face::imported_ids({R"({"eos_token_id":5})", R"({"eos_token_id":null})"}, "eos_token_id") ==
         std::vector<int64_t>{5});
-  CHECK(imported_ids({}, "eos_token_id").empty());
+  CHECK(hugging_face::imported_ids({}, "eos_token_id").empty());
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::checkpointing

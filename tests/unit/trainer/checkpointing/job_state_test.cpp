@@ -21,7 +21,7 @@
 #include "tests/support/placements.h"
 #include "tests/support/temporary_folder.h"
 
-namespace hyperion::trainer {
+namespace hyperion::checkpointing {
 
 using at::Tensor;
 using Catch::Contains;
@@ -96,9 +96,9 @@ TEST_CASE("weights come back and the copies in the compute dtype follow them") {
 }
 
 TEST_CASE("an optimizer that comes back makes the same next update") {
-  const JobConfig config;
+  const config::JobConfig config;
   const auto here = weights(1), there = weights(2);
-  Adam adam(here, {}), other(there, {});
+  optim::Adam adam(here, {}), other(there, {});
   const Tensor go = at::zeros({});
   for (int step = 0; step < 3; ++step) adam.step(1e-2, go);
   other.step(1e-1, go);
@@ -216,7 +216,7 @@ TEST_CASE(
 
 TEST_CASE("averages come back under the names of their weights") {
   const auto here = weights(1), there = weights(2);
-  Ema averages(here, {}), others(there, {});
+  optim::Ema averages(here, {}), others(there, {});
   EmaState from(averages, here), to(others, there);
   const Saved saved = save(from);
   CHECK(saved.tensors.contains("ema.w.weight"));
@@ -232,4 +232,4 @@ TEST_CASE("a type that no part of a job has is a bug") {
   CHECK_THAT(error_of(ExitCode::kBug, [] { dtype_of(at::kComplexFloat); }), Contains("ComplexFloat"));
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::checkpointing

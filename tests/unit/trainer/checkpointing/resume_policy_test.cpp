@@ -12,7 +12,7 @@
 #include "trainer/config/entries.h"
 #include "trainer/config/schema.h"
 
-namespace hyperion::trainer {
+namespace hyperion::checkpointing {
 
 using Catch::Contains;
 using Catch::EndsWith;
@@ -21,8 +21,8 @@ namespace {
 
 const std::string kBase = "[training]\nsteps = 10\n[optimizer]\nlr = 0.1\n[lr_scheduler]\nwarmup_steps = 2\n";
 
-ResolvedConfig config(const std::vector<Override>& overrides = {}) {
-  return parse_config(kBase, "job.toml", overrides);
+config::ResolvedConfig config(const std::vector<config::Override>& overrides = {}) {
+  return config::parse_config(kBase, "job.toml", overrides);
 }
 
 TrajectoryFacts facts() {
@@ -37,7 +37,7 @@ checkpoint::ComponentSet all() {
   return {checkpoint::kStateComponents.begin(), checkpoint::kStateComponents.end()};
 }
 
-ResumePlan resume(const ResolvedConfig& now, int64_t step, const TrajectoryFacts& new_facts = facts(),
+ResumePlan resume(const config::ResolvedConfig& now, int64_t step, const TrajectoryFacts& new_facts = facts(),
                   checkpoint::ComponentSet components = all()) {
   return resume_plan(
       now, new_facts,
@@ -96,7 +96,7 @@ TEST_CASE("a run that would train beyond its curve at a rate of 0 is refused wit
 }
 
 TEST_CASE("a new run whose curve is too short is refused too, and needs no permission for a floor") {
-  const Override more = {"training.steps", "12"}, curve = {"lr_scheduler.total_steps", "10"};
+  const config::Override more = {"training.steps", "12"}, curve = {"lr_scheduler.total_steps", "10"};
   const std::string text = refusal([&] { fresh_plan(config({more, curve}), facts()); });
   CHECK_THAT(text, Contains("steps 11 to training.steps = 12") && Contains("total_steps=12 ") &&
                        EndsWith("with --lr_scheduler.min_lr_factor=0.1 for a floor"));
@@ -121,10 +121,10 @@ TEST_CASE("a run of the usual kind passes, however small the rate of its last st
 }
 
 TEST_CASE("the remedies of a refused curve suit the way in which the job resumes") {
-  const std::vector<Override> transferred = {{"checkpoint.enable", "true"},
-                                             {"checkpoint.resume_mode", "transfer"},
-                                             {"checkpoint.initial_load_path", "old/step-10"},
-                                             {"training.steps", "20"}};
+  const std::vector<config::Override> transferred = {{"checkpoint.enable", "true"},
+                                                     {"checkpoint.resume_mode", "transfer"},
+                                                     {"checkpoint.initial_load_path", "old/step-10"},
+                                                     {"training.steps", "20"}};
   CHECK_THAT(
       refusal([&] { resume(config(transferred), 9); }),  // its own second start recovers
       EndsWith("=0.1 --checkpoint.resume_mode=recover --checkpoint.on_config_change=override for a floor"));
@@ -135,7 +135,7 @@ TEST_CASE("the remedies of a refused curve suit the way in which the job resumes
   // A curve that began later counts its steps from there.
   Trajectory stored = fresh_plan(config(), facts()).trajectory;
   set_setting(stored, "lr_scheduler.start_step", "10");
-  const auto longer = [&](const std::vector<Override>& overrides) {
+  const auto longer = [&](const std::vector<config::Override>& overrides) {
     return resume_plan(config(overrides), facts(), {LoadSource::kOwn, all(), stored, 15});
   };
   CHECK_THAT(refusal([&] {
@@ -146,9 +146,9 @@ TEST_CASE("the remedies of a refused curve suit the way in which the job resumes
 }
 
 TEST_CASE("a run beyond its curve stays at the floor and says so once") {
-  const ResolvedConfig now = config({{"training.steps", "30"},
-                                     {"lr_scheduler.min_lr_factor", "0.1"},
-                                     {"checkpoint.on_config_change", "override"}});
+  const config::ResolvedConfig now = config({{"training.steps", "30"},
+                                             {"lr_scheduler.min_lr_factor", "0.1"},
+                                             {"checkpoint.on_config_change", "override"}});
   const ResumePlan plan = resume(now, 8);
   REQUIRE(plan.warnings.size() == 1);
   CHECK_THAT(plan.warnings[0], Contains("ends at step 10") && Contains("lr = 0.01"));
@@ -169,13 +169,13 @@ TEST_CASE("every setting that shapes the curve is stored and compared") {
         "training.global_batch_size", "training.seq_len", "training.max_norm", "debug.seed", "data"})
     CHECK(find_setting(stored, key) != nullptr);
 
-  const std::vector<Override> changed = {{"optimizer.lr", "0.2"},
-                                         {"lr_scheduler.warmup_steps", "3"},
-                                         {"lr_scheduler.decay_ratio", ".5"},
-                                         {"lr_scheduler.decay_type", "cosine"},
-                                         {"lr_scheduler.min_lr_factor", ".1"},
-                                         {"debug.seed", "8"}};
-  for (const Override& one : changed) {
+  const std::vector<config::Override> changed = {{"optimizer.lr", "0.2"},
+                                                 {"lr_scheduler.warmup_steps", "3"},
+                                                 {"lr_scheduler.decay_ratio", ".5"},
+                                                 {"lr_scheduler.decay_type", "cosine"},
+                                                 {"lr_scheduler.min_lr_factor", ".1"},
+                                                 {"debug.seed", "8"}};
+  for (const config::Override& one : changed) {
     CAPTURE(one.name);
     TrajectoryFacts new_facts = facts();
     if (one.name == "debug.seed") new_facts.seed = 8;
@@ -234,7 +234,8 @@ TEST_CASE(
              }),
              Contains(keep) && Contains(override_));
   // The saved floor is 0, and the curve of 10 steps ends before the run.
-  const std::vector<Override> longer = {{"training.steps", "12"}, {"lr_scheduler.min_lr_factor", "0.1"}};
+  const std::vector<config::Override> longer = {{"training.steps", "12"},
+                                                {"lr_scheduler.min_lr_factor", "0.1"}};
   CHECK_THAT(refusal([&] { resume(config(longer), 4); }), !Contains(keep) && Contains(override_));
   // Neither helps alone: the message says what is in the way, and that remedy works beside it.
   CHECK_THAT(refusal([&] {
@@ -253,9 +254,10 @@ TEST_CASE(
 }
 
 TEST_CASE("parts that are left out by choice are named with what the run begins with in their place") {
-  const std::vector<Override> leave = {{"checkpoint.exclude_from_loading", "dataloader,rng"}};
-  const auto warnings = [](const std::vector<Override>& keys, LoadSource source, bool weights_only = false) {
-    const ResolvedConfig now = config(keys);
+  const std::vector<config::Override> leave = {{"checkpoint.exclude_from_loading", "dataloader,rng"}};
+  const auto warnings = [](const std::vector<config::Override>& keys, LoadSource source,
+                           bool weights_only = false) {
+    const config::ResolvedConfig now = config(keys);
     ComponentChoice choice = choose_components(now.config, source, weights_only);
     ResumeRequest request{source, choice.loaded, fresh_plan(config(), facts()).trajectory, 4};
     request.left_out = choice.left_out;
@@ -274,21 +276,21 @@ TEST_CASE("parts that are left out by choice are named with what the run begins 
   CHECK_THAT(
       warnings({{"checkpoint.components", "model,optimizer,lr_scheduler,train_state,rng"}}, LoadSource::kOwn),
       Contains("checkpoint.components (command line): dataloader of the checkpoint at step 4 is not read"));
-  const std::vector<Override> once = {leave[0],
-                                      {"checkpoint.resume_mode", "continue"},
-                                      {"checkpoint.initial_load_path", "x/step-4"},
-                                      {"checkpoint.initial_load_model_only", "false"}};
+  const std::vector<config::Override> once = {leave[0],
+                                              {"checkpoint.resume_mode", "continue"},
+                                              {"checkpoint.initial_load_path", "x/step-4"},
+                                              {"checkpoint.initial_load_model_only", "false"}};
   CHECK_THAT(warnings(once, LoadSource::kInitial), Contains("are not read") && !Contains("every start"));
   CHECK(warnings(once, LoadSource::kOwn).empty());
 }
 
 TEST_CASE("the options that give a job the model of a checkpoint are those that differ") {
-  const auto model = [](const std::vector<Override>& keys) { return config(keys).config.model; };
+  const auto model = [](const std::vector<config::Override>& keys) { return config(keys).config.model; };
   const auto small = model({{"model.args.n_layers", "2"}, {"model.flavor", "debugmodel"}});
-  CHECK(model_options(small, small).empty());
-  CHECK(model_options(small, model({{"model.args.n_layers", "3"}, {"model.hf_assets_path", "x"}})) ==
+  CHECK(config::model_options(small, small).empty());
+  CHECK(config::model_options(small, model({{"model.args.n_layers", "3"}, {"model.hf_assets_path", "x"}})) ==
         "--model.args.n_layers=2");
-  CHECK(model_options(model({}), model({{"model.args.dim", "64"}})) == "--model.args.dim=None");
+  CHECK(config::model_options(model({}), model({{"model.args.dim", "64"}})) == "--model.args.dim=None");
 }
 
 TEST_CASE("what a configuration cannot bring back is refused by name") {
@@ -342,7 +344,7 @@ TEST_CASE("other data are refused with both places and no remedy that is refused
 }
 
 TEST_CASE("how a part is left out follows from the keys that choose parts") {
-  const auto remedy = [](const std::vector<Override>& keys, LoadSource source = LoadSource::kOwn) {
+  const auto remedy = [](const std::vector<config::Override>& keys, LoadSource source = LoadSource::kOwn) {
     return leave_out_remedy(config(keys).config, source, "dataloader");
   };
   const std::string after = " (and without it again when that start has saved a checkpoint)";
@@ -351,8 +353,8 @@ TEST_CASE("how a part is left out follows from the keys that choose parts") {
         "start once with --checkpoint.exclude_from_loading=rng,dataloader" + after);
   CHECK(remedy({{"checkpoint.components", "model,dataloader"}}) ==
         "start once with --checkpoint.components=model" + after);
-  const std::vector<Override> elsewhere = {{"checkpoint.initial_load_path", "x/step-1"},
-                                           {"checkpoint.resume_mode", "continue"}};
+  const std::vector<config::Override> elsewhere = {{"checkpoint.initial_load_path", "x/step-1"},
+                                                   {"checkpoint.resume_mode", "continue"}};
   CHECK(remedy(elsewhere) ==
         "start once with --checkpoint.resume_mode=recover --checkpoint.exclude_from_loading=dataloader" +
             after);
@@ -360,11 +362,11 @@ TEST_CASE("how a part is left out follows from the keys that choose parts") {
 }
 
 TEST_CASE("transfer takes the weights and starts everything else from the beginning") {
-  const ResolvedConfig now = config({{"checkpoint.enable", "true"},
-                                     {"checkpoint.resume_mode", "transfer"},
-                                     {"checkpoint.initial_load_path", "old/step-10"},
-                                     {"optimizer.lr", "0.5"},
-                                     {"training.steps", "50"}});
+  const config::ResolvedConfig now = config({{"checkpoint.enable", "true"},
+                                             {"checkpoint.resume_mode", "transfer"},
+                                             {"checkpoint.initial_load_path", "old/step-10"},
+                                             {"optimizer.lr", "0.5"},
+                                             {"training.steps", "50"}});
   const auto parts = choose_components(now.config, LoadSource::kInitial, false).loaded;
   CHECK(parts == checkpoint::ComponentSet{"model"});
   const ResumePlan plan =
@@ -374,15 +376,15 @@ TEST_CASE("transfer takes the weights and starts everything else from the beginn
   CHECK(plan.config.lr_scheduler.total_steps == 50);
   CHECK(learning_rate(plan, 1) == 0.25);
   // Killed and started again with the same command it goes on from what it saved itself.
-  CHECK(resume_mode(now.config, LoadSource::kOwn) == ResumeMode::kRecover);
+  CHECK(resume_mode(now.config, LoadSource::kOwn) == config::ResumeMode::kRecover);
   CHECK(choose_components(now.config, LoadSource::kOwn, false).loaded.contains("optimizer"));
 }
 
 TEST_CASE("continue takes the configuration and starts the curve at the loaded step") {
-  const ResolvedConfig now = config({{"checkpoint.resume_mode", "continue"},
-                                     {"checkpoint.exclude_from_loading", "lr_scheduler,optimizer"},
-                                     {"optimizer.lr", "0.5"},
-                                     {"training.steps", "30"}});
+  const config::ResolvedConfig now = config({{"checkpoint.resume_mode", "continue"},
+                                             {"checkpoint.exclude_from_loading", "lr_scheduler,optimizer"},
+                                             {"optimizer.lr", "0.5"},
+                                             {"training.steps", "30"}});
   const auto parts = choose_components(now.config, LoadSource::kOwn, false).loaded;
   CHECK(parts == checkpoint::ComponentSet{"model", "dataloader", "train_state", "rng"});
   const ResumePlan plan = resume(now, 10, facts(), parts);
@@ -418,7 +420,7 @@ TEST_CASE("every subset of the components can be chosen") {
       list += (list.empty() ? "" : ",") + names[i];
       if ((bits >> i & 1) != 0) expected.insert(names[i]);
     }
-    const std::vector<Override> ema = {{"ema.enable", "true"}};
+    const std::vector<config::Override> ema = {{"ema.enable", "true"}};
     CHECK(
         choose_components(config({{"checkpoint.components", chosen}, ema[0]}).config, LoadSource::kOwn, false)
             .loaded == expected);
@@ -434,7 +436,7 @@ TEST_CASE("every subset of the components can be chosen") {
 }
 
 TEST_CASE("only settings of the loaded components are compared") {
-  const ResolvedConfig now = config({{"optimizer.lr", "0.2"}, {"optimizer.beta1", "0.5"}});
+  const config::ResolvedConfig now = config({{"optimizer.lr", "0.2"}, {"optimizer.beta1", "0.5"}});
   CHECK_NOTHROW(resume(now, 4, facts(), {"model", "train_state", "dataloader"}));
   CHECK_THAT(refusal([&] { resume(now, 4, facts(), {"optimizer"}); }), Contains("beta1"));
   const ResumePlan fresh = resume(now, 4, facts(), {"model"});
@@ -442,15 +444,17 @@ TEST_CASE("only settings of the loaded components are compared") {
 }
 
 TEST_CASE("the configuration is compared key by key") {
-  const TextTable before = config_entries(config().config);
+  const config::TextTable before = config::config_entries(config().config);
   CHECK(before.size() > 180);
-  CHECK_THAT(config_comparison(before, config_entries(config().config)), Contains("is the checkpoint's"));
-  const TextTable after = config_entries(config({{"training.steps", "20"}, {"job.description", "x"}}).config);
-  const std::string text = config_comparison(before, after);
+  CHECK_THAT(config::config_comparison(before, config::config_entries(config().config)),
+             Contains("is the checkpoint's"));
+  const config::TextTable after =
+      config::config_entries(config({{"training.steps", "20"}, {"job.description", "x"}}).config);
+  const std::string text = config::config_comparison(before, after);
   CHECK_THAT(text, Contains("2 keys") && Contains("training.steps: 10 -> 20") &&
                        Contains("job.description: \"default job\" -> \"x\""));
-  CHECK(config_hash(before) != config_hash(after));
-  CHECK_THAT(config_comparison({{"gone", "1"}}, {{"new", "2"}}),
+  CHECK(config::config_hash(before) != config::config_hash(after));
+  CHECK_THAT(config::config_comparison({{"gone", "1"}}, {{"new", "2"}}),
              Contains("gone: 1 -> (no such key)") && Contains("new: (new key) -> 2"));
 }
 
@@ -471,7 +475,7 @@ TEST_CASE("an unset seed continues with the saved one") {
 }
 
 TEST_CASE("tables pass through checkpoints and hostile ones are refused") {
-  const TextTable table = fresh_plan(config(), facts()).trajectory;
+  const config::TextTable table = fresh_plan(config(), facts()).trajectory;
   CHECK(text_table(to_object(table), "step-1") == table);
   const auto bad = [](const checkpoint::Object& object) {
     return refusal([&] { text_table(object, "step-1: trajectory"); }, ExitCode::kBadData);
@@ -492,4 +496,4 @@ TEST_CASE("tables pass through checkpoints and hostile ones are refused") {
   }
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::checkpointing

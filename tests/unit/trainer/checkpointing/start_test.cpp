@@ -10,19 +10,20 @@
 #include "tests/unit/checkpoint/tools/fixture.h"
 #include "trainer/config/load.h"
 
-namespace hyperion::trainer {
+namespace hyperion::checkpointing {
 
 using Catch::Contains;
 namespace fs = std::filesystem;
 
 namespace {
 
-JobConfig config(const std::vector<Override>& overrides = {}) {
-  return parse_config("[training]\nsteps = 10\n[checkpoint]\nenable = true\n", "job.toml", overrides).config;
+config::JobConfig config(const std::vector<config::Override>& overrides = {}) {
+  return config::parse_config("[training]\nsteps = 10\n[checkpoint]\nenable = true\n", "job.toml", overrides)
+      .config;
 }
 
 // choose_start() on two ranks, which must agree. `folder`: of the job's checkpoints.
-Start start_in(const fs::path& folder, const JobConfig& config) {
+Start start_in(const fs::path& folder, const config::JobConfig& config) {
   std::vector<Start> starts(2);
   test::ThreadRanks::run(2, [&](Coordinator& ranks) {
     starts[static_cast<size_t>(ranks.rank())] =
@@ -35,7 +36,7 @@ Start start_in(const fs::path& folder, const JobConfig& config) {
 }
 
 // "step-4", "finished step-10", "new weights".
-std::string decision(const fs::path& folder, const JobConfig& config) {
+std::string decision(const fs::path& folder, const config::JobConfig& config) {
   const Start start = start_in(folder, config);
   if (start.checkpoint) return start.checkpoint->path.filename().string();
   if (start.finished) return "finished " + start.finished->path.filename().string();
@@ -56,7 +57,7 @@ void save(const fs::path& folder, int64_t step,
   checkpoint::save_toy(folder, step, options);
 }
 
-const Override kStop = {"checkpoint.on_corrupt", "error"};
+const config::Override kStop = {"checkpoint.on_corrupt", "error"};
 
 }  // namespace
 
@@ -110,7 +111,7 @@ TEST_CASE("an incompatible checkpoint is not left for an older one") {
   const test::TemporaryFolder temporary;
   const fs::path folder = temporary.path() / "checkpoint";
   for (const int64_t step : {2, 4}) save(folder, step);
-  const JobConfig averages = config({{"ema.enable", "true"}, {"ema.on_missing", "error"}});
+  const config::JobConfig averages = config({{"ema.enable", "true"}, {"ema.on_missing", "error"}});
   CHECK_THROWS_AS(start_in(folder, averages), IncompatibleCheckpoint);
   CHECK_THAT(error_of(ExitCode::kBadData, [&] { start_in(folder, averages); }),
              Contains("step-4: ema.enable = true, but the checkpoint holds no averaged weights"));
@@ -135,7 +136,7 @@ TEST_CASE("a load that fails goes back to an older checkpoint from damage alone"
   for (const int64_t step : {2, 4, 6}) save(folder, step);
   damage(folder / "step-4");
   SoloCoordinator alone;
-  const JobConfig job = config();
+  const config::JobConfig job = config();
   Start start = choose_start(job, checkpoint::CheckpointFolder(folder), "/", alone);
   CHECK_FALSE(fall_back_to_older(job, start, IncompatibleCheckpoint("other shapes"), alone));
   CHECK_FALSE(fall_back_to_older(config({kStop}), start, Error(ExitCode::kBadData, "checksum"), alone));
@@ -145,4 +146,4 @@ TEST_CASE("a load that fails goes back to an older checkpoint from damage alone"
   CHECK_FALSE(fall_back_to_older(job, start, Error(ExitCode::kBadData, "checksum"), alone));
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::checkpointing

@@ -17,7 +17,7 @@
 #include "trainer/checkpointing/job_state.h"
 #include "trainer/checkpointing/stored_weights.h"
 
-namespace hyperion::trainer {
+namespace hyperion::checkpointing {
 
 namespace fs = std::filesystem;
 using parallel::Mesh, parallel::MeshConfig, parallel::MeshDim;
@@ -110,11 +110,11 @@ struct RankState {
     return equal;
   }
 
-  JobConfig options;
+  config::JobConfig options;
   Mesh mesh;
   std::vector<parallel::ShardedParameterPtr> parameters;
-  Adam adam;
-  Ema ema;
+  optim::Adam adam;
+  optim::Ema ema;
   ModelState model;
   OptimizerState optimizer;
   EmaState averages;
@@ -227,4 +227,4 @@ TEST_CASE("weights for Hugging Face are the same from every mesh, and each mesh 
   }
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::checkpointing

@@ -7,7 +7,7 @@
 
 #include "tests/support/error_of.h"
 
-namespace hyperion::trainer {
+namespace hyperion::config {
 namespace {
 
 // Environment variables as long as it lives. The names that the tests use are unset otherwise.
@@ -56,4 +56,4 @@ TEST_CASE("a dump folder whose variable is missing is refused with its place and
     CHECK_THAT(refusal(bad, {{"A", "a"}}), Catch::Contains("expected ${NAME}"));
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::config

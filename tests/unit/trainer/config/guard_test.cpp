@@ -2,7 +2,7 @@
 
 #include <catch2/catch.hpp>
 
-namespace hyperion::trainer {
+namespace hyperion::config {
 
 namespace {
 
@@ -50,4 +50,4 @@ TEST_CASE("bytes that are not text are placed") {
   }
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::config

@@ -11,7 +11,7 @@
 #include "tests/support/temporary_folder.h"
 #include "trainer/config/schema.h"
 
-namespace hyperion::trainer {
+namespace hyperion::config {
 
 using Catch::Contains;
 using Catch::EndsWith;
@@ -400,4 +400,4 @@ TEST_CASE("a loaded file is remembered as the configuration file") {
   CHECK(resolved.config.model.flavor == "debugmodel");
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::config

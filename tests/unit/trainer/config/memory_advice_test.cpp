@@ -3,7 +3,7 @@
 
 #include <catch2/catch.hpp>
 
-namespace hyperion::trainer {
+namespace hyperion::config {
 namespace {
 
 using Catch::Contains;
@@ -47,4 +47,4 @@ TEST_CASE("out of memory advises no key that cannot be lowered further") {
         "(parallelism.data_parallel_replicate_degree = 4 now), or give the job more memory");
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::config

@@ -6,7 +6,7 @@
 
 #include "trainer/config/schema.h"
 
-namespace hyperion::trainer {
+namespace hyperion::config {
 namespace {
 
 const Option& option(const std::string& name) {
@@ -154,4 +154,4 @@ TEST_CASE("what an option expects is said in words") {
   CHECK(expected(option("compile.components")) == "a list of \"model\" or \"loss\"");
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::config

@@ -2,7 +2,7 @@
 
 #include <catch2/catch.hpp>
 
-namespace hyperion::trainer {
+namespace hyperion::config {
 
 namespace {
 
@@ -67,4 +67,4 @@ TEST_CASE("an option is written as a shell and the command line take it back") {
   CHECK(override_text("job.dump_folder", "my runs") == "'--job.dump_folder=my runs'");
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::config

@@ -7,7 +7,7 @@
 #include "trainer/config/print.h"
 #include "trainer/config/validate.h"
 
-namespace hyperion::trainer {
+namespace hyperion::config {
 
 using Catch::Contains;
 namespace fs = std::filesystem;
@@ -76,4 +76,4 @@ TEST_CASE("the debug configuration has the values of v0.2.2") {
   CHECK(uses_default_corpus(config));
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::config

@@ -5,7 +5,7 @@
 
 #include "trainer/config/schema.h"
 
-namespace hyperion::trainer {
+namespace hyperion::config {
 
 TEST_CASE("the printed configuration reads back as the same configuration") {
   const ResolvedConfig resolved = parse_config(
@@ -45,4 +45,4 @@ TEST_CASE("the JSON form has every key in nested objects") {
   CHECK(json.flatten().size() >= keys);
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::config

@@ -7,7 +7,7 @@
 #include "base/files.h"
 #include "trainer/config/schema.h"
 
-namespace hyperion::trainer {
+namespace hyperion::config {
 
 TEST_CASE("docs configuration reference is what the schema says today") {
   // Fails after a change of the schema: write the file again with `hyperion config --reference`.
@@ -32,4 +32,4 @@ TEST_CASE("help on a narrow terminal is longer and not lost") {
   CHECK(options_help(-5) == options_help(40));
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::config

@@ -6,7 +6,7 @@
 
 #include "trainer/config/features.h"
 
-namespace hyperion::trainer {
+namespace hyperion::config {
 
 TEST_CASE("every option has its own name and member and stands in its section") {
   std::set<std::string> names;
@@ -79,4 +79,4 @@ TEST_CASE("the defaults are those of torchtitan 0.2.2") {
   CHECK(config.comm.train_timeout_seconds == 100);
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::config

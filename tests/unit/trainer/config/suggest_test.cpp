@@ -5,7 +5,7 @@
 #include "models/flavors/registry.h"
 #include "trainer/config/schema.h"
 
-namespace hyperion::trainer {
+namespace hyperion::config {
 
 TEST_CASE("a misspelt key finds the one that was meant") {
   CHECK(nearest_key("training.stesp") == "training.steps");
@@ -123,4 +123,4 @@ TEST_CASE("no word that a key takes is said not to be available") {
   CHECK(unavailable_word("model.name", std::string(1 << 20, 'a')).empty());
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::config

@@ -6,7 +6,7 @@
 #include "tests/support/error_of.h"
 #include "trainer/config/print.h"
 
-namespace hyperion::trainer {
+namespace hyperion::config {
 
 using Catch::Contains;
 
@@ -160,4 +160,4 @@ TEST_CASE("weights that would not be loaded are refused while checkpoints are of
   }
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::config

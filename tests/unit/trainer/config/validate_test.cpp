@@ -8,7 +8,7 @@
 #include "trainer/config/features.h"
 #include "trainer/config/input_path.h"
 
-namespace hyperion::trainer {
+namespace hyperion::config {
 
 using Catch::Contains;
 namespace fs = std::filesystem;
@@ -320,4 +320,4 @@ TEST_CASE("a configuration that is not valid is refused with all problems in one
   }
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::config

@@ -11,7 +11,7 @@
 #include "trainer/config/model_args.h"
 #include "trainer/model_options.h"
 
-namespace hyperion::trainer {
+namespace hyperion::hugging_face {
 
 using Catch::Contains;
 namespace fs = std::filesystem;
@@ -24,8 +24,8 @@ constexpr const char* kConfig = R"({"model_type": "llama", "hidden_size": 60, "i
   "rope_scaling": {"rope_type": "llama3", "factor": 3, "low_freq_factor": 1.5, "high_freq_factor": 6,
                    "original_max_position_embeddings": 128}})";
 
-ResolvedConfig resolve(const std::string& toml, const fs::path& base = "/") {
-  ResolvedConfig resolved = parse_config(toml, "job.toml", {});
+config::ResolvedConfig resolve(const std::string& toml, const fs::path& base = "/") {
+  config::ResolvedConfig resolved = config::parse_config(toml, "job.toml", {});
   resolve_hf_model(resolved, base);
   return resolved;
 }
@@ -61,8 +61,8 @@ TEST_CASE("flavour from_hf takes every dimension from config.json") {
   std::ofstream(folder.path() / "config.json") << kConfig;
   const std::string here = folder.path().string();
   const std::string model = "[model]\nflavor = \"from_hf\"\n";
-  const ResolvedConfig resolved = resolve(model + "hf_assets_path = \"" + here + "\"\n");
-  const models::ModelArgs args = model_args(resolved.config.model);
+  const config::ResolvedConfig resolved = resolve(model + "hf_assets_path = \"" + here + "\"\n");
+  const models::ModelArgs args = config::model_args(resolved.config.model);
   CHECK(args.dim == 60);
   CHECK(args.n_layers == 3);
   CHECK(args.n_heads == 6);
@@ -82,12 +82,12 @@ TEST_CASE("flavour from_hf takes every dimension from config.json") {
   CHECK_FALSE(args.qk_norm);
   CHECK(resolved.origin("model.args.dim") == here + "/config.json");
 
-  const ResolvedConfig beside =
+  const config::ResolvedConfig beside =
       resolve(model + "hf_assets_path = \"/none\"\n[checkpoint]\ninitial_load_path = \"" + here +
               "\"\n[model.args]\nn_layers = 1\n");
-  CHECK(model_args(beside.config.model).n_layers == 1);
+  CHECK(config::model_args(beside.config.model).n_layers == 1);
   CHECK(beside.origin("model.args.n_layers") != here + "/config.json");
-  CHECK(model_args(beside.config.model).dim == 60);
+  CHECK(config::model_args(beside.config.model).dim == 60);
 }
 
 TEST_CASE("flavour from_hf without a fitting config.json is refused in one sentence") {
@@ -95,7 +95,8 @@ TEST_CASE("flavour from_hf without a fitting config.json is refused in one sente
   const std::string model =
       "[model]\nflavor = \"from_hf\"\nhf_assets_path = \"" + folder.path().string() + "\"\n";
   CHECK_THROWS_WITH(resolve(model), Contains("no config.json in " + folder.path().string()));
-  CHECK_THROWS_WITH(model_args(parse_config(model, "job.toml", {}).config.model), Contains("dim is 0"));
+  CHECK_THROWS_WITH(config::model_args(config::parse_config(model, "job.toml", {}).config.model),
+                    Contains("dim is 0"));
   std::ofstream(folder.path() / "config.json") << kConfig;
   CHECK_THROWS_WITH(resolve(model + "name = \"qwen3\"\n"), Contains("set model.name = \"llama3\""));
   std::ofstream(folder.path() / "config.json") << "{";
@@ -124,4 +125,4 @@ TEST_CASE("a flavour that the model does not have is named with its place") {
                        Contains("did you mean debugmodel?"));
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::hugging_face

@@ -13,7 +13,7 @@
 #include "trainer/hugging_face/config.h"
 #include "trainer/hugging_face/imported_settings.h"
 
-namespace hyperion::trainer {
+namespace hyperion::hugging_face {
 
 using Catch::Contains;
 using models::ModelArgs;
@@ -216,4 +216,4 @@ TEST_CASE("an exported config.json describes the same model") {
         std::vector<std::string>{"rope_factor is 8, but 32 in config.json"});
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::hugging_face

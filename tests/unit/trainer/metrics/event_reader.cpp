@@ -6,7 +6,7 @@
 
 #include "base/files.h"
 
-namespace hyperion::trainer {
+namespace hyperion::metrics {
 
 namespace {
 
@@ -144,4 +144,4 @@ std::filesystem::path only_file(const std::filesystem::path& folder) {
   return found;
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::metrics

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace hyperion::trainer {
+namespace hyperion::metrics {
 
 struct ReadEvent {
   double wall_time = 0;
@@ -25,4 +25,4 @@ std::vector<ReadEvent> read_events(const std::filesystem::path& file);
 // The only regular file below `folder`; throws unless there is exactly one.
 std::filesystem::path only_file(const std::filesystem::path& folder);
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::metrics

@@ -4,7 +4,7 @@
 
 #include "models/flavors/registry.h"
 
-namespace hyperion::trainer {
+namespace hyperion::metrics {
 
 // The figures that torchtitan v0.2.2 computes for its own flavours.
 TEST_CASE("FLOPs a token of the llama3 flavours equal those of torchtitan") {
@@ -49,4 +49,4 @@ TEST_CASE("Peak FLOPs are found by the driver's device names whatever their case
   CHECK_FALSE(unknown.known);
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::metrics

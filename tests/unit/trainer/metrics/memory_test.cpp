@@ -4,7 +4,7 @@
 
 #include <ATen/ops/ones.h>
 
-namespace hyperion::trainer {
+namespace hyperion::metrics {
 
 TEST_CASE("Peak memory on a CPU includes a tensor that is gone again") {
   MemoryMonitor monitor(MemoryMonitor::kCpu);
@@ -23,4 +23,4 @@ TEST_CASE("Peak memory on a CPU includes a tensor that is gone again") {
   CHECK(monitor.take_peak().max_active_bytes <= during.max_active_bytes + kGrown);
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::metrics

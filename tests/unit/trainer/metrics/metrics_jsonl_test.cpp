@@ -15,7 +15,7 @@
 #include "base/files.h"
 #include "tests/support/temporary_folder.h"
 
-namespace hyperion::trainer {
+namespace hyperion::metrics {
 
 TEST_CASE("A metrics line is JSON that keeps full precision and names non-finite numbers") {
   const double third = 1.0 / 3, infinity = std::numeric_limits<double>::infinity();
@@ -124,4 +124,4 @@ TEST_CASE("A full disk ends the metrics file but not the run") {
   CHECK(read_file(path) == "1\n");
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::metrics

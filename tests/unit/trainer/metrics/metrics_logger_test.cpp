@@ -10,7 +10,7 @@
 #include "event_reader.h"
 #include "tests/support/temporary_folder.h"
 
-namespace hyperion::trainer {
+namespace hyperion::metrics {
 namespace {
 
 constexpr int64_t kGiB = int64_t{1} << 30;
@@ -21,7 +21,7 @@ struct Bench {
   double now = 100;
   DeviceMemory memory;
 
-  JobConfig::Metrics options{.enable_tensorboard = true};
+  config::JobConfig::Metrics options{.enable_tensorboard = true};
   MeasuredRun run{.dump_folder = folder.path(),
                   .run_id = "20260220-120000",
                   .total_steps = 110,
@@ -228,4 +228,4 @@ TEST_CASE("Only the metrics rank writes files unless all ranks save") {
   CHECK(only_file(bench.folder.path() / "tb").parent_path().filename() == "rank_3");
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::metrics

@@ -38,10 +38,10 @@ void operator delete(void* memory, std::size_t) noexcept {
   std::free(memory);
 }
 
-namespace hyperion::trainer {
+namespace hyperion::metrics {
 namespace {
 
-JobConfig::Profiling every_4_steps() {
+config::JobConfig::Profiling every_4_steps() {
   return {.enable_profiling = true, .profile_freq = 4, .profiler_warmup = 1};
 }
 
@@ -68,7 +68,7 @@ int count(const std::vector<nlohmann::json>& events, const std::string& name) {
 }  // namespace
 
 TEST_CASE("The profiler waits then warms up then records within each cycle") {
-  const JobConfig::Profiling options;  // v0.2.2's defaults: 10, 3 and 1
+  const config::JobConfig::Profiling options;  // v0.2.2's defaults: 10, 3 and 1
   for (const int64_t cycle : {0, 10, 20}) {
     for (int64_t step = 0; step < 6; ++step)
       CHECK(profiler_phase(options, cycle + step) == ProfilerPhase::kWait);
@@ -151,4 +151,4 @@ TEST_CASE("Memory snapshots come from the hooks at the profiling frequency and a
   without_hooks.out_of_memory(4);
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::metrics

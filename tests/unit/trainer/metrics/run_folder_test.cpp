@@ -9,7 +9,7 @@
 #include "base/files.h"
 #include "tests/support/temporary_folder.h"
 
-namespace hyperion::trainer {
+namespace hyperion::metrics {
 
 TEST_CASE("A run record holds configuration and command and never replaces an earlier one") {
   test::TemporaryFolder folder;
@@ -94,4 +94,4 @@ TEST_CASE("A dump folder that cannot be made is an error that names it") {
   CHECK_THROWS_WITH(write_run_record("/proc/none", {}), Catch::Contains("/proc/none"));
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::metrics

@@ -2,10 +2,10 @@
 
 #include <catch2/catch.hpp>
 
-namespace hyperion::trainer {
+namespace hyperion::metrics {
 
 TEST_CASE("What is running stands in three lines") {
-  JobConfig config;
+  config::JobConfig config;
   config.training.local_batch_size = 2;
   config.training.global_batch_size = 24;
   config.training.seq_len = 128;
@@ -13,7 +13,7 @@ TEST_CASE("What is running stands in three lines") {
   config.lr_scheduler.warmup_steps = 5;
   config.ema.enable = true;
   config.ema.decay = 0.99;
-  config.activation_checkpoint.mode = RecomputeMode::kSelective;
+  config.activation_checkpoint.mode = config::RecomputeMode::kSelective;
   config.activation_checkpoint.selective_ac_option = "2";
   CHECK(run_summary(config, {"CPU", 1, "2 x 2 = 4 ranks", 4}) ==
         std::vector<std::string>{
@@ -38,7 +38,7 @@ TEST_CASE("What is running stands in three lines") {
 }
 
 TEST_CASE("Tensor parallelism and what becomes of the keys beside it is said") {
-  JobConfig config;
+  config::JobConfig config;
   config.parallelism.tensor_parallel_degree = 2;
   auto lines = run_summary(config, {"CPU", 1, "2 ranks", 1});
   REQUIRE(lines.size() == 4);
@@ -60,7 +60,7 @@ TEST_CASE("Tensor parallelism and what becomes of the keys beside it is said") {
 }
 
 TEST_CASE("A warm-up that is longer than the run or was cut says so") {
-  JobConfig config;
+  config::JobConfig config;
   config.training.steps = 1;
   config.lr_scheduler.warmup_steps = 2;
   const auto has = [&](const char* text) {
@@ -73,4 +73,4 @@ TEST_CASE("A warm-up that is longer than the run or was cut says so") {
   CHECK(has("total steps 2 (warmup 2):"));
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::metrics

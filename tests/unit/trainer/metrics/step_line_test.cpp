@@ -6,7 +6,7 @@
 
 #include <catch2/catch.hpp>
 
-namespace hyperion::trainer {
+namespace hyperion::metrics {
 
 // The expected lines are what Python prints for v0.2.2's format strings and these numbers.
 namespace {
@@ -88,4 +88,4 @@ TEST_CASE("Numbers are rounded and grouped as Python does it") {
   CHECK(python_grouped(std::nan(""), 2) == "nan");
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::metrics

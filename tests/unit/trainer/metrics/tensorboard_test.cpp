@@ -8,7 +8,7 @@
 #include "event_reader.h"
 #include "tests/support/temporary_folder.h"
 
-namespace hyperion::trainer {
+namespace hyperion::metrics {
 
 // Check values of RFC 3720, appendix B.4.
 TEST_CASE("crc32c equals the published check values") {
@@ -57,4 +57,4 @@ TEST_CASE("An impossible TensorBoard folder is an error that names it") {
   CHECK_THROWS_WITH(EventWriter("/dev/null/tb"), Catch::Contains("/dev/null: is a device, not a folder"));
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::metrics

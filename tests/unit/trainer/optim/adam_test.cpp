@@ -19,10 +19,10 @@
 
 #include "tests/support/placements.h"
 
-namespace hyperion::trainer {
+namespace hyperion::optim {
 
 using at::Tensor;
-using Implementation = OptimizerImplementation;
+using Implementation = config::OptimizerImplementation;
 
 namespace {
 
@@ -51,11 +51,11 @@ const Tensor kGo = at::zeros({}), kSkip = at::ones({});
 }  // namespace
 
 TEST_CASE("the update in one pass equals libtorch's for any number of elements and threads") {
-  const OptimizerName name = GENERATE(OptimizerName::kAdamW, OptimizerName::kAdam);
+  const config::OptimizerName name = GENERATE(config::OptimizerName::kAdamW, config::OptimizerName::kAdam);
   const auto compute = GENERATE(at::kFloat, at::kBFloat16);
   const double beta1 = GENERATE(0.9, 0.0);
   struct Job {
-    Job(OptimizerName name, at::ScalarType compute, double beta1, Implementation implementation) {
+    Job(config::OptimizerName name, at::ScalarType compute, double beta1, Implementation implementation) {
       at::manual_seed(31);
       for (const std::vector<int64_t>& shape :
            std::vector<std::vector<int64_t>>{{1, 1}, {3, 7}, {16384}, {5, 6561}, {0, 4}, {129, 1000}}) {
@@ -67,7 +67,7 @@ TEST_CASE("the update in one pass equals libtorch's for any number of elements a
         all.back()->master().copy_(at::randn(shape));
       }
       adam.emplace(all,
-                   JobConfig::Optimizer{
+                   config::JobConfig::Optimizer{
                        .name = name, .beta1 = beta1, .weight_decay = 0.1, .implementation = implementation});
     }
     std::vector<parallel::ShardedParameterPtr> all;
@@ -97,7 +97,7 @@ TEST_CASE("the update in one pass equals libtorch's for any number of elements a
 }
 
 TEST_CASE("the fused update divides gradients in its own pass") {
-  const OptimizerName name = GENERATE(OptimizerName::kAdamW, OptimizerName::kAdam);
+  const config::OptimizerName name = GENERATE(config::OptimizerName::kAdamW, config::OptimizerName::kAdam);
   Shards divided(at::kBFloat16), divides(at::kBFloat16);
   Adam first(divided.all, {.name = name}), second(divides.all, {.name = name});
   CHECK(second.divides_gradients());
@@ -116,7 +116,7 @@ TEST_CASE("the fused update divides gradients in its own pass") {
 }
 
 TEST_CASE("AdamW and Adam equal torch in every implementation") {
-  const OptimizerName name = GENERATE(OptimizerName::kAdamW, OptimizerName::kAdam);
+  const config::OptimizerName name = GENERATE(config::OptimizerName::kAdamW, config::OptimizerName::kAdam);
   const Implementation implementation =
       GENERATE(Implementation::kFused, Implementation::kForeach, Implementation::kForLoop);
   Shards shards(at::kFloat);
@@ -124,7 +124,7 @@ TEST_CASE("AdamW and Adam equal torch in every implementation") {
   for (const auto& shard : shards.all) reference.push_back(shard->master().clone().requires_grad_());
   Adam ours(shards.all, {.name = name, .weight_decay = 0.1, .implementation = implementation});
   std::unique_ptr<torch::optim::Optimizer> theirs;
-  if (name == OptimizerName::kAdamW)
+  if (name == config::OptimizerName::kAdamW)
     theirs = std::make_unique<torch::optim::AdamW>(
         reference, torch::optim::AdamWOptions(1e-2).betas({0.9, 0.95}).eps(1e-8).weight_decay(0.1));
   else
@@ -142,7 +142,7 @@ TEST_CASE("AdamW and Adam equal torch in every implementation") {
 }
 
 TEST_CASE("foreach and for-loop update to the same bits") {
-  const OptimizerName name = GENERATE(OptimizerName::kAdamW, OptimizerName::kAdam);
+  const config::OptimizerName name = GENERATE(config::OptimizerName::kAdamW, config::OptimizerName::kAdam);
   const auto weights_after = [&](Implementation implementation) {
     Shards shards(at::kFloat);
     Adam adam(shards.all, {.name = name, .implementation = implementation});
@@ -156,7 +156,7 @@ TEST_CASE("foreach and for-loop update to the same bits") {
 }
 
 TEST_CASE("a skipped update changes no weight and no state even with non-finite gradients") {
-  const OptimizerName name = GENERATE(OptimizerName::kAdamW, OptimizerName::kAdam);
+  const config::OptimizerName name = GENERATE(config::OptimizerName::kAdamW, config::OptimizerName::kAdam);
   const Implementation implementation =
       GENERATE(Implementation::kFused, Implementation::kForeach, Implementation::kForLoop);
   Shards shards(at::kFloat);
@@ -185,4 +185,4 @@ TEST_CASE("the update writes the bf16 copy that is gathered") {
   }
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::optim

@@ -15,7 +15,7 @@
 #include "base/error.h"
 #include "tests/support/placements.h"
 
-namespace hyperion::trainer {
+namespace hyperion::optim {
 
 using at::Tensor;
 
@@ -115,7 +115,7 @@ TEST_CASE("the average takes four bytes per parameter divided by the number of s
   int64_t sum = 0;
   for (int rank = 0; rank < 3; ++rank) sum += Ema(shards(rank, 3), {}).bytes();
   CHECK(sum == 4 * parameters);
-  CHECK(Ema(shards(0, 1), {.device = EmaDevice::kCpu}).bytes() == 4 * parameters);
+  CHECK(Ema(shards(0, 1), {.device = config::EmaDevice::kCpu}).bytes() == 4 * parameters);
 }
 
 TEST_CASE("the average moves every so many steps and not in skipped ones") {
@@ -165,4 +165,4 @@ TEST_CASE("swapping the average in and out restores weights and average bit for 
   CHECK_THROWS_AS(ema.swap_out(), Error);
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::optim

@@ -12,7 +12,7 @@
 #include <ATen/ops/zeros.h>
 #include <torch/nn/utils/clip_grad.h>
 
-namespace hyperion::trainer {
+namespace hyperion::optim {
 
 TEST_CASE("norm and clipping equal torch's clip_grad_norm_") {
   at::manual_seed(3);
@@ -84,4 +84,4 @@ TEST_CASE("classes of gradients are each added up over their own groups") {
   CHECK(experts.operations == 1);
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::optim

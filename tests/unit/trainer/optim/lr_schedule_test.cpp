@@ -8,16 +8,17 @@
 
 #include <catch2/catch.hpp>
 
-namespace hyperion::trainer {
+namespace hyperion::optim {
 
 namespace {
 
-LrSchedule curve(int64_t total, int64_t warmup, std::optional<double> ratio, DecayType type, double floor) {
-  const JobConfig::LrScheduler options = {.warmup_steps = warmup,
-                                          .total_steps = total,
-                                          .decay_ratio = ratio,
-                                          .decay_type = type,
-                                          .min_lr_factor = floor};
+LrSchedule curve(int64_t total, int64_t warmup, std::optional<double> ratio, config::DecayType type,
+                 double floor) {
+  const config::JobConfig::LrScheduler options = {.warmup_steps = warmup,
+                                                  .total_steps = total,
+                                                  .decay_ratio = ratio,
+                                                  .decay_type = type,
+                                                  .min_lr_factor = floor};
   return {options, 0};
 }
 
@@ -36,7 +37,7 @@ void check_curve(const LrSchedule& schedule, const std::vector<double>& expected
 
 // The factors of torchtitan's test_lr_scheduler.
 TEST_CASE("the learning rate curve equals the golden vectors") {
-  using enum DecayType;
+  using enum config::DecayType;
   check_curve(curve(10, 2, std::nullopt, kLinear, 0), {.5, 1, 1, .875, .75, .625, .5, .375, .25, .125});
   check_curve(curve(10, 2, 0.8, kLinear, 0), {.5, 1, 1, .875, .75, .625, .5, .375, .25, .125});
   check_curve(curve(10, 2, 0.5, kLinear, 0), {.5, 1, 1, 1, 1, 1, .8, .6, .4, .2});
@@ -46,7 +47,7 @@ TEST_CASE("the learning rate curve equals the golden vectors") {
 }
 
 TEST_CASE("the floor bounds the decay and not the warm-up") {
-  const LrSchedule schedule = curve(10, 2, std::nullopt, DecayType::kLinear, 0.2);
+  const LrSchedule schedule = curve(10, 2, std::nullopt, config::DecayType::kLinear, 0.2);
   CHECK(schedule.factor(0) == Approx(0.5));
   CHECK(schedule.factor(9) == Approx(0.3));
   CHECK(schedule.factor(10) == Approx(0.2));
@@ -54,7 +55,8 @@ TEST_CASE("the floor bounds the decay and not the warm-up") {
 }
 
 TEST_CASE("far beyond the horizon the factor stays at the floor and never rises or turns negative") {
-  const DecayType type = GENERATE(DecayType::kLinear, DecayType::kSqrt, DecayType::kCosine);
+  const config::DecayType type =
+      GENERATE(config::DecayType::kLinear, config::DecayType::kSqrt, config::DecayType::kCosine);
   const double floor = GENERATE(0.0, 0.1, 1.0);
   const std::optional<double> ratio =
       GENERATE(std::optional<double>(), std::optional<double>(0.3), std::optional<double>(1.0));
@@ -78,21 +80,22 @@ TEST_CASE("far beyond the horizon the factor stays at the floor and never rises 
 
 TEST_CASE("curves of any length are computed without overflow") {
   const int64_t huge = std::numeric_limits<int64_t>::max();
-  CHECK(curve(huge, 0, 0.0, DecayType::kLinear, 0).factor(huge) == 1.0);
-  CHECK(curve(huge, 0, 1.0, DecayType::kLinear, 0).factor(0) == Approx(1.0));
-  CHECK(curve(huge, huge, std::nullopt, DecayType::kCosine, 0).factor(huge) <= 1.0);
+  CHECK(curve(huge, 0, 0.0, config::DecayType::kLinear, 0).factor(huge) == 1.0);
+  CHECK(curve(huge, 0, 1.0, config::DecayType::kLinear, 0).factor(0) == Approx(1.0));
+  CHECK(curve(huge, huge, std::nullopt, config::DecayType::kCosine, 0).factor(huge) <= 1.0);
 }
 
 TEST_CASE("cosine and square root decay pass through their half way points") {
-  CHECK(curve(9, 0, 1.0, DecayType::kCosine, 0).factor(4) == Approx(0.5 * (1 + std::cos(M_PI * 4 / 9))));
-  CHECK(curve(9, 0, 1.0, DecayType::kSqrt, 0).factor(4) == Approx(1 - std::sqrt(4.0 / 9)));
+  CHECK(curve(9, 0, 1.0, config::DecayType::kCosine, 0).factor(4) ==
+        Approx(0.5 * (1 + std::cos(M_PI * 4 / 9))));
+  CHECK(curve(9, 0, 1.0, config::DecayType::kSqrt, 0).factor(4) == Approx(1 - std::sqrt(4.0 / 9)));
 }
 
 TEST_CASE("decay lengths round half to even as Python does") {
   // 5 * 0.5 = 2.5 -> 2 decaying steps; 7 * 0.5 = 3.5 -> 4
-  CHECK(curve(5, 0, 0.5, DecayType::kLinear, 0).factor(3) == 1.0);
-  CHECK(curve(5, 0, 0.5, DecayType::kLinear, 0).factor(4) == Approx(0.5));
-  CHECK(curve(7, 0, 0.5, DecayType::kLinear, 0).factor(4) == Approx(0.75));
+  CHECK(curve(5, 0, 0.5, config::DecayType::kLinear, 0).factor(3) == 1.0);
+  CHECK(curve(5, 0, 0.5, config::DecayType::kLinear, 0).factor(4) == Approx(0.5));
+  CHECK(curve(7, 0, 0.5, config::DecayType::kLinear, 0).factor(4) == Approx(0.75));
 }
 
 TEST_CASE("a warm-up or decay that does not fit is cut, and said") {
@@ -106,9 +109,9 @@ TEST_CASE("a warm-up or decay that does not fit is cut, and said") {
 }
 
 TEST_CASE("a curve without a length of its own is as long as the training") {
-  const JobConfig::LrScheduler options = {.warmup_steps = 0};
+  const config::JobConfig::LrScheduler options = {.warmup_steps = 0};
   CHECK(LrSchedule(options, 10).factor(5) == Approx(0.5));
   CHECK(LrSchedule(options, 20).factor(5) == Approx(0.75));
 }
 
-}  // namespace hyperion::trainer
+}  // namespace hyperion::optim

@@ -16,13 +16,13 @@ using Catch::Contains;
 
 constexpr double kGB = 1e9;
 
-ResolvedConfig resolved(const std::string& toml) {
-  return parse_config(toml, "job.toml", {});
+config::ResolvedConfig resolved(const std::string& toml) {
+  return config::parse_config(toml, "job.toml", {});
 }
 
 std::string refusal(const std::string& toml, const models::ModelArgs& model, double host, int64_t shards = 1,
                     std::optional<double> device = std::nullopt) {
-  const ResolvedConfig config = resolved(toml);
+  const config::ResolvedConfig config = resolved(toml);
   RankMemory memory{.host = {host, "this host's memory"}};
   if (device) memory.device = MemoryLimit{*device, "the GPU's memory"};
   const std::string said = error_of(
@@ -35,7 +35,7 @@ std::string refusal(const std::string& toml, const models::ModelArgs& model, dou
 TEST_CASE("A job's least size is its states and what one microbatch keeps") {
   const models::ModelArgs model = models::model_args("llama3", "8B");
   const auto parameters = static_cast<double>(models::count_parameters(model).total);
-  JobConfig config = resolved("[training]\nseq_len = 8192\nlocal_batch_size = 1").config;
+  config::JobConfig config = resolved("[training]\nseq_len = 8192\nlocal_batch_size = 1").config;
   const JobSize whole = job_size(config, model, 1, 1);
   CHECK(whole.states() == Approx(18 * parameters));   // fp32 master, two moments, gradient; the bf16 copy
   CHECK(whole.activations > 33 * 8192.0 * 4096 * 2);  // each block's input, the embedding's output
@@ -50,10 +50,10 @@ TEST_CASE("A job's least size is its states and what one microbatch keeps") {
 
 TEST_CASE("Tensor parallel ranks share the matrices and the kept activations but not the norms") {
   const models::ModelArgs model = models::model_args("llama3", "8B");
-  JobConfig config = resolved(
-                         "[training]\nseq_len = 8192\nlocal_batch_size = 1\nmixed_precision_param = "
-                         "\"float32\"\nloss_chunk_bytes = 1000000000000")
-                         .config;
+  config::JobConfig config = resolved(
+                                 "[training]\nseq_len = 8192\nlocal_batch_size = 1\nmixed_precision_param = "
+                                 "\"float32\"\nloss_chunk_bytes = 1000000000000")
+                                 .config;
   const JobSize one = job_size(config, model, 4, 1);
   config.parallelism.tensor_parallel_degree = 8;
   const JobSize eight = job_size(config, model, 4, 1);
@@ -87,7 +87,7 @@ TEST_CASE("Each thread's scratch of attention counts on a CPU") {
   const auto config = [](const std::string& keys) {
     return resolved("[training]\nseq_len = 1048576\nlocal_batch_size = 1\n" + keys);
   };
-  const ResolvedConfig job = config("");
+  const config::ResolvedConfig job = config("");
   const JobSize size = job_size(job.config, model, 1, 1);
   const auto scratch = [](const kernels::cpu::ElementKernels& kernels, int64_t head_dim) {
     return 4.0 * static_cast<double>(kernels.backward_scratch({.batch = 1,
@@ -137,7 +137,8 @@ TEST_CASE("What is on a GPU is compared with the GPU's memory and the rest with 
 TEST_CASE("No size overflows") {
   const models::ModelArgs largest =
       models::model_args("llama3", "debugmodel", {.dim = 1 << 20, .n_layers = 1 << 10});
-  JobConfig config = resolved("[training]\nseq_len = 1000000000\nlocal_batch_size = 1000000000").config;
+  config::JobConfig config =
+      resolved("[training]\nseq_len = 1000000000\nlocal_batch_size = 1000000000").config;
   const JobSize size = job_size(config, largest, 1, 1'000'000'000);
   CHECK(size.tokens > 1e27);
   CHECK(size.activations > 1e26);
