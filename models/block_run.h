@@ -4,6 +4,7 @@
 namespace hyperion::models {
 
 class SelectiveCheckpoint;
+struct LayerMetrics;
 
 struct BlockRun {
   enum class Kind {
@@ -15,6 +16,9 @@ struct BlockRun {
   Kind kind = Kind::kForward;
   // Saves chosen results of the forward run and gives them to the second one; null: all are computed.
   SelectiveCheckpoint* selective = nullptr;
+  // Takes what layers report of the step; null in a recomputation, in validation and in steps that are not
+  // logged: nothing is reported, and nothing should be computed for it.
+  LayerMetrics* metrics = nullptr;
 
   bool recomputes() const { return kind == Kind::kRecompute; }
 };

@@ -7,12 +7,29 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/linalg_vector_norm.h>
 
 #include "models/block_linear.h"
+#include "models/kernels/common/dtype.h"
+#include "models/layer_metrics.h"
 #include "models/ops.h"
 #include "models/rope.h"
 
 namespace hyperion::models {
+namespace {
+
+// A stream that grows from step to step comes before a loss that diverges.
+void record_activations(const at::Tensor& out, int64_t layer, LayerMetrics& metrics) {
+  const auto norm = [&](double order) {
+    return at::linalg_vector_norm(out.detach(), order, std::nullopt, /*keepdim=*/false,
+                                  kernels::opmath_dtype(out));
+  };
+  metrics.record(fmt::format("activations/rms/layers.{}", layer), LayerMetrics::Reduction::kRootMeanSquare,
+                 norm(2) / std::sqrt(static_cast<double>(out.numel())));
+  metrics.record("activations/max", LayerMetrics::Reduction::kMax, norm(INFINITY));
+}
+
+}  // namespace
 
 TransformerBlock::TransformerBlock(const ModelArgs& args, int64_t layer, const ParallelDims& dims)
     : attention_norm_(fmt::format("layers.{}.attention_norm.weight", layer), args.dim, args.norm_eps,
@@ -20,7 +37,8 @@ TransformerBlock::TransformerBlock(const ModelArgs& args, int64_t layer, const P
       ffn_norm_(fmt::format("layers.{}.ffn_norm.weight", layer), args.dim, args.norm_eps,
                 FeedForward::kReaders),
       attention_(args, layer, dims),
-      feed_forward_(args, layer, dims) {}
+      feed_forward_(args, layer, dims),
+      layer_(layer) {}
 
 at::Tensor TransformerBlock::forward(const at::Tensor& input, const SequenceContext& context,
                                      const BlockRun& run) const {
@@ -28,7 +46,9 @@ at::Tensor TransformerBlock::forward(const at::Tensor& input, const SequenceCont
   // Alive to the end: in its place a GPU's allocator would put what outlives the block.
   const at::Tensor attended = attention_.forward(norm_of_x, context, run);
   const ops::SumAndNorm h = ffn_norm_.of_sum(x, attended);  // x + attention(norm(x)), and its norm
-  return feed_forward_.forward(h, run);                     // h + feed_forward(norm(h))
+  const at::Tensor out = feed_forward_.forward(h, run);     // h + feed_forward(norm(h))
+  if (run.metrics != nullptr && run.metrics->activations) record_activations(out, layer_, *run.metrics);
+  return out;
 }
 
 std::vector<ParameterPtr> TransformerBlock::parameters() const {

@@ -38,6 +38,7 @@ class TransformerBlock {
   Norm attention_norm_, ffn_norm_;
   Attention attention_;
   FeedForward feed_forward_;
+  int64_t layer_;
 };
 
 // A group of parameters that are gathered, used and released together.

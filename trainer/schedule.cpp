@@ -44,16 +44,19 @@ Schedule evaluation_schedule(size_t units) {
 }
 
 std::vector<at::Tensor> ScheduleRunner::train_step(int64_t step, size_t microbatches, const Fetch& microbatch,
-                                                   const at::Tensor& scale) {
+                                                   const at::Tensor& scale, models::LayerMetrics* metrics) {
   step_ = step;
   stage_.drop_gradients();
   return run(training_schedule(stage_.end(), microbatches, reshard_after_forward_), microbatches, microbatch,
-             scale);
+             scale, metrics);
 }
 
 at::Tensor ScheduleRunner::loss_sum(const models::Microbatch& batch) {
   const at::NoGradGuard no_grad;
-  return run(evaluation_schedule(stage_.end()), 1, [&](size_t) { return batch; }, /*scale=*/{}).front();
+  return run(
+             evaluation_schedule(stage_.end()), 1, [&](size_t) { return batch; }, /*scale=*/{},
+             /*metrics=*/nullptr)
+      .front();
 }
 
 void ScheduleRunner::set_phase(const char* what, size_t unit) const {
@@ -69,7 +72,8 @@ void ScheduleRunner::gather(const Action& action, const char* phase) const {
 
 // Without a `scale` there is no backward.
 std::vector<at::Tensor> ScheduleRunner::run(const Schedule& schedule, size_t microbatches,
-                                            const Fetch& microbatch, const at::Tensor& scale) {
+                                            const Fetch& microbatch, const at::Tensor& scale,
+                                            models::LayerMetrics* metrics) {
   const bool training = scale.defined();
   const char* const forward = training ? "forward" : "validation";
   std::vector<std::optional<Slot>> slots(microbatches);  // of microbatches that have begun and not finished
@@ -80,7 +84,7 @@ std::vector<at::Tensor> ScheduleRunner::run(const Schedule& schedule, size_t mic
     switch (action.what) {
       case Do::kForward:
         if (!slot) {
-          slot = stage_.slot(microbatch(action.microbatch), training);
+          slot = stage_.slot(microbatch(action.microbatch), training, metrics);
           if (training) failpoint("step.fwd");
         }
         gather(action, forward);

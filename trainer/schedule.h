@@ -48,16 +48,17 @@ class ScheduleRunner {
 
   // Makes the gradients of scale * (summed cross-entropy of all microbatches), in stage.gradients(). Returns
   // the unscaled sum of each microbatch (0-dim). `microbatch(i)` is called where its first action runs, so
-  // that its copy to the device overlaps the work of those before.
+  // that its copy to the device overlaps the work of those before. `metrics` takes what layers report; null:
+  // nothing.
   using Fetch = std::function<models::Microbatch(size_t i)>;
   std::vector<at::Tensor> train_step(int64_t step, size_t microbatches, const Fetch& microbatch,
-                                     const at::Tensor& scale);
+                                     const at::Tensor& scale, models::LayerMetrics* metrics = nullptr);
   // The summed cross-entropy (0-dim) without gradients.
   at::Tensor loss_sum(const models::Microbatch& batch);
 
  private:
   std::vector<at::Tensor> run(const Schedule& schedule, size_t microbatches, const Fetch& microbatch,
-                              const at::Tensor& scale);
+                              const at::Tensor& scale, models::LayerMetrics* metrics);
   void set_phase(const char* what, size_t unit) const;
   void gather(const Action& action, const char* phase) const;
 

@@ -44,15 +44,17 @@ void Stage::drop_gradients() {
   for (const auto& group : groups_) group->drop_grads();
 }
 
-Slot Stage::slot(models::Microbatch batch, bool for_backward) const {
-  Slot slot{std::move(batch)};
+Slot Stage::slot(models::Microbatch batch, bool for_backward, models::LayerMetrics* metrics) const {
+  Slot slot{.batch = std::move(batch), .metrics = metrics};
   if (for_backward) slot.saved.resize(groups_.size());
   return slot;
 }
 
 at::Tensor Stage::run_block(size_t unit, const Slot& slot, const SavedForward& saved, BlockKind kind) const {
   return model_.blocks()[unit - 1].forward(saved.input, slot.batch.context,
-                                           {.kind = kind, .selective = saved.selective.get()});
+                                           {.kind = kind,
+                                            .selective = saved.selective.get(),
+                                            .metrics = kind == BlockKind::kForward ? slot.metrics : nullptr});
 }
 
 void Stage::forward(size_t unit, Slot& slot) const {

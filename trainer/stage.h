@@ -12,6 +12,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "models/layer_metrics.h"
 #include "models/layers/activation_checkpoint.h"
 #include "models/transformer.h"
 #include "parallel/fsdp/fsdp.h"
@@ -31,6 +32,7 @@ struct Slot {
   std::vector<SavedForward> saved{};  // by unit of the stage; without elements nothing is saved: no backward
   at::Tensor activation{};            // what the next unit's forward is given
   at::Tensor gradient{};              // what the next unit's backward is given
+  models::LayerMetrics* metrics = nullptr;  // of forwards; null: none
 };
 
 class Stage {
@@ -56,7 +58,7 @@ class Stage {
 
   // `unit` in all of these: its index in model.units().
   parallel::ShardGroup& group(size_t unit) const { return *groups_.at(unit - first_); }
-  Slot slot(models::Microbatch batch, bool for_backward) const;
+  Slot slot(models::Microbatch batch, bool for_backward, models::LayerMetrics* metrics = nullptr) const;
 
   // The embedding's or a block's, whose weights are gathered.
   void forward(size_t unit, Slot& slot) const;

@@ -21,6 +21,7 @@
 #include "trainer/config/entries.h"
 #include "trainer/config/input_path.h"
 #include "trainer/gradient_dump.h"
+#include "trainer/layer_metrics.h"
 #include "trainer/model_options.h"
 #include "trainer/monitoring.h"
 #include "trainer/optim/grad_clip.h"
@@ -299,8 +300,10 @@ std::optional<Trainer::StepInput> Trainer::fetch(int64_t step) {
 // training.max_norm.
 void Trainer::train_step(int64_t step, const StepInput& input) {
   const at::Tensor scale = loss_scale(input.global_valid);
+  models::LayerMetrics reported{.activations = config().metrics.log_layer_activations};
   const std::vector<at::Tensor> losses = model_.schedule->train_step(
-      step, input.batches.size(), [&](size_t i) { return mover_->move(input.batches[i]); }, scale);
+      step, input.batches.size(), [&](size_t i) { return mover_->move(input.batches[i]); }, scale,
+      metrics_->should_log(step) ? &reported : nullptr);
   if (step == 1 && gradient_dump_)
     dump_gradients(*gradient_dump_, job_.runtime.rank(), job_.runtime.world_size(), model_.parameters);
 
@@ -335,7 +338,7 @@ void Trainer::train_step(int64_t step, const StepInput& input) {
   state_.step = step;
   state_.tokens_seen += config().training.local_batch_size * config().training.seq_len * microbatches_ *
                         job_.runtime.mesh->degree(parallel::MeshDim::kBatch);
-  if (metrics_->should_log(step)) log_step(step, losses, input, norm);
+  if (metrics_->should_log(step)) log_step(step, losses, input, norm, reported);
   profiler_->step(step);
 }
 
@@ -357,7 +360,7 @@ void Trainer::audit_replicas(int64_t step) const {
 }
 
 void Trainer::log_step(int64_t step, const std::vector<at::Tensor>& losses, const StepInput& input,
-                       const at::Tensor& norm) {
+                       const at::Tensor& norm, const models::LayerMetrics& reported) {
   parallel::set_phase(fmt::format("step {} metrics", step));
   const parallel::TraceRange range("metrics");
   const at::Tensor local = at::stack(losses).sum();
@@ -375,14 +378,15 @@ void Trainer::log_step(int64_t step, const std::vector<at::Tensor>& losses, cons
   metrics.grad_norm = norm.item<double>();
   metrics.lr = checkpointing::learning_rate(plan_, step);
   metrics.n_tokens_seen = state_.tokens_seen;
+  metrics.extra = reduce_layer_metrics(reported, job_.runtime.groups->all_ranks(), job_.runtime.world_size());
   if (resumed_step_ > 0 && !std::isnan(state_.last_loss)) {  // so that a jump of the curve is seen
     if (state_.last_loss_step > 0)
       log_info(
           "Resumed after step {}: the loss of step {}, the last one logged before, was {:.5f}; that of "
           "step {}, the first one logged now, is {:.5f}",
           resumed_step_, state_.last_loss_step, state_.last_loss, step, metrics.global_avg_loss);
-    metrics.extra = {{"resume/step", static_cast<double>(resumed_step_)},
-                     {"resume/last_loss", state_.last_loss}};
+    metrics.extra.emplace_back("resume/step", static_cast<double>(resumed_step_));
+    metrics.extra.emplace_back("resume/last_loss", state_.last_loss);
   }
   resumed_step_ = 0;
   state_.last_loss = metrics.global_avg_loss;

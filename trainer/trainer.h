@@ -52,7 +52,7 @@ class Trainer {
   void read_verdicts(bool wait);
   void audit_replicas(int64_t step) const;
   void log_step(int64_t step, const std::vector<at::Tensor>& losses, const StepInput& input,
-                const at::Tensor& norm);
+                const at::Tensor& norm, const models::LayerMetrics& reported);
   void validate(int64_t step);
   ExitCode stopped(int64_t step, StopSignal signal, bool trained);
 

@@ -111,6 +111,29 @@ TEST_CASE("the gradient of every parameter is that of one rank") {
   }
 }
 
+TEST_CASE("what layers report does not depend on mesh, accumulation and recomputation") {
+  const auto reported = [](int ranks, TinyJob job) {
+    job.shared_memory = false;
+    const auto all = run_ranks(ranks, [=](const Environment& environment) {
+      return TinyTraining(job, environment).first_layer_metrics();
+    });
+    for (const auto& rank : all) CHECK(rank == all.front());
+    return all.front();
+  };
+  const std::vector<double> one = reported(1, divisible("llama3"));
+  REQUIRE(one.size() == 3 + 1);
+  for (const Layout& layout :
+       {Layout{1, {}, 3}, Layout{2, {}}, Layout{2, {.tp = 2}, 3}, Layout{4, {.dp_replicate = 2, .tp = 2}}}) {
+    CAPTURE(layout.ranks, layout.mesh.dp_replicate, layout.mesh.tp, layout.accumulation);
+    TinyJob job = divisible("llama3", layout.mesh, layout.accumulation);
+    const std::vector<double> found = reported(layout.ranks, job);
+    REQUIRE(found.size() == one.size());
+    for (size_t i = 0; i < one.size(); ++i) CHECK(found[i] == Approx(one[i]).epsilon(1e-5));
+    job.checkpoint = models::ActivationCheckpoint::kFull;
+    CHECK(reported(layout.ranks, job) == found);
+  }
+}
+
 TEST_CASE("fewer key heads than query heads and gathered logits train to the same losses") {
   TinyJob one = divisible("llama3"), two = divisible("llama3", {.tp = 2});
   one.kv_heads = two.kv_heads = 2;

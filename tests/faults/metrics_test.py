@@ -92,6 +92,27 @@ class Metrics(CheckpointTest):
                 end, = self.events("end", folder)
                 self.assertEqual((end["step"], end["reason"], end["exit_code"]), (8, "completed", 0))
 
+    def test_activations_of_each_layer_are_in_logged_steps_and_change_no_bit(self):
+        asked = ("--metrics.log_freq=2", "--training.global_batch_size=8", "--activation_checkpoint.mode=full", "--validation.enable",
+                 "--validation.dataset=jsonl", "--validation.steps=1", "--validation.freq=1", "--validation.seq_len=32",
+                 f"--validation.dataset_path={self.folder}/data.jsonl", "--checkpoint.no_enable")
+        rows = {}
+        for name, ranks, options in (("without", 1, ()), ("one", 1, ("--metrics.log_layer_activations",)), ("fsdp", 2, ("--metrics.log_layer_activations",)),
+                                     ("tp", 2, ("--metrics.log_layer_activations", "--parallelism.tensor_parallel_degree=2"))):
+            folder = self.folder / name
+            self.run_job(*asked, *options, f"--job.dump_folder={folder}/out", ranks=ranks, code=0)
+            rows[name] = {row["step"]: row for row in self.metrics(folder) if "grad_norm" in row}
+        self.assertEqual(list(rows["one"]), [1, 2, 4, 6, 8])
+        tags = ["activations/max", "activations/rms/layers.0", "activations/rms/layers.1"]
+        for step, row in rows["one"].items():
+            plain = rows["without"][step]
+            self.assertEqual((row["loss_metrics/global_avg_loss"], row["grad_norm"]), (plain["loss_metrics/global_avg_loss"], plain["grad_norm"]))
+            self.assertEqual([tag for tag in row if tag.startswith("activations")], tags)
+            self.assertFalse([tag for tag in plain if tag.startswith("activations")])
+        for name in ("fsdp", "tp"):
+            for tag in tags:  # of the first step: the weights are the same
+                self.assertAlmostEqual(rows[name][1][tag] / rows["one"][1][tag], 1, delta=0.01)  # bf16
+
     def test_the_end_of_a_job_that_fails_says_why(self):
         self.run_job("--optimizer.lr=1e38", code=93)
         end, = self.events("end")

@@ -8,6 +8,7 @@
 #include "base/philox.h"
 #include "models/init.h"
 #include "parallel/fsdp/replica_audit.h"
+#include "trainer/layer_metrics.h"
 #include "trainer/model_and_optimizer.h"
 #include "trainer/optim/grad_clip.h"
 
@@ -126,13 +127,13 @@ models::Microbatch TinyTraining::microbatch(int64_t step, int64_t index) const {
 }
 
 // The summed loss of this rank's sequences; the gradients are complete afterwards.
-at::Tensor TinyTraining::forward_backward(int64_t step) {
+at::Tensor TinyTraining::forward_backward(int64_t step, models::LayerMetrics* metrics) {
   const at::Tensor scale =
       at::full({}, 1.0 / (kGlobalBatch * kSeqLen), at::TensorOptions(at::kFloat).device(job_.device));
   const at::Tensor loss = at::zeros({}, at::TensorOptions(at::kFloat).device(job_.device));
   for (const at::Tensor& sum : schedule_->train_step(
            step, static_cast<size_t>(job_.accumulation),
-           [&](size_t i) { return microbatch(step, static_cast<int64_t>(i)); }, scale))
+           [&](size_t i) { return microbatch(step, static_cast<int64_t>(i)); }, scale, metrics))
     loss.add_(sum);
   return loss;
 }
@@ -150,6 +151,16 @@ std::vector<TinyTraining::GradientElement> TinyTraining::first_gradients() {
     ++index;
   }
   return elements;
+}
+
+std::vector<double> TinyTraining::first_layer_metrics() {
+  models::LayerMetrics recorded{.activations = true};
+  forward_backward(0, &recorded);
+  std::vector<double> values;
+  for (const auto& [tag, value] :
+       trainer::reduce_layer_metrics(recorded, groups_->all_ranks(), mesh_.world_size()))
+    values.push_back(value);
+  return values;
 }
 
 void TinyTraining::audit_replicas() {

@@ -68,6 +68,8 @@ class TinyTraining {
     float value;
   };
   std::vector<GradientElement> first_gradients();
+  // What layers report of step 0, the same on every rank.
+  std::vector<double> first_layer_metrics();
   // Throws where ranks that hold the same weights or states hold different ones.
   void audit_replicas();
   // What this rank has sent so far.
@@ -79,7 +81,7 @@ class TinyTraining {
 
  private:
   models::Microbatch microbatch(int64_t step, int64_t index) const;
-  at::Tensor forward_backward(int64_t step);
+  at::Tensor forward_backward(int64_t step, models::LayerMetrics* metrics = nullptr);
 
   TinyJob job_;
   parallel::Mesh mesh_;

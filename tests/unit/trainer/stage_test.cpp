@@ -60,9 +60,10 @@ struct OneRank {
     labels.index_put_({0, 3}, -100);
     return {at::randint(19, {2, 7}, at::kLong), labels, model.context(7, at::kCPU)};
   }
-  std::vector<Tensor> step(const std::vector<models::Microbatch>& batches, double scale) {
+  std::vector<Tensor> step(const std::vector<models::Microbatch>& batches, double scale,
+                           models::LayerMetrics* metrics = nullptr) {
     return schedule.train_step(
-        1, batches.size(), [&](size_t i) { return batches[i]; }, at::full({}, scale));
+        1, batches.size(), [&](size_t i) { return batches[i]; }, at::full({}, scale), metrics);
   }
   std::vector<Tensor> gradients() const {
     std::vector<Tensor> all;
@@ -129,6 +130,37 @@ TEST_CASE("the loss alone is that of a training step and leaves gradients as the
   const models::Microbatch batch = rank.batch(3);
   CHECK(rank.schedule.loss_sum(batch).item<double>() == Approx(plain("llama3", rank, batch, 1).loss));
   for (const Tensor& gradient : rank.gradients()) CHECK(gradient.abs().max().item<double>() == 0);
+}
+
+TEST_CASE("a layer reports each microbatch once, whatever is recomputed") {
+  const auto checkpoint =
+      GENERATE(models::ActivationCheckpoint::kNone, models::ActivationCheckpoint::kFull,
+               models::ActivationCheckpoint::kSelectiveOp, models::ActivationCheckpoint::kElementwise);
+  OneRank rank("llama3", checkpoint);
+  const std::vector<models::Microbatch> batches = {rank.batch(3), rank.batch(4)};
+  models::LayerMetrics metrics{.activations = true}, nothing_asked;
+  rank.step(batches, 0.5, &nothing_asked);
+  const auto gradients = rank.gradients();
+  rank.step(batches, 0.5, &metrics);
+  CHECK(nothing_asked.by_tag.empty());
+  for (size_t i = 0; i < gradients.size(); ++i) CHECK(rank.gradients()[i].equal(gradients[i]));
+
+  REQUIRE(metrics.by_tag.size() == 3 + 1);
+  CHECK(metrics.by_tag.at("activations/max").values.size() == 3 * batches.size());
+  models::Transformer model(small("llama3"));
+  for (size_t i = 0; i < model.parameters().size(); ++i)
+    model.parameters()[i]->weight = rank.stage.parameters()[i]->master();
+  for (size_t microbatch = 0; microbatch < batches.size(); ++microbatch) {
+    Tensor x = model.embedding().forward(batches[microbatch].tokens);
+    for (size_t layer = 0; layer < 3; ++layer) {
+      x = model.blocks()[layer].forward(x, batches[microbatch].context);
+      const auto& rms = metrics.by_tag.at("activations/rms/layers." + std::to_string(layer)).values;
+      REQUIRE(rms.size() == batches.size());
+      CHECK(rms[microbatch].item<double>() == Approx(x.square().mean().sqrt().item<double>()));
+      CHECK(metrics.by_tag.at("activations/max").values[microbatch * 3 + layer].item<double>() ==
+            x.abs().max().item<double>());
+    }
+  }
 }
 
 TEST_CASE("weights are unit by unit and a tied table is there once") {
