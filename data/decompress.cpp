@@ -66,7 +66,7 @@ class Output {
 
 // `wanted`: ends once that many bytes are there.
 InflatedText inflate_all(const InputFile& file, uint64_t limit, uint64_t wanted = UINT64_MAX) {
-  constexpr size_t kMost = size_t{1} << 30;  // zlib counts in 32 bits
+  constexpr size_t kMaxChunk = size_t{1} << 30;  // zlib counts in 32 bits
   Input input(file);
   z_stream stream{};
   if (inflateInit2(&stream, 15 + 16) != Z_OK) throw_bug("zlib could not be initialised for {}", input.name());
@@ -82,7 +82,7 @@ InflatedText inflate_all(const InputFile& file, uint64_t limit, uint64_t wanted 
   };
   for (refill(); inside || stream.avail_in > 0; refill()) {
     stream.next_out = reinterpret_cast<Bytef*>(output.tail());
-    const size_t offered_in = stream.avail_in, offered_out = std::min(output.free_bytes(), kMost);
+    const size_t offered_in = stream.avail_in, offered_out = std::min(output.free_bytes(), kMaxChunk);
     stream.avail_out = static_cast<uInt>(offered_out);
     const int status = inflate(&stream, Z_NO_FLUSH);
     done += offered_in - stream.avail_in;

@@ -85,11 +85,11 @@ std::string JsonLines::chosen_by() const {
 }
 
 void JsonLines::fail_without_field(uint64_t document, const std::vector<std::string>& names) const {
-  constexpr size_t kMostNames = 20;
+  constexpr size_t kMaxNames = 20;
   std::string there;
-  for (size_t i = 0; i < std::min(names.size(), kMostNames); ++i)
+  for (size_t i = 0; i < std::min(names.size(), kMaxNames); ++i)
     there += fmt::format("{}{:?}", i == 0 ? "" : ", ", names[i].substr(0, 60));
-  if (names.size() > kMostNames) there += fmt::format(" and {} more", names.size() - kMostNames);
+  if (names.size() > kMaxNames) there += fmt::format(" and {} more", names.size() - kMaxNames);
   // A field missing from the first line is probably the wrong field; from a later line, it is missing there.
   throw_data("{}:{}: has no field \"{}\" ({}); its fields are: {}{}: {}", name_, line(document), field_.name,
              chosen_by(), there.empty() ? "none" : there, did_you_mean(nearest_name(field_.name, names)),

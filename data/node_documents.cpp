@@ -16,11 +16,11 @@ namespace {
 
 // Without a word from a rank that is alive. Reading and tokenising a document takes far less; a collective,
 // which every step has, notices a rank that hangs before.
-constexpr std::chrono::minutes kLongestSilence{10};
-constexpr int kMostRanks = 64;  // of a node
-constexpr uint64_t kWord = 8;   // bytes: what is written and read is a whole number of these
-constexpr uint64_t kFewestWords = (uint64_t{64} << 10) / kWord;  // some documents, whatever is to be ahead
-constexpr int kWordBits = 40;                                    // of a counter; the generation is above them
+constexpr std::chrono::minutes kTimeout{10};
+constexpr int kMaxRanks = 64;  // of a node
+constexpr uint64_t kWord = 8;  // bytes: what is written and read is a whole number of these
+constexpr uint64_t kMinWords = (uint64_t{64} << 10) / kWord;  // some documents, whatever is to be ahead
+constexpr int kWordBits = 40;                                 // of a counter; the generation is above them
 
 constexpr uint64_t counter(uint64_t generation, uint64_t words) {
   return generation << kWordBits | words;
@@ -59,7 +59,7 @@ struct NodeDocuments::Ring {
   struct alignas(64) Reader {
     std::atomic<uint64_t> read;
   };
-  Reader readers[kMostRanks];
+  Reader readers[kMaxRanks];
 
   std::byte* word(uint64_t index) {
     return reinterpret_cast<std::byte*>(this) + kHead + index % kWords * kWord;
@@ -110,7 +110,7 @@ std::unique_ptr<NodeDocuments> NodeDocuments::make(Coordinator& ranks) {
     }
     members.push_back(rank);
   }
-  good = good && members.size() <= kMostRanks;
+  good = good && members.size() <= kMaxRanks;
   enum class Answer : char { kImpossible, kAlone, kShared };  // with other ranks of its host
   const Answer answer = !good ? Answer::kImpossible : members.size() > 1 ? Answer::kShared : Answer::kAlone;
   const bool shared = combine_on_rank_0(ranks, answer, [](const std::vector<Answer>& answers) {
@@ -137,8 +137,7 @@ void NodeDocuments::start(CorpusReader& reader, const StreamPosition& position, 
   interrupted_ = false;
   ++generation_;
   next_document_ = 0;
-  most_words_ =
-      std::clamp(words_of(tokens_ahead * sizeof(int32_t) / rings_.size()), kFewestWords, Ring::kWords);
+  max_words_ = std::clamp(words_of(tokens_ahead * sizeof(int32_t) / rings_.size()), kMinWords, Ring::kWords);
   std::ranges::fill(words_read_, 0);
   rings_[own_]->written.store(counter(generation_, 0), std::memory_order_release);
   thread_ = std::jthread([this, &reader, position, seed] { tokenise(reader, position, seed); });
@@ -216,7 +215,7 @@ void NodeDocuments::write(const void* data, uint64_t bytes) {
       if (generation_in(read) < generation_) oldest = 0;  // it has not started yet
       if (generation_in(read) == generation_) oldest = std::min(oldest, words_in(read));
     }
-    const uint64_t room = most_words_ - (at - oldest);
+    const uint64_t room = max_words_ - (at - oldest);
     if (room == 0) {
       if (interrupted_) throw Interrupted();
       ring.writes.fetch_add(1, std::memory_order_release);  // readers of the first part of this document
@@ -239,7 +238,7 @@ void NodeDocuments::read(int owner, void* data, uint64_t bytes) {
   Ring& ring = *rings_[owner];
   uint64_t& at = words_read_[owner];
   auto* to = static_cast<std::byte*>(data);
-  auto deadline = std::chrono::steady_clock::now() + kLongestSilence;
+  auto deadline = std::chrono::steady_clock::now() + kTimeout;
   while (bytes > 0) {
     if (interrupted_) throw_comm("the data loader was stopped while it waited for a document");
     const uint32_t seen = ring.writes.load(std::memory_order_acquire);
@@ -256,7 +255,7 @@ void NodeDocuments::read(int owner, void* data, uint64_t bytes) {
         throw_comm(
             "rank {} has sent no document for {} minutes, which tokenises a share of the text for the ranks "
             "of its host",
-            ranks_[owner], kLongestSilence.count());
+            ranks_[owner], kTimeout.count());
       if (ring.writes.load(std::memory_order_acquire) != seen || owner == own_ ||
           !segments_[owner].owner_ended() || ring.written.load(std::memory_order_acquire) != written)
         continue;
@@ -271,7 +270,7 @@ void NodeDocuments::read(int owner, void* data, uint64_t bytes) {
     to += part;
     bytes -= part;
     at += words;
-    deadline = std::chrono::steady_clock::now() + kLongestSilence;
+    deadline = std::chrono::steady_clock::now() + kTimeout;
     ring.readers[own_].read.store(counter(generation_, at), std::memory_order_release);
     ring.reads.fetch_add(1, std::memory_order_release);
     wake_all(ring.reads);

@@ -19,7 +19,6 @@
 namespace hyperion::data {
 namespace {
 
-constexpr size_t kLargestFile = size_t{64} << 20;
 // Bytes of text that no rule of the tokenizer splits, such as a run of letters. Merging takes about 50 times
 // as much memory.
 constexpr size_t kMaxWord = size_t{8} << 20;
@@ -52,7 +51,7 @@ uint64_t add_text(uint64_t hash, std::string_view text) {
 }
 
 std::string hash_of(const std::filesystem::path& file, const TokenizerSpec& spec) {
-  uint64_t hash = add_text(hash_text("hyperion tokenizer 1"), read_file(file, kLargestFile));
+  uint64_t hash = add_text(hash_text("hyperion tokenizer 1"), read_file(file, kMaxFileBytes));
   hash = add_text(add_text(hash, spec.bos), spec.eos);
   for (const AddedToken& token : spec.added)
     hash = add_text(hash, fmt::format("{} {:d}{:d}{:d} {}", token.id, token.lstrip, token.rstrip,
@@ -65,7 +64,7 @@ TokenizerSpec read_spec(const std::filesystem::path& file) {
   if (file.extension() == ".json")
     spec = read_tokenizer_json(file);
   else
-    spec = read_tiktoken_ranks(file, read_file(file, kLargestFile));
+    spec = read_tiktoken_ranks(file, read_file(file, kMaxFileBytes));
   apply_tokenizer_config(file, spec);
   return spec;
 }
@@ -244,11 +243,11 @@ std::map<std::string, std::string> tokenizer_files(const std::filesystem::path& 
   if (!path_exists(path)) return files;
   const std::filesystem::path main = look_for_file(path);
   if (main.empty()) return files;
-  files[main.filename().string()] = read_file(main, kLargestFile);
+  files[main.filename().string()] = read_file(main, kMaxFileBytes);
   for (const char* name : {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
                            "vocab.json", "merges.txt", "chat_template.jinja"})
     if (const auto file = main.parent_path() / name; name_exists(file))
-      files[name] = read_file(file, kLargestFile);
+      files[name] = read_file(file, kMaxFileBytes);
   return files;
 }
 

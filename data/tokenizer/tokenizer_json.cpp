@@ -15,7 +15,6 @@ namespace {
 
 using nlohmann::json;
 
-constexpr size_t kMaxFileBytes = size_t{64} << 20;  // the largest known is 35 MB
 constexpr size_t kMaxDepth = 64;
 
 json parse_file(const std::filesystem::path& path) {
