@@ -1,7 +1,6 @@
 // Decompression of .gz and .zst, recognised by their first bytes and not by the file's name.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <string_view>
 #include <utility>

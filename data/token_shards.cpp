@@ -10,7 +10,6 @@
 #include <unistd.h>
 
 #include "base/error.h"
-#include "base/files.h"
 #include "base/hash.h"
 #include "base/json.h"
 

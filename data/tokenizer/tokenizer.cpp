@@ -11,7 +11,6 @@
 #include "base/log.h"
 #include "data/tokenizer/byte_level.h"
 #include "data/tokenizer/nfc.h"
-#include "data/tokenizer/vocabulary.h"
 #include "data/tokenizer/word_cache.h"
 
 namespace hyperion::data {

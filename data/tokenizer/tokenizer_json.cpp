@@ -1,7 +1,6 @@
 // Reads Hugging Face's tokenizer.json and tokenizer_config.json. Everything in them is checked; a component
 // that is not understood is refused by its name, because ignoring it would give other ids.
 #include <algorithm>
-#include <array>
 #include <ranges>
 
 #include "base/error.h"
