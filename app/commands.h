@@ -28,7 +28,7 @@ ExitCode eval_command(const CommandLine::Eval& options, const ModelSource& sourc
 // From the command line to checkpoint/tools, with what only the trainer knows of models.
 ExitCode ckpt_command(const CommandLine::Ckpt& options);
 
-// Metrics of runs as one HTML page. A folder without metrics and more than kMostRuns are errors of usage,
+// Metrics of runs as one HTML page. A folder without metrics and more than kMaxRuns are errors of usage,
 // metrics that cannot be read or hold no row are bad data; Error(kSaveFailed) when the page cannot be
 // written.
 ExitCode report_command(const CommandLine::Report& options);

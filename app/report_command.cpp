@@ -1,5 +1,3 @@
-#include "app/commands.h"
-
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
@@ -8,6 +6,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "app/commands.h"
 #include "app/report/backward_lines.h"
 #include "app/report/page.h"
 #include "base/clock.h"
@@ -29,7 +28,7 @@ bool holds_metrics(const fs::path& folder) {
 
 // The folders with metrics that were meant: the nearest one above `folder`, else those in it or one deeper.
 std::vector<std::string> nearest_with_metrics(const fs::path& folder) {
-  constexpr size_t kMostEntries = 1000, kMostNamed = 3;
+  constexpr size_t kMaxEntries = 1000, kMaxNamed = 3;
   std::vector<std::string> found;
   fs::path above = folder.lexically_normal();
   if (!above.has_filename()) above = above.parent_path();  // "out/"
@@ -41,14 +40,13 @@ std::vector<std::string> nearest_with_metrics(const fs::path& folder) {
   }
   std::error_code error;
   fs::recursive_directory_iterator entry(folder, error);
-  for (size_t seen = 0; !error && entry != fs::recursive_directory_iterator() && seen < kMostEntries;
-       ++seen) {
+  for (size_t seen = 0; !error && entry != fs::recursive_directory_iterator() && seen < kMaxEntries; ++seen) {
     if (entry.depth() >= 1) entry.disable_recursion_pending();
     if (entry->is_directory(error) && holds_metrics(entry->path())) found.push_back(entry->path().string());
     entry.increment(error);
   }
   std::ranges::sort(found);
-  if (found.size() > kMostNamed) found.resize(kMostNamed);
+  if (found.size() > kMaxNamed) found.resize(kMaxNamed);
   return found;
 }
 
@@ -71,7 +69,7 @@ std::vector<std::string> different_folders(const std::vector<std::string>& folde
   return kept;
 }
 
-report::ReportRun read_run(const std::string& folder, size_t most_buckets) {
+report::ReportRun read_run(const std::string& folder, size_t max_buckets) {
   const fs::path file = fs::path(folder) / "metrics.jsonl";
   if (!name_exists(file, ExitCode::kUsage)) {
     std::vector<std::string> nearest = nearest_with_metrics(folder);
@@ -81,7 +79,7 @@ report::ReportRun read_run(const std::string& folder, size_t most_buckets) {
   }
   report::ReportRun run;
   run.name = folder;
-  run.history = report::RunHistory(most_buckets);
+  run.history = report::RunHistory(max_buckets);
   run.starts = report::read_run_starts(fs::path(folder) / "runs");
   std::map<std::string, double> max_norms;  // by run id
   for (const report::RunStart& start : run.starts.starts)
@@ -119,9 +117,9 @@ report::ReportRun read_run(const std::string& folder, size_t most_buckets) {
 
 ExitCode report_command(const CommandLine::Report& options) {
   const std::vector<std::string> folders = different_folders(options.folders);
-  if (folders.size() > report::kMostRuns)
+  if (folders.size() > report::kMaxRuns)
     throw_config("report: {} runs, at most {} can be distinguished on one page", folders.size(),
-                 report::kMostRuns);
+                 report::kMaxRuns);
   std::vector<report::ReportRun> runs;
   for (const std::string& folder : folders)
     runs.push_back(read_run(folder, report::buckets_per_run(folders.size())));

@@ -4,6 +4,15 @@
 
 namespace hyperion::data {
 
+void StreamPosition::next_document(uint64_t documents, uint64_t files) {
+  token = 0;
+  if (++document < documents) return;
+  document = 0;
+  if (++file < files) return;
+  file = 0;
+  ++epoch;
+}
+
 CorpusReader::CorpusReader(std::vector<CorpusFile> files, Encode encode, bool shuffle, TextField field)
     : files_(std::move(files)), encode_(std::move(encode)), shuffle_(shuffle), field_(std::move(field)) {}
 

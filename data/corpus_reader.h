@@ -20,6 +20,9 @@ struct StreamPosition {
   uint64_t file = 0;
   uint64_t document = 0;
   uint64_t token = 0;
+
+  // To the begin of the next document. `documents`: of this file; `files`: of the corpus.
+  void next_document(uint64_t documents, uint64_t files);
   bool operator==(const StreamPosition&) const = default;
 };
 

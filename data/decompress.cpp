@@ -16,123 +16,91 @@
 namespace hyperion::data {
 namespace {
 
-// The file, piece by piece.
-class Input {
- public:
-  explicit Input(const InputFile& file) : file_(file), name_(printable(file.path())) {}
-  const std::string& name() const { return name_; }
-  // Reads the next piece. Empty at the file's end.
-  std::string_view next() {
-    piece_.resize(std::min<uint64_t>(kPiece, file_.size() - at_));
-    file_.read(at_, piece_.data(), piece_.size());
-    at_ += piece_.size();
-    return piece_;
-  }
-
- private:
-  static constexpr uint64_t kPiece = uint64_t{1} << 20;
-  const InputFile& file_;
-  std::string name_, piece_;
-  uint64_t at_ = 0;
+// What one call of a library's decoder did.
+struct DecoderStep {
+  size_t consumed, produced;  // bytes
+  bool at_end = false;        // of a gzip member or zstd frame
+  const char* damage = nullptr;
 };
 
-// Grows the text by half where it is full, up to the limit.
-class Output {
- public:
-  Output(const Input& input, uint64_t compressed, uint64_t limit) : input_(input), limit_(limit) {
-    text_.reserve(std::min(limit, std::max<uint64_t>(compressed * 4, uint64_t{1} << 16)));
-  }
-  char* tail() {
-    if (text_.free_bytes() == 0) {
-      if (text_.capacity() >= limit_)
+// `decode(in, out, room)` decodes some of `in` to `out`, which has `room` bytes.
+template <typename Decode>
+InflatedText decode_all(const InputFile& file, std::string_view format, uint64_t limit, uint64_t wanted,
+                        const Decode& decode) {
+  constexpr uint64_t kPiece = uint64_t{1} << 20;
+  constexpr size_t kMaxRoom = size_t{1} << 30;  // zlib counts in 32 bits
+  const std::string name = printable(file.path());
+  InflatedText text;
+  text.reserve(std::min(limit, std::max<uint64_t>(file.size() * 4, uint64_t{1} << 16)));
+  std::string piece;
+  std::string_view in;
+  uint64_t done = 0;
+  for (bool inside = true; inside || done < file.size();) {
+    if (in.empty()) {
+      piece.resize(std::min(kPiece, file.size() - done));
+      file.read(done, piece.data(), piece.size());
+      in = piece;
+    }
+    if (text.free_bytes() == 0) {
+      if (text.capacity() >= limit)
         throw_data(
             "{}: decompresses to more than {} bytes, the most for a file of its size (docs/limits.md): split "
             "it, or give it decompressed",
-            input_.name(), limit_);
-      text_.reserve(std::min(limit_, text_.capacity() + text_.capacity() / 2 + 1));
+            name, limit);
+      text.reserve(std::min(limit, text.capacity() + text.capacity() / 2 + 1));
     }
-    return text_.end();
+    const size_t room = std::min(text.free_bytes(), kMaxRoom);
+    const DecoderStep step = decode(in, text.end(), room);
+    done += step.consumed;
+    in.remove_prefix(step.consumed);
+    if (step.damage != nullptr)
+      throw_data("{}: damaged {} data near byte {} ({}): download or compress the file again", name, format,
+                 done, step.damage);
+    text.advance(step.produced);
+    if (text.view().size() >= wanted) break;
+    inside = !step.at_end;
+    if (inside && done == file.size() && step.produced < room)
+      throw_data("{}: the {} data ends early after {} bytes: download or compress the file again", name,
+                 format, done);
   }
-  size_t free_bytes() const { return text_.free_bytes(); }
-  void advance(size_t n) { text_.advance(n); }
-  uint64_t size() const { return text_.view().size(); }
-  InflatedText finish() { return std::move(text_); }
-
- private:
-  const Input& input_;
-  uint64_t limit_;
-  InflatedText text_;
-};
-
-// `wanted`: ends once that many bytes are there.
-InflatedText inflate_all(const InputFile& file, uint64_t limit, uint64_t wanted = UINT64_MAX) {
-  constexpr size_t kMost = size_t{1} << 30;  // zlib counts in 32 bits
-  Input input(file);
-  z_stream stream{};
-  if (inflateInit2(&stream, 15 + 16) != Z_OK) throw_bug("zlib could not be initialised for {}", input.name());
-  const std::unique_ptr<z_stream, int (*)(z_stream*)> guard(&stream, inflateEnd);
-  Output output(input, file.size(), limit);
-  uint64_t done = 0;
-  bool inside = true;  // a member that has not ended
-  const auto refill = [&] {
-    if (stream.avail_in > 0) return;
-    const std::string_view piece = input.next();
-    stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(piece.data()));
-    stream.avail_in = static_cast<uInt>(piece.size());
-  };
-  for (refill(); inside || stream.avail_in > 0; refill()) {
-    stream.next_out = reinterpret_cast<Bytef*>(output.tail());
-    const size_t offered_in = stream.avail_in, offered_out = std::min(output.free_bytes(), kMost);
-    stream.avail_out = static_cast<uInt>(offered_out);
-    const int status = inflate(&stream, Z_NO_FLUSH);
-    done += offered_in - stream.avail_in;
-    const size_t produced = offered_out - stream.avail_out;
-    output.advance(produced);
-    if (output.size() >= wanted) break;
-    if (status == Z_STREAM_END) {
-      inside = false;
-      if (done < file.size()) inside = inflateReset(&stream) == Z_OK;  // the next member
-    } else if (status == Z_OK || status == Z_BUF_ERROR) {
-      if (done == file.size() && produced < offered_out)
-        throw_data("{}: the gzip data ends early after {} bytes: download or compress the file again",
-                   input.name(), done);
-    } else {
-      throw_data("{}: damaged gzip data near byte {} ({}): download or compress the file again", input.name(),
-                 done, stream.msg != nullptr ? stream.msg : "unknown");
-    }
-  }
-  return output.finish();
+  return text;
 }
 
-InflatedText unzstd_all(const InputFile& file, uint64_t limit, uint64_t wanted = UINT64_MAX) {
-  Input input(file);
+InflatedText decompress_gzip(const InputFile& file, uint64_t limit, uint64_t wanted) {
+  z_stream stream{};
+  if (inflateInit2(&stream, 15 + 16) != Z_OK) throw_bug("zlib could not be initialised");
+  const std::unique_ptr<z_stream, int (*)(z_stream*)> guard(&stream, inflateEnd);
+  return decode_all(file, "gzip", limit, wanted, [&](std::string_view in, char* out, size_t room) {
+    stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(in.data()));
+    stream.avail_in = static_cast<uInt>(in.size());
+    stream.next_out = reinterpret_cast<Bytef*>(out);
+    stream.avail_out = static_cast<uInt>(room);
+    const int status = inflate(&stream, Z_NO_FLUSH);
+    DecoderStep step{in.size() - stream.avail_in, room - stream.avail_out};
+    step.at_end = status == Z_STREAM_END && inflateReset(&stream) == Z_OK;  // for the next member
+    if (!step.at_end && status != Z_OK && status != Z_BUF_ERROR)
+      step.damage = stream.msg != nullptr ? stream.msg : "unknown";
+    return step;
+  });
+}
+
+InflatedText decompress_zstd(const InputFile& file, uint64_t limit, uint64_t wanted) {
   const std::unique_ptr<ZSTD_DStream, size_t (*)(ZSTD_DStream*)> stream(ZSTD_createDStream(),
                                                                         ZSTD_freeDStream);
-  if (!stream) throw_bug("zstd could not be initialised for {}", input.name());
-  Output output(input, file.size(), limit);
-  ZSTD_inBuffer in{nullptr, 0, 0};
-  uint64_t done = 0;
-  for (size_t pending = 1; pending != 0 || done < file.size();) {
-    if (in.pos == in.size) {
-      const std::string_view piece = input.next();
-      in = {piece.data(), piece.size(), 0};
-    }
-    const size_t before = in.pos;
-    char* tail = output.tail();
-    ZSTD_outBuffer out{tail, output.free_bytes(), 0};
-    pending = ZSTD_decompressStream(stream.get(), &out, &in);
-    done += in.pos - before;
-    if (ZSTD_isError(pending)) {
-      throw_data("{}: damaged zstd data near byte {} ({}): download or compress the file again", input.name(),
-                 done, ZSTD_getErrorName(pending));
-    }
-    output.advance(out.pos);
-    if (output.size() >= wanted) break;
-    if (pending != 0 && done == file.size() && out.pos < out.size)
-      throw_data("{}: the zstd data ends early after {} bytes: download or compress the file again",
-                 input.name(), file.size());
-  }
-  return output.finish();
+  if (!stream) throw_bug("zstd could not be initialised");
+  return decode_all(file, "zstd", limit, wanted, [&](std::string_view data, char* tail, size_t room) {
+    ZSTD_inBuffer in{data.data(), data.size(), 0};
+    ZSTD_outBuffer out{tail, room, 0};
+    const size_t pending = ZSTD_decompressStream(stream.get(), &out, &in);
+    return DecoderStep{in.pos, out.pos, pending == 0,
+                       ZSTD_isError(pending) ? ZSTD_getErrorName(pending) : nullptr};
+  });
+}
+
+// Null for text.
+const FileFormat* compression_of(const InputFile& file) {
+  const FileFormat* format = format_of(file);
+  return format != nullptr && format->use == FormatUse::kCompressed ? format : nullptr;
 }
 
 }  // namespace
@@ -142,31 +110,30 @@ InflatedText::~InflatedText() {
 }
 
 void InflatedText::reserve(uint64_t bytes) {
-  void* const place = data_ == nullptr
+  void* const pages = data_ == nullptr
                           ? ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
                           : ::mremap(data_, capacity_, bytes, MREMAP_MAYMOVE);
-  if (place == MAP_FAILED) throw std::bad_alloc();
-  data_ = static_cast<char*>(place);
+  if (pages == MAP_FAILED) throw std::bad_alloc();
+  data_ = static_cast<char*>(pages);
   capacity_ = bytes;
 }
 
-Compression detect_compression(const InputFile& file) {
-  const FileFormat* format = format_of(file);
-  if (format == nullptr || format->use != FormatUse::kCompressed) return Compression::kNone;
-  return format->name == "gzip" ? Compression::kGzip : Compression::kZstd;
+bool is_compressed(const InputFile& file) {
+  return compression_of(file) != nullptr;
 }
 
 uint64_t inflation_limit(uint64_t compressed) {
   return std::clamp(compressed * 64, uint64_t{256} << 20, uint64_t{64} << 30);
 }
 
-InflatedText decompress(const InputFile& file, Compression compression, uint64_t limit) {
-  return compression == Compression::kGzip ? inflate_all(file, limit) : unzstd_all(file, limit);
+InflatedText decompress(const InputFile& file, uint64_t limit, uint64_t wanted) {
+  const FileFormat* format = compression_of(file);
+  if (format == nullptr) throw_bug("decompress: {} is not compressed", file.path().string());
+  return format->name == "gzip" ? decompress_gzip(file, limit, wanted) : decompress_zstd(file, limit, wanted);
 }
 
-InflatedText decompress_begin(const InputFile& file, Compression compression, uint64_t size) {
-  if (compression == Compression::kGzip) return inflate_all(file, size, size);
-  if (compression == Compression::kZstd) return unzstd_all(file, size, size);
+InflatedText read_begin(const InputFile& file, uint64_t size) {
+  if (is_compressed(file)) return decompress(file, size, size);
   InflatedText text;
   const uint64_t bytes = std::min(size, file.size());
   if (bytes == 0) return text;

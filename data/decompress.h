@@ -1,7 +1,6 @@
-// Whole-file decompression of .gz and .zst, recognised by their first bytes and not by the file's name.
+// Decompression of .gz and .zst, recognised by their first bytes and not by the file's name.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <string_view>
 #include <utility>
@@ -10,9 +9,7 @@
 
 namespace hyperion::data {
 
-enum class Compression { kNone, kGzip, kZstd };
-
-Compression detect_compression(const InputFile& file);
+bool is_compressed(const InputFile& file);
 
 // What a file of `compressed` bytes may inflate to: 64 times its size, but at least 256 MiB and at most 64
 // GiB.
@@ -43,11 +40,13 @@ class InflatedText {
   uint64_t capacity_ = 0, size_ = 0;
 };
 
-// Everything in the file, which may be several gzip members or zstd frames in a row. Throws Error(kBadData)
-// that names it when the data is damaged, ends early, or decompresses to more than `limit` bytes.
-InflatedText decompress(const InputFile& file, Compression compression, uint64_t limit);
+// Everything in a compressed file, which may be several gzip members or zstd frames in a row, or its first
+// `wanted` bytes, perhaps with some that follow. Throws Error(kBadData) that names the file when the data is
+// damaged, ends early, or decompresses to more than `limit` bytes.
+InflatedText decompress(const InputFile& file, uint64_t limit, uint64_t wanted = UINT64_MAX);
 
-// The first `size` bytes of the text, or all when there are fewer; what follows is not read.
-InflatedText decompress_begin(const InputFile& file, Compression compression, uint64_t size);
+// The first `size` bytes of a file's text, compressed or not, or all when there are fewer; what follows is
+// not read.
+InflatedText read_begin(const InputFile& file, uint64_t size);
 
 }  // namespace hyperion::data

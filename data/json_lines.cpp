@@ -26,29 +26,35 @@ bool is_blank(std::string_view line) {
   return line.find_first_not_of(" \t\r") == std::string_view::npos;
 }
 
-void refuse_unsupported_formats(const InputFile& file, const std::string& name) {
-  const FileFormat* format = format_of(file);
-  if (format == nullptr || format->use != FormatUse::kRefused) return;
-  throw_data("{}: is {}, which is not read: {}", name, format->name,
-             fmt::format(fmt::runtime(format->remedy), format->name == "Parquet" ? "parquet" : "feather"));
+// The text of a file up to the end of its first line that is not blank, and perhaps more.
+InflatedText first_line(const InputFile& file) {
+  for (uint64_t size = kFirstPiece;; size = std::min<uint64_t>(size * 8, JsonLines::kLineLimit + 1)) {
+    InflatedText text = read_begin(file, size);
+    const std::string_view content = text.view();
+    const size_t begin = std::min(content.find_first_not_of(" \t\r\n\xEF\xBB\xBF"), content.size());
+    if (content.size() < size || size > JsonLines::kLineLimit || content.find('\n', begin) != content.npos)
+      return text;
+  }
 }
 
 }  // namespace
 
-JsonLines::JsonLines(TextField field, size_t line_limit, std::string name)
-    : name_(std::move(name)),
+JsonLines::JsonLines(const std::filesystem::path& path, TextField field, size_t line_limit)
+    : JsonLines(path, std::move(field), line_limit, /*first_line_only=*/false) {}
+
+JsonLines::JsonLines(const std::filesystem::path& path, TextField field, size_t line_limit,
+                     bool first_line_only)
+    : name_(path.string()),
       field_(std::move(field)),
       line_limit_(line_limit),
-      parser_(std::make_unique<simdjson::dom::parser>()) {}
-
-JsonLines::JsonLines(const std::filesystem::path& path, TextField field, size_t line_limit)
-    : JsonLines(std::move(field), line_limit, path.string()) {
-  file_ = InputFile(path);
-  refuse_unsupported_formats(file_, name_);
-  const Compression compression = detect_compression(file_);
-  inflated_ = compression != Compression::kNone;
-  if (inflated_) {
-    text_ = decompress(file_, compression, inflation_limit(file_.size()));
+      file_(path),
+      parser_(std::make_unique<simdjson::dom::parser>()) {
+  if (const FileFormat* format = format_of(file_); format != nullptr && format->use == FormatUse::kRefused)
+    throw_data("{}: is {}, which is not read: {}", name_, format->name,
+               fmt::format(fmt::runtime(format->remedy), format->name == "Parquet" ? "parquet" : "feather"));
+  in_memory_ = first_line_only || is_compressed(file_);
+  if (in_memory_) {
+    text_ = first_line_only ? first_line(file_) : decompress(file_, inflation_limit(file_.size()));
     file_ = InputFile();
   }
   index_lines();
@@ -57,22 +63,7 @@ JsonLines::JsonLines(const std::filesystem::path& path, TextField field, size_t 
 }
 
 std::string JsonLines::check_first_line(const std::filesystem::path& path, const TextField& field) {
-  JsonLines lines(field, kLineLimit, path.string());
-  const InputFile file(path);
-  refuse_unsupported_formats(file, lines.name_);
-  const Compression compression = detect_compression(file);
-  lines.inflated_ = true;
-  for (uint64_t size = kFirstPiece;; size = std::min<uint64_t>(size * 8, kLineLimit + 1)) {
-    lines.text_ = decompress_begin(file, compression, size);
-    const std::string_view content = lines.text_.view();
-    const size_t text = content.find_first_not_of(" \t\r\n\xEF\xBB\xBF");
-    const bool whole = content.size() < size || size > kLineLimit;  // there is no more, or too much
-    if (whole || content.find('\n', std::min(text, content.size())) != std::string_view::npos) break;
-  }
-  lines.index_lines();
-  if (lines.documents() == 0)
-    throw_data("{}: holds no document: remove the file, or write {}", lines.name_, lines.expected_format());
-  return std::string(lines.text(0));
+  return std::string(JsonLines(path, field, kLineLimit, /*first_line_only=*/true).text(0));
 }
 
 std::string JsonLines::expected_format() const {
@@ -85,11 +76,11 @@ std::string JsonLines::chosen_by() const {
 }
 
 void JsonLines::fail_without_field(uint64_t document, const std::vector<std::string>& names) const {
-  constexpr size_t kMostNames = 20;
+  constexpr size_t kMaxNames = 20;
   std::string there;
-  for (size_t i = 0; i < std::min(names.size(), kMostNames); ++i)
+  for (size_t i = 0; i < std::min(names.size(), kMaxNames); ++i)
     there += fmt::format("{}{:?}", i == 0 ? "" : ", ", names[i].substr(0, 60));
-  if (names.size() > kMostNames) there += fmt::format(" and {} more", names.size() - kMostNames);
+  if (names.size() > kMaxNames) there += fmt::format(" and {} more", names.size() - kMaxNames);
   // A field missing from the first line is probably the wrong field; from a later line, it is missing there.
   throw_data("{}:{}: has no field \"{}\" ({}); its fields are: {}{}: {}", name_, line(document), field_.name,
              chosen_by(), there.empty() ? "none" : there, did_you_mean(nearest_name(field_.name, names)),
@@ -125,16 +116,16 @@ void JsonLines::index_lines() {
       line_begin = begin + at;
     }
   };
-  const uint64_t size = inflated_ ? text_.view().size() : file_.size();
+  const uint64_t size = in_memory_ ? text_.view().size() : file_.size();
   Progress progress("indexing data", size, "B");
   std::string block;
   for (uint64_t begin = 0; begin < size;) {
     const size_t bytes = std::min<uint64_t>(kReadBlock, size - begin);
-    if (!inflated_) {
+    if (!in_memory_) {
       block.resize(bytes);
       file_.read(begin, block.data(), bytes);
     }
-    add(inflated_ ? text_.view().substr(begin, bytes) : block, begin);
+    add(in_memory_ ? text_.view().substr(begin, bytes) : block, begin);
     progress.update(begin += bytes);
   }
   if (line_begin < size) end_line();
@@ -154,7 +145,7 @@ std::string_view JsonLines::read_line(uint64_t document) {
   size_t size = 0;
   for (uint64_t want = std::min<uint64_t>(most, kFirstPiece);; want = std::min(most, want * 4)) {
     if (padded_.size() < want + simdjson::SIMDJSON_PADDING) padded_.resize(want + simdjson::SIMDJSON_PADDING);
-    if (inflated_)
+    if (in_memory_)
       std::memcpy(padded_.data() + size, text_.view().data() + begin + size, want - size);
     else
       file_.read(begin + size, padded_.data() + size, want - size);

@@ -54,7 +54,7 @@ class JsonLines {
     uint64_t document;  // the document after the blank lines
     uint64_t lines;     // blank lines so far
   };
-  JsonLines(TextField field, size_t line_limit, std::string name);
+  JsonLines(const std::filesystem::path& path, TextField field, size_t line_limit, bool first_line_only);
   void index_lines();
   // Reads the document's line into padded_ and returns it; of one over the limit not all.
   std::string_view read_line(uint64_t document);
@@ -66,7 +66,7 @@ class JsonLines {
   TextField field_;
   size_t line_limit_;
   InputFile file_;
-  bool inflated_ = false;  // the content is in text_, else it is read from file_
+  bool in_memory_ = false;  // the content is in text_, else it is read from file_
   InflatedText text_;
   std::vector<uint64_t> begins_;  // where each document's line begins, then the end of the content
   std::vector<Blank> blanks_;

@@ -32,14 +32,9 @@ void check_shard(const CorpusFile& file, const LoaderOptions& options) {
 }
 
 TokenStream make_stream(const LoaderOptions& options) {
-  if (options.seq_len < 1 || options.rows < 1 || options.prefetch < 1 || options.dp_rank < 0 ||
-      options.dp_rank >= options.dp_degree)
-    throw_bug("data loader: seq_len {}, rows {}, prefetch {}, rank {} of {}", options.seq_len, options.rows,
-              options.prefetch, options.dp_rank, options.dp_degree);
   std::vector<CorpusFile> files = find_corpus(options.dataset_path, options.dataset_key);
-  for (const CorpusFile& file : files) {
+  for (const CorpusFile& file : files)
     if (file.shard) check_shard(file, options);
-  }
   return {std::move(files), options.encode, options.order, options.text_field};
 }
 
@@ -61,19 +56,18 @@ DataLoader::~DataLoader() {
 }
 
 void DataLoader::stop_thread() {
-  if (thread_.joinable()) {
-    thread_.request_stop();
-    if (options_.node) options_.node->interrupt();
-    thread_.join();
-    if (options_.node) options_.node->stop();
-  }
+  if (!thread_.joinable()) return;
+  thread_.request_stop();
+  if (options_.node) options_.node->interrupt();
+  thread_.join();
+  if (options_.node) options_.node->stop();
 }
 
 void DataLoader::restart_from(const LoaderState& state) {
   stop_thread();
   ready_.clear();
   error_ = nullptr;
-  sources_.clear();
+  recent_.clear();
   stream_.seek(state.position, state.seed);
   made_ = state.sequence;
   state_ = state;
@@ -151,50 +145,37 @@ void DataLoader::prefetch(const std::stop_token& stop) {
   }
 }
 
-// Rethrows the error of the loader's thread and names the rank: other ranks may have none.
-void DataLoader::rethrow_error() const {
-  if (options_.dp_degree == 1) std::rethrow_exception(error_);
-  try {
-    std::rethrow_exception(error_);
-  } catch (const Error& error) {
-    throw Error(error.code(), fmt::format("data-parallel rank {}: {}", options_.dp_rank, error.what()));
-  }
-}
-
-std::optional<Batch> DataLoader::next() {
+// Errors name the rank: other ranks may have none.
+std::optional<Batch> DataLoader::next() try {
   const auto begin = std::chrono::steady_clock::now();
   if (!thread_.joinable()) {
-    try {
-      const int64_t tokens = options_.dp_degree * options_.rows * options_.seq_len;  // of a microbatch
-      if (options_.node)
-        stream_.share(*options_.node,
-                      static_cast<uint64_t>(tokens) * static_cast<uint64_t>(options_.prefetch));
-    } catch (...) {
-      error_ = std::current_exception();
-      rethrow_error();
-    }
+    const int64_t tokens = options_.dp_degree * options_.rows * options_.seq_len;  // of a microbatch
+    if (options_.node) stream_.share(*options_.node, static_cast<uint64_t>(tokens * options_.prefetch));
     thread_ = std::jthread([this](const std::stop_token& stop) { prefetch(stop); });
   }
   PreparedBatch ready;
   {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return !ready_.empty() || error_; });
-    if (ready_.empty()) rethrow_error();
+    if (ready_.empty()) std::rethrow_exception(error_);
     if (!ready_.front().batch) return std::nullopt;  // the end stays in the queue for the next call
     ready = std::move(ready_.front());
     ready_.pop_front();
     changed_.notify_all();
   }
   wait_seconds_ += seconds_since(begin);
-  sources_.push_back({state_.sequence, ready.after.sequence, ready.batch->first_sequence,
-                      ready.batch->sources, ready.range});
-  if (sources_.size() > kRememberedBatches) sources_.pop_front();
+  recent_.push_back({state_.sequence, ready.after.sequence, ready.batch->first_sequence, ready.batch->sources,
+                     ready.range});
+  if (recent_.size() > kRememberedBatches) recent_.pop_front();
   state_ = ready.after;
   return std::move(ready.batch);
+} catch (const Error& error) {
+  if (options_.dp_degree == 1) throw;
+  throw Error(error.code(), fmt::format("data-parallel rank {}: {}", options_.dp_rank, error.what()));
 }
 
 std::string DataLoader::where(uint64_t sequence) const {
-  for (const BatchSources& batch : sources_) {
+  for (const BatchSources& batch : recent_) {
     if (sequence < batch.first || sequence >= batch.end) continue;
     const uint64_t row = sequence - batch.own;  // wraps to a large number before the first
     return row < batch.sources.size() ? batch.sources[row] : batch.range;

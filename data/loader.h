@@ -91,7 +91,6 @@ class DataLoader {
     std::string range;
   };
   void prefetch(const std::stop_token& stop);
-  [[noreturn]] void rethrow_error() const;
   PreparedBatch prepare_batch();
   void stop_thread();
   void restart_from(const LoaderState& state);
@@ -101,7 +100,7 @@ class DataLoader {
   uint64_t made_ = 0;   // sequences; the thread's, too
   LoaderState initial_;
   LoaderState state_;
-  std::deque<BatchSources> sources_;
+  std::deque<BatchSources> recent_;
   double wait_seconds_ = 0;
 
   std::mutex mutex_;  // guards ready_ and error_

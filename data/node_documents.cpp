@@ -16,21 +16,11 @@ namespace {
 
 // Without a word from a rank that is alive. Reading and tokenising a document takes far less; a collective,
 // which every step has, notices a rank that hangs before.
-constexpr std::chrono::minutes kLongestSilence{10};
-constexpr int kMostRanks = 64;  // of a node
-constexpr uint64_t kWord = 8;   // bytes: what is written and read is a whole number of these
-constexpr uint64_t kFewestWords = (uint64_t{64} << 10) / kWord;  // some documents, whatever is to be ahead
-constexpr int kWordBits = 40;                                    // of a counter; the generation is above them
+constexpr std::chrono::minutes kTimeout{10};
+constexpr int kMaxRanks = 64;  // of a node
+constexpr uint64_t kWord = 8;  // bytes: what is written and read is a whole number of these
+constexpr uint64_t kMinWords = (uint64_t{64} << 10) / kWord;  // some documents, whatever is to be ahead
 
-constexpr uint64_t counter(uint64_t generation, uint64_t words) {
-  return generation << kWordBits | words;
-}
-constexpr uint64_t generation_in(uint64_t counter) {
-  return counter >> kWordBits;
-}
-constexpr uint64_t words_in(uint64_t counter) {
-  return counter & ((uint64_t{1} << kWordBits) - 1);
-}
 constexpr uint64_t words_of(uint64_t bytes) {
   return (bytes + kWord - 1) / kWord;
 }
@@ -39,27 +29,32 @@ constexpr uint64_t words_of(uint64_t bytes) {
 struct Head {
   enum Kind : uint64_t { kTokens, kError };
   uint64_t kind = kTokens;
-  uint64_t epoch = 0, place_of_file = 0, document = 0;  // in the order
-  DocumentInfo info;                                    // of an error: `length` is that of its text
+  StreamPosition position;
+  DocumentInfo info;  // of an error: `length` is that of its text
 };
 static_assert(sizeof(Head) % kWord == 0);
 
 }  // namespace
 
 // In the payload of a segment: how far its rank has written and the ranks of the node have read, and the
-// words themselves. A counter holds the number of the start that it counts from.
+// words themselves.
 struct NodeDocuments::Ring {
   static constexpr uint64_t kHead = 8192;
   static constexpr uint64_t kWords = (SharedSegment::kCapacity - kHead) / kWord;
 
+  struct Counter {
+    uint64_t words : 40;
+    uint64_t generation : 24;  // the number of the start that it counts from
+    bool operator==(const Counter&) const = default;
+  };
   uint64_t identity;  // of the segment: another process's number may be another process here
-  alignas(64) std::atomic<uint64_t> written;
+  alignas(64) std::atomic<Counter> written;
   alignas(64) std::atomic<uint32_t> writes;  // counts, to wait for
   alignas(64) std::atomic<uint32_t> reads;   // counts those of all ranks, to wait for
   struct alignas(64) Reader {
-    std::atomic<uint64_t> read;
+    std::atomic<Counter> read;
   };
-  Reader readers[kMostRanks];
+  Reader readers[kMaxRanks];
 
   std::byte* word(uint64_t index) {
     return reinterpret_cast<std::byte*>(this) + kHead + index % kWords * kWord;
@@ -69,7 +64,7 @@ struct NodeDocuments::Ring {
 namespace {
 
 // Where other ranks of its host find the segment of a rank.
-struct Place {
+struct SegmentAddress {
   std::string host;  // of one start of a machine; "": ranks of one host cannot find each other
   int process = 0, descriptor = -1;
   uint64_t identity = 0;
@@ -81,36 +76,36 @@ struct Place {
 }  // namespace
 
 std::unique_ptr<NodeDocuments> NodeDocuments::make(Coordinator& ranks) {
-  static_assert(sizeof(Ring) <= Ring::kHead && std::atomic<uint64_t>::is_always_lock_free);
+  static_assert(sizeof(Ring) <= Ring::kHead && std::atomic<Ring::Counter>::is_always_lock_free);
   std::optional<SharedSegment> segment = SharedSegment::create();
-  Place own_place;
+  SegmentAddress own_address;
   if (segment) {
     std::random_device device;
     auto* ring = reinterpret_cast<Ring*>(segment->payload(0));
     ring->identity = (uint64_t{device()} << 32) | device();
-    own_place = {"", getpid(), segment->fd(), ring->identity};
-    std::ifstream("/proc/sys/kernel/random/boot_id") >> own_place.host;
+    own_address = {"", getpid(), segment->fd(), ring->identity};
+    std::ifstream("/proc/sys/kernel/random/boot_id") >> own_address.host;
   }
-  // Every rank learns the places of its own host; rank 0 sends those of all.
-  const auto places = combine_on_rank_0(ranks, own_place, [](std::vector<Place> all) { return all; });
-  bool good = std::ranges::count(places, "", &Place::host) == 0;
+  const auto addresses =
+      combine_on_rank_0(ranks, own_address, [](std::vector<SegmentAddress> all) { return all; });
+  bool good = std::ranges::count(addresses, "", &SegmentAddress::host) == 0;
   std::vector<SharedSegment> segments;
   std::vector<int> members;
   int own = 0;
   for (int rank = 0; good && rank < ranks.size(); ++rank) {
-    const Place& place = places[static_cast<size_t>(rank)];
-    if (place.host != own_place.host) continue;
+    const SegmentAddress& address = addresses[static_cast<size_t>(rank)];
+    if (address.host != own_address.host) continue;
     if (rank == ranks.rank()) {
       own = static_cast<int>(members.size());
       segments.push_back(std::move(*segment));
     } else {
-      auto peer = SharedSegment::open(place.process, place.descriptor);
-      good = peer && reinterpret_cast<Ring*>(peer->payload(0))->identity == place.identity;
+      auto peer = SharedSegment::open(address.process, address.descriptor);
+      good = peer && reinterpret_cast<Ring*>(peer->payload(0))->identity == address.identity;
       if (good) segments.push_back(std::move(*peer));
     }
     members.push_back(rank);
   }
-  good = good && members.size() <= kMostRanks;
+  good = good && members.size() <= kMaxRanks;
   enum class Answer : char { kImpossible, kAlone, kShared };  // with other ranks of its host
   const Answer answer = !good ? Answer::kImpossible : members.size() > 1 ? Answer::kShared : Answer::kAlone;
   const bool shared = combine_on_rank_0(ranks, answer, [](const std::vector<Answer>& answers) {
@@ -137,10 +132,9 @@ void NodeDocuments::start(CorpusReader& reader, const StreamPosition& position, 
   interrupted_ = false;
   ++generation_;
   next_document_ = 0;
-  most_words_ =
-      std::clamp(words_of(tokens_ahead * sizeof(int32_t) / rings_.size()), kFewestWords, Ring::kWords);
+  max_words_ = std::clamp(words_of(tokens_ahead * sizeof(int32_t) / rings_.size()), kMinWords, Ring::kWords);
   std::ranges::fill(words_read_, 0);
-  rings_[own_]->written.store(counter(generation_, 0), std::memory_order_release);
+  rings_[own_]->written.store({0, generation_}, std::memory_order_release);
   thread_ = std::jthread([this, &reader, position, seed] { tokenise(reader, position, seed); });
 }
 
@@ -172,7 +166,7 @@ void NodeDocuments::tokenise(CorpusReader& reader, StreamPosition position, uint
           const std::vector<int32_t> tokens(widened_.begin(), widened_.end());
           publish(position, Head::kTokens, info, tokens.data(), tokens.size() * sizeof(int32_t));
         }
-        if (++position.document < reader.documents(position, seed)) continue;
+        position.next_document(reader.documents(position, seed), reader.files().size());
       } catch (const std::exception& error) {
         // In the place of this rank's next document: no rank comes beyond it.
         const auto* known = dynamic_cast<const Error*>(&error);
@@ -184,10 +178,6 @@ void NodeDocuments::tokenise(CorpusReader& reader, StreamPosition position, uint
         publish(position, Head::kError, {.length = text.size()}, text.data(), text.size());
         return;
       }
-      position.document = 0;
-      if (++position.file < reader.files().size()) continue;
-      position.file = 0;
-      ++position.epoch;
     }
   } catch (const Interrupted&) {
   }
@@ -195,7 +185,7 @@ void NodeDocuments::tokenise(CorpusReader& reader, StreamPosition position, uint
 
 void NodeDocuments::publish(const StreamPosition& position, uint64_t kind, const DocumentInfo& info,
                             const void* data, uint64_t bytes) {
-  const Head head{kind, position.epoch, position.file, position.document, info};
+  const Head head{kind, position, info};
   write(&head, sizeof head);
   write(data, bytes);
   Ring& ring = *rings_[own_];
@@ -206,17 +196,17 @@ void NodeDocuments::publish(const StreamPosition& position, uint64_t kind, const
 // Into the own ring, as the ranks of the node make room.
 void NodeDocuments::write(const void* data, uint64_t bytes) {
   Ring& ring = *rings_[own_];
-  uint64_t at = words_in(ring.written.load(std::memory_order_relaxed));
+  uint64_t at = ring.written.load(std::memory_order_relaxed).words;
   const auto* from = static_cast<const std::byte*>(data);
   while (bytes > 0) {
     const uint32_t seen = ring.reads.load(std::memory_order_acquire);
     uint64_t oldest = at;  // word that some rank has yet to read
     for (size_t reader = 0; reader < rings_.size(); ++reader) {
-      const uint64_t read = ring.readers[reader].read.load(std::memory_order_acquire);
-      if (generation_in(read) < generation_) oldest = 0;  // it has not started yet
-      if (generation_in(read) == generation_) oldest = std::min(oldest, words_in(read));
+      const Ring::Counter read = ring.readers[reader].read.load(std::memory_order_acquire);
+      if (read.generation < generation_) oldest = 0;  // it has not started yet
+      if (read.generation == generation_) oldest = std::min<uint64_t>(oldest, read.words);
     }
-    const uint64_t room = most_words_ - (at - oldest);
+    const uint64_t room = max_words_ - (at - oldest);
     if (room == 0) {
       if (interrupted_) throw Interrupted();
       ring.writes.fetch_add(1, std::memory_order_release);  // readers of the first part of this document
@@ -230,7 +220,7 @@ void NodeDocuments::write(const void* data, uint64_t bytes) {
     from += part;
     bytes -= part;
     at += words;
-    ring.written.store(counter(generation_, at), std::memory_order_release);
+    ring.written.store({at, generation_}, std::memory_order_release);
   }
 }
 
@@ -239,24 +229,24 @@ void NodeDocuments::read(int owner, void* data, uint64_t bytes) {
   Ring& ring = *rings_[owner];
   uint64_t& at = words_read_[owner];
   auto* to = static_cast<std::byte*>(data);
-  auto deadline = std::chrono::steady_clock::now() + kLongestSilence;
+  auto deadline = std::chrono::steady_clock::now() + kTimeout;
   while (bytes > 0) {
     if (interrupted_) throw_comm("the data loader was stopped while it waited for a document");
     const uint32_t seen = ring.writes.load(std::memory_order_acquire);
-    const uint64_t written = ring.written.load(std::memory_order_acquire);
-    if (generation_in(written) > generation_)
+    const Ring::Counter written = ring.written.load(std::memory_order_acquire);
+    if (written.generation > generation_)
       throw_comm(
           "rank {} reads the data from another place on, and has not kept a document that this "
           "rank waits for",
           ranks_[owner]);
-    const uint64_t ready = generation_in(written) == generation_ ? words_in(written) - at : 0;
+    const uint64_t ready = written.generation == generation_ ? written.words - at : 0;
     if (ready == 0) {
       wait_for_change(ring.writes, seen);
       if (std::chrono::steady_clock::now() > deadline)
         throw_comm(
             "rank {} has sent no document for {} minutes, which tokenises a share of the text for the ranks "
             "of its host",
-            ranks_[owner], kLongestSilence.count());
+            ranks_[owner], kTimeout.count());
       if (ring.writes.load(std::memory_order_acquire) != seen || owner == own_ ||
           !segments_[owner].owner_ended() || ring.written.load(std::memory_order_acquire) != written)
         continue;
@@ -267,12 +257,12 @@ void NodeDocuments::read(int owner, void* data, uint64_t bytes) {
     const uint64_t part = std::min(bytes, words * kWord);
     std::memcpy(to, ring.word(at), part);
     std::atomic_thread_fence(std::memory_order_acquire);
-    if (generation_in(ring.written.load(std::memory_order_acquire)) != generation_) continue;  // overwritten
+    if (ring.written.load(std::memory_order_acquire).generation != generation_) continue;  // overwritten
     to += part;
     bytes -= part;
     at += words;
-    deadline = std::chrono::steady_clock::now() + kLongestSilence;
-    ring.readers[own_].read.store(counter(generation_, at), std::memory_order_release);
+    deadline = std::chrono::steady_clock::now() + kTimeout;
+    ring.readers[own_].read.store({at, generation_}, std::memory_order_release);
     ring.reads.fetch_add(1, std::memory_order_release);
     wake_all(ring.reads);
   }
@@ -287,11 +277,12 @@ TokenisedDocument NodeDocuments::next(const StreamPosition& position) {
     read(owner, text.data(), text.size());
     throw_encoded_error(text);
   }
-  if (head.epoch != position.epoch || head.place_of_file != position.file ||
-      head.document != position.document)
+  const StreamPosition& made = head.position;
+  if (std::tie(made.epoch, made.file, made.document) !=
+      std::tie(position.epoch, position.file, position.document))
     throw_bug(
         "data loader: rank {} has tokenised document {} of file {} of epoch {}, awaited is {} of {} of {}",
-        ranks_[owner], head.document, head.place_of_file, head.epoch, position.document, position.file,
+        ranks_[owner], made.document, made.file, made.epoch, position.document, position.file,
         position.epoch);
   TokenisedDocument document{head.info, std::vector<int32_t>(head.info.length)};
   read(owner, document.tokens.data(), document.tokens.size() * sizeof(int32_t));

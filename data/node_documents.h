@@ -60,7 +60,7 @@ class NodeDocuments {
   int own_;
   std::atomic<bool> interrupted_ = false;
   uint64_t generation_ = 0;           // starts so far
-  uint64_t most_words_ = 0;           // in the own ring
+  uint64_t max_words_ = 0;            // in the own ring
   uint64_t next_document_ = 0;        // since the start
   std::vector<uint64_t> words_read_;  // of each ring since the start
   std::vector<int64_t> widened_;      // of the thread

@@ -10,7 +10,6 @@
 #include <unistd.h>
 
 #include "base/error.h"
-#include "base/files.h"
 #include "base/hash.h"
 #include "base/json.h"
 
@@ -70,9 +69,9 @@ ShardHeader parse_shard_header(const std::string& text, const fs::path& path) tr
   const std::string& dtype = fields["dtype"].text();
   if (dtype != "uint16" && dtype != "uint32") fields["dtype"].refuse("uint16 or uint32");
   header.wide = dtype == "uint32";
-  constexpr uint64_t kMost = uint64_t{1} << 48;
-  header.tokens = fields["tokens"].count(1, kMost);
-  header.documents = fields["documents"].count(1, kMost);
+  constexpr uint64_t kMaxCount = uint64_t{1} << 48;
+  header.tokens = fields["tokens"].count(1, kMaxCount);
+  header.documents = fields["documents"].count(1, kMaxCount);
   header.vocab_size = fields["vocab_size"].count(1, header.wide ? uint64_t{1} << 31 : kNarrowVocabulary);
   header.tokenizer = fields["tokenizer"].text();
   header.tokenizer_path = optional("tokenizer_path");

@@ -48,12 +48,8 @@ bool TokenStream::advance_to_token() {
           position_.token, describe_position(), document_->length);
     }
     open_ = false;
-    position_.token = 0;
-    if (++position_.document < document_->documents) continue;
-    position_.document = 0;
-    if (++position_.file < files().size()) continue;
-    position_.file = 0;
-    if (++position_.epoch > first_epoch + 1)
+    position_.next_document(document_->documents, files().size());
+    if (position_.epoch > first_epoch + 1)
       throw_data("dataset {} ({} files): its documents hold no tokens", files()[0].path.string(),
                  files().size());
   }

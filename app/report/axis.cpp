@@ -1,8 +1,6 @@
 #include "app/report/axis.h"
 
-#include <algorithm>
 #include <array>
-#include <cmath>
 
 #include <fmt/format.h>
 

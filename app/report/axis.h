@@ -1,6 +1,8 @@
 // Axes of a plot: where the ticks are and how numbers are written. No I/O.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -13,6 +15,10 @@ struct Tick {
 
 struct Interval {
   double low = 0, high = 1;
+
+  static constexpr Interval empty() { return {INFINITY, -INFINITY}; }
+  bool is_empty() const { return low > high; }
+  void extend_to(double value) { *this = {std::min(low, value), std::max(high, value)}; }
 };
 
 // About `wanted` multiples of 1, 2 or 5 times a power of ten inside the interval.

@@ -4,8 +4,8 @@
 
 namespace hyperion::report {
 
-BackwardLines::BackwardLines(const std::filesystem::path& path, size_t longest_line, size_t block)
-    : file_(path), longest_line_(longest_line), block_(block), size_(file_.size()), begin_(size_) {}
+BackwardLines::BackwardLines(const std::filesystem::path& path, size_t max_line, size_t block)
+    : file_(path), max_line_(max_line), block_(block), size_(file_.size()), begin_(size_) {}
 
 void BackwardLines::read_block_before() {
   const size_t size = std::min<uint64_t>(block_, begin_);
@@ -23,7 +23,7 @@ std::optional<BackwardLines::Line> BackwardLines::next() {
     if (end_ == 0 && begin_ == 0 && !line.too_long) return std::nullopt;
     const size_t newline = end_ == 0 ? std::string::npos : buffer_.rfind('\n', end_ - 1);
     if (newline == std::string::npos && begin_ > 0) {
-      if (end_ > longest_line_) {
+      if (end_ > max_line_) {
         line.too_long = true;
         end_ = 0;  // what was read of it is not needed
       }
@@ -35,7 +35,7 @@ std::optional<BackwardLines::Line> BackwardLines::next() {
     end_ = newline == std::string::npos ? 0 : newline;
     line.ended = !last_line_;
     last_line_ = false;
-    if (line.too_long || text.size() > longest_line_) {
+    if (line.too_long || text.size() > max_line_) {
       line.too_long = true;
       return line;
     }

@@ -20,7 +20,7 @@ class BackwardLines {
   };
 
   // Takes a regular file only. Throws Error(kBadData) naming the path. What is appended later is not read.
-  explicit BackwardLines(const std::filesystem::path& path, size_t longest_line = 256 * 1024,
+  explicit BackwardLines(const std::filesystem::path& path, size_t max_line = 256 * 1024,
                          size_t block = 1024 * 1024);
 
   // Blank lines are passed over. Throws Error(kBadData) when the file became shorter or cannot be read.
@@ -33,7 +33,7 @@ class BackwardLines {
   void read_block_before();
 
   InputFile file_;
-  size_t longest_line_, block_;
+  size_t max_line_, block_;
   uint64_t size_ = 0, begin_ = 0;  // where in the file buffer_ starts
   std::string buffer_;             // not returned yet, then the line that was returned last
   size_t end_ = 0;                 // of what is not returned yet

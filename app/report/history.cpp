@@ -5,13 +5,13 @@
 
 namespace hyperion::report {
 
-RunHistory::RunHistory(size_t most_buckets) {
-  limit_buckets(most_buckets);
+RunHistory::RunHistory(size_t max_buckets) {
+  limit_buckets(max_buckets);
 }
 
-void RunHistory::limit_buckets(size_t most_buckets) {
-  for (StepBuckets& buckets : current_) buckets.limit(most_buckets);
-  for (StepBuckets& buckets : superseded_) buckets.limit(most_buckets / 2);
+void RunHistory::limit_buckets(size_t max_buckets) {
+  for (StepBuckets& buckets : current_) buckets.limit(max_buckets);
+  for (StepBuckets& buckets : superseded_) buckets.limit(max_buckets / 2);
 }
 
 bool RunHistory::starts_earlier_attempt(const MetricRow& row) const {
@@ -30,26 +30,25 @@ void RunHistory::add_older(const MetricRow& row) {
 
   if (!row.event.empty()) {
     ++event_count_;
-    if (events_.size() < kMostEvents) events_.push_back(row);
+    if (events_.size() < kMaxEvents) events_.push_back(row);
     if (row.event == "start") {
       superseded_from_ = std::min(superseded_from_, row.step + 1);
-      if (later_ && later_->run_id == row.run_id) set_first_step(row.step + 1);
+      if (later_ && later_->run_id == row.run_id)
+        attempts_.back().first_step = std::min(row.step + 1, attempts_.back().last_step);
     }
   } else if (row.kind != RowKind::kEvent) {
     if (starts_earlier_attempt(row)) {
-      if (attempt_count_ > 0) superseded_from_ = std::min(superseded_from_, attempt_.first_step);
-      ++attempt_count_;
-      attempt_ = {row.step, row.step, time, time};
-      if (attempts_.size() < kMostAttempts) attempts_.push_back(attempt_);
+      if (attempt_count_ > 0) superseded_from_ = std::min(superseded_from_, attempts_.back().first_step);
+      if (++attempt_count_ <= kMaxAttempts) attempts_.emplace_back();
+      attempts_.back() = {row.step, row.step, time};
     }
-    attempt_.first_step = std::min(attempt_.first_step, row.step);
-    attempt_.last_step = std::max(attempt_.last_step, row.step);
-    attempt_.first_time = std::min(attempt_.first_time, time);
-    attempt_.last_time = std::max(attempt_.last_time, time);
+    Attempt& attempt = attempts_.back();
+    attempt.first_step = std::min(attempt.first_step, row.step);
+    attempt.last_step = std::max(attempt.last_step, row.step);
+    attempt.first_time = std::min(attempt.first_time, time);
     const auto resumed = row.value(kResumeStepTag);
     if (resumed && *resumed >= 0 && *resumed < static_cast<double>(row.step))
-      attempt_.first_step = static_cast<int64_t>(*resumed) + 1;
-    set_first_step(attempt_.first_step);
+      attempt.first_step = static_cast<int64_t>(*resumed) + 1;
     later_ = row;
   }
 
@@ -61,11 +60,6 @@ void RunHistory::add_older(const MetricRow& row) {
     if (value && !std::isfinite(*value))
       first_non_finite_ = std::min(first_non_finite_.value_or(row.step), row.step);
   }
-}
-
-void RunHistory::set_first_step(int64_t step) {
-  attempt_.first_step = std::min(step, attempt_.last_step);
-  if (attempts_.size() == attempt_count_) attempts_.back() = attempt_;
 }
 
 const MetricRow* RunHistory::newest(RowKind kind) const {

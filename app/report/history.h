@@ -18,15 +18,15 @@ namespace hyperion::report {
 struct Attempt {
   int64_t first_step = 0;  // the step after the one resumed from, as far as the rows tell
   int64_t last_step = 0;
-  double first_time = 0, last_time = 0;  // seconds since 1970
+  double first_time = 0;  // seconds since 1970
 };
 
 class RunHistory {
  public:
-  static constexpr size_t kMostAttempts = 500;  // the newest are kept, all are counted
-  static constexpr size_t kMostEvents = 100;    // the same
+  // All are counted, and the newest kept; the last of the attempts is the one that rows are added to.
+  static constexpr size_t kMaxAttempts = 101, kMaxEvents = 100;
 
-  explicit RunHistory(size_t most_buckets);
+  explicit RunHistory(size_t max_buckets);
 
   // Rows are given from the newest to the oldest. A row belongs to an earlier attempt than the one after it
   // when its step and kind do not come before that one's, when the run id is another, or when the later row
@@ -35,7 +35,7 @@ class RunHistory {
   void add_older(const MetricRow& row);
 
   // The same history in fewer buckets.
-  void limit_buckets(size_t most_buckets);
+  void limit_buckets(size_t max_buckets);
 
   const StepBuckets& current(RowKind kind) const { return current_[static_cast<size_t>(kind)]; }
   const StepBuckets& superseded(RowKind kind) const { return superseded_[static_cast<size_t>(kind)]; }
@@ -52,12 +52,10 @@ class RunHistory {
 
  private:
   bool starts_earlier_attempt(const MetricRow& row) const;
-  void set_first_step(int64_t step);  // of attempt_
 
   std::array<StepBuckets, kRowKinds> current_, superseded_;
   std::array<std::optional<MetricRow>, kRowKinds> newest_;
   std::vector<Attempt> attempts_;
-  Attempt attempt_;  // the one that rows are added to
   uint64_t attempt_count_ = 0;
   std::vector<MetricRow> events_;
   uint64_t event_count_ = 0;

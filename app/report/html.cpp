@@ -1,5 +1,8 @@
 #include "app/report/html.h"
 
+#include <algorithm>
+#include <map>
+
 #include "base/utf8.h"
 
 namespace hyperion::report {
@@ -18,9 +21,11 @@ bool is_plain_character(char32_t c) {
 
 }  // namespace
 
-std::string html_text(std::string_view text, size_t longest) {
+std::string html_text(std::string_view text, size_t max_bytes) {
+  static const std::map<char32_t, std::string_view> kEntities = {
+      {'&', "&amp;"}, {'<', "&lt;"}, {'>', "&gt;"}, {'"', "&quot;"}, {'\'', "&#39;"}};
   std::string out;
-  const size_t limit = text.size() < longest ? text.size() : longest;
+  const size_t limit = std::min(text.size(), max_bytes);
   for (size_t at = 0; at < limit;) {
     if (const int size = utf8_sequence(text.substr(at)); size < 0) {
       out += kReplacement;
@@ -28,25 +33,10 @@ std::string html_text(std::string_view text, size_t longest) {
       continue;
     }
     const CodePoint c = decode_at(text, at);
-    switch (c.value) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      case '\'':
-        out += "&#39;";
-        break;
-      default:
-        out += is_plain_character(c.value) ? text.substr(at, c.size) : kReplacement;
-    }
+    if (const auto entity = kEntities.find(c.value); entity != kEntities.end())
+      out += entity->second;
+    else
+      out += is_plain_character(c.value) ? text.substr(at, c.size) : kReplacement;
     at += c.size;
   }
   if (limit < text.size()) out += "\u2026";

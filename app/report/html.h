@@ -7,8 +7,8 @@
 namespace hyperion::report {
 
 // For the text of an element and for an attribute in quotes: & < > " ' as entities; control bytes, what is
-// not UTF-8 and the characters that turn the direction of writing as U+FFFD. At most `longest` bytes are
+// not UTF-8 and the characters that turn the direction of writing as U+FFFD. At most `max_bytes` are
 // taken, and "…" follows.
-std::string html_text(std::string_view text, size_t longest = 2000);
+std::string html_text(std::string_view text, size_t max_bytes = 2000);
 
 }  // namespace hyperion::report

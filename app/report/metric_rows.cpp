@@ -12,7 +12,7 @@
 namespace hyperion::report {
 namespace {
 
-constexpr int64_t kLargestStep = int64_t{1} << 53;
+constexpr int64_t kMaxStep = int64_t{1} << 53;
 
 // In the order of KnownTag.
 constexpr std::string_view kKnown[kKnownTags] = {
@@ -70,7 +70,7 @@ std::optional<int> MetricParser::tag(std::string_view name) const {
 
 std::optional<int> MetricParser::intern(std::string_view name) {
   if (const auto known = tag(name)) return known;
-  if (tags_.size() == kMostTags || name.size() > kLongestTag) {
+  if (tags_.size() == kMaxTags || name.size() > kMaxTagBytes) {
     ++tags_left_out_;
     return std::nullopt;
   }
@@ -87,7 +87,7 @@ std::optional<MetricRow> MetricParser::parse(std::string_view line) {
   MetricRow row;
   row.step = -1;
   std::string_view text;
-  if (!object.at_key("event").get_string().get(text)) row.event = text.substr(0, kLongestName);
+  if (!object.at_key("event").get_string().get(text)) row.event = text.substr(0, kMaxNameBytes);
   for (const auto& [key, element] : object) {
     if (key == "event") continue;
     if (key == "step") {
@@ -95,20 +95,20 @@ std::optional<MetricRow> MetricParser::parse(std::string_view line) {
       continue;
     }
     if (key == "run_id" && !element.get_string().get(text)) {
-      row.run_id = text.substr(0, kLongestName);
+      row.run_id = text.substr(0, kMaxNameBytes);
       continue;
     }
     const bool of_event = !row.event.empty() && key != "time";
-    if (of_event && row.details.size() < kLongestDetails)
+    if (of_event && row.details.size() < kMaxDetailBytes)
       row.details += (row.details.empty() ? "" : ", ") + field_text(key, element);
     const auto value = number(element);
     if (!value) continue;
     const auto tag = of_event ? intern(row.event + "." + std::string(key)) : intern(key);
     if (tag) row.values.emplace_back(*tag, *value);
   }
-  if (row.details.size() > kLongestDetails) row.details.resize(kLongestDetails);
+  if (row.details.size() > kMaxDetailBytes) row.details.resize(kMaxDetailBytes);
   const auto time = row.value(kTimeTag);
-  if (row.step < 0 || row.step > kLargestStep || !time || !std::isfinite(*time)) return std::nullopt;
+  if (row.step < 0 || row.step > kMaxStep || !time || !std::isfinite(*time)) return std::nullopt;
   if (!row.event.empty()) return row;
   if (row.value(kLossTag)) row.kind = RowKind::kTraining;
   if (row.value(kValidationLossTag)) row.kind = RowKind::kValidation;

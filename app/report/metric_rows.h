@@ -45,10 +45,10 @@ struct MetricRow {
 class MetricParser {
  public:
   // More different tags than this, or longer ones, are left out and counted.
-  static constexpr size_t kMostTags = 128;
-  static constexpr size_t kLongestTag = 100;
-  static constexpr size_t kLongestName = 100;      // of a run id or an event
-  static constexpr size_t kLongestDetails = 1000;  // of an event
+  static constexpr size_t kMaxTags = 128;
+  static constexpr size_t kMaxTagBytes = 100;
+  static constexpr size_t kMaxNameBytes = 100;     // of a run id or an event
+  static constexpr size_t kMaxDetailBytes = 1000;  // of an event
 
   MetricParser();
   ~MetricParser();

@@ -5,6 +5,7 @@
 
 #include <fmt/chrono.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "app/report/html.h"
 #include "app/report/page_assets.h"
@@ -45,7 +46,8 @@ std::string utc_text(double unix_seconds) {
 // The newest values of one run: its row in the table at the top.
 class NewestState {
  public:
-  NewestState(const ReportRun& run, double now) : run_(run), now_(now) {}
+  NewestState(const ReportRun& run, double now)
+      : run_(run), start_(run.starts.starts.empty() ? RunStart() : run.starts.starts.back()), now_(now) {}
 
   std::string row(size_t number) const {
     const MetricRow* training = run_.history.newest(RowKind::kTraining);
@@ -90,15 +92,9 @@ class NewestState {
            after;
   }
 
-  std::string setting(const std::string& key) const {
-    if (run_.starts.starts.empty()) return "";
-    const Settings& settings = run_.starts.starts.back().settings;
-    const auto found = settings.find(key);
-    return found == settings.end() ? "" : found->second;
-  }
-
   std::string description() const {
-    std::string text = setting("job.description");
+    const auto found = start_.settings.find("job.description");
+    std::string text = found == start_.settings.end() ? "" : found->second;
     if (text.size() >= 2 && text.front() == text.back()) text = text.substr(1, text.size() - 2);  // quotes
     return text.empty() ? "" : fmt::format("<small>{}</small>", html_text(text, 300));
   }
@@ -125,8 +121,7 @@ class NewestState {
     if (row == nullptr) return "-";
     std::string html = human_count(static_cast<uint64_t>(row->step));
     const auto small = [&](const std::string& text) { html += "<small>" + text + "</small>"; };
-    const RunStart* start = run_.starts.starts.empty() ? nullptr : &run_.starts.starts.back();
-    const double steps = start == nullptr ? 0 : start->number("training.steps").value_or(0);
+    const double steps = start_.number("training.steps").value_or(0);
     if (steps >= 1 && steps < 1e15) {
       small(fmt::format("of {} ({:.0f}\u00a0%)", number_text(steps),
                         100 * static_cast<double>(row->step) / steps));
@@ -144,7 +139,7 @@ class NewestState {
   std::string clipped() const {
     ValueRange all;
     for (const auto& [index, bucket] : run_.history.current(RowKind::kTraining).buckets())
-      if (const ValueRange* range = bucket.range(kClippedTag)) all.add(*range);
+      all.add(bucket.range(kClippedTag));
     return all.count == 0 ? "" : fmt::format("{:.3g}\u00a0% of steps clipped", 100 * all.mean());
   }
 
@@ -155,9 +150,7 @@ class NewestState {
         "<tr class=\"record\"><td colspan=\"9\"><details><summary>Record "
         "<small>{}</small></summary><pre>{}</pre>"
         "</details></td></tr>",
-        html_text(
-            fact(run_.starts.starts.back(), "devices") + ", host " + fact(run_.starts.starts.back(), "host"),
-            200),
+        html_text(fact(start_, "devices") + ", host " + fact(start_, "host"), 200),
         html_text(run_.starts.newest_record, 100'000));
   }
 
@@ -178,12 +171,13 @@ class NewestState {
     }
     if (run_.tags_left_out > 0)
       warn(fmt::format("{} left out: more than {} different names, or a name too long",
-                       counted(run_.tags_left_out, "field"), MetricParser::kMostTags));
+                       counted(run_.tags_left_out, "field"), MetricParser::kMaxTags));
     for (const std::string& problem : run_.starts.problems) warn(problem);
     return html;
   }
 
   const ReportRun& run_;
+  RunStart start_;  // the newest
   double now_;
 };
 
@@ -226,15 +220,15 @@ std::string difference_table(const std::vector<ReportRun>& runs) {
     head += fmt::format("<th>{}{}</th>", swatch(i), html_text(runs[i].name, 200));
   }
   if (columns.size() < 2) return "";
-  const std::vector<Difference> rows = differences(columns);
+  const auto rows = differences(columns);
   std::string html = fmt::format(
       "<h2>Configuration: {}</h2>",
       rows.empty() ? "the same in all runs" : counted(rows.size(), "key") + " with different values");
   if (rows.empty()) return html;
   html += "<div class=\"scroll\"><table>" + head + "</tr>";
-  for (const Difference& row : rows) {
-    html += fmt::format("<tr><td><code>{}</code></td>", html_text(row.key, 200));
-    for (const std::string& value : row.values)
+  for (const auto& [key, values] : rows) {
+    html += fmt::format("<tr><td><code>{}</code></td>", html_text(key, 200));
+    for (const std::string& value : values)
       html += value.empty() ? "<td><small>not set</small></td>"
                             : fmt::format("<td><code>{}</code></td>", html_text(value, 500));
     html += "</tr>";
@@ -245,13 +239,23 @@ std::string difference_table(const std::vector<ReportRun>& runs) {
 // The settings that differ from the start before, "key: old -> new" per line.
 std::string changed_settings(const Settings& before, const Settings& after) {
   std::string html;
-  for (const Difference& row : differences({&before, &after})) {
-    const auto value_or_not_set = [](const std::string& value) { return value.empty() ? "not set" : value; };
-    html += fmt::format("<code>{}: {} \u2192 {}</code><br>", html_text(row.key, 200),
-                        html_text(value_or_not_set(row.values[0]), 200),
-                        html_text(value_or_not_set(row.values[1]), 200));
-  }
+  const auto text = [](const std::string& value) {
+    return html_text(value.empty() ? "not set" : value, 200);
+  };
+  for (const auto& [key, values] : differences({&before, &after}))
+    html += fmt::format("<code>{}: {} \u2192 {}</code><br>", html_text(key, 200), text(values[0]),
+                        text(values[1]));
   return html;
+}
+
+// "" without rows. `count`: also of those that are not shown.
+std::string folded_table(const char* title, const char* noun, uint64_t count, uint64_t shown,
+                         const char* header, const std::string& rows) {
+  if (count == 0) return "";
+  return fmt::format(
+      "<details><summary>{} <small>{}{}</small></summary><div class=\"scroll\"><table><tr>{}</tr>{}</table>"
+      "</div></details>",
+      title, counted(count, noun), shown < count ? fmt::format(", the newest {}", shown) : "", header, rows);
 }
 
 std::string starts_table(const std::vector<ReportRun>& runs) {
@@ -271,13 +275,10 @@ std::string starts_table(const std::vector<ReportRun>& runs) {
           i > 0 ? changed_settings(starts[i - 1].settings, starts[i].settings) : "");
     }
   }
-  if (count == 0) return "";
-  return fmt::format(
-      "<details><summary>Starts <small>{}{}</small></summary><div class=\"scroll\"><table><tr><th>start</th>"
-      "<th>time</th><th>host</th><th>ranks</th><th>devices</th><th>commit</th><th>command</th><th>changed "
-      "since the start "
-      "before</th></tr>{}</table></div></details>",
-      counted(count, "record"), shown < count ? fmt::format(", the newest {}", shown) : "", rows);
+  return folded_table("Starts", "record", count, shown,
+                      "<th>start</th><th>time</th><th>host</th><th>ranks</th><th>devices</th><th>commit</th>"
+                      "<th>command</th><th>changed since the start before</th>",
+                      rows);
 }
 
 std::string events_table(const std::vector<ReportRun>& runs) {
@@ -292,43 +293,33 @@ std::string events_table(const std::vector<ReportRun>& runs) {
                       swatch(run), utc_text(event.value(kTimeTag).value_or(0)), html_text(event.event),
                       human_count(static_cast<uint64_t>(event.step)), html_text(event.details));
   }
-  if (count == 0) return "";
-  return fmt::format(
-      "<details><summary>Events <small>{}{}</small></summary><div class=\"scroll\"><table><tr><th>time</th>"
-      "<th>event</th><th>after step</th><th>details</th></tr>{}</table></div></details>",
-      counted(count, "event"), shown < count ? fmt::format(", the newest {}", shown) : "", rows);
+  return folded_table("Events", "event", count, shown,
+                      "<th>time</th><th>event</th><th>after step</th><th>details</th>", rows);
 }
 
+// What the script reads: JSON.
 std::string page_data(const ReportData& data) {
   using Frame = PlotFrame;
-  std::string json = fmt::format("{{\"frame\":[{},{},{},{}],\"x\":[", Frame::kLeft, Frame::kRight,
-                                 Frame::kTop, Frame::kBottom);
-  std::string names, runs, marks;
+  std::vector<std::string> ranges, names, marks, points, lines;
   for (const HorizontalAxis& axis : data.axes) {
-    json += fmt::format("{}[{},{}]", names.empty() ? "" : ",", axis.interval.low, axis.interval.high);
-    names += fmt::format("{}\"{}\"", names.empty() ? "" : ",", axis.name);
+    ranges.push_back(fmt::format("[{},{}]", axis.interval.low, axis.interval.high));
+    names.push_back(fmt::format("\"{}\"", axis.name));
   }
-  for (const PlotPoints& points : data.points)
-    runs += fmt::format("{}{}", runs.empty() ? "" : ",", points.run);
-  for (const PlotMark& mark : data.marks)
-    marks += (marks.empty() ? "" : ",") + json_numbers({mark.x.begin(), mark.x.end()});
-  json += fmt::format("],\"axes\":[{}],\"runs\":[{}],\"marks\":[{}", names, runs, marks);
-  json += "],\"points\":[";
-  for (size_t i = 0; i < data.points.size(); ++i) {
-    json += i ? ",\n[" : "[";
-    for (size_t axis = 0; axis < kPlotAxes; ++axis)
-      json += (axis ? "," : "") + json_numbers(data.points[i].x[axis]);
-    json += "]";
+  std::vector<int> runs;
+  for (const PlotPoints& of_table : data.points) {
+    runs.push_back(of_table.run);
+    std::vector<std::string> axes;
+    for (const std::vector<double>& x : of_table.x) axes.push_back(json_numbers(x));
+    points.push_back(fmt::format("[{}]", fmt::join(axes, ",")));
   }
-  json += "],\"lines\":[";
-  bool first = true;
-  for (const auto* plots : {&data.plots, &data.more_plots}) {
-    for (const Plot& plot : *plots) {
-      json += (first ? "" : ",\n") + lines_json(plot);
-      first = false;
-    }
-  }
-  return json + "]}";
+  for (const PlotMark& mark : data.marks) marks.push_back(json_numbers({mark.x.begin(), mark.x.end()}));
+  for (const auto* plots : {&data.plots, &data.more_plots})
+    for (const Plot& plot : *plots) lines.push_back(lines_json(plot));
+  return fmt::format(
+      "{{\"frame\":[{},{},{},{}],\"x\":[{}],\"axes\":[{}],\"runs\":[{}],\"marks\":[{}],\"points\":[{}],"
+      "\"lines\":[{}]}}",
+      Frame::kLeft, Frame::kRight, Frame::kTop, Frame::kBottom, fmt::join(ranges, ","), fmt::join(names, ","),
+      fmt::join(runs, ","), fmt::join(marks, ","), fmt::join(points, ",\n"), fmt::join(lines, ",\n"));
 }
 
 }  // namespace
@@ -340,7 +331,7 @@ std::string report_page(const std::vector<ReportRun>& runs, double now) {
   int64_t widest = 1;  // in steps, of the points that the script has
   for (const ReportRun& run : runs)
     for (const auto& [index, bucket] : run.history.current(RowKind::kTraining).buckets())
-      if (bucket.rows > 1) widest = std::max(widest, bucket.last_step - bucket.first_step + 1);
+      widest = std::max(widest, static_cast<int64_t>(bucket.steps.largest - bucket.steps.smallest) + 1);
   bool superseded = false;
   for (const ReportRun& run : runs)
     for (int kind = 0; kind < kRowKinds; ++kind)
@@ -367,20 +358,21 @@ std::string report_page(const std::vector<ReportRun>& runs, double now) {
           "where a "
           "point stands for several steps.</p>\n<div class=\"plots\">\n";
   size_t line = 0;
-  for (const Plot& plot : data.plots) {
-    html += figure(plot, data, line);
-    line += plot.lines.size();
-  }
-  html += "</div>\n";
+  const auto add_figures = [&](const std::vector<Plot>& plots) {
+    for (const Plot& plot : plots) {
+      html += figure(plot, data, line);
+      line += plot.lines.size();
+    }
+    html += "</div>";
+  };
+  add_figures(data.plots);
+  html += "\n";
   if (!data.more_plots.empty()) {
     html += fmt::format("<details><summary>More metrics <small>{}{}</small></summary><div class=\"plots\">\n",
                         counted(data.more_plots.size(), "plot"),
                         data.plots_left_out > 0 ? fmt::format(", {} left out", data.plots_left_out) : "");
-    for (const Plot& plot : data.more_plots) {
-      html += figure(plot, data, line);
-      line += plot.lines.size();
-    }
-    html += "</div></details>\n";
+    add_figures(data.more_plots);
+    html += "</details>\n";
   }
   html += difference_table(runs) + starts_table(runs) + events_table(runs);
   html += "\n<script type=\"application/json\" id=\"data\">" + page_data(report_data(runs)) + "</script>\n";

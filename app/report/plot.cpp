@@ -97,30 +97,23 @@ std::string horizontal_axis(const HorizontalAxis& axis) {
 }  // namespace
 
 Interval values_of(const Plot& plot) {
-  Interval all{INFINITY, -INFINITY};
-  const auto take = [&](const std::vector<double>& values) {
-    for (const double value : values) {
-      if (!std::isfinite(value)) continue;
-      all = {std::min(all.low, value), std::max(all.high, value)};
-    }
-  };
-  for (const PlotLine& line : plot.lines) {
-    take(line.mean);
-    take(line.low);
-    take(line.high);
-  }
-  return all.low > all.high ? Interval{1, 0} : all;
+  Interval all = Interval::empty();
+  for (const PlotLine& line : plot.lines)
+    for (const auto* values : {&line.mean, &line.low, &line.high})
+      for (const double value : *values)
+        if (std::isfinite(value)) all.extend_to(value);
+  return all;
 }
 
 std::string plot_svg(const Plot& plot, const std::vector<PlotPoints>& points,
                      const std::array<HorizontalAxis, kPlotAxes>& axes, const std::vector<PlotMark>& marks,
                      size_t first_line) {
   Interval data = values_of(plot);
-  if (data.low > data.high) data = {0, 1};  // only values that are not finite
+  if (data.is_empty()) data = {0, 1};  // only values that are not finite
   const bool log = !plot.from_zero && wants_log_scale(data), positive = data.low > 0;
   const double farthest = kFarthestReference * data.high;
   for (const double value : plot.references)
-    if (value <= farthest) data = {std::min(data.low, value), std::max(data.high, value)};
+    if (value <= farthest) data.extend_to(value);
   const Interval interval = log ? log_interval(data) : linear_interval(data, plot.from_zero);
   const Scale up{interval, Frame::kBottom, Frame::kTop, log};
   const size_t axis = plot.over_time ? kTimeAxis : kStepAxis;

@@ -54,7 +54,7 @@ struct PlotFrame {
   static constexpr double kLeft = 62, kRight = 626, kTop = 10, kBottom = 232;
 };
 
-// The smallest and largest finite value of all lines; {1, 0} when there is none.
+// From the smallest to the largest finite value of all lines.
 Interval values_of(const Plot& plot);
 
 // The plot as a page without script shows it: over the step, or over the time. The page's script draws it

@@ -51,30 +51,58 @@ constexpr const char* kNotPlotted[] = {"time",
                                        "validation_metrics/memory/max_reserved(%)",
                                        "validation_metrics/memory/max_active(%)"};
 
-using Bucket = StepBuckets::Bucket;
+using Buckets = std::vector<const StepBuckets::Bucket*>;
+const StepBuckets::Bucket kGap;  // without a value: no line goes over it
 
-// Where the distance to the next bucket is more than four times the usual one.
-std::vector<const Bucket*> with_gaps(const std::vector<const Bucket*>& buckets) {
-  std::vector<int64_t> distances;
+// A gap where the distance to the next bucket is more than four times the usual one.
+Buckets with_gaps(const Buckets& buckets) {
+  std::vector<double> distances;
   for (size_t i = 1; i < buckets.size(); ++i)
-    distances.push_back(buckets[i]->first_step - buckets[i - 1]->last_step);
+    distances.push_back(buckets[i]->steps.smallest - buckets[i - 1]->steps.largest);
   if (distances.empty()) return buckets;
-  std::vector<int64_t> sorted = distances;
+  std::vector<double> sorted = distances;
   const auto middle = sorted.begin() + static_cast<int64_t>((sorted.size() - 1) / 2);
   std::nth_element(sorted.begin(), middle, sorted.end());
-  const int64_t usual = *middle;
-  std::vector<const Bucket*> row = {buckets[0]};
+  Buckets result = {buckets[0]};
   for (size_t i = 1; i < buckets.size(); ++i) {
-    if (distances[i - 1] / 4 > usual) row.push_back(nullptr);
-    row.push_back(buckets[i]);
+    if (std::floor(distances[i - 1] / 4) > *middle) result.push_back(&kGap);
+    result.push_back(buckets[i]);
   }
-  return row;
+  return result;
 }
 
 std::optional<int> tag_number(const ReportRun& run, const std::string& tag) {
-  const auto found = std::find(run.tags.begin(), run.tags.end(), tag);
+  const auto found = std::ranges::find(run.tags, tag);
   if (found == run.tags.end()) return std::nullopt;
   return static_cast<int>(found - run.tags.begin());
+}
+
+std::vector<double> means(const Buckets& buckets, int tag) {
+  std::vector<double> values;
+  for (const auto* bucket : buckets) values.push_back(bucket->range(tag).mean());
+  return values;
+}
+
+std::vector<double> mean_steps(const Buckets& buckets) {
+  std::vector<double> steps;
+  for (const auto* bucket : buckets) steps.push_back(bucket->steps.mean());
+  return steps;
+}
+
+PlotLine line_of(const Buckets& buckets, int tag, size_t points) {
+  PlotLine line{points};
+  bool several = false;
+  for (size_t i = 0; i < buckets.size(); ++i) {
+    const ValueRange& range = buckets[i]->range(tag);
+    line.mean.push_back(range.mean());
+    line.low.push_back(range.smallest);
+    line.high.push_back(range.largest);
+    several |= range.count > 1;
+    if (range.non_finite > 0) line.broken.push_back(i);
+    if (tag == kGradNormTag && buckets[i]->range(kClippedTag).largest > 0) line.marked.push_back(i);
+  }
+  if (!several) line.low.clear(), line.high.clear();
+  return line;
 }
 
 struct Builder {
@@ -83,32 +111,16 @@ struct Builder {
   // The first of PlotPoints of each run, current ones by kind, then superseded ones.
   std::vector<std::array<size_t, 2 * kRowKinds>> tables{};
 
-  static const StepBuckets& buckets(const ReportRun& run, size_t table) {
+  static const StepBuckets& table_of(const ReportRun& run, size_t table) {
     const auto kind = static_cast<RowKind>(table % kRowKinds);
     return table < kRowKinds ? run.history.current(kind) : run.history.superseded(kind);
   }
 
-  // nullptr: a gap, so that no line joins what two restarts made again.
-  static std::vector<const Bucket*> in_order(const ReportRun& run, size_t table) {
-    std::vector<const Bucket*> row;
-    for (const auto& [index, bucket] : buckets(run, table).buckets()) row.push_back(&bucket);
-    return table < kRowKinds ? row : with_gaps(row);
-  }
-
-  static std::vector<double> means(const std::vector<const Bucket*>& row_of_buckets, int tag) {
-    std::vector<double> values;
-    for (const Bucket* bucket : row_of_buckets) {
-      const ValueRange* range = bucket == nullptr ? nullptr : bucket->range(tag);
-      values.push_back(range == nullptr ? NAN : range->mean());
-    }
-    return values;
-  }
-
-  static std::vector<double> mean_steps(const std::vector<const Bucket*>& row_of_buckets) {
-    std::vector<double> steps;
-    for (const Bucket* bucket : row_of_buckets)
-      steps.push_back(bucket == nullptr ? NAN : bucket->mean_step());
-    return steps;
+  // With gaps, so that no line joins what two restarts made again.
+  static Buckets in_order(const ReportRun& run, size_t table) {
+    Buckets buckets;
+    for (const auto& [index, bucket] : table_of(run, table).buckets()) buckets.push_back(&bucket);
+    return table < kRowKinds ? buckets : with_gaps(buckets);
   }
 
   void add_points() {
@@ -116,24 +128,22 @@ struct Builder {
       const RunHistory& history = runs[run].history;
       const auto training = in_order(runs[run], static_cast<size_t>(RowKind::kTraining));
       const std::vector<double> steps = mean_steps(training), tokens = means(training, kTokensTag);
-      auto& places = tables.emplace_back();
-      for (size_t table = 0; table < places.size(); ++table) {
-        const auto rows = in_order(runs[run], table);
-        PlotPoints points{static_cast<int>(run), table >= kRowKinds, {}};
-        points.x[kStepAxis] = mean_steps(rows);
-        points.x[kTokensAxis] = means(rows, kTokensTag);
-        for (size_t i = 0; i < points.x[kTokensAxis].size(); ++i) {
-          double& x =
-              points.x[kTokensAxis][i];  // validations and events do not say how many tokens were seen
-          if (!std::isfinite(x) && rows[i] != nullptr) x = interpolate(steps, tokens, points.x[kStepAxis][i]);
+      auto& run_tables = tables.emplace_back();
+      for (size_t table = 0; table < run_tables.size(); ++table) {
+        const Buckets buckets = in_order(runs[run], table);
+        PlotPoints points{static_cast<int>(run),
+                          table >= kRowKinds,
+                          {mean_steps(buckets), means(buckets, kTokensTag), means(buckets, kTimeTag)}};
+        for (size_t i = 0; i < buckets.size(); ++i) {
+          double& x = points.x[kTokensAxis][i];  // validations and events do not say how many were seen
+          if (!std::isfinite(x)) x = interpolate(steps, tokens, points.x[kStepAxis][i]);
+          points.x[kTimeAxis][i] -= history.first_time();
         }
-        points.x[kTimeAxis] = means(rows, kTimeTag);
-        for (double& time : points.x[kTimeAxis]) time -= history.first_time();
-        places[table] = data.points.size();
+        run_tables[table] = data.points.size();
         data.points.push_back(std::move(points));
       }
       const std::vector<Attempt>& attempts = history.attempts();
-      for (size_t i = 0; i < std::min(attempts.size(), kMostMarks); ++i) {
+      for (size_t i = 0; i < std::min(attempts.size(), kMaxMarks); ++i) {
         if (i + 1 == history.attempt_count()) break;  // the first start is no restart
         const auto step = static_cast<double>(attempts[i].first_step);
         data.marks.push_back(
@@ -145,56 +155,36 @@ struct Builder {
 
   // Time in a unit that suits the longest run.
   void add_axes() {
-    data.axes[kStepAxis].name = "step";
-    data.axes[kTokensAxis].name = "tokens seen";
     double longest = 0;
     for (const ReportRun& run : runs)
       longest = std::max(longest, run.history.last_time() - run.history.first_time());
     const TimeUnit unit = time_unit(longest);
-    data.axes[kTimeAxis].name = std::string(unit.name) + " since the run's first line";
     for (PlotMark& mark : data.marks) mark.x[kTimeAxis] /= unit.seconds;
     for (PlotPoints& points : data.points)
       for (double& time : points.x[kTimeAxis]) time /= unit.seconds;
+    data.axes[kStepAxis].name = "step";
+    data.axes[kTokensAxis].name = "tokens seen";
+    data.axes[kTimeAxis].name = std::string(unit.name) + " since the run's first line";
     for (size_t axis = 0; axis < kPlotAxes; ++axis) {
-      Interval all{INFINITY, -INFINITY};
+      Interval all = Interval::empty();
       for (const PlotPoints& points : data.points)
         for (const double x : points.x[axis])
-          if (std::isfinite(x)) all = {std::min(all.low, x), std::max(all.high, x)};
+          if (std::isfinite(x)) all.extend_to(x);
       if (axis == kStepAxis)  // a point is in the middle of its steps
         for (const ReportRun& run : runs)
           for (size_t table = 0; table < 2 * kRowKinds; ++table)
-            for (const auto& [index, bucket] : buckets(run, table).buckets())
-              all.high = std::max(all.high, static_cast<double>(bucket.last_step));
-      if (all.low > all.high) all = {0, 1};
+            for (const auto& [index, bucket] : table_of(run, table).buckets())
+              all.high = std::max(all.high, bucket.steps.largest);
+      if (all.is_empty()) all = {0, 1};
       const double span = all.high - all.low;
       if (all.low < 0.25 * all.high) all.low = 0;
-      data.axes[axis].interval = span > 0 ? Interval{all.low, all.high} : Interval{all.low - 1, all.high + 1};
+      data.axes[axis].interval = span > 0 ? all : Interval{all.low - 1, all.high + 1};
     }
-  }
-
-  static PlotLine line_of(const std::vector<const Bucket*>& rows, int tag, size_t points) {
-    PlotLine line{points};
-    bool several = false;
-    for (const Bucket* bucket : rows) {
-      const ValueRange* range = bucket == nullptr ? nullptr : bucket->range(tag);
-      line.mean.push_back(range == nullptr ? NAN : range->mean());
-      line.low.push_back(range == nullptr ? NAN : range->smallest);
-      line.high.push_back(range == nullptr ? NAN : range->largest);
-      several |= range != nullptr && range->count > 1;
-      const auto number = static_cast<size_t>(tag);
-      if (bucket != nullptr && number < bucket->values.size() && bucket->values[number].non_finite > 0)
-        line.broken.push_back(line.mean.size() - 1);
-      const ValueRange* clipped =
-          bucket == nullptr || tag != kGradNormTag ? nullptr : bucket->range(kClippedTag);
-      if (clipped != nullptr && clipped->largest > 0) line.marked.push_back(line.mean.size() - 1);
-    }
-    if (!several) line.low.clear(), line.high.clear();
-    return line;
   }
 
   static void add_reference(Plot& plot, double value) {
     const auto same = [&](double other) { return std::abs(other - value) <= 0.005 * value; };
-    if (std::isfinite(value) && value > 0 && plot.references.size() < kMostReferences &&
+    if (std::isfinite(value) && value > 0 && plot.references.size() < kMaxReferences &&
         std::ranges::none_of(plot.references, same))
       plot.references.push_back(value);
   }
@@ -221,7 +211,7 @@ struct Builder {
       for (size_t run = 0; run < runs.size(); ++run) {
         const auto tag = tag_number(runs[run], spec.tag);
         const size_t table = older + static_cast<size_t>(spec.kind);
-        if (tag && buckets(runs[run], table).has(*tag))
+        if (tag && table_of(runs[run], table).has(*tag))
           plot.lines.push_back(line_of(in_order(runs[run], table), *tag, tables[run][table]));
       }
     }
@@ -233,8 +223,8 @@ struct Builder {
     add_references(plot, "training.steps");
     for (const size_t table : {size_t{kRowKinds}, size_t{0}}) {
       for (size_t run = 0; run < runs.size(); ++run) {
-        const auto rows = in_order(runs[run], table);
-        if (!rows.empty()) plot.lines.push_back({tables[run][table], mean_steps(rows), {}, {}, {}});
+        const Buckets buckets = in_order(runs[run], table);
+        if (!buckets.empty()) plot.lines.push_back({tables[run][table], mean_steps(buckets)});
       }
     }
     return plot;
@@ -255,11 +245,10 @@ struct Builder {
           Plot plot = tag_plot({tag.c_str(), "", kind, tag.c_str(), false, kind == RowKind::kTraining});
           const Interval values = values_of(plot);
           if (plot.lines.empty() || (values.low == 0 && values.high == 0)) continue;
-          if (data.more_plots.size() < kMostMorePlots) {
+          if (data.more_plots.size() < kMaxMorePlots)
             data.more_plots.push_back(std::move(plot));
-          } else {
+          else
             ++data.plots_left_out;
-          }
         }
       }
     }
@@ -274,8 +263,8 @@ std::optional<double> ReportRun::value(const MetricRow* row, const std::string& 
 }
 
 double interpolate(const std::vector<double>& xs, const std::vector<double>& ys, double x) {
-  if (xs.empty()) return NAN;
-  const auto after = static_cast<size_t>(std::lower_bound(xs.begin(), xs.end(), x) - xs.begin());
+  if (xs.empty() || std::isnan(x)) return NAN;
+  const auto after = static_cast<size_t>(std::ranges::lower_bound(xs, x) - xs.begin());
   if (after == 0) return ys.front();
   if (after == xs.size()) return ys.back();
   const double part = (x - xs[after - 1]) / (xs[after] - xs[after - 1]);

@@ -32,14 +32,14 @@ struct ReportRun {
 struct ReportData {
   std::vector<Plot> plots;       // what every run has, in the page's order; plots without a line are left out
   std::vector<Plot> more_plots;  // tags that have no plot of their own above
-  uint64_t plots_left_out = 0;   // tags beyond kMostMorePlots
+  uint64_t plots_left_out = 0;   // tags beyond kMaxMorePlots
   std::vector<PlotPoints> points;
   std::array<HorizontalAxis, kPlotAxes> axes;
   std::vector<PlotMark> marks;
 };
-inline constexpr size_t kMostMorePlots = 24;
-inline constexpr size_t kMostReferences = 8;  // per plot
-inline constexpr size_t kMostMarks = 100;     // per run, the newest
+inline constexpr size_t kMaxMorePlots = 24;
+inline constexpr size_t kMaxReferences = 8;                        // per plot
+inline constexpr size_t kMaxMarks = RunHistory::kMaxAttempts - 1;  // per run, the newest
 
 // How many buckets a run's history may have, so that the page stays small: for the page's script, which shows
 // parts of the run too, and for the plots of a page without script.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <ranges>
 #include <set>
 
 #include "base/error.h"
@@ -11,7 +12,7 @@ namespace hyperion::report {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr size_t kLargestRecord = 512 * 1024;
+constexpr size_t kMaxRecordBytes = 512 * 1024;
 
 std::string_view trimmed(std::string_view text) {
   const size_t first = text.find_first_not_of(" \t\r");
@@ -19,11 +20,10 @@ std::string_view trimmed(std::string_view text) {
   return text.substr(first, text.find_last_not_of(" \t\r") - first + 1);
 }
 
-std::string_view next_line(std::string_view& text) {
-  const size_t end = std::min(text.find('\n'), text.size());
-  const std::string_view line = text.substr(0, end);
-  text.remove_prefix(std::min(end + 1, text.size()));
-  return line;
+std::vector<std::string_view> trimmed_lines(std::string_view text) {
+  std::vector<std::string_view> lines;
+  for (const auto line : std::views::split(text, '\n')) lines.push_back(trimmed({line.begin(), line.end()}));
+  return lines;
 }
 
 // `line` up to a comment that stands outside of strings.
@@ -48,8 +48,8 @@ std::string_view without_comment(std::string_view line) {
 Settings parse_settings(std::string_view toml) {
   Settings settings;
   std::string section;
-  while (!toml.empty()) {
-    const std::string_view line = trimmed(without_comment(next_line(toml)));
+  for (const std::string_view full_line : trimmed_lines(toml)) {
+    const std::string_view line = trimmed(without_comment(full_line));
     if (line.starts_with('[') && line.ends_with(']') && line.find('=') == line.npos) {
       section = line.substr(1, line.size() - 2);
       continue;
@@ -66,8 +66,7 @@ Settings parse_settings(std::string_view toml) {
 
 std::map<std::string, std::string> parse_run_text(std::string_view text) {
   std::map<std::string, std::string> facts;
-  while (!text.empty()) {
-    const std::string_view line = trimmed(next_line(text));
+  for (const std::string_view line : trimmed_lines(text)) {
     if (line.empty()) break;
     const size_t colon = line.find(':');
     if (colon != line.npos && colon > 0)
@@ -94,7 +93,7 @@ RunStarts read_run_starts(const fs::path& runs_folder) {
     if (!entry->is_directory(error)) continue;
     ++result.count;
     names.insert(entry->path().filename().string());
-    if (names.size() > kMostRunStarts) names.erase(names.begin());
+    if (names.size() > kMaxRunStarts) names.erase(names.begin());
   }
   if (error && error != std::errc::no_such_file_or_directory)
     result.problems.push_back(fmt::format("{}: cannot be listed: {}", runs_folder.string(), error.message()));
@@ -102,9 +101,9 @@ RunStarts read_run_starts(const fs::path& runs_folder) {
     RunStart start{name, {}, {}};
     result.newest_record.clear();
     try {
-      const std::string toml = read_file(runs_folder / name / "config.toml", kLargestRecord);
+      const std::string toml = read_file(runs_folder / name / "config.toml", kMaxRecordBytes);
       start.settings = parse_settings(toml);
-      result.newest_record = read_file(runs_folder / name / "run.txt", kLargestRecord);
+      result.newest_record = read_file(runs_folder / name / "run.txt", kMaxRecordBytes);
       start.facts = parse_run_text(result.newest_record);
       result.newest_record += "\n" + toml;
     } catch (const Error& problem) {
@@ -115,22 +114,15 @@ RunStarts read_run_starts(const fs::path& runs_folder) {
   return result;
 }
 
-std::vector<Difference> differences(const std::vector<const Settings*>& columns) {
-  std::set<std::string> keys;
-  for (const Settings* settings : columns)
-    for (const auto& [key, value] : *settings) keys.insert(key);
-  std::vector<Difference> result;
-  for (const std::string& key : keys) {
-    Difference row{key, {}};
-    for (const Settings* settings : columns) {
-      const auto found = settings->find(key);
-      row.values.push_back(found == settings->end() ? "" : found->second);
-    }
-    const bool same = std::all_of(row.values.begin(), row.values.end(),
-                                  [&](const std::string& value) { return value == row.values[0]; });
-    if (!same) result.push_back(std::move(row));
-  }
-  return result;
+std::map<std::string, std::vector<std::string>> differences(const std::vector<const Settings*>& columns) {
+  std::map<std::string, std::vector<std::string>> rows;
+  for (size_t i = 0; i < columns.size(); ++i)
+    for (const auto& [key, value] : *columns[i])
+      rows.try_emplace(key, columns.size()).first->second[i] = value;
+  std::erase_if(rows, [](const auto& row) {
+    return std::ranges::all_of(row.second, [&](const auto& value) { return value == row.second[0]; });
+  });
+  return rows;
 }
 
 }  // namespace hyperion::report

@@ -29,21 +29,17 @@ struct RunStart {
 };
 
 struct RunStarts {
-  std::vector<RunStart> starts;  // oldest first; the newest kMostRunStarts of them
+  std::vector<RunStart> starts;  // oldest first; the newest kMaxRunStarts of them
   uint64_t count = 0;
   std::string newest_record;          // run.txt and config.toml of the newest start
   std::vector<std::string> problems;  // records that could not be read, a sentence each
 };
-inline constexpr size_t kMostRunStarts = 100;
+inline constexpr size_t kMaxRunStarts = 100;
 
 // An absent folder is an empty list.
 RunStarts read_run_starts(const std::filesystem::path& runs_folder);
 
-// A setting that is not the same everywhere: its value per column; "" where it is not set.
-struct Difference {
-  std::string key;
-  std::vector<std::string> values;
-};
-std::vector<Difference> differences(const std::vector<const Settings*>& columns);
+// The settings that are not the same everywhere: key to the value of each column, "" where it is not set.
+std::map<std::string, std::vector<std::string>> differences(const std::vector<const Settings*>& columns);
 
 }  // namespace hyperion::report

@@ -6,14 +6,10 @@
 namespace hyperion::report {
 
 void ValueRange::add(double value) {
-  if (!std::isfinite(value)) {
+  if (std::isfinite(value))
+    add({value, value, value, 1});
+  else
     ++non_finite;
-    return;
-  }
-  sum += value;
-  smallest = std::min(smallest, value);
-  largest = std::max(largest, value);
-  ++count;
 }
 
 void ValueRange::add(const ValueRange& other) {
@@ -24,51 +20,43 @@ void ValueRange::add(const ValueRange& other) {
   non_finite += other.non_finite;
 }
 
-const ValueRange* StepBuckets::Bucket::range(int tag) const {
+const ValueRange& StepBuckets::Bucket::range(int tag) const {
+  static const ValueRange kNone;
   const auto index = static_cast<size_t>(tag);
-  return index < values.size() && values[index].count > 0 ? &values[index] : nullptr;
+  return index < values.size() ? values[index] : kNone;
 }
 
 void StepBuckets::Bucket::add(const Bucket& other) {
-  first_step = std::min(first_step, other.first_step);
-  last_step = std::max(last_step, other.last_step);
-  step_sum += other.step_sum;
-  rows += other.rows;
+  steps.add(other.steps);
   values.resize(std::max(values.size(), other.values.size()));
   for (size_t i = 0; i < other.values.size(); ++i) values[i].add(other.values[i]);
 }
 
 void StepBuckets::add(int64_t step, const std::vector<std::pair<int, double>>& values) {
-  Bucket row{step, step, static_cast<double>(step), 1, {}};
+  Bucket& bucket = buckets_[step / width_];
+  bucket.steps.add(static_cast<double>(step));
   for (const auto& [tag, value] : values) {
-    if (row.values.size() <= static_cast<size_t>(tag)) row.values.resize(static_cast<size_t>(tag) + 1);
-    row.values[static_cast<size_t>(tag)].add(value);
+    const auto index = static_cast<size_t>(tag);
+    bucket.values.resize(std::max(bucket.values.size(), index + 1));
+    bucket.values[index].add(value);
   }
-  const auto [place, added] = buckets_.try_emplace(step / width_, row);
-  if (!added) place->second.add(row);
-  limit(most_);
+  limit(max_);
 }
 
-void StepBuckets::limit(size_t most_buckets) {
-  most_ = most_buckets;
-  while (buckets_.size() > most_) double_width();
-}
-
-void StepBuckets::double_width() {
-  width_ *= 2;
-  std::map<int64_t, Bucket> merged;
-  for (auto& [index, bucket] : buckets_) {
-    const auto [place, added] = merged.try_emplace(index / 2, std::move(bucket));
-    if (!added) place->second.add(bucket);
+void StepBuckets::limit(size_t max_buckets) {
+  max_ = max_buckets;
+  while (buckets_.size() > max_) {
+    width_ *= 2;
+    std::map<int64_t, Bucket> merged;
+    for (const auto& [index, bucket] : buckets_) merged[index / 2].add(bucket);
+    buckets_ = std::move(merged);
   }
-  buckets_ = std::move(merged);
 }
 
 bool StepBuckets::has(int tag) const {
-  return std::any_of(buckets_.begin(), buckets_.end(), [&](const auto& entry) {
-    const auto& values = entry.second.values;
-    const auto index = static_cast<size_t>(tag);
-    return index < values.size() && values[index].count + values[index].non_finite > 0;
+  return std::ranges::any_of(buckets_, [&](const auto& entry) {
+    const ValueRange& range = entry.second.range(tag);
+    return range.count + range.non_finite > 0;
   });
 }
 

@@ -19,7 +19,7 @@ struct ValueRange {
   uint64_t count = 0;
   uint64_t non_finite = 0;
 
-  double mean() const { return sum / static_cast<double>(count); }
+  double mean() const { return sum / static_cast<double>(count); }  // NaN of no value
   void add(double value);
   void add(const ValueRange& other);
 };
@@ -27,25 +27,22 @@ struct ValueRange {
 class StepBuckets {
  public:
   struct Bucket {
-    int64_t first_step = 0, last_step = 0;
-    double step_sum = 0;
-    uint64_t rows = 0;
-    std::vector<ValueRange> values;  // by tag; tags beyond its end have no value here
+    ValueRange steps;                // of the rows
+    std::vector<ValueRange> values;  // by tag
 
-    double mean_step() const { return step_sum / static_cast<double>(rows); }
-    // nullptr when the bucket has no finite value of the tag
-    const ValueRange* range(int tag) const;
+    // Without values where the bucket has none of the tag.
+    const ValueRange& range(int tag) const;
     void add(const Bucket& other);
   };
 
-  explicit StepBuckets(size_t most_buckets = 1024) : most_(most_buckets) {}
+  explicit StepBuckets(size_t max_buckets = 1024) : max_(max_buckets) {}
 
   // Rows come in any order. A bucket is `width()` steps wide, a power of two that doubles when there would be
-  // more than most_buckets: the result does not depend on the order. step >= 0.
+  // more than max_buckets: the result does not depend on the order. step >= 0.
   void add(int64_t step, const std::vector<std::pair<int, double>>& values);
 
   // Makes the buckets wider until there are at most as many.
-  void limit(size_t most_buckets);
+  void limit(size_t max_buckets);
 
   int64_t width() const { return width_; }
   bool empty() const { return buckets_.empty(); }
@@ -54,9 +51,7 @@ class StepBuckets {
   bool has(int tag) const;
 
  private:
-  void double_width();
-
-  size_t most_;
+  size_t max_;
   int64_t width_ = 1;
   std::map<int64_t, Bucket> buckets_;
 };

@@ -1,7 +1,5 @@
 #include "data/tokenizer/added_tokens.h"
 
-#include <algorithm>
-
 #include "data/tokenizer/unicode_classes.h"
 
 namespace hyperion::data {
@@ -45,17 +43,14 @@ void AddedTokenFinder::add(const AddedToken& token) {
   tokens_.push_back(token);
 }
 
-const AddedToken* AddedTokenFinder::longest_at(std::string_view sentence, size_t position,
-                                               size_t& end) const {
+const AddedToken* AddedTokenFinder::longest_at(std::string_view sentence, size_t position) const {
   const AddedToken* found = nullptr;
   const Node* node = &nodes_[0];
   for (size_t i = position; i < sentence.size(); ++i) {
     const auto next = node->next.find(sentence[i]);
     if (next == node->next.end()) break;
     node = &nodes_[next->second];
-    if (node->token < 0) continue;
-    found = &tokens_[static_cast<size_t>(node->token)];
-    end = i + 1;
+    if (node->token >= 0) found = &tokens_[static_cast<size_t>(node->token)];
   }
   return found;
 }
@@ -64,15 +59,12 @@ void AddedTokenFinder::split(std::string_view sentence, const std::function<void
                              const std::function<void(int32_t)>& token) const {
   size_t done = 0;  // everything before it has been passed on
   for (size_t i = 0; i < sentence.size();) {
-    size_t end = i;
-    const AddedToken* found =
-        starts_[static_cast<uint8_t>(sentence[i])] ? longest_at(sentence, i, end) : nullptr;
+    const AddedToken* found = starts_[static_cast<uint8_t>(sentence[i])] ? longest_at(sentence, i) : nullptr;
     if (found == nullptr) {
       ++i;
       continue;
     }
-    size_t begin = i;
-    i = end;
+    size_t begin = i, end = i += found->content.size();
     if (found->lstrip) begin = done < begin ? space_begin(sentence, done, begin) : done;
     if (found->rstrip) end = space_end(sentence, end);
     if (done < begin) text(sentence.substr(done, begin - done));

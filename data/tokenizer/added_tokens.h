@@ -34,7 +34,7 @@ class AddedTokenFinder {
     std::map<char, uint32_t> next;
     int32_t token = -1;  // index into tokens_
   };
-  const AddedToken* longest_at(std::string_view sentence, size_t position, size_t& end) const;
+  const AddedToken* longest_at(std::string_view sentence, size_t position) const;  // null: none
 
   std::vector<AddedToken> tokens_;
   std::vector<Node> nodes_{1};

@@ -3,15 +3,19 @@
 // listed in docs/tokenizer.md.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "data/tokenizer/vocabulary.h"
 
 namespace hyperion::data {
 
@@ -39,25 +43,37 @@ class Tokenizer {
 
   // One more than the largest id in use, added tokens included: what the model's embedding must have rows
   // for.
-  int64_t vocab_size() const;
+  int64_t vocab_size() const { return static_cast<int64_t>(spec_.bytes_by_id.size()); }
 
-  std::optional<int32_t> bos_id() const;
-  std::optional<int32_t> eos_id() const;
+  std::optional<int32_t> bos_id() const { return bos_; }
+  std::optional<int32_t> eos_id() const { return eos_; }
   // Whether encode() with add_bos and add_eos puts a token before and behind a text: BOS and EOS, or what the
   // file's post-processor adds.
-  bool begins_texts() const;
-  bool ends_texts() const;
+  bool begins_texts() const { return bos_ || !spec_.prefix.empty(); }
+  bool ends_texts() const { return eos_ || !spec_.suffix.empty(); }
   // The vocabulary has no BOS and says so: "bos_token": null, or a tiktoken family without one.
-  bool without_bos() const;
+  bool without_bos() const { return spec_.without_bos; }
 
   // 16 hex digits of what defines the ids: the tokenizer file's bytes and what tokenizer_config.json adds to
   // them (BOS, EOS, further tokens). Equal for copies, whatever their paths.
-  const std::string& hash() const;
+  const std::string& hash() const { return hash_; }
 
  private:
-  struct Impl;
-  explicit Tokenizer(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
+  struct Scratch;
+  Tokenizer(TokenizerSpec spec, std::string hash);
+  void encode_piece(std::string_view text, Scratch& scratch) const;
+  void encode_word(std::string_view word, Scratch& scratch) const;
+  void merge_word(std::string_view word, Scratch& scratch) const;
+
+  TokenizerSpec spec_;
+  std::string hash_;
+  std::array<int32_t, 256> byte_ids_;  // -1: no token
+  size_t max_word_bytes_ = 0;          // of the vocabulary
+  AddedTokenFinder raw_tokens_, normalized_tokens_;
+  std::optional<int32_t> bos_, eos_;
+  bool adds_bos_ = false, adds_eos_ = false;  // the file's post-processor does
+  mutable std::mutex mutex_;                  // guards pool_
+  mutable std::vector<std::unique_ptr<Scratch>> pool_;
 };
 
 // The files of the tokenizer at `path` (as load() takes it), name -> content, to export with a model's

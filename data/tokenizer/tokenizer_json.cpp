@@ -1,7 +1,6 @@
 // Reads Hugging Face's tokenizer.json and tokenizer_config.json. Everything in them is checked; a component
 // that is not understood is refused by its name, because ignoring it would give other ids.
 #include <algorithm>
-#include <array>
 #include <ranges>
 
 #include "base/error.h"
@@ -15,7 +14,6 @@ namespace {
 
 using nlohmann::json;
 
-constexpr size_t kMaxFileBytes = size_t{64} << 20;  // the largest known is 35 MB
 constexpr size_t kMaxDepth = 64;
 
 json parse_file(const std::filesystem::path& path) {

@@ -3,21 +3,12 @@
 #include <algorithm>
 #include <vector>
 
-#include "base/error.h"
-
 namespace hyperion::data {
+
 std::span<const CodePointRange> ranges_of(CharClass char_class) {
-  switch (char_class) {
-    case CharClass::kLetter:
-      return kLetterRanges;
-    case CharClass::kNumber:
-      return kNumberRanges;
-    case CharClass::kSpace:
-      return kSpaceRanges;
-    case CharClass::kOther:
-      break;
-  }
-  throw_bug("ranges_of: there is no table of the characters in no class");
+  static constexpr std::span<const CodePointRange> kRanges[] = {
+      {}, kLetterRanges, kNumberRanges, kSpaceRanges};
+  return kRanges[static_cast<size_t>(char_class)];
 }
 
 const CharClass* char_classes() {

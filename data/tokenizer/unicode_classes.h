@@ -12,7 +12,7 @@ namespace hyperion::data {
 
 enum class CharClass : uint8_t { kOther, kLetter, kNumber, kSpace };
 
-// The ascending ranges of a class other than kOther.
+// The ascending ranges of a class; none for kOther.
 std::span<const CodePointRange> ranges_of(CharClass char_class);
 
 // The class of every code point, indexed by code point: kMaxCodePoint + 1 entries, made once.

@@ -16,7 +16,8 @@ namespace hyperion::data {
 
 // Larger than any vocabulary in use, small enough for tables by id.
 constexpr int64_t kMaxTokenId = (1 << 21) - 1;
-constexpr size_t kMaxAddedTokenBytes = 1024;  // bounds the time to look for added tokens
+constexpr size_t kMaxFileBytes = size_t{64} << 20;  // the largest known is 35 MB
+constexpr size_t kMaxAddedTokenBytes = 1024;        // bounds the time to look for added tokens
 // Each is compared with those before it; files in use have a few thousand.
 constexpr size_t kMaxAddedTokens = 32768;
 

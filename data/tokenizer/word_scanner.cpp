@@ -1,8 +1,5 @@
 #include "data/tokenizer/word_scanner.h"
 
-#include <array>
-#include <string>
-
 namespace hyperion::data {
 
 const std::string_view kGpt2Pattern =

@@ -103,7 +103,7 @@ TEST_CASE("Ten thousand restarts are counted and the newest kept") {
   for (int i = 0; i < 10000; ++i) lines.push_back(training_line(1, i, i));
   const RunHistory history = history_of(lines, parser);
   CHECK(history.attempt_count() == 10000);
-  CHECK(history.attempts().size() == RunHistory::kMostAttempts);
+  CHECK(history.attempts().size() == RunHistory::kMaxAttempts);
   CHECK(line_of(history.current(RowKind::kTraining), kLossTag) == Line{{1, 9999}});
 }
 

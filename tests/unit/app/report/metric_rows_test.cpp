@@ -58,10 +58,10 @@ TEST_CASE("Lines that are no row of metrics are refused") {
 
 TEST_CASE("More different names than a report keeps are left out and counted") {
   MetricParser parser;
-  for (size_t i = 0; i < 2 * MetricParser::kMostTags; ++i)
+  for (size_t i = 0; i < 2 * MetricParser::kMaxTags; ++i)
     CHECK(parser.parse("{\"step\": 1, \"time\": 1, \"tag" + std::to_string(i) + "\": 1}"));
-  CHECK(parser.tags().size() == MetricParser::kMostTags);
-  CHECK(parser.tags_left_out() == MetricParser::kMostTags + kKnownTags);
+  CHECK(parser.tags().size() == MetricParser::kMaxTags);
+  CHECK(parser.tags_left_out() == MetricParser::kMaxTags + kKnownTags);
   CHECK(parser.parse(R"({"step": 2, "time": 1, "grad_norm": 3})")->value(kGradNormTag) == 3);
 }
 

@@ -17,8 +17,8 @@ inline std::string training_line(int64_t step, double loss, double time, const s
 
 // The history of lines in the order of the file.
 inline RunHistory history_of(const std::vector<std::string>& lines, MetricParser& parser,
-                             size_t most_buckets = 1024) {
-  RunHistory history(most_buckets);
+                             size_t max_buckets = 1024) {
+  RunHistory history(max_buckets);
   for (size_t i = lines.size(); i-- > 0;)
     if (const auto row = parser.parse(lines[i])) history.add_older(*row);
   return history;
@@ -28,7 +28,7 @@ inline RunHistory history_of(const std::vector<std::string>& lines, MetricParser
 inline std::vector<std::pair<double, double>> line_of(const StepBuckets& buckets, int tag) {
   std::vector<std::pair<double, double>> line;
   for (const auto& [index, bucket] : buckets.buckets())
-    if (const ValueRange* range = bucket.range(tag)) line.emplace_back(bucket.mean_step(), range->mean());
+    if (bucket.range(tag).count > 0) line.emplace_back(bucket.steps.mean(), bucket.range(tag).mean());
   return line;
 }
 

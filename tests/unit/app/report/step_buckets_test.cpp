@@ -14,16 +14,15 @@ TEST_CASE("Buckets keep the smallest, the largest and the mean value of their st
   CHECK(buckets.width() == 2);
   REQUIRE(buckets.buckets().size() == 4);
   const auto& bucket = buckets.buckets().at(2);  // steps 4 and 5
-  CHECK(bucket.first_step == 4);
-  CHECK(bucket.last_step == 5);
-  CHECK(bucket.mean_step() == 4.5);
-  REQUIRE(bucket.range(0) != nullptr);
-  CHECK(bucket.range(0)->smallest == 1);
-  CHECK(bucket.range(0)->largest == 100);
-  CHECK(bucket.range(0)->mean() == 50.5);
+  CHECK(bucket.steps.smallest == 4);
+  CHECK(bucket.steps.largest == 5);
+  CHECK(bucket.steps.mean() == 4.5);
+  CHECK(bucket.range(0).smallest == 1);
+  CHECK(bucket.range(0).largest == 100);
+  CHECK(bucket.range(0).mean() == 50.5);
   buckets.limit(2);
   CHECK(buckets.width() == 4);
-  CHECK(buckets.buckets().at(1).range(0)->largest == 100);
+  CHECK(buckets.buckets().at(1).range(0).largest == 100);
 }
 
 TEST_CASE("A million rows stay within the buckets and lose no extreme value") {
@@ -35,9 +34,9 @@ TEST_CASE("A million rows stay within the buckets and lose no extreme value") {
   double smallest = INFINITY, largest = -INFINITY;
   uint64_t rows = 0;
   for (const auto& [index, bucket] : buckets.buckets()) {
-    smallest = std::min(smallest, bucket.range(0)->smallest);
-    largest = std::max(largest, bucket.range(0)->largest);
-    rows += bucket.rows;
+    smallest = std::min(smallest, bucket.range(0).smallest);
+    largest = std::max(largest, bucket.range(0).largest);
+    rows += bucket.steps.count;
   }
   CHECK(smallest == -1);
   CHECK(largest == 9);
@@ -52,8 +51,8 @@ TEST_CASE("Buckets do not depend on the order of the rows") {
     for (const int64_t step : order) buckets.add(step, {{0, static_cast<double>(step % 13)}});
     std::vector<std::vector<double>> rows;
     for (const auto& [index, bucket] : buckets.buckets())
-      rows.push_back({static_cast<double>(index), bucket.mean_step(), bucket.range(0)->mean(),
-                      bucket.range(0)->smallest, bucket.range(0)->largest});
+      rows.push_back({static_cast<double>(index), bucket.steps.mean(), bucket.range(0).mean(),
+                      bucket.range(0).smallest, bucket.range(0).largest});
     return rows;
   };
   const auto ascending = content(steps);
@@ -69,9 +68,9 @@ TEST_CASE("Values that are not finite are counted and change no mean") {
   buckets.add(2, {{0, 4.0}});
   buckets.add(3, {{0, INFINITY}});
   const auto& bucket = buckets.buckets().begin()->second;
-  CHECK(bucket.range(0)->mean() == 4);
+  CHECK(bucket.range(0).mean() == 4);
   CHECK(bucket.values[0].non_finite == 2);
-  CHECK(bucket.range(1) == nullptr);
+  CHECK(bucket.range(1).count == 0);
   CHECK(buckets.has(0));
   CHECK_FALSE(buckets.has(1));
 }
