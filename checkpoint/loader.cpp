@@ -239,7 +239,7 @@ TensorArchive open_chunk(SliceSource& entry, const OpenCheckpoint& checkpoint, c
       entry.read_text(0, head.size()) == head)
     return row_major_archive(record.dtype, chunk.shape, head.size());
   TensorArchive archive = open_tensor_archive(entry, key, record, chunk);
-  if (check_crcs) check_crc(entry, archive);
+  if (check_crcs) check_crc(entry, archive.data);
   return archive;
 }
 

@@ -230,7 +230,7 @@ class Verifier {
       }
       const TensorArchive archive = open_tensor_archive(slice, *entry.key, *entry.tensor, *entry.chunk);
       NotFinite numbers;
-      check_crc(slice, archive, [&](const char* data, uint64_t bytes) {
+      check_crc(slice, archive.data, [&](const char* data, uint64_t bytes) {
         numbers.scan(*entry.key, archive.dtype, data, bytes);
       });
       for (const auto& [key, count] : numbers.tensors()) result_.not_finite.add(key, count);

@@ -53,10 +53,10 @@ DcpFolder read_dcp_folder(const std::filesystem::path& folder) {
     for (const Chunk& chunk : record.chunks) {
       entry(chunk.where, [&](ByteSource& source) {
         const TensorArchive archive = open_tensor_archive(source);
-        if (archive.dtype != record.dtype || archive.shape != chunk.shape || !archive.crc)
+        if (archive.dtype != record.dtype || archive.shape != chunk.shape || !archive.data.crc)
           throw_data("{}: an archive of another dtype or shape than .metadata has, or without a checksum",
                      key);
-        check_crc(source, archive);
+        check_crc(source, archive.data);
         std::string piece(bytes_of(record.dtype, chunk.shape), '\0');
         read_box(source, archive, whole_box(chunk.shape), piece.data());
         place(piece, chunk, tensor);

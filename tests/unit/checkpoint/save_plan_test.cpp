@@ -289,7 +289,7 @@ TEST_CASE(
         places[static_cast<size_t>(rank)].parts.push_back(HeldPart{rank % kind.parts(), rank / kind.parts()});
     const SavePlan plan = make_save_plan(layout, places, Writers::kAll, 1);
     size_t bytes = plan.own.capacity() * sizeof(SaveItem) + plan.file_bytes.capacity() * sizeof(uint64_t) +
-                   plan.shared_writers.capacity() * sizeof(uint32_t);
+                   plan.runs.capacity() * sizeof(PartRun) + plan.shared_writers.capacity() * sizeof(uint32_t);
     for (const auto& holders : plan.holders) bytes += holders.capacity() * sizeof(uint32_t);
     size_t shared = 0;  // parts of which the plan says who of their replicas writes them
     for (const SaveLayout::Entry& entry : layout.entries)
