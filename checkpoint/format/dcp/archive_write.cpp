@@ -28,7 +28,7 @@ void write_dims(PickleWriter& writer, const Dims& dims) {
 
 // What torch._utils needs to rebuild the tensor; types without a storage class of their own count in bytes.
 std::string tensor_pickle(Dtype dtype, const Dims& shape) {
-  const std::string_view storage = torch_storage_class(dtype);
+  const std::string_view storage = traits_of(dtype).storage;
   const uint64_t bytes = data_bytes(dtype, shape);
   PickleWriter writer;
   writer.reserve(256);
