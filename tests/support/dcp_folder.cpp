@@ -36,9 +36,7 @@ size_t bytes_of(Dtype dtype, const Dims& shape) {
 }  // namespace
 
 DcpFolder read_dcp_folder(const std::filesystem::path& folder) {
-  const std::string metadata = read_file(folder / ".metadata");
-  const CheckpointIndex index =
-      decode_metadata(std::as_bytes(std::span(metadata)), (folder / ".metadata").string());
+  const CheckpointIndex index = decode_index(read_file(folder / ".metadata"), folder);
   std::map<std::string, std::string> files;
   const auto entry = [&](const Span& where, auto read) {
     if (!files.contains(where.file)) files[where.file] = read_file(folder / where.file);

@@ -11,8 +11,8 @@
 #include <catch2/catch.hpp>
 
 #include "checkpoint/format/dcp/archive.h"
-#include "checkpoint/format/dcp/metadata.h"
 #include "checkpoint/save_index.h"
+#include "tests/support/encode_index.h"
 #include "tests/support/placements.h"
 
 namespace hyperion::checkpoint {
@@ -306,7 +306,7 @@ TEST_CASE("an alias is written whole under its own name") {
   CHECK(layout.entries[2].path == KeyPath{"output.weight"});
   std::string bytes;
   encode_save_index(layout, plan, {}, [&](std::string_view piece) { bytes += piece; });
-  const CheckpointIndex index = decode_metadata(std::as_bytes(std::span(bytes)), "test");
+  const CheckpointIndex index = test::decode_index(bytes);
   CHECK(index.tensors.at("output.weight").chunks.size() == 2);
   CHECK(index.tensors.at("tok_embeddings.weight").shape == Dims{13, 10});
 }
