@@ -16,12 +16,10 @@
 #include "base/printable.h"
 #include "checkpoint/cast.h"
 #include "checkpoint/finite.h"
-#include "checkpoint/format/dcp/metadata.h"
 #include "checkpoint/format/pickle/pickle_reader.h"
 #include "checkpoint/format/safetensors/safetensors.h"
 #include "checkpoint/names.h"
 #include "checkpoint/storage/index_files.h"
-#include "checkpoint/storage/shard_reader.h"
 
 namespace hyperion::checkpoint {
 namespace fs = std::filesystem;
@@ -60,26 +58,6 @@ void add_ranges(const ChunkRead& read, std::vector<ByteRange>& ranges) {
   ranges.push_back({where.offset, head});
   ranges.push_back({where.offset + head + first * size_of(dtype), (last - first + 1) * size_of(dtype)});
 }
-
-// The bytes of one chunk: elements in the stored type, verified.
-class ChunkReader {
- public:
-  ChunkReader(ShardReader& file, const OpenCheckpoint& checkpoint, const ChunkRead& read, bool check_crcs)
-      : chunk_(*read.chunk),
-        entry_(file, chunk_.where.offset, chunk_.where.length),
-        archive_(
-            open_chunk(entry_, checkpoint, read.item->tensor.key, *read.item->record, chunk_, check_crcs)) {}
-
-  // The elements of `box`, a box of the whole tensor inside the chunk, row-major.
-  void read(const Box& box, std::byte* out) {
-    read_box(entry_, archive_, relative_to(chunk_.offset, box), out);
-  }
-
- private:
-  const Chunk& chunk_;
-  SliceSource entry_;
-  TensorArchive archive_;
-};
 
 // Copies elements of chunks into tensors of the state.
 class BoxLoader {
@@ -216,7 +194,7 @@ void load_file(const OpenCheckpoint& checkpoint, std::span<const ChunkRead> read
   }
   for (const ChunkRead& read : reads) {
     try {
-      ChunkReader chunk(file, checkpoint, read, check_crcs);
+      ChunkReader chunk(file, checkpoint, read.item->tensor.key, *read.item->record, *read.chunk, check_crcs);
       loader.load(read, chunk);
     } catch (const Error& error) {
       const std::string& key = read.item->tensor.key;
@@ -229,18 +207,23 @@ void load_file(const OpenCheckpoint& checkpoint, std::span<const ChunkRead> read
 
 }  // namespace
 
-TensorArchive open_chunk(SliceSource& entry, const OpenCheckpoint& checkpoint, const std::string& key,
-                         const TensorRecord& record, const Chunk& chunk, bool check_crcs) {
-  if (checkpoint.index.layout == CheckpointIndex::Layout::kBareBytes)
-    return row_major_archive(record.dtype, chunk.shape, 0);
+ChunkReader::ChunkReader(ShardReader& file, const OpenCheckpoint& checkpoint, const std::string& key,
+                         const TensorRecord& record, const Chunk& chunk, bool check_crcs)
+    : chunk_(chunk), entry_(file, chunk.where.offset, chunk.where.length) {
+  const bool bare = checkpoint.index.layout == CheckpointIndex::Layout::kBareBytes;
   // The layout of what we write ourselves is known; everything else is parsed.
-  const std::string head = tensor_archive_head(record.dtype, chunk.shape);
-  if (!check_crcs && entry.size() == tensor_archive_bytes(record.dtype, chunk.shape) &&
-      entry.read_text(0, head.size()) == head)
-    return row_major_archive(record.dtype, chunk.shape, head.size());
-  TensorArchive archive = open_tensor_archive(entry, key, record, chunk);
-  if (check_crcs) check_crc(entry, archive);
-  return archive;
+  const std::string head = bare ? "" : tensor_archive_head(record.dtype, chunk.shape);
+  if (bare || (!check_crcs && entry_.size() == tensor_archive_bytes(record.dtype, chunk.shape) &&
+               entry_.read_text(0, head.size()) == head)) {
+    archive_ = row_major_archive(record.dtype, chunk.shape, head.size());
+    return;
+  }
+  archive_ = open_tensor_archive(entry_, key, record, chunk);
+  if (check_crcs) check_crc(entry_, archive_.data);
+}
+
+void ChunkReader::read(const Box& box, std::byte* out) {
+  read_box(entry_, archive_, relative_to(chunk_.offset, box), out);
 }
 
 const FileRecord* OpenCheckpoint::record(const std::string& file) const {
@@ -251,19 +234,19 @@ const FileRecord* OpenCheckpoint::record(const std::string& file) const {
   return &*found;
 }
 
-std::vector<IndexFile> read_index(const fs::path& folder,
-                                  const std::function<const FileRecord*(const std::string& name)>& record) {
+std::vector<IndexFile> read_index(const OpenCheckpoint& checkpoint) {
+  const fs::path& folder = checkpoint.folder;
   std::vector<IndexFile> files;
   uint64_t left = kMostPickleBytes;
   const std::vector<std::string> names = find_index_files(folder);
   for (const std::string& name : names) {
-    ShardReader file(folder, name, record(name));
+    ShardReader file(folder, name, checkpoint.record(name));
     if (file.size() > left && names.size() == 1)
       throw_data("{}: the index has more than {} bytes, and none that is larger is read", file.name(),
                  kMostPickleBytes);
     if (file.size() > left) {
       uint64_t sum = 0;
-      for (const std::string& each : names) sum += ShardReader(folder, each, record(each)).size();
+      for (const std::string& each : names) sum += ShardReader(folder, each, checkpoint.record(each)).size();
       throw_data(
           "{}: the index of this save, {} to {}, has {} bytes, and none of more than {} is read: each rank "
           "lists every tensor that it has a part of; load it with PyTorch on as many ranks as saved it, and "
@@ -276,13 +259,6 @@ std::vector<IndexFile> read_index(const fs::path& folder,
   return files;
 }
 
-CheckpointIndex decode_index(const fs::path& folder, const std::vector<IndexFile>& files) {
-  std::vector<MetadataFile> encoded;
-  for (const auto& [name, content] : files)
-    encoded.push_back({printable(folder / name), std::as_bytes(std::span(content))});
-  return decode_metadata(encoded);
-}
-
 std::optional<IndexFiles> read_index_files(const fs::path& folder) {
   IndexFiles files;
   OpenCheckpoint checkpoint;  // for the records of the files
@@ -292,7 +268,7 @@ std::optional<IndexFiles> read_index_files(const fs::path& folder) {
     checkpoint.manifest = manifest_from_json(*files.manifest, printable(folder / kManifestFile));
     check_sizes(folder, *checkpoint.manifest);
   }
-  files.index = read_index(folder, [&](const std::string& name) { return checkpoint.record(name); });
+  files.index = read_index(checkpoint);
   return files.index.empty() ? std::nullopt : std::optional(std::move(files));
 }
 
@@ -327,7 +303,7 @@ OpenCheckpoint decode_index_files(const fs::path& folder, const IndexFiles& file
   checkpoint.folder = folder;
   if (files.manifest)
     checkpoint.manifest = manifest_from_json(*files.manifest, printable(folder / kManifestFile));
-  checkpoint.index = decode_index(folder, files.index);
+  checkpoint.index = decode_metadata(folder, files.index);
   if (checkpoint.manifest) require_same_save(folder, *checkpoint.manifest, checkpoint.index);
   return checkpoint;
 }

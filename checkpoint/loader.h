@@ -11,8 +11,10 @@
 
 #include "base/collective.h"
 #include "checkpoint/format/dcp/archive.h"
+#include "checkpoint/format/dcp/metadata.h"
 #include "checkpoint/state.h"
 #include "checkpoint/storage/manifest.h"
+#include "checkpoint/storage/shard_reader.h"
 #include "checkpoint/types/index.h"
 #include "checkpoint/types/object.h"
 
@@ -34,16 +36,9 @@ struct OpenCheckpoint {
 // what does not fit.
 OpenCheckpoint open_checkpoint(const std::filesystem::path& folder);
 
-// A file of the index (find_index_files()) that was read.
-struct IndexFile {
-  std::string name, content;
-  static auto members(auto& self) { return std::tie(self.name, self.content); }
-};
-// All of a folder. `record` gives a file's record in the manifest, or null. Throws Error(kBadData) when they
-// are larger than an index may be.
-std::vector<IndexFile> read_index(const std::filesystem::path& folder,
-                                  const std::function<const FileRecord*(const std::string& name)>& record);
-CheckpointIndex decode_index(const std::filesystem::path& folder, const std::vector<IndexFile>& files);
+// All files of the index (find_index_files()) of a checkpoint whose manifest was read. Throws Error(kBadData)
+// when they are larger than an index may be.
+std::vector<IndexFile> read_index(const OpenCheckpoint& checkpoint);
 
 // open_checkpoint() in two steps, so that one rank reads for many. The files of a checkpoint in DCP format
 // that describe it; of other checkpoints nothing. Compares hyperion.json with the sizes of the files.
@@ -61,10 +56,20 @@ OpenCheckpoint decode_index_files(const std::filesystem::path& folder, const Ind
 void require_same_save(const std::filesystem::path& folder, const Manifest& manifest,
                        const CheckpointIndex& index);
 
-// The archive of a chunk in its file; `check_crcs`: what it holds is compared with its CRC (safetensors have
-// none). Throws Error(kBadData).
-TensorArchive open_chunk(SliceSource& entry, const OpenCheckpoint& checkpoint, const std::string& key,
-                         const TensorRecord& record, const Chunk& chunk, bool check_crcs);
+// A chunk of tensor `key` in its file, which outlives the reader. `check_crcs`: what it holds is compared
+// with its CRC (safetensors have none). Throws Error(kBadData).
+class ChunkReader {
+ public:
+  ChunkReader(ShardReader& file, const OpenCheckpoint& checkpoint, const std::string& key,
+              const TensorRecord& record, const Chunk& chunk, bool check_crcs);
+  // The elements of `box`, a box of the tensor inside the chunk, row-major and in the stored type.
+  void read(const Box& box, std::byte* out);
+
+ private:
+  const Chunk& chunk_;
+  SliceSource entry_;
+  TensorArchive archive_;
+};
 
 // `box` as counted from `origin`, such as a chunk's offset.
 inline Box relative_to(const Dims& origin, Box box) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <limits>
+#include <map>
 #include <span>
 
 #include <fmt/format.h>
@@ -55,33 +56,32 @@ std::vector<uint32_t> holders_of(const SaveLayout::Kind& kind, size_t index,
   return ranks;
 }
 
-// Parts of an entry with consecutive numbers and archives of equal length. Few describe an entry, however
-// many parts it has: a cut makes equal parts, then one of what is left, then empty ones.
-struct PartRun {
-  uint32_t entry = 0;
-  int first_part = 0, parts = 0;
-  uint64_t length = 0;  // of each part's archive
-};
+// By type and shape: a plan has few that differ.
+using ArchiveLengths = std::map<std::pair<Dtype, Dims>, uint64_t>;
 
 // Appends those of the parts that `cuts` make of a tensor of `shape`; `first`: the number of the first part.
 void add_runs(uint32_t entry, Dtype dtype, Dims shape, std::span<const Cut> cuts, int first,
-              std::vector<PartRun>& runs) {
+              ArchiveLengths& lengths, std::vector<PartRun>& runs) {
   if (std::ranges::find(shape, 0) != shape.end()) return;
-  if (cuts.empty()) return runs.push_back({entry, first, 1, tensor_archive_bytes(dtype, shape)});
+  if (cuts.empty()) {
+    uint64_t& length = lengths[{dtype, shape}];
+    if (length == 0) length = tensor_archive_bytes(dtype, shape);
+    return runs.push_back({.entry = entry, .first_part = first, .parts = 1, .length = length});
+  }
   const Cut& cut = cuts.front();
   const std::span<const Cut> rest = cuts.subspan(1);
   const int inner = count_parts(rest);  // parts that the other cuts make of one of this one
   int64_t& extent = shape[static_cast<size_t>(cut.dim)];
   const int64_t each = chunk_of(extent, cut.parts, 0).count, left = extent % each;
-  const int whole = static_cast<int>(extent / each);
+  const int n_equal = static_cast<int>(extent / each);
   const size_t begin = runs.size();
   extent = each;
-  add_runs(entry, dtype, shape, rest, first, runs);
+  add_runs(entry, dtype, shape, rest, first, lengths, runs);
   const size_t end = runs.size();
   if (end - begin == 1 && runs[begin].parts == inner) {
-    runs[begin].parts *= whole;
+    runs[begin].parts *= n_equal;
   } else {
-    for (int i = 1; i < whole; ++i) {
+    for (int i = 1; i < n_equal; ++i) {
       for (size_t run = begin; run < end; ++run) {
         runs.push_back(runs[run]);
         runs.back().first_part += i * inner;
@@ -90,16 +90,7 @@ void add_runs(uint32_t entry, Dtype dtype, Dims shape, std::span<const Cut> cuts
   }
   if (left == 0) return;
   extent = left;
-  add_runs(entry, dtype, shape, rest, first + whole * inner, runs);
-}
-
-std::vector<PartRun> runs_of(const SaveLayout& layout) {
-  std::vector<PartRun> runs;
-  for (size_t e = 0; e < layout.entries.size(); ++e) {
-    const SaveLayout::Entry& entry = layout.entries[e];
-    add_runs(static_cast<uint32_t>(e), entry.dtype, entry.shape, layout.kinds[entry.kind].cuts, 0, runs);
-  }
-  return runs;
+  add_runs(entry, dtype, shape, rest, first + n_equal * inner, lengths, runs);
 }
 
 // The ranks that hold part `part` of an entry.
@@ -114,52 +105,39 @@ bool is_number(const SaveLayout::Entry& entry) {
   return whole_box(entry.shape).numel() == 1;
 }
 
-bool shares(const SaveLayout& layout, const SavePlan& plan, const PartRun& run) {
-  const SaveLayout::Entry& entry = layout.entries[run.entry];
-  return plan.replicas_share && layout.kinds[entry.kind].replicas > 1 && !is_number(entry);
-}
-
-// Replicas share their pieces: the largest ones are given out first, each to the replica with the least so
+// Replicas share their parts: the largest ones are given out first, each to the replica with the least so
 // far, so that files come out equal.
-void share_pieces(const SaveLayout& layout, const std::vector<PartRun>& runs, SavePlan& plan) {
-  struct SharedRun {
-    const PartRun* run;
-    size_t first_writer;  // index into shared_writers
-  };
-  std::vector<SharedRun> shared;
+void share_parts(const SaveLayout& layout, SavePlan& plan) {
   std::vector<uint64_t> load(plan.file_bytes.size());
-  size_t pieces = 0;
-  for (const PartRun& run : runs) {
-    if (shares(layout, plan, run)) {
-      shared.push_back({&run, pieces});
-      pieces += static_cast<size_t>(run.parts);
-    } else {
-      for (int i = 0; i < run.parts; ++i)
-        load[replicas_of(layout, plan, run.entry, run.first_part + i).front()] += run.length;
+  std::vector<const PartRun*> shared;
+  for (const PartRun& run : plan.runs) {
+    if (run.first_writer != PartRun::kNotShared) {
+      shared.push_back(&run);
+      continue;
     }
+    for (int i = 0; i < run.parts; ++i)
+      load[replicas_of(layout, plan, run.entry, run.first_part + i).front()] += run.length;
   }
-  plan.shared_writers.resize(pieces);
-  std::ranges::stable_sort(shared, std::greater(), [](const SharedRun& one) { return one.run->length; });
-  for (const auto& [run, first_writer] : shared) {
+  std::ranges::stable_sort(shared, std::greater(), &PartRun::length);
+  for (const PartRun* run : shared) {
     for (int i = 0; i < run->parts; ++i) {
       const auto ranks = replicas_of(layout, plan, run->entry, run->first_part + i);
       const uint32_t writer = *std::ranges::min_element(ranks, {}, [&](uint32_t rank) { return load[rank]; });
-      plan.shared_writers[first_writer + static_cast<size_t>(i)] = writer;
+      plan.shared_writers[run->first_writer + static_cast<size_t>(i)] = writer;
       load[writer] += run->length;
     }
   }
 }
 
-// Calls visit(item) for every item in order. `file_bytes`: by rank, of the items so far.
 template <typename Visit>
-void visit_items(const SaveLayout& layout, const std::vector<PartRun>& runs, const SavePlan& plan,
-                 std::vector<uint64_t>& file_bytes, const Visit& visit) {
-  size_t shared = 0;
-  for (const PartRun& run : runs) {
-    const bool is_shared = shares(layout, plan, run);
-    for (int part = run.first_part; part < run.first_part + run.parts; ++part) {
-      const uint32_t writer =
-          is_shared ? plan.shared_writers[shared++] : replicas_of(layout, plan, run.entry, part).front();
+void visit_items(const SaveLayout& layout, const SavePlan& plan, const Visit& visit) {
+  std::vector<uint64_t> file_bytes(plan.file_bytes.size());  // by rank, of the items so far
+  for (const PartRun& run : plan.runs) {
+    for (int i = 0; i < run.parts; ++i) {
+      const int part = run.first_part + i;
+      const uint32_t writer = run.first_writer != PartRun::kNotShared
+                                  ? plan.shared_writers[run.first_writer + static_cast<size_t>(i)]
+                                  : replicas_of(layout, plan, run.entry, part).front();
       visit(SaveItem{run.entry, writer, static_cast<uint32_t>(part), file_bytes[writer], run.length});
       file_bytes[writer] += run.length;
     }
@@ -246,12 +224,25 @@ SavePlan make_save_plan(const SaveLayout& layout, const std::vector<RankPlace>& 
   for (size_t k = 0; k < layout.kinds.size(); ++k)
     plan.holders.push_back(holders_of(layout.kinds[k], k, places));
   plan.file_bytes.resize(places.size());
-  plan.replicas_share = writers == Writers::kAll;
-  const std::vector<PartRun> runs = runs_of(layout);
-  for (const SaveLayout::Entry& entry : layout.entries)
+  ArchiveLengths lengths;
+  uint32_t n_shared = 0;
+  for (uint32_t e = 0; e < layout.entries.size(); ++e) {
+    const SaveLayout::Entry& entry = layout.entries[e];
+    const SaveLayout::Kind& kind = layout.kinds[entry.kind];
     plan.data_bytes += static_cast<uint64_t>(whole_box(entry.shape).numel()) * size_of(entry.dtype);
-  share_pieces(layout, runs, plan);
-  visit_items(layout, runs, plan, plan.file_bytes, [&](const SaveItem& item) {
+    const size_t first_run = plan.runs.size();
+    add_runs(e, entry.dtype, entry.shape, kind.cuts, 0, lengths, plan.runs);
+    if (writers != Writers::kAll || kind.replicas == 1 || is_number(entry)) continue;
+    for (PartRun& run : std::span(plan.runs).subspan(first_run)) {
+      run.first_writer = n_shared;
+      n_shared += static_cast<uint32_t>(run.parts);
+    }
+  }
+  plan.runs.shrink_to_fit();
+  plan.shared_writers.resize(n_shared);
+  share_parts(layout, plan);
+  visit_items(layout, plan, [&](const SaveItem& item) {
+    plan.file_bytes[item.writer] += item.length;
     if (item.writer == static_cast<uint32_t>(own)) plan.own.push_back(item);
   });
   return plan;
@@ -259,8 +250,7 @@ SavePlan make_save_plan(const SaveLayout& layout, const std::vector<RankPlace>& 
 
 void for_each_item(const SaveLayout& layout, const SavePlan& plan,
                    const std::function<void(const SaveItem& item)>& visit) {
-  std::vector<uint64_t> file_bytes(plan.file_bytes.size());
-  visit_items(layout, runs_of(layout), plan, file_bytes, visit);
+  visit_items(layout, plan, visit);
 }
 
 std::string shard_file_name(int rank) {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -78,6 +79,16 @@ struct SaveItem {
   bool operator==(const SaveItem&) const = default;
 };
 
+// Parts of an entry with consecutive numbers and archives of equal length. Few describe an entry, however
+// many parts it has: a cut makes equal parts, then one of what is left, then empty ones.
+struct PartRun {
+  static constexpr uint32_t kNotShared = std::numeric_limits<uint32_t>::max();
+  uint32_t entry = 0;
+  int first_part = 0, parts = 0;
+  uint32_t first_writer = kNotShared;  // of the parts' writers in shared_writers, where replicas share them
+  uint64_t length = 0;                 // of each part's archive
+};
+
 // As seen by one rank. Of the items of the others it holds only what it takes to list them: its size does not
 // grow with entries times ranks, except for the writers of pieces that replicas share.
 struct SavePlan {
@@ -86,8 +97,8 @@ struct SavePlan {
   uint64_t data_bytes = 0;           // of all items, elements only
 
   std::vector<std::vector<uint32_t>> holders;  // by kind: the ranks of each part, replica by replica
-  bool replicas_share = false;                 // the pieces; else the first replica writes all
-  std::vector<uint32_t> shared_writers;        // of the pieces that replicas share, in the order of items
+  std::vector<PartRun> runs;                   // every part with elements, in order
+  std::vector<uint32_t> shared_writers;  // of the parts that replicas share; of others the first one writes
 };
 
 // Of rank `own`. Throws Error(kBug) when the places do not cover every part of every kind exactly `replicas`

@@ -95,6 +95,14 @@ std::optional<int64_t> element_count(const Dims& shape) {
   return count;
 }
 
+Dims row_major_strides(const Dims& shape) {
+  Dims strides(shape.size(), 1);
+  for (size_t dim = shape.size(); dim-- > 1;)
+    if (__builtin_mul_overflow(strides[dim], std::max<int64_t>(shape[dim], 1), &strides[dim - 1]))
+      throw_bug("a tensor of shape [{}] has impossible strides", fmt::join(shape, ", "));
+  return strides;
+}
+
 void check_tiling(const std::string& who, const TensorRecord& tensor) {
   const std::optional<int64_t> elements = element_count(tensor.shape);
   int64_t bytes = 0;

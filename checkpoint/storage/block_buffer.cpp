@@ -1,46 +1,40 @@
 #include "checkpoint/storage/block_buffer.h"
 
+#include <array>
 #include <mutex>
 #include <utility>
-#include <vector>
 
 namespace hyperion::checkpoint {
 namespace {
 
-constexpr size_t kKept = 2;  // what a ShardWriter uses
-
-struct KeptBlocks {
+struct UnusedBlocks {
   std::mutex mutex;
-  std::vector<std::unique_ptr<BlockBuffer>> blocks;
+  std::array<std::unique_ptr<BlockBuffer>, 2> blocks;  // as many as a ShardWriter uses
 };
 
-KeptBlocks& kept_blocks() {
-  static KeptBlocks& kept = *[] {
-    auto* blocks = new KeptBlocks;  // until the process ends: a thread may write a file until then
-    blocks->blocks.reserve(kKept);
-    return blocks;
-  }();
-  return kept;
+UnusedBlocks& unused_blocks() {
+  static UnusedBlocks& unused =
+      *new UnusedBlocks;  // never destroyed: a thread may write until the process ends
+  return unused;
 }
 
 }  // namespace
 
 FileBlock::FileBlock() {
   {
-    KeptBlocks& kept = kept_blocks();
-    const std::lock_guard lock(kept.mutex);
-    if (!kept.blocks.empty()) {
-      buffer_ = std::move(kept.blocks.back());
-      kept.blocks.pop_back();
-    }
+    UnusedBlocks& unused = unused_blocks();
+    const std::lock_guard lock(unused.mutex);
+    for (auto& block : unused.blocks)
+      if (!buffer_) buffer_ = std::move(block);
   }
   if (!buffer_) buffer_ = std::make_unique<BlockBuffer>(kBlockBytes);
 }
 
 FileBlock::~FileBlock() {
-  KeptBlocks& kept = kept_blocks();
-  const std::lock_guard lock(kept.mutex);
-  if (kept.blocks.size() < kKept) kept.blocks.push_back(std::move(buffer_));
+  UnusedBlocks& unused = unused_blocks();
+  const std::lock_guard lock(unused.mutex);
+  for (auto& block : unused.blocks)
+    if (!block) block = std::move(buffer_);
 }
 
 }  // namespace hyperion::checkpoint

@@ -31,11 +31,11 @@ std::optional<int64_t> step_of_name(std::string_view name);
 struct StepFolder {
   int64_t step = 0;
   std::filesystem::path path;
-  std::optional<Manifest> manifest;                // nothing for checkpoints of other programs
+  std::optional<Manifest> manifest{};              // nothing for checkpoints of other programs
   CheckpointKind kind = CheckpointKind::kDamaged;  // the manifest's, where there is one
-  std::string why_not;                             // why it cannot be used; empty when the cheap check passed
-  bool unreadable = false;                         // why_not is that this user may not read it
+  std::string why_not{};                           // why it cannot be used; empty when the cheap check passed
   bool complete() const { return why_not.empty(); }
+  bool unreadable() const { return kind == CheckpointKind::kUnreadable; }
   // Not complete, although it says that it once was: it has a manifest or an index, of one rank at least.
   // What has neither was never finished, by another program.
   bool damaged() const;
@@ -43,8 +43,7 @@ struct StepFolder {
   bool resumable() const { return complete() && manifest && kind != CheckpointKind::kModel; }
 };
 
-// Manifest, its step, the names and sizes of all files; no content is read. Fills all fields but `path` and
-// `step`.
+// Manifest, its step, the names and sizes of all files; no content is read.
 StepFolder cheap_check(const std::filesystem::path& folder, int64_t step);
 // Files in the folder that its manifest does not list: they are ignored, and named in a note.
 std::vector<std::string> extra_files(const std::filesystem::path& folder, const Manifest& manifest);

@@ -112,27 +112,16 @@ std::string to_json(const LockOwner& owner) {
   return json.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
-std::optional<LockOwner> lock_owner_from_json(std::string_view text) {
-  const nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) return {};
-  LockOwner owner;
-  const auto text_at = [&](const char* key, std::string& value) {
-    const auto found = json.find(key);
-    if (found == json.end() || !found->is_string()) return false;
-    value = found->get<std::string>();
-    return true;
+std::optional<LockOwner> lock_owner_from_json(std::string_view text) try {
+  const nlohmann::json json = parse_json(text, kLockFile);
+  const JsonNode root(json, kLockFile);
+  const auto number = [&](const char* key) {
+    return static_cast<int64_t>(root[key].count(0, uint64_t{1} << 37));  // a date whose year has four digits
   };
-  const auto number_at = [&](const char* key, int64_t& value) {
-    const auto found = json.find(key);
-    if (found == json.end() || !found->is_number_integer()) return false;
-    value = found->get<int64_t>();
-    return value >= 0 && value < int64_t{1} << 37;  // a date that has a year of four digits
-  };
-  const bool complete = text_at("host", owner.host) && number_at("pid", owner.pid) &&
-                        number_at("unix_time", owner.unix_time) &&
-                        number_at("start_ticks", owner.start_ticks) && text_at("boot_id", owner.boot_id) &&
-                        text_at("job", owner.job);
-  return complete ? std::optional(owner) : std::nullopt;
+  return LockOwner{root["host"].text(),   number("pid"),          number("unix_time"),
+                   number("start_ticks"), root["boot_id"].text(), root["job"].text()};
+} catch (const Error&) {
+  return std::nullopt;
 }
 
 std::string why_not_stale(const LockOwner& owner, const LockOwner& self, bool owner_runs,

@@ -23,41 +23,10 @@ using Json = nlohmann::json;
 
 constexpr size_t kMaxFiles = 1'000'000;
 constexpr size_t kMaxTextBytes = size_t{512} << 20;
-constexpr size_t kMaxJsonMultiple = 12;            // of the text's size: memory of its values
-constexpr int64_t kMaxInteger = int64_t{1} << 53;  // what every JSON reader can hold
-constexpr std::string_view kTail = "\"\n}\n";      // after the checksum's digits
+constexpr size_t kMaxJsonMultiple = 12;              // of the text's size: memory of its values
+constexpr uint64_t kMaxInteger = uint64_t{1} << 53;  // what every JSON reader can hold
+constexpr std::string_view kTail = "\"\n}\n";        // after the checksum's digits
 static_assert(std::endian::native == std::endian::little, "block hashes are hashed as they lie in memory");
-
-// Reads fields of one object, with messages that say where.
-class Fields {
- public:
-  Fields(const Json& json, std::string where) : json_(json), where_(std::move(where)) {
-    if (!json_.is_object()) throw_data("{} is not an object", where_);
-  }
-  const Json& at(const char* key) const {
-    const auto found = json_.find(key);
-    if (found == json_.end()) throw_data("{} has no \"{}\"", where_, key);
-    return *found;
-  }
-  int64_t integer(const char* key, int64_t least, int64_t most = kMaxInteger) const {
-    const Json& value = at(key);
-    const bool fits = value.is_number_unsigned() ? value.get<uint64_t>() <= static_cast<uint64_t>(most)
-                                                 : value.is_number_integer() && value.get<int64_t>() <= most;
-    if (!fits || value.get<int64_t>() < least)
-      throw_data("{}: \"{}\" is {:.50}, expected a whole number from {} to {}", where_, key, value.dump(),
-                 least, most);
-    return value.get<int64_t>();
-  }
-  const std::string& text(const char* key) const {
-    const Json& value = at(key);
-    if (!value.is_string()) throw_data("{}: \"{}\" is not a string", where_, key);
-    return value.get_ref<const std::string&>();
-  }
-
- private:
-  const Json& json_;
-  std::string where_;
-};
 
 std::string hex(uint64_t value) {
   return fmt::format("{:016x}", value);
@@ -82,14 +51,14 @@ Json record_to_json(const FileRecord& record) {
           {"blocks", blocks}};
 }
 
-FileRecord record_from_json(const Json& json, const std::string& where) {
-  const Fields fields(json, where);
+FileRecord record_from_json(const JsonNode& node) {
+  const std::string& where = node.where();
   FileRecord record;
-  record.name = fields.text("name");
+  record.name = node["name"].text();
   if (!is_plain_name(record.name))
     throw_data("{}: \"{:.100}\" is not the name of a file", where, printable(record.name));
-  record.bytes = static_cast<uint64_t>(fields.integer("bytes", 0));
-  const std::string& blocks = fields.text("blocks");
+  record.bytes = node["bytes"].count(0, kMaxInteger);
+  const std::string& blocks = node["blocks"].text();
   const uint64_t expected = (record.bytes + kBlockBytes - 1) / kBlockBytes;
   if (blocks.size() % 16 != 0 || blocks.size() / 16 != expected)
     throw_data("{}: file {} of {} bytes has {} block hashes, expected {}", where, record.name, record.bytes,
@@ -97,36 +66,27 @@ FileRecord record_from_json(const Json& json, const std::string& where) {
   record.blocks.reserve(expected);
   for (size_t at = 0; at < blocks.size(); at += 16)
     record.blocks.push_back(from_hex(std::string_view(blocks).substr(at, 16), where));
-  if (from_hex(fields.text("checksum"), where) != record.checksum())
+  if (from_hex(node["checksum"].text(), where) != record.checksum())
     throw_data("{}: the checksum of file {} does not belong to its blocks", where, record.name);
   return record;
 }
 
-void check_version(const Fields& fields, const std::string& name) {
-  const int64_t version = fields.integer("format_version", 1);
-  if (version > kManifestVersion)
-    throw_data(
-        "{}: has format version {}, this program reads versions up to {}: load the checkpoint with the newer "
-        "program that wrote it",
-        name, version, kManifestVersion);
-}
-
-CheckpointKind kind_of(const Fields& fields, const std::string& name) {
-  const std::string& text = fields.text("kind");
-  const auto kind = choice_of<CheckpointKind>(text);
+CheckpointKind kind_of(const JsonNode& node) {
+  const auto kind = choice_of<CheckpointKind>(node.text());
   if (!kind || *kind > CheckpointKind::kPreCheckpoint)
-    throw_data("{}: kind \"{:.40}\" is none of a checkpoint: load it with the program that wrote it", name,
-               printable(text));
+    throw_data("{} \"{:.40}\" is none of a checkpoint: load it with the program that wrote it", node.where(),
+               printable(node.text()));
   return *kind;
 }
 
 // The digits are the last thing but kTail, and cover everything before them.
-void check_own_checksum(std::string_view text, const Fields& fields, const std::string& name) {
+void check_own_checksum(std::string_view text, const JsonNode& root) {
+  const std::string& checksum = root["checksum"].text();
   const size_t tail = 16 + kTail.size();
   const bool fits = text.size() > tail && text.ends_with(kTail) &&
-                    text.substr(text.size() - tail, 16) == fields.text("checksum") &&
-                    hex(hash_text(text.substr(0, text.size() - tail))) == fields.text("checksum");
-  if (!fits) throw_data("{}: is damaged: its content does not have the checksum it ends with", name);
+                    text.substr(text.size() - tail, 16) == checksum &&
+                    hex(hash_text(text.substr(0, text.size() - tail))) == checksum;
+  if (!fits) throw_data("{}: is damaged: its content does not have the checksum it ends with", root.where());
 }
 
 }  // namespace
@@ -157,30 +117,31 @@ std::string to_json(const Manifest& manifest) {
 
 Manifest manifest_from_json(std::string_view text, const std::string& name) {
   const Json json = parse_json(text, name, 8, kMaxJsonMultiple);
-  const Fields fields(json, name);
-  check_version(fields, name);
-  check_own_checksum(text, fields, name);
+  const JsonNode root(json, name);
+  if (const uint64_t version = root["format_version"].count(1, kMaxInteger); version > kManifestVersion)
+    throw_data(
+        "{}: has format version {}, this program reads versions up to {}: load the checkpoint with the newer "
+        "program that wrote it",
+        name, version, kManifestVersion);
+  check_own_checksum(text, root);
   Manifest manifest;
-  manifest.save_id = fields.text("save_id");
-  manifest.step = fields.integer("step", 0);
-  manifest.world_size = static_cast<int>(fields.integer("world_size", 1, 10'000'000));
-  manifest.kind = kind_of(fields, name);
-  manifest.config_hash = fields.text("config_hash");
-  manifest.writer = fields.text("writer");
-  manifest.unix_time = fields.integer("unix_time", -kMaxInteger);
-  fields.integer("block_bytes", kBlockBytes, kBlockBytes);
-  const Json& facts = fields.at("facts");
-  const Fields each_fact(facts, name + ": facts");
-  for (const auto& [key, value] : facts.items()) manifest.facts[key] = each_fact.text(key.c_str());
-  const Json& files = fields.at("files");
-  if (!files.is_array() || files.size() > kMaxFiles)
-    throw_data("{}: \"files\" is not a list of at most {} files", name, kMaxFiles);
+  manifest.save_id = root["save_id"].text();
+  manifest.step = static_cast<int64_t>(root["step"].count(0, kMaxInteger));
+  manifest.world_size = static_cast<int>(root["world_size"].count(1, 10'000'000));
+  manifest.kind = kind_of(root["kind"]);
+  manifest.config_hash = root["config_hash"].text();
+  manifest.writer = root["writer"].text();
+  manifest.unix_time = static_cast<int64_t>(root["unix_time"].count(0, kMaxInteger));
+  root["block_bytes"].count(kBlockBytes, kBlockBytes);
+  for (const auto& [key, value] : root["facts"].object().items())
+    manifest.facts[key] = JsonNode(value, name + ".facts").text();
+  if (root["files"].array().size() > kMaxFiles) throw_data("{}: lists more than {} files", name, kMaxFiles);
   std::set<std::string> names;
-  for (const Json& file : files) {
-    manifest.files.push_back(record_from_json(file, name));
+  root["files"].each([&](const JsonNode& file) {
+    manifest.files.push_back(record_from_json(file));
     if (!names.insert(manifest.files.back().name).second)
       throw_data("{}: lists file {} twice", name, printable(manifest.files.back().name));
-  }
+  });
   return manifest;
 }
 

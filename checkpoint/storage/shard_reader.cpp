@@ -52,6 +52,13 @@ void require_record(const std::string& path, uint64_t size, const FileRecord& re
     throw_data("{}: has {} checksums, its {} bytes need {}", path, record.blocks.size(), size, blocks);
 }
 
+// Blocks [first, last), read ahead.
+BlockStream stream_of(const BlockFile& file, uint64_t first, uint64_t last) {
+  std::vector<uint64_t> blocks(last - first);
+  std::iota(blocks.begin(), blocks.end(), first);
+  return BlockStream(file, std::move(blocks));
+}
+
 std::byte* append(std::byte* to, std::span<const std::byte> bytes) {
   std::memcpy(to, bytes.data(), bytes.size());
   return to + bytes.size();
@@ -103,16 +110,19 @@ void ShardReader::read(uint64_t offset, void* out, uint64_t bytes) {
     uint64_t n = std::min(end - offset, kBlockBytes - skip);
     if (skip == 0 && full_until > block + 1 && !is_expected(block)) {
       n = std::min(end, full_until * kBlockBytes) - offset;
-      std::vector<uint64_t> blocks(full_until - block);
-      std::iota(blocks.begin(), blocks.end(), block);
       std::byte* at = to;
-      for (BlockStream stream(file(), std::move(blocks)); !stream.done();) at = append(at, stream.take());
+      for (BlockStream stream = stream_of(file(), block, full_until); !stream.done();)
+        at = append(at, stream.take());
     } else {
       append(to, held_block(block).subspan(skip, n));
     }
     offset += n;
     to += n;
   }
+}
+
+void ShardReader::verify() {
+  for (BlockStream stream = stream_of(file(), 0, record_->blocks.size()); !stream.done();) stream.take();
 }
 
 bool ShardReader::is_expected(uint64_t block) {
@@ -156,17 +166,8 @@ void ShardReader::read_unverified(uint64_t offset, std::byte* out, uint64_t byte
 }
 
 void verify_file(const fs::path& folder, const FileRecord& record) {
-  const std::string path = printable(folder / record.name);
-  Descriptor file = open_inside(folder, record.name, O_DIRECT);
-  if (!file) {  // no direct input here
-    evict(folder / record.name);
-    file = open_inside(folder, record.name, 0);
-  }
-  if (!file) throw_data("{}: cannot be opened", path);
-  require_record(path, regular_size(file.get(), folder / record.name), record);
-  std::vector<uint64_t> blocks(record.blocks.size());
-  std::iota(blocks.begin(), blocks.end(), 0);
-  for (BlockStream stream({file.get(), path, record}, std::move(blocks)); !stream.done();) stream.take();
+  evict(folder / record.name);  // for where there is no direct input
+  ShardReader(folder, record.name, &record).verify();
 }
 
 void evict(const fs::path& path) {

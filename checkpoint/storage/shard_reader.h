@@ -37,6 +37,8 @@ class ShardReader : public ByteSource {
   // verified; the last one that was used only in part is kept. A block that differs is an Error(kBadData)
   // naming the file and the block's byte range.
   void read(uint64_t offset, void* out, uint64_t bytes) override;
+  // Reads every block. The file has a record.
+  void verify();
   // For what is read without being verified; blocks that are have expect().
   void will_read(uint64_t offset, uint64_t bytes) override;
   // Starts reading ahead the blocks of these ranges, which are to be read in this order. Reads elsewhere cost
@@ -59,9 +61,8 @@ class ShardReader : public ByteSource {
   std::unique_ptr<BlockStream> expected_;
 };
 
-// Reads a file back completely, from the disk itself (O_DIRECT; if that is unavailable, after the file was
-// dropped from the page cache), and compares it with its record. Throws Error(kBadData) naming the file and
-// the byte range.
+// Reads a file back completely, from the disk itself, and compares it with its record. Throws Error(kBadData)
+// naming the file and the byte range.
 void verify_file(const std::filesystem::path& folder, const FileRecord& record);
 
 // Flushes a file and drops it from the page cache.

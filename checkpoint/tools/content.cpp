@@ -59,30 +59,25 @@ void each_box(const Dims& whole, int64_t most, const std::function<void(const Bo
 }
 
 ShardReader& ContentReader::file(const std::string& name) {
-  auto& reader = files_[name];
-  if (!reader) {
-    const bool bare_bytes = checkpoint_.index.layout == CheckpointIndex::Layout::kBareBytes;
-    reader = std::make_unique<ShardReader>(checkpoint_.folder, name, checkpoint_.record(name),
-                                           bare_bytes ? Links::kFollow : Links::kRefuse);
-    opened_.push_back(name);
-    if (opened_.size() > kOpenFiles) {
-      files_.erase(opened_.front());
-      opened_.erase(opened_.begin());
-    }
+  if (const auto known = files_.find(name); known != files_.end()) return known->second;
+  if (files_.size() == kOpenFiles) {
+    chunks_.clear();
+    files_.clear();
   }
-  return *reader;
+  const bool bare = checkpoint_.index.layout == CheckpointIndex::Layout::kBareBytes;
+  return files_
+      .try_emplace(name, checkpoint_.folder, name, checkpoint_.record(name),
+                   bare ? Links::kFollow : Links::kRefuse)
+      .first->second;
 }
 
-const TensorArchive& ContentReader::archive_of(const std::string& key, const TensorRecord& record,
-                                               const Chunk& chunk) {
-  if (key != key_) archives_.clear();
+ChunkReader& ContentReader::chunk(const std::string& key, const TensorRecord& record, const Chunk& chunk) {
+  if (key != key_) chunks_.clear();
   key_ = key;
-  const auto known = archives_.find(&chunk);
-  if (known != archives_.end()) return known->second;
-  SliceSource entry(file(chunk.where.file), chunk.where.offset, chunk.where.length);
-  return archives_
-      .emplace(&chunk,
-               open_chunk(entry, checkpoint_, key, record, chunk, /*check_crcs=*/!checkpoint_.manifest))
+  if (const auto known = chunks_.find(&chunk); known != chunks_.end()) return known->second;
+  ShardReader& in = file(chunk.where.file);
+  return chunks_
+      .try_emplace(&chunk, in, checkpoint_, key, record, chunk, /*check_crcs=*/!checkpoint_.manifest)
       .first->second;
 }
 
@@ -93,12 +88,10 @@ void ContentReader::read(const std::string& key, const Box& wanted, std::byte* o
   for (const Chunk& chunk : record.chunks) {
     const std::optional<Box> part = intersection(wanted, {chunk.offset, chunk.shape});
     if (!part) continue;
-    const TensorArchive& archive = archive_of(key, record, chunk);
-    SliceSource entry(file(chunk.where.file), chunk.where.offset, chunk.where.length);
-    const Box in_chunk = relative_to(chunk.offset, *part);
-    if (part->shape == wanted.shape) return read_box(entry, archive, in_chunk, out);
+    ChunkReader& reader = this->chunk(key, record, chunk);
+    if (part->shape == wanted.shape) return reader.read(*part, out);
     part_.resize(static_cast<size_t>(elements_of(part->shape)) * element);
-    read_box(entry, archive, in_chunk, part_.data());
+    reader.read(*part, part_.data());
     for_each_run(wanted.shape, relative_to(wanted.offset, *part), [&](const Run& run) {
       std::memcpy(out + static_cast<size_t>(run.in_tensor) * element,
                   part_.data() + static_cast<size_t>(run.in_box) * element,

@@ -6,13 +6,10 @@
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <memory>
 #include <string>
 #include <vector>
 
-#include "checkpoint/format/dcp/archive.h"
 #include "checkpoint/loader.h"
-#include "checkpoint/storage/shard_reader.h"
 
 namespace hyperion::checkpoint {
 
@@ -56,13 +53,12 @@ class ContentReader {
 
  private:
   ShardReader& file(const std::string& name);
-  const TensorArchive& archive_of(const std::string& key, const TensorRecord& record, const Chunk& chunk);
+  ChunkReader& chunk(const std::string& key, const TensorRecord& record, const Chunk& chunk);
 
   const OpenCheckpoint& checkpoint_;
-  std::map<std::string, std::unique_ptr<ShardReader>> files_;
-  std::vector<std::string> opened_;  // names in files_, the oldest first
-  std::string key_;                  // whose archives are in archives_
-  std::map<const Chunk*, TensorArchive> archives_;
+  std::map<std::string, ShardReader> files_;
+  std::string key_;                             // whose chunks are in chunks_
+  std::map<const Chunk*, ChunkReader> chunks_;  // of files_
   std::vector<std::byte> part_, piece_;
 };
 

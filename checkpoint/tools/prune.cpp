@@ -19,7 +19,7 @@ namespace {
 
 // Why the rule keeps a checkpoint; `newer`: how many newer ones count.
 std::string why_it_stays(const StepFolder& one, int64_t keep, int64_t newer) {
-  if (one.unreadable) return "cannot be read: never removed";
+  if (one.unreadable()) return "cannot be read: never removed";
   if (!one.complete()) return "is not complete: never removed by itself";
   if (!one.manifest) return "is of another program: never removed";
   if (one.kind == CheckpointKind::kSeed) return "is a seed";

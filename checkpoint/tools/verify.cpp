@@ -37,19 +37,21 @@ struct Entry {
 
 class Verifier {
  public:
-  Verifier(fs::path folder, bool quick) : quick_(quick) { result_.folder = std::move(folder); }
+  Verifier(fs::path folder, bool quick) : quick_(quick) {
+    result_.folder = checkpoint_.folder = std::move(folder);
+  }
 
   Verification run() {
     read_manifest_file();
-    read_index();
+    read_index_files();
     find_files();
     uint64_t total = 0;
     for (const auto& [name, entries] : entries_) total += sizes_[name];
     Progress progress("verify", total, "B");
     progress_ = &progress;
     for (const auto& [name, entries] : entries_) check_file(name, entries);
-    if (manifest_) {
-      for (const std::string& name : extra_files(result_.folder, *manifest_))
+    if (checkpoint_.manifest) {
+      for (const std::string& name : extra_files(result_.folder, *checkpoint_.manifest))
         result_.notes.push_back(fmt::format("{} is no part of the checkpoint: ignored", name));
     }
     if (index_files_.size() > 1)
@@ -89,67 +91,61 @@ class Verifier {
     return keys;
   }
 
-  const FileRecord* record_of(const std::string& file) const {
-    if (!manifest_) return nullptr;
-    const auto found = std::ranges::find(manifest_->files, file, &FileRecord::name);
-    return found == manifest_->files.end() ? nullptr : &*found;
-  }
-
   void read_manifest_file() {
     std::error_code error;
     has_manifest_file_ = fs::exists(fs::symlink_status(result_.folder / kManifestFile, error));
     if (!has_manifest_file_) return;
-    record_damage(kManifestFile, 0, 0, [&] { manifest_ = read_manifest(result_.folder); });
-    if (!manifest_) return;
-    result_.kind = manifest_->kind;
+    record_damage(kManifestFile, 0, 0, [&] { checkpoint_.manifest = read_manifest(result_.folder); });
+    if (!checkpoint_.manifest) return;
+    result_.kind = checkpoint_.manifest->kind;
     const auto step = step_of_name((result_.folder / "").parent_path().filename().native());
-    if (step && *step != manifest_->step)
+    if (step && *step != checkpoint_.manifest->step)
       result_.damages.push_back(
           {kManifestFile,
            fmt::format("{}: its manifest is of step {}: the folder was renamed or its files were swapped",
-                       result_.folder.string(), manifest_->step)});
+                       result_.folder.string(), checkpoint_.manifest->step)});
   }
 
-  void read_index() {
+  void read_index_files() {
     const fs::path& folder = result_.folder;
+    const std::optional<Manifest>& manifest = checkpoint_.manifest;
     if (!has_manifest_file_) result_.kind = CheckpointKind::kForeign;
     if (!record_damage(".metadata", 0, 0, [&] { index_files_ = find_index_files(folder); })) return;
     if (index_files_.empty()) {
       result_.kind = CheckpointKind::kSafetensors;
-      record_damage(folder.filename().string(), 0, 0, [&] { index_ = read_safetensors(folder); });
+      record_damage(folder.filename().string(), 0, 0, [&] { checkpoint_.index = read_safetensors(folder); });
       std::error_code error;
-      if (fs::is_regular_file(folder, error)) result_.folder = folder.parent_path();
+      if (fs::is_regular_file(folder, error)) checkpoint_.folder = result_.folder = folder.parent_path();
       return;
     }
-    if (manifest_ && record_of(".metadata") == nullptr)
+    OpenCheckpoint described{folder, {}, manifest};
+    if (manifest && std::ranges::count(manifest->files, ".metadata", &FileRecord::name) == 0) {
       result_.damages.push_back({".metadata", folder.string() + ": hyperion.json does not list .metadata"});
+      described.manifest.reset();
+    }
     const bool decoded = record_damage(index_files_.front(), 0, 0, [&] {
-      index_ = decode_index(
-          folder, checkpoint::read_index(folder, [&](const std::string& name) { return record_of(name); }));
+      checkpoint_.index = decode_metadata(folder, read_index(described));
+      if (manifest) require_same_save(folder, *manifest, checkpoint_.index);
     });
     if (!decoded)  // which of several it was
       for (const std::string& name : index_files_)
         if (result_.damages.back().what.starts_with(printable(folder / name) + ": "))
           result_.damages.back().file = name;
-    if (manifest_ && index_)
-      record_damage(".metadata", 0, 0, [&] { require_same_save(folder, *manifest_, *index_); });
   }
 
   // Every file that manifest or index name, with its contents, by offset.
   void find_files() {
-    if (manifest_)
-      for (const FileRecord& record : manifest_->files) entries_[record.name];
+    if (checkpoint_.manifest)
+      for (const FileRecord& record : checkpoint_.manifest->files) entries_[record.name];
     else
       for (const std::string& name : index_files_) entries_[name];
-    if (index_) {
-      for (const auto& [key, record] : index_->tensors)
-        for (const Chunk& chunk : record.chunks)
-          entries_[chunk.where.file].push_back(
-              {chunk.where.offset, chunk.where.offset + chunk.where.length, &key, &record, &chunk});
-      for (const auto& [key, record] : index_->objects)
-        entries_[record.where.file].push_back(
-            {record.where.offset, record.where.offset + record.where.length, &key});
-    }
+    for (const auto& [key, record] : checkpoint_.index.tensors)
+      for (const Chunk& chunk : record.chunks)
+        entries_[chunk.where.file].push_back(
+            {chunk.where.offset, chunk.where.offset + chunk.where.length, &key, &record, &chunk});
+    for (const auto& [key, record] : checkpoint_.index.objects)
+      entries_[record.where.file].push_back(
+          {record.where.offset, record.where.offset + record.where.length, &key});
     for (auto& [name, entries] : entries_) {
       std::ranges::sort(entries, {}, &Entry::begin);
       std::error_code error;
@@ -159,31 +155,27 @@ class Verifier {
   }
 
   void check_file(const std::string& name, const std::vector<Entry>& entries) {
-    const FileRecord* record = record_of(name);
-    const bool bare = index_ && index_->layout == CheckpointIndex::Layout::kBareBytes;
-    VerifiedFile file{name, sizes_[name], bare ? "header, size" : record != nullptr ? "size" : "index"};
-    const Links links = bare ? Links::kFollow : Links::kRefuse;
+    const FileRecord* record = nullptr;
     std::optional<ShardReader> reader;
     record_damage(name, 0, 0, [&] {
-      if (manifest_ && record == nullptr)
-        throw_data("{}: .metadata names the file {}, which hyperion.json does not list",
-                   result_.folder.string(), name);
-      reader.emplace(result_.folder, name, record, links);
+      record = checkpoint_.record(name);
+      reader.emplace(result_.folder, name, record, links());
       for (const Entry& entry : entries)
         if (entry.end > reader->size())
           throw_data("{}: has {} bytes, {} lies at bytes {} to {}", reader->name(), reader->size(),
                      printable(*entry.key), entry.begin, entry.end);
     });
+    VerifiedFile file{name, sizes_[name], bare() ? "header, size" : record != nullptr ? "size" : "index"};
     const size_t damages = result_.damages.size();
     if (reader && record != nullptr && !quick_) {
       check_blocks(name, *reader);
       file.compared += ", checksums";
     }
-    if (reader && index_ && !entries.empty() && !quick_) {
+    if (reader && !entries.empty() && !quick_) {
       const uint64_t before = result_.not_finite.total();
-      check_entries(name, entries, damages, links, bare);
+      check_entries(name, entries, damages);
       file.finite = result_.not_finite.total() == before;
-      file.compared += bare ? ", numbers" : ", CRCs, numbers";
+      file.compared += bare() ? ", numbers" : ", CRCs, numbers";
     }
     done_ += file.bytes;
     progress_->update(done_);
@@ -201,13 +193,12 @@ class Verifier {
     }
   }
 
-  void check_entries(const std::string& name, const std::vector<Entry>& entries, size_t known_damages,
-                     Links links, bool bare) {
+  void check_entries(const std::string& name, const std::vector<Entry>& entries, size_t known_damages) {
     record_damage(name, 0, 0, [&] {
-      ShardReader file(result_.folder, name, nullptr, links);
+      ShardReader file(result_.folder, name, nullptr, links());
       for (const Entry& entry : entries) {
         if (entry.end <= file.size() && !is_damaged(name, entry, known_damages))
-          bare ? check_numbers(name, entry, file) : check_archive(name, entry, file);
+          record_damage(name, entry.begin, entry.end, [&] { check_entry(entry, file); });
         progress_->update(done_ + entry.begin);
       }
     });
@@ -221,40 +212,27 @@ class Verifier {
                        });
   }
 
-  void check_archive(const std::string& name, const Entry& entry, ShardReader& file) {
-    record_damage(name, entry.begin, entry.end, [&] {
-      SliceSource slice(file, entry.begin, entry.end - entry.begin);
-      if (entry.tensor == nullptr) {
-        read_object_archive(slice);
-        return;
-      }
-      const TensorArchive archive = open_tensor_archive(slice, *entry.key, *entry.tensor, *entry.chunk);
-      NotFinite numbers;
-      check_crc(slice, archive, [&](const char* data, uint64_t bytes) {
-        numbers.scan(*entry.key, archive.dtype, data, bytes);
-      });
-      for (const auto& [key, count] : numbers.tensors()) result_.not_finite.add(key, count);
+  void check_entry(const Entry& entry, ShardReader& file) {
+    SliceSource slice(file, entry.begin, entry.end - entry.begin);
+    if (entry.tensor == nullptr) return void(read_object_archive(slice));
+    const TensorArchive archive = bare()
+                                      ? row_major_archive(entry.tensor->dtype, entry.chunk->shape, 0)
+                                      : open_tensor_archive(slice, *entry.key, *entry.tensor, *entry.chunk);
+    NotFinite numbers;
+    check_crc(slice, archive.data, [&](const char* data, uint64_t bytes) {
+      numbers.scan(*entry.key, archive.dtype, data, bytes);
     });
+    for (const auto& [key, count] : numbers.tensors()) result_.not_finite.add(key, count);
   }
 
-  // Of a file without archives: only its numbers can be checked.
-  void check_numbers(const std::string& name, const Entry& entry, ShardReader& file) {
-    record_damage(name, entry.begin, entry.end, [&] {
-      std::vector<std::byte> piece(std::min(kContentPiece, entry.end - entry.begin));
-      for (uint64_t at = entry.begin; at < entry.end; at += piece.size()) {
-        const uint64_t bytes = std::min<uint64_t>(piece.size(), entry.end - at);
-        file.read(at, piece.data(), bytes);
-        result_.not_finite.scan(*entry.key, entry.tensor->dtype, piece.data(), bytes);
-      }
-    });
-  }
+  bool bare() const { return checkpoint_.index.layout == CheckpointIndex::Layout::kBareBytes; }
+  Links links() const { return bare() ? Links::kFollow : Links::kRefuse; }
 
   bool quick_;
   Verification result_;
   bool has_manifest_file_ = false;
-  std::optional<Manifest> manifest_;  // when it could be read
+  OpenCheckpoint checkpoint_;  // index and manifest as far as they can be read
   std::vector<std::string> index_files_;
-  std::optional<CheckpointIndex> index_;
   std::map<std::string, std::vector<Entry>> entries_;  // by file
   std::map<std::string, uint64_t> sizes_;
   Progress* progress_ = nullptr;

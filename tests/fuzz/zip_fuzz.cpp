@@ -22,7 +22,7 @@ void read_as_tensor(std::span<const std::byte> bytes) {
       std::string out(elements * size_of(archive.dtype), '\0');
       read_box(entry, archive, whole_box(archive.shape), out.data());
     }
-    check_crc(entry, archive);
+    check_crc(entry, archive.data);
   });
 }
 

@@ -36,9 +36,7 @@ size_t bytes_of(Dtype dtype, const Dims& shape) {
 }  // namespace
 
 DcpFolder read_dcp_folder(const std::filesystem::path& folder) {
-  const std::string metadata = read_file(folder / ".metadata");
-  const CheckpointIndex index =
-      decode_metadata(std::as_bytes(std::span(metadata)), (folder / ".metadata").string());
+  const CheckpointIndex index = decode_index(read_file(folder / ".metadata"), folder);
   std::map<std::string, std::string> files;
   const auto entry = [&](const Span& where, auto read) {
     if (!files.contains(where.file)) files[where.file] = read_file(folder / where.file);
@@ -53,10 +51,10 @@ DcpFolder read_dcp_folder(const std::filesystem::path& folder) {
     for (const Chunk& chunk : record.chunks) {
       entry(chunk.where, [&](ByteSource& source) {
         const TensorArchive archive = open_tensor_archive(source);
-        if (archive.dtype != record.dtype || archive.shape != chunk.shape || !archive.crc)
+        if (archive.dtype != record.dtype || archive.shape != chunk.shape || !archive.data.crc)
           throw_data("{}: an archive of another dtype or shape than .metadata has, or without a checksum",
                      key);
-        check_crc(source, archive);
+        check_crc(source, archive.data);
         std::string piece(bytes_of(record.dtype, chunk.shape), '\0');
         read_box(source, archive, whole_box(chunk.shape), piece.data());
         place(piece, chunk, tensor);

@@ -46,4 +46,10 @@ inline std::string encode_index(const checkpoint::CheckpointIndex& index) {
   return bytes;
 }
 
+inline checkpoint::CheckpointIndex decode_index(std::string bytes,
+                                                const std::filesystem::path& folder = "step-7") {
+  const checkpoint::IndexFile file{".metadata", std::move(bytes)};
+  return checkpoint::decode_metadata(folder, {&file, 1});
+}
+
 }  // namespace hyperion::test

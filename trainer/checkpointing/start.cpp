@@ -107,7 +107,7 @@ std::optional<Candidates> own_checkpoints(const config::JobConfig& config,
     if (wanted != -1 && entry.step != wanted) continue;
     const bool newest = found.untried.empty() && !found.finished;
     const bool dcp = entry.complete() && !checkpoint::find_index_files(entry.path).empty();
-    std::string problem = entry.unreadable ? "" : entry.why_not;  // the job ends when it opens it
+    std::string problem = entry.unreadable() ? "" : entry.why_not;  // the job ends when it opens it
     if (entry.complete() && holds_weights_alone(entry) && !(dcp && wants_weights_only(config))) {
       if (newest && wanted == -1 && entry.step >= config.training.steps) {
         found.finished = entry.path.string();
@@ -312,7 +312,7 @@ std::string explain_newer_checkpoints(const Start& start, const checkpoint::Chec
   std::vector<std::string> newer;
   int64_t newest = step, weights = 0;
   for (const checkpoint::StepFolder& found : folder.scan()) {
-    if (found.step <= step || !(found.complete() || found.damaged() || found.unreadable)) continue;
+    if (found.step <= step || !(found.complete() || found.damaged() || found.unreadable())) continue;
     const bool alone = found.complete() && holds_weights_alone(found);
     newer.push_back(found.path.filename().string() + (alone              ? " (weights alone)"
                                                       : found.complete() ? ""

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 
 #include "base/box.h"
@@ -18,11 +17,10 @@ namespace hyperion::checkpoint {
 // --- writing ---
 
 // An archive of a contiguous row-major tensor is head + its elements' bytes + tail; the elements begin at a
-// multiple of 64 from the archive's begin. Arithmetic only: the total length, and where the elements begin.
-uint64_t tensor_archive_bytes(Dtype dtype, const Dims& shape);
-uint64_t tensor_archive_data_offset(Dtype dtype, const Dims& shape);
+// multiple of 64 from the archive's begin.
 std::string tensor_archive_head(Dtype dtype, const Dims& shape);
 std::string tensor_archive_tail(Dtype dtype, const Dims& shape, uint32_t crc);  // crc32() of the elements
+uint64_t tensor_archive_bytes(Dtype dtype, const Dims& shape);                  // of all three
 
 std::string object_archive(const Object& object);
 
@@ -30,11 +28,9 @@ std::string object_archive(const Object& object);
 
 struct TensorArchive {
   Dtype dtype = Dtype::kFloat32;
-  Dims shape, strides;       // strides in elements, none negative
-  int64_t first = 0;         // element of the record where the tensor begins
-  uint64_t data_offset = 0;  // of the record in the archive
-  uint64_t data_bytes = 0;
-  std::optional<uint32_t> crc;  // of the record; none when it was written with checksums off
+  Dims shape, strides;  // strides in elements, none negative
+  int64_t first = 0;    // element of the record where the tensor begins
+  ZipRecord data;       // its storage
 };
 
 // Reads and checks everything but the elements: the tensor is inside its record. Throws Error(kBadData)
@@ -43,10 +39,6 @@ TensorArchive open_tensor_archive(ByteSource& entry);
 // The same for the chunk of tensor `key` that the index says is there: also of its type and shape.
 TensorArchive open_tensor_archive(ByteSource& entry, const std::string& key, const TensorRecord& record,
                                   const Chunk& chunk);
-
-// Compares the elements with their checksum, if there is one. Throws Error(kBadData). `scan`: see
-// zip_slice.h.
-void check_crc(ByteSource& entry, const TensorArchive& archive, const ScanBytes& scan = {});
 
 // The value in an archive of a plain value; checksums verified. Pickles inside its bytes are not decoded.
 // Throws Error(kBadData).

@@ -4,11 +4,12 @@
 
 #include "base/error.h"
 #include "checkpoint/format/dcp/archive.h"
+#include "checkpoint/format/metadata_tiling.h"
 
 namespace hyperion::checkpoint {
 namespace {
 
-constexpr int64_t kMostSpan = 16 << 20;      // bytes held to gather runs from
+constexpr int64_t kMaxSpan = 16 << 20;       // bytes held to gather runs from
 constexpr int64_t kPageBytes = 4 << 10;      // what a disk or a file server reads at least
 constexpr int64_t kShortRun = 1 << 10;       // bytes: runs shorter than this are gathered from
 constexpr int64_t kGatheredSpan = 64 << 10;  // stretches of this many, whatever lies between them
@@ -30,13 +31,13 @@ class StridedReader {
   void read(const StridedBox& box, bool announced = false) {
     if (is_contiguous(box)) return fetch(box.first, element_ * count(box), box.out);
     const int64_t span = element_ * (1 + last_of(box));
-    if (span <= kMostSpan && is_dense(box, span)) {
+    if (span <= kMaxSpan && is_dense(box, span)) {
       buffer_.resize(static_cast<size_t>(span));
       fetch(box.first, span, buffer_.data());
       return gather(box, 0, buffer_.data(), box.out);
     }
     // So that a disk or a file server looks for many runs at once.
-    if (!announced && element_ * count(box) <= kMostSpan) announced = announce(box);
+    if (!announced && element_ * count(box) <= kMaxSpan) announced = announce(box);
     const size_t dim = longest_stride(box);
     StridedBox low = box, high = box;
     low.shape[dim] = box.shape[dim] / 2;
@@ -96,14 +97,14 @@ class StridedReader {
     const auto run = static_cast<uint64_t>(element_ * box.shape.back());
     const auto visit = [&](const auto& self, size_t dim, int64_t first) -> void {
       if (dim + 1 == box.shape.size())
-        return entry_.will_read(archive_.data_offset + static_cast<uint64_t>(first * element_), run);
+        return entry_.will_read(archive_.data.data_offset + static_cast<uint64_t>(first * element_), run);
       for (int64_t i = 0; i < box.shape[dim]; ++i) self(self, dim + 1, first + i * box.from[dim]);
     };
     visit(visit, 0, box.first);
     return true;
   }
   void fetch(int64_t first, int64_t bytes, void* out) {
-    entry_.read(archive_.data_offset + static_cast<uint64_t>(first * element_), out,
+    entry_.read(archive_.data.data_offset + static_cast<uint64_t>(first * element_), out,
                 static_cast<uint64_t>(bytes));
   }
   void gather(const StridedBox& box, size_t dim, const std::byte* from, std::byte* to) const {
@@ -129,14 +130,9 @@ class StridedReader {
 }  // namespace
 
 TensorArchive row_major_archive(Dtype dtype, const Dims& shape, uint64_t data_offset) {
-  TensorArchive archive;
-  archive.dtype = dtype;
-  archive.shape = archive.strides = shape;
-  archive.data_offset = data_offset;
-  int64_t stride = 1;
-  for (size_t dim = shape.size(); dim-- > 0; stride *= shape[dim]) archive.strides[dim] = stride;
-  archive.data_bytes = static_cast<uint64_t>(stride) * size_of(dtype);
-  return archive;
+  const auto elements = static_cast<uint64_t>(element_count(shape).value());
+  const ZipRecord data{"data/0", data_offset, elements * size_of(dtype), std::nullopt};
+  return {dtype, shape, row_major_strides(shape), 0, data};
 }
 
 void read_box(ByteSource& entry, const TensorArchive& archive, const Box& wanted, void* out) {

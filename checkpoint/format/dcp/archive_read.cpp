@@ -13,8 +13,8 @@
 namespace hyperion::checkpoint {
 namespace {
 
-constexpr uint64_t kMostTensorPickle = 1 << 16;
-constexpr uint64_t kMostObjectPickle = uint64_t{1} << 30;
+constexpr uint64_t kMaxTensorPickle = 1 << 16;
+constexpr uint64_t kMaxObjectPickle = uint64_t{1} << 30;
 
 // Caches both ends of an archive, which hold everything but the elements: two reads instead of twenty.
 class EdgeCache : public ByteSource {
@@ -50,7 +50,7 @@ std::span<const std::byte> bytes_of(const std::string& text) {
 }
 
 // The records that every torch.save archive has, or may not have.
-std::string read_pickle_record(ByteSource& archive, const ZipSlice& zip, uint64_t most_bytes) {
+std::string read_pickle_record(ByteSource& archive, const ZipSlice& zip, uint64_t max_bytes) {
   if (zip.find("constants.pkl"))
     throw_data("{}: it holds a TorchScript program, which is refused", archive.name());
   const ZipRecord* version = zip.find("version");
@@ -67,8 +67,8 @@ std::string read_pickle_record(ByteSource& archive, const ZipSlice& zip, uint64_
                  printable(value));
   }
   const ZipRecord* pickle = zip.find("data.pkl");
-  if (!pickle || pickle->data_bytes > most_bytes)
-    throw_data("{}: its archive has no data.pkl of at most {} bytes", archive.name(), most_bytes);
+  if (!pickle || pickle->data_bytes > max_bytes)
+    throw_data("{}: its archive has no data.pkl of at most {} bytes", archive.name(), max_bytes);
   return read_record(archive, *pickle);
 }
 
@@ -176,15 +176,13 @@ class TensorPickle {
 TensorArchive open_tensor_archive(ByteSource& entry) {
   EdgeCache source(entry);
   const ZipSlice zip = open_zip(source);
-  const std::string pickle = read_pickle_record(source, zip, kMostTensorPickle);
+  const std::string pickle = read_pickle_record(source, zip, kMaxTensorPickle);
   TensorPickle tensor(entry.name(), read_pickle(bytes_of(pickle), entry.name()));
   const ZipRecord* data = zip.find("data/" + tensor.key);
   if (!data || data->data_bytes != static_cast<uint64_t>(tensor.bytes))
     throw_data("{}: the record data/{} of its archive has {} bytes, expected {}", entry.name(),
                printable(tensor.key), data ? fmt::format("{}", data->data_bytes) : "no", tensor.bytes);
-  tensor.archive.data_offset = data->data_offset;
-  tensor.archive.data_bytes = data->data_bytes;
-  if (data->has_crc) tensor.archive.crc = data->crc;
+  tensor.archive.data = *data;
   return std::move(tensor.archive);
 }
 
@@ -198,17 +196,10 @@ TensorArchive open_tensor_archive(ByteSource& entry, const std::string& key, con
   return archive;
 }
 
-void check_crc(ByteSource& entry, const TensorArchive& archive, const ScanBytes& scan) {
-  check_crc(entry,
-            ZipRecord{"data/0", archive.data_offset, archive.data_bytes, archive.crc.value_or(0),
-                      archive.crc.has_value()},
-            scan);
-}
-
 Object read_object_archive(ByteSource& entry) {
   EdgeCache source(entry);
   const ZipSlice zip = open_zip(source);
-  const std::string pickle = read_pickle_record(source, zip, kMostObjectPickle);
+  const std::string pickle = read_pickle_record(source, zip, kMaxObjectPickle);
   const PickleTree tree = read_pickle(bytes_of(pickle), entry.name());
   return object_from_pickle(tree.root(), entry.name(), pickle.size());
 }

@@ -3,11 +3,12 @@
 // on, each with what its rank wrote.
 #pragma once
 
-#include <cstddef>
+#include <filesystem>
 #include <functional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <tuple>
 
 #include "checkpoint/types/index.h"
 
@@ -34,20 +35,17 @@ class IndexTensors {
 void encode_metadata(IndexTensors& tensors, const CheckpointIndex& rest,
                      const std::function<void(std::string_view piece)>& take);
 
-// One file of an index: its path, for messages, and its content.
-struct MetadataFile {
-  std::string path;
-  std::span<const std::byte> bytes;
+// A file of an index that was read.
+struct IndexFile {
+  std::string name, content;
+  static auto members(auto& self) { return std::tie(self.name, self.content); }
 };
 
-// The index that `files` describe together: .metadata, or the files of all ranks in their order. What several
-// ranks wrote, a copy each, is read from the first of them. Checked: every tensor is filled by its chunks
-// without gap or overlap, everything has a location, and locations name files in the folder itself (whether
-// the files are long enough is checked when they are opened). Throws Error(kBadData) naming path and key.
-CheckpointIndex decode_metadata(std::span<const MetadataFile> files);
-inline CheckpointIndex decode_metadata(std::span<const std::byte> bytes, const std::string& path) {
-  const MetadataFile file{path, bytes};
-  return decode_metadata({&file, 1});
-}
+// The index that `files` of a folder describe together: .metadata, or the files of all ranks in their order.
+// What several ranks wrote, a copy each, is read from the first of them. Checked: every tensor is filled by
+// its chunks without gap or overlap, everything has a location, and locations name files in the folder itself
+// (whether the files are long enough is checked when they are opened). Throws Error(kBadData) naming path and
+// key.
+CheckpointIndex decode_metadata(const std::filesystem::path& folder, std::span<const IndexFile> files);
 
 }  // namespace hyperion::checkpoint

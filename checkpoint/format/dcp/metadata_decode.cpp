@@ -12,8 +12,8 @@
 namespace hyperion::checkpoint {
 namespace {
 
-constexpr size_t kMostKey = size_t{1} << 16;
-constexpr size_t kMostRank = 64;
+constexpr size_t kMaxKey = size_t{1} << 16;
+constexpr size_t kMaxRank = 64;
 // A pickle may refer to one value any number of times, so its content can be far larger than the file.
 // Visiting a value costs 1, keeping it the bytes it takes; the sum is limited to this, several times what
 // torch's files need.
@@ -22,16 +22,18 @@ constexpr uint64_t kWorkOfSmallFile = uint64_t{4} << 20;
 
 class MetadataReader {
  public:
-  CheckpointIndex read(std::span<const MetadataFile> files) {
-    CheckpointIndex whole;
-    for (const MetadataFile& file : files) {
-      read_file(file);
-      merge(std::move(index_), whole);
+  CheckpointIndex read(const std::filesystem::path& folder, std::span<const IndexFile> files) {
+    CheckpointIndex merged;
+    for (const IndexFile& file : files) {
+      path_ = printable(folder / file.name);
+      read_file(file.content);
+      merge(std::move(index_), merged);
       index_ = {};
     }
-    index_ = std::move(whole);
+    index_ = std::move(merged);
     if (files.size() > 1) {
-      path_ = fmt::format("{} to {}", files.front().path, files.back().path);
+      path_ = fmt::format("{} to {}", printable(folder / files.front().name),
+                          printable(folder / files.back().name));
       for (const auto& [key, object] : index_.objects)
         if (index_.tensors.contains(key))
           fail("'{}' is both a tensor and an object: files of two saves are mixed", printable(key));
@@ -46,8 +48,7 @@ class MetadataReader {
  private:
   // Where the bytes of one chunk or object are.
   struct Entry {
-    bool is_object = false;
-    Dims offset;
+    std::optional<Dims> offset;  // none for an object
     Span where;
   };
 
@@ -66,11 +67,10 @@ class MetadataReader {
 
   // --- the files ---
 
-  void read_file(const MetadataFile& file) {
-    path_ = file.path;
-    work_left_ += kWorkPerByte * file.bytes.size();
+  void read_file(const std::string& content) {
+    work_left_ += kWorkPerByte * content.size();
     entries_.clear();
-    const PickleTree tree = read_pickle(file.bytes, path_);
+    const PickleTree tree = read_pickle(std::as_bytes(std::span(content)), path_);
     const PickleValue root = tree.root();
     if (!root.is_instance_of(PickleClass::kMetadata)) fail("it holds no torch Metadata object");
     const PickleValue state = state_of(root, "the Metadata object");
@@ -86,20 +86,20 @@ class MetadataReader {
           index_.save_id = text_of(*id, "save_id");
   }
 
-  // Adds what the file at work describes to `whole`, which the files before it describe.
-  void merge(CheckpointIndex part, CheckpointIndex& whole) const {
-    whole.tensors.merge(part.tensors);  // `part` keeps the keys that are known
+  // Adds what the file at work describes to `merged`, which the files before it describe.
+  void merge(CheckpointIndex part, CheckpointIndex& merged) const {
+    merged.tensors.merge(part.tensors);  // `part` keeps the keys that are known
     for (auto& [key, tensor] : part.tensors) {
-      TensorRecord& known = whole.tensors.at(key);
+      TensorRecord& known = merged.tensors.at(key);
       if (tensor.dtype != known.dtype || tensor.shape != known.shape)
         fail("the tensor '{}' is {}, in the files of the ranks before {}: files of two saves are mixed",
              printable(key), describe_tensor(tensor.dtype, tensor.shape),
              describe_tensor(known.dtype, known.shape));
       std::ranges::move(tensor.chunks, std::back_inserter(known.chunks));
     }
-    whole.objects.merge(part.objects);
-    whole.paths.merge(part.paths);
-    if (whole.save_id.empty()) whole.save_id = std::move(part.save_id);
+    merged.objects.merge(part.objects);
+    merged.paths.merge(part.paths);
+    if (merged.save_id.empty()) merged.save_id = std::move(part.save_id);
   }
   // Of one chunk that several ranks wrote, the first rank's stays.
   static void remove_copies(std::vector<Chunk>& chunks) {
@@ -127,13 +127,13 @@ class MetadataReader {
   }
   std::string text_of(PickleValue value, std::string_view what) const {
     const auto text = value.text();
-    if (!text || text->size() > kMostKey) fail("{} is no text of at most {} bytes", what, kMostKey);
+    if (!text || text->size() > kMaxKey) fail("{} is no text of at most {} bytes", what, kMaxKey);
     charge(sizeof(std::string) + text->size());
     return std::string(*text);
   }
   Dims dims_of(PickleValue value, std::string_view what) const {
-    if (value.kind() != PickleValue::Kind::kTuple || value.size() > kMostRank)
-      fail("{} is no tuple of at most {} whole numbers", what, kMostRank);
+    if (value.kind() != PickleValue::Kind::kTuple || value.size() > kMaxRank)
+      fail("{} is no tuple of at most {} whole numbers", what, kMaxRank);
     charge(2 * sizeof(int64_t) * value.size());
     Dims dims;
     dims.reserve(value.size());
@@ -162,17 +162,15 @@ class MetadataReader {
       const auto key = need(fields, "fqn", "a MetadataIndex").text();
       if (!key) fail("the fqn of a MetadataIndex is no text");
       charge(sizeof(Entry) + key->size());
-      const auto offset = find(fields, "offset");
       Entry entry;
-      entry.is_object = !offset || offset->is_none();
-      if (!entry.is_object) entry.offset = dims_of(*offset, "the offset of a MetadataIndex");
+      if (const auto offset = find(fields, "offset"); offset && !offset->is_none())
+        entry.offset = dims_of(*offset, "the offset of a MetadataIndex");
       entry.where = span_of(*key, state_of(info, "a _StorageInfo"));
       entries_[*key].push_back(std::move(entry));
     });
-    const auto order = [](const Entry& entry) { return std::tie(entry.is_object, entry.offset); };
     for (auto& [key, entries] : entries_) {
-      std::ranges::sort(entries, {}, order);
-      if (std::ranges::adjacent_find(entries, {}, order) != entries.end())
+      std::ranges::sort(entries, {}, &Entry::offset);
+      if (std::ranges::adjacent_find(entries, {}, &Entry::offset) != entries.end())
         fail("'{}' has two places for one chunk", printable(key));
     }
   }
@@ -200,16 +198,13 @@ class MetadataReader {
     return {std::string(*file), offset, length};  // both below 2^63: their sum fits
   }
 
-  const Entry* find_entry(const std::string& key, const Chunk* chunk) const {
+  // Of the object `key`, or of its chunk at `offset`; null where the file names none.
+  const Span* find_place(const std::string& key, const std::optional<Dims>& offset) const {
     charge(key.size());
     const auto found = entries_.find(key);
     if (found == entries_.end()) return nullptr;
-    const std::vector<Entry>& entries = found->second;
-    if (!chunk) return entries.back().is_object ? &entries.back() : nullptr;
-    const auto place = std::ranges::lower_bound(
-        entries, std::tuple<bool, const Dims&>(false, chunk->offset), {},
-        [](const Entry& entry) { return std::tuple<bool, const Dims&>(entry.is_object, entry.offset); });
-    return place != entries.end() && !place->is_object && place->offset == chunk->offset ? &*place : nullptr;
+    const auto entry = std::ranges::lower_bound(found->second, offset, {}, &Entry::offset);
+    return entry != found->second.end() && entry->offset == offset ? &entry->where : nullptr;
   }
 
   // --- state_dict_metadata: key -> tensor or object ---
@@ -218,9 +213,9 @@ class MetadataReader {
     if (index_.tensors.contains(key) || index_.objects.contains(key))
       fail("the key '{}' occurs twice", printable(key));
     if (value.is_instance_of(PickleClass::kBytesStorageMetadata)) {
-      const Entry* entry = find_entry(key, nullptr);
-      if (!entry) fail("the object '{}' has no place in any file", printable(key));
-      index_.objects.emplace(key, ObjectRecord{entry->where});
+      const Span* where = find_place(key, std::nullopt);
+      if (!where) fail("the object '{}' has no place in any file", printable(key));
+      index_.objects.emplace(key, ObjectRecord{*where});
     } else if (value.is_instance_of(PickleClass::kTensorStorageMetadata)) {
       index_.tensors.emplace(key, tensor(key, value));
     } else {
@@ -247,9 +242,9 @@ class MetadataReader {
                                {}});
     });
     for (Chunk& chunk : tensor.chunks) {
-      const Entry* entry = find_entry(key, &chunk);
-      if (!entry) fail("{}: the chunk at [{}] has no place in any file", who, fmt::join(chunk.offset, ", "));
-      chunk.where = entry->where;
+      const Span* where = find_place(key, chunk.offset);
+      if (!where) fail("{}: the chunk at [{}] has no place in any file", who, fmt::join(chunk.offset, ", "));
+      chunk.where = *where;
     }
     return tensor;
   }
@@ -318,8 +313,8 @@ class MetadataReader {
 
 }  // namespace
 
-CheckpointIndex decode_metadata(std::span<const MetadataFile> files) {
-  return MetadataReader().read(files);
+CheckpointIndex decode_metadata(const std::filesystem::path& folder, std::span<const IndexFile> files) {
+  return MetadataReader().read(folder, files);
 }
 
 }  // namespace hyperion::checkpoint

@@ -46,42 +46,17 @@ constexpr std::array kKnownGlobals = {
     KnownGlobal{"builtins", "getattr", PickleClass::kGetAttribute},
 };
 
-struct StorageClass {
-  std::string_view name;
-  Dtype dtype;
-};
-
-constexpr std::array kStorages = {
-    StorageClass{"FloatStorage", Dtype::kFloat32},
-    StorageClass{"DoubleStorage", Dtype::kFloat64},
-    StorageClass{"HalfStorage", Dtype::kFloat16},
-    StorageClass{"BFloat16Storage", Dtype::kBFloat16},
-    StorageClass{"LongStorage", Dtype::kInt64},
-    StorageClass{"IntStorage", Dtype::kInt32},
-    StorageClass{"ShortStorage", Dtype::kInt16},
-    StorageClass{"CharStorage", Dtype::kInt8},
-    StorageClass{"ByteStorage", Dtype::kUInt8},
-    StorageClass{"BoolStorage", Dtype::kBool},
-    StorageClass{"ComplexFloatStorage", Dtype::kComplex64},
-    StorageClass{"ComplexDoubleStorage", Dtype::kComplex128},
-};
-
 }  // namespace
 
 std::optional<PickleGlobal> find_pickle_global(std::string_view module, std::string_view name) {
   for (const KnownGlobal& known : kKnownGlobals)
     if (known.name == name && known.module == module) return PickleGlobal{known.which, Dtype::kFloat32};
   if (module != "torch") return std::nullopt;
-  if (const auto dtype = choice_of<Dtype>(name)) return PickleGlobal{PickleClass::kDtype, *dtype};
-  for (const StorageClass& storage : kStorages)
-    if (storage.name == name) return PickleGlobal{PickleClass::kStorage, storage.dtype};
+  if (const auto dtype = find_dtype(name, &DtypeTraits::torch))
+    return PickleGlobal{PickleClass::kDtype, *dtype};
+  if (const auto dtype = find_dtype(name, &DtypeTraits::storage))
+    return PickleGlobal{PickleClass::kStorage, *dtype};
   return std::nullopt;
-}
-
-std::string_view torch_storage_class(Dtype dtype) {
-  for (const StorageClass& storage : kStorages)
-    if (storage.dtype == dtype) return storage.name;
-  return {};
 }
 
 const PickleNode* PickleValue::node() const {

@@ -49,9 +49,6 @@ struct PickleGlobal {
 // The member of the list under this name, if it is on it.
 std::optional<PickleGlobal> find_pickle_global(std::string_view module, std::string_view name);
 
-// "FloatStorage"; empty for the types torch stores as untyped bytes.
-std::string_view torch_storage_class(Dtype dtype);
-
 class PickleTree;
 
 // A handle on one value of a tree, valid as long as the tree and the bytes it was read from.

@@ -7,26 +7,6 @@
 #include "base/utf8.h"
 
 namespace hyperion::checkpoint {
-namespace {
-
-// Bytes of the shortest two's complement form.
-int long_bytes(int64_t value) {
-  const auto magnitude = static_cast<uint64_t>(value < 0 ? ~value : value);
-  return std::bit_width(magnitude) / 8 + 1;
-}
-
-bool fits_four(int64_t value) {
-  return value >= std::numeric_limits<int32_t>::min() && value <= std::numeric_limits<int32_t>::max();
-}
-
-}  // namespace
-
-size_t pickled_bytes(int64_t value) {
-  if (value >= 0 && value <= 0xFF) return 2;
-  if (value >= 0 && value <= 0xFFFF) return 3;
-  return fits_four(value) ? 5 : 2 + static_cast<size_t>(long_bytes(value));
-}
-
 void PickleWriter::integer(int64_t value) {
   if (value >= 0 && value <= 0xFF) {
     op(PickleOp::kInt1);
@@ -34,14 +14,16 @@ void PickleWriter::integer(int64_t value) {
   } else if (value >= 0 && value <= 0xFFFF) {
     op(PickleOp::kInt2);
     raw(static_cast<uint16_t>(value));
-  } else if (fits_four(value)) {
+  } else if (value >= std::numeric_limits<int32_t>::min() && value <= std::numeric_limits<int32_t>::max()) {
     op(PickleOp::kInt4);
     raw(static_cast<int32_t>(value));
   } else {
-    const int bytes = long_bytes(value);
+    // The shortest two's complement form.
+    const auto magnitude = static_cast<uint64_t>(value < 0 ? ~value : value);
+    const auto bytes = static_cast<size_t>(std::bit_width(magnitude) / 8 + 1);
     op(PickleOp::kLong1);
     raw(static_cast<uint8_t>(bytes));
-    out_.append(reinterpret_cast<const char*>(&value), static_cast<size_t>(bytes));
+    out_.append(reinterpret_cast<const char*>(&value), bytes);
   }
 }
 

@@ -54,7 +54,4 @@ class PickleWriter {
   uint32_t slots_ = 0;
 };
 
-// Bytes that PickleWriter::integer takes.
-size_t pickled_bytes(int64_t value);
-
 }  // namespace hyperion::checkpoint

@@ -52,8 +52,9 @@ SafetensorsHeader::Tensor read_tensor(const json& entry, uint64_t data, const st
       !entry.contains("data_offsets"))
     throw_data("{}: expected exactly dtype, shape and data_offsets", where);
   const json& name = entry["dtype"];
-  const auto dtype =
-      name.is_string() ? dtype_from_safetensors(name.get_ref<const std::string&>()) : std::nullopt;
+  const auto dtype = name.is_string()
+                         ? find_dtype(name.get_ref<const std::string&>(), &DtypeTraits::safetensors)
+                         : std::nullopt;
   if (!dtype) throw_data("{}: dtype {:.60} is not known", where, name.dump());
   const Dims offsets = read_dims(entry["data_offsets"], where + ".data_offsets");
   if (offsets.size() != 2 || offsets[0] > offsets[1])
@@ -62,7 +63,7 @@ SafetensorsHeader::Tensor read_tensor(const json& entry, uint64_t data, const st
   tensor.bytes = bytes_of(tensor.shape, size_of(*dtype), where);
   if (tensor.bytes != static_cast<uint64_t>(offsets[1] - offsets[0]))
     throw_data("{}: data_offsets [{}] hold {} bytes, but {} of shape [{}] have {}", where,
-               fmt::join(offsets, ", "), offsets[1] - offsets[0], safetensors_name(*dtype),
+               fmt::join(offsets, ", "), offsets[1] - offsets[0], traits_of(*dtype).safetensors,
                fmt::join(tensor.shape, ", "), tensor.bytes);
   tensor.offset = data + static_cast<uint64_t>(offsets[0]);  // data <= 10^8 + 8 and an int64: no overflow
   return tensor;

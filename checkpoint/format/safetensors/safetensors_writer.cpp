@@ -32,7 +32,7 @@ uint64_t bytes_of(const NamedTensor& tensor) {
 void check_names(const std::vector<NamedTensor>& tensors) {
   std::set<std::string_view> names;
   for (const NamedTensor& tensor : tensors) {
-    if (safetensors_name(tensor.dtype).empty())
+    if (traits_of(tensor.dtype).safetensors.empty())
       throw_data("tensor \"{}\" is {}, which safetensors does not have: convert it to another dtype",
                  tensor.name, torch_name(tensor.dtype));
     if (tensor.name == "__metadata__" || !names.insert(tensor.name).second)
@@ -73,7 +73,7 @@ std::string make_header(const std::vector<NamedTensor>& tensors, const std::vect
     const uint64_t end = begin + bytes_of(tensor);
     text +=
         fmt::format(R"(,{}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", json(tensor.name).dump(),
-                    safetensors_name(tensor.dtype), fmt::join(tensor.shape, ","), begin, end);
+                    traits_of(tensor.dtype).safetensors, fmt::join(tensor.shape, ","), begin, end);
     begin = end;
   }
   text += "}";

@@ -1,22 +1,82 @@
-// The numbers of the zip format that its reader and writer share.
+// The headers of the zip format, as they lie in a file: little-endian, without gaps.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 
 namespace hyperion::checkpoint::zip {
 
-constexpr uint32_t kLocalHeader = 0x04034b50;
-constexpr uint32_t kDescriptor = 0x08074b50;
-constexpr uint32_t kCentralHeader = 0x02014b50;
-constexpr uint32_t kEnd = 0x06054b50;
-constexpr uint32_t kEnd64 = 0x06064b50;
-constexpr uint32_t kLocator64 = 0x07064b50;
-constexpr uint64_t kLocalBytes = 30, kCentralBytes = 46, kEndBytes = 22, kEnd64Bytes = 56,
-                   kLocator64Bytes = 20;
-constexpr uint16_t kHasDescriptor = 0x0008, kUtf8Name = 0x0800;
-constexpr uint16_t kExtra64 = 1;        // the extra field with 64-bit sizes
+static_assert(std::endian::native == std::endian::little);
+
+constexpr uint16_t kHasDescriptor = 0x0008, kUtf8Name = 0x0800;  // flags
+constexpr uint16_t kStored = 0;                                  // method
 constexpr uint32_t kIn64 = 0xFFFFFFFF;  // a 32-bit field whose value is in a 64-bit one
 constexpr uint16_t kShortIn64 = 0xFFFF;
-constexpr uint16_t kStored = 0;
+
+#pragma pack(push, 1)
+
+// Before the data of a record.
+struct LocalHeader {
+  static constexpr uint32_t kSignature = 0x04034b50;
+  uint32_t signature = kSignature;
+  uint16_t version = 20, flags = 0, method = kStored;
+  uint32_t time = 0, crc = 0, packed_bytes = 0, bytes = 0;
+  uint16_t name_bytes = 0, extra_bytes = 0;
+};
+
+// After the data of a record whose checksum was not known before; `Size` is uint64_t where it does not fit.
+template <typename Size>
+struct Descriptor {
+  uint32_t signature = 0x08074b50;
+  uint32_t crc = 0;
+  Size packed_bytes = 0, bytes = 0;
+};
+
+// A record in the directory.
+struct CentralHeader {
+  static constexpr uint32_t kSignature = 0x02014b50;
+  uint32_t signature = kSignature;
+  uint16_t made_by = 20, version = 20, flags = 0, method = kStored;
+  uint32_t time = 0, crc = 0, packed_bytes = 0, bytes = 0;
+  uint16_t name_bytes = 0, extra_bytes = 0, comment_bytes = 0, disk = 0, attributes = 0;
+  uint32_t more_attributes = 0, at = 0;  // at: of the local header
+};
+
+// The extra field with 64-bit sizes.
+struct Extra64 {
+  static constexpr uint16_t kKind = 1;
+  uint16_t kind = kKind, length = 16;
+  uint64_t bytes = 0, packed_bytes = 0;
+};
+
+// Behind the directory; the two for 64 bits only where they are needed, before the other.
+struct End64 {
+  static constexpr uint32_t kSignature = 0x06064b50;
+  static constexpr uint64_t kLength = 44;
+  uint32_t signature = kSignature;
+  uint64_t length = kLength;  // of what follows
+  uint16_t made_by = 45, version = 45;
+  uint32_t disk = 0, directory_disk = 0;
+  uint64_t disk_records = 0, records = 0, bytes = 0, at = 0;
+};
+struct Locator64 {
+  static constexpr uint32_t kSignature = 0x07064b50;
+  uint32_t signature = kSignature;
+  uint32_t disk = 0;
+  uint64_t at = 0;  // of the End64
+  uint32_t disks = 1;
+};
+struct End {
+  static constexpr uint32_t kSignature = 0x06054b50;
+  uint32_t signature = kSignature;
+  uint16_t disk = 0, directory_disk = 0, disk_records = 0, records = 0;
+  uint32_t bytes = 0, at = 0;
+  uint16_t comment_bytes = 0;
+};
+
+#pragma pack(pop)
+
+static_assert(sizeof(LocalHeader) == 30 && sizeof(CentralHeader) == 46 && sizeof(Extra64) == 20 &&
+              sizeof(End64) == 12 + End64::kLength && sizeof(Locator64) == 20 && sizeof(End) == 22);
 
 }  // namespace hyperion::checkpoint::zip

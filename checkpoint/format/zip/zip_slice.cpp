@@ -12,10 +12,10 @@
 namespace hyperion::checkpoint {
 namespace {
 
-constexpr size_t kMostRecords = 16;
-constexpr uint64_t kMostDirectory = 64 << 10;
+constexpr size_t kMaxRecords = 16;
+constexpr uint64_t kMaxDirectory = 64 << 10;
 
-// Little-endian fields of a header, one after the other. Reading past the end throws.
+// Numbers and headers, one after the other. Reading past the end throws.
 class Fields {
  public:
   Fields(const std::string& file, std::string_view bytes) : file_(file), bytes_(bytes) {}
@@ -56,9 +56,9 @@ class ZipReader {
 
   ZipSlice read() {
     const Directory directory = find_directory();
-    if (directory.records > kMostRecords)
-      fail("its archive has {} records; at most {} are expected", directory.records, kMostRecords);
-    if (directory.bytes > kMostDirectory || directory.bytes > directory.end ||
+    if (directory.records > kMaxRecords)
+      fail("its archive has {} records; at most {} are expected", directory.records, kMaxRecords);
+    if (directory.bytes > kMaxDirectory || directory.bytes > directory.end ||
         directory.at != directory.end - directory.bytes)
       fail("its archive's directory (bytes {} to {}) does not end where it should, at {}", directory.at,
            directory.at + directory.bytes, directory.end);
@@ -69,9 +69,9 @@ class ZipReader {
       slice.records.push_back(record(central_header(fields), directory.at));
     if (!fields.empty()) fail("its archive's directory has more than its {} records", directory.records);
     check_overlaps();
-    const auto sums = [](const ZipRecord& record) { return record.crc != 0; };
-    const bool summed = std::ranges::any_of(slice.records, sums);
-    for (ZipRecord& record : slice.records) record.has_crc = summed;
+    const auto is_zero = [](const ZipRecord& record) { return record.crc == 0u; };
+    if (std::ranges::all_of(slice.records, is_zero))
+      for (ZipRecord& record : slice.records) record.crc.reset();
     return slice;
   }
 
@@ -84,45 +84,39 @@ class ZipReader {
     fail("these {} bytes are not one complete zip archive (cut short or overwritten)", archive_.size());
   }
 
+  template <typename T>
+  T read_at(uint64_t at) const {
+    T header;
+    archive_.read(at, &header, sizeof header);
+    return header;
+  }
+
   Directory find_directory() const {
-    using namespace zip;
-    if (archive_.size() < kEndBytes) no_archive();
-    const uint64_t end_at = archive_.size() - kEndBytes;
-    const std::string text = archive_.read_text(end_at, kEndBytes);
-    Fields fields(archive_.name(), text);
-    if (fields.next<uint32_t>() != kEnd) no_archive();
-    const auto disk = fields.next<uint16_t>(), directory_disk = fields.next<uint16_t>();
-    const auto here = fields.next<uint16_t>(), records = fields.next<uint16_t>();
-    const auto bytes = fields.next<uint32_t>(), at = fields.next<uint32_t>();
-    if (disk != 0 || directory_disk != 0 || here != records || fields.next<uint16_t>() != 0) no_archive();
+    if (archive_.size() < sizeof(zip::End)) no_archive();
+    const uint64_t end_at = archive_.size() - sizeof(zip::End);
+    const auto end = read_at<zip::End>(end_at);
+    if (end.signature != zip::End::kSignature || end.disk != 0 || end.directory_disk != 0 ||
+        end.disk_records != end.records || end.comment_bytes != 0)
+      no_archive();
     const auto wide = find_directory64(end_at);
-    if (!wide) return {at, bytes, records, end_at};
-    const bool agree = (records == wide->records || records == kShortIn64) &&
-                       (bytes == wide->bytes || bytes == kIn64) && (at == wide->at || at == kIn64);
+    if (!wide) return {end.at, end.bytes, end.records, end_at};
+    const bool agree = (end.records == wide->records || end.records == zip::kShortIn64) &&
+                       (end.bytes == wide->bytes || end.bytes == zip::kIn64) &&
+                       (end.at == wide->at || end.at == zip::kIn64);
     if (!agree) fail("its archive's two end records disagree");
     return *wide;
   }
   std::optional<Directory> find_directory64(uint64_t end_at) const {
-    using namespace zip;
-    if (end_at < kLocator64Bytes + kEnd64Bytes) return std::nullopt;
-    const uint64_t locator_at = end_at - kLocator64Bytes, at = locator_at - kEnd64Bytes;
-    const std::string text = archive_.read_text(at, kEnd64Bytes + kLocator64Bytes);
-    Fields locator(archive_.name(), std::string_view(text).substr(kEnd64Bytes));
-    if (locator.next<uint32_t>() != kLocator64) return std::nullopt;
-    const auto disk = locator.next<uint32_t>();
-    if (disk != 0 || locator.next<uint64_t>() != at || locator.next<uint32_t>() > 1) no_archive();
-    Fields fields(archive_.name(), std::string_view(text).substr(0, kEnd64Bytes));
-    if (fields.next<uint32_t>() != kEnd64 || fields.next<uint64_t>() != kEnd64Bytes - 12) no_archive();
-    fields.take(4);                                  // versions
-    if (fields.next<uint64_t>() != 0) no_archive();  // disks
-    Directory directory;
-    const auto here = fields.next<uint64_t>();
-    directory.records = fields.next<uint64_t>();
-    directory.bytes = fields.next<uint64_t>();
-    directory.at = fields.next<uint64_t>();
-    directory.end = at;
-    if (here != directory.records) no_archive();
-    return directory;
+    if (end_at < sizeof(zip::Locator64) + sizeof(zip::End64)) return std::nullopt;
+    const uint64_t locator_at = end_at - sizeof(zip::Locator64), at = locator_at - sizeof(zip::End64);
+    const auto locator = read_at<zip::Locator64>(locator_at);
+    if (locator.signature != zip::Locator64::kSignature) return std::nullopt;
+    const auto end = read_at<zip::End64>(at);
+    if (locator.disk != 0 || locator.at != at || locator.disks > 1 ||
+        end.signature != zip::End64::kSignature || end.length != zip::End64::kLength || end.disk != 0 ||
+        end.directory_disk != 0 || end.disk_records != end.records)
+      no_archive();
+    return Directory{end.at, end.bytes, end.records, at};
   }
 
   // Replaces the fields that are all ones by the 64-bit ones of the extra field.
@@ -132,31 +126,32 @@ class ZipReader {
       const auto kind = extra.next<uint16_t>();
       const auto length = extra.next<uint16_t>();
       Fields wide(archive_.name(), extra.take(length));
-      if (kind != zip::kExtra64) continue;
+      if (kind != zip::Extra64::kKind) continue;
       if (header.bytes == zip::kIn64) header.bytes = wide.next<uint64_t>();
       if (header.packed == zip::kIn64) header.packed = wide.next<uint64_t>();
       if (with_offset && header.at == zip::kIn64) header.at = wide.next<uint64_t>();
       return;
     }
   }
+  // What local and central headers both say.
+  template <typename Packed>
+  static Header header_of(const Packed& packed) {
+    return {.flags = packed.flags,
+            .method = packed.method,
+            .crc = packed.crc,
+            .packed = packed.packed_bytes,
+            .bytes = packed.bytes,
+            .name = {}};
+  }
   Header central_header(Fields& fields) const {
-    if (fields.next<uint32_t>() != zip::kCentralHeader) fail("its archive's directory is damaged");
-    fields.take(4);  // versions
-    Header header;
-    header.flags = fields.next<uint16_t>();
-    header.method = fields.next<uint16_t>();
-    fields.take(4);  // time
-    header.crc = fields.next<uint32_t>();
-    header.packed = fields.next<uint32_t>();
-    header.bytes = fields.next<uint32_t>();
-    const auto name = fields.next<uint16_t>(), extra = fields.next<uint16_t>(),
-               comment = fields.next<uint16_t>();
-    if (fields.next<uint16_t>() != 0) fail("its archive spans several disks");
-    fields.take(6);  // attributes
-    header.at = fields.next<uint32_t>();
-    header.name = fields.take(name);
-    widen(header, fields.take(extra), true);
-    fields.take(comment);
+    const auto central = fields.next<zip::CentralHeader>();
+    if (central.signature != zip::CentralHeader::kSignature) fail("its archive's directory is damaged");
+    if (central.disk != 0) fail("its archive spans several disks");
+    Header header = header_of(central);
+    header.at = central.at;
+    header.name = fields.take(central.name_bytes);
+    widen(header, fields.take(central.extra_bytes), true);
+    fields.take(central.comment_bytes);
     return header;
   }
 
@@ -166,36 +161,27 @@ class ZipReader {
       fail("the record '{}' of its archive is compressed; PyTorch stores records plainly", who);
     if (header.flags & ~(zip::kHasDescriptor | zip::kUtf8Name))
       fail("the record '{}' of its archive has the flags {:#x} (encrypted or worse)", who, header.flags);
-    if (header.at > end || end - header.at < zip::kLocalBytes)
+    if (header.at > end || end - header.at < sizeof(zip::LocalHeader))
       fail("the record '{}' of its archive begins at {}, beyond the records' end at {}", who, header.at, end);
     const uint64_t data = header.at + check_local(header, who, end);
     if (header.bytes > end - data)
       fail("the record '{}' of its archive ends at {}, beyond the records' end at {}", who,
            data + header.bytes, end);
     ranges_.emplace_back(header.at, data + header.bytes);
-    return {inner_name(header.name), data, header.bytes, header.crc, false};
+    return {inner_name(header.name), data, header.bytes, header.crc};
   }
   // Compares the local header with the directory's; its length.
   uint64_t check_local(const Header& header, const std::string& who, uint64_t end) const {
-    const std::string text = archive_.read_text(header.at, zip::kLocalBytes);
-    Fields fields(archive_.name(), text);
-    const bool is_header = fields.next<uint32_t>() == zip::kLocalHeader;
-    fields.take(2);  // version
-    Header local;
-    local.flags = fields.next<uint16_t>();
-    local.method = fields.next<uint16_t>();
-    fields.take(4);  // time
-    local.crc = fields.next<uint32_t>();
-    local.packed = fields.next<uint32_t>();
-    local.bytes = fields.next<uint32_t>();
-    const auto name = fields.next<uint16_t>(), extra = fields.next<uint16_t>();
-    const uint64_t length = zip::kLocalBytes + name + extra;
-    if (!is_header || length > end - header.at)
+    const auto packed = read_at<zip::LocalHeader>(header.at);
+    const uint64_t rest_bytes = uint64_t{packed.name_bytes} + packed.extra_bytes;
+    const uint64_t length = sizeof(zip::LocalHeader) + rest_bytes;
+    if (packed.signature != zip::LocalHeader::kSignature || length > end - header.at)
       fail("the record '{}' of its archive has a damaged header", who);
-    const std::string rest = archive_.read_text(header.at + zip::kLocalBytes, uint64_t{name} + extra);
-    local.name = std::string_view(rest).substr(0, name);
+    const std::string rest = archive_.read_text(header.at + sizeof(zip::LocalHeader), rest_bytes);
+    Header local = header_of(packed);
+    local.name = std::string_view(rest).substr(0, packed.name_bytes);
     if (local.packed == zip::kIn64 || local.bytes == zip::kIn64)
-      widen(local, std::string_view(rest).substr(name), false);
+      widen(local, std::string_view(rest).substr(packed.name_bytes), false);
     // With a descriptor, sizes and checksum follow the data and are 0 here.
     const bool later = header.flags & zip::kHasDescriptor;
     const auto same = [&](uint64_t here, uint64_t there) { return here == there || (later && here == 0); };
@@ -232,11 +218,11 @@ class ZipReader {
 };
 
 void compare_crc(const ByteSource& archive, const ZipRecord& record, uint32_t crc) {
-  if (record.has_crc && crc != record.crc)
+  if (record.crc && crc != record.crc)
     throw_data(
         "{}: the record '{}' (from byte {} of its archive, {} bytes) has the checksum {:08x}, expected "
         "{:08x}: it is damaged",
-        archive.name(), printable(record.name), record.data_offset, record.data_bytes, crc, record.crc);
+        archive.name(), printable(record.name), record.data_offset, record.data_bytes, crc, *record.crc);
 }
 
 }  // namespace
@@ -257,7 +243,7 @@ std::string read_record(ByteSource& archive, const ZipRecord& record) {
 }
 
 void check_crc(ByteSource& archive, const ZipRecord& record, const ScanBytes& scan) {
-  if (!record.has_crc && !scan) return;
+  if (!record.crc && !scan) return;
   constexpr uint64_t kPiece = 1 << 20;
   std::string piece(std::min(kPiece, record.data_bytes), '\0');
   uint32_t crc = 0;

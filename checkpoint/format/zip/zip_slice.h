@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,9 +16,8 @@ namespace hyperion::checkpoint {
 struct ZipRecord {
   std::string name;  // without the archive's folder: "data.pkl", "data/0"
   uint64_t data_offset = 0, data_bytes = 0;
-  uint32_t crc = 0;
-  // False when the archive was written with checksums off (all of them 0): there is nothing to verify.
-  bool has_crc = false;
+  // None when the archive was written with checksums off (all of them 0): there is nothing to verify.
+  std::optional<uint32_t> crc;
 };
 
 struct ZipSlice {

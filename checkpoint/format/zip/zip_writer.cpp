@@ -10,7 +10,6 @@ namespace hyperion::checkpoint {
 namespace {
 
 constexpr std::string_view kFolder = "archive/";
-constexpr uint64_t kExtra64Bytes = 4 + 16;
 
 bool is_wide(uint64_t value) {
   return value >= zip::kIn64;
@@ -20,24 +19,6 @@ uint32_t narrow(uint64_t value) {
 }
 
 }  // namespace
-
-uint64_t ZipWriter::header_bytes(std::string_view name) {
-  return zip::kLocalBytes + kFolder.size() + name.size();
-}
-// An extra field takes at least 4 bytes.
-uint64_t ZipWriter::padding(uint64_t unaligned, uint64_t alignment) {
-  const uint64_t missing = (alignment - unaligned % alignment) % alignment;
-  return missing == 0 || missing >= 4 ? missing : missing + alignment;
-}
-uint64_t ZipWriter::descriptor_bytes(uint64_t bytes) {
-  return bytes == 0 ? 0 : is_wide(bytes) ? 24 : 16;
-}
-uint64_t ZipWriter::directory_entry_bytes(std::string_view name, uint64_t bytes) {
-  return zip::kCentralBytes + kFolder.size() + name.size() + (is_wide(bytes) ? kExtra64Bytes : 0);
-}
-uint64_t ZipWriter::end_bytes(uint64_t directory_at) {
-  return zip::kEndBytes + (is_wide(directory_at) ? zip::kEnd64Bytes + zip::kLocator64Bytes : 0);
-}
 
 void ZipWriter::add(std::string_view name, std::string_view content) {
   records_.push_back({.name = std::string(kFolder).append(name),
@@ -57,7 +38,10 @@ void ZipWriter::begin_elsewhere(std::string_view name, uint64_t bytes, uint64_t 
                       .bytes = bytes,
                       .crc = 0,
                       .flags = flags});
-  local_header(records_.back(), padding(position() + header_bytes(name), alignment));
+  const uint64_t unaligned = position() + sizeof(zip::LocalHeader) + records_.back().name.size();
+  const uint64_t missing = (alignment - unaligned % alignment) % alignment;
+  // An extra field takes at least 4 bytes.
+  local_header(records_.back(), missing == 0 || missing >= 4 ? missing : missing + alignment);
 }
 
 void ZipWriter::end_elsewhere(uint32_t crc) {
@@ -65,29 +49,22 @@ void ZipWriter::end_elsewhere(uint32_t crc) {
   taken_ += record.bytes;
   if (record.bytes == 0) return;
   record.crc = crc;
-  raw(zip::kDescriptor);
-  raw(crc);
-  if (is_wide(record.bytes)) {
-    raw(record.bytes);
-    raw(record.bytes);
-  } else {
-    raw(narrow(record.bytes));
-    raw(narrow(record.bytes));
-  }
+  if (is_wide(record.bytes))
+    raw(zip::Descriptor<uint64_t>{.crc = crc, .packed_bytes = record.bytes, .bytes = record.bytes});
+  else
+    raw(zip::Descriptor<uint32_t>{
+        .crc = crc, .packed_bytes = narrow(record.bytes), .bytes = narrow(record.bytes)});
 }
 
 void ZipWriter::local_header(const Record& record, uint64_t padding) {
-  const bool later = record.flags & zip::kHasDescriptor;
-  raw(zip::kLocalHeader);
-  raw(uint16_t{20});  // version needed
-  raw(record.flags);
-  raw(zip::kStored);
-  raw(uint32_t{0});  // time and date
-  raw(later ? 0 : record.crc);
-  raw(later ? 0 : narrow(record.bytes));
-  raw(later ? 0 : narrow(record.bytes));
-  raw(static_cast<uint16_t>(record.name.size()));
-  raw(static_cast<uint16_t>(padding));
+  zip::LocalHeader header{.flags = record.flags,
+                          .name_bytes = static_cast<uint16_t>(record.name.size()),
+                          .extra_bytes = static_cast<uint16_t>(padding)};
+  if (!(record.flags & zip::kHasDescriptor)) {
+    header.crc = record.crc;
+    header.packed_bytes = header.bytes = narrow(record.bytes);
+  }
+  raw(header);
   text_ += record.name;
   if (padding > 0) {  // "FB" is how PyTorch marks its padding
     text_ += "FB";
@@ -100,54 +77,29 @@ void ZipWriter::finish() {
   const uint64_t at = position();
   for (const Record& record : records_) {
     const bool wide = is_wide(record.bytes);
-    const auto version = static_cast<uint16_t>(wide ? 45 : 20);
-    raw(zip::kCentralHeader);
-    raw(version);  // made by
-    raw(version);  // needed
-    raw(record.flags);
-    raw(zip::kStored);
-    raw(uint32_t{0});  // time and date
-    raw(record.crc);
-    raw(narrow(record.bytes));
-    raw(narrow(record.bytes));
-    raw(static_cast<uint16_t>(record.name.size()));
-    raw(static_cast<uint16_t>(wide ? kExtra64Bytes : 0));
-    raw(uint32_t{0});  // comment, disk
-    raw(uint16_t{0});  // attributes
-    raw(uint32_t{0});
-    raw(narrow(record.at));
+    const uint16_t version = wide ? 45 : 20;
+    raw(zip::CentralHeader{.made_by = version,
+                           .version = version,
+                           .flags = record.flags,
+                           .crc = record.crc,
+                           .packed_bytes = narrow(record.bytes),
+                           .bytes = narrow(record.bytes),
+                           .name_bytes = static_cast<uint16_t>(record.name.size()),
+                           .extra_bytes = static_cast<uint16_t>(wide ? sizeof(zip::Extra64) : 0),
+                           .at = narrow(record.at)});
     text_ += record.name;
-    if (wide) {
-      raw(zip::kExtra64);
-      raw(static_cast<uint16_t>(kExtra64Bytes - 4));
-      raw(record.bytes);
-      raw(record.bytes);
-    }
+    if (wide) raw(zip::Extra64{.bytes = record.bytes, .packed_bytes = record.bytes});
   }
   const uint64_t bytes = position() - at, count = records_.size();
   if (is_wide(at)) {
     const uint64_t end64 = position();
-    raw(zip::kEnd64);
-    raw(zip::kEnd64Bytes - 12);
-    raw(uint16_t{45});
-    raw(uint16_t{45});
-    raw(uint64_t{0});  // disks
-    raw(count);
-    raw(count);
-    raw(bytes);
-    raw(at);
-    raw(zip::kLocator64);
-    raw(uint32_t{0});
-    raw(end64);
-    raw(uint32_t{1});
+    raw(zip::End64{.disk_records = count, .records = count, .bytes = bytes, .at = at});
+    raw(zip::Locator64{.at = end64});
   }
-  raw(zip::kEnd);
-  raw(uint32_t{0});  // disks
-  raw(static_cast<uint16_t>(count));
-  raw(static_cast<uint16_t>(count));
-  raw(narrow(bytes));
-  raw(narrow(at));
-  raw(uint16_t{0});  // comment
+  raw(zip::End{.disk_records = static_cast<uint16_t>(count),
+               .records = static_cast<uint16_t>(count),
+               .bytes = narrow(bytes),
+               .at = narrow(at)});
 }
 
 std::string ZipWriter::take_text() {

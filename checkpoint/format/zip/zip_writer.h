@@ -21,14 +21,6 @@ class ZipWriter {
   void finish();            // writes the directory; nothing may follow
   std::string take_text();  // what was written since the last call
 
-  // Lengths, for planning: of a header with its name, the padding that alignment takes, and all that follows
-  // the records. `first_after` is the position behind the last record.
-  static uint64_t header_bytes(std::string_view name);
-  static uint64_t padding(uint64_t unaligned, uint64_t alignment);
-  static uint64_t descriptor_bytes(uint64_t bytes);
-  static uint64_t directory_entry_bytes(std::string_view name, uint64_t bytes);
-  static uint64_t end_bytes(uint64_t directory_at);
-
  private:
   struct Record {
     std::string name;

@@ -155,7 +155,7 @@ TEST_CASE("a load of the same tiles reads no other rank's chunk") {
       for (const Chunk& chunk : record.chunks)
         if (Box{chunk.offset, chunk.shape} != tensor.box())
           flip(damaged / chunk.where.file,
-               chunk.where.offset + tensor_archive_data_offset(record.dtype, chunk.shape));
+               chunk.where.offset + tensor_archive_head(record.dtype, chunk.shape).size());
     }
     uint64_t own = 0;
     for (const TensorState& tensor : loaded.tensors()) own += tensor.local_bytes();
@@ -171,7 +171,7 @@ TEST_CASE("a damaged tile is named with its file, the range and the tensor") {
   const Chunk chunk = open_checkpoint(path).index.tensors.at("wo.weight").chunks.at(1);
   CHECK(chunk.offset == Dims{0, 5});
   flip(path / chunk.where.file,
-       chunk.where.offset + tensor_archive_data_offset(Dtype::kFloat32, chunk.shape));
+       chunk.where.offset + tensor_archive_head(Dtype::kFloat32, chunk.shape).size());
   for (const RankMesh& to : {mesh, RankMesh{}}) {
     MeshState loaded({{"wo.weight", {8, 10}, 1}}, to, to.ranks() - 1);
     CHECK_THAT(

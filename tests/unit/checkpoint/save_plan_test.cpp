@@ -11,8 +11,8 @@
 #include <catch2/catch.hpp>
 
 #include "checkpoint/format/dcp/archive.h"
-#include "checkpoint/format/dcp/metadata.h"
 #include "checkpoint/save_index.h"
+#include "tests/support/encode_index.h"
 #include "tests/support/placements.h"
 
 namespace hyperion::checkpoint {
@@ -289,7 +289,7 @@ TEST_CASE(
         places[static_cast<size_t>(rank)].parts.push_back(HeldPart{rank % kind.parts(), rank / kind.parts()});
     const SavePlan plan = make_save_plan(layout, places, Writers::kAll, 1);
     size_t bytes = plan.own.capacity() * sizeof(SaveItem) + plan.file_bytes.capacity() * sizeof(uint64_t) +
-                   plan.shared_writers.capacity() * sizeof(uint32_t);
+                   plan.runs.capacity() * sizeof(PartRun) + plan.shared_writers.capacity() * sizeof(uint32_t);
     for (const auto& holders : plan.holders) bytes += holders.capacity() * sizeof(uint32_t);
     size_t shared = 0;  // parts of which the plan says who of their replicas writes them
     for (const SaveLayout::Entry& entry : layout.entries)
@@ -306,7 +306,7 @@ TEST_CASE("an alias is written whole under its own name") {
   CHECK(layout.entries[2].path == KeyPath{"output.weight"});
   std::string bytes;
   encode_save_index(layout, plan, {}, [&](std::string_view piece) { bytes += piece; });
-  const CheckpointIndex index = decode_metadata(std::as_bytes(std::span(bytes)), "test");
+  const CheckpointIndex index = test::decode_index(bytes);
   CHECK(index.tensors.at("output.weight").chunks.size() == 2);
   CHECK(index.tensors.at("tok_embeddings.weight").shape == Dims{13, 10});
 }

@@ -90,22 +90,22 @@ TEST_CASE("Hostile manifests are refused whatever their checksum says") {
   refused("\"__0_0.distcp\"", "\"a\\u0000b\"", "not the name of a file");
   refused("\"__0_0.distcp\"", "\"..\"", "not the name of a file");
   refused("\"__0_0.distcp\"", "\"empty\"", "twice");
-  refused("\"bytes\": 4194305", "\"bytes\": -1", "\"bytes\"");
-  refused("\"bytes\": 4194305", "\"bytes\": 18446744073709551615", "\"bytes\"");
+  refused("\"bytes\": 4194305", "\"bytes\": -1", ".bytes is");
+  refused("\"bytes\": 4194305", "\"bytes\": 18446744073709551615", ".bytes is");
   refused("\"bytes\": 4194305", "\"bytes\": 9007199254740992", "block hashes");
-  refused("\"bytes\": 4194305", "\"bytes\": 1e3", "\"bytes\"");
-  refused("\"world_size\": 4", "\"world_size\": 0", "\"world_size\"");
-  refused("\"step\": 1200", "\"step\": -1", "\"step\"");
-  refused("\"block_bytes\": 4194304", "\"block_bytes\": 1", "\"block_bytes\"");
-  refused("\"kind\": \"full\"", "\"kind\": [\"full\"]", "\"kind\"");
-  refused("\"kind\": \"full\"", "\"kind\": \"half\"", "kind \"half\" is none of a checkpoint");
-  refused("\"kind\": \"full\"", "\"kind\": \"damaged\"", "kind \"damaged\" is none of a checkpoint");
+  refused("\"bytes\": 4194305", "\"bytes\": 1e3", ".bytes is");
+  refused("\"world_size\": 4", "\"world_size\": 0", ".world_size is");
+  refused("\"step\": 1200", "\"step\": -1", ".step is");
+  refused("\"block_bytes\": 4194304", "\"block_bytes\": 1", ".block_bytes is");
+  refused("\"kind\": \"full\"", "\"kind\": [\"full\"]", ".kind is");
+  refused("\"kind\": \"full\"", "\"kind\": \"half\"", "M.kind \"half\" is none of a checkpoint");
+  refused("\"kind\": \"full\"", "\"kind\": \"damaged\"", "M.kind \"damaged\" is none of a checkpoint");
   refused("ffffffffffffffff", "FFFFFFFFFFFFFFFF", "16 hexadecimal digits");
   refused("ffffffffffffffff", "fffffffffffffffe", "does not belong to its blocks");
   refused("\"step\": 1200", "\"step\": 1200, \"step\": 1200", "twice");
-  refused("\"step\": 1200", "\"steps\": 1200", "no \"step\"");
+  refused("\"step\": 1200", "\"steps\": 1200", "M.step is missing, expected a whole number");
   CHECK(refusal(std::string(100000, '[')) != "nothing was thrown");
-  CHECK_THAT(refusal("[]"), Catch::Contains("not an object"));
+  CHECK_THAT(refusal("[]"), Catch::Contains("expected an object"));
 }
 
 TEST_CASE("a shard of another size is named with both sizes") {

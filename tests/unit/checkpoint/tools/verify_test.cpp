@@ -96,7 +96,7 @@ TEST_CASE("verify finds a flipped bit without a manifest by the archive") {
   fs::permissions(path / where.file, fs::perms::owner_all);
   ShardReader file(path, where.file);
   SliceSource entry(file, where.offset, where.length);
-  flip_bit(path / where.file, where.offset + open_tensor_archive(entry).data_offset);
+  flip_bit(path / where.file, where.offset + open_tensor_archive(entry).data.data_offset);
   CHECK(verify_checkpoint(path, kQuick).whole());
   const Verification found = verify_checkpoint(path, kWhole);
   REQUIRE(found.damages.size() == 1);

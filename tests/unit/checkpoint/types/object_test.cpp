@@ -33,11 +33,14 @@ TEST_CASE("long and hostile texts are fit for a message") {
 TEST_CASE("every dtype is found under its own names") {
   for (int i = 0; i <= static_cast<int>(Dtype::kFloat8E8M0FNU); ++i) {
     const auto dtype = static_cast<Dtype>(i);
-    CHECK(choice_of<Dtype>(torch_name(dtype)) == dtype);
-    if (!safetensors_name(dtype).empty()) CHECK(dtype_from_safetensors(safetensors_name(dtype)) == dtype);
+    const DtypeTraits& traits = traits_of(dtype);
+    CHECK(traits.dtype == dtype);
+    CHECK(choice_of<Dtype>(traits.torch) == dtype);
+    for (const auto naming : {&DtypeTraits::safetensors, &DtypeTraits::storage})
+      if (!(traits.*naming).empty()) CHECK(find_dtype(traits.*naming, naming) == dtype);
   }
   CHECK_FALSE(choice_of<Dtype>("float128"));
-  CHECK_FALSE(dtype_from_safetensors(""));
+  CHECK_FALSE(find_dtype("", &DtypeTraits::safetensors));
 }
 
 }  // namespace hyperion::checkpoint

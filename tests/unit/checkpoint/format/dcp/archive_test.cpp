@@ -74,7 +74,7 @@ std::string archive_of(const std::string& pickle, const std::string& version = "
 TensorArchive open(const std::string& bytes) {
   MemorySource entry("__0_0.distcp", bytes_of(bytes));
   const TensorArchive archive = open_tensor_archive(entry);
-  check_crc(entry, archive);
+  check_crc(entry, archive.data);
   return archive;
 }
 
@@ -106,15 +106,14 @@ TEST_CASE("a tensor archive has exactly the promised length and aligned elements
       const std::string archive = tensor_archive(dtype, shape, elements);
       INFO(torch_name(dtype) << " of rank " << shape.size());
       CHECK(archive.size() == tensor_archive_bytes(dtype, shape));
-      CHECK(tensor_archive_head(dtype, shape).size() == tensor_archive_data_offset(dtype, shape));
-      CHECK(tensor_archive_data_offset(dtype, shape) % 64 == 0);
+      CHECK(tensor_archive_head(dtype, shape).size() % 64 == 0);
       const TensorArchive read = open(archive);
       CHECK(read.dtype == dtype);
       CHECK(read.shape == shape);
       CHECK(read.first == 0);
-      CHECK(read.data_offset == tensor_archive_data_offset(dtype, shape));
-      CHECK(read.data_bytes == elements.size());
-      CHECK(read.crc == crc32(0, elements.data(), elements.size()));
+      CHECK(read.data.data_offset == tensor_archive_head(dtype, shape).size());
+      CHECK(read.data.data_bytes == elements.size());
+      CHECK(read.data.crc == crc32(0, elements.data(), elements.size()));
     }
   }
 }
@@ -148,8 +147,8 @@ TEST_CASE("a tensor beyond 4 GiB has ZIP64 records and its length is known witho
   } source(head, tail, bytes);
   const TensorArchive archive = open_tensor_archive(source);
   CHECK(archive.shape == shape);
-  CHECK(archive.data_bytes == bytes);
-  CHECK(archive.crc == 0x12345678u);
+  CHECK(archive.data.data_bytes == bytes);
+  CHECK(archive.data.crc == 0x12345678u);
 }
 
 TEST_CASE("boxes and rows of strided tensors come out row-major") {
@@ -201,7 +200,7 @@ TEST_CASE("runs of columns are announced before they are read, and gaps of a pag
   };
   const auto watch = [](int64_t width, int64_t first, int64_t columns) {
     const TensorArchive archive = row_major_archive(Dtype::kFloat32, {64, width}, 100);
-    Watched source(100 + archive.data_bytes);
+    Watched source(100 + archive.data.data_bytes);
     std::vector<float> out(static_cast<size_t>(64 * columns));
     read_box(source, archive, {{0, first}, {64, columns}}, out.data());
     return source;

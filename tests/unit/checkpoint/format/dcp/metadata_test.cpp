@@ -14,10 +14,6 @@ using namespace test;
 
 namespace {
 
-CheckpointIndex decode(const std::string& bytes) {
-  return decode_metadata(bytes_of(bytes), "step-7/.metadata");
-}
-
 // A tensor of 4 x 6 in two chunks, a 0-d tensor, and an object.
 CheckpointIndex small_index() {
   CheckpointIndex index;
@@ -38,7 +34,7 @@ CheckpointIndex small_index() {
 std::string refusal_of(const std::function<void(CheckpointIndex&)>& change) {
   CheckpointIndex index = small_index();
   change(index);
-  return refusal([&] { decode(encode_index(index)); });
+  return refusal([&] { decode_index(encode_index(index)); });
 }
 
 // What two ranks write of the small index without collectives: each a part of `w`, and a copy of what is
@@ -58,12 +54,10 @@ std::vector<CheckpointIndex> index_of_ranks() {
 }
 
 CheckpointIndex decode_ranks(const std::vector<CheckpointIndex>& ranks) {
-  std::vector<std::string> bytes;
-  for (const CheckpointIndex& rank : ranks) bytes.push_back(encode_index(rank));
-  std::vector<MetadataFile> files;
-  for (size_t rank = 0; rank < bytes.size(); ++rank)
-    files.push_back({fmt::format("step-7/__{}.metadata", rank), bytes_of(bytes[rank])});
-  return decode_metadata(files);
+  std::vector<IndexFile> files;
+  for (size_t rank = 0; rank < ranks.size(); ++rank)
+    files.push_back({fmt::format("__{}.metadata", rank), encode_index(ranks[rank])});
+  return decode_metadata("step-7", files);
 }
 
 // Replaces one text of the pickle by another of the same length.
@@ -73,14 +67,14 @@ std::string replaced(std::string bytes, const std::string& from, const std::stri
   return bytes.replace(bytes.find(from), from.size(), to);
 }
 
-// One tensor of `shape` in the given boxes, as decode() judges it.
+// One tensor of `shape` in the given boxes, as decode_index() judges it.
 bool tiles(const Dims& shape, const std::vector<std::pair<Dims, Dims>>& boxes) {
   CheckpointIndex index;
   TensorRecord tensor{Dtype::kFloat32, shape, {}};
   for (const auto& [offset, extent] : boxes)
     tensor.chunks.push_back({offset, extent, {fmt::format("f{}", tensor.chunks.size()), 0, INT64_MAX}});
   index.tensors["t"] = tensor;
-  return is_accepted([&] { decode(encode_index(index)); });
+  return is_accepted([&] { decode_index(encode_index(index)); });
 }
 
 // The pickle of an index in which `keys` empty tensors are one and the same value, with `junk` more fields.
@@ -103,7 +97,7 @@ std::string shared_tensor(size_t keys, size_t junk) {
 }  // namespace
 
 TEST_CASE("an index survives being written and read") {
-  const CheckpointIndex index = small_index(), read = decode(encode_index(index));
+  const CheckpointIndex index = small_index(), read = decode_index(encode_index(index));
   CHECK(read.layout == CheckpointIndex::Layout::kArchives);
   CHECK(read.save_id == "an id");
   CHECK(read.paths == index.paths);
@@ -162,24 +156,24 @@ TEST_CASE("indices of ranks that do not fit together are refused") {
 TEST_CASE("a key without a path is written with a path of one part") {
   CheckpointIndex index = small_index();
   index.paths.clear();
-  CHECK(decode(encode_index(index)).paths.at("n.0.k") == KeyPath{"n.0.k"});
+  CHECK(decode_index(encode_index(index)).paths.at("n.0.k") == KeyPath{"n.0.k"});
 }
 
 TEST_CASE("an index that is empty or cut short is refused") {
   const std::string bytes = encode_index(small_index());
   for (size_t length = 0; length < bytes.size(); ++length)
-    CHECK_FALSE(is_accepted([&] { decode(bytes.substr(0, length)); }));
-  CHECK_THAT(refusal([] { decode(""); }), Catch::Contains("step-7/.metadata"));
-  CHECK_THAT(refusal([] { decode("\x80\x02N."); }), Catch::Contains("no torch Metadata object"));
+    CHECK_FALSE(is_accepted([&] { decode_index(bytes.substr(0, length)); }));
+  CHECK_THAT(refusal([] { decode_index(""); }), Catch::Contains("step-7/.metadata"));
+  CHECK_THAT(refusal([] { decode_index("\x80\x02N."); }), Catch::Contains("no torch Metadata object"));
 }
 
 TEST_CASE("no flipped bit of .metadata crashes the reader") {
   const std::string bytes = read_file(golden("misc/.metadata"));
-  REQUIRE(is_accepted([&] { decode(bytes); }));
+  REQUIRE(is_accepted([&] { decode_index(bytes); }));
   for (size_t bit = 0; bit < bytes.size() * 8; bit += 5) {
     std::string damaged = bytes;
     damaged[bit / 8] = static_cast<char>(damaged[bit / 8] ^ (1 << bit % 8));
-    is_accepted([&] { decode(damaged); });
+    is_accepted([&] { decode_index(damaged); });
   }
 }
 
@@ -242,21 +236,22 @@ TEST_CASE("tilings of every regular kind are accepted and others refused") {
 TEST_CASE("index fields of another kind are refused and absent ones of old writers are not") {
   const std::string bytes = encode_index(small_index());
   const auto refused = [&](const std::string& from, const std::string& to) {
-    return refusal([&] { decode(replaced(bytes, from, to)); });
+    return refusal([&] { decode_index(replaced(bytes, from, to)); });
   };
   CHECK_THAT(refused("storage_data", "storage_dat_"), Catch::Contains("lacks the field 'storage_data'"));
   CHECK_THAT(refused("chunks", "chunk_"), Catch::Contains("lacks the field 'chunks'"));
   CHECK_THAT(refused("bfloat16", "bfloat17"), Catch::Contains("it names torch.bfloat17"));
   CHECK_THAT(refused("relative_path", "relative_pat_"), Catch::Contains("relative_path"));
-  CHECK(decode(replaced(bytes, "1.0.0", "9.9.9")).tensors.size() == 2);  // torch looks at no version either
-  CHECK(decode(replaced(bytes, "storage_meta", "storage_met_")).save_id.empty());
-  CHECK(decode(replaced(bytes, "planner_data", "planner_dat_")).paths.empty());
+  CHECK(decode_index(replaced(bytes, "1.0.0", "9.9.9")).tensors.size() ==
+        2);  // torch looks at no version either
+  CHECK(decode_index(replaced(bytes, "storage_meta", "storage_met_")).save_id.empty());
+  CHECK(decode_index(replaced(bytes, "planner_data", "planner_dat_")).paths.empty());
 }
 
 TEST_CASE("a list of a billion chunks that are not there is refused at once") {
   std::string bytes = encode_index(small_index());
   const size_t key = bytes.find("X\x01\0\0\0w"s);
-  CHECK_THAT(refusal([&] { decode(std::string(bytes).replace(key + 1, 4, "\xff\xff\xff\x3f")); }),
+  CHECK_THAT(refusal([&] { decode_index(std::string(bytes).replace(key + 1, 4, "\xff\xff\xff\x3f")); }),
              Catch::Contains("bytes are wanted"));
   CHECK_THAT(refusal_of([](auto& index) {
                index.tensors["w"].shape = {1'000'000'000, 6};
@@ -268,13 +263,14 @@ TEST_CASE("a malicious pickle in place of .metadata or inside it is refused by n
   const test::TemporaryFolder folder;
   const auto canary = folder.path() / "canary";
   for (const MaliciousPickle& pickle : malicious_pickles(canary)) {
-    CHECK_THAT(refusal([&] { decode(pickle.bytes); }), Catch::Contains("it names " + pickle.name + ","));
+    CHECK_THAT(refusal([&] { decode_index(pickle.bytes); }),
+               Catch::Contains("it names " + pickle.name + ","));
     // As a value that nobody would look at: in place of None, the load_id.
     std::string inside = encode_index(small_index());
     const size_t at = inside.find("load_id") + 7 + (inside[inside.find("load_id") + 7] == 'q' ? 2 : 5);
     REQUIRE(inside[at] == 'N');
     inside.replace(at, 1, pickle.bytes.substr(2, pickle.bytes.size() - 3));
-    CHECK_THAT(refusal([&] { decode(inside); }), Catch::Contains("it names " + pickle.name + ","));
+    CHECK_THAT(refusal([&] { decode_index(inside); }), Catch::Contains("it names " + pickle.name + ","));
   }
   CHECK(!std::filesystem::exists(canary));
 }
@@ -282,7 +278,7 @@ TEST_CASE("a malicious pickle in place of .metadata or inside it is refused by n
 TEST_CASE("an index that Python 3.11.2 pickled is read: it writes enums by getattr") {
   const std::string text =
       read_file(std::filesystem::path(HYPERION_SOURCE_DIR) / "tests/goldens/dcp/python311.metadata", 1 << 20);
-  CHECK(decode(text).tensors.at("w").shape == Dims{2, 3});
+  CHECK(decode_index(text).tensors.at("w").shape == Dims{2, 3});
 }
 
 TEST_CASE("chunks that share bytes or have more elements than bytes are refused") {
@@ -300,9 +296,9 @@ TEST_CASE("chunks that share bytes or have more elements than bytes are refused"
 }
 
 TEST_CASE("an index in which one value stands for very many is refused in a moment") {
-  CHECK(decode(shared_tensor(10, 10)).tensors.size() == 10);
+  CHECK(decode_index(shared_tensor(10, 10)).tensors.size() == 10);
   const auto begin = std::clock();
-  CHECK_THAT(refusal([&] { decode(shared_tensor(100'000, 100'000)); }),
+  CHECK_THAT(refusal([&] { decode_index(shared_tensor(100'000, 100'000)); }),
              Catch::Contains("many times larger than the file"));
   CHECK(static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC < 5);
 }
@@ -310,10 +306,10 @@ TEST_CASE("an index in which one value stands for very many is refused in a mome
 TEST_CASE("what the indices of all ranks describe has one limit together") {
   const std::string large =
       shared_tensor(600, 1000);  // more than its size allows, within that of a small file
-  std::vector<MetadataFile> files = {{"step-7/__0.metadata", bytes_of(large)}};
-  CHECK(decode_metadata(files).tensors.size() == 600);
-  files.push_back({"step-7/__1.metadata", bytes_of(large)});
-  CHECK_THAT(refusal([&] { decode_metadata(files); }),
+  std::vector<IndexFile> files = {{"__0.metadata", large}};
+  CHECK(decode_metadata("step-7", files).tensors.size() == 600);
+  files.push_back({"__1.metadata", large});
+  CHECK_THAT(refusal([&] { decode_metadata("step-7", files); }),
              Catch::Contains("step-7/__1.metadata: what it describes is many times larger than the file"));
   // PyTorch's need less than their size allows, however many they are.
   std::vector<CheckpointIndex> ranks = index_of_ranks();
@@ -338,7 +334,7 @@ TEST_CASE("entries that went through a transform are refused by the name of the 
   std::string bytes = encode_index(small_index());
   const size_t end = bytes.rfind("ub", bytes.find("storage_meta") - 8);
   bytes.insert(end, "X\x15\0\0\0transform_descriptors](X\x0d\0\0\0stream.zstd/1e"s);
-  CHECK_THAT(refusal([&] { decode(bytes); }), Catch::Contains("stream.zstd/1"));
+  CHECK_THAT(refusal([&] { decode_index(bytes); }), Catch::Contains("stream.zstd/1"));
 }
 
 TEST_CASE("a quarter of a million chunks are written and read in bounded memory") {
@@ -355,7 +351,7 @@ TEST_CASE("a quarter of a million chunks are written and read in bounded memory"
   }
   const std::string bytes = encode_index(index);
   CHECK(bytes.size() < 250'000 * 128);
-  const CheckpointIndex read = decode(bytes);
+  const CheckpointIndex read = decode_index(bytes);
   CHECK(read.tensors.size() == 1000);
   CHECK(read.tensors.begin()->second.chunks.size() == 250);
 }

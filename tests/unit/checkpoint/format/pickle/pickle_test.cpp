@@ -50,7 +50,6 @@ TEST_CASE("pickled whole numbers of every width come back") {
             static_cast<int64_t>((uint64_t{1} << bit) + static_cast<uint64_t>(near)) * (bit < 62 ? sign : 1);
         const std::string pickle = dump(value);
         CHECK(load(pickle) == Object(value));
-        CHECK(pickle.size() == 3 + pickled_bytes(value));
       }
 }
 
