@@ -26,6 +26,7 @@
 #include "base/durable.h"
 #include "base/error.h"
 #include "base/failpoint.h"
+#include "base/gpu_fault.h"
 #include "base/log.h"
 #include "base/resources.h"
 #include "base/standard_streams.h"
@@ -182,6 +183,8 @@ std::string exhausted_message(const ExhaustedResource& resource) {
 int report_unexpected(const std::exception& error) {
   if (const auto resource = exhausted_resource(error))
     return parallel::report_failure(ExitCode::kResources, exhausted_message(*resource));
+  if (const auto fault = gpu_fault(error))
+    return parallel::report_failure(ExitCode::kHardware, gpu_fault_message(*fault));
   const auto* torch = dynamic_cast<const c10::Error*>(&error);
   return parallel::report_failure(ExitCode::kBug, torch ? "internal error in libtorch: " + brief(*torch)
                                                         : std::string("internal error: ") + error.what());

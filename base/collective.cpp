@@ -5,7 +5,7 @@
 
 #include "base/counted.h"
 #include "base/files.h"
-#include "base/resources.h"
+#include "base/gpu_fault.h"
 
 namespace hyperion {
 namespace {
@@ -56,9 +56,8 @@ Outcome outcome_of(const std::function<std::string()>& action, std::exception_pt
     return Failure{type_of(error), error.code(), error.what()};
   } catch (const std::exception& error) {
     unknown = std::current_exception();
-    const auto resource = exhausted_resource(error);
-    return Failure{FailureType::kError, resource ? ExitCode::kResources : ExitCode::kBug,
-                   resource ? resource->what : fmt::format("internal error: {}", error.what())};
+    const Error meant = error_from(error);
+    return Failure{FailureType::kError, meant.code(), meant.what()};
   }
 }
 

@@ -20,6 +20,7 @@ enum class ExitCode : int {
   kPreCheckpoint = 73,  // what is written before step 1 failed: the checkpoint, the record of the run
   kSaveFailed = 74,     // input/output error in a later save, or writing in a tool
   kStoppedSaved = 75,   // stopped by TERM or USR1 with the state saved
+  kHardware = 76,       // a GPU failed
   kNonFinite = 93,      // non-finite loss or gradient norm: do not requeue
   kInterrupted = 130,   // Ctrl-C
   kTerminated = 143,    // TERM without checkpointing

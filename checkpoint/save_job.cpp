@@ -12,6 +12,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/failpoint.h"
+#include "base/gpu_fault.h"
 #include "base/printable.h"
 #include "base/resources.h"
 #include "checkpoint/finite.h"
@@ -285,6 +286,7 @@ void run_save_part(const std::function<void()>& part) {
     if (const auto* known = dynamic_cast<const Error*>(&error);
         known && known->code() == ExitCode::kNonFinite)
       throw;
+    if (gpu_fault(error)) throw;
     const auto resource = exhausted_resource(error);
     throw Error(ExitCode::kSaveFailed, resource ? resource->what : error.what());
   }

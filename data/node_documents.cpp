@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
-#include "base/resources.h"
+#include "base/gpu_fault.h"
 
 namespace hyperion::data {
 namespace {
@@ -169,12 +169,7 @@ void NodeDocuments::tokenise(CorpusReader& reader, StreamPosition position, uint
         position.next_document(reader.documents(position, seed), reader.files().size());
       } catch (const std::exception& error) {
         // In the place of this rank's next document: no rank comes beyond it.
-        const auto* known = dynamic_cast<const Error*>(&error);
-        const auto resource = exhausted_resource(error);
-        const std::string text = encode_error(
-            known ? *known
-                  : Error(resource ? ExitCode::kResources : ExitCode::kBug,
-                          resource ? resource->what : fmt::format("internal error: {}", error.what())));
+        const std::string text = encode_error(error_from(error));
         publish(position, Head::kError, {.length = text.size()}, text.data(), text.size());
         return;
       }

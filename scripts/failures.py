@@ -7,7 +7,8 @@ What scripts/train.slurm calls when srun has ended with CODE. FOLDER holds, for 
   rank_N.json   what the rank wrote when it failed (HYPERION_FAILURE_DIR), and
   rank_N.end    "HOST", and once the rank has ended "HOST CODE SECONDS", from scripts/slurm_rank.sh;
 the folder above it the output of each rank, rank_N.HOST.log. LOG_RANK: the ranks whose output is above the summary.
-The summary goes to stderr; stdout gets one line: the exit code of the job, and the host to avoid, if there is one.
+The summary goes to stderr; stdout gets one line: the exit code of the job, the host to avoid, if there is one, and "repeated" where
+that host's GPUs have failed before: the folders of earlier starts, next to FOLDER, have their causes (cause.json).
 scripts/launch.py, which sees its ranks end, uses the functions.
 """
 import collections
@@ -19,7 +20,7 @@ import re
 import signal
 import sys
 
-DONE, COMMUNICATION, STOPPED_SAVED, TERMINATED = 0, 71, 75, 143  # docs/exit_codes.md
+DONE, BUG, COMMUNICATION, STOPPED_SAVED, HARDWARE, TERMINATED = 0, 70, 71, 75, 76, 143  # docs/exit_codes.md
 INTERRUPTED = (130, TERMINATED)
 LAST_LINES = 15  # of a rank's output, for one without a record
 ENDED_BY_US_SECONDS = 5.0  # a rank that ends so long after the first failure was ended because of it
@@ -68,7 +69,8 @@ def read_records(folder):
 
 def find_cause(ends, shown=frozenset()):
     """The Cause among RankEnds, or None when no rank failed. A rank that only lost a peer is not the cause as long
-    as there is another failure. Of ranks that failed alike it is one of those whose output is shown."""
+    as there is another failure; a GPU that failed is the cause of whatever else did. Of ranks that failed alike it
+    is one of those whose output is shown."""
     reports = collections.defaultdict(list)
     for end in sorted(ends, key=lambda end: end.record.get("time", 0.0)):
         for lost in end.record.get("lost", []):
@@ -76,7 +78,7 @@ def find_cause(ends, shown=frozenset()):
     own = [end for end in ends if end.code not in (None, DONE, STOPPED_SAVED, COMMUNICATION)]
     noticed = [end for end in ends if end.code == COMMUNICATION]
     if own:
-        cause = min(own, key=lambda end: (end.number not in reports, end.at))
+        cause = min(own, key=lambda end: (end.code != HARDWARE, end.number not in reports, end.at))
         if cause.number not in reports:
             cause = next((end for end in own if end.code == cause.code and end.number in shown), cause)
         return Cause(cause, cause.code, reports[cause.number])
@@ -157,6 +159,19 @@ def last_lines(path):
     return [line for line in lines if line.strip()][-LAST_LINES:]
 
 
+def judge_hardware(folder, cause):
+    """Code, whether the host's GPUs have failed before, and what to say of it: of a Cause whose code is HARDWARE."""
+    host = cause.rank.host
+    illegal = "CUDA error 700" in cause.rank.record.get("message", "")
+    earlier = [json.loads(path.read_text()) for path in sorted(folder.parent.glob("start-*/cause.json")) if path.parent != folder]
+    (folder / "cause.json").write_text(json.dumps({"host": host, "illegal_address": illegal}))
+    elsewhere = [other["host"] for other in earlier if other["illegal_address"] and other["host"] != host]
+    if illegal and elsewhere:
+        return BUG, False, [f"an illegal address on {elsewhere[0]} before, and now on {host}: not a GPU's fault but a bug, to be reported"]
+    repeated = any(other["host"] == host for other in earlier)
+    return HARDWARE, repeated, [f"a GPU of {host} has failed in an earlier start, too"] if repeated else []
+
+
 def main():
     if len(sys.argv) > 1 and sys.argv[1] in ("-h", "--help"):
         print(__doc__.strip())
@@ -164,16 +179,20 @@ def main():
     if len(sys.argv) != 3 or not sys.argv[2].isdigit():
         print(__doc__.strip(), file=sys.stderr)
         return 2
-    folder, code = sys.argv[1], int(sys.argv[2])
+    folder, code = pathlib.Path(sys.argv[1]).resolve(), int(sys.argv[2])
     shown = {int(number) for number in re.findall(r"\d+", os.environ.get("LOG_RANK") or "0")}
     cause = find_cause(read_ends(folder), shown)
     if cause is None:
         print(code)
         return 0
     number, host = cause.rank.number, cause.rank.host
-    lines = summary(cause, last_lines(pathlib.Path(folder).parent / f"rank_{number}.{host}.log"), number in shown)
+    lines = summary(cause, last_lines(folder.parent / f"rank_{number}.{host}.log"), number in shown)
+    code, repeated = cause.code, False
+    if code == HARDWARE:
+        code, repeated, more = judge_hardware(folder, cause)
+        lines += more
     print("\n".join(line if line.startswith(" ") else f"[train.slurm] {line}" for line in lines), file=sys.stderr, flush=True)
-    print(cause.code, host)
+    print(code, host, *(["repeated"] if repeated else []))
     return 0
 
 

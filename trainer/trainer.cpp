@@ -13,9 +13,9 @@
 
 #include "base/clock.h"
 #include "base/failpoint.h"
+#include "base/gpu_fault.h"
 #include "base/log.h"
 #include "base/progress.h"
-#include "base/resources.h"
 #include "parallel/comm/trace_range.h"
 #include "parallel/job/phase.h"
 #include "trainer/config/entries.h"
@@ -172,9 +172,8 @@ ExitCode Trainer::run() {
     if (error.code() == ExitCode::kNonFinite) finish_saves();
     throw;
   } catch (const std::exception& error) {
-    const auto resource = exhausted_resource(error);
-    ended(resource ? resource->what : error.what(), resource ? ExitCode::kResources : ExitCode::kBug,
-          FailureDetector::End::kFailed);
+    const Error meant = error_from(error);
+    ended(meant.what(), meant.code(), FailureDetector::End::kFailed);
     throw;
   }
 }

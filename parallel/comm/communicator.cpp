@@ -14,6 +14,7 @@
 
 #include "base/device/error_text.h"
 #include "base/error.h"
+#include "base/gpu_fault.h"
 #include "base/rank_list.h"
 #include "base/resources.h"
 #include "base/standard_streams.h"
@@ -77,7 +78,7 @@ Pending Communicator::start_operation(const std::string& operation, int64_t numb
     } catch (const Error&) {
       throw;
     } catch (const std::exception& error) {
-      if (exhausted_resource(error)) throw;
+      if (exhausted_resource(error) || gpu_fault(error)) throw;
       throw_failure(operation, number, phase, error);
     }
   };

@@ -1,10 +1,15 @@
 #include "parallel/comm/nccl_job.h"
 
 #include <algorithm>
+#include <csignal>
 #include <cstdlib>
+#include <filesystem>
+#include <iterator>
 #include <string_view>
 #include <utility>
 
+#include <dlfcn.h>
+#include <execinfo.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <net/if.h>
@@ -13,6 +18,7 @@
 #include <c10/util/Exception.h>
 
 #include "base/device/error_text.h"
+#include "base/gpu_fault.h"
 #include "base/log.h"
 #include "base/printable.h"
 #include "base/process.h"
@@ -28,14 +34,15 @@ namespace {
 std::terminate_handler terminate_before = nullptr;
 
 [[noreturn]] void end_process(ExitCode code, const std::string& why) {
-  std::string message =
-      (code == ExitCode::kBug ? "internal error on the GPU: " : "communication failed: ") + why;
+  std::string message = why;
+  if (code == ExitCode::kBug) message = "internal error on the GPU: " + why;
   if (code == ExitCode::kCommunication) {
     const std::string phase = current_phase();
     record_failed_operation({"", 0, "", phase, why});
     const PostMortem others = FailureDetector::find_lost_ranks_of_process(phase);
     record_lost_ranks(others.lost);
-    message += (others.cause.empty() ? "" : "; " + others.cause) + others.text;
+    message =
+        "communication failed: " + why + (others.cause.empty() ? "" : "; " + others.cause) + others.text;
   }
   spdlog::default_logger()->flush();
   ::_exit(report_failure(code, message));
@@ -45,17 +52,45 @@ std::terminate_handler terminate_before = nullptr;
   try {
     if (const auto current = std::current_exception()) std::rethrow_exception(current);
   } catch (const std::exception& error) {
-    if (const auto code = code_of_thread_failure(error)) end_process(*code, brief(error));
+    const auto fault = gpu_fault(error);
+    if (const auto code = code_of_thread_failure(error))
+      end_process(*code, fault ? gpu_fault_message(*fault) : brief(error));
   } catch (...) {
   }
   if (terminate_before != nullptr) terminate_before();
   std::abort();
 }
 
+// In a handler of SIGABRT: the library that called abort(), which is the first after the C library's frames.
+std::string library_that_aborted() {
+  void* frames[32];
+  bool in_libc = false;
+  for (int i = 0, n = ::backtrace(frames, std::size(frames)); i < n; ++i) {
+    Dl_info found{};
+    if (::dladdr(frames[i], &found) == 0 || found.dli_fname == nullptr) continue;
+    const std::string library = std::filesystem::path(found.dli_fname).filename();
+    const bool libc = library.starts_with("libc.so");
+    if (in_libc && !libc) return library;
+    in_libc |= libc;
+  }
+  return "";
+}
+
+// The driver and NCCL abort over a GPU or a link that they can do nothing about. After any other abort the
+// handler returns, and the process ends as without it.
+void end_on_abort(int) {
+  ::signal(SIGABRT, SIG_DFL);
+  ::alarm(5);  // ends the process where what follows waits for the thread that aborts
+  const std::string library = library_that_aborted();
+  if (library.starts_with("libcuda.so") || library.starts_with("libnccl.so"))
+    end_process(ExitCode::kHardware, gpu_fault_message({0, library + " ended the process"}));
+}
+
 }  // namespace
 
 std::optional<ExitCode> code_of_thread_failure(const std::exception& error) {
   if (exhausted_resource(error)) return std::nullopt;
+  if (gpu_fault(error)) return ExitCode::kHardware;
   // The watchdog gives all that it meets the type of a communication error, and the text says what it was.
   const std::string_view text = error.what();
   if (dynamic_cast<const c10::AcceleratorError*>(&error) != nullptr ||
@@ -66,6 +101,9 @@ std::optional<ExitCode> code_of_thread_failure(const std::exception& error) {
 }
 
 void report_failures_of_threads() {
+  void* frame;
+  ::backtrace(&frame, 1);  // loads what it needs, which a signal handler must not
+  ::signal(SIGABRT, end_on_abort);
   if (std::get_terminate() != on_terminate) terminate_before = std::set_terminate(on_terminate);
 }
 

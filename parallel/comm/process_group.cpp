@@ -12,6 +12,7 @@
 #include "base/device/device_library.h"
 #include "base/device/error_text.h"
 #include "base/error.h"
+#include "base/gpu_fault.h"
 #include "base/log.h"
 #include "base/rank_list.h"
 #include "base/resources.h"
@@ -47,6 +48,7 @@ std::map<std::string, std::string> nccl_environment(const CommOptions& options) 
 ProcessGroups::ProcessGroups(const Mesh& mesh, const Environment& environment, const CommOptions& options)
     : options_(options), environment_(environment) {
   PhaseGuard phase("rendezvous");
+  if (options.backend == CommBackend::kNccl) report_failures_of_threads();
   const bool real = options.backend != CommBackend::kFake && environment.world_size > 1;
   if (real) {
     network_ = describe_network(gloo_interfaces(environment), options.backend == CommBackend::kNccl,
@@ -64,7 +66,6 @@ ProcessGroups::ProcessGroups(const Mesh& mesh, const Environment& environment, c
     detector_ =
         std::make_unique<FailureDetector>(store_, environment, options.init_timeout, options.response_timeout,
                                           /*ends_process=*/options.backend == CommBackend::kNccl);
-    if (options.backend == CommBackend::kNccl) report_failures_of_threads();
   }
 
   std::map<std::vector<int>, std::shared_ptr<Communicator>> shareable;
@@ -200,7 +201,7 @@ std::shared_ptr<Communicator> ProcessGroups::make_group(const std::string& name,
   } catch (const std::exception& error) {
     if (options.backend == CommBackend::kNccl)
       throw_if_gpu_is_full(error, environment_.rank, options.device_index, name);
-    if (exhausted_resource(error)) throw;
+    if (exhausted_resource(error) || gpu_fault(error)) throw;
     throw_comm("rank {} could not connect group {} (ranks {}): {}", environment_.rank, name, rank_list(ranks),
                brief(error));
   }

@@ -3,6 +3,7 @@
 
 usage: launcher_test.py [unittest options]
 """
+import json
 import os
 import pathlib
 import pty
@@ -124,6 +125,28 @@ class CauseTest(unittest.TestCase):
     def test_a_rank_that_hung_or_whose_host_is_gone_is_named_by_those_who_lost_it(self):
         self.assertEqual(self.cause(self.end(0, 71, 1, lost=[1, 3]), self.end(1, None), self.end(2, 71, 2, lost=[3])),
                          (3, 71, [0, 2]))
+
+    def test_a_gpu_that_failed_is_the_cause_of_what_others_met(self):
+        self.assertEqual(self.cause(self.end(0, 70, 1), self.end(1, 76, 2), self.end(2, 71, 1, lost=[0])), (1, 76, []))
+
+    def test_a_host_whose_gpus_fail_in_two_starts_and_an_illegal_address_on_two_hosts_are_told(self):
+        def answer(start, host, number):
+            folder = self.folder / f"start-{start}"
+            folder.mkdir()
+            (folder / "rank_0.end").write_text(f"{host} 76 100.0")
+            (folder / "rank_0.json").write_text(json.dumps({"rank": 0, "time": 100.0, "message": f"the GPU failed (CUDA error {number}: it)"}))
+            return subprocess.run([sys.executable, SCRIPTS / "failures.py", folder, "76"], capture_output=True, text=True)
+
+        with tempfile.TemporaryDirectory() as folder:
+            self.folder = pathlib.Path(folder)
+            self.assertEqual(answer(0, "n0", 214).stdout, "76 n0\n")
+            self.assertEqual(answer(1, "n1", 700).stdout, "76 n1\n")
+            again = answer(2, "n0", 719)
+            self.assertEqual(again.stdout, "76 n0 repeated\n")
+            self.assertIn("a GPU of n0 has failed in an earlier start, too", again.stderr)
+            bug = answer(3, "n2", 700)
+            self.assertEqual(bug.stdout, "70 n2\n")
+            self.assertIn("an illegal address on n1 before, and now on n2", bug.stderr)
 
     def test_ranks_that_failed_alike_are_told_of_by_one_that_is_shown(self):
         self.assertEqual(self.cause(self.end(0, 2, 2), self.end(1, 2, 1), shown={0}), (0, 2, []))

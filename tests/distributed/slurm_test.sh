@@ -184,7 +184,7 @@ if grep -q '^started' "$(log_of "$job")"; then fail "the program was started wit
 echo "srun gets the user's options word by word, and nothing of them is expanded"
 
 # shellcheck disable=SC2016
-job=$(submit '[ "$SLURM_PROCID" = 0 ] || { echo "the loss is not finite" >&2; exit 93; }; exec sleep 120')
+job=$(HYPERION_KILL_SECONDS=5 submit '[ "$SLURM_PROCID" = 0 ] || { echo "the loss is not finite" >&2; exit 93; }; exec sleep 120')
 ended "$job" 93
 says_once "$(log_of "$job")" 'rank 1 failed with exit code 93 on n1'
 says_once "$(log_of "$job")" 'the loss is not finite'
@@ -229,6 +229,14 @@ wait_until "the word about n1" grep -q 'n1 is suspect, but not excluded: without
 says_once "$(log_of "$job")" 'failed with exit code 137 on n0'
 scancel "$job" || true  # the third start may have ended it already
 echo "a rank that is killed starts the job again on other nodes, as long as there are enough"
+
+job=$(submit "exit 76" -N1)  # without progress
+wait_until "job $job to be requeued" job_restarted "$job"
+wait_until "the node with the failed GPU to be excluded" excluded
+wait_until "job $job to fail" started_now "$job" job_is "$job" FAILED
+ended "$job" 76 2
+says_once "$(log_of "$job")" 'not started again: n1 has failed before, and could not be excluded'
+echo "a GPU that fails starts the job again once per node"
 
 # shellcheck disable=SC2016
 job=$(submit "$progress"' trap "sleep 1; exit 75" TERM; touch "$HYPERION_LOG_DIR/ready"; while :; do sleep 0.1; done' -N1)

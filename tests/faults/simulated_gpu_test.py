@@ -103,6 +103,21 @@ class SimulatedGpu(JobTest):
         self.assertEqual(job.ranks[0][0].returncode, 70, job.text())
         self.assertIn("the fault armed at step.bwd was thrown", job.text().splitlines()[-1])
 
+    def test_a_gpu_that_fails_ends_its_rank_with_76_and_the_number_and_the_others_with_71(self):
+        driver = self.folder / "libcuda.so.1"  # by whose name an abort is the driver's
+        shutil.copy(BINARY.parent / "libsimulated_gpu.so", driver)
+        for number in ("46", "214", "220", "226", "700", "714", "719", "802", "999", "abort"):
+            with self.subTest(number):
+                failed = self.run_job(code=76, env=self.gpu(HYPERION_SIMULATED_FAULT=f"{number}@0:300", LD_PRELOAD=driver),
+                                      says=["libcuda.so.1 ended the process" if number == "abort" else f"CUDA error {number}: ", "Xid"])
+                self.assertEqual("a bug of Hyperion" in failed.text(), number == "700", failed.text())
+        for number in ("214", "abort"):
+            with self.subTest(number, ranks=2):
+                job = self.start("--checkpoint.enable", "--checkpoint.interval=1", ASYNC, ranks=2,
+                                 env=self.gpu(HYPERION_SIMULATED_FAULT=f"{number}@1:300", LD_PRELOAD=driver))
+                self.assertEqual(job.codes(), [71, 76], job.text() + job.text(1))
+        self.assertIn("expected ERROR@RANK:KERNELS", self.run_job(code=2, env=self.gpu(HYPERION_SIMULATED_FAULT="214")).text())
+
     def test_a_resume_that_is_refused_ends_every_rank_with_its_code(self):
         self.run_job("--checkpoint.enable", "--training.steps=2", code=0, ranks=2, env=self.gpu())
         job = self.run_job("--checkpoint.enable", "--training.max_norm=0.5", code=2, ranks=2, env=self.gpu())

@@ -78,7 +78,8 @@ TEST_CASE("variables that agree are left alone and one that is slow is warned of
   CHECK_THAT(slow.warned[0], Catch::Contains("CUDA_DEVICE_MAX_CONNECTIONS=1"));
 }
 
-TEST_CASE("a bug and exhausted memory and a lost peer are told apart in a thread of libtorch") {
+TEST_CASE(
+    "a bug and a failed GPU and exhausted memory and a lost peer are told apart in a thread of libtorch") {
   const auto watchdog = [](const std::string& what) {  // what c10d's watchdog throws, whatever it met
     return code_of_thread_failure(c10::DistBackendError(
         here(),
@@ -88,10 +89,14 @@ TEST_CASE("a bug and exhausted memory and a lost peer are told apart in a thread
         ExitCode::kCommunication);
   CHECK(watchdog("NCCL error: remote process exited or there was a network error") ==
         ExitCode::kCommunication);
-  CHECK(watchdog("CUDA error: an illegal memory access was encountered") == ExitCode::kBug);
+  CHECK(watchdog("CUDA error: an illegal memory access was encountered") == ExitCode::kHardware);
+  CHECK(watchdog("CUDA error: uncorrectable ECC error encountered") == ExitCode::kHardware);
+  CHECK(watchdog(
+            "NCCL error: unhandled cuda error, Last error: Cuda failure 719 'unspecified launch failure'") ==
+        ExitCode::kHardware);
+  CHECK(watchdog("CUDA error: misaligned address") == ExitCode::kBug);
   CHECK(watchdog("CUDA error: out of memory") == std::nullopt);
-  CHECK(code_of_thread_failure(c10::AcceleratorError(here(), 700, "an illegal memory access")) ==
-        ExitCode::kBug);
+  CHECK(code_of_thread_failure(c10::AcceleratorError(here(), 716, "a misaligned address")) == ExitCode::kBug);
   CHECK(code_of_thread_failure(std::bad_alloc()) == std::nullopt);
   CHECK(code_of_thread_failure(std::logic_error("vector::at")) == std::nullopt);
 }
